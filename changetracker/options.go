@@ -1,0 +1,57 @@
+package changetracker
+
+import (
+	"net/netip"
+	"time"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+)
+
+// LabelServiceProxyName hands a Service to another proxy than the default one
+// (service.kubernetes.io/service-proxy-name of the Kubernetes API).
+const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// Node is what the proxy knows about the node it runs on. The zero value is a
+// node without name: nothing is local to it.
+type Node struct {
+	Name string
+	// Zone is the value of the label topology.kubernetes.io/zone, or empty.
+	Zone string
+	// Addresses are the node's own addresses; the first one of each family is
+	// its primary address.
+	Addresses []netip.Addr
+	// PodCIDRs are the ranges that the node's own pods take their addresses from.
+	PodCIDRs []netip.Prefix
+}
+
+// Options configures the trackers. The zero value tracks both families for a
+// node without name.
+type Options struct {
+	// Families to track; empty means IPv4 and IPv6.
+	Families []v1.IPFamily
+	Node     Node
+	// ServiceProxyName is the value of LabelServiceProxyName that Services must
+	// carry. Empty means Services without that label.
+	ServiceProxyName string
+	// Select, if set, says which Services to track, after ServiceProxyName. A
+	// Service that it turns away counts as deleted. It must be pure.
+	Select func(*v1.Service) bool
+	// StrictSourceRanges closes a load balancer VIP whose Service restricts its
+	// sources with ranges of the other family only. By default, as in kube-proxy,
+	// such a VIP is open to everybody.
+	StrictSourceRanges bool
+	// DecorateService and DecorateEndpoint, if set, may fill Ext and change any
+	// other field but the identity (Name, Addr). They must be pure and must not
+	// keep or change the API object.
+	DecorateService  func(*ServicePort, *v1.Service)
+	DecorateEndpoint func(*Endpoint, *discovery.Endpoint)
+	// EqualExt compares two Ext payloads; nil compares with ==, and payloads
+	// that cannot be compared so count as different.
+	EqualExt func(a, b any) bool
+	// Logger gets one line for each value that is set aside; nil is silent.
+	Logger *zap.Logger
+	// Now is the clock for trigger times; nil means time.Now.
+	Now func() time.Time
+}

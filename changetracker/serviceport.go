@@ -1,0 +1,171 @@
+package changetracker
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// ServicePortName identifies one service port: the Service's namespace and
+// name, the port's name (empty when the Service has one unnamed port) and the
+// protocol. The same port name under two protocols is two service ports.
+type ServicePortName struct {
+	types.NamespacedName
+	Port     string
+	Protocol v1.Protocol
+}
+
+// String is "namespace/name", with ":port" appended for a named port. It leaves
+// the protocol out, as kube-proxy's logs and metrics do.
+func (n ServicePortName) String() string {
+	if n.Port == "" {
+		return n.NamespacedName.String()
+	}
+	return n.NamespacedName.String() + ":" + n.Port
+}
+
+// Compare orders names by namespace, name, port name and protocol.
+func (n ServicePortName) Compare(o ServicePortName) int {
+	if c := strings.Compare(n.Namespace, o.Namespace); c != 0 {
+		return c
+	}
+	if c := strings.Compare(n.Name, o.Name); c != 0 {
+		return c
+	}
+	if c := strings.Compare(n.Port, o.Port); c != 0 {
+		return c
+	}
+	return strings.Compare(string(n.Protocol), string(o.Protocol))
+}
+
+// ServicePort is what a proxy needs to know of one port of a Service, for one
+// IP family. Values are canonical: addresses are unmapped and of one family,
+// lists are sorted and hold no duplicates, so that two values that behave alike
+// are Equal. A ServicePort in a State is immutable; copy it before changing it.
+type ServicePort struct {
+	Name ServicePortName
+	// ClusterIP is the VIP of this family. It also tells the family: every
+	// tracked service port has one.
+	ClusterIP netip.Addr
+	Port      uint16
+	// NodePort and HealthCheckNodePort are 0 when there is none. The latter is
+	// set only for type LoadBalancer with externalTrafficPolicy Local.
+	NodePort            uint16
+	HealthCheckNodePort uint16
+	ExternalIPs         []netip.Addr
+	// LoadBalancerVIPs are the ingress addresses whose ipMode is VIP or unset
+	// (KEP-1860); traffic for other ingress addresses is not the node's.
+	LoadBalancerVIPs []netip.Addr
+	// LoadBalancerSourceRanges lists who may use the LoadBalancerVIPs. Empty
+	// means everybody, unless DenyAllSources is set.
+	LoadBalancerSourceRanges []netip.Prefix
+	// DenyAllSources closes the LoadBalancerVIPs altogether. The trackers set it
+	// only under Options.StrictSourceRanges, when a Service restricts its sources
+	// but names none of this family.
+	DenyAllSources bool
+	// SessionAffinity is the ClientIP affinity timeout; 0 means no affinity. The
+	// API allows 1s to 24h.
+	SessionAffinity     time.Duration
+	InternalPolicyLocal bool
+	ExternalPolicyLocal bool
+	// Ext is the embedder's own payload, set by Options.DecorateService.
+	Ext any
+}
+
+// Family is the IP family that this service port belongs to.
+func (p *ServicePort) Family() v1.IPFamily { return familyOf(p.ClusterIP) }
+
+// ExternallyAccessible says whether traffic from outside the cluster can reach
+// the service port in this family: by node port, external IP or load balancer.
+func (p *ServicePort) ExternallyAccessible() bool {
+	return p.NodePort != 0 || len(p.ExternalIPs) > 0 || len(p.LoadBalancerVIPs) > 0
+}
+
+// UsesClusterEndpoints says whether some frontend may send traffic to endpoints
+// on any node. With externalTrafficPolicy Local that is still so, because pods
+// and the node itself are short-circuited past the policy.
+func (p *ServicePort) UsesClusterEndpoints() bool {
+	return !p.InternalPolicyLocal || p.ExternallyAccessible()
+}
+
+// UsesLocalEndpoints says whether some frontend is confined to this node's
+// endpoints.
+func (p *ServicePort) UsesLocalEndpoints() bool {
+	return p.InternalPolicyLocal || p.ExternalPolicyLocal && p.ExternallyAccessible()
+}
+
+// String is "clusterIP:port/PROTOCOL", with IPv6 addresses in brackets.
+func (p *ServicePort) String() string {
+	return netip.AddrPortFrom(p.ClusterIP, p.Port).String() + "/" + string(p.Name.Protocol)
+}
+
+// Equal compares everything but Ext.
+func (p *ServicePort) Equal(o *ServicePort) bool {
+	return p.Name == o.Name && p.ClusterIP == o.ClusterIP && p.Port == o.Port &&
+		p.NodePort == o.NodePort && p.HealthCheckNodePort == o.HealthCheckNodePort &&
+		p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
+		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal &&
+		slices.Equal(p.ExternalIPs, o.ExternalIPs) &&
+		slices.Equal(p.LoadBalancerVIPs, o.LoadBalancerVIPs) &&
+		slices.Equal(p.LoadBalancerSourceRanges, o.LoadBalancerSourceRanges)
+}
+
+// Endpoint is one address and port that answers for a service port.
+// An Endpoint in a State is immutable.
+type Endpoint struct {
+	Addr netip.AddrPort
+	// Ready, Serving and Terminating are the EndpointSlice conditions, with an
+	// absent condition read as the API says: ready, serving, not terminating.
+	Ready, Serving, Terminating bool
+	// Local says that the endpoint runs on the tracker's own node.
+	Local bool
+	Zone  string
+	Node  string
+	// ZoneHints and NodeHints name the zones and nodes that the control plane
+	// wants to use this endpoint; nil means no hint. Sorted.
+	ZoneHints, NodeHints []string
+	// Ext is the embedder's own payload, set by Options.DecorateEndpoint.
+	Ext any
+}
+
+// Usable says that the endpoint may receive traffic in some situation: it is
+// ready, or it still serves while it terminates (KEP-1669).
+func (e *Endpoint) Usable() bool { return e.Ready || e.Serving && e.Terminating }
+
+// Equal compares everything but Ext.
+func (e *Endpoint) Equal(o *Endpoint) bool {
+	return e.Addr == o.Addr && e.Ready == o.Ready && e.Serving == o.Serving &&
+		e.Terminating == o.Terminating && e.Local == o.Local && e.Zone == o.Zone && e.Node == o.Node &&
+		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
+}
+
+// String is the address with the conditions that are out of the ordinary.
+func (e *Endpoint) String() string {
+	s := e.Addr.String()
+	if !e.Ready {
+		s += " notready"
+	}
+	if e.Terminating {
+		s += " terminating serving=" + strconv.FormatBool(e.Serving)
+	}
+	return s
+}
+
+// Ext reads a payload that a decorate hook stored; ok is false when v holds
+// another type or nothing.
+func Ext[T any](v any) (value T, ok bool) {
+	value, ok = v.(T)
+	return value, ok
+}
+
+func familyOf(a netip.Addr) v1.IPFamily {
+	if a.Is4() {
+		return v1.IPv4Protocol
+	}
+	return v1.IPv6Protocol
+}

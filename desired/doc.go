@@ -1,0 +1,7 @@
+// Package desired decides what a Service means for packets: which frontends it
+// has, which endpoints answer each of them, what is masqueraded, whom a source
+// range keeps out, and what happens when nobody can answer.
+//
+// Resolve is pure and looks at one service port only. Every engine renders its
+// kernel objects from a Service of this package and decides nothing by itself.
+package desired

@@ -1,0 +1,198 @@
+package desired
+
+import (
+	"net/netip"
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Service is everything that an engine programs for one service port in one IP
+// family. It is immutable once resolved.
+type Service struct {
+	Name     changetracker.ServicePortName
+	Protocol Protocol
+	// Frontends in order of Key; no two have the same Key.
+	Frontends []Frontend
+	// Affinity is the ClientIP session timeout, 0 for none. All frontends of the
+	// service port share one record per client.
+	Affinity time.Duration
+	// Cluster and Local are the endpoints of the two scopes, sorted by address.
+	Cluster, Local []netip.AddrPort
+	// Hairpin are the addresses of the endpoints that run on this node, sorted,
+	// without duplicates: when such an endpoint is chosen for its own connection
+	// its source must be masqueraded, or it would drop its own packet.
+	Hairpin []netip.Addr
+	// Port is the service port that this was resolved from.
+	Port *changetracker.ServicePort
+}
+
+// Frontend is one VIP, or every accepted node address, with a port that clients
+// dial. Its protocol is that of the Service.
+type Frontend struct {
+	Kind Kind
+	// VIP is the address that clients dial; invalid for Kind NodePort, where it is
+	// any node address that Globals.NodePortAddresses accepts.
+	VIP  netip.Addr
+	Port uint16
+	// Scope says which endpoints of the Service answer.
+	Scope Scope
+	// Action is Forward exactly when the scope has endpoints.
+	Action Action
+	// Masquerade says whose source address is replaced when forwarding. A hairpin
+	// connection is masqueraded in any case.
+	Masquerade Masquerade
+	// ShortCircuit sends the traffic of pods (source kept) and of the node itself
+	// (source masqueraded) to the Cluster endpoints, whatever Scope and Action say:
+	// externalTrafficPolicy Local binds only traffic from outside. Cluster is never
+	// empty then.
+	ShortCircuit bool
+	// Restricted drops every source outside SourceRanges before anything else
+	// happens, also when there are no endpoints.
+	Restricted bool
+	// SourceRanges are masked, sorted, and none contains another.
+	SourceRanges []netip.Prefix
+}
+
+// Key identifies a frontend within one IP family. Its zero VIP means node port.
+type Key struct {
+	VIP      netip.Addr
+	Protocol Protocol
+	Port     uint16
+}
+
+// String is "address:port/PROTOCOL" or "node port N/PROTOCOL".
+func (k Key) String() string {
+	if !k.VIP.IsValid() {
+		return "node port " + strconv.Itoa(int(k.Port)) + "/" + k.Protocol.String()
+	}
+	return netip.AddrPortFrom(k.VIP, k.Port).String() + "/" + k.Protocol.String()
+}
+
+// Compare orders keys by address, node ports first, then port and protocol.
+func (k Key) Compare(o Key) int {
+	if c := k.VIP.Compare(o.VIP); c != 0 {
+		return c
+	}
+	if k.Port != o.Port {
+		return int(k.Port) - int(o.Port)
+	}
+	return int(k.Protocol) - int(o.Protocol)
+}
+
+// Key returns the identity of a frontend of s.
+func (s *Service) Key(f *Frontend) Key {
+	return Key{VIP: f.VIP, Protocol: s.Protocol, Port: f.Port}
+}
+
+// Endpoints returns the endpoints of one scope.
+func (s *Service) Endpoints(scope Scope) []netip.AddrPort {
+	if scope == ScopeLocal {
+		return s.Local
+	}
+	return s.Cluster
+}
+
+// Protocol is an IANA protocol number.
+type Protocol uint8
+
+// The protocols that a Service port can have.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// ProtocolOf translates the API's protocol; ok is false for any other value.
+func ProtocolOf(p v1.Protocol) (proto Protocol, ok bool) {
+	switch p {
+	case v1.ProtocolTCP:
+		return TCP, true
+	case v1.ProtocolUDP:
+		return UDP, true
+	case v1.ProtocolSCTP:
+		return SCTP, true
+	default:
+		return 0, false
+	}
+}
+
+// String is the API's spelling.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	default:
+		return "protocol " + strconv.Itoa(int(p))
+	}
+}
+
+// Kind is how a frontend came to be.
+type Kind uint8
+
+// The kinds, in the order in which they win when two Services claim one Key.
+const (
+	ClusterIP Kind = iota + 1
+	LoadBalancer
+	ExternalIP
+	NodePort
+)
+
+// String is the field's usual name for the kind.
+func (k Kind) String() string {
+	return [...]string{"", "ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}[k]
+}
+
+// Scope names one of the two endpoint sets of a Service.
+type Scope uint8
+
+// The scopes.
+const (
+	ScopeCluster Scope = iota + 1
+	ScopeLocal
+)
+
+// String is the API's name of the traffic policy.
+func (s Scope) String() string { return [...]string{"", "Cluster", "Local"}[s] }
+
+// Action is what happens to a new connection.
+type Action uint8
+
+// The actions.
+const (
+	// Forward translates the destination to one of the endpoints.
+	Forward Action = iota + 1
+	// Reject answers with ICMP port unreachable, for every protocol: no endpoint
+	// anywhere can take the connection.
+	Reject
+	// Drop answers nothing: there are endpoints, but the policy is Local and none
+	// of them is here.
+	Drop
+)
+
+// String is the lower-case name of the action.
+func (a Action) String() string { return [...]string{"", "forward", "reject", "drop"}[a] }
+
+// Masquerade says whose source address a frontend replaces.
+type Masquerade uint8
+
+// The masquerade rules.
+const (
+	// MasqueradeNone keeps every source.
+	MasqueradeNone Masquerade = iota + 1
+	// MasqueradeNonPod replaces sources that the local detector does not
+	// recognise as pods.
+	MasqueradeNonPod
+	// MasqueradeAll replaces every source.
+	MasqueradeAll
+)
+
+// String is a short name of the rule.
+func (m Masquerade) String() string { return [...]string{"", "keep", "non-pod", "all"}[m] }

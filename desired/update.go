@@ -1,0 +1,46 @@
+package desired
+
+import (
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Update is one step of an engine: what one IP family's data plane must become.
+type Update struct {
+	Family v1.IPFamily
+	// Full says that Services is everything: whatever else the engine's instance
+	// owns in the kernel goes away, and what is there is checked. Otherwise only
+	// what Services and Removed name is touched.
+	Full bool
+	// Services are the service ports to create or to change, most important
+	// first: an engine that needs several steps takes them in this order.
+	Services []*Service
+	// Removed are the service ports that are gone. Empty when Full.
+	Removed []changetracker.ServicePortName
+	// Globals is always complete.
+	Globals Globals
+}
+
+// Globals is what all Services of one family share and what may change while the
+// proxy runs. Prefixes are masked, sorted, and none contains another.
+type Globals struct {
+	// ServiceCIDRs are the ranges that ClusterIPs come from. New connections to an
+	// address in them that no Service has are dropped. Empty drops nothing.
+	ServiceCIDRs []netip.Prefix
+	// NodePortAddresses are the node addresses that accept node ports; a /0 stands
+	// for every local address but loopback, and empty for none.
+	NodePortAddresses []netip.Prefix
+	// PodCIDRs are the sources that count as pods, when the local detector works
+	// by address. Empty when it does not, or when there are none in this family.
+	PodCIDRs []netip.Prefix
+	// PodInterface is the name of the interface that pod traffic arrives from, with
+	// a trailing "*" for a name prefix; empty when the detector works by address.
+	PodInterface string
+}
+
+// DetectsPods says whether there is any way to tell pod traffic. Without it no
+// traffic is ever taken for a pod's.
+func (g *Globals) DetectsPods() bool { return len(g.PodCIDRs) > 0 || g.PodInterface != "" }

@@ -1,0 +1,92 @@
+package proxier
+
+import (
+	"net/netip"
+	"time"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// Config is what all engines have in common. It is plain data; the zero value
+// is a working configuration of an instance of our own name for both families.
+type Config struct {
+	// Families to serve; empty means IPv4 and IPv6.
+	Families []v1.IPFamily
+	// Node is what is known about the node at start; OnNodeChange updates it.
+	Node changetracker.Node
+	// Names of the kernel objects; the zero value means DefaultNames.
+	Names Names
+	// Tracker carries the trackers' options for embedders: selection, decoration,
+	// strictness. Its Families, Node and Logger are ours.
+	Tracker changetracker.Options
+	// Runner limits the rate of syncs.
+	Runner runner.Options
+	// FullSyncPeriod is how often everything is checked against the kernel even if
+	// nothing changed; 0 means 1h.
+	FullSyncPeriod time.Duration
+	Masquerade     Masquerade
+	NodePorts      NodePorts
+	// NetNS is the network namespace to program: a path such as
+	// /run/netns/blue, a bare name in /run/netns, or empty for the namespace of
+	// the thread that creates the engine's sockets.
+	NetNS string
+	// Important are Services to program first at a first sync, after
+	// default/kubernetes and kube-system/kube-dns.
+	Important []types.NamespacedName
+}
+
+// Masquerade says when the source address of a connection is replaced.
+type Masquerade struct {
+	// Mark is the packet mark that carries the decision within the kernel; it must
+	// be a single bit that nobody else on the node uses. 0 means 0x4000.
+	Mark uint32
+	// All replaces the source of every connection to a ClusterIP.
+	All bool
+	// Local tells the traffic of this node's pods from other traffic. The zero
+	// value cannot tell, and then ClusterIP traffic keeps its source.
+	Local LocalDetector
+}
+
+// LocalDetector tells which packets come from pods, in one of three ways. At
+// most one of its fields may be set.
+type LocalDetector struct {
+	// CIDRs holds the pod ranges of the whole cluster, of both families.
+	CIDRs []netip.Prefix
+	// NodePodCIDRs uses Node.PodCIDRs, and follows its changes.
+	NodePodCIDRs bool
+	// Interface is the name of the bridge that pods are on.
+	Interface string
+	// InterfacePrefix is what the names of the pods' interfaces begin with.
+	InterfacePrefix string
+}
+
+// NodePorts says which node addresses accept node ports.
+type NodePorts struct {
+	// Disable programs no node ports at all.
+	Disable bool
+	// Addresses limits node ports to local addresses in these ranges; a family
+	// without a range accepts them on all its addresses, as kube-proxy does.
+	Addresses []netip.Prefix
+	// Primary limits node ports to the first address of each family in
+	// Node.Addresses. A family without an address accepts none. Excludes Addresses.
+	Primary bool
+}
+
+// Deps are behaviours that the embedding program may inject; nil means none.
+type Deps struct {
+	// Logger gets what an operator should know.
+	Logger *zap.Logger
+	// Observer hears about every sync.
+	Observer Observer
+}
+
+// Observer hears about the proxy's work, on the syncing goroutine. It must be
+// quick, and safe for calls of both families at once.
+type Observer interface {
+	ObserveSync(report SyncReport)
+}

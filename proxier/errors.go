@@ -1,0 +1,68 @@
+package proxier
+
+import (
+	"errors"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Errors to be told apart with errors.Is.
+var (
+	// ErrInvalidConfig is in every error of Config.Validate.
+	ErrInvalidConfig = errors.New("invalid configuration")
+	// ErrNotSupported says that this platform or kernel cannot do it.
+	ErrNotSupported = errors.New("not supported")
+	// ErrPermission says that the process lacks a privilege, CAP_NET_ADMIN in the
+	// network namespace for the kernel engines.
+	ErrPermission = errors.New("not permitted")
+)
+
+// UnsupportedError says which feature the kernel lacks, and where to get it.
+type UnsupportedError struct {
+	Feature string // e.g. "nf_tables expression fib"
+	Hint    string // e.g. "load module nft_fib_ipv4, or enable CONFIG_NFT_FIB_IPV4"
+	Err     error  // what the kernel said
+}
+
+// Error names the feature, the cause and the hint.
+func (e *UnsupportedError) Error() string {
+	return fmt.Sprintf("%s is missing: %v (%s)", e.Feature, e.Err, e.Hint)
+}
+
+// Unwrap returns what the kernel said.
+func (e *UnsupportedError) Unwrap() error { return e.Err }
+
+// Is makes every UnsupportedError an ErrNotSupported.
+func (e *UnsupportedError) Is(target error) bool { return target == ErrNotSupported }
+
+// ApplyError says which kernel write failed.
+type ApplyError struct {
+	Op     string // "add", "delete", "list"…
+	Object string // e.g. "element of set services in table ip serviceplane"
+	Err    error  // the cause, often a syscall.Errno
+}
+
+// Error is "op object: cause".
+func (e *ApplyError) Error() string { return fmt.Sprintf("%s %s: %v", e.Op, e.Object, e.Err) }
+
+// Unwrap returns the cause.
+func (e *ApplyError) Unwrap() error { return e.Err }
+
+// ServiceError says that one service port is not programmed as it should be. All
+// others are not affected.
+type ServiceError struct {
+	Name   changetracker.ServicePortName
+	Family v1.IPFamily
+	Err    error
+}
+
+// Error names the service port and the cause.
+func (e *ServiceError) Error() string {
+	return fmt.Sprintf("service port %s (%s, %s): %v", e.Name, e.Name.Protocol, e.Family, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *ServiceError) Unwrap() error { return e.Err }

@@ -1,0 +1,91 @@
+package proxier
+
+import (
+	"context"
+	"io"
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// Provider is a Service proxy for one node, as an embedding program sees it,
+// whatever engine it has. All methods may be called from several goroutines at
+// once. The On… methods only record the event and ask for a sync: they never
+// touch the kernel, so an informer's goroutine may call them.
+//
+// Nothing is written to the kernel before both OnServiceSynced and
+// OnEndpointSlicesSynced were called.
+type Provider interface {
+	OnServiceAdd(service *v1.Service)
+	OnServiceUpdate(oldService, service *v1.Service)
+	OnServiceDelete(service *v1.Service)
+	// OnServiceSynced says that every Service that exists has been added.
+	OnServiceSynced()
+	OnEndpointSliceAdd(slice *discovery.EndpointSlice)
+	OnEndpointSliceUpdate(oldSlice, slice *discovery.EndpointSlice)
+	OnEndpointSliceDelete(slice *discovery.EndpointSlice)
+	// OnEndpointSlicesSynced says that every EndpointSlice that exists has been
+	// added.
+	OnEndpointSlicesSynced()
+	// OnNodeChange replaces what is known about the node; a change leads to a full
+	// sync.
+	OnNodeChange(node changetracker.Node)
+	// OnServiceCIDRsChanged replaces the ranges that ClusterIPs come from.
+	OnServiceCIDRsChanged(cidrs []netip.Prefix)
+	// Run syncs until ctx ends and returns nil after every goroutine of the
+	// Provider has ended. The data plane stays as it is. Run may be called once.
+	Run(ctx context.Context) error
+	// Trigger asks for a sync soon, within the rate limit. It is harmless before,
+	// during and after Run.
+	Trigger()
+	// Sync waits for a sync that starts after the call, and returns its error. Run
+	// must be running, or be called soon.
+	Sync(ctx context.Context) error
+	// Cleanup removes every kernel object of this instance, and nothing else. It
+	// does not need Run, and must not be called while Run runs.
+	Cleanup(ctx context.Context) error
+	Status() Status
+}
+
+// Engine is one IP family's data plane. Calls never overlap.
+type Engine interface {
+	// Apply brings the data plane to the Update. It is idempotent: applying the
+	// same Update again writes nothing. A *ServiceError, alone or joined with
+	// others, says that only the service ports it names were left as they were;
+	// after any other error the next Update is full.
+	Apply(ctx context.Context, update desired.Update) error
+	// Cleanup removes every kernel object of this instance, and nothing else.
+	// Objects that are not there are no error.
+	Cleanup(ctx context.Context) error
+}
+
+// Planner is an Engine that can tell what Apply would program from scratch. It
+// needs no privilege and touches no kernel.
+type Planner interface {
+	Plan(update desired.Update) (text string, err error)
+}
+
+// Dumper is an Engine that can print what the kernel holds for it.
+type Dumper interface {
+	Dump(ctx context.Context, w io.Writer) error
+}
+
+// Reporter is an Engine that can tell what its last Apply did.
+type Reporter interface {
+	LastApply() ApplyReport
+}
+
+// ApplyReport counts the kernel writes of one Apply.
+type ApplyReport struct {
+	// Writes is the number of kernel objects created, changed or deleted: set
+	// elements, rules, chains, virtual servers.
+	Writes int
+	// Transactions is the number of atomic steps they were written in.
+	Transactions int
+	// Bytes is what was sent to the kernel, where that means something.
+	Bytes int
+}

@@ -1,0 +1,67 @@
+package proxier
+
+import (
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Status is a snapshot of what the proxy has done and of what is wrong.
+type Status struct {
+	// Synced says that every family has been programmed in full at least once.
+	Synced bool
+	// Families has one entry for each family that is served.
+	Families map[v1.IPFamily]FamilyStatus
+	// Problems are the values of API objects that are set aside at the moment,
+	// sorted by object and field.
+	Problems []changetracker.Problem
+}
+
+// FamilyStatus is the part of one IP family.
+type FamilyStatus struct {
+	// Synced says that the family has been programmed in full at least once.
+	Synced bool
+	// LastAttempt and LastSuccess are when the last sync, and the last sync
+	// without any error, ended.
+	LastAttempt, LastSuccess time.Time
+	// LastError is the error of the last sync, nil if it succeeded. It holds the
+	// ServiceErrors of Failed too.
+	LastError error
+	// PendingSince is when the oldest change arrived that is not yet programmed;
+	// zero when there is none.
+	PendingSince time.Time
+	// ServicePorts is the number of service ports that are programmed.
+	ServicePorts int
+	// Failed are the service ports that could not be programmed as they should be,
+	// sorted by name, each with its reason. They are retried.
+	Failed []*ServiceError
+}
+
+// SyncReport tells an Observer about one sync of one family.
+type SyncReport struct {
+	Family v1.IPFamily
+	// Full says that everything was checked, not only what changed.
+	Full bool
+	// Queued is when the oldest change of this sync arrived; zero for a sync
+	// without changes. Started and Duration time the sync itself.
+	Queued, Started time.Time
+	Duration        time.Duration
+	// Changes is the number of service ports that differed.
+	Changes int
+	// ServicePorts is the number of service ports that are programmed afterwards.
+	ServicePorts int
+	// Triggers are when the control plane saw the causes of what this sync
+	// programmed; empty when it failed, and then the next report has them.
+	Triggers []time.Time
+	// Apply is what the engine wrote, if it can tell.
+	Apply ApplyReport
+	// Failed is the number of service ports that could not be programmed.
+	Failed int
+	// Problems is the number of values of API objects that are set aside, by
+	// reason, over all families.
+	Problems map[changetracker.Reason]int
+	// Err is nil when everything is programmed.
+	Err error
+}

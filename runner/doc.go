@@ -1,0 +1,4 @@
+// Package runner calls one function no more often than is good for it: requests
+// coalesce, a token bucket limits the rate, failures are retried with growing
+// pauses, and the function runs once in a while even if nobody asks.
+package runner
