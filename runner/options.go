@@ -1,7 +1,9 @@
 package runner
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -47,3 +49,47 @@ const (
 
 // ErrEnded is returned by Sync when Run has ended, or ends while Sync waits.
 var ErrEnded = errors.New("runner has ended")
+
+const (
+	defaultMinInterval = 50 * time.Millisecond
+	defaultBurst       = 2
+	defaultMaxInterval = time.Hour
+	defaultInitial     = 100 * time.Millisecond
+	defaultMax         = 30 * time.Second
+	defaultFactor      = 2
+	defaultJitter      = 0.2
+)
+
+// WithDefaults returns o with every zero field set to its default.
+func (o Options) WithDefaults() Options {
+	o.MinInterval = cmp.Or(o.MinInterval, defaultMinInterval)
+	o.Burst = cmp.Or(o.Burst, defaultBurst)
+	o.MaxInterval = cmp.Or(o.MaxInterval, defaultMaxInterval)
+	o.Retry.Initial = cmp.Or(o.Retry.Initial, defaultInitial)
+	o.Retry.Max = cmp.Or(o.Retry.Max, max(defaultMax, o.Retry.Initial))
+	o.Retry.Factor = cmp.Or(o.Retry.Factor, defaultFactor)
+	o.Retry.Jitter = cmp.Or(o.Retry.Jitter, defaultJitter)
+	return o
+}
+
+// Validate reports every field that is wrong, with its value and its bound.
+// Zero fields count as their defaults.
+func (o Options) Validate() error {
+	o = o.WithDefaults()
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(o.MinInterval > 0 || o.MinInterval == Unlimited, "MinInterval: %v is negative", o.MinInterval)
+	check(o.Burst > 0, "Burst: %d is negative", o.Burst)
+	check(o.MaxInterval > 0 || o.MaxInterval == Never, "MaxInterval: %v is negative", o.MaxInterval)
+	check(o.MaxInterval == Never || o.MaxInterval >= o.MinInterval,
+		"MaxInterval: %v is shorter than MinInterval %v", o.MaxInterval, o.MinInterval)
+	check(o.Retry.Initial >= time.Millisecond, "Retry.Initial: %v is shorter than 1ms", o.Retry.Initial)
+	check(o.Retry.Max >= o.Retry.Initial, "Retry.Max: %v is shorter than Retry.Initial %v", o.Retry.Max, o.Retry.Initial)
+	check(o.Retry.Factor >= 1, "Retry.Factor: %v is below 1", o.Retry.Factor)
+	check(o.Retry.Jitter >= 0 && o.Retry.Jitter <= 1 || o.Retry.Jitter == NoJitter, "Retry.Jitter: %v is not between 0 and 1", o.Retry.Jitter)
+	return errors.Join(errs...)
+}

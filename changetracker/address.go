@@ -1,0 +1,140 @@
+package changetracker
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	netutils "k8s.io/utils/net"
+)
+
+// The families, as indexes of a perFamily value.
+const (
+	ipv4 = iota
+	ipv6
+)
+
+// perFamily holds one value for IPv4 and one for IPv6.
+type perFamily[T any] [2]T
+
+// familyIndex is the index of a family; ok is false for anything that is not an
+// IP family.
+func familyIndex(family v1.IPFamily) (index int, ok bool) {
+	switch family {
+	case v1.IPv4Protocol:
+		return ipv4, true
+	case v1.IPv6Protocol:
+		return ipv6, true
+	case v1.IPFamilyUnknown:
+		return 0, false
+	default:
+		return 0, false
+	}
+}
+
+func familyName(index int) v1.IPFamily {
+	if index == ipv4 {
+		return v1.IPv4Protocol
+	}
+	return v1.IPv6Protocol
+}
+
+func addrFamily(a netip.Addr) int {
+	if a.Is4() {
+		return ipv4
+	}
+	return ipv6
+}
+
+// parseAddr reads an address as the API server lets it pass. Old objects hold
+// leading zeros and padding, which only the sloppy parser takes; it is slow, so
+// it comes second. An IPv4-mapped address is the IPv4 address. Zones are refused:
+// they mean nothing outside the node that wrote them.
+func parseAddr(text string) (a netip.Addr, ok bool) {
+	a, err := netip.ParseAddr(text)
+	if err != nil {
+		a, ok = netip.AddrFromSlice(netutils.ParseIPSloppy(strings.TrimSpace(text)))
+		return a.Unmap(), ok
+	}
+	return a.Unmap(), a.Zone() == ""
+}
+
+// parsePrefix is parseAddr for a CIDR; the result is masked.
+func parsePrefix(text string) (p netip.Prefix, ok bool) {
+	text = strings.TrimSpace(text)
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		_, network, err := netutils.ParseCIDRSloppy(text)
+		if err != nil {
+			return netip.Prefix{}, false
+		}
+		addr, _ := netip.AddrFromSlice(network.IP)
+		ones, _ := network.Mask.Size()
+		p = netip.PrefixFrom(addr, ones)
+	}
+	return canonicalPrefix(p), true
+}
+
+// mappedBits is how much longer a prefix is when it is written as IPv4-mapped
+// IPv6 (RFC 4291, 2.5.5.2).
+const mappedBits = 96
+
+func canonicalPrefix(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4In6() && p.Bits() >= mappedBits {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-mappedBits)
+	}
+	return p.Masked()
+}
+
+// dialable says that connections can be made to the address at all. Loopback
+// addresses are left alone: on a single node they may well be meant.
+func dialable(a netip.Addr) bool {
+	return a.IsValid() && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast()
+}
+
+// canonicalAddrs sorts a list that it owns and drops duplicates; nil if empty.
+func canonicalAddrs(list []netip.Addr) []netip.Addr {
+	if len(list) == 0 {
+		return nil
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
+}
+
+// canonicalPrefixes sorts a list that it owns and drops what another prefix
+// contains. A /0 is no restriction, and so is the empty list: both are nil.
+func canonicalPrefixes(list []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(list, netip.Prefix.Compare)
+	kept := list[:0]
+	for _, p := range list {
+		if p.Bits() == 0 {
+			return nil
+		}
+		// A container sorts before everything in it, with nothing foreign between.
+		if n := len(kept); n > 0 && kept[n-1].Overlaps(p) {
+			continue
+		}
+		kept = append(kept, p)
+	}
+	if len(kept) == 0 {
+		return nil
+	}
+	return kept
+}
+
+// canonicalNames returns the sorted list without duplicates; the input stays as
+// it is, and is the result when it is canonical already.
+func canonicalNames(list []string) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	for i := range list[1:] {
+		if list[i] >= list[i+1] {
+			list = slices.Clone(list)
+			slices.Sort(list)
+			return slices.Compact(list)
+		}
+	}
+	return list
+}

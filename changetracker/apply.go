@@ -1,0 +1,260 @@
+package changetracker
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// ErrUnknownFamily is returned by Apply for a family that is not tracked.
+var ErrUnknownFamily = errors.New("IP family is not tracked")
+
+// PartialError is what the function given to Apply returns, wrapped or not, when
+// it failed for some service ports only. Everything else counts as applied.
+type PartialError struct {
+	// Names are the service ports that failed. They stay pending, with what they
+	// were before. Those that are not in the Delta are ignored.
+	Names []ServicePortName
+	// Err says why.
+	Err error
+}
+
+// Error is the text of Err, and how many service ports it concerns.
+func (e *PartialError) Error() string {
+	return fmt.Sprintf("%d service ports: %v", len(e.Names), e.Err)
+}
+
+// Unwrap returns Err.
+func (e *PartialError) Unwrap() error { return e.Err }
+
+func (e *PartialError) failed() []ServicePortName { return e.Names }
+
+// failedNames looks for PartialErrors in err. partial is false when err is, or
+// when one of the errors joined in it is, anything else: errors.As would overlook
+// a total failure that is joined with a partial one.
+func failedNames(err error) (names []ServicePortName, partial bool) {
+	switch e := err.(type) { //nolint:errorlint // walks the whole tree itself
+	case interface{ failed() []ServicePortName }:
+		return e.failed(), true
+	case interface{ Unwrap() error }:
+		return failedNames(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, joined := range e.Unwrap() {
+			more, ok := failedNames(joined)
+			if !ok {
+				return nil, false
+			}
+			names = append(names, more...)
+		}
+		return names, len(e.Unwrap()) > 0
+	}
+	return nil, false
+}
+
+// attempt is one Apply under way.
+type attempt struct {
+	next     snapshot
+	full     int    // family.fullWanted as the State knows it
+	sequence uint64 // of the last trigger that the State knows
+	// carriers are the Changes with triggers.
+	carriers []ServicePortName
+}
+
+// apply is Tracker.Apply.
+func (s *store) apply(name v1.IPFamily, fn func(*State, Delta) error) error {
+	index, ok := familyIndex(name)
+	if !ok || s.families[index] == nil {
+		return fmt.Errorf("apply %q: %w", name, ErrUnknownFamily)
+	}
+	f := s.families[index]
+	f.applying.Lock()
+	defer f.applying.Unlock()
+	state, delta, a := f.begin()
+	err := fn(state, delta)
+	failed, partial := failedNames(err)
+	if err == nil || partial {
+		f.commit(a, failed)
+	}
+	return err
+}
+
+// begin builds the newest State and the Delta to it.
+func (f *family) begin() (*State, Delta, attempt) {
+	s := f.store
+	s.mu.Lock()
+	defer s.unlock()
+	f.refresh()
+	a := attempt{next: f.current, full: f.fullWanted, sequence: s.sequence}
+	delta := Delta{Full: f.fullWanted != f.fullDone, Changes: f.collect(&a)}
+	f.pendingSince = f.oldestPending()
+	return &State{family: f.index, node: s.node, snapshot: f.current}, delta, a
+}
+
+// refresh brings current up to date and makes what was dirty pending.
+func (f *family) refresh() {
+	f.dirtySince = time.Time{}
+	if len(f.dirty) == 0 {
+		return
+	}
+	e := f.current.edit()
+	for name, m := range f.dirty {
+		old, _ := e.services.Get(name)
+		e.put(name, f.rebuild(name, old, m))
+		if p := f.pending[name]; p == nil {
+			f.pending[name] = m
+		} else {
+			p.merge(m)
+		}
+	}
+	f.current = e.snapshot()
+	f.dirty = map[types.NamespacedName]*mark{} // anew, because a map never shrinks
+}
+
+// rebuild makes the new state of a marked Service out of its source and of what
+// did not change.
+func (f *family) rebuild(name types.NamespacedName, old *serviceState, m *mark) *serviceState {
+	s := f.sources[name]
+	if s == nil {
+		return nil
+	}
+	var buffer [16]portKey
+	keys := s.keys(buffer[:0])
+	ports := make([]*portState, len(keys))
+	for i, key := range keys {
+		ports[i] = s.rebuildPort(name, key, old.find(key), m.touched(key))
+	}
+	return newServiceState(ports)
+}
+
+func (s *source) rebuildPort(service types.NamespacedName, key portKey, old *portState, t *touched) *portState {
+	next := &portState{
+		name: ServicePortName{NamespacedName: service, Port: key.port, Protocol: key.protocol},
+		port: s.port(key),
+	}
+	if t.none() {
+		if old == nil {
+			return next
+		}
+		if old.port == next.port {
+			return old
+		}
+		next.endpoints, next.localReady = old.endpoints, old.localReady
+		return next
+	}
+	var buffer [16]contribution
+	contributions := s.contributions(buffer[:0], key)
+	if t.all || old == nil {
+		next.endpoints = mergeAll(contributions)
+	} else {
+		next.endpoints = mergeTouched(old.endpoints, contributions, t.addrs)
+	}
+	next.localReady = localReady(next.endpoints)
+	return next
+}
+
+// collect lists the pending differences, sorted by name, and forgets the Services
+// whose changes have cancelled out.
+func (f *family) collect(a *attempt) []Change {
+	if len(f.pending) == 0 {
+		return nil
+	}
+	names := slices.SortedFunc(maps.Keys(f.pending), compareNames)
+	changes := make([]Change, 0, len(names))
+	for _, name := range names {
+		first := len(changes)
+		changes = f.compareServices(changes, name)
+		if len(changes) == first {
+			delete(f.pending, name)
+			f.triggers.consume(name, a.sequence)
+			continue
+		}
+		if times := f.triggers.times(name); len(times) > 0 {
+			changes[first].Triggers = times
+			a.carriers = append(a.carriers, changes[first].Name)
+		}
+	}
+	return changes
+}
+
+func compareNames(a, b types.NamespacedName) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+}
+
+func (f *family) oldestPending() (oldest time.Time) {
+	if f.fullWanted != f.fullDone {
+		oldest = f.fullSince
+	}
+	for _, m := range f.pending {
+		oldest = earlier(oldest, m.since)
+	}
+	return oldest
+}
+
+// commit makes the State of an attempt the one that later Deltas start from, but
+// for the service ports that failed.
+func (f *family) commit(a attempt, failed []ServicePortName) {
+	s := f.store
+	s.mu.Lock()
+	defer s.unlock()
+	for _, carrier := range a.carriers {
+		if !slices.Contains(failed, carrier) {
+			f.triggers.consume(carrier.NamespacedName, a.sequence)
+		}
+	}
+	kept := f.stillPending(a.next, failed)
+	pending := make(map[types.NamespacedName]*mark, len(kept))
+	e := a.next.edit()
+	for name, keys := range kept {
+		before, _ := f.committed.services.Get(name)
+		after, _ := a.next.services.Get(name)
+		e.put(name, holdBack(before, after, keys))
+		pending[name] = f.pending[name]
+	}
+	f.committed, f.pending = e.snapshot(), pending
+	if f.fullDone = a.full; f.fullWanted != f.fullDone {
+		f.fullSince = f.dirtySince // the node changed meanwhile
+	} else {
+		f.fullSince = time.Time{}
+	}
+	f.pendingSince = f.oldestPending()
+}
+
+// stillPending are the failed service ports that are different in next, by
+// Service.
+func (f *family) stillPending(next snapshot, failed []ServicePortName) map[types.NamespacedName][]portKey {
+	kept := map[types.NamespacedName][]portKey{}
+	for _, name := range failed {
+		m, key := f.pending[name.NamespacedName], portKey{port: name.Port, protocol: name.Protocol}
+		if m == nil || slices.Contains(kept[name.NamespacedName], key) {
+			continue
+		}
+		if _, differs := f.comparePorts(f.committed.find(name), next.find(name), m); differs {
+			kept[name.NamespacedName] = append(kept[name.NamespacedName], key)
+		}
+	}
+	return kept
+}
+
+// holdBack is after with some ports as they were before.
+func holdBack(before, after *serviceState, keys []portKey) *serviceState {
+	var ports []*portState
+	if after != nil {
+		ports = slices.DeleteFunc(slices.Clone(after.ports), func(p *portState) bool {
+			return slices.Contains(keys, p.key())
+		})
+	}
+	for _, key := range keys {
+		if p := before.find(key); p != nil {
+			ports = append(ports, p)
+		}
+	}
+	slices.SortFunc(ports, func(a, b *portState) int { return a.name.Compare(b.name) })
+	return newServiceState(ports)
+}

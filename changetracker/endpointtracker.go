@@ -1,0 +1,77 @@
+package changetracker
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+)
+
+// EndpointChangeTracker tracks EndpointSlices. In a Tracker it shares one State
+// with the Services; on its own, the States that it makes have endpoints only.
+type EndpointChangeTracker struct{ store *store }
+
+// NewEndpointChangeTracker returns a tracker of EndpointSlices alone. For errors
+// see New.
+func NewEndpointChangeTracker(o Options) (*EndpointChangeTracker, error) {
+	s, err := newStore(o)
+	if err != nil {
+		return nil, err
+	}
+	return &EndpointChangeTracker{store: s}, nil
+}
+
+// Apply is Tracker.Apply.
+func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(*State, Delta) error) error {
+	return t.store.apply(family, fn)
+}
+
+// EndpointSliceUpdate takes over a slice as it is now, or drops it. A slice is
+// known by its own name: one whose label names another Service than before moves
+// there. changed says whether an Apply sees a difference to what it would have
+// seen before the call.
+//
+// Of several records of one address and port within a Service the same one counts
+// always: ready ones before those that serve while they terminate before the
+// others, then that of the newest slice, then that of the slice whose name comes
+// first.
+//
+// The slice is neither changed nor kept. Values that make no sense are set aside
+// one by one; see Tracker.Problems.
+func (t *EndpointChangeTracker) EndpointSliceUpdate(slice *discovery.EndpointSlice, remove bool) (changed bool) {
+	return t.store.updateSlice(slice, remove)
+}
+
+// Set takes over endpoints that do not come from an EndpointSlice, in the place
+// of those that an earlier Set gave that service port; without any it removes
+// them. They live beside those of the slices of the same Service, which win where
+// both have an equally good record of an address. Endpoints of a family that is
+// not tracked are left out. Local is taken as given, unless Node says where the
+// endpoint is.
+//
+// Set keeps canonical copies. When it returns an error, which names every invalid
+// value, nothing has changed. For changed see EndpointSliceUpdate.
+func (t *EndpointChangeTracker) Set(name ServicePortName, endpoints ...Endpoint) (changed bool, err error) {
+	var canonical perFamily[[]Endpoint]
+	var faults []error
+	if !validProtocol(name.Protocol) {
+		faults = append(faults, fmt.Errorf("protocol: invalid value %q", name.Protocol))
+	}
+	for _, e := range endpoints {
+		if err := e.canonicalise(); err != nil {
+			faults = append(faults, err)
+			continue
+		}
+		family := addrFamily(e.Addr.Addr())
+		canonical[family] = append(canonical[family], e)
+	}
+	if len(faults) > 0 {
+		return false, fmt.Errorf("set endpoints of %s: %w", name, errors.Join(faults...))
+	}
+	for family := range canonical {
+		slices.SortStableFunc(canonical[family], compareByAddr)
+	}
+	return t.store.setEndpoints(name, canonical), nil
+}

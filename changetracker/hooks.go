@@ -1,0 +1,100 @@
+package changetracker
+
+import (
+	"fmt"
+	"slices"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+)
+
+// survives runs an embedder's hook and says whether it returned. A hook that
+// panics must not take the node's proxy down with it.
+func (s *store) survives(hook string, run func()) (ok bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			s.warn("hook panicked", zap.String("hook", hook), zap.String("panic", readable(fmt.Sprint(r))))
+		}
+	}()
+	run()
+	return true
+}
+
+// selects says whether the Service is one for this proxy (CFG-02 for the label).
+// A Select that panics has no say.
+func (s *store) selects(service *v1.Service) bool {
+	name, labelled := service.Labels[LabelServiceProxyName]
+	if labelled != (s.options.ServiceProxyName != "") || name != s.options.ServiceProxyName {
+		return false
+	}
+	if s.options.Select == nil {
+		return true
+	}
+	selected := true
+	if !s.survives("Select", func() { selected = s.options.Select(service) }) {
+		return true
+	}
+	return selected
+}
+
+// decorateService returns p as the hook leaves it, or p itself when the hook
+// panics or leaves something that is no valid service port.
+func (s *store) decorateService(p *ServicePort, service *v1.Service) *ServicePort {
+	if s.options.DecorateService == nil {
+		return p
+	}
+	decorated := p.clone()
+	if !s.survives("DecorateService", func() { s.options.DecorateService(decorated, service) }) {
+		return p
+	}
+	decorated.Name = p.Name
+	if err := decorated.canonicalise(); err != nil || addrFamily(decorated.ClusterIP) != addrFamily(p.ClusterIP) {
+		s.warn("hook left an invalid service port", zap.Stringer("service_port", p.Name), zap.Error(err))
+		return p
+	}
+	return decorated
+}
+
+// decorateEndpoint is decorateService for an endpoint.
+func (s *store) decorateEndpoint(e *Endpoint, api *discovery.Endpoint) {
+	if s.options.DecorateEndpoint == nil {
+		return
+	}
+	decorated := *e
+	// The hint lists are shared by many endpoints.
+	decorated.ZoneHints, decorated.NodeHints = slices.Clone(e.ZoneHints), slices.Clone(e.NodeHints)
+	if !s.survives("DecorateEndpoint", func() { s.options.DecorateEndpoint(&decorated, api) }) {
+		return
+	}
+	decorated.Addr = e.Addr
+	decorated.ZoneHints = canonicalNames(decorated.ZoneHints)
+	decorated.NodeHints = canonicalNames(decorated.NodeHints)
+	*e = decorated
+}
+
+// equalExt compares payloads. A comparison that panics, as == does for types that
+// cannot be compared, means different.
+func (s *store) equalExt(a, b any) (equal bool) {
+	if a == nil && b == nil {
+		return true
+	}
+	if s.options.EqualExt != nil {
+		s.survives("EqualExt", func() { equal = s.options.EqualExt(a, b) })
+		return equal
+	}
+	defer func() {
+		if recover() != nil {
+			equal = false
+		}
+	}()
+	return a == b
+}
+
+func (s *store) samePort(a, b *ServicePort) bool {
+	return a == b || a.Equal(b) && s.equalExt(a.Ext, b.Ext)
+}
+
+func (s *store) sameEndpoint(a, b *Endpoint) bool {
+	return a.Equal(b) && s.equalExt(a.Ext, b.Ext)
+}

@@ -1,0 +1,70 @@
+package changetracker
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// maxTouched is how many addresses of a port are remembered one by one.
+const maxTouched = 1024
+
+// touched says which endpoints of a port changed: all, or the listed addresses
+// and no others.
+type touched struct {
+	portKey
+	all   bool
+	addrs []netip.AddrPort
+}
+
+func (t *touched) none() bool { return t == nil || !t.all && len(t.addrs) == 0 }
+
+func (t *touched) merge(o touched) {
+	if t.all = t.all || o.all || len(t.addrs)+len(o.addrs) > maxTouched; t.all {
+		t.addrs = nil
+		return
+	}
+	t.addrs = append(t.addrs, o.addrs...)
+	slices.SortFunc(t.addrs, netip.AddrPort.Compare)
+	t.addrs = slices.Compact(t.addrs)
+}
+
+// mark remembers what happened to a Service. A port of the Service itself that
+// changed is not listed: service ports are few and compared by pointer.
+type mark struct {
+	since     time.Time // arrival of the first change
+	endpoints []touched
+}
+
+func (m *mark) touch(t touched) {
+	if own := m.touched(t.portKey); own != nil {
+		own.merge(t)
+		return
+	}
+	m.endpoints = append(m.endpoints, t)
+}
+
+func (m *mark) merge(o *mark) {
+	m.since = earlier(m.since, o.since)
+	for _, t := range o.endpoints {
+		m.touch(t)
+	}
+}
+
+// touched is what happened to the endpoints of a port, or nil for nothing.
+func (m *mark) touched(key portKey) *touched {
+	for i := range m.endpoints {
+		if m.endpoints[i].portKey == key {
+			return &m.endpoints[i]
+		}
+	}
+	return nil
+}
+
+// earlier is the earlier of two times, where the zero time is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,297 @@
+package changetracker
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// defaultAffinity is what the API server fills in for a missing timeout
+// (v1.DefaultClientIPServiceAffinitySeconds).
+const defaultAffinity = time.Duration(v1.DefaultClientIPServiceAffinitySeconds) * time.Second
+
+// parsedService is what a Service says about itself, before it is split into
+// service ports.
+type parsedService struct {
+	clusterIPs perFamily[netip.Addr]
+	externals  perFamily[[]netip.Addr]
+	vips       perFamily[[]netip.Addr]
+	ranges     perFamily[[]netip.Prefix]
+	// deny says that source ranges are given, but none of this family.
+	deny       perFamily[bool]
+	healthPort uint16
+	affinity   time.Duration
+	// internalLocal and externalLocal are the traffic policies.
+	internalLocal, externalLocal bool
+}
+
+// parseService turns a Service into its service ports of each family, sorted by
+// name. What is wrong with it goes into f.
+func (s *store) parseService(service *v1.Service, f *findings) (ports perFamily[[]*ServicePort]) {
+	if !proxied(service) || !s.selects(service) {
+		return ports
+	}
+	var p parsedService
+	if !s.parseClusterIPs(&p, service, f) {
+		return ports
+	}
+	if len(service.Spec.Ports) == 0 {
+		f.add(ReasonNoPorts, "", "spec.ports")
+		return ports
+	}
+	p.parseVIPs(service, f)
+	p.parseSourceRanges(service, f)
+	p.parsePolicies(service, f)
+	for _, port := range parseServicePorts(service, f) {
+		for family, clusterIP := range p.clusterIPs {
+			if clusterIP.IsValid() {
+				value := s.decorateService(p.servicePort(port, family, s.options.StrictSourceRanges), service)
+				ports[family] = append(ports[family], value)
+			}
+		}
+	}
+	for family := range ports {
+		slices.SortFunc(ports[family], func(a, b *ServicePort) int { return a.Name.Compare(b.Name) })
+	}
+	return ports
+}
+
+// proxied says that the Service has something to proxy at all (TRK-01, TRK-02).
+// Only the singular cluster IP decides.
+func proxied(service *v1.Service) bool {
+	ip := service.Spec.ClusterIP
+	return ip != "" && ip != v1.ClusterIPNone && service.Spec.Type != v1.ServiceTypeExternalName
+}
+
+// parseClusterIPs finds the cluster IP of each tracked family (TRK-10).
+func (s *store) parseClusterIPs(p *parsedService, service *v1.Service, f *findings) (any bool) {
+	spec := &service.Spec
+	if len(spec.IPFamilies) == 0 {
+		addr, ok := parseAddr(spec.ClusterIP)
+		if !ok || !dialable(addr) {
+			f.add(ReasonInvalidAddress, spec.ClusterIP, "spec.clusterIP")
+			return false
+		}
+		if s.families[addrFamily(addr)] == nil {
+			return false
+		}
+		p.clusterIPs[addrFamily(addr)] = addr
+		return true
+	}
+	for family, tracked := range s.families {
+		if tracked == nil {
+			continue
+		}
+		i := slices.Index(spec.IPFamilies, familyName(family))
+		if i < 0 {
+			continue
+		}
+		if addr, ok := parseListedClusterIP(spec, i, f); ok {
+			p.clusterIPs[family] = addr
+			any = true
+		}
+	}
+	return any
+}
+
+// parseListedClusterIP reads the cluster IP that belongs to ipFamilies[i].
+func parseListedClusterIP(spec *v1.ServiceSpec, i int, f *findings) (addr netip.Addr, ok bool) {
+	const field = "spec.clusterIPs[%d]"
+	if i >= len(spec.ClusterIPs) {
+		f.add(ReasonMissing, "", field, i)
+		return addr, false
+	}
+	addr, ok = parseAddr(spec.ClusterIPs[i])
+	switch {
+	case !ok || !dialable(addr):
+		f.add(ReasonInvalidAddress, spec.ClusterIPs[i], field, i)
+		return addr, false
+	case familyOf(addr) != spec.IPFamilies[i]:
+		f.add(ReasonWrongFamily, spec.ClusterIPs[i], field, i)
+		return addr, false
+	}
+	return addr, true
+}
+
+// parseVIPs reads external IPs and load balancer addresses (TRK-11, TRK-14).
+// Blank values are nobody's mistake to report.
+func (p *parsedService) parseVIPs(service *v1.Service, f *findings) {
+	for i, text := range service.Spec.ExternalIPs {
+		if strings.TrimSpace(text) == "" {
+			continue
+		}
+		if addr, ok := parseAddr(text); ok && dialable(addr) {
+			p.externals[addrFamily(addr)] = append(p.externals[addrFamily(addr)], addr)
+		} else {
+			f.add(ReasonInvalidAddress, text, "spec.externalIPs[%d]", i)
+		}
+	}
+	for i := range service.Status.LoadBalancer.Ingress {
+		ingress := &service.Status.LoadBalancer.Ingress[i]
+		if ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode != v1.LoadBalancerIPModeVIP {
+			continue
+		}
+		if addr, ok := parseAddr(ingress.IP); ok && dialable(addr) {
+			p.vips[addrFamily(addr)] = append(p.vips[addrFamily(addr)], addr)
+		} else {
+			f.add(ReasonInvalidAddress, ingress.IP, "status.loadBalancer.ingress[%d].ip", i)
+		}
+	}
+	for family := range p.externals {
+		p.externals[family] = canonicalAddrs(p.externals[family])
+		p.vips[family] = canonicalAddrs(p.vips[family])
+	}
+}
+
+// parseSourceRanges reads who may use the load balancer addresses (TRK-12).
+func (p *parsedService) parseSourceRanges(service *v1.Service, f *findings) {
+	restricted := false
+	var open perFamily[bool] // by a /0, which canonicalPrefixes leaves no trace of
+	for i, text := range service.Spec.LoadBalancerSourceRanges {
+		if strings.TrimSpace(text) == "" {
+			continue
+		}
+		restricted = true
+		prefix, ok := parsePrefix(text)
+		if !ok {
+			f.add(ReasonInvalidCIDR, text, "spec.loadBalancerSourceRanges[%d]", i)
+			continue
+		}
+		family := addrFamily(prefix.Addr())
+		open[family] = open[family] || prefix.Bits() == 0
+		p.ranges[family] = append(p.ranges[family], prefix)
+	}
+	for family := range p.ranges {
+		p.ranges[family] = canonicalPrefixes(p.ranges[family])
+		p.deny[family] = restricted && !open[family] && p.ranges[family] == nil
+	}
+}
+
+// parsePolicies reads traffic policies, affinity and the health check node port
+// (TRK-23 to TRK-26).
+func (p *parsedService) parsePolicies(service *v1.Service, f *findings) {
+	spec := &service.Spec
+	p.internalLocal = spec.InternalTrafficPolicy != nil &&
+		*spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal
+	p.externalLocal = spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal && acceptsExternal(spec)
+	if spec.SessionAffinity == v1.ServiceAffinityClientIP {
+		p.affinity = affinityTimeout(spec.SessionAffinityConfig)
+	}
+	if spec.Type != v1.ServiceTypeLoadBalancer || !p.externalLocal {
+		return
+	}
+	const field = "spec.healthCheckNodePort"
+	port, ok := portNumber(spec.HealthCheckNodePort)
+	switch {
+	case !ok:
+		f.add(ReasonInvalidPort, strconv.Itoa(int(spec.HealthCheckNodePort)), field)
+	case port == 0:
+		f.add(ReasonMissing, "", field)
+	}
+	p.healthPort = port
+}
+
+// acceptsExternal says that externalTrafficPolicy has a meaning for the Service.
+// An empty type is the API's default, ClusterIP.
+func acceptsExternal(spec *v1.ServiceSpec) bool {
+	switch spec.Type {
+	case v1.ServiceTypeLoadBalancer, v1.ServiceTypeNodePort:
+		return true
+	case v1.ServiceTypeClusterIP, "":
+		return len(spec.ExternalIPs) > 0
+	case v1.ServiceTypeExternalName:
+		return false
+	default:
+		return false
+	}
+}
+
+func affinityTimeout(config *v1.SessionAffinityConfig) time.Duration {
+	if config == nil || config.ClientIP == nil || config.ClientIP.TimeoutSeconds == nil ||
+		*config.ClientIP.TimeoutSeconds <= 0 {
+		return defaultAffinity
+	}
+	return time.Duration(*config.ClientIP.TimeoutSeconds) * time.Second
+}
+
+// portNumber converts an API port; 0 is fine here and means none.
+func portNumber(number int32) (port uint16, ok bool) {
+	if number < 0 || number > math.MaxUint16 {
+		return 0, false
+	}
+	return uint16(number), true
+}
+
+// numberedPort is what one item of spec.ports contributes to a service port.
+type numberedPort struct {
+	name           ServicePortName
+	port, nodePort uint16
+}
+
+// parseServicePorts reads spec.ports. A bad item is set aside by itself.
+func parseServicePorts(service *v1.Service, f *findings) []numberedPort {
+	ports := make([]numberedPort, 0, len(service.Spec.Ports))
+	for i := range service.Spec.Ports {
+		api := &service.Spec.Ports[i]
+		port, ok := parseServicePort(service, i, f)
+		if !ok {
+			continue
+		}
+		// Quadratic, but the API server allows no more than a few hundred ports.
+		if slices.ContainsFunc(ports, func(p numberedPort) bool { return p.name == port.name }) {
+			f.add(ReasonDuplicate, api.Name+"/"+string(port.name.Protocol), "spec.ports[%d].name", i)
+			continue
+		}
+		ports = append(ports, port)
+	}
+	return ports
+}
+
+func parseServicePort(service *v1.Service, i int, f *findings) (p numberedPort, ok bool) {
+	api := &service.Spec.Ports[i]
+	protocol := api.Protocol
+	if protocol == "" {
+		protocol = v1.ProtocolTCP
+	}
+	if !validProtocol(protocol) {
+		f.add(ReasonInvalidProtocol, string(protocol), "spec.ports[%d].protocol", i)
+		return p, false
+	}
+	port, ok := portNumber(api.Port)
+	if !ok || port == 0 {
+		f.add(ReasonInvalidPort, strconv.Itoa(int(api.Port)), "spec.ports[%d].port", i)
+		return p, false
+	}
+	nodePort, ok := portNumber(api.NodePort)
+	if !ok {
+		f.add(ReasonInvalidPort, strconv.Itoa(int(api.NodePort)), "spec.ports[%d].nodePort", i)
+	}
+	name := types.NamespacedName{Namespace: service.Namespace, Name: service.Name}
+	return numberedPort{
+		name: ServicePortName{NamespacedName: name, Port: api.Name, Protocol: protocol},
+		port: port, nodePort: nodePort,
+	}, true
+}
+
+func (p *parsedService) servicePort(port numberedPort, family int, strict bool) *ServicePort {
+	return &ServicePort{
+		Name:                     port.name,
+		ClusterIP:                p.clusterIPs[family],
+		Port:                     port.port,
+		NodePort:                 port.nodePort,
+		HealthCheckNodePort:      p.healthPort,
+		ExternalIPs:              p.externals[family],
+		LoadBalancerVIPs:         p.vips[family],
+		LoadBalancerSourceRanges: p.ranges[family],
+		DenyAllSources:           strict && p.deny[family],
+		SessionAffinity:          p.affinity,
+		InternalPolicyLocal:      p.internalLocal,
+		ExternalPolicyLocal:      p.externalLocal,
+	}
+}

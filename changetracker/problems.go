@@ -1,0 +1,121 @@
+package changetracker
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// maxValueBytes is how much of an offending value a Problem shows.
+const maxValueBytes = 64
+
+// The kinds of objects that problems are found in.
+const (
+	kindService       = "Service"
+	kindEndpointSlice = "EndpointSlice"
+)
+
+// objectKey names an API object.
+type objectKey struct {
+	kind string
+	types.NamespacedName
+}
+
+func (k objectKey) String() string { return k.kind + " " + k.NamespacedName.String() }
+
+// findings collects the problems of one object while it is parsed. It allocates
+// nothing for an object without problems.
+type findings struct {
+	object   objectKey
+	problems []Problem
+}
+
+func (f *findings) add(reason Reason, value, field string, index ...any) {
+	f.problems = append(f.problems, Problem{
+		Object: f.object.String(),
+		Field:  fmt.Sprintf(field, index...),
+		Value:  readable(value),
+		Reason: reason,
+	})
+}
+
+// readable cuts a value to maxValueBytes of valid UTF-8. The result shares no
+// memory with the value, which may be a whole object's worth of garbage.
+func readable(value string) string {
+	if len(value) > maxValueBytes {
+		end := maxValueBytes
+		for end > maxValueBytes-utf8.UTFMax && !utf8.RuneStart(value[end]) {
+			end--
+		}
+		value = value[:end]
+	}
+	return strings.Clone(strings.ToValidUTF8(value, "?"))
+}
+
+// problemSet holds the problems of all objects as they are now.
+type problemSet struct {
+	byObject map[objectKey][]Problem
+	counts   map[Reason]int
+}
+
+func newProblemSet() problemSet {
+	return problemSet{byObject: map[objectKey][]Problem{}, counts: map[Reason]int{}}
+}
+
+// replace puts what was found in an object in the place of what was known about
+// it, and returns what is new.
+func (s *problemSet) replace(f findings) (fresh []Problem) {
+	if len(s.byObject) == 0 && len(f.problems) == 0 {
+		return nil
+	}
+	old := s.byObject[f.object]
+	for _, p := range old {
+		if s.counts[p.Reason]--; s.counts[p.Reason] == 0 {
+			delete(s.counts, p.Reason)
+		}
+	}
+	for _, p := range f.problems {
+		s.counts[p.Reason]++
+		if !slices.Contains(old, p) {
+			fresh = append(fresh, p)
+		}
+	}
+	if len(f.problems) == 0 {
+		delete(s.byObject, f.object)
+	} else {
+		s.byObject[f.object] = f.problems
+	}
+	return fresh
+}
+
+func (s *problemSet) all() []Problem {
+	var all []Problem
+	for _, list := range s.byObject {
+		all = append(all, list...)
+	}
+	slices.SortFunc(all, func(a, b Problem) int {
+		return strings.Compare(a.Object+"\x00"+a.Field, b.Object+"\x00"+b.Field)
+	})
+	return all
+}
+
+func (s *problemSet) byReason() map[Reason]int { return maps.Clone(s.counts) }
+
+// logLine is a warning that waits until the lock is released: writing a log may
+// block for long.
+type logLine struct {
+	message string
+	fields  []zap.Field
+}
+
+func problemLine(p Problem) logLine {
+	return logLine{message: "value set aside", fields: []zap.Field{
+		zap.String("object", p.Object), zap.String("field", p.Field),
+		zap.String("value", p.Value), zap.String("reason", string(p.Reason)),
+	}}
+}

@@ -1,0 +1,85 @@
+package changetracker
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// ServiceChangeTracker tracks Services. In a Tracker it shares one State with the
+// endpoints; on its own, the States that it makes have service ports only.
+type ServiceChangeTracker struct{ store *store }
+
+// NewServiceChangeTracker returns a tracker of Services alone. For errors see New.
+func NewServiceChangeTracker(o Options) (*ServiceChangeTracker, error) {
+	s, err := newStore(o)
+	if err != nil {
+		return nil, err
+	}
+	return &ServiceChangeTracker{store: s}, nil
+}
+
+// Apply is Tracker.Apply.
+func (t *ServiceChangeTracker) Apply(family v1.IPFamily, fn func(*State, Delta) error) error {
+	return t.store.apply(family, fn)
+}
+
+// Update takes over a Service as it is now; a nil current says that the one that
+// previous names is gone. What is already known of the Service is remembered here,
+// so previous matters only then. changed says whether an Apply sees a difference
+// to what it would have seen before the call.
+//
+// The Service is neither changed nor kept. Values that make no sense are set
+// aside one by one; see Tracker.Problems.
+func (t *ServiceChangeTracker) Update(previous, current *v1.Service) (changed bool) {
+	named := current
+	if current == nil {
+		named = previous
+	}
+	if named == nil {
+		return false
+	}
+	name := types.NamespacedName{Namespace: named.Namespace, Name: named.Name}
+	return t.store.updateService(name, current)
+}
+
+// Set takes over service ports that do not come from an API object, in the place
+// of everything known of that Service in both families. Each must bear the given
+// name, and its ClusterIP says which family it is of; those of a family that is
+// not tracked are left out. Set keeps canonical copies. When it returns an error,
+// which names every invalid value, nothing has changed.
+func (t *ServiceChangeTracker) Set(name types.NamespacedName, ports ...ServicePort) (changed bool, err error) {
+	var canonical perFamily[[]*ServicePort]
+	var faults []error
+	for i := range ports {
+		p := ports[i].clone()
+		if err := p.canonicalise(); err != nil {
+			faults = append(faults, fmt.Errorf("service port %s: %w", p.Name, err))
+			continue
+		}
+		list := &canonical[addrFamily(p.ClusterIP)]
+		switch {
+		case p.Name.NamespacedName != name:
+			faults = append(faults, fmt.Errorf("service port %s: not of Service %s", p.Name, name))
+		case slices.ContainsFunc(*list, func(o *ServicePort) bool { return o.Name == p.Name }):
+			faults = append(faults, fmt.Errorf("service port %s: listed twice", p.Name))
+		}
+		*list = append(*list, p)
+	}
+	if len(faults) > 0 {
+		return false, fmt.Errorf("set Service %s: %w", name, errors.Join(faults...))
+	}
+	for family := range canonical {
+		slices.SortFunc(canonical[family], func(a, b *ServicePort) int { return a.Name.Compare(b.Name) })
+	}
+	return t.store.setService(name, canonical), nil
+}
+
+// Delete removes all service ports of a Service, wherever they came from. For
+// changed see Update.
+func (t *ServiceChangeTracker) Delete(name types.NamespacedName) (changed bool) {
+	return t.store.updateService(name, nil)
+}

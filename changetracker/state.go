@@ -1,0 +1,211 @@
+package changetracker
+
+import (
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/internal/persist"
+)
+
+// State is what is to be proxied in one IP family, at one moment. It never
+// changes, so it may be kept, and read by several goroutines; two States share
+// what is the same in both. Callers must not write to what its methods return.
+type State struct {
+	family int
+	node   Node
+	snapshot
+}
+
+// Family is the IP family that the State describes.
+func (s *State) Family() v1.IPFamily { return familyName(s.family) }
+
+// Node is the node that the endpoints' Local refers to.
+func (s *State) Node() Node { return s.node }
+
+// Len is the number of service ports.
+func (s *State) Len() int { return s.servicePorts }
+
+// Service returns a service port; ok is false when it is not proxied.
+func (s *State) Service(name ServicePortName) (port *ServicePort, ok bool) {
+	p := s.find(name)
+	if p == nil || p.port == nil {
+		return nil, false
+	}
+	return p.port, true
+}
+
+// Endpoints returns the endpoints of a service port, sorted by address and port,
+// or nil when it has none. Endpoints are known also of Services that are not
+// proxied.
+func (s *State) Endpoints(name ServicePortName) []Endpoint {
+	p := s.find(name)
+	if p == nil {
+		return nil
+	}
+	return slices.Clip(p.endpoints)
+}
+
+// All yields every service port, in no particular order.
+func (s *State) All() iter.Seq2[ServicePortName, *ServicePort] {
+	return func(yield func(ServicePortName, *ServicePort) bool) {
+		for _, service := range s.services.All() {
+			for _, p := range service.ports {
+				if p.port != nil && !yield(p.name, p.port) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// ServicePorts returns the names of the service ports of a Service, sorted.
+func (s *State) ServicePorts(name types.NamespacedName) []ServicePortName {
+	service, ok := s.services.Get(name)
+	if !ok || service.servicePorts == 0 {
+		return nil
+	}
+	names := make([]ServicePortName, 0, service.servicePorts)
+	for _, p := range service.ports {
+		if p.port != nil {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
+// LocalReady is the number of distinct addresses among the ready endpoints of a
+// Service on this node, over all its ports: what a load balancer's health check
+// asks for. An endpoint that is terminating but serves still is not counted.
+func (s *State) LocalReady(name types.NamespacedName) int {
+	service, ok := s.services.Get(name)
+	if !ok {
+		return 0
+	}
+	var addrs []netip.Addr
+	contributors := 0
+	for _, p := range service.ports {
+		if len(p.localReady) > 0 {
+			addrs = append(addrs, p.localReady...)
+			contributors++
+		}
+	}
+	if contributors > 1 {
+		addrs = canonicalAddrs(addrs)
+	}
+	return len(addrs)
+}
+
+// HealthCheckNodePorts returns the health check node port of each Service that
+// has one. It costs what there are of these, not of Services.
+func (s *State) HealthCheckNodePorts() map[types.NamespacedName]uint16 {
+	return maps.Collect(s.healthPorts.All())
+}
+
+// portState is a port of a Service as a State shows it. Immutable.
+type portState struct {
+	name       ServicePortName
+	port       *ServicePort // nil: not proxied, only endpoints are known
+	endpoints  []Endpoint   // sorted by address
+	localReady []netip.Addr // sorted
+}
+
+func (p *portState) key() portKey { return portKey{port: p.name.Port, protocol: p.name.Protocol} }
+
+// serviceState is a Service as a State shows it. Immutable.
+type serviceState struct {
+	ports        []*portState // sorted by name
+	servicePorts int          // how many ports have a ServicePort
+	healthPort   uint16
+}
+
+// newServiceState returns nil when there is nothing to show.
+func newServiceState(ports []*portState) *serviceState {
+	if len(ports) == 0 {
+		return nil
+	}
+	s := &serviceState{ports: ports}
+	for _, p := range ports {
+		if p.port == nil {
+			continue
+		}
+		s.servicePorts++
+		if s.healthPort == 0 {
+			s.healthPort = p.port.HealthCheckNodePort
+		}
+	}
+	return s
+}
+
+func (s *serviceState) find(key portKey) *portState {
+	if s == nil {
+		return nil
+	}
+	for _, p := range s.ports {
+		if p.key() == key {
+			return p
+		}
+	}
+	return nil
+}
+
+// snapshot is the content of a State.
+type snapshot struct {
+	services     persist.Map[types.NamespacedName, *serviceState]
+	healthPorts  persist.Map[types.NamespacedName, uint16]
+	servicePorts int
+}
+
+func newSnapshot() snapshot {
+	return snapshot{
+		services:    persist.New[types.NamespacedName, *serviceState](),
+		healthPorts: persist.New[types.NamespacedName, uint16](),
+	}
+}
+
+func (s *snapshot) find(name ServicePortName) *portState {
+	service, _ := s.services.Get(name.NamespacedName)
+	return service.find(portKey{port: name.Port, protocol: name.Protocol})
+}
+
+// snapshotEditor makes the next snapshot.
+type snapshotEditor struct {
+	services     *persist.Editor[types.NamespacedName, *serviceState]
+	healthPorts  *persist.Editor[types.NamespacedName, uint16]
+	servicePorts int
+}
+
+func (s *snapshot) edit() *snapshotEditor {
+	return &snapshotEditor{
+		services: s.services.Edit(), healthPorts: s.healthPorts.Edit(), servicePorts: s.servicePorts,
+	}
+}
+
+// put adds or replaces a Service, or takes it out when next is nil.
+func (e *snapshotEditor) put(name types.NamespacedName, next *serviceState) {
+	if old, ok := e.services.Get(name); ok {
+		e.servicePorts -= old.servicePorts
+	}
+	if next == nil {
+		e.services.Delete(name)
+		e.healthPorts.Delete(name)
+		return
+	}
+	e.servicePorts += next.servicePorts
+	e.services.Set(name, next)
+	if next.healthPort == 0 {
+		e.healthPorts.Delete(name)
+	} else {
+		e.healthPorts.Set(name, next.healthPort)
+	}
+}
+
+func (e *snapshotEditor) snapshot() snapshot {
+	return snapshot{
+		services: e.services.Map(), healthPorts: e.healthPorts.Map(), servicePorts: e.servicePorts,
+	}
+}

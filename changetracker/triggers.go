@@ -1,0 +1,82 @@
+package changetracker
+
+import (
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// maxTriggers bounds what is kept of one Service while no Apply succeeds.
+const maxTriggers = 256
+
+// trigger is when the control plane saw the cause of a change of a slice.
+type trigger struct {
+	slice string
+	at    time.Time
+	// sequence is the number of the trigger within its family, to tell what a State
+	// accounts for from what came later.
+	sequence uint64
+}
+
+// triggerTimes holds the triggers that no successful Apply has reported, in order
+// of arrival (EPS-52, W-11).
+type triggerTimes map[types.NamespacedName][]trigger
+
+func (t triggerTimes) add(service types.NamespacedName, added trigger) {
+	if len(t[service]) < maxTriggers {
+		t[service] = append(t[service], added)
+	}
+}
+
+// forget drops what a removed slice brought, and only that (W-10).
+func (t triggerTimes) forget(service types.NamespacedName, slice string) {
+	t.drop(service, func(tr trigger) bool { return tr.slice == slice })
+}
+
+// consume drops what was there at the given moment.
+func (t triggerTimes) consume(service types.NamespacedName, upTo uint64) {
+	t.drop(service, func(tr trigger) bool { return tr.sequence <= upTo })
+}
+
+func (t triggerTimes) drop(service types.NamespacedName, drop func(trigger) bool) {
+	list, ok := t[service]
+	if !ok {
+		return
+	}
+	if list = slices.DeleteFunc(list, drop); len(list) == 0 {
+		delete(t, service)
+		return
+	}
+	t[service] = list
+}
+
+// times are the distinct times of a Service in order of arrival.
+func (t triggerTimes) times(service types.NamespacedName) []time.Time {
+	var times []time.Time
+	for _, tr := range t[service] {
+		if !slices.ContainsFunc(times, tr.at.Equal) {
+			times = append(times, tr.at)
+		}
+	}
+	return times
+}
+
+// triggerTime reads the annotation of a slice. A time that is not after the
+// tracker's creation says nothing about us (EPS-51).
+func (s *store) triggerTime(slice *discovery.EndpointSlice) (at time.Time, ok bool) {
+	text, ok := slice.Annotations[v1.EndpointsLastChangeTriggerTime]
+	if !ok {
+		return at, false
+	}
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		s.warn("trigger time ignored", zap.String("object", kindEndpointSlice+" "+slice.Namespace+"/"+slice.Name),
+			zap.String("value", readable(text)))
+		return at, false
+	}
+	return at, at.After(s.created)
+}

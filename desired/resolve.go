@@ -1,0 +1,194 @@
+package desired
+
+import (
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Resolver holds what Resolve needs to know besides the State.
+type Resolver struct {
+	// Node is the node that the data plane is on.
+	Node changetracker.Node
+	// MasqueradeAll replaces the source of every connection to a ClusterIP.
+	MasqueradeAll bool
+	// DetectsPods says whether pod traffic can be told from other traffic. Without
+	// it, connections to a ClusterIP keep their source.
+	DetectsPods bool
+	// NoNodePorts leaves out all node ports.
+	NoNodePorts bool
+}
+
+// Resolve decides what the data plane must do for one service port. ok is false
+// when the State has no such service port.
+func (r *Resolver) Resolve(state *changetracker.State, name changetracker.ServicePortName) (s *Service, ok bool) {
+	port, ok := state.Service(name)
+	if !ok {
+		return nil, false
+	}
+	protocol, ok := ProtocolOf(name.Protocol)
+	if !ok {
+		return nil, false
+	}
+	endpoints := state.Endpoints(name)
+	selection := changetracker.Select(port, endpoints, r.Node)
+	s = &Service{
+		Name:     name,
+		Protocol: protocol,
+		Affinity: port.SessionAffinity,
+		Cluster:  addresses(selection.Cluster),
+		Local:    addresses(selection.Local),
+		Hairpin:  hairpin(selection.All),
+		Port:     port,
+	}
+	s.Frontends = r.frontends(s, selection.Any)
+	return s, true
+}
+
+// frontends lists the frontends in order of Key. Of two with the same Key the
+// kind that is named first in the list of kinds remains.
+func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
+	p := s.Port
+	all := make([]Frontend, 0, 2+len(p.LoadBalancerVIPs)+len(p.ExternalIPs))
+	all = append(all, r.clusterIP(p))
+	for _, vip := range p.LoadBalancerVIPs {
+		f := external(p, LoadBalancer, vip, p.Port)
+		f.Restricted, f.SourceRanges = r.sources(p)
+		all = append(all, f)
+	}
+	for _, vip := range p.ExternalIPs {
+		all = append(all, external(p, ExternalIP, vip, p.Port))
+	}
+	if p.NodePort != 0 && !r.NoNodePorts {
+		all = append(all, external(p, NodePort, netip.Addr{}, p.NodePort))
+	}
+	slices.SortStableFunc(all, func(a, b Frontend) int { return s.Key(&a).Compare(s.Key(&b)) })
+	all = slices.CompactFunc(all, func(a, b Frontend) bool { return s.Key(&a) == s.Key(&b) })
+	for i := range all {
+		s.settle(&all[i], anyEndpoint)
+	}
+	return all
+}
+
+// settle decides what a frontend does, given the endpoints of its scope.
+func (s *Service) settle(f *Frontend, anyEndpoint bool) {
+	switch {
+	case !anyEndpoint:
+		f.Action, f.ShortCircuit = Reject, false
+	case len(s.Endpoints(f.Scope)) == 0:
+		f.Action = Drop
+	default:
+		f.Action = Forward
+	}
+	f.ShortCircuit = f.ShortCircuit && len(s.Cluster) > 0
+}
+
+// clusterIP is the frontend for traffic from inside. The internal traffic policy
+// chooses its endpoints and never changes what is masqueraded.
+func (r *Resolver) clusterIP(p *changetracker.ServicePort) Frontend {
+	f := Frontend{Kind: ClusterIP, VIP: p.ClusterIP, Port: p.Port, Scope: ScopeCluster}
+	if p.InternalPolicyLocal {
+		f.Scope = ScopeLocal
+	}
+	switch {
+	case r.MasqueradeAll:
+		f.Masquerade = MasqueradeAll
+	case r.DetectsPods:
+		f.Masquerade = MasqueradeNonPod
+	default:
+		f.Masquerade = MasqueradeNone
+	}
+	return f
+}
+
+// external is a frontend for traffic from outside. Policy Cluster may send it to
+// another node, and the answer must come back through this one; policy Local
+// keeps the client's address.
+func external(p *changetracker.ServicePort, kind Kind, vip netip.Addr, port uint16) Frontend {
+	f := Frontend{Kind: kind, VIP: vip, Port: port, Scope: ScopeCluster, Masquerade: MasqueradeAll}
+	if p.ExternalPolicyLocal {
+		f.Scope, f.Masquerade, f.ShortCircuit = ScopeLocal, MasqueradeNone, true
+	}
+	return f
+}
+
+// sources returns who may use the load balancer VIPs. A node that is admitted may
+// also come from any of the VIPs: where a VIP is an address of the node, that is
+// the source the node's connections have.
+func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, ranges []netip.Prefix) {
+	if p.DenyAllSources {
+		return true, nil
+	}
+	ranges = p.LoadBalancerSourceRanges
+	if len(ranges) == 0 {
+		return false, nil
+	}
+	if !slices.ContainsFunc(r.Node.Addresses, func(a netip.Addr) bool { return contains(ranges, a) }) {
+		return true, ranges
+	}
+	ranges = slices.Clone(ranges)
+	for _, vip := range p.LoadBalancerVIPs {
+		if !contains(ranges, vip) {
+			ranges = append(ranges, netip.PrefixFrom(vip, vip.BitLen()))
+		}
+	}
+	slices.SortFunc(ranges, comparePrefixes)
+	return true, ranges
+}
+
+func contains(ranges []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+func addresses(endpoints []changetracker.Endpoint) []netip.AddrPort {
+	if len(endpoints) == 0 {
+		return nil
+	}
+	list := make([]netip.AddrPort, len(endpoints))
+	for i := range endpoints {
+		list[i] = endpoints[i].Addr
+	}
+	return list
+}
+
+// hairpin returns the distinct addresses of local endpoints; the input is sorted
+// by address.
+func hairpin(endpoints []changetracker.Endpoint) []netip.Addr {
+	var list []netip.Addr
+	for i := range endpoints {
+		a := endpoints[i].Addr.Addr()
+		if endpoints[i].Local && (len(list) == 0 || list[len(list)-1] != a) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}
+
+// Minimal returns the prefixes of one family, masked, sorted, and without those
+// that another one contains. Prefixes that are not valid are left out.
+func Minimal(prefixes []netip.Prefix, family v1.IPFamily) []netip.Prefix {
+	var all []netip.Prefix
+	for _, p := range prefixes {
+		if p.IsValid() && p.Addr().Is4() == (family == v1.IPv4Protocol) {
+			all = append(all, p.Masked())
+		}
+	}
+	slices.SortFunc(all, comparePrefixes)
+	var kept []netip.Prefix
+	for _, p := range all {
+		if n := len(kept); n == 0 || !kept[n-1].Overlaps(p) {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}

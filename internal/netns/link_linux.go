@@ -1,0 +1,185 @@
+package netns
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Plug is one end of a cable: the namespace it goes into, the name of its link
+// there and the link's addresses.
+type Plug struct {
+	NS    *NS
+	Link  string
+	Addrs []netip.Prefix
+}
+
+// The kernel is quick to take a cable up, unless it is starved of CPU time.
+const (
+	linkUpTimeout = 5 * time.Second
+	linkUpPoll    = time.Millisecond
+)
+
+// loopbackIndex is LOOPBACK_IFINDEX of net/flow.h: lo is the first link of every
+// namespace.
+const loopbackIndex = 1
+
+// Connect lays a cable, a veth pair, between two namespaces or within one. It
+// returns when both ends are operational and their addresses can be used.
+func Connect(a, b Plug) error {
+	err := a.NS.Do(func() error {
+		pair := netlink.NewVeth(netlink.LinkAttrs{Name: a.Link})
+		pair.PeerName, pair.PeerNamespace = b.Link, netlink.NsFd(b.NS.file.Fd())
+		return netlink.LinkAdd(pair)
+	})
+	if err != nil {
+		return fmt.Errorf("connect link %s with %s: %w", a.Link, b.Link, privilege(err))
+	}
+	for _, plug := range []Plug{a, b} {
+		if err := plug.NS.addressAndRaise(plug.Link, plug.Addrs); err != nil {
+			return err
+		}
+	}
+	for _, plug := range []Plug{a, b} {
+		if err := plug.NS.Do(func() error { return awaitUp(plug.Link) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AddBridge makes a bridge with addresses of its own.
+func (n *NS) AddBridge(name string, addrs ...netip.Prefix) error {
+	err := n.Do(func() error {
+		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}})
+	})
+	if err != nil {
+		return fmt.Errorf("add bridge %s: %w", name, privilege(err))
+	}
+	return n.addressAndRaise(name, addrs)
+}
+
+// Enslave makes a link a port of a bridge. A hairpin port takes back packets that
+// came in through it, as pods that call themselves need it.
+func (n *NS) Enslave(link, bridge string) error {
+	err := n.Do(func() error {
+		if err := netlink.LinkSetMaster(device(link), device(bridge)); err != nil {
+			return err
+		}
+		return netlink.LinkSetHairpin(device(link), true)
+	})
+	if err != nil {
+		return fmt.Errorf("enslave link %s to bridge %s: %w", link, bridge, err)
+	}
+	return nil
+}
+
+// AddAddrs gives more addresses to a link, usable at once.
+func (n *NS) AddAddrs(link string, addrs ...netip.Prefix) error {
+	return n.Do(func() error {
+		for _, addr := range addrs {
+			if err := addAddr(link, addr); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// RemoveAddr takes an address from a link.
+func (n *NS) RemoveAddr(link string, addr netip.Prefix) error {
+	err := n.Do(func() error { return netlink.AddrDel(device(link), &netlink.Addr{IPNet: ipNet(addr)}) })
+	if err != nil {
+		return fmt.Errorf("remove address %s from link %s: %w", addr, link, err)
+	}
+	return nil
+}
+
+// AddRoute sends packets for dst to the neighbour via.
+func (n *NS) AddRoute(dst netip.Prefix, via netip.Addr) error {
+	err := n.Do(func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()})
+	})
+	if err != nil {
+		return fmt.Errorf("add route to %s via %s: %w", dst, via, err)
+	}
+	return nil
+}
+
+// AddRange makes every address of a prefix the namespace's own, without a link
+// for each: what is routed here is delivered and answered.
+func (n *NS) AddRange(prefix netip.Prefix) error {
+	if prefix.Addr().Is6() { // else IPv6 does not answer datagrams from such an address
+		if err := n.SetSysctl("net/ipv6/ip_nonlocal_bind", "1"); err != nil {
+			return err
+		}
+	}
+	err := n.Do(func() error {
+		return netlink.RouteAdd(&netlink.Route{
+			Dst: ipNet(prefix), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL,
+			LinkIndex: loopbackIndex, Scope: netlink.SCOPE_HOST,
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("add address range %s: %w", prefix, err)
+	}
+	return nil
+}
+
+func (n *NS) addressAndRaise(link string, addrs []netip.Prefix) error {
+	if err := n.AddAddrs(link, addrs...); err != nil {
+		return err
+	}
+	if err := n.Do(func() error { return netlink.LinkSetUp(device(link)) }); err != nil {
+		return fmt.Errorf("set link %s up: %w", link, err)
+	}
+	return nil
+}
+
+func addAddr(link string, prefix netip.Prefix) error {
+	addr := &netlink.Addr{IPNet: ipNet(prefix)}
+	if prefix.Addr().Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	if err := netlink.AddrAdd(device(link), addr); err != nil {
+		return fmt.Errorf("add address %s to link %s: %w", prefix, link, err)
+	}
+	return nil
+}
+
+// awaitUp polls: a notification could come before one listens for it.
+func awaitUp(name string) error {
+	link := device(name)
+	if err := netlink.LinkSetUp(link); err != nil { // also looks up the index
+		return fmt.Errorf("set link %s up: %w", name, err)
+	}
+	poll := time.NewTicker(linkUpPoll)
+	defer poll.Stop()
+	for deadline := time.Now().Add(linkUpTimeout); ; <-poll.C {
+		now, err := netlink.LinkByIndex(link.Attrs().Index)
+		if err != nil {
+			return fmt.Errorf("look at link %s: %w", name, err)
+		}
+		state := now.Attrs().OperState
+		if state == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("link %s is still %s after %v", name, state, linkUpTimeout)
+		}
+	}
+}
+
+// device refers to a link by its name; the netlink package finds the index.
+func device(name string) *netlink.Device {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: name}}
+}
+
+// ipNet keeps the host bits, as addresses need them.
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

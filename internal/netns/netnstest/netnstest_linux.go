@@ -1,0 +1,76 @@
+package netnstest
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+)
+
+// RequireKernel is the environment variable that, set to 1, turns skipping into
+// failing: a build server that lost its privileges must not stay green.
+const RequireKernel = "SERVICEPLANE_REQUIRE_KERNEL"
+
+// New returns a network namespace that ends with the test. Without the privilege
+// to make one, the test is skipped, or fails if RequireKernel is set.
+func New(tb testing.TB) *netns.NS {
+	tb.Helper()
+	ns, err := netns.New()
+	Check(tb, err)
+	tb.Cleanup(func() {
+		if err := ns.Close(); err != nil {
+			tb.Errorf("close network namespace: %v", err)
+		}
+	})
+	return ns
+}
+
+// Check ends the test for an error of building a network: by skipping it if only
+// privilege is lacking and RequireKernel is not set.
+func Check(tb testing.TB, err error) {
+	tb.Helper()
+	switch {
+	case err == nil:
+	case errors.Is(err, netns.ErrPrivilege) && os.Getenv(RequireKernel) != "1":
+		tb.Skipf("needs network namespaces: %v", err)
+	default:
+		tb.Fatalf("build network: %v", err)
+	}
+}
+
+// Connect lays a cable between two namespaces, each end with addresses such as
+// "192.0.2.1/24".
+func Connect(tb testing.TB, a *netns.NS, aAddrs []string, b *netns.NS, bAddrs []string) {
+	tb.Helper()
+	Check(tb, netns.Connect(
+		netns.Plug{NS: a, Link: "eth0", Addrs: prefixes(tb, aAddrs)},
+		netns.Plug{NS: b, Link: "eth0", Addrs: prefixes(tb, bAddrs)}))
+}
+
+// Serve starts a netns.Server that ends with the test.
+func Serve(tb testing.TB, ns *netns.NS, name string, ports ...uint16) *netns.Server {
+	tb.Helper()
+	server, err := netns.Serve(tb.Context(), ns, name, ports...)
+	Check(tb, err)
+	tb.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			tb.Errorf("close server %s: %v", name, err)
+		}
+	})
+	return server
+}
+
+func prefixes(tb testing.TB, texts []string) []netip.Prefix {
+	tb.Helper()
+	parsed := make([]netip.Prefix, len(texts))
+	for i, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			tb.Fatalf("parse prefix: %v", err)
+		}
+		parsed[i] = prefix
+	}
+	return parsed
+}

@@ -1,0 +1,108 @@
+package netns
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listen opens a listening socket inside the namespace. The address must be
+// numeric.
+func (n *NS) Listen(ctx context.Context, network, address string) (listener net.Listener, err error) {
+	err = n.Do(func() error {
+		var config net.ListenConfig
+		config.SetMultipathTCP(false) // one connection, one conntrack entry
+		listener, err = config.Listen(ctx, network, address)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s %s: %w", network, address, err)
+	}
+	return listener, nil
+}
+
+// ListenPacket opens a datagram socket inside the namespace. The address must be
+// numeric. A UDP socket reports, as control messages, which address each datagram
+// was sent to.
+func (n *NS) ListenPacket(ctx context.Context, network, address string) (conn net.PacketConn, err error) {
+	err = n.Do(func() error {
+		config := net.ListenConfig{Control: reportDestination}
+		conn, err = config.ListenPacket(ctx, network, address)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s %s: %w", network, address, err)
+	}
+	return conn, nil
+}
+
+// Dial connects from inside the namespace to a numeric address.
+func (n *NS) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return n.dial(ctx, net.Dialer{}, network, address)
+}
+
+// DialFrom is Dial with a given local address.
+func (n *NS) DialFrom(ctx context.Context, network string, from netip.Addr, address string) (net.Conn, error) {
+	local, err := localAddr(network, from)
+	if err != nil {
+		return nil, err
+	}
+	return n.dial(ctx, net.Dialer{LocalAddr: local}, network, address)
+}
+
+func (n *NS) dial(ctx context.Context, dialer net.Dialer, network, address string) (conn net.Conn, err error) {
+	dialer.SetMultipathTCP(false)
+	dialer.Control = reportUnreachable
+	err = n.Do(func() error {
+		conn, err = dialer.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+func localAddr(network string, from netip.Addr) (net.Addr, error) {
+	local := netip.AddrPortFrom(from, 0)
+	switch network {
+	case "tcp", "tcp4", "tcp6":
+		return net.TCPAddrFromAddrPort(local), nil
+	case "udp", "udp4", "udp6":
+		return net.UDPAddrFromAddrPort(local), nil
+	case icmp4, icmp6:
+		return &net.IPAddr{IP: from.AsSlice()}, nil
+	default:
+		return nil, fmt.Errorf("dial from %s: %w", from, net.UnknownNetworkError(network))
+	}
+}
+
+func reportDestination(network, _ string, raw syscall.RawConn) error {
+	if network == "udp6" {
+		return setOption(raw, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO)
+	}
+	return setOption(raw, unix.IPPROTO_IP, unix.IP_PKTINFO)
+}
+
+// reportUnreachable makes a datagram socket fail with EHOSTUNREACH: by default
+// it hides every ICMP error but port unreachable. TCP does without.
+func reportUnreachable(network, _ string, raw syscall.RawConn) error {
+	switch network {
+	case "udp4", "ip4":
+		return setOption(raw, unix.IPPROTO_IP, unix.IP_RECVERR)
+	case "udp6", "ip6":
+		return setOption(raw, unix.IPPROTO_IPV6, unix.IPV6_RECVERR)
+	default:
+		return nil
+	}
+}
+
+func setOption(raw syscall.RawConn, level, option int) error {
+	var err error
+	set := func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }
+	if controlErr := raw.Control(set); controlErr != nil {
+		return controlErr
+	}
+	return err
+}

@@ -1,0 +1,102 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// affinityIDs numbers the service ports with session affinity, and their
+// endpoints, for the records that packets write. Numbers are handed out in turn,
+// so that one that became free is not taken again while records may still hold
+// it.
+type affinityIDs struct {
+	services map[changetracker.ServicePortName]*affinityService
+	used     map[uint32]bool
+	last     uint32
+}
+
+type affinityService struct {
+	id    uint32
+	slots map[netip.AddrPort]uint32
+	used  map[uint32]bool
+	last  uint32
+}
+
+func newAffinityIDs() affinityIDs {
+	return affinityIDs{services: map[changetracker.ServicePortName]*affinityService{}, used: map[uint32]bool{}}
+}
+
+// service returns the numbers of a service port; ok is false when there are none
+// left.
+func (a *affinityIDs) service(name changetracker.ServicePortName) (s *affinityService, ok bool) {
+	if s, ok = a.services[name]; ok {
+		return s, true
+	}
+	id, ok := nextFree(a.used, a.last, maxAffinityID)
+	if !ok {
+		return nil, false
+	}
+	a.last = id
+	return a.adopt(name, id), true
+}
+
+// adopt gives a service port the number that it has in the kernel.
+func (a *affinityIDs) adopt(name changetracker.ServicePortName, id uint32) *affinityService {
+	s := &affinityService{id: id, slots: map[netip.AddrPort]uint32{}, used: map[uint32]bool{}}
+	a.services[name] = s
+	a.used[id] = true
+	return s
+}
+
+func (a *affinityIDs) release(name changetracker.ServicePortName) {
+	if s, ok := a.services[name]; ok {
+		delete(a.used, s.id)
+		delete(a.services, name)
+	}
+}
+
+// key is what records of the service port begin with.
+func (s *affinityService) key() uint32 { return s.id << affinitySlotLen }
+
+// endpoint returns the number of an endpoint. There is always one, because no
+// service port has more than maxAffinitySlot endpoints at a time; see keep.
+func (s *affinityService) endpoint(addr netip.AddrPort) uint32 {
+	slot, ok := s.slots[addr]
+	if !ok {
+		slot, _ = nextFree(s.used, s.last, maxAffinitySlot)
+		s.last = slot
+		s.adopt(addr, slot)
+	}
+	return s.key() | slot
+}
+
+func (s *affinityService) adopt(addr netip.AddrPort, slot uint32) {
+	s.slots[addr] = slot
+	s.used[slot] = true
+}
+
+// keep forgets the endpoints that are in none of the sorted lists.
+func (s *affinityService) keep(lists ...[]netip.AddrPort) {
+	for addr, slot := range s.slots {
+		inList := func(list []netip.AddrPort) bool {
+			_, ok := slices.BinarySearchFunc(list, addr, netip.AddrPort.Compare)
+			return ok
+		}
+		if !slices.ContainsFunc(lists, inList) {
+			delete(s.slots, addr)
+			delete(s.used, slot)
+		}
+	}
+}
+
+func nextFree(used map[uint32]bool, last, limit uint32) (n uint32, ok bool) {
+	for range limit {
+		last = last%limit + 1
+		if !used[last] {
+			return last, true
+		}
+	}
+	return 0, false
+}

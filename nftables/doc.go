@@ -1,0 +1,56 @@
+// Package nftables is the engine that programs Services into nf_tables, over
+// netlink, without the nft program.
+//
+// # Layout
+//
+// Each IP family has one table with a constant number of sets and maps. Chains
+// exist per class of frontends, such as "three endpoints, source kept", and not
+// per Service. Whatever changes with Services and endpoints is an element:
+//
+//	prerouting, output (nat, -100)
+//	  └ services
+//	      services     VIP . protocol . port      → class ┐
+//	      nodeports    protocol . port (fib local) → class ┴→ classes → chain
+//	      cluster-ips  another port of a ClusterIP → reject
+//	      service-cidrs an address without Service → drop
+//
+//	firewall            source-ranges, else drop; firewalled → class
+//	local               pods, node → short-circuit; others: locals → class
+//	short-circuit       short-circuits → class
+//	MASQ-SCOPE-N        one per class: mark the packet if its source is to be
+//	                    masqueraded, draw an index below N, go to pick
+//	pick                endpoints: VIP . protocol . port . index → dnat
+//	…-affinity-T        like MASQ-SCOPE-N, but first asks the affinity map
+//
+//	postrouting (nat, 100)
+//	  masquerade what is marked, and connections of an endpoint to itself
+//
+// # A packet's way
+//
+// The first packet of a connection to 10.96.0.10:80/TCP is looked up in the map
+// services. The class that it finds travels to the next rule in the packet's
+// priority, where the verdict map classes leads to the chain, for example
+// keep-cluster-3. That chain writes a random index from 0 to 2 into the priority
+// and goes to pick, which finds the endpoint under VIP, protocol, port and index,
+// resets the priority and translates the destination. All further packets of the
+// connection are translated by conntrack alone: there are no filter chains.
+//
+// The priority (skb->priority) carries numbers between rules because a register
+// does not live that long and the packet mark has other users. A locally
+// generated first packet of a connection through a VIP loses its SO_PRIORITY;
+// other packets keep it.
+//
+// # Costs
+//
+// A changed endpoint is one element deleted and one added per frontend, whatever
+// the number of Services. The maps endpoints and nodeport-endpoints are each
+// bound to a single rule, since the kernel does work for each binding when an
+// element is added. The first load goes in steps of about 2,000 elements, so that
+// other users of netlink in the same network namespace wait a few milliseconds
+// at most.
+//
+// # Limits
+//
+// A service port uses its first 65,536 endpoints, or 8,191 with session affinity;
+// 131,071 service ports per family can have session affinity.
+package nftables

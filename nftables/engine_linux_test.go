@@ -1,0 +1,451 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world draws random service ports of one family.
+type world struct {
+	rand   *rand.Rand
+	family v1.IPFamily
+}
+
+func (w *world) addr(net byte, n int) netip.Addr {
+	if w.family == v1.IPv4Protocol {
+		return netip.AddrFrom4([4]byte{10, net, byte(n >> 8), byte(n)})
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfd, 7: net, 14: byte(n >> 8), 15: byte(n)})
+}
+
+func (w *world) endpoints(most int) []netip.AddrPort {
+	var list []netip.AddrPort
+	for range w.rand.IntN(most + 1) {
+		list = append(list, netip.AddrPortFrom(w.addr(244, w.rand.IntN(40)), uint16(8080+w.rand.IntN(2))))
+	}
+	slices.SortFunc(list, netip.AddrPort.Compare)
+	return slices.Compact(list)
+}
+
+// service draws the nth service port; its identity and its ClusterIP do not
+// change from draw to draw.
+func (w *world) service(n int) *desired.Service {
+	s := &desired.Service{
+		Name:     name(n),
+		Protocol: []desired.Protocol{desired.TCP, desired.UDP, desired.SCTP}[n%3],
+		Cluster:  w.endpoints(6),
+	}
+	if w.rand.IntN(3) == 0 {
+		s.Affinity = []time.Duration{time.Hour, 3 * time.Hour}[w.rand.IntN(2)]
+	}
+	for i, e := range s.Cluster {
+		if i%2 == 0 {
+			s.Local = append(s.Local, e)
+		}
+	}
+	if len(s.Cluster) > 0 {
+		s.Hairpin = []netip.Addr{s.Cluster[0].Addr()}
+	}
+	w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNonPod})
+	if w.rand.IntN(2) == 0 {
+		w.add(s, desired.Frontend{Kind: desired.NodePort, Port: uint16(30000 + n), Scope: desired.ScopeLocal, Masquerade: desired.MasqueradeNone, ShortCircuit: true})
+	}
+	if w.rand.IntN(2) == 0 {
+		ranges := []netip.Prefix{netip.PrefixFrom(w.addr(1, 0), w.addr(0, 0).BitLen()-8), netip.PrefixFrom(w.addr(2, 0), w.addr(0, 0).BitLen()-8)}
+		w.add(s, desired.Frontend{
+			Kind: desired.LoadBalancer, VIP: w.addr(200, n), Port: 80, Scope: desired.ScopeCluster,
+			Masquerade: desired.MasqueradeAll, Restricted: true, SourceRanges: ranges[:w.rand.IntN(3)],
+		})
+	}
+	if w.rand.IntN(2) == 0 {
+		w.add(s, desired.Frontend{Kind: desired.ExternalIP, VIP: w.addr(201, n), Port: 80, Scope: desired.ScopeLocal, Masquerade: desired.MasqueradeNone, ShortCircuit: true})
+	}
+	slices.SortFunc(s.Frontends, func(a, b desired.Frontend) int { return s.Key(&a).Compare(s.Key(&b)) })
+	return s
+}
+
+func (w *world) add(s *desired.Service, f desired.Frontend) {
+	switch {
+	case len(s.Cluster) == 0:
+		f.Action = desired.Reject
+	case len(s.Endpoints(f.Scope)) == 0:
+		f.Action = desired.Drop
+	default:
+		f.Action = desired.Forward
+	}
+	f.ShortCircuit = f.ShortCircuit && f.Action != desired.Reject
+	s.Frontends = append(s.Frontends, f)
+}
+
+func name(n int) changetracker.ServicePortName {
+	return changetracker.ServicePortName{
+		NamespacedName: types.NamespacedName{Namespace: "test", Name: fmt.Sprintf("service-%d", n)},
+		Port:           "web", Protocol: []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}[n%3],
+	}
+}
+
+func (w *world) globals() desired.Globals {
+	any4or6 := netip.PrefixFrom(w.addr(0, 0), 0).Masked()
+	return desired.Globals{
+		ServiceCIDRs:      []netip.Prefix{netip.PrefixFrom(w.addr(96, 0), 16).Masked()},
+		NodePortAddresses: []netip.Prefix{any4or6},
+		PodCIDRs:          []netip.Prefix{netip.PrefixFrom(w.addr(244, 0), w.addr(0, 0).BitLen()/2).Masked()},
+	}
+}
+
+// model is what an engine must hold: the last word on each service port.
+type model map[changetracker.ServicePortName]*desired.Service
+
+func (m model) full(w *world) desired.Update {
+	u := desired.Update{Family: w.family, Full: true, Globals: w.globals()}
+	for _, s := range m {
+		u.Services = append(u.Services, s)
+	}
+	slices.SortFunc(u.Services, func(a, b *desired.Service) int { return a.Name.Compare(b.Name) })
+	return u
+}
+
+// step changes some service ports of the model and returns the update for it.
+func (m model) step(w *world, services, changes int) desired.Update {
+	u := desired.Update{Family: w.family, Globals: w.globals()}
+	for _, n := range w.rand.Perm(services)[:changes] {
+		if m[name(n)] != nil && w.rand.IntN(4) == 0 {
+			delete(m, name(n))
+			u.Removed = append(u.Removed, name(n))
+			continue
+		}
+		m[name(n)] = w.service(n)
+		u.Services = append(u.Services, m[name(n)])
+	}
+	return u
+}
+
+func (w *world) engine(t testing.TB, ns *netns.NS) *Engine {
+	t.Helper()
+	e, err := newEngine(Config{Config: proxier.Config{NetNS: ns.Path()}}, w.family, proxier.Deps{})
+	if err != nil {
+		t.Fatalf("new engine: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Errorf("close engine: %v", err)
+		}
+	})
+	return e
+}
+
+func bothFamilies(t *testing.T, test func(t *testing.T, w *world)) {
+	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		t.Run(string(family), func(t *testing.T) {
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			test(t, &world{rand: rand.New(rand.NewPCG(seed, 0)), family: family})
+		})
+	}
+}
+
+func mustApply(t *testing.T, e *Engine, u desired.Update) proxier.ApplyReport {
+	t.Helper()
+	if err := e.Apply(t.Context(), u); err != nil {
+		t.Fatalf("apply: %v", err)
+	}
+	return e.LastApply()
+}
+
+func mustWriteNothing(t *testing.T, e *Engine, u desired.Update, when string) {
+	t.Helper()
+	if r := mustApply(t, e, u); r.Writes != 0 || r.Transactions != 0 {
+		t.Errorf("%s: %d writes in %d transactions, want none", when, r.Writes, r.Transactions)
+	}
+}
+
+// TestAnyHistoryEndsInTheSameTable holds the incremental way against the full
+// one: after every change a full sync, of the engine and of a new one that has
+// just started, finds nothing to write.
+func TestAnyHistoryEndsInTheSameTable(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		ns := netnstest.New(t)
+		e := w.engine(t, ns)
+		m := model{}
+		mustApply(t, e, m.full(w))
+		for range 40 {
+			u := m.step(w, 30, 1+w.rand.IntN(8))
+			mustApply(t, e, u)
+			mustWriteNothing(t, e, u, "the same update again")
+			mustMatch(t, e, m)
+			mustWriteNothing(t, e, m.full(w), "full sync")
+		}
+		mustApply(t, e, m.full(w))
+		mustWriteNothing(t, w.engine(t, ns), m.full(w), "restart")
+		mustList(t, ns)
+		m.step(w, 30, 10)
+		restarted := w.engine(t, ns)
+		mustApply(t, restarted, m.full(w))
+		mustMatch(t, restarted, m)
+		mustWriteNothing(t, restarted, m.full(w), "after a restart with changes")
+	})
+}
+
+// mustMatch reads the kernel and compares the endpoints of every frontend.
+func mustMatch(t *testing.T, e *Engine, m model) {
+	t.Helper()
+	o, err := e.observe(t.Context())
+	if err == nil {
+		err = e.observeElements(t.Context(), o)
+	}
+	if err != nil {
+		t.Fatalf("observe: %v", err)
+	}
+	frontends := 0
+	for _, s := range m {
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			frontends++
+			for scope, want := range [][]netip.AddrPort{s.Cluster, s.Local} {
+				uses := f.Action == desired.Forward && scopeIndex(f.Scope) == scope || f.ShortCircuit && scope == 0
+				if !uses {
+					want = nil
+				}
+				if got := o.endpointsUnder(s, f, scope); !slices.Equal(got, want) {
+					t.Errorf("%s %v scope %d: endpoints %v, want %v", s.Name, s.Key(f), scope, got, want)
+				}
+			}
+		}
+	}
+	if got := len(o.element[setServices]) + len(o.element[setNodePorts]); got != frontends {
+		t.Errorf("%d frontends in the kernel, want %d", got, frontends)
+	}
+}
+
+func (o *observation) endpointsUnder(s *desired.Service, f *desired.Frontend, scope int) []netip.AddrPort {
+	var affinity *affinityService
+	if id := o.element[forKind(s.Key(f), setAffinityIDs, setNodePortAffinityIDs)][keyString(frontendKey(s.Key(f)))]; id != "" {
+		affinity = &affinityService{
+			id:    binary.NativeEndian.Uint32([]byte(id)) >> affinitySlotLen,
+			slots: map[netip.AddrPort]uint32{}, used: map[uint32]bool{},
+		}
+	}
+	var list []netip.AddrPort
+	for _, target := range o.listOf(s.Key(f), scope, affinity) {
+		list = append(list, target.addr)
+	}
+	slices.SortFunc(list, netip.AddrPort.Compare)
+	return list
+}
+
+func mustList(t *testing.T, ns *netns.NS) string {
+	t.Helper()
+	var out []byte
+	err := ns.Do(func() (err error) {
+		out, err = exec.Command("nft", "list", "ruleset").CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("nft list ruleset: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+// faultyKernel makes the kernel itself refuse one message of the batches, or
+// fails a dump.
+type faultyKernel struct {
+	kernel
+	failAt int // counts messages and dumps down; the one at 0 fails
+}
+
+var errInjected = errors.New("injected")
+
+func (k *faultyKernel) commit(ctx context.Context, w *wire) error {
+	for i := range w.messages {
+		if k.failAt--; k.failAt == 0 {
+			// An unknown message type: the kernel refuses it and rolls all back.
+			binary.NativeEndian.PutUint16(w.buf[w.messages[i].start+4:], subsysNFTables<<8|0xff)
+		}
+	}
+	return k.kernel.commit(ctx, w)
+}
+
+func (k *faultyKernel) dump(ctx context.Context, w *wire, reset func(), each func([]byte)) error {
+	if k.failAt--; k.failAt == 0 {
+		return errInjected
+	}
+	return k.kernel.dump(ctx, w, reset, each)
+}
+
+// TestAnyFailedMessageIsMadeUpFor makes each netlink message of a load and of a
+// change fail in turn. The next full sync must bring the table to the wanted
+// state, and the one after it must write nothing.
+func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		ns := netnstest.New(t)
+		e := w.engine(t, ns)
+		m := model{}
+		load := func() desired.Update { return m.full(w) }
+		change := func() desired.Update { return m.step(w, 20, 6) }
+		for what, next := range map[string]func() desired.Update{"load": load, "change": change} {
+			failed := 0
+			for {
+				for n := range 20 {
+					m[name(n)] = w.service(n)
+				}
+				mustApply(t, e, m.full(w))
+				if what == "load" {
+					if err := e.Cleanup(t.Context()); err != nil {
+						t.Fatalf("clean up: %v", err)
+					}
+				}
+				healthy := e.kernel
+				faulty := &faultyKernel{kernel: healthy, failAt: failed + 1}
+				e.kernel = faulty
+				err := e.Apply(t.Context(), next())
+				e.kernel = healthy
+				if faulty.failAt > 0 {
+					break // all messages have had their turn
+				}
+				failed++
+				if err == nil {
+					t.Fatalf("%s: message %d failed and Apply did not notice", what, failed)
+				}
+				mustApply(t, e, m.full(w))
+				mustMatch(t, e, m)
+				mustWriteNothing(t, e, m.full(w), fmt.Sprintf("%s: after failure at message %d", what, failed))
+			}
+			t.Logf("%s: %d messages failed in turn", what, failed)
+			if failed < 5 {
+				t.Errorf("%s: only %d messages failed, want at least 5", what, failed)
+			}
+		}
+	})
+}
+
+// TestUnusedClassesGo runs through many endpoint counts: the chains of most of
+// them must be gone after a full sync.
+func TestUnusedClassesGo(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		e := w.engine(t, netnstest.New(t))
+		m := model{name(0): w.service(0)}
+		mustApply(t, e, m.full(w))
+		for n := range 2 * spareClasses {
+			s := *w.service(0)
+			s.Affinity, s.Local, s.Cluster, s.Frontends = 0, nil, nil, nil
+			for i := range n + 1 {
+				s.Cluster = append(s.Cluster, netip.AddrPortFrom(w.addr(244, i), 80))
+			}
+			w.add(&s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
+			m[s.Name] = &s
+			mustApply(t, e, desired.Update{Family: w.family, Services: []*desired.Service{&s}, Globals: w.globals()})
+		}
+		mustApply(t, e, m.full(w))
+		mustMatch(t, e, m)
+		o, err := e.observe(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := o.countClasses(), 1; got != want {
+			t.Errorf("%d classes after a full sync, want %d", got, want)
+		}
+		mustWriteNothing(t, e, m.full(w), "full sync")
+	})
+}
+
+func TestCleanupTakesOnlyItsOwnTable(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		ns := netnstest.New(t)
+		before := mustList(t, ns)
+		e := w.engine(t, ns)
+		if err := e.Cleanup(t.Context()); err != nil {
+			t.Fatalf("clean up of nothing: %v", err)
+		}
+		names, err := proxier.NamesFor("other")
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := newEngine(Config{Config: proxier.Config{NetNS: ns.Path(), Names: names}}, w.family, proxier.Deps{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		m := model{name(0): w.service(0)}
+		mustApply(t, e, m.full(w))
+		mustApply(t, other, m.full(w))
+		if err := e.Cleanup(t.Context()); err != nil {
+			t.Fatalf("clean up: %v", err)
+		}
+		if list := mustList(t, ns); strings.Contains(list, "table "+ipKeyword(w.family)+" serviceplane {") || !strings.Contains(list, "serviceplane-other") {
+			t.Errorf("after cleaning up one of two instances:\n%s", list)
+		}
+		mustWriteNothing(t, other, m.full(w), "the other instance")
+		if err := other.Cleanup(t.Context()); err != nil {
+			t.Fatalf("clean up: %v", err)
+		}
+		if after := mustList(t, ns); after != before {
+			t.Errorf("ruleset after clean-up:\n%s\nwant as before:\n%s", after, before)
+		}
+	})
+}
+
+func ipKeyword(family v1.IPFamily) string {
+	if family == v1.IPv4Protocol {
+		return "ip"
+	}
+	return "ip6"
+}
+
+// TestDamageIsMendedByAFullSync deletes rules, elements and chains behind the
+// engine's back.
+func TestDamageIsMendedByAFullSync(t *testing.T) {
+	damages := map[string]string{
+		"element deleted":   "delete element IP serviceplane cluster-ips { USED }",
+		"element added":     "add element IP serviceplane cluster-ips { UNUSED }",
+		"chain flushed":     "flush chain IP serviceplane services",
+		"rule added":        "add rule IP serviceplane pick drop",
+		"chain added":       "add chain IP serviceplane foreign",
+		"set added":         "add set IP serviceplane foreign { type mark; }",
+		"class map flushed": "flush map IP serviceplane classes",
+		"intervals flushed": "flush set IP serviceplane service-cidrs",
+		"table deleted":     "delete table IP serviceplane",
+		"ruleset flushed":   "flush ruleset",
+	}
+	bothFamilies(t, func(t *testing.T, w *world) {
+		ns := netnstest.New(t)
+		e := w.engine(t, ns)
+		m := model{}
+		for n := range 10 {
+			m[name(n)] = w.service(n)
+		}
+		mustApply(t, e, m.full(w))
+		for what, command := range damages {
+			command = strings.NewReplacer("UNUSED", w.addr(96, 99).String(), "USED", w.addr(96, 0).String(),
+				"IP", ipKeyword(w.family)).Replace(command)
+			if err := ns.Do(func() error { return exec.Command("nft", command).Run() }); err != nil {
+				t.Fatalf("%s: nft %s: %v", what, command, err)
+			}
+			if r := mustApply(t, e, m.full(w)); r.Writes == 0 {
+				t.Errorf("%s: full sync wrote nothing", what)
+			}
+			mustMatch(t, e, m)
+			mustWriteNothing(t, e, m.full(w), what)
+		}
+	})
+}

@@ -1,0 +1,118 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// addrRange is a range of addresses, both ends included.
+type addrRange struct{ first, last netip.Addr }
+
+// ranges turns sorted prefixes, none of which contains another, into ranges that
+// do not touch: the kernel refuses an interval that begins where another ends.
+func ranges(prefixes []netip.Prefix) []addrRange {
+	var rs []addrRange
+	for _, p := range prefixes {
+		r := addrRange{first: p.Addr(), last: lastAddr(p)}
+		if n := len(rs); n > 0 && rs[n-1].last.Next() == r.first {
+			rs[n-1].last = r.last
+			continue
+		}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// intervalSets are the sets that hold what all Services share.
+func intervalSets() []setID { return []setID{setServiceCIDRs, setNodePortAddresses, setPodCIDRs} }
+
+// prefixesOf is what an interval set must hold.
+func prefixesOf(g *desired.Globals, id setID) []netip.Prefix {
+	switch id { //nolint:exhaustive // only the interval sets hold prefixes
+	case setServiceCIDRs:
+		return g.ServiceCIDRs
+	case setNodePortAddresses:
+		return g.NodePortAddresses
+	default:
+		return g.PodCIDRs
+	}
+}
+
+// replaceIntervals empties an interval set and fills it anew. The sets are small
+// and change rarely.
+func (w *wire) replaceIntervals(spec *setSpec, rs []addrRange) {
+	w.flush(spec)
+	if len(rs) == 0 {
+		return
+	}
+	var b []byte
+	for _, r := range rs {
+		b = appendIntervalEdge(b, r.first, false)
+		if end := r.last.Next(); end.IsValid() {
+			b = appendIntervalEdge(b, end, true)
+		}
+	}
+	w.elementMessage(msgNewElement, nlmCreate, "add", spec, b)
+}
+
+// rangesOf reads ranges back from the elements of an interval set.
+func rangesOf(elements []element) []addrRange {
+	slices.SortFunc(elements, func(a, b element) int {
+		return slices.Compare(a.key, b.key)
+	})
+	var rs []addrRange
+	for _, e := range elements {
+		addr, ok := netip.AddrFromSlice(e.key)
+		switch {
+		case !ok:
+		case !e.end:
+			all := netip.PrefixFrom(addr, 0).Masked()
+			rs = append(rs, addrRange{first: addr, last: lastAddr(all)})
+		case len(rs) > 0:
+			rs[len(rs)-1].last = addr.Prev()
+		}
+	}
+	return rs
+}
+
+// refCounts counts how many service ports need an address in a set that they
+// share.
+type refCounts struct {
+	in     setID
+	key    func(netip.Addr) elementBytes
+	counts map[netip.Addr]int
+	before map[netip.Addr]bool // of the addresses counted since the last settle: whether they were in the set
+}
+
+func newRefCounts(in setID, key func(netip.Addr) elementBytes) *refCounts {
+	return &refCounts{in: in, key: key, counts: map[netip.Addr]int{}, before: map[netip.Addr]bool{}}
+}
+
+func clusterIPKey(a netip.Addr) elementBytes { return elementBytes{}.addr(a) }
+
+func hairpinKey(a netip.Addr) elementBytes { return elementBytes{}.addr(a).addr(a) }
+
+func (r *refCounts) add(a netip.Addr, n int) {
+	if _, ok := r.before[a]; !ok {
+		r.before[a] = r.counts[a] > 0
+	}
+	if r.counts[a] += n; r.counts[a] == 0 {
+		delete(r.counts, a)
+	}
+}
+
+// settle writes what the additions since the last settle came to.
+func (r *refCounts) settle(sink elementSink) {
+	for a, was := range r.before {
+		is := r.counts[a] > 0
+		if is && !was {
+			sink.put(r.in, r.key(a), elementBytes{}, elementBytes{})
+		}
+		if was && !is {
+			sink.remove(r.in, r.key(a), elementBytes{})
+		}
+	}
+	clear(r.before)
+}

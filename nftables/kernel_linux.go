@@ -1,0 +1,220 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// kernel is nf_tables as the engine sees it.
+type kernel interface {
+	// commit sends the messages of w as one transaction: all or nothing.
+	commit(ctx context.Context, w *wire) error
+	// dump calls each with the attributes of every object that answers the request
+	// in w, which holds one message. It may call reset and begin again.
+	dump(ctx context.Context, w *wire, reset func(), each func(attrs []byte)) error
+	close() error
+}
+
+// socket is a netlink socket in the network namespace of the engine.
+type socket struct {
+	conn    *netlink.Conn
+	raw     syscall.RawConn
+	receive []byte // reused by every read
+	limit   int    // what one send may hold
+}
+
+var errInterrupted = errors.New("interrupted by changes each time")
+
+const (
+	// sendBuffer holds the largest transaction: the atomic replacement of a table.
+	sendBuffer    = 64 << 20
+	receiveBuffer = 4 << 20
+	dumpBuffer    = 128 << 10
+	dumpAttempts  = 5
+	netnsDir      = "/run/netns/"
+)
+
+// openSocket opens a socket in a network namespace: a path, a name under
+// /run/netns, or "" for the current one.
+func openSocket(netNS string) (*socket, error) {
+	config := &netlink.Config{}
+	if netNS != "" {
+		path := netNS
+		if !strings.Contains(path, "/") {
+			path = netnsDir + path
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("open network namespace: %w", err)
+		}
+		defer f.Close()
+		config.NetNS = int(f.Fd())
+	}
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, config)
+	if err != nil {
+		return nil, classify("open netlink socket", "to nf_tables", err)
+	}
+	s := &socket{conn: conn, receive: make([]byte, dumpBuffer)}
+	if err := s.tune(); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return s, nil
+}
+
+func (s *socket) tune() error {
+	raw, err := s.conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("tune netlink socket: %w", err)
+	}
+	s.raw = raw
+	// Errors then name the header of the message that failed, not all of it.
+	if err := s.conn.SetOption(netlink.CapAcknowledge, true); err != nil {
+		return fmt.Errorf("tune netlink socket: %w", err)
+	}
+	return errors.Join(err, raw.Control(func(fd uintptr) {
+		s.limit = enlarge(int(fd), unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer)
+		enlarge(int(fd), unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, receiveBuffer)
+	}))
+}
+
+// enlarge sets a buffer as large as the privileges allow, and returns its size.
+func enlarge(fd, force, option, size int) int {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size) != nil {
+		// Without CAP_NET_ADMIN in the initial user namespace the system's limit
+		// holds; what we got is read back.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, size)
+	}
+	got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
+	if err != nil {
+		return 0
+	}
+	return got / 2 // the kernel counts its own overhead
+}
+
+func (s *socket) close() error { return s.conn.Close() }
+
+// commit needs no acknowledgements: the kernel works off the whole transaction
+// within the send, so that afterwards its errors are waiting to be read, or
+// there are none.
+func (s *socket) commit(ctx context.Context, w *wire) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(w.buf) > s.limit {
+		return &proxier.ApplyError{Op: "send", Object: "transaction", Err: fmt.Errorf(
+			"%d bytes do not fit the socket's buffer of %d: raise net.core.wmem_max or run with CAP_NET_ADMIN", len(w.buf), s.limit)}
+	}
+	if err := s.send(w.buf); err != nil {
+		return classify("send", "transaction", err)
+	}
+	var first error
+	for {
+		n, err := s.read(unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EAGAIN) {
+			return first
+		}
+		if err != nil {
+			return classify("receive", "answer to transaction", err)
+		}
+		if err := firstError(s.receive[:n], w); err != nil && first == nil {
+			first = err
+		}
+	}
+}
+
+// firstError finds the first refused message in the kernel's answers.
+func firstError(answers []byte, w *wire) error {
+	for typ, body := range messagesOf(answers) {
+		if typ != nlmsgError || len(body) < 4+nlmsgHeaderLen {
+			continue
+		}
+		errno := unix.Errno(-int32(binary.NativeEndian.Uint32(body)))
+		seq := binary.NativeEndian.Uint32(body[4+8:])
+		if errno == 0 {
+			continue
+		}
+		m := message{op: "commit", object: "transaction"}
+		if int(seq) < len(w.messages) {
+			m = w.messages[seq]
+		}
+		return classify(m.op, m.object+" in table "+w.table, errno)
+	}
+	return nil
+}
+
+func (s *socket) dump(ctx context.Context, w *wire, reset func(), each func(attrs []byte)) error {
+	for range dumpAttempts {
+		reset()
+		interrupted, err := s.dumpOnce(ctx, w, each)
+		if err != nil || !interrupted {
+			return err
+		}
+	}
+	return &proxier.ApplyError{Op: "list", Object: w.messages[0].object, Err: errInterrupted}
+}
+
+func (s *socket) dumpOnce(ctx context.Context, w *wire, each func(attrs []byte)) (interrupted bool, err error) {
+	object := w.messages[0].object
+	if err := s.send(w.buf); err != nil {
+		return false, classify("list", object, err)
+	}
+	for {
+		n, err := s.read(0)
+		if err != nil {
+			return false, classify("list", object, err)
+		}
+		for rest := s.receive[:n]; len(rest) >= nlmsgHeaderLen; {
+			var m header
+			m, rest = nextMessage(rest)
+			interrupted = interrupted || m.flags&nlmIntr != 0
+			switch m.typ {
+			case nlmsgDone:
+				return interrupted, ctx.Err()
+			case nlmsgError:
+				return false, classify("list", object, unix.Errno(-int32(binary.NativeEndian.Uint32(m.body))))
+			default:
+				each(m.body[nfgenHeaderLen:])
+			}
+		}
+	}
+}
+
+func (s *socket) send(b []byte) error {
+	var sent error
+	err := s.raw.Write(func(fd uintptr) bool {
+		sent = unix.Sendto(int(fd), b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		return !errors.Is(sent, unix.EAGAIN) && !errors.Is(sent, unix.EINTR)
+	})
+	return errors.Join(err, sent)
+}
+
+func (s *socket) read(flags int) (n int, err error) {
+	var got error
+	err = s.raw.Read(func(fd uintptr) bool {
+		n, _, got = unix.Recvfrom(int(fd), s.receive, flags)
+		return flags&unix.MSG_DONTWAIT != 0 || !errors.Is(got, unix.EAGAIN)
+	})
+	if err == nil {
+		err = got
+	}
+	return n, err
+}
+
+// classify turns an errno into an error that says what to do about it.
+func classify(op, object string, err error) error {
+	applyErr := &proxier.ApplyError{Op: op, Object: object, Err: err}
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, applyErr)
+	}
+	return applyErr
+}

@@ -1,0 +1,307 @@
+package nftables
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/google/nftables/expr"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// chainSpec is one chain of the table. A base chain has a hook.
+type chainSpec struct {
+	name  string
+	hook  *hookSpec
+	rules []ruleSpec
+}
+
+type hookSpec struct {
+	number   uint32
+	name     string
+	priority int32
+}
+
+// ruleSpec is a rule twice: as nft would print it, for people, and as the kernel
+// wants it.
+type ruleSpec struct {
+	text  string
+	exprs []expr.Any
+}
+
+// Netfilter hook numbers, NF_INET_* of linux/netfilter.h.
+const (
+	hookPrerouting  = 0
+	hookOutput      = 3
+	hookPostrouting = 4
+)
+
+// layout builds the chains of one family's table from what is fixed while the
+// engine lives.
+type layout struct {
+	rules        rules
+	dnatPriority int32
+	snatPriority int32
+}
+
+func (l *layout) family() uint8 {
+	if l.rules.v6 {
+		return familyIPv6
+	}
+	return familyIPv4
+}
+
+// chains returns the constant part of the table.
+func (l *layout) chains() []chainSpec {
+	r := &l.rules
+	toServices := []ruleSpec{r.jump(chainServices)}
+	return []chainSpec{
+		{name: chainReject, rules: []ruleSpec{r.reject()}},
+		{name: chainDrop, rules: []ruleSpec{r.drop()}},
+		{name: chainPick, rules: r.pick()},
+		{name: chainShortCircuit, rules: r.shortCircuit()},
+		{name: chainLocal, rules: r.local()},
+		{name: chainFirewall, rules: r.firewall()},
+		{name: chainServices, rules: r.services()},
+		{name: "prerouting", hook: &hookSpec{hookPrerouting, "prerouting", l.dnatPriority}, rules: toServices},
+		{name: "output", hook: &hookSpec{hookOutput, "output", l.dnatPriority}, rules: toServices},
+		{name: "postrouting", hook: &hookSpec{hookPostrouting, "postrouting", l.snatPriority}, rules: r.postrouting()},
+	}
+}
+
+// forwardingChains returns the chain of a class, and before it those that it
+// needs and shares with other classes.
+func (l *layout) forwardingChains(f forwarding) []chainSpec {
+	r := &l.rules
+	if f.affinity == 0 {
+		return []chainSpec{{name: f.chain(), rules: append(r.masquerade(f.masquerade), r.index(f, 0, chainPick))}}
+	}
+	find, pick := affinityChains(f)
+	rules := append(r.masquerade(f.masquerade), r.jump(find), r.index(f, ownBit, pick))
+	return []chainSpec{
+		{name: find, rules: r.affinityFind(f)},
+		{name: pick, rules: r.affinityPick(f.affinity)},
+		{name: f.chain(), rules: rules},
+	}
+}
+
+// rules writes the rules of one family's table.
+type rules struct {
+	v6           bool
+	mark         uint32
+	detectsPods  bool   // by address or by interface
+	podInterface string // exact, or a prefix when it ends in "*"; empty means by address
+	specs        []setSpec
+}
+
+func (r *rules) ip() string {
+	if r.v6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+func (r *rules) services() []ruleSpec {
+	return []ruleSpec{
+		r.carry("%s daddr . meta l4proto . th dport", r.tuple, setServices),
+		r.dispatch(setClasses),
+		r.nodePorts(),
+		r.dispatch(setClasses),
+		r.matchAddr(setClusterIPs, "goto "+chainReject, gotoChain(chainReject)),
+		r.matchAddr(setServiceCIDRs, "goto "+chainDrop, gotoChain(chainDrop)),
+	}
+}
+
+// nodePorts looks at the port before the address: most new connections are for
+// no Service at all, and a hash lookup costs less than a routing lookup.
+func (r *rules) nodePorts() ruleSpec {
+	loopback, bits := "ip daddr != 127.0.0.0/8", 8
+	value := []byte{127, 0, 0, 0}
+	if r.v6 {
+		loopback, bits = "ip6 daddr != ::1", 128
+		value = append(make([]byte, 15), 1)
+	}
+	e := append(r.nodePort(), lookup(setNodePorts, reg(0), reg(12)),
+		&expr.Fib{Register: reg(0), ResultADDRTYPE: true, FlagDADDR: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: nativeUint32(rtnLocal)},
+		r.daddr(0))
+	e = append(e, notInPrefix(reg(0), value, bits)...)
+	e = append(e, r.daddr(0), lookupSet(setNodePortAddresses, reg(0)), setPriority(reg(12)))
+	return ruleSpec{
+		text: "fib daddr type local " + loopback + " " + r.ip() +
+			" daddr @nodeport-addresses meta priority set meta l4proto . th dport map @nodeports",
+		exprs: e,
+	}
+}
+
+func (r *rules) firewall() []ruleSpec {
+	admitted := append(r.tuple(), r.saddr(r.tupleLen()))
+	return []ruleSpec{
+		{
+			text:  fmt.Sprintf("%[1]s daddr . meta l4proto . th dport . %[1]s saddr != @source-ranges goto drop", r.ip()),
+			exprs: append(admitted, lookupNotInSet(setSourceRanges, reg(0)), gotoChain(chainDrop)),
+		},
+		r.carry("%s daddr . meta l4proto . th dport", r.tuple, setFirewalled),
+		r.dispatch(setFirewalledClasses),
+	}
+}
+
+// local is for externalTrafficPolicy Local, which binds only outside traffic.
+func (r *rules) local() []ruleSpec {
+	var specs []ruleSpec
+	if r.detectsPods {
+		text, match := r.fromPod(expr.CmpOpEq)
+		specs = append(specs, ruleSpec{text: text + " goto short-circuit", exprs: append(match, gotoChain(chainShortCircuit))})
+	}
+	fromNode := []expr.Any{
+		&expr.Fib{Register: reg(0), ResultADDRTYPE: true, FlagSADDR: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: nativeUint32(rtnLocal)},
+	}
+	text, mark := r.setMark()
+	return append(specs,
+		ruleSpec{text: "fib saddr type local " + text + " goto short-circuit", exprs: append(append(fromNode, mark...), gotoChain(chainShortCircuit))},
+		r.carry("%s daddr . meta l4proto . th dport", r.tuple, setLocals),
+		r.dispatch(setLocalClasses),
+		r.carry("meta l4proto . th dport", r.nodePort, setNodePortLocals),
+		r.dispatch(setLocalClasses),
+	)
+}
+
+func (r *rules) shortCircuit() []ruleSpec {
+	return []ruleSpec{
+		r.carry("%s daddr . meta l4proto . th dport", r.tuple, setShortCircuits),
+		r.dispatch(setShortCircuitClasses),
+		r.carry("meta l4proto . th dport", r.nodePort, setNodePortShortCircuits),
+		r.dispatch(setShortCircuitClasses),
+	}
+}
+
+// pick translates to the endpoint at the index in skb->priority, and leaves the
+// priority 0. It is the only rule bound to each of the two large maps: every
+// further one would make each element dearer to add.
+func (r *rules) pick() []ruleSpec {
+	return []ruleSpec{
+		r.dnat("%s daddr . meta l4proto . th dport . meta priority", append(r.tuple(), priority(r.tupleLen())), setEndpoints),
+		r.dnat("meta l4proto . th dport . meta priority", append(r.nodePort(), priority(2)), setNodePortEndpoints),
+	}
+}
+
+// masquerade marks what the class masquerades.
+func (r *rules) masquerade(m desired.Masquerade) []ruleSpec {
+	text, mark := r.setMark()
+	switch {
+	case m == desired.MasqueradeAll:
+		return []ruleSpec{{text: text, exprs: mark}}
+	case m == desired.MasqueradeNonPod && r.detectsPods:
+		notPod, match := r.fromPod(expr.CmpOpNeq)
+		return []ruleSpec{{text: notPod + " " + text, exprs: append(match, mark...)}}
+	default:
+		return nil
+	}
+}
+
+// index draws the index of an endpoint, with equal chances.
+func (r *rules) index(f forwarding, base uint32, next string) ruleSpec {
+	from := base + offset(f.scope)
+	text := fmt.Sprintf("meta priority set numgen random mod %d", f.endpoints)
+	if from != 0 {
+		text += fmt.Sprintf(" offset %d", from)
+	}
+	return ruleSpec{
+		text: text + " goto " + next,
+		exprs: []expr.Any{
+			&expr.Numgen{Register: reg(0), Modulus: uint32(f.endpoints), Type: ngRandom, Offset: from},
+			setPriority(reg(0)), gotoChain(next),
+		},
+	}
+}
+
+// affinityFind forwards a client that has a record to the endpoint in it, if
+// that endpoint is still one of the scope; otherwise it returns.
+func (r *rules) affinityFind(f forwarding) []ruleSpec {
+	own := []expr.Any{priority(0), and(0, 0, ownBit), notZero(0)}
+	nodePortIDs := r.carry("meta l4proto . th dport", r.nodePort, setNodePortAffinityIDs)
+	nodePortIDs.text = fmt.Sprintf("meta priority & %#x != 0 %s", uint32(ownBit), nodePortIDs.text)
+	nodePortIDs.exprs = append(own, nodePortIDs.exprs...)
+
+	specs := []ruleSpec{
+		r.carry("%s daddr . meta l4proto . th dport", r.tuple, setAffinityIDs),
+		nodePortIDs,
+		{
+			text:  "meta priority set meta priority . " + r.ip() + " saddr map @affinity",
+			exprs: []expr.Any{priority(0), r.saddr(1), lookup(setAffinity, reg(0), reg(12)), setPriority(reg(12))},
+		},
+		{
+			text: fmt.Sprintf("meta priority & %#x != 0 update @affinity { %s }", maxAffinitySlot, r.recordText(f.affinity)),
+			exprs: append([]expr.Any{priority(0), and(0, 0, maxAffinitySlot), notZero(0)},
+				r.record(dynsetUpdate, f.affinity)...),
+		},
+	}
+	if f.scope == desired.ScopeLocal {
+		specs = append(specs, ruleSpec{
+			text:  fmt.Sprintf("meta priority set meta priority | %#x", affinityLocal),
+			exprs: []expr.Any{priority(0), or(0, affinityLocal), setPriority(reg(0))},
+		})
+	}
+	return append(specs, r.dnat("meta priority", []expr.Any{priority(0)}, setAffinityEndpoints))
+}
+
+// affinityPick forwards to the endpoint at the index in skb->priority and writes
+// the record. The record is written by a rule of its own, so that a full map
+// costs stickiness and no connection.
+func (r *rules) affinityPick(timeout time.Duration) []ruleSpec {
+	tupleIndex := func() []expr.Any { return append(r.tuple(), priority(r.tupleLen())) }
+	nodePortIndex := func() []expr.Any { return append(r.nodePort(), priority(2)) }
+	record := r.recordText(timeout)
+	return []ruleSpec{
+		r.carry("%s daddr . meta l4proto . th dport . meta priority", tupleIndex, setAffinityPicks),
+		r.carry("meta l4proto . th dport . meta priority", nodePortIndex, setNodePortAffinityPicks),
+		{
+			// A record that is there keeps its data on "add" and "update".
+			text:  fmt.Sprintf("delete @affinity { %[1]s } add @affinity { %[1]s }", record),
+			exprs: append(r.record(dynsetDelete, timeout), r.record(dynsetAdd, timeout)...),
+		},
+		r.dnat("meta priority", []expr.Any{priority(0)}, setAffinityEndpoints),
+	}
+}
+
+func (r *rules) recordText(timeout time.Duration) string {
+	return fmt.Sprintf("meta priority & %#x . %s saddr timeout %s : meta priority & %#x",
+		affinityIDMask, r.ip(), seconds(timeout), affinityMask)
+}
+
+// record writes the client's record: affinity id and source to endpoint id,
+// without the bit of the scope, because all frontends share it.
+func (r *rules) record(op uint32, timeout time.Duration) []expr.Any {
+	if op == dynsetDelete {
+		timeout = 0
+	}
+	return []expr.Any{
+		priority(12), and(0, 12, affinityIDMask), r.saddr(1), and(12, 12, affinityMask),
+		&expr.Dynset{SrcRegKey: reg(0), SrcRegData: reg(12), SetName: setName(setAffinity), Operation: op, Timeout: timeout},
+	}
+}
+
+func (r *rules) postrouting() []ruleSpec {
+	clear := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0)}, and(1, 0, r.mark), notZero(1),
+		and(0, 0, ^r.mark), &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg(0)},
+		&expr.Masq{FullyRandom: true},
+	}
+	addrLen := r.addrRegs()
+	hairpin := []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg(0)}, and(0, 0, ctStatusDNAT), notZero(0),
+		r.saddr(0), r.daddr(addrLen), lookupSet(setHairpin, reg(0)), &expr.Masq{FullyRandom: true},
+	}
+	return []ruleSpec{
+		{
+			text: fmt.Sprintf("meta mark & %#[1]x != 0 meta mark set meta mark & %#[2]x masquerade fully-random",
+				r.mark, ^r.mark),
+			exprs: clear,
+		},
+		{
+			text:  fmt.Sprintf("ct status dnat %[1]s saddr . %[1]s daddr @hairpin masquerade fully-random", r.ip()),
+			exprs: hairpin,
+		},
+	}
+}

@@ -1,0 +1,259 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"slices"
+	"time"
+)
+
+// observation is what the kernel holds under the name of our table.
+type observation struct {
+	comment string
+	sets    map[string]string          // name to shape
+	counts  map[string]int             // name to number of elements, where the kernel tells
+	chains  map[string]*observedChain  // by name
+	verdict [numSets]map[uint32]string // class to chain
+	ranges  [numSets][]addrRange       // of the interval sets
+	element [numSets]map[string]string // key, and its end, to data
+}
+
+type observedChain struct {
+	hook     uint32
+	priority int32
+	isBase   bool
+	rules    []string // checksums
+}
+
+// observe reads the table back; nil means that there is none.
+func (e *Engine) observe(ctx context.Context) (*observation, error) {
+	var o *observation
+	err := e.list(ctx, msgGetTable, "tables", func() { o = nil }, func(attrs []byte) {
+		if cString(find(attrs, tableName)) == e.config.Names.Table {
+			o = &observation{comment: comment(find(attrs, tableUserdata))}
+		}
+	})
+	if err != nil || o == nil {
+		return nil, err
+	}
+	if err := e.observeChains(ctx, o); err != nil {
+		return nil, err
+	}
+	reset := func() { o.sets, o.counts = map[string]string{}, map[string]int{} }
+	err = e.list(ctx, msgGetSet, "sets", reset, func(attrs []byte) {
+		if cString(find(attrs, setAttrTable)) != e.config.Names.Table {
+			return
+		}
+		name := cString(find(attrs, setAttrName))
+		o.sets[name] = shapeOf(attrs)
+		if count := find(attrs, setAttrCount); count != nil {
+			o.counts[name] = int(bigUint32(count))
+		}
+	})
+	return o, err
+}
+
+func (e *Engine) observeChains(ctx context.Context, o *observation) error {
+	err := e.list(ctx, msgGetChain, "chains", func() { o.chains = map[string]*observedChain{} }, func(attrs []byte) {
+		if cString(find(attrs, chainTable)) == e.config.Names.Table {
+			o.chains[cString(find(attrs, chainName))] = parseChain(attrs)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	forget := func() {
+		for _, c := range o.chains {
+			c.rules = nil
+		}
+	}
+	return e.list(ctx, msgGetRule, "rules", forget, func(attrs []byte) {
+		c := o.chains[cString(find(attrs, ruleChain))]
+		if c != nil && cString(find(attrs, ruleTable)) == e.config.Names.Table {
+			c.rules = append(c.rules, string(find(attrs, ruleUserdata)))
+		}
+	})
+}
+
+func parseChain(attrs []byte) *observedChain {
+	c := &observedChain{}
+	if h := find(attrs, chainHook); h != nil {
+		c.isBase = true
+		c.hook = bigUint32(find(h, hookNumber))
+		c.priority = int32(bigUint32(find(h, hookPrio)))
+	}
+	return c
+}
+
+// comment reads the comment of a table out of its user data.
+func comment(user []byte) string {
+	if len(user) < 2 || user[0] != 0 || len(user) < 2+int(user[1]) {
+		return ""
+	}
+	return cString(user[2 : 2+int(user[1])])
+}
+
+// shapeOf sums up what a set is, as shape does for what it should be.
+func shapeOf(attrs []byte) string {
+	var b []byte
+	for _, typ := range []uint16{setAttrFlags, setAttrKey, setAttrKeyLen, setAttrData, setAttrDatLen} {
+		b = binary.BigEndian.AppendUint32(b, bigUint32(find(attrs, typ)))
+	}
+	return hex.EncodeToString(b)
+}
+
+func (s *setSpec) shape(addrLen int) string {
+	b := binary.BigEndian.AppendUint32(nil, s.flags)
+	b = binary.BigEndian.AppendUint32(b, dataType(s.key, addrLen))
+	b = binary.BigEndian.AppendUint32(b, uint32(padded(s.key, addrLen)))
+	b = binary.BigEndian.AppendUint32(b, dataType(s.data, addrLen))
+	return hex.EncodeToString(binary.BigEndian.AppendUint32(b, uint32(padded(s.data, addrLen))))
+}
+
+func bigUint32(b []byte) uint32 {
+	if len(b) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+// list dumps objects of our family.
+func (e *Engine) list(ctx context.Context, typ uint16, object string, reset func(), each func(attrs []byte)) error {
+	w := &wire{family: e.batch.family, table: e.batch.table}
+	w.begin(typ, nlmDump, "list", object)
+	w.end()
+	return e.kernel.dump(ctx, w, reset, each)
+}
+
+// matches says whether the table has the layout, so that the difference to what
+// it should hold is one of elements only.
+func (o *observation) matches(l *layout) (bool, error) {
+	if o.comment != tableComment || len(o.sets) != int(numSets) {
+		return false, nil
+	}
+	addrLen := 4 * l.rules.addrRegs()
+	for i := range l.rules.specs {
+		if s := &l.rules.specs[i]; o.sets[s.name] != s.shape(addrLen) {
+			return false, nil
+		}
+	}
+	expected := map[string]bool{}
+	for _, c := range append(l.chains(), o.classChains(l)...) {
+		ok, err := o.hasChain(&c, l)
+		if !ok || err != nil {
+			return false, err
+		}
+		expected[c.name] = true
+	}
+	return len(expected) == len(o.chains), nil
+}
+
+// classChains are the chains that the classes among the chains' names need.
+func (o *observation) classChains(l *layout) []chainSpec {
+	var specs []chainSpec
+	for name := range o.chains {
+		if f, ok := parseForwarding(name); ok {
+			specs = append(specs, l.forwardingChains(f)...)
+		}
+	}
+	return specs
+}
+
+func (o *observation) hasChain(want *chainSpec, l *layout) (bool, error) {
+	have := o.chains[want.name]
+	if have == nil || have.isBase != (want.hook != nil) || len(have.rules) != len(want.rules) {
+		return false, nil
+	}
+	if want.hook != nil && (have.hook != want.hook.number || have.priority != want.hook.priority) {
+		return false, nil
+	}
+	for i := range want.rules {
+		_, sum, err := want.rules[i].encode(l.family())
+		if err != nil {
+			return false, err
+		}
+		if have.rules[i] != string(userdata(udataChecksum, sum)) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// observeElements reads all sets but the one that packets write.
+func (e *Engine) observeElements(ctx context.Context, o *observation) error {
+	for i := range e.specs {
+		spec := &e.specs[i]
+		var err error
+		switch {
+		case spec.id == setAffinity:
+		case spec.data != nil && spec.data[0] == fieldVerdict:
+			reset := func() { o.verdict[spec.id] = map[uint32]string{} }
+			err = e.listElements(ctx, spec, reset, func(el element) {
+				o.verdict[spec.id][binary.NativeEndian.Uint32(el.key)] = el.chain
+			})
+		case slices.Contains(intervalSets(), spec.id):
+			var elements []element
+			err = e.listElements(ctx, spec, func() { elements = nil }, func(el element) {
+				elements = append(elements, el.clone())
+			})
+			o.ranges[spec.id] = rangesOf(elements)
+		default:
+			err = e.observeSet(ctx, o, spec)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Reading a hash table that the kernel is just resizing, as it does for a while
+// after many additions, may leave elements out.
+const (
+	resizeAttempts = 6
+	resizePause    = 5 * time.Millisecond // doubled each time
+)
+
+// observeSet reads a set until it has as many elements as the kernel counts,
+// where the kernel tells (newer ones do), or patience ends.
+func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) error {
+	want, known := o.counts[spec.name]
+	reset := func() { o.element[spec.id] = make(map[string]string, want) }
+	pause := resizePause
+	for range resizeAttempts {
+		err := e.listElements(ctx, spec, reset, func(el element) {
+			o.element[spec.id][string(el.key)+string(el.keyEnd)] = string(el.data)
+		})
+		if err != nil || !known || spec.flags&flagInterval != 0 || len(o.element[spec.id]) == want {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+			pause *= 2
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (e *Engine) listElements(ctx context.Context, spec *setSpec, reset func(), each func(element)) error {
+	w := &wire{family: e.batch.family, table: e.batch.table}
+	w.begin(msgGetElement, nlmDump, "list", "elements of set "+spec.name)
+	w.attrString(elemsTable, w.table)
+	w.attrString(elemsSet, spec.name)
+	w.end()
+	return e.kernel.dump(ctx, w, reset, func(attrs []byte) {
+		for _, item := range attributes(find(attrs, elemsList)) {
+			if el := parseElement(item); el.key != nil {
+				each(el)
+			}
+		}
+	})
+}
+
+func (el element) clone() element {
+	el.key = slices.Clone(el.key)
+	return el
+}

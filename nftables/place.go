@@ -1,0 +1,164 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// placed is a service port as it stands in the sets: what was written, or is
+// about to be. It is not changed once it is made.
+type placed struct {
+	frontends []placedFrontend // in order of key
+	// lists holds the endpoints of each scope, at the index that a packet draws.
+	lists    [2][]target
+	affinity bool
+	hairpin  []netip.Addr
+}
+
+// target is an endpoint at its index.
+type target struct {
+	addr netip.AddrPort
+	id   uint32 // of the endpoint in affinity records; 0 without affinity
+}
+
+// placedFrontend is a frontend with the values of its elements; 0 stands for no
+// element.
+type placedFrontend struct {
+	key        desired.Key
+	clusterIP  bool
+	entry      uint32 // class, for everybody
+	firewalled uint32 // class, behind the source ranges
+	outside    uint32 // class, for outside traffic under external policy Local
+	inside     uint32 // class, for pods and the node under external policy Local
+	affinityID uint32
+	uses       [2]bool // which of the lists it has
+	ranges     []netip.Prefix
+}
+
+func scopeIndex(s desired.Scope) int { return int(s - desired.ScopeCluster) }
+
+func indexScope(i int) desired.Scope { return desired.ScopeCluster + desired.Scope(i) }
+
+// placer gives every endpoint an index and every frontend its classes.
+type placer struct {
+	class    func(forwarding) uint32
+	affinity *affinityService // nil without session affinity
+}
+
+// place keeps endpoints that are in prev at their index as far as possible: each
+// move costs kernel writes.
+func (pl placer) place(prev *placed, s *desired.Service) *placed {
+	p := &placed{
+		frontends: make([]placedFrontend, len(s.Frontends)),
+		affinity:  pl.affinity != nil,
+		hairpin:   s.Hairpin,
+	}
+	if pl.affinity != nil {
+		pl.affinity.keep(s.Cluster, s.Local)
+	}
+	for i := range p.lists {
+		p.lists[i] = pl.arrange(prev.list(i), s.Endpoints(indexScope(i)), i)
+	}
+	for i := range s.Frontends {
+		p.frontends[i] = pl.frontend(p, s, &s.Frontends[i])
+	}
+	return p
+}
+
+func (p *placed) list(i int) []target {
+	if p == nil {
+		return nil
+	}
+	return p.lists[i]
+}
+
+// frontend chooses the classes by what packets meet first: source ranges, then
+// the difference between inside and outside, then the endpoints.
+func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) placedFrontend {
+	pf := placedFrontend{key: s.Key(f), clusterIP: f.Kind == desired.ClusterIP, ranges: f.SourceRanges}
+	if pl.affinity != nil {
+		pf.affinityID = pl.affinity.key()
+	}
+	pf.entry = pl.action(&pf, p, s, f)
+	if f.ShortCircuit {
+		cluster := scopeIndex(desired.ScopeCluster)
+		pf.uses[cluster] = true
+		pf.outside, pf.entry = pf.entry, classLocal
+		pf.inside = pl.class(forwarding{
+			masquerade: desired.MasqueradeNone, scope: desired.ScopeCluster,
+			endpoints: len(p.lists[cluster]), affinity: s.Affinity,
+		})
+	}
+	if f.Restricted {
+		pf.firewalled, pf.entry = pf.entry, classFirewall
+	}
+	return pf
+}
+
+func (pl placer) action(pf *placedFrontend, p *placed, s *desired.Service, f *desired.Frontend) uint32 {
+	switch f.Action {
+	case desired.Forward:
+		scope := scopeIndex(f.Scope)
+		pf.uses[scope] = true
+		return pl.class(forwarding{
+			masquerade: f.Masquerade, scope: f.Scope,
+			endpoints: len(p.lists[scope]), affinity: s.Affinity,
+		})
+	case desired.Drop:
+		return classDrop
+	case desired.Reject:
+		return classReject
+	default:
+		return classReject
+	}
+}
+
+// arrange puts the sorted endpoints at indexes 0 to n-1: those of prev stay where
+// they are, unless their index is beyond the new end, and the others fill the
+// holes.
+func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, scope int) []target {
+	endpoints = endpoints[:min(len(endpoints), pl.limit())]
+	if len(endpoints) == 0 {
+		return nil
+	}
+	list := make([]target, len(endpoints))
+	stays := make([]bool, len(endpoints))
+	for i := range min(len(prev), len(list)) {
+		if j, ok := slices.BinarySearchFunc(endpoints, prev[i].addr, netip.AddrPort.Compare); ok {
+			list[i], stays[j] = pl.target(endpoints[j], scope), true
+		}
+	}
+	hole := 0
+	for j, addr := range endpoints {
+		if stays[j] {
+			continue
+		}
+		for list[hole].addr.IsValid() {
+			hole++
+		}
+		list[hole] = pl.target(addr, scope)
+	}
+	return list
+}
+
+// limit is how many endpoints a service port can have. Those beyond it, in order
+// of address, get no traffic.
+func (pl placer) limit() int {
+	if pl.affinity != nil {
+		return maxAffinitySlot
+	}
+	return maxEndpoints
+}
+
+func (pl placer) target(addr netip.AddrPort, scope int) target {
+	if pl.affinity == nil {
+		return target{addr: addr}
+	}
+	id := pl.affinity.endpoint(addr)
+	if indexScope(scope) == desired.ScopeLocal {
+		id |= affinityLocal
+	}
+	return target{addr: addr, id: id}
+}

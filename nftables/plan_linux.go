@@ -1,0 +1,150 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Plan implements proxier.Planner. The text is close to nft's own syntax, with a
+// line for each element, but made to be read: it cannot be loaded.
+func (e *Engine) Plan(update desired.Update) (string, error) {
+	scratch, err := newEngine(e.config, e.family, proxier.Deps{})
+	if err != nil {
+		return "", err
+	}
+	scratch.begin(scratch.layoutFor(&update.Globals), false)
+	t := &scratch.step
+	scratch.placeAllInto(update.Services, t)
+	v := view{layout: &scratch.state.layout, table: e.config.Names.Table, verdicts: map[setID][]string{}}
+	for class, to := range staticClasses() {
+		v.lead(class, to.chain, to.from)
+	}
+	v.chains = scratch.state.layout.chains()
+	for _, c := range t.classes {
+		v.lead(c.id, c.chain(), c.reachedFrom())
+		for _, chain := range scratch.state.layout.forwardingChains(c.forwarding) {
+			if !slices.ContainsFunc(v.chains, func(have chainSpec) bool { return have.name == chain.name }) {
+				v.chains = append(v.chains, chain)
+			}
+		}
+	}
+	v.elements = func(s *setSpec) []string {
+		if slices.Contains(intervalSets(), s.id) {
+			return prefixTexts(prefixesOf(&update.Globals, s.id))
+		}
+		return elementTexts(s, v.addrLen(), t.adds[s.id].buf)
+	}
+	var b strings.Builder
+	err = v.print(&b)
+	return b.String(), err
+}
+
+// placeAllInto gathers everything that a new table would hold in one transaction.
+func (e *Engine) placeAllInto(services []*desired.Service, t *transaction) {
+	for _, s := range services {
+		e.change(t, s.Name, s)
+	}
+	e.state.clusterIPs.settle(t)
+	e.state.hairpins.settle(t)
+}
+
+// Dump implements proxier.Dumper: it reads the table back from the kernel. Rules
+// are printed as the engine would write them if they are unchanged.
+func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
+	if err := e.connect(); err != nil {
+		return err
+	}
+	o, err := e.observe(ctx)
+	if err != nil {
+		return err
+	}
+	l := e.state.layout
+	if l.rules.specs == nil {
+		l = e.layoutFor(&desired.Globals{})
+	}
+	if o == nil {
+		_, err := fmt.Fprintf(w, "# no table %s %s\n", l.rules.ip(), e.config.Names.Table)
+		return err
+	}
+	v := view{layout: &l, table: e.config.Names.Table, chains: append(l.chains(), o.classChains(&l)...), verdicts: map[setID][]string{}}
+	encoded := map[setID][]byte{}
+	for i := range e.specs {
+		spec := &e.specs[i]
+		reset := func() { encoded[spec.id], v.verdicts[spec.id] = nil, nil }
+		err := e.listElements(ctx, spec, reset, func(el element) {
+			if el.chain != "" {
+				v.lead(binary.NativeEndian.Uint32(el.key), el.chain, []setID{spec.id})
+				return
+			}
+			encoded[spec.id] = appendElement(encoded[spec.id], el.key, el.keyEnd, el.data)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	v.elements = func(s *setSpec) []string { return elementTexts(s, v.addrLen(), encoded[s.id]) }
+	return v.print(w)
+}
+
+// view prints a table.
+type view struct {
+	layout   *layout
+	table    string
+	chains   []chainSpec
+	verdicts map[setID][]string
+	elements func(*setSpec) []string
+}
+
+func (v *view) addrLen() int { return 4 * v.layout.rules.addrRegs() }
+
+func (v *view) lead(class uint32, chain string, from []setID) {
+	for _, in := range from {
+		v.verdicts[in] = append(v.verdicts[in], fmt.Sprintf("%#08x : goto %s", class, chain))
+	}
+}
+
+func (v *view) print(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "table %s %s {\n\tcomment %q\n", v.layout.rules.ip(), v.table, tableComment)
+	for i := range v.layout.rules.specs {
+		v.printSet(&b, &v.layout.rules.specs[i])
+	}
+	for i := range v.chains {
+		v.printChain(&b, &v.chains[i])
+	}
+	b.WriteString("}\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (v *view) printSet(b *strings.Builder, s *setSpec) {
+	kind, typ := "set", typeName(s.key, v.addrLen())
+	if s.data != nil {
+		kind, typ = "map", typ+" : "+typeName(s.data, v.addrLen())
+	}
+	fmt.Fprintf(b, "\n\t%s %s { # %s\n\t\ttype %s\n", kind, s.name, s.note, typ)
+	elements := append(slices.Clone(v.verdicts[s.id]), v.elements(s)...)
+	slices.Sort(elements)
+	for _, e := range elements {
+		fmt.Fprintf(b, "\t\t%s\n", e)
+	}
+	b.WriteString("\t}\n")
+}
+
+func (v *view) printChain(b *strings.Builder, c *chainSpec) {
+	fmt.Fprintf(b, "\n\tchain %s {\n", c.name)
+	if c.hook != nil {
+		fmt.Fprintf(b, "\t\ttype nat hook %s priority %d; policy accept;\n", c.hook.name, c.hook.priority)
+	}
+	for _, r := range c.rules {
+		fmt.Fprintf(b, "\t\t%s\n", r.text)
+	}
+	b.WriteString("\t}\n")
+}

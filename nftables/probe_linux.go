@@ -1,0 +1,104 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// minKernel is the oldest kernel whose nf_tables has all that the layout needs.
+// The youngest part of it is reject in a prerouting chain (5.9).
+const minKernel = "5.13"
+
+// feature is one thing that the layout needs of the kernel.
+type feature struct {
+	name, option string
+	exprs        []expr.Any
+	set          *setSpec
+}
+
+// explain finds out, after the layout was refused, which feature the kernel
+// lacks. It tries each one by itself in a transaction that cannot succeed, so
+// that nothing is left behind.
+func (e *Engine) explain(ctx context.Context, refused error) error {
+	if errors.Is(refused, proxier.ErrPermission) {
+		return refused
+	}
+	errs := []error{refused}
+	for _, f := range e.features() {
+		if err := e.probe(ctx, f); err != nil {
+			errs = append(errs, &proxier.UnsupportedError{
+				Feature: "nf_tables " + f.name + " on " + kernelRelease(),
+				Hint:    fmt.Sprintf("want Linux %s or newer with %s", minKernel, f.option),
+				Err:     err,
+			})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (e *Engine) features() []feature {
+	r := &e.state.layout.rules
+	_, mark := r.setMark()
+	return []feature{
+		{name: "concatenated keys", option: "CONFIG_NF_TABLES", set: &e.specs[setServices]},
+		{name: "ranges in concatenated keys", option: "CONFIG_NF_TABLES", set: &e.specs[setSourceRanges]},
+		{name: "ranges", option: "CONFIG_NF_TABLES", set: &e.specs[setServiceCIDRs]},
+		{name: "maps written by packets", option: "CONFIG_NF_TABLES", set: &e.specs[setAffinity]},
+		{name: "expression fib", option: "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6", exprs: []expr.Any{
+			&expr.Fib{Register: reg(0), ResultADDRTYPE: true, FlagDADDR: true},
+		}},
+		{name: "expression numgen", option: "CONFIG_NFT_NUMGEN", exprs: []expr.Any{
+			&expr.Numgen{Register: reg(0), Modulus: 2, Type: ngRandom},
+		}},
+		{name: "expression nat", option: "CONFIG_NFT_NAT", exprs: append([]expr.Any{r.daddr(0)},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(e.batch.family), RegAddrMin: reg(0)})},
+		{name: "expression reject", option: "CONFIG_NFT_REJECT", exprs: r.reject().exprs},
+		{name: "expression ct", option: "CONFIG_NFT_CT", exprs: []expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: reg(0)}}},
+		{name: "setting the packet mark", option: "CONFIG_NF_TABLES", exprs: mark},
+		{name: "setting the packet priority", option: "CONFIG_NF_TABLES", exprs: []expr.Any{priority(0), setPriority(reg(0))}},
+	}
+}
+
+// probe returns why the kernel refuses a feature, nil if it does not.
+func (e *Engine) probe(ctx context.Context, f feature) error {
+	w := e.newBatch()
+	w.table += "-probe"
+	defer func(table string) { w.table = table }(e.config.Names.Table)
+	w.newTable(tableComment)
+	if f.set != nil {
+		w.newSet(f.set, 4*e.state.layout.rules.addrRegs(), e.config.AffinityRecords)
+	} else {
+		chain := chainSpec{
+			name: "probe", hook: &hookSpec{hookPrerouting, "prerouting", e.config.DNATPriority},
+			rules: []ruleSpec{{text: f.name, exprs: f.exprs}},
+		}
+		if err := w.chains([]chainSpec{chain}); err != nil {
+			return err
+		}
+	}
+	const poison = "chain that is not there"
+	w.begin(msgDelChain, 0, "delete", poison)
+	w.attrString(chainTable, w.table)
+	w.attrString(chainName, "not-there")
+	w.end()
+	err := e.send(ctx, w)
+	var applyErr *proxier.ApplyError
+	if errors.As(err, &applyErr) && applyErr.Object == poison+" in table "+w.table {
+		return nil
+	}
+	return err
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "this kernel"
+	}
+	return "Linux " + unix.ByteSliceToString(u.Release[:])
+}

@@ -1,0 +1,63 @@
+package nftables
+
+import (
+	"crypto/sha256"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+)
+
+// scaffold writes the constant part of the table.
+func (w *wire) scaffold(l *layout, affinitySize uint32) error {
+	addrLen := 4 * l.rules.addrRegs()
+	w.newTable(tableComment)
+	for _, spec := range l.rules.specs {
+		size := uint32(0)
+		if spec.flags&flagEval != 0 {
+			size = affinitySize
+		}
+		w.newSet(&spec, addrLen, size)
+	}
+	if err := w.chains(l.chains()); err != nil {
+		return err
+	}
+	for class, to := range staticClasses() {
+		for _, in := range to.from {
+			w.verdictElement(&l.rules.specs[in], class, to.chain)
+		}
+	}
+	return nil
+}
+
+// chains writes chains with their rules. The chains come first, so that rules
+// may lead to any of them.
+func (w *wire) chains(chains []chainSpec) error {
+	for i := range chains {
+		w.newChain(&chains[i])
+	}
+	for i := range chains {
+		for _, r := range chains[i].rules {
+			exprs, sum, err := r.encode(w.family)
+			if err != nil {
+				return err
+			}
+			w.newRule(chains[i].name, r.text, exprs, sum)
+		}
+	}
+	return nil
+}
+
+// encode returns the expressions in the kernel's form and a checksum of them, by
+// which the rule is known again when it is read back.
+func (r *ruleSpec) encode(family uint8) (exprs [][]byte, sum []byte, err error) {
+	h := sha256.New()
+	for _, e := range r.exprs {
+		b, err := expr.Marshal(family, e)
+		if err != nil {
+			return nil, nil, fmt.Errorf("encode rule %q: %w", r.text, err)
+		}
+		exprs = append(exprs, b)
+		h.Write(b)
+	}
+	return exprs, h.Sum(nil)[:checksumLen], nil
+}

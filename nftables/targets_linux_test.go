@@ -1,0 +1,439 @@
+package nftables
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// benchFull asks for the sizes of large clusters; without it the benchmark only
+// proves that it works.
+const benchFull = "SERVICEPLANE_BENCH_FULL"
+
+// BenchmarkTargets measures a sync from the event to the programmed kernel, and
+// prints a table. Beside each figure stands its floor in the same run: the very
+// bytes that the engine sent, sent again by a bare netlink loop into an empty
+// namespace.
+func BenchmarkTargets(b *testing.B) {
+	sizes, huge, runs := []int{50, 100}, [][2]int{{50, 5}}, 3
+	if os.Getenv(benchFull) == "1" {
+		sizes, huge, runs = []int{1000, 5000, 10000, 30000}, [][2]int{{5000, 50}, {45000, 2}}, 7
+	}
+	t := &table{}
+	for range b.N {
+		t.rows = nil
+		for _, n := range sizes {
+			benchSize(b, t, n, runs)
+		}
+		for _, h := range huge {
+			c := newCluster(h[0], h[1])
+			t.add(fmt.Sprintf("first sync N=%d E=%d", h[0], h[1]), measureFirst(b, c, 3))
+		}
+		for _, n := range []int{100, 1000, 5000} {
+			t.add(fmt.Sprintf("tracking: 1 of %d endpoints flipped", n), measureFlip(b, n, runs))
+		}
+		t.add("tracking: initial load 5000 x 10", measureTracking(b, newCluster(5000, 10), runs))
+	}
+	t.print(os.Stdout)
+}
+
+func benchSize(b *testing.B, t *table, n, runs int) {
+	c := newCluster(n, 10)
+	at := fmt.Sprintf(" N=%d", n)
+	t.add("first sync"+at+" E=10", measureFirst(b, c, min(runs, 5)))
+	p := newProgrammed(b, c)
+	t.add("1 endpoint replaced"+at, p.measureReplace(b, 1, 300))
+	t.add("100 endpoints in one sync"+at, p.measureReplace(b, min(100, n), 50))
+	t.add("full sync, nothing changed"+at, p.measureFull(b, 3))
+	p.stop()
+	t.add("restart, nothing changed"+at, p.measureRestart(b, 3))
+}
+
+// figure is the median of several runs.
+type figure struct {
+	wall, cpu, floor time.Duration
+	allocs           uint64
+	writes           int
+}
+
+type table struct {
+	rows []string
+}
+
+func (t *table) add(what string, f figure) {
+	floor, ratio := "-", "-"
+	if f.floor > 0 {
+		floor, ratio = f.floor.String(), strconv.FormatFloat(float64(f.wall)/float64(f.floor), 'f', 1, 64)
+	}
+	t.rows = append(t.rows, fmt.Sprintf("%s\t%v\t%v\t%s\t%s\t%d\t%d", what,
+		f.wall.Round(100*time.Nanosecond), f.cpu.Round(100*time.Nanosecond), floor, ratio, f.allocs, f.writes))
+}
+
+func (t *table) print(w io.Writer) {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(tw, "\nwhat\twall\tCPU\tfloor\twall/floor\tallocs\twrites")
+	for _, r := range t.rows {
+		fmt.Fprintln(tw, r)
+	}
+	tw.Flush()
+}
+
+// measure runs f and returns the medians.
+func measure(runs int, prepare, f func()) figure {
+	var walls, cpus []time.Duration
+	var allocs []uint64
+	var before, after runtime.MemStats
+	for range runs {
+		prepare()
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		cpu, start := cpuTime(), time.Now()
+		f()
+		walls, cpus = append(walls, time.Since(start)), append(cpus, cpuTime()-cpu)
+		runtime.ReadMemStats(&after)
+		allocs = append(allocs, after.Mallocs-before.Mallocs)
+	}
+	return figure{wall: median(walls), cpu: median(cpus), allocs: median(allocs)}
+}
+
+// measureLoop is measure for what is too short to be timed once.
+func measureLoop(times int, f func(i int)) figure {
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	walls := make([]time.Duration, 0, times)
+	cpu := cpuTime()
+	for i := range times {
+		start := time.Now()
+		f(i)
+		walls = append(walls, time.Since(start))
+	}
+	cpu = (cpuTime() - cpu) / time.Duration(times)
+	runtime.ReadMemStats(&after)
+	return figure{wall: median(walls), cpu: cpu, allocs: (after.Mallocs - before.Mallocs) / uint64(times)}
+}
+
+func median[T time.Duration | uint64](values []T) T {
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// cluster is N ClusterIP Services with one TCP port and E ready endpoints each.
+type cluster struct {
+	services []*v1.Service
+	slices   []*discovery.EndpointSlice
+}
+
+func newCluster(services, endpoints int) *cluster {
+	c := &cluster{}
+	for n := range services {
+		meta := metav1.ObjectMeta{Namespace: "bench", Name: "service-" + strconv.Itoa(n)}
+		c.services = append(c.services, &v1.Service{
+			ObjectMeta: meta,
+			Spec: v1.ServiceSpec{
+				Type: v1.ServiceTypeClusterIP, ClusterIP: netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}).String(),
+				Ports: []v1.ServicePort{{Protocol: v1.ProtocolTCP, Port: 80}},
+			},
+		})
+		c.slices = append(c.slices, newSlice(meta, n*endpoints, endpoints))
+	}
+	return c
+}
+
+func newSlice(meta metav1.ObjectMeta, first, endpoints int) *discovery.EndpointSlice {
+	name, tcp, port, ready, node := "", v1.ProtocolTCP, int32(8080), true, "node-7"
+	slice := &discovery.EndpointSlice{ObjectMeta: meta, AddressType: discovery.AddressTypeIPv4}
+	slice.Labels = map[string]string{discovery.LabelServiceName: meta.Name}
+	slice.Ports = []discovery.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}}
+	for i := first; i < first+endpoints; i++ {
+		slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{
+			Addresses:  []string{netip.AddrFrom4([4]byte{11 + byte(i>>24), byte(i >> 16), byte(i >> 8), byte(i)}).String()},
+			Conditions: discovery.EndpointConditions{Ready: &ready}, NodeName: &node,
+		})
+	}
+	return slice
+}
+
+// replaced returns a copy of a slice with one other endpoint.
+func replaced(slice *discovery.EndpointSlice, i int) *discovery.EndpointSlice {
+	other := *slice
+	other.Endpoints = slices.Clone(slice.Endpoints)
+	other.Endpoints[4].Addresses = []string{netip.AddrFrom4([4]byte{99, byte(i >> 16), byte(i >> 8), byte(i)}).String()}
+	return &other
+}
+
+// recorder keeps what the engine sends.
+type recorder struct {
+	kernel
+	on      bool
+	batches [][]byte
+}
+
+func (r *recorder) commit(ctx context.Context, w *wire) error {
+	if r.on {
+		r.batches = append(r.batches, bytes.Clone(w.buf))
+	}
+	return r.kernel.commit(ctx, w)
+}
+
+// programmed is a running Provider over a cluster.
+type programmed struct {
+	*proxier.Proxier
+	engine   *Engine
+	recorder *recorder
+	ns       *netns.NS
+	cluster  *cluster
+	stop     func()
+}
+
+func startProvider(b *testing.B, c *cluster, ns *netns.NS) *programmed {
+	config := Config{Config: proxier.Config{
+		Families: []v1.IPFamily{v1.IPv4Protocol}, NetNS: ns.Path(),
+		Runner: runner.Options{MinInterval: runner.Unlimited},
+	}}
+	engine, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	p := &programmed{engine: engine, recorder: &recorder{}, ns: ns, cluster: c}
+	open := engine.open
+	engine.open = func() (kernel, error) {
+		k, err := open()
+		p.recorder.kernel = k
+		return p.recorder, err
+	}
+	p.Proxier, err = proxier.New(config.Config, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	p.stop = func() {
+		cancel()
+		if err := <-done; err != nil {
+			b.Errorf("run: %v", err)
+		}
+	}
+	return p
+}
+
+func (p *programmed) load(b *testing.B) {
+	for i := range p.cluster.services {
+		p.OnServiceAdd(p.cluster.services[i])
+		p.OnEndpointSliceAdd(p.cluster.slices[i])
+	}
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	p.sync(b)
+}
+
+func (p *programmed) sync(b *testing.B) {
+	if err := p.Sync(b.Context()); err != nil {
+		b.Fatalf("sync: %v", err)
+	}
+}
+
+func newProgrammed(b *testing.B, c *cluster) *programmed {
+	p := startProvider(b, c, netnstest.New(b))
+	p.load(b)
+	return p
+}
+
+// replay sends recorded batches with nothing around them.
+func replay(b *testing.B, k kernel, batches [][]byte) {
+	for _, batch := range batches {
+		if err := k.commit(b.Context(), &wire{buf: batch}); err != nil {
+			b.Fatalf("replay: %v", err)
+		}
+	}
+}
+
+func openKernel(b *testing.B, ns *netns.NS) kernel {
+	k, err := openSocket(ns.Path())
+	if err != nil {
+		b.Fatal(err)
+	}
+	return k
+}
+
+// measureFirst is everything from the first event on: tracking, resolving,
+// encoding and programming.
+func measureFirst(b *testing.B, c *cluster, runs int) figure {
+	var p *programmed
+	var batches [][]byte
+	var writes int
+	f := measure(runs, func() {
+		if p != nil {
+			batches, writes = p.recorder.batches, p.engine.LastApply().Writes
+			p.stop()
+			p.ns.Close()
+		}
+		ns, err := netns.New()
+		netnstest.Check(b, err)
+		p = startProvider(b, c, ns)
+		p.recorder.on = true
+	}, func() { p.load(b) })
+	batches, writes = p.recorder.batches, p.engine.LastApply().Writes
+	p.stop()
+	p.ns.Close()
+
+	var k kernel
+	floor := measure(runs, func() {
+		if k != nil {
+			k.close()
+		}
+		k = openKernel(b, netnstest.New(b))
+	}, func() { replay(b, k, batches) })
+	k.close()
+	f.floor, f.writes = floor.wall, writes
+	return f
+}
+
+// measureReplace replaces one endpoint in each of some Services, there and back,
+// and syncs.
+func (p *programmed) measureReplace(b *testing.B, services, times int) figure {
+	versions := [2][]*discovery.EndpointSlice{}
+	for i := range services {
+		slice := p.cluster.slices[(i*37)%len(p.cluster.slices)]
+		versions[0] = append(versions[0], replaced(slice, i))
+		versions[1] = append(versions[1], slice)
+	}
+	step := func(i int) {
+		for j, slice := range versions[i%2] {
+			p.OnEndpointSliceUpdate(versions[(i+1)%2][j], slice)
+		}
+		p.sync(b)
+	}
+	f := measureLoop(times, step)
+	f.writes = p.engine.LastApply().Writes
+	p.recorder.on, p.recorder.batches = true, nil
+	there, back := times, times+1
+	step(there)
+	step(back)
+	p.recorder.on = false
+	k := openKernel(b, p.ns)
+	defer k.close()
+	batches := p.recorder.batches
+	f.floor = measureLoop(times, func(i int) { replay(b, k, batches[i%2:i%2+1]) }).wall
+	return f
+}
+
+// measureFull makes the provider check everything against the kernel.
+func (p *programmed) measureFull(b *testing.B, runs int) figure {
+	n := 0
+	f := measure(runs, func() {
+		n++
+		p.OnNodeChange(changetracker.Node{Name: "bench", Zone: strconv.Itoa(n)})
+	}, func() { p.sync(b) })
+	f.writes = p.engine.LastApply().Writes
+	f.floor = p.measureDump(b, runs)
+	return f
+}
+
+// measureDump reads all sets of the table and does nothing with them.
+func (p *programmed) measureDump(b *testing.B, runs int) time.Duration {
+	e := *p.engine
+	e.kernel = openKernel(b, p.ns)
+	defer e.kernel.close()
+	return measure(runs, func() {}, func() {
+		for i := range e.specs {
+			if err := e.listElements(b.Context(), &e.specs[i], func() {}, func(element) {}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}).wall
+}
+
+// measureRestart starts a new Provider on the populated kernel.
+func (p *programmed) measureRestart(b *testing.B, runs int) figure {
+	var next *programmed
+	f := measure(runs, func() {
+		if next != nil {
+			next.stop()
+		}
+		next = startProvider(b, p.cluster, p.ns)
+	}, func() { next.load(b) })
+	f.writes = next.engine.LastApply().Writes
+	next.stop()
+	f.floor = p.measureDump(b, runs)
+	return f
+}
+
+// measureFlip is change tracking alone: one endpoint of a large Service in slices
+// of 100 becomes unready, and ready again.
+func measureFlip(b *testing.B, endpoints, runs int) figure {
+	tracker := newTracker(b)
+	c := newCluster(1, 1)
+	tracker.Services.Update(nil, c.services[0])
+	var slice *discovery.EndpointSlice
+	for i := 0; i < endpoints; i += 100 {
+		meta := c.services[0].ObjectMeta
+		slice = newSlice(meta, i, 100)
+		slice.Name += "-" + strconv.Itoa(i)
+		tracker.Endpoints.EndpointSliceUpdate(slice, false)
+	}
+	apply(b, tracker)
+	other := replaced(slice, 0)
+	notReady := false
+	other.Endpoints[4].Addresses = slice.Endpoints[4].Addresses
+	other.Endpoints[4].Conditions.Ready = &notReady
+	return measureLoop(100*runs, func(i int) {
+		tracker.Endpoints.EndpointSliceUpdate([]*discovery.EndpointSlice{other, slice}[i%2], false)
+		apply(b, tracker)
+	})
+}
+
+func measureTracking(b *testing.B, c *cluster, runs int) figure {
+	return measure(runs, func() {}, func() {
+		tracker := newTracker(b)
+		for i := range c.services {
+			tracker.Services.Update(nil, c.services[i])
+			tracker.Endpoints.EndpointSliceUpdate(c.slices[i], false)
+		}
+		apply(b, tracker)
+	})
+}
+
+func newTracker(b *testing.B) *changetracker.Tracker {
+	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return tracker
+}
+
+func apply(b *testing.B, tracker *changetracker.Tracker) {
+	err := tracker.Apply(v1.IPv4Protocol, func(*changetracker.State, changetracker.Delta) error { return nil })
+	if err != nil {
+		b.Fatal(err)
+	}
+}

@@ -1,0 +1,110 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"iter"
+)
+
+// header is one netlink message, taken apart.
+type header struct {
+	typ, flags uint16
+	seq        uint32
+	body       []byte
+}
+
+// nextMessage takes the first message off b, which holds at least a header. A
+// length that makes no sense ends the buffer.
+func nextMessage(b []byte) (m header, rest []byte) {
+	n := int(binary.NativeEndian.Uint32(b))
+	if n < nlmsgHeaderLen || n > len(b) {
+		n = len(b)
+	}
+	m = header{
+		typ:   binary.NativeEndian.Uint16(b[4:]),
+		flags: binary.NativeEndian.Uint16(b[6:]),
+		seq:   binary.NativeEndian.Uint32(b[8:]),
+		body:  b[nlmsgHeaderLen:n],
+	}
+	return m, b[min(align4(n), len(b)):]
+}
+
+// messagesOf yields type and body of each message in b.
+func messagesOf(b []byte) iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		for len(b) >= nlmsgHeaderLen {
+			var m header
+			m, b = nextMessage(b)
+			if !yield(m.typ, m.body) {
+				return
+			}
+		}
+	}
+}
+
+// attributes yields type, without flags, and value of each attribute in b. Bytes
+// that make no attribute end it.
+func attributes(b []byte) iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		for len(b) >= 4 {
+			n := int(binary.NativeEndian.Uint16(b))
+			if n < 4 || n > len(b) {
+				return
+			}
+			if !yield(binary.NativeEndian.Uint16(b[2:])&nlaTypeMask, b[4:n]) {
+				return
+			}
+			b = b[min(align4(n), len(b)):]
+		}
+	}
+}
+
+// find returns the value at a path of nested attributes, nil if there is none.
+func find(b []byte, path ...uint16) []byte {
+	for _, want := range path {
+		var found []byte
+		for typ, value := range attributes(b) {
+			if typ == want {
+				found = value
+				break
+			}
+		}
+		if found == nil {
+			return nil
+		}
+		b = found
+	}
+	return b
+}
+
+// cString is a string attribute without its terminating NUL.
+func cString(b []byte) string {
+	if n := len(b); n > 0 && b[n-1] == 0 {
+		return string(b[:n-1])
+	}
+	return string(b)
+}
+
+// element is one element of a set as the kernel holds it.
+type element struct {
+	key, keyEnd, data []byte
+	chain             string // of a verdict
+	end               bool   // the exclusive end of an interval, not an element
+}
+
+func parseElement(b []byte) element {
+	var e element
+	for typ, value := range attributes(b) {
+		switch typ {
+		case elemKey:
+			e.key = find(value, dataValue)
+		case elemKeyEnd:
+			e.keyEnd = find(value, dataValue)
+		case elemData:
+			e.data = find(value, dataValue)
+			e.chain = cString(find(value, dataVerdict, verdictChain))
+		case elemFlags:
+			e.end = len(value) == 4 && binary.BigEndian.Uint32(value)&intervalEnd != 0
+		}
+	}
+	return e
+}

@@ -1,0 +1,414 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"net/netip"
+)
+
+// The numbers of the netlink messages and attributes that we write and read
+// ourselves, from linux/netlink.h, linux/netfilter/nfnetlink.h and
+// linux/netfilter/nf_tables.h.
+const (
+	nlmsgError     = 2
+	nlmsgDone      = 3
+	nlmsgHeaderLen = 16
+	nfgenHeaderLen = 4
+
+	nlmRequest = 0x001
+	nlmAck     = 0x004
+	nlmDump    = 0x300
+	nlmCreate  = 0x400
+	nlmAppend  = 0x800
+	nlmIntr    = 0x010 // in a dump: it was interrupted by a change
+
+	nlaNested   = 0x8000
+	nlaTypeMask = 0x3fff
+
+	nfnlBatchBegin = 0x10
+	nfnlBatchEnd   = 0x11
+	subsysNFTables = 10
+
+	msgNewTable   = subsysNFTables<<8 | 0
+	msgGetTable   = subsysNFTables<<8 | 1
+	msgDelTable   = subsysNFTables<<8 | 2
+	msgNewChain   = subsysNFTables<<8 | 3
+	msgGetChain   = subsysNFTables<<8 | 4
+	msgDelChain   = subsysNFTables<<8 | 5
+	msgNewRule    = subsysNFTables<<8 | 6
+	msgGetRule    = subsysNFTables<<8 | 7
+	msgDelRule    = subsysNFTables<<8 | 8
+	msgNewSet     = subsysNFTables<<8 | 9
+	msgGetSet     = subsysNFTables<<8 | 10
+	msgNewElement = subsysNFTables<<8 | 12
+	msgGetElement = subsysNFTables<<8 | 13
+	msgDelElement = subsysNFTables<<8 | 14
+
+	tableName     = 1
+	tableUserdata = 6
+
+	chainTable    = 1
+	chainName     = 3
+	chainHook     = 4
+	chainType     = 7
+	hookNumber    = 1
+	hookPrio      = 2
+	ruleTable     = 1
+	ruleChain     = 2
+	ruleExprs     = 4
+	ruleUserdata  = 7
+	setAttrTable  = 1
+	setAttrName   = 2
+	setAttrFlags  = 3
+	setAttrKey    = 4
+	setAttrKeyLen = 5
+	setAttrData   = 6
+	setAttrDatLen = 7
+	setAttrDesc   = 9
+	setAttrID     = 10
+	setAttrUser   = 13
+	setAttrCount  = 20
+	descSize      = 1
+	descConcat    = 2
+	fieldLength   = 1
+
+	elemsTable    = 1
+	elemsSet      = 2
+	elemsList     = 3
+	listElem      = 1
+	elemKey       = 1
+	elemData      = 2
+	elemFlags     = 3
+	elemKeyEnd    = 10
+	dataValue     = 1
+	dataVerdict   = 2
+	verdictCode   = 1
+	verdictChain  = 2
+	verdictGoto   = 0xfffffffc // NFT_GOTO, -4
+	intervalEnd   = 1          // NFT_SET_ELEM_INTERVAL_END
+	dataTypeGoto  = 0xffffff00 // NFT_DATA_VERDICT
+	maxMessageLen = 60 << 10   // an attribute's length has 16 bits
+)
+
+// Data types as nft numbers them, in include/datatype.h of its source. A
+// concatenation shifts them together, 6 bits each.
+const (
+	typeIPv4  = 7
+	typeIPv6  = 8
+	typeProto = 12
+	typePort  = 13
+	typeMark  = 19
+	typeBits  = 6
+)
+
+// message is a part of a batch that the kernel answers for as one: what it is
+// about, for errors.
+type message struct {
+	op, object string
+	start      int // offset in the buffer
+}
+
+// wire writes netlink messages of one family's table into one buffer.
+type wire struct {
+	family   uint8
+	table    string
+	buf      []byte
+	messages []message
+}
+
+func align4(n int) int { return (n + 3) &^ 3 }
+
+// begin starts a message; its sequence number is its position in messages.
+func (w *wire) begin(typ, flags uint16, op, object string) {
+	w.messages = append(w.messages, message{op: op, object: object, start: len(w.buf)})
+	b := binary.NativeEndian.AppendUint32(w.buf, 0) // length, set by end
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = binary.NativeEndian.AppendUint16(b, nlmRequest|flags)
+	b = binary.NativeEndian.AppendUint32(b, uint32(len(w.messages)-1))
+	b = binary.NativeEndian.AppendUint32(b, 0) // the kernel fills in the port id
+	w.buf = append(b, w.family, 0, 0, 0)       // struct nfgenmsg: family, version 0, resource 0
+}
+
+// end completes the message that was begun last.
+func (w *wire) end() {
+	start := w.messages[len(w.messages)-1].start
+	binary.NativeEndian.PutUint32(w.buf[start:], uint32(len(w.buf)-start))
+}
+
+// batchMarker writes the begin or the end of a transaction.
+func (w *wire) batchMarker(typ, flags uint16) {
+	w.begin(typ, flags, "commit", "transaction")
+	n := len(w.buf)
+	w.buf[n-4] = 0 // AF_UNSPEC
+	binary.BigEndian.PutUint16(w.buf[n-2:], subsysNFTables)
+	w.end()
+}
+
+func (w *wire) attr(typ uint16, data []byte) { w.buf = appendAttr(w.buf, typ, data) }
+
+func (w *wire) attrString(typ uint16, s string) {
+	w.buf = appendAttrHeader(w.buf, typ, len(s)+1)
+	w.buf = append(w.buf, s...)
+	w.buf = append(w.buf, zeros[:align4(len(s)+1)-len(s)]...)
+}
+
+func (w *wire) attrUint32(typ uint16, v uint32) {
+	w.buf = binary.BigEndian.AppendUint32(appendAttrHeader(w.buf, typ, 4), v)
+}
+
+// nest writes an attribute that holds what write writes.
+func (w *wire) nest(typ uint16, write func()) {
+	start := len(w.buf)
+	w.buf = appendAttrHeader(w.buf, typ|nlaNested, 0)
+	write()
+	binary.NativeEndian.PutUint16(w.buf[start:], uint16(len(w.buf)-start))
+}
+
+const zeros = "\x00\x00\x00\x00"
+
+func appendAttrHeader(b []byte, typ uint16, dataLen int) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(4+dataLen))
+	return binary.NativeEndian.AppendUint16(b, typ)
+}
+
+func appendAttr(b []byte, typ uint16, data []byte) []byte {
+	b = append(appendAttrHeader(b, typ, len(data)), data...)
+	return append(b, zeros[:align4(len(data))-len(data)]...)
+}
+
+// appendElement writes one element of a set: its key, the end of its range if it
+// has one, and its data if the set is a map.
+func appendElement(b []byte, key, keyEnd, data []byte) []byte {
+	start := len(b)
+	b = appendAttrHeader(b, listElem|nlaNested, 0)
+	b = appendNestedValue(b, elemKey, key)
+	if keyEnd != nil {
+		b = appendNestedValue(b, elemKeyEnd, keyEnd)
+	}
+	if data != nil {
+		b = appendNestedValue(b, elemData, data)
+	}
+	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
+	return b
+}
+
+func appendNestedValue(b []byte, typ uint16, value []byte) []byte {
+	b = appendAttrHeader(b, typ|nlaNested, 4+align4(len(value)))
+	return appendAttr(b, dataValue, value)
+}
+
+// appendIntervalEdge writes the first address of an interval, or the first one
+// after it.
+func appendIntervalEdge(b []byte, a netip.Addr, end bool) []byte {
+	start := len(b)
+	b = appendAttrHeader(b, listElem|nlaNested, 0)
+	b = appendNestedValue(b, elemKey, a.AsSlice())
+	if end {
+		b = binary.BigEndian.AppendUint32(appendAttrHeader(b, elemFlags, 4), intervalEnd)
+	}
+	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
+	return b
+}
+
+// elements writes messages that add or delete encoded elements, each as long as
+// size and none split.
+func (w *wire) elements(typ, flags uint16, op string, spec *setSpec, encoded []byte, size int) {
+	for len(encoded) > 0 {
+		n := min(len(encoded), maxMessageLen/size*size)
+		w.elementMessage(typ, flags, op, spec, encoded[:n])
+		encoded = encoded[n:]
+	}
+}
+
+func (w *wire) elementMessage(typ, flags uint16, op string, spec *setSpec, encoded []byte) {
+	w.begin(typ, flags, op, "elements of set "+spec.name)
+	w.attrString(elemsTable, w.table)
+	w.attrString(elemsSet, spec.name)
+	w.nest(elemsList, func() { w.buf = append(w.buf, encoded...) })
+	w.end()
+}
+
+// verdictElement adds an element of a verdict map that goes to a chain.
+func (w *wire) verdictElement(spec *setSpec, key uint32, chain string) {
+	w.begin(msgNewElement, nlmCreate, "add", "element of map "+spec.name+" for chain "+chain)
+	w.attrString(elemsTable, w.table)
+	w.attrString(elemsSet, spec.name)
+	w.nest(elemsList, func() {
+		w.nest(listElem, func() {
+			w.nest(elemKey, func() { w.attr(dataValue, nativeMark(key)) })
+			w.nest(elemData, func() {
+				w.nest(dataVerdict, func() {
+					w.attrUint32(verdictCode, verdictGoto)
+					w.attrString(verdictChain, chain)
+				})
+			})
+		})
+	})
+	w.end()
+}
+
+func nativeMark(m uint32) []byte { return binary.NativeEndian.AppendUint32(nil, m) }
+
+// flush empties a set.
+func (w *wire) flush(spec *setSpec) {
+	w.begin(msgDelElement, 0, "flush", "set "+spec.name)
+	w.attrString(elemsTable, w.table)
+	w.attrString(elemsSet, spec.name)
+	w.end()
+}
+
+func (w *wire) newTable(comment string) {
+	w.begin(msgNewTable, nlmCreate, "add", "table "+w.table)
+	w.attrString(tableName, w.table)
+	w.attr(tableUserdata, userdataString(0, comment)) // NFTNL_UDATA_TABLE_COMMENT
+	w.end()
+}
+
+func (w *wire) deleteTable() {
+	w.begin(msgDelTable, 0, "delete", "table "+w.table)
+	w.attrString(tableName, w.table)
+	w.end()
+}
+
+// newSet creates a set. size bounds the number of elements that packets may add;
+// 0 is for sets that only we write.
+func (w *wire) newSet(spec *setSpec, addrLen int, size uint32) {
+	w.begin(msgNewSet, nlmCreate, "add", "set "+spec.name)
+	w.attrString(setAttrTable, w.table)
+	w.attrString(setAttrName, spec.name)
+	w.attrUint32(setAttrFlags, spec.flags)
+	w.attrUint32(setAttrKey, dataType(spec.key, addrLen))
+	w.attrUint32(setAttrKeyLen, uint32(padded(spec.key, addrLen)))
+	if spec.data != nil {
+		w.attrUint32(setAttrData, dataType(spec.data, addrLen))
+		w.attrUint32(setAttrDatLen, uint32(padded(spec.data, addrLen)))
+	}
+	w.attrUint32(setAttrID, uint32(spec.id)+1)
+	if size != 0 || len(spec.key) > 1 {
+		w.nest(setAttrDesc, func() { w.setDescription(spec, addrLen, size) })
+	}
+	w.attr(setAttrUser, setUserdata(spec))
+	w.end()
+}
+
+func (w *wire) setDescription(spec *setSpec, addrLen int, size uint32) {
+	if size != 0 {
+		w.attrUint32(descSize, size)
+	}
+	if len(spec.key) < 2 {
+		return
+	}
+	w.nest(descConcat, func() {
+		for _, f := range spec.key {
+			w.nest(listElem, func() { w.attrUint32(fieldLength, uint32(fieldLen(f, addrLen))) })
+		}
+	})
+}
+
+func (w *wire) newChain(c *chainSpec) {
+	w.begin(msgNewChain, nlmCreate, "add", "chain "+c.name)
+	w.attrString(chainTable, w.table)
+	w.attrString(chainName, c.name)
+	if c.hook != nil {
+		w.nest(chainHook, func() {
+			w.attrUint32(hookNumber, c.hook.number)
+			w.attrUint32(hookPrio, uint32(c.hook.priority))
+		})
+		w.attrString(chainType, "nat")
+	}
+	w.end()
+}
+
+// flushChain deletes the rules of a chain.
+func (w *wire) flushChain(name string) {
+	w.begin(msgDelRule, 0, "flush", "chain "+name)
+	w.attrString(ruleTable, w.table)
+	w.attrString(ruleChain, name)
+	w.end()
+}
+
+func (w *wire) deleteChain(name string) {
+	w.begin(msgDelChain, 0, "delete", "chain "+name)
+	w.attrString(chainTable, w.table)
+	w.attrString(chainName, name)
+	w.end()
+}
+
+// newRule appends a rule whose expressions are encoded already, with a checksum
+// of them in its user data.
+func (w *wire) newRule(chain, text string, exprs [][]byte, sum []byte) {
+	w.begin(msgNewRule, nlmCreate|nlmAppend, "add", "rule \""+text+"\" in chain "+chain)
+	w.attrString(ruleTable, w.table)
+	w.attrString(ruleChain, chain)
+	w.nest(ruleExprs, func() {
+		for _, e := range exprs {
+			w.attr(listElem|nlaNested, e)
+		}
+	})
+	w.attr(ruleUserdata, userdata(udataChecksum, sum))
+	w.end()
+}
+
+// dataType is what nft calls the type of a key, or of data.
+func dataType(fields []field, addrLen int) uint32 {
+	var t uint32
+	for _, f := range fields {
+		var ft uint32
+		switch f {
+		case fieldAddr:
+			ft = typeIPv4
+			if addrLen == 16 {
+				ft = typeIPv6
+			}
+		case fieldProto:
+			ft = typeProto
+		case fieldPort:
+			ft = typePort
+		case fieldMark:
+			ft = typeMark
+		case fieldVerdict:
+			return dataTypeGoto
+		}
+		t = t<<typeBits | ft
+	}
+	return t
+}
+
+// tableComment marks a table as ours and tells the version of its layout.
+const (
+	tableComment = "serviceplane layout 1"
+	checksumLen  = 8
+)
+
+// User data is a list of type, length, value with one byte each for the first
+// two: libnftnl's udata.h. Ours is far from the types that nft knows.
+const (
+	udataKeyByteOrder  = 0
+	udataDataByteOrder = 1
+	udataChecksum      = 0x5e
+	byteOrderHost      = 1
+	byteOrderBig       = 2
+)
+
+func userdata(typ uint8, value []byte) []byte {
+	return append([]byte{typ, uint8(len(value))}, value...)
+}
+
+func userdataString(typ uint8, s string) []byte { return userdata(typ, append([]byte(s), 0)) }
+
+// setUserdata tells nft the byte order of keys and data, without which it prints
+// ranges and marks wrongly.
+func setUserdata(spec *setSpec) []byte {
+	u := userdata(udataKeyByteOrder, byteOrder(spec.key))
+	if len(spec.data) > 0 && spec.data[0] != fieldVerdict {
+		u = append(u, userdata(udataDataByteOrder, byteOrder(spec.data))...)
+	}
+	return u
+}
+
+func byteOrder(fields []field) []byte {
+	order := uint32(byteOrderBig)
+	if fields[0] == fieldMark {
+		order = byteOrderHost
+	}
+	return binary.NativeEndian.AppendUint32(nil, order)
+}

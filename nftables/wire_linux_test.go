@@ -1,0 +1,185 @@
+package nftables
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+	"time"
+
+	library "github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// libraryElements returns the element list that the library would send.
+func libraryElements(t *testing.T, add bool, elements ...library.SetElement) []byte {
+	t.Helper()
+	var list []byte
+	conn, err := library.New(library.WithTestDial(func(requests []netlink.Message) ([]netlink.Message, error) {
+		var acks []netlink.Message
+		for _, m := range requests {
+			if uint16(m.Header.Type)>>8 == subsysNFTables {
+				list = bytes.Clone(find(m.Data[nfgenHeaderLen:], elemsList))
+			}
+			if m.Header.Flags&netlink.Acknowledge != 0 {
+				acks = append(acks, netlink.Message{Header: netlink.Header{Type: netlink.Error, Sequence: m.Header.Sequence}, Data: make([]byte, 4)})
+			}
+		}
+		return acks, nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := &library.Set{Table: &library.Table{Name: "t", Family: library.TableFamilyIPv4}, Name: "s", ID: 1}
+	if add {
+		err = conn.SetAddElements(set, elements)
+	} else {
+		err = conn.SetDeleteElements(set, elements)
+	}
+	if err == nil {
+		err = conn.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// FuzzElementsEncodeAsTheLibraryDoes holds our encoder of the element path
+// against the one of github.com/google/nftables.
+func FuzzElementsEncodeAsTheLibraryDoes(f *testing.F) {
+	f.Add([]byte{10, 0, 0, 1}, []byte{}, []byte{1, 2, 3, 4})
+	f.Add([]byte{10, 0, 0, 1, 6, 0, 0}, []byte{10, 0, 0, 2, 6, 0, 0}, []byte{})
+	f.Fuzz(func(t *testing.T, key, keyEnd, data []byte) {
+		key, keyEnd, data = clip(key), clip(keyEnd), clip(data)
+		if len(key) == 0 {
+			return
+		}
+		ours := appendElement(nil, key, orNil(keyEnd), orNil(data))
+		theirs := libraryElements(t, true, library.SetElement{Key: key, KeyEnd: keyEnd, Val: data})
+		if !bytes.Equal(ours, theirs) {
+			t.Errorf("key %x end %x data %x:\nours   %x\ntheirs %x", key, keyEnd, data, ours, theirs)
+		}
+		for _, item := range attributes(ours) {
+			e := parseElement(item)
+			if !bytes.Equal(e.key, key) || !bytes.Equal(e.keyEnd, keyEnd) || !bytes.Equal(e.data, data) {
+				t.Errorf("key %x end %x data %x came back as %+v", key, keyEnd, data, e)
+			}
+		}
+	})
+}
+
+func clip(b []byte) []byte { return b[:min(len(b), 64)] }
+
+func orNil(b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+	return b
+}
+
+// FuzzMessagesOfTheKernel feeds the decoder anything at all.
+func FuzzMessagesOfTheKernel(f *testing.F) {
+	w := &wire{family: familyIPv4, table: "t"}
+	w.newTable("comment")
+	spec := setSpecs()[setServices]
+	w.newSet(&spec, 4, 0)
+	w.verdictElement(&spec, 1, "chain")
+	f.Add(w.buf)
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		for _, body := range messagesOf(b) {
+			for _, value := range attributes(body) {
+				for _, item := range attributes(value) {
+					parseElement(item)
+				}
+				parseChain(value)
+				shapeOf(value)
+				comment(value)
+			}
+		}
+	})
+}
+
+func TestVerdictElementsEncodeAsTheLibraryDoes(t *testing.T) {
+	w := &wire{family: familyIPv4, table: "t"}
+	spec := setSpecs()[setClasses]
+	w.verdictElement(&spec, classReject, "reject")
+	ours := find(w.buf[nlmsgHeaderLen+nfgenHeaderLen:], elemsList)
+	theirs := libraryElements(t, true, library.SetElement{
+		Key: nativeMark(classReject), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: "reject"},
+	})
+	if !bytes.Equal(ours, theirs) {
+		t.Errorf("ours   %x\ntheirs %x", ours, theirs)
+	}
+}
+
+func TestIntervalEdgesEncodeAsTheLibraryDoes(t *testing.T) {
+	addr := netip.MustParseAddr("10.0.0.0")
+	for _, end := range []bool{false, true} {
+		ours := parseElement(find(appendIntervalEdge(nil, addr, end), listElem))
+		theirs := parseElement(find(libraryElements(t, true, library.SetElement{Key: addr.AsSlice(), IntervalEnd: end}), listElem))
+		if !bytes.Equal(ours.key, theirs.key) || ours.end != theirs.end || ours.end != end {
+			t.Errorf("end %v: ours %+v, theirs %+v", end, ours, theirs)
+		}
+	}
+}
+
+// FuzzChainNamesOfClasses checks that a chain's name tells its class, and that
+// nothing else is taken for one.
+func FuzzChainNamesOfClasses(f *testing.F) {
+	f.Add("keep-cluster-3")
+	f.Add("non-pod-local-12-affinity-10800s")
+	f.Fuzz(func(t *testing.T, name string) {
+		if class, ok := parseForwarding(name); ok && class.chain() != name {
+			t.Errorf("%q parsed as %+v, which is called %q", name, class, class.chain())
+		}
+	})
+}
+
+func TestChainNamesTellTheClass(t *testing.T) {
+	for _, m := range []desired.Masquerade{desired.MasqueradeNone, desired.MasqueradeNonPod, desired.MasqueradeAll} {
+		for _, s := range []desired.Scope{desired.ScopeCluster, desired.ScopeLocal} {
+			for _, affinity := range []int{0, 1, 10800} {
+				want := forwarding{masquerade: m, scope: s, endpoints: 10, affinity: time.Duration(affinity) * time.Second}
+				if got, ok := parseForwarding(want.chain()); !ok || got != want {
+					t.Errorf("%q parsed as %+v, %v, want %+v", want.chain(), got, ok, want)
+				}
+			}
+		}
+	}
+}
+
+// TestRangesAreWhatTheKernelAccepts: intervals must neither touch nor overlap.
+func TestRangesAreWhatTheKernelAccepts(t *testing.T) {
+	for name, c := range map[string]struct {
+		prefixes []string
+		want     []string
+	}{
+		"one":      {[]string{"10.0.0.0/8"}, []string{"10.0.0.0-10.255.255.255"}},
+		"touching": {[]string{"10.0.0.0/9", "10.128.0.0/9"}, []string{"10.0.0.0-10.255.255.255"}},
+		"apart":    {[]string{"10.0.0.0/24", "10.0.2.0/24"}, []string{"10.0.0.0-10.0.0.255", "10.0.2.0-10.0.2.255"}},
+		"all":      {[]string{"0.0.0.0/0"}, []string{"0.0.0.0-255.255.255.255"}},
+		"all IPv6": {[]string{"::/0"}, []string{"::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var prefixes []netip.Prefix
+			for _, p := range c.prefixes {
+				prefixes = append(prefixes, netip.MustParsePrefix(p))
+			}
+			var got []string
+			for _, r := range ranges(prefixes) {
+				got = append(got, r.first.String()+"-"+r.last.String())
+			}
+			if len(got) != len(c.want) {
+				t.Fatalf("ranges = %v, want %v", got, c.want)
+			}
+			for i := range got {
+				if got[i] != c.want[i] {
+					t.Errorf("range %d = %v, want %v", i, got[i], c.want[i])
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,224 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// family drives one engine. Its fields are owned by the goroutine that syncs it,
+// which is never more than one at a time.
+type family struct {
+	name     v1.IPFamily
+	engine   Engine
+	resolver desired.Resolver
+	globals  desired.Globals
+	rank     map[types.NamespacedName]int // of important Services, from 1
+	log      *zap.Logger
+
+	claims   *claims
+	lost     map[changetracker.ServicePortName][]desired.Key
+	full     bool // the next Update must be full: at start, and after a failure
+	lastFull time.Time
+	period   time.Duration
+}
+
+// outcome is what one sync of a family came to.
+type outcome struct {
+	full         bool
+	changes      int
+	servicePorts int
+	triggers     []time.Time
+	failed       []*ServiceError
+	err          error
+}
+
+// apply brings the engine to the State. The error that it returns tells the
+// tracker what stays pending.
+func (f *family) apply(ctx context.Context, state *changetracker.State, delta changetracker.Delta, now time.Time) (outcome, error) {
+	o := outcome{
+		full:         delta.Full || f.full || now.Sub(f.lastFull) >= f.period,
+		changes:      len(delta.Changes),
+		servicePorts: state.Len(),
+	}
+	f.full = true // unless this succeeds
+	o.err = f.engine.Apply(ctx, f.update(state, delta, o.full))
+	var rest error
+	o.failed, rest = splitErrors(o.err)
+	if rest != nil {
+		return o, rest
+	}
+	// What failed outside the delta does not stay pending with the tracker.
+	f.full = !allChanged(o.failed, delta)
+	if o.full {
+		f.lastFull = now
+	}
+	for i := range delta.Changes {
+		o.triggers = append(o.triggers, delta.Changes[i].Triggers...)
+	}
+	if len(o.failed) > 0 {
+		return o, &changetracker.PartialError{Names: namesOf(o.failed), Err: o.err}
+	}
+	return o, nil
+}
+
+func (f *family) update(state *changetracker.State, delta changetracker.Delta, full bool) desired.Update {
+	u := desired.Update{Family: f.name, Full: full, Globals: f.globals}
+	if full {
+		u.Services = f.everything(state)
+	} else {
+		u.Services, u.Removed = f.changed(state, delta)
+	}
+	return u
+}
+
+// everything resolves all service ports, the important ones first.
+func (f *family) everything(state *changetracker.State) []*desired.Service {
+	f.claims, f.lost = newClaims(), map[changetracker.ServicePortName][]desired.Key{}
+	services := make([]*desired.Service, 0, state.Len())
+	for name := range state.All() {
+		if s, ok := f.resolver.Resolve(state, name); ok {
+			f.claims.update(name, s, func(changetracker.ServicePortName) {})
+			services = append(services, s)
+		}
+	}
+	slices.SortFunc(services, f.compare)
+	for i, s := range services {
+		services[i] = f.grant(s)
+	}
+	return services
+}
+
+// changed resolves the service ports of the delta, and those that win or lose a
+// frontend by it.
+func (f *family) changed(state *changetracker.State, delta changetracker.Delta) (services []*desired.Service, removed []changetracker.ServicePortName) {
+	inDelta := make(map[changetracker.ServicePortName]bool, len(delta.Changes))
+	resolved := make([]*desired.Service, 0, len(delta.Changes))
+	var others []changetracker.ServicePortName
+	moved := func(name changetracker.ServicePortName) { others = append(others, name) }
+	for i := range delta.Changes {
+		c := &delta.Changes[i]
+		if c.Before == nil && c.After == nil {
+			continue
+		}
+		inDelta[c.Name] = true
+		s, ok := f.resolver.Resolve(state, c.Name)
+		f.claims.update(c.Name, s, moved)
+		if ok {
+			resolved = append(resolved, s)
+			continue
+		}
+		delete(f.lost, c.Name)
+		removed = append(removed, c.Name)
+	}
+	for _, name := range others {
+		if s, ok := f.resolver.Resolve(state, name); ok && !inDelta[name] {
+			inDelta[name] = true
+			resolved = append(resolved, s)
+		}
+	}
+	slices.SortFunc(resolved, f.compare)
+	return f.grantAll(resolved), removed
+}
+
+// grantAll puts those that lose frontends first, so that a key is free before
+// its new owner gets it, should the engine take several steps.
+func (f *family) grantAll(resolved []*desired.Service) []*desired.Service {
+	var losers, rest []*desired.Service
+	for _, s := range resolved {
+		if granted := f.grant(s); granted != s {
+			losers = append(losers, granted)
+		} else {
+			rest = append(rest, granted)
+		}
+	}
+	return append(losers, rest...)
+}
+
+func (f *family) grant(s *desired.Service) *desired.Service {
+	granted, lost := f.claims.granted(s)
+	switch {
+	case len(lost) == 0:
+		delete(f.lost, s.Name)
+	case !slices.Equal(lost, f.lost[s.Name]):
+		f.lost[s.Name] = lost
+		f.log.Warn("frontend belongs to another service port", zap.Stringer("service", s.Name),
+			zap.Stringer("frontend", lost[0]), zap.Stringer("owner", f.claims.owner(lost[0])))
+	}
+	return granted
+}
+
+// conflicts are the frontends that service ports ask for and others have.
+func (f *family) conflicts() []changetracker.Problem {
+	var problems []changetracker.Problem
+	for name, keys := range f.lost {
+		for _, k := range keys {
+			problems = append(problems, changetracker.Problem{
+				Object: "Service " + name.NamespacedName.String(),
+				Field:  "port " + name.Port,
+				Value:  k.String() + " belongs to " + f.claims.owner(k).String(),
+				Reason: changetracker.ReasonDuplicate,
+			})
+		}
+	}
+	return problems
+}
+
+// compare puts important Services first, then sorts by name.
+func (f *family) compare(a, b *desired.Service) int {
+	if d := f.rankOf(a) - f.rankOf(b); d != 0 {
+		return d
+	}
+	return a.Name.Compare(b.Name)
+}
+
+func (f *family) rankOf(s *desired.Service) int {
+	if r := f.rank[s.Name.NamespacedName]; r != 0 {
+		return r
+	}
+	return len(f.rank) + 1
+}
+
+// splitErrors tells the errors of single service ports from the rest.
+func splitErrors(err error) (failed []*ServiceError, rest error) {
+	if err == nil {
+		return nil, nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the join itself, not something in its chain
+		var others []error
+		for _, e := range joined.Unwrap() {
+			more, other := splitErrors(e)
+			failed = append(failed, more...)
+			others = append(others, other)
+		}
+		return failed, errors.Join(others...)
+	}
+	var one *ServiceError
+	if errors.As(err, &one) {
+		return []*ServiceError{one}, nil
+	}
+	return nil, err
+}
+
+func allChanged(failed []*ServiceError, delta changetracker.Delta) bool {
+	changed := func(e *ServiceError) bool {
+		return slices.ContainsFunc(delta.Changes, func(c changetracker.Change) bool { return c.Name == e.Name })
+	}
+	return !slices.ContainsFunc(failed, func(e *ServiceError) bool { return !changed(e) })
+}
+
+func namesOf(failed []*ServiceError) []changetracker.ServicePortName {
+	names := make([]changetracker.ServicePortName, len(failed))
+	for i, e := range failed {
+		names[i] = e.Name
+	}
+	return names
+}

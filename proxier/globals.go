@@ -1,0 +1,65 @@
+package proxier
+
+import (
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// globalsFor works out what all Services of a family share.
+func (c *Config) globalsFor(family v1.IPFamily, node changetracker.Node, serviceCIDRs []netip.Prefix) desired.Globals {
+	return desired.Globals{
+		ServiceCIDRs:      desired.Minimal(serviceCIDRs, family),
+		NodePortAddresses: c.NodePorts.addresses(family, node),
+		PodCIDRs:          c.Masquerade.Local.podCIDRs(family, node),
+		PodInterface:      c.Masquerade.Local.podInterface(),
+	}
+}
+
+func (n NodePorts) addresses(family v1.IPFamily, node changetracker.Node) []netip.Prefix {
+	if n.Disable {
+		return nil
+	}
+	if n.Primary {
+		return primaryAddress(family, node)
+	}
+	if own := desired.Minimal(n.Addresses, family); len(own) > 0 {
+		return own
+	}
+	return []netip.Prefix{everything(family)}
+}
+
+func primaryAddress(family v1.IPFamily, node changetracker.Node) []netip.Prefix {
+	i := slices.IndexFunc(node.Addresses, func(a netip.Addr) bool {
+		return a.Is4() == (family == v1.IPv4Protocol) && !a.IsLoopback()
+	})
+	if i < 0 {
+		return nil
+	}
+	return []netip.Prefix{netip.PrefixFrom(node.Addresses[i], node.Addresses[i].BitLen())}
+}
+
+func everything(family v1.IPFamily) netip.Prefix {
+	if family == v1.IPv4Protocol {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+func (d LocalDetector) podCIDRs(family v1.IPFamily, node changetracker.Node) []netip.Prefix {
+	if d.NodePodCIDRs {
+		return desired.Minimal(node.PodCIDRs, family)
+	}
+	return desired.Minimal(d.CIDRs, family)
+}
+
+func (d LocalDetector) podInterface() string {
+	if d.InterfacePrefix != "" {
+		return d.InterfacePrefix + "*"
+	}
+	return d.Interface
+}

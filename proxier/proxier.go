@@ -1,0 +1,328 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// Proxier is the Provider that all engines share.
+type Proxier struct {
+	config   Config
+	log      *zap.Logger
+	observer Observer
+	tracker  *changetracker.Tracker
+	runner   *runner.Runner
+	families []*family
+	syncing  sync.Mutex // held by a sync and by Cleanup
+
+	mu             sync.Mutex // guards all below
+	servicesSynced bool
+	slicesSynced   bool
+	node           changetracker.Node
+	serviceCIDRs   []netip.Prefix
+	status         map[v1.IPFamily]FamilyStatus
+	conflicts      map[v1.IPFamily][]changetracker.Problem
+}
+
+var _ Provider = (*Proxier)(nil)
+
+// New returns a Proxier that drives one engine for each of the config's
+// families. It starts nothing and writes nothing.
+func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, error) {
+	config = config.WithDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	p := &Proxier{
+		config:    config,
+		log:       deps.Logger,
+		observer:  deps.Observer,
+		node:      config.Node,
+		status:    map[v1.IPFamily]FamilyStatus{},
+		conflicts: map[v1.IPFamily][]changetracker.Problem{},
+	}
+	if p.log == nil {
+		p.log = zap.NewNop()
+	}
+	p.log = p.log.With(zap.String("instance", config.Names.Instance))
+	options := config.Tracker
+	options.Families, options.Node, options.Logger = config.Families, config.Node, p.log
+	var err error
+	if p.tracker, err = changetracker.New(options); err != nil {
+		return nil, fmt.Errorf("%w: Tracker: %w", ErrInvalidConfig, err)
+	}
+	if p.runner, err = runner.New(config.runnerOptions(), p.sync); err != nil {
+		return nil, fmt.Errorf("%w: Runner: %w", ErrInvalidConfig, err)
+	}
+	for _, name := range config.Families {
+		engine := engines[name]
+		if engine == nil {
+			return nil, fmt.Errorf("%w: Families: no engine for %s", ErrInvalidConfig, name)
+		}
+		p.families = append(p.families, p.newFamily(name, engine))
+		p.status[name] = FamilyStatus{}
+	}
+	return p, nil
+}
+
+func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
+	return &family{
+		name:   name,
+		engine: engine,
+		rank:   p.config.rank(),
+		log:    p.log.With(zap.String("family", string(name))),
+		claims: newClaims(),
+		lost:   map[changetracker.ServicePortName][]desired.Key{},
+		full:   true,
+		period: p.config.FullSyncPeriod,
+	}
+}
+
+// runnerOptions lets a sync happen at least once per full-sync period.
+func (c *Config) runnerOptions() runner.Options {
+	o := c.Runner
+	if o.MaxInterval < 0 || o.MaxInterval > c.FullSyncPeriod {
+		o.MaxInterval = c.FullSyncPeriod
+	}
+	return o
+}
+
+// rank numbers the Services that are programmed before all others.
+func (c *Config) rank() map[types.NamespacedName]int {
+	first := []types.NamespacedName{
+		{Namespace: "default", Name: "kubernetes"},
+		{Namespace: "kube-system", Name: "kube-dns"},
+	}
+	rank := map[types.NamespacedName]int{}
+	for _, name := range append(first, c.Important...) {
+		if rank[name] == 0 {
+			rank[name] = len(rank) + 1
+		}
+	}
+	return rank
+}
+
+// OnServiceAdd implements Provider.
+func (p *Proxier) OnServiceAdd(service *v1.Service) { p.OnServiceUpdate(nil, service) }
+
+// OnServiceUpdate implements Provider.
+func (p *Proxier) OnServiceUpdate(oldService, service *v1.Service) {
+	if p.tracker.Services.Update(oldService, service) {
+		p.Trigger()
+	}
+}
+
+// OnServiceDelete implements Provider.
+func (p *Proxier) OnServiceDelete(service *v1.Service) { p.OnServiceUpdate(service, nil) }
+
+// OnServiceSynced implements Provider.
+func (p *Proxier) OnServiceSynced() { p.synced(&p.servicesSynced) }
+
+// OnEndpointSliceAdd implements Provider.
+func (p *Proxier) OnEndpointSliceAdd(slice *discovery.EndpointSlice) { p.onSlice(slice, false) }
+
+// OnEndpointSliceUpdate implements Provider. The old slice is not looked at.
+func (p *Proxier) OnEndpointSliceUpdate(_, slice *discovery.EndpointSlice) { p.onSlice(slice, false) }
+
+// OnEndpointSliceDelete implements Provider.
+func (p *Proxier) OnEndpointSliceDelete(slice *discovery.EndpointSlice) { p.onSlice(slice, true) }
+
+// OnEndpointSlicesSynced implements Provider.
+func (p *Proxier) OnEndpointSlicesSynced() { p.synced(&p.slicesSynced) }
+
+func (p *Proxier) onSlice(slice *discovery.EndpointSlice, remove bool) {
+	if p.tracker.Endpoints.EndpointSliceUpdate(slice, remove) {
+		p.Trigger()
+	}
+}
+
+func (p *Proxier) synced(flag *bool) {
+	p.mu.Lock()
+	*flag = true
+	p.mu.Unlock()
+	p.Trigger()
+}
+
+// OnNodeChange implements Provider.
+func (p *Proxier) OnNodeChange(node changetracker.Node) {
+	p.mu.Lock()
+	p.node = node
+	p.mu.Unlock()
+	if p.tracker.SetNode(node) {
+		p.Trigger()
+	}
+}
+
+// OnServiceCIDRsChanged implements Provider.
+func (p *Proxier) OnServiceCIDRsChanged(cidrs []netip.Prefix) {
+	p.mu.Lock()
+	same := slices.Equal(p.serviceCIDRs, cidrs)
+	p.serviceCIDRs = slices.Clone(cidrs)
+	p.mu.Unlock()
+	if !same {
+		p.Trigger()
+	}
+}
+
+// Tracker returns the trackers behind the Proxier, for programs that bring
+// hand-built values instead of API objects, or want to look things up. Call
+// Trigger after changing something in them.
+func (p *Proxier) Tracker() *changetracker.Tracker { return p.tracker }
+
+// Run implements Provider.
+func (p *Proxier) Run(ctx context.Context) error {
+	err := p.runner.Run(ctx)
+	for _, f := range p.families {
+		if c, ok := f.engine.(io.Closer); ok {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	return err
+}
+
+// Trigger implements Provider.
+func (p *Proxier) Trigger() { p.runner.Trigger() }
+
+// Sync implements Provider.
+func (p *Proxier) Sync(ctx context.Context) error { return p.runner.Sync(ctx) }
+
+// Cleanup implements Provider. One family's failure does not keep the other from
+// being cleaned up.
+func (p *Proxier) Cleanup(ctx context.Context) error {
+	p.syncing.Lock()
+	defer p.syncing.Unlock()
+	var errs []error
+	for _, f := range p.families {
+		f.full = true
+		if err := f.engine.Cleanup(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("clean up %s: %w", f.name, err))
+		}
+		if c, ok := f.engine.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sync programs all families at once, each for itself.
+func (p *Proxier) sync(ctx context.Context) error {
+	p.syncing.Lock()
+	defer p.syncing.Unlock()
+	p.mu.Lock()
+	ready, node, cidrs := p.servicesSynced && p.slicesSynced, p.node, p.serviceCIDRs
+	p.mu.Unlock()
+	if !ready {
+		return nil
+	}
+	errs := make([]error, len(p.families))
+	var wg sync.WaitGroup
+	for i, f := range p.families {
+		f.prepare(&p.config, node, cidrs)
+		wg.Go(func() { errs[i] = p.syncFamily(ctx, f) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// prepare takes over what may change while the proxy runs.
+func (f *family) prepare(c *Config, node changetracker.Node, serviceCIDRs []netip.Prefix) {
+	f.globals = c.globalsFor(f.name, node, serviceCIDRs)
+	f.resolver = desired.Resolver{
+		Node:          node,
+		MasqueradeAll: c.Masquerade.All,
+		DetectsPods:   f.globals.DetectsPods(),
+		NoNodePorts:   c.NodePorts.Disable,
+	}
+}
+
+func (p *Proxier) syncFamily(ctx context.Context, f *family) error {
+	queued, started := p.tracker.PendingSince(f.name), time.Now()
+	var o outcome
+	err := p.tracker.Apply(f.name, func(state *changetracker.State, delta changetracker.Delta) error {
+		var err error
+		o, err = f.apply(ctx, state, delta, started)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("%s: %w", f.name, err)
+	}
+	o.err = err
+	p.record(f, &o, queued, started)
+	return err
+}
+
+// record updates the status and tells the observer.
+func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
+	ended := time.Now()
+	p.mu.Lock()
+	s := p.status[f.name]
+	wasFailing := s.LastError != nil
+	s.LastAttempt, s.LastError, s.Failed = ended, o.err, o.failed
+	s.ServicePorts = o.servicePorts
+	if o.err == nil {
+		s.LastSuccess = ended
+	}
+	s.Synced = s.Synced || o.full && !f.full
+	p.status[f.name] = s
+	p.conflicts[f.name] = f.conflicts()
+	p.mu.Unlock()
+
+	switch {
+	case o.err != nil:
+		f.log.Warn("sync failed, will be retried", zap.Error(o.err))
+	case wasFailing:
+		f.log.Info("sync succeeds again")
+	default:
+		f.log.Debug("synced", zap.Bool("full", o.full), zap.Int("changes", o.changes), zap.Duration("took", ended.Sub(started)))
+	}
+	p.observe(f, o, queued, started, ended)
+}
+
+func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Time) {
+	if p.observer == nil {
+		return
+	}
+	report := SyncReport{
+		Family: f.name, Full: o.full, Queued: queued, Started: started, Duration: ended.Sub(started),
+		Changes: o.changes, ServicePorts: o.servicePorts, Triggers: o.triggers, Failed: len(o.failed),
+		Problems: p.tracker.ProblemCounts(), Err: o.err,
+	}
+	if r, ok := f.engine.(Reporter); ok {
+		report.Apply = r.LastApply()
+	}
+	p.observer.ObserveSync(report)
+}
+
+// Status implements Provider.
+func (p *Proxier) Status() Status {
+	problems := p.tracker.Problems()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := Status{Synced: true, Families: maps.Clone(p.status), Problems: problems}
+	for name, family := range s.Families {
+		family.PendingSince = p.tracker.PendingSince(name)
+		s.Families[name] = family
+		s.Synced = s.Synced && family.Synced
+		s.Problems = append(s.Problems, p.conflicts[name]...)
+	}
+	slices.SortStableFunc(s.Problems, func(a, b changetracker.Problem) int {
+		return slices.Compare([]string{a.Object, a.Field, a.Value}, []string{b.Object, b.Field, b.Value})
+	})
+	return s
+}

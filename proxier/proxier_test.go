@@ -1,0 +1,443 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeEngine remembers what it was given. Its fields are looked at between syncs
+// only.
+type fakeEngine struct {
+	updates []desired.Update
+	fail    func(desired.Update) error
+	closed  int
+	cleaned int
+}
+
+func (e *fakeEngine) Apply(_ context.Context, u desired.Update) error {
+	e.updates = append(e.updates, u)
+	if e.fail != nil {
+		return e.fail(u)
+	}
+	return nil
+}
+
+func (e *fakeEngine) Cleanup(context.Context) error { e.cleaned++; return nil }
+
+func (e *fakeEngine) Close() error { e.closed++; return nil }
+
+func (e *fakeEngine) last() desired.Update { return e.updates[len(e.updates)-1] }
+
+func namesIn(u desired.Update) string {
+	var names []string
+	for _, s := range u.Services {
+		names = append(names, s.Name.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+// fixture is a Proxier of two fake engines, in a bubble of fake time.
+type fixture struct {
+	*Proxier
+	v4, v6 *fakeEngine
+}
+
+// run calls test in a synctest bubble with a running Proxier.
+func run(t *testing.T, config Config, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := &fixture{v4: &fakeEngine{}, v6: &fakeEngine{}}
+		p, err := New(config, Deps{}, map[v1.IPFamily]Engine{v1.IPv4Protocol: f.v4, v1.IPv6Protocol: f.v6})
+		if err != nil {
+			t.Fatalf("New: %v", err)
+		}
+		f.Proxier = p
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		test(t, f)
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v, want nil when ctx ends", err)
+		}
+		if f.v4.closed == 0 || f.v6.closed == 0 {
+			t.Error("Run returned and left an engine open")
+		}
+	})
+}
+
+func (f *fixture) synced() {
+	f.OnServiceSynced()
+	f.OnEndpointSlicesSynced()
+}
+
+func service(name, clusterIP string, change ...func(*v1.Service)) *v1.Service {
+	s := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: name},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeClusterIP, ClusterIP: clusterIP,
+			Ports: []v1.ServicePort{{Name: "web", Protocol: v1.ProtocolTCP, Port: 80}},
+		},
+	}
+	for _, c := range change {
+		c(s)
+	}
+	return s
+}
+
+func externalIP(ip string) func(*v1.Service) {
+	return func(s *v1.Service) { s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, ip) }
+}
+
+func slice(name string, addrs ...string) *discovery.EndpointSlice {
+	port, number, tcp := "web", int32(8080), v1.ProtocolTCP
+	s := &discovery.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: name, Labels: map[string]string{discovery.LabelServiceName: name}},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Name: &port, Port: &number, Protocol: &tcp}},
+	}
+	for _, a := range addrs {
+		s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+// TestNothingIsWrittenBeforeBothAreSynced proves ENG-01.
+func TestNothingIsWrittenBeforeBothAreSynced(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.OnServiceSynced()
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		if n := len(f.v4.updates); n != 0 {
+			t.Fatalf("%d updates before the slices were synced, want 0", n)
+		}
+		if f.Status().Synced {
+			t.Error("Status says synced before anything was programmed")
+		}
+		f.OnEndpointSlicesSynced()
+		synctest.Wait()
+		if u := f.v4.last(); !u.Full || namesIn(u) != "a" {
+			t.Errorf("first update: full %v of %q, want a full one of a", u.Full, namesIn(u))
+		}
+		if !f.Status().Synced {
+			t.Error("Status does not say synced after the first sync")
+		}
+	})
+}
+
+// TestAFailedFirstSyncIsRetried mends W-33.
+func TestAFailedFirstSyncIsRetried(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		broken := errors.New("broken")
+		f.v4.fail = func(desired.Update) error { return broken }
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.synced()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := len(f.v4.updates); n < 3 {
+			t.Errorf("%d attempts within a second, want several", n)
+		}
+		s := f.Status()
+		if s.Synced || !errors.Is(s.Families[v1.IPv4Protocol].LastError, broken) {
+			t.Errorf("status = %+v, want not synced because of %v", s, broken)
+		}
+		if s.Families[v1.IPv4Protocol].PendingSince.IsZero() {
+			t.Error("no change is pending after a failed sync")
+		}
+		if six := s.Families[v1.IPv6Protocol]; !six.Synced || six.LastError != nil {
+			t.Errorf("IPv6 suffers from IPv4: %+v", six)
+		}
+		f.v4.fail = nil
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if u := f.v4.last(); !u.Full || namesIn(u) != "a" {
+			t.Errorf("update after failures: full %v of %q, want a full one of a", u.Full, namesIn(u))
+		}
+		if s := f.Status(); !s.Synced || s.Families[v1.IPv4Protocol].LastError != nil {
+			t.Errorf("status after success = %+v", s)
+		}
+	})
+}
+
+func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		f.synced()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		refused := errors.New("refused")
+		f.v4.fail = func(u desired.Update) error {
+			var errs []error
+			for _, s := range u.Services {
+				if s.Name.Name == "bad" {
+					errs = append(errs, &ServiceError{Name: s.Name, Family: u.Family, Err: refused})
+				}
+			}
+			return errors.Join(errs...)
+		}
+		f.OnServiceAdd(service("bad", "10.0.0.1"))
+		f.OnServiceAdd(service("good", "10.0.0.2"))
+		synctest.Wait()
+		if u := f.v4.last(); u.Full || namesIn(u) != "bad good" {
+			t.Errorf("update: full %v of %q, want a partial one of bad and good", u.Full, namesIn(u))
+		}
+		failed := f.Status().Families[v1.IPv4Protocol].Failed
+		if len(failed) != 1 || failed[0].Name.Name != "bad" || !errors.Is(failed[0], refused) {
+			t.Errorf("failed = %v, want bad", failed)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if u := f.v4.last(); u.Full || namesIn(u) != "bad" {
+			t.Errorf("retry: full %v of %q, want a partial one of bad alone", u.Full, namesIn(u))
+		}
+		f.v4.fail = nil
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if failed := f.Status().Families[v1.IPv4Protocol].Failed; len(failed) != 0 {
+			t.Errorf("failed = %v after success", failed)
+		}
+	})
+}
+
+func TestAnUpdateHoldsOnlyWhatChanged(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		for _, name := range []string{"a", "b", "c"} {
+			f.OnServiceAdd(service(name, "10.0.0."+string('1'+name[0]-'a')))
+		}
+		f.synced()
+		synctest.Wait()
+		f.OnEndpointSliceAdd(slice("b", "10.1.0.1"))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		u := f.v4.last()
+		if u.Full || namesIn(u) != "b" {
+			t.Fatalf("update: full %v of %q, want a partial one of b", u.Full, namesIn(u))
+		}
+		if got, want := u.Services[0].Cluster, []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:8080")}; !slices.Equal(got, want) {
+			t.Errorf("endpoints = %v, want %v", got, want)
+		}
+		f.OnServiceDelete(service("b", "10.0.0.2"))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if u := f.v4.last(); u.Full || namesIn(u) != "" || len(u.Removed) != 1 || u.Removed[0].Name != "b" {
+			t.Errorf("update after delete: %+v, want b removed", u)
+		}
+	})
+}
+
+func TestEverythingIsCheckedOncePerFullSyncPeriod(t *testing.T) {
+	run(t, Config{FullSyncPeriod: 10 * time.Minute}, func(t *testing.T, f *fixture) {
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.synced()
+		synctest.Wait()
+		before := len(f.v4.updates)
+		time.Sleep(9 * time.Minute)
+		synctest.Wait()
+		if n := len(f.v4.updates) - before; n != 0 {
+			t.Errorf("%d updates in a quiet time, want 0", n)
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if n := len(f.v4.updates) - before; n != 1 || !f.v4.last().Full {
+			t.Errorf("%d updates after the period, full %v, want one full update", n, f.v4.last().Full)
+		}
+	})
+}
+
+// TestANodeChangeReachesTheEngine mends W-17: zone, addresses and CIDRs may
+// change at run time.
+func TestANodeChangeReachesTheEngine(t *testing.T) {
+	config := Config{
+		Node:       changetracker.Node{Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+		NodePorts:  NodePorts{Primary: true},
+		Masquerade: Masquerade{Local: LocalDetector{NodePodCIDRs: true}},
+	}
+	run(t, config, func(t *testing.T, f *fixture) {
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.synced()
+		synctest.Wait()
+		g := f.v4.last().Globals
+		if want := netip.MustParsePrefix("192.0.2.1/32"); len(g.NodePortAddresses) != 1 || g.NodePortAddresses[0] != want || g.DetectsPods() {
+			t.Errorf("globals = %+v, want node ports on %v and no pods", g, want)
+		}
+		if six := f.v6.last().Globals.NodePortAddresses; len(six) != 0 {
+			t.Errorf("node ports on %v in IPv6, want none: the node has no address there (W-29)", six)
+		}
+		node := config.Node
+		node.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.2")}
+		node.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
+		f.OnNodeChange(node)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		u := f.v4.last()
+		if want := netip.MustParsePrefix("192.0.2.2/32"); !u.Full || u.Globals.NodePortAddresses[0] != want || !u.Globals.DetectsPods() {
+			t.Errorf("update after node change: full %v globals %+v, want full with node ports on %v and pods", u.Full, u.Globals, want)
+		}
+		if m := u.Services[0].Frontends[0].Masquerade; m != desired.MasqueradeNonPod {
+			t.Errorf("masquerade = %v once pods can be told, want non-pod", m)
+		}
+		before := len(f.v4.updates)
+		f.OnNodeChange(node)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := len(f.v4.updates) - before; n != 0 {
+			t.Errorf("%d updates for the same node again, want 0", n)
+		}
+	})
+}
+
+// TestServiceCIDRsTakeEffectByThemselves mends W-34.
+func TestServiceCIDRsTakeEffectByThemselves(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		f.synced()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		f.OnServiceCIDRsChanged([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd00::/112")})
+		synctest.Wait()
+		if got := f.v4.last().Globals.ServiceCIDRs; len(got) != 1 || got[0].String() != "10.0.0.0/16" {
+			t.Errorf("IPv4 CIDRs = %v, want 10.0.0.0/16", got)
+		}
+		if got := f.v6.last().Globals.ServiceCIDRs; len(got) != 1 || got[0].String() != "fd00::/112" {
+			t.Errorf("IPv6 CIDRs = %v, want fd00::/112", got)
+		}
+	})
+}
+
+// TestASharedVIPHasOneOwnerWhateverTheOrder adds and deletes two Services with
+// the same external IP in both orders.
+func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
+	a := service("a", "10.0.0.1", externalIP("192.0.2.9"))
+	b := service("b", "10.0.0.2", externalIP("192.0.2.9"))
+	for name, order := range map[string][]*v1.Service{"smaller first": {a, b}, "larger first": {b, a}} {
+		t.Run(name, func(t *testing.T) {
+			run(t, Config{}, func(t *testing.T, f *fixture) {
+				f.synced()
+				for _, s := range order {
+					f.OnServiceAdd(s)
+					time.Sleep(time.Second)
+					synctest.Wait()
+				}
+				have := map[string]*desired.Service{}
+				for _, u := range f.v4.updates {
+					for _, s := range u.Services {
+						have[s.Name.Name] = s
+					}
+				}
+				if got := len(have["a"].Frontends); got != 2 {
+					t.Errorf("a has %d frontends, want ClusterIP and external IP", got)
+				}
+				if got := len(have["b"].Frontends); got != 1 {
+					t.Errorf("b has %d frontends, want its ClusterIP alone", got)
+				}
+				problems := f.Status().Problems
+				if len(problems) != 1 || problems[0].Object != "Service test/b" || problems[0].Reason != changetracker.ReasonDuplicate {
+					t.Errorf("problems = %+v, want one of b", problems)
+				}
+				f.OnServiceDelete(a)
+				time.Sleep(time.Second)
+				synctest.Wait()
+				u := f.v4.last()
+				if namesIn(u) != "b" || len(u.Services[0].Frontends) != 2 {
+					t.Errorf("update after a is gone: %q, want b with the external IP", namesIn(u))
+				}
+				if problems := f.Status().Problems; len(problems) != 0 {
+					t.Errorf("problems = %+v after a is gone", problems)
+				}
+			})
+		})
+	}
+}
+
+func TestImportantServicesComeFirst(t *testing.T) {
+	config := Config{Important: []types.NamespacedName{{Namespace: "test", Name: "z"}}}
+	run(t, config, func(t *testing.T, f *fixture) {
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.OnServiceAdd(service("z", "10.0.0.2"))
+		api := service("kubernetes", "10.0.0.3")
+		api.Namespace = "default"
+		f.OnServiceAdd(api)
+		f.synced()
+		synctest.Wait()
+		if got, want := namesIn(f.v4.last()), "kubernetes z a"; got != want {
+			t.Errorf("order %q, want %q", got, want)
+		}
+	})
+}
+
+func TestCleanupReachesEveryEngine(t *testing.T) {
+	v4, v6 := &fakeEngine{}, &fakeEngine{}
+	p, err := New(Config{}, Deps{}, map[v1.IPFamily]Engine{v1.IPv4Protocol: v4, v1.IPv6Protocol: v6})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Cleanup(t.Context()); err != nil || v4.cleaned != 1 || v6.cleaned != 1 || v4.closed != 1 {
+		t.Errorf("Cleanup = %v, cleaned %d and %d, closed %d", err, v4.cleaned, v6.cleaned, v4.closed)
+	}
+}
+
+type observed struct{ reports []SyncReport }
+
+func (o *observed) ObserveSync(r SyncReport) { o.reports = append(o.reports, r) }
+
+// TestTriggersOutliveAFailedSync mends W-11.
+func TestTriggersOutliveAFailedSync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine, o := &fakeEngine{}, &observed{}
+		config := Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
+		p, err := New(config, Deps{Observer: o}, map[v1.IPFamily]Engine{v1.IPv4Protocol: engine})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		p.OnServiceAdd(service("a", "10.0.0.1"))
+		p.OnServiceSynced()
+		p.OnEndpointSlicesSynced()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		engine.fail = func(desired.Update) error { return errors.New("broken") }
+		s := slice("a", "10.1.0.1")
+		trigger := time.Now()
+		s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
+		p.OnEndpointSliceAdd(s)
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		engine.fail = nil
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		var got []time.Time
+		failures := 0
+		for _, r := range o.reports {
+			got = append(got, r.Triggers...)
+			if r.Err != nil {
+				failures++
+				if len(r.Triggers) != 0 {
+					t.Errorf("a failed sync reports triggers %v", r.Triggers)
+				}
+			}
+		}
+		if failures == 0 || len(got) != 1 || !got[0].Equal(trigger) {
+			t.Errorf("%d failures, triggers %v, want %v once", failures, got, trigger)
+		}
+		cancel()
+		<-done
+	})
+}

@@ -1,0 +1,105 @@
+package proxier
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+const (
+	defaultMark           = 1 << 14 // kube-proxy's --masquerade-bit default
+	defaultFullSyncPeriod = time.Hour
+)
+
+// WithDefaults returns c with every zero field set to its default.
+func (c Config) WithDefaults() Config {
+	if len(c.Families) == 0 {
+		c.Families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
+	}
+	if c.Names == (Names{}) {
+		c.Names = DefaultNames()
+	}
+	if c.Masquerade.Mark == 0 {
+		c.Masquerade.Mark = defaultMark
+	}
+	if c.FullSyncPeriod == 0 {
+		c.FullSyncPeriod = defaultFullSyncPeriod
+	}
+	c.Runner = c.Runner.WithDefaults()
+	return c
+}
+
+// Validate reports every field that is wrong, with its value and what it may be.
+// All of its errors are ErrInvalidConfig.
+func (c Config) Validate() error {
+	errs := []error{c.Names.Validate(), c.validateRunner()}
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%w: %s: %s", ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
+	}
+	for i, f := range c.Families {
+		if f != v1.IPv4Protocol && f != v1.IPv6Protocol {
+			bad("Families", "%q is neither IPv4 nor IPv6", f)
+		}
+		if slices.Contains(c.Families[:i], f) {
+			bad("Families", "%s is named twice", f)
+		}
+	}
+	if c.FullSyncPeriod < 0 {
+		bad("FullSyncPeriod", "%v is negative", c.FullSyncPeriod)
+	}
+	if bits.OnesCount32(c.Masquerade.Mark) != 1 {
+		bad("Masquerade.Mark", "%#x is not a single bit", c.Masquerade.Mark)
+	}
+	if c.NodePorts.Primary && len(c.NodePorts.Addresses) > 0 {
+		bad("NodePorts", "Primary excludes Addresses")
+	}
+	errs = append(errs,
+		validatePrefixes("NodePorts.Addresses", c.NodePorts.Addresses),
+		validatePrefixes("Masquerade.Local.CIDRs", c.Masquerade.Local.CIDRs),
+		c.Masquerade.Local.validate())
+	return errors.Join(errs...)
+}
+
+func (c Config) validateRunner() error {
+	if err := c.Runner.Validate(); err != nil {
+		return fmt.Errorf("%w: Runner: %w", ErrInvalidConfig, err)
+	}
+	return nil
+}
+
+func validatePrefixes(field string, prefixes []netip.Prefix) error {
+	var errs []error
+	for i, p := range prefixes {
+		if !p.IsValid() {
+			errs = append(errs, fmt.Errorf("%w: %s[%d]: not a valid prefix", ErrInvalidConfig, field, i))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+const maxInterfaceName = 15 // IFNAMSIZ of linux/if.h, without the terminating NUL
+
+func (d LocalDetector) validate() error {
+	var errs []error
+	set := 0
+	for _, isSet := range []bool{len(d.CIDRs) > 0, d.NodePodCIDRs, d.Interface != "", d.InterfacePrefix != ""} {
+		if isSet {
+			set++
+		}
+	}
+	if set > 1 {
+		errs = append(errs, fmt.Errorf("%w: Masquerade.Local: %d ways to tell pod traffic, want one at most", ErrInvalidConfig, set))
+	}
+	for field, name := range map[string]string{"Interface": d.Interface, "InterfacePrefix": d.InterfacePrefix} {
+		if len(name) > maxInterfaceName {
+			errs = append(errs, fmt.Errorf("%w: Masquerade.Local.%s: %q is longer than %d bytes",
+				ErrInvalidConfig, field, name, maxInterfaceName))
+		}
+	}
+	return errors.Join(errs...)
+}

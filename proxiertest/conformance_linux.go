@@ -1,0 +1,238 @@
+package proxiertest
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// Conformance holds a data plane against the packet behaviour table: Services
+// are given to Providers that the factory makes, and then every kind of client
+// sends real packets to every kind of address, over IPv4 and IPv6, TCP and UDP.
+// A failure is named after the rule that is broken, "PKT-22/IPv6/UDP/
+// client_to_nodePort". The features say where the data plane is meant to differ.
+//
+// It needs Linux and root, and takes well under a minute.
+func Conformance(t *testing.T, features Features, factory Factory) {
+	t.Helper()
+	s := &suite{world: NewTopology(t), features: features, factory: factory}
+	ctx := t.Context()
+	t.Cleanup(func() { s.stop(context.WithoutCancel(ctx), t) })
+	for _, scenario := range scenarios(features) {
+		t.Run(scenario.name, func(t *testing.T) {
+			for prefix, reason := range features.Skip {
+				if scenario.name == prefix || strings.HasPrefix(scenario.name, prefix+"/") {
+					t.Skip(reason)
+				}
+			}
+			s.run(ctx, t, scenario)
+		})
+	}
+}
+
+// scenarios is the whole table, those with the same setup next to each other.
+func scenarios(f Features) []scenario {
+	all := slices.Concat(
+		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(),
+		externalScenarios(), externalPolicyScenarios(f), emptyScenarios(f),
+		nodePortScenarios(f), sourceRangeScenarios(), emptySourceRangeScenarios(f),
+		conditionScenarios(), affinityScenarios(), flowScenarios(), spreadScenarios(), extremeScenarios(),
+	)
+	slices.SortStableFunc(all, func(a, b scenario) int { return strings.Compare(string(a.setup), string(b.setup)) })
+	return all
+}
+
+// setup is one way to configure the Provider.
+type setup string
+
+// The setups. The default knows pods by their cluster-wide addresses and accepts
+// node ports at all addresses.
+const (
+	setupDefault       setup = ""
+	setupMasqueradeAll setup = "masquerade all"
+	setupNoDetector    setup = "no detector"
+	setupNodePodCIDRs  setup = "node pod CIDRs"
+	setupInterfaces    setup = "interface prefix"
+	setupInterface     setup = "interface"
+	setupAddresses     setup = "node port addresses"
+	setupPrimary       setup = "primary node port address"
+)
+
+func (s setup) config(world *Topology) proxier.Config {
+	config := world.Config()
+	config.Runner = runner.Options{MinInterval: runner.Unlimited}
+	switch s {
+	case setupDefault:
+	case setupMasqueradeAll:
+		config.Masquerade.All = true
+	case setupNoDetector:
+		config.Masquerade.Local = proxier.LocalDetector{}
+	case setupNodePodCIDRs:
+		config.Masquerade.Local = proxier.LocalDetector{NodePodCIDRs: true}
+	case setupInterfaces:
+		config.Masquerade.Local = proxier.LocalDetector{InterfacePrefix: "pod"}
+	case setupInterface:
+		config.Masquerade.Local = proxier.LocalDetector{Interface: "pod0"}
+	case setupAddresses:
+		config.NodePorts.Addresses = prefixes(config.Node.Addresses, 32, 128)
+	case setupPrimary:
+		config.NodePorts.Primary = true
+	}
+	return config
+}
+
+// suite is a run of the table. It is used by one goroutine at a time.
+type suite struct {
+	world     *Topology
+	features  Features
+	factory   Factory
+	running   *running
+	published int // Services so far
+}
+
+// running is a Provider at work.
+type running struct {
+	setup    setup
+	provider proxier.Provider
+	cancel   context.CancelFunc
+	ended    chan error
+}
+
+// use makes the Provider of a setup run, and ends the one before.
+func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Provider {
+	t.Helper()
+	if s.running != nil && s.running.setup == wanted {
+		return s.running.provider
+	}
+	s.stop(ctx, t)
+	provider, err := s.factory(wanted.config(s.world), proxier.Deps{})
+	if err != nil {
+		t.Fatalf("make provider with %q: %v", wanted, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s.running = &running{setup: wanted, provider: provider, cancel: cancel, ended: make(chan error, 1)}
+	go func(ended chan<- error) { ended <- provider.Run(ctx) }(s.running.ended)
+	provider.OnServiceSynced()
+	provider.OnEndpointSlicesSynced()
+	if err := provider.Sync(ctx); err != nil {
+		t.Fatalf("first sync with %q: %v", wanted, err)
+	}
+	return provider
+}
+
+func (s *suite) stop(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if s.running == nil {
+		return
+	}
+	last := s.running
+	s.running = nil
+	last.cancel()
+	if err := <-last.ended; err != nil {
+		t.Errorf("Run with %q: %v", last.setup, err)
+	}
+	if err := last.provider.Cleanup(ctx); err != nil {
+		t.Errorf("Cleanup with %q: %v", last.setup, err)
+	}
+}
+
+func (s *suite) run(ctx context.Context, t *testing.T, sc scenario) {
+	t.Helper()
+	st := &stage{suite: s, provider: s.use(ctx, t, sc.setup)}
+	if sc.serviceCIDRs != nil {
+		st.provider.OnServiceCIDRsChanged(sc.serviceCIDRs)
+		defer st.provider.OnServiceCIDRsChanged(nil)
+	}
+	st.publish(ctx, t, sc.services...)
+	defer func() { st.publish(ctx, t) }()
+	if sc.play != nil {
+		sc.play(ctx, t, st)
+	} else {
+		st.probe(ctx, t, sc)
+	}
+	if t.Failed() {
+		t.Log(sc.rule)
+	}
+}
+
+// probe sends the packets of all probes at once, because most of the time is
+// spent in waiting for nothing to come back, and reports them one by one.
+func (s *stage) probe(ctx context.Context, t *testing.T, sc scenario) {
+	t.Helper()
+	each := func(c combo) []result {
+		results := make([]result, len(sc.probes))
+		var all sync.WaitGroup
+		for i, p := range sc.probes {
+			all.Go(func() {
+				a := s.attempt(p, c)
+				results[i] = result{name: p.name(), err: a.run(ctx)}
+			})
+		}
+		all.Wait()
+		return results
+	}
+	s.report(t, sc.networks, each)
+}
+
+func (p probe) name() string {
+	name := string(p.from) + "_to_" + string(p.to)
+	if p.service > 0 {
+		name += "_of_service_" + string('1'+rune(p.service))
+	}
+	return name
+}
+
+func (s *stage) attempt(p probe, c combo) *attempt {
+	return &attempt{
+		from:    s.seat(p.from, c.family),
+		network: c.network,
+		to:      s.services[p.service].targets(s.world, c.family)[p.to],
+		want:    p.want,
+		world:   s.world,
+	}
+}
+
+// result is what became of a probe, or of any other named check.
+type result struct {
+	name string
+	err  error
+}
+
+// report runs a check for all combos at once, and then one subtest for each of
+// its results.
+func (s *stage) report(t *testing.T, networks []string, check func(combo) []result) {
+	t.Helper()
+	all := combos(networks)
+	results := make([][]result, len(all))
+	var running sync.WaitGroup
+	for i, c := range all {
+		running.Go(func() { results[i] = check(c) })
+	}
+	running.Wait()
+	for i, c := range all {
+		for _, r := range results[i] {
+			t.Run(c.String()+"/"+r.name, func(t *testing.T) {
+				if r.err != nil {
+					t.Error(r.err)
+				}
+			})
+		}
+	}
+}
+
+// single wraps the outcome of a check that has no parts.
+func single(name string, errs ...error) []result {
+	return []result{{name: name, err: errors.Join(errs...)}}
+}
+
+// anywhere is every address of both families.
+func anywhere() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+}

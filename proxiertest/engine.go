@@ -1,0 +1,130 @@
+package proxiertest
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// RecordingEngine is a proxier.Engine without a data plane. It remembers every
+// Update, and what a data plane would hold after it. The zero value is ready for
+// use; all methods may be called from several goroutines at once.
+type RecordingEngine struct {
+	mu       sync.Mutex // guards everything below
+	updates  []desired.Update
+	services map[changetracker.ServicePortName]*desired.Service
+	globals  desired.Globals
+	failure  error
+	refusals map[changetracker.ServicePortName]error
+	cleanups int
+}
+
+var _ proxier.Engine = (*RecordingEngine)(nil)
+
+// Apply records the update and takes it over, as far as Fail and Refuse let it.
+func (e *RecordingEngine) Apply(ctx context.Context, update desired.Update) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	update.Services, update.Removed = slices.Clone(update.Services), slices.Clone(update.Removed)
+	e.updates = append(e.updates, update)
+	if err := errors.Join(ctx.Err(), e.failure); err != nil {
+		return err
+	}
+	before := e.services
+	if update.Full || before == nil {
+		e.services = make(map[changetracker.ServicePortName]*desired.Service, len(update.Services))
+	}
+	for _, name := range update.Removed {
+		delete(e.services, name)
+	}
+	e.globals = update.Globals
+	return e.take(update.Family, update.Services, before)
+}
+
+// take stores the services that are not refused; the others stay as before.
+func (e *RecordingEngine) take(family v1.IPFamily, services []*desired.Service,
+	before map[changetracker.ServicePortName]*desired.Service,
+) error {
+	var errs []error
+	for _, service := range services {
+		err, refused := e.refusals[service.Name]
+		if !refused {
+			e.services[service.Name] = service
+			continue
+		}
+		errs = append(errs, &proxier.ServiceError{Name: service.Name, Family: family, Err: err})
+		if old := before[service.Name]; old != nil {
+			e.services[service.Name] = old
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Cleanup forgets the services, but not the recorded updates.
+func (e *RecordingEngine) Cleanup(context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.cleanups++
+	e.services, e.globals = nil, desired.Globals{}
+	return e.failure
+}
+
+// Fail makes every Apply and Cleanup from now on return err, and Apply take
+// nothing over; nil ends that.
+func (e *RecordingEngine) Fail(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.failure = err
+}
+
+// Refuse makes every Apply from now on leave one service port as it is and return
+// a *proxier.ServiceError around err for it; nil ends that.
+func (e *RecordingEngine) Refuse(name changetracker.ServicePortName, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil {
+		delete(e.refusals, name)
+		return
+	}
+	if e.refusals == nil {
+		e.refusals = map[changetracker.ServicePortName]error{}
+	}
+	e.refusals[name] = err
+}
+
+// Updates returns every Update so far, also those that failed, oldest first.
+func (e *RecordingEngine) Updates() []desired.Update {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.updates)
+}
+
+// Services returns what a data plane would hold now. The caller owns the map; the
+// services in it are shared and immutable.
+func (e *RecordingEngine) Services() map[changetracker.ServicePortName]*desired.Service {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return maps.Clone(e.services)
+}
+
+// Globals returns the Globals of the last Update that did not fail as a whole.
+func (e *RecordingEngine) Globals() desired.Globals {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.globals
+}
+
+// Cleanups returns how often Cleanup was called.
+func (e *RecordingEngine) Cleanups() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.cleanups
+}

@@ -1,0 +1,101 @@
+package proxiertest_test
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+func service(name string) *desired.Service {
+	return &desired.Service{Name: portName(name), Protocol: desired.TCP}
+}
+
+func portName(name string) changetracker.ServicePortName {
+	return changetracker.ServicePortName{
+		NamespacedName: types.NamespacedName{Namespace: "default", Name: name}, Protocol: v1.ProtocolTCP,
+	}
+}
+
+func held(e *proxiertest.RecordingEngine) []string {
+	var names []string
+	for name := range maps.Keys(e.Services()) {
+		names = append(names, name.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestRecordingEngineHoldsWhatADataPlaneWould(t *testing.T) {
+	var e proxiertest.RecordingEngine
+	steps := []struct {
+		rule   string
+		update desired.Update
+		want   []string
+	}{
+		{"full is everything", desired.Update{Full: true, Services: []*desired.Service{service("a"), service("b")}}, []string{"a", "b"}},
+		{"partial adds", desired.Update{Services: []*desired.Service{service("c")}}, []string{"a", "b", "c"}},
+		{"removed goes", desired.Update{Removed: []changetracker.ServicePortName{portName("a")}}, []string{"b", "c"}},
+		{"full forgets the rest", desired.Update{Full: true, Services: []*desired.Service{service("d")}}, []string{"d"}},
+	}
+	for _, step := range steps {
+		if err := e.Apply(t.Context(), step.update); err != nil {
+			t.Fatalf("%s: Apply: %v", step.rule, err)
+		}
+		if got := held(&e); !slices.Equal(got, step.want) {
+			t.Errorf("%s: holds %v, want %v", step.rule, got, step.want)
+		}
+	}
+	if got := len(e.Updates()); got != len(steps) {
+		t.Errorf("recorded %d updates, want %d", got, len(steps))
+	}
+	if err := e.Cleanup(t.Context()); err != nil || len(e.Services()) != 0 || e.Cleanups() != 1 {
+		t.Errorf("Cleanup = %v, leaves %v after %d calls, want nothing after 1", err, held(&e), e.Cleanups())
+	}
+}
+
+func TestRecordingEngineThatFailsTakesNothingOver(t *testing.T) {
+	var e proxiertest.RecordingEngine
+	boom := errors.New("boom")
+	e.Fail(boom)
+	if err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{service("a")}}); !errors.Is(err, boom) {
+		t.Errorf("Apply = %v, want %v", err, boom)
+	}
+	if got := held(&e); len(got) != 0 {
+		t.Errorf("holds %v after a failure, want nothing", got)
+	}
+	e.Fail(nil)
+	if err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{service("a")}}); err != nil {
+		t.Errorf("Apply after the failure has ended: %v", err)
+	}
+}
+
+func TestRecordingEngineThatRefusesAServiceTakesTheOthers(t *testing.T) {
+	var e proxiertest.RecordingEngine
+	old := service("a")
+	if err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{old}}); err != nil {
+		t.Fatalf("Apply: %v", err)
+	}
+	boom := errors.New("boom")
+	e.Refuse(portName("a"), boom)
+	for _, full := range []bool{false, true} {
+		err := e.Apply(t.Context(), desired.Update{
+			Family: v1.IPv6Protocol, Full: full, Services: []*desired.Service{service("a"), service("b")},
+		})
+		var refused *proxier.ServiceError
+		if !errors.As(err, &refused) || refused.Name != portName("a") || refused.Family != v1.IPv6Protocol || !errors.Is(err, boom) {
+			t.Errorf("full %v: Apply = %v, want a ServiceError for a", full, err)
+		}
+		if got := held(&e); !slices.Equal(got, []string{"a", "b"}) || e.Services()[portName("a")] != old {
+			t.Errorf("full %v: holds %v, want the old a and b", full, got)
+		}
+	}
+}

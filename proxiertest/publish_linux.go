@@ -1,0 +1,211 @@
+package proxiertest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// stage is a scenario in progress: its services as API objects that the Provider
+// knows, in the order of the scenario.
+type stage struct {
+	*suite
+
+	provider proxier.Provider
+	services []*published
+}
+
+// published is one service of a stage. Its number makes its addresses unique, so
+// that no conntrack entry of an earlier scenario fits it.
+type published struct {
+	number   int
+	nodePort int32
+	vip      func(v1.IPFamily) netip.Addr
+	object   *v1.Service
+	slices   []*discovery.EndpointSlice
+}
+
+const (
+	firstNodePort = 30000
+	// maxSliceEndpoints is what the EndpointSlice controller fills a slice with.
+	maxSliceEndpoints = 100
+)
+
+func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }
+
+// publish makes the stage's services those given and waits until they are
+// programmed. Services that were there before are updated, by their index.
+func (s *stage) publish(ctx context.Context, t *testing.T, services ...service) {
+	t.Helper()
+	for i, service := range services {
+		if i < len(s.services) {
+			s.update(s.services[i], service)
+			continue
+		}
+		s.add(service)
+	}
+	for _, gone := range s.services[len(services):] {
+		s.remove(gone)
+	}
+	s.services = s.services[:len(services)]
+	if err := s.provider.Sync(ctx); err != nil {
+		t.Fatalf("sync: %v", err)
+	}
+}
+
+func (s *stage) add(spec service) {
+	s.suite.published++
+	p := &published{number: s.suite.published}
+	p.render(spec)
+	s.services = append(s.services, p)
+	s.provider.OnServiceAdd(p.object)
+	for _, slice := range p.slices {
+		s.provider.OnEndpointSliceAdd(slice)
+	}
+}
+
+func (s *stage) update(p *published, spec service) {
+	before := *p
+	p.render(spec)
+	s.provider.OnServiceUpdate(before.object, p.object)
+	for i, slice := range p.slices {
+		if i < len(before.slices) {
+			s.provider.OnEndpointSliceUpdate(before.slices[i], slice)
+		} else {
+			s.provider.OnEndpointSliceAdd(slice)
+		}
+	}
+	for _, slice := range before.slices[min(len(p.slices), len(before.slices)):] {
+		s.provider.OnEndpointSliceDelete(slice)
+	}
+}
+
+func (s *stage) remove(p *published) {
+	s.provider.OnServiceDelete(p.object)
+	for _, slice := range p.slices {
+		s.provider.OnEndpointSliceDelete(slice)
+	}
+}
+
+// render makes the API objects of a service.
+func (p *published) render(spec service) {
+	spec.namespace = cmp.Or(spec.namespace, "conformance")
+	spec.name = cmp.Or(spec.name, fmt.Sprintf("web-%d", p.number))
+	spec.tcpPort, spec.udpPort = cmp.Or(spec.tcpPort, "tcp"), cmp.Or(spec.udpPort, "udp")
+	p.nodePort = cmp.Or(spec.nodePort, firstNodePort+int32(p.number))
+	p.vip = spec.vip
+	opts := []ServiceOption{ClusterIPs(p.serviceAddr("10.96", "96", v1.IPv4Protocol).String(), p.serviceAddr("10.96", "96", v1.IPv6Protocol).String())}
+	if spec.external {
+		opts = append(opts,
+			NodePort(spec.tcpPort, v1.ProtocolTCP, servicePort, p.nodePort),
+			NodePort(spec.udpPort, v1.ProtocolUDP, servicePort, p.nodePort))
+		for _, family := range families() {
+			opts = append(opts, ExternalIPs(p.external(family).String()), LoadBalancer(p.loadBalancer(family).String()))
+		}
+	} else {
+		opts = append(opts, Port(spec.tcpPort, v1.ProtocolTCP, servicePort), Port(spec.udpPort, v1.ProtocolUDP, servicePort))
+	}
+	p.object = Service(spec.namespace, spec.name, append(opts, spec.options...)...)
+	p.slices = nil
+	for _, family := range families() {
+		p.renderSlices(spec, family)
+	}
+}
+
+func (p *published) renderSlices(spec service, family v1.IPFamily) {
+	chunk := 0
+	for endpoints := range slices.Chunk(spec.endpoints, maxSliceEndpoints) {
+		opts := []SliceOption{SliceName(fmt.Sprintf("%s-%s-%d", spec.name, family, chunk))}
+		for _, port := range p.object.Spec.Ports {
+			opts = append(opts, SlicePort(port.Name, port.Protocol, podPort))
+		}
+		for _, e := range endpoints {
+			opts = append(opts, e.render(family))
+		}
+		p.slices = append(p.slices, Slice(spec.namespace, spec.name, discovery.AddressType(family), opts...))
+		chunk++
+	}
+}
+
+func (e endpoint) render(family v1.IPFamily) SliceOption {
+	host := "elsewhere"
+	if slices.Contains([]place{pod0, pod1, pod2}, e.at) {
+		host = nodeName
+	}
+	opts := []EndpointOption{OnNode(host)}
+	if e.condition != nil {
+		opts = append(opts, e.condition)
+	}
+	return Endpoint(e.addr(family).String(), opts...)
+}
+
+// addr is where the endpoint is, without its port.
+func (e endpoint) addr(family v1.IPFamily) netip.Addr {
+	if e.crowd != 0 {
+		return crowdAddr(family, e.crowd)
+	}
+	return podAddr(e.at, family)
+}
+
+// podAddr follows the addressing of Topology.
+func podAddr(at place, family v1.IPFamily) netip.Addr {
+	subnet := map[byte]byte{'p': 1, 'r': 2}[at[0]]
+	n := at[len(at)-1] - '0'
+	if family == v1.IPv4Protocol {
+		return netip.AddrFrom4([4]byte{10, 244, subnet, 16*n + 2})
+	}
+	return netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d:%d::2", subnet, n))
+}
+
+// serviceAddr is the service's own address in a range of addresses.
+func (p *published) serviceAddr(prefix4, subnet6 string, family v1.IPFamily) netip.Addr {
+	if family == v1.IPv4Protocol {
+		return netip.MustParseAddr(fmt.Sprintf("%s.%d.%d", prefix4, p.number>>8, p.number&0xff))
+	}
+	return netip.MustParseAddr(fmt.Sprintf("fd00:10:%s::%x", subnet6, p.number))
+}
+
+func (p *published) external(family v1.IPFamily) netip.Addr {
+	return p.serviceAddr("198.18", "18", family)
+}
+
+func (p *published) loadBalancer(family v1.IPFamily) netip.Addr {
+	if p.vip != nil {
+		return p.vip(family)
+	}
+	return p.serviceAddr("198.19", "19", family)
+}
+
+// targets resolves everything that can be dialled.
+func (p *published) targets(world *Topology, family v1.IPFamily) map[target]netip.AddrPort {
+	own := p.serviceAddr("10.96", "96", family)
+	// The node's addresses come in pairs, in the order of NewTopology.
+	second := 0
+	loopback := netip.MustParseAddr("127.0.0.1")
+	if family == v1.IPv6Protocol {
+		second, loopback = 1, netip.IPv6Loopback()
+	}
+	port := uint16(p.nodePort)
+	return map[target]netip.AddrPort{
+		clusterIP:          netip.AddrPortFrom(own, servicePort),
+		undefinedPort:      netip.AddrPortFrom(own, servicePort+1),
+		unallocatedIP:      netip.AddrPortFrom(p.serviceAddr("10.96", "96", family).Prev(), servicePort),
+		externalIP:         netip.AddrPortFrom(p.external(family), servicePort),
+		loadBalancer:       netip.AddrPortFrom(p.loadBalancer(family), servicePort),
+		cloudLoadBalancer:  netip.AddrPortFrom(cloudVIP(family), servicePort),
+		nodePort:           netip.AddrPortFrom(world.Node.Addrs[second], port),
+		nodePortSecondary:  netip.AddrPortFrom(world.Node.Addrs[2+second], port),
+		nodePortClientLink: netip.AddrPortFrom(world.Node.Addrs[4+second], port),
+		nodePortPodLink:    netip.AddrPortFrom(world.Node.Addrs[6+second], port),
+		nodePortLocalVIP:   netip.AddrPortFrom(localVIP(family), port),
+		nodePortLoopback:   netip.AddrPortFrom(loopback, port),
+	}
+}

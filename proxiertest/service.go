@@ -1,0 +1,117 @@
+package proxiertest
+
+import (
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// ServiceOption changes a Service under construction.
+type ServiceOption func(*v1.Service)
+
+// Service builds a Service of type ClusterIP, with traffic policies Cluster and
+// without ports and addresses, and then applies the options in their order.
+func Service(namespace, name string, opts ...ServiceOption) *v1.Service {
+	s := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: v1.ServiceSpec{
+			Type:                  v1.ServiceTypeClusterIP,
+			InternalTrafficPolicy: ptr.To(v1.ServiceInternalTrafficPolicyCluster),
+			SessionAffinity:       v1.ServiceAffinityNone,
+		},
+	}
+	for _, opt := range opts {
+		opt(s)
+	}
+	return s
+}
+
+// ClusterIPs sets the VIPs, at most one of each family.
+func ClusterIPs(addresses ...string) ServiceOption {
+	return func(s *v1.Service) {
+		s.Spec.ClusterIPs = addresses
+		s.Spec.ClusterIP = addresses[0]
+	}
+}
+
+// Headless takes the VIPs away.
+func Headless() ServiceOption { return ClusterIPs(v1.ClusterIPNone) }
+
+// ExternalName makes the Service an alias of a DNS name.
+func ExternalName(name string) ServiceOption {
+	return func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeExternalName
+		s.Spec.ExternalName = name
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil
+	}
+}
+
+// Port adds a port.
+func Port(name string, protocol v1.Protocol, port int32) ServiceOption {
+	return func(s *v1.Service) {
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: name, Protocol: protocol, Port: port})
+	}
+}
+
+// NodePort adds a port that all nodes accept too, at nodePort, and makes the
+// Service one of type NodePort unless it is a load balancer's already.
+func NodePort(name string, protocol v1.Protocol, port, nodePort int32) ServiceOption {
+	return func(s *v1.Service) {
+		s.Spec.Ports = append(s.Spec.Ports,
+			v1.ServicePort{Name: name, Protocol: protocol, Port: port, NodePort: nodePort})
+		if s.Spec.Type == v1.ServiceTypeClusterIP {
+			s.Spec.Type = v1.ServiceTypeNodePort
+		}
+	}
+}
+
+// ExternalIPs adds VIPs that somebody else routes to the node.
+func ExternalIPs(addresses ...string) ServiceOption {
+	return func(s *v1.Service) { s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, addresses...) }
+}
+
+// LoadBalancer makes the Service one of type LoadBalancer whose load balancer has
+// these addresses.
+func LoadBalancer(addresses ...string) ServiceOption {
+	return func(s *v1.Service) {
+		for _, address := range addresses {
+			Ingress(v1.LoadBalancerIngress{IP: address})(s)
+		}
+	}
+}
+
+// Ingress is LoadBalancer for a point that is more than an address.
+func Ingress(ingress v1.LoadBalancerIngress) ServiceOption {
+	return func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, ingress)
+	}
+}
+
+// SourceRanges limits who may use the load balancer's addresses.
+func SourceRanges(cidrs ...string) ServiceOption {
+	return func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = cidrs }
+}
+
+// InternalPolicyLocal keeps traffic to the VIPs of ClusterIPs on the node.
+func InternalPolicyLocal() ServiceOption {
+	return func(s *v1.Service) { s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal) }
+}
+
+// ExternalPolicyLocal keeps traffic from outside on the node.
+func ExternalPolicyLocal() ServiceOption {
+	return func(s *v1.Service) { s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal }
+}
+
+// ClientAffinity sends a client to the same endpoint until it has been quiet for
+// the timeout, which is cut to seconds.
+func ClientAffinity(timeout time.Duration) ServiceOption {
+	return func(s *v1.Service) {
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{
+			ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(timeout / time.Second))},
+		}
+	}
+}

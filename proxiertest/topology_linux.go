@@ -1,0 +1,245 @@
+package proxiertest
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Topology is a network of real hosts around one node, for both IP families. Each
+// host is a network namespace of the test.
+//
+//	            Client 198.51.100.2, .3, .100-.119       LocalPods 10.244.1.2, .18, .34
+//	                │                                        │ │ │
+//	   198.51.100.1 │                                        │ │ │ 10.244.1.1, .17, .33
+//	              Node ──────────────────────────────────────┴─┴─┘   lo 192.0.2.20
+//	   192.0.2.10 │
+//	              │
+//	    192.0.2.1 │                                          10.244.2.1, .17, .33
+//	             Router ─────────────────────────────────────┬─┬─┐   lo 203.0.113.1
+//	                                                         │ │ │
+//	                                                      RemotePods 10.244.2.2, .18, .34
+//
+// Everybody's default route leads to the node, and the node's to the router, so
+// that packets to VIPs and the answers of remote pods to clients and to local
+// pods all come by the node. Pods serve on port 8080, over TCP and UDP. The last
+// local pod also answers on every address of 10.244.64.0/20 and
+// fd00:10:244:64::/64.
+//
+// The IPv6 addresses are 2001:db8:c::/64 around the client, 2001:db8:2::/64
+// between node and router, and fd00:10:244:1::/64 and fd00:10:244:2::/64 for pods.
+type Topology struct {
+	Node, Client, Router  *Host
+	LocalPods, RemotePods []*Host // three of each
+}
+
+// Host is one host of a Topology.
+type Host struct {
+	// Name is what its servers answer with.
+	Name string
+	// Addrs are its own addresses; the first of each family is its main one.
+	Addrs []netip.Addr
+
+	ns *netns.NS
+}
+
+// Answer is what a server of a Topology says: its name, the client's address as
+// it sees it, and the address that it was reached at.
+type Answer = netns.Answer
+
+// AskOptions sets the client's own address and the patience of Host.Ask.
+type AskOptions = netns.AskOptions
+
+// Errors of Host.Ask, to be told apart with errors.Is.
+var (
+	// ErrRefused says that a reset or an ICMP port unreachable came back.
+	ErrRefused = netns.ErrRefused
+	// ErrUnreachable says that there is no route, here or further on.
+	ErrUnreachable = netns.ErrUnreachable
+	// ErrTimeout says that nothing at all came back.
+	ErrTimeout = netns.ErrTimeout
+	// ErrDroppedLocally says that the packet did not leave the host.
+	ErrDroppedLocally = netns.ErrDroppedLocally
+)
+
+// Addr is the host's main address of one family.
+func (h *Host) Addr(family v1.IPFamily) netip.Addr {
+	for _, addr := range h.Addrs {
+		if addr.Is4() == (family == v1.IPv4Protocol) {
+			return addr
+		}
+	}
+	return netip.Addr{}
+}
+
+// Ask opens a connection ("tcp") or sends a datagram ("udp") from the host, and
+// returns what the server at the other end says.
+func (h *Host) Ask(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
+	return netns.Ask(ctx, h.ns, network, to, opts)
+}
+
+// NetNS is the path of the host's network namespace, as Config.NetNS takes it.
+func (h *Host) NetNS() string { return h.ns.Path() }
+
+// Config is the configuration of a proxy for the node, which knows the pods of
+// the whole cluster by their addresses.
+func (t *Topology) Config() proxier.Config {
+	return proxier.Config{
+		NetNS: t.Node.NetNS(),
+		Node: changetracker.Node{
+			Name:      nodeName,
+			Addresses: []netip.Addr{t.Node.Addr(v1.IPv4Protocol), t.Node.Addr(v1.IPv6Protocol)},
+			PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")},
+		},
+		Masquerade: proxier.Masquerade{Local: proxier.LocalDetector{CIDRs: []netip.Prefix{
+			netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48"),
+		}}},
+	}
+}
+
+const (
+	nodeName = "node"
+	// podPort is where every pod serves.
+	podPort = 8080
+	// servicePort is where the router plays the load balancer of the cloud.
+	servicePort = 80
+	// hostPort is where a process of the node itself serves, in the range of node
+	// ports; at idleHostPort nobody does.
+	hostPort, idleHostPort = 31999, 31998
+	podsOfAKind            = 3
+	clientAddrs            = 20
+)
+
+// NewTopology builds a network that ends with the test.
+func NewTopology(tb testing.TB) *Topology {
+	tb.Helper()
+	t := &Topology{
+		Node:   newHost(tb, "node", "192.0.2.10", "2001:db8:2::10", "192.0.2.20", "2001:db8:2::20", "198.51.100.1", "2001:db8:c::1"),
+		Client: newHost(tb, "client", "198.51.100.2", "2001:db8:c::2", "198.51.100.3", "2001:db8:c::3"),
+		Router: newHost(tb, "router", "192.0.2.1", "2001:db8:2::1"),
+	}
+	t.joinHosts(tb)
+	t.LocalPods = t.addPods(tb, "pod", t.Node, 1)
+	t.RemotePods = t.addPods(tb, "remote", t.Router, 2)
+	t.addCrowd(tb)
+	netnstest.Serve(tb, t.Node.ns, t.Node.Name, hostPort)
+	netnstest.Serve(tb, t.Router.ns, t.Router.Name, servicePort)
+	return t
+}
+
+func newHost(tb testing.TB, name string, addrs ...string) *Host {
+	tb.Helper()
+	host := &Host{Name: name, ns: netnstest.New(tb)}
+	for _, addr := range addrs {
+		host.Addrs = append(host.Addrs, netip.MustParseAddr(addr))
+	}
+	return host
+}
+
+// joinHosts lays the cables between node, client and router, with all addresses
+// and routes but those of the pods.
+func (t *Topology) joinHosts(tb testing.TB) {
+	tb.Helper()
+	for i := range clientAddrs {
+		t.Client.Addrs = append(t.Client.Addrs,
+			netip.AddrFrom4([4]byte{198, 51, 100, byte(100 + i)}),
+			netip.MustParseAddr(fmt.Sprintf("2001:db8:c::1:%x", i)))
+	}
+	netnstest.Check(tb, netns.Connect(
+		netns.Plug{NS: t.Node.ns, Link: "client", Addrs: prefixes(t.Node.Addrs[4:], 24, 64)},
+		netns.Plug{NS: t.Client.ns, Link: "eth0", Addrs: prefixes(t.Client.Addrs, 24, 64)}))
+	netnstest.Check(tb, netns.Connect(
+		netns.Plug{NS: t.Node.ns, Link: "uplink", Addrs: prefixes(t.Node.Addrs[:2], 24, 64)},
+		netns.Plug{NS: t.Router.ns, Link: "uplink", Addrs: prefixes(t.Router.Addrs, 24, 64)}))
+	// On lo these two are never what masquerading on a link picks.
+	netnstest.Check(tb, t.Node.ns.AddAddrs("lo", prefixes(t.Node.Addrs[2:4], 32, 128)...))
+	netnstest.Check(tb, t.Node.ns.AddAddrs("lo", prefixes([]netip.Addr{localVIP(v1.IPv4Protocol), localVIP(v1.IPv6Protocol)}, 32, 128)...))
+	netnstest.Check(tb, t.Router.ns.AddAddrs("lo", prefixes([]netip.Addr{cloudVIP(v1.IPv4Protocol), cloudVIP(v1.IPv6Protocol)}, 32, 128)...))
+	netnstest.Check(tb, t.Node.ns.Forward())
+	netnstest.Check(tb, t.Router.ns.Forward())
+	defaultRoutes(tb, t.Client, t.Node.Addrs[4:])
+	defaultRoutes(tb, t.Router, t.Node.Addrs)
+	defaultRoutes(tb, t.Node, t.Router.Addrs)
+	for i, addr := range t.Node.Addrs[2:4] { // on the router's link by its looks, but only by its looks
+		netnstest.Check(tb, t.Router.ns.AddRoute(netip.PrefixFrom(addr, addr.BitLen()), t.Node.Addrs[i]))
+	}
+}
+
+// addPods hangs pods off a host, each with a small network of its own.
+func (t *Topology) addPods(tb testing.TB, kind string, gateway *Host, subnet byte) []*Host {
+	tb.Helper()
+	pods := make([]*Host, podsOfAKind)
+	for i := range pods {
+		v4 := netip.AddrFrom4([4]byte{10, 244, subnet, byte(16*i + 1)})
+		v6 := netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d:%d::1", subnet, i))
+		pods[i] = newHost(tb, fmt.Sprintf("%s-%d", kind, i), v4.Next().String(), v6.Next().String())
+		gateway.Addrs = append(gateway.Addrs, v4, v6)
+		netnstest.Check(tb, netns.Connect(
+			netns.Plug{NS: gateway.ns, Link: fmt.Sprintf("pod%d", i), Addrs: prefixes([]netip.Addr{v4, v6}, 28, 80)},
+			netns.Plug{NS: pods[i].ns, Link: "eth0", Addrs: prefixes(pods[i].Addrs, 28, 80)}))
+		defaultRoutes(tb, pods[i], []netip.Addr{v4, v6})
+		netnstest.Serve(tb, pods[i].ns, pods[i].Name, podPort)
+	}
+	return pods
+}
+
+// addCrowd gives the last local pod addresses enough to be thousands of endpoints.
+func (t *Topology) addCrowd(tb testing.TB) {
+	tb.Helper()
+	pod := t.LocalPods[podsOfAKind-1]
+	for i, crowd := range []string{"10.244.64.0/20", "fd00:10:244:64::/64"} {
+		prefix := netip.MustParsePrefix(crowd)
+		netnstest.Check(tb, pod.ns.AddRange(prefix))
+		netnstest.Check(tb, t.Node.ns.AddRoute(prefix, pod.Addrs[i]))
+	}
+}
+
+// crowdAddr is the n-th address of the last local pod's range.
+func crowdAddr(family v1.IPFamily, n int) netip.Addr {
+	if family == v1.IPv4Protocol {
+		return netip.AddrFrom4([4]byte{10, 244, byte(64 + n>>8), byte(n)})
+	}
+	return netip.MustParseAddr(fmt.Sprintf("fd00:10:244:64::%x", n))
+}
+
+// localVIP is an address for a load balancer that is also an address of the node.
+func localVIP(family v1.IPFamily) netip.Addr {
+	if family == v1.IPv4Protocol {
+		return netip.MustParseAddr("198.19.255.1")
+	}
+	return netip.MustParseAddr("2001:db8:19:ffff::1")
+}
+
+// cloudVIP is the address of a load balancer that is a host by itself: the router.
+func cloudVIP(family v1.IPFamily) netip.Addr {
+	if family == v1.IPv4Protocol {
+		return netip.MustParseAddr("203.0.113.1")
+	}
+	return netip.MustParseAddr("2001:db8:113::1")
+}
+
+// defaultRoutes sends everything of a family to the first via of that family.
+func defaultRoutes(tb testing.TB, host *Host, via []netip.Addr) {
+	tb.Helper()
+	netnstest.Check(tb, host.ns.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), via[0]))
+	netnstest.Check(tb, host.ns.AddRoute(netip.MustParsePrefix("::/0"), via[1]))
+}
+
+func prefixes(addrs []netip.Addr, bits4, bits6 int) []netip.Prefix {
+	nets := make([]netip.Prefix, len(addrs))
+	for i, addr := range addrs {
+		nets[i] = netip.PrefixFrom(addr, bits6)
+		if addr.Is4() {
+			nets[i] = netip.PrefixFrom(addr, bits4)
+		}
+	}
+	return nets
+}

@@ -1,0 +1,219 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"sync"
+	"time"
+)
+
+// Runner calls a function within the limits of its Options. Its methods may be
+// called from several goroutines at once.
+type Runner struct {
+	options Options
+	run     func(context.Context) error
+	wake    chan struct{} // holds one request
+
+	mu      sync.Mutex // guards all below
+	started bool
+	ended   bool
+	waiting []chan error // Syncs that wait for a run to start after them
+}
+
+// New returns a Runner of run. It starts nothing.
+func New(options Options, run func(context.Context) error) (*Runner, error) {
+	options = options.WithDefaults()
+	err := options.Validate()
+	if run == nil {
+		err = errors.Join(err, errors.New("no function to run"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Runner{options: options, run: run, wake: make(chan struct{}, 1)}, nil
+}
+
+// Trigger asks for a run, soon. Requests before the run starts come to one. It
+// never blocks, is kept for Run if called before, and does nothing after it.
+func (r *Runner) Trigger() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Sync asks for a run and waits for one that starts after the call, and returns
+// its error. It returns ErrEnded when Run ends first, and the context's error
+// when that ends first. Before Run is called it waits.
+func (r *Runner) Sync(ctx context.Context) error {
+	done := make(chan error, 1)
+	r.mu.Lock()
+	if r.ended {
+		r.mu.Unlock()
+		return ErrEnded
+	}
+	r.waiting = append(r.waiting, done)
+	r.mu.Unlock()
+	r.Trigger()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Run calls the function when it is due, until ctx ends; it returns nil after the
+// last call has returned. The function gets ctx. It may be called once; a second
+// call returns an error.
+func (r *Runner) Run(ctx context.Context) error {
+	if err := r.begin(); err != nil {
+		return err
+	}
+	defer r.end()
+	limit := newBucket(r.options.MinInterval, r.options.Burst)
+	retry := backoff{Backoff: r.options.Retry}
+	pause := r.options.MaxInterval
+	for r.due(ctx, pause) && limit.wait(ctx) {
+		limit.take()
+		err := r.once(ctx)
+		limit.refillFrom(time.Now())
+		pause = r.options.MaxInterval
+		if err == nil {
+			retry.reset()
+		} else if p := retry.next(); pause == Never || p < pause {
+			pause = p
+		}
+	}
+	return nil
+}
+
+func (r *Runner) begin() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.started {
+		return errors.New("runner was run before")
+	}
+	r.started = true
+	return nil
+}
+
+// end answers the Syncs that no run will answer any more.
+func (r *Runner) end() {
+	r.mu.Lock()
+	r.ended = true
+	waiting := r.waiting
+	r.waiting = nil
+	r.mu.Unlock()
+	for _, done := range waiting {
+		done <- ErrEnded
+	}
+}
+
+// due waits for a request or for the end of the pause. It returns false when ctx
+// ends.
+func (r *Runner) due(ctx context.Context, pause time.Duration) bool {
+	var over <-chan time.Time
+	if pause != Never {
+		timer := time.NewTimer(pause)
+		defer timer.Stop()
+		over = timer.C
+	}
+	select {
+	case <-r.wake:
+	case <-over:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// once runs the function for all requests so far.
+func (r *Runner) once(ctx context.Context) error {
+	select {
+	case <-r.wake:
+	default:
+	}
+	r.mu.Lock()
+	waiting := r.waiting
+	r.waiting = nil
+	r.mu.Unlock()
+	err := r.call(ctx)
+	for _, done := range waiting {
+		done <- err
+	}
+	return err
+}
+
+// call turns a panic of the function into an error, so that it is retried.
+func (r *Runner) call(ctx context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return r.run(ctx)
+}
+
+// bucket is a token bucket: a run takes a token, and one grows back per interval
+// while no run is under way. Owned by the goroutine of Run.
+type bucket struct {
+	interval time.Duration
+	burst    time.Duration // a full bucket, as the time that it takes to fill
+	stock    time.Duration // what was in the bucket at since
+	since    time.Time
+}
+
+func newBucket(interval time.Duration, burst int) *bucket {
+	interval = max(interval, 0) // Unlimited
+	full := interval * time.Duration(burst)
+	return &bucket{interval: interval, burst: full, stock: full, since: time.Now()}
+}
+
+// wait returns when there is a token, true unless ctx ended.
+func (b *bucket) wait(ctx context.Context) bool {
+	missing := b.interval - b.level(time.Now())
+	if missing <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(missing)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+func (b *bucket) level(now time.Time) time.Duration {
+	return min(b.stock+now.Sub(b.since), b.burst)
+}
+
+func (b *bucket) take() {
+	now := time.Now()
+	b.stock, b.since = b.level(now)-b.interval, now
+}
+
+// refillFrom says that the bucket fills from now on, and not while a run was
+// under way.
+func (b *bucket) refillFrom(now time.Time) { b.since = now }
+
+// backoff counts failures in a row.
+type backoff struct {
+	Backoff
+	pause time.Duration
+}
+
+func (b *backoff) reset() { b.pause = 0 }
+
+func (b *backoff) next() time.Duration {
+	if b.pause == 0 {
+		b.pause = b.Initial
+	} else {
+		b.pause = min(time.Duration(float64(b.pause)*b.Factor), b.Max)
+	}
+	jitter := max(b.Jitter, 0) // NoJitter
+	return b.pause + time.Duration(rand.Float64()*jitter*float64(b.pause))
+}
