@@ -1,6 +1,7 @@
 package changetracker
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -99,7 +100,7 @@ func (s *problemSet) all() []Problem {
 		all = append(all, list...)
 	}
 	slices.SortFunc(all, func(a, b Problem) int {
-		return strings.Compare(a.Object+"\x00"+a.Field, b.Object+"\x00"+b.Field)
+		return cmp.Or(strings.Compare(a.Object, b.Object), strings.Compare(a.Field, b.Field))
 	})
 	return all
 }

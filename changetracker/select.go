@@ -42,9 +42,13 @@ func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 	}
 	s.Local = filter(endpoints, inLocal)
 	s.Any = sum.ready > 0 || sum.draining > 0
-	s.All = s.Local
-	if p.UsesClusterEndpoints() {
+	switch outside := func(e Endpoint) bool { return !inCluster(&e) }; {
+	case !p.UsesClusterEndpoints():
+		s.All = s.Local
+	case slices.ContainsFunc(s.Local, outside):
 		s.All = filter(endpoints, func(e *Endpoint) bool { return inCluster(e) || inLocal(e) })
+	default:
+		s.All = s.Cluster
 	}
 	return s
 }

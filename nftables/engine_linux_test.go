@@ -141,15 +141,15 @@ func (m model) step(w *world, services, changes int) desired.Update {
 	return u
 }
 
-func (w *world) engine(t testing.TB, ns *netns.NS) *Engine {
-	t.Helper()
+func (w *world) engine(tb testing.TB, ns *netns.NS) *Engine {
+	tb.Helper()
 	e, err := newEngine(Config{Config: proxier.Config{NetNS: ns.Path()}}, w.family, proxier.Deps{})
 	if err != nil {
-		t.Fatalf("new engine: %v", err)
+		tb.Fatalf("new engine: %v", err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := e.Close(); err != nil {
-			t.Errorf("close engine: %v", err)
+			tb.Errorf("close engine: %v", err)
 		}
 	})
 	return e

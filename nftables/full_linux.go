@@ -81,7 +81,10 @@ func (e *Engine) load(ctx context.Context, update desired.Update, hints map[chan
 // replace puts a new table in the place of one that is not as it should be, in
 // one transaction: no packet sees a moment without.
 func (e *Engine) replace(ctx context.Context, update desired.Update, hints map[changetracker.ServicePortName]*placed) error {
-	e.placeAll(update.Services, &reconciler{t: &e.step}, nil, hints, func() error { return nil })
+	oneStep := func() error { return nil }
+	if err := e.placeAll(update.Services, &reconciler{t: &e.step}, nil, hints, oneStep); err != nil {
+		return err
+	}
 	e.state.clusterIPs.settle(&e.step)
 	e.state.hairpins.settle(&e.step)
 	w := e.newBatch()
@@ -204,8 +207,7 @@ func (e *Engine) removeUnusedClasses(ctx context.Context) error {
 	w := e.newBatch()
 	for _, c := range unused {
 		for _, in := range c.reachedFrom() {
-			one := appendElement(nil, nativeMark(c.id), nil, nil)
-			w.elements(msgDelElement, 0, "delete", &e.specs[in], one, len(one))
+			w.elementMessage(deleteElements(), &e.specs[in], appendElement(nil, nativeMark(c.id), nil, nil))
 			e.report.Writes++
 		}
 	}

@@ -54,7 +54,7 @@ func (w *wire) replaceIntervals(spec *setSpec, rs []addrRange) {
 			b = appendIntervalEdge(b, end, true)
 		}
 	}
-	w.elementMessage(msgNewElement, nlmCreate, "add", spec, b)
+	w.elementMessage(addElements(), spec, b)
 }
 
 // rangesOf reads ranges back from the elements of an interval set.

@@ -57,8 +57,8 @@ func openSocket(netNS string) (*socket, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open network namespace: %w", err)
 		}
-		defer f.Close()
 		config.NetNS = int(f.Fd())
+		defer func() { _ = f.Close() }() // only read from
 	}
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, config)
 	if err != nil {

@@ -83,15 +83,15 @@ type table struct {
 func (t *table) add(what string, f figure) {
 	floor, ratio := "-", "-"
 	if f.floor > 0 {
-		floor, ratio = f.floor.String(), strconv.FormatFloat(float64(f.wall)/float64(f.floor), 'f', 1, 64)
+		floor, ratio = f.floor.Round(100*time.Nanosecond).String(), strconv.FormatFloat(float64(f.wall)/float64(f.floor), 'f', 1, 64)
 	}
-	t.rows = append(t.rows, fmt.Sprintf("%s\t%v\t%v\t%s\t%s\t%d\t%d", what,
+	t.rows = append(t.rows, fmt.Sprintf("%s\t%v\t%v\t%s\t%s\t%d\t%d\t", what,
 		f.wall.Round(100*time.Nanosecond), f.cpu.Round(100*time.Nanosecond), floor, ratio, f.allocs, f.writes))
 }
 
 func (t *table) print(w io.Writer) {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "\nwhat\twall\tCPU\tfloor\twall/floor\tallocs\twrites")
+	fmt.Fprintln(tw, "\nwhat\twall\tCPU\tfloor\twall/floor\tallocs\twrites\t")
 	for _, r := range t.rows {
 		fmt.Fprintln(tw, r)
 	}

@@ -57,10 +57,10 @@ func (e *encoded) append(key, keyEnd, data elementBytes) {
 // write adds the elements to a batch.
 func (t *transaction) write(w *wire) {
 	for i := range t.deletes {
-		w.elements(msgDelElement, 0, "delete", &t.specs[i], t.deletes[i].buf, t.deletes[i].size)
+		w.elements(deleteElements(), &t.specs[i], t.deletes[i])
 	}
 	for i := range t.adds {
-		w.elements(msgNewElement, nlmCreate, "add", &t.specs[i], t.adds[i].buf, t.adds[i].size)
+		w.elements(addElements(), &t.specs[i], t.adds[i])
 	}
 }
 

@@ -28,7 +28,7 @@ const (
 	nfnlBatchEnd   = 0x11
 	subsysNFTables = 10
 
-	msgNewTable   = subsysNFTables<<8 | 0
+	msgNewTable   = subsysNFTables << 8
 	msgGetTable   = subsysNFTables<<8 | 1
 	msgDelTable   = subsysNFTables<<8 | 2
 	msgNewChain   = subsysNFTables<<8 | 3
@@ -209,18 +209,27 @@ func appendIntervalEdge(b []byte, a netip.Addr, end bool) []byte {
 	return b
 }
 
-// elements writes messages that add or delete encoded elements, each as long as
-// size and none split.
-func (w *wire) elements(typ, flags uint16, op string, spec *setSpec, encoded []byte, size int) {
-	for len(encoded) > 0 {
-		n := min(len(encoded), maxMessageLen/size*size)
-		w.elementMessage(typ, flags, op, spec, encoded[:n])
-		encoded = encoded[n:]
+// elementOp is what a message does with elements.
+type elementOp struct {
+	typ, flags uint16
+	name       string
+}
+
+func addElements() elementOp { return elementOp{msgNewElement, nlmCreate, "add"} }
+
+func deleteElements() elementOp { return elementOp{msgDelElement, 0, "delete"} }
+
+// elements writes as many messages as the elements need, none of which is split.
+func (w *wire) elements(op elementOp, spec *setSpec, elements encoded) {
+	for rest := elements.buf; len(rest) > 0; {
+		n := min(len(rest), maxMessageLen/elements.size*elements.size)
+		w.elementMessage(op, spec, rest[:n])
+		rest = rest[n:]
 	}
 }
 
-func (w *wire) elementMessage(typ, flags uint16, op string, spec *setSpec, encoded []byte) {
-	w.begin(typ, flags, op, "elements of set "+spec.name)
+func (w *wire) elementMessage(op elementOp, spec *setSpec, encoded []byte) {
+	w.begin(op.typ, op.flags, op.name, "elements of set "+spec.name)
 	w.attrString(elemsTable, w.table)
 	w.attrString(elemsSet, spec.name)
 	w.nest(elemsList, func() { w.buf = append(w.buf, encoded...) })

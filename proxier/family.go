@@ -192,7 +192,7 @@ func splitErrors(err error) (failed []*ServiceError, rest error) {
 	if err == nil {
 		return nil, nil
 	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the join itself, not something in its chain
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var others []error
 		for _, e := range joined.Unwrap() {
 			more, other := splitErrors(e)
@@ -201,8 +201,7 @@ func splitErrors(err error) (failed []*ServiceError, rest error) {
 		}
 		return failed, errors.Join(others...)
 	}
-	var one *ServiceError
-	if errors.As(err, &one) {
+	if one, ok := errors.AsType[*ServiceError](err); ok {
 		return []*ServiceError{one}, nil
 	}
 	return nil, err

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,17 +23,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeEngine remembers what it was given. Its fields are looked at between syncs
-// only.
+// fakeEngine remembers what it was given.
 type fakeEngine struct {
-	updates []desired.Update
-	fail    func(desired.Update) error
-	closed  int
-	cleaned int
+	mu              sync.Mutex // guards all below
+	seen            []desired.Update
+	fail            func(desired.Update) error
+	closed, cleaned int
 }
 
 func (e *fakeEngine) Apply(_ context.Context, u desired.Update) error {
-	e.updates = append(e.updates, u)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seen = append(e.seen, u)
 	if e.fail != nil {
 		return e.fail(u)
 	}
@@ -43,7 +45,23 @@ func (e *fakeEngine) Cleanup(context.Context) error { e.cleaned++; return nil }
 
 func (e *fakeEngine) Close() error { e.closed++; return nil }
 
-func (e *fakeEngine) last() desired.Update { return e.updates[len(e.updates)-1] }
+// failWith makes every Apply from now on return what fail does; nil stops that.
+func (e *fakeEngine) failWith(fail func(desired.Update) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.fail = fail
+}
+
+func (e *fakeEngine) updates() []desired.Update {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.seen)
+}
+
+func (e *fakeEngine) last() desired.Update {
+	all := e.updates()
+	return all[len(all)-1]
+}
 
 func namesIn(u desired.Update) string {
 	var names []string
@@ -126,7 +144,7 @@ func TestNothingIsWrittenBeforeBothAreSynced(t *testing.T) {
 		f.OnServiceSynced()
 		time.Sleep(2 * time.Hour)
 		synctest.Wait()
-		if n := len(f.v4.updates); n != 0 {
+		if n := len(f.v4.updates()); n != 0 {
 			t.Fatalf("%d updates before the slices were synced, want 0", n)
 		}
 		if f.Status().Synced {
@@ -147,12 +165,12 @@ func TestNothingIsWrittenBeforeBothAreSynced(t *testing.T) {
 func TestAFailedFirstSyncIsRetried(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, f *fixture) {
 		broken := errors.New("broken")
-		f.v4.fail = func(desired.Update) error { return broken }
+		f.v4.failWith(func(desired.Update) error { return broken })
 		f.OnServiceAdd(service("a", "10.0.0.1"))
 		f.synced()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if n := len(f.v4.updates); n < 3 {
+		if n := len(f.v4.updates()); n < 3 {
 			t.Errorf("%d attempts within a second, want several", n)
 		}
 		s := f.Status()
@@ -165,7 +183,7 @@ func TestAFailedFirstSyncIsRetried(t *testing.T) {
 		if six := s.Families[v1.IPv6Protocol]; !six.Synced || six.LastError != nil {
 			t.Errorf("IPv6 suffers from IPv4: %+v", six)
 		}
-		f.v4.fail = nil
+		f.v4.failWith(nil)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if u := f.v4.last(); !u.Full || namesIn(u) != "a" {
@@ -183,7 +201,7 @@ func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(time.Second)
 		refused := errors.New("refused")
-		f.v4.fail = func(u desired.Update) error {
+		f.v4.failWith(func(u desired.Update) error {
 			var errs []error
 			for _, s := range u.Services {
 				if s.Name.Name == "bad" {
@@ -191,7 +209,7 @@ func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 				}
 			}
 			return errors.Join(errs...)
-		}
+		})
 		f.OnServiceAdd(service("bad", "10.0.0.1"))
 		f.OnServiceAdd(service("good", "10.0.0.2"))
 		synctest.Wait()
@@ -207,7 +225,7 @@ func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 		if u := f.v4.last(); u.Full || namesIn(u) != "bad" {
 			t.Errorf("retry: full %v of %q, want a partial one of bad alone", u.Full, namesIn(u))
 		}
-		f.v4.fail = nil
+		f.v4.failWith(nil)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if failed := f.Status().Families[v1.IPv4Protocol].Failed; len(failed) != 0 {
@@ -247,15 +265,15 @@ func TestEverythingIsCheckedOncePerFullSyncPeriod(t *testing.T) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))
 		f.synced()
 		synctest.Wait()
-		before := len(f.v4.updates)
+		before := len(f.v4.updates())
 		time.Sleep(9 * time.Minute)
 		synctest.Wait()
-		if n := len(f.v4.updates) - before; n != 0 {
+		if n := len(f.v4.updates()) - before; n != 0 {
 			t.Errorf("%d updates in a quiet time, want 0", n)
 		}
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		if n := len(f.v4.updates) - before; n != 1 || !f.v4.last().Full {
+		if n := len(f.v4.updates()) - before; n != 1 || !f.v4.last().Full {
 			t.Errorf("%d updates after the period, full %v, want one full update", n, f.v4.last().Full)
 		}
 	})
@@ -293,11 +311,11 @@ func TestANodeChangeReachesTheEngine(t *testing.T) {
 		if m := u.Services[0].Frontends[0].Masquerade; m != desired.MasqueradeNonPod {
 			t.Errorf("masquerade = %v once pods can be told, want non-pod", m)
 		}
-		before := len(f.v4.updates)
+		before := len(f.v4.updates())
 		f.OnNodeChange(node)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if n := len(f.v4.updates) - before; n != 0 {
+		if n := len(f.v4.updates()) - before; n != 0 {
 			t.Errorf("%d updates for the same node again, want 0", n)
 		}
 	})
@@ -335,7 +353,7 @@ func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
 					synctest.Wait()
 				}
 				have := map[string]*desired.Service{}
-				for _, u := range f.v4.updates {
+				for _, u := range f.v4.updates() {
 					for _, s := range u.Services {
 						have[s.Name.Name] = s
 					}
@@ -392,9 +410,16 @@ func TestCleanupReachesEveryEngine(t *testing.T) {
 	}
 }
 
-type observed struct{ reports []SyncReport }
+type observed struct {
+	mu      sync.Mutex // guards reports
+	reports []SyncReport
+}
 
-func (o *observed) ObserveSync(r SyncReport) { o.reports = append(o.reports, r) }
+func (o *observed) ObserveSync(r SyncReport) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.reports = append(o.reports, r)
+}
 
 // TestTriggersOutliveAFailedSync mends W-11.
 func TestTriggersOutliveAFailedSync(t *testing.T) {
@@ -413,16 +438,18 @@ func TestTriggersOutliveAFailedSync(t *testing.T) {
 		p.OnEndpointSlicesSynced()
 		synctest.Wait()
 		time.Sleep(time.Second)
-		engine.fail = func(desired.Update) error { return errors.New("broken") }
+		engine.failWith(func(desired.Update) error { return errors.New("broken") })
 		s := slice("a", "10.1.0.1")
 		trigger := time.Now()
 		s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
 		p.OnEndpointSliceAdd(s)
 		time.Sleep(300 * time.Millisecond)
 		synctest.Wait()
-		engine.fail = nil
+		engine.failWith(nil)
 		time.Sleep(time.Minute)
 		synctest.Wait()
+		cancel()
+		<-done
 		var got []time.Time
 		failures := 0
 		for _, r := range o.reports {
@@ -437,7 +464,5 @@ func TestTriggersOutliveAFailedSync(t *testing.T) {
 		if failures == 0 || len(got) != 1 || !got[0].Equal(trigger) {
 			t.Errorf("%d failures, triggers %v, want %v once", failures, got, trigger)
 		}
-		cancel()
-		<-done
 	})
 }

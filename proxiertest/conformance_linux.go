@@ -42,7 +42,7 @@ func scenarios(f Features) []scenario {
 	all := slices.Concat(
 		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(),
 		externalScenarios(), externalPolicyScenarios(f), emptyScenarios(f),
-		nodePortScenarios(f), sourceRangeScenarios(), emptySourceRangeScenarios(f),
+		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), openSourceRangeScenarios(), emptySourceRangeScenarios(f),
 		conditionScenarios(), affinityScenarios(), flowScenarios(), spreadScenarios(), extremeScenarios(),
 	)
 	slices.SortStableFunc(all, func(a, b scenario) int { return strings.Compare(string(a.setup), string(b.setup)) })
@@ -90,11 +90,11 @@ func (s setup) config(world *Topology) proxier.Config {
 
 // suite is a run of the table. It is used by one goroutine at a time.
 type suite struct {
-	world     *Topology
-	features  Features
-	factory   Factory
-	running   *running
-	published int // Services so far
+	world    *Topology
+	features Features
+	factory  Factory
+	running  *running
+	serial   int // number of the last Service
 }
 
 // running is a Provider at work.
@@ -178,13 +178,13 @@ func (s *stage) probe(ctx context.Context, t *testing.T, sc scenario) {
 		all.Wait()
 		return results
 	}
-	s.report(t, sc.networks, each)
+	s.report(t, sc.combos(), each)
 }
 
 func (p probe) name() string {
 	name := string(p.from) + "_to_" + string(p.to)
 	if p.service > 0 {
-		name += "_of_service_" + string('1'+rune(p.service))
+		name += "_of_second_service"
 	}
 	return name
 }
@@ -207,9 +207,8 @@ type result struct {
 
 // report runs a check for all combos at once, and then one subtest for each of
 // its results.
-func (s *stage) report(t *testing.T, networks []string, check func(combo) []result) {
+func (s *stage) report(t *testing.T, all []combo, check func(combo) []result) {
 	t.Helper()
-	all := combos(networks)
 	results := make([][]result, len(all))
 	var running sync.WaitGroup
 	for i, c := range all {
@@ -232,7 +231,7 @@ func single(name string, errs ...error) []result {
 	return []result{{name: name, err: errors.Join(errs...)}}
 }
 
-// anywhere is every address of both families.
-func anywhere() []netip.Prefix {
+// serviceCIDRs are the ranges of ClusterIPs.
+func serviceCIDRs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
 }

@@ -36,12 +36,17 @@ type combo struct {
 // String is "IPv4/TCP", for test names.
 func (c combo) String() string { return string(c.family) + "/" + strings.ToUpper(c.network) }
 
-func combos(networks []string) []combo {
+// combos are those that a scenario is for.
+func (sc *scenario) combos() []combo {
+	in, networks := sc.families, sc.networks
+	if in == nil {
+		in = families()
+	}
 	if networks == nil {
 		networks = []string{"tcp", "udp"}
 	}
 	var all []combo
-	for _, family := range families() {
+	for _, family := range in {
 		for _, network := range networks {
 			all = append(all, combo{family, network})
 		}
@@ -106,28 +111,27 @@ type attempt struct {
 
 // run returns nil if the packets fare as wanted.
 func (a *attempt) run(ctx context.Context) error {
-	var err error
 	switch a.want.outcome {
 	case answered:
 		return a.collect(ctx)
 	case rejected:
-		_, err = a.from.ask(ctx, a.network, a.to, answerTimeout)
-		if errors.Is(err, ErrRefused) {
-			return nil
-		}
+		return a.fail(ctx, answerTimeout, ErrRefused)
 	case dropped:
-		_, err = a.from.ask(ctx, a.network, a.to, silence)
-		if errors.Is(err, ErrTimeout) || errors.Is(err, ErrDroppedLocally) {
-			return nil
-		}
+		return a.fail(ctx, silence, ErrTimeout, ErrDroppedLocally)
 	case unanswered:
-		_, err = a.from.ask(ctx, a.network, a.to, silence)
-		if err != nil {
-			return nil
-		}
+		return a.fail(ctx, silence, ErrTimeout, ErrDroppedLocally, ErrRefused, ErrUnreachable)
 	}
+	return a.faultf("no such outcome")
+}
+
+// fail asks once and wants one of the errors.
+func (a *attempt) fail(ctx context.Context, timeout time.Duration, wanted ...error) error {
+	answer, err := a.from.ask(ctx, a.network, a.to, timeout)
 	if err == nil {
-		return a.faultf("answered")
+		return a.faultf("answered by %s at %s", answer.Server, answer.Local)
+	}
+	if slices.ContainsFunc(wanted, func(target error) bool { return errors.Is(err, target) }) {
+		return nil
 	}
 	return a.faultf("%v", err)
 }

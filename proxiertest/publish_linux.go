@@ -62,8 +62,8 @@ func (s *stage) publish(ctx context.Context, t *testing.T, services ...service) 
 }
 
 func (s *stage) add(spec service) {
-	s.suite.published++
-	p := &published{number: s.suite.published}
+	s.serial++
+	p := &published{number: s.serial}
 	p.render(spec)
 	s.services = append(s.services, p)
 	s.provider.OnServiceAdd(p.object)

@@ -22,6 +22,8 @@ type scenario struct {
 	serviceCIDRs []netip.Prefix
 	// networks is what to dial with; nil means tcp and udp.
 	networks []string
+	// families is where the probes apply; nil means both.
+	families []v1.IPFamily
 	probes   []probe
 	// play, if set, runs instead of the probes.
 	play func(ctx context.Context, t *testing.T, s *stage)
@@ -100,7 +102,7 @@ const (
 type probe struct {
 	from    place
 	to      target
-	service int // index in scenario.services
+	service int // index in scenario.services, 0 or 1
 	want    want
 }
 

@@ -1,6 +1,7 @@
 package proxiertest
 
 import (
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -28,23 +29,36 @@ func Service(namespace, name string, opts ...ServiceOption) *v1.Service {
 	return s
 }
 
-// ClusterIPs sets the VIPs, at most one of each family.
+// ClusterIPs sets the VIPs, at most one of each family, and with them the
+// Service's families. Without an address it takes the VIPs away.
 func ClusterIPs(addresses ...string) ServiceOption {
 	return func(s *v1.Service) {
-		s.Spec.ClusterIPs = addresses
-		s.Spec.ClusterIP = addresses[0]
+		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.IPFamilies = "", addresses, nil
+		for i, address := range addresses {
+			if i == 0 {
+				s.Spec.ClusterIP = address
+			}
+			family := v1.IPv4Protocol
+			if strings.Contains(address, ":") {
+				family = v1.IPv6Protocol
+			}
+			s.Spec.IPFamilies = append(s.Spec.IPFamilies, family)
+		}
 	}
 }
 
-// Headless takes the VIPs away.
-func Headless() ServiceOption { return ClusterIPs(v1.ClusterIPNone) }
+// Headless makes the Service one that has no VIP but in DNS the addresses of its
+// endpoints.
+func Headless() ServiceOption {
+	return func(s *v1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone} }
+}
 
 // ExternalName makes the Service an alias of a DNS name.
 func ExternalName(name string) ServiceOption {
 	return func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeExternalName
 		s.Spec.ExternalName = name
-		s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil
+		ClusterIPs()(s)
 	}
 }
 
@@ -111,7 +125,7 @@ func ClientAffinity(timeout time.Duration) ServiceOption {
 	return func(s *v1.Service) {
 		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{
-			ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(timeout / time.Second))},
+			ClientIP: &v1.ClientIPConfig{TimeoutSeconds: new(int32(timeout / time.Second))},
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 )
 
 // SliceOption changes an EndpointSlice under construction.
@@ -80,6 +79,6 @@ func NotServing() EndpointOption {
 
 func setConditions(e *discovery.Endpoint, ready, serving, terminating bool) {
 	e.Conditions = discovery.EndpointConditions{
-		Ready: ptr.To(ready), Serving: ptr.To(serving), Terminating: ptr.To(terminating),
+		Ready: &ready, Serving: &serving, Terminating: &terminating,
 	}
 }

@@ -17,16 +17,16 @@ import (
 // Topology is a network of real hosts around one node, for both IP families. Each
 // host is a network namespace of the test.
 //
-//	            Client 198.51.100.2, .3, .100-.119       LocalPods 10.244.1.2, .18, .34
-//	                │                                        │ │ │
-//	   198.51.100.1 │                                        │ │ │ 10.244.1.1, .17, .33
-//	              Node ──────────────────────────────────────┴─┴─┘   lo 192.0.2.20
-//	   192.0.2.10 │
-//	              │
-//	    192.0.2.1 │                                          10.244.2.1, .17, .33
-//	             Router ─────────────────────────────────────┬─┬─┐   lo 203.0.113.1
-//	                                                         │ │ │
-//	                                                      RemotePods 10.244.2.2, .18, .34
+//	         Client 198.51.100.2, .3, .100-.119       LocalPods 10.244.1.2, .18, .34
+//	             │                                        │ │ │
+//	198.51.100.1 │                                        │ │ │ 10.244.1.1, .17, .33
+//	           Node ──────────────────────────────────────┴─┴─┘   lo 192.0.2.20
+//	192.0.2.10 │
+//	           │
+//	 192.0.2.1 │                                          10.244.2.1, .17, .33
+//	          Router ─────────────────────────────────────┬─┬─┐   lo 203.0.113.1
+//	                                                      │ │ │
+//	                                                   RemotePods 10.244.2.2, .18, .34
 //
 // Everybody's default route leads to the node, and the node's to the router, so
 // that packets to VIPs and the answers of remote pods to clients and to local

@@ -1,0 +1,16 @@
+.PHONY: quickstart test lint bench fuzz
+
+quickstart: ## a small cluster in one process, with real connections
+	go run ./examples/quickstart
+
+test: ## everything that CI runs
+	./hack/test.sh
+
+lint:
+	./hack/lint.sh
+
+bench: ## the table of speeds beside their floors; as root
+	./hack/bench.sh
+
+fuzz: ## each fuzz target for a minute
+	FUZZTIME=1m ./hack/test.sh

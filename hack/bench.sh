@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Prints the table of speeds, at the sizes of large clusters, each figure beside
+# its floor of the same run. Needs root; takes about a minute.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+SERVICEPLANE_REQUIRE_KERNEL=1 SERVICEPLANE_BENCH_FULL=1 \
+  go test -run='^$' -bench='^BenchmarkTargets$' -benchtime=1x -timeout=30m ./nftables

@@ -1,0 +1,3 @@
+// Package guard holds the tests that keep the architecture: what the packages
+// may import.
+package guard

@@ -1,0 +1,231 @@
+package proxiertest
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+const (
+	longAffinity = 10 * time.Minute
+	// shortAffinity is waited for, with margins for a busy machine: questions come
+	// at a third of it to refresh it, and it has ended for sure after quietTime.
+	shortAffinity = 2 * time.Second
+	refreshEvery  = shortAffinity / 3
+	quietTime     = shortAffinity + time.Second
+)
+
+// affinityScenarios are about clients that return. Twenty of them, each with its
+// own address, make it impossible that all land where they have been by chance.
+func affinityScenarios() []scenario {
+	return []scenario{
+		{
+			name: "PKT-60", rule: "A client reaches the same endpoint through every frontend of a service port.",
+			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
+			play:     playStickiness,
+		},
+		{
+			name: "PKT-60/timeout", rule: "Affinity ends after its timeout without a connection; every connection starts it anew.",
+			services: []service{sticky(shortAffinity, ready(pod0, pod1, remote0))},
+			play:     playTimeout,
+		},
+		{
+			name: "PKT-61", rule: "A client whose endpoint is gone gets another one, and stays there; nobody else moves.",
+			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
+			play:     playLostEndpoint,
+		},
+		{
+			name: "PKT-61/policy", rule: "Affinity never sends a client to an endpoint that its way may not use.",
+			services: []service{sticky(longAffinity, ready(pod1, remote0, remote1), ExternalPolicyLocal())},
+			play:     playPolicyOverAffinity,
+		},
+		{
+			name: "PKT-62", rule: "All processes behind one address are one client.",
+			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
+			play:     playSharedAddress,
+		},
+	}
+}
+
+func sticky(timeout time.Duration, endpoints []endpoint, opts ...ServiceOption) service {
+	return service{external: true, endpoints: endpoints, options: append(opts, ClientAffinity(timeout))}
+}
+
+// round is where each of the clients was sent.
+type round []string
+
+// ask lets every client ask once.
+func (s *stage) ask(ctx context.Context, c combo, at target) (round, error) {
+	to := s.services[0].targets(s.world, c.family)[at]
+	servers := make(round, clientAddrs)
+	for i := range servers {
+		answer, err := s.client(i, c).ask(ctx, c.network, to, answerTimeout)
+		if err != nil {
+			return nil, fmt.Errorf("client %d -> %s %s: %w", i, c.network, to, err)
+		}
+		servers[i] = answer.Server
+	}
+	return servers, nil
+}
+
+// client is one of the many: its own address, none of which other probes use.
+func (s *stage) client(i int, c combo) seat {
+	from := seat{host: s.world.Client}
+	for _, addr := range s.world.Client.Addrs[4:] {
+		if addr.Is4() == (c.family == families()[0]) {
+			if i == 0 {
+				from.addr = addr
+			}
+			i--
+		}
+	}
+	return from
+}
+
+// expect asks again and compares with where the clients were before.
+func (s *stage) expect(ctx context.Context, c combo, at target, before round) error {
+	now, err := s.ask(ctx, c, at)
+	if err == nil && !slices.Equal(now, before) {
+		err = fmt.Errorf("%s: clients are sent to %v, want the same as before, %v", at, now, before)
+	}
+	return err
+}
+
+func playStickiness(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	check := func(c combo) (results []result) {
+		var first round
+		for _, at := range []target{clusterIP, nodePort, externalIP, loadBalancer} {
+			var err error
+			if first == nil || s.features.AffinityPerFrontend {
+				first, err = s.ask(ctx, c, at)
+				results = append(results, single("first_to_"+string(at), err, spread(first))...)
+			}
+			for n := range 3 {
+				results = append(results, single(fmt.Sprintf("again_to_%s_%d", at, n), s.expect(ctx, c, at, first))...)
+			}
+		}
+		return results
+	}
+	s.report(t, (&scenario{}).combos(), check)
+}
+
+// spread complains if all clients were sent to one server, which a stickiness
+// that is keyed by the Service alone would do.
+func spread(r round) error {
+	if len(r) > 0 && len(slices.Compact(slices.Clone(r))) == 1 {
+		return fmt.Errorf("all %d clients are sent to %s", len(r), r[0])
+	}
+	return nil
+}
+
+func playTimeout(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	s.report(t, (&scenario{}).combos(), func(c combo) []result {
+		first, err := s.ask(ctx, c, clusterIP)
+		results := single("first", err)
+		for began := time.Now(); time.Since(began) < shortAffinity+refreshEvery; {
+			if err := pause(ctx, refreshEvery); err != nil {
+				return single("refreshed", err)
+			}
+			results = append(results, single("refreshed", s.expect(ctx, c, clusterIP, first))...)
+		}
+		if err := pause(ctx, quietTime); err != nil {
+			return single("ended", err)
+		}
+		later, err := s.ask(ctx, c, clusterIP)
+		if err == nil && slices.Equal(first, later) { // by chance: 3^-20
+			err = fmt.Errorf("all %d clients are sent where they were, %v after their last connection", len(later), quietTime)
+		}
+		return append(results, single("ended", err)...)
+	})
+}
+
+// pause waits for the kernel's clock, which no test can turn.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func playLostEndpoint(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	rounds := map[combo]round{}
+	for _, c := range (&scenario{}).combos() {
+		first, err := s.ask(ctx, c, clusterIP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rounds[c] = first
+	}
+	s.publish(ctx, t, sticky(longAffinity, ready(pod0, remote0)))
+	moved := map[combo]round{}
+	for c, before := range rounds {
+		now, err := s.ask(ctx, c, clusterIP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		moved[c] = now
+		for i := range before {
+			if stayed := now[i] == before[i]; stayed == (before[i] == string(pod1)) {
+				t.Errorf("%s: client %d was sent to %s and now, without %s, to %s", c, i, before[i], pod1, now[i])
+			}
+		}
+	}
+	s.publish(ctx, t, sticky(longAffinity, ready(pod0, pod1, remote0)))
+	s.report(t, (&scenario{}).combos(), func(c combo) []result {
+		return single("stays_after_return", s.expect(ctx, c, clusterIP, moved[c]), s.expect(ctx, c, loadBalancer, moved[c]))
+	})
+}
+
+func playPolicyOverAffinity(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	s.report(t, (&scenario{}).combos(), func(c combo) []result {
+		inside, err := s.ask(ctx, c, clusterIP)
+		results := single("inside", err)
+		if !slices.Contains(inside, string(remote0)) && !slices.Contains(inside, string(remote1)) {
+			results = append(results, single("inside", fmt.Errorf("no client is sent to a remote endpoint: %v", inside))...)
+		}
+		onlyLocal := slices.Repeat(round{string(pod1)}, clientAddrs)
+		return append(results, single("outside",
+			s.expect(ctx, c, nodePort, onlyLocal), s.expect(ctx, c, loadBalancer, onlyLocal), s.expect(ctx, c, externalIP, onlyLocal))...)
+	})
+}
+
+func playSharedAddress(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	s.report(t, (&scenario{}).combos(), func(c combo) []result {
+		var results []result
+		for _, from := range []place{node, client, pod2} {
+			to := s.services[0].targets(s.world, c.family)[clusterIP]
+			results = append(results, single(string(from), s.oneServer(ctx, s.seat(from, c.family), c.network, to))...)
+		}
+		return results
+	})
+}
+
+// oneServer asks often, from a new port each time, and wants one server.
+func (s *stage) oneServer(ctx context.Context, from seat, network string, to netip.AddrPort) error {
+	first := ""
+	for range 3 * minAsks {
+		answer, err := from.ask(ctx, network, to, answerTimeout)
+		if err != nil {
+			return err
+		}
+		if first == "" {
+			first = answer.Server
+		}
+		if answer.Server != first {
+			return fmt.Errorf("%s -> %s %s: answered by %s and then by %s, want always the same", from.addr, network, to, first, answer.Server)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+package proxiertest
+
+import (
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// clusterIPScenarios are about sources: who is masqueraded on the way to a
+// ClusterIP.
+func clusterIPScenarios() []scenario {
+	services := []service{{endpoints: ready(pod1, remote0)}}
+	local := []service{{endpoints: ready(pod1, pod2)}} // answers remote pods by way of the node
+	table := func(name, rule string, setup setup, services []service, probes ...[]probe) scenario {
+		return scenario{name: name, rule: rule, setup: setup, services: services, probes: slices.Concat(probes...)}
+	}
+	toVIP := []target{clusterIP}
+	return []scenario{
+		table("PKT-01", "A pod reaches every endpoint of a ClusterIP and keeps its source.", setupDefault, services,
+			every([]place{pod0}, toVIP, keptBy(pod1, remote0))),
+		table("PKT-01/masquerade_all", "masqueradeAll masquerades everybody.", setupMasqueradeAll, services,
+			every([]place{pod0, node, client}, toVIP, masqueradedTo(pod1, remote0))),
+		table("PKT-01/interface_prefix", "Pods are told by the prefix of their interfaces' names.", setupInterfaces, services,
+			every([]place{pod0, pod2}, toVIP, keptBy(pod1, remote0)),
+			every([]place{node, client}, toVIP, masqueradedTo(pod1, remote0))),
+		table("PKT-01/interface", "Pods are told by the name of their one interface.", setupInterface, services,
+			every([]place{pod0}, toVIP, keptBy(pod1, remote0)),
+			every([]place{pod2, node, client}, toVIP, masqueradedTo(pod1, remote0))),
+		table("PKT-02", "A pod that is chosen for its own connection is masqueraded, and not when another one is.", setupDefault,
+			[]service{{endpoints: ready(pod0, pod1, remote0)}},
+			every([]place{pod0}, toVIP, keptBy(pod0, pod1, remote0))),
+		table("PKT-02/no_detector", "A hairpin connection is masqueraded also without a way to tell pods.", setupNoDetector,
+			[]service{{endpoints: ready(pod0, remote0)}},
+			every([]place{pod0}, toVIP, keptBy(pod0, remote0))),
+		table("PKT-03", "The node's own connections to a ClusterIP are masqueraded.", setupDefault, services,
+			every([]place{node}, toVIP, masqueradedTo(pod1, remote0))),
+		table("PKT-04", "Without a way to tell pods, the node's own connections keep their source.", setupNoDetector, services,
+			every([]place{node}, toVIP, keptBy(pod1, remote0))),
+		table("PKT-05", "A host outside the cluster is masqueraded on its way to a ClusterIP.", setupDefault, services,
+			every([]place{client}, toVIP, masqueradedTo(pod1, remote0))),
+		table("PKT-05/no_detector", "Without a way to tell pods, a host outside the cluster keeps its source.", setupNoDetector, services,
+			every([]place{client}, toVIP, keptBy(pod1, remote0))),
+		table("PKT-06", "A pod of another node keeps its source where pods are told by the cluster's ranges.", setupDefault, local,
+			every([]place{remote0}, toVIP, keptBy(pod1, pod2))),
+		table("PKT-06/node_pod_CIDRs", "A pod of another node is masqueraded where only the node's range counts.", setupNodePodCIDRs, services,
+			every([]place{remote1}, toVIP, masqueradedTo(pod1, remote0)),
+			every([]place{pod0}, toVIP, keptBy(pod1, remote0))),
+		table("PKT-06/interface_prefix", "A pod of another node is masqueraded where only the node's interfaces count.", setupInterfaces, services,
+			every([]place{remote1}, toVIP, masqueradedTo(pod1, remote0))),
+	}
+}
+
+// clusterIPPolicyScenarios are about internalTrafficPolicy and empty Services.
+func clusterIPPolicyScenarios() []scenario {
+	toVIP := []target{clusterIP}
+	local := []ServiceOption{InternalPolicyLocal()}
+	return []scenario{
+		{
+			name: "PKT-07", rule: "internalTrafficPolicy Local confines a ClusterIP to local endpoints and changes no masquerading.",
+			services: []service{{options: local, endpoints: ready(pod1, remote0)}},
+			probes: slices.Concat(
+				every([]place{pod0, pod1, remote1}, toVIP, keptBy(pod1)),
+				every([]place{node, client}, toVIP, masqueradedTo(pod1)),
+			),
+		},
+		{
+			name: "PKT-07/no_detector", rule: "internalTrafficPolicy Local changes no masquerading without a way to tell pods either.",
+			setup:    setupNoDetector,
+			services: []service{{options: local, endpoints: ready(pod1, remote0)}},
+			probes:   every([]place{pod0, node, client}, toVIP, keptBy(pod1)),
+		},
+		{
+			name: "PKT-08", rule: "internalTrafficPolicy Local drops when all endpoints are elsewhere.",
+			services: []service{
+				{options: local, endpoints: ready(remote0)},
+				{options: local, endpoints: ready(remote0), external: true},
+			},
+			probes: slices.Concat(
+				every([]place{pod0, node, client, remote1}, toVIP, isDropped()),
+				toSecond(every([]place{pod0, node, client}, toVIP, isDropped())),
+			),
+		},
+		{
+			name: "PKT-09", rule: "A ClusterIP without endpoints rejects everybody.",
+			services: []service{{}, {options: local}},
+			probes: slices.Concat(
+				every([]place{pod0, node, client, remote0}, toVIP, isRejected()),
+				toSecond(every([]place{pod0, node, client}, toVIP, isRejected())),
+			),
+		},
+	}
+}
+
+// serviceAddressScenarios are about packets to service addresses that are no
+// frontend of any Service.
+func serviceAddressScenarios(f Features) []scenario {
+	refusal, silence := isRejected(), isDropped()
+	if f.ServiceIPsPass {
+		refusal, silence = isUnanswered(), isUnanswered()
+	}
+	everybody := []place{pod0, node, client}
+	udpOnly := func(s *v1.Service) { s.Spec.Ports = s.Spec.Ports[1:] }
+	return []scenario{
+		{
+			name: "PKT-10", rule: "A ClusterIP rejects ports that its Service does not have.",
+			services: []service{{endpoints: ready(pod1)}},
+			probes: slices.Concat(
+				every(everybody, []target{undefinedPort}, refusal),
+				every([]place{pod0}, []target{clusterIP}, keptBy(pod1)),
+			),
+		},
+		{
+			name: "PKT-10/protocol", rule: "A ClusterIP rejects a protocol that its Service does not have at that port.",
+			services: []service{{endpoints: ready(pod1), options: []ServiceOption{udpOnly}}},
+			networks: []string{"tcp"},
+			probes:   every(everybody, []target{clusterIP}, refusal),
+		},
+		{
+			name: "PKT-11", rule: "An address in the ranges of Services that no Service has drops.",
+			services:     []service{{endpoints: ready(pod1)}},
+			serviceCIDRs: serviceCIDRs(),
+			probes: slices.Concat(
+				every(everybody, []target{unallocatedIP}, silence),
+				every([]place{pod0}, []target{clusterIP}, keptBy(pod1)),
+			),
+		},
+		{
+			name: "PKT-12", rule: "A ClusterIP rejects what is not TCP, UDP or SCTP, such as pings.",
+			services: []service{{endpoints: ready(pod1)}},
+			networks: []string{"icmp"},
+			probes:   every(everybody, []target{clusterIP}, refusal),
+		},
+	}
+}
+
+// unproxiedScenarios are about Services that have nothing to proxy. Their
+// external address is that of a real host, which answers if nothing is in its way.
+func unproxiedScenarios() []scenario {
+	cloud := ExternalIPs(cloudVIP(v1.IPv4Protocol).String(), cloudVIP(v1.IPv6Protocol).String())
+	passes := func(name string, opts ...ServiceOption) scenario {
+		return scenario{
+			name: "PKT-13/" + name, rule: "A Service without a VIP is not programmed, not even at its external IPs.",
+			services: []service{{endpoints: ready(pod1), options: append(opts, cloud)}},
+			probes:   every([]place{pod0, client, node}, []target{cloudLoadBalancer}, keptBy(router)),
+		}
+	}
+	return []scenario{
+		passes("headless", Headless()),
+		passes("ExternalName", ExternalName("example.com")),
+		passes("without_clusterIP", ClusterIPs()),
+	}
+}
+
+// toSecond turns probes to the second service of the scenario.
+func toSecond(probes []probe) []probe {
+	for i := range probes {
+		probes[i].service = 1
+	}
+	return probes
+}

@@ -1,0 +1,238 @@
+package proxiertest
+
+import (
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+)
+
+// externalScenarios are about node ports, external IPs and load balancers under
+// externalTrafficPolicy Cluster.
+func externalScenarios() []scenario {
+	everybody := []place{pod0, node, client, remote1}
+	return []scenario{
+		{
+			name: "PKT-20", rule: "Everybody is masqueraded on the way to an external destination, under policy Cluster.",
+			services: []service{{external: true, endpoints: ready(pod0, pod1, remote0)}},
+			probes:   every(everybody, external(), masqueradedTo(pod0, pod1, remote0)),
+		},
+		{
+			name: "PKT-20/no_detector", rule: "Everybody is masqueraded also without a way to tell pods.",
+			setup:    setupNoDetector,
+			services: []service{{external: true, endpoints: ready(pod1, remote0)}},
+			probes:   every(everybody, external(), masqueradedTo(pod1, remote0)),
+		},
+		{
+			name: "PKT-28", rule: "internalTrafficPolicy Local binds the ClusterIP only.",
+			services: []service{{external: true, options: []ServiceOption{InternalPolicyLocal()}, endpoints: ready(pod1, remote0)}},
+			probes: slices.Concat(
+				every(everybody, external(), masqueradedTo(pod1, remote0)),
+				every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
+		},
+		{
+			name: "PKT-34", rule: "Where a load balancer's address and port are also a node's address and node port, the former counts.",
+			services: []service{
+				{external: true, endpoints: ready(pod1), vip: localVIP, options: []ServiceOption{atNodePort}},
+				{external: true, endpoints: ready(remote0), nodePort: idleHostPort},
+			},
+			probes: slices.Concat(
+				toSecond(every([]place{pod0, client, node}, []target{nodePortLocalVIP}, masqueradedTo(pod1))),
+				toSecond(every([]place{pod0, client, node}, []target{nodePort, nodePortSecondary}, masqueradedTo(remote0)))),
+		},
+		{
+			name: "PKT-36", rule: "A load balancer that wants its packets to itself gets them; all other frontends work.",
+			services: []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{cloudIngress}}},
+			probes: slices.Concat(
+				every([]place{pod0, client, node}, []target{cloudLoadBalancer}, keptBy(router)),
+				every([]place{pod0, client, node}, []target{nodePort, externalIP}, masqueradedTo(pod1)),
+				every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
+		},
+	}
+}
+
+// atNodePort moves a Service to the port that another one has as its node port,
+// and gives it no node ports of its own.
+func atNodePort(s *v1.Service) {
+	for i := range s.Spec.Ports {
+		s.Spec.Ports[i].Port, s.Spec.Ports[i].NodePort = idleHostPort, 0
+	}
+}
+
+// cloudIngress replaces the load balancer by one that is not the node's business:
+// ipMode Proxy (KEP-1860), and a host name.
+func cloudIngress(s *v1.Service) {
+	s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{Hostname: "lb.example.com"}}
+	for _, family := range families() {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress,
+			v1.LoadBalancerIngress{IP: cloudVIP(family).String(), IPMode: ptr.To(v1.LoadBalancerIPModeProxy)})
+	}
+}
+
+// externalPolicyScenarios are about externalTrafficPolicy Local.
+func externalPolicyScenarios(f Features) []scenario {
+	local := []ServiceOption{ExternalPolicyLocal()}
+	here := []service{{external: true, options: local, endpoints: ready(pod1, remote0)}}
+	elsewhere := []service{{external: true, options: local, endpoints: ready(remote0, remote1)}}
+	insiders := []place{pod1, remote0}
+	if f.LocalPolicyBindsAll {
+		insiders = []place{pod1}
+	}
+	return []scenario{
+		{
+			name: "PKT-21", rule: "Under policy Local, a host outside the cluster keeps its source and reaches local endpoints only.",
+			services: here,
+			probes:   every([]place{client, otherClient}, external(), keptBy(pod1)),
+		},
+		{
+			name: "PKT-21/node_pod_CIDRs", rule: "Under policy Local, a pod of another node is outside where only the node's range counts.",
+			setup:    setupNodePodCIDRs,
+			services: here,
+			probes:   every([]place{client, remote1}, external(), keptBy(pod1)),
+		},
+		{
+			name: "PKT-22", rule: "Under policy Local, a host outside the cluster is dropped when all endpoints are elsewhere.",
+			services: elsewhere,
+			probes:   every([]place{client}, external(), isDropped()),
+		},
+		{
+			name: "PKT-23", rule: "Policy Local does not bind pods: they reach all endpoints and keep their source.",
+			services: here,
+			probes:   every([]place{pod0, pod1}, external(), keptBy(insiders...)),
+		},
+		{
+			name: "PKT-23/none_local", rule: "Policy Local does not bind pods, also when all endpoints are elsewhere.",
+			services: elsewhere,
+			probes:   every([]place{pod0}, external(), keptBy(remote0, remote1)),
+		},
+		{
+			name: "PKT-23/interface_prefix", rule: "Policy Local does not bind pods that are told by their interfaces.",
+			setup:    setupInterfaces,
+			services: here,
+			probes:   every([]place{pod0}, external(), keptBy(insiders...)),
+		},
+		{
+			name: "PKT-24", rule: "Without a way to tell pods, policy Local binds them.",
+			setup:    setupNoDetector,
+			services: slices.Concat(here, elsewhere),
+			probes: slices.Concat(
+				every([]place{pod0}, external(), keptBy(pod1)),
+				toSecond(every([]place{pod0}, external(), isDropped()))),
+		},
+		{
+			name: "PKT-25", rule: "Policy Local does not bind the node itself, which is masqueraded.",
+			services: slices.Concat(here, elsewhere),
+			probes: slices.Concat(
+				every([]place{node}, external(), masqueradedTo(insiders...)),
+				toSecond(every([]place{node}, external(), masqueradedTo(remote0, remote1)))),
+		},
+	}
+}
+
+// emptyScenarios are about external destinations of Services without endpoints.
+func emptyScenarios(f Features) []scenario {
+	local := []ServiceOption{ExternalPolicyLocal()}
+	fromNode := isRejected()
+	if f.EmptyExternalLeavesNode {
+		fromNode = isUnanswered()
+	}
+	return []scenario{
+		{
+			name: "PKT-26", rule: "External destinations of a Service without endpoints reject everybody.",
+			services: []service{{external: true}, {external: true, options: local}},
+			probes: slices.Concat(
+				every([]place{pod0, client, remote0}, external(), isRejected()),
+				toSecond(every([]place{pod0, client}, external(), isRejected()))),
+		},
+		{
+			name: "PKT-27", rule: "External destinations of a Service without endpoints reject the node itself.",
+			services: []service{{external: true}, {external: true, options: local}},
+			probes: slices.Concat(
+				every([]place{node}, []target{externalIP, loadBalancer}, fromNode),
+				toSecond(every([]place{node}, []target{externalIP, loadBalancer}, fromNode)),
+				every([]place{node}, []target{nodePort}, isRejected())),
+		},
+	}
+}
+
+// loopbackScenarios are about node ports at 127.0.0.1 and ::1.
+func loopbackScenarios(f Features) []scenario {
+	services := []service{
+		{external: true, endpoints: ready(pod1)},
+		{external: true, endpoints: ready(pod1), nodePort: hostPort},
+	}
+	refused := slices.Concat(
+		every([]place{nodeAnywhere}, []target{nodePortLoopback}, isRejected()), // by the host, for want of a socket
+		toSecond(every([]place{nodeAnywhere}, []target{nodePortLoopback}, answeredBy(node))))
+	here := scenario{
+		name: "PKT-32/127.0.0.1", rule: "A node port is not accepted at 127.0.0.1: the host answers, or refuses.",
+		services: services, families: []v1.IPFamily{v1.IPv4Protocol}, probes: refused,
+	}
+	if f.LoopbackNodePorts {
+		here.rule = "A node port is accepted at 127.0.0.1."
+		here.probes = every([]place{nodeAnywhere}, []target{nodePortLoopback}, answeredBy(pod1))
+	}
+	return []scenario{here, {
+		name: "PKT-32/::1", rule: "A node port is not accepted at ::1: the host answers, or refuses.",
+		services: services, families: []v1.IPFamily{v1.IPv6Protocol}, probes: refused,
+	}}
+}
+
+// nodePortScenarios are about which of the node's addresses accept node ports.
+func nodePortScenarios(f Features) []scenario {
+	all := []target{nodePort, nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP}
+	others := []target{nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP}
+	limited := func(name string, setup setup) scenario {
+		return scenario{
+			name: name, rule: "Node addresses outside those for node ports belong to the host's own sockets.",
+			setup: setup,
+			services: []service{
+				{external: true, endpoints: ready(pod1), nodePort: hostPort},
+				{external: true, endpoints: ready(pod1)},
+			},
+			probes: slices.Concat(
+				every([]place{pod0, client, node, remote0}, []target{nodePort}, masqueradedTo(pod1)),
+				every([]place{pod0, client, remote0}, others, keptBy(node)),
+				toSecond(every([]place{pod0, client, node}, others, isRejected()))), // by the host, for want of a socket
+		}
+	}
+	empty := keptBy(node)
+	emptyLocal := keptBy(node)
+	if f.EmptyNodePortsEverywhere {
+		empty, emptyLocal = isRejected(), isDropped()
+	}
+	return []scenario{
+		{
+			name: "PKT-30", rule: "A node port is accepted at every address of the node.",
+			services: []service{{external: true, endpoints: ready(pod1, remote0)}},
+			probes:   every([]place{pod0, client, remote1, node}, all, masqueradedTo(pod1, remote0)),
+		},
+		limited("PKT-31", setupAddresses),
+		limited("PKT-31/primary", setupPrimary),
+		{
+			name: "PKT-35", rule: "A node port without endpoints rejects, and without local ones under policy Local drops.",
+			services: []service{{external: true}, {external: true, options: []ServiceOption{ExternalPolicyLocal()}, endpoints: ready(remote0)}},
+			probes: slices.Concat(
+				every([]place{pod0, client, node}, all, isRejected()),
+				toSecond(every([]place{client}, all, isDropped()))),
+		},
+		{
+			name: "PKT-35/addresses", rule: "A node port without endpoints leaves the node's other addresses to the host.",
+			setup:    setupAddresses,
+			services: []service{{external: true, nodePort: hostPort}},
+			probes: slices.Concat(
+				every([]place{client}, []target{nodePort}, isRejected()),
+				every([]place{client}, others, empty)),
+		},
+		{
+			name: "PKT-35/addresses_none_local", rule: "A node port without local endpoints leaves the node's other addresses to the host.",
+			setup: setupAddresses,
+			services: []service{{
+				external: true, nodePort: hostPort, options: []ServiceOption{ExternalPolicyLocal()}, endpoints: ready(remote0),
+			}},
+			probes: slices.Concat(
+				every([]place{client}, []target{nodePort}, isDropped()),
+				every([]place{client}, others, emptyLocal)),
+		},
+	}
+}

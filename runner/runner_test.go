@@ -1,0 +1,394 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bench is a Runner in a bubble of fake time, and what its function did.
+type bench struct {
+	*Runner
+	runs    atomic.Int32
+	takes   atomic.Int64                        // nanoseconds of each run
+	outcome atomic.Pointer[func(run int) error] // of the nth run, from 1
+	start   time.Time
+	stop    func()
+}
+
+func (b *bench) run(context.Context) error {
+	n := b.runs.Add(1)
+	time.Sleep(time.Duration(b.takes.Load()))
+	if outcome := b.outcome.Load(); outcome != nil {
+		return (*outcome)(int(n))
+	}
+	return nil
+}
+
+func (b *bench) ends(outcome func(run int) error) { b.outcome.Store(&outcome) }
+
+func (b *bench) lasts(d time.Duration) { b.takes.Store(int64(d)) }
+
+// inBubble calls test with a running Runner.
+func inBubble(t *testing.T, options Options, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{start: time.Now()}
+		r, err := New(options, b.run)
+		if err != nil {
+			t.Fatalf("New: %v", err)
+		}
+		b.Runner = r
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- r.Run(ctx) }()
+		stopped := false
+		b.stop = func() {
+			if stopped {
+				return
+			}
+			stopped = true
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("Run = %v, want nil when ctx ends", err)
+			}
+		}
+		defer b.stop()
+		synctest.Wait()
+		test(t, b)
+	})
+}
+
+// at waits until the given time after the beginning and checks the number of
+// runs.
+func (b *bench) at(t *testing.T, when time.Duration, wantRuns int) {
+	t.Helper()
+	time.Sleep(when - time.Since(b.start))
+	synctest.Wait()
+	if got := int(b.runs.Load()); got != wantRuns {
+		t.Errorf("after %v: %d runs, want %d", when, got, wantRuns)
+	}
+}
+
+func second() Options { return Options{MinInterval: time.Second, Burst: 1, MaxInterval: time.Hour} }
+
+// RUN-02, RUN-04, RUN-05.
+func TestRequestsInTheCoolDownComeToOneRunAtItsEnd(t *testing.T) {
+	inBubble(t, second(), func(t *testing.T, b *bench) {
+		b.Trigger()
+		b.at(t, 0, 1)
+		for i := range 10 {
+			b.Trigger()
+			b.at(t, time.Duration(i)*50*time.Millisecond, 1)
+		}
+		b.at(t, 999*time.Millisecond, 1)
+		b.at(t, time.Second, 2)
+		b.at(t, time.Minute, 2)
+	})
+}
+
+// RUN-04: the interval counts from the end of a run.
+func TestTheIntervalBeginsWhenTheRunEnds(t *testing.T) {
+	inBubble(t, second(), func(t *testing.T, b *bench) {
+		b.lasts(5 * time.Second)
+		b.Trigger()
+		b.at(t, time.Second, 1)
+		b.Trigger() // during the run: one more afterwards
+		b.at(t, 5999*time.Millisecond, 1)
+		b.at(t, 6*time.Second, 2)
+		b.at(t, time.Minute, 2)
+	})
+}
+
+func TestABurstNeedsNoWaiting(t *testing.T) {
+	options := Options{MinInterval: time.Second, Burst: 3}
+	inBubble(t, options, func(t *testing.T, b *bench) {
+		for n := 1; n <= 3; n++ {
+			b.Trigger()
+			b.at(t, 0, n)
+		}
+		b.Trigger()
+		b.at(t, 999*time.Millisecond, 3)
+		b.at(t, time.Second, 4)
+		b.at(t, 2500*time.Millisecond, 4) // 1.5 tokens have grown back
+		b.Trigger()
+		b.at(t, 2500*time.Millisecond, 5)
+		b.Trigger()
+		b.at(t, 2999*time.Millisecond, 5)
+		b.at(t, 3*time.Second, 6)
+	})
+}
+
+// RUN-13.
+func TestUnlimitedRunsFollowEachOther(t *testing.T) {
+	inBubble(t, Options{MinInterval: Unlimited}, func(t *testing.T, b *bench) {
+		for n := 1; n <= 100; n++ {
+			b.Trigger()
+			b.at(t, 0, n)
+		}
+	})
+}
+
+// RUN-06, RUN-09.
+func TestTheFunctionRunsOnceInAWhile(t *testing.T) {
+	inBubble(t, second(), func(t *testing.T, b *bench) {
+		b.lasts(time.Minute)
+		b.at(t, time.Hour-1, 0)
+		b.at(t, time.Hour, 1)
+		b.at(t, 2*time.Hour+time.Minute-1, 1)
+		b.at(t, 2*time.Hour+time.Minute, 2)
+	})
+}
+
+func TestNeverRunsOnlyOnRequest(t *testing.T) {
+	options := second()
+	options.MaxInterval = Never
+	inBubble(t, options, func(t *testing.T, b *bench) {
+		b.at(t, 1000*time.Hour, 0)
+		b.Trigger()
+		b.at(t, 1000*time.Hour, 1)
+	})
+}
+
+// RUN-06 with growing pauses.
+func TestAFailureIsRetriedWithGrowingPauses(t *testing.T) {
+	options := Options{
+		MinInterval: Unlimited,
+		Retry:       Backoff{Initial: time.Second, Max: 5 * time.Second, Factor: 2, Jitter: NoJitter},
+	}
+	inBubble(t, options, func(t *testing.T, b *bench) {
+		broken := errors.New("broken")
+		b.ends(func(run int) error {
+			if run == 6 {
+				return nil
+			}
+			return broken
+		})
+		b.Trigger()
+		for n, when := range []int{0, 1, 3, 7, 12, 17} { // pauses of 1, 2, 4, 5, 5 seconds
+			if n > 0 {
+				b.at(t, time.Duration(when)*time.Second-1, n)
+			}
+			b.at(t, time.Duration(when)*time.Second, n+1)
+		}
+		b.at(t, time.Minute, 6) // success: no retry
+		b.Trigger()
+		b.at(t, time.Minute, 7)
+		b.at(t, time.Minute+time.Second, 8) // and the pauses begin anew
+	})
+}
+
+func TestJitterOnlyMakesPausesLonger(t *testing.T) {
+	for range 1000 {
+		b := backoff{Backoff: Backoff{Initial: time.Second, Max: time.Minute, Factor: 2, Jitter: 0.5}}
+		if p := b.next(); p < time.Second || p > 1500*time.Millisecond {
+			t.Fatalf("pause = %v, want 1s to 1.5s", p)
+		}
+	}
+}
+
+// RUN-07.
+func TestARequestDoesNotWaitForTheRetry(t *testing.T) {
+	options := second()
+	options.Retry = Backoff{Initial: time.Minute, Max: time.Minute, Jitter: NoJitter}
+	inBubble(t, options, func(t *testing.T, b *bench) {
+		b.ends(func(run int) error {
+			if run == 1 {
+				return errors.New("broken")
+			}
+			return nil
+		})
+		b.Trigger()
+		b.at(t, 0, 1)
+		b.Trigger()
+		b.at(t, time.Second, 2)
+		b.at(t, 10*time.Minute, 2) // the success cancelled the retry
+	})
+}
+
+// RUN-08.
+func TestARetryObeysTheRateLimit(t *testing.T) {
+	options := second()
+	options.Retry = Backoff{Initial: time.Millisecond, Max: time.Millisecond, Jitter: NoJitter}
+	inBubble(t, options, func(t *testing.T, b *bench) {
+		b.ends(func(int) error { return errors.New("broken") })
+		b.Trigger()
+		b.at(t, 999*time.Millisecond, 1)
+		b.at(t, 10*time.Second, 11)
+	})
+}
+
+// RUN-11, mending W-13.
+func TestAPanicIsAnErrorAndIsRetried(t *testing.T) {
+	options := Options{MinInterval: Unlimited, Retry: Backoff{Initial: time.Second, Jitter: NoJitter}}
+	inBubble(t, options, func(t *testing.T, b *bench) {
+		b.ends(func(run int) error {
+			if run == 1 {
+				panic("ouch")
+			}
+			return nil
+		})
+		err := b.Sync(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "ouch") || !strings.Contains(err.Error(), "runner_test.go") {
+			t.Errorf("Sync = %v, want the panic with its stack", err)
+		}
+		b.at(t, time.Second, 2)
+	})
+}
+
+// RUN-03.
+func TestARequestBeforeRunIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{start: time.Now()}
+		r, err := New(second(), b.run)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Trigger()
+		r.Trigger()
+		synced := make(chan error, 1)
+		go func() { synced <- r.Sync(t.Context()) }()
+		time.Sleep(time.Minute)
+		if n := b.runs.Load(); n != 0 {
+			t.Fatalf("%d runs without Run", n)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- r.Run(ctx) }()
+		synctest.Wait()
+		if n := b.runs.Load(); n != 1 {
+			t.Errorf("%d runs for requests before Run, want 1", n)
+		}
+		if err := <-synced; err != nil {
+			t.Errorf("Sync = %v", err)
+		}
+		if err := r.Run(ctx); err == nil {
+			t.Error("a second Run returned no error")
+		}
+		cancel()
+		<-done
+	})
+}
+
+// RUN-12, mending W-14.
+func TestAfterTheEndNothingHappens(t *testing.T) {
+	inBubble(t, second(), func(t *testing.T, b *bench) {
+		b.Trigger()
+		b.at(t, 0, 1)
+		b.Trigger() // waits for the cool-down
+		waiting := make(chan error, 1)
+		go func() { waiting <- b.Sync(t.Context()) }()
+		synctest.Wait()
+		b.stop()
+		if err := <-waiting; !errors.Is(err, ErrEnded) {
+			t.Errorf("a waiting Sync = %v, want ErrEnded", err)
+		}
+		b.Trigger()
+		b.Trigger()
+		if err := b.Sync(t.Context()); !errors.Is(err, ErrEnded) {
+			t.Errorf("Sync after the end = %v, want ErrEnded", err)
+		}
+		b.at(t, time.Minute, 1)
+	})
+}
+
+func TestRunWaitsForTheFunction(t *testing.T) {
+	inBubble(t, second(), func(t *testing.T, b *bench) {
+		b.lasts(10 * time.Second)
+		b.Trigger()
+		b.at(t, time.Second, 1)
+		b.stop()
+		if took := time.Since(b.start); took != 10*time.Second {
+			t.Errorf("Run returned after %v, want 10s", took)
+		}
+	})
+}
+
+// TestSyncWaitsForARunThatStartsAfterIt: the run that is under way may not have
+// seen what the caller wants to be synced.
+func TestSyncWaitsForARunThatStartsAfterIt(t *testing.T) {
+	inBubble(t, second(), func(t *testing.T, b *bench) {
+		b.lasts(5 * time.Second)
+		second := errors.New("of the second run")
+		b.ends(func(run int) error {
+			if run == 2 {
+				return second
+			}
+			return nil
+		})
+		b.Trigger()
+		b.at(t, time.Second, 1)
+		if err := b.Sync(t.Context()); !errors.Is(err, second) {
+			t.Errorf("Sync = %v, want the error of the second run", err)
+		}
+		if took := time.Since(b.start); took != 11*time.Second {
+			t.Errorf("Sync returned after %v, want 11s: run, interval, run", took)
+		}
+	})
+}
+
+func TestSyncGivesUpWithItsContext(t *testing.T) {
+	inBubble(t, second(), func(t *testing.T, b *bench) {
+		b.lasts(time.Hour)
+		b.Trigger()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := b.Sync(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Sync = %v, want deadline exceeded", err)
+		}
+	})
+}
+
+func TestValidateReportsAllFaults(t *testing.T) {
+	bad := Options{
+		MinInterval: -5, Burst: -1, MaxInterval: -7,
+		Retry: Backoff{Initial: time.Microsecond, Max: time.Nanosecond, Factor: 0.5, Jitter: 3},
+	}
+	_, err := New(bad, nil)
+	if err == nil {
+		t.Fatal("New accepts nonsense")
+	}
+	for _, field := range []string{"MinInterval", "Burst", "MaxInterval", "Retry.Initial", "Retry.Max", "Retry.Factor", "Retry.Jitter", "function"} {
+		if !strings.Contains(err.Error(), field) {
+			t.Errorf("error does not name %s: %v", field, err)
+		}
+	}
+	if err := (Options{MinInterval: time.Hour, MaxInterval: time.Minute}).Validate(); err == nil {
+		t.Error("MaxInterval below MinInterval is accepted (RUN-01)")
+	}
+	if err := (Options{}).Validate(); err != nil {
+		t.Errorf("the zero value is refused: %v", err)
+	}
+}
+
+func ExampleRunner() {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	r, err := New(Options{}, func(context.Context) error {
+		fmt.Println("programmed")
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	done := make(chan error)
+	go func() { done <- r.Run(ctx) }()
+	if err := r.Sync(ctx); err != nil {
+		fmt.Println(err)
+	}
+	stop()
+	fmt.Println(<-done)
+	// Output:
+	// programmed
+	// <nil>
+}
