@@ -32,23 +32,23 @@ func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 	}
 	var s Selection
 	sum := summarise(endpoints, &node)
-	inCluster, inLocal := sum.clusterRule(&node), sum.localRule()
+	cluster, local := sum.clusterRule(&node), sum.localRule()
 	if p.UsesClusterEndpoints() {
-		s.Cluster = filter(endpoints, inCluster)
+		s.Cluster = filter(endpoints, cluster)
 	}
 	if !p.UsesLocalEndpoints() {
 		s.All, s.Any = s.Cluster, len(s.Cluster) > 0
 		return s
 	}
-	s.Local = filter(endpoints, inLocal)
+	s.Local = filter(endpoints, local)
 	s.Any = sum.ready > 0 || sum.draining > 0
-	switch outside := func(e Endpoint) bool { return !inCluster(&e) }; {
+	switch {
 	case !p.UsesClusterEndpoints():
 		s.All = s.Local
-	case slices.ContainsFunc(s.Local, outside):
-		s.All = filter(endpoints, func(e *Endpoint) bool { return inCluster(e) || inLocal(e) })
-	default:
+	case countSelected(s.Local, cluster) == len(s.Local):
 		s.All = s.Cluster
+	default:
+		s.All = filter(endpoints, cluster, local)
 	}
 	return s
 }
@@ -96,47 +96,97 @@ func hinted(hints []string, name string) bool {
 // draining says that the endpoint serves while it terminates.
 func (e *Endpoint) draining() bool { return e.Serving && e.Terminating }
 
+// rule is one way to select endpoints. It is data, not a func, so that Select
+// allocates nothing but lists.
+type rule struct {
+	kind ruleKind
+	name string // of the node or zone
+}
+
+type ruleKind int
+
+const (
+	ready ruleKind = iota
+	readyForNode
+	readyForZone
+	readyLocal
+	draining
+	drainingLocal
+)
+
+func (r rule) selects(e *Endpoint) bool {
+	switch r.kind {
+	case ready:
+		return e.Ready
+	case readyForNode:
+		return e.Ready && hinted(e.NodeHints, r.name)
+	case readyForZone:
+		return e.Ready && hinted(e.ZoneHints, r.name)
+	case readyLocal:
+		return e.Ready && e.Local
+	case draining:
+		return e.draining()
+	case drainingLocal:
+		return e.draining() && e.Local
+	}
+	return false
+}
+
 // clusterRule tells the endpoints for policy Cluster. Hints bind only when every
 // ready endpoint has some and one of them means us (TOP-08), so there is always
 // an endpoint left.
-func (s *summary) clusterRule(node *Node) func(*Endpoint) bool {
+func (s *summary) clusterRule(node *Node) rule {
 	switch {
 	case s.ready == 0:
-		return (*Endpoint).draining
+		return rule{kind: draining}
 	case s.nodeHinted == s.ready && s.nodeMatched > 0:
-		return func(e *Endpoint) bool { return e.Ready && slices.Contains(e.NodeHints, node.Name) }
+		return rule{kind: readyForNode, name: node.Name}
 	case s.zoneHinted == s.ready && s.zoneMatched > 0:
-		return func(e *Endpoint) bool { return e.Ready && slices.Contains(e.ZoneHints, node.Zone) }
+		return rule{kind: readyForZone, name: node.Zone}
 	default:
-		return func(e *Endpoint) bool { return e.Ready }
+		return rule{kind: ready}
 	}
 }
 
 // localRule tells the endpoints for policy Local (TOP-04).
-func (s *summary) localRule() func(*Endpoint) bool {
+func (s *summary) localRule() rule {
 	if s.readyLocal > 0 {
-		return func(e *Endpoint) bool { return e.Local && e.Ready }
+		return rule{kind: readyLocal}
 	}
-	return func(e *Endpoint) bool { return e.Local && e.draining() }
+	return rule{kind: drainingLocal}
 }
 
-// filter keeps the order, and shares the input when all of it is kept.
-func filter(endpoints []Endpoint, keep func(*Endpoint) bool) []Endpoint {
-	kept := 0
-	for i := range endpoints {
-		kept += count(keep(&endpoints[i]))
-	}
-	switch kept {
+// filter returns what any of the rules selects, in order. It shares the input
+// when that is all of it.
+func filter(endpoints []Endpoint, rules ...rule) []Endpoint {
+	selected := countSelected(endpoints, rules...)
+	switch selected {
 	case 0:
 		return nil
 	case len(endpoints):
 		return slices.Clip(endpoints)
 	}
-	list := make([]Endpoint, 0, kept)
+	list := make([]Endpoint, 0, selected)
 	for i := range endpoints {
-		if keep(&endpoints[i]) {
+		if anySelects(rules, &endpoints[i]) {
 			list = append(list, endpoints[i])
 		}
 	}
 	return list
+}
+
+func countSelected(endpoints []Endpoint, rules ...rule) (selected int) {
+	for i := range endpoints {
+		selected += count(anySelects(rules, &endpoints[i]))
+	}
+	return selected
+}
+
+func anySelects(rules []rule, e *Endpoint) bool {
+	for _, r := range rules {
+		if r.selects(e) {
+			return true
+		}
+	}
+	return false
 }

@@ -156,8 +156,10 @@ func (w *world) engine(tb testing.TB, ns *netns.NS) *Engine {
 }
 
 func bothFamilies(t *testing.T, test func(t *testing.T, w *world)) {
+	t.Parallel()
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		t.Run(string(family), func(t *testing.T) {
+			t.Parallel()
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
 			test(t, &world{rand: rand.New(rand.NewPCG(seed, 0)), family: family})

@@ -1,0 +1,257 @@
+package changetracker
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/quick"
+)
+
+// endpointsFrom makes endpoints out of words: each is a name of one letter, then
+// flags: R ready, S serving and terminating, L local, U serving only, and hints
+// as zone=x,y or node=x.
+func endpointsFrom(t *testing.T, words string) []Endpoint {
+	t.Helper()
+	var list []Endpoint
+	for word := range strings.FieldsSeq(words) {
+		parts := strings.Split(word, ":")
+		e := Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, parts[0][0]}), 80)}
+		for _, part := range parts[1:] {
+			key, value, _ := strings.Cut(part, "=")
+			switch key {
+			case "R":
+				e.Ready, e.Serving = true, true
+			case "S":
+				e.Serving, e.Terminating = true, true
+			case "U":
+				e.Serving = true
+			case "L":
+				e.Local = true
+			case "zone":
+				e.ZoneHints = strings.Split(value, ",")
+			case "node":
+				e.NodeHints = strings.Split(value, ",")
+			default:
+				t.Fatalf("unknown flag %q", key)
+			}
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+func letters(list []Endpoint) string {
+	var text strings.Builder
+	for _, e := range list {
+		text.WriteByte(e.Addr.Addr().As4()[3])
+	}
+	return text.String()
+}
+
+// port is a service port with the policies that letters name: i internal Local, e
+// external Local, x externally accessible.
+func port(policies string) *ServicePort {
+	p := &ServicePort{
+		ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80,
+		InternalPolicyLocal: strings.Contains(policies, "i"), ExternalPolicyLocal: strings.Contains(policies, "e"),
+	}
+	if strings.Contains(policies, "x") {
+		p.NodePort = 30000
+	}
+	return p
+}
+
+func TestSelect(t *testing.T) {
+	type want struct {
+		cluster, local, all string
+		any                 bool
+	}
+	for name, c := range map[string]struct {
+		policies, endpoints string
+		want                want
+	}{
+		"TOP-01 nothing":         {"", "", want{}},
+		"TOP-01 nothing, local":  {"iex", "", want{}},
+		"TOP-03 ready":           {"", "a:R b:R:L c", want{"ab", "", "ab", true}},
+		"TOP-03 draining":        {"", "a:S b:S:L c:U", want{"ab", "", "ab", true}},
+		"TOP-03 ready first":     {"", "a:S b:R", want{"b", "", "b", true}},
+		"TOP-05 nobody usable":   {"x", "a:U b", want{}},
+		"TOP-05 nobody, local":   {"ex", "a:U:L b:L", want{}},
+		"TOP-04 local ready":     {"i", "a:R b:R:L c:S:L", want{"", "b", "b", true}},
+		"TOP-04 local draining":  {"i", "a:R b:S:L c:S", want{"", "b", "b", true}},
+		"TOP-06 none local":      {"i", "a:R", want{"", "", "", true}},
+		"TOP-06 draining remote": {"i", "a:S", want{"", "", "", true}},
+
+		"table C C ext":            {"x", "a:R b:R:L", want{"ab", "", "ab", true}},
+		"table C L ext":            {"ex", "a:R b:R:L", want{"ab", "b", "ab", true}},
+		"table C L not ext":        {"e", "a:R b:R:L", want{"ab", "", "ab", true}},
+		"table L L not ext":        {"ie", "a:R b:R:L", want{"", "b", "b", true}},
+		"table L C ext":            {"ix", "a:R b:R:L", want{"ab", "b", "ab", true}},
+		"table L L ext":            {"iex", "a:R b:R:L", want{"ab", "b", "ab", true}},
+		"corner ready and local S": {"ex", "a:R b:S:L", want{"a", "b", "ab", true}},
+		"corner all S, all remote": {"iex", "a:S b:S", want{"ab", "", "ab", true}},
+		"corner filter and local elsewhere": {
+			"ex", "a:R:zone=zone-a b:R:L:zone=zone-b", want{"a", "b", "ab", true},
+		},
+		"TOP-07 W-12 union in order of input": {
+			"ex", "d:S:L c:R b:S:L a:R", want{"ca", "db", "dcba", true},
+		},
+
+		"TOP-08 1 hints of unready ones": {"", "a:S:zone=zone-b b:zone=zone-a c:S", want{"ac", "", "ac", true}},
+		"TOP-08 2 same node":             {"", "a:R:node=here:zone=zone-b b:R:node=there:zone=zone-a", want{"a", "", "a", true}},
+		"TOP-08 3 same zone":             {"", "a:R:zone=zone-a b:R:zone=zone-b c:R:zone=zone-b,zone-a", want{"ac", "", "ac", true}},
+		"TOP-08 3 after 2 did not match": {"", "a:R:node=x:zone=zone-a b:R:node=y:zone=zone-b", want{"a", "", "a", true}},
+		"TOP-08 4 no zone matches":       {"", "a:R:zone=zone-c b:R:zone=zone-b", want{"ab", "", "ab", true}},
+		"TOP-09 one without node hint":   {"", "a:R:node=here b:R", want{"ab", "", "ab", true}},
+		"TOP-09 one without zone hint":   {"", "a:R:zone=zone-a b:R", want{"ab", "", "ab", true}},
+		"TOP-09 unready without hint":    {"", "a:R:zone=zone-a b:S c", want{"a", "", "a", true}},
+		"TOP-09 unready with a hint":     {"", "a:R:zone=zone-b b:S:zone=zone-a", want{"a", "", "a", true}},
+		"TOP-04 hints never filter local": {
+			"i", "a:R:L:zone=zone-b b:R:zone=zone-a", want{"", "a", "a", true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Select(port(c.policies), endpointsFrom(t, c.endpoints), Node{Name: "here", Zone: "zone-a"})
+			got := want{letters(s.Cluster), letters(s.Local), letters(s.All), s.Any}
+			if got != c.want {
+				t.Errorf("Select = %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestNodeWithoutZoneOrNameMatchesNoHint(t *testing.T) { // TOP-10
+	list := endpointsFrom(t, "a:R b:R")
+	list[0].ZoneHints, list[1].ZoneHints = []string{""}, []string{"zone-a"}
+	list[0].NodeHints, list[1].NodeHints = []string{""}, []string{"here"}
+	if got := letters(Select(port(""), list, Node{}).Cluster); got != "ab" {
+		t.Errorf("Cluster = %q, want all", got)
+	}
+}
+
+func TestEndpointZoneDoesNotCount(t *testing.T) { // TOP-11
+	list := endpointsFrom(t, "a:R b:R")
+	list[0].Zone, list[1].Zone = "zone-a", "zone-b"
+	if got := letters(Select(port(""), list, Node{Zone: "zone-a"}).Cluster); got != "ab" {
+		t.Errorf("Cluster = %q, want all", got)
+	}
+}
+
+func TestSelectWithoutPort(t *testing.T) {
+	if got := Select(nil, endpointsFrom(t, "a:R"), Node{}); !reflect.DeepEqual(got, Selection{}) {
+		t.Errorf("Select(nil) = %+v, want nothing", got)
+	}
+}
+
+// naiveSelect is the specification read aloud.
+func naiveSelect(p *ServicePort, endpoints []Endpoint, node Node) Selection {
+	pick := func(rule func(Endpoint) bool) (list []Endpoint) {
+		for _, e := range endpoints {
+			if rule(e) {
+				list = append(list, e)
+			}
+		}
+		return list
+	}
+	ready := pick(func(e Endpoint) bool { return e.Ready })
+	every := func(rule func(Endpoint) bool) bool {
+		return !slices.ContainsFunc(ready, func(e Endpoint) bool { return !rule(e) })
+	}
+	sameNode := func(e Endpoint) bool { return node.Name != "" && slices.Contains(e.NodeHints, node.Name) }
+	sameZone := func(e Endpoint) bool { return node.Zone != "" && slices.Contains(e.ZoneHints, node.Zone) }
+	var s Selection
+	if p.UsesClusterEndpoints() {
+		switch {
+		case len(ready) == 0:
+			s.Cluster = pick(func(e Endpoint) bool { return e.Serving && e.Terminating })
+		case every(func(e Endpoint) bool { return len(e.NodeHints) > 0 }) && slices.ContainsFunc(ready, sameNode):
+			s.Cluster = pick(func(e Endpoint) bool { return e.Ready && sameNode(e) })
+		case every(func(e Endpoint) bool { return len(e.ZoneHints) > 0 }) && slices.ContainsFunc(ready, sameZone):
+			s.Cluster = pick(func(e Endpoint) bool { return e.Ready && sameZone(e) })
+		default:
+			s.Cluster = ready
+		}
+	}
+	if p.UsesLocalEndpoints() {
+		if s.Local = pick(func(e Endpoint) bool { return e.Local && e.Ready }); len(s.Local) == 0 {
+			s.Local = pick(func(e Endpoint) bool { return e.Local && e.Serving && e.Terminating })
+		}
+		s.Any = len(pick(func(e Endpoint) bool { return e.Ready || e.Serving && e.Terminating })) > 0
+	} else {
+		s.Any = len(s.Cluster) > 0
+	}
+	in := func(list []Endpoint, e Endpoint) bool {
+		return slices.ContainsFunc(list, func(o Endpoint) bool { return o.Addr == e.Addr })
+	}
+	s.All = pick(func(e Endpoint) bool { return in(s.Cluster, e) || in(s.Local, e) })
+	return s
+}
+
+func TestSelectIsLikeTheSpecificationReadAloud(t *testing.T) {
+	law := func(seed uint64) bool {
+		r := rand.New(rand.NewPCG(seed, 1))
+		flip := func(odds int) bool { return r.IntN(odds) == 0 }
+		hints := func(odds int) []string {
+			list := []string{}
+			for _, name := range []string{"", "here", "zone-a", "zone-b"} {
+				if flip(odds) {
+					list = append(list, name)
+				}
+			}
+			return list
+		}
+		odds := 1 + r.IntN(6)
+		var list []Endpoint
+		for i := range r.IntN(6) {
+			list = append(list, Endpoint{
+				Addr:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80),
+				Ready: flip(2), Serving: flip(2), Terminating: flip(2), Local: flip(2),
+				ZoneHints: hints(odds), NodeHints: hints(odds + 1),
+			})
+		}
+		node := Node{Name: []string{"", "here"}[r.IntN(2)], Zone: []string{"", "zone-a"}[r.IntN(2)]}
+		for _, policies := range []string{"", "x", "e", "ex", "i", "ie", "ix", "iex"} {
+			before := fmt.Sprint(list)
+			got, want := Select(port(policies), list, node), naiveSelect(port(policies), list, node)
+			if letters(got.Cluster) != letters(want.Cluster) || letters(got.Local) != letters(want.Local) ||
+				letters(got.All) != letters(want.All) || got.Any != want.Any {
+				t.Logf("policies %q, node %+v, endpoints %v:\n got %+v\nwant %+v", policies, node, list, got, want)
+				return false
+			}
+			if fmt.Sprint(list) != before {
+				t.Log("Select changed its input")
+				return false
+			}
+		}
+		return true
+	}
+	if err := quick.Check(law, &quick.Config{MaxCount: 3_000}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Budget: no allocation for a list that is the input, one for any other list
+// (kube-proxy: 3 to 10 in all).
+func BenchmarkSelect(b *testing.B) {
+	for _, size := range []int{3, 10, 1_000} {
+		var list []Endpoint
+		for i := range size {
+			list = append(list, Endpoint{
+				Addr:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80),
+				Ready: true, Serving: true, Local: i%100 == 0, ZoneHints: []string{"zone-a"},
+			})
+		}
+		for name, p := range map[string]*ServicePort{"cluster": port(""), "local": port("ex")} {
+			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					Select(p, list, Node{Zone: "zone-a"})
+				}
+			})
+		}
+	}
+}

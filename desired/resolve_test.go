@@ -1,0 +1,348 @@
+package desired
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+var (
+	clusterIP  = netip.MustParseAddr("10.96.0.10")
+	externalIP = netip.MustParseAddr("192.0.2.20")
+	vip        = netip.MustParseAddr("203.0.113.1")
+	webName    = changetracker.ServicePortName{
+		NamespacedName: types.NamespacedName{Namespace: "test", Name: "web"}, Port: "http", Protocol: v1.ProtocolTCP,
+	}
+)
+
+// endpoints, told apart by their last byte.
+func local(n byte) changetracker.Endpoint {
+	e := remote(n)
+	e.Local, e.Node = true, "here"
+	return e
+}
+
+func remote(n byte) changetracker.Endpoint {
+	return changetracker.Endpoint{
+		Addr:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, n}), 8080),
+		Ready: true, Serving: true, Node: "there",
+	}
+}
+
+func terminating(e changetracker.Endpoint) changetracker.Endpoint {
+	e.Ready, e.Terminating = false, true
+	return e
+}
+
+func notReady(e changetracker.Endpoint) changetracker.Endpoint {
+	e.Ready, e.Serving = false, false
+	return e
+}
+
+func inZone(e changetracker.Endpoint, zones ...string) changetracker.Endpoint {
+	e.ZoneHints = zones
+	return e
+}
+
+// resolve puts a service port and its endpoints into a State and resolves it.
+func resolve(t *testing.T, r Resolver, port changetracker.ServicePort, endpoints ...changetracker.Endpoint) (*Service, bool) {
+	t.Helper()
+	r.Node.Name = "here"
+	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, Node: r.Node})
+	if err != nil {
+		t.Fatalf("new tracker: %v", err)
+	}
+	port.Name, port.ClusterIP, port.Port = webName, clusterIP, 80
+	if _, err := tracker.Services.Set(webName.NamespacedName, port); err != nil {
+		t.Fatalf("set service: %v", err)
+	}
+	if _, err := tracker.Endpoints.Set(webName, endpoints...); err != nil {
+		t.Fatalf("set endpoints: %v", err)
+	}
+	var s *Service
+	ok := false
+	err = tracker.Apply(v1.IPv4Protocol, func(state *changetracker.State, _ changetracker.Delta) error {
+		s, ok = r.Resolve(state, webName)
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("apply: %v", err)
+	}
+	return s, ok
+}
+
+// text is a frontend in a few words, for tables.
+func text(f *Frontend) string {
+	words := []string{f.Kind.String(), f.Action.String()}
+	if f.Action == Forward {
+		words = append(words, f.Scope.String(), "masquerade="+f.Masquerade.String())
+	}
+	if f.ShortCircuit {
+		words = append(words, "short-circuit")
+	}
+	if f.Restricted {
+		words = append(words, fmt.Sprint("from=", f.SourceRanges))
+	}
+	return strings.Join(words, " ")
+}
+
+func numbers(endpoints []netip.AddrPort) string {
+	var ns []string
+	for _, e := range endpoints {
+		ns = append(ns, fmt.Sprint(e.Addr().As4()[3]))
+	}
+	return strings.Join(ns, ",")
+}
+
+// everywhere is a service port with every kind of frontend.
+func everywhere() changetracker.ServicePort {
+	return changetracker.ServicePort{
+		NodePort: 30080, ExternalIPs: []netip.Addr{externalIP}, LoadBalancerVIPs: []netip.Addr{vip},
+	}
+}
+
+func with(p changetracker.ServicePort, change func(*changetracker.ServicePort)) changetracker.ServicePort {
+	change(&p)
+	return p
+}
+
+func internalLocal(p *changetracker.ServicePort) { p.InternalPolicyLocal = true }
+
+func externalLocal(p *changetracker.ServicePort) { p.ExternalPolicyLocal = true }
+
+func TestFrontends(t *testing.T) {
+	pods := Resolver{DetectsPods: true}
+	for name, c := range map[string]struct {
+		resolver       Resolver
+		port           changetracker.ServicePort
+		endpoints      []changetracker.Endpoint
+		cluster, local string
+		want           []string
+	}{
+		"PKT-01 PKT-03 ClusterIP keeps pods' sources": {
+			resolver: pods, endpoints: []changetracker.Endpoint{remote(1), local(2)},
+			cluster: "1,2", want: []string{"ClusterIP forward Cluster masquerade=non-pod"},
+		},
+		"PKT-01 masquerade all": {
+			resolver: Resolver{DetectsPods: true, MasqueradeAll: true}, endpoints: []changetracker.Endpoint{remote(1)},
+			cluster: "1", want: []string{"ClusterIP forward Cluster masquerade=all"},
+		},
+		"PKT-04 nobody can be told to be a pod": {
+			endpoints: []changetracker.Endpoint{remote(1)},
+			cluster:   "1", want: []string{"ClusterIP forward Cluster masquerade=keep"},
+		},
+		"PKT-07 internal policy Local": {
+			resolver: pods, port: with(changetracker.ServicePort{}, internalLocal), endpoints: []changetracker.Endpoint{remote(1), local(2)},
+			local: "2", want: []string{"ClusterIP forward Local masquerade=non-pod"},
+		},
+		"PKT-08 internal policy Local without local endpoints": {
+			resolver: pods, port: with(changetracker.ServicePort{}, internalLocal), endpoints: []changetracker.Endpoint{remote(1)},
+			want: []string{"ClusterIP drop"},
+		},
+		"PKT-09 PKT-26 no endpoints": {
+			resolver: pods, port: everywhere(),
+			want: []string{"NodePort reject", "ClusterIP reject", "ExternalIP reject", "LoadBalancer reject"},
+		},
+		"PKT-20 PKT-28 external policy Cluster, whatever the internal one": {
+			resolver: pods, port: with(everywhere(), internalLocal), endpoints: []changetracker.Endpoint{remote(1), local(2)},
+			cluster: "1,2", local: "2",
+			want: []string{
+				"NodePort forward Cluster masquerade=all", "ClusterIP forward Local masquerade=non-pod",
+				"ExternalIP forward Cluster masquerade=all", "LoadBalancer forward Cluster masquerade=all",
+			},
+		},
+		"PKT-21 PKT-23 PKT-25 external policy Local": {
+			resolver: pods, port: with(everywhere(), externalLocal), endpoints: []changetracker.Endpoint{remote(1), local(2)},
+			cluster: "1,2", local: "2",
+			want: []string{
+				"NodePort forward Local masquerade=keep short-circuit", "ClusterIP forward Cluster masquerade=non-pod",
+				"ExternalIP forward Local masquerade=keep short-circuit", "LoadBalancer forward Local masquerade=keep short-circuit",
+			},
+		},
+		"PKT-22 external policy Local without local endpoints": {
+			resolver: pods, port: with(everywhere(), externalLocal), endpoints: []changetracker.Endpoint{remote(1)},
+			cluster: "1",
+			want: []string{
+				"NodePort drop short-circuit", "ClusterIP forward Cluster masquerade=non-pod",
+				"ExternalIP drop short-circuit", "LoadBalancer drop short-circuit",
+			},
+		},
+		"external policy Local on a ClusterIP alone changes nothing": {
+			resolver: pods, port: with(changetracker.ServicePort{}, externalLocal), endpoints: []changetracker.Endpoint{remote(1)},
+			cluster: "1", want: []string{"ClusterIP forward Cluster masquerade=non-pod"},
+		},
+		"PKT-71 the scopes fall back to terminating endpoints by themselves": {
+			port: with(everywhere(), externalLocal), endpoints: []changetracker.Endpoint{remote(1), terminating(local(2)), terminating(remote(3))},
+			cluster: "1", local: "2",
+			want: []string{
+				"NodePort forward Local masquerade=keep short-circuit", "ClusterIP forward Cluster masquerade=keep",
+				"ExternalIP forward Local masquerade=keep short-circuit", "LoadBalancer forward Local masquerade=keep short-circuit",
+			},
+		},
+		"PKT-72 endpoints that do not serve are none": {
+			endpoints: []changetracker.Endpoint{notReady(remote(1)), notReady(local(2))},
+			want:      []string{"ClusterIP reject"},
+		},
+		"topology narrows Cluster and never Local": {
+			resolver: Resolver{Node: changetracker.Node{Name: "here", Zone: "a"}}, port: with(everywhere(), externalLocal),
+			endpoints: []changetracker.Endpoint{inZone(remote(1), "a"), inZone(local(2), "b"), inZone(remote(3), "a", "b")},
+			cluster:   "1,3", local: "2",
+			want: []string{
+				"NodePort forward Local masquerade=keep short-circuit", "ClusterIP forward Cluster masquerade=keep",
+				"ExternalIP forward Local masquerade=keep short-circuit", "LoadBalancer forward Local masquerade=keep short-circuit",
+			},
+		},
+		"node ports off": {
+			resolver: Resolver{NoNodePorts: true}, port: changetracker.ServicePort{NodePort: 30080}, endpoints: []changetracker.Endpoint{remote(1)},
+			cluster: "1", want: []string{"ClusterIP forward Cluster masquerade=keep"},
+		},
+		"an address that is external IP and load balancer has one frontend": {
+			port:      changetracker.ServicePort{ExternalIPs: []netip.Addr{vip, clusterIP}, LoadBalancerVIPs: []netip.Addr{vip}},
+			endpoints: []changetracker.Endpoint{remote(1)},
+			cluster:   "1",
+			want:      []string{"ClusterIP forward Cluster masquerade=keep", "LoadBalancer forward Cluster masquerade=all"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, ok := resolve(t, c.resolver, c.port, c.endpoints...)
+			if !ok {
+				t.Fatal("not resolved")
+			}
+			var got []string
+			for i := range s.Frontends {
+				got = append(got, text(&s.Frontends[i]))
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("frontends\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
+			}
+			if got := numbers(s.Cluster); got != c.cluster {
+				t.Errorf("cluster endpoints %q, want %q", got, c.cluster)
+			}
+			if got := numbers(s.Local); got != c.local {
+				t.Errorf("local endpoints %q, want %q", got, c.local)
+			}
+			if !slices.IsSortedFunc(s.Frontends, func(a, b Frontend) int { return s.Key(&a).Compare(s.Key(&b)) }) {
+				t.Error("frontends are not in order of key")
+			}
+		})
+	}
+}
+
+// PKT-40 to PKT-47.
+func TestSourceRanges(t *testing.T) {
+	lan := netip.MustParsePrefix("192.168.0.0/16")
+	for name, c := range map[string]struct {
+		node []netip.Addr
+		port changetracker.ServicePort
+		want string
+	}{
+		"nobody is kept out":       {port: changetracker.ServicePort{}, want: ""},
+		"PKT-41 sources are named": {port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}}, want: " from=[192.168.0.0/16]"},
+		"PKT-42 the node is admitted, and so are the VIPs": {
+			node: []netip.Addr{netip.MustParseAddr("192.168.1.1")},
+			port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}},
+			want: " from=[192.168.0.0/16 203.0.113.1/32]",
+		},
+		"PKT-43 the node is not admitted": {
+			node: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
+			port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}},
+			want: " from=[192.168.0.0/16]",
+		},
+		"W-07 closed when strict": {port: changetracker.ServicePort{DenyAllSources: true}, want: " from=[]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.port.LoadBalancerVIPs, c.port.NodePort, c.port.ExternalIPs = []netip.Addr{vip}, 30080, []netip.Addr{externalIP}
+			s, _ := resolve(t, Resolver{Node: changetracker.Node{Addresses: c.node}}, c.port, remote(1))
+			for i := range s.Frontends {
+				f := &s.Frontends[i]
+				want := f.Kind.String() + " forward Cluster masquerade=all"
+				switch f.Kind {
+				case LoadBalancer:
+					want += c.want
+				case ClusterIP:
+					want = "ClusterIP forward Cluster masquerade=keep"
+				case ExternalIP, NodePort: // PKT-44: never restricted
+				}
+				if got := text(f); got != want {
+					t.Errorf("%s, want %s", got, want)
+				}
+			}
+		})
+	}
+}
+
+// PKT-02: only endpoints of this node need it.
+func TestHairpinHoldsEachLocalAddressOnce(t *testing.T) {
+	second := local(2)
+	second.Addr = netip.AddrPortFrom(second.Addr.Addr(), 9090)
+	s, _ := resolve(t, Resolver{}, changetracker.ServicePort{}, remote(1), local(2), second, local(3))
+	want := []netip.Addr{local(2).Addr.Addr(), local(3).Addr.Addr()}
+	if !slices.Equal(s.Hairpin, want) {
+		t.Errorf("hairpin = %v, want %v", s.Hairpin, want)
+	}
+}
+
+func TestAffinityIsKept(t *testing.T) {
+	s, _ := resolve(t, Resolver{}, changetracker.ServicePort{SessionAffinity: time.Hour}, remote(1))
+	if s.Affinity != time.Hour {
+		t.Errorf("affinity = %v, want 1h", s.Affinity)
+	}
+}
+
+func TestMinimalKeepsOneFamilyWithoutOverlaps(t *testing.T) {
+	in := []netip.Prefix{
+		netip.MustParsePrefix("10.1.2.3/16"), netip.MustParsePrefix("10.1.0.0/24"),
+		{},
+		netip.MustParsePrefix("fd00::/8"),
+		netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("10.1.0.0/16"),
+	}
+	if got, want := fmt.Sprint(Minimal(in, v1.IPv4Protocol)), "[10.0.0.0/16 10.1.0.0/16]"; got != want {
+		t.Errorf("IPv4 = %s, want %s", got, want)
+	}
+	if got, want := fmt.Sprint(Minimal(in, v1.IPv6Protocol)), "[fd00::/8]"; got != want {
+		t.Errorf("IPv6 = %s, want %s", got, want)
+	}
+}
+
+func ExampleResolver() {
+	name := changetracker.ServicePortName{
+		NamespacedName: types.NamespacedName{Namespace: "shop", Name: "web"}, Port: "http", Protocol: v1.ProtocolTCP,
+	}
+	tracker, err := changetracker.New(changetracker.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = tracker.Services.Set(name.NamespacedName, changetracker.ServicePort{
+		Name: name, ClusterIP: netip.MustParseAddr("10.96.0.10"), Port: 80, NodePort: 30080, ExternalPolicyLocal: true,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = tracker.Endpoints.Set(name, changetracker.Endpoint{Addr: netip.MustParseAddrPort("10.244.1.7:8080"), Ready: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = tracker.Apply(v1.IPv4Protocol, func(state *changetracker.State, _ changetracker.Delta) error {
+		s, _ := (&Resolver{DetectsPods: true}).Resolve(state, name)
+		for _, f := range s.Frontends {
+			fmt.Println(f.Kind, s.Key(&f), f.Action, f.Masquerade)
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// NodePort node port 30080/TCP drop keep
+	// ClusterIP 10.96.0.10:80/TCP forward non-pod
+	// <nil>
+}

@@ -1,0 +1,280 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// provider starts a Provider for a namespace; it ends with the test.
+func provider(t *testing.T, ns *netns.NS, change ...func(*Config)) *proxier.Proxier {
+	t.Helper()
+	config := Config{Config: proxier.Config{NetNS: ns.Path(), Runner: runner.Options{MinInterval: runner.Unlimited}}}
+	for _, c := range change {
+		c(&config)
+	}
+	p, err := New(config, proxier.Deps{})
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return p
+}
+
+// TestBadObjectsHoldUpNoGoodOne gives the Provider 10,000 good Services and ten
+// bad ones: one sync programs all the good, and Status names each of the bad.
+func TestBadObjectsHoldUpNoGoodOne(t *testing.T) {
+	const good = 10000
+	ns := netnstest.New(t)
+	p := provider(t, ns)
+	c := newCluster(good, 1)
+	for i := range c.services {
+		p.OnServiceAdd(c.services[i])
+		p.OnEndpointSliceAdd(c.slices[i])
+	}
+	type bad struct {
+		change func(*v1.Service, *discovery.EndpointSlice)
+		reason changetracker.Reason
+		object string
+	}
+	bads := map[string]bad{
+		"malformed ClusterIP":  {func(s *v1.Service, _ *discovery.EndpointSlice) { s.Spec.ClusterIP = "10.0.0.256" }, changetracker.ReasonInvalidAddress, "Service"},
+		"no ports":             {func(s *v1.Service, _ *discovery.EndpointSlice) { s.Spec.Ports = nil }, changetracker.ReasonNoPorts, "Service"},
+		"port 0":               {func(s *v1.Service, _ *discovery.EndpointSlice) { s.Spec.Ports[0].Port = 0 }, changetracker.ReasonInvalidPort, "Service"},
+		"unknown protocol":     {func(s *v1.Service, _ *discovery.EndpointSlice) { s.Spec.Ports[0].Protocol = "QUIC" }, changetracker.ReasonInvalidProtocol, "Service"},
+		"malformed externalIP": {func(s *v1.Service, _ *discovery.EndpointSlice) { s.Spec.ExternalIPs = []string{"nonsense"} }, changetracker.ReasonInvalidAddress, "Service"},
+		"malformed source range": {func(s *v1.Service, _ *discovery.EndpointSlice) {
+			s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/33"}
+		}, changetracker.ReasonInvalidCIDR, "Service"},
+		"malformed endpoint": {func(_ *v1.Service, e *discovery.EndpointSlice) { e.Endpoints[0].Addresses = []string{"<nil>"} }, changetracker.ReasonInvalidAddress, "EndpointSlice"},
+		"endpoint of the other family": {func(_ *v1.Service, e *discovery.EndpointSlice) {
+			e.Endpoints[0].Addresses = []string{"fd00::1"}
+		}, changetracker.ReasonWrongFamily, "EndpointSlice"},
+		"endpoint without address": {func(_ *v1.Service, e *discovery.EndpointSlice) { e.Endpoints[0].Addresses = nil }, changetracker.ReasonMissing, "EndpointSlice"},
+		"slice with a nil port":    {func(_ *v1.Service, e *discovery.EndpointSlice) { e.Ports[0].Port = nil }, changetracker.ReasonMissing, "EndpointSlice"},
+	}
+	extra := newCluster(good+len(bads), 1)
+	n := good
+	for name, b := range bads {
+		service, slice := extra.services[n], extra.slices[n]
+		service.Name = "bad-" + strings.ReplaceAll(strings.ToLower(name), " ", "-")
+		slice.Name, slice.Labels[discovery.LabelServiceName] = service.Name, service.Name
+		b.change(service, slice)
+		p.OnServiceAdd(service)
+		p.OnEndpointSliceAdd(slice)
+		n++
+	}
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	if err := p.Sync(t.Context()); err != nil {
+		t.Fatalf("sync: %v", err)
+	}
+
+	status := p.Status()
+	for name, b := range bads {
+		object := b.object + " bench/bad-" + strings.ReplaceAll(strings.ToLower(name), " ", "-")
+		found := slices.ContainsFunc(status.Problems, func(p changetracker.Problem) bool {
+			return p.Object == object && p.Reason == b.reason
+		})
+		if !found {
+			t.Errorf("%s: no problem %q of %s in Status", name, b.reason, object)
+		}
+	}
+	if len(status.Problems) != len(bads) {
+		t.Errorf("%d problems, want %d: %+v", len(status.Problems), len(bads), status.Problems)
+	}
+	w := &world{family: v1.IPv4Protocol}
+	e := w.engine(t, ns)
+	if err := e.connect(); err != nil {
+		t.Fatal(err)
+	}
+	o, err := e.observe(t.Context())
+	if err == nil {
+		err = e.observeElements(t.Context(), o)
+	}
+	if err != nil {
+		t.Fatalf("observe: %v", err)
+	}
+	if got := len(o.element[setEndpoints]); got < good {
+		t.Errorf("%d endpoints in the kernel after one sync, want at least %d", got, good)
+	}
+	for i := range c.services {
+		vip := elementBytes{}.addr(netip.MustParseAddr(c.services[i].Spec.ClusterIP))
+		if _, ok := o.element[setClusterIPs][keyString(vip)]; !ok {
+			t.Fatalf("good service %d is not programmed", i)
+		}
+	}
+}
+
+// TestPlanShowsWhatApplyPrograms compares the dry run with the kernel.
+func TestPlanShowsWhatApplyPrograms(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		e := w.engine(t, netnstest.New(t))
+		m := model{}
+		for n := range 12 {
+			m[name(n)] = w.service(n)
+		}
+		plan, err := e.Plan(m.full(w))
+		if err != nil {
+			t.Fatalf("plan: %v", err)
+		}
+		mustApply(t, e, m.full(w))
+		var dump strings.Builder
+		if err := e.Dump(t.Context(), &dump); err != nil {
+			t.Fatalf("dump: %v", err)
+		}
+		planned, programmed := elementLines(plan), elementLines(dump.String())
+		if len(planned) == 0 || !slices.Equal(planned, programmed) {
+			t.Errorf("planned\n%s\nprogrammed\n%s", strings.Join(planned, "\n"), strings.Join(programmed, "\n"))
+		}
+	})
+}
+
+// elementLines are the lines of a plan that stand for elements, but for intervals,
+// which the kernel tells by their edges.
+func elementLines(text string) []string {
+	var lines []string
+	set := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "set "), strings.HasPrefix(line, "map "), strings.HasPrefix(line, "chain "):
+			set = strings.Fields(line)[1]
+		case set == "service-cidrs", set == "nodeport-addresses", set == "pod-cidrs", line == "", line == "}":
+		case !strings.Contains(line, "priority"):
+			lines = append(lines, set+": "+line)
+		}
+	}
+	slices.Sort(lines)
+	return slices.Compact(lines)
+}
+
+// TestWithoutPrivilegeTheErrorSaysWhatToDo runs an engine as nobody.
+func TestWithoutPrivilegeTheErrorSaysWhatToDo(t *testing.T) {
+	const child = "SERVICEPLANE_TEST_CHILD"
+	if os.Getenv(child) == "1" {
+		w := &world{family: v1.IPv4Protocol}
+		e, err := newEngine(Config{}, w.family, proxier.Deps{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		err = e.Apply(t.Context(), model{}.full(w))
+		fmt.Println("not permitted:", errors.Is(err, proxier.ErrPermission), err)
+		return
+	}
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to drop its privileges")
+	}
+	// A copy that nobody may run, whatever the mode of the build's directory.
+	binary := filepath.Join(t.TempDir(), "test")
+	executable, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(binary, executable, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for dir := filepath.Dir(binary); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(binary, "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), child+"=1")
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("child: %v\n%s", err, out)
+	}
+	for _, want := range []string{"not permitted: true", "run with CAP_NET_ADMIN"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("output does not say %q:\n%s", want, out)
+		}
+	}
+}
+
+func TestAMissingNamespaceIsNamed(t *testing.T) {
+	e, err := newEngine(Config{Config: proxier.Config{NetNS: "no-such-namespace"}}, v1.IPv4Protocol, proxier.Deps{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = e.Apply(t.Context(), model{}.full(&world{family: v1.IPv4Protocol}))
+	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "/run/netns/no-such-namespace") {
+		t.Errorf("apply = %v, want one that names the path", err)
+	}
+}
+
+// TestAMissingFeatureIsNamed asks the kernel for a thing that it does not have,
+// in the way that a missing module would look.
+func TestAMissingFeatureIsNamed(t *testing.T) {
+	w := &world{family: v1.IPv4Protocol}
+	ns := netnstest.New(t)
+	e := w.engine(t, ns)
+	mustApply(t, e, model{}.full(w))
+	for _, f := range e.features() {
+		if err := e.probe(t.Context(), f); err != nil {
+			t.Errorf("this kernel lacks %s: %v", f.name, err)
+		}
+	}
+	e.specs[setAffinity].flags |= 0x8000 // no kernel knows this flag
+	err := e.explain(t.Context(), errInjected)
+	if !errors.Is(err, proxier.ErrNotSupported) || !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "maps written by packets") {
+		t.Errorf("explain = %v, want the feature named", err)
+	}
+	if n := strings.Count(err.Error(), "is missing"); n != 1 {
+		t.Errorf("%d features named, want 1: %v", n, err)
+	}
+	mustWriteNothing(t, w.engine(t, ns), model{}.full(w), "after probing")
+}
+
+func TestConfigReportsEveryFault(t *testing.T) {
+	config := Config{
+		Config: proxier.Config{
+			Families:   []v1.IPFamily{"IPv5"},
+			Names:      proxier.Names{Table: strings.Repeat("x", 300), ChainPrefix: "a b"},
+			Masquerade: proxier.Masquerade{Mark: 3, Local: proxier.LocalDetector{Interface: strings.Repeat("x", 16), NodePodCIDRs: true}},
+			NodePorts:  proxier.NodePorts{Primary: true, Addresses: []netip.Prefix{{}}},
+			Runner:     runner.Options{Burst: -1},
+		},
+		DNATPriority: -300,
+	}
+	_, err := New(config, proxier.Deps{})
+	if !errors.Is(err, proxier.ErrInvalidConfig) {
+		t.Fatalf("New = %v, want ErrInvalidConfig", err)
+	}
+	for _, field := range []string{
+		"Families", "Names.Table", "Names.ChainPrefix", "Names.SetPrefix", "Names.Device", "Masquerade.Mark",
+		"Masquerade.Local", "Masquerade.Local.Interface", "NodePorts", "NodePorts.Addresses[0]", "Runner", "DNATPriority",
+	} {
+		if !strings.Contains(err.Error(), field+":") && !strings.Contains(err.Error(), field+" is") {
+			t.Errorf("the error does not name %s:\n%v", field, err)
+		}
+	}
+}
