@@ -26,8 +26,11 @@ type PartialError struct {
 	Err error
 }
 
-// Error is the text of Err, and how many service ports it concerns.
+// Error is the text of Err, and which service port or how many it concerns.
 func (e *PartialError) Error() string {
+	if len(e.Names) == 1 {
+		return fmt.Sprintf("service port %v: %v", e.Names[0], e.Err)
+	}
 	return fmt.Sprintf("%d service ports: %v", len(e.Names), e.Err)
 }
 

@@ -186,8 +186,13 @@ func TestErrorThatIsNotOnlyPartialConsumesNothing(t *testing.T) {
 			t.Errorf("%s: changes = %v, Full %v, want all of them", name, outline(delta), delta.Full)
 		}
 	}
-	if got, want := partial.Error(), "1 service ports: the kernel said no"; got != want {
-		t.Errorf("text = %q, want %q", got, want)
+	for n, want := range map[int]string{
+		1: "service port default/web:http: the kernel said no", 2: "2 service ports: the kernel said no",
+	} {
+		several := &PartialError{Names: slices.Repeat(partial.Names, n), Err: errTest}
+		if got := several.Error(); got != want {
+			t.Errorf("text = %q, want %q", got, want)
+		}
 	}
 }
 

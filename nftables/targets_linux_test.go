@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -61,6 +62,7 @@ func benchSize(b *testing.B, t *table, n, runs int) {
 	c := newCluster(n, 10)
 	at := fmt.Sprintf(" N=%d", n)
 	t.add("first sync"+at+" E=10", measureFirst(b, c, min(runs, 5)))
+	t.add("  longest wait of another writer", measureWait(b, c, 3))
 	p := newProgrammed(b, c)
 	t.add("1 endpoint replaced"+at, p.measureReplace(b, 1, 300))
 	t.add("100 endpoints in one sync"+at, p.measureReplace(b, min(100, n), 50))
@@ -212,7 +214,11 @@ type programmed struct {
 	ns       *netns.NS
 	cluster  *cluster
 	stop     func()
+	writes   atomic.Int64 // of all syncs so far
 }
+
+// ObserveSync implements proxier.Observer.
+func (p *programmed) ObserveSync(r proxier.SyncReport) { p.writes.Add(int64(r.Apply.Writes)) }
 
 func startProvider(b *testing.B, c *cluster, ns *netns.NS) *programmed {
 	config := Config{Config: proxier.Config{
@@ -230,7 +236,7 @@ func startProvider(b *testing.B, c *cluster, ns *netns.NS) *programmed {
 		p.recorder.kernel = k
 		return p.recorder, err
 	}
-	p.Proxier, err = proxier.New(config.Config, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	p.Proxier, err = proxier.New(config.Config, proxier.Deps{Observer: p}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -289,11 +295,8 @@ func openKernel(b *testing.B, ns *netns.NS) kernel {
 // encoding and programming.
 func measureFirst(b *testing.B, c *cluster, runs int) figure {
 	var p *programmed
-	var batches [][]byte
-	var writes int
 	f := measure(runs, func() {
 		if p != nil {
-			batches, writes = p.recorder.batches, p.engine.LastApply().Writes
 			p.stop()
 			p.ns.Close()
 		}
@@ -302,7 +305,7 @@ func measureFirst(b *testing.B, c *cluster, runs int) figure {
 		p = startProvider(b, c, ns)
 		p.recorder.on = true
 	}, func() { p.load(b) })
-	batches, writes = p.recorder.batches, p.engine.LastApply().Writes
+	batches, writes := p.recorder.batches, int(p.writes.Load())
 	p.stop()
 	p.ns.Close()
 
@@ -318,6 +321,55 @@ func measureFirst(b *testing.B, c *cluster, runs int) figure {
 	return f
 }
 
+// measureWait is the longest time that somebody else's smallest transaction takes
+// during a first sync: nf_tables lets in one at a time per network namespace. The
+// floor is the longest time without us.
+func measureWait(b *testing.B, c *cluster, runs int) figure {
+	b.Helper()
+	var waits, alone []time.Duration
+	for range runs {
+		ns, err := netns.New()
+		netnstest.Check(b, err)
+		p := startProvider(b, c, ns)
+		stop := make(chan struct{})
+		longest := make(chan time.Duration)
+		go func() { longest <- longestCommit(b, ns, stop) }()
+		p.load(b)
+		close(stop)
+		waits = append(waits, <-longest)
+		quiet := make(chan struct{})
+		time.AfterFunc(50*time.Millisecond, func() { close(quiet) })
+		alone = append(alone, longestCommit(b, ns, quiet))
+		p.stop()
+		ns.Close()
+	}
+	return figure{wall: median(waits), floor: median(alone)}
+}
+
+// longestCommit writes tables of its own, one after the other.
+func longestCommit(b *testing.B, ns *netns.NS, stop <-chan struct{}) (longest time.Duration) {
+	b.Helper()
+	k := openKernel(b, ns)
+	defer k.close()
+	for {
+		select {
+		case <-stop:
+			return longest
+		default:
+		}
+		w := &wire{family: familyIPv4, table: "somebody-else"}
+		w.batchMarker(nfnlBatchBegin, 0)
+		w.newTable("")
+		w.batchMarker(nfnlBatchEnd, 0)
+		start := time.Now()
+		if err := k.commit(b.Context(), w); err != nil {
+			b.Errorf("commit: %v", err)
+			return longest
+		}
+		longest = max(longest, time.Since(start))
+	}
+}
+
 // measureReplace replaces one endpoint in each of some Services, there and back,
 // and syncs.
 func (p *programmed) measureReplace(b *testing.B, services, times int) figure {
@@ -327,14 +379,16 @@ func (p *programmed) measureReplace(b *testing.B, services, times int) figure {
 		versions[0] = append(versions[0], replaced(slice, i))
 		versions[1] = append(versions[1], slice)
 	}
+	// Past the Provider's handlers, which would have a sync begin at the first event.
 	step := func(i int) {
-		for j, slice := range versions[i%2] {
-			p.OnEndpointSliceUpdate(versions[(i+1)%2][j], slice)
+		for _, slice := range versions[i%2] {
+			p.Tracker().Endpoints.EndpointSliceUpdate(slice, false)
 		}
 		p.sync(b)
 	}
+	before := p.writes.Load()
 	f := measureLoop(times, step)
-	f.writes = p.engine.LastApply().Writes
+	f.writes = int(p.writes.Load()-before) / times
 	p.recorder.on, p.recorder.batches = true, nil
 	there, back := times, times+1
 	step(there)
@@ -349,12 +403,12 @@ func (p *programmed) measureReplace(b *testing.B, services, times int) figure {
 
 // measureFull makes the provider check everything against the kernel.
 func (p *programmed) measureFull(b *testing.B, runs int) figure {
-	n := 0
+	n, before := 0, p.writes.Load()
 	f := measure(runs, func() {
 		n++
 		p.OnNodeChange(changetracker.Node{Name: "bench", Zone: strconv.Itoa(n)})
 	}, func() { p.sync(b) })
-	f.writes = p.engine.LastApply().Writes
+	f.writes = int(p.writes.Load() - before)
 	f.floor = p.measureDump(b, runs)
 	return f
 }
@@ -382,7 +436,7 @@ func (p *programmed) measureRestart(b *testing.B, runs int) figure {
 		}
 		next = startProvider(b, p.cluster, p.ns)
 	}, func() { next.load(b) })
-	f.writes = next.engine.LastApply().Writes
+	f.writes = int(next.writes.Load())
 	next.stop()
 	f.floor = p.measureDump(b, runs)
 	return f

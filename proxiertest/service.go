@@ -50,7 +50,9 @@ func ClusterIPs(addresses ...string) ServiceOption {
 // Headless makes the Service one that has no VIP but in DNS the addresses of its
 // endpoints.
 func Headless() ServiceOption {
-	return func(s *v1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone} }
+	return func(s *v1.Service) {
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone}
+	}
 }
 
 // ExternalName makes the Service an alias of a DNS name.

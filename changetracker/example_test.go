@@ -1,0 +1,161 @@
+package changetracker_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+func exampleService() *v1.Service {
+	return &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: v1.ServiceSpec{
+			ClusterIP: "10.96.0.10",
+			Ports:     []v1.ServicePort{{Name: "http", Protocol: v1.ProtocolTCP, Port: 80}},
+		},
+	}
+}
+
+func exampleSlice(addresses ...string) *discovery.EndpointSlice {
+	s := &discovery.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "web-x7x2p", Labels: map[string]string{discovery.LabelServiceName: "web"},
+		},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
+	}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+func addresses(endpoints []changetracker.Endpoint) (texts []string) {
+	for _, e := range endpoints {
+		texts = append(texts, e.String())
+	}
+	return texts
+}
+
+// An informer's events go in, and whoever programs the data plane takes what has
+// changed. A failure loses nothing.
+func Example() {
+	tracker, err := changetracker.New(changetracker.Options{Node: changetracker.Node{Name: "node-1"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	tracker.Services.Update(nil, exampleService())
+	tracker.Endpoints.EndpointSliceUpdate(exampleSlice("10.1.0.5"), false)
+
+	program := func(result error) {
+		err := tracker.Apply(v1.IPv4Protocol, func(_ *changetracker.State, d changetracker.Delta) error {
+			for _, c := range d.Changes {
+				fmt.Println(c.Name, c.After, "added", addresses(c.Added), "removed", addresses(c.Removed))
+			}
+			return result
+		})
+		fmt.Println("result:", err)
+	}
+	program(errors.New("kernel is busy"))
+	tracker.Endpoints.EndpointSliceUpdate(exampleSlice("10.1.0.5", "10.1.0.6"), false)
+	program(nil)
+	tracker.Endpoints.EndpointSliceUpdate(exampleSlice("10.1.0.6"), false)
+	program(nil)
+	// Output:
+	// default/web:http 10.96.0.10:80/TCP added [10.1.0.5:8080] removed []
+	// result: kernel is busy
+	// default/web:http 10.96.0.10:80/TCP added [10.1.0.5:8080 10.1.0.6:8080] removed []
+	// result: <nil>
+	// default/web:http 10.96.0.10:80/TCP added [] removed [10.1.0.5:8080]
+	// result: <nil>
+}
+
+// A program without an API server feeds values of its own.
+func ExampleServiceChangeTracker_Set() {
+	tracker, err := changetracker.New(changetracker.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	web := types.NamespacedName{Namespace: "lab", Name: "web"}
+	name := changetracker.ServicePortName{NamespacedName: web, Port: "http", Protocol: v1.ProtocolTCP}
+	_, err = tracker.Services.Set(web, changetracker.ServicePort{
+		Name: name, ClusterIP: netip.MustParseAddr("192.0.2.10"), Port: 80,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = tracker.Endpoints.Set(name, changetracker.Endpoint{
+		Addr: netip.MustParseAddrPort("198.51.100.7:8080"), Ready: true, Serving: true,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = tracker.Apply(v1.IPv4Protocol, func(s *changetracker.State, _ changetracker.Delta) error {
+		for name, port := range s.All() {
+			for _, e := range s.Endpoints(name) {
+				fmt.Println(port, "->", &e)
+			}
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// 192.0.2.10:80/TCP -> 198.51.100.7:8080
+	// <nil>
+}
+
+// Only the ready endpoint of the node's own zone gets traffic of policy Cluster.
+func ExampleSelect() {
+	port := &changetracker.ServicePort{ClusterIP: netip.MustParseAddr("192.0.2.10"), Port: 80}
+	endpoints := []changetracker.Endpoint{
+		{Addr: netip.MustParseAddrPort("198.51.100.7:8080"), Ready: true, ZoneHints: []string{"zone-a"}},
+		{Addr: netip.MustParseAddrPort("198.51.100.8:8080"), Ready: true, ZoneHints: []string{"zone-b"}},
+		{Addr: netip.MustParseAddrPort("198.51.100.9:8080"), Serving: true, Terminating: true},
+	}
+	s := changetracker.Select(port, endpoints, changetracker.Node{Zone: "zone-a"})
+	for _, e := range s.Cluster {
+		fmt.Println(e.Addr)
+	}
+	// Output: 198.51.100.7:8080
+}
+
+// One service port could not be programmed; only that one stays pending.
+func ExamplePartialError() {
+	tracker, err := changetracker.New(changetracker.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	service := exampleService()
+	service.Spec.Ports = append(service.Spec.Ports, v1.ServicePort{Name: "https", Protocol: v1.ProtocolTCP, Port: 443})
+	tracker.Services.Update(nil, service)
+	for range 2 {
+		err = tracker.Apply(v1.IPv4Protocol, func(_ *changetracker.State, d changetracker.Delta) error {
+			for _, c := range d.Changes {
+				fmt.Println("programming", c.Name)
+			}
+			return &changetracker.PartialError{
+				Names: []changetracker.ServicePortName{d.Changes[len(d.Changes)-1].Name},
+				Err:   errors.New("no room in the map"),
+			}
+		})
+		fmt.Println(err)
+	}
+	// Output:
+	// programming default/web:http
+	// programming default/web:https
+	// service port default/web:https: no room in the map
+	// programming default/web:https
+	// service port default/web:https: no room in the map
+}

@@ -1,0 +1,478 @@
+package changetracker
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// step is one event of a random history. Its seed decides everything about it, so
+// that a history may be shortened without changing what is left.
+type step struct {
+	what verb
+	seed uint64
+}
+
+type verb int
+
+const (
+	putService verb = iota
+	deleteService
+	setService
+	putSlice
+	removeSlice
+	setEndpoints
+	relist
+	setNode
+	applyFully
+	applyPartly
+	applyInVain
+	verbs
+)
+
+func (s step) String() string {
+	names := [verbs]string{
+		"putService", "deleteService", "setService", "putSlice", "removeSlice", "setEndpoints", "relist", "setNode",
+		"applyFully", "applyPartly", "applyInVain",
+	}
+	return fmt.Sprintf("{%s, %#x}", names[s.what], s.seed)
+}
+
+// replica is what the receiver of Deltas holds for one family.
+type replica map[ServicePortName]replicaPort
+
+type replicaPort struct {
+	port      *ServicePort
+	endpoints map[netip.AddrPort]Endpoint
+}
+
+// change brings one Change into the replica, after a look at whether it fits.
+func (r replica) change(c Change) error {
+	was := r[c.Name]
+	switch {
+	case (was.port == nil) != (c.Before == nil):
+		return fmt.Errorf("%v: Before = %v, want %v", c.Name, c.Before, was.port)
+	case was.port != nil && !was.port.Equal(c.Before):
+		return fmt.Errorf("%v: Before = %v, want %v", c.Name, dumpPort(c.Before), dumpPort(was.port))
+	}
+	next := replicaPort{port: c.After, endpoints: maps.Clone(was.endpoints)}
+	if next.endpoints == nil {
+		next.endpoints = map[netip.AddrPort]Endpoint{}
+	}
+	for _, e := range c.Removed {
+		if held, ok := next.endpoints[e.Addr]; !ok || !held.Equal(&e) {
+			return fmt.Errorf("%v: Removed has %s, want one of %v", c.Name, dumpEndpoint(e), next.endpoints)
+		}
+		delete(next.endpoints, e.Addr)
+	}
+	for _, e := range c.Added {
+		if held, ok := next.endpoints[e.Addr]; ok {
+			return fmt.Errorf("%v: Added has %s, but there is %s", c.Name, dumpEndpoint(e), dumpEndpoint(held))
+		}
+		next.endpoints[e.Addr] = e
+	}
+	if len(c.Added)+len(c.Removed) == 0 && was.port != nil && c.After != nil && was.port.Equal(c.After) {
+		return fmt.Errorf("%v: the Change is none", c.Name)
+	}
+	delete(r, c.Name)
+	if next.port != nil || len(next.endpoints) > 0 {
+		r[c.Name] = next
+	}
+	return nil
+}
+
+func (r replica) dump() string {
+	var lines []string
+	for name, p := range r {
+		line := fmt.Sprintf("%s/%s %s", name, name.Protocol, dumpPort(p.port))
+		for _, e := range slices.SortedFunc(maps.Values(p.endpoints), compareByAddr) {
+			line += "\n    " + dumpEndpoint(e)
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// world is a cluster, a tracker that follows it, and the receivers of its Deltas.
+type world struct {
+	tracker  *Tracker
+	node     Node
+	services map[string]*v1.Service
+	handmade map[string][]ServicePort
+	slices   map[string]*discovery.EndpointSlice
+	own      map[ServicePortName][]Endpoint
+	replicas map[v1.IPFamily]replica
+	// watch looks at the State around every event, to hold "changed" against the
+	// truth. It keeps changes from piling up, so half of the histories go without.
+	watch bool
+}
+
+func newWorld(watch bool) *world {
+	tracker, err := New(Options{Node: Node{Name: "n0"}, Families: bothFamilies()})
+	if err != nil {
+		panic(err)
+	}
+	return &world{
+		tracker: tracker, node: Node{Name: "n0"}, watch: watch,
+		services: map[string]*v1.Service{}, handmade: map[string][]ServicePort{},
+		slices: map[string]*discovery.EndpointSlice{}, own: map[ServicePortName][]Endpoint{},
+		replicas: map[v1.IPFamily]replica{v1.IPv4Protocol: {}, v1.IPv6Protocol: {}},
+	}
+}
+
+func bothFamilies() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }
+
+func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
+
+func randomService(r *rand.Rand, name string) *v1.Service {
+	s := webService(func(s *v1.Service) {
+		s.Name = name
+		s.Spec.Type = pick(r, v1.ServiceTypeClusterIP, v1.ServiceTypeLoadBalancer, v1.ServiceTypeExternalName, "")
+		s.Spec.ClusterIP = pick(r, "10.96.0.10", "10.96.0.10", "10.96.0.10", "None", "")
+		s.Spec.ClusterIPs = pick(r, []string{"10.96.0.10", "fd00::10"}, []string{"10.96.0.10"}, []string{"10.96.0.10", "bad"})
+		s.Spec.ExternalTrafficPolicy = pick(r, v1.ServiceExternalTrafficPolicyLocal, "")
+		s.Spec.HealthCheckNodePort = pick[int32](r, 0, 31000, 31001)
+		s.Spec.Ports = nil
+	})
+	for _, p := range randomPorts(r) {
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: p.port, Protocol: p.protocol, Port: pick[int32](r, 80, 80, 81, 0)})
+	}
+	if r.IntN(8) == 0 {
+		s.Labels = map[string]string{LabelServiceProxyName: "other"}
+	}
+	return s
+}
+
+func randomPorts(r *rand.Rand) (ports []portKey) {
+	for _, k := range []portKey{{"", "TCP"}, {"http", "TCP"}, {"http", "UDP"}} {
+		if r.IntN(2) == 0 {
+			ports = append(ports, k)
+		}
+	}
+	r.Shuffle(len(ports), func(i, j int) { ports[i], ports[j] = ports[j], ports[i] })
+	return ports
+}
+
+func randomAddr(r *rand.Rand) string {
+	return pick(r, "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "010.0.0.1", "fd00::1", "fd00::2", "fd00:0::1", "bad")
+}
+
+func randomSlice(r *rand.Rand, name string) *discovery.EndpointSlice {
+	s := &discovery.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: web.Namespace, Name: name, CreationTimestamp: metav1.Unix(int64(r.IntN(2)), 0),
+			Labels: map[string]string{discovery.LabelServiceName: pick(r, "a", "a", "b", "c", "")},
+		},
+		AddressType: pick(r, discovery.AddressTypeIPv4, discovery.AddressTypeIPv4, discovery.AddressTypeIPv6, discovery.AddressTypeFQDN),
+	}
+	for _, p := range randomPorts(r) {
+		s.Ports = append(s.Ports, endpointPort(p.port, p.protocol, pick[int32](r, 8080, 8080, 8081)))
+	}
+	for range r.IntN(5) {
+		s.Endpoints = append(s.Endpoints, at(randomAddr(r), onNode(pick(r, "n0", "n1", "")),
+			conditions(r.IntN(3) > 0, r.IntN(2) == 0, r.IntN(3) == 0)))
+	}
+	return s
+}
+
+// run plays a history and says what is wrong with it.
+func run(history []step, watch bool) error {
+	w := newWorld(watch)
+	for i, s := range history {
+		if err := w.play(s); err != nil {
+			return fmt.Errorf("step %d %v: %w", i, s, err)
+		}
+	}
+	return w.finish()
+}
+
+func (w *world) play(s step) error {
+	r := rand.New(rand.NewPCG(s.seed, 0))
+	if s.what >= applyFully {
+		return w.apply(r, s.what)
+	}
+	var before string
+	if w.watch {
+		before = w.look()
+	}
+	changed, err := w.event(r, s.what)
+	if err != nil || !w.watch {
+		return err
+	}
+	if after := w.look(); changed != (before != after) {
+		return fmt.Errorf("changed = %v, from\n%sto\n%s", changed, before, after)
+	}
+	return nil
+}
+
+// look shows what an Apply would see.
+func (w *world) look() (text string) {
+	for _, family := range bothFamilies() {
+		_ = w.tracker.Apply(family, func(s *State, _ Delta) error {
+			text += dump(s)
+			return errTest
+		})
+	}
+	return text + fmt.Sprint(w.tracker.store.node)
+}
+
+func (w *world) event(r *rand.Rand, what verb) (changed bool, err error) {
+	name := pick(r, "a", "b", "c")
+	key := types.NamespacedName{Namespace: web.Namespace, Name: name}
+	slice := pick(r, "s1", "s2", "s3", "s4")
+	services, endpoints := w.tracker.Services, w.tracker.Endpoints
+	switch what {
+	case putService:
+		delete(w.handmade, name)
+		w.services[name] = randomService(r, name)
+		return services.Update(nil, w.services[name]), nil
+	case deleteService:
+		delete(w.handmade, name)
+		delete(w.services, name)
+		return services.Delete(key), nil
+	case setService:
+		delete(w.services, name)
+		w.handmade[name] = nil
+		for _, p := range randomPorts(r) {
+			w.handmade[name] = append(w.handmade[name], ServicePort{
+				Name: ServicePortName{key, p.port, p.protocol}, Port: 99,
+				ClusterIP: pick(r, netip.MustParseAddr("10.96.0.99"), netip.MustParseAddr("fd00::99")),
+			})
+		}
+		return services.Set(key, w.handmade[name]...)
+	case putSlice:
+		w.slices[slice] = randomSlice(r, slice)
+		return endpoints.EndpointSliceUpdate(w.slices[slice], false), nil
+	case removeSlice:
+		gone := randomSlice(r, slice) // whatever it says
+		delete(w.slices, slice)
+		return endpoints.EndpointSliceUpdate(gone, true), nil
+	case setEndpoints:
+		port := ServicePortName{key, "http", "TCP"}
+		w.own[port] = nil
+		for range r.IntN(3) {
+			w.own[port] = append(w.own[port], Endpoint{
+				Addr:  netip.MustParseAddrPort(pick(r, "10.0.0.1:8080", "10.0.0.9:8080", "[fd00::1]:8080")),
+				Ready: r.IntN(2) == 0, Node: pick(r, "", "n0", "n1"),
+			})
+		}
+		return endpoints.Set(port, w.own[port]...)
+	case relist:
+		return false, w.relist(w.tracker)
+	case setNode:
+		was := w.node
+		w.node = Node{Name: pick(r, "n0", "n1", ""), Zone: pick(r, "", "z")}
+		return !was.equal(&w.node), w.checkSetNode(was)
+	case applyFully, applyPartly, applyInVain, verbs:
+	}
+	panic("not an event")
+}
+
+func (w *world) checkSetNode(was Node) error {
+	if got, want := w.tracker.SetNode(w.node), !was.equal(&w.node); got != want {
+		return fmt.Errorf("SetNode = %v, want %v", got, want)
+	}
+	return nil
+}
+
+// relist delivers all objects again, and says so if that was a change.
+func (w *world) relist(to *Tracker) error {
+	changed := ""
+	for name, s := range w.services {
+		if to.Services.Update(nil, s.DeepCopy()) {
+			changed += " Service " + name
+		}
+	}
+	for name, ports := range w.handmade {
+		if ok, err := to.Services.Set(types.NamespacedName{Namespace: web.Namespace, Name: name}, ports...); ok || err != nil {
+			changed += fmt.Sprint(" hand-built Service ", name, err)
+		}
+	}
+	for name, s := range w.slices {
+		s = s.DeepCopy()
+		slices.Reverse(s.Ports)
+		if to.Endpoints.EndpointSliceUpdate(s, false) {
+			changed += " slice " + name
+		}
+	}
+	for name, list := range w.own {
+		if ok, err := to.Endpoints.Set(name, list...); ok || err != nil {
+			changed += fmt.Sprint(" hand-built endpoints ", name, err)
+		}
+	}
+	if changed != "" && to == w.tracker {
+		return fmt.Errorf("identical again, but changed:%s", changed)
+	}
+	return nil
+}
+
+func (w *world) apply(r *rand.Rand, what verb) error {
+	family := pick(r, bothFamilies()...)
+	held := w.replicas[family]
+	var fault error
+	err := w.tracker.Apply(family, func(s *State, d Delta) error {
+		next := maps.Clone(held)
+		failed := &PartialError{Err: errTest}
+		for i, c := range d.Changes {
+			if i > 0 && d.Changes[i-1].Name.Compare(c.Name) >= 0 {
+				fault = errors.Join(fault, fmt.Errorf("changes are not sorted: %v", outline(d)))
+			}
+			fault = errors.Join(fault, next.change(c))
+			if what == applyPartly && r.IntN(2) == 0 {
+				failed.Names = append(failed.Names, c.Name)
+			}
+		}
+		if got, want := next.dump(), dump(s); got != want {
+			fault = errors.Join(fault, fmt.Errorf("%s: the Deltas add up to\n%swant the State\n%s", family, got, want))
+		}
+		fault = errors.Join(fault, checkState(s))
+		switch what {
+		case applyInVain:
+			return errTest
+		case applyPartly:
+			for _, name := range failed.Names {
+				restore(next, held, name)
+			}
+			w.replicas[family] = next
+			return fmt.Errorf("wrapped: %w", failed)
+		default:
+			w.replicas[family] = next
+			return nil
+		}
+	})
+	if (err == nil) != (what == applyFully) {
+		fault = errors.Join(fault, fmt.Errorf("Apply = %w", err))
+	}
+	if what == applyFully && !w.tracker.PendingSince(family).IsZero() {
+		fault = errors.Join(fault, errors.New("something is pending after a success"))
+	}
+	return fault
+}
+
+func restore(next, held replica, name ServicePortName) {
+	delete(next, name)
+	if p, ok := held[name]; ok {
+		next[name] = p
+	}
+}
+
+// checkState holds what a State counts against what it lists.
+func checkState(s *State) error {
+	ports, health := 0, map[types.NamespacedName]uint16{}
+	local := map[types.NamespacedName]map[netip.Addr]bool{}
+	for name, p := range s.All() {
+		ports++
+		if got, ok := s.Service(name); !ok || got != p {
+			return fmt.Errorf("Service(%v) = %v, want %v", name, got, p)
+		}
+		if !slices.Contains(s.ServicePorts(name.NamespacedName), name) {
+			return fmt.Errorf("ServicePorts(%v) lacks %v", name.NamespacedName, name)
+		}
+		if p.HealthCheckNodePort != 0 {
+			health[name.NamespacedName] = p.HealthCheckNodePort
+		}
+	}
+	for name, service := range s.services.All() {
+		local[name] = map[netip.Addr]bool{}
+		for _, p := range service.ports {
+			for _, e := range s.Endpoints(p.name) {
+				if e.Local && e.Ready {
+					local[name][e.Addr.Addr()] = true
+				}
+			}
+		}
+	}
+	for name, want := range local {
+		if got := s.LocalReady(name); got != len(want) {
+			return fmt.Errorf("LocalReady(%v) = %d, want %d", name, got, len(want))
+		}
+	}
+	if s.Len() != ports || !maps.Equal(s.HealthCheckNodePorts(), health) {
+		return fmt.Errorf("Len, HealthCheckNodePorts = %d, %v, want %d, %v", s.Len(), s.HealthCheckNodePorts(), ports, health)
+	}
+	return nil
+}
+
+// finish compares with a tracker that saw nothing but the last version of all.
+func (w *world) finish() error {
+	fresh := newWorld(false)
+	fresh.tracker.SetNode(w.node)
+	if err := w.relist(fresh.tracker); err != nil {
+		return err
+	}
+	if got, want := w.tracker.Problems(), fresh.tracker.Problems(); !slices.Equal(got, want) {
+		return fmt.Errorf("problems = %v, want %v", got, want)
+	}
+	r := rand.New(rand.NewPCG(0, 0))
+	for range 10 { // both families, some time
+		if err := errors.Join(w.apply(r, applyFully), fresh.apply(r, applyFully)); err != nil {
+			return err
+		}
+	}
+	if got, want := w.look(), fresh.look(); got != want {
+		return fmt.Errorf("state =\n%sof a fresh tracker\n%s", got, want)
+	}
+	return nil
+}
+
+// shorten drops steps for as long as the history fails without them.
+func shorten(history []step, fails func([]step) bool) []step {
+	for chunk := len(history) / 2; chunk > 0; {
+		shorter := false
+		for start := 0; start+chunk <= len(history); {
+			without := slices.Concat(history[:start], history[start+chunk:])
+			if fails(without) {
+				history, shorter = without, true
+			} else {
+				start += chunk
+			}
+		}
+		if !shorter {
+			chunk /= 2
+		}
+	}
+	return history
+}
+
+func TestAnyHistoryEndsInTheStateOfItsLastObjects(t *testing.T) {
+	histories := 1_500
+	if testing.Short() {
+		histories = 150
+	}
+	for seed := range uint64(histories) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		history := make([]step, 1+r.IntN(60))
+		for i := range history {
+			history[i] = step{what: verb(r.IntN(int(verbs))), seed: r.Uint64N(1 << 20)}
+		}
+		watch := seed%2 == 0
+		if err := run(history, watch); err != nil {
+			short := shorten(history, func(h []step) bool { return run(h, watch) != nil })
+			t.Fatalf("seed %d: %v\nshortened to %v: %v", seed, err, short, run(short, watch))
+		}
+	}
+}
+
+func TestShortenFindsTheStepsThatMatter(t *testing.T) {
+	history := make([]step, 40)
+	for i := range history {
+		history[i].seed = uint64(i)
+	}
+	got := shorten(history, func(h []step) bool {
+		return slices.Contains(h, step{seed: 3}) && slices.Contains(h, step{seed: 31})
+	})
+	if want := []step{{seed: 3}, {seed: 31}}; !slices.Equal(got, want) {
+		t.Errorf("shortened to %v, want %v", got, want)
+	}
+}

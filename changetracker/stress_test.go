@@ -1,0 +1,170 @@
+package changetracker
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// churn delivers one random event about one of a number of Services, and notes it
+// in last.
+func churn(r *rand.Rand, tracker *Tracker, services int, last map[string]any) {
+	n := r.IntN(services)
+	name, slice := fmt.Sprintf("svc-%d", n), fmt.Sprintf("slice-%d-%d", n, r.IntN(3))
+	switch r.IntN(8) {
+	case 0, 1:
+		s := randomService(r, name)
+		tracker.Services.Update(nil, s)
+		last[name] = s
+	case 2:
+		tracker.Services.Delete(types.NamespacedName{Namespace: web.Namespace, Name: name})
+		delete(last, name)
+	case 3:
+		tracker.Endpoints.EndpointSliceUpdate(randomSlice(r, slice), true)
+		delete(last, slice)
+	default:
+		s := randomSlice(r, slice)
+		s.Labels[discovery.LabelServiceName] = fmt.Sprintf("svc-%d", (n+r.IntN(2))%services)
+		s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: "2100-01-01T00:00:00Z"}
+		tracker.Endpoints.EndpointSliceUpdate(s, false)
+		last[slice] = s
+	}
+}
+
+func replayLast(tracker *Tracker, last map[string]any) {
+	for _, object := range last {
+		switch o := object.(type) {
+		case *v1.Service:
+			tracker.Services.Update(nil, o)
+		case *discovery.EndpointSlice:
+			tracker.Endpoints.EndpointSliceUpdate(o, false)
+		}
+	}
+}
+
+func TestNothingIsLeftOfWhatIsGone(t *testing.T) {
+	events := 200_000
+	if testing.Short() {
+		events = 20_000
+	}
+	r := rand.New(rand.NewPCG(11, 12))
+	tracker, last := mustTracker(t), map[string]any{}
+	for i := range events {
+		churn(r, tracker, 200, last)
+		if i%100 != 0 {
+			continue
+		}
+		_ = tracker.Apply(pick(r, bothFamilies()...), func(_ *State, d Delta) error {
+			switch {
+			case r.IntN(3) == 0:
+				return errTest
+			case r.IntN(3) == 0 && len(d.Changes) > 0:
+				return &PartialError{Names: []ServicePortName{d.Changes[0].Name}, Err: errTest}
+			}
+			return nil
+		})
+	}
+	fresh := mustTracker(t)
+	replayLast(fresh, last)
+	for _, family := range bothFamilies() {
+		got, _ := applyAll(t, tracker, family)
+		want, _ := applyAll(t, fresh, family)
+		if dump(got) != dump(want) {
+			t.Errorf("%s: the State differs from that of a fresh tracker", family)
+		}
+	}
+	if got, want := sizes(tracker), sizes(fresh); got != want {
+		t.Errorf("sizes after %d events = %s\nof a fresh tracker %s", events, got, want)
+	}
+	for name := range last {
+		tracker.Services.Delete(types.NamespacedName{Namespace: web.Namespace, Name: name})
+		gone := webSlice(name)
+		tracker.Endpoints.EndpointSliceUpdate(gone, true)
+	}
+	for _, family := range bothFamilies() {
+		applyAll(t, tracker, family)
+	}
+	if got, want := sizes(tracker), sizes(mustTracker(t)); got != want {
+		t.Errorf("sizes when all is gone = %s\nof an empty tracker %s", got, want)
+	}
+}
+
+// The race detector judges this one; in the end the State must be right as well.
+func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
+	const writers, events = 4, 500
+	tracker := mustTracker(t)
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex
+		last = map[string]any{}
+		done = make(chan struct{})
+	)
+	for w := range writers {
+		wg.Go(func() {
+			r, own := rand.New(rand.NewPCG(uint64(w), 1)), map[string]any{}
+			for range events {
+				n := r.IntN(5)
+				name := fmt.Sprintf("w%d-%d", w, n) // each writer has Services of its own
+				s := randomService(r, name)
+				tracker.Services.Update(nil, s)
+				slice := randomSlice(r, name)
+				slice.Labels[discovery.LabelServiceName] = name
+				tracker.Endpoints.EndpointSliceUpdate(slice, false)
+				own["service "+name], own["slice "+name] = s, slice
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for k, v := range own {
+				last[k] = v
+			}
+		})
+	}
+	var appliers sync.WaitGroup
+	for i := range 3 {
+		appliers.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				err := tracker.Apply(bothFamilies()[(i+n)%2], func(s *State, d Delta) error {
+					_ = dump(s)
+					for _, c := range d.Changes {
+						_ = s.Endpoints(c.Name)
+					}
+					if n%3 == 0 {
+						return errTest
+					}
+					return nil
+				})
+				if err != nil && !errors.Is(err, errTest) {
+					t.Error(err)
+				}
+				tracker.SetNode(Node{Name: fmt.Sprintf("n%d", n%2)})
+				_ = tracker.Problems()
+				_ = tracker.ProblemCounts()
+				_ = tracker.PendingSince(v1.IPv4Protocol)
+			}
+		})
+	}
+	wg.Wait()
+	close(done)
+	appliers.Wait()
+	tracker.SetNode(Node{Name: "n0"})
+	fresh := mustTracker(t, func(o *Options) { o.Node = Node{Name: "n0"} })
+	replayLast(fresh, last)
+	for _, family := range bothFamilies() {
+		got, _ := applyAll(t, tracker, family)
+		want, _ := applyAll(t, fresh, family)
+		if dump(got) != dump(want) {
+			t.Errorf("%s: state = %s\nwant %s", family, dump(got), dump(want))
+		}
+	}
+}

@@ -1,0 +1,17 @@
+package nftables_test
+
+import (
+	"testing"
+
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// TestPackets sends real packets by the table of scenarios. This engine is the
+// reference: it declares no differences.
+func TestPackets(t *testing.T) {
+	proxiertest.Conformance(t, proxiertest.Features{}, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+		return nftables.New(nftables.Config{Config: config}, deps)
+	})
+}
