@@ -49,15 +49,14 @@ func addrFamily(a netip.Addr) int {
 
 // parseAddr reads an address as the API server lets it pass. Old objects hold
 // leading zeros and padding, which only the sloppy parser takes; it is slow, so
-// it comes second. An IPv4-mapped address is the IPv4 address. Zones are refused:
-// they mean nothing outside the node that wrote them.
+// it comes second. An IPv4-mapped address is the IPv4 address.
 func parseAddr(text string) (a netip.Addr, ok bool) {
 	a, err := netip.ParseAddr(text)
 	if err != nil {
 		a, ok = netip.AddrFromSlice(netutils.ParseIPSloppy(strings.TrimSpace(text)))
 		return a.Unmap(), ok
 	}
-	return a.Unmap(), a.Zone() == ""
+	return a.Unmap(), true
 }
 
 // parsePrefix is parseAddr for a CIDR; the result is masked.
@@ -87,8 +86,9 @@ func canonicalPrefix(p netip.Prefix) netip.Prefix {
 	return p.Masked()
 }
 
-// dialable says that connections can be made to the address at all. Loopback
-// addresses are left alone: on a single node they may well be meant.
+// dialable says that connections can be made to the address at all. A zone means
+// nothing outside the node that wrote it. Loopback addresses are left alone: on a
+// single node they may well be meant.
 func dialable(a netip.Addr) bool {
 	return a.IsValid() && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast()
 }

@@ -268,6 +268,14 @@ func TestPendingSinceIsTheOldestUnappliedChange(t *testing.T) {
 	named(t, tracker, 81, "a")
 	peek(t, tracker, v1.IPv4Protocol)
 	since("a change that another one undid", time.Time{})
+	during := c.tick()
+	_ = tracker.Apply(v1.IPv4Protocol, func(*State, Delta) error {
+		tracker.SetNode(Node{Name: "again elsewhere"})
+		return nil
+	})
+	since("the node during Apply", during)
+	peek(t, tracker, v1.IPv4Protocol)
+	since("the node during Apply, and a failure", during)
 }
 
 func TestSetNodeMakesTheNextDeltaFull(t *testing.T) {
@@ -409,6 +417,11 @@ func TestTriggerTimes(t *testing.T) {
 			put(tr, "a", second(1), "10.0.0.1")
 			put(tr, "a", second(2), "10.0.0.1")
 		}, "default/web:alt:[01.000]"},
+		"EPS-50 not of an update that makes no difference": {func(_ *testing.T, tr *Tracker) {
+			put(tr, "a", second(1), "10.0.0.1")
+			tr.Endpoints.EndpointSliceUpdate(
+				annotated(webSlice("b", at("10.0.0.1", conditions(false, false, false))), second(2)), false)
+		}, "default/web:alt:[01.000]"},
 		"EPS-50 unparsable": {func(_ *testing.T, tr *Tracker) {
 			s := webSlice("a", at("10.0.0.1"))
 			s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: "noon"}
@@ -427,6 +440,13 @@ func TestTriggerTimes(t *testing.T) {
 			put(tr, "b", second(2), "10.0.0.2")
 			tr.Endpoints.EndpointSliceUpdate(webSlice("a"), true)
 		}, "default/web:alt:[02.000]"},
+		"W-02 moving a slice discards what it brought to its former Service": {func(_ *testing.T, tr *Tracker) {
+			put(tr, "a", second(1), "10.0.0.1")
+			put(tr, "b", second(2), "10.0.0.2")
+			moved := annotated(webSlice("a", at("10.0.0.1")), second(3))
+			moved.Labels[discovery.LabelServiceName] = "api"
+			tr.Endpoints.EndpointSliceUpdate(moved, false)
+		}, "default/api:http:[03.000] default/web:alt:[02.000]"},
 		"a slice that went empty counts": {func(t *testing.T, tr *Tracker) {
 			t.Helper()
 			put(tr, "a", second(1), "10.0.0.1")

@@ -134,14 +134,19 @@ func (f *family) placeSlice(service types.NamespacedName, name string, next *hel
 	return changed
 }
 
+// held is what is remembered of a slice, or nil.
+func (f *family) held(service types.NamespacedName, slice string) *heldSlice {
+	if s := f.sources[service]; s != nil {
+		return s.slice(slice)
+	}
+	return nil
+}
+
 // setEndpoints makes list, sorted and without duplicates, the hand-built
 // endpoints of a service port.
 func (f *family) setEndpoints(name ServicePortName, list []Endpoint) (changed bool) {
 	key := portKey{port: name.Port, protocol: name.Protocol}
-	next := &heldSlice{service: name.NamespacedName, family: f.index}
-	if s := f.sources[name.NamespacedName]; s != nil {
-		next.ports = s.slice("").without(key)
-	}
+	next := &heldSlice{ports: f.held(name.NamespacedName, "").without(key)}
 	if len(list) > 0 {
 		next.ports = append(next.ports, portEndpoints{portKey: key, endpoints: list})
 	}
@@ -176,7 +181,7 @@ func (f *family) compareSlices(s *source, key portKey, old, next *heldSlice) tou
 	others := slices.DeleteFunc(s.contributions(buffer[:0], key), func(c contribution) bool { return c.slice == old })
 	t := touched{portKey: key}
 	if len(others) == 0 && (len(before) == 0 || len(after) == 0) {
-		t.all = len(before)+len(after) > 0
+		t.all = true
 		return t
 	}
 	walk(before, after, func(x, y *Endpoint) {
@@ -205,10 +210,8 @@ func anyOf(x, y *Endpoint) *Endpoint {
 func (f *family) relocate(was, is *Node) {
 	for name, s := range f.sources {
 		for _, h := range s.slices {
-			next := h.relocated(was, is)
-			if next != h {
+			if next := h.relocated(was, is); next != h {
 				f.placeSlice(name, h.name, next)
-				f.store.reindex(next)
 			}
 		}
 	}

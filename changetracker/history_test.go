@@ -179,6 +179,11 @@ func randomSlice(r *rand.Rand, name string) *discovery.EndpointSlice {
 	for _, p := range randomPorts(r) {
 		s.Ports = append(s.Ports, endpointPort(p.port, p.protocol, pick[int32](r, 8080, 8080, 8081)))
 	}
+	if len(s.Ports) > 0 && r.IntN(4) == 0 { // one name, two numbers
+		again := s.Ports[0]
+		again.Port = pick(r, new(int32(8080)), new(int32(8079)))
+		s.Ports = append(s.Ports, again)
+	}
 	for range r.IntN(5) {
 		s.Endpoints = append(s.Endpoints, at(randomAddr(r), onNode(pick(r, "n0", "n1", "")),
 			conditions(r.IntN(3) > 0, r.IntN(2) == 0, r.IntN(3) == 0)))
@@ -337,19 +342,17 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 			fault = errors.Join(fault, fmt.Errorf("%s: the Deltas add up to\n%swant the State\n%s", family, got, want))
 		}
 		fault = errors.Join(fault, checkState(s))
-		switch what {
-		case applyInVain:
+		if what == applyInVain {
 			return errTest
-		case applyPartly:
-			for _, name := range failed.Names {
-				restore(next, held, name)
-			}
-			w.replicas[family] = next
-			return fmt.Errorf("wrapped: %w", failed)
-		default:
-			w.replicas[family] = next
+		}
+		w.replicas[family] = next
+		if what == applyFully {
 			return nil
 		}
+		for _, name := range failed.Names {
+			restore(next, held, name)
+		}
+		return fmt.Errorf("wrapped: %w", failed)
 	})
 	if (err == nil) != (what == applyFully) {
 		fault = errors.Join(fault, fmt.Errorf("Apply = %w", err))

@@ -44,7 +44,7 @@ func TestDecorateServiceMayChangeAllButTheIdentity(t *testing.T) {
 		},
 		"an invalid value is refused":              {func(p *ServicePort) { p.Port, p.Ext = 0, 7 }, func(*ServicePort) {}},
 		"a panic leaves it undecorated":            {func(p *ServicePort) { p.Port = 9; panic("bug") }, func(*ServicePort) {}},
-		"a panic after a change in a list as well": {func(p *ServicePort) { p.ExternalIPs[0] = netip.Addr{}; panic(nil) }, func(*ServicePort) {}},
+		"a panic after a change in a list as well": {func(p *ServicePort) { p.ExternalIPs[0] = netip.Addr{}; panic(errTest) }, func(*ServicePort) {}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := webService(func(s *v1.Service) {

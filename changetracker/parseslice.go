@@ -163,7 +163,6 @@ func (p *sliceParser) parsePorts(slice *discovery.EndpointSlice, f *findings) {
 	slices.SortFunc(p.ports, func(a, b numberedKey) int {
 		return cmp.Or(a.compare(b.portKey), cmp.Compare(a.number, b.number))
 	})
-	p.ports = slices.Compact(p.ports)
 }
 
 func parseEndpointPort(api *discovery.EndpointPort, i int, f *findings) (p numberedKey, ok bool) {

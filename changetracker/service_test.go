@@ -97,22 +97,24 @@ func TestClusterIPDecidesWhetherAServiceIsProxied(t *testing.T) {
 }
 
 // wantReasons checks the reasons of all problems, in order; "" counts for none.
-func wantReasons(t testing.TB, tracker *Tracker, want ...Reason) {
-	t.Helper()
+func wantReasons(tb testing.TB, tracker *Tracker, want ...Reason) {
+	tb.Helper()
 	var got []Reason
 	for _, p := range tracker.Problems() {
 		got = append(got, p.Reason)
 	}
 	want = slices.DeleteFunc(want, func(r Reason) bool { return r == "" })
 	if !slices.Equal(got, want) {
-		t.Errorf("problems = %v, want %v", tracker.Problems(), want)
+		tb.Errorf("problems = %v, want %v", tracker.Problems(), want)
 	}
 	total := 0
-	for _, n := range tracker.ProblemCounts() {
-		total += n
+	for reason, n := range tracker.ProblemCounts() {
+		if total += n; !slices.Contains(got, reason) {
+			tb.Errorf("ProblemCounts has %q, which is the reason of no problem", reason)
+		}
 	}
 	if total != len(got) {
-		t.Errorf("ProblemCounts = %v, want %d in all", tracker.ProblemCounts(), len(got))
+		tb.Errorf("ProblemCounts = %v, want %d in all", tracker.ProblemCounts(), len(got))
 	}
 }
 
@@ -124,10 +126,11 @@ func TestUntrackedFamilyIsNobodysProblem(t *testing.T) {
 	}
 	wantReasons(t, tracker)
 	if tracker.Services.Update(nil, webService(func(s *v1.Service) {
-		s.Name, s.Spec.ClusterIP, s.Spec.IPFamilies = "six", "fd00::1", nil
+		s.Name, s.Spec.ClusterIP, s.Spec.IPFamilies, s.Spec.Ports = "six", "fd00::1", nil, nil
 	})) {
 		t.Error("changed = true for a Service of a family that is not tracked, want false")
 	}
+	wantReasons(t, tracker)
 }
 
 func TestServiceValuesAreCanonicalPerFamily(t *testing.T) {
@@ -144,8 +147,12 @@ func TestServiceValuesAreCanonicalPerFamily(t *testing.T) {
 			"::ffff:198.51.100.0/120",
 		}
 		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{
-			{IP: "203.0.113.2"}, {IP: "203.0.113.1", IPMode: &vip}, {IP: "203.0.113.3", IPMode: &proxy},
-			{Hostname: "lb.example"}, {IP: "2001:db8::1"}, {IP: "garbage"},
+			{IP: "203.0.113.2"},
+			{IP: "203.0.113.1", IPMode: &vip},
+			{IP: "203.0.113.3", IPMode: &proxy},
+			{Hostname: "lb.example"},
+			{IP: "2001:db8::1"},
+			{IP: "garbage"},
 		}
 		s.Spec.Ports[0].NodePort = 30080
 	}))

@@ -14,9 +14,9 @@ import (
 
 var http = portName("http", v1.ProtocolTCP)
 
-func endpointsOf(t testing.TB, tracker *Tracker, family v1.IPFamily, name ServicePortName) []Endpoint {
-	t.Helper()
-	state, _ := peek(t, tracker, family)
+func endpointsOf(tb testing.TB, tracker *Tracker, family v1.IPFamily, name ServicePortName) []Endpoint {
+	tb.Helper()
+	state, _ := peek(tb, tracker, family)
 	return state.Endpoints(name)
 }
 
@@ -29,8 +29,6 @@ func TestSlicesThatAreNotOursLeaveNoTrace(t *testing.T) {
 		"EPS-02 empty label":      func(s *discovery.EndpointSlice) { s.Labels = map[string]string{discovery.LabelServiceName: ""} },
 		"EPS-02 no name":          func(s *discovery.EndpointSlice) { s.Name = "" },
 		"EPS-02 no namespace":     func(s *discovery.EndpointSlice) { s.Namespace = "" },
-		"EPS-20 no endpoints":     func(s *discovery.EndpointSlice) { s.Endpoints = nil },
-		"EPS-20 no ports":         func(s *discovery.EndpointSlice) { s.Ports = nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			tracker := mustTracker(t, func(o *Options) { o.Families = []v1.IPFamily{v1.IPv4Protocol} })
@@ -47,6 +45,28 @@ func TestSlicesThatAreNotOursLeaveNoTrace(t *testing.T) {
 	}
 	if mustTracker(t).Endpoints.EndpointSliceUpdate(nil, false) {
 		t.Error("changed = true for nil, want false")
+	}
+}
+
+func TestSliceWithoutEndpointsIsNoChange(t *testing.T) { // EPS-20
+	for name, edit := range map[string]func(*discovery.EndpointSlice){
+		"no endpoints": func(s *discovery.EndpointSlice) { s.Endpoints = nil },
+		"no ports":     func(s *discovery.EndpointSlice) { s.Ports = nil },
+		"none usable":  func(s *discovery.EndpointSlice) { s.Endpoints[0].Addresses = nil },
+	} {
+		tracker := mustTracker(t)
+		s := webSlice("a", at("10.0.0.1"))
+		edit(s)
+		if tracker.Endpoints.EndpointSliceUpdate(s, false) {
+			t.Errorf("%s: changed = true, want false", name)
+		}
+		state, delta := applyAll(t, tracker, v1.IPv4Protocol)
+		wantOutline(t, delta)
+		if got := dump(state); got != "\n" {
+			t.Errorf("%s: state = %s, want nothing", name, got)
+		}
+		tracker.Endpoints.EndpointSliceUpdate(s, true)
+		checkEmpty(t, tracker)
 	}
 }
 
@@ -286,6 +306,57 @@ func TestDuplicateThatDoesNotCountIsNoChange(t *testing.T) {
 	wantOutline(t, delta, "default/web:http ->- -10.0.0.1:8080 +10.0.0.1:8080 notready terminating serving=false")
 }
 
+// W-04: a slice that was deleted and made again unseen is a newer one.
+func TestNewerSliceWinsAlsoWhenOnlyItsAgeChanged(t *testing.T) {
+	tracker := mustTracker(t)
+	tracker.Endpoints.EndpointSliceUpdate(created(webSlice("a", at("10.0.0.1", onNode("of-a"))), 5), false)
+	tracker.Endpoints.EndpointSliceUpdate(created(webSlice("b", at("10.0.0.1", onNode("of-b"))), 4), false)
+	applyAll(t, tracker, v1.IPv4Protocol)
+	if !tracker.Endpoints.EndpointSliceUpdate(created(webSlice("b", at("10.0.0.1", onNode("of-b"))), 6), false) {
+		t.Error("changed = false, want true")
+	}
+	if got := endpointsOf(t, tracker, v1.IPv4Protocol, http)[0].Node; got != "of-b" {
+		t.Errorf("node = %q, want that of the newer slice", got)
+	}
+}
+
+// Many changes of one port between two Applies are no longer remembered one by
+// one; neither order of few and many may lose any.
+func TestManyAddressesAndFewBetweenTwoApplies(t *testing.T) {
+	many := func(name string, third int) *discovery.EndpointSlice {
+		s := webSlice(name)
+		for i := range maxTouched + 1 {
+			s.Endpoints = append(s.Endpoints, at(fmt.Sprintf("10.%d.%d.%d", third, i/250, i%250+1)))
+		}
+		return s
+	}
+	few := func(name, address string) *discovery.EndpointSlice { return webSlice(name, at(address)) }
+	for name, c := range map[string]struct {
+		slices []*discovery.EndpointSlice
+		want   int
+	}{
+		"many, few": {[]*discovery.EndpointSlice{many("b", 2), few("c", "10.3.0.1")}, maxTouched + 3},
+		"many, few, few": {
+			[]*discovery.EndpointSlice{many("b", 2), few("c", "10.3.0.1"), few("d", "10.3.0.2")}, maxTouched + 4,
+		},
+		"few, many": {[]*discovery.EndpointSlice{few("c", "10.3.0.1"), many("b", 2)}, maxTouched + 3},
+	} {
+		tracker := mustTracker(t)
+		tracker.Endpoints.EndpointSliceUpdate(few("a", "10.0.0.1"), false)
+		applyAll(t, tracker, v1.IPv4Protocol)
+		for _, s := range c.slices {
+			tracker.Endpoints.EndpointSliceUpdate(s, false)
+		}
+		state, delta := applyAll(t, tracker, v1.IPv4Protocol)
+		if got := len(state.Endpoints(http)); got != c.want {
+			t.Errorf("%s: endpoints = %d, want %d", name, got, c.want)
+		}
+		if got := len(delta.Changes[0].Added); got != c.want-1 {
+			t.Errorf("%s: added = %d, want %d", name, got, c.want-1)
+		}
+	}
+}
+
 // EPS-31 and W-05: only what makes a difference is a change.
 func TestOnlyDifferencesAreChanges(t *testing.T) {
 	base := func() *discovery.EndpointSlice {
@@ -458,7 +529,14 @@ func TestEndpointsOfUnknownServicesAreTracked(t *testing.T) { // EPS-37
 
 func TestLocalReadyCountsAddresses(t *testing.T) { // EPS-40
 	tracker := mustTracker(t)
-	s := webSlice("a",
+	one := mustTracker(t)
+	s := webSlice("a", at("10.0.0.1", onNode("here")))
+	s.Ports = append(s.Ports, endpointPort("http", v1.ProtocolTCP, 8081))
+	one.Endpoints.EndpointSliceUpdate(s, false)
+	if state, _ := applyAll(t, one, v1.IPv4Protocol); state.LocalReady(web) != 1 {
+		t.Errorf("LocalReady of one address with two ports = %d, want 1", state.LocalReady(web))
+	}
+	s = webSlice("a",
 		at("10.0.0.1", onNode("here")),
 		at("10.0.0.2", onNode("here"), conditions(false, true, true)),
 		at("10.0.0.3", onNode("here"), conditions(false, true, false)),
@@ -475,6 +553,30 @@ func TestLocalReadyCountsAddresses(t *testing.T) { // EPS-40
 	six, _ := applyAll(t, tracker, v1.IPv6Protocol)
 	if got := six.LocalReady(web); got != 0 {
 		t.Errorf("LocalReady of IPv6 = %d, want 0", got)
+	}
+}
+
+func TestBuffersHoldNothingOfTheLastSlice(t *testing.T) {
+	tracker := mustTracker(t)
+	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("here")), at("10.0.0.2")), false)
+	p := &tracker.store.parser
+	for _, e := range p.endpoints[:cap(p.endpoints)] {
+		if !reflect.DeepEqual(e, Endpoint{}) {
+			t.Errorf("endpoint in the buffer: %v", e)
+		}
+	}
+	for _, e := range p.sources[:cap(p.sources)] {
+		if !reflect.DeepEqual(e, endpointSource{}) {
+			t.Errorf("source in the buffer: %v", e)
+		}
+	}
+	huge := webSlice("b")
+	for i := range maxScratch + 1 {
+		huge.Endpoints = append(huge.Endpoints, at(fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)))
+	}
+	tracker.Endpoints.EndpointSliceUpdate(huge, false)
+	if got := cap(p.endpoints); got > maxScratch {
+		t.Errorf("buffer for %d endpoints is kept, want at most %d", got, maxScratch)
 	}
 }
 
@@ -542,7 +644,7 @@ func TestMergingInStepsIsLikeMergingAtOnce(t *testing.T) {
 // sizes shows how much a tracker holds, for comparison with a fresh one.
 func sizes(t *Tracker) string {
 	s := t.store
-	text := fmt.Sprintf("slices %d, problems %d", len(s.slices), len(s.problems.byObject))
+	text := fmt.Sprintf("slices %d, problems %d", len(s.homes), len(s.problems.byObject))
 	for _, f := range s.families {
 		if f != nil {
 			text += fmt.Sprintf("; sources %d, dirty %d, pending %d, triggers %d, services %d, health ports %d, ports %d",

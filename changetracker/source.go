@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // heldSlice is what is remembered of an EndpointSlice. It is immutable. The one
@@ -14,8 +12,6 @@ import (
 // object without name.
 type heldSlice struct {
 	name    string
-	service types.NamespacedName
-	family  int
 	created time.Time
 	ports   []portEndpoints // in any order
 }
@@ -30,6 +26,15 @@ func (h *heldSlice) endpoints(key portKey) []Endpoint {
 		}
 	}
 	return nil
+}
+
+// same says that the slice was created then and holds just these ports, in this
+// order.
+func (h *heldSlice) same(ports []portEndpoints, created time.Time, equal func(a, b portEndpoints) bool) bool {
+	if h == nil {
+		return len(ports) == 0
+	}
+	return h.created.Equal(created) && slices.EqualFunc(h.ports, ports, equal)
 }
 
 // without is a copy of the ports but one.

@@ -22,8 +22,8 @@ type store struct {
 	mu       sync.Mutex
 	node     Node
 	families perFamily[*family] // nil: not tracked; does not change
-	// slices finds an EndpointSlice by its own name, whatever its labels say (W-02).
-	slices   map[types.NamespacedName]*heldSlice
+	// homes finds an EndpointSlice by its own name, whatever its labels say (W-02).
+	homes    map[types.NamespacedName]home
 	parser   sliceParser
 	problems problemSet
 	sequence uint64 // of triggers
@@ -36,7 +36,7 @@ func newStore(o Options) (*store, error) {
 	}
 	s := &store{
 		options: o, logger: o.Logger, now: o.Now, node: o.Node.canonical(),
-		slices: map[types.NamespacedName]*heldSlice{}, problems: newProblemSet(),
+		homes: map[types.NamespacedName]home{}, problems: newProblemSet(),
 	}
 	if s.logger == nil {
 		s.logger = zap.NewNop()
@@ -117,69 +117,87 @@ func (s *store) updateSlice(slice *discovery.EndpointSlice, remove bool) (change
 	s.mu.Lock()
 	defer s.unlock()
 	name := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}
+	was, is := s.homes[name], home{}
+	if !remove {
+		is = s.homeOf(slice)
+	}
+	if was.family != nil && was != is {
+		changed = s.evict(name, was)
+	}
 	found := findings{object: objectKey{kind: kindEndpointSlice, NamespacedName: name}}
-	held := s.slices[name]
-	f, service := s.home(slice)
-	if remove || f == nil {
-		s.report(found)
-		if f != nil { // a slice without endpoints is not held, but it may have had some
-			f.triggers.forget(service, slice.Name)
-		}
-		return s.dropSlice(held)
+	if is.family != nil {
+		s.homes[name] = is
+		changed = s.settle(slice, is, &found) || changed
 	}
-	if held != nil && (held.service != service || held.family != f.index) {
-		changed = s.dropSlice(held)
-		held = nil
-	}
-	parsed := s.parser.parse(slice, f.index, &found)
-	defer s.parser.release()
 	s.report(found)
-	next := s.successor(held, parsed, heldSlice{
-		name: slice.Name, service: service, family: f.index, created: slice.CreationTimestamp.Time,
-	})
-	if next == nil {
-		return changed
+	return changed
+}
+
+// home is the Service that a slice belongs to, in the family of the slice. The
+// zero home is that of slices that are none of ours.
+type home struct {
+	family  *family
+	service types.NamespacedName
+}
+
+// homeOf reads where a slice belongs (EPS-01, EPS-02).
+func (s *store) homeOf(slice *discovery.EndpointSlice) home {
+	service := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Labels[discovery.LabelServiceName]}
+	index := ipv4
+	switch slice.AddressType {
+	case discovery.AddressTypeIPv4:
+	case discovery.AddressTypeIPv6:
+		index = ipv6
+	case discovery.AddressTypeFQDN:
+		return home{}
+	default:
+		return home{}
 	}
-	if f.placeSlice(service, slice.Name, s.index(name, next)) {
-		s.noteTrigger(f, slice, service)
-		changed = true
+	if service.Name == "" || s.families[index] == nil {
+		return home{}
+	}
+	return home{family: s.families[index], service: service}
+}
+
+// evict takes a slice out of its home, and the triggers that came with it.
+func (s *store) evict(name types.NamespacedName, from home) (changed bool) {
+	delete(s.homes, name)
+	from.family.triggers.forget(from.service, name.Name)
+	return from.family.placeSlice(from.service, name.Name, nil)
+}
+
+// settle puts a slice into its home.
+func (s *store) settle(slice *discovery.EndpointSlice, into home, f *findings) (changed bool) {
+	parsed := s.parser.parse(slice, into.family.index, f)
+	defer s.parser.release()
+	held := into.family.held(into.service, slice.Name)
+	if held.same(parsed, slice.CreationTimestamp.Time, s.samePortEndpoints) {
+		return false
+	}
+	changed = into.family.placeSlice(into.service, slice.Name, s.successor(held, parsed, slice))
+	if at, ok := s.triggerTime(slice); ok && changed {
+		s.sequence++
+		into.family.triggers.add(into.service, trigger{slice: slice.Name, at: at, sequence: s.sequence})
 	}
 	return changed
 }
 
-// home is the family and the Service that a slice belongs to; f is nil for a
-// slice that is none of ours (EPS-01, EPS-02).
-func (s *store) home(slice *discovery.EndpointSlice) (f *family, service types.NamespacedName) {
-	service = types.NamespacedName{Namespace: slice.Namespace, Name: slice.Labels[discovery.LabelServiceName]}
-	if service.Name == "" {
-		return nil, service
-	}
-	switch slice.AddressType {
-	case discovery.AddressTypeIPv4:
-		f = s.families[ipv4]
-	case discovery.AddressTypeIPv6:
-		f = s.families[ipv6]
-	case discovery.AddressTypeFQDN:
-	}
-	return f, service
-}
-
-// successor is next with the parsed endpoints, sharing with held what is the
-// same; nil when there would be no difference at all.
-func (s *store) successor(held *heldSlice, parsed []portEndpoints, next heldSlice) *heldSlice {
-	if held != nil && held.created.Equal(next.created) && slices.EqualFunc(held.ports, parsed, s.samePortEndpoints) {
+// successor is what to hold of a slice, sharing with held what is the same; nil
+// for a slice that has nothing to say.
+func (s *store) successor(held *heldSlice, parsed []portEndpoints, slice *discovery.EndpointSlice) *heldSlice {
+	if len(parsed) == 0 {
 		return nil
 	}
-	next.ports = make([]portEndpoints, len(parsed))
-	for i, p := range parsed {
-		if old := (portEndpoints{p.portKey, held.endpoints(p.portKey)}); s.samePortEndpoints(old, p) {
-			next.ports[i] = old
-			continue
-		}
-		next.ports[i] = portEndpoints{p.portKey, slices.Clone(p.endpoints)}
+	next := &heldSlice{
+		name: slice.Name, created: slice.CreationTimestamp.Time, ports: make([]portEndpoints, len(parsed)),
 	}
-	h := next // so that only here something is allocated
-	return &h
+	for i, p := range parsed {
+		next.ports[i] = portEndpoints{p.portKey, held.endpoints(p.portKey)}
+		if !s.samePortEndpoints(next.ports[i], p) {
+			next.ports[i].endpoints = slices.Clone(p.endpoints)
+		}
+	}
+	return next
 }
 
 func (s *store) samePortEndpoints(a, b portEndpoints) bool {
@@ -192,42 +210,6 @@ func (s *store) samePortEndpoints(a, b portEndpoints) bool {
 		}
 	}
 	return true
-}
-
-// index notes a slice under its own name. A slice that has nothing to say is not
-// kept.
-func (s *store) index(name types.NamespacedName, h *heldSlice) *heldSlice {
-	if len(h.ports) == 0 {
-		delete(s.slices, name)
-		return nil
-	}
-	s.slices[name] = h
-	return h
-}
-
-// reindex follows a slice that was replaced by a copy.
-func (s *store) reindex(h *heldSlice) {
-	if h.name != "" {
-		s.slices[types.NamespacedName{Namespace: h.service.Namespace, Name: h.name}] = h
-	}
-}
-
-// dropSlice removes a slice, and the triggers that came with it.
-func (s *store) dropSlice(held *heldSlice) (changed bool) {
-	if held == nil {
-		return false
-	}
-	delete(s.slices, types.NamespacedName{Namespace: held.service.Namespace, Name: held.name})
-	f := s.families[held.family]
-	f.triggers.forget(held.service, held.name)
-	return f.placeSlice(held.service, held.name, nil)
-}
-
-func (s *store) noteTrigger(f *family, slice *discovery.EndpointSlice, service types.NamespacedName) {
-	if at, ok := s.triggerTime(slice); ok {
-		s.sequence++
-		f.triggers.add(service, trigger{slice: slice.Name, at: at, sequence: s.sequence})
-	}
 }
 
 // setEndpoints takes over hand-built endpoints, sorted by address.

@@ -3,8 +3,10 @@ package changetracker
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -104,6 +106,8 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 		mu   sync.Mutex
 		last = map[string]any{}
 		done = make(chan struct{})
+		// running counts the Applies of each family.
+		running perFamily[atomic.Int32]
 	)
 	for w := range writers {
 		wg.Go(func() {
@@ -120,9 +124,7 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			for k, v := range own {
-				last[k] = v
-			}
+			maps.Copy(last, own)
 		})
 	}
 	var appliers sync.WaitGroup
@@ -134,7 +136,12 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 					return
 				default:
 				}
-				err := tracker.Apply(bothFamilies()[(i+n)%2], func(s *State, d Delta) error {
+				family := (i + n) % 2
+				err := tracker.Apply(bothFamilies()[family], func(s *State, d Delta) error {
+					if running[family].Add(1) != 1 {
+						t.Error("two Applies of one family at the same time")
+					}
+					defer running[family].Add(-1)
 					_ = dump(s)
 					for _, c := range d.Changes {
 						_ = s.Endpoints(c.Name)

@@ -27,15 +27,15 @@ func portName(port string, protocol v1.Protocol) ServicePortName {
 	return ServicePortName{NamespacedName: web, Port: port, Protocol: protocol}
 }
 
-func mustTracker(t testing.TB, edits ...func(*Options)) *Tracker {
-	t.Helper()
+func mustTracker(tb testing.TB, edits ...func(*Options)) *Tracker {
+	tb.Helper()
 	o := Options{Node: Node{Name: "here", Zone: "zone-a"}}
 	for _, edit := range edits {
 		edit(&o)
 	}
 	tracker, err := New(o)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return tracker
 }
@@ -100,36 +100,36 @@ func created(s *discovery.EndpointSlice, seconds int64) *discovery.EndpointSlice
 func addrPort(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 
 // applyAll applies one family with success.
-func applyAll(t testing.TB, tracker *Tracker, family v1.IPFamily) (state *State, delta Delta) {
-	t.Helper()
+func applyAll(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State, delta Delta) {
+	tb.Helper()
 	err := tracker.Apply(family, func(s *State, d Delta) error {
 		state, delta = s, d
 		return nil
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return state, delta
 }
 
 // peek shows what an Apply would see, and consumes nothing.
-func peek(t testing.TB, tracker *Tracker, family v1.IPFamily) (state *State, delta Delta) {
-	t.Helper()
+func peek(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State, delta Delta) {
+	tb.Helper()
 	err := tracker.Apply(family, func(s *State, d Delta) error {
 		state, delta = s, d
 		return errTest
 	})
 	if !errors.Is(err, errTest) {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return state, delta
 }
 
-func mustService(t testing.TB, s *State, name ServicePortName) *ServicePort {
-	t.Helper()
+func mustService(tb testing.TB, s *State, name ServicePortName) *ServicePort {
+	tb.Helper()
 	p, ok := s.Service(name)
 	if !ok {
-		t.Fatalf("%v is not proxied; the state is\n%s", name, dump(s))
+		tb.Fatalf("%v is not proxied; the state is\n%s", name, dump(s))
 	}
 	return p
 }
@@ -196,10 +196,10 @@ func outline(d Delta) []string {
 	return lines
 }
 
-func wantOutline(t testing.TB, d Delta, want ...string) {
-	t.Helper()
+func wantOutline(tb testing.TB, d Delta, want ...string) {
+	tb.Helper()
 	if got := outline(d); !slices.Equal(got, want) {
-		t.Errorf("changes:\n got %s\nwant %s", strings.Join(got, "\n     "), strings.Join(want, "\n     "))
+		tb.Errorf("changes:\n got %s\nwant %s", strings.Join(got, "\n     "), strings.Join(want, "\n     "))
 	}
 }
 

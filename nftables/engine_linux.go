@@ -315,12 +315,12 @@ func (e *Engine) writeClass(w *wire, c newClass) error {
 
 func (e *Engine) newBatch() *wire {
 	e.batch.buf, e.batch.messages = e.batch.buf[:0], e.batch.messages[:0]
-	e.batch.batchMarker(nfnlBatchBegin, 0)
+	e.batch.batchMarker(nfnlBatchBegin)
 	return &e.batch
 }
 
 func (e *Engine) send(ctx context.Context, w *wire) error {
-	w.batchMarker(nfnlBatchEnd, 0)
+	w.batchMarker(nfnlBatchEnd)
 	e.report.Transactions++
 	e.report.Bytes += len(w.buf)
 	return e.kernel.commit(ctx, w)

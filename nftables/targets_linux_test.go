@@ -358,9 +358,9 @@ func longestCommit(b *testing.B, ns *netns.NS, stop <-chan struct{}) (longest ti
 		default:
 		}
 		w := &wire{family: familyIPv4, table: "somebody-else"}
-		w.batchMarker(nfnlBatchBegin, 0)
+		w.batchMarker(nfnlBatchBegin)
 		w.newTable("")
-		w.batchMarker(nfnlBatchEnd, 0)
+		w.batchMarker(nfnlBatchEnd)
 		start := time.Now()
 		if err := k.commit(b.Context(), w); err != nil {
 			b.Errorf("commit: %v", err)

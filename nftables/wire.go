@@ -135,8 +135,8 @@ func (w *wire) end() {
 }
 
 // batchMarker writes the begin or the end of a transaction.
-func (w *wire) batchMarker(typ, flags uint16) {
-	w.begin(typ, flags, "commit", "transaction")
+func (w *wire) batchMarker(typ uint16) {
+	w.begin(typ, 0, "commit", "transaction")
 	n := len(w.buf)
 	w.buf[n-4] = 0 // AF_UNSPEC
 	binary.BigEndian.PutUint16(w.buf[n-2:], subsysNFTables)

@@ -34,7 +34,6 @@ type Proxier struct {
 	mu             sync.Mutex // guards all below
 	servicesSynced bool
 	slicesSynced   bool
-	node           changetracker.Node
 	serviceCIDRs   []netip.Prefix
 	status         map[v1.IPFamily]FamilyStatus
 	conflicts      map[v1.IPFamily][]changetracker.Problem
@@ -53,7 +52,6 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		config:    config,
 		log:       deps.Logger,
 		observer:  deps.Observer,
-		node:      config.Node,
 		status:    map[v1.IPFamily]FamilyStatus{},
 		conflicts: map[v1.IPFamily][]changetracker.Problem{},
 	}
@@ -161,9 +159,6 @@ func (p *Proxier) synced(flag *bool) {
 
 // OnNodeChange implements Provider.
 func (p *Proxier) OnNodeChange(node changetracker.Node) {
-	p.mu.Lock()
-	p.node = node
-	p.mu.Unlock()
 	if p.tracker.SetNode(node) {
 		p.Trigger()
 	}
@@ -225,7 +220,7 @@ func (p *Proxier) sync(ctx context.Context) error {
 	p.syncing.Lock()
 	defer p.syncing.Unlock()
 	p.mu.Lock()
-	ready, node, cidrs := p.servicesSynced && p.slicesSynced, p.node, p.serviceCIDRs
+	ready, cidrs := p.servicesSynced && p.slicesSynced, p.serviceCIDRs
 	p.mu.Unlock()
 	if !ready {
 		return nil
@@ -233,8 +228,7 @@ func (p *Proxier) sync(ctx context.Context) error {
 	errs := make([]error, len(p.families))
 	var wg sync.WaitGroup
 	for i, f := range p.families {
-		f.prepare(&p.config, node, cidrs)
-		wg.Go(func() { errs[i] = p.syncFamily(ctx, f) })
+		wg.Go(func() { errs[i] = p.syncFamily(ctx, f, cidrs) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -251,10 +245,11 @@ func (f *family) prepare(c *Config, node changetracker.Node, serviceCIDRs []neti
 	}
 }
 
-func (p *Proxier) syncFamily(ctx context.Context, f *family) error {
+func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []netip.Prefix) error {
 	queued, started := p.tracker.PendingSince(f.name), time.Now()
 	var o outcome
 	err := p.tracker.Apply(f.name, func(state *changetracker.State, delta changetracker.Delta) error {
+		f.prepare(&p.config, state.Node(), serviceCIDRs)
 		var err error
 		o, err = f.apply(ctx, state, delta, started)
 		return err

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// plan prints what the nftables engine would program, without any privilege.
+func plan(ctx context.Context, out io.Writer, all objects) error {
+	planners := map[v1.IPFamily]proxier.Engine{}
+	for _, family := range families() {
+		engine, err := nftables.NewEngine(nftables.Config{Config: all.config()}, family, proxier.Deps{})
+		if err != nil {
+			return err
+		}
+		planner, ok := engine.(proxier.Planner)
+		if !ok {
+			return fmt.Errorf("engine for %s cannot plan", family)
+		}
+		planners[family] = &planning{planner: planner}
+	}
+	p, err := proxier.New(all.config(), proxier.Deps{}, planners)
+	if err != nil {
+		return err
+	}
+	all.feed(p)
+	if err := running(ctx, p, p.Sync); err != nil {
+		return err
+	}
+	for _, family := range families() {
+		if engine, ok := planners[family].(*planning); ok {
+			if _, err := fmt.Fprintf(out, "# %s\n%s\n", family, strings.TrimSpace(engine.plan())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// planning is an engine that only tells what another one would do.
+type planning struct {
+	planner proxier.Planner
+
+	mu   sync.Mutex
+	text string // guarded by mu
+}
+
+// Apply implements proxier.Engine. The first update is full, and as everything was
+// known before, it is all there is to plan; a second one, for the request to sync,
+// may bring nothing new.
+func (p *planning) Apply(_ context.Context, update desired.Update) error {
+	if !update.Full {
+		return nil
+	}
+	text, err := p.planner.Plan(update)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.text = text
+	return err
+}
+
+// Cleanup implements proxier.Engine.
+func (p *planning) Cleanup(context.Context) error { return nil }
+
+func (p *planning) plan() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.text
+}

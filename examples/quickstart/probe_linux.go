@@ -1,0 +1,166 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+)
+
+const (
+	// connections is how many go into one line.
+	connections = 12
+	// patience is how long a connection may take: long enough for the second SYN
+	// that Linux needs to hear of a rejection over IPv6.
+	patience = 1500 * time.Millisecond
+)
+
+// question is a line to be: a client and a frontend.
+type question struct {
+	row     row
+	client  client
+	network string
+	to      netip.AddrPort
+}
+
+// probe asks through every frontend of the Services, all at once, and returns the
+// lines in the order of the Services.
+func (c *cluster) probe(ctx context.Context, all objects) []row {
+	var questions []question
+	for _, service := range all.services {
+		questions = append(questions, c.questions(service)...)
+	}
+	rows := make([]row, len(questions))
+	var asking sync.WaitGroup
+	for i, q := range questions {
+		asking.Go(func() { rows[i] = ask(ctx, q) })
+	}
+	asking.Wait()
+	return rows
+}
+
+// questions are all ways to reach a Service.
+func (c *cluster) questions(service *v1.Service) []question {
+	var questions []question
+	for _, port := range service.Spec.Ports {
+		base := row{service: service.Namespace + "/" + service.Name}
+		if service.Spec.ClusterIP == v1.ClusterIPNone || service.Spec.ClusterIP == "" {
+			base.vip, base.outcome = "none", "nothing is programmed"
+			return append(questions, question{row: base})
+		}
+		for _, f := range frontends(service, port) {
+			r := base
+			r.kind, r.policy = f.kind, f.policy
+			r.vip = fmt.Sprintf("%s/%s", f.addr, port.Protocol)
+			for _, from := range f.from {
+				r.from = from
+				questions = append(questions, question{
+					row: r, client: c.clients[from], to: f.addr, network: strings.ToLower(string(port.Protocol)),
+				})
+			}
+		}
+	}
+	return questions
+}
+
+// frontend is an address of a Service, and who is to dial it.
+type frontend struct {
+	kind, policy string
+	addr         netip.AddrPort
+	from         []string
+}
+
+func frontends(service *v1.Service, port v1.ServicePort) []frontend {
+	number := uint16(port.Port)
+	internal, external := "Cluster", cmp.Or(string(service.Spec.ExternalTrafficPolicy), "Cluster")
+	if service.Spec.InternalTrafficPolicy != nil {
+		internal = string(*service.Spec.InternalTrafficPolicy)
+	}
+	balancer := external
+	outside := []string{"client"}
+	if len(service.Spec.LoadBalancerSourceRanges) > 0 {
+		balancer += ", ranges"
+		outside = append(outside, "stranger")
+	}
+	if service.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
+		internal, external, balancer = internal+", sticky", external+", sticky", balancer+", sticky"
+	}
+	var all []frontend
+	add := func(kind, policy, addr string, port uint16, from ...string) {
+		if parsed, err := netip.ParseAddr(addr); err == nil {
+			all = append(all, frontend{kind, policy, netip.AddrPortFrom(parsed, port), from})
+		}
+	}
+	for _, ip := range service.Spec.ClusterIPs {
+		add("ClusterIP", internal, ip, number, "pod", "client")
+	}
+	if port.NodePort != 0 {
+		add("NodePort", external, nodeAddr4, uint16(port.NodePort), "client")
+	}
+	for _, ip := range service.Spec.ExternalIPs {
+		add("ExternalIP", external, ip, number, "client")
+	}
+	for _, ingress := range service.Status.LoadBalancer.Ingress {
+		add("LoadBalancer", balancer, ingress.IP, number, outside...)
+	}
+	return all
+}
+
+// ask makes the connections of one line.
+func ask(ctx context.Context, q question) row {
+	if q.client.ns == nil {
+		return q.row
+	}
+	from := q.client.addr(q.to.Addr())
+	servers := map[string]int{}
+	var sources []string
+	for range connections {
+		answer, err := netns.Ask(ctx, q.client.ns, q.network, q.to, netns.AskOptions{From: from, Timeout: patience})
+		if err != nil {
+			servers[failure(err)]++
+			if !errors.Is(err, netns.ErrRefused) { // one wait tells enough
+				break
+			}
+			continue
+		}
+		servers[answer.Server]++
+		if source := describe(answer.Source.Addr(), from); !slices.Contains(sources, source) {
+			sources = append(sources, source)
+		}
+	}
+	q.row.outcome, q.row.source = tally(servers), strings.Join(sources, ", ")
+	if len(sources) == 0 {
+		for outcome := range servers {
+			q.row.outcome = outcome
+		}
+	}
+	return q.row
+}
+
+// describe says whose address a server saw.
+func describe(seen, client netip.Addr) string {
+	if seen == client {
+		return "client's own"
+	}
+	return "node"
+}
+
+func failure(err error) string {
+	switch {
+	case errors.Is(err, netns.ErrRefused):
+		return "nobody: rejected"
+	case errors.Is(err, netns.ErrTimeout), errors.Is(err, netns.ErrDroppedLocally):
+		return "nobody: dropped"
+	default:
+		return err.Error()
+	}
+}

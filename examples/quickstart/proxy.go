@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// provider is any engine's proxy.
+type provider = proxier.Provider
+
+// nodeName is the node that the proxy runs on.
+const nodeName = "node-1"
+
+// config is the proxy's configuration: what it knows of its node, and how it
+// tells pods from other clients.
+func (o objects) config() proxier.Config {
+	return proxier.Config{
+		Node: changetracker.Node{
+			Name:      nodeName,
+			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8:2::10")},
+		},
+		Masquerade: proxier.Masquerade{Local: proxier.LocalDetector{CIDRs: o.podCIDRs()}},
+		Runner:     runner.Options{MinInterval: runner.Unlimited},
+	}
+}
+
+// podCIDRs are the networks around the endpoints, and around the pod that asks.
+func (o objects) podCIDRs() []netip.Prefix {
+	addrs := []netip.Addr{netip.MustParseAddr(askingPod4), netip.MustParseAddr(askingPod6)}
+	for _, slice := range o.slices {
+		for _, endpoint := range slice.Endpoints {
+			for _, text := range endpoint.Addresses {
+				if addr, err := netip.ParseAddr(text); err == nil {
+					addrs = append(addrs, addr)
+				}
+			}
+		}
+	}
+	var cidrs []netip.Prefix
+	for _, addr := range addrs {
+		bits := 24
+		if addr.Is6() {
+			bits = 64
+		}
+		if cidr := netip.PrefixFrom(addr, bits).Masked(); !slices.Contains(cidrs, cidr) {
+			cidrs = append(cidrs, cidr)
+		}
+	}
+	return cidrs
+}
+
+// The pod on the node that is a client.
+const (
+	askingPod4 = "10.244.1.200"
+	askingPod6 = "fd00:10:244:1::200"
+)
+
+// running runs a proxy while f works with it, and waits for its end. What f does
+// comes to an end with the proxy.
+func running(ctx context.Context, p provider, f func(context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- p.Run(ctx)
+		stop()
+	}()
+	err := f(ctx)
+	stop()
+	if runErr := <-ended; runErr != nil {
+		return fmt.Errorf("run proxy: %w", runErr)
+	}
+	return err
+}
+
+// families are those of the proxy.
+func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }

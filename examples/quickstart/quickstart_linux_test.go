@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/nftables"
+	"go.uber.org/goleak"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// show runs the program as root does, and checks that it leaves nothing behind.
+func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string) {
+	t.Helper()
+	netnstest.New(t) // skips without root
+	tables, namespaces := rootTables(t), openNamespaces(t)
+	if err := run(ctx, out, dir, false); err != nil {
+		t.Fatalf("run: %v", err)
+	}
+	if got := rootTables(t); got != tables {
+		t.Errorf("%d tables in the namespace of the process, want %d as before", got, tables)
+	}
+	if got := openNamespaces(t); got != namespaces {
+		t.Errorf("%d open namespaces, want %d as before", got, namespaces)
+	}
+}
+
+func TestTheShowTellsWhatEachServiceDoes(t *testing.T) {
+	var out bytes.Buffer
+	runShow(t.Context(), t, &out, "")
+	text := out.String()
+	for rule, pattern := range map[string]string{
+		"a pod keeps its source at a ClusterIP":        `10\.96\.0\.10:80/TCP +ClusterIP +Cluster +pod +(web-\d x\d+,? ?)+ +client's own\n`,
+		"a client is masqueraded at a ClusterIP":       `10\.96\.0\.10:80/TCP +ClusterIP +Cluster +client +(web-\d x\d+,? ?)+ +node\n`,
+		"both families are served":                     `\[fd00:10:96::10\]:80/TCP +ClusterIP +Cluster +client +(web-\d x\d+,? ?)+ +node\n`,
+		"a node port masquerades":                      `192\.0\.2\.10:30080/TCP +NodePort +Cluster +client +(shop-\d x\d+,? ?)+ +node\n`,
+		"policy Local uses local pods, source kept":    `192\.0\.2\.10:30443/TCP +NodePort +Local +client +edge-1 x12 +client's own\n`,
+		"source ranges let the client in":              `203\.0\.113\.10:443/TCP +LoadBalancer +Local, ranges +client +edge-1 x12 +client's own\n`,
+		"source ranges keep strangers out":             `203\.0\.113\.10:443/TCP +LoadBalancer +Local, ranges +stranger +nobody: dropped\n`,
+		"affinity sends a client to one endpoint":      `10\.96\.0\.40:80/TCP +ClusterIP +Cluster, sticky +client +cart-\d x12 +node\n`,
+		"datagrams are served":                         `10\.96\.0\.2:53/UDP +ClusterIP +Cluster +pod +(dns-\d x\d+,? ?)+ +client's own\n`,
+		"a headless Service is not programmed":         `default/db +none +nothing is programmed\n`,
+		"a Service without endpoints rejects":          `10\.96\.0\.50:80/TCP +ClusterIP +Cluster +client +nobody: rejected\n`,
+		"sync times are told":                          `synced: IPv4 [\d.µm]+s for \d+ kernel objects, IPv6 [\d.µm]+s for \d+ kernel objects\n`,
+		"the scaled Service is shown with its new pod": `default/web scaled up by web-new\n`,
+	} {
+		if !regexp.MustCompile(pattern).MatchString(text) {
+			t.Errorf("%s: nothing in the output matches %s", rule, pattern)
+		}
+	}
+	_, last, found := strings.Cut(text, "default/web without web-1, which is dead\n")
+	if !found || strings.Contains(last, "web-1 ") || strings.Contains(last, "nobody") || !strings.Contains(last, "web-2 ") {
+		t.Errorf("after the death of web-1 the table is\n%s\nwant it without web-1 and without failures", last)
+	}
+	if lines := strings.Count(text, "\n"); lines > 60 {
+		t.Errorf("%d lines of output, want at most 60", lines)
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+}
+
+// interrupter ends the context once something has been printed.
+type interrupter struct{ interrupt context.CancelFunc }
+
+func (i interrupter) Write(p []byte) (int, error) {
+	i.interrupt()
+	return len(p), nil
+}
+
+func TestAnInterruptedShowLeavesNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	runShow(ctx, t, interrupter{cancel}, "")
+	if ctx.Err() == nil {
+		t.Error("the show ended without being interrupted")
+	}
+}
+
+func TestTheShowTakesOtherManifests(t *testing.T) {
+	dir := t.TempDir()
+	manifest := `
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: till}
+spec: {clusterIP: 10.200.0.1, ports: [{port: 99}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: till-1, labels: {kubernetes.io/service-name: till}}
+addressType: IPv4
+ports: [{name: "", protocol: TCP, port: 9999}]
+endpoints: [{addresses: [10.7.0.1], nodeName: node-1}, {addresses: [10.7.0.2]}]
+`
+	if err := os.WriteFile(filepath.Join(dir, "till.yaml"), []byte(manifest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	runShow(t.Context(), t, &out, dir)
+	for _, want := range []string{"1 Services, 2 pods", "shop/till scaled up by till-new", "10.7.0.1 x", "shop/till without 10.7.0.1"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("output does not contain %q:\n%s", want, &out)
+		}
+	}
+}
+
+func TestThePlanNamesEveryFrontend(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), &out, "", true); err != nil {
+		t.Fatalf("run: %v", err)
+	}
+	for _, want := range []string{"# IPv4", "# IPv6", "10.96.0.10", "fd00:10:96::10", "203.0.113.10", "30080", "10.96.0.50"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the plan does not contain %q", want)
+		}
+	}
+	if strings.Contains(out.String(), "5432") {
+		t.Error("the plan has the headless Service's port 5432")
+	}
+}
+
+func TestErrorsNameFileAndDocument(t *testing.T) {
+	for name, c := range map[string]struct {
+		files fstest.MapFS
+		want  []string
+	}{
+		"no files":      {fstest.MapFS{}, []string{"no YAML files"}},
+		"broken YAML":   {fstest.MapFS{"a.yaml": {Data: []byte("kind: {")}}, []string{"a.yaml, document 1"}},
+		"unknown kind":  {fstest.MapFS{"a.yml": {Data: []byte("# nothing\n---\nkind: Pod\napiVersion: v1\n")}}, []string{"a.yml, document 2", `"Pod"`}},
+		"unknown field": {fstest.MapFS{"a.yaml": {Data: []byte("kind: Service\napiVersion: v1\nspec: {prots: []}\n")}}, []string{"a.yaml, document 1", "prots"}},
+		"all of them": {
+			fstest.MapFS{"a.yaml": {Data: []byte("kind: X")}, "b.yaml": {Data: []byte("kind: Y")}},
+			[]string{"a.yaml, document 1", "b.yaml, document 1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := load(c.files)
+			for _, want := range c.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("load = %v, want an error with %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestWithoutPrivilegeThereIsAPlan(t *testing.T) {
+	if ns, err := netns.New(); err == nil {
+		if err := ns.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		t.Skip("this process has the privilege")
+	} else if !errors.Is(err, netns.ErrPrivilege) {
+		t.Fatalf("netns.New: %v, want ErrPrivilege", err)
+	}
+	var out bytes.Buffer
+	if err := run(t.Context(), &out, "", false); err != nil {
+		t.Fatalf("run: %v", err)
+	}
+	if got := out.String(); !strings.HasPrefix(got, "No show") || !strings.Contains(got, "10.96.0.10") {
+		t.Errorf("output is %.80q, want the reason and then the plan", got)
+	}
+}
+
+func rootTables(t *testing.T) int {
+	t.Helper()
+	tables, err := (&nftables.Conn{}).ListTables()
+	if err != nil {
+		t.Fatalf("list tables: %v", err)
+	}
+	return len(tables)
+}
+
+// openNamespaces counts the network namespaces that the process holds on to.
+func openNamespaces(t *testing.T) int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, file := range files {
+		if target, err := os.Readlink(file); err == nil && strings.HasPrefix(target, "net:") {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+)
+
+// pod is a server of the cluster, as one endpoint tells of it.
+type pod struct {
+	namespace, name string
+	addr            netip.Addr
+	local           bool // on the node that is shown
+}
+
+// key is what the endpoints of one pod, in both families, have in common.
+func (p pod) key() string { return p.namespace + "/" + p.name }
+
+// scalable is the first Service with a VIP and several endpoints, and its slices.
+func (o objects) scalable() (star objects, found bool) {
+	for _, service := range o.services {
+		star = objects{services: []*v1.Service{service}}
+		for _, slice := range o.slices {
+			if slice.Namespace == service.Namespace && slice.Labels[discovery.LabelServiceName] == service.Name && len(slice.Endpoints) > 1 {
+				star.slices = append(star.slices, slice)
+			}
+		}
+		if service.Spec.ClusterIP != v1.ClusterIPNone && len(star.slices) > 0 {
+			return star, true
+		}
+	}
+	return objects{}, false
+}
+
+// name is that of the first Service.
+func (o objects) name() string { return o.services[0].Namespace + "/" + o.services[0].Name }
+
+// grow adds a pod to a slice: one more like the first, at the next address that the slice
+// leaves free.
+func grow(slice *discovery.EndpointSlice) (*discovery.EndpointSlice, pod) {
+	bigger := slice.DeepCopy()
+	added := *bigger.Endpoints[0].DeepCopy()
+	taken := map[netip.Addr]bool{}
+	for i := range slice.Endpoints {
+		taken[podOf(slice, i).addr] = true
+	}
+	addr := podOf(slice, 0).addr
+	for taken[addr] {
+		addr = addr.Next()
+	}
+	added.Addresses = []string{addr.String()}
+	added.TargetRef = &v1.ObjectReference{Kind: "Pod", Name: slice.Labels[discovery.LabelServiceName] + "-new"}
+	bigger.Endpoints = append(bigger.Endpoints, added)
+	return bigger, podOf(bigger, len(bigger.Endpoints)-1)
+}
+
+// shrink takes the first pod out of a slice.
+func shrink(slice *discovery.EndpointSlice) (*discovery.EndpointSlice, pod) {
+	smaller := slice.DeepCopy()
+	smaller.Endpoints = slices.Delete(smaller.Endpoints, 0, 1)
+	return smaller, podOf(slice, 0)
+}
+
+// podOf is the pod behind an endpoint, named by its targetRef or its address.
+func podOf(slice *discovery.EndpointSlice, i int) pod {
+	endpoint := slice.Endpoints[i]
+	p := pod{namespace: slice.Namespace, local: endpoint.NodeName != nil && *endpoint.NodeName == nodeName}
+	if len(endpoint.Addresses) > 0 {
+		p.name = endpoint.Addresses[0]
+		p.addr, _ = netip.ParseAddr(endpoint.Addresses[0])
+	}
+	if endpoint.TargetRef != nil {
+		p.name = endpoint.TargetRef.Name
+	}
+	return p
+}
+
+// podPorts are the ports that the pods of a slice serve at.
+func podPorts(slice *discovery.EndpointSlice) []uint16 {
+	var ports []uint16
+	for _, port := range slice.Ports {
+		if port.Port != nil && !slices.Contains(ports, uint16(*port.Port)) {
+			ports = append(ports, uint16(*port.Port))
+		}
+	}
+	return ports
+}

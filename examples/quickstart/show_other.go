@@ -1,0 +1,10 @@
+//go:build !linux
+
+package main
+
+import (
+	"context"
+	"io"
+)
+
+func show(context.Context, io.Writer, objects) error { return errCannotShow }
