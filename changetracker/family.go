@@ -10,6 +10,12 @@ import (
 
 // family is everything about one IP family. It is guarded by the store's lock,
 // but for applying.
+//
+// An event changes the source of one Service and marks that dirty, no more. Apply
+// builds current anew from the sources of the dirty Services, which become
+// pending, and the Delta from what differs between committed and current among
+// the pending ones. Success makes current committed. Both are persistent maps, so
+// that all this costs what changed.
 type family struct {
 	store *store
 	index int

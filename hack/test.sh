@@ -8,15 +8,23 @@ source hack/tools.sh
 
 portable=(./changetracker ./desired ./runner ./proxier)
 work="$(mktemp -d)"
-totals=''
 trap 'rm -rf "$work"' EXIT
 
-# step NAME COMMAND… runs a command under a heading, with its duration.
+# step NAME COMMAND… runs a command under a heading, with its duration. The
+# command is in a subshell that ends at its first failure: in a condition, or
+# after "!", the shell would go on.
 step() {
-  local name="$1" start=$SECONDS
+  local name="$1" start=$SECONDS status
   shift
   printf '\n== %s\n' "$name"
-  if ! "$@"; then
+  set +e
+  (
+    set -e
+    "$@"
+  )
+  status=$?
+  set -e
+  if [ "$status" != 0 ]; then
     printf '\nFAILED: %s\n' "$name"
     exit 1
   fi
@@ -67,8 +75,8 @@ tests() {
   [ "$(go env CGO_ENABLED)" = 1 ] && command -v "${CC:-gcc}" >/dev/null || race=()
   [ ${#race[@]} -gt 0 ] || echo '!! no C compiler: without the race detector'
   go test "${race[@]}" -timeout 20m -json ./... >"$work/tests.json" || status=$?
-  go run ./internal/guard/summary "$work/tests.json" | tee "$work/summary" || status=1
-  totals="$(tail -n 1 "$work/summary")"
+  go run ./internal/guard/summary "$work/tests.json" >"$work/summary" || status=1
+  cat "$work/summary"
   return "$status"
 }
 
@@ -107,4 +115,4 @@ step 'tests' tests
 step 'fuzz' fuzz
 step 'benchmarks' benchmarks
 printf '\nall steps passed in %ss\n' "$SECONDS"
-printf '%s\n' "$totals"
+tail -n 1 "$work/summary"

@@ -3,14 +3,10 @@ package nftables
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -174,10 +170,8 @@ func elementLines(text string) []string {
 	return slices.Compact(lines)
 }
 
-// TestWithoutPrivilegeTheErrorSaysWhatToDo runs an engine as nobody.
 func TestWithoutPrivilegeTheErrorSaysWhatToDo(t *testing.T) {
-	const child = "SERVICEPLANE_TEST_CHILD"
-	if os.Getenv(child) == "1" {
+	netnstest.Unprivileged(t, func(t *testing.T) {
 		w := &world{family: v1.IPv4Protocol}
 		e, err := newEngine(Config{}, w.family, proxier.Deps{})
 		if err != nil {
@@ -185,39 +179,10 @@ func TestWithoutPrivilegeTheErrorSaysWhatToDo(t *testing.T) {
 		}
 		defer e.Close()
 		err = e.Apply(t.Context(), model{}.full(w))
-		fmt.Println("not permitted:", errors.Is(err, proxier.ErrPermission), err)
-		return
-	}
-	if os.Getuid() != 0 {
-		t.Skip("needs root, to drop its privileges")
-	}
-	// A copy that nobody may run, whatever the mode of the build's directory.
-	binary := filepath.Join(t.TempDir(), "test")
-	executable, err := os.ReadFile(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(binary, executable, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for dir := filepath.Dir(binary); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
+		if !errors.Is(err, proxier.ErrPermission) || !strings.Contains(err.Error(), "run with CAP_NET_ADMIN") {
+			t.Errorf("apply = %v, want ErrPermission and what to do", err)
 		}
-	}
-	cmd := exec.Command(binary, "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(os.Environ(), child+"=1")
-	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("child: %v\n%s", err, out)
-	}
-	for _, want := range []string{"not permitted: true", "run with CAP_NET_ADMIN"} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("output does not say %q:\n%s", want, out)
-		}
-	}
+	})
 }
 
 func TestAMissingNamespaceIsNamed(t *testing.T) {

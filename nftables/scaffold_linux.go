@@ -61,3 +61,18 @@ func (r *ruleSpec) encode(family uint8) (exprs [][]byte, sum []byte, err error) 
 	}
 	return exprs, h.Sum(nil)[:checksumLen], nil
 }
+
+// newChain creates a chain without its rules.
+func (w *wire) newChain(c *chainSpec) {
+	w.begin(msgNewChain, nlmCreate, "add", "chain "+c.name)
+	w.attrString(chainTable, w.table)
+	w.attrString(chainName, c.name)
+	if c.hook != nil {
+		w.nest(chainHook, func() {
+			w.attrUint32(hookNumber, c.hook.number)
+			w.attrUint32(hookPrio, uint32(c.hook.priority))
+		})
+		w.attrString(chainType, "nat")
+	}
+	w.end()
+}

@@ -313,20 +313,6 @@ func (w *wire) setDescription(spec *setSpec, addrLen int, size uint32) {
 	})
 }
 
-func (w *wire) newChain(c *chainSpec) {
-	w.begin(msgNewChain, nlmCreate, "add", "chain "+c.name)
-	w.attrString(chainTable, w.table)
-	w.attrString(chainName, c.name)
-	if c.hook != nil {
-		w.nest(chainHook, func() {
-			w.attrUint32(hookNumber, c.hook.number)
-			w.attrUint32(hookPrio, uint32(c.hook.priority))
-		})
-		w.attrString(chainType, "nat")
-	}
-	w.end()
-}
-
 // flushChain deletes the rules of a chain.
 func (w *wire) flushChain(name string) {
 	w.begin(msgDelRule, 0, "flush", "chain "+name)

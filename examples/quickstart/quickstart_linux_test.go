@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 	"github.com/google/nftables"
 	"go.uber.org/goleak"
 
-	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
@@ -156,21 +154,15 @@ func TestErrorsNameFileAndDocument(t *testing.T) {
 }
 
 func TestWithoutPrivilegeThereIsAPlan(t *testing.T) {
-	if ns, err := netns.New(); err == nil {
-		if err := ns.Close(); err != nil {
-			t.Errorf("close: %v", err)
+	netnstest.Unprivileged(t, func(t *testing.T) {
+		var out bytes.Buffer
+		if err := run(t.Context(), &out, "", false); err != nil {
+			t.Fatalf("run: %v", err)
 		}
-		t.Skip("this process has the privilege")
-	} else if !errors.Is(err, netns.ErrPrivilege) {
-		t.Fatalf("netns.New: %v, want ErrPrivilege", err)
-	}
-	var out bytes.Buffer
-	if err := run(t.Context(), &out, "", false); err != nil {
-		t.Fatalf("run: %v", err)
-	}
-	if got := out.String(); !strings.HasPrefix(got, "No show") || !strings.Contains(got, "10.96.0.10") {
-		t.Errorf("output is %.80q, want the reason and then the plan", got)
-	}
+		if got := out.String(); !strings.HasPrefix(got, "No show") || !strings.Contains(got, "10.96.0.10") {
+			t.Errorf("output is %.80q, want the reason and then the plan", got)
+		}
+	})
 }
 
 func rootTables(t *testing.T) int {
