@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -273,14 +274,14 @@ func mustList(t *testing.T, ns *netns.NS) string {
 // fails a dump.
 type faultyKernel struct {
 	kernel
-	failAt int // counts messages and dumps down; the one at 0 fails
+	failAt atomic.Int64 // counts messages and dumps down; the one that makes it 0 fails
 }
 
 var errInjected = errors.New("injected")
 
 func (k *faultyKernel) commit(ctx context.Context, w *wire) error {
 	for i := range w.messages {
-		if k.failAt--; k.failAt == 0 {
+		if k.failAt.Add(-1) == 0 {
 			// An unknown message type: the kernel refuses it and rolls all back.
 			binary.NativeEndian.PutUint16(w.buf[w.messages[i].start+4:], subsysNFTables<<8|0xff)
 		}
@@ -289,7 +290,7 @@ func (k *faultyKernel) commit(ctx context.Context, w *wire) error {
 }
 
 func (k *faultyKernel) dump(ctx context.Context, w *wire, reset func(), each func([]byte)) error {
-	if k.failAt--; k.failAt == 0 {
+	if k.failAt.Add(-1) == 0 {
 		return errInjected
 	}
 	return k.kernel.dump(ctx, w, reset, each)
@@ -318,11 +319,12 @@ func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
 					}
 				}
 				healthy := e.kernel
-				faulty := &faultyKernel{kernel: healthy, failAt: failed + 1}
+				faulty := &faultyKernel{kernel: healthy}
+				faulty.failAt.Store(int64(failed + 1))
 				e.kernel = faulty
 				err := e.Apply(t.Context(), next())
 				e.kernel = healthy
-				if faulty.failAt > 0 {
+				if faulty.failAt.Load() > 0 {
 					break // all messages have had their turn
 				}
 				failed++

@@ -35,7 +35,7 @@ func Unprivileged(t *testing.T, f func(t *testing.T)) {
 // the modes of the build's directories.
 func copyForEverybody(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "unprivileged")
+	dir, err := os.MkdirTemp("", "unprivileged") //nolint:usetesting // nobody else can enter t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}

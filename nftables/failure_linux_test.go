@@ -1,0 +1,172 @@
+package nftables
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// TestAFailedSyncLosesNoEvent makes each netlink message of a sync fail in turn,
+// behind a whole Provider. The events of the failed sync must be in the kernel
+// after the next one, without being sent again, and a further sync must find
+// nothing to write.
+func TestAFailedSyncLosesNoEvent(t *testing.T) {
+	t.Parallel()
+	const services = 8
+	f := &failing{cluster: newCluster(services, 5)}
+	f.start(t)
+	failed := 0
+	for {
+		want := f.change(failed)
+		f.kernel.failAt.Store(int64(failed + 1))
+		err := f.Sync(t.Context())
+		if f.kernel.failAt.Load() > 0 {
+			break // all messages have had their turn
+		}
+		failed++
+		f.kernel.failAt.Store(0)
+		if err == nil {
+			t.Fatalf("message %d failed and Sync did not notice", failed)
+		}
+		if f.Status().Families[v1.IPv4Protocol].PendingSince.IsZero() {
+			t.Errorf("message %d failed and nothing is pending", failed)
+		}
+		f.mustSync(t)
+		f.mustHold(t, want)
+		before := f.writes.Load()
+		f.mustSync(t)
+		if n := f.writes.Load() - before; n != 0 {
+			t.Errorf("after failure at message %d: an idle sync wrote %d objects", failed, n)
+		}
+	}
+	t.Logf("%d messages failed in turn", failed)
+	if failed < 5 {
+		t.Errorf("only %d messages failed, want at least 5", failed)
+	}
+}
+
+// failing is a Provider whose kernel refuses messages on request.
+type failing struct {
+	programmed
+	cluster *cluster
+	kernel  *faultyKernel
+}
+
+func (f *failing) start(t *testing.T) {
+	t.Helper()
+	ns := netnstest.New(t)
+	config := Config{Config: proxier.Config{
+		Families: []v1.IPFamily{v1.IPv4Protocol}, NetNS: ns.Path(),
+		// Retries by themselves would race with those of the test.
+		Runner: runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: time.Hour, Max: time.Hour}},
+	}}
+	engine, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := engine.open
+	engine.open = func() (kernel, error) {
+		k, err := open()
+		f.kernel = &faultyKernel{kernel: k}
+		return f.kernel, err
+	}
+	f.engine = engine
+	f.Proxier, err = proxier.New(config.Config, proxier.Deps{Observer: f}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	for i := range f.cluster.services {
+		f.OnServiceAdd(f.cluster.services[i])
+		f.OnEndpointSliceAdd(f.cluster.slices[i])
+	}
+	f.OnServiceSynced()
+	f.OnEndpointSlicesSynced()
+	f.mustSync(t)
+}
+
+func (f *failing) mustSync(t *testing.T) {
+	t.Helper()
+	if err := f.Sync(t.Context()); err != nil {
+		t.Fatalf("sync: %v", err)
+	}
+}
+
+// change makes events of several kinds, past the handlers so that one sync gets
+// them all: a Service scaled, one with a new endpoint, one gone and one come. It
+// returns the endpoints that each VIP must have.
+func (f *failing) change(round int) map[string][]string {
+	tracker, c := f.Tracker(), f.cluster
+	scaled, moved, flipped := round%3, 3+round%2, 5+round%3
+	c.slices[scaled] = newSlice(c.services[scaled].ObjectMeta, 1000*(round+1), 5+round%7)
+	c.slices[moved] = replaced(c.slices[moved], round+1)
+	for _, i := range []int{scaled, moved} {
+		tracker.Endpoints.EndpointSliceUpdate(c.slices[i], false)
+	}
+	// The flipped one disappears and comes back under another address.
+	tracker.Services.Update(c.services[flipped], nil)
+	renewed := c.services[flipped].DeepCopy()
+	renewed.Spec.ClusterIP = netip.AddrFrom4([4]byte{10, 200, byte(round >> 8), byte(round)}).String()
+	c.services[flipped] = renewed
+	tracker.Services.Update(nil, renewed)
+
+	want := map[string][]string{}
+	for i := range c.services {
+		want[c.services[i].Spec.ClusterIP] = addressesOf(c.slices[i])
+	}
+	return want
+}
+
+func addressesOf(slice *discovery.EndpointSlice) []string {
+	var list []string
+	for _, e := range slice.Endpoints {
+		list = append(list, e.Addresses[0]+":"+strconv.Itoa(int(*slice.Ports[0].Port)))
+	}
+	slices.Sort(list)
+	return list
+}
+
+// mustHold compares the endpoints of each VIP in the kernel.
+func (f *failing) mustHold(t *testing.T, want map[string][]string) {
+	t.Helper()
+	o, err := f.engine.observe(t.Context())
+	if err == nil {
+		err = f.engine.observeElements(t.Context(), o)
+	}
+	if err != nil {
+		t.Fatalf("observe: %v", err)
+	}
+	got := map[string][]string{}
+	for key, data := range o.element[setEndpoints] {
+		vip, _ := netip.AddrFromSlice([]byte(key[:4]))
+		endpoint, _ := parseAddrPort(data)
+		got[vip.String()] = append(got[vip.String()], endpoint.String())
+	}
+	for vip := range got {
+		slices.Sort(got[vip])
+		if !slices.Equal(got[vip], want[vip]) {
+			t.Errorf("%s: endpoints %v, want %v", vip, got[vip], want[vip])
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d VIPs, want %d", len(got), len(want))
+	}
+}
