@@ -274,7 +274,18 @@ func mustList(t *testing.T, ns *netns.NS) string {
 // fails a dump.
 type faultyKernel struct {
 	kernel
-	failAt atomic.Int64 // counts messages and dumps down; the one that makes it 0 fails
+	failAt *atomic.Int64 // counts messages and dumps down; the one that makes it 0 fails
+}
+
+// makeFaulty makes every kernel that the engine opens a faulty one, and returns
+// what they all count down.
+func (e *Engine) makeFaulty() *atomic.Int64 {
+	failAt, open := &atomic.Int64{}, e.open
+	e.open = func() (kernel, error) {
+		k, err := open()
+		return &faultyKernel{kernel: k, failAt: failAt}, err
+	}
+	return failAt
 }
 
 var errInjected = errors.New("injected")
@@ -303,6 +314,7 @@ func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		ns := netnstest.New(t)
 		e := w.engine(t, ns)
+		failAt := e.makeFaulty()
 		m := model{}
 		load := func() desired.Update { return m.full(w) }
 		change := func() desired.Update { return m.step(w, 20, 6) }
@@ -318,13 +330,10 @@ func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
 						t.Fatalf("clean up: %v", err)
 					}
 				}
-				healthy := e.kernel
-				faulty := &faultyKernel{kernel: healthy}
-				faulty.failAt.Store(int64(failed + 1))
-				e.kernel = faulty
+				failAt.Store(int64(failed + 1))
 				err := e.Apply(t.Context(), next())
-				e.kernel = healthy
-				if faulty.failAt.Load() > 0 {
+				left := failAt.Swap(0)
+				if left > 0 {
 					break // all messages have had their turn
 				}
 				failed++

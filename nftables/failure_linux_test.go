@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,13 +29,13 @@ func TestAFailedSyncLosesNoEvent(t *testing.T) {
 	failed := 0
 	for {
 		want := f.change(failed)
-		f.kernel.failAt.Store(int64(failed + 1))
+		f.failAt.Store(int64(failed + 1))
 		err := f.Sync(t.Context())
-		if f.kernel.failAt.Load() > 0 {
+		if f.failAt.Load() > 0 {
 			break // all messages have had their turn
 		}
 		failed++
-		f.kernel.failAt.Store(0)
+		f.failAt.Store(0)
 		if err == nil {
 			t.Fatalf("message %d failed and Sync did not notice", failed)
 		}
@@ -59,7 +60,7 @@ func TestAFailedSyncLosesNoEvent(t *testing.T) {
 type failing struct {
 	programmed
 	cluster *cluster
-	kernel  *faultyKernel
+	failAt  *atomic.Int64
 }
 
 func (f *failing) start(t *testing.T) {
@@ -74,13 +75,7 @@ func (f *failing) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := engine.open
-	engine.open = func() (kernel, error) {
-		k, err := open()
-		f.kernel = &faultyKernel{kernel: k}
-		return f.kernel, err
-	}
-	f.engine = engine
+	f.engine, f.failAt = engine, engine.makeFaulty()
 	f.Proxier, err = proxier.New(config.Config, proxier.Deps{Observer: f}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -29,7 +30,8 @@ type Proxier struct {
 	tracker  *changetracker.Tracker
 	runner   *runner.Runner
 	families []*family
-	syncing  sync.Mutex // held by a sync and by Cleanup
+	syncing  sync.Mutex  // held by a sync and by Cleanup
+	ready    atomic.Bool // both are synced
 
 	mu             sync.Mutex // guards all below
 	servicesSynced bool
@@ -122,7 +124,7 @@ func (p *Proxier) OnServiceAdd(service *v1.Service) { p.OnServiceUpdate(nil, ser
 // OnServiceUpdate implements Provider.
 func (p *Proxier) OnServiceUpdate(oldService, service *v1.Service) {
 	if p.tracker.Services.Update(oldService, service) {
-		p.Trigger()
+		p.triggerIfReady()
 	}
 }
 
@@ -146,21 +148,29 @@ func (p *Proxier) OnEndpointSlicesSynced() { p.synced(&p.slicesSynced) }
 
 func (p *Proxier) onSlice(slice *discovery.EndpointSlice, remove bool) {
 	if p.tracker.Endpoints.EndpointSliceUpdate(slice, remove) {
-		p.Trigger()
+		p.triggerIfReady()
 	}
 }
 
 func (p *Proxier) synced(flag *bool) {
 	p.mu.Lock()
 	*flag = true
+	p.ready.Store(p.servicesSynced && p.slicesSynced)
 	p.mu.Unlock()
-	p.Trigger()
+	p.triggerIfReady()
+}
+
+// triggerIfReady does not spend the rate limit on syncs that could do nothing.
+func (p *Proxier) triggerIfReady() {
+	if p.ready.Load() {
+		p.Trigger()
+	}
 }
 
 // OnNodeChange implements Provider.
 func (p *Proxier) OnNodeChange(node changetracker.Node) {
 	if p.tracker.SetNode(node) {
-		p.Trigger()
+		p.triggerIfReady()
 	}
 }
 
@@ -171,7 +181,7 @@ func (p *Proxier) OnServiceCIDRsChanged(cidrs []netip.Prefix) {
 	p.serviceCIDRs = slices.Clone(cidrs)
 	p.mu.Unlock()
 	if !same {
-		p.Trigger()
+		p.triggerIfReady()
 	}
 }
 
@@ -219,12 +229,12 @@ func (p *Proxier) Cleanup(ctx context.Context) error {
 func (p *Proxier) sync(ctx context.Context) error {
 	p.syncing.Lock()
 	defer p.syncing.Unlock()
-	p.mu.Lock()
-	ready, cidrs := p.servicesSynced && p.slicesSynced, p.serviceCIDRs
-	p.mu.Unlock()
-	if !ready {
+	if !p.ready.Load() {
 		return nil
 	}
+	p.mu.Lock()
+	cidrs := p.serviceCIDRs
+	p.mu.Unlock()
 	errs := make([]error, len(p.families))
 	var wg sync.WaitGroup
 	for i, f := range p.families {

@@ -88,7 +88,8 @@ func run(t *testing.T, config Config, test func(t *testing.T, f *fixture)) {
 		}
 		f.Proxier = p
 		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
+		defer cancel() // also when the test ends early
+		done := make(chan error, 1)
 		go func() { done <- p.Run(ctx) }()
 		test(t, f)
 		cancel()

@@ -1,0 +1,171 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// adoptClasses takes over the numbers of the classes in the kernel.
+func (e *Engine) adoptClasses(o *observation) {
+	for name := range o.chains {
+		e.state.classes.chains[name] = true
+	}
+	for id, chain := range o.verdict[setClasses] {
+		if f, ok := parseForwarding(chain); ok {
+			e.state.classes.adopt(f, id)
+		}
+	}
+}
+
+// adoptAll finds out at which indexes the endpoints of the service ports stand in
+// the kernel, and under which numbers affinity records know them.
+func (e *Engine) adoptAll(services []*desired.Service, o *observation) map[changetracker.ServicePortName]*placed {
+	hints := make(map[changetracker.ServicePortName]*placed, len(services))
+	taken := map[uint32]bool{}
+	for _, s := range services {
+		p := &placed{}
+		var affinity *affinityService
+		for i := range s.Frontends {
+			key := s.Key(&s.Frontends[i])
+			if s.Affinity > 0 && affinity == nil {
+				affinity = e.adoptAffinity(s, key, o, taken)
+			}
+			for scope := range p.lists {
+				if p.lists[scope] == nil {
+					p.lists[scope] = o.listOf(key, scope, affinity)
+				}
+			}
+		}
+		hints[s.Name] = p
+	}
+	return hints
+}
+
+// adoptAffinity takes over the number of a service port, unless it is taken.
+func (e *Engine) adoptAffinity(s *desired.Service, key desired.Key, o *observation, taken map[uint32]bool) *affinityService {
+	data := o.element[forKind(key, setAffinityIDs, setNodePortAffinityIDs)][keyString(frontendKey(key))]
+	if len(data) != 4 {
+		return nil
+	}
+	id := binary.NativeEndian.Uint32([]byte(data)) >> affinitySlotLen
+	if id == 0 || id > maxAffinityID || taken[id] || e.state.affinity.services[s.Name] != nil {
+		return nil
+	}
+	taken[id] = true
+	return e.state.affinity.adopt(s.Name, id)
+}
+
+// listOf reads the endpoints of one scope under the key of a frontend, in order
+// of index. Those of a service port with affinity are numbered as they were.
+func (o *observation) listOf(key desired.Key, scope int, affinity *affinityService) []target {
+	x := indexed{in: forKind(key, setEndpoints, setNodePortEndpoints), from: offset(indexScope(scope))}
+	if affinity != nil {
+		x.in, x.from = forKind(key, setAffinityPicks, setNodePortAffinityPicks), x.from|ownBit
+	}
+	var list []target
+	for i := range maxEndpoints {
+		data, ok := o.element[x.in][keyString(x.key(key, i))]
+		if !ok {
+			break
+		}
+		t, ok := o.targetOf(data, affinity)
+		if !ok {
+			break
+		}
+		list = append(list, t)
+	}
+	return list
+}
+
+func (o *observation) targetOf(data string, affinity *affinityService) (t target, ok bool) {
+	if affinity == nil {
+		addr, ok := parseAddrPort(data)
+		return target{addr: addr}, ok
+	}
+	if len(data) != 4 {
+		return target{}, false
+	}
+	id := binary.NativeEndian.Uint32([]byte(data))
+	addr, ok := parseAddrPort(o.element[setAffinityEndpoints][data])
+	if ok && id&affinityIDMask == affinity.key() {
+		affinity.adopt(addr, id&maxAffinitySlot)
+	}
+	return target{addr: addr, id: id}, ok
+}
+
+func keyString(k elementBytes) string { return string(k.bytes()) }
+
+func parseAddrPort(data string) (ap netip.AddrPort, ok bool) {
+	n := len(data) - 4
+	if n < 0 {
+		return ap, false
+	}
+	addr, ok := netip.AddrFromSlice([]byte(data[:n]))
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(data[n:]))), ok
+}
+
+// hasVerdicts says whether the verdict maps lead every class where it belongs.
+func (o *observation) hasVerdicts(specs []setSpec) bool {
+	want := [numSets]map[uint32]string{}
+	for id := range want {
+		want[id] = map[uint32]string{}
+	}
+	for class, to := range staticClasses() {
+		for _, in := range to.from {
+			want[in][class] = to.chain
+		}
+	}
+	chains := 0
+	for id, chain := range o.verdict[setClasses] {
+		f, ok := parseForwarding(chain)
+		if !ok {
+			continue
+		}
+		chains++
+		for _, in := range f.reachedFrom() {
+			want[in][id] = chain
+		}
+	}
+	for i := range specs {
+		if len(specs[i].data) > 0 && specs[i].data[0] == fieldVerdict && !maps.Equal(o.verdict[i], want[i]) {
+			return false
+		}
+	}
+	return chains == o.countClasses()
+}
+
+func (o *observation) countClasses() int {
+	n := 0
+	for name := range o.chains {
+		if _, ok := parseForwarding(name); ok {
+			n++
+		}
+	}
+	return n
+}
+
+// globals returns want with every list that the kernel does not hold taken out,
+// so that it counts as changed.
+func (o *observation) globals(want *desired.Globals) desired.Globals {
+	g := *want
+	for _, id := range intervalSets() {
+		if slices.Equal(o.ranges[id], ranges(prefixesOf(want, id))) {
+			continue
+		}
+		wrong := []netip.Prefix{{}}
+		switch id { //nolint:exhaustive // only the interval sets hold prefixes
+		case setServiceCIDRs:
+			g.ServiceCIDRs = wrong
+		case setNodePortAddresses:
+			g.NodePortAddresses = wrong
+		default:
+			g.PodCIDRs = wrong
+		}
+	}
+	return g
+}

@@ -1,0 +1,178 @@
+package nftables
+
+import (
+	"context"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// stepElements is how many element writes one transaction holds at most, give or
+// take one service port: nobody else in the network namespace can commit
+// meanwhile, and this many take a few milliseconds.
+const stepElements = 2000
+
+// applyChanges writes the difference that the update makes to each of its service
+// ports.
+func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error {
+	t := e.beginStep()
+	for _, name := range update.Removed {
+		e.change(t, name, nil)
+	}
+	for _, s := range update.Services {
+		e.change(t, s.Name, s)
+		if t.elements >= stepElements {
+			if err := e.commit(ctx, t, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return e.commit(ctx, t, e.changedGlobals(&update.Globals))
+}
+
+// change notes the difference between what is placed for a service port and what
+// must be; s is nil when it is gone.
+func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *desired.Service) {
+	prev := e.state.placed[name]
+	var next *placed
+	if s != nil {
+		next = e.place(prev, s, t)
+		e.state.placed[name] = next
+	} else {
+		delete(e.state.placed, name)
+		e.state.affinity.release(name)
+	}
+	diff(t, prev, next)
+	e.state.count(prev, -1)
+	e.state.count(next, 1)
+}
+
+// place works out where a service port stands in the sets. New classes are noted
+// in t.
+func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed {
+	pl := placer{class: func(f forwarding) uint32 { return e.state.classes.class(f, t) }}
+	if s.Affinity > 0 {
+		pl.affinity, _ = e.state.affinity.service(s.Name)
+	}
+	if pl.affinity == nil {
+		if s.Affinity > 0 {
+			e.log.Warn("no affinity ids left, session affinity is off", zap.Stringer("service", s.Name))
+		}
+		e.state.affinity.release(s.Name)
+		plain := *s
+		plain.Affinity = 0
+		s = &plain
+	}
+	if most := pl.limit(); len(s.Cluster) > most || len(s.Local) > most {
+		e.log.Warn("too many endpoints, the rest gets no traffic", zap.Stringer("service", s.Name), zap.Int("limit", most))
+	}
+	return pl.place(prev, s)
+}
+
+// count adds what a service port needs of the shared sets.
+func (s *state) count(p *placed, n int) {
+	if p == nil {
+		return
+	}
+	for i := range p.frontends {
+		if p.frontends[i].clusterIP {
+			s.clusterIPs.add(p.frontends[i].key.VIP, n)
+		}
+	}
+	for _, a := range p.hairpin {
+		s.hairpins.add(a, n)
+	}
+}
+
+func (e *Engine) beginStep() *transaction {
+	e.step.reset()
+	return &e.step
+}
+
+// changedGlobals returns a writer of what differs from the globals in the kernel,
+// nil if nothing does.
+func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
+	var changed []setID
+	for _, id := range intervalSets() {
+		if !slices.Equal(prefixesOf(want, id), prefixesOf(&e.state.globals, id)) {
+			changed = append(changed, id)
+		}
+	}
+	if len(changed) == 0 {
+		return nil
+	}
+	return func(w *wire) {
+		for _, id := range changed {
+			w.replaceIntervals(&e.specs[id], ranges(prefixesOf(want, id)))
+			e.report.Writes++
+		}
+		e.state.globals = *want
+	}
+}
+
+// commit writes a step as one transaction, with more after it, and empties it.
+// Nothing is sent when there is nothing to write.
+func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) error {
+	e.state.clusterIPs.settle(t)
+	e.state.hairpins.settle(t)
+	if t.empty() && more == nil {
+		return nil
+	}
+	w := e.newBatch()
+	if err := e.writeStep(w, t, more); err != nil {
+		return err
+	}
+	t.reset()
+	return e.send(ctx, w)
+}
+
+func (e *Engine) writeStep(w *wire, t *transaction, more func(*wire)) error {
+	for _, c := range t.classes {
+		if err := e.writeClass(w, c); err != nil {
+			return err
+		}
+	}
+	t.write(w)
+	e.report.Writes += t.elements
+	if more != nil {
+		more(w)
+	}
+	return nil
+}
+
+// writeClass creates the chain of a class, the chains it shares unless they
+// exist, and its elements in the verdict maps.
+func (e *Engine) writeClass(w *wire, c newClass) error {
+	var missing []chainSpec
+	for _, chain := range e.state.layout.forwardingChains(c.forwarding) {
+		if !e.state.classes.chains[chain.name] {
+			e.state.classes.chains[chain.name] = true
+			missing = append(missing, chain)
+		}
+	}
+	e.report.Writes += len(missing)
+	if err := w.chains(missing); err != nil {
+		return err
+	}
+	for _, in := range c.reachedFrom() {
+		w.verdictElement(&e.specs[in], c.id, c.chain())
+		e.report.Writes++
+	}
+	return nil
+}
+
+func (e *Engine) newBatch() *wire {
+	e.batch.buf, e.batch.messages = e.batch.buf[:0], e.batch.messages[:0]
+	e.batch.batchMarker(nfnlBatchBegin)
+	return &e.batch
+}
+
+func (e *Engine) send(ctx context.Context, w *wire) error {
+	w.batchMarker(nfnlBatchEnd)
+	e.report.Transactions++
+	e.report.Bytes += len(w.buf)
+	return e.kernel.commit(ctx, w)
+}

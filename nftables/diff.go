@@ -1,0 +1,222 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// elementSink takes the elements of service ports, one by one.
+type elementSink interface {
+	put(in setID, key, keyEnd, data elementBytes)
+	remove(in setID, key, keyEnd elementBytes)
+}
+
+// mapped is one element of a frontend that maps its key to a number.
+type mapped struct {
+	in    setID
+	value uint32
+}
+
+// values lists the maps that the frontend is in.
+func (f *placedFrontend) values() [5]mapped {
+	return [5]mapped{
+		{forKind(f.key, setServices, setNodePorts), f.entry},
+		{setFirewalled, f.firewalled},
+		{forKind(f.key, setLocals, setNodePortLocals), f.outside},
+		{forKind(f.key, setShortCircuits, setNodePortShortCircuits), f.inside},
+		{forKind(f.key, setAffinityIDs, setNodePortAffinityIDs), f.affinityID},
+	}
+}
+
+// indexed is one list of endpoints under the key of a frontend.
+type indexed struct {
+	in   setID
+	from uint32 // the index of the first
+	list []target
+}
+
+// indexedLists returns the lists of a frontend of p.
+func (p *placed) indexedLists(f *placedFrontend) [2]indexed {
+	var lists [2]indexed
+	for i := range lists {
+		lists[i] = indexed{in: forKind(f.key, setEndpoints, setNodePortEndpoints), from: offset(indexScope(i))}
+		if p.affinity {
+			lists[i].in = forKind(f.key, setAffinityPicks, setNodePortAffinityPicks)
+			lists[i].from |= ownBit
+		}
+		if f.uses[i] {
+			lists[i].list = p.lists[i]
+		}
+	}
+	return lists
+}
+
+func (x *indexed) key(k desired.Key, i int) elementBytes {
+	return frontendKey(k).mark(x.from + uint32(i))
+}
+
+// data is the endpoint itself, or its number in affinity records.
+func (t target) data() elementBytes {
+	if t.id != 0 {
+		return markData(t.id)
+	}
+	return addrPortData(t.addr)
+}
+
+// rangeKeys are the first and the last key that a source range covers.
+func rangeKeys(k desired.Key, p netip.Prefix) (first, last elementBytes) {
+	return frontendKey(k).addr(p.Addr()), frontendKey(k).addr(lastAddr(p))
+}
+
+// lastAddr is the highest address of a masked prefix.
+func lastAddr(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < 8*len(b); bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// diff writes the difference between two placements of one service port; either
+// may be nil.
+func diff(sink elementSink, prev, next *placed) {
+	if prev != nil && next != nil && prev.affinity != next.affinity {
+		diff(sink, prev, nil)
+		prev = nil
+	}
+	a, b := prev.all(), next.all()
+	for len(a) > 0 || len(b) > 0 {
+		switch {
+		case len(b) == 0 || len(a) > 0 && a[0].key.Compare(b[0].key) < 0:
+			diffFrontend(sink, prev, nil, &a[0], &placedFrontend{key: a[0].key})
+			a = a[1:]
+		case len(a) == 0 || a[0].key.Compare(b[0].key) > 0:
+			diffFrontend(sink, nil, next, &placedFrontend{key: b[0].key}, &b[0])
+			b = b[1:]
+		default:
+			diffFrontend(sink, prev, next, &a[0], &b[0])
+			a, b = a[1:], b[1:]
+		}
+	}
+	for i := range 2 {
+		diffAffinityEndpoints(sink, prev.affinityList(i), next.affinityList(i))
+	}
+}
+
+func (p *placed) all() []placedFrontend {
+	if p == nil {
+		return nil
+	}
+	return p.frontends
+}
+
+func (p *placed) affinityList(i int) []target {
+	if p == nil || !p.affinity {
+		return nil
+	}
+	return p.lists[i]
+}
+
+// diffFrontend writes the difference of one frontend; a frontend without values
+// stands for one that is not there.
+func diffFrontend(sink elementSink, prev, next *placed, old, now *placedFrontend) {
+	key := frontendKey(now.key)
+	was, is := old.values(), now.values()
+	for i := range is {
+		diffValue(sink, key, was[i], is[i])
+	}
+	diffRanges(sink, now.key, old.ranges, now.ranges)
+	wasLists, isLists := prev.listsOf(old), next.listsOf(now)
+	for i := range isLists {
+		diffList(sink, now.key, &wasLists[i], &isLists[i])
+	}
+}
+
+func (p *placed) listsOf(f *placedFrontend) [2]indexed {
+	if p == nil {
+		return [2]indexed{}
+	}
+	return p.indexedLists(f)
+}
+
+func diffValue(sink elementSink, key elementBytes, was, is mapped) {
+	if was.value == is.value {
+		return
+	}
+	if was.value != 0 {
+		sink.remove(was.in, key, elementBytes{})
+	}
+	if is.value != 0 {
+		sink.put(is.in, key, elementBytes{}, markData(is.value))
+	}
+}
+
+func diffRanges(sink elementSink, k desired.Key, was, is []netip.Prefix) {
+	for _, p := range was {
+		if !slices.Contains(is, p) {
+			first, last := rangeKeys(k, p)
+			sink.remove(setSourceRanges, first, last)
+		}
+	}
+	for _, p := range is {
+		if !slices.Contains(was, p) {
+			first, last := rangeKeys(k, p)
+			sink.put(setSourceRanges, first, last, elementBytes{})
+		}
+	}
+}
+
+func diffList(sink elementSink, k desired.Key, was, is *indexed) {
+	for i := range max(len(was.list), len(is.list)) {
+		inBoth := i < len(was.list) && i < len(is.list)
+		if inBoth && was.list[i] == is.list[i] {
+			continue
+		}
+		if i < len(was.list) {
+			sink.remove(was.in, was.key(k, i), elementBytes{})
+		}
+		if i < len(is.list) {
+			sink.put(is.in, is.key(k, i), elementBytes{}, is.list[i].data())
+		}
+	}
+}
+
+func diffAffinityEndpoints(sink elementSink, was, is []target) {
+	for i := range max(len(was), len(is)) {
+		if i < len(was) && i < len(is) && was[i] == is[i] {
+			continue
+		}
+		if i < len(was) {
+			sink.remove(setAffinityEndpoints, markData(was[i].id), elementBytes{})
+		}
+		if i < len(is) {
+			sink.put(setAffinityEndpoints, markData(is[i].id), elementBytes{}, addrPortData(is[i].addr))
+		}
+	}
+}
+
+// reconciler is an elementSink that writes only what the kernel does not have. It
+// strikes off what it has, so that the rest is what is too much.
+type reconciler struct {
+	t    *transaction
+	have *[numSets]map[string]string // nil when the table is new
+}
+
+func (r *reconciler) put(in setID, key, keyEnd, data elementBytes) {
+	if r.have != nil && len(r.have[in]) > 0 {
+		k := string(key.bytes()) + string(keyEnd.bytes())
+		if old, ok := r.have[in][k]; ok {
+			delete(r.have[in], k)
+			if old == string(data.bytes()) {
+				return
+			}
+			r.t.remove(in, key, keyEnd)
+		}
+	}
+	r.t.put(in, key, keyEnd, data)
+}
+
+func (r *reconciler) remove(setID, elementBytes, elementBytes) {}
