@@ -20,7 +20,8 @@ type Update struct {
 	Services []*Service
 	// Removed are the service ports that are gone. Empty when Full.
 	Removed []changetracker.ServicePortName
-	// Globals is always complete.
+	// Globals is always complete. How pods are told apart (SameDetection) changes
+	// only with a Full update.
 	Globals Globals
 }
 
@@ -44,3 +45,9 @@ type Globals struct {
 // DetectsPods says whether there is any way to tell pod traffic. Without it no
 // traffic is ever taken for a pod's.
 func (g *Globals) DetectsPods() bool { return len(g.PodCIDRs) > 0 || g.PodInterface != "" }
+
+// SameDetection says whether pods are told apart in the same way. The ranges that
+// they come from may differ.
+func (g *Globals) SameDetection(o *Globals) bool {
+	return g.DetectsPods() == o.DetectsPods() && g.PodInterface == o.PodInterface
+}

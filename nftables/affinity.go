@@ -57,6 +57,15 @@ func (a *affinityIDs) release(name changetracker.ServicePortName) {
 	}
 }
 
+// keepOnly releases the numbers of all service ports that placed does not have.
+func (a *affinityIDs) keepOnly(placed map[changetracker.ServicePortName]*placed) {
+	for name := range a.services {
+		if placed[name] == nil {
+			a.release(name)
+		}
+	}
+}
+
 // key is what records of the service port begin with.
 func (s *affinityService) key() uint32 { return s.id << affinitySlotLen }
 

@@ -155,6 +155,7 @@ func (e *Engine) placeAll(
 			return err
 		}
 	}
+	e.state.affinity.keepOnly(e.state.placed)
 	return nil
 }
 

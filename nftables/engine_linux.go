@@ -93,9 +93,9 @@ func netfilterFamily(family v1.IPFamily) uint8 {
 	return familyIPv6
 }
 
-// errNotFull is a bug of the caller: it must send a full Update first, and after
-// every failure.
-var errNotFull = errors.New("nftables: partial update of an unknown state")
+// errNotFull is a bug of the caller: it must send a full Update first, after every
+// failure, and when pods are told apart in another way.
+var errNotFull = errors.New("nftables: a partial update where a full one is needed")
 
 // Apply implements proxier.Engine.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) error {

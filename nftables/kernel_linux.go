@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -134,20 +133,16 @@ func (s *socket) commit(ctx context.Context, w *wire) error {
 
 // firstError finds the first refused message in the kernel's answers.
 func firstError(answers []byte, w *wire) error {
-	for typ, body := range messagesOf(answers) {
-		if typ != nlmsgError || len(body) < 4+nlmsgHeaderLen {
-			continue
-		}
-		errno := unix.Errno(-int32(binary.NativeEndian.Uint32(body)))
-		seq := binary.NativeEndian.Uint32(body[4+8:])
-		if errno == 0 {
+	for answer := range messagesOf(answers) {
+		errno := answer.errno()
+		if answer.typ != nlmsgError || errno == 0 {
 			continue
 		}
 		m := message{op: "commit", object: "transaction"}
-		if int(seq) < len(w.messages) {
-			m = w.messages[seq]
+		if int(answer.seq) < len(w.messages) {
+			m = w.messages[answer.seq]
 		}
-		return classify(m.op, m.object+" in table "+w.table, errno)
+		return classify(m.op, m.object+" in table "+w.table, unix.Errno(errno))
 	}
 	return nil
 }
@@ -173,17 +168,16 @@ func (s *socket) dumpOnce(ctx context.Context, w *wire, each func(attrs []byte))
 		if err != nil {
 			return false, classify("list", object, err)
 		}
-		for rest := s.receive[:n]; len(rest) >= nlmsgHeaderLen; {
-			var m header
-			m, rest = nextMessage(rest)
+		for m := range messagesOf(s.receive[:n]) {
 			interrupted = interrupted || m.flags&nlmIntr != 0
 			switch m.typ {
-			case nlmsgDone:
+			case nlmsgDone, nlmsgError:
+				if errno := m.errno(); errno != 0 {
+					return false, classify("list", object, unix.Errno(errno))
+				}
 				return interrupted, ctx.Err()
-			case nlmsgError:
-				return false, classify("list", object, unix.Errno(-int32(binary.NativeEndian.Uint32(m.body))))
 			default:
-				each(m.body[nfgenHeaderLen:])
+				each(m.body[min(nfgenHeaderLen, len(m.body)):])
 			}
 		}
 	}

@@ -28,17 +28,26 @@ func nextMessage(b []byte) (m header, rest []byte) {
 	return m, b[min(align4(n), len(b)):]
 }
 
-// messagesOf yields type and body of each message in b.
-func messagesOf(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
+// messagesOf yields each message in b.
+func messagesOf(b []byte) iter.Seq[header] {
+	return func(yield func(header) bool) {
 		for len(b) >= nlmsgHeaderLen {
 			var m header
 			m, b = nextMessage(b)
-			if !yield(m.typ, m.body) {
+			if !yield(m) {
 				return
 			}
 		}
 	}
+}
+
+// errno is what a message that ends something, or answers to something, says of
+// the outcome; 0 is success.
+func (m header) errno() int {
+	if len(m.body) < 4 {
+		return 0
+	}
+	return -int(int32(binary.NativeEndian.Uint32(m.body)))
 }
 
 // attributes yields type, without flags, and value of each attribute in b. Bytes

@@ -89,8 +89,9 @@ func FuzzMessagesOfTheKernel(f *testing.F) {
 	w.verdictElement(&spec, 1, "chain")
 	f.Add(w.buf)
 	f.Fuzz(func(_ *testing.T, b []byte) {
-		for _, body := range messagesOf(b) {
-			for _, value := range attributes(body) {
+		for m := range messagesOf(b) {
+			m.errno()
+			for _, value := range attributes(m.body) {
 				for _, item := range attributes(value) {
 					parseElement(item)
 				}

@@ -3,6 +3,7 @@ package proxier
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -82,7 +83,11 @@ func (f *family) update(state *changetracker.State, delta changetracker.Delta, f
 
 // everything resolves all service ports, the important ones first.
 func (f *family) everything(state *changetracker.State) []*desired.Service {
-	f.claims, f.lost = newClaims(), map[changetracker.ServicePortName][]desired.Key{}
+	f.claims = newClaims()
+	maps.DeleteFunc(f.lost, func(name changetracker.ServicePortName, _ []desired.Key) bool {
+		_, ok := state.Service(name)
+		return !ok
+	})
 	services := make([]*desired.Service, 0, state.Len())
 	for name := range state.All() {
 		if s, ok := f.resolver.Resolve(state, name); ok {

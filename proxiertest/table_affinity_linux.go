@@ -33,6 +33,11 @@ func affinityScenarios() []scenario {
 			play:     playTimeout,
 		},
 		{
+			name: "PKT-60/ports", rule: "The ports of a Service have affinity each for itself.",
+			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
+			play:     playPortsApart,
+		},
+		{
 			name: "PKT-61", rule: "A client whose endpoint is gone gets another one, and stays there; nobody else moves.",
 			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
 			play:     playLostEndpoint,
@@ -111,6 +116,26 @@ func playStickiness(ctx context.Context, t *testing.T, s *stage) {
 		return results
 	}
 	s.report(t, (&scenario{}).combos(), check)
+}
+
+// playPortsApart compares the two ports of the Service, which differ in protocol.
+func playPortsApart(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	for _, family := range families() {
+		t.Run(string(family), func(t *testing.T) {
+			tcp, err := s.ask(ctx, combo{family: family, network: "tcp"}, clusterIP)
+			if err != nil {
+				t.Fatal(err)
+			}
+			udp, err := s.ask(ctx, combo{family: family, network: "udp"}, clusterIP)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if slices.Equal(tcp, udp) { // by chance: 3^-20
+				t.Errorf("all %d clients are sent to the same endpoint on both ports", len(tcp))
+			}
+		})
+	}
 }
 
 // spread complains if all clients were sent to one server, which a stickiness

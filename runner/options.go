@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -14,7 +15,7 @@ type Options struct {
 	// counted from the end of a run. 0 means 50ms; Unlimited means none.
 	MinInterval time.Duration
 	// Burst is how many runs may follow each other without waiting, after a
-	// quiet time of Burst × MinInterval. 0 means 2.
+	// quiet time of Burst × MinInterval, which is at most 73 years. 0 means 2.
 	Burst int
 	// MaxInterval is how long after the end of a run the next one starts even if
 	// nobody asks. 0 means 1h; Never means never.
@@ -26,14 +27,15 @@ type Options struct {
 // Backoff spaces the retries of a failing run: Initial, Initial × Factor, and so
 // on up to Max, each made longer by a random part of up to Jitter.
 type Backoff struct {
-	// Initial is the pause after the first failure. 0 means 100ms.
+	// Initial is the pause after the first failure, at least 1ms. 0 means 100ms.
 	Initial time.Duration
-	// Max bounds the pause, before jitter. 0 means 30s.
+	// Max bounds the pause, before jitter. 0 means 30s, or Initial if that is
+	// longer; at most 73 years.
 	Max time.Duration
-	// Factor is what the pause grows by. 0 means 2.
+	// Factor is what the pause grows by, at least 1. 0 means 2.
 	Factor float64
-	// Jitter is the largest random part that is added, as a share of the pause:
-	// 0 means 0.2, NoJitter means none.
+	// Jitter is the largest random part that is added, as a share of the pause,
+	// at most 1. 0 means 0.2, NoJitter means none.
 	Jitter float64
 }
 
@@ -58,6 +60,9 @@ const (
 	defaultMax         = 30 * time.Second
 	defaultFactor      = 2
 	defaultJitter      = 0.2
+
+	// longest leaves room to add jitter, and the time since the last run.
+	longest time.Duration = math.MaxInt64 / 4
 )
 
 // WithDefaults returns o with every zero field set to its default.
@@ -84,11 +89,14 @@ func (o Options) Validate() error {
 	}
 	check(o.MinInterval > 0 || o.MinInterval == Unlimited, "MinInterval: %v is negative", o.MinInterval)
 	check(o.Burst > 0, "Burst: %d is negative", o.Burst)
+	check(time.Duration(o.Burst) <= longest/max(o.MinInterval, 1),
+		"Burst: %d × MinInterval %v is longer than %v", o.Burst, o.MinInterval, longest)
 	check(o.MaxInterval > 0 || o.MaxInterval == Never, "MaxInterval: %v is negative", o.MaxInterval)
 	check(o.MaxInterval == Never || o.MaxInterval >= o.MinInterval,
 		"MaxInterval: %v is shorter than MinInterval %v", o.MaxInterval, o.MinInterval)
 	check(o.Retry.Initial >= time.Millisecond, "Retry.Initial: %v is shorter than 1ms", o.Retry.Initial)
 	check(o.Retry.Max >= o.Retry.Initial, "Retry.Max: %v is shorter than Retry.Initial %v", o.Retry.Max, o.Retry.Initial)
+	check(o.Retry.Max <= longest, "Retry.Max: %v is longer than %v", o.Retry.Max, longest)
 	check(o.Retry.Factor >= 1, "Retry.Factor: %v is below 1", o.Retry.Factor)
 	check(o.Retry.Jitter >= 0 && o.Retry.Jitter <= 1 || o.Retry.Jitter == NoJitter, "Retry.Jitter: %v is not between 0 and 1", o.Retry.Jitter)
 	return errors.Join(errs...)

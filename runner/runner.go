@@ -47,7 +47,8 @@ func (r *Runner) Trigger() {
 
 // Sync asks for a run and waits for one that starts after the call, and returns
 // its error. It returns ErrEnded when Run ends first, and the context's error
-// when that ends first. Before Run is called it waits.
+// when that ends first. Before Run is called it waits. The function itself must
+// not call it: it would wait for the run after its own.
 func (r *Runner) Sync(ctx context.Context) error {
 	done := make(chan error, 1)
 	r.mu.Lock()
@@ -140,10 +141,13 @@ func (r *Runner) once(ctx context.Context) error {
 	waiting := r.waiting
 	r.waiting = nil
 	r.mu.Unlock()
-	err := r.call(ctx)
-	for _, done := range waiting {
-		done <- err
-	}
+	err := ErrEnded // holds if the function ends this goroutine (runtime.Goexit)
+	defer func() {
+		for _, done := range waiting {
+			done <- err
+		}
+	}()
+	err = r.call(ctx)
 	return err
 }
 
@@ -191,13 +195,9 @@ func (b *bucket) level(now time.Time) time.Duration {
 	return min(b.stock+now.Sub(b.since), b.burst)
 }
 
-func (b *bucket) take() {
-	now := time.Now()
-	b.stock, b.since = b.level(now)-b.interval, now
-}
+// take begins a run, in which nothing grows back: refillFrom follows its end.
+func (b *bucket) take() { b.stock = b.level(time.Now()) - b.interval }
 
-// refillFrom says that the bucket fills from now on, and not while a run was
-// under way.
 func (b *bucket) refillFrom(now time.Time) { b.since = now }
 
 // backoff counts failures in a row.
@@ -212,7 +212,8 @@ func (b *backoff) next() time.Duration {
 	if b.pause == 0 {
 		b.pause = b.Initial
 	} else {
-		b.pause = min(time.Duration(float64(b.pause)*b.Factor), b.Max)
+		// The product may be too large for a Duration, Max is not.
+		b.pause = time.Duration(min(float64(b.pause)*b.Factor, float64(b.Max)))
 	}
 	jitter := max(b.Jitter, 0) // NoJitter
 	return b.pause + time.Duration(rand.Float64()*jitter*float64(b.pause))

@@ -3,7 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
-	"fmt"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -109,6 +109,21 @@ func TestTheIntervalBeginsWhenTheRunEnds(t *testing.T) {
 	})
 }
 
+func TestAQuietTimeFillsNoMoreThanTheBurst(t *testing.T) {
+	options := Options{MinInterval: time.Second, Burst: 3}
+	inBubble(t, options, func(t *testing.T, b *bench) {
+		const quiet = 59 * time.Minute
+		b.at(t, quiet, 0)
+		for n := 1; n <= 3; n++ {
+			b.Trigger()
+			b.at(t, quiet, n)
+		}
+		b.Trigger()
+		b.at(t, quiet+time.Second-1, 3)
+		b.at(t, quiet+time.Second, 4)
+	})
+}
+
 func TestABurstNeedsNoWaiting(t *testing.T) {
 	options := Options{MinInterval: time.Second, Burst: 3}
 	inBubble(t, options, func(t *testing.T, b *bench) {
@@ -187,15 +202,6 @@ func TestAFailureIsRetriedWithGrowingPauses(t *testing.T) {
 	})
 }
 
-func TestJitterOnlyMakesPausesLonger(t *testing.T) {
-	for range 1000 {
-		b := backoff{Backoff: Backoff{Initial: time.Second, Max: time.Minute, Factor: 2, Jitter: 0.5}}
-		if p := b.next(); p < time.Second || p > 1500*time.Millisecond {
-			t.Fatalf("pause = %v, want 1s to 1.5s", p)
-		}
-	}
-}
-
 // RUN-07.
 func TestARequestDoesNotWaitForTheRetry(t *testing.T) {
 	options := second()
@@ -213,6 +219,27 @@ func TestARequestDoesNotWaitForTheRetry(t *testing.T) {
 		b.at(t, time.Second, 2)
 		b.at(t, 10*time.Minute, 2) // the success cancelled the retry
 	})
+}
+
+// RUN-06: whatever comes first.
+func TestARetryWaitsNoLongerThanMaxInterval(t *testing.T) {
+	for name, test := range map[string]struct{ maxInterval, want time.Duration }{
+		"shorter than the pause": {time.Minute, time.Minute},
+		"longer than the pause":  {time.Hour, 10 * time.Minute},
+		"Never":                  {Never, 10 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			options := second()
+			options.MaxInterval = test.maxInterval
+			options.Retry = Backoff{Initial: 10 * time.Minute, Jitter: NoJitter}
+			inBubble(t, options, func(t *testing.T, b *bench) {
+				b.ends(func(int) error { return errors.New("broken") })
+				b.Trigger()
+				b.at(t, test.want-1, 1)
+				b.at(t, test.want, 2)
+			})
+		})
+	}
 }
 
 // RUN-08.
@@ -289,6 +316,9 @@ func TestAfterTheEndNothingHappens(t *testing.T) {
 		go func() { waiting <- b.Sync(t.Context()) }()
 		synctest.Wait()
 		b.stop()
+		if took := time.Since(b.start); took != 0 {
+			t.Errorf("Run returned %v after ctx ended, want at once", took)
+		}
 		if err := <-waiting; !errors.Is(err, ErrEnded) {
 			t.Errorf("a waiting Sync = %v, want ErrEnded", err)
 		}
@@ -298,6 +328,49 @@ func TestAfterTheEndNothingHappens(t *testing.T) {
 			t.Errorf("Sync after the end = %v, want ErrEnded", err)
 		}
 		b.at(t, time.Minute, 1)
+	})
+}
+
+func TestTheFunctionGetsTheContextOfRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{}
+		var got context.Context
+		r, err := New(Options{}, func(ctx context.Context) error {
+			got = ctx
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		if err != nil {
+			t.Fatalf("New: %v", err)
+		}
+		r.Trigger()
+		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "mine"), time.Second)
+		defer cancel()
+		if err := r.Run(ctx); err != nil {
+			t.Errorf("Run = %v, want nil: the end of ctx is no error", err)
+		}
+		if got == nil || got.Value(key{}) != "mine" {
+			t.Errorf("the function got %v, want the context of Run", got)
+		}
+	})
+}
+
+// TestAFunctionThatEndsItsGoroutineLeavesNobodyWaiting: a test's FailNow does so.
+func TestAFunctionThatEndsItsGoroutineLeavesNobodyWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, err := New(Options{}, func(context.Context) error {
+			runtime.Goexit()
+			return nil
+		})
+		if err != nil {
+			t.Fatalf("New: %v", err)
+		}
+		go func() { _ = r.Run(t.Context()) }()
+		for range 2 { // the run that ends, and after the end
+			if err := r.Sync(t.Context()); !errors.Is(err, ErrEnded) {
+				t.Errorf("Sync = %v, want ErrEnded", err)
+			}
+		}
 	})
 }
 
@@ -346,49 +419,4 @@ func TestSyncGivesUpWithItsContext(t *testing.T) {
 			t.Errorf("Sync = %v, want deadline exceeded", err)
 		}
 	})
-}
-
-func TestValidateReportsAllFaults(t *testing.T) {
-	bad := Options{
-		MinInterval: -5, Burst: -1, MaxInterval: -7,
-		Retry: Backoff{Initial: time.Microsecond, Max: time.Nanosecond, Factor: 0.5, Jitter: 3},
-	}
-	_, err := New(bad, nil)
-	if err == nil {
-		t.Fatal("New accepts nonsense")
-	}
-	for _, field := range []string{"MinInterval", "Burst", "MaxInterval", "Retry.Initial", "Retry.Max", "Retry.Factor", "Retry.Jitter", "function"} {
-		if !strings.Contains(err.Error(), field) {
-			t.Errorf("error does not name %s: %v", field, err)
-		}
-	}
-	if err := (Options{MinInterval: time.Hour, MaxInterval: time.Minute}).Validate(); err == nil {
-		t.Error("MaxInterval below MinInterval is accepted (RUN-01)")
-	}
-	if err := (Options{}).Validate(); err != nil {
-		t.Errorf("the zero value is refused: %v", err)
-	}
-}
-
-func ExampleRunner() {
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	r, err := New(Options{}, func(context.Context) error {
-		fmt.Println("programmed")
-		return nil
-	})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	done := make(chan error)
-	go func() { done <- r.Run(ctx) }()
-	if err := r.Sync(ctx); err != nil {
-		fmt.Println(err)
-	}
-	stop()
-	fmt.Println(<-done)
-	// Output:
-	// programmed
-	// <nil>
 }

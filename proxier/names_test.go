@@ -1,0 +1,74 @@
+package proxier
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestNamesForFitsTheKernelsLimits(t *testing.T) {
+	for instance, valid := range map[string]bool{
+		"a": true, "edge": true, "edge-02": true, "1234567": true,
+		"": false, "12345678": false, "Edge": false, "-edge": false, "edge-": false, "a b": false, "a/b": false, "é": false,
+	} {
+		names, err := NamesFor(instance)
+		if valid && (err != nil || names.Validate() != nil) {
+			t.Errorf("NamesFor(%q) = %+v, %v, want valid names", instance, names, err)
+		}
+		if !valid && !errors.Is(err, ErrInvalidConfig) {
+			t.Errorf("NamesFor(%q) = %+v, %v, want ErrInvalidConfig", instance, names, err)
+		}
+	}
+}
+
+func TestThePresetsAreValidAndDiffer(t *testing.T) {
+	presets := []Names{DefaultNames(), KubeProxyNames()}
+	for _, n := range presets {
+		if err := n.Validate(); err != nil {
+			t.Errorf("%+v: %v", n, err)
+		}
+	}
+	if a, b := presets[0], presets[1]; a.Table == b.Table || a.ChainPrefix == b.ChainPrefix || a.SetPrefix == b.SetPrefix || a.Device == b.Device {
+		t.Errorf("two instances share a name: %+v, %+v", a, b)
+	}
+}
+
+func TestValidateNamesEveryBadField(t *testing.T) {
+	prefix := netip.MustParsePrefix("10.0.0.0/8")
+	for field, change := range map[string]func(*Config){
+		"Families":                       func(c *Config) { c.Families = append(c.Families, c.Families[0]) },
+		"FullSyncPeriod":                 func(c *Config) { c.FullSyncPeriod = -time.Second },
+		"Masquerade.Mark":                func(c *Config) { c.Masquerade.Mark = 0x6000 },
+		"Masquerade.Local":               func(c *Config) { c.Masquerade.Local = LocalDetector{NodePodCIDRs: true, Interface: "cni0"} },
+		"Masquerade.Local.CIDRs[1]":      func(c *Config) { c.Masquerade.Local.CIDRs = []netip.Prefix{prefix, {}} },
+		"Masquerade.Local.Interface":     func(c *Config) { c.Masquerade.Local.Interface = strings.Repeat("x", 16) },
+		"NodePorts":                      func(c *Config) { c.NodePorts = NodePorts{Primary: true, Addresses: []netip.Prefix{prefix}} },
+		"NodePorts.Addresses[0]":         func(c *Config) { c.NodePorts.Addresses = []netip.Prefix{{}} },
+		"Names.Table":                    func(c *Config) { c.Names.Table = "" },
+		"Runner: MaxInterval":            func(c *Config) { c.Runner.MaxInterval = -time.Second },
+		"Masquerade.Local.InterfacePref": func(c *Config) { c.Masquerade.Local.InterfacePrefix = strings.Repeat("x", 16) },
+	} {
+		config := Config{}.WithDefaults()
+		if err := config.Validate(); err != nil {
+			t.Fatalf("the zero value is not valid: %v", err)
+		}
+		change(&config)
+		err := config.Validate()
+		if !errors.Is(err, ErrInvalidConfig) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: Validate = %v, want it named", field, err)
+		}
+	}
+}
+
+func ExampleNamesFor() {
+	names, err := NamesFor("edge")
+	fmt.Println(names.Table, names.Device, err)
+	_, err = NamesFor("a name that is too long")
+	fmt.Println(err)
+	// Output:
+	// serviceplane-edge edge-svc0 <nil>
+	// invalid configuration: instance "a name that is too long": want 1 to 7 lower-case letters, digits or inner hyphens
+}
