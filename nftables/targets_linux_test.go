@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"text/tabwriter"
@@ -46,6 +47,10 @@ func BenchmarkTargets(b *testing.B) {
 		for _, n := range sizes {
 			benchSize(b, t, n, runs)
 		}
+		c := newCluster(sizes[len(sizes)/2], 10)
+		at := fmt.Sprintf(" N=%d", len(c.services))
+		t.add("p99 of a lone change"+at, measureLatency(b, c, 10*runs, 100*time.Millisecond))
+		t.add("p99 of 1000 changes a second"+at, measureLatency(b, c, 1000*runs, time.Millisecond))
 		for _, h := range huge {
 			c := newCluster(h[0], h[1])
 			t.add(fmt.Sprintf("first sync N=%d E=%d", h[0], h[1]), measureFirst(b, c, 3))
@@ -215,15 +220,33 @@ type programmed struct {
 	cluster  *cluster
 	stop     func()
 	writes   atomic.Int64 // of all syncs so far
+
+	mu        sync.Mutex  // guards the two below
+	underWay  []time.Time // arrivals of events that are not in the kernel yet
+	latencies []time.Duration
 }
 
 // ObserveSync implements proxier.Observer.
-func (p *programmed) ObserveSync(r proxier.SyncReport) { p.writes.Add(int64(r.Apply.Writes)) }
+func (p *programmed) ObserveSync(r proxier.SyncReport) {
+	p.writes.Add(int64(r.Apply.Writes))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	for len(p.underWay) > 0 && p.underWay[0].Before(r.Started) {
+		p.latencies = append(p.latencies, now.Sub(p.underWay[0]))
+		p.underWay = p.underWay[1:]
+	}
+}
 
 func startProvider(b *testing.B, c *cluster, ns *netns.NS) *programmed {
+	b.Helper()
+	return startLimited(b, c, ns, runner.Options{MinInterval: runner.Unlimited})
+}
+
+func startLimited(b *testing.B, c *cluster, ns *netns.NS, limits runner.Options) *programmed {
 	config := Config{Config: proxier.Config{
 		Families: []v1.IPFamily{v1.IPv4Protocol}, NetNS: ns.Path(),
-		Runner: runner.Options{MinInterval: runner.Unlimited},
+		Runner: limits,
 	}}
 	engine, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
@@ -321,6 +344,35 @@ func measureFirst(b *testing.B, c *cluster, runs int) figure {
 	return f
 }
 
+// measureLatency is the 99th percentile of the time from an event to the
+// programmed kernel, with the default rate limits. The events, each another
+// endpoint of another Service, come at fixed times.
+func measureLatency(b *testing.B, c *cluster, events int, every time.Duration) figure {
+	b.Helper()
+	p := startLimited(b, c, netnstest.New(b), runner.Options{})
+	defer p.stop()
+	p.load(b)
+	beat := time.NewTicker(every)
+	defer beat.Stop()
+	for i := range events {
+		<-beat.C
+		slice := replaced(c.slices[i*37%len(c.slices)], i)
+		p.mu.Lock()
+		p.underWay = append(p.underWay, time.Now())
+		p.mu.Unlock()
+		p.OnEndpointSliceUpdate(nil, slice)
+	}
+	p.sync(b)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.latencies) < events {
+		b.Errorf("%d of %d events reached the kernel", len(p.latencies), events)
+		return figure{}
+	}
+	slices.Sort(p.latencies)
+	return figure{wall: p.latencies[len(p.latencies)*99/100]}
+}
+
 // measureWait is the longest time that somebody else's smallest transaction takes
 // during a first sync: nf_tables lets in one at a time per network namespace. The
 // floor is the longest time without us.
@@ -406,7 +458,7 @@ func (p *programmed) measureFull(b *testing.B, runs int) figure {
 	n, before := 0, p.writes.Load()
 	f := measure(runs, func() {
 		n++
-		p.OnNodeChange(changetracker.Node{Name: "bench", Zone: strconv.Itoa(n)})
+		p.Tracker().SetNode(changetracker.Node{Name: "bench", Zone: strconv.Itoa(n)})
 	}, func() { p.sync(b) })
 	f.writes = int(p.writes.Load() - before)
 	f.floor = p.measureDump(b, runs)
