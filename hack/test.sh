@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs all checks and all tests, and brings what they need. As root it runs the
-# kernel tests too, and then a skipped test is a failure.
+# Runs all checks and all tests, and brings what they need. As root on Linux it
+# runs the kernel tests too, and then a skipped test is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
@@ -33,7 +33,7 @@ step() {
 
 formatted() {
   local wrong
-  wrong="$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l)"
+  wrong="$(gofmt -l .)"
   if [ -n "$wrong" ]; then
     printf 'not formatted:\n%s\n' "$wrong"
     return 1
@@ -42,79 +42,64 @@ formatted() {
 
 # documented proves that the linter notices an exported symbol without comment.
 documented() {
-  local probe=runner/zz_undocumented.go
-  printf 'package runner\n\ntype Undocumented struct{}\n' >"$probe"
-  if "$TOOLS/golangci-lint" run ./runner >"$work/probe" 2>&1; then
-    rm -f "$probe"
-    echo 'an exported symbol without doc comment passes the linter'
+  local complaint status=0
+  complaint="$("$GOLANGCI_LINT" run ./internal/guard/testdata/undocumented 2>&1)" || status=$?
+  if [ "$status" = 0 ] || ! grep -q 'Undocumented should have comment' <<<"$complaint"; then
+    printf 'an exported symbol without comment should trouble the linter; it says:\n%s\n' "$complaint"
     return 1
   fi
-  rm -f "$probe"
-  grep -q 'Undocumented should have comment' "$work/probe"
 }
 
-builds() {
+# platforms proves that everything compiles where it cannot run, tests included,
+# and that what is portable needs nothing that is not.
+platforms() {
   local os
-  for os in windows darwin; do
+  for os in darwin windows; do
     GOOS=$os go build "${portable[@]}"
-    GOOS=$os go vet "${portable[@]}"
-    GOOS=$os go build ./...
+    GOOS=$os go vet ./...
   done
   GOOS=linux GOARCH=arm64 go vet ./...
 }
 
-# tests runs everything with the race detector. The kernel tests of different
-# packages do not disturb each other: each test has its own network namespaces.
-# A cached result would say nothing about this machine's kernel.
+# tests runs everything with the race detector, and nothing from the cache: a
+# result of yesterday says nothing about this kernel. The tests of different
+# packages do not disturb each other: each has network namespaces of its own.
 tests() {
   local race=(-race) status=0
-  if [ "$(id -u)" = 0 ] && [ "$(uname -s)" = Linux ]; then
-    export SERVICEPLANE_REQUIRE_KERNEL=1
-  else
-    echo '!! NOT ROOT: the kernel tests are skipped, and nothing is proved about packets.'
+  if [ "$(go env CGO_ENABLED)" != 1 ]; then # so it is without a C compiler
+    echo '!! NO C COMPILER: the tests run without the race detector.'
+    race=()
   fi
-  [ "$(go env CGO_ENABLED)" = 1 ] && command -v "${CC:-gcc}" >/dev/null || race=()
-  [ ${#race[@]} -gt 0 ] || echo '!! no C compiler: without the race detector'
-  go test -count=1 "${race[@]}" -timeout 20m -json ./... >"$work/tests.json" || status=$?
-  go run ./internal/guard/summary "$work/tests.json" >"$work/summary" || status=1
-  cat "$work/summary"
+  go test "${race[@]}" -count=1 -timeout=20m -json ./... >"$work/tests.json" || status=1
+  go run ./internal/guard/summary "$work/tests.json" >"$work/tests" || status=1
+  cat "$work/tests"
   return "$status"
-}
-
-# fuzz gives each fuzz target some runs; `make fuzz` gives more. Runs and not time,
-# because a fuzzer that is stopped by the clock sometimes calls that a failure.
-fuzz() {
-  local package target
-  while read -r package target; do
-    echo "$package $target"
-    go test -run='^$' -fuzz="^$target\$" -fuzztime="${FUZZ_RUNS:-20000}x" "$package" >"$work/fuzz" 2>&1 || {
-      cat "$work/fuzz"
-      return 1
-    }
-  done < <(git grep -o --untracked '^func Fuzz[A-Za-z0-9]*' -- '*_test.go' |
-    sed -E 's|^(.*)/[^/]*:func (Fuzz.*)$|./\1 \2|')
 }
 
 # benchmarks proves that every benchmark works, at small sizes.
 benchmarks() {
-  go test -run='^$' -bench=. -benchtime=1x ./... >"$work/bench" 2>&1 || {
-    cat "$work/bench"
-    return 1
-  }
-  grep -c '^Benchmark' "$work/bench" | sed 's/$/ benchmarks ran/'
+  local status=0
+  go test -run='^$' -bench=. -benchtime=1x -json ./... >"$work/benchmarks.json" || status=1
+  go run ./internal/guard/summary "$work/benchmarks.json" || status=1
+  return "$status"
 }
 
-step 'tools' need_apt nft nftables
-step 'linter' need_go golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint "$GOLANGCI_LINT"
+if [ "$(uname -s)" = Linux ] && [ "$(id -u)" = 0 ]; then
+  export SERVICEPLANE_REQUIRE_KERNEL=1
+  step 'nft, which tests compare with' need_apt nft nftables
+else
+  echo '!! NOT ROOT ON LINUX: the kernel tests are skipped, and nothing is proved about packets.'
+fi
 step 'format' formatted
 step 'module is tidy' go mod tidy -diff
-step 'build' go build ./...
+step 'build, with the examples' go build ./...
 step 'go vet' go vet ./...
-step 'lint, with staticcheck' "$TOOLS/golangci-lint" run ./...
+step 'other platforms' platforms
+step 'linter' need_golangci_lint
+step 'lint, with staticcheck and gofumpt' "$GOLANGCI_LINT" run ./...
 step 'doc comments are required' documented
-step 'other platforms' builds
 step 'tests' tests
-step 'fuzz' fuzz
+step 'fuzz' hack/fuzz.sh
 step 'benchmarks' benchmarks
 printf '\nall steps passed in %ss\n' "$SECONDS"
-tail -n 1 "$work/summary"
+tail -n 1 "$work/tests"

@@ -1,10 +1,13 @@
 package guard
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -12,21 +15,27 @@ import (
 const module = "github.com/serviceplane/serviceplane"
 
 type pkg struct {
-	ImportPath string
-	Imports    []string
-	Deps       []string
-	CgoFiles   []string
+	ImportPath                         string
+	Imports, TestImports, XTestImports []string
+	Deps                               []string
+	CgoFiles                           []string
 }
 
-func list(t *testing.T, args ...string) []pkg {
+// list asks the go command about packages as one system sees them. Cgo is on,
+// because otherwise go list hides the files that use it.
+func list(t *testing.T, goos string, patterns ...string) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Imports,Deps,CgoFiles"}, args...)...)
+	args := []string{"list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps,CgoFiles"}
+	cmd := exec.CommandContext(t.Context(), "go", append(args, patterns...)...)
+	cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH=amd64", "CGO_ENABLED=1")
+	var complaint strings.Builder
+	cmd.Stderr = &complaint
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("go list: %v", err)
+		t.Fatalf("go list: %v\n%s", err, complaint.String())
 	}
 	var pkgs []pkg
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p pkg
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
 			return pkgs
@@ -37,67 +46,91 @@ func list(t *testing.T, args ...string) []pkg {
 	}
 }
 
+// onEachSystem calls test with what go list says on each system that we build for.
+func onEachSystem(t *testing.T, test func(t *testing.T, pkgs []pkg), patterns ...string) {
+	t.Helper()
+	for _, goos := range []string{"linux", "darwin", "windows"} {
+		t.Run(goos, func(t *testing.T) {
+			pkgs := list(t, goos, patterns...)
+			if len(pkgs) < len(patterns) {
+				t.Fatalf("go list knows %d packages, want at least %d", len(pkgs), len(patterns))
+			}
+			test(t, pkgs)
+		})
+	}
+}
+
+// within reports whether a package is one of a module, or of a part of it.
+func within(path, parent string) bool {
+	return path == parent || strings.HasPrefix(path, parent+"/")
+}
+
 // TestThePortablePackagesStayLight: an embedder that wants only trackers or the
 // driver inherits no client, no metrics library and no netlink.
 func TestThePortablePackagesStayLight(t *testing.T) {
 	heavy := []string{
-		"k8s.io/client-go", "github.com/prometheus/", "go.opentelemetry.io/", "github.com/vishvananda/netlink",
-		"github.com/mdlayher/netlink", "github.com/google/nftables", "github.com/moby/ipvs", "github.com/spf13/",
+		"k8s.io/client-go", "github.com/prometheus", "go.opentelemetry.io", "github.com/vishvananda/netlink",
+		"github.com/mdlayher/netlink", "github.com/google/nftables", "github.com/moby/ipvs", "github.com/spf13",
 	}
-	for _, p := range list(t, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier") {
-		for _, dep := range p.Deps {
-			for _, h := range heavy {
-				if strings.HasPrefix(dep+"/", strings.TrimSuffix(h, "/")+"/") {
+	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
+		for _, p := range pkgs {
+			for _, dep := range p.Deps {
+				if slices.ContainsFunc(heavy, func(h string) bool { return within(dep, h) }) {
 					t.Errorf("%s depends on %s", p.ImportPath, dep)
 				}
 			}
 		}
-	}
+	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier")
 }
 
 // TestTheRunnerNeedsOnlyTheStandardLibrary keeps it fit for any program.
 func TestTheRunnerNeedsOnlyTheStandardLibrary(t *testing.T) {
-	for _, dep := range list(t, module+"/runner")[0].Deps {
-		if first, _, _ := strings.Cut(dep, "/"); strings.Contains(first, ".") {
-			t.Errorf("runner depends on %s", dep)
+	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
+		for _, dep := range pkgs[0].Deps {
+			if first, _, _ := strings.Cut(dep, "/"); strings.Contains(first, ".") {
+				t.Errorf("runner depends on %s", dep)
+			}
 		}
-	}
+	}, module+"/runner")
 }
 
 // TestWhatNobodyMayImport: modules that are not made to be imported, loggers that
 // fight over global flags, and C.
 func TestWhatNobodyMayImport(t *testing.T) {
-	for _, p := range list(t, module+"/...") {
-		if len(p.CgoFiles) > 0 {
-			t.Errorf("%s uses cgo", p.ImportPath)
-		}
-		for _, dep := range p.Deps {
-			for _, bad := range []string{"k8s.io/kubernetes/", "k8s.io/component-base/", "k8s.io/apiserver/"} {
-				if strings.HasPrefix(dep+"/", bad) {
+	internal := []string{"k8s.io/kubernetes", "k8s.io/component-base", "k8s.io/apiserver"}
+	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
+		for _, p := range pkgs {
+			if len(p.CgoFiles) > 0 {
+				t.Errorf("%s uses cgo: %v", p.ImportPath, p.CgoFiles)
+			}
+			imported := slices.Concat(p.Imports, p.TestImports, p.XTestImports)
+			for _, dep := range slices.Concat(p.Deps, imported) {
+				if slices.ContainsFunc(internal, func(i string) bool { return within(dep, i) }) {
 					t.Errorf("%s depends on %s", p.ImportPath, dep)
 				}
 			}
-		}
-		for _, imported := range p.Imports {
-			if strings.HasPrefix(imported, "k8s.io/klog") {
-				t.Errorf("%s imports %s", p.ImportPath, imported)
+			for _, dep := range imported {
+				if within(dep, "k8s.io/klog") {
+					t.Errorf("%s imports %s", p.ImportPath, dep)
+				}
 			}
 		}
-	}
+	}, module+"/...")
 }
 
 // TestEnginesDoNotKnowEachOther, and the driver knows none of them.
 func TestEnginesDoNotKnowEachOther(t *testing.T) {
-	engines := []string{"nftables", "iptables", "ipvs", "userspace"}
-	for _, p := range list(t, module+"/...") {
-		own := strings.TrimPrefix(p.ImportPath, module+"/")
-		for _, engine := range engines {
-			isEngine := own != engine && (own == "proxier" || strings.Contains(" "+strings.Join(engines, " ")+" ", " "+own+" "))
+	engines := []string{module + "/nftables", module + "/iptables", module + "/ipvs", module + "/userspace"}
+	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
+		for _, p := range pkgs {
+			if p.ImportPath != module+"/proxier" && !slices.Contains(engines, p.ImportPath) {
+				continue
+			}
 			for _, dep := range p.Deps {
-				if isEngine && dep == module+"/"+engine {
-					t.Errorf("%s depends on %s", own, dep)
+				if dep != p.ImportPath && slices.Contains(engines, dep) {
+					t.Errorf("%s depends on %s", p.ImportPath, dep)
 				}
 			}
 		}
-	}
+	}, module+"/...")
 }

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The texts are what go test -json prints, less the times.
+const (
+	passes = `{"Action":"start","Package":"p"}
+{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"chatter\n"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Elapsed":0.5}
+{"Action":"skip","Package":"without/tests"}
+`
+	fails = `{"Action":"run","Package":"f","Test":"TestB"}
+{"Action":"output","Package":"f","Test":"TestB","Output":"got 1, want 2\n"}
+{"Action":"fail","Package":"f","Test":"TestB"}
+{"Action":"fail","Package":"f","Elapsed":0.5}
+`
+	skips = `{"Action":"run","Package":"s","Test":"TestC/sub"}
+{"Action":"output","Package":"s","Test":"TestC/sub","Output":"    c_test.go:3: needs root\n"}
+{"Action":"output","Package":"s","Test":"TestC/sub","Output":"--- SKIP: TestC/sub (0.00s)\n"}
+{"Action":"skip","Package":"s","Test":"TestC/sub"}
+{"Action":"pass","Package":"s"}
+`
+	crashes = `{"Action":"run","Package":"c","Test":"TestD"}
+{"Action":"output","Package":"c","Test":"TestD","Output":"panic: test timed out after 1s\n"}
+{"Action":"output","Package":"c","Output":"FAIL\tc\t1.005s\n"}
+{"Action":"fail","Package":"c"}
+`
+	leaks = `{"Action":"run","Package":"l","Test":"TestE"}
+{"Action":"pass","Package":"l","Test":"TestE"}
+{"Action":"output","Package":"l","Output":"found unexpected goroutines\n"}
+{"Action":"fail","Package":"l"}
+`
+	unbuilt = `{"ImportPath":"u.test","Action":"build-output","Output":"u_test.go:2:13: expected ')'\n"}
+{"ImportPath":"u.test","Action":"build-fail"}
+{"Action":"output","Package":"u","Output":"FAIL\tu [setup failed]\n"}
+{"Action":"fail","Package":"u","FailedBuild":"u.test"}
+`
+	benchmarks = `{"Action":"run","Package":"b","Test":"BenchmarkF"}
+{"Action":"output","Package":"b","Test":"BenchmarkF","Output":"BenchmarkF-2 1 160 ns/op\n"}
+{"Action":"pass","Package":"b"}
+`
+)
+
+func TestTheSummaryCountsAndRepeatsWhatMatters(t *testing.T) {
+	for name, test := range map[string]struct {
+		events   string
+		required bool
+		wantErr  string
+		want     []string
+	}{
+		"all pass":           {passes, true, "", []string{"pass p 0.5s\n", "\n1 passed, 0 failed, 0 skipped\n"}},
+		"one fails":          {passes + fails, true, "failed", []string{"got 1, want 2\n", "\n1 passed, 1 failed, 0 skipped\n"}},
+		"skip not required":  {passes + skips, false, "", []string{"1 passed, 0 failed, 1 skipped\n"}},
+		"skip required":      {passes + skips, true, "skipped", []string{"TestC/sub", "needs root", "1 passed, 0 failed, 1 skipped\n"}},
+		"crash or timeout":   {passes + crashes, false, "failed", []string{"panic: test timed out", "1 passed, 1 failed, 0 skipped\n"}},
+		"fails beside tests": {leaks, false, "failed", []string{"unexpected goroutines", "1 passed, 1 failed, 0 skipped\n"}},
+		"does not compile":   {passes + unbuilt, false, "failed", []string{"expected ')'", "1 passed, 1 failed, 0 skipped\n"}},
+		"benchmarks":         {benchmarks, true, "", []string{"1 passed, 0 failed, 0 skipped\n"}},
+		"not JSON":           {passes + "go: no such tool\n", false, "", []string{"go: no such tool\n"}},
+		"nothing ran":        {"", false, "no test", []string{"0 passed, 0 failed, 0 skipped\n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "events")
+			if err := os.WriteFile(file, []byte(test.events), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var out strings.Builder
+			err := run([]string{file}, &out, test.required)
+			if got := errText(err); (got == "") != (test.wantErr == "") || !strings.Contains(got, test.wantErr) {
+				t.Errorf("error is %q, want one with %q", got, test.wantErr)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("output lacks %q:\n%s", want, out.String())
+				}
+			}
+			if strings.Contains(out.String(), "chatter") {
+				t.Errorf("output of a test that passed:\n%s", out.String())
+			}
+		})
+	}
+}
+
+func TestTheSummaryNeedsItsFile(t *testing.T) {
+	for name, args := range map[string][]string{"none": nil, "two": {"a", "b"}, "missing": {filepath.Join(t.TempDir(), "none")}} {
+		if err := run(args, os.Stderr, false); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

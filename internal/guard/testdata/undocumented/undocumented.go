@@ -1,0 +1,4 @@
+// Package undocumented has an exported type without a comment.
+package undocumented
+
+type Undocumented struct{}
