@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -13,7 +12,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
-	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
 
@@ -23,9 +21,7 @@ import (
 // nothing to write.
 func TestAFailedSyncLosesNoEvent(t *testing.T) {
 	t.Parallel()
-	const services = 8
-	f := &failing{cluster: newCluster(services, 5)}
-	f.start(t)
+	f := startFailing(t, newCluster(8, 5))
 	failed := 0
 	for {
 		want := f.change(failed)
@@ -42,10 +38,10 @@ func TestAFailedSyncLosesNoEvent(t *testing.T) {
 		if f.Status().Families[v1.IPv4Protocol].PendingSince.IsZero() {
 			t.Errorf("message %d failed and nothing is pending", failed)
 		}
-		f.mustSync(t)
+		f.sync(t)
 		f.mustHold(t, want)
 		before := f.writes.Load()
-		f.mustSync(t)
+		f.sync(t)
 		if n := f.writes.Load() - before; n != 0 {
 			t.Errorf("after failure at message %d: an idle sync wrote %d objects", failed, n)
 		}
@@ -58,51 +54,19 @@ func TestAFailedSyncLosesNoEvent(t *testing.T) {
 
 // failing is a Provider whose kernel refuses messages on request.
 type failing struct {
-	programmed
-	cluster *cluster
-	failAt  *atomic.Int64
+	*programmed
+	failAt *atomic.Int64
 }
 
-func (f *failing) start(t *testing.T) {
+func startFailing(t *testing.T, c *cluster) *failing {
 	t.Helper()
-	ns := netnstest.New(t)
-	config := Config{Config: proxier.Config{
-		Families: []v1.IPFamily{v1.IPv4Protocol}, NetNS: ns.Path(),
-		// Retries by themselves would race with those of the test.
-		Runner: runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: time.Hour, Max: time.Hour}},
-	}}
-	engine, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.engine, f.failAt = engine, engine.makeFaulty()
-	f.Proxier, err = proxier.New(config.Config, proxier.Deps{Observer: f}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- f.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("run: %v", err)
-		}
-	})
-	for i := range f.cluster.services {
-		f.OnServiceAdd(f.cluster.services[i])
-		f.OnEndpointSliceAdd(f.cluster.slices[i])
-	}
-	f.OnServiceSynced()
-	f.OnEndpointSlicesSynced()
-	f.mustSync(t)
-}
-
-func (f *failing) mustSync(t *testing.T) {
-	t.Helper()
-	if err := f.Sync(t.Context()); err != nil {
-		t.Fatalf("sync: %v", err)
-	}
+	// Retries by themselves would race with those of the test.
+	limits := runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: time.Hour, Max: time.Hour}}
+	p := startLimited(t, c, netnstest.New(t), limits)
+	t.Cleanup(p.stop)
+	f := &failing{programmed: p, failAt: p.engine.makeFaulty()}
+	f.load(t)
+	return f
 }
 
 // change makes events of several kinds, past the handlers so that one sync gets

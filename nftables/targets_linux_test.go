@@ -243,14 +243,15 @@ func startProvider(b *testing.B, c *cluster, ns *netns.NS) *programmed {
 	return startLimited(b, c, ns, runner.Options{MinInterval: runner.Unlimited})
 }
 
-func startLimited(b *testing.B, c *cluster, ns *netns.NS, limits runner.Options) *programmed {
+func startLimited(tb testing.TB, c *cluster, ns *netns.NS, limits runner.Options) *programmed {
+	tb.Helper()
 	config := Config{Config: proxier.Config{
 		Families: []v1.IPFamily{v1.IPv4Protocol}, NetNS: ns.Path(),
 		Runner: limits,
 	}}
 	engine, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
-		b.Fatal(err)
+		tb.Fatal(err)
 	}
 	p := &programmed{engine: engine, recorder: &recorder{}, ns: ns, cluster: c}
 	open := engine.open
@@ -261,33 +262,35 @@ func startLimited(b *testing.B, c *cluster, ns *netns.NS, limits runner.Options)
 	}
 	p.Proxier, err = proxier.New(config.Config, proxier.Deps{Observer: p}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
 	if err != nil {
-		b.Fatal(err)
+		tb.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(b.Context())
+	ctx, cancel := context.WithCancel(tb.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
 	p.stop = func() {
 		cancel()
 		if err := <-done; err != nil {
-			b.Errorf("run: %v", err)
+			tb.Errorf("run: %v", err)
 		}
 	}
 	return p
 }
 
-func (p *programmed) load(b *testing.B) {
+func (p *programmed) load(tb testing.TB) {
+	tb.Helper()
 	for i := range p.cluster.services {
 		p.OnServiceAdd(p.cluster.services[i])
 		p.OnEndpointSliceAdd(p.cluster.slices[i])
 	}
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	p.sync(b)
+	p.sync(tb)
 }
 
-func (p *programmed) sync(b *testing.B) {
-	if err := p.Sync(b.Context()); err != nil {
-		b.Fatalf("sync: %v", err)
+func (p *programmed) sync(tb testing.TB) {
+	tb.Helper()
+	if err := p.Sync(tb.Context()); err != nil {
+		tb.Fatalf("sync: %v", err)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // libraryElements returns the element list that the library would send.
-func libraryElements(t *testing.T, add bool, elements ...library.SetElement) []byte {
+func libraryElements(t *testing.T, elements ...library.SetElement) []byte {
 	t.Helper()
 	var list []byte
 	conn, err := library.New(library.WithTestDial(func(requests []netlink.Message) ([]netlink.Message, error) {
@@ -33,12 +33,7 @@ func libraryElements(t *testing.T, add bool, elements ...library.SetElement) []b
 		t.Fatal(err)
 	}
 	set := &library.Set{Table: &library.Table{Name: "t", Family: library.TableFamilyIPv4}, Name: "s", ID: 1}
-	if add {
-		err = conn.SetAddElements(set, elements)
-	} else {
-		err = conn.SetDeleteElements(set, elements)
-	}
-	if err == nil {
+	if err = conn.SetAddElements(set, elements); err == nil {
 		err = conn.Flush()
 	}
 	if err != nil {
@@ -58,7 +53,7 @@ func FuzzElementsEncodeAsTheLibraryDoes(f *testing.F) {
 			return
 		}
 		ours := appendElement(nil, key, orNil(keyEnd), orNil(data))
-		theirs := libraryElements(t, true, library.SetElement{Key: key, KeyEnd: keyEnd, Val: data})
+		theirs := libraryElements(t, library.SetElement{Key: key, KeyEnd: keyEnd, Val: data})
 		if !bytes.Equal(ours, theirs) {
 			t.Errorf("key %x end %x data %x:\nours   %x\ntheirs %x", key, keyEnd, data, ours, theirs)
 		}
@@ -108,7 +103,7 @@ func TestVerdictElementsEncodeAsTheLibraryDoes(t *testing.T) {
 	spec := setSpecs()[setClasses]
 	w.verdictElement(&spec, classReject, "reject")
 	ours := find(w.buf[nlmsgHeaderLen+nfgenHeaderLen:], elemsList)
-	theirs := libraryElements(t, true, library.SetElement{
+	theirs := libraryElements(t, library.SetElement{
 		Key: nativeMark(classReject), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: "reject"},
 	})
 	if !bytes.Equal(ours, theirs) {
@@ -120,7 +115,7 @@ func TestIntervalEdgesEncodeAsTheLibraryDoes(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.0.0")
 	for _, end := range []bool{false, true} {
 		ours := parseElement(find(appendIntervalEdge(nil, addr, end), listElem))
-		theirs := parseElement(find(libraryElements(t, true, library.SetElement{Key: addr.AsSlice(), IntervalEnd: end}), listElem))
+		theirs := parseElement(find(libraryElements(t, library.SetElement{Key: addr.AsSlice(), IntervalEnd: end}), listElem))
 		if !bytes.Equal(ours.key, theirs.key) || ours.end != theirs.end || ours.end != end {
 			t.Errorf("end %v: ours %+v, theirs %+v", end, ours, theirs)
 		}
