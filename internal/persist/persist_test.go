@@ -188,6 +188,7 @@ func TestDeletingWhatIsNotThereCopiesNothing(t *testing.T) {
 func FuzzMap(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 0x80, 1})
 	f.Fuzz(func(t *testing.T, data []byte) {
+		data = data[:min(len(data), 4096)] // longer histories only take longer
 		var steps []edit
 		for i := 0; i+1 < len(data); i += 2 {
 			steps = append(steps, edit{
