@@ -33,7 +33,11 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 			}
 		}
 	}
-	return e.commit(ctx, t, e.changedGlobals(&update.Globals))
+	if err := e.commit(ctx, t, e.changedGlobals(&update.Globals)); err != nil {
+		return err
+	}
+	e.state.globals = update.Globals
+	return nil
 }
 
 // change notes the difference between what is placed for a service port and what
@@ -112,7 +116,6 @@ func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 			w.replaceIntervals(&e.specs[id], ranges(prefixesOf(want, id)))
 			e.report.Writes++
 		}
-		e.state.globals = *want
 	}
 }
 

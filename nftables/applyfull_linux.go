@@ -91,6 +91,7 @@ func (e *Engine) replace(ctx context.Context, update desired.Update, hints map[c
 	if err := e.writeStep(w, &e.step, e.changedGlobals(&update.Globals)); err != nil {
 		return err
 	}
+	e.state.globals = update.Globals
 	e.step.reset()
 	return e.send(ctx, w)
 }

@@ -462,3 +462,29 @@ func TestDamageIsMendedByAFullSync(t *testing.T) {
 		}
 	})
 }
+
+// TestAReplacedTableTakesChanges replaces a table whose only global is the pods'
+// interface, which is in no set, and then changes a Service.
+func TestAReplacedTableTakesChanges(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		ns := netnstest.New(t)
+		e := w.engine(t, ns)
+		m := model{name(0): w.service(0), name(1): w.service(1)}
+		full := m.full(w)
+		full.Globals = desired.Globals{PodInterface: "veth*"}
+		mustApply(t, e, full)
+		command := "add rule " + ipKeyword(w.family) + " serviceplane pick drop"
+		if err := ns.Do(func() error { return exec.Command("nft", command).Run() }); err != nil {
+			t.Fatalf("nft %s: %v", command, err)
+		}
+		mustApply(t, e, full)
+		change := m.step(w, 2, 2)
+		change.Globals = full.Globals
+		mustApply(t, e, change)
+		mustMatch(t, e, m)
+		change.Globals = w.globals()
+		if err := e.Apply(t.Context(), change); !errors.Is(err, errNotFull) {
+			t.Errorf("a partial update that tells pods by address now = %v, want errNotFull", err)
+		}
+	})
+}
