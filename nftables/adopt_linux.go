@@ -2,25 +2,12 @@ package nftables
 
 import (
 	"encoding/binary"
-	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 )
-
-// adoptClasses takes over the numbers of the classes in the kernel.
-func (e *Engine) adoptClasses(o *observation) {
-	for name := range o.chains {
-		e.state.classes.chains[name] = true
-	}
-	for id, chain := range o.verdict[setClasses] {
-		if f, ok := parseForwarding(chain); ok {
-			e.state.classes.adopt(f, id)
-		}
-	}
-}
 
 // adoptAll finds out at which indexes the endpoints of the service ports stand in
 // the kernel, and under which numbers affinity records know them.
@@ -107,46 +94,6 @@ func parseAddrPort(data string) (ap netip.AddrPort, ok bool) {
 	}
 	addr, ok := netip.AddrFromSlice([]byte(data[:n]))
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(data[n:]))), ok
-}
-
-// hasVerdicts says whether the verdict maps lead every class where it belongs.
-func (o *observation) hasVerdicts(specs []setSpec) bool {
-	want := [numSets]map[uint32]string{}
-	for id := range want {
-		want[id] = map[uint32]string{}
-	}
-	for class, to := range staticClasses() {
-		for _, in := range to.from {
-			want[in][class] = to.chain
-		}
-	}
-	chains := 0
-	for id, chain := range o.verdict[setClasses] {
-		f, ok := parseForwarding(chain)
-		if !ok {
-			continue
-		}
-		chains++
-		for _, in := range f.reachedFrom() {
-			want[in][id] = chain
-		}
-	}
-	for i := range specs {
-		if len(specs[i].data) > 0 && specs[i].data[0] == fieldVerdict && !maps.Equal(o.verdict[i], want[i]) {
-			return false
-		}
-	}
-	return chains == o.countClasses()
-}
-
-func (o *observation) countClasses() int {
-	n := 0
-	for name := range o.chains {
-		if _, ok := parseForwarding(name); ok {
-			n++
-		}
-	}
-	return n
 }
 
 // globals returns want with every list that the kernel does not hold taken out,

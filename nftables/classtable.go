@@ -1,24 +1,42 @@
 package nftables
 
-import "strings"
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
 
 // classTable knows which forwarding classes exist and under which number. Their
 // number is bounded by the number of distinct endpoint counts, not of Services.
 type classTable struct {
 	ids    map[forwarding]uint32
 	chains map[string]bool // that exist, or will with the transaction at hand
-	last   uint32
+	// leftover chains exist too, but nobody knows what is in them.
+	leftover map[string]bool
+	last     uint32
 }
 
 func newClassTable() *classTable {
-	return &classTable{ids: map[forwarding]uint32{}, chains: map[string]bool{}, last: firstForwarding - 1}
+	return &classTable{ids: map[forwarding]uint32{}, chains: map[string]bool{}, leftover: map[string]bool{}, last: firstForwarding - 1}
 }
 
-// adopt takes over a class that exists in the kernel.
+// adopt takes over a class that exists in the kernel. Of two numbers of one class
+// the first one counts.
 func (c *classTable) adopt(f forwarding, id uint32) {
-	c.ids[f] = id
-	c.chains[f.chain()] = true
+	if _, ok := c.ids[f]; !ok {
+		c.ids[f] = id
+	}
 	c.last = max(c.last, id)
+}
+
+// sorted lists all classes in order of number.
+func (c *classTable) sorted() []newClass {
+	list := make([]newClass, 0, len(c.ids))
+	for f, id := range c.ids {
+		list = append(list, newClass{id: id, forwarding: f})
+	}
+	slices.SortFunc(list, func(a, b newClass) int { return cmp.Compare(a.id, b.id) })
+	return list
 }
 
 // class returns the number of a class. A new one is noted in the transaction.

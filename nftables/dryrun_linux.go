@@ -102,7 +102,7 @@ type view struct {
 	elements func(*setSpec) []string
 }
 
-func (v *view) addrLen() int { return 4 * v.layout.rules.addrRegs() }
+func (v *view) addrLen() int { return v.layout.addrLen() }
 
 func (v *view) lead(class uint32, chain string, from []setID) {
 	for _, in := range from {
@@ -141,6 +141,7 @@ func (v *view) printSet(b *strings.Builder, s *setSpec) {
 func (v *view) printChain(b *strings.Builder, c *chainSpec) {
 	fmt.Fprintf(b, "\n\tchain %s {\n", c.name)
 	if c.hook != nil {
+		fmt.Fprintf(b, "\t\tcomment %q\n", layoutVersion)
 		fmt.Fprintf(b, "\t\ttype nat hook %s priority %d; policy accept;\n", c.hook.name, c.hook.priority)
 	}
 	for _, r := range c.rules {

@@ -14,21 +14,27 @@ import (
 )
 
 // Engine programs one IP family by netlink. It implements proxier.Engine,
-// Planner, Dumper and Reporter. Calls must not overlap.
+// Planner, Dumper, Watcher and Reporter. Calls must not overlap, but Watch runs
+// beside all others.
 type Engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
 	specs  []setSpec
 	open   func() (kernel, error)
+	// watches is shared by the engines of one Provider.
+	watches *watches
 
 	kernel kernel // nil until it is needed
 	state  state
 	// trusted says that state is what the kernel holds.
 	trusted bool
-	report  proxier.ApplyReport
-	batch   wire        // memory that every batch reuses
-	step    transaction // memory that every step reuses
+	// failedMends counts the attempts to mend the table that failed in a row.
+	failedMends int
+	report      proxier.ApplyReport
+	loading     bool        // watches knows that much is being written
+	batch       wire        // memory that every batch reuses
+	step        transaction // memory that every step reuses
 }
 
 // state is what the engine believes to be in the kernel.
@@ -63,9 +69,16 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		family: family,
 		log:    log.Named("nftables").With(zap.String("family", string(family))),
 		specs:  specs,
-		open:   func() (kernel, error) { return openSocket(config.NetNS) },
-		batch:  wire{family: netfilterFamily(family), table: config.Names.Table},
-		step:   transaction{specs: specs},
+		open: func() (kernel, error) {
+			s, err := openSocket(config.NetNS)
+			if err != nil {
+				return nil, err
+			}
+			return s, nil
+		},
+		watches: newWatches(),
+		batch:   wire{family: netfilterFamily(family), table: config.Names.Table},
+		step:    transaction{specs: specs},
 	}, nil
 }
 
@@ -76,11 +89,13 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 		return nil, err
 	}
 	engines := map[v1.IPFamily]proxier.Engine{}
+	shared := newWatches()
 	for _, family := range config.Families {
 		engine, err := newEngine(config, family, deps)
 		if err != nil {
 			return nil, err
 		}
+		engine.watches = shared
 		engines[family] = engine
 	}
 	return proxier.New(config.Config, deps, engines)
@@ -114,12 +129,44 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
 	default:
 		err = errNotFull
 	}
+	err = errors.Join(err, e.endLoad(ctx, err))
 	if err != nil {
 		// Answers to what failed may still be on their way: a new socket knows nothing of them.
 		return errors.Join(err, e.Close())
 	}
-	e.trusted = true
+	e.trusted, e.failedMends = true, 0
 	return nil
+}
+
+// beginLoad makes the watches step aside.
+func (e *Engine) beginLoad(ctx context.Context) error {
+	if e.loading {
+		return nil
+	}
+	e.loading = true
+	return e.watches.beginLoad(func() (uint32, error) { return e.generation(ctx) })
+}
+
+// endLoad lets the watches listen again, if they stepped aside.
+func (e *Engine) endLoad(ctx context.Context, outcome error) error {
+	if !e.loading {
+		return nil
+	}
+	e.loading = false
+	if outcome != nil {
+		return e.watches.endLoad(nil) // the next update is full
+	}
+	return e.watches.endLoad(func() (uint32, error) { return e.generation(ctx) })
+}
+
+// generation asks for the number of transactions in the network namespace so far.
+func (e *Engine) generation(ctx context.Context) (uint32, error) {
+	w := &wire{family: e.batch.family, table: e.batch.table}
+	w.begin(msgGetGen, nlmAck, "get", "generation")
+	w.end()
+	var id uint32
+	err := e.kernel.dump(ctx, w, func() {}, func(attrs []byte) { id = bigUint32(find(attrs, genID)) })
+	return id, err
 }
 
 // LastApply implements proxier.Reporter.
@@ -159,7 +206,7 @@ func (e *Engine) connect() error {
 		return err
 	}
 	e.kernel = k
-	return nil
+	return e.watches.writesFrom(e, k.port())
 }
 
 // layoutFor returns the layout that suits the globals.

@@ -375,7 +375,7 @@ func TestUnusedClassesGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := o.countClasses(), 1; got != want {
+		if got, want := len(o.classChains(&e.state.layout)), 1; got != want {
 			t.Errorf("%d classes after a full sync, want %d", got, want)
 		}
 		mustWriteNothing(t, e, m.full(w), "full sync")

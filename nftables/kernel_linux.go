@@ -21,6 +21,8 @@ type kernel interface {
 	// dump calls each with the attributes of every object that answers the request
 	// in w, which holds one message. It may call reset and begin again.
 	dump(ctx context.Context, w *wire, reset func(), each func(attrs []byte)) error
+	// port is the address of the socket, by which the kernel names who did something.
+	port() uint32
 	close() error
 }
 
@@ -101,6 +103,20 @@ func enlarge(fd, force, option, size int) int {
 }
 
 func (s *socket) close() error { return s.conn.Close() }
+
+func (s *socket) port() (port uint32) {
+	err := s.raw.Control(func(fd uintptr) {
+		if name, err := unix.Getsockname(int(fd)); err == nil {
+			if own, ok := name.(*unix.SockaddrNetlink); ok {
+				port = own.Pid
+			}
+		}
+	})
+	if err != nil {
+		return 0 // closed
+	}
+	return port
+}
 
 // commit needs no acknowledgements: the kernel works off the whole transaction
 // within the send, so that afterwards its errors are waiting to be read, or

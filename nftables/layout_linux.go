@@ -51,6 +51,9 @@ func (l *layout) family() uint8 {
 	return familyIPv4
 }
 
+// addrLen is the length of an address in bytes.
+func (l *layout) addrLen() int { return 4 * l.rules.addrRegs() }
+
 // chains returns the constant part of the table.
 func (l *layout) chains() []chainSpec {
 	r := &l.rules

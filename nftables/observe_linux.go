@@ -11,18 +11,26 @@ import (
 // observation is what the kernel holds under the name of our table.
 type observation struct {
 	comment string
-	sets    map[string]string          // name to shape
-	counts  map[string]int             // name to number of elements, where the kernel tells
+	dormant bool
+	sets    map[string]observedSet
 	chains  map[string]*observedChain  // by name
 	verdict [numSets]map[uint32]string // class to chain
 	ranges  [numSets][]addrRange       // of the interval sets
 	element [numSets]map[string]string // key, and its end, to data
 }
 
+type observedSet struct {
+	shape     string
+	anonymous bool // it belongs to a rule
+	count     int  // of elements, if counted
+	counted   bool // newer kernels tell
+}
+
 type observedChain struct {
 	hook     uint32
 	priority int32
 	isBase   bool
+	comment  string
 	rules    []string // checksums
 }
 
@@ -31,7 +39,10 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	var o *observation
 	err := e.list(ctx, msgGetTable, "tables", func() { o = nil }, func(attrs []byte) {
 		if cString(find(attrs, tableName)) == e.config.Names.Table {
-			o = &observation{comment: comment(find(attrs, tableUserdata))}
+			o = &observation{
+				comment: comment(find(attrs, tableUserdata)),
+				dormant: bigUint32(find(attrs, tableFlags))&flagDormant != 0,
+			}
 		}
 	})
 	if err != nil || o == nil {
@@ -40,15 +51,17 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	if err := e.observeChains(ctx, o); err != nil {
 		return nil, err
 	}
-	reset := func() { o.sets, o.counts = map[string]string{}, map[string]int{} }
+	reset := func() { o.sets = map[string]observedSet{} }
 	err = e.list(ctx, msgGetSet, "sets", reset, func(attrs []byte) {
 		if cString(find(attrs, setAttrTable)) != e.config.Names.Table {
 			return
 		}
-		name := cString(find(attrs, setAttrName))
-		o.sets[name] = shapeOf(attrs)
-		if count := find(attrs, setAttrCount); count != nil {
-			o.counts[name] = int(bigUint32(count))
+		count := find(attrs, setAttrCount)
+		o.sets[cString(find(attrs, setAttrName))] = observedSet{
+			shape:     shapeOf(attrs),
+			anonymous: bigUint32(find(attrs, setAttrFlags))&flagAnonymous != 0,
+			count:     int(bigUint32(count)),
+			counted:   count != nil,
 		}
 	})
 	return o, err
@@ -77,7 +90,7 @@ func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 }
 
 func parseChain(attrs []byte) *observedChain {
-	c := &observedChain{}
+	c := &observedChain{comment: comment(find(attrs, chainUserdata))}
 	if h := find(attrs, chainHook); h != nil {
 		c.isBase = true
 		c.hook = bigUint32(find(h, hookNumber))
@@ -86,9 +99,9 @@ func parseChain(attrs []byte) *observedChain {
 	return c
 }
 
-// comment reads the comment of a table out of its user data.
+// comment reads the comment of a table or a chain out of its user data.
 func comment(user []byte) string {
-	if len(user) < 2 || user[0] != 0 || len(user) < 2+int(user[1]) {
+	if len(user) < 2 || user[0] != udataComment || len(user) < 2+int(user[1]) {
 		return ""
 	}
 	return cString(user[2 : 2+int(user[1])])
@@ -126,27 +139,21 @@ func (e *Engine) list(ctx context.Context, typ uint16, object string, reset func
 	return e.kernel.dump(ctx, w, reset, each)
 }
 
-// matches says whether the table has the layout, so that the difference to what
-// it should hold is one of elements only.
-func (o *observation) matches(l *layout) (bool, error) {
-	if o.comment != tableComment || len(o.sets) != int(numSets) {
-		return false, nil
+// isOurs says whether the table is one of ours, of whatever version, so that it
+// can stay in use while it is mended: a set that has one of our names holds what
+// we take it for.
+func (o *observation) isOurs(l *layout) bool {
+	if o.comment != tableComment {
+		return false
 	}
-	addrLen := 4 * l.rules.addrRegs()
+	addrLen := l.addrLen()
 	for i := range l.rules.specs {
-		if s := &l.rules.specs[i]; o.sets[s.name] != s.shape(addrLen) {
-			return false, nil
+		s := &l.rules.specs[i]
+		if set, ok := o.sets[s.name]; ok && set.shape != s.shape(addrLen) {
+			return false
 		}
 	}
-	expected := map[string]bool{}
-	for _, c := range append(l.chains(), o.classChains(l)...) {
-		ok, err := o.hasChain(&c, l)
-		if !ok || err != nil {
-			return false, err
-		}
-		expected[c.name] = true
-	}
-	return len(expected) == len(o.chains), nil
+	return true
 }
 
 // classChains are the chains that the classes among the chains' names need.
@@ -165,7 +172,7 @@ func (o *observation) hasChain(want *chainSpec, l *layout) (bool, error) {
 	if have == nil || have.isBase != (want.hook != nil) || len(have.rules) != len(want.rules) {
 		return false, nil
 	}
-	if want.hook != nil && (have.hook != want.hook.number || have.priority != want.hook.priority) {
+	if h := want.hook; h != nil && (have.hook != h.number || have.priority != h.priority || have.comment != layoutVersion) {
 		return false, nil
 	}
 	for i := range want.rules {
@@ -180,18 +187,31 @@ func (o *observation) hasChain(want *chainSpec, l *layout) (bool, error) {
 	return true, nil
 }
 
-// observeElements reads all sets but the one that packets write.
+// observeVerdicts reads the verdict maps.
+func (e *Engine) observeVerdicts(ctx context.Context, o *observation) error {
+	for i := range e.specs {
+		spec := &e.specs[i]
+		if !spec.isVerdictMap() {
+			continue
+		}
+		reset := func() { o.verdict[spec.id] = map[uint32]string{} }
+		err := e.listElements(ctx, spec, reset, func(el element) {
+			o.verdict[spec.id][binary.NativeEndian.Uint32(el.key)] = el.chain
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// observeElements reads all other sets but the one that packets write.
 func (e *Engine) observeElements(ctx context.Context, o *observation) error {
 	for i := range e.specs {
 		spec := &e.specs[i]
 		var err error
 		switch {
-		case spec.id == setAffinity:
-		case spec.data != nil && spec.data[0] == fieldVerdict:
-			reset := func() { o.verdict[spec.id] = map[uint32]string{} }
-			err = e.listElements(ctx, spec, reset, func(el element) {
-				o.verdict[spec.id][binary.NativeEndian.Uint32(el.key)] = el.chain
-			})
+		case spec.id == setAffinity || spec.isVerdictMap():
 		case slices.Contains(intervalSets(), spec.id):
 			var elements []element
 			err = e.listElements(ctx, spec, func() { elements = nil }, func(el element) {
@@ -218,14 +238,14 @@ const (
 // observeSet reads a set until it has as many elements as the kernel counts,
 // where the kernel tells (newer ones do), or patience ends.
 func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) error {
-	want, known := o.counts[spec.name]
-	reset := func() { o.element[spec.id] = make(map[string]string, want) }
+	set := o.sets[spec.name]
+	reset := func() { o.element[spec.id] = make(map[string]string, set.count) }
 	pause := resizePause
 	for range resizeAttempts {
 		err := e.listElements(ctx, spec, reset, func(el element) {
 			o.element[spec.id][string(el.key)+string(el.keyEnd)] = string(el.data)
 		})
-		if err != nil || !known || spec.flags&flagInterval != 0 || len(o.element[spec.id]) == want {
+		if err != nil || !set.counted || spec.flags&flagInterval != 0 || len(o.element[spec.id]) == set.count {
 			return err
 		}
 		select {

@@ -70,7 +70,7 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	w := e.newBatch()
 	w.table += "-probe"
 	defer func(table string) { w.table = table }(e.config.Names.Table)
-	w.newTable(tableComment)
+	w.newTable()
 	if f.set != nil {
 		w.newSet(f.set, 4*e.state.layout.rules.addrRegs(), e.config.AffinityRecords)
 	} else {

@@ -8,15 +8,11 @@ import (
 )
 
 // scaffold writes the constant part of the table.
-func (w *wire) scaffold(l *layout, affinitySize uint32) error {
-	addrLen := 4 * l.rules.addrRegs()
-	w.newTable(tableComment)
-	for _, spec := range l.rules.specs {
-		size := uint32(0)
-		if spec.flags&flagEval != 0 {
-			size = affinitySize
-		}
-		w.newSet(&spec, addrLen, size)
+func (w *wire) scaffold(l *layout, sizeOf func(*setSpec) uint32) error {
+	w.newTable()
+	for i := range l.rules.specs {
+		spec := &l.rules.specs[i]
+		w.newSet(spec, l.addrLen(), sizeOf(spec))
 	}
 	if err := w.chains(l.chains()); err != nil {
 		return err
@@ -73,6 +69,7 @@ func (w *wire) newChain(c *chainSpec) {
 			w.attrUint32(hookPrio, uint32(c.hook.priority))
 		})
 		w.attrString(chainType, "nat")
+		w.attr(chainUserdata, userdataString(udataComment, layoutVersion))
 	}
 	w.end()
 }

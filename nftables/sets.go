@@ -53,12 +53,16 @@ const (
 
 // Flags of a set, NFT_SET_* of linux/netfilter/nf_tables.h.
 const (
-	flagInterval = 0x04
-	flagMap      = 0x08
-	flagTimeout  = 0x10
-	flagEval     = 0x20
-	flagConcat   = 0x80
+	flagAnonymous = 0x01
+	flagInterval  = 0x04
+	flagMap       = 0x08
+	flagTimeout   = 0x10
+	flagEval      = 0x20
+	flagConcat    = 0x80
 )
+
+// flagDormant is NFT_TABLE_F_DORMANT: the chains of the table have no hooks.
+const flagDormant = 0x01
 
 // setSpec is the shape of one set or map.
 type setSpec struct {
@@ -70,7 +74,12 @@ type setSpec struct {
 	note  string // what an element means, in one line
 }
 
-// setSpecs returns the shape of every set, indexed by setID.
+func (s *setSpec) isVerdictMap() bool { return len(s.data) > 0 && s.data[0] == fieldVerdict }
+
+// setSpecs returns the shape of every set, indexed by setID. A name stands for
+// its shape and for what the elements mean, once and for all, because a table
+// stays in use while another version takes it over: who changes either gives the
+// set a new name.
 func setSpecs() []setSpec {
 	tuple := []field{fieldAddr, fieldProto, fieldPort}
 	nodePort := []field{fieldProto, fieldPort}

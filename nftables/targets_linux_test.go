@@ -221,6 +221,8 @@ type programmed struct {
 	stop     func()
 	writes   atomic.Int64 // of all syncs so far
 
+	syncs, fullSyncs atomic.Int64
+
 	mu        sync.Mutex  // guards the two below
 	underWay  []time.Time // arrivals of events that are not in the kernel yet
 	latencies []time.Duration
@@ -229,6 +231,10 @@ type programmed struct {
 // ObserveSync implements proxier.Observer.
 func (p *programmed) ObserveSync(r proxier.SyncReport) {
 	p.writes.Add(int64(r.Apply.Writes))
+	p.syncs.Add(1)
+	if r.Full {
+		p.fullSyncs.Add(1)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -414,7 +420,7 @@ func longestCommit(b *testing.B, ns *netns.NS, stop <-chan struct{}) (longest ti
 		}
 		w := &wire{family: familyIPv4, table: "somebody-else"}
 		w.batchMarker(nfnlBatchBegin)
-		w.newTable("")
+		w.newTable()
 		w.batchMarker(nfnlBatchEnd)
 		start := time.Now()
 		if err := k.commit(b.Context(), w); err != nil {

@@ -41,15 +41,25 @@ const (
 	msgGetSet     = subsysNFTables<<8 | 10
 	msgNewElement = subsysNFTables<<8 | 12
 	msgGetElement = subsysNFTables<<8 | 13
+	msgDelSet     = subsysNFTables<<8 | 11
 	msgDelElement = subsysNFTables<<8 | 14
+	msgNewGen     = subsysNFTables<<8 | 15
+	msgGetGen     = subsysNFTables<<8 | 16
+
+	genID       = 1
+	genProcess  = 2
+	genProgram  = 3
+	groupTables = 7 // NFNLGRP_NFTABLES
 
 	tableName     = 1
+	tableFlags    = 2
 	tableUserdata = 6
 
 	chainTable    = 1
 	chainName     = 3
 	chainHook     = 4
 	chainType     = 7
+	chainUserdata = 12
 	hookNumber    = 1
 	hookPrio      = 2
 	ruleTable     = 1
@@ -255,6 +265,11 @@ func (w *wire) verdictElement(spec *setSpec, key uint32, chain string) {
 	w.end()
 }
 
+// deleteMark deletes the element of a mark.
+func (w *wire) deleteMark(spec *setSpec, key uint32) {
+	w.elementMessage(deleteElements(), spec, appendElement(nil, nativeMark(key), nil, nil))
+}
+
 func nativeMark(m uint32) []byte { return binary.NativeEndian.AppendUint32(nil, m) }
 
 // flush empties a set.
@@ -265,10 +280,18 @@ func (w *wire) flush(spec *setSpec) {
 	w.end()
 }
 
-func (w *wire) newTable(comment string) {
+func (w *wire) newTable() {
 	w.begin(msgNewTable, nlmCreate, "add", "table "+w.table)
 	w.attrString(tableName, w.table)
-	w.attr(tableUserdata, userdataString(0, comment)) // NFTNL_UDATA_TABLE_COMMENT
+	w.attr(tableUserdata, userdataString(udataComment, tableComment))
+	w.end()
+}
+
+// wakeTable takes away the flag that makes a table do nothing.
+func (w *wire) wakeTable() {
+	w.begin(msgNewTable, 0, "wake", "table "+w.table)
+	w.attrString(tableName, w.table)
+	w.attrUint32(tableFlags, 0)
 	w.end()
 }
 
@@ -311,6 +334,13 @@ func (w *wire) setDescription(spec *setSpec, addrLen int, size uint32) {
 			w.nest(listElem, func() { w.attrUint32(fieldLength, uint32(fieldLen(f, addrLen))) })
 		}
 	})
+}
+
+func (w *wire) deleteSet(name string) {
+	w.begin(msgDelSet, 0, "delete", "set "+name)
+	w.attrString(setAttrTable, w.table)
+	w.attrString(setAttrName, name)
+	w.end()
 }
 
 // flushChain deletes the rules of a chain.
@@ -368,15 +398,20 @@ func dataType(fields []field, addrLen int) uint32 {
 	return t
 }
 
-// tableComment marks a table as ours and tells the version of its layout.
 const (
-	tableComment = "serviceplane layout 1"
-	checksumLen  = 8
+	// tableComment marks a table as ours: its sets are what setSpecs says, as far as
+	// they have the same names, in whatever version.
+	tableComment = "programmed by serviceplane"
+	// layoutVersion is the comment of the base chains. They are replaced in the same
+	// transaction as all other rules.
+	layoutVersion = "serviceplane layout 1"
+	checksumLen   = 8
 )
 
 // User data is a list of type, length, value with one byte each for the first
 // two: libnftnl's udata.h. Ours is far from the types that nft knows.
 const (
+	udataComment       = 0 // of tables and of chains
 	udataKeyByteOrder  = 0
 	udataDataByteOrder = 1
 	udataChecksum      = 0x5e

@@ -78,7 +78,7 @@ func orNil(b []byte) []byte {
 // FuzzMessagesOfTheKernel feeds the decoder anything at all.
 func FuzzMessagesOfTheKernel(f *testing.F) {
 	w := &wire{family: familyIPv4, table: "t"}
-	w.newTable("comment")
+	w.newTable()
 	spec := setSpecs()[setServices]
 	w.newSet(&spec, 4, 0)
 	w.verdictElement(&spec, 1, "chain")

@@ -15,6 +15,9 @@ var (
 	ErrInvalidConfig = errors.New("invalid configuration")
 	// ErrNotSupported says that this platform or kernel cannot do it.
 	ErrNotSupported = errors.New("not supported")
+	// ErrContested says that a sync waits, because somebody keeps changing our
+	// kernel objects; see ConditionContested.
+	ErrContested = errors.New("somebody else keeps changing our objects")
 	// ErrPermission says that the process lacks a privilege, CAP_NET_ADMIN in the
 	// network namespace for the kernel engines.
 	ErrPermission = errors.New("not permitted")

@@ -30,11 +30,22 @@ type family struct {
 	full     bool // the next Update must be full: at start, and after a failure
 	lastFull time.Time
 	period   time.Duration
+
+	contest  contest     // guarded by Proxier.mu
+	watching watching    // guarded by Proxier.mu
+	repair   *time.Timer // wakes the runner for a repair
+}
+
+// attempt is what a sync of a family starts with.
+type attempt struct {
+	started time.Time
+	repair  bool // there is damage to repair
 }
 
 // outcome is what one sync of a family came to.
 type outcome struct {
 	full         bool
+	repair       bool
 	changes      int
 	servicePorts int
 	triggers     []time.Time
@@ -44,9 +55,10 @@ type outcome struct {
 
 // apply brings the engine to the State. The error that it returns tells the
 // tracker what stays pending.
-func (f *family) apply(ctx context.Context, state *changetracker.State, delta changetracker.Delta, now time.Time) (outcome, error) {
+func (f *family) apply(ctx context.Context, state *changetracker.State, delta changetracker.Delta, s attempt) (outcome, error) {
 	o := outcome{
-		full:         delta.Full || f.full || now.Sub(f.lastFull) >= f.period,
+		full:         delta.Full || f.full || s.repair || s.started.Sub(f.lastFull) >= f.period,
+		repair:       s.repair,
 		changes:      len(delta.Changes),
 		servicePorts: state.Len(),
 	}
@@ -60,7 +72,7 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 	// What failed outside the delta does not stay pending with the tracker.
 	f.full = !allChanged(o.failed, delta)
 	if o.full {
-		f.lastFull = now
+		f.lastFull = s.started
 	}
 	for i := range delta.Changes {
 		o.triggers = append(o.triggers, delta.Changes[i].Triggers...)

@@ -74,6 +74,31 @@ type Dumper interface {
 	Dump(ctx context.Context, w io.Writer) error
 }
 
+// Watcher is an Engine that notices when somebody else changes its objects.
+type Watcher interface {
+	// Watch calls damaged for each change of the engine's objects by somebody
+	// else, soon after it, until ctx ends; then it returns nil. When it cannot know
+	// what happened, it calls damaged with the zero Damage. It runs beside the
+	// engine's other methods, and damaged may be called from within them.
+	Watch(ctx context.Context, damaged func(Damage)) error
+}
+
+// Damage is a change of an engine's objects by somebody else.
+type Damage struct {
+	// Object is what was changed, e.g. "chain pick in table ip kube-proxy".
+	Object string
+	// By is who did it, e.g. "nft (process 4711)"; empty if that is not known.
+	By string
+}
+
+// String is "object, changed by whom".
+func (d Damage) String() string {
+	if d.By == "" {
+		return d.Object
+	}
+	return d.Object + ", changed by " + d.By
+}
+
 // Reporter is an Engine that can tell what its last Apply did.
 type Reporter interface {
 	LastApply() ApplyReport

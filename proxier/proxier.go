@@ -82,7 +82,10 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 }
 
 func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
+	repair := time.AfterFunc(longestPause, p.Trigger)
+	repair.Stop()
 	return &family{
+		repair: repair,
 		name:   name,
 		engine: engine,
 		rank:   p.config.rank(),
@@ -192,8 +195,19 @@ func (p *Proxier) Tracker() *changetracker.Tracker { return p.tracker }
 
 // Run implements Provider.
 func (p *Proxier) Run(ctx context.Context) error {
-	err := p.runner.Run(ctx)
+	watchCtx, stop := context.WithCancel(ctx)
+	defer stop()
+	var watches sync.WaitGroup
 	for _, f := range p.families {
+		if w, ok := f.engine.(Watcher); ok {
+			watches.Go(func() { p.watch(watchCtx, f, w) })
+		}
+	}
+	err := p.runner.Run(ctx)
+	stop()
+	watches.Wait()
+	for _, f := range p.families {
+		f.repair.Stop()
 		if c, ok := f.engine.(io.Closer); ok {
 			err = errors.Join(err, c.Close())
 		}
@@ -257,13 +271,20 @@ func (f *family) prepare(c *Config, node changetracker.Node, serviceCIDRs []neti
 
 func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []netip.Prefix) error {
 	queued, started := p.tracker.PendingSince(f.name), time.Now()
+	due, held, began := p.repairDue(f, started)
 	var o outcome
-	err := p.tracker.Apply(f.name, func(state *changetracker.State, delta changetracker.Delta) error {
-		f.prepare(&p.config, state.Node(), serviceCIDRs)
-		var err error
-		o, err = f.apply(ctx, state, delta, started)
-		return err
-	})
+	err := ErrContested
+	if !held || !f.full {
+		err = p.tracker.Apply(f.name, func(state *changetracker.State, delta changetracker.Delta) error {
+			f.prepare(&p.config, state.Node(), serviceCIDRs)
+			var err error
+			o, err = f.apply(ctx, state, delta, attempt{started: started, repair: due})
+			return err
+		})
+	}
+	if o.full {
+		p.repairEnded(f, began)
+	}
 	if err != nil {
 		err = fmt.Errorf("%s: %w", f.name, err)
 	}
@@ -279,6 +300,9 @@ func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
 	s := p.status[f.name]
 	wasFailing := s.LastError != nil
 	s.LastAttempt, s.LastError, s.Failed = ended, o.err, o.failed
+	if errors.Is(o.err, ErrContested) {
+		o.servicePorts = s.ServicePorts // nothing was done
+	}
 	s.ServicePorts = o.servicePorts
 	if o.err == nil {
 		s.LastSuccess = ended
@@ -289,6 +313,8 @@ func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
 	p.mu.Unlock()
 
 	switch {
+	case errors.Is(o.err, ErrContested):
+		f.log.Debug("sync waits", zap.Error(o.err))
 	case o.err != nil:
 		f.log.Warn("sync failed, will be retried", zap.Error(o.err))
 	case wasFailing:
@@ -304,7 +330,7 @@ func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Tim
 		return
 	}
 	report := SyncReport{
-		Family: f.name, Full: o.full, Queued: queued, Started: started, Duration: ended.Sub(started),
+		Family: f.name, Full: o.full, Repair: o.repair, Queued: queued, Started: started, Duration: ended.Sub(started),
 		Changes: o.changes, ServicePorts: o.servicePorts, Triggers: o.triggers, Failed: len(o.failed),
 		Problems: p.tracker.ProblemCounts(), Err: o.err,
 	}
@@ -326,8 +352,15 @@ func (p *Proxier) Status() Status {
 		s.Synced = s.Synced && family.Synced
 		s.Problems = append(s.Problems, p.conflicts[name]...)
 	}
+	now := time.Now()
+	for _, f := range p.families {
+		p.addWatched(&s, f, now)
+	}
 	slices.SortStableFunc(s.Problems, func(a, b changetracker.Problem) int {
 		return slices.Compare([]string{a.Object, a.Field, a.Value}, []string{b.Object, b.Field, b.Value})
+	})
+	slices.SortStableFunc(s.Conditions, func(a, b Condition) int {
+		return slices.Compare([]string{string(a.Type), string(a.Family)}, []string{string(b.Type), string(b.Family)})
 	})
 	return s
 }

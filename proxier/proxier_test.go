@@ -29,6 +29,33 @@ type fakeEngine struct {
 	seen            []desired.Update
 	fail            func(desired.Update) error
 	closed, cleaned int
+	damaged         func(Damage) // while it is watched
+	deaf            error        // what Watch returns at once
+	watches         int
+}
+
+// Watch waits, unless it is deaf.
+func (e *fakeEngine) Watch(ctx context.Context, damaged func(Damage)) error {
+	e.mu.Lock()
+	e.damaged = damaged
+	e.watches++
+	deaf := e.deaf
+	e.mu.Unlock()
+	if deaf == nil {
+		<-ctx.Done()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.damaged = nil
+	return deaf
+}
+
+// damage makes the engine notice a damage.
+func (e *fakeEngine) damage(d Damage) {
+	e.mu.Lock()
+	damaged := e.damaged
+	e.mu.Unlock()
+	damaged(d)
 }
 
 func (e *fakeEngine) Apply(_ context.Context, u desired.Update) error {

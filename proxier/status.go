@@ -17,6 +17,32 @@ type Status struct {
 	// Problems are the values of API objects that are set aside at the moment,
 	// sorted by object and field.
 	Problems []changetracker.Problem
+	// Conditions are what an operator should look at, beside failures: sorted by
+	// type and family, empty when all is well.
+	Conditions []Condition
+}
+
+// ConditionType says what a Condition is about.
+type ConditionType string
+
+const (
+	// ConditionContested says that somebody keeps changing our kernel objects.
+	// They are repaired less and less often, at least once a minute.
+	ConditionContested ConditionType = "Contested"
+	// ConditionUnwatched says that changes by others are noticed by the periodic
+	// full sync only.
+	ConditionUnwatched ConditionType = "Unwatched"
+)
+
+// Condition is a lasting state of the proxy that is not as it should be.
+type Condition struct {
+	Type ConditionType
+	// Family is the IP family that it is about; empty for the proxy as a whole.
+	Family v1.IPFamily
+	// Since is when it began.
+	Since time.Time
+	// Message says what is wrong and who may be the cause.
+	Message string
 }
 
 // FamilyStatus is the part of one IP family.
@@ -34,6 +60,11 @@ type FamilyStatus struct {
 	PendingSince time.Time
 	// ServicePorts is the number of service ports that are programmed.
 	ServicePorts int
+	// Damaged counts the changes of our kernel objects by others that were noticed;
+	// LastDamage is the last of them and LastDamageTime when that was.
+	Damaged        int
+	LastDamage     Damage
+	LastDamageTime time.Time
 	// Failed are the service ports that could not be programmed as they should be,
 	// sorted by name, each with its reason. They are retried.
 	Failed []*ServiceError
@@ -44,6 +75,8 @@ type SyncReport struct {
 	Family v1.IPFamily
 	// Full says that everything was checked, not only what changed.
 	Full bool
+	// Repair says that this sync mended what somebody else had changed.
+	Repair bool
 	// Queued is when the oldest change of this sync arrived; zero for a sync
 	// without changes. Started and Duration time the sync itself.
 	Queued, Started time.Time

@@ -1,0 +1,201 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Watch implements proxier.Watcher: the kernel tells about each change of
+// nf_tables, by whomever. It is not heard during our own large loads, which that
+// would slow down tenfold; what others did meanwhile is told by the number of
+// transactions.
+func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+	s, err := openSocket(e.config.NetNS)
+	if err != nil {
+		return err
+	}
+	l := &listener{
+		socket: s, watches: e.watches,
+		family: e.batch.family, table: e.config.Names.Table, damaged: damaged,
+	}
+	stop := context.AfterFunc(ctx, func() {
+		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
+	})
+	err = e.watches.add(l)
+	if err == nil {
+		err = l.listen(ctx)
+	}
+	stop()
+	err = errors.Join(err, e.watches.remove(l))
+	select {
+	case <-ctx.Done():
+		return nil
+	default:
+		return err
+	}
+}
+
+// listener hears of the changes of one table that are not ours.
+type listener struct {
+	socket  *socket
+	watches *watches
+	family  uint8
+	table   string
+	damaged func(proxier.Damage)
+	// pending is what was changed by the transaction whose end is not yet heard of.
+	pending []proxier.Damage
+	// deaf is how long the listener steps aside for others that write too much to
+	// be heard; 0 until then. Owned by listen.
+	deaf    time.Duration
+	deafEnd time.Time
+}
+
+const (
+	shortestDeaf = time.Second
+	longestDeaf  = time.Minute
+)
+
+// listen reads until ctx ends or reading fails.
+func (l *listener) listen(ctx context.Context) error {
+	for {
+		n, err := l.socket.read(0)
+		switch {
+		case err == nil:
+			l.hear(l.socket.receive[:n])
+		case ctx.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded):
+			return ctx.Err()
+		case errors.Is(err, unix.ENOBUFS):
+			if err := l.stepAside(ctx); err != nil {
+				return err
+			}
+		case !errors.Is(err, unix.EINTR):
+			return classify("receive", "changes of nf_tables", err)
+		}
+	}
+}
+
+// hear looks for our table in the notifications of one or more transactions. The
+// last one of each transaction says who did it.
+func (l *listener) hear(notifications []byte) {
+	for m := range messagesOf(notifications) {
+		if m.typ>>8 != subsysNFTables || len(m.body) < nfgenHeaderLen {
+			continue
+		}
+		attrs := m.body[nfgenHeaderLen:]
+		if m.typ == msgNewGen {
+			l.tell(author(attrs))
+			continue
+		}
+		if m.body[0] == l.family && cString(find(attrs, tableName)) == l.table && len(l.pending) == 0 {
+			l.pending = append(l.pending, proxier.Damage{Object: objectOf(m.typ, attrs) + l.inTable()})
+		}
+	}
+}
+
+func (l *listener) inTable() string {
+	if l.family == familyIPv6 {
+		return " of table ip6 " + l.table
+	}
+	return " of table ip " + l.table
+}
+
+// tell reports what the transaction that just ended has changed, if it was ours to
+// be changed.
+func (l *listener) tell(by string) {
+	for _, d := range l.pending {
+		d.By = by
+		l.damaged(d)
+	}
+	l.pending = l.pending[:0]
+}
+
+// author names the process that committed a transaction.
+func author(attrs []byte) string {
+	program, process := cString(find(attrs, genProgram)), bigUint32(find(attrs, genProcess))
+	if process == 0 {
+		return program
+	}
+	return fmt.Sprintf("%s (process %d)", program, process)
+}
+
+// objectOf names what a notification is about. The numbers of the attributes are
+// those of each kind of object; the table has number 1 in all of them.
+func objectOf(typ uint16, attrs []byte) string {
+	switch typ {
+	case msgNewChain, msgDelChain:
+		return "chain " + cString(find(attrs, chainName))
+	case msgNewRule, msgDelRule:
+		return "rules in chain " + cString(find(attrs, ruleChain))
+	case msgNewSet, msgDelSet:
+		return "set " + cString(find(attrs, setAttrName))
+	case msgNewElement, msgDelElement:
+		return "elements of set " + cString(find(attrs, elemsSet))
+	default:
+		return "all"
+	}
+}
+
+// stepAside leaves the group for a while: somebody writes more than we can read,
+// and listening slows him down. Afterwards nobody knows what he wrote.
+func (l *listener) stepAside(ctx context.Context) error {
+	if time.Since(l.deafEnd) > longestDeaf {
+		l.deaf = 0
+	}
+	l.deaf = min(max(2*l.deaf, shortestDeaf), longestDeaf)
+	if err := l.leave(); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(l.deaf):
+	case <-ctx.Done():
+		return nil
+	}
+	l.deafEnd = time.Now()
+	l.pending = nil
+	return l.watches.add(l)
+}
+
+func (l *listener) join() error {
+	if err := l.socket.conn.JoinGroup(groupTables); err != nil {
+		return classify("listen", "to changes of nf_tables", err)
+	}
+	return nil
+}
+
+func (l *listener) leave() error {
+	if err := l.socket.conn.LeaveGroup(groupTables); err != nil {
+		return classify("stop listening", "to changes of nf_tables", err)
+	}
+	return nil
+}
+
+// ignore makes the kernel drop notifications about transactions of these sockets
+// before they wake us up. The header of a notification has the port of the socket
+// that caused it at offset 12 (struct nlmsghdr of linux/netlink.h).
+func (l *listener) ignore(ports map[*Engine]uint32) error {
+	program := []bpf.Instruction{bpf.LoadAbsolute{Off: 12, Size: 4}}
+	for _, port := range ports {
+		// The load is in network byte order, the port in the machine's.
+		value := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, port))
+		program = append(program,
+			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: value, SkipTrue: 1},
+			bpf.RetConstant{Val: 0})
+	}
+	raw, err := bpf.Assemble(append(program, bpf.RetConstant{Val: ^uint32(0)}))
+	if err == nil {
+		err = l.socket.conn.SetBPF(raw)
+	}
+	if err != nil {
+		return fmt.Errorf("filter own changes of nf_tables: %w", err)
+	}
+	return nil
+}

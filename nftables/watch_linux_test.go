@@ -1,0 +1,222 @@
+package nftables
+
+import (
+	"context"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// watched is a running Provider over a small cluster in a namespace of its own.
+type watched struct {
+	*programmed
+}
+
+func startWatched(t *testing.T, services int) *watched {
+	t.Helper()
+	p := startLimited(t, newCluster(services, 10), netnstest.New(t), runner.Options{})
+	t.Cleanup(p.stop)
+	w := &watched{programmed: p}
+	w.load(t)
+	return w
+}
+
+func (w *watched) family() proxier.FamilyStatus { return w.Status().Families[v1.IPv4Protocol] }
+
+// mustNFT runs a script of nft in a namespace.
+func mustNFT(t *testing.T, ns *netns.NS, script string) {
+	t.Helper()
+	nftOutput(t, ns, script)
+}
+
+func nftOutput(t *testing.T, ns *netns.NS, args ...string) string {
+	t.Helper()
+	var out []byte
+	err := ns.Do(func() (err error) {
+		out, err = exec.Command("nft", args...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("nft %s: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// eventually polls until a condition holds, and returns how long that took.
+func eventually(t *testing.T, within time.Duration, what string, holds func() bool) time.Duration {
+	t.Helper()
+	start := time.Now()
+	for !holds() {
+		if time.Since(start) > within {
+			t.Fatalf("%s: not within %v", what, within)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return time.Since(start)
+}
+
+// canonical is a listing without the order of elements, which is that of a hash,
+// and of what belongs to one table.
+func canonical(ruleset string) string {
+	words := strings.FieldsFunc(ruleset, func(r rune) bool { return strings.ContainsRune(" \t\n,{}", r) })
+	slices.Sort(words)
+	return strings.Join(words, " ")
+}
+
+// TestDamageByOthersIsNoticedAndRepaired has somebody else change the table in
+// many ways, and a Service change afterwards.
+func TestDamageByOthersIsNoticedAndRepaired(t *testing.T) {
+	t.Parallel()
+	for what, command := range map[string]string{
+		"ruleset flushed":      "flush ruleset",
+		"table deleted":        "delete table ip serviceplane",
+		"table made dormant":   "add table ip serviceplane { flags dormant; }",
+		"chain flushed":        "flush chain ip serviceplane pick",
+		"base chain deleted":   "delete chain ip serviceplane postrouting",
+		"rule added":           "insert rule ip serviceplane services drop",
+		"rule with set added":  "insert rule ip serviceplane services tcp dport { 80, 443 } drop",
+		"chain added":          "add chain ip serviceplane prerouting2 { type nat hook prerouting priority -150; }",
+		"element deleted":      "delete element ip serviceplane cluster-ips { 10.0.0.3 }",
+		"endpoints all gone":   "flush map ip serviceplane endpoints",
+		"set added":            "add set ip serviceplane foreign { type mark; }",
+		"classes lead nowhere": "flush map ip serviceplane classes",
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			w := startWatched(t, 20)
+			intact := canonical(mustList(t, w.ns))
+			mustNFT(t, w.ns, command)
+			took := eventually(t, 10*time.Second, "repair", func() bool { return canonical(mustList(t, w.ns)) == intact })
+			t.Logf("repaired and listed again after %v", took)
+			status := w.family()
+			if by := status.LastDamage.By; status.Damaged != 1 || !strings.HasPrefix(by, "nft (process ") {
+				t.Errorf("%d damages, the last one %v; want one by nft and its process", status.Damaged, status.LastDamage)
+			}
+			w.OnEndpointSliceUpdate(nil, replaced(w.cluster.slices[7], 1))
+			w.sync(t)
+			if now := canonical(mustList(t, w.ns)); now == intact || !strings.Contains(now, "99.0.0.1") {
+				t.Error("a change after the repair is not in the kernel")
+			}
+		})
+	}
+}
+
+// TestWhatIsNoDamage counts neither our own writes, few or many, nor what packets
+// write, nor the tables of others.
+func TestWhatIsNoDamage(t *testing.T) {
+	t.Parallel()
+	w := startWatched(t, 2000) // more than loadWrites
+	for i := range 50 {
+		w.OnEndpointSliceUpdate(nil, replaced(w.cluster.slices[i], i))
+		w.sync(t)
+	}
+	for i := range 1000 { // again more than loadWrites in one sync
+		w.Tracker().Endpoints.EndpointSliceUpdate(newSlice(w.cluster.services[i].ObjectMeta, 100000+i*10, 10), false)
+	}
+	w.sync(t)
+	mustNFT(t, w.ns, "add table ip6 serviceplane { chain c { } ; }")
+	mustNFT(t, w.ns, "add table ip foreign { chain c { type nat hook prerouting priority 0; }; set s { type mark; elements = { 1, 2 }; }; }")
+	mustNFT(t, w.ns, "delete table ip foreign")
+	syncs := w.syncs.Load()
+	// A damage that is noticed says that everything before it was heard.
+	mustNFT(t, w.ns, "add chain ip serviceplane marker")
+	eventually(t, 10*time.Second, "damage noticed", func() bool { return w.family().Damaged > 0 })
+	w.sync(t)
+	if status := w.family(); status.Damaged != 1 || !strings.HasPrefix(status.LastDamage.Object, "chain marker") {
+		t.Errorf("%d damages, the last one %v; want the marker alone", status.Damaged, status.LastDamage)
+	}
+	if n := w.fullSyncs.Load(); n != 2 {
+		t.Errorf("%d of %d syncs were full, want the first one and the repair", n, syncs)
+	}
+}
+
+// TestDamageDuringALoadIsNoticed deletes elements while the engine writes so much
+// that it does not listen.
+func TestDamageDuringALoadIsNoticed(t *testing.T) {
+	t.Parallel()
+	ns := netnstest.New(t)
+	c := newCluster(1000, 10)
+	p := startLimited(t, c, ns, runner.Options{})
+	t.Cleanup(p.stop)
+	open := p.engine.open
+	var commits atomic.Int64
+	p.engine.open = func() (kernel, error) {
+		k, err := open()
+		return &saboteur{kernel: k, at: 10, commits: &commits, do: func() {
+			mustNFT(t, ns, "flush set ip serviceplane cluster-ips")
+		}}, err
+	}
+	p.load(t)
+	eventually(t, 10*time.Second, "all ClusterIPs", func() bool {
+		list := mustList(t, ns)
+		for _, s := range c.services {
+			if !strings.Contains(list, "\t"+s.Spec.ClusterIP+",") && !strings.Contains(list, " "+s.Spec.ClusterIP+",") &&
+				!strings.Contains(list, " "+s.Spec.ClusterIP+" ") {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// saboteur does something between two transactions.
+type saboteur struct {
+	kernel
+	at      int64
+	commits *atomic.Int64
+	do      func()
+}
+
+func (k *saboteur) commit(ctx context.Context, w *wire) error {
+	if k.commits.Add(1) == k.at {
+		k.do()
+	}
+	return k.kernel.commit(ctx, w)
+}
+
+// TestNobodyFightsForever has somebody delete the table as soon as he sees it. We
+// must give way, say so, and have the last word when he stops.
+func TestNobodyFightsForever(t *testing.T) {
+	t.Parallel()
+	w := startWatched(t, 20)
+	intact := canonical(mustList(t, w.ns))
+	k, err := openSocket(w.ns.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.close()
+	deleted := 0
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		b := &wire{family: familyIPv4, table: "serviceplane"}
+		b.batchMarker(nfnlBatchBegin)
+		b.deleteTable()
+		b.batchMarker(nfnlBatchEnd)
+		if k.commit(t.Context(), b) == nil {
+			deleted++
+		}
+		w.OnEndpointSliceUpdate(nil, replaced(w.cluster.slices[deleted%20], deleted)) // events go on
+	}
+	// Three repairs at once, one a second later, one two seconds after that.
+	if deleted < 4 || deleted > 7 {
+		t.Errorf("the table was there %d times in 5s, want 4 to 7", deleted)
+	}
+	conditions := w.Status().Conditions
+	if len(conditions) != 1 || conditions[0].Type != proxier.ConditionContested || conditions[0].Family != v1.IPv4Protocol {
+		t.Errorf("conditions %+v, want one: contested", conditions)
+	}
+	if len(conditions) > 0 && !strings.Contains(conditions[0].Message, "of table ip serviceplane") {
+		t.Errorf("message %q, want it to name the table", conditions[0].Message)
+	}
+	eventually(t, 20*time.Second, "the last word", func() bool { return len(canonical(mustList(t, w.ns))) >= len(intact)-100 })
+	w.sync(t)
+}

@@ -1,0 +1,216 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+var tableGone = Damage{Object: "all of table ip t", By: "nft (process 7)"}
+
+// TestRepairsInARowComeLessAndLessOften has the damage come back as soon as it is
+// repaired.
+func TestRepairsInARowComeLessAndLessOften(t *testing.T) {
+	for what, succeeded := range map[string]bool{"repaired": true, "repair fails": false} {
+		c, now := contest{}, time.Now()
+		var waits []time.Duration
+		for range 12 {
+			c.damage(tableGone, now)
+			wait := max(c.due().Sub(now), 0)
+			waits = append(waits, wait)
+			now = now.Add(wait)
+			c.attempt(c.seen, succeeded, now)
+		}
+		want := []time.Duration{0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60}
+		for i := range want {
+			want[i] *= time.Second
+		}
+		if !slices.Equal(waits, want) {
+			t.Errorf("%s: waits %v, want %v", what, waits, want)
+		}
+	}
+}
+
+// TestARareDamageIsRepairedAtOnce however often it comes.
+func TestARareDamageIsRepairedAtOnce(t *testing.T) {
+	c, now := contest{}, time.Now()
+	for i := range 20 {
+		now = now.Add(soon + time.Second)
+		c.damage(tableGone, now)
+		if wait := c.due().Sub(now); wait > 0 {
+			t.Fatalf("damage %d waits for %v, want none", i, wait)
+		}
+		c.attempt(c.seen, true, now)
+		if _, lasts := c.condition(now); lasts {
+			t.Fatalf("damage %d makes a condition", i)
+		}
+	}
+}
+
+// TestAContestEnds after a quiet time, and the next one begins with patience.
+func TestAContestEnds(t *testing.T) {
+	c, began := contest{}, time.Now()
+	now := began
+	for range 6 {
+		c.damage(tableGone, now)
+		now = now.Add(max(c.due().Sub(now), 0))
+		c.attempt(c.seen, true, now)
+	}
+	cond, lasts := c.condition(now)
+	if !lasts || cond.Type != ConditionContested || !cond.Since.Equal(began) || !strings.Contains(cond.Message, tableGone.String()) {
+		t.Errorf("condition %+v, %v; want contested since the first damage, with the last one", cond, lasts)
+	}
+	now = now.Add(c.row() + time.Second)
+	if cond, lasts := c.condition(now); lasts {
+		t.Errorf("condition %+v after a quiet time, want none", cond)
+	}
+	c.damage(tableGone, now)
+	c.attempt(c.seen, true, now)
+	c.damage(tableGone, now)
+	if wait := c.due().Sub(now); wait > 0 {
+		t.Errorf("second damage of a new row waits for %v, want none", wait)
+	}
+}
+
+// TestDamageDuringARepairIsRepairedToo: the repair may have looked before it.
+func TestDamageDuringARepairIsRepairedToo(t *testing.T) {
+	c, now := contest{}, time.Now()
+	c.damage(tableGone, now)
+	began := c.seen
+	c.damage(tableGone, now)
+	c.attempt(began, true, now)
+	if !c.pending() || !c.damaged() {
+		t.Error("nothing is pending after a repair that the second damage may have escaped")
+	}
+	c.attempt(c.seen, true, now)
+	if c.pending() || c.damaged() {
+		t.Error("still pending after the second repair")
+	}
+}
+
+func fullUpdates(e *fakeEngine) (n int) {
+	for _, u := range e.updates() {
+		if u.Full {
+			n++
+		}
+	}
+	return n
+}
+
+// TestDamageLeadsToAFullSyncOfItsFamily and of no other.
+func TestDamageLeadsToAFullSyncOfItsFamily(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		f.synced()
+		synctest.Wait()
+		f.v4.damage(tableGone)
+		time.Sleep(time.Second)
+		if got, want := fullUpdates(f.v4), 2; got != want {
+			t.Errorf("%d full syncs of IPv4, want %d", got, want)
+		}
+		if got, want := fullUpdates(f.v6), 1; got != want {
+			t.Errorf("%d full syncs of IPv6, want %d", got, want)
+		}
+		status := f.Status()
+		if s := status.Families[v1.IPv4Protocol]; s.Damaged != 1 || s.LastDamage != tableGone || s.LastDamageTime.IsZero() {
+			t.Errorf("status %+v, want one damage", s)
+		}
+		f.v4.damage(Damage{})
+		time.Sleep(time.Second)
+		if got, want := fullUpdates(f.v4), 3; got != want {
+			t.Errorf("%d full syncs of IPv4 after a reason to look, want %d", got, want)
+		}
+		if s := f.Status().Families[v1.IPv4Protocol]; s.Damaged != 1 {
+			t.Errorf("%d damages, want a look not to count", s.Damaged)
+		}
+	})
+}
+
+// TestChangesGoOnWhileARepairWaits, as long as the engine takes them; when it does
+// not, they wait for the repair, and Sync says why.
+func TestChangesGoOnWhileARepairWaits(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		f.synced()
+		synctest.Wait()
+		for range 6 { // the 7th waits until 8s after the 6th
+			f.v4.damage(tableGone)
+			time.Sleep(5 * time.Second)
+		}
+		f.v4.damage(tableGone)
+		time.Sleep(500 * time.Millisecond)
+		repairs := fullUpdates(f.v4)
+
+		f.OnServiceAdd(service("a", "10.96.0.1"))
+		time.Sleep(500 * time.Millisecond)
+		if last := f.v4.last(); last.Full || namesIn(last) != "a" {
+			t.Errorf("last update %+v, want a partial one with the change", last)
+		}
+		missing := errors.New("no such table")
+		f.v4.failWith(func(u desired.Update) error {
+			if u.Full {
+				return nil
+			}
+			return missing
+		})
+		f.OnServiceAdd(service("b", "10.96.0.2"))
+		time.Sleep(500 * time.Millisecond)
+		if err := f.Sync(t.Context()); !errors.Is(err, ErrContested) {
+			t.Errorf("Sync = %v, want ErrContested", err)
+		}
+		if got := fullUpdates(f.v4); got != repairs {
+			t.Errorf("%d full syncs, want none before the repair is due", got-repairs)
+		}
+		if s := f.Status(); len(s.Conditions) != 1 || s.Conditions[0].Type != ConditionContested {
+			t.Errorf("conditions %+v, want contested", s.Conditions)
+		}
+		time.Sleep(10 * time.Second)
+		if last := f.v4.last(); !last.Full || namesIn(last) != "a b" {
+			t.Errorf("last update full=%v of %q, want a full one of both", last.Full, namesIn(last))
+		}
+		if s := f.Status(); s.Families[v1.IPv4Protocol].ServicePorts != 2 {
+			t.Errorf("%d service ports, want 2", s.Families[v1.IPv4Protocol].ServicePorts)
+		}
+	})
+}
+
+// TestAWatchThatFailsIsStartedAgain, less and less often, and Status tells.
+func TestAWatchThatFailsIsStartedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now()
+		e := &fakeEngine{deaf: errors.New("no socket")}
+		p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{}, map[v1.IPFamily]Engine{v1.IPv4Protocol: e})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- p.Run(ctx) }()
+		time.Sleep(time.Minute)
+		e.mu.Lock()
+		watches := e.watches
+		e.deaf = nil
+		e.mu.Unlock()
+		if watches < 5 || watches > 7 { // after 1s, 2s, 4s, 8s, 16s, 32s
+			t.Errorf("%d attempts in a minute, want 5 to 7", watches)
+		}
+		c := p.Status().Conditions
+		if len(c) != 1 || c[0].Type != ConditionUnwatched || c[0].Message != "no socket" || !c[0].Since.Equal(now) {
+			t.Errorf("conditions %+v, want unwatched since the beginning, with the reason", c)
+		}
+		time.Sleep(2 * time.Minute)
+		if c := p.Status().Conditions; len(c) != 0 {
+			t.Errorf("conditions %+v after the watch works, want none", c)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+}
