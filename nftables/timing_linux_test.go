@@ -1,0 +1,123 @@
+package nftables
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// measureSustained is the 99th percentile of the time from an event to the
+// programmed kernel, with the default rate limits. The events, each another
+// endpoint of another Service, come at fixed times. rate is how many came in a
+// second.
+func measureSustained(b *testing.B, c *cluster, events int, every time.Duration) (f figure, rate float64) {
+	b.Helper()
+	p := startLimited(b, c, netnstest.New(b), runner.Options{})
+	defer p.stop()
+	p.load(b)
+	cpu, start := cpuTime(), time.Now()
+	for i := range events {
+		// A beat that is late is made up for, so that the rate holds.
+		time.Sleep(time.Until(start.Add(time.Duration(i) * every)))
+		slice := replaced(c.slices[i*37%len(c.slices)], i)
+		p.mu.Lock()
+		p.underWay = append(p.underWay, time.Now())
+		p.mu.Unlock()
+		p.OnEndpointSliceUpdate(nil, slice)
+	}
+	rate = float64(events) / time.Since(start).Seconds()
+	p.sync(b)
+	f.cpu = (cpuTime() - cpu) / time.Duration(events)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.latencies) < events {
+		b.Errorf("%d of %d events reached the kernel", len(p.latencies), events)
+		return f, rate
+	}
+	slices.Sort(p.latencies)
+	f.wall = p.latencies[len(p.latencies)*99/100]
+	return f, rate
+}
+
+// measureFirstService is the time from the start of the first sync until a
+// connection to a Service is established that the embedding program calls
+// important, while all the others are loaded.
+func measureFirstService(b *testing.B, c *cluster, runs int) figure {
+	b.Helper()
+	const last = "10.0.0.0/8"
+	node, peer := netnstest.New(b), netnstest.New(b)
+	netnstest.Connect(b, node, []string{"192.0.2.1/24"}, peer, []string{"192.0.2.2/24"})
+	netnstest.Check(b, node.AddRoute(netip.MustParsePrefix(last), netip.MustParseAddr("192.0.2.2")))
+	netnstest.Serve(b, peer, "first", 8080)
+	important := *c.services[len(c.services)-1].DeepCopy()
+	slice := newSlice(important.ObjectMeta, 0, 1)
+	slice.Endpoints[0].Addresses = []string{"192.0.2.2"}
+	vip := netip.AddrPortFrom(netip.MustParseAddr(important.Spec.ClusterIP), 80)
+
+	var p *programmed
+	f := measure(runs, func() {
+		if p != nil {
+			p.stopAndClean(b)
+		}
+		name := types.NamespacedName{Namespace: important.Namespace, Name: important.Name}
+		p = startConfigured(b, c, node, proxier.Config{Important: []types.NamespacedName{name}})
+		for i := range c.services {
+			p.OnServiceAdd(c.services[i])
+			p.OnEndpointSliceAdd(c.slices[i])
+		}
+		p.OnEndpointSliceUpdate(nil, slice)
+		p.OnServiceSynced()
+	}, func() {
+		p.OnEndpointSlicesSynced() // now the sync starts
+		for {
+			if _, err := netns.Ask(b.Context(), node, "tcp", vip, netns.AskOptions{Timeout: 4 * time.Millisecond}); err == nil {
+				return
+			}
+		}
+	})
+	p.stopAndClean(b)
+	return f
+}
+
+// stopAndClean ends a Provider after its sync, and takes its table away.
+func (p *programmed) stopAndClean(b *testing.B) {
+	p.sync(b)
+	p.stop()
+	if err := p.Cleanup(b.Context()); err != nil {
+		b.Fatalf("clean up: %v", err)
+	}
+}
+
+// measureRepair is the time from the moment that somebody else deletes the table
+// until all of it is back. It may be measured three times: further repairs in a
+// row begin to wait.
+func (p *programmed) measureRepair(b *testing.B, runs int) figure {
+	b.Helper()
+	k := openKernel(b, p.ns)
+	defer k.close()
+	var repairs atomic.Int64
+	p.onRepair.Store(&repairs)
+	return measure(runs, func() {}, func() {
+		before := repairs.Load()
+		w := &wire{family: familyIPv4, table: p.engine.config.Names.Table}
+		w.batchMarker(nfnlBatchBegin)
+		w.deleteTable()
+		w.batchMarker(nfnlBatchEnd)
+		if err := k.commit(context.WithoutCancel(b.Context()), w); err != nil {
+			b.Fatalf("delete the table: %v", err)
+		}
+		for repairs.Load() == before {
+			time.Sleep(100 * time.Microsecond)
+		}
+	})
+}
