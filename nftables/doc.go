@@ -49,6 +49,21 @@
 // other users of netlink in the same network namespace wait a few milliseconds
 // at most.
 //
+// # Predecessors, other versions, and damage by others
+//
+// A table that carries our comment stays in use: sets that are missing are
+// created, elements are compared and written one by one, and rules that are not as
+// they should be, because of another version or configuration or because somebody
+// changed them, are exchanged in one transaction. What is too much goes last. No
+// packet meets a gap, and session affinity lasts. The base chains carry the
+// version of the layout. Any other table of our name is replaced in one
+// transaction.
+//
+// The kernel tells of changes by others as they happen, and a full sync repairs
+// them. The engine does not listen while it loads more than 1,000 elements, since
+// notifications make each of them several times dearer: it then asks for the number
+// of transactions, and looks at everything again if some were not its own.
+//
 // # Limits
 //
 // A service port uses its first 65,536 endpoints, or 8,191 with session affinity;

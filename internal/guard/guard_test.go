@@ -83,6 +83,32 @@ func TestThePortablePackagesStayLight(t *testing.T) {
 	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier")
 }
 
+// TestWhoMayImportWhat: client-go is for who has an API server, and what programs
+// are made of is for programs.
+func TestWhoMayImportWhat(t *testing.T) {
+	examples := module + "/examples"
+	allowed := map[string][]string{
+		"k8s.io/client-go":               {module + "/informer", module + "/internal/apitest", examples},
+		"github.com/spf13":               {examples},
+		"github.com/fsnotify":            {examples},
+		"github.com/prometheus":          {examples},
+		"go.yaml.in/yaml/v3":             {module + "/internal/manifest", examples},
+		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", examples},
+	}
+	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
+		for _, p := range pkgs {
+			for _, dep := range slices.Concat(p.Deps, p.Imports) {
+				for heavy, users := range allowed {
+					isUser := slices.ContainsFunc(users, func(u string) bool { return within(p.ImportPath, u) })
+					if within(dep, heavy) && !isUser {
+						t.Errorf("%s depends on %s", p.ImportPath, dep)
+					}
+				}
+			}
+		}
+	}, module+"/...")
+}
+
 // TestTheRunnerNeedsOnlyTheStandardLibrary keeps it fit for any program.
 func TestTheRunnerNeedsOnlyTheStandardLibrary(t *testing.T) {
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
