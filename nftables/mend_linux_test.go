@@ -40,6 +40,15 @@ func startPredecessor(t *testing.T, w *world) *predecessor {
 	w.add(sticky, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
 
 	e := w.engine(t, p.ns)
+	// Others had affinity before, so that the numbers are not what a new engine
+	// would choose.
+	for n := 30; n < 34; n++ {
+		other := *sticky
+		other.Name = name(n)
+		other.Frontends = nil
+		w.add(&other, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
+		mustApply(t, e, model{other.Name: &other}.full(w))
+	}
 	mustApply(t, e, p.m.full(w))
 	id := e.state.affinity.services[name(0)]
 	p.record = fmt.Sprintf("0x%08x . %s : 0x%08x", id.key(), w.addr(1, 1), id.endpoint(sticky.Cluster[1]))
@@ -147,6 +156,7 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 				jump old-jump
 				jump services
 			}
+			chain all-cluster-7 { counter; drop; }
 			chain old-base { type filter hook forward priority 0; meta mark 7 drop; }
 		}
 		add element IP serviceplane classes { 0x80009999 : goto old-target }
@@ -154,12 +164,58 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
 		mustNFT(t, p.ns, strings.ReplaceAll(older, "IP", ipKeyword(w.family)))
+		// A class that did not exist, for which a chain is in the way.
+		grown := *p.m[name(1)]
+		grown.Affinity, grown.Local, grown.Frontends, grown.Cluster = 0, nil, nil, nil
+		for i := range 7 {
+			grown.Cluster = append(grown.Cluster, netip.AddrPortFrom(w.addr(244, 100+i), 8080))
+		}
+		w.add(&grown, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 1), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeAll})
+		p.m[name(1)] = &grown
 		e := w.engine(t, p.ns)
 		u := p.m.full(w)
 		mustApply(t, e, u)
 		p.mustBeMended(t, e, u)
 		if list := mustList(t, p.ns); strings.Count(list, `comment "serviceplane layout 1"`) != 3 {
 			t.Errorf("want the version in three base chains:\n%s", list)
+		}
+	})
+}
+
+// TestTheVersionIsKept says in a base chain that it is of another version; it has
+// the right rules.
+func TestTheVersionIsKept(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		p := startPredecessor(t, w)
+		e := w.engine(t, p.ns)
+		u := p.m.full(w)
+		mustApply(t, e, u)
+		for _, c := range e.state.layout.chains() {
+			if c.name != "output" {
+				continue
+			}
+			b := e.newBatch()
+			b.flushChain(c.name)
+			b.deleteChain(c.name)
+			if err := b.chains([]chainSpec{c}); err != nil {
+				t.Fatal(err)
+			}
+			for i := range b.buf {
+				if strings.HasPrefix(string(b.buf[i:]), layoutVersion) {
+					b.buf[i+len(layoutVersion)-1] = '0'
+				}
+			}
+			if err := e.send(t.Context(), b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := strings.Count(mustList(t, p.ns), `comment "serviceplane layout 0"`); n != 1 {
+			t.Fatalf("%d chains of another version, want 1", n)
+		}
+		mustApply(t, e, u)
+		p.mustBeMended(t, e, u)
+		if n := strings.Count(mustList(t, p.ns), `comment "serviceplane layout 1"`); n != 3 {
+			t.Errorf("%d base chains of this version, want 3", n)
 		}
 	})
 }

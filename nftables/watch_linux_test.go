@@ -184,6 +184,30 @@ func (k *saboteur) commit(ctx context.Context, w *wire) error {
 	return k.kernel.commit(ctx, w)
 }
 
+// TestAWatchThatBeginsLateAsksForALook: what happened since the first write it
+// cannot know. Before that there is nothing to look at.
+func TestAWatchThatBeginsLateAsksForALook(t *testing.T) {
+	t.Parallel()
+	w := &world{family: v1.IPv4Protocol}
+	e := w.engine(t, netnstest.New(t))
+	watch := func() []proxier.Damage {
+		var noticed []proxier.Damage
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := e.Watch(ctx, func(d proxier.Damage) { noticed = append(noticed, d) }); err != nil {
+			t.Errorf("Watch = %v, want nil when ctx ends", err)
+		}
+		return noticed
+	}
+	if got := watch(); len(got) != 0 {
+		t.Errorf("before the first write: %v, want nothing", got)
+	}
+	mustApply(t, e, model{}.full(w))
+	if got := watch(); len(got) != 1 || got[0] != (proxier.Damage{}) {
+		t.Errorf("after the first write: %v, want one zero Damage", got)
+	}
+}
+
 // TestNobodyFightsForever has somebody delete the table as soon as he sees it. We
 // must give way, say so, and have the last word when he stops.
 func TestNobodyFightsForever(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -176,6 +177,26 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 		}
 		if s := f.Status(); s.Families[v1.IPv4Protocol].ServicePorts != 2 {
 			t.Errorf("%d service ports, want 2", s.Families[v1.IPv4Protocol].ServicePorts)
+		}
+	})
+}
+
+// TestDamageDuringEachRepairIsRepairedInTheEnd, without any other event.
+func TestDamageDuringEachRepairIsRepairedInTheEnd(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		f.synced()
+		synctest.Wait()
+		var repairs atomic.Int64
+		f.v4.failWith(func(u desired.Update) error {
+			if u.Full && repairs.Add(1) < 6 {
+				f.v4.damage(tableGone)
+			}
+			return nil
+		})
+		f.v4.damage(tableGone)
+		time.Sleep(time.Minute)
+		if n := repairs.Load(); n != 6 {
+			t.Errorf("%d repairs in a minute, want one for each damage: 6", n)
 		}
 	})
 }

@@ -43,11 +43,18 @@ func (e *fakeEngine) Watch(ctx context.Context, damaged func(Damage)) error {
 	e.mu.Unlock()
 	if deaf == nil {
 		<-ctx.Done()
+		time.Sleep(time.Second) // Run must wait for it
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.damaged = nil
 	return deaf
+}
+
+func (e *fakeEngine) watched() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.damaged != nil
 }
 
 // damage makes the engine notice a damage.
@@ -60,10 +67,11 @@ func (e *fakeEngine) damage(d Damage) {
 
 func (e *fakeEngine) Apply(_ context.Context, u desired.Update) error {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.seen = append(e.seen, u)
-	if e.fail != nil {
-		return e.fail(u)
+	fail := e.fail
+	e.mu.Unlock()
+	if fail != nil {
+		return fail(u)
 	}
 	return nil
 }
@@ -125,6 +133,9 @@ func run(t *testing.T, config Config, test func(t *testing.T, f *fixture)) {
 		}
 		if f.v4.closed == 0 || f.v6.closed == 0 {
 			t.Error("Run returned and left an engine open")
+		}
+		if f.v4.watched() || f.v6.watched() {
+			t.Error("Run returned and left an engine watched")
 		}
 	})
 }
