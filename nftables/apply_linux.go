@@ -157,9 +157,6 @@ func (e *Engine) writeClass(w *wire, c newClass) error {
 		if !e.state.classes.chains[chain.name] {
 			e.state.classes.chains[chain.name] = true
 			missing = append(missing, chain)
-			if e.state.classes.leftover[chain.name] {
-				w.flushChain(chain.name)
-			}
 		}
 	}
 	e.report.Writes += len(missing)

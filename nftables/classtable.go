@@ -11,13 +11,11 @@ import (
 type classTable struct {
 	ids    map[forwarding]uint32
 	chains map[string]bool // that exist, or will with the transaction at hand
-	// leftover chains exist too, but nobody knows what is in them.
-	leftover map[string]bool
-	last     uint32
+	last   uint32
 }
 
 func newClassTable() *classTable {
-	return &classTable{ids: map[forwarding]uint32{}, chains: map[string]bool{}, leftover: map[string]bool{}, last: firstForwarding - 1}
+	return &classTable{ids: map[forwarding]uint32{}, chains: map[string]bool{}, last: firstForwarding - 1}
 }
 
 // adopt takes over a class that exists in the kernel. Of two numbers of one class

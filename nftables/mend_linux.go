@@ -94,9 +94,6 @@ func (m *mender) adoptClasses() {
 	for _, c := range m.wanted() {
 		m.state.classes.chains[c.name] = true
 	}
-	for name := range m.observed.chains {
-		m.state.classes.leftover[name] = !m.state.classes.chains[name]
-	}
 }
 
 // wanted are the chains that there must be at the moment.
