@@ -53,8 +53,10 @@ type listener struct {
 	damaged func(proxier.Damage)
 	// pending is what was changed by the transaction whose end is not yet heard of.
 	pending []proxier.Damage
-	// deaf is how long the listener steps aside for others that write too much to
-	// be heard; 0 until then. Owned by listen.
+	// heard counts the notifications since a time, at most a second ago.
+	heard int
+	since time.Time
+	// deaf is how long the listener stepped aside last, until deafEnd.
 	deaf    time.Duration
 	deafEnd time.Time
 }
@@ -62,6 +64,8 @@ type listener struct {
 const (
 	shortestDeaf = time.Second
 	longestDeaf  = time.Minute
+	// tooLoud is how many notifications a second make the listener step aside.
+	tooLoud = 10000
 )
 
 // listen reads until ctx ends or reading fails.
@@ -70,7 +74,12 @@ func (l *listener) listen(ctx context.Context) error {
 		n, err := l.socket.read(0)
 		switch {
 		case err == nil:
-			l.hear(l.socket.receive[:n])
+			if l.hear(l.socket.receive[:n]) > tooLoud {
+				err = l.stepAside(ctx)
+			}
+			if err != nil {
+				return err
+			}
 		case ctx.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded):
 			return ctx.Err()
 		case errors.Is(err, unix.ENOBUFS):
@@ -84,9 +93,14 @@ func (l *listener) listen(ctx context.Context) error {
 }
 
 // hear looks for our table in the notifications of one or more transactions. The
-// last one of each transaction says who did it.
-func (l *listener) hear(notifications []byte) {
+// last one of each transaction says who did it. It returns how many notifications
+// there were in the last second or less.
+func (l *listener) hear(notifications []byte) (loudness int) {
+	if time.Since(l.since) > time.Second {
+		l.heard, l.since = 0, time.Now()
+	}
 	for m := range messagesOf(notifications) {
+		l.heard++
 		if m.typ>>8 != subsysNFTables || len(m.body) < nfgenHeaderLen {
 			continue
 		}
@@ -99,6 +113,7 @@ func (l *listener) hear(notifications []byte) {
 			l.pending = append(l.pending, proxier.Damage{Object: objectOf(m.typ, attrs) + l.inTable()})
 		}
 	}
+	return l.heard
 }
 
 func (l *listener) inTable() string {
@@ -144,8 +159,9 @@ func objectOf(typ uint16, attrs []byte) string {
 	}
 }
 
-// stepAside leaves the group for a while: somebody writes more than we can read,
-// and listening slows him down. Afterwards nobody knows what he wrote.
+// stepAside leaves the group for a while: somebody writes so much that we may not
+// be able to read it, and listening makes each of his writes several times dearer.
+// Afterwards nobody knows what he wrote.
 func (l *listener) stepAside(ctx context.Context) error {
 	if time.Since(l.deafEnd) > longestDeaf {
 		l.deaf = 0

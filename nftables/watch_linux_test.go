@@ -178,6 +178,56 @@ func (k *saboteur) commit(ctx context.Context, w *wire) error {
 	return k.kernel.commit(ctx, w)
 }
 
+// TestALoudNeighbourIsNotListenedTo has somebody else load a large set of his own.
+// Each of his elements costs him more while we listen.
+func TestALoudNeighbourIsNotListenedTo(t *testing.T) {
+	t.Parallel()
+	w := startWatched(t, 20)
+	k, err := openSocket(w.ns.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.close()
+	intact := canonical(nftOutput(t, w.ns, "list", "table", "ip", "serviceplane"))
+	spec := setSpec{name: "large", key: []field{fieldMark}}
+	load := func(first uint32, scaffold bool) {
+		b := &wire{family: familyIPv4, table: "neighbour"}
+		b.batchMarker(nfnlBatchBegin)
+		if scaffold {
+			b.newTable()
+			b.newSet(&spec, 4, 0)
+		}
+		var elements encoded
+		for i := range uint32(1000) {
+			elements.append(markData(first+i), elementBytes{}, elementBytes{})
+		}
+		b.elements(addElements(), &spec, elements)
+		b.batchMarker(nfnlBatchEnd)
+		if err := k.commit(t.Context(), b); err != nil {
+			t.Fatalf("neighbour: %v", err)
+		}
+	}
+	load(1, true)
+	full := w.fullSyncs.Load()
+	for i := range uint32(30) {
+		load(1+1000*(i+1), false)
+	}
+	took := eventually(t, 20*time.Second, "a look at everything afterwards", func() bool { return w.fullSyncs.Load() > full })
+	if took < shortestDeaf/2 {
+		t.Errorf("a look after %v, want the listener to step aside for about %v", took, shortestDeaf)
+	}
+	if n := w.family().Damaged; n != 0 {
+		t.Errorf("%d damages, want none: the neighbour has a table of his own", n)
+	}
+	mustNFT(t, w.ns, "flush map ip serviceplane endpoints")
+	eventually(t, 10*time.Second, "repair", func() bool {
+		return canonical(nftOutput(t, w.ns, "list", "table", "ip", "serviceplane")) == intact
+	})
+	if n := w.family().Damaged; n != 1 {
+		t.Errorf("%d damages, want the flush", n)
+	}
+}
+
 // TestAWatchThatBeginsLateAsksForALook: what happened since the first write it
 // cannot know. Before that there is nothing to look at.
 func TestAWatchThatBeginsLateAsksForALook(t *testing.T) {
