@@ -1,0 +1,17 @@
+// Package informer feeds a Provider from a Kubernetes API server. It is the only
+// package of serviceplane that needs client-go.
+//
+// A program with informers of its own binds them:
+//
+//	factory := informers.NewSharedInformerFactory(client, 0)
+//	stop, err := informer.Bind(factory, provider, informer.Options{NodeName: node})
+//	factory.Start(ctx.Done())
+//
+// A program without lets Run keep its own, which the API server filters:
+//
+//	err := informer.Run(ctx, client, provider, informer.Options{NodeName: node})
+//
+// Either way the Provider hears of Services, EndpointSlices, the ServiceCIDRs and
+// the node's own Node object, and writes nothing before all of what exists has
+// arrived. Handlers only record: they never hold up client-go.
+package informer

@@ -1,0 +1,62 @@
+package informer
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Options says what to watch, and for whom.
+type Options struct {
+	// NodeName is the name of the Node to follow: its addresses, zone and pod
+	// ranges. Empty follows none, and leaves what the Provider's Config says.
+	NodeName string
+	// ServiceProxyName is the value of changetracker.LabelServiceProxyName that
+	// Services must carry, the same as in the Provider's Tracker options. Empty means
+	// Services without the label. Bind leaves the choice to the Provider.
+	ServiceProxyName string
+	// Resync is how often Run delivers every object again. 0 means 15m, Never never.
+	// With Bind it is the factory's.
+	Resync time.Duration
+	// Patience is how long the first sync waits for the Node and the ServiceCIDRs
+	// once Services and EndpointSlices have arrived: an old API server has no
+	// ServiceCIDRs, and a Node may not exist yet. 0 means 5s.
+	Patience time.Duration
+	// Logger gets what an operator should know; nil is silent.
+	Logger *zap.Logger
+}
+
+// Never as Options.Resync turns resyncs off.
+const Never time.Duration = -1
+
+const (
+	defaultResync   = 15 * time.Minute // kube-proxy's --config-sync-period
+	defaultPatience = 5 * time.Second
+)
+
+func (o Options) withDefaults() Options {
+	o.Resync = cmp.Or(o.Resync, defaultResync)
+	o.Patience = cmp.Or(o.Patience, defaultPatience)
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	o.Logger = o.Logger.Named("informer")
+	return o
+}
+
+func (o Options) validate() error {
+	var errs []error
+	if o.Resync < 0 && o.Resync != Never {
+		errs = append(errs, fmt.Errorf("option Resync: %v is negative", o.Resync))
+	}
+	if o.Patience < 0 {
+		errs = append(errs, fmt.Errorf("option Patience: %v is negative", o.Patience))
+	}
+	return errors.Join(errs...)
+}
+
+// resync is the period as client-go wants it.
+func (o Options) resync() time.Duration { return max(o.Resync, 0) }

@@ -1,0 +1,145 @@
+package informer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/go-logr/logr"
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Run feeds a Provider from informers of its own until ctx ends, and returns nil
+// after all of their goroutines have ended. The API server sends only what
+// matters: Services that have a ClusterIP and the right label, EndpointSlices that
+// belong to no headless Service, and one Node.
+//
+// An API server that cannot be reached is no error: the Provider keeps what it
+// has, and Run tries again.
+func Run(ctx context.Context, client kubernetes.Interface, p proxier.Provider, o Options) error {
+	o = o.withDefaults()
+	own := &ownInformers{client: client, options: o}
+	s := sources{
+		services: own.factory(servicesOf(o.ServiceProxyName)).Core().V1().Services().Informer(),
+		slices:   own.factory(labelled("!" + v1.IsHeadlessService)).Discovery().V1().EndpointSlices().Informer(),
+		cidrs:    own.factory(nil).Networking().V1().ServiceCIDRs().Informer(),
+	}
+	if o.NodeName != "" {
+		s.nodes = own.factory(named(o.NodeName)).Core().V1().Nodes().Informer()
+	}
+	if err := own.prepare(s); err != nil {
+		return err
+	}
+	stop, err := bind(s, p, o)
+	if err != nil {
+		return err
+	}
+	// client-go would log to klog.
+	quiet := logr.NewContext(ctx, logr.Discard())
+	for _, f := range own.factories {
+		f.StartWithContext(quiet)
+	}
+	<-ctx.Done()
+	stop()
+	for _, f := range own.factories {
+		f.Shutdown()
+	}
+	return nil
+}
+
+// ownInformers are one factory for each selection of objects.
+type ownInformers struct {
+	client    kubernetes.Interface
+	options   Options
+	factories []informers.SharedInformerFactory
+}
+
+func (i *ownInformers) factory(selection func(*metav1.ListOptions)) informers.SharedInformerFactory {
+	f := informers.NewSharedInformerFactoryWithOptions(i.client, i.options.resync(),
+		informers.WithTweakListOptions(selection), informers.WithTransform(slim))
+	i.factories = append(i.factories, f)
+	return f
+}
+
+// prepare makes the informers report to our logger.
+func (i *ownInformers) prepare(s sources) error {
+	for what, informer := range map[string]cache.SharedIndexInformer{
+		"Services": s.services, "EndpointSlices": s.slices, "Nodes": s.nodes, "ServiceCIDRs": s.cidrs,
+	} {
+		if informer == nil {
+			continue
+		}
+		c := &complaints{log: i.options.Logger, what: what}
+		if err := informer.SetWatchErrorHandlerWithContext(c.hear); err != nil {
+			return fmt.Errorf("watch %s: %w", what, err)
+		}
+	}
+	return nil
+}
+
+func servicesOf(proxyName string) func(*metav1.ListOptions) {
+	return func(o *metav1.ListOptions) {
+		o.LabelSelector = "!" + changetracker.LabelServiceProxyName
+		if proxyName != "" {
+			o.LabelSelector = changetracker.LabelServiceProxyName + "=" + proxyName
+		}
+		o.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", v1.ClusterIPNone).String()
+	}
+}
+
+func labelled(selector string) func(*metav1.ListOptions) {
+	return func(o *metav1.ListOptions) { o.LabelSelector = selector }
+}
+
+func named(name string) func(*metav1.ListOptions) {
+	return func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	}
+}
+
+// slim drops what no proxy reads before it is stored.
+func slim(object any) (any, error) {
+	if o, err := meta.Accessor(object); err == nil {
+		o.SetManagedFields(nil)
+	}
+	if node, ok := object.(*v1.Node); ok {
+		node.Status.Images = nil
+	}
+	return object, nil
+}
+
+// complaints are the errors of one informer. client-go tries again and again: the
+// same error is worth one line.
+type complaints struct {
+	log  *zap.Logger
+	what string
+
+	mu   sync.Mutex
+	last string // guarded by mu
+}
+
+func (c *complaints) hear(_ context.Context, _ *cache.Reflector, err error) {
+	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return // a watch ends now and then, and is too old after a pause
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err.Error() == c.last {
+		return
+	}
+	c.last = err.Error()
+	c.log.Warn("the API server cannot be watched, will be tried again", zap.String("objects", c.what), zap.Error(err))
+}
