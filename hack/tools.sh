@@ -25,5 +25,5 @@ need_apt() {
     apt-get update -q
     DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$2"
   fi
-  "$1" --version
+  "$1" --version 2>/dev/null || true # busybox has none to tell
 }

@@ -212,10 +212,7 @@ func TestALoudNeighbourIsNotListenedTo(t *testing.T) {
 	for i := range uint32(30) {
 		load(1+1000*(i+1), false)
 	}
-	took := eventually(t, 20*time.Second, "a look at everything afterwards", func() bool { return w.fullSyncs.Load() > full })
-	if took < shortestDeaf/2 {
-		t.Errorf("a look after %v, want the listener to step aside for about %v", took, shortestDeaf)
-	}
+	eventually(t, 20*time.Second, "a look at everything afterwards", func() bool { return w.fullSyncs.Load() > full })
 	if n := w.family().Damaged; n != 0 {
 		t.Errorf("%d damages, want none: the neighbour has a table of his own", n)
 	}

@@ -33,7 +33,7 @@ var embedded embed.FS
 var errCannotShow = errors.New("needs root on Linux")
 
 func main() {
-	dir := flag.String("f", "", "`directory` with YAML files of Services and EndpointSlices, instead of the embedded ones")
+	dir := flag.String("f", "", "`directory` with YAML or JSON files of Services and EndpointSlices, instead of the embedded ones")
 	planOnly := flag.Bool("plan", false, "print what would be programmed, and touch nothing")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -67,7 +67,7 @@ func run(ctx context.Context, out io.Writer, dir string, planOnly bool) error {
 	return plan(ctx, out, objects)
 }
 
-// manifests is where the YAML files are.
+// manifests is where the files are.
 func manifests(dir string) (fs.FS, error) {
 	if dir != "" {
 		return os.DirFS(dir), nil

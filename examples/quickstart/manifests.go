@@ -1,17 +1,14 @@
 package main
 
 import (
-	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
+
+	"github.com/serviceplane/serviceplane/internal/manifest"
 )
 
 // objects is what a cluster's API server would hand out.
@@ -20,78 +17,54 @@ type objects struct {
 	slices   []*discovery.EndpointSlice
 }
 
-// load reads all YAML files of a directory. It reports everything that is wrong,
-// with file and document.
+// load reads all manifests of a directory. It reports everything that is wrong,
+// with file and line.
 func load(source fs.FS) (objects, error) {
-	files, err := fs.Glob(source, "*.y*ml")
+	files, err := fs.ReadDir(source, ".")
 	if err != nil {
 		return objects{}, fmt.Errorf("list manifests: %w", err)
 	}
-	if len(files) == 0 {
-		return objects{}, errors.New("no YAML files found")
-	}
 	var all objects
 	var errs []error
+	read := 0
 	for _, file := range files {
-		text, err := fs.ReadFile(source, file)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("read manifest: %w", err))
+		if !manifest.IsName(file.Name()) {
 			continue
 		}
-		for i, document := range bytes.Split(append([]byte("\n"), text...), []byte("\n---")) {
-			if err := all.add(document); err != nil {
-				errs = append(errs, fmt.Errorf("%s, document %d: %w", file, i+1, err))
-			}
+		read++
+		if err := all.read(source, file.Name()); err != nil {
+			errs = append(errs, err)
 		}
+	}
+	if read == 0 {
+		return objects{}, errors.New("no YAML or JSON files found")
 	}
 	return all, errors.Join(errs...)
 }
 
-// add decodes one document. One without content is none.
-func (o *objects) add(document []byte) error {
-	var kind metav1.TypeMeta
-	if err := yaml.Unmarshal(document, &kind); err != nil {
-		return err
+func (o *objects) read(source fs.FS, file string) error {
+	text, err := fs.ReadFile(source, file)
+	if err != nil {
+		return fmt.Errorf("read manifest: %w", err)
 	}
-	switch kind.APIVersion + "/" + kind.Kind {
-	case "/":
-		return nil
-	case "v1/Service":
-		var s v1.Service
-		if err := yaml.UnmarshalStrict(document, &s); err != nil {
-			return err
-		}
-		complete(&s)
-		o.services = append(o.services, &s)
-	case "discovery.k8s.io/v1/EndpointSlice":
-		var s discovery.EndpointSlice
-		if err := yaml.UnmarshalStrict(document, &s); err != nil {
-			return err
-		}
-		o.slices = append(o.slices, &s)
-	default:
-		return fmt.Errorf("apiVersion %q, kind %q: want a v1 Service or a discovery.k8s.io/v1 EndpointSlice",
-			kind.APIVersion, kind.Kind)
+	read, faults := manifest.Parse(file, text)
+	for _, object := range read {
+		o.add(object.Value)
 	}
-	return nil
+	var errs []error
+	for _, fault := range faults {
+		errs = append(errs, fault)
+	}
+	return errors.Join(errs...)
 }
 
-// complete fills in what the API server would.
-func complete(s *v1.Service) {
-	if len(s.Spec.ClusterIPs) == 0 && s.Spec.ClusterIP != "" {
-		s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
-	}
-	if len(s.Spec.IPFamilies) == 0 {
-		for _, ip := range s.Spec.ClusterIPs {
-			family := v1.IPv4Protocol
-			if strings.Contains(ip, ":") {
-				family = v1.IPv6Protocol
-			}
-			s.Spec.IPFamilies = append(s.Spec.IPFamilies, family)
-		}
-	}
-	for i := range s.Spec.Ports {
-		s.Spec.Ports[i].Protocol = cmp.Or(s.Spec.Ports[i].Protocol, v1.ProtocolTCP)
+// add keeps an object. The show has a node of its own.
+func (o *objects) add(value manifest.Value) {
+	switch object := value.(type) {
+	case *v1.Service:
+		o.services = append(o.services, object)
+	case *discovery.EndpointSlice:
+		o.slices = append(o.slices, object)
 	}
 }
 

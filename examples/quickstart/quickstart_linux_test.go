@@ -128,18 +128,18 @@ func TestThePlanNamesEveryFrontend(t *testing.T) {
 	}
 }
 
-func TestErrorsNameFileAndDocument(t *testing.T) {
+func TestErrorsNameFileAndLine(t *testing.T) {
 	for name, c := range map[string]struct {
 		files fstest.MapFS
 		want  []string
 	}{
-		"no files":      {fstest.MapFS{}, []string{"no YAML files"}},
-		"broken YAML":   {fstest.MapFS{"a.yaml": {Data: []byte("kind: {")}}, []string{"a.yaml, document 1"}},
-		"unknown kind":  {fstest.MapFS{"a.yml": {Data: []byte("# nothing\n---\nkind: Pod\napiVersion: v1\n")}}, []string{"a.yml, document 2", `"Pod"`}},
-		"unknown field": {fstest.MapFS{"a.yaml": {Data: []byte("kind: Service\napiVersion: v1\nspec: {prots: []}\n")}}, []string{"a.yaml, document 1", "prots"}},
+		"no files":      {fstest.MapFS{"a.txt": {}}, []string{"no YAML or JSON files"}},
+		"broken YAML":   {fstest.MapFS{"a.yaml": {Data: []byte("kind: {")}}, []string{"a.yaml:1: "}},
+		"unknown kind":  {fstest.MapFS{"a.yml": {Data: []byte("# nothing\n---\nkind: Pod\napiVersion: v1\n")}}, []string{"a.yml:3: ", `"Pod"`}},
+		"unknown field": {fstest.MapFS{"a.yaml": {Data: []byte("kind: Service\napiVersion: v1\nspec: {prots: []}\n")}}, []string{"a.yaml:3: spec.prots"}},
 		"all of them": {
-			fstest.MapFS{"a.yaml": {Data: []byte("kind: X")}, "b.yaml": {Data: []byte("kind: Y")}},
-			[]string{"a.yaml, document 1", "b.yaml, document 1"},
+			fstest.MapFS{"a.yaml": {Data: []byte("kind: X")}, "b.json": {Data: []byte("{\n]")}},
+			[]string{"a.yaml:1: ", "b.json:2: "},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -92,7 +92,7 @@ func TestWhoMayImportWhat(t *testing.T) {
 		"github.com/spf13":               {examples},
 		"github.com/fsnotify":            {examples},
 		"github.com/prometheus":          {examples},
-		"go.yaml.in/yaml/v3":             {module + "/internal/manifest", examples},
+		"go.yaml.in/yaml/v3":             {module + "/informer", module + "/internal/apitest", module + "/internal/manifest", examples},
 		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", examples},
 	}
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/serviceplane/serviceplane/internal/manifest"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+// Service web of both families, and what its manifests say. The pods are pod-1 and
+// pod-2.
+const (
+	vip4, vip6 = "10.96.0.10:80", "[fd00:96::10]:80"
+	nodePort   = "192.0.2.10:30080"
+
+	webService = `apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  clusterIPs: [10.96.0.10, "fd00:96::10"]
+  ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
+`
+	thisNode = `apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+spec: {podCIDRs: [10.244.1.0/24, "fd00:244:1::/64"]}
+status: {addresses: [{type: InternalIP, address: 192.0.2.10}, {type: InternalIP, address: "2001:db8::10"}]}
+`
+)
+
+// webSlices say that a pod is the only endpoint.
+func webSlices(pod int) string {
+	one := `apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-%s, labels: {kubernetes.io/service-name: web}}
+addressType: %s
+ports: [{port: 8080}]
+endpoints: [{addresses: ["%s"], nodeName: node-1}]
+---
+`
+	return fmt.Sprintf(one, "v4", "IPv4", podAddr(pod, 4)) + fmt.Sprintf(one, "v6", "IPv6", podAddr(pod, 6))
+}
+
+// podAddr is the address of a pod of the node.
+func podAddr(pod, family int) string {
+	if family == 4 {
+		return fmt.Sprintf("10.244.%d.2", pod)
+	}
+	return fmt.Sprintf("fd00:244:%d::2", pod)
+}
+
+// small is a node with two pods, and a client outside.
+type small struct {
+	t            *testing.T
+	node, client *netns.NS
+}
+
+// newSmall builds the network, without any proxy. It skips without root.
+func newSmall(t *testing.T) *small {
+	t.Helper()
+	c := &small{t, netnstest.New(t), netnstest.New(t)}
+	netnstest.Check(t, c.node.Forward())
+	c.connect("client", c.client, []string{"192.0.2.10/24", "2001:db8::10/64"}, []string{"192.0.2.1/24", "2001:db8::1/64"})
+	for n := 1; n <= 2; n++ {
+		pod := netnstest.New(t)
+		gateway := []string{fmt.Sprintf("10.244.%d.1/24", n), fmt.Sprintf("fd00:244:%d::1/64", n)}
+		c.connect(fmt.Sprintf("pod%d", n), pod, gateway, []string{podAddr(n, 4) + "/24", podAddr(n, 6) + "/64"})
+		netnstest.Serve(t, pod, fmt.Sprintf("pod-%d", n), 8080)
+	}
+	return c
+}
+
+// connect lays a cable, with a default route through the node.
+func (c *small) connect(link string, ns *netns.NS, nodeEnd, farEnd []string) {
+	c.t.Helper()
+	parse := func(texts []string) (prefixes []netip.Prefix) {
+		for _, text := range texts {
+			prefixes = append(prefixes, netip.MustParsePrefix(text))
+		}
+		return prefixes
+	}
+	node := parse(nodeEnd)
+	netnstest.Check(c.t, errors.Join(
+		netns.Connect(netns.Plug{NS: c.node, Link: link, Addrs: node}, netns.Plug{NS: ns, Link: "eth0", Addrs: parse(farEnd)}),
+		ns.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), node[0].Addr()),
+		ns.AddRoute(netip.MustParsePrefix("::/0"), node[1].Addr())))
+}
+
+// flows are the ways to the Service.
+func flows() []netip.AddrPort {
+	return []netip.AddrPort{netip.MustParseAddrPort(vip4), netip.MustParseAddrPort(vip6), netip.MustParseAddrPort(nodePort)}
+}
+
+// ask opens one connection, and returns who answered or why nobody did.
+func (c *small) ask(to netip.AddrPort) string {
+	c.t.Helper()
+	answer, err := netns.Ask(c.t.Context(), c.client, "tcp", to, netns.AskOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	return answer.Server
+}
+
+// expectNow wants every new flow to reach a server, at once.
+func (c *small) expectNow(server string) {
+	c.t.Helper()
+	for _, to := range flows() {
+		if got := c.ask(to); got != server {
+			c.t.Errorf("%s: %s answers, want %s", to, got, server)
+		}
+	}
+}
+
+// expectSoon waits until every new flow reaches a server.
+func (c *small) expectSoon(server string) {
+	c.t.Helper()
+	for _, to := range flows() {
+		got := ""
+		if !eventually(func() bool { got = c.ask(to); return got == server }) {
+			c.t.Fatalf("%s: %s answers, want %s", to, got, server)
+		}
+	}
+}
+
+// open opens a flow that lasts.
+func (c *small) open(to string) *netns.Flow {
+	c.t.Helper()
+	flow, err := netns.Open(c.t.Context(), c.client, "tcp", netip.MustParseAddrPort(to), netns.AskOptions{})
+	if err != nil {
+		c.t.Fatalf("open flow to %s: %v", to, err)
+	}
+	c.t.Cleanup(func() { _ = flow.Close() })
+	return flow
+}
+
+// expectOpen wants an open flow to go on.
+func (c *small) expectOpen(flow *netns.Flow, server string) {
+	c.t.Helper()
+	if answer, err := flow.Ask(c.t.Context()); err != nil || answer.Server != server {
+		c.t.Errorf("the open flow gets %q, %v, want an answer of %s", answer.Server, err, server)
+	}
+}
+
+// nft runs the program nft inside the node, and returns what it prints.
+func (c *small) nft(args ...string) string {
+	c.t.Helper()
+	var out []byte
+	err := c.node.Do(func() (err error) {
+		out, err = exec.CommandContext(c.t.Context(), "nft", args...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		c.t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// traces is all that a proxy could leave behind in the node.
+func (c *small) traces() string {
+	c.t.Helper()
+	text := c.nft("list", "ruleset") + "\n"
+	var addrs []string
+	err := c.node.Do(func() error {
+		links, err := net.Interfaces()
+		for _, link := range links {
+			own, addrErr := link.Addrs()
+			err = errors.Join(err, addrErr)
+			addrs = append(addrs, fmt.Sprint(link.Name, " ", own))
+		}
+		return err
+	})
+	if err != nil {
+		c.t.Fatalf("list addresses: %v", err)
+	}
+	slices.Sort(addrs)
+	return text + strings.Join(addrs, "\n") + "\n" + c.sysctls()
+}
+
+// sysctls are the settings of connection tracking in the node.
+func (c *small) sysctls() string {
+	c.t.Helper()
+	var text strings.Builder
+	err := c.node.Do(func() error {
+		files, err := filepath.Glob("/proc/sys/net/netfilter/nf_conntrack_*")
+		for _, file := range files {
+			if filepath.Base(file) == "nf_conntrack_count" {
+				continue
+			}
+			value, readErr := os.ReadFile(file)
+			err = errors.Join(err, readErr)
+			fmt.Fprintf(&text, "%s = %s", filepath.Base(file), value)
+		}
+		return err
+	})
+	if err != nil {
+		c.t.Fatalf("read settings: %v", err)
+	}
+	return text.String()
+}
+
+// directory is a directory of manifests.
+type directory struct {
+	t    *testing.T
+	path string
+}
+
+func newDirectory(t *testing.T) *directory {
+	t.Helper()
+	d := &directory{t, t.TempDir()}
+	d.write("node.yaml", thisNode)
+	d.write("service.yaml", webService)
+	d.write("endpoints.yaml", webSlices(1))
+	return d
+}
+
+func (d *directory) write(name, text string) {
+	d.t.Helper()
+	if err := os.WriteFile(filepath.Join(d.path, name), []byte(text), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// objects are those of manifests, for an API server.
+func objects(t *testing.T, text string) []manifest.Object {
+	t.Helper()
+	read, errs := manifest.Parse("test.yaml", []byte(text))
+	for _, err := range errs {
+		t.Fatal(err)
+	}
+	return read
+}
+
+// lasts calls check for a while, to see that something stays as it is.
+func lasts(check func()) {
+	for until := time.Now().Add(2 * time.Second); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
+		check()
+	}
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// localMode is how the traffic of this node's pods is told from other traffic.
+type localMode string
+
+const (
+	byClusterCIDR localMode = "ClusterCIDR"
+	byNodeCIDR    localMode = "NodeCIDR"
+	byBridge      localMode = "BridgeInterface"
+	byPrefix      localMode = "InterfaceNamePrefix"
+)
+
+// primary stands for the node's primary addresses, among ranges of them.
+const primary = "primary"
+
+// config is the engine's configuration on a node. The error names every flag that
+// is wrong.
+func (o *options) config(node string) (nftables.Config, error) {
+	var f faults
+	c := nftables.Config{Config: proxier.Config{
+		Node:       changetracker.Node{Name: node},
+		Names:      o.names(&f),
+		Runner:     o.rate(),
+		Masquerade: proxier.Masquerade{All: o.masqueradeAll, Local: o.localDetector(&f)},
+		NodePorts:  o.nodePorts(&f),
+	}}
+	if ok := o.masqueradeBit >= 0 && o.masqueradeBit <= 31; ok {
+		c.Masquerade.Mark = 1 << o.masqueradeBit
+	} else {
+		f.check(ok, "nftables-masquerade-bit", o.masqueradeBit, "0 to 31")
+	}
+	return c, errors.Join(f...)
+}
+
+func (o *options) names(f *faults) proxier.Names {
+	if o.instance == "" {
+		return proxier.KubeProxyNames()
+	}
+	names, err := proxier.NamesFor(o.instance)
+	f.check(err == nil, "instance", o.instance, "1 to 7 lower-case letters, digits or inner hyphens")
+	return names
+}
+
+// rate limits syncs, and spaces retries. The first retry comes soon.
+func (o *options) rate() runner.Options {
+	rate := runner.Options{MinInterval: o.minSyncPeriod, Retry: runner.Backoff{Max: o.syncPeriod}}
+	if rate.MinInterval == 0 {
+		rate.MinInterval = runner.Unlimited
+	}
+	if first := rate.WithDefaults().Retry.Initial; o.syncPeriod < first {
+		rate.Retry.Initial = max(o.syncPeriod, time.Millisecond)
+	}
+	return rate
+}
+
+func (o *options) localDetector(f *faults) (d proxier.LocalDetector) {
+	switch localMode(o.detectLocalMode) {
+	case "", byClusterCIDR:
+		d.CIDRs = o.clusterCIDRs(f)
+	case byNodeCIDR:
+		d.NodePodCIDRs = true
+	case byBridge:
+		d.Interface = o.podBridge
+		checkInterface(f, "pod-bridge-interface", o.podBridge)
+	case byPrefix:
+		d.InterfacePrefix = o.podPrefix
+		checkInterface(f, "pod-interface-name-prefix", o.podPrefix)
+	default:
+		f.check(false, "detect-local-mode", o.detectLocalMode, "ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
+	}
+	return d
+}
+
+const longestInterface = 15 // IFNAMSIZ of linux/if.h, without the terminating NUL
+
+func checkInterface(f *faults, flag, name string) {
+	f.check(name != "" && len(name) <= longestInterface, flag, name, "1 to 15 bytes, as --detect-local-mode needs it")
+}
+
+func (o *options) clusterCIDRs(f *faults) []netip.Prefix {
+	var texts []string
+	for text := range strings.SplitSeq(o.clusterCIDR, ",") {
+		if text = strings.TrimSpace(text); text != "" {
+			texts = append(texts, text)
+		}
+	}
+	cidrs, ok := parsePrefixes(texts)
+	twice := len(cidrs) == 2 && cidrs[0].Addr().Is4() == cidrs[1].Addr().Is4()
+	f.check(ok && len(cidrs) <= 2 && !twice, "cluster-cidr", o.clusterCIDR,
+		"a range such as 10.244.0.0/16, or one of each IP family separated by a comma")
+	return cidrs
+}
+
+func (o *options) nodePorts(f *faults) proxier.NodePorts {
+	if len(o.nodePortAddresses) == 0 || slices.Equal(o.nodePortAddresses, []string{primary}) {
+		return proxier.NodePorts{Primary: true}
+	}
+	ranges, ok := parsePrefixes(o.nodePortAddresses)
+	f.check(ok, "nodeport-addresses", strings.Join(o.nodePortAddresses, ","), "ranges such as 192.0.2.0/24, or primary and nothing else")
+	return proxier.NodePorts{Addresses: ranges}
+}
+
+// parsePrefixes reads ranges. Bits beyond a range's length do not matter.
+func parsePrefixes(texts []string) (prefixes []netip.Prefix, ok bool) {
+	for _, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, false
+		}
+		prefixes = append(prefixes, prefix.Masked())
+	}
+	return prefixes, true
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/pflag"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// parse reads flags, with the defaults of those that are not there.
+func parse(t *testing.T, args ...string) *options {
+	t.Helper()
+	var o options
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	o.register(flags)
+	if err := flags.Parse(args); err != nil {
+		t.Fatalf("parse %q: %v", args, err)
+	}
+	return &o
+}
+
+// byDefault is the configuration without any flag.
+func byDefault() nftables.Config {
+	return nftables.Config{Config: proxier.Config{
+		Node:       changetracker.Node{Name: "node-1"},
+		Names:      proxier.KubeProxyNames(),
+		Runner:     runner.Options{MinInterval: time.Second, Retry: runner.Backoff{Max: 30 * time.Second}}, // OPT-06, OPT-07
+		Masquerade: proxier.Masquerade{Mark: 0x4000},                                                       // OPT-09
+		NodePorts:  proxier.NodePorts{Primary: true},                                                       // NPA-06
+	}}
+}
+
+func TestFlagsBecomeConfiguration(t *testing.T) {
+	cidr := netip.MustParsePrefix
+	for rule, c := range map[string]struct {
+		args string
+		want func(c *nftables.Config)
+	}{
+		"defaults":   {"", func(*nftables.Config) {}},
+		"blank mode": {"--proxy-mode= --detect-local-mode=", func(*nftables.Config) {}},
+		"LTD-01 both families": {"--cluster-cidr=fd00::/48,10.244.0.0/16", func(c *nftables.Config) {
+			c.Masquerade.Local.CIDRs = []netip.Prefix{cidr("fd00::/48"), cidr("10.244.0.0/16")}
+		}},
+		"LTD-07 skipped and masked": {"--cluster-cidr=,10.244.1.1/16,", func(c *nftables.Config) { c.Masquerade.Local.CIDRs = []netip.Prefix{cidr("10.244.0.0/16")} }},
+		"LTD-02":                    {"--detect-local-mode=NodeCIDR --cluster-cidr=10.244.0.0/16", func(c *nftables.Config) { c.Masquerade.Local.NodePodCIDRs = true }},
+		"LTD-03":                    {"--detect-local-mode=BridgeInterface --pod-bridge-interface=cni0", func(c *nftables.Config) { c.Masquerade.Local.Interface = "cni0" }},
+		"LTD-04":                    {"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=veth", func(c *nftables.Config) { c.Masquerade.Local.InterfacePrefix = "veth" }},
+		"OPT-10":                    {"--masquerade-all", func(c *nftables.Config) { c.Masquerade.All = true }},
+		"VAL-01 the last bit":       {"--nftables-masquerade-bit=31", func(c *nftables.Config) { c.Masquerade.Mark = 1 << 31 }},
+		"VAL-01 the first bit":      {"--nftables-masquerade-bit=0", func(c *nftables.Config) { c.Masquerade.Mark = 1 }},
+		"NPA-05 primary":            {"--nodeport-addresses=primary", func(*nftables.Config) {}},
+		"NPA-01 ranges": {"--nodeport-addresses=192.0.2.0/24 --nodeport-addresses=::/0", func(c *nftables.Config) {
+			c.NodePorts = proxier.NodePorts{Addresses: []netip.Prefix{cidr("192.0.2.0/24"), cidr("::/0")}}
+		}},
+		"no least time (W-30)": {"--nftables-min-sync-period=0", func(c *nftables.Config) { c.Runner.MinInterval = runner.Unlimited }},
+		"longest retry":        {"--nftables-sync-period=5s", func(c *nftables.Config) { c.Runner.Retry.Max = 5 * time.Second }},
+		"longest retry is the first": {"--nftables-min-sync-period=0 --nftables-sync-period=20ms", func(c *nftables.Config) {
+			c.Runner = runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: 20 * time.Millisecond, Max: 20 * time.Millisecond}}
+		}},
+		"a name of its own": {"--instance=edge --nftables-masquerade-bit=15", func(c *nftables.Config) {
+			c.Names, _ = proxier.NamesFor("edge")
+			c.Masquerade.Mark = 0x8000
+		}},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			o := parse(t, strings.Fields(c.args)...)
+			if err := o.Validate(); err != nil {
+				t.Errorf("Validate = %v, want nil", err)
+			}
+			got, err := o.config("node-1")
+			want := byDefault()
+			c.want(&want)
+			if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.IgnoreFields(changetracker.Options{}, "Select", "DecorateService", "DecorateEndpoint", "EqualExt", "Now")); diff != "" || err != nil {
+				t.Errorf("config error %v, difference (-want +got):\n%s", err, diff)
+			}
+			if err := got.WithDefaults().Validate(); err != nil {
+				t.Errorf("the engine refuses the configuration: %v", err)
+			}
+		})
+	}
+}
+
+func TestValuesThatAreRefused(t *testing.T) {
+	for args, want := range map[string]string{
+		"--nftables-masquerade-bit=-1":                                                  "--nftables-masquerade-bit=-1: want 0 to 31",
+		"--detect-local-mode=Guess":                                                     "--detect-local-mode=Guess: want ClusterCIDR, NodeCIDR",
+		"--detect-local-mode=BridgeInterface":                                           "--pod-bridge-interface=: want 1 to 15 bytes", // VAL-06
+		"--detect-local-mode=InterfaceNamePrefix":                                       "--pod-interface-name-prefix=: want 1 to 15 bytes",
+		"--detect-local-mode=BridgeInterface --pod-bridge-interface=a-very-long-bridge": "--pod-bridge-interface=a-very-long-bridge: want 1 to 15 bytes",
+		"--cluster-cidr=10.0.0.0":                                                       "--cluster-cidr=10.0.0.0: want a range",
+		"--cluster-cidr=10.0.0.0/8,fd00::/8,11.0.0.0/8":                                 "or one of each IP family",
+		"--nodeport-addresses=192.0.2.1":                                                "--nodeport-addresses=192.0.2.1: want ranges",
+		"--nftables-min-sync-period=-1s":                                                "--nftables-min-sync-period=-1s: want 0 to 1h",
+		"--nftables-min-sync-period=31s":                                                "--nftables-sync-period=30s: want 1ms or more, and no less than --nftables-min-sync-period=31s", // VAL-02
+		"--nftables-min-sync-period=2h --nftables-sync-period=3h":                       "--nftables-min-sync-period=2h0m0s: want 0 to 1h",
+		"--nftables-min-sync-period=0 --nftables-sync-period=0":                         "--nftables-sync-period=0s: want 1ms or more",
+		"--config-sync-period=0":                                                        "--config-sync-period=0s: want more than 0",
+		"--conntrack-tcp-timeout-established=999ms":                                     "--conntrack-tcp-timeout-established=999ms: want 0, or 1s", // SYS-11
+		"--conntrack-tcp-timeout-close-wait=-1s":                                        "--conntrack-tcp-timeout-close-wait=-1s: want 0, or 1s",
+		"--conntrack-max-per-core=-1":                                                   "--conntrack-max-per-core=-1: want 0 or more",
+	} {
+		if err := parse(t, strings.Fields(args)...).Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Validate %s = %v, want an error with %q", args, err, want)
+		}
+	}
+}
+
+// TestAddressesToServeAt: OPT-02, OPT-03, VAL-03, and W-31 mended.
+func TestAddressesToServeAt(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "", "0.0.0.0": "0.0.0.0:99", "192.0.2.1:80": "192.0.2.1:80", "::": "[::]:99", "[::]": "[::]:99", "[::1]:65535": "[::1]:65535",
+	} {
+		if got, err := bindAddress(text, 99); got != want || err != nil {
+			t.Errorf("bindAddress(%q) = %q, %v, want %q", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"localhost", "1.2.3.4:0", "1.2.3.4:65536", "1.2.3.4:", ":80", "::1:"} {
+		if got, err := bindAddress(text, 99); err == nil {
+			t.Errorf("bindAddress(%q) = %q, want an error", text, got)
+		}
+	}
+}
+
+// TestNodeName: NODE-01.
+func TestNodeName(t *testing.T) {
+	if got, err := parse(t, "--hostname-override", " Node-1\n").nodeName(); got != "node-1" || err != nil {
+		t.Errorf("nodeName = %q, %v, want node-1", got, err)
+	}
+	if got, err := parse(t).nodeName(); got == "" || got != strings.ToLower(got) || err != nil {
+		t.Errorf("nodeName = %q, %v, want the host's name in lower case", got, err)
+	}
+}

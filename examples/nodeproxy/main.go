@@ -1,0 +1,62 @@
+// Nodeproxy is a node's Service proxy, usable in place of kube-proxy: it has
+// kube-proxy's flags, ports, metrics and names in the kernel.
+//
+//	nodeproxy --kubeconfig FILE --cluster-cidr 10.244.0.0/16
+//	nodeproxy --manifests DIR             # without an API server
+//	nodeproxy --manifests DIR --instance edge --nftables-masquerade-bit 15 \
+//	        --healthz-bind-address '' --metrics-bind-address ''   # beside another one
+//	nodeproxy --cleanup
+//
+// It ends with SIGTERM or SIGINT and leaves the rules in place, as kube-proxy does;
+// --cleanup removes them.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := execute(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "nodeproxy:", err)
+		os.Exit(1)
+	}
+}
+
+// execute runs the program with its arguments, until ctx ends. The help goes to out.
+func execute(ctx context.Context, args []string, out io.Writer) error {
+	var o options
+	command := &cobra.Command{
+		Use:           "nodeproxy",
+		Short:         "A node's Service proxy, usable in place of kube-proxy",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.ArbitraryArgs, // reported with all else that is wrong
+	}
+	o.register(command.Flags())
+	command.InitDefaultHelpFlag()
+	errs := &flagErrors{}
+	errs.tolerate(command.Flags())
+	command.RunE = func(_ *cobra.Command, rest []string) error {
+		for _, arg := range rest {
+			errs.add("%s: want flags only", arg)
+		}
+		if err := errors.Join(errs.join(), o.Validate()); err != nil {
+			return fmt.Errorf("bad command line:\n%w", err)
+		}
+		return run(ctx, &o)
+	}
+	command.SetArgs(errs.known(command.Flags(), args))
+	command.SetOut(out)
+	return command.ExecuteContext(ctx)
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// built is the directory of the program, if a test has built it.
+var built string
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if err := os.RemoveAll(built); err != nil {
+			fmt.Fprintln(os.Stderr, "remove the program:", err)
+		}
+		os.Exit(code)
+	}))
+}
+
+// patience is how long anything may take on a busy machine.
+const patience = 60 * time.Second
+
+// eventually polls until ok, for as long as patience lasts.
+func eventually(ok func() bool) bool {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if ok() {
+			return true
+		}
+	}
+	return false
+}
+
+// TestABadCommandLineIsReportedAsAWhole (VAL-01 to VAL-06): each fault names the
+// flag, its value and what it may be.
+func TestABadCommandLineIsReportedAsAWhole(t *testing.T) {
+	args := []string{
+		"--proxy-mode=ipvs", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
+		"--nftables-sync-period=soon", "--hostname-override", " ", "--cluster-cidr=10.0.0.0/8,10.1.0.0/16", "--healthz-bind-address=localhost:1",
+		"--metrics-bind-address=127.0.0.1:0", "--conntrack-udp-timeout=10ms", "--conntrack-min=-1", "--nodeport-addresses=primary,10.0.0.0/8",
+		"--manifests=/x", "--kubeconfig=/y", "--master=z", "--instance=Not_This", "-v", "-1", "--state-dir=",
+	}
+	err := execute(t.Context(), args, nil)
+	if err == nil {
+		t.Fatal("execute = nil, want an error")
+	}
+	for _, want := range []string{
+		"--proxy-mode=ipvs: want nftables, the only engine so far",
+		"--foo: no such flag",
+		"-x: no such flag",
+		"--masquerade-all=maybe: want a value of type bool",
+		"--nftables-masquerade-bit=32: want 0 to 31",
+		"--nftables-sync-period=soon: want a value of type duration",
+		"--hostname-override= : want a name",
+		"--cluster-cidr=10.0.0.0/8,10.1.0.0/16: want a range such as 10.244.0.0/16, or one of each IP family",
+		"--healthz-bind-address=localhost:1: want an IP address",
+		"--metrics-bind-address=127.0.0.1:0: want an IP address",
+		"--conntrack-udp-timeout=10ms: want 0, or 1s and more",
+		"--conntrack-min=-1: want 0 or more",
+		"--nodeport-addresses=primary,10.0.0.0/8: want ranges such as 192.0.2.0/24, or primary and nothing else",
+		"--kubeconfig=/y: want nothing beside --manifests",
+		"--master=z: want nothing beside --manifests",
+		"--instance=Not_This: want 1 to 7 lower-case letters",
+		"--v=-1: want 0 or more",
+		"--state-dir=: want a directory",
+	} {
+		if n := strings.Count(err.Error(), want); n != 1 {
+			t.Errorf("%d times %q in the error, want it once", n, want)
+		}
+	}
+	if got := strings.Count(err.Error(), "\n"); got != 18 {
+		t.Errorf("%d faults, want 18", got)
+	}
+	if t.Failed() {
+		t.Log(err)
+	}
+}
+
+func TestArgumentsThatAreNoFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"start":              "start: want flags only",
+		"-- --cleanup":       "--cleanup: want flags only",
+		"-":                  "-: want flags only",
+		"--foo bar --bar":    "--bar: no such flag",
+		"--manifests":        "flag needs an argument",
+		"--instance --foo":   "--instance=--foo: want 1 to 7",
+		"-v4 --instance=XX":  "--instance=XX",
+		"-v 4 --instance=XX": "--instance=XX",
+		"-vx":                "--v=x: want a value of type int",
+	} {
+		if err := execute(t.Context(), strings.Fields(args), nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("execute %s = %v, want an error with %q", args, err, want)
+		}
+	}
+}
+
+func TestHelpListsTheFlagsAndIsNoError(t *testing.T) {
+	var out bytes.Buffer
+	if err := execute(t.Context(), []string{"--help"}, &out); err != nil {
+		t.Fatalf("execute: %v", err)
+	}
+	for _, want := range []string{"--nftables-masquerade-bit int", "(default 14)", "--cleanup", "--manifests"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("help is\n%s\nwant %q in it", &out, want)
+		}
+	}
+}
+
+func TestATaskThatFailsEndsAll(t *testing.T) {
+	broken := errors.New("broken")
+	tasks := []task{
+		{"patient", func(ctx context.Context) error { <-ctx.Done(); return nil }},
+		{"weak", func(context.Context) error { return broken }},
+	}
+	err := runAll(t.Context(), tasks)
+	if !errors.Is(err, broken) || err.Error() != "run weak: broken" {
+		t.Errorf("runAll = %v, want %q", err, "run weak: broken")
+	}
+}
+
+func TestTasksEndWithTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		ended := 0
+		wait := func(ctx context.Context) error { <-ctx.Done(); ended++; return nil }
+		if err := runAll(ctx, []task{{"one", wait}}); err != nil || ended != 1 {
+			t.Errorf("runAll = %v with %d ended tasks, want nil with 1", err, ended)
+		}
+	})
+}

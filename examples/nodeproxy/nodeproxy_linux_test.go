@@ -1,0 +1,277 @@
+package main
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/serviceplane/serviceplane/internal/apitest"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+// TestALifeWithManifests goes through all that happens to a proxy without an API
+// server, up to its removal.
+func TestALifeWithManifests(t *testing.T) {
+	t.Parallel()
+	c, d := newSmall(t), newDirectory(t)
+	c.nft("add table ip foreign; add chain ip foreign input { type filter hook input priority 0; }; add rule ip foreign input counter packets 0 bytes 0 accept")
+	c.nft("delete", "rule", "ip", "foreign", "input", "handle", "2") // a counter would count
+	before := c.traces()
+	state := filepath.Join(t.TempDir(), "state")
+	flags := []string{"--state-dir=" + state, "--conntrack-tcp-be-liberal", "--conntrack-udp-timeout=77s"}
+
+	p := start(t, c.node, append(flags, "--manifests="+d.path, "--cluster-cidr=10.244.0.0/16,fd00:244::/32")...)
+	p.waitHealthy()
+	c.expectNow("pod-1")
+	flow := c.open(vip4)
+
+	d.write("endpoints.yaml", webSlices(2))
+	c.expectSoon("pod-2")
+	c.expectOpen(flow, "pod-1")
+
+	d.write("endpoints.yaml", strings.Replace(webSlices(1), "endpoints:", "endpionts:", 1))
+	p.waitOutput("endpoints.yaml:6: endpionts: unknown field")
+	c.expectNow("pod-2")
+	d.write("service.yaml", webService+"---\napiVersion: v1\nkind: Service\nmetadata: {name: more}\nspec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}\n")
+	if !eventually(func() bool {
+		return strings.Contains(c.nft("list", "table", "ip", "kube-proxy"), "10.96.0.11")
+	}) {
+		t.Error("the change of another file has no effect")
+	}
+	c.expectNow("pod-2")
+
+	d.write("endpoints.yaml", webSlices(1))
+	c.expectSoon("pod-1")
+
+	if took, err := p.signal(syscall.SIGTERM); err != nil || took > time.Second {
+		t.Errorf("after SIGTERM: %v after %v, want exit code 0 within 1s", err, took)
+	}
+	c.expectNow("pod-1") // CLEAN-03
+	if got := c.sysctls(); !strings.Contains(got, "be_liberal = 1\n") || !strings.Contains(got, "udp_timeout = 77\n") || !strings.Contains(got, "established = 86400\n") {
+		t.Errorf("settings are\n%swant be_liberal, udp_timeout 77 and established 86400", got)
+	}
+
+	clean := start(t, c.node, append(flags, "--cleanup")...)
+	if clean.wait(); clean.err != nil {
+		t.Errorf("--cleanup: %v, want exit code 0", clean.err)
+	}
+	if diff := cmp.Diff(before, c.traces()); diff != "" {
+		t.Errorf("after --cleanup (-before +after):\n%s", diff)
+	}
+	if _, err := os.Stat(state); !os.IsNotExist(err) {
+		t.Errorf("state directory: %v, want it gone", err)
+	}
+}
+
+// TestALifeWithAnAPIServer: the same flows from an API server that streams lists
+// and from one that does not, and that goes away for a while.
+func TestALifeWithAnAPIServer(t *testing.T) {
+	for name, watchList := range map[string]bool{"streamed lists": true, "plain lists": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newSmall(t)
+			listen := func() (net.Listener, error) { return c.node.Listen(t.Context(), "tcp", "127.0.0.1:6443") }
+			listener, err := listen()
+			netnstest.Check(t, err)
+			api := apitest.New(t, apitest.Options{WatchList: watchList, Listener: listener, Listen: listen})
+			put := func(text string) {
+				t.Helper()
+				for _, o := range objects(t, text) {
+					api.Put(t, o.Value)
+				}
+			}
+			put(thisNode + "---\n" + webService + "---\n" + webSlices(1))
+
+			p := start(t, c.node, "--kubeconfig="+api.Kubeconfig(t), "--detect-local-mode=NodeCIDR", "--state-dir="+t.TempDir())
+			p.waitHealthy()
+			c.expectNow("pod-1")
+			put(webSlices(2))
+			c.expectSoon("pod-2")
+
+			api.Stop()
+			put(webSlices(1))
+			lasts(func() { c.expectNow("pod-2") })
+			api.Start(t)
+			c.expectSoon("pod-1")
+
+			if took, err := p.signal(os.Interrupt); err != nil || took > time.Second {
+				t.Errorf("after SIGINT: %v after %v, want exit code 0 within 1s", err, took)
+			}
+			c.expectNow("pod-1")
+		})
+	}
+}
+
+// TestARestartKeepsFlows: the rules of a proxy that was killed serve on, and are
+// taken over by the next one.
+func TestARestartKeepsFlows(t *testing.T) {
+	t.Parallel()
+	c, d := newSmall(t), newDirectory(t)
+	flags := []string{"--manifests=" + d.path, "--state-dir=" + t.TempDir()}
+	p := start(t, c.node, flags...)
+	p.waitHealthy()
+	flow := c.open(vip6)
+	p.kill()
+	c.expectNow("pod-1")
+	d.write("endpoints.yaml", webSlices(2)) // while nobody looks
+	p = start(t, c.node, flags...)
+	p.waitHealthy()
+	c.expectNow("pod-2")
+	c.expectOpen(flow, "pod-1")
+}
+
+// TestTwoInstancesShareANode, each with its own names, mark and ports.
+func TestTwoInstancesShareANode(t *testing.T) {
+	t.Parallel()
+	c, d, other := newSmall(t), newDirectory(t), newDirectory(t)
+	other.write("service.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.97.0.1, ports: [{port: 80}]}\n")
+	state := "--state-dir=" + t.TempDir()
+	p := start(t, c.node, "--manifests="+d.path, state)
+	second := []string{"--instance=edge", "--nftables-masquerade-bit=15", "--healthz-bind-address=127.0.0.1:20256", "--metrics-bind-address=", state}
+	q := start(t, c.node, append(second, "--manifests="+other.path)...)
+	p.waitHealthy()
+	if !eventually(func() bool { code, _ := q.get("127.0.0.1:20256", healthzPath); return code == http.StatusOK }) {
+		t.Fatal("the second instance does not become healthy")
+	}
+	c.expectNow("pod-1")
+	if got := c.nft("list", "table", "ip", "serviceplane-edge"); !strings.Contains(got, "10.97.0.1") {
+		t.Errorf("table of the second instance is\n%swant 10.97.0.1 in it", got)
+	}
+	if _, err := q.signal(syscall.SIGTERM); err != nil {
+		t.Errorf("the second instance ends with %v, want exit code 0", err)
+	}
+	if clean := start(t, c.node, append(second, "--cleanup")...); true {
+		if clean.wait(); clean.err != nil {
+			t.Errorf("--cleanup: %v, want exit code 0", clean.err)
+		}
+	}
+	if got := c.nft("list", "tables"); strings.Contains(got, "edge") || !strings.Contains(got, "kube-proxy") {
+		t.Errorf("tables are\n%swant those of the first instance only", got)
+	}
+	c.expectNow("pod-1")
+	if got := p.health(); len(got.Reasons) > 0 {
+		t.Errorf("the first instance says %q, want nothing", got.Reasons)
+	}
+}
+
+func TestTheServersTell(t *testing.T) {
+	t.Parallel()
+	c, d := newSmall(t), newDirectory(t)
+	p := start(t, c.node, "--manifests="+d.path, "--state-dir="+t.TempDir())
+	p.waitHealthy()
+	report := p.health()
+	if !report.Healthy || len(report.Status) != 2 || len(report.Reasons) > 0 {
+		t.Errorf("health report %+v, want both families healthy without any reason", report)
+	}
+	if _, got := p.get("127.0.0.1:10249", "/proxyMode"); got != "nftables" {
+		t.Errorf("/proxyMode = %q, want nftables", got)
+	}
+	_, metrics := p.get("127.0.0.1:10249", "/metrics")
+	for _, want := range []string{
+		`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1`,
+		`kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} `,
+		`kubeproxy_proxy_healthz_total{code="200"} `,
+		"process_resident_memory_bytes ",
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("metrics lack %q", want)
+		}
+	}
+	d.write("endpoints.yaml", webSlices(2))
+	c.expectSoon("pod-2")
+	if !eventually(func() bool {
+		_, metrics = p.get("127.0.0.1:10249", "/metrics")
+		return strings.Contains(metrics, `kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family="IPv4"} `)
+	}) {
+		t.Error("metrics lack a partial sync")
+	}
+}
+
+// TestAServerThatCannotListenDoesNotKeepTheProxyFromWorking.
+func TestAServerThatCannotListenDoesNotKeepTheProxyFromWorking(t *testing.T) {
+	t.Parallel()
+	c, d := newSmall(t), newDirectory(t)
+	busy, err := c.node.Listen(t.Context(), "tcp", "127.0.0.1:10249")
+	netnstest.Check(t, err)
+	p := start(t, c.node, "--manifests="+d.path, "--state-dir="+t.TempDir())
+	p.waitHealthy()
+	p.waitOutput("server failed", "10249")
+	c.expectNow("pod-1")
+	if err := busy.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { code, _ := p.get("127.0.0.1:10249", healthzPath); return code == http.StatusOK }) {
+		t.Error("the server does not take the address that is free now")
+	}
+}
+
+// TestSettingsOfARealNamespace: those that a namespace may not change are
+// warnings, the others are changed and restored.
+func TestSettingsOfARealNamespace(t *testing.T) {
+	t.Parallel()
+	c, d := newSmall(t), newDirectory(t)
+	before, state := c.sysctls(), "--state-dir="+t.TempDir()
+	p := start(t, c.node, "--manifests="+d.path, state, "--conntrack-tcp-timeout-close-wait=11s", "--conntrack-udp-timeout-stream=33s")
+	p.waitHealthy()
+	after := c.sysctls()
+	for _, want := range []string{"nf_conntrack_tcp_timeout_close_wait = 11\n", "nf_conntrack_udp_timeout_stream = 33\n"} {
+		if !strings.Contains(after, want) {
+			t.Errorf("settings are\n%swant %s", after, want)
+		}
+	}
+	p.kill()
+	if clean := start(t, c.node, "--cleanup", state); clean.wait().IsZero() || clean.err != nil {
+		t.Errorf("--cleanup: %v, want exit code 0", clean.err)
+	}
+	if diff := cmp.Diff(before, c.sysctls()); diff != "" {
+		t.Errorf("settings (-before +after):\n%s", diff)
+	}
+}
+
+func TestABadCommandLineEndsWithCode1(t *testing.T) {
+	t.Parallel()
+	p := start(t, netnstest.New(t), "--proxy-mode=ipvs", "--nftables-masquerade-bit=99")
+	p.wait()
+	p.waitOutput("nodeproxy: bad command line:", "--proxy-mode=ipvs: want nftables", "--nftables-masquerade-bit=99: want 0 to 31")
+	if got := p.cmd.ProcessState.ExitCode(); got != 1 {
+		t.Errorf("exit code %d, want 1", got)
+	}
+}
+
+func TestADirectoryThatIsNotThereEndsWithCode1(t *testing.T) {
+	t.Parallel()
+	c := newSmall(t)
+	before := c.traces()
+	p := start(t, c.node, "--manifests=/not/there", "--state-dir="+t.TempDir())
+	p.wait()
+	p.waitOutput("nodeproxy: open directory of manifests:", "/not/there")
+	if got := p.cmd.ProcessState.ExitCode(); got != 1 {
+		t.Errorf("exit code %d, want 1", got)
+	}
+	if diff := cmp.Diff(before, c.traces()); diff != "" {
+		t.Errorf("in the kernel (-before +after):\n%s", diff)
+	}
+}
+
+func TestOutsideOfAPodTheSourceMustBeNamed(t *testing.T) {
+	t.Parallel()
+	p := start(t, netnstest.New(t))
+	p.wait()
+	p.waitOutput("find the API server:", "use --kubeconfig, --master or --manifests")
+}
+
+func TestWithoutPrivilegeTheErrorSaysWhatIsMissing(t *testing.T) {
+	netnstest.Unprivileged(t, func(t *testing.T) {
+		err := execute(t.Context(), []string{"--manifests=" + t.TempDir()}, nil)
+		if err == nil || !strings.Contains(err.Error(), "CAP_NET_ADMIN") || !strings.Contains(err.Error(), "root") {
+			t.Errorf("execute = %v, want an error that names CAP_NET_ADMIN and root", err)
+		}
+	})
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// options are what the flags say. The names and defaults are kube-proxy's, but for
+// the last three.
+type options struct {
+	proxyMode, kubeconfig, master, hostname string
+
+	clusterCIDR, detectLocalMode, podBridge, podPrefix string
+	masqueradeAll                                      bool
+	masqueradeBit                                      int
+	nodePortAddresses                                  []string
+
+	minSyncPeriod, syncPeriod, configSyncPeriod time.Duration
+	healthzAddress, metricsAddress              string
+	conntrack                                   conntrack
+	verbosity                                   int
+	cleanup                                     bool
+
+	manifests, instance, stateDir string
+}
+
+// conntrack are the kernel settings of connection tracking; 0 and false leave them
+// as they are.
+type conntrack struct {
+	maxPerCore, min        int32
+	established, closeWait time.Duration
+	udpTimeout, udpStream  time.Duration
+	beLiberal              bool
+}
+
+func (o *options) register(f *pflag.FlagSet) {
+	f.StringVar(&o.proxyMode, "proxy-mode", "nftables", "engine to use; only nftables so far")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; without it and --master, the pod's own service account")
+	f.StringVar(&o.master, "master", "", "address of the API server, instead of the kubeconfig's")
+	f.StringVar(&o.hostname, "hostname-override", "", "name of this node; default is the host's name")
+	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "ranges of all pods, one per IP family, separated by a comma; for --detect-local-mode=ClusterCIDR")
+	f.StringVar(&o.detectLocalMode, "detect-local-mode", string(byClusterCIDR), "how to tell this node's pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "the pods' bridge, for --detect-local-mode=BridgeInterface")
+	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "what the names of the pods' interfaces begin with, for --detect-local-mode=InterfaceNamePrefix")
+	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "replace the source of everything sent to cluster IPs")
+	f.IntVar(&o.masqueradeBit, "nftables-masquerade-bit", 14, "bit of the packet mark that means masquerading, 0 to 31")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "ranges of the node's addresses that accept node ports, or \"primary\", the default")
+	f.DurationVar(&o.minSyncPeriod, "nftables-min-sync-period", time.Second, "least time between syncs; 0 is none")
+	f.DurationVar(&o.syncPeriod, "nftables-sync-period", 30*time.Second, "longest time between retries of a failed sync")
+	f.DurationVar(&o.configSyncPeriod, "config-sync-period", 15*time.Minute, "how often everything known of the API server is gone through again")
+	f.StringVar(&o.healthzAddress, "healthz-bind-address", "0.0.0.0:10256", "address of the health server; empty for none")
+	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address of the metrics server; empty for none")
+	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
+	f.BoolVar(&o.cleanup, "cleanup", false, "remove this instance's rules, restore the kernel settings that it changed, and exit")
+	o.conntrack.register(f)
+	f.StringVar(&o.manifests, "manifests", "", "directory of YAML and JSON files with Services, EndpointSlices and Nodes, instead of an API server")
+	f.StringVar(&o.instance, "instance", "", "name of this proxy among several on a node; give each its own masquerade bit; default is kube-proxy's place")
+	f.StringVar(&o.stateDir, "state-dir", "/run/serviceplane", "directory to remember changed kernel settings in")
+}
+
+func (c *conntrack) register(f *pflag.FlagSet) {
+	f.Int32Var(&c.maxPerCore, "conntrack-max-per-core", 32768, "connections to track, per CPU; 0 leaves the limit as it is")
+	f.Int32Var(&c.min, "conntrack-min", 131072, "connections to track at least, whatever --conntrack-max-per-core")
+	f.DurationVar(&c.established, "conntrack-tcp-timeout-established", 24*time.Hour, "how long to remember idle TCP connections; 0 leaves it as it is")
+	f.DurationVar(&c.closeWait, "conntrack-tcp-timeout-close-wait", time.Hour, "how long to remember half-closed TCP connections; 0 leaves it as it is")
+	f.BoolVar(&c.beLiberal, "conntrack-tcp-be-liberal", false, "take TCP packets outside of the window for valid")
+	f.DurationVar(&c.udpTimeout, "conntrack-udp-timeout", 0, "how long to remember an unanswered UDP flow; 0 leaves it as it is")
+	f.DurationVar(&c.udpStream, "conntrack-udp-timeout-stream", 0, "how long to remember an answered UDP flow; 0 leaves it as it is")
+}
+
+// Validate reports every flag that is wrong, with its value and what it may be.
+func (o *options) Validate() error {
+	var f faults
+	f.check(o.proxyMode == "" || o.proxyMode == "nftables", "proxy-mode", o.proxyMode, "nftables, the only engine so far")
+	f.check(o.hostname == "" || strings.TrimSpace(o.hostname) != "", "hostname-override", o.hostname, "a name, or nothing for the host's own")
+	if o.manifests != "" {
+		f.check(o.kubeconfig == "", "kubeconfig", o.kubeconfig, "nothing beside --manifests")
+		f.check(o.master == "", "master", o.master, "nothing beside --manifests")
+	}
+	f.check(o.minSyncPeriod >= 0 && o.minSyncPeriod <= time.Hour, "nftables-min-sync-period", o.minSyncPeriod, "0 to 1h")
+	f.check(o.syncPeriod >= max(o.minSyncPeriod, time.Millisecond), "nftables-sync-period", o.syncPeriod,
+		fmt.Sprintf("1ms or more, and no less than --nftables-min-sync-period=%v", o.minSyncPeriod))
+	f.check(o.configSyncPeriod > 0, "config-sync-period", o.configSyncPeriod, "more than 0")
+	f.check(o.verbosity >= 0, "v", o.verbosity, "0 or more")
+	f.checkAddress("healthz-bind-address", o.healthzAddress)
+	f.checkAddress("metrics-bind-address", o.metricsAddress)
+	f.check(o.stateDir != "", "state-dir", o.stateDir, "a directory")
+	o.conntrack.validate(&f)
+	_, err := o.config("")
+	return errors.Join(append(f, err)...)
+}
+
+func (c *conntrack) validate(f *faults) {
+	f.check(c.maxPerCore >= 0, "conntrack-max-per-core", c.maxPerCore, "0 or more")
+	f.check(c.min >= 0, "conntrack-min", c.min, "0 or more")
+	f.checkTimeout("conntrack-tcp-timeout-established", c.established)
+	f.checkTimeout("conntrack-tcp-timeout-close-wait", c.closeWait)
+	f.checkTimeout("conntrack-udp-timeout", c.udpTimeout)
+	f.checkTimeout("conntrack-udp-timeout-stream", c.udpStream)
+}
+
+// faults are what is wrong with flags.
+type faults []error
+
+func (f *faults) check(ok bool, flag string, value any, want string) {
+	if !ok {
+		*f = append(*f, fmt.Errorf("--%s=%v: want %s", flag, value, want))
+	}
+}
+
+func (f *faults) checkAddress(flag, address string) {
+	_, err := bindAddress(address, 1)
+	f.check(err == nil, flag, address, "an IP address, alone or with a port from 1 to 65535, or nothing")
+}
+
+func (f *faults) checkTimeout(flag string, timeout time.Duration) {
+	f.check(timeout == 0 || timeout >= time.Second, flag, timeout, "0, or 1s and more: the kernel counts in seconds")
+}
+
+// bindAddress appends the port if there is none. Nothing stays nothing.
+func bindAddress(text string, port uint16) (string, error) {
+	if text == "" {
+		return "", nil
+	}
+	if addr, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+		return netip.AddrPortFrom(addr, port).String(), nil
+	}
+	address, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return "", err
+	}
+	if address.Port() == 0 {
+		return "", strconv.ErrRange
+	}
+	return address.String(), nil
+}
+
+// nodeName is the node's name, as the API server knows it.
+func (o *options) nodeName() (string, error) {
+	name := o.hostname
+	if name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("look up the host's name: %w", err)
+		}
+		name = host
+	}
+	if name = strings.ToLower(strings.TrimSpace(name)); name == "" {
+		return "", errors.New("the host has no name: give it one with --hostname-override")
+	}
+	return name, nil
+}

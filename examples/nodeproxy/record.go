@@ -1,0 +1,83 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// change is a kernel setting that we have changed.
+type change struct {
+	Path string `json:"path"` // from the root
+	Old  string `json:"old"`  // before us
+	New  string `json:"new"`  // by us
+}
+
+func (c change) isAbout(other change) bool { return c.Path == other.Path }
+
+// merge replaces and adds changes.
+func merge(into, changes []change) []change {
+	into = slices.Clone(into)
+	for _, c := range changes {
+		if i := slices.IndexFunc(into, c.isAbout); i >= 0 {
+			into[i] = c
+		} else {
+			into = append(into, c)
+		}
+	}
+	return into
+}
+
+// record keeps changes in a file, over restarts.
+type record struct{ path string }
+
+// load returns no changes if there is no record.
+func (r record) load() ([]change, error) {
+	text, err := os.ReadFile(r.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read record of kernel settings: %w", err)
+	}
+	var changes []change
+	if err := json.Unmarshal(text, &changes); err != nil {
+		return nil, fmt.Errorf("read record of kernel settings %s: %w", r.path, err)
+	}
+	return changes, nil
+}
+
+// save writes the record as a whole, or removes it with its directory when there
+// is nothing to record.
+func (r record) save(changes []change) error {
+	if len(changes) == 0 {
+		return r.remove()
+	}
+	text, err := json.MarshalIndent(changes, "", "\t")
+	if err != nil {
+		return fmt.Errorf("write record of kernel settings: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(r.path), 0o755); err != nil {
+		return fmt.Errorf("write record of kernel settings: %w", err)
+	}
+	fresh := r.path + ".new"
+	if err := os.WriteFile(fresh, append(text, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write record of kernel settings: %w", err)
+	}
+	if err := os.Rename(fresh, r.path); err != nil {
+		return fmt.Errorf("write record of kernel settings: %w", err)
+	}
+	return nil
+}
+
+func (r record) remove() error {
+	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove record of kernel settings: %w", err)
+	}
+	_ = os.Remove(filepath.Dir(r.path)) // unless other records are in it
+	return nil
+}

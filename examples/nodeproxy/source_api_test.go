@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const kubeconfig = `apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://192.0.2.1:6443"}}]
+contexts: [{name: c, context: {cluster: c}}]
+current-context: c
+`
+
+func TestWhereTheAPIServerIs(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"kubeconfig":            {[]string{"--kubeconfig", file}, "https://192.0.2.1:6443"},
+		"master":                {[]string{"--master=http://192.0.2.2:8080"}, "http://192.0.2.2:8080"},
+		"master over the other": {[]string{"--kubeconfig", file, "--master=https://192.0.2.2"}, "https://192.0.2.2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := parse(t, c.args...).restConfig()
+			if err != nil {
+				t.Fatalf("restConfig: %v", err)
+			}
+			if got.Host != c.want {
+				t.Errorf("host %q, want %q", got.Host, c.want)
+			}
+			const accepted = "application/vnd.kubernetes.protobuf,application/json"
+			if got.ContentType != "application/vnd.kubernetes.protobuf" || got.AcceptContentTypes != accepted { // OPT-15
+				t.Errorf("content type %q, accepted %q, want protobuf, or JSON if need be", got.ContentType, got.AcceptContentTypes)
+			}
+		})
+	}
+	if _, err := parse(t, "--kubeconfig=/not/there").restConfig(); err == nil || !strings.Contains(err.Error(), "/not/there") {
+		t.Errorf("restConfig = %v, want an error that names the file", err)
+	}
+}
+
+// TestASlowClientDoesNotHoldUpTheEnd.
+func TestASlowClientDoesNotHoldUpTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		ended := time.AfterFunc(time.Hour, stop)
+		defer ended.Stop()
+		began := time.Now()
+		slow := func() error { <-ctx.Done(); time.Sleep(time.Minute); return nil }
+		if err := leaveSoon(ctx, slow); err != nil || time.Since(began) > time.Hour+time.Second {
+			t.Errorf("leaveSoon = %v after %v, want nil after little more than 1h", err, time.Since(began))
+		}
+		time.Sleep(time.Minute)
+	})
+	broken := errors.New("broken")
+	if err := leaveSoon(t.Context(), func() error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("leaveSoon = %v, want %v", err, broken)
+	}
+}

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# base.sh KERNEL makes the parts of a virtual machine and prints the directory they
+# are in: vmlinuz, and base.cpio with the kernel's network modules, busybox and the
+# programs that tests compare with. KERNEL is 6.1 or 6.12, as Debian has them. A
+# second call finds everything in the cache. Needs root where packages are missing.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+# shellcheck source=hack/tools.sh
+source hack/tools.sh
+
+# The programs in the machine, beside busybox's.
+programs=(nft)
+# Modules that nothing loads by name, beside all of netfilter's.
+modules=(virtio_pci virtio_console veth bridge br_netfilter dummy vrf tun)
+# What /init and people need of busybox.
+applets=(sh mount umount modprobe insmod lsmod cat ls ip tar id env true false seq head tail wc sort
+  awk sed poweroff dmesg echo mkdir ln cp rm chmod sleep sysctl grep ps stty uname)
+
+# metapackage prints the package that always depends on the newest build.
+metapackage() {
+  case "$1" in
+  6.1) echo linux-image-cloud-amd64 ;;
+  6.12) echo linux-image-6.12-cloud-amd64 ;;
+  *)
+    echo "kernel $1: want 6.1 or 6.12" >&2
+    return 1
+    ;;
+  esac
+}
+
+# package prints the name of the newest build; old ones leave the archive.
+package() {
+  apt-cache depends "$1" 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1
+}
+
+candidate() { apt-cache policy "$1" | sed -n 's/^ *Candidate: //p'; }
+
+# unpack DIRECTORY PACKAGE downloads a package, without installing it.
+unpack() {
+  (cd "$1" && apt-get download -q -o APT::Sandbox::User=root "$2" >/dev/null)
+  dpkg-deb -x "$1"/*.deb "$1/x"
+}
+
+# take_modules ROOT TREE RELEASE copies modules, with all that they depend on.
+take_modules() {
+  local root="$1" tree="$2" release="$3" name file target
+  {
+    printf '%s\n' "${modules[@]}"
+    find "$tree/lib/modules/$release/kernel/net" -path '*/netfilter/*' -name '*.ko*' |
+      sed 's|.*/||; s|\.ko.*||'
+  } | sort -u | while read -r name; do
+    # A module may be built in, or not exist in this kernel: then it has no file.
+    modprobe -d "$tree" -S "$release" --show-depends "$name" 2>/dev/null | awk '$1 == "insmod" {print $2}' || true
+  done | sort -u | while read -r file; do
+    target="$root/${file#"$tree"/}"
+    mkdir -p "$(dirname "$target")"
+    case "$file" in
+    *.xz) xz -dc "$file" >"${target%.xz}" ;; # busybox reads no compressed modules
+    *) cp "$file" "$target" ;;
+    esac
+  done
+  cp "$tree/lib/modules/$release"/modules.{order,builtin,builtin.modinfo} "$root/lib/modules/$release/"
+  depmod -b "$root" "$release"
+}
+
+# take_program ROOT NAME copies a program and the libraries that it is linked with.
+take_program() {
+  local root="$1" path library
+  path="$(readlink -f "$(command -v "$2")")"
+  install -D "$path" "$root/usr/bin/$2"
+  ldd "$path" | grep -oE '/[^ ]+' | while read -r library; do
+    [ -e "$root$library" ] || install -D "$library" "$root$library"
+  done
+}
+
+# populate ROOT makes the file system around the modules.
+populate() {
+  local root="$1" name
+  mkdir -p "$root"/{bin,sbin,usr/bin,proc,sys,dev,tmp,run,etc,out,root}
+  cp "$(command -v busybox)" "$root/bin/busybox"
+  for name in "${applets[@]}"; do
+    ln -s busybox "$root/bin/$name"
+  done
+  ln -s ../bin/busybox "$root/sbin/modprobe" # where the kernel looks for it
+  for name in "${programs[@]}"; do
+    take_program "$root" "$name"
+  done
+  printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$root/etc/passwd"
+  printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
+  cp hack/vm/init "$root/init"
+  chmod +x "$root/init"
+}
+
+# build DIRECTORY PACKAGE makes the parts aside, and moves them when they are whole.
+build() {
+  local work release
+  work="$(mktemp -d)"
+  # shellcheck disable=SC2064 # work is what it is now
+  trap "rm -rf '$work'" EXIT
+  unpack "$work" "$2"
+  release="$(basename "$work"/x/lib/modules/*)"
+  mkdir -p "$work/parts" "$work/root/lib/modules/$release"
+  depmod -b "$work/x" "$release"
+  take_modules "$work/root" "$work/x" "$release"
+  populate "$work/root"
+  (cd "$work/root" && find . | LC_ALL=C sort | busybox cpio -o -H newc 2>/dev/null) >"$work/parts/base.cpio"
+  cp "$work/x/boot/vmlinuz-$release" "$work/parts/vmlinuz"
+  echo "$release" >"$work/parts/release"
+  mkdir -p "$(dirname "$1")"
+  rm -rf "$1"
+  mv "$work/parts" "$1"
+}
+
+meta="$(metapackage "$1")"
+if [ -z "$(package "$meta")" ]; then
+  apt-get update -q >&2
+fi
+kernel="$(package "$meta")"
+if [ -z "$kernel" ]; then
+  echo "package $meta: not in this machine's Debian archive" >&2
+  exit 1
+fi
+# What the parts are made of is part of their name.
+recipe="$(cat hack/vm/base.sh hack/vm/init "$(command -v nft)" | sha256sum | cut -c 1-12)"
+parts="${XDG_CACHE_HOME:-$HOME/.cache}/serviceplane/vm/${kernel}_$(candidate "$kernel")-$recipe"
+if [ ! -e "$parts/release" ]; then
+  echo "making a virtual machine of $kernel" >&2
+  build "$parts" "$kernel"
+fi
+echo "$parts"
