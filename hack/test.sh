@@ -99,6 +99,9 @@ step 'linter' need_golangci_lint
 step 'lint, with staticcheck and gofumpt' "$GOLANGCI_LINT" run ./...
 step 'doc comments are required' documented
 step 'tests' tests
+if [ "${SERVICEPLANE_REQUIRE_KERNEL:-}" = 1 ]; then
+  step 'tests on the oldest kernel, in a virtual machine' hack/vm/test.sh
+fi
 step 'fuzz' hack/fuzz.sh
 step 'benchmarks' benchmarks
 printf '\nall steps passed in %ss\n' "$SECONDS"

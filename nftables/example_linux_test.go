@@ -33,7 +33,8 @@ func ExampleNew() {
 		log.Panic(err)
 	}
 
-	// Call these from your informers' handlers, and the Update and Delete ones.
+	// Call these from your informers' handlers, and the Update and Delete ones; or
+	// let package informer do it: informer.Bind(factory, p, informer.Options{}).
 	p.OnServiceAdd(service)
 	p.OnEndpointSliceAdd(slice)
 	// Nothing is written before both of these.

@@ -11,9 +11,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// minKernel is the oldest kernel whose nf_tables has all that the layout needs.
-// The youngest part of it is reject in a prerouting chain (5.9).
-const minKernel = "5.13"
+// minKernel is the oldest kernel that the tests run on. The youngest part of the
+// layout is reject in a prerouting chain (5.9), so that older ones may do.
+const minKernel = "6.1"
 
 // feature is one thing that the layout needs of the kernel.
 type feature struct {
