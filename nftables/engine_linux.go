@@ -9,7 +9,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -82,11 +84,15 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	}, nil
 }
 
-// New returns a Provider with an nftables engine for each family of the config.
+// New returns a Provider with an nftables engine for each family of the config,
+// which also forgets stale UDP flows unless deps.Conntrack does.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
+	}
+	if deps.Conntrack == nil {
+		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	}
 	engines := map[v1.IPFamily]proxier.Engine{}
 	shared := newWatches()
@@ -165,7 +171,7 @@ func (e *Engine) generation(ctx context.Context) (uint32, error) {
 	w.begin(msgGetGen, nlmAck, "get", "generation")
 	w.end()
 	var id uint32
-	err := e.kernel.dump(ctx, w, func() {}, func(attrs []byte) { id = bigUint32(find(attrs, genID)) })
+	err := e.kernel.dump(ctx, w, func() {}, func(attrs []byte) { id = bigUint32(netlinkx.Find(attrs, genID)) })
 	return id, err
 }
 

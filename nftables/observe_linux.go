@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"slices"
 	"time"
+
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 // observation is what the kernel holds under the name of our table.
@@ -38,10 +40,10 @@ type observedChain struct {
 func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	var o *observation
 	err := e.list(ctx, msgGetTable, "tables", func() { o = nil }, func(attrs []byte) {
-		if cString(find(attrs, tableName)) == e.config.Names.Table {
+		if cString(netlinkx.Find(attrs, tableName)) == e.config.Names.Table {
 			o = &observation{
-				comment: comment(find(attrs, tableUserdata)),
-				dormant: bigUint32(find(attrs, tableFlags))&flagDormant != 0,
+				comment: comment(netlinkx.Find(attrs, tableUserdata)),
+				dormant: bigUint32(netlinkx.Find(attrs, tableFlags))&flagDormant != 0,
 			}
 		}
 	})
@@ -53,13 +55,13 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	}
 	reset := func() { o.sets = map[string]observedSet{} }
 	err = e.list(ctx, msgGetSet, "sets", reset, func(attrs []byte) {
-		if cString(find(attrs, setAttrTable)) != e.config.Names.Table {
+		if cString(netlinkx.Find(attrs, setAttrTable)) != e.config.Names.Table {
 			return
 		}
-		count := find(attrs, setAttrCount)
-		o.sets[cString(find(attrs, setAttrName))] = observedSet{
+		count := netlinkx.Find(attrs, setAttrCount)
+		o.sets[cString(netlinkx.Find(attrs, setAttrName))] = observedSet{
 			shape:     shapeOf(attrs),
-			anonymous: bigUint32(find(attrs, setAttrFlags))&flagAnonymous != 0,
+			anonymous: bigUint32(netlinkx.Find(attrs, setAttrFlags))&flagAnonymous != 0,
 			count:     int(bigUint32(count)),
 			counted:   count != nil,
 		}
@@ -69,8 +71,8 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 
 func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 	err := e.list(ctx, msgGetChain, "chains", func() { o.chains = map[string]*observedChain{} }, func(attrs []byte) {
-		if cString(find(attrs, chainTable)) == e.config.Names.Table {
-			o.chains[cString(find(attrs, chainName))] = parseChain(attrs)
+		if cString(netlinkx.Find(attrs, chainTable)) == e.config.Names.Table {
+			o.chains[cString(netlinkx.Find(attrs, chainName))] = parseChain(attrs)
 		}
 	})
 	if err != nil {
@@ -82,19 +84,19 @@ func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 		}
 	}
 	return e.list(ctx, msgGetRule, "rules", forget, func(attrs []byte) {
-		c := o.chains[cString(find(attrs, ruleChain))]
-		if c != nil && cString(find(attrs, ruleTable)) == e.config.Names.Table {
-			c.rules = append(c.rules, string(find(attrs, ruleUserdata)))
+		c := o.chains[cString(netlinkx.Find(attrs, ruleChain))]
+		if c != nil && cString(netlinkx.Find(attrs, ruleTable)) == e.config.Names.Table {
+			c.rules = append(c.rules, string(netlinkx.Find(attrs, ruleUserdata)))
 		}
 	})
 }
 
 func parseChain(attrs []byte) *observedChain {
-	c := &observedChain{comment: comment(find(attrs, chainUserdata))}
-	if h := find(attrs, chainHook); h != nil {
+	c := &observedChain{comment: comment(netlinkx.Find(attrs, chainUserdata))}
+	if h := netlinkx.Find(attrs, chainHook); h != nil {
 		c.isBase = true
-		c.hook = bigUint32(find(h, hookNumber))
-		c.priority = int32(bigUint32(find(h, hookPrio)))
+		c.hook = bigUint32(netlinkx.Find(h, hookNumber))
+		c.priority = int32(bigUint32(netlinkx.Find(h, hookPrio)))
 	}
 	return c
 }
@@ -111,7 +113,7 @@ func comment(user []byte) string {
 func shapeOf(attrs []byte) string {
 	var b []byte
 	for _, typ := range []uint16{setAttrFlags, setAttrKey, setAttrKeyLen, setAttrData, setAttrDatLen} {
-		b = binary.BigEndian.AppendUint32(b, bigUint32(find(attrs, typ)))
+		b = binary.BigEndian.AppendUint32(b, bigUint32(netlinkx.Find(attrs, typ)))
 	}
 	return hex.EncodeToString(b)
 }
@@ -265,7 +267,7 @@ func (e *Engine) listElements(ctx context.Context, spec *setSpec, reset func(), 
 	w.attrString(elemsSet, spec.name)
 	w.end()
 	return e.kernel.dump(ctx, w, reset, func(attrs []byte) {
-		for _, item := range attributes(find(attrs, elemsList)) {
+		for _, item := range netlinkx.Attributes(netlinkx.Find(attrs, elemsList)) {
 			if el := parseElement(item); el.key != nil {
 				each(el)
 			}

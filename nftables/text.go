@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 // typeName is how nft calls the type of a key, or of data.
@@ -88,7 +89,7 @@ func rangeText(f field, first, last []byte) string {
 // elementTexts prints the encoded elements of a set.
 func elementTexts(s *setSpec, addrLen int, encoded []byte) []string {
 	var texts []string
-	for _, item := range attributes(encoded) {
+	for _, item := range netlinkx.Attributes(encoded) {
 		e := parseElement(item)
 		text := fieldsText(s.key, addrLen, e.key, e.keyEnd)
 		if s.data != nil {

@@ -3,6 +3,8 @@ package nftables
 import (
 	"encoding/binary"
 	"iter"
+
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 // header is one netlink message, taken apart.
@@ -50,41 +52,6 @@ func (m header) errno() int {
 	return -int(int32(binary.NativeEndian.Uint32(m.body)))
 }
 
-// attributes yields type, without flags, and value of each attribute in b. Bytes
-// that make no attribute end it.
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= 4 {
-			n := int(binary.NativeEndian.Uint16(b))
-			if n < 4 || n > len(b) {
-				return
-			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&nlaTypeMask, b[4:n]) {
-				return
-			}
-			b = b[min(align4(n), len(b)):]
-		}
-	}
-}
-
-// find returns the value at a path of nested attributes, nil if there is none.
-func find(b []byte, path ...uint16) []byte {
-	for _, want := range path {
-		var found []byte
-		for typ, value := range attributes(b) {
-			if typ == want {
-				found = value
-				break
-			}
-		}
-		if found == nil {
-			return nil
-		}
-		b = found
-	}
-	return b
-}
-
 // cString is a string attribute without its terminating NUL.
 func cString(b []byte) string {
 	if n := len(b); n > 0 && b[n-1] == 0 {
@@ -102,15 +69,15 @@ type element struct {
 
 func parseElement(b []byte) element {
 	var e element
-	for typ, value := range attributes(b) {
+	for typ, value := range netlinkx.Attributes(b) {
 		switch typ {
 		case elemKey:
-			e.key = find(value, dataValue)
+			e.key = netlinkx.Find(value, dataValue)
 		case elemKeyEnd:
-			e.keyEnd = find(value, dataValue)
+			e.keyEnd = netlinkx.Find(value, dataValue)
 		case elemData:
-			e.data = find(value, dataValue)
-			e.chain = cString(find(value, dataVerdict, verdictChain))
+			e.data = netlinkx.Find(value, dataValue)
+			e.chain = cString(netlinkx.Find(value, dataVerdict, verdictChain))
 		case elemFlags:
 			e.end = len(value) == 4 && binary.BigEndian.Uint32(value)&intervalEnd != 0
 		}

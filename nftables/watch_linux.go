@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -109,7 +110,7 @@ func (l *listener) hear(notifications []byte) (loudness int) {
 			l.tell(author(attrs))
 			continue
 		}
-		if m.body[0] == l.family && cString(find(attrs, tableName)) == l.table && len(l.pending) == 0 {
+		if m.body[0] == l.family && cString(netlinkx.Find(attrs, tableName)) == l.table && len(l.pending) == 0 {
 			l.pending = append(l.pending, proxier.Damage{Object: objectOf(m.typ, attrs) + l.inTable()})
 		}
 	}
@@ -135,7 +136,7 @@ func (l *listener) tell(by string) {
 
 // author names the process that committed a transaction.
 func author(attrs []byte) string {
-	program, process := cString(find(attrs, genProgram)), bigUint32(find(attrs, genProcess))
+	program, process := cString(netlinkx.Find(attrs, genProgram)), bigUint32(netlinkx.Find(attrs, genProcess))
 	if process == 0 {
 		return program
 	}
@@ -147,13 +148,13 @@ func author(attrs []byte) string {
 func objectOf(typ uint16, attrs []byte) string {
 	switch typ {
 	case msgNewChain, msgDelChain:
-		return "chain " + cString(find(attrs, chainName))
+		return "chain " + cString(netlinkx.Find(attrs, chainName))
 	case msgNewRule, msgDelRule:
-		return "rules in chain " + cString(find(attrs, ruleChain))
+		return "rules in chain " + cString(netlinkx.Find(attrs, ruleChain))
 	case msgNewSet, msgDelSet:
-		return "set " + cString(find(attrs, setAttrName))
+		return "set " + cString(netlinkx.Find(attrs, setAttrName))
 	case msgNewElement, msgDelElement:
-		return "elements of set " + cString(find(attrs, elemsSet))
+		return "elements of set " + cString(netlinkx.Find(attrs, elemsSet))
 	default:
 		return "all"
 	}

@@ -21,8 +21,7 @@ const (
 	nlmAppend  = 0x800
 	nlmIntr    = 0x010 // in a dump: it was interrupted by a change
 
-	nlaNested   = 0x8000
-	nlaTypeMask = 0x3fff
+	nlaNested = 0x8000
 
 	nfnlBatchBegin = 0x10
 	nfnlBatchEnd   = 0x11

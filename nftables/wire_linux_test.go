@@ -11,6 +11,7 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 // libraryElements returns the element list that the library would send.
@@ -21,7 +22,7 @@ func libraryElements(t *testing.T, elements ...library.SetElement) []byte {
 		var acks []netlink.Message
 		for _, m := range requests {
 			if uint16(m.Header.Type)>>8 == subsysNFTables {
-				list = bytes.Clone(find(m.Data[nfgenHeaderLen:], elemsList))
+				list = bytes.Clone(netlinkx.Find(m.Data[nfgenHeaderLen:], elemsList))
 			}
 			if m.Header.Flags&netlink.Acknowledge != 0 {
 				acks = append(acks, netlink.Message{Header: netlink.Header{Type: netlink.Error, Sequence: m.Header.Sequence}, Data: make([]byte, 4)})
@@ -57,7 +58,7 @@ func FuzzElementsEncodeAsTheLibraryDoes(f *testing.F) {
 		if !bytes.Equal(ours, theirs) {
 			t.Errorf("key %x end %x data %x:\nours   %x\ntheirs %x", key, keyEnd, data, ours, theirs)
 		}
-		for _, item := range attributes(ours) {
+		for _, item := range netlinkx.Attributes(ours) {
 			e := parseElement(item)
 			if !bytes.Equal(e.key, key) || !bytes.Equal(e.keyEnd, keyEnd) || !bytes.Equal(e.data, data) {
 				t.Errorf("key %x end %x data %x came back as %+v", key, keyEnd, data, e)
@@ -86,8 +87,8 @@ func FuzzMessagesOfTheKernel(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		for m := range messagesOf(b) {
 			m.errno()
-			for _, value := range attributes(m.body) {
-				for _, item := range attributes(value) {
+			for _, value := range netlinkx.Attributes(m.body) {
+				for _, item := range netlinkx.Attributes(value) {
 					parseElement(item)
 				}
 				parseChain(value)
@@ -102,7 +103,7 @@ func TestVerdictElementsEncodeAsTheLibraryDoes(t *testing.T) {
 	w := &wire{family: familyIPv4, table: "t"}
 	spec := setSpecs()[setClasses]
 	w.verdictElement(&spec, classReject, "reject")
-	ours := find(w.buf[nlmsgHeaderLen+nfgenHeaderLen:], elemsList)
+	ours := netlinkx.Find(w.buf[nlmsgHeaderLen+nfgenHeaderLen:], elemsList)
 	theirs := libraryElements(t, library.SetElement{
 		Key: nativeMark(classReject), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: "reject"},
 	})
@@ -114,8 +115,8 @@ func TestVerdictElementsEncodeAsTheLibraryDoes(t *testing.T) {
 func TestIntervalEdgesEncodeAsTheLibraryDoes(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.0.0")
 	for _, end := range []bool{false, true} {
-		ours := parseElement(find(appendIntervalEdge(nil, addr, end), listElem))
-		theirs := parseElement(find(libraryElements(t, library.SetElement{Key: addr.AsSlice(), IntervalEnd: end}), listElem))
+		ours := parseElement(netlinkx.Find(appendIntervalEdge(nil, addr, end), listElem))
+		theirs := parseElement(netlinkx.Find(libraryElements(t, library.SetElement{Key: addr.AsSlice(), IntervalEnd: end}), listElem))
 		if !bytes.Equal(ours.key, theirs.key) || ours.end != theirs.end || ours.end != end {
 			t.Errorf("end %v: ours %+v, theirs %+v", end, ours, theirs)
 		}

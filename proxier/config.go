@@ -83,6 +83,9 @@ type Deps struct {
 	Logger *zap.Logger
 	// Observer hears about every sync.
 	Observer Observer
+	// Conntrack forgets flows whose endpoint is gone. The engines' own constructors,
+	// such as nftables.New, set one if it is nil; New does without.
+	Conntrack Conntrack
 }
 
 // Observer hears about the proxy's work, on the syncing goroutine. It must be

@@ -31,6 +31,8 @@ type family struct {
 	lastFull time.Time
 	period   time.Duration
 
+	flows *flowBook
+
 	contest  contest     // guarded by Proxier.mu
 	watching watching    // guarded by Proxier.mu
 	repair   *time.Timer // wakes the runner for a repair
@@ -50,6 +52,7 @@ type outcome struct {
 	servicePorts int
 	triggers     []time.Time
 	failed       []*ServiceError
+	flowsDeleted int
 	err          error
 }
 
@@ -63,12 +66,14 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 		servicePorts: state.Len(),
 	}
 	f.full = true // unless this succeeds
-	o.err = f.engine.Apply(ctx, f.update(state, delta, o.full))
+	update := f.update(state, delta, o.full)
+	o.err = f.engine.Apply(ctx, update)
 	var rest error
 	o.failed, rest = splitErrors(o.err)
 	if rest != nil {
 		return o, rest
 	}
+	f.flows.update(state, &update, o.failed)
 	// What failed outside the delta does not stay pending with the tracker.
 	f.full = !allChanged(o.failed, delta)
 	if o.full {

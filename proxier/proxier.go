@@ -24,14 +24,15 @@ import (
 
 // Proxier is the Provider that all engines share.
 type Proxier struct {
-	config   Config
-	log      *zap.Logger
-	observer Observer
-	tracker  *changetracker.Tracker
-	runner   *runner.Runner
-	families []*family
-	syncing  sync.Mutex  // held by a sync and by Cleanup
-	ready    atomic.Bool // both are synced
+	config    Config
+	log       *zap.Logger
+	observer  Observer
+	conntrack Conntrack
+	tracker   *changetracker.Tracker
+	runner    *runner.Runner
+	families  []*family
+	syncing   sync.Mutex  // held by a sync and by Cleanup
+	ready     atomic.Bool // both are synced
 
 	mu             sync.Mutex // guards all below
 	servicesSynced bool
@@ -54,6 +55,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		config:    config,
 		log:       deps.Logger,
 		observer:  deps.Observer,
+		conntrack: deps.Conntrack,
 		status:    map[v1.IPFamily]FamilyStatus{},
 		conflicts: map[v1.IPFamily][]changetracker.Problem{},
 	}
@@ -94,6 +96,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 		lost:   map[changetracker.ServicePortName][]desired.Key{},
 		full:   true,
 		period: p.config.FullSyncPeriod,
+		flows:  newFlowBook(p.conntrack),
 	}
 }
 
@@ -285,6 +288,11 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 	if o.full {
 		p.repairEnded(f, began)
 	}
+	if partial := (*changetracker.PartialError)(nil); err == nil || errors.As(err, &partial) {
+		var flowErr error
+		o.flowsDeleted, flowErr = p.cleanFlows(ctx, f)
+		err = errors.Join(err, flowErr)
+	}
 	if err != nil {
 		err = fmt.Errorf("%s: %w", f.name, err)
 	}
@@ -331,7 +339,7 @@ func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Tim
 	}
 	report := SyncReport{
 		Family: f.name, Full: o.full, Repair: o.repair, Queued: queued, Started: started, Duration: ended.Sub(started),
-		Changes: o.changes, ServicePorts: o.servicePorts, Triggers: o.triggers, Failed: len(o.failed),
+		Changes: o.changes, ServicePorts: o.servicePorts, Triggers: o.triggers, Failed: len(o.failed), FlowsDeleted: o.flowsDeleted,
 		Problems: p.tracker.ProblemCounts(), Err: o.err,
 	}
 	if r, ok := f.engine.(Reporter); ok {

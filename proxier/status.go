@@ -92,6 +92,8 @@ type SyncReport struct {
 	Apply ApplyReport
 	// Failed is the number of service ports that could not be programmed.
 	Failed int
+	// FlowsDeleted is the number of stale flows that were forgotten.
+	FlowsDeleted int
 	// Problems is the number of values of API objects that are set aside, by
 	// reason, over all families.
 	Problems map[changetracker.Reason]int

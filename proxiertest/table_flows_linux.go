@@ -9,15 +9,103 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns"
 )
 
-// flowScenarios are about connections that exist when Services change. What a
-// UDP flow sees when its endpoint goes away is left out: there, the conntrack
-// entry is removed on purpose.
+// flowScenarios are about flows that exist when Services change.
 func flowScenarios() []scenario {
 	return []scenario{{
 		name: "PKT-80", rule: "No change of a Service or of its endpoints touches an established connection.",
 		services: []service{{external: true, endpoints: ready(pod1)}},
 		play:     playEstablished,
+	}, {
+		name: "PKT-81", rule: "A UDP client that goes on sending follows the endpoints, and is left alone while its own one serves.",
+		services: []service{{external: true, endpoints: ready(pod1)}},
+		play:     playFollowing,
 	}}
+}
+
+// playFollowing keeps one UDP socket open for each way to the Service, from before
+// the Service exists until after it is gone.
+func playFollowing(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	first := s.services[0]
+	s.remove(first)
+	s.sync(ctx, t)
+	flows := s.sockets(ctx, t)
+	for _, e := range flows { // nobody answers, but the kernel remembers the way
+		if _, err := e.flow.Ask(ctx); err == nil {
+			t.Errorf("%s: answered without a Service", e.name)
+		}
+	}
+	s.provider.OnServiceAdd(first.object)
+	for _, slice := range first.slices {
+		s.provider.OnEndpointSliceAdd(slice)
+	}
+	s.sync(ctx, t)
+	s.allFollow(ctx, t, flows, "created", pod1)
+	for _, step := range []struct {
+		name      string
+		endpoints []endpoint
+		server    place // who answers now; empty for nobody
+	}{
+		{"scaled_up", ready(pod0, pod1, remote0), pod1},
+		{"terminating_but_serving", append(terminating(pod1), ready(remote0)...), pod1},
+		{"replaced", ready(remote0), remote0},
+		{"scaled_to_zero", nil, ""},
+		{"scaled_from_zero", ready(pod2), pod2},
+		{"not_serving", append(notServing(pod2), ready(remote1)...), remote1},
+	} {
+		s.publish(ctx, t, service{external: true, endpoints: step.endpoints})
+		s.allFollow(ctx, t, flows, step.name, step.server)
+	}
+	s.publish(ctx, t)
+	s.allFollow(ctx, t, flows, "deleted", "")
+}
+
+func (s *stage) sync(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if err := s.provider.Sync(ctx); err != nil {
+		t.Fatalf("sync: %v", err)
+	}
+}
+
+// sockets opens a UDP socket for each way to the first service, and sends nothing.
+func (s *stage) sockets(ctx context.Context, t *testing.T) []established {
+	t.Helper()
+	var flows []established
+	for _, family := range families() {
+		targets := s.services[0].targets(s.world, family)
+		for _, p := range []probe{
+			{from: pod0, to: clusterIP},
+			{from: node, to: clusterIP},
+			{from: client, to: nodePort},
+			{from: client, to: externalIP},
+			{from: client, to: loadBalancer},
+		} {
+			from := s.seat(p.from, family)
+			flow, err := netns.Open(ctx, from.host.ns, "udp", targets[p.to], AskOptions{From: from.addr, Timeout: silence})
+			if err != nil {
+				t.Fatalf("%s: %v", p.name(), err)
+			}
+			t.Cleanup(func() { _ = flow.Close() }) // a late port unreachable is no news
+			flows = append(flows, established{combo: combo{family: family, network: "udp"}, name: p.name(), flow: flow})
+		}
+	}
+	return flows
+}
+
+// allFollow asks once through every flow.
+func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established, step string, server place) {
+	t.Helper()
+	for _, e := range flows {
+		t.Run(e.combo.String()+"/"+e.name+"_"+step, func(t *testing.T) {
+			got, err := e.flow.Ask(ctx)
+			switch {
+			case server == "" && err == nil:
+				t.Errorf("answered by %s, want nobody", got.Server)
+			case server != "" && (err != nil || got.Server != string(server)):
+				t.Errorf("got %q, %v; want an answer of %s", got.Server, err, server)
+			}
+		})
+	}
 }
 
 // established is a connection that has been answered.

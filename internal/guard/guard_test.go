@@ -93,7 +93,7 @@ func TestWhoMayImportWhat(t *testing.T) {
 		"github.com/fsnotify":            {examples},
 		"github.com/prometheus":          {examples},
 		"go.yaml.in/yaml/v3":             {module + "/informer", module + "/internal/apitest", module + "/internal/manifest", examples},
-		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", examples},
+		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", module + "/conntrack", module + "/internal/netlinkx", examples},
 	}
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
 		for _, p := range pkgs {

@@ -102,7 +102,9 @@ func (f *Flow) Ask(ctx context.Context) (Answer, error) {
 		return Answer{}, f.writeOutcome(err)
 	}
 	if !f.lines.Scan() {
-		return Answer{}, outcome(cmpErr(f.lines.Err(), unix.ECONNRESET))
+		err := outcome(cmpErr(f.lines.Err(), unix.ECONNRESET))
+		f.lines = bufio.NewScanner(f.conn) // the next datagram may be answered
+		return Answer{}, err
 	}
 	return parseAnswer(f.lines.Text())
 }

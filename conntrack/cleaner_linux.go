@@ -1,0 +1,107 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Cleaner deletes stale flows in one network namespace. It implements
+// proxier.Conntrack. Its methods may be called from several goroutines at once.
+type Cleaner struct {
+	options Options
+}
+
+var _ proxier.Conntrack = (*Cleaner)(nil)
+
+// New returns a Cleaner. It opens nothing.
+func New(o Options) *Cleaner { return &Cleaner{options: o} }
+
+// Tracks implements proxier.Conntrack.
+func (c *Cleaner) Tracks(p desired.Protocol) bool { return c.options.tracks(p) }
+
+// Clean implements proxier.Conntrack. It reads the table of the family once, and
+// deletes entry by entry.
+func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	s, err := netlinkx.Open(c.options.NetNS)
+	if err != nil {
+		return 0, classify(err)
+	}
+	defer s.Close()
+	var addrs []netip.Addr
+	if hasNodePort(check) {
+		if addrs, err = nodeAddrs(s, family); err != nil {
+			return 0, err
+		}
+	}
+	judge := NewJudge(check, addrs)
+	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), func(f *netlinkx.Flow) bool {
+		return c.lookedAfter(f) &&
+			judge.Stale(Flow{Protocol: desired.Protocol(f.Protocol), Dialled: f.Destination, Server: f.Server})
+	})
+	return deleted, classify(err)
+}
+
+// lookedAfter says whether a flow is of a kind that may be deleted.
+func (c *Cleaner) lookedAfter(f *netlinkx.Flow) bool {
+	protocol := desired.Protocol(f.Protocol)
+	return c.options.tracks(protocol) && (protocol != desired.TCP || f.TCPState == tcpSynSent)
+}
+
+const tcpSynSent = 1 // TCP_CONNTRACK_SYN_SENT of linux/netfilter/nf_conntrack_tcp.h
+
+func hasNodePort(check desired.FlowCheck) bool {
+	for i := range check.Frontends {
+		if !check.Frontends[i].Key.VIP.IsValid() {
+			return true
+		}
+	}
+	return false
+}
+
+func nodeAddrs(s *netlinkx.Socket, family v1.IPFamily) ([]netip.Addr, error) {
+	list, err := netlinkx.AddrList(s, number(family))
+	if err != nil {
+		return nil, classify(fmt.Errorf("list addresses: %w", err))
+	}
+	addrs := make([]netip.Addr, 0, len(list))
+	for i := range list {
+		if addr, ok := netip.AddrFromSlice(list[i].IP); ok {
+			addrs = append(addrs, addr.Unmap())
+		}
+	}
+	return addrs, nil
+}
+
+func number(family v1.IPFamily) int {
+	if family == v1.IPv6Protocol {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// classify says what to do about an error of the kernel.
+func classify(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, err)
+	case errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL):
+		return &proxier.UnsupportedError{
+			Feature: "connection tracking over netlink", Err: err,
+			Hint: "load module nf_conntrack_netlink, or enable CONFIG_NF_CT_NETLINK",
+		}
+	default:
+		return err
+	}
+}

@@ -1,0 +1,195 @@
+package conntrack_test
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// table is the connection tracking of a namespace.
+type table struct {
+	tb testing.TB
+	ns *netns.NS
+	h  *netlink.Handle
+}
+
+func newTable(tb testing.TB) *table {
+	tb.Helper()
+	ns := netnstest.New(tb)
+	var h *netlink.Handle
+	err := ns.Do(func() (err error) {
+		h, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
+		return err
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(h.Close)
+	return &table{tb, ns, h}
+}
+
+// entry is one flow: who dials what, and who answers.
+type entry struct {
+	protocol                uint8
+	client, dialled, server netip.AddrPort
+	tcpState                uint8
+}
+
+func (t *table) add(e entry) {
+	t.tb.Helper()
+	flow := &netlink.ConntrackFlow{
+		FamilyType: unix.AF_INET,
+		Forward:    tuple(e.protocol, e.client, e.dialled),
+		Reverse:    tuple(e.protocol, e.server, e.client),
+		TimeOut:    600,
+	}
+	family := netlink.InetFamily(unix.AF_INET)
+	if e.client.Addr().Is6() {
+		flow.FamilyType, family = unix.AF_INET6, unix.AF_INET6
+	}
+	if e.protocol == unix.IPPROTO_TCP {
+		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: e.tcpState}
+	}
+	if err := t.h.ConntrackCreate(netlink.ConntrackTable, family, flow); err != nil {
+		t.tb.Fatalf("create %+v: %v", e, err)
+	}
+}
+
+func tuple(protocol uint8, from, to netip.AddrPort) netlink.IPTuple {
+	return netlink.IPTuple{
+		Protocol: protocol,
+		SrcIP:    from.Addr().AsSlice(), SrcPort: from.Port(),
+		DstIP: to.Addr().AsSlice(), DstPort: to.Port(),
+	}
+}
+
+// clients are those whose flows are there, by their ports.
+func (t *table) clients(family netlink.InetFamily) []uint16 {
+	t.tb.Helper()
+	flows, err := t.h.ConntrackTableList(netlink.ConntrackTable, family)
+	if err != nil {
+		t.tb.Fatalf("list: %v", err)
+	}
+	var ports []uint16
+	for _, f := range flows {
+		ports = append(ports, f.Forward.SrcPort)
+	}
+	slices.Sort(ports)
+	return ports
+}
+
+func at(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
+
+// TestTheKernelForgetsStaleFlowsOnly, of UDP unless asked for more, and of TCP
+// only connections that nobody has answered.
+func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
+	t.Parallel()
+	check := func(vip, server string) desired.FlowCheck {
+		c := desired.FlowCheck{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
+		for _, p := range []desired.Protocol{desired.TCP, desired.UDP, desired.SCTP} {
+			c.Frontends = append(c.Frontends,
+				desired.Flows{Key: desired.Key{VIP: netip.MustParseAddr(vip), Protocol: p, Port: 53}, Servers: []netip.AddrPort{at(server)}},
+				desired.Flows{Key: desired.Key{Protocol: p, Port: 30053}, Servers: []netip.AddrPort{at(server)}})
+		}
+		return c
+	}
+	const established, synSent = 3, 1
+	for name, c := range map[string]struct {
+		options conntrack.Options
+		want    []uint16
+	}{
+		"UDP":            {conntrack.Options{}, []uint16{1, 3, 6, 7, 8, 9, 10}},
+		"unanswered TCP": {conntrack.Options{UnansweredTCP: true}, []uint16{1, 3, 6, 7, 8, 10}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tab := newTable(t)
+			if err := tab.ns.AddAddrs("lo", netip.MustParsePrefix("192.0.2.1/32")); err != nil {
+				t.Fatal(err)
+			}
+			udp, tcp := uint8(unix.IPPROTO_UDP), uint8(unix.IPPROTO_TCP)
+			for _, e := range []entry{
+				{udp, at("198.51.100.9:1"), at("10.96.0.1:53"), at("10.244.0.1:53"), 0}, // serves
+				{udp, at("198.51.100.9:2"), at("10.96.0.1:53"), at("10.244.0.2:53"), 0}, // does not
+				{udp, at("198.51.100.9:3"), at("10.96.0.1:54"), at("10.244.0.2:53"), 0}, // another port
+				{udp, at("198.51.100.9:4"), at("10.96.0.1:53"), at("10.96.0.1:53"), 0},  // not translated
+				{udp, at("198.51.100.9:5"), at("192.0.2.1:30053"), at("10.244.0.2:53"), 0},
+				{udp, at("198.51.100.9:6"), at("192.0.2.2:30053"), at("10.244.0.2:53"), 0}, // another node's
+				{udp, at("127.0.0.1:7"), at("127.0.0.1:30053"), at("127.0.0.1:30053"), 0},
+				{tcp, at("198.51.100.9:8"), at("10.96.0.1:53"), at("10.244.0.2:53"), established},
+				{tcp, at("198.51.100.9:9"), at("10.96.0.1:53"), at("10.244.0.2:53"), synSent},
+				{tcp, at("198.51.100.9:10"), at("10.96.0.1:53"), at("10.244.0.1:53"), synSent},
+			} {
+				tab.add(e)
+			}
+			tab.add(entry{udp, at("[2001:db8::9]:2"), at("[fd00::1]:53"), at("[fd00:244::2]:53"), 0})
+			c.options.NetNS = tab.ns.Path()
+			cleaner := conntrack.New(c.options)
+			deleted, err := cleaner.Clean(t.Context(), v1.IPv4Protocol, check("10.96.0.1", "10.244.0.1:53"))
+			if err != nil || deleted != 10-len(c.want) {
+				t.Errorf("deleted %d, %v; want %d", deleted, err, 10-len(c.want))
+			}
+			if got := tab.clients(unix.AF_INET); !slices.Equal(got, c.want) {
+				t.Errorf("flows of clients %v are left, want %v", got, c.want)
+			}
+			if got := tab.clients(unix.AF_INET6); len(got) != 1 {
+				t.Errorf("%d flows of IPv6 are left, want it untouched", len(got))
+			}
+			if deleted, err = cleaner.Clean(t.Context(), v1.IPv6Protocol, check("fd00::1", "[fd00:244::1]:53")); err != nil || deleted != 1 {
+				t.Errorf("deleted %d of IPv6, %v; want 1", deleted, err)
+			}
+		})
+	}
+}
+
+// TestWithoutPrivilegeTheErrorSaysSo.
+func TestWithoutPrivilegeTheErrorSaysSo(t *testing.T) {
+	netnstest.Unprivileged(t, func(t *testing.T) {
+		check := desired.FlowCheck{Orphanage: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}
+		_, err := conntrack.New(conntrack.Options{}).Clean(t.Context(), v1.IPv4Protocol, check)
+		if !errors.Is(err, proxier.ErrPermission) {
+			t.Errorf("Clean = %v, want ErrPermission", err)
+		}
+	})
+}
+
+// BenchmarkClean finds a thousand stale flows among 100,000.
+func BenchmarkClean(b *testing.B) {
+	tab := newTable(b)
+	const flows, stale = 100_000, 1_000
+	fill := func(from, to int, server string) {
+		for i := from; i < to; i++ {
+			client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 16), byte(i >> 8)}), 1024+uint16(i%256))
+			tab.add(entry{unix.IPPROTO_UDP, client, at("10.96.0.1:53"), at(server), 0})
+		}
+	}
+	fill(stale, flows, "10.244.0.1:53")
+	check := desired.FlowCheck{Frontends: []desired.Flows{{
+		Key:     desired.Key{VIP: netip.MustParseAddr("10.96.0.1"), Protocol: desired.UDP, Port: 53},
+		Servers: []netip.AddrPort{at("10.244.0.1:53")},
+	}}}
+	cleaner := conntrack.New(conntrack.Options{NetNS: tab.ns.Path()})
+	var total time.Duration
+	for range b.N {
+		fill(0, stale, "10.244.0.2:53")
+		start := time.Now()
+		deleted, err := cleaner.Clean(b.Context(), v1.IPv4Protocol, check)
+		total += time.Since(start)
+		if err != nil || deleted != stale {
+			b.Fatalf("deleted %d, %v; want %d", deleted, err, stale)
+		}
+	}
+	b.ReportMetric(float64(total.Milliseconds())/float64(b.N), "ms/clean-up")
+}

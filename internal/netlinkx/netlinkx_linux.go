@@ -1,0 +1,88 @@
+package netlinkx
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// attempts is how often an interrupted dump is read.
+const attempts = 5
+
+const netnsDir = "/run/netns/"
+
+// Socket is a netlink socket for netfilter, and one for routing, in one network
+// namespace.
+type Socket struct {
+	routing   *netlink.Handle
+	netfilter *nl.SocketHandle
+}
+
+// Open opens sockets in a network namespace: a path, a name under /run/netns, or
+// "" for the current one.
+func Open(netNS string) (*Socket, error) {
+	ns := netns.None()
+	if netNS != "" {
+		if !strings.Contains(netNS, "/") {
+			netNS = netnsDir + netNS
+		}
+		var err error
+		if ns, err = netns.GetFromPath(netNS); err != nil {
+			return nil, fmt.Errorf("open network namespace %s: %w", netNS, err)
+		}
+		defer func() { _ = ns.Close() }() // the sockets are in it
+	}
+	netfilter, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	routing, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		netfilter.Close()
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	return &Socket{routing: routing, netfilter: &nl.SocketHandle{Socket: netfilter}}, nil
+}
+
+// Close closes the sockets.
+func (s *Socket) Close() {
+	s.routing.Close()
+	s.netfilter.Close()
+}
+
+// request begins a message about connection tracking.
+func (s *Socket) request(operation, flags int, family uint8) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
+	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: s.netfilter}
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+	return r
+}
+
+// AddrList lists the addresses of all links of one address family.
+func AddrList(s *Socket, family int) (addrs []netlink.Addr, err error) {
+	err = retry(func() error {
+		addrs, err = s.routing.AddrList(nil, family) //nolint:forbidigo // retried here
+		return err
+	})
+	return addrs, err
+}
+
+// retry calls f until it is not interrupted, or patience ends.
+func retry(f func() error) error {
+	var err error
+	for range attempts {
+		if err = f(); !interrupted(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// interrupted says that a table changed while it was read, so that something may
+// be missing.
+func interrupted(err error) bool { return errors.Is(err, netlink.ErrDumpInterrupted) }

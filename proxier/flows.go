@@ -1,0 +1,148 @@
+package proxier
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// Conntrack forgets flows whose endpoint is gone. The kernel would go on sending
+// a client's datagrams there for as long as the client does not pause.
+type Conntrack interface {
+	// Tracks says whether the flows of a protocol are looked after. It must always
+	// give the same answer.
+	Tracks(protocol desired.Protocol) bool
+	// Clean deletes the stale flows of some frontends, and returns how many. Calls
+	// for both families may overlap. After an error it is called again, with what
+	// is still to do.
+	Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error)
+}
+
+// flowBook knows the frontends and servers of the service ports whose flows are
+// looked after, and what there is still to do. It is owned by the goroutine that
+// syncs the family.
+type flowBook struct {
+	tracks  func(desired.Protocol) bool
+	known   map[changetracker.ServicePortName]flowPage
+	pending map[desired.Key]desired.Flows
+	// everything is to be looked at once: who knows what a predecessor has left.
+	everything bool
+}
+
+type flowPage struct {
+	keys    []desired.Key
+	servers []netip.AddrPort
+}
+
+func newFlowBook(c Conntrack) *flowBook {
+	b := &flowBook{known: map[changetracker.ServicePortName]flowPage{}, pending: map[desired.Key]desired.Flows{}}
+	b.tracks = func(desired.Protocol) bool { return false }
+	if c != nil {
+		b.tracks, b.everything = c.Tracks, true
+	}
+	return b
+}
+
+// update notes what is programmed now. failed are service ports that are not.
+func (b *flowBook) update(state *changetracker.State, u *desired.Update, failed []*ServiceError) {
+	changed := map[changetracker.ServicePortName]flowPage{}
+	for _, s := range u.Services {
+		isFailed := slices.ContainsFunc(failed, func(e *ServiceError) bool { return e.Name == s.Name })
+		if b.tracks(s.Protocol) && !isFailed {
+			changed[s.Name] = pageOf(s, state)
+		}
+	}
+	gone := slices.Clone(u.Removed)
+	if u.Full {
+		for name := range b.known {
+			if _, ok := state.Service(name); !ok {
+				gone = append(gone, name)
+			}
+		}
+	}
+	// A frontend may change hands: first all that lose it, then who gets it.
+	for _, name := range gone {
+		b.lose(name, nil)
+		delete(b.known, name)
+	}
+	for name, page := range changed {
+		b.lose(name, page.keys)
+	}
+	for name, page := range changed {
+		b.take(b.known[name], page)
+		b.known[name] = page
+	}
+}
+
+func pageOf(s *desired.Service, state *changetracker.State) flowPage {
+	page := flowPage{servers: desired.Servers(state.Endpoints(s.Name))}
+	for i := range s.Frontends {
+		page.keys = append(page.keys, s.Key(&s.Frontends[i]))
+	}
+	return page
+}
+
+// lose notes the frontends that a service port had and does not have any more.
+func (b *flowBook) lose(name changetracker.ServicePortName, now []desired.Key) {
+	for _, key := range b.known[name].keys {
+		if !slices.Contains(now, key) {
+			b.pending[key] = desired.Flows{Key: key, Gone: true}
+		}
+	}
+}
+
+// take notes the frontends of a service port whose flows may be stale: new ones,
+// and all when an endpoint has gone or the first one has come. What is pending
+// must not hold on to servers of yesterday.
+func (b *flowBook) take(before, now flowPage) {
+	all := len(before.servers) == 0 && len(now.servers) > 0 || lost(before.servers, now.servers)
+	for _, key := range now.keys {
+		_, isPending := b.pending[key]
+		if all || isPending || !slices.Contains(before.keys, key) {
+			b.pending[key] = desired.Flows{Key: key, Servers: now.servers}
+		}
+	}
+}
+
+// lost says whether one of the servers is not there any more.
+func lost(before, now []netip.AddrPort) bool {
+	return slices.ContainsFunc(before, func(server netip.AddrPort) bool {
+		_, ok := slices.BinarySearchFunc(now, server, netip.AddrPort.Compare)
+		return !ok
+	})
+}
+
+// check is what there is to do; ok is false when there is nothing.
+func (b *flowBook) check(g *desired.Globals) (c desired.FlowCheck, ok bool) {
+	c = desired.FlowCheck{Frontends: slices.Collect(maps.Values(b.pending)), NodePortAddresses: g.NodePortAddresses}
+	if b.everything {
+		c.Orphanage = g.ServiceCIDRs
+	}
+	return c, len(c.Frontends)+len(c.Orphanage) > 0
+}
+
+func (b *flowBook) done() {
+	clear(b.pending)
+	b.everything = false
+}
+
+// cleanFlows does what the book says, if anything. What cannot be done stays in
+// the book.
+func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, err error) {
+	check, ok := f.flows.check(&f.globals)
+	if !ok {
+		return 0, nil
+	}
+	if deleted, err = p.conntrack.Clean(ctx, f.name, check); err != nil {
+		return deleted, fmt.Errorf("clean connection tracking: %w", err)
+	}
+	f.flows.done()
+	return deleted, nil
+}
