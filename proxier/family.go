@@ -31,7 +31,8 @@ type family struct {
 	lastFull time.Time
 	period   time.Duration
 
-	flows *flowBook
+	flows      *flowBook
+	staleFlows Condition // guarded by Proxier.mu
 
 	contest  contest     // guarded by Proxier.mu
 	watching watching    // guarded by Proxier.mu

@@ -2,11 +2,14 @@ package proxier
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
+	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -134,15 +137,40 @@ func (b *flowBook) done() {
 }
 
 // cleanFlows does what the book says, if anything. What cannot be done stays in
-// the book.
+// the book. A kernel that cannot do it at all makes no sync fail.
 func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, err error) {
 	check, ok := f.flows.check(&f.globals)
 	if !ok {
 		return 0, nil
 	}
-	if deleted, err = p.conntrack.Clean(ctx, f.name, check); err != nil {
-		return deleted, fmt.Errorf("clean connection tracking: %w", err)
+	deleted, err = p.conntrack.Clean(ctx, f.name, check)
+	if err == nil {
+		f.flows.done()
 	}
-	f.flows.done()
-	return deleted, nil
+	if err != nil {
+		err = fmt.Errorf("clean connection tracking: %w", err)
+	}
+	p.noteFlows(f, err)
+	if errors.Is(err, ErrNotSupported) {
+		return deleted, nil
+	}
+	return deleted, err
+}
+
+// noteFlows keeps the condition of a family's flows.
+func (p *Proxier) noteFlows(f *family, err error) {
+	p.mu.Lock()
+	before := f.staleFlows
+	switch {
+	case err == nil:
+		f.staleFlows = Condition{}
+	case before.Type == "":
+		f.staleFlows = Condition{Type: ConditionStaleFlows, Since: time.Now(), Message: err.Error()}
+	default:
+		f.staleFlows.Message = err.Error()
+	}
+	p.mu.Unlock()
+	if err != nil && before.Type == "" {
+		f.log.Warn("stale flows are not forgotten", zap.Error(err))
+	}
 }

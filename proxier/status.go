@@ -29,6 +29,10 @@ const (
 	// ConditionContested says that somebody keeps changing our kernel objects.
 	// They are repaired less and less often, at least once a minute.
 	ConditionContested ConditionType = "Contested"
+	// ConditionStaleFlows says that connection tracking still holds flows that may be
+	// stale, because it cannot be cleaned. They end by themselves, when their clients
+	// pause.
+	ConditionStaleFlows ConditionType = "StaleFlows"
 	// ConditionUnwatched says that changes by others are noticed by the periodic
 	// full sync only.
 	ConditionUnwatched ConditionType = "Unwatched"

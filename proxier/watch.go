@@ -121,7 +121,8 @@ func (p *Proxier) addWatched(s *Status, f *family, now time.Time) {
 	status := s.Families[f.name]
 	status.Damaged, status.LastDamage, status.LastDamageTime = f.contest.seen.damages, f.contest.last, f.contest.lastTime
 	s.Families[f.name] = status
-	for _, condition := range []func(time.Time) (Condition, bool){f.contest.condition, f.watching.condition} {
+	flows := func(time.Time) (Condition, bool) { return f.staleFlows, f.staleFlows.Type != "" }
+	for _, condition := range []func(time.Time) (Condition, bool){f.contest.condition, flows, f.watching.condition} {
 		if c, lasts := condition(now); lasts {
 			c.Family = f.name
 			s.Conditions = append(s.Conditions, c)
