@@ -16,20 +16,21 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Bind connects the informers of the caller's factory to a Provider. Before or
-// after, the caller starts the factory. The informers may deliver more than the
-// Provider needs: other nodes and EndpointSlices of headless Services stop here.
+// Bind connects the informers of the caller's factory to a Provider. Then the
+// caller starts the factory, also if it runs already: Start starts what it did not
+// have before. The informers may deliver more than the Provider needs: other nodes
+// and EndpointSlices of headless Services stop here.
 //
 // stop takes the Provider off the informers again, and returns when no more event
 // will reach it. It may be called more than once, and whether or not the factory
-// was ever started.
+// was ever started, but not by the Provider from within an event.
 func Bind(factory informers.SharedInformerFactory, p proxier.Provider, o Options) (stop func(), err error) {
 	s := sources{
 		services: factory.Core().V1().Services().Informer(),
 		slices:   factory.Discovery().V1().EndpointSlices().Informer(),
 		cidrs:    factory.Networking().V1().ServiceCIDRs().Informer(),
 	}
-	if o.NodeName != "" {
+	if o.nodeName() != "" {
 		s.nodes = factory.Core().V1().Nodes().Informer()
 	}
 	return bind(s, p, o)
@@ -45,7 +46,7 @@ type binding struct {
 	provider proxier.Provider
 	options  Options
 	log      *zap.Logger
-	bound    []registration
+	bound    map[string]registration // by kind
 	node     *nodeFeed
 	cidrs    *cidrFeed
 
@@ -58,14 +59,22 @@ type registration struct {
 	handle   cache.ResourceEventHandlerRegistration
 }
 
+// Kinds of objects, as the log names them.
+const (
+	kindServices = "Services"
+	kindSlices   = "EndpointSlices"
+	kindCIDRs    = "ServiceCIDRs"
+	kindNodes    = "Nodes"
+)
+
 func bind(s sources, p proxier.Provider, o Options) (stop func(), err error) {
 	o = o.withDefaults()
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("informer options: %w", err)
 	}
 	b := &binding{
-		provider: p, options: o, log: o.Logger,
-		node:  &nodeFeed{provider: p, name: o.NodeName, seen: make(chan struct{})},
+		provider: p, options: o, log: o.Logger, bound: map[string]registration{},
+		node:  &nodeFeed{provider: p, name: o.nodeName(), seen: make(chan struct{})},
 		cidrs: &cidrFeed{provider: p, store: s.cidrs.GetStore(), log: o.Logger},
 	}
 	if err := b.register(s); err != nil {
@@ -82,24 +91,24 @@ func bind(s sources, p proxier.Provider, o Options) (stop func(), err error) {
 	}, nil
 }
 
-// register adds all handlers, Services first.
+// register adds all handlers.
 func (b *binding) register(s sources) error {
 	return errors.Join(
-		b.add("Services", s.services, handle(b, events[*v1.Service]{
+		b.add(kindServices, s.services, handle(b, events[*v1.Service]{
 			add: b.provider.OnServiceAdd, update: b.provider.OnServiceUpdate, remove: b.provider.OnServiceDelete,
 		})),
-		b.add("EndpointSlices", s.slices, cache.FilteringResourceEventHandler{
+		b.add(kindSlices, s.slices, cache.FilteringResourceEventHandler{
 			FilterFunc: notHeadless,
 			Handler: handle(b, events[*discovery.EndpointSlice]{
 				add: b.provider.OnEndpointSliceAdd, update: b.provider.OnEndpointSliceUpdate, remove: b.provider.OnEndpointSliceDelete,
 			}),
 		}),
-		b.add("ServiceCIDRs", s.cidrs, handle(b, events[*networking.ServiceCIDR]{
+		b.add(kindCIDRs, s.cidrs, handle(b, events[*networking.ServiceCIDR]{
 			add:    func(*networking.ServiceCIDR) { b.cidrs.changed() },
 			update: func(_, _ *networking.ServiceCIDR) { b.cidrs.changed() },
 			remove: func(*networking.ServiceCIDR) { b.cidrs.changed() },
 		})),
-		b.add("Nodes", s.nodes, handle(b, events[*v1.Node]{
+		b.add(kindNodes, s.nodes, handle(b, events[*v1.Node]{
 			add:    b.node.changed,
 			update: func(_, node *v1.Node) { b.node.changed(node) },
 			remove: b.node.deleted(b.log),
@@ -107,15 +116,15 @@ func (b *binding) register(s sources) error {
 	)
 }
 
-func (b *binding) add(what string, informer cache.SharedIndexInformer, handler cache.ResourceEventHandler) error {
+func (b *binding) add(kind string, informer cache.SharedIndexInformer, handler cache.ResourceEventHandler) error {
 	if informer == nil {
 		return nil
 	}
 	handle, err := informer.AddEventHandler(handler)
 	if err != nil {
-		return fmt.Errorf("watch %s: %w", what, err)
+		return fmt.Errorf("watch %s: %w", kind, err)
 	}
-	b.bound = append(b.bound, registration{informer: informer, handle: handle})
+	b.bound[kind] = registration{informer: informer, handle: handle}
 	return nil
 }
 
@@ -131,31 +140,17 @@ func (b *binding) unbind() {
 	}
 }
 
-// announce tells the Provider that everything has arrived. The Node and the
-// ServiceCIDRs are worth some waiting, or the first sync would program a node
-// without addresses and the second one would put that right.
+// announce tells the Provider that everything has arrived.
 func (b *binding) announce(ctx context.Context) {
-	const services, slices = 0, 1 // in order of registration
-	if !b.mustArrive(ctx, "Services", b.bound[services]) || !b.mustArrive(ctx, "EndpointSlices", b.bound[slices]) {
+	if !b.mustArrive(ctx, kindServices) || !b.mustArrive(ctx, kindSlices) {
 		return
 	}
-	patience, cancel := context.WithTimeout(ctx, b.options.Patience)
-	defer cancel()
-	for _, r := range b.bound[slices+1:] {
-		arrived(patience, r)
-	}
-	if b.options.NodeName != "" {
-		select {
-		case <-b.node.seen:
-		case <-patience.Done():
-		}
-	}
+	missing := b.mayArrive(ctx)
 	if ctx.Err() != nil {
 		return
 	}
-	if patience.Err() != nil {
-		b.log.Warn("the first sync waits no longer for the Node or the ServiceCIDRs",
-			zap.String("node", b.options.NodeName), zap.Duration("waited", b.options.Patience))
+	if len(missing) > 0 {
+		b.log.Warn("the first sync waits no longer", zap.Strings("for", missing), zap.Duration("waited", b.options.Patience))
 	}
 	b.provider.OnServiceSynced()
 	b.provider.OnEndpointSlicesSynced()
@@ -163,24 +158,46 @@ func (b *binding) announce(ctx context.Context) {
 
 // mustArrive waits however long it takes, but not in silence: client-go says
 // nothing of an API server that cannot be reached.
-func (b *binding) mustArrive(ctx context.Context, what string, r registration) bool {
+func (b *binding) mustArrive(ctx context.Context, kind string) bool {
 	patience, cancel := context.WithTimeout(ctx, b.options.Patience)
 	defer cancel()
-	if arrived(patience, r) {
+	delivered := b.bound[kind].handle.HasSyncedChecker().Done()
+	if arrived(patience, delivered) {
 		return true
 	}
 	if ctx.Err() == nil {
-		b.log.Warn("nothing is written before the API server has answered", zap.String("waiting for", what))
+		b.log.Warn("nothing is written before the API server has answered", zap.String("waiting for", kind))
 	}
-	return arrived(ctx, r)
+	return arrived(ctx, delivered)
 }
 
-// arrived waits until a handler was given all objects of the first list.
-func arrived(ctx context.Context, r registration) bool {
+// mayArrive waits for the ServiceCIDRs and the Node, and names what does not come
+// in time. They are worth some waiting: without, the first sync would program a
+// node without addresses, and the second one would put that right.
+func (b *binding) mayArrive(ctx context.Context) (missing []string) {
+	patience, cancel := context.WithTimeout(ctx, b.options.Patience)
+	defer cancel()
+	if !arrived(patience, b.bound[kindCIDRs].handle.HasSyncedChecker().Done()) {
+		missing = append(missing, kindCIDRs)
+	}
+	if b.node.name != "" && !arrived(patience, b.node.seen) {
+		missing = append(missing, "Node "+b.node.name)
+	}
+	return missing
+}
+
+// arrived waits until what closes the channel has come. What is there already
+// counts, however late it is.
+func arrived(ctx context.Context, come <-chan struct{}) bool {
 	select {
-	case <-r.handle.HasSyncedChecker().Done():
+	case <-come:
 		return true
 	case <-ctx.Done():
+	}
+	select {
+	case <-come:
+		return true
+	default:
 		return false
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -12,7 +13,8 @@ import (
 // Options says what to watch, and for whom.
 type Options struct {
 	// NodeName is the name of the Node to follow: its addresses, zone and pod
-	// ranges. Empty follows none, and leaves what the Provider's Config says.
+	// ranges. Empty follows none, and leaves what the Provider's Config says. Space
+	// around it and upper case do not matter: names of Nodes have neither.
 	NodeName string
 	// ServiceProxyName is the value of changetracker.LabelServiceProxyName that
 	// Services must carry, the same as in the Provider's Tracker options. Empty means
@@ -49,6 +51,9 @@ func (o Options) withDefaults() Options {
 
 func (o Options) validate() error {
 	var errs []error
+	if o.NodeName != "" && o.nodeName() == "" {
+		errs = append(errs, fmt.Errorf("option NodeName: %q is blank", o.NodeName))
+	}
 	if o.Resync < 0 && o.Resync != Never {
 		errs = append(errs, fmt.Errorf("option Resync: %v is negative", o.Resync))
 	}
@@ -57,6 +62,9 @@ func (o Options) validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// nodeName is NodeName as the Node object spells it.
+func (o Options) nodeName() string { return strings.ToLower(strings.TrimSpace(o.NodeName)) }
 
 // resync is the period as client-go wants it.
 func (o Options) resync() time.Duration { return max(o.Resync, 0) }

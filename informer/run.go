@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	"go.uber.org/zap"
@@ -28,7 +29,8 @@ import (
 // belong to no headless Service, and one Node.
 //
 // An API server that cannot be reached is no error: the Provider keeps what it
-// has, and Run tries again.
+// has, and Run tries again. Meanwhile the end of ctx may be noticed late, by up to
+// a minute: client-go 0.37 sits out its pause between two attempts to watch.
 func Run(ctx context.Context, client kubernetes.Interface, p proxier.Provider, o Options) error {
 	o = o.withDefaults()
 	own := &ownInformers{client: client, options: o}
@@ -37,8 +39,8 @@ func Run(ctx context.Context, client kubernetes.Interface, p proxier.Provider, o
 		slices:   own.factory(labelled("!" + v1.IsHeadlessService)).Discovery().V1().EndpointSlices().Informer(),
 		cidrs:    own.factory(nil).Networking().V1().ServiceCIDRs().Informer(),
 	}
-	if o.NodeName != "" {
-		s.nodes = own.factory(named(o.NodeName)).Core().V1().Nodes().Informer()
+	if o.nodeName() != "" {
+		s.nodes = own.factory(named(o.nodeName())).Core().V1().Nodes().Informer()
 	}
 	if err := own.prepare(s); err != nil {
 		return err
@@ -76,15 +78,15 @@ func (i *ownInformers) factory(selection func(*metav1.ListOptions)) informers.Sh
 
 // prepare makes the informers report to our logger.
 func (i *ownInformers) prepare(s sources) error {
-	for what, informer := range map[string]cache.SharedIndexInformer{
-		"Services": s.services, "EndpointSlices": s.slices, "Nodes": s.nodes, "ServiceCIDRs": s.cidrs,
+	for kind, informer := range map[string]cache.SharedIndexInformer{
+		kindServices: s.services, kindSlices: s.slices, kindCIDRs: s.cidrs, kindNodes: s.nodes,
 	} {
 		if informer == nil {
 			continue
 		}
-		c := &complaints{log: i.options.Logger, what: what}
+		c := &complaints{log: i.options.Logger, kind: kind}
 		if err := informer.SetWatchErrorHandlerWithContext(c.hear); err != nil {
-			return fmt.Errorf("watch %s: %w", what, err)
+			return fmt.Errorf("watch %s: %w", kind, err)
 		}
 	}
 	return nil
@@ -122,14 +124,19 @@ func slim(object any) (any, error) {
 }
 
 // complaints are the errors of one informer. client-go tries again and again: the
-// same error is worth one line.
+// same error is worth one line, until it has not been heard for a while.
 type complaints struct {
 	log  *zap.Logger
-	what string
+	kind string
 
-	mu   sync.Mutex
-	last string // guarded by mu
+	mu    sync.Mutex
+	last  string    // guarded by mu
+	heard time.Time // guarded by mu
 }
+
+// forgiven is how long an error stays away that is over. client-go tries again
+// within a minute.
+const forgiven = 5 * time.Minute
 
 func (c *complaints) hear(_ context.Context, _ *cache.Reflector, err error) {
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
@@ -137,9 +144,9 @@ func (c *complaints) hear(_ context.Context, _ *cache.Reflector, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err.Error() == c.last {
-		return
+	known :=  time.Since(c.heard) < forgiven
+	c.last, c.heard = err.Error(), time.Now()
+	if !known {
+		c.log.Warn("the API server cannot be watched, will be tried again", zap.String("objects", c.kind), zap.Error(err))
 	}
-	c.last = err.Error()
-	c.log.Warn("the API server cannot be watched, will be tried again", zap.String("objects", c.what), zap.Error(err))
 }

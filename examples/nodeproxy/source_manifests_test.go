@@ -234,6 +234,8 @@ func TestTheFirstOfTwoPlacesWins(t *testing.T) {
 	f := started(t)
 	f.write("zoo.yaml", service("web", "10.0.0.2"))
 	f.expectLog("zoo.yaml:1: Service default/web is at web.yaml:1 already")
+	f.write("bar.yaml", service("bar", "10.0.0.4"))
+	f.expect("+service bar 10.0.0.4") // and not a line more about zoo.yaml
 	f.write("abc.yaml", service("web", "10.0.0.3"))
 	f.expect("service web 10.0.0.1 10.0.0.3")
 	if got := f.logs.FilterMessage("object is ignored").Len(); got != 2 {

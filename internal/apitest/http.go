@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
 	"path"
 	"slices"
 	"strconv"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,9 +36,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if query.Get("watch") == "true" || query.Get("watch") == "1" {
+		s.note("WATCH", resource, query)
 		s.watch(w, r, resource, wanted)
 		return
 	}
+	s.note("LIST", resource, query)
 	s.list(w, resource, kind, wanted)
 }
 
@@ -50,11 +54,17 @@ func parseSelection(query url.Values) (selection, error) {
 }
 
 func answerStatus(w http.ResponseWriter, err *apierrors.StatusError) {
-	status := err.Status()
-	status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+	status := statusOf(err)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(int(status.Code))
 	_ = json.NewEncoder(w).Encode(status) // the client may be gone
+}
+
+// statusOf is the object that tells a client of an error.
+func statusOf(err *apierrors.StatusError) metav1.Status {
+	status := err.Status()
+	status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+	return status
 }
 
 // list is a resource's objects as the client gets them.
@@ -65,10 +75,7 @@ type list struct {
 }
 
 func (s *Server) list(w http.ResponseWriter, resource string, kind schema.GroupVersionKind, wanted selection) {
-	s.mu.Lock()
-	s.requests = append(s.requests, "LIST "+resource)
 	items, version := s.selected(resource, wanted)
-	s.mu.Unlock()
 	answer := list{Items: items}
 	answer.APIVersion, answer.Kind = kind.ToAPIVersionAndKind()
 	answer.ResourceVersion = strconv.FormatUint(version, 10)
@@ -76,12 +83,14 @@ func (s *Server) list(w http.ResponseWriter, resource string, kind schema.GroupV
 	_ = json.NewEncoder(w).Encode(answer) // the client may be gone
 }
 
-// selected returns the objects that match, and the version that they are of. The
-// lock is held.
+// selected returns the objects that match, by name, and the version that they are
+// of.
 func (s *Server) selected(resource string, wanted selection) ([]runtime.Object, uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	items := []runtime.Object{}
-	for _, object := range s.stored[resource] {
-		if wanted.matches(object) {
+	for _, name := range slices.Sorted(maps.Keys(s.stored[resource])) {
+		if object := s.stored[resource][name]; wanted.matches(object) {
 			items = append(items, object)
 		}
 	}
@@ -91,39 +100,45 @@ func (s *Server) selected(resource string, wanted selection) ([]runtime.Object, 
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string, wanted selection) {
 	query := r.URL.Query()
 	initial := query.Get("sendInitialEvents") == "true"
-	s.mu.Lock()
-	s.requests = append(s.requests, "WATCH "+resource+"?sendInitialEvents="+strconv.FormatBool(initial))
-	oldest := s.oldest
-	s.mu.Unlock()
-	if initial && !s.options.WatchList {
+	if initial && (!s.options.WatchList || query.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchNotOlderThan)) {
 		answerStatus(w, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil))
 		return
 	}
 	version, err := strconv.ParseUint(query.Get("resourceVersion"), 10, 64)
 	fresh := err != nil || version == 0
-	if !fresh && version < oldest {
-		answerStatus(w, apierrors.NewResourceExpired("too old resource version"))
-		return
+	st := &stream{
+		Server: s, out: w, resource: resource, wanted: wanted, seen: version,
+		bookmarks: query.Get("allowWatchBookmarks") == "true",
 	}
 	w.Header().Set("Content-Type", "application/json")
-	st := &stream{Server: s, out: w, resource: resource, wanted: wanted, version: version}
-	if initial || fresh {
+	switch {
+	case initial:
 		st.sendInitial()
+		st.sendBookmark(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+	case fresh:
+		st.sendInitial()
+	case s.compacted(version):
+		st.sendExpired()
+		return
 	}
-	if initial {
-		st.sendBookmark()
+	ctx := r.Context()
+	if seconds, err := strconv.Atoi(query.Get("timeoutSeconds")); err == nil {
+		limited, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second)
+		defer cancel()
+		ctx = limited
 	}
-	st.follow(r.Context())
+	st.follow(ctx)
 }
 
 // stream is one watch. It ends with the client's request.
 type stream struct {
 	*Server
-	out      http.ResponseWriter
-	resource string
-	wanted   selection
-	version  uint64 // of the last change that was looked at
-	failed   bool
+	out       http.ResponseWriter
+	resource  string
+	wanted    selection
+	bookmarks bool
+	seen      uint64 // the version of the last change that was looked at
+	failed    bool
 }
 
 // event is one line of a watch.
@@ -138,58 +153,77 @@ func (s *stream) send(typ watch.EventType, object any) {
 
 // sendInitial sends what there is as added.
 func (s *stream) sendInitial() {
-	s.mu.Lock()
 	items, version := s.selected(s.resource, s.wanted)
-	s.mu.Unlock()
 	for _, item := range items {
 		s.send(watch.Added, item)
 	}
-	s.version = version
+	s.seen = version
 }
 
-// sendBookmark says that everything that there was has been sent.
-func (s *stream) sendBookmark() {
+// sendBookmark says that everything up to the version seen has been sent.
+func (s *stream) sendBookmark(annotations map[string]string) {
+	if !s.bookmarks {
+		return
+	}
 	kind := bookmarkKinds()[s.resource]
 	mark := metav1.PartialObjectMetadata{}
 	mark.APIVersion, mark.Kind = kind.ToAPIVersionAndKind()
-	mark.ResourceVersion = strconv.FormatUint(s.version, 10)
-	mark.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
+	mark.ResourceVersion = strconv.FormatUint(s.seen, 10)
+	mark.Annotations = annotations
 	s.send(watch.Bookmark, mark)
+}
+
+// sendExpired is how a watch ends whose next change is forgotten.
+func (s *stream) sendExpired() {
+	s.send(watch.Error, statusOf(apierrors.NewResourceExpired("too old resource version: "+strconv.FormatUint(s.seen, 10))))
 }
 
 // follow sends each change until the client is gone.
 func (s *stream) follow(ctx context.Context) {
-	for !s.failed {
+	for !s.failed && ctx.Err() == nil {
 		s.failed = s.failed || http.NewResponseController(s.out).Flush() != nil
-		changes, more := s.since()
-		for _, c := range changes {
-			s.sendChange(c)
+		changes, more, lost := s.since()
+		if lost {
+			s.sendExpired()
+			return
 		}
 		if len(changes) > 0 {
+			s.sendChanges(changes)
 			continue
 		}
 		select {
 		case <-more:
 		case <-ctx.Done():
-			return
 		}
 	}
 }
 
-// since returns the changes that were not looked at, and what is closed with the
-// next one.
-func (s *stream) since() ([]change, <-chan struct{}) {
+// since returns the changes that were not looked at, what is closed with the next
+// one, and whether some are forgotten already.
+func (s *stream) since() (changes []change, more <-chan struct{}, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(s.history, s.version+1, func(c change, v uint64) int { return cmp.Compare(c.version, v) })
-	return slices.Clone(s.history[i:]), s.changed
+	i, _ := slices.BinarySearchFunc(s.history, s.seen+1, func(c change, v uint64) int { return cmp.Compare(c.version, v) })
+	return slices.Clone(s.history[i:]), s.changed, s.seen < s.forgotten
 }
 
-func (s *stream) sendChange(c change) {
-	s.version = c.version
-	if c.resource != s.resource {
-		return
+// sendChanges sends what concerns the client, or else a bookmark, so that its
+// version does not grow old while others change.
+func (s *stream) sendChanges(changes []change) {
+	concerned := false
+	for _, c := range changes {
+		if c.resource == s.resource && s.sendChange(c) {
+			concerned = true
+		}
 	}
+	s.seen = changes[len(changes)-1].version
+	if !concerned {
+		s.sendBookmark(nil)
+	}
+}
+
+// sendChange sends a change as the client's selection sees it, if it does.
+func (s *stream) sendChange(c change) bool {
 	before, after := s.wanted.matches(c.before), s.wanted.matches(c.after)
 	switch {
 	case before && after:
@@ -197,6 +231,7 @@ func (s *stream) sendChange(c change) {
 	case after:
 		s.send(watch.Added, c.after)
 	case before:
-		s.send(watch.Deleted, c.before)
+		s.send(watch.Deleted, c.lastSeen())
 	}
+	return before || after
 }

@@ -4,14 +4,19 @@
 package apitest
 
 import (
+	"cmp"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -36,15 +41,16 @@ type Server struct {
 	options Options
 	address string
 
-	mu       sync.Mutex // guards all below
-	version  uint64
-	oldest   uint64 // watches from before it are too old
-	stored   map[string]map[string]runtime.Object
-	history  []change
-	changed  chan struct{} // closed with the next change
-	requests []string
-	running  *http.Server
-	serving  sync.WaitGroup
+	mu        sync.Mutex // guards all below, except serving
+	version   uint64
+	oldest    uint64                               // watches that begin before it are too old
+	forgotten uint64                               // the version of the last change that Compact dropped
+	stored    map[string]map[string]runtime.Object // by resource and by namespace/name
+	history   []change
+	changed   chan struct{} // closed with the next change
+	requests  []string
+	running   *http.Server
+	serving   sync.WaitGroup
 }
 
 // New starts a server that ends with the test.
@@ -58,11 +64,11 @@ func New(tb testing.TB, o Options) *Server {
 		o.Listener = l
 	}
 	s := &Server{
-		options: o, address: o.Listener.Addr().String(),
+		options: o, address: o.Listener.Addr().String(), version: 1, // 0 means any to clients
 		stored: map[string]map[string]runtime.Object{}, changed: make(chan struct{}),
 	}
 	if o.Listen == nil {
-		s.options.Listen = func() (net.Listener, error) { return net.Listen("tcp", s.address) }
+		s.options.Listen = func() (net.Listener, error) { return listenAgain(s.address) }
 	}
 	s.serve(tb, o.Listener)
 	tb.Cleanup(s.Stop)
@@ -112,6 +118,17 @@ func (s *Server) Start(tb testing.TB) {
 	s.serve(tb, l)
 }
 
+// listenAgain is patient: another connection of the machine may have been given
+// the port meanwhile.
+func listenAgain(address string) (net.Listener, error) {
+	for deadline := time.Now().Add(10 * time.Second); ; <-time.After(50 * time.Millisecond) {
+		l, err := net.Listen("tcp", address)
+		if err == nil || time.Now().After(deadline) {
+			return l, err
+		}
+	}
+}
+
 func (s *Server) serve(tb testing.TB, l net.Listener) {
 	tb.Helper()
 	server := &http.Server{Handler: s}
@@ -125,10 +142,28 @@ func (s *Server) serve(tb testing.TB, l net.Listener) {
 	})
 }
 
-// Requests are all lists and watches so far, such as "LIST services" and "WATCH
-// nodes?sendInitialEvents=true".
+// Requests are all lists and watches so far with their parameters, such as
+// "LIST services?labelSelector=a=b" and "WATCH nodes?sendInitialEvents=true&…".
 func (s *Server) Requests() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.requests)
+}
+
+// note remembers a request. What says how to watch stands first, the other
+// parameters follow by name, all of them readable.
+func (s *Server) note(verb, resource string, query url.Values) {
+	const first = "sendInitialEvents"
+	var parameters []string
+	if verb == "WATCH" {
+		parameters = append(parameters, first+"="+cmp.Or(query.Get(first), "false"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		if name != first && name != "watch" {
+			parameters = append(parameters, name+"="+query.Get(name))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.requests = append(s.requests, verb+" "+resource+"?"+strings.Join(parameters, "&"))
 }

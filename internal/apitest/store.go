@@ -22,6 +22,16 @@ type change struct {
 	before, after runtime.Object
 }
 
+// lastSeen is the object as it was before, of the version at which it was deleted,
+// or left a selection. The version of before would take the client back.
+func (c change) lastSeen() runtime.Object {
+	object := c.before.DeepCopyObject()
+	if accessor, err := meta.Accessor(object); err == nil {
+		accessor.SetResourceVersion(strconv.FormatUint(c.version, 10))
+	}
+	return object
+}
+
 // kindOf is the resource and the kind of an object.
 func kindOf(object runtime.Object) (resource string, kind schema.GroupVersionKind, ok bool) {
 	switch object.(type) {
@@ -63,63 +73,78 @@ func listKinds() map[string]schema.GroupVersionKind {
 func (s *Server) Put(tb testing.TB, objects ...runtime.Object) {
 	tb.Helper()
 	for _, object := range objects {
-		if !s.store(object, func(after runtime.Object) runtime.Object { return after }) {
-			tb.Fatalf("put %T: no such resource", object)
-		}
+		resource, name, after := prepare(tb, object)
+		s.change(resource, name, after)
 	}
 }
 
-// Delete removes objects. Only their names matter.
+// Delete removes objects, by their names. What is not there is no error.
 func (s *Server) Delete(tb testing.TB, objects ...runtime.Object) {
 	tb.Helper()
 	for _, object := range objects {
-		if !s.store(object, func(runtime.Object) runtime.Object { return nil }) {
-			tb.Fatalf("delete %T: no such resource", object)
-		}
+		resource, name, _ := prepare(tb, object)
+		s.change(resource, name, nil)
 	}
 }
 
-// store notes a change of one object, if it is one.
-func (s *Server) store(object runtime.Object, into func(runtime.Object) runtime.Object) bool {
+// prepare copies an object as the server keeps it.
+func prepare(tb testing.TB, object runtime.Object) (resource, name string, kept runtime.Object) {
+	tb.Helper()
 	resource, kind, ok := kindOf(object)
 	if !ok {
-		return false
+		tb.Fatalf("%T: no such resource", object)
 	}
-	after := object.DeepCopyObject()
-	after.GetObjectKind().SetGroupVersionKind(kind)
-	accessor, err := meta.Accessor(after)
+	kept = object.DeepCopyObject()
+	kept.GetObjectKind().SetGroupVersionKind(kind)
+	accessor, err := meta.Accessor(kept)
 	if err != nil {
-		return false
+		tb.Fatalf("%T: %v", object, err)
 	}
-	name := accessor.GetNamespace() + "/" + accessor.GetName()
+	return resource, accessor.GetNamespace() + "/" + accessor.GetName(), kept
+}
+
+// change stores an object, or removes it if after is nil, and wakes the watches.
+func (s *Server) change(resource, name string, after runtime.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	before := s.stored[resource][name]
+	if before == nil && after == nil {
+		return
+	}
 	s.version++
-	accessor.SetResourceVersion(strconv.FormatUint(s.version, 10))
 	if s.stored[resource] == nil {
 		s.stored[resource] = map[string]runtime.Object{}
 	}
-	c := change{version: s.version, resource: resource, before: s.stored[resource][name], after: into(after)}
-	if c.after == nil {
+	if after == nil {
 		delete(s.stored[resource], name)
 	} else {
-		s.stored[resource][name] = c.after
+		if accessor, err := meta.Accessor(after); err == nil {
+			accessor.SetResourceVersion(strconv.FormatUint(s.version, 10))
+		}
+		s.stored[resource][name] = after
 	}
-	if c.before == nil && c.after == nil {
-		return true
-	}
-	s.history = append(s.history, c)
+	s.history = append(s.history, change{version: s.version, resource: resource, before: before, after: after})
 	close(s.changed)
 	s.changed = make(chan struct{})
-	return true
 }
 
 // Compact forgets what happened so far: who watches from before must list again.
+// A running watch goes on if it has sent everything.
 func (s *Server) Compact() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.version++
+	if n := len(s.history); n > 0 {
+		s.forgotten = s.history[n-1].version
+	}
+	s.version++ // so that even who has seen everything is too old
 	s.oldest, s.history = s.version, nil
+}
+
+// compacted says whether a watch from a version comes too late.
+func (s *Server) compacted(version uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return version < s.oldest
 }
 
 // selection is what a client wants of a resource.

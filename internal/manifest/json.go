@@ -79,18 +79,14 @@ func unexpectedEnd(err error) error {
 	return err
 }
 
+// fault finds the line of the value that cannot be read. The decoder's own offset
+// is that of a value within another one.
 func (r *jsonReader) fault(err error) *fault {
-	offset := int(r.decoder.InputOffset())
-	syntax, ok := errors.AsType[*json.SyntaxError](err)
-	switch {
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		offset, err = len(r.text), errors.New("unexpected end of file")
-	case ok:
-		// This is where the wrong character begins, or ends: that matters to a newline.
-		offset = min(int(syntax.Offset), len(r.text))
-		if offset > 0 && strings.Contains(err.Error(), `'\n'`) {
-			offset--
-		}
+	offset := len(r.text)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errors.New("unexpected end of file")
+	} else {
+		offset -= len(bytes.TrimLeft(r.text[r.decoder.InputOffset():], " \t\r\n"))
 	}
 	return &fault{lineAt(r.text, offset), errors.New(strings.TrimPrefix(err.Error(), "json: "))}
 }

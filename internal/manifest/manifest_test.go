@@ -130,6 +130,9 @@ func TestErrorsSayFileLineAndWhatIsWrong(t *testing.T) {
 		"JSON bracket":        {"x.json", "{\n\"a\": [1}\n}\n", []string{"2: invalid character '}' after array element"}},
 		"JSON bracket alone":  {"x.json", "{\n\n]", []string{"3: invalid character ']'"}},
 		"JSON open quotes":    {"x.json", "{\n\"a\": \"b\n}", []string{"2: invalid character '\\n' in string literal"}},
+		"JSON far down":       {"x.json", "[" + strings.Repeat("[1,\n 2],\n", 5000) + "[1 2]]", []string{"10001: invalid character '2' after array element"}},
+		"JSON string far":     {"x.json", "[" + strings.Repeat("[1,\n 2],\n", 5000) + "\"\n\"]", []string{"10001: invalid character '\\n' in string literal"}},
+		"JSON number far":     {"x.json", "[" + strings.Repeat("[1,\n 2],\n", 5000) + "-\n]", []string{"10001: invalid character '\\n' in numeric literal"}},
 		"JSON of YAML":        {"x.json", "a: 1\n", []string{"1: invalid character 'a'"}},
 		"field of JSON":       {"x.json", "{\"apiVersion\": \"v1\", \"kind\": \"Node\", \"metadata\": {\n\t\"name\": \"a\",\n\t\"mane\": 1\n}}\n", []string{"3: metadata.mane: unknown field"}},
 	} {

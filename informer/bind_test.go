@@ -18,16 +18,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
-	"github.com/serviceplane/serviceplane/runner"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -147,9 +143,10 @@ func headless(s *discovery.EndpointSlice) *discovery.EndpointSlice {
 // fixture is a bound factory of a fake API server.
 type fixture struct {
 	*recorder
-	client *fake.Clientset
-	stop   func()
-	logs   *observer.ObservedLogs
+	client  *fake.Clientset
+	factory informers.SharedInformerFactory
+	stop    func()
+	logs    *observer.ObservedLogs
 }
 
 func bound(t *testing.T, o Options, objects ...runtime.Object) *fixture {
@@ -157,20 +154,42 @@ func bound(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 	core, logs := observer.New(zap.DebugLevel)
 	o.Logger = zap.New(core)
 	f := &fixture{recorder: &recorder{}, client: fake.NewClientset(objects...), logs: logs}
-	factory := informers.NewSharedInformerFactory(f.client, o.Resync)
-	stop, err := Bind(factory, f, o)
+	f.factory = informers.NewSharedInformerFactory(f.client, o.Resync)
+	stop, err := Bind(f.factory, f, o)
 	if err != nil {
 		t.Fatalf("Bind: %v", err)
 	}
 	f.stop = stop
 	ctx, cancel := context.WithCancel(t.Context())
-	factory.StartWithContext(ctx)
+	f.factory.StartWithContext(ctx)
 	t.Cleanup(func() {
 		stop()
 		cancel()
-		factory.Shutdown()
+		f.factory.Shutdown()
 	})
 	return f
+}
+
+// TestDefaults: CFG-01's period, and NODE-01's spelling of names.
+func TestDefaults(t *testing.T) {
+	if got, want := (Options{}).withDefaults().resync(), 15*time.Minute; got != want {
+		t.Errorf("resync %v, want %v", got, want)
+	}
+	if got := (Options{Resync: Never}).withDefaults().resync(); got != 0 {
+		t.Errorf("resync %v, want client-go's 0 for never", got)
+	}
+	if got, want := (Options{NodeName: " Node-1\n"}).nodeName(), "node-1"; got != want {
+		t.Errorf("node name %q, want %q", got, want)
+	}
+	_, err := Bind(informers.NewSharedInformerFactory(fake.NewClientset(), 0), &recorder{}, Options{NodeName: " ", Patience: -1, Resync: -2})
+	if err == nil {
+		t.Fatal("Bind with bad options: no error")
+	}
+	for _, field := range []string{"NodeName", "Patience", "Resync"} {
+		if !strings.Contains(err.Error(), field) {
+			t.Errorf("Bind with bad options = %v, want an error that names %s", err, field)
+		}
+	}
 }
 
 // TestEverythingArrivesBeforeSynced (CFG-10, CFG-12): all objects of the first
@@ -205,11 +224,163 @@ func count(calls []string, call string) (n int) {
 	return n
 }
 
+// TestSyncedWaitsForTheHandler (CFG-12): that an object is cached is not enough, the
+// Provider must have it.
+func TestSyncedWaitsForTheHandler(t *testing.T) {
+	for _, what := range []string{"add a", "add slice a", "node me", "cidrs"} {
+		slow := &slowRecorder{at: what, release: make(chan struct{}), reached: make(chan struct{})}
+		factory := informers.NewSharedInformerFactory(fake.NewClientset(service("a", "10.96.0.1"), slice("a"), node("me", "z"), cidr("c", "10.96.0.0/16")), 0)
+		stop, err := Bind(factory, slow, Options{NodeName: "me", Patience: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		factory.StartWithContext(ctx)
+		<-slow.reached
+		factory.WaitForCacheSyncWithContext(ctx)
+		time.Sleep(20 * time.Millisecond)
+		if calls := slow.all(); slices.Contains(calls, "services synced") || slices.Contains(calls, "slices synced") {
+			t.Errorf("calls %v before the Provider has taken %q, want no announcement", calls, what)
+		}
+		close(slow.release)
+		slow.eventually(t, "slices synced")
+		stop()
+		cancel()
+		factory.Shutdown()
+	}
+}
+
+// slowRecorder takes its time with one call.
+type slowRecorder struct {
+	recorder
+	at               string
+	reached, release chan struct{}
+}
+
+func (r *slowRecorder) hold(call string) {
+	if call == r.at {
+		close(r.reached)
+		<-r.release
+	}
+}
+
+func (r *slowRecorder) OnServiceAdd(s *v1.Service) {
+	r.hold("add " + s.Name)
+	r.recorder.OnServiceAdd(s)
+}
+
+func (r *slowRecorder) OnEndpointSliceAdd(s *discovery.EndpointSlice) {
+	r.hold("add slice " + s.Name)
+	r.recorder.OnEndpointSliceAdd(s)
+}
+
+func (r *slowRecorder) OnNodeChange(n changetracker.Node) {
+	r.hold("node " + n.Name)
+	r.recorder.OnNodeChange(n)
+}
+
+func (r *slowRecorder) OnServiceCIDRsChanged(cidrs []netip.Prefix) {
+	r.hold("cidrs")
+	r.recorder.OnServiceCIDRsChanged(cidrs)
+}
+
+// TestWhoBindsLateHearsEverything (CFG-13, CFG-30 with W-16 mended): each Provider
+// of a factory gets every event, and one that comes when all is running gets what
+// there is, the node's zone included.
+func TestWhoBindsLateHearsEverything(t *testing.T) {
+	f := bound(t, Options{NodeName: "me"}, service("a", "10.96.0.1"), slice("a"), node("me", "zone-a"), cidr("c", "10.96.0.0/16"))
+	f.eventually(t, "slices synced")
+	late := &recorder{}
+	stop, err := Bind(f.factory, late, Options{NodeName: "me"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	late.eventually(t, "slices synced")
+	if got := late.lastNode().Zone; got != "zone-a" {
+		t.Errorf("zone %q, want zone-a", got)
+	}
+	f.create(t, service("b", "10.96.0.2"))
+	for _, r := range []*recorder{f.recorder, late} {
+		for _, call := range []string{"add a", "add slice a", "cidrs", "add b"} {
+			r.eventually(t, call)
+		}
+	}
+	stop()
+	f.create(t, service("c", "10.96.0.3"))
+	f.eventually(t, "add c")
+	if calls := late.all(); slices.Contains(calls, "add c") {
+		t.Errorf("calls %v of the Provider that was taken off, want no more", calls)
+	}
+}
+
+// TestAnotherNodeIsNoEvent (CFG-05): neither when it changes nor when it goes.
+func TestAnotherNodeIsNoEvent(t *testing.T) {
+	f := bound(t, Options{NodeName: "me"}, node("me", "z"), node("other", "z"))
+	f.eventually(t, "slices synced")
+	if _, err := f.client.CoreV1().Nodes().Update(t.Context(), node("other", "y"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.client.CoreV1().Nodes().Delete(t.Context(), "other", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.client.CoreV1().Nodes().Update(t.Context(), node("me", "x"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the own node's change", func() bool { return f.lastNode().Zone == "x" })
+	if n := count(f.all(), "node me"); n != 2 || f.logs.Len() != 0 {
+		t.Errorf("%d node changes and log %v, want the own node twice and no line", n, f.logs.All())
+	}
+}
+
+// TestABoundProxierChoosesItself: an unfiltered factory hands over Services of
+// others and headless ones; one that changes hands by its label comes and goes.
+func TestABoundProxierChoosesItself(t *testing.T) {
+	for _, names := range []struct{ mine, theirs string }{{"", "other"}, {"mine", "other"}, {"mine", ""}} {
+		none := ownedService("none", v1.ClusterIPNone, names.mine)
+		client := fake.NewClientset(ownedService("a", "10.96.0.1", names.mine), ownedService("b", "10.96.0.2", names.theirs), none, slice("a", "10.244.0.1"))
+		c := &cluster{engine: &proxiertest.RecordingEngine{}, logs: &observer.ObservedLogs{}}
+		factory := informers.NewSharedInformerFactory(client, 0)
+		p := newProxier(t, c.engine, names.mine)
+		stop, err := Bind(factory, p, Options{ServiceProxyName: names.mine})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		factory.StartWithContext(ctx)
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := p.Run(ctx); err != nil {
+				t.Errorf("Run of the Proxier: %v", err)
+			}
+		})
+		c.mustHold(t, "10.96.0.1=10.244.0.1")
+		for _, s := range []*v1.Service{ownedService("a", "10.96.0.1", names.theirs), ownedService("b", "10.96.0.2", names.mine)} {
+			if _, err := client.CoreV1().Services("test").Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.mustHold(t, "10.96.0.2=")
+		stop()
+		cancel()
+		running.Wait()
+		factory.Shutdown()
+	}
+}
+
+// ownedService is one for the proxy of that name; the default proxy has none.
+func ownedService(name, ip, proxy string) *v1.Service {
+	if proxy == "" {
+		return service(name, ip)
+	}
+	return labelledService(name, ip, proxy)
+}
+
 // TestTheFirstSyncWaitsOnlySoLong for a Node that does not exist (NODE-03).
 func TestTheFirstSyncWaitsOnlySoLong(t *testing.T) {
 	f := bound(t, Options{NodeName: "nobody", Patience: 50 * time.Millisecond}, service("a", "10.96.0.1"))
 	f.eventually(t, "slices synced")
-	if f.logs.FilterMessageSnippet("waits no longer").FilterField(zap.String("node", "nobody")).Len() != 1 {
+	if f.logs.FilterMessageSnippet("waits no longer").FilterField(zap.Strings("for", []string{"Node nobody"})).Len() != 1 {
 		t.Errorf("log %v, want one line about the Node", f.logs.All())
 	}
 	f.create(t, node("nobody", "z"))
@@ -302,10 +473,6 @@ func TestStopIsFinal(t *testing.T) {
 	if len(r.all()) != 0 {
 		t.Errorf("calls %v, want none of a factory that was not started", r.all())
 	}
-	if _, err := Bind(informers.NewSharedInformerFactory(fake.NewClientset(), 0), r, Options{Patience: -1, Resync: -2}); err == nil ||
-		!strings.Contains(err.Error(), "Patience") || !strings.Contains(err.Error(), "Resync") {
-		t.Errorf("Bind with bad options = %v, want an error that names both", err)
-	}
 }
 
 // TestAResyncIsCheap (CFG-01): it reaches the Provider as updates, and is no news
@@ -392,205 +559,4 @@ func text(cidrs []netip.Prefix) string {
 		texts[i] = c.String()
 	}
 	return "[" + strings.Join(texts, " ") + "]"
-}
-
-// cluster is a real Proxier of a recording engine, fed by Run from an API server.
-type cluster struct {
-	*apitest.Server
-	engine *proxiertest.RecordingEngine
-	logs   *observer.ObservedLogs
-	end    func()
-}
-
-func startCluster(t *testing.T, server apitest.Options, o Options, objects ...runtime.Object) *cluster {
-	t.Helper()
-	core, logs := observer.New(zap.DebugLevel)
-	o.Logger = zap.New(core)
-	c := &cluster{Server: apitest.New(t, server), engine: &proxiertest.RecordingEngine{}, logs: logs}
-	c.Put(t, objects...)
-	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := proxier.New(proxier.Config{
-		Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{MinInterval: runner.Unlimited},
-		Tracker: changetracker.Options{ServiceProxyName: o.ServiceProxyName},
-	}, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: c.engine})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := p.Run(ctx); err != nil {
-			t.Errorf("Run of the Proxier: %v", err)
-		}
-	})
-	running.Go(func() {
-		if err := Run(ctx, client, p, o); err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	c.end = func() { cancel(); running.Wait() }
-	t.Cleanup(c.end)
-	return c
-}
-
-// holds is what the engine has: each VIP with its endpoints.
-func (c *cluster) holds() string {
-	var lines []string
-	for _, s := range c.engine.Services() {
-		for i := range s.Frontends {
-			lines = append(lines, s.Frontends[i].VIP.String()+"="+texts(s.Cluster))
-		}
-	}
-	slices.Sort(lines)
-	return strings.Join(lines, " ")
-}
-
-func texts(addrs []netip.AddrPort) string {
-	all := make([]string, len(addrs))
-	for i, a := range addrs {
-		all[i] = a.Addr().String()
-	}
-	return strings.Join(all, ",")
-}
-
-func (c *cluster) mustHold(t *testing.T, want string) {
-	t.Helper()
-	deadline := time.Now().Add(40 * time.Second)
-	for c.holds() != want {
-		if time.Now().After(deadline) {
-			t.Fatalf("the engine has %q, want %q\nrequests %v\nlog %v", c.holds(), want, c.Requests(), c.logs.All())
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
-func labelledService(name, ip, proxy string) *v1.Service {
-	s := service(name, ip)
-	s.Labels = map[string]string{changetracker.LabelServiceProxyName: proxy}
-	return s
-}
-
-func bothWays(t *testing.T, test func(t *testing.T, o apitest.Options)) {
-	t.Parallel()
-	for name, watchList := range map[string]bool{"lists are streamed": true, "lists are lists": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, apitest.Options{WatchList: watchList})
-		})
-	}
-}
-
-// TestRunFollowsAnAPIServer through real HTTP: what exists, what is selected
-// (CFG-02, CFG-03), what changes, and relabelling in both directions.
-func TestRunFollowsAnAPIServer(t *testing.T) {
-	bothWays(t, func(t *testing.T, o apitest.Options) {
-		none := proxiertest.Service("test", "none", proxiertest.Headless(), proxiertest.Port("web", v1.ProtocolTCP, 80))
-		c := startCluster(t, o, Options{}, service("a", "10.96.0.1"), slice("a", "10.244.0.1"),
-			labelledService("theirs", "10.96.0.9", "other"), none, headless(slice("none", "10.244.0.9")), cidr("c", "10.96.0.0/16"))
-		c.mustHold(t, "10.96.0.1=10.244.0.1")
-		c.Put(t, service("b", "10.96.0.2"), slice("b", "10.244.0.2"), slice("a", "10.244.0.1", "10.244.0.3"))
-		c.mustHold(t, "10.96.0.1=10.244.0.1,10.244.0.3 10.96.0.2=10.244.0.2")
-		c.Put(t, labelledService("a", "10.96.0.1", "other"))
-		c.mustHold(t, "10.96.0.2=10.244.0.2")
-		c.Put(t, service("a", "10.96.0.1"), headless(slice("b", "10.244.0.2")))
-		c.mustHold(t, "10.96.0.1=10.244.0.1,10.244.0.3 10.96.0.2=")
-		c.Delete(t, service("a", ""), slice("a"))
-		c.mustHold(t, "10.96.0.2=")
-		lists := slices.ContainsFunc(c.Requests(), func(r string) bool { return r == "LIST services" })
-		if lists == o.WatchList {
-			t.Errorf("requests %v, with lists streamed: %v", c.Requests(), o.WatchList)
-		}
-		if n := c.logs.Len(); n != 0 {
-			t.Errorf("log %v, want nothing", c.logs.All())
-		}
-	})
-}
-
-// TestRunServesAnotherProxyName selects by the label's value.
-func TestRunServesAnotherProxyName(t *testing.T) {
-	t.Parallel()
-	c := startCluster(t, apitest.Options{WatchList: true}, Options{ServiceProxyName: "mine"},
-		service("a", "10.96.0.1"), labelledService("b", "10.96.0.2", "mine"), labelledService("c", "10.96.0.3", "theirs"))
-	c.mustHold(t, "10.96.0.2=")
-}
-
-// TestRunSurvivesTheServersAbsence, and learns what changed and what was deleted
-// meanwhile, also when the server has forgotten how it came to that.
-func TestRunSurvivesTheServersAbsence(t *testing.T) {
-	bothWays(t, func(t *testing.T, o apitest.Options) {
-		for _, compact := range []string{"with its history", "without its history"} {
-			t.Run(compact, func(t *testing.T) {
-				t.Parallel()
-				c := startCluster(t, o, Options{}, service("a", "10.96.0.1"), slice("a", "10.244.0.1"), service("b", "10.96.0.2"))
-				c.mustHold(t, "10.96.0.1=10.244.0.1 10.96.0.2=")
-				c.Stop()
-				c.Put(t, slice("a", "10.244.0.5"), service("c", "10.96.0.3"))
-				c.Delete(t, service("b", ""))
-				if compact == "without its history" {
-					c.Compact()
-				}
-				time.Sleep(100 * time.Millisecond)
-				if got := c.holds(); got != "10.96.0.1=10.244.0.1 10.96.0.2=" {
-					t.Errorf("the engine has %q while the server is away, want what it had", got)
-				}
-				c.Start(t)
-				c.mustHold(t, "10.96.0.1=10.244.0.5 10.96.0.3=")
-			})
-		}
-	})
-}
-
-// TestRunWaitsForAServerThatIsNotThere: nothing is written before it comes.
-func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
-	t.Parallel()
-	server := apitest.New(t, apitest.Options{})
-	server.Stop()
-	config, err := clientcmd.BuildConfigFromFlags("", server.Kubeconfig(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &recorder{}
-	core, logs := observer.New(zap.DebugLevel)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- Run(ctx, client, r, Options{Patience: time.Millisecond, Logger: zap.New(core)}) }()
-	eventually(t, "a line about the absence", func() bool { return logs.FilterMessageSnippet("nothing is written before").Len() == 1 })
-	if calls := r.all(); len(calls) != 0 {
-		t.Errorf("calls %v without a server, want none", calls)
-	}
-	server.Put(t, service("a", "10.96.0.1"))
-	server.Start(t)
-	r.eventually(t, "slices synced")
-	if calls := r.all(); !slices.Contains(calls, "add a") {
-		t.Errorf("calls %v, want the Service", calls)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("Run = %v, want nil when ctx ends", err)
-	}
-}
-
-// TestAnOldAPIServerHasNoServiceCIDRs: it is waited for no longer than Patience,
-// and complained about once.
-func TestAnOldAPIServerHasNoServiceCIDRs(t *testing.T) {
-	t.Parallel()
-	c := startCluster(t, apitest.Options{Hidden: []string{"servicecidrs"}}, Options{Patience: 100 * time.Millisecond},
-		service("a", "10.96.0.1"), slice("a", "10.244.0.1"))
-	c.mustHold(t, "10.96.0.1=10.244.0.1")
-	if n := c.logs.FilterField(zap.String("objects", "ServiceCIDRs")).Len(); n != 1 {
-		t.Errorf("%d lines about ServiceCIDRs, want 1: %v", n, c.logs.All())
-	}
 }

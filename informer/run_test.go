@@ -1,0 +1,416 @@
+package informer
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/apitest"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// cluster is a real Proxier of a recording engine, fed from an API server.
+type cluster struct {
+	*apitest.Server // nil with a fake client
+	engine          *proxiertest.RecordingEngine
+	logs            *observer.ObservedLogs
+	end             func()
+}
+
+func startCluster(t *testing.T, server apitest.Options, o Options, objects ...runtime.Object) *cluster {
+	t.Helper()
+	core, logs := observer.New(zap.DebugLevel)
+	o.Logger = zap.New(core)
+	c := &cluster{Server: apitest.New(t, server), engine: &proxiertest.RecordingEngine{}, logs: logs}
+	c.Put(t, objects...)
+	client, p := newClient(t, c.Server), newProxier(t, c.engine, o.ServiceProxyName)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := p.Run(ctx); err != nil {
+			t.Errorf("Run of the Proxier: %v", err)
+		}
+	})
+	running.Go(func() {
+		if err := Run(ctx, client, p, o); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	c.end = func() { cancel(); running.Wait() }
+	t.Cleanup(c.end)
+	return c
+}
+
+// newClient is a client of the kind that programs have.
+func newClient(t *testing.T, server *apitest.Server) kubernetes.Interface {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", server.Kubeconfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func newProxier(t *testing.T, engine proxier.Engine, proxyName string) *proxier.Proxier {
+	t.Helper()
+	p, err := proxier.New(proxier.Config{
+		Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{MinInterval: runner.Unlimited},
+		Tracker: changetracker.Options{ServiceProxyName: proxyName},
+	}, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// requests are what the API server was asked, if there is one.
+func (c *cluster) requests() []string {
+	if c.Server == nil {
+		return nil
+	}
+	return c.Requests()
+}
+
+// asked says whether there was a request of a kind, such as "LIST services".
+func (c *cluster) asked(what string) bool {
+	return slices.ContainsFunc(c.Requests(), func(r string) bool { return strings.HasPrefix(r, what+"?") })
+}
+
+// holds is what the engine has: each VIP with its endpoints.
+func (c *cluster) holds() string {
+	var lines []string
+	for _, s := range c.engine.Services() {
+		for i := range s.Frontends {
+			lines = append(lines, s.Frontends[i].VIP.String()+"="+texts(s.Cluster))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, " ")
+}
+
+func texts(addrs []netip.AddrPort) string {
+	all := make([]string, len(addrs))
+	for i, a := range addrs {
+		all[i] = a.Addr().String()
+	}
+	return strings.Join(all, ",")
+}
+
+func (c *cluster) mustHold(t *testing.T, want string) {
+	t.Helper()
+	deadline := time.Now().Add(40 * time.Second)
+	for c.holds() != want {
+		if time.Now().After(deadline) {
+			t.Fatalf("the engine has %q, want %q\nrequests %v\nlog %v", c.holds(), want, c.requests(), c.logs.All())
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func labelledService(name, ip, proxy string) *v1.Service {
+	s := service(name, ip)
+	s.Labels = map[string]string{changetracker.LabelServiceProxyName: proxy}
+	return s
+}
+
+func bothWays(t *testing.T, test func(t *testing.T, o apitest.Options)) {
+	t.Parallel()
+	for name, watchList := range map[string]bool{"lists are streamed": true, "lists are lists": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, apitest.Options{WatchList: watchList})
+		})
+	}
+}
+
+// TestRunFollowsAnAPIServer through real HTTP: what exists, what is selected
+// (CFG-02, CFG-03), what changes, and relabelling in both directions.
+func TestRunFollowsAnAPIServer(t *testing.T) {
+	bothWays(t, func(t *testing.T, o apitest.Options) {
+		none := proxiertest.Service("test", "none", proxiertest.Headless(), proxiertest.Port("web", v1.ProtocolTCP, 80))
+		c := startCluster(t, o, Options{NodeName: "Me"}, service("a", "10.96.0.1"), slice("a", "10.244.0.1"), node("me", ""), node("other", ""),
+			labelledService("theirs", "10.96.0.9", "other"), none, headless(slice("none", "10.244.0.9")), cidr("c", "10.96.0.0/16"))
+		c.mustHold(t, "10.96.0.1=10.244.0.1")
+		c.Put(t, service("b", "10.96.0.2"), slice("b", "10.244.0.2"), slice("a", "10.244.0.1", "10.244.0.3"))
+		c.mustHold(t, "10.96.0.1=10.244.0.1,10.244.0.3 10.96.0.2=10.244.0.2")
+		c.Put(t, labelledService("a", "10.96.0.1", "other"))
+		c.mustHold(t, "10.96.0.2=10.244.0.2")
+		c.Put(t, service("a", "10.96.0.1"), headless(slice("b", "10.244.0.2")))
+		c.mustHold(t, "10.96.0.1=10.244.0.1,10.244.0.3 10.96.0.2=")
+		c.Delete(t, service("a", ""), slice("a"))
+		c.mustHold(t, "10.96.0.2=")
+		for _, resource := range []string{"services", "endpointslices", "servicecidrs", "nodes"} {
+			if lists := c.asked("LIST " + resource); lists == o.WatchList {
+				t.Errorf("requests %v, with lists streamed: %v", c.Requests(), o.WatchList)
+			}
+		}
+		if n := c.logs.Len(); n != 0 {
+			t.Errorf("log %v, want nothing", c.logs.All())
+		}
+	})
+}
+
+// TestTheServerSelects what is sent at all: CFG-02, CFG-03, CFG-05, CFG-20.
+func TestTheServerSelects(t *testing.T) {
+	bothWays(t, func(t *testing.T, o apitest.Options) {
+		c := startCluster(t, o, Options{NodeName: "me"}, service("a", "10.96.0.1"), slice("a", "10.244.0.1"), node("me", ""))
+		c.mustHold(t, "10.96.0.1=10.244.0.1")
+		eventually(t, "watches of four resources", func() bool {
+			return c.asked("WATCH services") && c.asked("WATCH endpointslices") && c.asked("WATCH servicecidrs") && c.asked("WATCH nodes")
+		})
+		selectors := map[string]string{
+			"services":       "&fieldSelector=spec.clusterIP!=None&labelSelector=!service.kubernetes.io/service-proxy-name",
+			"endpointslices": "&labelSelector=!service.kubernetes.io/headless",
+			"nodes":          "&fieldSelector=metadata.name=me",
+			"servicecidrs":   "",
+		}
+		for _, request := range c.Requests() {
+			_, resource, _ := strings.Cut(request, " ")
+			resource, query, _ := strings.Cut(resource, "?")
+			want, known := selectors[resource]
+			if !known || !strings.Contains("&"+query, want) || strings.Contains(query, "Selector") != (want != "") {
+				t.Errorf("request %q, want selection %q", request, want)
+			}
+		}
+	})
+}
+
+// TestRunServesAnotherProxyName selects by the label's value.
+func TestRunServesAnotherProxyName(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, apitest.Options{WatchList: true}, Options{ServiceProxyName: "mine"},
+		service("a", "10.96.0.1"), labelledService("b", "10.96.0.2", "mine"), labelledService("c", "10.96.0.3", "theirs"))
+	c.mustHold(t, "10.96.0.2=")
+}
+
+// TestRunSurvivesTheServersAbsence, and learns what changed and what was deleted
+// meanwhile, also when the server has forgotten how it came to that.
+func TestRunSurvivesTheServersAbsence(t *testing.T) {
+	bothWays(t, func(t *testing.T, o apitest.Options) {
+		for _, compact := range []string{"with its history", "without its history"} {
+			t.Run(compact, func(t *testing.T) {
+				t.Parallel()
+				c := startCluster(t, o, Options{}, service("a", "10.96.0.1"), slice("a", "10.244.0.1"), service("b", "10.96.0.2"))
+				c.mustHold(t, "10.96.0.1=10.244.0.1 10.96.0.2=")
+				c.Stop()
+				c.Put(t, slice("a", "10.244.0.5"), service("c", "10.96.0.3"))
+				c.Delete(t, service("b", ""))
+				if compact == "without its history" {
+					c.Compact()
+				}
+				time.Sleep(100 * time.Millisecond)
+				if got := c.holds(); got != "10.96.0.1=10.244.0.1 10.96.0.2=" {
+					t.Errorf("the engine has %q while the server is away, want what it had", got)
+				}
+				c.Start(t)
+				c.mustHold(t, "10.96.0.1=10.244.0.5 10.96.0.3=")
+			})
+		}
+	})
+}
+
+// TestRunEndsUpRight whatever happens in between: changes while the server is
+// there, away, without its history, or going and coming.
+func TestRunEndsUpRight(t *testing.T) {
+	bothWays(t, func(t *testing.T, o apitest.Options) {
+		for seed := range uint64(4) {
+			t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+				t.Parallel()
+				random := rand.New(rand.NewPCG(seed, 1))
+				c := startCluster(t, o, Options{}, service("s0", "10.96.0.1"))
+				c.mustHold(t, "10.96.0.1=")
+				state, away := map[int]string{0: ""}, false
+				for range 60 {
+					switch n := random.IntN(4); random.IntN(12) {
+					case 0:
+						c.toggle(t, away)
+						away = !away
+						time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
+					case 1:
+						c.Compact()
+					case 2, 3, 4:
+						c.Delete(t, service("s"+strconv.Itoa(n), ""), slice("s"+strconv.Itoa(n)))
+						delete(state, n)
+					default:
+						addr := "10.244.0." + strconv.Itoa(1+random.IntN(9))
+						c.Put(t, slice("s"+strconv.Itoa(n), addr), service("s"+strconv.Itoa(n), "10.96.0."+strconv.Itoa(n+1)))
+						state[n] = addr
+					}
+				}
+				if away {
+					c.toggle(t, away)
+				}
+				var want []string
+				for n, addr := range state {
+					want = append(want, "10.96.0."+strconv.Itoa(n+1)+"="+addr)
+				}
+				slices.Sort(want)
+				c.mustHold(t, strings.Join(want, " "))
+			})
+		}
+	})
+}
+
+// toggle lets a server that is away come back, and one that is there go.
+func (c *cluster) toggle(t *testing.T, away bool) {
+	t.Helper()
+	if away {
+		c.Start(t)
+		return
+	}
+	c.Stop()
+}
+
+// TestRunWaitsForAServerThatIsNotThere: nothing is written before it comes.
+func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	server := apitest.New(t, apitest.Options{})
+	server.Stop()
+	client := newClient(t, server)
+	r := &recorder{}
+	core, logs := observer.New(zap.DebugLevel)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, client, r, Options{Patience: time.Millisecond, Logger: zap.New(core)}) }()
+	eventually(t, "a line about the absence", func() bool { return logs.FilterMessageSnippet("nothing is written before").Len() == 1 })
+	if calls := r.all(); len(calls) != 0 {
+		t.Errorf("calls %v without a server, want none", calls)
+	}
+	server.Put(t, service("a", "10.96.0.1"))
+	server.Start(t)
+	r.eventually(t, "slices synced")
+	if calls := r.all(); !slices.Contains(calls, "add a") {
+		t.Errorf("calls %v, want the Service", calls)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Run = %v, want nil when ctx ends", err)
+	}
+}
+
+// TestAnOldAPIServerHasNoServiceCIDRs: it is waited for no longer than Patience,
+// and complained about once.
+func TestAnOldAPIServerHasNoServiceCIDRs(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, apitest.Options{Hidden: []string{"servicecidrs"}}, Options{Patience: 100 * time.Millisecond},
+		service("a", "10.96.0.1"), slice("a", "10.244.0.1"))
+	c.mustHold(t, "10.96.0.1=10.244.0.1")
+	if n := c.logs.FilterField(zap.String("objects", "ServiceCIDRs")).Len(); n != 1 {
+		t.Errorf("%d lines about ServiceCIDRs, want 1: %v", n, c.logs.All())
+	}
+}
+
+// TestAForbiddenKindDoesNotHoldUp the first sync: who may not see the Node and the
+// ServiceCIDRs gets on without, and reads in the log what was given up.
+func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
+	t.Parallel()
+	client := fake.NewClientset(service("a", "10.96.0.1"))
+	for _, resource := range []string{"nodes", "servicecidrs"} {
+		forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no role"))
+		client.PrependReactor("list", resource, func(ktesting.Action) (bool, runtime.Object, error) { return true, nil, forbidden })
+		client.PrependWatchReactor(resource, func(ktesting.Action) (bool, watch.Interface, error) { return true, nil, forbidden })
+	}
+	core, logs := observer.New(zap.DebugLevel)
+	r := &recorder{}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- Run(ctx, client, r, Options{NodeName: "me", Patience: 50 * time.Millisecond, Logger: zap.New(core)})
+	}()
+	r.eventually(t, "slices synced")
+	if calls := r.all(); !slices.Contains(calls, "add a") {
+		t.Errorf("calls %v, want the Service", calls)
+	}
+	given := logs.FilterMessageSnippet("waits no longer").FilterField(zap.Strings("for", []string{"ServiceCIDRs", "Node me"}))
+	if given.Len() != 1 || logs.FilterMessageSnippet("cannot be watched").Len() != 2 {
+		t.Errorf("log %v, want one line for what was given up, and one for each error", logs.All())
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Run = %v, want nil when ctx ends", err)
+	}
+}
+
+// TestAnErrorIsOneLine until it changes, or comes back after it was over. What ends
+// a watch in the course of things is none.
+func TestAnErrorIsOneLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.DebugLevel)
+		c := &complaints{log: zap.New(core), kind: kindServices}
+		refused, reset := errors.New("connection refused"), errors.New("connection reset")
+		for _, step := range []struct {
+			after time.Duration
+			err   error
+			want  int
+		}{
+			{0, io.EOF, 0},
+			{0, apierrors.NewResourceExpired("too old"), 0},
+			{0, refused, 1},
+			{time.Minute, refused, 1},
+			{forgiven - time.Second, refused, 1},
+			{time.Second, reset, 2},
+			{time.Second, refused, 3},
+			{forgiven, refused, 4},
+		} {
+			time.Sleep(step.after)
+			c.hear(t.Context(), nil, step.err)
+			if got := logs.Len(); got != step.want {
+				t.Errorf("%d lines after %q, want %d", got, step.err, step.want)
+			}
+		}
+	})
+}
+
+// TestBadOptionsAreAnError before anything starts.
+func TestBadOptionsAreAnError(t *testing.T) {
+	if err := Run(t.Context(), fake.NewClientset(), &recorder{}, Options{Patience: -1}); err == nil || !strings.Contains(err.Error(), "Patience") {
+		t.Errorf("Run = %v, want an error that names Patience", err)
+	}
+}
+
+// TestObjectsAreStoredSlim: what no proxy reads costs no memory.
+func TestObjectsAreStoredSlim(t *testing.T) {
+	n := node("me", "z")
+	n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}
+	n.Status.Images = []v1.ContainerImage{{SizeBytes: 1}}
+	got, err := slim(n)
+	if kept, ok := got.(*v1.Node); err != nil || !ok || kept.ManagedFields != nil || kept.Status.Images != nil || kept.Name != "me" {
+		t.Errorf("slim = %+v, %v, want the Node without managed fields and images", got, err)
+	}
+	tombstone := cache.DeletedFinalStateUnknown{Key: "me"}
+	if got, err := slim(tombstone); err != nil || got != tombstone {
+		t.Errorf("slim = %v, %v, want what is no object as it is", got, err)
+	}
+}
