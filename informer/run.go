@@ -144,7 +144,7 @@ func (c *complaints) hear(_ context.Context, _ *cache.Reflector, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	known :=  time.Since(c.heard) < forgiven
+	known := err.Error() == c.last && time.Since(c.heard) < forgiven
 	c.last, c.heard = err.Error(), time.Now()
 	if !known {
 		c.log.Warn("the API server cannot be watched, will be tried again", zap.String("objects", c.kind), zap.Error(err))

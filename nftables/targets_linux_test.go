@@ -285,6 +285,10 @@ func startConfigured(tb testing.TB, c *cluster, ns *netns.NS, own proxier.Config
 	ctx, cancel := context.WithCancel(tb.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
+	// A watch that begins after the first write asks for one more sync.
+	for !engine.watches.listening() && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
 	p.stop = func() {
 		cancel()
 		if err := <-done; err != nil {

@@ -31,6 +31,12 @@ func startWatched(t *testing.T, services int) *watched {
 	return w
 }
 
+func (w *watches) listening() bool {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return len(w.listeners) > 0
+}
+
 func (w *watched) family() proxier.FamilyStatus { return w.Status().Families[v1.IPv4Protocol] }
 
 // mustNFT runs a script of nft in a namespace.
