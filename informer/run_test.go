@@ -6,9 +6,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,7 +37,7 @@ import (
 
 // cluster is a real Proxier of a recording engine, fed from an API server.
 type cluster struct {
-	*apitest.Server
+	*apitest.Server // nil with a fake client
 	engine          *proxiertest.RecordingEngine
 	logs            *observer.ObservedLogs
 	end             func()
@@ -98,6 +95,14 @@ func newProxier(t *testing.T, engine proxier.Engine, proxyName string) *proxier.
 	return p
 }
 
+// requests are what the API server was asked, if there is one.
+func (c *cluster) requests() []string {
+	if c.Server == nil {
+		return nil
+	}
+	return c.Requests()
+}
+
 // asked says whether there was a request of a kind, such as "LIST services".
 func (c *cluster) asked(what string) bool {
 	return slices.ContainsFunc(c.Requests(), func(r string) bool { return strings.HasPrefix(r, what+"?") })
@@ -128,7 +133,7 @@ func (c *cluster) mustHold(t *testing.T, want string) {
 	deadline := time.Now().Add(40 * time.Second)
 	for c.holds() != want {
 		if time.Now().After(deadline) {
-			t.Fatalf("the engine has %q, want %q\nrequests %v\nlog %v", c.holds(), want, c.Requests(), c.logs.All())
+			t.Fatalf("the engine has %q, want %q\nrequests %v\nlog %v", c.holds(), want, c.requests(), c.logs.All())
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -386,97 +391,6 @@ func TestAnErrorIsOneLine(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestRunLeavesNothingBehind: when it returns, its goroutines have ended, not only
-// been told to; whether or not the first lists had come.
-func TestRunLeavesNothingBehind(t *testing.T) {
-	for _, c := range []struct {
-		hidden []string
-		line   string
-	}{
-		{nil, "the first sync waits no longer"}, // for the Node
-		{[]string{"services", "endpointslices", "servicecidrs", "nodes"}, "nothing is written before"},
-	} {
-		server := apitest.New(t, apitest.Options{WatchList: true, Hidden: c.hidden})
-		client, r := newClient(t, server), &recorder{}
-		core, logs := observer.New(zap.DebugLevel)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan string)
-		go func() {
-			if err := Run(ctx, client, r, Options{NodeName: "me", Patience: 10 * time.Millisecond, Logger: zap.New(core)}); err != nil {
-				t.Errorf("Run: %v", err)
-			}
-			stacks := make([]byte, 1<<20)
-			done <- string(stacks[:goruntime.Stack(stacks, true)])
-		}()
-		eventually(t, c.line, func() bool { return logs.FilterMessageSnippet(c.line).Len() == 1 })
-		server.Put(t, service("a", "10.96.0.1"))
-		server.Stop()
-		server.Start(t)
-		cancel()
-		stacks := <-done
-		for _, mine := range []string{"client-go/tools/cache.", "informer.(*binding)"} {
-			if strings.Contains(stacks, mine) {
-				t.Errorf("goroutines after Run:\n%s\nwant none of %s", stacks, mine)
-			}
-		}
-	}
-}
-
-// TestClientGoIsSilent: it would write to stderr that a watch broke.
-func TestClientGoIsSilent(t *testing.T) {
-	stderr := redirectStderr(t)
-	client := fake.NewClientset()
-	broken := make(chan struct{})
-	client.PrependWatchReactor("services", func(ktesting.Action) (bool, watch.Interface, error) {
-		select {
-		case <-broken:
-			return false, nil, nil
-		default:
-		}
-		defer close(broken)
-		if err := client.Tracker().Add(service("a", "10.96.0.1")); err != nil {
-			return true, nil, err
-		}
-		w := watch.NewFakeWithChanSize(1, false)
-		w.Error(&metav1.Status{Status: metav1.StatusFailure, Code: 500, Message: "broken"})
-		return true, w, nil
-	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	r := &recorder{}
-	go func() { done <- Run(ctx, client, r, Options{}) }()
-	r.eventually(t, "add a")
-	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("Run = %v, want nil when ctx ends", err)
-	}
-	if text := stderr(); text != "" {
-		t.Errorf("stderr has %q, want nothing", text)
-	}
-}
-
-// redirectStderr sends stderr to a file until the returned function reads it. No
-// other test may run meanwhile.
-func redirectStderr(t *testing.T) func() string {
-	t.Helper()
-	file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := os.Stderr
-	os.Stderr = file
-	t.Cleanup(func() { os.Stderr = before })
-	return func() string {
-		os.Stderr = before
-		defer file.Close()
-		text, err := os.ReadFile(file.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
 }
 
 // TestBadOptionsAreAnError before anything starts.
