@@ -66,6 +66,7 @@ type attempt struct {
 	next     snapshot
 	full     int    // family.fullWanted as the State knows it
 	sequence uint64 // of the last trigger that the State knows
+	counts   pendingCounts
 	// carriers are the Changes with triggers.
 	carriers []ServicePortName
 }
@@ -94,7 +95,7 @@ func (f *family) begin() (*State, Delta, attempt) {
 	s.mu.Lock()
 	defer s.unlock()
 	f.refresh()
-	a := attempt{next: f.current, full: f.fullWanted, sequence: s.sequence}
+	a := attempt{next: f.current, full: f.fullWanted, sequence: s.sequence, counts: f.counts}
 	delta := Delta{Full: f.fullWanted != f.fullDone, Changes: f.collect(&a)}
 	f.pendingSince = f.oldestPending()
 	return &State{family: f.index, node: s.node, snapshot: f.current}, delta, a
@@ -221,6 +222,7 @@ func (f *family) commit(a attempt, failed []ServicePortName) {
 		pending[name] = f.pending[name]
 	}
 	f.committed, f.pending = e.snapshot(), pending
+	f.counts.applied(a.counts, kept)
 	if f.fullDone = a.full; f.fullWanted != f.fullDone {
 		f.fullSince = f.dirtySince // the node changed meanwhile
 	} else {

@@ -29,6 +29,7 @@ type family struct {
 	dirty      map[types.NamespacedName]*mark
 	dirtySince time.Time
 	triggers   triggerTimes
+	counts     pendingCounts
 	// fullWanted counts the reasons for a full sync; fullDone is how many of them
 	// a successful Apply has seen.
 	fullWanted, fullDone int
@@ -115,6 +116,7 @@ func (f *family) placePorts(name types.NamespacedName, ports []*ServicePort) (ch
 	if changed {
 		s.ports = ports
 		f.mark(name)
+		f.counts.serviceChanged(name)
 	}
 	f.dropIfEmpty(name, s)
 	return changed
@@ -137,6 +139,9 @@ func (f *family) placeSlice(service types.NamespacedName, name string, next *hel
 	}
 	s.put(name, next)
 	f.dropIfEmpty(service, s)
+	if changed {
+		f.counts.slices++
+	}
 	return changed
 }
 

@@ -24,6 +24,10 @@ type Node struct {
 	Addresses []netip.Addr
 	// PodCIDRs are the ranges that the node's own pods take their addresses from.
 	PodCIDRs []netip.Prefix
+	// Draining says why load balancers should give the node nothing new, because it
+	// is about to go away; empty when it is not (KEP-3836). What is programmed does
+	// not depend on it.
+	Draining string
 }
 
 // Options configures the trackers. The zero value tracks both families for a

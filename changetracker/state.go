@@ -106,6 +106,12 @@ func (s *State) HealthCheckNodePorts() map[types.NamespacedName]uint16 {
 	return maps.Collect(s.healthPorts.All())
 }
 
+// HealthCheckNodePort is the health check node port of a Service, or 0.
+func (s *State) HealthCheckNodePort(name types.NamespacedName) uint16 {
+	port, _ := s.healthPorts.Get(name)
+	return port
+}
+
 // portState is a port of a Service as a State shows it. Immutable.
 type portState struct {
 	name       ServicePortName

@@ -27,6 +27,7 @@ type store struct {
 	parser   sliceParser
 	problems problemSet
 	sequence uint64 // of triggers
+	arrived  Counts
 	lines    []logLine
 }
 
@@ -83,6 +84,7 @@ func (s *store) report(f findings) {
 func (s *store) updateService(name types.NamespacedName, service *v1.Service) (changed bool) {
 	s.mu.Lock()
 	defer s.unlock()
+	s.arrived.Services++
 	f := findings{object: objectKey{kind: kindService, NamespacedName: name}}
 	var ports perFamily[[]*ServicePort]
 	if service != nil {
@@ -96,6 +98,7 @@ func (s *store) updateService(name types.NamespacedName, service *v1.Service) (c
 func (s *store) setService(name types.NamespacedName, ports perFamily[[]*ServicePort]) (changed bool) {
 	s.mu.Lock()
 	defer s.unlock()
+	s.arrived.Services++
 	s.report(findings{object: objectKey{kind: kindService, NamespacedName: name}})
 	return s.placePorts(name, ports)
 }
@@ -123,6 +126,9 @@ func (s *store) updateSlice(slice *discovery.EndpointSlice, remove bool) (change
 	}
 	if was.family != nil && was != is {
 		changed = s.evict(name, was)
+	}
+	if is.family != nil || was.family != nil {
+		s.arrived.EndpointSlices++
 	}
 	found := findings{object: objectKey{kind: kindEndpointSlice, NamespacedName: name}}
 	if is.family != nil {

@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -86,6 +87,28 @@ type Deps struct {
 	// Conntrack forgets flows whose endpoint is gone. The engines' own constructors,
 	// such as nftables.New, set one if it is nil; New does without.
 	Conntrack Conntrack
+	// Health answers at the health check node ports of Services. The engines' own
+	// constructors set one if it is nil; New does without.
+	Health Health
+	// Settings are kernel settings to apply when Run begins.
+	Settings Settings
+	// LocalAddresses returns the addresses of the node's interfaces, in the network
+	// namespace that is programmed. Only Explain asks for them. If it is nil, the
+	// addresses in Config.Node are all there are.
+	LocalAddresses func(context.Context) ([]netip.Addr, error)
+}
+
+// NoHealth is a Health that listens nowhere, for programs that do not want the
+// engines' constructors to set one.
+func NoHealth() Health { return noHealth{} }
+
+type noHealth struct{}
+
+func (noHealth) Update(v1.IPFamily, HealthUpdate) {}
+func (noHealth) Conditions() []Condition          { return nil }
+func (noHealth) Run(ctx context.Context, _ func() Status) error {
+	<-ctx.Done()
+	return nil
 }
 
 // Observer hears about the proxy's work, on the syncing goroutine. It must be

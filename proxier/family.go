@@ -32,6 +32,7 @@ type family struct {
 	period   time.Duration
 
 	flows      *flowBook
+	shortages  shortages
 	staleFlows Condition // guarded by Proxier.mu
 
 	contest  contest     // guarded by Proxier.mu
@@ -43,12 +44,17 @@ type family struct {
 type attempt struct {
 	started time.Time
 	repair  bool // there is damage to repair
+	watch   *stopwatch
 }
 
 // outcome is what one sync of a family came to.
 type outcome struct {
 	full         bool
 	repair       bool
+	stages       []Stage
+	state        *changetracker.State
+	health       HealthUpdate
+	applied      ApplyReport
 	changes      int
 	servicePorts int
 	triggers     []time.Time
@@ -65,16 +71,24 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 		repair:       s.repair,
 		changes:      len(delta.Changes),
 		servicePorts: state.Len(),
+		state:        state,
 	}
 	f.full = true // unless this succeeds
 	update := f.update(state, delta, o.full)
+	s.watch.lap(StageResolve)
 	o.err = f.engine.Apply(ctx, update)
+	if r, ok := f.engine.(Reporter); ok {
+		o.applied = r.LastApply()
+	}
+	s.watch.split(StagePlan, StageApply, o.applied.Kernel)
 	var rest error
 	o.failed, rest = splitErrors(o.err)
 	if rest != nil {
 		return o, rest
 	}
 	f.flows.update(state, &update, o.failed)
+	f.shortages.update(&update)
+	o.health = healthUpdate(state, delta, o.full)
 	// What failed outside the delta does not stay pending with the tracker.
 	f.full = !allChanged(o.failed, delta)
 	if o.full {

@@ -138,10 +138,10 @@ func (b *flowBook) done() {
 
 // cleanFlows does what the book says, if anything. What cannot be done stays in
 // the book. A kernel that cannot do it at all makes no sync fail.
-func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, err error) {
+func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, checked bool, err error) {
 	check, ok := f.flows.check(&f.globals)
 	if !ok {
-		return 0, nil
+		return 0, false, nil
 	}
 	deleted, err = p.conntrack.Clean(ctx, f.name, check)
 	if err == nil {
@@ -152,9 +152,9 @@ func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, err e
 	}
 	p.noteFlows(f, err)
 	if errors.Is(err, ErrNotSupported) {
-		return deleted, nil
+		return deleted, true, nil
 	}
-	return deleted, err
+	return deleted, true, err
 }
 
 // noteFlows keeps the condition of a family's flows.

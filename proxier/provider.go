@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/netip"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -113,4 +114,6 @@ type ApplyReport struct {
 	Transactions int
 	// Bytes is what was sent to the kernel, where that means something.
 	Bytes int
+	// Kernel is how long the engine waited for the kernel.
+	Kernel time.Duration
 }

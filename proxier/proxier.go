@@ -28,13 +28,21 @@ type Proxier struct {
 	log       *zap.Logger
 	observer  Observer
 	conntrack Conntrack
+	health    Health
+	settings  Settings
+	local     func(context.Context) ([]netip.Addr, error)
 	tracker   *changetracker.Tracker
 	runner    *runner.Runner
 	families  []*family
-	syncing   sync.Mutex  // held by a sync and by Cleanup
-	ready     atomic.Bool // both are synced
+	syncing   sync.Mutex   // held by a sync and by Cleanup
+	ready     atomic.Bool  // both are synced
+	queued    atomic.Int64 // when a sync was asked for last, in Unix nanoseconds
 
 	mu             sync.Mutex // guards all below
+	node           changetracker.Node
+	amiss          []Condition // of the settings
+	history        history
+	programmed     map[v1.IPFamily]programmed
 	servicesSynced bool
 	slicesSynced   bool
 	serviceCIDRs   []netip.Prefix
@@ -52,12 +60,20 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		return nil, err
 	}
 	p := &Proxier{
-		config:    config,
-		log:       deps.Logger,
-		observer:  deps.Observer,
-		conntrack: deps.Conntrack,
-		status:    map[v1.IPFamily]FamilyStatus{},
-		conflicts: map[v1.IPFamily][]changetracker.Problem{},
+		config:     config,
+		log:        deps.Logger,
+		observer:   deps.Observer,
+		conntrack:  deps.Conntrack,
+		health:     deps.Health,
+		settings:   deps.Settings,
+		local:      deps.LocalAddresses,
+		node:       config.Node,
+		status:     map[v1.IPFamily]FamilyStatus{},
+		conflicts:  map[v1.IPFamily][]changetracker.Problem{},
+		programmed: map[v1.IPFamily]programmed{},
+	}
+	if p.health == nil {
+		p.health = NoHealth()
 	}
 	if p.log == nil {
 		p.log = zap.NewNop()
@@ -175,6 +191,9 @@ func (p *Proxier) triggerIfReady() {
 
 // OnNodeChange implements Provider.
 func (p *Proxier) OnNodeChange(node changetracker.Node) {
+	p.mu.Lock()
+	p.node = node
+	p.mu.Unlock()
 	if p.tracker.SetNode(node) {
 		p.triggerIfReady()
 	}
@@ -198,17 +217,23 @@ func (p *Proxier) Tracker() *changetracker.Tracker { return p.tracker }
 
 // Run implements Provider.
 func (p *Proxier) Run(ctx context.Context) error {
-	watchCtx, stop := context.WithCancel(ctx)
+	p.applySettings(ctx)
+	companions, stop := context.WithCancel(ctx)
 	defer stop()
-	var watches sync.WaitGroup
+	var running sync.WaitGroup
 	for _, f := range p.families {
 		if w, ok := f.engine.(Watcher); ok {
-			watches.Go(func() { p.watch(watchCtx, f, w) })
+			running.Go(func() { p.watch(companions, f, w) })
 		}
 	}
+	var healthErr error
+	running.Go(func() { healthErr = p.health.Run(companions, p.Status) })
 	err := p.runner.Run(ctx)
 	stop()
-	watches.Wait()
+	running.Wait()
+	if healthErr != nil {
+		err = errors.Join(err, fmt.Errorf("answer at health check node ports: %w", healthErr))
+	}
 	for _, f := range p.families {
 		f.repair.Stop()
 		if c, ok := f.engine.(io.Closer); ok {
@@ -219,7 +244,10 @@ func (p *Proxier) Run(ctx context.Context) error {
 }
 
 // Trigger implements Provider.
-func (p *Proxier) Trigger() { p.runner.Trigger() }
+func (p *Proxier) Trigger() {
+	p.queued.Store(time.Now().UnixNano())
+	p.runner.Trigger()
+}
 
 // Sync implements Provider.
 func (p *Proxier) Sync(ctx context.Context) error { return p.runner.Sync(ctx) }
@@ -237,6 +265,11 @@ func (p *Proxier) Cleanup(ctx context.Context) error {
 		}
 		if c, ok := f.engine.(io.Closer); ok {
 			errs = append(errs, c.Close())
+		}
+	}
+	if p.settings != nil {
+		if err := p.settings.Restore(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("restore kernel settings: %w", err))
 		}
 	}
 	return errors.Join(errs...)
@@ -258,6 +291,7 @@ func (p *Proxier) sync(ctx context.Context) error {
 		wg.Go(func() { errs[i] = p.syncFamily(ctx, f, cidrs) })
 	}
 	wg.Wait()
+	p.retrySettings(ctx)
 	return errors.Join(errs...)
 }
 
@@ -278,26 +312,47 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 	var o outcome
 	err := ErrContested
 	if !held || !f.full {
+		watch := stopwatch{last: started}
 		err = p.tracker.Apply(f.name, func(state *changetracker.State, delta changetracker.Delta) error {
+			watch.lap(StageTracker)
 			f.prepare(&p.config, state.Node(), serviceCIDRs)
 			var err error
-			o, err = f.apply(ctx, state, delta, attempt{started: started, repair: due})
+			o, err = f.apply(ctx, state, delta, attempt{started: started, repair: due, watch: &watch})
 			return err
 		})
+		o.stages = watch.stages
 	}
 	if o.full {
 		p.repairEnded(f, began)
 	}
 	if partial := (*changetracker.PartialError)(nil); err == nil || errors.As(err, &partial) {
-		var flowErr error
-		o.flowsDeleted, flowErr = p.cleanFlows(ctx, f)
-		err = errors.Join(err, flowErr)
+		err = errors.Join(err, p.follow(ctx, f, &o))
 	}
 	if err != nil {
 		err = fmt.Errorf("%s: %w", f.name, err)
 	}
 	o.err = err
 	p.record(f, &o, queued, started)
+	return err
+}
+
+// follow does what comes after programming.
+func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
+	watch := stopwatch{last: time.Now(), stages: o.stages}
+	deleted, checked, err := p.cleanFlows(ctx, f)
+	if o.flowsDeleted = deleted; checked {
+		watch.lap(StageConntrack)
+	}
+	if len(o.health.Services) > 0 || o.health.Full {
+		watch.last = time.Now()
+		o.health.NodePortAddresses = f.globals.NodePortAddresses
+		p.health.Update(f.name, o.health)
+		watch.lap(StageHealth)
+	}
+	o.stages = watch.stages
+	p.mu.Lock()
+	p.programmed[f.name] = programmed{state: o.state, resolver: f.resolver, globals: f.globals}
+	p.mu.Unlock()
 	return err
 }
 
@@ -311,7 +366,7 @@ func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
 	if errors.Is(o.err, ErrContested) {
 		o.servicePorts = s.ServicePorts // nothing was done
 	}
-	s.ServicePorts = o.servicePorts
+	s.ServicePorts, s.NoLocalEndpoints = o.servicePorts, f.shortages.count
 	if o.err == nil {
 		s.LastSuccess = ended
 	}
@@ -334,26 +389,34 @@ func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
 }
 
 func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Time) {
-	if p.observer == nil {
-		return
-	}
 	report := SyncReport{
 		Family: f.name, Full: o.full, Repair: o.repair, Queued: queued, Started: started, Duration: ended.Sub(started),
-		Changes: o.changes, ServicePorts: o.servicePorts, Triggers: o.triggers, Failed: len(o.failed), FlowsDeleted: o.flowsDeleted,
+		Stages: o.stages, Changes: o.changes, ServicePorts: o.servicePorts, Triggers: o.triggers, Apply: o.applied,
+		Failed: len(o.failed), FlowsDeleted: o.flowsDeleted, NoLocalEndpoints: f.shortages.count,
 		Problems: p.tracker.ProblemCounts(), Err: o.err,
 	}
-	if r, ok := f.engine.(Reporter); ok {
-		report.Apply = r.LastApply()
+	if !errors.Is(o.err, ErrContested) {
+		p.mu.Lock()
+		p.history.add(report)
+		p.mu.Unlock()
 	}
-	p.observer.ObserveSync(report)
+	if p.observer != nil {
+		p.observer.ObserveSync(report)
+	}
 }
 
 // Status implements Provider.
 func (p *Proxier) Status() Status {
-	problems := p.tracker.Problems()
+	problems, conditions := p.tracker.Problems(), p.health.Conditions()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Status{Synced: true, Families: maps.Clone(p.status), Problems: problems}
+	s := Status{
+		Synced: true, Families: maps.Clone(p.status), Problems: problems, Conditions: append(conditions, p.amiss...),
+		Node: p.node, Tracked: p.tracker.Counts(),
+	}
+	if queued := p.queued.Load(); queued != 0 {
+		s.LastQueued = time.Unix(0, queued)
+	}
 	for name, family := range s.Families {
 		family.PendingSince = p.tracker.PendingSince(name)
 		s.Families[name] = family

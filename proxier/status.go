@@ -20,6 +20,12 @@ type Status struct {
 	// Conditions are what an operator should look at, beside failures: sorted by
 	// type and family, empty when all is well.
 	Conditions []Condition
+	// Node is the node as the proxy knows it.
+	Node changetracker.Node
+	// LastQueued is when a sync was asked for last; zero before the first time.
+	LastQueued time.Time
+	// Tracked counts what came from the control plane.
+	Tracked changetracker.Counts
 }
 
 // ConditionType says what a Condition is about.
@@ -29,6 +35,11 @@ const (
 	// ConditionContested says that somebody keeps changing our kernel objects.
 	// They are repaired less and less often, at least once a minute.
 	ConditionContested ConditionType = "Contested"
+	// ConditionHealthCheckPort says that load balancers get no answer at the health
+	// check node port of a Service, because it cannot be listened on.
+	ConditionHealthCheckPort ConditionType = "HealthCheckPort"
+	// ConditionKernelSettings says that a kernel setting is not as it was asked for.
+	ConditionKernelSettings ConditionType = "KernelSettings"
 	// ConditionStaleFlows says that connection tracking still holds flows that may be
 	// stale, because it cannot be cleaned. They end by themselves, when their clients
 	// pause.
@@ -64,6 +75,8 @@ type FamilyStatus struct {
 	PendingSince time.Time
 	// ServicePorts is the number of service ports that are programmed.
 	ServicePorts int
+	// NoLocalEndpoints counts the service ports that this node drops traffic of.
+	NoLocalEndpoints NoLocalEndpoints
 	// Damaged counts the changes of our kernel objects by others that were noticed;
 	// LastDamage is the last of them and LastDamageTime when that was.
 	Damaged        int
@@ -73,6 +86,40 @@ type FamilyStatus struct {
 	// sorted by name, each with its reason. They are retried.
 	Failed []*ServiceError
 }
+
+// NoLocalEndpoints counts the service ports whose traffic policy is Local and
+// that have endpoints, but none of them on this node.
+type NoLocalEndpoints struct {
+	// Internal and External are by the policy that is Local.
+	Internal, External int
+}
+
+// Stage is a part of a sync.
+type Stage struct {
+	Name     StageName
+	Started  time.Time
+	Duration time.Duration
+}
+
+// StageName tells the parts of a sync apart.
+type StageName string
+
+// The stages of a sync, in their order. One that there was nothing to do in is
+// left out.
+const (
+	// StageTracker makes the State and the Delta of what has arrived.
+	StageTracker StageName = "tracker"
+	// StageResolve decides what the service ports of the Delta mean.
+	StageResolve StageName = "resolve"
+	// StagePlan is what the engine does apart from waiting for the kernel.
+	StagePlan StageName = "plan"
+	// StageApply is the engine's waiting for the kernel.
+	StageApply StageName = "apply"
+	// StageConntrack forgets stale flows.
+	StageConntrack StageName = "conntrack"
+	// StageHealth tells the health check node ports.
+	StageHealth StageName = "health"
+)
 
 // SyncReport tells an Observer about one sync of one family.
 type SyncReport struct {
@@ -85,6 +132,9 @@ type SyncReport struct {
 	// without changes. Started and Duration time the sync itself.
 	Queued, Started time.Time
 	Duration        time.Duration
+	// Stages are the parts of the sync, in order of time. Between Queued and Started
+	// the changes waited.
+	Stages []Stage
 	// Changes is the number of service ports that differed.
 	Changes int
 	// ServicePorts is the number of service ports that are programmed afterwards.
@@ -98,6 +148,8 @@ type SyncReport struct {
 	Failed int
 	// FlowsDeleted is the number of stale flows that were forgotten.
 	FlowsDeleted int
+	// NoLocalEndpoints is as in FamilyStatus.
+	NoLocalEndpoints NoLocalEndpoints
 	// Problems is the number of values of API objects that are set aside, by
 	// reason, over all families.
 	Problems map[changetracker.Reason]int

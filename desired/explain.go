@@ -1,0 +1,280 @@
+package desired
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Explanation says what becomes of a packet, and why.
+type Explanation struct {
+	Packet  Packet  `json:"packet"`
+	Verdict Verdict `json:"verdict"`
+	// Reasons are the decisions in their order, each a clause that people understand.
+	Reasons []string `json:"reasons"`
+	// Service is the service port that the packet is for; nil if it is for none.
+	Service *changetracker.ServicePortName `json:"service,omitempty"`
+	// Frontend is what it was dialled at; nil if Service is.
+	Frontend *Frontend `json:"frontend,omitempty"`
+	// Scope says which endpoints are asked, short-circuiting included; 0 if the
+	// decision fell before.
+	Scope Scope `json:"scope,omitempty"`
+	// Masquerade says that the packet's source is replaced, whatever the endpoint.
+	Masquerade bool `json:"masquerade"`
+	// Affinity is for how long the client stays with its endpoint; 0 means that each
+	// connection is given to any of them.
+	Affinity time.Duration `json:"affinity,omitempty"`
+	// Endpoints are all of the service port's, sorted by address.
+	Endpoints []ExplainedEndpoint `json:"endpoints,omitempty"`
+}
+
+// ExplainedEndpoint is an endpoint, as one packet sees it.
+type ExplainedEndpoint struct {
+	changetracker.Endpoint
+
+	// Excluded says why the packet cannot go there; empty for one that it may go to.
+	Excluded changetracker.Exclusion `json:"excluded,omitempty"`
+	// Masquerade says that the packet's source is replaced if it goes there: with the
+	// Explanation's, or because it comes from there.
+	Masquerade bool `json:"masquerade"`
+}
+
+// Explainer answers what the data plane does with a packet, from the same
+// decisions that it is programmed with.
+type Explainer struct {
+	Resolver Resolver
+	Globals  Globals
+	State    *changetracker.State
+	// NodeAddresses are the addresses of the node's interfaces.
+	NodeAddresses []netip.Addr
+}
+
+// Explain looks at all Services: it is for people, and not for every packet. The
+// error wraps ErrPacket.
+func (x *Explainer) Explain(packet Packet) (Explanation, error) {
+	if err := packet.Validate(); err != nil {
+		return Explanation{}, err
+	}
+	packet.Source = packet.Source.Unmap().WithZone("")
+	packet.Destination = netip.AddrPortFrom(packet.Destination.Addr().Unmap().WithZone(""), packet.Destination.Port())
+	e := &explaining{Explainer: x, Explanation: Explanation{Packet: packet}}
+	service, frontend := e.find()
+	if service == nil {
+		e.unserved()
+		return e.Explanation, nil
+	}
+	e.served(service, frontend)
+	return e.Explanation, nil
+}
+
+// explaining is an Explanation in the making.
+type explaining struct {
+	*Explainer
+	Explanation
+}
+
+func (e *explaining) because(format string, args ...any) {
+	e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...))
+}
+
+// find returns the frontend that gets the packet: one with the packet's address,
+// or else one with a node port. Of several the one that Kind and name put first
+// has it, as when they are programmed.
+func (e *explaining) find() (service *Service, frontend *Frontend) {
+	ours := func(f *Frontend) bool {
+		if f.Port != e.Packet.Destination.Port() {
+			return false
+		}
+		return f.VIP == e.Packet.Destination.Addr() || f.Kind == NodePort && e.acceptsNodePorts() == nil
+	}
+	for name, port := range e.State.All() {
+		if protocol, _ := ProtocolOf(name.Protocol); protocol != e.Packet.Protocol || !mayHave(port, e.Packet.Destination.Port()) {
+			continue
+		}
+		s, ok := e.Resolver.Resolve(e.State, name)
+		for i := 0; ok && i < len(s.Frontends); i++ {
+			if f := &s.Frontends[i]; ours(f) && (service == nil || before(s, f, service, frontend)) {
+				service, frontend = s, f
+			}
+		}
+	}
+	return service, frontend
+}
+
+// mayHave keeps Explain from resolving what is out of the question.
+func mayHave(port *changetracker.ServicePort, number uint16) bool {
+	return port.Port == number || port.NodePort == number
+}
+
+// before says whether a frontend wins over another one.
+func before(s *Service, f *Frontend, os *Service, of *Frontend) bool {
+	if f.VIP.IsValid() != of.VIP.IsValid() {
+		return f.VIP.IsValid()
+	}
+	if c := cmp.Compare(f.Kind, of.Kind); c != 0 {
+		return c < 0
+	}
+	return s.Name.Compare(os.Name) < 0
+}
+
+// acceptsNodePorts says why the packet's destination does not accept node ports.
+func (e *explaining) acceptsNodePorts() error {
+	addr := e.Packet.Destination.Addr()
+	switch {
+	case addr.IsLoopback():
+		return fmt.Errorf("%v is a loopback address", addr)
+	case !slices.Contains(e.NodeAddresses, addr):
+		return fmt.Errorf("%v is no address of this node", addr)
+	case !contains(e.Globals.NodePortAddresses, addr):
+		return fmt.Errorf("%v is not among the addresses that accept node ports", addr)
+	}
+	return nil
+}
+
+// unserved explains a packet that no frontend gets.
+func (e *explaining) unserved() {
+	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
+	for name, p := range e.State.All() {
+		protocol, _ := ProtocolOf(name.Protocol)
+		if p.ClusterIP == addr {
+			e.Verdict = VerdictReject
+			e.because("%v is the cluster IP of Service %v, which has no port %d/%v", addr, name.NamespacedName, port, e.Packet.Protocol)
+			return
+		}
+		if p.NodePort == port && protocol == e.Packet.Protocol && e.acceptsNodePorts() != nil {
+			e.because("%d is a node port of %v, but %v", port, name, e.acceptsNodePorts())
+		}
+	}
+	if contains(e.Globals.ServiceCIDRs, addr) {
+		e.Verdict = VerdictDrop
+		e.because("%v is in a range of cluster IPs, and no Service has it", addr)
+		return
+	}
+	e.Verdict = VerdictPass
+	e.because("no Service has %v/%v: the packet goes where routes lead", e.Packet.Destination, e.Packet.Protocol)
+}
+
+// served explains a packet that a frontend gets.
+func (e *explaining) served(s *Service, f *Frontend) {
+	e.Service, e.Frontend, e.Affinity, e.Scope = &s.Name, f, s.Affinity, f.Scope
+	e.because("%v is the %v of %v", s.Key(f), f.Kind, s.Name)
+	if f.Restricted && !contains(f.SourceRanges, e.Packet.Source) {
+		e.Verdict, e.Scope = VerdictDrop, 0
+		e.because("source %v is in none of the source ranges %v", e.Packet.Source, f.SourceRanges)
+		e.list(s)
+		return
+	}
+	action := f.Action
+	if f.ShortCircuit && e.shortCircuits() {
+		action, e.Scope = Forward, ScopeCluster
+	}
+	e.list(s)
+	switch action {
+	case Forward:
+		e.forward(s, f)
+	case Drop:
+		e.Verdict = VerdictDrop
+		e.because("traffic policy %v: there are endpoints, but none on this node", e.Scope)
+	case Reject:
+		e.Verdict = VerdictReject
+		e.because("no endpoint anywhere can take the connection")
+	}
+	if e.Verdict != VerdictForward {
+		e.Affinity = 0
+	}
+}
+
+// shortCircuits says whether the packet is not bound by an external traffic policy
+// Local, and why.
+func (e *explaining) shortCircuits() bool {
+	switch {
+	case e.isPods():
+		e.because("external traffic policy Local does not bind pods: their packets keep their source and go to all endpoints")
+	case e.isNodes():
+		e.because("external traffic policy Local does not bind the node itself: its packets are masqueraded and go to all endpoints")
+		e.Masquerade = true
+	default:
+		return false
+	}
+	return true
+}
+
+// isPods says whether the local detector takes the packet for a pod's.
+func (e *explaining) isPods() bool {
+	name := e.Globals.PodInterface
+	if name == "" {
+		return contains(e.Globals.PodCIDRs, e.Packet.Source)
+	}
+	if e.Packet.Interface == "" {
+		return e.Packet.Origin == FromPod
+	}
+	prefix, isPrefix := strings.CutSuffix(name, "*")
+	return e.Packet.Interface == name || isPrefix && strings.HasPrefix(e.Packet.Interface, prefix)
+}
+
+func (e *explaining) isNodes() bool {
+	return e.Packet.Origin == FromNode || slices.Contains(e.NodeAddresses, e.Packet.Source)
+}
+
+// forward says what happens to the source of a packet that goes to an endpoint.
+func (e *explaining) forward(s *Service, f *Frontend) {
+	e.Verdict = VerdictForward
+	eligible := len(s.Endpoints(e.Scope))
+	e.because("traffic policy %v: %d of %d endpoints may be chosen", e.Scope, eligible, len(e.Endpoints))
+	switch {
+	case f.ShortCircuit && e.Scope == ScopeCluster: // said already
+	case f.Masquerade == MasqueradeAll:
+		e.Masquerade = true
+		e.because("the source is masqueraded: %s", masqueradeReason(f))
+	case f.Masquerade == MasqueradeNonPod && !e.isPods():
+		e.Masquerade = true
+		e.because("the source is masqueraded: %v is not a pod's", e.Packet.Source)
+	default:
+		e.because("the source is kept")
+	}
+	if s.Affinity > 0 {
+		e.because("session affinity: the client stays with its endpoint for %v after its last connection, at any address of the Service", s.Affinity)
+	}
+	for i := range e.Endpoints {
+		p := &e.Endpoints[i]
+		if p.Excluded != "" {
+			continue
+		}
+		hairpin := p.Addr.Addr() == e.Packet.Source && slices.Contains(s.Hairpin, e.Packet.Source)
+		p.Masquerade = e.Masquerade || hairpin
+		if hairpin && !e.Masquerade {
+			e.because("the source is masqueraded if the packet goes back to where it comes from, %v", p.Addr)
+		}
+	}
+}
+
+func masqueradeReason(f *Frontend) string {
+	if f.Kind == ClusterIP {
+		return "the proxy masquerades everything"
+	}
+	return "the answer must come back by this node"
+}
+
+// list lists the endpoints, with the reasons why they do not count in the scope.
+func (e *explaining) list(s *Service) {
+	endpoints := e.State.Endpoints(s.Name)
+	var why []changetracker.Exclusion
+	var remark string
+	if e.Scope == ScopeLocal {
+		why, remark = changetracker.ExplainLocal(endpoints)
+	} else {
+		why, remark = changetracker.ExplainCluster(endpoints, e.Resolver.Node)
+	}
+	e.Endpoints = make([]ExplainedEndpoint, len(endpoints))
+	for i := range endpoints {
+		e.Endpoints[i] = ExplainedEndpoint{Endpoint: endpoints[i], Excluded: why[i]}
+	}
+	if remark != "" && e.Scope != 0 {
+		e.because("%s", remark)
+	}
+}
