@@ -56,3 +56,11 @@ const (
 	ReasonDuplicate       Reason = "duplicate"
 	ReasonMissing         Reason = "missing value"
 )
+
+// Reasons are all of them.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonInvalidAddress, ReasonInvalidCIDR, ReasonInvalidPort, ReasonInvalidProtocol,
+		ReasonWrongFamily, ReasonNoPorts, ReasonDuplicate, ReasonMissing,
+	}
+}

@@ -41,8 +41,8 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 	defer s.Close()
 	var addrs []netip.Addr
 	if hasNodePort(check) {
-		if addrs, err = nodeAddrs(s, family); err != nil {
-			return 0, err
+		if addrs, err = s.Addresses(number(family)); err != nil {
+			return 0, classify(err)
 		}
 	}
 	judge := NewJudge(check, addrs)
@@ -68,20 +68,6 @@ func hasNodePort(check desired.FlowCheck) bool {
 		}
 	}
 	return false
-}
-
-func nodeAddrs(s *netlinkx.Socket, family v1.IPFamily) ([]netip.Addr, error) {
-	list, err := netlinkx.AddrList(s, number(family))
-	if err != nil {
-		return nil, classify(fmt.Errorf("list addresses: %w", err))
-	}
-	addrs := make([]netip.Addr, 0, len(list))
-	for i := range list {
-		if addr, ok := netip.AddrFromSlice(list[i].IP); ok {
-			addrs = append(addrs, addr.Unmap())
-		}
-	}
-	return addrs, nil
 }
 
 func number(family v1.IPFamily) int {

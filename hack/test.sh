@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
 source hack/tools.sh
 
-portable=(./changetracker ./desired ./runner ./proxier)
+portable=(./changetracker ./desired ./runner ./proxier ./healthcheck ./metrics ./tracing ./debughttp)
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
@@ -29,6 +29,11 @@ step() {
     exit 1
   fi
   printf -- '-- %s: %ss\n' "$name" "$((SECONDS - start))"
+}
+
+browser() {
+  need_apt chromium chromium
+  need_apt chromedriver chromium-driver
 }
 
 formatted() {
@@ -87,6 +92,8 @@ benchmarks() {
 if [ "$(uname -s)" = Linux ] && [ "$(id -u)" = 0 ]; then
   export SERVICEPLANE_REQUIRE_KERNEL=1
   step 'nft, which tests compare with' need_apt nft nftables
+  export SERVICEPLANE_REQUIRE_BROWSER=1
+  step 'Chromium, which tests look at the page with' browser
 else
   echo '!! NOT ROOT ON LINUX: the kernel tests are skipped, and nothing is proved about packets.'
 fi

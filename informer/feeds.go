@@ -36,12 +36,17 @@ func (f *nodeFeed) changed(node *v1.Node) {
 	f.once.Do(func() { close(f.seen) })
 }
 
-// deleted keeps what was known last: the pods of a node outlive its Node object.
+// deleted keeps what was known last, as the pods of a node outlive its Node object,
+// but load balancers should give it nothing new.
 func (f *nodeFeed) deleted(log *zap.Logger) func(*v1.Node) {
 	return func(node *v1.Node) {
-		if node.Name == f.name {
-			log.Warn("the Node is deleted; its last state stays in use", zap.String("node", f.name))
+		if node.Name != f.name {
+			return
 		}
+		log.Warn("the Node is deleted; its last state stays in use", zap.String("node", f.name))
+		f.last = NodeOf(node)
+		f.last.Draining = "the Node object is deleted"
+		f.provider.OnNodeChange(f.last)
 	}
 }
 

@@ -8,10 +8,17 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
+func provider(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+	return nftables.New(nftables.Config{Config: config}, deps)
+}
+
 // TestPackets sends real packets by the table of scenarios. This engine is the
 // reference: it declares no differences.
 func TestPackets(t *testing.T) {
-	proxiertest.Conformance(t, proxiertest.Features{}, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
-		return nftables.New(nftables.Config{Config: config}, deps)
-	})
+	proxiertest.Conformance(t, proxiertest.Features{}, provider)
+}
+
+// TestExplainAgreesWithPackets sends random packets among random Services.
+func TestExplainAgreesWithPackets(t *testing.T) {
+	proxiertest.Explanations(t, 2048, 0, provider)
 }

@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/companions"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -85,15 +85,14 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 }
 
 // New returns a Provider with an nftables engine for each family of the config,
-// which also forgets stale UDP flows unless deps.Conntrack does.
+// which also forgets stale UDP flows and answers at health check node ports,
+// unless deps say otherwise.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	if deps.Conntrack == nil {
-		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
-	}
+	deps = companions.Complete(deps, config.NetNS)
 	engines := map[v1.IPFamily]proxier.Engine{}
 	shared := newWatches()
 	for _, family := range config.Families {
@@ -211,7 +210,7 @@ func (e *Engine) connect() error {
 	if err != nil {
 		return err
 	}
-	e.kernel = k
+	e.kernel = &timedKernel{kernel: k, waited: &e.report.Kernel}
 	return e.watches.writesFrom(e, k.port())
 }
 

@@ -35,6 +35,7 @@ type family struct {
 	shortages  shortages
 	staleFlows Condition // guarded by Proxier.mu
 
+	lag      lag         // guarded by Proxier.mu
 	contest  contest     // guarded by Proxier.mu
 	watching watching    // guarded by Proxier.mu
 	repair   *time.Timer // wakes the runner for a repair
@@ -55,6 +56,7 @@ type outcome struct {
 	state        *changetracker.State
 	health       HealthUpdate
 	applied      ApplyReport
+	programmed   bool // everything, but for failed
 	changes      int
 	servicePorts int
 	triggers     []time.Time

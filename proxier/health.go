@@ -53,15 +53,15 @@ func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bo
 		return u
 	}
 	for i := range delta.Changes {
-		name := delta.Changes[i].Name.NamespacedName
-		if _, ok := u.Services[name]; ok {
-			continue
+		c := &delta.Changes[i]
+		name := c.Name.NamespacedName
+		now := HealthService{Port: state.HealthCheckNodePort(name)}
+		if now.Port != 0 {
+			now.LocalEndpoints = state.LocalReady(name)
 		}
-		s := HealthService{Port: state.HealthCheckNodePort(name)}
-		if s.Port != 0 {
-			s.LocalEndpoints = state.LocalReady(name)
+		if now.Port != 0 || c.Before != nil && c.Before.HealthCheckNodePort != 0 {
+			u.Services[name] = now
 		}
-		u.Services[name] = s
 	}
 	return u
 }

@@ -41,6 +41,7 @@ type Proxier struct {
 	mu             sync.Mutex // guards all below
 	node           changetracker.Node
 	amiss          []Condition // of the settings
+	fullDone       bool        // there was a full sync since the settings were tried
 	history        history
 	programmed     map[v1.IPFamily]programmed
 	servicesSynced bool
@@ -308,6 +309,9 @@ func (f *family) prepare(c *Config, node changetracker.Node, serviceCIDRs []neti
 
 func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []netip.Prefix) error {
 	queued, started := p.tracker.PendingSince(f.name), time.Now()
+	p.mu.Lock()
+	f.lag.began(started)
+	p.mu.Unlock()
 	due, held, began := p.repairDue(f, started)
 	var o outcome
 	err := ErrContested
@@ -326,6 +330,7 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 		p.repairEnded(f, began)
 	}
 	if partial := (*changetracker.PartialError)(nil); err == nil || errors.As(err, &partial) {
+		o.programmed = true
 		err = errors.Join(err, p.follow(ctx, f, &o))
 	}
 	if err != nil {
@@ -351,6 +356,7 @@ func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
 	}
 	o.stages = watch.stages
 	p.mu.Lock()
+	p.fullDone = p.fullDone || o.full
 	p.programmed[f.name] = programmed{state: o.state, resolver: f.resolver, globals: f.globals}
 	p.mu.Unlock()
 	return err
@@ -360,6 +366,7 @@ func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
 func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
 	ended := time.Now()
 	p.mu.Lock()
+	f.lag.ended(o)
 	s := p.status[f.name]
 	wasFailing := s.LastError != nil
 	s.LastAttempt, s.LastError, s.Failed = ended, o.err, o.failed
@@ -425,6 +432,9 @@ func (p *Proxier) Status() Status {
 	}
 	now := time.Now()
 	for _, f := range p.families {
+		family := s.Families[f.name]
+		family.StaleSince = f.lag.since(family.PendingSince)
+		s.Families[f.name] = family
 		p.addWatched(&s, f, now)
 	}
 	slices.SortStableFunc(s.Problems, func(a, b changetracker.Problem) int {

@@ -115,9 +115,14 @@ type fixture struct {
 // run calls test in a synctest bubble with a running Proxier.
 func run(t *testing.T, config Config, test func(t *testing.T, f *fixture)) {
 	t.Helper()
+	runWith(t, config, Deps{}, test)
+}
+
+func runWith(t *testing.T, config Config, deps Deps, test func(t *testing.T, f *fixture)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := &fixture{v4: &fakeEngine{}, v6: &fakeEngine{}}
-		p, err := New(config, Deps{}, map[v1.IPFamily]Engine{v1.IPv4Protocol: f.v4, v1.IPv6Protocol: f.v6})
+		p, err := New(config, deps, map[v1.IPFamily]Engine{v1.IPv4Protocol: f.v4, v1.IPv6Protocol: f.v6})
 		if err != nil {
 			t.Fatalf("New: %v", err)
 		}

@@ -42,12 +42,14 @@ func (p *Proxier) applySettings(ctx context.Context) {
 	}
 }
 
-// retrySettings applies the settings again if something is amiss.
+// retrySettings applies the settings again after a full sync, if something is
+// amiss.
 func (p *Proxier) retrySettings(ctx context.Context) {
 	p.mu.Lock()
-	amiss := len(p.amiss) > 0
+	due := len(p.amiss) > 0 && p.fullDone
+	p.fullDone = false
 	p.mu.Unlock()
-	if amiss {
+	if due {
 		p.applySettings(ctx)
 	}
 }

@@ -73,6 +73,11 @@ type FamilyStatus struct {
 	// PendingSince is when the oldest change arrived that is not yet programmed;
 	// zero when there is none.
 	PendingSince time.Time
+	// StaleSince is since when the data plane may lag behind: when the oldest of these
+	// began that there are: a row of failed syncs, a sync under way, the wait of a
+	// change that no sync has tried. Zero when there is nothing. What is in Failed
+	// does not count: one bad Service makes no node unhealthy.
+	StaleSince time.Time
 	// ServicePorts is the number of service ports that are programmed.
 	ServicePorts int
 	// NoLocalEndpoints counts the service ports that this node drops traffic of.

@@ -88,8 +88,18 @@ func (s setup) config(world *Topology) proxier.Config {
 	return config
 }
 
+// setups are all of them.
+func setups() []setup {
+	return []setup{
+		setupDefault, setupMasqueradeAll, setupNoDetector, setupNodePodCIDRs, setupInterfaces, setupInterface,
+		setupAddresses, setupPrimary,
+	}
+}
+
 // suite is a run of the table. It is used by one goroutine at a time.
 type suite struct {
+	// adjust, if set, changes the Providers' configurations.
+	adjust   func(*proxier.Config)
 	world    *Topology
 	features Features
 	factory  Factory
@@ -112,7 +122,11 @@ func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Pro
 		return s.running.provider
 	}
 	s.stop(ctx, t)
-	provider, err := s.factory(wanted.config(s.world), proxier.Deps{})
+	config := wanted.config(s.world)
+	if s.adjust != nil {
+		s.adjust(&config)
+	}
+	provider, err := s.factory(config, proxier.Deps{})
 	if err != nil {
 		t.Fatalf("make provider with %q: %v", wanted, err)
 	}

@@ -232,6 +232,13 @@ func (d *directory) write(name, text string) {
 	}
 }
 
+func (d *directory) remove(name string) {
+	d.t.Helper()
+	if err := os.Remove(filepath.Join(d.path, name)); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
 // objects are those of manifests, for an API server.
 func objects(t *testing.T, text string) []manifest.Object {
 	t.Helper()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
@@ -137,7 +138,10 @@ func TestTwoInstancesShareANode(t *testing.T) {
 	second := []string{"--instance=edge", "--nftables-masquerade-bit=15", "--healthz-bind-address=127.0.0.1:20256", "--metrics-bind-address=", state}
 	q := start(t, c.node, append(second, "--manifests="+other.path)...)
 	p.waitHealthy()
-	if !eventually(func() bool { code, _ := q.get("127.0.0.1:20256", healthzPath); return code == http.StatusOK }) {
+	if !eventually(func() bool {
+		code, _ := q.get("127.0.0.1:20256", healthcheck.HealthzPath)
+		return code == http.StatusOK
+	}) {
 		t.Fatal("the second instance does not become healthy")
 	}
 	c.expectNow("pod-1")
@@ -202,12 +206,15 @@ func TestAServerThatCannotListenDoesNotKeepTheProxyFromWorking(t *testing.T) {
 	netnstest.Check(t, err)
 	p := start(t, c.node, "--manifests="+d.path, "--state-dir="+t.TempDir())
 	p.waitHealthy()
-	p.waitOutput("server failed", "10249")
+	p.waitOutput("server does not answer", "10249")
 	c.expectNow("pod-1")
 	if err := busy.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if !eventually(func() bool { code, _ := p.get("127.0.0.1:10249", healthzPath); return code == http.StatusOK }) {
+	if !eventually(func() bool {
+		code, _ := p.get("127.0.0.1:10249", healthcheck.HealthzPath)
+		return code == http.StatusOK
+	}) {
 		t.Error("the server does not take the address that is free now")
 	}
 }

@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/serviceplane/serviceplane/conntrack"
 )
 
 // options are what the flags say. The names and defaults are kube-proxy's, but for
-// the last three.
+// the last six.
 type options struct {
 	proxyMode, kubeconfig, master, hostname string
 
@@ -24,20 +26,13 @@ type options struct {
 
 	minSyncPeriod, syncPeriod, configSyncPeriod time.Duration
 	healthzAddress, metricsAddress              string
-	conntrack                                   conntrack
+	debugAddress, traceEndpoint                 string
+	profiling                                   bool
+	conntrack                                   conntrack.SysctlOptions
 	verbosity                                   int
 	cleanup                                     bool
 
 	manifests, instance, stateDir string
-}
-
-// conntrack are the kernel settings of connection tracking; 0 and false leave them
-// as they are.
-type conntrack struct {
-	maxPerCore, min        int32
-	established, closeWait time.Duration
-	udpTimeout, udpStream  time.Duration
-	beLiberal              bool
 }
 
 func (o *options) register(f *pflag.FlagSet) {
@@ -59,20 +54,24 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address of the metrics server; empty for none")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove this instance's rules, restore the kernel settings that it changed, and exit")
-	o.conntrack.register(f)
+	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof/ at --metrics-bind-address")
+	registerConntrack(f, &o.conntrack)
 	f.StringVar(&o.manifests, "manifests", "", "directory of YAML and JSON files with Services, EndpointSlices and Nodes, instead of an API server")
 	f.StringVar(&o.instance, "instance", "", "name of this proxy among several on a node; give each its own masquerade bit; default is kube-proxy's place")
+	f.StringVar(&o.traceEndpoint, "trace-otlp-endpoint", "", "URL of a collector to send traces to, by OTLP over HTTP, such as http://127.0.0.1:4318; empty for none")
+	f.StringVar(&o.debugAddress, "debug-bind-address", "", "address and port of a page that shows Services and explains packets; best one of loopback, as it tells everything to everybody; empty for none")
 	f.StringVar(&o.stateDir, "state-dir", "/run/serviceplane", "directory to remember changed kernel settings in")
 }
 
-func (c *conntrack) register(f *pflag.FlagSet) {
-	f.Int32Var(&c.maxPerCore, "conntrack-max-per-core", 32768, "connections to track, per CPU; 0 leaves the limit as it is")
-	f.Int32Var(&c.min, "conntrack-min", 131072, "connections to track at least, whatever --conntrack-max-per-core")
-	f.DurationVar(&c.established, "conntrack-tcp-timeout-established", 24*time.Hour, "how long to remember idle TCP connections; 0 leaves it as it is")
-	f.DurationVar(&c.closeWait, "conntrack-tcp-timeout-close-wait", time.Hour, "how long to remember half-closed TCP connections; 0 leaves it as it is")
-	f.BoolVar(&c.beLiberal, "conntrack-tcp-be-liberal", false, "take TCP packets outside of the window for valid")
-	f.DurationVar(&c.udpTimeout, "conntrack-udp-timeout", 0, "how long to remember an unanswered UDP flow; 0 leaves it as it is")
-	f.DurationVar(&c.udpStream, "conntrack-udp-timeout-stream", 0, "how long to remember an answered UDP flow; 0 leaves it as it is")
+func registerConntrack(f *pflag.FlagSet, c *conntrack.SysctlOptions) {
+	f.Int32Var(&c.MaxPerCore, "conntrack-max-per-core", 32768, "connections to track, per CPU; 0 leaves the limit as it is")
+	f.Int32Var(&c.Min, "conntrack-min", 131072, "connections to track at least, whatever --conntrack-max-per-core")
+	f.BoolVar(&c.LowerMax, "conntrack-lower-max", false, "lower the number of connections to track too, if it is higher")
+	f.DurationVar(&c.TCPEstablished, "conntrack-tcp-timeout-established", 24*time.Hour, "how long to remember idle TCP connections; 0 leaves it as it is")
+	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", time.Hour, "how long to remember half-closed TCP connections; 0 leaves it as it is")
+	f.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "take TCP packets outside of the window for valid")
+	f.DurationVar(&c.UDP, "conntrack-udp-timeout", 0, "how long to remember an unanswered UDP flow; 0 leaves it as it is")
+	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", 0, "how long to remember an answered UDP flow; 0 leaves it as it is")
 }
 
 // Validate reports every flag that is wrong, with its value and what it may be.
@@ -92,18 +91,26 @@ func (o *options) Validate() error {
 	f.checkAddress("healthz-bind-address", o.healthzAddress)
 	f.checkAddress("metrics-bind-address", o.metricsAddress)
 	f.check(o.stateDir != "", "state-dir", o.stateDir, "a directory")
-	o.conntrack.validate(&f)
+	if o.debugAddress != "" {
+		debug, err := bindAddress(o.debugAddress, 0)
+		f.check(err == nil && debug != "" && !strings.HasSuffix(debug, ":0"), "debug-bind-address", o.debugAddress, "an IP address and a port from 1 to 65535, or nothing")
+	}
+	if o.traceEndpoint != "" {
+		_, err := traceURL(o.traceEndpoint)
+		f.check(err == nil, "trace-otlp-endpoint", o.traceEndpoint, "a URL such as http://127.0.0.1:4318, or nothing")
+	}
+	validateConntrack(&f, &o.conntrack)
 	_, err := o.config("")
 	return errors.Join(append(f, err)...)
 }
 
-func (c *conntrack) validate(f *faults) {
-	f.check(c.maxPerCore >= 0, "conntrack-max-per-core", c.maxPerCore, "0 or more")
-	f.check(c.min >= 0, "conntrack-min", c.min, "0 or more")
-	f.checkTimeout("conntrack-tcp-timeout-established", c.established)
-	f.checkTimeout("conntrack-tcp-timeout-close-wait", c.closeWait)
-	f.checkTimeout("conntrack-udp-timeout", c.udpTimeout)
-	f.checkTimeout("conntrack-udp-timeout-stream", c.udpStream)
+func validateConntrack(f *faults, c *conntrack.SysctlOptions) {
+	f.check(c.MaxPerCore >= 0, "conntrack-max-per-core", c.MaxPerCore, "0 or more")
+	f.check(c.Min >= 0, "conntrack-min", c.Min, "0 or more")
+	f.checkTimeout("conntrack-tcp-timeout-established", c.TCPEstablished)
+	f.checkTimeout("conntrack-tcp-timeout-close-wait", c.TCPCloseWait)
+	f.checkTimeout("conntrack-udp-timeout", c.UDP)
+	f.checkTimeout("conntrack-udp-timeout-stream", c.UDPStream)
 }
 
 // faults are what is wrong with flags.

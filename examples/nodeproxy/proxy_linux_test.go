@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/netns"
 )
 
@@ -105,7 +106,7 @@ func (p *proxyProcess) waitHealthy() {
 	p.t.Helper()
 	code := 0
 	ok := eventually(func() bool {
-		code, _ = p.get("127.0.0.1:10256", healthzPath)
+		code, _ = p.get("127.0.0.1:10256", healthcheck.HealthzPath)
 		return code == http.StatusOK
 	})
 	if !ok {
@@ -146,9 +147,9 @@ func (p *proxyProcess) get(address, path string) (code int, body string) {
 }
 
 // health is the report of the health server.
-func (p *proxyProcess) health() (report healthReport) {
+func (p *proxyProcess) health() (report healthcheck.Report) {
 	p.t.Helper()
-	_, body := p.get("127.0.0.1:10256", healthzPath)
+	_, body := p.get("127.0.0.1:10256", healthcheck.HealthzPath)
 	if err := json.Unmarshal([]byte(body), &report); err != nil {
 		p.t.Errorf("health report %q: %v", body, err)
 	}

@@ -7,9 +7,14 @@ import (
 	"os"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/healthcheck"
+	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -28,26 +33,49 @@ func run(ctx context.Context, o *options) error {
 	if err := checkPrivilege(); err != nil {
 		return err
 	}
-	observer := newMetrics()
-	provider, err := nftables.New(config, proxier.Deps{Logger: log, Observer: observer})
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	measured, err := metrics.New(registry, metrics.Options{Mode: "nftables"})
 	if err != nil {
 		return err
 	}
-	kernel := newSysctls("/", o.stateDir, config.Names.Instance, log)
+	observer, endTraces, err := o.traced(ctx, node, measured, log)
+	if err != nil {
+		return err
+	}
+	defer endTraces()
+	provider, err := o.provider(config, observer, log)
+	if err != nil {
+		return err
+	}
+	measured.Watch(provider.Status)
 	if o.cleanup {
-		return cleanUp(ctx, provider, kernel)
+		return provider.Cleanup(ctx)
 	}
 	source, err := o.source(node, provider, log)
 	if err != nil {
 		return err
 	}
-	kernel.apply(o.conntrack.settings(kernel.cpus()))
 	log.Info("starting", zap.String("node", node), zap.String("instance", config.Names.Instance))
 	tasks := []task{{"proxy", provider.Run}, {"source of Services", source}}
-	tasks = append(tasks, o.servers(provider, observer, log)...)
+	tasks = append(tasks, o.servers(provider, measured, registry, log)...)
 	err = runAll(ctx, tasks)
 	log.Info("ended; the rules stay")
 	return err
+}
+
+// provider is the proxy with all that goes with it.
+func (o *options) provider(config nftables.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
+	wanted := o.conntrack
+	wanted.StateDir, wanted.Instance, wanted.Logger = o.stateDir, config.Names.Instance, log
+	settings, err := conntrack.NewSysctls(wanted)
+	if err != nil {
+		return nil, err
+	}
+	return nftables.New(config, proxier.Deps{
+		Logger: log, Observer: observer, Settings: settings,
+		Health: healthcheck.NewNodePorts(healthcheck.NodePortOptions{Logger: log, Threshold: o.threshold()}),
+	})
 }
 
 // source is what tells the provider of Services.
@@ -56,25 +84,6 @@ func (o *options) source(node string, p proxier.Provider, log *zap.Logger) (func
 		return manifestSource(o.manifests, node, p, log)
 	}
 	return o.apiSource(node, p, log)
-}
-
-// servers are those of health and of metrics.
-func (o *options) servers(p proxier.Provider, m *metrics, log *zap.Logger) []task {
-	var tasks []task
-	if address, _ := bindAddress(o.healthzAddress, 10256); address != "" {
-		h := &health{status: p.Status, timeout: 2 * o.syncPeriod, answered: m.answered}
-		tasks = append(tasks, task{"health server", (&server{"health", address, h.handler(), log}).run})
-	}
-	if address, _ := bindAddress(o.metricsAddress, 10249); address != "" {
-		tasks = append(tasks, task{"metrics server", (&server{"metrics", address, m.handler(), log}).run})
-	}
-	return tasks
-}
-
-// cleanUp removes what this instance has made in the kernel. One part's failure
-// does not keep the other from being cleaned up.
-func cleanUp(ctx context.Context, p proxier.Provider, s *sysctls) error {
-	return errors.Join(p.Cleanup(ctx), s.restore())
 }
 
 // newLogger writes for people, to stderr.

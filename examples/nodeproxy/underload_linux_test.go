@@ -17,6 +17,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
@@ -302,7 +303,10 @@ func (l *loaded) secondInstance(t *testing.T) {
 		"--state-dir=" + t.TempDir(), "--metrics-bind-address=",
 	}
 	q := start(t, l.node, append(second, "--healthz-bind-address=127.0.0.1:20256")...)
-	if !eventually(func() bool { code, _ := q.get("127.0.0.1:20256", healthzPath); return code == http.StatusOK }) {
+	if !eventually(func() bool {
+		code, _ := q.get("127.0.0.1:20256", healthcheck.HealthzPath)
+		return code == http.StatusOK
+	}) {
 		t.Fatal("the second instance does not become healthy")
 	}
 	if _, err := q.signal(syscall.SIGTERM); err != nil {

@@ -80,7 +80,7 @@ func TestThePortablePackagesStayLight(t *testing.T) {
 				}
 			}
 		}
-	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier")
+	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier", module+"/healthcheck", module+"/debughttp")
 }
 
 // TestWhoMayImportWhat: client-go is for who has an API server, and what programs
@@ -91,9 +91,10 @@ func TestWhoMayImportWhat(t *testing.T) {
 		"k8s.io/client-go":               {module + "/informer", module + "/internal/apitest", examples},
 		"github.com/spf13":               {examples},
 		"github.com/fsnotify":            {examples},
-		"github.com/prometheus":          {examples},
+		"github.com/prometheus":          {module + "/metrics", examples},
+		"go.opentelemetry.io":            {module + "/tracing", examples},
 		"go.yaml.in/yaml/v3":             {module + "/informer", module + "/internal/apitest", module + "/internal/manifest", examples},
-		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", module + "/conntrack", module + "/internal/netlinkx", examples},
+		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", module + "/conntrack", module + "/internal/netlinkx", module + "/internal/companions", examples},
 	}
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
 		for _, p := range pkgs {

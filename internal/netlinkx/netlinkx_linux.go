@@ -3,7 +3,7 @@ package netlinkx
 import (
 	"errors"
 	"fmt"
-	"strings"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -13,8 +13,6 @@ import (
 
 // attempts is how often an interrupted dump is read.
 const attempts = 5
-
-const netnsDir = "/run/netns/"
 
 // Socket is a netlink socket for netfilter, and one for routing, in one network
 // namespace.
@@ -28,12 +26,9 @@ type Socket struct {
 func Open(netNS string) (*Socket, error) {
 	ns := netns.None()
 	if netNS != "" {
-		if !strings.Contains(netNS, "/") {
-			netNS = netnsDir + netNS
-		}
 		var err error
-		if ns, err = netns.GetFromPath(netNS); err != nil {
-			return nil, fmt.Errorf("open network namespace %s: %w", netNS, err)
+		if ns, err = openNamespace(netNS); err != nil {
+			return nil, err
 		}
 		defer func() { _ = ns.Close() }() // the sockets are in it
 	}
@@ -70,6 +65,21 @@ func AddrList(s *Socket, family int) (addrs []netlink.Addr, err error) {
 		return err
 	})
 	return addrs, err
+}
+
+// Addresses lists the addresses of all links of one address family.
+func (s *Socket) Addresses(family int) ([]netip.Addr, error) {
+	list, err := AddrList(s, family)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	addrs := make([]netip.Addr, 0, len(list))
+	for i := range list {
+		if addr, ok := netip.AddrFromSlice(list[i].IP); ok {
+			addrs = append(addrs, addr.Unmap())
+		}
+	}
+	return addrs, nil
 }
 
 // retry calls f until it is not interrupted, or patience ends.

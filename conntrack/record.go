@@ -1,4 +1,4 @@
-package main
+package conntrack
 
 import (
 	"encoding/json"
@@ -32,11 +32,14 @@ func merge(into, changes []change) []change {
 	return into
 }
 
-// record keeps changes in a file, over restarts.
+// record keeps changes in a file, over restarts. Without a path it keeps nothing.
 type record struct{ path string }
 
 // load returns no changes if there is no record.
 func (r record) load() ([]change, error) {
+	if r.path == "" {
+		return nil, nil
+	}
 	text, err := os.ReadFile(r.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -54,6 +57,9 @@ func (r record) load() ([]change, error) {
 // save writes the record as a whole, or removes it with its directory when there
 // is nothing to record.
 func (r record) save(changes []change) error {
+	if r.path == "" {
+		return nil
+	}
 	if len(changes) == 0 {
 		return r.remove()
 	}

@@ -1,34 +1,39 @@
-package main
+package conntrack
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestWhatTheFlagsWantOfTheKernel: SYS-01 to SYS-08.
-func TestWhatTheFlagsWantOfTheKernel(t *testing.T) {
+// TestWhatTheOptionsWantOfTheKernel: SYS-01 to SYS-08.
+func TestWhatTheOptionsWantOfTheKernel(t *testing.T) {
 	limited := func(limit, buckets int64) []setting {
 		return []setting{{conntrackDir + "max", limit, true}, {hashSize, buckets, true}}
 	}
 	for rule, c := range map[string]struct {
-		flags conntrack
+		flags SysctlOptions
 		cpus  int
 		want  []setting
 	}{
-		"defaults": {parse(t).conntrack, 2, append(limited(131072, 32768),
+		"defaults": {defaults(), 2, append(limited(131072, 32768),
 			setting{path: conntrackDir + "tcp_timeout_established", value: 86400}, setting{path: conntrackDir + "tcp_timeout_close_wait", value: 3600})},
-		"SYS-01 per CPU":            {conntrack{maxPerCore: 32768, min: 131072}, 8, limited(262144, 65536)},
-		"SYS-01 too much":           {conntrack{maxPerCore: 32768, min: 2 << 20}, 64, limited(1<<20, 1<<18)},
-		"SYS-01 min is not bounded": {conntrack{maxPerCore: 1, min: 2 << 20}, 64, limited(2<<20, 1<<19)},
-		"SYS-08":                    {conntrack{min: 131072}, 8, nil},
-		"SYS-05 to SYS-07": {conntrack{beLiberal: true, udpTimeout: time.Minute, udpStream: 3*time.Minute + 999*time.Millisecond}, 1, []setting{
+		"SYS-01 per CPU":            {SysctlOptions{MaxPerCore: 32768, Min: 131072}, 8, limited(262144, 65536)},
+		"SYS-01 too much":           {SysctlOptions{MaxPerCore: 32768, Min: 2 << 20}, 64, limited(1<<20, 1<<18)},
+		"SYS-01 min is not bounded": {SysctlOptions{MaxPerCore: 1, Min: 2 << 20}, 64, limited(2<<20, 1<<19)},
+		"SYS-08":                    {SysctlOptions{Min: 131072}, 8, nil},
+		"SYS-05 to SYS-07": {SysctlOptions{TCPBeLiberal: true, UDP: time.Minute, UDPStream: 3*time.Minute + 999*time.Millisecond}, 1, []setting{
 			{path: conntrackDir + "udp_timeout", value: 60},
 			{path: conntrackDir + "udp_timeout_stream", value: 180},
 			{path: conntrackDir + "tcp_be_liberal", value: 1},
@@ -54,10 +59,10 @@ func newFakeKernel(t *testing.T, files map[string]string) *fakeKernel {
 	for path, text := range files {
 		k.set(path, text)
 	}
-	if err := os.MkdirAll(filepath.Join(k.root, "proc/self/ns"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(k.root, "proc/thread-self/ns"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("net:[4026531840]", filepath.Join(k.root, "proc/self/ns/net")); err != nil {
+	if err := os.Symlink("net:[4026531840]", filepath.Join(k.root, "proc/thread-self/ns/net")); err != nil {
 		t.Fatal(err)
 	}
 	return k
@@ -77,24 +82,42 @@ func (k *fakeKernel) set(path, text string) {
 func (k *fakeKernel) expect(want map[string]string) {
 	k.t.Helper()
 	for path, text := range want {
-		if got, err := newSysctls(k.root, k.state, "x", zap.NewNop()).read(path); got != text || err != nil {
+		if got, err := newSysctls(k.root, SysctlOptions{}).read(path); got != text || err != nil {
 			k.t.Errorf("%s = %q, %v, want %q", path, got, err, text)
 		}
 	}
 }
 
 // run is one life of the program: apply, or clean up if there are no flags.
-func (k *fakeKernel) run(flags *conntrack) *observer.ObservedLogs {
+func (k *fakeKernel) run(wanted *SysctlOptions) ([]proxier.Condition, *observer.ObservedLogs) {
 	k.t.Helper()
 	core, logs := observer.New(zap.InfoLevel)
-	s := newSysctls(k.root, k.state, "kube-proxy", zap.New(core))
-	if flags != nil {
-		s.apply(flags.settings(s.cpus()))
-	} else if err := s.restore(); err != nil {
-		k.t.Errorf("restore = %v, want nil", err)
+	if wanted == nil {
+		if err := k.instance("kube-proxy", SysctlOptions{Logger: zap.New(core)}).Restore(k.t.Context()); err != nil {
+			k.t.Errorf("Restore = %v, want nil", err)
+		}
+		return nil, logs
 	}
-	return logs
+	o := *wanted
+	o.Logger = zap.New(core)
+	return k.instance("kube-proxy", o).Apply(k.t.Context()), logs
 }
+
+func (k *fakeKernel) instance(name string, o SysctlOptions) *Sysctls {
+	o.StateDir, o.Instance = k.state, name
+	return newSysctls(k.root, o)
+}
+
+// defaults are kube-proxy's.
+func defaults(changes ...func(*SysctlOptions)) SysctlOptions {
+	o := SysctlOptions{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
+	for _, change := range changes {
+		change(&o)
+	}
+	return o
+}
+
+func liberal(o *SysctlOptions) { o.TCPBeLiberal = true }
 
 func (k *fakeKernel) expectNoRecord() {
 	k.t.Helper()
@@ -118,7 +141,7 @@ func machine() map[string]string {
 
 func TestCleanUpRestoresWhatWasBefore(t *testing.T) {
 	k := newFakeKernel(t, machine())
-	flags := parse(t, "--conntrack-tcp-be-liberal").conntrack
+	flags := defaults(liberal)
 	k.run(&flags)
 	k.expect(map[string]string{limitPath: "163840", hashSize: "40960", establPath: "86400", liberalPath: "1"}) // 5 CPUs (SYS-10)
 	k.run(nil)
@@ -132,17 +155,39 @@ func TestTheLimitIsOnlyRaised(t *testing.T) {
 	k := newFakeKernel(t, machine())
 	k.set(limitPath, "262144")
 	k.set(hashSize, "65536")
-	flags := parse(t, "--conntrack-tcp-timeout-established=432000s", "--conntrack-tcp-timeout-close-wait=0").conntrack
-	if logs := k.run(&flags); logs.Len() != 0 {
-		t.Errorf("logs %v, want none", logs.All())
+	flags := defaults(func(o *SysctlOptions) { o.TCPEstablished, o.TCPCloseWait = 432000*time.Second, 0 })
+	if amiss, logs := k.run(&flags); logs.Len() != 0 || len(amiss) != 0 {
+		t.Errorf("conditions %v, logs %v, want none", amiss, logs.All())
 	}
 	k.expect(map[string]string{limitPath: "262144", hashSize: "65536"})
 	k.expectNoRecord()
 }
 
+func TestTheLimitIsLoweredWhenAsked(t *testing.T) {
+	k := newFakeKernel(t, machine())
+	k.set(limitPath, "262144")
+	wanted := defaults(func(o *SysctlOptions) { o.LowerMax = true })
+	k.run(&wanted)
+	k.expect(map[string]string{limitPath: "163840"})
+	k.run(nil)
+	k.expect(map[string]string{limitPath: "262144"})
+}
+
+func TestOptionsThatMakeNoSenseAreNamed(t *testing.T) {
+	_, err := NewSysctls(SysctlOptions{MaxPerCore: -1, Min: -2, UDP: time.Millisecond, TCPCloseWait: -time.Second})
+	if !errors.Is(err, proxier.ErrInvalidConfig) {
+		t.Fatalf("NewSysctls = %v, want %v", err, proxier.ErrInvalidConfig)
+	}
+	for _, field := range []string{"MaxPerCore: -1", "Min: -2", "UDP: 1ms", "TCPCloseWait: -1s"} {
+		if !strings.Contains(err.Error(), field) {
+			t.Errorf("NewSysctls = %v, want %q in it", err, field)
+		}
+	}
+}
+
 func TestTheFirstOldValueWinsOverRestarts(t *testing.T) {
 	k := newFakeKernel(t, machine())
-	first, second := parse(t).conntrack, parse(t, "--conntrack-tcp-timeout-established=1h", "--conntrack-max-per-core=65536").conntrack
+	first, second := defaults(), defaults(func(o *SysctlOptions) { o.TCPEstablished, o.MaxPerCore = time.Hour, 65536 })
 	k.run(&first)
 	k.run(&first)
 	k.run(&second)
@@ -154,10 +199,10 @@ func TestTheFirstOldValueWinsOverRestarts(t *testing.T) {
 
 func TestWhatSomebodyElseHasChangedSinceStays(t *testing.T) {
 	k := newFakeKernel(t, machine())
-	flags := parse(t).conntrack
+	flags := defaults()
 	k.run(&flags)
 	k.set(establPath, "7200")
-	if logs := k.run(nil); logs.FilterMessageSnippet("somebody else").Len() != 1 {
+	if _, logs := k.run(nil); logs.FilterMessageSnippet("somebody else").Len() != 1 {
 		t.Errorf("logs %v, want a line about somebody else", logs.All())
 	}
 	want := machine()
@@ -169,16 +214,16 @@ func TestWhatSomebodyElseHasChangedSinceStays(t *testing.T) {
 // TestASettingThatIsNotWantedAnyMoreIsRestoredAtStart: W-26 for be_liberal.
 func TestASettingThatIsNotWantedAnyMoreIsRestoredAtStart(t *testing.T) {
 	k := newFakeKernel(t, machine())
-	liberal, strict := parse(t, "--conntrack-tcp-be-liberal").conntrack, parse(t).conntrack
-	k.run(&liberal)
+	loose, strict := defaults(liberal), defaults()
+	k.run(&loose)
 	k.run(&strict)
 	k.expect(map[string]string{liberalPath: "0", establPath: "86400"})
 	k.run(nil)
 	k.expect(machine())
 }
 
-// TestASettingThatCannotBeChangedIsOneWarning: W-26.
-func TestASettingThatCannotBeChangedIsOneWarning(t *testing.T) {
+// TestASettingThatCannotBeChangedIsACondition: W-26.
+func TestASettingThatCannotBeChangedIsACondition(t *testing.T) {
 	files := machine()
 	delete(files, establPath)
 	files[conntrackDir+"tcp_timeout_close_wait"] = "never"
@@ -190,9 +235,15 @@ func TestASettingThatCannotBeChangedIsOneWarning(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(k.root, hashSize), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	flags := parse(t).conntrack
-	if got := k.run(&flags).FilterLevelExact(zap.WarnLevel).Len(); got != 3 {
-		t.Errorf("%d warnings, want one for each setting that is missing or strange: 3", got)
+	flags := defaults()
+	amiss, _ := k.run(&flags)
+	if len(amiss) != 3 {
+		t.Errorf("conditions %v, want one for each setting that is missing or strange: 3", amiss)
+	}
+	for _, c := range amiss {
+		if c.Type != proxier.ConditionKernelSettings || c.Since.IsZero() || !strings.Contains(c.Message, "/") {
+			t.Errorf("condition %+v, want one about kernel settings that names the file", c)
+		}
 	}
 	k.expect(map[string]string{limitPath: "163840"})
 	k.run(nil)
@@ -202,8 +253,8 @@ func TestASettingThatCannotBeChangedIsOneWarning(t *testing.T) {
 
 func TestAChangeThatFailedIsNotRecorded(t *testing.T) {
 	k := newFakeKernel(t, machine())
-	core, logs := observer.New(zap.WarnLevel)
-	s := newSysctls(k.root, k.state, "kube-proxy", zap.New(core))
+	s := k.instance("kube-proxy", SysctlOptions{})
+	s.prepare()
 	before := []change{{Path: establPath, Old: "1", New: "2"}}
 	if err := s.record.save(before); err != nil {
 		t.Fatal(err)
@@ -220,16 +271,17 @@ func TestAChangeThatFailedIsNotRecorded(t *testing.T) {
 	if got, err := s.record.load(); !cmp.Equal(got, before) || err != nil {
 		t.Errorf("record = %v, %v, want %v as before", got, err, before)
 	}
-	if logs.Len() != 1 {
-		t.Errorf("logs %v, want one warning", logs.All())
+	if len(s.amiss) != 1 {
+		t.Errorf("conditions %v, want one", s.amiss)
 	}
 }
 
 func TestInstancesHaveRecordsOfTheirOwn(t *testing.T) {
 	k := newFakeKernel(t, machine())
-	flags := parse(t).conntrack
+	flags := defaults()
 	k.run(&flags)
-	other := newSysctls(k.root, k.state, "edge", zap.NewNop())
+	other := k.instance("edge", SysctlOptions{})
+	other.prepare()
 	other.apply([]setting{{path: liberalPath, value: 1}})
 	if got, want := filepath.Base(other.record.path), "sysctls-edge-4026531840.json"; got != want {
 		t.Errorf("record %q, want %q", got, want)
@@ -246,16 +298,18 @@ func TestInstancesHaveRecordsOfTheirOwn(t *testing.T) {
 func TestWithoutAPlaceForTheRecordSettingsAreStillChanged(t *testing.T) {
 	k := newFakeKernel(t, machine())
 	k.state = "/proc/version/state"
-	flags := parse(t).conntrack
-	if got := k.run(&flags).FilterMessageSnippet("will not restore").Len(); got != 1 {
-		t.Errorf("%d warnings about the record, want 1", got)
+	flags := defaults()
+	amiss, _ := k.run(&flags)
+	if !slices.ContainsFunc(amiss, func(c proxier.Condition) bool { return strings.Contains(c.Message, "will not be restored") }) {
+		t.Errorf("conditions %v, want one about the record", amiss)
 	}
 	k.expect(map[string]string{establPath: "86400"})
 }
 
 func TestABrokenRecordIsAnErrorOfCleanUpOnly(t *testing.T) {
 	k := newFakeKernel(t, machine())
-	s := newSysctls(k.root, k.state, "kube-proxy", zap.NewNop())
+	s := k.instance("kube-proxy", SysctlOptions{})
+	s.prepare()
 	if err := os.MkdirAll(k.state, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +319,7 @@ func TestABrokenRecordIsAnErrorOfCleanUpOnly(t *testing.T) {
 	if err := s.restore(); err == nil {
 		t.Error("restore = nil, want an error about the record")
 	}
-	flags := parse(t).conntrack
+	flags := defaults()
 	k.run(&flags)
 	k.expect(map[string]string{establPath: "86400"})
 	if info, err := os.Stat(s.record.path); err != nil || info.Mode() != 0o600 {
@@ -276,13 +330,13 @@ func TestABrokenRecordIsAnErrorOfCleanUpOnly(t *testing.T) {
 func TestCPUsOfTheMachine(t *testing.T) {
 	for text, want := range map[string]int{"0": 1, "0-3": 4, "0-1,4,6-7": 5} {
 		k := newFakeKernel(t, map[string]string{"sys/devices/system/cpu/online": text})
-		if got := newSysctls(k.root, k.state, "x", zap.NewNop()).cpus(); got != want {
+		if got := newSysctls(k.root, SysctlOptions{}).cpus(); got != want {
 			t.Errorf("%q: %d CPUs, want %d", text, got, want)
 		}
 	}
 	for _, text := range []string{"", "x", "3-1", "0-"} {
 		k := newFakeKernel(t, map[string]string{"sys/devices/system/cpu/online": text})
-		if got := newSysctls(k.root, k.state, "x", zap.NewNop()).cpus(); got < 1 {
+		if got := newSysctls(k.root, SysctlOptions{}).cpus(); got < 1 {
 			t.Errorf("%q: %d CPUs, want those of the Go runtime", text, got)
 		}
 	}
@@ -290,7 +344,7 @@ func TestCPUsOfTheMachine(t *testing.T) {
 
 func TestSettingsAreNotCreated(t *testing.T) {
 	k := newFakeKernel(t, machine())
-	s := newSysctls(k.root, k.state, "x", zap.NewNop())
+	s := newSysctls(k.root, SysctlOptions{})
 	if err := s.write("proc/sys/new", "1"); err == nil {
 		t.Error("write = nil, want an error")
 	}

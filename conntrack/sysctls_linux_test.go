@@ -1,0 +1,57 @@
+package conntrack_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// TestSettingsOfANetworkNamespace are set there, in the real kernel, and restored.
+// The limit is read-only in it: a condition, and everything else is set (W-26).
+func TestSettingsOfANetworkNamespace(t *testing.T) {
+	ns := netnstest.New(t)
+	read := func(name string) (text string) {
+		netnstest.Check(t, ns.Do(func() error {
+			b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+			text = strings.TrimSpace(string(b))
+			return err
+		}))
+		return text
+	}
+	before := read("udp_timeout")
+	limit, err := strconv.Atoi(read("max"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := conntrack.NewSysctls(conntrack.SysctlOptions{
+		// Were it not read-only, this would do little harm.
+		MaxPerCore: 1, Min: int32(limit - 1), LowerMax: true, UDP: 77 * time.Second, NetNS: ns.Path(), StateDir: t.TempDir(), Instance: "test",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	amiss := s.Apply(t.Context())
+	for _, c := range amiss {
+		if c.Type != proxier.ConditionKernelSettings || !strings.Contains(c.Message, "nf_conntrack_max") {
+			t.Errorf("condition %+v, want none but about the limit", c)
+		}
+	}
+	if len(amiss) != 1 {
+		t.Errorf("conditions %v, want one about the limit, which is read-only in a network namespace", amiss)
+	}
+	if got := read("udp_timeout"); got != "77" {
+		t.Errorf("UDP timeout %s, want 77", got)
+	}
+	if err := s.Restore(t.Context()); err != nil {
+		t.Errorf("Restore = %v, want nil", err)
+	}
+	if got := read("udp_timeout"); got != before {
+		t.Errorf("UDP timeout %s after Restore, want %s as before", got, before)
+	}
+}

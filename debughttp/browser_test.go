@@ -1,0 +1,281 @@
+//go:build unix
+
+package debughttp_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/debughttp"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// evil is a name that the API would not let through, and the trackers do.
+const evil = `<img src=x onerror="window.injected=1"><script>window.injected=1</script>`
+
+// busyProxy runs with some Services, among them one with evil names.
+func busyProxy(t *testing.T) *proxy {
+	t.Helper()
+	p := newProxy(t)
+	p.OnServiceAdd(webService())
+	p.OnEndpointSliceAdd(webSlice())
+	p.OnEndpointSliceAdd(webSlice6())
+	for i, name := range []string{"cart", "checkout", "orders", "payments", "search"} {
+		p.OnServiceAdd(proxiertest.Service("shop", name, proxiertest.ClusterIPs(fmt.Sprintf("10.96.1.%d", i+1)),
+			proxiertest.Port("grpc", v1.ProtocolTCP, 9000)))
+		options := []proxiertest.SliceOption{proxiertest.SlicePort("grpc", v1.ProtocolTCP, 9000)}
+		for n := range i {
+			options = append(options, proxiertest.Endpoint(fmt.Sprintf("10.244.%d.%d", i+3, n+1), proxiertest.OnNode("node-2")))
+		}
+		p.OnEndpointSliceAdd(proxiertest.Slice("shop", name, discovery.AddressTypeIPv4, options...))
+	}
+	p.OnServiceAdd(proxiertest.Service("kube-system", "dns", proxiertest.ClusterIPs("10.96.0.53"),
+		proxiertest.Port("dns", v1.ProtocolUDP, 53), proxiertest.Port("dns-tcp", v1.ProtocolTCP, 53)))
+	for i := range 300 {
+		p.OnServiceAdd(numberedService(i))
+		p.OnEndpointSliceAdd(numberedSlice(i, 5))
+	}
+	p.run(t)
+	p.sync(t)
+	return p
+}
+
+// rollOut changes the endpoints of Services, in several syncs.
+func (p *proxy) rollOut(t *testing.T, syncs int) {
+	t.Helper()
+	for i := range syncs {
+		for n := range 1 + i*i%23 {
+			p.OnEndpointSliceUpdate(nil, numberedSlice(n*7%300, i+2))
+		}
+		p.sync(t)
+	}
+}
+
+// serve serves a proxy under a prefix, on loopback, until the test or stop ends it.
+func serve(t *testing.T, p *proxy) (page string, stop func()) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle("/debug/serviceplane/", http.StripPrefix("/debug/serviceplane", debughttp.Handler(p)))
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		t.Errorf("the browser asked for %s, which is not under the prefix", r.URL)
+		http.NotFound(w, r)
+	})
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return server.URL + "/debug/serviceplane/", func() {
+		server.CloseClientConnections()
+		server.Close()
+	}
+}
+
+func checkConsole(t *testing.T, b *browser) {
+	t.Helper()
+	if complaints := b.complaints(); len(complaints) > 0 {
+		t.Errorf("the console has complaints:\n%s", strings.Join(complaints, "\n"))
+	}
+}
+
+// TestPageInABrowser is what an operator does during a roll-out.
+func TestPageInABrowser(t *testing.T) {
+	p := busyProxy(t)
+	b := startBrowser(t)
+	page, _ := serve(t, p)
+	b.size(1200, 900)
+	b.open(page)
+	b.awaitText("#connection", "live")
+	b.awaitText("#families", "IPv6")
+	b.awaitText("#families .badge", "in sync")
+	b.awaitText("#node", "node-1")
+	b.awaitText("#count", "307 Services, the first 100 shown")
+	b.click("#more")
+	b.await("there are more Services", "return document.querySelectorAll('#services li').length === 200")
+
+	// Search, and open what is found.
+	b.run("window.notReloaded = true; document.querySelector('#search').focus()")
+	b.typeHere("shop/we")
+	b.await("the search finds one Service", "return document.querySelectorAll('#services li').length === 1")
+	b.awaitText("#count", "1 Service")
+	b.run("window.found = document.querySelector('#services button')")
+	b.click("#services button")
+	b.awaitText("#service-heading", "shop/web")
+	b.awaitText("#ports", "198.51.100.10:80")
+	b.awaitText("#ports", "only from 203.0.113.0/24")
+	const endpoint = "tr[data-state] td:first-child"
+	stateOf := func(address, state string) {
+		t.Helper()
+		b.await(address+" is "+state, `const cell = [...document.querySelectorAll(arguments[0])].find((e) => e.innerText === arguments[1]);
+			return cell?.parentElement.querySelector(".badge")?.innerText === arguments[2]`, endpoint, address, state)
+	}
+	stateOf("10.244.1.5:8080", "ready")
+	stateOf("10.244.2.6:8080", "not ready")
+
+	// The page follows a change, and all else stays as it is.
+	b.run(`document.querySelector("#search").focus();
+		window.row = document.querySelector("tr[data-state]");
+		document.scrollingElement.scrollTop = 40`)
+	p.OnEndpointSliceUpdate(nil, webSlice(proxiertest.Terminating()))
+	p.sync(t)
+	stateOf("10.244.1.5:8080", "terminating")
+	b.await("the page was not reloaded, and kept focus, text, scroll position and nodes", `return window.notReloaded === true &&
+		document.activeElement.id === "search" && document.activeElement.value === "shop/we" && document.scrollingElement.scrollTop === 40 &&
+		document.querySelector("tr[data-state]") === window.row && window.row.dataset.state === "terminating" &&
+		document.querySelector("#services button") === window.found`)
+	b.awaitText("#services .badge", "3 of 4")
+
+	// Why does the load balancer's traffic go nowhere else?
+	b.click("[aria-label='Explain a packet to 198.51.100.10:80/TCP']")
+	b.await("the form has the destination and waits for the source", `return document.activeElement.name === "source" &&
+		document.querySelector("[name=destination]").value === "198.51.100.10:80"`)
+	b.typeHere("192.0.2.99")
+	b.click("#packet button")
+	b.awaitText("#verdict", "drop")
+	b.awaitText("#reasons li", "none of the source ranges")
+	b.fill("[name=source]", "203.0.113.7")
+	b.click("#packet button")
+	b.awaitText("#verdict", "forward")
+	b.awaitText("#reasons li", "no endpoint on this node is ready")
+	b.awaitText("#explanation", "on another node")
+
+	// One bar for each sync, whether it failed or not.
+	p.rollOut(t, 12)
+	p.engines[v1.IPv4Protocol].Fail(errors.New("netlink receive: no buffer space available"))
+	p.OnEndpointSliceUpdate(nil, numberedSlice(1, 1))
+	if err := p.Sync(t.Context()); err == nil {
+		t.Fatal("Sync = nil, want the failure")
+	}
+	b.awaitText("#families .badge", "failing")
+	p.engines[v1.IPv4Protocol].Fail(nil)
+	p.rollOut(t, 18)
+	b.await("no family is failing", "return !document.querySelector('#families').innerText.includes('failing')")
+	b.await("a bar tells of the failure", "return document.querySelector('#chart .bar[data-kind=failed]') !== null")
+	b.awaitValue("there is one bar for each sync", func() string { return fmt.Sprint(len(p.History())) },
+		"return document.querySelectorAll('#chart .bar').length")
+	b.awaitText("#sync", "partial sync")
+	b.awaitText("#sync", "tracker")
+	b.run("document.querySelector('#chart').focus()")
+	b.typeHere("\ue012") // arrow to the left
+	b.await("the arrow key chooses a sync", "return document.querySelectorAll('#chart [data-chosen]').length === 1")
+	checkConsole(t, b)
+	if file := os.Getenv("SERVICEPLANE_SCREENSHOT"); file != "" {
+		b.run("document.activeElement.blur(); document.scrollingElement.scrollTop = 0")
+		b.screenshot(file)
+	}
+}
+
+// TestPageKeepsMarkupAsText: names are shown, and never run.
+func TestPageKeepsMarkupAsText(t *testing.T) {
+	p := busyProxy(t)
+	p.OnServiceAdd(proxiertest.Service(evil, evil, proxiertest.ClusterIPs("10.96.0.99"), proxiertest.Port(evil, v1.ProtocolTCP, 80),
+		proxiertest.ExternalIPs(evil)))
+	p.OnEndpointSliceAdd(proxiertest.Slice(evil, evil, discovery.AddressTypeIPv4, proxiertest.SlicePort(evil, v1.ProtocolTCP, 80),
+		proxiertest.Endpoint("10.244.9.9", proxiertest.OnNode(evil), proxiertest.InZone(evil))))
+	name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: evil, Name: evil}, Port: evil, Protocol: v1.ProtocolTCP}
+	p.engines[v1.IPv4Protocol].Refuse(name, errors.New(evil))
+	if err := p.Sync(t.Context()); err == nil {
+		t.Fatal("Sync = nil, want the refusal")
+	}
+	b := startBrowser(t)
+	page, _ := serve(t, p)
+	b.open(page + "#q=10.96.0.99")
+	b.awaitText("#services", evil)
+	b.awaitText("#notes", evil)
+	b.click("#services button")
+	b.awaitText("#service-heading", evil+"/"+evil)
+	b.awaitText("#ports h3", evil)
+	b.awaitText("tr[data-state]", evil)
+	b.awaitText("#ports .error", evil)
+	b.fill("[name=source]", "192.0.2.99")
+	b.fill("[name=destination]", "10.96.0.99:80")
+	b.click("#packet button")
+	b.awaitText("#reasons", evil)
+	b.await("nothing was injected", "return window.injected === undefined && document.querySelectorAll('img, body script').length === 0")
+	checkConsole(t, b)
+}
+
+// TestPageIsOneLink: the address holds the search and the opened Service, and the way
+// back leads to the Service before.
+func TestPageIsOneLink(t *testing.T) {
+	p := busyProxy(t)
+	b := startBrowser(t)
+	page, _ := serve(t, p)
+	b.open(page + "#q=shop&namespace=shop&name=orders")
+	b.awaitText("#service-heading", "shop/orders")
+	b.awaitText("#ports", "10.244.5.2:9000")
+	b.await("the link fills the search", "return document.querySelector('#search').value === 'shop' && document.querySelectorAll('#services li').length === 6")
+	b.awaitText("#services [aria-current]", "orders")
+	b.click("#services li:first-child button")
+	b.awaitText("#service-heading", "shop/cart")
+	b.awaitText("#ports", "reject")
+	b.await("the address follows", "return location.hash === '#q=shop&namespace=shop&name=cart'")
+	b.run("history.back()")
+	b.awaitText("#ports", "10.244.5.2:9000")
+	b.click("#close")
+	b.awaitText("#service-note", "Choose a Service")
+	b.await("the address forgets it", "return location.hash === '#q=shop'")
+	checkConsole(t, b)
+}
+
+// TestPageFitsAPhone: nothing is wider than a narrow window, in the dark too.
+func TestPageFitsAPhone(t *testing.T) {
+	p := busyProxy(t)
+	b := startBrowser(t)
+	page, _ := serve(t, p)
+	b.size(400, 800)
+	b.devtools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": "dark"}}})
+	b.open(page + "#namespace=shop&name=web")
+	b.awaitText("#ports", "10.244.1.5:8080")
+	b.fill("[name=source]", "203.0.113.7")
+	b.fill("[name=destination]", "198.51.100.10:80")
+	b.click("#packet button")
+	b.awaitText("#verdict", "forward")
+	b.await("the page is as wide as the window", "return document.documentElement.scrollWidth <= 400")
+	b.await("no table is wider than its box", "return [...document.querySelectorAll('.table')].every((e) => e.scrollWidth <= e.clientWidth)")
+	b.await("the ground is dark", "return getComputedStyle(document.body).backgroundColor === 'rgb(20, 22, 26)'")
+	b.await("all that is filled in has a label", `return [...document.querySelectorAll("input, select, button")].every((e) => e.labels?.length || e.innerText || e.ariaLabel)`)
+	checkConsole(t, b)
+}
+
+// TestHiddenPageAsksNothing, and asks at once when it is seen again.
+func TestHiddenPageAsksNothing(t *testing.T) {
+	p := busyProxy(t)
+	b := startBrowser(t)
+	page, _ := serve(t, p)
+	b.open(page)
+	b.awaitText("#connection", "live")
+	b.run(`const real = window.fetch; window.last = Date.now(); window.fetch = (...all) => { window.last = Date.now(); return real(...all); };
+		window.hide = (hidden) => {
+			Object.defineProperty(document, "hidden", { configurable: true, value: hidden });
+			document.dispatchEvent(new Event("visibilitychange"));
+		}`)
+	b.run("hide(true)")
+	b.await("nothing is asked for three seconds", "return Date.now() - last > 3000")
+	b.run("hide(false)")
+	b.await("it asks again", "return Date.now() - last < 3000")
+	checkConsole(t, b)
+}
+
+// TestPageSaysThatTheProxyIsSilent, and goes on trying.
+func TestPageSaysThatTheProxyIsSilent(t *testing.T) {
+	p := busyProxy(t)
+	b := startBrowser(t)
+	page, stop := serve(t, p)
+	b.open(page)
+	b.awaitText("#connection", "live")
+	checkConsole(t, b)
+	b.run(`window.asked = 0; const real = window.fetch; window.fetch = (...all) => { window.asked++; return real(...all); }`)
+	stop()
+	b.awaitText("#connection", "does not answer")
+	b.awaitText("#services", "load") // what was known stays
+	b.run("window.asked = 0")
+	b.await("it goes on trying", "return window.asked > 8") // four for one look
+}

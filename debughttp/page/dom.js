@@ -1,0 +1,88 @@
+// Helpers to keep the page as it is and change only what differs. Everything that
+// comes from the proxy becomes text, never markup.
+
+export const byId = (id) => document.getElementById(id);
+
+// element makes a node with attributes and children; strings become text.
+export function element(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) setAttribute(node, name, value);
+  node.append(...children);
+  return node;
+}
+
+const svgNamespace = "http://www.w3.org/2000/svg";
+
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(svgNamespace, tag);
+  for (const [name, value] of Object.entries(attributes)) setAttribute(node, name, value);
+  node.append(...children);
+  return node;
+}
+
+export function setText(node, text) {
+  text = String(text);
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// setAttribute takes the attribute away if the value is null.
+export function setAttribute(node, name, value) {
+  if (value === null) {
+    node.removeAttribute(name);
+  } else if (node.getAttribute(name) !== String(value)) {
+    node.setAttribute(name, value);
+  }
+}
+
+export function show(node, visible) {
+  if (node.hidden === visible) node.hidden = !visible;
+}
+
+// list makes the children of parent those of the items, in their order. A child stays
+// the same node as long as there is an item with its key, so that the focus, the
+// scroll position and a selection of text survive.
+export function list(parent, items, keyOf, create, update) {
+  const known = new Map();
+  for (const child of parent.children) known.set(child.key, child);
+  const wanted = new Map(items.map((item) => [keyOf(item), item]));
+  for (const [key, child] of known) if (!wanted.has(key)) child.remove();
+  let next = parent.firstElementChild;
+  for (const [key, item] of wanted) {
+    let child = known.get(key);
+    if (!child) {
+      child = create(item);
+      child.key = key;
+    }
+    if (child === next) {
+      next = next.nextElementSibling;
+    } else {
+      parent.insertBefore(child, next);
+    }
+    update(child, item);
+  }
+}
+
+// table makes an empty table in a box that scrolls by itself if it is too wide.
+export function table(label, headings) {
+  const body = element("tbody");
+  const row = element("tr", {}, ...headings.map((text) => element("th", { scope: "col" }, text)));
+  const box = element("div", { class: "table" },
+    element("table", { "aria-label": label }, element("thead", {}, row), body));
+  return { box, body };
+}
+
+// row makes a table row, whose cells know their headings for narrow windows.
+export function row(headings) {
+  return element("tr", {}, ...headings.map((heading) => element("td", { "data-heading": heading })));
+}
+
+// setBadge shows a word in the colour of its tone: good, warn, bad or quiet.
+export function setBadge(parent, text, tone) {
+  let badge = parent.querySelector(":scope > .badge");
+  if (!badge) {
+    badge = element("span", { class: "badge" });
+    parent.append(badge);
+  }
+  setText(badge, text);
+  setAttribute(badge, "data-tone", tone);
+}

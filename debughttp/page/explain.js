@@ -1,0 +1,66 @@
+// The form that explains what becomes of a packet.
+
+import { byId, element, list, row, setBadge, setText, table } from "./dom.js";
+import { decisionTone, duration, stateTone } from "./format.js";
+
+const headings = ["Endpoint", "State", "May be chosen", "Source", "Node"];
+
+export function startExplain(ask) {
+  let asked = 0;
+  byId("packet").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const mine = ++asked;
+    const parameters = Object.fromEntries(new FormData(event.target));
+    try {
+      const { status, body } = await ask("explain", parameters);
+      if (mine === asked) status === 200 ? showExplanation(body) : showTrouble(body.error);
+    } catch (error) {
+      if (mine === asked) showTrouble(error.message);
+    }
+  });
+}
+
+// fillPacket starts an explanation with what is known already.
+export function fillPacket(protocol, destination) {
+  const { elements } = byId("packet");
+  elements.protocol.value = protocol;
+  elements.destination.value = destination;
+  const first = destination.startsWith(":") ? elements.destination : elements.source;
+  byId("explain").scrollIntoView({ block: "nearest" });
+  first.focus({ preventScroll: true });
+  if (first === elements.destination) first.setSelectionRange(0, 0);
+}
+
+function showTrouble(text) {
+  byId("explanation").replaceChildren(element("p", { class: "error" }, text));
+}
+
+function showExplanation(e) {
+  const verdict = element("p", { id: "verdict" });
+  setBadge(verdict, e.verdict, decisionTone(e.verdict));
+  verdict.append(element("span", { class: "quiet" }, ` ${e.packet.protocol} ${e.packet.source} → ${e.packet.destination}${outcome(e)}`));
+  const reasons = element("ol", { id: "reasons" }, ...e.reasons.map((reason) => element("li", {}, reason)));
+  const children = [verdict, reasons];
+  if (e.endpoints.length > 0) {
+    const { box, body } = table("Endpoints of the packet", headings);
+    list(body, e.endpoints, (p) => p.address, () => row(headings), updateEndpoint);
+    children.push(box);
+  }
+  byId("explanation").replaceChildren(...children);
+}
+
+function outcome(e) {
+  const words = [];
+  if (e.masquerade) words.push("source masqueraded");
+  if (e.affinitySeconds) words.push(`same endpoint for ${duration(e.affinitySeconds)}`);
+  return words.map((word) => ` · ${word}`).join("");
+}
+
+function updateEndpoint(node, p) {
+  const [address, state, chosen, source, where] = node.children;
+  setText(address, p.address);
+  setBadge(state, p.state, stateTone(p.state));
+  setText(chosen, p.excluded ? `no: ${p.excluded}` : "yes");
+  setText(source, p.excluded ? "" : p.masquerade ? "masqueraded" : "kept");
+  setText(where, [p.node, p.local ? "this node" : ""].filter(Boolean).join(" · "));
+}

@@ -1,0 +1,36 @@
+// How values read.
+
+export const count = (n) => n.toLocaleString("en");
+
+export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+
+// duration is at most three digits of a number of seconds.
+export function duration(seconds) {
+  const digits = (value) => (value >= 100 ? value.toFixed(0) : String(Number(value.toPrecision(3))));
+  if (seconds >= 3600) return `${digits(seconds / 3600)} h`;
+  if (seconds >= 120) return `${digits(seconds / 60)} min`;
+  if (seconds >= 1) return `${digits(seconds)} s`;
+  if (seconds >= 1e-3) return `${digits(seconds * 1e3)} ms`;
+  return seconds > 0 && seconds < 1e-6 ? "under 1 µs" : `${digits(seconds * 1e6)} µs`;
+}
+
+// age is how long ago a time is, by the clock of the proxy.
+export function age(time, now) {
+  const seconds = Math.max(0, (Date.parse(now) - Date.parse(time)) / 1000);
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+export const clock = (time) => new Date(time).toLocaleTimeString("en-GB");
+
+export const hostPort = (address, port) => (address.includes(":") ? `[${address}]:${port}` : `${address}:${port}`);
+
+const stateTones = { ready: "good", terminating: "warn", "not ready": "bad", gone: "quiet" };
+
+export const stateTone = (state) => stateTones[state] ?? "quiet";
+
+const decisionTones = { forward: "good", reject: "bad", drop: "bad", pass: "quiet" };
+
+export const decisionTone = (decision) => decisionTones[decision] ?? "quiet";

@@ -1,0 +1,106 @@
+// The opened Service: its frontends and endpoints, as they are now.
+
+import { byId, element, list, row, setAttribute, setBadge, setText, show, table } from "./dom.js";
+import { counted, decisionTone, duration, hostPort, stateTone } from "./format.js";
+
+const frontendHeadings = ["Frontend", "Kind", "Does", "Policy", "Source", "Remarks", ""];
+const endpointHeadings = ["Endpoint", "State", "Used", "Node", "Zone", "Hints"];
+const endpointsShown = 200;
+
+const noteForNone = "Choose a Service to see its frontends and endpoints.";
+
+// showOpened changes the heading at once; the rest comes with the answer.
+export function showOpened(opened) {
+  setText(byId("service-heading"), opened ? `${opened.namespace}/${opened.name}` : "Service");
+  show(byId("close"), opened !== null);
+  setNote(opened ? "asking…" : noteForNone);
+  byId("ports").replaceChildren();
+}
+
+export function showService(service, explain) {
+  setNote("");
+  list(byId("ports"), service.servicePorts, (p) => JSON.stringify([p.family, p.portName, p.protocol]),
+    (p) => createPort(p, explain), updatePort);
+}
+
+// showGone is for a Service that the proxy does not know, or knows no more.
+export function showGone(text) {
+  setNote(text);
+  byId("ports").replaceChildren();
+}
+
+function setNote(text) {
+  setText(byId("service-note"), text);
+  show(byId("service-note"), text !== "");
+}
+
+function createPort(p, explain) {
+  const frontends = table("Frontends", frontendHeadings);
+  const endpoints = table("Endpoints", endpointHeadings);
+  const all = element("button", { type: "button" });
+  const node = element("article", {}, element("h3"), element("p", { class: "quiet" }), element("p", { class: "error" }),
+    frontends.box, endpoints.box, all);
+  all.addEventListener("click", () => {
+    node.showsAll = true;
+    updatePort(node, node.port);
+  });
+  node.parts = { frontends: frontends.body, endpoints: endpoints.body, endpointBox: endpoints.box, all, explain };
+  return node;
+}
+
+function updatePort(node, p) {
+  node.port = p;
+  const [heading, facts, error] = node.children;
+  const { frontends, endpoints, endpointBox, all, explain } = node.parts;
+  setText(heading, [p.family, p.portName, `${p.port}/${p.protocol}`].filter(Boolean).join(" · "));
+  setText(facts, factsOf(p).join(" · "));
+  setText(error, p.error ? `Not programmed, may be as it was before: ${p.error}` : "");
+  list(frontends, p.frontends, (f) => f.text, (f) => createFrontend(f, p, explain), updateFrontend);
+  const shown = node.showsAll ? p.endpoints : p.endpoints.slice(0, endpointsShown);
+  list(endpoints, shown, (e) => e.address, () => row(endpointHeadings), updateEndpoint);
+  show(endpointBox, p.endpoints.length > 0);
+  show(all, shown.length < p.endpoints.length);
+  setText(all, `Show all ${counted(p.endpoints.length, "endpoint")}`);
+}
+
+function factsOf(p) {
+  const facts = [`${p.endpointsUsable} of ${counted(p.endpointsAll, "endpoint")} usable`, `internal policy ${p.internalTrafficPolicy}`];
+  if (p.externalTrafficPolicy) facts.push(`external policy ${p.externalTrafficPolicy}`);
+  if (p.sessionAffinitySeconds) facts.push(`session affinity ${duration(p.sessionAffinitySeconds)}`);
+  if (p.healthCheckNodePort) facts.push(`health check node port ${p.healthCheckNodePort}`);
+  return facts;
+}
+
+function createFrontend(f, p, explain) {
+  const node = row(frontendHeadings);
+  const button = element("button", { type: "button", "aria-label": `Explain a packet to ${f.text}` }, "Explain…");
+  button.addEventListener("click", () => explain(p.protocol, f.vip ? hostPort(f.vip, f.port) : `:${f.port}`));
+  node.lastElementChild.append(button);
+  return node;
+}
+
+const masqueradeWords = { keep: "kept", "non-pod": "kept for pods only", all: "masqueraded" };
+
+function updateFrontend(node, f) {
+  const [address, kind, action, scope, source, remarks] = node.children;
+  setText(address, f.vip ? hostPort(f.vip, f.port) : `node port ${f.port}`);
+  setText(kind, f.kind);
+  setBadge(action, f.action, decisionTone(f.action));
+  setText(scope, f.scope);
+  setText(source, masqueradeWords[f.masquerade] ?? f.masquerade);
+  const words = [];
+  if (f.shortCircuit) words.push("pods and node: Cluster");
+  if (f.restricted) words.push(f.sourceRanges.length ? `only from ${f.sourceRanges.join(", ")}` : "from nowhere");
+  setText(remarks, words.join("; "));
+}
+
+function updateEndpoint(node, e) {
+  const [address, state, used, where, zone, hints] = node.children;
+  setText(address, e.address);
+  setBadge(state, e.state, stateTone(e.state));
+  setAttribute(node, "data-state", e.state);
+  setText(used, e.used ? "used" : `no: ${e.excluded || "no frontend asks for it"}`);
+  setText(where, [e.node, e.local ? "this node" : ""].filter(Boolean).join(" · "));
+  setText(zone, e.zone ?? "");
+  setText(hints, [...e.nodeHints, ...e.zoneHints].map((hint) => `for ${hint}`).join(", "));
+}

@@ -1,0 +1,86 @@
+// The header: health of each family, and what an operator should look at.
+
+import { byId, element, list, setAttribute, setBadge, setText } from "./dom.js";
+import { age, count, counted } from "./format.js";
+
+export function showStatus(status, open) {
+  setText(byId("title"), status.title);
+  const name = status.node.name || "node without a name";
+  setText(byId("node"), [name, status.node.zone, ...status.node.addresses].filter(Boolean).join(" · "));
+  document.title = `${status.title} · ${name}`;
+  list(byId("families"), status.families, (f) => f.family, createFamily, (node, f) => updateFamily(node, f, status.now));
+  list(byId("notes"), notes(status), (n) => n.key, (n) => createNote(n, open), updateNote);
+}
+
+function createFamily() {
+  const family = element("li", { class: "family" }, element("div", { class: "heading" }, element("strong")), element("p", { class: "quiet" }), element("p", { class: "error" }));
+  return family;
+}
+
+function updateFamily(node, f, now) {
+  const [heading, facts, error] = node.children;
+  setText(heading.firstElementChild, f.family);
+  setBadge(heading, ...health(f));
+  const words = [counted(f.servicePorts, "service port")];
+  words.push(f.lastSuccess ? `last success ${age(f.lastSuccess, now)} ago` : "no success yet");
+  if (f.pendingSince) words.push(`a change waits for ${age(f.pendingSince, now)}`);
+  const dropping = f.noLocalEndpointsInternal + f.noLocalEndpointsExternal;
+  if (dropping > 0) words.push(`${count(dropping)} without a local endpoint`);
+  if (f.damaged > 0) words.push(`changed by others ${f.damaged === 1 ? "once" : `${count(f.damaged)} times`}, ${age(f.lastDamage.time, now)} ago`);
+  setText(facts, words.join(" · "));
+  setText(error, f.failedTotal > 0 ? "" : f.lastError ?? "");
+}
+
+function health(f) {
+  if (f.failedTotal > 0) return [`${count(f.failedTotal)} failed`, "bad"];
+  if (f.lastError) return ["failing", "bad"];
+  return f.synced ? ["in sync", "good"] : ["not yet programmed", "warn"];
+}
+
+const failuresShown = 20;
+
+// notes are failures, conditions and problems as lines of text.
+function notes(status) {
+  const all = [];
+  for (const f of status.families) {
+    for (const e of f.failed.slice(0, failuresShown)) {
+      all.push({
+        key: JSON.stringify(["failed", f.family, e.namespace, e.name, e.portName, e.protocol]), tone: "bad", kind: "Failed",
+        text: `${e.namespace}/${e.name}${e.portName ? `:${e.portName}` : ""} (${e.protocol}, ${f.family}): ${e.error}`, service: e,
+      });
+    }
+    if (f.failedTotal > failuresShown) {
+      all.push({ key: `failed more ${f.family}`, tone: "bad", kind: "Failed", text: `${counted(f.failedTotal - failuresShown, "other service port")} (${f.family})` });
+    }
+  }
+  for (const c of status.conditions) {
+    const since = c.since ? `, for ${age(c.since, status.now)}` : "";
+    all.push({ key: JSON.stringify(["condition", c.type, c.family]), tone: "warn", kind: c.type, text: `${c.message}${c.family ? ` (${c.family}${since})` : since}` });
+  }
+  for (const p of status.problems.slice(0, failuresShown)) {
+    all.push({ key: JSON.stringify(["problem", p]), tone: "warn", kind: "Set aside", text: `${p.object}: ${p.field}${p.value ? ` “${p.value}”` : ""}: ${p.reason}` });
+  }
+  if (status.problemsTotal > failuresShown) {
+    all.push({ key: "more", tone: "warn", kind: "Set aside", text: counted(status.problemsTotal - failuresShown, "other value") });
+  }
+  return all;
+}
+
+function createNote(note, open) {
+  const item = element("li", { class: "note" }, element("span", { class: "badge" }));
+  if (note.service) {
+    const { namespace, name } = note.service;
+    const button = element("button", { type: "button", class: "link" });
+    button.addEventListener("click", () => open({ namespace, name }));
+    item.append(button);
+  } else {
+    item.append(element("span"));
+  }
+  return item;
+}
+
+function updateNote(node, note) {
+  setText(node.firstElementChild, note.kind);
+  setAttribute(node.firstElementChild, "data-tone", note.tone);
+  setText(node.lastElementChild, note.text);
+}

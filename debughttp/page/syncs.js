@@ -1,0 +1,143 @@
+// The last syncs: a bar each, as high as the sync was long, on a logarithmic scale.
+
+import { byId, element, list, setAttribute, setText, svg } from "./dom.js";
+import { clock, count, counted, duration } from "./format.js";
+
+const laneHeight = 56;
+const laneGap = 18;
+const axisWidth = 58;
+const leastSlots = 24;
+const widestSlot = 18;
+
+const keyOf = (s) => `${s.family} ${s.started}`;
+
+let syncs = [];
+let chosen = null; // key of the sync that the pointer or an arrow key chose; null for the last one
+
+export function showSyncs(answer) {
+  syncs = answer.syncs;
+  draw();
+}
+
+export function startChart() {
+  const chart = byId("chart");
+  chart.append(svg("svg", { width: "100%" }, svg("g"), svg("g")));
+  chart.addEventListener("pointerover", (event) => choose(event.target.closest("[data-sync]")?.getAttribute("data-sync") ?? null));
+  chart.addEventListener("pointerleave", () => choose(null));
+  chart.addEventListener("blur", () => choose(null));
+  chart.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step || syncs.length === 0) return;
+    event.preventDefault();
+    const at = syncs.indexOf(chosenSync());
+    choose(keyOf(syncs[Math.min(syncs.length - 1, Math.max(0, at + step))]));
+  });
+  new ResizeObserver(draw).observe(chart);
+}
+
+function choose(key) {
+  chosen = key;
+  draw();
+}
+
+const chosenSync = () => syncs.find((s) => keyOf(s) === chosen) ?? syncs.at(-1);
+
+const kindOf = (s) => (s.error ? "failed" : s.full ? "full" : "partial");
+
+// scale has whole powers of ten for its ends.
+function scaleOf(all) {
+  const durations = all.map((s) => Math.max(s.durationSeconds, 1e-6));
+  const least = Math.floor(Math.log10(Math.min(...durations)));
+  const most = Math.max(least + 1, Math.ceil(Math.log10(Math.max(...durations))));
+  return { least, most, height: (seconds) => Math.max(2, (laneHeight * (Math.log10(Math.max(seconds, 1e-6)) - least)) / (most - least)) };
+}
+
+function draw() {
+  const root = byId("chart").firstElementChild;
+  const families = [...new Set(syncs.map((s) => s.family))].sort();
+  const height = Math.max(1, families.length) * (laneHeight + laneGap) + 6;
+  setAttribute(root, "height", height);
+  if (syncs.length === 0) {
+    root.firstElementChild.replaceChildren();
+    root.lastElementChild.replaceChildren();
+    byId("sync").replaceChildren(element("p", { class: "quiet" }, "No sync yet."));
+    return;
+  }
+  const scale = scaleOf(syncs);
+  const width = Math.max(200, byId("chart").clientWidth);
+  const lanes = new Map(families.map((family, i) => [family, { bottom: (i + 1) * (laneHeight + laneGap) - 4, syncs: syncs.filter((s) => s.family === family) }]));
+  drawAxes(root.firstElementChild, lanes, scale, width);
+  drawBars(root.lastElementChild, lanes, scale, width);
+  describe(chosenSync());
+}
+
+function drawAxes(group, lanes, scale, width) {
+  const lines = [];
+  for (const [family, lane] of lanes) {
+    lines.push({ key: `${family} name`, text: family, x: 0, y: lane.bottom - laneHeight + 4 });
+    const step = Math.ceil((scale.most - scale.least) / 3);
+    for (let power = scale.least; power <= scale.most; power += step) {
+      const y = lane.bottom - (laneHeight * (power - scale.least)) / (scale.most - scale.least);
+      lines.push({ key: `${family} ${power}`, text: powerOfTen(power), x: axisWidth + 26, y });
+    }
+  }
+  list(group, lines, (l) => l.key, () => svg("g", {}, svg("line"), svg("text")), (node, l) => {
+    const [line, text] = node.children;
+    const isName = l.x === 0;
+    for (const [name, value] of Object.entries({ x1: isName ? 0 : axisWidth + 32, x2: isName ? 0 : width, y1: l.y, y2: l.y })) setAttribute(line, name, value);
+    setAttribute(text, "x", l.x);
+    setAttribute(text, "y", l.y + 3.5);
+    setAttribute(text, "class", isName ? "lane" : "tick");
+    setText(text, l.text);
+  });
+}
+
+// powerOfTen is the label of a line: 10 ms for -2.
+function powerOfTen(power) {
+  if (power >= 0) return `${10 ** power} s`;
+  if (power >= -3) return `${10 ** (power + 3)} ms`;
+  return `${10 ** (power + 6)} µs`;
+}
+
+function drawBars(group, lanes, scale, width) {
+  const left = axisWidth + 34;
+  const longest = Math.max(leastSlots, ...[...lanes.values()].map((l) => l.syncs.length));
+  const slot = Math.min(widestSlot, (width - left) / longest);
+  const current = keyOf(chosenSync());
+  const bars = [...lanes.values()].flatMap((lane) => lane.syncs.map((s, i) => ({ s, x: left + i * slot, bottom: lane.bottom })));
+  list(group, bars, (b) => keyOf(b.s), createBar, (node, { s, x, bottom }) => {
+    const [area, bar, title] = node.children;
+    const high = scale.height(s.durationSeconds);
+    for (const [name, value] of Object.entries({ x, y: bottom - laneHeight - 2, width: slot, height: laneHeight + 4 })) setAttribute(area, name, value);
+    const thin = Math.min(2, slot / 4);
+    for (const [name, value] of Object.entries({ x: x + thin / 2, y: bottom - high, width: slot - thin, height: high })) setAttribute(bar, name, value);
+    setAttribute(bar, "data-kind", kindOf(s));
+    setAttribute(node, "data-chosen", chosen !== null && keyOf(s) === current ? "true" : null);
+    setText(title, [headline(s), ...s.stages.map((stage) => `${stage.name} ${duration(stage.durationSeconds)}`), s.error].filter(Boolean).join("\n"));
+  });
+}
+
+function createBar({ s }) {
+  return svg("g", { "data-sync": keyOf(s) }, svg("rect", { class: "area" }), svg("rect", { class: "bar", rx: 1 }), svg("title"));
+}
+
+const headline = (s) => `${s.family} ${s.full ? "full" : "partial"} sync${s.repair ? " (repair)" : ""}${s.error ? ", failed" : ""}, ${duration(s.durationSeconds)}`;
+
+// describe says in words what the chosen bar shows.
+function describe(s) {
+  const box = byId("sync");
+  if (!box.querySelector(".stages")) {
+    box.replaceChildren(element("p", {}, element("strong"), element("span", { class: "quiet" })), element("ul", { class: "plain stages" }), element("p", { class: "error" }));
+  }
+  const [line, stages, error] = box.children;
+  setText(line.firstElementChild, headline(s));
+  const facts = [clock(s.started)];
+  if (s.queuedSeconds) facts.push(`waited ${duration(s.queuedSeconds)}`);
+  facts.push(counted(s.changes, "change"));
+  if (s.transactions) facts.push(`${counted(s.writes, "write")} in ${counted(s.transactions, "transaction")}`);
+  if (s.flowsDeleted) facts.push(`${counted(s.flowsDeleted, "stale flow")} deleted`);
+  if (s.failed) facts.push(`${count(s.failed)} failed`);
+  setText(line.lastElementChild, ` · ${facts.join(" · ")}`);
+  list(stages, s.stages, (stage) => stage.name, () => element("li"), (node, stage) => setText(node, `${stage.name} ${duration(stage.durationSeconds)}`));
+  setText(error, s.error ?? "");
+}

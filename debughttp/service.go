@@ -1,0 +1,197 @@
+package debughttp
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+type serviceAnswer struct {
+	Namespace    string              `json:"namespace"`
+	Name         string              `json:"name"`
+	ServicePorts []servicePortInFull `json:"servicePorts"`
+}
+
+type servicePortInFull struct {
+	servicePortText
+
+	// Error is why the kernel may hold something older.
+	Error     string         `json:"error,omitempty"`
+	Frontends []frontendText `json:"frontends"`
+	Endpoints []usedEndpoint `json:"endpoints"`
+}
+
+type frontendText struct {
+	Kind desired.Kind `json:"kind"`
+	// Text is "address:port/PROTOCOL" or "node port N/PROTOCOL".
+	Text string `json:"text"`
+	// VIP is left out for a node port.
+	VIP          string             `json:"vip,omitempty"`
+	Port         uint16             `json:"port"`
+	Action       desired.Action     `json:"action"`
+	Scope        desired.Scope      `json:"scope"`
+	Masquerade   desired.Masquerade `json:"masquerade"`
+	ShortCircuit bool               `json:"shortCircuit"`
+	Restricted   bool               `json:"restricted"`
+	SourceRanges []string           `json:"sourceRanges"`
+}
+
+// usedEndpoint is an endpoint as its service port sees it.
+type usedEndpoint struct {
+	endpointText
+
+	// Used says that some frontend may send connections to it.
+	Used bool `json:"used"`
+	// Excluded is why not.
+	Excluded changetracker.Exclusion `json:"excluded,omitempty"`
+}
+
+type endpointText struct {
+	Address string `json:"address"`
+	// State is "ready", "terminating" while it still serves, "gone" after that, or
+	// "not ready".
+	State       string   `json:"state"`
+	Ready       bool     `json:"ready"`
+	Serving     bool     `json:"serving"`
+	Terminating bool     `json:"terminating"`
+	Local       bool     `json:"local"`
+	Node        string   `json:"node,omitempty"`
+	Zone        string   `json:"zone,omitempty"`
+	NodeHints   []string `json:"nodeHints"`
+	ZoneHints   []string `json:"zoneHints"`
+}
+
+func (h *handler) service(_ *http.Request, q query) (any, error) {
+	name, err := q.serviceName()
+	if err != nil {
+		return nil, err
+	}
+	status := h.source.Status()
+	a := serviceAnswer{Namespace: name.Namespace, Name: name.Name, ServicePorts: []servicePortInFull{}}
+	for _, state := range h.states() {
+		family := status.Families[state.Family()]
+		for _, name := range state.ServicePorts(name) {
+			port, ok := h.inFull(state, name)
+			if !ok {
+				continue
+			}
+			for _, failed := range family.Failed {
+				if failed.Name == name {
+					port.Error = errorText(failed.Err)
+				}
+			}
+			a.ServicePorts = append(a.ServicePorts, port)
+		}
+	}
+	if len(a.ServicePorts) == 0 {
+		return nil, fmt.Errorf("%w: %s", errNotFound, name)
+	}
+	return a, nil
+}
+
+// serviceName wants both parameters. The namespace may be empty, as values that a
+// program made by hand may have none.
+func (q query) serviceName() (name types.NamespacedName, err error) {
+	if !q.values.Has("namespace") {
+		return name, &parameterError{"namespace", "is missing"}
+	}
+	if name.Namespace, err = q.text("namespace"); err != nil {
+		return name, err
+	}
+	if name.Name, err = q.text("name"); err == nil && name.Name == "" {
+		err = &parameterError{"name", "is missing"}
+	}
+	return name, err
+}
+
+// inFull is one service port. A sync between looking at the State and at what was
+// resolved may show two moments at once; the next look shows one.
+func (h *handler) inFull(state *changetracker.State, name changetracker.ServicePortName) (p servicePortInFull, ok bool) {
+	s, ok := h.source.Resolved(state.Family(), name)
+	if !ok {
+		return p, false
+	}
+	endpoints := state.Endpoints(name)
+	p = servicePortInFull{
+		servicePortText: portText(s.Port, endpoints),
+		Frontends:       make([]frontendText, len(s.Frontends)),
+		Endpoints:       make([]usedEndpoint, len(endpoints)),
+	}
+	for i := range s.Frontends {
+		p.Frontends[i] = frontendOf(s.Key(&s.Frontends[i]), &s.Frontends[i])
+	}
+	why := exclusions(state, s.Port, endpoints)
+	for i := range endpoints {
+		e := usedEndpoint{endpointText: endpointOf(&endpoints[i]), Used: uses(s, endpoints[i].Addr)}
+		if !e.Used {
+			e.Excluded = why[i]
+		}
+		p.Endpoints[i] = e
+	}
+	return p, true
+}
+
+// exclusions says why the wider one of the scopes that a service port uses leaves
+// endpoints out.
+func exclusions(state *changetracker.State, p *changetracker.ServicePort, endpoints []changetracker.Endpoint) []changetracker.Exclusion {
+	if !p.UsesClusterEndpoints() {
+		why, _ := changetracker.ExplainLocal(endpoints)
+		return why
+	}
+	why, _ := changetracker.ExplainCluster(endpoints, state.Node())
+	return why
+}
+
+func uses(s *desired.Service, endpoint netip.AddrPort) bool {
+	for _, scope := range [][]netip.AddrPort{s.Cluster, s.Local} {
+		if _, found := slices.BinarySearchFunc(scope, endpoint, netip.AddrPort.Compare); found {
+			return true
+		}
+	}
+	return false
+}
+
+func frontendOf(key desired.Key, f *desired.Frontend) frontendText {
+	t := frontendText{
+		Kind: f.Kind, Text: key.String(), Port: f.Port, Action: f.Action, Scope: f.Scope, Masquerade: f.Masquerade,
+		ShortCircuit: f.ShortCircuit, Restricted: f.Restricted, SourceRanges: texts(f.SourceRanges),
+	}
+	if f.VIP.IsValid() {
+		t.VIP = f.VIP.String()
+	}
+	return t
+}
+
+func endpointOf(e *changetracker.Endpoint) endpointText {
+	return endpointText{
+		Address: e.Addr.String(), State: stateOf(e), Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
+		Local: e.Local, Node: e.Node, Zone: e.Zone, NodeHints: listed(e.NodeHints), ZoneHints: listed(e.ZoneHints),
+	}
+}
+
+func stateOf(e *changetracker.Endpoint) string {
+	switch {
+	case e.Ready:
+		return "ready"
+	case e.Terminating && e.Serving:
+		return "terminating"
+	case e.Terminating:
+		return "gone"
+	default:
+		return "not ready"
+	}
+}
+
+// listed is never nil, because JSON's null is no list.
+func listed(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
+}

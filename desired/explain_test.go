@@ -1,0 +1,207 @@
+package desired
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+var nodeIP = netip.MustParseAddr("192.0.2.10")
+
+// explainer knows web, which has everything, and other, whose node port is web's
+// port.
+func explainer(t *testing.T, change func(*changetracker.ServicePort), endpoints ...changetracker.Endpoint) *Explainer {
+	t.Helper()
+	node := changetracker.Node{Name: "here", Zone: "a"}
+	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, Node: node})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := changetracker.ServicePort{
+		Name: webName, ClusterIP: clusterIP, Port: 30080, NodePort: 30443,
+		ExternalIPs: []netip.Addr{nodeIP}, LoadBalancerVIPs: []netip.Addr{vip},
+	}
+	if change != nil {
+		change(&web)
+	}
+	other := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "a", Name: "other"}, Protocol: v1.ProtocolTCP}
+	for _, p := range []changetracker.ServicePort{
+		web, {Name: other, ClusterIP: clusterIP.Next(), Port: 1, NodePort: 30080},
+	} {
+		if _, err := tracker.Services.Set(p.Name.NamespacedName, p); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tracker.Endpoints.Set(p.Name, endpoints...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x := &Explainer{
+		Resolver:      Resolver{Node: node, DetectsPods: true},
+		NodeAddresses: []netip.Addr{nodeIP},
+		Globals: Globals{
+			ServiceCIDRs:      []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+			NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
+			PodInterface:      "veth*",
+		},
+	}
+	if err := tracker.Apply(v1.IPv4Protocol, func(s *changetracker.State, _ changetracker.Delta) error {
+		x.State = s
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func packetTo(text string) Packet {
+	return Packet{
+		Protocol: TCP, Source: netip.MustParseAddr("198.51.100.7"), Destination: netip.MustParseAddrPort(text), Origin: FromOutside,
+	}
+}
+
+// TestWhatIsExplained has what real packets cannot show, or seldom meet; the rest
+// is compared with them by proxiertest.Explanations.
+func TestWhatIsExplained(t *testing.T) {
+	policyLocal := func(p *changetracker.ServicePort) { p.ExternalPolicyLocal = true }
+	here, there := local(1), remote(2)
+	for rule, c := range map[string]struct {
+		change    func(*changetracker.ServicePort)
+		endpoints []changetracker.Endpoint
+		packet    Packet
+		verdict   Verdict
+		service   string
+		reason    string
+	}{
+		"an address wins over a node port": {
+			endpoints: []changetracker.Endpoint{there}, packet: packetTo("192.0.2.10:30080"),
+			verdict: VerdictForward, service: "test/web:http", reason: "192.0.2.10:30080/TCP is the ExternalIP of test/web:http",
+		},
+		"a node port": {
+			endpoints: []changetracker.Endpoint{there}, packet: packetTo("192.0.2.10:30443"),
+			verdict: VerdictForward, service: "test/web:http", reason: "node port 30443/TCP is the NodePort",
+		},
+		"a node port at somebody else's address": {
+			packet: packetTo("192.0.2.11:30443"), verdict: VerdictPass, reason: "192.0.2.11 is no address of this node",
+		},
+		"a node port on loopback": {
+			packet: packetTo("127.0.0.1:30443"), verdict: VerdictPass, reason: "127.0.0.1 is a loopback address",
+		},
+		"an unallocated cluster IP": {
+			packet: packetTo("10.96.7.7:80"), verdict: VerdictDrop, reason: "in a range of cluster IPs",
+		},
+		"another port of a cluster IP": {
+			packet: packetTo("10.96.0.10:81"), verdict: VerdictReject, reason: "has no port 81/TCP",
+		},
+		"a pod by its interface": {
+			change: policyLocal, endpoints: []changetracker.Endpoint{here, there},
+			packet:  from(packetTo("203.0.113.1:30080"), FromOutside, "veth12"),
+			verdict: VerdictForward, service: "test/web:http", reason: "does not bind pods",
+		},
+		"a pod whose interface is not known": {
+			change: policyLocal, endpoints: []changetracker.Endpoint{there},
+			packet:  from(packetTo("203.0.113.1:30080"), FromPod, ""),
+			verdict: VerdictForward, service: "test/web:http", reason: "does not bind pods",
+		},
+		"somebody else's interface": {
+			change: policyLocal, endpoints: []changetracker.Endpoint{there},
+			packet:  from(packetTo("203.0.113.1:30080"), FromPod, "eth0"),
+			verdict: VerdictDrop, service: "test/web:http", reason: "none on this node",
+		},
+		"the node, from an address that is not known": {
+			change: policyLocal, endpoints: []changetracker.Endpoint{there},
+			packet:  from(packetTo("203.0.113.1:30080"), FromNode, ""),
+			verdict: VerdictForward, service: "test/web:http", reason: "does not bind the node itself",
+		},
+		"hints that do not count": {
+			endpoints: []changetracker.Endpoint{inZone(local(1), "a"), there}, packet: packetTo("203.0.113.1:30080"),
+			verdict: VerdictForward, service: "test/web:http", reason: "hints for zones do not count: 10.244.0.2:8080 has none",
+		},
+		"hints that count": {
+			endpoints: []changetracker.Endpoint{inZone(local(1), "a"), inZone(there, "b")}, packet: packetTo("203.0.113.1:30080"),
+			verdict: VerdictForward, service: "test/web:http", reason: "1 of 2 endpoints may be chosen",
+		},
+		"nothing but terminating ones": {
+			endpoints: []changetracker.Endpoint{terminating(there)}, packet: packetTo("203.0.113.1:30080"),
+			verdict: VerdictForward, service: "test/web:http", reason: "no endpoint is ready",
+		},
+		"nobody": {packet: packetTo("203.0.113.1:30080"), verdict: VerdictReject, service: "test/web:http", reason: "no endpoint anywhere"},
+		"an IPv4 address in the clothes of IPv6": {
+			endpoints: []changetracker.Endpoint{there}, packet: packetTo("[::ffff:203.0.113.1]:30080"),
+			verdict: VerdictForward, service: "test/web:http", reason: "LoadBalancer",
+		},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			got, err := explainer(t, c.change, c.endpoints...).Explain(c.packet)
+			if err != nil {
+				t.Fatalf("Explain = %v, want nil", err)
+			}
+			service := ""
+			if got.Service != nil {
+				service = got.Service.String()
+			}
+			if got.Verdict != c.verdict || service != c.service || !strings.Contains(strings.Join(got.Reasons, "; "), c.reason) {
+				t.Errorf("verdict %v, service %q, reasons %q, want %v, %q and %q", got.Verdict, service, got.Reasons, c.verdict, c.service, c.reason)
+			}
+		})
+	}
+}
+
+func from(p Packet, origin Origin, link string) Packet {
+	p.Origin, p.Interface = origin, link
+	return p
+}
+
+func TestPacketsThatCannotBeExplained(t *testing.T) {
+	x := explainer(t, nil)
+	good := packetTo("10.96.0.10:80")
+	for fault, change := range map[string]func(*Packet){
+		"protocol":    func(p *Packet) { p.Protocol = 1 },
+		"source":      func(p *Packet) { p.Source = netip.Addr{} },
+		"destination": func(p *Packet) { p.Destination = netip.AddrPortFrom(clusterIP, 0) },
+		"families":    func(p *Packet) { p.Source = netip.MustParseAddr("2001:db8::1") },
+		"origin":      func(p *Packet) { p.Origin = 0 },
+	} {
+		bad := good
+		change(&bad)
+		if _, err := x.Explain(bad); !errors.Is(err, ErrPacket) || !strings.Contains(err.Error(), fault) {
+			t.Errorf("Explain(%+v) = %v, want %v that names the %s", bad, err, ErrPacket, fault)
+		}
+	}
+}
+
+func TestExplanationsAreReadAsJSON(t *testing.T) {
+	got, err := explainer(t, nil, local(1)).Explain(packetTo("203.0.113.1:30080"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"verdict":"forward"`, `"protocol":"TCP"`, `"origin":"outside"`, `"Kind":"LoadBalancer"`, `"scope":"Cluster"`} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%s, want %s in it", text, want)
+		}
+	}
+	var packet Packet
+	if err := json.Unmarshal([]byte(`{"protocol":"UDP","source":"192.0.2.1","destination":"192.0.2.2:53","origin":"pod"}`), &packet); err != nil {
+		t.Errorf("Unmarshal = %v, want nil", err)
+	}
+	if want := (Packet{
+		Protocol: UDP, Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddrPort("192.0.2.2:53"), Origin: FromPod,
+	}); packet != want {
+		t.Errorf("packet %+v, want %+v", packet, want)
+	}
+	for _, bad := range []string{`{"origin":"mars"}`, `{"origin":""}`, `{"protocol":"ICMP"}`} {
+		if err := json.Unmarshal([]byte(bad), &packet); !errors.Is(err, ErrPacket) {
+			t.Errorf("Unmarshal(%s) = %v, want %v", bad, err, ErrPacket)
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// configzKey is where kube-proxy's /configz has its configuration.
+const configzKey = "kubeproxy.config.k8s.io"
+
+// configz answers with what the flags say, as a KubeProxyConfiguration of
+// kubeproxy.config.k8s.io/v1alpha1. It has the fields that there are flags for.
+func (o *options) configz(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_ = json.NewEncoder(w).Encode(map[string]kubeProxyConfiguration{configzKey: o.kubeProxyConfiguration()}) // the client may have gone
+}
+
+type kubeProxyConfiguration struct {
+	APIVersion         string           `json:"apiVersion"`
+	Kind               string           `json:"kind"`
+	Mode               string           `json:"mode"`
+	HostnameOverride   string           `json:"hostnameOverride"`
+	ClientConnection   clientConnection `json:"clientConnection"`
+	ClusterCIDR        string           `json:"clusterCIDR"`
+	DetectLocalMode    string           `json:"detectLocalMode"`
+	DetectLocal        detectLocal      `json:"detectLocal"`
+	NodePortAddresses  []string         `json:"nodePortAddresses"`
+	ConfigSyncPeriod   metav1.Duration  `json:"configSyncPeriod"`
+	HealthzBindAddress string           `json:"healthzBindAddress"`
+	MetricsBindAddress string           `json:"metricsBindAddress"`
+	EnableProfiling    bool             `json:"enableProfiling"`
+	Nftables           nftablesConfig   `json:"nftables"`
+	Conntrack          conntrackConfig  `json:"conntrack"`
+}
+
+type clientConnection struct {
+	Kubeconfig string `json:"kubeconfig"`
+}
+
+type detectLocal struct {
+	BridgeInterface     string `json:"bridgeInterface"`
+	InterfaceNamePrefix string `json:"interfaceNamePrefix"`
+}
+
+type nftablesConfig struct {
+	MasqueradeBit int             `json:"masqueradeBit"`
+	MasqueradeAll bool            `json:"masqueradeAll"`
+	SyncPeriod    metav1.Duration `json:"syncPeriod"`
+	MinSyncPeriod metav1.Duration `json:"minSyncPeriod"`
+}
+
+type conntrackConfig struct {
+	MaxPerCore            int32           `json:"maxPerCore"`
+	Min                   int32           `json:"min"`
+	TCPEstablishedTimeout metav1.Duration `json:"tcpEstablishedTimeout"`
+	TCPCloseWaitTimeout   metav1.Duration `json:"tcpCloseWaitTimeout"`
+	TCPBeLiberal          bool            `json:"tcpBeLiberal"`
+	UDPTimeout            metav1.Duration `json:"udpTimeout"`
+	UDPStreamTimeout      metav1.Duration `json:"udpStreamTimeout"`
+}
+
+func (o *options) kubeProxyConfiguration() kubeProxyConfiguration {
+	healthz, _ := bindAddress(o.healthzAddress, healthzPort)
+	metrics, _ := bindAddress(o.metricsAddress, metricsPort)
+	return kubeProxyConfiguration{
+		APIVersion: configzKey + "/v1alpha1", Kind: "KubeProxyConfiguration", Mode: "nftables",
+		HostnameOverride: o.hostname, ClientConnection: clientConnection{o.kubeconfig},
+		ClusterCIDR: o.clusterCIDR, DetectLocalMode: o.detectLocalMode, DetectLocal: detectLocal{o.podBridge, o.podPrefix},
+		NodePortAddresses: append([]string{}, o.nodePortAddresses...), ConfigSyncPeriod: metav1.Duration{Duration: o.configSyncPeriod},
+		HealthzBindAddress: healthz, MetricsBindAddress: metrics, EnableProfiling: o.profiling,
+		Nftables: nftablesConfig{o.masqueradeBit, o.masqueradeAll, metav1.Duration{Duration: o.syncPeriod}, metav1.Duration{Duration: o.minSyncPeriod}},
+		Conntrack: conntrackConfig{
+			o.conntrack.MaxPerCore, o.conntrack.Min,
+			metav1.Duration{Duration: o.conntrack.TCPEstablished},
+			metav1.Duration{Duration: o.conntrack.TCPCloseWait},
+			o.conntrack.TCPBeLiberal,
+			metav1.Duration{Duration: o.conntrack.UDP},
+			metav1.Duration{Duration: o.conntrack.UDPStream},
+		},
+	}
+}

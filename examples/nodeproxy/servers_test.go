@@ -1,0 +1,81 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// TestTheMetricsServersPages: HC-40. Profiles are there on request only.
+func TestTheMetricsServersPages(t *testing.T) {
+	ask := func(path string, args ...string) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		parse(t, args...).metricsPages(prometheus.NewRegistry()).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		return w
+	}
+	for path, want := range map[string]string{"/proxyMode": "nftables", "/healthz": "ok"} {
+		w := ask(path)
+		if w.Body.String() != want || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" || w.Header().Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s = %q with %v, want %q as plain text, nosniff", path, w.Body, w.Header(), want)
+		}
+	}
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/profile?seconds=1", "/debug/pprof/heap"} {
+		if got := ask(path).Code; got != http.StatusNotFound {
+			t.Errorf("%s: code %d, want 404", path, got)
+		}
+	}
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap", "/metrics"} {
+		if got := ask(path, "--profiling").Code; got != http.StatusOK {
+			t.Errorf("%s: code %d, want 200", path, got)
+		}
+	}
+}
+
+// TestConfigz has the shape of kube-proxy's: HC-40.
+func TestConfigz(t *testing.T) {
+	w := httptest.NewRecorder()
+	o := parse(t, "--cluster-cidr=10.244.0.0/16", "--nftables-min-sync-period=2s", "--conntrack-udp-timeout=77s", "--metrics-bind-address=192.0.2.1",
+		"--nodeport-addresses=192.0.2.0/24", "--kubeconfig=/etc/kubeconfig", "--profiling", "--hostname-override=n")
+	o.configz(w, nil)
+	var got map[string]map[string]any
+	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]map[string]any{"kubeproxy.config.k8s.io": {
+		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables", "hostnameOverride": "n",
+		"clientConnection": map[string]any{"kubeconfig": "/etc/kubeconfig"},
+		"clusterCIDR":      "10.244.0.0/16", "detectLocalMode": "ClusterCIDR", "nodePortAddresses": []any{"192.0.2.0/24"},
+		"detectLocal":      map[string]any{"bridgeInterface": "", "interfaceNamePrefix": ""},
+		"configSyncPeriod": "15m0s", "healthzBindAddress": "0.0.0.0:10256", "metricsBindAddress": "192.0.2.1:10249", "enableProfiling": true,
+		"nftables": map[string]any{"masqueradeBit": 14.0, "masqueradeAll": false, "syncPeriod": "30s", "minSyncPeriod": "2s"},
+		"conntrack": map[string]any{
+			"maxPerCore": 32768.0, "min": 131072.0, "tcpEstablishedTimeout": "24h0m0s", "tcpCloseWaitTimeout": "1h0m0s", "tcpBeLiberal": false,
+			"udpTimeout": "1m17s", "udpStreamTimeout": "0s",
+		},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("/configz (-want +got):\n%s", diff)
+	}
+	if got := w.Header().Get("Content-Type"); got != "application/json" {
+		t.Errorf("content type %q, want application/json", got)
+	}
+}
+
+func TestTheAddressOfACollectorIsCompleted(t *testing.T) {
+	for text, want := range map[string]string{
+		"http://127.0.0.1:4318":         "http://127.0.0.1:4318/v1/traces",
+		"https://collector.example/":    "https://collector.example/v1/traces",
+		"http://[::1]:4318/otlp/traces": "http://[::1]:4318/otlp/traces",
+		"127.0.0.1:4318":                "",
+		"grpc://127.0.0.1:4317":         "",
+		"http:///v1/traces":             "",
+	} {
+		if got, err := traceURL(text); got != want || (err == nil) != (want != "") {
+			t.Errorf("traceURL(%q) = %q, %v, want %q", text, got, err, want)
+		}
+	}
+}

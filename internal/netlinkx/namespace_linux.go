@@ -1,0 +1,58 @@
+package netlinkx
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+const netnsDir = "/run/netns/"
+
+// openNamespace opens a network namespace: a path, or a name under /run/netns.
+func openNamespace(netNS string) (netns.NsHandle, error) {
+	if !strings.Contains(netNS, "/") {
+		netNS = netnsDir + netNS
+	}
+	ns, err := netns.GetFromPath(netNS)
+	if err != nil {
+		return netns.None(), fmt.Errorf("open network namespace %s: %w", netNS, err)
+	}
+	return ns, nil
+}
+
+// Visit runs f inside a network namespace, as in Open, on a thread that ends with
+// it. What f opens stays in that namespace; goroutines that it starts are outside.
+func Visit(netNS string, f func() error) error {
+	if netNS == "" {
+		return f()
+	}
+	ns, err := openNamespace(netNS)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }() // f has what it needs
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread is in the wrong namespace for others
+		if err := netns.Set(ns); err != nil {
+			done <- fmt.Errorf("enter network namespace %s: %w", netNS, err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// LocalAddresses lists the addresses of all links in a network namespace.
+func LocalAddresses(netNS string) ([]netip.Addr, error) {
+	s, err := Open(netNS)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	return s.Addresses(unix.AF_UNSPEC)
+}

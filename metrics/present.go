@@ -1,0 +1,115 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// present collects what is read from the Status, at the time of a scrape.
+type present struct {
+	metrics *Metrics
+
+	endpointsPending, endpointsTotal, servicesPending, servicesTotal, lastQueued *prometheus.Desc
+
+	setAside, pending, ports, failed, damages, condition *prometheus.Desc
+}
+
+func newPresent(m *Metrics) *present {
+	desc := func(namespace, name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
+	}
+	return &present{
+		metrics:          m,
+		endpointsPending: desc(kubeProxy, "sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that are not programmed."),
+		endpointsTotal:   desc(kubeProxy, "sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that have arrived."),
+		servicesPending:  desc(kubeProxy, "sync_proxy_rules_service_changes_pending", "Services whose changes are not programmed."),
+		servicesTotal:    desc(kubeProxy, "sync_proxy_rules_service_changes_total", "Changes of Services that have arrived."),
+		lastQueued:       desc(kubeProxy, "sync_proxy_rules_last_queued_timestamp_seconds", "When a sync was asked for last.", labelFamily),
+		setAside:         desc(serviceplane, "values_set_aside", "Values of API objects that are set aside at the moment.", "reason"),
+		pending:          desc(serviceplane, "pending_seconds", "How long the oldest change has been waiting to be programmed; 0 if there is none.", labelFamily),
+		ports:            desc(serviceplane, "service_ports", "Service ports that are programmed.", labelFamily),
+		failed:           desc(serviceplane, "service_ports_failed", "Service ports that could not be programmed as they should be.", labelFamily),
+		damages:          desc(serviceplane, "damages_total", "Changes of the proxy's kernel objects by somebody else that were noticed.", labelFamily),
+		condition:        desc(serviceplane, "condition", "1 while there is something that an operator should look at.", "type", labelFamily),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (p *present) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		p.endpointsPending, p.endpointsTotal, p.servicesPending, p.servicesTotal, p.lastQueued,
+		p.setAside, p.pending, p.ports, p.failed, p.damages, p.condition,
+	} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (p *present) Collect(out chan<- prometheus.Metric) {
+	status := p.metrics.status.Load()
+	if status == nil {
+		return
+	}
+	s := (*status)()
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, kind, value, labels...)
+	}
+	send(p.endpointsPending, prometheus.GaugeValue, float64(s.Tracked.PendingEndpointSlices))
+	send(p.endpointsTotal, prometheus.CounterValue, float64(s.Tracked.EndpointSlices))
+	send(p.servicesPending, prometheus.GaugeValue, float64(s.Tracked.PendingServices))
+	send(p.servicesTotal, prometheus.CounterValue, float64(s.Tracked.Services))
+	now := time.Now()
+	for name, f := range s.Families {
+		family := string(name)
+		queued, waiting := 0.0, 0.0
+		if !s.LastQueued.IsZero() {
+			queued = seconds(s.LastQueued)
+		}
+		if !f.PendingSince.IsZero() {
+			waiting = now.Sub(f.PendingSince).Seconds()
+		}
+		send(p.lastQueued, prometheus.GaugeValue, queued, family)
+		send(p.pending, prometheus.GaugeValue, waiting, family)
+		send(p.ports, prometheus.GaugeValue, float64(f.ServicePorts), family)
+		send(p.failed, prometheus.GaugeValue, float64(len(f.Failed)), family)
+		send(p.damages, prometheus.CounterValue, float64(f.Damaged), family)
+	}
+	for reason, count := range setAside(s.Problems) {
+		send(p.setAside, prometheus.GaugeValue, float64(count), string(reason))
+	}
+	for c := range kinds(s.Conditions) {
+		send(p.condition, prometheus.GaugeValue, 1, string(c.Type), string(c.Family))
+	}
+}
+
+// setAside counts problems by reason; a reason without any counts too.
+func setAside(problems []changetracker.Problem) map[changetracker.Reason]int {
+	counts := map[changetracker.Reason]int{}
+	for _, reason := range changetracker.Reasons() {
+		counts[reason] = 0
+	}
+	for i := range problems {
+		counts[problems[i].Reason]++
+	}
+	return counts
+}
+
+// kind is a condition without its story.
+type kind struct {
+	Type   proxier.ConditionType
+	Family v1.IPFamily
+}
+
+// kinds are the conditions, each once: two Services may have the same.
+func kinds(conditions []proxier.Condition) map[kind]bool {
+	all := map[kind]bool{}
+	for i := range conditions {
+		all[kind{conditions[i].Type, conditions[i].Family}] = true
+	}
+	return all
+}

@@ -1,0 +1,25 @@
+package nftables
+
+import (
+	"context"
+	"time"
+)
+
+// timedKernel adds up how long the kernel takes.
+type timedKernel struct {
+	kernel
+
+	waited *time.Duration
+}
+
+func (k *timedKernel) commit(ctx context.Context, w *wire) error {
+	began := time.Now()
+	defer func() { *k.waited += time.Since(began) }()
+	return k.kernel.commit(ctx, w)
+}
+
+func (k *timedKernel) dump(ctx context.Context, w *wire, reset func(), each func(attrs []byte)) error {
+	began := time.Now()
+	defer func() { *k.waited += time.Since(began) }()
+	return k.kernel.dump(ctx, w, reset, each)
+}

@@ -1,0 +1,357 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// fakeHealth remembers what it was told.
+type fakeHealth struct {
+	mu      sync.Mutex // guards all below
+	told    map[v1.IPFamily][]HealthUpdate
+	running bool
+	amiss   []Condition
+}
+
+func (h *fakeHealth) Update(family v1.IPFamily, u HealthUpdate) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.told == nil {
+		h.told = map[v1.IPFamily][]HealthUpdate{}
+	}
+	h.told[family] = append(h.told[family], u)
+}
+
+func (h *fakeHealth) Run(ctx context.Context, status func() Status) error {
+	h.set(func() { h.running = true })
+	_ = status()
+	<-ctx.Done()
+	time.Sleep(time.Second) // Run must wait for it
+	h.set(func() { h.running = false })
+	return nil
+}
+
+func (h *fakeHealth) Conditions() []Condition {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.amiss)
+}
+
+func (h *fakeHealth) set(change func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	change()
+}
+
+// take returns what it was told of IPv4 since the last call.
+func (h *fakeHealth) take() []HealthUpdate {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	told := h.told[v1.IPv4Protocol]
+	h.told = nil
+	return told
+}
+
+// loadBalancer gives a Service a health check node port.
+func loadBalancer(healthPort int32) func(*v1.Service) {
+	return func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+		s.Spec.HealthCheckNodePort = healthPort
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}}
+	}
+}
+
+// TestHealthChecksHearOfWhatIsProgrammed: HC-01, HC-15, and nothing of a sync that
+// failed (W-23's kind of loss).
+func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
+	h := &fakeHealth{}
+	config := Config{Node: changetracker.Node{Name: "here"}, NodePorts: NodePorts{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
+	runWith(t, config, Deps{Health: h}, func(t *testing.T, f *fixture) {
+		a, b := types.NamespacedName{Namespace: "test", Name: "a"}, types.NamespacedName{Namespace: "test", Name: "b"}
+		f.OnServiceAdd(service("a", "10.0.0.1", loadBalancer(30001)))
+		f.OnServiceAdd(service("b", "10.0.0.2"))
+		f.synced()
+		synctest.Wait()
+		first := h.take()
+		if len(first) != 1 || !first[0].Full || len(first[0].Services) != 1 || first[0].Services[a] != (HealthService{Port: 30001}) ||
+			!slices.Equal(first[0].NodePortAddresses, config.NodePorts.Addresses) {
+			t.Fatalf("told first: %+v, want everything: a without endpoints", first)
+		}
+
+		f.v4.failWith(func(desired.Update) error { return errors.New("no") })
+		here := slice("a", "10.1.0.1", "10.1.0.2")
+		here.Endpoints[0].NodeName = new("here")
+		f.OnEndpointSliceAdd(here)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if told := h.take(); len(told) != 0 {
+			t.Errorf("told of a failed sync: %+v", told)
+		}
+		f.v4.failWith(nil)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		told := h.take()
+		if len(told) != 1 || told[0].Services[a] != (HealthService{Port: 30001, LocalEndpoints: 1}) {
+			t.Errorf("told after the failure: %+v, want a with 1 endpoint", told)
+		}
+
+		for step, c := range []struct {
+			do   func()
+			want map[types.NamespacedName]HealthService
+		}{
+			{func() { f.OnEndpointSliceAdd(slice("b", "10.1.0.9")) }, nil},
+			{func() { f.OnServiceUpdate(nil, service("b", "10.0.0.2", loadBalancer(30002))) }, map[types.NamespacedName]HealthService{b: {Port: 30002}}},
+			{func() { f.OnEndpointSliceDelete(here) }, map[types.NamespacedName]HealthService{a: {Port: 30001}}},
+			{func() { f.OnServiceUpdate(nil, service("a", "10.0.0.1")) }, map[types.NamespacedName]HealthService{a: {}}},
+			{func() { f.OnServiceDelete(service("b", "10.0.0.2")) }, map[types.NamespacedName]HealthService{b: {}}},
+		} {
+			c.do()
+			time.Sleep(time.Second)
+			synctest.Wait()
+			var got map[types.NamespacedName]HealthService
+			for _, u := range h.take() {
+				got = u.Services
+				if u.Full {
+					t.Errorf("step %d: told of everything, want what changed", step)
+				}
+			}
+			if len(got) != len(c.want) {
+				t.Errorf("step %d: told of %+v, want %+v", step, got, c.want)
+			}
+			for name, want := range c.want {
+				if got[name] != want {
+					t.Errorf("step %d: told of %+v, want %+v", step, got, c.want)
+				}
+			}
+		}
+		h.set(func() { h.amiss = []Condition{{Type: ConditionHealthCheckPort, Message: "busy"}} })
+		if s := f.Status(); len(s.Conditions) != 1 || s.Conditions[0].Message != "busy" {
+			t.Errorf("conditions %+v, want the health check's", s.Conditions)
+		}
+	})
+	if h.running {
+		t.Error("Run has returned before the health checks")
+	}
+}
+
+// fakeSettings are missing for some time.
+type fakeSettings struct {
+	missing  int
+	restored int
+	failure  error
+}
+
+func (s *fakeSettings) Apply(context.Context) []Condition {
+	if s.missing == 0 {
+		return nil
+	}
+	s.missing--
+	return []Condition{{Type: ConditionKernelSettings, Since: time.Now(), Message: "not there"}}
+}
+
+func (s *fakeSettings) Restore(context.Context) error {
+	s.restored++
+	return s.failure
+}
+
+// TestSettingsAreTriedAgainAfterAFullSync: what is missing is a condition with the
+// time of its beginning, and never an error.
+func TestSettingsAreTriedAgainAfterAFullSync(t *testing.T) {
+	s := &fakeSettings{missing: 2}
+	runWith(t, Config{}, Deps{Settings: s}, func(t *testing.T, f *fixture) {
+		began := time.Now()
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		f.synced() // with a full sync
+		synctest.Wait()
+		c := f.Status().Conditions
+		if len(c) != 1 || c[0].Type != ConditionKernelSettings || !c[0].Since.Equal(began) {
+			t.Errorf("conditions %+v, want one since %v", c, began)
+		}
+		f.OnServiceAdd(service("a", "10.0.0.1")) // without
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := len(f.Status().Conditions); got != 1 || s.missing != 0 {
+			t.Errorf("%d conditions, %d attempts left, want 1 and 0: only a full sync tries again", got, s.missing)
+		}
+		f.OnNodeChange(changetracker.Node{Name: "other"})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if c := f.Status().Conditions; len(c) != 0 {
+			t.Errorf("conditions %+v, want none", c)
+		}
+	})
+}
+
+func TestCleanupRestoresSettings(t *testing.T) {
+	s := &fakeSettings{failure: errors.New("read-only")}
+	v4 := &fakeEngine{}
+	p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{Settings: s}, map[v1.IPFamily]Engine{v1.IPv4Protocol: v4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Cleanup(t.Context()); !errors.Is(err, s.failure) || s.restored != 1 || v4.cleaned != 1 {
+		t.Errorf("Cleanup = %v, %d restored, %d cleaned, want %v, 1 and 1", err, s.restored, v4.cleaned, s.failure)
+	}
+}
+
+// TestHistoryKeepsTheLastSyncs, with their stages in order.
+func TestHistoryKeepsTheLastSyncs(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		f.synced()
+		for i := range 2 * historyLength {
+			f.OnServiceUpdate(nil, service("a", netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).Next().String()))
+			time.Sleep(2 * time.Second)
+		}
+		synctest.Wait()
+		reports := f.History()
+		if len(reports) != historyLength {
+			t.Fatalf("%d reports, want %d", len(reports), historyLength)
+		}
+		for i := range reports {
+			r := &reports[i]
+			if i > 0 && r.Started.Before(reports[i-1].Started) {
+				t.Errorf("report %d began before report %d", i, i-1)
+			}
+			var names []string
+			for _, s := range r.Stages {
+				names = append(names, string(s.Name))
+			}
+			if got, want := strings.Join(names, " "), "tracker resolve plan apply"; got != want {
+				t.Errorf("stages %q, want %q", got, want)
+			}
+		}
+	})
+}
+
+// TestServicePortsWithoutLocalEndpointsAreCounted incrementally, and anew by a full
+// sync: MET-11.
+func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
+	run(t, Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
+		f.synced()
+		wait := func(what string, want NoLocalEndpoints) {
+			t.Helper()
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			if got := f.Status().Families[v1.IPv4Protocol].NoLocalEndpoints; got != want {
+				t.Errorf("%s: %+v, want %+v", what, got, want)
+			}
+		}
+		internal := func(s *v1.Service) {
+			s.Spec.InternalTrafficPolicy = new(v1.ServiceInternalTrafficPolicyLocal)
+		}
+		f.OnServiceAdd(service("a", "10.0.0.1", loadBalancer(30001), internal, externalIP("192.0.2.1")))
+		f.OnServiceAdd(service("b", "10.0.0.2", loadBalancer(30002), externalIP("192.0.2.2")))
+		wait("no endpoints at all", NoLocalEndpoints{})
+		elsewhere := slice("a", "10.1.0.1")
+		f.OnEndpointSliceAdd(elsewhere)
+		wait("a elsewhere", NoLocalEndpoints{Internal: 1, External: 1})
+		f.OnEndpointSliceAdd(slice("b", "10.1.0.2"))
+		wait("b elsewhere too", NoLocalEndpoints{Internal: 1, External: 2})
+		f.OnNodeChange(changetracker.Node{Name: "here", Zone: "z"})
+		wait("after a full sync", NoLocalEndpoints{Internal: 1, External: 2})
+		here := slice("a", "10.1.0.1")
+		here.Endpoints[0].NodeName = new("here")
+		f.OnEndpointSliceUpdate(elsewhere, here)
+		wait("a here", NoLocalEndpoints{External: 1})
+		f.OnServiceDelete(service("b", "10.0.0.2"))
+		wait("b gone", NoLocalEndpoints{})
+	})
+}
+
+// TestADrainingNodeIsNoReasonToSync, but to be told.
+func TestADrainingNodeIsNoReasonToSync(t *testing.T) {
+	run(t, Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
+		f.synced()
+		synctest.Wait()
+		before := len(f.v4.updates())
+		f.OnNodeChange(changetracker.Node{Name: "here", Draining: "deleted"})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := len(f.v4.updates()); got != before {
+			t.Errorf("%d updates, want %d as before", got, before)
+		}
+		if got := f.Status().Node.Draining; got != "deleted" {
+			t.Errorf("Status.Node.Draining = %q, want deleted", got)
+		}
+	})
+}
+
+// TestExplainTellsOfWhatIsProgrammed, and of what could not be.
+func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
+	packet := desired.Packet{
+		Protocol: desired.TCP, Source: netip.MustParseAddr("10.1.0.9"), Destination: netip.MustParseAddrPort("10.0.0.1:80"), Origin: desired.FromPod,
+	}
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		ctx := t.Context()
+		if _, err := f.Explain(ctx, packet); !errors.Is(err, ErrNotProgrammed) {
+			t.Errorf("Explain before the first sync = %v, want %v", err, ErrNotProgrammed)
+		}
+		if _, err := f.Explain(ctx, desired.Packet{}); !errors.Is(err, desired.ErrPacket) {
+			t.Errorf("Explain of nothing = %v, want %v", err, desired.ErrPacket)
+		}
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.OnEndpointSliceAdd(slice("a", "10.1.0.1"))
+		f.synced()
+		synctest.Wait()
+		e, err := f.Explain(ctx, packet)
+		if err != nil || e.Verdict != desired.VerdictForward || len(e.Endpoints) != 1 {
+			t.Errorf("Explain = %+v, %v, want one endpoint to forward to", e, err)
+		}
+		if s, ok := f.Resolved(v1.IPv4Protocol, *e.Service); !ok || len(s.Frontends) != 1 {
+			t.Errorf("Resolved = %+v, %v, want one frontend", s, ok)
+		}
+		if f.Programmed(v1.IPv4Protocol).Len() != 1 || f.Programmed(v1.IPv6Protocol).Len() != 0 {
+			t.Error("Programmed is not what was programmed")
+		}
+
+		refused := &ServiceError{Name: *e.Service, Family: v1.IPv4Protocol, Err: errors.New("too long")}
+		f.v4.failWith(func(desired.Update) error { return refused })
+		f.OnEndpointSliceAdd(slice("a", "10.1.0.1", "10.1.0.2"))
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if e, err = f.Explain(ctx, packet); err != nil || !strings.Contains(strings.Join(e.Reasons, "; "), "too long") {
+			t.Errorf("Explain = %q, %v, want a reason that it could not be programmed", e.Reasons, err)
+		}
+	})
+}
+
+// TestExplainAsksForTheNodesAddresses where there is somebody to ask.
+func TestExplainAsksForTheNodesAddresses(t *testing.T) {
+	var failure error
+	addresses := func(context.Context) ([]netip.Addr, error) {
+		return []netip.Addr{netip.MustParseAddr("192.0.2.7")}, failure
+	}
+	runWith(t, Config{}, Deps{LocalAddresses: addresses}, func(t *testing.T, f *fixture) {
+		f.OnServiceAdd(service("a", "10.0.0.1", func(s *v1.Service) {
+			s.Spec.Type = v1.ServiceTypeNodePort
+			s.Spec.Ports[0].NodePort = 30080
+		}))
+		f.synced()
+		synctest.Wait()
+		packet := desired.Packet{
+			Protocol: desired.TCP, Source: netip.MustParseAddr("198.51.100.1"), Destination: netip.MustParseAddrPort("192.0.2.7:30080"), Origin: desired.FromOutside,
+		}
+		if e, err := f.Explain(t.Context(), packet); err != nil || e.Verdict != desired.VerdictReject {
+			t.Errorf("Explain = %v, %v, want it rejected: it is the node's address, and there are no endpoints", e.Verdict, err)
+		}
+		failure = errors.New("no privilege")
+		if _, err := f.Explain(t.Context(), packet); !errors.Is(err, failure) {
+			t.Errorf("Explain = %v, want %v", err, failure)
+		}
+	})
+}

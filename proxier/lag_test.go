@@ -1,0 +1,79 @@
+package proxier
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// TestStaleSince tells failures of everything, also of a repair, from a service
+// port that cannot be programmed.
+func TestStaleSince(t *testing.T) {
+	run(t, Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
+		stale := func() time.Time { return f.Status().Families[v1.IPv4Protocol].StaleSince }
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.synced()
+		synctest.Wait()
+		if got := stale(); !got.IsZero() {
+			t.Errorf("stale since %v after a sync, want not", got)
+		}
+
+		// A repair fails: nothing is pending.
+		f.v4.failWith(func(desired.Update) error { return errors.New("no") })
+		began := time.Now()
+		f.v4.damage(Damage{Object: "chain"})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := stale(); got.Before(began) || got.After(began.Add(5*time.Second)) {
+			t.Errorf("stale since %v, want it soon after %v, when the repair failed first", got, began)
+		}
+		if got := f.Status().Families[v1.IPv6Protocol].StaleSince; !got.IsZero() {
+			t.Errorf("IPv6 is stale since %v, want not", got)
+		}
+		f.v4.failWith(nil)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if got := stale(); !got.IsZero() {
+			t.Errorf("stale since %v after the repair, want not", got)
+		}
+
+		// One service port fails, again and again.
+		f.v4.failWith(func(u desired.Update) error {
+			for _, s := range u.Services {
+				if s.Name.Name == "b" {
+					return &ServiceError{Name: s.Name, Family: v1.IPv4Protocol, Err: errors.New("no")}
+				}
+			}
+			return nil
+		})
+		f.OnServiceAdd(service("b", "10.0.0.2"))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		s := f.Status().Families[v1.IPv4Protocol]
+		if !s.StaleSince.IsZero() || s.PendingSince.IsZero() || len(s.Failed) != 1 {
+			t.Errorf("stale since %v, pending since %v, failed %v, want not, something, and one", s.StaleSince, s.PendingSince, s.Failed)
+		}
+
+		// A sync hangs.
+		f.v4.failWith(func(desired.Update) error { time.Sleep(time.Hour); return nil })
+		began = time.Now()
+		f.OnServiceAdd(service("c", "10.0.0.3"))
+		time.Sleep(30 * time.Minute)
+		synctest.Wait()
+		if got := stale(); got.Before(began.Add(-time.Minute)) || got.After(began.Add(5*time.Minute)) {
+			t.Errorf("stale since %v, want it about %v, when the sync began", got, began)
+		}
+		f.v4.failWith(nil)
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		if got := stale(); !got.IsZero() {
+			t.Errorf("stale since %v in the end, want not", got)
+		}
+	})
+}

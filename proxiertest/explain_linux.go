@@ -1,0 +1,292 @@
+package proxiertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Explainer is what Explanations holds against real packets; *proxier.Proxier is
+// one.
+type Explainer interface {
+	Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error)
+}
+
+// Explanations asks the Providers that the factory makes, which must be Explainers
+// too, what becomes of random packets among random Services, sends each of them for
+// real, and fails when it fares differently. packets is how many to send at least,
+// with all the setups that Conformance knows. A failure names the seed, to be given
+// again; 0 picks one.
+//
+// It needs Linux and root, and takes about a minute for 2,000 packets.
+func Explanations(t *testing.T, packets int, seed uint64, factory Factory) {
+	t.Helper()
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	x := &explanations{
+		suite: &suite{world: NewTopology(t), factory: factory, adjust: inZone},
+		dice:  rand.New(rand.NewPCG(seed, 0)),
+		seen:  map[desired.Verdict]int{},
+	}
+	ctx := t.Context()
+	t.Cleanup(func() { x.stop(context.WithoutCancel(ctx), t) })
+	rounds := setups()
+	for n := 0; x.sent < packets; n++ {
+		x.round(ctx, t, rounds[n%len(rounds)])
+		if t.Failed() {
+			t.Fatalf("seed %d, setup %q", seed, rounds[n%len(rounds)])
+		}
+	}
+	t.Logf("%d packets, as explained: %v", x.sent, x.seen)
+	for _, v := range []desired.Verdict{desired.VerdictPass, desired.VerdictForward, desired.VerdictReject, desired.VerdictDrop} {
+		if x.seen[v] < x.sent/100 {
+			t.Errorf("%d of %d packets with verdict %v, want one in a hundred, or the test proves little (seed %d)", x.seen[v], x.sent, v, seed)
+		}
+	}
+}
+
+// explanations is a run of Explanations.
+type explanations struct {
+	*suite
+
+	dice *rand.Rand
+	sent int
+	seen map[desired.Verdict]int
+}
+
+const (
+	// nodeZone is where the node is, for topology hints.
+	nodeZone        = "zone-a"
+	servicesInRound = 12
+	packetsInRound  = 256
+	packetsAtOnce   = 64
+)
+
+func inZone(c *proxier.Config) { c.Node.Zone = nodeZone }
+
+// round is a set of Services, and packets to them.
+func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
+	t.Helper()
+	st := &stage{suite: x.suite, provider: x.use(ctx, t, s)}
+	explainer, ok := st.provider.(Explainer)
+	if !ok {
+		t.Fatalf("%T explains nothing", st.provider)
+	}
+	if x.dice.IntN(2) == 0 {
+		st.provider.OnServiceCIDRsChanged(serviceCIDRs())
+		defer st.provider.OnServiceCIDRsChanged(nil)
+	}
+	services := make([]service, servicesInRound)
+	for i := range services {
+		services[i] = x.service()
+	}
+	st.publish(ctx, t, services...)
+	defer func() { st.publish(ctx, t) }()
+
+	var sending sync.WaitGroup
+	slots := make(chan struct{}, packetsAtOnce)
+	errs := make([]error, packetsInRound)
+	for i := range errs {
+		shot := x.shot(st)
+		explanation, err := explainer.Explain(ctx, shot.packet)
+		if err != nil {
+			t.Fatalf("explain %+v: %v", shot.packet, err)
+		}
+		if shot.losesAnswers(&explanation) {
+			continue
+		}
+		x.sent++
+		x.seen[explanation.Verdict]++
+		slots <- struct{}{}
+		sending.Go(func() {
+			defer func() { <-slots }()
+			errs[i] = shot.check(ctx, &explanation)
+		})
+	}
+	sending.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
+// service is a random one.
+func (x *explanations) service() service {
+	s := service{external: x.dice.IntN(4) > 0}
+	for _, option := range []struct {
+		ServiceOption
+
+		in int // how rare
+	}{
+		{InternalPolicyLocal(), 3},
+		{ExternalPolicyLocal(), 2},
+		{ClientAffinity(time.Hour), 4},
+		{SourceRanges(x.someOf([]string{
+			"198.51.100.2/32", "198.51.100.3/32", "10.244.1.0/28", "192.0.2.0/24", "192.0.2.20/32",
+			"2001:db8:c::2/128", "2001:db8:c::3/128", "fd00:10:244:1::/80", "2001:db8:2::/64", "2001:db8:2::20/128",
+		})...), 3},
+	} {
+		if x.dice.IntN(option.in) == 0 {
+			s.options = append(s.options, option.ServiceOption)
+		}
+	}
+	if s.external && x.dice.IntN(6) == 0 {
+		s.vip = localVIP // several may want it
+	}
+	for _, at := range x.someOf([]string{string(pod0), string(pod1), string(pod2), string(remote0), string(remote1)}) {
+		s.endpoints = append(s.endpoints, endpoint{at: place(at), condition: x.condition()})
+	}
+	if x.dice.IntN(6) == 0 {
+		s.endpoints = nil
+	}
+	return s
+}
+
+// someOf is a random choice, in order.
+func (x *explanations) someOf(all []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(string) bool { return x.dice.IntN(2) == 0 })
+}
+
+// condition is a random state of an endpoint, mostly ready, and often with hints.
+func (x *explanations) condition() EndpointOption {
+	switch x.dice.IntN(8) {
+	case 0:
+		return NotServing()
+	case 1:
+		return Terminating()
+	case 2, 3, 4:
+		zone := []string{nodeZone, "zone-b"}[x.dice.IntN(2)]
+		return func(e *discovery.Endpoint) {
+			e.Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: zone}}}
+		}
+	default:
+		return nil
+	}
+}
+
+// shot is one packet, and who sends it.
+type shot struct {
+	from    seat
+	at      place
+	network string
+	packet  desired.Packet
+	world   *Topology
+}
+
+// shot is a random packet to one of the services' addresses.
+func (x *explanations) shot(s *stage) *shot {
+	places := []place{client, otherClient, node, nodeMain, nodeAsVIP, pod0, pod1, pod2, remote0}
+	at := places[x.dice.IntN(len(places))]
+	family := families()[x.dice.IntN(2)]
+	targets := []target{
+		clusterIP, clusterIP, undefinedPort, unallocatedIP, externalIP, externalIP, loadBalancer, loadBalancer,
+		nodePort, nodePort, nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP, cloudLoadBalancer,
+	}
+	if at == node || at == nodeMain || at == nodeAsVIP {
+		targets = append(targets, nodePortLoopback) // to others that is their own
+	}
+	to := s.services[x.dice.IntN(len(s.services))].targets(x.world, family)[targets[x.dice.IntN(len(targets))]]
+	one := &shot{from: s.seat(at, family), at: at, network: "tcp", world: x.world}
+	one.packet = desired.Packet{Protocol: desired.TCP, Source: one.from.addr, Destination: to}
+	if x.dice.IntN(2) == 0 {
+		one.network, one.packet.Protocol = "udp", desired.UDP
+	}
+	one.packet.Origin, one.packet.Interface = origin(at)
+	return one
+}
+
+// origin follows the names of Topology's links.
+func origin(at place) (from desired.Origin, link string) {
+	switch at {
+	case node, nodeMain, nodeAsVIP, nodeAnywhere:
+		return desired.FromNode, ""
+	case pod0, pod1, pod2:
+		return desired.FromPod, "pod" + string(at[len(at)-1])
+	case client, otherClient:
+		return desired.FromOutside, "client"
+	case router, remote0, remote1:
+		return desired.FromOutside, "uplink"
+	}
+	return 0, ""
+}
+
+// losesAnswers says that a remote pod may answer another one, or itself, past the
+// node: that is how Topology's router does it, and no proxy's business.
+func (s *shot) losesAnswers(e *desired.Explanation) bool {
+	return s.at == remote0 && slices.ContainsFunc(e.Endpoints, func(p desired.ExplainedEndpoint) bool {
+		return p.Excluded == "" && !p.Local && !p.Masquerade
+	})
+}
+
+// check sends the packet and compares its fate with the explanation.
+func (s *shot) check(ctx context.Context, e *desired.Explanation) error {
+	timeout := answerTimeout
+	if e.Verdict == desired.VerdictDrop || e.Verdict == desired.VerdictPass {
+		timeout = silence
+	}
+	answer, err := s.from.ask(ctx, s.network, s.packet.Destination, timeout)
+	wrong := func(format string, args ...any) error {
+		return fmt.Errorf("%s of %s %v -> %v: %s\nexplained as %v %v: %q\nendpoints %v", s.network, s.at, s.packet.Source,
+			s.packet.Destination, fmt.Sprintf(format, args...), e.Verdict, e.Service, e.Reasons, e.Endpoints)
+	}
+	switch e.Verdict {
+	case desired.VerdictForward:
+		if err != nil {
+			return wrong("got %v", err)
+		}
+		if fault := s.judge(answer, e); fault != "" {
+			return wrong("%s", fault)
+		}
+	case desired.VerdictReject:
+		if !errors.Is(err, ErrRefused) {
+			return wrong("got %+v, %v, want it refused", answer, err)
+		}
+	case desired.VerdictDrop:
+		if !errors.Is(err, ErrTimeout) && !errors.Is(err, ErrDroppedLocally) {
+			return wrong("got %+v, %v, want no answer", answer, err)
+		}
+	case desired.VerdictPass:
+		if err == nil && answer.Local != s.packet.Destination {
+			return wrong("answered at %v, want it left alone", answer.Local)
+		}
+	}
+	return nil
+}
+
+// judge says what is wrong with the answer to a packet that is forwarded.
+func (s *shot) judge(answer Answer, e *desired.Explanation) string {
+	i := slices.IndexFunc(e.Endpoints, func(p desired.ExplainedEndpoint) bool {
+		return p.Addr == answer.Local && p.Excluded == ""
+	})
+	if i < 0 {
+		return fmt.Sprintf("answered at %v, which is not among the endpoints that may be chosen", answer.Local)
+	}
+	seen := answer.Source.Addr()
+	isNodes := func(a netip.Addr) bool { return slices.Contains(s.world.nodeAddrs(), a) }
+	switch {
+	case e.Endpoints[i].Masquerade && (!isNodes(seen) || seen == s.packet.Source && !isNodes(s.packet.Source)):
+		return fmt.Sprintf("%v saw source %v, want a masqueraded one", answer.Local, seen)
+	case !e.Endpoints[i].Masquerade && seen != s.packet.Source:
+		return fmt.Sprintf("%v saw source %v, want it kept", answer.Local, seen)
+	}
+	return ""
+}
+
+// nodeAddrs are all addresses of the node.
+func (t *Topology) nodeAddrs() []netip.Addr {
+	return append(slices.Clone(t.Node.Addrs), localVIP(v1.IPv4Protocol), localVIP(v1.IPv6Protocol))
+}
+
+var _ Explainer = (*proxier.Proxier)(nil)

@@ -1,0 +1,115 @@
+package tracing
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// ScopeName is the instrumentation scope of all spans.
+const ScopeName = "github.com/serviceplane/serviceplane"
+
+// Names of the attributes of the span of a sync.
+const (
+	AttributeFamily       = attribute.Key("serviceplane.ip_family")
+	AttributeFull         = attribute.Key("serviceplane.full")
+	AttributeRepair       = attribute.Key("serviceplane.repair")
+	AttributeChanges      = attribute.Key("serviceplane.changes")
+	AttributeServicePorts = attribute.Key("serviceplane.service_ports")
+	AttributeFailed       = attribute.Key("serviceplane.service_ports_failed")
+	AttributeWrites       = attribute.Key("serviceplane.kernel.writes")
+	AttributeTransactions = attribute.Key("serviceplane.kernel.transactions")
+	AttributeBytes        = attribute.Key("serviceplane.kernel.bytes")
+	AttributeFlowsDeleted = attribute.Key("serviceplane.flows_deleted")
+	// AttributeTriggers is the number of trigger times, which are events of the span.
+	AttributeTriggers = attribute.Key("serviceplane.triggers")
+)
+
+const (
+	spanSync   = "sync"
+	spanQueued = "queued"
+	// eventTrigger is when the control plane saw the cause of a change.
+	eventTrigger = "trigger"
+	// mostTriggers is how many of them become events; OpenTelemetry drops events
+	// beyond 128 by default.
+	mostTriggers = 100
+)
+
+// Tracer makes traces of syncs. It implements proxier.Observer, and may be used by
+// several goroutines at once.
+type Tracer struct {
+	tracer trace.Tracer
+	next   proxier.Observer
+}
+
+var _ proxier.Observer = (*Tracer)(nil)
+
+// New returns a Tracer. next, if it is not nil, hears about every sync too: a
+// Provider has one Observer.
+func New(provider trace.TracerProvider, next proxier.Observer) *Tracer {
+	return &Tracer{tracer: provider.Tracer(ScopeName), next: next}
+}
+
+// ObserveSync implements proxier.Observer.
+func (t *Tracer) ObserveSync(r proxier.SyncReport) {
+	if t.next != nil {
+		t.next.ObserveSync(r)
+	}
+	if errors.Is(r.Err, proxier.ErrContested) {
+		return // nothing was done
+	}
+	began := r.Started
+	if !r.Queued.IsZero() && r.Queued.Before(began) {
+		began = r.Queued
+	}
+	ctx, span := t.tracer.Start(context.Background(), spanSync, //nolint:forbidigo // the root of a trace; nothing is cancelled by it
+		trace.WithNewRoot(), trace.WithTimestamp(began), trace.WithAttributes(attributes(&r)...))
+	if began.Before(r.Started) {
+		t.stage(ctx, spanQueued, began, r.Started)
+	}
+	for _, s := range r.Stages {
+		t.stage(ctx, string(s.Name), s.Started, s.Started.Add(s.Duration))
+	}
+	for _, at := range firstOf(r.Triggers) {
+		span.AddEvent(eventTrigger, trace.WithTimestamp(at))
+	}
+	if r.Err != nil {
+		span.RecordError(r.Err, trace.WithTimestamp(r.Started.Add(r.Duration)))
+		span.SetStatus(codes.Error, r.Err.Error())
+	}
+	span.End(trace.WithTimestamp(r.Started.Add(r.Duration)))
+}
+
+func (t *Tracer) stage(ctx context.Context, name string, began, ended time.Time) {
+	_, span := t.tracer.Start(ctx, name, trace.WithTimestamp(began))
+	span.End(trace.WithTimestamp(ended))
+}
+
+// firstOf are the oldest triggers: the latency that somebody waited for.
+func firstOf(triggers []time.Time) []time.Time {
+	sorted := slices.SortedFunc(slices.Values(triggers), time.Time.Compare)
+	return sorted[:min(len(sorted), mostTriggers)]
+}
+
+func attributes(r *proxier.SyncReport) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		AttributeFamily.String(string(r.Family)),
+		AttributeFull.Bool(r.Full),
+		AttributeRepair.Bool(r.Repair),
+		AttributeChanges.Int(r.Changes),
+		AttributeServicePorts.Int(r.ServicePorts),
+		AttributeFailed.Int(r.Failed),
+		AttributeWrites.Int(r.Apply.Writes),
+		AttributeTransactions.Int(r.Apply.Transactions),
+		AttributeBytes.Int(r.Apply.Bytes),
+		AttributeFlowsDeleted.Int(r.FlowsDeleted),
+		AttributeTriggers.Int(len(r.Triggers)),
+	}
+}
