@@ -527,8 +527,24 @@ func TestTheNodeIsFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "a line about the deletion", func() bool { return f.logs.FilterMessageSnippet("deleted").Len() == 1 })
-	if n := count(f.all(), "node me"); n != 2 {
-		t.Errorf("%d node changes, want 2: neither heartbeats nor the deletion", n)
+	eventually(t, "the deletion", func() bool { return f.lastNode().Draining != "" })
+	if n, last := count(f.all(), "node me"), f.lastNode(); n != 3 || last.Zone != "zone-b" || len(last.Addresses) != 1 {
+		t.Errorf("%d node changes, the last one %+v, want 3, no heartbeat among them, and nothing forgotten", n, last)
+	}
+}
+
+// TestANodeThatIsAboutToGo: HC-30.
+func TestANodeThatIsAboutToGo(t *testing.T) {
+	for want, node := range map[string]*v1.Node{
+		"":                          {Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "node.kubernetes.io/unschedulable"}}}},
+		"the node is being deleted": {ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &metav1.Time{}}},
+		"the node has the taint ToBeDeletedByClusterAutoscaler": {Spec: v1.NodeSpec{Taints: []v1.Taint{
+			{Key: "other"}, {Key: "ToBeDeletedByClusterAutoscaler", Effect: v1.TaintEffectPreferNoSchedule},
+		}}},
+	} {
+		if got := NodeOf(node).Draining; got != want {
+			t.Errorf("Draining = %q, want %q", got, want)
+		}
 	}
 }
 

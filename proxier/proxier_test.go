@@ -254,7 +254,7 @@ func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 			}
 			return errors.Join(errs...)
 		})
-		f.OnServiceAdd(service("bad", "10.0.0.1"))
+		f.Tracker().Services.Update(nil, service("bad", "10.0.0.1")) // both for one sync
 		f.OnServiceAdd(service("good", "10.0.0.2"))
 		synctest.Wait()
 		if u := f.v4.last(); u.Full || namesIn(u) != "bad good" {
