@@ -52,6 +52,20 @@ type Explainer struct {
 	State    *changetracker.State
 	// NodeAddresses are the addresses of the node's interfaces.
 	NodeAddresses []netip.Addr
+	// Traits are those of the engine.
+	Traits Traits
+}
+
+// Traits are what packets can see of an engine's own ways. The zero value is the
+// nftables engine's.
+type Traits struct {
+	// ServiceIPsPass leaves packets alone that are sent to a ClusterIP with a port
+	// that the Service has not, or to an address of the Service ranges that nobody
+	// has.
+	ServiceIPsPass bool
+	// LoopbackNodePorts accepts node ports on 127.0.0.0/8, if that is among the
+	// addresses that accept them.
+	LoopbackNodePorts bool
 }
 
 // Explain looks at all Services: it is for people, and not for every packet. The
@@ -126,9 +140,9 @@ func before(s *Service, f *Frontend, os *Service, of *Frontend) bool {
 func (e *explaining) acceptsNodePorts() error {
 	addr := e.Packet.Destination.Addr()
 	switch {
-	case addr.IsLoopback():
+	case addr.IsLoopback() && (addr.Is6() || !e.Traits.LoopbackNodePorts):
 		return fmt.Errorf("%v is a loopback address", addr)
-	case !slices.Contains(e.NodeAddresses, addr):
+	case !addr.IsLoopback() && !slices.Contains(e.NodeAddresses, addr):
 		return fmt.Errorf("%v is no address of this node", addr)
 	case !contains(e.Globals.NodePortAddresses, addr):
 		return fmt.Errorf("%v is not among the addresses that accept node ports", addr)
@@ -141,7 +155,7 @@ func (e *explaining) unserved() {
 	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
 	for name, p := range e.State.All() {
 		protocol, _ := ProtocolOf(name.Protocol)
-		if p.ClusterIP == addr {
+		if p.ClusterIP == addr && !e.Traits.ServiceIPsPass {
 			e.Verdict = VerdictReject
 			e.because("%v is the cluster IP of Service %v, which has no port %d/%v", addr, name.NamespacedName, port, e.Packet.Protocol)
 			return
@@ -150,7 +164,7 @@ func (e *explaining) unserved() {
 			e.because("%d is a node port of %v, but %v", port, name, e.acceptsNodePorts())
 		}
 	}
-	if contains(e.Globals.ServiceCIDRs, addr) {
+	if contains(e.Globals.ServiceCIDRs, addr) && !e.Traits.ServiceIPsPass {
 		e.Verdict = VerdictDrop
 		e.because("%v is in a range of cluster IPs, and no Service has it", addr)
 		return

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
 source hack/tools.sh
 
-portable=(./changetracker ./desired ./runner ./proxier ./healthcheck ./metrics ./tracing ./debughttp)
+portable=(./changetracker ./desired ./runner ./proxier ./healthcheck ./metrics ./tracing ./debughttp ./userspace)
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
@@ -92,6 +92,7 @@ benchmarks() {
 if [ "$(uname -s)" = Linux ] && [ "$(id -u)" = 0 ]; then
   export SERVICEPLANE_REQUIRE_KERNEL=1
   step 'nft, which tests compare with' need_apt nft nftables
+  step 'iptables, both variants' need_apt iptables iptables
   export SERVICEPLANE_REQUIRE_BROWSER=1
   step 'Chromium, which tests look at the page with' browser
 else

@@ -33,6 +33,9 @@ type Metrics struct {
 	failures                                     *prometheus.CounterVec // nil in a mode without
 	healthz, livez                               *prometheus.CounterVec
 
+	partialFailures *prometheus.CounterVec // nil but in mode iptables
+	rules, written  *prometheus.GaugeVec   // nil but in mode iptables
+
 	flowsDeleted, repairs, writes, transactions, bytes *prometheus.CounterVec
 }
 
@@ -45,6 +48,9 @@ const (
 	labelFamily = "ip_family"
 	labelPolicy = "traffic_policy"
 	labelCode   = "code"
+	labelTable  = "table"
+
+	iptablesMode = "iptables"
 
 	livezPath = "/livez"
 )
@@ -91,11 +97,17 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newPresent(m),
 	}
 	ofMode := modeCounters(o.Mode)
+	for _, c := range ofMode {
+		all = append(all, c)
+	}
 	if len(ofMode) > 0 {
 		m.failures = ofMode[0]
 	}
-	for _, c := range ofMode {
-		all = append(all, c)
+	if o.Mode == iptablesMode {
+		m.partialFailures = ofMode[1]
+		m.rules = gauge("sync_proxy_rules_iptables_total", "Rules of the proxy.", labelTable, labelFamily)
+		m.written = gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote.", labelTable, labelFamily)
+		all = append(all, m.rules, m.written)
 	}
 	m.begin(o.Families, ofMode)
 	return m, register(registerer, all)
@@ -110,7 +122,12 @@ func modeCounters(mode string) []*prometheus.CounterVec {
 			// What is too much goes in the same sync here, and with it fails the sync.
 			counter(kubeProxy, "sync_proxy_rules_nftables_cleanup_failures_total", "Failed removals of leftovers; they count as failed syncs, so this stays 0.", labelFamily),
 		}
-	case "iptables", "ipvs":
+	case iptablesMode:
+		return []*prometheus.CounterVec{
+			counter(kubeProxy, "sync_proxy_rules_iptables_restore_failures_total", "Failed syncs.", labelFamily),
+			counter(kubeProxy, "sync_proxy_rules_iptables_partial_restore_failures_total", "Failed syncs of what has changed.", labelFamily),
+		}
+	case "ipvs":
 		return []*prometheus.CounterVec{counter(kubeProxy, "sync_proxy_rules_iptables_restore_failures_total", "Failed syncs.", labelFamily)}
 	default:
 		return nil
@@ -186,9 +203,7 @@ func (m *Metrics) ObserveHealth(path string, code int) {
 // keeps changing our objects, counts as failed and has no duration.
 func (m *Metrics) ObserveSync(r proxier.SyncReport) {
 	family, ended := string(r.Family), r.Started.Add(r.Duration)
-	if r.Err != nil && m.failures != nil {
-		m.failures.WithLabelValues(family).Inc()
-	}
+	m.failed(family, &r)
 	if errors.Is(r.Err, proxier.ErrContested) {
 		return
 	}
@@ -210,12 +225,29 @@ func (m *Metrics) ObserveSync(r proxier.SyncReport) {
 	m.noLocalEndpoints.WithLabelValues("external", family).Set(float64(r.NoLocalEndpoints.External))
 }
 
+// failed counts failures.
+func (m *Metrics) failed(family string, r *proxier.SyncReport) {
+	if r.Err == nil || m.failures == nil {
+		return
+	}
+	m.failures.WithLabelValues(family).Inc()
+	if m.partialFailures != nil && !r.Full {
+		m.partialFailures.WithLabelValues(family).Inc()
+	}
+}
+
 // wrote counts what a sync did to the kernel.
 func (m *Metrics) wrote(family string, r *proxier.SyncReport) {
 	m.writes.WithLabelValues(family).Add(float64(r.Apply.Writes))
 	m.transactions.WithLabelValues(family).Add(float64(r.Apply.Transactions))
 	m.bytes.WithLabelValues(family).Add(float64(r.Apply.Bytes))
 	m.flowsDeleted.WithLabelValues(family).Add(float64(r.FlowsDeleted))
+	for table, rules := range r.Apply.Tables {
+		if m.rules != nil {
+			m.rules.WithLabelValues(table, family).Set(float64(rules.Rules))
+			m.written.WithLabelValues(table, family).Set(float64(rules.Written))
+		}
+	}
 	if r.Repair {
 		m.repairs.WithLabelValues(family).Inc()
 	}

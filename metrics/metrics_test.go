@@ -47,8 +47,8 @@ func scrape(t *testing.T, registry *prometheus.Registry) map[string]*dto.MetricF
 		t.Errorf("lint: %v", err)
 	}
 	for _, p := range problems {
-		// kube-proxy's name of a gauge, which we keep.
-		if p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" {
+		// kube-proxy's names of gauges, which we keep.
+		if p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" && p.Metric != "kubeproxy_sync_proxy_rules_iptables_total" {
 			t.Errorf("lint: %s: %s", p.Metric, p.Text)
 		}
 	}
@@ -373,5 +373,39 @@ func TestProvidersShareARegistry(t *testing.T) {
 	}
 	if got := len(families["kubeproxy_proxy_healthz_total"].GetMetric()); got != 4 {
 		t.Errorf("%d series of healthz, want 4: two of each", got)
+	}
+}
+
+// TestTheMetricsOfIPTables: MET-12, MET-15 to MET-17.
+func TestTheMetricsOfIPTables(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	m, err := metrics.New(registry, metrics.Options{Mode: "iptables"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables := map[string]proxier.TableReport{"nat": {Rules: 30, Written: 4}, "filter": {Rules: 7}}
+	m.ObserveSync(proxier.SyncReport{Family: v1.IPv4Protocol, Full: true, Apply: proxier.ApplyReport{Tables: tables}})
+	m.ObserveSync(proxier.SyncReport{Family: v1.IPv4Protocol, Full: true, Err: errors.New("no")})
+	m.ObserveSync(proxier.SyncReport{Family: v1.IPv4Protocol, Err: errors.New("no")})
+	families := scrape(t, registry)
+	for _, c := range []struct {
+		name   string
+		labels []string
+		want   float64
+	}{
+		{"sync_proxy_rules_iptables_restore_failures_total", []string{"ip_family=IPv4"}, 2},
+		{"sync_proxy_rules_iptables_restore_failures_total", []string{"ip_family=IPv6"}, 0},
+		{"sync_proxy_rules_iptables_partial_restore_failures_total", []string{"ip_family=IPv4"}, 1},
+		{"sync_proxy_rules_iptables_total", []string{"ip_family=IPv4", "table=nat"}, 30},
+		{"sync_proxy_rules_iptables_total", []string{"ip_family=IPv4", "table=filter"}, 7},
+		{"sync_proxy_rules_iptables_last", []string{"ip_family=IPv4", "table=nat"}, 4},
+		{"sync_proxy_rules_iptables_last", []string{"ip_family=IPv4", "table=filter"}, 0},
+	} {
+		if got := value(t, families, "kubeproxy_"+c.name, c.labels...); got != c.want {
+			t.Errorf("%s%v = %v, want %v", c.name, c.labels, got, c.want)
+		}
+	}
+	if families["kubeproxy_sync_proxy_rules_nftables_sync_failures_total"] != nil {
+		t.Error("there are metrics of mode nftables")
 	}
 }

@@ -22,6 +22,7 @@ type programmed struct {
 	state    *changetracker.State
 	resolver desired.Resolver
 	globals  desired.Globals
+	traits   desired.Traits
 }
 
 // Programmed returns what is programmed in an IP family, nil before the first
@@ -70,7 +71,7 @@ func (p *Proxier) Explain(ctx context.Context, packet desired.Packet) (desired.E
 	if err != nil {
 		return desired.Explanation{}, fmt.Errorf("explain: %w", err)
 	}
-	x := desired.Explainer{Resolver: now.resolver, Globals: now.globals, State: now.state, NodeAddresses: addrs}
+	x := desired.Explainer{Resolver: now.resolver, Globals: now.globals, State: now.state, NodeAddresses: addrs, Traits: now.traits}
 	e, err := x.Explain(packet)
 	if err != nil || e.Service == nil {
 		return e, err

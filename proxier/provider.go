@@ -100,6 +100,12 @@ func (d Damage) String() string {
 	return d.Object + ", changed by " + d.By
 }
 
+// Characteristic is an Engine that differs from the nftables engine in what packets
+// can see.
+type Characteristic interface {
+	Traits() desired.Traits
+}
+
 // Reporter is an Engine that can tell what its last Apply did.
 type Reporter interface {
 	LastApply() ApplyReport
@@ -116,4 +122,13 @@ type ApplyReport struct {
 	Bytes int
 	// Kernel is how long the engine waited for the kernel.
 	Kernel time.Duration
+	// Tables are the rules of each table, for engines that have rules; nil for others.
+	Tables map[string]TableReport
+}
+
+// TableReport counts the rules of one table.
+type TableReport struct {
+	// Rules is the number of rules that the instance has, Written how many of them
+	// were written by the last Apply.
+	Rules, Written int
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -28,19 +27,17 @@ const primary = "primary"
 
 // config is the engine's configuration on a node. The error names every flag that
 // is wrong.
-func (o *options) config(node string) (nftables.Config, error) {
+func (o *options) config(node string) (proxier.Config, error) {
 	var f faults
-	c := nftables.Config{Config: proxier.Config{
+	c := proxier.Config{
 		Node:       changetracker.Node{Name: node},
 		Names:      o.names(&f),
-		Runner:     o.rate(),
+		Runner:     o.tuned().rate(),
 		Masquerade: proxier.Masquerade{All: o.masqueradeAll, Local: o.localDetector(&f)},
 		NodePorts:  o.nodePorts(&f),
-	}}
-	if ok := o.masqueradeBit >= 0 && o.masqueradeBit <= 31; ok {
-		c.Masquerade.Mark = 1 << o.masqueradeBit
-	} else {
-		f.check(ok, "nftables-masquerade-bit", o.masqueradeBit, "0 to 31")
+	}
+	if bit := o.tuned().masqueradeBit; bit >= 0 { // else it is reported
+		c.Masquerade.Mark = 1 << bit
 	}
 	return c, errors.Join(f...)
 }
@@ -55,13 +52,13 @@ func (o *options) names(f *faults) proxier.Names {
 }
 
 // rate limits syncs, and spaces retries. The first retry comes soon.
-func (o *options) rate() runner.Options {
-	rate := runner.Options{MinInterval: o.minSyncPeriod, Retry: runner.Backoff{Max: o.syncPeriod}}
+func (t *tuning) rate() runner.Options {
+	rate := runner.Options{MinInterval: t.minSyncPeriod, Retry: runner.Backoff{Max: t.syncPeriod}}
 	if rate.MinInterval == 0 {
 		rate.MinInterval = runner.Unlimited
 	}
-	if first := rate.WithDefaults().Retry.Initial; o.syncPeriod < first {
-		rate.Retry.Initial = max(o.syncPeriod, time.Millisecond)
+	if first := rate.WithDefaults().Retry.Initial; t.syncPeriod < first {
+		rate.Retry.Initial = max(t.syncPeriod, time.Millisecond)
 	}
 	return rate
 }
@@ -105,7 +102,10 @@ func (o *options) clusterCIDRs(f *faults) []netip.Prefix {
 }
 
 func (o *options) nodePorts(f *faults) proxier.NodePorts {
-	if len(o.nodePortAddresses) == 0 || slices.Equal(o.nodePortAddresses, []string{primary}) {
+	if len(o.nodePortAddresses) == 0 { // as kube-proxy does
+		return proxier.NodePorts{Primary: o.mode() == modeNFTables}
+	}
+	if slices.Equal(o.nodePortAddresses, []string{primary}) {
 		return proxier.NodePorts{Primary: true}
 	}
 	ranges, ok := parsePrefixes(o.nodePortAddresses)

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -29,44 +28,50 @@ func parse(t *testing.T, args ...string) *options {
 }
 
 // byDefault is the configuration without any flag.
-func byDefault() nftables.Config {
-	return nftables.Config{Config: proxier.Config{
+func byDefault() proxier.Config {
+	return proxier.Config{
 		Node:       changetracker.Node{Name: "node-1"},
 		Names:      proxier.KubeProxyNames(),
 		Runner:     runner.Options{MinInterval: time.Second, Retry: runner.Backoff{Max: 30 * time.Second}}, // OPT-06, OPT-07
 		Masquerade: proxier.Masquerade{Mark: 0x4000},                                                       // OPT-09
 		NodePorts:  proxier.NodePorts{Primary: true},                                                       // NPA-06
-	}}
+	}
 }
 
 func TestFlagsBecomeConfiguration(t *testing.T) {
 	cidr := netip.MustParsePrefix
 	for rule, c := range map[string]struct {
 		args string
-		want func(c *nftables.Config)
+		want func(c *proxier.Config)
 	}{
-		"defaults":   {"", func(*nftables.Config) {}},
-		"blank mode": {"--proxy-mode= --detect-local-mode=", func(*nftables.Config) {}},
-		"LTD-01 both families": {"--cluster-cidr=fd00::/48,10.244.0.0/16", func(c *nftables.Config) {
+		"defaults":   {"", func(*proxier.Config) {}},
+		"blank mode": {"--proxy-mode= --detect-local-mode=", func(*proxier.Config) {}},
+		"LTD-01 both families": {"--cluster-cidr=fd00::/48,10.244.0.0/16", func(c *proxier.Config) {
 			c.Masquerade.Local.CIDRs = []netip.Prefix{cidr("fd00::/48"), cidr("10.244.0.0/16")}
 		}},
-		"LTD-07 skipped and masked": {"--cluster-cidr=,10.244.1.1/16,", func(c *nftables.Config) { c.Masquerade.Local.CIDRs = []netip.Prefix{cidr("10.244.0.0/16")} }},
-		"LTD-02":                    {"--detect-local-mode=NodeCIDR --cluster-cidr=10.244.0.0/16", func(c *nftables.Config) { c.Masquerade.Local.NodePodCIDRs = true }},
-		"LTD-03":                    {"--detect-local-mode=BridgeInterface --pod-bridge-interface=cni0", func(c *nftables.Config) { c.Masquerade.Local.Interface = "cni0" }},
-		"LTD-04":                    {"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=veth", func(c *nftables.Config) { c.Masquerade.Local.InterfacePrefix = "veth" }},
-		"OPT-10":                    {"--masquerade-all", func(c *nftables.Config) { c.Masquerade.All = true }},
-		"VAL-01 the last bit":       {"--nftables-masquerade-bit=31", func(c *nftables.Config) { c.Masquerade.Mark = 1 << 31 }},
-		"VAL-01 the first bit":      {"--nftables-masquerade-bit=0", func(c *nftables.Config) { c.Masquerade.Mark = 1 }},
-		"NPA-05 primary":            {"--nodeport-addresses=primary", func(*nftables.Config) {}},
-		"NPA-01 ranges": {"--nodeport-addresses=192.0.2.0/24 --nodeport-addresses=::/0", func(c *nftables.Config) {
+		"LTD-07 skipped and masked": {"--cluster-cidr=,10.244.1.1/16,", func(c *proxier.Config) { c.Masquerade.Local.CIDRs = []netip.Prefix{cidr("10.244.0.0/16")} }},
+		"LTD-02":                    {"--detect-local-mode=NodeCIDR --cluster-cidr=10.244.0.0/16", func(c *proxier.Config) { c.Masquerade.Local.NodePodCIDRs = true }},
+		"LTD-03":                    {"--detect-local-mode=BridgeInterface --pod-bridge-interface=cni0", func(c *proxier.Config) { c.Masquerade.Local.Interface = "cni0" }},
+		"LTD-04":                    {"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=veth", func(c *proxier.Config) { c.Masquerade.Local.InterfacePrefix = "veth" }},
+		"OPT-10":                    {"--masquerade-all", func(c *proxier.Config) { c.Masquerade.All = true }},
+		"VAL-01 the last bit":       {"--nftables-masquerade-bit=31", func(c *proxier.Config) { c.Masquerade.Mark = 1 << 31 }},
+		"VAL-01 the first bit":      {"--nftables-masquerade-bit=0", func(c *proxier.Config) { c.Masquerade.Mark = 1 }},
+		"NPA-05 primary":            {"--nodeport-addresses=primary", func(*proxier.Config) {}},
+		"NPA-01 ranges": {"--nodeport-addresses=192.0.2.0/24 --nodeport-addresses=::/0", func(c *proxier.Config) {
 			c.NodePorts = proxier.NodePorts{Addresses: []netip.Prefix{cidr("192.0.2.0/24"), cidr("::/0")}}
 		}},
-		"no least time (W-30)": {"--nftables-min-sync-period=0", func(c *nftables.Config) { c.Runner.MinInterval = runner.Unlimited }},
-		"longest retry":        {"--nftables-sync-period=5s", func(c *nftables.Config) { c.Runner.Retry.Max = 5 * time.Second }},
-		"longest retry is the first": {"--nftables-min-sync-period=0 --nftables-sync-period=20ms", func(c *nftables.Config) {
+		"no least time (W-30)": {"--nftables-min-sync-period=0", func(c *proxier.Config) { c.Runner.MinInterval = runner.Unlimited }},
+		"longest retry":        {"--nftables-sync-period=5s", func(c *proxier.Config) { c.Runner.Retry.Max = 5 * time.Second }},
+		"longest retry is the first": {"--nftables-min-sync-period=0 --nftables-sync-period=20ms", func(c *proxier.Config) {
 			c.Runner = runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: 20 * time.Millisecond, Max: 20 * time.Millisecond}}
 		}},
-		"a name of its own": {"--instance=edge --nftables-masquerade-bit=15", func(c *nftables.Config) {
+		"NPA-06 iptables":            {"--proxy-mode=iptables", func(c *proxier.Config) { c.NodePorts = proxier.NodePorts{} }},
+		"NPA-05 primary in iptables": {"--proxy-mode=iptables --nodeport-addresses=primary", func(*proxier.Config) {}},
+		"each mode has its own": {"--proxy-mode=iptables --nodeport-addresses=primary --iptables-masquerade-bit=3 --nftables-masquerade-bit=5 " +
+			"--iptables-min-sync-period=2s --iptables-sync-period=7s --nftables-sync-period=9s", func(c *proxier.Config) {
+			c.Masquerade.Mark, c.Runner.MinInterval, c.Runner.Retry.Max = 1<<3, 2*time.Second, 7*time.Second
+		}},
+		"a name of its own": {"--instance=edge --nftables-masquerade-bit=15", func(c *proxier.Config) {
 			c.Names, _ = proxier.NamesFor("edge")
 			c.Masquerade.Mark = 0x8000
 		}},

@@ -32,7 +32,8 @@ type kubeProxyConfiguration struct {
 	HealthzBindAddress string           `json:"healthzBindAddress"`
 	MetricsBindAddress string           `json:"metricsBindAddress"`
 	EnableProfiling    bool             `json:"enableProfiling"`
-	Nftables           nftablesConfig   `json:"nftables"`
+	Nftables           modeConfig       `json:"nftables"`
+	Iptables           iptablesConfig   `json:"iptables"`
 	Conntrack          conntrackConfig  `json:"conntrack"`
 }
 
@@ -45,11 +46,21 @@ type detectLocal struct {
 	InterfaceNamePrefix string `json:"interfaceNamePrefix"`
 }
 
-type nftablesConfig struct {
+type modeConfig struct {
 	MasqueradeBit int             `json:"masqueradeBit"`
 	MasqueradeAll bool            `json:"masqueradeAll"`
 	SyncPeriod    metav1.Duration `json:"syncPeriod"`
 	MinSyncPeriod metav1.Duration `json:"minSyncPeriod"`
+}
+
+type iptablesConfig struct {
+	modeConfig
+
+	LocalhostNodePorts bool `json:"localhostNodePorts"`
+}
+
+func (t *tuning) shown(masqueradeAll bool) modeConfig {
+	return modeConfig{t.masqueradeBit, masqueradeAll, metav1.Duration{Duration: t.syncPeriod}, metav1.Duration{Duration: t.minSyncPeriod}}
 }
 
 type conntrackConfig struct {
@@ -66,12 +77,13 @@ func (o *options) kubeProxyConfiguration() kubeProxyConfiguration {
 	healthz, _ := bindAddress(o.healthzAddress, healthzPort)
 	metrics, _ := bindAddress(o.metricsAddress, metricsPort)
 	return kubeProxyConfiguration{
-		APIVersion: configzKey + "/v1alpha1", Kind: "KubeProxyConfiguration", Mode: "nftables",
+		APIVersion: configzKey + "/v1alpha1", Kind: "KubeProxyConfiguration", Mode: string(o.mode()),
 		HostnameOverride: o.hostname, ClientConnection: clientConnection{o.kubeconfig},
 		ClusterCIDR: o.clusterCIDR, DetectLocalMode: o.detectLocalMode, DetectLocal: detectLocal{o.podBridge, o.podPrefix},
 		NodePortAddresses: append([]string{}, o.nodePortAddresses...), ConfigSyncPeriod: metav1.Duration{Duration: o.configSyncPeriod},
 		HealthzBindAddress: healthz, MetricsBindAddress: metrics, EnableProfiling: o.profiling,
-		Nftables: nftablesConfig{o.masqueradeBit, o.masqueradeAll, metav1.Duration{Duration: o.syncPeriod}, metav1.Duration{Duration: o.minSyncPeriod}},
+		Nftables: o.nftables.shown(o.masqueradeAll),
+		Iptables: iptablesConfig{o.iptables.shown(o.masqueradeAll), o.localhostNodePorts},
 		Conntrack: conntrackConfig{
 			o.conntrack.MaxPerCore, o.conntrack.Min,
 			metav1.Duration{Duration: o.conntrack.TCPEstablished},

@@ -21,22 +21,23 @@ type options struct {
 
 	clusterCIDR, detectLocalMode, podBridge, podPrefix string
 	masqueradeAll                                      bool
-	masqueradeBit                                      int
 	nodePortAddresses                                  []string
+	nftables, iptables                                 tuning
+	localhostNodePorts                                 bool
 
-	minSyncPeriod, syncPeriod, configSyncPeriod time.Duration
-	healthzAddress, metricsAddress              string
-	debugAddress, traceEndpoint                 string
-	profiling                                   bool
-	conntrack                                   conntrack.SysctlOptions
-	verbosity                                   int
-	cleanup                                     bool
+	configSyncPeriod               time.Duration
+	healthzAddress, metricsAddress string
+	debugAddress, traceEndpoint    string
+	profiling                      bool
+	conntrack                      conntrack.SysctlOptions
+	verbosity                      int
+	cleanup                        bool
 
 	manifests, instance, stateDir string
 }
 
 func (o *options) register(f *pflag.FlagSet) {
-	f.StringVar(&o.proxyMode, "proxy-mode", "nftables", "engine to use; only nftables so far")
+	f.StringVar(&o.proxyMode, "proxy-mode", string(modeNFTables), "engine to use: nftables or iptables")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; without it and --master, the pod's own service account")
 	f.StringVar(&o.master, "master", "", "address of the API server, instead of the kubeconfig's")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node; default is the host's name")
@@ -45,10 +46,10 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "the pods' bridge, for --detect-local-mode=BridgeInterface")
 	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "what the names of the pods' interfaces begin with, for --detect-local-mode=InterfaceNamePrefix")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "replace the source of everything sent to cluster IPs")
-	f.IntVar(&o.masqueradeBit, "nftables-masquerade-bit", 14, "bit of the packet mark that means masquerading, 0 to 31")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "ranges of the node's addresses that accept node ports, or \"primary\", the default")
-	f.DurationVar(&o.minSyncPeriod, "nftables-min-sync-period", time.Second, "least time between syncs; 0 is none")
-	f.DurationVar(&o.syncPeriod, "nftables-sync-period", 30*time.Second, "longest time between retries of a failed sync")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "ranges of the node's addresses that accept node ports, or \"primary\"; default is primary with nftables, and all with iptables")
+	o.nftables.register(f, modeNFTables)
+	o.iptables.register(f, modeIPTables)
+	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "accept node ports on 127.0.0.0/8 too")
 	f.DurationVar(&o.configSyncPeriod, "config-sync-period", 15*time.Minute, "how often everything known of the API server is gone through again")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "0.0.0.0:10256", "address of the health server; empty for none")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address of the metrics server; empty for none")
@@ -74,18 +75,33 @@ func registerConntrack(f *pflag.FlagSet, c *conntrack.SysctlOptions) {
 	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", 0, "how long to remember an answered UDP flow; 0 leaves it as it is")
 }
 
+// register registers the flags that each mode has of its own.
+func (t *tuning) register(f *pflag.FlagSet, m mode) {
+	prefix := string(m)
+	f.IntVar(&t.masqueradeBit, prefix+"-masquerade-bit", 14, "bit of the packet mark that means masquerading, 0 to 31")
+	f.DurationVar(&t.minSyncPeriod, prefix+"-min-sync-period", time.Second, "least time between syncs; 0 is none")
+	f.DurationVar(&t.syncPeriod, prefix+"-sync-period", 30*time.Second, "longest time between retries of a failed sync")
+}
+
+func (t *tuning) validate(f *faults, m mode) {
+	prefix := string(m)
+	f.check(t.masqueradeBit >= 0 && t.masqueradeBit <= 31, prefix+"-masquerade-bit", t.masqueradeBit, "0 to 31")
+	f.check(t.minSyncPeriod >= 0 && t.minSyncPeriod <= time.Hour, prefix+"-min-sync-period", t.minSyncPeriod, "0 to 1h")
+	f.check(t.syncPeriod >= max(t.minSyncPeriod, time.Millisecond), prefix+"-sync-period", t.syncPeriod,
+		fmt.Sprintf("1ms or more, and no less than --%s-min-sync-period=%v", prefix, t.minSyncPeriod))
+}
+
 // Validate reports every flag that is wrong, with its value and what it may be.
 func (o *options) Validate() error {
 	var f faults
-	f.check(o.proxyMode == "" || o.proxyMode == "nftables", "proxy-mode", o.proxyMode, "nftables, the only engine so far")
+	f.check(isMode(o.proxyMode), "proxy-mode", o.proxyMode, "nftables or iptables")
 	f.check(o.hostname == "" || strings.TrimSpace(o.hostname) != "", "hostname-override", o.hostname, "a name, or nothing for the host's own")
 	if o.manifests != "" {
 		f.check(o.kubeconfig == "", "kubeconfig", o.kubeconfig, "nothing beside --manifests")
 		f.check(o.master == "", "master", o.master, "nothing beside --manifests")
 	}
-	f.check(o.minSyncPeriod >= 0 && o.minSyncPeriod <= time.Hour, "nftables-min-sync-period", o.minSyncPeriod, "0 to 1h")
-	f.check(o.syncPeriod >= max(o.minSyncPeriod, time.Millisecond), "nftables-sync-period", o.syncPeriod,
-		fmt.Sprintf("1ms or more, and no less than --nftables-min-sync-period=%v", o.minSyncPeriod))
+	o.nftables.validate(&f, modeNFTables)
+	o.iptables.validate(&f, modeIPTables)
 	f.check(o.configSyncPeriod > 0, "config-sync-period", o.configSyncPeriod, "more than 0")
 	f.check(o.verbosity >= 0, "v", o.verbosity, "0 or more")
 	f.checkAddress("healthz-bind-address", o.healthzAddress)

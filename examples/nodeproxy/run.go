@@ -12,10 +12,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/serviceplane/serviceplane/conntrack"
-	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/metrics"
-	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -35,7 +32,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	measured, err := metrics.New(registry, metrics.Options{Mode: "nftables"})
+	measured, err := metrics.New(registry, metrics.Options{Mode: string(o.mode())})
 	if err != nil {
 		return err
 	}
@@ -50,32 +47,18 @@ func run(ctx context.Context, o *options) error {
 	}
 	measured.Watch(provider.Status)
 	if o.cleanup {
-		return provider.Cleanup(ctx)
+		return errors.Join(provider.Cleanup(ctx), o.cleanUpModes(ctx, o.mode(), config, log))
 	}
 	source, err := o.source(node, provider, log)
 	if err != nil {
 		return err
 	}
 	log.Info("starting", zap.String("node", node), zap.String("instance", config.Names.Instance))
-	tasks := []task{{"proxy", provider.Run}, {"source of Services", source}}
+	tasks := []task{{"proxy", provider.Run}, {"source of Services", source}, {"succession", o.succeed(provider, config, log)}}
 	tasks = append(tasks, o.servers(provider, measured, registry, log)...)
 	err = runAll(ctx, tasks)
 	log.Info("ended; the rules stay")
 	return err
-}
-
-// provider is the proxy with all that goes with it.
-func (o *options) provider(config nftables.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
-	wanted := o.conntrack
-	wanted.StateDir, wanted.Instance, wanted.Logger = o.stateDir, config.Names.Instance, log
-	settings, err := conntrack.NewSysctls(wanted)
-	if err != nil {
-		return nil, err
-	}
-	return nftables.New(config, proxier.Deps{
-		Logger: log, Observer: observer, Settings: settings,
-		Health: healthcheck.NewNodePorts(healthcheck.NodePortOptions{Logger: log, Threshold: o.threshold()}),
-	})
 }
 
 // source is what tells the provider of Services.

@@ -24,7 +24,7 @@ const (
 )
 
 // threshold is how long a change may wait to be programmed.
-func (o *options) threshold() time.Duration { return 2 * o.syncPeriod }
+func (o *options) threshold() time.Duration { return 2 * o.tuned().syncPeriod }
 
 // servers are those of health, of metrics, and of the page that shows everything.
 func (o *options) servers(p *proxier.Proxier, m *metrics.Metrics, registry *prometheus.Registry, log *zap.Logger) []task {
@@ -46,7 +46,7 @@ func (o *options) servers(p *proxier.Proxier, m *metrics.Metrics, registry *prom
 func (o *options) metricsPages(registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("/proxyMode", saying("nftables"))
+	mux.HandleFunc("/proxyMode", saying(string(o.mode())))
 	mux.HandleFunc("/healthz", saying("ok"))
 	mux.HandleFunc("/configz", o.configz)
 	if o.profiling {

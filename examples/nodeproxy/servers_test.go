@@ -52,6 +52,7 @@ func TestConfigz(t *testing.T) {
 		"detectLocal":      map[string]any{"bridgeInterface": "", "interfaceNamePrefix": ""},
 		"configSyncPeriod": "15m0s", "healthzBindAddress": "0.0.0.0:10256", "metricsBindAddress": "192.0.2.1:10249", "enableProfiling": true,
 		"nftables": map[string]any{"masqueradeBit": 14.0, "masqueradeAll": false, "syncPeriod": "30s", "minSyncPeriod": "2s"},
+		"iptables": map[string]any{"masqueradeBit": 14.0, "masqueradeAll": false, "syncPeriod": "30s", "minSyncPeriod": "1s", "localhostNodePorts": true},
 		"conntrack": map[string]any{
 			"maxPerCore": 32768.0, "min": 131072.0, "tcpEstablishedTimeout": "24h0m0s", "tcpCloseWaitTimeout": "1h0m0s", "tcpBeLiberal": false,
 			"udpTimeout": "1m17s", "udpStreamTimeout": "0s",

@@ -1,10 +1,11 @@
 // Quickstart shows serviceplane at work: it builds a small cluster out of network
-// namespaces in its own process, programs the cluster's Services with the nftables
-// engine, and sends real connections through them.
+// namespaces in its own process, programs the cluster's Services, and sends real
+// connections through them.
 //
 //	go run ./examples/quickstart           # as root: the show
 //	go run ./examples/quickstart -plan     # what would be programmed
 //	go run ./examples/quickstart -f DIR    # with your own Services and EndpointSlices
+//	go run ./examples/quickstart -mode iptables
 //
 // Nothing is left behind: the namespaces have no names and end with the process.
 package main
@@ -35,17 +36,25 @@ var errCannotShow = errors.New("needs root on Linux")
 func main() {
 	dir := flag.String("f", "", "`directory` with YAML or JSON files of Services and EndpointSlices, instead of the embedded ones")
 	planOnly := flag.Bool("plan", false, "print what would be programmed, and touch nothing")
+	engine := modeNFTables
+	flag.Var(&engine, "mode", "`engine`: nftables or iptables")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Stdout, *dir, *planOnly); err != nil {
+	if err := run(ctx, os.Stdout, *dir, options{*planOnly, engine}); err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, out io.Writer, dir string, planOnly bool) error {
+// options are what the flags say of the engine.
+type options struct {
+	planOnly bool
+	mode     mode
+}
+
+func run(ctx context.Context, out io.Writer, dir string, o options) error {
 	source, err := manifests(dir)
 	if err != nil {
 		return err
@@ -54,17 +63,17 @@ func run(ctx context.Context, out io.Writer, dir string, planOnly bool) error {
 	if err != nil {
 		return fmt.Errorf("load manifests of %s: %w", cmp.Or(dir, "the quickstart"), err)
 	}
-	if planOnly {
-		return plan(ctx, out, objects)
+	if o.planOnly {
+		return plan(ctx, out, objects, o.mode)
 	}
-	err = show(ctx, out, objects)
+	err = show(ctx, out, objects, o.mode)
 	if !errors.Is(err, errCannotShow) {
 		return err
 	}
 	if _, err := fmt.Fprintf(out, "No show: %v.\nThis is what would be programmed instead.\n\n", err); err != nil {
 		return err
 	}
-	return plan(ctx, out, objects)
+	return plan(ctx, out, objects, o.mode)
 }
 
 // manifests is where the files are.

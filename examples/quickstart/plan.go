@@ -10,15 +10,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// plan prints what the nftables engine would program, without any privilege.
-func plan(ctx context.Context, out io.Writer, all objects) error {
+// plan prints what the engine would program, without any privilege.
+func plan(ctx context.Context, out io.Writer, all objects, m mode) error {
 	planners := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range families() {
-		engine, err := nftables.NewEngine(nftables.Config{Config: all.config()}, family, proxier.Deps{})
+		engine, err := m.engine(all.config(), family)
 		if err != nil {
 			return err
 		}

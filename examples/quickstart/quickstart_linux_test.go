@@ -20,11 +20,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // show runs the program as root does, and checks that it leaves nothing behind.
-func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string) {
+func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string, m mode) {
 	t.Helper()
 	netnstest.New(t) // skips without root
 	tables, namespaces := rootTables(t), openNamespaces(t)
-	if err := run(ctx, out, dir, false); err != nil {
+	if err := run(ctx, out, dir, options{mode: m}); err != nil {
 		t.Fatalf("run: %v", err)
 	}
 	if got := rootTables(t); got != tables {
@@ -36,8 +36,14 @@ func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string) {
 }
 
 func TestTheShowTellsWhatEachServiceDoes(t *testing.T) {
+	for _, m := range modes() {
+		t.Run(m, func(t *testing.T) { theShowTells(t, mode(m)) })
+	}
+}
+
+func theShowTells(t *testing.T, m mode) {
 	var out bytes.Buffer
-	runShow(t.Context(), t, &out, "")
+	runShow(t.Context(), t, &out, "", m)
 	text := out.String()
 	for rule, pattern := range map[string]string{
 		"a pod keeps its source at a ClusterIP":        `10\.96\.0\.10:80/TCP +ClusterIP +Cluster +pod +(web-\d x\d+,? ?)+ +client's own\n`,
@@ -80,7 +86,7 @@ func (i interrupter) Write(p []byte) (int, error) {
 
 func TestAnInterruptedShowLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	runShow(ctx, t, interrupter{cancel}, "")
+	runShow(ctx, t, interrupter{cancel}, "", modeNFTables)
 	if ctx.Err() == nil {
 		t.Error("the show ended without being interrupted")
 	}
@@ -105,7 +111,7 @@ endpoints: [{addresses: [10.7.0.1], nodeName: node-1}, {addresses: [10.7.0.2]}]
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	runShow(t.Context(), t, &out, dir)
+	runShow(t.Context(), t, &out, dir, modeNFTables)
 	for _, want := range []string{"1 Services, 2 pods", "shop/till scaled up by till-new", "10.7.0.1 x", "shop/till without 10.7.0.1"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("output does not contain %q:\n%s", want, &out)
@@ -114,8 +120,14 @@ endpoints: [{addresses: [10.7.0.1], nodeName: node-1}, {addresses: [10.7.0.2]}]
 }
 
 func TestThePlanNamesEveryFrontend(t *testing.T) {
+	for _, m := range modes() {
+		t.Run(m, func(t *testing.T) { thePlanNames(t, mode(m)) })
+	}
+}
+
+func thePlanNames(t *testing.T, m mode) {
 	var out bytes.Buffer
-	if err := run(t.Context(), &out, "", true); err != nil {
+	if err := run(t.Context(), &out, "", options{planOnly: true, mode: m}); err != nil {
 		t.Fatalf("run: %v", err)
 	}
 	for _, want := range []string{"# IPv4", "# IPv6", "10.96.0.10", "fd00:10:96::10", "203.0.113.10", "30080", "10.96.0.50"} {
@@ -156,7 +168,7 @@ func TestErrorsNameFileAndLine(t *testing.T) {
 func TestWithoutPrivilegeThereIsAPlan(t *testing.T) {
 	netnstest.Unprivileged(t, func(t *testing.T) {
 		var out bytes.Buffer
-		if err := run(t.Context(), &out, "", false); err != nil {
+		if err := run(t.Context(), &out, "", options{mode: modeNFTables}); err != nil {
 			t.Fatalf("run: %v", err)
 		}
 		if got := out.String(); !strings.HasPrefix(got, "No show") || !strings.Contains(got, "10.96.0.10") {

@@ -7,14 +7,13 @@ import (
 	"io"
 
 	"github.com/serviceplane/serviceplane/internal/netns"
-	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // show builds the cluster, runs the proxy in it, and prints what connections
 // experience at first, after scaling a Service, and after losing an endpoint. The
 // end of ctx is the end of the show, and no error.
-func show(ctx context.Context, out io.Writer, all objects) (err error) {
+func show(ctx context.Context, out io.Writer, all objects, m mode) (err error) {
 	world := &cluster{}
 	defer func() { err = errors.Join(err, world.close()) }()
 	if err := world.build(ctx, all); err != nil {
@@ -29,7 +28,7 @@ func show(ctx context.Context, out io.Writer, all objects) (err error) {
 	syncs := &journal{}
 	config := all.config()
 	config.NetNS = world.node.Path()
-	p, err := nftables.New(nftables.Config{Config: config}, proxier.Deps{Observer: syncs})
+	p, err := m.provider(config, proxier.Deps{Observer: syncs})
 	if err != nil {
 		return err
 	}

@@ -7,4 +7,4 @@ import (
 	"io"
 )
 
-func show(context.Context, io.Writer, objects) error { return errCannotShow }
+func show(context.Context, io.Writer, objects, mode) error { return errCannotShow }

@@ -80,7 +80,7 @@ func TestThePortablePackagesStayLight(t *testing.T) {
 				}
 			}
 		}
-	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier", module+"/healthcheck", module+"/debughttp")
+	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier", module+"/healthcheck", module+"/debughttp", module+"/userspace")
 }
 
 // TestWhoMayImportWhat: client-go is for who has an API server, and what programs
@@ -94,7 +94,7 @@ func TestWhoMayImportWhat(t *testing.T) {
 		"github.com/prometheus":          {module + "/metrics", examples},
 		"go.opentelemetry.io":            {module + "/tracing", examples},
 		"go.yaml.in/yaml/v3":             {module + "/informer", module + "/internal/apitest", module + "/internal/manifest", examples},
-		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", module + "/conntrack", module + "/internal/netlinkx", module + "/internal/companions", examples},
+		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", module + "/iptables", module + "/conntrack", module + "/internal/netlinkx", module + "/internal/companions", examples},
 	}
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
 		for _, p := range pkgs {

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+// rules are what both modes have made in the node: names of chains and tables.
+func (c *small) rules() string {
+	c.t.Helper()
+	var out []byte
+	netnstest.Check(c.t, c.node.Do(func() (err error) {
+		out, err = exec.Command("sh", "-c", "nft list tables; for v in nft legacy; do iptables-$v-save; ip6tables-$v-save; done").Output()
+		return err
+	}))
+	var ours []string
+	for line := range strings.Lines(string(out)) {
+		if strings.HasPrefix(line, "table") && strings.Contains(line, "kube-proxy") || strings.Contains(line, "KUBE-") {
+			ours = append(ours, line)
+		}
+	}
+	return strings.Join(ours, "")
+}
+
+// TestModesSucceedEachOther: a proxy of another mode takes over without a gap, and
+// then removes what its predecessor left. --cleanup removes everything, whatever
+// the mode.
+func TestModesSucceedEachOther(t *testing.T) {
+	t.Parallel()
+	c, d := newSmall(t), newDirectory(t)
+	flags := []string{"--manifests=" + d.path, "--state-dir=" + t.TempDir(), "--cluster-cidr=10.244.0.0/16,fd00:244::/32", "--nodeport-addresses=0.0.0.0/0,::/0"}
+	for _, m := range []mode{modeIPTables, modeNFTables, modeIPTables} {
+		p := start(t, c.node, append(flags, "--proxy-mode="+string(m))...)
+		p.waitHealthy()
+		c.expectNow("pod-1")
+		if _, got := p.get("127.0.0.1:10249", "/proxyMode"); got != string(m) {
+			t.Errorf("/proxyMode = %q, want %s", got, m)
+		}
+		gone, stays := "table ", "KUBE-SERVICES"
+		if m == modeNFTables {
+			gone, stays = stays, gone
+		}
+		if !eventually(func() bool { return !strings.Contains(c.rules(), gone) }) || !strings.Contains(c.rules(), stays) {
+			t.Errorf("%s: rules are\n%swant none of the other mode", m, c.rules())
+		}
+		c.expectNow("pod-1")
+		d.write("endpoints.yaml", webSlices(2))
+		c.expectSoon("pod-2")
+		d.write("endpoints.yaml", webSlices(1))
+		c.expectSoon("pod-1")
+		if _, err := p.signal(syscall.SIGTERM); err != nil {
+			t.Errorf("the proxy ends with %v, want exit code 0", err)
+		}
+		c.expectNow("pod-1")
+	}
+	if clean := start(t, c.node, append(flags, "--cleanup")...); true { // as nftables
+		if clean.wait(); clean.err != nil {
+			t.Errorf("--cleanup: %v, want exit code 0", clean.err)
+		}
+	}
+	if got := c.rules(); got != "" {
+		t.Errorf("after clean-up there is\n%swant nothing", got)
+	}
+}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// mode is what programs the Services.
+type mode string
+
+const (
+	modeNFTables mode = "nftables"
+	modeIPTables mode = "iptables"
+)
+
+func modes() []string { return []string{string(modeNFTables), string(modeIPTables)} }
+
+// Set implements flag.Value.
+func (m *mode) Set(text string) error {
+	if !slices.Contains(modes(), text) {
+		return fmt.Errorf("want %s", strings.Join(modes(), " or "))
+	}
+	*m = mode(text)
+	return nil
+}
+
+// String implements flag.Value.
+func (m *mode) String() string { return string(*m) }
+
+// engine returns the engine of one family.
+func (m mode) engine(config proxier.Config, family v1.IPFamily) (proxier.Engine, error) {
+	if m == modeIPTables {
+		return iptables.NewEngine(iptables.Config{Config: config}, family, proxier.Deps{})
+	}
+	return nftables.NewEngine(nftables.Config{Config: config}, family, proxier.Deps{})
+}
+
+// provider returns the proxy.
+func (m mode) provider(config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
+	if m == modeIPTables {
+		return iptables.New(iptables.Config{Config: config}, deps)
+	}
+	return nftables.New(nftables.Config{Config: config}, deps)
+}

@@ -1,0 +1,40 @@
+package iptables_test
+
+import (
+	"testing"
+
+	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// deviations are what iptables lets pass that the reference refuses, and what it
+// accepts on request.
+func deviations() proxiertest.Features {
+	return proxiertest.Features{ServiceIPsPass: true, LoopbackNodePorts: true}
+}
+
+// provider uses one variant, and names of our own or kube-proxy's: with these,
+// each endpoint has a chain.
+func provider(variant iptables.Variant, names proxier.Names) proxiertest.Factory {
+	return func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+		config.Names = names
+		return iptables.New(iptables.Config{Config: config, Variant: variant, LocalhostNodePorts: true}, deps)
+	}
+}
+
+func TestPacketsWithNFT(t *testing.T) {
+	proxiertest.Conformance(t, deviations(), provider(iptables.VariantNFT, proxier.KubeProxyNames()))
+}
+
+func TestPacketsWithLegacy(t *testing.T) {
+	proxiertest.Conformance(t, deviations(), provider(iptables.VariantLegacy, proxier.DefaultNames()))
+}
+
+func TestExplainAgreesWithPacketsOfNFT(t *testing.T) {
+	proxiertest.Explanations(t, 2048, 0, provider(iptables.VariantNFT, proxier.DefaultNames()))
+}
+
+func TestExplainAgreesWithPacketsOfLegacy(t *testing.T) {
+	proxiertest.Explanations(t, 2048, 0, provider(iptables.VariantLegacy, proxier.KubeProxyNames()))
+}

@@ -1,0 +1,99 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// rule is a rule as iptables-save prints it, without "-A" and its chain. It is
+// written the same way, so that what the kernel holds can be compared as text.
+type rule string
+
+// ruleText puts a rule together, in the order in which iptables-save prints the
+// parts: source, destination, interface, protocol, then the matches and the target
+// as they come.
+type ruleText struct {
+	b strings.Builder
+}
+
+func newRule() *ruleText { return &ruleText{} }
+
+func (t *ruleText) add(format string, args ...any) *ruleText {
+	if t.b.Len() > 0 {
+		t.b.WriteByte(' ')
+	}
+	fmt.Fprintf(&t.b, format, args...)
+	return t
+}
+
+func (t *ruleText) from(p netip.Prefix) *ruleText { return t.add("-s %s", prefixText(p)) }
+
+func (t *ruleText) fromAddr(a netip.Addr) *ruleText { return t.add("-s %s", addrText(a)) }
+
+func (t *ruleText) to(p netip.Prefix) *ruleText { return t.add("-d %s", prefixText(p)) }
+
+func (t *ruleText) toAddr(a netip.Addr) *ruleText { return t.add("-d %s", addrText(a)) }
+
+func (t *ruleText) protocol(p desired.Protocol) *ruleText { return t.add("-p %s", protocolText(p)) }
+
+// port needs the protocol before it; a comment may be in between.
+func (t *ruleText) port(p desired.Protocol, port uint16) *ruleText {
+	return t.add("-m %s --dport %d", protocolText(p), port)
+}
+
+// comment is cut and cleaned to what iptables takes without quotes inside
+// (XT_MAX_COMMENT_LEN of linux/netfilter/xt_comment.h is 256).
+func (t *ruleText) comment(format string, args ...any) *ruleText {
+	text := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(" .:;/_-,>()[]", r) {
+			return r
+		}
+		return '?'
+	}, fmt.Sprintf(format, args...))
+	const longest = 250
+	return t.add(`-m comment --comment "%s"`, text[:min(len(text), longest)])
+}
+
+// chance is a probability that iptables prints as it was given; nothing if it is
+// certain.
+func (t *ruleText) chance(wanted, of int) *ruleText {
+	if wanted == of {
+		return t
+	}
+	const one = 1 << 31 // of the kernel's fixed point, xt_statistic_info.u.random
+	p := math.Round(one*float64(wanted)/float64(of)) / one
+	return t.add("-m statistic --mode random --probability %s", strconv.FormatFloat(p, 'f', 11, 64))
+}
+
+func (t *ruleText) jump(chain string) rule { return t.target("-j " + chain) }
+
+func (t *ruleText) target(text string) rule {
+	t.add("%s", text)
+	return rule(t.b.String())
+}
+
+func protocolText(p desired.Protocol) string { return strings.ToLower(p.String()) }
+
+func prefixText(p netip.Prefix) string { return v6Text(p.Addr()) + "/" + strconv.Itoa(p.Bits()) }
+
+func addrText(a netip.Addr) string { return prefixText(netip.PrefixFrom(a, a.BitLen())) }
+
+// v6Text is how the C library prints an address, which differs from Go's text when
+// exactly the first six groups are 0.
+func v6Text(a netip.Addr) string {
+	if !a.Is6() {
+		return a.String()
+	}
+	b := a.As16()
+	high, middle, low := binary.BigEndian.Uint64(b[:]), binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
+	if high == 0 && middle == 0 && low>>16 != 0 {
+		return "::" + netip.AddrFrom4([4]byte(b[12:])).String()
+	}
+	return a.String()
+}

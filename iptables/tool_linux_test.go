@@ -1,0 +1,577 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// testConfig is for a network namespace and a lock that nobody else uses. It ends the
+// test if programs would run elsewhere: tests load and flush, and must never do that
+// to the machine's own tables.
+func testConfig(tb testing.TB, ns *netns.NS, v Variant, family v1.IPFamily) toolConfig {
+	tb.Helper()
+	c := toolConfig{
+		family: family, netNS: ns.Path(), variant: v, lockWait: 5 * time.Second, timeout: 30 * time.Second,
+		lockFile: filepath.Join(tb.TempDir(), "lock"),
+	}
+	// Not /proc/self: that is the first thread, which Visit may have sent elsewhere.
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	o, err := c.run(tb.Context(), 0, nil, "readlink", "/proc/self/ns/net")
+	got := strings.TrimSpace(string(o.output))
+	if err != nil || o.err != nil || got == own || !strings.HasPrefix(got, "net:[") {
+		tb.Fatalf("programs run in %q (%v, %v), want a network namespace other than the machine's %s", got, err, o.err, own)
+	}
+	return c
+}
+
+func mustOpenTool(tb testing.TB, c toolConfig) *tool {
+	tb.Helper()
+	tool, err := openTool(tb.Context(), c)
+	if errors.Is(err, proxier.ErrNotSupported) && os.Getenv(netnstest.RequireKernel) != "1" {
+		tb.Skipf("needs iptables: %v", err)
+	}
+	if err != nil {
+		tb.Fatalf("open tool: %v", err)
+	}
+	return tool
+}
+
+// eachTool runs f with both variants and IP families, in a network namespace each.
+func eachTool(t *testing.T, f func(t *testing.T, tool *tool)) {
+	for _, v := range []Variant{VariantNFT, VariantLegacy} {
+		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+			t.Run(string(v)+" "+string(family), func(t *testing.T) {
+				f(t, mustOpenTool(t, testConfig(t, netnstest.New(t), v, family)))
+			})
+		}
+	}
+}
+
+func mustRestore(tb testing.TB, tool *tool, lines ...string) {
+	tb.Helper()
+	if err := tool.restore(tb.Context(), inputOf(lines...)); err != nil {
+		tb.Fatalf("restore %q: %v", lines, err)
+	}
+}
+
+func inputOf(lines ...string) []byte { return []byte(strings.Join(lines, "\n") + "\n") }
+
+func mustSave(tb testing.TB, tool *tool, table string) string {
+	tb.Helper()
+	text, err := tool.save(tb.Context(), table)
+	if err != nil {
+		tb.Fatalf("save: %v", err)
+	}
+	return string(text)
+}
+
+func TestRestoredRulesAreSaved(t *testing.T) {
+	eachTool(t, func(t *testing.T, tool *tool) {
+		mustRestore(t, tool, "*nat", ":FOREIGN - [0:0]", "COMMIT")
+		mustRestore(t, tool, "*nat", ":OURS - [0:0]", "-A OURS -m comment --comment \"a b\" -j RETURN", "COMMIT")
+		got := mustSave(t, tool, "nat")
+		for _, want := range []string{":FOREIGN - [0:0]", ":OURS - [0:0]", `-A OURS -m comment --comment "a b" -j RETURN`} {
+			if !strings.Contains(got, want+"\n") {
+				t.Errorf("saved %q, want %q in it", got, want)
+			}
+		}
+	})
+}
+
+func TestOpenLeavesNoScratchChain(t *testing.T) {
+	eachTool(t, func(t *testing.T, tool *tool) {
+		for _, table := range []string{"nat", "filter"} {
+			if got := mustSave(t, tool, table); strings.Contains(got, scratchChain) || strings.Contains(got, "-A") {
+				t.Errorf("table %s has %q after openTool, want nothing of ours", table, got)
+			}
+		}
+	})
+}
+
+func TestSaveCreatesNoTable(t *testing.T) {
+	eachTool(t, func(t *testing.T, tool *tool) {
+		for range 2 { // the first must not create what the second prints
+			got := mustSave(t, tool, "mangle")
+			if tool.variant == VariantLegacy && got != "" {
+				t.Errorf("saved %q, want nothing", got)
+			}
+			if strings.Contains(got, " - [") || strings.Contains(got, "-A") {
+				t.Errorf("saved %q, want no chains but the built-in ones", got)
+			}
+		}
+		exists, err := legacyTableExists(tool.config.family, tool.config.netNS, "mangle")
+		if err != nil || exists {
+			t.Errorf("legacy table mangle exists: %v, %v, want false, nil", exists, err)
+		}
+	})
+}
+
+// Each case is preceded by the chains A and B, and a jump from A to B.
+func TestRefusedLinesAreNamed(t *testing.T) {
+	cases := map[string]struct {
+		lines       []string
+		nft, legacy []int
+		nftText     string
+	}{
+		"unknown match": {
+			lines: []string{"-A A -m nosuch -j RETURN"}, nft: []int{2}, legacy: []int{2}, nftText: "Couldn't load match",
+		},
+		"unknown target": {
+			lines: []string{"-A A -j NOSUCH", "-A B -j RETURN"}, nft: []int{4}, legacy: []int{2}, nftText: "Chain 'NOSUCH' does not exist",
+		},
+		"unknown chain": {
+			lines: []string{"-A B -j RETURN", "-A NOSUCH -j RETURN"}, nft: []int{3}, legacy: []int{3},
+		},
+		"bad option": {
+			lines: []string{"-A A --nooption 5"}, nft: []int{2}, legacy: []int{2}, nftText: "unknown option",
+		},
+		"chain in use": {
+			lines: []string{"-F B", "-X B"}, nft: []int{3}, legacy: []int{3}, nftText: "CHAIN_DEL failed",
+		},
+		"refused by the kernel": {
+			lines: []string{"-A A -j RETURN", "-A A -j REJECT"}, nft: []int{3}, legacy: []int{4}, nftText: "RULE_APPEND failed",
+		},
+		"refused by the kernel twice": {
+			lines: []string{"-A A -j REJECT", "-A B -j REJECT"}, nft: []int{2, 3}, legacy: []int{4}, nftText: "RULE_APPEND failed",
+		},
+		"not a command": {
+			lines: []string{"hello"}, nft: []int{2}, legacy: []int{2},
+		},
+	}
+	eachTool(t, func(t *testing.T, tool *tool) {
+		mustRestore(t, tool, "*nat", ":A - [0:0]", ":B - [0:0]", "-A A -j B", "COMMIT")
+		before := withoutComments(mustSave(t, tool, "nat"))
+		for name, c := range cases {
+			err := tool.restore(t.Context(), inputOf(slices.Concat([]string{"*nat"}, c.lines, []string{"COMMIT"})...))
+			var refused *restoreError
+			if !errors.As(err, &refused) {
+				t.Errorf("%s: error = %v, want a restoreError", name, err)
+				continue
+			}
+			want, text := c.nft, c.nftText
+			if tool.variant == VariantLegacy {
+				want, text = c.legacy, ""
+			}
+			if !slices.Equal(refused.Lines, want) || !strings.Contains(refused.Text, text) {
+				t.Errorf("%s: lines = %v of %q, want %v and %q", name, refused.Lines, refused.Text, want, text)
+			}
+			if _, ok := errors.AsType[*exec.ExitError](err); !ok {
+				t.Errorf("%s: error = %#v, want an exec.ExitError in it", name, err)
+			}
+		}
+		if got := withoutComments(mustSave(t, tool, "nat")); got != before {
+			t.Errorf("table is %s after refused restores, want %s", got, before)
+		}
+	})
+}
+
+func withoutComments(saved string) string {
+	lines := slices.DeleteFunc(strings.Split(saved, "\n"), func(line string) bool { return strings.HasPrefix(line, "#") })
+	return strings.Join(lines, "\n")
+}
+
+func TestTablesBeforeTheRefusedOneStay(t *testing.T) {
+	eachTool(t, func(t *testing.T, tool *tool) {
+		err := tool.restore(t.Context(), inputOf("*filter", ":GOOD - [0:0]", "COMMIT", "*nat", ":BAD - [0:0]", "-X NOSUCH", "COMMIT"))
+		var refused *restoreError
+		if !errors.As(err, &refused) || !slices.Equal(refused.Lines, []int{6}) {
+			t.Errorf("error = %v, want a restoreError of line 6", err)
+		}
+		if got := mustSave(t, tool, "filter"); !strings.Contains(got, ":GOOD") {
+			t.Errorf("table filter is %q, want chain GOOD", got)
+		}
+		if got := mustSave(t, tool, "nat"); strings.Contains(got, ":BAD") {
+			t.Errorf("table nat is %q, want no chain BAD", got)
+		}
+	})
+}
+
+// flock takes the lock, and returns how to release it.
+func flock(t *testing.T, path string) (release func()) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := f.Close(); err != nil {
+			t.Errorf("release lock: %v", err)
+		}
+	}
+}
+
+func TestHeldLockIsToldAfterLockWait(t *testing.T) {
+	tool := mustOpenTool(t, testConfig(t, netnstest.New(t), VariantLegacy, v1.IPv4Protocol))
+	tool.config.lockWait = time.Second
+	defer flock(t, tool.config.lockFile)()
+	began := time.Now()
+	err := tool.restore(t.Context(), inputOf("*nat", ":A - [0:0]", "COMMIT"))
+	took := time.Since(began)
+	if !errors.Is(err, errLocked) || took < 900*time.Millisecond || took > 5*time.Second {
+		t.Errorf("error = %v after %v, want errLocked after a second", err, took)
+	}
+}
+
+func TestReleasedLockLetsRestoreContinue(t *testing.T) {
+	tool := mustOpenTool(t, testConfig(t, netnstest.New(t), VariantLegacy, v1.IPv4Protocol))
+	tool.config.lockWait = 10 * time.Second
+	release := flock(t, tool.config.lockFile)
+	released := make(chan time.Time, 1)
+	time.AfterFunc(2*time.Second, func() {
+		release()
+		released <- time.Now()
+	})
+	err := tool.restore(t.Context(), inputOf("*nat", ":A - [0:0]", "COMMIT"))
+	done := time.Now()
+	if late := done.Sub(<-released); err != nil || late < 0 || late > time.Second {
+		t.Errorf("restore ends %v after the release with %v, want less than a second and nil", late, err)
+	}
+}
+
+func TestNFTVariantIgnoresTheLock(t *testing.T) {
+	tool := mustOpenTool(t, testConfig(t, netnstest.New(t), VariantNFT, v1.IPv4Protocol))
+	defer flock(t, tool.config.lockFile)()
+	mustRestore(t, tool, "*nat", ":A - [0:0]", "COMMIT")
+}
+
+func TestUnprivilegedOpenIsErrPermission(t *testing.T) {
+	for _, v := range []Variant{VariantNFT, VariantLegacy} {
+		if _, err := (toolConfig{family: v1.IPv4Protocol, timeout: time.Minute}).find(t.Context(), v); err != nil {
+			t.Skipf("needs iptables: %v", err)
+		}
+	}
+	netnstest.Unprivileged(t, func(t *testing.T) {
+		for _, v := range []Variant{VariantNFT, VariantLegacy} {
+			c := toolConfig{family: v1.IPv4Protocol, variant: v, timeout: time.Minute, lockFile: filepath.Join(t.TempDir(), "lock")}
+			if _, err := openTool(t.Context(), c); !errors.Is(err, proxier.ErrPermission) {
+				t.Errorf("open %s = %v, want ErrPermission", v, err)
+			}
+		}
+	})
+}
+
+func TestDetectionPrefersTheVariantInUse(t *testing.T) {
+	cases := map[string]struct {
+		nft, legacy []string
+		want        Variant
+	}{
+		"nothing": {want: VariantNFT}, // the fake program iptables says so
+		"nft rules": {
+			nft: []string{"*nat", ":A - [0:0]", "COMMIT"}, want: VariantNFT,
+		},
+		"legacy rules": {
+			legacy: []string{"*nat", ":A - [0:0]", "COMMIT"}, want: VariantLegacy,
+		},
+		"more legacy rules": {
+			nft:    []string{"*nat", ":A - [0:0]", "COMMIT"},
+			legacy: []string{"*filter", ":A - [0:0]", "-A A -j RETURN", "COMMIT"}, want: VariantLegacy,
+		},
+		"hint in nft, more in legacy": {
+			nft:    []string{"*mangle", ":KUBE-IPTABLES-HINT - [0:0]", "COMMIT"},
+			legacy: []string{"*filter", ":A - [0:0]", "-A A -j RETURN", "COMMIT"}, want: VariantNFT,
+		},
+		"hint in legacy, more in nft": {
+			nft:    []string{"*filter", ":A - [0:0]", "-A A -j RETURN", "COMMIT"},
+			legacy: []string{"*mangle", ":KUBE-KUBELET-CANARY - [0:0]", "COMMIT"}, want: VariantLegacy,
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			config := testConfig(t, netnstest.New(t), VariantDetect, v1.IPv4Protocol)
+			for v, lines := range map[Variant][]string{VariantNFT: c.nft, VariantLegacy: c.legacy} {
+				if lines != nil {
+					config.variant = v
+					mustRestore(t, mustOpenTool(t, config), lines...)
+				}
+			}
+			config.variant = VariantDetect
+			config.dir = t.TempDir()
+			linkPrograms(t, config.dir, "iptables-nft", "iptables-legacy")
+			fake(t, config.dir, "iptables", "echo 'iptables v1.8.9 (nf_tables)'")
+			if got := mustOpenTool(t, config).variant; got != c.want {
+				t.Errorf("variant = %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestDetectionAsksTheProgramLast(t *testing.T) {
+	c := testConfig(t, netnstest.New(t), VariantDetect, v1.IPv4Protocol)
+	c.dir = t.TempDir()
+	linkPrograms(t, c.dir, "iptables-nft", "iptables-legacy")
+	fake(t, c.dir, "iptables", "echo 'iptables v1.8.9 (legacy)'")
+	if got := mustOpenTool(t, c).variant; got != VariantLegacy {
+		t.Errorf("variant = %q, want that of the program iptables, legacy", got)
+	}
+}
+
+// linkPrograms puts the machine's programs into dir.
+func linkPrograms(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		for _, program := range []string{name, name + "-restore", name + "-save"} {
+			path, err := exec.LookPath(program)
+			if err != nil {
+				t.Skipf("needs iptables: %v", err)
+			}
+			if err := os.Symlink(path, filepath.Join(dir, program)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// fake makes a program of a shell script.
+func fake(t *testing.T, dir, name, body string) {
+	t.Helper()
+	// Written under another name: who runs a file that is open for writing fails.
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path+".new", []byte("#!/bin/sh\n"+body+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMissingProgramIsNotSupported(t *testing.T) {
+	for _, v := range []Variant{VariantNFT, VariantLegacy} {
+		c := toolConfig{family: v1.IPv6Protocol, variant: v, timeout: time.Minute, dir: t.TempDir()}
+		_, err := openTool(t.Context(), c)
+		var unsupported *proxier.UnsupportedError
+		if !errors.As(err, &unsupported) || !errors.Is(err, proxier.ErrNotSupported) {
+			t.Fatalf("error = %v, want an UnsupportedError", err)
+		}
+		if want := "ip6tables-" + string(v) + "-restore"; unsupported.Feature != want || unsupported.Hint != "install package iptables" {
+			t.Errorf("error = %+v, want feature %s", unsupported, want)
+		}
+	}
+}
+
+// fakePrograms are three programs without a variant in their names.
+func fakePrograms(t *testing.T, version, restore string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	fake(t, dir, "iptables", "echo '"+version+"'")
+	fake(t, dir, "iptables-restore", restore)
+	fake(t, dir, "iptables-save", "exit 0")
+	return dir
+}
+
+func TestProgramWithoutVariantInItsNameIsFound(t *testing.T) {
+	for version, want := range map[string]Variant{
+		"iptables v1.8.9 (nf_tables)": VariantNFT,
+		"iptables v1.8.9 (legacy)":    VariantLegacy,
+		"iptables v1.6.2":             VariantLegacy,
+	} {
+		c := toolConfig{family: v1.IPv4Protocol, timeout: time.Minute, dir: fakePrograms(t, version, "exit 0")}
+		for _, v := range []Variant{VariantNFT, VariantLegacy} {
+			_, err := c.find(t.Context(), v)
+			if got := err == nil; got != (v == want) {
+				t.Errorf("%s: found for variant %s: %v (%v), want %v", version, v, got, err, v == want)
+			}
+		}
+	}
+}
+
+func TestOldVersionIsRefused(t *testing.T) {
+	for version, old := range map[string]bool{
+		"iptables v1.4.21": true, "iptables v1.6.1": true, "iptables v1.6": true,
+		"iptables v1.6.2": false, "iptables v1.10.0 (legacy)": false,
+	} {
+		c := toolConfig{family: v1.IPv4Protocol, timeout: time.Minute, dir: fakePrograms(t, version, "exit 0")}
+		found, err := c.find(t.Context(), VariantLegacy)
+		if err != nil {
+			t.Fatalf("%s: %v", version, err)
+		}
+		err = (&tool{config: c, variant: VariantLegacy, programs: found}).checkVersion()
+		if got := errors.Is(err, proxier.ErrNotSupported); got != old {
+			t.Errorf("%s: refused: %v (%v), want %v", version, got, err, old)
+		}
+	}
+}
+
+func TestMissingFeatureIsNamed(t *testing.T) {
+	// This restore refuses what the kernel of a test machine has.
+	dir := fakePrograms(t, "iptables v1.8.9 (nf_tables)",
+		`if grep -q -e "-m recent" -e "-j REJECT"; then echo "line 3: RULE_APPEND failed (No such file or directory)" >&2; exit 4; fi`)
+	_, err := openTool(t.Context(), toolConfig{family: v1.IPv4Protocol, variant: VariantNFT, timeout: time.Minute, dir: dir})
+	if !errors.Is(err, proxier.ErrNotSupported) {
+		t.Fatalf("error = %v, want ErrNotSupported", err)
+	}
+	for _, want := range []string{"recent", "xt_recent", "REJECT", "ipt_REJECT"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error = %v, want %q in it", err, want)
+		}
+	}
+	if strings.Contains(err.Error(), "statistic") {
+		t.Errorf("error = %v, want nothing about what is there", err)
+	}
+}
+
+func TestSlowProgramIsKilledWithItsDescendants(t *testing.T) {
+	cases := map[string]string{
+		"sleeps":                "sleep 60",
+		"ignores SIGTERM":       "trap '' TERM; sleep 61 & sleep 60; sleep 60",
+		"leaves a descendant":   "sleep 60 & exit 1",
+		"descendant holds pipe": "(trap '' TERM HUP; sleep 60) & sleep 60",
+	}
+	for name, body := range cases {
+		t.Run(name, func(t *testing.T) {
+			group := filepath.Join(t.TempDir(), "group")
+			c := toolConfig{
+				family: v1.IPv4Protocol, lockWait: time.Second, timeout: 100 * time.Millisecond,
+				netNS: netnstest.New(t).Path(),
+				dir:   fakePrograms(t, "iptables v1.8.9 (nf_tables)", "echo $$ > "+group+"; "+body),
+			}
+			tool := &tool{config: c, variant: VariantNFT, programs: programs{restore: filepath.Join(c.dir, "iptables-restore")}}
+			began, before := time.Now(), openFiles(t)
+			err := tool.restore(t.Context(), inputOf("*nat", "COMMIT"))
+			if took := time.Since(began); err == nil || took > 10*time.Second {
+				t.Errorf("restore = %v after %v, want an error in time", err, took)
+			}
+			if name != "leaves a descendant" && (!errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "iptables-restore: killed after 1.1")) {
+				t.Errorf("error = %v, want DeadlineExceeded, the program and how long", err)
+			}
+			if after := openFiles(t); after != before {
+				t.Errorf("%d files are open, want %d as before", after, before)
+			}
+			mustBeGone(t, group)
+		})
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// mustBeGone waits until the process group that a file names has no living member.
+func mustBeGone(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group int
+	if _, err := fmt.Sscan(string(text), &group); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); living(t, group) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("process group %d has %d members, want none", group, living(t, group))
+		}
+	}
+}
+
+// living counts the members of a process group that are no zombies.
+func living(t *testing.T, group int) (n int) {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, stat := range stats {
+		text, err := os.ReadFile(stat)
+		if err != nil {
+			continue // it ended meanwhile
+		}
+		var state string
+		var parent, of int
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if _, err := fmt.Sscan(rest, &state, &parent, &of); err == nil && of == group && state != "Z" {
+			n++
+		}
+	}
+	return n
+}
+
+func TestEndOfContextKillsTheProgram(t *testing.T) {
+	c := toolConfig{lockWait: time.Second, timeout: time.Minute, dir: fakePrograms(t, "", "sleep 60")}
+	tool := &tool{config: c, variant: VariantNFT, programs: programs{restore: filepath.Join(c.dir, "iptables-restore")}}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	err := tool.restore(ctx, nil)
+	if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 10*time.Second {
+		t.Errorf("restore = %v after %v, want DeadlineExceeded at once", err, took)
+	}
+	cancel()
+	if err := tool.restore(ctx, nil); err == nil {
+		t.Error("restore after the end of ctx succeeds, want an error")
+	}
+}
+
+func TestComplaintIsBounded(t *testing.T) {
+	c := toolConfig{timeout: time.Minute, dir: fakePrograms(t, "",
+		"cat >/dev/null; echo line 7 failed >&2; i=0; while [ $i -lt 3000 ]; do echo 0123456789abcdef >&2; i=$((i+1)); done; exit 2")}
+	tool := &tool{config: c, variant: VariantNFT, programs: programs{restore: filepath.Join(c.dir, "iptables-restore")}}
+	var refused *restoreError
+	if err := tool.restore(t.Context(), nil); !errors.As(err, &refused) {
+		t.Fatalf("error = %v, want a restoreError", err)
+	}
+	if !slices.Equal(refused.Lines, []int{7}) || len(refused.Text) > maxComplaint {
+		t.Errorf("lines = %v, %d bytes, want [7], at most %d", refused.Lines, len(refused.Text), maxComplaint)
+	}
+}
+
+func TestProgramRunsInPlainEnglish(t *testing.T) {
+	t.Setenv("LC_ALL", "de_DE.UTF-8")
+	c := toolConfig{timeout: time.Minute, lockFile: "/nowhere", dir: fakePrograms(t, "", `echo "$LC_ALL $XTABLES_LOCKFILE"`)}
+	o, err := c.run(t.Context(), 0, nil, filepath.Join(c.dir, "iptables-restore"))
+	if got, want := string(o.output), "C /nowhere\n"; err != nil || got != want {
+		t.Errorf("environment = %q, %v, want %q", got, err, want)
+	}
+}
+
+// The table has a rule as nft writes it, which iptables-nft-save does not print.
+func TestForeignTableThatCannotBeSavedIsAnError(t *testing.T) {
+	program, err := exec.LookPath("nft")
+	if err != nil {
+		t.Skipf("needs nft: %v", err)
+	}
+	c := testConfig(t, netnstest.New(t), VariantDetect, v1.IPv4Protocol)
+	o, err := c.run(t.Context(), 0, []byte("table ip nat {\n chain foreign {\n masquerade\n }\n}\n"), program, "-f", "-")
+	if err != nil || o.err != nil {
+		t.Fatalf("%v, %v: %s", err, o.err, o.complaint)
+	}
+	mustOpenTool(t, c) // detection does not stumble over it
+	c.variant = VariantNFT
+	tool := mustOpenTool(t, c)
+	if text, err := tool.save(t.Context(), "nat"); !errors.Is(err, errIncompatible) {
+		t.Errorf("save = %q, %v, want errIncompatible", text, err)
+	}
+}
+
+func TestStartOutsideOfAnyNamespaceFails(t *testing.T) {
+	c := toolConfig{timeout: time.Minute, netNS: "/nowhere"}
+	if _, err := c.run(t.Context(), 0, nil, "/bin/true"); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("error = %v, want ENOENT", err)
+	}
+}

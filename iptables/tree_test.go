@@ -1,0 +1,194 @@
+package iptables
+
+import (
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// chainsOf are the chains of a tree, from the beginning.
+func chainsOf(t *tree) ruleset {
+	all := ruleset{}
+	t.all(func(n *node) { all[n.chain] = t.rules(n) })
+	return all
+}
+
+// follow keeps chains up to date by what a tree says that has changed.
+func follow(chains ruleset, t *tree) {
+	for chain, n := range t.take() {
+		if n == nil {
+			delete(chains, chain)
+		} else {
+			chains[chain] = t.rules(n)
+		}
+	}
+}
+
+func leafOf(key desired.Key, text string) leaf {
+	return leaf{key: key, rules: []rule{rule(key.String() + " " + text)}}
+}
+
+// keyspace is a place that random keys come from.
+type keyspace struct {
+	bits int
+	pick func(dice *rand.Rand) desired.Key
+}
+
+func keyspaces() map[string]keyspace {
+	protocol := func(dice *rand.Rand) desired.Protocol {
+		return []desired.Protocol{desired.TCP, desired.UDP, desired.SCTP}[dice.IntN(3)]
+	}
+	return map[string]keyspace{
+		"IPv4 in a row": {v4Bits, func(dice *rand.Rand) desired.Key {
+			return desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(dice.IntN(2)), byte(dice.IntN(256))}), Protocol: desired.TCP, Port: 80}
+		}},
+		"IPv4 with the same end": {v4Bits, func(dice *rand.Rand) desired.Key {
+			return desired.Key{VIP: netip.AddrFrom4([4]byte{byte(dice.IntN(16)), byte(dice.IntN(16)), 0, 1}), Protocol: protocol(dice), Port: 80}
+		}},
+		"IPv4 with many ports": {v4Bits, func(dice *rand.Rand) desired.Key {
+			return desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, 0, byte(dice.IntN(2))}), Protocol: protocol(dice), Port: uint16(dice.IntN(1000))}
+		}},
+		"IPv6": {v6Bits, func(dice *rand.Rand) desired.Key {
+			b := [16]byte{0xfd, 15: byte(dice.IntN(256)), 14: byte(dice.IntN(3)), 2: byte(dice.IntN(2))}
+			return desired.Key{VIP: netip.AddrFrom16(b), Protocol: desired.TCP, Port: 80}
+		}},
+		"node ports": {0, func(dice *rand.Rand) desired.Key {
+			return desired.Key{Protocol: protocol(dice), Port: uint16(30000 + dice.IntN(2768))}
+		}},
+	}
+}
+
+// TestATreeDependsOnlyOnWhatIsInIt: after any history, what it says that changed
+// adds up to what a tree from scratch has, and no chain is long.
+func TestATreeDependsOnlyOnWhatIsInIt(t *testing.T) {
+	for name, space := range keyspaces() {
+		t.Run(name, func(t *testing.T) {
+			dice := rand.New(rand.NewPCG(1, 2))
+			grown, chains, model := newTree("ROOT", "T-", space.bits), ruleset{}, map[desired.Key]leaf{}
+			for round := range 60 {
+				for range 20 {
+					key := space.pick(dice)
+					if dice.IntN(60) < round { // grows first, and then shrinks
+						for key = range model {
+							break
+						}
+						delete(model, key)
+						grown.put(leaf{key: key})
+						continue
+					}
+					model[key] = leafOf(key, []string{"a", "b"}[dice.IntN(2)])
+					grown.put(model[key])
+				}
+				follow(chains, grown)
+				fresh := newTree("ROOT", "T-", space.bits)
+				for _, l := range model {
+					fresh.put(l)
+				}
+				if diff := cmp.Diff(chainsOf(fresh), chains); diff != "" {
+					t.Fatalf("round %d, %d keys (-from scratch +grown):\n%s", round, len(model), diff)
+				}
+				if grown.root.count != len(model) {
+					t.Fatalf("round %d: %d keys, want %d", round, grown.root.count, len(model))
+				}
+				for chain, rules := range chains {
+					if len(rules) > leafKeys || len(chain) > maxChainName {
+						t.Fatalf("chain %s has %d rules", chain, len(rules))
+					}
+				}
+				for key := range model {
+					if got, ok := grown.owner(key); !ok || got != model[key].owner {
+						t.Fatalf("owner of %v = %v, %v", key, got, ok)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestPacketsFindTheirLeaf through the matches of the inner chains, in few rules.
+func TestPacketsFindTheirLeaf(t *testing.T) {
+	dice := rand.New(rand.NewPCG(3, 4))
+	tr := newTree("ROOT", "T-", v4Bits)
+	var keys []desired.Key
+	for i := range 10000 {
+		key := desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Protocol: desired.TCP, Port: uint16(1 + dice.IntN(1000))}
+		keys = append(keys, key)
+		tr.put(leafOf(key, "x"))
+	}
+	most := 0
+	for _, key := range keys {
+		walked, n := 0, tr.root
+		for n.depth >= 0 {
+			var next *node
+			for _, child := range n.children {
+				if child == nil {
+					continue
+				}
+				walked++
+				if matches(string(tr.match(child.first().key, n.depth).jump("X")), key) {
+					next = child
+					break
+				}
+			}
+			if next == nil {
+				t.Fatalf("%v is lost in %s", key, n.chain)
+			}
+			n = next
+		}
+		if _, found := n.search(key); !found {
+			t.Fatalf("%v is not in %s, where its packets go", key, n.chain)
+		}
+		most = max(most, walked+len(n.leaves))
+	}
+	if most > 100 {
+		t.Errorf("a packet walks %d rules, want 100 at most", most)
+	}
+}
+
+// matches is what the kernel does with the destination of a dispatch rule.
+func matches(text string, key desired.Key) bool {
+	fields := strings.Fields(text)
+	i := slices.Index(fields, "-d")
+	if i < 0 {
+		return true
+	}
+	value, mask, _ := strings.Cut(fields[i+1], "/")
+	v, err := netip.ParseAddr(value)
+	if err != nil {
+		return false
+	}
+	m, err := netip.ParseAddr(mask)
+	if err != nil {
+		return v == key.VIP
+	}
+	a, b, c := v.AsSlice(), m.AsSlice(), key.VIP.AsSlice()
+	for i := range a {
+		if c[i]&b[i] != a[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func TestNamesOfAddressesReadLikeTheirEnd(t *testing.T) {
+	tr := newTree("ROOT", "KUBE-VIP-", v4Bits)
+	for i := range 300 {
+		tr.put(leafOf(desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Protocol: desired.TCP, Port: 80}, "x"))
+	}
+	chains := slices.Sorted(maps.Keys(chainsOf(tr)))
+	for _, want := range []string{"KUBE-VIP-0", "KUBE-VIP-A", "KUBE-VIP-1A"} {
+		if !slices.Contains(chains, want) {
+			t.Errorf("chains %v, want %s among them", chains, want)
+		}
+	}
+	if got := tr.rules(tr.root)[10]; got != `-d 0.0.0.10/0.0.0.15 -m comment --comment "addresses that end in A" -j KUBE-VIP-A` {
+		t.Errorf("rule %s", got)
+	}
+}

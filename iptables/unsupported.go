@@ -1,0 +1,47 @@
+//go:build !linux
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Engine needs Linux; here it can only Plan.
+type Engine struct {
+	config Config
+	family v1.IPFamily
+}
+
+// NewEngine returns an engine that can only Plan.
+func NewEngine(config Config, family v1.IPFamily, _ proxier.Deps) (proxier.Engine, error) {
+	config = config.WithDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	return &Engine{config: config, family: family}, nil
+}
+
+// New returns proxier.ErrNotSupported.
+func New(Config, proxier.Deps) (*proxier.Proxier, error) { return nil, errUnsupported() }
+
+// Apply returns proxier.ErrNotSupported.
+func (e *Engine) Apply(context.Context, desired.Update) error { return errUnsupported() }
+
+// Cleanup returns proxier.ErrNotSupported.
+func (e *Engine) Cleanup(context.Context) error { return errUnsupported() }
+
+// Plan implements proxier.Planner.
+func (e *Engine) Plan(update desired.Update) (text string, err error) {
+	return plan(&e.config, e.family, &update), nil
+}
+
+func errUnsupported() error {
+	return fmt.Errorf("iptables on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
+}

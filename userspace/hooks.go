@@ -1,0 +1,62 @@
+package userspace
+
+import (
+	"context"
+	"net"
+	"net/netip"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Hooks let the embedding program take part. Each may be nil. They are called by
+// several goroutines at once.
+type Hooks struct {
+	// Listen opens the socket of a TCP service port; nil means net.ListenConfig.
+	Listen func(ctx context.Context, at Site) (net.Listener, error)
+	// ListenPacket opens the socket of a UDP service port; nil means net.ListenConfig.
+	ListenPacket func(ctx context.Context, at Site) (net.PacketConn, error)
+	// Dial connects to an endpoint; nil means net.Dialer. ctx has the deadline of the
+	// attempt.
+	Dial func(ctx context.Context, c Connection, endpoint netip.AddrPort) (net.Conn, error)
+	// Pick chooses an endpoint instead of the round robin; ok false leaves it to
+	// that. tried are the endpoints that did not answer.
+	Pick func(c Connection, endpoints, tried []netip.AddrPort) (endpoint netip.AddrPort, ok bool)
+	// Activate is called when a connection, or a datagram, comes to a service port
+	// without endpoints: once, and again no sooner than a second later. TCP
+	// connections are then held until endpoints come. It must return soon.
+	Activate func(ctx context.Context, name changetracker.ServicePortName)
+}
+
+// Site is where a socket listens.
+type Site struct {
+	Name changetracker.ServicePortName
+	Role Role
+	// Network is "tcp4", "tcp6", "udp4" or "udp6".
+	Network string
+	Addr    netip.AddrPort
+}
+
+// Connection is a client's, or a UDP client's flow.
+type Connection struct {
+	Site
+	// Client is where it comes from.
+	Client netip.AddrPort
+}
+
+// Role tells the sockets of one service port apart.
+type Role uint8
+
+// The roles.
+const (
+	// RoleInternal is for clients inside the cluster: internalTrafficPolicy.
+	RoleInternal Role = iota + 1
+	// RoleExternal is for clients outside: externalTrafficPolicy.
+	RoleExternal
+	// RoleRestricted is RoleExternal behind the source ranges of a load balancer.
+	RoleRestricted
+)
+
+// String is a short name of the role.
+func (r Role) String() string {
+	return [...]string{"", "internal", "external", "restricted"}[r]
+}
