@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -188,10 +187,10 @@ func join(ctx context.Context, client, upstream net.Conn) {
 	_ = upstream.Close()
 }
 
-// pass copies one direction. io.Copy lets Linux splice one socket to the other. An
-// error ends the other direction too, as nobody can answer any more.
+// pass copies one direction, and then tells its end. An error ends the other
+// direction too, as nobody can answer any more.
 func pass(to, from net.Conn) {
-	if _, err := io.Copy(to, from); err != nil {
+	if err := copyAll(to, from); err != nil {
 		reset(to)
 		reset(from)
 		return

@@ -30,8 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience is how long anything may take on a busy machine.
 const patience = 20 * time.Second
 
-func portName(name string, protocol v1.Protocol) changetracker.ServicePortName {
-	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Protocol: protocol}
+func webName(protocol v1.Protocol) changetracker.ServicePortName {
+	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: "web"}, Protocol: protocol}
 }
 
 // web is a Service with these endpoints, for clients inside the cluster.
@@ -39,7 +39,7 @@ func web(protocol v1.Protocol, endpoints ...netip.AddrPort) *desired.Service {
 	number, _ := desired.ProtocolOf(protocol)
 	slices.SortFunc(endpoints, netip.AddrPort.Compare)
 	s := &desired.Service{
-		Name: portName("web", protocol), Protocol: number, Cluster: endpoints, Port: &changetracker.ServicePort{},
+		Name: webName(protocol), Protocol: number, Cluster: endpoints, Port: &changetracker.ServicePort{},
 		Frontends: []desired.Frontend{{
 			Kind: desired.ClusterIP, VIP: netip.MustParseAddr("10.96.0.1"), Port: 80, Scope: desired.ScopeCluster, Action: desired.Forward,
 		}},
@@ -517,7 +517,7 @@ func TestUDPClientsAreForgotten(t *testing.T) {
 	open := func() int64 {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return e.services[portName("web", v1.ProtocolUDP)].counts.Open.Load()
+		return e.services[webName(v1.ProtocolUDP)].counts.Open.Load()
 	}
 	for i := range 20 {
 		if got := exchange(t, dialUDP(t, at(t, e, RoleInternal)), fmt.Sprint(i)); got != fmt.Sprint("a", i) {
