@@ -1,0 +1,311 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// benchFull asks for the sizes of large clusters; without it the benchmark only
+// proves that it works.
+const benchFull = "SERVICEPLANE_BENCH_FULL"
+
+// BenchmarkTargets measures the syncs of one engine from the Update to the tables of
+// the kernel. Beside each figure stands its floor in the same run: what the bare
+// program needs for the same bytes, into an empty namespace for the first sync, or for
+// reading both tables where nothing is written. "empty" is a program that has nothing
+// to do in the table of the translations.
+func BenchmarkTargets(b *testing.B) {
+	const endpoints = 10
+	sizes := map[Variant][]int{VariantLegacy: {1000}, VariantNFT: {1000}}
+	switch {
+	case testing.Short():
+		sizes = map[Variant][]int{VariantLegacy: {100}, VariantNFT: {100}}
+	case os.Getenv(benchFull) == "1":
+		sizes = map[Variant][]int{VariantLegacy: {1000, 5000, 10000}, VariantNFT: {1000, 5000}}
+	}
+	for _, variant := range []Variant{VariantLegacy, VariantNFT} {
+		for i, n := range sizes[variant] {
+			kinds := []proxier.Names{proxier.DefaultNames()}
+			if i == 0 {
+				kinds = append(kinds, proxier.KubeProxyNames())
+			}
+			for _, names := range kinds {
+				b.Run(fmt.Sprintf("%s/%s/N=%d", variant, names.Instance, n), func(b *testing.B) {
+					benchSyncs(b, &bench{variant: variant, names: names, services: newServices(n, endpoints)})
+				})
+			}
+		}
+	}
+}
+
+func benchSyncs(b *testing.B, c *bench) {
+	b.Helper()
+	b.Run("first", c.first)
+	c.ns = netnstest.New(b)
+	e := c.engine(b, c.ns)
+	defer func() {
+		if err := e.Close(); err != nil {
+			b.Errorf("close: %v", err)
+		}
+	}()
+	c.apply(b, e, c.everything())
+	whole := e.LastApply().Bytes
+	b.Run("restart", c.restart)
+	b.Run("full", func(b *testing.B) { c.full(b, e) })
+	b.Run("replace-1", func(b *testing.B) { c.replace(b, e, 1, whole) })
+	b.Run("replace-100", func(b *testing.B) { c.replace(b, e, min(100, len(c.services)), whole) })
+}
+
+// newServices are ClusterIP Services with one TCP port.
+func newServices(n, endpoints int) []*desired.Service {
+	all := make([]*desired.Service, n)
+	for i := range all {
+		name := changetracker.ServicePortName{
+			NamespacedName: types.NamespacedName{Namespace: "bench", Name: "service-" + strconv.Itoa(i)}, Protocol: v1.ProtocolTCP,
+		}
+		vip := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		all[i] = &desired.Service{
+			Name: name, Protocol: desired.TCP, Port: &changetracker.ServicePort{Name: name, ClusterIP: vip, Port: 80},
+			Frontends: []desired.Frontend{{
+				Kind: desired.ClusterIP, VIP: vip, Port: 80, Scope: desired.ScopeCluster, Action: desired.Forward, Masquerade: desired.MasqueradeNonPod,
+			}},
+		}
+		for j := i * endpoints; j < (i+1)*endpoints; j++ {
+			at := netip.AddrFrom4([4]byte{11, byte(j >> 16), byte(j >> 8), byte(j)})
+			all[i].Cluster = append(all[i].Cluster, netip.AddrPortFrom(at, 8080))
+		}
+	}
+	return all
+}
+
+// replaced returns a copy of a Service with one other endpoint.
+func replaced(s *desired.Service, i int) *desired.Service {
+	other := *s
+	other.Cluster = slices.Clone(s.Cluster)
+	at := netip.AddrFrom4([4]byte{99, byte(i >> 16), byte(i >> 8), byte(i)})
+	other.Cluster[len(other.Cluster)/2] = netip.AddrPortFrom(at, 8080)
+	return &other
+}
+
+// bench is what is measured.
+type bench struct {
+	variant  Variant
+	names    proxier.Names
+	services []*desired.Service
+	ns       *netns.NS // programmed
+}
+
+func (c *bench) config(ns *netns.NS) Config {
+	return Config{Config: proxier.Config{NetNS: ns.Path(), Names: c.names}, Variant: c.variant}.WithDefaults()
+}
+
+func (c *bench) engine(tb testing.TB, ns *netns.NS) *Engine {
+	tb.Helper()
+	e, err := newEngine(c.config(ns), v1.IPv4Protocol, proxier.Deps{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return e
+}
+
+// update has some Services, and is partial.
+func (c *bench) update(services []*desired.Service) desired.Update {
+	return desired.Update{
+		Family: v1.IPv4Protocol, Services: services,
+		Globals: desired.Globals{
+			NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
+			PodCIDRs:          []netip.Prefix{netip.MustParsePrefix("11.0.0.0/8")},
+		},
+	}
+}
+
+func (c *bench) everything() desired.Update {
+	u := c.update(c.services)
+	u.Full = true
+	return u
+}
+
+func (c *bench) apply(tb testing.TB, e *Engine, u desired.Update) {
+	tb.Helper()
+	if err := e.Apply(tb.Context(), u); err != nil {
+		tb.Fatalf("apply: %v", err)
+	}
+}
+
+// program opens the programs with nothing around them.
+func (c *bench) program(b *testing.B, ns *netns.NS) *tool {
+	b.Helper()
+	p, err := openTool(b.Context(), toolConfig{
+		family: v1.IPv4Protocol, netNS: ns.Path(), variant: c.variant, lockWait: defaultLockWait, timeout: defaultTimeout,
+	})
+	if err != nil {
+		b.Fatalf("open programs: %v", err)
+	}
+	return p
+}
+
+// floor reports how long something bare takes, the median of four.
+func floor(b *testing.B, unit string, f func(ctx context.Context, i int) error) {
+	b.Helper()
+	var took []time.Duration
+	for i := range 4 {
+		began := time.Now()
+		if err := f(b.Context(), i); err != nil {
+			b.Fatalf("floor: %v", err)
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[2].Microseconds())/1000, unit)
+}
+
+// report adds up what syncs did, and reports it for each. Own is what the engine
+// needs besides the programs.
+type report struct {
+	writes, bytes int
+	kernel        time.Duration
+}
+
+func (r *report) add(a proxier.ApplyReport) {
+	r.writes, r.bytes, r.kernel = r.writes+a.Writes, r.bytes+a.Bytes, r.kernel+a.Kernel
+}
+
+func (r *report) print(b *testing.B) {
+	b.Helper()
+	n := float64(b.N)
+	b.ReportMetric(float64(b.Elapsed().Microseconds())/1000/n, "ms")
+	b.ReportMetric(float64((b.Elapsed()-r.kernel).Microseconds())/1000/n, "own-ms")
+	b.ReportMetric(float64(r.writes)/n, "writes")
+	b.ReportMetric(float64(r.bytes)/n, "bytes")
+	b.ReportMetric(0, "ns/op")
+}
+
+// first is a sync of an empty namespace, with all checks of the programs.
+func (c *bench) first(b *testing.B) {
+	b.ReportAllocs()
+	var r report
+	for range b.N {
+		b.StopTimer()
+		e, u := c.engine(b, netnstest.New(b)), c.everything()
+		b.StartTimer()
+		c.apply(b, e, u)
+		b.StopTimer()
+		r.add(e.LastApply())
+		if err := e.Close(); err != nil {
+			b.Errorf("close: %v", err)
+		}
+		b.StartTimer()
+	}
+	b.StopTimer()
+	r.print(b)
+	config, u := c.config(netnstest.New(b)), c.everything()
+	text, bare := []byte(plan(&config, v1.IPv4Protocol, &u)), []*tool{}
+	for range 4 {
+		bare = append(bare, c.program(b, netnstest.New(b)))
+	}
+	floor(b, "floor-ms", func(ctx context.Context, i int) error { return bare[i].restore(ctx, text) })
+}
+
+// restart is the first sync of a new engine where everything is as it must be.
+func (c *bench) restart(b *testing.B) {
+	b.ReportAllocs()
+	var r report
+	for range b.N {
+		e := c.engine(b, c.ns)
+		c.apply(b, e, c.everything())
+		r.add(e.LastApply())
+		if err := e.Close(); err != nil {
+			b.Errorf("close: %v", err)
+		}
+	}
+	b.StopTimer()
+	r.print(b)
+	if r.writes > 0 {
+		b.Errorf("restarts write %d rules and chains, want 0", r.writes)
+	}
+	c.readFloor(b)
+}
+
+// full is a full sync of an engine that knows everything to be as it must be.
+func (c *bench) full(b *testing.B, e *Engine) {
+	b.ReportAllocs()
+	var r report
+	for range b.N {
+		c.apply(b, e, c.everything())
+		r.add(e.LastApply())
+	}
+	b.StopTimer()
+	r.print(b)
+	if r.writes > 0 {
+		b.Errorf("full syncs write %d rules and chains, want 0", r.writes)
+	}
+	c.readFloor(b)
+}
+
+func (c *bench) readFloor(b *testing.B) {
+	b.Helper()
+	p := c.program(b, c.ns)
+	floor(b, "floor-ms", func(ctx context.Context, _ int) error {
+		for _, table := range []string{tableNAT, tableFilter} {
+			if _, err := p.save(ctx, table); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// replace replaces one endpoint in each of some Services, there and back.
+func (c *bench) replace(b *testing.B, e *Engine, services, whole int) {
+	b.ReportAllocs()
+	var r report
+	versions := [2][]*desired.Service{}
+	for i := range services {
+		s := c.services[(i*37)%len(c.services)]
+		versions[0], versions[1] = append(versions[0], replaced(s, i)), append(versions[1], s)
+	}
+	b.ResetTimer()
+	for i := range b.N {
+		c.apply(b, e, c.update(versions[i%2]))
+		r.add(e.LastApply())
+	}
+	b.StopTimer()
+	r.print(b)
+	b.ReportMetric(100*float64(r.bytes)/float64(b.N)/float64(whole), "%of-whole")
+	p := c.program(b, c.ns)
+	c.apply(b, e, c.update(versions[1]))
+	floor(b, "empty-ms", func(ctx context.Context, _ int) error { return p.restore(ctx, []byte("*nat\nCOMMIT\n")) })
+	there, back := between(e.model, versions[1], versions[0]), between(e.model, versions[0], versions[1])
+	floor(b, "floor-ms", func(ctx context.Context, i int) error { return p.restore(ctx, [][]byte{there, back}[i%2]) })
+}
+
+// between is what an engine writes where some Services become others.
+func between(m *model, before, after []*desired.Service) []byte {
+	have, want := ruleset{}, ruleset{}
+	for i := range before {
+		maps.Copy(have, m.place(before[i]).chains)
+		maps.Copy(want, m.place(after[i]).chains)
+	}
+	for chain := range have {
+		if _, ok := want[chain]; !ok {
+			want[chain] = nil
+		}
+	}
+	return compose(changeOf(have, want, false), changeOf(nil, nil, true)).b.Bytes()
+}

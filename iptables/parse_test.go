@@ -1,0 +1,557 @@
+package iptables
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+func TestParse(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		want observed
+	}{
+		"nothing":                 {"", observed{chains: ruleset{}}},
+		"comments, table, commit": {"# by somebody\n*nat\nCOMMIT\n", observed{chains: ruleset{}}},
+		"chains of others": {
+			":OUTPUT ACCEPT [1:60]\n:SPLENDID - [0:0]\n-A OUTPUT -j SPLENDID\n-A SPLENDID -j RETURN\n", observed{chains: ruleset{}},
+		},
+		"a rule of somebody that only counts": {"-A OUTPUT\n", observed{chains: ruleset{}}},
+		"a chain of ours without rules":       {":SPL-SERVICES - [0:0]\n", observed{chains: ruleset{"SPL-SERVICES": {}}}},
+		"rules of ours in their order": {
+			":SPL-SVC-A - [3:180]\n-A SPL-SVC-A -p tcp -j SPL-SVC-B\n-A SPL-SVC-A -j RETURN\n",
+			observed{chains: ruleset{"SPL-SVC-A": {"-p tcp -j SPL-SVC-B", "-j RETURN"}}},
+		},
+		"a jump of somebody's chain to ours": {
+			":OUTPUT ACCEPT [0:0]\n-A OUTPUT -j LOG\n-A OUTPUT -m comment --comment \"to us\" -j SPL-SERVICES\n",
+			observed{chains: ruleset{}, jumps: []foreignJump{{"OUTPUT", "SPL-SERVICES", `-m comment --comment "to us" -j SPL-SERVICES`}}},
+		},
+		"a jump that only a comment or a prefix speaks of": {
+			"-A OUTPUT -m comment --comment \"not -j SPL-SVC-A any more\"\n" +
+				"-A OUTPUT -j LOG --log-prefix \"see -j SPL-SVC-B now\"\n", observed{chains: ruleset{}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := parse([]byte(c.text), chainNames{"SPL"}.owns)
+			if err != nil {
+				t.Fatalf("parse: %v", err)
+			}
+			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(observed{}, foreignJump{})); diff != "" {
+				t.Errorf("parsed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseTellsTheLine(t *testing.T) {
+	for text, want := range map[string]string{
+		"*nat\n:SPL-SERVICES\n":                             "line 2",
+		"*nat\n# a\n: - [0:0]\n":                            "line 3",
+		"*nat\n-A OUTPUT " + strings.Repeat("x", 1<<20+100): "line 2",
+	} {
+		if _, err := parse([]byte(text), chainNames{"SPL"}.owns); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("parse of %.40q = %v, want an error that says %s", text, err, want)
+		}
+	}
+}
+
+func TestTargetOfARule(t *testing.T) {
+	for r, want := range map[rule]string{
+		"":                               "",
+		"-j":                             "",
+		"-p tcp":                         "",
+		"-j KUBE-SERVICES":               "KUBE-SERVICES",
+		"-g KUBE-SERVICES":               "KUBE-SERVICES",
+		"-p tcp -j KUBE-SVC-A":           "KUBE-SVC-A",
+		"-j MARK --set-xmark 0x1/0x1":    "MARK",
+		`-m comment --comment -j -j A`:   "A",
+		`-m comment --comment "-j A"`:    "",
+		`-m comment --comment "\"-j A "`: "",
+		`-m comment --comment "what -j B did" -j A`: "A",
+		`-j LOG --log-prefix "where -j A was"`:      "LOG",
+	} {
+		if got := r.jumpsTo(); got != want {
+			t.Errorf("target of %q = %q, want %q", r, got, want)
+		}
+	}
+}
+
+func TestRuleWithoutComment(t *testing.T) {
+	for r, want := range map[rule]rule{
+		"":                               "",
+		"-j A":                           "-j A",
+		"-m comment --comment one -j A":  "-j A",
+		"-m comment --comment one":       "",
+		`-m comment --comment "one two"`: "",
+		`-m comment --comment "" -j A`:   "-j A",
+		`-p tcp -m comment --comment "a \"b\" \\" -m tcp --dport 80 -j A`:       "-p tcp -m tcp --dport 80 -j A",
+		`-m comment --comment "never ends -j A`:                                 "",
+		`-m comment --comment "ends in \`:                                       "",
+		`-m comment --comment one -m mark -m comment --comment "two more" -j A`: "-m mark -j A",
+	} {
+		if got := r.withoutComment(); got != want {
+			t.Errorf("%q without comment = %q, want %q", r, got, want)
+		}
+	}
+}
+
+func TestJumpsAreSettled(t *testing.T) {
+	want := []jump{
+		{tableNAT, "OUTPUT", "SPL-SERVICES", `-m comment --comment "ours" -j SPL-SERVICES`},
+		{tableNAT, "POSTROUTING", "SPL-POSTROUTING", "-j SPL-POSTROUTING"},
+		{tableFilter, "OUTPUT", "SPL-SERVICES", "-j SPL-SERVICES"},
+	}
+	there := []foreignJump{
+		{"OUTPUT", "SPL-SERVICES", "-j SPL-SERVICES"}, {"POSTROUTING", "SPL-POSTROUTING", "-j SPL-POSTROUTING"},
+	}
+	for name, c := range map[string]struct {
+		have             []foreignJump
+		deletes, inserts []string
+	}{
+		"all are missing": {nil, nil, []string{
+			`-I OUTPUT 1 -m comment --comment "ours" -j SPL-SERVICES`, "-I POSTROUTING 1 -j SPL-POSTROUTING",
+		}},
+		"all are there, one with another comment": {there, nil, nil},
+		"one is there twice":                      {append(there[:2:2], there[1]), []string{"-D POSTROUTING -j SPL-POSTROUTING"}, nil},
+		"one leads elsewhere, of another version": {
+			append(there[:2:2], foreignJump{"OUTPUT", "SPL-OLD", "-p tcp -j SPL-OLD"}), []string{"-D OUTPUT -p tcp -j SPL-OLD"}, nil,
+		},
+		"one matches less than it must": {
+			[]foreignJump{{"OUTPUT", "SPL-SERVICES", "-p tcp -j SPL-SERVICES"}, there[1]},
+			[]string{"-D OUTPUT -p tcp -j SPL-SERVICES"},
+			[]string{`-I OUTPUT 1 -m comment --comment "ours" -j SPL-SERVICES`},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			deletes, inserts := settleJumps(tableNAT, want, c.have)
+			if !slices.Equal(deletes, c.deletes) || !slices.Equal(inserts, c.inserts) {
+				t.Errorf("deletes %q, inserts %q, want %q and %q", deletes, inserts, c.deletes, c.inserts)
+			}
+		})
+	}
+}
+
+// FuzzParse: whatever a program prints, what was read is printed again, and then
+// read, as the same.
+func FuzzParse(f *testing.F) {
+	f.Add(":OUTPUT ACCEPT [1:60]\n:SPL-SVC-A - [0:0]\n-A OUTPUT -j SPL-SVC-A\n-A SPL-SVC-A -p tcp -m comment --comment \"a \\\"b\\\"\" -j RETURN\n")
+	f.Add("-A OUTPUT\n-A SPL-SVC-A \n:SPL-SVC-B")
+	f.Add("-A OUTPUT -m comment --comment \"\\")
+	f.Add("-A OUTPUT -g SPL-SVC-A -m comment --comment x")
+	owns := chainNames{"SPL"}.owns
+	f.Fuzz(func(t *testing.T, text string) {
+		first, err := parse([]byte(text), owns)
+		if err != nil || strings.Contains(text, "\r") { // no program ends lines so
+			return
+		}
+		deletes, _ := settleJumps(tableNAT, nil, first.jumps)
+		if len(deletes) != len(first.jumps) {
+			t.Fatalf("%d of %d jumps are deleted", len(deletes), len(first.jumps))
+		}
+		for _, j := range first.jumps {
+			if !owns(j.rule.jumpsTo()) {
+				t.Fatalf("%q leads to %q", j.rule, j.rule.jumpsTo())
+			}
+			if bare := j.rule.withoutComment(); bare.withoutComment() != bare {
+				t.Fatalf("%q without comment is %q, and without one again %q", j.rule, bare, bare.withoutComment())
+			}
+		}
+		s := newScript()
+		s.add(tableNAT, &tablePart{chains: first.chains})
+		second, err := parse(s.b.Bytes(), owns)
+		if err != nil {
+			t.Fatalf("parse what was printed: %v\n%s", err, s.b.Bytes())
+		}
+		if diff := cmp.Diff(first.chains, second.chains); diff != "" {
+			t.Fatalf("chains (-read +printed and read):\n%s", diff)
+		}
+	})
+}
+
+// FuzzComment: any text can be a comment, and is gone without it.
+func FuzzComment(f *testing.F) {
+	f.Add("plain")
+	f.Add(`a "b" \ -j KUBE-SVC-A`)
+	f.Fuzz(func(t *testing.T, text string) {
+		r := newRule().add("-p tcp").comment("%s", text).jump("A")
+		if got := r.withoutComment(); got != "-p tcp -j A" {
+			t.Errorf("%q without comment = %q", r, got)
+		}
+		if got := r.jumpsTo(); got != "A" {
+			t.Errorf("target of %q = %q, want A", r, got)
+		}
+		quoted := rule(`-p tcp -m comment --comment "` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text) + `" -j A`)
+		if got := quoted.withoutComment(); got != "-p tcp -j A" {
+			t.Errorf("%q without comment = %q", quoted, got)
+		}
+	})
+}
+
+// randomServices makes Services. Addresses for outside change hands, but no two
+// have the same at a time.
+type randomServices struct {
+	dice  *rand.Rand
+	taken map[int]int // which Service has which number of such an address
+}
+
+// release frees the address of a Service.
+func (s *randomServices) release(i int) {
+	maps.DeleteFunc(s.taken, func(_, owner int) bool { return owner == i })
+}
+
+// take finds it another one. There are few, so that they soon have other owners.
+func (s *randomServices) take(i int) (number int, ok bool) {
+	number = s.dice.IntN(i + 20)
+	if _, isTaken := s.taken[number]; isTaken {
+		return 0, false
+	}
+	s.taken[number] = i
+	return number, true
+}
+
+// service is what one of the Services may be at some time.
+func (s *randomServices) service(i int) *desired.Service {
+	name := changetracker.ServicePortName{
+		NamespacedName: types.NamespacedName{Namespace: "test", Name: "web-" + strconv.Itoa(i)}, Port: "http", Protocol: v1.ProtocolTCP,
+	}
+	vip := func(net byte, i int) netip.Addr { return netip.AddrFrom4([4]byte{net, 96, byte(i >> 8), byte(i)}) }
+	out := &desired.Service{Name: name, Protocol: desired.TCP, Port: &changetracker.ServicePort{Name: name, Port: 80}}
+	for n := range []int{0, 1, 3, 20}[s.dice.IntN(4)] {
+		at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(s.dice.IntN(4)), byte(n)}), 8080)
+		out.Cluster = append(out.Cluster, at)
+		if s.dice.IntN(3) == 0 {
+			out.Local, out.Hairpin = append(out.Local, at), append(out.Hairpin, at.Addr())
+		}
+	}
+	if s.dice.IntN(4) == 0 {
+		out.Affinity = time.Hour
+	}
+	if s.dice.IntN(4) == 0 {
+		out.Port.HealthCheckNodePort = uint16(20000 + i)
+	}
+	frontend := func(f desired.Frontend) {
+		f.Scope = []desired.Scope{desired.ScopeCluster, desired.ScopeLocal}[s.dice.IntN(2)]
+		f.Action, f.Masquerade = desired.Forward, desired.MasqueradeAll
+		f.ShortCircuit = f.Kind != desired.ClusterIP && f.Scope == desired.ScopeLocal && len(out.Cluster) > 0
+		switch {
+		case len(out.Cluster) == 0:
+			f.Action = desired.Reject
+		case len(out.Endpoints(f.Scope)) == 0:
+			f.Action = desired.Drop
+		}
+		out.Frontends = append(out.Frontends, f)
+	}
+	frontend(desired.Frontend{Kind: desired.ClusterIP, VIP: vip(10, i), Port: 80})
+	s.release(i)
+	number, ok := s.take(i)
+	if !ok {
+		return out
+	}
+	// Frontends for outside agree in scope, as the Resolver has it.
+	frontend(desired.Frontend{Kind: desired.LoadBalancer, VIP: vip(11, number), Port: 80})
+	np := out.Frontends[1]
+	np.Kind, np.VIP, np.Port = desired.NodePort, netip.Addr{}, uint16(30000+number)
+	out.Frontends = append(out.Frontends, np)
+	lb := &out.Frontends[1]
+	switch s.dice.IntN(6) {
+	case 0:
+		lb.Restricted = true // for everybody
+	case 1:
+		lb.Restricted, lb.SourceRanges = true, []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+	}
+	return out
+}
+
+func pureConfig(names proxier.Names) *Config {
+	c := Config{Config: proxier.Config{Names: names}}.WithDefaults()
+	return &c
+}
+
+func pureGlobals() desired.Globals {
+	return desired.Globals{
+		NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+	}
+}
+
+// tables is what a kernel holds.
+type tables map[string]ruleset
+
+// commit does what iptables-restore does with a table, and complains as it would.
+func (k tables) commit(t *testing.T, text string) {
+	t.Helper()
+	table, text, _ := strings.Cut(text, "\n")
+	for line := range strings.Lines(text) {
+		command, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		chain, r, _ := strings.Cut(rest, " ")
+		switch {
+		case command == "-A":
+			k[table][chain] = append(k[table][chain], rule(r))
+		case command == "-X":
+			delete(k[table], chain)
+		case strings.HasPrefix(command, ":"):
+			k[table][command[1:]] = []rule{}
+		}
+	}
+	for chain, rules := range k[table] {
+		for _, r := range rules {
+			to := string(r[strings.LastIndexByte(string(r), ' ')+1:]) // of a jump; much faster than jumpsTo
+			if _, ok := k[table][to]; !ok && (strings.HasPrefix(to, "KUBE-") || strings.HasPrefix(to, "SPL-")) {
+				t.Fatalf("table %s: %s leads to %s, which is not there: %s", table, chain, to, r)
+			}
+		}
+	}
+}
+
+// clean takes nil chains out, which stand for none.
+func clean(want map[string]ruleset) tables {
+	k := tables{}
+	for table, chains := range want {
+		k[table] = maps.Clone(chains)
+		maps.DeleteFunc(k[table], func(_ string, rules []rule) bool { return rules == nil })
+	}
+	return k
+}
+
+// treated says what a first packet meets: "translate", "refuse", or nothing.
+// inRanges says that its source is in all source ranges.
+func (k tables) treated(names chainNames, key desired.Key, inRanges bool) string {
+	root := names.services()
+	if !key.VIP.IsValid() {
+		root = names.nodePorts()
+	}
+	packet := probe{key, inRanges}
+	if packet.in(k[tableNAT], root, "DNAT") {
+		return "translate"
+	}
+	if packet.in(k[tableFilter], root, "REJECT") || packet.in(k[tableFilter], root, "DROP") {
+		return "refuse"
+	}
+	return ""
+}
+
+// probe is a first packet; pods and the node itself send others.
+type probe struct {
+	key      desired.Key
+	inRanges bool
+}
+
+// in says whether a rule with a target is met. Draws are not looked at, because any
+// endpoint will do.
+func (p probe) in(table ruleset, chain, target string) bool {
+	for _, r := range table[chain] {
+		if !p.meets(r) {
+			continue
+		}
+		if to := r.jumpsTo(); to == target || table[to] != nil && p.in(table, to, target) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p probe) meets(r rule) bool {
+	fields := strings.Fields(string(r.withoutComment()))
+	if slices.Contains(fields, "--src-type") || slices.Contains(fields, "--dst-type") {
+		return false
+	}
+	return p.isDestined(r) && (p.inRanges || !slices.Contains(fields, "-s"))
+}
+
+// isDestined looks at a packet's destination only.
+func (p probe) isDestined(r rule) bool {
+	fields := strings.Fields(string(r.withoutComment()))
+	for i := 1; i < len(fields); i++ {
+		value := fields[i]
+		switch fields[i-1] {
+		case "-d":
+			not := i > 1 && fields[i-2] == "!"
+			if !p.key.VIP.IsValid() || p.isIn(r, value) == not {
+				return false
+			}
+		case "--dport":
+			low, high, isRange := strings.Cut(value, ":")
+			if !isRange {
+				high = low
+			}
+			from, _ := strconv.Atoi(low)
+			to, _ := strconv.Atoi(high)
+			if port := int(p.key.Port); port < from || port > to {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (p probe) isIn(r rule, text string) bool {
+	if prefix, err := netip.ParsePrefix(text); err == nil {
+		return prefix.Contains(p.key.VIP)
+	}
+	return matches(string(r), p.key)
+}
+
+// TestChangesOfAModelAddUp: after any history, what a model says that has changed
+// adds up to what one from scratch has; the steps of each change are what the kernel
+// accepts; and in none of them is there a packet that leaks, as long as something is
+// done with it before and after.
+func TestChangesOfAModelAddUp(t *testing.T) {
+	for _, names := range []proxier.Names{proxier.DefaultNames(), proxier.KubeProxyNames()} {
+		for seed := range uint64(2) {
+			t.Run(fmt.Sprintf("%s/seed %d", names.Instance, seed), func(t *testing.T) { followChanges(t, names, seed) })
+		}
+	}
+}
+
+func followChanges(t *testing.T, names proxier.Names, seed uint64) {
+	t.Helper()
+	const services, rounds = 150, 10
+	random := &randomServices{rand.New(rand.NewPCG(seed, 1)), map[int]int{}}
+	config := pureConfig(names)
+	m := newModel(config, v1.IPv4Protocol, pureGlobals())
+	kernel, now := clean(m.everything()), map[int]*desired.Service{}
+	for round := range rounds {
+		before := maps.Clone(now)
+		for _, i := range random.dice.Perm(services)[:25] {
+			if s, ok := now[i]; ok && random.dice.IntN(rounds) < round { // grows, and then shrinks
+				m.set(s.Name, nil)
+				random.release(i)
+				delete(now, i)
+				continue
+			}
+			now[i] = random.service(i)
+		}
+		for _, i := range random.dice.Perm(services) { // who gives an address away may be later
+			if s := now[i]; s != nil && s != before[i] {
+				m.set(s.Name, m.place(s))
+			}
+		}
+		takeSteps(t, kernel, m, before, now)
+		fresh := newModel(config, v1.IPv4Protocol, pureGlobals())
+		for _, s := range now {
+			fresh.set(s.Name, fresh.place(s))
+		}
+		want := clean(fresh.everything())
+		if diff := cmp.Diff(want, kernel); diff != "" {
+			t.Fatalf("round %d, %d services (-from scratch +by changes):\n%.3000s", round, len(now), diff)
+		}
+		if diff := cmp.Diff(want, clean(m.everything())); diff != "" {
+			t.Fatalf("round %d, %d services (-from scratch +everything):\n%.3000s", round, len(now), diff)
+		}
+		noneIsLost(t, kernel, m)
+	}
+}
+
+// takeSteps applies one change table by table, and looks at packets in between.
+func takeSteps(t *testing.T, kernel tables, m *model, before, now map[int]*desired.Service) {
+	t.Helper()
+	want := m.tables()
+	nat, filter := changeOf(kernel[tableNAT], want[tableNAT], false), changeOf(kernel[tableFilter], want[tableFilter], true)
+	packets := map[probe]bool{}
+	for i, s := range now {
+		if before[i] == nil {
+			continue
+		}
+		for _, list := range [][]desired.Frontend{s.Frontends, before[i].Frontends} {
+			for j := range list {
+				packets[probe{s.Key(&list[j]), false}] = true
+				if list[j].Restricted {
+					packets[probe{s.Key(&list[j]), true}] = true
+				}
+			}
+		}
+	}
+	watched := map[probe][]string{}
+	look := func() {
+		for p := range packets {
+			watched[p] = append(watched[p], kernel.treated(m.names, p.key, p.inRanges))
+		}
+	}
+	look()
+	for _, step := range strings.Split(compose(nat, filter).b.String(), "*")[1:] {
+		kernel.commit(t, step)
+		look()
+	}
+	for p, states := range watched {
+		if first, last := states[0], states[len(states)-1]; first != "" && last != "" && slices.Contains(states, "") {
+			t.Fatalf("a packet to %v, in the source ranges %v, leaks: %q", p.key, p.inRanges, states)
+		}
+	}
+}
+
+// noneIsLost: every chain is reached from one that a built-in chain jumps to.
+func noneIsLost(t *testing.T, kernel tables, m *model) {
+	t.Helper()
+	for table, chains := range kernel {
+		reached := map[string]bool{}
+		var visit func(chain string)
+		visit = func(chain string) {
+			if _, ok := chains[chain]; !ok || reached[chain] {
+				return
+			}
+			reached[chain] = true
+			for _, r := range chains[chain] {
+				visit(r.jumpsTo())
+			}
+		}
+		for _, j := range m.jumps() {
+			if j.table == table {
+				visit(j.to)
+			}
+		}
+		for chain := range chains {
+			// These are there before somebody needs them.
+			if !reached[chain] && chain != m.names.mark() && chain != m.names.markNonPod() {
+				t.Errorf("table %s: nobody jumps to %s", table, chain)
+			}
+		}
+	}
+}
+
+// TestAChangeTouchesFewChains, however many Services there are.
+func TestAChangeTouchesFewChains(t *testing.T) {
+	const services, changes, most = 3000, 500, 60
+	random := &randomServices{rand.New(rand.NewPCG(5, 6)), map[int]int{}}
+	m := newModel(pureConfig(proxier.DefaultNames()), v1.IPv4Protocol, pureGlobals())
+	for i := range services {
+		s := random.service(i)
+		m.set(s.Name, m.place(s))
+	}
+	kernel := clean(m.everything())
+	total, longest := 0, 0
+	for range changes {
+		s := random.service(random.dice.IntN(services))
+		if random.dice.IntN(3) == 0 {
+			m.set(s.Name, nil)
+		} else {
+			m.set(s.Name, m.place(s))
+		}
+		touched := 0
+		for table, want := range m.tables() {
+			c := changeOf(kernel[table], want, table == tableFilter)
+			for _, p := range []*tablePart{&c.first, &c.last} {
+				touched += len(p.chains) + len(p.gone)
+				maps.Copy(kernel[table], p.chains)
+				maps.DeleteFunc(kernel[table], func(chain string, _ []rule) bool { return slices.Contains(p.gone, chain) })
+			}
+		}
+		total, longest = total+touched, max(longest, touched)
+	}
+	t.Logf("%.1f chains on average, %d at most", float64(total)/changes, longest)
+	if longest > most || total > changes*most/3 {
+		t.Errorf("a change touches %d chains at most, %.1f on average, want %d and %d", longest, float64(total)/changes, most, most/3)
+	}
+}
