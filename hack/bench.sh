@@ -5,4 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 SERVICEPLANE_REQUIRE_KERNEL=1 SERVICEPLANE_BENCH_FULL=1 \
   go test -run='^$' -bench='^BenchmarkTargets$' -benchtime=1x -timeout=30m ./nftables
+SERVICEPLANE_REQUIRE_KERNEL=1 SERVICEPLANE_BENCH_FULL=1 \
+  go test -run='^$' -bench='^BenchmarkTargets$' -benchtime=1x -timeout=30m ./iptables
+SERVICEPLANE_REQUIRE_KERNEL=1 go test -run='^$' -bench='^BenchmarkThroughput$' ./userspace
 SERVICEPLANE_REQUIRE_KERNEL=1 go test -run='^$' -bench='^BenchmarkClean$' -benchtime=5x ./conntrack

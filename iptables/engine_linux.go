@@ -31,6 +31,8 @@ type Engine struct {
 	family v1.IPFamily
 	log    *zap.Logger
 	open   func(ctx context.Context) (kernel, error)
+	// written wakes Watch after a write.
+	written chan struct{}
 
 	mu     sync.Mutex // held while the tables are written; guards all below
 	kernel kernel     // nil until it is needed
@@ -72,7 +74,7 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if log == nil {
 		log = zap.NewNop()
 	}
-	e := &Engine{config: config, family: family, log: log.Named("iptables").With(zap.String("family", string(family)))}
+	e := &Engine{config: config, family: family, written: make(chan struct{}, 1), log: log.Named("iptables").With(zap.String("family", string(family)))}
 	e.open = func(ctx context.Context) (kernel, error) {
 		return openTool(ctx, toolConfig{
 			family: family, netNS: config.NetNS, variant: config.Variant,
@@ -108,6 +110,7 @@ var errNotFull = errors.New("iptables: a partial update where a full one is need
 
 // Apply implements proxier.Engine.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
+	defer e.wake() // when it is unlocked
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.report = proxier.ApplyReport{}
@@ -146,6 +149,14 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
 // programs the update from scratch.
 func (e *Engine) Plan(update desired.Update) (text string, err error) {
 	return plan(&e.config, e.family, &update), nil
+}
+
+// wake lets Watch look at once.
+func (e *Engine) wake() {
+	select {
+	case e.written <- struct{}{}:
+	default:
+	}
 }
 
 // sameGlobals says that no chain but those of the update's service ports changes.

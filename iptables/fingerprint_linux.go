@@ -58,6 +58,18 @@ func (p *prober) probe() (fingerprint, error) {
 	return p.nft.probe()
 }
 
+// isCheap says that probe costs next to nothing whatever has changed.
+func (p *prober) isCheap() bool { return p.legacy != nil }
+
+// generation counts what anybody has changed in nf_tables; it means nothing with the
+// legacy variant.
+func (p *prober) generation() (uint32, error) {
+	if p.legacy != nil {
+		return 0, nil
+	}
+	return p.nft.askGeneration()
+}
+
 func (p *prober) close() error {
 	if p.legacy != nil {
 		return p.legacy.close()

@@ -108,13 +108,12 @@ func without(rules, others []rule) []rule {
 	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return known[r] })
 }
 
-// write composes a script: refusals, translations, and then the refusals that are
+// compose makes a script: refusals, translations, and then the refusals that are
 // not needed any more.
 func compose(nat, filter *change) *script {
 	s := newScript()
 	s.add(tableFilter, &filter.first)
 	s.add(tableNAT, &nat.first)
-	s.add(tableNAT, &nat.last)
 	s.add(tableFilter, &filter.last)
 	return s
 }

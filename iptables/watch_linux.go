@@ -18,6 +18,10 @@ type guard struct {
 	// known is what the tables look like after our last write, if isKnown.
 	known   fingerprint
 	isKnown bool
+	// since is the generation after our last write, while what it looks like is still
+	// to be read: that is not for the sync to wait for.
+	since    uint32
+	isToRead bool
 }
 
 func (g *guard) open(t *tool, netNS string, names chainNames) error {
@@ -34,27 +38,52 @@ func (g *guard) close() error {
 		return nil
 	}
 	p := g.prober
-	g.prober, g.isKnown = nil, false
+	g.prober, g.isKnown, g.isToRead = nil, false, false
 	return p.close()
 }
 
 // remember takes what the tables look like for what they must be.
 func (g *guard) remember() error {
-	g.isKnown = false
+	g.isKnown, g.isToRead = false, false
 	if g.prober == nil {
 		return nil
 	}
+	if g.prober.isCheap() {
+		return g.read()
+	}
+	var err error
+	if g.since, err = g.prober.generation(); err != nil {
+		return fmt.Errorf("watch for changes by others: %w", err)
+	}
+	g.isToRead = true
+	return nil
+}
+
+func (g *guard) read() error {
 	now, err := g.prober.probe()
 	if err != nil {
 		return fmt.Errorf("watch for changes by others: %w", err)
 	}
-	g.known, g.isKnown = now, true
+	g.known, g.isKnown, g.isToRead = now, true, false
 	return nil
+}
+
+// readLater reads what remember left, and says whether somebody has changed something
+// meanwhile.
+func (g *guard) readLater() (differ bool, err error) {
+	now, err := g.prober.generation()
+	if err != nil {
+		return false, err
+	}
+	return now != g.since, g.read()
 }
 
 // look says whether the tables look different from what was remembered. A difference
 // is told once.
 func (g *guard) look() (differ bool, err error) {
+	if g.isToRead {
+		return g.readLater()
+	}
 	if !g.isKnown {
 		return false, nil
 	}
@@ -76,6 +105,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+		case <-e.written:
 		}
 		differ, err := e.look()
 		if err != nil {
