@@ -48,6 +48,7 @@ type familyStatus struct {
 	LastSuccess  time.Time   `json:"lastSuccess,omitzero"`
 	LastError    string      `json:"lastError,omitempty"`
 	PendingSince time.Time   `json:"pendingSince,omitzero"`
+	StaleSince   time.Time   `json:"staleSince,omitzero"`
 	ServicePorts int         `json:"servicePorts"`
 	// NoLocalInternal and NoLocalExternal count the service ports that this node
 	// drops traffic of.
@@ -130,7 +131,7 @@ func (h *handler) status(_ *http.Request, q query) (any, error) {
 func familyText(name v1.IPFamily, f *proxier.FamilyStatus, limit int) familyStatus {
 	s := familyStatus{
 		Family: name, Synced: f.Synced, LastAttempt: moment(f.LastAttempt), LastSuccess: moment(f.LastSuccess),
-		LastError: errorText(f.LastError), PendingSince: moment(f.PendingSince), ServicePorts: f.ServicePorts,
+		LastError: errorText(f.LastError), PendingSince: moment(f.PendingSince), StaleSince: moment(f.StaleSince), ServicePorts: f.ServicePorts,
 		NoLocalInternal: f.NoLocalEndpoints.Internal, NoLocalExternal: f.NoLocalEndpoints.External,
 		Damaged: f.Damaged, FailedTotal: len(f.Failed),
 		Failed: converted(first(limit, f.Failed), func(e *proxier.ServiceError) failureText {

@@ -23,7 +23,8 @@ function updateFamily(node, f, now) {
   setBadge(heading, ...health(f));
   const words = [counted(f.servicePorts, "service port")];
   words.push(f.lastSuccess ? `last success ${age(f.lastSuccess, now)} ago` : "no success yet");
-  if (f.pendingSince) words.push(`a change waits for ${age(f.pendingSince, now)}`);
+  if (f.staleSince) words.push(`behind for ${age(f.staleSince, now)}`);
+  else if (f.pendingSince) words.push(`a change waits for ${age(f.pendingSince, now)}`);
   const dropping = f.noLocalEndpointsInternal + f.noLocalEndpointsExternal;
   if (dropping > 0) words.push(`${count(dropping)} without a local endpoint`);
   if (f.damaged > 0) words.push(`changed by others ${f.damaged === 1 ? "once" : `${count(f.damaged)} times`}, ${age(f.lastDamage.time, now)} ago`);
