@@ -6,6 +6,7 @@
 //	go run ./examples/quickstart -plan     # what would be programmed
 //	go run ./examples/quickstart -f DIR    # with your own Services and EndpointSlices
 //	go run ./examples/quickstart -mode iptables
+//	go run ./examples/quickstart -mode userspace   # as anybody, anywhere
 //
 // Nothing is left behind: the namespaces have no names and end with the process.
 package main
@@ -37,7 +38,7 @@ func main() {
 	dir := flag.String("f", "", "`directory` with YAML or JSON files of Services and EndpointSlices, instead of the embedded ones")
 	planOnly := flag.Bool("plan", false, "print what would be programmed, and touch nothing")
 	engine := modeNFTables
-	flag.Var(&engine, "mode", "`engine`: nftables or iptables")
+	flag.Var(&engine, "mode", "`engine`: nftables, iptables or userspace, which needs no privilege")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -62,6 +63,12 @@ func run(ctx context.Context, out io.Writer, dir string, o options) error {
 	objects, err := load(source)
 	if err != nil {
 		return fmt.Errorf("load manifests of %s: %w", cmp.Or(dir, "the quickstart"), err)
+	}
+	if o.mode == modeUserspace {
+		if o.planOnly {
+			return errors.New("-plan: there is nothing that the userspace engine would program")
+		}
+		return showSockets(ctx, out, objects)
 	}
 	if o.planOnly {
 		return plan(ctx, out, objects, o.mode)

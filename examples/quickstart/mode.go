@@ -16,11 +16,17 @@ import (
 type mode string
 
 const (
-	modeNFTables mode = "nftables"
-	modeIPTables mode = "iptables"
+	modeNFTables  mode = "nftables"
+	modeIPTables  mode = "iptables"
+	modeUserspace mode = "userspace" // has a show of its own
 )
 
-func modes() []string { return []string{string(modeNFTables), string(modeIPTables)} }
+func modes() []string {
+	return []string{string(modeNFTables), string(modeIPTables), string(modeUserspace)}
+}
+
+// kernelModes are those that program the kernel.
+func kernelModes() []mode { return []mode{modeNFTables, modeIPTables} }
 
 // Set implements flag.Value.
 func (m *mode) Set(text string) error {

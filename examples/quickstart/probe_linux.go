@@ -17,8 +17,6 @@ import (
 )
 
 const (
-	// connections is how many go into one line.
-	connections = 12
 	// patience is how long a connection may take: long enough for the second SYN
 	// that Linux needs to hear of a rejection over IPv6.
 	patience = 1500 * time.Millisecond

@@ -36,8 +36,8 @@ func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string, m mod
 }
 
 func TestTheShowTellsWhatEachServiceDoes(t *testing.T) {
-	for _, m := range modes() {
-		t.Run(m, func(t *testing.T) { theShowTells(t, mode(m)) })
+	for _, m := range kernelModes() {
+		t.Run(string(m), func(t *testing.T) { theShowTells(t, m) })
 	}
 }
 
@@ -120,8 +120,8 @@ endpoints: [{addresses: [10.7.0.1], nodeName: node-1}, {addresses: [10.7.0.2]}]
 }
 
 func TestThePlanNamesEveryFrontend(t *testing.T) {
-	for _, m := range modes() {
-		t.Run(m, func(t *testing.T) { thePlanNames(t, mode(m)) })
+	for _, m := range kernelModes() {
+		t.Run(string(m), func(t *testing.T) { thePlanNames(t, m) })
 	}
 }
 

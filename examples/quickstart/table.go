@@ -15,6 +15,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
+// connections is how many go into one line of a table.
+const connections = 12
+
 // row is one line of a table: some connections from one client to one frontend.
 type row struct {
 	service, vip, kind, policy, from string
