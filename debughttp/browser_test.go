@@ -175,12 +175,12 @@ func TestPageInABrowser(t *testing.T) {
 // TestPageKeepsMarkupAsText: names are shown, and never run.
 func TestPageKeepsMarkupAsText(t *testing.T) {
 	p := busyProxy(t)
+	name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: evil, Name: evil}, Port: evil, Protocol: v1.ProtocolTCP}
+	p.engines[v1.IPv4Protocol].Refuse(name, errors.New(evil))
 	p.OnServiceAdd(proxiertest.Service(evil, evil, proxiertest.ClusterIPs("10.96.0.99"), proxiertest.Port(evil, v1.ProtocolTCP, 80),
 		proxiertest.ExternalIPs(evil)))
 	p.OnEndpointSliceAdd(proxiertest.Slice(evil, evil, discovery.AddressTypeIPv4, proxiertest.SlicePort(evil, v1.ProtocolTCP, 80),
 		proxiertest.Endpoint("10.244.9.9", proxiertest.OnNode(evil), proxiertest.InZone(evil))))
-	name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: evil, Name: evil}, Port: evil, Protocol: v1.ProtocolTCP}
-	p.engines[v1.IPv4Protocol].Refuse(name, errors.New(evil))
 	if err := p.Sync(t.Context()); err == nil {
 		t.Fatal("Sync = nil, want the refusal")
 	}
