@@ -16,7 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -101,7 +101,7 @@ func newSysctls(root string, o SysctlOptions) *Sysctls {
 // them cannot.
 func (s *Sysctls) Apply(context.Context) []proxier.Condition {
 	s.amiss = nil
-	err := netlinkx.Visit(s.options.NetNS, func() error {
+	err := namespace.Visit(s.options.NetNS, func() error {
 		s.prepare()
 		s.apply(s.options.settings(s.cpus()))
 		return nil
@@ -114,7 +114,7 @@ func (s *Sysctls) Apply(context.Context) []proxier.Condition {
 
 // Restore implements proxier.Settings.
 func (s *Sysctls) Restore(context.Context) error {
-	return netlinkx.Visit(s.options.NetNS, func() error {
+	return namespace.Visit(s.options.NetNS, func() error {
 		s.prepare()
 		return s.restore()
 	})

@@ -63,6 +63,9 @@ type Traits struct {
 	// that the Service has not, or to an address of the Service ranges that nobody
 	// has.
 	ServiceIPsPass bool
+	// SourceLost shows endpoints an address of the node instead of the client's,
+	// whatever a frontend masquerades.
+	SourceLost bool
 	// LoopbackNodePorts accepts node ports on 127.0.0.0/8, if that is among the
 	// addresses that accept them.
 	LoopbackNodePorts bool
@@ -241,6 +244,9 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 	eligible := len(s.Endpoints(e.Scope))
 	e.because("traffic policy %v: %d of %d endpoints may be chosen", e.Scope, eligible, len(e.Endpoints))
 	switch {
+	case e.Traits.SourceLost:
+		e.Masquerade = true
+		e.because("the endpoint sees the node's address: the proxy connects to it itself")
 	case f.ShortCircuit && e.Scope == ScopeCluster: // said already
 	case f.Masquerade == MasqueradeAll:
 		e.Masquerade = true

@@ -44,8 +44,16 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 		Hairpin:  hairpin(selection.All),
 		Port:     port,
 	}
+	s.Servers = s.Cluster // which is almost always so
+	if len(s.Cluster) != len(endpoints) || !allServe(endpoints) {
+		s.Servers = Servers(endpoints)
+	}
 	s.Frontends = r.frontends(s, selection.Any)
 	return s, true
+}
+
+func allServe(endpoints []changetracker.Endpoint) bool {
+	return !slices.ContainsFunc(endpoints, func(e changetracker.Endpoint) bool { return !e.Serving })
 }
 
 // frontends lists the frontends in order of Key. Of two with the same Key the

@@ -2,6 +2,8 @@ package desired
 
 import (
 	"net/netip"
+	"reflect"
+	"slices"
 	"strconv"
 	"time"
 
@@ -22,6 +24,10 @@ type Service struct {
 	Affinity time.Duration
 	// Cluster and Local are the endpoints of the two scopes, sorted by address.
 	Cluster, Local []netip.AddrPort
+	// Servers are all endpoints that serve, sorted by address: ready or terminating,
+	// whatever policy or topology chooses for new connections. Those that exist may go
+	// on with them.
+	Servers []netip.AddrPort
 	// Hairpin are the addresses of the endpoints that run on this node, sorted,
 	// without duplicates: when such an endpoint is chosen for its own connection
 	// its source must be masqueraded, or it would drop its own packet.
@@ -55,6 +61,13 @@ type Frontend struct {
 	Restricted bool
 	// SourceRanges are masked, sorted, and none contains another.
 	SourceRanges []netip.Prefix
+}
+
+// Equal says whether two frontends are the same.
+func (f Frontend) Equal(o Frontend) bool {
+	ranges, others := f.SourceRanges, o.SourceRanges
+	f.SourceRanges, o.SourceRanges = nil, nil
+	return slices.Equal(ranges, others) && reflect.DeepEqual(f, o)
 }
 
 // Key identifies a frontend within one IP family. Its zero VIP means node port.

@@ -2,6 +2,7 @@ package desired
 
 import (
 	"net/netip"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -34,12 +35,21 @@ type Globals struct {
 	// NodePortAddresses are the node addresses that accept node ports; a /0 stands
 	// for every local address but loopback, and empty for none.
 	NodePortAddresses []netip.Prefix
+	// NodeAddresses are the node's addresses, most important first, as far as the
+	// embedding program has told them.
+	NodeAddresses []netip.Addr
 	// PodCIDRs are the sources that count as pods, when the local detector works
 	// by address. Empty when it does not, or when there are none in this family.
 	PodCIDRs []netip.Prefix
 	// PodInterface is the name of the interface that pod traffic arrives from, with
 	// a trailing "*" for a name prefix; empty when the detector works by address.
 	PodInterface string
+}
+
+// Equal says whether two Globals are the same.
+func (g *Globals) Equal(o *Globals) bool {
+	return slices.Equal(g.ServiceCIDRs, o.ServiceCIDRs) && slices.Equal(g.NodePortAddresses, o.NodePortAddresses) &&
+		slices.Equal(g.NodeAddresses, o.NodeAddresses) && slices.Equal(g.PodCIDRs, o.PodCIDRs) && g.PodInterface == o.PodInterface
 }
 
 // DetectsPods says whether there is any way to tell pod traffic. Without it no

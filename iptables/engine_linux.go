@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/companions"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -93,6 +94,9 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 		return nil, err
 	}
 	deps = companions.Complete(deps, config.NetNS)
+	if deps.Conntrack == nil {
+		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
+	}
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range config.Families {
 		engine, err := newEngine(config, family, deps)

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -117,7 +117,7 @@ func (c toolConfig) run(ctx context.Context, wait time.Duration, input []byte, a
 		return o, fmt.Errorf("run %s: %w", o.name(), err)
 	}
 	began := time.Now()
-	if err := netlinkx.Visit(c.netNS, cmd.Start); err != nil {
+	if err := namespace.Visit(c.netNS, cmd.Start); err != nil {
 		return o, fmt.Errorf("start %s: %w", o.name(), err)
 	}
 	o.err = await(limited, cmd)

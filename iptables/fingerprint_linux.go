@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -39,7 +40,7 @@ type prober struct {
 	nft    *nftProber
 }
 
-// newProber opens sockets in a network namespace, as in netlinkx.Visit. owned says
+// newProber opens sockets in a network namespace, as in namespace.Visit. owned says
 // which chains are ours; the legacy variant does not ask.
 func newProber(family v1.IPFamily, v Variant, netNS string, owned func(chain string) bool) (*prober, error) {
 	if v == VariantLegacy {
@@ -103,7 +104,7 @@ func newLegacyProber(family v1.IPFamily, netNS string) (*legacyProber, error) {
 		domain = unix.AF_INET6
 	}
 	fd := -1
-	err := netlinkx.Visit(netNS, func() (err error) {
+	err := namespace.Visit(netNS, func() (err error) {
 		fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		return err
 	})
@@ -185,7 +186,7 @@ func newNFTProber(family v1.IPFamily, netNS string, owned func(chain string) boo
 	if family == v1.IPv6Protocol {
 		p.family = unix.NFPROTO_IPV6
 	}
-	err := netlinkx.Visit(netNS, func() (err error) {
+	err := namespace.Visit(netNS, func() (err error) {
 		p.conn, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
 		return err
 	})

@@ -5,7 +5,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
 // routeLocalnet lets packets with loopback addresses be routed, in all interfaces of
@@ -22,7 +22,7 @@ func (e *Engine) allowLocalnet() error {
 	if !e.model.localhost() {
 		return nil
 	}
-	return netlinkx.Visit(e.config.NetNS, func() error {
+	return namespace.Visit(e.config.NetNS, func() error {
 		now, err := os.ReadFile(routeLocalnet)
 		if err != nil {
 			return fmt.Errorf("read kernel setting: %w", err)
@@ -41,7 +41,7 @@ func (e *Engine) allowLocalnet() error {
 // beLiberal says that connection tracking finds no TCP packet out of order. It is
 // asked at each full sync, because an administrator may change it.
 func (e *Engine) beLiberal() (liberal bool) {
-	_ = netlinkx.Visit(e.config.NetNS, func() error { // without an answer it is not
+	_ = namespace.Visit(e.config.NetNS, func() error { // without an answer it is not
 		text, err := os.ReadFile(tcpBeLiberal)
 		liberal = strings.TrimSpace(string(text)) == "1"
 		return err
@@ -54,7 +54,7 @@ func (e *Engine) restoreLocalnet() error {
 	if !e.setLocalnet {
 		return nil
 	}
-	err := netlinkx.Visit(e.config.NetNS, func() error { return os.WriteFile(routeLocalnet, []byte("0"), 0o600) })
+	err := namespace.Visit(e.config.NetNS, func() error { return os.WriteFile(routeLocalnet, []byte("0"), 0o600) })
 	if err != nil {
 		return fmt.Errorf("restore kernel setting: %w", err)
 	}

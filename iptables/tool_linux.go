@@ -17,14 +17,14 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // toolConfig says whose programs to run, and how long.
 type toolConfig struct {
 	family  v1.IPFamily
-	netNS   string  // as in netlinkx.Visit
+	netNS   string  // as in namespace.Visit
 	variant Variant // VariantDetect: see detect
 	// lockWait is how long restore waits for the lock of the legacy variant. It is
 	// rounded up to seconds, at least one.
@@ -294,7 +294,7 @@ func legacyTableExists(family v1.IPFamily, netNS, table string) (exists bool, er
 	if family == v1.IPv6Protocol {
 		file = "/proc/thread-self/net/ip6_tables_names"
 	}
-	err = netlinkx.Visit(netNS, func() error {
+	err = namespace.Visit(netNS, func() error {
 		names, err := os.ReadFile(file)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // nobody has used ip_tables

@@ -94,7 +94,7 @@ func (f forwarding) reachedFrom() []setID {
 	from := []setID{setClasses}
 	switch {
 	case f.masquerade == desired.MasqueradeNone && f.scope == desired.ScopeCluster:
-		from = append(from, setShortCircuitClasses)
+		from = append(from, setShortCircuitClasses, setFirewalledClasses)
 	case f.masquerade == desired.MasqueradeNone:
 		from = append(from, setLocalClasses)
 	case f.masquerade == desired.MasqueradeAll && f.scope == desired.ScopeCluster:

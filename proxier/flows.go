@@ -33,6 +33,7 @@ type Conntrack interface {
 // syncs the family.
 type flowBook struct {
 	tracks  func(desired.Protocol) bool
+	relay   Relay // nil when flows lead to endpoints
 	known   map[changetracker.ServicePortName]flowPage
 	pending map[desired.Key]desired.Flows
 	// everything is to be looked at once: who knows what a predecessor has left.
@@ -44,9 +45,10 @@ type flowPage struct {
 	servers []netip.AddrPort
 }
 
-func newFlowBook(c Conntrack) *flowBook {
+func newFlowBook(c Conntrack, e Engine) *flowBook {
 	b := &flowBook{known: map[changetracker.ServicePortName]flowPage{}, pending: map[desired.Key]desired.Flows{}}
 	b.tracks = func(desired.Protocol) bool { return false }
+	b.relay, _ = e.(Relay)
 	if c != nil {
 		b.tracks, b.everything = c.Tracks, true
 	}
@@ -59,7 +61,7 @@ func (b *flowBook) update(state *changetracker.State, u *desired.Update, failed 
 	for _, s := range u.Services {
 		isFailed := slices.ContainsFunc(failed, func(e *ServiceError) bool { return e.Name == s.Name })
 		if b.tracks(s.Protocol) && !isFailed {
-			changed[s.Name] = pageOf(s, state)
+			changed[s.Name] = b.pageOf(s)
 		}
 	}
 	gone := slices.Clone(u.Removed)
@@ -84,8 +86,11 @@ func (b *flowBook) update(state *changetracker.State, u *desired.Update, failed 
 	}
 }
 
-func pageOf(s *desired.Service, state *changetracker.State) flowPage {
-	page := flowPage{servers: desired.Servers(state.Endpoints(s.Name))}
+func (b *flowBook) pageOf(s *desired.Service) flowPage {
+	page := flowPage{servers: s.Servers}
+	if b.relay != nil {
+		page.servers = b.relay.FlowEnds(s.Name, page.servers)
+	}
 	for i := range s.Frontends {
 		page.keys = append(page.keys, s.Key(&s.Frontends[i]))
 	}

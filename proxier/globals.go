@@ -15,9 +15,19 @@ func (c *Config) globalsFor(family v1.IPFamily, node changetracker.Node, service
 	return desired.Globals{
 		ServiceCIDRs:      desired.Minimal(serviceCIDRs, family),
 		NodePortAddresses: c.NodePorts.addresses(family, node),
+		NodeAddresses:     ofFamily(node.Addresses, family),
 		PodCIDRs:          c.Masquerade.Local.podCIDRs(family, node),
 		PodInterface:      c.Masquerade.Local.podInterface(),
 	}
+}
+
+func ofFamily(addresses []netip.Addr, family v1.IPFamily) (list []netip.Addr) {
+	for _, a := range addresses {
+		if a.Is4() == (family == v1.IPv4Protocol) {
+			list = append(list, a)
+		}
+	}
+	return list
 }
 
 func (n NodePorts) addresses(family v1.IPFamily, node changetracker.Node) []netip.Prefix {

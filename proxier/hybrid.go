@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -38,6 +39,7 @@ type HybridEngine struct {
 var _ interface {
 	Engine
 	Watcher
+	Relay
 	Reporter
 	io.Closer
 } = (*Hybrid)(nil)
@@ -64,6 +66,9 @@ func (h *Hybrid) Apply(ctx context.Context, update desired.Update) error {
 	first := make([]desired.Update, len(h.engines))
 	for i := range first {
 		first[i] = desired.Update{Family: update.Family, Full: update.Full, Globals: update.Globals}
+		if i > 0 {
+			first[i].Globals.ServiceCIDRs = nil
+		}
 	}
 	moves := map[changetracker.ServicePortName]int{} // to where
 	for _, s := range update.Services {
@@ -159,6 +164,18 @@ func (r *ApplyReport) add(o ApplyReport) {
 	if o.Tables != nil {
 		r.Tables = o.Tables
 	}
+}
+
+// FlowEnds implements Relay.
+func (h *Hybrid) FlowEnds(name changetracker.ServicePortName, servers []netip.AddrPort) []netip.AddrPort {
+	at, placed := h.placed[name]
+	if !placed {
+		return servers
+	}
+	if r, ok := h.engines[at].Engine.(Relay); ok {
+		return r.FlowEnds(name, servers)
+	}
+	return servers
 }
 
 // LastApply implements Reporter.

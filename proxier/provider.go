@@ -106,6 +106,14 @@ type Characteristic interface {
 	Traits() desired.Traits
 }
 
+// Relay is an Engine that takes part in connections itself: as connection tracking
+// sees it, flows of its service ports end at the engine's sockets.
+type Relay interface {
+	// FlowEnds returns where flows of a service port may lead to, sorted, given its
+	// endpoints that serve. It is called after Apply, between calls of that.
+	FlowEnds(name changetracker.ServicePortName, servers []netip.AddrPort) []netip.AddrPort
+}
+
 // Reporter is an Engine that can tell what its last Apply did.
 type Reporter interface {
 	LastApply() ApplyReport

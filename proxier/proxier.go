@@ -113,7 +113,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 		lost:   map[changetracker.ServicePortName][]desired.Key{},
 		full:   true,
 		period: p.config.FullSyncPeriod,
-		flows:  newFlowBook(p.conntrack),
+		flows:  newFlowBook(p.conntrack, engine),
 	}
 }
 

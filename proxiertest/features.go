@@ -31,6 +31,12 @@ type Features struct {
 	// LocalPolicyBindsAll confines pods and the node itself to local endpoints
 	// under externalTrafficPolicy Local, as long as there are any (PKT-23, PKT-25).
 	LocalPolicyBindsAll bool
+	// SourceLost shows endpoints an address of the node, whoever the client is: the
+	// proxy connects to them itself (PKT-01, PKT-04, PKT-06, PKT-07, PKT-21, PKT-23,
+	// PKT-40).
+	SourceLost bool
+	// NoSCTP refuses service ports of SCTP.
+	NoSCTP bool
 	// AffinityPerFrontend keeps a client's record for each VIP and node port
 	// separately (PKT-60).
 	AffinityPerFrontend bool

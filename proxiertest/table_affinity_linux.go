@@ -3,6 +3,7 @@ package proxiertest
 import (
 	"context"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"testing"
@@ -64,9 +65,22 @@ type round []string
 
 // ask lets every client ask once.
 func (s *stage) ask(ctx context.Context, c combo, at target) (round, error) {
+	return s.askInTurn(ctx, c, at, slices.Values(clientNumbers()))
+}
+
+// clientNumbers are those of all clients.
+func clientNumbers() []int {
+	numbers := make([]int, clientAddrs)
+	for i := range numbers {
+		numbers[i] = i
+	}
+	return numbers
+}
+
+func (s *stage) askInTurn(ctx context.Context, c combo, at target, clients iter.Seq[int]) (round, error) {
 	to := s.services[0].targets(s.world, c.family)[at]
 	servers := make(round, clientAddrs)
-	for i := range servers {
+	for i := range clients {
 		answer, err := s.client(i, c).ask(ctx, c.network, to, answerTimeout)
 		if err != nil {
 			return nil, fmt.Errorf("client %d -> %s %s: %w", i, c.network, to, err)
@@ -119,6 +133,8 @@ func playStickiness(ctx context.Context, t *testing.T, s *stage) {
 }
 
 // playPortsApart compares the two ports of the Service, which differ in protocol.
+// The clients ask the second one in the opposite order: where endpoints take turns,
+// that makes a difference, unless the ports share what they remember.
 func playPortsApart(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	for _, family := range families() {
@@ -127,7 +143,9 @@ func playPortsApart(ctx context.Context, t *testing.T, s *stage) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			udp, err := s.ask(ctx, combo{family: family, network: "udp"}, clusterIP)
+			backwards := clientNumbers()
+			slices.Reverse(backwards)
+			udp, err := s.askInTurn(ctx, combo{family: family, network: "udp"}, clusterIP, slices.Values(backwards))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -101,7 +101,7 @@ func (s *stage) draw(ctx context.Context, c combo, n int) (map[netip.Addr]int, e
 }
 
 // extremeScenarios are about what is large, long or rare.
-func extremeScenarios() []scenario {
+func extremeScenarios(f Features) []scenario {
 	sctp := func(s *v1.Service) {
 		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "sctp", Protocol: v1.ProtocolSCTP, Port: servicePort, NodePort: s.Spec.Ports[0].NodePort})
 	}
@@ -109,19 +109,11 @@ func extremeScenarios() []scenario {
 	everyWay := func(w want) []probe {
 		return append(every([]place{client, node}, external(), w), probe{from: client, to: clusterIP, want: w})
 	}
-	return []scenario{
+	scenarios := []scenario{
 		{
 			name: "many_endpoints", rule: "A Service with more than a thousand endpoints uses them all.",
 			services: []service{{endpoints: crowd(manyEndpoints)}},
 			play:     playMany,
-		},
-		{
-			name: "SCTP_beside_TCP_and_UDP", rule: "One port number under three protocols is three service ports.",
-			services: []service{
-				{external: true, endpoints: ready(pod1, remote0), options: []ServiceOption{sctp}},
-				{external: true, options: []ServiceOption{sctp}},
-			},
-			probes: append(everyWay(masqueradedTo(pod1, remote0)), toSecond(everyWay(isRejected()))...),
 		},
 		{
 			name: "longest_names", rule: "The longest names that the API allows can be programmed.",
@@ -137,6 +129,17 @@ func extremeScenarios() []scenario {
 			probes:   everyWay(isRejected()),
 		},
 	}
+	if f.NoSCTP {
+		return scenarios
+	}
+	return append(scenarios, scenario{
+		name: "SCTP_beside_TCP_and_UDP", rule: "One port number under three protocols is three service ports.",
+		services: []service{
+			{external: true, endpoints: ready(pod1, remote0), options: []ServiceOption{sctp}},
+			{external: true, options: []ServiceOption{sctp}},
+		},
+		probes: append(everyWay(masqueradedTo(pod1, remote0)), toSecond(everyWay(isRejected()))...),
+	})
 }
 
 func playMany(ctx context.Context, t *testing.T, s *stage) {

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -16,6 +17,7 @@ type balancer struct {
 	scopes   [2]turn
 	affinity time.Duration
 	records  map[netip.Addr]record
+	servers  []netip.AddrPort // sorted
 }
 
 // turn is whose turn it is among the endpoints of a scope.
@@ -47,7 +49,7 @@ func scopeIndex(s desired.Scope) int { return int(s - desired.ScopeCluster) }
 func (b *balancer) update(s *desired.Service) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.affinity = s.Affinity
+	b.affinity, b.servers = s.Affinity, s.Servers
 	if b.affinity == 0 {
 		clear(b.records)
 	}
@@ -60,6 +62,9 @@ func (t *turn) update(endpoints []netip.AddrPort) {
 		t.next, _ = slices.BinarySearchFunc(endpoints, t.endpoints[t.next%len(t.endpoints)], netip.AddrPort.Compare)
 	}
 	wasEmpty := len(t.endpoints) == 0
+	if wasEmpty && len(endpoints) > 0 { // not every node begins with the same one
+		t.next = rand.IntN(len(endpoints))
+	}
 	t.endpoints = endpoints
 	switch {
 	case wasEmpty && len(endpoints) > 0:
@@ -83,11 +88,12 @@ func (b *balancer) list(scope desired.Scope) (endpoints []netip.AddrPort, arrive
 	return t.endpoints, t.arrived
 }
 
-// has says whether an endpoint may be chosen in a scope.
-func (b *balancer) has(scope desired.Scope, endpoint netip.AddrPort) bool {
+// serves says whether connections to an endpoint may go on.
+func (b *balancer) serves(endpoint netip.AddrPort) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.scopes[scopeIndex(scope)].has(endpoint)
+	_, ok := slices.BinarySearchFunc(b.servers, endpoint, netip.AddrPort.Compare)
+	return ok
 }
 
 // pick chooses an endpoint that is none of tried. A client's record counts only for

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -14,11 +15,27 @@ import (
 // Config configures the userspace engine.
 type Config struct {
 	proxier.Config
-	// Listen are the addresses that sockets listen on, at most one of each family; a
-	// family without one listens on its loopback address. Place goes before.
+	// Place says where sockets listen.
+	Place Place
+	// Listen are the addresses of proxy ports, at most one of each family. A family
+	// without one has its loopback address, or with Portals the node's first.
 	Listen []netip.Addr
-	// Ports are the ports of sockets; the zero value leaves them to the system.
+	// Ports are the proxy ports; the zero value leaves them to the system.
 	Ports PortRange
+	// Portals makes the engine that leads packets from VIPs and node ports to proxy
+	// ports, one for each IP family, for example by nftables.NewEngine with the same
+	// proxier.Config. It also tells pods, checks source ranges, and refuses what has
+	// no endpoints. Closing the engines is left to this one. nil means that clients
+	// find the sockets without help.
+	Portals func(family v1.IPFamily) (proxier.Engine, error)
+	// ShareNodePorts leads packets to portals at node ports, and at VIPs that are the
+	// node's own addresses, even when a program of the node has the port too. Without
+	// it the engine binds these ports, so that nobody else can, and a service port
+	// whose port somebody has is a proxier.ServiceError until it is free.
+	ShareNodePorts bool
+	// Addresses puts VIPs on this machine for PlaceFrontends; nil means that they are
+	// there already.
+	Addresses Addresses
 	// UDPIdle is how long a UDP client may be quiet before it is forgotten; 0 means
 	// 60s.
 	UDPIdle time.Duration
@@ -28,6 +45,9 @@ type Config struct {
 	// Connections bounds the TCP connections of a service port at a time; more wait
 	// in the system's queue. 0 means 65536.
 	Connections int
+	// Drain is how long TCP connections may go on whose endpoint is gone, or whose
+	// Service; 0 means as long as both ends like.
+	Drain time.Duration
 	// Hold is about connections that come when there are no endpoints.
 	Hold Hold
 	// ProxyProtocol tells endpoints of TCP the client's address, by version 2 of the
@@ -35,6 +55,19 @@ type Config struct {
 	ProxyProtocol bool
 	Hooks         Hooks
 }
+
+// Place is where sockets listen.
+type Place uint8
+
+const (
+	// PlaceProxyPorts is the zero value: the service ports have sockets at
+	// Config.Listen, each with a port of Config.Ports.
+	PlaceProxyPorts Place = iota
+	// PlaceFrontends listens on every VIP at the Service's own port, and for a node
+	// port on the addresses that accept node ports. A VIP must be an address of this
+	// machine, or Config.Addresses make it one.
+	PlaceFrontends
+)
 
 // PortRange is a range of ports, both ends included.
 type PortRange struct{ First, Last uint16 }
@@ -65,6 +98,7 @@ func (c Config) WithDefaults() Config {
 	setDefault(&c.Connections, defaultConnections)
 	setDefault(&c.Hold.MaxPerService, defaultHold)
 	setDefault(&c.Hold.Timeout, defaultHoldTimeout)
+	c.Hooks = c.Hooks.withDefaults()
 	return c
 }
 
@@ -91,9 +125,15 @@ func (c Config) Validate() error {
 	if c.Ports.First > c.Ports.Last || c.Ports.First == 0 && c.Ports.Last != 0 {
 		bad("Ports", "%d-%d: want the first port before the last one, or none at all", c.Ports.First, c.Ports.Last)
 	}
+	if c.Place > PlaceFrontends {
+		bad("Place", "%d: want PlaceProxyPorts or PlaceFrontends", c.Place)
+	}
+	if c.Place == PlaceFrontends && c.Portals != nil {
+		bad("Portals", "want none where sockets listen on VIPs themselves")
+	}
 	for field, n := range map[string]int64{
 		"UDPIdle": int64(c.UDPIdle), "UDPClients": int64(c.UDPClients), "Connections": int64(c.Connections),
-		"Hold.MaxPerService": int64(c.Hold.MaxPerService), "Hold.Timeout": int64(c.Hold.Timeout),
+		"Drain": int64(c.Drain), "Hold.MaxPerService": int64(c.Hold.MaxPerService), "Hold.Timeout": int64(c.Hold.Timeout),
 	} {
 		if n < 0 {
 			bad(field, "%d is negative", n)
@@ -102,15 +142,20 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// listenAddr is where sockets of a family listen.
-func (c *Config) listenAddr(family v1.IPFamily) netip.Addr {
-	for _, addr := range c.Listen {
-		if addr.Is4() == (family == v1.IPv4Protocol) {
-			return addr
+// listenAddr is where the proxy ports of a family are; ok is false when nobody knows.
+func (c *Config) listenAddr(family v1.IPFamily, node []netip.Addr) (addr netip.Addr, ok bool) {
+	isOurs := func(a netip.Addr) bool { return a.Is4() == (family == v1.IPv4Protocol) }
+	if i := slices.IndexFunc(c.Listen, isOurs); i >= 0 {
+		return c.Listen[i], true
+	}
+	if c.Portals != nil {
+		if len(node) == 0 {
+			return netip.Addr{}, false
 		}
+		return node[0], true
 	}
 	if family == v1.IPv4Protocol {
-		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
 	}
-	return netip.IPv6Loopback()
+	return netip.IPv6Loopback(), true
 }

@@ -5,46 +5,67 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/companions"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine proxies one IP family. It implements proxier.Engine, and io.Closer, which
-// ends all connections. Apply, Cleanup and Close must not overlap; all else may be
-// called at any time.
+// Engine proxies one IP family. It implements proxier.Engine, Relay, Planner, Dumper,
+// Watcher, Reporter and Characteristic, and io.Closer, which ends all connections.
+// Apply, Cleanup and Close must not overlap; all else may be called at any time.
 type Engine struct {
-	config Config
-	family v1.IPFamily
-	log    *zap.Logger
-	node   []netip.Addr
+	config  Config
+	family  v1.IPFamily
+	log     *zap.Logger
+	portals proxier.Engine // nil: none
+	observe func(proxier.ConnectionReport)
 
-	mu       sync.Mutex // guards all below; never held while something is awaited
+	// These are owned by who calls Apply, Cleanup and Close.
+	ports     *portPool
+	addresses addressBook
+	globals   desired.Globals
+	led       desired.Globals // what the portals have
+	report    proxier.ApplyReport
+	closing   []*socket // when the portals do not lead there any more
+	end       context.CancelFunc
+	life      context.Context //nolint:containedctx // of all connections, until Close
+	running   sync.WaitGroup
+
+	mu       sync.Mutex // guards the map and the sockets of services; never held while something is awaited
 	services map[changetracker.ServicePortName]*service
-	ports    *portPool
-	globals  desired.Globals
-	sweeping context.CancelFunc
-	swept    sync.WaitGroup
 }
 
 // service is one service port.
 type service struct {
 	balancer *balancer
 	counts   *counts
-	sockets  map[Role]*socket
+	links    *links
+	sockets  map[spot]*socket
+	claims   claims
+	// portal is what the portals have; nil when that is not known.
+	portal *desired.Service
 }
 
-var _ proxier.Engine = (*Engine)(nil)
+var _ interface {
+	proxier.Engine
+	proxier.Relay
+	proxier.Planner
+	proxier.Dumper
+	proxier.Watcher
+	proxier.Reporter
+	proxier.Characteristic
+	io.Closer
+} = (*Engine)(nil)
 
 // NewEngine returns the engine of one family. It opens nothing before the first
 // Apply.
@@ -57,17 +78,32 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if log == nil {
 		log = zap.NewNop()
 	}
-	return &Engine{
-		config: config, family: family, node: config.Node.Addresses,
-		log:      log.Named("userspace").With(zap.String("family", string(family))),
-		services: map[changetracker.ServicePortName]*service{},
-		ports:    newPortPool(config.Ports),
-	}, nil
+	e := &Engine{
+		config: config, family: family,
+		log:       log.Named("userspace").With(zap.String("family", string(family))),
+		observe:   func(proxier.ConnectionReport) {},
+		services:  map[changetracker.ServicePortName]*service{},
+		ports:     newPortPool(config.Ports),
+		addresses: addressBook{addresses: config.Addresses, sockets: map[netip.Addr]int{}},
+	}
+	if o, ok := deps.Observer.(proxier.ConnectionObserver); ok {
+		e.observe = o.ObserveConnection
+	}
+	if config.Portals != nil {
+		var err error
+		if e.portals, err = config.Portals(family); err != nil {
+			return nil, fmt.Errorf("portals of %s: %w", family, err)
+		}
+	}
+	return e, nil
 }
 
-// New returns a Provider with a userspace engine for each family of the config.
+// New returns a Provider with a userspace engine for each family of the config. It
+// answers at health check node ports, unless deps say otherwise. With portals, deps
+// should have a Conntrack.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
+	deps = companions.Complete(deps, config.NetNS)
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range config.Families {
 		engine, err := NewEngine(config, family, deps)
@@ -79,27 +115,42 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	return proxier.New(config.Config, deps, engines)
 }
 
-// Apply implements proxier.Engine. A service port whose socket cannot be opened is a
-// *proxier.ServiceError; SCTP always is.
-func (e *Engine) Apply(_ context.Context, update desired.Update) error {
-	e.mu.Lock()
-	e.globals = update.Globals
-	var closing []*socket
+// Apply implements proxier.Engine. A service port whose socket cannot be opened, or
+// whose node port somebody else has, is a *proxier.ServiceError; SCTP always is.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
+	e.begin()
+	e.globals, e.report = update.Globals, proxier.ApplyReport{}
 	for _, name := range slices.Concat(update.Removed, e.missing(&update)) {
-		closing = append(closing, e.remove(name)...)
+		e.remove(name)
 	}
-	var errs []error
-	for _, s := range update.Services {
-		superfluous, err := e.set(s)
-		closing = append(closing, superfluous...)
-		if err != nil {
+	plans, err := e.plan(update.Services)
+	if err != nil {
+		return err
+	}
+	if e.config.Place == PlaceFrontends { // one may need what another one leaves
+		err = e.retire(ctx)
+	}
+	errs := []error{err}
+	failed := map[changetracker.ServicePortName]bool{}
+	for i, s := range update.Services {
+		if err := e.set(ctx, s, plans[i]); err != nil {
+			failed[s.Name] = e.services[s.Name] == nil || !e.serves(s.Name, plans[i])
 			errs = append(errs, &proxier.ServiceError{Name: s.Name, Family: e.family, Err: err})
 		}
 	}
-	e.beginSweeping()
-	e.mu.Unlock()
-	shutAll(closing)
-	return errors.Join(errs...)
+	if err := e.lead(ctx, &update, failed); err != nil {
+		return errors.Join(append(errs, err)...) // connections may still be led to what is to close
+	}
+	return errors.Join(append(errs, e.retire(ctx))...)
+}
+
+// begin makes it possible to serve.
+func (e *Engine) begin() {
+	if e.end != nil {
+		return
+	}
+	e.life, e.end = context.WithCancel(context.Background()) //nolint:forbidigo // Close ends it
+	e.running.Go(func() { e.sweep(e.life) })
 }
 
 // missing are the service ports that a full update does not have any more.
@@ -119,158 +170,116 @@ func (e *Engine) missing(update *desired.Update) (gone []changetracker.ServicePo
 	return gone
 }
 
-// remove takes a service port out, and returns its sockets.
-func (e *Engine) remove(name changetracker.ServicePortName) []*socket {
+// plan works out where service ports listen, and takes out the sockets that they do
+// not need any more.
+func (e *Engine) plan(services []*desired.Service) ([]map[spot]treatment, error) {
+	plans := make([]map[spot]treatment, len(services))
+	for i, want := range services {
+		if want.Protocol == desired.SCTP {
+			e.remove(want.Name)
+			continue
+		}
+		spots, err := e.spots(want)
+		if err != nil {
+			return nil, err
+		}
+		plans[i] = spots
+		s := e.services[want.Name]
+		if s == nil {
+			continue
+		}
+		e.mu.Lock()
+		for at, socket := range s.sockets {
+			if _, ok := spots[at]; !ok {
+				delete(s.sockets, at)
+				e.closing = append(e.closing, socket)
+			}
+		}
+		e.mu.Unlock()
+	}
+	return plans, nil
+}
+
+// remove takes a service port out.
+func (e *Engine) remove(name changetracker.ServicePortName) {
 	s := e.services[name]
 	if s == nil {
-		return nil
+		return
 	}
+	e.mu.Lock()
 	delete(e.services, name)
-	sockets := slices.Collect(maps.Values(s.sockets))
-	for _, socket := range sockets {
-		e.ports.give(socket.site.Addr.Port())
-	}
-	return sockets
+	e.mu.Unlock()
+	e.closing = slices.AppendSeq(e.closing, maps.Values(s.sockets))
+	s.claims.giveAll()
+	s.links.update(func(netip.AddrPort) bool { return true })
 }
 
 // set brings a service port to what it must be. Sockets that stay keep their ports
 // and connections.
-func (e *Engine) set(want *desired.Service) (superfluous []*socket, err error) {
+func (e *Engine) set(ctx context.Context, want *desired.Service, spots map[spot]treatment) error {
 	if want.Protocol == desired.SCTP {
-		return e.remove(want.Name), fmt.Errorf("%w: there is no proxying of SCTP in user space, as associations have several addresses", proxier.ErrNotSupported)
+		return fmt.Errorf("%w: there is no proxying of SCTP in user space, as associations have several addresses", proxier.ErrNotSupported)
 	}
 	s := e.services[want.Name]
 	if s == nil {
-		s = &service{balancer: newBalancer(), counts: &counts{}, sockets: map[Role]*socket{}}
+		s = &service{
+			balancer: newBalancer(), counts: &counts{}, links: newLinks(e.config.Drain),
+			sockets: map[spot]*socket{}, claims: claims{},
+		}
+		e.mu.Lock()
 		e.services[want.Name] = s
+		e.mu.Unlock()
 	}
 	s.balancer.update(want)
-	treatments := map[Role]treatment{}
-	for i := range want.Frontends {
-		f := &want.Frontends[i]
-		treatments[roleOf(f)] = treatmentOf(f, &e.globals, e.node)
+	s.links.update(func(endpoint netip.AddrPort) bool { return !s.balancer.serves(endpoint) })
+	var errs []error
+	if e.portals != nil {
+		errs = append(errs, e.claim(s, want))
 	}
-	for role, socket := range s.sockets {
-		if _, ok := treatments[role]; !ok {
-			delete(s.sockets, role)
-			e.ports.give(socket.site.Addr.Port())
-			superfluous = append(superfluous, socket)
-		}
+	for at, t := range spots {
+		errs = append(errs, e.setSocket(ctx, want, s, at, &t))
 	}
-	for role, t := range treatments {
-		if s.sockets[role] == nil {
-			socket, openErr := e.open(want, s, role)
-			if openErr != nil {
-				err = errors.Join(err, openErr)
-				continue
-			}
-			s.sockets[role] = socket
-			socket.treatment.Store(&t)
-			socket.start()
-			continue
-		}
-		s.sockets[role].treatment.Store(&t)
-		s.sockets[role].changed()
-	}
-	return superfluous, err
+	return errors.Join(errs...)
 }
 
-// open opens the socket of a role.
-func (e *Engine) open(want *desired.Service, s *service, role Role) (*socket, error) {
-	port, err := e.ports.take()
+// setSocket opens a socket, or makes one that is there treat clients as it must.
+func (e *Engine) setSocket(ctx context.Context, want *desired.Service, s *service, at spot, t *treatment) error {
+	if socket := s.sockets[at]; socket != nil {
+		socket.treatment.Store(t)
+		socket.changed()
+		return nil
+	}
+	socket, err := e.open(ctx, want, s, at)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	site := Site{Name: want.Name, Role: role, Network: e.network(want.Protocol), Addr: netip.AddrPortFrom(e.config.listenAddr(e.family), port)}
-	ctx, stop := context.WithCancel(context.Background()) //nolint:forbidigo // shut ends it
-	socket := &socket{
-		config: &e.config, balancer: s.balancer, counts: s.counts, stop: stop, changed: func() {},
-		log: e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", role)),
-	}
-	var bound net.Addr
-	if want.Protocol == desired.TCP {
-		var l net.Listener
-		if l, err = e.listen(ctx, site); err == nil {
-			bound = l.Addr()
-			socket.start = func() { serveTCP(ctx, socket, l) }
-		}
-	} else {
-		var c net.PacketConn
-		if c, err = e.listenPacket(ctx, site); err == nil {
-			bound = c.LocalAddr()
-			socket.start = func() { serveUDP(ctx, socket, c) }
-		}
-	}
-	if err != nil {
-		stop()
-		e.ports.give(port)
-		return nil, fmt.Errorf("open socket for clients that are %v: %w", role, err)
-	}
-	site.Addr = addrPort(bound)
-	socket.site = site
-	return socket, nil
-}
-
-func (e *Engine) network(p desired.Protocol) string {
-	network := map[desired.Protocol]string{desired.TCP: "tcp", desired.UDP: "udp"}[p]
-	if e.family == v1.IPv4Protocol {
-		return network + "4"
-	}
-	return network + "6"
-}
-
-func (e *Engine) listen(ctx context.Context, at Site) (net.Listener, error) {
-	if e.config.Hooks.Listen != nil {
-		return e.config.Hooks.Listen(ctx, at)
-	}
-	var config net.ListenConfig
-	return config.Listen(ctx, at.Network, at.Addr.String())
-}
-
-func (e *Engine) listenPacket(ctx context.Context, at Site) (net.PacketConn, error) {
-	if e.config.Hooks.ListenPacket != nil {
-		return e.config.Hooks.ListenPacket(ctx, at)
-	}
-	var config net.ListenConfig
-	return config.ListenPacket(ctx, at.Network, at.Addr.String())
-}
-
-// sweepPeriod is how often session affinities that have ended are forgotten.
-const sweepPeriod = time.Minute
-
-func (e *Engine) beginSweeping() {
-	if e.sweeping != nil {
-		return
-	}
-	ctx, stop := context.WithCancel(context.Background()) //nolint:forbidigo // Close ends it
-	e.sweeping = stop
-	e.swept.Go(func() {
-		tick := time.NewTicker(sweepPeriod)
-		defer tick.Stop()
-		for {
-			select {
-			case now := <-tick.C:
-				for _, b := range e.balancers() {
-					b.sweep(now)
-				}
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
-}
-
-func (e *Engine) balancers() []*balancer {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	all := make([]*balancer, 0, len(e.services))
-	for _, s := range e.services {
-		all = append(all, s.balancer)
-	}
-	return all
+	s.sockets[at] = socket
+	e.mu.Unlock()
+	socket.treatment.Store(t)
+	socket.start()
+	return nil
 }
 
-// Sockets are where service ports can be reached, sorted by name and role.
+// serves says whether a service port has all its sockets.
+func (e *Engine) serves(name changetracker.ServicePortName, spots map[spot]treatment) bool {
+	return len(e.services[name].sockets) == len(spots)
+}
+
+// retire closes the sockets that nobody needs any more. TCP connections that came by
+// them may go on for a while.
+func (e *Engine) retire(ctx context.Context) error {
+	var errs []error
+	for _, s := range e.closing {
+		s.retire()
+		e.ports.give(s.site.Addr.Port())
+		errs = append(errs, e.addresses.leave(ctx, s.site.Addr.Addr()))
+	}
+	e.closing = nil
+	return errors.Join(errs...)
+}
+
+// Sockets are where service ports can be reached, sorted by name, role and address.
 func (e *Engine) Sockets() []Site {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -280,37 +289,64 @@ func (e *Engine) Sockets() []Site {
 			sites = append(sites, socket.site)
 		}
 	}
-	slices.SortFunc(sites, func(a, b Site) int { return cmp.Or(a.Name.Compare(b.Name), cmp.Compare(a.Role, b.Role)) })
+	slices.SortFunc(sites, func(a, b Site) int {
+		return cmp.Or(a.Name.Compare(b.Name), cmp.Compare(a.Role, b.Role), a.Addr.Compare(b.Addr))
+	})
 	return sites
 }
 
-// Cleanup implements proxier.Engine: it is Close, as nothing outlives the process.
-func (e *Engine) Cleanup(context.Context) error { return e.Close() }
-
-// Close ends all sockets and connections, and waits for them. A later Apply, which
-// must be full, begins anew.
-func (e *Engine) Close() error {
-	e.mu.Lock()
-	var closing []*socket
-	for name := range e.services {
-		closing = append(closing, e.remove(name)...)
-	}
-	stop := e.sweeping
-	e.sweeping = nil
-	e.mu.Unlock()
-	if stop != nil {
-		stop()
-	}
-	e.swept.Wait()
-	shutAll(closing)
-	return nil
+// Traffic is what a service port has had to do, since it came.
+type Traffic struct {
+	// Accepted are the TCP connections, or the flows of UDP clients, Refused those
+	// that no endpoint served, and Open those that go on.
+	Accepted, Refused, Open int64
+	// Retried are the attempts to reach an endpoint that failed.
+	Retried int64
 }
 
-// shutAll shuts sockets at once.
-func shutAll(sockets []*socket) {
-	var closing sync.WaitGroup
-	for _, s := range sockets {
-		closing.Go(s.shut)
+// Traffic tells of every service port.
+func (e *Engine) Traffic() map[changetracker.ServicePortName]Traffic {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := make(map[changetracker.ServicePortName]Traffic, len(e.services))
+	for name, s := range e.services {
+		all[name] = Traffic{
+			Accepted: s.counts.Accepted.Load(), Refused: s.counts.Refused.Load(),
+			Open: s.counts.Open.Load(), Retried: s.counts.Retried.Load(),
+		}
 	}
-	closing.Wait()
+	return all
+}
+
+// Cleanup implements proxier.Engine: it is Close, and removes the portals.
+func (e *Engine) Cleanup(ctx context.Context) error {
+	var err error
+	if e.portals != nil {
+		err = e.portals.Cleanup(ctx)
+	}
+	return errors.Join(err, e.shut(ctx))
+}
+
+// Close ends all sockets and connections, and waits for them. Portals stay, and lead
+// nowhere until a successor sets them. A later Apply, which must be full, begins anew.
+func (e *Engine) Close() error {
+	err := e.shut(context.Background()) //nolint:forbidigo // addresses are taken back in any case
+	if c, ok := e.portals.(io.Closer); ok {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+func (e *Engine) shut(ctx context.Context) error {
+	for name := range e.services {
+		e.remove(name)
+	}
+	if e.end != nil {
+		e.end()
+		e.end = nil
+	}
+	err := e.retire(ctx)
+	e.running.Wait()
+	e.led = desired.Globals{}
+	return err
 }

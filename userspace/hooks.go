@@ -27,6 +27,22 @@ type Hooks struct {
 	Activate func(ctx context.Context, name changetracker.ServicePortName)
 }
 
+// withDefaults sets the hooks that there is always a way without.
+func (h Hooks) withDefaults() Hooks {
+	var config net.ListenConfig
+	if h.Listen == nil {
+		h.Listen = func(ctx context.Context, at Site) (net.Listener, error) {
+			return config.Listen(ctx, at.Network, at.Addr.String())
+		}
+	}
+	if h.ListenPacket == nil {
+		h.ListenPacket = func(ctx context.Context, at Site) (net.PacketConn, error) {
+			return config.ListenPacket(ctx, at.Network, at.Addr.String())
+		}
+	}
+	return h
+}
+
 // Site is where a socket listens.
 type Site struct {
 	Name changetracker.ServicePortName
@@ -39,11 +55,14 @@ type Site struct {
 // Connection is a client's, or a UDP client's flow.
 type Connection struct {
 	Site
-	// Client is where it comes from.
-	Client netip.AddrPort
+	// Client is where it comes from, and Asked what it was sent to: a VIP if that is
+	// known, or else an address of the socket.
+	Client, Asked netip.AddrPort
 }
 
-// Role tells the sockets of one service port apart.
+// Role says which clients a socket is for. Where the engine itself decides who is
+// served and by which endpoints, it has a socket for each way to decide; with portals
+// it has one for each set of endpoints.
 type Role uint8
 
 // The roles.
@@ -54,9 +73,13 @@ const (
 	RoleExternal
 	// RoleRestricted is RoleExternal behind the source ranges of a load balancer.
 	RoleRestricted
+	// RoleCluster is for whom a portal sends to the endpoints of policy Cluster.
+	RoleCluster
+	// RoleLocal is for whom a portal sends to the endpoints of policy Local.
+	RoleLocal
 )
 
 // String is a short name of the role.
 func (r Role) String() string {
-	return [...]string{"", "internal", "external", "restricted"}[r]
+	return [...]string{"", "internal", "external", "restricted", "cluster", "local"}[r]
 }

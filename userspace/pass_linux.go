@@ -8,23 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyAll copies one direction to its end. Between two TCP sockets the kernel splices
+// copyAll copies one direction to its end, and says how much that was. Between two TCP sockets the kernel splices
 // what has arrived, by pipes that io.CopyN borrows: so they are not tied up, two
 // descriptors for each direction of each connection, while nobody says anything.
-func copyAll(to, from net.Conn) error {
+func copyAll(to, from net.Conn) (total int64, err error) {
 	_, toTCP := to.(*net.TCPConn)
 	fromTCP, ok := from.(*net.TCPConn)
 	if !toTCP || !ok {
-		_, err := io.Copy(to, from)
-		return err
+		return io.Copy(to, from)
 	}
 	for {
 		n, err := arrived(fromTCP)
 		if err != nil || n == 0 {
-			return err
+			return total, err
 		}
-		if _, err := io.CopyN(to, from, n); err != nil {
-			return err
+		n, err = io.CopyN(to, from, n)
+		if total += n; err != nil {
+			return total, err
 		}
 	}
 }

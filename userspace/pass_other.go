@@ -5,10 +5,11 @@ package userspace
 import (
 	"io"
 	"net"
+	"net/netip"
 )
 
-// copyAll copies one direction to its end.
-func copyAll(to, from net.Conn) error {
-	_, err := io.Copy(to, from)
-	return err
-}
+// copyAll copies one direction to its end, and says how much that was.
+func copyAll(to, from net.Conn) (int64, error) { return io.Copy(to, from) }
+
+// translatedFrom would be what a connection was sent to before it was led here.
+func translatedFrom(_ net.Conn, here netip.AddrPort) netip.AddrPort { return here }

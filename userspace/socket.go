@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -9,30 +10,65 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // socket is one listening socket of a service port.
 type socket struct {
 	site      Site
+	family    v1.IPFamily
+	protocol  desired.Protocol
 	config    *Config
 	log       *zap.Logger
 	balancer  *balancer
+	links     *links
+	counts    *counts
+	observe   func(proxier.ConnectionReport)
 	treatment atomic.Pointer[treatment]
 	activated atomic.Int64 // when Activate was called last, in Unix nanoseconds
-	counts    *counts
 
-	start   func() // begins to serve
+	life    context.Context //nolint:containedctx // the engine's, of connections
+	running *sync.WaitGroup // all of the engine
+	start   func()          // begins to serve
 	stop    context.CancelFunc
-	running sync.WaitGroup
-	close   func() // the listening socket
+	close   func() // the listening socket, and all flows of UDP
 	changed func() // the endpoints are others
+}
+
+// retire ends the socket, and what waits there. TCP connections go on.
+func (s *socket) retire() {
+	s.stop()
+	s.close()
 }
 
 // counts are running totals of a service port.
 type counts struct {
 	Accepted, Refused, Retried, Open atomic.Int64
+}
+
+// report begins the report about a connection.
+func (s *socket) report(c *Connection) *proxier.ConnectionReport {
+	s.counts.Accepted.Add(1)
+	s.counts.Open.Add(1)
+	return &proxier.ConnectionReport{
+		Name: s.site.Name, Family: s.family, Protocol: s.protocol, Client: c.Client, Asked: c.Asked,
+		Began: time.Now(), Outcome: proxier.OutcomeServed,
+	}
+}
+
+// ended tells of a connection.
+func (s *socket) ended(r *proxier.ConnectionReport) {
+	s.counts.Open.Add(-1)
+	if r.Endpoint == (netip.AddrPort{}) {
+		s.counts.Refused.Add(1)
+		s.log.Debug("not served", zap.Stringer("client", r.Client), zap.Error(r.Err))
+	}
+	r.Duration = time.Since(r.Began)
+	s.observe(*r)
 }
 
 // dialTimeouts are how long each attempt to reach an endpoint may take.
@@ -65,19 +101,31 @@ func (s *socket) pick(c Connection, scope desired.Scope, tried []netip.AddrPort)
 	return s.balancer.pick(scope, c.Client.Addr(), tried, time.Now())
 }
 
-func (s *socket) dial(ctx context.Context, c Connection, network string, endpoint netip.AddrPort) (net.Conn, error) {
+func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort) (conn net.Conn, err error) {
 	if s.config.Hooks.Dial != nil {
 		return s.config.Hooks.Dial(ctx, c, endpoint)
 	}
-	var d net.Dialer
-	return d.DialContext(ctx, network, endpoint.String())
+	err = namespace.Visit(s.config.NetNS, func() error {
+		var d net.Dialer
+		conn, err = d.DialContext(ctx, s.site.Network, endpoint.String())
+		return err
+	})
+	return conn, err
 }
 
-// shut ends the socket and all that came by it, and waits for it.
-func (s *socket) shut() {
-	s.stop()
-	s.close()
-	s.running.Wait()
+// attempt tries to reach an endpoint, and notes that.
+func (s *socket) attempt(ctx context.Context, c Connection, r *proxier.ConnectionReport, endpoint netip.AddrPort, timeout time.Duration) (net.Conn, error) {
+	ctx, stop := context.WithTimeout(ctx, timeout)
+	defer stop()
+	began := time.Now()
+	conn, err := s.dial(ctx, c, endpoint)
+	r.Attempts = append(r.Attempts, proxier.Attempt{Endpoint: endpoint, Began: began, Duration: time.Since(began), Err: err})
+	if err != nil {
+		s.counts.Retried.Add(1)
+		return nil, fmt.Errorf("dial %v: %w", endpoint, err)
+	}
+	r.Endpoint = endpoint
+	return conn, nil
 }
 
 // addrPort reads the address of one end of a connection.

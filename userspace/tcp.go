@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // tcpSocket accepts the connections of a service port.
@@ -28,7 +30,6 @@ func serveTCP(ctx context.Context, s *socket, listener net.Listener) {
 		socket: s, listener: listener,
 		slots: make(chan struct{}, s.config.Connections), held: make(chan struct{}, s.config.Hold.MaxPerService),
 	}
-	s.close = func() { _ = listener.Close() } // accept returns by that
 	s.running.Go(func() { t.accept(ctx) })
 }
 
@@ -72,25 +73,31 @@ func (t *tcpSocket) accept(ctx context.Context) {
 
 // serve takes a connection to its end.
 func (t *tcpSocket) serve(ctx context.Context, conn net.Conn) {
-	t.counts.Accepted.Add(1)
-	t.counts.Open.Add(1)
-	defer t.counts.Open.Add(-1)
-	c := Connection{Site: t.site, Client: addrPort(conn.RemoteAddr())}
-	upstream, err := t.connect(ctx, c)
+	c := Connection{Site: t.site, Client: addrPort(conn.RemoteAddr()), Asked: addrPort(conn.LocalAddr())}
+	if t.config.Portals != nil {
+		c.Asked = translatedFrom(conn, c.Asked)
+	}
+	r := t.report(&c)
+	defer func() { t.ended(r) }()
+	upstream, err := t.connect(ctx, c, r)
+	if err == nil && t.config.ProxyProtocol {
+		_, err = upstream.Write(proxyHeader(c.Client, c.Asked))
+	}
 	if err != nil {
-		t.counts.Refused.Add(1)
-		t.log.Debug("connection refused", zap.Stringer("client", c.Client), zap.Error(err))
+		if r.Err = err; upstream != nil {
+			r.Outcome = proxier.OutcomeCut
+			_ = upstream.Close()
+		}
 		reset(conn)
 		return
 	}
-	if t.config.ProxyProtocol {
-		if _, err := upstream.Write(proxyHeader(c.Client, addrPort(conn.LocalAddr()))); err != nil {
-			_ = upstream.Close()
-			reset(conn)
-			return
-		}
+	life, cut := context.WithCancel(t.life)
+	defer cut()
+	defer t.links.add(r.Endpoint, cut)()
+	j := joined{client: conn, upstream: upstream}
+	if r.Sent, r.Received, r.Err = j.run(life); r.Err != nil {
+		r.Outcome = proxier.OutcomeCut
 	}
-	join(ctx, conn, upstream)
 }
 
 var (
@@ -99,15 +106,22 @@ var (
 	errHeldTooMany = errors.New("too many connections wait for endpoints already")
 )
 
-// connect reaches an endpoint, one after the other.
-func (t *tcpSocket) connect(ctx context.Context, c Connection) (net.Conn, error) {
+// connect reaches an endpoint, one after the other. ctx ends with the socket.
+func (t *tcpSocket) connect(ctx context.Context, c Connection, r *proxier.ConnectionReport) (net.Conn, error) {
 	scope, action := t.treatment.Load().verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
+		r.Outcome = proxier.OutcomeNotAdmitted
 		return nil, errNotAdmitted
 	}
+	r.Outcome = proxier.OutcomeNoEndpoints
 	endpoints, arrived := t.balancer.list(scope)
 	if len(endpoints) == 0 {
-		if err := t.hold(ctx, arrived); err != nil {
+		err := t.hold(ctx, arrived)
+		r.Held = time.Since(r.Began)
+		if errors.Is(err, errHeldTooMany) {
+			r.Outcome = proxier.OutcomeTooMany
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -122,17 +136,16 @@ func (t *tcpSocket) connect(ctx context.Context, c Connection) (net.Conn, error)
 		if !ok {
 			break
 		}
-		attempt, stop := context.WithTimeout(ctx, timeout)
-		conn, err := t.dial(attempt, c, "tcp", endpoint)
-		stop()
+		conn, err := t.attempt(ctx, c, r, endpoint, timeout)
 		if err == nil {
+			r.Outcome = proxier.OutcomeServed
 			return conn, nil
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		t.counts.Retried.Add(1)
-		tried, errs = append(tried, endpoint), append(errs, fmt.Errorf("dial %v: %w", endpoint, err))
+		r.Outcome = proxier.OutcomeUnreachable
+		tried, errs = append(tried, endpoint), append(errs, err)
 	}
 	if len(errs) == 0 {
 		return nil, errNoEndpoints
@@ -171,33 +184,46 @@ func reset(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// join passes bytes on in both directions until both have ended, or ctx has. Each
+// joined are a client and its endpoint.
+type joined struct{ client, upstream net.Conn }
+
+// errCut says that the proxy ended a connection: it closes, or the time is up that a
+// connection may outlive its endpoint.
+var errCut = errors.New("ended by the proxy")
+
+// run passes bytes on in both directions until both have ended, or ctx has. Each
 // direction ends by itself: a client may have said everything and still listen.
-func join(ctx context.Context, client, upstream net.Conn) {
-	stop := context.AfterFunc(ctx, func() {
-		reset(client)
-		reset(upstream)
-	})
-	defer stop()
+func (j *joined) run(ctx context.Context) (sent, received int64, err error) {
+	stop := context.AfterFunc(ctx, j.reset)
 	var other sync.WaitGroup
-	other.Go(func() { pass(upstream, client) })
-	pass(client, upstream)
+	var errSent, errReceived error
+	other.Go(func() { sent, errSent = j.pass(j.upstream, j.client) })
+	received, errReceived = j.pass(j.client, j.upstream)
 	other.Wait()
-	_ = client.Close()
-	_ = upstream.Close()
+	_ = j.client.Close()
+	_ = j.upstream.Close()
+	if !stop() {
+		return sent, received, errCut
+	}
+	return sent, received, cmp.Or(errSent, errReceived)
+}
+
+func (j *joined) reset() {
+	reset(j.client)
+	reset(j.upstream)
 }
 
 // pass copies one direction, and then tells its end. An error ends the other
 // direction too, as nobody can answer any more.
-func pass(to, from net.Conn) {
-	if err := copyAll(to, from); err != nil {
-		reset(to)
-		reset(from)
-		return
+func (j *joined) pass(to, from net.Conn) (n int64, err error) {
+	if n, err = copyAll(to, from); err != nil {
+		j.reset()
+		return n, err
 	}
 	if half, ok := to.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite() // the other end may be gone already
-		return
+		return n, nil
 	}
 	_ = to.Close()
+	return n, nil
 }

@@ -20,10 +20,10 @@ type treatment struct {
 }
 
 // treatmentOf is what a frontend's clients get.
-func treatmentOf(f *desired.Frontend, g *desired.Globals, node []netip.Addr) treatment {
+func treatmentOf(f *desired.Frontend, g *desired.Globals) treatment {
 	return treatment{
 		scope: f.Scope, action: f.Action, shortCircuit: f.ShortCircuit,
-		restricted: f.Restricted, ranges: f.SourceRanges, pods: g.PodCIDRs, node: node,
+		restricted: f.Restricted, ranges: f.SourceRanges, pods: g.PodCIDRs, node: g.NodeAddresses,
 	}
 }
 
@@ -41,16 +41,4 @@ func (t *treatment) verdict(client netip.Addr) (scope desired.Scope, action desi
 
 func contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
-// roleOf says which socket of its service port a frontend needs.
-func roleOf(f *desired.Frontend) Role {
-	switch {
-	case f.Kind == desired.ClusterIP:
-		return RoleInternal
-	case f.Restricted:
-		return RoleRestricted
-	default:
-		return RoleExternal
-	}
 }

@@ -7,11 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // maxDatagram is the largest that UDP can carry.
@@ -21,33 +23,40 @@ const maxDatagram = 1 << 16
 type udpSocket struct {
 	*socket
 
-	conn net.PacketConn
+	packets packets
+	buffers sync.Pool // of *[maxDatagram]byte
 
 	mu sync.Mutex // guards all below
 	// flows are the clients, and order has them with the one first that was quiet the
 	// longest.
-	flows map[netip.AddrPort]*udpFlow
-	order *list.List
+	flows  map[origin]*udpFlow
+	order  *list.List
+	closed bool
 }
 
 // udpFlow is one client.
 type udpFlow struct {
-	client   netip.AddrPort
-	addr     net.Addr // the client's, as the socket wants it
-	endpoint netip.AddrPort
-	scope    desired.Scope
+	from     origin
 	upstream net.Conn
 	at       *list.Element
+	report   *proxier.ConnectionReport
+	cut      atomic.Bool // it did not end by itself
+
+	sent, received atomic.Int64
 }
 
 func serveUDP(ctx context.Context, s *socket, conn net.PacketConn) {
-	u := &udpSocket{socket: s, conn: conn, flows: map[netip.AddrPort]*udpFlow{}, order: list.New()}
+	u := &udpSocket{socket: s, packets: packetsOf(conn), flows: map[origin]*udpFlow{}, order: list.New()}
+	u.buffers.New = func() any { return new([maxDatagram]byte) }
 	s.close = func() {
 		_ = conn.Close() // the loop returns by that
+		u.mu.Lock()
+		u.closed = true
+		u.mu.Unlock()
 		u.endAll(func(*udpFlow) bool { return true })
 	}
 	s.changed = func() {
-		u.endAll(func(f *udpFlow) bool { return !s.balancer.has(f.scope, f.endpoint) })
+		u.endAll(func(f *udpFlow) bool { return !s.balancer.serves(f.report.Endpoint) })
 	}
 	s.running.Go(func() { u.loop(ctx) })
 }
@@ -57,10 +66,10 @@ func (u *udpSocket) loop(ctx context.Context) {
 	buffer := make([]byte, maxDatagram)
 	pause := firstPause
 	for {
-		n, addr, err := u.conn.ReadFrom(buffer)
+		n, from, err := u.packets.read(buffer)
 		if err == nil {
 			pause = firstPause
-			u.deliver(ctx, addr, buffer[:n])
+			u.deliver(ctx, from, buffer[:n])
 			continue
 		}
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
@@ -77,106 +86,128 @@ func (u *udpSocket) loop(ctx context.Context) {
 }
 
 // deliver sends a datagram to the client's endpoint.
-func (u *udpSocket) deliver(ctx context.Context, addr net.Addr, datagram []byte) {
-	client := addrPort(addr)
-	f := u.find(client)
+func (u *udpSocket) deliver(ctx context.Context, from origin, datagram []byte) {
+	f := u.find(from)
 	if f == nil {
-		var err error
-		if f, err = u.begin(ctx, client, addr); err != nil {
-			u.counts.Refused.Add(1)
-			u.log.Debug("datagram dropped", zap.Stringer("client", client), zap.Error(err))
+		if f = u.begin(ctx, from); f == nil {
 			return
 		}
 	}
 	_ = f.upstream.SetReadDeadline(time.Now().Add(u.config.UDPIdle))
-	_, _ = f.upstream.Write(datagram) // like the network, which loses some
+	n, _ := f.upstream.Write(datagram) // like the network, which loses some
+	f.sent.Add(int64(n))
 }
 
 // find returns a client's flow, and notes that it was not quiet.
-func (u *udpSocket) find(client netip.AddrPort) *udpFlow {
+func (u *udpSocket) find(from origin) *udpFlow {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	f := u.flows[client]
+	f := u.flows[from]
 	if f != nil {
 		u.order.MoveToBack(f.at)
 	}
 	return f
 }
 
-// begin gives a client an endpoint.
-func (u *udpSocket) begin(ctx context.Context, client netip.AddrPort, addr net.Addr) (*udpFlow, error) {
-	scope, action := u.treatment.Load().verdict(client.Addr())
-	if action == desired.Drop && scope == 0 {
-		return nil, errNotAdmitted
+// begin gives a client an endpoint; nil if there is none for it.
+func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
+	c := Connection{Site: u.site, Client: from.client, Asked: u.site.Addr}
+	if from.asked.IsValid() {
+		c.Asked = netip.AddrPortFrom(from.asked, u.site.Addr.Port())
 	}
-	c := Connection{Site: u.site, Client: client}
-	endpoint, ok := u.pick(c, scope, nil)
-	if !ok {
-		u.activate(ctx)
-		return nil, errNoEndpoints
+	f := &udpFlow{from: from, report: u.report(&c)}
+	if f.report.Err = u.connect(ctx, c, f); f.report.Err != nil {
+		u.ended(f.report)
+		return nil
 	}
-	attempt, stop := context.WithTimeout(ctx, dialTimeouts()[0])
-	defer stop()
-	upstream, err := u.dial(attempt, c, "udp", endpoint)
-	if err != nil {
-		return nil, err
-	}
-	u.counts.Accepted.Add(1)
-	u.counts.Open.Add(1)
-	f := &udpFlow{client: client, addr: addr, endpoint: endpoint, scope: scope, upstream: upstream}
-	_ = upstream.SetReadDeadline(time.Now().Add(u.config.UDPIdle))
+	_ = f.upstream.SetReadDeadline(time.Now().Add(u.config.UDPIdle))
 	u.mu.Lock()
-	f.at = u.order.PushBack(f)
-	u.flows[client] = f
 	var oldest *udpFlow
-	if u.order.Len() > u.config.UDPClients {
+	if u.order.Len() >= u.config.UDPClients {
 		oldest, _ = u.order.Front().Value.(*udpFlow)
 		u.forget(oldest)
 	}
+	f.at = u.order.PushBack(f)
+	u.flows[from] = f
+	closed := u.closed
 	u.mu.Unlock()
 	if oldest != nil {
-		_ = oldest.upstream.Close()
+		oldest.end()
+	}
+	if closed { // before it was among the flows
+		f.end()
 	}
 	u.running.Go(func() { u.answer(f) })
-	return f, nil
+	return f
+}
+
+// connect chooses an endpoint, and opens a socket towards it.
+func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err error) {
+	scope, action := u.treatment.Load().verdict(c.Client.Addr())
+	if action == desired.Drop && scope == 0 {
+		f.report.Outcome = proxier.OutcomeNotAdmitted
+		return errNotAdmitted
+	}
+	endpoint, ok := u.pick(c, scope, nil)
+	if !ok {
+		f.report.Outcome = proxier.OutcomeNoEndpoints
+		u.activate(ctx)
+		return errNoEndpoints
+	}
+	if f.upstream, err = u.attempt(ctx, c, f.report, endpoint, dialTimeouts()[0]); err != nil {
+		f.report.Outcome = proxier.OutcomeUnreachable
+	}
+	return err
 }
 
 // answer passes an endpoint's datagrams back, until nobody has said anything for
 // long, or the flow is closed.
 func (u *udpSocket) answer(f *udpFlow) {
-	defer u.counts.Open.Add(-1)
-	buffer := make([]byte, maxDatagram)
+	r := newReceiver(f.upstream, &u.buffers)
 	for {
-		n, err := f.upstream.Read(buffer)
+		err := r.next(func(datagram []byte) {
+			_ = f.upstream.SetReadDeadline(time.Now().Add(u.config.UDPIdle))
+			u.find(f.from)
+			f.received.Add(int64(len(datagram)))
+			_ = u.packets.write(datagram, f.from) // like the network, which loses some
+		})
 		if err != nil {
 			break // the endpoint refuses, or all was quiet: the next datagram begins anew
 		}
-		_ = f.upstream.SetReadDeadline(time.Now().Add(u.config.UDPIdle))
-		u.find(f.client)
-		_, _ = u.conn.WriteTo(buffer[:n], f.addr) // like the network, which loses some
 	}
 	u.mu.Lock()
-	if u.flows[f.client] == f {
+	if u.flows[f.from] == f {
 		u.forget(f)
 	}
 	u.mu.Unlock()
 	_ = f.upstream.Close()
+	if f.cut.Load() {
+		f.report.Outcome, f.report.Err = proxier.OutcomeCut, errCut
+	}
+	f.report.Sent, f.report.Received = f.sent.Load(), f.received.Load()
+	u.ended(f.report)
 }
 
 // forget takes a flow out. u.mu is held.
 func (u *udpSocket) forget(f *udpFlow) {
-	delete(u.flows, f.client)
+	delete(u.flows, f.from)
 	u.order.Remove(f.at)
 }
 
-// endAll closes some flows, which end by that.
+// end ends a flow; whoever waits for answers notices that.
+func (f *udpFlow) end() {
+	f.cut.Store(true)
+	_ = f.upstream.Close()
+}
+
+// endAll ends some flows.
 func (u *udpSocket) endAll(ends func(*udpFlow) bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, f := range u.flows {
 		if ends(f) {
 			u.forget(f)
-			_ = f.upstream.Close()
+			f.end()
 		}
 	}
 }

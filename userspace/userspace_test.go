@@ -429,9 +429,19 @@ func TestEstablishedConnectionsOutliveTheirEndpoint(t *testing.T) {
 		t.Errorf("after the endpoint went: %v, want an answer", err)
 	}
 	mustAsk(t, at(t, e, RoleInternal), "other heard hello")
+	gone := at(t, e, RoleInternal)
 	apply(t, e)
+	if err := say(); err != nil {
+		t.Errorf("after the Service went: %v, want an answer (PKT-80)", err)
+	}
+	if got, err := ask(t, gone, "hello"); err == nil {
+		t.Errorf("a new connection after the Service went: %q, want an error", got)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if err := say(); err == nil {
-		t.Error("after the Service went: an answer, want an error")
+		t.Error("after the engine was closed: an answer, want an error")
 	}
 }
 

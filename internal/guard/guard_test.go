@@ -94,7 +94,7 @@ func TestWhoMayImportWhat(t *testing.T) {
 		"github.com/prometheus":          {module + "/metrics", examples},
 		"go.opentelemetry.io":            {module + "/tracing", examples},
 		"go.yaml.in/yaml/v3":             {module + "/informer", module + "/internal/apitest", module + "/internal/manifest", examples},
-		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", module + "/iptables", module + "/conntrack", module + "/internal/netlinkx", module + "/internal/companions", examples},
+		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", module + "/iptables", module + "/conntrack", module + "/internal/netlinkx", examples},
 	}
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
 		for _, p := range pkgs {

@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
 // attempts is how often an interrupted dump is read.
@@ -27,7 +29,7 @@ func Open(netNS string) (*Socket, error) {
 	ns := netns.None()
 	if netNS != "" {
 		var err error
-		if ns, err = openNamespace(netNS); err != nil {
+		if ns, err = namespace.Open(netNS); err != nil {
 			return nil, err
 		}
 		defer func() { _ = ns.Close() }() // the sockets are in it

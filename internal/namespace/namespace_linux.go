@@ -1,19 +1,17 @@
-package netlinkx
+package namespace
 
 import (
 	"fmt"
-	"net/netip"
 	"runtime"
 	"strings"
 
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
 
 const netnsDir = "/run/netns/"
 
-// openNamespace opens a network namespace: a path, or a name under /run/netns.
-func openNamespace(netNS string) (netns.NsHandle, error) {
+// Open opens a network namespace: a path, or a name under /run/netns.
+func Open(netNS string) (netns.NsHandle, error) {
 	if !strings.Contains(netNS, "/") {
 		netNS = netnsDir + netNS
 	}
@@ -24,13 +22,13 @@ func openNamespace(netNS string) (netns.NsHandle, error) {
 	return ns, nil
 }
 
-// Visit runs f inside a network namespace, as in Open, on a thread that ends with
+// Visit runs f inside a network namespace, as Open names it, on a thread that ends with
 // it. What f opens stays in that namespace; goroutines that it starts are outside.
 func Visit(netNS string, f func() error) error {
 	if netNS == "" {
 		return f()
 	}
-	ns, err := openNamespace(netNS)
+	ns, err := Open(netNS)
 	if err != nil {
 		return err
 	}
@@ -45,14 +43,4 @@ func Visit(netNS string, f func() error) error {
 		done <- f()
 	}()
 	return <-done
-}
-
-// LocalAddresses lists the addresses of all links in a network namespace.
-func LocalAddresses(netNS string) ([]netip.Addr, error) {
-	s, err := Open(netNS)
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	return s.Addresses(unix.AF_UNSPEC)
 }

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package netlinkx
+package namespace
 
 import (
 	"errors"

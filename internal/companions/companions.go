@@ -1,0 +1,63 @@
+// Package companions gives a Provider what goes with every engine of a node: health
+// check node ports, and the node's addresses.
+package companions
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/healthcheck"
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Complete returns deps with what is nil set, for the network namespace of a
+// proxy; but connection tracking, which not every engine needs.
+func Complete(deps proxier.Deps, netNS string) proxier.Deps {
+	addresses := func(context.Context) ([]netip.Addr, error) { return LocalAddresses(netNS) }
+	if deps.LocalAddresses == nil {
+		deps.LocalAddresses = addresses
+	}
+	if deps.Health == nil {
+		deps.Health = healthcheck.NewNodePorts(healthcheck.NodePortOptions{
+			Addresses: addresses, Listen: listenIn(netNS), Logger: deps.Logger,
+		})
+	}
+	return deps
+}
+
+// LocalAddresses lists the addresses of all interfaces in a network namespace,
+// sorted.
+func LocalAddresses(netNS string) ([]netip.Addr, error) {
+	var list []net.Addr
+	err := namespace.Visit(netNS, func() (err error) {
+		list, err = net.InterfaceAddrs()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of this machine: %w", err)
+	}
+	addrs := make([]netip.Addr, 0, len(list))
+	for _, a := range list {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			addrs = append(addrs, prefix.Addr().Unmap())
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs), nil
+}
+
+// listenIn opens listeners in a network namespace.
+func listenIn(netNS string) func(ctx context.Context, network, address string) (net.Listener, error) {
+	return func(ctx context.Context, network, address string) (l net.Listener, err error) {
+		err = namespace.Visit(netNS, func() error {
+			var config net.ListenConfig
+			l, err = config.Listen(ctx, network, address)
+			return err
+		})
+		return l, err
+	}
+}

@@ -1,0 +1,2 @@
+// Package namespace goes into network namespaces.
+package namespace

@@ -1,0 +1,76 @@
+package userspace
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// claims are the ports of the node that a service port's portals take: they are
+// bound, so that no program of this machine gets them too, and so that one that has
+// them already is noticed.
+type claims map[netip.AddrPort]int // descriptors
+
+// claimed returns where a frontend needs a claim: for a node port, and for a VIP that
+// is the node's own address.
+func (e *Engine) claimed(f *desired.Frontend) (at netip.AddrPort, needed bool) {
+	addr, known := e.config.listenAddr(e.family, e.globals.NodeAddresses)
+	switch {
+	case !known || e.config.ShareNodePorts:
+		return at, false
+	case f.Kind == desired.NodePort && len(e.globals.NodePortAddresses) == 0:
+		return at, false
+	case f.Kind == desired.NodePort || f.VIP == addr:
+		return netip.AddrPortFrom(addr, f.Port), true
+	default:
+		return at, false
+	}
+}
+
+// claim brings the claims of a service port to what its frontends need. The errors
+// name the ports that somebody else has.
+func (e *Engine) claim(s *service, want *desired.Service) error {
+	needed := map[netip.AddrPort]bool{}
+	var errs []error
+	for i := range want.Frontends {
+		f := &want.Frontends[i]
+		at, ok := e.claimed(f)
+		if !ok {
+			continue
+		}
+		needed[at] = true
+		if s.claims.has(at) {
+			continue
+		}
+		fd, err := bindClaim(e.config.NetNS, want.Protocol, at)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("claim %v for %v: %w", at, want.Key(f), err))
+			continue
+		}
+		s.claims[at] = fd
+	}
+	for at := range s.claims {
+		if !needed[at] {
+			s.claims.give(at)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c claims) has(at netip.AddrPort) bool {
+	_, ok := c[at]
+	return ok
+}
+
+func (c claims) give(at netip.AddrPort) {
+	closeClaim(c[at])
+	delete(c, at)
+}
+
+func (c claims) giveAll() {
+	for at := range c {
+		c.give(at)
+	}
+}

@@ -1,0 +1,89 @@
+package userspace
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// FlowEnds implements proxier.Relay: flows lead to proxy ports, as long as there are
+// endpoints or somebody to ask for some.
+func (e *Engine) FlowEnds(name changetracker.ServicePortName, servers []netip.AddrPort) []netip.AddrPort {
+	s := e.services[name]
+	if s == nil || len(servers) == 0 && e.config.Hooks.Activate == nil {
+		return nil
+	}
+	var ends []netip.AddrPort
+	for _, socket := range s.sockets {
+		ends = append(ends, socket.site.Addr)
+	}
+	slices.SortFunc(ends, netip.AddrPort.Compare)
+	return ends
+}
+
+// LastApply implements proxier.Reporter: what the portals did.
+func (e *Engine) LastApply() proxier.ApplyReport { return e.report }
+
+// Traits implements proxier.Characteristic: those of the portals, but that endpoints
+// see the node.
+func (e *Engine) Traits() desired.Traits {
+	var t desired.Traits
+	if c, ok := e.portals.(proxier.Characteristic); ok {
+		t = c.Traits()
+	}
+	t.SourceLost = true
+	return t
+}
+
+// Watch implements proxier.Watcher: it watches the portals.
+func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+	if w, ok := e.portals.(proxier.Watcher); ok {
+		return w.Watch(ctx, damaged)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// Dump implements proxier.Dumper: it prints the sockets and the portals.
+func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
+	for _, at := range e.Sockets() {
+		if _, err := fmt.Fprintf(w, "%v %v %v/%s\n", at.Name, at.Role, at.Addr, at.Name.Protocol); err != nil {
+			return err
+		}
+	}
+	if d, ok := e.portals.(proxier.Dumper); ok {
+		return d.Dump(ctx, w)
+	}
+	return nil
+}
+
+// Plan implements proxier.Planner: it tells the sockets and their endpoints. Proxy
+// ports are not known before they are open, and so neither are the portals.
+func (e *Engine) Plan(update desired.Update) (string, error) {
+	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
+	var text strings.Builder
+	for _, s := range update.Services {
+		spots, err := planner.spots(s)
+		if err != nil {
+			return "", err
+		}
+		lines := make([]string, 0, len(spots))
+		for at, t := range spots {
+			where := at.addr.String()
+			if at.addr.Port() == 0 {
+				where = at.addr.Addr().String() + ", any proxy port"
+			}
+			lines = append(lines, fmt.Sprintf("  %v: %s -> %v %v\n", at.role, where, t.action, s.Endpoints(t.scope)))
+		}
+		slices.Sort(lines)
+		fmt.Fprintf(&text, "%v\n%s", s.Name, strings.Join(lines, ""))
+	}
+	return text.String(), nil
+}

@@ -1,0 +1,108 @@
+package userspace
+
+import (
+	"errors"
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/companions"
+)
+
+// spot tells the sockets of a service port apart.
+type spot struct {
+	role Role
+	// addr is where it listens; port 0 means any of Config.Ports.
+	addr netip.AddrPort
+}
+
+// errNoAddress says that nobody has told where proxy ports are to be.
+var errNoAddress = errors.New("no address of the node is known in this IP family, and portals need one: set Config.Listen, or the addresses of the Node")
+
+// spots are where a service port listens, and how clients are treated there.
+func (e *Engine) spots(s *desired.Service) (map[spot]treatment, error) {
+	if e.config.Place == PlaceFrontends {
+		return e.frontendSpots(s)
+	}
+	addr, known := e.config.listenAddr(e.family, e.globals.NodeAddresses)
+	if !known {
+		return nil, errNoAddress
+	}
+	at := netip.AddrPortFrom(addr, 0)
+	spots := map[spot]treatment{}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if e.portals == nil {
+			spots[spot{roleOf(f), at}] = treatmentOf(f, &e.globals)
+			continue
+		}
+		if f.Scope == desired.ScopeLocal {
+			spots[spot{RoleLocal, at}] = treatment{scope: desired.ScopeLocal, action: desired.Forward}
+		}
+		if f.Scope == desired.ScopeCluster || f.ShortCircuit {
+			spots[spot{RoleCluster, at}] = treatment{scope: desired.ScopeCluster, action: desired.Forward}
+		}
+	}
+	return spots, nil
+}
+
+// frontendSpots are the frontends themselves.
+func (e *Engine) frontendSpots(s *desired.Service) (map[spot]treatment, error) {
+	spots := map[spot]treatment{}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		addrs := []netip.Addr{f.VIP}
+		if f.Kind == desired.NodePort {
+			var err error
+			if addrs, err = e.nodePortAddrs(); err != nil {
+				return nil, err
+			}
+		}
+		for _, addr := range addrs {
+			spots[spot{roleOf(f), netip.AddrPortFrom(addr, f.Port)}] = treatmentOf(f, &e.globals)
+		}
+	}
+	return spots, nil
+}
+
+// nodePortAddrs are the addresses to listen on for node ports: the unspecified one
+// stands for all.
+func (e *Engine) nodePortAddrs() (addrs []netip.Addr, err error) {
+	var local []netip.Addr
+	for _, prefix := range e.globals.NodePortAddresses {
+		switch prefix.Bits() {
+		case 0:
+			if e.family == v1.IPv4Protocol {
+				return []netip.Addr{netip.IPv4Unspecified()}, nil
+			}
+			return []netip.Addr{netip.IPv6Unspecified()}, nil
+		case prefix.Addr().BitLen():
+			addrs = append(addrs, prefix.Addr())
+		default:
+			if local == nil {
+				if local, err = companions.LocalAddresses(e.config.NetNS); err != nil {
+					return nil, err
+				}
+			}
+			for _, addr := range local {
+				if prefix.Contains(addr) {
+					addrs = append(addrs, addr)
+				}
+			}
+		}
+	}
+	return addrs, nil
+}
+
+// roleOf says which socket of its service port a frontend needs.
+func roleOf(f *desired.Frontend) Role {
+	switch {
+	case f.Kind == desired.ClusterIP:
+		return RoleInternal
+	case f.Restricted:
+		return RoleRestricted
+	default:
+		return RoleExternal
+	}
+}
