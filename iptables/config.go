@@ -33,6 +33,11 @@ type Config struct {
 	// set: as they are not translated back, they would reset the client's
 	// connection.
 	KeepInvalid bool
+	// Portals is set where this engine leads packets to the sockets of a userspace
+	// engine, as userspace.Config.Portals: connections that were led to a socket meet
+	// no refusal any more. With kube-proxy's names, packets then come by the chains of
+	// its userspace mode, KUBE-PORTALS-CONTAINER and KUBE-PORTALS-HOST.
+	Portals bool
 	// LockWait is how long iptables-legacy waits for its lock, which all programs
 	// share; 0 means 30s. Timeout bounds each run of a program, the wait apart; 0
 	// means 60s.

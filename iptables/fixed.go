@@ -20,14 +20,22 @@ type jump struct {
 // jumps are in the order in which they are put in front: the last one comes first.
 func (e *model) jumps() []jump {
 	n := e.names
+	arriving, leaving := n.services(), n.services()
+	if e.portalChains() {
+		arriving, leaving = n.portalsContainer(), n.portalsHost()
+	}
 	all := []jump{
-		{tableNAT, "PREROUTING", n.services(), newRule().comment("kubernetes service portals").jump(n.services())},
-		{tableNAT, "OUTPUT", n.services(), newRule().comment("kubernetes service portals").jump(n.services())},
+		{tableNAT, "PREROUTING", arriving, newRule().comment("kubernetes service portals").jump(arriving)},
+		{tableNAT, "OUTPUT", leaving, newRule().comment("kubernetes service portals").jump(leaving)},
 		{tableNAT, "POSTROUTING", n.postrouting(), newRule().comment("kubernetes postrouting rules").jump(n.postrouting())},
 		{tableFilter, "FORWARD", n.forward(), newRule().comment("kubernetes forwarding rules").jump(n.forward())},
 	}
 	isNew := func(comment, chain string) rule {
-		return newRule().add("-m conntrack --ctstate NEW").comment("%s", comment).jump(chain)
+		r := newRule().add("-m conntrack --ctstate NEW")
+		if e.options.portals { // the sockets have addresses that refuse who comes there directly
+			r = r.add("-m conntrack ! --ctstate DNAT")
+		}
+		return r.comment("%s", comment).jump(chain)
 	}
 	for _, hook := range []string{"INPUT", "FORWARD", "OUTPUT"} {
 		all = append(all, jump{tableFilter, hook, n.services(), isNew("kubernetes service portals", n.services())})
@@ -38,6 +46,9 @@ func (e *model) jumps() []jump {
 	}
 	return all
 }
+
+// portalChains says that packets come by chains of kube-proxy's userspace mode.
+func (e *model) portalChains() bool { return e.options.portals && e.names.prefix == kubePrefix }
 
 // localhost says that node ports are accepted on loopback addresses.
 func (e *model) localhost() bool {
@@ -66,6 +77,11 @@ func (e *model) fixedNAT() ruleset {
 			newRule().target("-j MARK --set-xmark " + mark + "/0x0"),
 			newRule().comment("kubernetes service traffic requiring SNAT").target("-j MASQUERADE --random-fully"),
 		},
+	}
+	if e.portalChains() {
+		for _, chain := range []string{n.portalsContainer(), n.portalsHost()} {
+			chains[chain] = []rule{newRule().comment("kubernetes service portals").jump(n.services())}
+		}
 	}
 	if e.globals.DetectsPods() {
 		chains[n.markNonPod()] = append(e.returnPods(), newRule().target(set))

@@ -94,6 +94,8 @@ func everywhere(c *goldenCase) {
 	}
 }
 
+func portals(c *goldenCase) { c.config.Portals = true }
+
 func nodePort(c *goldenCase) { c.port.NodePort = 30080 }
 
 func internalLocal(c *goldenCase) { c.port.InternalPolicyLocal = true }
@@ -186,6 +188,8 @@ func goldenCases() map[string]goldenCase {
 		"node-port-none":         golden("Node ports on no address.", nodePort, acceptOn(), remotes(1)),
 		"node-port-localhost":    golden("Node ports on loopback addresses too; other hosts cannot reach these.", nodePort, localhost, remotes(1)),
 		"node-port-v6":           golden("Node ports over IPv6, never on loopback.", v6, nodePort, localhost, remotes(1)),
+		"portals":                golden("Sockets refuse who comes past the portals, and not who was led to them.", portals, remotes(1)),
+		"portals-kube":           golden("Portals with kube-proxy's names: its chains of the userspace mode.", portals, kubeNames, remotes(1)),
 		"keep-invalid":           golden("Packets out of order are forwarded.", keepInvalid, remotes(1)),
 	}
 }

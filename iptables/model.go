@@ -24,7 +24,7 @@ func (s ruleset) count() (rules int) {
 
 // options are what a model needs to know of the configuration.
 type options struct {
-	localhostNodePorts, keepInvalid bool
+	localhostNodePorts, keepInvalid, portals bool
 }
 
 // model is what one IP family's chains must be. It is pure: it knows no kernel.
@@ -55,7 +55,7 @@ func newModel(c *Config, family v1.IPFamily, g desired.Globals) *model {
 			names: n, v6: family == v1.IPv6Protocol, mark: c.Masquerade.Mark, globals: g,
 			perEndpoint: c.Names.ChainPrefix == proxier.KubeProxyNames().ChainPrefix,
 		},
-		options:         options{localhostNodePorts: c.LocalhostNodePorts, keepInvalid: c.KeepInvalid},
+		options:         options{localhostNodePorts: c.LocalhostNodePorts, keepInvalid: c.KeepInvalid, portals: c.Portals},
 		placed:          map[changetracker.ServicePortName]*placed{},
 		natVIPs:         newTree(n.services(), n.vipTree(), bits),
 		natNodePorts:    newTree(n.nodePorts(), n.nodePortTree(), 0),

@@ -31,6 +31,11 @@ func (n chainNames) forward() string     { return n.prefix + "-FORWARD" }
 func (n chainNames) localnet() string    { return n.prefix + "-LOCALNET" }
 func (n chainNames) health() string      { return n.prefix + "-HEALTH" }
 
+// The chains of kube-proxy's userspace mode, for pods and other hosts, and for the
+// node itself.
+func (n chainNames) portalsContainer() string { return n.prefix + "-PORTALS-CONTAINER" }
+func (n chainNames) portalsHost() string      { return n.prefix + "-PORTALS-HOST" }
+
 // The trees behind the fixed chains.
 func (n chainNames) vipTree() string      { return n.prefix + "-VIP-" }
 func (n chainNames) nodePortTree() string { return n.prefix + "-NP-" }
@@ -71,7 +76,8 @@ func (n chainNames) owns(chain string) bool {
 	switch rest {
 	case "SERVICES", "NODEPORTS", "POSTROUTING", "MARK-MASQ", "MARK-NON-POD", "HAIRPIN", "FORWARD", "LOCALNET", "HEALTH":
 		return true
-	case "EXTERNAL-SERVICES", "PROXY-FIREWALL", "PROXY-CANARY":
+	case "EXTERNAL-SERVICES", "PROXY-FIREWALL", "PROXY-CANARY", "PORTALS-CONTAINER", "PORTALS-HOST",
+		"NODEPORT-CONTAINER", "NODEPORT-HOST", "NODEPORT-NON-LOCAL":
 		return n.prefix == kubePrefix
 	}
 	for _, kind := range []string{"SVC-", "SVL-", "EXT-", "FW-", "SEP-", "GRP-", "VIP-", "NP-", "HP-", "HC-"} {

@@ -49,6 +49,7 @@ func TestNamesFitTheKernelWithAnyPrefix(t *testing.T) {
 func TestWhatIsOurs(t *testing.T) {
 	for chain, want := range map[string]bool{
 		"KUBE-SERVICES": true, "KUBE-SVC-X": true, "KUBE-PROXY-FIREWALL": true, "KUBE-EXTERNAL-SERVICES": true, "KUBE-PROXY-CANARY": true,
+		"KUBE-PORTALS-CONTAINER": true, "KUBE-PORTALS-HOST": true, "KUBE-NODEPORT-NON-LOCAL": true,
 		"KUBE-FIREWALL": false, "KUBE-KUBELET-CANARY": false, "KUBE-IPTABLES-HINT": false, "KUBE-ROUTER-INPUT": false, "KUBE-HOSTPORTS": false,
 		"CNI-HOSTPORT-DNAT": false, "SPL-SERVICES": false, "PREROUTING": false, "KUBEX-SVC-X": false, "KUBE-": false, "KUBE-NWPLCY-X": false,
 	} {

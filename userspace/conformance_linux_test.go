@@ -6,20 +6,32 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/userspace"
 )
 
-func portals(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+// withNFTables makes Providers whose portals are nf_tables rules.
+func withNFTables(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+	return withPortals(config, deps, func(family v1.IPFamily) (proxier.Engine, error) {
+		return nftables.NewEngine(nftables.Config{Config: config}, family, deps)
+	})
+}
+
+// withIPTables makes Providers whose portals are iptables rules, in chains that are
+// called as those of kube-proxy's userspace mode.
+func withIPTables(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+	config.Names = proxier.KubeProxyNames()
+	return withPortals(config, deps, func(family v1.IPFamily) (proxier.Engine, error) {
+		return iptables.NewEngine(iptables.Config{Config: config, Variant: iptables.VariantNFT, LocalhostNodePorts: true, Portals: true}, family, deps)
+	})
+}
+
+func withPortals(config proxier.Config, deps proxier.Deps, portals func(v1.IPFamily) (proxier.Engine, error)) (proxier.Provider, error) {
 	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
-	return userspace.New(userspace.Config{
-		Config: config, ShareNodePorts: true,
-		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
-			return nftables.NewEngine(nftables.Config{Config: config}, family, deps)
-		},
-	}, deps)
+	return userspace.New(userspace.Config{Config: config, ShareNodePorts: true, Portals: portals}, deps)
 }
 
 // deviations are what a proxy of sockets cannot do.
@@ -28,9 +40,15 @@ func deviations() proxiertest.Features {
 }
 
 func TestPackets(t *testing.T) {
-	proxiertest.Conformance(t, deviations(), portals)
+	proxiertest.Conformance(t, deviations(), withNFTables)
+}
+
+func TestPacketsWithIPTables(t *testing.T) {
+	features := deviations()
+	features.ServiceIPsPass, features.LoopbackNodePorts = true, true
+	proxiertest.Conformance(t, features, withIPTables)
 }
 
 func TestExplainAgreesWithPackets(t *testing.T) {
-	proxiertest.Explanations(t, 2048, 0, portals)
+	proxiertest.Explanations(t, 2048, 0, withNFTables)
 }
