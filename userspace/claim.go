@@ -16,14 +16,13 @@ type claims map[netip.AddrPort]int // descriptors
 // claimed returns where a frontend needs a claim: for a node port, and for a VIP that
 // is the node's own address.
 func (e *Engine) claimed(f *desired.Frontend) (at netip.AddrPort, needed bool) {
-	addr, known := e.config.listenAddr(e.family, e.globals.NodeAddresses)
 	switch {
-	case !known || e.config.ShareNodePorts:
+	case e.config.ShareNodePorts:
 		return at, false
 	case f.Kind == desired.NodePort && len(e.globals.NodePortAddresses) == 0:
 		return at, false
-	case f.Kind == desired.NodePort || f.VIP == addr:
-		return netip.AddrPortFrom(addr, f.Port), true
+	case f.Kind == desired.NodePort || f.VIP == e.at:
+		return netip.AddrPortFrom(e.at, f.Port), true
 	default:
 		return at, false
 	}

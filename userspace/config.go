@@ -18,7 +18,8 @@ type Config struct {
 	// Place says where sockets listen.
 	Place Place
 	// Listen are the addresses of proxy ports, at most one of each family. A family
-	// without one has its loopback address, or with Portals the node's first.
+	// without one has its loopback address; with Portals the node's first, or if nobody
+	// has told that, the first of this machine's interfaces.
 	Listen []netip.Addr
 	// Ports are the proxy ports; the zero value leaves them to the system.
 	Ports PortRange
@@ -142,20 +143,21 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// listenAddr is where the proxy ports of a family are; ok is false when nobody knows.
+// listenAddr is where the proxy ports of a family are; ok is false when that is to be
+// found out.
 func (c *Config) listenAddr(family v1.IPFamily, node []netip.Addr) (addr netip.Addr, ok bool) {
 	isOurs := func(a netip.Addr) bool { return a.Is4() == (family == v1.IPv4Protocol) }
 	if i := slices.IndexFunc(c.Listen, isOurs); i >= 0 {
 		return c.Listen[i], true
 	}
-	if c.Portals != nil {
-		if len(node) == 0 {
-			return netip.Addr{}, false
-		}
+	switch {
+	case c.Portals != nil && len(node) > 0:
 		return node[0], true
-	}
-	if family == v1.IPv4Protocol {
+	case c.Portals != nil:
+		return netip.Addr{}, false
+	case family == v1.IPv4Protocol:
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
+	default:
+		return netip.IPv6Loopback(), true
 	}
-	return netip.IPv6Loopback(), true
 }

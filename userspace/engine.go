@@ -33,6 +33,7 @@ type Engine struct {
 	// These are owned by who calls Apply, Cleanup and Close.
 	ports     *portPool
 	addresses addressBook
+	at        netip.Addr // of proxy ports
 	globals   desired.Globals
 	led       desired.Globals // what the portals have
 	report    proxier.ApplyReport
@@ -120,6 +121,9 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
 	e.begin()
 	e.globals, e.report = update.Globals, proxier.ApplyReport{}
+	if err := e.settle(&update); err != nil {
+		return err
+	}
 	for _, name := range slices.Concat(update.Removed, e.missing(&update)) {
 		e.remove(name)
 	}

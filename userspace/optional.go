@@ -68,6 +68,9 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 // ports are not known before they are open, and so neither are the portals.
 func (e *Engine) Plan(update desired.Update) (string, error) {
 	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
+	if err := planner.settle(&update); err != nil {
+		return "", err
+	}
 	var text strings.Builder
 	for _, s := range update.Services {
 		spots, err := planner.spots(s)

@@ -17,19 +17,42 @@ type spot struct {
 	addr netip.AddrPort
 }
 
-// errNoAddress says that nobody has told where proxy ports are to be.
-var errNoAddress = errors.New("no address of the node is known in this IP family, and portals need one: set Config.Listen, or the addresses of the Node")
+// errNoAddress says that proxy ports cannot be anywhere.
+var errNoAddress = errors.New("the node has no address of this IP family that portals could lead to: set Config.Listen")
+
+// settle chooses the address of proxy ports. One that nobody has told stays until
+// everything is gone through again.
+func (e *Engine) settle(update *desired.Update) error {
+	if addr, known := e.config.listenAddr(e.family, update.Globals.NodeAddresses); known {
+		e.at = addr
+		return nil
+	}
+	if !update.Full && e.at.IsValid() {
+		return nil
+	}
+	e.at = netip.Addr{}
+	local, err := companions.LocalAddresses(e.config.NetNS)
+	if err != nil {
+		return err
+	}
+	for _, addr := range local {
+		if addr.Is4() == (e.family == v1.IPv4Protocol) && addr.IsGlobalUnicast() {
+			e.at = addr
+			return nil
+		}
+	}
+	if len(update.Services) > 0 {
+		return errNoAddress
+	}
+	return nil
+}
 
 // spots are where a service port listens, and how clients are treated there.
 func (e *Engine) spots(s *desired.Service) (map[spot]treatment, error) {
 	if e.config.Place == PlaceFrontends {
 		return e.frontendSpots(s)
 	}
-	addr, known := e.config.listenAddr(e.family, e.globals.NodeAddresses)
-	if !known {
-		return nil, errNoAddress
-	}
-	at := netip.AddrPortFrom(addr, 0)
+	at := netip.AddrPortFrom(e.at, 0)
 	spots := map[spot]treatment{}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]

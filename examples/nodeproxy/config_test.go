@@ -67,6 +67,9 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 		}},
 		"NPA-06 iptables":            {"--proxy-mode=iptables", func(c *proxier.Config) { c.NodePorts = proxier.NodePorts{} }},
 		"NPA-05 primary in iptables": {"--proxy-mode=iptables --nodeport-addresses=primary", func(*proxier.Config) {}},
+		"NPA-06 userspace":           {"--proxy-mode=userspace", func(c *proxier.Config) { c.NodePorts = proxier.NodePorts{} }},
+		"portals have their own": {"--proxy-mode=userspace --userspace-portals=iptables --nodeport-addresses=primary --iptables-masquerade-bit=3",
+			func(c *proxier.Config) { c.Masquerade.Mark = 1 << 3 }},
 		"each mode has its own": {"--proxy-mode=iptables --nodeport-addresses=primary --iptables-masquerade-bit=3 --nftables-masquerade-bit=5 " +
 			"--iptables-min-sync-period=2s --iptables-sync-period=7s --nftables-sync-period=9s", func(c *proxier.Config) {
 			c.Masquerade.Mark, c.Runner.MinInterval, c.Runner.Retry.Max = 1<<3, 2*time.Second, 7*time.Second
@@ -111,6 +114,9 @@ func TestValuesThatAreRefused(t *testing.T) {
 		"--config-sync-period=0":                                                        "--config-sync-period=0s: want more than 0",
 		"--conntrack-tcp-timeout-established=999ms":                                     "--conntrack-tcp-timeout-established=999ms: want 0, or 1s", // SYS-11
 		"--conntrack-tcp-timeout-close-wait=-1s":                                        "--conntrack-tcp-timeout-close-wait=-1s: want 0, or 1s",
+		"--proxy-port-range=5-4":                                                        "--proxy-port-range=5-4: want two ports",
+		"--udp-timeout=0":                                                               "--udp-timeout=0s: want more than 0",
+		"--userspace-portals=ipvs":                                                      "--userspace-portals=ipvs: want nftables or iptables",
 		"--conntrack-max-per-core=-1":                                                   "--conntrack-max-per-core=-1: want 0 or more",
 	} {
 		if err := parse(t, strings.Fields(args)...).Validate(); err == nil || !strings.Contains(err.Error(), want) {

@@ -28,6 +28,7 @@ type kubeProxyConfiguration struct {
 	DetectLocalMode    string           `json:"detectLocalMode"`
 	DetectLocal        detectLocal      `json:"detectLocal"`
 	NodePortAddresses  []string         `json:"nodePortAddresses"`
+	PortRange          string           `json:"portRange"`
 	ConfigSyncPeriod   metav1.Duration  `json:"configSyncPeriod"`
 	HealthzBindAddress string           `json:"healthzBindAddress"`
 	MetricsBindAddress string           `json:"metricsBindAddress"`
@@ -80,7 +81,7 @@ func (o *options) kubeProxyConfiguration() kubeProxyConfiguration {
 		APIVersion: configzKey + "/v1alpha1", Kind: "KubeProxyConfiguration", Mode: string(o.mode()),
 		HostnameOverride: o.hostname, ClientConnection: clientConnection{o.kubeconfig},
 		ClusterCIDR: o.clusterCIDR, DetectLocalMode: o.detectLocalMode, DetectLocal: detectLocal{o.podBridge, o.podPrefix},
-		NodePortAddresses: append([]string{}, o.nodePortAddresses...), ConfigSyncPeriod: metav1.Duration{Duration: o.configSyncPeriod},
+		PortRange: o.userspace.ports, NodePortAddresses: append([]string{}, o.nodePortAddresses...), ConfigSyncPeriod: metav1.Duration{Duration: o.configSyncPeriod},
 		HealthzBindAddress: healthz, MetricsBindAddress: metrics, EnableProfiling: o.profiling,
 		Nftables: o.nftables.shown(o.masqueradeAll),
 		Iptables: iptablesConfig{o.iptables.shown(o.masqueradeAll), o.localhostNodePorts},

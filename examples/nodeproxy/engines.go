@@ -7,23 +7,29 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace"
 )
 
 // mode is the engine, as kube-proxy names it.
 type mode string
 
 const (
-	modeNFTables mode = "nftables"
-	modeIPTables mode = "iptables"
+	modeNFTables  mode = "nftables"
+	modeIPTables  mode = "iptables"
+	modeUserspace mode = "userspace"
 )
 
-func modes() []mode { return []mode{modeNFTables, modeIPTables} }
+func modes() []mode { return []mode{modeNFTables, modeIPTables, modeUserspace} }
+
+// kernelModes are those that leave rules. Userspace has portals of one of them.
+func kernelModes() []mode { return []mode{modeNFTables, modeIPTables} }
 
 // mode is the one that the flags choose.
 func (o *options) mode() mode {
@@ -33,15 +39,23 @@ func (o *options) mode() mode {
 	return mode(o.proxyMode)
 }
 
-// tuning are the flags that each mode has of its own.
+// kernelMode is whose rules there are.
+func (o *options) kernelMode() mode {
+	if o.mode() == modeUserspace {
+		return mode(o.userspace.portals)
+	}
+	return o.mode()
+}
+
+// tuning are the flags that each mode with rules has of its own.
 type tuning struct {
 	masqueradeBit             int
 	minSyncPeriod, syncPeriod time.Duration
 }
 
-// tuned are the flags of the mode that is chosen.
+// tuned are the flags of the rules of the mode that is chosen.
 func (o *options) tuned() *tuning {
-	if o.mode() == modeIPTables {
+	if o.kernelMode() == modeIPTables {
 		return &o.iptables
 	}
 	return &o.nftables
@@ -63,17 +77,45 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 
 // engine is the bare proxy of a mode.
 func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
-	if m == modeIPTables {
-		return iptables.New(iptables.Config{Config: config, LocalhostNodePorts: o.localhostNodePorts}, deps)
+	switch m {
+	case modeIPTables:
+		return iptables.New(o.iptablesConfig(config), deps)
+	case modeUserspace:
+		return o.sockets(config, deps)
+	default:
+		return nftables.New(nftables.Config{Config: config}, deps)
 	}
-	return nftables.New(nftables.Config{Config: config}, deps)
+}
+
+func (o *options) iptablesConfig(config proxier.Config) iptables.Config {
+	return iptables.Config{Config: config, LocalhostNodePorts: o.localhostNodePorts}
+}
+
+// sockets is the proxy in user space, with the portals that lead there.
+func (o *options) sockets(config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
+	ports, err := parsePorts(o.userspace.ports)
+	if err != nil {
+		return nil, err
+	}
+	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
+	return userspace.New(userspace.Config{
+		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout,
+		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
+			if o.kernelMode() == modeIPTables {
+				portals := o.iptablesConfig(config)
+				portals.Portals = true
+				return iptables.NewEngine(portals, family, deps)
+			}
+			return nftables.NewEngine(nftables.Config{Config: config}, family, deps)
+		},
+	}, deps)
 }
 
 // cleanUpModes removes what this instance has made in all modes but one. A mode that
 // the node does not have has nothing there.
 func (o *options) cleanUpModes(ctx context.Context, but mode, config proxier.Config, log *zap.Logger) error {
 	var errs []error
-	for _, m := range modes() {
+	for _, m := range kernelModes() {
 		if m == but {
 			continue
 		}
@@ -101,7 +143,7 @@ func (o *options) succeed(p *proxier.Proxier, config proxier.Config, log *zap.Lo
 				return nil
 			}
 		}
-		if err := o.cleanUpModes(ctx, o.mode(), config, log); err != nil && ctx.Err() == nil {
+		if err := o.cleanUpModes(ctx, o.kernelMode(), config, log); err != nil && ctx.Err() == nil {
 			log.Warn("rules of other modes are left", zap.Error(err))
 		}
 		return nil

@@ -53,7 +53,7 @@ func TestABadCommandLineIsReportedAsAWhole(t *testing.T) {
 		t.Fatal("execute = nil, want an error")
 	}
 	for _, want := range []string{
-		"--proxy-mode=ipvs: want nftables or iptables",
+		"--proxy-mode=ipvs: want nftables, iptables or userspace",
 		"--foo: no such flag",
 		"-x: no such flag",
 		"--masquerade-all=maybe: want a value of type bool",

@@ -24,6 +24,7 @@ type options struct {
 	nodePortAddresses                                  []string
 	nftables, iptables                                 tuning
 	localhostNodePorts                                 bool
+	userspace                                          sockets
 
 	configSyncPeriod               time.Duration
 	healthzAddress, metricsAddress string
@@ -37,7 +38,7 @@ type options struct {
 }
 
 func (o *options) register(f *pflag.FlagSet) {
-	f.StringVar(&o.proxyMode, "proxy-mode", string(modeNFTables), "engine to use: nftables or iptables")
+	f.StringVar(&o.proxyMode, "proxy-mode", string(modeNFTables), "engine to use: nftables, iptables or userspace")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; without it and --master, the pod's own service account")
 	f.StringVar(&o.master, "master", "", "address of the API server, instead of the kubeconfig's")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node; default is the host's name")
@@ -46,10 +47,11 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "the pods' bridge, for --detect-local-mode=BridgeInterface")
 	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "what the names of the pods' interfaces begin with, for --detect-local-mode=InterfaceNamePrefix")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "replace the source of everything sent to cluster IPs")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "ranges of the node's addresses that accept node ports, or \"primary\"; default is primary with nftables, and all with iptables")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "ranges of the node's addresses that accept node ports, or \"primary\"; default is primary with nftables, and all with iptables and userspace")
 	o.nftables.register(f, modeNFTables)
 	o.iptables.register(f, modeIPTables)
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "accept node ports on 127.0.0.0/8 too")
+	o.userspace.register(f)
 	f.DurationVar(&o.configSyncPeriod, "config-sync-period", 15*time.Minute, "how often everything known of the API server is gone through again")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "0.0.0.0:10256", "address of the health server; empty for none")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address of the metrics server; empty for none")
@@ -94,7 +96,7 @@ func (t *tuning) validate(f *faults, m mode) {
 // Validate reports every flag that is wrong, with its value and what it may be.
 func (o *options) Validate() error {
 	var f faults
-	f.check(isMode(o.proxyMode), "proxy-mode", o.proxyMode, "nftables or iptables")
+	f.check(isMode(o.proxyMode), "proxy-mode", o.proxyMode, "nftables, iptables or userspace")
 	f.check(o.hostname == "" || strings.TrimSpace(o.hostname) != "", "hostname-override", o.hostname, "a name, or nothing for the host's own")
 	if o.manifests != "" {
 		f.check(o.kubeconfig == "", "kubeconfig", o.kubeconfig, "nothing beside --manifests")
@@ -102,6 +104,7 @@ func (o *options) Validate() error {
 	}
 	o.nftables.validate(&f, modeNFTables)
 	o.iptables.validate(&f, modeIPTables)
+	o.userspace.validate(&f)
 	f.check(o.configSyncPeriod > 0, "config-sync-period", o.configSyncPeriod, "more than 0")
 	f.check(o.verbosity >= 0, "v", o.verbosity, "0 or more")
 	f.checkAddress("healthz-bind-address", o.healthzAddress)

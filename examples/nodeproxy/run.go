@@ -47,7 +47,7 @@ func run(ctx context.Context, o *options) error {
 	}
 	measured.Watch(provider.Status)
 	if o.cleanup {
-		return errors.Join(provider.Cleanup(ctx), o.cleanUpModes(ctx, o.mode(), config, log))
+		return errors.Join(provider.Cleanup(ctx), o.cleanUpModes(ctx, o.kernelMode(), config, log))
 	}
 	source, err := o.source(node, provider, log)
 	if err != nil {

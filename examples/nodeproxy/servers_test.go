@@ -39,7 +39,7 @@ func TestTheMetricsServersPages(t *testing.T) {
 func TestConfigz(t *testing.T) {
 	w := httptest.NewRecorder()
 	o := parse(t, "--cluster-cidr=10.244.0.0/16", "--nftables-min-sync-period=2s", "--conntrack-udp-timeout=77s", "--metrics-bind-address=192.0.2.1",
-		"--nodeport-addresses=192.0.2.0/24", "--kubeconfig=/etc/kubeconfig", "--profiling", "--hostname-override=n")
+		"--nodeport-addresses=192.0.2.0/24", "--kubeconfig=/etc/kubeconfig", "--profiling", "--hostname-override=n", "--proxy-port-range=20000+5")
 	o.configz(w, nil)
 	var got map[string]map[string]any
 	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
@@ -48,7 +48,7 @@ func TestConfigz(t *testing.T) {
 	want := map[string]map[string]any{"kubeproxy.config.k8s.io": {
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables", "hostnameOverride": "n",
 		"clientConnection": map[string]any{"kubeconfig": "/etc/kubeconfig"},
-		"clusterCIDR":      "10.244.0.0/16", "detectLocalMode": "ClusterCIDR", "nodePortAddresses": []any{"192.0.2.0/24"},
+		"clusterCIDR":      "10.244.0.0/16", "detectLocalMode": "ClusterCIDR", "nodePortAddresses": []any{"192.0.2.0/24"}, "portRange": "20000+5",
 		"detectLocal":      map[string]any{"bridgeInterface": "", "interfaceNamePrefix": ""},
 		"configSyncPeriod": "15m0s", "healthzBindAddress": "0.0.0.0:10256", "metricsBindAddress": "192.0.2.1:10249", "enableProfiling": true,
 		"nftables": map[string]any{"masqueradeBit": 14.0, "masqueradeAll": false, "syncPeriod": "30s", "minSyncPeriod": "2s"},

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/namespace"
@@ -29,8 +28,8 @@ func Complete(deps proxier.Deps, netNS string) proxier.Deps {
 	return deps
 }
 
-// LocalAddresses lists the addresses of all interfaces in a network namespace,
-// sorted.
+// LocalAddresses lists the addresses of all interfaces in a network namespace, in
+// the order of these.
 func LocalAddresses(netNS string) ([]netip.Addr, error) {
 	var list []net.Addr
 	err := namespace.Visit(netNS, func() (err error) {
@@ -46,8 +45,7 @@ func LocalAddresses(netNS string) ([]netip.Addr, error) {
 			addrs = append(addrs, prefix.Addr().Unmap())
 		}
 	}
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	return slices.Compact(addrs), nil
+	return addrs, nil
 }
 
 // listenIn opens listeners in a network namespace.
