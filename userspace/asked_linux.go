@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// translatedFrom is what a connection was sent to before it was led here, as
-// connection tracking remembers: SO_ORIGINAL_DST of linux/netfilter_ipv4.h, and
+// translatedFrom is what a connection was sent to before it was led here, and
+// whether it was, as connection tracking remembers: SO_ORIGINAL_DST of linux/netfilter_ipv4.h, and
 // IP6T_SO_ORIGINAL_DST of netfilter_ipv6/ip6_tables.h, which is the same number.
-func translatedFrom(conn net.Conn, here netip.AddrPort) netip.AddrPort {
+func translatedFrom(conn net.Conn, here netip.AddrPort) (before netip.AddrPort, led bool) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
-		return here
+		return here, true
 	}
 	raw, err := tcp.SyscallConn()
 	if err != nil {
-		return here
+		return here, false
 	}
-	before := here
+	before = here
 	_ = raw.Control(func(fd uintptr) {
 		if here.Addr().Is4() {
 			// The answer is a sockaddr_in: family, port and address in its first 8 bytes.
@@ -35,5 +35,5 @@ func translatedFrom(conn net.Conn, here netip.AddrPort) netip.AddrPort {
 			before = netip.AddrPortFrom(netip.AddrFrom16(a.Addr.Addr), port)
 		}
 	})
-	return before
+	return before, before != here
 }

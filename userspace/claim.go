@@ -28,19 +28,30 @@ func (e *Engine) claimed(f *desired.Frontend) (at netip.AddrPort, needed bool) {
 	}
 }
 
-// claim brings the claims of a service port to what its frontends need. The errors
-// name the ports that somebody else has.
-func (e *Engine) claim(s *service, want *desired.Service) error {
+// disclaim gives back the claims that a service port does not need any more: another
+// one may.
+func (e *Engine) disclaim(s *service, want *desired.Service) {
 	needed := map[netip.AddrPort]bool{}
+	for i := range want.Frontends {
+		if at, ok := e.claimed(&want.Frontends[i]); ok {
+			needed[at] = true
+		}
+	}
+	for at := range s.claims {
+		if !needed[at] {
+			s.claims.give(at)
+		}
+	}
+}
+
+// claim takes what the frontends of a service port need. The errors name the ports
+// that somebody else has.
+func (e *Engine) claim(s *service, want *desired.Service) error {
 	var errs []error
 	for i := range want.Frontends {
 		f := &want.Frontends[i]
 		at, ok := e.claimed(f)
-		if !ok {
-			continue
-		}
-		needed[at] = true
-		if s.claims.has(at) {
+		if !ok || s.claims.has(at) {
 			continue
 		}
 		fd, err := bindClaim(e.config.NetNS, want.Protocol, at)
@@ -49,11 +60,6 @@ func (e *Engine) claim(s *service, want *desired.Service) error {
 			continue
 		}
 		s.claims[at] = fd
-	}
-	for at := range s.claims {
-		if !needed[at] {
-			s.claims.give(at)
-		}
 	}
 	return errors.Join(errs...)
 }

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
@@ -192,6 +193,7 @@ func (e *Engine) plan(services []*desired.Service) ([]map[spot]treatment, error)
 		if s == nil {
 			continue
 		}
+		e.disclaim(s, want)
 		e.mu.Lock()
 		for at, socket := range s.sockets {
 			if _, ok := spots[at]; !ok {
@@ -273,10 +275,13 @@ func (e *Engine) serves(name changetracker.ServicePortName, spots map[spot]treat
 // retire closes the sockets that nobody needs any more. TCP connections that came by
 // them may go on for a while.
 func (e *Engine) retire(ctx context.Context) error {
+	var after time.Duration
+	if e.portals != nil {
+		after = handshake
+	}
 	var errs []error
 	for _, s := range e.closing {
-		s.retire()
-		e.ports.give(s.site.Addr.Port())
+		s.retire(after, func() { e.ports.give(s.site.Addr.Port()) })
 		errs = append(errs, e.addresses.leave(ctx, s.site.Addr.Addr()))
 	}
 	e.closing = nil

@@ -52,16 +52,24 @@ func (e *Engine) openAt(want *desired.Service, s *service, site Site) (*socket, 
 			return socket, nil
 		}
 		others = append(others, port)
-		if !errors.Is(err, syscall.EADDRINUSE) || port == 0 {
+		if !isTaken(err) || port == 0 {
 			return nil, err
 		}
 	}
 }
 
+// isTaken says that a port belongs to somebody else. Windows has numbers of its own for
+// that, which package syscall does not translate: WSAEADDRINUSE, and WSAEACCES for ports
+// that the system has set aside.
+func isTaken(err error) bool {
+	const inUse, setAside = syscall.Errno(10048), syscall.Errno(10013)
+	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, inUse) || errors.Is(err, setAside)
+}
+
 func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*socket, error) {
 	ctx, stop := context.WithCancel(e.life)
 	socket := &socket{
-		config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: s.counts, links: s.links,
+		held: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: s.counts, links: s.links,
 		life: e.life, running: &e.running, stop: stop, changed: func() {}, observe: e.observe,
 		log: e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", site.Role)),
 	}

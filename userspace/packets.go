@@ -34,18 +34,21 @@ func packetsOf(conn net.PacketConn) packets {
 	if !ok {
 		return anyPackets{conn}
 	}
-	if local := addrPort(udp.LocalAddr()); !local.Addr().IsUnspecified() {
+	local := addrPort(udp.LocalAddr()).Addr()
+	if !local.IsUnspecified() {
 		return udpPackets{udp}
 	}
-	four := ipv4.NewPacketConn(udp)
-	if err := four.SetControlMessage(ipv4.FlagDst|ipv4.FlagInterface, true); err == nil {
-		return wildcard4{four}
+	if four := ipv4.NewPacketConn(udp); local.Is4() { // Linux would take the option on a socket of IPv6 too
+		if err := four.SetControlMessage(ipv4.FlagDst|ipv4.FlagInterface, true); err == nil {
+			return wildcard4{four}
+		}
+		return udpPackets{udp} // the system does not tell
 	}
 	six := ipv6.NewPacketConn(udp)
 	if err := six.SetControlMessage(ipv6.FlagDst|ipv6.FlagInterface, true); err == nil {
 		return wildcard6{six}
 	}
-	return udpPackets{udp} // the system does not tell
+	return udpPackets{udp}
 }
 
 type udpPackets struct{ conn *net.UDPConn }

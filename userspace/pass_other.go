@@ -11,5 +11,5 @@ import (
 // copyAll copies one direction to its end, and says how much that was.
 func copyAll(to, from net.Conn) (int64, error) { return io.Copy(to, from) }
 
-// translatedFrom would be what a connection was sent to before it was led here.
-func translatedFrom(_ net.Conn, here netip.AddrPort) netip.AddrPort { return here }
+// translatedFrom would be what a connection was sent to before it was led here, and whether it was.
+func translatedFrom(_ net.Conn, here netip.AddrPort) (netip.AddrPort, bool) { return here, true }

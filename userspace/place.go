@@ -94,15 +94,15 @@ func (e *Engine) frontendSpots(s *desired.Service) (map[spot]treatment, error) {
 func (e *Engine) nodePortAddrs() (addrs []netip.Addr, err error) {
 	var local []netip.Addr
 	for _, prefix := range e.globals.NodePortAddresses {
-		switch prefix.Bits() {
-		case 0:
+		switch exact := prefix.Addr(); {
+		case prefix.Bits() == 0:
 			if e.family == v1.IPv4Protocol {
 				return []netip.Addr{netip.IPv4Unspecified()}, nil
 			}
 			return []netip.Addr{netip.IPv6Unspecified()}, nil
-		case prefix.Addr().BitLen():
-			addrs = append(addrs, prefix.Addr())
-		default:
+		case prefix.IsSingleIP() && exact.IsLoopback(): // no interface may list it
+			addrs = append(addrs, exact)
+		default: // others' addresses may be among them
 			if local == nil {
 				if local, err = companions.LocalAddresses(e.config.NetNS); err != nil {
 					return nil, err

@@ -3,6 +3,7 @@ package userspace
 import (
 	"errors"
 	"math/rand/v2"
+	"sync"
 )
 
 // errNoPorts says that all ports of the range are in use.
@@ -11,7 +12,9 @@ var errNoPorts = errors.New("no port of the range is free")
 // portPool hands out the ports of a range in a row from a random one, so that a port
 // that is given back comes again as late as possible.
 type portPool struct {
-	all  PortRange
+	all PortRange
+
+	mu   sync.Mutex // guards all below
 	next int
 	used map[uint16]bool
 }
@@ -29,6 +32,8 @@ func (p *portPool) take() (uint16, error) {
 	if p.all == (PortRange{}) {
 		return 0, nil
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for range p.size() {
 		port := p.all.First + uint16(p.next)
 		p.next = (p.next + 1) % p.size()
@@ -40,4 +45,8 @@ func (p *portPool) take() (uint16, error) {
 	return 0, errNoPorts
 }
 
-func (p *portPool) give(port uint16) { delete(p.used, port) }
+func (p *portPool) give(port uint16) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.used, port)
+}

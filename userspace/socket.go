@@ -20,6 +20,7 @@ import (
 // socket is one listening socket of a service port.
 type socket struct {
 	site      Site
+	held      netip.AddrPort // what it has of Addresses and Ports
 	family    v1.IPFamily
 	protocol  desired.Protocol
 	config    *Config
@@ -39,10 +40,31 @@ type socket struct {
 	changed func() // the endpoints are others
 }
 
-// retire ends the socket, and what waits there. TCP connections go on.
-func (s *socket) retire() {
-	s.stop()
-	s.close()
+// handshake is how long a connection may take that was led here when a portal changed:
+// the client repeats a lost SYN after a second (RFC 6298).
+const handshake = 1500 * time.Millisecond
+
+// retire ends the socket, after a while if clients may still be on their way, and what
+// waits there for endpoints. TCP connections go on. Then it calls free.
+func (s *socket) retire(after time.Duration, free func()) {
+	end := func() {
+		s.stop()
+		s.close()
+		free()
+	}
+	if after == 0 {
+		end()
+		return
+	}
+	s.running.Go(func() {
+		late := time.NewTimer(after)
+		defer late.Stop()
+		select {
+		case <-late.C:
+		case <-s.life.Done():
+		}
+		end()
+	})
 }
 
 // counts are running totals of a service port.

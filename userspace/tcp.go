@@ -74,20 +74,21 @@ func (t *tcpSocket) accept(ctx context.Context) {
 // serve takes a connection to its end.
 func (t *tcpSocket) serve(ctx context.Context, conn net.Conn) {
 	c := Connection{Site: t.site, Client: addrPort(conn.RemoteAddr()), Asked: addrPort(conn.LocalAddr())}
-	if t.config.Portals != nil {
-		c.Asked = translatedFrom(conn, c.Asked)
+	led := t.config.Portals == nil
+	if !led {
+		here := c.Asked
+		c.Asked, led = translatedFrom(conn, here)
 	}
 	r := t.report(&c)
 	defer func() { t.ended(r) }()
-	upstream, err := t.connect(ctx, c, r)
-	if err == nil && t.config.ProxyProtocol {
-		_, err = upstream.Write(proxyHeader(c.Client, c.Asked))
+	if !led { // before its portals are there, and when they are gone, a socket is open to everybody
+		r.Outcome, r.Err = proxier.OutcomeNotAdmitted, errNotLed
+		reset(conn)
+		return
 	}
+	upstream, err := t.connect(ctx, c, r)
 	if err != nil {
-		if r.Err = err; upstream != nil {
-			r.Outcome = proxier.OutcomeCut
-			_ = upstream.Close()
-		}
+		r.Err = err
 		reset(conn)
 		return
 	}
@@ -95,18 +96,23 @@ func (t *tcpSocket) serve(ctx context.Context, conn net.Conn) {
 	defer cut()
 	defer t.links.add(r.Endpoint, cut)()
 	j := joined{client: conn, upstream: upstream}
+	if t.config.ProxyProtocol {
+		j.header = proxyHeader(c.Client, c.Asked)
+	}
 	if r.Sent, r.Received, r.Err = j.run(life); r.Err != nil {
 		r.Outcome = proxier.OutcomeCut
 	}
 }
 
 var (
+	errNotLed      = errors.New("it did not come by a portal")
 	errNotAdmitted = errors.New("the source is not admitted")
 	errNoEndpoints = errors.New("there are no endpoints")
 	errHeldTooMany = errors.New("too many connections wait for endpoints already")
 )
 
-// connect reaches an endpoint, one after the other. ctx ends with the socket.
+// connect reaches an endpoint, one after the other. ctx ends with the socket, and only
+// who waits for endpoints heeds that.
 func (t *tcpSocket) connect(ctx context.Context, c Connection, r *proxier.ConnectionReport) (net.Conn, error) {
 	scope, action := t.treatment.Load().verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
@@ -136,15 +142,15 @@ func (t *tcpSocket) connect(ctx context.Context, c Connection, r *proxier.Connec
 		if !ok {
 			break
 		}
-		conn, err := t.attempt(ctx, c, r, endpoint, timeout)
+		conn, err := t.attempt(t.life, c, r, endpoint, timeout)
 		if err == nil {
 			r.Outcome = proxier.OutcomeServed
 			return conn, nil
 		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
 		r.Outcome = proxier.OutcomeUnreachable
+		if ctx.Err() != nil {
+			return nil, errCut
+		}
 		tried, errs = append(tried, endpoint), append(errs, err)
 	}
 	if len(errs) == 0 {
@@ -165,12 +171,12 @@ func (t *tcpSocket) hold(ctx context.Context, arrived <-chan struct{}) error {
 		return errHeldTooMany
 	}
 	t.activate(ctx)
-	patience, stop := context.WithTimeout(ctx, t.config.Hold.Timeout)
-	defer stop()
 	select {
 	case <-arrived:
 		return nil
-	case <-patience.Done():
+	case <-ctx.Done():
+		return errCut
+	case <-time.After(t.config.Hold.Timeout):
 		return fmt.Errorf("%w after %v", errNoEndpoints, t.config.Hold.Timeout)
 	}
 }
@@ -185,7 +191,10 @@ func reset(conn net.Conn) {
 }
 
 // joined are a client and its endpoint.
-type joined struct{ client, upstream net.Conn }
+type joined struct {
+	client, upstream net.Conn
+	header           []byte // what the endpoint is told before
+}
 
 // errCut says that the proxy ended a connection: it closes, or the time is up that a
 // connection may outlive its endpoint.
@@ -197,7 +206,7 @@ func (j *joined) run(ctx context.Context) (sent, received int64, err error) {
 	stop := context.AfterFunc(ctx, j.reset)
 	var other sync.WaitGroup
 	var errSent, errReceived error
-	other.Go(func() { sent, errSent = j.pass(j.upstream, j.client) })
+	other.Go(func() { sent, errSent = j.send() })
 	received, errReceived = j.pass(j.client, j.upstream)
 	other.Wait()
 	_ = j.client.Close()
@@ -211,6 +220,17 @@ func (j *joined) run(ctx context.Context) (sent, received int64, err error) {
 func (j *joined) reset() {
 	reset(j.client)
 	reset(j.upstream)
+}
+
+// send passes on what the client says, after the header.
+func (j *joined) send() (n int64, err error) {
+	if len(j.header) > 0 {
+		if _, err := j.upstream.Write(j.header); err != nil {
+			j.reset()
+			return 0, err
+		}
+	}
+	return j.pass(j.upstream, j.client)
 }
 
 // pass copies one direction, and then tells its end. An error ends the other

@@ -1,0 +1,85 @@
+// Hybrid is a node proxy with two engines: nftables for most Services, and userspace
+// for those with the annotation serviceplane.example/engine=userspace. These may have
+// no endpoints at all: when somebody connects, their Deployment, which has the same
+// name, is scaled to one replica, and the connection waits for it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/informer"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+func main() {
+	kubeconfig := flag.String("kubeconfig", "", "`file` that says how to reach the API server")
+	node := flag.String("node", "", "`name` of this node")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *kubeconfig, *node); err != nil {
+		fmt.Fprintln(os.Stderr, "hybrid:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run is the proxy, until ctx ends.
+func run(ctx context.Context, kubeconfig, node string) error {
+	log, err := zap.NewDevelopment()
+	if err != nil {
+		return err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read kubeconfig: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
+	proxy, err := newProxy(proxier.Config{Node: changetracker.Node{Name: node}}, wake(client, log), log)
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var running sync.WaitGroup
+	var errProxy, errInformer error
+	running.Go(func() {
+		defer stop()
+		errProxy = proxy.Run(ctx)
+	})
+	running.Go(func() {
+		defer stop()
+		errInformer = informer.Run(ctx, client, proxy, informer.Options{NodeName: node, Logger: log})
+	})
+	running.Wait()
+	return errors.Join(errProxy, errInformer)
+}
+
+// wake scales a Deployment from zero to one. It is called in the way of a connection,
+// and so leaves the waiting to others.
+func wake(client kubernetes.Interface, log *zap.Logger) func(context.Context, changetracker.ServicePortName) {
+	patch := []byte(`{"spec":{"replicas":1}}`)
+	return func(ctx context.Context, name changetracker.ServicePortName) {
+		go func() {
+			_, err := client.AppsV1().Deployments(name.Namespace).Patch(ctx, name.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "scale")
+			log.Info("asked for an endpoint", zap.Stringer("service", name), zap.Error(err))
+		}()
+	}
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace"
+)
+
+// engineAnnotation names the engine of a Service; without it, it is the kernel's.
+const engineAnnotation = "serviceplane.example/engine"
+
+const (
+	kernel  = "nftables"
+	sockets = "userspace"
+)
+
+// newProxy has two engines for each IP family. activate is called when somebody
+// comes to a Service of sockets that has no endpoints; he waits until it has.
+func newProxy(config proxier.Config, activate func(context.Context, changetracker.ServicePortName), log *zap.Logger) (*proxier.Proxier, error) {
+	config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations[engineAnnotation] }
+	deps := proxier.Deps{Logger: log, Conntrack: conntrack.New(conntrack.Options{NetNS: config.NetNS})}
+	engines := map[v1.IPFamily]proxier.Engine{}
+	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		engine, err := newEngine(config, family, activate, deps)
+		if err != nil {
+			return nil, fmt.Errorf("make engine of %s: %w", family, err)
+		}
+		engines[family] = engine
+	}
+	return proxier.New(config, deps, engines)
+}
+
+func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.Context, changetracker.ServicePortName), deps proxier.Deps) (*proxier.Hybrid, error) {
+	inKernel, err := nftables.NewEngine(nftables.Config{Config: config}, family, deps)
+	if err != nil {
+		return nil, err
+	}
+	// The portals have a table and a mark of their own. They come before the kernel's
+	// table, which drops what it does not know of the Service ranges.
+	config.Masquerade.Mark = 0x8000
+	if config.Names, err = proxier.NamesFor("portals"); err != nil {
+		return nil, err
+	}
+	const first = -101
+	inSockets, err := userspace.NewEngine(userspace.Config{
+		Config: config, Hooks: userspace.Hooks{Activate: activate},
+		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
+			return nftables.NewEngine(nftables.Config{Config: config, DNATPriority: first}, family, deps)
+		},
+	}, family, deps)
+	if err != nil {
+		return nil, err
+	}
+	return proxier.NewHybrid(choose, proxier.HybridEngine{Name: kernel, Engine: inKernel}, proxier.HybridEngine{Name: sockets, Engine: inSockets})
+}
+
+// choose is asked for each service port that has changed.
+func choose(s *desired.Service) string {
+	name, _ := changetracker.Ext[string](s.Port.Ext) // "" is the first engine
+	return name
+}
