@@ -7,5 +7,27 @@
 //	m.Watch(p.Status)
 //
 // No label depends on the number of Services: the labels are the IP family, a
-// traffic policy, a status code, and the fixed lists of reasons and conditions.
+// traffic policy, a status code, the protocol, outcome and direction of a
+// connection, and the fixed lists of reasons and conditions. Only
+// Options.PerService, which is off by default, changes that.
+//
+// # Connections
+//
+// The userspace engine takes part in connections itself, so Options.Mode
+// "userspace" also has these. All count what has ended, a UDP client's flow as one
+// connection.
+//
+//	serviceplane_connections_total{ip_family,protocol,outcome}
+//	serviceplane_connection_bytes_total{ip_family,protocol,direction}
+//	serviceplane_connection_retries_total{ip_family,protocol}
+//	serviceplane_connection_duration_seconds{ip_family,protocol}
+//	serviceplane_connection_held_seconds{ip_family,protocol}
+//
+// An outcome is a proxier.Outcome, and a direction is "sent" or "received", as the
+// client sees it. With Options.PerService there are too:
+//
+//	serviceplane_service_connections_total{namespace,service,port,protocol,outcome}
+//	serviceplane_service_connection_bytes_total{namespace,service,port,protocol,direction}
+//
+// How many are open at the moment, Engine.Traffic of package userspace tells.
 package metrics

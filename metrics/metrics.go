@@ -21,10 +21,15 @@ type Options struct {
 	Mode string
 	// Families are those that the proxy serves; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
+	// PerService counts connections, and their bytes, for each service port too: in
+	// mode "userspace", which alone knows of connections. The number of series has no
+	// bound then: it is eight at most for every service port that has ever had a
+	// connection, and they stay when the Service goes.
+	PerService bool
 }
 
-// Metrics are the collectors of one Provider. It implements proxier.Observer, and
-// may be used by several goroutines at once.
+// Metrics are the collectors of one Provider. It implements proxier.Observer and
+// proxier.ConnectionObserver, and may be used by several goroutines at once.
 type Metrics struct {
 	status atomic.Pointer[func() proxier.Status]
 
@@ -37,6 +42,8 @@ type Metrics struct {
 	rules, written  *prometheus.GaugeVec   // nil but in mode iptables
 
 	flowsDeleted, repairs, writes, transactions, bytes *prometheus.CounterVec
+
+	connections *connections // nil but in mode userspace
 }
 
 var _ proxier.Observer = (*Metrics)(nil)
@@ -109,6 +116,10 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 		m.written = gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote.", labelTable, labelFamily)
 		all = append(all, m.rules, m.written)
 	}
+	if o.Mode == userspaceMode {
+		m.connections = newConnections(&o)
+		all = append(all, m.connections.collectors()...)
+	}
 	m.begin(o.Families, ofMode)
 	return m, register(registerer, all)
 }
@@ -153,6 +164,9 @@ func (m *Metrics) begin(families []v1.IPFamily, ofMode []*prometheus.CounterVec)
 		m.healthz.WithLabelValues(code)
 		m.livez.WithLabelValues(code)
 	}
+	if m.connections != nil {
+		m.connections.begin(families)
+	}
 }
 
 // register takes back what it has registered if something cannot be.
@@ -181,8 +195,8 @@ func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: kubeProxy, Name: name, Help: help}, labels)
 }
 
-func counter(namespace, name, help, label string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, []string{label})
+func counter(namespace, name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
 }
 
 // Watch says where to read what changes between syncs, a Provider's Status. Each

@@ -10,6 +10,15 @@
 //	├ conntrack             stale flows are forgotten
 //	└ health                health check node ports are told
 //
-// The spans are made when a sync has ended, from its report: a proxy without
-// tracing does nothing for it.
+// With an engine that takes part in connections itself, such as userspace, there is
+// one trace too for each TCP connection, and for each flow of a UDP client.
+//
+//	connection              from its arrival to its end
+//	├ held                  it waits for endpoints
+//	├ dial                  one attempt to reach an endpoint; there may be several
+//	└ proxied               bytes go back and forth
+//
+// The spans are made when a sync or a connection has ended, from its report: a proxy
+// without tracing does nothing for it. Of thousands of connections a second, let the
+// TracerProvider sample some; the example shows how to keep all that went wrong.
 package tracing

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -42,19 +43,23 @@ const (
 	mostTriggers = 100
 )
 
-// Tracer makes traces of syncs. It implements proxier.Observer, and may be used by
-// several goroutines at once.
+// Tracer makes traces of syncs and connections. It implements proxier.Observer and
+// proxier.ConnectionObserver, and may be used by several goroutines at once.
 type Tracer struct {
 	tracer trace.Tracer
+	silent bool // nobody wants traces
 	next   proxier.Observer
 }
 
 var _ proxier.Observer = (*Tracer)(nil)
 
-// New returns a Tracer. next, if it is not nil, hears about every sync too: a
-// Provider has one Observer.
+// New returns a Tracer. next, if it is not nil, hears about every sync too, and of
+// every connection if it is a proxier.ConnectionObserver: a Provider has one
+// Observer.
 func New(provider trace.TracerProvider, next proxier.Observer) *Tracer {
-	return &Tracer{tracer: provider.Tracer(ScopeName), next: next}
+	tracer := provider.Tracer(ScopeName)
+	_, silent := tracer.(noop.Tracer)
+	return &Tracer{tracer: tracer, silent: silent, next: next}
 }
 
 // ObserveSync implements proxier.Observer.
@@ -62,8 +67,8 @@ func (t *Tracer) ObserveSync(r proxier.SyncReport) {
 	if t.next != nil {
 		t.next.ObserveSync(r)
 	}
-	if errors.Is(r.Err, proxier.ErrContested) {
-		return // nothing was done
+	if t.silent || errors.Is(r.Err, proxier.ErrContested) { // contested: nothing was done
+		return
 	}
 	began := r.Started
 	if !r.Queued.IsZero() && r.Queued.Before(began) {
@@ -80,11 +85,17 @@ func (t *Tracer) ObserveSync(r proxier.SyncReport) {
 	for _, at := range firstOf(r.Triggers) {
 		span.AddEvent(eventTrigger, trace.WithTimestamp(at))
 	}
+	ended := r.Started.Add(r.Duration)
 	if r.Err != nil {
-		span.RecordError(r.Err, trace.WithTimestamp(r.Started.Add(r.Duration)))
-		span.SetStatus(codes.Error, r.Err.Error())
+		fail(span, r.Err, ended)
 	}
-	span.End(trace.WithTimestamp(r.Started.Add(r.Duration)))
+	span.End(trace.WithTimestamp(ended))
+}
+
+// fail gives a span an error.
+func fail(span trace.Span, err error, at time.Time) {
+	span.RecordError(err, trace.WithTimestamp(at))
+	span.SetStatus(codes.Error, err.Error())
 }
 
 func (t *Tracer) stage(ctx context.Context, name string, began, ended time.Time) {

@@ -1,0 +1,137 @@
+package tracing
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Names of the attributes of the span of a connection that are ours. A sampler sees
+// AttributePortName and AttributeOutcome, and the names of the Service.
+const (
+	// AttributePortName is the name of the Service's port, empty if it has none.
+	AttributePortName = attribute.Key("serviceplane.port_name")
+	// AttributeOutcome is a proxier.Outcome.
+	AttributeOutcome = attribute.Key("serviceplane.outcome")
+	// AttributeEndpoint is who served the connection; without it nobody did.
+	AttributeEndpoint = attribute.Key("serviceplane.endpoint")
+	// AttributeSent and AttributeReceived count the bytes to and from the endpoint.
+	AttributeSent     = attribute.Key("serviceplane.bytes.sent")
+	AttributeReceived = attribute.Key("serviceplane.bytes.received")
+)
+
+// Names that OpenTelemetry's semantic conventions give; version 1.43 has all of them.
+const (
+	keyNamespace     = attribute.Key("k8s.namespace.name")
+	keyService       = attribute.Key("k8s.service.name")
+	keyTransport     = attribute.Key("network.transport")
+	keyFamily        = attribute.Key("network.type")
+	keyClientAddress = attribute.Key("client.address")
+	keyClientPort    = attribute.Key("client.port")
+	keyServerAddress = attribute.Key("server.address")
+	keyServerPort    = attribute.Key("server.port")
+	keyPeerAddress   = attribute.Key("network.peer.address")
+	keyPeerPort      = attribute.Key("network.peer.port")
+)
+
+const (
+	spanConnection = "connection"
+	spanHeld       = "held"
+	spanDial       = "dial"
+	spanProxied    = "proxied"
+)
+
+var _ proxier.ConnectionObserver = (*Tracer)(nil)
+
+// ObserveConnection implements proxier.ConnectionObserver. The next Observer hears
+// of the connection too, if it is one. A connection that the TracerProvider does not
+// sample costs little.
+func (t *Tracer) ObserveConnection(r proxier.ConnectionReport) {
+	if next, ok := t.next.(proxier.ConnectionObserver); ok {
+		next.ObserveConnection(r)
+	}
+	if t.silent {
+		return
+	}
+	ctx, span := t.tracer.Start(context.Background(), spanConnection, //nolint:forbidigo // the root of a trace; nothing is cancelled by it
+		trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(r.Began),
+		trace.WithAttributes(forSampler(&r)...))
+	ended := r.Began.Add(r.Duration)
+	if span.IsRecording() {
+		span.SetAttributes(details(&r)...)
+		t.phases(ctx, &r, ended)
+		if r.Outcome != proxier.OutcomeServed {
+			fail(span, cmp.Or(r.Err, errors.New(r.Outcome.String())), ended)
+		}
+	}
+	span.End(trace.WithTimestamp(ended))
+}
+
+// phases makes the children of a connection's span.
+func (t *Tracer) phases(ctx context.Context, r *proxier.ConnectionReport, ended time.Time) {
+	if r.Held > 0 {
+		t.stage(ctx, spanHeld, r.Began, r.Began.Add(r.Held))
+	}
+	for i := range r.Attempts {
+		t.dial(ctx, &r.Attempts[i])
+	}
+	if len(r.Attempts) == 0 {
+		return
+	}
+	if last := r.Attempts[len(r.Attempts)-1]; last.Err == nil {
+		t.stage(ctx, spanProxied, last.Began.Add(last.Duration), ended)
+	}
+}
+
+func (t *Tracer) dial(ctx context.Context, a *proxier.Attempt) {
+	ended := a.Began.Add(a.Duration)
+	_, span := t.tracer.Start(ctx, spanDial, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(a.Began),
+		trace.WithAttributes(place(keyPeerAddress, keyPeerPort, a.Endpoint)...))
+	if a.Err != nil {
+		fail(span, a.Err, ended)
+	}
+	span.End(trace.WithTimestamp(ended))
+}
+
+// forSampler is what a sampler may decide by: only what is there for nothing, as
+// there may be thousands of connections that it does not want.
+func forSampler(r *proxier.ConnectionReport) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		keyNamespace.String(r.Name.Namespace),
+		keyService.String(r.Name.Name),
+		AttributePortName.String(r.Name.Port),
+		AttributeOutcome.String(r.Outcome.String()),
+	}
+}
+
+// details are the other attributes of a connection.
+func details(r *proxier.ConnectionReport) []attribute.KeyValue {
+	all := []attribute.KeyValue{
+		keyTransport.String(strings.ToLower(r.Protocol.String())),
+		keyFamily.String(strings.ToLower(string(r.Family))),
+		AttributeSent.Int64(r.Sent),
+		AttributeReceived.Int64(r.Received),
+	}
+	all = append(all, place(keyClientAddress, keyClientPort, r.Client)...)
+	all = append(all, place(keyServerAddress, keyServerPort, r.Asked)...)
+	if r.Endpoint.IsValid() {
+		all = append(all, AttributeEndpoint.String(r.Endpoint.String()))
+	}
+	return all
+}
+
+// place is an address and a port, as far as they are known.
+func place(address, port attribute.Key, at netip.AddrPort) []attribute.KeyValue {
+	if !at.IsValid() {
+		return nil
+	}
+	return []attribute.KeyValue{address.String(at.Addr().String()), port.Int(int(at.Port()))}
+}
