@@ -63,6 +63,12 @@ type Traits struct {
 	// that the Service has not, or to an address of the Service ranges that nobody
 	// has.
 	ServiceIPsPass bool
+	// LocalPolicyBindsAll confines pods and the node itself to local endpoints under
+	// externalTrafficPolicy Local, as long as there are any.
+	LocalPolicyBindsAll bool
+	// VIPsAreLocal refuses what is sent to another port of any VIP, as it does for
+	// ClusterIPs, since the node has the VIPs.
+	VIPsAreLocal bool
 	// SourceLost shows endpoints an address of the node instead of the client's,
 	// whatever a frontend masquerades.
 	SourceLost bool
@@ -93,6 +99,8 @@ func (x *Explainer) Explain(packet Packet) (Explanation, error) {
 type explaining struct {
 	*Explainer
 	Explanation
+
+	circuited bool // external traffic policy Local does not bind the packet
 }
 
 func (e *explaining) because(format string, args ...any) {
@@ -163,6 +171,11 @@ func (e *explaining) unserved() {
 			e.because("%v is the cluster IP of Service %v, which has no port %d/%v", addr, name.NamespacedName, port, e.Packet.Protocol)
 			return
 		}
+		if e.Traits.VIPsAreLocal && (slices.Contains(p.ExternalIPs, addr) || slices.Contains(p.LoadBalancerVIPs, addr)) && !slices.Contains(e.NodeAddresses, addr) {
+			e.Verdict = VerdictReject
+			e.because("%v is a VIP of Service %v, which has no port %d/%v", addr, name.NamespacedName, port, e.Packet.Protocol)
+			return
+		}
 		if p.NodePort == port && protocol == e.Packet.Protocol && e.acceptsNodePorts() != nil {
 			e.because("%d is a node port of %v, but %v", port, name, e.acceptsNodePorts())
 		}
@@ -188,7 +201,10 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	}
 	action := f.Action
 	if f.ShortCircuit && e.shortCircuits() {
-		action, e.Scope = Forward, ScopeCluster
+		action = Forward
+		if !e.Traits.LocalPolicyBindsAll || len(s.Endpoints(f.Scope)) == 0 {
+			e.Scope = ScopeCluster
+		}
 	}
 	e.list(s)
 	switch action {
@@ -209,15 +225,20 @@ func (e *explaining) served(s *Service, f *Frontend) {
 // shortCircuits says whether the packet is not bound by an external traffic policy
 // Local, and why.
 func (e *explaining) shortCircuits() bool {
+	to := "go to all endpoints"
+	if e.Traits.LocalPolicyBindsAll {
+		to = "go to those on this node if there are any, and else to all endpoints"
+	}
 	switch {
 	case e.isPods():
-		e.because("external traffic policy Local does not bind pods: their packets keep their source and go to all endpoints")
+		e.because("external traffic policy Local does not bind pods: their packets keep their source and %s", to)
 	case e.isNodes():
-		e.because("external traffic policy Local does not bind the node itself: its packets are masqueraded and go to all endpoints")
+		e.because("external traffic policy Local does not bind the node itself: its packets are masqueraded and %s", to)
 		e.Masquerade = true
 	default:
 		return false
 	}
+	e.circuited = true
 	return true
 }
 
@@ -247,7 +268,7 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 	case e.Traits.SourceLost:
 		e.Masquerade = true
 		e.because("the endpoint sees the node's address: the proxy connects to it itself")
-	case f.ShortCircuit && e.Scope == ScopeCluster: // said already
+	case e.circuited: // said already
 	case f.Masquerade == MasqueradeAll:
 		e.Masquerade = true
 		e.because("the source is masqueraded: %s", masqueradeReason(f))

@@ -60,7 +60,7 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 // place works out where a service port stands in the sets. New classes are noted
 // in t.
 func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed {
-	pl := placer{class: func(f forwarding) uint32 { return e.state.classes.class(f, t) }}
+	pl := placer{verdicts: e.config.Verdicts, class: func(f forwarding) uint32 { return e.state.classes.class(f, t) }}
 	if s.Affinity > 0 {
 		pl.affinity, _ = e.state.affinity.service(s.Name)
 	}

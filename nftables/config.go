@@ -17,6 +17,10 @@ type Config struct {
 	// AffinityRecords bounds how many clients can have session affinity at a time,
 	// per family; the ones beyond it are balanced like any other. 0 means 1048576.
 	AffinityRecords uint32
+	// Verdicts makes the engine decide everything but the endpoint: what is dropped,
+	// refused and masqueraded, for another engine, such as ipvs, that takes packets
+	// behind it. Nothing is translated. Sources that are a ClusterIP are masqueraded.
+	Verdicts bool
 }
 
 const (

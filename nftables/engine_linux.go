@@ -228,6 +228,7 @@ func (e *Engine) layoutFor(g *desired.Globals) layout {
 			mark:         e.config.Masquerade.Mark,
 			detectsPods:  g.DetectsPods(),
 			podInterface: g.PodInterface,
+			verdicts:     e.config.Verdicts,
 			specs:        e.specs,
 		},
 	}

@@ -94,6 +94,7 @@ type rules struct {
 	mark         uint32
 	detectsPods  bool   // by address or by interface
 	podInterface string // exact, or a prefix when it ends in "*"; empty means by address
+	verdicts     bool   // nothing is translated
 	specs        []setSpec
 }
 
@@ -205,6 +206,9 @@ func (r *rules) masquerade(m desired.Masquerade) []ruleSpec {
 
 // index draws the index of an endpoint, with equal chances.
 func (r *rules) index(f forwarding, base uint32, next string) ruleSpec {
+	if r.verdicts {
+		return ruleSpec{text: "meta priority set 0", exprs: []expr.Any{&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0))}}
+	}
 	from := base + offset(f.scope)
 	text := fmt.Sprintf("meta priority set numgen random mod %d", f.endpoints)
 	if from != 0 {
@@ -291,20 +295,43 @@ func (r *rules) postrouting() []ruleSpec {
 		and(0, 0, ^r.mark), &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg(0)},
 		&expr.Masq{FullyRandom: true},
 	}
+	if r.verdicts {
+		return r.postroutingOfVerdicts(clear)
+	}
 	addrLen := r.addrRegs()
 	hairpin := []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg(0)}, and(0, 0, ctStatusDNAT), notZero(0),
 		r.saddr(0), r.daddr(addrLen), lookupSet(setHairpin, reg(0)), &expr.Masq{FullyRandom: true},
 	}
 	return []ruleSpec{
-		{
-			text: fmt.Sprintf("meta mark & %#[1]x != 0 meta mark set meta mark & %#[2]x masquerade fully-random",
-				r.mark, ^r.mark),
-			exprs: clear,
-		},
+		r.masqueradeMarked(clear),
 		{
 			text:  fmt.Sprintf("ct status dnat %[1]s saddr . %[1]s daddr @hairpin masquerade fully-random", r.ip()),
 			exprs: hairpin,
+		},
+	}
+}
+
+func (r *rules) masqueradeMarked(exprs []expr.Any) ruleSpec {
+	return ruleSpec{
+		text:  fmt.Sprintf("meta mark & %#[1]x != 0 meta mark set meta mark & %#[2]x masquerade fully-random", r.mark, ^r.mark),
+		exprs: exprs,
+	}
+}
+
+// postroutingOfVerdicts is for an engine behind this one, which translates where
+// connection tracking does not see it. Where it has put the VIPs on the node, these are
+// what the node's own connections come from.
+func (r *rules) postroutingOfVerdicts(clear []expr.Any) []ruleSpec {
+	return []ruleSpec{
+		r.masqueradeMarked(clear),
+		{
+			text:  fmt.Sprintf("%[1]s saddr . %[1]s daddr @hairpin masquerade fully-random", r.ip()),
+			exprs: []expr.Any{r.saddr(0), r.daddr(r.addrRegs()), lookupSet(setHairpin, reg(0)), &expr.Masq{FullyRandom: true}},
+		},
+		{
+			text:  fmt.Sprintf("%s saddr @cluster-ips masquerade fully-random", r.ip()),
+			exprs: []expr.Any{r.saddr(0), lookupSet(setClusterIPs, reg(0)), &expr.Masq{FullyRandom: true}},
 		},
 	}
 }

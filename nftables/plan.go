@@ -45,6 +45,8 @@ func indexScope(i int) desired.Scope { return desired.ScopeCluster + desired.Sco
 type placer struct {
 	class    func(forwarding) uint32
 	affinity *affinityService // nil without session affinity
+	// verdicts says that no endpoint is chosen: classes differ by the rest only.
+	verdicts bool
 }
 
 // place keeps endpoints that are in prev at their index as far as possible: each
@@ -88,13 +90,21 @@ func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) pl
 		pf.outside, pf.entry = pf.entry, classLocal
 		pf.inside = pl.class(forwarding{
 			masquerade: desired.MasqueradeNone, scope: desired.ScopeCluster,
-			endpoints: len(p.lists[cluster]), affinity: s.Affinity,
+			endpoints: pl.count(p, cluster), affinity: s.Affinity,
 		})
 	}
 	if f.Restricted {
 		pf.firewalled, pf.entry = pf.entry, classFirewall
 	}
 	return pf
+}
+
+// count is the number of endpoints to draw from.
+func (pl placer) count(p *placed, scope int) int {
+	if pl.verdicts {
+		return 1
+	}
+	return len(p.lists[scope])
 }
 
 func (pl placer) action(pf *placedFrontend, p *placed, s *desired.Service, f *desired.Frontend) uint32 {
@@ -104,7 +114,7 @@ func (pl placer) action(pf *placedFrontend, p *placed, s *desired.Service, f *de
 		pf.uses[scope] = true
 		return pl.class(forwarding{
 			masquerade: f.Masquerade, scope: f.Scope,
-			endpoints: len(p.lists[scope]), affinity: s.Affinity,
+			endpoints: pl.count(p, scope), affinity: s.Affinity,
 		})
 	case desired.Drop:
 		return classDrop
@@ -120,7 +130,7 @@ func (pl placer) action(pf *placedFrontend, p *placed, s *desired.Service, f *de
 // holes.
 func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, scope int) []target {
 	endpoints = endpoints[:min(len(endpoints), pl.limit())]
-	if len(endpoints) == 0 {
+	if len(endpoints) == 0 || pl.verdicts {
 		return nil
 	}
 	list := make([]target, len(endpoints))

@@ -84,7 +84,7 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 	}
 	s.watch.split(StagePlan, StageApply, o.applied.Kernel)
 	var rest error
-	o.failed, rest = splitErrors(o.err)
+	o.failed, rest = SplitErrors(o.err)
 	if rest != nil {
 		return o, rest
 	}
@@ -226,15 +226,16 @@ func (f *family) rankOf(s *desired.Service) int {
 	return len(f.rank) + 1
 }
 
-// splitErrors tells the errors of single service ports from the rest.
-func splitErrors(err error) (failed []*ServiceError, rest error) {
+// SplitErrors tells the errors of single service ports from the rest of what an Apply
+// returned: an engine that is made of others needs to know.
+func SplitErrors(err error) (failed []*ServiceError, rest error) {
 	if err == nil {
 		return nil, nil
 	}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var others []error
 		for _, e := range joined.Unwrap() {
-			more, other := splitErrors(e)
+			more, other := SplitErrors(e)
 			failed = append(failed, more...)
 			others = append(others, other)
 		}

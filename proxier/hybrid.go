@@ -119,7 +119,7 @@ func (h *Hybrid) program(ctx context.Context, first []desired.Update, moves map[
 		if u.Full || len(u.Services)+len(u.Removed) > 0 {
 			err := h.apply(ctx, i, u)
 			errs = append(errs, err)
-			refused, rest := splitErrors(err)
+			refused, rest := SplitErrors(err)
 			failed[i] = rest != nil
 			for _, e := range refused {
 				if to, moving := moves[e.Name]; moving && to == i {

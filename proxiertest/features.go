@@ -40,6 +40,9 @@ type Features struct {
 	// AffinityPerFrontend keeps a client's record for each VIP and node port
 	// separately (PKT-60).
 	AffinityPerFrontend bool
+	// AffinityOutlivesTimeout lets a client stay with its endpoint for as long as the
+	// data plane remembers one of its closed TCP connections (PKT-60).
+	AffinityOutlivesTimeout bool
 	// Skip names scenarios that do not apply at all, "PKT-60", with the reason.
 	Skip map[string]string
 }

@@ -167,7 +167,11 @@ func spread(r round) error {
 
 func playTimeout(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
-	s.report(t, (&scenario{}).combos(), func(c combo) []result {
+	ways := &scenario{}
+	if s.features.AffinityOutlivesTimeout {
+		ways.networks = []string{"udp"}
+	}
+	s.report(t, ways.combos(), func(c combo) []result {
 		first, err := s.ask(ctx, c, clusterIP)
 		results := single("first", err)
 		for began := time.Now(); time.Since(began) < shortAffinity+refreshEvery; {
@@ -225,7 +229,11 @@ func playLostEndpoint(ctx context.Context, t *testing.T, s *stage) {
 	}
 	s.publish(ctx, t, sticky(longAffinity, ready(pod0, pod1, remote0)))
 	s.report(t, (&scenario{}).combos(), func(c combo) []result {
-		return single("stays_after_return", s.expect(ctx, c, clusterIP, moved[c]), s.expect(ctx, c, loadBalancer, moved[c]))
+		stays := single("stays_after_return", s.expect(ctx, c, clusterIP, moved[c]))
+		if s.features.AffinityPerFrontend {
+			return stays
+		}
+		return append(stays, single("stays_after_return_elsewhere", s.expect(ctx, c, loadBalancer, moved[c]))...)
 	})
 }
 

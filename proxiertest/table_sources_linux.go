@@ -109,7 +109,11 @@ func emptySourceRangeScenarios(f Features) []scenario {
 }
 
 // conditionScenarios are about endpoints that come and go.
-func conditionScenarios() []scenario {
+func conditionScenarios(f Features) []scenario {
+	inside := remote0
+	if f.LocalPolicyBindsAll {
+		inside = pod1
+	}
 	local := []ServiceOption{ExternalPolicyLocal()}
 	return []scenario{
 		{
@@ -131,7 +135,7 @@ func conditionScenarios() []scenario {
 			services: []service{{external: true, options: local, endpoints: slices.Concat(terminating(pod1), ready(remote0))}},
 			probes: slices.Concat(
 				every([]place{client}, external(), keptBy(pod1)),
-				every([]place{pod0}, external(), keptBy(remote0)),
+				every([]place{pod0}, external(), keptBy(inside)),
 				every([]place{pod0}, []target{clusterIP}, keptBy(remote0))),
 		},
 		{

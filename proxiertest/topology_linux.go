@@ -58,6 +58,9 @@ type Answer = netns.Answer
 // AskOptions sets the client's own address and the patience of Host.Ask.
 type AskOptions = netns.AskOptions
 
+// Flow is a connection that stays open.
+type Flow = netns.Flow
+
 // Errors of Host.Ask, to be told apart with errors.Is.
 var (
 	// ErrRefused says that a reset or an ICMP port unreachable came back.
@@ -84,6 +87,11 @@ func (h *Host) Addr(family v1.IPFamily) netip.Addr {
 // returns what the server at the other end says.
 func (h *Host) Ask(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
 	return netns.Ask(ctx, h.ns, network, to, opts)
+}
+
+// Open is Ask with a connection that stays open, to ask again.
+func (h *Host) Open(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (*Flow, error) {
+	return netns.Open(ctx, h.ns, network, to, opts)
 }
 
 // NetNS is the path of the host's network namespace, as Config.NetNS takes it.

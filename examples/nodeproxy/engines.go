@@ -23,13 +23,14 @@ type mode string
 const (
 	modeNFTables  mode = "nftables"
 	modeIPTables  mode = "iptables"
+	modeIPVS      mode = "ipvs"
 	modeUserspace mode = "userspace"
 )
 
-func modes() []mode { return []mode{modeNFTables, modeIPTables, modeUserspace} }
+func modes() []mode { return []mode{modeNFTables, modeIPTables, modeIPVS, modeUserspace} }
 
 // kernelModes are those that leave rules. Userspace has portals of one of them.
-func kernelModes() []mode { return []mode{modeNFTables, modeIPTables} }
+func kernelModes() []mode { return []mode{modeNFTables, modeIPTables, modeIPVS} }
 
 // mode is the one that the flags choose.
 func (o *options) mode() mode {
@@ -55,10 +56,16 @@ type tuning struct {
 
 // tuned are the flags of the rules of the mode that is chosen.
 func (o *options) tuned() *tuning {
-	if o.kernelMode() == modeIPTables {
+	switch o.kernelMode() {
+	case modeIPTables:
 		return &o.iptables
+	case modeIPVS:
+		own := o.ipvs.tuning
+		own.masqueradeBit = o.iptables.masqueradeBit // as in kube-proxy
+		return &own
+	default:
+		return &o.nftables
 	}
-	return &o.nftables
 }
 
 // provider is the proxy, with all that goes with it.
@@ -80,6 +87,8 @@ func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps) (*pro
 	switch m {
 	case modeIPTables:
 		return iptables.New(o.iptablesConfig(config), deps)
+	case modeIPVS:
+		return o.ipvs.provider(config, deps)
 	case modeUserspace:
 		return o.sockets(config, deps)
 	default:

@@ -43,7 +43,7 @@ func eventually(ok func() bool) bool {
 // flag, its value and what it may be.
 func TestABadCommandLineIsReportedAsAWhole(t *testing.T) {
 	args := []string{
-		"--proxy-mode=ipvs", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
+		"--proxy-mode=ebpf", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
 		"--nftables-sync-period=soon", "--hostname-override", " ", "--cluster-cidr=10.0.0.0/8,10.1.0.0/16", "--healthz-bind-address=localhost:1",
 		"--metrics-bind-address=127.0.0.1:0", "--conntrack-udp-timeout=10ms", "--conntrack-min=-1", "--nodeport-addresses=primary,10.0.0.0/8",
 		"--manifests=/x", "--kubeconfig=/y", "--master=z", "--instance=Not_This", "-v", "-1", "--state-dir=",
@@ -53,7 +53,7 @@ func TestABadCommandLineIsReportedAsAWhole(t *testing.T) {
 		t.Fatal("execute = nil, want an error")
 	}
 	for _, want := range []string{
-		"--proxy-mode=ipvs: want nftables, iptables or userspace",
+		"--proxy-mode=ebpf: want nftables, iptables, ipvs or userspace",
 		"--foo: no such flag",
 		"-x: no such flag",
 		"--masquerade-all=maybe: want a value of type bool",

@@ -24,6 +24,7 @@ type options struct {
 	nodePortAddresses                                  []string
 	nftables, iptables                                 tuning
 	localhostNodePorts                                 bool
+	ipvs                                               virtualServers
 	userspace                                          sockets
 
 	configSyncPeriod               time.Duration
@@ -38,7 +39,7 @@ type options struct {
 }
 
 func (o *options) register(f *pflag.FlagSet) {
-	f.StringVar(&o.proxyMode, "proxy-mode", string(modeNFTables), "engine to use: nftables, iptables or userspace")
+	f.StringVar(&o.proxyMode, "proxy-mode", string(modeNFTables), "engine to use: nftables, iptables, ipvs or userspace")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; without it and --master, the pod's own service account")
 	f.StringVar(&o.master, "master", "", "address of the API server, instead of the kubeconfig's")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node; default is the host's name")
@@ -47,10 +48,11 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "the pods' bridge, for --detect-local-mode=BridgeInterface")
 	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "what the names of the pods' interfaces begin with, for --detect-local-mode=InterfaceNamePrefix")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "replace the source of everything sent to cluster IPs")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "ranges of the node's addresses that accept node ports, or \"primary\"; default is primary with nftables, and all with iptables and userspace")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "ranges of the node's addresses that accept node ports, or \"primary\"; default is primary with nftables, and all with the others")
 	o.nftables.register(f, modeNFTables)
 	o.iptables.register(f, modeIPTables)
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "accept node ports on 127.0.0.0/8 too")
+	o.ipvs.register(f)
 	o.userspace.register(f)
 	f.DurationVar(&o.configSyncPeriod, "config-sync-period", 15*time.Minute, "how often everything known of the API server is gone through again")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "0.0.0.0:10256", "address of the health server; empty for none")
@@ -96,7 +98,7 @@ func (t *tuning) validate(f *faults, m mode) {
 // Validate reports every flag that is wrong, with its value and what it may be.
 func (o *options) Validate() error {
 	var f faults
-	f.check(isMode(o.proxyMode), "proxy-mode", o.proxyMode, "nftables, iptables or userspace")
+	f.check(isMode(o.proxyMode), "proxy-mode", o.proxyMode, "nftables, iptables, ipvs or userspace")
 	f.check(o.hostname == "" || strings.TrimSpace(o.hostname) != "", "hostname-override", o.hostname, "a name, or nothing for the host's own")
 	if o.manifests != "" {
 		f.check(o.kubeconfig == "", "kubeconfig", o.kubeconfig, "nothing beside --manifests")
@@ -104,6 +106,7 @@ func (o *options) Validate() error {
 	}
 	o.nftables.validate(&f, modeNFTables)
 	o.iptables.validate(&f, modeIPTables)
+	o.ipvs.validate(&f)
 	o.userspace.validate(&f)
 	f.check(o.configSyncPeriod > 0, "config-sync-period", o.configSyncPeriod, "more than 0")
 	f.check(o.verbosity >= 0, "v", o.verbosity, "0 or more")

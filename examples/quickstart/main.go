@@ -6,6 +6,7 @@
 //	go run ./examples/quickstart -plan     # what would be programmed
 //	go run ./examples/quickstart -f DIR    # with your own Services and EndpointSlices
 //	go run ./examples/quickstart -mode iptables
+//	go run ./examples/quickstart -mode ipvs        # on a kernel with IPVS
 //	go run ./examples/quickstart -mode userspace   # as anybody, anywhere
 //
 // Nothing is left behind: the namespaces have no names and end with the process.
@@ -38,7 +39,7 @@ func main() {
 	dir := flag.String("f", "", "`directory` with YAML or JSON files of Services and EndpointSlices, instead of the embedded ones")
 	planOnly := flag.Bool("plan", false, "print what would be programmed, and touch nothing")
 	engine := modeNFTables
-	flag.Var(&engine, "mode", "`engine`: nftables, iptables or userspace, which needs no privilege")
+	flag.Var(&engine, "mode", "`engine`: nftables, iptables, ipvs, or userspace, which needs no privilege")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/ipvs"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -18,14 +19,15 @@ type mode string
 const (
 	modeNFTables  mode = "nftables"
 	modeIPTables  mode = "iptables"
+	modeIPVS      mode = "ipvs"
 	modeUserspace mode = "userspace" // has a show of its own
 )
 
 func modes() []string {
-	return []string{string(modeNFTables), string(modeIPTables), string(modeUserspace)}
+	return []string{string(modeNFTables), string(modeIPTables), string(modeIPVS), string(modeUserspace)}
 }
 
-// kernelModes are those that program the kernel.
+// kernelModes are those that program any kernel.
 func kernelModes() []mode { return []mode{modeNFTables, modeIPTables} }
 
 // Set implements flag.Value.
@@ -42,16 +44,24 @@ func (m *mode) String() string { return string(*m) }
 
 // engine returns the engine of one family.
 func (m mode) engine(config proxier.Config, family v1.IPFamily) (proxier.Engine, error) {
-	if m == modeIPTables {
+	switch m {
+	case modeIPTables:
 		return iptables.NewEngine(iptables.Config{Config: config}, family, proxier.Deps{})
+	case modeIPVS:
+		return ipvs.NewEngine(ipvs.Config{Config: config}, family, proxier.Deps{})
+	default:
+		return nftables.NewEngine(nftables.Config{Config: config}, family, proxier.Deps{})
 	}
-	return nftables.NewEngine(nftables.Config{Config: config}, family, proxier.Deps{})
 }
 
 // provider returns the proxy.
 func (m mode) provider(config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
-	if m == modeIPTables {
+	switch m {
+	case modeIPTables:
 		return iptables.New(iptables.Config{Config: config}, deps)
+	case modeIPVS:
+		return ipvs.New(ipvs.Config{Config: config, SetSysctls: true}, deps)
+	default:
+		return nftables.New(nftables.Config{Config: config}, deps)
 	}
-	return nftables.New(nftables.Config{Config: config}, deps)
 }

@@ -36,6 +36,9 @@ func show(ctx context.Context, out io.Writer, all objects, m mode) (err error) {
 	err = running(ctx, p, func(ctx context.Context) error {
 		return (&act{world: world, proxy: p, syncs: syncs, out: out}).play(ctx, all)
 	})
+	if m == modeIPVS && errors.Is(err, proxier.ErrNotSupported) {
+		err = fmt.Errorf("%w; a virtual machine has it: hack/vm/exec.sh 6.12 ./examples/quickstart -mode ipvs", err)
+	}
 	if ctx.Err() != nil {
 		err = nil // an interrupted show has ended as it was asked to
 	}

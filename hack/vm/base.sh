@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.."
 source hack/tools.sh
 
 # The programs in the machine, beside busybox's.
-programs=(nft)
+programs=(nft ipvsadm xtables-nft-multi xtables-legacy-multi)
 # Modules that nothing loads by name, beside all of netfilter's.
 modules=(virtio_pci virtio_console veth bridge br_netfilter dummy vrf tun)
 # What /init and people need of busybox.
@@ -63,13 +63,37 @@ take_modules() {
   depmod -b "$root" "$release"
 }
 
+# take_libraries ROOT FILE… copies the libraries that files are linked with.
+take_libraries() {
+  local root="$1" library
+  shift
+  ldd "$@" | grep -oE '^[[:space:]].*/[^ :]+' | grep -oE '/[^ ]+' | sort -u | while read -r library; do
+    [ -e "$root$library" ] || install -D "$library" "$root$library"
+  done
+}
+
 # take_program ROOT NAME copies a program and the libraries that it is linked with.
 take_program() {
-  local root="$1" path library
+  local root="$1" path
   path="$(readlink -f "$(command -v "$2")")"
   install -D "$path" "$root/usr/bin/$2"
-  ldd "$path" | grep -oE '/[^ ]+' | while read -r library; do
-    [ -e "$root$library" ] || install -D "$library" "$root$library"
+  take_libraries "$root" "$path"
+}
+
+# take_iptables ROOT copies the extensions of iptables, and gives its programs all of
+# their names.
+take_iptables() {
+  local root="$1" extensions variant family program
+  extensions="$(dirname "$(find /usr/lib -name libxt_conntrack.so | head -n 1)")"
+  mkdir -p "$root$extensions"
+  cp -r "$extensions/." "$root$extensions/"
+  take_libraries "$root" "$extensions"/*.so
+  for variant in nft legacy; do
+    for family in iptables ip6tables; do
+      for program in '' -save -restore; do
+        ln -sf "xtables-$variant-multi" "$root/usr/bin/$family-$variant$program"
+      done
+    done
   done
 }
 
@@ -85,6 +109,7 @@ populate() {
   for name in "${programs[@]}"; do
     take_program "$root" "$name"
   done
+  take_iptables "$root"
   printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$root/etc/passwd"
   printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
   cp hack/vm/init "$root/init"
@@ -121,7 +146,7 @@ if [ -z "$kernel" ]; then
   exit 1
 fi
 # What the parts are made of is part of their name.
-recipe="$(cat hack/vm/base.sh hack/vm/init "$(command -v nft)" | sha256sum | cut -c 1-12)"
+recipe="$(cat hack/vm/base.sh hack/vm/init "$(command -v nft)" "$(command -v iptables-nft)" | sha256sum | cut -c 1-12)"
 parts="${XDG_CACHE_HOME:-$HOME/.cache}/serviceplane/vm/${kernel}_$(candidate "$kernel")-$recipe"
 if [ ! -e "$parts/release" ]; then
   echo "making a virtual machine of $kernel" >&2

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/serviceplane/serviceplane/ipvs"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// virtualServers are the flags of the ipvs mode.
+type virtualServers struct {
+	tuning
+
+	scheduler                             string
+	exclude                               []string
+	strictARP                             bool
+	tcpTimeout, tcpFinTimeout, udpTimeout time.Duration
+}
+
+func (v *virtualServers) register(f *pflag.FlagSet) {
+	f.StringVar(&v.scheduler, "ipvs-scheduler", "rr", "how mode ipvs chooses an endpoint, as the kernel names it: rr, lc, sh, mh…")
+	f.StringSliceVar(&v.exclude, "ipvs-exclude-cidrs", nil, "ranges of addresses whose virtual servers mode ipvs leaves alone")
+	f.BoolVar(&v.strictARP, "ipvs-strict-arp", false, "let the node answer no ARP requests for VIPs in mode ipvs")
+	f.DurationVar(&v.minSyncPeriod, "ipvs-min-sync-period", time.Second, "least time between syncs; 0 is none")
+	f.DurationVar(&v.syncPeriod, "ipvs-sync-period", 30*time.Second, "longest time between retries of a failed sync")
+	f.DurationVar(&v.tcpTimeout, "ipvs-tcp-timeout", 0, "how long IPVS remembers idle TCP connections; 0 leaves it as it is")
+	f.DurationVar(&v.tcpFinTimeout, "ipvs-tcpfin-timeout", 0, "how long IPVS remembers TCP connections that were closed; 0 leaves it as it is")
+	f.DurationVar(&v.udpTimeout, "ipvs-udp-timeout", 0, "how long IPVS remembers UDP flows; 0 leaves it as it is")
+}
+
+func (v *virtualServers) validate(f *faults) {
+	v.tuning.validate(f, modeIPVS)
+	_, ok := parsePrefixes(v.exclude)
+	f.check(ok, "ipvs-exclude-cidrs", strings.Join(v.exclude, ","), "ranges such as 192.0.2.0/24")
+	f.check(len(v.scheduler) <= 15, "ipvs-scheduler", v.scheduler, "15 bytes at most")
+	for flag, timeout := range map[string]time.Duration{
+		"ipvs-tcp-timeout": v.tcpTimeout, "ipvs-tcpfin-timeout": v.tcpFinTimeout, "ipvs-udp-timeout": v.udpTimeout,
+	} {
+		f.check(timeout >= 0 && timeout%time.Second == 0, flag, timeout, "whole seconds, 0 or more")
+	}
+}
+
+func (v *virtualServers) provider(config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
+	exclude, _ := parsePrefixes(v.exclude) // validated
+	return ipvs.New(ipvs.Config{
+		Config: config, Scheduler: v.scheduler, ExcludeCIDRs: exclude, StrictARP: v.strictARP, SetSysctls: true,
+		HashPort:   v.scheduler == "mh", // as kube-proxy does
+		TCPTimeout: v.tcpTimeout, TCPFinTimeout: v.tcpFinTimeout, UDPTimeout: v.udpTimeout,
+	}, deps)
+}

@@ -1,0 +1,239 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
+)
+
+// device is the dummy network device that makes VIPs addresses of the node, so that
+// packets for them are delivered here. Both families share it.
+type device struct {
+	name   string
+	family int
+	handle *netlink.Handle
+	lists  *netlinkx.Socket
+	socket *nl.NetlinkSocket // for batches
+	index  int
+}
+
+func openDevice(netNS, name string, family v1.IPFamily) (d *device, err error) {
+	d = &device{name: name, family: unix.AF_INET}
+	if family == v1.IPv6Protocol {
+		d.family = unix.AF_INET6
+	}
+	err = namespace.Visit(netNS, func() error {
+		var errHandle, errLists, errSocket error
+		d.handle, errHandle = netlink.NewHandle(unix.NETLINK_ROUTE)
+		d.lists, errLists = netlinkx.Open("")
+		d.socket, errSocket = nl.Subscribe(unix.NETLINK_ROUTE)
+		return errors.Join(errHandle, errLists, errSocket)
+	})
+	if err != nil {
+		d.close()
+		return nil, fmt.Errorf("open netlink sockets: %w", err)
+	}
+	return d, nil
+}
+
+func (d *device) close() {
+	if d.handle != nil {
+		d.handle.Close()
+	}
+	if d.lists != nil {
+		d.lists.Close()
+	}
+	if d.socket != nil {
+		d.socket.Close()
+	}
+}
+
+// ensure makes the device. It stays down: its addresses count all the same, and it
+// answers no ARP.
+func (d *device) ensure() error {
+	err := d.handle.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name}})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return missing("network device of type dummy", "dummy", err)
+	}
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add device %s: %w", d.name, denied(err))
+	}
+	return d.find()
+}
+
+// find looks for the device; index is 0 if there is none.
+func (d *device) find() error {
+	d.index = 0
+	link, err := d.handle.LinkByName(d.name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find device %s: %w", d.name, err)
+	}
+	if link.Type() != "dummy" {
+		return fmt.Errorf("device %s is of type %s, want dummy: give this instance another name", d.name, link.Type())
+	}
+	d.index = link.Attrs().Index
+	return nil
+}
+
+// addresses lists those of the family: on the device, and on all other links.
+func (d *device) addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, err error) {
+	list, err := netlinkx.AddrList(d.lists, d.family)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list addresses: %w", err)
+	}
+	here = map[netip.Addr]bool{}
+	for i := range list {
+		addr := addrOf(list[i].IP)
+		if d.index != 0 && list[i].LinkIndex == d.index {
+			here[addr] = true
+			continue
+		}
+		elsewhere = append(elsewhere, addr)
+	}
+	return here, elsewhere, nil
+}
+
+// batch is how many addresses go to the kernel at a time; the answers must fit into
+// the socket's buffer.
+const batch = 64
+
+// add gives the device addresses.
+func (d *device) add(addrs []netip.Addr) error { return d.change(unix.RTM_NEWADDR, addrs, unix.EEXIST) }
+
+// remove takes addresses away.
+func (d *device) remove(addrs []netip.Addr) error {
+	return d.change(unix.RTM_DELADDR, addrs, unix.EADDRNOTAVAIL)
+}
+
+// change sends a message for each address, many at a time. An answer of done says
+// that there is nothing to do.
+func (d *device) change(message int, addrs []netip.Addr, done unix.Errno) error {
+	var errs []error
+	for len(addrs) > 0 {
+		n := min(batch, len(addrs))
+		errs = append(errs, d.changeSome(message, addrs[:n], done))
+		addrs = addrs[n:]
+	}
+	return errors.Join(errs...)
+}
+
+func (d *device) changeSome(message int, addrs []netip.Addr, done unix.Errno) error {
+	var buffer []byte
+	waiting := map[uint32]netip.Addr{}
+	for _, addr := range addrs {
+		flags := unix.NLM_F_ACK
+		if message == unix.RTM_NEWADDR {
+			flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
+		}
+		request := nl.NewNetlinkRequest(message, flags)
+		m := nl.NewIfAddrmsg(d.family)
+		m.Index, m.Prefixlen, m.Scope = uint32(d.index), uint8(addr.BitLen()), unix.RT_SCOPE_UNIVERSE
+		request.AddData(m)
+		request.AddData(nl.NewRtAttr(unix.IFA_LOCAL, addr.AsSlice()))
+		request.AddData(nl.NewRtAttr(unix.IFA_ADDRESS, addr.AsSlice()))
+		if d.family == unix.AF_INET6 { // or it takes a second until it can be used
+			request.AddData(nl.NewRtAttr(unix.IFA_FLAGS, nl.Uint32Attr(unix.IFA_F_NODAD)))
+		}
+		waiting[request.Seq] = addr
+		buffer = append(buffer, request.Serialize()...)
+	}
+	if err := unix.Sendto(d.socket.GetFd(), buffer, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("change addresses of device %s: %w", d.name, denied(err))
+	}
+	return d.answers(waiting, done)
+}
+
+func (d *device) answers(waiting map[uint32]netip.Addr, done unix.Errno) error {
+	var errs []error
+	for len(waiting) > 0 {
+		messages, _, err := d.socket.Receive()
+		if err != nil {
+			return fmt.Errorf("change addresses of device %s: %w", d.name, err)
+		}
+		for _, m := range messages {
+			addr, ours := waiting[m.Header.Seq]
+			if !ours || m.Header.Type != unix.NLMSG_ERROR {
+				continue
+			}
+			delete(waiting, m.Header.Seq)
+			errno := unix.Errno(-int32(nl.NativeEndian().Uint32(m.Data[:4])))
+			if errno != 0 && errno != done {
+				errs = append(errs, fmt.Errorf("change address %v of device %s: %w", addr, d.name, denied(errno)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// delete removes the addresses of the family, and the device when it has no others.
+func (d *device) delete() error {
+	if err := d.find(); err != nil || d.index == 0 {
+		return err
+	}
+	here, _, err := d.addresses()
+	if err != nil {
+		return err
+	}
+	var ours []netip.Addr
+	for addr := range here {
+		ours = append(ours, addr)
+	}
+	if err := d.remove(ours); err != nil {
+		return err
+	}
+	list, err := netlinkx.AddrList(d.lists, unix.AF_UNSPEC)
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	for i := range list {
+		if list[i].LinkIndex == d.index && !list[i].IP.IsLinkLocalUnicast() {
+			return nil // of the other family, which is still there
+		}
+	}
+	err = d.handle.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name, Index: d.index}})
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete device %s: %w", d.name, err)
+	}
+	return nil
+}
+
+// otherAddresses lists the addresses of all interfaces but a device.
+func otherAddresses(netNS, device string) (addrs []netip.Addr, err error) {
+	err = namespace.Visit(netNS, func() error {
+		interfaces, err := net.Interfaces()
+		if err != nil {
+			return err
+		}
+		for _, i := range interfaces {
+			if i.Name == device {
+				continue
+			}
+			list, err := i.Addrs()
+			if err != nil {
+				return err
+			}
+			for _, a := range list {
+				if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+					addrs = append(addrs, prefix.Addr().Unmap())
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of the node: %w", err)
+	}
+	return addrs, nil
+}

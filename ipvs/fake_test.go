@@ -1,0 +1,172 @@
+package ipvs
+
+import (
+	"errors"
+	"maps"
+	"net/netip"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeKernel is IPVS in memory. It is as strict as the real one about what is there.
+type fakeKernel struct {
+	virtuals map[serverKey]*virtual
+	busy     map[serverKey]map[netip.AddrPort]int
+	// missing are the schedulers that it has not.
+	missing map[string]error
+	// calls counts all calls, and writes those that change something.
+	calls, writes int
+	// fault makes a call fail.
+	fault fault
+	// hear is told of each write before it happens, if set.
+	hear func(verb string, key serverKey, real netip.AddrPort, weight int)
+}
+
+// fault makes the call fail that comes after so many others. It may have had its
+// effect: then only the answer is lost.
+type fault struct {
+	armed, late bool
+	after       int
+}
+
+var (
+	errFault = errors.New("the kernel has failed")
+	errGone  = errors.New("no such server")
+)
+
+func newFakeKernel() *fakeKernel {
+	return &fakeKernel{virtuals: map[serverKey]*virtual{}, busy: map[serverKey]map[netip.AddrPort]int{}, missing: map[string]error{}}
+}
+
+// call lets effect happen, unless the call fails before.
+func (k *fakeKernel) call(effect func() error) error {
+	k.calls++
+	due := k.fault.armed && k.fault.after == 0
+	if k.fault.armed {
+		k.fault.after--
+	}
+	if !due {
+		return effect()
+	}
+	late := k.fault.late
+	k.fault = fault{}
+	if late {
+		_ = effect() // nobody hears of it
+	}
+	return errFault
+}
+
+func (k *fakeKernel) write(verb string, key serverKey, real netip.AddrPort, weight int) {
+	k.writes++
+	if k.hear != nil {
+		k.hear(verb, key, real, weight)
+	}
+}
+
+func (k *fakeKernel) List() (all map[serverKey]*virtual, err error) {
+	err = k.call(func() error {
+		all = make(map[serverKey]*virtual, len(k.virtuals))
+		for key, v := range k.virtuals {
+			all[key] = &virtual{settings: v.settings, reals: maps.Clone(v.reals)}
+		}
+		return nil
+	})
+	return all, err
+}
+
+func (k *fakeKernel) Connections(key serverKey) (busy map[netip.AddrPort]int, err error) {
+	err = k.call(func() error {
+		busy = maps.Clone(k.busy[key])
+		return nil
+	})
+	return busy, err
+}
+
+func (k *fakeKernel) Put(key serverKey, s settings, as change) error {
+	return k.call(func() error {
+		if err := k.missing[s.scheduler]; err != nil {
+			return err
+		}
+		v := k.virtuals[key]
+		if v == nil && as == update {
+			return errGone
+		}
+		k.write("put", key, netip.AddrPort{}, 0)
+		if v == nil {
+			v = &virtual{reals: map[netip.AddrPort]int{}}
+			k.virtuals[key] = v
+		}
+		v.settings = s
+		return nil
+	})
+}
+
+func (k *fakeKernel) Delete(key serverKey) error {
+	return k.call(func() error {
+		if k.virtuals[key] != nil {
+			k.write("delete", key, netip.AddrPort{}, 0)
+		}
+		delete(k.virtuals, key)
+		delete(k.busy, key)
+		return nil
+	})
+}
+
+func (k *fakeKernel) PutReal(key serverKey, real netip.AddrPort, weight int, as change) error {
+	return k.call(func() error {
+		v := k.virtuals[key]
+		if v == nil {
+			return errGone
+		}
+		if _, there := v.reals[real]; !there && as == update {
+			return errGone
+		}
+		k.write("put real", key, real, weight)
+		v.reals[real] = weight
+		return nil
+	})
+}
+
+func (k *fakeKernel) DeleteReal(key serverKey, real netip.AddrPort) error {
+	return k.call(func() error {
+		v := k.virtuals[key]
+		if v == nil {
+			return nil
+		}
+		if _, there := v.reals[real]; !there {
+			return nil
+		}
+		k.write("delete real", key, real, 0)
+		delete(v.reals, real)
+		delete(k.busy[key], real)
+		return nil
+	})
+}
+
+// connect begins a connection, if the real server takes one.
+func (k *fakeKernel) connect(key serverKey, real netip.AddrPort) {
+	v := k.virtuals[key]
+	if v == nil || v.reals[real] == 0 {
+		return
+	}
+	if k.busy[key] == nil {
+		k.busy[key] = map[netip.AddrPort]int{}
+	}
+	k.busy[key][real]++
+}
+
+// hangUp ends all connections to a real server.
+func (k *fakeKernel) hangUp(key serverKey, real netip.AddrPort) { delete(k.busy[key], real) }
+
+func tcpKey(addrPort string) serverKey {
+	return serverKey{desired.TCP, netip.MustParseAddrPort(addrPort)}
+}
+
+func udpKey(addrPort string) serverKey {
+	return serverKey{desired.UDP, netip.MustParseAddrPort(addrPort)}
+}

@@ -1,0 +1,221 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// netlinkKernel is the kernel. It must not be used by two goroutines at once.
+type netlinkKernel struct {
+	handle  *ipvs.Handle
+	family  uint16
+	forward Forward
+}
+
+// openKernel opens a socket in a network namespace, as namespace.Visit names it. The
+// library that it uses does not notice that there is no IPVS.
+func openKernel(netNS string, family v1.IPFamily, forward Forward) (k *netlinkKernel, err error) {
+	err = namespace.Visit(netNS, func() error {
+		if err := findIPVS(); err != nil {
+			return err
+		}
+		handle, err := ipvs.New("")
+		if err != nil {
+			return fmt.Errorf("open netlink socket: %w", denied(err))
+		}
+		k = &netlinkKernel{handle: handle, family: unix.AF_INET, forward: forward}
+		if family == v1.IPv6Protocol {
+			k.family = unix.AF_INET6
+		}
+		return nil
+	})
+	return k, err
+}
+
+// While the kernel loads the module for somebody else, it says that there is none.
+const (
+	findAttempts = 5
+	findPause    = 50 * time.Millisecond
+)
+
+func findIPVS() error {
+	var err error
+	for range findAttempts {
+		if _, err = netlink.GenlFamilyGet("IPVS"); err == nil {
+			return nil
+		}
+		time.Sleep(findPause)
+	}
+	return missing("IPVS", "ip_vs", err)
+}
+
+// ipvsLoaded says whether the kernel has IPVS now.
+func ipvsLoaded(netNS string) (loaded bool, err error) {
+	err = namespace.Visit(netNS, func() error {
+		_, err := os.Stat("/proc/thread-self/net/ip_vs")
+		loaded = err == nil
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	return loaded, err
+}
+
+func missing(feature, module string, err error) error {
+	return &proxier.UnsupportedError{Feature: feature, Hint: "load module " + module, Err: err}
+}
+
+// denied tells an error for want of privilege.
+func denied(err error) error {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("%w: %w", proxier.ErrPermission, err)
+	}
+	return err
+}
+
+func (k *netlinkKernel) Close() { k.handle.Close() }
+
+// List implements kernel.
+func (k *netlinkKernel) List() (map[serverKey]*virtual, error) {
+	services, err := k.handle.GetServices()
+	if err != nil {
+		return nil, fmt.Errorf("list virtual servers: %w", denied(err))
+	}
+	all := map[serverKey]*virtual{}
+	for _, s := range services {
+		if s.AddressFamily != k.family || s.FWMark != 0 {
+			continue
+		}
+		v := &virtual{
+			settings: settings{scheduler: s.SchedName, flags: s.Flags &^ flagHashed},
+			reals:    map[netip.AddrPort]int{},
+		}
+		if v.flags&flagPersistent != 0 {
+			v.timeout = time.Duration(s.Timeout) * time.Second
+		}
+		destinations, err := k.handle.GetDestinations(s)
+		if err != nil {
+			return nil, fmt.Errorf("list real servers: %w", err)
+		}
+		for _, d := range destinations {
+			v.reals[netip.AddrPortFrom(addrOf(d.Address), d.Port)] = d.Weight
+		}
+		all[serverKey{desired.Protocol(s.Protocol), netip.AddrPortFrom(addrOf(s.Address), s.Port)}] = v
+	}
+	return all, nil
+}
+
+func addrOf(ip net.IP) netip.Addr {
+	addr, _ := netip.AddrFromSlice(ip)
+	return addr.Unmap()
+}
+
+// Connections implements kernel.
+func (k *netlinkKernel) Connections(key serverKey) (map[netip.AddrPort]int, error) {
+	destinations, err := k.handle.GetDestinations(k.service(key, settings{}))
+	if err != nil {
+		return nil, err
+	}
+	busy := make(map[netip.AddrPort]int, len(destinations))
+	for _, d := range destinations {
+		busy[netip.AddrPortFrom(addrOf(d.Address), d.Port)] = d.ActiveConnections + d.InactiveConnections
+	}
+	return busy, nil
+}
+
+// Put implements kernel.
+func (k *netlinkKernel) Put(key serverKey, s settings, as change) error {
+	service := k.service(key, s)
+	err := k.handle.UpdateService(service)
+	if as == create || errors.Is(err, unix.ESRCH) { // somebody has deleted it
+		if err = k.handle.NewService(service); errors.Is(err, unix.EEXIST) {
+			err = k.handle.UpdateService(service)
+		}
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return missing("IPVS scheduler "+s.scheduler, "ip_vs_"+s.scheduler, err)
+	}
+	return denied(err)
+}
+
+// Delete implements kernel.
+func (k *netlinkKernel) Delete(key serverKey) error {
+	if err := k.handle.DelService(k.service(key, settings{})); !errors.Is(err, unix.ESRCH) {
+		return denied(err)
+	}
+	return nil
+}
+
+// PutReal implements kernel.
+func (k *netlinkKernel) PutReal(key serverKey, real netip.AddrPort, weight int, as change) error {
+	service, d := k.service(key, settings{}), k.destination(real, weight)
+	if as == create {
+		err := k.handle.NewDestination(service, d)
+		if !errors.Is(err, unix.EEXIST) {
+			return denied(err)
+		}
+	}
+	return denied(k.handle.UpdateDestination(service, d))
+}
+
+// DeleteReal implements kernel.
+func (k *netlinkKernel) DeleteReal(key serverKey, real netip.AddrPort) error {
+	err := k.handle.DelDestination(k.service(key, settings{}), k.destination(real, 0))
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return denied(err)
+}
+
+// service is a virtual server as the library wants it.
+func (k *netlinkKernel) service(key serverKey, s settings) *ipvs.Service {
+	return &ipvs.Service{
+		Address: key.addr.Addr().AsSlice(), Port: key.addr.Port(), Protocol: uint16(key.protocol), AddressFamily: k.family,
+		SchedName: s.scheduler, Flags: s.flags, Timeout: uint32(s.timeout / time.Second), Netmask: k.netmask(),
+	}
+}
+
+// netmask makes each client one of its own in persistence.
+func (k *netlinkKernel) netmask() uint32 {
+	const all4, all6 = 0xffffffff, 128
+	if k.family == unix.AF_INET {
+		return all4
+	}
+	return all6
+}
+
+func (k *netlinkKernel) destination(real netip.AddrPort, weight int) *ipvs.Destination {
+	return &ipvs.Destination{
+		Address: real.Addr().AsSlice(), Port: real.Port(), Weight: weight, AddressFamily: k.family,
+		ConnectionFlags: map[Forward]uint32{
+			ForwardMasquerade: ipvs.ConnectionFlagMasq, ForwardDirect: ipvs.ConnectionFlagDirectRoute, ForwardTunnel: ipvs.ConnectionFlagTunnel,
+		}[k.forward],
+	}
+}
+
+// setTimeouts sets those that are not 0.
+func (k *netlinkKernel) setTimeouts(c *Config) error {
+	if c.TCPTimeout == 0 && c.TCPFinTimeout == 0 && c.UDPTimeout == 0 {
+		return nil
+	}
+	err := k.handle.SetConfig(&ipvs.Config{TimeoutTCP: c.TCPTimeout, TimeoutTCPFin: c.TCPFinTimeout, TimeoutUDP: c.UDPTimeout})
+	if err != nil {
+		return fmt.Errorf("set timeouts: %w", denied(err))
+	}
+	return nil
+}

@@ -1,0 +1,397 @@
+//go:build vm
+
+package ipvs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/ipvs"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// node is the node of a topology with a proxy at work.
+type node struct {
+	t     *testing.T
+	world *proxiertest.Topology
+	ns    string
+	proxy *proxier.Proxier
+	stop  func()
+
+	reports *reports
+}
+
+// reports are what the syncs of the IPv4 engine wrote.
+type reports struct {
+	mu     sync.Mutex
+	writes []int
+}
+
+func (r *reports) ObserveSync(s proxier.SyncReport) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.Family == v1.IPv4Protocol {
+		r.writes = append(r.writes, s.Apply.Writes)
+	}
+}
+
+// total is what has been written since the last call.
+func (r *reports) total() (writes int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, n := range r.writes {
+		writes += n
+	}
+	r.writes = nil
+	return writes
+}
+
+func newNode(t *testing.T, change ...func(*ipvs.Config)) *node {
+	t.Helper()
+	n := &node{t: t, world: proxiertest.NewTopology(t)}
+	n.ns = n.world.Node.NetNS()
+	n.start(change...)
+	return n
+}
+
+// start starts a proxy, which ends with the test or by stop.
+func (n *node) start(change ...func(*ipvs.Config)) {
+	n.t.Helper()
+	config := ipvs.Config{Config: n.world.Config(), SetSysctls: true}
+	config.Runner = runner.Options{MinInterval: runner.Unlimited}
+	for _, c := range change {
+		c(&config)
+	}
+	n.reports = &reports{}
+	p, err := ipvs.New(config, proxier.Deps{Observer: n.reports})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := p.Run(ctx); err != nil {
+			n.t.Errorf("Run: %v", err)
+		}
+	})
+	var once sync.Once
+	n.proxy, n.stop = p, func() {
+		once.Do(func() {
+			cancel()
+			running.Wait()
+		})
+	}
+	n.t.Cleanup(n.stop)
+}
+
+// synced says that everything is there, and programs it.
+func (n *node) synced() {
+	n.t.Helper()
+	n.proxy.OnServiceSynced()
+	n.proxy.OnEndpointSlicesSynced()
+	n.sync()
+}
+
+func (n *node) sync() {
+	n.t.Helper()
+	if err := n.proxy.Sync(n.t.Context()); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// run runs a program in the node: a witness that knows nothing of this library.
+func (n *node) run(program string, args ...string) string {
+	n.t.Helper()
+	var out []byte
+	var err error
+	netnstest.Check(n.t, namespace.Visit(n.ns, func() error {
+		out, err = exec.Command(program, args...).CombinedOutput()
+		return nil
+	}))
+	if err != nil {
+		n.t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+const webVIP = "10.96.0.10"
+
+func web(options ...proxiertest.ServiceOption) *v1.Service {
+	return proxiertest.Service("shop", "web", append([]proxiertest.ServiceOption{
+		proxiertest.ClusterIPs(webVIP), proxiertest.Port("http", v1.ProtocolTCP, 80),
+	}, options...)...)
+}
+
+func webSlice(pods ...*proxiertest.Host) *discovery.EndpointSlice {
+	options := []proxiertest.SliceOption{proxiertest.SlicePort("http", v1.ProtocolTCP, 8080)}
+	for _, pod := range pods {
+		options = append(options, proxiertest.Endpoint(pod.Addr(v1.IPv4Protocol).String(), proxiertest.OnNode("node")))
+	}
+	return proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4, options...)
+}
+
+func (n *node) ask() (string, error) {
+	answer, err := n.world.LocalPods[2].Ask(n.t.Context(), "tcp", netip.MustParseAddrPort(webVIP+":80"), proxiertest.AskOptions{Timeout: 3 * time.Second})
+	return answer.Server, err
+}
+
+// everybody asks often, and wants all of the answers from some pods.
+func (n *node) everybody(want ...*proxiertest.Host) {
+	n.t.Helper()
+	seen := map[string]bool{}
+	for range 4 * len(want) {
+		server, err := n.ask()
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		seen[server] = true
+	}
+	for _, host := range want {
+		if !seen[host.Name] {
+			n.t.Errorf("answered by %v, want %s among them", seen, host.Name)
+		}
+	}
+	if len(seen) != len(want) {
+		n.t.Errorf("answered by %v, want %d of them", seen, len(want))
+	}
+}
+
+// TestDrainingLetsConnectionsEnd: an open connection to an endpoint that is gone lives
+// on, new ones go elsewhere, a restart in the middle changes nothing, the endpoint that
+// returns takes new ones again, and the deadline cuts what is left.
+func TestDrainingLetsConnectionsEnd(t *testing.T) {
+	const drain = 6 * time.Second
+	n := newNode(t, func(c *ipvs.Config) { c.Drain = time.Hour })
+	pods := n.world.LocalPods[:2]
+	n.proxy.OnServiceAdd(web())
+	n.proxy.OnEndpointSliceAdd(webSlice(pods[0]))
+	n.synced()
+	flow := n.open()
+	alive := func(when string) {
+		t.Helper()
+		if answer, err := flow.Ask(t.Context()); err != nil || answer.Server != pods[0].Name {
+			t.Errorf("%s: the open connection is answered by %q, %v, want %s", when, answer.Server, err, pods[0].Name)
+		}
+	}
+	alive("at first")
+	n.proxy.OnEndpointSliceUpdate(nil, webSlice(pods[1]))
+	n.sync()
+	alive("while its endpoint drains")
+	n.everybody(pods[1])
+	if got := n.run("ipvsadm", "-Ln"); !strings.Contains(got, pods[0].Addr(v1.IPv4Protocol).String()+":8080") {
+		t.Errorf("ipvsadm shows\n%swant the draining endpoint", got)
+	}
+
+	n.stop()
+	n.start(func(c *ipvs.Config) { c.Drain = time.Hour })
+	n.proxy.OnServiceAdd(web())
+	n.proxy.OnEndpointSliceAdd(webSlice(pods[1]))
+	n.synced()
+	alive("after a restart")
+	n.everybody(pods[1])
+
+	n.proxy.OnEndpointSliceUpdate(nil, webSlice(pods...))
+	n.sync()
+	n.everybody(pods...)
+	alive("when its endpoint is back")
+
+	n.stop()
+	n.start(func(c *ipvs.Config) { c.Drain = drain })
+	n.proxy.OnServiceAdd(web())
+	n.proxy.OnEndpointSliceAdd(webSlice(pods[1]))
+	n.synced()
+	alive("before the deadline")
+	n.eventually("the endpoint is gone at the deadline", func() bool {
+		return !strings.Contains(n.run("ipvsadm", "-Ln"), pods[0].Addr(v1.IPv4Protocol).String()+":8080")
+	})
+	if answer, err := flow.Ask(t.Context()); err == nil {
+		t.Errorf("after the deadline: answered by %s, want nobody", answer.Server)
+	}
+	n.everybody(pods[1])
+}
+
+// TestTheLastEndpointGoes: clients are refused at once, and do not hang.
+func TestTheLastEndpointGoes(t *testing.T) {
+	n := newNode(t)
+	n.proxy.OnServiceAdd(web())
+	n.proxy.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0]))
+	n.synced()
+	flow := n.open()
+	n.everybody(n.world.LocalPods[0])
+	n.proxy.OnEndpointSliceUpdate(nil, webSlice())
+	n.sync()
+	if server, err := n.ask(); !errors.Is(err, proxiertest.ErrRefused) {
+		t.Errorf("answered by %q, %v, want a refusal", server, err)
+	}
+	if _, err := flow.Ask(t.Context()); err != nil {
+		t.Errorf("the open connection: %v, want it to go on", err)
+	}
+}
+
+// TestOthersAreLeftAlone by sync, repair and clean-up: virtual servers and addresses
+// that somebody else has made (W-V2). An external IP that is the node's own address
+// serves, and does not cut the node off.
+func TestOthersAreLeftAlone(t *testing.T) {
+	n := newNode(t)
+	main := n.world.Node.Addr(v1.IPv4Protocol)
+	n.run("ip", "link", "add", "other0", "type", "dummy")
+	n.run("ip", "addr", "add", "192.0.2.77/32", "dev", "other0")
+	n.run("ipvsadm", "-A", "-t", "192.0.2.77:80", "-s", "wlc")
+	n.run("ipvsadm", "-a", "-t", "192.0.2.77:80", "-r", "192.0.2.1:80", "-m", "-w", "7")
+	n.run("ipvsadm", "-A", "-f", "7", "-s", "rr")
+	before := n.run("ipvsadm", "-Ln")
+
+	n.proxy.OnServiceAdd(web(proxiertest.ExternalIPs(main.String())))
+	n.proxy.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0]))
+	n.synced()
+	at := func(port uint16) (string, error) {
+		answer, err := n.world.Router.Ask(t.Context(), "tcp", netip.AddrPortFrom(main, port), proxiertest.AskOptions{Timeout: 3 * time.Second})
+		return answer.Server, err
+	}
+	if server, err := at(80); err != nil || server != n.world.LocalPods[0].Name {
+		t.Errorf("the external IP is answered by %q, %v, want the pod", server, err)
+	}
+	if server, err := at(31999); err != nil || server != n.world.Node.Name { // its own process
+		t.Errorf("the node's own port is answered by %q, %v, want the node", server, err)
+	}
+	if got := n.run("ip", "addr", "show", "dev", n.device()); strings.Contains(got, main.String()) || !strings.Contains(got, webVIP) {
+		t.Errorf("the device has\n%swant the ClusterIP, and not the node's address", got)
+	}
+	if got := n.run("nft", "list", "tables"); !strings.Contains(got, "serviceplane-ipvs") {
+		t.Errorf("nft lists\n%swant the table of the rules", got)
+	}
+	n.run("ip", "addr", "del", webVIP+"/32", "dev", n.device()) // damage
+	n.eventually("the address is back", func() bool { return strings.Contains(n.run("ip", "addr"), webVIP) })
+	n.stop()
+	if err := n.proxy.Cleanup(t.Context()); err != nil {
+		t.Fatalf("Cleanup: %v", err)
+	}
+	if got := n.run("ipvsadm", "-Ln"); got != before {
+		t.Errorf("after the clean-up ipvsadm shows\n%swant\n%s", got, before)
+	}
+	if got := n.run("ip", "addr"); !strings.Contains(got, "192.0.2.77") || strings.Contains(got, "serviceplane0") {
+		t.Errorf("after the clean-up there is\n%swant other0 and not our device", got)
+	}
+	if got := n.run("nft", "list", "tables"); strings.Contains(got, "serviceplane") {
+		t.Errorf("after the clean-up nft lists\n%swant no table of ours", got)
+	}
+}
+
+// TestAMissingSchedulerConcernsOneService: Linux 6.1 has no twos, and nothing has
+// nonsense.
+func TestAMissingSchedulerConcernsOneService(t *testing.T) {
+	n := newNode(t, func(c *ipvs.Config) {
+		c.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations["scheduler"] }
+		c.Tune = func(s *desired.Service) ipvs.Tuning {
+			scheduler, _ := changetracker.Ext[string](s.Port.Ext)
+			return ipvs.Tuning{Scheduler: scheduler}
+		}
+	})
+	other := proxiertest.Service("shop", "other", proxiertest.ClusterIPs("10.96.0.11"), proxiertest.Port("http", v1.ProtocolTCP, 80))
+	other.Annotations = map[string]string{"scheduler": "nonsense"}
+	n.proxy.OnServiceAdd(other)
+	n.proxy.OnEndpointSliceAdd(proxiertest.Slice("shop", "other", discovery.AddressTypeIPv4, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080),
+		proxiertest.Endpoint("10.244.1.2", proxiertest.OnNode("node"))))
+	n.proxy.OnServiceAdd(web())
+	n.proxy.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0]))
+	n.proxy.OnServiceSynced()
+	n.proxy.OnEndpointSlicesSynced()
+	err := n.proxy.Sync(t.Context())
+	var one *proxier.ServiceError
+	if !errors.As(err, &one) || one.Name.Name != "other" || !errors.Is(err, proxier.ErrNotSupported) || !strings.Contains(err.Error(), "ip_vs_nonsense") {
+		t.Errorf("Sync = %v, want a ServiceError about other, and the module that it needs", err)
+	}
+	n.everybody(n.world.LocalPods[0])
+	other = other.DeepCopy()
+	other.Annotations["scheduler"] = "lc"
+	n.proxy.OnServiceUpdate(nil, other)
+	n.sync()
+	if got := n.run("ipvsadm", "-Ln"); !strings.Contains(got, "10.96.0.11:80 lc") {
+		t.Errorf("ipvsadm shows\n%swant other with scheduler lc", got)
+	}
+}
+
+func (n *node) device() string { return "serviceplane0" }
+
+func (n *node) open() *proxiertest.Flow {
+	n.t.Helper()
+	flow, err := n.world.LocalPods[2].Open(n.t.Context(), "tcp", netip.MustParseAddrPort(webVIP+":80"), proxiertest.AskOptions{Timeout: 3 * time.Second})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { _ = flow.Close() }) // it may have been cut
+	return flow
+}
+
+func (n *node) eventually(what string, ok func() bool) {
+	n.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			n.t.Fatalf("%s: not yet", what)
+		}
+	}
+}
+
+// TestOneChangeIsOneExchange among 2,000 Services: an endpoint more is one message to
+// the kernel, one that is replaced are two, and a restart writes nothing.
+func TestOneChangeIsOneExchange(t *testing.T) {
+	const services = 2000
+	n := newNode(t)
+	feed := func() {
+		for i := range services {
+			name := fmt.Sprintf("s-%d", i)
+			n.proxy.OnServiceAdd(proxiertest.Service("shop", name, proxiertest.ClusterIPs(fmt.Sprintf("10.97.%d.%d", i/250, i%250+1)), proxiertest.Port("http", v1.ProtocolTCP, 80)))
+			n.proxy.OnEndpointSliceAdd(proxiertest.Slice("shop", name, discovery.AddressTypeIPv4, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080),
+				proxiertest.Endpoint("10.244.9.1", proxiertest.OnNode("elsewhere")), proxiertest.Endpoint("10.244.9.2", proxiertest.OnNode("elsewhere"))))
+		}
+		n.proxy.OnServiceAdd(web())
+		n.proxy.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0]))
+		n.synced()
+	}
+	feed()
+	if got := strings.Count(n.run("ipvsadm", "-Ln"), "TCP "); got != services+1 {
+		t.Errorf("ipvsadm shows %d virtual servers, want %d", got, services+1)
+	}
+	n.everybody(n.world.LocalPods[0])
+	n.reports.total()
+	for _, step := range []struct {
+		what string
+		pods []*proxiertest.Host
+		want int
+	}{
+		{"one endpoint more", n.world.LocalPods[:2], 1},
+		{"one endpoint less", n.world.LocalPods[:1], 1},
+		{"one endpoint replaced", n.world.LocalPods[2:3], 2},
+	} {
+		n.proxy.OnEndpointSliceUpdate(nil, webSlice(step.pods...))
+		n.sync()
+		if got := n.reports.total(); got != step.want {
+			t.Errorf("%s: %d writes, want %d", step.what, got, step.want)
+		}
+	}
+	n.proxy.OnEndpointSliceUpdate(nil, webSlice(n.world.LocalPods[0]))
+	n.sync()
+	n.stop()
+	n.start()
+	feed()
+	if got := n.reports.total(); got != 0 {
+		t.Errorf("a restart: %d writes, want none", got)
+	}
+	n.everybody(n.world.LocalPods[0])
+}

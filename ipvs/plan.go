@@ -1,0 +1,164 @@
+package ipvs
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// serverKey identifies a virtual server of one IP family.
+type serverKey struct {
+	protocol desired.Protocol
+	addr     netip.AddrPort
+}
+
+// String is "address:port/PROTOCOL".
+func (k serverKey) String() string { return k.addr.String() + "/" + k.protocol.String() }
+
+// Flags of a virtual server, IP_VS_SVC_F_* of linux/ip_vs.h.
+const (
+	flagPersistent   = 0x01
+	flagOnePacket    = 0x04
+	flagHashFallback = 0x08
+	flagHashPort     = 0x10
+	// flagHashed is set by the kernel.
+	flagHashed = 0x02
+)
+
+// settings are those of a virtual server.
+type settings struct {
+	scheduler string
+	flags     uint32
+	// timeout is how long a client stays with its real server, with flagPersistent; else
+	// 0.
+	timeout time.Duration
+}
+
+// virtual is a virtual server with the weights of its real servers.
+type virtual struct {
+	settings
+
+	reals map[netip.AddrPort]int
+	// serving are all endpoints that serve, sorted: what they have goes on, and they get
+	// nothing new.
+	serving []netip.AddrPort
+}
+
+// serves says whether connections to an endpoint may go on.
+func (v *virtual) serves(endpoint netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(v.serving, endpoint, netip.AddrPort.Compare)
+	return ok
+}
+
+// planner turns service ports into virtual servers. It is pure.
+type planner struct {
+	config *Config
+	// nodeAddrs are the node's addresses that accept node ports.
+	nodeAddrs []netip.Addr
+}
+
+// virtuals are the virtual servers of a service port, one for each VIP and one for
+// each node address. What has no endpoint for anybody has none: packets are refused
+// before they get there.
+func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
+	all := map[serverKey]*virtual{}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		endpoints := s.Endpoints(f.Scope)
+		if len(endpoints) == 0 && f.ShortCircuit { // for pods and the node; others are dropped
+			endpoints = s.Cluster
+		}
+		if len(endpoints) == 0 {
+			continue
+		}
+		v := p.virtual(s, endpoints)
+		addrs := []netip.Addr{f.VIP}
+		if f.Kind == desired.NodePort {
+			addrs = p.nodeAddrs
+		}
+		for _, addr := range addrs {
+			key := serverKey{s.Protocol, netip.AddrPortFrom(addr, f.Port)}
+			if all[key] == nil || f.Kind != desired.NodePort { // a VIP goes before a node port
+				all[key] = v
+			}
+		}
+	}
+	return all
+}
+
+func (p *planner) virtual(s *desired.Service, endpoints []netip.AddrPort) *virtual {
+	var own Tuning
+	if p.config.Tune != nil {
+		own = p.config.Tune(s)
+	}
+	v := &virtual{settings: settings{scheduler: p.config.Scheduler}, reals: make(map[netip.AddrPort]int, len(endpoints)), serving: s.Servers}
+	if own.Scheduler != "" {
+		v.scheduler = own.Scheduler
+	}
+	if s.Affinity > 0 {
+		v.flags |= flagPersistent
+		v.timeout = s.Affinity
+	}
+	if s.Protocol == desired.UDP && p.config.OnePacket {
+		v.flags |= flagOnePacket
+	}
+	if v.scheduler == "sh" || v.scheduler == "mh" {
+		if p.config.HashFallback {
+			v.flags |= flagHashFallback
+		}
+		if p.config.HashPort {
+			v.flags |= flagHashPort
+		}
+	}
+	for _, endpoint := range endpoints {
+		v.reals[endpoint] = 1
+		if own.Weight != nil {
+			v.reals[endpoint] = max(0, own.Weight(endpoint))
+		}
+	}
+	return v
+}
+
+// nodePortAddrs chooses, among the node's addresses, those that accept node ports.
+// Loopback never does, nor link-local IPv6.
+func nodePortAddrs(local []netip.Addr, accepting []netip.Prefix) []netip.Addr {
+	var addrs []netip.Addr
+	for _, a := range local {
+		if a.IsLoopback() || a.Is6() && a.IsLinkLocalUnicast() {
+			continue
+		}
+		if slices.ContainsFunc(accepting, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			addrs = append(addrs, a)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
+
+// verdicts is what the rules in front are told of a service port: everything but who
+// serves it. VIPs on our device count as ClusterIPs there: at other ports they refuse,
+// or one would reach programs of the node.
+func verdicts(s *desired.Service, isOurs func(netip.Addr) bool) *desired.Service {
+	v := *s
+	v.Affinity = 0
+	v.Frontends = slices.Clone(s.Frontends)
+	for i := range v.Frontends {
+		f := &v.Frontends[i]
+		switch {
+		case f.Kind == desired.NodePort:
+		case isOurs(f.VIP):
+			f.Kind = desired.ClusterIP
+		default:
+			f.Kind = desired.ExternalIP
+		}
+	}
+	return &v
+}
+
+// object names a real server in errors.
+func object(key serverKey, real netip.AddrPort) string {
+	return fmt.Sprintf("real server %v of virtual server %v", real, key)
+}

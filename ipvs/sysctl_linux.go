@@ -1,0 +1,74 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/serviceplane/serviceplane/internal/namespace"
+)
+
+// sysctl is a kernel setting of a network namespace.
+type sysctl struct {
+	name, want string
+	// needed says that the engine does not work without it.
+	needed bool
+	why    string
+}
+
+// sysctls are the settings to look at, in the order of linux/Documentation/networking/ipvs-sysctl.rst.
+func sysctls(strictARP bool) []sysctl {
+	all := []sysctl{
+		{"net/ipv4/vs/conntrack", "1", true, "nothing is masqueraded without it"},
+		{"net/ipv4/vs/expire_nodest_conn", "1", false, "connections to a real server that is gone hang instead"},
+		{"net/ipv4/vs/expire_quiescent_template", "1", false, "clients with session affinity stay with a real server that drains"},
+		{"net/ipv4/ip_forward", "1", false, "packets do not reach endpoints elsewhere"},
+	}
+	if strictARP {
+		all = append(all,
+			sysctl{"net/ipv4/conf/all/arp_ignore", "1", false, "the node answers ARP requests for VIPs"},
+			sysctl{"net/ipv4/conf/all/arp_announce", "2", false, "the node announces VIPs by ARP"})
+	}
+	return all
+}
+
+// checkSysctls reads the settings, and sets them if that is wanted. What is amiss
+// then, and not needed, is given to advise.
+func (e *Engine) checkSysctls(advise func(text string)) error {
+	return namespace.Visit(e.config.NetNS, func() error {
+		var errs []error
+		for _, s := range sysctls(e.config.StrictARP) {
+			err := s.check()
+			if err != nil && e.config.SetSysctls {
+				err = s.set()
+			}
+			if err != nil && s.needed {
+				errs = append(errs, err)
+			} else if err != nil {
+				advise(err.Error())
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (s *sysctl) path() string { return "/proc/sys/" + s.name }
+
+func (s *sysctl) check() error {
+	have, err := os.ReadFile(s.path())
+	if err != nil {
+		return fmt.Errorf("read kernel setting %s: %w", s.name, denied(err))
+	}
+	if got := strings.TrimSpace(string(have)); got != s.want {
+		return fmt.Errorf("kernel setting %s is %s, want %s, or %s: set it, or let Config.SetSysctls", s.name, got, s.want, s.why)
+	}
+	return nil
+}
+
+func (s *sysctl) set() error {
+	if err := os.WriteFile(s.path(), []byte(s.want), 0); err != nil {
+		return fmt.Errorf("set kernel setting %s to %s: %w", s.name, s.want, denied(err))
+	}
+	return nil
+}

@@ -1,0 +1,22 @@
+//go:build !linux
+
+package ipvs
+
+import (
+	"fmt"
+	"runtime"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// NewEngine returns proxier.ErrNotSupported.
+func NewEngine(Config, v1.IPFamily, proxier.Deps) (proxier.Engine, error) {
+	return nil, fmt.Errorf("ipvs on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
+}
+
+// New returns proxier.ErrNotSupported.
+func New(Config, proxier.Deps) (*proxier.Proxier, error) {
+	return nil, fmt.Errorf("ipvs on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
+}
