@@ -353,12 +353,18 @@ func (n *node) eventually(what string, ok func() bool) {
 func TestOneChangeIsOneExchange(t *testing.T) {
 	const services = 2000
 	n := newNode(t)
+	slice := func(service string, endpoints ...int) *discovery.EndpointSlice {
+		options := []proxiertest.SliceOption{proxiertest.SlicePort("http", v1.ProtocolTCP, 8080)}
+		for _, e := range endpoints {
+			options = append(options, proxiertest.Endpoint(fmt.Sprintf("10.244.9.%d", e), proxiertest.OnNode("elsewhere")))
+		}
+		return proxiertest.Slice("shop", service, discovery.AddressTypeIPv4, options...)
+	}
 	feed := func() {
 		for i := range services {
 			name := fmt.Sprintf("s-%d", i)
 			n.proxy.OnServiceAdd(proxiertest.Service("shop", name, proxiertest.ClusterIPs(fmt.Sprintf("10.97.%d.%d", i/250, i%250+1)), proxiertest.Port("http", v1.ProtocolTCP, 80)))
-			n.proxy.OnEndpointSliceAdd(proxiertest.Slice("shop", name, discovery.AddressTypeIPv4, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080),
-				proxiertest.Endpoint("10.244.9.1", proxiertest.OnNode("elsewhere")), proxiertest.Endpoint("10.244.9.2", proxiertest.OnNode("elsewhere"))))
+			n.proxy.OnEndpointSliceAdd(slice(name, 1, 2))
 		}
 		n.proxy.OnServiceAdd(web())
 		n.proxy.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0]))
@@ -371,22 +377,21 @@ func TestOneChangeIsOneExchange(t *testing.T) {
 	n.everybody(n.world.LocalPods[0])
 	n.reports.total()
 	for _, step := range []struct {
-		what string
-		pods []*proxiertest.Host
-		want int
+		what      string
+		endpoints []int
+		want      int
 	}{
-		{"one endpoint more", n.world.LocalPods[:2], 1},
-		{"one endpoint less", n.world.LocalPods[:1], 1},
-		{"one endpoint replaced", n.world.LocalPods[2:3], 2},
+		{"one endpoint more", []int{1, 2, 3}, 1},
+		{"one endpoint replaced", []int{1, 2, 4}, 2},
+		{"one endpoint less", []int{1, 2}, 1},
 	} {
-		n.proxy.OnEndpointSliceUpdate(nil, webSlice(step.pods...))
+		n.proxy.OnEndpointSliceUpdate(nil, slice("s-7", step.endpoints...))
 		n.sync()
 		if got := n.reports.total(); got != step.want {
 			t.Errorf("%s: %d writes, want %d", step.what, got, step.want)
 		}
 	}
-	n.proxy.OnEndpointSliceUpdate(nil, webSlice(n.world.LocalPods[0]))
-	n.sync()
+	n.eventually("what drained is gone", func() bool { return !strings.Contains(n.run("ipvsadm", "-Ln"), "10.244.9.4") })
 	n.stop()
 	n.start()
 	feed()
