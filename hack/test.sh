@@ -93,6 +93,7 @@ if [ "$(uname -s)" = Linux ] && [ "$(id -u)" = 0 ]; then
   export SERVICEPLANE_REQUIRE_KERNEL=1
   step 'nft, which tests compare with' need_apt nft nftables
   step 'iptables, both variants' need_apt iptables iptables
+  step 'nginx, which benchmarks compare with' need_nginx
   export SERVICEPLANE_REQUIRE_BROWSER=1
   step 'Chromium, which tests look at the page with' browser
 else

@@ -18,12 +18,40 @@ need_golangci_lint() {
   "$GOLANGCI_LINT" version
 }
 
+# install_apt PACKAGE… installs Debian packages.
+install_apt() {
+  echo "installing $*"
+  apt-get update -q
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+}
+
 # need_apt COMMAND PACKAGE installs a Debian package unless its command is there.
 need_apt() {
   if ! command -v "$1" >/dev/null; then
-    echo "installing $2"
-    apt-get update -q
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$2"
+    install_apt "$2"
   fi
   "$1" --version 2>/dev/null || true # busybox has none to tell
 }
+
+# need_nginx installs nginx with its module for streams, unless they are there, but no
+# service: nothing begins to listen, neither now nor with the next boot.
+need_nginx() (
+  policy=/usr/sbin/policy-rc.d
+  if [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] && command -v nginx >/dev/null; then
+    nginx -v
+    exit 0
+  fi
+  if [ ! -e "$policy" ]; then # 101 forbids packages to start anything
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+  fi
+  if command -v nginx >/dev/null; then
+    install_apt libnginx-mod-stream
+    exit 0
+  fi
+  install_apt nginx libnginx-mod-stream
+  if command -v systemctl >/dev/null; then
+    systemctl disable -q nginx
+  fi
+)

@@ -71,11 +71,7 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	log := deps.Logger
-	if log == nil {
-		log = zap.NewNop()
-	}
-	e := &Engine{config: config, family: family, written: make(chan struct{}, 1), log: log.Named("iptables").With(zap.String("family", string(family)))}
+	e := &Engine{config: config, family: family, written: make(chan struct{}, 1), log: companions.Logger(deps.Logger, "iptables", family)}
 	e.open = func(ctx context.Context) (kernel, error) {
 		return openTool(ctx, toolConfig{
 			family: family, netNS: config.NetNS, variant: config.Variant,
@@ -97,15 +93,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	if deps.Conntrack == nil {
 		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	}
-	engines := map[v1.IPFamily]proxier.Engine{}
-	for _, family := range config.Families {
-		engine, err := newEngine(config, family, deps)
-		if err != nil {
-			return nil, err
-		}
-		engines[family] = engine
-	}
-	return proxier.New(config.Config, deps, engines)
+	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return newEngine(config, family, deps) })
 }
 
 // errNotFull is a bug of the caller: it must send a full Update first, after every

@@ -57,9 +57,12 @@ func (d *device) close() {
 	}
 }
 
-// ensure makes the device. It stays down: its addresses count all the same, and it
-// answers no ARP.
+// ensure makes the device, unless it is there. It stays down: its addresses count all
+// the same, and it answers no ARP.
 func (d *device) ensure() error {
+	if err := d.find(); err != nil || d.index != 0 {
+		return err
+	}
 	err := d.handle.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name}})
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return missing("network device of type dummy", "dummy", err)
@@ -73,7 +76,7 @@ func (d *device) ensure() error {
 // find looks for the device; index is 0 if there is none.
 func (d *device) find() error {
 	d.index = 0
-	link, err := d.handle.LinkByName(d.name)
+	link, err := d.handle.LinkByName(d.name) //nolint:forbidigo // the kernel is asked for this one only
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil
 	}
@@ -87,6 +90,8 @@ func (d *device) find() error {
 	return nil
 }
 
+func (d *device) isOn(link int) bool { return d.index != 0 && link == d.index }
+
 // addresses lists those of the family: on the device, and on all other links.
 func (d *device) addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, err error) {
 	list, err := netlinkx.AddrList(d.lists, d.family)
@@ -96,7 +101,7 @@ func (d *device) addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, 
 	here = map[netip.Addr]bool{}
 	for i := range list {
 		addr := addrOf(list[i].IP)
-		if d.index != 0 && list[i].LinkIndex == d.index {
+		if d.isOn(list[i].LinkIndex) {
 			here[addr] = true
 			continue
 		}

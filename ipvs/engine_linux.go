@@ -31,8 +31,7 @@ type Engine struct {
 	log    *zap.Logger
 	// rules decide what is refused and masqueraded before packets get to IPVS.
 	rules rules
-	// open opens what is below.
-	open func() (handle, holder, error)
+	ground ground
 
 	mu     sync.Mutex // guards all below; Watch tends to what drains
 	kernel handle     // nil until it is needed
@@ -49,9 +48,21 @@ type Engine struct {
 	// local are the node's other addresses.
 	local    []netip.Addr
 	services map[changetracker.ServicePortName]*placed
-	users    map[serverKey]changetracker.ServicePortName
-	globals  desired.Globals
-	report   proxier.ApplyReport
+	users    map[serverKey]user
+	// nodePorts are the virtual servers that node ports want: where a VIP is an address
+	// of the node, it may have taken their place.
+	nodePorts map[serverKey]claim
+	report    proxier.ApplyReport
+}
+
+// ground is what the engine stands on.
+type ground struct {
+	kernel func() (handle, error)
+	device func() (holder, error)
+	// loaded says whether the kernel has IPVS now.
+	loaded func() (bool, error)
+	// check looks at the kernel's settings.
+	check func(advise func(text string)) error
 }
 
 // rules is the nftables engine, as this one needs it.
@@ -80,14 +91,10 @@ type holder interface {
 	addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, err error)
 	add(addrs []netip.Addr) error
 	remove(addrs []netip.Addr) error
+	// isOn says whether a link is this one.
+	isOn(link int) bool
 	delete() error
 	close()
-}
-
-// placed is a service port with its virtual servers, and the VIPs that it needs.
-type placed struct {
-	keys []serverKey
-	vips []netip.Addr
 }
 
 // NewEngine returns the engine of one family. It opens nothing before the first
@@ -111,15 +118,11 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if !ok {
 		return nil, fmt.Errorf("rules are of type %T: %w", engine, proxier.ErrNotSupported)
 	}
-	log := deps.Logger
-	if log == nil {
-		log = zap.NewNop()
-	}
 	e := &Engine{
 		config: config, family: family, rules: front,
-		log: log.Named("ipvs").With(zap.String("family", string(family))),
+		log: companions.Logger(deps.Logger, "ipvs", family),
 	}
-	e.open = e.openAll
+	e.ground = e.realGround()
 	return e, nil
 }
 
@@ -135,23 +138,15 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	if deps.Conntrack == nil {
 		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	}
-	engines := map[v1.IPFamily]proxier.Engine{}
-	for _, family := range config.Families {
-		engine, err := newEngine(config, family, deps)
-		if err != nil {
-			return nil, err
-		}
-		engines[family] = engine
-	}
-	return proxier.New(config.Config, deps, engines)
+	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return newEngine(config, family, deps) })
 }
 
 // errNotFull is a bug of the caller: it must send a full Update first, and after
 // every failure.
 var errNotFull = errors.New("ipvs: a partial update where a full one is needed")
 
-// Apply implements proxier.Engine. A service port whose scheduler the kernel has not
-// is a *proxier.ServiceError.
+// Apply implements proxier.Engine. A service port with what the kernel refuses, such as
+// a scheduler that it has not, is a *proxier.ServiceError.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -164,199 +159,62 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
 		return err
 	}
 	if update.Full {
-		if err := e.observe(ctx); err != nil {
-			return errors.Join(err, e.disconnect())
+		if err := errors.Join(e.device.ensure(), e.observe(ctx)); err != nil {
+			e.disconnect()
+			return err
 		}
 	}
 	err := e.program(ctx, &update)
 	if rest := others(err); rest != nil {
-		return errors.Join(err, e.disconnect())
+		e.disconnect()
+		return err
 	}
 	e.trusted = true
 	return err
 }
 
 // program does what there is to do, in this order: rules, addresses, virtual servers,
-// and then what is too much the other way round.
+// and then addresses that are too much.
 func (e *Engine) program(ctx context.Context, update *desired.Update) error {
-	began := time.Now()
-	e.table.writes = 0
-	e.globals = update.Globals
-	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(e.local, update.Globals.NodePortAddresses)}
-	wanted := make([]map[serverKey]*virtual, len(update.Services))
-	var addrs []netip.Addr
-	for i, s := range update.Services {
-		wanted[i] = p.virtuals(s)
-		addrs = append(addrs, e.vipsOf(s)...)
-	}
-	if err := e.bind(addrs); err != nil {
+	wishes := e.wishes(update)
+	if err := e.applyRules(ctx, update, wishes); err != nil {
 		return err
 	}
-	if err := e.applyRules(ctx, update); err != nil {
+	began := time.Now()
+	e.table.writes = 0
+	err := e.serve(update, wishes)
+	e.report.Writes += e.table.writes
+	e.report.Kernel += time.Since(began)
+	return err
+}
+
+func (e *Engine) serve(update *desired.Update, wishes []wish) error {
+	if err := e.bind(wishes); err != nil {
 		return err
 	}
 	var errs []error
-	gone := slices.Concat(update.Removed, e.missing(update))
-	for _, name := range gone {
+	for _, name := range update.Removed {
 		errs = append(errs, e.forget(name))
 	}
-	for i, s := range update.Services {
-		if err := e.place(s, wanted[i]); err != nil {
-			errs = append(errs, &proxier.ServiceError{Name: s.Name, Family: e.family, Err: err})
-		}
+	for i := range wishes {
+		errs = append(errs, e.place(&wishes[i]))
 	}
 	if update.Full {
 		errs = append(errs, e.removeLeftovers())
 	}
-	errs = append(errs, e.unbind())
-	e.report.Writes += e.table.writes
-	e.report.Kernel += time.Since(began)
-	return errors.Join(errs...)
+	return errors.Join(append(errs, e.unbind())...)
 }
 
-func (e *Engine) applyRules(ctx context.Context, update *desired.Update) error {
+func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wishes []wish) error {
 	rules := *update
-	rules.Services = make([]*desired.Service, len(update.Services))
-	for i, s := range update.Services {
-		rules.Services[i] = verdicts(s, func(a netip.Addr) bool { return e.bound[a] })
+	rules.Services = make([]*desired.Service, len(wishes))
+	for i := range wishes {
+		w := &wishes[i]
+		rules.Services[i] = verdicts(w.service, func(a netip.Addr) bool { return slices.Contains(w.vips, a) })
 	}
 	err := e.rules.Apply(ctx, rules)
 	e.report = e.rules.LastApply()
 	return err
-}
-
-// vipsOf are the addresses that a service port needs on our device: all but those
-// that the node has anyway, or that are excluded.
-func (e *Engine) vipsOf(s *desired.Service) []netip.Addr {
-	var vips []netip.Addr
-	for i := range s.Frontends {
-		vip := s.Frontends[i].VIP
-		if vip.IsValid() && !slices.Contains(e.local, vip) && !e.excluded(vip) && !slices.Contains(vips, vip) {
-			vips = append(vips, vip)
-		}
-	}
-	return vips
-}
-
-func (e *Engine) excluded(a netip.Addr) bool {
-	return slices.ContainsFunc(e.config.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
-// bind puts addresses on our device.
-func (e *Engine) bind(addrs []netip.Addr) error {
-	var added []netip.Addr
-	for _, a := range addrs {
-		if !e.bound[a] {
-			e.bound[a] = true
-			added = append(added, a)
-		}
-	}
-	e.report.Writes += len(added)
-	return e.device.add(added)
-}
-
-// unbind takes the addresses away that no service port needs any more, and no virtual
-// server that drains.
-func (e *Engine) unbind() error {
-	for addr := range e.table.left {
-		e.idle[addr] = true
-	}
-	clear(e.table.left)
-	var removed []netip.Addr
-	for a := range e.idle {
-		if e.bound[a] && e.uses[a] == 0 && e.table.servers[a] == 0 && !e.excluded(a) {
-			removed = append(removed, a)
-			delete(e.bound, a)
-		}
-	}
-	clear(e.idle)
-	e.report.Writes += len(removed)
-	return e.device.remove(removed)
-}
-
-// use counts the service ports that need addresses.
-func (e *Engine) use(vips []netip.Addr, n int) {
-	for _, a := range vips {
-		if e.uses[a] += n; e.uses[a] == 0 {
-			delete(e.uses, a)
-			e.idle[a] = true
-		}
-	}
-}
-
-// place brings the virtual servers of a service port to what they must be.
-func (e *Engine) place(s *desired.Service, wanted map[serverKey]*virtual) error {
-	before := e.services[s.Name]
-	now := &placed{vips: e.vipsOf(s)}
-	var errs []error
-	for _, key := range slices.SortedFunc(maps.Keys(wanted), compareKeys) {
-		if e.excluded(key.addr.Addr()) {
-			continue
-		}
-		if user, used := e.users[key]; used && user != s.Name && !slices.Contains(now.vips, key.addr.Addr()) {
-			continue // a VIP of another one is an address of the node, and goes before node ports
-		}
-		e.users[key] = s.Name
-		now.keys = append(now.keys, key)
-		errs = append(errs, e.table.set(key, wanted[key]))
-	}
-	e.use(now.vips, 1)
-	if before != nil {
-		e.use(before.vips, -1)
-		errs = append(errs, e.leave(s.Name, before.keys, now.keys))
-	}
-	e.services[s.Name] = now
-	return errors.Join(errs...)
-}
-
-// leave removes the virtual servers that a service port had and has not any more.
-func (e *Engine) leave(name changetracker.ServicePortName, before, now []serverKey) error {
-	var errs []error
-	for _, key := range before {
-		if e.users[key] == name && !slices.Contains(now, key) {
-			delete(e.users, key)
-			errs = append(errs, e.table.remove(key))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (e *Engine) forget(name changetracker.ServicePortName) error {
-	p := e.services[name]
-	if p == nil {
-		return nil
-	}
-	delete(e.services, name)
-	e.use(p.vips, -1)
-	return e.leave(name, p.keys, nil)
-}
-
-// missing are the service ports that a full update does not have any more.
-func (e *Engine) missing(update *desired.Update) (gone []changetracker.ServicePortName) {
-	if !update.Full {
-		return nil
-	}
-	wanted := make(map[changetracker.ServicePortName]bool, len(update.Services))
-	for _, s := range update.Services {
-		wanted[s.Name] = true
-	}
-	for name := range e.services {
-		if !wanted[name] {
-			gone = append(gone, name)
-		}
-	}
-	return gone
-}
-
-// removeLeftovers removes the virtual servers of ours that no service port has.
-func (e *Engine) removeLeftovers() error {
-	var errs []error
-	for _, key := range slices.SortedFunc(maps.Keys(e.table.known), compareKeys) {
-		if _, used := e.users[key]; !used {
-			errs = append(errs, e.table.remove(key))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // others is what an error says beside service ports that failed.
@@ -366,47 +224,60 @@ func others(err error) error {
 }
 
 // LastApply implements proxier.Reporter.
-func (e *Engine) LastApply() proxier.ApplyReport { return e.report }
+func (e *Engine) LastApply() proxier.ApplyReport {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.report
+}
 
 // Traits implements proxier.Characteristic.
 func (e *Engine) Traits() desired.Traits {
 	return desired.Traits{LocalPolicyBindsAll: true, VIPsAreLocal: true}
 }
 
-// connect opens what is not open, and makes the device.
-func (e *Engine) connect() (err error) {
+// connect opens what is not open.
+func (e *Engine) connect() error {
 	if e.kernel != nil {
 		return nil
 	}
-	if e.kernel, e.device, err = e.open(); err != nil {
-		e.kernel, e.device = nil, nil
+	if err := e.openAll(); err != nil {
 		return err
 	}
-	err = errors.Join(
-		e.checkSysctls(func(text string) { e.log.Warn(text) }),
-		e.device.ensure(),
+	err := errors.Join(
+		e.ground.check(func(text string) { e.log.Warn(text) }),
 		e.kernel.setTimeouts(&e.config))
 	if err != nil {
-		return errors.Join(err, e.disconnect())
+		e.disconnect()
 	}
-	return nil
+	return err
 }
 
 // openAll opens the sockets.
-func (e *Engine) openAll() (handle, holder, error) {
-	k, err := openKernel(e.config.NetNS, e.family, e.config.Forward)
+func (e *Engine) openAll() error {
+	k, err := e.ground.kernel()
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	d, err := openDevice(e.config.NetNS, e.config.Names.Device, e.family)
+	d, err := e.ground.device()
 	if err != nil {
 		k.Close()
-		return nil, nil, err
+		return err
 	}
-	return k, d, nil
+	e.kernel, e.device = k, d
+	return nil
 }
 
-func (e *Engine) disconnect() error {
+func (e *Engine) realGround() ground {
+	c := &e.config
+	return ground{
+		kernel: func() (handle, error) { return openKernel(c.NetNS, e.family, c.Forward) },
+		device: func() (holder, error) { return openDevice(c.NetNS, c.Names.Device, e.family) },
+		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
+		check:  e.checkSysctls,
+	}
+}
+
+func (e *Engine) disconnect() {
 	if e.kernel != nil {
 		e.kernel.Close()
 		e.kernel = nil
@@ -416,14 +287,14 @@ func (e *Engine) disconnect() error {
 		e.device = nil
 	}
 	e.trusted = false
-	return nil
 }
 
 // Close closes all netlink sockets. The kernel objects stay.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return errors.Join(e.rules.Close(), e.disconnect())
+	e.disconnect()
+	return e.rules.Close()
 }
 
 // Cleanup implements proxier.Engine: it deletes our virtual servers, addresses,
@@ -432,19 +303,19 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	err := e.removeAll(ctx)
-	if errors.Is(err, proxier.ErrNotSupported) {
-		err = nil
+	e.disconnect()
+	if err != nil && !errors.Is(err, proxier.ErrNotSupported) {
+		return err // the rules stay: without them the next attempt does not know which virtual servers are ours
 	}
-	return errors.Join(err, e.disconnect(), e.rules.Cleanup(ctx))
+	return e.rules.Cleanup(ctx)
 }
 
-func (e *Engine) removeAll(ctx context.Context) (err error) {
+func (e *Engine) removeAll(ctx context.Context) error {
 	if e.kernel == nil {
-		if loaded, err := ipvsLoaded(e.config.NetNS); err != nil || !loaded {
+		if loaded, err := e.ground.loaded(); err != nil || !loaded {
 			return errors.Join(err, e.removeDevice()) // IPVS is not loaded just to look for what cannot be there
 		}
-		if e.kernel, e.device, err = e.open(); err != nil {
-			e.kernel, e.device = nil, nil
+		if err := e.openAll(); err != nil {
 			return err
 		}
 	}
@@ -465,7 +336,7 @@ func (e *Engine) removeAll(ctx context.Context) (err error) {
 }
 
 func (e *Engine) removeDevice() error {
-	d, err := openDevice(e.config.NetNS, e.config.Names.Device, e.family)
+	d, err := e.ground.device()
 	if err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ func findIPVS() error {
 		if _, err = netlink.GenlFamilyGet("IPVS"); err == nil {
 			return nil
 		}
-		time.Sleep(findPause)
+		<-time.After(findPause)
 	}
 	return missing("IPVS", "ip_vs", err)
 }
@@ -138,14 +138,16 @@ func (k *netlinkKernel) Connections(key serverKey) (map[netip.AddrPort]int, erro
 	return busy, nil
 }
 
-// Put implements kernel.
+// Put implements kernel. If somebody has deleted what is to be updated, its real
+// servers are gone too, and the error makes the engine look.
 func (k *netlinkKernel) Put(key serverKey, s settings, as change) error {
-	service := k.service(key, s)
-	err := k.handle.UpdateService(service)
-	if as == create || errors.Is(err, unix.ESRCH) { // somebody has deleted it
-		if err = k.handle.NewService(service); errors.Is(err, unix.EEXIST) {
-			err = k.handle.UpdateService(service)
-		}
+	service, change := k.service(key, s), k.handle.UpdateService
+	if as == create {
+		change = k.handle.NewService
+	}
+	err := change(service)
+	if errors.Is(err, unix.EEXIST) {
+		err = k.handle.UpdateService(service)
 	}
 	if errors.Is(err, unix.ENOENT) {
 		return missing("IPVS scheduler "+s.scheduler, "ip_vs_"+s.scheduler, err)

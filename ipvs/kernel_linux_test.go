@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -399,4 +401,55 @@ func TestOneChangeIsOneExchange(t *testing.T) {
 		t.Errorf("a restart: %d writes, want none", got)
 	}
 	n.everybody(n.world.LocalPods[0])
+}
+
+// TestWithoutPrivilege says so. It is run again as nobody.
+func TestWithoutPrivilege(t *testing.T) {
+	const marker, nobody = "SERVICEPLANE_AS_NOBODY", 65534
+	if os.Getenv(marker) == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestWithoutPrivilege$", "-test.count=1")
+		cmd.Env = append(os.Environ(), marker+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS") {
+			t.Errorf("as nobody: %v\n%s", err, out)
+		}
+		return
+	}
+	p, err := ipvs.New(ipvs.Config{SetSysctls: true}, proxier.Deps{Health: proxier.NoHealth()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = p.Run(ctx) })
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	if err := p.Sync(ctx); !errors.Is(err, proxier.ErrPermission) {
+		t.Errorf("Sync = %v, want ErrPermission", err)
+	}
+	cancel()
+	running.Wait()
+}
+
+// TestKernelSettings are set on request only, in the node's network namespace; without
+// the one that masquerading needs, nothing is programmed.
+func TestKernelSettings(t *testing.T) {
+	n := newNode(t, func(c *ipvs.Config) { c.StrictARP = true })
+	n.synced()
+	for name, want := range map[string]string{
+		"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1", "net.ipv4.vs.expire_quiescent_template": "1",
+		"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2",
+	} {
+		if got := strings.TrimSpace(n.run("sysctl", "-n", name)); got != want {
+			t.Errorf("%s = %s, want %s", name, got, want)
+		}
+	}
+	n.stop()
+	n.run("sysctl", "-w", "net.ipv4.vs.conntrack=0")
+	n.start(func(c *ipvs.Config) { c.SetSysctls = false })
+	n.proxy.OnServiceSynced()
+	n.proxy.OnEndpointSlicesSynced()
+	if err := n.proxy.Sync(t.Context()); err == nil || !strings.Contains(err.Error(), "net/ipv4/vs/conntrack is 0, want 1") {
+		t.Errorf("Sync = %v, want it to name the setting", err)
+	}
 }

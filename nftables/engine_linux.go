@@ -62,15 +62,11 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	log := deps.Logger
-	if log == nil {
-		log = zap.NewNop()
-	}
 	specs := setSpecs()
 	return &Engine{
 		config: config,
 		family: family,
-		log:    log.Named("nftables").With(zap.String("family", string(family))),
+		log:    companions.Logger(deps.Logger, "nftables", family),
 		specs:  specs,
 		open: func() (kernel, error) {
 			s, err := openSocket(config.NetNS)
@@ -97,17 +93,14 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	if deps.Conntrack == nil {
 		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	}
-	engines := map[v1.IPFamily]proxier.Engine{}
 	shared := newWatches()
-	for _, family := range config.Families {
+	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) {
 		engine, err := newEngine(config, family, deps)
-		if err != nil {
-			return nil, err
+		if engine != nil {
+			engine.watches = shared
 		}
-		engine.watches = shared
-		engines[family] = engine
-	}
-	return proxier.New(config.Config, deps, engines)
+		return engine, err
+	})
 }
 
 func netfilterFamily(family v1.IPFamily) uint8 {

@@ -9,6 +9,8 @@ import (
 // Addresses puts VIPs on this machine, so that sockets can listen on them. Calls do
 // not overlap. Both methods do nothing, without an error, when there is nothing to do.
 //
+// A VIP goes with its last socket; connections that drain there have no way any more.
+//
 // NewNetsh makes one for Windows. On Linux it would add them to a dummy device, as
 // "ip address add" does.
 type Addresses interface {

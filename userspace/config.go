@@ -3,6 +3,7 @@ package userspace
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -40,10 +41,10 @@ type Config struct {
 	// UDPIdle is how long a UDP client may be quiet before it is forgotten; 0 means
 	// 60s.
 	UDPIdle time.Duration
-	// UDPClients bounds the UDP clients of a service port; the one that was quiet the
+	// UDPClients bounds the UDP clients of a socket; the one that was quiet the
 	// longest makes room. 0 means 4096.
 	UDPClients int
-	// Connections bounds the TCP connections of a service port at a time; more wait
+	// Connections bounds the TCP connections of a socket at a time; more wait
 	// in the system's queue. 0 means 65536.
 	Connections int
 	// Drain is how long TCP connections may go on whose endpoint is gone, or whose
@@ -76,7 +77,7 @@ type PortRange struct{ First, Last uint16 }
 // Hold bounds the connections that wait for endpoints, while an Activator is asked
 // for them.
 type Hold struct {
-	// MaxPerService is how many connections of a service port may wait; 0 means 16.
+	// MaxPerService is how many connections of a socket may wait; 0 means 16.
 	// More are reset.
 	MaxPerService int
 	// Timeout is how long they wait; 0 means 2m.
@@ -99,8 +100,17 @@ func (c Config) WithDefaults() Config {
 	setDefault(&c.Connections, defaultConnections)
 	setDefault(&c.Hold.MaxPerService, defaultHold)
 	setDefault(&c.Hold.Timeout, defaultHoldTimeout)
-	c.Hooks = c.Hooks.withDefaults()
+	c.Hooks = c.Hooks.withDefaults(c.listenConfig())
 	return c
+}
+
+// listenConfig is how sockets are opened: with portals, connections must know what
+// they were led from, and those of Multipath TCP cannot be asked.
+func (c *Config) listenConfig() (l net.ListenConfig) {
+	if c.Portals != nil {
+		l.SetMultipathTCP(false)
+	}
+	return l
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -128,6 +138,9 @@ func (c Config) Validate() error {
 	}
 	if c.Place > PlaceFrontends {
 		bad("Place", "%d: want PlaceProxyPorts or PlaceFrontends", c.Place)
+	}
+	if c.Portals != nil && slices.ContainsFunc(c.Listen, netip.Addr.IsUnspecified) {
+		bad("Listen", "%v: want an address that portals can lead to", c.Listen)
 	}
 	if c.Place == PlaceFrontends && c.Portals != nil {
 		bad("Portals", "want none where sockets listen on VIPs themselves")

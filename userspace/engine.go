@@ -42,6 +42,7 @@ type Engine struct {
 	end       context.CancelFunc
 	life      context.Context //nolint:containedctx // of all connections, until Close
 	running   sync.WaitGroup
+	buffers   sync.Pool // of *[passBuffer]byte, for TCP; used by all connections
 
 	mu       sync.Mutex // guards the map and the sockets of services; never held while something is awaited
 	services map[changetracker.ServicePortName]*service
@@ -76,17 +77,14 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	log := deps.Logger
-	if log == nil {
-		log = zap.NewNop()
-	}
 	e := &Engine{
 		config: config, family: family,
-		log:       log.Named("userspace").With(zap.String("family", string(family))),
+		log:       companions.Logger(deps.Logger, "userspace", family),
 		observe:   func(proxier.ConnectionReport) {},
 		services:  map[changetracker.ServicePortName]*service{},
 		ports:     newPortPool(config.Ports),
 		addresses: addressBook{addresses: config.Addresses, sockets: map[netip.Addr]int{}},
+		buffers:   sync.Pool{New: func() any { return new([passBuffer]byte) }},
 	}
 	if o, ok := deps.Observer.(proxier.ConnectionObserver); ok {
 		e.observe = o.ObserveConnection
@@ -106,15 +104,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	deps = companions.Complete(deps, config.NetNS)
-	engines := map[v1.IPFamily]proxier.Engine{}
-	for _, family := range config.Families {
-		engine, err := NewEngine(config, family, deps)
-		if err != nil {
-			return nil, err
-		}
-		engines[family] = engine
-	}
-	return proxier.New(config.Config, deps, engines)
+	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
 // Apply implements proxier.Engine. A service port whose socket cannot be opened, or
@@ -281,8 +271,8 @@ func (e *Engine) retire(ctx context.Context) error {
 	}
 	var errs []error
 	for _, s := range e.closing {
-		s.retire(after, func() { e.ports.give(s.site.Addr.Port()) })
-		errs = append(errs, e.addresses.leave(ctx, s.site.Addr.Addr()))
+		s.retire(after, func() { e.ports.give(s.held.Port()) })
+		errs = append(errs, e.addresses.leave(ctx, s.held.Addr()))
 	}
 	e.closing = nil
 	return errors.Join(errs...)

@@ -11,12 +11,15 @@ import (
 // Hooks let the embedding program take part. Each may be nil. They are called by
 // several goroutines at once.
 type Hooks struct {
-	// Listen opens the socket of a TCP service port; nil means net.ListenConfig.
+	// Listen opens the socket of a TCP service port; nil means net.ListenConfig. With
+	// portals it must not be one of Multipath TCP, which listeners of Go are unless
+	// told otherwise: such connections do not know what they were led from.
 	Listen func(ctx context.Context, at Site) (net.Listener, error)
 	// ListenPacket opens the socket of a UDP service port; nil means net.ListenConfig.
 	ListenPacket func(ctx context.Context, at Site) (net.PacketConn, error)
 	// Dial connects to an endpoint; nil means net.Dialer. ctx has the deadline of the
-	// attempt.
+	// attempt. A connection without a method CloseWrite is closed as soon as the client
+	// has said everything.
 	Dial func(ctx context.Context, c Connection, endpoint netip.AddrPort) (net.Conn, error)
 	// Pick chooses an endpoint instead of the round robin; ok false leaves it to
 	// that. tried are the endpoints that did not answer.
@@ -28,8 +31,7 @@ type Hooks struct {
 }
 
 // withDefaults sets the hooks that there is always a way without.
-func (h Hooks) withDefaults() Hooks {
-	var config net.ListenConfig
+func (h Hooks) withDefaults(config net.ListenConfig) Hooks {
 	if h.Listen == nil {
 		h.Listen = func(ctx context.Context, at Site) (net.Listener, error) {
 			return config.Listen(ctx, at.Network, at.Addr.String())

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"context"
 	"net/netip"
 	"sync"
 	"time"
@@ -30,11 +31,13 @@ func newLinks(drain time.Duration) *links {
 	}
 }
 
-// add notes a connection until ended is called. cut ends it, at any time.
-func (l *links) add(endpoint netip.AddrPort, cut func()) (ended func()) {
+// add notes a connection until ended is called. The connection must end with life,
+// which ends with ctx at the latest.
+func (l *links) add(ctx context.Context, endpoint netip.AddrPort) (life context.Context, ended func()) {
 	if l.drain == 0 {
-		return func() {}
+		return ctx, func() {}
 	}
+	life, cut := context.WithCancel(ctx)
 	one := &link{endpoint: endpoint, cut: cut}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,7 +46,8 @@ func (l *links) add(endpoint netip.AddrPort, cut func()) (ended func()) {
 	}
 	l.byEndpoint[endpoint][one] = struct{}{}
 	l.settle(one)
-	return func() {
+	return life, func() {
+		cut()
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.byEndpoint[endpoint], one)

@@ -70,7 +70,7 @@ func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*soc
 	ctx, stop := context.WithCancel(e.life)
 	socket := &socket{
 		held: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: s.counts, links: s.links,
-		life: e.life, running: &e.running, stop: stop, changed: func() {}, observe: e.observe,
+		life: e.life, running: &e.running, buffers: &e.buffers, stop: stop, changed: func() {}, observe: e.observe,
 		log: e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", site.Role)),
 	}
 	var bound net.Addr

@@ -73,6 +73,9 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 	}
 	var text strings.Builder
 	for _, s := range update.Services {
+		if s.Protocol == desired.SCTP {
+			continue // refused
+		}
 		spots, err := planner.spots(s)
 		if err != nil {
 			return "", err

@@ -3,6 +3,7 @@ package userspace
 import (
 	"errors"
 	"net/netip"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -92,30 +93,26 @@ func (e *Engine) frontendSpots(s *desired.Service) (map[spot]treatment, error) {
 // nodePortAddrs are the addresses to listen on for node ports: the unspecified one
 // stands for all.
 func (e *Engine) nodePortAddrs() (addrs []netip.Addr, err error) {
-	var local []netip.Addr
-	for _, prefix := range e.globals.NodePortAddresses {
-		switch exact := prefix.Addr(); {
-		case prefix.Bits() == 0:
-			if e.family == v1.IPv4Protocol {
-				return []netip.Addr{netip.IPv4Unspecified()}, nil
-			}
-			return []netip.Addr{netip.IPv6Unspecified()}, nil
-		case prefix.IsSingleIP() && exact.IsLoopback(): // no interface may list it
-			addrs = append(addrs, exact)
-		default: // others' addresses may be among them
-			if local == nil {
-				if local, err = companions.LocalAddresses(e.config.NetNS); err != nil {
-					return nil, err
-				}
-			}
-			for _, addr := range local {
-				if prefix.Contains(addr) {
-					addrs = append(addrs, addr)
-				}
-			}
+	accepted := e.globals.NodePortAddresses
+	if slices.ContainsFunc(accepted, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+		if e.family == v1.IPv4Protocol {
+			return []netip.Addr{netip.IPv4Unspecified()}, nil
+		}
+		return []netip.Addr{netip.IPv6Unspecified()}, nil
+	}
+	if len(accepted) == 0 {
+		return nil, nil
+	}
+	local, err := companions.LocalAddresses(e.config.NetNS) // others' addresses may be accepted too
+	if err != nil {
+		return nil, err
+	}
+	for _, prefix := range accepted {
+		if addr := prefix.Addr(); prefix.IsSingleIP() && addr.IsLoopback() { // no interface may list it
+			local = append(local, addr)
 		}
 	}
-	return addrs, nil
+	return slices.DeleteFunc(local, func(a netip.Addr) bool { return !contains(accepted, a) }), nil
 }
 
 // roleOf says which socket of its service port a frontend needs.

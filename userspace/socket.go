@@ -34,6 +34,7 @@ type socket struct {
 
 	life    context.Context //nolint:containedctx // the engine's, of connections
 	running *sync.WaitGroup // all of the engine
+	buffers *sync.Pool      // of *[passBuffer]byte
 	start   func()          // begins to serve
 	stop    context.CancelFunc
 	close   func() // the listening socket, and all flows of UDP
@@ -128,7 +129,7 @@ func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort
 		return s.config.Hooks.Dial(ctx, c, endpoint)
 	}
 	err = namespace.Visit(s.config.NetNS, func() error {
-		var d net.Dialer
+		var d net.Dialer // not DialTCP, which would bind a port without need
 		conn, err = d.DialContext(ctx, s.site.Network, endpoint.String())
 		return err
 	})

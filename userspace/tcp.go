@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,37 +70,44 @@ func (t *tcpSocket) accept(ctx context.Context) {
 	}
 }
 
-// serve takes a connection to its end.
+// serve takes a connection to its end. While that is idle, its stack has nothing of
+// how the endpoint was found.
 func (t *tcpSocket) serve(ctx context.Context, conn net.Conn) {
+	j, r := t.join(ctx, conn)
+	defer func() { t.ended(r) }()
+	if j == nil {
+		reset(conn)
+		return
+	}
+	life, ended := t.links.add(t.life, r.Endpoint)
+	defer ended()
+	if r.Sent, r.Received, r.Err = j.run(life); r.Err != nil {
+		r.Outcome = proxier.OutcomeCut
+	}
+}
+
+// join finds an endpoint for a client, and begins the report; nil if there is none.
+func (t *tcpSocket) join(ctx context.Context, conn net.Conn) (*joined, *proxier.ConnectionReport) {
 	c := Connection{Site: t.site, Client: addrPort(conn.RemoteAddr()), Asked: addrPort(conn.LocalAddr())}
 	led := t.config.Portals == nil
 	if !led {
-		here := c.Asked
-		c.Asked, led = translatedFrom(conn, here)
+		c.Asked, led = translatedFrom(conn, c.Asked)
 	}
 	r := t.report(&c)
-	defer func() { t.ended(r) }()
 	if !led { // before its portals are there, and when they are gone, a socket is open to everybody
 		r.Outcome, r.Err = proxier.OutcomeNotAdmitted, errNotLed
-		reset(conn)
-		return
+		return nil, r
 	}
 	upstream, err := t.connect(ctx, c, r)
 	if err != nil {
 		r.Err = err
-		reset(conn)
-		return
+		return nil, r
 	}
-	life, cut := context.WithCancel(t.life)
-	defer cut()
-	defer t.links.add(r.Endpoint, cut)()
-	j := joined{client: conn, upstream: upstream}
+	j := &joined{client: conn, upstream: upstream, buffers: t.buffers}
 	if t.config.ProxyProtocol {
 		j.header = proxyHeader(c.Client, c.Asked)
 	}
-	if r.Sent, r.Received, r.Err = j.run(life); r.Err != nil {
-		r.Outcome = proxier.OutcomeCut
-	}
+	return j, r
 }
 
 var (
@@ -123,9 +129,14 @@ func (t *tcpSocket) connect(ctx context.Context, c Connection, r *proxier.Connec
 	endpoints, arrived := t.balancer.list(scope)
 	if len(endpoints) == 0 {
 		err := t.hold(ctx, arrived)
-		r.Held = time.Since(r.Began)
-		if errors.Is(err, errHeldTooMany) {
+		switch {
+		case errors.Is(err, errHeldTooMany):
 			r.Outcome = proxier.OutcomeTooMany
+		case t.config.Hooks.Activate != nil:
+			r.Held = time.Since(r.Began)
+		}
+		if errors.Is(err, errCut) {
+			r.Outcome = proxier.OutcomeCut
 		}
 		if err != nil {
 			return nil, err
@@ -193,8 +204,15 @@ func reset(conn net.Conn) {
 // joined are a client and its endpoint.
 type joined struct {
 	client, upstream net.Conn
-	header           []byte // what the endpoint is told before
+	header           []byte     // what the endpoint is told before
+	buffers          *sync.Pool // of *[passBuffer]byte
+
+	failing sync.Once
+	failure error // the first one; others come of it
 }
+
+// passBuffer is how much of a TCP connection is passed on at a time by a buffer.
+const passBuffer = 16 << 10
 
 // errCut says that the proxy ended a connection: it closes, or the time is up that a
 // connection may outlive its endpoint.
@@ -205,16 +223,15 @@ var errCut = errors.New("ended by the proxy")
 func (j *joined) run(ctx context.Context) (sent, received int64, err error) {
 	stop := context.AfterFunc(ctx, j.reset)
 	var other sync.WaitGroup
-	var errSent, errReceived error
-	other.Go(func() { sent, errSent = j.send() })
-	received, errReceived = j.pass(j.client, j.upstream)
+	other.Go(func() { sent = j.send() })
+	received = j.pass(j.client, j.upstream)
 	other.Wait()
 	_ = j.client.Close()
 	_ = j.upstream.Close()
 	if !stop() {
 		return sent, received, errCut
 	}
-	return sent, received, cmp.Or(errSent, errReceived)
+	return sent, received, j.failure
 }
 
 func (j *joined) reset() {
@@ -223,27 +240,33 @@ func (j *joined) reset() {
 }
 
 // send passes on what the client says, after the header.
-func (j *joined) send() (n int64, err error) {
+func (j *joined) send() (n int64) {
 	if len(j.header) > 0 {
 		if _, err := j.upstream.Write(j.header); err != nil {
-			j.reset()
-			return 0, err
+			j.fail(err)
+			return 0
 		}
 	}
 	return j.pass(j.upstream, j.client)
 }
 
-// pass copies one direction, and then tells its end. An error ends the other
-// direction too, as nobody can answer any more.
-func (j *joined) pass(to, from net.Conn) (n int64, err error) {
-	if n, err = copyAll(to, from); err != nil {
-		j.reset()
-		return n, err
+// fail ends both directions, as nobody can answer any more.
+func (j *joined) fail(err error) {
+	j.failing.Do(func() { j.failure = err })
+	j.reset()
+}
+
+// pass copies one direction, and then tells its end.
+func (j *joined) pass(to, from net.Conn) (n int64) {
+	n, err := copyAll(to, from, j.buffers)
+	if err != nil {
+		j.fail(err)
+		return n
 	}
 	if half, ok := to.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite() // the other end may be gone already
-		return n, nil
+		return n
 	}
 	_ = to.Close()
-	return n, nil
+	return n
 }

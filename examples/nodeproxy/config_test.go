@@ -68,8 +68,14 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 		"NPA-06 iptables":            {"--proxy-mode=iptables", func(c *proxier.Config) { c.NodePorts = proxier.NodePorts{} }},
 		"NPA-05 primary in iptables": {"--proxy-mode=iptables --nodeport-addresses=primary", func(*proxier.Config) {}},
 		"NPA-06 userspace":           {"--proxy-mode=userspace", func(c *proxier.Config) { c.NodePorts = proxier.NodePorts{} }},
-		"portals have their own": {"--proxy-mode=userspace --userspace-portals=iptables --nodeport-addresses=primary --iptables-masquerade-bit=3",
-			func(c *proxier.Config) { c.Masquerade.Mark = 1 << 3 }},
+		"NPA-06 ipvs": {"--proxy-mode=ipvs --iptables-masquerade-bit=3 --ipvs-min-sync-period=2s --ipvs-sync-period=7s", func(c *proxier.Config) {
+			c.NodePorts = proxier.NodePorts{}
+			c.Masquerade.Mark, c.Runner.MinInterval, c.Runner.Retry.Max = 1<<3, 2*time.Second, 7*time.Second
+		}},
+		"portals have their own": {
+			"--proxy-mode=userspace --userspace-portals=iptables --nodeport-addresses=primary --iptables-masquerade-bit=3",
+			func(c *proxier.Config) { c.Masquerade.Mark = 1 << 3 },
+		},
 		"each mode has its own": {"--proxy-mode=iptables --nodeport-addresses=primary --iptables-masquerade-bit=3 --nftables-masquerade-bit=5 " +
 			"--iptables-min-sync-period=2s --iptables-sync-period=7s --nftables-sync-period=9s", func(c *proxier.Config) {
 			c.Masquerade.Mark, c.Runner.MinInterval, c.Runner.Retry.Max = 1<<3, 2*time.Second, 7*time.Second
@@ -115,6 +121,10 @@ func TestValuesThatAreRefused(t *testing.T) {
 		"--conntrack-tcp-timeout-established=999ms":                                     "--conntrack-tcp-timeout-established=999ms: want 0, or 1s", // SYS-11
 		"--conntrack-tcp-timeout-close-wait=-1s":                                        "--conntrack-tcp-timeout-close-wait=-1s: want 0, or 1s",
 		"--proxy-port-range=5-4":                                                        "--proxy-port-range=5-4: want two ports",
+		"--ipvs-exclude-cidrs=10.0.0.1":                                                 "--ipvs-exclude-cidrs=10.0.0.1: want ranges",
+		"--ipvs-tcp-timeout=1500ms":                                                     "--ipvs-tcp-timeout=1.5s: want whole seconds",
+		"--ipvs-udp-timeout=-1s":                                                        "--ipvs-udp-timeout=-1s: want whole seconds",
+		"--ipvs-min-sync-period=-1s":                                                    "--ipvs-min-sync-period=-1s: want 0 to 1h",
 		"--udp-timeout=0":                                                               "--udp-timeout=0s: want more than 0",
 		"--userspace-portals=ipvs":                                                      "--userspace-portals=ipvs: want nftables or iptables",
 		"--conntrack-max-per-core=-1":                                                   "--conntrack-max-per-core=-1: want 0 or more",

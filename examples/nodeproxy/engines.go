@@ -63,9 +63,9 @@ func (o *options) tuned() *tuning {
 		own := o.ipvs.tuning
 		own.masqueradeBit = o.iptables.masqueradeBit // as in kube-proxy
 		return &own
-	default:
-		return &o.nftables
+	case modeNFTables, modeUserspace:
 	}
+	return &o.nftables
 }
 
 // provider is the proxy, with all that goes with it.
@@ -91,9 +91,9 @@ func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps) (*pro
 		return o.ipvs.provider(config, deps)
 	case modeUserspace:
 		return o.sockets(config, deps)
-	default:
-		return nftables.New(nftables.Config{Config: config}, deps)
+	case modeNFTables:
 	}
+	return nftables.New(nftables.Config{Config: config}, deps)
 }
 
 func (o *options) iptablesConfig(config proxier.Config) iptables.Config {

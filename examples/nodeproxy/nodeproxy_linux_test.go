@@ -247,9 +247,9 @@ func TestSettingsOfARealNamespace(t *testing.T) {
 
 func TestABadCommandLineEndsWithCode1(t *testing.T) {
 	t.Parallel()
-	p := start(t, netnstest.New(t), "--proxy-mode=ipvs", "--nftables-masquerade-bit=99")
+	p := start(t, netnstest.New(t), "--proxy-mode=ebpf", "--nftables-masquerade-bit=99")
 	p.wait()
-	p.waitOutput("nodeproxy: bad command line:", "--proxy-mode=ipvs: want nftables", "--nftables-masquerade-bit=99: want 0 to 31")
+	p.waitOutput("nodeproxy: bad command line:", "--proxy-mode=ebpf: want nftables", "--nftables-masquerade-bit=99: want 0 to 31")
 	if got := p.cmd.ProcessState.ExitCode(); got != 1 {
 		t.Errorf("exit code %d, want 1", got)
 	}

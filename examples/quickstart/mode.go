@@ -49,9 +49,9 @@ func (m mode) engine(config proxier.Config, family v1.IPFamily) (proxier.Engine,
 		return iptables.NewEngine(iptables.Config{Config: config}, family, proxier.Deps{})
 	case modeIPVS:
 		return ipvs.NewEngine(ipvs.Config{Config: config}, family, proxier.Deps{})
-	default:
-		return nftables.NewEngine(nftables.Config{Config: config}, family, proxier.Deps{})
+	case modeNFTables, modeUserspace:
 	}
+	return nftables.NewEngine(nftables.Config{Config: config}, family, proxier.Deps{})
 }
 
 // provider returns the proxy.
@@ -61,7 +61,7 @@ func (m mode) provider(config proxier.Config, deps proxier.Deps) (*proxier.Proxi
 		return iptables.New(iptables.Config{Config: config}, deps)
 	case modeIPVS:
 		return ipvs.New(ipvs.Config{Config: config, SetSysctls: true}, deps)
-	default:
-		return nftables.New(nftables.Config{Config: config}, deps)
+	case modeNFTables, modeUserspace:
 	}
+	return nftables.New(nftables.Config{Config: config}, deps)
 }

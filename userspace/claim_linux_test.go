@@ -1,0 +1,454 @@
+package userspace
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// portalled is a running Provider whose portals are nftables.
+type portalled struct {
+	*network
+	*side
+	*proxier.Proxier
+
+	engine *Engine
+	heard  *reports
+	stop   func() // ends Run, and waits for it
+}
+
+// startPortals starts one; it ends with the test.
+func startPortals(t *testing.T, n *network, s *side, change ...func(*Config)) *portalled {
+	t.Helper()
+	netnstest.Check(t, n.node.AddRoute(s.vipRange, s.away)) // or the node's own packets to VIPs would not set out
+	p := &portalled{network: n, side: s, heard: &reports{}}
+	config := Config{Config: proxier.Config{
+		Families: []v1.IPFamily{s.family}, NetNS: n.node.Path(), Node: changetracker.Node{Name: "node", Addresses: []netip.Addr{s.node}},
+		Runner: runner.Options{MinInterval: runner.Unlimited},
+	}}
+	deps := proxier.Deps{Observer: p.heard, Conntrack: conntrack.New(conntrack.Options{NetNS: n.node.Path()})}
+	config.Portals = func(family v1.IPFamily) (proxier.Engine, error) {
+		return nftables.NewEngine(nftables.Config{Config: config.Config}, family, proxier.Deps{})
+	}
+	for _, c := range change {
+		c(&config)
+	}
+	var err error
+	if p.engine, err = NewEngine(config, s.family, deps); err == nil {
+		p.Proxier, err = proxier.New(config.Config, deps, map[v1.IPFamily]proxier.Engine{s.family: p.engine})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	var stopped atomic.Bool
+	p.stop = func() {
+		if cancel(); !stopped.Swap(true) {
+			if err := <-done; err != nil {
+				t.Errorf("Run = %v, want nil", err)
+			}
+		}
+	}
+	t.Cleanup(func() {
+		p.stop()
+		if err := p.engine.Close(); err != nil {
+			t.Errorf("Close = %v, want nil", err)
+		}
+	})
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	return p
+}
+
+const nodePortNumber = 30080
+
+// service is a Service at a VIP of the network and maybe node port 30080, over TCP and
+// UDP.
+func (p *portalled) service(name string, vip int, nodePort int32) *v1.Service {
+	return proxiertest.Service("test", name, proxiertest.ClusterIPs(p.vips[vip].String()),
+		proxiertest.NodePort("t", v1.ProtocolTCP, 80, nodePort), proxiertest.NodePort("u", v1.ProtocolUDP, 80, nodePort))
+}
+
+// slice has the endpoint at one of the ports of the network.
+func (p *portalled) slice(name string, port int32, endpoints ...proxiertest.SliceOption) *discovery.EndpointSlice {
+	family := discovery.AddressTypeIPv4
+	if p.family == v1.IPv6Protocol {
+		family = discovery.AddressTypeIPv6
+	}
+	return proxiertest.Slice("test", name, family, append(endpoints,
+		proxiertest.SlicePort("t", v1.ProtocolTCP, port), proxiertest.SlicePort("u", v1.ProtocolUDP, port))...)
+}
+
+// serve adds a Service and its endpoint.
+func (p *portalled) serve(name string, vip int, nodePort, port int32) *v1.Service {
+	s := p.service(name, vip, nodePort)
+	p.OnServiceAdd(s)
+	p.OnEndpointSliceAdd(p.slice(name, port, proxiertest.Endpoint(p.away().String())))
+	return s
+}
+
+func (p *portalled) away() netip.Addr         { return p.side.away }
+func (p *portalled) vip(i int) netip.AddrPort { return netip.AddrPortFrom(p.vips[i], 80) }
+func (p *portalled) nodePort() netip.AddrPort { return netip.AddrPortFrom(p.side.node, nodePortNumber) }
+
+func (p *portalled) mustSync(t *testing.T) {
+	t.Helper()
+	if err := p.Sync(t.Context()); err != nil {
+		t.Fatalf("Sync = %v, want nil", err)
+	}
+}
+
+// mustFailFor says that a sync fails for the service ports of one Service only.
+func (p *portalled) mustFailFor(t *testing.T, name string, want error) {
+	t.Helper()
+	err := p.Sync(t.Context())
+	if one, ok := errors.AsType[*proxier.ServiceError](err); !ok || one.Name.Name != name || !errors.Is(err, want) {
+		t.Fatalf("Sync = %v, want a ServiceError of %s: %v", err, name, want)
+	}
+	if got, want := strings.Count(err.Error(), "service port test/"), strings.Count(err.Error(), "service port test/"+name+":"); got != want {
+		t.Errorf("Sync = %v, want only service ports of %s", err, name)
+	}
+}
+
+// TestANodePortOfSomebodyElse: only the service port that wants it has an error, its
+// ClusterIP works, and it opens as soon as the port is free.
+func TestANodePortOfSomebodyElse(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		program, err := netns.Serve(t.Context(), n.node, "program", nodePortNumber)
+		netnstest.Check(t, err)
+		p := startPortals(t, n, s)
+		p.serve("web", 0, nodePortNumber, 8081)
+		p.serve("other", 1, 30081, 8082)
+		p.mustFailFor(t, "web", syscall.EADDRINUSE)
+		for protocol := range bothProtocols() {
+			mustAnswer(t, n.away, protocol, p.vip(0), "one")
+			mustAnswer(t, n.away, protocol, p.vip(1), "two")
+			mustAnswer(t, n.away, protocol, netip.AddrPortFrom(s.node, 30081), "two")
+			mustAnswer(t, n.away, protocol, p.nodePort(), "program")
+		}
+		if err := program.Close(); err != nil {
+			t.Fatal(err)
+		}
+		p.mustSync(t)
+		for protocol := range bothProtocols() {
+			mustAnswer(t, n.away, protocol, p.nodePort(), "one")
+			mustAnswer(t, n.node, protocol, p.nodePort(), "one")
+		}
+	})
+}
+
+// mustBind says whether a program of the node can have a port.
+func mustBind(t *testing.T, ns *netns.NS, at netip.AddrPort, want error) {
+	t.Helper()
+	l, err := ns.Listen(t.Context(), "tcp", at.String())
+	if !errors.Is(err, want) {
+		t.Errorf("listen on %v = %v, want %v", at, err, want)
+	}
+	if err == nil {
+		_ = l.Close()
+	}
+	c, err := ns.ListenPacket(t.Context(), "udp", at.String())
+	if !errors.Is(err, want) {
+		t.Errorf("listen on %v for datagrams = %v, want %v", at, err, want)
+	}
+	if err == nil {
+		_ = c.Close()
+	}
+}
+
+// TestAClaimedNodePortIsNobodyElses, until its Service goes.
+func TestAClaimedNodePortIsNobodyElses(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		p := startPortals(t, n, s)
+		web := p.serve("web", 0, nodePortNumber, 8081)
+		p.mustSync(t)
+		everywhere := netip.AddrPortFrom(netip.PrefixFrom(s.node, 0).Masked().Addr(), nodePortNumber)
+		mustBind(t, n.node, p.nodePort(), syscall.EADDRINUSE)
+		mustBind(t, n.node, everywhere, syscall.EADDRINUSE)
+		for protocol := range bothProtocols() {
+			mustAnswer(t, n.away, protocol, p.nodePort(), "one")
+		}
+		p.OnServiceDelete(web)
+		p.mustSync(t)
+		mustBind(t, n.node, p.nodePort(), nil)
+		mustBind(t, n.node, everywhere, nil)
+		for protocol := range bothProtocols() {
+			mustNotAnswer(t, n.away, protocol, p.nodePort(), netns.ErrRefused)
+		}
+	})
+}
+
+// TestASharedNodePortIsLedToThePortal, whoever has it on the node.
+func TestASharedNodePortIsLedToThePortal(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		netnstest.Serve(t, n.node, "program", nodePortNumber)
+		p := startPortals(t, n, s, func(c *Config) { c.ShareNodePorts = true })
+		p.serve("web", 0, nodePortNumber, 8081)
+		p.mustSync(t)
+		for protocol := range bothProtocols() {
+			mustAnswer(t, n.away, protocol, p.nodePort(), "one")
+		}
+	})
+}
+
+// TestNobodyGetsAroundPoliciesByAProxyPort: only portals lead there.
+func TestNobodyGetsAroundPoliciesByAProxyPort(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		p := startPortals(t, n, s)
+		p.serve("web", 0, nodePortNumber, 8081)
+		p.mustSync(t)
+		sites := p.engine.Sockets()
+		if len(sites) != 2 {
+			t.Fatalf("sockets %v, want one of each protocol", sites)
+		}
+		for _, site := range sites {
+			protocol := strings.ToLower(string(site.Name.Protocol))
+			mustNotAnswer(t, n.away, protocol, site.Addr, netns.ErrRefused)
+			mustNotAnswer(t, n.node, protocol, site.Addr, netns.ErrRefused)
+		}
+		for protocol := range bothProtocols() {
+			mustAnswer(t, n.away, protocol, p.vip(0), "one")
+			mustAnswer(t, n.node, protocol, p.vip(0), "one")
+		}
+	})
+}
+
+// mustRunNFT runs nft inside a namespace.
+func mustRunNFT(t *testing.T, ns *netns.NS, arguments ...string) string {
+	t.Helper()
+	var out []byte
+	err := ns.Do(func() (err error) {
+		out, err = exec.CommandContext(t.Context(), "nft", arguments...).CombinedOutput()
+		return err
+	})
+	if errors.Is(err, exec.ErrNotFound) {
+		t.Skipf("needs the program nft: %v", err)
+	}
+	if err != nil {
+		t.Fatalf("nft %v: %v\n%s", arguments, err, out)
+	}
+	return string(out)
+}
+
+// TestDamagedPortalsAreRepaired as soon as they are seen, and Cleanup leaves none.
+func TestDamagedPortalsAreRepaired(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		p := startPortals(t, n, s)
+		p.serve("web", 0, nodePortNumber, 8081)
+		p.mustSync(t)
+		mustAnswer(t, n.away, "tcp", p.vip(0), "one")
+		mustRunNFT(t, n.node, "flush", "ruleset")
+		eventually(t, "the portals are repaired", func() bool {
+			_, err := netns.Ask(t.Context(), n.away, "tcp", p.vip(0), netns.AskOptions{Timeout: 300 * time.Millisecond})
+			return err == nil
+		})
+		p.stop()
+		if err := p.Cleanup(t.Context()); err != nil {
+			t.Fatalf("Cleanup = %v, want nil", err)
+		}
+		if left := mustRunNFT(t, n.node, "list", "ruleset"); strings.TrimSpace(left) != "" {
+			t.Errorf("after Cleanup there is\n%s\nwant nothing", left)
+		}
+		mustBind(t, n.node, p.nodePort(), nil)
+	})
+}
+
+// TestSocketsMoveWithTheNodesAddress, and open connections live on.
+func TestSocketsMoveWithTheNodesAddress(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		next := s.more[0]
+		netnstest.Check(t, n.node.AddAddrs("eth0", netip.PrefixFrom(next, s.vipRange.Bits())))
+		p := startPortals(t, n, s)
+		p.serve("web", 0, nodePortNumber, 8081)
+		p.mustSync(t)
+		flow, err := netns.Open(t.Context(), n.away, "tcp", p.vip(0), netns.AskOptions{Timeout: patience})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer flow.Close()
+		if _, err := flow.Ask(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		p.OnNodeChange(changetracker.Node{Name: "node", Addresses: []netip.Addr{next}})
+		p.mustSync(t)
+		for _, site := range p.engine.Sockets() {
+			if site.Addr.Addr() != next {
+				t.Errorf("a socket at %v, want it at %v", site.Addr, next)
+			}
+		}
+		if answer, err := flow.Ask(t.Context()); err != nil || answer.Server != "one" {
+			t.Errorf("the open connection after the move: %v, %v, want it to go on", answer, err)
+		}
+		for protocol := range bothProtocols() {
+			mustAnswer(t, n.away, protocol, p.vip(0), "one")
+			mustAnswer(t, n.away, protocol, netip.AddrPortFrom(next, nodePortNumber), "one")
+		}
+		mustBind(t, n.node, netip.AddrPortFrom(next, nodePortNumber), syscall.EADDRINUSE)
+		mustBind(t, n.node, netip.AddrPortFrom(s.node, nodePortNumber), nil)
+	})
+}
+
+// TestAClientWaitsForTheFirstEndpoint at a ClusterIP: scale from zero.
+func TestAClientWaitsForTheFirstEndpoint(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		activated := make(chan string, 16)
+		p := startPortals(t, n, s, func(c *Config) {
+			c.Hooks.Activate = func(_ context.Context, name changetracker.ServicePortName) { activated <- name.Name }
+		})
+		p.OnServiceAdd(p.service("web", 0, nodePortNumber))
+		p.mustSync(t)
+		answers := make(chan error, 1)
+		go func() {
+			answer, err := netns.Ask(t.Context(), n.away, "tcp", p.vip(0), netns.AskOptions{Timeout: patience})
+			if err == nil && answer.Server != "one" {
+				err = errors.New("answer of " + answer.Server)
+			}
+			answers <- err
+		}()
+		select {
+		case got := <-activated:
+			if got != "web" {
+				t.Errorf("activated %q, want %q", got, "web")
+			}
+		case err := <-answers:
+			t.Fatalf("answered %v, and nobody was asked for endpoints", err)
+		}
+		select {
+		case err := <-answers:
+			t.Fatalf("answered %v before there was an endpoint", err)
+		case <-time.After(2 * time.Second):
+		}
+		p.OnEndpointSliceAdd(p.slice("web", 8081, proxiertest.Endpoint(s.away.String())))
+		p.mustSync(t)
+		if err := <-answers; err != nil {
+			t.Errorf("after 2s: %v, want an answer", err)
+		}
+		if report := p.heard.next(t); report.Held < 2*time.Second || report.Outcome != proxier.OutcomeServed {
+			t.Errorf("%v after it was held for %v, want served after 2s or more", report.Outcome, report.Held)
+		}
+	})
+}
+
+// TestReportsNameTheVIP that a client dialled, and not the proxy port it was led to.
+func TestReportsNameTheVIP(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		p := startPortals(t, n, s)
+		p.serve("web", 0, nodePortNumber, 8081)
+		p.mustSync(t)
+		for _, client := range []*netns.NS{n.away, n.node} {
+			for _, to := range []netip.AddrPort{p.vip(0), p.nodePort()} {
+				conn := dialIn(t, client, "tcp", to)
+				from := addrPort(conn.LocalAddr())
+				_ = conn.Close()
+				got := p.heard.next(t)
+				if got.Asked != to || got.Client != from || got.Endpoint != s.one() || got.Family != s.family {
+					t.Errorf("%v asked %v of %v (%v), want %v to have asked %v of %v", got.Client, got.Asked, got.Endpoint, got.Family, from, to, s.one())
+				}
+			}
+		}
+	})
+}
+
+// TestAClientOfMultipathTCPIsServed, and its VIP is known.
+func TestAClientOfMultipathTCPIsServed(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		p := startPortals(t, n, s)
+		p.serve("web", 0, nodePortNumber, 8081)
+		p.mustSync(t)
+		dialer := net.Dialer{Timeout: patience}
+		dialer.SetMultipathTCP(true)
+		var conn net.Conn
+		netnstest.Check(t, n.away.Do(func() (err error) {
+			conn, err = dialer.DialContext(t.Context(), "tcp", p.vip(0).String())
+			return err
+		}))
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		_, _ = io.WriteString(conn, "?\n")
+		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.HasPrefix(line, "one ") {
+			t.Errorf("answer %q, %v, want one of %q", line, err, "one")
+		}
+		_ = conn.Close()
+		if got := p.heard.next(t); got.Asked != p.vip(0) || got.Outcome != proxier.OutcomeServed {
+			t.Errorf("asked %v: %v (%v), want %v to be served", got.Asked, got.Outcome, got.Err, p.vip(0))
+		}
+	})
+}
+
+// blind is an engine whose portals lead nobody, so that all come past them.
+func blind(t *testing.T, n *network, s *side) *Engine {
+	t.Helper()
+	return inNode(t, n, s.family, Config{
+		Listen:  []netip.Addr{s.node},
+		Portals: func(v1.IPFamily) (proxier.Engine, error) { return &proxiertest.RecordingEngine{}, nil },
+	})
+}
+
+func everyNodePort(s *side) desired.Globals {
+	return desired.Globals{NodePortAddresses: []netip.Prefix{netip.PrefixFrom(s.node, 0).Masked()}}
+}
+
+// TestWhoComesPastThePortalsIsRefused at a claimed port, as if nobody had it.
+func TestWhoComesPastThePortalsIsRefused(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		e := blind(t, n, s)
+		var services []*desired.Service
+		for _, protocol := range bothProtocols() {
+			services = append(services, servicePort("web", protocol, []desired.Frontend{nodePort(nodePortNumber)}, s.one()))
+		}
+		program(t, e, everyNodePort(s), services...)
+		at := netip.AddrPortFrom(s.node, nodePortNumber)
+		mustBind(t, n.node, at, syscall.EADDRINUSE)
+		for protocol := range bothProtocols() {
+			mustNotAnswer(t, n.away, protocol, at, netns.ErrRefused)
+			mustNotAnswer(t, n.node, protocol, at, netns.ErrRefused)
+		}
+	})
+}
+
+// TestAClaimMovesFromOneServiceToAnother in a single update, whatever their order.
+func TestAClaimMovesFromOneServiceToAnother(t *testing.T) {
+	n, s := newNetwork(t), sides()[0]
+	e := blind(t, n, &s)
+	for round, owner := range []string{"a", "b", "a"} {
+		var services []*desired.Service
+		for _, name := range []string{"a", "b"} {
+			one := servicePort(name, v1.ProtocolTCP, nil, s.one())
+			if name == owner {
+				one.Frontends = []desired.Frontend{nodePort(nodePortNumber)}
+			}
+			services = append(services, one)
+		}
+		if err := e.Apply(t.Context(), desired.Update{Full: round == 0, Globals: everyNodePort(&s), Services: services}); err != nil {
+			t.Errorf("round %d: Apply = %v, want nil", round, err)
+		}
+		if l, err := n.node.Listen(t.Context(), "tcp", netip.AddrPortFrom(s.node, nodePortNumber).String()); err == nil {
+			_ = l.Close()
+			t.Errorf("round %d: a program can have the port, want it claimed", round)
+		}
+	}
+}

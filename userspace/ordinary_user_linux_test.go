@@ -1,0 +1,98 @@
+package userspace
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+const (
+	// asNobody is set in the child process of TestAnOrdinaryUserCanProxy.
+	asNobody = "SERVICEPLANE_TEST_AS_NOBODY"
+	nobody   = 65534
+	// longTests need no privilege either, but take long, and many files.
+	longTests = "^(TestIdleConnectionsAreHeld|TestShortConnectionsLeaveNothing)$"
+)
+
+// TestAnOrdinaryUserCanProxy runs all other tests once more, as a user without any
+// privilege: without portals there is nothing that needs one, and the rest says why it
+// is skipped.
+func TestAnOrdinaryUserCanProxy(t *testing.T) {
+	if os.Getenv(asNobody) != "" {
+		return
+	}
+	if os.Getuid() != 0 {
+		t.Skip("all tests run as an ordinary user already")
+	}
+	dir := privateDir(t)
+	cmd := exec.CommandContext(t.Context(), copyProgram(t, dir), "-test.v", "-test.skip="+longTests)
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), asNobody+"=1", netnstest.RequireKernel+"=", "TMPDIR="+dir, "GOCOVERDIR="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("as nobody: %v\n%s", err, out)
+	}
+	for _, name := range []string{
+		"TestConnectionsGoRoundAndEndHalfByHalf", "TestDatagramsOfAnySize", "TestVIPsAreListenedOnAtTheirOwnPorts",
+		"TestNodePortsListenWhereTheyAreAccepted", "TestAnswersComeFromTheAddressThatWasAsked", "TestEveryOutcomeOfTCPIsReported",
+	} {
+		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
+			t.Errorf("as nobody: %s has not passed\n%s", name, out)
+		}
+	}
+	mustExplainSkips(t, string(out))
+}
+
+// mustExplainSkips says that only tests with networks of their own are skipped.
+func mustExplainSkips(t *testing.T, out string) {
+	t.Helper()
+	for line := range strings.Lines(out) {
+		skipped, ok := strings.CutPrefix(strings.TrimSpace(line), "--- SKIP: ")
+		if !ok {
+			continue
+		}
+		name, _, _ := strings.Cut(skipped, " ")
+		_, after, _ := strings.Cut(out, "=== RUN   "+name+"\n")
+		if said, _, _ := strings.Cut(after, "\n"); !strings.Contains(said, ": needs ") {
+			t.Errorf("as nobody: %s is skipped with %q, want what it needs", name, said)
+		}
+	}
+}
+
+// privateDir is nobody's: other users cannot look into it.
+func privateDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nobody") //nolint:usetesting // nobody else can enter t.TempDir
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+	})
+	if err := os.Chown(dir, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// copyProgram copies the test's program to where nobody may run it.
+func copyProgram(t *testing.T, dir string) string {
+	t.Helper()
+	program, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := filepath.Join(dir, "test")
+	if err := os.WriteFile(to, program, 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	return to
+}

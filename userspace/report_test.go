@@ -1,0 +1,394 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// reports are what an observer is told of connections.
+type reports struct {
+	mu  sync.Mutex // guards all below
+	all []proxier.ConnectionReport
+}
+
+func (r *reports) ObserveSync(proxier.SyncReport) {}
+
+func (r *reports) ObserveConnection(report proxier.ConnectionReport) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, report)
+}
+
+// next waits for a report, and takes it out.
+func (r *reports) next(t *testing.T) proxier.ConnectionReport {
+	t.Helper()
+	var report proxier.ConnectionReport
+	eventually(t, "a connection is reported", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if len(r.all) == 0 {
+			return false
+		}
+		report, r.all = r.all[0], r.all[1:]
+		return true
+	})
+	return report
+}
+
+// observed is an engine with somebody who listens.
+func observed(t *testing.T, config Config) (*Engine, *reports) {
+	t.Helper()
+	r := &reports{}
+	return engineOf(t, v1.IPv4Protocol, proxier.Deps{Observer: r}, config), r
+}
+
+// refusing is an address where nobody listens.
+func refusing(t *testing.T) netip.AddrPort {
+	t.Helper()
+	return addrPortOf("127.0.0.1", portOn(t, "127.0.0.1"))
+}
+
+// wanted is what a report must say; times are checked apart.
+type wanted struct {
+	outcome        proxier.Outcome
+	endpoint       netip.AddrPort
+	attempts       []netip.AddrPort // all but the last failed, and that too if nobody served
+	sent, received int64
+	err            error // what Err wraps; nil for none at all
+}
+
+func mustReport(t *testing.T, got proxier.ConnectionReport, protocol v1.Protocol, client, asked netip.AddrPort, want wanted) {
+	t.Helper()
+	number, _ := desired.ProtocolOf(protocol)
+	if got.Name != webName(protocol) || got.Family != v1.IPv4Protocol || got.Protocol != number {
+		t.Errorf("report about %v, %v, %v, want the service port", got.Name, got.Family, got.Protocol)
+	}
+	if got.Client != client || got.Asked != asked {
+		t.Errorf("client %v asked %v, want %v and %v", got.Client, got.Asked, client, asked)
+	}
+	if got.Outcome != want.outcome || got.Endpoint != want.endpoint {
+		t.Errorf("outcome %v with endpoint %v, want %v with %v", got.Outcome, got.Endpoint, want.outcome, want.endpoint)
+	}
+	if got.Sent != want.sent || got.Received != want.received {
+		t.Errorf("%d bytes sent and %d received, want %d and %d", got.Sent, got.Received, want.sent, want.received)
+	}
+	if want.err == nil && got.Err != nil || !errors.Is(got.Err, want.err) {
+		t.Errorf("error %v, want %v", got.Err, want.err)
+	}
+	mustHaveAttempts(t, got, want)
+	if ago := time.Since(got.Began); ago < got.Duration || ago > 2*patience || got.Held < 0 || got.Held > got.Duration {
+		t.Errorf("began %v ago, lasted %v and was held %v", ago, got.Duration, got.Held)
+	}
+}
+
+func mustHaveAttempts(t *testing.T, got proxier.ConnectionReport, want wanted) {
+	t.Helper()
+	if len(got.Attempts) != len(want.attempts) {
+		t.Fatalf("attempts %v, want %v", got.Attempts, want.attempts)
+	}
+	for i, a := range got.Attempts {
+		failed := i < len(want.attempts)-1 || !want.endpoint.IsValid()
+		if a.Endpoint != want.attempts[i] || (a.Err != nil) != failed || a.Began.Before(got.Began) || a.Duration < 0 || a.Duration > got.Duration {
+			t.Errorf("attempt %d = %+v, want at %v, failed %v, within the connection's time", i, a, want.attempts[i], failed)
+		}
+	}
+}
+
+// talk says something to the socket, waits for the end and returns who it was.
+func talk(t *testing.T, to netip.AddrPort) (client netip.AddrPort) {
+	t.Helper()
+	client = addrPortOf("127.0.0.1", portOn(t, "127.0.0.1"))
+	dialer := net.Dialer{Timeout: patience, LocalAddr: net.TCPAddrFromAddrPort(client)}
+	conn, err := dialer.DialContext(t.Context(), "tcp", to.String())
+	if errors.Is(err, syscall.ECONNRESET) {
+		return client // so soon
+	}
+	if err != nil {
+		t.Error(err)
+		return client
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	_, _ = io.WriteString(conn, "hello")
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.CloseWrite()
+	}
+	_, _ = io.ReadAll(conn)
+	return client
+}
+
+// TestEveryOutcomeOfTCPIsReported, with all that is known of it.
+func TestEveryOutcomeOfTCPIsReported(t *testing.T) {
+	alive, dead := named(t, "alive"), refusing(t)
+	resets := server(t, func(conn *net.TCPConn) {
+		_, _ = io.ReadFull(conn, make([]byte, 5))
+		_ = conn.SetLinger(0)
+	})
+	const answer = int64(len("alive heard hello"))
+	outside := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	inOrder := func(_ Connection, endpoints, tried []netip.AddrPort) (netip.AddrPort, bool) {
+		for _, e := range []netip.AddrPort{dead, resets, alive} {
+			if slices.Contains(endpoints, e) && !slices.Contains(tried, e) {
+				return e, true
+			}
+		}
+		return netip.AddrPort{}, false
+	}
+	for name, c := range map[string]struct {
+		hooks     Hooks
+		header    bool
+		endpoints []netip.AddrPort
+		ranges    []netip.Prefix
+		want      wanted
+	}{
+		"served": {
+			endpoints: []netip.AddrPort{alive},
+			want:      wanted{proxier.OutcomeServed, alive, []netip.AddrPort{alive}, 5, answer, nil},
+		},
+		"served through a hook": {
+			hooks: Hooks{Dial: dialHalves}, endpoints: []netip.AddrPort{alive},
+			want: wanted{proxier.OutcomeServed, alive, []netip.AddrPort{alive}, 5, answer, nil},
+		},
+		"served by the second": {
+			hooks: Hooks{Pick: inOrder}, endpoints: []netip.AddrPort{dead, alive},
+			want: wanted{proxier.OutcomeServed, alive, []netip.AddrPort{dead, alive}, 5, answer, nil},
+		},
+		"the header does not count": {
+			header: true, endpoints: []netip.AddrPort{server(t, func(conn *net.TCPConn) { _, _ = io.Copy(io.Discard, conn) })},
+			want: wanted{outcome: proxier.OutcomeServed, sent: 5},
+		},
+		"cut by the endpoint": {
+			endpoints: []netip.AddrPort{resets},
+			want:      wanted{proxier.OutcomeCut, resets, []netip.AddrPort{resets}, 5, 0, syscall.ECONNRESET},
+		},
+		"not admitted": {
+			endpoints: []netip.AddrPort{alive}, ranges: outside,
+			want: wanted{outcome: proxier.OutcomeNotAdmitted, err: errNotAdmitted},
+		},
+		"no endpoints": {want: wanted{outcome: proxier.OutcomeNoEndpoints, err: errNoEndpoints}},
+		"unreachable": {
+			endpoints: []netip.AddrPort{dead},
+			want:      wanted{outcome: proxier.OutcomeUnreachable, attempts: []netip.AddrPort{dead, dead, dead, dead}, err: syscall.ECONNREFUSED},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, heard := observed(t, Config{Hooks: c.hooks, ProxyProtocol: c.header})
+			s := web(v1.ProtocolTCP, c.endpoints...)
+			role := RoleInternal
+			if c.ranges != nil {
+				role, s.Frontends[0].Kind, s.Frontends[0].Restricted, s.Frontends[0].SourceRanges = RoleRestricted, desired.LoadBalancer, true, c.ranges
+			}
+			apply(t, e, s)
+			to := at(t, e, role)
+			client := talk(t, to)
+			if c.header {
+				c.want.endpoint, c.want.attempts = c.endpoints[0], c.endpoints
+			}
+			mustReport(t, heard.next(t), v1.ProtocolTCP, client, to, c.want)
+			traffic, refused := e.Traffic()[s.Name], int64(0)
+			if !c.want.endpoint.IsValid() {
+				refused = 1
+			}
+			if want := (Traffic{Accepted: 1, Refused: refused, Retried: traffic.Retried}); traffic != want {
+				t.Errorf("traffic %+v, want %+v", traffic, want)
+			}
+		})
+	}
+}
+
+// TestHeldAndTooManyAreReported: who waits for endpoints, and who may not.
+func TestHeldAndTooManyAreReported(t *testing.T) {
+	activated := make(chan struct{}, 1)
+	e, heard := observed(t, Config{
+		Hold:  Hold{MaxPerService: 1},
+		Hooks: Hooks{Activate: func(context.Context, changetracker.ServicePortName) { activated <- struct{}{} }},
+	})
+	apply(t, e, web(v1.ProtocolTCP))
+	to := at(t, e, RoleInternal)
+	first := make(chan netip.AddrPort, 1)
+	go func() { first <- talk(t, to) }()
+	<-activated
+	second := talk(t, to)
+	mustReport(t, heard.next(t), v1.ProtocolTCP, second, to, wanted{outcome: proxier.OutcomeTooMany, err: errHeldTooMany})
+	late := named(t, "late")
+	apply(t, e, web(v1.ProtocolTCP, late))
+	client, report := <-first, heard.next(t)
+	mustReport(t, report, v1.ProtocolTCP, client, to, wanted{
+		proxier.OutcomeServed, late, []netip.AddrPort{late}, 5, int64(len("late heard hello")), nil,
+	})
+	if report.Held <= 0 {
+		t.Errorf("held %v, want more", report.Held)
+	}
+}
+
+// TestACutIsReported when the proxy ends a connection.
+func TestACutIsReported(t *testing.T) {
+	echo := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })
+	e, heard := observed(t, Config{})
+	apply(t, e, web(v1.ProtocolTCP, echo))
+	to := at(t, e, RoleInternal)
+	conn, err := (&net.Dialer{Timeout: patience}).DialContext(t.Context(), "tcp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	if !lives(conn) {
+		t.Fatal("the connection does not work")
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mustReport(t, heard.next(t), v1.ProtocolTCP, addrPort(conn.LocalAddr()), to,
+		wanted{proxier.OutcomeCut, echo, []netip.AddrPort{echo}, 1, 1, errCut})
+}
+
+// TestManyBytesAreCounted, by the way of splicing and by the others.
+func TestManyBytesAreCounted(t *testing.T) {
+	const size = 5 << 20
+	echo := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })
+	for name, hooks := range map[string]Hooks{
+		"spliced": {},
+		"copied":  {Dial: dialHalves},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, heard := observed(t, Config{Hooks: hooks})
+			apply(t, e, web(v1.ProtocolTCP, echo))
+			conn, err := (&net.Dialer{Timeout: patience}).DialContext(t.Context(), "tcp", at(t, e, RoleInternal).String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(patience))
+			go func() {
+				_, _ = conn.Write(make([]byte, size))
+				if tcp, ok := conn.(*net.TCPConn); ok {
+					_ = tcp.CloseWrite()
+				}
+			}()
+			if n, err := io.Copy(io.Discard, conn); n != size || err != nil {
+				t.Errorf("%d bytes came back, %v, want %d", n, err, size)
+			}
+			if got := heard.next(t); got.Sent != size || got.Received != size || got.Outcome != proxier.OutcomeServed || got.Err != nil {
+				t.Errorf("%v (%v): %d bytes sent and %d received, want %d", got.Outcome, got.Err, got.Sent, got.Received, size)
+			}
+		})
+	}
+}
+
+// halves is a TCP connection that is not the standard library's own.
+type halves struct {
+	net.Conn
+
+	tcp *net.TCPConn
+}
+
+func (h halves) CloseWrite() error { return h.tcp.CloseWrite() }
+
+func dialHalves(ctx context.Context, _ Connection, endpoint netip.AddrPort) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", endpoint.String())
+	if err != nil {
+		return nil, err
+	}
+	tcp, _ := conn.(*net.TCPConn)
+	return halves{conn, tcp}, nil
+}
+
+// TestEveryOutcomeOfUDPIsReported when a flow ends.
+func TestEveryOutcomeOfUDPIsReported(t *testing.T) {
+	alive := udpServer(t, "a")
+	broken := netip.MustParseAddrPort("127.0.0.1:9")
+	outside := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	for name, c := range map[string]struct {
+		endpoints []netip.AddrPort
+		ranges    []netip.Prefix
+		removed   bool // what ends the flow; or else it is idle
+		hooks     Hooks
+		want      wanted
+	}{
+		"served": {
+			endpoints: []netip.AddrPort{alive},
+			want:      wanted{proxier.OutcomeServed, alive, []netip.AddrPort{alive}, 4, 6, nil},
+		},
+		"served through a hook": {
+			endpoints: []netip.AddrPort{alive},
+			hooks: Hooks{Dial: func(ctx context.Context, _ Connection, endpoint netip.AddrPort) (net.Conn, error) {
+				conn, err := (&net.Dialer{}).DialContext(ctx, "udp", endpoint.String())
+				return struct{ net.Conn }{conn}, err
+			}},
+			want: wanted{proxier.OutcomeServed, alive, []netip.AddrPort{alive}, 4, 6, nil},
+		},
+		"cut": {
+			endpoints: []netip.AddrPort{alive}, removed: true,
+			want: wanted{proxier.OutcomeCut, alive, []netip.AddrPort{alive}, 4, 6, errCut},
+		},
+		"not admitted": {
+			endpoints: []netip.AddrPort{alive}, ranges: outside,
+			want: wanted{outcome: proxier.OutcomeNotAdmitted, err: errNotAdmitted},
+		},
+		"no endpoints": {want: wanted{outcome: proxier.OutcomeNoEndpoints, err: errNoEndpoints}},
+		"unreachable": {
+			endpoints: []netip.AddrPort{broken},
+			hooks: Hooks{Dial: func(context.Context, Connection, netip.AddrPort) (net.Conn, error) {
+				return nil, syscall.EHOSTUNREACH
+			}},
+			want: wanted{outcome: proxier.OutcomeUnreachable, attempts: []netip.AddrPort{broken}, err: syscall.EHOSTUNREACH},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := Config{Hooks: c.hooks}
+			if !c.removed {
+				config.UDPIdle = 200 * time.Millisecond
+			}
+			e, heard := observed(t, config)
+			s := web(v1.ProtocolUDP, c.endpoints...)
+			role := RoleInternal
+			if c.ranges != nil {
+				role, s.Frontends[0].Kind, s.Frontends[0].Restricted, s.Frontends[0].SourceRanges = RoleRestricted, desired.LoadBalancer, true, c.ranges
+			}
+			apply(t, e, s)
+			to := at(t, e, role)
+			conn := dialUDP(t, to)
+			if c.want.endpoint.IsValid() {
+				for range 2 {
+					if got := exchange(t, conn, "hi"); got != "ahi" {
+						t.Errorf("answer %q, want %q", got, "ahi")
+					}
+				}
+			} else if _, err := io.WriteString(conn, "hi"); err != nil {
+				t.Fatal(err)
+			}
+			if c.removed {
+				apply(t, e)
+			}
+			mustReport(t, heard.next(t), v1.ProtocolUDP, addrPort(conn.LocalAddr()), to, c.want)
+		})
+	}
+}
+
+// TestAUDPClientThatMakesRoomIsCut, and says so.
+func TestAUDPClientThatMakesRoomIsCut(t *testing.T) {
+	alive := udpServer(t, "a")
+	e, heard := observed(t, Config{UDPClients: 1})
+	apply(t, e, web(v1.ProtocolUDP, alive))
+	to := at(t, e, RoleInternal)
+	first, second := dialUDP(t, to), dialUDP(t, to)
+	exchange(t, first, "1")
+	exchange(t, second, "2")
+	mustReport(t, heard.next(t), v1.ProtocolUDP, addrPort(first.LocalAddr()), to,
+		wanted{proxier.OutcomeCut, alive, []netip.AddrPort{alive}, 1, 2, errCut})
+}
