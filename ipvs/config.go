@@ -98,12 +98,16 @@ func (c Config) Validate() error {
 	if c.Forward > ForwardTunnel {
 		bad("Forward", "%d: want ForwardMasquerade, ForwardDirect or ForwardTunnel", c.Forward)
 	}
-	for field, d := range map[string]time.Duration{
-		"TCPTimeout": c.TCPTimeout, "TCPFinTimeout": c.TCPFinTimeout, "UDPTimeout": c.UDPTimeout, "Drain": c.Drain,
-	} {
-		if d < 0 || field != "Drain" && d%time.Second != 0 {
-			bad(field, "%v: want whole seconds, 0 or more", d)
+	for _, timeout := range []struct {
+		field string
+		is    time.Duration
+	}{{"TCPTimeout", c.TCPTimeout}, {"TCPFinTimeout", c.TCPFinTimeout}, {"UDPTimeout", c.UDPTimeout}} {
+		if timeout.is < 0 || timeout.is%time.Second != 0 {
+			bad(timeout.field, "%v: want whole seconds, 0 or more", timeout.is)
 		}
+	}
+	if c.Drain < 0 {
+		bad("Drain", "%v: want 0 or more", c.Drain)
 	}
 	if slices.ContainsFunc(c.ExcludeCIDRs, func(p netip.Prefix) bool { return !p.IsValid() }) {
 		bad("ExcludeCIDRs", "%v: want valid prefixes", c.ExcludeCIDRs)

@@ -21,8 +21,9 @@ type fakeKernel struct {
 	missing map[string]error
 	// calls counts all calls, and writes those that change something.
 	calls, writes int
-	// fault makes a call fail.
+	// fault makes a call fail, and lost says that an answer was lost by it.
 	fault fault
+	lost  bool
 	// hear is told of each write before it happens, if set.
 	hear func(verb string, key serverKey, real netip.AddrPort, weight int)
 }
@@ -56,6 +57,7 @@ func (k *fakeKernel) call(effect func() error) error {
 	late := k.fault.late
 	k.fault = fault{}
 	if late {
+		k.lost = true
 		_ = effect() // nobody hears of it
 	}
 	return errFault

@@ -49,7 +49,7 @@ func (e *Engine) observe(ctx context.Context) error {
 	e.bound, e.local = here, elsewhere
 	e.uses, e.idle = map[netip.Addr]int{}, maps.Clone(here)
 	e.services = map[changetracker.ServicePortName]*placed{}
-	e.users = map[serverKey]changetracker.ServicePortName{}
+	e.users, e.nodePorts = map[serverKey]user{}, map[serverKey]claim{}
 	return nil
 }
 
@@ -90,6 +90,14 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	if err != nil {
 		return err
 	}
+	defer func() {
+		stop()
+		for range addresses { // until the library's goroutine has ended
+		}
+	}()
+	if e.missed() { // while nobody listened
+		damaged(proxier.Damage{Object: "addresses of the node"})
+	}
 	rules := make(chan error, 1)
 	go func() {
 		rules <- e.rules.Watch(ctx, damaged)
@@ -104,6 +112,9 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		case <-tick.C:
 			e.tend()
 		case change, open := <-addresses:
+			if !open && ctx.Err() != nil {
+				return <-rules
+			}
 			if !open {
 				stop()
 				return errors.Join(errors.New("the kernel tells of addresses no more"), <-rules)
@@ -115,9 +126,13 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	}
 }
 
-// subscribe hears of all changes of addresses.
+// subscribe hears of all changes of addresses. What comes while a sync is on waits in
+// the socket: our own thousands of VIPs, at first.
 func (e *Engine) subscribe(ctx context.Context) (<-chan netlink.AddrUpdate, error) {
-	const queue = 128 // what comes while a sync is on
+	const (
+		queue  = 128
+		buffer = 16 << 20
+	)
 	changes := make(chan netlink.AddrUpdate, queue)
 	err := namespace.Visit(e.config.NetNS, func() error {
 		ns, err := netns.Get()
@@ -125,12 +140,33 @@ func (e *Engine) subscribe(ctx context.Context) (<-chan netlink.AddrUpdate, erro
 			return err
 		}
 		defer func() { _ = ns.Close() }()
-		return netlink.AddrSubscribeWithOptions(changes, ctx.Done(), netlink.AddrSubscribeOptions{Namespace: &ns})
+		return netlink.AddrSubscribeWithOptions(changes, ctx.Done(), netlink.AddrSubscribeOptions{
+			Namespace: &ns, ReceiveBufferSize: buffer, ReceiveBufferForceSize: true,
+		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to addresses: %w", err)
+		return nil, fmt.Errorf("subscribe to addresses: %w", denied(err))
 	}
 	return changes, nil
+}
+
+// missed says whether the node's addresses are others than those that the engine
+// knows. A failure shows in the next sync too.
+func (e *Engine) missed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.trusted {
+		return false // the next update is full
+	}
+	here, elsewhere, err := e.device.addresses()
+	return err == nil && (!maps.Equal(here, e.bound) || !slices.Equal(relevant(elsewhere), relevant(e.local)))
+}
+
+// relevant are the addresses whose coming and going is told.
+func relevant(addrs []netip.Addr) []netip.Addr {
+	kept := slices.DeleteFunc(slices.Clone(addrs), isUnusable)
+	slices.SortFunc(kept, netip.Addr.Compare)
+	return slices.Compact(kept)
 }
 
 // matters says whether a change of an address is not one of ours: an address of the
@@ -139,11 +175,11 @@ func (e *Engine) matters(change netlink.AddrUpdate) (text string, matters bool) 
 	addr := addrOf(change.LinkAddress.IP)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.trusted || addr.Is4() != (e.family == v1.IPv4Protocol) || addr.IsLinkLocalUnicast() {
+	if !e.trusted || addr.Is4() != (e.family == v1.IPv4Protocol) || isUnusable(addr) {
 		return "", false
 	}
-	if e.bound[addr] {
-		return fmt.Sprintf("address %v of device %s", addr, e.config.Names.Device), !change.NewAddr
+	if e.device.isOn(change.LinkIndex) {
+		return fmt.Sprintf("address %v of device %s", addr, e.config.Names.Device), !change.NewAddr && e.bound[addr]
 	}
 	return fmt.Sprintf("address %v of the node", addr), change.NewAddr != slices.Contains(e.local, addr)
 }

@@ -28,6 +28,9 @@ const (
 	flagHashed = 0x02
 )
 
+// maxWeight is what ipvsadm allows, and far from where the schedulers' sums overflow.
+const maxWeight = 65535
+
 // settings are those of a virtual server.
 type settings struct {
 	scheduler string
@@ -41,7 +44,9 @@ type settings struct {
 type virtual struct {
 	settings
 
-	reals map[netip.AddrPort]int
+	// nodePort says that it is for a node port, on an address of the node.
+	nodePort bool
+	reals    map[netip.AddrPort]int
 	// serving are all endpoints that serve, sorted: what they have goes on, and they get
 	// nothing new.
 	serving []netip.AddrPort
@@ -75,6 +80,7 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 			continue
 		}
 		v := p.virtual(s, endpoints)
+		v.nodePort = f.Kind == desired.NodePort
 		addrs := []netip.Addr{f.VIP}
 		if f.Kind == desired.NodePort {
 			addrs = p.nodeAddrs
@@ -116,18 +122,23 @@ func (p *planner) virtual(s *desired.Service, endpoints []netip.AddrPort) *virtu
 	for _, endpoint := range endpoints {
 		v.reals[endpoint] = 1
 		if own.Weight != nil {
-			v.reals[endpoint] = max(0, own.Weight(endpoint))
+			v.reals[endpoint] = min(max(0, own.Weight(endpoint)), maxWeight)
 		}
 	}
 	return v
 }
 
+// isUnusable says that an address accepts no node port, wherever node ports are:
+// loopback, and link-local IPv6.
+func isUnusable(a netip.Addr) bool {
+	return a.IsLoopback() || a.Is6() && a.IsLinkLocalUnicast()
+}
+
 // nodePortAddrs chooses, among the node's addresses, those that accept node ports.
-// Loopback never does, nor link-local IPv6.
 func nodePortAddrs(local []netip.Addr, accepting []netip.Prefix) []netip.Addr {
 	var addrs []netip.Addr
 	for _, a := range local {
-		if a.IsLoopback() || a.Is6() && a.IsLinkLocalUnicast() {
+		if isUnusable(a) {
 			continue
 		}
 		if slices.ContainsFunc(accepting, func(p netip.Prefix) bool { return p.Contains(a) }) {
