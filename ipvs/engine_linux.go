@@ -30,7 +30,7 @@ type Engine struct {
 	family v1.IPFamily
 	log    *zap.Logger
 	// rules decide what is refused and masqueraded before packets get to IPVS.
-	rules rules
+	rules  rules
 	ground ground
 
 	mu     sync.Mutex // guards all below; Watch tends to what drains
@@ -48,7 +48,7 @@ type Engine struct {
 	// local are the node's other addresses.
 	local    []netip.Addr
 	services map[changetracker.ServicePortName]*placed
-	users    map[serverKey]user
+	users    map[serverKey]changetracker.ServicePortName
 	// nodePorts are the virtual servers that node ports want: where a VIP is an address
 	// of the node, it may have taken their place.
 	nodePorts map[serverKey]claim

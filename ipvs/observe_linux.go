@@ -49,7 +49,7 @@ func (e *Engine) observe(ctx context.Context) error {
 	e.bound, e.local = here, elsewhere
 	e.uses, e.idle = map[netip.Addr]int{}, maps.Clone(here)
 	e.services = map[changetracker.ServicePortName]*placed{}
-	e.users, e.nodePorts = map[serverKey]user{}, map[serverKey]claim{}
+	e.users, e.nodePorts = map[serverKey]changetracker.ServicePortName{}, map[serverKey]claim{}
 	return nil
 }
 
@@ -232,6 +232,7 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 	isVIP := func(a netip.Addr) bool { return !slices.Contains(update.Globals.NodeAddresses, a) }
 	for i, s := range update.Services {
 		maps.Copy(all, p.virtuals(s))
+		maps.DeleteFunc(all, func(_ serverKey, v *virtual) bool { return len(v.reals) == 0 })
 		rules.Services[i] = verdicts(s, isVIP)
 	}
 	front, err := e.rules.Plan(rules)

@@ -66,8 +66,9 @@ type planner struct {
 }
 
 // virtuals are the virtual servers of a service port, one for each VIP and one for
-// each node address. What has no endpoint for anybody has none: packets are refused
-// before they get there.
+// each node address. What has no endpoint for anybody has none, unless a policy says so
+// and there are some that serve: connections go on, new ones are refused before they get
+// there.
 func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 	all := map[serverKey]*virtual{}
 	for i := range s.Frontends {
@@ -76,7 +77,7 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 		if len(endpoints) == 0 && f.ShortCircuit { // for pods and the node; others are dropped
 			endpoints = s.Cluster
 		}
-		if len(endpoints) == 0 {
+		if len(endpoints) == 0 && len(s.Servers) == 0 {
 			continue
 		}
 		v := p.virtual(s, endpoints)

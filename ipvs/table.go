@@ -108,9 +108,12 @@ func (t *table) inherit(before *table, key serverKey) {
 }
 
 // set brings a virtual server to what it must be: new real servers come before old
-// ones go.
+// ones go. One without new real servers is there as long as it has others.
 func (t *table) set(key serverKey, want *virtual) error {
 	e := t.known[key]
+	if e == nil && len(want.reals) == 0 {
+		return nil
+	}
 	if e == nil || e.settings != want.settings {
 		as := update
 		if e == nil {
@@ -125,7 +128,7 @@ func (t *table) set(key serverKey, want *virtual) error {
 		}
 		e.settings = want.settings
 	}
-	e.wanted = true
+	e.wanted = len(want.reals) > 0
 	var errs []error
 	for _, addr := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
 		errs = append(errs, t.setReal(key, e, addr, want.reals[addr]))
@@ -140,7 +143,7 @@ func (t *table) set(key serverKey, want *virtual) error {
 		}
 		errs = append(errs, t.retire(key, e, addr))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, t.deleteIdle(key, e))...)
 }
 
 func (t *table) setReal(key serverKey, e *entry, addr netip.AddrPort, weight int) error {

@@ -169,7 +169,7 @@ func (h *history) ended(err error) {
 // checkWanted is the law of weights: exactly who is wanted takes new connections.
 func (h *history) checkWanted() {
 	v := h.kernel.virtuals[h.key]
-	if h.want.reals != nil && (v == nil || v.scheduler != h.want.scheduler) {
+	if len(h.want.reals) > 0 && (v == nil || v.scheduler != h.want.scheduler) {
 		h.breaks("virtual server = %+v, want scheduler %s", v, h.want.scheduler)
 		return
 	}
@@ -189,7 +189,7 @@ func (h *history) checkWanted() {
 			h.breaks("%v is there, want it gone: datagrams have nothing to finish", addr)
 		}
 	}
-	if h.want.reals == nil && len(v.reals) == 0 {
+	if len(h.want.reals) == 0 && len(v.reals) == 0 {
 		h.breaks("the virtual server is there without real servers, want it gone")
 	}
 }
@@ -240,7 +240,7 @@ func (h *history) tend() {
 			h.breaks("%v is left, want it deleted", addr)
 		}
 	}
-	if h.want.reals == nil && len(v.reals) == 0 {
+	if len(h.want.reals) == 0 && len(v.reals) == 0 {
 		h.breaks("the virtual server is left without real servers, want it gone")
 	}
 }
@@ -336,6 +336,7 @@ func steps() []step {
 		asks("want A and B", "rr", map[netip.AddrPort]int{a: 1, b: 1}, a, b),
 		asks("want A, B terminates", "rr", map[netip.AddrPort]int{a: 1}, a, b),
 		asks("want B, and A with weight 0", "rr", map[netip.AddrPort]int{a: 0, b: 1}, a, b),
+		asks("want nobody, A serves", "rr", map[netip.AddrPort]int{}, a),
 		asks("want none", "", nil),
 		{"a client of A", func(h *history) {
 			if h.kernel.busy[h.key][a] == 0 {
@@ -398,4 +399,15 @@ func (h *history) after(t *testing.T, s *step) *history {
 		t.Fatalf("after %q:\n%s", f.past, strings.Join(f.broken, "\n"))
 	}
 	return f
+}
+
+// TestAVirtualServerForNobodyIsNotMade, not even for a moment.
+func TestAVirtualServerForNobodyIsNotMade(t *testing.T) {
+	t.Parallel()
+	k := newFakeKernel()
+	table := newTable(k, testDrain, time.Now)
+	err := table.set(tcpKey("198.51.100.1:80"), &virtual{serving: []netip.AddrPort{endpointA()}})
+	if err != nil || k.calls != 0 || table.writes != 0 {
+		t.Errorf("set = %v with %d calls and %d writes, want none", err, k.calls, table.writes)
+	}
 }

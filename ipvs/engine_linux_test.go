@@ -1,0 +1,666 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+const (
+	webVIP = "198.51.100.1"
+	dnsVIP = "198.51.100.2"
+	pod1   = "192.0.2.1:8080"
+	pod2   = "192.0.2.2:8080"
+	pod3   = "192.0.2.3:8080"
+)
+
+func (n *node) mustSee(t *testing.T, want ...string) {
+	t.Helper()
+	if !slices.Equal(n.events, want) {
+		t.Errorf("writes:\n%s\nwant:\n%s", strings.Join(n.events, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// mustHold compares the virtual servers of the kernel, "address:port/PROTOCOL=real
+// servers with weights".
+func (n *node) mustHold(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	for key, v := range n.kernel.virtuals {
+		var reals []string
+		for addr, weight := range v.reals {
+			reals = append(reals, fmt.Sprintf("%v*%d", addr, weight))
+		}
+		slices.Sort(reals)
+		got = append(got, fmt.Sprintf("%v=%s", key, strings.Join(reals, ",")))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("virtual servers:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func (n *node) mustBind(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	for a := range n.device.here {
+		got = append(got, a.String())
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("addresses of the device = %q, want %q", got, want)
+	}
+}
+
+// TestRulesComeFirstAndAddressesBeforeVirtualServers: no packet for a VIP reaches a
+// program of the node.
+func TestRulesComeFirstAndAddressesBeforeVirtualServers(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	n.record()
+	mustApply(t, e, full(service("web", webVIP, pod1)))
+	n.mustSee(t, "rules", "add address "+webVIP, "put 198.51.100.1:80/TCP", "put real 198.51.100.1:80/TCP -> "+pod1+" weight 1")
+
+	n.record()
+	mustApply(t, e, removal("web"))
+	n.mustSee(t, "rules", "put real 198.51.100.1:80/TCP -> "+pod1+" weight 0")
+	n.mustBind(t, webVIP)
+
+	n.record()
+	tendAfter(e, 0)
+	n.mustSee(t, "delete real 198.51.100.1:80/TCP -> "+pod1, "delete 198.51.100.1:80/TCP", "remove address "+webVIP)
+}
+
+// TestAVIPStaysWhileItsConnectionsDrain (PKT-80).
+func TestAVIPStaysWhileItsConnectionsDrain(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t, func(c *Config) { c.Drain = time.Hour })
+	mustApply(t, e, full(service("web", webVIP, pod1)))
+	n.kernel.connect(tcpKey("198.51.100.1:80"), netip.MustParseAddrPort(pod1))
+	mustApply(t, e, removal("web"))
+	tendAfter(e, time.Minute)
+	n.mustHold(t, "198.51.100.1:80/TCP="+pod1+"*0")
+	n.mustBind(t, webVIP)
+	tendAfter(e, time.Hour)
+	n.mustHold(t)
+	n.mustBind(t)
+}
+
+// TestAPolicyThatLeavesNobodyCutsNoConnection: neither TCP nor UDP, as long as the
+// endpoint serves (PKT-80, PKT-81).
+func TestAPolicyThatLeavesNobodyCutsNoConnection(t *testing.T) {
+	t.Parallel()
+	for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
+		n := newFakeNode()
+		e := n.engine(t)
+		open := service("web", webVIP, pod1)
+		open.Protocol = protocol
+		mustApply(t, e, full(open))
+		key := serverKey{protocol, netip.MustParseAddrPort(webVIP + ":80")}
+		n.kernel.connect(key, netip.MustParseAddrPort(pod1))
+		closed := *open
+		closed.Frontends = slices.Clone(open.Frontends)
+		closed.Frontends[0].Scope, closed.Frontends[0].Action = desired.ScopeLocal, desired.Drop
+		mustApply(t, e, partial(&closed))
+		tendAfter(e, 24*time.Hour)
+		n.mustHold(t, key.String()+"="+pod1+"*0")
+		gone := closed
+		gone.Cluster, gone.Servers = nil, nil
+		mustApply(t, e, partial(&gone))
+		tendAfter(e, 48*time.Hour)
+		n.mustHold(t)
+		n.mustBind(t, webVIP)
+	}
+}
+
+// TestAChangeCostsAsMuchInAnyCluster: one endpoint replaced is two messages, one added
+// is one, and memory does not depend on the number of Services either.
+func TestAChangeCostsAsMuchInAnyCluster(t *testing.T) {
+	for _, services := range []int{10, 10_000} {
+		t.Run(fmt.Sprint(services), func(t *testing.T) {
+			n := newFakeNode()
+			e := n.engine(t)
+			mustApply(t, e, full(cluster(services)...))
+			calls := func(s *desired.Service) int {
+				before, device, rules := n.kernel.calls, n.device.calls, n.rules.updates
+				mustApply(t, e, partial(s))
+				if n.device.calls != device || n.rules.updates != rules+1 {
+					t.Errorf("calls to device and rules = %d and %d, want 0 and 1", n.device.calls-device, n.rules.updates-rules)
+				}
+				return n.kernel.calls - before
+			}
+			name, vip := clusterName(services/2), clusterVIP(services/2)
+			if got := calls(service(name, vip, pod1, pod3)); got != 2 {
+				t.Errorf("messages for a replaced endpoint = %d, want 2", got)
+			}
+			if got := e.LastApply().Writes; got != 1000+2 {
+				t.Errorf("reported writes = %d, want the 2, and 1000 of the rules", got)
+			}
+			if got := calls(service(name, vip, pod1, pod2, pod3)); got != 1 {
+				t.Errorf("messages for an endpoint that is back = %d, want 1", got)
+			}
+			if got := calls(service(name, vip, pod1, pod2, pod3, "192.0.2.4:8080")); got != 1 {
+				t.Errorf("messages for a new endpoint = %d, want 1", got)
+			}
+			if got := calls(service(name, vip, pod1, pod2, pod3, "192.0.2.4:8080")); got != 0 {
+				t.Errorf("messages for no change = %d, want 0", got)
+			}
+			updates := []desired.Update{partial(service(name, vip, pod1, pod2)), partial(service(name, vip, pod1, pod3))}
+			i := 0
+			got := testing.AllocsPerRun(100, func() {
+				mustApply(t, e, updates[i%2])
+				i++
+			})
+			t.Logf("%v allocations", got)
+			if got > 500 {
+				t.Errorf("allocations for a replaced endpoint = %v, want 500 at most", got)
+			}
+		})
+	}
+}
+
+func clusterName(i int) string { return fmt.Sprintf("svc-%05d", i) }
+func clusterVIP(i int) string  { return fmt.Sprintf("10.96.%d.%d", i/250, i%250+1) }
+
+// cluster is a number of service ports with two endpoints each.
+func cluster(n int) []*desired.Service {
+	all := make([]*desired.Service, n)
+	for i := range all {
+		all[i] = service(clusterName(i), clusterVIP(i), pod1, pod2)
+	}
+	return all
+}
+
+// TestTheSameFullUpdateAgainWritesNothing, in the same process and in the next.
+func TestTheSameFullUpdateAgainWritesNothing(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	u := full(service("web", webVIP, pod1, pod2), withFrontend(service("dns", dnsVIP, pod1), desired.NodePort, "", 30053))
+	mustApply(t, e, u)
+	for _, again := range []*Engine{e, n.engine(t)} {
+		n.record()
+		mustApply(t, again, u)
+		n.mustSee(t, "rules")
+		if got := again.LastApply().Writes; got != 1000 {
+			t.Errorf("reported writes = %d, want only the 1000 of the rules", got)
+		}
+	}
+}
+
+// TestForeignObjectsAreLeftAlone by full syncs, repairs and Cleanup.
+func TestForeignObjectsAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	foreign := map[serverKey]*virtual{
+		tcpKey("203.0.113.1:80"):     {settings: settings{scheduler: "wlc"}, reals: map[netip.AddrPort]int{netip.MustParseAddrPort(pod1): 7}},
+		tcpKey(nodeAddr + ":443"):    {settings: settings{scheduler: "sh"}, reals: map[netip.AddrPort]int{netip.MustParseAddrPort(pod2): 0}},
+		udpKey(nodeAddr + ":30080"):  {settings: settings{scheduler: "sh"}, reals: map[netip.AddrPort]int{}},
+		tcpKey("198.51.100.99:8443"): {settings: settings{scheduler: "rr"}, reals: map[netip.AddrPort]int{}},
+	}
+	maps.Copy(n.kernel.virtuals, foreign)
+	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr("203.0.113.1"))
+	e := n.engine(t)
+	web := withFrontend(service("web", webVIP, pod1), desired.NodePort, "", 30080)
+	check := func(when string) {
+		for key, want := range foreign {
+			got := n.kernel.virtuals[key]
+			if got == nil || got.settings != want.settings || !maps.Equal(got.reals, want.reals) {
+				t.Errorf("after %s foreign virtual server %v = %v, want %v", when, key, got, want)
+			}
+		}
+	}
+	mustApply(t, e, full(web))
+	check("a full sync")
+	mustApply(t, e, full())
+	tendAfter(e, 0)
+	check("removal")
+	mustApply(t, e, full(web))
+	if err := e.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("Cleanup")
+	if len(n.kernel.virtuals) != len(foreign) || n.device.exists || n.rules.cleanups != 1 {
+		t.Errorf("Cleanup left %d virtual servers, the device: %t, rules cleaned %d times; want %d, false, 1",
+			len(n.kernel.virtuals), n.device.exists, n.rules.cleanups, len(foreign))
+	}
+}
+
+// TestANodesOwnAddressAsVIPKeepsItsOtherPorts: it is not on the device, and the rules do
+// not refuse what is not for the Service, also when the node gets the address later.
+func TestANodesOwnAddressAsVIPKeepsItsOtherPorts(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	const later = "203.0.113.9"
+	s := withFrontend(withFrontend(service("web", webVIP, pod1), desired.ExternalIP, nodeAddr, 80), desired.LoadBalancer, later, 80)
+	mustApply(t, e, full(s))
+	n.mustBind(t, webVIP, later)
+	for vip, want := range map[string]desired.Kind{webVIP: desired.ClusterIP, nodeAddr: desired.ExternalIP, later: desired.ClusterIP} {
+		if got := n.rules.kindOf(vip); got != want {
+			t.Errorf("for the rules %s is %v, want %v", vip, got, want)
+		}
+	}
+	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr(later))
+	mustApply(t, e, full(s))
+	n.mustBind(t, webVIP)
+	if got := n.rules.kindOf(later); got != desired.ExternalIP {
+		t.Errorf("for the rules an address that is the node's now is %v, want ExternalIP", got)
+	}
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", nodeAddr+":80/TCP="+pod1+"*1", later+":80/TCP="+pod1+"*1")
+}
+
+// TestASuccessorRemovesWhatVanishedMeanwhile: what is on the device and what the rules
+// know is ours, from an engine that is gone.
+func TestASuccessorRemovesWhatVanishedMeanwhile(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	mustApply(t, n.engine(t), full(
+		withFrontend(service("web", webVIP, pod1), desired.NodePort, "", 30080),
+		withFrontend(service("dns", dnsVIP, pod2), desired.ExternalIP, nodeAddr, 53)))
+	e := n.engine(t)
+	mustApply(t, e, full(service("web", webVIP, pod1)))
+	tendAfter(e, 0)
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
+	n.mustBind(t, webVIP)
+}
+
+// TestASuccessorFinishesDraining: weight 0 tells it what drains.
+func TestASuccessorFinishesDraining(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	mustApply(t, e, full(service("web", webVIP, pod1, pod2)))
+	n.kernel.connect(tcpKey(webVIP+":80"), netip.MustParseAddrPort(pod2))
+	mustApply(t, e, partial(service("web", webVIP, pod1)))
+	e = n.engine(t)
+	mustApply(t, e, full(service("web", webVIP, pod1)))
+	tendAfter(e, 0)
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1,"+pod2+"*0")
+	n.kernel.hangUp(tcpKey(webVIP+":80"), netip.MustParseAddrPort(pod2))
+	tendAfter(e, 0)
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
+}
+
+// TestAnUnknownSchedulerConcernsOneServicePort, which is tried again.
+func TestAnUnknownSchedulerConcernsOneServicePort(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	n.kernel.missing["mh"] = &proxier.UnsupportedError{Feature: "IPVS scheduler mh", Err: unix.ENOENT}
+	e := n.engine(t, func(c *Config) {
+		c.Tune = func(s *desired.Service) Tuning {
+			if s.Name.Name == "web" {
+				return Tuning{Scheduler: "mh"}
+			}
+			return Tuning{}
+		}
+	})
+	web, dns := service("web", webVIP, pod1), service("dns", dnsVIP, pod2)
+	err := e.Apply(t.Context(), full(web, dns))
+	failed, rest := proxier.SplitErrors(err)
+	if rest != nil || len(failed) != 1 || failed[0].Name != web.Name || !errors.Is(err, proxier.ErrNotSupported) {
+		t.Fatalf("Apply = %v, want one ServiceError about web that is ErrNotSupported", err)
+	}
+	n.mustHold(t, dnsVIP+":80/TCP="+pod2+"*1")
+	if err := e.Apply(t.Context(), partial(web)); !errors.Is(err, proxier.ErrNotSupported) {
+		t.Errorf("the next Apply = %v, want ErrNotSupported again", err)
+	}
+	delete(n.kernel.missing, "mh") // somebody has loaded the module
+	mustApply(t, e, partial(web))
+	n.mustHold(t, dnsVIP+":80/TCP="+pod2+"*1", webVIP+":80/TCP="+pod1+"*1")
+}
+
+// TestAFailedCallAsksForAFullUpdateAndLosesNothing makes each call of a full and of a
+// partial update fail in turn, before its effect and after it.
+func TestAFailedCallAsksForAFullUpdateAndLosesNothing(t *testing.T) {
+	t.Parallel()
+	before := full(withFrontend(service("web", webVIP, pod1, pod2), desired.NodePort, "", 30080), service("dns", dnsVIP, pod1))
+	after := []*desired.Service{service("web", webVIP, pod2, pod3), service("api", "198.51.100.3", pod1)}
+	change := partial(after...)
+	change.Removed = removal("dns").Removed
+	for what, u := range map[string]desired.Update{"full": full(after...), "partial": change} {
+		for _, late := range []bool{false, true} {
+			failures := 0
+			for i := 0; ; i++ {
+				n := newFakeNode()
+				e := n.engine(t)
+				mustApply(t, e, before)
+				n.kernel.fault = fault{armed: true, after: i, late: late}
+				err := e.Apply(t.Context(), u)
+				if n.kernel.fault.armed {
+					break // all have had their turn
+				}
+				failures++
+				recovers(t, fmt.Sprintf("%s, kernel call %d, late %t", what, i, late), n, e, err, full(after...))
+			}
+			if failures < 5 {
+				t.Errorf("%s: %d calls failed, want 5 at least", what, failures)
+			}
+		}
+		for i := range 3 {
+			n := newFakeNode()
+			e := n.engine(t)
+			mustApply(t, e, before)
+			n.device.failAfter = i
+			err := e.Apply(t.Context(), u)
+			if n.device.failAfter >= 0 {
+				break
+			}
+			recovers(t, fmt.Sprintf("%s, device call %d", what, i), n, e, err, full(after...))
+		}
+		n := newFakeNode()
+		e := n.engine(t)
+		mustApply(t, e, before)
+		n.rules.err = errFault
+		err := e.Apply(t.Context(), u)
+		n.rules.err = nil
+		recovers(t, what+", rules", n, e, err, full(after...))
+	}
+}
+
+// recovers checks that a failure is told, that a partial update is refused after it, and
+// that a full one brings everything about.
+func recovers(t *testing.T, what string, n *node, e *Engine, err error, u desired.Update) {
+	t.Helper()
+	if !errors.Is(err, errFault) || others(err) == nil {
+		t.Errorf("%s: Apply = %v, want the fault, of no single service port", what, err)
+	}
+	if err := e.Apply(t.Context(), partial()); !errors.Is(err, errNotFull) {
+		t.Errorf("%s: a partial Apply = %v, want that it is refused", what, err)
+	}
+	mustApply(t, e, u)
+	tendAfter(e, 0)
+	n.mustHold(t, webVIP+":80/TCP="+pod2+"*1,"+pod3+"*1", "198.51.100.3:80/TCP="+pod1+"*1")
+	n.mustBind(t, webVIP, "198.51.100.3")
+	n.record()
+	mustApply(t, e, u)
+	n.mustSee(t, "rules")
+	if t.Failed() {
+		t.Fatalf("after: %s", what)
+	}
+}
+
+// TestAnAddressThatCouldNotBeRemovedIsTriedAgain by the next look at what drains.
+func TestAnAddressThatCouldNotBeRemovedIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod1)))
+	mustApply(t, e, removal("web"))
+	n.device.failAfter = 0
+	tendAfter(e, 0)
+	n.mustBind(t, webVIP, dnsVIP)
+	mustApply(t, e, partial(service("dns", dnsVIP, pod1)))
+	n.mustBind(t, dnsVIP)
+}
+
+// TestAVIPThatChangesIsTakenAway with the last of its connections, and not while another
+// service port has it.
+func TestAVIPThatChangesIsTakenAway(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	shared := withFrontend(service("web", webVIP, pod1), desired.ExternalIP, "203.0.113.1", 81)
+	mustApply(t, e, full(shared, withFrontend(service("dns", dnsVIP, pod1), desired.ExternalIP, "203.0.113.1", 53)))
+	mustApply(t, e, partial(service("web", "198.51.100.9", pod1)))
+	tendAfter(e, 0)
+	n.mustBind(t, "198.51.100.9", dnsVIP, "203.0.113.1")
+	mustApply(t, e, partial(service("dns", dnsVIP, pod1)))
+	tendAfter(e, 0)
+	n.mustBind(t, "198.51.100.9", dnsVIP)
+}
+
+// TestADeviceThatSomebodyDeletedComesBack with its addresses.
+func TestADeviceThatSomebodyDeletedComesBack(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	u := full(service("web", webVIP, pod1))
+	mustApply(t, e, u)
+	n.device.exists, n.device.here = false, map[netip.Addr]bool{}
+	mustApply(t, e, u)
+	n.mustBind(t, webVIP)
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
+	if !n.device.exists {
+		t.Error("the device is not there, want it back")
+	}
+}
+
+// TestExcludedRangesAreLeftAlone: VIPs in them get no address and no virtual server, and
+// what is there of them stays.
+func TestExcludedRangesAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	const excluded, stranger = "203.0.113.1", "203.0.113.2"
+	n.device.here[netip.MustParseAddr(stranger)] = true
+	n.kernel.virtuals[tcpKey(stranger+":80")] = &virtual{reals: map[netip.AddrPort]int{}}
+	e := n.engine(t, func(c *Config) { c.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")} })
+	mustApply(t, e, full(withFrontend(service("web", webVIP, pod1), desired.ExternalIP, excluded, 80)))
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", stranger+":80/TCP=")
+	n.mustBind(t, webVIP, stranger)
+}
+
+// TestNodePortsFollowTheNodesAddresses (NODE-04): a change is damage, and the repair
+// brings the virtual servers about.
+func TestNodePortsFollowTheNodesAddresses(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	u := full(withFrontend(service("web", webVIP, pod1), desired.NodePort, "", 30080))
+	const second = "192.0.2.251"
+	if _, matters := e.matters(addrUpdate(second, otherLink, true)); matters {
+		t.Error("an address matters before the first update, want not: that one is full")
+	}
+	mustApply(t, e, u)
+	for _, c := range []struct {
+		what    string
+		change  netlink.AddrUpdate
+		matters bool
+	}{
+		{"a new address", addrUpdate(second, otherLink, true), true},
+		{"a known address again", addrUpdate(nodeAddr, otherLink, true), false},
+		{"a known address goes", addrUpdate(nodeAddr, otherLink, false), true},
+		{"an unknown address goes", addrUpdate(second, otherLink, false), false},
+		{"our VIP comes", addrUpdate(webVIP, deviceLink, true), false},
+		{"our VIP goes", addrUpdate(webVIP, deviceLink, false), true},
+		{"a former VIP goes", addrUpdate(dnsVIP, deviceLink, false), false},
+		{"a VIP becomes an address of the node", addrUpdate(webVIP, otherLink, true), true},
+		{"the other family", addrUpdate("2001:db8::1", otherLink, true), false},
+		{"loopback", addrUpdate("127.0.0.2", otherLink, true), false},
+		{"link-local IPv4, which accepts node ports", addrUpdate("169.254.1.1", otherLink, true), true},
+	} {
+		if text, got := e.matters(c.change); got != c.matters {
+			t.Errorf("%s matters = %t (%s), want %t", c.what, got, text, c.matters)
+		}
+	}
+	if e.missed() {
+		t.Error("addresses were missed, want none")
+	}
+	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr(second))
+	if !e.missed() {
+		t.Error("no addresses were missed, want the new one")
+	}
+	mustApply(t, e, u)
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", nodeAddr+":30080/TCP="+pod1+"*1", second+":30080/TCP="+pod1+"*1")
+	n.device.elsewhere = []netip.Addr{netip.MustParseAddr(second)}
+	mustApply(t, e, u)
+	tendAfter(e, 0)
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", second+":30080/TCP="+pod1+"*1")
+}
+
+func addrUpdate(addr string, link int, isNew bool) netlink.AddrUpdate {
+	return netlink.AddrUpdate{LinkAddress: net.IPNet{IP: net.ParseIP(addr)}, LinkIndex: link, NewAddr: isNew}
+}
+
+// TestAVIPGoesBeforeANodePort where it is an address of the node, whichever comes first,
+// and the node port has its place again afterwards.
+func TestAVIPGoesBeforeANodePort(t *testing.T) {
+	t.Parallel()
+	vip := withFrontend(service("vip", webVIP, pod1), desired.ExternalIP, nodeAddr, 30080)
+	port := withFrontend(service("port", dnsVIP, pod2), desired.NodePort, "", 30080)
+	clusterIPs := []string{webVIP + ":80/TCP=" + pod1 + "*1", dnsVIP + ":80/TCP=" + pod2 + "*1"}
+	for what, u := range map[string]desired.Update{"VIP first": full(vip, port), "node port first": full(port, vip)} {
+		t.Run(what, func(t *testing.T) {
+			n := newFakeNode()
+			e := n.engine(t)
+			hold := func(pod string, others ...string) {
+				t.Helper()
+				tendAfter(e, 0)
+				n.mustHold(t, append(others, nodeAddr+":30080/TCP="+pod+"*1")...)
+			}
+			mustApply(t, e, u)
+			hold(pod1, clusterIPs...)
+			changed := *port
+			changed.Cluster = []netip.AddrPort{netip.MustParseAddrPort(pod3)}
+			changed.Servers = changed.Cluster
+			mustApply(t, e, partial(&changed))
+			mustApply(t, e, removal("vip"))
+			hold(pod3, dnsVIP+":80/TCP="+pod3+"*1")
+			mustApply(t, e, partial(vip))
+			mustApply(t, e, removal("port"))
+			hold(pod1, clusterIPs[0])
+			mustApply(t, e, removal("vip"))
+			tendAfter(e, 0)
+			n.mustHold(t)
+		})
+	}
+}
+
+// TestAFailedCleanupKeepsTheRules, or nobody would know any more what is ours.
+func TestAFailedCleanupKeepsTheRules(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	mustApply(t, e, full(withFrontend(service("web", webVIP, pod1), desired.NodePort, "", 30080)))
+	n.kernel.fault = fault{armed: true, after: 1}
+	if err := e.Cleanup(t.Context()); !errors.Is(err, errFault) || n.rules.cleanups != 0 {
+		t.Errorf("Cleanup = %v, rules cleaned %d times; want the fault, and 0", err, n.rules.cleanups)
+	}
+	if err := n.engine(t).Cleanup(t.Context()); err != nil {
+		t.Error(err)
+	}
+	n.mustHold(t)
+}
+
+// TestAnEngineThatCannotStartSaysSo, and holds nothing.
+func TestAnEngineThatCannotStartSaysSo(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	for what, breaks := range map[string]func(g *ground){
+		"kernel":   func(g *ground) { g.kernel = func() (handle, error) { return nil, errFault } },
+		"device":   func(g *ground) { g.device = func() (holder, error) { return nil, errFault } },
+		"settings": func(g *ground) { g.check = func(func(string)) error { return errFault } },
+	} {
+		e := n.engine(t)
+		works := e.ground
+		breaks(&e.ground)
+		if err := e.Apply(t.Context(), full()); !errors.Is(err, errFault) || e.kernel != nil || e.device != nil {
+			t.Errorf("%s: Apply = %v, kernel %v, device %v; want the fault, and none open", what, err, e.kernel, e.device)
+		}
+		e.tend()
+		e.ground = works
+		mustApply(t, e, full())
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestDumpPrintsVirtualServersAndRules(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	var empty, b strings.Builder
+	if err := e.Dump(t.Context(), &empty); err != nil || empty.String() != "the rules\n" {
+		t.Errorf("Dump at first = %q, %v; want only the rules", empty.String(), err)
+	}
+	s := service("web", webVIP, pod1, pod2)
+	s.Affinity = time.Hour
+	mustApply(t, e, full(s))
+	const want = "198.51.100.1:80/TCP rr persistent 1h0m0s\n  -> 192.0.2.1:8080 weight 1\n  -> 192.0.2.2:8080 weight 1\nthe rules\n"
+	if err := e.Dump(t.Context(), &b); err != nil || b.String() != want {
+		t.Errorf("Dump = %q, %v; want %q", b.String(), err, want)
+	}
+	if text, err := e.Plan(full(s)); err != nil || !strings.HasPrefix(want, strings.Split(text, "\n")[0]) {
+		t.Errorf("Plan = %q, %v; want what Dump prints", text, err)
+	}
+}
+
+// TestWatchTendsAndHearsOfAddresses, in a network namespace of its own.
+func TestWatchTendsAndHearsOfAddresses(t *testing.T) {
+	ns := netnstest.New(t)
+	n := newFakeNode()
+	e := n.engine(t, func(c *Config) { c.NetNS = ns.Path() })
+	mustApply(t, e, full(service("web", webVIP, pod1)))
+	mustApply(t, e, removal("web"))
+	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr("192.0.2.77")) // came while nobody listened
+	damages := make(chan proxier.Damage, 10)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Watch(ctx, func(d proxier.Damage) { damages <- d }) }()
+	awaitDamage(t, damages, "addresses of the node")
+	if err := ns.AddAddrs("lo", netip.MustParsePrefix("203.0.113.5/32")); err != nil {
+		t.Fatal(err)
+	}
+	awaitDamage(t, damages, "address 203.0.113.5 of the node")
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		e.mu.Lock()
+		left := len(n.kernel.virtuals)
+		e.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("what drained is still there, want Watch to tend to it")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("Watch = %v, want nil at the end of its context", err)
+	}
+}
+
+// TestWatchEndsWithTheWatchOfTheRules, and with its error.
+func TestWatchEndsWithTheWatchOfTheRules(t *testing.T) {
+	ns := netnstest.New(t)
+	n := newFakeNode()
+	e := n.engine(t, func(c *Config) { c.NetNS = ns.Path() })
+	n.rules.watch = func(context.Context) error { return errFault }
+	if err := e.Watch(t.Context(), func(proxier.Damage) {}); !errors.Is(err, errFault) {
+		t.Errorf("Watch = %v, want the error of the rules", err)
+	}
+}
+
+func awaitDamage(t *testing.T, damages <-chan proxier.Damage, want string) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	for {
+		select {
+		case d := <-damages:
+			if d.Object == want {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("no damage was told, want %q", want)
+		}
+	}
+}

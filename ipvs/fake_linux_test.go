@@ -1,0 +1,295 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// node is a node in memory. It outlives the engines on it.
+type node struct {
+	kernel *fakeKernel
+	device *fakeHolder
+	rules  *fakeRules
+	// events are the writes to all three, in order, if wanted.
+	events []string
+}
+
+func (k *fakeKernel) setTimeouts(*Config) error { return k.call(func() error { return nil }) }
+func (k *fakeKernel) Close()                    {}
+
+// fakeHolder is the dummy device, and the addresses of the other links.
+type fakeHolder struct {
+	exists        bool
+	here          map[netip.Addr]bool
+	elsewhere     []netip.Addr
+	calls, writes int
+	// fault makes the call fail that comes after so many others; below 0 none does.
+	failAfter int
+	hear      func(event string)
+}
+
+const deviceLink, otherLink = 7, 2
+
+func (d *fakeHolder) call(effect func()) error {
+	d.calls++
+	d.failAfter--
+	if d.failAfter == -1 {
+		return errFault
+	}
+	effect()
+	return nil
+}
+
+func (d *fakeHolder) write(verb string, addrs []netip.Addr) {
+	d.writes += len(addrs)
+	for _, a := range addrs {
+		if d.hear != nil {
+			d.hear(fmt.Sprintf("%s address %v", verb, a))
+		}
+	}
+}
+
+func (d *fakeHolder) ensure() error { return d.call(func() { d.exists = true }) }
+func (d *fakeHolder) find() error   { return d.call(func() {}) }
+func (d *fakeHolder) close()        {}
+
+func (d *fakeHolder) isOn(link int) bool { return link == deviceLink }
+
+func (d *fakeHolder) addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, err error) {
+	err = d.call(func() { here, elsewhere = maps.Clone(d.here), slices.Clone(d.elsewhere) })
+	return here, elsewhere, err
+}
+
+func (d *fakeHolder) add(addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	return d.call(func() {
+		d.write("add", addrs)
+		for _, a := range addrs {
+			d.here[a] = true
+		}
+	})
+}
+
+func (d *fakeHolder) remove(addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	return d.call(func() {
+		d.write("remove", addrs)
+		for _, a := range addrs {
+			delete(d.here, a)
+		}
+	})
+}
+
+func (d *fakeHolder) delete() error {
+	return d.call(func() { d.exists, d.here = false, map[netip.Addr]bool{} })
+}
+
+// fakeRules are the rules in front. What they are told of last is what they hold.
+type fakeRules struct {
+	services map[changetracker.ServicePortName]*desired.Service
+	updates  int
+	cleanups int
+	err      error // of every call, if set
+	hear     func(event string)
+	watch    func(ctx context.Context) error
+}
+
+func (r *fakeRules) Apply(_ context.Context, update desired.Update) error {
+	r.updates++
+	if r.err != nil {
+		return r.err
+	}
+	if r.hear != nil {
+		r.hear("rules")
+	}
+	if update.Full {
+		r.services = map[changetracker.ServicePortName]*desired.Service{}
+	}
+	for _, s := range update.Services {
+		r.services[s.Name] = s
+	}
+	for _, name := range update.Removed {
+		delete(r.services, name)
+	}
+	return nil
+}
+
+func (r *fakeRules) Cleanup(context.Context) error {
+	r.cleanups++
+	r.services = map[changetracker.ServicePortName]*desired.Service{}
+	return r.err
+}
+
+func (r *fakeRules) Frontends(context.Context) (keys []desired.Key, err error) {
+	for _, s := range r.services {
+		for i := range s.Frontends {
+			keys = append(keys, s.Key(&s.Frontends[i]))
+		}
+	}
+	return keys, r.err
+}
+
+func (r *fakeRules) LastApply() proxier.ApplyReport {
+	return proxier.ApplyReport{Writes: 1000, Transactions: 1}
+}
+
+func (r *fakeRules) Watch(ctx context.Context, _ func(proxier.Damage)) error {
+	if r.watch != nil {
+		return r.watch(ctx)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (r *fakeRules) Dump(_ context.Context, w io.Writer) error {
+	_, err := io.WriteString(w, "the rules\n")
+	return err
+}
+
+func (r *fakeRules) Plan(desired.Update) (string, error) { return "the rules\n", nil }
+func (r *fakeRules) Close() error                        { return nil }
+
+// kindOf is what the rules think of a VIP: a ClusterIP refuses other ports.
+func (r *fakeRules) kindOf(vip string) desired.Kind {
+	for _, s := range r.services {
+		for i := range s.Frontends {
+			if s.Frontends[i].VIP == netip.MustParseAddr(vip) {
+				return s.Frontends[i].Kind
+			}
+		}
+	}
+	return 0
+}
+
+// nodeAddr is the node's own address.
+const nodeAddr = "192.0.2.250"
+
+func newFakeNode() *node {
+	n := &node{
+		kernel: newFakeKernel(),
+		device: &fakeHolder{
+			here: map[netip.Addr]bool{}, failAfter: -1,
+			elsewhere: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr(nodeAddr)},
+		},
+		rules: &fakeRules{services: map[changetracker.ServicePortName]*desired.Service{}},
+	}
+	return n
+}
+
+// record notes all writes from now on.
+func (n *node) record() {
+	n.events = nil
+	hear := func(event string) { n.events = append(n.events, event) }
+	n.rules.hear, n.device.hear = hear, hear
+	n.kernel.hear = func(verb string, key serverKey, real netip.AddrPort, weight int) {
+		switch verb {
+		case "put real":
+			hear(fmt.Sprintf("put real %v -> %v weight %d", key, real, weight))
+		case "delete real":
+			hear(fmt.Sprintf("delete real %v -> %v", key, real))
+		default:
+			hear(fmt.Sprintf("%s %v", verb, key))
+		}
+	}
+}
+
+// engine starts an engine on the node, as a process does.
+func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
+	tb.Helper()
+	var config Config
+	for _, c := range change {
+		c(&config)
+	}
+	e, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	e.rules = n.rules
+	e.ground = ground{
+		kernel: func() (handle, error) { return n.kernel, nil },
+		device: func() (holder, error) { return n.device, nil },
+		loaded: func() (bool, error) { return true, nil },
+		check:  func(func(string)) error { return nil },
+	}
+	return e
+}
+
+func mustApply(tb testing.TB, e *Engine, u desired.Update) {
+	tb.Helper()
+	if err := e.Apply(tb.Context(), u); err != nil {
+		tb.Fatalf("Apply: %v", err)
+	}
+}
+
+func full(services ...*desired.Service) desired.Update {
+	u := partial(services...)
+	u.Full = true
+	return u
+}
+
+func partial(services ...*desired.Service) desired.Update {
+	return desired.Update{
+		Family: v1.IPv4Protocol, Services: services,
+		Globals: desired.Globals{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
+	}
+}
+
+func removal(names ...string) desired.Update {
+	u := partial()
+	for _, name := range names {
+		u.Removed = append(u.Removed, portName(name))
+	}
+	return u
+}
+
+func portName(name string) changetracker.ServicePortName {
+	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "default", Name: name}, Protocol: v1.ProtocolTCP}
+}
+
+// service is a service port of TCP with a ClusterIP, port 80, and endpoints.
+func service(name, vip string, endpoints ...string) *desired.Service {
+	s := &desired.Service{Name: portName(name), Protocol: desired.TCP}
+	for _, text := range endpoints {
+		s.Cluster = append(s.Cluster, netip.MustParseAddrPort(text))
+	}
+	s.Servers = s.Cluster
+	return withFrontend(s, desired.ClusterIP, vip, 80)
+}
+
+// withFrontend adds a frontend; VIP "" means the node's addresses.
+func withFrontend(s *desired.Service, kind desired.Kind, vip string, port uint16) *desired.Service {
+	f := desired.Frontend{Kind: kind, Port: port, Scope: desired.ScopeCluster, Action: desired.Forward}
+	if len(s.Cluster) == 0 {
+		f.Action = desired.Reject
+	}
+	if vip != "" {
+		f.VIP = netip.MustParseAddr(vip)
+	}
+	c := *s
+	c.Frontends = append(slices.Clone(s.Frontends), f)
+	return &c
+}
+
+// tendAfter lets the engine look after what drains when some time has passed.
+func tendAfter(e *Engine, d time.Duration) {
+	now := time.Now().Add(d)
+	e.table.now = func() time.Time { return now }
+	e.tend()
+}
