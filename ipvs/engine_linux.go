@@ -52,7 +52,10 @@ type Engine struct {
 	// nodePorts are the virtual servers that node ports want: where a VIP is an address
 	// of the node, it may have taken their place.
 	nodePorts map[serverKey]claim
-	report    proxier.ApplyReport
+	// kept are virtual servers that drain, which the rules refuse new connections to.
+	kept    map[serverKey]bool
+	globals desired.Globals
+	report  proxier.ApplyReport
 }
 
 // ground is what the engine stands on.
@@ -80,6 +83,8 @@ type rules interface {
 type handle interface {
 	kernel
 	setTimeouts(c *Config) error
+	// servers are the virtual servers, whoever made them.
+	servers() (map[serverKey]bool, error)
 	Close()
 }
 
@@ -185,7 +190,10 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	err := e.serve(update, wishes)
 	e.report.Writes += e.table.writes
 	e.report.Kernel += time.Since(began)
-	return err
+	if others(err) != nil {
+		return err
+	}
+	return errors.Join(err, e.release(ctx))
 }
 
 func (e *Engine) serve(update *desired.Update, wishes []wish) error {
@@ -212,8 +220,13 @@ func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wishes 
 		w := &wishes[i]
 		rules.Services[i] = verdicts(w.service, func(a netip.Addr) bool { return slices.Contains(w.vips, a) })
 	}
+	keep := e.keeps(update, wishes)
+	e.keepIn(&rules, keep)
 	err := e.rules.Apply(ctx, rules)
 	e.report = e.rules.LastApply()
+	if err == nil {
+		e.kept, e.globals = keep, update.Globals
+	}
 	return err
 }
 

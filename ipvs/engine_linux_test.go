@@ -85,7 +85,7 @@ func TestRulesComeFirstAndAddressesBeforeVirtualServers(t *testing.T) {
 
 	n.record()
 	tendAfter(e, 0)
-	n.mustSee(t, "delete real 198.51.100.1:80/TCP -> "+pod1, "delete 198.51.100.1:80/TCP", "remove address "+webVIP)
+	n.mustSee(t, "delete real 198.51.100.1:80/TCP -> "+pod1, "delete 198.51.100.1:80/TCP", "remove address "+webVIP, "rules")
 }
 
 // TestAVIPStaysWhileItsConnectionsDrain (PKT-80).
@@ -298,6 +298,38 @@ func TestASuccessorFinishesDraining(t *testing.T) {
 	n.kernel.hangUp(tcpKey(webVIP+":80"), netip.MustParseAddrPort(pod2))
 	tendAfter(e, 0)
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
+}
+
+// TestWhatDrainsIsRefusedAndStaysOurs: the rules know it until it is gone, for the sake
+// of the VIP's other ports, and of a successor. A service port that takes it back has it.
+func TestWhatDrainsIsRefusedAndStaysOurs(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t, func(c *Config) { c.Drain = time.Hour })
+	web := withFrontend(service("web", webVIP, pod1), desired.NodePort, "", 30080)
+	mustApply(t, e, full(web))
+	for key := range n.kernel.virtuals {
+		n.kernel.connect(key, netip.MustParseAddrPort(pod1))
+	}
+	mustApply(t, e, removal("web"))
+	if got := n.rules.kindOf(webVIP); got != desired.ClusterIP {
+		t.Errorf("for the rules the VIP that drains is %v, want ClusterIP: its other ports are refused", got)
+	}
+	e = n.engine(t, func(c *Config) { c.Drain = time.Hour })
+	mustApply(t, e, full())
+	e = n.engine(t, func(c *Config) { c.Drain = time.Hour })
+	mustApply(t, e, full())
+	if got := len(n.kernel.virtuals); got != 2 {
+		t.Errorf("after two restarts %d virtual servers drain, want that of the VIP and that of the node port", got)
+	}
+	mustApply(t, e, partial(service("web", webVIP, pod1)))
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", nodeAddr+":30080/TCP="+pod1+"*0")
+	n.kernel.hangUp(tcpKey(nodeAddr+":30080"), netip.MustParseAddrPort(pod1))
+	tendAfter(e, 0)
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
+	if keys, err := n.rules.Frontends(t.Context()); err != nil || len(keys) != 1 {
+		t.Errorf("the rules know %v, %v, want web's VIP only", keys, err)
+	}
 }
 
 // TestAnUnknownSchedulerConcernsOneServicePort, which is tried again.
@@ -575,7 +607,7 @@ func TestAnEngineThatCannotStartSaysSo(t *testing.T) {
 		if err := e.Apply(t.Context(), full()); !errors.Is(err, errFault) || e.kernel != nil || e.device != nil {
 			t.Errorf("%s: Apply = %v, kernel %v, device %v; want the fault, and none open", what, err, e.kernel, e.device)
 		}
-		e.tend()
+		e.tend(t.Context())
 		e.ground = works
 		mustApply(t, e, full())
 		if err := e.Close(); err != nil {
@@ -648,6 +680,25 @@ func TestWatchEndsWithTheWatchOfTheRules(t *testing.T) {
 	if err := e.Watch(t.Context(), func(proxier.Damage) {}); !errors.Is(err, errFault) {
 		t.Errorf("Watch = %v, want the error of the rules", err)
 	}
+}
+
+// TestAVirtualServerThatSomebodyDeletedIsMissed, and not one that drained.
+func TestAVirtualServerThatSomebodyDeletedIsMissed(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod2)))
+	mustApply(t, e, removal("dns"))
+	tendAfter(e, 0)
+	if text, missing := e.look(); missing {
+		t.Errorf("look misses %s, want nothing", text)
+	}
+	delete(n.kernel.virtuals, tcpKey(webVIP+":80"))
+	if text, missing := e.look(); !missing || text != "virtual server "+webVIP+":80/TCP" {
+		t.Errorf("look = %q, %v, want web's", text, missing)
+	}
+	mustApply(t, e, full(service("web", webVIP, pod1)))
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
 }
 
 func awaitDamage(t *testing.T, damages <-chan proxier.Damage, want string) {

@@ -30,6 +30,14 @@ type node struct {
 func (k *fakeKernel) setTimeouts(*Config) error { return k.call(func() error { return nil }) }
 func (k *fakeKernel) Close()                    {}
 
+func (k *fakeKernel) servers() (map[serverKey]bool, error) {
+	all := map[serverKey]bool{}
+	for key := range k.virtuals {
+		all[key] = true
+	}
+	return all, nil
+}
+
 // fakeHolder is the dummy device, and the addresses of the other links.
 type fakeHolder struct {
 	exists        bool
@@ -291,5 +299,5 @@ func withFrontend(s *desired.Service, kind desired.Kind, vip string, port uint16
 func tendAfter(e *Engine, d time.Duration) {
 	now := time.Now().Add(d)
 	e.table.now = func() time.Time { return now }
-	e.tend()
+	e.tend(context.Background())
 }

@@ -278,7 +278,9 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	if got := n.run("nft", "list", "tables"); !strings.Contains(got, "serviceplane-ipvs") {
 		t.Errorf("nft lists\n%swant the table of the rules", got)
 	}
-	n.run("ip", "addr", "del", webVIP+"/32", "dev", n.device()) // damage
+	n.run("ipvsadm", "-D", "-t", webVIP+":80") // damage
+	n.eventually("the virtual server is back", func() bool { return strings.Contains(n.run("ipvsadm", "-Ln"), webVIP+":80") })
+	n.run("ip", "addr", "del", webVIP+"/32", "dev", n.device())
 	n.eventually("the address is back", func() bool { return strings.Contains(n.run("ip", "addr"), webVIP) })
 	n.stop()
 	if err := n.proxy.Cleanup(t.Context()); err != nil {

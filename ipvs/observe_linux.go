@@ -78,8 +78,12 @@ func (e *Engine) owned(ctx context.Context, local []netip.Addr) (map[serverKey]b
 	return owned, nil
 }
 
-// tendPeriod is how often real servers that drain are looked at.
-const tendPeriod = time.Second
+// tendPeriod is how often real servers that drain are looked at, and lookPeriod how
+// often the virtual servers are: the kernel does not tell of changes of these.
+const (
+	tendPeriod = time.Second
+	lookPeriod = 10 * time.Second
+)
 
 // Watch implements proxier.Watcher: it hears of damage to the rules, and of changes
 // of the node's addresses. Meanwhile it deletes real servers that have drained.
@@ -103,14 +107,19 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		rules <- e.rules.Watch(ctx, damaged)
 		stop()
 	}()
-	tick := time.NewTicker(tendPeriod)
+	tick, look := time.NewTicker(tendPeriod), time.NewTicker(lookPeriod)
 	defer tick.Stop()
+	defer look.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return <-rules
 		case <-tick.C:
-			e.tend()
+			e.tend(ctx)
+		case <-look.C:
+			if text, missing := e.look(); missing {
+				damaged(proxier.Damage{Object: text})
+			}
 		case change, open := <-addresses:
 			if !open && ctx.Err() != nil {
 				return <-rules
@@ -184,14 +193,34 @@ func (e *Engine) matters(change netlink.AddrUpdate) (text string, matters bool) 
 	return fmt.Sprintf("address %v of the node", addr), change.NewAddr != slices.Contains(e.local, addr)
 }
 
+// look says whether somebody else has deleted one of our virtual servers.
+func (e *Engine) look() (text string, missing bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.trusted {
+		return "", false // the next update is full
+	}
+	there, err := e.kernel.servers()
+	if err != nil {
+		e.log.Warn("virtual servers cannot be looked at", zap.Error(err))
+		return "", false
+	}
+	for key := range e.table.known {
+		if !there[key] {
+			return fmt.Sprintf("virtual server %v", key), true
+		}
+	}
+	return "", false
+}
+
 // tend looks after what drains. A failure is logged, and tried again.
-func (e *Engine) tend() {
+func (e *Engine) tend(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.trusted || len(e.table.draining) == 0 {
 		return
 	}
-	if err := errors.Join(e.table.tend(), e.unbind()); err != nil {
+	if err := errors.Join(e.table.tend(), e.unbind(), e.release(ctx)); err != nil {
 		e.log.Warn("draining is delayed", zap.Error(err))
 	}
 }
