@@ -62,6 +62,7 @@ platforms() {
   for os in darwin windows; do
     GOOS=$os go build "${portable[@]}"
     GOOS=$os go vet ./...
+    GOOS=$os go test -c -o "$work/userspace.test" ./userspace
   done
   GOOS=linux GOARCH=arm64 go vet ./...
 }

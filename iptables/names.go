@@ -77,7 +77,8 @@ func (n chainNames) owns(chain string) bool {
 	case "SERVICES", "NODEPORTS", "POSTROUTING", "MARK-MASQ", "MARK-NON-POD", "HAIRPIN", "FORWARD", "LOCALNET", "HEALTH":
 		return true
 	case "EXTERNAL-SERVICES", "PROXY-FIREWALL", "PROXY-CANARY", "PORTALS-CONTAINER", "PORTALS-HOST",
-		"NODEPORT-CONTAINER", "NODEPORT-HOST", "NODEPORT-NON-LOCAL":
+		"NODEPORT-CONTAINER", "NODEPORT-HOST", "NODEPORT-NON-LOCAL",
+		"NODE-PORT", "LOAD-BALANCER", "SOURCE-RANGES-FIREWALL", "IPVS-FILTER", "IPVS-OUT-FILTER": // the ipvs mode's
 		return n.prefix == kubePrefix
 	}
 	for _, kind := range []string{"SVC-", "SVL-", "EXT-", "FW-", "SEP-", "GRP-", "VIP-", "NP-", "HP-", "HC-"} {

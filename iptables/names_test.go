@@ -50,6 +50,7 @@ func TestWhatIsOurs(t *testing.T) {
 	for chain, want := range map[string]bool{
 		"KUBE-SERVICES": true, "KUBE-SVC-X": true, "KUBE-PROXY-FIREWALL": true, "KUBE-EXTERNAL-SERVICES": true, "KUBE-PROXY-CANARY": true,
 		"KUBE-PORTALS-CONTAINER": true, "KUBE-PORTALS-HOST": true, "KUBE-NODEPORT-NON-LOCAL": true,
+		"KUBE-IPVS-FILTER": true, "KUBE-LOAD-BALANCER": true,
 		"KUBE-FIREWALL": false, "KUBE-KUBELET-CANARY": false, "KUBE-IPTABLES-HINT": false, "KUBE-ROUTER-INPUT": false, "KUBE-HOSTPORTS": false,
 		"CNI-HOSTPORT-DNAT": false, "SPL-SERVICES": false, "PREROUTING": false, "KUBEX-SVC-X": false, "KUBE-": false, "KUBE-NWPLCY-X": false,
 	} {

@@ -353,7 +353,7 @@ func (t *tool) features(table string) []feature {
 // never sent.
 func (t *tool) checkFeatures(ctx context.Context) error {
 	if t.variant == VariantLegacy {
-		if err := t.ensureLegacyTables(); err != nil {
+		if err := t.ensureLegacyTables(ctx); err != nil {
 			return err
 		}
 	}
@@ -403,14 +403,19 @@ func (t *tool) lacks(table string, f feature, err error) error {
 }
 
 // ensureLegacyTables makes the kernel create the tables, because it tells why it
-// cannot; the programs do not.
-func (t *tool) ensureLegacyTables() error {
+// cannot; the programs do not. But they load the module of the variant, ip_tables, which
+// the kernel does not do by itself.
+func (t *tool) ensureLegacyTables(ctx context.Context) error {
 	p, err := newLegacyProber(t.config.family, t.config.netNS)
 	if err != nil {
 		return err
 	}
 	for _, table := range []string{"filter", "nat"} {
-		if _, err = p.info(table); err != nil {
+		if _, err = p.info(table); errors.Is(err, proxier.ErrNotSupported) {
+			_ = t.restore(ctx, []byte("*"+table+"\nCOMMIT\n")) // whether that has helped, the kernel tells
+			_, err = p.info(table)
+		}
+		if err != nil {
 			break
 		}
 	}

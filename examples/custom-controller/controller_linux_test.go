@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestTheFileIsFollowed by real connections: an endpoint that is replaced, a broken
+// file that changes nothing, and a Service that goes.
+func TestTheFileIsFollowed(t *testing.T) {
+	world := proxiertest.NewTopology(t)
+	file := filepath.Join(t.TempDir(), "services")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	line := func(pod *proxiertest.Host) string {
+		return fmt.Sprintf("web 10.96.0.10:80 %v\n", netip.AddrPortFrom(pod.Addr(v1.IPv4Protocol), 8080))
+	}
+	ask := func() string {
+		answer, err := world.Client.Ask(t.Context(), "tcp", netip.MustParseAddrPort("10.96.0.10:80"), proxiertest.AskOptions{Timeout: time.Second})
+		if err != nil {
+			return ""
+		}
+		return answer.Server
+	}
+	eventually := func(want string) {
+		t.Helper()
+		got := ask()
+		for deadline := time.Now().Add(20 * time.Second); got != want; got = ask() {
+			if time.Now().After(deadline) {
+				t.Fatalf("answered by %q, want %q", got, want)
+			}
+		}
+	}
+	write(line(world.LocalPods[0]))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx, file, world.Config(), zap.NewNop()) }()
+	eventually(world.LocalPods[0].Name)
+	write(line(world.LocalPods[1]))
+	eventually(world.LocalPods[1].Name)
+	write("web 10.96.0.10:80 nonsense\n")
+	for range 5 {
+		if got := ask(); got != world.LocalPods[1].Name {
+			t.Errorf("with a broken file answered by %q, want what was there", got)
+		}
+	}
+	write("")
+	eventually("")
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("run = %v, want nil", err)
+	}
+}

@@ -1,0 +1,149 @@
+// Dryrun prints what an engine would program for a folder of manifests, or the
+// difference between two folders. It needs no privilege and touches nothing.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/pmezard/go-difflib/difflib"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/manifest"
+	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/ipvs"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace"
+)
+
+func main() {
+	engine := flag.String("engine", "nftables", "nftables, iptables, ipvs or userspace")
+	node := flag.String("node", "", "`name` of the node, for what is local to it")
+	flag.Parse()
+	if err := run(os.Stdout, *engine, *node, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "dryrun:", err)
+		os.Exit(1)
+	}
+}
+
+// run prints the plan for one folder, or how those of two differ.
+func run(out io.Writer, engine, node string, folders []string) error {
+	var plans []string
+	for _, folder := range folders {
+		plan, err := planFolder(engine, node, folder)
+		if err != nil {
+			return fmt.Errorf("%s: %w", folder, err)
+		}
+		plans = append(plans, plan)
+	}
+	switch len(plans) {
+	case 1:
+		_, err := io.WriteString(out, plans[0])
+		return err
+	case 2:
+		return difflib.WriteUnifiedDiff(out, difflib.UnifiedDiff{
+			A: difflib.SplitLines(plans[0]), B: difflib.SplitLines(plans[1]),
+			FromFile: folders[0], ToFile: folders[1], Context: 1,
+		})
+	default:
+		return errors.New("want one folder, or two to compare")
+	}
+}
+
+// planFolder is what an engine would program, in both IP families.
+func planFolder(engine, node, folder string) (string, error) {
+	families := []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
+	tracker, err := changetracker.New(changetracker.Options{Families: families, Node: changetracker.Node{Name: node}})
+	if err != nil {
+		return "", err
+	}
+	if err := load(tracker, folder); err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	for _, family := range families {
+		planner, err := newPlanner(engine, family)
+		if err != nil {
+			return "", err
+		}
+		err = tracker.Apply(family, func(state *changetracker.State, _ changetracker.Delta) error {
+			plan, err := planner.Plan(everything(family, state))
+			fmt.Fprintf(&text, "# %s\n%s\n", family, plan)
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	return text.String(), nil
+}
+
+// everything is what a full sync would hand to the engine.
+func everything(family v1.IPFamily, state *changetracker.State) desired.Update {
+	resolver := desired.Resolver{Node: state.Node()}
+	update := desired.Update{Family: family, Full: true}
+	for name := range state.All() {
+		if service, ok := resolver.Resolve(state, name); ok {
+			update.Services = append(update.Services, service)
+		}
+	}
+	return update
+}
+
+// newPlanner makes an engine of one IP family.
+func newPlanner(name string, family v1.IPFamily) (proxier.Planner, error) {
+	var engine proxier.Engine
+	var err error
+	switch name {
+	case "nftables":
+		engine, err = nftables.NewEngine(nftables.Config{}, family, proxier.Deps{})
+	case "iptables":
+		engine, err = iptables.NewEngine(iptables.Config{}, family, proxier.Deps{})
+	case "ipvs":
+		engine, err = ipvs.NewEngine(ipvs.Config{}, family, proxier.Deps{})
+	case "userspace":
+		engine, err = userspace.NewEngine(userspace.Config{}, family, proxier.Deps{})
+	default:
+		err = fmt.Errorf("engine %q: want nftables, iptables, ipvs or userspace", name)
+	}
+	planner, _ := engine.(proxier.Planner) // they all are
+	return planner, err
+}
+
+// load gives the Services and EndpointSlices of a folder to the trackers.
+func load(tracker *changetracker.Tracker, folder string) error {
+	files, err := filepath.Glob(filepath.Join(folder, "*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, file := range files {
+		if !manifest.IsName(filepath.Base(file)) {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		errs = append(errs, err)
+		objects, faults := manifest.Parse(file, text)
+		for _, fault := range faults {
+			errs = append(errs, fault)
+		}
+		for _, object := range objects {
+			switch o := object.Value.(type) {
+			case *v1.Service:
+				tracker.Services.Update(nil, o)
+			case *discovery.EndpointSlice:
+				tracker.Endpoints.EndpointSliceUpdate(o, false)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

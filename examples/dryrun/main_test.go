@@ -1,0 +1,84 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const manifests = `
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: web}
+spec:
+  clusterIP: 10.96.0.10
+  ports: [{name: http, port: 80}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.244.1.5]}]
+`
+
+func folder(t *testing.T, text string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestEveryEnginePlans, and tells what a change of an endpoint changes.
+func TestEveryEnginePlans(t *testing.T) {
+	before, after := folder(t, manifests), folder(t, strings.Replace(manifests, "10.244.1.5", "10.244.1.6", 1))
+	for _, engine := range []string{"nftables", "iptables", "ipvs", "userspace"} {
+		t.Run(engine, func(t *testing.T) {
+			var plan, same, difference strings.Builder
+			if err := run(&plan, engine, "node-1", []string{before}); err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []string{"# IPv4", "10.244.1.5", "# IPv6"} {
+				if !strings.Contains(plan.String(), want) {
+					t.Errorf("plan lacks %q:\n%s", want, plan.String())
+				}
+			}
+			if err := run(&same, engine, "node-1", []string{before, before}); err != nil || same.String() != "" {
+				t.Errorf("a folder differs from itself by %q, %v", same.String(), err)
+			}
+			if err := run(&difference, engine, "node-1", []string{before, after}); err != nil {
+				t.Fatal(err)
+			}
+			if got := difference.String(); !hasLine(got, "-", "10.244.1.5") || !hasLine(got, "+", "10.244.1.6") {
+				t.Errorf("difference, want one endpoint out and another one in:\n%s", got)
+			}
+		})
+	}
+}
+
+func hasLine(text, prefix, part string) bool {
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, prefix) && strings.Contains(line, part) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestFaultsAreTold(t *testing.T) {
+	for want, c := range map[string]struct {
+		engine  string
+		folders []string
+	}{
+		"want one folder": {"nftables", nil},
+		`engine "ebpf"`:   {"ebpf", []string{folder(t, manifests)}},
+		"web.yaml:":       {"nftables", []string{folder(t, "kind: Service\nmetadata: [")}},
+	} {
+		if err := run(&strings.Builder{}, c.engine, "", c.folders); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("run = %v, want an error with %q", err, want)
+		}
+	}
+}
