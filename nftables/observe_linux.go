@@ -4,8 +4,11 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
@@ -38,15 +41,15 @@ type observedChain struct {
 
 // observe reads the table back; nil means that there is none.
 func (e *Engine) observe(ctx context.Context) (*observation, error) {
-	var o *observation
-	err := e.list(ctx, msgGetTable, "tables", func() { o = nil }, func(attrs []byte) {
-		if cString(netlinkx.Find(attrs, tableName)) == e.config.Names.Table {
-			o = &observation{
-				comment: comment(netlinkx.Find(attrs, tableUserdata)),
-				dormant: bigUint32(netlinkx.Find(attrs, tableFlags))&flagDormant != 0,
-			}
+	o, err := e.observeTable(ctx)
+	for attempt := 1; attempt < moduleAttempts && errors.Is(err, unix.EINVAL); attempt++ {
+		select {
+		case <-time.After(modulePause):
+			o, err = e.observeTable(ctx)
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
-	})
+	}
 	if err != nil || o == nil {
 		return nil, err
 	}
@@ -64,6 +67,25 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 			anonymous: bigUint32(netlinkx.Find(attrs, setAttrFlags))&flagAnonymous != 0,
 			count:     int(bigUint32(count)),
 			counted:   count != nil,
+		}
+	})
+	return o, err
+}
+
+// While the kernel loads nf_tables for somebody else, such as the engine of the other
+// family, it takes a message for it to be invalid.
+const (
+	moduleAttempts = 8
+	modulePause    = 50 * time.Millisecond
+)
+
+func (e *Engine) observeTable(ctx context.Context) (o *observation, err error) {
+	err = e.list(ctx, msgGetTable, "tables", func() { o = nil }, func(attrs []byte) {
+		if cString(netlinkx.Find(attrs, tableName)) == e.config.Names.Table {
+			o = &observation{
+				comment: comment(netlinkx.Find(attrs, tableUserdata)),
+				dormant: bigUint32(netlinkx.Find(attrs, tableFlags))&flagDormant != 0,
+			}
 		}
 	})
 	return o, err
