@@ -51,6 +51,12 @@ func execute(ctx context.Context, args []string, out io.Writer) error {
 		for _, arg := range rest {
 			errs.add("%s: want flags only", arg)
 		}
+		if o.configFile != "" {
+			var err error
+			if o.ignored, err = readConfigFile(o.configFile, command.Flags()); err != nil {
+				errs.add("--config=%s: %w", o.configFile, err)
+			}
+		}
 		if err := errors.Join(errs.join(), o.Validate()); err != nil {
 			return fmt.Errorf("bad command line:\n%w", err)
 		}

@@ -17,6 +17,8 @@ import (
 // options are what the flags say. The names and defaults are kube-proxy's, but for
 // the last six.
 type options struct {
+	configFile                              string
+	ignored                                 []string // fields of the file
 	proxyMode, kubeconfig, master, hostname string
 
 	clusterCIDR, detectLocalMode, podBridge, podPrefix string
@@ -39,6 +41,7 @@ type options struct {
 }
 
 func (o *options) register(f *pflag.FlagSet) {
+	f.StringVar(&o.configFile, "config", "", "file with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); other flags win over it")
 	f.StringVar(&o.proxyMode, "proxy-mode", string(modeNFTables), "engine to use: nftables, iptables, ipvs or userspace")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; without it and --master, the pod's own service account")
 	f.StringVar(&o.master, "master", "", "address of the API server, instead of the kubeconfig's")

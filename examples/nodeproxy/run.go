@@ -19,6 +19,9 @@ import (
 // run is the proxy, or its clean-up, until ctx ends.
 func run(ctx context.Context, o *options) error {
 	log := newLogger(o.verbosity)
+	if len(o.ignored) > 0 {
+		log.Warn("fields of the configuration mean nothing here", zap.Strings("fields", o.ignored))
+	}
 	node, err := o.nodeName()
 	if err != nil {
 		return err

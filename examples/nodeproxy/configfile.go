@@ -1,0 +1,166 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// The kind of file that --config reads, as kube-proxy does.
+const (
+	configVersion = "kubeproxy.config.k8s.io/v1alpha1"
+	configKind    = "KubeProxyConfiguration"
+)
+
+// flagsOfFields are the flags that say what a field of the file says.
+func flagsOfFields() map[string]string {
+	fields := map[string]string{
+		"mode": "proxy-mode", "hostnameOverride": "hostname-override", "clientConnection.kubeconfig": "kubeconfig",
+		"clusterCIDR": "cluster-cidr", "detectLocalMode": "detect-local-mode",
+		"detectLocal.bridgeInterface": "pod-bridge-interface", "detectLocal.interfaceNamePrefix": "pod-interface-name-prefix",
+		"nodePortAddresses": "nodeport-addresses", "portRange": "proxy-port-range", "configSyncPeriod": "config-sync-period",
+		"healthzBindAddress": "healthz-bind-address", "metricsBindAddress": "metrics-bind-address", "enableProfiling": "profiling",
+		"nftables.masqueradeAll": "masquerade-all", "iptables.masqueradeAll": "masquerade-all",
+		"iptables.localhostNodePorts": "iptables-localhost-nodeports",
+		"ipvs.scheduler":              "ipvs-scheduler", "ipvs.excludeCIDRs": "ipvs-exclude-cidrs", "ipvs.strictARP": "ipvs-strict-arp",
+		"ipvs.tcpTimeout": "ipvs-tcp-timeout", "ipvs.tcpFinTimeout": "ipvs-tcpfin-timeout", "ipvs.udpTimeout": "ipvs-udp-timeout",
+		"conntrack.maxPerCore": "conntrack-max-per-core", "conntrack.min": "conntrack-min", "conntrack.tcpBeLiberal": "conntrack-tcp-be-liberal",
+		"conntrack.tcpEstablishedTimeout": "conntrack-tcp-timeout-established", "conntrack.tcpCloseWaitTimeout": "conntrack-tcp-timeout-close-wait",
+		"conntrack.udpTimeout": "conntrack-udp-timeout", "conntrack.udpStreamTimeout": "conntrack-udp-timeout-stream",
+	}
+	for _, m := range []mode{modeNFTables, modeIPTables, modeIPVS} {
+		for field, flag := range map[string]string{"masqueradeBit": "masquerade-bit", "syncPeriod": "sync-period", "minSyncPeriod": "min-sync-period"} {
+			fields[string(m)+"."+field] = string(m) + "-" + flag
+		}
+	}
+	delete(fields, "ipvs.masqueradeBit")
+	return fields
+}
+
+// unsupported are kube-proxy's fields that this program has no use for. A value that
+// means something is reported, and ignored.
+func unsupported() []string {
+	return []string{
+		"bindAddress", "bindAddressHardFail", "clientConnection.acceptContentTypes", "clientConnection.burst", "clientConnection.contentType",
+		"clientConnection.qps", "featureGates", "logging", "oomScoreAdj", "showHiddenMetricsForVersion", "winkernel", "windowsRunAsService",
+	}
+}
+
+// configFile is a KubeProxyConfiguration that becomes flags. Flags of the command line
+// win over it.
+type configFile struct {
+	path    string
+	flags   *pflag.FlagSet
+	fields  map[string]string
+	ignored []string
+	errs    []error
+}
+
+// readConfigFile sets the flags that a file speaks of. ignored are fields that do not
+// exist here.
+func readConfigFile(path string, flags *pflag.FlagSet) (ignored []string, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(text, &document); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	c := &configFile{path: path, flags: flags, fields: flagsOfFields()}
+	if len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s: want a %s of %s", path, configKind, configVersion)
+	}
+	c.walk("", document.Content[0])
+	return c.ignored, errors.Join(c.errs...)
+}
+
+func (c *configFile) fail(at *yaml.Node, format string, args ...any) {
+	c.errs = append(c.errs, fmt.Errorf("%s:%d: %s", c.path, at.Line, fmt.Sprintf(format, args...)))
+}
+
+// walk goes through a mapping, field by field.
+func (c *configFile) walk(prefix string, mapping *yaml.Node) {
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		key, value := mapping.Content[i], mapping.Content[i+1]
+		field := prefix + key.Value
+		flag, known := c.fields[field]
+		switch {
+		case field == "apiVersion" && value.Value != configVersion, field == "kind" && value.Value != configKind:
+			c.fail(value, "%s is %q, want a %s of %s", field, value.Value, configKind, configVersion)
+		case field == "apiVersion" || field == "kind":
+		case known:
+			c.set(field, flag, value)
+		case slices.ContainsFunc(unsupported(), func(u string) bool { return field == u || strings.HasPrefix(field, u+".") }):
+			c.ignore(field, value)
+		case value.Kind == yaml.MappingNode && c.isSection(field):
+			c.walk(field+".", value)
+		default:
+			c.fail(key, "%s: no such field", field)
+		}
+	}
+}
+
+func (c *configFile) isSection(field string) bool {
+	for known := range c.fields {
+		if strings.HasPrefix(known, field+".") {
+			return true
+		}
+	}
+	return false
+}
+
+// set sets a flag, unless the command line has it, or the value stands for the default.
+func (c *configFile) set(field, flag string, value *yaml.Node) {
+	text, ok := textOf(value)
+	if !ok {
+		c.fail(value, "%s: want a single value, or a list of them", field)
+		return
+	}
+	zeroIsDefault := strings.HasSuffix(strings.ToLower(field), "syncperiod") || flag == "masquerade-all"
+	if text == "" || zeroIsDefault && isZero(text) || c.flags.Changed(flag) {
+		return
+	}
+	if err := c.flags.Set(flag, text); err != nil {
+		c.fail(value, "%s: %v", field, err)
+	}
+}
+
+// ignore notes a field whose value would have meant something.
+func (c *configFile) ignore(field string, value *yaml.Node) {
+	if value.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(value.Content); i += 2 {
+			c.ignore(field+"."+value.Content[i].Value, value.Content[i+1])
+		}
+		return
+	}
+	if text, _ := textOf(value); !isZero(text) && text != "0.0.0.0" && text != "::" {
+		c.ignored = append(c.ignored, field)
+	}
+}
+
+// textOf is a value as a flag has it; nothing stands for null.
+func textOf(value *yaml.Node) (text string, ok bool) {
+	switch value.Kind {
+	case yaml.ScalarNode:
+		if value.Tag == "!!null" {
+			return "", true
+		}
+		return value.Value, true
+	case yaml.SequenceNode:
+		var items []string
+		for _, item := range value.Content {
+			items = append(items, item.Value)
+		}
+		return strings.Join(items, ","), true
+	case yaml.DocumentNode, yaml.MappingNode, yaml.AliasNode:
+	}
+	return "", false
+}
+
+func isZero(text string) bool { return slices.Contains([]string{"", "0", "0s", "false"}, text) }
