@@ -1,0 +1,92 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// TestWatchTendsAndHearsOfAddresses, in a network namespace of its own.
+func TestWatchTendsAndHearsOfAddresses(t *testing.T) {
+	ns := netnstest.New(t)
+	n := newFakeNode()
+	e := n.engine(t, func(c *Config) { c.NetNS = ns.Path() })
+	mustApply(t, e, full(service("web", webVIP, pod1)))
+	mustApply(t, e, removal("web"))
+	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr("192.0.2.77")) // came while nobody listened
+	damages := make(chan proxier.Damage, 10)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Watch(ctx, func(d proxier.Damage) { damages <- d }) }()
+	awaitDamage(t, damages, "addresses of the node")
+	if err := ns.AddAddrs("lo", netip.MustParsePrefix("203.0.113.5/32")); err != nil {
+		t.Fatal(err)
+	}
+	awaitDamage(t, damages, "address 203.0.113.5 of the node")
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		e.mu.Lock()
+		left := len(n.kernel.virtuals)
+		e.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("what drained is still there, want Watch to tend to it")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("Watch = %v, want nil at the end of its context", err)
+	}
+}
+
+// TestWatchEndsWithTheWatchOfTheRules, and with its error.
+func TestWatchEndsWithTheWatchOfTheRules(t *testing.T) {
+	ns := netnstest.New(t)
+	n := newFakeNode()
+	e := n.engine(t, func(c *Config) { c.NetNS = ns.Path() })
+	n.rules.watch = func(context.Context) error { return errFault }
+	if err := e.Watch(t.Context(), func(proxier.Damage) {}); !errors.Is(err, errFault) {
+		t.Errorf("Watch = %v, want the error of the rules", err)
+	}
+}
+
+// TestAVirtualServerThatSomebodyDeletedIsMissed, and not one that drained.
+func TestAVirtualServerThatSomebodyDeletedIsMissed(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod2)))
+	mustApply(t, e, removal("dns"))
+	tendAfter(e, 0)
+	if text, missing := e.look(); missing {
+		t.Errorf("look misses %s, want nothing", text)
+	}
+	delete(n.kernel.virtuals, tcpKey(webVIP+":80"))
+	if text, missing := e.look(); !missing || text != "virtual server "+webVIP+":80/TCP" {
+		t.Errorf("look = %q, %v, want web's", text, missing)
+	}
+	mustApply(t, e, full(service("web", webVIP, pod1)))
+	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
+}
+
+func awaitDamage(t *testing.T, damages <-chan proxier.Damage, want string) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	for {
+		select {
+		case d := <-damages:
+			if d.Object == want {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("no damage was told, want %q", want)
+		}
+	}
+}
