@@ -6,8 +6,9 @@ import (
 	"net/netip"
 )
 
-// Addresses puts VIPs on this machine, so that sockets can listen on them. Calls do
-// not overlap. Both methods do nothing, without an error, when there is nothing to do.
+// Addresses puts VIPs on this machine, so that sockets can listen on them. Calls for one
+// IP family do not overlap, but those for both may. Both methods do nothing, without an
+// error, when there is nothing to do.
 //
 // A VIP goes with its last socket; connections that drain there have no way any more.
 //

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/serviceplane/serviceplane/internal/companions"
@@ -54,11 +55,15 @@ func NewNetsh(options NetshOptions) Addresses {
 
 type netsh struct {
 	options NetshOptions
-	added   map[netip.Addr]bool
+
+	mu    sync.Mutex // held while a program runs: one change after the other
+	added map[netip.Addr]bool
 }
 
 // Add implements Addresses.
 func (n *netsh) Add(ctx context.Context, addr netip.Addr) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	here, err := n.has(addr)
 	if err != nil || here {
 		return err
@@ -77,6 +82,8 @@ func (n *netsh) Add(ctx context.Context, addr netip.Addr) error {
 
 // Remove implements Addresses.
 func (n *netsh) Remove(ctx context.Context, addr netip.Addr) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if !n.added[addr] {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -182,6 +183,24 @@ func TestNetshTellsWhatWentWrong(t *testing.T) {
 	bad := NewNetsh(NetshOptions{Command: f.command(), Local: func() ([]netip.Addr, error) { return nil, broken }})
 	if err := bad.Add(t.Context(), netip.MustParseAddr("10.96.0.1")); !errors.Is(err, broken) {
 		t.Errorf("Add = %v, want %v", err, broken)
+	}
+}
+
+// TestNetshServesBothFamiliesAtOnce: their engines may share it.
+func TestNetshServesBothFamiliesAtOnce(t *testing.T) {
+	f := newFakeNetsh(t, "")
+	a := f.addresses(10 * time.Second)
+	var adding sync.WaitGroup
+	for _, addr := range []string{"10.96.0.1", "fd00:96::1"} {
+		adding.Go(func() {
+			if err := a.Add(t.Context(), netip.MustParseAddr(addr)); err != nil {
+				t.Errorf("Add %s = %v, want nil", addr, err)
+			}
+		})
+	}
+	adding.Wait()
+	if got := len(f.lines("calls")); got != 2 {
+		t.Errorf("%d calls of netsh, want one for each address", got)
 	}
 }
 
