@@ -44,7 +44,8 @@ type Provider interface {
 	// during and after Run.
 	Trigger()
 	// Sync waits for a sync that starts after the call, and returns its error. Run
-	// must be running, or be called soon.
+	// must be running, or be called soon. Before both were synced it waits for that
+	// too: when it returns nil, what was known at the call is in the data plane.
 	Sync(ctx context.Context) error
 	// Cleanup removes every kernel object of this instance, and nothing else. It
 	// does not need Run, and must not be called while Run runs.

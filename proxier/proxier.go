@@ -34,9 +34,9 @@ type Proxier struct {
 	tracker   *changetracker.Tracker
 	runner    *runner.Runner
 	families  []*family
-	syncing   sync.Mutex   // held by a sync and by Cleanup
-	ready     atomic.Bool  // both are synced
-	queued    atomic.Int64 // when a sync was asked for last, in Unix nanoseconds
+	syncing   sync.Mutex    // held by a sync and by Cleanup
+	queued    atomic.Int64  // when a sync was asked for last, in Unix nanoseconds
+	ready     chan struct{} // closed when both are synced
 
 	mu             sync.Mutex // guards all below
 	node           changetracker.Node
@@ -69,6 +69,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		settings:   deps.Settings,
 		local:      deps.LocalAddresses,
 		node:       config.Node,
+		ready:      make(chan struct{}),
 		status:     map[v1.IPFamily]FamilyStatus{},
 		conflicts:  map[v1.IPFamily][]changetracker.Problem{},
 		programmed: map[v1.IPFamily]programmed{},
@@ -178,15 +179,26 @@ func (p *Proxier) onSlice(slice *discovery.EndpointSlice, remove bool) {
 func (p *Proxier) synced(flag *bool) {
 	p.mu.Lock()
 	*flag = true
-	p.ready.Store(p.servicesSynced && p.slicesSynced)
+	if p.servicesSynced && p.slicesSynced && !p.isReady() {
+		close(p.ready)
+	}
 	p.mu.Unlock()
 	p.triggerIfReady()
 }
 
 // triggerIfReady does not spend the rate limit on syncs that could do nothing.
 func (p *Proxier) triggerIfReady() {
-	if p.ready.Load() {
+	if p.isReady() {
 		p.Trigger()
+	}
+}
+
+func (p *Proxier) isReady() bool {
+	select {
+	case <-p.ready:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -251,7 +263,16 @@ func (p *Proxier) Trigger() {
 }
 
 // Sync implements Provider.
-func (p *Proxier) Sync(ctx context.Context) error { return p.runner.Sync(ctx) }
+func (p *Proxier) Sync(ctx context.Context) error {
+	select {
+	case <-p.ready:
+		return p.runner.Sync(ctx)
+	case <-p.runner.Done():
+		return runner.ErrEnded
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // Cleanup implements Provider. One family's failure does not keep the other from
 // being cleaned up.
@@ -280,7 +301,7 @@ func (p *Proxier) Cleanup(ctx context.Context) error {
 func (p *Proxier) sync(ctx context.Context) error {
 	p.syncing.Lock()
 	defer p.syncing.Unlock()
-	if !p.ready.Load() {
+	if !p.isReady() {
 		return nil
 	}
 	p.mu.Lock()

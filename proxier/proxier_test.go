@@ -19,6 +19,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/runner"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -203,6 +204,41 @@ func TestNothingIsWrittenBeforeBothAreSynced(t *testing.T) {
 			t.Error("Status does not say synced after the first sync")
 		}
 	})
+}
+
+// TestSyncWaitsForWhatMustBeKnown: before anything may be written, nil would say
+// that what does not exist yet is programmed.
+func TestSyncWaitsForWhatMustBeKnown(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		short, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if err := f.Sync(short); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Sync before anything is known = %v, want %v", err, context.DeadlineExceeded)
+		}
+		answer := make(chan error, 1)
+		go func() { answer <- f.Sync(t.Context()) }()
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.synced()
+		if err := <-answer; err != nil || len(f.v4.updates()) == 0 {
+			t.Errorf("Sync = %v after %d updates, want nil after one", err, len(f.v4.updates()))
+		}
+	})
+}
+
+// TestSyncOfAProxyThatHasEndedSaysSo, also if it never knew anything.
+func TestSyncOfAProxyThatHasEndedSaysSo(t *testing.T) {
+	p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{}, map[v1.IPFamily]Engine{v1.IPv4Protocol: &fakeEngine{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := p.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Sync(t.Context()); !errors.Is(err, runner.ErrEnded) {
+		t.Errorf("Sync = %v, want %v", err, runner.ErrEnded)
+	}
 }
 
 // TestAFailedFirstSyncIsRetried mends W-33.

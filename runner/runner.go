@@ -16,10 +16,10 @@ type Runner struct {
 	options Options
 	run     func(context.Context) error
 	wake    chan struct{} // holds one request
+	ended   chan struct{} // closed when Run has ended
 
 	mu      sync.Mutex // guards all below
 	started bool
-	ended   bool
 	waiting []chan error // Syncs that wait for a run to start after them
 }
 
@@ -33,7 +33,7 @@ func New(options Options, run func(context.Context) error) (*Runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Runner{options: options, run: run, wake: make(chan struct{}, 1)}, nil
+	return &Runner{options: options, run: run, wake: make(chan struct{}, 1), ended: make(chan struct{})}, nil
 }
 
 // Trigger asks for a run, soon. Requests before the run starts come to one. It
@@ -52,20 +52,31 @@ func (r *Runner) Trigger() {
 func (r *Runner) Sync(ctx context.Context) error {
 	done := make(chan error, 1)
 	r.mu.Lock()
-	if r.ended {
-		r.mu.Unlock()
-		return ErrEnded
-	}
 	r.waiting = append(r.waiting, done)
 	r.mu.Unlock()
 	r.Trigger()
 	select {
 	case err := <-done:
 		return err
+	case <-r.ended:
+		return r.answered(done)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
+
+// answered is the answer of the last run, if it was one's own.
+func (r *Runner) answered(done <-chan error) error {
+	select {
+	case err := <-done:
+		return err
+	default:
+		return ErrEnded
+	}
+}
+
+// Done is closed when Run has ended, and never if it is not called.
+func (r *Runner) Done() <-chan struct{} { return r.ended }
 
 // Run calls the function when it is due, until ctx ends; it returns nil after the
 // last call has returned. The function gets ctx. It may be called once; a second
@@ -74,7 +85,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	if err := r.begin(); err != nil {
 		return err
 	}
-	defer r.end()
+	defer close(r.ended)
 	limit := newBucket(r.options.MinInterval, r.options.Burst)
 	retry := backoff{Backoff: r.options.Retry}
 	pause := r.options.MaxInterval
@@ -100,18 +111,6 @@ func (r *Runner) begin() error {
 	}
 	r.started = true
 	return nil
-}
-
-// end answers the Syncs that no run will answer any more.
-func (r *Runner) end() {
-	r.mu.Lock()
-	r.ended = true
-	waiting := r.waiting
-	r.waiting = nil
-	r.mu.Unlock()
-	for _, done := range waiting {
-		done <- ErrEnded
-	}
 }
 
 // due waits for a request or for the end of the pause. It returns false when ctx
