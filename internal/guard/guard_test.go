@@ -89,6 +89,7 @@ func TestWhoMayImportWhat(t *testing.T) {
 	examples := module + "/examples"
 	allowed := map[string][]string{
 		"k8s.io/client-go":               {module + "/informer", module + "/internal/apitest", examples},
+		"github.com/containernetworking": {examples},
 		"github.com/spf13":               {examples},
 		"github.com/fsnotify":            {examples},
 		"github.com/prometheus":          {module + "/metrics", examples},
