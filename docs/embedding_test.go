@@ -1,0 +1,173 @@
+// Package docs compiles the code that EMBEDDING.md shows.
+package docs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/debughttp"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/healthcheck"
+	"github.com/serviceplane/serviceplane/informer"
+	"github.com/serviceplane/serviceplane/metrics"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// flows stands for the data plane of a CNI.
+type flows struct{ busy bool }
+
+func (f *flows) remove(name changetracker.ServicePortName) error {
+	fmt.Println("remove", name)
+	return nil
+}
+
+func (f *flows) install(s *desired.Service, directReturn bool) error {
+	if f.busy {
+		return errors.New("the switch is busy")
+	}
+	for _, frontend := range s.Frontends {
+		fmt.Println("install", s.Key(&frontend), frontend.Action, s.Endpoints(frontend.Scope), "direct return:", directReturn)
+	}
+	return nil
+}
+
+// A CNI with a data plane of its own takes the trackers and what Services mean.
+func Example_trackers() {
+	service := proxiertest.Service("shop", "web", proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("http", v1.ProtocolTCP, 80))
+	service.Annotations = map[string]string{"example.net/direct-return": "yes"}
+	slice := proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4,
+		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.7"))
+	dataplane := &flows{}
+
+	node := changetracker.Node{Name: "node-1", Zone: "zone-a"}
+	tracker, err := changetracker.New(changetracker.Options{
+		Node: node,
+		// What you have in annotations is parsed once, when the Service comes.
+		DecorateService: func(p *changetracker.ServicePort, s *v1.Service) {
+			p.Ext = s.Annotations["example.net/direct-return"] == "yes"
+		},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	// In your informers' handlers.
+	tracker.Services.Update(nil, service)
+	tracker.Endpoints.EndpointSliceUpdate(slice, false)
+	// In your sync, for each IP family. What fails is in the next delta again.
+	resolver := desired.Resolver{Node: node}
+	sync := func() error {
+		return tracker.Apply(v1.IPv4Protocol, func(state *changetracker.State, delta changetracker.Delta) error {
+			for _, change := range delta.Changes {
+				s, ok := resolver.Resolve(state, change.Name)
+				if !ok {
+					if err := dataplane.remove(change.Name); err != nil {
+						return err
+					}
+					continue
+				}
+				directReturn, _ := changetracker.Ext[bool](s.Port.Ext)
+				if err := dataplane.install(s, directReturn); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+
+	dataplane.busy = true
+	fmt.Println(sync())
+	dataplane.busy = false
+	fmt.Println(sync())
+	tracker.Services.Update(service, nil)
+	fmt.Println(sync())
+	// Output:
+	// the switch is busy
+	// install 10.96.0.10:80/TCP forward [10.244.1.7:8080] direct return: true
+	// <nil>
+	// remove shop/web:http
+	// <nil>
+}
+
+// controller has no Kubernetes objects, and hands over values of its own.
+func controller(ctx context.Context, p *proxier.Proxier) error {
+	web := types.NamespacedName{Namespace: "lab", Name: "web"}
+	name := changetracker.ServicePortName{NamespacedName: web, Port: "http", Protocol: v1.ProtocolTCP}
+	tracker := p.Tracker()
+	_, errService := tracker.Services.Set(web, changetracker.ServicePort{
+		Name: name, ClusterIP: netip.MustParseAddr("192.0.2.10"), Port: 80,
+	})
+	_, errEndpoints := tracker.Endpoints.Set(name, changetracker.Endpoint{
+		Addr: netip.MustParseAddrPort("198.51.100.7:8080"), Ready: true, Serving: true,
+	})
+	if err := errors.Join(errService, errEndpoints); err != nil {
+		return err // names the field that cannot be right
+	}
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	return p.Sync(ctx) // it is programmed; for later changes, Trigger does not wait
+}
+
+// program is what a distribution's node binary has anyway.
+type program struct {
+	client   kubernetes.Interface
+	registry prometheus.Registerer
+	mux      *http.ServeMux
+	log      *zap.Logger
+}
+
+// inProcess runs where a kube-proxy ran.
+func inProcess(ctx context.Context, own program, config proxier.Config, node string) error {
+	observer, err := metrics.New(own.registry, metrics.Options{Mode: "nftables"})
+	if err != nil {
+		return err
+	}
+	config.Node.Name = node
+	config.Names = proxier.KubeProxyNames() // it takes over from the kube-proxy that was here
+	p, err := nftables.New(nftables.Config{Config: config}, proxier.Deps{Logger: own.log, Observer: observer})
+	if err != nil {
+		return err // names every field that is wrong
+	}
+	observer.Watch(p.Status)
+	own.mux.Handle("/healthz", healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{}))
+	own.mux.Handle("/debug/services/", http.StripPrefix("/debug/services", debughttp.Handler(p)))
+
+	tasks, ctx := errgroup.WithContext(ctx)
+	tasks.Go(func() error { return p.Run(ctx) })
+	tasks.Go(func() error {
+		return informer.Run(ctx, own.client, p, informer.Options{NodeName: node, Logger: own.log})
+	})
+	return tasks.Wait() // every goroutine has ended, the rules stay
+}
+
+// explain answers what an operator asks: why does this packet not arrive?
+func explain(ctx context.Context, p *proxier.Proxier) (string, error) {
+	e, err := p.Explain(ctx, desired.Packet{
+		Protocol:    desired.TCP,
+		Source:      netip.MustParseAddr("198.51.100.7"),
+		Destination: netip.MustParseAddrPort("192.0.2.10:80"),
+		Origin:      desired.FromPod,
+	})
+	if err != nil {
+		return "", err
+	}
+	text := fmt.Sprintln(e.Verdict, e.Reasons)
+	for _, endpoint := range e.Endpoints {
+		text += fmt.Sprintln(endpoint.Addr, endpoint.Excluded) // why it gets nothing, if so
+	}
+	return text, nil
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"bytes"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+const module = "github.com/serviceplane/serviceplane"
+
+// newcomer has an empty folder, and the go command.
+type newcomer struct {
+	t      *testing.T
+	folder string
+}
+
+func (n newcomer) run(command string) string {
+	n.t.Helper()
+	words := strings.Fields(command)
+	cmd := exec.CommandContext(n.t.Context(), words[0], words[1:]...)
+	cmd.Dir, cmd.Env = n.folder, append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		n.t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	return string(out)
+}
+
+// TestANewcomersFirstProgram: outside of the repository, with nothing but what the
+// README tells, a program of at most 40 lines proxies a Service.
+func TestANewcomersFirstProgram(t *testing.T) {
+	program, err := os.ReadFile("main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := bytes.Count(program, []byte("\n")); lines > 40 {
+		t.Errorf("the program has %d lines, want at most 40", lines)
+	}
+	clone, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newcomer{t: t, folder: t.TempDir()}
+	if err := os.WriteFile(filepath.Join(n.folder, "main.go"), program, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.run("go mod init example.net/first")
+	n.run("go mod edit -require=" + module + "@v0.0.0 -replace=" + module + "=" + clone)
+	n.run("go mod tidy")
+	n.run("go build -o first .")
+	if deps := n.run("go list -deps ."); strings.Contains(deps, "k8s.io/client-go") || strings.Contains(deps, "prometheus") {
+		t.Errorf("the program needs more than it imports:\n%s", deps)
+	}
+	n.proxies(netip.MustParseAddrPort("10.96.0.10:80"))
+}
+
+// proxies runs the program on a node of its own, until the Service answers, and sees
+// it leave nothing.
+func (n newcomer) proxies(service netip.AddrPort) {
+	n.t.Helper()
+	node := netnstest.New(n.t)
+	for _, own := range []string{"10.96.0.0/16", "10.244.0.0/16"} {
+		netnstest.Check(n.t, node.AddRange(netip.MustParsePrefix(own)))
+	}
+	netnstest.Serve(n.t, node, "web", 8080)
+	program := exec.Command(filepath.Join(n.folder, "first"))
+	program.Stderr = os.Stderr
+	if err := node.Do(program.Start); err != nil {
+		n.t.Fatal(err)
+	}
+	ask := func() error {
+		_, err := netns.Ask(n.t.Context(), node, "tcp", service, netns.AskOptions{Timeout: time.Second})
+		return err
+	}
+	err := ask()
+	for deadline := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(deadline); {
+		err = ask()
+	}
+	if err != nil {
+		n.t.Errorf("the Service does not answer: %v", err)
+	}
+	if err := program.Process.Signal(os.Interrupt); err != nil {
+		n.t.Error(err)
+	}
+	if err := program.Wait(); err != nil {
+		n.t.Errorf("the program ends with %v", err)
+	}
+	if err := ask(); err == nil {
+		n.t.Error("the Service answers still, want all rules to be gone")
+	}
+}
