@@ -255,7 +255,7 @@ func (s *Sysctls) plan(wanted []setting, before []change) []change {
 	for _, w := range wanted {
 		text, err := s.read(w.path)
 		if err != nil {
-			s.complain("kernel setting is not there, want %d: %v", w.value, err)
+			s.complain("kernel setting cannot be read, want %d: %v", w.value, err)
 			continue
 		}
 		now, err := strconv.ParseInt(text, 10, 64)

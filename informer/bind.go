@@ -33,7 +33,7 @@ func Bind(factory informers.SharedInformerFactory, p proxier.Provider, o Options
 	if o.nodeName() != "" {
 		s.nodes = factory.Core().V1().Nodes().Informer()
 	}
-	return bind(s, p, o)
+	return bind(s, p, o.withDefaults())
 }
 
 // sources are the informers to bind; nodes may be nil.
@@ -68,7 +68,6 @@ const (
 )
 
 func bind(s sources, p proxier.Provider, o Options) (stop func(), err error) {
-	o = o.withDefaults()
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("informer options: %w", err)
 	}

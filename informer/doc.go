@@ -1,5 +1,5 @@
 // Package informer feeds a Provider from a Kubernetes API server. It is the only
-// package of serviceplane that needs client-go.
+// package of serviceplane that needs client-go, and builds everywhere.
 //
 // A program with informers of its own binds them:
 //

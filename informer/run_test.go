@@ -304,7 +304,11 @@ func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, client, r, Options{Patience: time.Millisecond, Logger: zap.New(core)}) }()
-	eventually(t, "a line about the absence", func() bool { return logs.FilterMessageSnippet("nothing is written before").Len() == 1 })
+	absence := func() []observer.LoggedEntry { return logs.FilterMessageSnippet("nothing is written before").All() }
+	eventually(t, "a line about the absence", func() bool { return len(absence()) == 1 })
+	if got := absence()[0].LoggerName; got != "informer" {
+		t.Errorf("logger %q, want %q", got, "informer")
+	}
 	if calls := r.all(); len(calls) != 0 {
 		t.Errorf("calls %v without a server, want none", calls)
 	}

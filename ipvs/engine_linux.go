@@ -23,8 +23,8 @@ import (
 )
 
 // Engine programs one IP family. It implements proxier.Engine, Watcher, Reporter,
-// Dumper and Characteristic, and io.Closer. Calls must not overlap, but Watch runs
-// beside all others.
+// Planner, Dumper and Characteristic, and io.Closer. Calls must not overlap, but Watch
+// runs beside all others.
 type Engine struct {
 	config Config
 	family v1.IPFamily
