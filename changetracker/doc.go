@@ -2,6 +2,7 @@
 // delivers them, into one immutable State per IP family and a Delta that is
 // consumed only when the receiver says so.
 //
-// It does no I/O and starts no goroutine. All methods of the trackers may be
-// called from several goroutines at once.
+// It is for programs with a data plane of their own; package proxier has it inside.
+// It does no I/O, starts no goroutine, needs no client-go and builds everywhere. All
+// methods of the trackers may be called from several goroutines at once.
 package changetracker

@@ -9,4 +9,8 @@
 //
 // Nothing valid is deleted: endpoints that terminate but still serve keep their
 // flows, and so do policies and topology, which are for new connections only.
+//
+// A Cleaner is a proxier.Conntrack, which the engines of this library for a kernel have
+// unless told otherwise; Sysctls sets the limits of connection tracking, as kube-proxy
+// does. Judge is pure and builds everywhere; the others work on Linux only.
 package conntrack

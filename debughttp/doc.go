@@ -10,7 +10,8 @@
 //   - the last syncs, with how long each part of them took;
 //   - what becomes of a packet, and why.
 //
-// It shows what is programmed: a change that waits for its sync is not there yet.
+// It shows what is programmed: a change that waits for its sync is not there yet. It
+// needs no more than a *proxier.Proxier, whatever its engine, and builds everywhere.
 //
 // # Keep it inside
 //

@@ -4,4 +4,7 @@
 //
 // Resolve is pure and looks at one service port only. Every engine renders its
 // kernel objects from a Service of this package and decides nothing by itself.
+// Take it together with package changetracker, to ask what a cluster's Services
+// would do, or for a data plane that package proxier does not suit. It builds
+// everywhere.
 package desired

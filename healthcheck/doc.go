@@ -15,5 +15,5 @@
 // no client can tie it up.
 //
 // NodePorts listens where the embedding program is. One that programs another
-// network namespace injects Listen and Addresses.
+// network namespace injects Listen and Addresses. The package builds everywhere.
 package healthcheck

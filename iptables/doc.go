@@ -1,6 +1,7 @@
 // Package iptables is the engine that programs Services with iptables-restore, for
 // nodes and people that live with iptables. It works with both variants of the
-// tool, iptables-nft and iptables-legacy.
+// tool, iptables-nft and iptables-legacy. It works on Linux only; elsewhere it builds,
+// and an Engine can Plan and nothing else.
 //
 // # Chains
 //

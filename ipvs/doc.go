@@ -1,5 +1,6 @@
 // Package ipvs is the engine that gives Services to the kernel's IP Virtual Server, for
-// its schedulers, its scale, and connections that end in their own time.
+// its schedulers, its scale, and connections that end in their own time. It works on
+// Linux only; elsewhere it builds, and New returns proxier.ErrNotSupported.
 //
 // # Objects
 //

@@ -1,6 +1,7 @@
 // Package metrics measures a proxy with Prometheus. What kube-proxy measures too
 // has its names, labels and meanings, so that dashboards and alerts go on working;
-// the rest begins with "serviceplane_". Histograms reach one hour.
+// the rest begins with "serviceplane_". Histograms reach one hour. It builds
+// everywhere, and is the only package that needs client_golang.
 //
 //	m, err := metrics.New(registry, metrics.Options{Mode: "nftables"})
 //	p, err := nftables.New(config, proxier.Deps{Observer: m})

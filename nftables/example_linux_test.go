@@ -2,15 +2,19 @@ package nftables_test
 
 import (
 	"context"
+	"fmt"
 	"log"
+	"net/netip"
 	"os"
 	"os/signal"
+	"strings"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -45,4 +49,42 @@ func ExampleNew() {
 		log.Panic(err)
 	}
 	// README
+}
+
+// What one replaced endpoint means to the kernel: an element, and no rule. To plan needs
+// no privilege.
+func ExampleEngine_Plan() {
+	engine, err := nftables.NewEngine(nftables.Config{}, v1.IPv4Protocol, proxier.Deps{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	plan := func(endpoint string) string {
+		web := &desired.Service{ // a desired.Resolver makes these
+			Protocol: desired.TCP,
+			Frontends: []desired.Frontend{{
+				Kind: desired.ClusterIP, VIP: netip.MustParseAddr("10.96.0.10"), Port: 80,
+				Scope: desired.ScopeCluster, Action: desired.Forward, Masquerade: desired.MasqueradeNone,
+			}},
+			Cluster: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080"), netip.MustParseAddrPort(endpoint)},
+		}
+		text, err := engine.(proxier.Planner).Plan(desired.Update{Family: v1.IPv4Protocol, Full: true, Services: []*desired.Service{web}})
+		if err != nil {
+			fmt.Println(err)
+		}
+		return text
+	}
+	show := func(sign, plan, other string) {
+		for line := range strings.Lines(plan) {
+			if !strings.Contains(other, line) {
+				fmt.Println(sign, strings.TrimSpace(line))
+			}
+		}
+	}
+	before, after := plan("10.244.2.7:8080"), plan("10.244.3.9:8080")
+	show("-", before, after)
+	show("+", after, before)
+	// Output:
+	// - 10.96.0.10 . tcp . 80 . 0x00000001 : 10.244.2.7 . 8080
+	// + 10.96.0.10 . tcp . 80 . 0x00000001 : 10.244.3.9 . 8080
 }

@@ -21,4 +21,5 @@
 // The spans are made when a sync or a connection has ended, from its report: a proxy
 // without tracing does nothing for it. Of thousands of connections a second, let the
 // TracerProvider sample some; the example shows how to keep all that went wrong.
+// The package builds everywhere, and is the only one that needs OpenTelemetry.
 package tracing

@@ -4,14 +4,62 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"slices"
 
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/tracing"
+	"github.com/serviceplane/serviceplane/userspace"
 )
+
+// Traces of syncs, for a collector on the same machine.
+func ExampleNew() {
+	var config nftables.Config
+	var measured proxier.Observer // another one, such as metrics.Metrics, or nil
+	ctx := context.Background()
+
+	exporter, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL("http://127.0.0.1:4318/v1/traces"))
+	if err != nil {
+		log.Panic(err)
+	}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter))
+	p, err := nftables.New(config, proxier.Deps{Observer: tracing.New(provider, measured)})
+	if err != nil {
+		log.Panic(err)
+	}
+
+	if err := p.Run(ctx); err != nil {
+		log.Panic(err)
+	}
+	if err := provider.Shutdown(ctx); err != nil { // or the last traces are lost
+		log.Panic(err)
+	}
+}
+
+// Traces of syncs and of connections, one in a hundred.
+func ExampleNew_connections() {
+	var config userspace.Config
+	var exporter sdktrace.SpanExporter
+	var measured proxier.Observer
+
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(exporter),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(0.01))),
+	)
+	p, err := userspace.New(config, proxier.Deps{Observer: tracing.New(provider, measured)})
+	if err != nil {
+		log.Panic(err)
+	}
+
+	if err := p.Run(context.Background()); err != nil {
+		log.Panic(err)
+	}
+}
 
 // sampler wants every sync and every connection that was not served, and a share of
 // the others.
@@ -29,8 +77,10 @@ func (s sampler) Description() string { return "sampler of " + s.served.Descript
 // A sampler sees the outcome of a connection.
 func ExampleTracer_ObserveConnection() {
 	exporter := tracetest.NewInMemoryExporter()
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter),
-		sdktrace.WithSampler(sdktrace.ParentBased(sampler{served: sdktrace.TraceIDRatioBased(0)})))
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithSyncer(exporter),
+		sdktrace.WithSampler(sdktrace.ParentBased(sampler{served: sdktrace.TraceIDRatioBased(0)})),
+	)
 	tracer := tracing.New(provider, nil)
 	tracer.ObserveSync(proxier.SyncReport{})
 	tracer.ObserveConnection(proxier.ConnectionReport{Outcome: proxier.OutcomeServed})

@@ -1,0 +1,39 @@
+package conntrack_test
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// A DNS Service had two endpoints, and one of them is gone. Whoever was led there must be
+// led anew.
+func ExampleJudge() {
+	vip, node := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.10")
+	stays, gone := netip.MustParseAddrPort("10.244.1.5:5353"), netip.MustParseAddrPort("10.244.2.7:5353")
+	judge := conntrack.NewJudge(desired.FlowCheck{
+		Frontends: []desired.Flows{
+			{Key: desired.Key{VIP: vip, Protocol: desired.UDP, Port: 53}, Servers: []netip.AddrPort{stays}},
+			{Key: desired.Key{Protocol: desired.UDP, Port: 30053}, Servers: []netip.AddrPort{stays}}, // a node port
+		},
+		NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
+	}, []netip.Addr{node})
+	for _, flow := range []conntrack.Flow{
+		{Dialled: netip.AddrPortFrom(vip, 53), Server: stays},
+		{Dialled: netip.AddrPortFrom(vip, 53), Server: gone},
+		{Dialled: netip.AddrPortFrom(node, 30053), Server: gone},
+		{Dialled: netip.AddrPortFrom(vip, 53), Server: netip.AddrPortFrom(vip, 53)}, // from before there were endpoints
+		{Dialled: netip.MustParseAddrPort("192.0.2.99:53"), Server: gone},           // no Service's
+	} {
+		flow.Protocol = desired.UDP
+		fmt.Printf("%v served by %v: stale is %v\n", flow.Dialled, flow.Server, judge.Stale(flow))
+	}
+	// Output:
+	// 10.96.0.10:53 served by 10.244.1.5:5353: stale is false
+	// 10.96.0.10:53 served by 10.244.2.7:5353: stale is true
+	// 192.0.2.10:30053 served by 10.244.2.7:5353: stale is true
+	// 10.96.0.10:53 served by 10.96.0.10:53: stale is true
+	// 192.0.2.99:53 served by 10.244.2.7:5353: stale is false
+}

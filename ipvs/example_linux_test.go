@@ -1,0 +1,56 @@
+package ipvs_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/ipvs"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// An annotation of a Service chooses its scheduler, and one of the endpoints takes more
+// connections than the others. To plan needs no privilege.
+func ExampleConfig_tune() {
+	config := ipvs.Config{}
+	config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations["example.com/scheduler"] }
+	config.Tune = func(s *desired.Service) ipvs.Tuning {
+		scheduler, _ := changetracker.Ext[string](s.Port.Ext)
+		shares := map[netip.Addr]int{netip.MustParseAddr("10.244.2.7"): 3}
+		return ipvs.Tuning{Scheduler: scheduler, Weight: func(endpoint netip.AddrPort) int { return max(1, shares[endpoint.Addr()]) }}
+	}
+	engine, errEngine := ipvs.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	tracker, errTracker := changetracker.New(config.Tracker)
+	if errEngine != nil || errTracker != nil {
+		fmt.Println(errEngine, errTracker)
+		return
+	}
+	web := proxiertest.Service("shop", "web", proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("http", v1.ProtocolTCP, 80))
+	web.Annotations = map[string]string{"example.com/scheduler": "wlc"}
+	tracker.Services.Update(nil, web)
+	tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4,
+		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5"), proxiertest.Endpoint("10.244.2.7")), false)
+	err := tracker.Apply(v1.IPv4Protocol, func(state *changetracker.State, _ changetracker.Delta) error {
+		update := desired.Update{Family: v1.IPv4Protocol, Full: true}
+		for name := range state.All() {
+			service, _ := new(desired.Resolver).Resolve(state, name)
+			update.Services = append(update.Services, service)
+		}
+		plan, err := engine.(proxier.Planner).Plan(update)
+		servers, _, _ := strings.Cut(plan, "\n\n") // and then the rules in front of them
+		fmt.Println(servers)
+		return err
+	})
+	fmt.Println(err)
+	// Output:
+	// 10.96.0.10:80/TCP wlc
+	//   -> 10.244.1.5:8080 weight 1
+	//   -> 10.244.2.7:8080 weight 3
+	// <nil>
+}
