@@ -15,10 +15,10 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/fsnotify/fsnotify"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -59,23 +59,18 @@ func run(ctx context.Context, file string, config proxier.Config, log *zap.Logge
 	}
 	proxy.OnServiceSynced()
 	proxy.OnEndpointSlicesSynced()
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var running sync.WaitGroup
-	var ended error
-	running.Go(func() {
-		defer stop()
-		ended = proxy.Run(ctx)
-	})
+	tasks, ctx := errgroup.WithContext(ctx)
+	tasks.Go(func() error { return proxy.Run(ctx) })
 	for {
 		select {
 		case <-watcher.Events:
 			if err := c.read(file); err != nil { // what was there stays
 				log.Warn("services are not read", zap.Error(err))
 			}
+		case err := <-watcher.Errors:
+			log.Warn("the file may have changed unnoticed", zap.Error(err))
 		case <-ctx.Done():
-			running.Wait()
-			return ended
+			return tasks.Wait()
 		}
 	}
 }

@@ -6,15 +6,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
-	"sync"
 	"syscall"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -56,20 +55,10 @@ func run(ctx context.Context, kubeconfig, node string) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var running sync.WaitGroup
-	var errProxy, errInformer error
-	running.Go(func() {
-		defer stop()
-		errProxy = proxy.Run(ctx)
-	})
-	running.Go(func() {
-		defer stop()
-		errInformer = informer.Run(ctx, client, proxy, informer.Options{NodeName: node, Logger: log})
-	})
-	running.Wait()
-	return errors.Join(errProxy, errInformer)
+	tasks, ctx := errgroup.WithContext(ctx) // each goes on until ctx ends, or it fails
+	tasks.Go(func() error { return proxy.Run(ctx) })
+	tasks.Go(func() error { return informer.Run(ctx, client, proxy, informer.Options{NodeName: node, Logger: log}) })
+	return tasks.Wait()
 }
 
 // wake scales a Deployment from zero to one. It is called in the way of a connection,

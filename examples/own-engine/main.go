@@ -3,39 +3,108 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
-	"sync"
+	"slices"
+	"text/template"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-func main() {
-	kubeconfig := flag.String("kubeconfig", "", "`file` that says how to reach the API server")
-	conf := flag.String("conf", "/etc/nginx/services.conf", "`file` that nginx includes in its stream block")
-	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, *kubeconfig, *conf); err != nil {
-		fmt.Fprintln(os.Stderr, "own-engine:", err)
-		stop()
-		os.Exit(1)
+// servers is what nginx includes. Where nobody listens, the node refuses: at node ports,
+// and where there are no endpoints.
+const servers = `{{range $s := .}}{{range .Frontends}}{{if and .VIP.IsValid (eq .Action.String "forward")}}
+# {{$s.Name}}
+upstream {{$s.Protocol}}_{{.VIP}}_{{.Port}} {
+	{{if $s.Affinity}}hash $remote_addr consistent;{{end}}
+	{{range $s.Endpoints .Scope}}server {{.}}; {{end}}
+}
+server {
+	listen {{.VIP}}:{{.Port}}{{if eq $s.Protocol.String "UDP"}} udp{{end}};
+	{{range .SourceRanges}}allow {{.}}; {{end}}{{if .Restricted}}deny all;{{end}}
+	proxy_pass {{$s.Protocol}}_{{.VIP}}_{{.Port}};
+}
+{{end}}{{end}}{{end}}`
+
+// nginx is an engine that has nginx do the proxying. VIPs must be addresses of the machine.
+type nginx struct {
+	path     string // of the servers
+	reload   func(context.Context) error
+	services map[changetracker.ServicePortName]*desired.Service
+}
+
+// Apply implements proxier.Engine. What cannot be proxied is set aside, and the rest
+// goes in; after any other error the next update is full.
+func (n *nginx) Apply(ctx context.Context, update desired.Update) error {
+	if update.Full {
+		n.services = map[changetracker.ServicePortName]*desired.Service{}
 	}
+	for _, name := range update.Removed {
+		delete(n.services, name)
+	}
+	var errs []error
+	for _, s := range update.Services {
+		if s.Protocol == desired.SCTP {
+			errs = append(errs, &proxier.ServiceError{Name: s.Name, Family: update.Family, Err: fmt.Errorf("%w: nginx knows no SCTP", proxier.ErrNotSupported)})
+			continue
+		}
+		n.services[s.Name] = s
+	}
+	return errors.Join(append(errs, n.write(ctx))...)
+}
+
+// Cleanup implements proxier.Engine.
+func (n *nginx) Cleanup(ctx context.Context) error { return n.Apply(ctx, desired.Update{Full: true}) }
+
+// write brings the file, and nginx, to what the services are. If they are so already,
+// nothing happens: Apply is idempotent.
+func (n *nginx) write(ctx context.Context) error {
+	sorted := slices.SortedFunc(maps.Values(n.services), func(a, b *desired.Service) int { return a.Name.Compare(b.Name) })
+	var now bytes.Buffer
+	if err := template.Must(template.New("servers").Parse(servers)).Execute(&now, sorted); err != nil {
+		return err
+	}
+	before, _ := os.ReadFile(n.path) // there is none at first
+	if bytes.Equal(before, now.Bytes()) {
+		return nil
+	}
+	if err := os.WriteFile(n.path+".new", now.Bytes(), 0o644); err != nil {
+		return err
+	}
+	if err := os.Rename(n.path+".new", n.path); err != nil {
+		return err
+	}
+	if err := n.reload(ctx); err != nil {
+		return errors.Join(fmt.Errorf("reload nginx: %w", err), os.WriteFile(n.path, before, 0o644))
+	}
+	return nil
+}
+
+// newProxy is a Provider of one IP family, with the engine of this program.
+func newProxy(conf string, observer proxier.Observer, reload func(context.Context) error) (*proxier.Proxier, error) {
+	config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
+	engine := &nginx{path: conf, reload: reload}
+	return proxier.New(config, proxier.Deps{Observer: observer}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
 }
 
 func run(ctx context.Context, kubeconfig, conf string) error {
@@ -58,30 +127,24 @@ func run(ctx context.Context, kubeconfig, conf string) error {
 	measured.Watch(proxy.Status)
 	http.Handle("/metrics", promhttp.Handler())
 	http.Handle("/", healthcheck.NewHandler(proxy.Status, healthcheck.HandlerOptions{}))
-	server := &http.Server{Addr: "127.0.0.1:10256"} //nolint:gosec // of loopback
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	errs := make([]error, 3)
-	var running sync.WaitGroup
-	for i, task := range []func() error{
-		func() error { return proxy.Run(ctx) },
-		func() error { return informer.Run(ctx, client, proxy, informer.Options{}) },
-		server.ListenAndServe,
-	} {
-		running.Go(func() {
-			defer stop()
-			errs[i] = task()
-		})
-	}
-	<-ctx.Done()
-	errs = append(errs, server.Close())
-	running.Wait()
-	return errors.Join(errs...)
+	server := healthcheck.Server{Name: "healthz", Address: "127.0.0.1:10256", Handler: http.DefaultServeMux}
+
+	tasks, ctx := errgroup.WithContext(ctx) // each goes on until ctx ends, or it fails
+	tasks.Go(func() error { return proxy.Run(ctx) })
+	tasks.Go(func() error { return informer.Run(ctx, client, proxy, informer.Options{}) })
+	tasks.Go(func() error { return server.Run(ctx) })
+	return tasks.Wait()
 }
 
-// newProxy is a Provider of one IP family, with the engine of this program.
-func newProxy(conf string, observer proxier.Observer, reload func(context.Context) error) (*proxier.Proxier, error) {
-	config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
-	engine := &nginx{path: conf, reload: reload}
-	return proxier.New(config, proxier.Deps{Observer: observer}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+func main() {
+	kubeconfig := flag.String("kubeconfig", "", "`file` that says how to reach the API server")
+	conf := flag.String("conf", "/etc/nginx/services.conf", "`file` that nginx includes in its stream block")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *kubeconfig, *conf); err != nil {
+		fmt.Fprintln(os.Stderr, "own-engine:", err)
+		stop()
+		os.Exit(1)
+	}
 }

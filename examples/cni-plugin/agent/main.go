@@ -1,5 +1,4 @@
-// Agent runs an nftables engine in the network namespace of each pod that the plugin
-// has left a link to. All of them are behind the same informers.
+// Agent runs an nftables engine in each network namespace that the plugin has linked.
 package main
 
 import (
@@ -7,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/rpc"
 	"os"
@@ -37,7 +35,6 @@ func main() {
 	defer stop()
 	if err := run(ctx, *kubeconfig, *node, *dir); err != nil {
 		fmt.Fprintln(os.Stderr, "agent:", err)
-		stop()
 		os.Exit(1)
 	}
 }
@@ -123,12 +120,9 @@ func (a *Agent) Sync(asked string, _ *bool) error {
 
 // start is called with mu held.
 func (a *Agent) start(link string) error {
-	if _, err := os.Stat(link); errors.Is(err, fs.ErrNotExist) {
-		return errors.Join(err, os.Remove(link)) // the namespace does not come back
-	}
 	netns, err := os.Readlink(link)
-	if err != nil {
-		return err
+	if _, gone := os.Stat(link); gone != nil || err != nil {
+		return errors.Join(gone, err, os.Remove(link)) // the namespace does not come back
 	}
 	config := nftables.Config{Config: proxier.Config{NetNS: netns, NodePorts: proxier.NodePorts{Disable: true}}}
 	p, err := nftables.New(config, proxier.Deps{Health: proxier.NoHealth(), Logger: a.log.With(zap.String("pod", link))})
