@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Brings the tools that the other scripts need, at fixed versions, into a cache.
-# To be sourced; sets GOLANGCI_LINT to the path of the linter.
+# To be sourced; sets GOLANGCI_LINT and APIDIFF to the paths of these.
 set -euo pipefail
 
 GOLANGCI_LINT_VERSION=v2.15.0
+APIDIFF_VERSION=v0.0.0-20261014143641-f0251eb4aa3e
 
-# The Go version is part of the path: a linter cannot read code that is newer than
-# what it was built with.
+# The Go version is part of the path: neither of them can read code that is newer
+# than what it was built with.
 TOOLS="${XDG_CACHE_HOME:-$HOME/.cache}/serviceplane/bin/$(go env GOVERSION)"
 GOLANGCI_LINT="$TOOLS/$GOLANGCI_LINT_VERSION/golangci-lint"
+APIDIFF="$TOOLS/$APIDIFF_VERSION/apidiff"
 
 need_golangci_lint() {
   if [ ! -x "$GOLANGCI_LINT" ]; then
@@ -16,6 +18,13 @@ need_golangci_lint() {
     GOBIN="$(dirname "$GOLANGCI_LINT")" go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$GOLANGCI_LINT_VERSION"
   fi
   "$GOLANGCI_LINT" version
+}
+
+need_apidiff() {
+  if [ ! -x "$APIDIFF" ]; then
+    echo "installing apidiff $APIDIFF_VERSION"
+    GOBIN="$(dirname "$APIDIFF")" go install "golang.org/x/exp/cmd/apidiff@$APIDIFF_VERSION"
+  fi
 }
 
 # install_apt PACKAGE… installs Debian packages.

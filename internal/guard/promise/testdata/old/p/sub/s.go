@@ -1,0 +1,3 @@
+package sub
+
+type T struct{ F int }
