@@ -1,4 +1,4 @@
-.PHONY: quickstart test lint bench fuzz
+.PHONY: quickstart test lint bench performance fuzz
 
 quickstart: ## a small cluster in one process, with real connections
 	go run ./examples/quickstart
@@ -11,6 +11,9 @@ lint:
 
 bench: ## the table of speeds beside their floors; as root
 	./hack/bench.sh
+
+performance: ## measures, and writes docs/PERFORMANCE.md; as root, on a quiet machine
+	./hack/bench.sh -write
 
 fuzz: ## each fuzz target for a minute
 	FUZZTIME=1m ./hack/fuzz.sh

@@ -72,7 +72,7 @@ func benchApply(b *testing.B, t *Tracker, wantChanges int) {
 // endpoints, 1.2 ms at 5,000 (kube-proxy: 5.5 ms and 12,144; 33 ms and 60,292).
 func BenchmarkFlipOneEndpoint(b *testing.B) {
 	for _, size := range []int{100, 1_000, 5_000} {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
+		b.Run(fmt.Sprintf("E=%d", size), func(b *testing.B) {
 			t := benchTracker(b)
 			t.Services.Update(nil, benchService(0))
 			for first := 0; first < size; first += 100 {
@@ -94,7 +94,7 @@ func BenchmarkFlipOneEndpoint(b *testing.B) {
 // allocations (kube-proxy: 250 ms and 455,195).
 func BenchmarkInitialLoad(b *testing.B) {
 	const services, endpoints = 5_000, 10
-	b.Run(fmt.Sprintf("%dx%d", services, endpoints), func(b *testing.B) {
+	b.Run(fmt.Sprintf("N=%d/E=%d", services, endpoints), func(b *testing.B) {
 		var apis []*v1.Service
 		var slices []*discovery.EndpointSlice
 		for i := range services {
@@ -131,7 +131,7 @@ func BenchmarkRedeliverIdenticalSlice(b *testing.B) {
 // size.
 func BenchmarkOneChangeAmong(b *testing.B) {
 	for _, services := range []int{1_000, 30_000} {
-		b.Run(fmt.Sprint(services), func(b *testing.B) {
+		b.Run(fmt.Sprintf("N=%d/E=2", services), func(b *testing.B) {
 			t := benchTracker(b)
 			var slices []*discovery.EndpointSlice
 			for i := range services {

@@ -1,17 +1,65 @@
 #!/usr/bin/env bash
-# Prints the table of speeds, at the sizes of large clusters, each figure beside
-# its floor of the same run. Needs root; takes some minutes.
+# Prints the speeds at the sizes of large clusters, each beside its floor of the same
+# run, and then the tables of docs/PERFORMANCE.md with them. With -write it also puts
+# both into docs/. Needs root, and a machine that does nothing else; takes some minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
 source hack/tools.sh
+case "${1:-}" in
+  '' | -write) ;;
+  *)
+    echo "usage: $0 [-write]" >&2
+    exit 2
+    ;;
+esac
+
+output="$(mktemp)"
+trap 'rm -f "$output"' EXIT
+export SERVICEPLANE_REQUIRE_KERNEL=1
+
+# machine says where and with what the figures are made.
+machine() {
+  printf 'date: %s\n' "$(date -u +%F)"
+  printf 'commit: %s\n' "$(git describe --always --dirty --exclude='*')"
+  printf 'load: %s\n' "$(cut -d' ' -f1 /proc/loadavg)"
+  printf 'cores: %s\n' "$(nproc)"
+  printf 'kernel: %s\n' "$(uname -sr)"
+  printf 'go: %s\n' "$(go env GOVERSION)"
+  printf 'iptables: %s\n' "$(iptables --version | cut -d' ' -f2)"
+  printf 'nginx: %s\n' "$(nginx -v 2>&1 | cut -d/ -f2)"
+}
+
+# bench PACKAGE BENCHMARKS FLAG… runs benchmarks, after the command that does so.
+bench() {
+  local package="$1" names="$2"
+  shift 2
+  printf "\ncommand: SERVICEPLANE_BENCH_FULL=1 go test -run='^\$' -bench='%s' %s %s\n" "$names" "$*" "$package"
+  SERVICEPLANE_BENCH_FULL=1 go test -run='^$' -bench="$names" "$@" -timeout=30m "$package"
+}
+
 need_nginx
-SERVICEPLANE_REQUIRE_KERNEL=1 SERVICEPLANE_BENCH_FULL=1 \
-  go test -run='^$' -bench='^BenchmarkTargets$' -benchtime=1x -timeout=30m ./nftables
-SERVICEPLANE_REQUIRE_KERNEL=1 SERVICEPLANE_BENCH_FULL=1 \
-  go test -run='^$' -bench='^BenchmarkTargets$' -benchtime=1x -timeout=30m ./iptables
-SERVICEPLANE_REQUIRE_KERNEL=1 SERVICEPLANE_BENCH_FULL=1 \
-  go test -run='^$' -bench='^(BenchmarkProxies|BenchmarkTargets)$' -benchtime=5x -timeout=30m ./userspace
-SERVICEPLANE_REQUIRE_KERNEL=1 SERVICEPLANE_BENCH_FULL=1 \
-  go test -run='^$' -bench='^BenchmarkIdle$' -benchtime=1x ./userspace
-SERVICEPLANE_REQUIRE_KERNEL=1 go test -run='^$' -bench='^BenchmarkClean$' -benchtime=5x ./conntrack
+need_apt iptables iptables
+{
+  machine
+  bench ./nftables '^BenchmarkTargets$' -benchtime=1x
+  bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=1000$' -benchtime=1x # as in CI
+  bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=5000$' -benchtime=1x -count=3
+  bench ./ipvs '^BenchmarkTargets$' -benchtime=0.2s -count=3
+  bench ./userspace '^BenchmarkTargets$' -benchtime=5x -count=3
+  bench ./userspace '^BenchmarkProxies$' -benchtime=3x
+  bench ./userspace '^BenchmarkIdle$' -benchtime=1x -count=3
+  bench ./conntrack '^BenchmarkClean$' -benchtime=1x -count=3
+  bench ./changetracker '^Benchmark(FlipOneEndpoint|InitialLoad|OneChangeAmong)$' -benchtime=0.2s -count=3
+  bench ./tracing '^BenchmarkUnsampledConnection$' -benchtime=0.2s -count=3
+  if [ "${1:-}" != -write ]; then # what no table shows
+    bench ./iptables '^BenchmarkTargets$/./^kube-proxy$' -benchtime=1x
+    bench ./iptables '^BenchmarkTargets$/^legacy$/^serviceplane$/^N=10000$' -benchtime=1x
+  fi
+} | tee "$output"
+
+if [ "${1:-}" = -write ]; then
+  cp "$output" docs/benchmarks.txt
+  go run ./internal/guard/figures write
+fi
+go run ./internal/guard/figures print "$output"

@@ -2,41 +2,97 @@ package ipvs
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// BenchmarkReplaceEndpoint is one partial update with one endpoint instead of another.
-// Neither time nor memory may grow with the number of Services.
-func BenchmarkReplaceEndpoint(b *testing.B) {
-	for _, services := range []int{1000, 10_000} {
-		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
+// BenchmarkTargets measures syncs of one engine from the Update to a kernel in memory,
+// which answers at once. So it is the time of the engine alone; a kernel of its own has
+// to take as many messages as each figure has beside it.
+func BenchmarkTargets(b *testing.B) {
+	const endpoints = 10
+	for _, n := range []int{1000, 5000} {
+		services := benchServices(n, endpoints)
+		b.Run(fmt.Sprintf("fake/N=%d/E=%d", n, endpoints), func(b *testing.B) {
+			b.Run("first", func(b *testing.B) { benchFirst(b, services) })
 			n := newFakeNode()
 			e := n.engine(b)
-			mustApply(b, e, full(cluster(services)...))
-			name, vip := clusterName(services/2), clusterVIP(services/2)
-			updates := []desired.Update{partial(service(name, vip, pod1, pod3)), partial(service(name, vip, pod1, pod2))}
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				mustApply(b, e, updates[i%2])
+			mustApply(b, e, full(services...))
+			b.Run("restart", func(b *testing.B) {
+				benchUpdates(b, n, func(int) { mustApply(b, n.engine(b), full(services...)) })
+			})
+			b.Run("full", func(b *testing.B) {
+				benchUpdates(b, n, func(int) { mustApply(b, e, full(services...)) })
+			})
+			for _, count := range []int{1, 100} {
+				b.Run(fmt.Sprintf("replaced=%d", count), func(b *testing.B) {
+					there, back := benchReplaced(services, count)
+					updates := []desired.Update{partial(there...), partial(back...)}
+					mustApply(b, e, updates[0]) // from now on each endpoint is known, and drains
+					mustApply(b, e, updates[1])
+					benchUpdates(b, n, func(i int) { mustApply(b, e, updates[i%2]) })
+				})
 			}
 		})
 	}
 }
 
-// BenchmarkFullSync is a full update that finds everything as it must be.
-func BenchmarkFullSync(b *testing.B) {
-	for _, services := range []int{1000, 10_000} {
-		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
-			n := newFakeNode()
-			e := n.engine(b)
-			u := full(cluster(services)...)
-			mustApply(b, e, u)
-			b.ReportAllocs()
-			for b.Loop() {
-				mustApply(b, e, u)
-			}
-		})
+// benchUpdates reports how many messages each update is, beside its time and memory.
+func benchUpdates(b *testing.B, n *node, update func(i int)) {
+	b.Helper()
+	b.ReportAllocs()
+	before, runs := n.messages(), 0
+	for b.Loop() {
+		update(runs)
+		runs++
 	}
+	b.ReportMetric(float64(n.messages()-before)/float64(runs), "messages")
+}
+
+func benchFirst(b *testing.B, services []*desired.Service) {
+	b.ReportAllocs()
+	var n *node
+	for b.Loop() {
+		b.StopTimer()
+		n = newFakeNode()
+		e := n.engine(b)
+		b.StartTimer()
+		mustApply(b, e, full(services...))
+	}
+	b.ReportMetric(float64(n.messages()), "messages")
+}
+
+// messages are those to IPVS and to the device.
+func (n *node) messages() int { return n.kernel.calls + n.device.calls }
+
+// benchServices are ClusterIP Services with one TCP port.
+func benchServices(n, endpoints int) []*desired.Service {
+	all := make([]*desired.Service, n)
+	for i := range all {
+		all[i] = service(clusterName(i), clusterVIP(i))
+		for j := i * endpoints; j < (i+1)*endpoints; j++ {
+			at := netip.AddrFrom4([4]byte{11, byte(j >> 16), byte(j >> 8), byte(j)})
+			all[i].Cluster = append(all[i].Cluster, netip.AddrPortFrom(at, 8080))
+		}
+		all[i].Servers = all[i].Cluster
+		all[i].Frontends[0].Action = desired.Forward
+	}
+	return all
+}
+
+// benchReplaced are some Services with another endpoint in the place of their last one,
+// and as they were.
+func benchReplaced(services []*desired.Service, count int) (there, back []*desired.Service) {
+	for i := range count {
+		s := services[i*37%len(services)]
+		other := *s
+		other.Cluster = slices.Clone(s.Cluster)
+		other.Cluster[len(other.Cluster)-1] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{99, 0, byte(i >> 8), byte(i)}), 8080)
+		other.Servers = other.Cluster
+		there, back = append(there, &other), append(back, s)
+	}
+	return there, back
 }

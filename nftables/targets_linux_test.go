@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"runtime"
@@ -13,7 +12,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,87 +30,116 @@ import (
 // proves that it works.
 const benchFull = "SERVICEPLANE_BENCH_FULL"
 
-// BenchmarkTargets measures a sync from the event to the programmed kernel, and
-// prints a table. Beside each figure stands its floor in the same run: the very
-// bytes that the engine sent, sent again by a bare netlink loop into an empty
-// namespace.
+// BenchmarkTargets measures a sync from the event to the programmed kernel. Beside
+// each figure stands its floor in the same run: the very bytes that the engine sent,
+// sent again by a bare netlink loop into an empty namespace. Each figure is a median
+// of several runs, whatever b.N is.
 func BenchmarkTargets(b *testing.B) {
-	sizes, huge, runs, seconds := []int{50, 100}, [][2]int{{50, 5}}, 3, 1
+	// All of them but for the last size, at which only a small change is measured.
+	sizes, loads, last, runs, seconds := []int{100, 1000}, [][2]int{{50, 5}}, 30_000, 3, 1
 	if os.Getenv(benchFull) == "1" {
-		sizes, huge, runs, seconds = []int{1000, 5000, 10000, 30000}, [][2]int{{5000, 50}, {45000, 2}}, 7, 60
+		sizes, loads, last, runs, seconds = []int{1000, 5000, 10_000, 30_000}, [][2]int{{5000, 50}, {45_000, 2}}, 0, 7, 60
 	}
-	t := &table{}
-	for range b.N {
-		t.rows = nil
-		for _, n := range sizes {
-			benchSize(b, t, n, runs)
-		}
-		c := newCluster(sizes[len(sizes)/2], 10)
-		at := fmt.Sprintf(" N=%d", len(c.services))
-		t.add("first important Service usable"+at, measureFirstService(b, c, runs))
-		lone, _ := measureSustained(b, c, 100, 100*time.Millisecond)
-		t.add("p99 of a lone change"+at, lone)
-		many, rate := measureSustained(b, c, 1000*seconds, time.Millisecond)
-		t.add(fmt.Sprintf("p99 of %.0f changes a second for %ds%s", rate, seconds, at), many)
-		for _, h := range huge {
-			c := newCluster(h[0], h[1])
-			t.add(fmt.Sprintf("first sync N=%d E=%d", h[0], h[1]), measureFirst(b, c, 3))
-		}
-		for _, n := range []int{100, 1000, 5000} {
-			t.add(fmt.Sprintf("tracking: 1 of %d endpoints flipped", n), measureFlip(b, n, runs))
-		}
-		t.add("tracking: initial load 5000 x 10", measureTracking(b, newCluster(5000, 10), runs))
+	for i, n := range sizes {
+		sized(b, n, 10, func(b *testing.B, c *cluster) {
+			benchSyncs(b, c, runs)
+			if i == len(sizes)/2 {
+				benchTime(b, c, runs, seconds)
+			}
+		})
 	}
-	t.print(os.Stdout)
+	for _, load := range loads {
+		sized(b, load[0], load[1], func(b *testing.B, c *cluster) {
+			b.Run("first", func(b *testing.B) { measureFirst(b, c, 3).report(b) })
+		})
+	}
+	if last > 0 {
+		sized(b, last, 10, func(b *testing.B, c *cluster) {
+			p := newProgrammed(b, c)
+			defer p.stop()
+			b.Run("replaced=1", func(b *testing.B) { p.measureReplace(b, 1, 300).report(b) })
+		})
+	}
 }
 
-func benchSize(b *testing.B, t *table, n, runs int) {
-	c := newCluster(n, 10)
-	at := fmt.Sprintf(" N=%d", n)
-	t.add("first sync"+at+" E=10", measureFirst(b, c, min(runs, 5)))
-	t.add("  longest wait of another writer", measureWait(b, c, 3))
+// sized gives a cluster to benchmarks that bear its size in their name.
+func sized(b *testing.B, services, endpoints int, f func(b *testing.B, c *cluster)) {
+	b.Run(fmt.Sprintf("N=%d/E=%d", services, endpoints), func(b *testing.B) { f(b, newCluster(services, endpoints)) })
+}
+
+func benchSyncs(b *testing.B, c *cluster, runs int) {
+	b.Run("first", func(b *testing.B) { measureFirst(b, c, min(runs, 5)).report(b) })
+	b.Run("wait", func(b *testing.B) { measureWait(b, c, 3).report(b) })
+	empty := liveHeap()
 	p := newProgrammed(b, c)
-	t.add("1 endpoint replaced"+at, p.measureReplace(b, 1, 300))
-	t.add("100 endpoints in one sync"+at, p.measureReplace(b, min(100, n), 50))
-	t.add("full sync, nothing changed"+at, p.measureFull(b, 3))
-	t.add("table deleted by somebody, all repaired"+at, p.measureRepair(b, 3))
+	b.Run("heap", func(b *testing.B) {
+		b.ReportMetric(float64(liveHeap()-empty)/1e6, "heap-MB")
+		b.ReportMetric(0, "ns/op")
+	})
+	b.Run("replaced=1", func(b *testing.B) { p.measureReplace(b, 1, 300).report(b) })
+	b.Run("replaced=100", func(b *testing.B) { p.measureReplace(b, 100, 50).report(b) })
+	b.Run("full", func(b *testing.B) { p.measureFull(b, 3).report(b) })
+	b.Run("deleted", func(b *testing.B) { p.measureRepair(b, 3).report(b) })
 	p.stop()
-	t.add("restart, nothing changed"+at, p.measureRestart(b, 3))
+	b.Run("restart", func(b *testing.B) { p.measureRestart(b, 3).report(b) })
 }
 
-// figure is the median of several runs.
+// benchTime measures how soon a change is in the kernel.
+func benchTime(b *testing.B, c *cluster, runs, seconds int) {
+	b.Run("important", func(b *testing.B) { measureFirstService(b, c, runs).report(b) })
+	b.Run("lone", func(b *testing.B) {
+		f, _ := measureSustained(b, c, 100, 100*time.Millisecond)
+		f.report(b)
+	})
+	b.Run(fmt.Sprintf("sustained/rate=1000/seconds=%d", seconds), func(b *testing.B) {
+		f, rate := measureSustained(b, c, 1000*seconds, time.Millisecond)
+		f.report(b)
+		b.ReportMetric(rate, "changes/s")
+	})
+}
+
+// liveHeap is what the heap needs. Pools are emptied by the second collection.
+func liveHeap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// figure is the median of several runs. What is zero, or nil, has not been measured.
 type figure struct {
 	wall, cpu, floor time.Duration
-	allocs           uint64
-	writes           int
+	allocs, bytes    uint64 // of memory
+	written          *tally // of one run
 }
 
-type table struct {
-	rows []string
-}
+// tally counts what syncs have written.
+type tally struct{ writes, transactions float64 }
 
-func (t *table) add(what string, f figure) {
-	floor, ratio := "-", "-"
-	if f.floor > 0 {
-		floor, ratio = f.floor.Round(100*time.Nanosecond).String(), strconv.FormatFloat(float64(f.wall)/float64(f.floor), 'f', 1, 64)
+func (f figure) report(b *testing.B) {
+	b.Helper()
+	for unit, d := range map[string]time.Duration{"ms": f.wall, "cpu-ms": f.cpu, "floor-ms": f.floor} {
+		if d > 0 {
+			b.ReportMetric(float64(d)/float64(time.Millisecond), unit)
+		}
 	}
-	t.rows = append(t.rows, fmt.Sprintf("%s\t%v\t%v\t%s\t%s\t%d\t%d\t", what,
-		f.wall.Round(100*time.Nanosecond), f.cpu.Round(100*time.Nanosecond), floor, ratio, f.allocs, f.writes))
-}
-
-func (t *table) print(w io.Writer) {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "\nwhat\twall\tCPU\tfloor\twall/floor\tallocs\twrites\t")
-	for _, r := range t.rows {
-		fmt.Fprintln(tw, r)
+	if f.allocs > 0 {
+		b.ReportAllocs()
+		b.ReportMetric(float64(f.bytes), "B/op")
+		b.ReportMetric(float64(f.allocs), "allocs/op")
 	}
-	tw.Flush()
+	if f.written != nil {
+		b.ReportMetric(f.written.writes, "writes")
+		b.ReportMetric(f.written.transactions, "transactions")
+	}
+	b.ReportMetric(0, "ns/op")
 }
 
 // measure runs f and returns the medians.
 func measure(runs int, prepare, f func()) figure {
 	var walls, cpus []time.Duration
-	var allocs []uint64
+	var allocs, bytes []uint64
 	var before, after runtime.MemStats
 	for range runs {
 		prepare()
@@ -122,9 +149,9 @@ func measure(runs int, prepare, f func()) figure {
 		f()
 		walls, cpus = append(walls, time.Since(start)), append(cpus, cpuTime()-cpu)
 		runtime.ReadMemStats(&after)
-		allocs = append(allocs, after.Mallocs-before.Mallocs)
+		allocs, bytes = append(allocs, after.Mallocs-before.Mallocs), append(bytes, after.TotalAlloc-before.TotalAlloc)
 	}
-	return figure{wall: median(walls), cpu: median(cpus), allocs: median(allocs)}
+	return figure{wall: median(walls), cpu: median(cpus), allocs: median(allocs), bytes: median(bytes)}
 }
 
 // measureLoop is measure for what is too short to be timed once.
@@ -141,7 +168,8 @@ func measureLoop(times int, f func(i int)) figure {
 	}
 	cpu = (cpuTime() - cpu) / time.Duration(times)
 	runtime.ReadMemStats(&after)
-	return figure{wall: median(walls), cpu: cpu, allocs: (after.Mallocs - before.Mallocs) / uint64(times)}
+	n := uint64(times)
+	return figure{wall: median(walls), cpu: cpu, allocs: (after.Mallocs - before.Mallocs) / n, bytes: (after.TotalAlloc - before.TotalAlloc) / n}
 }
 
 func median[T time.Duration | uint64](values []T) T {
@@ -223,7 +251,8 @@ type programmed struct {
 	ns       *netns.NS
 	cluster  *cluster
 	stop     func()
-	writes   atomic.Int64 // of all syncs so far
+
+	writes, transactions atomic.Int64 // of all syncs so far
 
 	syncs, fullSyncs atomic.Int64
 	onRepair         atomic.Pointer[atomic.Int64] // counts repairs
@@ -236,6 +265,7 @@ type programmed struct {
 // ObserveSync implements proxier.Observer.
 func (p *programmed) ObserveSync(r proxier.SyncReport) {
 	p.writes.Add(int64(r.Apply.Writes))
+	p.transactions.Add(int64(r.Apply.Transactions))
 	p.syncs.Add(1)
 	if r.Full {
 		p.fullSyncs.Add(1)
@@ -250,6 +280,16 @@ func (p *programmed) ObserveSync(r proxier.SyncReport) {
 		p.latencies = append(p.latencies, now.Sub(p.underWay[0]))
 		p.underWay = p.underWay[1:]
 	}
+}
+
+func (p *programmed) tally() tally {
+	return tally{float64(p.writes.Load()), float64(p.transactions.Load())}
+}
+
+// since is what each of some runs has written.
+func (p *programmed) since(before tally, runs int) *tally {
+	now, n := p.tally(), float64(runs)
+	return &tally{(now.writes - before.writes) / n, (now.transactions - before.transactions) / n}
 }
 
 func startProvider(b *testing.B, c *cluster, ns *netns.NS) *programmed {
@@ -353,7 +393,8 @@ func measureFirst(b *testing.B, c *cluster, runs int) figure {
 		p = startProvider(b, c, ns)
 		p.recorder.on = true
 	}, func() { p.load(b) })
-	batches, writes := p.recorder.batches, int(p.writes.Load())
+	batches := p.recorder.batches
+	f.written = p.since(tally{}, 1)
 	p.stop()
 	p.ns.Close()
 
@@ -365,7 +406,7 @@ func measureFirst(b *testing.B, c *cluster, runs int) figure {
 		k = openKernel(b, netnstest.New(b))
 	}, func() { replay(b, k, batches) })
 	k.close()
-	f.floor, f.writes = floor.wall, writes
+	f.floor = floor.wall
 	return f
 }
 
@@ -434,9 +475,9 @@ func (p *programmed) measureReplace(b *testing.B, services, times int) figure {
 		}
 		p.sync(b)
 	}
-	before := p.writes.Load()
+	before := p.tally()
 	f := measureLoop(times, step)
-	f.writes = int(p.writes.Load()-before) / times
+	f.written = p.since(before, times)
 	p.recorder.on, p.recorder.batches = true, nil
 	there, back := times, times+1
 	step(there)
@@ -450,12 +491,12 @@ func (p *programmed) measureReplace(b *testing.B, services, times int) figure {
 
 // measureFull makes the provider check everything against the kernel.
 func (p *programmed) measureFull(b *testing.B, runs int) figure {
-	n, before := 0, p.writes.Load()
+	n, before := 0, p.tally()
 	f := measure(runs, func() {
 		n++
 		p.Tracker().SetNode(changetracker.Node{Name: "bench", Zone: strconv.Itoa(n)})
 	}, func() { p.sync(b) })
-	f.writes = int(p.writes.Load() - before)
+	f.written = p.since(before, runs)
 	f.floor = p.measureDump(b, runs)
 	return f
 }
@@ -483,58 +524,8 @@ func (p *programmed) measureRestart(b *testing.B, runs int) figure {
 		}
 		next = startProvider(b, p.cluster, p.ns)
 	}, func() { next.load(b) })
-	f.writes = int(next.writes.Load())
+	f.written = next.since(tally{}, 1)
 	next.stop()
 	f.floor = p.measureDump(b, runs)
 	return f
-}
-
-// measureFlip is change tracking alone: one endpoint of a large Service in slices
-// of 100 becomes unready, and ready again.
-func measureFlip(b *testing.B, endpoints, runs int) figure {
-	tracker := newTracker(b)
-	c := newCluster(1, 1)
-	tracker.Services.Update(nil, c.services[0])
-	var slice *discovery.EndpointSlice
-	for i := 0; i < endpoints; i += 100 {
-		meta := c.services[0].ObjectMeta
-		slice = newSlice(meta, i, 100)
-		slice.Name += "-" + strconv.Itoa(i)
-		tracker.Endpoints.EndpointSliceUpdate(slice, false)
-	}
-	apply(b, tracker)
-	other := replaced(slice, 0)
-	notReady := false
-	other.Endpoints[4].Addresses = slice.Endpoints[4].Addresses
-	other.Endpoints[4].Conditions.Ready = &notReady
-	return measureLoop(100*runs, func(i int) {
-		tracker.Endpoints.EndpointSliceUpdate([]*discovery.EndpointSlice{other, slice}[i%2], false)
-		apply(b, tracker)
-	})
-}
-
-func measureTracking(b *testing.B, c *cluster, runs int) figure {
-	return measure(runs, func() {}, func() {
-		tracker := newTracker(b)
-		for i := range c.services {
-			tracker.Services.Update(nil, c.services[i])
-			tracker.Endpoints.EndpointSliceUpdate(c.slices[i], false)
-		}
-		apply(b, tracker)
-	})
-}
-
-func newTracker(b *testing.B) *changetracker.Tracker {
-	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return tracker
-}
-
-func apply(b *testing.B, tracker *changetracker.Tracker) {
-	err := tracker.Apply(v1.IPv4Protocol, func(*changetracker.State, changetracker.Delta) error { return nil })
-	if err != nil {
-		b.Fatal(err)
-	}
 }

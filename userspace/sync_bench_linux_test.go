@@ -27,16 +27,16 @@ import (
 // one endpoint replaced 1 ms and 500 allocations, and 100 endpoints 10 ms, at any size.
 func BenchmarkTargets(b *testing.B) {
 	const endpoints = 10
-	sizes := []int{100}
+	sizes := []int{100, 1000}
 	if os.Getenv("SERVICEPLANE_BENCH_FULL") == "1" {
 		sizes = []int{1000, 5000}
 	}
 	for _, n := range sizes {
 		services := benchServices(n, endpoints)
-		b.Run(fmt.Sprintf("loopback/N=%d", n), func(b *testing.B) {
+		b.Run(fmt.Sprintf("loopback/N=%d/E=%d", n, endpoints), func(b *testing.B) {
 			benchSyncs(b, services, func(testing.TB) userspace.Config { return userspace.Config{} })
 		})
-		b.Run(fmt.Sprintf("portals/N=%d", n), func(b *testing.B) {
+		b.Run(fmt.Sprintf("portals/N=%d/E=%d", n, endpoints), func(b *testing.B) {
 			benchSyncs(b, services, portalConfig)
 		})
 	}
@@ -79,7 +79,7 @@ func benchSyncs(b *testing.B, services []*desired.Service, config func(testing.T
 		reportMilliseconds(b)
 	})
 	for _, n := range []int{1, 100} {
-		b.Run(fmt.Sprintf("replace-%d", n), func(b *testing.B) {
+		b.Run(fmt.Sprintf("replaced=%d", n), func(b *testing.B) {
 			versions := [2][]*desired.Service{} // there and back
 			for i := range n {
 				s := services[i*37%len(services)]

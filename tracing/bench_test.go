@@ -1,0 +1,21 @@
+package tracing_test
+
+import (
+	"testing"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/serviceplane/serviceplane/tracing"
+)
+
+// BenchmarkUnsampledConnection is what the engine pays for a connection whose trace
+// nobody wants. Budget: 5 µs.
+func BenchmarkUnsampledConnection(b *testing.B) {
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample()))
+	defer provider.Shutdown(b.Context())
+	tracer, report := tracing.New(provider, nil), connection()
+	b.ReportAllocs()
+	for b.Loop() {
+		tracer.ObserveConnection(report)
+	}
+}
