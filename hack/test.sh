@@ -87,11 +87,15 @@ soak() {
   SERVICEPLANE_SOAK=1 go test -count=1 -run=TestShortConnectionsLeaveNothing ./userspace
 }
 
-# benchmarks proves that every benchmark works, at small sizes.
+# benchmarks proves that every benchmark works, at small sizes, and that the figures
+# in the documents are theirs.
 benchmarks() {
   local status=0
   go test -run='^$' -bench=. -benchtime=1x -json ./... >"$work/benchmarks.json" || status=1
   go run ./internal/guard/summary "$work/benchmarks.json" || status=1
+  if [ "${SERVICEPLANE_REQUIRE_KERNEL:-}" = 1 ]; then
+    go run ./internal/guard/figures check "$work/benchmarks.json" || status=1
+  fi
   return "$status"
 }
 
@@ -110,6 +114,10 @@ step 'module is tidy' go mod tidy -diff
 step 'build, with the examples' go build ./...
 step 'go vet' go vet ./...
 step 'other platforms' platforms
+step 'git, which knows the last release' need_apt git git
+step 'apidiff' need_apidiff
+export SERVICEPLANE_REQUIRE_APIDIFF=1
+step 'API against the last release' hack/api.sh
 step 'linter' need_golangci_lint
 step 'lint, with staticcheck and gofumpt' "$GOLANGCI_LINT" run ./...
 step 'doc comments are required' documented
