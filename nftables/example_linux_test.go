@@ -24,7 +24,6 @@ func ExampleNew() {
 	var service *v1.Service
 	var slice *discovery.EndpointSlice
 
-	// README
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 
@@ -48,7 +47,6 @@ func ExampleNew() {
 	if err := p.Run(ctx); err != nil { // returns when ctx ends; the rules stay
 		log.Panic(err)
 	}
-	// README
 }
 
 // What one replaced endpoint means to the kernel: an element, and no rule. To plan needs

@@ -50,6 +50,11 @@ func (r *Runner) Trigger() {
 // when that ends first. Before Run is called it waits. The function itself must
 // not call it: it would wait for the run after its own.
 func (r *Runner) Sync(ctx context.Context) error {
+	select {
+	case <-r.ended:
+		return ErrEnded
+	default:
+	}
 	done := make(chan error, 1)
 	r.mu.Lock()
 	r.waiting = append(r.waiting, done)

@@ -106,16 +106,7 @@ func (b *box) start(t *testing.T, ns *netns.NS) *proxyProcess {
 	err = ns.Do(p.cmd.Start)
 	_ = write.Close()
 	netnstest.Check(t, privilege(err))
-	go func() {
-		p.err = p.cmd.Wait()
-		close(p.ended)
-	}()
-	t.Cleanup(func() {
-		p.kill()
-		if t.Failed() {
-			t.Logf("output of the container:\n%s", p.stderr())
-		}
-	})
+	p.attend()
 	complaint, err := io.ReadAll(read)
 	must(t, err)
 	if len(complaint) > 0 {

@@ -57,17 +57,22 @@ func start(t *testing.T, ns *netns.NS, args ...string) *proxyProcess {
 	if err := ns.Do(p.cmd.Start); err != nil {
 		t.Fatalf("start: %v", err)
 	}
+	p.attend()
+	return p
+}
+
+// attend waits for the process, which ends with the test at the latest.
+func (p *proxyProcess) attend() {
 	go func() {
 		p.err = p.cmd.Wait()
 		close(p.ended)
 	}()
-	t.Cleanup(func() {
+	p.t.Cleanup(func() {
 		p.kill()
-		if t.Failed() {
-			t.Logf("output of nodeproxy:\n%s", p.stderr())
+		if p.t.Failed() {
+			p.t.Logf("output of nodeproxy:\n%s", p.stderr())
 		}
 	})
-	return p
 }
 
 // signal sends a signal and returns how long the process took to end, and with
