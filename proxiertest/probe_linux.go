@@ -126,9 +126,13 @@ func (a *attempt) run(ctx context.Context) error {
 	return a.faultf("no such outcome")
 }
 
-// fail asks once and wants one of the errors.
+// fail asks once and wants one of the errors. A datagram is sent again where a refusal
+// does not come, as TCP does with its SYN: a kernel limits how many it sends.
 func (a *attempt) fail(ctx context.Context, timeout time.Duration, wanted ...error) error {
 	answer, err := a.from.ask(ctx, a.network, a.to, timeout)
+	if a.want.outcome == rejected && a.network == "udp" && errors.Is(err, ErrTimeout) {
+		answer, err = a.from.ask(ctx, a.network, a.to, timeout)
+	}
 	if err == nil {
 		return a.faultf("answered by %s at %s", answer.Server, answer.Local)
 	}

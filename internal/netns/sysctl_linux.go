@@ -23,10 +23,8 @@ func setUp() error {
 		{"net/ipv6/conf/default/accept_ra", "0"},
 		{"net/ipv4/conf/default/rp_filter", "0"}, // hosts may hand down a strict one
 		{"net/ipv4/conf/all/rp_filter", "0"},
-		{"net/ipv4/icmp_ratelimit", "0"}, // else the seventh port unreachable is a timeout
-		{"net/ipv6/icmp/ratelimit", "0"},
-		{"net/ipv4/icmp_msgs_burst", "10000"}, // not in every kernel a setting of the namespace
-		{"net/ipv4/icmp_msgs_per_sec", "10000"},
+		{"net/ipv4/icmp_ratemask", "0"},   // else the seventh port unreachable is a timeout
+		{"net/ipv6/icmp/ratemask", "128"}, // echo requests alone: it has no word for none
 	}
 	for _, s := range settings {
 		// What is missing, IPv6 for one, does no harm before somebody needs it.
