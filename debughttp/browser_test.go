@@ -154,10 +154,10 @@ func TestPageInABrowser(t *testing.T) {
 		t.Fatal("Sync = nil, want the failure")
 	}
 	b.awaitText("#families .badge", "failing")
-	p.engines[v1.IPv4Protocol].Fail(nil)
+	b.await("a bar tells of the failure", "return document.querySelector('#chart .bar[data-kind=failed]') !== null")
+	p.engines[v1.IPv4Protocol].Fail(nil) // the next syncs may be more than a history holds
 	p.rollOut(t, 18)
 	b.await("no family is failing", "return !document.querySelector('#families').innerText.includes('failing')")
-	b.await("a bar tells of the failure", "return document.querySelector('#chart .bar[data-kind=failed]') !== null")
 	b.awaitValue("there is one bar for each sync", func() string { return fmt.Sprint(len(p.History())) },
 		"return document.querySelectorAll('#chart .bar').length")
 	b.awaitText("#sync", "partial sync")
