@@ -83,14 +83,15 @@ func (r rule) jumpsTo() string {
 	return ""
 }
 
-// withoutComment is the rule without its comments.
+// withoutComment is the rule without its comments, and with one space between words.
 func (r rule) withoutComment() rule {
 	const begin = "-m comment --comment "
 	text := string(r)
 	for {
+		text = strings.Join(strings.Fields(text), " ")
 		before, after, ok := strings.Cut(text, begin)
 		if !ok {
-			return rule(strings.Join(strings.Fields(text), " "))
+			return rule(text)
 		}
 		if rest, quoted := strings.CutPrefix(after, `"`); quoted {
 			after = rest[quoteEnd(rest):]

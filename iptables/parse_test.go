@@ -152,6 +152,8 @@ func FuzzParse(f *testing.F) {
 	f.Add("-A OUTPUT\n-A SPL-SVC-A \n:SPL-SVC-B")
 	f.Add("-A OUTPUT -m comment --comment \"\\")
 	f.Add("-A OUTPUT -g SPL-SVC-A -m comment --comment x")
+	f.Add("-A OUTPUT -g SPL-SVC-A -m comment\v--comment 0")
+	f.Add("-A OUTPUT -g SPL-SVC-A -m -m comment --comment x comment --comment 0")
 	owns := chainNames{"SPL"}.owns
 	f.Fuzz(func(t *testing.T, text string) {
 		first, err := parse([]byte(text), owns)
