@@ -372,10 +372,13 @@ func (t *tool) checkFeatures(ctx context.Context) error {
 				missing = append(missing, t.lacks(table, f, err))
 			}
 		}
-		if len(missing) == 0 {
+		if len(missing) > 0 {
+			return errors.Join(missing...)
+		}
+		// One of them may have been loaded just now.
+		if err := t.try(ctx, table, all); err != nil {
 			return fmt.Errorf("try features of table %s: %w", table, err)
 		}
-		return errors.Join(missing...)
 	}
 	return nil
 }

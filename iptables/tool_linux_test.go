@@ -432,6 +432,27 @@ func TestMissingFeatureIsNamed(t *testing.T) {
 	}
 }
 
+// TestFeatureThatIsBeingLoadedIsNotMissing: the kernel refuses a module's rule until the
+// module works.
+func TestFeatureThatIsBeingLoadedIsNotMissing(t *testing.T) {
+	refusal := `{ echo "line 3: RULE_APPEND failed (No such file or directory)" >&2; exit 4; }`
+	for name, c := range map[string]struct {
+		restore string
+		want    string
+	}{
+		"the first time":       {`mkdir ` + filepath.Join(t.TempDir(), "seen") + ` 2>/dev/null && ` + refusal + `; exit 0`, ""},
+		"only with the others": {`[ "$(grep -c SCRATCH)" -gt 4 ] && ` + refusal + `; exit 0`, "try features of table filter"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := fakePrograms(t, "iptables v1.8.9 (nf_tables)", c.restore)
+			tool, err := openTool(t.Context(), toolConfig{family: v1.IPv4Protocol, variant: VariantNFT, timeout: time.Minute, dir: dir})
+			if tool == nil != (err != nil) || err == nil != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("openTool = %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
 func TestSlowProgramIsKilledWithItsDescendants(t *testing.T) {
 	cases := map[string]string{
 		"sleeps":                "sleep 60",

@@ -46,21 +46,11 @@ func openKernel(netNS string, family v1.IPFamily, forward Forward) (k *netlinkKe
 	return k, err
 }
 
-// While the kernel loads the module for somebody else, it says that there is none.
-const (
-	findAttempts = 5
-	findPause    = 50 * time.Millisecond
-)
-
 func findIPVS() error {
-	var err error
-	for range findAttempts {
-		if _, err = netlink.GenlFamilyGet("IPVS"); err == nil {
-			return nil
-		}
-		<-time.After(findPause)
+	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+		return missing("IPVS", "ip_vs", err)
 	}
-	return missing("IPVS", "ip_vs", err)
+	return nil
 }
 
 // ipvsLoaded says whether the kernel has IPVS now.

@@ -187,7 +187,11 @@ func (e *Engine) Close() error {
 
 // Cleanup implements proxier.Engine: it deletes the table.
 func (e *Engine) Cleanup(ctx context.Context) error {
-	if err := e.connect(); err != nil {
+	err := e.connect()
+	if errors.Is(err, proxier.ErrNotSupported) {
+		return nil // without nf_tables there are no tables
+	}
+	if err != nil {
 		return err
 	}
 	e.trusted = false

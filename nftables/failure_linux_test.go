@@ -1,17 +1,23 @@
 package nftables
 
 import (
+	"errors"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
 
@@ -127,5 +133,27 @@ func (f *failing) mustHold(t *testing.T, want map[string][]string) {
 	}
 	if len(got) != len(want) {
 		t.Errorf("%d VIPs, want %d", len(got), len(want))
+	}
+}
+
+// TestAKernelWithoutNFTables says which modules it lacks, and has nothing to clean up.
+func TestAKernelWithoutNFTables(t *testing.T) {
+	t.Parallel()
+	e, err := newEngine(Config{}, v1.IPv4Protocol, proxier.Deps{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.open = func() (kernel, error) { return nil, unreachable(os.NewSyscallError("socket", unix.EPROTONOSUPPORT)) }
+	err = e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true})
+	var lacks *proxier.UnsupportedError
+	if !errors.As(err, &lacks) || !strings.Contains(lacks.Feature, "nf_tables") || !strings.Contains(lacks.Hint, "nfnetlink") {
+		t.Errorf("Apply = %v, want an UnsupportedError about nf_tables that names the modules", err)
+	}
+	if err := e.Cleanup(t.Context()); err != nil {
+		t.Errorf("Cleanup = %v, want nil", err)
+	}
+	e.open = func() (kernel, error) { return nil, unreachable(unix.EPERM) }
+	if err := e.Cleanup(t.Context()); !errors.Is(err, proxier.ErrPermission) || errors.Is(err, proxier.ErrNotSupported) {
+		t.Errorf("Cleanup without privileges = %v, want %v", err, proxier.ErrPermission)
 	}
 }

@@ -63,7 +63,7 @@ func openSocket(netNS string) (*socket, error) {
 	}
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, config)
 	if err != nil {
-		return nil, classify("open netlink socket", "to nf_tables", err)
+		return nil, unreachable(err)
 	}
 	s := &socket{conn: conn, receive: make([]byte, dumpBuffer)}
 	if err := s.tune(); err != nil {
@@ -218,6 +218,17 @@ func (s *socket) read(flags int) (n int, err error) {
 		err = got
 	}
 	return n, err
+}
+
+// unreachable says why there is no socket to nf_tables.
+func unreachable(err error) error {
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return &proxier.UnsupportedError{
+			Feature: "nf_tables on " + kernelRelease(), Err: err,
+			Hint: "load modules nfnetlink and nf_tables, or enable CONFIG_NETFILTER_NETLINK and CONFIG_NF_TABLES",
+		}
+	}
+	return classify("open netlink socket", "to nf_tables", err)
 }
 
 // classify turns an errno into an error that says what to do about it.

@@ -30,6 +30,7 @@ type family struct {
 	full     bool // the next Update must be full: at start, and after a failure
 	lastFull time.Time
 	period   time.Duration
+	chances  int // for a kernel that lacks something, loadingChances at start
 
 	flows      *flowBook
 	shortages  shortages
@@ -79,6 +80,9 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 	update := f.update(state, delta, o.full)
 	s.watch.lap(StageResolve)
 	o.err = f.engine.Apply(ctx, update)
+	for o.full && f.mayBeLoading(ctx, o.err) {
+		o.err = f.engine.Apply(ctx, update)
+	}
 	if r, ok := f.engine.(Reporter); ok {
 		o.applied = r.LastApply()
 	}
@@ -103,6 +107,31 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 		return o, &changetracker.PartialError{Names: namesOf(o.failed), Err: o.err}
 	}
 	return o, nil
+}
+
+// A kernel says that it lacks a feature while the module is still being loaded for
+// somebody else, such as the other family: busybox's modprobe finds a module in
+// /proc/modules, and does not wait until it works.
+const (
+	loadingChances = 3
+	loadingPause   = 100 * time.Millisecond
+)
+
+// mayBeLoading says, after a pause, whether what the kernel lacked deserves another
+// attempt before anybody hears of it. There are only a few in a family's life.
+func (f *family) mayBeLoading(ctx context.Context, err error) bool {
+	_, rest := SplitErrors(err)
+	if f.chances == 0 || !errors.As(rest, new(*UnsupportedError)) {
+		return false
+	}
+	f.chances--
+	f.log.Debug("asking again for what may be loading", zap.Error(err))
+	select {
+	case <-time.After(loadingPause):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func (f *family) update(state *changetracker.State, delta changetracker.Delta, full bool) desired.Update {

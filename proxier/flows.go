@@ -149,6 +149,9 @@ func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, check
 		return 0, false, nil
 	}
 	deleted, err = p.conntrack.Clean(ctx, f.name, check)
+	for f.mayBeLoading(ctx, err) {
+		deleted, err = p.conntrack.Clean(ctx, f.name, check)
+	}
 	if err == nil {
 		f.flows.done()
 	}

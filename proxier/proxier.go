@@ -105,16 +105,17 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 	repair := time.AfterFunc(longestPause, p.Trigger)
 	repair.Stop()
 	return &family{
-		repair: repair,
-		name:   name,
-		engine: engine,
-		rank:   p.config.rank(),
-		log:    p.log.With(zap.String("family", string(name))),
-		claims: newClaims(),
-		lost:   map[changetracker.ServicePortName][]desired.Key{},
-		full:   true,
-		period: p.config.FullSyncPeriod,
-		flows:  newFlowBook(p.conntrack, engine),
+		repair:  repair,
+		name:    name,
+		engine:  engine,
+		rank:    p.config.rank(),
+		log:     p.log.With(zap.String("family", string(name))),
+		claims:  newClaims(),
+		lost:    map[changetracker.ServicePortName][]desired.Key{},
+		full:    true,
+		period:  p.config.FullSyncPeriod,
+		chances: loadingChances,
+		flows:   newFlowBook(p.conntrack, engine),
 	}
 }
 

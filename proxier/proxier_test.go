@@ -275,6 +275,84 @@ func TestAFailedFirstSyncIsRetried(t *testing.T) {
 	})
 }
 
+// TestAModuleThatIsBeingLoadedIsWaitedFor: what the kernel lacks at first is no failure
+// yet, unless it lacks it for long.
+func TestAModuleThatIsBeingLoadedIsWaitedFor(t *testing.T) {
+	lacks := errors.Join(&UnsupportedError{Feature: "a feature", Err: errors.New("no such protocol")})
+	for name, c := range map[string]struct {
+		failures, attempts int
+		failure            error
+	}{
+		"not at all":       {0, 1, nil},
+		"for a moment":     {2, 3, lacks},
+		"just long enough": {3, 4, lacks},
+		"too long":         {4, 4, lacks},
+		"another failure":  {1, 1, errors.New("broken")},
+		"of one Service":   {1, 1, &ServiceError{Family: v1.IPv4Protocol, Err: lacks}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, withoutRetries(), func(t *testing.T, f *fixture) {
+				left := c.failures
+				f.v4.failWith(func(desired.Update) error {
+					if left--; left >= 0 {
+						return c.failure
+					}
+					return nil
+				})
+				f.OnServiceAdd(service("a", "10.0.0.1"))
+				f.synced()
+				err := f.Sync(t.Context())
+				updates := f.v4.updates()
+				if len(updates) != c.attempts || (err == nil) != (c.attempts > c.failures) {
+					t.Errorf("Sync = %v after %d attempts, want %d", err, len(updates), c.attempts)
+				}
+				for _, u := range updates {
+					if !u.Full || namesIn(u) != "a" {
+						t.Errorf("update: full %v of %q, want a full one of a", u.Full, namesIn(u))
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestAKernelThatLacksAFeatureIsNotAskedForever: later syncs fail at once, and a
+// partial update is never sent twice.
+func TestAKernelThatLacksAFeatureIsNotAskedForever(t *testing.T) {
+	run(t, withoutRetries(), func(t *testing.T, f *fixture) {
+		f.synced()
+		if err := f.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		f.v4.failWith(func(desired.Update) error { return &UnsupportedError{} })
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		for i, want := range []int{1, 1 + loadingChances, 1} { // partial, full, full
+			before, began := len(f.v4.updates()), time.Now()
+			err := f.Sync(t.Context())
+			if n := len(f.v4.updates()) - before; err == nil || n != want || time.Since(began) > time.Second {
+				t.Errorf("sync %d = %v after %d attempts and %v, want an error after %d", i, err, n, time.Since(began), want)
+			}
+		}
+	})
+}
+
+// TestAnEndDoesNotWaitForModules: there is no other attempt when ctx has ended.
+func TestAnEndDoesNotWaitForModules(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		began := time.Now()
+		if f.families[0].mayBeLoading(ctx, &UnsupportedError{}) || time.Since(began) > 0 {
+			t.Errorf("waited %v, and asks again", time.Since(began))
+		}
+	})
+}
+
+// withoutRetries leaves it to Sync when there is a sync.
+func withoutRetries() Config {
+	return Config{Runner: runner.Options{Retry: runner.Backoff{Initial: time.Hour, Max: time.Hour}}}
+}
+
 func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
