@@ -7,6 +7,7 @@ import (
 	"go/doc"
 	"go/parser"
 	"go/token"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,18 +18,45 @@ import (
 // TestPublicPackagesShowThemselves: the first screen of a package's documentation says
 // what it is for, and has code that runs.
 func TestPublicPackagesShowThemselves(t *testing.T) {
-	public := slices.DeleteFunc(list(t, "linux", module+"/..."), func(p pkg) bool {
-		return within(p.ImportPath, module+"/internal") || within(p.ImportPath, module+"/examples")
-	})
+	public := publicPackages(t)
 	if len(public) < 15 {
 		t.Fatalf("there are %d public packages, want 15 at least", len(public))
 	}
-	for _, p := range public {
-		name := strings.TrimPrefix(p.ImportPath, module+"/")
-		for _, fault := range packageFaults(t, filepath.Join("../..", filepath.FromSlash(name))) {
+	for _, name := range public {
+		for _, fault := range packageFaults(t, filepath.Join("../..", name)) {
 			t.Errorf("%s: %s", name, fault)
 		}
 	}
+}
+
+// TestTheModuleShowsItself: its own page leads to every public package, and is nothing
+// but a page.
+func TestTheModuleShowsItself(t *testing.T) {
+	p, err := build.Default.ImportDir("../..", 0)
+	if err != nil {
+		t.Fatalf("the module's folder is no package: %v", err)
+	}
+	if !slices.Equal(p.GoFiles, []string{"doc.go"}) || len(p.Imports) > 0 {
+		t.Fatalf("the module's folder has the files %q with the imports %q, want doc.go alone", p.GoFiles, p.Imports)
+	}
+	page := parse(t, "../..", p.GoFiles)[0].Doc.Text()
+	for _, name := range publicPackages(t) {
+		if name != "." && name != "docs" && !regexp.MustCompile(`(?m)^ *- [^:]*\b`+name+`\b[^:]*:`).MatchString(page) {
+			t.Errorf("the module's page does not say what %s is", name)
+		}
+	}
+}
+
+// publicPackages are the folders of the packages that others may import, the module's
+// own among them as ".". Test packages are there too.
+func publicPackages(t *testing.T) (folders []string) {
+	t.Helper()
+	for _, p := range list(t, "linux", module+"/...") {
+		if !within(p.ImportPath, module+"/internal") && !within(p.ImportPath, module+"/examples") {
+			folders = append(folders, path.Join(".", "./"+strings.TrimPrefix(p.ImportPath, module)))
+		}
+	}
+	return folders
 }
 
 // packageFaults says what the documentation of a package lacks, as Linux sees it.
