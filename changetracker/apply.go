@@ -11,6 +11,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/internal/errtree"
 )
 
 // ErrUnknownFamily is returned by Apply for a family that is not tracked.
@@ -37,28 +39,14 @@ func (e *PartialError) Error() string {
 // Unwrap returns Err.
 func (e *PartialError) Unwrap() error { return e.Err }
 
-func (e *PartialError) failed() []ServicePortName { return e.Names }
-
-// failedNames looks for PartialErrors in err. partial is false when err is, or
-// when one of the errors joined in it is, anything else: errors.As would overlook
-// a total failure that is joined with a partial one.
+// failedNames looks for PartialErrors in err. partial is false when something in it
+// is anything else.
 func failedNames(err error) (names []ServicePortName, partial bool) {
-	switch e := err.(type) { //nolint:errorlint // walks the whole tree itself
-	case interface{ failed() []ServicePortName }:
-		return e.failed(), true
-	case interface{ Unwrap() error }:
-		return failedNames(e.Unwrap())
-	case interface{ Unwrap() []error }:
-		for _, joined := range e.Unwrap() {
-			more, ok := failedNames(joined)
-			if !ok {
-				return nil, false
-			}
-			names = append(names, more...)
-		}
-		return names, len(e.Unwrap()) > 0
+	found, rest := errtree.Split(err, errtree.As[*PartialError])
+	for _, e := range found {
+		names = append(names, e.Names...)
 	}
-	return nil, false
+	return names, rest == nil
 }
 
 // attempt is one Apply under way.
@@ -82,8 +70,7 @@ func (s *store) apply(name v1.IPFamily, fn func(*State, Delta) error) error {
 	defer f.applying.Unlock()
 	state, delta, a := f.begin()
 	err := fn(state, delta)
-	failed, partial := failedNames(err)
-	if err == nil || partial {
+	if failed, partial := failedNames(err); partial {
 		f.commit(a, failed)
 	}
 	return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/errtree"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -195,8 +196,9 @@ func (e *Engine) blame(name changetracker.ServicePortName, err error) error {
 
 // refused says whether an error consists of refusals only.
 func refused(err error) bool {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !refused(e) })
-	}
-	return errors.Is(err, proxier.ErrNotSupported) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE)
+	_, rest := errtree.Split(err, func(e error) (error, bool) {
+		_, unsupported := errtree.As[*proxier.UnsupportedError](e)
+		return e, unsupported || e == proxier.ErrNotSupported || e == unix.EINVAL || e == unix.ERANGE //nolint:errorlint // Split walks the tree
+	})
+	return rest == nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/errtree"
 )
 
 // family drives one engine. Its fields are owned by the goroutine that syncs it,
@@ -66,9 +67,8 @@ type outcome struct {
 	err          error
 }
 
-// apply brings the engine to the State. The error that it returns tells the
-// tracker what stays pending.
-func (f *family) apply(ctx context.Context, state *changetracker.State, delta changetracker.Delta, s attempt) (outcome, error) {
+// apply brings the engine to the State.
+func (f *family) apply(ctx context.Context, state *changetracker.State, delta changetracker.Delta, s attempt) outcome {
 	o := outcome{
 		full:         delta.Full || f.full || s.repair || s.started.Sub(f.lastFull) >= f.period,
 		repair:       s.repair,
@@ -89,9 +89,11 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 	s.watch.split(StagePlan, StageApply, o.applied.Kernel)
 	var rest error
 	o.failed, rest = SplitErrors(o.err)
+	o.failed = firstOfEach(o.failed)
 	if rest != nil {
-		return o, rest
+		return o
 	}
+	o.programmed = true
 	f.flows.update(state, &update, o.failed)
 	f.shortages.update(&update)
 	o.health = healthUpdate(state, delta, o.full)
@@ -103,10 +105,23 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 	for i := range delta.Changes {
 		o.triggers = append(o.triggers, delta.Changes[i].Triggers...)
 	}
-	if len(o.failed) > 0 {
-		return o, &changetracker.PartialError{Names: namesOf(o.failed), Err: o.err}
+	return o
+}
+
+// errNotProgrammed tells the tracker to keep everything pending: whatever is in the
+// engine's error, the driver has judged it.
+var errNotProgrammed = errors.New("nothing counts as programmed")
+
+// unfinished tells the tracker what stays pending.
+func (o *outcome) unfinished() error {
+	switch {
+	case !o.programmed:
+		return errNotProgrammed
+	case len(o.failed) > 0:
+		return &changetracker.PartialError{Names: namesOf(o.failed), Err: o.err}
+	default:
+		return nil
 	}
-	return o, nil
 }
 
 // A kernel says that it lacks a feature while the module is still being loaded for
@@ -256,24 +271,10 @@ func (f *family) rankOf(s *desired.Service) int {
 }
 
 // SplitErrors tells the errors of single service ports from the rest of what an Apply
-// returned: an engine that is made of others needs to know.
+// returned: an engine that is made of others needs to know. rest is nil only if each
+// error that is wrapped or joined in err is, or belongs to, a ServiceError.
 func SplitErrors(err error) (failed []*ServiceError, rest error) {
-	if err == nil {
-		return nil, nil
-	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var others []error
-		for _, e := range joined.Unwrap() {
-			more, other := SplitErrors(e)
-			failed = append(failed, more...)
-			others = append(others, other)
-		}
-		return failed, errors.Join(others...)
-	}
-	if one, ok := errors.AsType[*ServiceError](err); ok {
-		return []*ServiceError{one}, nil
-	}
-	return nil, err
+	return errtree.Split(err, errtree.As[*ServiceError])
 }
 
 func allChanged(failed []*ServiceError, delta changetracker.Delta) bool {
@@ -289,4 +290,10 @@ func namesOf(failed []*ServiceError) []changetracker.ServicePortName {
 		names[i] = e.Name
 	}
 	return names
+}
+
+// firstOfEach sorts failures by service port, and keeps the first one of each.
+func firstOfEach(failed []*ServiceError) []*ServiceError {
+	slices.SortStableFunc(failed, func(a, b *ServiceError) int { return a.Name.Compare(b.Name) })
+	return slices.CompactFunc(failed, func(a, b *ServiceError) bool { return a.Name == b.Name })
 }

@@ -335,32 +335,28 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 	f.lag.began(started)
 	p.mu.Unlock()
 	due, held, began := p.repairDue(f, started)
-	var o outcome
-	err := ErrContested
+	o := outcome{err: ErrContested}
 	if !held || !f.full {
 		watch := stopwatch{last: started}
-		err = p.tracker.Apply(f.name, func(state *changetracker.State, delta changetracker.Delta) error {
+		_ = p.tracker.Apply(f.name, func(state *changetracker.State, delta changetracker.Delta) error {
 			watch.lap(StageTracker)
 			f.prepare(&p.config, state.Node(), serviceCIDRs)
-			var err error
-			o, err = f.apply(ctx, state, delta, attempt{started: started, repair: due, watch: &watch})
-			return err
+			o = f.apply(ctx, state, delta, attempt{started: started, repair: due, watch: &watch})
+			return o.unfinished()
 		})
 		o.stages = watch.stages
 	}
 	if o.full {
 		p.repairEnded(f, began)
 	}
-	if partial := (*changetracker.PartialError)(nil); err == nil || errors.As(err, &partial) {
-		o.programmed = true
-		err = errors.Join(err, p.follow(ctx, f, &o))
+	if o.programmed {
+		o.err = errors.Join(o.err, p.follow(ctx, f, &o))
 	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", f.name, err)
+	if o.err != nil {
+		o.err = fmt.Errorf("%s: %w", f.name, o.err)
 	}
-	o.err = err
 	p.record(f, &o, queued, started)
-	return err
+	return o.err
 }
 
 // follow does what comes after programming.
@@ -395,6 +391,9 @@ func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
 	f.lag.ended(o)
 	s := p.status[f.name]
 	wasFailing := s.LastError != nil
+	if !o.programmed { // who failed before has not been programmed since
+		o.failed = firstOfEach(append(slices.Clone(o.failed), s.Failed...))
+	}
 	s.LastAttempt, s.LastError, s.Failed = ended, o.err, o.failed
 	if errors.Is(o.err, ErrContested) {
 		o.servicePorts = s.ServicePorts // nothing was done

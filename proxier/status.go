@@ -67,8 +67,8 @@ type FamilyStatus struct {
 	// LastAttempt and LastSuccess are when the last sync, and the last sync
 	// without any error, ended.
 	LastAttempt, LastSuccess time.Time
-	// LastError is the error of the last sync, nil if it succeeded. It holds the
-	// ServiceErrors of Failed too.
+	// LastError is the error of the last sync, nil if it succeeded. It holds those
+	// ServiceErrors of Failed that this sync came to.
 	LastError error
 	// PendingSince is when the oldest change arrived that is not yet programmed;
 	// zero when there is none.

@@ -1,0 +1,152 @@
+package proxier
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// failures makes trees of errors at random.
+type failures struct{ *rand.Rand }
+
+// tree wraps and joins leaves, with nil and repetition among them.
+func (r failures) tree(leaves []error) error {
+	for range r.IntN(3) {
+		leaves = append(leaves, nil)
+	}
+	if len(leaves) > 0 && r.IntN(2) == 0 {
+		leaves = append(leaves, leaves[r.IntN(len(leaves))])
+	}
+	r.Shuffle(len(leaves), func(i, j int) { leaves[i], leaves[j] = leaves[j], leaves[i] })
+	for len(leaves) > 1 {
+		n := 1 + r.IntN(len(leaves))
+		leaves = append(leaves[n:], r.node(leaves[:n]))
+	}
+	if len(leaves) == 0 {
+		return nil
+	}
+	return r.wrapped(leaves[0])
+}
+
+func (r failures) node(children []error) error {
+	err := errors.Join(children...)
+	if len(children) == 2 && children[0] != nil && children[1] != nil && r.IntN(2) == 0 {
+		err = fmt.Errorf("%w, and %w", children[0], children[1])
+	}
+	return r.wrapped(err)
+}
+
+func (r failures) wrapped(err error) error {
+	for err != nil && r.IntN(2) == 0 {
+		err = fmt.Errorf("wrapped: %w", err)
+	}
+	return err
+}
+
+// total is an error that concerns everything, though some look otherwise.
+func (r failures) total(u *desired.Update) error {
+	partial := &changetracker.PartialError{Err: errors.New("of the engine's own making")}
+	if len(u.Services) > 0 {
+		partial.Names = []changetracker.ServicePortName{u.Services[0].Name}
+	}
+	return []error{errors.New("socket died"), fmt.Errorf("nothing wrapped: %w", error(nil)), partial, emptyJoin{}}[r.IntN(4)]
+}
+
+// emptyJoin joins nothing.
+type emptyJoin struct{}
+
+func (emptyJoin) Error() string   { return "joins nothing" }
+func (emptyJoin) Unwrap() []error { return nil }
+
+// TestNothingCountsAsProgrammedThatIsNot holds what the Proxier says against what its
+// engine has done, whatever failed and however the engine says it.
+func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
+	for seed := range uint64(300) {
+		r := failures{rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // no secret
+		run(t, withoutRetries(), func(t *testing.T, f *fixture) {
+			has := map[string]uint16{} // what the engine has, by Service
+			f.v4.failWith(func(u desired.Update) error { return r.apply(&u, has) })
+			f.synced()
+			names, ports := []string{"a", "b", "c", "d"}, map[string]uint16{}
+			for range 6 {
+				for i, name := range names {
+					if ports[name] == 0 || r.IntN(2) == 0 {
+						ports[name]++
+						f.Tracker().Services.Update(nil, service(name, fmt.Sprintf("10.0.0.%d", i+1), portIs(ports[name])))
+					}
+				}
+				err := f.Sync(t.Context())
+				for _, name := range names {
+					if has[name] != ports[name] && f.countsAsProgrammed(name, ports[name]) {
+						t.Errorf("seed %d: %s counts as programmed after %q", seed, name, err)
+					}
+				}
+			}
+			f.v4.failWith(func(u desired.Update) error { return failures{}.record(&u, has, nil) })
+			if err := f.Sync(t.Context()); err != nil {
+				t.Fatalf("seed %d: Sync = %v, want nil when nothing fails", seed, err)
+			}
+			for _, name := range names {
+				if has[name] != ports[name] {
+					t.Errorf("seed %d: the engine has port %d of %s at last, want %d", seed, has[name], name, ports[name])
+				}
+			}
+		})
+	}
+}
+
+// apply fails for some service ports or for all, and says so in a random way.
+func (r failures) apply(u *desired.Update, has map[string]uint16) error {
+	failed := map[string]bool{}
+	var leaves []error
+	for _, s := range u.Services {
+		if r.IntN(3) == 0 {
+			failed[s.Name.Name] = true
+			leaves = append(leaves, &ServiceError{Name: s.Name, Family: u.Family, Err: errors.Join(errors.New("refused"), nil)})
+		}
+	}
+	if r.IntN(3) == 0 {
+		return r.tree(append(leaves, r.total(u)))
+	}
+	return r.record(u, has, failed, leaves...)
+}
+
+// record is what the engine does with what did not fail.
+func (r failures) record(u *desired.Update, has map[string]uint16, failed map[string]bool, leaves ...error) error {
+	for _, s := range u.Services {
+		if !failed[s.Name.Name] {
+			has[s.Name.Name] = s.Port.Port
+		}
+	}
+	if len(leaves) == 0 {
+		return nil
+	}
+	return r.tree(leaves)
+}
+
+// countsAsProgrammed says whether anything lets a Service's port pass for programmed.
+func (f *fixture) countsAsProgrammed(name string, port uint16) bool {
+	key := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Port: "web", Protocol: v1.ProtocolTCP}
+	status := f.Status().Families[v1.IPv4Protocol]
+	failed := slices.ContainsFunc(status.Failed, func(e *ServiceError) bool { return e.Name == key })
+	if state := f.Programmed(v1.IPv4Protocol); state != nil && !failed {
+		if s, ok := state.Service(key); ok && s.Port == port {
+			return true
+		}
+	}
+	sorted := slices.IsSortedFunc(status.Failed, func(a, b *ServiceError) int { return cmp.Or(a.Name.Compare(b.Name), -1) })
+	return !sorted || status.PendingSince.IsZero() || status.LastError == nil
+}
+
+func portIs(port uint16) func(*v1.Service) {
+	return func(s *v1.Service) { s.Spec.Ports[0].Port = int32(port) }
+}
