@@ -36,9 +36,9 @@
 // leaks.
 //
 // Rules of others stay as they are, and in their order. The engine's jumps are put
-// in front of a built-in chain's other rules when they are missing. Every second it
-// looks whether somebody else has changed its chains, without listing them, and
-// repairs that.
+// in front of a built-in chain's other rules when they are missing. Every second, and
+// before and after each write, it looks whether somebody else has changed its chains,
+// without listing their rules; then it reads and writes everything.
 //
 // # Limits
 //

@@ -25,6 +25,11 @@ type kernel interface {
 	restore(ctx context.Context, input []byte) error
 }
 
+// watchable are programs whose tables can be probed.
+type watchable interface {
+	prober(owned func(chain string) bool) (*prober, error)
+}
+
 // Engine programs one IP family. It implements proxier.Engine, Planner, Dumper,
 // Watcher and Reporter. Calls must not overlap, but Watch runs beside all others.
 type Engine struct {
@@ -40,6 +45,7 @@ type Engine struct {
 	model  *model
 	have   map[string]ruleset // what the tables hold, if trusted
 	rules  map[string]int     // how many rules that is
+	others map[string]others  // what the tables hold of others
 	// trusted says that have is what the kernel holds.
 	trusted bool
 	// recent are the service ports that the update under way sets.
@@ -49,6 +55,12 @@ type Engine struct {
 	guard   guard
 	// setLocalnet says that route_localnet was set by us.
 	setLocalnet bool
+}
+
+// others is what a table holds of others, as far as it matters.
+type others struct {
+	entries int            // as the legacy variant counts them
+	jumps   map[string]int // to each of our chains
 }
 
 // step is a service port before and after an update.
@@ -131,7 +143,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
 		return err
 	}
 	e.trusted = true
-	if err := errors.Join(e.guard.remember(), e.allowLocalnet()); err != nil {
+	if err := e.allowLocalnet(); err != nil {
 		return err
 	}
 	return e.refusals(&update)
@@ -199,8 +211,21 @@ func (e *Engine) write(ctx context.Context, everything bool) error {
 	}
 }
 
-// attempt writes once, and returns what.
+// attempt writes once, and returns what. Where somebody else has changed something, a
+// change cannot be written on top of it.
 func (e *Engine) attempt(ctx context.Context, everything bool) (text string, err error) {
+	if err := e.guard.begin(everything); err != nil {
+		return "", err
+	}
+	if !everything {
+		intact, err := e.guard.look(e, false)
+		if err != nil {
+			return "", err
+		}
+		if !intact {
+			return e.attempt(ctx, true)
+		}
+	}
 	s, want, err := e.compose(ctx, everything)
 	if err != nil {
 		return "", err
@@ -213,7 +238,7 @@ func (e *Engine) attempt(ctx context.Context, everything bool) (text string, err
 		e.take(want)
 	}
 	e.report.Tables = e.tableReports(s)
-	return "", nil
+	return "", e.guard.wrote(s.tables, e)
 }
 
 // isolate finds the service ports that are refused when no line tells, as
@@ -273,7 +298,7 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 	}
 	want = e.model.everything()
 	changes := map[string]*change{}
-	e.have, e.rules = map[string]ruleset{}, map[string]int{}
+	e.have, e.rules, e.others = map[string]ruleset{}, map[string]int{}, map[string]others{}
 	for _, table := range []string{tableNAT, tableFilter} {
 		text, err := e.kernel.save(ctx, table)
 		if err != nil {
@@ -293,8 +318,25 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 		c := changeOf(o.chains, want[table], table == tableFilter)
 		c.first.deletes, c.first.inserts = settleJumps(table, e.model.jumps(), o.jumps)
 		changes[table] = c
+		e.others[table] = othersIn(text, &o, &c.first)
 	}
 	return compose(changes[tableNAT], changes[tableFilter]), want, nil
+}
+
+// othersIn is what a table will hold of others after a write.
+func othersIn(text []byte, o *observed, write *tablePart) others {
+	const ends = 2
+	all := others{entries(text) - o.chains.count() - ends*len(o.chains) + len(write.inserts) - len(write.deletes), map[string]int{}}
+	for _, j := range o.jumps {
+		all.jumps[j.to]++
+	}
+	for _, command := range write.deletes {
+		all.jumps[rule(command).jumpsTo()]--
+	}
+	for _, command := range write.inserts {
+		all.jumps[rule(command).jumpsTo()]++
+	}
+	return all
 }
 
 // tableReports says how many rules there are, and were written.
@@ -313,6 +355,7 @@ func (e *Engine) take(want map[string]ruleset) {
 			e.rules[table] += len(rules) - len(e.have[table][chain])
 			if rules == nil {
 				delete(e.have[table], chain)
+				e.guard.deleted(chainID{table, chain})
 			} else {
 				e.have[table][chain] = rules
 			}
@@ -369,11 +412,12 @@ func (e *Engine) connect(ctx context.Context) error {
 		return err
 	}
 	timed := &timedKernel{kernel: k, waited: &e.report.Kernel}
-	if t, ok := k.(*tool); ok {
-		e.log.Info("found the programs", zap.String("variant", string(t.variant)))
-		if err := e.guard.open(t, e.config.NetNS, chainNames{e.config.Names.ChainPrefix}); err != nil {
-			return err
+	if w, ok := k.(watchable); ok {
+		p, err := w.prober(chainNames{e.config.Names.ChainPrefix}.owns)
+		if err != nil {
+			return watchError(err)
 		}
+		e.guard.open(p)
 	}
 	e.kernel = timed
 	return nil

@@ -59,18 +59,6 @@ func (p *prober) probe() (fingerprint, error) {
 	return p.nft.probe()
 }
 
-// isCheap says that probe costs next to nothing whatever has changed.
-func (p *prober) isCheap() bool { return p.legacy != nil }
-
-// generation counts what anybody has changed in nf_tables; it means nothing with the
-// legacy variant.
-func (p *prober) generation() (uint32, error) {
-	if p.legacy != nil {
-		return 0, nil
-	}
-	return p.nft.askGeneration()
-}
-
 func (p *prober) close() error {
 	if p.legacy != nil {
 		return p.legacy.close()
@@ -169,14 +157,25 @@ func (p *legacyProber) info(name string) (info tableInfo, err error) {
 
 func (p *legacyProber) close() error { return p.file.Close() }
 
+// chainID names a chain of the tables nat and filter.
+type chainID struct{ table, chain string }
+
+// chainState is what nf_tables tells of a chain: a handle for each time that it is
+// made, and the number of its rules and of the jumps to it, in sum.
+type chainState struct {
+	handle uint64
+	use    uint32
+}
+
 // nftProber asks nf_tables.
 type nftProber struct {
 	conn   *netlink.Conn
 	family uint8
 	owned  func(chain string) bool
 	seed   maphash.Seed
-	// last is of generation, if known.
+	// last is of generation, if known, and made of chains.
 	last       fingerprint
+	chains     map[chainID]chainState
 	generation uint32
 	known      bool
 }
@@ -214,13 +213,13 @@ func (p *nftProber) probe() (fingerprint, error) {
 		return p.last, nil
 	}
 	for range dumpAttempts {
-		f, interrupted, err := p.dump()
+		chains, interrupted, err := p.dump()
 		if err != nil {
 			return fingerprint{}, err
 		}
 		if !interrupted {
-			p.last, p.generation, p.known = f, generation, true
-			return f, nil
+			p.last, p.chains, p.generation, p.known = p.fold(chains), chains, generation, true
+			return p.last, nil
 		}
 	}
 	return fingerprint{}, &proxier.ApplyError{Op: "list", Object: "chains", Err: errInterrupted}
@@ -239,44 +238,57 @@ func (p *nftProber) askGeneration() (uint32, error) {
 	return 0, &proxier.ApplyError{Op: "list", Object: "generation of nf_tables", Err: unix.ENODATA}
 }
 
-// dump folds all owned chains, in any order, into a fingerprint.
-func (p *nftProber) dump() (f fingerprint, interrupted bool, err error) {
+// dump lists all owned chains.
+func (p *nftProber) dump() (chains map[chainID]chainState, interrupted bool, err error) {
 	messages, err := p.execute(unix.NFT_MSG_GETCHAIN, netlink.Request|netlink.Dump)
 	if err != nil {
-		return fingerprint{}, false, err
+		return nil, false, err
 	}
+	chains = make(map[chainID]chainState, len(messages))
 	for _, m := range messages {
 		interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
-		p.fold(&f, m.Data[min(nfgenHeaderLen, len(m.Data)):])
-	}
-	return f, interrupted, nil
-}
-
-// fold adds one chain.
-func (p *nftProber) fold(f *fingerprint, attrs []byte) {
-	var table, name, handle, use []byte
-	for typ, value := range netlinkx.Attributes(attrs) {
-		switch typ {
-		case unix.NFTA_CHAIN_TABLE:
-			table = bytes.TrimRight(value, "\x00")
-		case unix.NFTA_CHAIN_NAME:
-			name = bytes.TrimRight(value, "\x00")
-		case unix.NFTA_CHAIN_HANDLE:
-			handle = value
-		case unix.NFTA_CHAIN_USE:
-			use = value
+		id, state := chainOf(m.Data[min(nfgenHeaderLen, len(m.Data)):])
+		if id.table != "" && p.owned(id.chain) {
+			chains[id] = state
 		}
 	}
-	if t := string(table); t != "nat" && t != "filter" || !p.owned(string(name)) {
-		return
+	return chains, interrupted, nil
+}
+
+// chainOf reads one chain. Tables other than nat and filter have no name.
+func chainOf(attrs []byte) (id chainID, state chainState) {
+	for typ, value := range netlinkx.Attributes(attrs) {
+		switch {
+		case typ == unix.NFTA_CHAIN_TABLE && string(value) == tableNAT+"\x00":
+			id.table = tableNAT
+		case typ == unix.NFTA_CHAIN_TABLE && string(value) == tableFilter+"\x00":
+			id.table = tableFilter
+		case typ == unix.NFTA_CHAIN_NAME:
+			id.chain = string(bytes.TrimRight(value, "\x00"))
+		case typ == unix.NFTA_CHAIN_HANDLE && len(value) == 8:
+			state.handle = binary.BigEndian.Uint64(value)
+		case typ == unix.NFTA_CHAIN_USE && len(value) == 4:
+			state.use = binary.BigEndian.Uint32(value)
+		}
 	}
+	return id, state
+}
+
+// fold makes a fingerprint of chains, in any order.
+func (p *nftProber) fold(chains map[chainID]chainState) fingerprint {
+	f := fingerprint{chains: len(chains)}
 	var h maphash.Hash
 	h.SetSeed(p.seed)
-	for _, part := range [][]byte{table, {0}, name, {0}, handle, use} {
-		_, _ = h.Write(part) // never fails
+	var figures []byte
+	for id, state := range chains {
+		figures = binary.BigEndian.AppendUint64(figures[:0], state.handle)
+		figures = binary.BigEndian.AppendUint32(figures, state.use)
+		h.Reset()
+		_, _ = h.Write(figures) // never fails
+		_, _ = h.WriteString(id.table + "\x00" + id.chain)
+		f.digest += h.Sum64()
 	}
-	f.chains++
-	f.digest += h.Sum64()
+	return f
 }
 
 func (p *nftProber) execute(typ uint16, flags netlink.HeaderFlags) ([]netlink.Message, error) {

@@ -52,6 +52,24 @@ func parse(text []byte, owns func(chain string) bool) (observed, error) {
 	return o, nil
 }
 
+// entries is what the legacy variant counts in a table that iptables-save prints: a
+// rule is one, as is the policy of a chain of the kernel; other chains have a beginning
+// and an end; and the table has an end.
+func entries(text []byte) int {
+	n := 1
+	for line := range bytes.Lines(text) {
+		switch {
+		case bytes.HasPrefix(line, []byte("-A ")):
+			n++
+		case bytes.HasPrefix(line, []byte(":")) && bytes.Contains(line, []byte(" - [")):
+			n += 2
+		case bytes.HasPrefix(line, []byte(":")):
+			n++
+		}
+	}
+	return n
+}
+
 func (o *observed) rule(chain string, r rule, owns func(string) bool) {
 	if owns(chain) {
 		o.chains[chain] = append(o.chains[chain], r)

@@ -71,8 +71,14 @@ func openTool(ctx context.Context, c toolConfig) (*tool, error) {
 	if err := t.checkFeatures(ctx); err != nil {
 		return nil, err
 	}
-	c.log.Debug("iptables found", zap.String("program", found.restore), zap.String("version", found.version.String()))
+	c.log.Info("found the programs", zap.String("variant", string(v)),
+		zap.String("program", found.restore), zap.Stringer("version", found.version))
 	return t, nil
+}
+
+// prober implements watchable.
+func (t *tool) prober(owned func(chain string) bool) (*prober, error) {
+	return newProber(t.config.family, t.variant, t.config.netNS, owned)
 }
 
 // save returns what the save program prints of one table, and nothing if the table

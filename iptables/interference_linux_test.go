@@ -1,0 +1,228 @@
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// meddled are real programs beside which somebody else is at work: each hook runs once,
+// before a program starts or after it has ended.
+type meddled struct {
+	*tool
+
+	hooks *hooks
+}
+
+type hooks struct {
+	before, after map[string]func()
+	// saves counts how often a table was read.
+	saves atomic.Int32
+}
+
+func (h *hooks) run(of map[string]func(), program string) {
+	if hook := of[program]; hook != nil {
+		delete(of, program)
+		hook()
+	}
+}
+
+func (m *meddled) save(ctx context.Context, table string) ([]byte, error) {
+	m.hooks.saves.Add(1)
+	m.hooks.run(m.hooks.before, "save")
+	defer m.hooks.run(m.hooks.after, "save")
+	return m.tool.save(ctx, table)
+}
+
+func (m *meddled) restore(ctx context.Context, input []byte) error {
+	m.hooks.run(m.hooks.before, "restore")
+	defer m.hooks.run(m.hooks.after, "restore")
+	return m.tool.restore(ctx, input)
+}
+
+// startMeddled makes a Provider of both families run; the hooks are those of IPv4.
+func (w *world) startMeddled() (*proxier.Proxier, *hooks) {
+	w.t.Helper()
+	config, h := w.config().WithDefaults(), &hooks{before: map[string]func(){}, after: map[string]func(){}}
+	p, err := companions.Provider(config.Config, proxier.Deps{}, func(family v1.IPFamily) (*Engine, error) {
+		e, err := newEngine(config, family, proxier.Deps{})
+		if err != nil || family != v1.IPv4Protocol {
+			return e, err
+		}
+		open := e.open
+		e.open = func(ctx context.Context) (kernel, error) {
+			k, err := open(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &meddled{k.(*tool), h}, nil
+		}
+		return e, nil
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.run4ever(p)
+	add(p, 0, 6)
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	w.sync(p)
+	return p, h
+}
+
+func (w *world) run4ever(p *proxier.Proxier) {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	w.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			w.t.Errorf("Run = %v, want nil", err)
+		}
+	})
+}
+
+// ours4 is what both tables of IPv4 hold, chain by chain.
+func (w *world) ours4() string {
+	var lines []string
+	for _, table := range []string{"nat", "filter"} {
+		for line := range strings.Lines(w.run("iptables-"+string(w.variant)+"-save", "-t", table)) {
+			line, _, _ = strings.Cut(strings.TrimSpace(line), " [")
+			if strings.HasPrefix(line, ":") || strings.HasPrefix(line, "-A ") {
+				lines = append(lines, table+" "+line)
+			}
+		}
+	}
+	chain := func(line string) string {
+		fields := strings.Fields(line)
+		return fields[0] + strings.TrimPrefix(fields[1], ":") + fields[min(2, len(fields)-1)]
+	}
+	slices.SortStableFunc(lines, func(a, b string) int { return cmp.Compare(chain(a), chain(b)) })
+	return strings.Join(lines, "\n")
+}
+
+// change moves an endpoint of a Service that has nothing to do with the damage.
+func (w *world) change(p *proxier.Proxier, to string) error {
+	p.OnEndpointSliceAdd(slice("web-5", discovery.AddressTypeIPv4, to))
+	return p.Sync(w.t.Context())
+}
+
+// TestDamageBesideASyncIsRepaired: whatever somebody destroys, and at whatever moment of
+// a sync of something else, soon the tables are what they must be.
+func TestDamageBesideASyncIsRepaired(t *testing.T) {
+	n := chainNames{proxier.DefaultNames().ChainPrefix}
+	web := n.cluster(identity(portName("test", "web-0", "http")))
+	damages := []struct {
+		what string
+		do   [][]string
+	}{
+		{"a table is flushed", [][]string{{"-t", "nat", "-F"}}},
+		{"the other table is flushed", [][]string{{"-F"}}},
+		{"all is deleted", [][]string{{"-t", "nat", "-F"}, {"-t", "nat", "-X"}}},
+		{"a chain is flushed", [][]string{{"-t", "nat", "-F", web}}},
+		{"a chain is deleted", [][]string{{"-t", "nat", "-F", n.mark()}, {"-t", "nat", "-F", n.services()}, {"-t", "nat", "-F", n.nodePorts()}}},
+		{"a rule is deleted", [][]string{{"-t", "nat", "-D", n.postrouting(), "1"}}},
+		{"a rule is added", [][]string{{"-t", "nat", "-A", n.mark(), "-j", "RETURN"}}},
+		{"a jump is deleted", [][]string{{"-t", "nat", "-D", "PREROUTING", "1"}}},
+	}
+	moments := map[string]func(h *hooks, damage, sync func()){
+		"before":                     func(_ *hooks, damage, sync func()) { damage(); sync() },
+		"between look and write":     func(h *hooks, damage, sync func()) { h.before["restore"] = damage; sync() },
+		"between write and look":     func(h *hooks, damage, sync func()) { h.after["restore"] = damage; sync() },
+		"after":                      func(_ *hooks, damage, sync func()) { sync(); damage() },
+		"before, and after":          func(_ *hooks, damage, sync func()) { damage(); sync(); damage() },
+		"on both sides of the write": func(h *hooks, damage, sync func()) { h.before["restore"], h.after["restore"] = damage, damage; sync() },
+		"within the repair": func(h *hooks, damage, sync func()) { // after it has read, and then after it has written
+			damage()
+			h.after["save"], h.after["restore"] = damage, damage
+			sync()
+		},
+	}
+	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+		for moment, order := range moments {
+			t.Run(string(variant)+"/"+moment, func(t *testing.T) {
+				t.Parallel()
+				w := &world{t, netnstest.New(t), variant, proxier.DefaultNames()}
+				p, h := w.startMeddled()
+				ends := [2]string{"10.244.5.8", "10.244.5.9"}
+				var want [2]string
+				for i, end := range ends {
+					if err := w.change(p, end); err != nil {
+						t.Fatal(err)
+					}
+					want[i] = w.ours4()
+				}
+				for i, d := range damages {
+					do := func() {
+						for _, args := range d.do {
+							_ = w.try(args...) // what is not there any more cannot be destroyed twice
+						}
+					}
+					order(h, do, func() {
+						if err := w.change(p, ends[i%2]); err != nil {
+							t.Logf("%s: sync: %v", d.what, err) // it is tried again
+						}
+					})
+					w.becomes(d.what, want[i%2])
+				}
+			})
+		}
+	}
+}
+
+func (w *world) try(args ...string) error {
+	return w.ns.Do(func() error {
+		o, err := (toolConfig{timeout: time.Minute}).run(w.t.Context(), 0, nil, append([]string{"iptables-" + string(w.variant), "-w"}, args...)...)
+		return errors.Join(err, o.err)
+	})
+}
+
+// becomes waits until the tables are as they must be.
+func (w *world) becomes(after, want string) {
+	w.t.Helper()
+	began := time.Now()
+	for got := w.ours4(); got != want; got = w.ours4() {
+		if time.Since(began) > 20*time.Second {
+			w.t.Fatalf("%s: not repaired (-want +now):\n%s", after, gocmp.Diff(want, got))
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// TestChangesAreWrittenWithoutReading: where nobody interferes, no change has a table
+// read, although the other family's engine writes to nf_tables at the same time.
+func TestChangesAreWrittenWithoutReading(t *testing.T) {
+	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+		t.Run(string(variant), func(t *testing.T) {
+			w := &world{t, netnstest.New(t), variant, proxier.DefaultNames()}
+			p, h := w.startMeddled()
+			read := h.saves.Load()
+			for i := range 10 {
+				add(p, 6+3*i, 9+3*i)
+				w.sync(p)
+			}
+			for i := range 20 {
+				p.OnServiceDelete(proxiertest.Service("test", fmt.Sprintf("web-%d", i)))
+				w.sync(p)
+			}
+			if more := h.saves.Load() - read; more != 0 {
+				t.Errorf("tables were read %d times, want 0", more)
+			}
+		})
+	}
+}
