@@ -3,12 +3,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
+	"os/signal"
 	"strings"
 
 	"github.com/pmezard/go-difflib/difflib"
@@ -29,17 +30,20 @@ func main() {
 	engine := flag.String("engine", "nftables", "nftables, iptables, ipvs or userspace")
 	node := flag.String("node", "", "`name` of the node, for what is local to it")
 	flag.Parse()
-	if err := run(os.Stdout, *engine, *node, flag.Args()); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, os.Stdout, *engine, *node, flag.Args())
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "dryrun:", err)
 		os.Exit(1)
 	}
 }
 
 // run prints the plan for one folder, or how those of two differ.
-func run(out io.Writer, engine, node string, folders []string) error {
+func run(ctx context.Context, out io.Writer, engine, node string, folders []string) error {
 	var plans []string
 	for _, folder := range folders {
-		plan, err := planFolder(engine, node, folder)
+		plan, err := planFolder(ctx, engine, node, folder)
 		if err != nil {
 			return fmt.Errorf("%s: %w", folder, err)
 		}
@@ -60,13 +64,13 @@ func run(out io.Writer, engine, node string, folders []string) error {
 }
 
 // planFolder is what an engine would program, in both IP families.
-func planFolder(engine, node, folder string) (string, error) {
+func planFolder(ctx context.Context, engine, node, folder string) (string, error) {
 	families := []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	tracker, err := changetracker.New(changetracker.Options{Families: families, Node: changetracker.Node{Name: node}})
 	if err != nil {
 		return "", err
 	}
-	if err := load(tracker, folder); err != nil {
+	if err := load(ctx, tracker, folder); err != nil {
 		return "", err
 	}
 	var text strings.Builder
@@ -120,19 +124,17 @@ func newPlanner(name string, family v1.IPFamily) (proxier.Planner, error) {
 }
 
 // load gives the Services and EndpointSlices of a folder to the trackers.
-func load(tracker *changetracker.Tracker, folder string) error {
-	files, err := filepath.Glob(filepath.Join(folder, "*"))
+func load(ctx context.Context, tracker *changetracker.Tracker, folder string) error {
+	files, err := manifest.ReadDir(ctx, folder)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, file := range files {
-		if !manifest.IsName(filepath.Base(file)) {
-			continue
-		}
-		text, err := os.ReadFile(file)
-		errs = append(errs, err)
-		objects, faults := manifest.Parse(file, text)
+	read := 0
+	for file := range files {
+		read++
+		errs = append(errs, file.Err)
+		objects, faults := manifest.Parse(file.Name, file.Text)
 		for _, fault := range faults {
 			errs = append(errs, fault)
 		}
@@ -144,6 +146,9 @@ func load(tracker *changetracker.Tracker, folder string) error {
 				tracker.Endpoints.EndpointSliceUpdate(o, false)
 			}
 		}
+	}
+	if read == 0 {
+		return errors.New("no manifests: want files of Services and EndpointSlices, *.yaml, *.yml or *.json")
 	}
 	return errors.Join(errs...)
 }

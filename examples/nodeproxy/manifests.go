@@ -1,14 +1,15 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -41,56 +42,82 @@ type file struct {
 	digest  [sha256.Size]byte
 	failure string            // why it could not be read, when it could not
 	objects []manifest.Object // of the last version that was not broken
+	emptied time.Time         // since when it holds nothing, while objects are kept
+	changed int               // how many times it changed while it was read, without a break
 }
+
+// mostChanges is how often a file may change while it is read before that is said.
+const mostChanges = 5
+
+// emptyFor is how long a file may hold nothing before what it held is removed:
+// many programs empty a file before they write it.
+const emptyFor = 5 * time.Second
 
 func newManifests(path string, log *zap.Logger) *manifests {
 	return &manifests{path: path, log: log, files: map[string]*file{}, twice: map[string]bool{}}
 }
 
-// read reads the files that have changed. A file that is broken keeps what it
-// held. The error is the directory's: nothing was read.
-func (m *manifests) read() error {
-	entries, err := os.ReadDir(m.path)
+// read reads the files that have changed. A file that cannot be read or is broken
+// keeps what it held. It returns when to read again at the latest. The error is the
+// directory's, or ctx's.
+func (m *manifests) read(ctx context.Context) (again time.Duration, err error) {
+	files, err := manifest.ReadDir(ctx, m.path)
 	if err != nil {
-		return fmt.Errorf("read directory of manifests: %w", err)
+		return 0, fmt.Errorf("read directory of manifests: %w", err)
 	}
 	there := map[string]bool{}
-	for _, entry := range entries {
-		name := entry.Name()
-		// Hidden files are editors' and, as "..data", those of a mounted ConfigMap.
-		if !manifest.IsName(name) || strings.HasPrefix(name, ".") || entry.IsDir() {
-			continue
+	again = reread
+	for f := range files {
+		if errors.Is(f.Err, os.ErrNotExist) {
+			continue // a link to nothing, or gone meanwhile
 		}
-		there[name] = m.readFile(name)
+		there[f.Name] = true
+		again = min(again, m.take(f))
+	}
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
 	}
 	maps.DeleteFunc(m.files, func(name string, _ *file) bool { return !there[name] })
-	return nil
+	return again, nil
 }
 
-// readFile returns false for a file that has gone meanwhile.
-func (m *manifests) readFile(name string) (exists bool) {
-	f := m.files[name]
-	text, err := os.ReadFile(filepath.Join(m.path, name))
-	if errors.Is(err, os.ErrNotExist) {
-		return false
-	}
-	digest := sha256.Sum256(text)
+// take takes over what was read of a file, and returns when to read it again.
+func (m *manifests) take(read manifest.File) (again time.Duration) {
+	f := m.files[read.Name]
 	if f == nil {
 		f = &file{}
-		m.files[name] = f
-	} else if err == nil && f.failure == "" && f.digest == digest {
-		return true
+		m.files[read.Name] = f
 	}
-	if err != nil {
-		if f.failure != err.Error() {
-			m.log.Error("manifest cannot be read, what it held stays", zap.Error(err))
+	switch {
+	case errors.Is(read.Err, manifest.ErrChanging) && f.changed < mostChanges:
+		f.changed++
+		return retry
+	case read.Err != nil:
+		if f.failure != read.Err.Error() {
+			m.log.Error("manifest cannot be read, what it held stays", zap.Error(read.Err))
 		}
-		f.failure = err.Error()
-		return true
+		f.failure = read.Err.Error()
+		return reread
 	}
-	f.failure, f.digest = "", digest
-	m.parse(f, name, text)
-	return true
+	f.failure, f.changed = "", 0
+	if digest := sha256.Sum256(read.Text); f.digest != digest {
+		f.digest = digest
+		m.parse(f, read.Name, read.Text)
+	}
+	return m.age(f, read.Name)
+}
+
+// age removes what a file held that has been empty for long enough.
+func (m *manifests) age(f *file, name string) (again time.Duration) {
+	if f.emptied.IsZero() {
+		return reread
+	}
+	if left := emptyFor - time.Since(f.emptied); left > 0 {
+		return left
+	}
+	m.log.Warn("manifest is empty, what it held is removed", zap.String("file", name))
+	f.objects, f.emptied = nil, time.Time{}
+	return reread
 }
 
 // parse takes over what is in a file, unless it is broken.
@@ -111,7 +138,14 @@ func (m *manifests) parse(f *file, name string, text []byte) {
 		m.log.Error("manifest is broken, what it held stays", zap.Strings("where", broken))
 		return
 	}
-	f.objects = objects
+	if len(objects) > 0 || len(f.objects) == 0 {
+		f.objects, f.emptied = objects, time.Time{}
+		return
+	}
+	if f.emptied.IsZero() {
+		f.emptied = time.Now()
+		m.log.Warn("manifest holds nothing any more, what it held stays for "+emptyFor.String(), zap.String("file", name))
+	}
 }
 
 // objects returns all objects. Of those in several places, the first one counts,

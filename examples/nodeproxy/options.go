@@ -64,7 +64,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove this instance's rules, restore the kernel settings that it changed, and exit")
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof/ at --metrics-bind-address")
 	registerConntrack(f, &o.conntrack)
-	f.StringVar(&o.manifests, "manifests", "", "directory of YAML and JSON files with Services, EndpointSlices and Nodes, instead of an API server")
+	f.StringVar(&o.manifests, "manifests", "", "directory of YAML and JSON files (16 MiB each, 64 MiB together at most) with Services, EndpointSlices and Nodes, instead of an API server")
 	f.StringVar(&o.instance, "instance", "", "name of this proxy among several on a node; give each its own masquerade bit; default is kube-proxy's place")
 	f.StringVar(&o.traceEndpoint, "trace-otlp-endpoint", "", "URL of a collector to send traces to, by OTLP over HTTP, such as http://127.0.0.1:4318; empty for none")
 	f.StringVar(&o.debugAddress, "debug-bind-address", "", "address and port of a page that shows Services and explains packets; best one of loopback, as it tells everything to everybody; empty for none")

@@ -35,7 +35,9 @@ func manifestSource(path, node string, p proxier.Provider, log *zap.Logger) (fun
 		return nil, fmt.Errorf("open directory of manifests: %s is a file", path)
 	}
 	w := &directoryWatch{path: path, log: log, files: newManifests(path, log), feed: &feed{node: node, provider: p, log: log}}
-	return w.run, nil
+	return func(ctx context.Context) error {
+		return leaveSoon(ctx, func() error { return w.run(ctx) }) // a file system may not answer
+	}, nil
 }
 
 // directoryWatch feeds the provider with what is in a directory.
@@ -54,16 +56,21 @@ func (w *directoryWatch) run(ctx context.Context) error {
 		return fmt.Errorf("watch manifests: %w", err)
 	}
 	defer func() { _ = watcher.Close() }() // it has nothing to lose
-	if err := w.refresh(watcher); err != nil {
+	again, err := w.refresh(ctx, watcher)
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	w.feed.synced()
-	return w.follow(ctx, watcher)
+	return w.follow(ctx, watcher, again)
 }
 
-// follow reads the directory after every change, until ctx ends.
-func (w *directoryWatch) follow(ctx context.Context, watcher *fsnotify.Watcher) error {
-	wake := time.NewTimer(reread)
+// follow reads the directory after every change, and again after some time, until
+// ctx ends.
+func (w *directoryWatch) follow(ctx context.Context, watcher *fsnotify.Watcher, again time.Duration) error {
+	wake := time.NewTimer(again)
 	defer wake.Stop()
 	var since time.Time // of the oldest change that is not read
 	changed := func() {
@@ -88,17 +95,21 @@ func (w *directoryWatch) follow(ctx context.Context, watcher *fsnotify.Watcher) 
 			changed()
 		case <-wake.C:
 			since = time.Time{}
-			wake.Reset(w.next(w.refresh(watcher)))
+			again, err := w.refresh(ctx, watcher)
+			if ctx.Err() != nil {
+				return nil
+			}
+			wake.Reset(w.next(again, err))
 		}
 	}
 }
 
 // next is when to read again if nothing is heard. A directory that cannot be read
 // leaves everything as it is, and is logged once.
-func (w *directoryWatch) next(err error) time.Duration {
+func (w *directoryWatch) next(again time.Duration, err error) time.Duration {
 	if err == nil {
 		w.failure = ""
-		return reread
+		return again
 	}
 	if err.Error() != w.failure {
 		w.log.Error("manifests cannot be read, what they held stays", zap.Error(err))
@@ -108,14 +119,14 @@ func (w *directoryWatch) next(err error) time.Duration {
 }
 
 // refresh watches the directory, if it is not watched any more or is another one,
-// and then reads it.
-func (w *directoryWatch) refresh(watcher *fsnotify.Watcher) error {
+// and then reads it. It returns when to do so again.
+func (w *directoryWatch) refresh(ctx context.Context, watcher *fsnotify.Watcher) (again time.Duration, err error) {
 	if err := watcher.Add(w.path); err != nil {
-		return fmt.Errorf("watch directory of manifests %s: %w", w.path, err)
+		return 0, fmt.Errorf("watch directory of manifests %s: %w", w.path, err)
 	}
-	if err := w.files.read(); err != nil {
-		return err
+	if again, err = w.files.read(ctx); err != nil {
+		return 0, err
 	}
 	w.feed.bring(w.files.objects())
-	return nil
+	return again, nil
 }
