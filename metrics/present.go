@@ -17,6 +17,8 @@ type present struct {
 	endpointsPending, endpointsTotal, servicesPending, servicesTotal, lastQueued *prometheus.Desc
 
 	setAside, pending, ports, failed, damages, condition *prometheus.Desc
+
+	descriptors, descriptorLimit, descriptorLosses *prometheus.Desc
 }
 
 func newPresent(m *Metrics) *present {
@@ -36,6 +38,10 @@ func newPresent(m *Metrics) *present {
 		failed:           desc(serviceplane, "service_ports_failed", "Service ports that could not be programmed as they should be.", labelFamily),
 		damages:          desc(serviceplane, "damages_total", "Changes of the proxy's kernel objects by somebody else that were noticed.", labelFamily),
 		condition:        desc(serviceplane, "condition", "1 while there is something that an operator should look at.", "type", labelFamily),
+
+		descriptors:      desc(serviceplane, "client_descriptors", "Descriptors of this process that clients hold; IP families may share them.", labelFamily),
+		descriptorLimit:  desc(serviceplane, "client_descriptors_limit", "How many descriptors clients may hold.", labelFamily),
+		descriptorLosses: desc(serviceplane, "client_descriptors_short_total", "Clients that were refused for want of descriptors, or ended for others.", "what", labelFamily),
 	}
 }
 
@@ -44,6 +50,7 @@ func (p *present) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		p.endpointsPending, p.endpointsTotal, p.servicesPending, p.servicesTotal, p.lastQueued,
 		p.setAside, p.pending, p.ports, p.failed, p.damages, p.condition,
+		p.descriptors, p.descriptorLimit, p.descriptorLosses,
 	} {
 		out <- d
 	}
@@ -78,6 +85,12 @@ func (p *present) Collect(out chan<- prometheus.Metric) {
 		send(p.ports, prometheus.GaugeValue, float64(f.ServicePorts), family)
 		send(p.failed, prometheus.GaugeValue, float64(len(f.Failed)), family)
 		send(p.damages, prometheus.CounterValue, float64(f.Damaged), family)
+		if d := f.Descriptors; d.Limit > 0 {
+			send(p.descriptors, prometheus.GaugeValue, float64(d.Used), family)
+			send(p.descriptorLimit, prometheus.GaugeValue, float64(d.Limit), family)
+			send(p.descriptorLosses, prometheus.CounterValue, float64(d.Refused), "refused", family)
+			send(p.descriptorLosses, prometheus.CounterValue, float64(d.Ended), "ended", family)
+		}
 	}
 	for reason, count := range setAside(s.Problems) {
 		send(p.setAside, prometheus.GaugeValue, float64(count), string(reason))

@@ -59,7 +59,7 @@ func deadFirst(_ userspace.Connection, endpoints, tried []netip.AddrPort) (netip
 }
 
 // inUserspace makes a world run until the test ends.
-func inUserspace(t *testing.T, observer proxier.Observer) *world {
+func inUserspace(t *testing.T, observer proxier.Observer, change ...func(*userspace.Config)) *world {
 	t.Helper()
 	w := &world{}
 	config := userspace.Config{
@@ -70,6 +70,9 @@ func inUserspace(t *testing.T, observer proxier.Observer) *world {
 			Listen: w.listens, ListenPacket: w.listensForPackets, Pick: deadFirst,
 			Activate: func(context.Context, changetracker.ServicePortName) {},
 		},
+	}
+	for _, c := range change {
+		c(&config)
 	}
 	var err error
 	if w.Proxier, err = userspace.New(config, proxier.Deps{Observer: observer, Health: proxier.NoHealth()}); err != nil {
@@ -249,5 +252,44 @@ func TestConnectionsThroughAUserspaceProxyAreMeasured(t *testing.T) {
 	}
 	if got := sum(families["serviceplane_connection_held_seconds"], []string{"ip_family=IPv4", "protocol=TCP"}); got < 0.05 {
 		t.Errorf("connections were held for %vs, want 0.05s at least", got)
+	}
+}
+
+// TestAShortageOfDescriptorsIsMeasured: there is room for two sockets and one
+// connection, so that the second one is refused.
+func TestAShortageOfDescriptorsIsMeasured(t *testing.T) {
+	m, registry := measure(t, metrics.Options{Mode: "userspace"})
+	w := inUserspace(t, m, func(c *userspace.Config) { c.Budget = userspace.NewBudget(4) })
+	m.Watch(w.Status)
+	w.add("web", "10.96.0.1", v1.ProtocolTCP, endpoint(t), "127.0.0.1")
+	w.add("names", "10.96.0.4", v1.ProtocolUDP, datagramEndpoint(t), "127.0.0.1")
+	if err := w.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	socket, _ := w.sockets.Load("web")
+	to, _ := socket.(string)
+	conn, err := (&net.Dialer{Timeout: patience}).DialContext(t.Context(), "tcp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if got := w.ask(t, "tcp", "web"); got != "" {
+		t.Errorf("the second connection is answered %q, want it to be refused", got)
+	}
+	families := scrape(t, registry)
+	for _, c := range []struct {
+		name   string
+		labels []string
+		want   float64
+	}{
+		{"client_descriptors", nil, 2},
+		{"client_descriptors_limit", nil, 2},
+		{"client_descriptors_short_total", []string{"what=refused"}, 1},
+		{"client_descriptors_short_total", []string{"what=ended"}, 0},
+		{"condition", []string{"type=Descriptors"}, 1},
+	} {
+		if got := value(t, families, "serviceplane_"+c.name, append(c.labels, "ip_family=IPv4")...); got != c.want {
+			t.Errorf("%s%v = %v, want %v", c.name, c.labels, got, c.want)
+		}
 	}
 }

@@ -69,7 +69,8 @@ const (
 	OutcomeNoEndpoints
 	// OutcomeUnreachable says that no endpoint answered.
 	OutcomeUnreachable
-	// OutcomeTooMany says that too many others waited for endpoints already.
+	// OutcomeTooMany says that too many others waited for endpoints already, or had
+	// descriptors of this process.
 	OutcomeTooMany
 )
 

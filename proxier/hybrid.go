@@ -20,8 +20,8 @@ import (
 // before it is taken away here.
 //
 // The engines must not stand in each other's way where both have the same service
-// port for a moment. Hybrid is a Watcher, a Reporter and an io.Closer for those of
-// its engines that are.
+// port for a moment. Hybrid is a Watcher, a Reporter, a DescriptorHolder and an
+// io.Closer for those of its engines that are.
 type Hybrid struct {
 	choose  func(s *desired.Service) string
 	engines []HybridEngine
@@ -41,6 +41,7 @@ var _ interface {
 	Watcher
 	Relay
 	Reporter
+	DescriptorHolder
 	io.Closer
 } = (*Hybrid)(nil)
 
@@ -164,6 +165,16 @@ func (r *ApplyReport) add(o ApplyReport) {
 	if o.Tables != nil {
 		r.Tables = o.Tables
 	}
+}
+
+// Descriptors implements DescriptorHolder: those of the first of its engines that has some.
+func (h *Hybrid) Descriptors() Descriptors {
+	for _, e := range h.engines {
+		if holder, ok := e.Engine.(DescriptorHolder); ok {
+			return holder.Descriptors()
+		}
+	}
+	return Descriptors{}
 }
 
 // FlowEnds implements Relay.

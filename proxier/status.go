@@ -35,6 +35,9 @@ const (
 	// ConditionContested says that somebody keeps changing our kernel objects.
 	// They are repaired less and less often, at least once a minute.
 	ConditionContested ConditionType = "Contested"
+	// ConditionDescriptors says that the clients of service ports need more descriptors
+	// than this process may have, so that some are refused or ended.
+	ConditionDescriptors ConditionType = "Descriptors"
 	// ConditionHealthCheckPort says that load balancers get no answer at the health
 	// check node port of a Service, because it cannot be listened on.
 	ConditionHealthCheckPort ConditionType = "HealthCheckPort"
@@ -87,6 +90,9 @@ type FamilyStatus struct {
 	Damaged        int
 	LastDamage     Damage
 	LastDamageTime time.Time
+	// Descriptors are those that clients hold; its Limit is 0 with an engine that is no
+	// DescriptorHolder.
+	Descriptors Descriptors
 	// Failed are the service ports that could not be programmed as they should be,
 	// sorted by name, each with its reason. They are retried.
 	Failed []*ServiceError

@@ -120,9 +120,12 @@ func (p *Proxier) repairEnded(f *family, began account) {
 func (p *Proxier) addWatched(s *Status, f *family, now time.Time) {
 	status := s.Families[f.name]
 	status.Damaged, status.LastDamage, status.LastDamageTime = f.contest.seen.damages, f.contest.last, f.contest.lastTime
+	if h, ok := f.engine.(DescriptorHolder); ok {
+		status.Descriptors = h.Descriptors()
+	}
 	s.Families[f.name] = status
 	flows := func(time.Time) (Condition, bool) { return f.staleFlows, f.staleFlows.Type != "" }
-	for _, condition := range []func(time.Time) (Condition, bool){f.contest.condition, flows, f.watching.condition} {
+	for _, condition := range []func(time.Time) (Condition, bool){f.contest.condition, flows, f.watching.condition, status.Descriptors.condition} {
 		if c, lasts := condition(now); lasts {
 			c.Family = f.name
 			s.Conditions = append(s.Conditions, c)

@@ -40,6 +40,7 @@ func (e *Engine) disclaim(s *service, want *desired.Service) {
 	for at := range s.claims {
 		if !needed[at] {
 			s.claims.give(at)
+			e.config.Budget.listen(-1)
 		}
 	}
 }
@@ -60,6 +61,7 @@ func (e *Engine) claim(s *service, want *desired.Service) error {
 			continue
 		}
 		s.claims[at] = fd
+		e.config.Budget.listen(1)
 	}
 	return errors.Join(errs...)
 }

@@ -47,6 +47,11 @@ type Config struct {
 	// Connections bounds the TCP connections of a socket at a time; more wait
 	// in the system's queue. 0 means 65536.
 	Connections int
+	// Budget bounds the descriptors that clients take, in all service ports. Engines
+	// that have the same one share it, of other Providers too; nil means one of their
+	// own, NewBudget(0), for both families of New, or those that have the same result
+	// of WithDefaults.
+	Budget *Budget
 	// Drain is how long TCP connections may go on whose endpoint is gone, or whose
 	// Service; 0 means as long as both ends like.
 	Drain time.Duration
@@ -98,6 +103,9 @@ func (c Config) WithDefaults() Config {
 	setDefault(&c.UDPIdle, defaultUDPIdle)
 	setDefault(&c.UDPClients, defaultUDPClients)
 	setDefault(&c.Connections, defaultConnections)
+	if c.Budget == nil {
+		c.Budget = NewBudget(0)
+	}
 	setDefault(&c.Hold.MaxPerService, defaultHold)
 	setDefault(&c.Hold.Timeout, defaultHoldTimeout)
 	c.Hooks = c.Hooks.withDefaults(c.listenConfig())

@@ -38,5 +38,6 @@
 // # Limits
 //
 // There is no SCTP. A restart ends all connections, as the process is part of them.
-// A connection needs two descriptors, and a UDP client one.
+// A connection needs two descriptors, and a UDP client one: a Budget shares those of
+// the process among the service ports.
 package userspace

@@ -22,7 +22,7 @@ import (
 )
 
 // Engine proxies one IP family. It implements proxier.Engine, Relay, Planner, Dumper,
-// Watcher, Reporter and Characteristic, and io.Closer, which ends all connections.
+// Watcher, Reporter, Characteristic and DescriptorHolder, and io.Closer, which ends all connections.
 // Apply, Cleanup and Close must not overlap; all else may be called at any time.
 type Engine struct {
 	config  Config
@@ -67,6 +67,7 @@ var _ interface {
 	proxier.Watcher
 	proxier.Reporter
 	proxier.Characteristic
+	proxier.DescriptorHolder
 	io.Closer
 } = (*Engine)(nil)
 
@@ -206,6 +207,7 @@ func (e *Engine) remove(name changetracker.ServicePortName) {
 	delete(e.services, name)
 	e.mu.Unlock()
 	e.closing = slices.AppendSeq(e.closing, maps.Values(s.sockets))
+	e.config.Budget.listen(-len(s.claims))
 	s.claims.giveAll()
 	s.links.update(func(netip.AddrPort) bool { return true })
 }

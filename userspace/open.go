@@ -74,6 +74,7 @@ func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*soc
 		log: e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", site.Role)),
 	}
 	var bound net.Addr
+	e.config.Budget.listen(1)
 	err := namespace.Visit(e.config.NetNS, func() (err error) {
 		if want.Protocol == desired.TCP {
 			bound, err = e.openTCP(ctx, socket, site)
@@ -83,6 +84,7 @@ func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*soc
 		return err
 	})
 	if err != nil {
+		e.config.Budget.listen(-1)
 		stop()
 		return nil, err
 	}

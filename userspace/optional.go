@@ -31,6 +31,9 @@ func (e *Engine) FlowEnds(name changetracker.ServicePortName, servers []netip.Ad
 // LastApply implements proxier.Reporter: what the portals did.
 func (e *Engine) LastApply() proxier.ApplyReport { return e.report }
 
+// Descriptors implements proxier.DescriptorHolder: those of Config.Budget.
+func (e *Engine) Descriptors() proxier.Descriptors { return e.config.Budget.Descriptors() }
+
 // Traits implements proxier.Characteristic: those of the portals, but that endpoints
 // see the node.
 func (e *Engine) Traits() desired.Traits {

@@ -16,17 +16,17 @@ import (
 // fewest system calls, and what comes in large ones the kernel splices. Buffers and
 // pipes are borrowed when there is something to pass on: they are not tied up, nor
 // two descriptors for each direction of each connection, while nobody says anything.
-func copyAll(to, from net.Conn, buffers *sync.Pool) (total int64, err error) {
+func copyAll(to, from net.Conn, buffers *sync.Pool, l *lease) (total int64, err error) {
 	_, toTCP := to.(*net.TCPConn)
 	fromTCP, ok := from.(*net.TCPConn)
 	if !toTCP || !ok {
-		return io.Copy(to, from)
+		return io.Copy(to, heard{from, l})
 	}
 	raw, err := fromTCP.SyscallConn()
 	if err != nil {
 		return 0, err
 	}
-	d := &direction{to: to, from: from, raw: raw, buffers: buffers}
+	d := &direction{to: to, from: from, raw: raw, buffers: buffers, lease: l}
 	for {
 		n, err := d.piece()
 		if total += n; err != nil || n == 0 {
@@ -47,6 +47,7 @@ type direction struct {
 	to, from net.Conn
 	raw      syscall.RawConn // of from
 	buffers  *sync.Pool      // of *[passBuffer]byte
+	lease    *lease
 
 	// What attempt has read.
 	buffer  *[passBuffer]byte
@@ -65,6 +66,7 @@ func (d *direction) piece() (n int64, err error) {
 	if err = errors.Join(err, d.failure); err != nil || d.n == 0 {
 		return 0, err
 	}
+	d.lease.touch()
 	written, err := d.to.Write(d.buffer[:d.n])
 	return int64(written), err
 }
@@ -93,7 +95,8 @@ func (d *direction) giveBack() {
 }
 
 // splice lets the kernel pass on what has arrived, by a pipe that io.CopyN borrows.
-// It does nothing, and does not wait, if that is less than a buffer holds.
+// It does nothing, and does not wait, if that is less than a buffer holds, or if there
+// are too many pipes.
 func (d *direction) splice() (n int64, err error) {
 	var arrived int
 	var failure error
@@ -101,5 +104,10 @@ func (d *direction) splice() (n int64, err error) {
 	if err = errors.Join(err, failure); err != nil || arrived < passBuffer {
 		return 0, err
 	}
+	if !d.lease.budget.borrowPipe() {
+		return 0, nil
+	}
+	defer d.lease.budget.returnPipe()
+	d.lease.touch()
 	return io.CopyN(d.to, d.from, int64(arrived))
 }

@@ -51,6 +51,7 @@ func (s *socket) retire(after time.Duration, free func()) {
 	end := func() {
 		s.stop()
 		s.close()
+		s.config.Budget.listen(-1)
 		free()
 	}
 	if after == 0 {
@@ -66,6 +67,17 @@ func (s *socket) retire(after time.Duration, free func()) {
 		}
 		end()
 	})
+}
+
+// take is Budget.take for a client of this socket.
+func (s *socket) take(client netip.Addr, n int, replace bool, end func()) *lease {
+	l, news := s.config.Budget.take(s.site.Name, client, n, replace, end)
+	if news {
+		d := s.config.Budget.Descriptors()
+		s.log.Warn("descriptors for clients are used up: some are refused, or ended for others; raise the limit of open files, or find out who the clients of the heaviest service port are",
+			zap.Int("used", d.Used), zap.Int("limit", d.Limit), zap.Stringer("heaviest", d.Most), zap.Int("it has", d.MostUsed))
+	}
+	return l
 }
 
 // counts are running totals of a service port.

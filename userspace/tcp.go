@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -50,10 +51,7 @@ func (t *tcpSocket) accept(ctx context.Context) {
 		conn, err := t.listener.Accept()
 		if err == nil {
 			pause = firstPause
-			t.running.Go(func() {
-				defer func() { <-t.slots }()
-				t.serve(ctx, conn)
-			})
+			t.admit(ctx, conn)
 			continue
 		}
 		<-t.slots
@@ -70,35 +68,70 @@ func (t *tcpSocket) accept(ctx context.Context) {
 	}
 }
 
-// serve takes a connection to its end. While that is idle, its stack has nothing of
-// how the endpoint was found.
-func (t *tcpSocket) serve(ctx context.Context, conn net.Conn) {
-	j, r := t.join(ctx, conn)
+// admit serves a connection if there are descriptors for it.
+func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
+	life, cut := context.WithCancelCause(t.life)
+	l := t.take(addrPort(conn.RemoteAddr()).Addr(), perConnection, false, func() {
+		cut(errCrowdedOut)
+		reset(conn)
+	})
+	if l == nil {
+		cut(nil)
+		c, _ := t.connection(conn)
+		r := t.report(&c)
+		r.Outcome, r.Err = proxier.OutcomeTooMany, errNoDescriptors
+		reset(conn)
+		t.ended(r)
+		<-t.slots
+		return
+	}
+	t.running.Go(func() {
+		defer func() { <-t.slots }()
+		defer l.giveBack()
+		defer cut(nil)
+		t.serve(ctx, life, conn, l)
+	})
+}
+
+// connection is what is known of a connection, and whether portals have led it here.
+func (t *tcpSocket) connection(conn net.Conn) (c Connection, led bool) {
+	c = Connection{Site: t.site, Client: addrPort(conn.RemoteAddr()), Asked: addrPort(conn.LocalAddr())}
+	if t.config.Portals == nil {
+		return c, true
+	}
+	c.Asked, led = translatedFrom(conn, c.Asked)
+	return c, led
+}
+
+// serve takes a connection to its end, or that of its life. ctx ends with the socket.
+// While the connection is idle, its stack has nothing of how the endpoint was found.
+func (t *tcpSocket) serve(ctx, life context.Context, conn net.Conn, l *lease) {
+	j, r := t.join(ctx, life, conn)
 	defer func() { t.ended(r) }()
 	if j == nil {
 		reset(conn)
 		return
 	}
-	life, ended := t.links.add(t.life, r.Endpoint)
+	j.lease = l
+	linked, ended := t.links.add(life, r.Endpoint)
 	defer ended()
-	if r.Sent, r.Received, r.Err = j.run(life); r.Err != nil {
+	if r.Sent, r.Received, r.Err = j.run(linked); r.Err != nil {
 		r.Outcome = proxier.OutcomeCut
+	}
+	if errors.Is(context.Cause(life), errCrowdedOut) {
+		r.Err = errCrowdedOut
 	}
 }
 
 // join finds an endpoint for a client, and begins the report; nil if there is none.
-func (t *tcpSocket) join(ctx context.Context, conn net.Conn) (*joined, *proxier.ConnectionReport) {
-	c := Connection{Site: t.site, Client: addrPort(conn.RemoteAddr()), Asked: addrPort(conn.LocalAddr())}
-	led := t.config.Portals == nil
-	if !led {
-		c.Asked, led = translatedFrom(conn, c.Asked)
-	}
+func (t *tcpSocket) join(ctx, life context.Context, conn net.Conn) (*joined, *proxier.ConnectionReport) {
+	c, led := t.connection(conn)
 	r := t.report(&c)
 	if !led { // before its portals are there, and when they are gone, a socket is open to everybody
 		r.Outcome, r.Err = proxier.OutcomeNotAdmitted, errNotLed
 		return nil, r
 	}
-	upstream, err := t.connect(ctx, c, r)
+	upstream, err := t.connect(ctx, life, c, r)
 	if err != nil {
 		r.Err = err
 		return nil, r
@@ -117,9 +150,9 @@ var (
 	errHeldTooMany = errors.New("too many connections wait for endpoints already")
 )
 
-// connect reaches an endpoint, one after the other. ctx ends with the socket, and only
-// who waits for endpoints heeds that.
-func (t *tcpSocket) connect(ctx context.Context, c Connection, r *proxier.ConnectionReport) (net.Conn, error) {
+// connect reaches an endpoint, one after the other, until the connection's life ends.
+// ctx ends with the socket, and only who waits for endpoints heeds that.
+func (t *tcpSocket) connect(ctx, life context.Context, c Connection, r *proxier.ConnectionReport) (net.Conn, error) {
 	scope, action := t.treatment.Load().verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
 		r.Outcome = proxier.OutcomeNotAdmitted
@@ -128,17 +161,7 @@ func (t *tcpSocket) connect(ctx context.Context, c Connection, r *proxier.Connec
 	r.Outcome = proxier.OutcomeNoEndpoints
 	endpoints, arrived := t.balancer.list(scope)
 	if len(endpoints) == 0 {
-		err := t.hold(ctx, arrived)
-		switch {
-		case errors.Is(err, errHeldTooMany):
-			r.Outcome = proxier.OutcomeTooMany
-		case t.config.Hooks.Activate != nil:
-			r.Held = time.Since(r.Began)
-		}
-		if errors.Is(err, errCut) {
-			r.Outcome = proxier.OutcomeCut
-		}
-		if err != nil {
+		if err := t.wait(ctx, life, arrived, r); err != nil {
 			return nil, err
 		}
 	}
@@ -153,13 +176,13 @@ func (t *tcpSocket) connect(ctx context.Context, c Connection, r *proxier.Connec
 		if !ok {
 			break
 		}
-		conn, err := t.attempt(t.life, c, r, endpoint, timeout)
+		conn, err := t.attempt(life, c, r, endpoint, timeout)
 		if err == nil {
 			r.Outcome = proxier.OutcomeServed
 			return conn, nil
 		}
 		r.Outcome = proxier.OutcomeUnreachable
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || life.Err() != nil {
 			return nil, errCut
 		}
 		tried, errs = append(tried, endpoint), append(errs, err)
@@ -170,8 +193,23 @@ func (t *tcpSocket) connect(ctx context.Context, c Connection, r *proxier.Connec
 	return nil, errors.Join(errs...)
 }
 
+// wait is hold, and reports how that went.
+func (t *tcpSocket) wait(ctx, life context.Context, arrived <-chan struct{}, r *proxier.ConnectionReport) error {
+	err := t.hold(ctx, life, arrived)
+	switch {
+	case errors.Is(err, errHeldTooMany):
+		r.Outcome = proxier.OutcomeTooMany
+	case t.config.Hooks.Activate != nil:
+		r.Held = time.Since(r.Began)
+	}
+	if errors.Is(err, errCut) {
+		r.Outcome = proxier.OutcomeCut
+	}
+	return err
+}
+
 // hold waits for endpoints, if somebody provides them.
-func (t *tcpSocket) hold(ctx context.Context, arrived <-chan struct{}) error {
+func (t *tcpSocket) hold(ctx, life context.Context, arrived <-chan struct{}) error {
 	if t.config.Hooks.Activate == nil {
 		return errNoEndpoints
 	}
@@ -186,6 +224,8 @@ func (t *tcpSocket) hold(ctx context.Context, arrived <-chan struct{}) error {
 	case <-arrived:
 		return nil
 	case <-ctx.Done():
+		return errCut
+	case <-life.Done():
 		return errCut
 	case <-time.After(t.config.Hold.Timeout):
 		return fmt.Errorf("%w after %v", errNoEndpoints, t.config.Hold.Timeout)
@@ -206,6 +246,7 @@ type joined struct {
 	client, upstream net.Conn
 	header           []byte     // what the endpoint is told before
 	buffers          *sync.Pool // of *[passBuffer]byte
+	lease            *lease
 
 	failing sync.Once
 	failure error // the first one; others come of it
@@ -256,9 +297,21 @@ func (j *joined) fail(err error) {
 	j.reset()
 }
 
+// heard notes when something was read.
+type heard struct {
+	from  io.Reader
+	lease *lease
+}
+
+func (h heard) Read(buffer []byte) (int, error) {
+	n, err := h.from.Read(buffer)
+	h.lease.touch()
+	return n, err
+}
+
 // pass copies one direction, and then tells its end.
 func (j *joined) pass(to, from net.Conn) (n int64) {
-	n, err := copyAll(to, from, j.buffers)
+	n, err := copyAll(to, from, j.buffers, j.lease)
 	if err != nil {
 		j.fail(err)
 		return n

@@ -40,7 +40,9 @@ type udpFlow struct {
 	upstream net.Conn
 	at       *list.Element
 	report   *proxier.ConnectionReport
+	lease    *lease
 	cut      atomic.Bool // it did not end by itself
+	crowded  atomic.Bool // it ended for others
 
 	sent, received atomic.Int64
 }
@@ -104,6 +106,7 @@ func (u *udpSocket) find(from origin) *udpFlow {
 	defer u.mu.Unlock()
 	f := u.flows[from]
 	if f != nil {
+		f.lease.touch()
 		u.order.MoveToBack(f.at)
 	}
 	return f
@@ -134,7 +137,7 @@ func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
 	if oldest != nil {
 		oldest.end()
 	}
-	if closed { // before it was among the flows
+	if closed || f.crowded.Load() { // before it was among the flows
 		f.end()
 	}
 	u.running.Go(func() { u.answer(f) })
@@ -154,7 +157,12 @@ func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err 
 		u.activate(ctx)
 		return errNoEndpoints
 	}
+	if f.lease = u.take(c.Client.Addr(), perFlow, true, func() { u.crowdOut(f) }); f.lease == nil {
+		f.report.Outcome = proxier.OutcomeTooMany
+		return errNoDescriptors
+	}
 	if f.upstream, err = u.attempt(ctx, c, f.report, endpoint, dialTimeouts()[0]); err != nil {
+		f.lease.giveBack()
 		f.report.Outcome = proxier.OutcomeUnreachable
 	}
 	return err
@@ -181,7 +189,11 @@ func (u *udpSocket) answer(f *udpFlow) {
 	}
 	u.mu.Unlock()
 	_ = f.upstream.Close()
-	if f.cut.Load() {
+	f.lease.giveBack()
+	switch {
+	case f.crowded.Load():
+		f.report.Outcome, f.report.Err = proxier.OutcomeCut, errCrowdedOut
+	case f.cut.Load():
 		f.report.Outcome, f.report.Err = proxier.OutcomeCut, errCut
 	}
 	f.report.Sent, f.report.Received = f.sent.Load(), f.received.Load()
@@ -200,14 +212,34 @@ func (f *udpFlow) end() {
 	_ = f.upstream.Close()
 }
 
-// endAll ends some flows.
+// crowdOut ends a flow whose descriptor somebody else needs. begin does, if that has
+// not got so far.
+func (u *udpSocket) crowdOut(f *udpFlow) {
+	f.crowded.Store(true)
+	u.mu.Lock()
+	known := u.flows[f.from] == f
+	if known {
+		u.forget(f)
+	}
+	u.mu.Unlock()
+	if known {
+		f.end()
+	}
+}
+
+// endAll ends some flows. Closing waits for whoever passes an answer back, who needs
+// the lock.
 func (u *udpSocket) endAll(ends func(*udpFlow) bool) {
 	u.mu.Lock()
-	defer u.mu.Unlock()
+	var ending []*udpFlow
 	for _, f := range u.flows {
 		if ends(f) {
 			u.forget(f)
-			f.end()
+			ending = append(ending, f)
 		}
+	}
+	u.mu.Unlock()
+	for _, f := range ending {
+		f.end()
 	}
 }
