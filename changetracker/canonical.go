@@ -53,6 +53,7 @@ func (p *ServicePort) canonicalise() error {
 			fault("LoadBalancerSourceRanges", r)
 		}
 	}
+	p.CreationTimestamp = p.CreationTimestamp.Round(0).UTC()
 	p.ExternalIPs = canonicalAddrs(p.ExternalIPs)
 	p.LoadBalancerVIPs = canonicalAddrs(p.LoadBalancerVIPs)
 	p.LoadBalancerSourceRanges = canonicalPrefixes(p.LoadBalancerSourceRanges)

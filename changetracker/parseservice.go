@@ -29,6 +29,8 @@ type parsedService struct {
 	affinity   time.Duration
 	// internalLocal and externalLocal are the traffic policies.
 	internalLocal, externalLocal bool
+	created                      time.Time
+	uid                          types.UID
 }
 
 // parseService turns a Service into its service ports of each family, sorted by
@@ -37,7 +39,7 @@ func (s *store) parseService(service *v1.Service, f *findings) (ports perFamily[
 	if !proxied(service) || !s.selects(service) {
 		return ports
 	}
-	var p parsedService
+	p := parsedService{created: service.CreationTimestamp.UTC(), uid: service.UID}
 	if !s.parseClusterIPs(&p, service, f) {
 		return ports
 	}
@@ -293,5 +295,7 @@ func (p *parsedService) servicePort(port numberedPort, family int, strict bool) 
 		SessionAffinity:          p.affinity,
 		InternalPolicyLocal:      p.internalLocal,
 		ExternalPolicyLocal:      p.externalLocal,
+		CreationTimestamp:        p.created,
+		UID:                      p.uid,
 	}
 }

@@ -73,6 +73,11 @@ type ServicePort struct {
 	SessionAffinity     time.Duration
 	InternalPolicyLocal bool
 	ExternalPolicyLocal bool
+	// CreationTimestamp and UID are those of the Service. They decide who gets a VIP
+	// that several Services ask for: one whose age is not known, which has the zero
+	// time, counts as younger than all others. In UTC.
+	CreationTimestamp time.Time
+	UID               types.UID
 	// Ext is the embedder's own payload, set by Options.DecorateService.
 	Ext any
 }
@@ -110,6 +115,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.NodePort == o.NodePort && p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal &&
+		p.CreationTimestamp.Equal(o.CreationTimestamp) && p.UID == o.UID &&
 		slices.Equal(p.ExternalIPs, o.ExternalIPs) &&
 		slices.Equal(p.LoadBalancerVIPs, o.LoadBalancerVIPs) &&
 		slices.Equal(p.LoadBalancerSourceRanges, o.LoadBalancerSourceRanges)

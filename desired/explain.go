@@ -1,7 +1,6 @@
 package desired
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -107,44 +106,53 @@ func (e *explaining) because(format string, args ...any) {
 	e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...))
 }
 
+// candidate is a frontend that a packet may be for.
+type candidate struct {
+	service  *Service
+	frontend *Frontend
+}
+
+func (c candidate) claim() Claim { return c.service.Claim(c.frontend) }
+
 // find returns the frontend that gets the packet: one with the packet's address,
-// or else one with a node port. Of several the one that Kind and name put first
-// has it, as when they are programmed.
+// or else one with a node port. Of several the one that has the first Claim gets it,
+// as when they are programmed.
 func (e *explaining) find() (service *Service, frontend *Frontend) {
-	ours := func(f *Frontend) bool {
-		if f.Port != e.Packet.Destination.Port() {
-			return false
+	var vip, nodePort candidate
+	better := func(best *candidate, s *Service, f *Frontend) {
+		if best.service == nil || s.Claim(f).Compare(best.claim()) < 0 {
+			*best = candidate{s, f}
 		}
-		return f.VIP == e.Packet.Destination.Addr() || f.Kind == NodePort && e.acceptsNodePorts() == nil
 	}
+	addr, number := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
 	for name, port := range e.State.All() {
-		if protocol, _ := ProtocolOf(name.Protocol); protocol != e.Packet.Protocol || !mayHave(port, e.Packet.Destination.Port()) {
+		if protocol, _ := ProtocolOf(name.Protocol); protocol != e.Packet.Protocol || !mayHave(port, number) {
 			continue
 		}
 		s, ok := e.Resolver.Resolve(e.State, name)
 		for i := 0; ok && i < len(s.Frontends); i++ {
-			if f := &s.Frontends[i]; ours(f) && (service == nil || before(s, f, service, frontend)) {
-				service, frontend = s, f
+			switch f := &s.Frontends[i]; {
+			case f.Port != number:
+			case f.VIP == addr:
+				better(&vip, s, f)
+			case f.Kind == NodePort && e.acceptsNodePorts() == nil:
+				better(&nodePort, s, f)
 			}
 		}
 	}
-	return service, frontend
+	if vip.service == nil {
+		return nodePort.service, nodePort.frontend
+	}
+	if nodePort.service != nil && e.Globals.AcceptsNodePorts(addr) && vip.claim().YieldsTo(nodePort.claim()) {
+		e.because("%v is asked for by %v too, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
+		return nodePort.service, nodePort.frontend
+	}
+	return vip.service, vip.frontend
 }
 
 // mayHave keeps Explain from resolving what is out of the question.
 func mayHave(port *changetracker.ServicePort, number uint16) bool {
 	return port.Port == number || port.NodePort == number
-}
-
-// before says whether a frontend wins over another one.
-func before(s *Service, f *Frontend, os *Service, of *Frontend) bool {
-	if f.VIP.IsValid() != of.VIP.IsValid() {
-		return f.VIP.IsValid()
-	}
-	if c := cmp.Compare(f.Kind, of.Kind); c != 0 {
-		return c < 0
-	}
-	return s.Name.Compare(os.Name) < 0
 }
 
 // acceptsNodePorts says why the packet's destination does not accept node ports.

@@ -150,7 +150,8 @@ func (p Protocol) String() string {
 // Kind is how a frontend came to be.
 type Kind uint8
 
-// The kinds, in the order in which they win when two Services claim one Key.
+// The kinds, in the order in which they win when two Services claim one Key; see
+// Claim.Compare.
 const (
 	ClusterIP Kind = iota + 1
 	LoadBalancer

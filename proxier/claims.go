@@ -1,7 +1,7 @@
 package proxier
 
 import (
-	"cmp"
+	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -9,44 +9,42 @@ import (
 )
 
 // claims settles who gets a VIP and port, or a node port, that several service
-// ports ask for: the kind that is named first in the list of kinds, then the
-// smaller name. The outcome depends on who asks, not on who came first, so that a
-// restart changes nothing. Owned by the family's sync.
+// ports ask for, as desired.Claim says. The outcome depends on who asks, not on who
+// came first here, so that a restart changes nothing. Owned by the family's sync.
 type claims struct {
-	byKey  map[desired.Key][]claim // sorted, the first one wins
-	byName map[changetracker.ServicePortName][]ownClaim
-}
-
-type claim struct {
-	kind desired.Kind
-	name changetracker.ServicePortName
+	// nodeAddrs are those of the node's addresses that accept node ports: a VIP there
+	// is in the way of another service port's node port.
+	nodeAddrs []netip.Addr
+	byKey     map[desired.Key][]desired.Claim // sorted, the first one wins
+	byName    map[changetracker.ServicePortName][]ownClaim
 }
 
 type ownClaim struct {
-	key  desired.Key
-	kind desired.Kind
+	key   desired.Key
+	claim desired.Claim
 }
 
-func newClaims() *claims {
-	return &claims{byKey: map[desired.Key][]claim{}, byName: map[changetracker.ServicePortName][]ownClaim{}}
-}
+// onMove is called for other service ports that may have won or lost a key.
+type onMove func(changetracker.ServicePortName)
 
-func (c claim) compare(o claim) int {
-	if r := cmp.Compare(c.kind, o.kind); r != 0 {
-		return r
+func newClaims(g *desired.Globals) *claims {
+	c := &claims{byKey: map[desired.Key][]desired.Claim{}, byName: map[changetracker.ServicePortName][]ownClaim{}}
+	for _, a := range g.NodeAddresses {
+		if g.AcceptsNodePorts(a) {
+			c.nodeAddrs = append(c.nodeAddrs, a)
+		}
 	}
-	return c.name.Compare(o.name)
+	return c
 }
 
-// update replaces what a service port asks for; s is nil when it is gone. It
-// calls moved for every other service port that won or lost a key by that.
-func (c *claims) update(name changetracker.ServicePortName, s *desired.Service, moved func(changetracker.ServicePortName)) {
+// update replaces what a service port asks for; s is nil when it is gone.
+func (c *claims) update(name changetracker.ServicePortName, s *desired.Service, moved onMove) {
 	old := c.byName[name]
 	if s != nil && sameClaims(old, s) {
 		return
 	}
 	for _, o := range old {
-		c.withdraw(o, name, moved)
+		c.withdraw(o, moved)
 	}
 	if s == nil {
 		delete(c.byName, name)
@@ -54,11 +52,15 @@ func (c *claims) update(name changetracker.ServicePortName, s *desired.Service, 
 	}
 	now := make([]ownClaim, len(s.Frontends))
 	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		now[i] = ownClaim{key: s.Key(f), kind: f.Kind}
-		c.ask(now[i], name, moved)
+		now[i] = ownOf(s, i)
+		c.ask(now[i], moved)
 	}
 	c.byName[name] = now
+}
+
+func ownOf(s *desired.Service, i int) ownClaim {
+	f := &s.Frontends[i]
+	return ownClaim{key: s.Key(f), claim: s.Claim(f)}
 }
 
 func sameClaims(old []ownClaim, s *desired.Service) bool {
@@ -66,60 +68,108 @@ func sameClaims(old []ownClaim, s *desired.Service) bool {
 		return false
 	}
 	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		if old[i] != (ownClaim{key: s.Key(f), kind: f.Kind}) {
+		if old[i] != ownOf(s, i) {
 			return false
 		}
 	}
 	return true
 }
 
-func (c *claims) ask(o ownClaim, name changetracker.ServicePortName, moved func(changetracker.ServicePortName)) {
+func (c *claims) ask(o ownClaim, moved onMove) {
 	asked := c.byKey[o.key]
-	mine := claim{kind: o.kind, name: name}
-	i, _ := slices.BinarySearchFunc(asked, mine, claim.compare)
-	if i == 0 && len(asked) > 0 {
-		moved(asked[0].name)
+	i, _ := slices.BinarySearchFunc(asked, o.claim, desired.Claim.Compare)
+	if i == 0 {
+		c.disturb(o.key, moved)
 	}
-	c.byKey[o.key] = slices.Insert(asked, i, mine)
+	c.byKey[o.key] = slices.Insert(asked, i, o.claim)
 }
 
-func (c *claims) withdraw(o ownClaim, name changetracker.ServicePortName, moved func(changetracker.ServicePortName)) {
+func (c *claims) withdraw(o ownClaim, moved onMove) {
 	asked := c.byKey[o.key]
-	i, ok := slices.BinarySearchFunc(asked, claim{kind: o.kind, name: name}, claim.compare)
+	i, ok := slices.BinarySearchFunc(asked, o.claim, desired.Claim.Compare)
 	if !ok {
 		return
 	}
 	if asked = slices.Delete(asked, i, i+1); len(asked) == 0 {
 		delete(c.byKey, o.key)
-		return
+	} else {
+		c.byKey[o.key] = asked
 	}
-	c.byKey[o.key] = asked
 	if i == 0 {
-		moved(asked[0].name)
+		c.disturb(o.key, moved)
+	}
+}
+
+// disturb names the service ports that come first at a key, and at those that are in
+// its way or that it is in the way of.
+func (c *claims) disturb(key desired.Key, moved onMove) {
+	if first := c.byKey[key]; len(first) > 0 {
+		moved(first[0].Name)
+	}
+	for _, a := range c.nodeAddrs {
+		other := key
+		switch key.VIP {
+		case netip.Addr{}:
+			other.VIP = a
+		case a:
+			other.VIP = netip.Addr{}
+		default:
+			continue
+		}
+		if first := c.byKey[other]; len(first) > 0 {
+			moved(first[0].Name)
+		}
 	}
 }
 
 // owner is who gets a key that somebody asked for.
 func (c *claims) owner(key desired.Key) changetracker.ServicePortName {
-	return c.byKey[key][0].name
+	first := c.byKey[key][0]
+	if key.VIP.IsValid() && slices.Contains(c.nodeAddrs, key.VIP) {
+		key.VIP = netip.Addr{}
+		if there := c.byKey[key]; len(there) > 0 && first.YieldsTo(there[0]) {
+			return there[0].Name
+		}
+	}
+	return first.Name
 }
 
-// granted returns s with the frontends that it gets, and the keys of those that
-// others have.
+// granted returns s with the frontends that it gets, and the keys that others have:
+// of frontends, or of addresses where its node port does not count.
 func (c *claims) granted(s *desired.Service) (*desired.Service, []desired.Key) {
 	var lost []desired.Key
+	kept := make([]bool, len(s.Frontends))
+	all := true
 	for i := range s.Frontends {
-		if key := s.Key(&s.Frontends[i]); c.owner(key) != s.Name {
+		key := s.Key(&s.Frontends[i])
+		if kept[i] = c.owner(key) == s.Name; !kept[i] {
+			lost, all = append(lost, key), false
+			continue
+		}
+		if s.Frontends[i].Kind == desired.NodePort {
+			lost = append(lost, c.inTheWay(key, s.Name)...)
+		}
+	}
+	if all {
+		return s, lost
+	}
+	rest := *s
+	rest.Frontends = make([]desired.Frontend, 0, len(s.Frontends))
+	for i := range s.Frontends {
+		if kept[i] {
+			rest.Frontends = append(rest.Frontends, s.Frontends[i])
+		}
+	}
+	return &rest, lost
+}
+
+// inTheWay are the VIPs of others that take a node port's packets at an address.
+func (c *claims) inTheWay(key desired.Key, name changetracker.ServicePortName) (lost []desired.Key) {
+	for _, a := range c.nodeAddrs {
+		key.VIP = a
+		if len(c.byKey[key]) > 0 && c.owner(key) != name {
 			lost = append(lost, key)
 		}
 	}
-	if len(lost) == 0 {
-		return s, nil
-	}
-	rest := *s
-	rest.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), func(f desired.Frontend) bool {
-		return slices.Contains(lost, s.Key(&f))
-	})
-	return &rest, lost
+	return lost
 }

@@ -161,7 +161,7 @@ func (f *family) update(state *changetracker.State, delta changetracker.Delta, f
 
 // everything resolves all service ports, the important ones first.
 func (f *family) everything(state *changetracker.State) []*desired.Service {
-	f.claims = newClaims()
+	f.claims = newClaims(&f.globals)
 	maps.DeleteFunc(f.lost, func(name changetracker.ServicePortName, _ []desired.Key) bool {
 		_, ok := state.Service(name)
 		return !ok

@@ -110,7 +110,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 		engine:  engine,
 		rank:    p.config.rank(),
 		log:     p.log.With(zap.String("family", string(name))),
-		claims:  newClaims(),
+		claims:  newClaims(&desired.Globals{}),
 		lost:    map[changetracker.ServicePortName][]desired.Key{},
 		full:    true,
 		period:  p.config.FullSyncPeriod,
@@ -425,7 +425,7 @@ func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Tim
 		Family: f.name, Full: o.full, Repair: o.repair, Queued: queued, Started: started, Duration: ended.Sub(started),
 		Stages: o.stages, Changes: o.changes, ServicePorts: o.servicePorts, Triggers: o.triggers, Apply: o.applied,
 		Failed: len(o.failed), FlowsDeleted: o.flowsDeleted, NoLocalEndpoints: f.shortages.count,
-		Problems: p.tracker.ProblemCounts(), Err: o.err,
+		Problems: p.problemCounts(), Err: o.err,
 	}
 	if !errors.Is(o.err, ErrContested) {
 		p.mu.Lock()
@@ -435,6 +435,19 @@ func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Tim
 	if p.observer != nil {
 		p.observer.ObserveSync(report)
 	}
+}
+
+// problemCounts counts what Status.Problems lists.
+func (p *Proxier) problemCounts() map[changetracker.Reason]int {
+	counts := p.tracker.ProblemCounts()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, conflicts := range p.conflicts {
+		for _, c := range conflicts {
+			counts[c.Reason]++
+		}
+	}
+	return counts
 }
 
 // Status implements Provider.

@@ -124,7 +124,13 @@ func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
 
 // service is a random one.
 func (x *explanations) service() service {
-	s := service{external: x.dice.IntN(4) > 0}
+	s := service{external: x.dice.IntN(4) > 0, options: []ServiceOption{Created(time.Unix(int64(1+x.dice.IntN(3)), 0))}}
+	if s.external && x.dice.IntN(4) == 0 { // several want it
+		s.nodePort = idleHostPort
+		if x.dice.IntN(2) == 0 {
+			s.options = append(s.options, ExternalIPs("192.0.2.10", "2001:db8:2::10"), atNodePort)
+		}
+	}
 	for _, option := range []struct {
 		ServiceOption
 

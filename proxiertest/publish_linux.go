@@ -177,6 +177,14 @@ func (p *published) external(family v1.IPFamily) netip.Addr {
 	return p.serviceAddr("198.18", "18", family)
 }
 
+// sharedAddr is an external IP that no service has by itself.
+func sharedAddr(family v1.IPFamily) netip.Addr {
+	if family == v1.IPv4Protocol {
+		return netip.MustParseAddr("198.18.255.1")
+	}
+	return netip.MustParseAddr("fd00:10:18:ffff::1")
+}
+
 func (p *published) loadBalancer(family v1.IPFamily) netip.Addr {
 	if p.vip != nil {
 		return p.vip(family)
@@ -199,6 +207,7 @@ func (p *published) targets(world *Topology, family v1.IPFamily) map[target]neti
 		undefinedPort:      netip.AddrPortFrom(own, servicePort+1),
 		unallocatedIP:      netip.AddrPortFrom(p.serviceAddr("10.96", "96", family).Prev(), servicePort),
 		externalIP:         netip.AddrPortFrom(p.external(family), servicePort),
+		sharedExternalIP:   netip.AddrPortFrom(sharedAddr(family), servicePort),
 		loadBalancer:       netip.AddrPortFrom(p.loadBalancer(family), servicePort),
 		cloudLoadBalancer:  netip.AddrPortFrom(cloudVIP(family), servicePort),
 		nodePort:           netip.AddrPortFrom(world.Node.Addrs[second], port),

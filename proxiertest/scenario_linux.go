@@ -88,6 +88,7 @@ const (
 	undefinedPort      target = "clusterIP_undefined_port"
 	unallocatedIP      target = "unallocated_service_IP"
 	externalIP         target = "externalIP"
+	sharedExternalIP   target = "externalIP_of_several"
 	loadBalancer       target = "loadBalancer"
 	cloudLoadBalancer  target = "cloud_loadBalancer"
 	nodePort           target = "nodePort"

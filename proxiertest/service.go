@@ -131,3 +131,8 @@ func ClientAffinity(timeout time.Duration) ServiceOption {
 		}
 	}
 }
+
+// Created says when the API server made the Service.
+func Created(at time.Time) ServiceOption {
+	return func(s *v1.Service) { s.CreationTimestamp = metav1.NewTime(at) }
+}

@@ -1,7 +1,10 @@
 package proxiertest
 
 import (
+	"context"
 	"slices"
+	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -48,6 +51,65 @@ func externalScenarios() []scenario {
 				every([]place{pod0, client, node}, []target{nodePort, externalIP}, masqueradedTo(pod1)),
 				every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
 		},
+	}
+}
+
+// disputeScenarios are about addresses that several Services ask for. The younger one
+// comes first, by its name too.
+func disputeScenarios() []scenario {
+	shared := ExternalIPs(sharedAddr(v1.IPv4Protocol).String(), sharedAddr(v1.IPv6Protocol).String())
+	nodeAddrs := ExternalIPs("192.0.2.10", "2001:db8:2::10")
+	younger := func(options ...ServiceOption) service {
+		return service{
+			name: "aaa", external: true, nodePort: idleHostPort, endpoints: ready(remote0),
+			options: append(options, Created(time.Unix(2e9, 0))),
+		}
+	}
+	older := func(options ...ServiceOption) service {
+		return service{
+			name: "zzz", external: true, nodePort: idleHostPort, endpoints: ready(pod1),
+			options: append(options, Created(time.Unix(1e9, 0))),
+		}
+	}
+	everybody := []place{pod0, client, node}
+	return []scenario{
+		{
+			name: "PKT-37", rule: "Of two Services with one external IP the older one has it, until it is deleted.",
+			services: []service{younger(shared, noNodePorts), older(shared, noNodePorts)},
+			play:     playDispute([]target{sharedExternalIP}),
+		},
+		{
+			name: "PKT-38", rule: "A younger Service's external IP takes no node port away at an address of the node, until that is gone.",
+			services: []service{younger(nodeAddrs, atNodePort), older()},
+			play:     playDispute([]target{nodePort}),
+		},
+		{
+			name: "PKT-38/older_external_IP", rule: "An older Service's external IP has its packets also where a node has the address.",
+			services: []service{younger(), older(nodeAddrs, atNodePort)},
+			probes: slices.Concat(
+				every(everybody, []target{nodePort}, masqueradedTo(pod1)),
+				every(everybody, []target{nodePortSecondary}, masqueradedTo(remote0))),
+		},
+	}
+}
+
+// playDispute deletes the older Service.
+func playDispute(disputed []target) func(context.Context, *testing.T, *stage) {
+	return func(ctx context.Context, t *testing.T, s *stage) {
+		t.Helper()
+		everybody := []place{pod0, client, node}
+		s.probe(ctx, t, scenario{probes: every(everybody, disputed, masqueradedTo(pod1))})
+		s.remove(s.services[1])
+		s.services = s.services[:1]
+		s.sync(ctx, t)
+		s.probe(ctx, t, scenario{probes: every(everybody, disputed, masqueradedTo(remote0))})
+	}
+}
+
+// noNodePorts takes a Service's node ports away.
+func noNodePorts(s *v1.Service) {
+	for i := range s.Spec.Ports {
+		s.Spec.Ports[i].NodePort = 0
 	}
 }
 

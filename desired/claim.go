@@ -1,0 +1,58 @@
+package desired
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Claim is what counts when several service ports ask for one frontend.
+type Claim struct {
+	Kind Kind
+	Name changetracker.ServicePortName
+	// Created and UID are the Service's, zero if they are not known.
+	Created time.Time
+	UID     types.UID
+}
+
+// Claim returns what s has to say for a frontend of its own.
+func (s *Service) Claim(f *Frontend) Claim {
+	return Claim{Kind: f.Kind, Name: s.Name, Created: s.Port.CreationTimestamp, UID: s.Port.UID}
+}
+
+// Compare orders claims to one Key: the first one gets it. The Kind comes first, since
+// the API server allots ClusterIPs and only controllers write the status of load
+// balancers, while any user can name an external IP. Then the older Service comes, one
+// of unknown age last, and then the smaller UID and name: who gets a VIP that is in use
+// must not be a matter of names.
+func (c Claim) Compare(o Claim) int {
+	return cmp.Or(cmp.Compare(c.Kind, o.Kind), c.compareAge(o))
+}
+
+// YieldsTo says whether the claim to a VIP that is an address of the node, and accepts
+// node ports, comes after another service port's claim to the node port of the same
+// number. The older Service has it, whatever the kind, but for a ClusterIP.
+func (c Claim) YieldsTo(nodePort Claim) bool {
+	return c.Kind != ClusterIP && c.Name != nodePort.Name && nodePort.compareAge(c) < 0
+}
+
+func (c Claim) compareAge(o Claim) int {
+	if unknown := c.Created.IsZero(); unknown != o.Created.IsZero() {
+		if unknown {
+			return 1
+		}
+		return -1
+	}
+	return cmp.Or(c.Created.Compare(o.Created), cmp.Compare(c.UID, o.UID), c.Name.Compare(o.Name))
+}
+
+// AcceptsNodePorts says whether an address is one of NodeAddresses that accept node
+// ports. The node may have others, which nobody has told of.
+func (g *Globals) AcceptsNodePorts(a netip.Addr) bool {
+	return !a.IsLoopback() && contains(g.NodePortAddresses, a) && slices.Contains(g.NodeAddresses, a)
+}

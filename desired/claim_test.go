@@ -1,0 +1,76 @@
+package desired
+
+import (
+	"slices"
+	"testing"
+	"testing/quick"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// TestClaimsHaveOneOrder whatever claims there are, and a name decides only between
+// Services of one age.
+func TestClaimsHaveOneOrder(t *testing.T) {
+	type raw struct{ Kind, Age, UID, Name uint8 }
+	claim := func(r raw) Claim {
+		c := Claim{Kind: Kind(1 + r.Kind%3), UID: types.UID(rune('a' + r.UID%3))}
+		c.Name = changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: string(rune('a' + r.Name%3))}}
+		if age := r.Age % 3; age > 0 {
+			c.Created = time.Unix(int64(age), 0).UTC()
+		}
+		return c
+	}
+	law := func(x, y, z raw) bool {
+		a, b, c := claim(x), claim(y), claim(z)
+		sameAge := a.Kind == b.Kind && a.Created.Equal(b.Created) && a.UID == b.UID
+		renamed := b
+		renamed.Name.Name = "0"
+		return a.Compare(b) == -b.Compare(a) && (a.Compare(b) == 0) == (a == b) &&
+			(a.Compare(b) > 0 || b.Compare(c) > 0 || a.Compare(c) <= 0) &&
+			(sameAge || a.Compare(b) == a.Compare(renamed))
+	}
+	if err := quick.Check(law, &quick.Config{MaxCount: 5000}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClaimsInTheirOrder(t *testing.T) {
+	at := func(kind Kind, seconds int64, uid types.UID, name string) Claim {
+		c := Claim{Kind: kind, UID: uid, Name: changetracker.ServicePortName{NamespacedName: types.NamespacedName{Name: name}}}
+		if seconds > 0 {
+			c.Created = time.Unix(seconds, 0)
+		}
+		return c
+	}
+	want := []Claim{
+		at(ClusterIP, 0, "", "z"), at(LoadBalancer, 9, "", "z"), at(ExternalIP, 1, "b", "z"), at(ExternalIP, 2, "a", "z"),
+		at(ExternalIP, 2, "b", "x"), at(ExternalIP, 2, "b", "y"), at(ExternalIP, 0, "a", "a"),
+	}
+	got := slices.Clone(want)
+	slices.Reverse(got)
+	slices.SortFunc(got, Claim.Compare)
+	if !slices.Equal(got, want) {
+		t.Errorf("sorted: %v, want %v", got, want)
+	}
+	nodePort := at(NodePort, 5, "m", "m")
+	for _, c := range []struct {
+		vip  Claim
+		want bool
+	}{
+		{at(ClusterIP, 9, "m", "z"), false},
+		{at(LoadBalancer, 9, "m", "a"), true},
+		{at(ExternalIP, 9, "m", "a"), true},
+		{at(ExternalIP, 1, "m", "z"), false},
+		{at(ExternalIP, 0, "m", "a"), true},
+		{at(ExternalIP, 5, "n", "a"), true},
+		{at(ExternalIP, 5, "m", "a"), false},
+		{at(ExternalIP, 5, "m", "m"), false}, // its own
+	} {
+		if got := c.vip.YieldsTo(nodePort); got != c.want {
+			t.Errorf("%v yields to a node port: %t, want %t", c.vip, got, c.want)
+		}
+	}
+}
