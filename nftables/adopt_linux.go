@@ -35,7 +35,7 @@ func (e *Engine) adoptAll(services []*desired.Service, o *observation) map[chang
 
 // adoptAffinity takes over the number of a service port, unless it is taken.
 func (e *Engine) adoptAffinity(s *desired.Service, key desired.Key, o *observation, taken map[uint32]bool) *affinityService {
-	data := o.element[forKind(key, setAffinityIDs, setNodePortAffinityIDs)][keyString(frontendKey(key))]
+	data := o.element[forKind(key, setAffinityKeys, setNodePortAffinityKeys)][keyString(frontendKey(key))]
 	if len(data) != 4 {
 		return nil
 	}
@@ -79,8 +79,8 @@ func (o *observation) targetOf(data string, affinity *affinityService) (t target
 	}
 	id := binary.NativeEndian.Uint32([]byte(data))
 	addr, ok := parseAddrPort(o.element[setAffinityEndpoints][data])
-	if ok && id&affinityIDMask == affinity.key() {
-		affinity.adopt(addr, id&maxAffinitySlot)
+	if ok && id&affinityIDMask == affinity.key() && id&affinitySlotMask <= maxAffinitySlot {
+		affinity.adopt(addr, id&affinitySlotMask)
 	}
 	return target{addr: addr, id: id}, ok
 }

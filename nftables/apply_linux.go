@@ -37,7 +37,7 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 		return err
 	}
 	e.state.globals = update.Globals
-	return nil
+	return e.removeUnusedClasses(ctx)
 }
 
 // change notes the difference between what is placed for a service port and what
@@ -53,25 +53,21 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 		e.state.affinity.release(name)
 	}
 	diff(t, prev, next)
-	e.state.count(prev, -1)
 	e.state.count(next, 1)
+	e.state.count(prev, -1)
 }
 
 // place works out where a service port stands in the sets. New classes are noted
 // in t.
 func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed {
-	pl := placer{verdicts: e.config.Verdicts, class: func(f forwarding) uint32 { return e.state.classes.class(f, t) }}
-	if s.Affinity > 0 {
-		pl.affinity, _ = e.state.affinity.service(s.Name)
-	}
-	if pl.affinity == nil {
-		if s.Affinity > 0 {
+	pl := placer{verdicts: e.config.Verdicts, class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
+	if s.Affinity > 0 && !pl.verdicts {
+		if pl.affinity, _ = e.state.affinity.service(s.Name); pl.affinity == nil {
 			e.log.Warn("no affinity ids left, session affinity is off", zap.Stringer("service", s.Name))
 		}
+	}
+	if pl.affinity == nil {
 		e.state.affinity.release(s.Name)
-		plain := *s
-		plain.Affinity = 0
-		s = &plain
 	}
 	if most := pl.limit(); len(s.Cluster) > most || len(s.Local) > most {
 		e.log.Warn("too many endpoints, the rest gets no traffic", zap.Stringer("service", s.Name), zap.Int("limit", most))
@@ -79,7 +75,7 @@ func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed
 	return pl.place(prev, s)
 }
 
-// count adds what a service port needs of the shared sets.
+// count adds what a service port needs of the shared sets and of the classes.
 func (s *state) count(p *placed, n int) {
 	if p == nil {
 		return
@@ -91,6 +87,9 @@ func (s *state) count(p *placed, n int) {
 	}
 	for _, a := range p.hairpin {
 		s.hairpins.add(a, n)
+	}
+	for c := range p.classes {
+		s.classes.count(c, n)
 	}
 }
 
@@ -149,23 +148,15 @@ func (e *Engine) writeStep(w *wire, t *transaction, more func(*wire)) error {
 	return nil
 }
 
-// writeClass creates the chain of a class, the chains it shares unless they
-// exist, and its elements in the verdict maps.
-func (e *Engine) writeClass(w *wire, c newClass) error {
-	var missing []chainSpec
-	for _, chain := range e.state.layout.forwardingChains(c.forwarding) {
-		if !e.state.classes.chains[chain.name] {
-			e.state.classes.chains[chain.name] = true
-			missing = append(missing, chain)
-		}
-	}
-	e.report.Writes += len(missing)
-	if err := w.chains(missing); err != nil {
+// writeClass creates the chain of a class, and its elements in the verdict maps.
+func (e *Engine) writeClass(w *wire, c class) error {
+	from := c.reachedFrom()
+	e.report.Writes += 1 + len(from)
+	if err := w.chains([]chainSpec{e.state.layout.classChain(c)}); err != nil {
 		return err
 	}
-	for _, in := range c.reachedFrom() {
-		w.verdictElement(&e.specs[in], c.id, c.chain())
-		e.report.Writes++
+	for _, in := range from {
+		w.verdictElement(&e.specs[in], uint32(c), c.chain())
 	}
 	return nil
 }

@@ -93,9 +93,6 @@ func (e *Engine) scaffold(w *wire) error {
 		return err
 	}
 	e.report.Writes += len(w.messages)
-	for _, c := range e.state.layout.chains() {
-		e.state.classes.chains[c.name] = true
-	}
 	return nil
 }
 

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"fmt"
+	"iter"
 	"strconv"
 	"strings"
 	"time"
@@ -12,16 +13,19 @@ import (
 // The number that a packet carries in skb->priority from one rule to the next.
 // Bit 31 marks our own: a class, or an index for an affinity pick. The rest of
 // the range belongs to affinity: bit 30 is the scope, then 17 bits of service
-// port and 13 bits of endpoint.
+// port and 13 bits of endpoint. The last numbers of endpoints stand for no
+// endpoint, but for how long records last.
 const (
-	ownBit          = 1 << 31
-	affinityLocal   = 1 << 30
-	affinitySlotLen = 13
-	affinityIDLen   = 17
-	maxAffinitySlot = 1<<affinitySlotLen - 1
-	maxAffinityID   = 1<<affinityIDLen - 1
-	affinityIDMask  = maxAffinityID << affinitySlotLen
-	affinityMask    = affinityIDMask | maxAffinitySlot
+	ownBit           = 1 << 31
+	affinityLocal    = 1 << 30
+	affinitySlotLen  = 13
+	affinityIDLen    = 17
+	affinitySlotMask = 1<<affinitySlotLen - 1
+	firstTimeout     = 1<<affinitySlotLen - 1<<8
+	maxAffinitySlot  = firstTimeout - 1
+	maxAffinityID    = 1<<affinityIDLen - 1
+	affinityIDMask   = maxAffinityID << affinitySlotLen
+	affinityMask     = affinityIDMask | affinitySlotMask
 
 	// localOffset is where the indexes of the Local scope begin, in the same maps as
 	// those of the Cluster scope. It bounds the endpoints of a service port too.
@@ -35,70 +39,199 @@ const (
 	classDrop
 	classFirewall
 	classLocal
-	firstForwarding uint32 = ownBit + 0x100
+	classAffinity uint32 = ownBit + 0x10 // the first of six, see affinityClass
 )
 
 const (
-	chainReject       = "reject"
-	chainDrop         = "drop"
-	chainFirewall     = "firewall"
-	chainLocal        = "local"
-	chainShortCircuit = "short-circuit"
-	chainPick         = "pick"
-	chainServices     = "services"
+	chainReject         = "reject"
+	chainDrop           = "drop"
+	chainFirewall       = "firewall"
+	chainLocal          = "local"
+	chainShortCircuit   = "short-circuit"
+	chainPick           = "pick"
+	chainServices       = "services"
+	chainAffinityRecord = "affinity-record"
+	chainAffinityDraw   = "affinity-draw"
 )
 
-// forwarding is a class of frontends that share one chain: same number of
-// endpoints, same treatment of the source, same affinity timeout.
-type forwarding struct {
+// affinityChain is the chain of all frontends with session affinity and that scope.
+func affinityChain(s desired.Scope) string { return "affinity-" + strings.ToLower(s.String()) }
+
+// treatment is what frontends with the same endpoints may differ in.
+type treatment struct {
 	masquerade desired.Masquerade
 	scope      desired.Scope
-	endpoints  int
-	affinity   time.Duration
 }
 
-// chain is the name of the chain of the class: "all-cluster-3", or
-// "keep-local-3-affinity-10800s".
-func (f forwarding) chain() string {
-	s := f.masquerade.String() + "-" + strings.ToLower(f.scope.String()) + "-" + strconv.Itoa(f.endpoints)
-	if f.affinity > 0 {
-		s += "-affinity-" + seconds(f.affinity)
-	}
-	return s
-}
-
-// parseForwarding is the inverse of chain; ok is false for any other name.
-func parseForwarding(name string) (f forwarding, ok bool) {
-	for _, m := range []desired.Masquerade{desired.MasqueradeNone, desired.MasqueradeNonPod, desired.MasqueradeAll} {
-		for _, s := range []desired.Scope{desired.ScopeCluster, desired.ScopeLocal} {
-			f = forwarding{masquerade: m, scope: s}
-			rest, found := strings.CutPrefix(name, strings.TrimSuffix(f.chain(), "0"))
-			if !found {
-				continue
+// treatments yields all of them.
+func treatments() iter.Seq[treatment] {
+	return func(yield func(treatment) bool) {
+		for m := desired.MasqueradeNone; m <= desired.MasqueradeAll; m++ {
+			for s := desired.ScopeCluster; s <= desired.ScopeLocal; s++ {
+				if !yield(treatment{m, s}) {
+					return
+				}
 			}
-			count, timeout, _ := strings.Cut(rest, "-affinity-")
-			f.endpoints, _ = strconv.Atoi(count)
-			f.affinity, _ = time.ParseDuration(timeout)
-			return f, f.endpoints > 0 && f.chain() == name
 		}
 	}
-	return forwarding{}, false
 }
 
-// seconds is how affinity timeouts are spelled in chain names.
-func seconds(d time.Duration) string { return fmt.Sprintf("%ds", int(d/time.Second)) }
+// String begins the names of chains: "all-cluster".
+func (t treatment) String() string {
+	return t.masquerade.String() + "-" + strings.ToLower(t.scope.String())
+}
 
-// reachedFrom lists the verdict maps that may lead to the chain of the class.
+func (t treatment) number() uint32 {
+	return uint32(t.masquerade)<<1 | uint32(t.scope-desired.ScopeCluster)
+}
+
+// reachedFrom lists the verdict maps that may lead to a chain with the treatment.
 // No map leads back to a chain that leads to it, or the kernel would see a loop.
-func (f forwarding) reachedFrom() []setID {
+func (t treatment) reachedFrom() []setID {
 	from := []setID{setClasses}
 	switch {
-	case f.masquerade == desired.MasqueradeNone && f.scope == desired.ScopeCluster:
+	case t.masquerade == desired.MasqueradeNone && t.scope == desired.ScopeCluster:
 		from = append(from, setShortCircuitClasses, setFirewalledClasses)
-	case f.masquerade == desired.MasqueradeNone:
+	case t.masquerade == desired.MasqueradeNone:
 		from = append(from, setLocalClasses)
-	case f.masquerade == desired.MasqueradeAll && f.scope == desired.ScopeCluster:
+	case t.masquerade == desired.MasqueradeAll && t.scope == desired.ScopeCluster:
 		from = append(from, setFirewalledClasses)
+	}
+	return from
+}
+
+// affinityClass is the class of frontends with session affinity. It exists always:
+// how many endpoints there are and how long records last is said elsewhere.
+func affinityClass(t treatment) uint32 { return classAffinity + t.number() }
+
+func affinityClassChain(t treatment) string { return t.String() + "-affinity" }
+
+// class is the number of a chain that exists as long as somebody needs it, by which
+// a verdict map leads there. The number tells what the chain does. There are three
+// kinds, so that what they tell adds up and does not multiply:
+//
+//   - for frontends without session affinity, how many endpoints they have and how
+//     they are treated: "all-cluster-3";
+//   - for service ports with session affinity, how many endpoints a scope has:
+//     "affinity-draw-cluster-3";
+//   - for those too, how long records last: "affinity-timeout-10800s".
+type class uint32
+
+const (
+	classOfCount      class = ownBit | 1<<30
+	classIsDraw       class = 1 << 29
+	classTreatmentBit       = 24
+	classCountMask    class = 1<<classTreatmentBit - 1
+)
+
+func forwardingClass(t treatment, endpoints int) class {
+	return classOfCount | class(t.number())<<classTreatmentBit | class(endpoints)
+}
+
+func drawClass(s desired.Scope, endpoints int) class {
+	return forwardingClass(treatment{scope: s}, endpoints) | classIsDraw
+}
+
+func (c class) isTimeout() bool { return c >= firstTimeout && c <= affinitySlotMask }
+
+func (c class) isDraw() bool { return c&(classOfCount|classIsDraw) == classOfCount|classIsDraw }
+
+// isCounted says whether c is a class at all, and no number that exists always.
+func (c class) isCounted() bool { return c&classOfCount == classOfCount || c.isTimeout() }
+
+func (c class) endpoints() int { return int(c & classCountMask) }
+
+func (c class) treatment() treatment {
+	n := c >> classTreatmentBit & 7
+	return treatment{masquerade: desired.Masquerade(n >> 1), scope: desired.ScopeCluster + desired.Scope(n&1)}
+}
+
+// chain is the name of the chain of the class.
+func (c class) chain() string {
+	switch {
+	case c.isTimeout():
+		return "affinity-timeout-" + seconds(c.timeout())
+	case c.isDraw():
+		return chainAffinityDraw + "-" + strings.ToLower(c.treatment().scope.String()) + "-" + strconv.Itoa(c.endpoints())
+	default:
+		return c.treatment().String() + "-" + strconv.Itoa(c.endpoints())
+	}
+}
+
+// reachedFrom lists the verdict maps that lead to the chain of the class.
+func (c class) reachedFrom() []setID {
+	switch {
+	case c.isTimeout():
+		return []setID{setAffinityTimeouts}
+	case c.isDraw():
+		return []setID{setAffinityDraws}
+	default:
+		return c.treatment().reachedFrom()
+	}
+}
+
+// parseClass is the inverse of chain; ok is false for any other name.
+func parseClass(chain string) (c class, ok bool) {
+	kind := strings.TrimRight(chain, "s0123456789")
+	n, err := strconv.Atoi(strings.TrimSuffix(chain[len(kind):], "s"))
+	if err != nil || n <= 0 || n > longestTimeout || n > maxEndpoints && kind != "affinity-timeout-" {
+		return 0, false
+	}
+	c = timeoutClass(time.Duration(n) * time.Second)
+	for t := range treatments() {
+		for _, other := range []class{forwardingClass(t, n), drawClass(t.scope, n)} {
+			if other.chain() == chain {
+				c = other
+			}
+		}
+	}
+	return c, c.chain() == chain
+}
+
+// seconds is how timeouts are spelled.
+func seconds(d time.Duration) string { return fmt.Sprintf("%ds", int(d/time.Second)) }
+
+// longestTimeout is the longest that the API allows, in seconds: a day.
+const longestTimeout = 24 * 60 * 60
+
+// timeoutStep says in which units timeouts are told up to some length.
+type timeoutStep struct{ upTo, unit time.Duration }
+
+// timeoutSteps make 254 timeouts, whatever Services ask for: a timeout is part of a
+// rule, and each one has a chain.
+func timeoutSteps() [5]timeoutStep {
+	return [...]timeoutStep{
+		{time.Minute, time.Second},
+		{10 * time.Minute, 10 * time.Second},
+		{time.Hour, time.Minute},
+		{12 * time.Hour, 10 * time.Minute},
+		{longestTimeout * time.Second, 30 * time.Minute},
+	}
+}
+
+// timeoutClass rounds up to the next timeout that there is.
+func timeoutClass(d time.Duration) class {
+	n, from := class(firstTimeout-1), time.Duration(0)
+	for _, s := range timeoutSteps() {
+		if d <= s.upTo {
+			return n + class((max(d, 1)-from+s.unit-1)/s.unit)
+		}
+		n += class((s.upTo - from) / s.unit)
+		from = s.upTo
+	}
+	return n
+}
+
+// timeout is the inverse of timeoutClass.
+func (c class) timeout() time.Duration {
+	n, from := time.Duration(c-firstTimeout+1), time.Duration(0)
+	for _, s := range timeoutSteps() {
+		steps := (s.upTo - from) / s.unit
+		if n <= steps {
+			return from + n*s.unit
+		}
+		n -= steps
+		from = s.upTo
 	}
 	return from
 }
@@ -119,10 +252,14 @@ type staticClass struct {
 }
 
 func staticClasses() map[uint32]staticClass {
-	return map[uint32]staticClass{
+	classes := map[uint32]staticClass{
 		classReject:   {chainReject, []setID{setClasses, setFirewalledClasses}},
 		classDrop:     {chainDrop, []setID{setClasses, setFirewalledClasses, setLocalClasses}},
 		classFirewall: {chainFirewall, []setID{setClasses}},
 		classLocal:    {chainLocal, []setID{setClasses, setFirewalledClasses}},
 	}
+	for t := range treatments() {
+		classes[affinityClass(t)] = staticClass{affinityClassChain(t), t.reachedFrom()}
+	}
+	return classes
 }

@@ -1,92 +1,77 @@
 package nftables
 
 import (
-	"cmp"
+	"maps"
 	"slices"
-	"strings"
 )
 
-// classTable knows which forwarding classes exist and under which number. Their
-// number is bounded by the number of distinct endpoint counts, not of Services.
+// classTable knows which classes have a chain, and how many frontends and service
+// ports need each. There are no more than somebody needs, and spareClasses.
 type classTable struct {
-	ids    map[forwarding]uint32
-	chains map[string]bool // that exist, or will with the transaction at hand
-	last   uint32
+	users  map[class]int
+	unused int // how many nobody needs
 }
 
-func newClassTable() *classTable {
-	return &classTable{ids: map[forwarding]uint32{}, chains: map[string]bool{}, last: firstForwarding - 1}
-}
+func newClassTable() *classTable { return &classTable{users: map[class]int{}} }
 
-// adopt takes over a class that exists in the kernel. Of two numbers of one class
-// the first one counts.
-func (c *classTable) adopt(f forwarding, id uint32) {
-	if _, ok := c.ids[f]; !ok {
-		c.ids[f] = id
+// adopt takes over a class whose chain exists in the kernel.
+func (t *classTable) adopt(c class) {
+	if _, ok := t.users[c]; !ok {
+		t.users[c] = 0
+		t.unused++
 	}
-	c.last = max(c.last, id)
+}
+
+// exist notes a class in the transaction if it has no chain yet.
+func (t *classTable) exist(c class, tx *transaction) uint32 {
+	if _, ok := t.users[c]; !ok {
+		t.adopt(c)
+		tx.classes = append(tx.classes, c)
+	}
+	return uint32(c)
+}
+
+// count notes that n more, or less, need a class.
+func (t *classTable) count(c class, n int) {
+	before := t.users[c]
+	t.users[c] = before + n
+	switch {
+	case before == 0 && n > 0:
+		t.unused--
+	case before > 0 && before+n == 0:
+		t.unused++
+	}
 }
 
 // sorted lists all classes in order of number.
-func (c *classTable) sorted() []newClass {
-	list := make([]newClass, 0, len(c.ids))
-	for f, id := range c.ids {
-		list = append(list, newClass{id: id, forwarding: f})
-	}
-	slices.SortFunc(list, func(a, b newClass) int { return cmp.Compare(a.id, b.id) })
-	return list
-}
+func (t *classTable) sorted() []class { return slices.Sorted(maps.Keys(t.users)) }
 
-// class returns the number of a class. A new one is noted in the transaction.
-func (c *classTable) class(f forwarding, t *transaction) uint32 {
-	if id, ok := c.ids[f]; ok {
-		return id
-	}
-	c.last++
-	c.ids[f] = c.last
-	t.classes = append(t.classes, newClass{id: c.last, forwarding: f})
-	return c.last
-}
-
-// unused returns the classes that no frontend of any service port has.
-func (c *classTable) unused(inUse map[uint32]bool) []newClass {
-	var free []newClass
-	for f, id := range c.ids {
-		if !inUse[id] {
-			free = append(free, newClass{id: id, forwarding: f})
+// takeUnused forgets the classes that nobody needs, and returns them.
+func (t *classTable) takeUnused() []class {
+	var unused []class
+	for c, n := range t.users {
+		if n == 0 {
+			unused = append(unused, c)
+			delete(t.users, c)
 		}
 	}
-	return free
+	t.unused = 0
+	return unused
 }
 
-// remove forgets a class whose chain is deleted.
-func (c *classTable) remove(f forwarding) {
-	delete(c.ids, f)
-	delete(c.chains, f.chain())
-}
-
-// orphanedAffinityChains are the shared chains that no class leads to any more.
-func (c *classTable) orphanedAffinityChains() []string {
-	needed := map[string]bool{}
-	for f := range c.ids {
-		find, pick := affinityChains(f)
-		needed[find], needed[pick] = true, true
-	}
-	var orphans []string
-	for chain := range c.chains {
-		if strings.HasPrefix(chain, affinityPrefix) && !needed[chain] {
-			orphans = append(orphans, chain)
+// classes yields the classes that a service port needs, each as often as it does.
+func (p *placed) classes(yield func(class) bool) {
+	for i := range p.frontends {
+		f := &p.frontends[i]
+		for _, value := range [...]uint32{f.entry, f.firewalled, f.outside, f.inside} {
+			if c := class(value); c.isCounted() && !yield(c) {
+				return
+			}
 		}
 	}
-	return orphans
-}
-
-// affinityPrefix begins the names of the chains that classes with the same
-// affinity timeout share.
-const affinityPrefix = "affinity-"
-
-// affinityChains are the names of those chains: find differs by scope too.
-func affinityChains(f forwarding) (find, pick string) {
-	s := seconds(f.affinity)
-	return affinityPrefix + strings.ToLower(f.scope.String()) + "-" + s, affinityPrefix + "pick-" + s
+	for _, c := range [...]class{p.timeout, p.draws[0], p.draws[1]} {
+		if c != 0 && !yield(c) {
+			return
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -26,7 +27,7 @@ func (f *placedFrontend) values() [5]mapped {
 		{setFirewalled, f.firewalled},
 		{forKind(f.key, setLocals, setNodePortLocals), f.outside},
 		{forKind(f.key, setShortCircuits, setNodePortShortCircuits), f.inside},
-		{forKind(f.key, setAffinityIDs, setNodePortAffinityIDs), f.affinityID},
+		{forKind(f.key, setAffinityKeys, setNodePortAffinityKeys), f.affinityID},
 	}
 }
 
@@ -42,7 +43,7 @@ func (p *placed) indexedLists(f *placedFrontend) [2]indexed {
 	var lists [2]indexed
 	for i := range lists {
 		lists[i] = indexed{in: forKind(f.key, setEndpoints, setNodePortEndpoints), from: offset(indexScope(i))}
-		if p.affinity {
+		if p.affinity != 0 {
 			lists[i].in = forKind(f.key, setAffinityPicks, setNodePortAffinityPicks)
 			lists[i].from |= ownBit
 		}
@@ -103,6 +104,10 @@ func diff(sink elementSink, prev, next *placed) {
 	}
 	for i := range 2 {
 		diffAffinityEndpoints(sink, prev.affinityList(i), next.affinityList(i))
+		was, is := prev.affinityDraw(i), next.affinityDraw(i)
+		if p := cmp.Or(next, prev); was != is {
+			diffValue(sink, markData(p.affinity|scopeBit(i)), was, is)
+		}
 	}
 }
 
@@ -113,8 +118,16 @@ func (p *placed) all() []placedFrontend {
 	return p.frontends
 }
 
+// affinityDraw is the element that says from how many endpoints of a scope to draw.
+func (p *placed) affinityDraw(i int) mapped {
+	if p == nil {
+		return mapped{in: setAffinityCounts}
+	}
+	return mapped{in: setAffinityCounts, value: uint32(p.draws[i])}
+}
+
 func (p *placed) affinityList(i int) []target {
-	if p == nil || !p.affinity {
+	if p == nil || p.affinity == 0 {
 		return nil
 	}
 	return p.lists[i]

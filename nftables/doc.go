@@ -7,7 +7,7 @@
 //
 // Each IP family has one table with a constant number of sets and maps. Chains
 // exist per class of frontends, such as "three endpoints, source kept", and not
-// per Service. Whatever changes with Services and endpoints is an element:
+// per Service. Whatever else changes with Services and endpoints is an element:
 //
 //	prerouting, output (nat, -100)
 //	  └ services
@@ -22,7 +22,11 @@
 //	MASQ-SCOPE-N        one per class: mark the packet if its source is to be
 //	                    masqueraded, draw an index below N, go to pick
 //	pick                endpoints: VIP . protocol . port . index → dnat
-//	…-affinity-T        like MASQ-SCOPE-N, but first asks the affinity map
+//	MASQ-SCOPE-affinity mark the packet likewise, go to affinity-SCOPE: the endpoint in
+//	                    the client's record, or else a new record of one that is drawn
+//	affinity-record     affinity-keys, affinity-timeouts → affinity-timeout-T
+//	affinity-timeout-T  affinity: client → endpoint; the record lasts for another T
+//	affinity-draw       affinity-counts, affinity-draws → affinity-draw-SCOPE-N
 //
 //	postrouting (nat, 100)
 //	  masquerade what is marked, and connections of an endpoint to itself
@@ -51,6 +55,12 @@
 // other users of netlink in the same network namespace wait a few milliseconds
 // at most.
 //
+// Each commit of anybody in the network namespace walks all chains. A class that
+// nobody needs any more goes with the sync that leaves more than 128 of them. In use
+// there are at most 254 affinity timeouts, and for each number of endpoints that some
+// service port has, six chains and two with session affinity: they only add up. Who
+// wants N different numbers of endpoints needs N²/2 endpoints, so there are few.
+//
 // # Predecessors, other versions, and damage by others
 //
 // A table that carries our comment stays in use: sets that are missing are
@@ -68,6 +78,9 @@
 //
 // # Limits
 //
-// A service port uses its first 65,536 endpoints, or 8,191 with session affinity;
-// 131,071 service ports per family can have session affinity.
+// A service port uses its first 65,536 endpoints, or 7,935 with session affinity;
+// 131,071 service ports per family can have session affinity. A timeout of session
+// affinity is rounded up: to ten seconds if it is more than a minute, to a minute if
+// it is more than ten, to ten minutes if it is more than an hour, to half an hour if it
+// is more than twelve. The longest is a day.
 package nftables

@@ -28,12 +28,8 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 	}
 	v.chains = scratch.state.layout.chains()
 	for _, c := range t.classes {
-		v.lead(c.id, c.chain(), c.reachedFrom())
-		for _, chain := range scratch.state.layout.forwardingChains(c.forwarding) {
-			if !slices.ContainsFunc(v.chains, func(have chainSpec) bool { return have.name == chain.name }) {
-				v.chains = append(v.chains, chain)
-			}
-		}
+		v.lead(uint32(c), c.chain(), c.reachedFrom())
+		v.chains = append(v.chains, scratch.state.layout.classChain(c))
 	}
 	v.elements = func(s *setSpec) []string {
 		if slices.Contains(intervalSets(), s.id) {
@@ -106,7 +102,7 @@ func (v *view) addrLen() int { return v.layout.addrLen() }
 
 func (v *view) lead(class uint32, chain string, from []setID) {
 	for _, in := range from {
-		v.verdicts[in] = append(v.verdicts[in], fmt.Sprintf("%#08x : goto %s", class, chain))
+		v.verdicts[in] = append(v.verdicts[in], fmt.Sprintf("%#08x : %s %s", class, v.layout.rules.specs[in].verdict(), chain))
 	}
 }
 

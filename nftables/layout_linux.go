@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -27,6 +28,11 @@ type hookSpec struct {
 type ruleSpec struct {
 	text  string
 	exprs []expr.Any
+}
+
+// then adds to a rule.
+func (r ruleSpec) then(text string, e ...expr.Any) ruleSpec {
+	return ruleSpec{text: r.text + " " + text, exprs: append(r.exprs, e...)}
 }
 
 // Netfilter hook numbers, NF_INET_* of linux/netfilter.h.
@@ -58,7 +64,7 @@ func (l *layout) addrLen() int { return 4 * l.rules.addrRegs() }
 func (l *layout) chains() []chainSpec {
 	r := &l.rules
 	toServices := []ruleSpec{r.jump(chainServices)}
-	return []chainSpec{
+	return append(l.affinityChains(), []chainSpec{
 		{name: chainReject, rules: []ruleSpec{r.reject()}},
 		{name: chainDrop, rules: []ruleSpec{r.drop()}},
 		{name: chainPick, rules: r.pick()},
@@ -69,23 +75,42 @@ func (l *layout) chains() []chainSpec {
 		{name: "prerouting", hook: &hookSpec{hookPrerouting, "prerouting", l.dnatPriority}, rules: toServices},
 		{name: "output", hook: &hookSpec{hookOutput, "output", l.dnatPriority}, rules: toServices},
 		{name: "postrouting", hook: &hookSpec{hookPostrouting, "postrouting", l.snatPriority}, rules: r.postrouting()},
-	}
+	}...)
 }
 
-// forwardingChains returns the chain of a class, and before it those that it
-// needs and shares with other classes.
-func (l *layout) forwardingChains(f forwarding) []chainSpec {
+// classChain returns the chain of a class.
+func (l *layout) classChain(c class) chainSpec {
+	r, spec := &l.rules, chainSpec{name: c.chain()}
+	switch t := c.treatment(); {
+	case c.isTimeout():
+		spec.rules = r.affinityTimeout(c.timeout())
+	case c.isDraw():
+		spec.rules = []ruleSpec{r.index(c.endpoints(), ownBit+offset(t.scope))}
+	default:
+		index := r.index(c.endpoints(), offset(t.scope))
+		if !r.verdicts {
+			index = index.then("goto "+chainPick, gotoChain(chainPick))
+		}
+		spec.rules = append(r.masquerade(t.masquerade), index)
+	}
+	return spec
+}
+
+// affinityChains are what all service ports with session affinity share.
+func (l *layout) affinityChains() []chainSpec {
 	r := &l.rules
-	if f.affinity == 0 {
-		return []chainSpec{{name: f.chain(), rules: append(r.masquerade(f.masquerade), r.index(f, 0, chainPick))}}
+	specs := []chainSpec{
+		{name: chainAffinityDraw, rules: r.affinityDraw()},
+		{name: chainAffinityRecord, rules: r.affinityRecord()},
+		{name: affinityChain(desired.ScopeCluster), rules: r.affinity(desired.ScopeCluster)},
+		{name: affinityChain(desired.ScopeLocal), rules: r.affinity(desired.ScopeLocal)},
 	}
-	find, pick := affinityChains(f)
-	rules := append(r.masquerade(f.masquerade), r.jump(find), r.index(f, ownBit, pick))
-	return []chainSpec{
-		{name: find, rules: r.affinityFind(f)},
-		{name: pick, rules: r.affinityPick(f.affinity)},
-		{name: f.chain(), rules: rules},
+	for t := range treatments() {
+		next := affinityChain(t.scope)
+		rules := append(r.masquerade(t.masquerade), ruleSpec{text: "goto " + next, exprs: []expr.Any{gotoChain(next)}})
+		specs = append(specs, chainSpec{name: affinityClassChain(t), rules: rules})
 	}
+	return specs
 }
 
 // rules writes the rules of one family's table.
@@ -205,88 +230,136 @@ func (r *rules) masquerade(m desired.Masquerade) []ruleSpec {
 }
 
 // index draws the index of an endpoint, with equal chances.
-func (r *rules) index(f forwarding, base uint32, next string) ruleSpec {
+func (r *rules) index(endpoints int, from uint32) ruleSpec {
 	if r.verdicts {
 		return ruleSpec{text: "meta priority set 0", exprs: []expr.Any{&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0))}}
 	}
-	from := base + offset(f.scope)
-	text := fmt.Sprintf("meta priority set numgen random mod %d", f.endpoints)
+	text := fmt.Sprintf("meta priority set numgen random mod %d", endpoints)
 	if from != 0 {
 		text += fmt.Sprintf(" offset %d", from)
 	}
 	return ruleSpec{
-		text: text + " goto " + next,
+		text: text,
 		exprs: []expr.Any{
-			&expr.Numgen{Register: reg(0), Modulus: uint32(f.endpoints), Type: ngRandom, Offset: from},
-			setPriority(reg(0)), gotoChain(next),
+			&expr.Numgen{Register: reg(0), Modulus: uint32(endpoints), Type: ngRandom, Offset: from},
+			setPriority(reg(0)),
 		},
 	}
 }
 
-// affinityFind forwards a client that has a record to the endpoint in it, if
-// that endpoint is still one of the scope; otherwise it returns.
-func (r *rules) affinityFind(f forwarding) []ruleSpec {
-	own := []expr.Any{priority(0), and(0, 0, ownBit), notZero(0)}
-	nodePortIDs := r.carry("meta l4proto . th dport", r.nodePort, setNodePortAffinityIDs)
-	nodePortIDs.text = fmt.Sprintf("meta priority & %#x != 0 %s", uint32(ownBit), nodePortIDs.text)
-	nodePortIDs.exprs = append(own, nodePortIDs.exprs...)
+// affinity forwards a client that has a record to the endpoint in it, if that is
+// still one of the scope. Otherwise it draws one, writes a record and reads it
+// again, so that there is one way only in which a record gets its timeout. Where the
+// map of records is full, the client is forwarded to any endpoint without one.
+func (r *rules) affinity(scope desired.Scope) []ruleSpec {
+	toRecord := append([]ruleSpec{r.jump(chainAffinityRecord)}, r.affinityTranslation(scope)...)
+	draw := r.jump(chainAffinityDraw)
+	return slices.Concat(toRecord, []ruleSpec{draw, r.affinityWrite()}, toRecord, []ruleSpec{draw, r.affinityDNAT()})
+}
 
-	specs := []ruleSpec{
-		r.carry("%s daddr . meta l4proto . th dport", r.tuple, setAffinityIDs),
-		nodePortIDs,
-		{
-			text:  "meta priority set meta priority . " + r.ip() + " saddr map @affinity",
-			exprs: []expr.Any{priority(0), r.saddr(1), lookup(setAffinity, reg(0), reg(12)), setPriority(reg(12))},
-		},
-		{
-			text: fmt.Sprintf("meta priority & %#x != 0 update @affinity { %s }", maxAffinitySlot, r.recordText(f.affinity)),
-			exprs: append([]expr.Any{priority(0), and(0, 0, maxAffinitySlot), notZero(0)},
-				r.record(dynsetUpdate, f.affinity)...),
-		},
+// affinityTranslation forwards to the endpoint in skb->priority, if the scope has it.
+func (r *rules) affinityTranslation(scope desired.Scope) []ruleSpec {
+	if scope == desired.ScopeCluster {
+		return []ruleSpec{r.affinityDNAT()}
 	}
-	if f.scope == desired.ScopeLocal {
-		specs = append(specs, ruleSpec{
+	return []ruleSpec{
+		{
 			text:  fmt.Sprintf("meta priority set meta priority | %#x", affinityLocal),
 			exprs: []expr.Any{priority(0), or(0, affinityLocal), setPriority(reg(0))},
-		})
+		},
+		r.affinityDNAT(),
 	}
-	return append(specs, r.dnat("meta priority", []expr.Any{priority(0)}, setAffinityEndpoints))
 }
 
-// affinityPick forwards to the endpoint at the index in skb->priority and writes
-// the record. The record is written by a rule of its own, so that a full map
-// costs stickiness and no connection.
-func (r *rules) affinityPick(timeout time.Duration) []ruleSpec {
+func (r *rules) affinityDNAT() ruleSpec {
+	return r.dnat("meta priority", []expr.Any{priority(0)}, setAffinityEndpoints)
+}
+
+// affinityRecord goes to the chain of the timeout, with affinity id and timeout in
+// skb->priority. It comes back with the endpoint there, if the client has a record.
+func (r *rules) affinityRecord() []ruleSpec {
+	return []ruleSpec{
+		// A packet to a node port is to no VIP: there the second rule finds nothing.
+		r.carry("meta l4proto . th dport", r.nodePort, setNodePortAffinityKeys),
+		r.carry("%s daddr . meta l4proto . th dport", r.tuple, setAffinityKeys),
+		{
+			text: fmt.Sprintf("meta priority & %#x vmap @%s", affinitySlotMask, setName(setAffinityTimeouts)),
+			exprs: []expr.Any{
+				priority(0), and(0, 0, affinitySlotMask),
+				&expr.Lookup{SourceRegister: reg(0), SetName: setName(setAffinityTimeouts), IsDestRegSet: true},
+			},
+		},
+	}
+}
+
+// affinityTimeout puts the endpoint of the client's record into skb->priority and makes
+// the record last for another timeout.
+func (r *rules) affinityTimeout(timeout time.Duration) []ruleSpec {
+	const isTimeout = firstTimeout // all of its bits are set in a timeout, and in no endpoint
+	update := []expr.Any{priority(0), and(0, 0, isTimeout), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: nativeUint32(isTimeout)}}
+	return []ruleSpec{
+		{
+			text:  "meta priority set " + r.recordKeyText() + " map @affinity",
+			exprs: append(r.recordKey(), lookup(setAffinity, reg(0), reg(12)), setPriority(reg(12))),
+		},
+		{
+			text:  fmt.Sprintf("meta priority & %#[1]x != %#[1]x update @affinity { %[2]s }", isTimeout, r.recordText(timeout)),
+			exprs: append(update, r.record(dynsetUpdate, timeout)...),
+		},
+	}
+}
+
+// affinityDraw puts any endpoint of the service port and scope that are in
+// skb->priority there. It finds its class by them, since classes of frontends do not
+// tell how many endpoints there are.
+func (r *rules) affinityDraw() []ruleSpec {
 	tupleIndex := func() []expr.Any { return append(r.tuple(), priority(r.tupleLen())) }
 	nodePortIndex := func() []expr.Any { return append(r.nodePort(), priority(2)) }
-	record := r.recordText(timeout)
+	const serviceAndScope = affinityIDMask | affinityLocal
 	return []ruleSpec{
+		{
+			text: fmt.Sprintf("meta priority set meta priority & %#x map @%s", serviceAndScope, setName(setAffinityCounts)),
+			exprs: []expr.Any{
+				priority(0), and(0, 0, serviceAndScope), lookup(setAffinityCounts, reg(0), reg(12)), setPriority(reg(12)),
+			},
+		},
+		r.dispatch(setAffinityDraws),
 		r.carry("%s daddr . meta l4proto . th dport . meta priority", tupleIndex, setAffinityPicks),
 		r.carry("meta l4proto . th dport . meta priority", nodePortIndex, setNodePortAffinityPicks),
-		{
-			// A record that is there keeps its data on "add" and "update".
-			text:  fmt.Sprintf("delete @affinity { %[1]s } add @affinity { %[1]s }", record),
-			exprs: append(r.record(dynsetDelete, timeout), r.record(dynsetAdd, timeout)...),
-		},
-		r.dnat("meta priority", []expr.Any{priority(0)}, setAffinityEndpoints),
+	}
+}
+
+// provisionalTimeout is how long a record lasts that gets its own timeout a few
+// rules later.
+const provisionalTimeout = time.Second
+
+// affinityWrite writes a record of the endpoint in skb->priority. A record that is
+// there keeps its data on "add" and "update".
+func (r *rules) affinityWrite() ruleSpec {
+	return ruleSpec{
+		text:  fmt.Sprintf("delete @affinity { %[1]s } add @affinity { %[1]s }", r.recordText(provisionalTimeout)),
+		exprs: append(r.record(dynsetDelete, 0), r.record(dynsetAdd, provisionalTimeout)...),
 	}
 }
 
 func (r *rules) recordText(timeout time.Duration) string {
-	return fmt.Sprintf("meta priority & %#x . %s saddr timeout %s : meta priority & %#x",
-		affinityIDMask, r.ip(), seconds(timeout), affinityMask)
+	return fmt.Sprintf("%s timeout %s : meta priority & %#x", r.recordKeyText(), seconds(timeout), affinityMask)
 }
 
-// record writes the client's record: affinity id and source to endpoint id,
-// without the bit of the scope, because all frontends share it.
+// record changes the client's record: affinity id and source to endpoint id, without
+// the bit of the scope, because all frontends share it.
 func (r *rules) record(op uint32, timeout time.Duration) []expr.Any {
-	if op == dynsetDelete {
-		timeout = 0
-	}
-	return []expr.Any{
-		priority(12), and(0, 12, affinityIDMask), r.saddr(1), and(12, 12, affinityMask),
-		&expr.Dynset{SrcRegKey: reg(0), SrcRegData: reg(12), SetName: setName(setAffinity), Operation: op, Timeout: timeout},
-	}
+	return append([]expr.Any{priority(12), and(12, 12, affinityMask)}, append(r.recordKey(),
+		&expr.Dynset{SrcRegKey: reg(0), SrcRegData: reg(12), SetName: setName(setAffinity), Operation: op, Timeout: timeout})...)
+}
+
+// recordKey loads what the client's record is found by: affinity id and source.
+func (r *rules) recordKey() []expr.Any {
+	return []expr.Any{priority(0), and(0, 0, affinityIDMask), r.saddr(1)}
+}
+
+func (r *rules) recordKeyText() string {
+	return fmt.Sprintf("meta priority & %#x . %s saddr", affinityIDMask, r.ip())
 }
 
 func (r *rules) postrouting() []ruleSpec {

@@ -83,43 +83,44 @@ func (m *mender) sendUnless(ctx context.Context, w *wire, empty int) error {
 	return m.send(ctx, w)
 }
 
-// adoptClasses takes over the numbers of the classes in the kernel.
+// adoptClasses takes over the classes in the kernel.
 func (m *mender) adoptClasses() {
-	classes := m.observed.verdict[setClasses]
-	for _, id := range slices.Sorted(maps.Keys(classes)) {
-		if f, ok := parseForwarding(classes[id]); ok && id >= firstForwarding {
-			m.state.classes.adopt(f, id)
+	for _, elements := range m.observed.verdict {
+		for id, chain := range elements {
+			if c, ok := parseClass(chain); ok && uint32(c) == id {
+				m.state.classes.adopt(c)
+			}
 		}
-	}
-	for _, c := range m.wanted() {
-		m.state.classes.chains[c.name] = true
 	}
 }
 
 // wanted are the chains that there must be at the moment.
 func (m *mender) wanted() []chainSpec {
-	specs, seen := m.state.layout.chains(), map[string]bool{}
+	specs := m.state.layout.chains()
 	for _, c := range m.state.classes.sorted() {
-		for _, spec := range m.state.layout.forwardingChains(c.forwarding) {
-			if !seen[spec.name] {
-				seen[spec.name] = true
-				specs = append(specs, spec)
-			}
-		}
+		specs = append(specs, m.state.layout.classChain(c))
 	}
 	return specs
 }
 
-// createChains creates the chains that are missing, without rules, and leads the
-// classes to theirs. A base chain without rules would do nothing: it waits.
+// createChains creates the chains that are missing, and leads the classes to theirs:
+// the rules of a predecessor may send packets there before ours do. Base chains wait.
 func (m *mender) createChains(ctx context.Context) error {
 	w := m.newBatch()
 	empty := len(w.messages)
+	var missing []chainSpec
 	for _, c := range m.wanted() {
 		if m.observed.chains[c.name] == nil && c.hook == nil {
-			w.newChain(&c)
-			m.observed.chains[c.name] = &observedChain{}
+			missing = append(missing, c)
+			sums, err := c.checksums(m.state.layout.family())
+			if err != nil {
+				return err
+			}
+			m.observed.chains[c.name] = &observedChain{rules: sums}
 		}
+	}
+	if err := w.chains(missing); err != nil {
+		return err
 	}
 	wanted := wantedVerdicts(m.state.classes.sorted())
 	for id := range wanted {
@@ -139,7 +140,7 @@ func (m *mender) createChains(ctx context.Context) error {
 }
 
 // wantedVerdicts are the elements of the verdict maps.
-func wantedVerdicts(classes []newClass) (want [numSets]map[uint32]string) {
+func wantedVerdicts(classes []class) (want [numSets]map[uint32]string) {
 	add := func(in setID, class uint32, chain string) {
 		if want[in] == nil {
 			want[in] = map[uint32]string{}
@@ -153,7 +154,7 @@ func wantedVerdicts(classes []newClass) (want [numSets]map[uint32]string) {
 	}
 	for _, c := range classes {
 		for _, in := range c.reachedFrom() {
-			add(in, c.id, c.chain())
+			add(in, uint32(c), c.chain())
 		}
 	}
 	return want
@@ -275,8 +276,12 @@ func (m *mender) removeSets(w *wire) {
 
 // removeChains deletes the chains that switchRules has emptied.
 func (m *mender) removeChains(w *wire) {
+	known := map[string]bool{}
+	for _, c := range m.wanted() {
+		known[c.name] = true
+	}
 	for _, name := range slices.Sorted(maps.Keys(m.observed.chains)) {
-		if !m.state.classes.chains[name] && !m.observed.chains[name].isBase {
+		if !known[name] && !m.observed.chains[name].isBase {
 			w.deleteChain(name)
 		}
 	}

@@ -184,8 +184,8 @@ func (o *observation) isOurs(l *layout) bool {
 func (o *observation) classChains(l *layout) []chainSpec {
 	var specs []chainSpec
 	for name := range o.chains {
-		if f, ok := parseForwarding(name); ok {
-			specs = append(specs, l.forwardingChains(f)...)
+		if c, ok := parseClass(name); ok {
+			specs = append(specs, l.classChain(c))
 		}
 	}
 	return specs
@@ -193,22 +193,27 @@ func (o *observation) classChains(l *layout) []chainSpec {
 
 func (o *observation) hasChain(want *chainSpec, l *layout) (bool, error) {
 	have := o.chains[want.name]
-	if have == nil || have.isBase != (want.hook != nil) || len(have.rules) != len(want.rules) {
+	if have == nil || have.isBase != (want.hook != nil) {
 		return false, nil
 	}
 	if h := want.hook; h != nil && (have.hook != h.number || have.priority != h.priority || have.comment != layoutVersion) {
 		return false, nil
 	}
-	for i := range want.rules {
-		_, sum, err := want.rules[i].encode(l.family())
+	sums, err := want.checksums(l.family())
+	return slices.Equal(have.rules, sums), err
+}
+
+// checksums are what the kernel holds with the rules of a chain.
+func (c *chainSpec) checksums(family uint8) ([]string, error) {
+	sums := make([]string, len(c.rules))
+	for i := range c.rules {
+		_, sum, err := c.rules[i].encode(family)
 		if err != nil {
-			return false, err
+			return nil, err
 		}
-		if have.rules[i] != string(userdata(udataChecksum, sum)) {
-			return false, nil
-		}
+		sums[i] = string(userdata(udataChecksum, sum))
 	}
-	return true, nil
+	return sums, nil
 }
 
 // observeVerdicts reads the verdict maps.

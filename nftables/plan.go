@@ -12,9 +12,13 @@ import (
 type placed struct {
 	frontends []placedFrontend // in order of key
 	// lists holds the endpoints of each scope, at the index that a packet draws.
-	lists    [2][]target
-	affinity bool
-	hairpin  []netip.Addr
+	lists   [2][]target
+	hairpin []netip.Addr
+	// affinity is what affinity records begin with, 0 without session affinity;
+	// timeout says how long they last, and draws how many endpoints each scope has.
+	affinity uint32
+	timeout  class
+	draws    [2]class
 }
 
 // target is an endpoint at its index.
@@ -43,8 +47,8 @@ func indexScope(i int) desired.Scope { return desired.ScopeCluster + desired.Sco
 
 // placer gives every endpoint an index and every frontend its classes.
 type placer struct {
-	class    func(forwarding) uint32
-	affinity *affinityService // nil without session affinity
+	class    func(class) uint32 // makes it exist
+	affinity *affinityService   // nil without session affinity
 	// verdicts says that no endpoint is chosen: classes differ by the rest only.
 	verdicts bool
 }
@@ -52,21 +56,31 @@ type placer struct {
 // place keeps endpoints that are in prev at their index as far as possible: each
 // move costs kernel writes.
 func (pl placer) place(prev *placed, s *desired.Service) *placed {
-	p := &placed{
-		frontends: make([]placedFrontend, len(s.Frontends)),
-		affinity:  pl.affinity != nil,
-		hairpin:   s.Hairpin,
-	}
+	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.Hairpin}
 	if pl.affinity != nil {
 		pl.affinity.keep(s.Cluster, s.Local)
 	}
 	for i := range p.lists {
 		p.lists[i] = pl.arrange(prev.list(i), s.Endpoints(indexScope(i)), i)
 	}
+	if pl.affinity != nil {
+		pl.placeAffinity(p, s)
+	}
 	for i := range s.Frontends {
 		p.frontends[i] = pl.frontend(p, s, &s.Frontends[i])
 	}
 	return p
+}
+
+func (pl placer) placeAffinity(p *placed, s *desired.Service) {
+	p.affinity, p.timeout = pl.affinity.key(), timeoutClass(s.Affinity)
+	pl.class(p.timeout)
+	for i := range p.lists {
+		if n := len(p.lists[i]); n > 0 {
+			p.draws[i] = drawClass(indexScope(i), n)
+			pl.class(p.draws[i])
+		}
+	}
 }
 
 func (p *placed) list(i int) []target {
@@ -80,18 +94,14 @@ func (p *placed) list(i int) []target {
 // the difference between inside and outside, then the endpoints.
 func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) placedFrontend {
 	pf := placedFrontend{key: s.Key(f), clusterIP: f.Kind == desired.ClusterIP, ranges: f.SourceRanges}
-	if pl.affinity != nil {
-		pf.affinityID = pl.affinity.key()
+	if p.affinity != 0 {
+		pf.affinityID = p.affinity | uint32(p.timeout)
 	}
-	pf.entry = pl.action(&pf, p, s, f)
+	pf.entry = pl.action(&pf, p, f)
 	if f.ShortCircuit {
-		cluster := scopeIndex(desired.ScopeCluster)
-		pf.uses[cluster] = true
+		pf.uses[scopeIndex(desired.ScopeCluster)] = true
 		pf.outside, pf.entry = pf.entry, classLocal
-		pf.inside = pl.class(forwarding{
-			masquerade: desired.MasqueradeNone, scope: desired.ScopeCluster,
-			endpoints: pl.count(p, cluster), affinity: s.Affinity,
-		})
+		pf.inside = pl.forward(p, treatment{desired.MasqueradeNone, desired.ScopeCluster})
 	}
 	if f.Restricted {
 		pf.firewalled, pf.entry = pf.entry, classFirewall
@@ -99,23 +109,23 @@ func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) pl
 	return pf
 }
 
-// count is the number of endpoints to draw from.
-func (pl placer) count(p *placed, scope int) int {
-	if pl.verdicts {
-		return 1
+// forward is the class for one of the endpoints of a scope.
+func (pl placer) forward(p *placed, t treatment) uint32 {
+	switch {
+	case p.affinity != 0:
+		return affinityClass(t)
+	case pl.verdicts:
+		return pl.class(forwardingClass(t, 1))
+	default:
+		return pl.class(forwardingClass(t, len(p.lists[scopeIndex(t.scope)])))
 	}
-	return len(p.lists[scope])
 }
 
-func (pl placer) action(pf *placedFrontend, p *placed, s *desired.Service, f *desired.Frontend) uint32 {
+func (pl placer) action(pf *placedFrontend, p *placed, f *desired.Frontend) uint32 {
 	switch f.Action {
 	case desired.Forward:
-		scope := scopeIndex(f.Scope)
-		pf.uses[scope] = true
-		return pl.class(forwarding{
-			masquerade: f.Masquerade, scope: f.Scope,
-			endpoints: pl.count(p, scope), affinity: s.Affinity,
-		})
+		pf.uses[scopeIndex(f.Scope)] = true
+		return pl.forward(p, treatment{f.Masquerade, f.Scope})
 	case desired.Drop:
 		return classDrop
 	case desired.Reject:
@@ -166,9 +176,13 @@ func (pl placer) target(addr netip.AddrPort, scope int) target {
 	if pl.affinity == nil {
 		return target{addr: addr}
 	}
-	id := pl.affinity.endpoint(addr)
+	return target{addr: addr, id: pl.affinity.endpoint(addr) | scopeBit(scope)}
+}
+
+// scopeBit tells the scopes apart in affinity numbers.
+func scopeBit(scope int) uint32 {
 	if indexScope(scope) == desired.ScopeLocal {
-		id |= affinityLocal
+		return affinityLocal
 	}
-	return target{addr: addr, id: id}
+	return 0
 }

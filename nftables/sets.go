@@ -31,8 +31,11 @@ const (
 	setEndpoints
 	setNodePortEndpoints
 	setHairpin
-	setAffinityIDs
-	setNodePortAffinityIDs
+	setAffinityKeys
+	setNodePortAffinityKeys
+	setAffinityTimeouts
+	setAffinityCounts
+	setAffinityDraws
 	setAffinityPicks
 	setNodePortAffinityPicks
 	setAffinityEndpoints
@@ -71,7 +74,15 @@ type setSpec struct {
 	key   []field
 	data  []field // nil for a plain set
 	flags uint32
+	jumps bool   // a verdict map: packets come back from its chains
 	note  string // what an element means, in one line
+}
+
+func (s *setSpec) verdict() string {
+	if s.jumps {
+		return "jump"
+	}
+	return "goto"
 }
 
 func (s *setSpec) isVerdictMap() bool { return len(s.data) > 0 && s.data[0] == fieldVerdict }
@@ -108,8 +119,11 @@ func setSpecs() []setSpec {
 		{id: setEndpoints, name: "endpoints", key: tupleAnd(fieldMark), data: endpoint, note: "VIP and index to endpoint"},
 		{id: setNodePortEndpoints, name: "nodeport-endpoints", key: nodePortAnd(fieldMark), data: endpoint, note: "node port and index to endpoint"},
 		{id: setHairpin, name: "hairpin", key: []field{fieldAddr, fieldAddr}, note: "endpoints of this node, as source and destination"},
-		{id: setAffinityIDs, name: "affinity-ids", key: tuple, data: mark, note: "VIP to the affinity id of its service port"},
-		{id: setNodePortAffinityIDs, name: "nodeport-affinity-ids", key: nodePort, data: mark, note: "the same for node ports"},
+		{id: setAffinityKeys, name: "affinity-keys", key: tuple, data: mark, note: "VIP to the affinity id of its service port, and its timeout"},
+		{id: setNodePortAffinityKeys, name: "nodeport-affinity-keys", key: nodePort, data: mark, note: "the same for node ports"},
+		{id: setAffinityTimeouts, name: "affinity-timeouts", key: mark, data: verdict, jumps: true, note: "timeout to the chain that makes a record last as long"},
+		{id: setAffinityCounts, name: "affinity-counts", key: mark, data: mark, note: "affinity id and scope to class of endpoints to draw from"},
+		{id: setAffinityDraws, name: "affinity-draws", key: mark, data: verdict, jumps: true, note: "class to the chain that draws"},
 		{id: setAffinityPicks, name: "affinity-picks", key: tupleAnd(fieldMark), data: mark, note: "VIP and index to affinity endpoint id"},
 		{id: setNodePortAffinityPicks, name: "nodeport-affinity-picks", key: nodePortAnd(fieldMark), data: mark, note: "the same for node ports"},
 		{id: setAffinityEndpoints, name: "affinity-endpoints", key: mark, data: endpoint, note: "affinity endpoint id to endpoint"},

@@ -7,7 +7,7 @@ type transaction struct {
 	specs    []setSpec
 	adds     [numSets]encoded
 	deletes  [numSets]encoded
-	classes  []newClass
+	classes  []class // whose chains do not exist yet
 	elements int
 }
 
@@ -15,12 +15,6 @@ type transaction struct {
 type encoded struct {
 	buf  []byte
 	size int
-}
-
-// newClass is a class whose chain does not exist yet.
-type newClass struct {
-	id uint32
-	forwarding
 }
 
 func (t *transaction) empty() bool { return t.elements == 0 && len(t.classes) == 0 }

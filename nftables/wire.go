@@ -92,6 +92,7 @@ const (
 	dataVerdict   = 2
 	verdictCode   = 1
 	verdictChain  = 2
+	verdictJump   = 0xfffffffd // NFT_JUMP, -3
 	verdictGoto   = 0xfffffffc // NFT_GOTO, -4
 	intervalEnd   = 1          // NFT_SET_ELEM_INTERVAL_END
 	dataTypeGoto  = 0xffffff00 // NFT_DATA_VERDICT
@@ -245,8 +246,12 @@ func (w *wire) elementMessage(op elementOp, spec *setSpec, encoded []byte) {
 	w.end()
 }
 
-// verdictElement adds an element of a verdict map that goes to a chain.
+// verdictElement adds an element of a verdict map that leads to a chain.
 func (w *wire) verdictElement(spec *setSpec, key uint32, chain string) {
+	code := uint32(verdictGoto)
+	if spec.jumps {
+		code = verdictJump
+	}
 	w.begin(msgNewElement, nlmCreate, "add", "element of map "+spec.name+" for chain "+chain)
 	w.attrString(elemsTable, w.table)
 	w.attrString(elemsSet, spec.name)
@@ -255,7 +260,7 @@ func (w *wire) verdictElement(spec *setSpec, key uint32, chain string) {
 			w.nest(elemKey, func() { w.attr(dataValue, nativeMark(key)) })
 			w.nest(elemData, func() {
 				w.nest(dataVerdict, func() {
-					w.attrUint32(verdictCode, verdictGoto)
+					w.attrUint32(verdictCode, code)
 					w.attrString(verdictChain, chain)
 				})
 			})

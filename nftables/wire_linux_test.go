@@ -10,7 +10,6 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 
-	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
@@ -127,23 +126,58 @@ func TestIntervalEdgesEncodeAsTheLibraryDoes(t *testing.T) {
 // nothing else is taken for one.
 func FuzzChainNamesOfClasses(f *testing.F) {
 	f.Add("keep-cluster-3")
-	f.Add("non-pod-local-12-affinity-10800s")
+	f.Add("affinity-draw-local-12")
+	f.Add("affinity-timeout-10800s")
 	f.Fuzz(func(t *testing.T, name string) {
-		if class, ok := parseForwarding(name); ok && class.chain() != name {
-			t.Errorf("%q parsed as %+v, which is called %q", name, class, class.chain())
+		if class, ok := parseClass(name); ok && class.chain() != name {
+			t.Errorf("%q parsed as %#x, which is called %q", name, class, class.chain())
 		}
 	})
 }
 
 func TestChainNamesTellTheClass(t *testing.T) {
-	for _, m := range []desired.Masquerade{desired.MasqueradeNone, desired.MasqueradeNonPod, desired.MasqueradeAll} {
-		for _, s := range []desired.Scope{desired.ScopeCluster, desired.ScopeLocal} {
-			for _, affinity := range []int{0, 1, 10800} {
-				want := forwarding{masquerade: m, scope: s, endpoints: 10, affinity: time.Duration(affinity) * time.Second}
-				if got, ok := parseForwarding(want.chain()); !ok || got != want {
-					t.Errorf("%q parsed as %+v, %v, want %+v", want.chain(), got, ok, want)
-				}
-			}
+	var classes []class
+	for n := range treatments() {
+		for _, endpoints := range []int{1, 10, maxEndpoints} {
+			classes = append(classes, forwardingClass(n, endpoints), drawClass(n.scope, endpoints))
+		}
+	}
+	for _, timeout := range []time.Duration{1, 10800, longestTimeout} {
+		classes = append(classes, timeoutClass(timeout*time.Second))
+	}
+	for _, want := range classes {
+		if got, ok := parseClass(want.chain()); !ok || got != want || !want.isCounted() {
+			t.Errorf("%q parsed as %#x, %v, want %#x", want.chain(), got, ok, want)
+		}
+	}
+}
+
+// TestTimeoutsAreRoundedUp: there are few enough, none is shorter than what was asked
+// for or longer by more than a fifth, and what people write stays what it is.
+func TestTimeoutsAreRoundedUp(t *testing.T) {
+	distinct := map[class]bool{}
+	for n := range longestTimeout {
+		want := time.Duration(n+1) * time.Second
+		c := timeoutClass(want)
+		distinct[c] = true
+		if got := c.timeout(); !c.isTimeout() || got < want || got > want+want/5 {
+			t.Fatalf("timeout %v is rounded to %v (%#x)", want, got, c)
+		}
+	}
+	if len(distinct) > 254 {
+		t.Errorf("%d timeouts, want at most 254", len(distinct))
+	}
+	for _, same := range []time.Duration{
+		time.Second, 59 * time.Second, time.Minute, 90 * time.Second, 5 * time.Minute, 15 * time.Minute, 45 * time.Minute,
+		time.Hour, 90 * time.Minute, 3 * time.Hour, 12 * time.Hour, 18 * time.Hour, 24 * time.Hour,
+	} {
+		if got := timeoutClass(same).timeout(); got != same {
+			t.Errorf("timeout %v is rounded to %v", same, got)
+		}
+	}
+	for asked, want := range map[time.Duration]time.Duration{0: time.Second, time.Millisecond: time.Second, 30 * time.Hour: 24 * time.Hour} {
+		if got := timeoutClass(asked).timeout(); got != want {
+			t.Errorf("timeout %v is rounded to %v, want %v", asked, got, want)
 		}
 	}
 }
