@@ -116,7 +116,13 @@ func (f *family) rebuild(name types.NamespacedName, old *serviceState, m *mark) 
 		return nil
 	}
 	var buffer [16]portKey
-	keys := s.keys(buffer[:0])
+	keys := buffer[:0]
+	if f.store.endpointsOnly {
+		keys = s.endpointKeys(keys)
+	}
+	for _, p := range s.ports {
+		keys = append(keys, p.key())
+	}
 	ports := make([]*portState, len(keys))
 	for i, key := range keys {
 		ports[i] = s.rebuildPort(name, key, old.find(key), m.touched(key))
@@ -194,8 +200,11 @@ func (f *family) commit(a attempt, failed []ServicePortName) {
 	s := f.store
 	s.mu.Lock()
 	defer s.unlock()
+	failed = slices.Clone(failed)
+	slices.SortFunc(failed, ServicePortName.Compare)
+	failed = slices.Compact(failed)
 	for _, carrier := range a.carriers {
-		if !slices.Contains(failed, carrier) {
+		if _, found := slices.BinarySearchFunc(failed, carrier, ServicePortName.Compare); !found {
 			f.triggers.consume(carrier.NamespacedName, a.sequence)
 		}
 	}
@@ -218,13 +227,13 @@ func (f *family) commit(a attempt, failed []ServicePortName) {
 	f.pendingSince = f.oldestPending()
 }
 
-// stillPending are the failed service ports that are different in next, by
-// Service.
+// stillPending are the failed service ports, which are sorted, that are different
+// in next, by Service.
 func (f *family) stillPending(next snapshot, failed []ServicePortName) map[types.NamespacedName][]portKey {
 	kept := map[types.NamespacedName][]portKey{}
 	for _, name := range failed {
 		m, key := f.pending[name.NamespacedName], portKey{port: name.Port, protocol: name.Protocol}
-		if m == nil || slices.Contains(kept[name.NamespacedName], key) {
+		if m == nil {
 			continue
 		}
 		if _, differs := f.comparePorts(f.committed.find(name), next.find(name), m); differs {
@@ -234,12 +243,13 @@ func (f *family) stillPending(next snapshot, failed []ServicePortName) map[types
 	return kept
 }
 
-// holdBack is after with some ports as they were before.
+// holdBack is after with some ports, sorted, as they were before.
 func holdBack(before, after *serviceState, keys []portKey) *serviceState {
 	var ports []*portState
 	if after != nil {
 		ports = slices.DeleteFunc(slices.Clone(after.ports), func(p *portState) bool {
-			return slices.Contains(keys, p.key())
+			_, found := slices.BinarySearchFunc(keys, p.key(), portKey.compare)
+			return found
 		})
 	}
 	for _, key := range keys {

@@ -327,7 +327,7 @@ func TestSetNodeMakesTheNextDeltaFull(t *testing.T) {
 }
 
 func TestNewNodeNameMovesWhatIsLocal(t *testing.T) { // EPS-16
-	tracker := mustTracker(t)
+	tracker := mustEndpointTracker(t)
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("here")), at("10.0.0.2", onNode("there")),
 		at("10.0.0.3")), false)
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("b", at("10.0.0.4")), false)
@@ -393,7 +393,10 @@ func TestTriggerTimes(t *testing.T) {
 	setup := func(t *testing.T) *Tracker {
 		t.Helper()
 		tracker := mustTracker(t, func(o *Options) { o.Now = func() time.Time { return start } })
-		tracker.Services.Update(nil, webService())
+		tracker.Services.Update(nil, webService(func(s *v1.Service) {
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "alt", Protocol: v1.ProtocolTCP, Port: 81})
+		}))
+		tracker.Services.Update(nil, webService(func(s *v1.Service) { s.Name = "api" }))
 		applyAll(t, tracker, v1.IPv4Protocol)
 		return tracker
 	}

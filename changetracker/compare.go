@@ -15,43 +15,20 @@ func (f *family) compareServices(changes []Change, name types.NamespacedName) []
 		return changes
 	}
 	m := f.pending[name]
-	walkPorts(before, after, func(x, y *portState) {
-		if c, differs := f.comparePorts(x, y, m); differs {
+	byName := func(x, y **portState) int { return (*x).name.Compare((*y).name) }
+	walk(before.all(), after.all(), byName, func(x, y **portState) {
+		if c, differs := f.comparePorts(deref(x), deref(y), m); differs {
 			changes = append(changes, c)
 		}
 	})
 	return changes
 }
 
-// walkPorts visits the ports of two Services in order of name, with nil for the
-// one that does not have it.
-func walkPorts(a, b *serviceState, visit func(x, y *portState)) {
-	var x, y []*portState
-	if a != nil {
-		x = a.ports
+func deref[T any](p **T) *T {
+	if p == nil {
+		return nil
 	}
-	if b != nil {
-		y = b.ports
-	}
-	for len(x) > 0 && len(y) > 0 {
-		switch c := x[0].name.Compare(y[0].name); {
-		case c < 0:
-			visit(x[0], nil)
-			x = x[1:]
-		case c > 0:
-			visit(nil, y[0])
-			y = y[1:]
-		default:
-			visit(x[0], y[0])
-			x, y = x[1:], y[1:]
-		}
-	}
-	for _, p := range x {
-		visit(p, nil)
-	}
-	for _, p := range y {
-		visit(nil, p)
-	}
+	return *p
 }
 
 // comparePorts compares a port as it was and as it is; either may be nil. The
@@ -79,7 +56,8 @@ func (f *family) compareEndpoints(c *Change, was, is []Endpoint, t *touched) {
 	case len(was) == 0 || len(is) == 0:
 		c.Added, c.Removed = slices.Clip(is), slices.Clip(was)
 	case t.all:
-		walk(was, is, func(x, y *Endpoint) { f.compareEndpoint(c, x, y) })
+		byAddr := func(x, y *Endpoint) int { return x.Addr.Compare(y.Addr) }
+		walk(was, is, byAddr, func(x, y *Endpoint) { f.compareEndpoint(c, x, y) })
 	default:
 		for _, addr := range t.addrs {
 			f.compareEndpoint(c, findEndpoint(was, addr), findEndpoint(is, addr))
@@ -88,7 +66,7 @@ func (f *family) compareEndpoints(c *Change, was, is []Endpoint, t *touched) {
 }
 
 func (f *family) compareEndpoint(c *Change, x, y *Endpoint) {
-	if x == nil && y == nil || x != nil && y != nil && f.store.sameEndpoint(x, y) {
+	if x == nil && y == nil || x != nil && y != nil && f.store.sameRecord(x, y) {
 		return
 	}
 	if x != nil {

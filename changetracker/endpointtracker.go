@@ -20,6 +20,7 @@ func NewEndpointChangeTracker(o Options) (*EndpointChangeTracker, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.endpointsOnly = true
 	return &EndpointChangeTracker{store: s}, nil
 }
 

@@ -1,6 +1,8 @@
 package changetracker
 
 import (
+	"cmp"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -104,15 +106,19 @@ func (f *family) placePorts(name types.NamespacedName, ports []*ServicePort) (ch
 		return false
 	}
 	s = f.source(name)
-	changed = len(ports) != len(s.ports)
-	for i, p := range ports {
-		old := s.port(p.key())
-		if old == nil || !f.store.samePort(old, p) {
+	byName := func(x, y **ServicePort) int { return (*x).Name.Compare((*y).Name) }
+	walk(s.ports, ports, byName, func(old, next **ServicePort) {
+		switch {
+		case old == nil || next == nil:
 			changed = true
-			continue
+			// Nobody has looked at the endpoints of a port that is not there.
+			f.mark(name).touch(touched{portKey: (*anyOf(old, next)).key(), all: true})
+		case f.store.samePort(*old, *next):
+			*next = *old // the same pointer tells that nothing changed
+		default:
+			changed = true
 		}
-		ports[i] = old // the same pointer tells that nothing changed
-	}
+	})
 	if changed {
 		s.ports = ports
 		f.mark(name)
@@ -129,19 +135,9 @@ func (f *family) placeSlice(service types.NamespacedName, name string, next *hel
 		return false
 	}
 	s = f.source(service)
-	old := s.slice(name)
-	for _, key := range sliceKeys(old, next) {
-		t := f.compareSlices(s, key, old, next)
-		if !t.none() {
-			f.mark(service).touch(t)
-			changed = true
-		}
-	}
+	changed = f.compareSlices(service, s, s.slice(name), next)
 	s.put(name, next)
 	f.dropIfEmpty(service, s)
-	if changed {
-		f.counts.slices++
-	}
 	return changed
 }
 
@@ -156,61 +152,105 @@ func (f *family) held(service types.NamespacedName, slice string) *heldSlice {
 // setEndpoints makes list, sorted and without duplicates, the hand-built
 // endpoints of a service port.
 func (f *family) setEndpoints(name ServicePortName, list []Endpoint) (changed bool) {
-	key := portKey{port: name.Port, protocol: name.Protocol}
-	next := &heldSlice{ports: f.held(name.NamespacedName, "").without(key)}
+	s, key := f.source(name.NamespacedName), portKey{port: name.Port, protocol: name.Protocol}
+	var next *heldSlice
 	if len(list) > 0 {
-		next.ports = append(next.ports, portEndpoints{portKey: key, endpoints: list})
+		next = &heldSlice{ports: []numberedKey{{portKey: key}}, endpoints: list}
 	}
-	if len(next.ports) == 0 {
-		next = nil
-	}
-	return f.placeSlice(name.NamespacedName, "", next)
+	changed = f.placeByHand(name.NamespacedName, s, key, next)
+	f.dropIfEmpty(name.NamespacedName, s)
+	return changed
 }
 
-// sliceKeys are the ports of either slice.
-func sliceKeys(old, next *heldSlice) []portKey {
+func (f *family) placeByHand(service types.NamespacedName, s *source, key portKey, next *heldSlice) (changed bool) {
+	changed = f.compareSlices(service, s, s.byHand[key], next)
+	switch {
+	case next == nil:
+		delete(s.byHand, key)
+	case s.byHand == nil:
+		s.byHand = map[portKey]*heldSlice{key: next}
+	default:
+		s.byHand[key] = next
+	}
+	return changed
+}
+
+// uses says whether anybody asks for the endpoints of a port. A slice may have
+// thousands of ports that its Service has not.
+func (f *family) uses(s *source, key portKey) bool {
+	return f.store.endpointsOnly || s.port(key) != nil
+}
+
+// compareSlices marks what is different in the Service when next comes in the
+// place of old.
+func (f *family) compareSlices(service types.NamespacedName, s *source, old, next *heldSlice) (changed bool) {
 	var buffer [8]portKey
-	keys := buffer[:0]
-	for _, h := range [...]*heldSlice{old, next} {
-		if h == nil {
+	keys := next.keys(old.keys(buffer[:0]))
+	slices.SortFunc(keys, portKey.compare)
+	for _, key := range slices.Compact(keys) {
+		if !f.uses(s, key) {
 			continue
 		}
-		for i := range h.ports {
-			if !slices.Contains(keys, h.ports[i].portKey) {
-				keys = append(keys, h.ports[i].portKey)
-			}
+		if t := f.comparePort(s, key, old, next); !t.none() {
+			f.mark(service).touch(t)
+			changed = true
 		}
 	}
-	return keys
+	if changed {
+		f.counts.slices++
+	}
+	return changed
 }
 
-// compareSlices finds the addresses of a port for which it makes a difference to
-// the Service that next comes in the place of old.
-func (f *family) compareSlices(s *source, key portKey, old, next *heldSlice) touched {
-	var buffer [16]contribution
-	before, after := old.endpoints(key), next.endpoints(key)
-	others := slices.DeleteFunc(s.contributions(buffer[:0], key), func(c contribution) bool { return c.slice == old })
+// comparePort finds the addresses of a port for which it makes a difference that
+// next comes in the place of old.
+func (f *family) comparePort(s *source, key portKey, old, next *heldSlice) touched {
+	var ours [2][2]contribution
+	var theirs [8]contribution
+	before, after := old.contributions(ours[0][:0], key), next.contributions(ours[1][:0], key)
+	others := slices.DeleteFunc(s.contributions(theirs[:0], key), func(c contribution) bool { return c.slice == old })
 	t := touched{portKey: key}
 	if len(others) == 0 && (len(before) == 0 || len(after) == 0) {
 		t.all = true
 		return t
 	}
-	walk(before, after, func(x, y *Endpoint) {
-		had, has := record{slice: old, endpoint: x}, record{slice: next, endpoint: y}
-		if len(others) > 0 {
-			addr := anyOf(x, y).Addr
-			rest := winner(others, addr)
-			had, has = rest.better(had), rest.better(has)
-		}
-		if had.endpoint == nil || has.endpoint == nil || !f.store.sameEndpoint(had.endpoint, has.endpoint) {
-			t.addrs = append(t.addrs, anyOf(had.endpoint, has.endpoint).Addr)
-		}
-	})
+	byNumber := func(x, y *contribution) int { return cmp.Compare(x.number, y.number) }
+	walk(before, after, byNumber, func(x, y *contribution) { f.compareContributions(&t, others, x, y) })
+	slices.SortFunc(t.addrs, netip.AddrPort.Compare)
 	return t
 }
 
+// compareContributions does it for one port number.
+func (f *family) compareContributions(t *touched, others []contribution, before, after *contribution) {
+	number := anyOf(before, after).number
+	var was, is contribution
+	if before != nil {
+		was = *before
+	}
+	if after != nil {
+		is = *after
+	}
+	byAddr := func(x, y *Endpoint) int {
+		if number == 0 {
+			return x.Addr.Compare(y.Addr)
+		}
+		return x.Addr.Addr().Compare(y.Addr.Addr())
+	}
+	walk(was.endpoints, is.endpoints, byAddr, func(x, y *Endpoint) {
+		had, has := record{slice: was.slice, endpoint: x}, record{slice: is.slice, endpoint: y}
+		addr := anyOf(before, after).addr(anyOf(x, y))
+		if len(others) > 0 {
+			rest := winner(others, addr)
+			had, has = rest.better(had), rest.better(has)
+		}
+		if had.endpoint == nil || has.endpoint == nil || !f.store.sameRecord(had.endpoint, has.endpoint) {
+			t.addrs = append(t.addrs, addr)
+		}
+	})
+}
+
 // anyOf is the one that there is.
-func anyOf(x, y *Endpoint) *Endpoint {
+func anyOf[T any](x, y *T) *T {
 	if x != nil {
 		return x
 	}
@@ -225,31 +265,26 @@ func (f *family) relocate(was, is *Node) {
 				f.placeSlice(name, h.name, next)
 			}
 		}
+		for key, h := range s.byHand {
+			if next := h.relocated(was, is); next != h {
+				f.placeByHand(name, s, key, next)
+			}
+		}
 	}
 }
 
 // relocated returns h itself when nothing becomes or ceases to be local.
 func (h *heldSlice) relocated(was, is *Node) *heldSlice {
-	next := *h
-	next.ports = slices.Clone(h.ports)
-	moved := false
-	for i := range next.ports {
-		list := next.ports[i].endpoints
-		differs := func(e Endpoint) bool { return was.hosts(e.Node) != is.hosts(e.Node) }
-		if !slices.ContainsFunc(list, differs) {
-			continue
-		}
-		moved = true
-		list = slices.Clone(list)
-		for j := range list {
-			if differs(list[j]) {
-				list[j].Local = is.hosts(list[j].Node)
-			}
-		}
-		next.ports[i].endpoints = list
-	}
-	if !moved {
+	differs := func(e Endpoint) bool { return was.hosts(e.Node) != is.hosts(e.Node) }
+	if !slices.ContainsFunc(h.endpoints, differs) {
 		return h
+	}
+	next := *h
+	next.endpoints = slices.Clone(h.endpoints)
+	for i := range next.endpoints {
+		if e := &next.endpoints[i]; differs(*e) {
+			e.Local = is.hosts(e.Node)
+		}
 	}
 	return &next
 }

@@ -95,6 +95,7 @@ func (s *store) samePort(a, b *ServicePort) bool {
 	return a == b || a.Equal(b) && s.equalExt(a.Ext, b.Ext)
 }
 
-func (s *store) sameEndpoint(a, b *Endpoint) bool {
-	return a.Equal(b) && s.equalExt(a.Ext, b.Ext)
+// sameRecord compares endpoints that have the same address.
+func (s *store) sameRecord(a, b *Endpoint) bool {
+	return a.alike(b) && s.equalExt(a.Ext, b.Ext)
 }

@@ -91,7 +91,7 @@ func TestDecorateEndpointMayChangeAllButTheAddress(t *testing.T) {
 		"a panic leaves it undecorated": {func(e *Endpoint) { e.Zone = "x"; e.ZoneHints[0] = "x"; panic("bug") }, func(*Endpoint) {}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tracker := mustTracker(t, func(o *Options) {
+			tracker := mustEndpointTracker(t, func(o *Options) {
 				o.DecorateEndpoint = func(e *Endpoint, api *discovery.Endpoint) {
 					if api.Addresses[0] == "10.0.0.1" {
 						c.hook(e)
@@ -298,7 +298,7 @@ func TestInvalidHandBuiltServicePortsChangeNothing(t *testing.T) {
 }
 
 func TestHandBuiltEndpointsLiveBesideSlices(t *testing.T) {
-	tracker := mustTracker(t)
+	tracker := mustEndpointTracker(t)
 	set := func(want bool, endpoints ...Endpoint) {
 		t.Helper()
 		if changed, err := tracker.Endpoints.Set(http, endpoints...); err != nil || changed != want {

@@ -29,37 +29,33 @@ func (t *touched) merge(o touched) {
 	t.addrs = slices.Compact(t.addrs)
 }
 
-// mark remembers what happened to a Service. A port of the Service itself that
-// changed is not listed: service ports are few and compared by pointer.
+// mark remembers what happened to a Service. A value of a service port that
+// changed is not listed: they are compared by pointer.
 type mark struct {
 	since     time.Time // arrival of the first change
-	endpoints []touched
+	endpoints map[portKey]*touched
 }
 
 func (m *mark) touch(t touched) {
-	if own := m.touched(t.portKey); own != nil {
+	if own := m.endpoints[t.portKey]; own != nil {
 		own.merge(t)
 		return
 	}
-	m.endpoints = append(m.endpoints, t)
+	if m.endpoints == nil {
+		m.endpoints = map[portKey]*touched{}
+	}
+	m.endpoints[t.portKey] = &t
 }
 
 func (m *mark) merge(o *mark) {
 	m.since = earlier(m.since, o.since)
 	for _, t := range o.endpoints {
-		m.touch(t)
+		m.touch(*t)
 	}
 }
 
 // touched is what happened to the endpoints of a port, or nil for nothing.
-func (m *mark) touched(key portKey) *touched {
-	for i := range m.endpoints {
-		if m.endpoints[i].portKey == key {
-			return &m.endpoints[i]
-		}
-	}
-	return nil
-}
+func (m *mark) touched(key portKey) *touched { return m.endpoints[key] }
 
 // earlier is the earlier of two times, where the zero time is none.
 func earlier(a, b time.Time) time.Time {

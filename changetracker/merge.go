@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// walk visits the addresses of two sorted lists in order, each once, with nil for
-// the list that does not have it.
-func walk(a, b []Endpoint, visit func(x, y *Endpoint)) {
+// walk visits the items of two sorted lists in order, with nil for the list that
+// does not have it. Lists hold no two items that compare as equal.
+func walk[T any](a, b []T, compare func(x, y *T) int, visit func(x, y *T)) {
 	i, j := 0, 0
 	for i < len(a) || j < len(b) {
 		c := -1
@@ -15,7 +15,7 @@ func walk(a, b []Endpoint, visit func(x, y *Endpoint)) {
 		case i == len(a):
 			c = 1
 		case j < len(b):
-			c = a[i].Addr.Compare(b[j].Addr)
+			c = compare(&a[i], &b[j])
 		}
 		switch {
 		case c < 0:
@@ -32,15 +32,26 @@ func walk(a, b []Endpoint, visit func(x, y *Endpoint)) {
 	}
 }
 
+func compareByAddr(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
+
 // mergeAll is the union of all contributions, sorted, with the winner of each
-// address. The list of a lone slice is shared, not copied.
+// address. The list of a lone slice is shared, not copied, if it can be.
 func mergeAll(contributions []contribution) []Endpoint {
-	switch len(contributions) {
-	case 0:
+	if len(contributions) == 0 {
 		return nil
-	case 1:
+	}
+	if len(contributions) == 1 && contributions[0].complete() {
 		return contributions[0].endpoints
 	}
+	best := bestRecords(contributions)
+	merged := make([]Endpoint, len(best))
+	for i, r := range best {
+		merged[i] = r.value()
+	}
+	return merged
+}
+
+func bestRecords(contributions []contribution) []record {
 	total := 0
 	for _, c := range contributions {
 		total += len(c.endpoints)
@@ -48,23 +59,23 @@ func mergeAll(contributions []contribution) []Endpoint {
 	records := make([]record, 0, total)
 	for _, c := range contributions {
 		for i := range c.endpoints {
-			records = append(records, record{slice: c.slice, endpoint: &c.endpoints[i]})
+			e := &c.endpoints[i]
+			records = append(records, record{slice: c.slice, addr: c.addr(e), endpoint: e})
 		}
 	}
-	slices.SortStableFunc(records, func(a, b record) int { return a.endpoint.Addr.Compare(b.endpoint.Addr) })
+	if len(contributions) == 1 {
+		return records
+	}
+	slices.SortStableFunc(records, func(a, b record) int { return a.addr.Compare(b.addr) })
 	best := records[:0]
 	for _, r := range records {
-		if last := len(best) - 1; last >= 0 && best[last].endpoint.Addr == r.endpoint.Addr {
+		if last := len(best) - 1; last >= 0 && best[last].addr == r.addr {
 			best[last] = best[last].better(r)
 			continue
 		}
 		best = append(best, r)
 	}
-	merged := make([]Endpoint, len(best))
-	for i, r := range best {
-		merged[i] = *r.endpoint
-	}
-	return merged
+	return best
 }
 
 // mergeTouched is mergeAll when only the records of some addresses, sorted and
@@ -81,7 +92,7 @@ func mergeTouched(old []Endpoint, contributions []contribution, addrs []netip.Ad
 			old = old[1:]
 		}
 		if r := winner(contributions, addr); r.endpoint != nil {
-			merged = append(merged, *r.endpoint)
+			merged = append(merged, r.value())
 		}
 	}
 	return append(merged, old...)

@@ -58,9 +58,6 @@ func (s *store) parseService(service *v1.Service, f *findings) (ports perFamily[
 			}
 		}
 	}
-	for family := range ports {
-		slices.SortFunc(ports[family], func(a, b *ServicePort) int { return a.Name.Compare(b.Name) })
-	}
 	return ports
 }
 
@@ -234,25 +231,26 @@ func portNumber(number int32) (port uint16, ok bool) {
 type numberedPort struct {
 	name           ServicePortName
 	port, nodePort uint16
+	index          int
 }
 
-// parseServicePorts reads spec.ports. A bad item is set aside by itself.
+// parseServicePorts reads spec.ports, and sorts them by name. A bad item is set
+// aside by itself; of several with the same name the first one counts.
 func parseServicePorts(service *v1.Service, f *findings) []numberedPort {
 	ports := make([]numberedPort, 0, len(service.Spec.Ports))
 	for i := range service.Spec.Ports {
-		api := &service.Spec.Ports[i]
-		port, ok := parseServicePort(service, i, f)
-		if !ok {
-			continue
+		if port, ok := parseServicePort(service, i, f); ok {
+			ports = append(ports, port)
 		}
-		// Quadratic, but the API server allows no more than a few hundred ports.
-		if slices.ContainsFunc(ports, func(p numberedPort) bool { return p.name == port.name }) {
-			f.add(ReasonDuplicate, api.Name+"/"+string(port.name.Protocol), "spec.ports[%d].name", i)
-			continue
-		}
-		ports = append(ports, port)
 	}
-	return ports
+	slices.SortStableFunc(ports, func(a, b numberedPort) int { return a.name.Compare(b.name) })
+	return slices.CompactFunc(ports, func(first, again numberedPort) bool {
+		if first.name != again.name {
+			return false
+		}
+		f.add(ReasonDuplicate, again.name.Port+"/"+string(again.name.Protocol), "spec.ports[%d].name", again.index)
+		return true
+	})
 }
 
 func parseServicePort(service *v1.Service, i int, f *findings) (p numberedPort, ok bool) {
@@ -277,7 +275,7 @@ func parseServicePort(service *v1.Service, i int, f *findings) (p numberedPort, 
 	name := types.NamespacedName{Namespace: service.Namespace, Name: service.Name}
 	return numberedPort{
 		name: ServicePortName{NamespacedName: name, Port: api.Name, Protocol: protocol},
-		port: port, nodePort: nodePort,
+		port: port, nodePort: nodePort, index: i,
 	}, true
 }
 

@@ -24,13 +24,6 @@ func (k portKey) compare(o portKey) int {
 	return strings.Compare(string(k.protocol), string(o.protocol))
 }
 
-// portEndpoints are the endpoints that one slice has for one port: sorted by
-// address, without duplicates, never empty. Immutable once in a heldSlice.
-type portEndpoints struct {
-	portKey
-	endpoints []Endpoint
-}
-
 // maxScratch is how many endpoints the buffers are kept for. Slices that the
 // endpoint slice controller writes have 100 endpoints and few ports.
 const maxScratch = 4096
@@ -38,91 +31,53 @@ const maxScratch = 4096
 // maxInterned bounds the table of hints.
 const maxInterned = 256
 
-// sliceParser turns EndpointSlices into portEndpoints. Its result lies in buffers
-// that the next call overwrites, so that a slice that brings nothing new costs no
-// allocation.
+// sliceParser reads EndpointSlices. Its result lies in buffers that the next call
+// overwrites, so that a slice that brings nothing new costs no allocation.
 type sliceParser struct {
-	store *store
-	// sources are the usable endpoints of the slice, by address and position.
-	sources   []endpointSource
+	store     *store
 	ports     []numberedKey
 	endpoints []Endpoint
-	result    []portEndpoints
 	// interned holds the hint lists of one name. All endpoints share few of them.
 	interned map[string][]string
 }
 
-// endpointSource is an endpoint of the slice with everything but the port.
-type endpointSource struct {
-	index    int
-	endpoint Endpoint // Addr.Port is 0
-}
-
+// numberedKey is a port of a slice. Several may have the same name (EPS-14,
+// EPS-18). Number 0 is that of hand-built endpoints, which have their own.
 type numberedKey struct {
 	portKey
 	number uint16
 }
 
-// parse reads a slice of the family. What is wrong with it goes into f.
-func (p *sliceParser) parse(slice *discovery.EndpointSlice, family int, f *findings) []portEndpoints {
+// parse reads the ports and the endpoints of a slice of the family: sorted and
+// without duplicates, and both empty if one of them is. The endpoints' Addr has
+// the port if there is only one, so that States can share them. What is wrong with
+// the slice goes into f.
+func (p *sliceParser) parse(slice *discovery.EndpointSlice, family int, f *findings) ([]numberedKey, []Endpoint) {
 	p.parsePorts(slice, f)
 	p.parseEndpoints(slice, family, f)
-	p.endpoints = slices.Grow(p.endpoints[:0], len(p.ports)*len(p.sources))
-	p.result = p.result[:0]
-	if len(p.sources) == 0 {
-		return nil
-	}
-	for first := 0; first < len(p.ports); {
-		end := first + 1
-		for end < len(p.ports) && p.ports[end].portKey == p.ports[first].portKey {
-			end++
+	switch {
+	case len(p.ports) == 0 || len(p.endpoints) == 0:
+		return nil, nil
+	case len(p.ports) == 1:
+		for i := range p.endpoints {
+			e := &p.endpoints[i]
+			e.Addr = netip.AddrPortFrom(e.Addr.Addr(), p.ports[0].number)
 		}
-		p.result = append(p.result, portEndpoints{
-			portKey:   p.ports[first].portKey,
-			endpoints: p.expand(slice, p.ports[first:end]),
-		})
-		first = end
 	}
-	return p.result
+	return p.ports, p.endpoints
 }
 
 // release forgets the objects that the buffers refer to.
 func (p *sliceParser) release() {
-	if cap(p.endpoints) > maxScratch || cap(p.sources) > maxScratch {
-		p.sources, p.endpoints = nil, nil
+	if cap(p.endpoints) > maxScratch || cap(p.ports) > maxScratch {
+		p.ports, p.endpoints = nil, nil
 	}
-	clear(p.sources)
 	clear(p.ports)
 	clear(p.endpoints)
-	clear(p.result)
 	if len(p.interned) > maxInterned {
 		p.interned = nil
 	}
 }
-
-// expand makes the endpoints of one port, whose numbers there may be several of
-// (EPS-14, EPS-18).
-func (p *sliceParser) expand(slice *discovery.EndpointSlice, numbers []numberedKey) []Endpoint {
-	start := len(p.endpoints)
-	for _, n := range numbers {
-		for i := range p.sources {
-			source := &p.sources[i]
-			e := source.endpoint
-			e.Addr = netip.AddrPortFrom(e.Addr.Addr(), n.number)
-			p.store.decorateEndpoint(&e, &slice.Endpoints[source.index])
-			p.endpoints = append(p.endpoints, e)
-		}
-	}
-	list := p.endpoints[start:]
-	if len(numbers) > 1 {
-		slices.SortStableFunc(list, compareByAddr)
-	}
-	list = dropDuplicates(list)
-	p.endpoints = p.endpoints[:start+len(list)]
-	return list
-}
-
-func compareByAddr(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
 
 // dropDuplicates keeps the preferred record of each address of a sorted list
 // (EPS-19, W-04).
@@ -163,6 +118,7 @@ func (p *sliceParser) parsePorts(slice *discovery.EndpointSlice, f *findings) {
 	slices.SortFunc(p.ports, func(a, b numberedKey) int {
 		return cmp.Or(a.compare(b.portKey), cmp.Compare(a.number, b.number))
 	})
+	p.ports = slices.Compact(p.ports)
 }
 
 func parseEndpointPort(api *discovery.EndpointPort, i int, f *findings) (p numberedKey, ok bool) {
@@ -193,7 +149,7 @@ func parseEndpointPort(api *discovery.EndpointPort, i int, f *findings) (p numbe
 
 // parseEndpoints reads the endpoints, and sorts them by address.
 func (p *sliceParser) parseEndpoints(slice *discovery.EndpointSlice, family int, f *findings) {
-	p.sources = p.sources[:0]
+	p.endpoints = p.endpoints[:0]
 	sorted := true
 	for i := range slice.Endpoints {
 		api := &slice.Endpoints[i]
@@ -201,16 +157,15 @@ func (p *sliceParser) parseEndpoints(slice *discovery.EndpointSlice, family int,
 		if !ok {
 			continue
 		}
-		if n := len(p.sources); n > 0 && addr.Less(p.sources[n-1].endpoint.Addr.Addr()) {
+		if n := len(p.endpoints); n > 0 && addr.Less(p.endpoints[n-1].Addr.Addr()) {
 			sorted = false
 		}
-		p.sources = append(p.sources, endpointSource{index: i, endpoint: p.endpoint(addr, api)})
+		p.endpoints = append(p.endpoints, p.endpoint(addr, api))
 	}
 	if !sorted {
-		slices.SortFunc(p.sources, func(a, b endpointSource) int {
-			return cmp.Or(a.endpoint.Addr.Compare(b.endpoint.Addr), cmp.Compare(a.index, b.index))
-		})
+		slices.SortStableFunc(p.endpoints, compareByAddr)
 	}
+	p.endpoints = dropDuplicates(p.endpoints)
 }
 
 // parseEndpointAddr reads the one address that counts (EPS-12). Wrong and foreign
@@ -232,7 +187,8 @@ func parseEndpointAddr(api *discovery.Endpoint, i, family int, f *findings) (add
 	return addr, true
 }
 
-// endpoint reads everything of an endpoint but its port (EPS-15 to EPS-17).
+// endpoint reads everything of an endpoint but its port, which is 0 (EPS-15 to
+// EPS-17).
 func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint) Endpoint {
 	e := Endpoint{
 		Addr:        netip.AddrPortFrom(addr, 0),
@@ -251,6 +207,7 @@ func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint) Endpoin
 		e.ZoneHints = hintNames(p, api.Hints.ForZones, func(z discovery.ForZone) string { return z.Name })
 		e.NodeHints = hintNames(p, api.Hints.ForNodes, func(n discovery.ForNode) string { return n.Name })
 	}
+	p.store.decorateEndpoint(&e, api)
 	return e
 }
 

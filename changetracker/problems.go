@@ -80,9 +80,13 @@ func (s *problemSet) replace(f findings) (fresh []Problem) {
 			delete(s.counts, p.Reason)
 		}
 	}
+	known := make(map[Problem]struct{}, len(old))
+	for _, p := range old {
+		known[p] = struct{}{}
+	}
 	for _, p := range f.problems {
 		s.counts[p.Reason]++
-		if !slices.Contains(old, p) {
+		if _, ok := known[p]; !ok {
 			fresh = append(fresh, p)
 		}
 	}

@@ -144,9 +144,11 @@ type Endpoint struct {
 func (e *Endpoint) Usable() bool { return e.Ready || e.Serving && e.Terminating }
 
 // Equal compares everything but Ext.
-func (e *Endpoint) Equal(o *Endpoint) bool {
-	return e.Addr == o.Addr && e.Ready == o.Ready && e.Serving == o.Serving &&
-		e.Terminating == o.Terminating && e.Local == o.Local && e.Zone == o.Zone && e.Node == o.Node &&
+func (e *Endpoint) Equal(o *Endpoint) bool { return e.Addr == o.Addr && e.alike(o) }
+
+// alike compares everything but Addr and Ext.
+func (e *Endpoint) alike(o *Endpoint) bool {
+	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating && e.Local == o.Local && e.Zone == o.Zone && e.Node == o.Node &&
 		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
 }
 

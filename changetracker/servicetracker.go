@@ -60,20 +60,21 @@ func (t *ServiceChangeTracker) Set(name types.NamespacedName, ports ...ServicePo
 			faults = append(faults, fmt.Errorf("service port %s: %w", p.Name, err))
 			continue
 		}
-		list := &canonical[addrFamily(p.ClusterIP)]
-		switch {
-		case p.Name.NamespacedName != name:
+		if p.Name.NamespacedName != name {
 			faults = append(faults, fmt.Errorf("service port %s: not of Service %s", p.Name, name))
-		case slices.ContainsFunc(*list, func(o *ServicePort) bool { return o.Name == p.Name }):
-			faults = append(faults, fmt.Errorf("service port %s: listed twice", p.Name))
 		}
-		*list = append(*list, p)
+		canonical[addrFamily(p.ClusterIP)] = append(canonical[addrFamily(p.ClusterIP)], p)
+	}
+	for _, list := range canonical {
+		slices.SortFunc(list, func(a, b *ServicePort) int { return a.Name.Compare(b.Name) })
+		for i := 1; i < len(list); i++ {
+			if list[i].Name == list[i-1].Name {
+				faults = append(faults, fmt.Errorf("service port %s: listed twice", list[i].Name))
+			}
+		}
 	}
 	if len(faults) > 0 {
 		return false, fmt.Errorf("set Service %s: %w", name, errors.Join(faults...))
-	}
-	for family := range canonical {
-		slices.SortFunc(canonical[family], func(a, b *ServicePort) int { return a.Name.Compare(b.Name) })
 	}
 	return t.store.setService(name, canonical), nil
 }

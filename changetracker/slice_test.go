@@ -109,7 +109,7 @@ func TestEndpointPorts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tracker := mustTracker(t)
+			tracker := mustEndpointTracker(t)
 			s := webSlice("a", at("10.0.0.1"))
 			s.Ports = c.ports
 			tracker.Endpoints.EndpointSliceUpdate(s, false)
@@ -148,7 +148,7 @@ func TestEndpointAddresses(t *testing.T) {
 		"sloppy IPv6 in IPv4 slice": {[]string{" fd00::1"}, nil, ReasonWrongFamily},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tracker := mustTracker(t)
+			tracker := mustEndpointTracker(t)
 			tracker.Endpoints.EndpointSliceUpdate(webSlice("a", discovery.Endpoint{Addresses: c.addresses}), false)
 			if got := addrs(endpointsOf(t, tracker, v1.IPv4Protocol, http)); !slices.Equal(got, c.want) {
 				t.Errorf("endpoints = %v, want %v", got, c.want)
@@ -192,7 +192,7 @@ func TestEndpointFields(t *testing.T) {
 		"EPS-17 empty hints": {hints(nil, nil), Endpoint{Ready: true, Serving: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tracker := mustTracker(t)
+			tracker := mustEndpointTracker(t)
 			tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", c.edit)), false)
 			c.want.Addr = addrPort("10.0.0.1:8080")
 			got := endpointsOf(t, tracker, v1.IPv4Protocol, http)
@@ -202,7 +202,7 @@ func TestEndpointFields(t *testing.T) {
 		})
 	}
 	t.Run("EPS-16 nothing is local to a node without name", func(t *testing.T) {
-		tracker := mustTracker(t, func(o *Options) { o.Node.Name = "" })
+		tracker := mustEndpointTracker(t, func(o *Options) { o.Node.Name = "" })
 		tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("")), at("10.0.0.2", onNode("x"))), false)
 		for _, e := range endpointsOf(t, tracker, v1.IPv4Protocol, http) {
 			if e.Local {
@@ -214,7 +214,7 @@ func TestEndpointFields(t *testing.T) {
 
 // EPS-18, and EPS-20 in its mended form: by number, not by text.
 func TestSlicesAreMergedInNumericalOrder(t *testing.T) {
-	tracker := mustTracker(t)
+	tracker := mustEndpointTracker(t)
 	b := webSlice("b", at("10.0.0.10"), at("10.0.0.9"))
 	b.Ports = append(b.Ports, endpointPort("dns", v1.ProtocolUDP, 53))
 	tracker.Endpoints.EndpointSliceUpdate(b, false)
@@ -255,7 +255,7 @@ func TestDuplicateThatCountsIsAlwaysTheSame(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, order := range [][]rec{{c.winner, c.loser}, {c.loser, c.winner}} {
-				tracker, bySlice := mustTracker(t), map[string]*discovery.EndpointSlice{}
+				tracker, bySlice := mustEndpointTracker(t), map[string]*discovery.EndpointSlice{}
 				for _, r := range order {
 					node := "of-" + r.slice
 					if r.node != "" {
@@ -289,7 +289,7 @@ func TestDuplicateThatCountsIsAlwaysTheSame(t *testing.T) {
 // A record that does not count may change without anybody noticing, and shows
 // when the one that counts goes away.
 func TestDuplicateThatDoesNotCountIsNoChange(t *testing.T) {
-	tracker := mustTracker(t)
+	tracker := mustEndpointTracker(t)
 	up := webSlice("up", at("10.0.0.1"))
 	tracker.Endpoints.EndpointSliceUpdate(up, false)
 	applyAll(t, tracker, v1.IPv4Protocol)
@@ -308,7 +308,7 @@ func TestDuplicateThatDoesNotCountIsNoChange(t *testing.T) {
 
 // W-04: a slice that was deleted and made again unseen is a newer one.
 func TestNewerSliceWinsAlsoWhenOnlyItsAgeChanged(t *testing.T) {
-	tracker := mustTracker(t)
+	tracker := mustEndpointTracker(t)
 	tracker.Endpoints.EndpointSliceUpdate(created(webSlice("a", at("10.0.0.1", onNode("of-a"))), 5), false)
 	tracker.Endpoints.EndpointSliceUpdate(created(webSlice("b", at("10.0.0.1", onNode("of-b"))), 4), false)
 	applyAll(t, tracker, v1.IPv4Protocol)
@@ -341,7 +341,7 @@ func TestManyAddressesAndFewBetweenTwoApplies(t *testing.T) {
 		},
 		"few, many": {[]*discovery.EndpointSlice{few("c", "10.3.0.1"), many("b", 2)}, maxTouched + 3},
 	} {
-		tracker := mustTracker(t)
+		tracker := mustEndpointTracker(t)
 		tracker.Endpoints.EndpointSliceUpdate(few("a", "10.0.0.1"), false)
 		applyAll(t, tracker, v1.IPv4Protocol)
 		for _, s := range c.slices {
@@ -390,7 +390,7 @@ func TestOnlyDifferencesAreChanges(t *testing.T) {
 		"port less":   {func(s *discovery.EndpointSlice) { s.Ports = s.Ports[:1] }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tracker := mustTracker(t)
+			tracker := mustEndpointTracker(t)
 			tracker.Endpoints.EndpointSliceUpdate(base(), false)
 			applyAll(t, tracker, v1.IPv4Protocol)
 			s := base()
@@ -460,7 +460,7 @@ func TestChangesThatCancelOutAreNotInTheDelta(t *testing.T) {
 }
 
 func TestRelabelledSliceMoves(t *testing.T) { // EPS-05, W-02
-	tracker := mustTracker(t)
+	tracker := mustEndpointTracker(t)
 	s := webSlice("a", at("10.0.0.1"))
 	tracker.Endpoints.EndpointSliceUpdate(s, false)
 	applyAll(t, tracker, v1.IPv4Protocol)
@@ -483,7 +483,7 @@ func TestRelabelledSliceMoves(t *testing.T) { // EPS-05, W-02
 		t.Error("a slice that lost its label: changed = false, want true")
 	}
 	applyAll(t, tracker, v1.IPv6Protocol)
-	if got := sizes(tracker); got != sizes(mustTracker(t)) {
+	if got := sizes(tracker); got != sizes(mustEndpointTracker(t)) {
 		t.Errorf("left behind: %s", got)
 	}
 }
@@ -499,7 +499,7 @@ func TestRemovingAnUnknownSliceLeavesNoTrace(t *testing.T) { // EPS-34, W-06
 }
 
 func TestSliceIsRemovedWhateverItsLastVersionSays(t *testing.T) {
-	tracker := mustTracker(t)
+	tracker := mustEndpointTracker(t)
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1")), false)
 	last := webSlice("a")
 	last.Labels, last.AddressType = nil, discovery.AddressTypeFQDN
@@ -511,25 +511,41 @@ func TestSliceIsRemovedWhateverItsLastVersionSays(t *testing.T) {
 	}
 }
 
-func TestEndpointsOfUnknownServicesAreTracked(t *testing.T) { // EPS-37
+func TestEndpointsWaitForTheirServicePort(t *testing.T) { // EPS-37
 	tracker := mustTracker(t)
-	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1")), false)
+	if tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1")), false) {
+		t.Error("a slice without Service: changed = true, want false")
+	}
 	state, delta := applyAll(t, tracker, v1.IPv4Protocol)
-	wantOutline(t, delta, "default/web:http ->- +10.0.0.1:8080")
-	if _, ok := state.Service(http); ok || state.Len() != 0 || state.ServicePorts(web) != nil {
-		t.Error("the Service is proxied, want only its endpoints known")
+	wantOutline(t, delta)
+	if _, ok := state.Service(http); ok || state.Len() != 0 || state.ServicePorts(web) != nil || state.Endpoints(http) != nil {
+		t.Error("the service port is proxied, want nothing known of it")
 	}
 	tracker.Services.Update(nil, webService())
 	state, delta = applyAll(t, tracker, v1.IPv4Protocol)
-	wantOutline(t, delta, "default/web:http ->10.96.0.10:80/TCP")
+	wantOutline(t, delta, "default/web:http ->10.96.0.10:80/TCP +10.0.0.1:8080")
 	if got := addrs(state.Endpoints(http)); !slices.Equal(got, []string{"10.0.0.1:8080"}) {
 		t.Errorf("endpoints = %v, want the one", got)
 	}
+	tracker.Services.Delete(web)
+	_, delta = applyAll(t, tracker, v1.IPv4Protocol)
+	wantOutline(t, delta, "default/web:http 10.96.0.10:80/TCP>- -10.0.0.1:8080")
+	// What changes while nobody looks must show when somebody does again.
+	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.2")), false)
+	tracker.Services.Update(nil, webService())
+	_, delta = applyAll(t, tracker, v1.IPv4Protocol)
+	wantOutline(t, delta, "default/web:http ->10.96.0.10:80/TCP +10.0.0.2:8080")
+	// The same between two applies.
+	tracker.Services.Delete(web)
+	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.3")), false)
+	tracker.Services.Update(nil, webService())
+	_, delta = applyAll(t, tracker, v1.IPv4Protocol)
+	wantOutline(t, delta, "default/web:http 10.96.0.10:80/TCP>10.96.0.10:80/TCP -10.0.0.2:8080 +10.0.0.3:8080")
 }
 
 func TestLocalReadyCountsAddresses(t *testing.T) { // EPS-40
-	tracker := mustTracker(t)
-	one := mustTracker(t)
+	tracker := mustEndpointTracker(t)
+	one := mustEndpointTracker(t)
 	s := webSlice("a", at("10.0.0.1", onNode("here")))
 	s.Ports = append(s.Ports, endpointPort("http", v1.ProtocolTCP, 8081))
 	one.Endpoints.EndpointSliceUpdate(s, false)
@@ -565,9 +581,9 @@ func TestBuffersHoldNothingOfTheLastSlice(t *testing.T) {
 			t.Errorf("endpoint in the buffer: %v", e)
 		}
 	}
-	for _, e := range p.sources[:cap(p.sources)] {
-		if !reflect.DeepEqual(e, endpointSource{}) {
-			t.Errorf("source in the buffer: %v", e)
+	for _, port := range p.ports[:cap(p.ports)] {
+		if port != (numberedKey{}) {
+			t.Errorf("port in the buffer: %v", port)
 		}
 	}
 	huge := webSlice("b")
@@ -581,7 +597,7 @@ func TestBuffersHoldNothingOfTheLastSlice(t *testing.T) {
 }
 
 func TestSlicesAreNeitherChangedNorKept(t *testing.T) { // EPS-22
-	tracker := mustTracker(t)
+	tracker := mustEndpointTracker(t)
 	s := webSlice("a", at("10.0.0.2", func(e *discovery.Endpoint) {
 		e.Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: "b"}, {Name: "a"}}}
 	}), at("10.0.0.1"))

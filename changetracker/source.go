@@ -1,48 +1,44 @@
 package changetracker
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 )
 
-// heldSlice is what is remembered of an EndpointSlice. It is immutable. The one
-// without a name holds the hand-built endpoints of its Service: the API knows no
-// object without name.
+// heldSlice is what is remembered of an EndpointSlice, or of the hand-built
+// endpoints of one port, which have no name. It is immutable. Every port has all
+// the endpoints, which are held once: a slice may have thousands of both.
 type heldSlice struct {
-	name    string
-	created time.Time
-	ports   []portEndpoints // in any order
+	name      string
+	created   time.Time
+	ports     []numberedKey // sorted, never empty
+	endpoints []Endpoint    // sorted by address, never empty
 }
 
-func (h *heldSlice) endpoints(key portKey) []Endpoint {
+// keys are the names of the ports, in order, appended to buffer.
+func (h *heldSlice) keys(buffer []portKey) []portKey {
 	if h == nil {
-		return nil
+		return buffer
 	}
 	for i := range h.ports {
-		if h.ports[i].portKey == key {
-			return h.ports[i].endpoints
-		}
+		buffer = append(buffer, h.ports[i].portKey)
 	}
-	return nil
+	return buffer
 }
 
-// same says that the slice was created then and holds just these ports, in this
-// order.
-func (h *heldSlice) same(ports []portEndpoints, created time.Time, equal func(a, b portEndpoints) bool) bool {
+// contributions are those for a port, in order of number, appended to buffer.
+func (h *heldSlice) contributions(buffer []contribution, key portKey) []contribution {
 	if h == nil {
-		return len(ports) == 0
+		return buffer
 	}
-	return h.created.Equal(created) && slices.EqualFunc(h.ports, ports, equal)
-}
-
-// without is a copy of the ports but one.
-func (h *heldSlice) without(key portKey) []portEndpoints {
-	if h == nil {
-		return nil
+	i, _ := slices.BinarySearchFunc(h.ports, key, func(p numberedKey, key portKey) int { return p.compare(key) })
+	for ; i < len(h.ports) && h.ports[i].portKey == key; i++ {
+		buffer = append(buffer, contribution{slice: h, number: h.ports[i].number, endpoints: h.endpoints})
 	}
-	return slices.DeleteFunc(slices.Clone(h.ports), func(p portEndpoints) bool { return p.portKey == key })
+	return buffer
 }
 
 // succeeds says whether the slice wins over o for an address of which both have
@@ -59,9 +55,10 @@ func (h *heldSlice) succeeds(o *heldSlice) bool {
 type source struct {
 	ports  []*ServicePort // sorted by name
 	slices []*heldSlice   // sorted by name
+	byHand map[portKey]*heldSlice
 }
 
-func (s *source) empty() bool { return len(s.ports) == 0 && len(s.slices) == 0 }
+func (s *source) empty() bool { return len(s.ports)+len(s.slices)+len(s.byHand) == 0 }
 
 func (s *source) find(slice string) (index int, found bool) {
 	return slices.BinarySearchFunc(s.slices, slice, func(h *heldSlice, name string) int {
@@ -89,16 +86,12 @@ func (s *source) put(name string, h *heldSlice) {
 	}
 }
 
-// keys are the ports that the Service or one of its slices has, sorted, appended
-// to buffer.
-func (s *source) keys(buffer []portKey) []portKey {
-	for _, p := range s.ports {
-		buffer = append(buffer, p.key())
-	}
+// endpointKeys are the ports of the slices and of the hand-built endpoints,
+// sorted, appended to buffer.
+func (s *source) endpointKeys(buffer []portKey) []portKey {
+	buffer = slices.AppendSeq(buffer, maps.Keys(s.byHand))
 	for _, h := range s.slices {
-		for i := range h.ports {
-			buffer = append(buffer, h.ports[i].portKey)
-		}
+		buffer = h.keys(buffer)
 	}
 	slices.SortFunc(buffer, portKey.compare)
 	return slices.Compact(buffer)
@@ -107,34 +100,67 @@ func (s *source) keys(buffer []portKey) []portKey {
 func (p *ServicePort) key() portKey { return portKey{port: p.Name.Port, protocol: p.Name.Protocol} }
 
 func (s *source) port(key portKey) *ServicePort {
-	for _, p := range s.ports {
-		if p.key() == key {
-			return p
-		}
+	i, found := slices.BinarySearchFunc(s.ports, key, func(p *ServicePort, key portKey) int { return p.key().compare(key) })
+	if !found {
+		return nil
 	}
-	return nil
+	return s.ports[i]
 }
 
 // contribution is the endpoints that one slice has for the port in question.
 type contribution struct {
-	slice     *heldSlice
+	slice *heldSlice
+	// number is the endpoints' port, whether their Addr has it or not; 0 means that
+	// each Addr has one of its own.
+	number    uint16
 	endpoints []Endpoint
+}
+
+// addr is the address of one of the endpoints, with its port.
+func (c *contribution) addr(e *Endpoint) netip.AddrPort {
+	if c.number == 0 {
+		return e.Addr
+	}
+	return netip.AddrPortFrom(e.Addr.Addr(), c.number)
+}
+
+// complete says that the endpoints hold their port.
+func (c *contribution) complete() bool { return c.endpoints[0].Addr.Port() != 0 }
+
+// find is the endpoint that has the address, or nil.
+func (c *contribution) find(addr netip.AddrPort) *Endpoint {
+	switch {
+	case c.number != 0 && c.number != addr.Port():
+		return nil
+	case !c.complete():
+		addr = netip.AddrPortFrom(addr.Addr(), 0)
+	}
+	return findEndpoint(c.endpoints, addr)
 }
 
 // contributions are those of all slices, appended to buffer.
 func (s *source) contributions(buffer []contribution, key portKey) []contribution {
+	buffer = s.byHand[key].contributions(buffer, key)
 	for _, h := range s.slices {
-		if list := h.endpoints(key); len(list) > 0 {
-			buffer = append(buffer, contribution{slice: h, endpoints: list})
-		}
+		buffer = h.contributions(buffer, key)
 	}
 	return buffer
 }
 
 // record is one slice's opinion of an address.
 type record struct {
-	slice    *heldSlice
-	endpoint *Endpoint // nil: the slice does not have the address
+	slice *heldSlice
+	addr  netip.AddrPort
+	// endpoint is nil when the slice does not have the address. Its own Addr may
+	// lack the port.
+	endpoint *Endpoint
+}
+
+// value is the endpoint with its whole address.
+func (r record) value() Endpoint {
+	e := *r.endpoint
+	e.Addr = r.addr
+	return e
 }
 
 // better is the record that counts of two for the same address (W-04).
@@ -156,7 +182,7 @@ func (r record) better(o record) record {
 func winner(contributions []contribution, addr netip.AddrPort) record {
 	var best record
 	for _, c := range contributions {
-		best = best.better(record{slice: c.slice, endpoint: findEndpoint(c.endpoints, addr)})
+		best = best.better(record{slice: c.slice, addr: addr, endpoint: c.find(addr)})
 	}
 	return best
 }

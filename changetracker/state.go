@@ -40,8 +40,8 @@ func (s *State) Service(name ServicePortName) (port *ServicePort, ok bool) {
 }
 
 // Endpoints returns the endpoints of a service port, sorted by address and port,
-// or nil when it has none. Endpoints are known also of Services that are not
-// proxied.
+// or nil when it has none or is not proxied. An EndpointChangeTracker on its own
+// knows of no service ports, and has the endpoints of all.
 func (s *State) Endpoints(name ServicePortName) []Endpoint {
 	p := s.find(name)
 	if p == nil {
@@ -147,16 +147,21 @@ func newServiceState(ports []*portState) *serviceState {
 	return s
 }
 
-func (s *serviceState) find(key portKey) *portState {
+// all are the ports, sorted by name.
+func (s *serviceState) all() []*portState {
 	if s == nil {
 		return nil
 	}
-	for _, p := range s.ports {
-		if p.key() == key {
-			return p
-		}
+	return s.ports
+}
+
+func (s *serviceState) find(key portKey) *portState {
+	ports := s.all()
+	i, found := slices.BinarySearchFunc(ports, key, func(p *portState, key portKey) int { return p.key().compare(key) })
+	if !found {
+		return nil
 	}
-	return nil
+	return ports[i]
 }
 
 // snapshot is the content of a State.

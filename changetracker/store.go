@@ -18,6 +18,8 @@ type store struct {
 	logger  *zap.Logger
 	now     func() time.Time
 	created time.Time
+	// endpointsOnly says that there are no Services to tell which endpoints matter.
+	endpointsOnly bool
 
 	mu       sync.Mutex
 	node     Node
@@ -174,13 +176,15 @@ func (s *store) evict(name types.NamespacedName, from home) (changed bool) {
 
 // settle puts a slice into its home.
 func (s *store) settle(slice *discovery.EndpointSlice, into home, f *findings) (changed bool) {
-	parsed := s.parser.parse(slice, into.family.index, f)
+	ports, endpoints := s.parser.parse(slice, into.family.index, f)
 	defer s.parser.release()
+	parsed := heldSlice{name: slice.Name, created: slice.CreationTimestamp.Time, ports: ports, endpoints: endpoints}
 	held := into.family.held(into.service, slice.Name)
-	if held.same(parsed, slice.CreationTimestamp.Time, s.samePortEndpoints) {
+	next := s.successor(held, &parsed)
+	if next == held {
 		return false
 	}
-	changed = into.family.placeSlice(into.service, slice.Name, s.successor(held, parsed, slice))
+	changed = into.family.placeSlice(into.service, slice.Name, next)
 	if at, ok := s.triggerTime(slice); ok && changed {
 		s.sequence++
 		into.family.triggers.add(into.service, trigger{slice: slice.Name, at: at, sequence: s.sequence})
@@ -188,30 +192,40 @@ func (s *store) settle(slice *discovery.EndpointSlice, into home, f *findings) (
 	return changed
 }
 
-// successor is what to hold of a slice, sharing with held what is the same; nil
-// for a slice that has nothing to say.
-func (s *store) successor(held *heldSlice, parsed []portEndpoints, slice *discovery.EndpointSlice) *heldSlice {
-	if len(parsed) == 0 {
+// successor is what to hold of a slice: held itself if it is the same, or else
+// what shares with held what is the same; nil for a slice that has nothing to say.
+func (s *store) successor(held, parsed *heldSlice) *heldSlice {
+	if len(parsed.ports) == 0 {
 		return nil
 	}
-	next := &heldSlice{
-		name: slice.Name, created: slice.CreationTimestamp.Time, ports: make([]portEndpoints, len(parsed)),
-	}
-	for i, p := range parsed {
-		next.ports[i] = portEndpoints{p.portKey, held.endpoints(p.portKey)}
-		if !s.samePortEndpoints(next.ports[i], p) {
-			next.ports[i].endpoints = slices.Clone(p.endpoints)
+	var samePorts, sameEndpoints bool
+	if held != nil {
+		samePorts = slices.Equal(held.ports, parsed.ports)
+		sameEndpoints = s.sameEndpoints(held.endpoints, parsed.endpoints)
+		if samePorts && sameEndpoints && held.created.Equal(parsed.created) {
+			return held
 		}
 	}
-	return next
+	next := *parsed
+	if samePorts {
+		next.ports = held.ports
+	} else {
+		next.ports = slices.Clone(parsed.ports)
+	}
+	if sameEndpoints {
+		next.endpoints = held.endpoints
+	} else {
+		next.endpoints = slices.Clone(parsed.endpoints)
+	}
+	return &next
 }
 
-func (s *store) samePortEndpoints(a, b portEndpoints) bool {
-	if a.portKey != b.portKey || len(a.endpoints) != len(b.endpoints) {
+func (s *store) sameEndpoints(a, b []Endpoint) bool {
+	if len(a) != len(b) {
 		return false
 	}
-	for i := range a.endpoints {
-		if !s.sameEndpoint(&a.endpoints[i], &b.endpoints[i]) {
+	for i := range a {
+		if a[i].Addr != b[i].Addr || !s.sameRecord(&a[i], &b[i]) {
 			return false
 		}
 	}

@@ -40,6 +40,15 @@ func mustTracker(tb testing.TB, edits ...func(*Options)) *Tracker {
 	return tracker
 }
 
+// mustEndpointTracker is a tracker without Services, to which every port matters:
+// what is inside of an EndpointChangeTracker on its own.
+func mustEndpointTracker(tb testing.TB, edits ...func(*Options)) *Tracker {
+	tb.Helper()
+	tracker := mustTracker(tb, edits...)
+	tracker.store.endpointsOnly = true
+	return tracker
+}
+
 // webService is a dual-stack Service with one TCP port, http 80.
 func webService(edits ...func(*v1.Service)) *v1.Service {
 	s := &v1.Service{
