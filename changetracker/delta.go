@@ -14,8 +14,8 @@ type Delta struct {
 }
 
 // Change is the difference of one service port. A nil Before or After means that
-// the service port was, or is, not proxied; both are nil when only endpoints of a
-// Service that is not tracked changed.
+// the service port was, or is, not proxied; both are nil only with an
+// EndpointChangeTracker on its own, which knows of no Services.
 type Change struct {
 	Name          ServicePortName
 	Before, After *ServicePort

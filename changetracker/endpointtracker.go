@@ -39,6 +39,9 @@ func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(*State, Delta)
 // others, then that of the newest slice, then that of the slice whose name comes
 // first.
 //
+// Endpoints of ports that the Service does not have wait, and are no change, until
+// it has them.
+//
 // The slice is neither changed nor kept. Values that make no sense are set aside
 // one by one; see Tracker.Problems.
 func (t *EndpointChangeTracker) EndpointSliceUpdate(slice *discovery.EndpointSlice, remove bool) (changed bool) {

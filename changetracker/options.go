@@ -48,7 +48,8 @@ type Options struct {
 	StrictSourceRanges bool
 	// DecorateService and DecorateEndpoint, if set, may fill Ext and change any
 	// other field but the identity (Name, Addr). They must be pure and must not
-	// keep or change the API object.
+	// keep or change the API object. DecorateEndpoint sees an endpoint once for all
+	// ports of its slice, so that Addr's port is 0.
 	DecorateService  func(*ServicePort, *v1.Service)
 	DecorateEndpoint func(*Endpoint, *discovery.Endpoint)
 	// EqualExt compares two Ext payloads; nil compares with ==, and payloads

@@ -137,9 +137,10 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 	if !slices.ContainsFunc(r.Node.Addresses, func(a netip.Addr) bool { return contains(ranges, a) }) {
 		return true, ranges
 	}
+	admitted := ranges
 	ranges = slices.Clone(ranges)
 	for _, vip := range p.LoadBalancerVIPs {
-		if !contains(ranges, vip) {
+		if !containsSorted(admitted, vip) {
 			ranges = append(ranges, netip.PrefixFrom(vip, vip.BitLen()))
 		}
 	}
@@ -149,6 +150,13 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 
 func contains(ranges []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// containsSorted is contains for ranges that are sorted and none of which contains
+// another.
+func containsSorted(ranges []netip.Prefix, a netip.Addr) bool {
+	i, found := slices.BinarySearchFunc(ranges, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+	return found || i > 0 && ranges[i-1].Contains(a)
 }
 
 func addresses(endpoints []changetracker.Endpoint) []netip.AddrPort {

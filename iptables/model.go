@@ -107,7 +107,8 @@ func (m *model) exchange(name changetracker.ServicePortName, before, next []leaf
 	}
 	for i := range before {
 		key := before[i].key
-		if slices.ContainsFunc(next, func(l leaf) bool { return l.key == key }) {
+		byKey := func(l leaf, key desired.Key) int { return l.key.Compare(key) }
+		if _, found := slices.BinarySearchFunc(next, key, byKey); found {
 			continue
 		}
 		if owner, ok := in(key).owner(key); ok && owner == name {

@@ -218,7 +218,10 @@ func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wishes 
 	rules.Services = make([]*desired.Service, len(wishes))
 	for i := range wishes {
 		w := &wishes[i]
-		rules.Services[i] = verdicts(w.service, func(a netip.Addr) bool { return slices.Contains(w.vips, a) })
+		rules.Services[i] = verdicts(w.service, func(a netip.Addr) bool {
+			_, ours := slices.BinarySearchFunc(w.vips, a, netip.Addr.Compare)
+			return ours
+		})
 	}
 	keep := e.keeps(update, wishes)
 	e.keepIn(&rules, keep)

@@ -24,7 +24,7 @@ type wish struct {
 
 // placed is a service port with its virtual servers, and the VIPs that it needs.
 type placed struct {
-	keys []serverKey
+	keys []serverKey // sorted
 	vips []netip.Addr
 }
 
@@ -50,11 +50,11 @@ func (e *Engine) vipsOf(s *desired.Service) []netip.Addr {
 	var vips []netip.Addr
 	for i := range s.Frontends {
 		vip := s.Frontends[i].VIP
-		if vip.IsValid() && !slices.Contains(e.local, vip) && !e.excluded(vip) && !slices.Contains(vips, vip) {
+		if vip.IsValid() && !slices.Contains(e.local, vip) && !e.excluded(vip) {
 			vips = append(vips, vip)
 		}
 	}
-	return vips
+	return slices.Compact(vips) // frontends are sorted by VIP
 }
 
 func (e *Engine) excluded(a netip.Addr) bool {
@@ -140,7 +140,7 @@ func (e *Engine) place(w *wish) error {
 func (e *Engine) leave(name changetracker.ServicePortName, before, now []serverKey) error {
 	var errs []error
 	for _, key := range before {
-		if slices.Contains(now, key) {
+		if _, found := slices.BinarySearchFunc(now, key, compareKeys); found {
 			continue
 		}
 		if e.nodePorts[key].name == name {

@@ -168,14 +168,19 @@ func diffValue(sink elementSink, key elementBytes, was, is mapped) {
 }
 
 func diffRanges(sink elementSink, k desired.Key, was, is []netip.Prefix) {
+	has := func(sorted []netip.Prefix, p netip.Prefix) bool {
+		byAddr := func(o, p netip.Prefix) int { return o.Addr().Compare(p.Addr()) } // which no two share
+		i, found := slices.BinarySearchFunc(sorted, p, byAddr)
+		return found && sorted[i] == p
+	}
 	for _, p := range was {
-		if !slices.Contains(is, p) {
+		if !has(is, p) {
 			first, last := rangeKeys(k, p)
 			sink.remove(setSourceRanges, first, last)
 		}
 	}
 	for _, p := range is {
-		if !slices.Contains(was, p) {
+		if !has(was, p) {
 			first, last := rangeKeys(k, p)
 			sink.put(setSourceRanges, first, last, elementBytes{})
 		}

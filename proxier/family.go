@@ -278,10 +278,11 @@ func SplitErrors(err error) (failed []*ServiceError, rest error) {
 }
 
 func allChanged(failed []*ServiceError, delta changetracker.Delta) bool {
-	changed := func(e *ServiceError) bool {
-		return slices.ContainsFunc(delta.Changes, func(c changetracker.Change) bool { return c.Name == e.Name })
-	}
-	return !slices.ContainsFunc(failed, func(e *ServiceError) bool { return !changed(e) })
+	byName := func(c changetracker.Change, name changetracker.ServicePortName) int { return c.Name.Compare(name) }
+	return !slices.ContainsFunc(failed, func(e *ServiceError) bool {
+		_, changed := slices.BinarySearchFunc(delta.Changes, e.Name, byName)
+		return !changed
+	})
 }
 
 func namesOf(failed []*ServiceError) []changetracker.ServicePortName {

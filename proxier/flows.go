@@ -41,7 +41,7 @@ type flowBook struct {
 }
 
 type flowPage struct {
-	keys    []desired.Key
+	keys    []desired.Key // sorted
 	servers []netip.AddrPort
 }
 
@@ -59,10 +59,12 @@ func newFlowBook(c Conntrack, e Engine) *flowBook {
 func (b *flowBook) update(state *changetracker.State, u *desired.Update, failed []*ServiceError) {
 	changed := map[changetracker.ServicePortName]flowPage{}
 	for _, s := range u.Services {
-		isFailed := slices.ContainsFunc(failed, func(e *ServiceError) bool { return e.Name == s.Name })
-		if b.tracks(s.Protocol) && !isFailed {
+		if b.tracks(s.Protocol) {
 			changed[s.Name] = b.pageOf(s)
 		}
+	}
+	for _, e := range failed {
+		delete(changed, e.Name)
 	}
 	gone := slices.Clone(u.Removed)
 	if u.Full {
@@ -100,7 +102,7 @@ func (b *flowBook) pageOf(s *desired.Service) flowPage {
 // lose notes the frontends that a service port had and does not have any more.
 func (b *flowBook) lose(name changetracker.ServicePortName, now []desired.Key) {
 	for _, key := range b.known[name].keys {
-		if !slices.Contains(now, key) {
+		if !hasKey(now, key) {
 			b.pending[key] = desired.Flows{Key: key, Gone: true}
 		}
 	}
@@ -113,10 +115,15 @@ func (b *flowBook) take(before, now flowPage) {
 	all := len(before.servers) == 0 && len(now.servers) > 0 || lost(before.servers, now.servers)
 	for _, key := range now.keys {
 		_, isPending := b.pending[key]
-		if all || isPending || !slices.Contains(before.keys, key) {
+		if all || isPending || !hasKey(before.keys, key) {
 			b.pending[key] = desired.Flows{Key: key, Servers: now.servers}
 		}
 	}
+}
+
+func hasKey(sorted []desired.Key, key desired.Key) bool {
+	_, found := slices.BinarySearchFunc(sorted, key, desired.Key.Compare)
+	return found
 }
 
 // lost says whether one of the servers is not there any more.

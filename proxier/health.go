@@ -55,6 +55,9 @@ func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bo
 	for i := range delta.Changes {
 		c := &delta.Changes[i]
 		name := c.Name.NamespacedName
+		if known, ok := u.Services[name]; ok && known.Port != 0 {
+			continue // another port of it has told
+		}
 		now := HealthService{Port: state.HealthCheckNodePort(name)}
 		if now.Port != 0 {
 			now.LocalEndpoints = state.LocalReady(name)

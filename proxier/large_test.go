@@ -1,0 +1,90 @@
+package proxier
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+func TestASyncIsInProportionToTheService(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // its work is not ours
+	const small, factor = 1_500, 8
+	ports := func(n int) func(*v1.Service) {
+		return func(s *v1.Service) {
+			s.Spec.Type, s.Spec.ExternalTrafficPolicy = v1.ServiceTypeLoadBalancer, v1.ServiceExternalTrafficPolicyLocal
+			s.Spec.HealthCheckNodePort = 31_000
+			s.Spec.Ports = nil
+			for i := range n {
+				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint(i), Port: int32(i + 1)})
+			}
+		}
+	}
+	vips := func(n int) func(*v1.Service) {
+		return func(s *v1.Service) {
+			for i := range n {
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("203.%d.%d.1", i>>8, i&255))
+			}
+		}
+	}
+	// prepare brings the proxy to where the sync begins that counts.
+	for name, prepare := range map[string]func(p *Proxier, e *fakeEngine, n int){
+		"many ports": func(p *Proxier, _ *fakeEngine, n int) {
+			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
+		},
+		"many ports that fail": func(p *Proxier, e *fakeEngine, n int) {
+			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
+			e.failWith(func(u desired.Update) error {
+				var errs []error
+				for _, s := range u.Services {
+					errs = append(errs, &ServiceError{Name: s.Name, Err: errors.New("no")})
+				}
+				return errors.Join(errs...)
+			})
+		},
+		"many VIPs that others have": func(p *Proxier, _ *fakeEngine, n int) {
+			p.OnServiceAdd(service("a", "10.96.0.1", vips(n)))
+			p.OnServiceAdd(service("b", "10.96.0.2", vips(n)))
+		},
+		"many VIPs that go": func(p *Proxier, _ *fakeEngine, n int) {
+			p.OnServiceAdd(service("a", "10.96.0.1", vips(n)))
+			_ = p.sync(t.Context())
+			p.OnServiceUpdate(nil, service("a", "10.96.0.1", vips(n), func(s *v1.Service) {
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs[n/2:], "203.0.200.200")
+			}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cost := func(n int) time.Duration {
+				best := time.Hour
+				for range 3 {
+					engine := &fakeEngine{}
+					p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{Conntrack: &fakeConntrack{}}, map[v1.IPFamily]Engine{v1.IPv4Protocol: engine})
+					if err != nil {
+						t.Fatal(err)
+					}
+					p.OnServiceSynced()
+					p.OnEndpointSlicesSynced()
+					_ = p.sync(t.Context()) // the next one is not full
+					prepare(p, engine, n)
+					runtime.GC()
+					start := time.Now()
+					_ = p.sync(t.Context())
+					best = min(best, time.Since(start))
+				}
+				return best
+			}
+			// In proportion is 8 times the time, or 10 with the logarithm of sorting. The
+			// square is 64 times.
+			if little, much := cost(small), cost(factor*small); much > 4*factor*little {
+				t.Errorf("%d: %v, %d times as many: %v", small, little, factor, much)
+			}
+		})
+	}
+}
