@@ -68,23 +68,11 @@ func (e *Engine) cleanTables(ctx context.Context, k kernel) error {
 	return k.restore(ctx, s.b.Bytes())
 }
 
-// builtIn are the chains of the kernel. Only our own jumps from these to our chains
-// are deleted.
-func builtIn() []string {
-	return []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
-}
-
 // removal empties and deletes all chains of ours.
 func removal(o observed) *tablePart {
 	p := &tablePart{chains: ruleset{}}
-	held := map[string]bool{}
-	for _, j := range o.jumps {
-		if slices.Contains(builtIn(), j.chain) {
-			p.deletes = append(p.deletes, "-D "+j.chain+" "+string(j.rule))
-		} else {
-			held[j.to] = true
-		}
-	}
+	p.deletes, _ = settleJumps("", nil, o.jumps)
+	held := o.held()
 	for chain := range o.chains {
 		if held[chain] {
 			p.chains[chain] = []rule{}

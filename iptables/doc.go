@@ -8,8 +8,8 @@
 // A packet that begins a connection walks a tree, and not a list of all Services:
 //
 //	PREROUTING, OUTPUT (nat)
-//	  └ SERVICES      by the end of the address → VIP-A, VIP-1A … at most 16 destinations in each
-//	      └ NODEPORTS   addresses of the node: by port → NP-17, NP-178 …
+//	  └ SERVICES      by the end of the address → VIPS-A, VIPS-1A … at most 16 destinations in each
+//	      └ NODEPORTS   addresses of the node: by port → PORTS-17, PORTS-178 …
 //	EXT-…    from outside: masquerade, or tell pods and the node from others
 //	FW-…     who is in the source ranges
 //	SVC-…    all endpoints, SVL-… those of this node: one is drawn, DNAT

@@ -310,8 +310,11 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 		}
 		e.have[table] = o.chains
 		e.rules[table] = o.chains.count()
+		held := o.held()
 		for chain := range o.chains {
-			if _, ok := want[table][chain]; !ok {
+			if _, ok := want[table][chain]; !ok && held[chain] {
+				want[table][chain] = []rule{}
+			} else if !ok {
 				want[table][chain] = nil
 			}
 		}

@@ -37,10 +37,10 @@ func (n chainNames) portalsContainer() string { return n.prefix + "-PORTALS-CONT
 func (n chainNames) portalsHost() string      { return n.prefix + "-PORTALS-HOST" }
 
 // The trees behind the fixed chains.
-func (n chainNames) vipTree() string      { return n.prefix + "-VIP-" }
-func (n chainNames) nodePortTree() string { return n.prefix + "-NP-" }
-func (n chainNames) hairpinTree() string  { return n.prefix + "-HP-" }
-func (n chainNames) healthTree() string   { return n.prefix + "-HC-" }
+func (n chainNames) vipTree() string      { return n.prefix + "-VIPS-" }
+func (n chainNames) nodePortTree() string { return n.prefix + "-PORTS-" }
+func (n chainNames) hairpinTree() string  { return n.prefix + "-SELF-" }
+func (n chainNames) healthTree() string   { return n.prefix + "-CHECK-" }
 
 // The chains of a service port: its endpoints under policy Cluster and Local, what
 // comes from outside, what passes source ranges, and a single endpoint.
@@ -56,9 +56,19 @@ func (n chainNames) endpoint(id string, addr netip.AddrPort) string {
 // object is the name of a chain of one object: as much of a hash as there is room
 // for, and no more than kube-proxy has.
 func (n chainNames) object(kind, id string) string {
-	sum := sha256.Sum256([]byte(id))
 	name := n.prefix + "-" + kind + "-"
-	return name + base32.StdEncoding.EncodeToString(sum[:])[:min(16, maxChainName-len(name))]
+	return name + hashed(id, min(kubeHash, maxChainName-len(name)))
+}
+
+// kubeHash is how much of a hash kube-proxy has in a name.
+const kubeHash = 16
+
+const base32Chars = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+
+// hashed is the beginning of a hash.
+func hashed(text string, length int) string {
+	sum := sha256.Sum256([]byte(text))
+	return base32.StdEncoding.EncodeToString(sum[:])[:length]
 }
 
 // identity is what the hashes of a service port's chains are made of.
@@ -67,7 +77,8 @@ func identity(name changetracker.ServicePortName) string {
 }
 
 // owns says whether a chain is this instance's, or that of a kube-proxy whose place
-// it takes.
+// it takes. A beginning is not enough, since other programs' chains begin with "KUBE-"
+// too: names that are fixed are ours as a whole, others if they have the form of ours.
 func (n chainNames) owns(chain string) bool {
 	rest, ok := strings.CutPrefix(chain, n.prefix+"-")
 	if !ok {
@@ -81,10 +92,30 @@ func (n chainNames) owns(chain string) bool {
 		"NODE-PORT", "LOAD-BALANCER", "SOURCE-RANGES-FIREWALL", "IPVS-FILTER", "IPVS-OUT-FILTER": // the ipvs mode's
 		return n.prefix == kubePrefix
 	}
-	for _, kind := range []string{"SVC-", "SVL-", "EXT-", "FW-", "SEP-", "GRP-", "VIP-", "NP-", "HP-", "HC-"} {
-		if strings.HasPrefix(rest, kind) {
-			return true
-		}
+	kind, id, _ := strings.Cut(rest, "-")
+	room := maxChainName - len(n.prefix+"-"+kind+"-")
+	switch kind {
+	case "XLB": // of kube-proxy before 1.24
+		return n.prefix == kubePrefix && isHash(id, kubeHash)
+	case "SVC", "SVL", "EXT", "FW", "SEP", "GRP":
+		return isHash(id, min(kubeHash, room))
+	case "VIPS", "SELF":
+		addr, port, hasPort := strings.Cut(id, "-")
+		return isHash(id, room) || isHex(addr) && (!hasPort || len(addr) == v4Bits/digitBits && isPort(port))
+	case "PORTS", "CHECK":
+		return isPort(id)
 	}
 	return false
+}
+
+func isHash(id string, length int) bool {
+	return len(id) == length && strings.Trim(id, base32Chars) == ""
+}
+
+func isHex(text string) bool { return text != "" && strings.Trim(text, "0123456789ABCDEF") == "" }
+
+// isPort is the end of a path in a tree: a digit for the protocol, and up to four of a
+// port.
+func isPort(text string) bool {
+	return isHex(text) && len(text) <= 1+portDigits && strings.Contains("123", text[:1])
 }

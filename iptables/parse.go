@@ -135,14 +135,34 @@ func quoteEnd(text string) int {
 	return len(text)
 }
 
+// builtIn are the chains of the kernel. Only in these are jumps to our chains ours: in
+// their own chains, others may use ours.
+func builtIn() []string {
+	return []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+}
+
+// held are the chains that others' chains lead to. They cannot be deleted.
+func (o *observed) held() map[string]bool {
+	held := map[string]bool{}
+	for _, j := range o.jumps {
+		if !slices.Contains(builtIn(), j.chain) {
+			held[j.to] = true
+		}
+	}
+	return held
+}
+
 // settleJumps returns the commands that bring the jumps of a table to what they must
-// be: those that are missing are put in front, and those that lead to chains of ours
-// in another way, or to chains that go, are deleted.
+// be: those that are missing are put in front, and those that lead from the kernel's
+// chains to ours in another way, or to chains that go, are deleted.
 func settleJumps(table string, want []jump, have []foreignJump) (deletes, inserts []string) {
 	isWanted := func(h foreignJump) bool {
 		return slices.ContainsFunc(want, func(w jump) bool { return w.table == table && w.is(h) })
 	}
 	for i, h := range have {
+		if !slices.Contains(builtIn(), h.chain) {
+			continue
+		}
 		twice := slices.ContainsFunc(have[:i], func(o foreignJump) bool { return o.chain == h.chain && o.rule == h.rule })
 		if !isWanted(h) || twice {
 			deletes = append(deletes, "-D "+h.chain+" "+string(h.rule))

@@ -33,16 +33,16 @@ func TestParse(t *testing.T) {
 		"a rule of somebody that only counts": {"-A OUTPUT\n", observed{chains: ruleset{}}},
 		"a chain of ours without rules":       {":SPL-SERVICES - [0:0]\n", observed{chains: ruleset{"SPL-SERVICES": {}}}},
 		"rules of ours in their order": {
-			":SPL-SVC-A - [3:180]\n-A SPL-SVC-A -p tcp -j SPL-SVC-B\n-A SPL-SVC-A -j RETURN\n",
-			observed{chains: ruleset{"SPL-SVC-A": {"-p tcp -j SPL-SVC-B", "-j RETURN"}}},
+			":SPL-SVC-AAAAAAAAAAAAAAAA - [3:180]\n-A SPL-SVC-AAAAAAAAAAAAAAAA -p tcp -j SPL-SVC-BBBBBBBBBBBBBBBB\n-A SPL-SVC-AAAAAAAAAAAAAAAA -j RETURN\n",
+			observed{chains: ruleset{"SPL-SVC-AAAAAAAAAAAAAAAA": {"-p tcp -j SPL-SVC-BBBBBBBBBBBBBBBB", "-j RETURN"}}},
 		},
 		"a jump of somebody's chain to ours": {
 			":OUTPUT ACCEPT [0:0]\n-A OUTPUT -j LOG\n-A OUTPUT -m comment --comment \"to us\" -j SPL-SERVICES\n",
 			observed{chains: ruleset{}, jumps: []foreignJump{{"OUTPUT", "SPL-SERVICES", `-m comment --comment "to us" -j SPL-SERVICES`}}},
 		},
 		"a jump that only a comment or a prefix speaks of": {
-			"-A OUTPUT -m comment --comment \"not -j SPL-SVC-A any more\"\n" +
-				"-A OUTPUT -j LOG --log-prefix \"see -j SPL-SVC-B now\"\n", observed{chains: ruleset{}},
+			"-A OUTPUT -m comment --comment \"not -j SPL-SVC-AAAAAAAAAAAAAAAA any more\"\n" +
+				"-A OUTPUT -j LOG --log-prefix \"see -j SPL-SVC-BBBBBBBBBBBBBBBB now\"\n", observed{chains: ruleset{}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,12 +148,12 @@ func TestJumpsAreSettled(t *testing.T) {
 // FuzzParse: whatever a program prints, what was read is printed again, and then
 // read, as the same.
 func FuzzParse(f *testing.F) {
-	f.Add(":OUTPUT ACCEPT [1:60]\n:SPL-SVC-A - [0:0]\n-A OUTPUT -j SPL-SVC-A\n-A SPL-SVC-A -p tcp -m comment --comment \"a \\\"b\\\"\" -j RETURN\n")
-	f.Add("-A OUTPUT\n-A SPL-SVC-A \n:SPL-SVC-B")
+	f.Add(":OUTPUT ACCEPT [1:60]\n:SPL-SVC-AAAAAAAAAAAAAAAA - [0:0]\n-A OUTPUT -j SPL-SVC-AAAAAAAAAAAAAAAA\n-A SPL-SVC-AAAAAAAAAAAAAAAA -p tcp -m comment --comment \"a \\\"b\\\"\" -j RETURN\n")
+	f.Add("-A OUTPUT\n-A SPL-SVC-AAAAAAAAAAAAAAAA \n:SPL-SVC-BBBBBBBBBBBBBBBB")
 	f.Add("-A OUTPUT -m comment --comment \"\\")
-	f.Add("-A OUTPUT -g SPL-SVC-A -m comment --comment x")
-	f.Add("-A OUTPUT -g SPL-SVC-A -m comment\v--comment 0")
-	f.Add("-A OUTPUT -g SPL-SVC-A -m -m comment --comment x comment --comment 0")
+	f.Add("-A OUTPUT -g SPL-SVC-AAAAAAAAAAAAAAAA -m comment --comment x")
+	f.Add("-A OUTPUT -g SPL-SVC-AAAAAAAAAAAAAAAA -m comment\v--comment 0")
+	f.Add("-A OUTPUT -g SPL-SVC-AAAAAAAAAAAAAAAA -m -m comment --comment x comment --comment 0")
 	owns := chainNames{"SPL"}.owns
 	f.Fuzz(func(t *testing.T, text string) {
 		first, err := parse([]byte(text), owns)

@@ -1,8 +1,6 @@
 package iptables
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -299,9 +297,8 @@ func (t *tree) name(key desired.Key, depth int) string {
 	}
 	slices.Reverse(addr) // to read like the end of the address
 	path := strings.Trim(string(addr)+"-"+string(rest), "-")
-	if len(t.prefix)+len(path) > maxChainName {
-		sum := sha256.Sum256([]byte(path))
-		path = strings.ToUpper(hex.EncodeToString(sum[:]))[:maxChainName-len(t.prefix)]
+	if room := maxChainName - len(t.prefix); len(path) > room {
+		path = hashed(path, room)
 	}
 	return t.prefix + path
 }

@@ -178,17 +178,17 @@ func matches(text string, key desired.Key) bool {
 }
 
 func TestNamesOfAddressesReadLikeTheirEnd(t *testing.T) {
-	tr := newTree("ROOT", "KUBE-VIP-", v4Bits)
+	tr := newTree("ROOT", "KUBE-VIPS-", v4Bits)
 	for i := range 300 {
 		tr.put(leafOf(desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Protocol: desired.TCP, Port: 80}, "x"))
 	}
 	chains := slices.Sorted(maps.Keys(chainsOf(tr)))
-	for _, want := range []string{"KUBE-VIP-0", "KUBE-VIP-A", "KUBE-VIP-1A"} {
+	for _, want := range []string{"KUBE-VIPS-0", "KUBE-VIPS-A", "KUBE-VIPS-1A"} {
 		if !slices.Contains(chains, want) {
 			t.Errorf("chains %v, want %s among them", chains, want)
 		}
 	}
-	if got := tr.rules(tr.root)[10]; got != `-d 0.0.0.10/0.0.0.15 -m comment --comment "addresses that end in A" -j KUBE-VIP-A` {
+	if got := tr.rules(tr.root)[10]; got != `-d 0.0.0.10/0.0.0.15 -m comment --comment "addresses that end in A" -j KUBE-VIPS-A` {
 		t.Errorf("rule %s", got)
 	}
 }

@@ -119,7 +119,7 @@ func (g *guard) look(want expectation, learn bool) (intact bool, err error) {
 func (g *guard) lookNFT(want expectation, learn bool) error {
 	p := g.prober.nft
 	generation, err := p.askGeneration()
-	if err != nil || generation == g.generation && !(learn && g.isToRead) {
+	if isNews := generation != g.generation || learn && g.isToRead; err != nil || !isNews {
 		return err
 	}
 	return g.list(func(now fingerprint) bool {

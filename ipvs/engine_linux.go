@@ -114,7 +114,7 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		return nil, err
 	}
 	inFront := nftables.Config{Config: config.Config, Verdicts: true}
-	inFront.Names.Table += "-ipvs" // beside the nftables engine's, so that one can succeed the other
+	inFront.Names.Table += ".ipvs" // beside the nftables engine's, so that one can succeed the other
 	engine, err := nftables.NewEngine(inFront, family, deps)
 	if err != nil {
 		return nil, err

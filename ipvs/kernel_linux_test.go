@@ -275,7 +275,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	if got := n.run("ip", "addr", "show", "dev", n.device()); strings.Contains(got, main.String()) || !strings.Contains(got, webVIP) {
 		t.Errorf("the device has\n%swant the ClusterIP, and not the node's address", got)
 	}
-	if got := n.run("nft", "list", "tables"); !strings.Contains(got, "serviceplane-ipvs") {
+	if got := n.run("nft", "list", "tables"); !strings.Contains(got, "serviceplane.ipvs") {
 		t.Errorf("nft lists\n%swant the table of the rules", got)
 	}
 	n.run("ipvsadm", "-D", "-t", webVIP+":80") // damage

@@ -235,7 +235,7 @@ func TestConfigReportsEveryFault(t *testing.T) {
 		t.Fatalf("New = %v, want ErrInvalidConfig", err)
 	}
 	for _, field := range []string{
-		"Families", "Names.Table", "Names.ChainPrefix", "Names.SetPrefix", "Names.Device", "Masquerade.Mark",
+		"Families", "Names.Table", "Names.ChainPrefix", "Names.Device", "Masquerade.Mark",
 		"Masquerade.Local", "Masquerade.Local.Interface", "NodePorts", "NodePorts.Addresses[0]", "Runner", "DNATPriority",
 	} {
 		if !strings.Contains(err.Error(), field+":") && !strings.Contains(err.Error(), field+" is") {

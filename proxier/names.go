@@ -3,6 +3,7 @@ package proxier
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -13,65 +14,67 @@ type Names struct {
 	Instance string
 	// Table is the nf_tables table, one in each family.
 	Table string
-	// ChainPrefix begins the names of iptables chains.
+	// ChainPrefix begins the names of iptables chains, and a hyphen ends it: it has none
+	// itself, so that no chain can be of two instances.
 	ChainPrefix string
-	// SetPrefix begins the names of ipsets.
-	SetPrefix string
 	// Device is the dummy network device that holds VIPs in IPVS mode.
 	Device string
 }
 
 // The kernel's limits, without the terminating NUL: NFT_NAME_MAXLEN (256) of
 // linux/netfilter/nf_tables.h, XT_EXTENSION_MAXNAMELEN (29) of
-// linux/netfilter/x_tables.h, IPSET_MAXNAMELEN (32) of linux/netfilter/ipset/
-// ip_set.h and IFNAMSIZ (16) of linux/if.h. Chains and sets need room for what
+// linux/netfilter/x_tables.h and IFNAMSIZ (16) of linux/if.h. Chains need room for what
 // is appended to the prefix.
 const (
 	maxTable       = 255
-	maxChainPrefix = 28 - 20 // "-SVC-" and 15 characters of hash at most
-	maxSetPrefix   = 31 - 24 // "-LOAD-BALANCER-SOURCE-IP" is the longest suffix
+	maxChainPrefix = 28 - 17 // "-SVC-" and 12 characters of hash at least
 	maxDevice      = 15
+	maxInstance    = maxChainPrefix - len(instancePrefix)
 )
+
+// instancePrefix begins the chain prefixes of instances. No other program's chains
+// begin so.
+const instancePrefix = "SPL_"
 
 // DefaultNames are the names of an instance of our own, which shares a node with
 // kube-proxy without either touching the other's objects.
 func DefaultNames() Names {
-	return Names{Instance: "serviceplane", Table: "serviceplane", ChainPrefix: "SPL", SetPrefix: "SPL", Device: "serviceplane0"}
+	return Names{Instance: "serviceplane", Table: "serviceplane", ChainPrefix: "SPL", Device: "serviceplane0"}
 }
 
 // KubeProxyNames are kube-proxy's names, for a program that takes its place:
 // other software looks for them, and cleans them up.
 func KubeProxyNames() Names {
-	return Names{Instance: "kube-proxy", Table: "kube-proxy", ChainPrefix: "KUBE", SetPrefix: "KUBE", Device: "kube-ipvs0"}
+	return Names{Instance: "kube-proxy", Table: "kube-proxy", ChainPrefix: "KUBE", Device: "kube-ipvs0"}
 }
 
 // NamesFor derives the names of an instance: at most 7 characters, lower-case
 // letters, digits and inner hyphens, so that every derived name fits the kernel's
-// limits. "edge" gives table "serviceplane-edge" and device "edge-svc0".
+// limits. "edge" gives table "serviceplane-edge", chains "SPL_EDGE-…" and device
+// "edge-svc0". Whatever the instances are called, none has an object of another, or of
+// any other program.
 func NamesFor(instance string) (Names, error) {
 	if err := checkInstance(instance); err != nil {
 		return Names{}, err
 	}
-	prefix := strings.ToUpper(instance)
 	n := Names{
 		Instance:    instance,
 		Table:       "serviceplane-" + instance,
-		ChainPrefix: prefix,
-		SetPrefix:   prefix,
+		ChainPrefix: instancePrefix + strings.ToUpper(strings.ReplaceAll(instance, "-", "_")),
 		Device:      instance + "-svc0",
 	}
 	return n, n.Validate()
 }
 
 func checkInstance(instance string) error {
-	valid := instance != "" && len(instance) <= maxSetPrefix &&
+	valid := instance != "" && len(instance) <= maxInstance &&
 		strings.Trim(instance, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" &&
 		!strings.HasPrefix(instance, "-") && !strings.HasSuffix(instance, "-")
 	if valid {
 		return nil
 	}
 	return fmt.Errorf("%w: instance %q: want 1 to %d lower-case letters, digits or inner hyphens",
-		ErrInvalidConfig, instance, maxSetPrefix)
+		ErrInvalidConfig, instance, maxInstance)
 }
 
 // Validate checks every name against the kernel's limits and reports all that
@@ -84,7 +87,6 @@ func (n Names) Validate() error {
 	}{
 		{"Names.Table", n.Table, maxTable},
 		{"Names.ChainPrefix", n.ChainPrefix, maxChainPrefix},
-		{"Names.SetPrefix", n.SetPrefix, maxSetPrefix},
 		{"Names.Device", n.Device, maxDevice},
 	} {
 		switch {
@@ -97,7 +99,34 @@ func (n Names) Validate() error {
 				ErrInvalidConfig, f.field, f.value))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, n.checkChainPrefix())...)
+}
+
+// checkChainPrefix keeps an instance away from the chains of other programs and
+// instances.
+func (n Names) checkChainPrefix() error {
+	first, _, hyphen := strings.Cut(n.ChainPrefix, "-")
+	isKubeProxy := n.Instance == KubeProxyNames().Instance && first == KubeProxyNames().ChainPrefix
+	switch {
+	case hyphen:
+		return fmt.Errorf("%w: Names.ChainPrefix: %q has a hyphen, which is to end the prefix: use '_'", ErrInvalidConfig, n.ChainPrefix)
+	case slices.Contains(otherOwners(), strings.ToUpper(first)) && !isKubeProxy:
+		return fmt.Errorf("%w: Names.ChainPrefix: chains %s-… are those of other programs: choose another one, or take KubeProxyNames as a whole",
+			ErrInvalidConfig, n.ChainPrefix)
+	}
+	return nil
+}
+
+// otherOwners are what the chains of well-known programs begin with, up to a hyphen:
+// kube-proxy, kubelet, CRI-O and kube-router; CNI plugins; container engines; service
+// meshes; firewalls and their companions.
+func otherOwners() []string {
+	return []string{
+		"KUBE", "CRIO", "CNI", "CALI", "CILIUM", "ANTREA", "FLANNEL", "WEAVE", "OVN", "AWS", "AZURE", "GKE", "IP",
+		"DOCKER", "NETAVARK", "PODMAN", "LIBVIRT", "LXC", "LXD", "INCUS",
+		"ISTIO", "LINKERD", "CONSUL", "TS", "WG", "NM", "UFW", "F2B", "FAIL2BAN", "FIREWALLD", "SSHGUARD", "CSF", "MINIUPNPD",
+		"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING",
+	}
 }
 
 const nameChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."

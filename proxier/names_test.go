@@ -31,8 +31,27 @@ func TestThePresetsAreValidAndDiffer(t *testing.T) {
 			t.Errorf("%+v: %v", n, err)
 		}
 	}
-	if a, b := presets[0], presets[1]; a.Table == b.Table || a.ChainPrefix == b.ChainPrefix || a.SetPrefix == b.SetPrefix || a.Device == b.Device {
+	if a, b := presets[0], presets[1]; a.Table == b.Table || a.ChainPrefix == b.ChainPrefix || a.Device == b.Device {
 		t.Errorf("two instances share a name: %+v, %+v", a, b)
+	}
+}
+
+// TestChainPrefixesOfOthersAreRefused, however they are spelled, and those that could
+// begin another prefix.
+func TestChainPrefixesOfOthersAreRefused(t *testing.T) {
+	for prefix, valid := range map[string]bool{
+		"MINE": true, "SPL_MINE": true, "my.own": true, "LONGEST_POS": true, "TOO_LONG_BY1": false,
+		"KUBE": false, "kube": false, "DOCKER": false, "CNI": false, "cali": false, "ANTREA": false, "ISTIO": false, "CRIO": false, "INPUT": false,
+		"MINE-OWN": false, "KUBE-HP": false, "-": false,
+	} {
+		n := DefaultNames()
+		n.Instance, n.ChainPrefix = "mine", prefix
+		if err := n.Validate(); (err == nil) != valid || err != nil && !errors.Is(err, ErrInvalidConfig) {
+			t.Errorf("ChainPrefix %q: Validate = %v, want valid %v", prefix, err, valid)
+		}
+	}
+	if err := KubeProxyNames().Validate(); err != nil {
+		t.Errorf("kube-proxy's names: Validate = %v, want nil", err)
 	}
 }
 
