@@ -11,6 +11,13 @@
 //
 //	err := informer.Run(ctx, client, provider, informer.Options{NodeName: node})
 //
+// client-go tells nobody that an API server refuses connections, and waits for ever
+// for one that accepts and never answers. A Link says why there is no answer, and
+// gives up on it:
+//
+//	link := informer.NewLink(informer.LinkOptions{Logger: log})
+//	link.Attach(config) // a *rest.Config, before its clients are made
+//
 // Either way the Provider hears of Services, EndpointSlices, the ServiceCIDRs and
 // the node's own Node object, and writes nothing before all of what exists has
 // arrived. Handlers only record: they never hold up client-go.

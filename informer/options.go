@@ -27,6 +27,9 @@ type Options struct {
 	// once Services and EndpointSlices have arrived: an old API server has no
 	// ServiceCIDRs, and a Node may not exist yet. 0 means 5s.
 	Patience time.Duration
+	// Link is the one that Run's client is attached to, if there is one. Run leaves
+	// it to the Link to say that the API server does not answer.
+	Link *Link
 	// Logger gets what an operator should know; nil is silent.
 	Logger *zap.Logger
 }

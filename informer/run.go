@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"sync"
 	"time"
 
@@ -84,7 +85,7 @@ func (i *ownInformers) prepare(s sources) error {
 		if informer == nil {
 			continue
 		}
-		c := &complaints{log: i.options.Logger, kind: kind}
+		c := &complaints{log: i.options.Logger, kind: kind, linked: i.options.Link != nil}
 		if err := informer.SetWatchErrorHandlerWithContext(c.hear); err != nil {
 			return fmt.Errorf("watch %s: %w", kind, err)
 		}
@@ -126,8 +127,9 @@ func slim(object any) (any, error) {
 // complaints are the errors of one informer. client-go tries again and again: the
 // same error is worth one line, until it has not been heard for a while.
 type complaints struct {
-	log  *zap.Logger
-	kind string
+	log    *zap.Logger
+	kind   string
+	linked bool // a Link says what concerns the API server as a whole
 
 	mu    sync.Mutex
 	last  string    // guarded by mu
@@ -142,6 +144,9 @@ func (c *complaints) hear(_ context.Context, _ *cache.Reflector, err error) {
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return // a watch ends now and then, and is too old after a pause
 	}
+	if c.linked && saidByLink(err) {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	known := err.Error() == c.last && time.Since(c.heard) < forgiven
@@ -149,4 +154,14 @@ func (c *complaints) hear(_ context.Context, _ *cache.Reflector, err error) {
 	if !known {
 		c.log.Warn("the API server cannot be watched, will be tried again", zap.String("objects", c.kind), zap.Error(err))
 	}
+}
+
+// saidByLink tells what the transport has said from what is wrong with one kind of
+// objects.
+func saidByLink(err error) bool {
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return refused(int(status.ErrStatus.Code))
+	}
+	_, ok := errors.AsType[*url.Error](err)
+	return ok || errors.Is(err, context.DeadlineExceeded)
 }

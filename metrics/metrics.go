@@ -31,7 +31,8 @@ type Options struct {
 // Metrics are the collectors of one Provider. It implements proxier.Observer and
 // proxier.ConnectionObserver, and may be used by several goroutines at once.
 type Metrics struct {
-	status atomic.Pointer[func() proxier.Status]
+	status    atomic.Pointer[func() proxier.Status]
+	apiServer atomic.Pointer[func() (reachable bool, failures uint64)]
 
 	syncs, full, partial, programming, conntrack *prometheus.HistogramVec
 	lastSuccess, noLocalEndpoints                *prometheus.GaugeVec
@@ -202,6 +203,12 @@ func counter(namespace, name, help string, labels ...string) *prometheus.Counter
 // Watch says where to read what changes between syncs, a Provider's Status. Each
 // scrape calls it once; before Watch, that part of the metrics is missing.
 func (m *Metrics) Watch(status func() proxier.Status) { m.status.Store(&status) }
+
+// WatchAPIServer says where to read whether the API server answers, and how often it
+// did not: informer.Link.Reachable. Before it, those metrics are missing.
+func (m *Metrics) WatchAPIServer(reachable func() (now bool, failures uint64)) {
+	m.apiServer.Store(&reachable)
+}
 
 // ObserveHealth counts an answer of the health server; it fits
 // healthcheck.HandlerOptions.Answered.

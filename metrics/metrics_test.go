@@ -409,3 +409,23 @@ func TestTheMetricsOfIPTables(t *testing.T) {
 		t.Error("there are metrics of mode nftables")
 	}
 }
+
+// TestTheAPIServersMetrics are there once somebody knows.
+func TestTheAPIServersMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	m, err := metrics.New(registry, metrics.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const reachable, failures = "serviceplane_apiserver_reachable", "serviceplane_apiserver_failures_total"
+	if families := scrape(t, registry); families[reachable] != nil || families[failures] != nil {
+		t.Error("there is a metric of the API server before WatchAPIServer")
+	}
+	for _, now := range []bool{true, false} {
+		m.WatchAPIServer(func() (bool, uint64) { return now, 7 })
+		families := scrape(t, registry)
+		if up, n := value(t, families, reachable), value(t, families, failures); (up == 1) != now || n != 7 {
+			t.Errorf("reachable %v after %v failures, want %t after 7", up, n, now)
+		}
+	}
+}

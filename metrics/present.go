@@ -19,6 +19,7 @@ type present struct {
 	setAside, pending, ports, failed, damages, condition *prometheus.Desc
 
 	descriptors, descriptorLimit, descriptorLosses *prometheus.Desc
+	reachable, unreached                           *prometheus.Desc
 }
 
 func newPresent(m *Metrics) *present {
@@ -42,6 +43,8 @@ func newPresent(m *Metrics) *present {
 		descriptors:      desc(serviceplane, "client_descriptors", "Descriptors of this process that clients hold; IP families may share them.", labelFamily),
 		descriptorLimit:  desc(serviceplane, "client_descriptors_limit", "How many descriptors clients may hold.", labelFamily),
 		descriptorLosses: desc(serviceplane, "client_descriptors_short_total", "Clients that were refused for want of descriptors, or ended for others.", "what", labelFamily),
+		reachable:        desc(serviceplane, "apiserver_reachable", "1 if the API server has answered last time, 0 if not."),
+		unreached:        desc(serviceplane, "apiserver_failures_total", "Requests that the API server did not answer, or answered by a refusal of the server as a whole."),
 	}
 }
 
@@ -51,6 +54,7 @@ func (p *present) Describe(out chan<- *prometheus.Desc) {
 		p.endpointsPending, p.endpointsTotal, p.servicesPending, p.servicesTotal, p.lastQueued,
 		p.setAside, p.pending, p.ports, p.failed, p.damages, p.condition,
 		p.descriptors, p.descriptorLimit, p.descriptorLosses,
+		p.reachable, p.unreached,
 	} {
 		out <- d
 	}
@@ -58,14 +62,21 @@ func (p *present) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (p *present) Collect(out chan<- prometheus.Metric) {
-	status := p.metrics.status.Load()
-	if status == nil {
-		return
-	}
-	s := (*status)()
 	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, kind, value, labels...)
 	}
+	if reachable := p.metrics.apiServer.Load(); reachable != nil {
+		now, failures := (*reachable)()
+		send(p.reachable, prometheus.GaugeValue, map[bool]float64{true: 1}[now])
+		send(p.unreached, prometheus.CounterValue, float64(failures))
+	}
+	if status := p.metrics.status.Load(); status != nil {
+		p.collect((*status)(), send)
+	}
+}
+
+// collect sends what the Status says.
+func (p *present) collect(s proxier.Status, send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
 	send(p.endpointsPending, prometheus.GaugeValue, float64(s.Tracked.PendingEndpointSlices))
 	send(p.endpointsTotal, prometheus.CounterValue, float64(s.Tracked.EndpointSlices))
 	send(p.servicesPending, prometheus.GaugeValue, float64(s.Tracked.PendingServices))

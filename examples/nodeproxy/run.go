@@ -52,7 +52,7 @@ func run(ctx context.Context, o *options) error {
 	if o.cleanup {
 		return errors.Join(provider.Cleanup(ctx), o.cleanUpModes(ctx, o.kernelMode(), config, log))
 	}
-	source, err := o.source(node, provider, log)
+	source, err := o.source(node, provider, measured, log)
 	if err != nil {
 		return err
 	}
@@ -65,11 +65,11 @@ func run(ctx context.Context, o *options) error {
 }
 
 // source is what tells the provider of Services.
-func (o *options) source(node string, p proxier.Provider, log *zap.Logger) (func(context.Context) error, error) {
+func (o *options) source(node string, p proxier.Provider, m *metrics.Metrics, log *zap.Logger) (func(context.Context) error, error) {
 	if o.manifests != "" {
 		return manifestSource(o.manifests, node, p, log)
 	}
-	return o.apiSource(node, p, log)
+	return o.apiSource(node, p, m, log)
 }
 
 // newLogger writes for people, to stderr.

@@ -13,20 +13,24 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/serviceplane/serviceplane/informer"
+	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // apiSource follows the API server.
-func (o *options) apiSource(node string, p proxier.Provider, log *zap.Logger) (func(context.Context) error, error) {
+func (o *options) apiSource(node string, p proxier.Provider, m *metrics.Metrics, log *zap.Logger) (func(context.Context) error, error) {
 	config, err := o.restConfig()
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
+	link := informer.NewLink(informer.LinkOptions{Logger: log})
+	link.Attach(config)
+	m.WatchAPIServer(link.Reachable)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
-	watch := informer.Options{NodeName: node, Resync: o.configSyncPeriod, Logger: log}
+	watch := informer.Options{NodeName: node, Resync: o.configSyncPeriod, Link: link, Logger: log}
 	return func(ctx context.Context) error {
 		return leaveSoon(ctx, func() error { return informer.Run(ctx, client, p, watch) })
 	}, nil
