@@ -66,7 +66,7 @@ type Traits struct {
 	// externalTrafficPolicy Local, as long as there are any.
 	LocalPolicyBindsAll bool
 	// VIPsAreLocal refuses what is sent to another port of any VIP, as it does for
-	// ClusterIPs, since the node has the VIPs.
+	// ClusterIPs, since the node has the VIPs; but at health check node ports it answers.
 	VIPsAreLocal bool
 	// SourceLost shows endpoints an address of the node instead of the client's,
 	// whatever a frontend masquerades.
@@ -174,14 +174,12 @@ func (e *explaining) unserved() {
 	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
 	for name, p := range e.State.All() {
 		protocol, _ := ProtocolOf(name.Protocol)
-		if p.ClusterIP == addr && !e.Traits.ServiceIPsPass {
-			e.Verdict = VerdictReject
-			e.because("%v is the cluster IP of Service %v, which has no port %d/%v", addr, name.NamespacedName, port, e.Packet.Protocol)
-			return
-		}
-		if e.Traits.VIPsAreLocal && (slices.Contains(p.ExternalIPs, addr) || slices.Contains(p.LoadBalancerVIPs, addr)) && !slices.Contains(e.NodeAddresses, addr) {
-			e.Verdict = VerdictReject
-			e.because("%v is a VIP of Service %v, which has no port %d/%v", addr, name.NamespacedName, port, e.Packet.Protocol)
+		if what := e.vipOf(p); what != "" {
+			e.because("%v is %s of Service %v, which has no port %d/%v", addr, what, name.NamespacedName, port, e.Packet.Protocol)
+			if e.Verdict = VerdictReject; e.Traits.VIPsAreLocal && e.isHealthCheck() {
+				e.Verdict = VerdictPass
+				e.because("%d is a health check node port, and the node has the address: what listens there answers", port)
+			}
 			return
 		}
 		if p.NodePort == port && protocol == e.Packet.Protocol && e.acceptsNodePorts() != nil {
@@ -195,6 +193,35 @@ func (e *explaining) unserved() {
 	}
 	e.Verdict = VerdictPass
 	e.because("no Service has %v/%v: the packet goes where routes lead", e.Packet.Destination, e.Packet.Protocol)
+}
+
+// vipOf says what the packet's destination is of a service port where other ports of
+// that are refused; "" if they are not.
+func (e *explaining) vipOf(p *changetracker.ServicePort) string {
+	addr := e.Packet.Destination.Addr()
+	switch {
+	case p.ClusterIP == addr && !e.Traits.ServiceIPsPass:
+		return "the cluster IP"
+	case !e.Traits.VIPsAreLocal || slices.Contains(e.NodeAddresses, addr):
+		return ""
+	case slices.Contains(p.ExternalIPs, addr) || slices.Contains(p.LoadBalancerVIPs, addr):
+		return "a VIP"
+	default:
+		return ""
+	}
+}
+
+// isHealthCheck says that the packet is for the health check node port of a Service.
+func (e *explaining) isHealthCheck() bool {
+	if e.Packet.Protocol != TCP {
+		return false
+	}
+	for _, port := range e.State.HealthCheckNodePorts() {
+		if port == e.Packet.Destination.Port() {
+			return true
+		}
+	}
+	return false
 }
 
 // served explains a packet that a frontend gets.

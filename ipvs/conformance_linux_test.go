@@ -12,7 +12,7 @@ import (
 )
 
 func deviations() proxiertest.Features {
-	return proxiertest.Features{LocalPolicyBindsAll: true, AffinityPerFrontend: true, AffinityOutlivesTimeout: true}
+	return proxiertest.Features{LocalPolicyBindsAll: true, AffinityPerFrontend: true, AffinityOutlivesTimeout: true, VIPsAreLocal: true}
 }
 
 func provider(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {

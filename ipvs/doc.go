@@ -17,8 +17,9 @@
 // The first packet of a connection meets the table in prerouting, or in output where it
 // comes from the node itself. What has no endpoints, comes from outside the source
 // ranges, or goes to another port of a VIP, ends there. The rest may be marked for
-// masquerading. IPVS takes it at the input, or output, hook, translates its destination
-// and remembers the connection. In postrouting, what is marked is masqueraded, as are
+// masquerading; but at a health check node port the node answers. IPVS takes it at the
+// input, or output, hook, translates its destination and remembers the connection. In
+// postrouting, what is marked is masqueraded, as are
 // connections of an endpoint to itself, and of the node from a VIP: for that IPVS must
 // work with connection tracking (net.ipv4.vs.conntrack).
 //

@@ -88,6 +88,9 @@ func (s *state) count(p *placed, n int) {
 	for _, a := range p.hairpin {
 		s.hairpins.add(a, n)
 	}
+	if p.health != 0 {
+		s.healthPorts.add(p.health, n)
+	}
 	for c := range p.classes {
 		s.classes.count(c, n)
 	}
@@ -121,8 +124,7 @@ func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 // commit writes a step as one transaction, with more after it, and empties it.
 // Nothing is sent when there is nothing to write.
 func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) error {
-	e.state.clusterIPs.settle(t)
-	e.state.hairpins.settle(t)
+	e.state.settleCounts(t)
 	if t.empty() && more == nil {
 		return nil
 	}

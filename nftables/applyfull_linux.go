@@ -43,12 +43,13 @@ func (e *Engine) begin(l layout, trusted bool) map[changetracker.ServicePortName
 		hints, affinity = nil, newAffinityIDs()
 	}
 	e.state = state{
-		layout:     l,
-		placed:     map[changetracker.ServicePortName]*placed{},
-		affinity:   affinity,
-		classes:    newClassTable(),
-		clusterIPs: newRefCounts(setClusterIPs, clusterIPKey),
-		hairpins:   newRefCounts(setHairpin, hairpinKey),
+		layout:      l,
+		placed:      map[changetracker.ServicePortName]*placed{},
+		affinity:    affinity,
+		classes:     newClassTable(),
+		clusterIPs:  newRefCounts(setClusterIPs, clusterIPKey),
+		hairpins:    newRefCounts(setHairpin, hairpinKey),
+		healthPorts: newRefCounts(setHealthPorts, healthPortKey),
 	}
 	e.step.reset()
 	return hints
@@ -73,8 +74,7 @@ func (e *Engine) replace(ctx context.Context, update desired.Update, hints map[c
 	if err := e.placeAll(update.Services, &reconciler{t: &e.step}, hints, oneStep); err != nil {
 		return err
 	}
-	e.state.clusterIPs.settle(&e.step)
-	e.state.hairpins.settle(&e.step)
+	e.state.settleCounts(&e.step)
 	w := e.newBatch()
 	w.deleteTable()
 	if err := e.scaffold(w); err != nil {
@@ -146,7 +146,6 @@ func (e *Engine) placeAll(
 }
 
 func (e *Engine) commitAll(ctx context.Context, r *reconciler, more func(*wire)) error {
-	e.state.clusterIPs.settle(r)
-	e.state.hairpins.settle(r)
+	e.state.settleCounts(r)
 	return e.commit(ctx, r.t, more)
 }

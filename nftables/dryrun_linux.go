@@ -47,8 +47,7 @@ func (e *Engine) placeAllInto(services []*desired.Service, t *transaction) {
 	for _, s := range services {
 		e.change(t, s.Name, s)
 	}
-	e.state.clusterIPs.settle(t)
-	e.state.hairpins.settle(t)
+	e.state.settleCounts(t)
 }
 
 // Dump implements proxier.Dumper: it reads the table back from the kernel. Rules

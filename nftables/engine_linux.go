@@ -3,6 +3,7 @@ package nftables
 import (
 	"context"
 	"errors"
+	"net/netip"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -47,8 +48,17 @@ type state struct {
 	placed     map[changetracker.ServicePortName]*placed
 	affinity   affinityIDs
 	classes    *classTable
-	clusterIPs *refCounts
-	hairpins   *refCounts
+	clusterIPs *refCounts[netip.Addr]
+	hairpins   *refCounts[netip.Addr]
+	// healthPorts is for Config.Verdicts only.
+	healthPorts *refCounts[uint16]
+}
+
+// settleCounts writes what has changed in the sets that service ports share.
+func (s *state) settleCounts(sink elementSink) {
+	s.clusterIPs.settle(sink)
+	s.hairpins.settle(sink)
+	s.healthPorts.settle(sink)
 }
 
 // NewEngine returns the engine of one family. It opens no socket and writes

@@ -77,24 +77,27 @@ func rangesOf(elements []element) []addrRange {
 	return rs
 }
 
-// refCounts counts how many service ports need an address in a set that they
-// share.
-type refCounts struct {
+// refCounts counts how many service ports need an address, or a port, in a set that
+// they share.
+type refCounts[K comparable] struct {
 	in     setID
-	key    func(netip.Addr) elementBytes
-	counts map[netip.Addr]int
-	before map[netip.Addr]bool // of the addresses counted since the last settle: whether they were in the set
+	key    func(K) elementBytes
+	counts map[K]int
+	before map[K]bool // of those counted since the last settle: whether they were in the set
 }
 
-func newRefCounts(in setID, key func(netip.Addr) elementBytes) *refCounts {
-	return &refCounts{in: in, key: key, counts: map[netip.Addr]int{}, before: map[netip.Addr]bool{}}
+func newRefCounts[K comparable](in setID, key func(K) elementBytes) *refCounts[K] {
+	return &refCounts[K]{in: in, key: key, counts: map[K]int{}, before: map[K]bool{}}
 }
 
 func clusterIPKey(a netip.Addr) elementBytes { return elementBytes{}.addr(a) }
 
 func hairpinKey(a netip.Addr) elementBytes { return elementBytes{}.addr(a).addr(a) }
 
-func (r *refCounts) add(a netip.Addr, n int) {
+// healthPortKey is for TCP, as health checks are.
+func healthPortKey(port uint16) elementBytes { return elementBytes{}.proto(desired.TCP).port(port) }
+
+func (r *refCounts[K]) add(a K, n int) {
 	if _, ok := r.before[a]; !ok {
 		r.before[a] = r.counts[a] > 0
 	}
@@ -104,7 +107,7 @@ func (r *refCounts) add(a netip.Addr, n int) {
 }
 
 // settle writes what the additions since the last settle came to.
-func (r *refCounts) settle(sink elementSink) {
+func (r *refCounts[K]) settle(sink elementSink) {
 	for a, was := range r.before {
 		is := r.counts[a] > 0
 		if is && !was {

@@ -131,13 +131,28 @@ func (r *rules) ip() string {
 }
 
 func (r *rules) services() []ruleSpec {
-	return []ruleSpec{
+	specs := []ruleSpec{
 		r.carry("%s daddr . meta l4proto . th dport", r.tuple, setServices),
 		r.dispatch(setClasses),
 		r.nodePorts(),
 		r.dispatch(setClasses),
+	}
+	if r.verdicts {
+		specs = append(specs, r.healthChecks())
+	}
+	return append(specs,
 		r.matchAddr(setClusterIPs, "goto "+chainReject, gotoChain(chainReject)),
 		r.matchAddr(setServiceCIDRs, "goto "+chainDrop, gotoChain(chainDrop)),
+	)
+}
+
+// healthChecks lets load balancers ask at VIPs that are addresses of the node, as
+// they may at its others.
+func (r *rules) healthChecks() ruleSpec {
+	e := append([]expr.Any{r.daddr(0), lookupSet(setClusterIPs, reg(0))}, r.nodePort()...)
+	return ruleSpec{
+		text:  r.ip() + " daddr @cluster-ips meta l4proto . th dport @health-ports return",
+		exprs: append(e, lookupSet(setHealthPorts, reg(0)), &expr.Verdict{Kind: expr.VerdictReturn}),
 	}
 }
 

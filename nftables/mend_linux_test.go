@@ -314,6 +314,7 @@ func TestNamesOfSetsStandForTheirShapes(t *testing.T) {
 		"endpoints":               vip + " . mark : ipv4_addr . inet_service, flags 0x88",
 		"nodeport-endpoints":      port + " . mark : ipv4_addr . inet_service, flags 0x88",
 		"hairpin":                 "ipv4_addr . ipv4_addr, flags 0x80",
+		"health-ports":            port + ", flags 0x80",
 		"affinity-ids":            vip + " : mark, flags 0x88",
 		"nodeport-affinity-ids":   port + " : mark, flags 0x88",
 		"affinity-keys":           vip + " : mark, flags 0x88",

@@ -14,6 +14,8 @@ type placed struct {
 	// lists holds the endpoints of each scope, at the index that a packet draws.
 	lists   [2][]target
 	hairpin []netip.Addr
+	// health is a health check node port, with Config.Verdicts; 0 for none.
+	health uint16
 	// affinity is what affinity records begin with, 0 without session affinity;
 	// timeout says how long they last, and draws how many endpoints each scope has.
 	affinity uint32
@@ -57,6 +59,9 @@ type placer struct {
 // move costs kernel writes.
 func (pl placer) place(prev *placed, s *desired.Service) *placed {
 	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.Hairpin}
+	if pl.verdicts && s.Port != nil {
+		p.health = s.Port.HealthCheckNodePort
+	}
 	if pl.affinity != nil {
 		pl.affinity.keep(s.Cluster, s.Local)
 	}

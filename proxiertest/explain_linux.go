@@ -138,6 +138,7 @@ func (x *explanations) service() service {
 	}{
 		{InternalPolicyLocal(), 3},
 		{ExternalPolicyLocal(), 2},
+		{healthChecked, 4},
 		{ClientAffinity(time.Hour), 4},
 		{SourceRanges(x.someOf([]string{
 			"198.51.100.2/32", "198.51.100.3/32", "10.244.1.0/28", "192.0.2.0/24", "192.0.2.20/32",
@@ -199,6 +200,7 @@ func (x *explanations) shot(s *stage) *shot {
 	targets := []target{
 		clusterIP, clusterIP, undefinedPort, unallocatedIP, externalIP, externalIP, loadBalancer, loadBalancer,
 		nodePort, nodePort, nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP, cloudLoadBalancer,
+		healthOfNode, healthOfVIP, healthOfClusterIP,
 	}
 	if at == node || at == nodeMain || at == nodeAsVIP {
 		targets = append(targets, nodePortLoopback) // to others that is their own

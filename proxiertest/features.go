@@ -43,6 +43,9 @@ type Features struct {
 	// AffinityOutlivesTimeout lets a client stay with its endpoint for as long as the
 	// data plane remembers one of its closed TCP connections (PKT-60).
 	AffinityOutlivesTimeout bool
+	// VIPsAreLocal has the VIPs on the node, which answers at health check node ports
+	// there too, as at its other addresses (PKT-50).
+	VIPsAreLocal bool
 	// Skip names scenarios that do not apply at all, "PKT-60", with the reason.
 	Skip map[string]string
 }

@@ -216,5 +216,9 @@ func (p *published) targets(world *Topology, family v1.IPFamily) map[target]neti
 		nodePortPodLink:    netip.AddrPortFrom(world.Node.Addrs[6+second], port),
 		nodePortLocalVIP:   netip.AddrPortFrom(localVIP(family), port),
 		nodePortLoopback:   netip.AddrPortFrom(loopback, port),
+		healthOfNode:       netip.AddrPortFrom(world.Node.Addrs[2+second], hostPort),
+		healthOfLocalVIP:   netip.AddrPortFrom(localVIP(family), hostPort),
+		healthOfVIP:        netip.AddrPortFrom(p.loadBalancer(family), hostPort),
+		healthOfClusterIP:  netip.AddrPortFrom(own, hostPort),
 	}
 }

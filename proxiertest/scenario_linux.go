@@ -97,6 +97,10 @@ const (
 	nodePortPodLink    target = "nodePort_pod_link"
 	nodePortLocalVIP   target = "nodePort_local_VIP"
 	nodePortLoopback   target = "nodePort_loopback"
+	healthOfNode       target = "health_check_of_node"
+	healthOfLocalVIP   target = "health_check_of_local_VIP"
+	healthOfVIP        target = "health_check_of_loadBalancer"
+	healthOfClusterIP  target = "health_check_of_clusterIP"
 )
 
 // probe is one packet's way and fate.

@@ -191,6 +191,39 @@ func externalPolicyScenarios(f Features) []scenario {
 	}
 }
 
+// healthCheckScenarios are about health check node ports. The host's own process
+// plays the health check: the table is about packets, and not about who listens.
+func healthCheckScenarios(f Features) []scenario {
+	atVIP, atClusterIP := isUnanswered(), isRejected()
+	if f.VIPsAreLocal {
+		atVIP, atClusterIP = keptBy(node), keptBy(node)
+	}
+	if f.ServiceIPsPass {
+		atClusterIP = isUnanswered()
+	}
+	outside := []place{client, otherClient, pod0, remote1}
+	return []scenario{{
+		name: "PKT-50", rule: "A health check node port is answered at the node's addresses, also where they are VIPs, with endpoints or without.",
+		services: []service{
+			{external: true, options: []ServiceOption{healthChecked}, endpoints: ready(pod1)},
+			{external: true, options: []ServiceOption{healthChecked}, vip: localVIP},
+		},
+		networks: []string{"tcp"},
+		probes: slices.Concat(
+			every(outside, []target{healthOfNode, healthOfLocalVIP}, keptBy(node)),
+			every(outside, []target{healthOfVIP}, atVIP),
+			every(outside, []target{healthOfClusterIP}, atClusterIP),
+			toSecond(every(outside, []target{healthOfClusterIP}, atClusterIP)),
+			every([]place{node}, []target{healthOfNode, healthOfLocalVIP}, answeredBy(node))),
+	}}
+}
+
+// healthChecked gives a Service a health check node port.
+func healthChecked(s *v1.Service) {
+	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+	s.Spec.HealthCheckNodePort = hostPort
+}
+
 // emptyScenarios are about external destinations of Services without endpoints.
 func emptyScenarios(f Features) []scenario {
 	local := []ServiceOption{ExternalPolicyLocal()}
