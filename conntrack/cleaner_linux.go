@@ -47,8 +47,9 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 	}
 	judge := NewJudge(check, addrs)
 	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), func(f *netlinkx.Flow) bool {
-		return c.lookedAfter(f) &&
-			judge.Stale(Flow{Protocol: desired.Protocol(f.Protocol), Dialled: f.Destination, Server: f.Server})
+		return c.lookedAfter(f) && judge.Stale(desired.Flow{
+			Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered,
+		})
 	})
 	return deleted, classify(err)
 }

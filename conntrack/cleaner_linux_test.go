@@ -97,8 +97,8 @@ func at(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 // only connections that nobody has answered.
 func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 	t.Parallel()
-	check := func(vip, server string) desired.FlowCheck {
-		c := desired.FlowCheck{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
+	check := func(vip, server string, loopback bool) desired.FlowCheck {
+		c := desired.FlowCheck{LoopbackNodePorts: loopback, NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
 		for _, p := range []desired.Protocol{desired.TCP, desired.UDP, desired.SCTP} {
 			c.Frontends = append(c.Frontends,
 				desired.Flows{Key: desired.Key{VIP: netip.MustParseAddr(vip), Protocol: p, Port: 53}, Servers: []netip.AddrPort{at(server)}},
@@ -108,11 +108,13 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 	}
 	const established, synSent = 3, 1
 	for name, c := range map[string]struct {
-		options conntrack.Options
-		want    []uint16
+		options  conntrack.Options
+		loopback bool // accepts node ports
+		want     []uint16
 	}{
-		"UDP":            {conntrack.Options{}, []uint16{1, 3, 6, 7, 8, 9, 10}},
-		"unanswered TCP": {conntrack.Options{UnansweredTCP: true}, []uint16{1, 3, 6, 7, 8, 10}},
+		"UDP":            {conntrack.Options{}, false, []uint16{1, 3, 6, 7, 8, 9, 10, 11}},
+		"loopback too":   {conntrack.Options{}, true, []uint16{1, 3, 6, 8, 9, 10}},
+		"unanswered TCP": {conntrack.Options{UnansweredTCP: true}, false, []uint16{1, 3, 6, 7, 8, 10, 11}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -129,6 +131,7 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 				{udp, at("198.51.100.9:5"), at("192.0.2.1:30053"), at("10.244.0.2:53"), 0},
 				{udp, at("198.51.100.9:6"), at("192.0.2.2:30053"), at("10.244.0.2:53"), 0}, // another node's
 				{udp, at("127.0.0.1:7"), at("127.0.0.1:30053"), at("127.0.0.1:30053"), 0},
+				{udp, at("127.0.0.1:11"), at("127.9.9.9:30053"), at("10.244.0.2:53"), 0}, // all of 127.0.0.0/8 is the node's
 				{tcp, at("198.51.100.9:8"), at("10.96.0.1:53"), at("10.244.0.2:53"), established},
 				{tcp, at("198.51.100.9:9"), at("10.96.0.1:53"), at("10.244.0.2:53"), synSent},
 				{tcp, at("198.51.100.9:10"), at("10.96.0.1:53"), at("10.244.0.1:53"), synSent},
@@ -138,9 +141,9 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 			tab.add(entry{udp, at("[2001:db8::9]:2"), at("[fd00::1]:53"), at("[fd00:244::2]:53"), 0})
 			c.options.NetNS = tab.ns.Path()
 			cleaner := conntrack.New(c.options)
-			deleted, err := cleaner.Clean(t.Context(), v1.IPv4Protocol, check("10.96.0.1", "10.244.0.1:53"))
-			if err != nil || deleted != 10-len(c.want) {
-				t.Errorf("deleted %d, %v; want %d", deleted, err, 10-len(c.want))
+			deleted, err := cleaner.Clean(t.Context(), v1.IPv4Protocol, check("10.96.0.1", "10.244.0.1:53", c.loopback))
+			if err != nil || deleted != 11-len(c.want) {
+				t.Errorf("deleted %d, %v; want %d", deleted, err, 11-len(c.want))
 			}
 			if got := tab.clients(unix.AF_INET); !slices.Equal(got, c.want) {
 				t.Errorf("flows of clients %v are left, want %v", got, c.want)
@@ -148,7 +151,7 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 			if got := tab.clients(unix.AF_INET6); len(got) != 1 {
 				t.Errorf("%d flows of IPv6 are left, want it untouched", len(got))
 			}
-			if deleted, err = cleaner.Clean(t.Context(), v1.IPv6Protocol, check("fd00::1", "[fd00:244::1]:53")); err != nil || deleted != 1 {
+			if deleted, err = cleaner.Clean(t.Context(), v1.IPv6Protocol, check("fd00::1", "[fd00:244::1]:53", c.loopback)); err != nil || deleted != 1 {
 				t.Errorf("deleted %d of IPv6, %v; want 1", deleted, err)
 			}
 		})

@@ -20,7 +20,7 @@ func ExampleJudge() {
 		},
 		NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
 	}, []netip.Addr{node})
-	for _, flow := range []conntrack.Flow{
+	for _, flow := range []desired.Flow{
 		{Dialled: netip.AddrPortFrom(vip, 53), Server: stays},
 		{Dialled: netip.AddrPortFrom(vip, 53), Server: gone},
 		{Dialled: netip.AddrPortFrom(node, 30053), Server: gone},

@@ -27,6 +27,9 @@ const (
 	historyServices = 5
 	nodeAddr        = "192.0.2.1"
 	otherNode       = "192.0.2.2"
+	loopback        = "127.0.0.5" // not on an interface by itself
+	friend          = "198.51.100.101"
+	stranger        = "198.51.100.102"
 )
 
 // history is a Provider over random Services, and a table of the flows that
@@ -35,31 +38,37 @@ type history struct {
 	t      *testing.T
 	rand   *rand.Rand
 	p      *proxier.Proxier
-	engine *proxiertest.RecordingEngine
+	engine *loopbackEngine
 
 	model  map[int]*modelled
-	flows  map[conntrack.Flow]bool // true while nobody but us may delete it
-	broken bool                    // the next clean-ups fail
+	flows  map[desired.Flow]bool // true while nobody but us may delete it
+	broken bool                  // the next clean-ups fail
 	checks int
 }
+
+// loopbackEngine accepts node ports on 127.0.0.0/8.
+type loopbackEngine struct{ proxiertest.RecordingEngine }
+
+func (*loopbackEngine) Traits() desired.Traits { return desired.Traits{LoopbackNodePorts: true} }
 
 // modelled is a Service as the history knows it: which frontends it has, and which
 // pods serve.
 type modelled struct {
 	external bool
+	guarded  bool                               // its load balancer is for the friend only
 	pods     map[int]proxiertest.EndpointOption // nil is ready
 }
 
 func startHistory(t *testing.T, seed uint64) *history {
 	t.Helper()
-	h := &history{t: t, rand: rand.New(rand.NewPCG(seed, 0)), model: map[int]*modelled{}, flows: map[conntrack.Flow]bool{}}
+	h := &history{t: t, rand: rand.New(rand.NewPCG(seed, 0)), model: map[int]*modelled{}, flows: map[desired.Flow]bool{}}
 	h.start()
 	return h
 }
 
 // start runs a Provider that knows nothing of what was before.
 func (h *history) start() {
-	h.engine = &proxiertest.RecordingEngine{}
+	h.engine = &loopbackEngine{}
 	never := runner.Backoff{Initial: time.Hour, Max: time.Hour} // retries are up to the test
 	p, err := proxier.New(proxier.Config{
 		Families: []v1.IPFamily{v1.IPv4Protocol},
@@ -105,6 +114,7 @@ func (h *history) Clean(_ context.Context, _ v1.IPFamily, check desired.FlowChec
 
 func vip(n int) netip.Addr      { return netip.AddrFrom4([4]byte{10, 96, 0, byte(n)}) }
 func external(n int) netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, byte(n)}) }
+func balancer(n int) netip.Addr { return netip.AddrFrom4([4]byte{203, 0, 113, byte(n)}) }
 func pod(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, byte(n)}), 5353)
 }
@@ -113,7 +123,10 @@ func pod(n int) netip.AddrPort {
 func (m *modelled) frontends(n int) []netip.AddrPort {
 	all := []netip.AddrPort{netip.AddrPortFrom(vip(n), 53)}
 	if m.external {
-		all = append(all, netip.AddrPortFrom(external(n), 53), netip.AddrPortFrom(netip.MustParseAddr(nodeAddr), 30000+uint16(n)))
+		all = append(all, netip.AddrPortFrom(external(n), 53), netip.AddrPortFrom(balancer(n), 53))
+		for _, addr := range []string{nodeAddr, loopback} {
+			all = append(all, netip.AddrPortFrom(netip.MustParseAddr(addr), 30000+uint16(n)))
+		}
 	}
 	return all
 }
@@ -143,15 +156,19 @@ func isNotServing(option proxiertest.EndpointOption) bool {
 }
 
 // valid says whether a flow may live, by the model alone.
-func (h *history) valid(f conntrack.Flow) bool {
+func (h *history) valid(f desired.Flow) bool {
 	translated := f.Dialled != f.Server
 	for n, m := range h.model {
-		if slices.Contains(m.frontends(n), f.Dialled) {
-			if m.anyServes() {
-				return m.serves(f.Server)
-			}
-			return !translated
+		if !slices.Contains(m.frontends(n), f.Dialled) {
+			continue
 		}
+		if refused := m.guarded && f.Dialled.Addr() == balancer(n) && f.Client.Addr().String() != friend; refused && !f.Answered {
+			return false
+		}
+		if m.anyServes() {
+			return m.serves(f.Server)
+		}
+		return !translated && f.Answered
 	}
 	return !translated || !couldBeOurs(f.Dialled)
 }
@@ -178,6 +195,8 @@ func (h *history) change() {
 		delete(h.model, n)
 	case h.rand.IntN(4) == 0:
 		m.external = !m.external
+	case h.rand.IntN(4) == 0:
+		m.guarded = !m.guarded
 	default:
 		m.pods = h.randomPods()
 	}
@@ -199,7 +218,11 @@ func (h *history) object(n int) *v1.Service {
 	}
 	options := []proxiertest.ServiceOption{proxiertest.ClusterIPs(vip(n).String())}
 	if m.external {
-		options = append(options, proxiertest.NodePort("dns", v1.ProtocolUDP, 53, 30000+int32(n)), proxiertest.ExternalIPs(external(n).String()))
+		options = append(options, proxiertest.NodePort("dns", v1.ProtocolUDP, 53, 30000+int32(n)), proxiertest.ExternalIPs(external(n).String()),
+			proxiertest.LoadBalancer(balancer(n).String()))
+		if m.guarded {
+			options = append(options, proxiertest.SourceRanges(friend+"/32"))
+		}
 	} else {
 		options = append(options, proxiertest.Port("dns", v1.ProtocolUDP, 53))
 	}
@@ -231,7 +254,7 @@ func (h *history) traffic() {
 		for _, dialled := range m.frontends(n) {
 			for i := range m.pods {
 				if m.serves(pod(i)) && h.rand.IntN(2) == 0 {
-					h.flows[conntrack.Flow{Protocol: desired.UDP, Dialled: dialled, Server: pod(i)}] = true
+					h.open(desired.Flow{Protocol: desired.UDP, Dialled: dialled, Server: pod(i)})
 				}
 			}
 		}
@@ -241,19 +264,26 @@ func (h *history) traffic() {
 			continue
 		}
 		for _, dialled := range (&modelled{external: true}).frontends(n) { // nobody translates it
-			h.flows[conntrack.Flow{Protocol: desired.UDP, Dialled: dialled, Server: dialled}] = true
+			h.open(desired.Flow{Protocol: desired.UDP, Dialled: dialled, Server: dialled})
 		}
 	}
 	n := h.rand.IntN(historyServices)
 	elsewhere := netip.AddrPortFrom(netip.MustParseAddr(otherNode), 30000+uint16(n))
-	loopback := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 30000+uint16(n))
-	for _, f := range []conntrack.Flow{
+	for _, f := range []desired.Flow{
 		{Protocol: desired.UDP, Dialled: elsewhere, Server: elsewhere},
 		{Protocol: desired.UDP, Dialled: elsewhere, Server: pod(n)},
-		{Protocol: desired.UDP, Dialled: loopback, Server: loopback},
 		{Protocol: desired.UDP, Dialled: netip.AddrPortFrom(vip(n), 54), Server: netip.AddrPortFrom(vip(n), 54)},
 		{Protocol: desired.TCP, Dialled: netip.AddrPortFrom(vip(n), 53), Server: pod(40)},
 	} {
+		h.open(f)
+	}
+}
+
+// open makes a flow of a client who may be answered, or not yet.
+func (h *history) open(f desired.Flow) {
+	f.Client = netip.AddrPortFrom(netip.MustParseAddr([]string{friend, stranger}[h.rand.IntN(2)]), 1024)
+	f.Answered = h.rand.IntN(2) == 0
+	if h.valid(f) || f.Protocol != desired.UDP { // a stranger's first packet is dropped
 		h.flows[f] = true
 	}
 }

@@ -7,19 +7,11 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// Flow is an entry of connection tracking, as far as it matters who serves it.
-type Flow struct {
-	Protocol desired.Protocol
-	// Dialled is the destination of the original direction, Server the source of
-	// the reply direction. They are the same if nobody translated the destination.
-	Dialled, Server netip.AddrPort
-}
-
 // Judge says which flows are stale. It is not changed by use.
 type Judge struct {
 	frontends map[desired.Key]*desired.Flows
+	check     desired.FlowCheck
 	node      map[netip.Addr]bool
-	orphanage []netip.Prefix
 }
 
 // NewJudge returns a Judge of one family. nodeAddrs are all addresses of the node:
@@ -28,32 +20,44 @@ type Judge struct {
 func NewJudge(check desired.FlowCheck, nodeAddrs []netip.Addr) *Judge {
 	j := &Judge{
 		frontends: make(map[desired.Key]*desired.Flows, len(check.Frontends)),
-		node:      map[netip.Addr]bool{},
-		orphanage: check.Orphanage,
+		check:     check,
+		node:      make(map[netip.Addr]bool, len(nodeAddrs)),
 	}
 	for i := range check.Frontends {
 		j.frontends[check.Frontends[i].Key] = &check.Frontends[i]
 	}
 	for _, addr := range nodeAddrs {
-		accepts := slices.ContainsFunc(check.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(addr) })
-		if accepts && !addr.IsLoopback() {
-			j.node[addr] = true
-		}
+		j.node[addr] = true
 	}
 	return j
 }
 
 // Stale says whether a flow must be deleted.
-func (j *Judge) Stale(f Flow) bool {
+func (j *Judge) Stale(f desired.Flow) bool {
 	key := desired.Key{VIP: f.Dialled.Addr(), Protocol: f.Protocol, Port: f.Dialled.Port()}
 	if flows, ok := j.frontends[key]; ok {
-		return flows.Stale(f.Dialled, f.Server)
+		return flows.Stale(&f)
 	}
-	if j.node[key.VIP] {
+	if j.acceptsNodePorts(key.VIP) {
 		key.VIP = netip.Addr{}
 		if flows, ok := j.frontends[key]; ok {
-			return flows.Stale(f.Dialled, f.Server)
+			return flows.Stale(&f)
 		}
 	}
-	return f.Dialled != f.Server && slices.ContainsFunc(j.orphanage, func(p netip.Prefix) bool { return p.Contains(f.Dialled.Addr()) })
+	return f.Translated() && within(j.check.Orphanage, f.Dialled.Addr())
+}
+
+// acceptsNodePorts says whether node ports may be dialled at an address. All of
+// 127.0.0.0/8 is the node's, whatever addresses its interface lo has; the kernel lets
+// nobody translate what is sent to ::1.
+func (j *Judge) acceptsNodePorts(addr netip.Addr) bool {
+	isNodes := j.node[addr]
+	if addr.IsLoopback() {
+		isNodes = addr.Is4() && j.check.LoopbackNodePorts
+	}
+	return isNodes && within(j.check.NodePortAddresses, addr)
+}
+
+func within(prefixes []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }

@@ -7,6 +7,21 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
+// Flow is an entry of connection tracking, as far as it matters who serves it.
+type Flow struct {
+	Protocol Protocol
+	// Client and Dialled are source and destination of the original direction, Server
+	// is the source of the reply direction.
+	Client, Dialled, Server netip.AddrPort
+	// Answered says that the client has got a packet back. Until then the kernel
+	// counts each packet as a new connection's, but its rules of translation have
+	// been asked.
+	Answered bool
+}
+
+// Translated says whether somebody translated the destination.
+func (f *Flow) Translated() bool { return f.Dialled != f.Server }
+
 // Flows says which of the flows that connection tracking remembers of one frontend
 // may go on.
 type Flows struct {
@@ -14,21 +29,43 @@ type Flows struct {
 	// Servers are the endpoints that serve, sorted: ready or terminating, whatever
 	// policy or topology chooses for new connections.
 	Servers []netip.AddrPort
+	// Restricted and SourceRanges are the frontend's.
+	Restricted   bool
+	SourceRanges []netip.Prefix
 	// Gone says that no service port has the frontend any more.
 	Gone bool
 }
 
+// FlowsOf returns what is to know of the flows of a frontend of s.
+func FlowsOf(s *Service, f *Frontend, servers []netip.AddrPort) Flows {
+	return Flows{Key: s.Key(f), Servers: servers, Restricted: f.Restricted, SourceRanges: f.SourceRanges}
+}
+
 // Stale says whether a flow must be forgotten, so that its next packet counts as
-// a new connection's. dialled is what the client sent to, server is who answers:
-// the same for a flow from before the Service, which was never translated. Such a
-// flow is in the way as soon as there are endpoints; when the frontend is gone, or
-// nobody serves, it is not ours to delete.
-func (f *Flows) Stale(dialled, server netip.AddrPort) bool {
-	if f.Gone || len(f.Servers) == 0 {
-		return dialled != server
+// a new connection's.
+//
+// A flow from before the Service, which was never translated, is in the way as soon as
+// there are endpoints. When the frontend is gone it is not ours to delete. What nobody
+// has answered is no connection yet, and meets source ranges and the lack of endpoints
+// as a new one does: as with kube-proxy's nftables mode, whose filter rules look at
+// packets of state NEW. What has been answered goes on when the ranges narrow.
+func (f *Flows) Stale(flow *Flow) bool {
+	switch {
+	case f.Gone:
+		return flow.Translated()
+	case !flow.Answered && f.Restricted && !contains(f.SourceRanges, flow.Client.Addr()):
+		return true
+	case len(f.Servers) == 0:
+		return flow.Translated() || !flow.Answered
 	}
-	_, serves := slices.BinarySearchFunc(f.Servers, server, netip.AddrPort.Compare)
+	_, serves := slices.BinarySearchFunc(f.Servers, flow.Server, netip.AddrPort.Compare)
 	return !serves
+}
+
+// Narrower says whether flows may have become stale by the source ranges, since they
+// were as before.
+func (f *Flows) Narrower(before *Flows) bool {
+	return f.Restricted && !(before.Restricted && slices.Equal(f.SourceRanges, before.SourceRanges))
 }
 
 // FlowCheck is what a change asks of connection tracking.
@@ -37,6 +74,8 @@ type FlowCheck struct {
 	Frontends []Flows
 	// NodePortAddresses are as in Globals.
 	NodePortAddresses []netip.Prefix
+	// LoopbackNodePorts is as in Traits.
+	LoopbackNodePorts bool
 	// Orphanage are ranges that only Services have addresses in, when Frontends is
 	// everything: flows to other frontends in them are left from Services that
 	// nobody remembers, if they were translated.

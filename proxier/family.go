@@ -43,6 +43,14 @@ type family struct {
 	repair   *time.Timer // wakes the runner for a repair
 }
 
+// traits are those of the engine.
+func (f *family) traits() (t desired.Traits) {
+	if c, ok := f.engine.(Characteristic); ok {
+		t = c.Traits()
+	}
+	return t
+}
+
 // attempt is what a sync of a family starts with.
 type attempt struct {
 	started time.Time

@@ -41,8 +41,8 @@ type flowBook struct {
 }
 
 type flowPage struct {
-	keys    []desired.Key // sorted
-	servers []netip.AddrPort
+	frontends []desired.Flows // in order of Key
+	servers   []netip.AddrPort
 }
 
 func newFlowBook(c Conntrack, e Engine) *flowBook {
@@ -76,11 +76,11 @@ func (b *flowBook) update(state *changetracker.State, u *desired.Update, failed 
 	}
 	// A frontend may change hands: first all that lose it, then who gets it.
 	for _, name := range gone {
-		b.lose(name, nil)
+		b.lose(name, flowPage{})
 		delete(b.known, name)
 	}
 	for name, page := range changed {
-		b.lose(name, page.keys)
+		b.lose(name, page)
 	}
 	for name, page := range changed {
 		b.take(b.known[name], page)
@@ -94,36 +94,40 @@ func (b *flowBook) pageOf(s *desired.Service) flowPage {
 		page.servers = b.relay.FlowEnds(s.Name, page.servers)
 	}
 	for i := range s.Frontends {
-		page.keys = append(page.keys, s.Key(&s.Frontends[i]))
+		page.frontends = append(page.frontends, desired.FlowsOf(s, &s.Frontends[i], page.servers))
 	}
 	return page
 }
 
+// find returns a frontend of the page, nil if it has none of this key.
+func (p flowPage) find(key desired.Key) *desired.Flows {
+	i, ok := slices.BinarySearchFunc(p.frontends, key, func(f desired.Flows, key desired.Key) int { return f.Key.Compare(key) })
+	if !ok {
+		return nil
+	}
+	return &p.frontends[i]
+}
+
 // lose notes the frontends that a service port had and does not have any more.
-func (b *flowBook) lose(name changetracker.ServicePortName, now []desired.Key) {
-	for _, key := range b.known[name].keys {
-		if !hasKey(now, key) {
-			b.pending[key] = desired.Flows{Key: key, Gone: true}
+func (b *flowBook) lose(name changetracker.ServicePortName, now flowPage) {
+	for _, f := range b.known[name].frontends {
+		if now.find(f.Key) == nil {
+			b.pending[f.Key] = desired.Flows{Key: f.Key, Gone: true}
 		}
 	}
 }
 
 // take notes the frontends of a service port whose flows may be stale: new ones,
-// and all when an endpoint has gone or the first one has come. What is pending
-// must not hold on to servers of yesterday.
+// those with other source ranges, and all when an endpoint has gone or the first one
+// has come. What is pending must not hold on to what was yesterday.
 func (b *flowBook) take(before, now flowPage) {
 	all := len(before.servers) == 0 && len(now.servers) > 0 || lost(before.servers, now.servers)
-	for _, key := range now.keys {
-		_, isPending := b.pending[key]
-		if all || isPending || !hasKey(before.keys, key) {
-			b.pending[key] = desired.Flows{Key: key, Servers: now.servers}
+	for _, f := range now.frontends {
+		_, isPending := b.pending[f.Key]
+		if old := before.find(f.Key); all || isPending || old == nil || f.Narrower(old) {
+			b.pending[f.Key] = f
 		}
 	}
-}
-
-func hasKey(sorted []desired.Key, key desired.Key) bool {
-	_, found := slices.BinarySearchFunc(sorted, key, desired.Key.Compare)
-	return found
 }
 
 // lost says whether one of the servers is not there any more.
@@ -135,8 +139,11 @@ func lost(before, now []netip.AddrPort) bool {
 }
 
 // check is what there is to do; ok is false when there is nothing.
-func (b *flowBook) check(g *desired.Globals) (c desired.FlowCheck, ok bool) {
-	c = desired.FlowCheck{Frontends: slices.Collect(maps.Values(b.pending)), NodePortAddresses: g.NodePortAddresses}
+func (b *flowBook) check(g *desired.Globals, t desired.Traits) (c desired.FlowCheck, ok bool) {
+	c = desired.FlowCheck{
+		Frontends:         slices.Collect(maps.Values(b.pending)),
+		NodePortAddresses: g.NodePortAddresses, LoopbackNodePorts: t.LoopbackNodePorts,
+	}
 	if b.everything {
 		c.Orphanage = g.ServiceCIDRs
 	}
@@ -151,7 +158,7 @@ func (b *flowBook) done() {
 // cleanFlows does what the book says, if anything. What cannot be done stays in
 // the book. A kernel that cannot do it at all makes no sync fail.
 func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, checked bool, err error) {
-	check, ok := f.flows.check(&f.globals)
+	check, ok := f.flows.check(&f.globals, f.traits())
 	if !ok {
 		return 0, false, nil
 	}

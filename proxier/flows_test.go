@@ -87,6 +87,22 @@ func TestFlowsAreLookedAtOnlyWhenServersGo(t *testing.T) {
 		step("another endpoint", 0, func() { p.OnEndpointSliceUpdate(nil, slice("a", "10.0.0.1", "10.0.0.2")) })
 		step("one endpoint less", 1, func() { p.OnEndpointSliceUpdate(nil, slice("a", "10.0.0.2")) })
 		step("another VIP", 1, func() { p.OnServiceUpdate(nil, service("a", "10.96.0.1", externalIP("198.51.100.1"))) })
+		guarded := func(ranges ...string) func() {
+			return func() {
+				p.OnServiceUpdate(nil, service("a", "10.96.0.1", externalIP("198.51.100.1"), func(s *v1.Service) {
+					s.Spec.Type, s.Spec.LoadBalancerSourceRanges = v1.ServiceTypeLoadBalancer, ranges
+					s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "198.51.100.2"}}
+				}))
+			}
+		}
+		step("a load balancer", 1, guarded())
+		step("with source ranges", 1, guarded("192.0.2.0/24", "198.51.100.0/24"))
+		step("with fewer", 1, guarded("192.0.2.0/24"))
+		if check := c.last(); len(check.Frontends) != 1 || len(check.Frontends[0].SourceRanges) != 1 {
+			t.Errorf("the last look was for %+v, want the load balancer's frontend with its one range", check.Frontends)
+		}
+		step("open to all", 0, guarded())
+		step("no load balancer", 1, func() { p.OnServiceUpdate(nil, service("a", "10.96.0.1", externalIP("198.51.100.1"))) })
 		step("deleted", 1, func() { p.OnServiceDelete(service("a", "10.96.0.1", externalIP("198.51.100.1"))) })
 		if check := c.last(); len(check.Frontends) != 2 || !check.Frontends[0].Gone || !check.Frontends[1].Gone {
 			t.Errorf("the last look was for %+v, want both frontends gone", check.Frontends)

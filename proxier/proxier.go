@@ -373,13 +373,9 @@ func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
 		watch.lap(StageHealth)
 	}
 	o.stages = watch.stages
-	var traits desired.Traits
-	if c, ok := f.engine.(Characteristic); ok {
-		traits = c.Traits()
-	}
 	p.mu.Lock()
 	p.fullDone = p.fullDone || o.full
-	p.programmed[f.name] = programmed{state: o.state, resolver: f.resolver, globals: f.globals, traits: traits}
+	p.programmed[f.name] = programmed{state: o.state, resolver: f.resolver, globals: f.globals, traits: f.traits()}
 	p.mu.Unlock()
 	return err
 }

@@ -43,7 +43,7 @@ func scenarios(f Features) []scenario {
 		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(),
 		externalScenarios(), disputeScenarios(), externalPolicyScenarios(f), healthCheckScenarios(f), emptyScenarios(f),
 		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), openSourceRangeScenarios(), emptySourceRangeScenarios(f),
-		conditionScenarios(f), affinityScenarios(), flowScenarios(), spreadScenarios(), extremeScenarios(f),
+		conditionScenarios(f), affinityScenarios(), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
 	)
 	slices.SortStableFunc(all, func(a, b scenario) int { return strings.Compare(string(a.setup), string(b.setup)) })
 	return all

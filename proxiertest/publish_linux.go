@@ -125,7 +125,7 @@ func (p *published) renderSlices(spec service, family v1.IPFamily) {
 	for endpoints := range slices.Chunk(spec.endpoints, maxSliceEndpoints) {
 		opts := []SliceOption{SliceName(fmt.Sprintf("%s-%s-%d", spec.name, family, chunk))}
 		for _, port := range p.object.Spec.Ports {
-			opts = append(opts, SlicePort(port.Name, port.Protocol, podPort))
+			opts = append(opts, SlicePort(port.Name, port.Protocol, cmp.Or(spec.podPort, podPort)))
 		}
 		for _, e := range endpoints {
 			opts = append(opts, e.render(family))
@@ -220,5 +220,6 @@ func (p *published) targets(world *Topology, family v1.IPFamily) map[target]neti
 		healthOfLocalVIP:   netip.AddrPortFrom(localVIP(family), hostPort),
 		healthOfVIP:        netip.AddrPortFrom(p.loadBalancer(family), hostPort),
 		healthOfClusterIP:  netip.AddrPortFrom(own, hostPort),
+		nodePortLoopback2:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 5}), port),
 	}
 }

@@ -43,6 +43,8 @@ type service struct {
 	// vip is a fixed load balancer address, for an external service; nil means its
 	// own.
 	vip func(family v1.IPFamily) netip.Addr
+	// podPort is where the endpoints serve; 0 means podPort.
+	podPort int32
 	// options are applied last.
 	options   []ServiceOption
 	endpoints []endpoint
@@ -101,6 +103,7 @@ const (
 	healthOfLocalVIP   target = "health_check_of_local_VIP"
 	healthOfVIP        target = "health_check_of_loadBalancer"
 	healthOfClusterIP  target = "health_check_of_clusterIP"
+	nodePortLoopback2  target = "nodePort_loopback_127.0.0.5"
 )
 
 // probe is one packet's way and fate.

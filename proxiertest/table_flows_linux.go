@@ -6,11 +6,21 @@ import (
 	"fmt"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/serviceplane/serviceplane/internal/netns"
 )
 
 // flowScenarios are about flows that exist when Services change.
-func flowScenarios() []scenario {
+func flowScenarios(f Features) []scenario {
+	following := []probe{
+		{from: pod0, to: clusterIP}, {from: node, to: clusterIP},
+		{from: client, to: nodePort}, {from: client, to: externalIP}, {from: client, to: loadBalancer},
+	}
+	var atLoopback []probe
+	if f.LoopbackNodePorts {
+		atLoopback = []probe{{from: nodeAnywhere, to: nodePortLoopback}, {from: nodeAnywhere, to: nodePortLoopback2}}
+	}
 	return []scenario{{
 		name: "PKT-80", rule: "No change of a Service or of its endpoints touches an established connection.",
 		services: []service{{external: true, endpoints: ready(pod1)}},
@@ -18,18 +28,30 @@ func flowScenarios() []scenario {
 	}, {
 		name: "PKT-81", rule: "A UDP client that goes on sending follows the endpoints, and is left alone while its own one serves.",
 		services: []service{{external: true, endpoints: ready(pod1)}},
-		play:     playFollowing,
+		play:     playFollowing(following, atLoopback),
+	}, {
+		name: "PKT-85", rule: "A UDP client that only sends, and gets no answer, meets changes of a Service as a new one does.",
+		services: []service{{external: true, podPort: silentPort, endpoints: ready(pod1)}},
+		play:     playOneWay,
 	}}
 }
 
 // playFollowing keeps one UDP socket open for each way to the Service, from before
-// the Service exists until after it is gone.
-func playFollowing(ctx context.Context, t *testing.T, s *stage) {
+// the Service exists until after it is gone: both are for either IP family, four for
+// IPv4 only.
+func playFollowing(both, four []probe) func(context.Context, *testing.T, *stage) {
+	return func(ctx context.Context, t *testing.T, s *stage) {
+		t.Helper()
+		s.follow(ctx, t, both, four)
+	}
+}
+
+func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 	t.Helper()
 	first := s.services[0]
 	s.remove(first)
 	s.sync(ctx, t)
-	flows := s.sockets(ctx, t)
+	flows := append(s.sockets(ctx, t, families(), both), s.sockets(ctx, t, families()[:1], four)...)
 	for _, e := range flows { // nobody answers, but the kernel remembers the way
 		if _, err := e.flow.Ask(ctx); err == nil {
 			t.Errorf("%s: answered without a Service", e.name)
@@ -68,18 +90,12 @@ func (s *stage) sync(ctx context.Context, t *testing.T) {
 }
 
 // sockets opens a UDP socket for each way to the first service, and sends nothing.
-func (s *stage) sockets(ctx context.Context, t *testing.T) []established {
+func (s *stage) sockets(ctx context.Context, t *testing.T, families []v1.IPFamily, ways []probe) []established {
 	t.Helper()
 	var flows []established
-	for _, family := range families() {
+	for _, family := range families {
 		targets := s.services[0].targets(s.world, family)
-		for _, p := range []probe{
-			{from: pod0, to: clusterIP},
-			{from: node, to: clusterIP},
-			{from: client, to: nodePort},
-			{from: client, to: externalIP},
-			{from: client, to: loadBalancer},
-		} {
+		for _, p := range ways {
 			from := s.seat(p.from, family)
 			flow, err := netns.Open(ctx, from.host.ns, "udp", targets[p.to], AskOptions{From: from.addr, Timeout: silence})
 			if err != nil {

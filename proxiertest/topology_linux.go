@@ -117,6 +117,8 @@ const (
 	nodeName = "node"
 	// podPort is where every pod serves.
 	podPort = 8080
+	// silentPort is where nobody in a pod answers.
+	silentPort = 8081
 	// servicePort is where the router plays the load balancer of the cloud.
 	servicePort = 80
 	// hostPort is where a process of the node itself serves, in the range of node

@@ -17,6 +17,8 @@ type Flow struct {
 	// Source and Destination are those of the original direction, Server is the
 	// source of the reply direction.
 	Source, Destination, Server netip.AddrPort
+	// Answered says that a packet of the reply direction has been seen.
+	Answered bool
 	// TCPState is TCP_CONNTRACK_* of linux/netfilter/nf_conntrack_tcp.h, 0 for
 	// other protocols.
 	TCPState uint8
@@ -26,6 +28,7 @@ type Flow struct {
 const (
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
+	ctaStatus     = 3
 	ctaProtoInfo  = 4
 	ctaID         = 12
 	ctaZone       = 18
@@ -41,6 +44,8 @@ const (
 	ctaDstPort    = 3
 	ctaInfoTCP    = 1
 	ctaTCPState   = 1
+
+	seenReply = 1 << 1 // IPS_SEEN_REPLY of linux/netfilter/nf_conntrack_common.h
 
 	nested       = 0x8000
 	nfgenMessage = 4 // length of struct nfgenmsg
@@ -86,6 +91,9 @@ func parseFlow(attrs []byte) (f Flow, ok bool) {
 	f.Server, _ = parseTuple(reply)
 	if number := Find(orig, ctaTupleProto, ctaProtoNum); len(number) == 1 {
 		f.Protocol = number[0]
+	}
+	if status := Find(attrs, ctaStatus); len(status) == 4 {
+		f.Answered = binary.BigEndian.Uint32(status)&seenReply != 0
 	}
 	if state := Find(attrs, ctaProtoInfo, ctaInfoTCP, ctaTCPState); len(state) == 1 {
 		f.TCPState = state[0]

@@ -1,0 +1,190 @@
+package proxiertest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+)
+
+// sink takes datagrams in and answers none.
+type sink struct {
+	mu  sync.Mutex // guards got
+	got map[string]int
+}
+
+// openSink makes a pod take in what comes to silentPort, until the test ends.
+func openSink(ctx context.Context, t *testing.T, pod *netns.NS) *sink {
+	t.Helper()
+	s := &sink{got: map[string]int{}}
+	for network, host := range map[string]string{"udp4": "0.0.0.0", "udp6": "::"} {
+		conn, err := pod.ListenPacket(ctx, network, net.JoinHostPort(host, strconv.Itoa(silentPort)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var reading sync.WaitGroup
+		reading.Go(func() { s.read(conn) })
+		t.Cleanup(func() {
+			_ = conn.Close()
+			reading.Wait()
+		})
+	}
+	return s
+}
+
+func (s *sink) read(conn net.PacketConn) {
+	buffer := make([]byte, 512)
+	for {
+		n, _, err := conn.ReadFrom(buffer)
+		if err != nil {
+			return // closed
+		}
+		s.mu.Lock()
+		s.got[string(buffer[:n])]++
+		s.mu.Unlock()
+	}
+}
+
+func (s *sink) count(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.got[name]
+}
+
+// sender is a UDP socket that only sends, always the same.
+type sender struct {
+	probe
+
+	name string
+	conn net.Conn
+	sink *sink
+}
+
+const sendPause = 20 * time.Millisecond
+
+// refused sends, and says whether a port unreachable has come back.
+func (s *sender) refused() bool {
+	_, err := s.conn.Write([]byte(s.name))
+	_ = s.conn.SetReadDeadline(time.Now().Add(sendPause))
+	_, heard := s.conn.Read(make([]byte, 1))
+	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(heard, unix.ECONNREFUSED)
+}
+
+// arrives says whether something of what is sent comes to the sink.
+func (s *sender) arrives(patience time.Duration) bool {
+	before := s.sink.count(s.name)
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if s.refused(); s.sink.count(s.name) > before {
+			return true
+		}
+	}
+	return false
+}
+
+// fares checks what becomes of the sender's packets.
+func (s *sender) fares(t *testing.T, wanted outcome) {
+	t.Helper()
+	switch wanted {
+	case answered: // only in theory
+		if !s.arrives(answerTimeout) {
+			t.Error("nothing arrives")
+		}
+	case dropped:
+		if s.arrives(silence) {
+			t.Error("it arrives, want it dropped")
+		}
+	case rejected:
+		for end := time.Now().Add(answerTimeout); !s.refused(); {
+			if time.Now().After(end) {
+				t.Fatal("not refused")
+			}
+		}
+		if s.arrives(sendPause) {
+			t.Error("it arrives, want it refused")
+		}
+	case unanswered:
+		s.refused()
+	}
+}
+
+// playOneWay never answers clients, whose sockets stay open from before the Service
+// exists.
+func playOneWay(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	first := s.services[0]
+	s.remove(first)
+	s.sync(ctx, t)
+	senders := s.senders(ctx, t, openSink(ctx, t, s.world.LocalPods[1].ns))
+	s.allFare(t, "before", senders, func(*sender) outcome { return unanswered })
+	s.services = nil
+	always := func(o outcome) func(*sender) outcome { return func(*sender) outcome { return o } }
+	narrow := SourceRanges("192.0.2.99/32", "2001:db8:2::99/128")
+	for _, step := range []struct {
+		name    string
+		service service
+		wanted  func(*sender) outcome
+	}{
+		{"no_endpoints", service{}, always(rejected)},
+		{"scaled_from_zero", service{endpoints: ready(pod1)}, always(answered)},
+		{"narrowed", service{endpoints: ready(pod1), options: []ServiceOption{narrow}}, func(s *sender) outcome {
+			if s.to == loadBalancer {
+				return dropped
+			}
+			return answered
+		}},
+		{"widened", service{endpoints: ready(pod1)}, always(answered)},
+		{"scaled_to_zero", service{}, always(rejected)},
+	} {
+		step.service.external, step.service.podPort = true, silentPort
+		if len(s.services) == 0 {
+			s.services = []*published{first}
+			first.render(step.service)
+			s.provider.OnServiceAdd(first.object)
+			s.sync(ctx, t)
+		} else {
+			s.publish(ctx, t, step.service)
+		}
+		s.allFare(t, step.name, senders, step.wanted)
+	}
+}
+
+// allFare checks all senders at once.
+func (s *stage) allFare(t *testing.T, step string, senders []*sender, wanted func(*sender) outcome) {
+	t.Helper()
+	t.Run(step, func(t *testing.T) {
+		for _, one := range senders {
+			t.Run(one.name, func(t *testing.T) {
+				t.Parallel()
+				one.fares(t, wanted(one))
+			})
+		}
+	})
+}
+
+// senders opens a socket for each way to the first service.
+func (s *stage) senders(ctx context.Context, t *testing.T, to *sink) (all []*sender) {
+	t.Helper()
+	for _, family := range families() {
+		targets := s.services[0].targets(s.world, family)
+		for _, p := range []probe{
+			{from: pod0, to: clusterIP}, {from: pod0, to: loadBalancer},
+			{from: client, to: nodePort}, {from: client, to: externalIP}, {from: client, to: loadBalancer},
+		} {
+			from := s.seat(p.from, family)
+			conn, err := from.host.ns.DialFrom(ctx, "udp", from.addr, targets[p.to].String())
+			if err != nil {
+				t.Fatalf("%s: %v", p.name(), err)
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+			all = append(all, &sender{probe: p, name: string(family) + "/" + p.name(), conn: conn, sink: to})
+		}
+	}
+	return all
+}
