@@ -5,18 +5,21 @@ import (
 	"errors"
 	"slices"
 
+	"go.uber.org/zap"
+
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // Cleanup implements proxier.Engine. It looks at both variants, because a
 // predecessor may have used the other one. A chain of ours that a rule of somebody
-// else's chain jumps to is emptied, and stays.
+// else's chain jumps to is emptied, and stays; so does the rule that keeps other hosts
+// from loopback addresses, while route_localnet is set and not by us.
 func (e *Engine) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.trusted = false
+	var tools []kernel
 	var errs []error
-	found := false
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		if e.config.Variant != VariantDetect && e.config.Variant != variant {
 			continue
@@ -27,15 +30,40 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 		})
 		if err != nil {
 			errs = append(errs, err)
-			continue
+		} else {
+			tools = append(tools, t)
 		}
-		found = true
-		errs = append(errs, e.cleanTables(ctx, t))
 	}
-	if found { // a variant that is not there has nothing of ours
+	if len(tools) > 0 { // a variant that is not there has nothing of ours
 		errs = slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, proxier.ErrNotSupported) })
 	}
-	return errors.Join(append(errs, e.restoreLocalnet())...)
+	if err := e.closeLocalnet(ctx, tools); err != nil {
+		return errors.Join(append(errs, err)...) // the rule must stay
+	}
+	for _, t := range tools {
+		errs = append(errs, e.cleanTables(ctx, t))
+	}
+	return errors.Join(errs...)
+}
+
+// closeLocalnet sets route_localnet back, if this engine or another one of the instance
+// has set it.
+func (e *Engine) closeLocalnet(ctx context.Context, tools []kernel) error {
+	names, errs := chainNames{e.config.Names.ChainPrefix}, []error{e.resetLocalnet(nil)}
+	for _, t := range tools {
+		o, err := observe(ctx, t, tableFilter, names)
+		errs = append(errs, err, e.resetLocalnet(o.chains[names.localnet()]))
+	}
+	return errors.Join(errs...)
+}
+
+// observe reads a table.
+func observe(ctx context.Context, k kernel, table string, names chainNames) (observed, error) {
+	text, err := k.save(ctx, table)
+	if err != nil {
+		return observed{}, err
+	}
+	return parse(text, names.owns)
 }
 
 // findTool is openTool without a look at what the kernel can do, which would create
@@ -52,13 +80,14 @@ func (e *Engine) cleanTables(ctx context.Context, k kernel) error {
 	names := chainNames{e.config.Names.ChainPrefix}
 	s := newScript()
 	for _, table := range []string{tableFilter, tableNAT, "mangle"} {
-		text, err := k.save(ctx, table)
+		o, err := observe(ctx, k, table, names)
 		if err != nil {
 			return err
 		}
-		o, err := parse(text, names.owns)
-		if err != nil {
-			return err
+		if table == tableFilter {
+			if err := e.keepLocalnet(&o, names.localnet()); err != nil {
+				return err
+			}
 		}
 		s.add(table, removal(o))
 	}
@@ -66,6 +95,20 @@ func (e *Engine) cleanTables(ctx context.Context, k kernel) error {
 		return nil
 	}
 	return k.restore(ctx, s.b.Bytes())
+}
+
+// keepLocalnet takes the rule that keeps other hosts from loopback addresses out of what
+// is to be removed, if it is needed.
+func (e *Engine) keepLocalnet(o *observed, chain string) error {
+	rules, err := e.guardLocalnet(o.chains[chain], false)
+	if err != nil || rules == nil {
+		return err
+	}
+	e.log.Warn("route_localnet is 1, and not by us: the rule that keeps other hosts from 127.0.0.0/8 stays: set it to 0, and clean up again",
+		zap.String("chain", chain))
+	delete(o.chains, chain)
+	o.jumps = slices.DeleteFunc(o.jumps, func(j foreignJump) bool { return j.to == chain })
+	return nil
 }
 
 // removal empties and deletes all chains of ours.

@@ -17,11 +17,7 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	for _, table := range []string{tableFilter, tableNAT} {
-		text, err := e.kernel.save(ctx, table)
-		if err != nil {
-			return err
-		}
-		o, err := parse(text, chainNames{e.config.Names.ChainPrefix}.owns)
+		o, err := observe(ctx, e.kernel, table, chainNames{e.config.Names.ChainPrefix})
 		if err != nil {
 			return err
 		}

@@ -310,6 +310,11 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 		}
 		e.have[table] = o.chains
 		e.rules[table] = o.chains.count()
+		if table == tableFilter {
+			if err := e.settleLocalnet(&o, want[table]); err != nil {
+				return nil, nil, err
+			}
+		}
 		held := o.held()
 		for chain := range o.chains {
 			if _, ok := want[table][chain]; !ok && held[chain] {
@@ -324,6 +329,19 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 		e.others[table] = othersIn(text, &o, &c.first)
 	}
 	return compose(changes[tableNAT], changes[tableFilter]), want, nil
+}
+
+// settleLocalnet completes what the filter table must hold.
+func (e *Engine) settleLocalnet(o *observed, want ruleset) error {
+	chain := e.model.names.localnet()
+	rules, err := e.guardLocalnet(o.chains[chain], e.model.localhost())
+	if err != nil {
+		return err
+	}
+	if e.model.keepsLocalnet = rules != nil; e.model.keepsLocalnet {
+		want[chain] = rules
+	}
+	return nil
 }
 
 // othersIn is what a table will hold of others after a write.

@@ -40,8 +40,8 @@ func (e *model) jumps() []jump {
 	for _, hook := range []string{"INPUT", "FORWARD", "OUTPUT"} {
 		all = append(all, jump{tableFilter, hook, n.services(), isNew("kubernetes service portals", n.services())})
 	}
-	all = append(all, jump{tableFilter, "INPUT", n.health(), isNew("kubernetes health check service ports", n.health())})
-	if e.localhost() {
+	all = append(all, jump{tableFilter, "INPUT", n.health(), newRule().comment("kubernetes health check service ports").jump(n.health())})
+	if e.localhost() || e.keepsLocalnet {
 		all = append(all, jump{tableFilter, "INPUT", n.localnet(), newRule().comment("block incoming localnet connections").jump(n.localnet())})
 	}
 	return all
@@ -109,12 +109,17 @@ func (e *model) fixedFilter() ruleset {
 	}
 	chains := ruleset{n.forward(): forward}
 	if e.localhost() {
-		chains[n.localnet()] = []rule{
-			newRule().add("! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo").comment("from other hosts").
-				add("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT").target("-j DROP"),
-		}
+		chains[n.localnet()] = localnetRules()
 	}
 	return chains
+}
+
+// localnetRules keep other hosts from loopback addresses (CVE-2020-8558).
+func localnetRules() []rule {
+	return []rule{
+		newRule().add("! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo").comment("from other hosts").
+			add("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT").target("-j DROP"),
+	}
 }
 
 // toNodePorts are the rules that lead to the tree of node ports, at the end of the

@@ -1,41 +1,120 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+
+	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
 // routeLocalnet lets packets with loopback addresses be routed, in all interfaces of
-// a network namespace (Documentation/networking/ip-sysctl.rst).
+// a network namespace; an interface can have it for itself
+// (Documentation/networking/ip-sysctl.rst).
 const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
 // tcpBeLiberal is of Documentation/networking/nf_conntrack-sysctl.rst.
 const tcpBeLiberal = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 
+// localnetRecord stands in the chain of the rule that keeps other hosts out, and does
+// nothing: it says that route_localnet was 0 before us. So whoever cleans up knows, in
+// whatever process, for as long as the setting lasts.
+func localnetRecord() rule { return `-m comment --comment "route_localnet was 0 before"` }
+
+// guardLocalnet settles what becomes of the rule that keeps other hosts from loopback
+// addresses (CVE-2020-8558): it returns the rules of its chain, nil for none. It is called
+// before the filter table is written, with what the chain holds, and whether node ports
+// are accepted there. The setting never outlives the rule: without a use for it any more,
+// it is set back first; and the rule stays if it is somebody else's, or nobody knows whose.
+func (e *Engine) guardLocalnet(have []rule, isUsed bool) (rules []rule, err error) {
+	if have == nil && !isUsed {
+		return nil, nil
+	}
+	if !isUsed {
+		if err := e.resetLocalnet(have); err != nil {
+			return nil, err
+		}
+	}
+	all, some, err := e.localnet()
+	switch {
+	case err != nil:
+		return nil, err
+	case isUsed && (e.ownsLocalnet(have) || !all):
+		return append(localnetRules(), localnetRecord()), nil
+	case isUsed || some:
+		return localnetRules(), nil
+	}
+	return nil, nil
+}
+
+func (e *Engine) ownsLocalnet(have []rule) bool {
+	return e.setLocalnet || slices.Contains(have, localnetRecord())
+}
+
+// resetLocalnet undoes allowLocalnet.
+func (e *Engine) resetLocalnet(have []rule) error {
+	if !e.ownsLocalnet(have) {
+		return nil
+	}
+	err := namespace.Visit(e.config.NetNS, func() error { return os.WriteFile(routeLocalnet, []byte("0"), 0o600) })
+	if err != nil {
+		return fmt.Errorf("restore kernel setting: %w", err)
+	}
+	e.log.Info("kernel setting restored", zap.String("setting", routeLocalnet), zap.String("to", "0"))
+	e.setLocalnet = false
+	return nil
+}
+
+// localnet says whether route_localnet is set for all interfaces, and whether for any.
+func (e *Engine) localnet() (all, some bool, err error) {
+	err = namespace.Visit(e.config.NetNS, func() error {
+		files, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(routeLocalnet)), "*", filepath.Base(routeLocalnet)))
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if errors.Is(err, os.ErrNotExist) || filepath.Base(filepath.Dir(file)) == "default" {
+				continue // an interface that is gone, or that is yet to come
+			}
+			if err != nil {
+				return fmt.Errorf("read kernel setting: %w", err)
+			}
+			isSet := strings.TrimSpace(string(text)) == "1"
+			some, all = some || isSet, all || isSet && file == routeLocalnet
+		}
+		return nil
+	})
+	return all, some, err
+}
+
 // allowLocalnet sets route_localnet, if node ports are accepted on loopback
-// addresses. The rule that keeps other hosts out is in place before. The engine
-// remembers whether it was it who set it.
+// addresses. The rule that keeps other hosts out is in place before, with the record; if
+// the record is not there yet, Watch asks for a full write.
 func (e *Engine) allowLocalnet() error {
 	if !e.model.localhost() {
 		return nil
 	}
-	return namespace.Visit(e.config.NetNS, func() error {
-		now, err := os.ReadFile(routeLocalnet)
-		if err != nil {
-			return fmt.Errorf("read kernel setting: %w", err)
-		}
-		if strings.TrimSpace(string(now)) == "1" {
-			return nil
-		}
-		if err := os.WriteFile(routeLocalnet, []byte("1"), 0o600); err != nil {
-			return fmt.Errorf("change kernel setting: %w", err)
-		}
-		e.setLocalnet = true
+	all, _, err := e.localnet()
+	if err != nil || all {
+		return err
+	}
+	if !slices.Contains(e.have[tableFilter][e.model.names.localnet()], localnetRecord()) {
+		e.guard.isIntact = false
 		return nil
-	})
+	}
+	err = namespace.Visit(e.config.NetNS, func() error { return os.WriteFile(routeLocalnet, []byte("1"), 0o600) })
+	if err != nil {
+		return fmt.Errorf("change kernel setting: %w", err)
+	}
+	e.log.Info("kernel setting changed", zap.String("setting", routeLocalnet), zap.String("to", "1"))
+	e.setLocalnet = true
+	return nil
 }
 
 // beLiberal says that connection tracking finds no TCP packet out of order. It is
@@ -47,17 +126,4 @@ func (e *Engine) beLiberal() (liberal bool) {
 		return err
 	})
 	return liberal
-}
-
-// restoreLocalnet undoes allowLocalnet.
-func (e *Engine) restoreLocalnet() error {
-	if !e.setLocalnet {
-		return nil
-	}
-	err := namespace.Visit(e.config.NetNS, func() error { return os.WriteFile(routeLocalnet, []byte("0"), 0o600) })
-	if err != nil {
-		return fmt.Errorf("restore kernel setting: %w", err)
-	}
-	e.setLocalnet = false
-	return nil
 }

@@ -32,7 +32,10 @@ type model struct {
 	planner
 
 	options options
-	placed  map[changetracker.ServicePortName]*placed
+	// keepsLocalnet says that the rule about loopback addresses is needed without node
+	// ports there.
+	keepsLocalnet bool
+	placed        map[changetracker.ServicePortName]*placed
 	// The trees of both tables, and how often each address and port is needed.
 	natVIPs, natNodePorts, hairpins     *tree
 	filterVIPs, filterNodePorts, health *tree

@@ -131,7 +131,7 @@ func TestNeighboursAreLeftAlone(t *testing.T) {
 				s := newStreet(t, variant, names)
 				for _, other := range instances {
 					if other != names {
-						_, stop := (&world{t, s.ns, variant, other}).startWith(some(3))
+						_, stop := (&world{t, s.ns, variant, other}).startWith(some(3), func(c *Config) { c.LocalhostNodePorts = false })
 						stop()
 					}
 				}

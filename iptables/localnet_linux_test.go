@@ -1,0 +1,181 @@
+package iptables
+
+import (
+	"context"
+	"encoding/binary"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// burglar is a neighbour who sends to a node's 127.0.0.1 all the time.
+type burglar struct {
+	*world
+
+	inside atomic.Int32 // packets that got through
+	sent   atomic.Int32
+}
+
+const settingAll, settingLink = "net/ipv4/conf/all/route_localnet", "net/ipv4/conf/eth0/route_localnet"
+
+func newBurglar(t *testing.T, variant Variant) *burglar {
+	t.Helper()
+	b := &burglar{world: &world{t, netnstest.New(t), variant, proxier.DefaultNames()}}
+	neighbour := netnstest.New(t)
+	netnstest.Connect(t, neighbour, []string{"192.0.2.2/24"}, b.ns, []string{"192.0.2.1/24"})
+	at, err := b.ns.ListenPacket(t.Context(), "udp", "127.0.0.1:7777")
+	netnstest.Check(t, err)
+	netnstest.Check(t, neighbour.SetSysctl(settingAll, "1")) // for the way out
+	b.ns, neighbour = neighbour, b.ns                        // run acts in ns
+	b.run("ip", "addr", "del", "127.0.0.1/8", "dev", "lo")
+	b.run("ip", "route", "add", "127.0.0.1/32", "via", "192.0.2.1", "src", "192.0.2.2")
+	b.ns, neighbour = neighbour, b.ns
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{}, 2)
+	go func() {
+		defer func() { done <- struct{}{} }()
+		buffer := make([]byte, 64)
+		for {
+			if _, from, err := at.ReadFrom(buffer); err != nil {
+				return
+			} else if strings.HasPrefix(from.String(), "192.0.2.2:") {
+				b.inside.Add(1)
+			}
+		}
+	}()
+	go func() {
+		defer func() { done <- struct{}{} }()
+		for i := 0; ctx.Err() == nil; i++ {
+			conn, err := neighbour.DialFrom(ctx, "udp", netip.MustParseAddr("192.0.2.2"), "127.0.0.1:7777") // a flow of its own
+			if err == nil {
+				_, err = conn.Write(binary.BigEndian.AppendUint32(nil, uint32(i)))
+				_ = conn.Close()
+			}
+			if err == nil {
+				b.sent.Add(1)
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		_ = at.Close()
+		<-done
+		<-done
+	})
+	return b
+}
+
+// mustStayOut waits until more packets were sent, and says that none got in.
+func (b *burglar) mustStayOut(after string) {
+	b.t.Helper()
+	b.await(func(more int32) bool { return more > 20 })
+	if n := b.inside.Load(); n != 0 {
+		b.t.Fatalf("%s: %d packets for 127.0.0.1 got in, want 0", after, n)
+	}
+}
+
+func (b *burglar) await(is func(more int32) bool) {
+	b.t.Helper()
+	began, sent := time.Now(), b.sent.Load()
+	for !is(b.sent.Load() - sent) {
+		if time.Since(began) > 20*time.Second {
+			b.t.Fatalf("waited in vain; %d packets were sent", b.sent.Load()-sent)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (b *burglar) setting(want string) {
+	b.t.Helper()
+	got, err := b.ns.Sysctl(settingAll)
+	netnstest.Check(b.t, err)
+	if got != want {
+		b.t.Errorf("route_localnet = %s, want %s", got, want)
+	}
+}
+
+// TestNobodyGetsToLoopbackAddresses at any moment: while node ports are accepted there,
+// when that ends in whatever way, and afterwards.
+func TestNobodyGetsToLoopbackAddresses(t *testing.T) {
+	away := func(c *Config) { c.LocalhostNodePorts = false }
+	cleanup := func(b *burglar, p *proxier.Proxier) {
+		b.t.Helper()
+		if err := p.Cleanup(b.t.Context()); err != nil {
+			b.t.Errorf("Cleanup = %v, want nil", err)
+		}
+	}
+	ends := map[string]func(b *burglar, p *proxier.Proxier, stop func()){
+		"clean-up by the same process": func(b *burglar, p *proxier.Proxier, stop func()) { stop(); cleanup(b, p) },
+		"clean-up by another process": func(b *burglar, _ *proxier.Proxier, stop func()) {
+			stop()
+			other, _ := b.start()
+			cleanup(b, other)
+		},
+		"clean-up that looks for both variants": func(b *burglar, _ *proxier.Proxier, stop func()) {
+			stop()
+			other, _ := b.start(func(c *Config) { c.Variant = VariantDetect })
+			cleanup(b, other)
+		},
+		"a start without these node ports": func(b *burglar, _ *proxier.Proxier, stop func()) {
+			stop()
+			b.startWith(some(3), away)
+		},
+		"a start without these node ports, and clean-up": func(b *burglar, _ *proxier.Proxier, stop func()) {
+			stop()
+			p, stop := b.startWith(some(3), away)
+			stop()
+			cleanup(b, p)
+		},
+		"a restart, and clean-up by a third process": func(b *burglar, _ *proxier.Proxier, stop func()) {
+			stop()
+			_, stop = b.startWith(some(2))
+			stop()
+			other, _ := b.start()
+			cleanup(b, other)
+		},
+	}
+	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+		for name, end := range ends {
+			for administrator, setting := range map[string]string{"": "", ", where an administrator has set it": settingAll, ", for one interface": settingLink} {
+				t.Run(string(variant)+"/"+name+administrator, func(t *testing.T) {
+					t.Parallel()
+					b := newBurglar(t, variant)
+					if setting == "" {
+						b.mustStayOut("before all")
+					}
+					p, stop := b.startOpen(setting)
+					b.setting("1")
+					b.mustStayOut("while it runs")
+					end(b, p, stop)
+					want := "0"
+					if setting == settingAll {
+						want = "1"
+					}
+					b.setting(want)
+					b.mustStayOut("after " + name)
+					if leftover := strings.Contains(b.save(), "-LOCALNET"); leftover != (setting != "") {
+						t.Errorf("the rule is there: %v, want it only while somebody else's setting stands", leftover)
+					}
+				})
+			}
+		}
+	}
+}
+
+// startOpen starts a Provider, where an administrator has a setting. What got in before
+// the rule was there is his to answer for.
+func (b *burglar) startOpen(setting string) (p *proxier.Proxier, stop func()) {
+	if setting != "" {
+		netnstest.Check(b.t, b.ns.SetSysctl(setting, "1"))
+		b.await(func(int32) bool { return b.inside.Load() > 0 }) // so the test is able to see them
+	}
+	p, stop = b.startWith(some(3))
+	b.inside.Store(0)
+	return p, stop
+}
