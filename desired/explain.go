@@ -60,7 +60,7 @@ type Explainer struct {
 type Traits struct {
 	// ServiceIPsPass leaves packets alone that are sent to a ClusterIP with a port
 	// that the Service has not, or to an address of the Service ranges that nobody
-	// has.
+	// has. Without it, only those are left alone that are for an address of the node.
 	ServiceIPsPass bool
 	// LocalPolicyBindsAll confines pods and the node itself to local endpoints under
 	// externalTrafficPolicy Local, as long as there are any.
@@ -186,13 +186,22 @@ func (e *explaining) unserved() {
 			e.because("%d is a node port of %v, but %v", port, name, e.acceptsNodePorts())
 		}
 	}
-	if contains(e.Globals.ServiceCIDRs, addr) && !e.Traits.ServiceIPsPass {
+	if contains(e.Globals.ServiceCIDRs, addr) && !e.Traits.ServiceIPsPass && !e.isToNode() {
 		e.Verdict = VerdictDrop
 		e.because("%v is in a range of cluster IPs, and no Service has it", addr)
 		return
 	}
 	e.Verdict = VerdictPass
-	e.because("no Service has %v/%v: the packet goes where routes lead", e.Packet.Destination, e.Packet.Protocol)
+	where := "the packet goes where routes lead"
+	if e.isToNode() {
+		where = "the packet is for the node itself, which has the address"
+	}
+	e.because("no Service has %v/%v: %s", e.Packet.Destination, e.Packet.Protocol, where)
+}
+
+// isToNode says that the packet's destination is an address of the node.
+func (e *explaining) isToNode() bool {
+	return slices.Contains(e.NodeAddresses, e.Packet.Destination.Addr())
 }
 
 // vipOf says what the packet's destination is of a service port where other ports of
@@ -200,9 +209,11 @@ func (e *explaining) unserved() {
 func (e *explaining) vipOf(p *changetracker.ServicePort) string {
 	addr := e.Packet.Destination.Addr()
 	switch {
+	case e.isToNode():
+		return ""
 	case p.ClusterIP == addr && !e.Traits.ServiceIPsPass:
 		return "the cluster IP"
-	case !e.Traits.VIPsAreLocal || slices.Contains(e.NodeAddresses, addr):
+	case !e.Traits.VIPsAreLocal:
 		return ""
 	case slices.Contains(p.ExternalIPs, addr) || slices.Contains(p.LoadBalancerVIPs, addr):
 		return "a VIP"

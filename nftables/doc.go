@@ -13,8 +13,8 @@
 //	  └ services
 //	      services     VIP . protocol . port      → class ┐
 //	      nodeports    protocol . port (fib local) → class ┴→ classes → chain
-//	      cluster-ips  another port of a ClusterIP → reject
-//	      service-cidrs an address without Service → drop
+//	      cluster-ips  another port of a ClusterIP → reject, unless it is the node's
+//	      service-cidrs an address without Service → drop, unless it is the node's
 //
 //	firewall            source-ranges, else drop; firewalled → class
 //	local               pods, node → short-circuit; others: locals → class

@@ -100,11 +100,19 @@ func (r *rules) dispatch(classes setID) ruleSpec {
 	}
 }
 
-func (r *rules) matchAddr(in setID, text string, verdict expr.Any) ruleSpec {
-	return ruleSpec{
-		text:  fmt.Sprintf("%s daddr @%s %s", r.ip(), setName(in), text),
-		exprs: []expr.Any{r.daddr(0), lookupSet(in, reg(0)), verdict},
+// refuse goes to a chain for what no Service wants, unless, on request, the address is
+// the node's own: then it is for the node (PKT-14).
+func (r *rules) refuse(in setID, chain string, elsewhere bool) ruleSpec {
+	spec := ruleSpec{
+		text:  fmt.Sprintf("%s daddr @%s", r.ip(), setName(in)),
+		exprs: []expr.Any{r.daddr(0), lookupSet(in, reg(0))},
 	}
+	if elsewhere {
+		spec = spec.then("fib daddr type != local",
+			&expr.Fib{Register: reg(0), ResultADDRTYPE: true, FlagDADDR: true},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: nativeUint32(rtnLocal)})
+	}
+	return spec.then("goto "+chain, gotoChain(chain))
 }
 
 // dnat translates the destination to what the map holds for the key, and resets

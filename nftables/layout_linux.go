@@ -141,8 +141,9 @@ func (r *rules) services() []ruleSpec {
 		specs = append(specs, r.healthChecks())
 	}
 	return append(specs,
-		r.matchAddr(setClusterIPs, "goto "+chainReject, gotoChain(chainReject)),
-		r.matchAddr(setServiceCIDRs, "goto "+chainDrop, gotoChain(chainDrop)),
+		// Behind verdicts, the ClusterIPs are on the node because we have put them there.
+		r.refuse(setClusterIPs, chainReject, !r.verdicts),
+		r.refuse(setServiceCIDRs, chainDrop, true),
 	)
 }
 

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
@@ -198,7 +197,7 @@ func (x *explanations) shot(s *stage) *shot {
 	at := places[x.dice.IntN(len(places))]
 	family := families()[x.dice.IntN(2)]
 	targets := []target{
-		clusterIP, clusterIP, undefinedPort, unallocatedIP, externalIP, externalIP, loadBalancer, loadBalancer,
+		clusterIP, clusterIP, undefinedPort, unallocatedIP, nodesServiceIP, externalIP, externalIP, loadBalancer, loadBalancer,
 		nodePort, nodePort, nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP, cloudLoadBalancer,
 		healthOfNode, healthOfVIP, healthOfClusterIP,
 	}
@@ -294,7 +293,11 @@ func (s *shot) judge(answer Answer, e *desired.Explanation) string {
 
 // nodeAddrs are all addresses of the node.
 func (t *Topology) nodeAddrs() []netip.Addr {
-	return append(slices.Clone(t.Node.Addrs), localVIP(v1.IPv4Protocol), localVIP(v1.IPv6Protocol))
+	addrs := slices.Clone(t.Node.Addrs)
+	for _, family := range families() {
+		addrs = append(addrs, localVIP(family), localServiceIP(family))
+	}
+	return addrs
 }
 
 var _ Explainer = (*proxier.Proxier)(nil)

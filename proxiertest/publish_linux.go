@@ -29,6 +29,7 @@ type published struct {
 	number   int
 	nodePort int32
 	vip      func(v1.IPFamily) netip.Addr
+	ownIP    func(v1.IPFamily) netip.Addr
 	object   *v1.Service
 	slices   []*discovery.EndpointSlice
 }
@@ -101,8 +102,8 @@ func (p *published) render(spec service) {
 	spec.name = cmp.Or(spec.name, fmt.Sprintf("web-%d", p.number))
 	spec.tcpPort, spec.udpPort = cmp.Or(spec.tcpPort, "tcp"), cmp.Or(spec.udpPort, "udp")
 	p.nodePort = cmp.Or(spec.nodePort, firstNodePort+int32(p.number))
-	p.vip = spec.vip
-	opts := []ServiceOption{ClusterIPs(p.serviceAddr("10.96", "96", v1.IPv4Protocol).String(), p.serviceAddr("10.96", "96", v1.IPv6Protocol).String())}
+	p.vip, p.ownIP = spec.vip, spec.clusterIP
+	opts := []ServiceOption{ClusterIPs(p.clusterIP(v1.IPv4Protocol).String(), p.clusterIP(v1.IPv6Protocol).String())}
 	if spec.external {
 		opts = append(opts,
 			NodePort(spec.tcpPort, v1.ProtocolTCP, servicePort, p.nodePort),
@@ -173,6 +174,13 @@ func (p *published) serviceAddr(prefix4, subnet6 string, family v1.IPFamily) net
 	return netip.MustParseAddr(fmt.Sprintf("fd00:10:%s::%x", subnet6, p.number))
 }
 
+func (p *published) clusterIP(family v1.IPFamily) netip.Addr {
+	if p.ownIP != nil {
+		return p.ownIP(family)
+	}
+	return p.serviceAddr("10.96", "96", family)
+}
+
 func (p *published) external(family v1.IPFamily) netip.Addr {
 	return p.serviceAddr("198.18", "18", family)
 }
@@ -194,7 +202,7 @@ func (p *published) loadBalancer(family v1.IPFamily) netip.Addr {
 
 // targets resolves everything that can be dialled.
 func (p *published) targets(world *Topology, family v1.IPFamily) map[target]netip.AddrPort {
-	own := p.serviceAddr("10.96", "96", family)
+	own := p.clusterIP(family)
 	// The node's addresses come in pairs, in the order of NewTopology.
 	second := 0
 	loopback := netip.MustParseAddr("127.0.0.1")
@@ -205,6 +213,7 @@ func (p *published) targets(world *Topology, family v1.IPFamily) map[target]neti
 	return map[target]netip.AddrPort{
 		clusterIP:          netip.AddrPortFrom(own, servicePort),
 		undefinedPort:      netip.AddrPortFrom(own, servicePort+1),
+		nodesServiceIP:     netip.AddrPortFrom(localServiceIP(family), hostPort),
 		unallocatedIP:      netip.AddrPortFrom(p.serviceAddr("10.96", "96", family).Prev(), servicePort),
 		externalIP:         netip.AddrPortFrom(p.external(family), servicePort),
 		sharedExternalIP:   netip.AddrPortFrom(sharedAddr(family), servicePort),

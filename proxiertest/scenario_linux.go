@@ -45,6 +45,8 @@ type service struct {
 	vip func(family v1.IPFamily) netip.Addr
 	// podPort is where the endpoints serve; 0 means podPort.
 	podPort int32
+	// clusterIP is a fixed ClusterIP; nil means its own.
+	clusterIP func(family v1.IPFamily) netip.Addr
 	// options are applied last.
 	options   []ServiceOption
 	endpoints []endpoint
@@ -84,11 +86,13 @@ type target string
 
 // The targets. The node ports differ in the address: the node's main one, its
 // second one, those of its links to the client and to the first pod, and an
-// address that is also some load balancer's.
+// address that is also some load balancer's. At the service IP of the node, a process of
+// the node answers.
 const (
 	clusterIP          target = "clusterIP"
 	undefinedPort      target = "clusterIP_undefined_port"
 	unallocatedIP      target = "unallocated_service_IP"
+	nodesServiceIP     target = "service_IP_of_the_node"
 	externalIP         target = "externalIP"
 	sharedExternalIP   target = "externalIP_of_several"
 	loadBalancer       target = "loadBalancer"

@@ -130,6 +130,25 @@ func serviceAddressScenarios(f Features) []scenario {
 			networks: []string{"icmp"},
 			probes:   every(everybody, []target{clusterIP}, refusal),
 		},
+		{
+			name: "PKT-14", rule: "An address that the node itself has is left alone, although it is in the ranges of Services.",
+			services:     []service{{endpoints: ready(pod1)}},
+			serviceCIDRs: serviceCIDRs(),
+			probes: slices.Concat(
+				every([]place{pod0, remote0, node, client}, []target{nodesServiceIP}, keptBy(node)),
+				every([]place{pod0}, []target{clusterIP}, keptBy(pod1)),
+			),
+		},
+		{
+			name: "PKT-14/cluster_IP", rule: "A Service wins over an address of the node, but not at ports that it does not have.",
+			services:     []service{{endpoints: ready(pod1), clusterIP: localServiceIP}},
+			serviceCIDRs: serviceCIDRs(),
+			probes: slices.Concat(
+				every([]place{pod0, remote0, node, client}, []target{nodesServiceIP}, keptBy(node)),
+				every([]place{pod0, remote0}, []target{clusterIP}, keptBy(pod1)),
+				every([]place{node, client}, []target{clusterIP}, masqueradedTo(pod1)),
+			),
+		},
 	}
 }
 

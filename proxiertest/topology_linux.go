@@ -171,7 +171,9 @@ func (t *Topology) joinHosts(tb testing.TB) {
 		netns.Plug{NS: t.Router.ns, Link: "uplink", Addrs: prefixes(t.Router.Addrs, 24, 64)}))
 	// On lo these two are never what masquerading on a link picks.
 	netnstest.Check(tb, t.Node.ns.AddAddrs("lo", prefixes(t.Node.Addrs[2:4], 32, 128)...))
-	netnstest.Check(tb, t.Node.ns.AddAddrs("lo", prefixes([]netip.Addr{localVIP(v1.IPv4Protocol), localVIP(v1.IPv6Protocol)}, 32, 128)...))
+	for _, family := range families() {
+		netnstest.Check(tb, t.Node.ns.AddAddrs("lo", prefixes([]netip.Addr{localVIP(family), localServiceIP(family)}, 32, 128)...))
+	}
 	netnstest.Check(tb, t.Router.ns.AddAddrs("lo", prefixes([]netip.Addr{cloudVIP(v1.IPv4Protocol), cloudVIP(v1.IPv6Protocol)}, 32, 128)...))
 	netnstest.Check(tb, t.Node.ns.Forward())
 	netnstest.Check(tb, t.Router.ns.Forward())
@@ -226,6 +228,15 @@ func localVIP(family v1.IPFamily) netip.Addr {
 		return netip.MustParseAddr("198.19.255.1")
 	}
 	return netip.MustParseAddr("2001:db8:19:ffff::1")
+}
+
+// localServiceIP is an address of the node in the ranges of ClusterIPs, as a DNS cache on
+// the node may have it.
+func localServiceIP(family v1.IPFamily) netip.Addr {
+	if family == v1.IPv4Protocol {
+		return netip.MustParseAddr("10.96.255.1")
+	}
+	return netip.MustParseAddr("fd00:10:96::ff01")
 }
 
 // cloudVIP is the address of a load balancer that is a host by itself: the router.
