@@ -3,6 +3,7 @@ package desired
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -41,7 +42,7 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 		Affinity: port.SessionAffinity,
 		Cluster:  addresses(selection.Cluster),
 		Local:    addresses(selection.Local),
-		Hairpin:  hairpin(selection.All),
+		Hairpin:  r.hairpin(selection.All),
 		Port:     port,
 	}
 	s.Servers = s.Cluster // which is almost always so
@@ -170,17 +171,31 @@ func addresses(endpoints []changetracker.Endpoint) []netip.AddrPort {
 	return list
 }
 
-// hairpin returns the distinct addresses of local endpoints; the input is sorted
-// by address.
-func hairpin(endpoints []changetracker.Endpoint) []netip.Addr {
+// hairpin returns the distinct addresses of the endpoints that may be on this node; the
+// input is sorted by address.
+func (r *Resolver) hairpin(endpoints []changetracker.Endpoint) []netip.Addr {
 	var list []netip.Addr
 	for i := range endpoints {
 		a := endpoints[i].Addr.Addr()
-		if endpoints[i].Local && (len(list) == 0 || list[len(list)-1] != a) {
+		if (len(list) == 0 || list[len(list)-1] != a) && r.mayBeHere(&endpoints[i]) {
 			list = append(list, a)
 		}
 	}
 	return list
+}
+
+// mayBeHere says whether an endpoint is not known to run on another node. Only those
+// who write slices by hand spell a node otherwise, or name the wrong one.
+func (r *Resolver) mayBeHere(e *changetracker.Endpoint) bool {
+	return e.Local || e.Node == "" || r.Node.Name == "" || sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())
+}
+
+// sameHost compares names of hosts as DNS does (RFC 4343), and a name without domain
+// with all that begin with it.
+func sameHost(a, b string) bool {
+	a, aDomain, aHas := strings.Cut(strings.TrimSuffix(a, "."), ".")
+	b, bDomain, bHas := strings.Cut(strings.TrimSuffix(b, "."), ".")
+	return strings.EqualFold(a, b) && (!aHas || !bHas || strings.EqualFold(aDomain, bDomain))
 }
 
 func comparePrefixes(a, b netip.Prefix) int {

@@ -279,7 +279,7 @@ func TestSourceRanges(t *testing.T) {
 	}
 }
 
-// PKT-02: only endpoints of this node need it.
+// PKT-02: only endpoints that may be on this node need it.
 func TestHairpinHoldsEachLocalAddressOnce(t *testing.T) {
 	second := local(2)
 	second.Addr = netip.AddrPortFrom(second.Addr.Addr(), 9090)
@@ -287,6 +287,37 @@ func TestHairpinHoldsEachLocalAddressOnce(t *testing.T) {
 	want := []netip.Addr{local(2).Addr.Addr(), local(3).Addr.Addr()}
 	if !slices.Equal(s.Hairpin, want) {
 		t.Errorf("hairpin = %v, want %v", s.Hairpin, want)
+	}
+}
+
+// PKT-02, where the slice does not say, or not rightly, which node an endpoint is on.
+func TestHairpinLeavesOutOnlyWhatIsElsewhere(t *testing.T) {
+	for _, c := range []struct {
+		node, endpoint, podCIDR string
+		want                    bool
+	}{
+		{"node-1", "node-1", "", true},
+		{"node-1", "", "", true},
+		{"node-1", "NODE-1", "", true},
+		{"node-1", "node-1.example.com", "", true},
+		{"node-1.example.com", "Node-1", "", true},
+		{"node-1.example.com", "node-1.EXAMPLE.com.", "", true},
+		{"node-1.example.com", "node-1.example.org", "", false},
+		{"node-1", "node-10", "", false},
+		{"node-1", "node-2", "", false},
+		{"node-1", "node-2", "10.99.0.0/16", false},
+		{"node-1", "node-2", "10.0.0.0/8", true},
+		{"", "node-2", "", true},
+	} {
+		r := Resolver{Node: changetracker.Node{Name: c.node}}
+		if c.podCIDR != "" {
+			r.Node.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(c.podCIDR)}
+		}
+		e := remote(1)
+		e.Node, e.Local = c.endpoint, c.node == c.endpoint
+		if got := len(r.hairpin([]changetracker.Endpoint{e})) == 1; got != c.want {
+			t.Errorf("node %q, endpoint %v on %q, pods %q: in hairpin %v, want %v", c.node, e.Addr, c.endpoint, c.podCIDR, got, c.want)
+		}
 	}
 }
 

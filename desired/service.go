@@ -28,9 +28,10 @@ type Service struct {
 	// whatever policy or topology chooses for new connections. Those that exist may go
 	// on with them.
 	Servers []netip.AddrPort
-	// Hairpin are the addresses of the endpoints that run on this node, sorted,
-	// without duplicates: when such an endpoint is chosen for its own connection
-	// its source must be masqueraded, or it would drop its own packet.
+	// Hairpin are the addresses of the endpoints that may run on this node, sorted,
+	// without duplicates: all but those that a slice says are on another node, unless
+	// their address is in the node's PodCIDRs. When such an endpoint is chosen for its
+	// own connection its source must be masqueraded, or it would drop its own packet.
 	Hairpin []netip.Addr
 	// Port is the service port that this was resolved from.
 	Port *changetracker.ServicePort

@@ -49,7 +49,7 @@
 // # Costs
 //
 // A changed endpoint is one element deleted and one added per frontend, whatever
-// the number of Services. The maps endpoints and nodeport-endpoints are each
+// the number of Services; one that may be on this node is in the set hairpin too. The maps endpoints and nodeport-endpoints are each
 // bound to a single rule, since the kernel does work for each binding when an
 // element is added. The first load goes in steps of about 500 elements, so that
 // other users of netlink in the same network namespace wait a few milliseconds

@@ -119,7 +119,7 @@ func setSpecs() []setSpec {
 		{id: setShortCircuitClasses, name: "short-circuit-classes", key: mark, data: verdict, note: "class to chain, for pods and the node"},
 		{id: setEndpoints, name: "endpoints", key: tupleAnd(fieldMark), data: endpoint, note: "VIP and index to endpoint"},
 		{id: setNodePortEndpoints, name: "nodeport-endpoints", key: nodePortAnd(fieldMark), data: endpoint, note: "node port and index to endpoint"},
-		{id: setHairpin, name: "hairpin", key: []field{fieldAddr, fieldAddr}, note: "endpoints of this node, as source and destination"},
+		{id: setHairpin, name: "hairpin", key: []field{fieldAddr, fieldAddr}, note: "endpoints that may be on this node, as source and destination"},
 		{id: setHealthPorts, name: "health-ports", key: nodePort, note: "where the node answers at VIPs that it has: only for an engine behind this one"},
 		{id: setAffinityKeys, name: "affinity-keys", key: tuple, data: mark, note: "VIP to the affinity id of its service port, and its timeout"},
 		{id: setNodePortAffinityKeys, name: "nodeport-affinity-keys", key: nodePort, data: mark, note: "the same for node ports"},

@@ -63,6 +63,7 @@ const (
 	setupInterface     setup = "interface"
 	setupAddresses     setup = "node port addresses"
 	setupPrimary       setup = "primary node port address"
+	setupNoPodCIDRs    setup = "unknown pod CIDRs of the node"
 )
 
 func (s setup) config(world *Topology) proxier.Config {
@@ -84,6 +85,8 @@ func (s setup) config(world *Topology) proxier.Config {
 		config.NodePorts.Addresses = prefixes(config.Node.Addresses, 32, 128)
 	case setupPrimary:
 		config.NodePorts.Primary = true
+	case setupNoPodCIDRs:
+		config.Node.PodCIDRs = nil
 	}
 	return config
 }
@@ -92,7 +95,7 @@ func (s setup) config(world *Topology) proxier.Config {
 func setups() []setup {
 	return []setup{
 		setupDefault, setupMasqueradeAll, setupNoDetector, setupNodePodCIDRs, setupInterfaces, setupInterface,
-		setupAddresses, setupPrimary,
+		setupAddresses, setupPrimary, setupNoPodCIDRs,
 	}
 }
 

@@ -141,7 +141,10 @@ func (e endpoint) render(family v1.IPFamily) SliceOption {
 	if slices.Contains([]place{pod0, pod1, pod2}, e.at) {
 		host = nodeName
 	}
-	opts := []EndpointOption{OnNode(host)}
+	var opts []EndpointOption
+	if host = cmp.Or(e.node, host); host != nameless {
+		opts = append(opts, OnNode(host))
+	}
 	if e.condition != nil {
 		opts = append(opts, e.condition)
 	}

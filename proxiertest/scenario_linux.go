@@ -56,9 +56,14 @@ type service struct {
 type endpoint struct {
 	at        place
 	condition EndpointOption
+	// node is what the slice says of where it runs; "" is the truth.
+	node string
 	// crowd, if not 0, is an address of the crowded pod instead.
 	crowd int
 }
+
+// nameless is the node of an endpoint whose slice names none.
+const nameless = "-"
 
 // place is somewhere in the Topology to dial from, or to answer at.
 type place string

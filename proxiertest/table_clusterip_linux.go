@@ -15,6 +15,12 @@ func clusterIPScenarios() []scenario {
 		return scenario{name: name, rule: rule, setup: setup, services: services, probes: slices.Concat(probes...)}
 	}
 	toVIP := []target{clusterIP}
+	// Under policy Local, pods keep their source on their way to all addresses.
+	named := func(node string) []service {
+		endpoints := append(ready(remote0), endpoint{at: pod0, node: node})
+		return []service{{external: true, options: []ServiceOption{ExternalPolicyLocal()}, endpoints: endpoints}}
+	}
+	toItself := every([]place{pod0}, append(external(), clusterIP), keptBy(pod0, remote0))
 	return []scenario{
 		table("PKT-01", "A pod reaches every endpoint of a ClusterIP and keeps its source.", setupDefault, services,
 			every([]place{pod0}, toVIP, keptBy(pod1, remote0))),
@@ -32,6 +38,10 @@ func clusterIPScenarios() []scenario {
 		table("PKT-02/no_detector", "A hairpin connection is masqueraded also without a way to tell pods.", setupNoDetector,
 			[]service{{endpoints: ready(pod0, remote0)}},
 			every([]place{pod0}, toVIP, keptBy(pod0, remote0))),
+		table("PKT-02/no_node_name", "An endpoint whose slice names no node can reach itself.", setupNoPodCIDRs, named(nameless), toItself),
+		table("PKT-02/upper_case", "An endpoint whose node is spelled in upper case can reach itself.", setupNoPodCIDRs, named("NODE"), toItself),
+		table("PKT-02/domain_name", "An endpoint whose node has a domain in its slice can reach itself.", setupNoPodCIDRs, named("node.example.com"), toItself),
+		table("PKT-02/wrong_node", "An endpoint in the node's own range can reach itself, whatever node its slice names.", setupDefault, named("elsewhere"), toItself),
 		table("PKT-03", "The node's own connections to a ClusterIP are masqueraded.", setupDefault, services,
 			every([]place{node}, toVIP, masqueradedTo(pod1, remote0))),
 		table("PKT-04", "Without a way to tell pods, the node's own connections keep their source.", setupNoDetector, services,

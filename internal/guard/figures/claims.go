@@ -26,7 +26,7 @@ type claim struct {
 func claims() []claim {
 	return []claim{
 		{
-			file: "README.md", text: "One endpoint replaced among 30,000 Services is two element writes in one netlink transaction.",
+			file: "README.md", text: "One remote endpoint replaced among 30,000 Services is two element writes in one netlink transaction.",
 			benchmark: onNFTables + "/N=30000/E=10/replaced=1", metrics: map[string]float64{"writes": 2, "transactions": 1},
 		},
 		{

@@ -141,7 +141,7 @@ func TestEveryFigureOfTheDocumentsHasAProof(t *testing.T) {
 }
 
 func TestCheckFindsWhatIsWrong(t *testing.T) {
-	const inReadme = "One endpoint replaced among 30,000 Services"
+	const inReadme = "One remote endpoint replaced among 30,000 Services"
 	for name, test := range map[string]struct {
 		file  string // is edited
 		edits []string
