@@ -47,7 +47,7 @@ func BenchmarkServices(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				w := httptest.NewRecorder()
-				h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/services?q="+query, nil))
+				h.ServeHTTP(w, request(http.MethodGet, "/services?q="+query))
 				if w.Code != http.StatusOK {
 					b.Fatalf("status %d, want 200", w.Code)
 				}

@@ -34,7 +34,8 @@ type Option func(*handler)
 func Title(text string) Option { return func(h *handler) { h.title = text } }
 
 // Handler shows the source, to everybody who asks: see "Keep it inside". It may be
-// mounted anywhere, with [http.StripPrefix]. It answers GET and HEAD only.
+// mounted anywhere, with [http.StripPrefix]. It answers GET and HEAD only, and only
+// who asks by an address, localhost or one of Hosts.
 func Handler(source Source, options ...Option) http.Handler {
 	h := &handler{source: source, title: "serviceplane", pages: pages()}
 	for _, option := range options {
@@ -47,10 +48,12 @@ func Handler(source Source, options ...Option) http.Handler {
 		"syncs":    h.syncs,
 		"explain":  h.explain,
 	}
+	h.hosts = known(h.hosts)
 	return h
 }
 
 type handler struct {
+	hosts   []string
 	source  Source
 	title   string
 	pages   map[string]page
@@ -70,6 +73,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header.Set("Content-Security-Policy", securityPolicy)
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")
 	header.Set("Referrer-Policy", "no-referrer")
+	if !isKnown(r.Host, h.hosts) {
+		refuseHost(w, r)
+		return
+	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
 		writeError(w, http.StatusMethodNotAllowed, "want GET")

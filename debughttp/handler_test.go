@@ -385,7 +385,7 @@ func TestOnlyReadingIsAnswered(t *testing.T) {
 	for _, target := range []string{"/", "/status", "/services", "/service", "/syncs", "/explain", "/page.css"} {
 		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions, http.MethodPatch} {
 			w := httptest.NewRecorder()
-			h.ServeHTTP(w, httptest.NewRequest(method, target, nil))
+			h.ServeHTTP(w, request(method, target))
 			if w.Code != http.StatusMethodNotAllowed || w.Header().Get("Allow") != "GET, HEAD" {
 				t.Errorf("%s %s = %d, Allow %q, want 405", method, target, w.Code, w.Header().Get("Allow"))
 			}
@@ -434,7 +434,7 @@ func TestPageIsWholeWhereverItIsMounted(t *testing.T) {
 // the policy would have to allow.
 func TestPageAllowsNothingFromElsewhere(t *testing.T) {
 	w := httptest.NewRecorder()
-	debughttp.Handler(&fakeSource{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	debughttp.Handler(&fakeSource{}).ServeHTTP(w, request(http.MethodGet, "/"))
 	policy := w.Header().Get("Content-Security-Policy")
 	for _, want := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'"} {
 		if !slices.Contains(strings.Split(policy, "; "), want) {

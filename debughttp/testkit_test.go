@@ -106,11 +106,20 @@ func webSlice6() *discovery.EndpointSlice {
 		proxiertest.Endpoint("fd00:244:1::5", proxiertest.OnNode("node-1")))
 }
 
+// request asks for a path at localhost, or for a URL.
+func request(method, target string) *http.Request {
+	r := httptest.NewRequest(method, target, http.NoBody)
+	if strings.HasPrefix(target, "/") {
+		r.Host = "localhost"
+	}
+	return r
+}
+
 // get asks a Handler, checks what all answers have in common, and returns the answer.
 func get(tb testing.TB, h http.Handler, target string, wantStatus int) (answer map[string]any) {
 	tb.Helper()
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+	h.ServeHTTP(w, request(http.MethodGet, target))
 	if w.Code != wantStatus {
 		tb.Fatalf("GET %s = %d %s, want %d", target, w.Code, w.Body, wantStatus)
 	}

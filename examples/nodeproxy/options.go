@@ -15,7 +15,7 @@ import (
 )
 
 // options are what the flags say. The names and defaults are kube-proxy's, but for
-// the last six.
+// the last ones.
 type options struct {
 	configFile                              string
 	ignored                                 []string // fields of the file
@@ -32,6 +32,7 @@ type options struct {
 	configSyncPeriod               time.Duration
 	healthzAddress, metricsAddress string
 	debugAddress, traceEndpoint    string
+	allowedHosts                   []string
 	profiling                      bool
 	conntrack                      conntrack.SysctlOptions
 	verbosity                      int
@@ -68,6 +69,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.instance, "instance", "", "name of this proxy among several on a node; give each its own masquerade bit; default is kube-proxy's place")
 	f.StringVar(&o.traceEndpoint, "trace-otlp-endpoint", "", "URL of a collector to send traces to, by OTLP over HTTP, such as http://127.0.0.1:4318; empty for none")
 	f.StringVar(&o.debugAddress, "debug-bind-address", "", "address and port of a page that shows Services and explains packets; best one of loopback, as it tells everything to everybody; empty for none")
+	f.StringSliceVar(&o.allowedHosts, "allowed-hosts", nil, "names that clients may ask the metrics and debug servers by, beside IP addresses and localhost; \"*\" for any name")
 	f.StringVar(&o.stateDir, "state-dir", "/run/serviceplane", "directory to remember changed kernel settings in")
 }
 

@@ -38,16 +38,18 @@ func (o *options) servers(p *proxier.Proxier, m *metrics.Metrics, registry *prom
 	}
 	serve("health", o.healthzAddress, healthzPort, health)
 	serve("metrics", o.metricsAddress, metricsPort, o.metricsPages(registry))
-	serve("debug", o.debugAddress, 0, debughttp.Handler(p, debughttp.Title("nodeproxy")))
+	serve("debug", o.debugAddress, 0, debughttp.Handler(p, debughttp.Title("nodeproxy"), debughttp.Hosts(o.allowedHosts...)))
 	return tasks
 }
 
-// metricsPages are those of kube-proxy's metrics server (HC-40).
+// metricsPages are those of kube-proxy's metrics server (HC-40). Health is for
+// everybody: a load balancer may ask by any name.
 func (o *options) metricsPages(registry *prometheus.Registry) http.Handler {
-	mux := http.NewServeMux()
+	public, mux := http.NewServeMux(), http.NewServeMux()
+	public.HandleFunc("/healthz", saying("ok"))
+	public.Handle("/", debughttp.KnownHosts(mux, o.allowedHosts...))
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/proxyMode", saying(string(o.mode())))
-	mux.HandleFunc("/healthz", saying("ok"))
 	mux.HandleFunc("/configz", o.configz)
 	if o.profiling {
 		mux.HandleFunc("/debug/pprof/", patient(pprof.Index))
@@ -56,7 +58,7 @@ func (o *options) metricsPages(registry *prometheus.Registry) http.Handler {
 		mux.HandleFunc("/debug/pprof/symbol", patient(pprof.Symbol))
 		mux.HandleFunc("/debug/pprof/trace", patient(pprof.Trace))
 	}
-	return mux
+	return public
 }
 
 // saying answers with a text.

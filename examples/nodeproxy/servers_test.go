@@ -14,7 +14,7 @@ import (
 func TestTheMetricsServersPages(t *testing.T) {
 	ask := func(path string, args ...string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
-		parse(t, args...).metricsPages(prometheus.NewRegistry()).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		parse(t, args...).metricsPages(prometheus.NewRegistry()).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:10249"+path, nil))
 		return w
 	}
 	for path, want := range map[string]string{"/proxyMode": "nftables", "/healthz": "ok"} {
@@ -31,6 +31,30 @@ func TestTheMetricsServersPages(t *testing.T) {
 	for _, path := range []string{"/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap", "/metrics"} {
 		if got := ask(path, "--profiling").Code; got != http.StatusOK {
 			t.Errorf("%s: code %d, want 200", path, got)
+		}
+	}
+}
+
+// TestOtherNamesAreNotAnswered: only health is for everybody, by any name.
+func TestOtherNamesAreNotAnswered(t *testing.T) {
+	for _, c := range []struct {
+		host, path string
+		want       int
+	}{
+		{"evil.example:10249", "/metrics", http.StatusMisdirectedRequest},
+		{"evil.example", "/configz", http.StatusMisdirectedRequest},
+		{"evil.example", "/debug/pprof/heap", http.StatusMisdirectedRequest},
+		{"evil.example", "/proxyMode", http.StatusMisdirectedRequest},
+		{"evil.example", "/healthz", http.StatusOK},
+		{"node-1.example:10249", "/metrics", http.StatusOK},
+		{"localhost:10249", "/configz", http.StatusOK},
+		{"[::1]:10249", "/metrics", http.StatusOK},
+	} {
+		w := httptest.NewRecorder()
+		pages := parse(t, "--profiling", "--allowed-hosts=node-1.example").metricsPages(prometheus.NewRegistry())
+		pages.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+c.host+c.path, nil))
+		if w.Code != c.want {
+			t.Errorf("%s of %s: %d, want %d", c.path, c.host, w.Code, c.want)
 		}
 	}
 }
