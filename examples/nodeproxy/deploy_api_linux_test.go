@@ -20,7 +20,10 @@ import (
 	"testing"
 	"time"
 
+	events "k8s.io/api/events/v1"
 	rbac "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
@@ -43,6 +46,7 @@ type guardedAPI struct {
 	mu      sync.Mutex
 	used    map[string]bool // guarded by mu
 	refused []string        // guarded by mu
+	event   *events.Event   // guarded by mu
 }
 
 // serveGuarded starts the API server of a cluster. Lists are not streamed, so that
@@ -102,7 +106,52 @@ func (a *guardedAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, action, http.StatusForbidden)
 		return
 	}
+	if action == createEvent {
+		a.takeEvent(w, r)
+		return
+	}
 	a.Server.ServeHTTP(w, r)
+}
+
+// createEvent is the only thing that is written.
+const createEvent = "create events.k8s.io/events"
+
+// takeEvent remembers an event, which clients send as protobuf.
+func (a *guardedAPI) takeEvent(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		var object runtime.Object
+		object, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+		a.mu.Lock()
+		a.event, _ = object.(*events.Event)
+		a.mu.Unlock()
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+	w.WriteHeader(http.StatusCreated)
+	_, _ = w.Write(body) // the client may be gone
+}
+
+// expectEvent wants an event Starting on the Node.
+func (a *guardedAPI) expectEvent(t *testing.T, node string) {
+	t.Helper()
+	var got *events.Event
+	if !eventually(func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		got = a.event
+		return got != nil
+	}) {
+		t.Error("no event was written")
+		return
+	}
+	if got.Reason != "Starting" || got.Type != "Normal" || got.Regarding.Kind != "Node" || got.Regarding.Name != node || got.Namespace != "default" ||
+		got.ReportingController == "" || got.ReportingInstance == "" || got.Action == "" || got.EventTime.IsZero() {
+		t.Errorf("event %+v, want Starting on the Node %s, with all that events.k8s.io/v1 requires", got, node)
+	}
 }
 
 // expectLeast wants the ClusterRole to allow what was asked for, and nothing else.
@@ -133,6 +182,9 @@ func actionOf(r *http.Request) string {
 		group, path, _ = strings.Cut(named, "/")
 		_, path, _ = strings.Cut(path, "/") // without the version
 	}
+	if r.Method == http.MethodPost && group+"/"+path == "events.k8s.io/namespaces/default/events" {
+		return createEvent
+	}
 	if r.Method != http.MethodGet || path == "" || strings.Contains(path, "/") {
 		return r.Method + " " + r.URL.Path
 	}
@@ -149,7 +201,7 @@ func grants(t *testing.T, role *rbac.ClusterRole) map[string]bool {
 	actions := map[string]bool{}
 	for _, rule := range role.Rules {
 		if len(rule.NonResourceURLs)+len(rule.ResourceNames) > 0 {
-			t.Errorf("rule %+v, want one about lists of resources", rule)
+			t.Errorf("rule %+v, want one about whole kinds of objects", rule)
 		}
 		for _, group := range rule.APIGroups {
 			for _, resource := range rule.Resources {

@@ -254,6 +254,7 @@ func expectLife(t *testing.T, made *image) {
 	s.expectUDPFollows(func() { s.put(webSlices(2), dnsSlice(2)) })
 	s.expectSoon("pod-2")
 	s.expectHealthy(p)
+	s.api.expectEvent(t, "node-1")
 	s.api.expectLeast(t)
 
 	grace := time.Duration(*s.daemonSet.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second

@@ -143,14 +143,8 @@ func (o *options) cleanUpModes(ctx context.Context, but mode, config proxier.Con
 // programmed in this one. A failure is logged: packets fare well with both.
 func (o *options) succeed(p *proxier.Proxier, config proxier.Config, log *zap.Logger) func(context.Context) error {
 	return func(ctx context.Context) error {
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		for !p.Status().Synced {
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return nil
-			}
+		if !untilSynced(ctx, p) {
+			return nil
 		}
 		if err := o.cleanUpModes(ctx, o.kernelMode(), config, log); err != nil && ctx.Err() == nil {
 			log.Warn("rules of other modes are left", zap.Error(err))

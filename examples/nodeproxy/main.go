@@ -38,6 +38,7 @@ func execute(ctx context.Context, args []string, out io.Writer) error {
 	var o options
 	command := &cobra.Command{
 		Use:           "nodeproxy",
+		Version:       version(), // adds --version
 		Short:         "A node's Service proxy, usable in place of kube-proxy",
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -45,6 +46,7 @@ func execute(ctx context.Context, args []string, out io.Writer) error {
 	}
 	o.register(command.Flags())
 	command.InitDefaultHelpFlag()
+	command.InitDefaultVersionFlag()
 	errs := &flagErrors{}
 	errs.tolerate(command.Flags())
 	command.RunE = func(_ *cobra.Command, rest []string) error {

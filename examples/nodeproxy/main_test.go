@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -111,6 +112,17 @@ func TestHelpListsTheFlagsAndIsNoError(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("help is\n%s\nwant %q in it", &out, want)
 		}
+	}
+}
+
+// TestTheVersionIsPrinted, and what it was built with; nothing else happens.
+func TestTheVersionIsPrinted(t *testing.T) {
+	var out bytes.Buffer
+	if err := execute(t.Context(), []string{"--version"}, &out); err != nil {
+		t.Fatalf("execute: %v", err)
+	}
+	if !strings.HasPrefix(out.String(), "nodeproxy version ") || !strings.Contains(out.String(), runtime.Version()) || strings.Count(out.String(), "\n") != 1 {
+		t.Errorf("--version prints %q, want one line with the versions of nodeproxy and Go", out.String())
 	}
 }
 

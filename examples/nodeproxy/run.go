@@ -56,8 +56,13 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	log.Info("starting", zap.String("node", node), zap.String("instance", config.Names.Instance))
-	tasks := []task{{"proxy", provider.Run}, {"source of Services", source}, {"succession", o.succeed(provider, config, log)}}
+	log.Info("starting", zap.String("version", version()), zap.String("mode", string(o.mode())), zap.String("node", node), zap.String("instance", config.Names.Instance))
+	tasks := []task{
+		{"proxy", provider.Run},
+		{"source of Services", source},
+		{"succession", o.succeed(provider, config, log)},
+		{"announcement", announce(provider, log)},
+	}
 	tasks = append(tasks, o.servers(provider, measured, registry, log)...)
 	err = runAll(ctx, tasks)
 	log.Info("ended; the rules stay")

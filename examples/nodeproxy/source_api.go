@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -32,7 +33,12 @@ func (o *options) apiSource(node string, p proxier.Provider, m *metrics.Metrics,
 	}
 	watch := informer.Options{NodeName: node, Resync: o.configSyncPeriod, Link: link, Logger: log}
 	return func(ctx context.Context) error {
-		return leaveSoon(ctx, func() error { return informer.Run(ctx, client, p, watch) })
+		return leaveSoon(ctx, func() error {
+			var event sync.WaitGroup
+			event.Go(func() { writeEvent(ctx, client, node, log) })
+			defer event.Wait()
+			return informer.Run(ctx, client, p, watch)
+		})
 	}, nil
 }
 

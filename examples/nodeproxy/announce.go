@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	events "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// version is what the program was built from.
+func version() string {
+	built := "(unknown)"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		built = info.Main.Version
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				built += " " + s.Value
+			}
+		}
+	}
+	return built + " " + runtime.Version()
+}
+
+// untilSynced waits until everything is programmed. It returns false if ctx ends
+// before.
+func untilSynced(ctx context.Context, p *proxier.Proxier) bool {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for !p.Status().Synced {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// announce says that the first sync is done.
+func announce(p *proxier.Proxier, log *zap.Logger) func(context.Context) error {
+	began := time.Now()
+	return func(ctx context.Context) error {
+		if !untilSynced(ctx, p) {
+			return nil
+		}
+		fields := []zap.Field{zap.Duration("after", time.Since(began))}
+		for family, f := range p.Status().Families {
+			fields = append(fields, zap.Int("service ports "+string(family), f.ServicePorts))
+		}
+		log.Info("the first sync is done", fields...)
+		return nil
+	}
+}
+
+// eventRetry is how soon the event is tried again while the API server is away.
+const eventRetry = 15 * time.Second
+
+// writeEvent writes the event Starting on the Node, as kube-proxy does. It tries
+// until the API server answers; what that says is logged at most.
+func writeEvent(ctx context.Context, client kubernetes.Interface, node string, log *zap.Logger) {
+	now := time.Now()
+	event := &events.Event{
+		ObjectMeta: metav1.ObjectMeta{Name: node + "." + strconv.FormatInt(now.UnixNano(), 16), Namespace: metav1.NamespaceDefault},
+		EventTime:  metav1.NewMicroTime(now), Type: v1.EventTypeNormal, Reason: "Starting", Action: "StartNodeproxy", Note: "nodeproxy " + version(),
+		ReportingController: "nodeproxy", ReportingInstance: "nodeproxy-" + node,
+		// As kube-proxy has it: kubectl describe node looks for the name as UID.
+		Regarding: v1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)},
+	}
+	for {
+		_, err := client.EventsV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{})
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if errors.As(err, new(apierrors.APIStatus)) {
+			log.Warn("no event Starting on the Node", zap.Error(err))
+			return
+		}
+		select {
+		case <-time.After(eventRetry):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
