@@ -208,32 +208,44 @@ func parseVersion(text string) (version toolVersion, v Variant, err error) {
 	return version, VariantLegacy, nil
 }
 
-// detect chooses a variant: that of the kubelet, which leaves a hint; that which
-// holds more of others' rules and chains; that of the program iptables; nft.
+// detect chooses a variant of those whose programs are there: that of the kubelet, which
+// leaves a hint; that which holds more of others' rules and chains; that of the program
+// iptables; nft.
 func (c toolConfig) detect(ctx context.Context) (Variant, error) {
-	var hints, sizes [2]int
-	both := [2]Variant{VariantNFT, VariantLegacy}
-	for i, v := range both {
+	var there []Variant
+	var missing []error
+	hints, sizes := map[Variant]int{}, map[Variant]int{}
+	for _, v := range []Variant{VariantNFT, VariantLegacy} {
 		found, err := c.find(ctx, v)
 		if errors.Is(err, proxier.ErrNotSupported) {
+			missing = append(missing, err)
 			continue
 		}
 		if err != nil {
 			return "", err
 		}
+		there = append(there, v)
 		for _, table := range []string{"mangle", "nat", "filter"} {
 			text, err := c.save(ctx, found.save, v, table)
 			if err != nil && !errors.Is(err, errIncompatible) {
 				return "", err
 			}
 			hint, size := weigh(text)
-			hints[i] += hint
-			sizes[i] += size
+			hints[v] += hint
+			sizes[v] += size
 		}
 	}
-	for _, weights := range [][2]int{hints, sizes} {
-		if weights[0] != weights[1] {
-			return both[slices.Index(weights[:], slices.Max(weights[:]))], nil
+	switch len(there) {
+	case 0:
+		return "", errors.Join(missing...)
+	case 1:
+		return there[0], nil
+	}
+	for _, weights := range []map[Variant]int{hints, sizes} {
+		if more := weights[VariantNFT] - weights[VariantLegacy]; more > 0 {
+			return VariantNFT, nil
+		} else if more < 0 {
+			return VariantLegacy, nil
 		}
 	}
 	return c.usual(ctx), nil
@@ -254,7 +266,7 @@ func weigh(saved []byte) (hints, size int) {
 	return hints, size
 }
 
-// usual is the variant of the program that people call.
+// usual is the variant of the program that people call, where both are there.
 func (c toolConfig) usual(ctx context.Context) Variant {
 	program, err := c.look("iptables")
 	if err != nil {

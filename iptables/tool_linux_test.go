@@ -328,19 +328,73 @@ func TestDetectionAsksTheProgramLast(t *testing.T) {
 	}
 }
 
+// TestDetectionTakesWhatIsThere: a Provider of both families syncs with the programs of
+// one variant in PATH, with or without the variant in their names, and without any it
+// says what is missing.
+func TestDetectionTakesWhatIsThere(t *testing.T) {
+	for name, c := range map[string]struct {
+		of   Variant // "" for no program at all
+		bare bool
+	}{
+		"legacy only": {of: VariantLegacy}, "nft only": {of: VariantNFT}, "none": {},
+		"legacy as iptables": {VariantLegacy, true}, "nft as iptables": {VariantNFT, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, dir := &world{t, netnstest.New(t), VariantDetect, proxier.DefaultNames()}, t.TempDir()
+			for _, family := range []string{"iptables", "ip6tables"} {
+				switch {
+				case c.bare:
+					for _, kind := range []string{"", "-restore", "-save"} {
+						link(t, family+"-"+string(c.of)+kind, filepath.Join(dir, family+kind))
+					}
+				case c.of != "":
+					linkPrograms(t, dir, family+"-"+string(c.of))
+				}
+			}
+			path := os.Getenv("PATH")
+			t.Setenv("PATH", dir)
+			p, stop := w.start()
+			add(p, 0, 2)
+			p.OnServiceSynced()
+			p.OnEndpointSlicesSynced()
+			err := p.Sync(t.Context())
+			stop()
+			t.Setenv("PATH", path)
+			if c.of == "" {
+				text := fmt.Sprint(err)
+				if !errors.Is(err, proxier.ErrNotSupported) || !strings.Contains(text, "iptables-nft-restore") || !strings.Contains(text, "iptables-legacy-restore") {
+					t.Errorf("sync = %v, want ErrNotSupported with the programs of both variants", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatalf("sync = %v, want nil", err)
+			}
+			if w.variant = c.of; !strings.Contains(w.save(), "test/web-1") {
+				t.Errorf("rules of variant %s are\n%swant the Services in them", c.of, w.save())
+			}
+		})
+	}
+}
+
 // linkPrograms puts the machine's programs into dir.
 func linkPrograms(t *testing.T, dir string, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		for _, program := range []string{name, name + "-restore", name + "-save"} {
-			path, err := exec.LookPath(program)
-			if err != nil {
-				t.Skipf("needs iptables: %v", err)
-			}
-			if err := os.Symlink(path, filepath.Join(dir, program)); err != nil {
-				t.Fatal(err)
-			}
+			link(t, program, filepath.Join(dir, program))
 		}
+	}
+}
+
+func link(t *testing.T, program, as string) {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	if err != nil {
+		t.Skipf("needs iptables: %v", err)
+	}
+	if err := os.Symlink(path, as); err != nil {
+		t.Fatal(err)
 	}
 }
 
