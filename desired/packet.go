@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+
+	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
 // Packet is the first packet of a connection, as it reaches the node.
@@ -32,12 +34,7 @@ const (
 )
 
 // String is "outside", "pod" or "node".
-func (o Origin) String() string {
-	if int(o) >= len(originNames()) {
-		return "unknown"
-	}
-	return originNames()[o]
-}
+func (o Origin) String() string { return enum.Name(o, originNames()...) }
 
 func originNames() []string { return []string{"", "outside", "pod", "node"} }
 
@@ -84,4 +81,4 @@ const (
 )
 
 // String is the lower-case name of the verdict.
-func (v Verdict) String() string { return [...]string{"", "pass", "forward", "reject", "drop"}[v] }
+func (v Verdict) String() string { return enum.Name(v, "", "pass", "forward", "reject", "drop") }

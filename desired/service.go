@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
 // Service is everything that an engine programs for one service port in one IP
@@ -162,7 +163,7 @@ const (
 
 // String is the field's usual name for the kind.
 func (k Kind) String() string {
-	return [...]string{"", "ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}[k]
+	return enum.Name(k, "", "ClusterIP", "LoadBalancer", "ExternalIP", "NodePort")
 }
 
 // Scope names one of the two endpoint sets of a Service.
@@ -175,7 +176,7 @@ const (
 )
 
 // String is the API's name of the traffic policy.
-func (s Scope) String() string { return [...]string{"", "Cluster", "Local"}[s] }
+func (s Scope) String() string { return enum.Name(s, "", "Cluster", "Local") }
 
 // Action is what happens to a new connection.
 type Action uint8
@@ -193,7 +194,7 @@ const (
 )
 
 // String is the lower-case name of the action.
-func (a Action) String() string { return [...]string{"", "forward", "reject", "drop"}[a] }
+func (a Action) String() string { return enum.Name(a, "", "forward", "reject", "drop") }
 
 // Masquerade says whose source address a frontend replaces.
 type Masquerade uint8
@@ -210,4 +211,4 @@ const (
 )
 
 // String is a short name of the rule.
-func (m Masquerade) String() string { return [...]string{"", "keep", "non-pod", "all"}[m] }
+func (m Masquerade) String() string { return enum.Name(m, "", "keep", "non-pod", "all") }

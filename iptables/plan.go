@@ -8,6 +8,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
 // planner turns service ports into chains and destinations. It is pure.
@@ -92,7 +93,7 @@ func (p *placing) matchFrom(f *desired.Frontend, r *ruleText) *ruleText {
 }
 
 func kindText(k desired.Kind) string {
-	return [...]string{"", "cluster IP", "loadbalancer IP", "external IP", "node port"}[k]
+	return enum.Name(k, "", "cluster IP", "loadbalancer IP", "external IP", "node port")
 }
 
 // entry is the chain that a destination leads to.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
 // ConnectionObserver is an Observer that also hears of every connection, from an
@@ -81,5 +82,5 @@ func Outcomes() []Outcome {
 
 // String is a word fit for the label of a metric.
 func (o Outcome) String() string {
-	return [...]string{"", "served", "cut", "not_admitted", "no_endpoints", "unreachable", "too_many"}[o]
+	return enum.Name(o, "", "served", "cut", "not_admitted", "no_endpoints", "unreachable", "too_many")
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
 // Hooks let the embedding program take part. Each may be nil. They are called by
@@ -83,5 +84,5 @@ const (
 
 // String is a short name of the role.
 func (r Role) String() string {
-	return [...]string{"", "internal", "external", "restricted", "cluster", "local"}[r]
+	return enum.Name(r, "", "internal", "external", "restricted", "cluster", "local")
 }
