@@ -413,6 +413,9 @@ func (e *Engine) Traits() desired.Traits {
 	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.LocalhostNodePorts}
 }
 
+// OwnsNames implements proxier.Owner: the chains have names of the instance.
+func (e *Engine) OwnsNames() bool { return true }
+
 // LastApply implements proxier.Reporter.
 func (e *Engine) LastApply() proxier.ApplyReport { return e.report }
 

@@ -239,6 +239,9 @@ func others(err error) error {
 	return rest
 }
 
+// OwnsNames implements proxier.Owner: the device and the table have names of the instance.
+func (e *Engine) OwnsNames() bool { return true }
+
 // LastApply implements proxier.Reporter.
 func (e *Engine) LastApply() proxier.ApplyReport {
 	e.mu.Lock()

@@ -181,6 +181,9 @@ func (e *Engine) generation(ctx context.Context) (uint32, error) {
 	return id, err
 }
 
+// OwnsNames implements proxier.Owner: the table has the name of the instance.
+func (e *Engine) OwnsNames() bool { return true }
+
 // LastApply implements proxier.Reporter.
 func (e *Engine) LastApply() proxier.ApplyReport { return e.report }
 

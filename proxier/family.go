@@ -36,6 +36,9 @@ type family struct {
 	flows      *flowBook
 	shortages  shortages
 	staleFlows Condition // guarded by Proxier.mu
+	lock       lock
+	squatted   string    // who has the lock's name, as was logged
+	taken      Condition // guarded by Proxier.mu
 
 	lag      lag         // guarded by Proxier.mu
 	contest  contest     // guarded by Proxier.mu

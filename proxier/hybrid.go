@@ -42,6 +42,7 @@ var _ interface {
 	Relay
 	Reporter
 	DescriptorHolder
+	Owner
 	io.Closer
 } = (*Hybrid)(nil)
 
@@ -233,4 +234,9 @@ func (h *Hybrid) Close() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// OwnsNames implements Owner: if any of the engines does.
+func (h *Hybrid) OwnsNames() bool {
+	return slices.ContainsFunc(h.engines, func(e HybridEngine) bool { return ownsNames(e.Engine) })
 }

@@ -48,7 +48,8 @@ type Provider interface {
 	// too: when it returns nil, what was known at the call is in the data plane.
 	Sync(ctx context.Context) error
 	// Cleanup removes every kernel object of this instance, and nothing else. It
-	// does not need Run, and must not be called while Run runs.
+	// does not need Run, and must not be called while Run runs. While another process
+	// runs with the same Names, it does nothing, with ErrInUse.
 	Cleanup(ctx context.Context) error
 	Status() Status
 }

@@ -254,6 +254,7 @@ func (p *Proxier) Run(ctx context.Context) error {
 			err = errors.Join(err, c.Close())
 		}
 	}
+	p.release()
 	return err
 }
 
@@ -280,6 +281,10 @@ func (p *Proxier) Sync(ctx context.Context) error {
 func (p *Proxier) Cleanup(ctx context.Context) error {
 	p.syncing.Lock()
 	defer p.syncing.Unlock()
+	defer p.release()
+	if err := p.holdAll(); err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
 	var errs []error
 	for _, f := range p.families {
 		f.full = true
@@ -336,7 +341,9 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 	p.mu.Unlock()
 	due, held, began := p.repairDue(f, started)
 	o := outcome{err: ErrContested}
-	if !held || !f.full {
+	if err := p.hold(f); err != nil {
+		o.err = err
+	} else if !held || !f.full {
 		watch := stopwatch{last: started}
 		_ = p.tracker.Apply(f.name, func(state *changetracker.State, delta changetracker.Delta) error {
 			watch.lap(StageTracker)

@@ -41,6 +41,9 @@ const (
 	// ConditionHealthCheckPort says that load balancers get no answer at the health
 	// check node port of a Service, because it cannot be listened on.
 	ConditionHealthCheckPort ConditionType = "HealthCheckPort"
+	// ConditionInUse says that another process programs the same objects, so that this
+	// one does not: see ErrInUse.
+	ConditionInUse ConditionType = "InUse"
 	// ConditionKernelSettings says that a kernel setting is not as it was asked for.
 	ConditionKernelSettings ConditionType = "KernelSettings"
 	// ConditionStaleFlows says that connection tracking still holds flows that may be

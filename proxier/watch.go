@@ -125,7 +125,8 @@ func (p *Proxier) addWatched(s *Status, f *family, now time.Time) {
 	}
 	s.Families[f.name] = status
 	flows := func(time.Time) (Condition, bool) { return f.staleFlows, f.staleFlows.Type != "" }
-	for _, condition := range []func(time.Time) (Condition, bool){f.contest.condition, flows, f.watching.condition, status.Descriptors.condition} {
+	taken := func(time.Time) (Condition, bool) { return f.taken, f.taken.Type != "" }
+	for _, condition := range []func(time.Time) (Condition, bool){f.contest.condition, flows, taken, f.watching.condition, status.Descriptors.condition} {
 		if c, lasts := condition(now); lasts {
 			c.Family = f.name
 			s.Conditions = append(s.Conditions, c)

@@ -34,6 +34,12 @@ func (e *Engine) LastApply() proxier.ApplyReport { return e.report }
 // Descriptors implements proxier.DescriptorHolder: those of Config.Budget.
 func (e *Engine) Descriptors() proxier.Descriptors { return e.config.Budget.Descriptors() }
 
+// OwnsNames implements proxier.Owner: the portals may.
+func (e *Engine) OwnsNames() bool {
+	o, ok := e.portals.(proxier.Owner)
+	return ok && o.OwnsNames()
+}
+
 // Traits implements proxier.Characteristic: those of the portals, but that endpoints
 // see the node.
 func (e *Engine) Traits() desired.Traits {

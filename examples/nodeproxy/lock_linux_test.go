@@ -1,0 +1,32 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+)
+
+// TestTheSecondProxyWaits, in another mode too: it names the first one, and takes over
+// when that is killed. A clean-up beside the first is refused.
+func TestTheSecondProxyWaits(t *testing.T) {
+	t.Parallel()
+	c, d := newSmall(t), newDirectory(t)
+	flags := []string{"--manifests=" + d.path, "--state-dir=" + t.TempDir(), "--metrics-bind-address="}
+	first := start(t, c.node, flags...)
+	first.waitHealthy()
+	who := fmt.Sprintf("is programmed by process %d (nodeproxy)", first.cmd.Process.Pid)
+
+	clean := start(t, c.node, append(flags, "--cleanup")...)
+	if clean.wait(); clean.err == nil {
+		t.Error("--cleanup beside a running proxy succeeds, want it refused")
+	}
+	clean.waitOutput(who)
+	c.expectNow("pod-1")
+
+	second := start(t, c.node, append(flags, "--proxy-mode=iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0", "--healthz-bind-address=127.0.0.1:20256")...)
+	second.waitOutput(who)
+	c.expectNow("pod-1")
+	first.kill()
+	d.write("endpoints.yaml", webSlices(2))
+	second.waitOutput("the first sync is done")
+	c.expectSoon("pod-2")
+}

@@ -1,0 +1,186 @@
+package proxier_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// owner is an engine whose objects have the instance's names.
+type owner struct{ *proxiertest.RecordingEngine }
+
+func (owner) OwnsNames() bool { return true }
+
+// owning is a Proxier with such engines, which programs a namespace.
+func owning(t *testing.T, netNS string, names proxier.Names, families ...v1.IPFamily) *proxier.Proxier {
+	t.Helper()
+	return owningAndLogging(t, nil, netNS, names, families...)
+}
+
+func owningAndLogging(t *testing.T, log *zap.Logger, netNS string, names proxier.Names, families ...v1.IPFamily) *proxier.Proxier {
+	t.Helper()
+	engines := map[v1.IPFamily]proxier.Engine{}
+	for _, family := range families {
+		engines[family] = owner{&proxiertest.RecordingEngine{}}
+	}
+	p, err := proxier.New(proxier.Config{
+		NetNS: netNS, Names: names, Families: families,
+		Runner: runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: 20 * time.Millisecond, Max: 20 * time.Millisecond}},
+	}, proxier.Deps{Logger: log}, engines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	return p
+}
+
+// TestHoldNames is no test: the next one runs it as a process of its own.
+func TestHoldNames(t *testing.T) {
+	netNS := os.Getenv("HOLD_NAMES_IN")
+	if netNS == "" {
+		t.Skip("for TestTwoProcessesOfOneName only")
+	}
+	p := owning(t, netNS, proxier.KubeProxyNames(), v1.IPv4Protocol, v1.IPv6Protocol)
+	go func() { _ = p.Run(context.Background()) }()
+	for !p.Status().Synced {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err := os.WriteFile(os.Getenv("HOLD_NAMES_READY"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the test is gone
+}
+
+// holder starts a process that programs a namespace, and waits until it has.
+func holder(t *testing.T, netNS string) *exec.Cmd {
+	t.Helper()
+	ready := filepath.Join(t.TempDir(), "ready")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestHoldNames$")
+	cmd.Env = append(os.Environ(), "HOLD_NAMES_IN="+netNS, "HOLD_NAMES_READY="+ready)
+	_, err := cmd.StdinPipe()
+	netnstest.Check(t, errors.Join(err, cmd.Start()))
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	waitFor(t, "the other process", func() bool { _, err := os.Stat(ready); return err == nil })
+	return cmd
+}
+
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s after a minute", what)
+		}
+	}
+}
+
+// TestTwoProcessesOfOneName: the second one writes nothing, names the first in its
+// error and Status, and takes over when the first is killed. Other names and other
+// namespaces do not matter.
+func TestTwoProcessesOfOneName(t *testing.T) {
+	netNS := netnstest.New(t).Path()
+	first := holder(t, netNS)
+	other, err := proxier.NamesFor("other")
+	netnstest.Check(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	run := func(p *proxier.Proxier) {
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		t.Cleanup(func() {
+			stop()
+			if err := <-ended; err != nil {
+				t.Errorf("Run = %v, want nil", err)
+			}
+		})
+	}
+	for name, p := range map[string]*proxier.Proxier{
+		"other names":     owning(t, netNS, other, v1.IPv4Protocol, v1.IPv6Protocol),
+		"other namespace": owning(t, netnstest.New(t).Path(), proxier.KubeProxyNames(), v1.IPv4Protocol, v1.IPv6Protocol),
+	} {
+		run(p)
+		if err := p.Sync(ctx); err != nil {
+			t.Errorf("%s: sync = %v, want nil", name, err)
+		}
+	}
+
+	who := fmt.Sprintf("process %d (", first.Process.Pid)
+	second := owning(t, netNS, proxier.KubeProxyNames(), v1.IPv4Protocol)
+	if err := second.Cleanup(ctx); !errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), who) {
+		t.Errorf("Cleanup = %v, want ErrInUse and %q", err, who)
+	}
+	run(second)
+	waitFor(t, "failed sync", func() bool { return second.Status().Families[v1.IPv4Protocol].LastError != nil })
+	status := second.Status()
+	if err := status.Families[v1.IPv4Protocol].LastError; !errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), who) || status.Synced {
+		t.Errorf("sync = %v, synced %t, want ErrInUse and %q", err, status.Synced, who)
+	}
+	inUse := func() bool {
+		return slices.ContainsFunc(second.Status().Conditions, func(c proxier.Condition) bool {
+			return c.Type == proxier.ConditionInUse && c.Family == v1.IPv4Protocol && strings.Contains(c.Message, who)
+		})
+	}
+	if !inUse() {
+		t.Errorf("conditions %+v, want one that names %q", status.Conditions, who)
+	}
+
+	netnstest.Check(t, first.Process.Signal(syscall.SIGKILL))
+	waitFor(t, "takeover", func() bool { return second.Status().Synced && !inUse() })
+	if err := owning(t, netNS, proxier.KubeProxyNames(), v1.IPv6Protocol).Cleanup(ctx); err != nil {
+		t.Errorf("Cleanup of the other family = %v, want nil", err)
+	}
+	if err := owning(t, netNS, proxier.KubeProxyNames(), v1.IPv4Protocol).Cleanup(ctx); err != nil {
+		t.Errorf("Cleanup by the same process = %v, want nil", err)
+	}
+}
+
+// TestAUserWhoSquatsOnTheLockStopsNobody: he cannot program anything, but listen.
+func TestAUserWhoSquatsOnTheLockStopsNobody(t *testing.T) {
+	netNS := netnstest.New(t).Path()
+	const nobody = 65534
+	netnstest.Check(t, namespace.Visit(netNS, func() error {
+		// Of this thread only, which ends with the function.
+		if _, _, err := syscall.RawSyscall(syscall.SYS_SETRESUID, nobody, nobody, nobody); err != 0 {
+			return err
+		}
+		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = syscall.Close(fd) })
+		return errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: "@serviceplane/kube-proxy/IPv4"}), syscall.Listen(fd, 1))
+	}))
+	core, logs := observer.New(zap.WarnLevel)
+	p := owningAndLogging(t, zap.New(core), netNS, proxier.KubeProxyNames(), v1.IPv4Protocol)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	for range 2 {
+		if err := p.Sync(ctx); err != nil {
+			t.Errorf("sync = %v, want nil", err)
+		}
+	}
+	stop()
+	netnstest.Check(t, <-ended)
+	if logs.Len() != 1 || !strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), "user 65534") {
+		t.Errorf("log %v, want one line that names the user", logs.All())
+	}
+}
