@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
 
 	"github.com/pmezard/go-difflib/difflib"
@@ -30,20 +29,17 @@ func main() {
 	engine := flag.String("engine", "nftables", "nftables, iptables, ipvs or userspace")
 	node := flag.String("node", "", "`name` of the node, for what is local to it")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Stdout, *engine, *node, flag.Args())
-	stop()
-	if err != nil {
+	if err := run(os.Stdout, *engine, *node, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "dryrun:", err)
 		os.Exit(1)
 	}
 }
 
 // run prints the plan for one folder, or how those of two differ.
-func run(ctx context.Context, out io.Writer, engine, node string, folders []string) error {
+func run(out io.Writer, engine, node string, folders []string) error {
 	var plans []string
 	for _, folder := range folders {
-		plan, err := planFolder(ctx, engine, node, folder)
+		plan, err := planFolder(engine, node, folder)
 		if err != nil {
 			return fmt.Errorf("%s: %w", folder, err)
 		}
@@ -64,13 +60,13 @@ func run(ctx context.Context, out io.Writer, engine, node string, folders []stri
 }
 
 // planFolder is what an engine would program, in both IP families.
-func planFolder(ctx context.Context, engine, node, folder string) (string, error) {
+func planFolder(engine, node, folder string) (string, error) {
 	families := []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	tracker, err := changetracker.New(changetracker.Options{Families: families, Node: changetracker.Node{Name: node}})
 	if err != nil {
 		return "", err
 	}
-	if err := load(ctx, tracker, folder); err != nil {
+	if err := load(tracker, folder); err != nil {
 		return "", err
 	}
 	var text strings.Builder
@@ -124,8 +120,8 @@ func newPlanner(name string, family v1.IPFamily) (proxier.Planner, error) {
 }
 
 // load gives the Services and EndpointSlices of a folder to the trackers.
-func load(ctx context.Context, tracker *changetracker.Tracker, folder string) error {
-	files, err := manifest.ReadDir(ctx, folder)
+func load(tracker *changetracker.Tracker, folder string) error {
+	files, err := manifest.ReadDir(context.Background(), folder)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func TestEveryEnginePlans(t *testing.T) {
 	for _, engine := range []string{"nftables", "iptables", "ipvs", "userspace"} {
 		t.Run(engine, func(t *testing.T) {
 			var plan, same, difference strings.Builder
-			if err := run(t.Context(), &plan, engine, "node-1", []string{before}); err != nil {
+			if err := run(&plan, engine, "node-1", []string{before}); err != nil {
 				t.Fatal(err)
 			}
 			for _, want := range []string{"# IPv4", "10.244.1.5", "# IPv6"} {
@@ -47,10 +47,10 @@ func TestEveryEnginePlans(t *testing.T) {
 					t.Errorf("plan lacks %q:\n%s", want, plan.String())
 				}
 			}
-			if err := run(t.Context(), &same, engine, "node-1", []string{before, before}); err != nil || same.String() != "" {
+			if err := run(&same, engine, "node-1", []string{before, before}); err != nil || same.String() != "" {
 				t.Errorf("a folder differs from itself by %q, %v", same.String(), err)
 			}
-			if err := run(t.Context(), &difference, engine, "node-1", []string{before, after}); err != nil {
+			if err := run(&difference, engine, "node-1", []string{before, after}); err != nil {
 				t.Fatal(err)
 			}
 			if got := difference.String(); !hasLine(got, "-", "10.244.1.5") || !hasLine(got, "+", "10.244.1.6") {
@@ -91,7 +91,7 @@ func TestFaultsAreTold(t *testing.T) {
 		"no manifests":    {"nftables", []string{t.TempDir()}},
 		"is a FIFO":       {"nftables", []string{folder(t, manifests), fifo(t)}},
 	} {
-		if err := run(t.Context(), &strings.Builder{}, c.engine, "", c.folders); err == nil || !strings.Contains(err.Error(), want) {
+		if err := run(&strings.Builder{}, c.engine, "", c.folders); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("run = %v, want an error with %q", err, want)
 		}
 	}
