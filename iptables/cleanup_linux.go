@@ -49,7 +49,7 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 // closeLocalnet sets route_localnet back, if this engine or another one of the instance
 // has set it.
 func (e *Engine) closeLocalnet(ctx context.Context, tools []kernel) error {
-	names, errs := chainNames{e.config.Names.ChainPrefix}, []error{e.resetLocalnet(nil)}
+	names, errs := e.config.chains(), []error{e.resetLocalnet(nil)}
 	for _, t := range tools {
 		o, err := observe(ctx, t, tableFilter, names)
 		errs = append(errs, err, e.resetLocalnet(o.chains[names.localnet()]))
@@ -77,7 +77,7 @@ func findTool(ctx context.Context, c toolConfig) (*tool, error) {
 }
 
 func (e *Engine) cleanTables(ctx context.Context, k kernel) error {
-	names := chainNames{e.config.Names.ChainPrefix}
+	names := e.config.chains()
 	s := newScript()
 	for _, table := range []string{tableFilter, tableNAT, "mangle"} {
 		o, err := observe(ctx, k, table, names)

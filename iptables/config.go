@@ -38,6 +38,11 @@ type Config struct {
 	// no refusal any more. With kube-proxy's names, packets then come by the chains of
 	// its userspace mode, KUBE-PORTALS-CONTAINER and KUBE-PORTALS-HOST.
 	Portals bool
+	// HealthChecksOnly makes the engine let health check node ports in, whatever other
+	// rules at INPUT refuse, and do nothing else: for an engine that has no rules of
+	// iptables itself, as ipvs.Config.Firewall. Its chains PREFIX-IPVS-… are nobody
+	// else's.
+	HealthChecksOnly bool
 	// LockWait is how long iptables-legacy waits for its lock, which all programs
 	// share; 0 means 30s. Timeout bounds each run of a program, the wait apart; 0
 	// means 60s.
@@ -48,6 +53,14 @@ const (
 	defaultLockWait = 30 * time.Second
 	defaultTimeout  = time.Minute
 )
+
+// chains are the names of the chains.
+func (c *Config) chains() chainNames {
+	if c.HealthChecksOnly {
+		return chainNames{c.Names.ChainPrefix + "-IPVS"}
+	}
+	return chainNames{c.Names.ChainPrefix}
+}
 
 // WithDefaults returns c with every zero field set to its default.
 func (c Config) WithDefaults() Config {

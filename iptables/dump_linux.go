@@ -17,7 +17,7 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	for _, table := range []string{tableFilter, tableNAT} {
-		o, err := observe(ctx, e.kernel, table, chainNames{e.config.Names.ChainPrefix})
+		o, err := observe(ctx, e.kernel, table, e.config.chains())
 		if err != nil {
 			return err
 		}

@@ -437,7 +437,7 @@ func (e *Engine) connect(ctx context.Context) error {
 	}
 	timed := &timedKernel{kernel: k, waited: &e.report.Kernel}
 	if w, ok := k.(watchable); ok {
-		p, err := w.prober(chainNames{e.config.Names.ChainPrefix}.owns)
+		p, err := w.prober(e.config.chains().owns)
 		if err != nil {
 			return watchError(err)
 		}

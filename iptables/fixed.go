@@ -20,6 +20,10 @@ type jump struct {
 // jumps are in the order in which they are put in front: the last one comes first.
 func (e *model) jumps() []jump {
 	n := e.names
+	letIn := jump{tableFilter, "INPUT", n.health(), newRule().comment("kubernetes health check service ports").jump(n.health())}
+	if e.options.healthChecksOnly {
+		return []jump{letIn}
+	}
 	arriving, leaving := n.services(), n.services()
 	if e.portalChains() {
 		arriving, leaving = n.portalsContainer(), n.portalsHost()
@@ -40,7 +44,7 @@ func (e *model) jumps() []jump {
 	for _, hook := range []string{"INPUT", "FORWARD", "OUTPUT"} {
 		all = append(all, jump{tableFilter, hook, n.services(), isNew("kubernetes service portals", n.services())})
 	}
-	all = append(all, jump{tableFilter, "INPUT", n.health(), newRule().comment("kubernetes health check service ports").jump(n.health())})
+	all = append(all, letIn)
 	if e.localhost() || e.keepsLocalnet {
 		all = append(all, jump{tableFilter, "INPUT", n.localnet(), newRule().comment("block incoming localnet connections").jump(n.localnet())})
 	}

@@ -24,7 +24,7 @@ func (s ruleset) count() (rules int) {
 
 // options are what a model needs to know of the configuration.
 type options struct {
-	localhostNodePorts, keepInvalid, portals bool
+	localhostNodePorts, keepInvalid, portals, healthChecksOnly bool
 }
 
 // model is what one IP family's chains must be. It is pure: it knows no kernel.
@@ -48,7 +48,7 @@ type model struct {
 const v4Bits, v6Bits = 32, 128
 
 func newModel(c *Config, family v1.IPFamily, g desired.Globals) *model {
-	n := chainNames{c.Names.ChainPrefix}
+	n := c.chains()
 	bits := v4Bits
 	if family == v1.IPv6Protocol {
 		bits = v6Bits
@@ -58,7 +58,7 @@ func newModel(c *Config, family v1.IPFamily, g desired.Globals) *model {
 			names: n, v6: family == v1.IPv6Protocol, mark: c.Masquerade.Mark, globals: g,
 			perEndpoint: c.Names.ChainPrefix == proxier.KubeProxyNames().ChainPrefix,
 		},
-		options:         options{localhostNodePorts: c.LocalhostNodePorts, keepInvalid: c.KeepInvalid, portals: c.Portals},
+		options:         options{localhostNodePorts: c.LocalhostNodePorts, keepInvalid: c.KeepInvalid, portals: c.Portals, healthChecksOnly: c.HealthChecksOnly},
 		placed:          map[changetracker.ServicePortName]*placed{},
 		natVIPs:         newTree(n.services(), n.vipTree(), bits),
 		natNodePorts:    newTree(n.nodePorts(), n.nodePortTree(), 0),
@@ -190,14 +190,19 @@ func notNil(rules []rule) []rule {
 // everything is what all chains of both tables must be.
 func (m *model) everything() map[string]ruleset {
 	m.tables() // what changed is part of it
-	nat, filter := m.fixedNAT(), m.fixedFilter()
-	for _, p := range m.placed {
-		maps.Copy(nat, p.chains)
-	}
 	gather := func(t *tree) map[string]*node {
 		nodes := map[string]*node{}
 		t.all(func(n *node) { nodes[n.chain] = n })
 		return nodes
+	}
+	if m.options.healthChecksOnly {
+		filter := ruleset{}
+		m.collect(m.health, filter, gather(m.health))
+		return map[string]ruleset{tableNAT: {}, tableFilter: filter}
+	}
+	nat, filter := m.fixedNAT(), m.fixedFilter()
+	for _, p := range m.placed {
+		maps.Copy(nat, p.chains)
 	}
 	for _, t := range []*tree{m.natVIPs, m.natNodePorts, m.hairpins} {
 		m.collect(t, nat, gather(t))

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -39,6 +41,11 @@ type Config struct {
 	// StrictARP answers ARP requests for the VIPs by the device that has them only, which
 	// is none: it sets arp_ignore to 1 and arp_announce to 2.
 	StrictARP bool
+	// Firewall makes an engine for each IP family that lets health check node ports
+	// through the node's own firewall, for example iptables.NewEngine with
+	// HealthChecksOnly. It is told of the service ports that have one. One that the node
+	// cannot have, as proxier.ErrNotSupported says, is done without. nil makes none.
+	Firewall func(family v1.IPFamily) (proxier.Engine, error)
 	// SetSysctls sets the kernel settings that the engine needs, in its network
 	// namespace: net.ipv4.vs.conntrack, expire_nodest_conn, expire_quiescent_template and
 	// ip_forward. Without it a missing one is an error, or a warning.

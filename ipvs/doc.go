@@ -9,6 +9,7 @@
 //	dummy device     holds the VIPs (Names.Device), so that packets for them come to
 //	                 where IPVS is: input. It is down, and an address that the node has
 //	                 anyway is not put there
+//	iptables         with Config.Firewall, chains that let health check node ports in
 //	nf_tables        the table NAME.ipvs of package nftables, Config.Verdicts: what is
 //	                 refused, dropped and masqueraded, in a constant number of rules
 //

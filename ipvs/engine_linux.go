@@ -30,8 +30,9 @@ type Engine struct {
 	family v1.IPFamily
 	log    *zap.Logger
 	// rules decide what is refused and masqueraded before packets get to IPVS.
-	rules  rules
-	ground ground
+	rules    rules
+	firewall *firewall // nil: none
+	ground   ground
 
 	mu     sync.Mutex // guards all below; Watch tends to what drains
 	kernel handle     // nil until it is needed
@@ -128,6 +129,11 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		log: companions.Logger(deps.Logger, "ipvs", family),
 	}
 	e.ground = e.realGround()
+	if config.Firewall != nil {
+		if e.firewall, err = newFirewall(&config, family, e.log); err != nil {
+			return nil, err
+		}
+	}
 	return e, nil
 }
 
@@ -193,7 +199,7 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	if others(err) != nil {
 		return err
 	}
-	return errors.Join(err, e.release(ctx))
+	return errors.Join(err, e.release(ctx), e.firewall.apply(ctx, update))
 }
 
 func (e *Engine) serve(update *desired.Update, wishes []wish) error {
@@ -313,7 +319,7 @@ func (e *Engine) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.disconnect()
-	return e.rules.Close()
+	return errors.Join(e.rules.Close(), e.firewall.close())
 }
 
 // Cleanup implements proxier.Engine: it deletes our virtual servers, addresses,
@@ -323,6 +329,9 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 	defer e.mu.Unlock()
 	err := e.removeAll(ctx)
 	e.disconnect()
+	if failure := e.firewall.cleanup(ctx); failure != nil {
+		return errors.Join(err, failure)
+	}
 	if err != nil && !errors.Is(err, proxier.ErrNotSupported) {
 		return err // the rules stay: without them the next attempt does not know which virtual servers are ours
 	}

@@ -104,7 +104,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	}
 	rules := make(chan error, 1)
 	go func() {
-		rules <- e.rules.Watch(ctx, damaged)
+		rules <- e.watchRules(ctx, damaged)
 		stop()
 	}()
 	tick, look := time.NewTicker(tendPeriod), time.NewTicker(lookPeriod)

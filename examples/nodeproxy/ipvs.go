@@ -5,7 +5,9 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/ipvs"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -47,7 +49,10 @@ func (v *virtualServers) provider(config proxier.Config, deps proxier.Deps) (*pr
 	exclude, _ := parsePrefixes(v.exclude) // validated
 	return ipvs.New(ipvs.Config{
 		Config: config, Scheduler: v.scheduler, ExcludeCIDRs: exclude, StrictARP: v.strictARP, SetSysctls: true,
-		HashPort:   v.scheduler == "mh", // as kube-proxy does
+		HashPort: v.scheduler == "mh", // as kube-proxy does
+		Firewall: func(family v1.IPFamily) (proxier.Engine, error) { // as kube-proxy, where the programs are there
+			return iptables.NewEngine(iptables.Config{Config: config, HealthChecksOnly: true}, family, deps)
+		},
 		TCPTimeout: v.tcpTimeout, TCPFinTimeout: v.tcpFinTimeout, UDPTimeout: v.udpTimeout,
 	}, deps)
 }

@@ -1,0 +1,133 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// firewall lets health check node ports through the node's own firewall: what another
+// table drops, no table of nf_tables can accept. nil does nothing. It is guarded by
+// Engine.mu.
+type firewall struct {
+	engine proxier.Engine
+	log    *zap.Logger
+	// open are the service ports that it was told of.
+	open map[changetracker.ServicePortName]bool
+	// missing says that the node cannot have it; the next full update tries again.
+	missing bool
+}
+
+func newFirewall(config *Config, family v1.IPFamily, log *zap.Logger) (*firewall, error) {
+	engine, err := config.Firewall(family)
+	if err != nil {
+		return nil, fmt.Errorf("firewall of %s: %w", family, err)
+	}
+	return &firewall{engine: engine, log: log, open: map[changetracker.ServicePortName]bool{}}, nil
+}
+
+// apply tells it what an update means for it.
+func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
+	if f == nil || f.missing && !update.Full {
+		return nil
+	}
+	u := f.update(update)
+	if !u.Full && len(u.Services)+len(u.Removed) == 0 {
+		return nil
+	}
+	err := f.engine.Apply(ctx, u)
+	wasMissing := f.missing
+	if f.missing = errors.Is(err, proxier.ErrNotSupported); f.missing {
+		if !wasMissing && len(u.Services) > 0 {
+			f.log.Warn("health check node ports are not let in, if the node's firewall refuses them: let them in yourself", zap.Error(err))
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("let health check node ports in: %w", err)
+	}
+	if u.Full {
+		clear(f.open)
+	}
+	for _, s := range u.Services {
+		f.open[s.Name] = true
+	}
+	for _, name := range u.Removed {
+		delete(f.open, name)
+	}
+	return nil
+}
+
+// update is what of an update concerns health check node ports.
+func (f *firewall) update(of *desired.Update) desired.Update {
+	u := desired.Update{Family: of.Family, Full: of.Full, Globals: of.Globals}
+	for _, s := range of.Services {
+		switch {
+		case s.Port != nil && s.Port.HealthCheckNodePort != 0:
+			u.Services = append(u.Services, &desired.Service{Name: s.Name, Protocol: s.Protocol, Port: s.Port})
+		case f.open[s.Name] && !of.Full:
+			u.Removed = append(u.Removed, s.Name)
+		}
+	}
+	for _, name := range of.Removed {
+		if f.open[name] {
+			u.Removed = append(u.Removed, name)
+		}
+	}
+	slices.SortFunc(u.Removed, changetracker.ServicePortName.Compare)
+	return u
+}
+
+func (f *firewall) cleanup(ctx context.Context) error {
+	if f == nil {
+		return nil
+	}
+	clear(f.open)
+	if err := f.engine.Cleanup(ctx); err != nil && !errors.Is(err, proxier.ErrNotSupported) {
+		return fmt.Errorf("clean up the firewall: %w", err)
+	}
+	return nil
+}
+
+func (f *firewall) close() error {
+	if f == nil {
+		return nil
+	}
+	if c, ok := f.engine.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// watchRules watches the rules in front, and those of the firewall.
+func (e *Engine) watchRules(ctx context.Context, damaged func(proxier.Damage)) error {
+	if e.firewall == nil {
+		return e.rules.Watch(ctx, damaged)
+	}
+	w, ok := e.firewall.engine.(proxier.Watcher)
+	if !ok {
+		return e.rules.Watch(ctx, damaged)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var running sync.WaitGroup
+	var failure error
+	running.Go(func() {
+		defer stop()
+		failure = w.Watch(ctx, damaged)
+	})
+	err := e.rules.Watch(ctx, damaged)
+	stop()
+	running.Wait()
+	return errors.Join(err, failure)
+}
