@@ -124,9 +124,10 @@ func external(p *changetracker.ServicePort, kind Kind, vip netip.Addr, port uint
 	return f
 }
 
-// sources returns who may use the load balancer VIPs. A node that is admitted may
-// also come from any of the VIPs: where a VIP is an address of the node, that is
-// the source the node's connections have.
+// sources returns who may use the load balancer VIPs. A node that is admitted by its
+// primary address, the first one of the family, may also come from any of the VIPs:
+// where a VIP is an address of the node, that is the source the node's connections
+// have.
 func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, ranges []netip.Prefix) {
 	if p.DenyAllSources {
 		return true, nil
@@ -135,7 +136,8 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 	if len(ranges) == 0 {
 		return false, nil
 	}
-	if !slices.ContainsFunc(r.Node.Addresses, func(a netip.Addr) bool { return contains(ranges, a) }) {
+	primary := slices.IndexFunc(r.Node.Addresses, func(a netip.Addr) bool { return a.Is4() == p.ClusterIP.Is4() })
+	if primary < 0 || !contains(ranges, r.Node.Addresses[primary]) {
 		return true, ranges
 	}
 	admitted := ranges

@@ -251,6 +251,16 @@ func TestSourceRanges(t *testing.T) {
 			port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}},
 			want: " from=[192.168.0.0/16 203.0.113.1/32]",
 		},
+		"PKT-42 the node's primary address counts, whatever others come before of the other family": {
+			node: []netip.Addr{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.168.1.1"), netip.MustParseAddr("10.0.0.1")},
+			port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}},
+			want: " from=[192.168.0.0/16 203.0.113.1/32]",
+		},
+		"PKT-42 a second address admits no VIP": {
+			node: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("192.168.1.1")},
+			port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}},
+			want: " from=[192.168.0.0/16]",
+		},
 		"PKT-43 the node is not admitted": {
 			node: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
 			port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}},

@@ -63,6 +63,7 @@ const (
 	setupInterface     setup = "interface"
 	setupAddresses     setup = "node port addresses"
 	setupPrimary       setup = "primary node port address"
+	setupTwoAddresses  setup = "second address known"
 	setupNoPodCIDRs    setup = "unknown pod CIDRs of the node"
 )
 
@@ -83,6 +84,8 @@ func (s setup) config(world *Topology) proxier.Config {
 		config.Masquerade.Local = proxier.LocalDetector{Interface: "pod0"}
 	case setupAddresses:
 		config.NodePorts.Addresses = prefixes(config.Node.Addresses, 32, 128)
+	case setupTwoAddresses:
+		config.Node.Addresses = world.Node.Addrs[:4]
 	case setupPrimary:
 		config.NodePorts.Primary = true
 	case setupNoPodCIDRs:

@@ -14,8 +14,17 @@ func sourceRangeScenarios() []scenario {
 	guarded := func(opts ...ServiceOption) []service {
 		return []service{{external: true, options: opts, endpoints: ready(pod1, remote0)}}
 	}
+	secondOnly := SourceRanges("192.0.2.20/32", "2001:db8:2::20/128")
 	balancer := []target{loadBalancer}
 	return []scenario{
+		{
+			name: "PKT-42/second_address", rule: "As a VIP, the node itself is let in only if its primary address is in the ranges.",
+			setup:    setupTwoAddresses,
+			services: []service{{external: true, vip: localVIP, options: []ServiceOption{secondOnly}, endpoints: ready(pod1, remote0)}},
+			probes: slices.Concat(
+				every([]place{node}, balancer, answeredBy(pod1, remote0)),
+				every([]place{nodeAsVIP, nodeMain}, balancer, isDropped())),
+		},
 		{
 			name: "PKT-40", rule: "Sources within the ranges reach the load balancer's endpoints.",
 			services: guarded(clientOnly),
