@@ -92,9 +92,10 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Validate reports every field that is wrong. All of its errors are
-// proxier.ErrInvalidConfig.
+// Validate reports every field that is wrong. Zero fields count as their defaults. All
+// of its errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
+	c = c.WithDefaults()
 	errs := []error{c.Config.Validate()}
 	bad := func(field, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%w: %s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))

@@ -47,9 +47,10 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Validate reports every field that is wrong. All of its errors are
-// proxier.ErrInvalidConfig.
+// Validate reports every field that is wrong. Zero fields count as their defaults. All
+// of its errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
+	c = c.WithDefaults()
 	errs := []error{c.Config.Validate()}
 	for field, priority := range map[string]int32{"DNATPriority": c.DNATPriority, "SNATPriority": c.SNATPriority} {
 		if priority <= minNATPriority {

@@ -34,9 +34,10 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Validate reports every field that is wrong, with its value and what it may be.
-// All of its errors are ErrInvalidConfig.
+// Validate reports every field that is wrong, with its value and what it may be. Zero
+// fields count as their defaults. All of its errors are ErrInvalidConfig.
 func (c Config) Validate() error {
+	c = c.WithDefaults()
 	errs := []error{c.Names.Validate(), c.validateRunner()}
 	bad := func(field, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%w: %s: %s", ErrInvalidConfig, field, fmt.Sprintf(format, args...)))

@@ -127,9 +127,10 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// Validate reports every field that is wrong. All of its errors are
-// proxier.ErrInvalidConfig.
+// Validate reports every field that is wrong. Zero fields count as their defaults. All
+// of its errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
+	c = c.WithDefaults()
 	errs := []error{c.Config.Validate()}
 	bad := func(field, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%w: %s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
