@@ -101,7 +101,7 @@ func TestTheDistributionOfTheDocument(t *testing.T) {
 	})
 	get := func(path string) (int, string) {
 		answer := httptest.NewRecorder()
-		own.mux.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		own.mux.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1"+path, nil))
 		return answer.Code, answer.Body.String()
 	}
 	for deadline := time.Now().Add(20 * time.Second); ; {
