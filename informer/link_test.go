@@ -159,10 +159,21 @@ func TestAFaultIsSaidNowAndThen(t *testing.T) {
 			err   error
 			lines int
 		}{
-			{nil, 0}, {refusal, 1},
-			{fmt.Errorf("port 1: %w", refusal), 0}, {fmt.Errorf("port 2: %w", refusal), 0}, {reset, 1},
-			{nil, 1}, {reset, 0}, {nil, 0}, // flaps
-			{refusal, 1}, {refusal, 0}, {refusal, 0}, {refusal, 0}, {refusal, 1}, {nil, 1}, {nil, 0},
+			{nil, 0},
+			{refusal, 1},
+			{fmt.Errorf("port 1: %w", refusal), 0},
+			{fmt.Errorf("port 2: %w", refusal), 0},
+			{reset, 1},
+			{nil, 1},
+			{reset, 0},
+			{nil, 0}, // flaps
+			{refusal, 1},
+			{refusal, 0},
+			{refusal, 0},
+			{refusal, 0},
+			{refusal, 1},
+			{nil, 1},
+			{nil, 0},
 		} {
 			now = step.err
 			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://192.0.2.1/", http.NoBody)
