@@ -75,6 +75,18 @@ func parsePrefix(text string) (p netip.Prefix, ok bool) {
 	return canonicalPrefix(p), true
 }
 
+// parseRange is parsePrefix that takes an address for a range of one.
+func parseRange(text string) (p netip.Prefix, ok bool) {
+	if strings.Contains(text, "/") {
+		return parsePrefix(text)
+	}
+	a, ok := parseAddr(text)
+	if !ok || a.Zone() != "" {
+		return p, false
+	}
+	return netip.PrefixFrom(a, a.BitLen()), true
+}
+
 // mappedBits is how much longer a prefix is when it is written as IPv4-mapped
 // IPv6 (RFC 4291, 2.5.5.2).
 const mappedBits = 96
@@ -87,10 +99,19 @@ func canonicalPrefix(p netip.Prefix) netip.Prefix {
 }
 
 // dialable says that connections can be made to the address at all. A zone means
-// nothing outside the node that wrote it. Loopback addresses are left alone: on a
-// single node they may well be meant.
+// nothing outside the node that wrote it.
 func dialable(a netip.Addr) bool {
 	return a.IsValid() && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast()
+}
+
+// special says that the address means another machine on every node, or the node
+// itself.
+func special(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() }
+
+// mayServe says that an endpoint may have the address. The API server refuses
+// special ones (ValidateEndpointIP): they lead to what the node keeps to itself.
+func (o *Options) mayServe(a netip.Addr) bool {
+	return dialable(a) && (!special(a) || o.LoopbackEndpoints && a.IsLoopback())
 }
 
 // canonicalAddrs sorts a list that it owns and drops duplicates; nil if empty.

@@ -37,20 +37,27 @@ func (p *ServicePort) canonicalise() error {
 	if p.SessionAffinity < 0 {
 		fault("SessionAffinity", p.SessionAffinity)
 	}
-	for i, a := range p.ExternalIPs {
-		if p.ExternalIPs[i] = a.Unmap(); !p.fits(a) {
-			fault("ExternalIPs", a)
+	fits := func(field string, value any, a netip.Addr) {
+		if p.ClusterIP.IsValid() && addrFamily(a) != addrFamily(p.ClusterIP) {
+			faults = append(faults, fmt.Errorf("%s: %v is not of the IP family of ClusterIP %v", field, value, p.ClusterIP))
 		}
 	}
-	for i, a := range p.LoadBalancerVIPs {
-		if p.LoadBalancerVIPs[i] = a.Unmap(); !p.fits(a) {
-			fault("LoadBalancerVIPs", a)
+	vips := func(field string, list []netip.Addr) {
+		for i, a := range list {
+			if list[i] = a.Unmap(); !dialable(list[i]) {
+				fault(field, a)
+			} else {
+				fits(field, a, list[i])
+			}
 		}
 	}
+	vips("ExternalIPs", p.ExternalIPs)
+	vips("LoadBalancerVIPs", p.LoadBalancerVIPs)
 	for i, r := range p.LoadBalancerSourceRanges {
-		p.LoadBalancerSourceRanges[i] = canonicalPrefix(r)
-		if !r.IsValid() || addrFamily(p.LoadBalancerSourceRanges[i].Addr()) != addrFamily(p.ClusterIP) {
+		if p.LoadBalancerSourceRanges[i] = canonicalPrefix(r); !r.IsValid() {
 			fault("LoadBalancerSourceRanges", r)
+		} else {
+			fits("LoadBalancerSourceRanges", r, p.LoadBalancerSourceRanges[i].Addr())
 		}
 	}
 	p.CreationTimestamp = p.CreationTimestamp.Round(0).UTC()
@@ -60,41 +67,27 @@ func (p *ServicePort) canonicalise() error {
 	return errors.Join(faults...)
 }
 
-// fits says that a can be a VIP beside the cluster IP.
-func (p *ServicePort) fits(a netip.Addr) bool {
-	return dialable(a.Unmap()) && addrFamily(a.Unmap()) == addrFamily(p.ClusterIP)
-}
-
 func validProtocol(p v1.Protocol) bool {
 	return p == v1.ProtocolTCP || p == v1.ProtocolUDP || p == v1.ProtocolSCTP
 }
 
 // canonicalise validates a hand-built endpoint and makes it our own.
-func (e *Endpoint) canonicalise() error {
+func (e *Endpoint) canonicalise(o *Options) error {
 	e.Addr = netip.AddrPortFrom(e.Addr.Addr().Unmap(), e.Addr.Port())
-	if !dialable(e.Addr.Addr()) || e.Addr.Port() == 0 {
+	switch a := e.Addr.Addr(); {
+	case !dialable(a) || e.Addr.Port() == 0:
 		return fmt.Errorf("endpoint address: invalid value %v", e.Addr)
+	case !o.mayServe(a):
+		return fmt.Errorf("endpoint address: %v is a loopback or link-local address, which is another one on each node", e.Addr)
+	case !e.Ready && !e.Serving && !e.Terminating:
+		return fmt.Errorf("endpoint %v: neither Ready, Serving nor Terminating is set, so that it would get no traffic: set Ready, or leave it out", e.Addr)
 	}
 	e.ZoneHints = slices.Clone(canonicalNames(e.ZoneHints))
 	e.NodeHints = slices.Clone(canonicalNames(e.NodeHints))
 	return nil
 }
 
-// rank orders the records of one address by their conditions (W-04): ready first, then serving while terminating, then the rest; among these what is not
-// terminating (EPS-19), then what serves.
-func (e *Endpoint) rank() int {
-	rank := 0
-	switch {
-	case e.Ready:
-		rank = 8
-	case e.Usable():
-		rank = 4
-	}
-	if !e.Terminating {
-		rank += 2
-	}
-	if e.Serving {
-		rank++
-	}
-	return rank
-}
+// rank orders the records of one address by their conditions (W-04): what does not
+// terminate first (EPS-19), since a pod that starts has taken over the address of one
+// that ends; among these what is ready, then what serves.
+func (e *Endpoint) rank() int { return 4*count(!e.Terminating) + 2*count(e.Ready) + count(e.Serving) }

@@ -55,6 +55,11 @@ const (
 	ReasonNoPorts         Reason = "no ports"
 	ReasonDuplicate       Reason = "duplicate"
 	ReasonMissing         Reason = "missing value"
+	// ReasonRefused is an external IP that ExternalIPPolicy does not accept.
+	ReasonRefused Reason = "refused by policy"
+	// ReasonNoSourceRange is a list of source ranges without a valid one of the IP
+	// family of a load balancer VIP.
+	ReasonNoSourceRange Reason = "no source range of the IP family"
 )
 
 // Reasons are all of them.
@@ -62,5 +67,6 @@ func Reasons() []Reason {
 	return []Reason{
 		ReasonInvalidAddress, ReasonInvalidCIDR, ReasonInvalidPort, ReasonInvalidProtocol,
 		ReasonWrongFamily, ReasonNoPorts, ReasonDuplicate, ReasonMissing,
+		ReasonRefused, ReasonNoSourceRange,
 	}
 }

@@ -35,8 +35,8 @@ func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(*State, Delta)
 // seen before the call.
 //
 // Of several records of one address and port within a Service the same one counts
-// always: ready ones before those that serve while they terminate before the
-// others, then that of the newest slice, then that of the slice whose name comes
+// always: one that does not terminate before one that does, one that is ready before
+// one that is not, one that serves before one that does not, then that of the newest slice, then that of the slice whose name comes
 // first.
 //
 // Endpoints of ports that the Service does not have wait, and are no change, until
@@ -53,7 +53,8 @@ func (t *EndpointChangeTracker) EndpointSliceUpdate(slice *discovery.EndpointSli
 // them. They live beside those of the slices of the same Service, which win where
 // both have an equally good record of an address. Endpoints of a family that is
 // not tracked are left out. Local is taken as given, unless Node says where the
-// endpoint is.
+// endpoint is. Conditions are taken as given too: an endpoint with none of Ready,
+// Serving and Terminating is an error, because it could get no traffic.
 //
 // Set keeps canonical copies. When it returns an error, which names every invalid
 // value, nothing has changed. For changed see EndpointSliceUpdate.
@@ -64,7 +65,7 @@ func (t *EndpointChangeTracker) Set(name ServicePortName, endpoints ...Endpoint)
 		faults = append(faults, fmt.Errorf("protocol: invalid value %q", name.Protocol))
 	}
 	for _, e := range endpoints {
-		if err := e.canonicalise(); err != nil {
+		if err := e.canonicalise(&t.store.options); err != nil {
 			faults = append(faults, err)
 			continue
 		}

@@ -275,7 +275,7 @@ func (w *world) event(r *rand.Rand, what verb) (changed bool, err error) {
 		for range r.IntN(3) {
 			w.own[port] = append(w.own[port], Endpoint{
 				Addr:  netip.MustParseAddrPort(pick(r, "10.0.0.1:8080", "10.0.0.9:8080", "[fd00::1]:8080")),
-				Ready: r.IntN(2) == 0, Node: pick(r, "", "n0", "n1"),
+				Ready: r.IntN(2) == 0, Serving: true, Node: pick(r, "", "n0", "n1"),
 			})
 		}
 		return endpoints.Set(port, w.own[port]...)

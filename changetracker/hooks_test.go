@@ -315,7 +315,7 @@ func TestHandBuiltEndpointsLiveBesideSlices(t *testing.T) {
 	own := []Endpoint{
 		{Addr: addrPort("[::ffff:10.0.0.1]:8080"), Ready: true},
 		{Addr: addrPort("[fd00::1]:8080"), Ready: true, ZoneHints: []string{"b", "a"}},
-		{Addr: addrPort("10.0.0.2:8080")}, // not ready: the slice's record counts
+		{Addr: addrPort("10.0.0.2:8080"), Serving: true}, // not ready: the slice's record counts
 	}
 	set(true, own...)
 	shows("10.0.0.1:8080", "10.0.0.2:8080")
@@ -340,6 +340,10 @@ func TestHandBuiltEndpointsLiveBesideSlices(t *testing.T) {
 	}
 	for name, bad := range map[string]Endpoint{
 		"no port": {Addr: addrPort("10.0.0.1:0")}, "no address": {}, "a zone": {Addr: addrPort("[fe80::1%eth0]:1")},
+		"loopback":        {Addr: addrPort("127.0.0.1:80"), Ready: true},
+		"mapped loopback": {Addr: addrPort("[::ffff:127.0.0.1]:80"), Ready: true},
+		"link-local":      {Addr: addrPort("[fe80::1]:80"), Ready: true},
+		"no condition":    {Addr: addrPort("10.0.0.1:80")},
 	} {
 		if changed, err := tracker.Endpoints.Set(http, own[0], bad); changed || err == nil {
 			t.Errorf("%s: Set = %v, %v, want an error", name, changed, err)
@@ -347,5 +351,42 @@ func TestHandBuiltEndpointsLiveBesideSlices(t *testing.T) {
 	}
 	if _, err := tracker.Endpoints.Set(portName("x", "QUIC"), own[0]); err == nil {
 		t.Error("an unknown protocol: want an error")
+	}
+}
+
+func TestSetBlamesTheValueThatIsWrong(t *testing.T) {
+	four, six := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8::1")
+	for name, c := range map[string]struct {
+		port ServicePort
+		want string
+	}{
+		"no ClusterIP": {
+			ServicePort{Port: 80, ExternalIPs: []netip.Addr{four}, LoadBalancerVIPs: []netip.Addr{six}, LoadBalancerSourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
+			"ClusterIP: invalid value invalid IP",
+		},
+		"another family": {
+			ServicePort{Port: 80, ClusterIP: four, ExternalIPs: []netip.Addr{six}},
+			"ExternalIPs: 2001:db8::1 is not of the IP family of ClusterIP 203.0.113.1",
+		},
+	} {
+		c.port.Name = http
+		_, err := mustTracker(t).Services.Set(web, c.port)
+		if want := "set Service default/web: service port default/web:http: " + c.want; err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+	}
+}
+
+func TestDrainingIsKnownAndChangesNothing(t *testing.T) {
+	tracker := mustTracker(t)
+	node := Node{Name: "here", Zone: "zone-a"}
+	applyAll(t, tracker, v1.IPv4Protocol)
+	node.Draining = "tainted"
+	if tracker.SetNode(node) {
+		t.Error("changed = true for Draining alone, want false")
+	}
+	state, delta := applyAll(t, tracker, v1.IPv4Protocol)
+	if state.Node().Draining != "tainted" || delta.Full {
+		t.Errorf("Draining = %q, Full = %v, want tainted and false", state.Node().Draining, delta.Full)
 	}
 }

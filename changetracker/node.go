@@ -7,7 +7,7 @@ import (
 // canonical is a copy of n that shares no memory with it, without addresses that
 // no node can have.
 func (n *Node) canonical() Node {
-	c := Node{Name: n.Name, Zone: n.Zone}
+	c := Node{Name: n.Name, Zone: n.Zone, Draining: n.Draining}
 	for _, a := range n.Addresses {
 		if a = a.Unmap(); dialable(a) {
 			c.Addresses = append(c.Addresses, a)
@@ -21,6 +21,7 @@ func (n *Node) canonical() Node {
 	return c
 }
 
+// equal compares what programming depends on: all but Draining.
 func (n *Node) equal(o *Node) bool {
 	return n.Name == o.Name && n.Zone == o.Zone &&
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)

@@ -2,6 +2,7 @@ package changetracker
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -30,6 +31,23 @@ type Node struct {
 	Draining string
 }
 
+// ExternalIPPolicy says which values of spec.externalIPs count. Whoever may write a
+// Service can take the traffic to any address with them (CVE-2020-8554). Those that
+// do not count are Problems of reason ReasonRefused; the Service's other addresses
+// stay. Never accepted are addresses of loopback, link-local and multicast, and the
+// unspecified one. The zero value accepts all others, also addresses of the node,
+// which external IPs are commonly used for.
+type ExternalIPPolicy struct {
+	// Refuse accepts no external IP at all (AllowServiceExternalIPs=false of KEP-5707).
+	Refuse bool
+	// Denied are ranges that no external IP may be in.
+	Denied []netip.Prefix
+}
+
+func (p *ExternalIPPolicy) accepts(a netip.Addr) bool {
+	return !p.Refuse && !special(a) && !slices.ContainsFunc(p.Denied, func(r netip.Prefix) bool { return canonicalPrefix(r).Contains(a) })
+}
+
 // Options configures the trackers. The zero value tracks both families for a
 // node without name.
 type Options struct {
@@ -43,9 +61,15 @@ type Options struct {
 	// Service that it turns away counts as deleted. It must be pure.
 	Select func(*v1.Service) bool
 	// StrictSourceRanges closes a load balancer VIP whose Service restricts its
-	// sources with ranges of the other family only. By default, as in kube-proxy,
-	// such a VIP is open to everybody.
+	// sources, but with no valid range of the VIP's family. By default, as in
+	// kube-proxy, such a VIP is open to everybody. Either is a Problem.
 	StrictSourceRanges bool
+	// ExternalIPs says which external IPs of Services count.
+	ExternalIPs ExternalIPPolicy
+	// LoopbackEndpoints accepts endpoints at loopback addresses, which the API server
+	// refuses: they open what the node serves to itself. It is for Services of one
+	// machine, such as in a test.
+	LoopbackEndpoints bool
 	// DecorateService and DecorateEndpoint, if set, may fill Ext and change any
 	// other field but the identity (Name, Addr). They must be pure and must not
 	// keep or change the API object. DecorateEndpoint sees an endpoint once for all

@@ -1,6 +1,7 @@
 package changetracker
 
 import (
+	"fmt"
 	"math"
 	"net/netip"
 	"slices"
@@ -47,8 +48,9 @@ func (s *store) parseService(service *v1.Service, f *findings) (ports perFamily[
 		f.add(ReasonNoPorts, "", "spec.ports")
 		return ports
 	}
-	p.parseVIPs(service, f)
+	p.parseVIPs(service, &s.options.ExternalIPs, f)
 	p.parseSourceRanges(service, f)
+	p.warnOfRanges(s.options.StrictSourceRanges, f)
 	p.parsePolicies(service, f)
 	for _, port := range parseServicePorts(service, f) {
 		for family, clusterIP := range p.clusterIPs {
@@ -120,15 +122,18 @@ func parseListedClusterIP(spec *v1.ServiceSpec, i int, f *findings) (addr netip.
 
 // parseVIPs reads external IPs and load balancer addresses (TRK-11, TRK-14).
 // Blank values are nobody's mistake to report.
-func (p *parsedService) parseVIPs(service *v1.Service, f *findings) {
+func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy, f *findings) {
 	for i, text := range service.Spec.ExternalIPs {
 		if strings.TrimSpace(text) == "" {
 			continue
 		}
-		if addr, ok := parseAddr(text); ok && dialable(addr) {
-			p.externals[addrFamily(addr)] = append(p.externals[addrFamily(addr)], addr)
-		} else {
+		switch addr, ok := parseAddr(text); {
+		case !ok || !dialable(addr):
 			f.add(ReasonInvalidAddress, text, "spec.externalIPs[%d]", i)
+		case !policy.accepts(addr):
+			f.add(ReasonRefused, text, "spec.externalIPs[%d]", i)
+		default:
+			p.externals[addrFamily(addr)] = append(p.externals[addrFamily(addr)], addr)
 		}
 	}
 	for i := range service.Status.LoadBalancer.Ingress {
@@ -157,7 +162,7 @@ func (p *parsedService) parseSourceRanges(service *v1.Service, f *findings) {
 			continue
 		}
 		restricted = true
-		prefix, ok := parsePrefix(text)
+		prefix, ok := parseRange(text)
 		if !ok {
 			f.add(ReasonInvalidCIDR, text, "spec.loadBalancerSourceRanges[%d]", i)
 			continue
@@ -169,6 +174,19 @@ func (p *parsedService) parseSourceRanges(service *v1.Service, f *findings) {
 	for family := range p.ranges {
 		p.ranges[family] = canonicalPrefixes(p.ranges[family])
 		p.deny[family] = restricted && !open[family] && p.ranges[family] == nil
+	}
+}
+
+// warnOfRanges reports the load balancer addresses whose restriction names nobody.
+func (p *parsedService) warnOfRanges(strict bool, f *findings) {
+	effect := "open to everybody"
+	if strict {
+		effect = "closed to everybody"
+	}
+	for family, deny := range p.deny {
+		if deny && p.clusterIPs[family].IsValid() && len(p.vips[family]) > 0 {
+			f.add(ReasonNoSourceRange, fmt.Sprintf("%s: %s", familyName(family), effect), "spec.loadBalancerSourceRanges")
+		}
 	}
 }
 

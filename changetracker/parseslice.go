@@ -153,7 +153,7 @@ func (p *sliceParser) parseEndpoints(slice *discovery.EndpointSlice, family int,
 	sorted := true
 	for i := range slice.Endpoints {
 		api := &slice.Endpoints[i]
-		addr, ok := parseEndpointAddr(api, i, family, f)
+		addr, ok := p.parseAddr(api, i, family, f)
 		if !ok {
 			continue
 		}
@@ -168,16 +168,16 @@ func (p *sliceParser) parseEndpoints(slice *discovery.EndpointSlice, family int,
 	p.endpoints = dropDuplicates(p.endpoints)
 }
 
-// parseEndpointAddr reads the one address that counts (EPS-12). Wrong and foreign
-// ones are dropped (W-01).
-func parseEndpointAddr(api *discovery.Endpoint, i, family int, f *findings) (addr netip.Addr, ok bool) {
+// parseAddr reads the one address that counts (EPS-12). Wrong and foreign ones are
+// dropped (W-01).
+func (p *sliceParser) parseAddr(api *discovery.Endpoint, i, family int, f *findings) (addr netip.Addr, ok bool) {
 	if len(api.Addresses) == 0 {
 		f.add(ReasonMissing, "", "endpoints[%d].addresses", i)
 		return addr, false
 	}
 	addr, ok = parseAddr(api.Addresses[0])
 	switch {
-	case !ok || !dialable(addr):
+	case !ok || !p.store.options.mayServe(addr):
 		f.add(ReasonInvalidAddress, api.Addresses[0], "endpoints[%d].addresses[0]", i)
 		return addr, false
 	case addrFamily(addr) != family:

@@ -160,7 +160,7 @@ func TestServiceValuesAreCanonicalPerFamily(t *testing.T) {
 	six, _ := peek(t, tracker, v1.IPv6Protocol)
 	name := portName("http", v1.ProtocolTCP)
 	for what, c := range map[string]struct{ got, want any }{
-		"TRK-11 external IPs":      {mustService(t, four, name).ExternalIPs, "[127.0.0.7 192.0.2.1 192.0.2.9 192.0.2.10 192.0.2.11]"},
+		"TRK-11 external IPs":      {mustService(t, four, name).ExternalIPs, "[192.0.2.1 192.0.2.9 192.0.2.10 192.0.2.11]"},
 		"TRK-11 external IPs of 6": {mustService(t, six, name).ExternalIPs, "[2001:db8::9]"},
 		"TRK-12 source ranges":     {mustService(t, four, name).LoadBalancerSourceRanges, "[10.0.0.0/8 192.168.0.0/16 198.51.100.0/24]"},
 		"TRK-12 source ranges 6":   {mustService(t, six, name).LoadBalancerSourceRanges, "[2001:db8::/32]"},
@@ -175,7 +175,7 @@ func TestServiceValuesAreCanonicalPerFamily(t *testing.T) {
 			t.Errorf("%s = %s, want %s", what, got, c.want)
 		}
 	}
-	wantReasons(t, tracker, ReasonInvalidAddress, ReasonInvalidAddress, ReasonInvalidAddress, ReasonInvalidCIDR,
+	wantReasons(t, tracker, ReasonInvalidAddress, ReasonRefused, ReasonInvalidAddress, ReasonInvalidAddress, ReasonInvalidCIDR,
 		ReasonInvalidAddress)
 	if got, want := tracker.Problems()[0].Field, "spec.externalIPs[10]"; got != want {
 		t.Errorf("field = %q, want %q", got, want)
@@ -294,6 +294,72 @@ func TestSourceRangesOfTheOtherFamily(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestUnrestrictedVIPsAreProblems(t *testing.T) {
+	vips := []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8::1"}}
+	for name, c := range map[string]struct {
+		ranges []string
+		vips   []v1.LoadBalancerIngress
+		want   []string
+	}{
+		"none":             {nil, vips, nil},
+		"both":             {[]string{"10.0.0.0/8", "fd00::/8"}, vips, nil},
+		"IPv4 only":        {[]string{"10.0.0.0/8"}, vips, []string{"IPv6: "}},
+		"IPv6 only":        {[]string{"fd00::/8"}, vips, []string{"IPv4: "}},
+		"no VIP of it":     {[]string{"10.0.0.0/8"}, vips[:1], nil},
+		"all malformed":    {[]string{"x"}, vips, []string{"IPv4: ", "IPv6: "}},
+		"an address":       {[]string{"10.0.0.1", "fd00::1"}, vips, nil},
+		"a mapped address": {[]string{"::ffff:10.0.0.1"}, vips[:1], nil},
+	} {
+		for strict, effect := range map[bool]string{false: "open to everybody", true: "closed to everybody"} {
+			tracker := mustTracker(t, func(o *Options) { o.StrictSourceRanges = strict })
+			tracker.Services.Update(nil, webService(func(s *v1.Service) {
+				s.Spec.LoadBalancerSourceRanges, s.Status.LoadBalancer.Ingress = c.ranges, c.vips
+			}))
+			var got, want []string
+			for _, p := range tracker.Problems() {
+				if p.Reason == ReasonNoSourceRange {
+					got = append(got, p.Value)
+				}
+			}
+			for _, family := range c.want {
+				want = append(want, family+effect)
+			}
+			if !slices.Equal(got, want) || tracker.ProblemCounts()[ReasonNoSourceRange] != len(want) {
+				t.Errorf("%s: problems = %v, want %v", name, got, want)
+			}
+		}
+	}
+}
+
+func TestExternalIPsCanBeRefused(t *testing.T) {
+	given := []string{"192.0.2.1", "10.244.0.1", "127.0.0.1", "::ffff:127.0.0.1", "169.254.1.1", "2001:db8::1", "::1", "fe80::1"}
+	for name, c := range map[string]struct {
+		policy    ExternalIPPolicy
+		four, six string
+		refused   int
+	}{
+		"by default": {ExternalIPPolicy{}, "[10.244.0.1 192.0.2.1]", "[2001:db8::1]", 5},
+		"ranges": {
+			ExternalIPPolicy{Denied: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("2001:db8::/32")}},
+			"[192.0.2.1]", "[]", 7,
+		},
+		"all": {ExternalIPPolicy{Refuse: true}, "[]", "[]", 8},
+	} {
+		tracker := mustTracker(t, func(o *Options) { o.ExternalIPs = c.policy })
+		tracker.Services.Update(nil, webService(func(s *v1.Service) { s.Spec.ExternalIPs, s.Spec.Ports[0].NodePort = given, 30080 }))
+		for family, want := range map[v1.IPFamily]string{v1.IPv4Protocol: c.four, v1.IPv6Protocol: c.six} {
+			state, _ := peek(t, tracker, family)
+			p := mustService(t, state, http)
+			if got := fmt.Sprint(p.ExternalIPs); got != want || p.NodePort != 30080 {
+				t.Errorf("%s: %s external IPs = %s, want %s beside the node port", name, family, got, want)
+			}
+		}
+		if got := tracker.ProblemCounts()[ReasonRefused]; got != c.refused {
+			t.Errorf("%s: %d refused, want %d", name, got, c.refused)
+		}
 	}
 }
 

@@ -143,7 +143,9 @@ func TestEndpointAddresses(t *testing.T) {
 		"mapped IPv6 is IPv4":       {[]string{"::ffff:10.0.0.7"}, []string{"10.0.0.7:8080"}, ""},
 		"unspecified":               {[]string{"0.0.0.0"}, nil, ReasonInvalidAddress},
 		"multicast":                 {[]string{"224.0.0.5"}, nil, ReasonInvalidAddress},
-		"loopback is left alone":    {[]string{"127.0.0.1"}, []string{"127.0.0.1:8080"}, ""},
+		"loopback":                  {[]string{"127.0.0.1"}, nil, ReasonInvalidAddress},
+		"mapped loopback":           {[]string{"::ffff:127.0.0.1"}, nil, ReasonInvalidAddress},
+		"link-local":                {[]string{"169.254.169.254"}, nil, ReasonInvalidAddress},
 		"a zone is not an address":  {[]string{"fe80::1%eth0"}, nil, ReasonInvalidAddress},
 		"sloppy IPv6 in IPv4 slice": {[]string{" fd00::1"}, nil, ReasonWrongFamily},
 	} {
@@ -242,7 +244,7 @@ func TestDuplicateThatCountsIsAlwaysTheSame(t *testing.T) {
 	for name, c := range map[string]struct{ winner, loser rec }{
 		"ready beats not ready":      {rec{ready: true, serving: true, slice: "b"}, rec{created: 9, slice: "a"}},
 		"ready beats draining":       {rec{ready: true, slice: "b"}, rec{serving: true, terminating: true, created: 9, slice: "a"}},
-		"draining beats not ready":   {rec{serving: true, terminating: true, slice: "b"}, rec{serving: true, created: 9, slice: "a"}},
+		"starting beats draining":    {rec{serving: true, slice: "b"}, rec{serving: true, terminating: true, created: 9, slice: "a"}},
 		"EPS-19 staying beats going": {rec{ready: true, slice: "b"}, rec{ready: true, terminating: true, created: 9, slice: "a"}},
 		"EPS-19 of two not ready":    {rec{slice: "b"}, rec{terminating: true, created: 9, slice: "a"}},
 		"then serving":               {rec{ready: true, serving: true, slice: "b"}, rec{ready: true, created: 9, slice: "a"}},
@@ -288,6 +290,31 @@ func TestDuplicateThatCountsIsAlwaysTheSame(t *testing.T) {
 
 // A record that does not count may change without anybody noticing, and shows
 // when the one that counts goes away.
+// Of two pods with one address, the one that ends had it before (k/k#135593).
+func TestAReusedAddressIsThatOfThePodThatStays(t *testing.T) {
+	value := func(ready, serving, terminating bool) int {
+		return 4*count(!terminating) + 2*count(ready) + count(serving)
+	}
+	for pair := range 64 {
+		bit := func(i int) bool { return pair>>i&1 == 1 }
+		for _, slicesOf := range [][2]string{{"a", "b"}, {"b", "a"}, {"a", "a"}} {
+			tracker, one := mustEndpointTracker(t), webSlice(slicesOf[0], at("10.0.0.1", conditions(bit(0), bit(1), bit(2))))
+			other := webSlice(slicesOf[1], at("10.0.0.1", conditions(bit(3), bit(4), bit(5))))
+			if slicesOf[0] == slicesOf[1] {
+				one.Endpoints = append(one.Endpoints, other.Endpoints...)
+			} else {
+				tracker.Endpoints.EndpointSliceUpdate(other, false)
+			}
+			tracker.Endpoints.EndpointSliceUpdate(one, false)
+			want := max(value(bit(0), bit(1), bit(2)), value(bit(3), bit(4), bit(5)))
+			got := endpointsOf(t, tracker, v1.IPv4Protocol, http)
+			if len(got) != 1 || value(got[0].Ready, got[0].Serving, got[0].Terminating) != want {
+				t.Errorf("of %v and %v, in slices %v: %v", one.Endpoints[0].Conditions, other.Endpoints[0].Conditions, slicesOf, addrs(got))
+			}
+		}
+	}
+}
+
 func TestDuplicateThatDoesNotCountIsNoChange(t *testing.T) {
 	tracker := mustEndpointTracker(t)
 	up := webSlice("up", at("10.0.0.1"))

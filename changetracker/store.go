@@ -258,10 +258,10 @@ func (s *store) setNode(node Node) (changed bool) {
 	s.mu.Lock()
 	defer s.unlock()
 	was, is := s.node, node.canonical()
+	s.node = is
 	if was.equal(&is) {
 		return false
 	}
-	s.node = is
 	now := s.now()
 	for _, f := range s.families {
 		if f == nil {

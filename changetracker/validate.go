@@ -36,6 +36,11 @@ func (o *Options) Validate() error {
 			bad("Node.PodCIDRs[%d]: %v is not a prefix", i, p)
 		}
 	}
+	for i, p := range o.ExternalIPs.Denied {
+		if !p.IsValid() {
+			bad("ExternalIPs.Denied[%d]: %v is not a prefix", i, p)
+		}
+	}
 	if faults := validation.IsValidLabelValue(o.ServiceProxyName); len(faults) > 0 {
 		bad("ServiceProxyName: %q: %s", readable(o.ServiceProxyName), strings.Join(faults, "; "))
 	}

@@ -82,11 +82,12 @@ type FlowCheck struct {
 	Orphanage []netip.Prefix
 }
 
-// Servers returns the endpoints that serve, sorted, without duplicates.
+// Servers returns the endpoints that take traffic, sorted, without duplicates: those
+// that serve, and those that are ready without it (publishNotReadyAddresses).
 func Servers(endpoints []changetracker.Endpoint) []netip.AddrPort {
 	var servers []netip.AddrPort
 	for i := range endpoints {
-		if endpoints[i].Serving {
+		if endpoints[i].Ready || endpoints[i].Serving {
 			servers = append(servers, endpoints[i].Addr)
 		}
 	}

@@ -62,3 +62,14 @@ func TestServersServe(t *testing.T) {
 		t.Errorf("servers %v, want %v", got, want)
 	}
 }
+
+func TestWhatIsReadyIsAServerToo(t *testing.T) { // publishNotReadyAddresses
+	for state := range 8 {
+		e := changetracker.Endpoint{
+			Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: state&1 != 0, Serving: state&2 != 0, Terminating: state&4 != 0,
+		}
+		if got, want := len(Servers([]changetracker.Endpoint{e})) == 1, e.Ready || e.Serving; got != want || e.Usable() && !got {
+			t.Errorf("%v serving=%v: a server: %v, want %v", &e, e.Serving, got, want)
+		}
+	}
+}

@@ -54,7 +54,7 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 }
 
 func allServe(endpoints []changetracker.Endpoint) bool {
-	return !slices.ContainsFunc(endpoints, func(e changetracker.Endpoint) bool { return !e.Serving })
+	return !slices.ContainsFunc(endpoints, func(e changetracker.Endpoint) bool { return !e.Serving && !e.Ready })
 }
 
 // frontends lists the frontends in order of Key. Of two with the same Key the

@@ -43,7 +43,7 @@ func terminating(e changetracker.Endpoint) changetracker.Endpoint {
 }
 
 func notReady(e changetracker.Endpoint) changetracker.Endpoint {
-	e.Ready, e.Serving = false, false
+	e.Ready, e.Serving, e.Terminating = false, false, true
 	return e
 }
 

@@ -63,7 +63,10 @@ func inUserspace(t *testing.T, observer proxier.Observer, change ...func(*usersp
 	t.Helper()
 	w := &world{}
 	config := userspace.Config{
-		Config:  proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{MinInterval: runner.Unlimited}},
+		Config: proxier.Config{
+			Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{MinInterval: runner.Unlimited},
+			Tracker: changetracker.Options{LoopbackEndpoints: true},
+		},
 		UDPIdle: 200 * time.Millisecond,
 		Hold:    userspace.Hold{Timeout: 50 * time.Millisecond},
 		Hooks: userspace.Hooks{

@@ -23,7 +23,10 @@ type Config struct {
 	// Names of the kernel objects; the zero value means DefaultNames.
 	Names Names
 	// Tracker carries the trackers' options for embedders: selection, decoration,
-	// strictness. Its Families, Node and Logger are ours.
+	// strictness, external IPs. Its Families, Node and Logger must not be set: the
+	// tracker gets Config.Families, Config.Node and Deps.Logger. No external IP may be
+	// in a range that is known at start to be of pods: Masquerade.Local.CIDRs and
+	// Node.PodCIDRs.
 	Tracker changetracker.Options
 	// Runner limits the rate of syncs.
 	Runner runner.Options

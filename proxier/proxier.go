@@ -83,6 +83,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 	p.log = p.log.With(zap.String("instance", config.Names.Instance))
 	options := config.Tracker
 	options.Families, options.Node, options.Logger = config.Families, config.Node, p.log
+	options.ExternalIPs.Denied = slices.Concat(options.ExternalIPs.Denied, config.Masquerade.Local.CIDRs, config.Node.PodCIDRs)
 	var err error
 	if p.tracker, err = changetracker.New(options); err != nil {
 		return nil, fmt.Errorf("%w: Tracker: %w", ErrInvalidConfig, err)

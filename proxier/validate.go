@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
@@ -58,6 +59,13 @@ func (c Config) Validate() error {
 	}
 	if c.NodePorts.Primary && len(c.NodePorts.Addresses) > 0 {
 		bad("NodePorts", "Primary excludes Addresses")
+	}
+	for field, isSet := range map[string]bool{
+		"Families": len(c.Tracker.Families) > 0, "Node": !reflect.ValueOf(c.Tracker.Node).IsZero(), "Logger": c.Tracker.Logger != nil,
+	} {
+		if isSet {
+			bad("Tracker."+field, "is set: use Config.Families, Config.Node and Deps.Logger, which both the tracker and the engines get")
+		}
 	}
 	errs = append(errs,
 		validatePrefixes("NodePorts.Addresses", c.NodePorts.Addresses),

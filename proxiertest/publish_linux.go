@@ -153,6 +153,9 @@ func (e endpoint) render(family v1.IPFamily) SliceOption {
 
 // addr is where the endpoint is, without its port.
 func (e endpoint) addr(family v1.IPFamily) netip.Addr {
+	if e.addrs != nil {
+		return e.addrs(family)
+	}
 	if e.crowd != 0 {
 		return crowdAddr(family, e.crowd)
 	}
@@ -233,5 +236,6 @@ func (p *published) targets(world *Topology, family v1.IPFamily) map[target]neti
 		healthOfVIP:        netip.AddrPortFrom(p.loadBalancer(family), hostPort),
 		healthOfClusterIP:  netip.AddrPortFrom(own, hostPort),
 		nodePortLoopback2:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 5}), port),
+		podAddress:         netip.AddrPortFrom(podAddr(pod2, family), servicePort),
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 )
 
 // scenario is one rule about packets: Services that exist, and what whoever dials
@@ -58,6 +59,8 @@ type endpoint struct {
 	condition EndpointOption
 	// node is what the slice says of where it runs; "" is the truth.
 	node string
+	// addrs, if set, is where it says to be, instead of at that place.
+	addrs func(v1.IPFamily) netip.Addr
 	// crowd, if not 0, is an address of the crowded pod instead.
 	crowd int
 }
@@ -113,6 +116,7 @@ const (
 	healthOfVIP        target = "health_check_of_loadBalancer"
 	healthOfClusterIP  target = "health_check_of_clusterIP"
 	nodePortLoopback2  target = "nodePort_loopback_127.0.0.5"
+	podAddress         target = "address_of_a_pod"
 )
 
 // probe is one packet's way and fate.
@@ -188,6 +192,12 @@ func ready(at ...place) []endpoint { return inCondition(nil, at) }
 func terminating(at ...place) []endpoint { return inCondition(Terminating(), at) }
 
 func notServing(at ...place) []endpoint { return inCondition(NotServing(), at) }
+
+// unready are endpoints of a Service with publishNotReadyAddresses: ready, but not
+// serving.
+func unready(at ...place) []endpoint {
+	return inCondition(func(e *discovery.Endpoint) { setConditions(e, true, false, false) }, at)
+}
 
 func inCondition(condition EndpointOption, at []place) []endpoint {
 	endpoints := make([]endpoint, len(at))

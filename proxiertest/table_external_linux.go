@@ -2,12 +2,15 @@ package proxiertest
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
 // externalScenarios are about node ports, external IPs and load balancers under
@@ -50,6 +53,38 @@ func externalScenarios() []scenario {
 				every([]place{pod0, client, node}, []target{cloudLoadBalancer}, keptBy(router)),
 				every([]place{pod0, client, node}, []target{nodePort, externalIP}, masqueradedTo(pod1)),
 				every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
+		},
+	}
+}
+
+// refusedScenarios are about values that the proxy sets aside.
+func refusedScenarios() []scenario {
+	loopback := func(family v1.IPFamily) netip.Addr {
+		if family == v1.IPv4Protocol {
+			return netip.MustParseAddr("127.0.0.1")
+		}
+		return netip.IPv6Loopback()
+	}
+	return []scenario{
+		{
+			name: "PKT-29/loopback_endpoint", rule: "No endpoint leads to what the node serves to itself.",
+			services: []service{{external: true, endpoints: append(ready(pod1), endpoint{addrs: loopback})}},
+			play: func(ctx context.Context, t *testing.T, s *stage) {
+				t.Helper()
+				netnstest.Serve(t, s.world.Node.ns, "node-itself", podPort)
+				s.probe(ctx, t, scenario{probes: slices.Concat(
+					every([]place{client, pod0}, external(), masqueradedTo(pod1)), every([]place{pod0, node}, []target{clusterIP}, answeredBy(pod1)))})
+				s.publish(ctx, t, service{external: true, endpoints: []endpoint{{addrs: loopback}}})
+				s.probe(ctx, t, scenario{probes: every([]place{client, pod0}, external(), isRejected())})
+			},
+		},
+		{
+			name: "PKT-29/external_IP_of_a_pod", rule: "An external IP in the pods' ranges counts for nothing, and the other addresses work.",
+			services: []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{ExternalIPs(
+				podAddr(pod2, v1.IPv4Protocol).String(), podAddr(pod2, v1.IPv6Protocol).String())}}},
+			probes: slices.Concat(
+				every([]place{pod0}, []target{podAddress}, isRejected()),
+				every([]place{client, pod0}, external(), masqueradedTo(pod1))),
 		},
 	}
 }

@@ -73,6 +73,7 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 		{"replaced", ready(remote0), remote0},
 		{"scaled_to_zero", nil, ""},
 		{"scaled_from_zero", ready(pod2), pod2},
+		{"published_though_not_ready", append(unready(pod2), ready(remote1)...), pod2},
 		{"not_serving", append(notServing(pod2), ready(remote1)...), remote1},
 	} {
 		s.publish(ctx, t, service{external: true, endpoints: step.endpoints})

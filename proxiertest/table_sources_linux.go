@@ -89,6 +89,18 @@ func openSourceRangeScenarios() []scenario {
 				every([]place{otherClient}, balancer, isDropped())),
 		},
 		{
+			name: "PKT-40/address", rule: "A range without a length is one address.",
+			services: guarded("198.51.100.2", "2001:db8:c::2"),
+			probes: slices.Concat(
+				every([]place{client}, balancer, masqueradedTo(pod1, remote0)),
+				every([]place{otherClient}, balancer, isDropped())),
+		},
+		{
+			name: "PKT-46/malformed", rule: "Ranges none of which is one do not guard.",
+			services: guarded("everybody", "10.0.0.0/99"),
+			probes:   every(everybody, balancer, masqueradedTo(pod1, remote0)),
+		},
+		{
 			name: "PKT-46/IPv4_ranges", rule: "Ranges of the other family only do not guard this one.",
 			services: guarded("198.51.100.2/32"),
 			families: []v1.IPFamily{v1.IPv6Protocol},

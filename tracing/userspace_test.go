@@ -64,8 +64,11 @@ func inUserspace(t *testing.T, observer proxier.Observer) *world {
 	t.Helper()
 	w := &world{}
 	config := userspace.Config{
-		Config: proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{MinInterval: runner.Unlimited}},
-		Hold:   userspace.Hold{Timeout: holdTimeout},
+		Config: proxier.Config{
+			Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{MinInterval: runner.Unlimited},
+			Tracker: changetracker.Options{LoopbackEndpoints: true},
+		},
+		Hold: userspace.Hold{Timeout: holdTimeout},
 		Hooks: userspace.Hooks{
 			Listen: w.listens, Pick: deadFirst,
 			Activate: func(context.Context, changetracker.ServicePortName) {},

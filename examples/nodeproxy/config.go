@@ -35,11 +35,20 @@ func (o *options) config(node string) (proxier.Config, error) {
 		Runner:     o.tuned().rate(),
 		Masquerade: proxier.Masquerade{All: o.masqueradeAll, Local: o.localDetector(&f)},
 		NodePorts:  o.nodePorts(&f),
+		Tracker: changetracker.Options{
+			StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f),
+		},
 	}
 	if bit := o.tuned().masqueradeBit; bit >= 0 { // else it is reported
 		c.Masquerade.Mark = 1 << bit
 	}
 	return c, errors.Join(f...)
+}
+
+func (o *options) externalIPs(f *faults) changetracker.ExternalIPPolicy {
+	denied, ok := parsePrefixes(o.deniedExternalIPs)
+	f.check(ok, "denied-external-ips", strings.Join(o.deniedExternalIPs, ","), "ranges such as 10.0.0.0/8")
+	return changetracker.ExternalIPPolicy{Refuse: o.refuseExternalIPs, Denied: denied}
 }
 
 func (o *options) names(f *faults) proxier.Names {
