@@ -234,9 +234,18 @@ type recorder struct {
 	kernel
 	on      bool
 	batches [][]byte
+	// before and after are run once each, around the next commit.
+	before, after atomic.Pointer[func()]
 }
 
 func (r *recorder) commit(ctx context.Context, w *wire) error {
+	for _, hook := range []*atomic.Pointer[func()]{&r.before, &r.after} {
+		if do := hook.Swap(nil); do != nil && hook == &r.before {
+			(*do)()
+		} else if do != nil {
+			defer (*do)()
+		}
+	}
 	if r.on {
 		r.batches = append(r.batches, bytes.Clone(w.buf))
 	}

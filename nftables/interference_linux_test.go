@@ -1,0 +1,73 @@
+package nftables
+
+import (
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+)
+
+// TestDamageBesideASyncIsRepaired: whatever somebody destroys, before, while and after
+// something else is synced, soon the table is what it must be.
+func TestDamageBesideASyncIsRepaired(t *testing.T) {
+	t.Parallel()
+	damages := map[string]string{
+		"ruleset flushed":    "flush ruleset",
+		"chain flushed":      "flush chain ip serviceplane services",
+		"base chain deleted": "delete chain ip serviceplane postrouting",
+		"element deleted":    "delete element ip serviceplane cluster-ips { 10.0.0.3 }",
+		"endpoints all gone": "flush map ip serviceplane endpoints",
+	}
+	moments := map[string]func(r *recorder, damage, sync func()){
+		"before":           func(_ *recorder, damage, sync func()) { damage(); sync() },
+		"after":            func(_ *recorder, damage, sync func()) { sync(); damage() },
+		"before and after": func(_ *recorder, damage, sync func()) { damage(); sync(); damage() },
+		"before the write": func(r *recorder, damage, sync func()) { r.before.Store(&damage); sync() },
+		"after the write":  func(r *recorder, damage, sync func()) { r.after.Store(&damage); sync() },
+		"within the repair": func(r *recorder, damage, sync func()) {
+			sync()
+			r.before.Store(&damage)
+			r.after.Store(&damage)
+			damage()
+		},
+		"beside it": func(_ *recorder, damage, change func()) { // what comes first is left to chance
+			var done sync.WaitGroup
+			done.Go(damage)
+			change()
+			done.Wait()
+		},
+	}
+	for what, script := range damages {
+		for moment, order := range moments {
+			t.Run(what+"/"+moment, func(t *testing.T) {
+				t.Parallel()
+				w := startWatched(t, 20)
+				there, back := replaced(w.cluster.slices[7], 1), w.cluster.slices[7]
+				w.OnEndpointSliceUpdate(nil, there)
+				w.sync(t)
+				want := canonical(mustList(t, w.ns))
+				w.OnEndpointSliceUpdate(nil, back)
+				w.sync(t)
+				order(w.recorder, func() { tryNFT(w.ns, script) }, func() {
+					w.OnEndpointSliceUpdate(nil, there)
+					if err := w.Sync(t.Context()); err != nil {
+						t.Logf("sync: %v", err) // it is tried again
+					}
+				})
+				eventually(t, 20*time.Second, "repair", func() bool { return canonical(tryNFT(w.ns, "list ruleset")) == want })
+			})
+		}
+	}
+}
+
+// tryNFT runs a script of nft, which fails if it finds nothing.
+func tryNFT(ns *netns.NS, script string) (text string) {
+	_ = ns.Do(func() error {
+		out, err := exec.Command("nft", script).CombinedOutput()
+		text = string(out)
+		return err
+	})
+	return text
+}
