@@ -38,8 +38,9 @@ type Engine struct {
 	kernel handle     // nil until it is needed
 	device holder
 	table  *table
-	// trusted says that table and bound are what the kernel holds.
-	trusted bool
+	// trusted says that table and bound are what the kernel holds; isTold that Watch has
+	// said that they are not.
+	trusted, isTold bool
 	// bound are the addresses on our device.
 	bound map[netip.Addr]bool
 	// uses counts the service ports that need an address there, and idle are those that
@@ -84,8 +85,6 @@ type rules interface {
 type handle interface {
 	kernel
 	setTimeouts(c *Config) error
-	// servers are the virtual servers, whoever made them.
-	servers() (map[serverKey]bool, error)
 	Close()
 }
 

@@ -30,14 +30,6 @@ type node struct {
 func (k *fakeKernel) setTimeouts(*Config) error { return k.call(func() error { return nil }) }
 func (k *fakeKernel) Close()                    {}
 
-func (k *fakeKernel) servers() (map[serverKey]bool, error) {
-	all := map[serverKey]bool{}
-	for key := range k.virtuals {
-		all[key] = true
-	}
-	return all, nil
-}
-
 // fakeHolder is the dummy device, and the addresses of the other links.
 type fakeHolder struct {
 	exists        bool

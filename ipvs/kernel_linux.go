@@ -110,21 +110,6 @@ func (k *netlinkKernel) List() (map[serverKey]*virtual, error) {
 	return all, nil
 }
 
-// servers implements handle.
-func (k *netlinkKernel) servers() (map[serverKey]bool, error) {
-	services, err := k.handle.GetServices()
-	if err != nil {
-		return nil, fmt.Errorf("list virtual servers: %w", denied(err))
-	}
-	all := make(map[serverKey]bool, len(services))
-	for _, s := range services {
-		if s.AddressFamily == k.family && s.FWMark == 0 {
-			all[serverKey{desired.Protocol(s.Protocol), netip.AddrPortFrom(addrOf(s.Address), s.Port)}] = true
-		}
-	}
-	return all, nil
-}
-
 func addrOf(ip net.IP) netip.Addr {
 	addr, _ := netip.AddrFromSlice(ip)
 	return addr.Unmap()

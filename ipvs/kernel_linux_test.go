@@ -280,6 +280,9 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	}
 	n.run("ipvsadm", "-D", "-t", webVIP+":80") // damage
 	n.eventually("the virtual server is back", func() bool { return strings.Contains(n.run("ipvsadm", "-Ln"), webVIP+":80") })
+	real := n.world.LocalPods[0].Addr(v1.IPv4Protocol).String() + ":8080"
+	n.run("ipvsadm", "-d", "-t", webVIP+":80", "-r", real)
+	n.eventually("the real server is back", func() bool { return strings.Contains(n.run("ipvsadm", "-Ln", "-t", webVIP+":80"), real) })
 	n.run("ip", "addr", "del", webVIP+"/32", "dev", n.device())
 	n.eventually("the address is back", func() bool { return strings.Contains(n.run("ip", "addr"), webVIP) })
 	n.stop()

@@ -46,7 +46,7 @@ func (e *Engine) observe(ctx context.Context) error {
 		e.table.adopt(key, v)
 		e.table.inherit(before, key)
 	}
-	e.bound, e.local = here, elsewhere
+	e.bound, e.local, e.isTold = here, elsewhere, false
 	e.uses, e.idle = map[netip.Addr]int{}, maps.Clone(here)
 	e.services = map[changetracker.ServicePortName]*placed{}
 	e.users, e.nodePorts = map[serverKey]changetracker.ServicePortName{}, map[serverKey]claim{}
@@ -79,10 +79,12 @@ func (e *Engine) owned(ctx context.Context, local []netip.Addr) (map[serverKey]b
 }
 
 // tendPeriod is how often real servers that drain are looked at, and lookPeriod how
-// often the virtual servers are: the kernel does not tell of changes of these.
+// often all are, or less often, so that looking takes one part in lookShare of the time:
+// the kernel does not tell of changes of these.
 const (
 	tendPeriod = time.Second
-	lookPeriod = 10 * time.Second
+	lookPeriod = time.Second
+	lookShare  = 20
 )
 
 // Watch implements proxier.Watcher: it hears of damage to the rules, and of changes
@@ -107,7 +109,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		rules <- e.watchRules(ctx, damaged)
 		stop()
 	}()
-	tick, look := time.NewTicker(tendPeriod), time.NewTicker(lookPeriod)
+	tick, look := time.NewTicker(tendPeriod), time.NewTimer(lookPeriod)
 	defer tick.Stop()
 	defer look.Stop()
 	for {
@@ -117,9 +119,11 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		case <-tick.C:
 			e.tend(ctx)
 		case <-look.C:
-			if text, missing := e.look(); missing {
+			began := time.Now()
+			if text, differ := e.look(); differ {
 				damaged(proxier.Damage{Object: text})
 			}
+			look.Reset(max(lookPeriod, lookShare*time.Since(began)))
 		case change, open := <-addresses:
 			if !open && ctx.Err() != nil {
 				return <-rules
@@ -193,24 +197,22 @@ func (e *Engine) matters(change netlink.AddrUpdate) (text string, matters bool) 
 	return fmt.Sprintf("address %v of the node", addr), change.NewAddr != slices.Contains(e.local, addr)
 }
 
-// look says whether somebody else has deleted one of our virtual servers.
-func (e *Engine) look() (text string, missing bool) {
+// look says whether somebody else has changed our virtual servers or their real servers,
+// once until everything is observed again.
+func (e *Engine) look() (text string, differ bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.trusted {
+	if !e.trusted || e.isTold {
 		return "", false // the next update is full
 	}
-	there, err := e.kernel.servers()
+	there, err := e.kernel.List()
 	if err != nil {
 		e.log.Warn("virtual servers cannot be looked at", zap.Error(err))
 		return "", false
 	}
-	for key := range e.table.known {
-		if !there[key] {
-			return fmt.Sprintf("virtual server %v", key), true
-		}
-	}
-	return "", false
+	text = e.table.differs(there)
+	e.isTold = text != ""
+	return text, e.isTold
 }
 
 // tend looks after what drains. A failure is logged, and tried again.

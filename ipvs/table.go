@@ -90,6 +90,21 @@ func (t *table) adopt(key serverKey, v *virtual) {
 	t.put(key, e)
 }
 
+// differs names something of ours that the kernel holds otherwise; nothing if all is well.
+func (t *table) differs(there map[serverKey]*virtual) string {
+	for key, e := range t.known {
+		v := there[key]
+		if v == nil {
+			return fmt.Sprintf("virtual server %v", key)
+		}
+		same := func(weight int, r *realServer) bool { return weight == r.weight }
+		if !maps.EqualFunc(v.reals, e.reals, same) {
+			return fmt.Sprintf("real servers of virtual server %v", key)
+		}
+	}
+	return ""
+}
+
 func (t *table) put(key serverKey, e *entry) {
 	t.known[key] = e
 	t.servers[key.addr.Addr()]++

@@ -57,23 +57,44 @@ func TestWatchEndsWithTheWatchOfTheRules(t *testing.T) {
 	}
 }
 
-// TestAVirtualServerThatSomebodyDeletedIsMissed, and not one that drained.
-func TestAVirtualServerThatSomebodyDeletedIsMissed(t *testing.T) {
+// TestWhatSomebodyChangedIsMissed, beside our own change, once; and not what drained.
+func TestWhatSomebodyChangedIsMissed(t *testing.T) {
 	t.Parallel()
-	n := newFakeNode()
-	e := n.engine(t)
-	mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod2)))
-	mustApply(t, e, removal("dns"))
-	tendAfter(e, 0)
-	if text, missing := e.look(); missing {
-		t.Errorf("look misses %s, want nothing", text)
+	web := tcpKey(webVIP + ":80")
+	server, reals := "virtual server "+webVIP+":80/TCP", "real servers of virtual server "+webVIP+":80/TCP"
+	for what, c := range map[string]struct {
+		want   string
+		damage func(k *fakeKernel)
+	}{
+		"virtual server deleted": {server, func(k *fakeKernel) { delete(k.virtuals, web) }},
+		"real server deleted":    {reals, func(k *fakeKernel) { delete(k.virtuals[web].reals, netip.MustParseAddrPort(pod1)) }},
+		"real server added":      {reals, func(k *fakeKernel) { k.virtuals[web].reals[netip.MustParseAddrPort(pod2)] = 1 }},
+		"weight changed":         {reals, func(k *fakeKernel) { k.virtuals[web].reals[netip.MustParseAddrPort(pod1)] = 0 }},
+		"all flushed":            {server, func(k *fakeKernel) { clear(k.virtuals) }},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newFakeNode()
+			e := n.engine(t)
+			mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod2)))
+			mustApply(t, e, removal("dns"))
+			tendAfter(e, 0)
+			if text, differ := e.look(); differ {
+				t.Errorf("look finds %s, want nothing", text)
+			}
+			c.damage(n.kernel)
+			mustApply(t, e, partial(service("dns", dnsVIP, pod2)))
+			if text, differ := e.look(); !differ || text != c.want {
+				t.Errorf("look = %q, %v, want %q", text, differ, c.want)
+			}
+			if text, differ := e.look(); differ {
+				t.Errorf("look finds %s again, want it told once", text)
+			}
+			mustApply(t, e, full(service("web", webVIP, pod1)))
+			if text, differ := e.look(); differ {
+				t.Errorf("look finds %s after the repair, want nothing", text)
+			}
+		})
 	}
-	delete(n.kernel.virtuals, tcpKey(webVIP+":80"))
-	if text, missing := e.look(); !missing || text != "virtual server "+webVIP+":80/TCP" {
-		t.Errorf("look = %q, %v, want web's", text, missing)
-	}
-	mustApply(t, e, full(service("web", webVIP, pod1)))
-	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
 }
 
 func awaitDamage(t *testing.T, damages <-chan proxier.Damage, want string) {
