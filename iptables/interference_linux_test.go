@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -30,35 +31,35 @@ type meddled struct {
 }
 
 type hooks struct {
-	before, after map[string]func()
+	all sync.Map // of func(), by their moments
 	// saves counts how often a table was read.
 	saves atomic.Int32
 }
 
-func (h *hooks) run(of map[string]func(), program string) {
-	if hook := of[program]; hook != nil {
-		delete(of, program)
-		hook()
+func (h *hooks) set(moment string, do func()) { h.all.Store(moment, do) }
+
+func (h *hooks) run(moment string) {
+	if hook, ok := h.all.LoadAndDelete(moment); ok {
+		hook.(func())()
 	}
 }
 
 func (m *meddled) save(ctx context.Context, table string) ([]byte, error) {
 	m.hooks.saves.Add(1)
-	m.hooks.run(m.hooks.before, "save")
-	defer m.hooks.run(m.hooks.after, "save")
+	defer m.hooks.run("after save")
 	return m.tool.save(ctx, table)
 }
 
 func (m *meddled) restore(ctx context.Context, input []byte) error {
-	m.hooks.run(m.hooks.before, "restore")
-	defer m.hooks.run(m.hooks.after, "restore")
+	m.hooks.run("before restore")
+	defer m.hooks.run("after restore")
 	return m.tool.restore(ctx, input)
 }
 
 // startMeddled makes a Provider of both families run; the hooks are those of IPv4.
 func (w *world) startMeddled() (*proxier.Proxier, *hooks) {
 	w.t.Helper()
-	config, h := w.config().WithDefaults(), &hooks{before: map[string]func(){}, after: map[string]func(){}}
+	config, h := w.config().WithDefaults(), &hooks{}
 	p, err := companions.Provider(config.Config, proxier.Deps{}, func(family v1.IPFamily) (*Engine, error) {
 		e, err := newEngine(config, family, proxier.Deps{})
 		if err != nil || family != v1.IPv4Protocol {
@@ -140,17 +141,22 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 		{"a rule is added", [][]string{{"-t", "nat", "-A", n.mark(), "-j", "RETURN"}}},
 		{"a jump is deleted", [][]string{{"-t", "nat", "-D", "PREROUTING", "1"}}},
 	}
-	moments := map[string]func(h *hooks, damage, sync func()){
-		"before":                     func(_ *hooks, damage, sync func()) { damage(); sync() },
-		"between look and write":     func(h *hooks, damage, sync func()) { h.before["restore"] = damage; sync() },
-		"between write and look":     func(h *hooks, damage, sync func()) { h.after["restore"] = damage; sync() },
-		"after":                      func(_ *hooks, damage, sync func()) { sync(); damage() },
-		"before, and after":          func(_ *hooks, damage, sync func()) { damage(); sync(); damage() },
-		"on both sides of the write": func(h *hooks, damage, sync func()) { h.before["restore"], h.after["restore"] = damage, damage; sync() },
-		"within the repair": func(h *hooks, damage, sync func()) { // after it has read, and then after it has written
+	moments := map[string]func(h *hooks, damage, change func()){
+		"before":                 func(_ *hooks, damage, change func()) { damage(); change() },
+		"between look and write": func(h *hooks, damage, change func()) { h.set("before restore", damage); change() },
+		"between write and look": func(h *hooks, damage, change func()) { h.set("after restore", damage); change() },
+		"after":                  func(_ *hooks, damage, change func()) { change(); damage() },
+		"before, and after":      func(_ *hooks, damage, change func()) { damage(); change(); damage() },
+		"on both sides of the write": func(h *hooks, damage, change func()) {
+			h.set("before restore", damage)
+			h.set("after restore", damage)
+			change()
+		},
+		"within the repair": func(h *hooks, damage, change func()) { // after it has read, and then after it has written
 			damage()
-			h.after["save"], h.after["restore"] = damage, damage
-			sync()
+			h.set("after save", damage)
+			h.set("after restore", damage)
+			change()
 		},
 	}
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {

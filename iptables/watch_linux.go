@@ -122,9 +122,7 @@ func (g *guard) lookNFT(want expectation, learn bool) error {
 	if isNews := generation != g.generation || learn && g.isToRead; err != nil || !isNews {
 		return err
 	}
-	return g.list(func(now fingerprint) bool {
-		return p.generation == g.generation || !g.isToRead && now == g.known || g.matches(want)
-	})
+	return g.list(func(now fingerprint) bool { return !g.isToRead && now == g.known || g.matches(want) })
 }
 
 // list lists the chains, which are as they must be if isIntact says so.
