@@ -38,8 +38,30 @@ bench() {
   SERVICEPLANE_BENCH_FULL=1 go test -run='^$' -bench="$names" "$@" -timeout=30m "$package"
 }
 
+# quiet waits until nobody else is at work on the machine. What is written needs a commit
+# that others can check out, too.
+quiet() {
+  local left=600
+  if [ -n "$(git status --porcelain)" ]; then
+    echo 'uncommitted changes: commit them first, so that the figures name what was measured' >&2
+    exit 1
+  fi
+  until awk '{ exit $1 >= 0.5 }' /proc/loadavg; do
+    if [ "$left" = 0 ]; then
+      echo "the load is $(cut -d' ' -f1 /proc/loadavg) after ten minutes of waiting: end what else runs here" >&2
+      exit 1
+    fi
+    sleep 5
+    left=$((left - 5))
+  done
+}
+
 need_nginx
 need_apt iptables iptables
+if [ "${1:-}" = -write ]; then
+  go build ./... # or the compiler is at work when the first benchmark is
+  quiet
+fi
 {
   machine
   bench ./nftables '^BenchmarkTargets$' -benchtime=1x

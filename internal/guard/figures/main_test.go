@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -254,6 +255,26 @@ func TestWriteIsStable(t *testing.T) {
 	}
 	if !strings.Contains(before, "2026-01-02 at commit abc1234: Cray, 2 cores, a load of 0.07 before, Linux 6.18.0, go1.26.8, iptables v1.8.9, nginx 1.22.1.") {
 		t.Errorf("the document does not name the machine:\n%s", before)
+	}
+}
+
+// TestOnlyAQuietMachineCounts: figures of a busy machine, or of code that nobody can
+// check out, are not published.
+func TestOnlyAQuietMachineCounts(t *testing.T) {
+	for text, want := range map[string]string{
+		"load: 0.49\n":            "",
+		"load: 3.52\n":            `load "3.52" before the first benchmark, want less than 0.5: ` + remeasure,
+		"load: \n":                `load ""`,
+		"commit: abc1234-dirty\n": "measured with uncommitted changes (abc1234-dirty)",
+	} {
+		root := checkout(t)
+		key, _, _ := strings.Cut(text, ":")
+		file := filepath.Join(root, benchmarksFile)
+		write(t, file, regexp.MustCompile(`(?m)^`+key+`: .*\n`).ReplaceAllString(read(t, file), text))
+		err := run(root, []string{"write"}, io.Discard)
+		if (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%q: error is %v, want one with %q", text, err, want)
+		}
 	}
 }
 

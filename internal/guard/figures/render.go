@@ -11,8 +11,11 @@ const nothing = "–"
 
 // fill puts the tables, and what is to say about the machine, between their marks.
 func fill(document string, b *benchmarks) (string, error) {
-	document, err := place(document, "machine", machine(b))
+	about, err := machine(b)
 	if err != nil {
+		return "", err
+	}
+	if document, err = place(document, "machine", about); err != nil {
 		return "", err
 	}
 	shown := map[string]bool{}
@@ -43,10 +46,21 @@ func place(document, name, text string) (string, error) {
 	return before + begin + text + end + after, nil
 }
 
-func machine(b *benchmarks) string {
+// busy is a load, of one minute, at which somebody else is at work on the machine.
+const busy = 0.5
+
+// machine says where the figures were measured. The document promises a quiet machine,
+// and a commit that others can check out.
+func machine(b *benchmarks) (string, error) {
 	a := b.about
+	if load, err := strconv.ParseFloat(a["load"], 64); err != nil || load >= busy {
+		return "", fmt.Errorf("%s: load %q before the first benchmark, want less than %v: %s", benchmarksFile, a["load"], busy, remeasure)
+	}
+	if strings.HasSuffix(a["commit"], "-dirty") {
+		return "", fmt.Errorf("%s: measured with uncommitted changes (%s): commit them, and %s", benchmarksFile, a["commit"], remeasure)
+	}
 	return fmt.Sprintf("Measured on %s at commit %s: %s, %s cores, a load of %s before, %s, %s, iptables %s, nginx %s.\n",
-		a["date"], a["commit"], a["cpu"], a["cores"], a["load"], a["kernel"], a["go"], a["iptables"], a["nginx"])
+		a["date"], a["commit"], a["cpu"], a["cores"], a["load"], a["kernel"], a["go"], a["iptables"], a["nginx"]), nil
 }
 
 // render makes the table, and below it the commands that have made its figures, unless
