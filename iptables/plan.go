@@ -75,6 +75,13 @@ func (p *placing) frontend(f *desired.Frontend) {
 	l := leaf{key: p.s.Key(f), owner: p.s.Name}
 	if f.Action == desired.Forward || f.ShortCircuit {
 		l.rules = []rule{p.match(f).jump(p.entry(f))}
+	}
+	if isExternal := f.Kind == desired.LoadBalancer || f.Kind == desired.ExternalIP; isExternal && (f.Restricted || f.Action != desired.Forward) {
+		// The address may be one of the node's: what is refused must not get to the node
+		// port of another Service instead.
+		l.rules = append(l.rules, p.match(f).target("-j ACCEPT"))
+	}
+	if len(l.rules) > 0 {
 		p.nat = append(p.nat, l)
 	}
 	if l.rules = p.refusals(f); len(l.rules) > 0 {

@@ -125,6 +125,13 @@ func disputeScenarios() []scenario {
 				every(everybody, []target{nodePort}, masqueradedTo(pod1)),
 				every(everybody, []target{nodePortSecondary}, masqueradedTo(remote0))),
 		},
+		{
+			name: "PKT-38/older_external_IP_without_endpoints", rule: "It refuses them, and the other Service does not get them instead.",
+			services: []service{younger(), withoutEndpoints(older(nodeAddrs, atNodePort))},
+			probes: slices.Concat(
+				every(everybody, []target{nodePort}, isRejected()),
+				every(everybody, []target{nodePortSecondary}, masqueradedTo(remote0))),
+		},
 	}
 }
 
@@ -139,6 +146,11 @@ func playDispute(disputed []target) func(context.Context, *testing.T, *stage) {
 		s.sync(ctx, t)
 		s.probe(ctx, t, scenario{probes: every(everybody, disputed, masqueradedTo(remote0))})
 	}
+}
+
+func withoutEndpoints(s service) service {
+	s.endpoints = nil
+	return s
 }
 
 // noNodePorts takes a Service's node ports away.
