@@ -33,6 +33,7 @@ func Example() {
 	defer pod.Close()
 	var p *proxier.Proxier
 	config := userspace.Config{Config: proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}}
+	config.Tracker.LoopbackEndpoints = true // the backend of this example is a socket of its own
 	config.Hooks.Activate = func(_ context.Context, name changetracker.ServicePortName) {
 		fmt.Println("somebody asks for", name)
 		p.OnEndpointSliceAdd(sliceOf(pod))
