@@ -20,6 +20,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -99,7 +100,8 @@ func TestNginxFollowsEndpoints(t *testing.T) {
 	servers := filepath.Join(t.TempDir(), "services.conf")
 	nginxReload := startNginx(t, servers)
 	failures := 2
-	p, err := newProxy(servers, nil, func(ctx context.Context) error {
+	config := proxier.Config{Tracker: changetracker.Options{LoopbackEndpoints: true}} // the endpoints are sockets of the test
+	p, err := newProxy(config, servers, nil, func(ctx context.Context) error {
 		if failures--; failures >= 0 {
 			return errors.New("not now")
 		}

@@ -101,8 +101,8 @@ func (n *nginx) write(ctx context.Context) error {
 }
 
 // newProxy is a Provider of one IP family, with the engine of this program.
-func newProxy(conf string, observer proxier.Observer, reload func(context.Context) error) (*proxier.Proxier, error) {
-	config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
+func newProxy(config proxier.Config, conf string, observer proxier.Observer, reload func(context.Context) error) (*proxier.Proxier, error) {
+	config.Families = []v1.IPFamily{v1.IPv4Protocol}
 	engine := &nginx{path: conf, reload: reload}
 	return proxier.New(config, proxier.Deps{Observer: observer}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
 }
@@ -120,7 +120,7 @@ func run(ctx context.Context, kubeconfig, conf string) error {
 	if err != nil {
 		return err
 	}
-	proxy, err := newProxy(conf, measured, func(ctx context.Context) error { return exec.CommandContext(ctx, "nginx", "-s", "reload").Run() })
+	proxy, err := newProxy(proxier.Config{}, conf, measured, func(ctx context.Context) error { return exec.CommandContext(ctx, "nginx", "-s", "reload").Run() })
 	if err != nil {
 		return err
 	}
