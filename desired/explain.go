@@ -114,16 +114,31 @@ type candidate struct {
 
 func (c candidate) claim() Claim { return c.service.Claim(c.frontend) }
 
+// beat makes c the frontend f of s, if that has the better claim.
+func (c *candidate) beat(s *Service, f *Frontend) {
+	if c.service == nil || s.Claim(f).Compare(c.claim()) < 0 {
+		*c = candidate{s, f}
+	}
+}
+
 // find returns the frontend that gets the packet: one with the packet's address,
 // or else one with a node port. Of several the one that has the first Claim gets it,
 // as when they are programmed.
 func (e *explaining) find() (service *Service, frontend *Frontend) {
-	var vip, nodePort candidate
-	better := func(best *candidate, s *Service, f *Frontend) {
-		if best.service == nil || s.Claim(f).Compare(best.claim()) < 0 {
-			*best = candidate{s, f}
-		}
+	vip, nodePort := e.candidates()
+	if vip.service == nil {
+		return nodePort.service, nodePort.frontend
 	}
+	if nodePort.service != nil && e.Globals.AcceptsNodePorts(e.Packet.Destination.Addr()) && vip.claim().YieldsTo(nodePort.claim()) {
+		e.because("%v is asked for by %v too, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
+		return nodePort.service, nodePort.frontend
+	}
+	return vip.service, vip.frontend
+}
+
+// candidates are the first of the frontends with the packet's address, and the first of
+// the node ports, if its address accepts them.
+func (e *explaining) candidates() (vip, nodePort candidate) {
 	addr, number := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
 	for name, port := range e.State.All() {
 		if protocol, _ := ProtocolOf(name.Protocol); protocol != e.Packet.Protocol || !mayHave(port, number) {
@@ -134,20 +149,13 @@ func (e *explaining) find() (service *Service, frontend *Frontend) {
 			switch f := &s.Frontends[i]; {
 			case f.Port != number:
 			case f.VIP == addr:
-				better(&vip, s, f)
+				vip.beat(s, f)
 			case f.Kind == NodePort && e.acceptsNodePorts() == nil:
-				better(&nodePort, s, f)
+				nodePort.beat(s, f)
 			}
 		}
 	}
-	if vip.service == nil {
-		return nodePort.service, nodePort.frontend
-	}
-	if nodePort.service != nil && e.Globals.AcceptsNodePorts(addr) && vip.claim().YieldsTo(nodePort.claim()) {
-		e.because("%v is asked for by %v too, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
-		return nodePort.service, nodePort.frontend
-	}
-	return vip.service, vip.frontend
+	return vip, nodePort
 }
 
 // mayHave keeps Explain from resolving what is out of the question.

@@ -65,7 +65,7 @@ func (f *Flows) Stale(flow *Flow) bool {
 // Narrower says whether flows may have become stale by the source ranges, since they
 // were as before.
 func (f *Flows) Narrower(before *Flows) bool {
-	return f.Restricted && !(before.Restricted && slices.Equal(f.SourceRanges, before.SourceRanges))
+	return f.Restricted && (!before.Restricted || !slices.Equal(f.SourceRanges, before.SourceRanges))
 }
 
 // FlowCheck is what a change asks of connection tracking.

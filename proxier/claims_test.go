@@ -116,8 +116,8 @@ func clusterIPOf(name string) string {
 	return fmt.Sprintf("10.96.%d.%d", len(name), sum)
 }
 
-func atNodePort(port int32) proxiertest.ServiceOption {
-	return func(s *v1.Service) { s.Spec.Type, s.Spec.Ports[0].NodePort = v1.ServiceTypeNodePort, port }
+func atNodePort(s *v1.Service) {
+	s.Spec.Type, s.Spec.Ports[0].NodePort = v1.ServiceTypeNodePort, claimedNodePort
 }
 
 // TestTheOlderServiceHasTheVIP plays the ways to take somebody's traffic, whoever comes
@@ -152,16 +152,16 @@ func TestTheOlderServiceHasTheVIP(t *testing.T) {
 			key: clusterIPOf("prodvictim") + ":80/TCP",
 		},
 		"external IP over a node port": {
-			winner: mayClaim("prod", "victim", 9, 80, atNodePort(claimedNodePort)), loser: mayClaim("aaa", "evil", 1, claimedNodePort, atNode),
+			winner: mayClaim("prod", "victim", 9, 80, atNodePort), loser: mayClaim("aaa", "evil", 1, claimedNodePort, atNode),
 			key: nodePortKey, disputed: nodeKey,
 		},
 		"load balancer over a node port": {
-			winner: mayClaim("prod", "victim", 9, 80, atNodePort(claimedNodePort)),
+			winner: mayClaim("prod", "victim", 9, 80, atNodePort),
 			loser:  mayClaim("aaa", "evil", 1, claimedNodePort, proxiertest.LoadBalancer(nodeIP)),
 			key:    nodePortKey, disputed: nodeKey,
 		},
 		"node port under an external IP": {
-			winner: mayClaim("prod", "victim", 9, claimedNodePort, atNode), loser: mayClaim("aaa", "evil", 1, 80, atNodePort(claimedNodePort)),
+			winner: mayClaim("prod", "victim", 9, claimedNodePort, atNode), loser: mayClaim("aaa", "evil", 1, 80, atNodePort),
 			key: nodeKey, partly: true,
 		},
 	} {
@@ -272,7 +272,7 @@ func randomClaim(r *rand.Rand, name string) *v1.Service {
 		}
 	}
 	if r.IntN(2) == 0 {
-		opts = append(opts, atNodePort(claimedNodePort))
+		opts = append(opts, atNodePort)
 	}
 	return mayClaim("test", name, int64(r.IntN(3)), []int32{80, claimedNodePort}[r.IntN(2)], opts...)
 }

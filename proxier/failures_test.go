@@ -58,14 +58,14 @@ func (r failures) total(u *desired.Update) error {
 	if len(u.Services) > 0 {
 		partial.Names = []changetracker.ServicePortName{u.Services[0].Name}
 	}
-	return []error{errors.New("socket died"), fmt.Errorf("nothing wrapped: %w", error(nil)), partial, emptyJoin{}}[r.IntN(4)]
+	return []error{errors.New("socket died"), fmt.Errorf("nothing wrapped: %w", error(nil)), partial, emptyJoinError{}}[r.IntN(4)]
 }
 
-// emptyJoin joins nothing.
-type emptyJoin struct{}
+// emptyJoinError joins nothing.
+type emptyJoinError struct{}
 
-func (emptyJoin) Error() string   { return "joins nothing" }
-func (emptyJoin) Unwrap() []error { return nil }
+func (emptyJoinError) Error() string   { return "joins nothing" }
+func (emptyJoinError) Unwrap() []error { return nil }
 
 // TestNothingCountsAsProgrammedThatIsNot holds what the Proxier says against what its
 // engine has done, whatever failed and however the engine says it.

@@ -14,8 +14,11 @@ import (
 // flowScenarios are about flows that exist when Services change.
 func flowScenarios(f Features) []scenario {
 	following := []probe{
-		{from: pod0, to: clusterIP}, {from: node, to: clusterIP},
-		{from: client, to: nodePort}, {from: client, to: externalIP}, {from: client, to: loadBalancer},
+		{from: pod0, to: clusterIP},
+		{from: node, to: clusterIP},
+		{from: client, to: nodePort},
+		{from: client, to: externalIP},
+		{from: client, to: loadBalancer},
 	}
 	var atLoopback []probe
 	if f.LoopbackNodePorts {

@@ -174,8 +174,11 @@ func (s *stage) senders(ctx context.Context, t *testing.T, to *sink) (all []*sen
 	for _, family := range families() {
 		targets := s.services[0].targets(s.world, family)
 		for _, p := range []probe{
-			{from: pod0, to: clusterIP}, {from: pod0, to: loadBalancer},
-			{from: client, to: nodePort}, {from: client, to: externalIP}, {from: client, to: loadBalancer},
+			{from: pod0, to: clusterIP},
+			{from: pod0, to: loadBalancer},
+			{from: client, to: nodePort},
+			{from: client, to: externalIP},
+			{from: client, to: loadBalancer},
 		} {
 			from := s.seat(p.from, family)
 			conn, err := from.host.ns.DialFrom(ctx, "udp", from.addr, targets[p.to].String())
