@@ -69,6 +69,10 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 		all = append(all, f)
 	}
 	for _, vip := range p.ExternalIPs {
+		if contains(r.Node.PodCIDRs, vip) {
+			s.Refused = append(s.Refused, vip)
+			continue
+		}
 		all = append(all, external(p, ExternalIP, vip, p.Port))
 	}
 	if p.NodePort != 0 && !r.NoNodePorts {

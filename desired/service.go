@@ -34,6 +34,9 @@ type Service struct {
 	// their address is in the node's PodCIDRs. When such an endpoint is chosen for its
 	// own connection its source must be masqueraded, or it would drop its own packet.
 	Hairpin []netip.Addr
+	// Refused are the external IPs that have no frontend, because they are in the ranges
+	// of the node's pods (CVE-2020-8554).
+	Refused []netip.Addr
 	// Port is the service port that this was resolved from.
 	Port *changetracker.ServicePort
 }

@@ -25,8 +25,8 @@ type Config struct {
 	// Tracker carries the trackers' options for embedders: selection, decoration,
 	// strictness, external IPs. Its Families, Node and Logger must not be set: the
 	// tracker gets Config.Families, Config.Node and Deps.Logger. No external IP may be
-	// in a range that is known at start to be of pods: Masquerade.Local.CIDRs and
-	// Node.PodCIDRs.
+	// in a range of pods: Masquerade.Local.CIDRs, and Node.PodCIDRs as OnNodeChange
+	// reports them.
 	Tracker changetracker.Options
 	// Runner limits the rate of syncs.
 	Runner runner.Options

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -28,6 +29,7 @@ type family struct {
 
 	claims   *claims
 	lost     map[changetracker.ServicePortName][]desired.Key
+	refused  map[changetracker.ServicePortName][]netip.Addr
 	full     bool // the next Update must be full: at start, and after a failure
 	lastFull time.Time
 	period   time.Duration
@@ -173,10 +175,8 @@ func (f *family) update(state *changetracker.State, delta changetracker.Delta, f
 // everything resolves all service ports, the important ones first.
 func (f *family) everything(state *changetracker.State) []*desired.Service {
 	f.claims = newClaims(&f.globals)
-	maps.DeleteFunc(f.lost, func(name changetracker.ServicePortName, _ []desired.Key) bool {
-		_, ok := state.Service(name)
-		return !ok
-	})
+	maps.DeleteFunc(f.lost, func(name changetracker.ServicePortName, _ []desired.Key) bool { return isGone(state, name) })
+	maps.DeleteFunc(f.refused, func(name changetracker.ServicePortName, _ []netip.Addr) bool { return isGone(state, name) })
 	services := make([]*desired.Service, 0, state.Len())
 	for name := range state.All() {
 		if s, ok := f.resolver.Resolve(state, name); ok {
@@ -189,6 +189,11 @@ func (f *family) everything(state *changetracker.State) []*desired.Service {
 		services[i] = f.grant(s)
 	}
 	return services
+}
+
+func isGone(state *changetracker.State, name changetracker.ServicePortName) bool {
+	_, ok := state.Service(name)
+	return !ok
 }
 
 // changed resolves the service ports of the delta, and those that win or lose a
@@ -211,6 +216,7 @@ func (f *family) changed(state *changetracker.State, delta changetracker.Delta) 
 			continue
 		}
 		delete(f.lost, c.Name)
+		delete(f.refused, c.Name)
 		removed = append(removed, c.Name)
 	}
 	for _, name := range others {
@@ -238,6 +244,7 @@ func (f *family) grantAll(resolved []*desired.Service) []*desired.Service {
 }
 
 func (f *family) grant(s *desired.Service) *desired.Service {
+	f.noteRefused(s)
 	granted, lost := f.claims.granted(s)
 	switch {
 	case len(lost) == 0:
@@ -250,9 +257,29 @@ func (f *family) grant(s *desired.Service) *desired.Service {
 	return granted
 }
 
-// conflicts are the frontends that service ports ask for and others have.
+// noteRefused keeps the external IPs that a service port asks for and does not get.
+func (f *family) noteRefused(s *desired.Service) {
+	switch {
+	case len(s.Refused) == 0:
+		delete(f.refused, s.Name)
+	case !slices.Equal(s.Refused, f.refused[s.Name]):
+		f.refused[s.Name] = s.Refused
+		f.log.Warn("external IPs refused: they are in the ranges of this node's pods; take them out of the Service",
+			zap.Stringer("service", s.Name), zap.Stringers("externalIPs", s.Refused))
+	}
+}
+
+// conflicts are the frontends that service ports ask for and do not get.
 func (f *family) conflicts() []changetracker.Problem {
-	var problems []changetracker.Problem
+	once := map[changetracker.Problem]bool{} // and not for each port of the Service
+	for name, addrs := range f.refused {
+		for _, a := range addrs {
+			once[changetracker.Problem{
+				Object: "Service " + name.NamespacedName.String(), Field: "spec.externalIPs", Value: a.String(), Reason: changetracker.ReasonRefused,
+			}] = true
+		}
+	}
+	problems := slices.Collect(maps.Keys(once))
 	for name, keys := range f.lost {
 		for _, k := range keys {
 			problems = append(problems, changetracker.Problem{

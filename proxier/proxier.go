@@ -83,7 +83,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 	p.log = p.log.With(zap.String("instance", config.Names.Instance))
 	options := config.Tracker
 	options.Families, options.Node, options.Logger = config.Families, config.Node, p.log
-	options.ExternalIPs.Denied = slices.Concat(options.ExternalIPs.Denied, config.Masquerade.Local.CIDRs, config.Node.PodCIDRs)
+	options.ExternalIPs.Denied = slices.Concat(options.ExternalIPs.Denied, config.Masquerade.Local.CIDRs)
 	var err error
 	if p.tracker, err = changetracker.New(options); err != nil {
 		return nil, fmt.Errorf("%w: Tracker: %w", ErrInvalidConfig, err)
@@ -113,6 +113,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 		log:     p.log.With(zap.String("family", string(name))),
 		claims:  newClaims(&desired.Globals{}),
 		lost:    map[changetracker.ServicePortName][]desired.Key{},
+		refused: map[changetracker.ServicePortName][]netip.Addr{},
 		full:    true,
 		period:  p.config.FullSyncPeriod,
 		chances: loadingChances,

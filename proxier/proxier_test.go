@@ -542,6 +542,59 @@ func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
 	}
 }
 
+// TestExternalIPsOfPodsAreRefused follows the node's pod ranges, which may be known late
+// and change: nobody takes a pod's traffic by spec.externalIPs (CVE-2020-8554).
+func TestExternalIPsOfPodsAreRefused(t *testing.T) {
+	frontends := func(u desired.Update) (kinds string) {
+		for _, s := range u.Services {
+			for i := range s.Frontends {
+				kinds += s.Frontends[i].Kind.String() + " "
+			}
+		}
+		return kinds
+	}
+	const pod, other = "10.244.1.5", "10.244.2.5"
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		f.synced()
+		two := func(s *v1.Service) {
+			s.Spec.ExternalIPs = []string{pod, other}
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "more", Protocol: v1.ProtocolTCP, Port: 81})
+		}
+		f.OnServiceAdd(service("a", "10.0.0.1", two))
+		for _, step := range []struct {
+			ranges, frontends string
+			refused           []string
+		}{
+			{"", "ClusterIP ExternalIP ExternalIP ClusterIP ExternalIP ExternalIP ", nil},
+			{"10.244.1.0/24", "ClusterIP ExternalIP ClusterIP ExternalIP ", []string{pod}},
+			{"10.244.2.0/24", "ClusterIP ExternalIP ClusterIP ExternalIP ", []string{other}},
+			{"10.244.0.0/16", "ClusterIP ClusterIP ", []string{pod, other}},
+			{"10.245.0.0/16", "ClusterIP ExternalIP ExternalIP ClusterIP ExternalIP ExternalIP ", nil},
+		} {
+			node := changetracker.Node{Name: "node-1"}
+			if step.ranges != "" {
+				node.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(step.ranges)}
+			}
+			f.OnNodeChange(node)
+			if err := f.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := frontends(f.v4.last()); got != step.frontends {
+				t.Errorf("pods in %q: frontends %q, want %q", step.ranges, got, step.frontends)
+			}
+			var refused []string
+			for _, p := range f.Status().Problems {
+				if p.Reason == changetracker.ReasonRefused && p.Object == "Service test/a" && p.Field == "spec.externalIPs" {
+					refused = append(refused, p.Value)
+				}
+			}
+			if slices.Sort(refused); !slices.Equal(refused, step.refused) {
+				t.Errorf("pods in %q: refused are %q, want %q", step.ranges, refused, step.refused)
+			}
+		}
+	})
+}
+
 func TestImportantServicesComeFirst(t *testing.T) {
 	config := Config{Important: []types.NamespacedName{{Namespace: "test", Name: "z"}}}
 	run(t, config, func(t *testing.T, f *fixture) {
