@@ -65,6 +65,7 @@ const (
 	setupPrimary       setup = "primary node port address"
 	setupTwoAddresses  setup = "second address known"
 	setupNoPodCIDRs    setup = "unknown pod CIDRs of the node"
+	setupStrictRanges  setup = "strict source ranges"
 )
 
 func (s setup) config(world *Topology) proxier.Config {
@@ -90,6 +91,8 @@ func (s setup) config(world *Topology) proxier.Config {
 		config.NodePorts.Primary = true
 	case setupNoPodCIDRs:
 		config.Node.PodCIDRs = nil
+	case setupStrictRanges:
+		config.Tracker.StrictSourceRanges = true
 	}
 	return config
 }
@@ -98,7 +101,7 @@ func (s setup) config(world *Topology) proxier.Config {
 func setups() []setup {
 	return []setup{
 		setupDefault, setupMasqueradeAll, setupNoDetector, setupNodePodCIDRs, setupInterfaces, setupInterface,
-		setupAddresses, setupPrimary, setupNoPodCIDRs,
+		setupAddresses, setupPrimary, setupNoPodCIDRs, setupStrictRanges,
 	}
 }
 

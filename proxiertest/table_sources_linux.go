@@ -101,6 +101,12 @@ func openSourceRangeScenarios() []scenario {
 			probes:   every(everybody, balancer, masqueradedTo(pod1, remote0)),
 		},
 		{
+			name: "PKT-46/strict", rule: "With StrictSourceRanges they let nobody in.",
+			setup:    setupStrictRanges,
+			services: guarded("everybody", "10.0.0.0/99"),
+			probes:   every(everybody, balancer, isDropped()),
+		},
+		{
 			name: "PKT-46/IPv4_ranges", rule: "Ranges of the other family only do not guard this one.",
 			services: guarded("198.51.100.2/32"),
 			families: []v1.IPFamily{v1.IPv6Protocol},

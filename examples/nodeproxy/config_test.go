@@ -60,6 +60,10 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 		"NPA-01 ranges": {"--nodeport-addresses=192.0.2.0/24 --nodeport-addresses=::/0", func(c *proxier.Config) {
 			c.NodePorts = proxier.NodePorts{Addresses: []netip.Prefix{cidr("192.0.2.0/24"), cidr("::/0")}}
 		}},
+		"external IPs": {"--refuse-external-ips --denied-external-ips=192.0.2.0/24,2001:db8::/32", func(c *proxier.Config) {
+			c.Tracker.ExternalIPs = changetracker.ExternalIPPolicy{Refuse: true, Denied: []netip.Prefix{cidr("192.0.2.0/24"), cidr("2001:db8::/32")}}
+		}},
+		"source ranges":        {"--strict-source-ranges", func(c *proxier.Config) { c.Tracker.StrictSourceRanges = true }},
 		"no least time (W-30)": {"--nftables-min-sync-period=0", func(c *proxier.Config) { c.Runner.MinInterval = runner.Unlimited }},
 		"longest retry":        {"--nftables-sync-period=5s", func(c *proxier.Config) { c.Runner.Retry.Max = 5 * time.Second }},
 		"longest retry is the first": {"--nftables-min-sync-period=0 --nftables-sync-period=20ms", func(c *proxier.Config) {
@@ -112,6 +116,7 @@ func TestValuesThatAreRefused(t *testing.T) {
 		"--detect-local-mode=BridgeInterface --pod-bridge-interface=a-very-long-bridge": "--pod-bridge-interface=a-very-long-bridge: want 1 to 15 bytes",
 		"--cluster-cidr=10.0.0.0":                                                       "--cluster-cidr=10.0.0.0: want a range",
 		"--cluster-cidr=10.0.0.0/8,fd00::/8,11.0.0.0/8":                                 "or one of each IP family",
+		"--denied-external-ips=192.0.2.1":                                               "--denied-external-ips=192.0.2.1: want ranges",
 		"--nodeport-addresses=192.0.2.1":                                                "--nodeport-addresses=192.0.2.1: want ranges",
 		"--nftables-min-sync-period=-1s":                                                "--nftables-min-sync-period=-1s: want 0 to 1h",
 		"--nftables-min-sync-period=31s":                                                "--nftables-sync-period=30s: want 1ms or more, and no less than --nftables-min-sync-period=31s", // VAL-02
