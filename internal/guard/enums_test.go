@@ -146,7 +146,7 @@ func TestThePageShowsValuesOfTomorrow(t *testing.T) {
 		handler := debughttp.Handler(unforeseen(n))
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET",
-			"/explain?protocol=TCP&origin=outside&source=192.0.2.1&destination=10.96.0.1:80", nil))
+			"http://localhost/explain?protocol=TCP&origin=outside&source=192.0.2.1&destination=10.96.0.1:80", nil))
 		if !json.Valid(w.Body.Bytes()) || w.Code != 200 || n > 4 && !bytes.Contains(w.Body.Bytes(), fmt.Appendf(nil, "unknown_%d", n)) {
 			t.Errorf("%d: status %d, %s", n, w.Code, w.Body)
 		}
