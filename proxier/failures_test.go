@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -76,6 +77,7 @@ func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 			has := map[string]uint16{} // what the engine has, by Service
 			f.v4.failWith(func(u desired.Update) error { return r.apply(&u, has) })
 			f.synced()
+			synctest.Wait() // the engine has dice of ours
 			names, ports := []string{"a", "b", "c", "d"}, map[string]uint16{}
 			for range 6 {
 				for i, name := range names {
@@ -85,6 +87,7 @@ func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 					}
 				}
 				err := f.Sync(t.Context())
+				synctest.Wait()
 				for _, name := range names {
 					if has[name] != ports[name] && f.countsAsProgrammed(name, ports[name]) {
 						t.Errorf("seed %d: %s counts as programmed after %q", seed, name, err)
