@@ -43,10 +43,10 @@ type file struct {
 	failure string            // why it could not be read, when it could not
 	objects []manifest.Object // of the last version that was not broken
 	emptied time.Time         // since when it holds nothing, while objects are kept
-	changed int               // how many times it changed while it was read, without a break
+	changed int               // how many reads in a row it changed during
 }
 
-// mostChanges is how often a file may change while it is read before that is said.
+// mostChanges is how many reads in a row a file may change during before that is logged.
 const mostChanges = 5
 
 // emptyFor is how long a file may hold nothing before what it held is removed:
@@ -107,7 +107,7 @@ func (m *manifests) take(read manifest.File) (again time.Duration) {
 	return m.age(f, read.Name)
 }
 
-// age removes what a file held that has been empty for long enough.
+// age removes what a file held that has been empty for emptyFor.
 func (m *manifests) age(f *file, name string) (again time.Duration) {
 	if f.emptied.IsZero() {
 		return reread
@@ -136,6 +136,7 @@ func (m *manifests) parse(f *file, name string, text []byte) {
 	}
 	if len(broken) > 0 {
 		m.log.Error("manifest is broken, what it held stays", zap.Strings("where", broken))
+		f.emptied = time.Time{}
 		return
 	}
 	if len(objects) > 0 || len(f.objects) == 0 {
@@ -144,7 +145,7 @@ func (m *manifests) parse(f *file, name string, text []byte) {
 	}
 	if f.emptied.IsZero() {
 		f.emptied = time.Now()
-		m.log.Warn("manifest holds nothing any more, what it held stays for "+emptyFor.String(), zap.String("file", name))
+		m.log.Warn("manifest is empty now, what it held stays for "+emptyFor.String(), zap.String("file", name))
 	}
 }
 
