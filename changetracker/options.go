@@ -35,8 +35,9 @@ type Node struct {
 // Service can take the traffic to any address with them (CVE-2020-8554). Those that
 // do not count are Problems of reason ReasonRefused; the Service's other addresses
 // stay. Never accepted are addresses of loopback, link-local and multicast, and the
-// unspecified one. The zero value accepts all others, also addresses of the node,
-// which external IPs are commonly used for.
+// unspecified one. The zero value accepts all others, also addresses of nodes, as
+// kube-proxy does: external IPs are commonly used for these. What depends on the node
+// that it is, its pods' ranges and its own addresses, is for desired.Resolver.
 type ExternalIPPolicy struct {
 	// Refuse accepts no external IP at all (AllowServiceExternalIPs=false of KEP-5707).
 	Refuse bool

@@ -21,6 +21,9 @@ type Resolver struct {
 	DetectsPods bool
 	// NoNodePorts leaves out all node ports.
 	NoNodePorts bool
+	// DenyNodeExternalIPs refuses external IPs that are addresses of the Node. Those in
+	// its PodCIDRs are refused in any case (CVE-2020-8554).
+	DenyNodeExternalIPs bool
 }
 
 // Resolve decides what the data plane must do for one service port. ok is false
@@ -69,7 +72,7 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 		all = append(all, f)
 	}
 	for _, vip := range p.ExternalIPs {
-		if contains(r.Node.PodCIDRs, vip) {
+		if r.refuses(vip) {
 			s.Refused = append(s.Refused, vip)
 			continue
 		}
@@ -84,6 +87,11 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 		s.settle(&all[i], anyEndpoint)
 	}
 	return all
+}
+
+// refuses says whether an external IP would take the traffic of pods, or of the node.
+func (r *Resolver) refuses(vip netip.Addr) bool {
+	return contains(r.Node.PodCIDRs, vip) || r.DenyNodeExternalIPs && slices.Contains(r.Node.Addresses, vip)
 }
 
 // settle decides what a frontend does, given the endpoints of its scope.

@@ -35,7 +35,8 @@ type Service struct {
 	// own connection its source must be masqueraded, or it would drop its own packet.
 	Hairpin []netip.Addr
 	// Refused are the external IPs that have no frontend, because they are in the ranges
-	// of the node's pods (CVE-2020-8554).
+	// of the node's pods, or with Resolver.DenyNodeExternalIPs addresses of the node
+	// (CVE-2020-8554).
 	Refused []netip.Addr
 	// Port is the service port that this was resolved from.
 	Port *changetracker.ServicePort

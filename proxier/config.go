@@ -28,6 +28,11 @@ type Config struct {
 	// in a range of pods: Masquerade.Local.CIDRs, and Node.PodCIDRs as OnNodeChange
 	// reports them.
 	Tracker changetracker.Options
+	// DenyNodeExternalIPs says that no external IP may be in Node.Addresses either, as
+	// OnNodeChange reports them. By default one may, as with kube-proxy: where nobody
+	// hands out load balancer addresses, an external IP commonly is an address of a node.
+	// Addresses of other nodes are for Tracker.ExternalIPs.Denied.
+	DenyNodeExternalIPs bool
 	// Runner limits the rate of syncs.
 	Runner runner.Options
 	// FullSyncPeriod is how often everything is checked against the kernel even if

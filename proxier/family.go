@@ -264,7 +264,7 @@ func (f *family) noteRefused(s *desired.Service) {
 		delete(f.refused, s.Name)
 	case !slices.Equal(s.Refused, f.refused[s.Name]):
 		f.refused[s.Name] = s.Refused
-		f.log.Warn("external IPs refused: they are in the ranges of this node's pods; take them out of the Service",
+		f.log.Warn("external IPs refused: this node or its pods have them; take them out of the Service",
 			zap.Stringer("service", s.Name), zap.Stringers("externalIPs", s.Refused))
 	}
 }

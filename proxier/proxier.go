@@ -329,10 +329,11 @@ func (p *Proxier) sync(ctx context.Context) error {
 func (f *family) prepare(c *Config, node changetracker.Node, serviceCIDRs []netip.Prefix) {
 	f.globals = c.globalsFor(f.name, node, serviceCIDRs)
 	f.resolver = desired.Resolver{
-		Node:          node,
-		MasqueradeAll: c.Masquerade.All,
-		DetectsPods:   f.globals.DetectsPods(),
-		NoNodePorts:   c.NodePorts.Disable,
+		Node:                node,
+		MasqueradeAll:       c.Masquerade.All,
+		DetectsPods:         f.globals.DetectsPods(),
+		NoNodePorts:         c.NodePorts.Disable,
+		DenyNodeExternalIPs: c.DenyNodeExternalIPs,
 	}
 }
 

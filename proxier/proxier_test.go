@@ -542,9 +542,10 @@ func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
 	}
 }
 
-// TestExternalIPsOfPodsAreRefused follows the node's pod ranges, which may be known late
-// and change: nobody takes a pod's traffic by spec.externalIPs (CVE-2020-8554).
-func TestExternalIPsOfPodsAreRefused(t *testing.T) {
+// TestRefusedExternalIPsFollowTheNode: its pod ranges, and its addresses if they are
+// denied, may be known late and change: nobody takes a pod's or the node's traffic by
+// spec.externalIPs (CVE-2020-8554).
+func TestRefusedExternalIPsFollowTheNode(t *testing.T) {
 	frontends := func(updates []desired.Update) (kinds string) { // of the last one that is about Services
 		for _, u := range updates {
 			if len(u.Services) > 0 {
@@ -559,45 +560,59 @@ func TestExternalIPsOfPodsAreRefused(t *testing.T) {
 		return kinds
 	}
 	const pod, other = "10.244.1.5", "10.244.2.5"
-	run(t, Config{}, func(t *testing.T, f *fixture) {
-		f.synced()
-		two := func(s *v1.Service) {
-			s.Spec.ExternalIPs = []string{pod, other}
-			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "more", Protocol: v1.ProtocolTCP, Port: 81})
-		}
-		f.OnServiceAdd(service("a", "10.0.0.1", two))
-		for _, step := range []struct {
-			ranges, frontends string
-			refused           []string
-		}{
-			{"", "ClusterIP ExternalIP ExternalIP ClusterIP ExternalIP ExternalIP ", nil},
-			{"10.244.1.0/24", "ClusterIP ExternalIP ClusterIP ExternalIP ", []string{pod}},
-			{"10.244.2.0/24", "ClusterIP ExternalIP ClusterIP ExternalIP ", []string{other}},
-			{"10.244.0.0/16", "ClusterIP ClusterIP ", []string{pod, other}},
-			{"10.245.0.0/16", "ClusterIP ExternalIP ExternalIP ClusterIP ExternalIP ExternalIP ", nil},
-		} {
-			node := changetracker.Node{Name: "node-1"}
-			if step.ranges != "" {
-				node.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(step.ranges)}
+	steps := []struct {
+		ranges, addresses string
+		refused           []string
+		denied            []string // if addresses of the node are denied
+	}{
+		{"", "", nil, nil},
+		{"10.244.1.0/24", "", []string{pod}, []string{pod}},
+		{"10.244.2.0/24", other, []string{other}, []string{other}},
+		{"10.244.0.0/16", pod, []string{pod, other}, []string{pod, other}},
+		{"10.245.0.0/16", pod, nil, []string{pod}},
+		{"10.245.0.0/16", other, nil, []string{other}},
+		{"10.244.1.0/24", other, []string{pod}, []string{pod, other}},
+		{"10.245.0.0/16", "192.0.2.1", nil, nil},
+	}
+	for _, deny := range []bool{false, true} {
+		run(t, Config{DenyNodeExternalIPs: deny}, func(t *testing.T, f *fixture) {
+			f.synced()
+			two := func(s *v1.Service) {
+				s.Spec.ExternalIPs = []string{pod, other}
+				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "more", Protocol: v1.ProtocolTCP, Port: 81})
 			}
-			f.OnNodeChange(node)
-			if err := f.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if got := frontends(f.v4.updates()); got != step.frontends {
-				t.Errorf("pods in %q: frontends %q, want %q", step.ranges, got, step.frontends)
-			}
-			var refused []string
-			for _, p := range f.Status().Problems {
-				if p.Reason == changetracker.ReasonRefused && p.Object == "Service test/a" && p.Field == "spec.externalIPs" {
-					refused = append(refused, p.Value)
+			f.OnServiceAdd(service("a", "10.0.0.1", two))
+			for _, step := range steps {
+				node, want := changetracker.Node{Name: "node-1"}, step.refused
+				if deny {
+					want = step.denied
+				}
+				if step.ranges != "" {
+					node.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(step.ranges)}
+				}
+				if step.addresses != "" {
+					node.Addresses = []netip.Addr{netip.MustParseAddr(step.addresses)}
+				}
+				f.OnNodeChange(node)
+				if err := f.Sync(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				of := strings.Repeat("ClusterIP "+strings.Repeat("ExternalIP ", 2-len(want)), 2)
+				if got := frontends(f.v4.updates()); got != of {
+					t.Errorf("pods in %q, node at %q, deny %t: frontends %q, want %q", step.ranges, step.addresses, deny, got, of)
+				}
+				var refused []string
+				for _, p := range f.Status().Problems {
+					if p.Reason == changetracker.ReasonRefused && p.Object == "Service test/a" && p.Field == "spec.externalIPs" {
+						refused = append(refused, p.Value)
+					}
+				}
+				if slices.Sort(refused); !slices.Equal(refused, want) || f.problemCounts()[changetracker.ReasonRefused] != len(want) {
+					t.Errorf("pods in %q, node at %q, deny %t: refused are %q, want %q", step.ranges, step.addresses, deny, refused, want)
 				}
 			}
-			if slices.Sort(refused); !slices.Equal(refused, step.refused) {
-				t.Errorf("pods in %q: refused are %q, want %q", step.ranges, refused, step.refused)
-			}
-		}
-	})
+		})
+	}
 }
 
 func TestImportantServicesComeFirst(t *testing.T) {

@@ -66,6 +66,7 @@ const (
 	setupTwoAddresses  setup = "second address known"
 	setupNoPodCIDRs    setup = "unknown pod CIDRs of the node"
 	setupStrictRanges  setup = "strict source ranges"
+	setupDenyNode      setup = "no external IPs of the node"
 )
 
 func (s setup) config(world *Topology) proxier.Config {
@@ -93,6 +94,8 @@ func (s setup) config(world *Topology) proxier.Config {
 		config.Node.PodCIDRs = nil
 	case setupStrictRanges:
 		config.Tracker.StrictSourceRanges = true
+	case setupDenyNode:
+		config.DenyNodeExternalIPs = true
 	}
 	return config
 }
@@ -101,7 +104,7 @@ func (s setup) config(world *Topology) proxier.Config {
 func setups() []setup {
 	return []setup{
 		setupDefault, setupMasqueradeAll, setupNoDetector, setupNodePodCIDRs, setupInterfaces, setupInterface,
-		setupAddresses, setupPrimary, setupNoPodCIDRs, setupStrictRanges,
+		setupAddresses, setupPrimary, setupNoPodCIDRs, setupStrictRanges, setupDenyNode,
 	}
 }
 

@@ -86,6 +86,25 @@ func refusedScenarios() []scenario {
 				every([]place{pod0}, []target{podAddress}, isRejected()),
 				every([]place{client, pod0}, external(), masqueradedTo(pod1))),
 		},
+		{
+			name: "PKT-29/external_IP_of_the_node", rule: "Where external IPs may not be addresses of the node, those that it has at the moment count for nothing.",
+			setup: setupDenyNode,
+			services: []service{{external: true, nodePort: idleHostPort, endpoints: ready(pod1), options: []ServiceOption{
+				ExternalIPs("192.0.2.10", "2001:db8:2::10", "192.0.2.20", "2001:db8:2::20"), atNodePort,
+			}}},
+			play: func(ctx context.Context, t *testing.T, s *stage) {
+				t.Helper()
+				everybody, node := []place{pod0, client, node}, s.world.Config().Node
+				denied, others := []target{nodePort}, []target{nodePortSecondary}
+				for range 2 {
+					s.probe(ctx, t, scenario{probes: slices.Concat(every(everybody, denied, isRejected()), every(everybody, others, masqueradedTo(pod1)))})
+					node.Addresses = s.world.Node.Addrs[2:4]
+					s.provider.OnNodeChange(node)
+					s.sync(ctx, t)
+					denied, others = others, denied
+				}
+			},
+		},
 	}
 }
 

@@ -25,6 +25,9 @@ const (
 // primary stands for the node's primary addresses, among ranges of them.
 const primary = "primary"
 
+// nodeAddresses stands for this node's own addresses, among ranges.
+const nodeAddresses = "node-addresses"
+
 // config is the engine's configuration on a node. The error names every flag that
 // is wrong.
 func (o *options) config(node string) (proxier.Config, error) {
@@ -38,6 +41,7 @@ func (o *options) config(node string) (proxier.Config, error) {
 		Tracker: changetracker.Options{
 			StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f),
 		},
+		DenyNodeExternalIPs: slices.Contains(o.deniedExternalIPs, nodeAddresses),
 	}
 	if bit := o.tuned().masqueradeBit; bit >= 0 { // else it is reported
 		c.Masquerade.Mark = 1 << bit
@@ -46,8 +50,9 @@ func (o *options) config(node string) (proxier.Config, error) {
 }
 
 func (o *options) externalIPs(f *faults) changetracker.ExternalIPPolicy {
-	denied, ok := parsePrefixes(o.deniedExternalIPs)
-	f.check(ok, "denied-external-ips", strings.Join(o.deniedExternalIPs, ","), "ranges such as 10.0.0.0/8")
+	ranges := slices.DeleteFunc(slices.Clone(o.deniedExternalIPs), func(text string) bool { return text == nodeAddresses })
+	denied, ok := parsePrefixes(ranges)
+	f.check(ok, "denied-external-ips", strings.Join(o.deniedExternalIPs, ","), "ranges such as 10.0.0.0/8, or node-addresses")
 	return changetracker.ExternalIPPolicy{Refuse: o.refuseExternalIPs, Denied: denied}
 }
 

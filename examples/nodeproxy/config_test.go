@@ -63,6 +63,10 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 		"external IPs": {"--refuse-external-ips --denied-external-ips=192.0.2.0/24,2001:db8::/32", func(c *proxier.Config) {
 			c.Tracker.ExternalIPs = changetracker.ExternalIPPolicy{Refuse: true, Denied: []netip.Prefix{cidr("192.0.2.0/24"), cidr("2001:db8::/32")}}
 		}},
+		"external IPs of the node": {"--denied-external-ips=node-addresses", func(c *proxier.Config) { c.DenyNodeExternalIPs = true }},
+		"external IPs of nodes": {"--denied-external-ips=192.0.2.0/24,node-addresses", func(c *proxier.Config) {
+			c.DenyNodeExternalIPs, c.Tracker.ExternalIPs.Denied = true, []netip.Prefix{cidr("192.0.2.0/24")}
+		}},
 		"source ranges":        {"--strict-source-ranges", func(c *proxier.Config) { c.Tracker.StrictSourceRanges = true }},
 		"no least time (W-30)": {"--nftables-min-sync-period=0", func(c *proxier.Config) { c.Runner.MinInterval = runner.Unlimited }},
 		"longest retry":        {"--nftables-sync-period=5s", func(c *proxier.Config) { c.Runner.Retry.Max = 5 * time.Second }},
@@ -117,6 +121,7 @@ func TestValuesThatAreRefused(t *testing.T) {
 		"--cluster-cidr=10.0.0.0":                                                       "--cluster-cidr=10.0.0.0: want a range",
 		"--cluster-cidr=10.0.0.0/8,fd00::/8,11.0.0.0/8":                                 "or one of each IP family",
 		"--denied-external-ips=192.0.2.1":                                               "--denied-external-ips=192.0.2.1: want ranges",
+		"--denied-external-ips=node-addresses,Node-Addresses":                           "--denied-external-ips=node-addresses,Node-Addresses: want ranges such as 10.0.0.0/8, or node-addresses",
 		"--nodeport-addresses=192.0.2.1":                                                "--nodeport-addresses=192.0.2.1: want ranges",
 		"--nftables-min-sync-period=-1s":                                                "--nftables-min-sync-period=-1s: want 0 to 1h",
 		"--nftables-min-sync-period=31s":                                                "--nftables-sync-period=30s: want 1ms or more, and no less than --nftables-min-sync-period=31s", // VAL-02

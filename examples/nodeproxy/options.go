@@ -55,7 +55,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "what the names of the pods' interfaces begin with, for --detect-local-mode=InterfaceNamePrefix")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "replace the source of everything sent to cluster IPs")
 	f.BoolVar(&o.refuseExternalIPs, "refuse-external-ips", false, "ignore spec.externalIPs of all Services")
-	f.StringSliceVar(&o.deniedExternalIPs, "denied-external-ips", nil, "ranges that no external IP may be in, beside those of pods, loopback, link-local and multicast")
+	f.StringSliceVar(&o.deniedExternalIPs, "denied-external-ips", nil, "ranges that no external IP may be in, beside those of pods, loopback, link-local and multicast; \"node-addresses\" for the addresses of this node")
 	f.BoolVar(&o.strictSourceRanges, "strict-source-ranges", false, "close a load balancer address whose source ranges have no valid one of its IP family, instead of opening it to everybody")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "ranges of the node's addresses that accept node ports, or \"primary\"; default is primary with nftables, and all with the others")
 	o.nftables.register(f, modeNFTables)
