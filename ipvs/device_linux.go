@@ -1,10 +1,13 @@
 package ipvs
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -13,21 +16,28 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // device is the dummy network device that makes VIPs addresses of the node, so that
 // packets for them are delivered here. Both families share it.
 type device struct {
 	name   string
+	mark   net.HardwareAddr
 	family int
 	handle *netlink.Handle
 	lists  *netlinkx.Socket
 	socket *nl.NetlinkSocket // for batches
-	index  int
+	// adopts says that what kube-proxy has made is ours too.
+	adopts bool
+	// index is 0 if there is no device of ours; then stranger describes one of somebody
+	// else that has its name, if there is one.
+	index    int
+	stranger string
 }
 
-func openDevice(netNS, name string, family v1.IPFamily) (d *device, err error) {
-	d = &device{name: name, family: unix.AF_INET}
+func openDevice(netNS string, names proxier.Names, family v1.IPFamily) (d *device, err error) {
+	d = &device{name: names.Device, mark: markOf(names), adopts: names == proxier.KubeProxyNames(), family: unix.AF_INET}
 	if family == v1.IPv6Protocol {
 		d.family = unix.AF_INET6
 	}
@@ -57,25 +67,41 @@ func (d *device) close() {
 	}
 }
 
+// markPrefix begins the hardware addresses of the devices of all instances. By the Local
+// and Group bits of its first byte they are nobody's product (RFC 9542, section 2.1).
+const markPrefix = "ZSP"
+
+// markOf is the hardware address of an instance's device. By it a later process knows
+// that the device is its own. A device has it from the moment it is made; the kernel
+// gives an alias only to one that is there.
+func markOf(n proxier.Names) net.HardwareAddr {
+	sum := sha256.Sum256([]byte(strings.Join([]string{n.Instance, n.Table, n.ChainPrefix, n.Device}, "\x00")))
+	return append(net.HardwareAddr(markPrefix), sum[:3]...)
+}
+
 // ensure makes the device, unless it is there. It stays down: its addresses count all
 // the same, and it answers no ARP.
 func (d *device) ensure() error {
 	if err := d.find(); err != nil || d.index != 0 {
 		return err
 	}
-	err := d.handle.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name}})
+	err := d.handle.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name, HardwareAddr: d.mark}})
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return missing("network device of type dummy", "dummy", err)
 	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add device %s: %w", d.name, denied(err))
 	}
-	return d.find()
+	if err := d.find(); err != nil || d.stranger == "" {
+		return err
+	}
+	return fmt.Errorf("add device %s: there is %s: give this instance another Names.Device, or, if nobody needs it, ip link delete %s",
+		d.name, d.stranger, d.name)
 }
 
-// find looks for the device; index is 0 if there is none.
+// find looks for the device, and marks one that it adopts.
 func (d *device) find() error {
-	d.index = 0
+	d.index, d.stranger = 0, ""
 	link, err := d.handle.LinkByName(d.name) //nolint:forbidigo // the kernel is asked for this one only
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil
@@ -83,8 +109,19 @@ func (d *device) find() error {
 	if err != nil {
 		return fmt.Errorf("find device %s: %w", d.name, err)
 	}
-	if link.Type() != "dummy" {
-		return fmt.Errorf("device %s is of type %s, want dummy: give this instance another name", d.name, link.Type())
+	mark := link.Attrs().HardwareAddr
+	switch isDummy := link.Type() == "dummy"; {
+	case isDummy && bytes.Equal(mark, d.mark):
+	case isDummy && d.adopts && !bytes.HasPrefix(mark, []byte(markPrefix)):
+		if err := d.handle.LinkSetHardwareAddr(link, d.mark); err != nil {
+			return fmt.Errorf("adopt device %s: %w", d.name, denied(err))
+		}
+	case bytes.HasPrefix(mark, []byte(markPrefix)):
+		d.stranger = "that of another instance"
+		return nil
+	default:
+		d.stranger = "one of type " + link.Type() + ", which this instance has not made"
+		return nil
 	}
 	d.index = link.Attrs().Index
 	return nil
@@ -182,7 +219,8 @@ func (d *device) answers(waiting map[uint32]netip.Addr, done unix.Errno) error {
 	return errors.Join(errs...)
 }
 
-// delete removes the addresses of the family, and the device when it has no others.
+// delete removes the addresses of the family, and the device when it has no others. A
+// device of somebody else stays as it is.
 func (d *device) delete() error {
 	if err := d.find(); err != nil || d.index == 0 {
 		return err

@@ -33,6 +33,11 @@
 //
 // # Others' objects
 //
+// The device has a hardware address that is derived from the Names: by it a successor
+// knows it. A device of that name with another one is somebody else's: syncs fail and
+// say so, and it stays as it is. Only with proxier.KubeProxyNames a dummy device
+// kube-ipvs0 that kube-proxy has left becomes ours.
+//
 // A virtual server is ours when its address is on our device, or when our table, which a
 // predecessor may have left, knows its frontend. No other one is ever touched.
 //

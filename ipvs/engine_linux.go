@@ -90,7 +90,9 @@ type handle interface {
 
 // holder is the device that holds the VIPs.
 type holder interface {
+	// ensure makes it, or fails because somebody else's has its name.
 	ensure() error
+	// find looks for it. One of somebody else is none.
 	find() error
 	// addresses lists those of the family: of the device, and of all other links.
 	addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, err error)
@@ -295,7 +297,7 @@ func (e *Engine) realGround() ground {
 	c := &e.config
 	return ground{
 		kernel: func() (handle, error) { return openKernel(c.NetNS, e.family, c.Forward) },
-		device: func() (holder, error) { return openDevice(c.NetNS, c.Names.Device, e.family) },
+		device: func() (holder, error) { return openDevice(c.NetNS, c.Names, e.family) },
 		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
 		check:  e.checkSysctls,
 	}

@@ -66,10 +66,16 @@ func (r *reports) total() (writes int) {
 
 func newNode(t *testing.T, change ...func(*ipvs.Config)) *node {
 	t.Helper()
-	n := &node{t: t, world: proxiertest.NewTopology(t)}
-	n.ns = n.world.Node.NetNS()
+	n := newIdleNode(t)
 	n.start(change...)
 	return n
+}
+
+// newIdleNode has no proxy yet.
+func newIdleNode(t *testing.T) *node {
+	t.Helper()
+	world := proxiertest.NewTopology(t)
+	return &node{t: t, world: world, ns: world.Node.NetNS()}
 }
 
 // start starts a proxy, which ends with the test or by stop.
@@ -297,6 +303,77 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	}
 	if got := n.run("nft", "list", "tables"); strings.Contains(got, "serviceplane") {
 		t.Errorf("after the clean-up nft lists\n%swant no table of ours", got)
+	}
+}
+
+// TestTakingOverFromKubeProxy: of what it leaves on kube-ipvs0, virtual servers that are
+// wanted stay with their connections, and the rest goes, in both IP families. So it is at
+// node ports that are wanted. Others' objects stay.
+func TestTakingOverFromKubeProxy(t *testing.T) {
+	n := newIdleNode(t)
+	const gone, gone6 = "10.96.0.99", "fd00:10:96::99"
+	pods, main := n.world.LocalPods[:2], n.world.Node.Addr(v1.IPv4Protocol).String()
+	real := func(i int) string { return pods[i].Addr(v1.IPv4Protocol).String() + ":8080" }
+	for _, setting := range []string{"net.ipv4.vs.conntrack=1", "net.ipv4.ip_forward=1"} {
+		n.run("sysctl", "-w", setting)
+	}
+	for device, addrs := range map[string][]string{"kube-ipvs0": {webVIP + "/32", gone + "/32", gone6 + "/128"}, "other0": {"192.0.2.77/32"}} {
+		n.run("ip", "link", "add", device, "type", "dummy")
+		for _, addr := range addrs {
+			n.run("ip", "addr", "add", addr, "dev", device)
+		}
+	}
+	for server, reals := range map[string][]string{
+		webVIP + ":80": {real(0), "10.244.1.77:8080"}, // and an endpoint that has gone meanwhile
+		gone + ":80":   {real(1)}, "[" + gone6 + "]:80": {"[fd00:10:244:1::77]:8080"},
+		main + ":30080": {real(0), "10.244.1.77:8080"},
+		"192.0.2.77:80": {real(1)},
+	} {
+		n.run("ipvsadm", "-A", "-t", server, "-s", "rr")
+		for _, r := range reals {
+			n.run("ipvsadm", "-a", "-t", server, "-r", r, "-m")
+		}
+	}
+	n.run("ipvsadm", "-d", "-t", webVIP+":80", "-r", "10.244.1.77:8080")
+	flow := n.open() // to pods[0], as no other is there
+	n.run("ipvsadm", "-a", "-t", webVIP+":80", "-r", "10.244.1.77:8080", "-m")
+	alive := func() {
+		t.Helper()
+		if answer, err := flow.Ask(t.Context()); err != nil || answer.Server != pods[0].Name {
+			t.Errorf("the open connection is answered by %q, %v, want %s", answer.Server, err, pods[0].Name)
+		}
+	}
+	alive()
+
+	n.start(func(c *ipvs.Config) { c.Names = proxier.KubeProxyNames() })
+	n.proxy.OnServiceAdd(proxiertest.Service("shop", "web", proxiertest.ClusterIPs(webVIP), proxiertest.NodePort("http", v1.ProtocolTCP, 80, 30080)))
+	n.proxy.OnEndpointSliceAdd(webSlice(pods...))
+	n.synced()
+	alive()
+	n.everybody(pods...)
+	servers := func() string { return n.run("ipvsadm", "-Ln") }
+	n.eventually("what is not wanted has gone", func() bool {
+		got := servers()
+		return !strings.Contains(got, gone) && !strings.Contains(got, gone6) && !strings.Contains(got, "10.244.1.77")
+	})
+	for _, server := range []string{webVIP + ":80", main + ":30080"} {
+		if got := n.run("ipvsadm", "-Ln", "-t", server); !strings.Contains(got, real(0)) || !strings.Contains(got, real(1)) {
+			t.Errorf("ipvsadm shows\n%swant both pods", got)
+		}
+	}
+	if got := n.run("ip", "addr", "show", "dev", "kube-ipvs0"); !strings.Contains(got, webVIP+"/") || strings.Contains(got, gone) || strings.Contains(got, gone6) {
+		t.Errorf("kube-ipvs0 has\n%swant %s of the three", got, webVIP)
+	}
+	alive()
+	n.stop()
+	if err := n.proxy.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := servers(); strings.Count(got, "TCP ") != 1 || !strings.Contains(got, "192.0.2.77:80") {
+		t.Errorf("after the clean-up ipvsadm shows\n%swant that of other0 only", got)
+	}
+	if got := n.run("ip", "addr"); !strings.Contains(got, "192.0.2.77") || strings.Contains(got, "kube-ipvs0") {
+		t.Errorf("after the clean-up there is\n%swant other0 only", got)
 	}
 }
 

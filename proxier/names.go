@@ -17,7 +17,8 @@ type Names struct {
 	// ChainPrefix begins the names of iptables chains, and a hyphen ends it: it has none
 	// itself, so that no chain can be of two instances.
 	ChainPrefix string
-	// Device is the dummy network device that holds VIPs in IPVS mode.
+	// Device is the dummy network device that holds VIPs in IPVS mode. One of that name
+	// which these Names have not made is left alone, and syncs fail.
 	Device string
 }
 
