@@ -1,0 +1,145 @@
+package changetracker
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+func TestSourceRangesOfTheOtherFamily(t *testing.T) {
+	const (
+		open = "open"
+		shut = "shut"
+		some = "some"
+	)
+	for name, c := range map[string]struct {
+		ranges        []string
+		loose, strict [2]string // IPv4, IPv6
+	}{
+		"none":                  {nil, [2]string{open, open}, [2]string{open, open}},
+		"blank":                 {[]string{" "}, [2]string{open, open}, [2]string{open, open}},
+		"TRK-13 W-07 only IPv4": {[]string{"10.0.0.0/8"}, [2]string{some, open}, [2]string{some, shut}},
+		"TRK-13 W-07 only IPv6": {[]string{"fd00::/8"}, [2]string{open, some}, [2]string{shut, some}},
+		"W-07 all invalid":      {[]string{"x"}, [2]string{open, open}, [2]string{shut, shut}},
+		"TRK-12 a /0":           {[]string{"10.0.0.0/8", "0.0.0.0/0"}, [2]string{open, open}, [2]string{open, shut}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for strict, want := range map[bool][2]string{false: c.loose, true: c.strict} {
+				tracker := mustTracker(t, func(o *Options) { o.StrictSourceRanges = strict })
+				tracker.Services.Update(nil, webService(func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = c.ranges }))
+				for i, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+					state, _ := peek(t, tracker, family)
+					p := mustService(t, state, portName("http", v1.ProtocolTCP))
+					got := open
+					switch {
+					case p.DenyAllSources && len(p.LoadBalancerSourceRanges) == 0:
+						got = shut
+					case len(p.LoadBalancerSourceRanges) > 0 && !p.DenyAllSources:
+						got = some
+					}
+					if got != want[i] {
+						t.Errorf("strict %v, %s: %s, want %s", strict, family, got, want[i])
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestUnrestrictedVIPsAreProblems(t *testing.T) {
+	vips := []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8::1"}}
+	for name, c := range map[string]struct {
+		ranges []string
+		vips   []v1.LoadBalancerIngress
+		want   []string
+	}{
+		"none":             {nil, vips, nil},
+		"both":             {[]string{"10.0.0.0/8", "fd00::/8"}, vips, nil},
+		"IPv4 only":        {[]string{"10.0.0.0/8"}, vips, []string{"IPv6: "}},
+		"IPv6 only":        {[]string{"fd00::/8"}, vips, []string{"IPv4: "}},
+		"no VIP of it":     {[]string{"10.0.0.0/8"}, vips[:1], nil},
+		"all malformed":    {[]string{"x"}, vips, []string{"IPv4: ", "IPv6: "}},
+		"an address":       {[]string{"10.0.0.1", "fd00::1"}, vips, nil},
+		"a mapped address": {[]string{"::ffff:10.0.0.1"}, vips[:1], nil},
+	} {
+		for strict, effect := range map[bool]string{false: "open to everybody", true: "closed to everybody"} {
+			tracker := mustTracker(t, func(o *Options) { o.StrictSourceRanges = strict })
+			tracker.Services.Update(nil, webService(func(s *v1.Service) {
+				s.Spec.LoadBalancerSourceRanges, s.Status.LoadBalancer.Ingress = c.ranges, c.vips
+			}))
+			var got, want []string
+			for _, p := range tracker.Problems() {
+				if p.Reason == ReasonNoSourceRange {
+					got = append(got, p.Value)
+				}
+			}
+			for _, family := range c.want {
+				want = append(want, family+effect)
+			}
+			if !slices.Equal(got, want) || tracker.ProblemCounts()[ReasonNoSourceRange] != len(want) {
+				t.Errorf("%s: problems = %v, want %v", name, got, want)
+			}
+		}
+	}
+}
+
+func TestExternalIPsCanBeRefused(t *testing.T) {
+	given := []string{"192.0.2.1", "10.244.0.1", "127.0.0.1", "::ffff:127.0.0.1", "169.254.1.1", "2001:db8::1", "::1", "fe80::1"}
+	for name, c := range map[string]struct {
+		policy    ExternalIPPolicy
+		four, six string
+		refused   int
+	}{
+		"by default": {ExternalIPPolicy{}, "[10.244.0.1 192.0.2.1]", "[2001:db8::1]", 5},
+		"ranges": {
+			ExternalIPPolicy{Denied: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("2001:db8::/32")}},
+			"[192.0.2.1]", "[]", 7,
+		},
+		"all": {ExternalIPPolicy{Refuse: true}, "[]", "[]", 8},
+	} {
+		tracker := mustTracker(t, func(o *Options) { o.ExternalIPs = c.policy })
+		tracker.Services.Update(nil, webService(func(s *v1.Service) { s.Spec.ExternalIPs, s.Spec.Ports[0].NodePort = given, 30080 }))
+		for family, want := range map[v1.IPFamily]string{v1.IPv4Protocol: c.four, v1.IPv6Protocol: c.six} {
+			state, _ := peek(t, tracker, family)
+			p := mustService(t, state, http)
+			if got := fmt.Sprint(p.ExternalIPs); got != want || p.NodePort != 30080 {
+				t.Errorf("%s: %s external IPs = %s, want %s beside the node port", name, family, got, want)
+			}
+		}
+		if got := tracker.ProblemCounts()[ReasonRefused]; got != c.refused {
+			t.Errorf("%s: %d refused, want %d", name, got, c.refused)
+		}
+	}
+}
+
+// TRK-27 and TRK-28 are per family.
+func TestExternalAccessIsPerFamily(t *testing.T) {
+	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	for name, c := range map[string]struct {
+		port                     ServicePort
+		external, cluster, local bool
+	}{
+		"plain":                   {ServicePort{}, false, true, false},
+		"node port":               {ServicePort{NodePort: 1}, true, true, false},
+		"external IP":             {ServicePort{ExternalIPs: []netip.Addr{four}}, true, true, false},
+		"VIP":                     {ServicePort{LoadBalancerVIPs: []netip.Addr{six}}, true, true, false},
+		"eTP local, not external": {ServicePort{ExternalPolicyLocal: true}, false, true, false},
+		"eTP local, external":     {ServicePort{ExternalPolicyLocal: true, NodePort: 1}, true, true, true},
+		"iTP local":               {ServicePort{InternalPolicyLocal: true}, false, false, true},
+		"iTP local, external":     {ServicePort{InternalPolicyLocal: true, NodePort: 1}, true, true, true},
+	} {
+		p := c.port
+		if got := p.ExternallyAccessible(); got != c.external {
+			t.Errorf("%s: ExternallyAccessible = %v, want %v", name, got, c.external)
+		}
+		if got := p.UsesClusterEndpoints(); got != c.cluster {
+			t.Errorf("%s: UsesClusterEndpoints = %v, want %v", name, got, c.cluster)
+		}
+		if got := p.UsesLocalEndpoints(); got != c.local {
+			t.Errorf("%s: UsesLocalEndpoints = %v, want %v", name, got, c.local)
+		}
+	}
+}
