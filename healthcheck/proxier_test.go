@@ -12,6 +12,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -36,7 +37,7 @@ func TestARealProxier(t *testing.T) {
 	expect := func(rule string, portV4, portV6, healthz int) {
 		t.Helper()
 		got := [3]int{}
-		eventually(t, fmt.Sprintf("%s: want %d, %d, %d", rule, portV4, portV6, healthz), func() bool {
+		poll.Until(t, fmt.Sprintf("%s: want %d, %d, %d", rule, portV4, portV6, healthz), func() bool {
 			got[0], _ = ask(t, client(t), fmt.Sprintf("http://127.0.0.1:%d", port))
 			if got[1] = portV6; v6 {
 				got[1], _ = ask(t, client(t), fmt.Sprintf("http://[::1]:%d", port))

@@ -17,6 +17,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 const somewhere = "192.0.2.1:80"
@@ -53,18 +55,6 @@ func background(t *testing.T, run func(context.Context) error) (stop func()) {
 	}
 	t.Cleanup(stop)
 	return stop
-}
-
-// eventually polls until ok, for at most 10s.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("never happened: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // lines are the messages of a log, with the errors in them.
@@ -239,7 +229,7 @@ func realServer(t *testing.T, s *Server) (stop func()) {
 	t.Helper()
 	s.Address = fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	stop = serve(t, s)
-	eventually(t, "the server listens", func() bool {
+	poll.Until(t, "the server listens", func() bool {
 		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.Address)
 		if err != nil {
 			return false
@@ -274,9 +264,9 @@ func TestAServerOnRealSockets(t *testing.T) {
 	}
 	s := &Server{Address: busy.Addr().String(), Handler: saying("hello"), retry: backoff{first: time.Millisecond}}
 	stop := serve(t, s)
-	eventually(t, "the busy address is told", func() bool { return s.Failure() != nil })
+	poll.Until(t, "the busy address is told", func() bool { return s.Failure() != nil })
 	busy.Close()
-	eventually(t, "the free address is taken", func() bool { return s.Failure() == nil })
+	poll.Until(t, "the free address is taken", func() bool { return s.Failure() == nil })
 	if code, body := ask(t, client(t), "http://"+s.Address); code != 200 || body != "hello" {
 		t.Errorf("answer %d %q, want 200 hello", code, body)
 	}

@@ -19,6 +19,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -48,7 +49,7 @@ func TestAnAnswerOnTheWire(t *testing.T) {
 	n := onSockets(t, NodePortOptions{})
 	n.Update("IPv4", full("IPv4", services{web: {Port: port, LocalEndpoints: 12}}))
 	n.Update("IPv6", full("IPv6", services{web: {Port: port}}))
-	eventually(t, "one listener for both families", func() bool { return networks(n) == "tcp " && answers(t, port) })
+	poll.Until(t, "one listener for both families", func() bool { return networks(n) == "tcp " && answers(t, port) })
 	hosts := map[string]int{"127.0.0.1": 12}
 	if hasIPv6(t) {
 		hosts["::1"] = 0
@@ -123,14 +124,14 @@ func TestOneListenerPerAddress(t *testing.T) {
 	n.Update("IPv4", within(services{web: {Port: port, LocalEndpoints: 1}}, "127.0.0.0/8"))
 	if hasIPv6(t) {
 		n.Update("IPv6", within(services{web: {Port: port, LocalEndpoints: 2}}, "::1/128"))
-		eventually(t, "the other address answers", func() bool {
+		poll.Until(t, "the other address answers", func() bool {
 			code, _ := ask(t, client(t), fmt.Sprintf("http://[::1]:%d", port))
 			return code == http.StatusOK
 		})
 	}
-	eventually(t, "the busy address is a condition", func() bool { return len(n.Conditions()) == 1 })
+	poll.Until(t, "the busy address is a condition", func() bool { return len(n.Conditions()) == 1 })
 	busy.Close()
-	eventually(t, "the address is free and answers", func() bool {
+	poll.Until(t, "the address is free and answers", func() bool {
 		code, _ := ask(t, client(t), fmt.Sprintf("http://127.0.0.1:%d", port))
 		return code == http.StatusOK
 	})
@@ -146,7 +147,7 @@ func TestAKeptConnectionToAGoneService(t *testing.T) {
 	n.Update("IPv4", full("IPv4", services{web: {Port: port, LocalEndpoints: 1}}))
 	keeping := client(t)
 	url := fmt.Sprintf("http://127.0.0.1:%d", port)
-	eventually(t, "200", func() bool {
+	poll.Until(t, "200", func() bool {
 		code, _ := ask(t, keeping, url)
 		return code == http.StatusOK
 	})
@@ -208,7 +209,7 @@ func TestASlowClientDoesNotHoldNodePorts(t *testing.T) {
 	n := NewNodePorts(NodePortOptions{})
 	stop := background(t, func(ctx context.Context) error { return n.Run(ctx, wellStatus) })
 	n.Update("IPv4", full("IPv4", services{web: {Port: port, LocalEndpoints: 1}}))
-	eventually(t, "it answers", func() bool { return answers(t, port) })
+	poll.Until(t, "it answers", func() bool { return answers(t, port) })
 	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +266,7 @@ func TestUpdatesAndProbesAtOnce(t *testing.T) {
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		n.Update(family, full(family, services{web: {Port: ports[0], LocalEndpoints: 1}}))
 	}
-	eventually(t, "the last update holds", func() bool {
+	poll.Until(t, "the last update holds", func() bool {
 		code, _ := ask(t, client(t), fmt.Sprintf("http://127.0.0.1:%d", ports[0]))
 		return code == http.StatusOK && len(n.Conditions()) == 0
 	})

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -93,19 +94,9 @@ func (r *recorder) lastCIDRs() []netip.Prefix {
 	return r.cidrs[len(r.cidrs)-1]
 }
 
-// eventually polls until a condition holds.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 20s", what)
-		}
-	}
-}
-
 func (r *recorder) eventually(t *testing.T, call string) {
 	t.Helper()
-	eventually(t, call, func() bool { return slices.Contains(r.all(), call) })
+	poll.Until(t, call, func() bool { return slices.Contains(r.all(), call) })
 }
 
 func service(name, ip string) *v1.Service {
@@ -327,7 +318,7 @@ func TestAnotherNodeIsNoEvent(t *testing.T) {
 	if _, err := f.client.CoreV1().Nodes().Update(t.Context(), node("me", "x"), metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the own node's change", func() bool { return f.lastNode().Zone == "x" })
+	poll.Until(t, "the own node's change", func() bool { return f.lastNode().Zone == "x" })
 	if n := count(f.all(), "node me"); n != 2 || f.logs.Len() != 0 {
 		t.Errorf("%d node changes and log %v, want the own node twice and no line", n, f.logs.All())
 	}
@@ -479,7 +470,7 @@ func TestStopIsFinal(t *testing.T) {
 // of the Node or the ServiceCIDRs.
 func TestAResyncIsCheap(t *testing.T) {
 	f := bound(t, Options{NodeName: "me", Resync: time.Second}, service("a", "10.96.0.1"), node("me", "z"), cidr("c", "10.96.0.0/16"))
-	eventually(t, "resyncs", func() bool { return count(f.all(), "update a") > 1 })
+	poll.Until(t, "resyncs", func() bool { return count(f.all(), "update a") > 1 })
 	if calls := f.all(); count(calls, "node me") != 1 || count(calls, "cidrs") != 1 {
 		t.Errorf("calls %v, want Node and ServiceCIDRs once", calls)
 	}
@@ -514,7 +505,7 @@ func TestTheNodeIsFollowed(t *testing.T) {
 	if _, err := f.client.CoreV1().Nodes().Update(t.Context(), moved, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the node's change", func() bool { return f.lastNode().Zone == "zone-b" })
+	poll.Until(t, "the node's change", func() bool { return f.lastNode().Zone == "zone-b" })
 	if got := f.lastNode(); len(got.Addresses) != 1 || len(got.PodCIDRs) != 1 || got.PodCIDRs[0].String() != "10.244.9.0/24" {
 		t.Errorf("node %+v, want one address and the old-style range", got)
 	}
@@ -526,8 +517,8 @@ func TestTheNodeIsFollowed(t *testing.T) {
 	if err := f.client.CoreV1().Nodes().Delete(t.Context(), "me", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a line about the deletion", func() bool { return f.logs.FilterMessageSnippet("deleted").Len() == 1 })
-	eventually(t, "the deletion", func() bool { return f.lastNode().Draining != "" })
+	poll.Until(t, "a line about the deletion", func() bool { return f.logs.FilterMessageSnippet("deleted").Len() == 1 })
+	poll.Until(t, "the deletion", func() bool { return f.lastNode().Draining != "" })
 	if n, last := count(f.all(), "node me"), f.lastNode(); n != 3 || last.Zone != "zone-b" || len(last.Addresses) != 1 {
 		t.Errorf("%d node changes, the last one %+v, want 3, no heartbeat among them, and nothing forgotten", n, last)
 	}
@@ -554,7 +545,7 @@ func TestServiceCIDRsAreAddedUp(t *testing.T) {
 	f := bound(t, Options{}, cidr("a", "fd00::/108", "10.96.0.0/16"), cidr("b", "10.96.0.0/16", "10.200.1.0/24", "nonsense"))
 	f.eventually(t, "slices synced")
 	all := "[10.96.0.0/16 10.200.1.0/24 fd00::/108]"
-	eventually(t, all, func() bool { return text(f.lastCIDRs()) == all })
+	poll.Until(t, all, func() bool { return text(f.lastCIDRs()) == all })
 	if f.logs.FilterMessageSnippet("a range that is none").Len() != 1 {
 		t.Errorf("log %v, want one line about nonsense", f.logs.All())
 	}
@@ -562,11 +553,11 @@ func TestServiceCIDRsAreAddedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	rest := "[10.96.0.0/16 10.200.1.0/24]"
-	eventually(t, rest, func() bool { return text(f.lastCIDRs()) == rest })
+	poll.Until(t, rest, func() bool { return text(f.lastCIDRs()) == rest })
 	if err := f.client.NetworkingV1().ServiceCIDRs().Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no ranges", func() bool { return len(f.lastCIDRs()) == 0 })
+	poll.Until(t, "no ranges", func() bool { return len(f.lastCIDRs()) == 0 })
 }
 
 func text(cidrs []netip.Prefix) string {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/serviceplane/serviceplane/internal/apitest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // linked is a Link, what it logs, and a configuration of clients that use it.
@@ -63,7 +64,7 @@ func TestARefusedConnectionIsSaid(t *testing.T) {
 		return func() bool { return logs.FilterMessageSnippet(message).Len() == 1 }
 	}
 	for range 2 {
-		eventually(t, "a line about the absence", lines("is not reached"))
+		poll.Until(t, "a line about the absence", lines("is not reached"))
 		line := fmt.Sprint(logs.FilterMessageSnippet("is not reached").All()[0].ContextMap())
 		if !strings.Contains(line, strings.TrimPrefix(server.URL(), "http://")) || !strings.Contains(line, "connection refused") {
 			t.Errorf("log %s, want the address and the cause", line)
@@ -72,7 +73,7 @@ func TestARefusedConnectionIsSaid(t *testing.T) {
 			t.Errorf("reachable %t after %d failures, want false after some", reached, failures)
 		}
 		server.Start(t)
-		eventually(t, "a line about its return", lines("is reached again"))
+		poll.Until(t, "a line about its return", lines("is reached again"))
 		if reached, _ := link.Reachable(); !reached {
 			t.Error("not reachable, want it again")
 		}
@@ -220,7 +221,7 @@ func TestAServerThatAcceptsAndNeverAnswers(t *testing.T) {
 	r := &recorder{}
 	running.Go(func() { _ = Run(ctx, client(t, config), r, Options{Patience: time.Millisecond, Link: link}) })
 	defer cancel()
-	eventually(t, "a line about the silence", func() bool {
+	poll.Until(t, "a line about the silence", func() bool {
 		return logs.FilterMessageSnippet("is not reached").Len() == 1 && strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), "within 200ms")
 	})
 	silent.Store(false)

@@ -30,6 +30,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/apitest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
@@ -130,12 +131,8 @@ func texts(addrs []netip.AddrPort) string {
 
 func (c *cluster) mustHold(t *testing.T, want string) {
 	t.Helper()
-	deadline := time.Now().Add(40 * time.Second)
-	for c.holds() != want {
-		if time.Now().After(deadline) {
-			t.Fatalf("the engine has %q, want %q\nrequests %v\nlog %v", c.holds(), want, c.requests(), c.logs.All())
-		}
-		time.Sleep(time.Millisecond)
+	if !poll.Soon(func() bool { return c.holds() == want }) {
+		t.Fatalf("the engine has %q, want %q\nrequests %v\nlog %v", c.holds(), want, c.requests(), c.logs.All())
 	}
 }
 
@@ -187,7 +184,7 @@ func TestTheServerSelects(t *testing.T) {
 	bothWays(t, func(t *testing.T, o apitest.Options) {
 		c := startCluster(t, o, Options{NodeName: "me"}, service("a", "10.96.0.1"), slice("a", "10.244.0.1"), node("me", ""))
 		c.mustHold(t, "10.96.0.1=10.244.0.1")
-		eventually(t, "watches of four resources", func() bool {
+		poll.Until(t, "watches of four resources", func() bool {
 			return c.asked("WATCH services") && c.asked("WATCH endpointslices") && c.asked("WATCH servicecidrs") && c.asked("WATCH nodes")
 		})
 		selectors := map[string]string{
@@ -305,7 +302,7 @@ func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, client, r, Options{Patience: time.Millisecond, Logger: zap.New(core)}) }()
 	absence := func() []observer.LoggedEntry { return logs.FilterMessageSnippet("nothing is written before").All() }
-	eventually(t, "a line about the absence", func() bool { return len(absence()) == 1 })
+	poll.Until(t, "a line about the absence", func() bool { return len(absence()) == 1 })
 	if got := absence()[0].LoggerName; got != "informer" {
 		t.Errorf("logger %q, want %q", got, "informer")
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
@@ -296,11 +297,8 @@ func TestDamageIsRepairedSoon(t *testing.T) {
 		} {
 			began := time.Now()
 			do() // may be repaired before anybody else can look
-			for bytesWritten(p, began) == 0 || w.save() != before {
-				if time.Since(began) > 20*time.Second {
-					t.Fatalf("%s (-before +now):\n%s", damage, gocmp.Diff(before, w.save()))
-				}
-				time.Sleep(50 * time.Millisecond)
+			if !poll.Soon(func() bool { return bytesWritten(p, began) > 0 && w.save() == before }) {
+				t.Fatalf("%s (-before +now):\n%s", damage, gocmp.Diff(before, w.save()))
 			}
 			t.Logf("%s: repaired after %v", damage, time.Since(began).Round(10*time.Millisecond))
 		}
@@ -421,11 +419,8 @@ func TestALockThatSomebodyHolds(t *testing.T) {
 	began := time.Now()
 	add(p, 3, 5)
 	family := func() proxier.FamilyStatus { return p.Status().Families[v1.IPv4Protocol] }
-	for !errors.Is(family().LastError, errLocked) || time.Since(began) < 4*time.Second {
-		if time.Since(began) > 30*time.Second {
-			t.Fatalf("last error %v, want %v", family().LastError, errLocked)
-		}
-		time.Sleep(20 * time.Millisecond)
+	if !poll.Soon(func() bool { return errors.Is(family().LastError, errLocked) && time.Since(began) > 4*time.Second }) {
+		t.Fatalf("last error %v, want %v", family().LastError, errLocked)
 	}
 	if since := family().StaleSince; since.Before(began.Add(-time.Second)) || since.After(began.Add(2*time.Second)) {
 		t.Errorf("stale since %v, want since about %v", since, began)
@@ -434,11 +429,8 @@ func TestALockThatSomebodyHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	released := time.Now()
-	for !strings.Contains(w.save(), "test/web-4") {
-		if time.Since(released) > 20*time.Second {
-			t.Fatalf("not programmed %v after the release: %v", time.Since(released), family().LastError)
-		}
-		time.Sleep(10 * time.Millisecond)
+	if !poll.Soon(func() bool { return strings.Contains(w.save(), "test/web-4") }) {
+		t.Fatalf("not programmed %v after the release: %v", time.Since(released), family().LastError)
 	}
 	t.Logf("programmed %v after the release", time.Since(released).Round(time.Millisecond))
 }

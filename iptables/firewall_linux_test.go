@@ -13,6 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/companions"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -44,13 +45,8 @@ func TestHealthCheckNodePortsBehindAFirewall(t *testing.T) {
 		w.sync(p)
 		c := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DialContext: client.Dial, DisableKeepAlives: true}}
 		for _, node := range []string{"192.0.2.1", "[2001:db8::1]"} {
-			err := askHealth(&c, node)
-			for began := time.Now(); err != nil && time.Since(began) < 10*time.Second; err = askHealth(&c, node) {
-				time.Sleep(10 * time.Millisecond) // the server opens after the sync
-			}
-			if err != nil {
-				t.Errorf("health check node port of %s: %v, want an answer", node, err)
-			}
+			// The server opens after the sync.
+			poll.Nil(t, "health check node port of "+node, func() error { return askHealth(&c, node) })
 		}
 	})
 }

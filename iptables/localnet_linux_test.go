@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -59,7 +60,7 @@ func newBurglar(t *testing.T, variant Variant) *burglar {
 			if err == nil {
 				b.sent.Add(1)
 			}
-			time.Sleep(2 * time.Millisecond)
+			time.Sleep(2 * time.Millisecond) // often enough to meet a gap
 		}
 	}()
 	t.Cleanup(func() {
@@ -82,13 +83,8 @@ func (b *burglar) mustStayOut(after string) {
 
 func (b *burglar) await(is func(more int32) bool) {
 	b.t.Helper()
-	began, sent := time.Now(), b.sent.Load()
-	for !is(b.sent.Load() - sent) {
-		if time.Since(began) > 20*time.Second {
-			b.t.Fatalf("waited in vain; %d packets were sent", b.sent.Load()-sent)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	sent := b.sent.Load()
+	poll.Until(b.t, "the neighbour sends on", func() bool { return is(b.sent.Load() - sent) })
 }
 
 func (b *burglar) setting(want string) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -562,11 +563,7 @@ func mustBeGone(t *testing.T, file string) {
 	if _, err := fmt.Sscan(string(text), &group); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); living(t, group) > 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("process group %d has %d members, want none", group, living(t, group))
-		}
-	}
+	poll.Until(t, fmt.Sprintf("the end of process group %d", group), func() bool { return living(t, group) == 0 })
 }
 
 // living counts the members of a process group that are no zombies.

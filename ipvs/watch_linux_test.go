@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -28,18 +29,11 @@ func TestWatchTendsAndHearsOfAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitDamage(t, damages, "address 203.0.113.5 of the node")
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	poll.Until(t, "Watch deletes what has drained", func() bool {
 		e.mu.Lock()
-		left := len(n.kernel.virtuals)
-		e.mu.Unlock()
-		if left == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("what drained is still there, want Watch to tend to it")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		defer e.mu.Unlock()
+		return len(n.kernel.virtuals) == 0
+	})
 	stop()
 	if err := <-ended; err != nil {
 		t.Errorf("Watch = %v, want nil at the end of its context", err)

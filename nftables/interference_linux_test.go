@@ -4,9 +4,9 @@ import (
 	"os/exec"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // TestDamageBesideASyncIsRepaired: whatever somebody destroys, before, while and after
@@ -56,7 +56,7 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 						t.Logf("sync: %v", err) // it is tried again
 					}
 				})
-				eventually(t, 20*time.Second, "repair", func() bool { return canonical(tryNFT(w.ns, "list ruleset")) == want })
+				poll.Until(t, "repair", func() bool { return canonical(tryNFT(w.ns, "list ruleset")) == want })
 			})
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -336,9 +337,7 @@ func startConfigured(tb testing.TB, c *cluster, ns *netns.NS, own proxier.Config
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
 	// A watch that begins after the first write asks for one more sync.
-	for !engine.watches.listening() && ctx.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	poll.Until(tb, "the watch begins", engine.watches.listening)
 	p.stop = func() {
 		cancel()
 		if err := <-done; err != nil {

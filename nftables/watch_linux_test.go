@@ -13,6 +13,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -58,19 +59,6 @@ func nftOutput(t *testing.T, ns *netns.NS, args ...string) string {
 	return string(out)
 }
 
-// eventually polls until a condition holds, and returns how long that took.
-func eventually(t *testing.T, within time.Duration, what string, holds func() bool) time.Duration {
-	t.Helper()
-	start := time.Now()
-	for !holds() {
-		if time.Since(start) > within {
-			t.Fatalf("%s: not within %v", what, within)
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return time.Since(start)
-}
-
 // canonical is a listing without the order of elements, which is that of a hash,
 // and of what belongs to one table.
 func canonical(ruleset string) string {
@@ -102,8 +90,9 @@ func TestDamageByOthersIsNoticedAndRepaired(t *testing.T) {
 			w := startWatched(t, 20)
 			intact := canonical(mustList(t, w.ns))
 			mustNFT(t, w.ns, command)
-			took := eventually(t, 10*time.Second, "repair", func() bool { return canonical(mustList(t, w.ns)) == intact })
-			t.Logf("repaired and listed again after %v", took)
+			began := time.Now()
+			poll.Until(t, "repair", func() bool { return canonical(mustList(t, w.ns)) == intact })
+			t.Logf("repaired and listed again after %v", time.Since(began))
 			status := w.family()
 			if by := status.LastDamage.By; status.Damaged != 1 || !strings.HasPrefix(by, "nft (process ") {
 				t.Errorf("%d damages, the last one %v; want one by nft and its process", status.Damaged, status.LastDamage)
@@ -136,7 +125,7 @@ func TestWhatIsNoDamage(t *testing.T) {
 	syncs := w.syncs.Load()
 	// A damage that is noticed says that everything before it was heard.
 	mustNFT(t, w.ns, "add chain ip serviceplane marker")
-	eventually(t, 10*time.Second, "damage noticed", func() bool { return w.family().Damaged > 0 })
+	poll.Until(t, "damage noticed", func() bool { return w.family().Damaged > 0 })
 	w.sync(t)
 	if status := w.family(); status.Damaged != 1 || !strings.HasPrefix(status.LastDamage.Object, "chain marker") {
 		t.Errorf("%d damages, the last one %v; want the marker alone", status.Damaged, status.LastDamage)
@@ -163,7 +152,7 @@ func TestDamageDuringALoadIsNoticed(t *testing.T) {
 		}}, err
 	}
 	p.load(t)
-	eventually(t, 10*time.Second, "all ClusterIPs", func() bool {
+	poll.Until(t, "all ClusterIPs", func() bool {
 		list := nftOutput(t, ns, "list", "set", "ip", "serviceplane", "cluster-ips")
 		return strings.Count(list, "10.") == len(c.services)
 	})
@@ -218,12 +207,12 @@ func TestALoudNeighbourIsNotListenedTo(t *testing.T) {
 	for i := range uint32(30) {
 		load(1+1000*(i+1), false)
 	}
-	eventually(t, 20*time.Second, "a look at everything afterwards", func() bool { return w.fullSyncs.Load() > full })
+	poll.Until(t, "a look at everything afterwards", func() bool { return w.fullSyncs.Load() > full })
 	if n := w.family().Damaged; n != 0 {
 		t.Errorf("%d damages, want none: the neighbour has a table of his own", n)
 	}
 	mustNFT(t, w.ns, "flush map ip serviceplane endpoints")
-	eventually(t, 10*time.Second, "repair", func() bool {
+	poll.Until(t, "repair", func() bool {
 		return canonical(nftOutput(t, w.ns, "list", "table", "ip", "serviceplane")) == intact
 	})
 	if n := w.family().Damaged; n != 1 {
@@ -288,6 +277,6 @@ func TestNobodyFightsForever(t *testing.T) {
 	if len(conditions) > 0 && !strings.Contains(conditions[0].Message, "of table ip serviceplane") {
 		t.Errorf("message %q, want it to name the table", conditions[0].Message)
 	}
-	eventually(t, 20*time.Second, "the last word", func() bool { return len(canonical(mustList(t, w.ns))) >= len(intact)-100 })
+	poll.Until(t, "the last word", func() bool { return len(canonical(mustList(t, w.ns))) >= len(intact)-100 })
 	w.sync(t)
 }

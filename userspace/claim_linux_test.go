@@ -22,6 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -262,7 +263,7 @@ func TestDamagedPortalsAreRepaired(t *testing.T) {
 		p.mustSync(t)
 		mustAnswer(t, n.away, "tcp", p.vip(0), "one")
 		mustRunNFT(t, n.node, "flush", "ruleset")
-		eventually(t, "the portals are repaired", func() bool {
+		poll.Until(t, "the portals are repaired", func() bool {
 			_, err := netns.Ask(t.Context(), n.away, "tcp", p.vip(0), netns.AskOptions{Timeout: 300 * time.Millisecond})
 			return err == nil
 		})

@@ -22,6 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -122,11 +123,7 @@ func TestACrowdLeavesRoomForOthers(t *testing.T) {
 
 	leave()
 	child.tell(t, "calm")
-	for deadline := time.Now().Add(crowdPatience); child.open(t) > 100; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d descriptors are open after the crowd has gone, want 100 at most", child.open(t))
-		}
-	}
+	poll.Until(t, "100 open descriptors at most, after the crowd has gone", func() bool { return child.open(t) <= 100 })
 	reach("afterwards", "tcp", crowdVIP(quietService))
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -37,7 +38,7 @@ func (r *reports) ObserveConnection(report proxier.ConnectionReport) {
 func (r *reports) next(t *testing.T) proxier.ConnectionReport {
 	t.Helper()
 	var report proxier.ConnectionReport
-	eventually(t, "a connection is reported", func() bool {
+	poll.Until(t, "a connection is reported", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if len(r.all) == 0 {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // descriptors counts those of the process; 0 where there is no way to know.
@@ -55,7 +57,7 @@ func TestIdleConnectionsAreHeld(t *testing.T) {
 		return
 	}
 	counts := e.services[webName(v1.ProtocolTCP)].counts
-	eventually(t, "all are open", func() bool { return counts.Open.Load() == int64(connections) })
+	poll.Until(t, "all are open", func() bool { return counts.Open.Load() == int64(connections) })
 	var failed atomic.Int64
 	parallel(connections, 32, func(i int) {
 		_ = conns[i].SetDeadline(time.Now().Add(patience))
@@ -100,7 +102,7 @@ func TestShortConnectionsLeaveNothing(t *testing.T) {
 	open := e.services[webName(v1.ProtocolTCP)].counts
 	quiet := func() {
 		t.Helper()
-		eventually(t, "all have ended", func() bool { return open.Open.Load() == 0 })
+		poll.Until(t, "all have ended", func() bool { return open.Open.Load() == 0 })
 	}
 	round := func(n int) (heap uint64) {
 		parallel(n, 16, func(int) { short(t.Context(), t, to) })
@@ -114,7 +116,7 @@ func TestShortConnectionsLeaveNothing(t *testing.T) {
 	goroutines, files, heap := runtime.NumGoroutine(), descriptors(), round(total/20)
 	heap = max(heap, round(total))
 	after := round(total / 20)
-	eventually(t, "as many goroutines and descriptors as before", func() bool {
+	poll.Until(t, "as many goroutines and descriptors as before", func() bool {
 		return runtime.NumGoroutine() <= goroutines && descriptors() <= files
 	})
 	if growth := int64(after) - int64(heap); growth > 2<<20 {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -148,15 +149,6 @@ func mustAsk(t *testing.T, to netip.AddrPort, want string) {
 	t.Helper()
 	if got, err := ask(t, to, "hello"); got != want || err != nil {
 		t.Errorf("answer %q, %v, want %q", got, err, want)
-	}
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after %v", what, patience)
-		}
 	}
 }
 
@@ -534,8 +526,8 @@ func TestUDPClientsAreForgotten(t *testing.T) {
 			t.Errorf("answer %q", got)
 		}
 	}
-	eventually(t, "4 clients at most", func() bool { return open() <= 4 })
-	eventually(t, "no clients", func() bool { return open() == 0 })
+	poll.Until(t, "4 clients at most", func() bool { return open() <= 4 })
+	poll.Until(t, "no clients", func() bool { return open() == 0 })
 }
 
 // TestPortsComeFromTheRange, and come again late.

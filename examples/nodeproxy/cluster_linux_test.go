@@ -16,6 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/manifest"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // Service web of both families, and what its manifests say. The pods are pod-1 and
@@ -128,7 +129,7 @@ func (c *small) expectSoon(server string) {
 	c.t.Helper()
 	for _, to := range flows() {
 		got := ""
-		if !eventually(func() bool { got = c.ask(to); return got == server }) {
+		if !poll.Soon(func() bool { got = c.ask(to); return got == server }) {
 			c.t.Fatalf("%s: %s answers, want %s", to, got, server)
 		}
 	}

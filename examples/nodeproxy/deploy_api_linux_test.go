@@ -27,6 +27,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 const (
@@ -139,7 +140,7 @@ func (a *guardedAPI) takeEvent(w http.ResponseWriter, r *http.Request) {
 func (a *guardedAPI) expectEvent(t *testing.T, node string) {
 	t.Helper()
 	var got *events.Event
-	if !eventually(func() bool {
+	if !poll.Soon(func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		got = a.event

@@ -18,6 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // TestTheManifestAsksForTheLeast: the container has one capability, can get no more,
@@ -148,7 +149,7 @@ func (s *stage) expectProbe(p *proxyProcess, probe *v1.Probe, want int) {
 	s.t.Helper()
 	address, path := s.probe(s.t, probe)
 	code := 0
-	ok := eventually(func() bool {
+	ok := poll.Soon(func() bool {
 		select {
 		case <-p.ended:
 			s.t.Fatalf("the process ended: %v", p.err)
@@ -183,7 +184,7 @@ func expectStatic(t *testing.T, path string) {
 func (p *proxyProcess) expectRefusal(why string) {
 	p.t.Helper()
 	code, ended := 0, false
-	eventually(func() bool {
+	poll.Soon(func() bool {
 		select {
 		case <-p.ended:
 			ended = true
@@ -291,7 +292,7 @@ func (c *small) expectUDPFollows(change func()) {
 	}
 	change()
 	var answer netns.Answer
-	if !eventually(func() bool { answer, err = flow.Ask(c.t.Context()); return answer.Server == "pod-2" }) {
+	if !poll.Soon(func() bool { answer, err = flow.Ask(c.t.Context()); return answer.Server == "pod-2" }) {
 		c.t.Errorf("over UDP %q answers, %v, want pod-2 soon", answer.Server, err)
 	}
 }

@@ -30,16 +30,6 @@ func TestMain(m *testing.M) {
 // patience is how long anything may take on a busy machine.
 const patience = 60 * time.Second
 
-// eventually polls until ok, for as long as patience lasts.
-func eventually(ok func() bool) bool {
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if ok() {
-			return true
-		}
-	}
-	return false
-}
-
 // TestABadCommandLineIsReportedAsAWhole (VAL-01 to VAL-06): each fault names the
 // flag, its value and what it may be.
 func TestABadCommandLineIsReportedAsAWhole(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // rules are what both modes have made in the node: names of chains and tables.
@@ -49,7 +50,7 @@ func TestModesSucceedEachOther(t *testing.T) {
 		if m == modeNFTables || m == modeUserspace && len(mine) == 1 {
 			gone, stays = stays, gone
 		}
-		if !eventually(func() bool { return !strings.Contains(c.rules(), gone) }) || !strings.Contains(c.rules(), stays) {
+		if !poll.Soon(func() bool { return !strings.Contains(c.rules(), gone) }) || !strings.Contains(c.rules(), stays) {
 			t.Errorf("%s: rules are\n%swant none of the other mode", m, c.rules())
 		}
 		c.expectNow("pod-1")

@@ -15,6 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // TestALifeWithManifests goes through all that happens to a proxy without an API
@@ -42,7 +43,7 @@ func TestALifeWithManifests(t *testing.T) {
 	p.waitOutput("endpoints.yaml:6: endpionts: unknown field")
 	c.expectNow("pod-2")
 	d.write("service.yaml", webService+"---\napiVersion: v1\nkind: Service\nmetadata: {name: more}\nspec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}\n")
-	if !eventually(func() bool {
+	if !poll.Soon(func() bool {
 		return strings.Contains(c.nft("list", "table", "ip", "kube-proxy"), "10.96.0.11")
 	}) {
 		t.Error("the change of another file has no effect")
@@ -141,7 +142,7 @@ func TestTwoInstancesShareANode(t *testing.T) {
 	second := []string{"--instance=edge", "--nftables-masquerade-bit=15", "--healthz-bind-address=127.0.0.1:20256", "--metrics-bind-address=", state}
 	q := start(t, c.node, append(second, "--manifests="+other.path)...)
 	p.waitHealthy()
-	if !eventually(func() bool {
+	if !poll.Soon(func() bool {
 		code, _ := q.get("127.0.0.1:20256", healthcheck.HealthzPath)
 		return code == http.StatusOK
 	}) {
@@ -192,7 +193,7 @@ func TestTheServersTell(t *testing.T) {
 	}
 	d.write("endpoints.yaml", webSlices(2))
 	c.expectSoon("pod-2")
-	if !eventually(func() bool {
+	if !poll.Soon(func() bool {
 		_, metrics = p.get("127.0.0.1:10249", "/metrics")
 		counted := func(kind string) bool { // series are there from the beginning, with 0
 			name := `kubeproxy_sync_` + kind + `_proxy_rules_duration_seconds_count{ip_family="IPv4"} `
@@ -217,7 +218,7 @@ func TestAServerThatCannotListenDoesNotKeepTheProxyFromWorking(t *testing.T) {
 	if err := busy.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if !eventually(func() bool {
+	if !poll.Soon(func() bool {
 		code, _ := p.get("127.0.0.1:10249", healthcheck.HealthzPath)
 		return code == http.StatusOK
 	}) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // build builds the program, once for all tests. TestMain removes it.
@@ -110,7 +111,7 @@ func (p *proxyProcess) stderr() string { return p.output.String() }
 func (p *proxyProcess) waitHealthy() {
 	p.t.Helper()
 	code := 0
-	ok := eventually(func() bool {
+	ok := poll.Soon(func() bool {
 		code, _ = p.get("127.0.0.1:10256", healthcheck.HealthzPath)
 		return code == http.StatusOK
 	})
@@ -123,7 +124,7 @@ func (p *proxyProcess) waitHealthy() {
 func (p *proxyProcess) waitOutput(snippets ...string) {
 	p.t.Helper()
 	for _, snippet := range snippets {
-		if !eventually(func() bool { return bytes.Contains([]byte(p.stderr()), []byte(snippet)) }) {
+		if !poll.Soon(func() bool { return bytes.Contains([]byte(p.stderr()), []byte(snippet)) }) {
 			p.t.Errorf("output lacks %q", snippet)
 		}
 	}

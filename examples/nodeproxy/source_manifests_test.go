@@ -16,6 +16,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -113,7 +114,7 @@ func (f *followed) rename(from, to string) {
 func (f *followed) expect(want ...string) {
 	f.t.Helper()
 	var got []string
-	eventually(func() bool {
+	poll.Soon(func() bool {
 		f.listener.mu.Lock()
 		defer f.listener.mu.Unlock()
 		got = slices.Clone(f.listener.events)
@@ -131,7 +132,7 @@ func (f *followed) expect(want ...string) {
 // takes the line away.
 func (f *followed) expectLog(snippets ...string) {
 	f.t.Helper()
-	eventually(func() bool { return f.logs.Len() > 0 })
+	poll.Soon(func() bool { return f.logs.Len() > 0 })
 	lines := f.logs.TakeAll()
 	if len(lines) != 1 {
 		f.t.Fatalf("log %v, want one line with %q", lines, snippets)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // TestHealthFollowsSyncs: /healthz turns 503 when syncs fail for longer than the
@@ -43,7 +44,7 @@ func TestHealthFollowsSyncs(t *testing.T) {
 	netnstest.Check(t, err)
 
 	var report healthcheck.Report
-	if !eventually(func() bool {
+	if !poll.Soon(func() bool {
 		code, _ := p.get("127.0.0.1:10256", healthcheck.HealthzPath)
 		report = p.health()
 		return code == http.StatusServiceUnavailable
@@ -97,7 +98,7 @@ func TestHealthCheckNodePortsFollowEndpoints(t *testing.T) {
 	expect := func(when string, want int) {
 		t.Helper()
 		code := -1
-		if !eventually(func() bool { code, _ = p.get("192.0.2.10:30999", "/"); return code == want }) {
+		if !poll.Soon(func() bool { code, _ = p.get("192.0.2.10:30999", "/"); return code == want }) {
 			t.Errorf("%s: code %d, want %d", when, code, want)
 		}
 	}

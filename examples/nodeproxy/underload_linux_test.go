@@ -20,6 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 const (
@@ -303,7 +304,7 @@ func (l *loaded) secondInstance(t *testing.T) {
 		"--state-dir=" + t.TempDir(), "--metrics-bind-address=",
 	}
 	q := start(t, l.node, append(second, "--healthz-bind-address=127.0.0.1:20256")...)
-	if !eventually(func() bool {
+	if !poll.Soon(func() bool {
 		code, _ := q.get("127.0.0.1:20256", healthcheck.HealthzPath)
 		return code == http.StatusOK
 	}) {

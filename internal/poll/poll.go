@@ -1,0 +1,46 @@
+// Package poll waits in tests until a condition of the kernel, of a process or of a
+// goroutine holds.
+package poll
+
+import (
+	"testing"
+	"time"
+)
+
+// Patience is how long anything may take on a busy machine.
+const Patience = time.Minute
+
+// Pauses between two looks grow, so that a quick condition is seen at once and a slow
+// one leaves the processor to what it waits for.
+const firstPause, longestPause = time.Millisecond, 50 * time.Millisecond
+
+// Soon says whether a condition holds within Patience.
+func Soon(holds func() bool) bool {
+	pause := firstPause
+	for deadline := time.Now().Add(Patience); !holds(); pause = min(2*pause, longestPause) {
+		if time.Now().After(deadline) {
+			return false
+		}
+		time.Sleep(pause)
+	}
+	return true
+}
+
+// Until returns as soon as a condition holds. If it does not within Patience, the test
+// ends with what it waited for.
+func Until(tb testing.TB, what string, holds func() bool) {
+	tb.Helper()
+	if !Soon(holds) {
+		tb.Fatalf("%s: not within %v", what, Patience)
+	}
+}
+
+// Nil returns as soon as check does without an error. If that is not within Patience,
+// the test ends with what it waited for and the last error.
+func Nil(tb testing.TB, what string, check func() error) {
+	tb.Helper()
+	var err error
+	if !Soon(func() bool { err = check(); return err == nil }) {
+		tb.Fatalf("%s: not within %v: %v", what, Patience, err)
+	}
+}
