@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -77,6 +78,7 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 		{"scaled_to_zero", nil, ""},
 		{"scaled_from_zero", ready(pod2), pod2},
 		{"published_though_not_ready", append(unready(pod2), ready(remote1)...), pod2},
+		{"published_beside_one_that_is_not", slices.Concat(unready(pod2), ready(remote1), notServing(pod0)), pod2},
 		{"not_serving", append(notServing(pod2), ready(remote1)...), remote1},
 	} {
 		s.publish(ctx, t, service{external: true, endpoints: step.endpoints})
