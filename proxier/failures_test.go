@@ -150,6 +150,53 @@ func (f *fixture) countsAsProgrammed(name string, port uint16) bool {
 	return !sorted || status.PendingSince.IsZero() || status.LastError == nil
 }
 
+// TestAnErrorNamesAServicePortOnce, and the family: who reads it sees what failed, and
+// not which layers of the program handed it on.
+func TestAnErrorNamesAServicePortOnce(t *testing.T) {
+	died := errors.New("socket died")
+	for name, c := range map[string]struct {
+		services []string
+		total    error
+		want     string
+	}{
+		"one":         {[]string{"a"}, nil, "IPv4: service port test/a:web (TCP, IPv4): refused"},
+		"two":         {[]string{"a", "b"}, nil, "IPv4: service port test/a:web (TCP, IPv4): refused\nservice port test/b:web (TCP, IPv4): refused"},
+		"one and all": {[]string{"a"}, died, "IPv4: service port test/a:web (TCP, IPv4): refused\nsocket died"},
+		"all":         {nil, died, "IPv4: socket died"},
+		"nothing":     {nil, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, withoutRetries(), func(t *testing.T, f *fixture) {
+				f.synced()
+				synctest.Wait()
+				f.v4.failWith(func(u desired.Update) error {
+					var errs []error
+					for _, s := range u.Services {
+						errs = append(errs, &ServiceError{Name: s.Name, Family: u.Family, Err: errors.New("refused")})
+					}
+					return errors.Join(append(errs, c.total)...)
+				})
+				for i, name := range c.services {
+					f.Tracker().Services.Update(nil, service(name, fmt.Sprintf("10.0.0.%d", i+1)))
+				}
+				err := f.Sync(t.Context())
+				for what, err := range map[string]error{"Sync": err, "LastError": f.Status().Families[v1.IPv4Protocol].LastError} {
+					if text := textOf(err); text != c.want {
+						t.Errorf("%s = %q, want %q", what, text, c.want)
+					}
+				}
+			})
+		})
+	}
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
 func portIs(port uint16) func(*v1.Service) {
 	return func(s *v1.Service) { s.Spec.Ports[0].Port = int32(port) }
 }
