@@ -178,7 +178,7 @@ func (e *Engine) send(ctx context.Context, w *wire) error {
 	w.batchMarker(nfnlBatchEnd)
 	e.report.Transactions++
 	e.report.Bytes += len(w.buf)
-	if e.report.Writes > loadWrites {
+	if e.report.Writes > e.loadWrites {
 		if err := e.beginLoad(ctx); err != nil {
 			return err
 		}

@@ -36,6 +36,7 @@ type Engine struct {
 	// failedMends counts the attempts to mend the table that failed in a row.
 	failedMends int
 	report      proxier.ApplyReport
+	loadWrites  int         // how much is a load: the constant, but for tests
 	loading     bool        // watches knows that much is being written
 	batch       wire        // memory that every batch reuses
 	step        transaction // memory that every step reuses
@@ -85,9 +86,10 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 			}
 			return s, nil
 		},
-		watches: newWatches(),
-		batch:   wire{family: netfilterFamily(family), table: config.Names.Table},
-		step:    transaction{specs: specs},
+		watches:    newWatches(),
+		loadWrites: loadWrites,
+		batch:      wire{family: netfilterFamily(family), table: config.Names.Table},
+		step:       transaction{specs: specs},
 	}, nil
 }
 

@@ -10,7 +10,9 @@ import (
 )
 
 // TestDamageBesideASyncIsRepaired: whatever somebody destroys, before, while and after
-// something else is synced, soon the table is what it must be.
+// something else is synced, soon the table is what it must be. The listener hears of
+// it; while the engine writes much and does not listen, the number of transactions
+// tells.
 func TestDamageBesideASyncIsRepaired(t *testing.T) {
 	t.Parallel()
 	damages := map[string]string{
@@ -41,25 +43,32 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 	}
 	for what, script := range damages {
 		for moment, order := range moments {
-			t.Run(what+"/"+moment, func(t *testing.T) {
-				t.Parallel()
-				w := startWatched(t, 20)
-				there, back := replaced(w.cluster.slices[7], 1), w.cluster.slices[7]
-				w.OnEndpointSliceUpdate(nil, there)
-				w.sync(t)
-				want := canonical(mustList(t, w.ns))
-				w.OnEndpointSliceUpdate(nil, back)
-				w.sync(t)
-				order(w.recorder, func() { tryNFT(w.ns, script) }, func() {
-					w.OnEndpointSliceUpdate(nil, there)
-					if err := w.Sync(t.Context()); err != nil {
-						t.Logf("sync: %v", err) // it is tried again
-					}
+			for listening, writes := range map[string]int{"listening": loadWrites, "not listening": 0} {
+				t.Run(what+"/"+moment+"/"+listening, func(t *testing.T) {
+					t.Parallel()
+					repairsBesideASync(t, startWatchedAside(t, 20, writes), script, order)
 				})
-				poll.Until(t, "repair", func() bool { return canonical(tryNFT(w.ns, "list ruleset")) == want })
-			})
+			}
 		}
 	}
+}
+
+// repairsBesideASync does a damage and a sync in some order.
+func repairsBesideASync(t *testing.T, w *watched, script string, order func(r *recorder, damage, sync func())) {
+	t.Helper()
+	there, back := replaced(w.cluster.slices[7], 1), w.cluster.slices[7]
+	w.OnEndpointSliceUpdate(nil, there)
+	w.sync(t)
+	want := canonical(mustList(t, w.ns))
+	w.OnEndpointSliceUpdate(nil, back)
+	w.sync(t)
+	order(w.recorder, func() { tryNFT(w.ns, script) }, func() {
+		w.OnEndpointSliceUpdate(nil, there)
+		if err := w.Sync(t.Context()); err != nil {
+			t.Logf("sync: %v", err) // it is tried again
+		}
+	})
+	poll.Until(t, "repair", func() bool { return canonical(tryNFT(w.ns, "list ruleset")) == want })
 }
 
 // tryNFT runs a script of nft, which fails if it finds nothing.

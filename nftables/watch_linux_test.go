@@ -25,8 +25,16 @@ type watched struct {
 
 func startWatched(t *testing.T, services int) *watched {
 	t.Helper()
+	return startWatchedAside(t, services, loadWrites)
+}
+
+// startWatchedAside has the listeners step aside during each update that writes more
+// than so much.
+func startWatchedAside(t *testing.T, services, writes int) *watched {
+	t.Helper()
 	p := startLimited(t, newCluster(services, 10), netnstest.New(t), runner.Options{})
 	t.Cleanup(p.stop)
+	p.engine.loadWrites = writes
 	w := &watched{programmed: p}
 	w.load(t)
 	return w
