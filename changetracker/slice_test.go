@@ -288,8 +288,6 @@ func TestDuplicateThatCountsIsAlwaysTheSame(t *testing.T) {
 	}
 }
 
-// A record that does not count may change without anybody noticing, and shows
-// when the one that counts goes away.
 // Of two pods with one address, the one that ends had it before (k/k#135593).
 func TestAReusedAddressIsThatOfThePodThatStays(t *testing.T) {
 	value := func(ready, serving, terminating bool) int {
@@ -309,12 +307,15 @@ func TestAReusedAddressIsThatOfThePodThatStays(t *testing.T) {
 			want := max(value(bit(0), bit(1), bit(2)), value(bit(3), bit(4), bit(5)))
 			got := endpointsOf(t, tracker, v1.IPv4Protocol, http)
 			if len(got) != 1 || value(got[0].Ready, got[0].Serving, got[0].Terminating) != want {
-				t.Errorf("of %v and %v, in slices %v: %v", one.Endpoints[0].Conditions, other.Endpoints[0].Conditions, slicesOf, addrs(got))
+				t.Errorf("of two with ready, serving, terminating = %t and %t, in slices %v: %v",
+					[]bool{bit(0), bit(1), bit(2)}, []bool{bit(3), bit(4), bit(5)}, slicesOf, addrs(got))
 			}
 		}
 	}
 }
 
+// A record that does not count may change without anybody noticing, and shows
+// when the one that counts goes away.
 func TestDuplicateThatDoesNotCountIsNoChange(t *testing.T) {
 	tracker := mustEndpointTracker(t)
 	up := webSlice("up", at("10.0.0.1"))
