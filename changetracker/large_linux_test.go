@@ -4,13 +4,12 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"runtime/debug"
-	"syscall"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/internal/proportion"
 )
 
 // servicePorts makes a Service with n ports; edit sees each of them.
@@ -45,8 +44,6 @@ func manyEndpoints(n int) []discovery.Endpoint {
 }
 
 func TestTimeIsInProportionToTheObject(t *testing.T) {
-	const small, factor = 3_000, 8
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // its work is not ours
 	all := func(*State, Delta) error { return nil }
 	none := func(_ *State, d Delta) error {
 		failed := &PartialError{Err: errTest}
@@ -119,22 +116,7 @@ func TestTimeIsInProportionToTheObject(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cost := func(n int) time.Duration {
-				best := time.Hour
-				for range 4 {
-					run := prepare(mustTracker(t), n)
-					runtime.GC()
-					start := cpuTime(t)
-					run()
-					best = min(best, cpuTime(t)-start)
-				}
-				return best
-			}
-			// In proportion is 8 times the time, or 10 with the logarithm of sorting. The
-			// square is 64 times.
-			if little, much := cost(small), cost(factor*small); much > 4*factor*max(little, 5*time.Millisecond) {
-				t.Errorf("%d ports: %v, %d times as many: %v", small, little, factor, much)
-			}
+			proportion.Check(t, 3_000, func(n int) func() { return prepare(mustTracker(t), n) })
 		})
 	}
 }
@@ -172,14 +154,4 @@ func TestMemoryIsInProportionToTheSlice(t *testing.T) {
 			}
 		})
 	}
-}
-
-// cpuTime is what the process has used: other programs do not count.
-func cpuTime(t *testing.T) time.Duration {
-	t.Helper()
-	var used syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(used.Utime.Nano())
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/ipvs"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -225,7 +226,7 @@ func TestDrainingLetsConnectionsEnd(t *testing.T) {
 	n.proxy.OnEndpointSliceAdd(webSlice(pods[1]))
 	n.synced()
 	alive("before the deadline")
-	n.eventually("the endpoint is gone at the deadline", func() bool {
+	poll.Until(n.t, "the endpoint is gone at the deadline", func() bool {
 		return !strings.Contains(n.run("ipvsadm", "-Ln"), pods[0].Addr(v1.IPv4Protocol).String()+":8080")
 	})
 	if answer, err := flow.Ask(t.Context()); err == nil {
@@ -285,12 +286,12 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		t.Errorf("nft lists\n%swant the table of the rules", got)
 	}
 	n.run("ipvsadm", "-D", "-t", webVIP+":80") // damage
-	n.eventually("the virtual server is back", func() bool { return strings.Contains(n.run("ipvsadm", "-Ln"), webVIP+":80") })
+	poll.Until(n.t, "the virtual server is back", func() bool { return strings.Contains(n.run("ipvsadm", "-Ln"), webVIP+":80") })
 	real := n.world.LocalPods[0].Addr(v1.IPv4Protocol).String() + ":8080"
 	n.run("ipvsadm", "-d", "-t", webVIP+":80", "-r", real)
-	n.eventually("the real server is back", func() bool { return strings.Contains(n.run("ipvsadm", "-Ln", "-t", webVIP+":80"), real) })
+	poll.Until(n.t, "the real server is back", func() bool { return strings.Contains(n.run("ipvsadm", "-Ln", "-t", webVIP+":80"), real) })
 	n.run("ip", "addr", "del", webVIP+"/32", "dev", n.device())
-	n.eventually("the address is back", func() bool { return strings.Contains(n.run("ip", "addr"), webVIP) })
+	poll.Until(n.t, "the address is back", func() bool { return strings.Contains(n.run("ip", "addr"), webVIP) })
 	n.stop()
 	if err := n.proxy.Cleanup(t.Context()); err != nil {
 		t.Fatalf("Cleanup: %v", err)
@@ -352,7 +353,7 @@ func TestTakingOverFromKubeProxy(t *testing.T) {
 	alive()
 	n.everybody(pods...)
 	servers := func() string { return n.run("ipvsadm", "-Ln") }
-	n.eventually("what is not wanted has gone", func() bool {
+	poll.Until(n.t, "what is not wanted has gone", func() bool {
 		got := servers()
 		return !strings.Contains(got, gone) && !strings.Contains(got, gone6) && !strings.Contains(got, "10.244.1.77")
 	})
@@ -423,15 +424,6 @@ func (n *node) open() *proxiertest.Flow {
 	return flow
 }
 
-func (n *node) eventually(what string, ok func() bool) {
-	n.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			n.t.Fatalf("%s: not yet", what)
-		}
-	}
-}
-
 // TestOneChangeIsOneExchange among 2,000 Services: an endpoint more is one message to
 // the kernel, one that is replaced are two, and a restart writes nothing.
 func TestOneChangeIsOneExchange(t *testing.T) {
@@ -475,7 +467,7 @@ func TestOneChangeIsOneExchange(t *testing.T) {
 			t.Errorf("%s: %d writes, want %d", step.what, got, step.want)
 		}
 	}
-	n.eventually("what drained is gone", func() bool { return !strings.Contains(n.run("ipvsadm", "-Ln"), "10.244.9.4") })
+	poll.Until(n.t, "what drained is gone", func() bool { return !strings.Contains(n.run("ipvsadm", "-Ln"), "10.244.9.4") })
 	n.stop()
 	n.start()
 	feed()

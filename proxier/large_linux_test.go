@@ -3,20 +3,15 @@ package proxier
 import (
 	"errors"
 	"fmt"
-	"runtime"
-	"runtime/debug"
-	"syscall"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/proportion"
 )
 
 func TestASyncIsInProportionToTheService(t *testing.T) {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // its work is not ours
-	const small, factor = 1_500, 8
 	ports := func(n int) func(*v1.Service) {
 		return func(s *v1.Service) {
 			s.Spec.Type, s.Spec.ExternalTrafficPolicy = v1.ServiceTypeLoadBalancer, v1.ServiceExternalTrafficPolicyLocal
@@ -62,40 +57,18 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cost := func(n int) time.Duration {
-				best := time.Hour
-				for range 4 {
-					engine := &fakeEngine{}
-					p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{Conntrack: &fakeConntrack{}}, map[v1.IPFamily]Engine{v1.IPv4Protocol: engine})
-					if err != nil {
-						t.Fatal(err)
-					}
-					p.OnServiceSynced()
-					p.OnEndpointSlicesSynced()
-					_ = p.sync(t.Context()) // the next one is not full
-					prepare(p, engine, n)
-					runtime.GC()
-					start := cpuTime(t)
-					_ = p.sync(t.Context())
-					best = min(best, cpuTime(t)-start)
+			proportion.Check(t, 1_500, func(n int) func() {
+				engine := &fakeEngine{}
+				p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{Conntrack: &fakeConntrack{}}, map[v1.IPFamily]Engine{v1.IPv4Protocol: engine})
+				if err != nil {
+					t.Fatal(err)
 				}
-				return best
-			}
-			// In proportion is 8 times the time, or 10 with the logarithm of sorting. The
-			// square is 64 times.
-			if little, much := cost(small), cost(factor*small); much > 4*factor*max(little, 5*time.Millisecond) {
-				t.Errorf("%d: %v, %d times as many: %v", small, little, factor, much)
-			}
+				p.OnServiceSynced()
+				p.OnEndpointSlicesSynced()
+				_ = p.sync(t.Context()) // the next one is not full
+				prepare(p, engine, n)
+				return func() { _ = p.sync(t.Context()) }
+			})
 		})
 	}
-}
-
-// cpuTime is what the process has used: other programs do not count.
-func cpuTime(t *testing.T) time.Duration {
-	t.Helper()
-	var used syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(used.Utime.Nano())
 }

@@ -1,0 +1,55 @@
+package proportion
+
+import (
+	"runtime"
+	"runtime/debug"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	// factor is how many times larger the large work is. In proportion is 8 times the
+	// time, or 10 with the logarithm of sorting; the square is 64 times.
+	factor = 8
+	most   = 4 * factor
+	// clock is what a shorter time counts as: the kernel counts in ticks.
+	clock = 5 * time.Millisecond
+	// attempts are how often each size is measured; the best one counts.
+	attempts = 4
+)
+
+// Check fails the test if work of 8 times a size takes much more than 8 times the time
+// of this process. prepare sets up work of size n and returns it. The garbage collector
+// is off meanwhile.
+func Check(t *testing.T, size int, prepare func(n int) (work func())) {
+	t.Helper()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	little, much := best(t, size, prepare), best(t, factor*size, prepare)
+	if much > most*max(little, clock) {
+		t.Errorf("size %d takes %v, %d times as much takes %v, want %d times the time at most", size, little, factor, much, most)
+	}
+}
+
+func best(t *testing.T, size int, prepare func(n int) (work func())) time.Duration {
+	t.Helper()
+	least := time.Duration(1<<63 - 1)
+	for range attempts {
+		work := prepare(size)
+		runtime.GC()
+		start := cpuTime(t)
+		work()
+		least = min(least, cpuTime(t)-start)
+	}
+	return least
+}
+
+// cpuTime is what the process has used: other programs do not count.
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano())
+}
