@@ -75,7 +75,7 @@ func parsePrefix(text string) (p netip.Prefix, ok bool) {
 	return canonicalPrefix(p), true
 }
 
-// parseRange is parsePrefix that takes an address for a range of one.
+// parseRange is parsePrefix that also accepts an address, as a range of one.
 func parseRange(text string) (p netip.Prefix, ok bool) {
 	if strings.Contains(text, "/") {
 		return parsePrefix(text)
@@ -104,12 +104,12 @@ func dialable(a netip.Addr) bool {
 	return a.IsValid() && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast()
 }
 
-// special says that the address means another machine on every node, or the node
+// special says that the address means a different machine on each node, or the node
 // itself.
 func special(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() }
 
 // mayServe says that an endpoint may have the address. The API server refuses
-// special ones (ValidateEndpointIP): they lead to what the node keeps to itself.
+// special ones (ValidateEndpointIP): they would open what the node serves to itself.
 func (o *Options) mayServe(a netip.Addr) bool {
 	return dialable(a) && (!special(a) || o.LoopbackEndpoints && a.IsLoopback())
 }

@@ -78,16 +78,16 @@ func (e *Endpoint) canonicalise(o *Options) error {
 	case !dialable(a) || e.Addr.Port() == 0:
 		return fmt.Errorf("endpoint address: invalid value %v", e.Addr)
 	case !o.mayServe(a):
-		return fmt.Errorf("endpoint address: %v is a loopback or link-local address, which is another one on each node", e.Addr)
+		return fmt.Errorf("endpoint address: %v is a loopback or link-local address, which means a different machine on each node: use a routable one", e.Addr)
 	case !e.Ready && !e.Serving && !e.Terminating:
-		return fmt.Errorf("endpoint %v: neither Ready, Serving nor Terminating is set, so that it would get no traffic: set Ready, or leave it out", e.Addr)
+		return fmt.Errorf("endpoint %v: it would get no traffic, as none of Ready, Serving and Terminating is set: set Ready, or leave it out", e.Addr)
 	}
 	e.ZoneHints = slices.Clone(canonicalNames(e.ZoneHints))
 	e.NodeHints = slices.Clone(canonicalNames(e.NodeHints))
 	return nil
 }
 
-// rank orders the records of one address by their conditions (W-04): what does not
-// terminate first (EPS-19), since a pod that starts has taken over the address of one
-// that ends; among these what is ready, then what serves.
+// rank orders the records of one address by their conditions (W-04), the highest first:
+// not terminating (EPS-19), since a new pod may have the address of one that ends; then
+// ready, then serving.
 func (e *Endpoint) rank() int { return 4*count(!e.Terminating) + 2*count(e.Ready) + count(e.Serving) }

@@ -111,7 +111,7 @@ func (f *family) placePorts(name types.NamespacedName, ports []*ServicePort) (ch
 		switch {
 		case old == nil || next == nil:
 			changed = true
-			// Nobody has looked at the endpoints of a port that is not there.
+			// Changes of endpoints are not marked while the Service lacks the port.
 			f.mark(name).touch(touched{portKey: (*anyOf(old, next)).key(), all: true})
 		case f.store.samePort(*old, *next):
 			*next = *old // the same pointer tells that nothing changed
@@ -175,14 +175,13 @@ func (f *family) placeByHand(service types.NamespacedName, s *source, key portKe
 	return changed
 }
 
-// uses says whether anybody asks for the endpoints of a port. A slice may have
-// thousands of ports that its Service has not.
+// uses says whether the endpoints of a port matter. A slice may have thousands of
+// ports that its Service does not have.
 func (f *family) uses(s *source, key portKey) bool {
 	return f.store.endpointsOnly || s.port(key) != nil
 }
 
-// compareSlices marks what is different in the Service when next comes in the
-// place of old.
+// compareSlices marks what is different in the Service when next replaces old.
 func (f *family) compareSlices(service types.NamespacedName, s *source, old, next *heldSlice) (changed bool) {
 	var buffer [8]portKey
 	keys := next.keys(old.keys(buffer[:0]))
@@ -203,7 +202,7 @@ func (f *family) compareSlices(service types.NamespacedName, s *source, old, nex
 }
 
 // comparePort finds the addresses of a port for which it makes a difference that
-// next comes in the place of old.
+// next replaces old.
 func (f *family) comparePort(s *source, key portKey, old, next *heldSlice) touched {
 	var ours [2][2]contribution
 	var theirs [8]contribution
@@ -220,7 +219,7 @@ func (f *family) comparePort(s *source, key portKey, old, next *heldSlice) touch
 	return t
 }
 
-// compareContributions does it for one port number.
+// compareContributions is comparePort for one port number.
 func (f *family) compareContributions(t *touched, others []contribution, before, after *contribution) {
 	number := anyOf(before, after).number
 	var was, is contribution
@@ -249,7 +248,7 @@ func (f *family) compareContributions(t *touched, others []contribution, before,
 	})
 }
 
-// anyOf is the one that there is.
+// anyOf is x, or y if x is nil.
 func anyOf[T any](x, y *T) *T {
 	if x != nil {
 		return x

@@ -50,7 +50,7 @@ func (s *store) parseService(service *v1.Service, f *findings) (ports perFamily[
 	}
 	p.parseVIPs(service, &s.options.ExternalIPs, f)
 	p.parseSourceRanges(service, f)
-	p.warnOfRanges(s.options.StrictSourceRanges, f)
+	p.checkSourceRanges(s.options.StrictSourceRanges, f)
 	p.parsePolicies(service, f)
 	for _, port := range parseServicePorts(service, f) {
 		for family, clusterIP := range p.clusterIPs {
@@ -177,8 +177,9 @@ func (p *parsedService) parseSourceRanges(service *v1.Service, f *findings) {
 	}
 }
 
-// warnOfRanges reports the load balancer addresses whose restriction names nobody.
-func (p *parsedService) warnOfRanges(strict bool, f *findings) {
+// checkSourceRanges reports the families whose load balancer addresses are restricted,
+// but to no valid range.
+func (p *parsedService) checkSourceRanges(strict bool, f *findings) {
 	effect := "open to everybody"
 	if strict {
 		effect = "closed to everybody"

@@ -48,14 +48,14 @@ func (j *Judge) Stale(f desired.Flow) bool {
 }
 
 // acceptsNodePorts says whether node ports may be dialled at an address. All of
-// 127.0.0.0/8 is the node's, whatever addresses its interface lo has; the kernel lets
-// nobody translate what is sent to ::1.
+// 127.0.0.0/8 is the node's, also addresses that its interface lo does not list; packets
+// to ::1 cannot be translated.
 func (j *Judge) acceptsNodePorts(addr netip.Addr) bool {
-	isNodes := j.node[addr]
+	accepts := j.node[addr]
 	if addr.IsLoopback() {
-		isNodes = addr.Is4() && j.check.LoopbackNodePorts
+		accepts = addr.Is4() && j.check.LoopbackNodePorts
 	}
-	return isNodes && within(j.check.NodePortAddresses, addr)
+	return accepts && within(j.check.NodePortAddresses, addr)
 }
 
 func within(prefixes []netip.Prefix, addr netip.Addr) bool {

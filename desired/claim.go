@@ -20,7 +20,7 @@ type Claim struct {
 	UID     types.UID
 }
 
-// Claim returns what s has to say for a frontend of its own.
+// Claim returns the claim of s to one of its frontends.
 func (s *Service) Claim(f *Frontend) Claim {
 	return Claim{Kind: f.Kind, Name: s.Name, Created: s.Port.CreationTimestamp, UID: s.Port.UID}
 }
@@ -28,15 +28,15 @@ func (s *Service) Claim(f *Frontend) Claim {
 // Compare orders claims to one Key: the first one gets it. The Kind comes first, since
 // the API server allots ClusterIPs and only controllers write the status of load
 // balancers, while any user can name an external IP. Then the older Service comes, one
-// of unknown age last, and then the smaller UID and name: who gets a VIP that is in use
-// must not be a matter of names.
+// of unknown age last, and then the smaller UID and name: nobody may take a VIP that is in
+// use by the choice of a name.
 func (c Claim) Compare(o Claim) int {
 	return cmp.Or(cmp.Compare(c.Kind, o.Kind), c.compareAge(o))
 }
 
 // YieldsTo says whether the claim to a VIP that is an address of the node, and accepts
 // node ports, comes after another service port's claim to the node port of the same
-// number. The older Service has it, whatever the kind, but for a ClusterIP.
+// number. The older Service has it; the kind does not matter, except that a ClusterIP wins.
 func (c Claim) YieldsTo(nodePort Claim) bool {
 	return c.Kind != ClusterIP && c.Name != nodePort.Name && nodePort.compareAge(c) < 0
 }
@@ -52,7 +52,7 @@ func (c Claim) compareAge(o Claim) int {
 }
 
 // AcceptsNodePorts says whether an address is one of NodeAddresses that accept node
-// ports. The node may have others, which nobody has told of.
+// ports. The node may have others that NodeAddresses does not list.
 func (g *Globals) AcceptsNodePorts(a netip.Addr) bool {
 	return !a.IsLoopback() && contains(g.NodePortAddresses, a) && slices.Contains(g.NodeAddresses, a)
 }

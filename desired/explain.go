@@ -2,6 +2,7 @@ package desired
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -59,14 +60,14 @@ type Explainer struct {
 // nftables engine's.
 type Traits struct {
 	// ServiceIPsPass leaves packets alone that are sent to a ClusterIP with a port
-	// that the Service has not, or to an address of the Service ranges that nobody
-	// has. Without it, only those are left alone that are for an address of the node.
+	// that the Service does not have, or to an address of the Service ranges that no
+	// Service has. Without it, only those for an address of the node are left alone.
 	ServiceIPsPass bool
 	// LocalPolicyBindsAll confines pods and the node itself to local endpoints under
 	// externalTrafficPolicy Local, as long as there are any.
 	LocalPolicyBindsAll bool
 	// VIPsAreLocal refuses what is sent to another port of any VIP, as it does for
-	// ClusterIPs, since the node has the VIPs; but at health check node ports it answers.
+	// ClusterIPs, since the node has the VIPs; health check node ports are answered there.
 	VIPsAreLocal bool
 	// SourceLost shows endpoints an address of the node instead of the client's,
 	// whatever a frontend masquerades.
@@ -130,7 +131,7 @@ func (e *explaining) find() (service *Service, frontend *Frontend) {
 		return nodePort.service, nodePort.frontend
 	}
 	if nodePort.service != nil && e.Globals.AcceptsNodePorts(e.Packet.Destination.Addr()) && vip.claim().YieldsTo(nodePort.claim()) {
-		e.because("%v is asked for by %v too, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
+		e.because("%v is a VIP of %v too, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
 		return nodePort.service, nodePort.frontend
 	}
 	return vip.service, vip.frontend
@@ -186,7 +187,7 @@ func (e *explaining) unserved() {
 			e.because("%v is %s of Service %v, which has no port %d/%v", addr, what, name.NamespacedName, port, e.Packet.Protocol)
 			if e.Verdict = VerdictReject; e.Traits.VIPsAreLocal && e.isHealthCheck() {
 				e.Verdict = VerdictPass
-				e.because("%d is a health check node port, and the node has the address: what listens there answers", port)
+				e.because("%d is a health check node port, and the node has the address: the server that listens there answers", port)
 			}
 			return
 		}
@@ -212,35 +213,24 @@ func (e *explaining) isToNode() bool {
 	return slices.Contains(e.NodeAddresses, e.Packet.Destination.Addr())
 }
 
-// vipOf says what the packet's destination is of a service port where other ports of
-// that are refused; "" if they are not.
+// vipOf names the kind of address that the packet's destination is of a service port, if
+// packets to its other ports are refused; "" if they are not.
 func (e *explaining) vipOf(p *changetracker.ServicePort) string {
 	addr := e.Packet.Destination.Addr()
 	switch {
 	case e.isToNode():
-		return ""
 	case p.ClusterIP == addr && !e.Traits.ServiceIPsPass:
 		return "the cluster IP"
-	case !e.Traits.VIPsAreLocal:
-		return ""
-	case slices.Contains(p.ExternalIPs, addr) || slices.Contains(p.LoadBalancerVIPs, addr):
+	case e.Traits.VIPsAreLocal && (slices.Contains(p.ExternalIPs, addr) || slices.Contains(p.LoadBalancerVIPs, addr)):
 		return "a VIP"
-	default:
-		return ""
 	}
+	return ""
 }
 
 // isHealthCheck says that the packet is for the health check node port of a Service.
 func (e *explaining) isHealthCheck() bool {
-	if e.Packet.Protocol != TCP {
-		return false
-	}
-	for _, port := range e.State.HealthCheckNodePorts() {
-		if port == e.Packet.Destination.Port() {
-			return true
-		}
-	}
-	return false
+	ports := maps.Values(e.State.HealthCheckNodePorts())
+	return e.Packet.Protocol == TCP && slices.Contains(slices.Collect(ports), e.Packet.Destination.Port())
 }
 
 // served explains a packet that a frontend gets.

@@ -13,13 +13,12 @@ type Flow struct {
 	// Client and Dialled are source and destination of the original direction, Server
 	// is the source of the reply direction.
 	Client, Dialled, Server netip.AddrPort
-	// Answered says that the client has got a packet back. Until then the kernel
-	// counts each packet as a new connection's, but its rules of translation have
-	// been asked.
+	// Answered says that the client has got a packet back. Until then the kernel gives
+	// each packet the state NEW, but does not pass it through the nat chains again.
 	Answered bool
 }
 
-// Translated says whether somebody translated the destination.
+// Translated says whether the destination was translated.
 func (f *Flow) Translated() bool { return f.Dialled != f.Server }
 
 // Flows says which of the flows that connection tracking remembers of one frontend
@@ -36,7 +35,7 @@ type Flows struct {
 	Gone bool
 }
 
-// FlowsOf returns what is to know of the flows of a frontend of s.
+// FlowsOf returns which flows of a frontend of s may go on, with these servers.
 func FlowsOf(s *Service, f *Frontend, servers []netip.AddrPort) Flows {
 	return Flows{Key: s.Key(f), Servers: servers, Restricted: f.Restricted, SourceRanges: f.SourceRanges}
 }
@@ -44,11 +43,11 @@ func FlowsOf(s *Service, f *Frontend, servers []netip.AddrPort) Flows {
 // Stale says whether a flow must be forgotten, so that its next packet counts as
 // a new connection's.
 //
-// A flow from before the Service, which was never translated, is in the way as soon as
-// there are endpoints. When the frontend is gone it is not ours to delete. What nobody
-// has answered is no connection yet, and meets source ranges and the lack of endpoints
-// as a new one does: as with kube-proxy's nftables mode, whose filter rules look at
-// packets of state NEW. What has been answered goes on when the ranges narrow.
+// A flow from before the Service, which was never translated, must go as soon as there
+// are endpoints. When the frontend is gone it is not ours to delete. A flow without an
+// answer is no connection yet: source ranges and the lack of endpoints apply to it as to
+// a new one, as in kube-proxy's nftables mode, whose filter rules see packets of state
+// NEW. A flow with an answer goes on when the ranges narrow.
 func (f *Flows) Stale(flow *Flow) bool {
 	switch {
 	case f.Gone:
@@ -62,8 +61,8 @@ func (f *Flows) Stale(flow *Flow) bool {
 	return !serves
 }
 
-// Narrower says whether flows may have become stale by the source ranges, since they
-// were as before.
+// Narrower says whether flows may have become stale because the source ranges are not
+// those of before.
 func (f *Flows) Narrower(before *Flows) bool {
 	return f.Restricted && (!before.Restricted || !slices.Equal(f.SourceRanges, before.SourceRanges))
 }
@@ -83,7 +82,7 @@ type FlowCheck struct {
 }
 
 // Servers returns the endpoints that take traffic, sorted, without duplicates: those
-// that serve, and those that are ready without it (publishNotReadyAddresses).
+// that serve, and those that are ready without serving (publishNotReadyAddresses).
 func Servers(endpoints []changetracker.Endpoint) []netip.AddrPort {
 	var servers []netip.AddrPort
 	for i := range endpoints {

@@ -198,8 +198,8 @@ func (r *Resolver) hairpin(endpoints []changetracker.Endpoint) []netip.Addr {
 	return list
 }
 
-// mayBeHere says whether an endpoint is not known to run on another node. Only those
-// who write slices by hand spell a node otherwise, or name the wrong one.
+// mayBeHere says whether an endpoint may run on this node. Slices that are written by
+// hand may spell the node's name differently, or name a wrong one.
 func (r *Resolver) mayBeHere(e *changetracker.Endpoint) bool {
 	return e.Local || e.Node == "" || r.Node.Name == "" || sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())
 }

@@ -205,7 +205,7 @@ func counter(namespace, name, help string, labels ...string) *prometheus.Counter
 func (m *Metrics) Watch(status func() proxier.Status) { m.status.Store(&status) }
 
 // WatchAPIServer says where to read whether the API server answers, and how often it
-// did not: informer.Link.Reachable. Before it, those metrics are missing.
+// did not: informer.Link.Reachable. Until it is called, those metrics are missing.
 func (m *Metrics) WatchAPIServer(reachable func() (now bool, failures uint64)) {
 	m.apiServer.Store(&reachable)
 }

@@ -40,11 +40,11 @@ func newPresent(m *Metrics) *present {
 		damages:          desc(serviceplane, "damages_total", "Changes of the proxy's kernel objects by somebody else that were noticed.", labelFamily),
 		condition:        desc(serviceplane, "condition", "1 while there is something that an operator should look at.", "type", labelFamily),
 
-		descriptors:      desc(serviceplane, "client_descriptors", "Descriptors of this process that clients hold; IP families may share them.", labelFamily),
-		descriptorLimit:  desc(serviceplane, "client_descriptors_limit", "How many descriptors clients may hold.", labelFamily),
-		descriptorLosses: desc(serviceplane, "client_descriptors_short_total", "Clients that were refused for want of descriptors, or ended for others.", "what", labelFamily),
-		reachable:        desc(serviceplane, "apiserver_reachable", "1 if the API server has answered last time, 0 if not."),
-		unreached:        desc(serviceplane, "apiserver_failures_total", "Requests that the API server did not answer, or answered by a refusal of the server as a whole."),
+		descriptors:      desc(serviceplane, "client_descriptors", "Descriptors of this process that clients use. IP families may share them.", labelFamily),
+		descriptorLimit:  desc(serviceplane, "client_descriptors_limit", "How many descriptors clients may use.", labelFamily),
+		descriptorLosses: desc(serviceplane, "client_descriptors_short_total", "Clients that were refused for lack of descriptors, or ended so that others get theirs.", "what", labelFamily),
+		reachable:        desc(serviceplane, "apiserver_reachable", "1 if the API server answered the last request, 0 if not."),
+		unreached:        desc(serviceplane, "apiserver_failures_total", "Requests without an answer of the API server, or answered with 401, 429 or 5xx."),
 	}
 }
 

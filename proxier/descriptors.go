@@ -7,11 +7,11 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// DescriptorHolder is an Engine whose clients hold descriptors of this process, as
-// those of userspace do.
+// DescriptorHolder is an Engine whose clients use descriptors of this process, such as
+// that of userspace.
 type DescriptorHolder interface {
-	// Descriptors may be called at any time, and must return soon. Its Limit is 0 where
-	// nothing is counted.
+	// Descriptors may be called at any time, and must return soon. Limit is 0 if nothing
+	// is counted.
 	Descriptors() Descriptors
 }
 
@@ -23,10 +23,11 @@ type Descriptors struct {
 	// Refused counts the clients that got none, and Ended those that gave way to
 	// others, since the start.
 	Refused, Ended int
-	// ShortSince is since when clients are refused or ended; zero when none was for a
+	// ShortSince is since when clients are refused or ended; zero if none was in the last
 	// minute.
 	ShortSince time.Time
-	// Most is the service port whose clients have the most, MostUsed.
+	// Most is the service port whose clients have the most descriptors, and MostUsed how
+	// many.
 	Most     changetracker.ServicePortName
 	MostUsed int
 }
@@ -38,7 +39,7 @@ func (d *Descriptors) condition(time.Time) (c Condition, lasts bool) {
 	}
 	return Condition{
 		Type: ConditionDescriptors, Since: d.ShortSince,
-		Message: fmt.Sprintf("clients have %d of %d descriptors, and were refused (%d) or ended (%d) since the start; %v has the most, %d: "+
-			"raise the limit of open files (RLIMIT_NOFILE), or find out who its clients are", d.Used, d.Limit, d.Refused, d.Ended, d.Most, d.MostUsed),
+		Message: fmt.Sprintf("clients use %d of %d descriptors; %d clients were refused and %d ended since the start; %v has the most, %d: "+
+			"raise the limit of open files (RLIMIT_NOFILE), or look at the clients of that service port", d.Used, d.Limit, d.Refused, d.Ended, d.Most, d.MostUsed),
 	}, true
 }

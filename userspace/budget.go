@@ -14,10 +14,10 @@ import (
 )
 
 // Budget shares the descriptors of this process among the clients of service ports.
-// While there are enough, everybody gets some. When they are used up, the service
+// While there are enough, every client gets some. When they are used up, the service
 // port that has the most gives way to one that has fewer, and within a service port
-// the client address that has the most: its connection, or UDP flow, that was quiet
-// the longest is ended. A new TCP connection that would have the most itself is
+// the client address that has the most: its connection, or UDP flow, that has been idle
+// longest is ended. A new TCP connection whose client would then have the most is
 // reset; a new UDP client replaces another one of its service port. This is max-min
 // fairness: nobody below an equal share is refused while somebody is above it.
 //
@@ -32,7 +32,7 @@ type Budget struct {
 	fixed  int        // descriptors of listening sockets
 	used   int        // descriptors of clients
 	shares map[changetracker.ServicePortName]*share
-	heavy  queue[*share] // the one first that has the most
+	heavy  queue[*share] // the one with the most is first
 
 	refused, ended int
 	short          shortage
@@ -56,9 +56,9 @@ const (
 )
 
 // NewBudget returns a budget of some descriptors. 0 means those that the process may
-// have (RLIMIT_NOFILE), but for those that are open already, and for a quarter, 4,096
-// at most: these are for netlink, health checks, log files and the embedding program.
-// An eighth of the budget is for pipes, by which the kernel passes on bytes.
+// have (RLIMIT_NOFILE), without those that are open already, and without a quarter,
+// 4,096 at most, for netlink, health checks, log files and the embedding program.
+// An eighth of the budget is for pipes, with which the kernel splices.
 func NewBudget(descriptors int) *Budget {
 	if descriptors <= 0 {
 		limit := min(processLimit(), mostDescriptors)
@@ -77,7 +77,7 @@ type share struct {
 	used    int
 	place   int
 	clients map[netip.Addr]*holder
-	heavy   queue[*holder] // the one first that has the most
+	heavy   queue[*holder] // the one with the most is first
 }
 
 // holder is a client address of a service port.
@@ -85,7 +85,7 @@ type holder struct {
 	addr   netip.Addr
 	used   int
 	place  int
-	leases queue[*lease] // the one first that was quiet the longest
+	leases queue[*lease] // the one that has been idle longest is first
 }
 
 // lease is what one connection has, or one UDP client.
@@ -94,10 +94,10 @@ type lease struct {
 	share  *share
 	holder *holder
 	n      int
-	end    func() // when somebody else needs it
+	end    func() // called when another client needs it
 	last   atomic.Int64
-	known  int64 // last, at the time when the queue was put in order
-	place  int   // absent when it was given back
+	known  int64 // last, as of when the queue was ordered
+	place  int   // absent after it was given back
 }
 
 // absent is the place of what is in no queue.
@@ -115,16 +115,16 @@ func (l *lease) before(o *lease) bool { return l.known < o.known }
 func (l *lease) at() *int             { return &l.place }
 
 var (
-	// errNoDescriptors refuses a client.
-	errNoDescriptors = errors.New("its service port has its part of the descriptors that this process may have")
-	// errCrowdedOut ends one.
-	errCrowdedOut = fmt.Errorf("%w: others need its descriptors", errCut)
+	// errNoDescriptors is why a client is refused.
+	errNoDescriptors = errors.New("no descriptor is free, and its service port has its fair share: raise the limit of open files")
+	// errCrowdedOut is why one is ended.
+	errCrowdedOut = fmt.Errorf("%w: other clients need its descriptors: raise the limit of open files", errCut)
 )
 
 // take lends n descriptors to a client of a service port; nil if there are none for
-// it. end is called when somebody else needs them.
-// replace takes those of another client of the service port in any case. news says
-// that an operator should hear of it now.
+// it. end is called when another client needs them. With replace, another client of the
+// service port gives way in any case. news says that clients were refused or ended, and
+// that the log should say so now.
 func (b *Budget) take(name changetracker.ServicePortName, client netip.Addr, n int, replace bool, end func()) (l *lease, news bool) {
 	b.mu.Lock()
 	var leaving []*lease
@@ -151,13 +151,13 @@ func (b *Budget) take(name changetracker.ServicePortName, client netip.Addr, n i
 	return l, news
 }
 
-// free is what is left; less than nothing when listening sockets have come. b.mu is
-// held, here and in what follows.
+// free is what is left; negative when new sockets listen. The caller holds b.mu, here
+// and in what follows.
 func (b *Budget) free() int { return b.limit - b.fixed - b.used }
 
 // yields chooses who gives way to a client of a service port; nil if nobody has to. s
-// is nil if that has nothing yet. leaving are those who did so for the same client: one
-// of them is no use where two are needed.
+// is nil if the service port has nothing yet. leaving are those who gave way to the same
+// client already: they count as still there, since two may have to leave for one.
 func (b *Budget) yields(s *share, client netip.Addr, n int, replace bool, leaving []*lease) *lease {
 	if len(b.heavy) == 0 {
 		return nil
@@ -191,12 +191,11 @@ func (b *Budget) yields(s *share, client netip.Addr, n int, replace bool, leavin
 	}
 }
 
-// steps bounds the search for who was quiet the longest, when all have something to
-// say meanwhile.
+// steps bounds the search for the idlest client, when all send something meanwhile.
 const steps = 256
 
-// quietest is the lease of the heaviest client that was quiet the longest. Clients do
-// not touch the queues when they say something, so that is found out now.
+// quietest is the lease of the heaviest client that has been idle longest. Clients do
+// not reorder the queues when they send something, so that is done now.
 func (s *share) quietest() *lease {
 	for range steps {
 		h := s.heavy[0]
@@ -252,7 +251,7 @@ func (b *Budget) drop(l *lease) {
 	}
 }
 
-// giveBack ends a lease, if it was not taken back before.
+// giveBack ends a lease, unless it has ended.
 func (l *lease) giveBack() {
 	l.budget.mu.Lock()
 	defer l.budget.mu.Unlock()
@@ -261,12 +260,12 @@ func (l *lease) giveBack() {
 	}
 }
 
-// touch says that the client is not quiet.
+// touch notes that the client is not idle.
 func (l *lease) touch() { l.last.Store(l.budget.stamp()) }
 
 func (b *Budget) stamp() int64 { return int64(time.Since(b.began)) }
 
-// listen counts listening sockets that have come, or gone. Clients make room.
+// listen counts n more listening sockets, or less. Clients make room.
 func (b *Budget) listen(n int) {
 	b.mu.Lock()
 	b.fixed += n
@@ -286,7 +285,7 @@ func (b *Budget) listen(n int) {
 	}
 }
 
-// borrowPipe says whether there may be one more pipe; it is given back by returnPipe.
+// borrowPipe says whether there may be one more pipe; if so, returnPipe must follow.
 func (b *Budget) borrowPipe() bool {
 	if b.lent.Add(1) <= b.pipes {
 		return true
@@ -297,7 +296,7 @@ func (b *Budget) borrowPipe() bool {
 
 func (b *Budget) returnPipe() { b.lent.Add(-1) }
 
-// Descriptors tells what clients have, and what became of those that were too many.
+// Descriptors says how many descriptors clients have, and how many were refused or ended.
 func (b *Budget) Descriptors() proxier.Descriptors {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -310,14 +309,14 @@ func (b *Budget) Descriptors() proxier.Descriptors {
 	return d
 }
 
-// shortage is a time in which somebody was refused or ended, again and again.
+// shortage is a time in which clients are refused or ended again and again.
 type shortage struct{ since, last, told time.Time }
 
-// calm is how long after the last refusal a shortage is over, and how often an
-// operator hears of one.
+// calm is how long after the last refusal a shortage is over, and how often one is
+// logged.
 const calm = time.Minute
 
-// note says that somebody was refused or ended, and returns whether to tell of it.
+// note says that a client was refused or ended, and returns whether to log it.
 func (s *shortage) note(now time.Time) (tell bool) {
 	if s.lasts(now).IsZero() {
 		s.since = now
@@ -329,7 +328,7 @@ func (s *shortage) note(now time.Time) (tell bool) {
 	return tell
 }
 
-// lasts is when it began; zero if it is over.
+// lasts returns when the shortage began; zero if it is over.
 func (s *shortage) lasts(now time.Time) time.Time {
 	if now.Sub(s.last) >= calm {
 		return time.Time{}
@@ -337,7 +336,7 @@ func (s *shortage) lasts(now time.Time) time.Time {
 	return s.since
 }
 
-// queued is what knows its place in a queue.
+// queued is an item that knows its place in a queue.
 type queued[T any] interface {
 	before(other T) bool
 	at() *int
@@ -369,7 +368,7 @@ func (q *queue[T]) Pop() any {
 	return one
 }
 
-// place puts something into a queue, or where it belongs now.
+// place puts an item into a queue, or moves it to where it belongs now.
 func place[T queued[T]](q *queue[T], one T) {
 	if at := *one.at(); at != absent {
 		heap.Fix(q, at)

@@ -48,9 +48,8 @@ type Config struct {
 	// in the system's queue. 0 means 65536.
 	Connections int
 	// Budget bounds the descriptors that clients take, in all service ports. Engines
-	// that have the same one share it, of other Providers too; nil means one of their
-	// own, NewBudget(0), for both families of New, or those that have the same result
-	// of WithDefaults.
+	// with the same Budget share it, also those of other Providers. nil means
+	// NewBudget(0), made by WithDefaults: the families of one New share it.
 	Budget *Budget
 	// Drain is how long TCP connections may go on whose endpoint is gone, or whose
 	// Service; 0 means as long as both ends like.

@@ -22,8 +22,8 @@ import (
 )
 
 // Engine proxies one IP family. It implements proxier.Engine, Relay, Planner, Dumper,
-// Watcher, Reporter, Characteristic and DescriptorHolder, and io.Closer, which ends all connections.
-// Apply, Cleanup and Close must not overlap; all else may be called at any time.
+// Watcher, Reporter, Characteristic and DescriptorHolder, and io.Closer, which ends all
+// connections. Apply, Cleanup and Close must not overlap; all else may be called at any time.
 type Engine struct {
 	config  Config
 	family  v1.IPFamily

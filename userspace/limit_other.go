@@ -2,8 +2,8 @@
 
 package userspace
 
-// processLimit is how many descriptors this process may have: as far as Windows is
-// concerned, more than its memory.
+// processLimit is how many descriptors this process may have. Windows has no limit
+// below what memory allows.
 func processLimit() int { return mostDescriptors }
 
 // openDescriptors counts those that are open.

@@ -95,8 +95,8 @@ func (d *direction) giveBack() {
 }
 
 // splice lets the kernel pass on what has arrived, by a pipe that io.CopyN borrows.
-// It does nothing, and does not wait, if that is less than a buffer holds, or if there
-// are too many pipes.
+// It does nothing, and does not wait, if that is less than a buffer holds, or if the
+// budget has no pipe left.
 func (d *direction) splice() (n int64, err error) {
 	var arrived int
 	var failure error

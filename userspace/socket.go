@@ -74,8 +74,8 @@ func (s *socket) take(client netip.Addr, n int, replace bool, end func()) *lease
 	l, news := s.config.Budget.take(s.site.Name, client, n, replace, end)
 	if news {
 		d := s.config.Budget.Descriptors()
-		s.log.Warn("descriptors for clients are used up: some are refused, or ended for others; raise the limit of open files, or find out who the clients of the heaviest service port are",
-			zap.Int("used", d.Used), zap.Int("limit", d.Limit), zap.Stringer("heaviest", d.Most), zap.Int("it has", d.MostUsed))
+		s.log.Warn("descriptors for clients are used up, some clients are refused or ended: raise the limit of open files, or look at the clients of the service port that has the most",
+			zap.Int("used", d.Used), zap.Int("limit", d.Limit), zap.Stringer("most", d.Most), zap.Int("mostUsed", d.MostUsed))
 	}
 	return l
 }

@@ -93,7 +93,8 @@ func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
 	})
 }
 
-// connection is what is known of a connection, and whether portals have led it here.
+// connection says where a connection comes from, what it asked for, and whether portals
+// have led it here.
 func (t *tcpSocket) connection(conn net.Conn) (c Connection, led bool) {
 	c = Connection{Site: t.site, Client: addrPort(conn.RemoteAddr()), Asked: addrPort(conn.LocalAddr())}
 	if t.config.Portals == nil {
@@ -193,7 +194,7 @@ func (t *tcpSocket) connect(ctx, life context.Context, c Connection, r *proxier.
 	return nil, errors.Join(errs...)
 }
 
-// wait is hold, and reports how that went.
+// wait is hold, and notes the outcome in the report.
 func (t *tcpSocket) wait(ctx, life context.Context, arrived <-chan struct{}, r *proxier.ConnectionReport) error {
 	err := t.hold(ctx, life, arrived)
 	switch {
@@ -297,7 +298,7 @@ func (j *joined) fail(err error) {
 	j.reset()
 }
 
-// heard notes when something was read.
+// heard is a reader that notes when something was read.
 type heard struct {
 	from  io.Reader
 	lease *lease

@@ -42,7 +42,7 @@ type udpFlow struct {
 	report   *proxier.ConnectionReport
 	lease    *lease
 	cut      atomic.Bool // it did not end by itself
-	crowded  atomic.Bool // it ended for others
+	crowded  atomic.Bool // it ended because others needed its descriptor
 
 	sent, received atomic.Int64
 }
@@ -212,8 +212,8 @@ func (f *udpFlow) end() {
 	_ = f.upstream.Close()
 }
 
-// crowdOut ends a flow whose descriptor somebody else needs. begin does, if that has
-// not got so far.
+// crowdOut ends a flow whose descriptor another client needs. If begin has not listed
+// the flow yet, begin ends it.
 func (u *udpSocket) crowdOut(f *udpFlow) {
 	f.crowded.Store(true)
 	u.mu.Lock()
@@ -227,8 +227,8 @@ func (u *udpSocket) crowdOut(f *udpFlow) {
 	}
 }
 
-// endAll ends some flows. Closing waits for whoever passes an answer back, who needs
-// the lock.
+// endAll ends some flows. It closes them without the lock: Close waits for the goroutine
+// that passes an answer back, which needs the lock.
 func (u *udpSocket) endAll(ends func(*udpFlow) bool) {
 	u.mu.Lock()
 	var ending []*udpFlow
