@@ -3,21 +3,28 @@ package proxier
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
 )
 
-// Owner is an Engine that writes objects with the instance's Names, of which a
-// network namespace has one set. A Proxier with such an engine keeps other processes
-// with the same Names from writing at the same time.
+// Owner is an Engine that writes objects with the instance's Names, of which a network
+// namespace has one set. A Proxier with such an engine keeps all others, of this process
+// or another one, that have one of its Names from writing in the same IP family, from its
+// first sync until its Run ends.
 type Owner interface {
 	OwnsNames() bool
 }
 
-// ErrInUse says that another process programs objects with the same Names in the same
-// network namespace. Syncs fail until that process has ended, and are retried; Cleanup
-// does nothing. The error names the process.
+// ErrInUse says that somebody else programs objects with one of the Names (table, chain
+// prefix or device, whatever the engines) in the same network namespace and IP family:
+// another process, which the error names, or another Provider of this one. Syncs fail
+// until that has ended, and are retried. Cleanup does nothing beside another process. What
+// a program cleans up beside Providers of its own is its own affair: after a change of the
+// mode, which ends Run of the old Provider first, the new one's first sync is the time for
+// the old one's Cleanup.
 var ErrInUse = errors.New("the names are in use")
 
 // squatted is the error of a lock that a process has which may not program anything.
@@ -29,15 +36,15 @@ func ownsNames(engine any) bool {
 	return ok && owner.OwnsNames()
 }
 
-// hold takes the lock of a family, or keeps it. Any local user can squat on its name,
-// which must not keep the node from having Services: that is said and passed over.
-// Providers of one process are that program's own affair.
-func (p *Proxier) hold(f *family) error {
-	if f.lock.held() || !ownsNames(f.engine) {
-		f.lock.tidy()
+// hold takes the lock of a family, or keeps it. Any local user can squat on its names,
+// which must not keep the node from having Services: that is said and passed over. So are
+// other Providers of this process, if beside is true.
+func (p *Proxier) hold(f *family, beside bool) error {
+	if !ownsNames(f.engine) {
 		return nil
 	}
-	err := f.lock.take(&p.config, f.name)
+	f.lock.tidy()
+	err := f.lock.take(&p.config, f.name, beside)
 	if squat := (squatted{}); errors.As(err, &squat) {
 		if f.squatted != err.Error() {
 			p.log.Warn("going on without the lock that keeps others with the same names away", zap.Error(err))
@@ -52,16 +59,16 @@ func (p *Proxier) hold(f *family) error {
 		f.taken = Condition{}
 	case before.Message != err.Error():
 		f.taken = Condition{Type: ConditionInUse, Family: f.name, Since: time.Now(), Message: err.Error()}
-		f.log.Warn("another process programs the same objects; nothing is written until it has ended", zap.Error(err))
+		f.log.Warn("somebody else programs the same objects; nothing is written until that has ended", zap.Error(err))
 	}
 	return err
 }
 
-// holdAll takes the locks of all families.
+// holdAll takes the locks of all families, for a clean-up.
 func (p *Proxier) holdAll() error {
 	var errs []error
 	for _, f := range p.families {
-		errs = append(errs, p.hold(f))
+		errs = append(errs, p.hold(f, true))
 	}
 	return errors.Join(errs...)
 }
@@ -73,8 +80,15 @@ func (p *Proxier) release() {
 	}
 }
 
-// inUse is the error that names who has the lock.
-func inUse(c *Config, holder string) error {
-	return fmt.Errorf("%w: instance %q (table %s) is programmed by %s: end it, or give one of the two other Names",
-		ErrInUse, c.Names.Instance, c.Names.Table, holder)
+// owned are the names that no two instances may share, and what has them. Engines differ in
+// which of them they write; but a program cleans up what it has made in all of its modes.
+func (n Names) owned() [][2]string {
+	// A table of ipvs mode is beside that of nftables.
+	return [][2]string{{"table", strings.TrimSuffix(n.Table, ".ipvs")}, {"chains", n.ChainPrefix}, {"device", n.Device}}
+}
+
+// inUse is the error that names who has the lock of a name.
+func inUse(name [2]string, family v1.IPFamily, holder string) error {
+	return fmt.Errorf("%w: %s %s of %s is programmed by %s: end it, or give one of the two other Names",
+		ErrInUse, name[0], name[1], family, holder)
 }

@@ -13,49 +13,69 @@ import (
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
-// lock is an abstract Unix socket (unix(7)): its name is one of the network namespace,
-// as are the objects that it stands for, and goes with the process.
-type lock struct {
-	fd   int
-	open bool
-}
-
-func (l *lock) held() bool { return l.open }
+// lock is abstract Unix sockets (unix(7)), by their names, one for each name that an
+// instance owns. They are of the network namespace, as are the objects that they stand
+// for, and go with the process.
+type lock map[string]int
 
 // backlog is for those who ask who has the lock; more are refused.
 const backlog = 64
 
-// take returns ErrInUse if another process has the lock, and nil if it is ours or
-// another's of this process.
-func (l *lock) take(c *Config, family v1.IPFamily) error {
-	address := &syscall.SockaddrUnix{Name: lockName(c.Names.Table, family)}
-	return namespace.Visit(c.NetNS, func() error {
-		fd, err := unixSocket()
-		if err != nil {
+// take takes what is not taken yet. If somebody else has one of the names it returns
+// ErrInUse, and keeps none.
+func (l *lock) take(c *Config, family v1.IPFamily, beside bool) error {
+	var squats []error
+	for _, name := range c.Names.owned() {
+		socket := socketName(name, family)
+		if _, taken := (*l)[socket]; taken {
+			continue
+		}
+		err := namespace.Visit(c.NetNS, func() error { return l.bind(socket, name, family, beside) })
+		if errors.As(err, new(squatted)) {
+			squats = append(squats, err)
+		} else if err != nil {
+			l.release()
 			return err
 		}
-		if err = syscall.Bind(fd, address); err == nil {
-			err = syscall.Listen(fd, backlog)
-		}
-		if err == nil {
-			l.fd, l.open = fd, true
-			return nil
-		}
-		_ = syscall.Close(fd)
-		if !errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("lock the names: %w", os.NewSyscallError("bind", err))
-		}
-		return judgeHolder(c, address)
-	})
+	}
+	return errors.Join(squats...)
 }
 
-// lockName begins with "@", which package syscall takes for the abstract name space.
-// Its limit is 107 bytes.
-func lockName(table string, family v1.IPFamily) string {
-	if len(table) > 60 {
-		table = fmt.Sprintf("%x", sha256.Sum224([]byte(table)))
+func (l *lock) bind(socket string, name [2]string, family v1.IPFamily, beside bool) error {
+	address := &syscall.SockaddrUnix{Name: socket}
+	fd, err := unixSocket()
+	if err != nil {
+		return err
 	}
-	return "@serviceplane/" + table + "/" + string(family)
+	if err = syscall.Bind(fd, address); err == nil {
+		err = syscall.Listen(fd, backlog)
+	}
+	if err == nil {
+		if *l == nil {
+			*l = lock{}
+		}
+		(*l)[socket] = fd
+		return nil
+	}
+	_ = syscall.Close(fd)
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("lock the names: %w", os.NewSyscallError("bind", err))
+	}
+	who, own, err := holder(address)
+	if err != nil || own && beside {
+		return err
+	}
+	return inUse(name, family, who)
+}
+
+// socketName begins with "@", which package syscall takes for the abstract name space.
+// Its limit is 107 bytes.
+func socketName(name [2]string, family v1.IPFamily) string {
+	text := name[1]
+	if len(text) > 60 {
+		text = fmt.Sprintf("%x", sha256.Sum224([]byte(text)))
+	}
+	return "@serviceplane/" + name[0] + "/" + text + "/" + string(family)
 }
 
 func unixSocket() (int, error) {
@@ -63,30 +83,31 @@ func unixSocket() (int, error) {
 	return fd, os.NewSyscallError("socket", err)
 }
 
-// judgeHolder asks the kernel who has the lock: whoever called listen (SO_PEERCRED).
-func judgeHolder(c *Config, address syscall.Sockaddr) error {
+// holder asks the kernel who has a lock: whoever called listen (SO_PEERCRED). own says
+// that it is this process.
+func holder(address syscall.Sockaddr) (who string, own bool, err error) {
 	fd, err := unixSocket()
 	if err != nil {
-		return err
+		return "", false, err
 	}
 	defer func() { _ = syscall.Close(fd) }()
 	err = syscall.Connect(fd, address)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return inUse(c, "a process that has just ended, or begun")
+		return "a process that has just ended, or begun", false, nil
 	}
 	if err != nil { // too many ask
-		return inUse(c, "another process")
+		return "another process", false, nil
 	}
-	who, err := syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	peer, err := syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	switch {
 	case err != nil:
-		return inUse(c, "another process")
-	case who.Uid != 0 && int(who.Uid) != os.Geteuid():
-		return squatted{fmt.Errorf("user %d, %s, has taken its name", who.Uid, process(who.Pid))}
-	case int(who.Pid) == os.Getpid():
-		return nil
+		return "another process", false, nil
+	case peer.Uid != 0 && int(peer.Uid) != os.Geteuid():
+		return "", false, squatted{fmt.Errorf("user %d, %s, has taken its name", peer.Uid, process(peer.Pid))}
+	case int(peer.Pid) == os.Getpid():
+		return "another Provider of this process", true, nil
 	}
-	return inUse(c, process(who.Pid))
+	return process(peer.Pid), false, nil
 }
 
 // process names a process by its number and command, "process 4711 (nodeproxy)".
@@ -103,18 +124,20 @@ func process(pid int32) string {
 
 // tidy forgets those who have asked.
 func (l *lock) tidy() {
-	for l.open {
-		fd, _, err := syscall.Accept4(l.fd, syscall.SOCK_CLOEXEC)
-		if err != nil {
-			return
+	for _, socket := range *l {
+		for {
+			fd, _, err := syscall.Accept4(socket, syscall.SOCK_CLOEXEC)
+			if err != nil {
+				break
+			}
+			_ = syscall.Close(fd)
 		}
-		_ = syscall.Close(fd)
 	}
 }
 
 func (l *lock) release() {
-	if l.open {
-		_ = syscall.Close(l.fd)
-		l.open = false
+	for _, socket := range *l {
+		_ = syscall.Close(socket)
 	}
+	*l = nil
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -101,22 +102,12 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 	first := holder(t, netNS)
 	other, err := proxier.NamesFor("other")
 	netnstest.Check(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	run := func(p *proxier.Proxier) {
-		ended := make(chan error, 1)
-		go func() { ended <- p.Run(ctx) }()
-		t.Cleanup(func() {
-			stop()
-			if err := <-ended; err != nil {
-				t.Errorf("Run = %v, want nil", err)
-			}
-		})
-	}
+	ctx := t.Context()
 	for name, p := range map[string]*proxier.Proxier{
 		"other names":     owning(t, netNS, other, v1.IPv4Protocol, v1.IPv6Protocol),
 		"other namespace": owning(t, netnstest.New(t).Path(), proxier.KubeProxyNames(), v1.IPv4Protocol, v1.IPv6Protocol),
 	} {
-		run(p)
+		running(t, p)
 		if err := p.Sync(ctx); err != nil {
 			t.Errorf("%s: sync = %v, want nil", name, err)
 		}
@@ -127,7 +118,7 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 	if err := second.Cleanup(ctx); !errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), who) {
 		t.Errorf("Cleanup = %v, want ErrInUse and %q", err, who)
 	}
-	run(second)
+	running(t, second)
 	waitFor(t, "failed sync", func() bool { return second.Status().Families[v1.IPv4Protocol].LastError != nil })
 	status := second.Status()
 	if err := status.Families[v1.IPv4Protocol].LastError; !errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), who) || status.Synced {
@@ -152,6 +143,106 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 	}
 }
 
+// running runs a Proxier until end is called, or the test ends.
+func running(t *testing.T, p *proxier.Proxier) (end func()) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	end = sync.OnceFunc(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("Run = %v, want nil", err)
+		}
+	})
+	t.Cleanup(end)
+	return end
+}
+
+// TestNamesInUse: whoever shares one name with an instance at work, of another process
+// or of this one, programs nothing until that has ended, and meanwhile keeps none of its
+// other names from anybody. A process may clean up beside its own instances, as it does
+// after a change of the mode.
+func TestNamesInUse(t *testing.T) {
+	base, both := proxier.KubeProxyNames(), []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
+	for where, first := range map[string]func(t *testing.T, netNS string) (who string, end func(), here bool){
+		"another process": func(t *testing.T, netNS string) (string, func(), bool) {
+			t.Helper()
+			cmd := holder(t, netNS)
+			return fmt.Sprintf("process %d (", cmd.Process.Pid), func() { netnstest.Check(t, cmd.Process.Signal(syscall.SIGKILL)) }, false
+		},
+		"this process": func(t *testing.T, netNS string) (string, func(), bool) {
+			t.Helper()
+			p := owning(t, netNS, base, both...)
+			end := running(t, p)
+			netnstest.Check(t, p.Sync(t.Context()))
+			return "another Provider of this process", end, true
+		},
+	} {
+		t.Run(where, func(t *testing.T) {
+			netNS := netnstest.New(t).Path()
+			who, end, here := first(t, netNS)
+			waiting := map[*proxier.Proxier]func(){}
+			for instance, c := range map[string]struct {
+				share func(n *proxier.Names)
+				what  string // is in use
+			}{
+				"none":   {func(*proxier.Names) {}, ""},
+				"table":  {func(n *proxier.Names) { n.Table = base.Table }, "table kube-proxy"},
+				"ipvs":   {func(n *proxier.Names) { n.Table = base.Table + ".ipvs" }, "table kube-proxy"},
+				"chains": {func(n *proxier.Names) { n.ChainPrefix = base.ChainPrefix }, "chains KUBE"},
+				"device": {func(n *proxier.Names) { n.Device = base.Device }, "device kube-ipvs0"},
+				"all":    {func(n *proxier.Names) { *n = base }, "table kube-proxy"},
+			} {
+				names, err := proxier.NamesFor(instance)
+				netnstest.Check(t, err)
+				names.Instance = base.Instance // or it could not have these chains
+				own := names
+				c.share(&names)
+				p := owning(t, netNS, names, both...)
+				endOfIt := running(t, p)
+				err = p.Sync(t.Context())
+				if c.what == "" {
+					if err != nil {
+						t.Errorf("%s in common: sync = %v, want nil", instance, err)
+					}
+					continue
+				}
+				waiting[p] = endOfIt
+				for _, part := range []string{c.what + " of IPv4 is programmed by " + who, c.what + " of IPv6 is programmed by " + who} {
+					if !errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), part) {
+						t.Errorf("%s in common: sync = %v, want ErrInUse and %q", instance, err, part)
+					}
+				}
+				if err := owning(t, netNS, names, both...).Cleanup(t.Context()); here && err != nil || !here && (!errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), who)) {
+					t.Errorf("%s in common: Cleanup = %v, want ErrInUse only beside another process", instance, err)
+				}
+				bystander := owning(t, netNS, own, both...)
+				endOfBystander := running(t, bystander)
+				waitFor(t, "sync of a bystander", func() bool { return bystander.Status().Synced })
+				endOfBystander()
+			}
+			end()
+			waitFor(t, "takeover by all, one after the other", func() bool {
+				for p, end := range waiting {
+					if p.Status().Synced {
+						end()
+						delete(waiting, p)
+					}
+				}
+				return len(waiting) == 0
+			})
+			for _, family := range both { // each may have a Provider of its own
+				p := owning(t, netNS, base, family)
+				running(t, p)
+				if err := p.Sync(t.Context()); err != nil {
+					t.Errorf("sync of %s alone = %v, want nil", family, err)
+				}
+			}
+		})
+	}
+}
+
 // TestAUserWhoSquatsOnTheLockStopsNobody: he cannot program anything, but listen.
 func TestAUserWhoSquatsOnTheLockStopsNobody(t *testing.T) {
 	netNS := netnstest.New(t).Path()
@@ -166,20 +257,17 @@ func TestAUserWhoSquatsOnTheLockStopsNobody(t *testing.T) {
 			return err
 		}
 		t.Cleanup(func() { _ = syscall.Close(fd) })
-		return errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: "@serviceplane/kube-proxy/IPv4"}), syscall.Listen(fd, 1))
+		return errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: "@serviceplane/table/kube-proxy/IPv4"}), syscall.Listen(fd, 1))
 	}))
 	core, logs := observer.New(zap.WarnLevel)
 	p := owningAndLogging(t, zap.New(core), netNS, proxier.KubeProxyNames(), v1.IPv4Protocol)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
+	end := running(t, p)
 	for range 2 {
-		if err := p.Sync(ctx); err != nil {
+		if err := p.Sync(t.Context()); err != nil {
 			t.Errorf("sync = %v, want nil", err)
 		}
 	}
-	stop()
-	netnstest.Check(t, <-ended)
+	end()
 	if logs.Len() != 1 || !strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), "user 65534") {
 		t.Errorf("log %v, want one line that names the user", logs.All())
 	}

@@ -8,7 +8,8 @@ import (
 )
 
 // Names are what every kernel object of one instance hangs off. Two instances
-// with different Names never touch each other's objects.
+// with different Names never touch each other's objects; those that have a table, a chain
+// prefix or a device in common do not run at the same time (ErrInUse).
 type Names struct {
 	// Instance tells instances apart in logs and in the names below.
 	Instance string

@@ -49,7 +49,7 @@ type Provider interface {
 	Sync(ctx context.Context) error
 	// Cleanup removes every kernel object of this instance, and nothing else. It
 	// does not need Run, and must not be called while Run runs. While another process
-	// runs with the same Names, it does nothing, with ErrInUse.
+	// runs with one of its Names, it does nothing, with ErrInUse.
 	Cleanup(ctx context.Context) error
 	Status() Status
 }

@@ -344,7 +344,7 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 	p.mu.Unlock()
 	due, held, began := p.repairDue(f, started)
 	o := outcome{err: ErrContested}
-	if err := p.hold(f); err != nil {
+	if err := p.hold(f, false); err != nil {
 		o.err = err
 	} else if !held || !f.full {
 		watch := stopwatch{last: started}

@@ -41,8 +41,8 @@ const (
 	// ConditionHealthCheckPort says that load balancers get no answer at the health
 	// check node port of a Service, because it cannot be listened on.
 	ConditionHealthCheckPort ConditionType = "HealthCheckPort"
-	// ConditionInUse says that another process programs the same objects, so that this
-	// one does not: see ErrInUse.
+	// ConditionInUse says that another process, or another Provider of this one, programs
+	// the same objects, so that this one does not: see ErrInUse.
 	ConditionInUse ConditionType = "InUse"
 	// ConditionKernelSettings says that a kernel setting is not as it was asked for.
 	ConditionKernelSettings ConditionType = "KernelSettings"
