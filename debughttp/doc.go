@@ -19,9 +19,9 @@
 // Services and pods, and what the proxy has trouble with. Serve it at an address that
 // only operators reach: a loopback address, or behind something that authenticates.
 // It must not be reachable from outside, and neither from pods. It changes nothing.
-// A browser shows the answers to no other site. For that the Handler answers only who
-// asks for an IP address, for localhost or for one of Hosts: another site could have
-// its own name resolve to the server's address. KnownHosts does so for any handler.
+// A browser shows the answers to no other site. For that the Handler answers only
+// requests whose Host is an IP address, localhost or one of Hosts: another site could
+// have its own name resolve to the server's address. KnownHosts does so for any handler.
 //
 // # JSON
 //

@@ -35,7 +35,7 @@ func Title(text string) Option { return func(h *handler) { h.title = text } }
 
 // Handler shows the source, to everybody who asks: see "Keep it inside". It may be
 // mounted anywhere, with [http.StripPrefix]. It answers GET and HEAD only, and only
-// who asks by an address, localhost or one of Hosts.
+// requests whose Host is an address, localhost or one of Hosts.
 func Handler(source Source, options ...Option) http.Handler {
 	h := &handler{source: source, title: "serviceplane", pages: pages()}
 	for _, option := range options {

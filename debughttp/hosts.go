@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Hosts are names that the Handler's server may be asked by, beside addresses and
+// Hosts are names that clients may use for the Handler's server, beside addresses and
 // localhost: see KnownHosts.
 func Hosts(names ...string) Option {
 	return func(h *handler) { h.hosts = append(h.hosts, names...) }
@@ -22,9 +22,9 @@ const AnyHost = "*"
 // KnownHosts answers requests for an IP address, for localhost and for the given
 // names, of any port, and others with 421 (RFC 9110, section 15.5.20). It keeps pages
 // of other sites from reading the answers through the browser of somebody who can
-// reach the server: by DNS, a site can point its own name at any address, but the
-// browser goes on to send that name. Clients without a Host header are no browsers,
-// and pass. Handler does this already.
+// reach the server: a site can point its own DNS name at any address, but the
+// browser still sends that name. Clients without a Host header are no browsers, and
+// pass. Handler does this already.
 func KnownHosts(next http.Handler, names ...string) http.Handler {
 	names = known(names)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -42,7 +42,7 @@ func refuseHost(w http.ResponseWriter, r *http.Request) {
 		fmt.Sprintf("host %q: want an IP address, localhost or a name that this server is configured to have", r.Host))
 }
 
-// known are the names as isKnown compares them.
+// known returns the names in the form that isKnown compares.
 func known(names []string) []string {
 	all := []string{"localhost"}
 	for _, name := range names {

@@ -33,19 +33,19 @@ const (
 	defaultRepeat        = 2 * time.Minute
 )
 
-// Link is what lies between a client and its API server. It says when there is no
-// answer, why, and when there is one again: client-go tells nobody of a connection
-// that is refused. It also ends what would never end: a request whose answer does
-// not begin, and a watch that does not stop when it should. HTTP/1.1 has no pings.
+// Link watches the requests of a client to its API server. It logs when there is no
+// answer, why, and when there is one again: client-go reports no connection that is
+// refused. It also ends what would never end: a request whose answer does not begin,
+// and a watch that does not stop when it should. HTTP/1.1 has no pings.
 // Its methods may be called from several goroutines at once.
 type Link struct {
 	options LinkOptions
 
 	mu       sync.Mutex
-	began    time.Time // of the fault that there is, zero if there is none
-	said     time.Time // when a fault was logged last
-	cause    string    // the kind of that fault
-	open     bool      // that fault has no line about its end
+	began    time.Time // of the present fault, zero if there is none
+	said     time.Time // when a fault was last logged
+	cause    string    // of that fault
+	open     bool      // the end of that fault is not logged yet
 	failures uint64
 }
 
@@ -102,8 +102,8 @@ func refused(status int) bool {
 	return status == http.StatusUnauthorized || status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
 }
 
-// Reachable says whether the last answer was one, and how often there was none or
-// a refusal so far. It fits metrics.Metrics.WatchAPIServer.
+// Reachable says whether the last request was answered, and how many requests so far
+// were not, or were refused. It fits metrics.Metrics.WatchAPIServer.
 func (l *Link) Reachable() (now bool, failures uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,7 +135,7 @@ func (l *Link) answered(r *http.Request) {
 	l.began, l.open = time.Time{}, false
 }
 
-// rootOf is an error's innermost cause: what is around it names ports that differ
+// rootOf is an error's innermost cause: the errors around it name ports that differ
 // each time.
 func rootOf(err error) string {
 	for {

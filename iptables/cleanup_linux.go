@@ -97,14 +97,14 @@ func (e *Engine) cleanTables(ctx context.Context, k kernel) error {
 	return k.restore(ctx, s.b.Bytes())
 }
 
-// keepLocalnet takes the rule that keeps other hosts from loopback addresses out of what
-// is to be removed, if it is needed.
+// keepLocalnet leaves the rule that keeps other hosts from loopback addresses out of what
+// is removed, if it is still needed.
 func (e *Engine) keepLocalnet(o *observed, chain string) error {
 	rules, err := e.guardLocalnet(o.chains[chain], false)
 	if err != nil || rules == nil {
 		return err
 	}
-	e.log.Warn("route_localnet is 1, and not by us: the rule that keeps other hosts from 127.0.0.0/8 stays: set it to 0, and clean up again",
+	e.log.Warn("the rule that keeps other hosts from 127.0.0.0/8 stays: route_localnet is 1, and this instance did not set it: set it to 0, and clean up again",
 		zap.String("chain", chain))
 	delete(o.chains, chain)
 	o.jumps = slices.DeleteFunc(o.jumps, func(j foreignJump) bool { return j.to == chain })

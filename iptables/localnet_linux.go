@@ -21,16 +21,16 @@ const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 // tcpBeLiberal is of Documentation/networking/nf_conntrack-sysctl.rst.
 const tcpBeLiberal = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 
-// localnetRecord stands in the chain of the rule that keeps other hosts out, and does
-// nothing: it says that route_localnet was 0 before us. So whoever cleans up knows, in
-// whatever process, for as long as the setting lasts.
+// localnetRecord is in the chain of the rule that keeps other hosts out, and does
+// nothing: it says that route_localnet was 0 before we set it. So any process that cleans
+// up knows, for as long as the setting lasts.
 func localnetRecord() rule { return `-m comment --comment "route_localnet was 0 before"` }
 
-// guardLocalnet settles what becomes of the rule that keeps other hosts from loopback
-// addresses (CVE-2020-8558): it returns the rules of its chain, nil for none. It is called
-// before the filter table is written, with what the chain holds, and whether node ports
-// are accepted there. The setting never outlives the rule: without a use for it any more,
-// it is set back first; and the rule stays if it is somebody else's, or nobody knows whose.
+// guardLocalnet returns the rules that keep other hosts from loopback addresses
+// (CVE-2020-8558), nil for none. It is called before the filter table is written, with
+// what the chain holds, and whether node ports are accepted there. The setting never
+// outlives the rule: when it is not used any more it is set back first, and while it
+// stays because we did not set it, the rule stays too.
 func (e *Engine) guardLocalnet(have []rule, isUsed bool) (rules []rule, err error) {
 	if have == nil && !isUsed {
 		return nil, nil
@@ -70,7 +70,7 @@ func (e *Engine) resetLocalnet(have []rule) error {
 	return nil
 }
 
-// localnet says whether route_localnet is set for all interfaces, and whether for any.
+// localnet says whether route_localnet is set for all interfaces, and whether it is for any.
 func (e *Engine) localnet() (all, some bool, err error) {
 	err = namespace.Visit(e.config.NetNS, func() error {
 		files, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(routeLocalnet)), "*", filepath.Base(routeLocalnet)))

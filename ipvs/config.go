@@ -43,8 +43,8 @@ type Config struct {
 	StrictARP bool
 	// Firewall makes an engine for each IP family that lets health check node ports
 	// through the node's own firewall, for example iptables.NewEngine with
-	// HealthChecksOnly. It is told of the service ports that have one. One that the node
-	// cannot have, as proxier.ErrNotSupported says, is done without. nil makes none.
+	// HealthChecksOnly. It gets the service ports that have one. If it returns
+	// proxier.ErrNotSupported, the rest goes on without it. nil makes none.
 	Firewall func(family v1.IPFamily) (proxier.Engine, error)
 	// SetSysctls sets the kernel settings that the engine needs, in its network
 	// namespace: net.ipv4.vs.conntrack, expire_nodest_conn, expire_quiescent_template and

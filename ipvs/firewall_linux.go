@@ -16,15 +16,15 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// firewall lets health check node ports through the node's own firewall: what another
-// table drops, no table of nf_tables can accept. nil does nothing. It is guarded by
-// Engine.mu.
+// firewall lets health check node ports through the node's own firewall, since what
+// another table drops, no table of nf_tables can accept. A nil firewall does nothing. It
+// is guarded by Engine.mu.
 type firewall struct {
 	engine proxier.Engine
 	log    *zap.Logger
 	// open are the service ports that it was told of.
 	open map[changetracker.ServicePortName]bool
-	// missing says that the node cannot have it; the next full update tries again.
+	// missing says that the node does not support it; the next full update tries again.
 	missing bool
 }
 
@@ -36,7 +36,7 @@ func newFirewall(config *Config, family v1.IPFamily, log *zap.Logger) (*firewall
 	return &firewall{engine: engine, log: log, open: map[changetracker.ServicePortName]bool{}}, nil
 }
 
-// apply tells it what an update means for it.
+// apply opens and closes the health check node ports of an update.
 func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 	if f == nil || f.missing && !update.Full {
 		return nil
@@ -49,7 +49,7 @@ func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 	wasMissing := f.missing
 	if f.missing = errors.Is(err, proxier.ErrNotSupported); f.missing {
 		if !wasMissing && len(u.Services) > 0 {
-			f.log.Warn("health check node ports are not let in, if the node's firewall refuses them: let them in yourself", zap.Error(err))
+			f.log.Warn("health check node ports cannot be opened in the node's firewall: if that drops them, open them there", zap.Error(err))
 		}
 		return nil
 	}
@@ -68,7 +68,7 @@ func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 	return nil
 }
 
-// update is what of an update concerns health check node ports.
+// update is the part of an update that concerns health check node ports.
 func (f *firewall) update(of *desired.Update) desired.Update {
 	u := desired.Update{Family: of.Family, Full: of.Full, Globals: of.Globals}
 	for _, s := range of.Services {
@@ -111,11 +111,11 @@ func (f *firewall) close() error {
 
 // watchRules watches the rules in front, and those of the firewall.
 func (e *Engine) watchRules(ctx context.Context, damaged func(proxier.Damage)) error {
-	if e.firewall == nil {
-		return e.rules.Watch(ctx, damaged)
+	var w proxier.Watcher
+	if e.firewall != nil {
+		w, _ = e.firewall.engine.(proxier.Watcher)
 	}
-	w, ok := e.firewall.engine.(proxier.Watcher)
-	if !ok {
+	if w == nil {
 		return e.rules.Watch(ctx, damaged)
 	}
 	ctx, stop := context.WithCancel(ctx)

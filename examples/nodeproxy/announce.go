@@ -57,7 +57,7 @@ func announce(p *proxier.Proxier, log *zap.Logger) func(context.Context) error {
 		}
 		fields := []zap.Field{zap.Duration("after", time.Since(began))}
 		for family, f := range p.Status().Families {
-			fields = append(fields, zap.Int("service ports "+string(family), f.ServicePorts))
+			fields = append(fields, zap.Int("servicePorts"+string(family), f.ServicePorts))
 		}
 		log.Info("the first sync is done", fields...)
 		return nil
@@ -68,7 +68,7 @@ func announce(p *proxier.Proxier, log *zap.Logger) func(context.Context) error {
 const eventRetry = 15 * time.Second
 
 // writeEvent writes the event Starting on the Node, as kube-proxy does. It tries
-// until the API server answers; what that says is logged at most.
+// until the API server answers. A refusal is only logged.
 func writeEvent(ctx context.Context, client kubernetes.Interface, node string, log *zap.Logger) {
 	now := time.Now()
 	event := &events.Event{
@@ -84,7 +84,7 @@ func writeEvent(ctx context.Context, client kubernetes.Interface, node string, l
 			return
 		}
 		if errors.As(err, new(apierrors.APIStatus)) {
-			log.Warn("no event Starting on the Node", zap.Error(err))
+			log.Warn("the event Starting on the Node was not written", zap.Error(err))
 			return
 		}
 		select {

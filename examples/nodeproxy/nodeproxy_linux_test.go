@@ -31,7 +31,7 @@ func TestALifeWithManifests(t *testing.T) {
 
 	p := start(t, c.node, append(flags, "--manifests="+d.path, "--cluster-cidr=10.244.0.0/16,fd00:244::/32")...)
 	p.waitHealthy()
-	p.waitOutput(`"mode": "nftables"`, `"version": "`, "the first sync is done", `"service ports IPv4": 1`)
+	p.waitOutput(`"mode": "nftables"`, `"version": "`, "the first sync is done", `"servicePortsIPv4": 1`)
 	c.expectNow("pod-1")
 	flow := c.open(vip4)
 

@@ -4,10 +4,10 @@ package errtree
 
 import "errors"
 
-// Split walks the tree of err. known says whether one error is of the kind that is
-// looked for; what such an error wraps is not looked at. found are all of that kind.
-// rest is nil only if each leaf is or belongs to one of them: errors.As finds one and
-// overlooks what is joined with it.
+// Split walks the tree of err. known says whether one error is of the wanted kind; what
+// such an error wraps does not matter. found are all of that kind. rest is nil only if
+// each leaf is or belongs to one of them: errors.As would find one and overlook what is
+// joined with it.
 //
 // A nil among joined errors is no failure. An error that wraps nothing, or only nil,
 // is a leaf.
