@@ -37,8 +37,11 @@
 //
 // Rules of others stay as they are, and in their order. The engine's jumps are put
 // in front of a built-in chain's other rules when they are missing. Every second, and
-// before and after each write, it looks whether somebody else has changed its chains,
-// without listing their rules; then it reads and writes everything.
+// before and after each write, it looks whether somebody else has changed its chains;
+// then it reads and writes everything. With the nft variant the kernel tells who changed
+// which chain. With the legacy variant the engine reads all entries for that, which takes
+// some 30 ms of 50,000 rules, and it does so less often when that is more than 5 % of the
+// time, unless the size of a table changes.
 //
 // # Limits
 //

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
@@ -25,9 +26,9 @@ type kernel interface {
 	restore(ctx context.Context, input []byte) error
 }
 
-// watchable are programs whose tables can be probed.
+// watchable are programs whose tables can be watched.
 type watchable interface {
-	prober(owned func(chain string) bool) (*prober, error)
+	watcher(owned func(chain string) bool) (watcher, error)
 }
 
 // Engine programs one IP family. It implements proxier.Engine, Planner, Dumper,
@@ -37,15 +38,16 @@ type Engine struct {
 	family v1.IPFamily
 	log    *zap.Logger
 	open   func(ctx context.Context) (kernel, error)
-	// written wakes Watch after a write.
-	written chan struct{}
+	// written wakes Watch after a write; without one it looks every watchPeriod.
+	written     chan struct{}
+	watchPeriod time.Duration
 
 	mu     sync.Mutex // held while the tables are written; guards all below
 	kernel kernel     // nil until it is needed
 	model  *model
 	have   map[string]ruleset // what the tables hold, if trusted
+	jumps  map[chainID][]rule // from the kernel's chains to ours, likewise
 	rules  map[string]int     // how many rules that is
-	others map[string]others  // what the tables hold of others
 	// trusted says that have is what the kernel holds.
 	trusted bool
 	// recent are the service ports that the update under way sets.
@@ -55,12 +57,6 @@ type Engine struct {
 	guard   guard
 	// setLocalnet says that route_localnet was set by us.
 	setLocalnet bool
-}
-
-// others is what a table holds of others, as far as it matters.
-type others struct {
-	entries int            // as the legacy variant counts them
-	jumps   map[string]int // to each of our chains
 }
 
 // step is a service port before and after an update.
@@ -83,7 +79,7 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	e := &Engine{config: config, family: family, written: make(chan struct{}, 1), log: companions.Logger(deps.Logger, "iptables", family)}
+	e := &Engine{config: config, family: family, written: make(chan struct{}, 1), watchPeriod: watchPeriod, log: companions.Logger(deps.Logger, "iptables", family)}
 	e.open = func(ctx context.Context) (kernel, error) {
 		return openTool(ctx, toolConfig{
 			family: family, netNS: config.NetNS, variant: config.Variant,
@@ -214,31 +210,24 @@ func (e *Engine) write(ctx context.Context, everything bool) error {
 // attempt writes once, and returns what. Where somebody else has changed something, a
 // change cannot be written on top of it.
 func (e *Engine) attempt(ctx context.Context, everything bool) (text string, err error) {
-	if err := e.guard.begin(everything); err != nil {
+	intact, err := e.guard.look(everything)
+	if err != nil {
 		return "", err
 	}
-	if !everything {
-		intact, err := e.guard.look(e, false)
-		if err != nil {
-			return "", err
-		}
-		if !intact {
-			return e.attempt(ctx, true)
-		}
-	}
+	everything = everything || !intact
 	s, want, err := e.compose(ctx, everything)
 	if err != nil {
 		return "", err
 	}
 	if s.b.Len() > 0 {
 		e.report.Writes, e.report.Bytes, e.report.Transactions = s.writes, s.b.Len(), s.tables
-		if err := e.kernel.restore(ctx, s.b.Bytes()); err != nil {
+		if err := e.guard.during(func() error { return e.kernel.restore(ctx, s.b.Bytes()) }); err != nil {
 			return s.b.String(), err
 		}
 		e.take(want)
 	}
 	e.report.Tables = e.tableReports(s)
-	return "", e.guard.wrote(s.tables, e)
+	return "", e.guard.wrote(e.effectOf(s, everything))
 }
 
 // isolate finds the service ports that are refused when no line tells, as
@@ -298,7 +287,7 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 	}
 	want = e.model.everything()
 	changes := map[string]*change{}
-	e.have, e.rules, e.others = map[string]ruleset{}, map[string]int{}, map[string]others{}
+	e.have, e.rules, e.jumps = map[string]ruleset{}, map[string]int{}, map[chainID][]rule{}
 	for _, table := range []string{tableNAT, tableFilter} {
 		text, err := e.kernel.save(ctx, table)
 		if err != nil {
@@ -325,8 +314,8 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 		}
 		c := changeOf(o.chains, want[table], table == tableFilter)
 		c.first.deletes, c.first.inserts = settleJumps(table, e.model.jumps(), o.jumps)
+		o.jumpsAfter(table, &c.first, e.jumps)
 		changes[table] = c
-		e.others[table] = othersIn(text, &o, &c.first)
 	}
 	return compose(changes[tableNAT], changes[tableFilter]), want, nil
 }
@@ -342,22 +331,6 @@ func (e *Engine) settleLocalnet(o *observed, want ruleset) error {
 		want[chain] = rules
 	}
 	return nil
-}
-
-// othersIn is what a table will hold of others after a write.
-func othersIn(text []byte, o *observed, write *tablePart) others {
-	const ends = 2
-	all := others{entries(text) - o.chains.count() - ends*len(o.chains) + len(write.inserts) - len(write.deletes), map[string]int{}}
-	for _, j := range o.jumps {
-		all.jumps[j.to]++
-	}
-	for _, command := range write.deletes {
-		all.jumps[rule(command).jumpsTo()]--
-	}
-	for _, command := range write.inserts {
-		all.jumps[rule(command).jumpsTo()]++
-	}
-	return all
 }
 
 // tableReports says how many rules there are, and were written.
@@ -376,7 +349,6 @@ func (e *Engine) take(want map[string]ruleset) {
 			e.rules[table] += len(rules) - len(e.have[table][chain])
 			if rules == nil {
 				delete(e.have[table], chain)
-				e.guard.deleted(chainID{table, chain})
 			} else {
 				e.have[table][chain] = rules
 			}
@@ -437,11 +409,9 @@ func (e *Engine) connect(ctx context.Context) error {
 	}
 	timed := &timedKernel{kernel: k, waited: &e.report.Kernel}
 	if w, ok := k.(watchable); ok {
-		p, err := w.prober(e.config.chains().owns)
-		if err != nil {
+		if e.guard.watcher, err = w.watcher(e.config.chains().owns); err != nil {
 			return watchError(err)
 		}
-		e.guard.open(p)
 	}
 	e.kernel = timed
 	return nil

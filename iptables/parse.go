@@ -52,24 +52,6 @@ func parse(text []byte, owns func(chain string) bool) (observed, error) {
 	return o, nil
 }
 
-// entries is what the legacy variant counts in a table that iptables-save prints: a
-// rule is one, as is the policy of a chain of the kernel; other chains have a beginning
-// and an end; and the table has an end.
-func entries(text []byte) int {
-	n := 1
-	for line := range bytes.Lines(text) {
-		switch {
-		case bytes.HasPrefix(line, []byte("-A ")):
-			n++
-		case bytes.HasPrefix(line, []byte(":")) && bytes.Contains(line, []byte(" - [")):
-			n += 2
-		case bytes.HasPrefix(line, []byte(":")):
-			n++
-		}
-	}
-	return n
-}
-
 func (o *observed) rule(chain string, r rule, owns func(string) bool) {
 	if owns(chain) {
 		o.chains[chain] = append(o.chains[chain], r)
@@ -174,6 +156,24 @@ func settleJumps(table string, want []jump, have []foreignJump) (deletes, insert
 		}
 	}
 	return deletes, inserts
+}
+
+// jumpsAfter are the jumps from the kernel's chains to ours once a write has settled them.
+func (o *observed) jumpsAfter(table string, write *tablePart, into map[chainID][]rule) {
+	gone := slices.Clone(write.deletes)
+	for _, j := range o.jumps {
+		id := chainID{table, j.chain}
+		if i := slices.Index(gone, "-D "+j.chain+" "+string(j.rule)); i >= 0 {
+			gone = slices.Delete(gone, i, i+1)
+		} else if slices.Contains(builtIn(), j.chain) {
+			into[id] = append(into[id], j.rule)
+		}
+	}
+	for _, command := range write.inserts {
+		fields := strings.SplitN(command, " ", 4) // -I chain 1 rule
+		id := chainID{table, fields[1]}
+		into[id] = slices.Insert(into[id], 0, rule(fields[3]))
+	}
 }
 
 // is compares all but the comment: other versions, and kube-proxy, say it otherwise.

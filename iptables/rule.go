@@ -78,14 +78,6 @@ func (t *ruleText) target(text string) rule {
 	return rule(t.b.String())
 }
 
-// target is the target of a rule of ours, which comes after all that may be a comment.
-func (r rule) target() string {
-	const jump = "-j "
-	to := string(r[max(0, strings.LastIndex(string(r), " "+jump)):])
-	to, _, _ = strings.Cut(strings.TrimPrefix(strings.TrimPrefix(to, " "), jump), " ")
-	return to
-}
-
 func protocolText(p desired.Protocol) string { return strings.ToLower(p.String()) }
 
 func prefixText(p netip.Prefix) string { return v6Text(p.Addr()) + "/" + strconv.Itoa(p.Bits()) }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // script is the input of iptables-restore under construction.
@@ -12,9 +13,15 @@ type script struct {
 	// writes counts the rules and chains that are written or deleted.
 	writes, tables int
 	rules          map[string]int // written, by table
+	// chains are those of ours that are written or deleted, and those of the kernel whose
+	// jumps to ours are.
+	chains map[chainID]bool
 }
 
-func newScript() *script { return &script{rules: map[string]int{}} }
+func newScript() *script { return &script{rules: map[string]int{}, chains: map[chainID]bool{}} }
+
+// chainID names a chain of a table.
+type chainID struct{ table, chain string }
 
 // tablePart is the part of a script about one table.
 type tablePart struct {
@@ -46,6 +53,7 @@ func (s *script) add(table string, p *tablePart) {
 	chains := slices.Sorted(maps.Keys(p.chains))
 	for _, chain := range slices.Concat(chains, p.gone) {
 		line(":", chain, " - [0:0]")
+		s.chains[chainID{table, chain}] = true
 		s.writes++
 	}
 	for _, chain := range chains {
@@ -57,6 +65,7 @@ func (s *script) add(table string, p *tablePart) {
 	}
 	for _, command := range slices.Concat(p.deletes, p.inserts) {
 		line(command)
+		s.chains[chainID{table, strings.Fields(command)[1]}] = true // behind -D or -I
 		s.writes++
 	}
 	for _, chain := range p.gone {

@@ -76,9 +76,12 @@ func openTool(ctx context.Context, c toolConfig) (*tool, error) {
 	return t, nil
 }
 
-// prober implements watchable.
-func (t *tool) prober(owned func(chain string) bool) (*prober, error) {
-	return newProber(t.config.family, t.variant, t.config.netNS, owned)
+// watcher implements watchable.
+func (t *tool) watcher(owned func(chain string) bool) (watcher, error) {
+	if t.variant == VariantLegacy {
+		return newLegacyWatcher(t.config.family, t.config.netNS, owned)
+	}
+	return newNFTWatcher(t.config.family, t.config.netNS, owned)
 }
 
 // save returns what the save program prints of one table, and nothing if the table
@@ -427,7 +430,7 @@ func (t *tool) lacks(table string, f feature, err error) error {
 // cannot; the programs do not. But they load the module of the variant, ip_tables, which
 // the kernel does not do by itself.
 func (t *tool) ensureLegacyTables(ctx context.Context) error {
-	p, err := newLegacyProber(t.config.family, t.config.netNS)
+	p, err := openLegacyTables(t.config.family, t.config.netNS)
 	if err != nil {
 		return err
 	}

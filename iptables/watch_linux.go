@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/serviceplane/serviceplane/proxier"
@@ -12,10 +13,10 @@ import (
 // chains.
 const watchPeriod = time.Second
 
-// Watch implements proxier.Watcher. It looks at the tables every second, and cannot
-// tell who changed them.
+// Watch implements proxier.Watcher. It looks at the tables every second. Only with the
+// nft variant it can tell who changed what.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
-	tick := time.NewTicker(watchPeriod)
+	tick := time.NewTicker(e.watchPeriod)
 	defer tick.Stop()
 	for {
 		select {
@@ -28,159 +29,121 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		if err != nil {
 			return err
 		}
-		if differ {
-			damaged(proxier.Damage{})
+		if differ != nil {
+			damaged(*differ)
 		}
 	}
 }
 
-// look says whether the tables are not what they must be, once for each write. It does
+// look says whether somebody else has changed the tables, once for each write. It does
 // not wait for a write, which looks by itself.
-func (e *Engine) look() (differ bool, err error) {
+func (e *Engine) look() (differ *proxier.Damage, err error) {
 	if !e.mu.TryLock() {
-		return false, nil
+		return nil, nil
 	}
 	defer e.mu.Unlock()
 	if !e.trusted || e.guard.isTold {
-		return false, nil // the next write is a full one
+		return nil, nil // the next write is a full one
 	}
-	intact, err := e.guard.look(e, true)
-	e.guard.isTold = err == nil && !intact
-	return e.guard.isTold, err
+	intact, err := e.guard.look(false)
+	if err != nil || intact {
+		return nil, err
+	}
+	e.guard.isTold = true
+	return &e.guard.damage, nil
 }
 
-// guard notices changes of the tables by somebody else: whatever is neither what they
-// were, nor our own write. It is guarded by Engine.mu.
+// watcher notices what somebody else does to the chains of an instance. One goroutine at
+// a time may use it.
+type watcher interface {
+	// look returns what somebody else has changed since the last call, nil if nothing. If
+	// it is costly it may leave that for later, unless everything is to be looked at.
+	look(everything bool) (*proxier.Damage, error)
+	// during runs a write.
+	during(write func() error) error
+	// wrote is look after a write of our own.
+	wrote(o *effect) (*proxier.Damage, error)
+	close() error
+}
+
+// effect is what our own write leaves, if nobody interferes.
+type effect struct {
+	transactions int
+	// written are the rules of each chain that was written, nil if it is gone; of a chain
+	// of the kernel, those that jump to ours.
+	written map[chainID][]rule
+	// have and jumps are all that there are; isFull says that they were just read.
+	have   map[string]ruleset
+	jumps  map[chainID][]rule
+	isFull bool
+}
+
+// everything is what all chains hold.
+func (o *effect) everything() map[chainID][]rule {
+	all := maps.Clone(o.jumps)
+	for table, chains := range o.have {
+		for chain, rules := range chains {
+			all[chainID{table, chain}] = rules
+		}
+	}
+	return all
+}
+
+// guard knows whether the tables are what they were after our own last write. It is
+// guarded by Engine.mu.
 type guard struct {
-	prober *prober // nil watches nothing
+	watcher watcher // nil watches nothing
 	// isIntact says that the tables were what they must be when they were looked at
-	// last; isTold that Watch has said that they are not.
+	// last; isTold that Watch has said that they are not, and damage why.
 	isIntact, isTold bool
-	// known is what they looked like.
-	known fingerprint
-	// generation is that of nf_tables then; since is the one before the write that is
-	// under way. isToRead says that known is from before our last write.
-	generation, since uint32
-	isToRead          bool
-	// chains are those that were seen last and that we have not deleted since.
-	chains map[chainID]chainState
+	damage           proxier.Damage
 }
-
-// expectation is what tables must hold, in the kernel's figures.
-type expectation interface {
-	// entries is how many the legacy variant must count in a table, with those of others.
-	entries(table string) int
-	// uses are how many rules each chain of ours must have, and jumps to it, in sum.
-	uses() map[chainID]int
-}
-
-func (g *guard) open(p *prober) { *g = guard{prober: p} }
 
 func (g *guard) close() error {
-	if g.prober == nil {
+	w := g.watcher
+	*g = guard{}
+	if w == nil {
 		return nil
 	}
-	p := g.prober
-	g.open(nil)
-	return p.close()
+	return w.close()
 }
 
-// begin comes before a write, and before what that relies on is read.
-func (g *guard) begin(everything bool) (err error) {
-	if everything { // chains that somebody has deleted are made anew
-		g.chains = nil
-	}
-	if g.prober != nil && g.prober.nft != nil {
-		g.since, err = g.prober.nft.askGeneration()
-	}
-	return watchError(err)
-}
-
-// look says whether the tables are what they must be. What is known of them is read
-// anew after our own writes, if learn says so.
-func (g *guard) look(want expectation, learn bool) (intact bool, err error) {
-	switch {
-	case g.prober == nil:
+// look comes before a write, and before what that relies on is read.
+func (g *guard) look(everything bool) (intact bool, err error) {
+	if g.watcher == nil {
 		return true, nil
-	case !g.isIntact:
-		return false, nil
-	case g.prober.nft != nil:
-		err = g.lookNFT(want, learn)
-	default:
-		var now fingerprint
-		now, err = g.prober.probe()
-		g.isIntact = now == g.known
 	}
+	d, err := g.watcher.look(everything)
+	g.note(d)
 	return g.isIntact, watchError(err)
 }
 
-// lookNFT lists the chains only if somebody has changed something in nf_tables, or to
-// learn.
-func (g *guard) lookNFT(want expectation, learn bool) error {
-	p := g.prober.nft
-	generation, err := p.askGeneration()
-	if isNews := generation != g.generation || learn && g.isToRead; err != nil || !isNews {
-		return err
+// during runs a write.
+func (g *guard) during(write func() error) error {
+	g.isIntact = false // until it is known
+	if g.watcher == nil {
+		return write()
 	}
-	return g.list(func(now fingerprint) bool { return !g.isToRead && now == g.known || g.matches(want) })
+	return g.watcher.during(write)
 }
 
-// list lists the chains, which are as they must be if isIntact says so.
-func (g *guard) list(isIntact func(now fingerprint) bool) error {
-	now, err := g.prober.probe()
-	if err != nil {
-		return err
-	}
-	g.isIntact = isIntact(now)
-	g.known, g.chains, g.generation, g.isToRead = now, g.prober.nft.chains, g.prober.nft.generation, false
-	return nil
-}
-
-// wrote comes after a write of so many transactions. Whoever wrote at the same time
-// shows in the number of them, and then in the chains; with the legacy variant in the
-// number of entries.
-func (g *guard) wrote(transactions int, want expectation) error {
-	g.isTold = false
-	if g.prober == nil {
+// wrote comes after a write, or where there was nothing to write.
+func (g *guard) wrote(o *effect) error {
+	g.isTold, g.isIntact, g.damage = false, false, proxier.Damage{}
+	if g.watcher == nil {
 		return nil
 	}
-	g.isIntact, g.isToRead = false, true // until it is known
-	if g.prober.legacy != nil {
-		now, err := g.prober.probe()
-		g.known = now
-		g.isIntact = err == nil && int(now.nat.Entries) == want.entries(tableNAT) && int(now.filter.Entries) == want.entries(tableFilter)
-		return watchError(err)
-	}
-	generation, err := g.prober.nft.askGeneration()
-	if err == nil && generation-g.since == uint32(transactions) {
-		g.isIntact, g.generation = true, generation
-		return nil
-	}
-	if err == nil {
-		err = g.list(func(fingerprint) bool { return g.matches(want) })
-	}
+	d, err := g.watcher.wrote(o)
+	g.isIntact = err == nil
+	g.note(d)
 	return watchError(err)
 }
 
-// matches says whether the chains that were listed just now are those that must be
-// there, and none was made anew by somebody else.
-func (g *guard) matches(want expectation) bool {
-	now, uses := g.prober.nft.chains, want.uses()
-	if len(now) != len(uses) {
-		return false
+func (g *guard) note(d *proxier.Damage) {
+	if d != nil {
+		g.isIntact, g.damage = false, *d
 	}
-	for id, use := range uses {
-		state, exists := now[id]
-		was, known := g.chains[id]
-		if !exists || int(state.use) != use || known && was.handle != state.handle {
-			return false
-		}
-	}
-	return true
 }
-
-// deleted forgets a chain that our own write has deleted.
-func (g *guard) deleted(id chainID) { delete(g.chains, id) }
 
 func watchError(err error) error {
 	if err != nil {
@@ -189,24 +152,14 @@ func watchError(err error) error {
 	return nil
 }
 
-// entries implements expectation: a chain of ours has its rules, a beginning and an end.
-func (e *Engine) entries(table string) int {
-	const ends = 2
-	return e.others[table].entries + e.rules[table] + ends*len(e.have[table])
-}
-
-// uses implements expectation.
-func (e *Engine) uses() map[chainID]int {
-	all := map[chainID]int{}
-	for table, chains := range e.have {
-		for chain, rules := range chains {
-			all[chainID{table, chain}] += len(rules) + e.others[table].jumps[chain]
-			for _, r := range rules {
-				if to := r.target(); chains[to] != nil {
-					all[chainID{table, to}]++
-				}
-			}
+// effectOf is what a script has left.
+func (e *Engine) effectOf(s *script, isFull bool) *effect {
+	written := map[chainID][]rule{}
+	for id := range s.chains {
+		written[id] = e.have[id.table][id.chain]
+		if jumps, ok := e.jumps[id]; ok {
+			written[id] = jumps
 		}
 	}
-	return all
+	return &effect{s.tables, written, e.have, e.jumps, isFull}
 }

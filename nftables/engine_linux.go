@@ -179,7 +179,7 @@ func (e *Engine) generation(ctx context.Context) (uint32, error) {
 	w.begin(msgGetGen, nlmAck, "get", "generation")
 	w.end()
 	var id uint32
-	err := e.kernel.dump(ctx, w, func() {}, func(attrs []byte) { id = bigUint32(netlinkx.Find(attrs, genID)) })
+	err := e.kernel.dump(ctx, w, func() {}, func(attrs []byte) { id = netlinkx.Uint32(netlinkx.Find(attrs, genID)) })
 	return id, err
 }
 

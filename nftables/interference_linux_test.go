@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"os/exec"
+	"strings"
 	"sync"
 	"testing"
 
@@ -21,6 +22,8 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 		"base chain deleted": "delete chain ip serviceplane postrouting",
 		"element deleted":    "delete element ip serviceplane cluster-ips { 10.0.0.3 }",
 		"endpoints all gone": "flush map ip serviceplane endpoints",
+		"rule replaced":      "replace rule ip serviceplane services handle HANDLE drop",
+		"element replaced":   "delete element ip serviceplane cluster-ips { 10.0.0.3 }; add element ip serviceplane cluster-ips { 10.0.99.3 }",
 	}
 	moments := map[string]func(r *recorder, damage, sync func()){
 		"before":           func(_ *recorder, damage, sync func()) { damage(); sync() },
@@ -62,7 +65,7 @@ func repairsBesideASync(t *testing.T, w *watched, script string, order func(r *r
 	want := canonical(mustList(t, w.ns))
 	w.OnEndpointSliceUpdate(nil, back)
 	w.sync(t)
-	order(w.recorder, func() { tryNFT(w.ns, script) }, func() {
+	order(w.recorder, func() { tryNFT(w.ns, strings.Replace(script, "HANDLE", lastRule(w.ns), 1)) }, func() {
 		w.OnEndpointSliceUpdate(nil, there)
 		if err := w.Sync(t.Context()); err != nil {
 			t.Logf("sync: %v", err) // it is tried again
@@ -71,10 +74,18 @@ func repairsBesideASync(t *testing.T, w *watched, script string, order func(r *r
 	poll.Until(t, "repair", func() bool { return canonical(tryNFT(w.ns, "list ruleset")) == want })
 }
 
+// lastRule is the handle of the last rule of a chain.
+func lastRule(ns *netns.NS) string {
+	text := tryNFT(ns, "-a", "list", "chain", "ip", "serviceplane", "services")
+	_, handle, _ := strings.Cut(text[max(0, strings.LastIndex(text, "# handle ")):], "# handle ")
+	handle, _, _ = strings.Cut(handle, "\n")
+	return handle
+}
+
 // tryNFT runs a script of nft, which fails if it finds nothing.
-func tryNFT(ns *netns.NS, script string) (text string) {
+func tryNFT(ns *netns.NS, script ...string) (text string) {
 	_ = ns.Do(func() error {
-		out, err := exec.Command("nft", script).CombinedOutput()
+		out, err := exec.Command("nft", script...).CombinedOutput()
 		text = string(out)
 		return err
 	})

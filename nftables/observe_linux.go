@@ -58,14 +58,14 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	}
 	reset := func() { o.sets = map[string]observedSet{} }
 	err = e.list(ctx, msgGetSet, "sets", reset, func(attrs []byte) {
-		if cString(netlinkx.Find(attrs, setAttrTable)) != e.config.Names.Table {
+		if netlinkx.String(netlinkx.Find(attrs, setAttrTable)) != e.config.Names.Table {
 			return
 		}
 		count := netlinkx.Find(attrs, setAttrCount)
-		o.sets[cString(netlinkx.Find(attrs, setAttrName))] = observedSet{
+		o.sets[netlinkx.String(netlinkx.Find(attrs, setAttrName))] = observedSet{
 			shape:     shapeOf(attrs),
-			anonymous: bigUint32(netlinkx.Find(attrs, setAttrFlags))&flagAnonymous != 0,
-			count:     int(bigUint32(count)),
+			anonymous: netlinkx.Uint32(netlinkx.Find(attrs, setAttrFlags))&flagAnonymous != 0,
+			count:     int(netlinkx.Uint32(count)),
 			counted:   count != nil,
 		}
 	})
@@ -81,10 +81,10 @@ const (
 
 func (e *Engine) observeTable(ctx context.Context) (o *observation, err error) {
 	err = e.list(ctx, msgGetTable, "tables", func() { o = nil }, func(attrs []byte) {
-		if cString(netlinkx.Find(attrs, tableName)) == e.config.Names.Table {
+		if netlinkx.String(netlinkx.Find(attrs, tableName)) == e.config.Names.Table {
 			o = &observation{
 				comment: comment(netlinkx.Find(attrs, tableUserdata)),
-				dormant: bigUint32(netlinkx.Find(attrs, tableFlags))&flagDormant != 0,
+				dormant: netlinkx.Uint32(netlinkx.Find(attrs, tableFlags))&flagDormant != 0,
 			}
 		}
 	})
@@ -93,8 +93,8 @@ func (e *Engine) observeTable(ctx context.Context) (o *observation, err error) {
 
 func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 	err := e.list(ctx, msgGetChain, "chains", func() { o.chains = map[string]*observedChain{} }, func(attrs []byte) {
-		if cString(netlinkx.Find(attrs, chainTable)) == e.config.Names.Table {
-			o.chains[cString(netlinkx.Find(attrs, chainName))] = parseChain(attrs)
+		if netlinkx.String(netlinkx.Find(attrs, chainTable)) == e.config.Names.Table {
+			o.chains[netlinkx.String(netlinkx.Find(attrs, chainName))] = parseChain(attrs)
 		}
 	})
 	if err != nil {
@@ -106,8 +106,8 @@ func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 		}
 	}
 	return e.list(ctx, msgGetRule, "rules", forget, func(attrs []byte) {
-		c := o.chains[cString(netlinkx.Find(attrs, ruleChain))]
-		if c != nil && cString(netlinkx.Find(attrs, ruleTable)) == e.config.Names.Table {
+		c := o.chains[netlinkx.String(netlinkx.Find(attrs, ruleChain))]
+		if c != nil && netlinkx.String(netlinkx.Find(attrs, ruleTable)) == e.config.Names.Table {
 			c.rules = append(c.rules, string(netlinkx.Find(attrs, ruleUserdata)))
 		}
 	})
@@ -117,8 +117,8 @@ func parseChain(attrs []byte) *observedChain {
 	c := &observedChain{comment: comment(netlinkx.Find(attrs, chainUserdata))}
 	if h := netlinkx.Find(attrs, chainHook); h != nil {
 		c.isBase = true
-		c.hook = bigUint32(netlinkx.Find(h, hookNumber))
-		c.priority = int32(bigUint32(netlinkx.Find(h, hookPrio)))
+		c.hook = netlinkx.Uint32(netlinkx.Find(h, hookNumber))
+		c.priority = int32(netlinkx.Uint32(netlinkx.Find(h, hookPrio)))
 	}
 	return c
 }
@@ -128,14 +128,14 @@ func comment(user []byte) string {
 	if len(user) < 2 || user[0] != udataComment || len(user) < 2+int(user[1]) {
 		return ""
 	}
-	return cString(user[2 : 2+int(user[1])])
+	return netlinkx.String(user[2 : 2+int(user[1])])
 }
 
 // shapeOf sums up what a set is, as shape does for what it should be.
 func shapeOf(attrs []byte) string {
 	var b []byte
 	for _, typ := range []uint16{setAttrFlags, setAttrKey, setAttrKeyLen, setAttrData, setAttrDatLen} {
-		b = binary.BigEndian.AppendUint32(b, bigUint32(netlinkx.Find(attrs, typ)))
+		b = binary.BigEndian.AppendUint32(b, netlinkx.Uint32(netlinkx.Find(attrs, typ)))
 	}
 	return hex.EncodeToString(b)
 }
@@ -146,13 +146,6 @@ func (s *setSpec) shape(addrLen int) string {
 	b = binary.BigEndian.AppendUint32(b, uint32(padded(s.key, addrLen)))
 	b = binary.BigEndian.AppendUint32(b, dataType(s.data, addrLen))
 	return hex.EncodeToString(binary.BigEndian.AppendUint32(b, uint32(padded(s.data, addrLen))))
-}
-
-func bigUint32(b []byte) uint32 {
-	if len(b) != 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
 }
 
 // list dumps objects of our family.

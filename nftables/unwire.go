@@ -52,14 +52,6 @@ func (m header) errno() int {
 	return -int(int32(binary.NativeEndian.Uint32(m.body)))
 }
 
-// cString is a string attribute without its terminating NUL.
-func cString(b []byte) string {
-	if n := len(b); n > 0 && b[n-1] == 0 {
-		return string(b[:n-1])
-	}
-	return string(b)
-}
-
 // element is one element of a set as the kernel holds it.
 type element struct {
 	key, keyEnd, data []byte
@@ -77,7 +69,7 @@ func parseElement(b []byte) element {
 			e.keyEnd = netlinkx.Find(value, dataValue)
 		case elemData:
 			e.data = netlinkx.Find(value, dataValue)
-			e.chain = cString(netlinkx.Find(value, dataVerdict, verdictChain))
+			e.chain = netlinkx.String(netlinkx.Find(value, dataVerdict, verdictChain))
 		case elemFlags:
 			e.end = len(value) == 4 && binary.BigEndian.Uint32(value)&intervalEnd != 0
 		}

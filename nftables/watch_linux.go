@@ -107,10 +107,10 @@ func (l *listener) hear(notifications []byte) (loudness int) {
 		}
 		attrs := m.body[nfgenHeaderLen:]
 		if m.typ == msgNewGen {
-			l.tell(author(attrs))
+			l.tell(netlinkx.Author(attrs))
 			continue
 		}
-		if m.body[0] == l.family && cString(netlinkx.Find(attrs, tableName)) == l.table && len(l.pending) == 0 {
+		if m.body[0] == l.family && netlinkx.String(netlinkx.Find(attrs, tableName)) == l.table && len(l.pending) == 0 {
 			l.pending = append(l.pending, proxier.Damage{Object: objectOf(m.typ, attrs) + l.inTable()})
 		}
 	}
@@ -134,27 +134,18 @@ func (l *listener) tell(by string) {
 	l.pending = l.pending[:0]
 }
 
-// author names the process that committed a transaction.
-func author(attrs []byte) string {
-	program, process := cString(netlinkx.Find(attrs, genProgram)), bigUint32(netlinkx.Find(attrs, genProcess))
-	if process == 0 {
-		return program
-	}
-	return fmt.Sprintf("%s (process %d)", program, process)
-}
-
 // objectOf names what a notification is about. The numbers of the attributes are
 // those of each kind of object; the table has number 1 in all of them.
 func objectOf(typ uint16, attrs []byte) string {
 	switch typ {
 	case msgNewChain, msgDelChain:
-		return "chain " + cString(netlinkx.Find(attrs, chainName))
+		return "chain " + netlinkx.String(netlinkx.Find(attrs, chainName))
 	case msgNewRule, msgDelRule:
-		return "rules in chain " + cString(netlinkx.Find(attrs, ruleChain))
+		return "rules in chain " + netlinkx.String(netlinkx.Find(attrs, ruleChain))
 	case msgNewSet, msgDelSet:
-		return "set " + cString(netlinkx.Find(attrs, setAttrName))
+		return "set " + netlinkx.String(netlinkx.Find(attrs, setAttrName))
 	case msgNewElement, msgDelElement:
-		return "elements of set " + cString(netlinkx.Find(attrs, elemsSet))
+		return "elements of set " + netlinkx.String(netlinkx.Find(attrs, elemsSet))
 	default:
 		return "all"
 	}

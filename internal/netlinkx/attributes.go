@@ -2,6 +2,7 @@ package netlinkx
 
 import (
 	"encoding/binary"
+	"fmt"
 	"iter"
 )
 
@@ -43,4 +44,37 @@ func Find(b []byte, path ...uint16) []byte {
 		b = found
 	}
 	return b
+}
+
+// String is a string attribute, without the zero that ends it.
+func String(b []byte) string {
+	if n := len(b); n > 0 && b[n-1] == 0 {
+		return string(b[:n-1])
+	}
+	return string(b)
+}
+
+// Uint32 is a number in network byte order, 0 if b has another length.
+func Uint32(b []byte) uint32 {
+	if len(b) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+// Attributes of the message that ends a transaction of nf_tables, NFTA_GEN_* of
+// linux/netfilter/nf_tables.h.
+const (
+	genProcess = 2
+	genProgram = 3
+)
+
+// Author names the process that committed a transaction of nf_tables, given the
+// attributes of the message that ends it.
+func Author(attrs []byte) string {
+	program, process := String(Find(attrs, genProgram)), Uint32(Find(attrs, genProcess))
+	if process == 0 {
+		return program
+	}
+	return fmt.Sprintf("%s (process %d)", program, process)
 }
