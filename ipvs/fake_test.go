@@ -19,6 +19,8 @@ type fakeKernel struct {
 	busy     map[serverKey]map[netip.AddrPort]int
 	// missing are the schedulers that it has not.
 	missing map[string]error
+	// hidden are those that a glance does not show.
+	hidden map[serverKey]bool
 	// calls counts all calls, and writes those that change something.
 	calls, writes int
 	// fault makes a call fail, and lost says that an answer was lost by it.
@@ -79,6 +81,21 @@ func (k *fakeKernel) List() (all map[serverKey]*virtual, err error) {
 		return nil
 	})
 	return all, err
+}
+
+// Glance shows what List does, but for what is hidden.
+func (k *fakeKernel) Glance() (map[serverKey]*virtual, error) {
+	all, err := k.List()
+	maps.DeleteFunc(all, func(key serverKey, _ *virtual) bool { return k.hidden[key] })
+	for _, v := range all {
+		v.settings = settings{scheduler: v.scheduler, flags: v.flags & flagPersistent}
+	}
+	return all, err
+}
+
+func (k *fakeKernel) Get(key serverKey) (v *virtual, err error) {
+	all, err := k.List()
+	return all[key], err
 }
 
 func (k *fakeKernel) Connections(key serverKey) (busy map[netip.AddrPort]int, err error) {

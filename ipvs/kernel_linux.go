@@ -22,6 +22,7 @@ import (
 // netlinkKernel is the kernel. It must not be used by two goroutines at once.
 type netlinkKernel struct {
 	handle  *ipvs.Handle
+	netNS   string
 	family  uint16
 	forward Forward
 }
@@ -37,7 +38,7 @@ func openKernel(netNS string, family v1.IPFamily, forward Forward) (k *netlinkKe
 		if err != nil {
 			return fmt.Errorf("open netlink socket: %w", denied(err))
 		}
-		k = &netlinkKernel{handle: handle, family: unix.AF_INET, forward: forward}
+		k = &netlinkKernel{handle: handle, netNS: netNS, family: unix.AF_INET, forward: forward}
 		if family == v1.IPv6Protocol {
 			k.family = unix.AF_INET6
 		}
@@ -56,7 +57,7 @@ func findIPVS() error {
 // ipvsLoaded says whether the kernel has IPVS now.
 func ipvsLoaded(netNS string) (loaded bool, err error) {
 	err = namespace.Visit(netNS, func() error {
-		_, err := os.Stat("/proc/thread-self/net/ip_vs")
+		_, err := os.Stat(procFile)
 		loaded = err == nil
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -91,23 +92,60 @@ func (k *netlinkKernel) List() (map[serverKey]*virtual, error) {
 		if s.AddressFamily != k.family || s.FWMark != 0 {
 			continue
 		}
-		v := &virtual{
-			settings: settings{scheduler: s.SchedName, flags: s.Flags &^ flagHashed},
-			reals:    map[netip.AddrPort]int{},
-		}
-		if v.flags&flagPersistent != 0 {
-			v.timeout = time.Duration(s.Timeout) * time.Second
-		}
-		destinations, err := k.handle.GetDestinations(s)
+		v, err := k.virtual(s)
 		if err != nil {
-			return nil, fmt.Errorf("list real servers: %w", err)
-		}
-		for _, d := range destinations {
-			v.reals[netip.AddrPortFrom(addrOf(d.Address), d.Port)] = d.Weight
+			return nil, err
 		}
 		all[serverKey{desired.Protocol(s.Protocol), netip.AddrPortFrom(addrOf(s.Address), s.Port)}] = v
 	}
 	return all, nil
+}
+
+// virtual reads the real servers of a virtual server.
+func (k *netlinkKernel) virtual(s *ipvs.Service) (*virtual, error) {
+	v := &virtual{
+		settings: settings{scheduler: s.SchedName, flags: s.Flags &^ flagHashed},
+		reals:    map[netip.AddrPort]int{},
+	}
+	if v.flags&flagPersistent != 0 {
+		v.timeout = time.Duration(s.Timeout) * time.Second
+	}
+	destinations, err := k.handle.GetDestinations(s)
+	if err != nil {
+		return nil, fmt.Errorf("list real servers: %w", err)
+	}
+	for _, d := range destinations {
+		v.reals[netip.AddrPortFrom(addrOf(d.Address), d.Port)] = d.Weight
+	}
+	return v, nil
+}
+
+// procFile has all virtual servers of a network namespace.
+const procFile = "/proc/thread-self/net/ip_vs"
+
+// Glance implements kernel.
+func (k *netlinkKernel) Glance() (all map[serverKey]*virtual, err error) {
+	var b []byte
+	if err := namespace.Visit(k.netNS, func() (err error) { b, err = os.ReadFile(procFile); return err }); err != nil {
+		return nil, denied(err)
+	}
+	all, err = parseProc(b, func(a netip.Addr) bool { return a.Is4() == (k.family == unix.AF_INET) })
+	if err != nil {
+		return nil, fmt.Errorf("parse %s: %w", procFile, err)
+	}
+	return all, nil
+}
+
+// Get implements kernel.
+func (k *netlinkKernel) Get(key serverKey) (*virtual, error) {
+	s, err := k.handle.GetService(k.service(key, settings{}))
+	if errors.Is(err, unix.ESRCH) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get virtual server %v: %w", key, denied(err))
+	}
+	return k.virtual(s)
 }
 
 func addrOf(ip net.IP) netip.Addr {

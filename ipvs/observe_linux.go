@@ -79,8 +79,8 @@ func (e *Engine) owned(ctx context.Context, local []netip.Addr) (map[serverKey]b
 }
 
 // tendPeriod is how often real servers that drain are looked at, and lookPeriod how
-// often all are, or less often, so that looking takes one part in lookShare of the time:
-// the kernel does not tell of changes of these.
+// often all are, or less often, so that looking takes one part in lookShare of the time
+// for each IP family: the kernel does not tell of changes of these.
 const (
 	tendPeriod = time.Second
 	lookPeriod = time.Second
@@ -119,11 +119,11 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		case <-tick.C:
 			e.tend(ctx)
 		case <-look.C:
-			began := time.Now()
-			if text, differ := e.look(); differ {
+			text, took := e.look()
+			if text != "" {
 				damaged(proxier.Damage{Object: text})
 			}
-			look.Reset(max(lookPeriod, lookShare*time.Since(began)))
+			look.Reset(max(lookPeriod, lookShare*took))
 		case change, open := <-addresses:
 			if !open && ctx.Err() != nil {
 				return <-rules
@@ -197,22 +197,22 @@ func (e *Engine) matters(change netlink.AddrUpdate) (text string, matters bool) 
 	return fmt.Sprintf("address %v of the node", addr), change.NewAddr != slices.Contains(e.local, addr)
 }
 
-// look says whether somebody else has changed our virtual servers or their real servers,
-// once until everything is observed again.
-func (e *Engine) look() (text string, differ bool) {
+// look names what somebody else has changed of our virtual servers or their real servers,
+// once until everything is observed again, and says how long that took, beside waiting
+// for a sync to end.
+func (e *Engine) look() (text string, took time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.trusted || e.isTold {
-		return "", false // the next update is full
+		return "", 0 // the next update is full
 	}
-	there, err := e.kernel.List()
+	began := time.Now()
+	text, err := e.table.damage()
 	if err != nil {
 		e.log.Warn("virtual servers cannot be looked at", zap.Error(err))
-		return "", false
 	}
-	text = e.table.differs(there)
 	e.isTold = text != ""
-	return text, e.isTold
+	return text, time.Since(began)
 }
 
 // tend looks after what drains. A failure is logged, and tried again.

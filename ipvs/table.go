@@ -16,6 +16,12 @@ import (
 type kernel interface {
 	// List returns all virtual servers with their real servers, whoever made them.
 	List() (map[serverKey]*virtual, error)
+	// Glance returns them too, at a fraction of the cost: without timeouts and most
+	// flags. Some may be missing, while others write, and where other network namespaces
+	// have virtual servers, which the kernel counts when it goes on after a page.
+	Glance() (map[serverKey]*virtual, error)
+	// Get returns one; nil if there is none.
+	Get(key serverKey) (*virtual, error)
 	// Connections counts what goes on at each real server of a virtual server.
 	Connections(key serverKey) (map[netip.AddrPort]int, error)
 	Put(key serverKey, s settings, as change) error
@@ -90,17 +96,35 @@ func (t *table) adopt(key serverKey, v *virtual) {
 	t.put(key, e)
 }
 
-// differs names something of ours that the kernel holds otherwise; nothing if all is well.
-func (t *table) differs(there map[serverKey]*virtual) string {
+// damage names something of ours that the kernel holds otherwise; nothing if all is well.
+func (t *table) damage() (string, error) {
+	there, err := t.kernel.Glance()
+	if err != nil {
+		return "", err
+	}
 	for key, e := range t.known {
-		v := there[key]
-		if v == nil {
-			return fmt.Sprintf("virtual server %v", key)
+		if e.differs(key, there[key]) == "" {
+			continue
 		}
-		same := func(weight int, r *realServer) bool { return weight == r.weight }
-		if !maps.EqualFunc(v.reals, e.reals, same) {
-			return fmt.Sprintf("real servers of virtual server %v", key)
+		v, err := t.kernel.Get(key)
+		if err != nil {
+			return "", err
 		}
+		if text := e.differs(key, v); text != "" {
+			return text, nil
+		}
+	}
+	return "", nil
+}
+
+// differs names what of an entry is otherwise in the kernel.
+func (e *entry) differs(key serverKey, v *virtual) string {
+	same := func(weight int, r *realServer) bool { return weight == r.weight }
+	switch {
+	case v == nil || v.scheduler != e.scheduler || (v.flags^e.flags)&flagPersistent != 0:
+		return fmt.Sprintf("virtual server %v", key)
+	case !maps.EqualFunc(v.reals, e.reals, same):
+		return fmt.Sprintf("real servers of virtual server %v", key)
 	}
 	return ""
 }
