@@ -21,6 +21,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
@@ -63,9 +64,7 @@ func TestHoldNames(t *testing.T) {
 	}
 	p := owning(t, netNS, proxier.KubeProxyNames(), v1.IPv4Protocol, v1.IPv6Protocol)
 	go func() { _ = p.Run(context.Background()) }()
-	for !p.Status().Synced {
-		time.Sleep(10 * time.Millisecond)
-	}
+	poll.Until(t, "the first sync", func() bool { return p.Status().Synced })
 	if err := os.WriteFile(os.Getenv("HOLD_NAMES_READY"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -81,17 +80,8 @@ func holder(t *testing.T, netNS string) *exec.Cmd {
 	_, err := cmd.StdinPipe()
 	netnstest.Check(t, errors.Join(err, cmd.Start()))
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	waitFor(t, "the other process", func() bool { _, err := os.Stat(ready); return err == nil })
+	poll.Until(t, "the other process", func() bool { _, err := os.Stat(ready); return err == nil })
 	return cmd
-}
-
-func waitFor(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s after a minute", what)
-		}
-	}
 }
 
 // TestTwoProcessesOfOneName: the second one writes nothing, names the first in its
@@ -119,7 +109,7 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 		t.Errorf("Cleanup = %v, want ErrInUse and %q", err, who)
 	}
 	running(t, second)
-	waitFor(t, "failed sync", func() bool { return second.Status().Families[v1.IPv4Protocol].LastError != nil })
+	poll.Until(t, "failed sync", func() bool { return second.Status().Families[v1.IPv4Protocol].LastError != nil })
 	status := second.Status()
 	if err := status.Families[v1.IPv4Protocol].LastError; !errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), who) || status.Synced {
 		t.Errorf("sync = %v, synced %t, want ErrInUse and %q", err, status.Synced, who)
@@ -134,7 +124,7 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 	}
 
 	netnstest.Check(t, first.Process.Signal(syscall.SIGKILL))
-	waitFor(t, "takeover", func() bool { return second.Status().Synced && !inUse() })
+	poll.Until(t, "takeover", func() bool { return second.Status().Synced && !inUse() })
 	if err := owning(t, netNS, proxier.KubeProxyNames(), v1.IPv6Protocol).Cleanup(ctx); err != nil {
 		t.Errorf("Cleanup of the other family = %v, want nil", err)
 	}
@@ -218,7 +208,7 @@ func TestNamesInUse(t *testing.T) {
 				}
 				bystander := owning(t, netNS, own, both...)
 				endOfBystander := running(t, bystander)
-				waitFor(t, "sync of a bystander", func() bool { return bystander.Status().Synced })
+				poll.Until(t, "sync of a bystander", func() bool { return bystander.Status().Synced })
 				endOfBystander()
 				if slices.Contains([]string{"table", "chains", "device"}, instance) {
 					waiting[p] = endOfIt
@@ -228,7 +218,7 @@ func TestNamesInUse(t *testing.T) {
 			}
 			end()
 			for p, end := range waiting {
-				waitFor(t, "takeover", func() bool { return p.Status().Synced })
+				poll.Until(t, "takeover", func() bool { return p.Status().Synced })
 				end()
 			}
 			for _, family := range both { // each may have a Provider of its own
