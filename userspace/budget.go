@@ -263,6 +263,9 @@ func (l *lease) giveBack() {
 // touch notes that the client is not idle.
 func (l *lease) touch() { l.last.Store(l.budget.stamp()) }
 
+// quiet is for how long the client has been.
+func (l *lease) quiet() time.Duration { return time.Duration(l.budget.stamp() - l.last.Load()) }
+
 func (b *Budget) stamp() int64 { return int64(time.Since(b.began)) }
 
 // listen counts n more listening sockets, or less. Clients make room.

@@ -71,11 +71,12 @@ func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*soc
 	socket := &socket{
 		held: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: s.counts, links: s.links,
 		life: e.life, running: &e.running, buffers: &e.buffers, stop: stop, changed: func() {}, observe: e.observe,
-		log: e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", site.Role)),
+		log:    e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", site.Role)),
+		inside: func(f func() error) error { return namespace.Visit(e.config.NetNS, f) },
 	}
 	var bound net.Addr
 	e.config.Budget.listen(1)
-	err := namespace.Visit(e.config.NetNS, func() (err error) {
+	err := socket.inside(func() (err error) {
 		if want.Protocol == desired.TCP {
 			bound, err = e.openTCP(ctx, socket, site)
 		} else {

@@ -13,7 +13,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -31,6 +30,8 @@ type socket struct {
 	observe   func(proxier.ConnectionReport)
 	treatment atomic.Pointer[treatment]
 	activated atomic.Int64 // when Activate was called last, in Unix nanoseconds
+	// inside runs f in Config.NetNS.
+	inside func(f func() error) error
 
 	life    context.Context //nolint:containedctx // the engine's, of connections
 	running *sync.WaitGroup // all of the engine
@@ -136,12 +137,20 @@ func (s *socket) pick(c Connection, scope desired.Scope, tried []netip.AddrPort)
 	return s.balancer.pick(scope, c.Client.Addr(), tried, time.Now())
 }
 
-func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort) (conn net.Conn, err error) {
+// dial reaches an endpoint. The time of an attempt is the endpoint's: it begins when
+// the thread is in the namespace, which takes long on a busy machine. A UDP socket
+// needs nobody's answer to be connected, and giving that up would lose the datagram.
+func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort, timeout time.Duration) (conn net.Conn, err error) {
 	if s.config.Hooks.Dial != nil {
+		ctx, stop := context.WithTimeout(ctx, timeout)
+		defer stop()
 		return s.config.Hooks.Dial(ctx, c, endpoint)
 	}
-	err = namespace.Visit(s.config.NetNS, func() error {
-		var d net.Dialer // not DialTCP, which would bind a port without need
+	if s.protocol == desired.UDP {
+		timeout = 0 // none
+	}
+	err = s.inside(func() error {
+		d := net.Dialer{Timeout: timeout} // not DialTCP, which would bind a port without need
 		conn, err = d.DialContext(ctx, s.site.Network, endpoint.String())
 		return err
 	})
@@ -150,10 +159,8 @@ func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort
 
 // attempt tries to reach an endpoint, and notes that.
 func (s *socket) attempt(ctx context.Context, c Connection, r *proxier.ConnectionReport, endpoint netip.AddrPort, timeout time.Duration) (net.Conn, error) {
-	ctx, stop := context.WithTimeout(ctx, timeout)
-	defer stop()
 	began := time.Now()
-	conn, err := s.dial(ctx, c, endpoint)
+	conn, err := s.dial(ctx, c, endpoint, timeout)
 	r.Attempts = append(r.Attempts, proxier.Attempt{Endpoint: endpoint, Began: began, Duration: time.Since(began), Err: err})
 	if err != nil {
 		s.counts.Retried.Add(1)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -87,17 +88,36 @@ func (u *udpSocket) loop(ctx context.Context) {
 	}
 }
 
-// deliver sends a datagram to the client's endpoint.
+// deliver sends a datagram to the client's endpoint. A write that fails because the
+// flow has ended, or because the endpoint refused an earlier datagram (which the
+// kernel tells once, to whoever comes first), has sent nothing: the client begins anew.
 func (u *udpSocket) deliver(ctx context.Context, from origin, datagram []byte) {
-	f := u.find(from)
-	if f == nil {
-		if f = u.begin(ctx, from); f == nil {
+	const attempts = 2 // who is refused again is not served better by one more
+	for range attempts {
+		f := u.find(from)
+		if f == nil {
+			if f = u.begin(ctx, from); f == nil {
+				return
+			}
+		}
+		n, err := f.upstream.Write(datagram)
+		f.sent.Add(int64(n))
+		if err == nil {
 			return
 		}
+		if !errors.Is(err, syscall.ECONNREFUSED) && u.has(f) {
+			return // like the network, which loses some
+		}
+		u.leave(f)
+		_ = f.upstream.Close()
 	}
-	_ = f.upstream.SetReadDeadline(time.Now().Add(u.config.UDPIdle))
-	n, _ := f.upstream.Write(datagram) // like the network, which loses some
-	f.sent.Add(int64(n))
+}
+
+// has says whether a flow goes on.
+func (u *udpSocket) has(f *udpFlow) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.flows[f.from] == f
 }
 
 // find returns a client's flow, and notes that it was not quiet.
@@ -110,6 +130,19 @@ func (u *udpSocket) find(from origin) *udpFlow {
 		u.order.MoveToBack(f.at)
 	}
 	return f
+}
+
+// awaits says how much longer answers may come when a flow's deadline has passed. One
+// that was quiet all the time it forgets under the lock by which deliver finds flows,
+// so that no datagram goes to a flow that is about to end.
+func (u *udpSocket) awaits(f *udpFlow) (longer time.Duration) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	longer = u.config.UDPIdle - f.lease.quiet()
+	if longer <= 0 && u.flows[f.from] == f {
+		u.forget(f)
+	}
+	return longer
 }
 
 // begin gives a client an endpoint; nil if there is none for it.
@@ -174,20 +207,20 @@ func (u *udpSocket) answer(f *udpFlow) {
 	r := newReceiver(f.upstream, &u.buffers)
 	for {
 		err := r.next(func(datagram []byte) {
-			_ = f.upstream.SetReadDeadline(time.Now().Add(u.config.UDPIdle))
 			u.find(f.from)
 			f.received.Add(int64(len(datagram)))
 			_ = u.packets.write(datagram, f.from) // like the network, which loses some
 		})
+		if isTimeout(err) {
+			if longer := u.awaits(f); longer > 0 {
+				err = f.upstream.SetReadDeadline(time.Now().Add(longer))
+			}
+		}
 		if err != nil {
 			break // the endpoint refuses, or all was quiet: the next datagram begins anew
 		}
 	}
-	u.mu.Lock()
-	if u.flows[f.from] == f {
-		u.forget(f)
-	}
-	u.mu.Unlock()
+	u.leave(f)
 	_ = f.upstream.Close()
 	f.lease.giveBack()
 	switch {
@@ -198,6 +231,22 @@ func (u *udpSocket) answer(f *udpFlow) {
 	}
 	f.report.Sent, f.report.Received = f.sent.Load(), f.received.Load()
 	u.ended(f.report)
+}
+
+// isTimeout says that a deadline has passed.
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// leave takes a flow out, if that has not been done yet.
+func (u *udpSocket) leave(f *udpFlow) (was bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if was = u.flows[f.from] == f; was {
+		u.forget(f)
+	}
+	return was
 }
 
 // forget takes a flow out. u.mu is held.
@@ -216,13 +265,7 @@ func (f *udpFlow) end() {
 // the flow yet, begin ends it.
 func (u *udpSocket) crowdOut(f *udpFlow) {
 	f.crowded.Store(true)
-	u.mu.Lock()
-	known := u.flows[f.from] == f
-	if known {
-		u.forget(f)
-	}
-	u.mu.Unlock()
-	if known {
+	if u.leave(f) {
 		f.end()
 	}
 }

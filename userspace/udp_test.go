@@ -1,0 +1,254 @@
+package userspace
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// TestABusyMachineIsNoSlowEndpoint: an attempt's time begins when the dial does, and
+// UDP has none, since nobody is asked there.
+func TestABusyMachineIsNoSlowEndpoint(t *testing.T) {
+	protocols := map[string]desired.Protocol{"tcp4": desired.TCP, "tcp6": desired.TCP, "udp4": desired.UDP, "udp6": desired.UDP}
+	loopback := map[byte]string{'4': "127.0.0.1:0", '6': "[::1]:0"}
+	for network, protocol := range protocols {
+		t.Run(network, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &socket{protocol: protocol, site: Site{Network: network}, config: &Config{}, counts: &counts{}}
+				s.inside = func(f func() error) error {
+					time.Sleep(time.Hour) // the thread does not get to run
+					return f()
+				}
+				endpoint := listens(t, network, loopback[network[3]])
+				conn, err := s.attempt(t.Context(), Connection{}, &proxier.ConnectionReport{}, endpoint, dialTimeouts()[0])
+				if err != nil {
+					t.Fatalf("attempt = %v, want a connection", err)
+				}
+				_ = conn.Close()
+			})
+		})
+	}
+}
+
+// listens is the address of an endpoint that the kernel answers for.
+func listens(t *testing.T, network, address string) netip.AddrPort {
+	t.Helper()
+	var l net.ListenConfig
+	if network[:3] == "tcp" {
+		listener, err := l.Listen(t.Context(), network, address)
+		if err != nil {
+			t.Skipf("this machine has no %s: %v", network, err)
+		}
+		t.Cleanup(func() { _ = listener.Close() })
+		return addrPort(listener.Addr())
+	}
+	conn, err := l.ListenPacket(t.Context(), network, address)
+	if err != nil {
+		t.Skipf("this machine has no %s: %v", network, err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return addrPort(conn.LocalAddr())
+}
+
+// letters is a UDP socket in memory, with one client.
+type letters struct {
+	net.PacketConn
+
+	in, out chan string
+	closed  chan struct{}
+}
+
+func (l *letters) LocalAddr() net.Addr { return &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+func (l *letters) ReadFrom(b []byte) (int, net.Addr, error) {
+	select {
+	case datagram := <-l.in:
+		return copy(b, datagram), &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 2}, nil
+	case <-l.closed:
+		return 0, nil, net.ErrClosed
+	}
+}
+
+func (l *letters) WriteTo(b []byte, _ net.Addr) (int, error) {
+	l.out <- string(b)
+	return len(b), nil
+}
+
+func (l *letters) Close() error {
+	close(l.closed)
+	return nil
+}
+
+// line is a flow's socket in memory. The endpoint at its other end echoes.
+type line struct {
+	net.Conn
+
+	far    net.Conn
+	closed chan struct{}
+	// writing comes before a datagram is sent, and late when the deadline has passed
+	// and nobody knows yet. Each comes once.
+	writing atomic.Pointer[func() error]
+	late    atomic.Pointer[func()]
+}
+
+func (l *line) Write(b []byte) (int, error) {
+	if f := l.writing.Swap(nil); f != nil {
+		if err := (*f)(); err != nil {
+			return 0, err
+		}
+	}
+	return l.Conn.Write(b)
+}
+
+func (l *line) Read(b []byte) (int, error) {
+	n, err := l.Conn.Read(b)
+	if isTimeout(err) {
+		if f := l.late.Swap(nil); f != nil {
+			(*f)()
+		}
+	}
+	return n, err
+}
+
+func (l *line) Close() error {
+	select {
+	case <-l.closed:
+	default:
+		close(l.closed)
+	}
+	return l.Conn.Close()
+}
+
+// TestNoDatagramIsLostWhenItsFlowEnds: each case ends the flow, or nearly, after the
+// second datagram has found it.
+func TestNoDatagramIsLostWhenItsFlowEnds(t *testing.T) {
+	const idle = time.Minute
+	a, b := netip.MustParseAddrPort("192.0.2.11:80"), netip.MustParseAddrPort("192.0.2.12:80")
+	for name, end := range map[string]func(t *testing.T, e *Engine, l *line, used netip.AddrPort) error{
+		"its endpoint goes": func(t *testing.T, e *Engine, _ *line, used netip.AddrPort) error {
+			left := web(v1.ProtocolUDP, map[netip.AddrPort]netip.AddrPort{a: b, b: a}[used])
+			return e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true, Services: []*desired.Service{left}})
+		},
+		"reading is refused": func(_ *testing.T, _ *Engine, l *line, _ netip.AddrPort) error {
+			_ = l.far.Close()
+			<-l.closed
+			return nil
+		},
+		"writing is refused": func(*testing.T, *Engine, *line, netip.AddrPort) error {
+			return &net.OpError{Op: "write", Err: syscall.ECONNREFUSED}
+		},
+		"it was quiet": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := &letters{in: make(chan string), out: make(chan string, 1), closed: make(chan struct{})}
+				var latest *line
+				var used netip.AddrPort
+				e := engine(t, func(c *Config) {
+					c.UDPIdle = idle
+					c.Hooks.ListenPacket = func(context.Context, Site) (net.PacketConn, error) { return client, nil }
+					c.Hooks.Dial = func(_ context.Context, _ Connection, endpoint netip.AddrPort) (net.Conn, error) {
+						near, far := net.Pipe()
+						go func() { _, _ = io.Copy(far, far); _ = far.Close() }()
+						latest, used = &line{Conn: near, far: far, closed: make(chan struct{})}, endpoint
+						return latest, nil
+					}
+				})
+				apply(t, e, web(v1.ProtocolUDP, a, b))
+				want := func(datagram string) {
+					t.Helper()
+					select {
+					case got := <-client.out:
+						if got != datagram {
+							t.Fatalf("answer %q, want %q", got, datagram)
+						}
+					case <-time.After(idle / 2):
+						t.Fatalf("%q is lost, want an answer", datagram)
+					}
+				}
+				client.in <- "1"
+				want("1")
+				synctest.Wait()
+				l, endpoint := latest, used
+				if end != nil {
+					writing := func() error { return end(t, e, l, endpoint) }
+					l.writing.Store(&writing)
+					client.in <- "2"
+				} else {
+					late := func() {
+						client.in <- "2"
+						time.Sleep(time.Second) // it is written meanwhile
+					}
+					l.late.Store(&late)
+					time.Sleep(idle)
+				}
+				want("2")
+				if err := e.Close(); err != nil {
+					t.Errorf("Close = %v, want nil", err)
+				}
+			})
+		})
+	}
+}
+
+// deaf is a socket that is not read: what the kernel has to say about it comes to the
+// writer.
+type deaf struct {
+	*net.UDPConn
+
+	closed context.Context //nolint:containedctx // of the test
+	close  context.CancelFunc
+}
+
+func (d *deaf) Read([]byte) (int, error) {
+	<-d.closed.Done()
+	return 0, net.ErrClosed
+}
+
+func (d *deaf) Close() error {
+	d.close()
+	return d.UDPConn.Close()
+}
+
+// TestAWriterThatIsRefusedBeginsAnew, with the kernel's own refusals.
+func TestAWriterThatIsRefusedBeginsAnew(t *testing.T) {
+	gone, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := addrPort(gone.LocalAddr())
+	_ = gone.Close()
+	e := engine(t, func(c *Config) {
+		c.Hooks.Dial = func(ctx context.Context, _ Connection, endpoint netip.AddrPort) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "udp4", endpoint.String())
+			if udp, ok := conn.(*net.UDPConn); ok && endpoint == dead {
+				d := &deaf{UDPConn: udp}
+				d.closed, d.close = context.WithCancel(context.Background())
+				return d, err
+			}
+			return conn, err
+		}
+	})
+	apply(t, e, web(v1.ProtocolUDP, dead, udpServer(t, "alive")))
+	for range 2 { // one of them begins with the dead endpoint
+		conn := dialUDP(t, at(t, e, RoleInternal))
+		poll.Until(t, "an answer of the endpoint that lives", func() bool {
+			_, _ = io.WriteString(conn, "1")
+			_ = conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+			_, err := conn.Read(make([]byte, maxDatagram))
+			return err == nil
+		})
+	}
+}
