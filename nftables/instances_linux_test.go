@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -85,7 +86,7 @@ func TestInstancesShareANodeAndAProcess(t *testing.T) {
 	a.mustAnswer(t, net.Client, remote, nodeAddr)
 	b.mustAnswer(t, pod, remote, nodeAddr) // this one masquerades everything
 	c.mustAnswer(t, net.Client, remote, net.Client.Addr(v1.IPv4Protocol))
-	if _, err := pod.Ask(t.Context(), "tcp", c.vip, proxiertest.AskOptions{}); err == nil {
+	if _, err := pod.Ask(t.Context(), "tcp", c.vip, proxiertest.AskOptions{Timeout: time.Second}); err == nil {
 		t.Error("the Service of the client's namespace answers on the node")
 	}
 
@@ -93,7 +94,7 @@ func TestInstancesShareANodeAndAProcess(t *testing.T) {
 	if err := b.Cleanup(t.Context()); err != nil {
 		t.Fatalf("clean up: %v", err)
 	}
-	if _, err := pod.Ask(t.Context(), "tcp", b.vip, proxiertest.AskOptions{}); err == nil {
+	if _, err := pod.Ask(t.Context(), "tcp", b.vip, proxiertest.AskOptions{Timeout: time.Second}); err == nil {
 		t.Error("a Service answers after its instance is cleaned up")
 	}
 	a.mustAnswer(t, pod, remote, podAddr)

@@ -15,10 +15,13 @@ import (
 )
 
 const (
-	// answerTimeout has room for the second SYN, one second after the first: in
-	// Linux, a TCP socket over IPv6 does not hear the port unreachable that comes
-	// back while it is still being connected.
-	answerTimeout = 3 * time.Second
+	// answerTimeout is how long an answer may take on a busy machine, or a refusal. It
+	// is waited out only when something is wrong. It has room for more SYNs, the second
+	// a second after the first: in Linux, a TCP socket over IPv6 does not hear the port
+	// unreachable that comes back while it is still being connected.
+	answerTimeout = 30 * time.Second
+	// refusalTimeout is when a datagram is sent again that has not been refused.
+	refusalTimeout = 3 * time.Second
 	// silence is how long nothing must come back to call a packet dropped.
 	silence = 350 * time.Millisecond
 	// minAsks is how many answers are looked at when one host may give them all,
@@ -129,8 +132,12 @@ func (a *attempt) run(ctx context.Context) error {
 // fail asks once and wants one of the errors. A datagram is sent again where a refusal
 // does not come, as TCP does with its SYN: a kernel limits how many it sends.
 func (a *attempt) fail(ctx context.Context, timeout time.Duration, wanted ...error) error {
-	answer, err := a.from.ask(ctx, a.network, a.to, timeout)
-	if a.want.outcome == rejected && a.network == "udp" && errors.Is(err, ErrTimeout) {
+	again, first := a.want.outcome == rejected && a.network == "udp", timeout
+	if again {
+		first = refusalTimeout
+	}
+	answer, err := a.from.ask(ctx, a.network, a.to, first)
+	if again && errors.Is(err, ErrTimeout) {
 		answer, err = a.from.ask(ctx, a.network, a.to, timeout)
 	}
 	if err == nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -57,7 +58,7 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 	s.sync(ctx, t)
 	flows := append(s.sockets(ctx, t, families(), both), s.sockets(ctx, t, families()[:1], four)...)
 	for _, e := range flows { // nobody answers, but the kernel remembers the way
-		if _, err := e.flow.Ask(ctx); err == nil {
+		if _, err := e.ask(ctx, silence); err == nil {
 			t.Errorf("%s: answered without a Service", e.name)
 		}
 	}
@@ -103,7 +104,7 @@ func (s *stage) sockets(ctx context.Context, t *testing.T, families []v1.IPFamil
 		targets := s.services[0].targets(s.world, family)
 		for _, p := range ways {
 			from := s.seat(p.from, family)
-			flow, err := netns.Open(ctx, from.host.ns, "udp", targets[p.to], AskOptions{From: from.addr, Timeout: silence})
+			flow, err := netns.Open(ctx, from.host.ns, "udp", targets[p.to], AskOptions{From: from.addr, Timeout: answerTimeout})
 			if err != nil {
 				t.Fatalf("%s: %v", p.name(), err)
 			}
@@ -119,7 +120,11 @@ func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established
 	t.Helper()
 	for _, e := range flows {
 		t.Run(e.combo.String()+"/"+e.name+"_"+step, func(t *testing.T) {
-			got, err := e.flow.Ask(ctx)
+			timeout := answerTimeout
+			if server == "" {
+				timeout = silence
+			}
+			got, err := e.ask(ctx, timeout)
 			switch {
 			case server == "" && err == nil:
 				t.Errorf("answered by %s, want nobody", got.Server)
@@ -136,6 +141,13 @@ type established struct {
 	name  string
 	flow  *netns.Flow
 	first Answer
+}
+
+// ask waits less than the flow itself would.
+func (e established) ask(ctx context.Context, timeout time.Duration) (Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return e.flow.Ask(ctx)
 }
 
 func playEstablished(ctx context.Context, t *testing.T, s *stage) {

@@ -264,7 +264,7 @@ func TestDamagedPortalsAreRepaired(t *testing.T) {
 		mustAnswer(t, n.away, "tcp", p.vip(0), "one")
 		mustRunNFT(t, n.node, "flush", "ruleset")
 		poll.Until(t, "the portals are repaired", func() bool {
-			_, err := netns.Ask(t.Context(), n.away, "tcp", p.vip(0), netns.AskOptions{Timeout: 300 * time.Millisecond})
+			_, err := netns.Ask(t.Context(), n.away, "tcp", p.vip(0), netns.AskOptions{Timeout: time.Second})
 			return err == nil
 		})
 		p.stop()

@@ -72,7 +72,7 @@ func eachFamily(t *testing.T, test func(t *testing.T, n *network, s *side)) {
 // mustAnswer asks over a protocol, and says who must answer.
 func mustAnswer(t *testing.T, from *netns.NS, protocol string, to netip.AddrPort, want string) {
 	t.Helper()
-	if got, err := netns.Ask(t.Context(), from, protocol, to, netns.AskOptions{Timeout: 5 * time.Second}); err != nil || got.Server != want {
+	if got, err := netns.Ask(t.Context(), from, protocol, to, netns.AskOptions{Timeout: patience}); err != nil || got.Server != want {
 		t.Errorf("%s to %v: answer of %q, %v, want %q", protocol, to, got.Server, err, want)
 	}
 }

@@ -105,9 +105,9 @@ func flows() []netip.AddrPort {
 }
 
 // ask opens one connection, and returns who answered or why nobody did.
-func (c *small) ask(to netip.AddrPort) string {
+func (c *small) ask(to netip.AddrPort, opts netns.AskOptions) string {
 	c.t.Helper()
-	answer, err := netns.Ask(c.t.Context(), c.client, "tcp", to, netns.AskOptions{})
+	answer, err := netns.Ask(c.t.Context(), c.client, "tcp", to, opts)
 	if err != nil {
 		return err.Error()
 	}
@@ -118,7 +118,7 @@ func (c *small) ask(to netip.AddrPort) string {
 func (c *small) expectNow(server string) {
 	c.t.Helper()
 	for _, to := range flows() {
-		if got := c.ask(to); got != server {
+		if got := c.ask(to, netns.AskOptions{}); got != server {
 			c.t.Errorf("%s: %s answers, want %s", to, got, server)
 		}
 	}
@@ -127,9 +127,10 @@ func (c *small) expectNow(server string) {
 // expectSoon waits until every new flow reaches a server.
 func (c *small) expectSoon(server string) {
 	c.t.Helper()
+	again := netns.AskOptions{Timeout: 2 * time.Second} // a connection to who is gone is given up
 	for _, to := range flows() {
 		got := ""
-		if !poll.Soon(func() bool { got = c.ask(to); return got == server }) {
+		if !poll.Soon(func() bool { got = c.ask(to, again); return got == server }) {
 			c.t.Fatalf("%s: %s answers, want %s", to, got, server)
 		}
 	}

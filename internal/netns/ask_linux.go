@@ -37,17 +37,19 @@ type Answer struct {
 	Local netip.AddrPort
 }
 
-// AskOptions refines a question. The zero value asks from any address and waits
-// for two seconds.
+// AskOptions refines a question. The zero value asks from any address and is
+// patient.
 type AskOptions struct {
 	// From is the local address; the zero value leaves it to routing.
 	From netip.Addr
-	// Timeout is how long to wait for the answer; 0 means 2s.
+	// Timeout is how long to wait for the answer, from when the question is sent; 0
+	// means 30s, which is waited out only when something is wrong: who wants no answer
+	// has less.
 	Timeout time.Duration
 }
 
 const (
-	defaultTimeout = 2 * time.Second
+	defaultTimeout = 30 * time.Second
 	// refusalGrace is how long a port unreachable of the own host may take.
 	refusalGrace = 50 * time.Millisecond
 )
@@ -77,9 +79,7 @@ func Open(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts A
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout
 	}
-	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
-	defer cancel()
-	conn, err := ns.dialOptional(ctx, network, opts.From, to.String())
+	conn, err := ns.dialOptional(ctx, network, opts, to.String())
 	if err != nil {
 		return nil, outcome(err)
 	}
@@ -125,11 +125,17 @@ func (f *Flow) writeOutcome(err error) error {
 	return outcome(err)
 }
 
-func (n *NS) dialOptional(ctx context.Context, network string, from netip.Addr, address string) (net.Conn, error) {
-	if from.IsValid() {
-		return n.DialFrom(ctx, network, from, address)
+// dialOptional is Dial with options, whose time begins inside the namespace: getting
+// there takes long on a busy machine.
+func (n *NS) dialOptional(ctx context.Context, network string, opts AskOptions, address string) (net.Conn, error) {
+	dialer := net.Dialer{Timeout: opts.Timeout}
+	if opts.From.IsValid() {
+		var err error
+		if dialer.LocalAddr, err = localAddr(network, opts.From); err != nil {
+			return nil, err
+		}
 	}
-	return n.Dial(ctx, network, address)
+	return n.dial(ctx, dialer, network, address)
 }
 
 func parseAnswer(line string) (a Answer, err error) {

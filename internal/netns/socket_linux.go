@@ -42,16 +42,12 @@ func (n *NS) ListenPacket(ctx context.Context, network, address string) (conn ne
 
 // Dial connects from inside the namespace to a numeric address.
 func (n *NS) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return n.dial(ctx, net.Dialer{}, network, address)
+	return n.dialOptional(ctx, network, AskOptions{}, address)
 }
 
 // DialFrom is Dial with a given local address.
 func (n *NS) DialFrom(ctx context.Context, network string, from netip.Addr, address string) (net.Conn, error) {
-	local, err := localAddr(network, from)
-	if err != nil {
-		return nil, err
-	}
-	return n.dial(ctx, net.Dialer{LocalAddr: local}, network, address)
+	return n.dialOptional(ctx, network, AskOptions{From: from}, address)
 }
 
 func (n *NS) dial(ctx context.Context, dialer net.Dialer, network, address string) (conn net.Conn, err error) {
