@@ -11,47 +11,26 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/serviceplane/serviceplane/internal/errtree"
 )
 
 // ErrUnknownFamily is returned by Apply for a family that is not tracked.
 var ErrUnknownFamily = errors.New("IP family is not tracked")
 
-// PartialError is what the function given to Apply returns, wrapped or not, when
-// it failed for some service ports only. Everything else counts as applied.
-type PartialError struct {
-	// Names are the service ports that failed. They stay pending, with what they
-	// were before. Those that are not in the Delta are ignored.
-	Names []ServicePortName
-	// Err says why.
-	Err error
-}
-
-// Error is the text of Err, and which service port or how many it concerns.
-func (e *PartialError) Error() string {
-	if len(e.Names) == 1 {
-		return fmt.Sprintf("service port %v: %v", e.Names[0], e.Err)
-	}
-	return fmt.Sprintf("%d service ports: %v", len(e.Names), e.Err)
-}
-
-// Unwrap returns Err.
-func (e *PartialError) Unwrap() error { return e.Err }
-
-// failedNames looks for PartialErrors in err. partial is false when something in it
-// is anything else.
-func failedNames(err error) (names []ServicePortName, partial bool) {
-	found, rest := errtree.Split(err, errtree.As[*PartialError])
-	for _, e := range found {
-		names = append(names, e.Names...)
-	}
-	return names, rest == nil
+// Step is what one Apply has to bring about.
+type Step struct {
+	// Before is what was applied so far, service port by service port: one that failed is
+	// in it as it was. Its Node is that of the last Apply that succeeded, wholly or in part.
+	Before *State
+	// After is the newest State.
+	After *State
+	// Delta is the difference.
+	Delta Delta
 }
 
 // attempt is one Apply under way.
 type attempt struct {
 	next     snapshot
+	node     Node
 	full     int    // family.fullWanted as the State knows it
 	sequence uint64 // of the last trigger that the State knows
 	counts   pendingCounts
@@ -60,7 +39,7 @@ type attempt struct {
 }
 
 // apply is Tracker.Apply.
-func (s *store) apply(name v1.IPFamily, fn func(*State, Delta) error) error {
+func (s *store) apply(name v1.IPFamily, fn func(Step) ([]ServicePortName, error)) error {
 	index, ok := familyIndex(name)
 	if !ok || s.families[index] == nil {
 		return fmt.Errorf("apply %q: %w", name, ErrUnknownFamily)
@@ -68,16 +47,16 @@ func (s *store) apply(name v1.IPFamily, fn func(*State, Delta) error) error {
 	f := s.families[index]
 	f.applying.Lock()
 	defer f.applying.Unlock()
-	state, delta, a := f.begin()
-	err := fn(state, delta)
-	if failed, partial := failedNames(err); partial {
+	step, a := f.begin()
+	failed, err := fn(step)
+	if err == nil {
 		f.commit(a, failed)
 	}
 	return err
 }
 
 // begin builds the newest State and the Delta to it.
-func (f *family) begin() (*State, Delta, attempt) {
+func (f *family) begin() (Step, attempt) {
 	s := f.store
 	s.mu.Lock()
 	defer s.unlock()
@@ -85,7 +64,12 @@ func (f *family) begin() (*State, Delta, attempt) {
 	a := attempt{next: f.current, full: f.fullWanted, sequence: s.sequence, counts: f.counts}
 	delta := Delta{Full: f.fullWanted != f.fullDone, Changes: f.collect(&a)}
 	f.pendingSince = f.oldestPending()
-	return &State{family: f.index, node: s.node, snapshot: f.current}, delta, a
+	a.node = s.node
+	return Step{Before: f.state(f.committedNode, f.committed), After: f.state(a.node, f.current), Delta: delta}, a
+}
+
+func (f *family) state(node Node, s snapshot) *State {
+	return &State{family: f.index, node: node, snapshot: s}
 }
 
 // refresh brings current up to date and makes what was dirty pending.
@@ -217,7 +201,7 @@ func (f *family) commit(a attempt, failed []ServicePortName) {
 		e.put(name, holdBack(before, after, keys))
 		pending[name] = f.pending[name]
 	}
-	f.committed, f.pending = e.snapshot(), pending
+	f.committed, f.committedNode, f.pending = e.snapshot(), a.node, pending
 	f.counts.applied(a.counts, kept)
 	if f.fullDone = a.full; f.fullWanted != f.fullDone {
 		f.fullSince = f.dirtySince // the node changed meanwhile

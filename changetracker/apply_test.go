@@ -16,7 +16,7 @@ import (
 func TestApplyOfAnUntrackedFamilyIsAnError(t *testing.T) {
 	tracker := mustTracker(t, func(o *Options) { o.Families = []v1.IPFamily{v1.IPv6Protocol} })
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, "", "IPv9"} {
-		err := tracker.Apply(family, func(*State, Delta) error { panic("called") })
+		err := tracker.Apply(family, func(Step) ([]ServicePortName, error) { panic("called") })
 		if !errors.Is(err, ErrUnknownFamily) {
 			t.Errorf("Apply(%q) = %v, want %v", family, err, ErrUnknownFamily)
 		}
@@ -79,7 +79,7 @@ func TestPanicInApplyConsumesNothingAndLocksNothing(t *testing.T) {
 				t.Error("the panic was swallowed")
 			}
 		}()
-		_ = tracker.Apply(v1.IPv4Protocol, func(*State, Delta) error { panic("bug") })
+		_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) { panic("bug") })
 	}()
 	_, delta := applyAll(t, tracker, v1.IPv4Protocol)
 	wantOutline(t, delta, "default/web:http ->10.96.0.10:80/TCP")
@@ -96,48 +96,47 @@ func named(t *testing.T, tracker *Tracker, port int32, names ...string) {
 	}
 }
 
-func TestPartialErrorKeepsWhatItNames(t *testing.T) {
+func TestWhatFailedStaysPending(t *testing.T) {
 	b := ServicePortName{http.NamespacedName, "http", v1.ProtocolTCP}
 	b.Name = "b"
 	unknown := b
 	unknown.Name = "unknown"
-	partial := &PartialError{Names: []ServicePortName{b, unknown, b}, Err: errTest}
-	for name, err := range map[string]error{
-		"plain":   partial,
-		"wrapped": fmt.Errorf("sync: %w", partial),
-		"joined":  errors.Join(partial, &PartialError{Names: []ServicePortName{b}, Err: errTest}),
-	} {
-		t.Run(name, func(t *testing.T) {
-			tracker := mustTracker(t)
-			named(t, tracker, 80, "a", "b", "c")
-			applyAll(t, tracker, v1.IPv4Protocol)
-			named(t, tracker, 81, "a", "b", "c")
-			var state *State
-			got := tracker.Apply(v1.IPv4Protocol, func(s *State, d Delta) error {
-				state = s
-				if len(d.Changes) != 3 {
-					t.Errorf("changes = %v, want 3", outline(d))
-				}
-				return err
-			})
-			if !errors.Is(got, errTest) {
-				t.Errorf("Apply = %v, want fn's error", got)
-			}
-			if p, _ := state.Service(b); p.Port != 81 {
-				t.Errorf("port in the State = %d, want the newest, 81", p.Port)
-			}
-			named(t, tracker, 82, "a", "b")
-			_, delta := applyAll(t, tracker, v1.IPv4Protocol)
-			wantOutline(t, delta,
-				"default/a:http 10.96.1.1:81/TCP>10.96.1.1:82/TCP",
-				"default/b:http 10.96.1.2:80/TCP>10.96.1.2:82/TCP")
-			_, delta = applyAll(t, tracker, v1.IPv4Protocol)
-			wantOutline(t, delta)
-		})
+	tracker := mustTracker(t)
+	named(t, tracker, 80, "a", "b", "c")
+	applyAll(t, tracker, v1.IPv4Protocol)
+	named(t, tracker, 81, "a", "b", "c")
+	err := tracker.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
+		if len(step.Delta.Changes) != 3 {
+			t.Errorf("changes = %v, want 3", outline(step.Delta))
+		}
+		if p, _ := step.After.Service(b); p.Port != 81 {
+			t.Errorf("port in After = %d, want the newest, 81", p.Port)
+		}
+		return []ServicePortName{b, unknown, b}, nil
+	})
+	if err != nil {
+		t.Errorf("Apply = %v, want fn's error, which is none", err)
 	}
+	named(t, tracker, 82, "a", "b")
+	_ = tracker.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
+		for name, want := range map[string]int{"a": 81, "b": 80, "c": 81} {
+			port := b
+			port.Name = name
+			if p, _ := step.Before.Service(port); int(p.Port) != want {
+				t.Errorf("port of %s in Before = %d, want what was applied, %d", name, p.Port, want)
+			}
+		}
+		return nil, errTest
+	})
+	_, delta := applyAll(t, tracker, v1.IPv4Protocol)
+	wantOutline(t, delta,
+		"default/a:http 10.96.1.1:81/TCP>10.96.1.1:82/TCP",
+		"default/b:http 10.96.1.2:80/TCP>10.96.1.2:82/TCP")
+	_, delta = applyAll(t, tracker, v1.IPv4Protocol)
+	wantOutline(t, delta)
 }
 
-func TestPartialErrorSplitsAService(t *testing.T) {
+func TestOnePortOfAServiceFails(t *testing.T) {
 	tracker := mustTracker(t)
 	both := func(s *v1.Service) {
 		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "dns", Protocol: "UDP", Port: 53})
@@ -148,8 +147,8 @@ func TestPartialErrorSplitsAService(t *testing.T) {
 	tracker.Endpoints.EndpointSliceUpdate(s, false)
 	dns := portName("dns", v1.ProtocolUDP)
 	fail := func(name ServicePortName) {
-		_ = tracker.Apply(v1.IPv4Protocol, func(*State, Delta) error {
-			return &PartialError{Names: []ServicePortName{name}, Err: errTest}
+		_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+			return []ServicePortName{name}, nil
 		})
 	}
 	fail(dns)
@@ -172,26 +171,17 @@ func TestPartialErrorSplitsAService(t *testing.T) {
 	}
 }
 
-func TestErrorThatIsNotOnlyPartialConsumesNothing(t *testing.T) {
-	partial := &PartialError{Names: []ServicePortName{http}, Err: errTest}
-	for name, err := range map[string]error{
-		"joined":         errors.Join(partial, errTest),
-		"wrapped beside": fmt.Errorf("%w: %w", errTest, partial),
-		"bare":           errTest,
-	} {
-		tracker := mustTracker(t)
-		named(t, tracker, 80, "a", "b")
-		_ = tracker.Apply(v1.IPv4Protocol, func(*State, Delta) error { return err })
-		if _, delta := peek(t, tracker, v1.IPv4Protocol); len(delta.Changes) != 2 || !delta.Full {
-			t.Errorf("%s: changes = %v, Full %v, want all of them", name, outline(delta), delta.Full)
+func TestAnErrorConsumesNothing(t *testing.T) {
+	tracker := mustTracker(t)
+	named(t, tracker, 80, "a", "b")
+	for _, failed := range [][]ServicePortName{nil, {http}} { // an error wins
+		err := tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) { return failed, errTest })
+		if !errors.Is(err, errTest) {
+			t.Errorf("Apply = %v, want fn's error", err)
 		}
-	}
-	for n, want := range map[int]string{
-		1: "service port default/web:http: the kernel said no", 2: "2 service ports: the kernel said no",
-	} {
-		several := &PartialError{Names: slices.Repeat(partial.Names, n), Err: errTest}
-		if got := several.Error(); got != want {
-			t.Errorf("text = %q, want %q", got, want)
+		_, delta := peek(t, tracker, v1.IPv4Protocol)
+		if len(delta.Changes) != 2 || !delta.Full {
+			t.Errorf("changes = %v, Full %v, want all of them", outline(delta), delta.Full)
 		}
 	}
 }
@@ -199,7 +189,8 @@ func TestErrorThatIsNotOnlyPartialConsumesNothing(t *testing.T) {
 func TestEventsDuringApplyWaitForTheNextOne(t *testing.T) {
 	tracker := mustTracker(t)
 	named(t, tracker, 80, "a")
-	err := tracker.Apply(v1.IPv4Protocol, func(s *State, d Delta) error {
+	err := tracker.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
+		s, d := step.After, step.Delta
 		was := dump(s)
 		named(t, tracker, 81, "a", "b")
 		tracker.SetNode(Node{Name: "elsewhere"})
@@ -207,7 +198,7 @@ func TestEventsDuringApplyWaitForTheNextOne(t *testing.T) {
 			t.Error("the State changed while it was applied")
 		}
 		wantOutline(t, d, "default/a:http ->10.96.1.1:80/TCP")
-		return nil
+		return nil, nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -240,13 +231,14 @@ func TestPendingSinceIsTheOldestUnappliedChange(t *testing.T) {
 	since("another one", first)
 	peek(t, tracker, v1.IPv4Protocol)
 	since("after a failure", first)
-	err := tracker.Apply(v1.IPv4Protocol, func(_ *State, d Delta) error {
+	err := tracker.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
+		d := step.Delta
 		c.tick()
 		named(t, tracker, 80, "a", "b", "c")
-		return &PartialError{Names: []ServicePortName{d.Changes[1].Name}, Err: errTest}
+		return []ServicePortName{d.Changes[1].Name}, nil
 	})
-	if err == nil {
-		t.Fatal("Apply lost fn's error")
+	if err != nil {
+		t.Fatal(err)
 	}
 	since("b failed", second)
 	applyAll(t, tracker, v1.IPv4Protocol)
@@ -269,9 +261,9 @@ func TestPendingSinceIsTheOldestUnappliedChange(t *testing.T) {
 	peek(t, tracker, v1.IPv4Protocol)
 	since("a change that another one undid", time.Time{})
 	during := c.tick()
-	_ = tracker.Apply(v1.IPv4Protocol, func(*State, Delta) error {
+	_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
 		tracker.SetNode(Node{Name: "again elsewhere"})
-		return nil
+		return nil, nil
 	})
 	since("the node during Apply", during)
 	peek(t, tracker, v1.IPv4Protocol)
@@ -478,22 +470,23 @@ func TestTriggerTimes(t *testing.T) {
 		}, "default/web:alt:[03.000]"},
 		"a partial failure of another port consumes them": {func(_ *testing.T, tr *Tracker) {
 			put(tr, "a", second(1), "10.0.0.1")
-			_ = tr.Apply(v1.IPv4Protocol, func(*State, Delta) error {
-				return &PartialError{Names: []ServicePortName{http}, Err: errTest}
+			_ = tr.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+				return []ServicePortName{http}, nil
 			})
 		}, ""},
 		"a partial failure of the port that carries them does not": {func(_ *testing.T, tr *Tracker) {
 			put(tr, "a", second(1), "10.0.0.1")
-			_ = tr.Apply(v1.IPv4Protocol, func(_ *State, d Delta) error {
+			_ = tr.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
+				d := step.Delta
 				put(tr, "a", second(2), "10.0.0.1", "10.0.0.2")
-				return &PartialError{Names: []ServicePortName{d.Changes[0].Name}, Err: errTest}
+				return []ServicePortName{d.Changes[0].Name}, nil
 			})
 		}, "default/web:alt:[01.000 02.000]"},
 		"those that come during Apply wait": {func(_ *testing.T, tr *Tracker) {
 			put(tr, "a", second(1), "10.0.0.1")
-			_ = tr.Apply(v1.IPv4Protocol, func(*State, Delta) error {
+			_ = tr.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
 				put(tr, "a", second(2), "10.0.0.1", "10.0.0.2")
-				return nil
+				return nil, nil
 			})
 		}, "default/web:alt:[02.000]"},
 	} {
@@ -560,13 +553,14 @@ func TestTrackersWorkAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1")), false)
-	for want, apply := range map[string]func(v1.IPFamily, func(*State, Delta) error) error{
+	for want, apply := range map[string]func(v1.IPFamily, func(Step) ([]ServicePortName, error)) error{
 		"default/web:http ->10.96.0.10:80/TCP": services.Apply,
 		"default/web:http ->- +10.0.0.1:8080":  endpoints.Apply,
 	} {
-		err := apply(v1.IPv4Protocol, func(_ *State, d Delta) error {
+		err := apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
+			d := step.Delta
 			wantOutline(t, d, want)
-			return nil
+			return nil, nil
 		})
 		if err != nil {
 			t.Error(err)

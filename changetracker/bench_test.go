@@ -56,11 +56,12 @@ func benchTracker(b *testing.B) *Tracker {
 
 func benchApply(b *testing.B, t *Tracker, wantChanges int) {
 	b.Helper()
-	err := t.Apply(v1.IPv4Protocol, func(_ *State, d Delta) error {
+	err := t.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
+		d := step.Delta
 		if len(d.Changes) != wantChanges {
-			return fmt.Errorf("changes = %d, want %d", len(d.Changes), wantChanges)
+			return nil, fmt.Errorf("changes = %d, want %d", len(d.Changes), wantChanges)
 		}
-		return nil
+		return nil, nil
 	})
 	if err != nil {
 		b.Fatal(err)

@@ -28,7 +28,7 @@ func TestChangesAreCountedOnce(t *testing.T) {
 
 	apply := func(family v1.IPFamily, during func() error) {
 		t.Helper()
-		_ = tracker.Apply(family, func(*State, Delta) error { return during() })
+		_ = tracker.Apply(family, func(Step) ([]ServicePortName, error) { return nil, during() })
 	}
 	apply(v1.IPv4Protocol, func() error { return errors.New("no") })
 	want("after a failure", Counts{Services: 2, EndpointSlices: 3, PendingServices: 1, PendingEndpointSlices: 2})
@@ -43,8 +43,8 @@ func TestChangesAreCountedOnce(t *testing.T) {
 	want("at last", Counts{Services: 2, EndpointSlices: 4})
 
 	tracker.Services.Update(dual, nil)
-	apply(v1.IPv4Protocol, func() error {
-		return &PartialError{Names: []ServicePortName{portName("http", v1.ProtocolTCP)}, Err: errors.New("refused")}
+	_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+		return []ServicePortName{portName("http", v1.ProtocolTCP)}, nil
 	})
 	apply(v1.IPv6Protocol, func() error { return nil })
 	want("after a refusal", Counts{Services: 3, EndpointSlices: 4, PendingServices: 1})

@@ -25,7 +25,7 @@ func NewEndpointChangeTracker(o Options) (*EndpointChangeTracker, error) {
 }
 
 // Apply is Tracker.Apply.
-func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(*State, Delta) error) error {
+func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
 	return t.store.apply(family, fn)
 }
 

@@ -56,11 +56,12 @@ func Example() {
 	tracker.Endpoints.EndpointSliceUpdate(exampleSlice("10.1.0.5"), false)
 
 	program := func(result error) {
-		err := tracker.Apply(v1.IPv4Protocol, func(_ *changetracker.State, d changetracker.Delta) error {
+		err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+			d := step.Delta
 			for _, c := range d.Changes {
 				fmt.Println(c.Name, c.After, "added", addresses(c.Added), "removed", addresses(c.Removed))
 			}
-			return result
+			return nil, result
 		})
 		fmt.Println("result:", err)
 	}
@@ -101,13 +102,14 @@ func ExampleServiceChangeTracker_Set() {
 		fmt.Println(err)
 		return
 	}
-	err = tracker.Apply(v1.IPv4Protocol, func(s *changetracker.State, _ changetracker.Delta) error {
+	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		s := step.After
 		for name, port := range s.All() {
 			for _, e := range s.Endpoints(name) {
 				fmt.Println(port, "->", &e)
 			}
 		}
-		return nil
+		return nil, nil
 	})
 	fmt.Println(err)
 	// Output:
@@ -131,7 +133,7 @@ func ExampleSelect() {
 }
 
 // One service port could not be programmed; only that one stays pending.
-func ExamplePartialError() {
+func ExampleTracker_Apply() {
 	tracker, err := changetracker.New(changetracker.Options{})
 	if err != nil {
 		fmt.Println(err)
@@ -141,21 +143,21 @@ func ExamplePartialError() {
 	service.Spec.Ports = append(service.Spec.Ports, v1.ServicePort{Name: "https", Protocol: v1.ProtocolTCP, Port: 443})
 	tracker.Services.Update(nil, service)
 	for range 2 {
-		err = tracker.Apply(v1.IPv4Protocol, func(_ *changetracker.State, d changetracker.Delta) error {
-			for _, c := range d.Changes {
+		err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) (failed []changetracker.ServicePortName, err error) {
+			for _, c := range step.Delta.Changes {
 				fmt.Println("programming", c.Name)
+				if c.Name.Port == "https" { // there is no room in the map
+					failed = append(failed, c.Name)
+				}
 			}
-			return &changetracker.PartialError{
-				Names: []changetracker.ServicePortName{d.Changes[len(d.Changes)-1].Name},
-				Err:   errors.New("no room in the map"),
-			}
+			return failed, nil
 		})
 		fmt.Println(err)
 	}
 	// Output:
 	// programming default/web:http
 	// programming default/web:https
-	// service port default/web:https: no room in the map
+	// <nil>
 	// programming default/web:https
-	// service port default/web:https: no room in the map
+	// <nil>
 }

@@ -42,6 +42,8 @@ type family struct {
 	pendingSince time.Time
 	current      snapshot // the newest State
 	committed    snapshot // what the last successful Apply made of it
+	// committedNode is the node that it was for.
+	committedNode Node
 }
 
 func newFamily(s *store, index int) *family {

@@ -230,9 +230,10 @@ func (w *world) play(s step) error {
 // look shows what an Apply would see.
 func (w *world) look() (text string) {
 	for _, family := range bothFamilies() {
-		_ = w.tracker.Apply(family, func(s *State, _ Delta) error {
+		_ = w.tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
+			s := step.After
 			text += dump(s)
-			return errTest
+			return nil, errTest
 		})
 	}
 	return text + fmt.Sprint(w.tracker.store.node)
@@ -332,16 +333,20 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 	family := pick(r, bothFamilies()...)
 	held := w.replicas[family]
 	var fault error
-	err := w.tracker.Apply(family, func(s *State, d Delta) error {
+	err := w.tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
+		s, d := step.After, step.Delta
+		if got, want := dump(step.Before), held.dump(); got != want {
+			fault = errors.Join(fault, fmt.Errorf("%s: Before is\n%swant what was applied\n%s", family, got, want))
+		}
 		next := maps.Clone(held)
-		failed := &PartialError{Err: errTest}
+		var failed []ServicePortName
 		for i, c := range d.Changes {
 			if i > 0 && d.Changes[i-1].Name.Compare(c.Name) >= 0 {
 				fault = errors.Join(fault, fmt.Errorf("changes are not sorted: %v", outline(d)))
 			}
 			fault = errors.Join(fault, next.change(c))
 			if what == applyPartly && r.IntN(2) == 0 {
-				failed.Names = append(failed.Names, c.Name)
+				failed = append(failed, c.Name)
 			}
 		}
 		if got, want := next.dump(), dump(s); got != want {
@@ -349,18 +354,18 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 		}
 		fault = errors.Join(fault, checkState(s))
 		if what == applyInVain {
-			return errTest
+			return nil, errTest
 		}
 		w.replicas[family] = next
 		if what == applyFully {
-			return nil
+			return nil, nil
 		}
-		for _, name := range failed.Names {
+		for _, name := range failed {
 			restore(next, held, name)
 		}
-		return fmt.Errorf("wrapped: %w", failed)
+		return failed, nil
 	})
-	if (err == nil) != (what == applyFully) {
+	if (err != nil) != (what == applyInVain) {
 		fault = errors.Join(fault, fmt.Errorf("Apply = %w", err))
 	}
 	if what == applyFully && !w.tracker.PendingSince(family).IsZero() {

@@ -44,13 +44,12 @@ func manyEndpoints(n int) []discovery.Endpoint {
 }
 
 func TestTimeIsInProportionToTheObject(t *testing.T) {
-	all := func(*State, Delta) error { return nil }
-	none := func(_ *State, d Delta) error {
-		failed := &PartialError{Err: errTest}
-		for _, c := range d.Changes {
-			failed.Names = append(failed.Names, c.Name)
+	all := func(Step) ([]ServicePortName, error) { return nil, nil }
+	none := func(step Step) (failed []ServicePortName, err error) {
+		for _, c := range step.Delta.Changes {
+			failed = append(failed, c.Name)
 		}
-		return failed
+		return failed, nil
 	}
 	for name, prepare := range map[string]func(tr *Tracker, n int) func(){
 		"a Service and its slice": func(tr *Tracker, n int) func() {

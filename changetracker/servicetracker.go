@@ -23,7 +23,7 @@ func NewServiceChangeTracker(o Options) (*ServiceChangeTracker, error) {
 }
 
 // Apply is Tracker.Apply.
-func (t *ServiceChangeTracker) Apply(family v1.IPFamily, fn func(*State, Delta) error) error {
+func (t *ServiceChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
 	return t.store.apply(family, fn)
 }
 

@@ -62,14 +62,15 @@ func TestNothingIsLeftOfWhatIsGone(t *testing.T) {
 		if i%100 != 0 {
 			continue
 		}
-		_ = tracker.Apply(pick(r, bothFamilies()...), func(_ *State, d Delta) error {
+		_ = tracker.Apply(pick(r, bothFamilies()...), func(step Step) ([]ServicePortName, error) {
+			d := step.Delta
 			switch {
 			case r.IntN(3) == 0:
-				return errTest
+				return nil, errTest
 			case r.IntN(3) == 0 && len(d.Changes) > 0:
-				return &PartialError{Names: []ServicePortName{d.Changes[0].Name}, Err: errTest}
+				return []ServicePortName{d.Changes[0].Name}, nil
 			}
-			return nil
+			return nil, nil
 		})
 	}
 	fresh := mustTracker(t)
@@ -137,7 +138,8 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 				default:
 				}
 				family := (i + n) % 2
-				err := tracker.Apply(bothFamilies()[family], func(s *State, d Delta) error {
+				err := tracker.Apply(bothFamilies()[family], func(step Step) ([]ServicePortName, error) {
+					s, d := step.After, step.Delta
 					if running[family].Add(1) != 1 {
 						t.Error("two Applies of one family at the same time")
 					}
@@ -147,9 +149,9 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 						_ = s.Endpoints(c.Name)
 					}
 					if n%3 == 0 {
-						return errTest
+						return nil, errTest
 					}
-					return nil
+					return nil, nil
 				})
 				if err != nil && !errors.Is(err, errTest) {
 					t.Error(err)

@@ -111,9 +111,9 @@ func addrPort(text string) netip.AddrPort { return netip.MustParseAddrPort(text)
 // applyAll applies one family with success.
 func applyAll(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State, delta Delta) {
 	tb.Helper()
-	err := tracker.Apply(family, func(s *State, d Delta) error {
-		state, delta = s, d
-		return nil
+	err := tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
+		state, delta = step.After, step.Delta
+		return nil, nil
 	})
 	if err != nil {
 		tb.Fatal(err)
@@ -124,9 +124,9 @@ func applyAll(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State
 // peek shows what an Apply would see, and consumes nothing.
 func peek(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State, delta Delta) {
 	tb.Helper()
-	err := tracker.Apply(family, func(s *State, d Delta) error {
-		state, delta = s, d
-		return errTest
+	err := tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
+		state, delta = step.After, step.Delta
+		return nil, errTest
 	})
 	if !errors.Is(err, errTest) {
 		tb.Fatal(err)

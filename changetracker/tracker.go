@@ -29,20 +29,20 @@ func New(o Options) (*Tracker, error) {
 	}, nil
 }
 
-// Apply calls fn with the newest State of a family and the Delta to it from the
-// last State that was applied with success, and returns fn's error. It costs what
-// changed, not what is tracked.
+// Apply calls fn with the newest State of a family and the Delta to it from what was
+// applied so far, and returns fn's error. It costs what changed, not what is tracked.
 //
-// When fn returns nil the Delta is consumed. When it fails nothing is: the next
-// Delta starts from the same State, so that no change is lost. With a
-// PartialError the Delta is consumed but for the service ports that it names.
-// The first Delta is Full, and so are the next ones until fn succeeds, wholly or
-// in part. Changes that cancel out do not show; fn is called even so.
+// When fn returns an error nothing is consumed: the next Delta starts from the same
+// State, so that no change is lost. Without one the Delta is consumed, but for the
+// service ports that are named in failed: they stay pending, with what they were
+// before. Names that are not in the Delta are ignored. The first Delta is Full, and so
+// are the next ones until fn succeeds, wholly or in part. Changes that cancel out do
+// not show; fn is called even so.
 //
 // Events may arrive while fn runs; they wait for the next Apply. Calls for one
 // family wait for each other, so fn must not call Apply for the same family.
 // A family that is not tracked is ErrUnknownFamily.
-func (t *Tracker) Apply(family v1.IPFamily, fn func(*State, Delta) error) error {
+func (t *Tracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
 	return t.store.apply(family, fn)
 }
 

@@ -52,8 +52,16 @@ type Explainer struct {
 	State    *changetracker.State
 	// NodeAddresses are the addresses of the node's interfaces.
 	NodeAddresses []netip.Addr
-	// Traits are those of the engine.
-	Traits Traits
+	// Traits are the engine's: of a service port, or with nil of addresses without one. nil
+	// gives the zero value.
+	Traits func(*Service) Traits
+}
+
+func (x *Explainer) traitsOf(s *Service) (t Traits) {
+	if x.Traits != nil {
+		t = x.Traits(s)
+	}
+	return t
 }
 
 // Traits are what packets can see of an engine's own ways. The zero value is the
@@ -85,7 +93,7 @@ func (x *Explainer) Explain(packet Packet) (Explanation, error) {
 	}
 	packet.Source = packet.Source.Unmap().WithZone("")
 	packet.Destination = netip.AddrPortFrom(packet.Destination.Addr().Unmap().WithZone(""), packet.Destination.Port())
-	e := &explaining{Explainer: x, Explanation: Explanation{Packet: packet}}
+	e := &explaining{Explainer: x, Explanation: Explanation{Packet: packet}, traits: x.traitsOf(nil)}
 	service, frontend := e.find()
 	if service == nil {
 		e.unserved()
@@ -100,7 +108,8 @@ type explaining struct {
 	*Explainer
 	Explanation
 
-	circuited bool // external traffic policy Local does not bind the packet
+	traits    Traits // where the packet goes to
+	circuited bool   // external traffic policy Local does not bind the packet
 }
 
 func (e *explaining) because(format string, args ...any) {
@@ -151,7 +160,7 @@ func (e *explaining) candidates() (vip, nodePort candidate) {
 			case f.Port != number:
 			case f.VIP == addr:
 				vip.beat(s, f)
-			case f.Kind == NodePort && e.acceptsNodePorts() == nil:
+			case f.Kind == NodePort && e.acceptsNodePorts(e.traitsOf(s)) == nil:
 				nodePort.beat(s, f)
 			}
 		}
@@ -165,10 +174,10 @@ func mayHave(port *changetracker.ServicePort, number uint16) bool {
 }
 
 // acceptsNodePorts says why the packet's destination does not accept node ports.
-func (e *explaining) acceptsNodePorts() error {
+func (e *explaining) acceptsNodePorts(t Traits) error {
 	addr := e.Packet.Destination.Addr()
 	switch {
-	case addr.IsLoopback() && (addr.Is6() || !e.Traits.LoopbackNodePorts):
+	case addr.IsLoopback() && (addr.Is6() || !t.LoopbackNodePorts):
 		return fmt.Errorf("%v is a loopback address", addr)
 	case !addr.IsLoopback() && !slices.Contains(e.NodeAddresses, addr):
 		return fmt.Errorf("%v is no address of this node", addr)
@@ -183,19 +192,22 @@ func (e *explaining) unserved() {
 	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
 	for name, p := range e.State.All() {
 		protocol, _ := ProtocolOf(name.Protocol)
-		if what := e.vipOf(p); what != "" {
+		if what, t := e.vipOf(name, p); what != "" {
 			e.because("%v is %s of Service %v, which has no port %d/%v", addr, what, name.NamespacedName, port, e.Packet.Protocol)
-			if e.Verdict = VerdictReject; e.Traits.VIPsAreLocal && e.isHealthCheck() {
+			if e.Verdict = VerdictReject; t.VIPsAreLocal && e.isHealthCheck() {
 				e.Verdict = VerdictPass
 				e.because("%d is a health check node port, and the node has the address: the server that listens there answers", port)
 			}
 			return
 		}
-		if p.NodePort == port && protocol == e.Packet.Protocol && e.acceptsNodePorts() != nil {
-			e.because("%d is a node port of %v, but %v", port, name, e.acceptsNodePorts())
+		if p.NodePort == port && protocol == e.Packet.Protocol {
+			s, _ := e.Resolver.Resolve(e.State, name)
+			if err := e.acceptsNodePorts(e.traitsOf(s)); err != nil {
+				e.because("%d is a node port of %v, but %v", port, name, err)
+			}
 		}
 	}
-	if contains(e.Globals.ServiceCIDRs, addr) && !e.Traits.ServiceIPsPass && !e.isToNode() {
+	if contains(e.Globals.ServiceCIDRs, addr) && !e.traits.ServiceIPsPass && !e.isToNode() {
 		e.Verdict = VerdictDrop
 		e.because("%v is in a range of cluster IPs, and no Service has it", addr)
 		return
@@ -215,16 +227,20 @@ func (e *explaining) isToNode() bool {
 
 // vipOf names the kind of address that the packet's destination is of a service port, if
 // packets to its other ports are refused; "" if they are not.
-func (e *explaining) vipOf(p *changetracker.ServicePort) string {
+func (e *explaining) vipOf(name changetracker.ServicePortName, p *changetracker.ServicePort) (what string, t Traits) {
 	addr := e.Packet.Destination.Addr()
-	switch {
-	case e.isToNode():
-	case p.ClusterIP == addr && !e.Traits.ServiceIPsPass:
-		return "the cluster IP"
-	case e.Traits.VIPsAreLocal && (slices.Contains(p.ExternalIPs, addr) || slices.Contains(p.LoadBalancerVIPs, addr)):
-		return "a VIP"
+	isCluster := p.ClusterIP == addr
+	if e.isToNode() || !isCluster && !slices.Contains(p.ExternalIPs, addr) && !slices.Contains(p.LoadBalancerVIPs, addr) {
+		return "", t
 	}
-	return ""
+	s, _ := e.Resolver.Resolve(e.State, name)
+	switch t = e.traitsOf(s); {
+	case isCluster && !t.ServiceIPsPass:
+		return "the cluster IP", t
+	case !isCluster && t.VIPsAreLocal:
+		return "a VIP", t
+	}
+	return "", t
 }
 
 // isHealthCheck says that the packet is for the health check node port of a Service.
@@ -236,6 +252,7 @@ func (e *explaining) isHealthCheck() bool {
 // served explains a packet that a frontend gets.
 func (e *explaining) served(s *Service, f *Frontend) {
 	e.Service, e.Frontend, e.Affinity, e.Scope = &s.Name, f, s.Affinity, f.Scope
+	e.traits = e.traitsOf(s)
 	e.because("%v is the %v of %v", s.Key(f), f.Kind, s.Name)
 	if f.Restricted && !contains(f.SourceRanges, e.Packet.Source) {
 		e.Verdict, e.Scope = VerdictDrop, 0
@@ -246,7 +263,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	action := f.Action
 	if f.ShortCircuit && e.shortCircuits() {
 		action = Forward
-		if !e.Traits.LocalPolicyBindsAll || len(s.Endpoints(f.Scope)) == 0 {
+		if !e.traits.LocalPolicyBindsAll || len(s.Endpoints(f.Scope)) == 0 {
 			e.Scope = ScopeCluster
 		}
 	}
@@ -270,7 +287,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 // Local, and why.
 func (e *explaining) shortCircuits() bool {
 	to := "go to all endpoints"
-	if e.Traits.LocalPolicyBindsAll {
+	if e.traits.LocalPolicyBindsAll {
 		to = "go to those on this node if there are any, and else to all endpoints"
 	}
 	switch {
@@ -309,7 +326,7 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 	eligible := len(s.Endpoints(e.Scope))
 	e.because("traffic policy %v: %d of %d endpoints may be chosen", e.Scope, eligible, len(e.Endpoints))
 	switch {
-	case e.Traits.SourceLost:
+	case e.traits.SourceLost:
 		e.Masquerade = true
 		e.because("the endpoint sees the node's address: the proxy connects to it itself")
 	case e.circuited: // said already

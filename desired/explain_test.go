@@ -51,9 +51,10 @@ func explainer(t *testing.T, change func(*changetracker.ServicePort), endpoints 
 			PodInterface:      "veth*",
 		},
 	}
-	if err := tracker.Apply(v1.IPv4Protocol, func(s *changetracker.State, _ changetracker.Delta) error {
+	if err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		s := step.After
 		x.State = s
-		return nil
+		return nil, nil
 	}); err != nil {
 		t.Fatal(err)
 	}

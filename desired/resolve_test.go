@@ -69,9 +69,10 @@ func resolve(t *testing.T, r Resolver, port changetracker.ServicePort, endpoints
 	}
 	var s *Service
 	ok := false
-	err = tracker.Apply(v1.IPv4Protocol, func(state *changetracker.State, _ changetracker.Delta) error {
+	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		state := step.After
 		s, ok = r.Resolve(state, webName)
-		return nil
+		return nil, nil
 	})
 	if err != nil {
 		t.Fatalf("apply: %v", err)
@@ -416,12 +417,13 @@ func ExampleResolver() {
 		fmt.Println(err)
 		return
 	}
-	err = tracker.Apply(v1.IPv4Protocol, func(state *changetracker.State, _ changetracker.Delta) error {
+	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		state := step.After
 		s, _ := (&Resolver{DetectsPods: true}).Resolve(state, name)
 		for _, f := range s.Frontends {
 			fmt.Println(f.Kind, s.Key(&f), f.Action, f.Masquerade)
 		}
-		return nil
+		return nil, nil
 	})
 	fmt.Println(err)
 	// Output:

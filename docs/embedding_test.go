@@ -71,21 +71,21 @@ func Example_trackers() {
 	// In your sync, for each IP family. What fails is in the next delta again.
 	resolver := desired.Resolver{Node: node}
 	sync := func() error {
-		return tracker.Apply(v1.IPv4Protocol, func(state *changetracker.State, delta changetracker.Delta) error {
-			for _, change := range delta.Changes {
-				s, ok := resolver.Resolve(state, change.Name)
-				if !ok {
-					if err := dataplane.remove(change.Name); err != nil {
-						return err
-					}
-					continue
+		return tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) (failed []changetracker.ServicePortName, err error) {
+			for _, change := range step.Delta.Changes {
+				s, ok := resolver.Resolve(step.After, change.Name)
+				if ok {
+					directReturn, _ := changetracker.Ext[bool](s.Port.Ext)
+					err = dataplane.install(s, directReturn)
+				} else {
+					err = dataplane.remove(change.Name)
 				}
-				directReturn, _ := changetracker.Ext[bool](s.Port.Ext)
-				if err := dataplane.install(s, directReturn); err != nil {
-					return err
+				if err != nil {
+					fmt.Println(change.Name, err)
+					failed = append(failed, change.Name)
 				}
 			}
-			return nil
+			return failed, nil
 		})
 	}
 
@@ -96,7 +96,8 @@ func Example_trackers() {
 	tracker.Services.Update(service, nil)
 	fmt.Println(sync())
 	// Output:
-	// the switch is busy
+	// shop/web:http the switch is busy
+	// <nil>
 	// install 10.96.0.10:80/TCP forward [10.244.1.7:8080] direct return: true
 	// <nil>
 	// remove shop/web:http

@@ -24,7 +24,7 @@ import (
 // stop takes the Provider off the informers again, and returns when no more event
 // will reach it. It may be called more than once, and whether or not the factory
 // was ever started, but not by the Provider from within an event.
-func Bind(factory informers.SharedInformerFactory, p proxier.Provider, o Options) (stop func(), err error) {
+func Bind(factory informers.SharedInformerFactory, p proxier.EventHandler, o Options) (stop func(), err error) {
 	s := sources{
 		services: factory.Core().V1().Services().Informer(),
 		slices:   factory.Discovery().V1().EndpointSlices().Informer(),
@@ -43,7 +43,7 @@ type sources struct {
 
 // binding is what connects sources to a Provider.
 type binding struct {
-	provider proxier.Provider
+	provider proxier.EventHandler
 	options  Options
 	log      *zap.Logger
 	bound    map[string]registration // by kind
@@ -67,7 +67,7 @@ const (
 	kindNodes    = "Nodes"
 )
 
-func bind(s sources, p proxier.Provider, o Options) (stop func(), err error) {
+func bind(s sources, p proxier.EventHandler, o Options) (stop func(), err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("informer options: %w", err)
 	}

@@ -18,7 +18,7 @@ import (
 // nodeFeed passes on what matters of one Node. It is used by the goroutine of one
 // handler.
 type nodeFeed struct {
-	provider proxier.Provider
+	provider proxier.EventHandler
 	name     string
 	last     changetracker.Node
 	seen     chan struct{} // closed when the Node has been passed on once
@@ -53,7 +53,7 @@ func (f *nodeFeed) deleted(log *zap.Logger) func(*v1.Node) {
 // cidrFeed passes on the ranges of all ServiceCIDRs together. It is used by the
 // goroutine of one handler.
 type cidrFeed struct {
-	provider proxier.Provider
+	provider proxier.EventHandler
 	store    cache.Store
 	log      *zap.Logger
 	last     []netip.Prefix

@@ -32,7 +32,7 @@ import (
 // An API server that cannot be reached is no error: the Provider keeps what it
 // has, and Run tries again. Meanwhile the end of ctx may be noticed late, by up to
 // a minute: client-go 0.37 sits out its pause between two attempts to watch.
-func Run(ctx context.Context, client kubernetes.Interface, p proxier.Provider, o Options) error {
+func Run(ctx context.Context, client kubernetes.Interface, p proxier.EventHandler, o Options) error {
 	o = o.withDefaults()
 	own := &ownInformers{client: client, options: o}
 	s := sources{

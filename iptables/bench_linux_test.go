@@ -65,7 +65,7 @@ func benchSyncs(b *testing.B, c *bench) {
 		}
 	}()
 	c.apply(b, e, c.everything())
-	whole := e.LastApply().Bytes
+	whole := e.report.Bytes
 	b.Run("restart", c.restart)
 	b.Run("full", func(b *testing.B) { c.full(b, e) })
 	b.Run("replaced=1", func(b *testing.B) { c.replace(b, e, 1, whole) })
@@ -117,7 +117,7 @@ func (c *bench) config(ns *netns.NS) Config {
 
 func (c *bench) engine(tb testing.TB, ns *netns.NS) *Engine {
 	tb.Helper()
-	e, err := newEngine(c.config(ns), v1.IPv4Protocol, proxier.Deps{})
+	e, err := NewEngine(c.config(ns), v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func (c *bench) everything() desired.Update {
 
 func (c *bench) apply(tb testing.TB, e *Engine, u desired.Update) {
 	tb.Helper()
-	if err := e.Apply(tb.Context(), u); err != nil {
+	if _, err := e.Apply(tb.Context(), u); err != nil {
 		tb.Fatalf("apply: %v", err)
 	}
 }
@@ -208,7 +208,7 @@ func (c *bench) first(b *testing.B) {
 		b.StartTimer()
 		c.apply(b, e, u)
 		b.StopTimer()
-		r.add(e.LastApply())
+		r.add(e.report)
 		if err := e.Close(); err != nil {
 			b.Errorf("close: %v", err)
 		}
@@ -231,7 +231,7 @@ func (c *bench) restart(b *testing.B) {
 	for range b.N {
 		e := c.engine(b, c.ns)
 		c.apply(b, e, c.everything())
-		r.add(e.LastApply())
+		r.add(e.report)
 		if err := e.Close(); err != nil {
 			b.Errorf("close: %v", err)
 		}
@@ -250,7 +250,7 @@ func (c *bench) full(b *testing.B, e *Engine) {
 	var r report
 	for range b.N {
 		c.apply(b, e, c.everything())
-		r.add(e.LastApply())
+		r.add(e.report)
 	}
 	b.StopTimer()
 	r.print(b)
@@ -285,7 +285,7 @@ func (c *bench) replace(b *testing.B, e *Engine, services, whole int) {
 	b.ResetTimer()
 	for i := range b.N {
 		c.apply(b, e, c.update(versions[i%2]))
-		r.add(e.LastApply())
+		r.add(e.report)
 	}
 	b.StopTimer()
 	r.print(b)

@@ -32,7 +32,7 @@ type watchable interface {
 }
 
 // Engine programs one IP family. It implements proxier.Engine, Planner, Dumper,
-// Watcher and Reporter. Calls must not overlap, but Watch runs beside all others.
+// Watcher and Owner. Calls must not overlap, but Watch and Traits run beside all others.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -70,11 +70,7 @@ type refusal struct {
 
 // NewEngine returns the engine of one family. It runs no program and writes nothing
 // before the first Apply.
-func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
-	return newEngine(config, family, deps)
-}
-
-func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
+func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -101,7 +97,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	if deps.Conntrack == nil {
 		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	}
-	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return newEngine(config, family, deps) })
+	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
 // errNotFull is a bug of the caller: it must send a full Update first, after every
@@ -109,11 +105,16 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 var errNotFull = errors.New("iptables: a partial update where a full one is needed")
 
 // Apply implements proxier.Engine.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	defer e.wake() // when it is unlocked
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.report = proxier.ApplyReport{}
+	err := e.apply(ctx, &update)
+	return proxier.Result{Failed: e.refusals(&update), Report: e.report}, err
+}
+
+func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	if err := e.connect(ctx); err != nil {
 		return err
 	}
@@ -139,10 +140,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
 		return err
 	}
 	e.trusted = true
-	if err := e.allowLocalnet(); err != nil {
-		return err
-	}
-	return e.refusals(&update)
+	return e.allowLocalnet()
 }
 
 // Plan implements proxier.Planner: it returns the input of iptables-restore that
@@ -177,15 +175,14 @@ func (e *Engine) set(name changetracker.ServicePortName, p *placed) {
 	e.model.set(name, p)
 }
 
-// refusals are the errors of the update's service ports.
-func (e *Engine) refusals(update *desired.Update) error {
-	var errs []error
+// refusals are the service ports of the update that were set aside.
+func (e *Engine) refusals(update *desired.Update) (failed []*proxier.ServiceError) {
 	for _, s := range update.Services {
 		if r, ok := e.refused[s.Name]; ok {
-			errs = append(errs, &proxier.ServiceError{Name: s.Name, Family: e.family, Err: r.err})
+			failed = append(failed, &proxier.ServiceError{Name: s.Name, Err: r.err})
 		}
 	}
-	return errors.Join(errs...)
+	return failed
 }
 
 // mostRefusals is how many times a sync looks for a service port that the programs
@@ -380,16 +377,13 @@ func (e *Engine) setAside(err error, input string) bool {
 	return found
 }
 
-// Traits implements proxier.Characteristic.
-func (e *Engine) Traits() desired.Traits {
+// Traits implements proxier.Engine.
+func (e *Engine) Traits(*desired.Service) desired.Traits {
 	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.LocalhostNodePorts}
 }
 
 // OwnsNames implements proxier.Owner: the chains have names of the instance.
 func (e *Engine) OwnsNames() bool { return true }
-
-// LastApply implements proxier.Reporter.
-func (e *Engine) LastApply() proxier.ApplyReport { return e.report }
 
 // Close forgets what the kernel holds. The rules stay.
 func (e *Engine) Close() error {

@@ -28,19 +28,20 @@ func ExampleEngine_Plan() {
 		proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("http", v1.ProtocolTCP, 80)))
 	tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4,
 		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5")), false)
-	err := tracker.Apply(v1.IPv4Protocol, func(state *changetracker.State, _ changetracker.Delta) error {
+	err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		state := step.After
 		update := desired.Update{Family: v1.IPv4Protocol, Full: true}
 		for name := range state.All() {
 			service, _ := new(desired.Resolver).Resolve(state, name)
 			update.Services = append(update.Services, service)
 		}
-		plan, err := engine.(proxier.Planner).Plan(update)
+		plan, err := engine.Plan(update)
 		for line := range strings.Lines(plan) {
 			if strings.Contains(line, "shop/web:http") {
 				fmt.Print(line)
 			}
 		}
-		return err
+		return nil, err
 	})
 	fmt.Println(err)
 	// Output:

@@ -210,13 +210,14 @@ func (c *goldenCase) rules(t *testing.T) string {
 		t.Fatalf("set endpoints: %v", err)
 	}
 	u := &desired.Update{Family: c.family, Full: true, Globals: c.globals}
-	err = tracker.Apply(c.family, func(state *changetracker.State, _ changetracker.Delta) error {
+	err = tracker.Apply(c.family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		state := step.After
 		s, ok := c.resolver.Resolve(state, name)
 		if !ok {
 			t.Fatal("the service is not resolved")
 		}
 		u.Services = append(u.Services, s)
-		return nil
+		return nil, nil
 	})
 	if err != nil {
 		t.Fatalf("apply: %v", err)

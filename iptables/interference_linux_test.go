@@ -68,7 +68,7 @@ func (w *world) startMeddled() (*proxier.Proxier, *hooks) {
 	w.t.Helper()
 	config, h := w.config().WithDefaults(), &hooks{}
 	p, err := companions.Provider(config.Config, proxier.Deps{}, func(family v1.IPFamily) (*nameless, error) {
-		e, err := newEngine(config, family, proxier.Deps{})
+		e, err := NewEngine(config, family, proxier.Deps{})
 		if err != nil {
 			return nil, err
 		}

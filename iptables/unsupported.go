@@ -20,7 +20,7 @@ type Engine struct {
 }
 
 // NewEngine returns an engine that can only Plan.
-func NewEngine(config Config, family v1.IPFamily, _ proxier.Deps) (proxier.Engine, error) {
+func NewEngine(config Config, family v1.IPFamily, _ proxier.Deps) (*Engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -32,10 +32,18 @@ func NewEngine(config Config, family v1.IPFamily, _ proxier.Deps) (proxier.Engin
 func New(Config, proxier.Deps) (*proxier.Proxier, error) { return nil, errUnsupported() }
 
 // Apply returns proxier.ErrNotSupported.
-func (e *Engine) Apply(context.Context, desired.Update) error { return errUnsupported() }
+func (e *Engine) Apply(context.Context, desired.Update) (proxier.Result, error) {
+	return proxier.Result{}, errUnsupported()
+}
 
 // Cleanup returns proxier.ErrNotSupported.
 func (e *Engine) Cleanup(context.Context) error { return errUnsupported() }
+
+// Close does nothing.
+func (e *Engine) Close() error { return nil }
+
+// Traits implements proxier.Engine.
+func (e *Engine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
 // Plan implements proxier.Planner.
 func (e *Engine) Plan(update desired.Update) (text string, err error) {

@@ -108,7 +108,7 @@ func TestAFirstPacketWalksFewRules(t *testing.T) {
 	}
 	e := c.engine(t, ns)
 	c.apply(t, e, c.everything())
-	t.Logf("%d rules and chains", e.LastApply().Writes)
+	t.Logf("%d rules and chains", e.report.Writes)
 
 	walks := &walks{t: t, ns: ns}
 	dice := rand.New(rand.NewPCG(7, 8))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
@@ -22,9 +21,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family. It implements proxier.Engine, Watcher, Reporter,
-// Planner, Dumper and Characteristic, and io.Closer. Calls must not overlap, but Watch
-// runs beside all others.
+// Engine programs one IP family. It implements proxier.Engine, Watcher, Planner, Dumper
+// and Owner. Calls must not overlap, but Watch and Traits run beside all others.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -58,6 +56,8 @@ type Engine struct {
 	kept    map[serverKey]bool
 	globals desired.Globals
 	report  proxier.ApplyReport
+	// failed are the service ports of the Apply under way that the kernel refuses.
+	failed []*proxier.ServiceError
 }
 
 // ground is what the engine stands on.
@@ -73,11 +73,9 @@ type ground struct {
 // rules is the nftables engine, as this one needs it.
 type rules interface {
 	proxier.Engine
-	proxier.Reporter
 	proxier.Watcher
 	proxier.Dumper
 	proxier.Planner
-	io.Closer
 	Frontends(ctx context.Context) ([]desired.Key, error)
 }
 
@@ -106,24 +104,16 @@ type holder interface {
 
 // NewEngine returns the engine of one family. It opens nothing before the first
 // Apply.
-func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
-	return newEngine(config, family, deps)
-}
-
-func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
+func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
 	inFront := nftables.Config{Config: config.Config, Verdicts: true}
 	inFront.Names.Table += ".ipvs" // beside the nftables engine's, so that one can succeed the other
-	engine, err := nftables.NewEngine(inFront, family, deps)
+	front, err := nftables.NewEngine(inFront, family, deps)
 	if err != nil {
 		return nil, err
-	}
-	front, ok := engine.(rules)
-	if !ok {
-		return nil, fmt.Errorf("rules are of type %T: %w", engine, proxier.ErrNotSupported)
 	}
 	e := &Engine{
 		config: config, family: family, rules: front,
@@ -150,7 +140,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	if deps.Conntrack == nil {
 		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	}
-	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return newEngine(config, family, deps) })
+	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
 // errNotFull is a bug of the caller: it must send a full Update first, and after
@@ -158,11 +148,16 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 var errNotFull = errors.New("ipvs: a partial update where a full one is needed")
 
 // Apply implements proxier.Engine. A service port with what the kernel refuses, such as
-// a scheduler that it has not, is a *proxier.ServiceError.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
+// a scheduler that it has not, is among those that failed.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.report = proxier.ApplyReport{}
+	e.report, e.failed = proxier.ApplyReport{}, nil
+	err := e.apply(ctx, &update)
+	return proxier.Result{Failed: e.failed, Report: e.report}, err
+}
+
+func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	if !update.Full && !e.trusted {
 		return errNotFull
 	}
@@ -176,13 +171,12 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
 			return err
 		}
 	}
-	err := e.program(ctx, &update)
-	if rest := others(err); rest != nil {
+	if err := e.program(ctx, update); err != nil {
 		e.disconnect()
 		return err
 	}
 	e.trusted = true
-	return err
+	return nil
 }
 
 // program does what there is to do, in this order: rules, addresses, virtual servers,
@@ -197,10 +191,10 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	err := e.serve(update, wishes)
 	e.report.Writes += e.table.writes
 	e.report.Kernel += time.Since(began)
-	if others(err) != nil {
+	if err != nil {
 		return err
 	}
-	return errors.Join(err, e.release(ctx), e.firewall.apply(ctx, update))
+	return errors.Join(e.release(ctx), e.firewall.apply(ctx, update))
 }
 
 func (e *Engine) serve(update *desired.Update, wishes []wish) error {
@@ -232,32 +226,19 @@ func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wishes 
 	}
 	keep := e.keeps(update, wishes)
 	e.keepIn(&rules, keep)
-	err := e.rules.Apply(ctx, rules)
-	e.report = e.rules.LastApply()
+	result, err := e.rules.Apply(ctx, rules)
+	e.report = result.Report
 	if err == nil {
 		e.kept, e.globals = keep, update.Globals
 	}
 	return err
 }
 
-// others is what an error says beside service ports that failed.
-func others(err error) error {
-	_, rest := proxier.SplitErrors(err)
-	return rest
-}
-
 // OwnsNames implements proxier.Owner: the device and the table have names of the instance.
 func (e *Engine) OwnsNames() bool { return true }
 
-// LastApply implements proxier.Reporter.
-func (e *Engine) LastApply() proxier.ApplyReport {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.report
-}
-
-// Traits implements proxier.Characteristic.
-func (e *Engine) Traits() desired.Traits {
+// Traits implements proxier.Engine.
+func (e *Engine) Traits(*desired.Service) desired.Traits {
 	return desired.Traits{LocalPolicyBindsAll: true, VIPsAreLocal: true}
 }
 

@@ -149,7 +149,7 @@ func TestAChangeCostsAsMuchInAnyCluster(t *testing.T) {
 			if got := calls(service(name, vip, pod1, pod3)); got != 2 {
 				t.Errorf("messages for a replaced endpoint = %d, want 2", got)
 			}
-			if got := e.LastApply().Writes; got != 1000+2 {
+			if got := e.report.Writes; got != 1000+2 {
 				t.Errorf("reported writes = %d, want the 2, and 1000 of the rules", got)
 			}
 			if got := calls(service(name, vip, pod1, pod2, pod3)); got != 1 {
@@ -198,7 +198,7 @@ func TestTheSameFullUpdateAgainWritesNothing(t *testing.T) {
 		n.record()
 		mustApply(t, again, u)
 		n.mustSee(t, "rules")
-		if got := again.LastApply().Writes; got != 1000 {
+		if got := again.report.Writes; got != 1000 {
 			t.Errorf("reported writes = %d, want only the 1000 of the rules", got)
 		}
 	}
@@ -344,15 +344,17 @@ func TestAnUnknownSchedulerConcernsOneServicePort(t *testing.T) {
 		}
 	})
 	web, dns := service("web", webVIP, pod1), service("dns", dnsVIP, pod2)
-	err := e.Apply(t.Context(), full(web, dns))
-	failed, rest := proxier.SplitErrors(err)
-	if rest != nil || len(failed) != 1 || failed[0].Name != web.Name || !errors.Is(err, proxier.ErrNotSupported) {
-		t.Fatalf("Apply = %v, want one ServiceError about web that is ErrNotSupported", err)
+	refuses := func(u desired.Update) {
+		t.Helper()
+		result, err := e.Apply(t.Context(), u)
+		failed := result.Failed
+		if err != nil || len(failed) != 1 || failed[0].Name != web.Name || !errors.Is(failed[0], proxier.ErrNotSupported) {
+			t.Fatalf("Apply = %v, %v, want that web failed by ErrNotSupported", failed, err)
+		}
 	}
+	refuses(full(web, dns))
 	n.mustHold(t, dnsVIP+":80/TCP="+pod2+"*1")
-	if err := e.Apply(t.Context(), partial(web)); !errors.Is(err, proxier.ErrNotSupported) {
-		t.Errorf("the next Apply = %v, want ErrNotSupported again", err)
-	}
+	refuses(partial(web))
 	delete(n.kernel.missing, "mh") // somebody has loaded the module
 	mustApply(t, e, partial(web))
 	n.mustHold(t, dnsVIP+":80/TCP="+pod2+"*1", webVIP+":80/TCP="+pod1+"*1")
@@ -374,7 +376,7 @@ func TestAFailedCallAsksForAFullUpdateAndLosesNothing(t *testing.T) {
 				e := n.engine(t)
 				mustApply(t, e, before)
 				n.kernel.fault = fault{armed: true, after: i, late: late}
-				err := e.Apply(t.Context(), u)
+				_, err := e.Apply(t.Context(), u)
 				if n.kernel.fault.armed {
 					break // all have had their turn
 				}
@@ -390,7 +392,7 @@ func TestAFailedCallAsksForAFullUpdateAndLosesNothing(t *testing.T) {
 			e := n.engine(t)
 			mustApply(t, e, before)
 			n.device.failAfter = i
-			err := e.Apply(t.Context(), u)
+			_, err := e.Apply(t.Context(), u)
 			if n.device.failAfter >= 0 {
 				break
 			}
@@ -400,7 +402,7 @@ func TestAFailedCallAsksForAFullUpdateAndLosesNothing(t *testing.T) {
 		e := n.engine(t)
 		mustApply(t, e, before)
 		n.rules.err = errFault
-		err := e.Apply(t.Context(), u)
+		_, err := e.Apply(t.Context(), u)
 		n.rules.err = nil
 		recovers(t, what+", rules", n, e, err, full(after...))
 	}
@@ -410,10 +412,10 @@ func TestAFailedCallAsksForAFullUpdateAndLosesNothing(t *testing.T) {
 // that a full one brings everything about.
 func recovers(t *testing.T, what string, n *node, e *Engine, err error, u desired.Update) {
 	t.Helper()
-	if !errors.Is(err, errFault) || others(err) == nil {
+	if !errors.Is(err, errFault) {
 		t.Errorf("%s: Apply = %v, want the fault, of no single service port", what, err)
 	}
-	if err := e.Apply(t.Context(), partial()); !errors.Is(err, errNotFull) {
+	if _, err := e.Apply(t.Context(), partial()); !errors.Is(err, errNotFull) {
 		t.Errorf("%s: a partial Apply = %v, want that it is refused", what, err)
 	}
 	mustApply(t, e, u)
@@ -602,7 +604,7 @@ func TestAnEngineThatCannotStartSaysSo(t *testing.T) {
 		e := n.engine(t)
 		works := e.ground
 		breaks(&e.ground)
-		if err := e.Apply(t.Context(), full()); !errors.Is(err, errFault) || e.kernel != nil || e.device != nil {
+		if _, err := e.Apply(t.Context(), full()); !errors.Is(err, errFault) || e.kernel != nil || e.device != nil {
 			t.Errorf("%s: Apply = %v, kernel %v, device %v; want the fault, and none open", what, err, e.kernel, e.device)
 		}
 		e.tend(t.Context())

@@ -36,16 +36,17 @@ func ExampleConfig_tune() {
 	tracker.Services.Update(nil, web)
 	tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4,
 		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5"), proxiertest.Endpoint("10.244.2.7")), false)
-	err := tracker.Apply(v1.IPv4Protocol, func(state *changetracker.State, _ changetracker.Delta) error {
+	err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		state := step.After
 		update := desired.Update{Family: v1.IPv4Protocol, Full: true}
 		for name := range state.All() {
 			service, _ := new(desired.Resolver).Resolve(state, name)
 			update.Services = append(update.Services, service)
 		}
-		plan, err := engine.(proxier.Planner).Plan(update)
+		plan, err := engine.Plan(update)
 		servers, _, _ := strings.Cut(plan, "\n\n") // and then the rules in front of them
 		fmt.Println(servers)
-		return err
+		return nil, err
 	})
 	fmt.Println(err)
 	// Output:

@@ -111,10 +111,10 @@ type fakeRules struct {
 	watch    func(ctx context.Context) error
 }
 
-func (r *fakeRules) Apply(_ context.Context, update desired.Update) error {
+func (r *fakeRules) Apply(_ context.Context, update desired.Update) (proxier.Result, error) {
 	r.updates++
 	if r.err != nil {
-		return r.err
+		return proxier.Result{}, r.err
 	}
 	if r.hear != nil {
 		r.hear("rules")
@@ -128,8 +128,10 @@ func (r *fakeRules) Apply(_ context.Context, update desired.Update) error {
 	for _, name := range update.Removed {
 		delete(r.services, name)
 	}
-	return nil
+	return proxier.Result{Report: proxier.ApplyReport{Writes: 1000, Transactions: 1}}, nil
 }
+
+func (r *fakeRules) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
 func (r *fakeRules) Cleanup(context.Context) error {
 	r.cleanups++
@@ -144,10 +146,6 @@ func (r *fakeRules) Frontends(context.Context) (keys []desired.Key, err error) {
 		}
 	}
 	return keys, r.err
-}
-
-func (r *fakeRules) LastApply() proxier.ApplyReport {
-	return proxier.ApplyReport{Writes: 1000, Transactions: 1}
 }
 
 func (r *fakeRules) Watch(ctx context.Context, _ func(proxier.Damage)) error {
@@ -217,7 +215,7 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 	for _, c := range change {
 		c(&config)
 	}
-	e, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	e, err := NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -233,7 +231,7 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 
 func mustApply(tb testing.TB, e *Engine, u desired.Update) {
 	tb.Helper()
-	if err := e.Apply(tb.Context(), u); err != nil {
+	if _, err := e.Apply(tb.Context(), u); err != nil {
 		tb.Fatalf("Apply: %v", err)
 	}
 }

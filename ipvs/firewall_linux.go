@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"sync"
 
@@ -45,7 +44,10 @@ func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 	if !u.Full && len(u.Services)+len(u.Removed) == 0 {
 		return nil
 	}
-	err := f.engine.Apply(ctx, u)
+	result, err := f.engine.Apply(ctx, u)
+	for _, failed := range result.Failed {
+		err = errors.Join(err, failed)
+	}
 	wasMissing := f.missing
 	if f.missing = errors.Is(err, proxier.ErrNotSupported); f.missing {
 		if !wasMissing && len(u.Services) > 0 {
@@ -103,17 +105,14 @@ func (f *firewall) close() error {
 	if f == nil {
 		return nil
 	}
-	if c, ok := f.engine.(io.Closer); ok {
-		return c.Close()
-	}
-	return nil
+	return f.engine.Close()
 }
 
 // watchRules watches the rules in front, and those of the firewall.
 func (e *Engine) watchRules(ctx context.Context, damaged func(proxier.Damage)) error {
 	var w proxier.Watcher
 	if e.firewall != nil {
-		w, _ = e.firewall.engine.(proxier.Watcher)
+		w, _ = proxier.As[proxier.Watcher](e.firewall.engine)
 	}
 	if w == nil {
 		return e.rules.Watch(ctx, damaged)

@@ -110,7 +110,7 @@ func (e *Engine) release(ctx context.Context) error {
 	}
 	rules := desired.Update{Family: e.family, Globals: e.globals}
 	e.keepIn(&rules, keep)
-	if err := e.rules.Apply(ctx, rules); err != nil {
+	if _, err := e.rules.Apply(ctx, rules); err != nil {
 		return err
 	}
 	e.kept = keep

@@ -24,7 +24,7 @@ func TestAKernelWithoutIPVS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true})
+	_, err = e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true})
 	var lacks *proxier.UnsupportedError
 	if !errors.As(err, &lacks) || lacks.Feature != "IPVS" || !strings.Contains(lacks.Hint, "ip_vs") {
 		t.Errorf("Apply = %v, want an UnsupportedError about IPVS that names the module", err)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/errtree"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -191,14 +190,23 @@ func (e *Engine) blame(name changetracker.ServicePortName, err error) error {
 	if err == nil || !refused(err) {
 		return err
 	}
-	return &proxier.ServiceError{Name: name, Family: e.family, Err: err}
+	e.failed = append(e.failed, &proxier.ServiceError{Name: name, Err: err, Partial: true})
+	return nil
 }
 
 // refused says whether an error consists of refusals only.
 func refused(err error) bool {
-	_, rest := errtree.Split(err, func(e error) (error, bool) {
-		_, unsupported := errtree.As[*proxier.UnsupportedError](e)
-		return e, unsupported || e == proxier.ErrNotSupported || e == unix.EINVAL || e == unix.ERANGE //nolint:errorlint // Split walks the tree
-	})
-	return rest == nil
+	switch err { //nolint:errorlint // it goes through the tree itself
+	case proxier.ErrNotSupported, unix.EINVAL, unix.ERANGE:
+		return true
+	}
+	switch e := err.(type) { //nolint:errorlint // as above
+	case *proxier.UnsupportedError:
+		return true
+	case interface{ Unwrap() error }:
+		return refused(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !refused(err) })
+	}
+	return false
 }

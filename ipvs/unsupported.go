@@ -11,8 +11,11 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
+// Engine needs Linux: there is none here.
+type Engine struct{ proxier.Engine }
+
 // NewEngine returns proxier.ErrNotSupported.
-func NewEngine(Config, v1.IPFamily, proxier.Deps) (proxier.Engine, error) {
+func NewEngine(Config, v1.IPFamily, proxier.Deps) (*Engine, error) {
 	return nil, fmt.Errorf("ipvs on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
 }
 

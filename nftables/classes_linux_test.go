@@ -119,7 +119,7 @@ func TestATenantWhoVariesEverythingMakesNoChainsPileUp(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		v := &victim{world: w, net: proxiertest.NewTopology(t)}
 		start := func() *Engine {
-			e, err := newEngine(Config{Config: proxier.Config{NetNS: v.net.Node.NetNS()}}, w.family, proxier.Deps{})
+			e, err := NewEngine(Config{Config: proxier.Config{NetNS: v.net.Node.NetNS()}}, w.family, proxier.Deps{})
 			if err != nil {
 				t.Fatalf("new engine: %v", err)
 			}
@@ -140,7 +140,7 @@ func TestATenantWhoVariesEverythingMakesNoChainsPileUp(t *testing.T) {
 			if i%25 == 0 {
 				failAt.Store(int64(1 + w.rand.IntN(10)))
 			}
-			err := e.Apply(t.Context(), desired.Update{Family: w.family, Services: []*desired.Service{m[name(n)]}, Globals: w.globals()})
+			_, err := e.Apply(t.Context(), desired.Update{Family: w.family, Services: []*desired.Service{m[name(n)]}, Globals: w.globals()})
 			failAt.Store(0)
 			if err != nil {
 				mustApply(t, e, m.full(w))

@@ -15,7 +15,7 @@ import (
 // Plan implements proxier.Planner. The text is close to nft's own syntax, with a
 // line for each element, but made to be read: it cannot be loaded.
 func (e *Engine) Plan(update desired.Update) (string, error) {
-	scratch, err := newEngine(e.config, e.family, proxier.Deps{})
+	scratch, err := NewEngine(e.config, e.family, proxier.Deps{})
 	if err != nil {
 		return "", err
 	}

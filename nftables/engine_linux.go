@@ -18,8 +18,8 @@ import (
 )
 
 // Engine programs one IP family by netlink. It implements proxier.Engine,
-// Planner, Dumper, Watcher and Reporter. Calls must not overlap, but Watch runs
-// beside all others.
+// Planner, Dumper, Watcher and Owner. Calls must not overlap, but Watch runs beside all
+// others.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -64,11 +64,7 @@ func (s *state) settleCounts(sink elementSink) {
 
 // NewEngine returns the engine of one family. It opens no socket and writes
 // nothing before the first Apply.
-func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
-	return newEngine(config, family, deps)
-}
-
-func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
+func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -107,7 +103,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	}
 	shared := newWatches()
 	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) {
-		engine, err := newEngine(config, family, deps)
+		engine, err := NewEngine(config, family, deps)
 		if engine != nil {
 			engine.watches = shared
 		}
@@ -126,9 +122,14 @@ func netfilterFamily(family v1.IPFamily) uint8 {
 // failure, and when pods are told apart in another way.
 var errNotFull = errors.New("nftables: a partial update where a full one is needed")
 
-// Apply implements proxier.Engine.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
+// Apply implements proxier.Engine. It fails for all service ports or none.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.report = proxier.ApplyReport{}
+	err := e.apply(ctx, update)
+	return proxier.Result{Report: e.report}, err
+}
+
+func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	if err := e.connect(); err != nil {
 		return err
 	}
@@ -186,8 +187,8 @@ func (e *Engine) generation(ctx context.Context) (uint32, error) {
 // OwnsNames implements proxier.Owner: the table has the name of the instance.
 func (e *Engine) OwnsNames() bool { return true }
 
-// LastApply implements proxier.Reporter.
-func (e *Engine) LastApply() proxier.ApplyReport { return e.report }
+// Traits implements proxier.Engine.
+func (e *Engine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
 // Close closes the netlink socket. The kernel objects stay. A later call opens a
 // new socket.

@@ -144,7 +144,7 @@ func (m model) step(w *world, services, changes int) desired.Update {
 
 func (w *world) engine(tb testing.TB, ns *netns.NS) *Engine {
 	tb.Helper()
-	e, err := newEngine(Config{Config: proxier.Config{NetNS: ns.Path()}}, w.family, proxier.Deps{})
+	e, err := NewEngine(Config{Config: proxier.Config{NetNS: ns.Path()}}, w.family, proxier.Deps{})
 	if err != nil {
 		tb.Fatalf("new engine: %v", err)
 	}
@@ -170,10 +170,10 @@ func bothFamilies(t *testing.T, test func(t *testing.T, w *world)) {
 
 func mustApply(t *testing.T, e *Engine, u desired.Update) proxier.ApplyReport {
 	t.Helper()
-	if err := e.Apply(t.Context(), u); err != nil {
+	if _, err := e.Apply(t.Context(), u); err != nil {
 		t.Fatalf("apply: %v", err)
 	}
-	return e.LastApply()
+	return e.report
 }
 
 func mustWriteNothing(t *testing.T, e *Engine, u desired.Update, when string) {
@@ -331,7 +331,7 @@ func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
 					}
 				}
 				failAt.Store(int64(failed + 1))
-				err := e.Apply(t.Context(), next())
+				_, err := e.Apply(t.Context(), next())
 				left := failAt.Swap(0)
 				if left > 0 {
 					break // all messages have had their turn
@@ -397,7 +397,7 @@ func TestCleanupTakesOnlyItsOwnTable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, err := newEngine(Config{Config: proxier.Config{NetNS: ns.Path(), Names: names}}, w.family, proxier.Deps{})
+		other, err := NewEngine(Config{Config: proxier.Config{NetNS: ns.Path(), Names: names}}, w.family, proxier.Deps{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -486,7 +486,7 @@ func TestAReplacedTableTakesChanges(t *testing.T) {
 		mustApply(t, e, change)
 		mustMatch(t, e, m)
 		change.Globals = w.globals()
-		if err := e.Apply(t.Context(), change); !errors.Is(err, errNotFull) {
+		if _, err := e.Apply(t.Context(), change); !errors.Is(err, errNotFull) {
 			t.Errorf("a partial update that tells pods by address now = %v, want errNotFull", err)
 		}
 	})

@@ -139,12 +139,12 @@ func (f *failing) mustHold(t *testing.T, want map[string][]string) {
 // TestAKernelWithoutNFTables says which modules it lacks, and has nothing to clean up.
 func TestAKernelWithoutNFTables(t *testing.T) {
 	t.Parallel()
-	e, err := newEngine(Config{}, v1.IPv4Protocol, proxier.Deps{})
+	e, err := NewEngine(Config{}, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	e.open = func() (kernel, error) { return nil, unreachable(os.NewSyscallError("socket", unix.EPROTONOSUPPORT)) }
-	err = e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true})
+	_, err = e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true})
 	var lacks *proxier.UnsupportedError
 	if !errors.As(err, &lacks) || !strings.Contains(lacks.Feature, "nf_tables") || !strings.Contains(lacks.Hint, "nfnetlink") {
 		t.Errorf("Apply = %v, want an UnsupportedError about nf_tables that names the modules", err)

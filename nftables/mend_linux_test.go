@@ -104,7 +104,7 @@ func (p *predecessor) engineWith(t *testing.T, change func(*Config)) *Engine {
 	t.Helper()
 	config := Config{Config: proxier.Config{NetNS: p.ns.Path()}}
 	change(&config)
-	e, err := newEngine(config, p.family, proxier.Deps{})
+	e, err := NewEngine(config, p.family, proxier.Deps{})
 	if err != nil {
 		t.Fatalf("new engine: %v", err)
 	}
@@ -236,7 +236,7 @@ func TestATableOfSomebodyElseIsReplaced(t *testing.T) {
 	ns := netnstest.New(t)
 	mustNFT(t, ns, strings.NewReplacer("IP ", "ip ", "ADDR", "ipv4_addr", "VIP", "10.96.9.9").Replace(foreign))
 	core, logs := observer.New(zap.InfoLevel)
-	e, err := newEngine(Config{Config: proxier.Config{NetNS: ns.Path()}}, w.family, proxier.Deps{Logger: zap.New(core)})
+	e, err := NewEngine(Config{Config: proxier.Config{NetNS: ns.Path()}}, w.family, proxier.Deps{Logger: zap.New(core)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +250,7 @@ func TestATableOfSomebodyElseIsReplaced(t *testing.T) {
 	if logs.FilterMessageSnippet("replacing").Len() != 1 {
 		t.Errorf("log %v, want one line about the replacement", logs.All())
 	}
-	if r := e.LastApply(); r.Transactions != 1 {
+	if r := e.report; r.Transactions != 1 {
 		t.Errorf("%d transactions, want the table replaced in one", r.Transactions)
 	}
 }
@@ -271,7 +271,7 @@ func TestATableThatCannotBeMendedIsReplaced(t *testing.T) {
 		e := w.engine(t, p.ns)
 		u := p.m.full(w)
 		for range maxFailedMends {
-			if err := e.Apply(t.Context(), u); err == nil {
+			if _, err := e.Apply(t.Context(), u); err == nil {
 				t.Fatal("the table could be mended: this test is no test")
 			}
 		}

@@ -173,12 +173,12 @@ func elementLines(text string) []string {
 func TestWithoutPrivilegeTheErrorSaysWhatToDo(t *testing.T) {
 	netnstest.Unprivileged(t, func(t *testing.T) {
 		w := &world{family: v1.IPv4Protocol}
-		e, err := newEngine(Config{}, w.family, proxier.Deps{})
+		e, err := NewEngine(Config{}, w.family, proxier.Deps{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer e.Close()
-		err = e.Apply(t.Context(), model{}.full(w))
+		_, err = e.Apply(t.Context(), model{}.full(w))
 		if !errors.Is(err, proxier.ErrPermission) || !strings.Contains(err.Error(), "run with CAP_NET_ADMIN") {
 			t.Errorf("apply = %v, want ErrPermission and what to do", err)
 		}
@@ -186,11 +186,11 @@ func TestWithoutPrivilegeTheErrorSaysWhatToDo(t *testing.T) {
 }
 
 func TestAMissingNamespaceIsNamed(t *testing.T) {
-	e, err := newEngine(Config{Config: proxier.Config{NetNS: "no-such-namespace"}}, v1.IPv4Protocol, proxier.Deps{})
+	e, err := NewEngine(Config{Config: proxier.Config{NetNS: "no-such-namespace"}}, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = e.Apply(t.Context(), model{}.full(&world{family: v1.IPv4Protocol}))
+	_, err = e.Apply(t.Context(), model{}.full(&world{family: v1.IPv4Protocol}))
 	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "/run/netns/no-such-namespace") {
 		t.Errorf("apply = %v, want one that names the path", err)
 	}

@@ -318,7 +318,7 @@ func startConfigured(tb testing.TB, c *cluster, ns *netns.NS, own proxier.Config
 	own.Families, own.NetNS = []v1.IPFamily{v1.IPv4Protocol}, ns.Path()
 	own.Node.Name = "node-1" // the endpoints are on another one
 	config := Config{Config: own}
-	engine, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	engine, err := NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		tb.Fatal(err)
 	}

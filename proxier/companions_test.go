@@ -319,7 +319,7 @@ func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
 			t.Error("Programmed is not what was programmed")
 		}
 
-		refused := &ServiceError{Name: *e.Service, Family: v1.IPv4Protocol, Err: errors.New("too long")}
+		refused := someError{{Name: *e.Service, Err: errors.New("too long")}}
 		f.v4.failWith(func(desired.Update) error { return refused })
 		f.OnEndpointSliceAdd(slice("a", "10.1.0.1", "10.1.0.2"))
 		time.Sleep(2 * time.Second)

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
@@ -57,14 +55,15 @@ func (e *ApplyError) Unwrap() error { return e.Err }
 // ServiceError says that one service port is not programmed as it should be. All
 // others are not affected.
 type ServiceError struct {
-	Name   changetracker.ServicePortName
-	Family v1.IPFamily
-	Err    error
+	Name changetracker.ServicePortName
+	Err  error // the cause
+	// Partial says that it may not be as it was before either.
+	Partial bool
 }
 
 // Error names the service port and the cause.
 func (e *ServiceError) Error() string {
-	return fmt.Sprintf("service port %s (%s, %s): %v", e.Name, e.Name.Protocol, e.Family, e.Err)
+	return fmt.Sprintf("service port %s (%s): %v", e.Name, e.Name.Protocol, e.Err)
 }
 
 // Unwrap returns the cause.

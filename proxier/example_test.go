@@ -16,20 +16,24 @@ import (
 // printer is a data plane of one's own: it prints, once it is no longer busy.
 type printer struct{ busy bool }
 
-func (p *printer) Apply(_ context.Context, update desired.Update) error {
+func (p *printer) Apply(_ context.Context, update desired.Update) (proxier.Result, error) {
 	if p.busy {
 		p.busy = false
-		return errors.New("the printer is busy")
+		return proxier.Result{}, errors.New("the printer is busy")
 	}
 	for _, s := range update.Services {
 		for _, f := range s.Frontends {
 			fmt.Println(s.Name, s.Key(&f), f.Action, s.Endpoints(f.Scope))
 		}
 	}
-	return nil
+	return proxier.Result{}, nil
 }
 
 func (p *printer) Cleanup(context.Context) error { return nil }
+
+func (p *printer) Close() error { return nil }
+
+func (p *printer) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
 // listener does something after each sync.
 type listener func(proxier.SyncReport)

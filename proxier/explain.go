@@ -22,7 +22,7 @@ type programmed struct {
 	state    *changetracker.State
 	resolver desired.Resolver
 	globals  desired.Globals
-	traits   desired.Traits
+	traits   func(*desired.Service) desired.Traits
 }
 
 // Programmed returns what is programmed in an IP family, nil before the first

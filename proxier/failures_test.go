@@ -16,11 +16,11 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// failures makes trees of errors at random.
-type failures struct{ *rand.Rand }
+// dice make trees of errors at random.
+type dice struct{ *rand.Rand }
 
 // tree wraps and joins leaves, with nil and repetition among them.
-func (r failures) tree(leaves []error) error {
+func (r dice) tree(leaves []error) error {
 	for range r.IntN(3) {
 		leaves = append(leaves, nil)
 	}
@@ -38,7 +38,7 @@ func (r failures) tree(leaves []error) error {
 	return r.wrapped(leaves[0])
 }
 
-func (r failures) node(children []error) error {
+func (r dice) node(children []error) error {
 	err := errors.Join(children...)
 	if len(children) == 2 && children[0] != nil && children[1] != nil && r.IntN(2) == 0 {
 		err = fmt.Errorf("%w, and %w", children[0], children[1])
@@ -46,7 +46,7 @@ func (r failures) node(children []error) error {
 	return r.wrapped(err)
 }
 
-func (r failures) wrapped(err error) error {
+func (r dice) wrapped(err error) error {
 	for err != nil && r.IntN(2) == 0 {
 		err = fmt.Errorf("wrapped: %w", err)
 	}
@@ -54,12 +54,12 @@ func (r failures) wrapped(err error) error {
 }
 
 // total is an error that concerns everything, though some look otherwise.
-func (r failures) total(u *desired.Update) error {
-	partial := &changetracker.PartialError{Err: errors.New("of the engine's own making")}
+func (r dice) total(u *desired.Update) error {
+	one := &ServiceError{Err: errors.New("of one service port")}
 	if len(u.Services) > 0 {
-		partial.Names = []changetracker.ServicePortName{u.Services[0].Name}
+		one.Name = u.Services[0].Name
 	}
-	return []error{errors.New("socket died"), fmt.Errorf("nothing wrapped: %w", error(nil)), partial, emptyJoinError{}}[r.IntN(4)]
+	return []error{errors.New("socket died"), fmt.Errorf("nothing wrapped: %w", error(nil)), one, someError{one}, emptyJoinError{}}[r.IntN(5)]
 }
 
 // emptyJoinError joins nothing.
@@ -72,10 +72,10 @@ func (emptyJoinError) Unwrap() []error { return nil }
 // engine has done, whatever failed and however the engine says it.
 func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 	for seed := range uint64(300) {
-		r := failures{rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // no secret
+		r := dice{rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // no secret
 		run(t, withoutRetries(), func(t *testing.T, f *fixture) {
 			has := map[string]uint16{} // what the engine has, by Service
-			f.v4.failWith(func(u desired.Update) error { return r.apply(&u, has) })
+			f.v4.become(func(u desired.Update) (Result, error) { return r.apply(&u, has) })
 			f.synced()
 			synctest.Wait() // the engine has dice of ours
 			names, ports := []string{"a", "b", "c", "d"}, map[string]uint16{}
@@ -94,7 +94,10 @@ func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 					}
 				}
 			}
-			f.v4.failWith(func(u desired.Update) error { return failures{}.record(&u, has, nil) })
+			f.v4.become(func(u desired.Update) (Result, error) {
+				record(&u, has, nil)
+				return Result{}, nil
+			})
 			if err := f.Sync(t.Context()); err != nil {
 				t.Fatalf("seed %d: Sync = %v, want nil when nothing fails", seed, err)
 			}
@@ -108,32 +111,38 @@ func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 }
 
 // apply fails for some service ports or for all, and says so in a random way.
-func (r failures) apply(u *desired.Update, has map[string]uint16) error {
+func (r dice) apply(u *desired.Update, has map[string]uint16) (Result, error) {
+	var result Result
 	failed := map[string]bool{}
-	var leaves []error
 	for _, s := range u.Services {
 		if r.IntN(3) == 0 {
 			failed[s.Name.Name] = true
-			leaves = append(leaves, &ServiceError{Name: s.Name, Family: u.Family, Err: errors.Join(errors.New("refused"), nil)})
+			for range 1 + r.IntN(2) {
+				one := &ServiceError{Name: s.Name, Err: r.tree([]error{errors.New("refused")}), Partial: r.IntN(2) == 0}
+				result.Failed = append(result.Failed, one, nil)
+			}
 		}
 	}
-	if r.IntN(3) == 0 {
-		return r.tree(append(leaves, r.total(u)))
+	if r.IntN(4) == 0 { // of which the Proxier knows nothing
+		result.Failed = append(result.Failed, &ServiceError{Name: nameOf("unknown")})
 	}
-	return r.record(u, has, failed, leaves...)
+	r.Shuffle(len(result.Failed), func(i, j int) {
+		result.Failed[i], result.Failed[j] = result.Failed[j], result.Failed[i]
+	})
+	if r.IntN(3) == 0 {
+		return result, r.tree([]error{r.total(u)})
+	}
+	record(u, has, failed)
+	return result, nil
 }
 
 // record is what the engine does with what did not fail.
-func (r failures) record(u *desired.Update, has map[string]uint16, failed map[string]bool, leaves ...error) error {
+func record(u *desired.Update, has map[string]uint16, failed map[string]bool) {
 	for _, s := range u.Services {
 		if !failed[s.Name.Name] {
 			has[s.Name.Name] = s.Port.Port
 		}
 	}
-	if len(leaves) == 0 {
-		return nil
-	}
-	return r.tree(leaves)
 }
 
 // countsAsProgrammed says whether anything lets a Service's port pass for programmed.

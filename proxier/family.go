@@ -14,7 +14,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/errtree"
 )
 
 // family drives one engine. Its fields are owned by the goroutine that syncs it,
@@ -27,10 +26,12 @@ type family struct {
 	rank     map[types.NamespacedName]int // of important Services, from 1
 	log      *zap.Logger
 
-	claims   *claims
-	lost     map[changetracker.ServicePortName][]desired.Key
-	refused  map[changetracker.ServicePortName][]netip.Addr
-	full     bool // the next Update must be full: at start, and after a failure
+	claims  *claims
+	lost    map[changetracker.ServicePortName][]desired.Key
+	refused map[changetracker.ServicePortName][]netip.Addr
+	full    bool // the next Update must be full: at start, and after a failure
+	// retry are the service ports that failed in the last Update.
+	retry    []changetracker.ServicePortName
 	lastFull time.Time
 	period   time.Duration
 	chances  int // for a kernel that lacks something, loadingChances at start
@@ -46,14 +47,6 @@ type family struct {
 	contest  contest     // guarded by Proxier.mu
 	watching watching    // guarded by Proxier.mu
 	repair   *time.Timer // wakes the runner for a repair
-}
-
-// traits are those of the engine.
-func (f *family) traits() (t desired.Traits) {
-	if c, ok := f.engine.(Characteristic); ok {
-		t = c.Traits()
-	}
-	return t
 }
 
 // attempt is what a sync of a family starts with.
@@ -92,26 +85,22 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 	f.full = true // unless this succeeds
 	update := f.update(state, delta, o.full)
 	s.watch.lap(StageResolve)
-	o.err = f.engine.Apply(ctx, update)
-	for o.full && f.mayBeLoading(ctx, o.err) {
-		o.err = f.engine.Apply(ctx, update)
+	result, err := f.engine.Apply(ctx, update)
+	for o.full && f.mayBeLoading(ctx, err) {
+		result, err = f.engine.Apply(ctx, update)
 	}
-	if r, ok := f.engine.(Reporter); ok {
-		o.applied = r.LastApply()
-	}
+	o.applied = result.Report
 	s.watch.split(StagePlan, StageApply, o.applied.Kernel)
-	var rest error
-	o.failed, rest = SplitErrors(o.err)
-	o.failed = firstOfEach(o.failed)
-	if rest != nil {
+	if o.err = err; err != nil {
 		return o
 	}
-	o.programmed = true
-	f.flows.update(state, &update, o.failed)
+	o.failed = failures(result.Failed)
+	o.err = joined(o.failed)
+	o.programmed, f.full = true, false
+	f.retry = namesOf(o.failed)
+	f.flows.update(state, &update, &result)
 	f.shortages.update(&update)
 	o.health = healthUpdate(state, delta, o.full)
-	// What failed outside the delta does not stay pending with the tracker.
-	f.full = !allChanged(o.failed, delta)
 	if o.full {
 		f.lastFull = s.started
 	}
@@ -119,22 +108,6 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 		o.triggers = append(o.triggers, delta.Changes[i].Triggers...)
 	}
 	return o
-}
-
-// errNotProgrammed tells the tracker to keep everything pending: whatever is in the
-// engine's error, the driver has judged it.
-var errNotProgrammed = errors.New("nothing counts as programmed")
-
-// unfinished tells the tracker what stays pending.
-func (o *outcome) unfinished() error {
-	switch {
-	case !o.programmed:
-		return errNotProgrammed
-	case len(o.failed) > 0:
-		return &changetracker.PartialError{Names: namesOf(o.failed), Err: o.err}
-	default:
-		return nil
-	}
 }
 
 // A kernel says that it lacks a feature while the module is still being loaded for
@@ -148,8 +121,7 @@ const (
 // mayBeLoading says, after a pause, whether what the kernel lacked deserves another
 // attempt before anybody hears of it. There are only a few in a family's life.
 func (f *family) mayBeLoading(ctx context.Context, err error) bool {
-	_, rest := SplitErrors(err)
-	if f.chances == 0 || !errors.As(rest, new(*UnsupportedError)) {
+	if f.chances == 0 || !errors.As(err, new(*UnsupportedError)) {
 		return false
 	}
 	f.chances--
@@ -196,8 +168,8 @@ func isGone(state *changetracker.State, name changetracker.ServicePortName) bool
 	return !ok
 }
 
-// changed resolves the service ports of the delta, and those that win or lose a
-// frontend by it.
+// changed resolves the service ports of the delta, those that win or lose a frontend by
+// it, and those that failed.
 func (f *family) changed(state *changetracker.State, delta changetracker.Delta) (services []*desired.Service, removed []changetracker.ServicePortName) {
 	inDelta := make(map[changetracker.ServicePortName]bool, len(delta.Changes))
 	resolved := make([]*desired.Service, 0, len(delta.Changes))
@@ -219,10 +191,15 @@ func (f *family) changed(state *changetracker.State, delta changetracker.Delta) 
 		delete(f.refused, c.Name)
 		removed = append(removed, c.Name)
 	}
-	for _, name := range others {
-		if s, ok := f.resolver.Resolve(state, name); ok && !inDelta[name] {
-			inDelta[name] = true
+	for _, name := range append(others, f.retry...) {
+		if inDelta[name] {
+			continue
+		}
+		inDelta[name] = true
+		if s, ok := f.resolver.Resolve(state, name); ok {
 			resolved = append(resolved, s)
+		} else {
+			removed = append(removed, name)
 		}
 	}
 	slices.SortFunc(resolved, f.compare)
@@ -308,21 +285,6 @@ func (f *family) rankOf(s *desired.Service) int {
 	return len(f.rank) + 1
 }
 
-// SplitErrors tells the errors of single service ports from the rest of what an Apply
-// returned: an engine that is made of others needs to know. rest is nil only if each
-// error that is wrapped or joined in err is, or belongs to, a ServiceError.
-func SplitErrors(err error) (failed []*ServiceError, rest error) {
-	return errtree.Split(err, errtree.As[*ServiceError])
-}
-
-func allChanged(failed []*ServiceError, delta changetracker.Delta) bool {
-	byName := func(c changetracker.Change, name changetracker.ServicePortName) int { return c.Name.Compare(name) }
-	return !slices.ContainsFunc(failed, func(e *ServiceError) bool {
-		_, changed := slices.BinarySearchFunc(delta.Changes, e.Name, byName)
-		return !changed
-	})
-}
-
 func namesOf(failed []*ServiceError) []changetracker.ServicePortName {
 	names := make([]changetracker.ServicePortName, len(failed))
 	for i, e := range failed {
@@ -331,8 +293,32 @@ func namesOf(failed []*ServiceError) []changetracker.ServicePortName {
 	return names
 }
 
+// errNoCause is for engines that fail a service port without saying why.
+var errNoCause = errors.New("the engine names no cause")
+
+// failures are those that an engine returned: the first one of each service port, in
+// their order.
+func failures(failed []*ServiceError) []*ServiceError {
+	failed = slices.DeleteFunc(slices.Clone(failed), func(e *ServiceError) bool { return e == nil })
+	for i, e := range failed {
+		if e.Err == nil {
+			failed[i] = &ServiceError{Name: e.Name, Err: errNoCause, Partial: e.Partial}
+		}
+	}
+	return firstOfEach(failed)
+}
+
 // firstOfEach sorts failures by service port, and keeps the first one of each.
 func firstOfEach(failed []*ServiceError) []*ServiceError {
 	slices.SortStableFunc(failed, func(a, b *ServiceError) int { return a.Name.Compare(b.Name) })
 	return slices.CompactFunc(failed, func(a, b *ServiceError) bool { return a.Name == b.Name })
+}
+
+// joined is one error of several, nil of none.
+func joined(failed []*ServiceError) error {
+	errs := make([]error, len(failed))
+	for i, e := range failed {
+		errs[i] = e
+	}
+	return errors.Join(errs...)
 }

@@ -33,7 +33,6 @@ type Conntrack interface {
 // syncs the family.
 type flowBook struct {
 	tracks  func(desired.Protocol) bool
-	relay   Relay // nil when flows lead to endpoints
 	known   map[changetracker.ServicePortName]flowPage
 	pending map[desired.Key]desired.Flows
 	// everything is to be looked at once: who knows what a predecessor has left.
@@ -45,25 +44,24 @@ type flowPage struct {
 	servers   []netip.AddrPort
 }
 
-func newFlowBook(c Conntrack, e Engine) *flowBook {
+func newFlowBook(c Conntrack) *flowBook {
 	b := &flowBook{known: map[changetracker.ServicePortName]flowPage{}, pending: map[desired.Key]desired.Flows{}}
 	b.tracks = func(desired.Protocol) bool { return false }
-	b.relay, _ = e.(Relay)
 	if c != nil {
 		b.tracks, b.everything = c.Tracks, true
 	}
 	return b
 }
 
-// update notes what is programmed now. failed are service ports that are not.
-func (b *flowBook) update(state *changetracker.State, u *desired.Update, failed []*ServiceError) {
+// update notes what is programmed now.
+func (b *flowBook) update(state *changetracker.State, u *desired.Update, result *Result) {
 	changed := map[changetracker.ServicePortName]flowPage{}
 	for _, s := range u.Services {
 		if b.tracks(s.Protocol) {
-			changed[s.Name] = b.pageOf(s)
+			changed[s.Name] = pageOf(s, result)
 		}
 	}
-	for _, e := range failed {
+	for _, e := range failures(result.Failed) {
 		delete(changed, e.Name)
 	}
 	gone := slices.Clone(u.Removed)
@@ -88,10 +86,10 @@ func (b *flowBook) update(state *changetracker.State, u *desired.Update, failed 
 	}
 }
 
-func (b *flowBook) pageOf(s *desired.Service) flowPage {
+func pageOf(s *desired.Service, result *Result) flowPage {
 	page := flowPage{servers: s.Servers}
-	if b.relay != nil {
-		page.servers = b.relay.FlowEnds(s.Name, page.servers)
+	if ends, relayed := result.FlowEnds[s.Name]; relayed {
+		page.servers = ends
 	}
 	for i := range s.Frontends {
 		page.frontends = append(page.frontends, desired.FlowsOf(s, &s.Frontends[i], page.servers))
@@ -158,7 +156,7 @@ func (b *flowBook) done() {
 // cleanFlows does what the book says, if anything. What cannot be done stays in
 // the book. A kernel that cannot do it at all makes no sync fail.
 func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, checked bool, err error) {
-	check, ok := f.flows.check(&f.globals, f.traits())
+	check, ok := f.flows.check(&f.globals, f.engine.Traits(nil))
 	if !ok {
 		return 0, false, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -20,14 +21,12 @@ import (
 // before it is taken away here.
 //
 // The engines must not stand in each other's way where both have the same service
-// port for a moment. Hybrid is a Watcher, a Reporter, a DescriptorHolder and an
-// io.Closer for those of its engines that are.
+// port for a moment. What Hybrid can do beside an Engine, those of its engines do that can.
 type Hybrid struct {
 	choose  func(s *desired.Service) string
 	engines []HybridEngine
 	// placed says which engine has a service port.
 	placed map[changetracker.ServicePortName]int
-	report ApplyReport
 }
 
 // HybridEngine is one of the engines of a Hybrid.
@@ -39,11 +38,10 @@ type HybridEngine struct {
 var _ interface {
 	Engine
 	Watcher
-	Relay
-	Reporter
+	Planner
+	Dumper
 	DescriptorHolder
 	Owner
-	io.Closer
 } = (*Hybrid)(nil)
 
 // NewHybrid returns a Hybrid. choose names the engine of a service port, for example
@@ -63,15 +61,8 @@ func NewHybrid(choose func(s *desired.Service) string, engines ...HybridEngine) 
 
 // Apply implements Engine. A service port that its new engine refuses stays with the
 // one that has it.
-func (h *Hybrid) Apply(ctx context.Context, update desired.Update) error {
-	h.report = ApplyReport{}
-	first := make([]desired.Update, len(h.engines))
-	for i := range first {
-		first[i] = desired.Update{Family: update.Family, Full: update.Full, Globals: update.Globals}
-		if i > 0 {
-			first[i].Globals.ServiceCIDRs = nil
-		}
-	}
+func (h *Hybrid) Apply(ctx context.Context, update desired.Update) (Result, error) {
+	first := h.updates(&update)
 	moves := map[changetracker.ServicePortName]int{} // to where
 	for _, s := range update.Services {
 		to := h.index(s)
@@ -98,6 +89,19 @@ func (h *Hybrid) Apply(ctx context.Context, update desired.Update) error {
 	return h.program(ctx, first, moves)
 }
 
+// updates are those of the engines, without service ports. The first engine is the one
+// that has to do with addresses that no Service has.
+func (h *Hybrid) updates(of *desired.Update) []desired.Update {
+	updates := make([]desired.Update, len(h.engines))
+	for i := range updates {
+		updates[i] = desired.Update{Family: of.Family, Full: of.Full, Globals: of.Globals}
+		if i > 0 {
+			updates[i].Globals.ServiceCIDRs = nil
+		}
+	}
+	return updates
+}
+
 // index is the engine of a service port.
 func (h *Hybrid) index(s *desired.Service) int {
 	name := h.choose(s)
@@ -114,20 +118,21 @@ func (h *Hybrid) forgetOthers(update *desired.Update) {
 }
 
 // program applies the first updates, and then takes away what has moved.
-func (h *Hybrid) program(ctx context.Context, first []desired.Update, moves map[changetracker.ServicePortName]int) error {
+func (h *Hybrid) program(ctx context.Context, first []desired.Update, moves map[changetracker.ServicePortName]int) (Result, error) {
+	total := Result{FlowEnds: map[changetracker.ServicePortName][]netip.AddrPort{}}
 	var errs []error
 	failed := map[int]bool{}
 	for i, u := range first {
 		if u.Full || len(u.Services)+len(u.Removed) > 0 {
-			err := h.apply(ctx, i, u)
-			errs = append(errs, err)
-			refused, rest := SplitErrors(err)
-			failed[i] = rest != nil
-			for _, e := range refused {
+			result, err := h.engines[i].Engine.Apply(ctx, u)
+			h.add(&total, &result, i, moves)
+			for _, e := range result.Failed {
 				if to, moving := moves[e.Name]; moving && to == i {
 					delete(moves, e.Name)
 				}
 			}
+			failed[i] = err != nil
+			errs = append(errs, err)
 		}
 	}
 	last := make([]desired.Update, len(h.engines))
@@ -143,97 +148,137 @@ func (h *Hybrid) program(ctx context.Context, first []desired.Update, moves map[
 		if len(u.Removed) > 0 {
 			u.Family, u.Globals = first[i].Family, first[i].Globals
 			slices.SortFunc(u.Removed, changetracker.ServicePortName.Compare)
-			errs = append(errs, h.apply(ctx, i, u))
+			result, err := h.engines[i].Engine.Apply(ctx, u)
+			h.add(&total, &result, i, nil)
+			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return total, errors.Join(errs...)
 }
 
-func (h *Hybrid) apply(ctx context.Context, i int, u desired.Update) error {
-	err := h.engines[i].Engine.Apply(ctx, u)
-	if r, ok := h.engines[i].Engine.(Reporter); ok {
-		h.report.add(r.LastApply())
+// add adds up what several engines did. Flows of a service port that moves end where it
+// goes to.
+func (h *Hybrid) add(total, o *Result, engine int, moves map[changetracker.ServicePortName]int) {
+	total.Failed = append(total.Failed, o.Failed...)
+	for name, ends := range o.FlowEnds {
+		if to, moving := moves[name]; !moving || to == engine {
+			total.FlowEnds[name] = ends
+		}
 	}
-	return err
+	r := &total.Report
+	r.Writes += o.Report.Writes
+	r.Transactions += o.Report.Transactions
+	r.Bytes += o.Report.Bytes
+	r.Kernel += o.Report.Kernel
+	if o.Report.Tables != nil {
+		r.Tables = o.Report.Tables
+	}
 }
 
-// add adds up what several engines did.
-func (r *ApplyReport) add(o ApplyReport) {
-	r.Writes += o.Writes
-	r.Transactions += o.Transactions
-	r.Bytes += o.Bytes
-	r.Kernel += o.Kernel
-	if o.Tables != nil {
-		r.Tables = o.Tables
+// Traits implements Engine: those of the engine that a service port belongs to, and of
+// the first one for addresses without a Service.
+func (h *Hybrid) Traits(s *desired.Service) desired.Traits {
+	if s == nil {
+		return h.engines[0].Engine.Traits(nil)
 	}
+	return h.engines[h.index(s)].Engine.Traits(s)
 }
 
 // Descriptors implements DescriptorHolder: those of the first of its engines that has some.
 func (h *Hybrid) Descriptors() Descriptors {
 	for _, e := range h.engines {
-		if holder, ok := e.Engine.(DescriptorHolder); ok {
+		if holder, ok := As[DescriptorHolder](e.Engine); ok {
 			return holder.Descriptors()
 		}
 	}
 	return Descriptors{}
 }
 
-// FlowEnds implements Relay.
-func (h *Hybrid) FlowEnds(name changetracker.ServicePortName, servers []netip.AddrPort) []netip.AddrPort {
-	at, placed := h.placed[name]
-	if !placed {
-		return servers
-	}
-	if r, ok := h.engines[at].Engine.(Relay); ok {
-		return r.FlowEnds(name, servers)
-	}
-	return servers
-}
-
-// LastApply implements Reporter.
-func (h *Hybrid) LastApply() ApplyReport { return h.report }
-
 // Watch implements Watcher. It ends when ctx does, or the first of the engines'
-// Watches.
+// Watches that does not say errors.ErrUnsupported.
 func (h *Hybrid) Watch(ctx context.Context, damaged func(Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	able := make([]bool, len(h.engines))
 	errs := make([]error, len(h.engines))
 	var running sync.WaitGroup
 	for i, e := range h.engines {
-		if w, ok := e.Engine.(Watcher); ok {
+		if w, ok := As[Watcher](e.Engine); ok {
 			running.Go(func() {
-				defer stop()
-				errs[i] = w.Watch(ctx, damaged)
+				err := w.Watch(ctx, damaged)
+				if able[i] = !errors.Is(err, errors.ErrUnsupported); able[i] {
+					errs[i] = err
+					stop() // the others
+				}
 			})
 		}
 	}
-	<-ctx.Done()
 	running.Wait()
+	if !slices.Contains(able, true) {
+		return fmt.Errorf("watch: %w by any engine of this Hybrid", errors.ErrUnsupported)
+	}
+	return errors.Join(errs...)
+}
+
+// Plan implements Planner: the plans of those engines that can tell, each under its name.
+func (h *Hybrid) Plan(update desired.Update) (string, error) {
+	parts := h.updates(&update)
+	for _, s := range update.Services {
+		to := h.index(s)
+		parts[to].Services = append(parts[to].Services, s)
+	}
+	var text strings.Builder
+	err := h.each("plan", func(i int, e Engine) (bool, error) {
+		p, ok := As[Planner](e)
+		if !ok {
+			return false, nil
+		}
+		plan, err := p.Plan(parts[i])
+		text.WriteString(h.title(i) + plan)
+		return true, err
+	})
+	return text.String(), err
+}
+
+// Dump implements Dumper: what those engines print that can, each under its name.
+func (h *Hybrid) Dump(ctx context.Context, w io.Writer) error {
+	return h.each("dump", func(i int, e Engine) (bool, error) {
+		d, ok := As[Dumper](e)
+		if !ok {
+			return false, nil
+		}
+		_, err := io.WriteString(w, h.title(i))
+		return true, errors.Join(err, d.Dump(ctx, w))
+	})
+}
+
+func (h *Hybrid) title(i int) string { return "# " + h.engines[i].Name + "\n" }
+
+// each asks all engines, of which one at least must be able to.
+func (h *Hybrid) each(what string, ask func(i int, e Engine) (able bool, err error)) error {
+	var errs []error
+	anyAble := false
+	for i, e := range h.engines {
+		able, err := ask(i, e.Engine)
+		if anyAble = anyAble || able; err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", e.Name, err))
+		}
+	}
+	if !anyAble {
+		return fmt.Errorf("%s: %w by any engine of this Hybrid", what, errors.ErrUnsupported)
+	}
 	return errors.Join(errs...)
 }
 
 // Cleanup implements Engine: it cleans up all engines.
 func (h *Hybrid) Cleanup(ctx context.Context) error {
 	clear(h.placed)
-	var errs []error
-	for _, e := range h.engines {
-		if err := e.Engine.Cleanup(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", e.Name, err))
-		}
-	}
-	return errors.Join(errs...)
+	return h.each("clean up", func(_ int, e Engine) (bool, error) { return true, e.Cleanup(ctx) })
 }
 
-// Close closes all engines that can be closed.
+// Close implements Engine: it closes all engines.
 func (h *Hybrid) Close() error {
-	var errs []error
-	for _, e := range h.engines {
-		if c, ok := e.Engine.(io.Closer); ok {
-			errs = append(errs, c.Close())
-		}
-	}
-	return errors.Join(errs...)
+	return h.each("close", func(_ int, e Engine) (bool, error) { return true, e.Close() })
 }
 
 // OwnsNames implements Owner: if any of the engines does.

@@ -24,7 +24,7 @@ type journal struct {
 	has     map[string]bool
 }
 
-func (j *journal) Apply(_ context.Context, u desired.Update) error {
+func (j *journal) Apply(_ context.Context, u desired.Update) (Result, error) {
 	if u.Full {
 		clear(j.has)
 	}
@@ -38,8 +38,11 @@ func (j *journal) Apply(_ context.Context, u desired.Update) error {
 		delete(j.has, name.Name)
 	}
 	*j.entries = append(*j.entries, fmt.Sprintf("%s full=%v %s", j.name, u.Full, strings.Join(names, " ")))
-	return j.fail
+	return resultOf(j.fail)
 }
+
+func (j *journal) Close() error                           { return nil }
+func (j *journal) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
 func (j *journal) Cleanup(context.Context) error { clear(j.has); return j.fail }
 
@@ -75,7 +78,7 @@ func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		choice := map[string]string{"x": "a", "y": "b"}
 		h, a, b, entries := hybrid(t, choice)
-		if err := h.Apply(t.Context(), desired.Update{Full: true, Services: desiredOf("x", "y", "z")}); err != nil {
+		if _, err := h.Apply(t.Context(), desired.Update{Full: true, Services: desiredOf("x", "y", "z")}); err != nil {
 			t.Fatal(err)
 		}
 		if !a.has["x"] || !a.has["z"] || !b.has["y"] || len(a.has) != 2 || len(b.has) != 1 {
@@ -83,7 +86,7 @@ func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 		}
 		*entries = nil
 		choice["x"], choice["y"] = "b", "a"
-		if err := h.Apply(t.Context(), desired.Update{Full: full, Services: desiredOf("x", "y", "z")}); err != nil {
+		if _, err := h.Apply(t.Context(), desired.Update{Full: full, Services: desiredOf("x", "y", "z")}); err != nil {
 			t.Fatal(err)
 		}
 		broken := slices.IndexFunc(*entries, func(e string) bool { return strings.Contains(e, "-") })
@@ -104,22 +107,23 @@ func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 func TestARefusedServicePortStaysWhereItIs(t *testing.T) {
 	choice := map[string]string{}
 	h, a, b, _ := hybrid(t, choice)
-	if err := h.Apply(t.Context(), desired.Update{Full: true, Services: desiredOf("x")}); err != nil {
+	if _, err := h.Apply(t.Context(), desired.Update{Full: true, Services: desiredOf("x")}); err != nil {
 		t.Fatal(err)
 	}
 	choice["x"] = "b"
-	b.fail = &ServiceError{Name: nameOf("x"), Err: errors.New("no")}
-	if err := h.Apply(t.Context(), desired.Update{Services: desiredOf("x")}); !errors.Is(err, b.fail) {
-		t.Errorf("Apply = %v, want %v", err, b.fail)
+	b.fail = someError{{Name: nameOf("x"), Err: errors.New("no")}}
+	result, err := h.Apply(t.Context(), desired.Update{Services: desiredOf("x")})
+	if err != nil || len(result.Failed) != 1 || result.Failed[0].Name != nameOf("x") {
+		t.Errorf("Apply = %v, %v, want that x failed", result, err)
 	}
 	if !a.has["x"] {
 		t.Error("x was taken away from the engine that had it")
 	}
 	b.fail = nil
-	if err := h.Apply(t.Context(), desired.Update{Services: desiredOf("x")}); err != nil || a.has["x"] || !b.has["x"] {
+	if _, err := h.Apply(t.Context(), desired.Update{Services: desiredOf("x")}); err != nil || a.has["x"] || !b.has["x"] {
 		t.Errorf("Apply = %v, a has %v, b has %v, want x with b", err, a.has, b.has)
 	}
-	if err := h.Apply(t.Context(), desired.Update{Removed: []changetracker.ServicePortName{nameOf("x")}}); err != nil || b.has["x"] {
+	if _, err := h.Apply(t.Context(), desired.Update{Removed: []changetracker.ServicePortName{nameOf("x")}}); err != nil || b.has["x"] {
 		t.Errorf("Apply = %v, b has %v, want nothing", err, b.has)
 	}
 	b.fail = errors.New("broken")

@@ -47,7 +47,7 @@ func TestStaleSince(t *testing.T) {
 		f.v4.failWith(func(u desired.Update) error {
 			for _, s := range u.Services {
 				if s.Name.Name == "b" {
-					return &ServiceError{Name: s.Name, Family: v1.IPv4Protocol, Err: errors.New("no")}
+					return someError{{Name: s.Name, Err: errors.New("no")}}
 				}
 			}
 			return nil

@@ -37,11 +37,11 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 		"many ports that fail": func(p *Proxier, e *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
 			e.failWith(func(u desired.Update) error {
-				var errs []error
+				var failed someError
 				for _, s := range u.Services {
-					errs = append(errs, &ServiceError{Name: s.Name, Err: errors.New("no")})
+					failed = append(failed, &ServiceError{Name: s.Name, Err: errors.New("no")})
 				}
-				return errors.Join(errs...)
+				return failed
 			})
 		},
 		"many VIPs that others have": func(p *Proxier, _ *fakeEngine, n int) {

@@ -31,8 +31,8 @@ var ErrInUse = errors.New("the names are in use")
 type squatted struct{ error }
 
 // ownsNames says whether an engine needs the lock.
-func ownsNames(engine any) bool {
-	owner, ok := engine.(Owner)
+func ownsNames(engine Engine) bool {
+	owner, ok := As[Owner](engine)
 	return ok && owner.OwnsNames()
 }
 

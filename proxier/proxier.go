@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
@@ -96,7 +95,9 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		if engine == nil {
 			return nil, fmt.Errorf("%w: Families: no engine for %s", ErrInvalidConfig, name)
 		}
-		p.families = append(p.families, p.newFamily(name, engine))
+		f := p.newFamily(name, engine)
+		f.warnOfHidden()
+		p.families = append(p.families, f)
 		p.status[name] = FamilyStatus{}
 	}
 	return p, nil
@@ -117,7 +118,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 		full:    true,
 		period:  p.config.FullSyncPeriod,
 		chances: loadingChances,
-		flows:   newFlowBook(p.conntrack, engine),
+		flows:   newFlowBook(p.conntrack),
 	}
 }
 
@@ -238,7 +239,7 @@ func (p *Proxier) Run(ctx context.Context) error {
 	defer stop()
 	var running sync.WaitGroup
 	for _, f := range p.families {
-		if w, ok := f.engine.(Watcher); ok {
+		if w, ok := As[Watcher](f.engine); ok {
 			running.Go(func() { p.watch(companions, f, w) })
 		}
 	}
@@ -252,9 +253,7 @@ func (p *Proxier) Run(ctx context.Context) error {
 	}
 	for _, f := range p.families {
 		f.repair.Stop()
-		if c, ok := f.engine.(io.Closer); ok {
-			err = errors.Join(err, c.Close())
-		}
+		err = errors.Join(err, f.engine.Close())
 	}
 	p.release()
 	return err
@@ -293,9 +292,7 @@ func (p *Proxier) Cleanup(ctx context.Context) error {
 		if err := f.engine.Cleanup(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("clean up %s: %w", f.name, err))
 		}
-		if c, ok := f.engine.(io.Closer); ok {
-			errs = append(errs, c.Close())
-		}
+		errs = append(errs, f.engine.Close())
 	}
 	if p.settings != nil {
 		if err := p.settings.Restore(ctx); err != nil {
@@ -348,11 +345,14 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 		o.err = err
 	} else if !held || !f.full {
 		watch := stopwatch{last: started}
-		_ = p.tracker.Apply(f.name, func(state *changetracker.State, delta changetracker.Delta) error {
+		_ = p.tracker.Apply(f.name, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 			watch.lap(StageTracker)
-			f.prepare(&p.config, state.Node(), serviceCIDRs)
-			o = f.apply(ctx, state, delta, attempt{started: started, repair: due, watch: &watch})
-			return o.unfinished()
+			f.prepare(&p.config, step.After.Node(), serviceCIDRs)
+			o = f.apply(ctx, step.After, step.Delta, attempt{started: started, repair: due, watch: &watch})
+			if !o.programmed {
+				return nil, o.err
+			}
+			return f.retry, nil
 		})
 		o.stages = watch.stages
 	}
@@ -385,7 +385,7 @@ func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
 	o.stages = watch.stages
 	p.mu.Lock()
 	p.fullDone = p.fullDone || o.full
-	p.programmed[f.name] = programmed{state: o.state, resolver: f.resolver, globals: f.globals, traits: f.traits()}
+	p.programmed[f.name] = programmed{state: o.state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits}
 	p.mu.Unlock()
 	return err
 }

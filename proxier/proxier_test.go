@@ -3,6 +3,7 @@ package proxier
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeEngine struct {
 	mu              sync.Mutex // guards all below
 	seen            []desired.Update
-	fail            func(desired.Update) error
+	apply           func(desired.Update) (Result, error) // nil: all goes well
 	closed, cleaned int
 	damaged         func(Damage) // while it is watched
 	deaf            error        // what Watch returns at once
@@ -66,15 +67,29 @@ func (e *fakeEngine) damage(d Damage) {
 	damaged(d)
 }
 
-func (e *fakeEngine) Apply(_ context.Context, u desired.Update) error {
+func (e *fakeEngine) Apply(_ context.Context, u desired.Update) (Result, error) {
 	e.mu.Lock()
 	e.seen = append(e.seen, u)
-	fail := e.fail
+	apply := e.apply
 	e.mu.Unlock()
-	if fail != nil {
-		return fail(u)
+	if apply == nil {
+		return Result{}, nil
 	}
-	return nil
+	return apply(u)
+}
+
+func (e *fakeEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
+
+// someError is what a fake engine fails with for some service ports only.
+type someError []*ServiceError
+
+func (e someError) Error() string { return fmt.Sprint([]*ServiceError(e)) }
+
+func resultOf(err error) (Result, error) {
+	if some, ok := err.(someError); ok { //nolint:errorlint // it is never wrapped
+		return Result{Failed: some}, nil
+	}
+	return Result{}, err
 }
 
 func (e *fakeEngine) Cleanup(context.Context) error { e.cleaned++; return nil }
@@ -83,9 +98,18 @@ func (e *fakeEngine) Close() error { e.closed++; return nil }
 
 // failWith makes every Apply from now on return what fail does; nil stops that.
 func (e *fakeEngine) failWith(fail func(desired.Update) error) {
+	if fail == nil {
+		e.become(nil)
+		return
+	}
+	e.become(func(u desired.Update) (Result, error) { return resultOf(fail(u)) })
+}
+
+// become makes apply the engine's Apply from now on.
+func (e *fakeEngine) become(apply func(desired.Update) (Result, error)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.fail = fail
+	e.apply = apply
 }
 
 func (e *fakeEngine) updates() []desired.Update {
@@ -288,7 +312,7 @@ func TestAModuleThatIsBeingLoadedIsWaitedFor(t *testing.T) {
 		"just long enough": {3, 4, lacks},
 		"too long":         {4, 4, lacks},
 		"another failure":  {1, 1, errors.New("broken")},
-		"of one Service":   {1, 1, &ServiceError{Family: v1.IPv4Protocol, Err: lacks}},
+		"of one Service":   {1, 1, someError{{Err: lacks}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, withoutRetries(), func(t *testing.T, f *fixture) {
@@ -361,13 +385,13 @@ func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 		time.Sleep(time.Second)
 		refused := errors.New("refused")
 		f.v4.failWith(func(u desired.Update) error {
-			var errs []error
+			var failed someError
 			for _, s := range u.Services {
 				if s.Name.Name == "bad" {
-					errs = append(errs, &ServiceError{Name: s.Name, Family: u.Family, Err: refused})
+					failed = append(failed, &ServiceError{Name: s.Name, Err: refused})
 				}
 			}
-			return errors.Join(errs...)
+			return failed
 		})
 		f.Tracker().Services.Update(nil, service("bad", "10.0.0.1")) // both for one sync
 		f.OnServiceAdd(service("good", "10.0.0.2"))

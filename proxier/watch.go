@@ -30,6 +30,9 @@ func (p *Proxier) watch(ctx context.Context, f *family, w Watcher) {
 			pause = firstPause
 		}
 		p.watchFailed(f, err)
+		if errors.Is(err, errors.ErrUnsupported) {
+			return
+		}
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, longestPause)
@@ -120,7 +123,7 @@ func (p *Proxier) repairEnded(f *family, began account) {
 func (p *Proxier) addWatched(s *Status, f *family, now time.Time) {
 	status := s.Families[f.name]
 	status.Damaged, status.LastDamage, status.LastDamageTime = f.contest.seen.damages, f.contest.last, f.contest.lastTime
-	if h, ok := f.engine.(DescriptorHolder); ok {
+	if h, ok := As[DescriptorHolder](f.engine); ok {
 		status.Descriptors = h.Descriptors()
 	}
 	s.Families[f.name] = status

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"sync"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -30,13 +28,13 @@ type RecordingEngine struct {
 var _ proxier.Engine = (*RecordingEngine)(nil)
 
 // Apply records the update and takes it over, as far as Fail and Refuse let it.
-func (e *RecordingEngine) Apply(ctx context.Context, update desired.Update) error {
+func (e *RecordingEngine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	update.Services, update.Removed = slices.Clone(update.Services), slices.Clone(update.Removed)
 	e.updates = append(e.updates, update)
 	if err := errors.Join(ctx.Err(), e.failure); err != nil {
-		return err
+		return proxier.Result{}, err
 	}
 	before := e.services
 	if update.Full || before == nil {
@@ -46,27 +44,32 @@ func (e *RecordingEngine) Apply(ctx context.Context, update desired.Update) erro
 		delete(e.services, name)
 	}
 	e.globals = update.Globals
-	return e.take(update.Family, update.Services, before)
+	return proxier.Result{Failed: e.take(update.Services, before)}, nil
 }
 
 // take stores the services that are not refused; the others stay as before.
-func (e *RecordingEngine) take(family v1.IPFamily, services []*desired.Service,
+func (e *RecordingEngine) take(services []*desired.Service,
 	before map[changetracker.ServicePortName]*desired.Service,
-) error {
-	var errs []error
+) (failed []*proxier.ServiceError) {
 	for _, service := range services {
 		err, refused := e.refusals[service.Name]
 		if !refused {
 			e.services[service.Name] = service
 			continue
 		}
-		errs = append(errs, &proxier.ServiceError{Name: service.Name, Family: family, Err: err})
+		failed = append(failed, &proxier.ServiceError{Name: service.Name, Err: err})
 		if old := before[service.Name]; old != nil {
 			e.services[service.Name] = old
 		}
 	}
-	return errors.Join(errs...)
+	return failed
 }
+
+// Close does nothing.
+func (e *RecordingEngine) Close() error { return nil }
+
+// Traits are the zero value.
+func (e *RecordingEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
 // Cleanup forgets the services, but not the recorded updates.
 func (e *RecordingEngine) Cleanup(context.Context) error {
@@ -85,8 +88,8 @@ func (e *RecordingEngine) Fail(err error) {
 	e.failure = err
 }
 
-// Refuse makes every Apply from now on leave one service port as it is and return
-// a *proxier.ServiceError around err for it; nil ends that.
+// Refuse makes every Apply from now on leave one service port as it is and say
+// that it failed by err; nil ends that.
 func (e *RecordingEngine) Refuse(name changetracker.ServicePortName, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -11,7 +11,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -47,7 +46,7 @@ func TestRecordingEngineHoldsWhatADataPlaneWould(t *testing.T) {
 		{"full forgets the rest", desired.Update{Full: true, Services: []*desired.Service{service("d")}}, []string{"d"}},
 	}
 	for _, step := range steps {
-		if err := e.Apply(t.Context(), step.update); err != nil {
+		if _, err := e.Apply(t.Context(), step.update); err != nil {
 			t.Fatalf("%s: Apply: %v", step.rule, err)
 		}
 		if got := held(&e); !slices.Equal(got, step.want) {
@@ -66,14 +65,14 @@ func TestRecordingEngineThatFailsTakesNothingOver(t *testing.T) {
 	var e proxiertest.RecordingEngine
 	boom := errors.New("boom")
 	e.Fail(boom)
-	if err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{service("a")}}); !errors.Is(err, boom) {
+	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{service("a")}}); !errors.Is(err, boom) {
 		t.Errorf("Apply = %v, want %v", err, boom)
 	}
 	if got := held(&e); len(got) != 0 {
 		t.Errorf("holds %v after a failure, want nothing", got)
 	}
 	e.Fail(nil)
-	if err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{service("a")}}); err != nil {
+	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{service("a")}}); err != nil {
 		t.Errorf("Apply after the failure has ended: %v", err)
 	}
 }
@@ -81,18 +80,18 @@ func TestRecordingEngineThatFailsTakesNothingOver(t *testing.T) {
 func TestRecordingEngineThatRefusesAServiceTakesTheOthers(t *testing.T) {
 	var e proxiertest.RecordingEngine
 	old := service("a")
-	if err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{old}}); err != nil {
+	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{old}}); err != nil {
 		t.Fatalf("Apply: %v", err)
 	}
 	boom := errors.New("boom")
 	e.Refuse(portName("a"), boom)
 	for _, full := range []bool{false, true} {
-		err := e.Apply(t.Context(), desired.Update{
+		result, err := e.Apply(t.Context(), desired.Update{
 			Family: v1.IPv6Protocol, Full: full, Services: []*desired.Service{service("a"), service("b")},
 		})
-		var refused *proxier.ServiceError
-		if !errors.As(err, &refused) || refused.Name != portName("a") || refused.Family != v1.IPv6Protocol || !errors.Is(err, boom) {
-			t.Errorf("full %v: Apply = %v, want a ServiceError for a", full, err)
+		failed := result.Failed
+		if err != nil || len(failed) != 1 || failed[0].Name != portName("a") || !errors.Is(failed[0], boom) {
+			t.Errorf("full %v: Apply = %v, %v, want that a failed", full, failed, err)
 		}
 		if got := held(&e); !slices.Equal(got, []string{"a", "b"}) || e.Services()[portName("a")] != old {
 			t.Errorf("full %v: holds %v, want the old a and b", full, got)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
@@ -21,9 +20,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine proxies one IP family. It implements proxier.Engine, Relay, Planner, Dumper,
-// Watcher, Reporter, Characteristic and DescriptorHolder, and io.Closer, which ends all
-// connections. Apply, Cleanup and Close must not overlap; all else may be called at any time.
+// Engine proxies one IP family. It implements proxier.Engine, Planner, Dumper, Watcher,
+// Owner and DescriptorHolder. Close ends all connections. Apply, Cleanup and Close must
+// not overlap; all else may be called at any time.
 type Engine struct {
 	config  Config
 	family  v1.IPFamily
@@ -37,7 +36,6 @@ type Engine struct {
 	at        netip.Addr // of proxy ports
 	globals   desired.Globals
 	led       desired.Globals // what the portals have
-	report    proxier.ApplyReport
 	closing   []*socket // when the portals do not lead there any more
 	end       context.CancelFunc
 	life      context.Context //nolint:containedctx // of all connections, until Close
@@ -61,14 +59,11 @@ type service struct {
 
 var _ interface {
 	proxier.Engine
-	proxier.Relay
 	proxier.Planner
 	proxier.Dumper
 	proxier.Watcher
-	proxier.Reporter
-	proxier.Characteristic
+	proxier.Owner
 	proxier.DescriptorHolder
-	io.Closer
 } = (*Engine)(nil)
 
 // NewEngine returns the engine of one family. It opens nothing before the first
@@ -109,14 +104,23 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 }
 
 // Apply implements proxier.Engine. A service port whose socket cannot be opened, or
-// whose node port somebody else has, is a *proxier.ServiceError; SCTP always is.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
+// whose node port somebody else has, is among those that failed; SCTP always is.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+	result := proxier.Result{FlowEnds: map[changetracker.ServicePortName][]netip.AddrPort{}}
+	err := e.apply(ctx, &update, &result)
+	for _, s := range update.Services {
+		result.FlowEnds[s.Name] = e.flowEnds(s)
+	}
+	return result, err
+}
+
+func (e *Engine) apply(ctx context.Context, update *desired.Update, result *proxier.Result) error {
 	e.begin()
-	e.globals, e.report = update.Globals, proxier.ApplyReport{}
-	if err := e.settle(&update); err != nil {
+	e.globals = update.Globals
+	if err := e.settle(update); err != nil {
 		return err
 	}
-	for _, name := range slices.Concat(update.Removed, e.missing(&update)) {
+	for _, name := range slices.Concat(update.Removed, e.missing(update)) {
 		e.remove(name)
 	}
 	plans, err := e.plan(update.Services)
@@ -126,18 +130,17 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) error {
 	if e.config.Place == PlaceFrontends { // one may need what another one leaves
 		err = e.retire(ctx)
 	}
-	errs := []error{err}
 	failed := map[changetracker.ServicePortName]bool{}
 	for i, s := range update.Services {
 		if err := e.set(ctx, s, plans[i]); err != nil {
 			failed[s.Name] = e.services[s.Name] == nil || !e.serves(s.Name, plans[i])
-			errs = append(errs, &proxier.ServiceError{Name: s.Name, Family: e.family, Err: err})
+			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: err, Partial: true})
 		}
 	}
-	if err := e.lead(ctx, &update, failed); err != nil {
-		return errors.Join(append(errs, err)...) // connections may still be led to what is to close
+	if leads := e.lead(ctx, update, failed, result); leads != nil {
+		return errors.Join(err, leads) // connections may still be led to what is to close
 	}
-	return errors.Join(append(errs, e.retire(ctx))...)
+	return errors.Join(err, e.retire(ctx))
 }
 
 // begin makes it possible to serve.
@@ -332,8 +335,8 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 // nowhere until a successor sets them. A later Apply, which must be full, begins anew.
 func (e *Engine) Close() error {
 	err := e.shut(context.Background()) //nolint:forbidigo // addresses are taken back in any case
-	if c, ok := e.portals.(io.Closer); ok {
-		err = errors.Join(err, c.Close())
+	if e.portals != nil {
+		err = errors.Join(err, e.portals.Close())
 	}
 	return err
 }

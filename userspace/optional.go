@@ -8,16 +8,15 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// FlowEnds implements proxier.Relay: flows lead to proxy ports, as long as there are
-// endpoints or somebody to ask for some.
-func (e *Engine) FlowEnds(name changetracker.ServicePortName, servers []netip.AddrPort) []netip.AddrPort {
-	s := e.services[name]
-	if s == nil || len(servers) == 0 && e.config.Hooks.Activate == nil {
+// flowEnds are where flows lead to: to proxy ports, as long as there are endpoints or
+// somebody to ask for some.
+func (e *Engine) flowEnds(want *desired.Service) []netip.AddrPort {
+	s := e.services[want.Name]
+	if s == nil || len(want.Servers) == 0 && e.config.Hooks.Activate == nil {
 		return nil
 	}
 	var ends []netip.AddrPort
@@ -28,24 +27,21 @@ func (e *Engine) FlowEnds(name changetracker.ServicePortName, servers []netip.Ad
 	return ends
 }
 
-// LastApply implements proxier.Reporter: what the portals did.
-func (e *Engine) LastApply() proxier.ApplyReport { return e.report }
-
 // Descriptors implements proxier.DescriptorHolder: those of Config.Budget.
 func (e *Engine) Descriptors() proxier.Descriptors { return e.config.Budget.Descriptors() }
 
 // OwnsNames implements proxier.Owner: the portals may.
 func (e *Engine) OwnsNames() bool {
-	o, ok := e.portals.(proxier.Owner)
+	o, ok := proxier.As[proxier.Owner](e.portals)
 	return ok && o.OwnsNames()
 }
 
-// Traits implements proxier.Characteristic: those of the portals, but that endpoints
-// see the node.
-func (e *Engine) Traits() desired.Traits {
+// Traits implements proxier.Engine: those of the portals, but that endpoints see the
+// node.
+func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	var t desired.Traits
-	if c, ok := e.portals.(proxier.Characteristic); ok {
-		t = c.Traits()
+	if e.portals != nil {
+		t = e.portals.Traits(s)
 	}
 	t.SourceLost = true
 	return t
@@ -53,7 +49,7 @@ func (e *Engine) Traits() desired.Traits {
 
 // Watch implements proxier.Watcher: it watches the portals.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
-	if w, ok := e.portals.(proxier.Watcher); ok {
+	if w, ok := proxier.As[proxier.Watcher](e.portals); ok {
 		return w.Watch(ctx, damaged)
 	}
 	<-ctx.Done()
@@ -67,7 +63,7 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 			return err
 		}
 	}
-	if d, ok := e.portals.(proxier.Dumper); ok {
+	if d, ok := proxier.As[proxier.Dumper](e.portals); ok {
 		return d.Dump(ctx, w)
 	}
 	return nil

@@ -11,7 +11,8 @@ import (
 )
 
 // lead tells the portals what has changed for them: endpoints come and go without.
-func (e *Engine) lead(ctx context.Context, update *desired.Update, failed map[changetracker.ServicePortName]bool) error {
+// What they are not able to do for a service port is among what failed.
+func (e *Engine) lead(ctx context.Context, update *desired.Update, failed map[changetracker.ServicePortName]bool, result *proxier.Result) error {
 	if e.portals == nil {
 		return nil
 	}
@@ -19,13 +20,17 @@ func (e *Engine) lead(ctx context.Context, update *desired.Update, failed map[ch
 	if !portals.Full && len(portals.Services)+len(portals.Removed) == 0 && portals.Globals.Equal(&e.led) {
 		return nil
 	}
-	err := e.portals.Apply(ctx, portals)
-	if r, ok := e.portals.(proxier.Reporter); ok {
-		e.report = r.LastApply()
-	}
+	led, err := e.portals.Apply(ctx, portals)
+	result.Report = led.Report
+	result.Failed = append(result.Failed, led.Failed...)
 	for _, p := range portals.Services {
 		if e.services[p.Name].portal = p; err != nil {
 			e.services[p.Name].portal = nil // who knows
+		}
+	}
+	for _, f := range led.Failed {
+		if s := e.services[f.Name]; s != nil {
+			s.portal = nil
 		}
 	}
 	if err == nil {

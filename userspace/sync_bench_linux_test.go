@@ -107,7 +107,7 @@ func syncEngine(b *testing.B, config userspace.Config) *userspace.Engine {
 func syncNow(b *testing.B, e *userspace.Engine, u desired.Update) {
 	b.Helper()
 	u.Family = v1.IPv4Protocol
-	if err := e.Apply(b.Context(), u); err != nil {
+	if _, err := e.Apply(b.Context(), u); err != nil {
 		b.Fatalf("apply: %v", err)
 	}
 }

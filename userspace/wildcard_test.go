@@ -217,7 +217,7 @@ func TestNodePortsOnAllAddresses(t *testing.T) {
 		Family: v1.IPv4Protocol, Full: true, Services: []*desired.Service{s},
 		Globals: desired.Globals{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
 	}
-	if err := e.Apply(t.Context(), update); err != nil {
+	if _, err := e.Apply(t.Context(), update); err != nil {
 		t.Fatal(err)
 	}
 	for _, addr := range []string{"127.0.0.1", "127.0.0.2"} {

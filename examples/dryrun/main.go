@@ -75,10 +75,10 @@ func planFolder(engine, node, folder string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		err = tracker.Apply(family, func(state *changetracker.State, _ changetracker.Delta) error {
-			plan, err := planner.Plan(everything(family, state))
+		err = tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+			plan, err := planner.Plan(everything(family, step.After))
 			fmt.Fprintf(&text, "# %s\n%s\n", family, plan)
-			return err
+			return nil, err
 		})
 		if err != nil {
 			return "", err

@@ -54,32 +54,33 @@ type nginx struct {
 }
 
 // Apply implements proxier.Engine. What cannot be proxied is set aside, and the rest
-// goes in; after any other error the next update is full.
-func (n *nginx) Apply(ctx context.Context, update desired.Update) error {
+// goes in; after an error the next update is full.
+func (n *nginx) Apply(ctx context.Context, update desired.Update) (result proxier.Result, err error) {
 	if update.Full {
 		n.services = map[changetracker.ServicePortName]*desired.Service{}
 	}
 	for _, name := range update.Removed {
 		delete(n.services, name)
 	}
-	var errs []error
 	for _, s := range update.Services {
 		if s.Protocol == desired.SCTP {
-			errs = append(errs, &proxier.ServiceError{Name: s.Name, Family: update.Family, Err: fmt.Errorf("%w: nginx knows no SCTP", proxier.ErrNotSupported)})
+			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: fmt.Errorf("%w: nginx knows no SCTP", proxier.ErrNotSupported)})
 			continue
 		}
 		n.services[s.Name] = s
 	}
-	return errors.Join(append(errs, n.write(ctx))...)
+	return result, n.write(ctx, n.services)
 }
 
-// Cleanup implements proxier.Engine.
-func (n *nginx) Cleanup(ctx context.Context) error { return n.Apply(ctx, desired.Update{Full: true}) }
+// Cleanup, Close and Traits implement proxier.Engine.
+func (n *nginx) Cleanup(ctx context.Context) error      { return n.write(ctx, nil) }
+func (n *nginx) Close() error                           { return nil }
+func (n *nginx) Traits(*desired.Service) desired.Traits { return desired.Traits{SourceLost: true} }
 
 // write brings the file, and nginx, to what the services are. If they are so already,
 // nothing happens: Apply is idempotent.
-func (n *nginx) write(ctx context.Context) error {
-	sorted := slices.SortedFunc(maps.Values(n.services), func(a, b *desired.Service) int { return a.Name.Compare(b.Name) })
+func (n *nginx) write(ctx context.Context, services map[changetracker.ServicePortName]*desired.Service) error {
+	sorted := slices.SortedFunc(maps.Values(services), func(a, b *desired.Service) int { return a.Name.Compare(b.Name) })
 	var now bytes.Buffer
 	if err := template.Must(template.New("servers").Parse(servers)).Execute(&now, sorted); err != nil {
 		return err
@@ -88,10 +89,7 @@ func (n *nginx) write(ctx context.Context) error {
 	if bytes.Equal(before, now.Bytes()) {
 		return nil
 	}
-	if err := os.WriteFile(n.path+".new", now.Bytes(), 0o644); err != nil {
-		return err
-	}
-	if err := os.Rename(n.path+".new", n.path); err != nil {
+	if err := errors.Join(os.WriteFile(n.path+".new", now.Bytes(), 0o644), os.Rename(n.path+".new", n.path)); err != nil {
 		return err
 	}
 	if err := n.reload(ctx); err != nil {

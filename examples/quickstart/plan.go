@@ -21,11 +21,11 @@ func plan(ctx context.Context, out io.Writer, all objects, m mode) error {
 		if err != nil {
 			return err
 		}
-		planner, ok := engine.(proxier.Planner)
+		planner, ok := proxier.As[proxier.Planner](engine)
 		if !ok {
 			return fmt.Errorf("engine for %s cannot plan", family)
 		}
-		planners[family] = &planning{planner: planner}
+		planners[family] = &planning{Engine: engine, planner: planner}
 	}
 	p, err := proxier.New(all.config(), proxier.Deps{}, planners)
 	if err != nil {
@@ -47,6 +47,8 @@ func plan(ctx context.Context, out io.Writer, all objects, m mode) error {
 
 // planning is an engine that only tells what another one would do.
 type planning struct {
+	proxier.Engine
+
 	planner proxier.Planner
 
 	mu   sync.Mutex
@@ -56,19 +58,16 @@ type planning struct {
 // Apply implements proxier.Engine. The first update is full, and as everything was
 // known before, it is all there is to plan; a second one, for the request to sync,
 // may bring nothing new.
-func (p *planning) Apply(_ context.Context, update desired.Update) error {
+func (p *planning) Apply(_ context.Context, update desired.Update) (proxier.Result, error) {
 	if !update.Full {
-		return nil
+		return proxier.Result{}, nil
 	}
 	text, err := p.planner.Plan(update)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.text = text
-	return err
+	return proxier.Result{}, err
 }
-
-// Cleanup implements proxier.Engine.
-func (p *planning) Cleanup(context.Context) error { return nil }
 
 func (p *planning) plan() string {
 	p.mu.Lock()

@@ -1,0 +1,185 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// ableEngine is an engine that can do all that there is.
+type ableEngine struct{ fakeEngine }
+
+func (*ableEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{SourceLost: true} }
+func (*ableEngine) Plan(desired.Update) (string, error)    { return "the plan", nil }
+func (*ableEngine) Dump(_ context.Context, w io.Writer) error {
+	_, err := io.WriteString(w, "the dump")
+	return err
+}
+func (*ableEngine) OwnsNames() bool          { return false }
+func (*ableEngine) Descriptors() Descriptors { return Descriptors{Limit: 7} }
+
+// embedding has the methods of Engine, and no others.
+type embedding struct{ Engine }
+
+// unwrapping is the same, and says what it wraps.
+type unwrapping struct{ Engine }
+
+func (u unwrapping) Unwrap() Engine { return u.Engine }
+
+// TestWhatAWrappedEngineCanDo is all with Unwrap; without it nothing but Engine is left,
+// which New says.
+func TestWhatAWrappedEngineCanDo(t *testing.T) {
+	all := []string{"Watcher", "Planner", "Dumper", "Owner", "DescriptorHolder"}
+	able := &ableEngine{}
+	for name, c := range map[string]struct {
+		engine      Engine
+		can, hidden []string
+	}{
+		"itself":                     {able, all, nil},
+		"unwraps":                    {unwrapping{able}, all, nil},
+		"unwraps twice":              {&unwrapping{unwrapping{able}}, all, nil},
+		"embeds":                     {embedding{able}, nil, all},
+		"a pointer that embeds":      {&embedding{able}, nil, all},
+		"embeds what unwraps":        {embedding{unwrapping{able}}, nil, all},
+		"unwraps what embeds":        {unwrapping{embedding{able}}, nil, nil}, // nobody looks that deep
+		"embeds what can do nothing": {embedding{embedding{able}}, nil, nil},
+		"wraps nothing":              {embedding{}, nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := abilities(c.engine); !slices.Equal(got, c.can) {
+				t.Errorf("it can do %v, want %v", got, c.can)
+			}
+			core, logs := observer.New(zap.WarnLevel)
+			_, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{Logger: zap.New(core)}, map[v1.IPFamily]Engine{v1.IPv4Protocol: c.engine})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, entry := range logs.FilterMessageSnippet("the engine is wrapped").All() {
+				for _, name := range entry.ContextMap()["hidden"].([]any) {
+					got = append(got, name.(string))
+				}
+			}
+			if !slices.Equal(got, c.hidden) {
+				t.Errorf("New says that %v is hidden, want %v", got, c.hidden)
+			}
+		})
+	}
+}
+
+// TestAWrapperKeepsWhatEngineHas: Close and Traits.
+func TestAWrapperKeepsWhatEngineHas(t *testing.T) {
+	able := &ableEngine{}
+	w := embedding{able}
+	if err := w.Close(); err != nil || able.closed != 1 {
+		t.Errorf("Close = %v, the engine was closed %d times, want once", err, able.closed)
+	}
+	if !w.Traits(nil).SourceLost {
+		t.Error("the traits are lost")
+	}
+}
+
+// TestAHybridAsksItsMembers for what they can do, and says when none of them can.
+func TestAHybridAsksItsMembers(t *testing.T) {
+	able := &ableEngine{}
+	for name, c := range map[string]struct {
+		members []HybridEngine
+		can     bool
+	}{
+		"one can":              {[]HybridEngine{{"plain", embedding{able}}, {"able", able}}, true},
+		"one unwraps to such":  {[]HybridEngine{{"plain", embedding{able}}, {"able", unwrapping{able}}}, true},
+		"none can":             {[]HybridEngine{{"plain", embedding{able}}}, false},
+		"a Hybrid of one that": {[]HybridEngine{{"plain", hybridOf(t, HybridEngine{"able", able})}}, true},
+		"a Hybrid of none":     {[]HybridEngine{{"plain", hybridOf(t, HybridEngine{"plain", embedding{able}})}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := hybridOf(t, c.members...)
+			ended, end := context.WithCancel(t.Context())
+			end()
+			able.deaf = context.Canceled // so that Watch returns at once
+			plan, err := h.Plan(desired.Update{})
+			var dump strings.Builder
+			for what, err := range map[string]error{"Plan": err, "Dump": h.Dump(ended, &dump), "Watch": h.Watch(ended, func(Damage) {})} {
+				if errors.Is(err, errors.ErrUnsupported) == c.can {
+					t.Errorf("%s = %v, want unsupported: %t", what, err, !c.can)
+				}
+			}
+			if strings.Contains(plan, "the plan") != c.can || strings.Contains(dump.String(), "the dump") != c.can {
+				t.Errorf("plan %q, dump %q", plan, dump.String())
+			}
+		})
+	}
+}
+
+func hybridOf(t *testing.T, members ...HybridEngine) *Hybrid {
+	t.Helper()
+	h, err := NewHybrid(func(*desired.Service) string { return "able" }, members...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// TestAWatchThatIsNotPossibleIsACondition, and is not tried again.
+func TestAWatchThatIsNotPossibleIsACondition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{deaf: fmt.Errorf("watch: %w", errors.ErrUnsupported)}
+		p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{}, map[v1.IPFamily]Engine{v1.IPv4Protocol: e})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		conditions := p.Status().Conditions
+		if len(conditions) != 1 || conditions[0].Type != ConditionUnwatched || e.watches != 1 {
+			t.Errorf("conditions = %v after %d watches, want Unwatched after one", conditions, e.watches)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestWhatFailedOutsideTheUpdateIsRetried without a full update, and without another
+// change: ipvs, for one, displaces others.
+func TestWhatFailedOutsideTheUpdateIsRetried(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, f *fixture) {
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.OnServiceAdd(service("b", "10.0.0.2"))
+		f.synced()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		a := f.v4.last().Services[0].Name
+		f.v4.failWith(func(u desired.Update) error {
+			if namesIn(u) == "b" {
+				return someError{{Name: a, Err: errors.New("displaced")}}
+			}
+			return nil
+		})
+		f.OnServiceUpdate(nil, service("b", "10.0.0.3"))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if u := f.v4.last(); u.Full || namesIn(u) != "a" {
+			t.Errorf("the last update: full %v of %q, want a partial one of a", u.Full, namesIn(u))
+		}
+		if failed := f.Status().Families[v1.IPv4Protocol].Failed; len(failed) != 0 {
+			t.Errorf("failed = %v, want none after the retry", failed)
+		}
+	})
+}
