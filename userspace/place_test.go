@@ -206,7 +206,7 @@ func TestATakenPortIsOpenedAsSoonAsItIsFree(t *testing.T) {
 	update := desired.Update{Full: true, Services: []*desired.Service{
 		both, servicePort("free", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.3", free)}, named(t, "free")),
 	}}
-	_, err = e.Apply(t.Context(), update)
+	err = failureOf(e.Apply(t.Context(), update))
 	one, ok := errors.AsType[*proxier.ServiceError](err)
 	if !ok || one.Name != both.Name || !errors.Is(err, syscall.EADDRINUSE) || strings.Count(err.Error(), "service port") != 1 {
 		t.Errorf("Apply = %v, want a ServiceError of %v", err, both.Name)
@@ -214,7 +214,7 @@ func TestATakenPortIsOpenedAsSoonAsItIsFree(t *testing.T) {
 	mustAsk(t, addrPortOf("127.1.2.3", free), "free heard hello")
 	mustAsk(t, addrPortOf("127.1.2.4", taken), "both heard hello")
 	_ = somebody.Close()
-	if _, err := e.Apply(t.Context(), desired.Update{Services: []*desired.Service{both}}); err != nil {
+	if err := failureOf(e.Apply(t.Context(), desired.Update{Services: []*desired.Service{both}})); err != nil {
 		t.Errorf("Apply = %v when the port is free, want nil", err)
 	}
 	mustAsk(t, addrPortOf("127.1.2.3", taken), "both heard hello")
@@ -309,7 +309,7 @@ func TestAnAddressThatCannotBeAddedConcernsOneServiceOnly(t *testing.T) {
 		servicePort("bad", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.4", port)}, endpoint),
 		servicePort("good", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.3", port)}, endpoint),
 	}
-	_, err := e.Apply(t.Context(), desired.Update{Full: true, Services: services})
+	err := failureOf(e.Apply(t.Context(), desired.Update{Full: true, Services: services}))
 	one, ok := errors.AsType[*proxier.ServiceError](err)
 	if !ok || one.Name != services[0].Name || !errors.Is(err, errBadAddress) || strings.Count(err.Error(), "service port") != 1 {
 		t.Errorf("Apply = %v, want a ServiceError of %v", err, services[0].Name)
@@ -330,7 +330,7 @@ func TestAnAddressGoesWithASocketThatCannotBeOpened(t *testing.T) {
 		c.Hooks.Listen = func(context.Context, Site) (net.Listener, error) { return nil, syscall.EADDRINUSE }
 	})
 	s := servicePort("web", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.3", 1080)}, netip.MustParseAddrPort("127.0.0.1:1"))
-	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{s}}); !errors.Is(err, syscall.EADDRINUSE) {
+	if err := failureOf(e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{s}})); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("Apply = %v, want %v", err, syscall.EADDRINUSE)
 	}
 	record.mustHear(t, "after the failure", "+127.1.2.3", "-127.1.2.3")

@@ -381,6 +381,14 @@ func TestTooManyOpenFilesIsAPause(t *testing.T) {
 	mustAsk(t, at(t, e, RoleInternal), "a heard hello")
 }
 
+// failureOf is everything that an Apply failed of.
+func failureOf(result proxier.Result, err error) error {
+	for _, failed := range result.Failed {
+		err = errors.Join(err, failed)
+	}
+	return err
+}
+
 // TestAPortThatIsTakenConcernsOneServiceOnly, and SCTP is refused with a reason.
 func TestAPortThatIsTakenConcernsOneServiceOnly(t *testing.T) {
 	e := engine(t, func(c *Config) {
@@ -388,7 +396,7 @@ func TestAPortThatIsTakenConcernsOneServiceOnly(t *testing.T) {
 	})
 	a := named(t, "a")
 	sctp := web(v1.ProtocolSCTP, a)
-	_, err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{web(v1.ProtocolUDP, a), sctp, web(v1.ProtocolTCP, a)}})
+	err := failureOf(e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{web(v1.ProtocolUDP, a), sctp, web(v1.ProtocolTCP, a)}}))
 	if !errors.Is(err, syscall.EADDRINUSE) || !errors.Is(err, proxier.ErrNotSupported) || strings.Count(err.Error(), "service port") != 2 {
 		t.Errorf("Apply = %v, want errors about UDP and SCTP", err)
 	}
