@@ -24,7 +24,7 @@ type bare struct {
 
 func (b bare) engine(family v1.IPFamily, names proxier.Names) *Engine {
 	b.t.Helper()
-	e, err := newEngine(Config{Config: proxier.Config{NetNS: b.ns, Names: names}, SetSysctls: true}, family, proxier.Deps{})
+	e, err := NewEngine(Config{Config: proxier.Config{NetNS: b.ns, Names: names}, SetSysctls: true}, family, proxier.Deps{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -36,7 +36,8 @@ func (b bare) engine(family v1.IPFamily, names proxier.Names) *Engine {
 func (b bare) apply(family v1.IPFamily, names proxier.Names, vip string) error {
 	e := b.engine(family, names)
 	defer func() { _ = e.Close() }() // the objects stay
-	return e.Apply(b.t.Context(), familyOf(family, service("web", vip, ofFamily(family, pod1, pod6))))
+	_, err := e.Apply(b.t.Context(), familyOf(family, service("web", vip, ofFamily(family, pod1, pod6))))
+	return err
 }
 
 func familyOf(family v1.IPFamily, services ...*desired.Service) desired.Update {

@@ -168,9 +168,9 @@ func TestAnErrorNamesAServicePortOnce(t *testing.T) {
 		total    error
 		want     string
 	}{
-		"one":         {[]string{"a"}, nil, "IPv4: service port test/a:web (TCP, IPv4): refused"},
-		"two":         {[]string{"a", "b"}, nil, "IPv4: service port test/a:web (TCP, IPv4): refused\nservice port test/b:web (TCP, IPv4): refused"},
-		"one and all": {[]string{"a"}, died, "IPv4: service port test/a:web (TCP, IPv4): refused\nsocket died"},
+		"one":         {[]string{"a"}, nil, "IPv4: service port test/a:web (TCP): refused"},
+		"two":         {[]string{"a", "b"}, nil, "IPv4: service port test/a:web (TCP): refused\nservice port test/b:web (TCP): refused"},
+		"one and all": {[]string{"a"}, died, "IPv4: socket died"},
 		"all":         {nil, died, "IPv4: socket died"},
 		"nothing":     {nil, nil, ""},
 	} {
@@ -178,12 +178,11 @@ func TestAnErrorNamesAServicePortOnce(t *testing.T) {
 			run(t, withoutRetries(), func(t *testing.T, f *fixture) {
 				f.synced()
 				synctest.Wait()
-				f.v4.failWith(func(u desired.Update) error {
-					var errs []error
+				f.v4.become(func(u desired.Update) (result Result, err error) {
 					for _, s := range u.Services {
-						errs = append(errs, &ServiceError{Name: s.Name, Family: u.Family, Err: errors.New("refused")})
+						result.Failed = append(result.Failed, &ServiceError{Name: s.Name, Err: errors.New("refused")})
 					}
-					return errors.Join(append(errs, c.total)...)
+					return result, c.total
 				})
 				for i, name := range c.services {
 					f.Tracker().Services.Update(nil, service(name, fmt.Sprintf("10.0.0.%d", i+1)))

@@ -90,12 +90,12 @@ func TestAnAddressThatIsNotHereIsAnErrorOfItsService(t *testing.T) {
 			Full: true, Services: []*desired.Service{vip, nodePorts},
 			Globals: desired.Globals{NodePortAddresses: []netip.Prefix{here}},
 		}
-		if _, err := e.Apply(t.Context(), update); err == nil {
+		if failureOf(e.Apply(t.Context(), update)) == nil {
 			t.Error("Apply = nil, want an error of the Service whose VIP is not here")
 		}
 		mustAnswer(t, n.away, "tcp", netip.AddrPortFrom(s.node, 30080), "one")
 		netnstest.Check(t, n.node.AddAddrs("lo", netip.PrefixFrom(s.vips[0], s.vips[0].BitLen())))
-		if _, err := e.Apply(t.Context(), update); err != nil {
+		if err := failureOf(e.Apply(t.Context(), update)); err != nil {
 			t.Errorf("Apply = %v when the address is there, want nil", err)
 		}
 		mustAnswer(t, n.away, "tcp", netip.AddrPortFrom(s.vips[0], 80), "one")

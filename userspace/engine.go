@@ -36,7 +36,7 @@ type Engine struct {
 	at        netip.Addr // of proxy ports
 	globals   desired.Globals
 	led       desired.Globals // what the portals have
-	closing   []*socket // when the portals do not lead there any more
+	closing   []*socket       // when the portals do not lead there any more
 	end       context.CancelFunc
 	life      context.Context //nolint:containedctx // of all connections, until Close
 	running   sync.WaitGroup
