@@ -49,7 +49,9 @@ type history struct {
 // loopbackEngine accepts node ports on 127.0.0.0/8.
 type loopbackEngine struct{ proxiertest.RecordingEngine }
 
-func (*loopbackEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{LoopbackNodePorts: true} }
+func (*loopbackEngine) Traits(*desired.Service) desired.Traits {
+	return desired.Traits{LoopbackNodePorts: true}
+}
 
 // modelled is a Service as the history knows it: which frontends it has, and which
 // pods serve.
