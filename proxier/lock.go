@@ -64,13 +64,15 @@ func (p *Proxier) hold(f *family, beside bool) error {
 	return err
 }
 
-// holdAll takes the locks of all families, for a clean-up.
-func (p *Proxier) holdAll() error {
-	var errs []error
+// holdAll takes the locks of all families in their order, and none behind one that it does
+// not get: of several who wait, one gets all of them.
+func (p *Proxier) holdAll(beside bool) error {
 	for _, f := range p.families {
-		errs = append(errs, p.hold(f, true))
+		if err := p.hold(f, beside); err != nil {
+			return err
+		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // release lets others have the locks.

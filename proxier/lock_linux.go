@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -43,29 +44,49 @@ func (l *lock) take(c *Config, family v1.IPFamily, beside bool) error {
 
 func (l *lock) bind(socket string, name [2]string, family v1.IPFamily, beside bool) error {
 	address := &syscall.SockaddrUnix{Name: socket}
+	for attempt := 0; ; attempt++ {
+		fd, err := listenAt(address)
+		if err == nil {
+			if *l == nil {
+				*l = lock{}
+			}
+			(*l)[socket] = fd
+			return nil
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return fmt.Errorf("lock the names: %w", err)
+		}
+		who, own, err := holder(address)
+		if err != nil || own && beside {
+			return err
+		}
+		if !own || attempt == forkAttempts {
+			return inUse(name, family, who)
+		}
+		time.Sleep(forkPause)
+	}
+}
+
+// A program that this process starts has a copy of a socket that was closed just now,
+// until its first instruction (execve(2)).
+const (
+	forkAttempts = 5
+	forkPause    = 10 * time.Millisecond
+)
+
+func listenAt(address syscall.Sockaddr) (int, error) {
 	fd, err := unixSocket()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if err = syscall.Bind(fd, address); err == nil {
 		err = syscall.Listen(fd, backlog)
 	}
-	if err == nil {
-		if *l == nil {
-			*l = lock{}
-		}
-		(*l)[socket] = fd
-		return nil
+	if err != nil {
+		_ = syscall.Close(fd)
+		return 0, os.NewSyscallError("bind", err)
 	}
-	_ = syscall.Close(fd)
-	if !errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("lock the names: %w", os.NewSyscallError("bind", err))
-	}
-	who, own, err := holder(address)
-	if err != nil || own && beside {
-		return err
-	}
-	return inUse(name, family, who)
+	return fd, nil
 }
 
 // socketName begins with "@", which package syscall takes for the abstract name space.

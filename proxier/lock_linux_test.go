@@ -198,10 +198,8 @@ func TestNamesInUse(t *testing.T) {
 					}
 					continue
 				}
-				for _, part := range []string{c.what + " of IPv4 is programmed by " + who, c.what + " of IPv6 is programmed by " + who} {
-					if !errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), part) {
-						t.Errorf("%s in common: sync = %v, want ErrInUse and %q", instance, err, part)
-					}
+				if part := c.what + " of IPv4 is programmed by " + who; !errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), part) {
+					t.Errorf("%s in common: sync = %v, want ErrInUse and %q", instance, err, part)
 				}
 				if err := owning(t, netNS, names, both...).Cleanup(t.Context()); here && err != nil || !here && (!errors.Is(err, proxier.ErrInUse) || !strings.Contains(err.Error(), who)) {
 					t.Errorf("%s in common: Cleanup = %v, want ErrInUse only beside another process", instance, err)
@@ -210,17 +208,18 @@ func TestNamesInUse(t *testing.T) {
 				endOfBystander := running(t, bystander)
 				poll.Until(t, "sync of a bystander", func() bool { return bystander.Status().Synced })
 				endOfBystander()
-				if slices.Contains([]string{"table", "chains", "device"}, instance) {
-					waiting[p] = endOfIt
-				} else { // it competes with one of these
-					endOfIt()
-				}
+				waiting[p] = endOfIt
 			}
 			end()
-			for p, end := range waiting {
-				poll.Until(t, "takeover", func() bool { return p.Status().Synced })
-				end()
-			}
+			poll.Until(t, "takeover by all, one after the other", func() bool {
+				for p, end := range waiting {
+					if p.Status().Synced {
+						end()
+						delete(waiting, p)
+					}
+				}
+				return len(waiting) == 0
+			})
 			for _, family := range both { // each may have a Provider of its own
 				p := owning(t, netNS, base, family)
 				running(t, p)

@@ -283,7 +283,7 @@ func (p *Proxier) Cleanup(ctx context.Context) error {
 	p.syncing.Lock()
 	defer p.syncing.Unlock()
 	defer p.release()
-	if err := p.holdAll(); err != nil {
+	if err := p.holdAll(true); err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
 	var errs []error
@@ -313,9 +313,10 @@ func (p *Proxier) sync(ctx context.Context) error {
 	cidrs := p.serviceCIDRs
 	p.mu.Unlock()
 	errs := make([]error, len(p.families))
+	taken := p.holdAll(false)
 	var wg sync.WaitGroup
 	for i, f := range p.families {
-		wg.Go(func() { errs[i] = p.syncFamily(ctx, f, cidrs) })
+		wg.Go(func() { errs[i] = p.syncFamily(ctx, f, cidrs, taken) })
 	}
 	wg.Wait()
 	p.retrySettings(ctx)
@@ -334,15 +335,16 @@ func (f *family) prepare(c *Config, node changetracker.Node, serviceCIDRs []neti
 	}
 }
 
-func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []netip.Prefix) error {
+// syncFamily programs a family, unless its objects are taken by somebody else.
+func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []netip.Prefix, taken error) error {
 	queued, started := p.tracker.PendingSince(f.name), time.Now()
 	p.mu.Lock()
 	f.lag.began(started)
 	p.mu.Unlock()
 	due, held, began := p.repairDue(f, started)
 	o := outcome{err: ErrContested}
-	if err := p.hold(f, false); err != nil {
-		o.err = err
+	if taken != nil {
+		o.err = taken
 	} else if !held || !f.full {
 		watch := stopwatch{last: started}
 		_ = p.tracker.Apply(f.name, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
