@@ -45,7 +45,7 @@ func manyEndpoints(n int) []discovery.Endpoint {
 
 func TestTimeIsInProportionToTheObject(t *testing.T) {
 	all := func(Step) ([]ServicePortName, error) { return nil, nil }
-	none := func(step Step) (failed []ServicePortName, err error) {
+	none := func(step Step) (failed []ServicePortName, _ error) {
 		for _, c := range step.Delta.Changes {
 			failed = append(failed, c.Name)
 		}

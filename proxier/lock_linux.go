@@ -63,7 +63,7 @@ func (l *lock) bind(socket string, name [2]string, family v1.IPFamily, beside bo
 		if !own || attempt == forkAttempts {
 			return inUse(name, family, who)
 		}
-		time.Sleep(forkPause)
+		<-time.After(forkPause)
 	}
 }
 

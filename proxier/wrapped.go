@@ -40,7 +40,7 @@ func hidden(e Engine) []string {
 	if !inner.IsValid() || !inner.CanInterface() {
 		return nil
 	}
-	engine, ok := inner.Interface().(Engine)
+	engine, ok := reflect.TypeAssert[Engine](inner)
 	if !ok {
 		return nil
 	}

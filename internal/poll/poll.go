@@ -21,7 +21,7 @@ func Soon(holds func() bool) bool {
 		if time.Now().After(deadline) {
 			return false
 		}
-		time.Sleep(pause)
+		<-time.After(pause)
 	}
 	return true
 }
