@@ -84,6 +84,7 @@ func (e *Endpoint) canonicalise(o *Options) error {
 	}
 	e.ZoneHints = slices.Clone(canonicalNames(e.ZoneHints))
 	e.NodeHints = slices.Clone(canonicalNames(e.NodeHints))
+	e.Weight = canonicalWeight(e.Weight)
 	return nil
 }
 

@@ -20,7 +20,7 @@ type Change struct {
 	Name          ServicePortName
 	Before, After *ServicePort
 	// Added and Removed are the endpoint differences, sorted by address. An
-	// endpoint whose conditions changed is in both.
+	// endpoint whose conditions, weight or other fields changed is in both.
 	Added, Removed []Endpoint
 	// Triggers are the times at which the control plane saw the causes, from the
 	// annotation endpoints.kubernetes.io/last-change-trigger-time. Each appears

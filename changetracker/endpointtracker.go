@@ -37,7 +37,9 @@ func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed 
 // Of several records of one address and port within a Service the same one counts
 // always: one that does not terminate before one that does, one that is ready before
 // one that is not, one that serves before one that does not, then that of the newest
-// slice, then that of the slice whose name comes first.
+// slice, then that of the slice whose name comes first. Within a slice the greater
+// weight comes after the conditions. The record that counts brings its weight: weights
+// are not added up.
 //
 // Endpoints of ports that the Service does not have wait, and are no change, until
 // it has them.

@@ -121,7 +121,7 @@ type world struct {
 }
 
 func newWorld(watch, endpointsOnly bool) *world {
-	tracker, err := New(Options{Node: Node{Name: "n0"}, Families: bothFamilies()})
+	tracker, err := New(Options{Node: Node{Name: "n0"}, Families: bothFamilies(), DecorateEndpoint: weigh})
 	if err != nil {
 		panic(err)
 	}
@@ -131,6 +131,14 @@ func newWorld(watch, endpointsOnly bool) *world {
 		services: map[string]*v1.Service{}, handmade: map[string][]ServicePort{},
 		slices: map[string]*discovery.EndpointSlice{}, own: map[ServicePortName][]Endpoint{},
 		replicas: map[v1.IPFamily]replica{v1.IPv4Protocol: {}, v1.IPv6Protocol: {}},
+	}
+}
+
+// weigh gives an endpoint the weight that its zone says, as a program would read one
+// from an annotation.
+func weigh(e *Endpoint, api *discovery.Endpoint) {
+	if api.Zone != nil {
+		e.Weight, e.Zone = uint16(len(*api.Zone)), ""
 	}
 }
 
@@ -189,7 +197,7 @@ func randomSlice(r *rand.Rand, name string) *discovery.EndpointSlice {
 	}
 	for range r.IntN(5) {
 		s.Endpoints = append(s.Endpoints, at(randomAddr(r), onNode(pick(r, "n0", "n1", "")),
-			conditions(r.IntN(3) > 0, r.IntN(2) == 0, r.IntN(3) == 0)))
+			conditions(r.IntN(3) > 0, r.IntN(2) == 0, r.IntN(3) == 0), inZone(pick(r, "", "", "1", "22", "333"))))
 	}
 	return s
 }
@@ -276,7 +284,7 @@ func (w *world) event(r *rand.Rand, what verb) (changed bool, err error) {
 		for range r.IntN(3) {
 			w.own[port] = append(w.own[port], Endpoint{
 				Addr:  netip.MustParseAddrPort(pick(r, "10.0.0.1:8080", "10.0.0.9:8080", "[fd00::1]:8080")),
-				Ready: r.IntN(2) == 0, Serving: true, Node: pick(r, "", "n0", "n1"),
+				Ready: r.IntN(2) == 0, Serving: true, Node: pick(r, "", "n0", "n1"), Weight: pick[uint16](r, 0, 1, 2),
 			})
 		}
 		return endpoints.Set(port, w.own[port]...)

@@ -70,6 +70,7 @@ func (s *store) decorateEndpoint(e *Endpoint, api *discovery.Endpoint) {
 	decorated.Addr = e.Addr
 	decorated.ZoneHints = canonicalNames(decorated.ZoneHints)
 	decorated.NodeHints = canonicalNames(decorated.NodeHints)
+	decorated.Weight = canonicalWeight(decorated.Weight)
 	*e = decorated
 }
 

@@ -100,6 +100,7 @@ func dropDuplicates(list []Endpoint) []Endpoint {
 func (e *Endpoint) preference(o *Endpoint) int {
 	return cmp.Or(
 		cmp.Compare(e.rank(), o.rank()),
+		cmp.Compare(e.Weight, o.Weight),
 		strings.Compare(o.Node, e.Node), // from here on anything that is stable will do
 		strings.Compare(o.Zone, e.Zone),
 		slices.Compare(o.ZoneHints, e.ZoneHints),

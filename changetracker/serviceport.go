@@ -130,8 +130,12 @@ type Endpoint struct {
 	Ready, Serving, Terminating bool
 	// Local says that the endpoint runs on the tracker's own node.
 	Local bool
-	Zone  string
-	Node  string
+	// Weight is the endpoint's share of new connections, relative to those of the other
+	// endpoints. 0 is the default and means 1, and the trackers store 0 for 1. It never
+	// means no traffic: leave such an endpoint out, or take its conditions away.
+	Weight uint16
+	Zone   string
+	Node   string
 	// ZoneHints and NodeHints name the zones and nodes that the control plane
 	// wants to use this endpoint; nil means no hint. Sorted.
 	ZoneHints, NodeHints []string
@@ -148,11 +152,23 @@ func (e *Endpoint) Equal(o *Endpoint) bool { return e.Addr == o.Addr && e.alike(
 
 // alike compares everything but Addr and Ext.
 func (e *Endpoint) alike(o *Endpoint) bool {
-	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating && e.Local == o.Local && e.Zone == o.Zone && e.Node == o.Node &&
+	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating && e.Local == o.Local &&
+		e.share() == o.share() && e.Zone == o.Zone && e.Node == o.Node &&
 		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
 }
 
-// String is the address with the conditions that are out of the ordinary.
+// share is the weight that counts.
+func (e *Endpoint) share() uint16 { return max(e.Weight, 1) }
+
+// canonicalWeight is 0 for 1.
+func canonicalWeight(weight uint16) uint16 {
+	if weight == 1 {
+		return 0
+	}
+	return weight
+}
+
+// String is the address with what is out of the ordinary: conditions and weight.
 func (e *Endpoint) String() string {
 	s := e.Addr.String()
 	if !e.Ready {
@@ -160,6 +176,9 @@ func (e *Endpoint) String() string {
 	}
 	if e.Terminating {
 		s += " terminating serving=" + strconv.FormatBool(e.Serving)
+	}
+	if e.share() > 1 {
+		s += " weight=" + strconv.Itoa(int(e.Weight))
 	}
 	return s
 }

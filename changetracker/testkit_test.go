@@ -169,7 +169,7 @@ func dumpPort(p *ServicePort) string {
 }
 
 func dumpEndpoint(e Endpoint) string {
-	return fmt.Sprintf("%v r=%v s=%v t=%v l=%v %s %s %v %v %v", e.Addr, e.Ready, e.Serving, e.Terminating, e.Local,
+	return fmt.Sprintf("%v r=%v s=%v t=%v l=%v w=%d %s %s %v %v %v", e.Addr, e.Ready, e.Serving, e.Terminating, e.Local, e.Weight,
 		e.Zone, e.Node, e.ZoneHints, e.NodeHints, e.Ext)
 }
 
@@ -225,3 +225,7 @@ func (c *clock) tick() time.Time {
 }
 
 func (c *clock) option(o *Options) { o.Now = c.now }
+
+func inZone(name string) func(*discovery.Endpoint) {
+	return func(e *discovery.Endpoint) { e.Zone = &name }
+}

@@ -48,6 +48,7 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 		Hairpin:  r.hairpin(selection.All),
 		Port:     port,
 	}
+	s.ClusterWeights, s.LocalWeights = weights(selection.Cluster), weights(selection.Local)
 	s.Servers = s.Cluster // which is almost always so
 	if len(s.Cluster) != len(endpoints) || !allServe(endpoints) {
 		s.Servers = Servers(endpoints)
@@ -184,6 +185,22 @@ func addresses(endpoints []changetracker.Endpoint) []netip.AddrPort {
 	}
 	return list
 }
+
+// weights returns nil when all endpoints have the same.
+func weights(endpoints []changetracker.Endpoint) []uint16 {
+	differs := func(e changetracker.Endpoint) bool { return share(&e) != share(&endpoints[0]) }
+	if !slices.ContainsFunc(endpoints, differs) {
+		return nil
+	}
+	list := make([]uint16, len(endpoints))
+	for i := range endpoints {
+		list[i] = share(&endpoints[i])
+	}
+	return list
+}
+
+// share is the weight that counts: 0 is the default.
+func share(e *changetracker.Endpoint) uint16 { return max(e.Weight, 1) }
 
 // hairpin returns the distinct addresses of the endpoints that may be on this node; the
 // input is sorted by address.

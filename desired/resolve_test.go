@@ -431,3 +431,40 @@ func ExampleResolver() {
 	// ClusterIP 10.96.0.10:80/TCP forward non-pod
 	// <nil>
 }
+
+// Weights are there when they make a difference, in the order of the endpoints.
+func TestWeights(t *testing.T) {
+	weighing := func(e changetracker.Endpoint, weight uint16) changetracker.Endpoint {
+		e.Weight = weight
+		return e
+	}
+	for name, c := range map[string]struct {
+		endpoints      []changetracker.Endpoint
+		cluster, local []uint16
+	}{
+		"no endpoints":              {},
+		"the default":               {endpoints: []changetracker.Endpoint{remote(1), local(2)}},
+		"0 and 1 are the same":      {endpoints: []changetracker.Endpoint{weighing(remote(1), 1), local(2)}},
+		"all are equal":             {endpoints: []changetracker.Endpoint{weighing(remote(1), 7), weighing(local(2), 7)}},
+		"the default counts as 1":   {endpoints: []changetracker.Endpoint{weighing(remote(1), 7), local(2)}, cluster: []uint16{7, 1}},
+		"in the order of addresses": {endpoints: []changetracker.Endpoint{weighing(remote(3), 3), weighing(remote(2), 2), remote(1)}, cluster: []uint16{1, 2, 3}},
+		"each scope has its own": {
+			endpoints: []changetracker.Endpoint{weighing(remote(1), 1), weighing(local(2), 2), weighing(local(3), 3), weighing(remote(4), 65535)},
+			cluster:   []uint16{1, 2, 3, 65535}, local: []uint16{2, 3},
+		},
+		"equal in one scope alone": {
+			endpoints: []changetracker.Endpoint{weighing(remote(1), 5), weighing(local(2), 2), weighing(local(3), 2)}, cluster: []uint16{5, 2, 2},
+		},
+		"of endpoints that are used": {endpoints: []changetracker.Endpoint{weighing(terminating(remote(1)), 9), weighing(notReady(local(2)), 8), local(3)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := resolve(t, Resolver{}, with(everywhere(), externalLocal), c.endpoints...)
+			if got := s.Weights(ScopeCluster); !slices.Equal(got, c.cluster) || (got == nil) != (c.cluster == nil) {
+				t.Errorf("weights of %v = %v, want %v", s.Cluster, got, c.cluster)
+			}
+			if got := s.Weights(ScopeLocal); !slices.Equal(got, c.local) || (got == nil) != (c.local == nil) {
+				t.Errorf("weights of %v = %v, want %v", s.Local, got, c.local)
+			}
+		})
+	}
+}

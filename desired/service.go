@@ -25,6 +25,10 @@ type Service struct {
 	Affinity time.Duration
 	// Cluster and Local are the endpoints of the two scopes, sorted by address.
 	Cluster, Local []netip.AddrPort
+	// ClusterWeights and LocalWeights are the shares of new connections, each of at least
+	// 1, in the order of Cluster and Local. Nil when all of that scope are equal, which is
+	// almost always so. No engine uses them yet.
+	ClusterWeights, LocalWeights []uint16
 	// Servers are all endpoints that serve, sorted by address: ready or terminating,
 	// whatever policy or topology chooses for new connections. Those that exist may go
 	// on with them.
@@ -113,6 +117,15 @@ func (s *Service) Endpoints(scope Scope) []netip.AddrPort {
 		return s.Local
 	}
 	return s.Cluster
+}
+
+// Weights returns the weights of the endpoints of one scope, in the same order, or nil
+// when they are all equal.
+func (s *Service) Weights(scope Scope) []uint16 {
+	if scope == ScopeLocal {
+		return s.LocalWeights
+	}
+	return s.ClusterWeights
 }
 
 // Protocol is an IANA protocol number.
