@@ -45,7 +45,7 @@ func manyEndpoints(n int) []discovery.Endpoint {
 
 func TestTimeIsInProportionToTheObject(t *testing.T) {
 	all := func(Step) ([]ServicePortName, error) { return nil, nil }
-	none := func(step Step) (failed []ServicePortName, _ error) {
+	none := func(step Step) (failed []ServicePortName, _ error) { //nolint:unparam // it is for Apply
 		for _, c := range step.Delta.Changes {
 			failed = append(failed, c.Name)
 		}
