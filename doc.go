@@ -35,5 +35,6 @@
 //   - healthcheck: health check node ports, /healthz and /livez.
 //   - metrics, tracing: Prometheus and OpenTelemetry.
 //   - debughttp: a page about a running proxy.
+//   - zaplog: a logger for all of them out of a slog.Logger or a logr.Logger.
 //   - proxiertest: tests for programs that embed an engine, or are one.
 package serviceplane

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/netip"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
@@ -25,6 +27,7 @@ import (
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/zaplog"
 )
 
 // flows stands for the data plane of a CNI.
@@ -153,6 +156,15 @@ func inProcess(ctx context.Context, own program, config proxier.Config, node str
 		return informer.Run(ctx, own.client, p, informer.Options{NodeName: node, Logger: own.log})
 	})
 	return tasks.Wait() // every goroutine has ended, the rules stay
+}
+
+// Programs that have another logger than zap's.
+func Example_loggers() {
+	own := funcr.New(func(_, line string) { fmt.Println(line) }, funcr.Options{})
+	deps := proxier.Deps{Logger: zaplog.FromSlog(slog.Default())}
+	deps.Logger = zaplog.FromLogr(own)
+	deps.Logger.Info("hello", zap.Int("rules", 2))
+	// Output: "level"=0 "msg"="hello" "rules"=2
 }
 
 // explain answers what an operator asks: why does this packet not arrive?

@@ -30,7 +30,8 @@ type Options struct {
 	// Link is the one that Run's client is attached to, if there is one. Run leaves
 	// it to the Link to say that the API server does not answer.
 	Link *Link
-	// Logger gets what an operator should know; nil is silent.
+	// Logger gets what an operator should know, and what client-go says of Run's
+	// informers under the name client-go; nil is silent.
 	Logger *zap.Logger
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/zapr"
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,9 +52,9 @@ func Run(ctx context.Context, client kubernetes.Interface, p proxier.EventHandle
 		return err
 	}
 	// client-go would log to klog.
-	quiet := logr.NewContext(ctx, logr.Discard())
+	logged := logr.NewContext(ctx, zapr.NewLogger(o.Logger.Named("client-go")))
 	for _, f := range own.factories {
-		f.StartWithContext(quiet)
+		f.StartWithContext(logged)
 	}
 	<-ctx.Done()
 	stop()

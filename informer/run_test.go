@@ -179,6 +179,16 @@ func TestRunFollowsAnAPIServer(t *testing.T) {
 	})
 }
 
+// TestWhatClientGoSaysIsLogged: the API server's warnings, by the options' logger.
+func TestWhatClientGoSaysIsLogged(t *testing.T) {
+	c := startCluster(t, apitest.Options{Warning: "slices of v0 are deprecated"}, Options{}, service("a", "10.96.0.1"))
+	poll.Until(t, "a line of client-go about the warning", func() bool {
+		return slices.ContainsFunc(c.logs.All(), func(e observer.LoggedEntry) bool {
+			return e.LoggerName == "informer.client-go" && e.Message == "Warning: slices of v0 are deprecated"
+		})
+	})
+}
+
 // TestTheServerSelects what is sent at all: CFG-02, CFG-03, CFG-05, CFG-20.
 func TestTheServerSelects(t *testing.T) {
 	bothWays(t, func(t *testing.T, o apitest.Options) {

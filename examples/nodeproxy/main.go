@@ -20,10 +20,14 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/go-logr/zapr"
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 )
 
 func main() {
+	// klog's logger is global: for a program to set, and before anything runs.
+	klog.SetLoggerWithOptions(zapr.NewLogger(newLogger(0).Named("client-go")), klog.ContextualLogger(true))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := execute(ctx, os.Args[1:], os.Stdout)
 	stop()

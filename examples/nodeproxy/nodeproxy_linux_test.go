@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,21 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
+
+// TestLinesOfClientGoAreOurs: what client-go says by klog, which is the answer to the
+// event Starting, and what it says by the informers' logger.
+func TestLinesOfClientGoAreOurs(t *testing.T) {
+	t.Parallel()
+	ns := netnstest.New(t)
+	listener, err := ns.Listen(t.Context(), "tcp", "127.0.0.1:6443")
+	netnstest.Check(t, err)
+	api := apitest.New(t, apitest.Options{Listener: listener, Warning: "v0 is deprecated"})
+	p := start(t, ns, "--kubeconfig="+api.Kubeconfig(t), "--proxy-mode=userspace", "--state-dir="+t.TempDir())
+	p.waitOutput("INFO\tclient-go\tWarning: v0 is deprecated", "INFO\tinformer.client-go\tWarning: v0 is deprecated")
+	if klog := regexp.MustCompile(`(?m)^[IWEF]\d{4} .*`).FindString(p.stderr()); klog != "" {
+		t.Errorf("the output has klog's line %q", klog)
+	}
+}
 
 // TestALifeWithManifests goes through all that happens to a proxy without an API
 // server, up to its removal.

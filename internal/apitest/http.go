@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
@@ -23,6 +24,9 @@ import (
 
 // ServeHTTP answers lists and watches.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.options.Warning != "" {
+		w.Header().Set("Warning", fmt.Sprintf("299 - %q", s.options.Warning))
+	}
 	kind, known := listKinds()[r.URL.Path]
 	resource := path.Base(r.URL.Path)
 	if !known || r.Method != http.MethodGet || slices.Contains(s.options.Hidden, resource) {

@@ -31,6 +31,8 @@ type Options struct {
 	// Listen opens the listener again for Start; nil means the same address, from
 	// the network namespace of the test.
 	Listen func() (net.Listener, error)
+	// Warning is a header of every answer, as of an API that is deprecated.
+	Warning string
 	// Hidden are resources that it does not have, such as "servicecidrs".
 	Hidden []string
 }
