@@ -63,6 +63,10 @@ func newFamily(s *store, index int) *family {
 func (f *family) waiting() time.Time { return earlier(f.dirtySince, f.pendingSince) }
 
 func (f *family) noticed(now time.Time) {
+	select {
+	case f.store.changed <- struct{}{}:
+	default:
+	}
 	if f.dirtySince.IsZero() {
 		f.dirtySince = now
 	}

@@ -55,6 +55,8 @@ type Options struct {
 	// Families to track; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
 	Node     Node
+	// AwaitNode makes the first SetNode an Input that Tracker.Ready waits for.
+	AwaitNode bool
 	// ServiceProxyName is the value of LabelServiceProxyName that Services must
 	// carry. Empty means Services without that label.
 	ServiceProxyName string

@@ -31,6 +31,8 @@ type store struct {
 	sequence uint64 // of triggers
 	arrived  Counts
 	lines    []logLine
+	gate     gate
+	changed  chan struct{} // has a value after a change
 }
 
 func newStore(o Options) (*store, error) {
@@ -40,6 +42,7 @@ func newStore(o Options) (*store, error) {
 	s := &store{
 		options: o, logger: o.Logger, now: o.Now, node: o.Node.canonical(),
 		homes: map[types.NamespacedName]home{}, problems: newProblemSet(),
+		gate: newGate(&o), changed: make(chan struct{}, 1),
 	}
 	if s.logger == nil {
 		s.logger = zap.NewNop()
@@ -259,6 +262,7 @@ func (s *store) setNode(node Node) (changed bool) {
 	defer s.unlock()
 	was, is := s.node, node.canonical()
 	s.node = is
+	s.gate.known(InputNode)
 	if was.equal(&is) {
 		return false
 	}

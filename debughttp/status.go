@@ -17,6 +17,7 @@ type statusAnswer struct {
 	// Now is the time here, which ages are to be reckoned from.
 	Now        time.Time       `json:"now"`
 	Synced     bool            `json:"synced"`
+	Waiting    []string        `json:"waiting,omitempty"`
 	Node       nodeStatus      `json:"node"`
 	Families   []familyStatus  `json:"families"`
 	Tracked    trackedStatus   `json:"tracked"`
@@ -105,6 +106,7 @@ func (h *handler) status(_ *http.Request, q query) (any, error) {
 	s := h.source.Status()
 	a := statusAnswer{
 		Title: h.title, Now: moment(time.Now()), Synced: s.Synced, LastQueued: moment(s.LastQueued),
+		Waiting: converted(s.Waiting, func(i changetracker.Input) string { return string(i) }),
 		Node: nodeStatus{
 			Name: s.Node.Name, Zone: s.Node.Zone, Addresses: texts(s.Node.Addresses), PodCIDRs: texts(s.Node.PodCIDRs),
 		},

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -242,4 +243,54 @@ func TestConfigReportsEveryFault(t *testing.T) {
 			t.Errorf("the error does not name %s:\n%v", field, err)
 		}
 	}
+}
+
+// TestNodePortsOutliveANodeThatIsKnownLate: a Provider that starts before it knows the
+// node's primary address leaves the table as it is.
+func TestNodePortsOutliveANodeThatIsKnownLate(t *testing.T) {
+	ns := netnstest.New(t)
+	node := changetracker.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+	c := newCluster(1, 1)
+	c.services[0].Spec.Ports[0].NodePort = 30080
+	c.services[0].Spec.Type = v1.ServiceTypeNodePort
+	// during runs a Provider that has been told all but the node.
+	during := func(node changetracker.Node, do func(p *proxier.Proxier)) {
+		t.Run("provider", func(t *testing.T) {
+			p := provider(t, ns, func(c *Config) { c.Node, c.NodePorts.Primary = node, true })
+			p.OnServiceAdd(c.services[0])
+			p.OnEndpointSliceAdd(c.slices[0])
+			p.OnServiceSynced()
+			p.OnEndpointSlicesSynced()
+			do(p)
+		})
+	}
+	sync := func(p *proxier.Proxier) { netnstest.Check(t, p.Sync(t.Context())) }
+	table := func() string { // its words in order, as that of elements varies
+		var text strings.Builder
+		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+			e := (&world{family: family}).engine(t, ns)
+			netnstest.Check(t, e.Dump(t.Context(), &text))
+		}
+		return strings.Join(slices.Sorted(slices.Values(strings.FieldsFunc(text.String(), func(r rune) bool { return strings.ContainsRune(" \t\n,", r) }))), " ")
+	}
+	during(node, sync)
+	before := table()
+	if !strings.Contains(before, "192.0.2.1") || !strings.Contains(before, "30080") {
+		t.Fatalf("the table has no node port:\n%s", before)
+	}
+	during(changetracker.Node{}, func(p *proxier.Proxier) {
+		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer stop()
+		if err := p.Sync(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Sync = %v before the node is known, want that it waits", err)
+		}
+		if now := table(); now != before {
+			t.Errorf("the table is\n%s\nwant it as it was\n%s", now, before)
+		}
+		p.OnNodeChange(node)
+		sync(p)
+		if now := table(); now != before {
+			t.Errorf("the table is\n%s\nwant the same as before\n%s", now, before)
+		}
+	})
 }

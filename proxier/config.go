@@ -18,7 +18,11 @@ import (
 type Config struct {
 	// Families to serve; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
-	// Node is what is known about the node at start; OnNodeChange updates it.
+	// Node is what is known about the node at start; OnNodeChange updates it. With
+	// NodePorts.Primary or Masquerade.Local.NodePodCIDRs, and neither Addresses nor
+	// PodCIDRs, the first sync waits for OnNodeChange, as it always does with
+	// Tracker.AwaitNode: without the node it would take away what a proxy before this one
+	// has programmed.
 	Node changetracker.Node
 	// Names of the kernel objects; the zero value means DefaultNames.
 	Names Names

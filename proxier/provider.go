@@ -37,7 +37,8 @@ type EventHandler interface {
 // once.
 //
 // Nothing is written to the kernel before both OnServiceSynced and
-// OnEndpointSlicesSynced were called.
+// OnEndpointSlicesSynced were called, and OnNodeChange where the configuration depends on
+// the node (see Config.Node).
 type Provider interface {
 	EventHandler
 	// Run syncs until ctx ends and returns nil after every goroutine of the

@@ -33,21 +33,18 @@ type Proxier struct {
 	tracker   *changetracker.Tracker
 	runner    *runner.Runner
 	families  []*family
-	syncing   sync.Mutex    // held by a sync and by Cleanup
-	queued    atomic.Int64  // when a sync was asked for last, in Unix nanoseconds
-	ready     chan struct{} // closed when both are synced
+	syncing   sync.Mutex   // held by a sync and by Cleanup
+	queued    atomic.Int64 // when a sync was asked for last, in Unix nanoseconds
 
-	mu             sync.Mutex // guards all below
-	node           changetracker.Node
-	amiss          []Condition // of the settings
-	fullDone       bool        // there was a full sync since the settings were tried
-	history        history
-	programmed     map[v1.IPFamily]programmed
-	servicesSynced bool
-	slicesSynced   bool
-	serviceCIDRs   []netip.Prefix
-	status         map[v1.IPFamily]FamilyStatus
-	conflicts      map[v1.IPFamily][]changetracker.Problem
+	mu           sync.Mutex // guards all below
+	node         changetracker.Node
+	amiss        []Condition // of the settings
+	fullDone     bool        // there was a full sync since the settings were tried
+	history      history
+	programmed   map[v1.IPFamily]programmed
+	serviceCIDRs []netip.Prefix
+	status       map[v1.IPFamily]FamilyStatus
+	conflicts    map[v1.IPFamily][]changetracker.Problem
 }
 
 var _ Provider = (*Proxier)(nil)
@@ -68,7 +65,6 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		settings:   deps.Settings,
 		local:      deps.LocalAddresses,
 		node:       config.Node,
-		ready:      make(chan struct{}),
 		status:     map[v1.IPFamily]FamilyStatus{},
 		conflicts:  map[v1.IPFamily][]changetracker.Problem{},
 		programmed: map[v1.IPFamily]programmed{},
@@ -82,6 +78,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 	p.log = p.log.With(zap.String("instance", config.Names.Instance))
 	options := config.Tracker
 	options.Families, options.Node, options.Logger = config.Families, config.Node, p.log
+	options.AwaitNode = options.AwaitNode || config.lacksNode()
 	options.ExternalIPs.Denied = slices.Concat(options.ExternalIPs.Denied, config.Masquerade.Local.CIDRs)
 	var err error
 	if p.tracker, err = changetracker.New(options); err != nil {
@@ -131,6 +128,12 @@ func (c *Config) runnerOptions() runner.Options {
 	return o
 }
 
+// lacksNode says that the configuration depends on a node of which nothing is known, but
+// its name at most.
+func (c *Config) lacksNode() bool {
+	return (c.NodePorts.Primary || c.Masquerade.Local.NodePodCIDRs) && len(c.Node.Addresses)+len(c.Node.PodCIDRs) == 0
+}
+
 // rank numbers the Services that are programmed before all others.
 func (c *Config) rank() map[types.NamespacedName]int {
 	first := []types.NamespacedName{
@@ -160,7 +163,7 @@ func (p *Proxier) OnServiceUpdate(oldService, service *v1.Service) {
 func (p *Proxier) OnServiceDelete(service *v1.Service) { p.OnServiceUpdate(service, nil) }
 
 // OnServiceSynced implements Provider.
-func (p *Proxier) OnServiceSynced() { p.synced(&p.servicesSynced) }
+func (p *Proxier) OnServiceSynced() { p.synced(changetracker.InputServices) }
 
 // OnEndpointSliceAdd implements Provider.
 func (p *Proxier) OnEndpointSliceAdd(slice *discovery.EndpointSlice) { p.onSlice(slice, false) }
@@ -172,7 +175,7 @@ func (p *Proxier) OnEndpointSliceUpdate(_, slice *discovery.EndpointSlice) { p.o
 func (p *Proxier) OnEndpointSliceDelete(slice *discovery.EndpointSlice) { p.onSlice(slice, true) }
 
 // OnEndpointSlicesSynced implements Provider.
-func (p *Proxier) OnEndpointSlicesSynced() { p.synced(&p.slicesSynced) }
+func (p *Proxier) OnEndpointSlicesSynced() { p.synced(changetracker.InputEndpointSlices) }
 
 func (p *Proxier) onSlice(slice *discovery.EndpointSlice, remove bool) {
 	if p.tracker.Endpoints.EndpointSliceUpdate(slice, remove) {
@@ -180,13 +183,11 @@ func (p *Proxier) onSlice(slice *discovery.EndpointSlice, remove bool) {
 	}
 }
 
-func (p *Proxier) synced(flag *bool) {
-	p.mu.Lock()
-	*flag = true
-	if p.servicesSynced && p.slicesSynced && !p.isReady() {
-		close(p.ready)
+func (p *Proxier) synced(input changetracker.Input) {
+	p.tracker.Synced(input)
+	if waiting := p.tracker.Waiting(); slices.Equal(waiting, []changetracker.Input{changetracker.InputNode}) {
+		p.log.Info("the first sync waits for the node: call OnNodeChange, or give Config.Node its addresses")
 	}
-	p.mu.Unlock()
 	p.triggerIfReady()
 }
 
@@ -199,7 +200,7 @@ func (p *Proxier) triggerIfReady() {
 
 func (p *Proxier) isReady() bool {
 	select {
-	case <-p.ready:
+	case <-p.tracker.Ready():
 		return true
 	default:
 		return false
@@ -211,7 +212,8 @@ func (p *Proxier) OnNodeChange(node changetracker.Node) {
 	p.mu.Lock()
 	p.node = node
 	p.mu.Unlock()
-	if p.tracker.SetNode(node) {
+	waited := !p.isReady()
+	if p.tracker.SetNode(node) || waited {
 		p.triggerIfReady()
 	}
 }
@@ -268,7 +270,7 @@ func (p *Proxier) Trigger() {
 // Sync implements Provider.
 func (p *Proxier) Sync(ctx context.Context) error {
 	select {
-	case <-p.ready:
+	case <-p.tracker.Ready():
 		return p.runner.Sync(ctx)
 	case <-p.runner.Done():
 		return runner.ErrEnded
@@ -465,7 +467,7 @@ func (p *Proxier) Status() Status {
 	defer p.mu.Unlock()
 	s := Status{
 		Synced: true, Families: maps.Clone(p.status), Problems: problems, Conditions: append(conditions, p.amiss...),
-		Node: p.node, Tracked: p.tracker.Counts(),
+		Node: p.node, Tracked: p.tracker.Counts(), Waiting: p.tracker.Waiting(),
 	}
 	if queued := p.queued.Load(); queued != 0 {
 		s.LastQueued = time.Unix(0, queued)

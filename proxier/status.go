@@ -22,6 +22,9 @@ type Status struct {
 	Conditions []Condition
 	// Node is the node as the proxy knows it.
 	Node changetracker.Node
+	// Waiting lists what must be known before the first sync and is not; empty when all
+	// is. Until then the kernel has what a proxy before this one has left.
+	Waiting []changetracker.Input
 	// LastQueued is when a sync was asked for last; zero before the first time.
 	LastQueued time.Time
 	// Tracked counts what came from the control plane.

@@ -43,6 +43,7 @@ const failuresShown = 20;
 // notes are failures, conditions and problems as lines of text.
 function notes(status) {
   const all = [];
+  if (status.waiting) all.push({ key: "waiting", tone: "warn", kind: "Waiting", text: `the first sync waits for: ${status.waiting.join(", ")}` });
   for (const f of status.families) {
     for (const e of f.failed.slice(0, failuresShown)) {
       all.push({

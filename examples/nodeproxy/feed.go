@@ -10,6 +10,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/internal/manifest"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -83,6 +84,7 @@ func (f *feed) forget(value manifest.Value) {
 func (f *feed) synced() {
 	if f.told[key{kind: "Node", name: f.node}] == nil {
 		f.log.Warn("no manifest of this node: its addresses, zone and pod ranges are not known", zap.String("node", f.node))
+		f.provider.OnNodeChange(changetracker.Node{Name: f.node}) // nothing else will come
 	}
 	f.provider.OnServiceSynced()
 	f.provider.OnEndpointSlicesSynced()

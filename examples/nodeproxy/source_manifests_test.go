@@ -220,7 +220,7 @@ func TestSyncedIsDeclaredAlsoIfAFileIsBroken(t *testing.T) {
 
 func TestWithoutItsNodeTheSourceWarns(t *testing.T) {
 	f := follow(t, nil)
-	f.expect("services synced", "slices synced")
+	f.expect("node node-1 []", "services synced", "slices synced")
 	f.expectLog("no manifest of this node", "node-1")
 }
 
@@ -300,7 +300,7 @@ func TestAMountedConfigMapIsFollowed(t *testing.T) {
 	link("..1", "..data")
 	link("..data/web.yaml", "web.yaml")
 	f.start(zap.NewNop())
-	f.expect("+service web 10.0.0.1", "services synced", "slices synced")
+	f.expect("+service web 10.0.0.1", "node node-1 []", "services synced", "slices synced")
 	link("..2", "..data_tmp")
 	f.rename("..data_tmp", "..data")
 	f.expect("service web 10.0.0.1 10.0.0.2")
