@@ -161,3 +161,28 @@ func ExampleTracker_Apply() {
 	// programming default/web:https
 	// <nil>
 }
+
+// Who has an address, and which Services an address of a pod is behind.
+func ExampleState_ByAddr() {
+	tracker, err := changetracker.New(changetracker.Options{IndexEndpoints: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	tracker.Services.Update(nil, exampleService())
+	tracker.Endpoints.EndpointSliceUpdate(exampleSlice("10.1.0.5", "10.1.0.6"), false)
+	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		for name := range step.After.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), v1.ProtocolTCP) {
+			fmt.Println("10.96.0.10:80/TCP is for", name)
+		}
+		for name := range step.After.ByEndpoint(netip.MustParseAddr("10.1.0.6")) {
+			fmt.Println("10.1.0.6 is an endpoint of", name)
+		}
+		return nil, nil
+	})
+	fmt.Println(err)
+	// Output:
+	// 10.96.0.10:80/TCP is for default/web:http
+	// 10.1.0.6 is an endpoint of default/web:http
+	// <nil>
+}

@@ -47,7 +47,7 @@ type family struct {
 }
 
 func newFamily(s *store, index int) *family {
-	empty := newSnapshot()
+	empty := newSnapshot(s.options.IndexEndpoints)
 	return &family{
 		store: s, index: index,
 		sources:    map[types.NamespacedName]*source{},

@@ -113,6 +113,8 @@ type world struct {
 	slices   map[string]*discovery.EndpointSlice
 	own      map[ServicePortName][]Endpoint
 	replicas map[v1.IPFamily]replica
+	// states are all that were seen, which must stay as they were.
+	states []*State
 	// watch looks at the State around every event, to hold "changed" against the
 	// truth. It keeps changes from piling up, so half of the histories go without.
 	watch bool
@@ -121,7 +123,7 @@ type world struct {
 }
 
 func newWorld(watch, endpointsOnly bool) *world {
-	tracker, err := New(Options{Node: Node{Name: "n0"}, Families: bothFamilies(), DecorateEndpoint: weigh})
+	tracker, err := New(Options{Node: Node{Name: "n0"}, Families: bothFamilies(), DecorateEndpoint: weigh, IndexEndpoints: true})
 	if err != nil {
 		panic(err)
 	}
@@ -154,10 +156,16 @@ func randomService(r *rand.Rand, name string) *v1.Service {
 		s.Spec.ClusterIPs = pick(r, []string{"10.96.0.10", "fd00::10"}, []string{"10.96.0.10"}, []string{"10.96.0.10", "bad"})
 		s.Spec.ExternalTrafficPolicy = pick(r, v1.ServiceExternalTrafficPolicyLocal, "")
 		s.Spec.HealthCheckNodePort = pick[int32](r, 0, 31000, 31001)
+		s.Spec.ExternalIPs = pick(r, nil, nil, []string{"192.0.2.1"}, []string{"192.0.2.1", "192.0.2.2", "2001:db8::1"}, []string{"10.96.0.10"})
 		s.Spec.Ports = nil
 	})
+	for _, ip := range pick(r, nil, nil, []string{"192.0.2.1", "203.0.113.1"}, []string{"203.0.113.1", "2001:db8::2"}) {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: ip})
+	}
 	for _, p := range randomPorts(r) {
-		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: p.port, Protocol: p.protocol, Port: pick[int32](r, 80, 80, 81, 0)})
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{
+			Name: p.port, Protocol: p.protocol, Port: pick[int32](r, 80, 80, 81, 0), NodePort: pick[int32](r, 0, 31000, 31002),
+		})
 	}
 	if r.IntN(8) == 0 {
 		s.Labels = map[string]string{LabelServiceProxyName: "other"}
@@ -361,6 +369,7 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 			fault = errors.Join(fault, fmt.Errorf("%s: the Deltas add up to\n%swant the State\n%s", family, got, want))
 		}
 		fault = errors.Join(fault, checkState(s))
+		w.states = append(w.states, s)
 		if what == applyInVain {
 			return nil, errTest
 		}
@@ -423,7 +432,12 @@ func checkState(s *State) error {
 	if s.Len() != ports || !maps.Equal(s.HealthCheckNodePorts(), health) {
 		return fmt.Errorf("Len, HealthCheckNodePorts = %d, %v, want %d, %v", s.Len(), s.HealthCheckNodePorts(), ports, health)
 	}
-	return nil
+	for name, want := range health {
+		if got := s.HealthCheckNodePort(name); got != want {
+			return fmt.Errorf("HealthCheckNodePort(%v) = %d, want %d", name, got, want)
+		}
+	}
+	return checkLookups(s)
 }
 
 // finish compares with a tracker that saw nothing but the last version of all.
@@ -440,6 +454,11 @@ func (w *world) finish() error {
 	for range 10 { // both families, some time
 		if err := errors.Join(w.apply(r, applyFully), fresh.apply(r, applyFully)); err != nil {
 			return err
+		}
+	}
+	for i, s := range w.states {
+		if err := checkState(s); err != nil {
+			return fmt.Errorf("State %d, after more Applies: %w", i, err)
 		}
 	}
 	if got, want := w.look(), fresh.look(); got != want {

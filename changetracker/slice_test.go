@@ -691,9 +691,9 @@ func sizes(t *Tracker) string {
 	text := fmt.Sprintf("slices %d, problems %d", len(s.homes), len(s.problems.byObject))
 	for _, f := range s.families {
 		if f != nil {
-			text += fmt.Sprintf("; sources %d, dirty %d, pending %d, triggers %d, services %d, health ports %d, ports %d",
+			text += fmt.Sprintf("; sources %d, dirty %d, pending %d, triggers %d, services %d, index %d, ports %d",
 				len(f.sources), len(f.dirty), len(f.pending), len(f.triggers), f.current.services.Len(),
-				f.current.healthPorts.Len(), f.current.servicePorts)
+				f.current.index.Len(), f.current.servicePorts)
 		}
 	}
 	return text

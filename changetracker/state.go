@@ -2,7 +2,6 @@ package changetracker
 
 import (
 	"iter"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -100,18 +99,6 @@ func (s *State) LocalReady(name types.NamespacedName) int {
 	return len(addrs)
 }
 
-// HealthCheckNodePorts returns the health check node port of each Service that
-// has one. It costs what there are of these, not of Services.
-func (s *State) HealthCheckNodePorts() map[types.NamespacedName]uint16 {
-	return maps.Collect(s.healthPorts.All())
-}
-
-// HealthCheckNodePort is the health check node port of a Service, or 0.
-func (s *State) HealthCheckNodePort(name types.NamespacedName) uint16 {
-	port, _ := s.healthPorts.Get(name)
-	return port
-}
-
 // portState is a port of a Service as a State shows it. Immutable.
 type portState struct {
 	name       ServicePortName
@@ -126,7 +113,7 @@ func (p *portState) key() portKey { return portKey{port: p.name.Port, protocol: 
 type serviceState struct {
 	ports        []*portState // sorted by name
 	servicePorts int          // how many ports have a ServicePort
-	healthPort   uint16
+	healthPort   *ServicePort // the first one with a HealthCheckNodePort, or nil
 }
 
 // newServiceState returns nil when there is nothing to show.
@@ -140,8 +127,8 @@ func newServiceState(ports []*portState) *serviceState {
 			continue
 		}
 		s.servicePorts++
-		if s.healthPort == 0 {
-			s.healthPort = p.port.HealthCheckNodePort
+		if s.healthPort == nil && p.port.HealthCheckNodePort != 0 {
+			s.healthPort = p.port
 		}
 	}
 	return s
@@ -155,6 +142,14 @@ func (s *serviceState) all() []*portState {
 	return s.ports
 }
 
+// health is the port that has the Service's health check node port, or nil.
+func (s *serviceState) health() *ServicePort {
+	if s == nil {
+		return nil
+	}
+	return s.healthPort
+}
+
 func (s *serviceState) find(key portKey) *portState {
 	ports := s.all()
 	i, found := slices.BinarySearchFunc(ports, key, func(p *portState, key portKey) int { return p.key().compare(key) })
@@ -166,15 +161,16 @@ func (s *serviceState) find(key portKey) *portState {
 
 // snapshot is the content of a State.
 type snapshot struct {
-	services     persist.Map[types.NamespacedName, *serviceState]
-	healthPorts  persist.Map[types.NamespacedName, uint16]
-	servicePorts int
+	services       persist.Map[types.NamespacedName, *serviceState]
+	index          *index
+	indexEndpoints bool
+	servicePorts   int
 }
 
-func newSnapshot() snapshot {
+func newSnapshot(indexEndpoints bool) snapshot {
 	return snapshot{
-		services:    persist.New[types.NamespacedName, *serviceState](),
-		healthPorts: persist.New[types.NamespacedName, uint16](),
+		services: persist.New[types.NamespacedName, *serviceState](),
+		index:    newIndex(), indexEndpoints: indexEndpoints,
 	}
 }
 
@@ -186,37 +182,35 @@ func (s *snapshot) find(name ServicePortName) *portState {
 // snapshotEditor makes the next snapshot.
 type snapshotEditor struct {
 	services     *persist.Editor[types.NamespacedName, *serviceState]
-	healthPorts  *persist.Editor[types.NamespacedName, uint16]
+	index        indexEditor
 	servicePorts int
 }
 
 func (s *snapshot) edit() *snapshotEditor {
 	return &snapshotEditor{
-		services: s.services.Edit(), healthPorts: s.healthPorts.Edit(), servicePorts: s.servicePorts,
+		services:     s.services.Edit(),
+		index:        indexEditor{version: s.index, endpoints: s.indexEndpoints},
+		servicePorts: s.servicePorts,
 	}
 }
 
 // put adds or replaces a Service, or takes it out when next is nil.
 func (e *snapshotEditor) put(name types.NamespacedName, next *serviceState) {
-	if old, ok := e.services.Get(name); ok {
+	old, _ := e.services.Get(name)
+	e.index.replace(old, next)
+	if old != nil {
 		e.servicePorts -= old.servicePorts
 	}
 	if next == nil {
 		e.services.Delete(name)
-		e.healthPorts.Delete(name)
 		return
 	}
 	e.servicePorts += next.servicePorts
 	e.services.Set(name, next)
-	if next.healthPort == 0 {
-		e.healthPorts.Delete(name)
-	} else {
-		e.healthPorts.Set(name, next.healthPort)
-	}
 }
 
 func (e *snapshotEditor) snapshot() snapshot {
 	return snapshot{
-		services: e.services.Map(), healthPorts: e.healthPorts.Map(), servicePorts: e.servicePorts,
+		services: e.services.Map(), index: e.index.freeze(), indexEndpoints: e.index.endpoints, servicePorts: e.servicePorts,
 	}
 }

@@ -39,6 +39,8 @@ func churn(r *rand.Rand, tracker *Tracker, services int, last map[string]any) {
 	}
 }
 
+func indexed(o *Options) { o.IndexEndpoints = true }
+
 func replayLast(tracker *Tracker, last map[string]any) {
 	for _, object := range last {
 		switch o := object.(type) {
@@ -56,7 +58,7 @@ func TestNothingIsLeftOfWhatIsGone(t *testing.T) {
 		events = 20_000
 	}
 	r := rand.New(rand.NewPCG(11, 12))
-	tracker, last := mustTracker(t), map[string]any{}
+	tracker, last := mustTracker(t, indexed), map[string]any{}
 	for i := range events {
 		churn(r, tracker, 200, last)
 		if i%100 != 0 {
@@ -73,7 +75,7 @@ func TestNothingIsLeftOfWhatIsGone(t *testing.T) {
 			return nil, nil
 		})
 	}
-	fresh := mustTracker(t)
+	fresh := mustTracker(t, indexed)
 	replayLast(fresh, last)
 	for _, family := range bothFamilies() {
 		got, _ := applyAll(t, tracker, family)
@@ -101,7 +103,7 @@ func TestNothingIsLeftOfWhatIsGone(t *testing.T) {
 // The race detector judges this one; in the end the State must be right as well.
 func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 	const writers, events = 4, 500
-	tracker := mustTracker(t)
+	tracker := mustTracker(t, indexed)
 	var (
 		wg   sync.WaitGroup
 		mu   sync.Mutex
@@ -138,8 +140,10 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 				default:
 				}
 				family := (i + n) % 2
+				var after *State
 				err := tracker.Apply(bothFamilies()[family], func(step Step) ([]ServicePortName, error) {
 					s, d := step.After, step.Delta
+					after = s
 					if running[family].Add(1) != 1 {
 						t.Error("two Applies of one family at the same time")
 					}
@@ -154,6 +158,9 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 					return nil, nil
 				})
 				if err != nil && !errors.Is(err, errTest) {
+					t.Error(err)
+				}
+				if err := checkState(after); err != nil { // while others go on
 					t.Error(err)
 				}
 				tracker.SetNode(Node{Name: fmt.Sprintf("n%d", n%2)})

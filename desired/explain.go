@@ -2,11 +2,13 @@ package desired
 
 import (
 	"fmt"
-	"maps"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 )
@@ -85,8 +87,8 @@ type Traits struct {
 	LoopbackNodePorts bool
 }
 
-// Explain looks at all Services: it is for people, and not for every packet. The
-// error wraps ErrPacket.
+// Explain looks up the service ports that the packet may be for: it costs these and
+// their endpoints, however many others there are. The error wraps ErrPacket.
 func (x *Explainer) Explain(packet Packet) (Explanation, error) {
 	if err := packet.Validate(); err != nil {
 		return Explanation{}, err
@@ -94,7 +96,7 @@ func (x *Explainer) Explain(packet Packet) (Explanation, error) {
 	packet.Source = packet.Source.Unmap().WithZone("")
 	packet.Destination = netip.AddrPortFrom(packet.Destination.Addr().Unmap().WithZone(""), packet.Destination.Port())
 	e := &explaining{Explainer: x, Explanation: Explanation{Packet: packet}, traits: x.traitsOf(nil)}
-	service, frontend := e.find()
+	service, frontend := e.choose(e.candidates())
 	if service == nil {
 		e.unserved()
 		return e.Explanation, nil
@@ -131,11 +133,9 @@ func (c *candidate) beat(s *Service, f *Frontend) {
 	}
 }
 
-// find returns the frontend that gets the packet: one with the packet's address,
-// or else one with a node port. Of several the one that has the first Claim gets it,
-// as when they are programmed.
-func (e *explaining) find() (service *Service, frontend *Frontend) {
-	vip, nodePort := e.candidates()
+// choose returns the frontend that gets the packet: one with the packet's address,
+// or else one with a node port.
+func (e *explaining) choose(vip, nodePort candidate) (service *Service, frontend *Frontend) {
 	if vip.service == nil {
 		return nodePort.service, nodePort.frontend
 	}
@@ -147,20 +147,20 @@ func (e *explaining) find() (service *Service, frontend *Frontend) {
 }
 
 // candidates are the first of the frontends with the packet's address, and the first of
-// the node ports, if its address accepts them.
+// the node ports, if its address accepts them. Of several the one that has the first Claim
+// is first, as when they are programmed.
 func (e *explaining) candidates() (vip, nodePort candidate) {
 	addr, number := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
-	for name, port := range e.State.All() {
-		if protocol, _ := ProtocolOf(name.Protocol); protocol != e.Packet.Protocol || !mayHave(port, number) {
-			continue
-		}
-		s, ok := e.Resolver.Resolve(e.State, name)
-		for i := 0; ok && i < len(s.Frontends); i++ {
-			switch f := &s.Frontends[i]; {
-			case f.Port != number:
-			case f.VIP == addr:
+	for s := range e.resolved(e.State.ByAddr(e.Packet.Destination, e.protocol())) {
+		for i := range s.Frontends {
+			if f := &s.Frontends[i]; f.VIP == addr && f.Port == number {
 				vip.beat(s, f)
-			case f.Kind == NodePort && e.acceptsNodePorts(e.traitsOf(s)) == nil:
+			}
+		}
+	}
+	for s := range e.resolved(e.State.ByNodePort(number, e.protocol())) {
+		for i := range s.Frontends {
+			if f := &s.Frontends[i]; f.Kind == NodePort && e.acceptsNodePorts(e.traitsOf(s)) == nil {
 				nodePort.beat(s, f)
 			}
 		}
@@ -168,9 +168,17 @@ func (e *explaining) candidates() (vip, nodePort candidate) {
 	return vip, nodePort
 }
 
-// mayHave keeps Explain from resolving what is out of the question.
-func mayHave(port *changetracker.ServicePort, number uint16) bool {
-	return port.Port == number || port.NodePort == number
+func (e *explaining) protocol() v1.Protocol { return v1.Protocol(e.Packet.Protocol.String()) }
+
+// resolved yields the service ports of the names.
+func (e *explaining) resolved(names iter.Seq[changetracker.ServicePortName]) iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
+		for name := range names {
+			if s, ok := e.Resolver.Resolve(e.State, name); ok && !yield(s) {
+				return
+			}
+		}
+	}
 }
 
 // acceptsNodePorts says why the packet's destination does not accept node ports.
@@ -189,24 +197,21 @@ func (e *explaining) acceptsNodePorts(t Traits) error {
 
 // unserved explains a packet that no frontend gets.
 func (e *explaining) unserved() {
-	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
-	for name, p := range e.State.All() {
-		protocol, _ := ProtocolOf(name.Protocol)
-		if what, t := e.vipOf(name, p); what != "" {
-			e.because("%v is %s of Service %v, which has no port %d/%v", addr, what, name.NamespacedName, port, e.Packet.Protocol)
-			if e.Verdict = VerdictReject; t.VIPsAreLocal && e.isHealthCheck() {
-				e.Verdict = VerdictPass
-				e.because("%d is a health check node port, and the node has the address: the server that listens there answers", port)
-			}
-			return
-		}
-		if p.NodePort == port && protocol == e.Packet.Protocol {
-			s, _ := e.Resolver.Resolve(e.State, name)
-			if err := e.acceptsNodePorts(e.traitsOf(s)); err != nil {
-				e.because("%d is a node port of %v, but %v", port, name, err)
-			}
+	if e.refusedByVIP() {
+		return
+	}
+	port := e.Packet.Destination.Port()
+	for s := range e.resolved(e.State.ByNodePort(port, e.protocol())) {
+		if err := e.acceptsNodePorts(e.traitsOf(s)); err != nil {
+			e.because("%d is a node port of %v, but %v", port, s.Name, err)
 		}
 	}
+	e.noService()
+}
+
+// noService explains a packet to what is no Service's.
+func (e *explaining) noService() {
+	addr := e.Packet.Destination.Addr()
 	if contains(e.Globals.ServiceCIDRs, addr) && !e.traits.ServiceIPsPass && !e.isToNode() {
 		e.Verdict = VerdictDrop
 		e.because("%v is in a range of cluster IPs, and no Service has it", addr)
@@ -225,28 +230,37 @@ func (e *explaining) isToNode() bool {
 	return slices.Contains(e.NodeAddresses, e.Packet.Destination.Addr())
 }
 
-// vipOf names the kind of address that the packet's destination is of a service port, if
-// packets to its other ports are refused; "" if they are not.
-func (e *explaining) vipOf(name changetracker.ServicePortName, p *changetracker.ServicePort) (what string, t Traits) {
-	addr := e.Packet.Destination.Addr()
-	isCluster := p.ClusterIP == addr
-	if e.isToNode() || !isCluster && !slices.Contains(p.ExternalIPs, addr) && !slices.Contains(p.LoadBalancerVIPs, addr) {
-		return "", t
+// refusedByVIP explains a packet to a VIP that refuses packets to ports that it does not
+// have; false if it does not, or there is none.
+func (e *explaining) refusedByVIP() bool {
+	if e.isToNode() {
+		return false
 	}
-	s, _ := e.Resolver.Resolve(e.State, name)
-	switch t = e.traitsOf(s); {
-	case isCluster && !t.ServiceIPsPass:
-		return "the cluster IP", t
-	case !isCluster && t.VIPsAreLocal:
-		return "a VIP", t
+	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
+	for s := range e.resolved(e.State.ByVIP(addr)) {
+		t, isCluster, what := e.traitsOf(s), s.Port.ClusterIP == addr, "a VIP"
+		if isCluster && t.ServiceIPsPass || !isCluster && !t.VIPsAreLocal {
+			continue
+		}
+		if isCluster {
+			what = "the cluster IP"
+		}
+		e.because("%v is %s of Service %v, which has no port %d/%v", addr, what, s.Name.NamespacedName, port, e.Packet.Protocol)
+		if e.Verdict = VerdictReject; t.VIPsAreLocal && e.isHealthCheck() {
+			e.Verdict = VerdictPass
+			e.because("%d is a health check node port, and the node has the address: the server that listens there answers", port)
+		}
+		return true
 	}
-	return "", t
+	return false
 }
 
 // isHealthCheck says that the packet is for the health check node port of a Service.
 func (e *explaining) isHealthCheck() bool {
-	ports := maps.Values(e.State.HealthCheckNodePorts())
-	return e.Packet.Protocol == TCP && slices.Contains(slices.Collect(ports), e.Packet.Destination.Port())
+	for range e.State.ByHealthCheckNodePort(e.Packet.Destination.Port()) {
+		return e.Packet.Protocol == TCP
+	}
+	return false
 }
 
 // served explains a packet that a frontend gets.

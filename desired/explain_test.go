@@ -19,11 +19,6 @@ var nodeIP = netip.MustParseAddr("192.0.2.10")
 // port.
 func explainer(t *testing.T, change func(*changetracker.ServicePort), endpoints ...changetracker.Endpoint) *Explainer {
 	t.Helper()
-	node := changetracker.Node{Name: "here", Zone: "a"}
-	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, Node: node})
-	if err != nil {
-		t.Fatal(err)
-	}
 	web := changetracker.ServicePort{
 		Name: webName, ClusterIP: clusterIP, Port: 30080, NodePort: 30443,
 		ExternalIPs: []netip.Addr{nodeIP}, LoadBalancerVIPs: []netip.Addr{vip},
@@ -32,14 +27,24 @@ func explainer(t *testing.T, change func(*changetracker.ServicePort), endpoints 
 		change(&web)
 	}
 	other := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "a", Name: "other"}, Protocol: v1.ProtocolTCP}
-	for _, p := range []changetracker.ServicePort{
-		web, {Name: other, ClusterIP: clusterIP.Next(), Port: 1, NodePort: 30080},
-	} {
+	return explainerOf(t, []changetracker.ServicePort{web, {Name: other, ClusterIP: clusterIP.Next(), Port: 1, NodePort: 30080}}, endpoints...)
+}
+
+// explainerOf knows service ports, each of a Service of its own, that all have the
+// same endpoints.
+func explainerOf(tb testing.TB, ports []changetracker.ServicePort, endpoints ...changetracker.Endpoint) *Explainer {
+	tb.Helper()
+	node := changetracker.Node{Name: "here", Zone: "a"}
+	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, Node: node})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, p := range ports {
 		if _, err := tracker.Services.Set(p.Name.NamespacedName, p); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		if _, err := tracker.Endpoints.Set(p.Name, endpoints...); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	x := &Explainer{
@@ -52,11 +57,10 @@ func explainer(t *testing.T, change func(*changetracker.ServicePort), endpoints 
 		},
 	}
 	if err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		s := step.After
-		x.State = s
+		x.State = step.After
 		return nil, nil
 	}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return x
 }

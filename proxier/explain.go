@@ -48,8 +48,8 @@ func (p *Proxier) Resolved(family v1.IPFamily, name changetracker.ServicePortNam
 
 // Explain says what becomes of the first packet of a connection: which frontend
 // and which endpoints it may go to, why the others are left out, and what happens
-// to its source. It tells of what is programmed, not of what is pending. It goes
-// through all Services, and waits for no sync.
+// to its source. It tells of what is programmed, not of what is pending, and waits
+// for no sync.
 //
 // The error wraps desired.ErrPacket or ErrNotProgrammed, or says why the node's
 // addresses cannot be read.
