@@ -6,13 +6,14 @@ import "slices"
 // port may go to.
 type Selection struct {
 	// Cluster are the endpoints for traffic under policy Cluster, and for pods
-	// and the node itself under externalTrafficPolicy Local. Nil when no frontend
-	// uses them.
+	// and the node itself under externalTrafficPolicy Local. They are there also when no
+	// frontend uses them; see ServicePort.UsesClusterEndpoints.
 	Cluster []Endpoint
-	// Local are the endpoints for traffic under policy Local. Nil when no
-	// frontend uses them.
+	// Local are the endpoints for traffic under policy Local. They are there also when no
+	// frontend uses them: load balancers that answer clients directly need them under
+	// policy Cluster too. See ServicePort.UsesLocalEndpoints.
 	Local []Endpoint
-	// All is the union of both, in the order of the input.
+	// All is the union of what frontends use of both, in the order of the input.
 	All []Endpoint
 	// Any says that at least one endpoint somewhere could take traffic. With an
 	// empty Local it is what tells "drop" from "reject".
@@ -30,19 +31,14 @@ func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 	if p == nil || len(endpoints) == 0 {
 		return Selection{}
 	}
-	var s Selection
 	sum := summarise(endpoints, &node)
 	cluster, local := sum.clusterRule(&node), sum.localRule()
-	if p.UsesClusterEndpoints() {
-		s.Cluster = filter(endpoints, cluster)
+	s := Selection{
+		Cluster: filter(endpoints, cluster), Local: filter(endpoints, local), Any: sum.ready > 0 || sum.draining > 0,
 	}
-	if !p.UsesLocalEndpoints() {
-		s.All, s.Any = s.Cluster, len(s.Cluster) > 0
-		return s
-	}
-	s.Local = filter(endpoints, local)
-	s.Any = sum.ready > 0 || sum.draining > 0
 	switch {
+	case !p.UsesLocalEndpoints():
+		s.All = s.Cluster
 	case !p.UsesClusterEndpoints():
 		s.All = s.Local
 	case countSelected(s.Local, cluster) == len(s.Local):

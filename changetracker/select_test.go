@@ -76,20 +76,20 @@ func TestSelect(t *testing.T) {
 	}{
 		"TOP-01 nothing":         {"", "", want{}},
 		"TOP-01 nothing, local":  {"iex", "", want{}},
-		"TOP-03 ready":           {"", "a:R b:R:L c", want{"ab", "", "ab", true}},
-		"TOP-03 draining":        {"", "a:S b:S:L c:U", want{"ab", "", "ab", true}},
+		"TOP-03 ready":           {"", "a:R b:R:L c", want{"ab", "b", "ab", true}},
+		"TOP-03 draining":        {"", "a:S b:S:L c:U", want{"ab", "b", "ab", true}},
 		"TOP-03 ready first":     {"", "a:S b:R", want{"b", "", "b", true}},
 		"TOP-05 nobody usable":   {"x", "a:U b", want{}},
 		"TOP-05 nobody, local":   {"ex", "a:U:L b:L", want{}},
-		"TOP-04 local ready":     {"i", "a:R b:R:L c:S:L", want{"", "b", "b", true}},
-		"TOP-04 local draining":  {"i", "a:R b:S:L c:S", want{"", "b", "b", true}},
-		"TOP-06 none local":      {"i", "a:R", want{"", "", "", true}},
-		"TOP-06 draining remote": {"i", "a:S", want{"", "", "", true}},
+		"TOP-04 local ready":     {"i", "a:R b:R:L c:S:L", want{"ab", "b", "b", true}},
+		"TOP-04 local draining":  {"i", "a:R b:S:L c:S", want{"a", "b", "b", true}},
+		"TOP-06 none local":      {"i", "a:R", want{"a", "", "", true}},
+		"TOP-06 draining remote": {"i", "a:S", want{"a", "", "", true}},
 
-		"table C C ext":            {"x", "a:R b:R:L", want{"ab", "", "ab", true}},
+		"table C C ext":            {"x", "a:R b:R:L", want{"ab", "b", "ab", true}},
 		"table C L ext":            {"ex", "a:R b:R:L", want{"ab", "b", "ab", true}},
-		"table C L not ext":        {"e", "a:R b:R:L", want{"ab", "", "ab", true}},
-		"table L L not ext":        {"ie", "a:R b:R:L", want{"", "b", "b", true}},
+		"table C L not ext":        {"e", "a:R b:R:L", want{"ab", "b", "ab", true}},
+		"table L L not ext":        {"ie", "a:R b:R:L", want{"ab", "b", "b", true}},
 		"table L C ext":            {"ix", "a:R b:R:L", want{"ab", "b", "ab", true}},
 		"table L L ext":            {"iex", "a:R b:R:L", want{"ab", "b", "ab", true}},
 		"corner ready and local S": {"ex", "a:R b:S:L", want{"a", "b", "ab", true}},
@@ -111,7 +111,7 @@ func TestSelect(t *testing.T) {
 		"TOP-09 unready without hint":    {"", "a:R:zone=zone-a b:S c", want{"a", "", "a", true}},
 		"TOP-09 unready with a hint":     {"", "a:R:zone=zone-b b:S:zone=zone-a", want{"a", "", "a", true}},
 		"TOP-04 hints never filter local": {
-			"i", "a:R:L:zone=zone-b b:R:zone=zone-a", want{"", "a", "a", true},
+			"i", "a:R:L:zone=zone-b b:R:zone=zone-a", want{"b", "a", "a", true},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,30 +164,26 @@ func naiveSelect(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 	sameNode := func(e Endpoint) bool { return node.Name != "" && slices.Contains(e.NodeHints, node.Name) }
 	sameZone := func(e Endpoint) bool { return node.Zone != "" && slices.Contains(e.ZoneHints, node.Zone) }
 	var s Selection
-	if p.UsesClusterEndpoints() {
-		switch {
-		case len(ready) == 0:
-			s.Cluster = pick(func(e Endpoint) bool { return e.Serving && e.Terminating })
-		case every(func(e Endpoint) bool { return len(e.NodeHints) > 0 }) && slices.ContainsFunc(ready, sameNode):
-			s.Cluster = pick(func(e Endpoint) bool { return e.Ready && sameNode(e) })
-		case every(func(e Endpoint) bool { return len(e.ZoneHints) > 0 }) && slices.ContainsFunc(ready, sameZone):
-			s.Cluster = pick(func(e Endpoint) bool { return e.Ready && sameZone(e) })
-		default:
-			s.Cluster = ready
-		}
+	switch {
+	case len(ready) == 0:
+		s.Cluster = pick(func(e Endpoint) bool { return e.Serving && e.Terminating })
+	case every(func(e Endpoint) bool { return len(e.NodeHints) > 0 }) && slices.ContainsFunc(ready, sameNode):
+		s.Cluster = pick(func(e Endpoint) bool { return e.Ready && sameNode(e) })
+	case every(func(e Endpoint) bool { return len(e.ZoneHints) > 0 }) && slices.ContainsFunc(ready, sameZone):
+		s.Cluster = pick(func(e Endpoint) bool { return e.Ready && sameZone(e) })
+	default:
+		s.Cluster = ready
 	}
-	if p.UsesLocalEndpoints() {
-		if s.Local = pick(func(e Endpoint) bool { return e.Local && e.Ready }); len(s.Local) == 0 {
-			s.Local = pick(func(e Endpoint) bool { return e.Local && e.Serving && e.Terminating })
-		}
-		s.Any = len(pick(func(e Endpoint) bool { return e.Ready || e.Serving && e.Terminating })) > 0
-	} else {
-		s.Any = len(s.Cluster) > 0
+	if s.Local = pick(func(e Endpoint) bool { return e.Local && e.Ready }); len(s.Local) == 0 {
+		s.Local = pick(func(e Endpoint) bool { return e.Local && e.Serving && e.Terminating })
 	}
+	s.Any = len(pick(func(e Endpoint) bool { return e.Ready || e.Serving && e.Terminating })) > 0
 	in := func(list []Endpoint, e Endpoint) bool {
 		return slices.ContainsFunc(list, func(o Endpoint) bool { return o.Addr == e.Addr })
 	}
-	s.All = pick(func(e Endpoint) bool { return in(s.Cluster, e) || in(s.Local, e) })
+	s.All = pick(func(e Endpoint) bool {
+		return p.UsesClusterEndpoints() && in(s.Cluster, e) || p.UsesLocalEndpoints() && in(s.Local, e)
+	})
 	return s
 }
 

@@ -43,12 +43,15 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 		Name:     name,
 		Protocol: protocol,
 		Affinity: port.SessionAffinity,
-		Cluster:  addresses(selection.Cluster),
-		Local:    addresses(selection.Local),
 		Hairpin:  r.hairpin(selection.All),
 		Port:     port,
 	}
-	s.ClusterWeights, s.LocalWeights = weights(selection.Cluster), weights(selection.Local)
+	if port.UsesClusterEndpoints() {
+		s.Cluster, s.ClusterWeights = addresses(selection.Cluster), weights(selection.Cluster)
+	}
+	if port.UsesLocalEndpoints() {
+		s.Local, s.LocalWeights = addresses(selection.Local), weights(selection.Local)
+	}
 	s.Servers = s.Cluster // which is almost always so
 	if len(s.Cluster) != len(endpoints) || !allServe(endpoints) {
 		s.Servers = Servers(endpoints)
