@@ -57,14 +57,34 @@ func (s *store) apply(name v1.IPFamily, fn func(Step) ([]ServicePortName, error)
 
 // begin builds the newest State and the Delta to it.
 func (f *family) begin() (Step, attempt) {
+	var buffer [8]rebuilt
+	a, services := f.prepare(buffer[:0])
+	f.store.editEndpoints(services) // without the lock, since the hook is not ours
+	return f.complete(a, services)
+}
+
+// prepare makes anew what was dirty, appended to services. What comes from now on waits
+// for the next Apply.
+func (f *family) prepare(services []rebuilt) (attempt, []rebuilt) {
 	s := f.store
 	s.mu.Lock()
 	defer s.unlock()
-	f.refresh()
-	a := attempt{next: f.current, full: f.fullWanted, sequence: s.sequence, counts: f.counts}
-	delta := Delta{Full: f.fullWanted != f.fullDone, Changes: f.collect(&a)}
+	a := attempt{node: s.node, full: f.fullWanted, sequence: s.sequence, counts: f.counts}
+	services = f.rebuildDirty(services)
+	f.dirtySince = time.Time{}
 	f.pendingSince = f.oldestPending()
-	a.node = s.node
+	return a, services
+}
+
+// complete makes a Step of what prepare began.
+func (f *family) complete(a attempt, services []rebuilt) (Step, attempt) {
+	s := f.store
+	s.mu.Lock()
+	defer s.unlock()
+	f.place(services)
+	a.next = f.current
+	delta := Delta{Full: a.full != f.fullDone, Changes: f.collect(&a)}
+	f.pendingSince = f.oldestPending()
 	return Step{Before: f.state(f.committedNode, f.committed), After: f.state(a.node, f.current), Delta: delta}, a
 }
 
@@ -72,33 +92,60 @@ func (f *family) state(node Node, s snapshot) *State {
 	return &State{family: f.index, node: node, snapshot: s}
 }
 
-// refresh brings current up to date and makes what was dirty pending.
-func (f *family) refresh() {
-	f.dirtySince = time.Time{}
-	if len(f.dirty) == 0 {
-		return
+// rebuilt is the new state of a Service, on its way into current.
+type rebuilt struct {
+	name  types.NamespacedName
+	state *serviceState
+	// edit are the ports whose endpoints EditEndpoints is to look at.
+	edit []*portState
+}
+
+// rebuildDirty makes anew what was dirty, appended to services, and makes it pending.
+func (f *family) rebuildDirty(services []rebuilt) []rebuilt {
+	for name := range f.early {
+		f.endOverrides(name)
 	}
-	e := f.current.edit()
+	clear(f.early)
+	if len(f.dirty) == 0 {
+		return services
+	}
 	for name, m := range f.dirty {
-		old, _ := e.services.Get(name)
-		e.put(name, f.rebuild(name, old, m))
+		services = append(services, f.rebuild(name, m))
 		if p := f.pending[name]; p == nil {
 			f.pending[name] = m
 		} else {
 			p.merge(m)
 		}
 	}
-	f.current = e.snapshot()
 	f.dirty = map[types.NamespacedName]*mark{} // anew, because a map never shrinks
+	return services
+}
+
+// place brings current up to date.
+func (f *family) place(services []rebuilt) {
+	if len(services) == 0 {
+		return
+	}
+	e := f.current.edit()
+	for i := range services {
+		for _, p := range services[i].edit {
+			p.share(f.store)
+		}
+		e.put(services[i].name, services[i].state)
+	}
+	f.current = e.snapshot()
 }
 
 // rebuild makes the new state of a marked Service out of its source and of what
 // did not change.
-func (f *family) rebuild(name types.NamespacedName, old *serviceState, m *mark) *serviceState {
+func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
+	r := rebuilt{name: name}
+	f.endOverrides(name)
 	s := f.sources[name]
 	if s == nil {
-		return nil
+		return r
 	}
+	old, _ := f.current.services.Get(name)
 	var buffer [16]portKey
 	keys := buffer[:0]
 	if f.store.endpointsOnly {
@@ -109,9 +156,21 @@ func (f *family) rebuild(name types.NamespacedName, old *serviceState, m *mark) 
 	}
 	ports := make([]*portState, len(keys))
 	for i, key := range keys {
-		ports[i] = s.rebuildPort(name, key, old.find(key), m.touched(key))
+		was := old.find(key)
+		p := s.rebuildPort(name, key, was, m.touched(key))
+		if ports[i] = p; p == was {
+			continue
+		}
+		edits := p.port != nil && f.store.options.EditEndpoints != nil
+		if edits {
+			r.edit = append(r.edit, p)
+		}
+		if edits || len(s.overrides[key]) > 0 || m.touched(key).repeats() {
+			m.touch(touched{portKey: key, all: true}) // any endpoint may have become different
+		}
 	}
-	return newServiceState(ports)
+	r.state = newServiceState(ports)
+	return r
 }
 
 func (s *source) rebuildPort(service types.NamespacedName, key portKey, old *portState, t *touched) *portState {
@@ -119,25 +178,29 @@ func (s *source) rebuildPort(service types.NamespacedName, key portKey, old *por
 		name: ServicePortName{NamespacedName: service, Port: key.port, Protocol: key.protocol},
 		port: s.port(key),
 	}
-	if t.none() {
-		if old == nil {
-			return next
-		}
-		if old.port == next.port {
-			return old
-		}
-		next.endpoints, next.localReady = old.endpoints, old.localReady
-		return next
+	if old != nil && old.port == next.port && t.none() && !t.repeats() {
+		return old
+	}
+	next.merged = s.merge(key, old, t)
+	next.endpoints = s.overrides[key].apply(next.merged)
+	next.localReady = localReady(next.endpoints)
+	return next
+}
+
+// merge is what slices say of a port's endpoints.
+func (s *source) merge(key portKey, old *portState, t *touched) []Endpoint {
+	switch {
+	case t.none() && old != nil:
+		return old.merged
+	case t.none():
+		return nil
 	}
 	var buffer [16]contribution
 	contributions := s.contributions(buffer[:0], key)
 	if t.all || old == nil {
-		next.endpoints = mergeAll(contributions)
-	} else {
-		next.endpoints = mergeTouched(old.endpoints, contributions, t.addrs)
+		return mergeAll(contributions)
 	}
-	next.localReady = localReady(next.endpoints)
-	return next
+	return mergeTouched(old.merged, contributions, t.addrs)
 }
 
 // collect lists the pending differences, sorted by name, and forgets the Services
@@ -156,7 +219,7 @@ func (f *family) collect(a *attempt) []Change {
 			f.triggers.consume(name, a.sequence)
 			continue
 		}
-		if times := f.triggers.times(name); len(times) > 0 {
+		if times := f.triggers.times(name, a.sequence); len(times) > 0 {
 			changes[first].Triggers = times
 			a.carriers = append(a.carriers, changes[first].Name)
 		}

@@ -186,3 +186,39 @@ func ExampleState_ByAddr() {
 	// 10.1.0.6 is an endpoint of default/web:http
 	// <nil>
 }
+
+// A health checker of the program's own ejects an endpoint that Kubernetes calls ready.
+func ExampleTracker_Override() {
+	tracker, err := changetracker.New(changetracker.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	tracker.Services.Update(nil, exampleService())
+	tracker.Endpoints.EndpointSliceUpdate(exampleSlice("10.1.0.5", "10.1.0.6"), false)
+	web := changetracker.ServicePortName{
+		NamespacedName: types.NamespacedName{Namespace: "default", Name: "web"}, Port: "http", Protocol: v1.ProtocolTCP,
+	}
+	show := func() {
+		err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+			port, _ := step.After.Service(web)
+			selection := changetracker.Select(port, step.After.Endpoints(web), step.After.Node())
+			fmt.Println(addresses(selection.Cluster))
+			return nil, nil
+		})
+		if err != nil {
+			fmt.Println(err)
+		}
+	}
+	sick := netip.MustParseAddrPort("10.1.0.5:8080")
+	tracker.Override(web, sick, changetracker.Override{Eject: true})
+	show()
+	tracker.Override(web, netip.MustParseAddrPort("10.1.0.6:8080"), changetracker.Override{Eject: true})
+	show() // if none is left, the checker is not believed
+	tracker.Override(web, sick, changetracker.Override{})
+	show()
+	// Output:
+	// [10.1.0.6:8080]
+	// [10.1.0.5:8080 10.1.0.6:8080]
+	// [10.1.0.5:8080]
+}

@@ -30,8 +30,10 @@ type family struct {
 	// when the first of them did, or when the node did.
 	dirty      map[types.NamespacedName]*mark
 	dirtySince time.Time
-	triggers   triggerTimes
-	counts     pendingCounts
+	// early names Services with overrides that may have come before their endpoints.
+	early    map[types.NamespacedName]struct{}
+	triggers triggerTimes
+	counts   pendingCounts
 	// fullWanted counts the reasons for a full sync; fullDone is how many of them
 	// a successful Apply has seen.
 	fullWanted, fullDone int
@@ -52,6 +54,7 @@ func newFamily(s *store, index int) *family {
 		store: s, index: index,
 		sources:    map[types.NamespacedName]*source{},
 		dirty:      map[types.NamespacedName]*mark{},
+		early:      map[types.NamespacedName]struct{}{},
 		pending:    map[types.NamespacedName]*mark{},
 		triggers:   triggerTimes{},
 		fullWanted: 1,

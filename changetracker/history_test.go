@@ -34,6 +34,8 @@ const (
 	setEndpoints
 	relist
 	setNode
+	override
+	refresh
 	applyFully
 	applyPartly
 	applyInVain
@@ -42,7 +44,7 @@ const (
 
 func (s step) String() string {
 	names := [verbs]string{
-		"putService", "deleteService", "setService", "putSlice", "removeSlice", "setEndpoints", "relist", "setNode",
+		"putService", "deleteService", "setService", "putSlice", "removeSlice", "setEndpoints", "relist", "setNode", "override", "refresh",
 		"applyFully", "applyPartly", "applyInVain",
 	}
 	return fmt.Sprintf("{%s, %#x}", names[s.what], s.seed)
@@ -115,21 +117,54 @@ type world struct {
 	replicas map[v1.IPFamily]replica
 	// states are all that were seen, which must stay as they were.
 	states []*State
+	// twin sees the same slices, and neither overrides nor hooks: its endpoints are what
+	// is given to these.
+	twin      *world
+	overrides map[overridden]Override
+	moods     map[ServicePortName]mood
+	fault     error
+	mode
+}
+
+// overridden is what an Override is for.
+type overridden struct {
+	name ServicePortName
+	addr netip.AddrPort
+}
+
+// mode is how a history is played.
+type mode struct {
 	// watch looks at the State around every event, to hold "changed" against the
 	// truth. It keeps changes from piling up, so half of the histories go without.
 	watch bool
 	// endpointsOnly plays without Services, as for an EndpointChangeTracker.
 	endpointsOnly bool
+	// shapes plays with overrides, and edits with EditEndpoints beside them. What they
+	// hide makes "changed" a promise in one direction only.
+	shapes, edits bool
 }
 
-func newWorld(watch, endpointsOnly bool) *world {
+func newWorld(m mode) *world {
+	w := newPlainWorld(m)
+	if m.shapes {
+		w.twin = newPlainWorld(mode{endpointsOnly: m.endpointsOnly})
+	}
+	if m.edits {
+		w.tracker.store.options.EditEndpoints = func(p *ServicePort, list []Endpoint) []Endpoint {
+			return w.moods[p.Name].edit(p, list)
+		}
+	}
+	return w
+}
+
+func newPlainWorld(m mode) *world {
 	tracker, err := New(Options{Node: Node{Name: "n0"}, Families: bothFamilies(), DecorateEndpoint: weigh, IndexEndpoints: true})
 	if err != nil {
 		panic(err)
 	}
-	tracker.store.endpointsOnly = endpointsOnly
+	tracker.store.endpointsOnly = m.endpointsOnly
 	return &world{
-		tracker: tracker, node: Node{Name: "n0"}, watch: watch, endpointsOnly: endpointsOnly,
+		tracker: tracker, node: Node{Name: "n0"}, mode: m, overrides: map[overridden]Override{}, moods: map[ServicePortName]mood{},
 		services: map[string]*v1.Service{}, handmade: map[string][]ServicePort{},
 		slices: map[string]*discovery.EndpointSlice{}, own: map[ServicePortName][]Endpoint{},
 		replicas: map[v1.IPFamily]replica{v1.IPv4Protocol: {}, v1.IPv6Protocol: {}},
@@ -138,7 +173,7 @@ func newWorld(watch, endpointsOnly bool) *world {
 
 // weigh gives an endpoint the weight that its zone says, as a program would read one
 // from an annotation.
-func weigh(e *Endpoint, api *discovery.Endpoint) {
+func weigh(e *Endpoint, api *discovery.Endpoint, _ *discovery.EndpointSlice) {
 	if api.Zone != nil {
 		e.Weight, e.Zone = uint16(len(*api.Zone)), ""
 	}
@@ -211,8 +246,8 @@ func randomSlice(r *rand.Rand, name string) *discovery.EndpointSlice {
 }
 
 // run plays a history and says what is wrong with it.
-func run(history []step, watch, endpointsOnly bool) error {
-	w := newWorld(watch, endpointsOnly)
+func run(history []step, m mode) error {
+	w := newWorld(m)
 	for i, s := range history {
 		if err := w.play(s); err != nil {
 			return fmt.Errorf("step %d %v: %w", i, s, err)
@@ -223,7 +258,7 @@ func run(history []step, watch, endpointsOnly bool) error {
 
 func (w *world) play(s step) error {
 	r := rand.New(rand.NewPCG(s.seed, 0))
-	if w.endpointsOnly && s.what <= setService {
+	if w.endpointsOnly && s.what <= setService || !w.shapes && s.what == override || !w.edits && s.what == refresh {
 		return nil
 	}
 	if s.what >= applyFully {
@@ -234,13 +269,16 @@ func (w *world) play(s step) error {
 		before = w.look()
 	}
 	changed, err := w.event(r, s.what)
+	if w.twin != nil && s.what < relist {
+		_, _ = w.twin.event(rand.New(rand.NewPCG(s.seed, 0)), s.what)
+	}
 	if err != nil || !w.watch {
 		return err
 	}
-	if after := w.look(); changed != (before != after) {
+	if after := w.look(); changed != (before != after) && (!changed || !w.shapes) {
 		return fmt.Errorf("changed = %v, from\n%sto\n%s", changed, before, after)
 	}
-	return nil
+	return w.fault
 }
 
 // look shows what an Apply would see.
@@ -249,6 +287,7 @@ func (w *world) look() (text string) {
 		_ = w.tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
 			s := step.After
 			text += dump(s)
+			w.fault = errors.Join(w.fault, w.checkShape(s))
 			return nil, errTest
 		})
 	}
@@ -301,7 +340,20 @@ func (w *world) event(r *rand.Rand, what verb) (changed bool, err error) {
 	case setNode:
 		was := w.node
 		w.node = Node{Name: pick(r, "n0", "n1", ""), Zone: pick(r, "", "z")}
+		if w.twin != nil {
+			w.twin.tracker.SetNode(w.node)
+		}
 		return !was.equal(&w.node), w.checkSetNode(was)
+	case override:
+		for _, of := range w.targets(r, key) {
+			changed = w.override(of, pick(r, Override{}, Override{}, Override{Eject: true}, Override{Eject: true}, Override{Weight: 1},
+				Override{Eject: true, Weight: 5})) || changed
+		}
+		return changed, nil
+	case refresh:
+		port := randomPort(r, key)
+		w.moods[port] = mood(r.IntN(int(moods)))
+		return w.tracker.Refresh(port), nil
 	case applyFully, applyPartly, applyInVain, verbs:
 	}
 	panic("not an event")
@@ -339,6 +391,11 @@ func (w *world) relist(to *Tracker) error {
 			changed += fmt.Sprint(" hand-built endpoints ", name, err)
 		}
 	}
+	for of, o := range w.overrides {
+		if to.Override(of.name, of.addr, o) {
+			changed += fmt.Sprint(" override of ", of)
+		}
+	}
 	if changed != "" && to == w.tracker {
 		return fmt.Errorf("identical again, but changed:%s", changed)
 	}
@@ -368,7 +425,7 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 		if got, want := next.dump(), dump(s); got != want {
 			fault = errors.Join(fault, fmt.Errorf("%s: the Deltas add up to\n%swant the State\n%s", family, got, want))
 		}
-		fault = errors.Join(fault, checkState(s))
+		fault = errors.Join(fault, checkState(s), w.checkShape(s))
 		w.states = append(w.states, s)
 		if what == applyInVain {
 			return nil, errTest
@@ -442,10 +499,13 @@ func checkState(s *State) error {
 
 // finish compares with a tracker that saw nothing but the last version of all.
 func (w *world) finish() error {
-	fresh := newWorld(false, w.endpointsOnly)
+	fresh := newWorld(mode{endpointsOnly: w.endpointsOnly, shapes: w.shapes, edits: w.edits})
 	fresh.tracker.SetNode(w.node)
 	if err := w.relist(fresh.tracker); err != nil {
 		return err
+	}
+	if w.twin != nil {
+		fresh.twin, fresh.overrides, fresh.moods = w.twin, maps.Clone(w.overrides), w.moods
 	}
 	if got, want := w.tracker.Problems(), fresh.tracker.Problems(); !slices.Equal(got, want) {
 		return fmt.Errorf("problems = %v, want %v", got, want)
@@ -464,7 +524,7 @@ func (w *world) finish() error {
 	if got, want := w.look(), fresh.look(); got != want {
 		return fmt.Errorf("state =\n%sof a fresh tracker\n%s", got, want)
 	}
-	return nil
+	return errors.Join(w.fault, fresh.fault)
 }
 
 // shorten drops steps for as long as the history fails without them.
@@ -497,10 +557,10 @@ func TestAnyHistoryEndsInTheStateOfItsLastObjects(t *testing.T) {
 		for i := range history {
 			history[i] = step{what: verb(r.IntN(int(verbs))), seed: r.Uint64N(1 << 20)}
 		}
-		watch, endpointsOnly := seed%2 == 0, seed%3 == 0
-		if err := run(history, watch, endpointsOnly); err != nil {
-			short := shorten(history, func(h []step) bool { return run(h, watch, endpointsOnly) != nil })
-			t.Fatalf("seed %d: %v\nshortened to %v: %v", seed, err, short, run(short, watch, endpointsOnly))
+		m := mode{watch: seed%2 == 0, endpointsOnly: seed%3 == 0, shapes: seed%5 < 3, edits: seed%5 == 0}
+		if err := run(history, m); err != nil {
+			short := shorten(history, func(h []step) bool { return run(h, m) != nil })
+			t.Fatalf("seed %d, %+v: %v\nshortened to %v: %v", seed, m, err, short, run(short, m))
 		}
 	}
 }

@@ -2,6 +2,7 @@ package changetracker
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"go.uber.org/zap"
@@ -11,10 +12,13 @@ import (
 
 // survives runs an embedder's hook and says whether it returned. A hook that
 // panics must not take the node's proxy down with it.
-func (s *store) survives(hook string, run func()) (ok bool) {
+func (s *store) survives(hook string, run func()) (ok bool) { return survives(hook, s.warn, run) }
+
+// survives is store.survives for one who may not hold the lock.
+func survives(hook string, warn func(string, ...zap.Field), run func()) (ok bool) {
 	defer func() {
 		if r := recover(); r != nil {
-			s.warn("hook panicked", zap.String("hook", hook), zap.String("panic", readable(fmt.Sprint(r))))
+			warn("hook panicked", zap.String("hook", hook), zap.String("panic", readable(fmt.Sprint(r))))
 		}
 	}()
 	run()
@@ -57,14 +61,14 @@ func (s *store) decorateService(p *ServicePort, service *v1.Service) *ServicePor
 }
 
 // decorateEndpoint is decorateService for an endpoint.
-func (s *store) decorateEndpoint(e *Endpoint, api *discovery.Endpoint) {
+func (s *store) decorateEndpoint(e *Endpoint, api *discovery.Endpoint, slice *discovery.EndpointSlice) {
 	if s.options.DecorateEndpoint == nil {
 		return
 	}
 	decorated := *e
 	// The hint lists are shared by many endpoints.
 	decorated.ZoneHints, decorated.NodeHints = slices.Clone(e.ZoneHints), slices.Clone(e.NodeHints)
-	if !s.survives("DecorateEndpoint", func() { s.options.DecorateEndpoint(&decorated, api) }) {
+	if !s.survives("DecorateEndpoint", func() { s.options.DecorateEndpoint(&decorated, api, slice) }) {
 		return
 	}
 	decorated.Addr = e.Addr
@@ -72,6 +76,53 @@ func (s *store) decorateEndpoint(e *Endpoint, api *discovery.Endpoint) {
 	decorated.NodeHints = canonicalNames(decorated.NodeHints)
 	decorated.Weight = canonicalWeight(decorated.Weight)
 	*e = decorated
+}
+
+// editEndpoints lets the hook look at what no State has yet. It does not need the lock.
+func (s *store) editEndpoints(services []rebuilt) {
+	for i := range services {
+		for _, p := range services[i].edit {
+			p.endpoints = s.edited(p)
+			p.localReady = localReady(p.endpoints)
+		}
+	}
+}
+
+// edited are the endpoints of a port as the hook leaves them, or as they are when it
+// panics. What is no endpoint of the port's family is left out.
+func (s *store) edited(p *portState) []Endpoint {
+	var list []Endpoint
+	if !survives("EditEndpoints", s.logger.Warn, func() { list = s.options.EditEndpoints(p.port, slices.Clone(p.endpoints)) }) {
+		return p.endpoints
+	}
+	var refused netip.AddrPort
+	count := len(list)
+	list = slices.DeleteFunc(slices.Clone(list), func(e Endpoint) bool {
+		a := e.Addr.Addr().Unmap()
+		ok := dialable(a) && e.Addr.Port() != 0 && s.options.mayServe(a) && addrFamily(a) == addrFamily(p.port.ClusterIP)
+		if !ok {
+			refused = e.Addr
+		}
+		return !ok
+	})
+	if len(list) < count {
+		s.logger.Warn("hook left invalid endpoints, which are left out", zap.String("hook", "EditEndpoints"),
+			zap.Stringer("service_port", p.name), zap.Int("count", count-len(list)), zap.Stringer("last", refused))
+	}
+	for i := range list {
+		e := &list[i]
+		e.Addr = netip.AddrPortFrom(e.Addr.Addr().Unmap(), e.Addr.Port())
+		e.ZoneHints, e.NodeHints, e.Weight = canonicalNames(e.ZoneHints), canonicalNames(e.NodeHints), canonicalWeight(e.Weight)
+	}
+	slices.SortStableFunc(list, compareByAddr)
+	return dropDuplicates(list)
+}
+
+// share keeps one list in memory, not two, where a hook has changed nothing.
+func (p *portState) share(s *store) {
+	if s.sameEndpoints(p.merged, p.endpoints) {
+		p.endpoints = p.merged
+	}
 }
 
 // equalExt compares payloads. A comparison that panics, as == does for types that

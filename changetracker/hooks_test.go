@@ -92,7 +92,7 @@ func TestDecorateEndpointMayChangeAllButTheAddress(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tracker := mustEndpointTracker(t, func(o *Options) {
-				o.DecorateEndpoint = func(e *Endpoint, api *discovery.Endpoint) {
+				o.DecorateEndpoint = func(e *Endpoint, api *discovery.Endpoint, _ *discovery.EndpointSlice) {
 					if api.Addresses[0] == "10.0.0.1" {
 						c.hook(e)
 					}
@@ -136,7 +136,7 @@ func TestEqualExtDecidesWhetherAPayloadIsAChange(t *testing.T) {
 			tracker := mustTracker(t, func(o *Options) {
 				o.EqualExt = c.equal
 				o.DecorateService = func(p *ServicePort, _ *v1.Service) { p.Ext = ext }
-				o.DecorateEndpoint = func(e *Endpoint, _ *discovery.Endpoint) { e.Ext = ext }
+				o.DecorateEndpoint = func(e *Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) { e.Ext = ext }
 			})
 			tracker.Services.Update(nil, webService())
 			tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1")), false)

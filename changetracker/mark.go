@@ -13,13 +13,19 @@ const maxTouched = 1024
 // and no others.
 type touched struct {
 	portKey
-	all   bool
+	all bool
+	// again says that what slices say is the same, but not what is made of it.
+	again bool
 	addrs []netip.AddrPort
 }
 
 func (t *touched) none() bool { return t == nil || !t.all && len(t.addrs) == 0 }
 
+// repeats says that what slices say must be looked at again.
+func (t *touched) repeats() bool { return t != nil && t.again }
+
 func (t *touched) merge(o touched) {
+	t.again = t.again || o.again
 	if t.all = t.all || o.all || len(t.addrs)+len(o.addrs) > maxTouched; t.all {
 		t.addrs = nil
 		return

@@ -78,10 +78,24 @@ type Options struct {
 	IndexEndpoints bool
 	// DecorateService and DecorateEndpoint, if set, may fill Ext and change any
 	// other field but the identity (Name, Addr). They must be pure and must not
-	// keep or change the API object. DecorateEndpoint sees an endpoint once for all
+	// keep or change the API objects. DecorateEndpoint sees an endpoint once for all
 	// ports of its slice, so that Addr's port is 0.
 	DecorateService  func(*ServicePort, *v1.Service)
-	DecorateEndpoint func(*Endpoint, *discovery.Endpoint)
+	DecorateEndpoint func(*Endpoint, *discovery.Endpoint, *discovery.EndpointSlice)
+	// EditEndpoints, if set, decides about all endpoints of a service port at once:
+	// which there are, and all their fields. It gets what slices and Endpoints.Set say,
+	// with Overrides, sorted by address, and returns what the State is to have, in any
+	// order; none, too. Endpoints without a valid address of the family are left out.
+	// If it panics, the endpoints stay as they were given.
+	//
+	// It must be pure, and runs again only when the service port or what it is given
+	// changes: call Tracker.Refresh when something else changes its answer. An Apply
+	// runs it, once for each such service port, and those of two families may do so at
+	// the same time. No lock of the tracker is held, but it must not call Apply. The
+	// list is the hook's own; the service port and the hint lists of endpoints are not
+	// to be written to. A tracker without Services does not run it. While it is set,
+	// changed of other calls may be true for a difference that it hides.
+	EditEndpoints func(port *ServicePort, endpoints []Endpoint) []Endpoint
 	// EqualExt compares two Ext payloads; nil compares with ==, and payloads
 	// that cannot be compared so count as different.
 	EqualExt func(a, b any) bool

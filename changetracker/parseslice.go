@@ -161,7 +161,7 @@ func (p *sliceParser) parseEndpoints(slice *discovery.EndpointSlice, family int,
 		if n := len(p.endpoints); n > 0 && addr.Less(p.endpoints[n-1].Addr.Addr()) {
 			sorted = false
 		}
-		p.endpoints = append(p.endpoints, p.endpoint(addr, api))
+		p.endpoints = append(p.endpoints, p.endpoint(addr, api, slice))
 	}
 	if !sorted {
 		slices.SortStableFunc(p.endpoints, compareByAddr)
@@ -190,7 +190,7 @@ func (p *sliceParser) parseAddr(api *discovery.Endpoint, i, family int, f *findi
 
 // endpoint reads everything of an endpoint but its port, which is 0 (EPS-15 to
 // EPS-17).
-func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint) Endpoint {
+func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint, slice *discovery.EndpointSlice) Endpoint {
 	e := Endpoint{
 		Addr:        netip.AddrPortFrom(addr, 0),
 		Ready:       api.Conditions.Ready == nil || *api.Conditions.Ready,
@@ -208,7 +208,7 @@ func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint) Endpoin
 		e.ZoneHints = hintNames(p, api.Hints.ForZones, func(z discovery.ForZone) string { return z.Name })
 		e.NodeHints = hintNames(p, api.Hints.ForNodes, func(n discovery.ForNode) string { return n.Name })
 	}
-	p.store.decorateEndpoint(&e, api)
+	p.store.decorateEndpoint(&e, api, slice)
 	return e
 }
 

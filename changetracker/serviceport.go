@@ -132,7 +132,7 @@ type Endpoint struct {
 	Local bool
 	// Weight is the endpoint's share of new connections, relative to those of the other
 	// endpoints. 0 is the default and means 1, and the trackers store 0 for 1. It never
-	// means no traffic: leave such an endpoint out, or take its conditions away.
+	// means no traffic: that is Override.Eject.
 	Weight uint16
 	Zone   string
 	Node   string

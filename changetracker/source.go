@@ -56,9 +56,11 @@ type source struct {
 	ports  []*ServicePort // sorted by name
 	slices []*heldSlice   // sorted by name
 	byHand map[portKey]*heldSlice
+	// overrides has no empty maps.
+	overrides map[portKey]overrides
 }
 
-func (s *source) empty() bool { return len(s.ports)+len(s.slices)+len(s.byHand) == 0 }
+func (s *source) empty() bool { return len(s.ports)+len(s.slices)+len(s.byHand)+len(s.overrides) == 0 }
 
 func (s *source) find(slice string) (index int, found bool) {
 	return slices.BinarySearchFunc(s.slices, slice, func(h *heldSlice, name string) int {

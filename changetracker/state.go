@@ -103,7 +103,8 @@ func (s *State) LocalReady(name types.NamespacedName) int {
 type portState struct {
 	name       ServicePortName
 	port       *ServicePort // nil: not proxied, only endpoints are known
-	endpoints  []Endpoint   // sorted by address
+	merged     []Endpoint   // what slices say, sorted by address
+	endpoints  []Endpoint   // what became of merged, or the same list; sorted
 	localReady []netip.Addr // sorted
 }
 

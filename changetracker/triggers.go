@@ -54,11 +54,11 @@ func (t triggerTimes) drop(service types.NamespacedName, drop func(trigger) bool
 	t[service] = list
 }
 
-// times are the distinct times of a Service in order of arrival.
-func (t triggerTimes) times(service types.NamespacedName) []time.Time {
+// times are the distinct times of a Service in order of arrival, up to the given moment.
+func (t triggerTimes) times(service types.NamespacedName, upTo uint64) []time.Time {
 	var times []time.Time
 	for _, tr := range t[service] {
-		if !slices.ContainsFunc(times, tr.at.Equal) {
+		if tr.sequence <= upTo && !slices.ContainsFunc(times, tr.at.Equal) {
 			times = append(times, tr.at)
 		}
 	}

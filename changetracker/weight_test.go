@@ -24,7 +24,7 @@ func TestWeightIsAField(t *testing.T) {
 	} {
 		var weight uint16
 		tracker := mustTracker(t, func(o *Options) {
-			o.DecorateEndpoint = func(e *Endpoint, _ *discovery.Endpoint) { e.Weight = weight }
+			o.DecorateEndpoint = func(e *Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) { e.Weight = weight }
 		})
 		bySlice := func() bool { return tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1")), false) }
 		byHand := func() bool {
@@ -77,7 +77,7 @@ func TestWeightComesWithTheRecordThatCounts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for range 2 {
 				tracker := mustEndpointTracker(t, func(o *Options) {
-					o.DecorateEndpoint = func(e *Endpoint, _ *discovery.Endpoint) { e.Weight = weights[e.Zone] }
+					o.DecorateEndpoint = func(e *Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) { e.Weight = weights[e.Zone] }
 				})
 				for _, s := range c.slices {
 					tracker.Endpoints.EndpointSliceUpdate(s, false)

@@ -1,0 +1,241 @@
+package changetracker
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+)
+
+// Each step is followed by an Apply; want is what that Apply shows of the endpoints.
+func TestOverride(t *testing.T) {
+	one, two := addrPort("10.0.0.1:8080"), addrPort("10.0.0.2:8080")
+	const change = "default/web:http 10.96.0.10:80/TCP>10.96.0.10:80/TCP"
+	type step struct {
+		do   func(*Tracker) (changed bool)
+		want string // of the Delta, without its beginning; empty for no change
+	}
+	override := func(addr netip.AddrPort, o Override) func(*Tracker) bool {
+		return func(tracker *Tracker) bool { return tracker.Override(http, addr, o) }
+	}
+	slice := func(s *discovery.EndpointSlice) func(*Tracker) bool {
+		return func(tracker *Tracker) bool { return tracker.Endpoints.EndpointSliceUpdate(s, false) }
+	}
+	eject := Override{Eject: true}
+	ejectOne := step{override(one, eject), " -10.0.0.1:8080 +10.0.0.1:8080 notready"}
+	for name, steps := range map[string][]step{
+		"eject, and restore exactly": {
+			ejectOne,
+			{override(one, eject), ""},
+			{override(one, Override{}), " -10.0.0.1:8080 notready +10.0.0.1:8080"},
+			{override(one, Override{}), ""},
+		},
+		"weight": {
+			{override(one, Override{Weight: 5}), " -10.0.0.1:8080 +10.0.0.1:8080 weight=5"},
+			{override(one, Override{Weight: 1}), " -10.0.0.1:8080 weight=5 +10.0.0.1:8080"},
+		},
+		"when all are ejected, none is": {
+			ejectOne,
+			{override(two, eject), " -10.0.0.1:8080 notready +10.0.0.1:8080"},
+			{slice(webSlice("b", at("10.0.0.3"))), " -10.0.0.1:8080 -10.0.0.2:8080 +10.0.0.1:8080 notready +10.0.0.2:8080 notready +10.0.0.3:8080"},
+			{slice(webSlice("b")), " -10.0.0.1:8080 notready -10.0.0.2:8080 notready -10.0.0.3:8080 +10.0.0.1:8080 +10.0.0.2:8080"},
+		},
+		"one that still serves while it terminates is usable": {
+			{
+				slice(webSlice("a", at("10.0.0.1"), at("10.0.0.2", conditions(false, true, true)))),
+				" -10.0.0.2:8080 +10.0.0.2:8080 notready terminating serving=true",
+			},
+			ejectOne,
+		},
+		"it survives a move to another slice": {
+			ejectOne,
+			{func(tracker *Tracker) bool {
+				slice(webSlice("a", at("10.0.0.2")))(tracker)
+				return slice(webSlice("b", at("10.0.0.1")))(tracker)
+			}, ""},
+			{slice(webSlice("b", at("10.0.0.1", onNode("here")))), " -10.0.0.1:8080 notready +10.0.0.1:8080 notready"},
+		},
+		"it ends with the endpoint": {
+			ejectOne,
+			{slice(webSlice("a", at("10.0.0.2"))), " -10.0.0.1:8080 notready"},
+			{slice(webSlice("a", at("10.0.0.1"), at("10.0.0.2"))), " +10.0.0.1:8080"},
+		},
+		"it ends with the service port": {
+			ejectOne,
+			{func(tracker *Tracker) bool { return tracker.Services.Delete(web) }, "gone"},
+			{func(tracker *Tracker) bool { return tracker.Services.Update(nil, webService()) }, "back"},
+			ejectOne,
+		},
+		"of an endpoint that is not there": {
+			{override(addrPort("10.0.0.3:8080"), eject), ""},
+			{override(addrPort("10.0.0.1:8081"), eject), ""},
+			{override(addrPort("[fd00::1]:8080"), eject), ""},
+			{override(netip.AddrPort{}, eject), ""},
+			{func(tracker *Tracker) bool { return tracker.Override(portName("none", "TCP"), one, eject) }, ""},
+			{slice(webSlice("b", at("10.0.0.3"))), " +10.0.0.3:8080"},
+		},
+		"before the endpoint": {
+			{func(tracker *Tracker) bool {
+				override(addrPort("10.0.0.3:8080"), eject)(tracker)
+				return slice(webSlice("b", at("10.0.0.3")))(tracker)
+			}, " +10.0.0.3:8080 notready"},
+		},
+		"an address of IPv4 in IPv6": {{override(addrPort("[::ffff:10.0.0.1]:8080"), eject), ejectOne.want}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tracker := mustTracker(t)
+			tracker.Services.Update(nil, webService())
+			tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1"), at("10.0.0.2")), false)
+			state, _ := applyAll(t, tracker, v1.IPv4Protocol)
+			plain := dump(state)
+			for i, s := range steps {
+				changed := s.do(tracker)
+				_, delta := applyAll(t, tracker, v1.IPv4Protocol)
+				if s.want == "gone" || s.want == "back" {
+					continue
+				}
+				want := []string(nil)
+				if s.want != "" {
+					want = []string{change + s.want}
+				}
+				wantOutline(t, delta, want...)
+				if len(want) > 0 && !changed {
+					t.Errorf("step %d: changed = false, but there are changes", i)
+				}
+				if waits := tracker.PendingSince(v1.IPv4Protocol); !waits.IsZero() {
+					t.Errorf("step %d: something is pending since %v", i, waits)
+				}
+			}
+			tracker.Override(http, one, Override{})
+			tracker.Override(http, two, Override{})
+			tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1"), at("10.0.0.2")), false)
+			tracker.Endpoints.EndpointSliceUpdate(webSlice("b"), true)
+			if state, _ = applyAll(t, tracker, v1.IPv4Protocol); dump(state) != plain {
+				t.Errorf("without overrides, state =\n%swant\n%s", dump(state), plain)
+			}
+			tracker.Services.Delete(web)
+			tracker.Endpoints.EndpointSliceUpdate(webSlice("a"), true)
+			checkEmpty(t, tracker)
+		})
+	}
+}
+
+// An ejected endpoint does not count for load balancers either.
+func TestOverrideCountsForHealthChecks(t *testing.T) {
+	tracker := mustTracker(t)
+	tracker.Services.Update(nil, webService())
+	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("here")), at("10.0.0.2")), false)
+	tracker.Override(http, addrPort("10.0.0.1:8080"), Override{Eject: true})
+	if state, _ := applyAll(t, tracker, v1.IPv4Protocol); state.LocalReady(web) != 0 {
+		t.Errorf("LocalReady = %d, want 0", state.LocalReady(web))
+	}
+}
+
+// The hook runs for a service port when that or its endpoints have changed, or after
+// Refresh, and at no other time.
+func TestEditEndpointsRunsWhenItMust(t *testing.T) {
+	var ran []string
+	var last ServicePortName
+	tracker := mustTracker(t, func(o *Options) {
+		o.EditEndpoints = func(p *ServicePort, list []Endpoint) []Endpoint {
+			ran = append(ran, fmt.Sprint(p, " ", len(list)))
+			last = p.Name
+			return list
+		}
+	})
+	for _, c := range []struct {
+		what string
+		do   func() bool
+		want string
+	}{
+		{"a Service", func() bool { return tracker.Services.Update(nil, webService()) }, "10.96.0.10:80/TCP 0"},
+		{"nothing", func() bool { return false }, ""},
+		{"the same Service", func() bool { return tracker.Services.Update(nil, webService()) }, ""},
+		{"endpoints", func() bool { return tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1")), false) }, "10.96.0.10:80/TCP 1"},
+		{"the same endpoints", func() bool { return tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1")), false) }, ""},
+		{"another Service", func() bool {
+			return tracker.Services.Update(nil, webService(func(s *v1.Service) {
+				s.Name, s.Spec.ClusterIP, s.Spec.ClusterIPs = "other", "10.96.0.11", []string{"10.96.0.11"}
+			}))
+		}, "10.96.0.11:80/TCP 0"},
+		{"an override", func() bool { return tracker.Override(http, addrPort("10.0.0.1:8080"), Override{Weight: 2}) }, "10.96.0.10:80/TCP 1"},
+		{"Refresh", func() bool { return tracker.Refresh(http) }, "10.96.0.10:80/TCP 1"},
+		{"Refresh of what is not there", func() bool { return tracker.Refresh(portName("x", "TCP")) }, ""},
+		{"the Service's port", func() bool {
+			return tracker.Services.Update(nil, webService(func(s *v1.Service) { s.Spec.Ports[0].Port = 81 }))
+		}, "10.96.0.10:81/TCP 1"},
+		{"the Service's end", func() bool { return tracker.Services.Delete(web) }, ""},
+	} {
+		ran = nil
+		changed := c.do()
+		state, _ := applyAll(t, tracker, v1.IPv4Protocol)
+		var want []string
+		if c.want != "" {
+			want = []string{c.want}
+		}
+		if !slices.Equal(ran, want) {
+			t.Errorf("%s: the hook ran for %q, want %q", c.what, ran, want)
+		}
+		if c.want != "" && !changed {
+			t.Errorf("%s: changed = false", c.what)
+		}
+		if p := state.find(last); p != nil && len(p.merged) > 0 && len(p.endpoints) > 0 && c.what == "endpoints" && &p.merged[0] != &p.endpoints[0] {
+			t.Errorf("%s: a hook that changes nothing costs a list", c.what)
+		}
+	}
+}
+
+// Events need not wait for a hook, and what they bring is not lost.
+func TestEventsArriveWhileEditEndpointsRuns(t *testing.T) {
+	var tracker *Tracker
+	runs := 0
+	tracker = mustTracker(t, func(o *Options) {
+		o.EditEndpoints = func(_ *ServicePort, list []Endpoint) []Endpoint {
+			if runs++; runs == 1 {
+				tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1"), at("10.0.0.2")), false)
+				tracker.Override(http, addrPort("10.0.0.1:8080"), Override{Weight: 2})
+				tracker.SetNode(Node{Name: "renamed"})
+				if tracker.PendingSince(v1.IPv4Protocol).IsZero() {
+					t.Error("nothing is pending while the hook runs")
+				}
+			}
+			return list
+		}
+	})
+	tracker.Services.Update(nil, webService())
+	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("here"))), false)
+	state, delta := applyAll(t, tracker, v1.IPv4Protocol)
+	wantOutline(t, delta, "default/web:http ->10.96.0.10:80/TCP +10.0.0.1:8080")
+	if state.Node().Name != "here" || !delta.Full {
+		t.Errorf("node = %q, Full = %v, want the State of before the hook", state.Node().Name, delta.Full)
+	}
+	if tracker.PendingSince(v1.IPv4Protocol).IsZero() {
+		t.Error("nothing is pending, but there were events")
+	}
+	state, delta = applyAll(t, tracker, v1.IPv4Protocol)
+	wantOutline(t, delta, "default/web:http 10.96.0.10:80/TCP>10.96.0.10:80/TCP -10.0.0.1:8080 +10.0.0.1:8080 weight=2 +10.0.0.2:8080")
+	if state.Node().Name != "renamed" || !delta.Full {
+		t.Errorf("node = %q, Full = %v, want the new node", state.Node().Name, delta.Full)
+	}
+}
+
+func TestDecorateEndpointSeesTheSlice(t *testing.T) {
+	tracker := mustEndpointTracker(t, func(o *Options) {
+		o.DecorateEndpoint = func(e *Endpoint, _ *discovery.Endpoint, slice *discovery.EndpointSlice) {
+			e.Ext = slice.Labels["cluster"]
+		}
+	})
+	s := webSlice("a", at("10.0.0.1"))
+	for _, cluster := range []string{"east", "west"} {
+		s.Labels["cluster"] = cluster
+		if !tracker.Endpoints.EndpointSliceUpdate(s, false) {
+			t.Error("another label is no change, though the hook uses it")
+		}
+		if got := endpointsOf(t, tracker, v1.IPv4Protocol, http); len(got) != 1 || got[0].Ext != cluster {
+			t.Errorf("endpoints = %+v, want one of cluster %s", got, cluster)
+		}
+	}
+}
