@@ -103,7 +103,15 @@ func TestNothingIsLeftOfWhatIsGone(t *testing.T) {
 // The race detector judges this one; in the end the State must be right as well.
 func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 	const writers, events = 4, 500
-	tracker := mustTracker(t, indexed)
+	heavy := func(o *Options) {
+		o.EditEndpoints = func(_ *ServicePort, list []Endpoint) []Endpoint {
+			for i := range list {
+				list[i].Weight += 7
+			}
+			return list
+		}
+	}
+	tracker := mustTracker(t, indexed, heavy)
 	var (
 		wg   sync.WaitGroup
 		mu   sync.Mutex
@@ -123,6 +131,10 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 				slice := randomSlice(r, name)
 				slice.Labels[discovery.LabelServiceName] = name
 				tracker.Endpoints.EndpointSliceUpdate(slice, false)
+				port := ServicePortName{types.NamespacedName{Namespace: web.Namespace, Name: name}, "http", v1.ProtocolTCP}
+				tracker.Override(port, addrPort("10.0.0.1:8080"), Override{Eject: true, Weight: uint16(n)})
+				tracker.Refresh(port)
+				tracker.Override(port, addrPort("10.0.0.1:8080"), Override{})
 				own["service "+name], own["slice "+name] = s, slice
 			}
 			mu.Lock()
@@ -174,7 +186,7 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 	close(done)
 	appliers.Wait()
 	tracker.SetNode(Node{Name: "n0"})
-	fresh := mustTracker(t, func(o *Options) { o.Node = Node{Name: "n0"} })
+	fresh := mustTracker(t, func(o *Options) { o.Node = Node{Name: "n0"} }, heavy)
 	replayLast(fresh, last)
 	for _, family := range bothFamilies() {
 		got, _ := applyAll(t, tracker, family)
