@@ -29,6 +29,7 @@
 // To program a node:
 //   - nftables, iptables, ipvs, userspace: the engines.
 //   - conntrack: deletes the conntrack entries of endpoints that are gone.
+//   - nodedeps: all that an engine of your own needs beside it on a node.
 //
 // To run beside them:
 //   - informer: from client-go's informers to a Provider. No other package needs client-go.

@@ -14,9 +14,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -93,10 +93,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	deps = companions.Complete(deps, config.NetNS)
-	if deps.Conntrack == nil {
-		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
-	}
+	deps = nodedeps.Complete(config.Config, deps)
 	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 

@@ -97,10 +97,11 @@ type Deps struct {
 	// Observer hears about every sync.
 	Observer Observer
 	// Conntrack forgets flows whose endpoint is gone. The engines' own constructors,
-	// such as nftables.New, set one if it is nil; New does without.
+	// such as nftables.New, set one if it is nil, and so does nodedeps.Complete; New does
+	// without, which Status says.
 	Conntrack Conntrack
-	// Health answers at the health check node ports of Services. The engines' own
-	// constructors set one if it is nil; New does without.
+	// Health answers at the health check node ports of Services. If it is nil, it is as
+	// with Conntrack.
 	Health Health
 	// Settings are kernel settings to apply when Run begins.
 	Settings Settings

@@ -30,6 +30,7 @@ type Proxier struct {
 	health    Health
 	settings  Settings
 	local     func(context.Context) ([]netip.Addr, error)
+	without   []string // as in Status
 	tracker   *changetracker.Tracker
 	runner    *runner.Runner
 	families  []*family
@@ -69,7 +70,11 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		conflicts:  map[v1.IPFamily][]changetracker.Problem{},
 		programmed: map[v1.IPFamily]programmed{},
 	}
+	if p.conntrack == nil {
+		p.without = append(p.without, "Conntrack")
+	}
 	if p.health == nil {
+		p.without = append(p.without, "Health")
 		p.health = NoHealth()
 	}
 	if p.log == nil {
@@ -467,7 +472,7 @@ func (p *Proxier) Status() Status {
 	defer p.mu.Unlock()
 	s := Status{
 		Synced: true, Families: maps.Clone(p.status), Problems: problems, Conditions: append(conditions, p.amiss...),
-		Node: p.node, Tracked: p.tracker.Counts(), Waiting: p.tracker.Waiting(),
+		Node: p.node, Tracked: p.tracker.Counts(), Waiting: p.tracker.Waiting(), Without: slices.Clone(p.without),
 	}
 	if queued := p.queued.Load(); queued != 0 {
 		s.LastQueued = time.Unix(0, queued)

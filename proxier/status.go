@@ -27,6 +27,10 @@ type Status struct {
 	Waiting []changetracker.Input
 	// LastQueued is when a sync was asked for last; zero before the first time.
 	LastQueued time.Time
+	// Without names the Deps that are nil and that packets may miss: "Conntrack" (a UDP
+	// client stays with an endpoint that is gone), "Health" (no health check node ports
+	// are served).
+	Without []string
 	// Tracked counts what came from the control plane.
 	Tracked changetracker.Counts
 }

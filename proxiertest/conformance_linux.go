@@ -185,7 +185,18 @@ func (s *suite) run(ctx context.Context, t *testing.T, sc scenario) {
 	}
 	if t.Failed() {
 		t.Log(sc.rule)
+		if hint := sc.hint(st.provider.Status()); hint != "" {
+			t.Log(hint)
+		}
 	}
+}
+
+// hint says why the scenario cannot come out right with a Provider, if so.
+func (sc *scenario) hint(status proxier.Status) string {
+	if !slices.Contains(status.Without, sc.needs) {
+		return ""
+	}
+	return "the Provider was made with Deps." + sc.needs + " nil: give proxier.New what nodedeps.Complete returns"
 }
 
 // probe sends the packets of all probes at once, because most of the time is

@@ -21,6 +21,8 @@ type scenario struct {
 	services []service
 	// serviceCIDRs are told to the Provider while the scenario runs.
 	serviceCIDRs []netip.Prefix
+	// needs is the field of proxier.Deps that has to be there, if any.
+	needs string
 	// networks is what to dial with; nil means tcp and udp.
 	networks []string
 	// families is where the probes apply; nil means both.

@@ -31,11 +31,11 @@ func flowScenarios(f Features) []scenario {
 		services: []service{{external: true, endpoints: ready(pod1)}},
 		play:     playEstablished,
 	}, {
-		name: "PKT-81", rule: "A UDP client that goes on sending follows the endpoints, and is left alone while its own one serves.",
+		name: "PKT-81", needs: "Conntrack", rule: "A UDP client that goes on sending follows the endpoints, and is left alone while its own one serves.",
 		services: []service{{external: true, endpoints: ready(pod1)}},
 		play:     playFollowing(following, atLoopback),
 	}, {
-		name: "PKT-85", rule: "A UDP client that only sends, and gets no answer, meets changes of a Service as a new one does.",
+		name: "PKT-85", needs: "Conntrack", rule: "A UDP client that only sends, and gets no answer, meets changes of a Service as a new one does.",
 		services: []service{{external: true, podPort: silentPort, endpoints: ready(pod1)}},
 		play:     playOneWay,
 	}}

@@ -94,6 +94,10 @@ func (h *Host) Open(ctx context.Context, network string, to netip.AddrPort, opts
 	return netns.Open(ctx, h.ns, network, to, opts)
 }
 
+// Do runs f in the host's network namespace: sockets that it opens, and programs that
+// it starts, are there. Goroutines of f's own are not.
+func (h *Host) Do(f func() error) error { return h.ns.Do(f) }
+
 // NetNS is the path of the host's network namespace, as Config.NetNS takes it.
 func (h *Host) NetNS() string { return h.ns.Path() }
 

@@ -8,9 +8,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace"
 )
@@ -27,7 +27,7 @@ const (
 // comes to a Service of sockets that has no endpoints; he waits until it has.
 func newProxy(config proxier.Config, activate func(context.Context, changetracker.ServicePortName), log *zap.Logger) (*proxier.Proxier, error) {
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations[engineAnnotation] }
-	deps := proxier.Deps{Logger: log, Conntrack: conntrack.New(conntrack.Options{NetNS: config.NetNS})}
+	deps := nodedeps.Complete(config, proxier.Deps{Logger: log})
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		engine, err := newEngine(config, family, activate, deps)

@@ -28,6 +28,7 @@ import (
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/metrics"
+	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -102,7 +103,9 @@ func (n *nginx) write(ctx context.Context, services map[changetracker.ServicePor
 func newProxy(config proxier.Config, conf string, observer proxier.Observer, reload func(context.Context) error) (*proxier.Proxier, error) {
 	config.Families = []v1.IPFamily{v1.IPv4Protocol}
 	engine := &nginx{path: conf, reload: reload}
-	return proxier.New(config, proxier.Deps{Observer: observer}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	deps := nodedeps.Complete(config, proxier.Deps{Observer: observer})
+	deps.Conntrack = nil // nginx ends connections itself
+	return proxier.New(config, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
 }
 
 func run(ctx context.Context, kubeconfig, conf string) error {

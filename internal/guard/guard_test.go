@@ -147,6 +147,17 @@ func TestWhatNobodyMayImport(t *testing.T) {
 	}, module+"/...")
 }
 
+// TestAnEngineCanBeWrittenOutside: the example, with its test, does it with what is
+// public.
+func TestAnEngineCanBeWrittenOutside(t *testing.T) {
+	p := list(t, "linux", module+"/examples/own-engine")[0]
+	for _, dep := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+		if within(dep, module+"/internal") {
+			t.Errorf("%s imports %s", p.ImportPath, dep)
+		}
+	}
+}
+
 // TestEnginesDoNotKnowEachOther, and the driver knows none of them. But ipvs has the
 // rules of nftables in front.
 func TestEnginesDoNotKnowEachOther(t *testing.T) {

@@ -1,0 +1,36 @@
+package proxiertest
+
+import (
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/nodedeps"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// TestAFailureNamesWhatIsNil among the Deps, where the scenario needs it.
+func TestAFailureNamesWhatIsNil(t *testing.T) {
+	config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
+	named := 0
+	for deps, isNil := range map[*proxier.Deps]bool{{}: true, new(nodedeps.Complete(config, proxier.Deps{})): false} {
+		p, err := proxier.New(config, *deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: &RecordingEngine{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sc := range scenarios(Features{}) {
+			hint, number := sc.hint(p.Status()), strings.SplitN(sc.name, "/", 2)[0]
+			want := isNil && (number == "PKT-81" || number == "PKT-85")
+			if strings.Contains(hint, "Deps.Conntrack nil") != want || (hint != "") != want {
+				t.Errorf("%s without Deps %v: hint %q, want one %v", sc.name, isNil, hint, want)
+			}
+			if want {
+				named++
+			}
+		}
+	}
+	if named < 2 {
+		t.Errorf("%d scenarios need Conntrack, want 2 at least", named)
+	}
+}
