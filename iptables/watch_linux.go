@@ -50,7 +50,8 @@ func (e *Engine) look() (differ *proxier.Damage, err error) {
 		return nil, err
 	}
 	e.guard.isTold = true
-	return &e.guard.damage, nil
+	damage := e.guard.damage // which the next write changes
+	return &damage, nil
 }
 
 // watcher notices what somebody else does to the chains of an instance. One goroutine at

@@ -103,6 +103,8 @@ type Deps struct {
 	// Health answers at the health check node ports of Services. If it is nil, it is as
 	// with Conntrack.
 	Health Health
+	// Announcer tells others which VIPs this node serves.
+	Announcer Announcer
 	// Settings are kernel settings to apply when Run begins.
 	Settings Settings
 	// LocalAddresses returns the addresses of the node's interfaces, in the network

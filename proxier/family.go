@@ -36,12 +36,13 @@ type family struct {
 	period   time.Duration
 	chances  int // for a kernel that lacks something, loadingChances at start
 
-	flows      *flowBook
-	shortages  shortages
-	staleFlows Condition // guarded by Proxier.mu
-	lock       lock
-	squatted   string    // who has the lock's name, as was logged
-	taken      Condition // guarded by Proxier.mu
+	flows         *flowBook
+	shortages     shortages
+	announcements *announcements
+	staleFlows    Condition // guarded by Proxier.mu
+	lock          lock
+	squatted      string    // who has the lock's name, as was logged
+	taken         Condition // guarded by Proxier.mu
 
 	lag      lag         // guarded by Proxier.mu
 	contest  contest     // guarded by Proxier.mu
@@ -85,6 +86,7 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 	f.full = true // unless this succeeds
 	update := f.update(state, delta, o.full)
 	s.watch.lap(StageResolve)
+	f.announcements.before(ctx, state, &update)
 	result, err := f.engine.Apply(ctx, update)
 	for o.full && f.mayBeLoading(ctx, err) {
 		result, err = f.engine.Apply(ctx, update)
@@ -100,6 +102,7 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 	f.retry = namesOf(o.failed)
 	f.flows.update(state, &update, &result)
 	f.shortages.update(&update)
+	o.err = errors.Join(o.err, f.announcements.after(ctx, &update, o.failed))
 	o.health = healthUpdate(state, delta, o.full)
 	if o.full {
 		f.lastFull = s.started

@@ -29,6 +29,7 @@ type Proxier struct {
 	conntrack Conntrack
 	health    Health
 	settings  Settings
+	announcer Announcer
 	local     func(context.Context) ([]netip.Addr, error)
 	without   []string // as in Status
 	tracker   *changetracker.Tracker
@@ -64,6 +65,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		conntrack:  deps.Conntrack,
 		health:     deps.Health,
 		settings:   deps.Settings,
+		announcer:  deps.Announcer,
 		local:      deps.LocalAddresses,
 		node:       config.Node,
 		status:     map[v1.IPFamily]FamilyStatus{},
@@ -121,6 +123,8 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 		period:  p.config.FullSyncPeriod,
 		chances: loadingChances,
 		flows:   newFlowBook(p.conntrack),
+
+		announcements: newAnnouncements(p.announcer, name),
 	}
 }
 
@@ -296,6 +300,7 @@ func (p *Proxier) Cleanup(ctx context.Context) error {
 	var errs []error
 	for _, f := range p.families {
 		f.full = true
+		errs = append(errs, f.announcements.withdrawAll(ctx))
 		if err := f.engine.Cleanup(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("clean up %s: %w", f.name, err))
 		}

@@ -1,0 +1,244 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// speaker is a data plane and what a router was told of it, which are held against each
+// other at each step.
+type speaker struct {
+	*rand.Rand
+
+	mu        sync.Mutex // guards all below
+	has       map[changetracker.ServicePortName]map[desired.Key]bool
+	announced map[desired.Key]bool
+	withdrawn int
+	breaks    breaks
+	faults    []string
+	// isLocal are the Services of policy Local, isReady those with a ready endpoint here.
+	isLocal, isReady map[string]bool
+}
+
+// breaks is what fails at random.
+type breaks struct{ engine, session bool }
+
+func newSpeaker(seed uint64, breaks breaks) *speaker {
+	return &speaker{
+		Rand: rand.New(rand.NewPCG(seed, 7)), breaks: breaks, //nolint:gosec // no secret
+		has: map[changetracker.ServicePortName]map[desired.Key]bool{}, announced: map[desired.Key]bool{},
+		isLocal: map[string]bool{}, isReady: map[string]bool{},
+	}
+}
+
+func (s *speaker) fault(format string, args ...any) {
+	s.faults = append(s.faults, fmt.Sprintf(format, args...))
+}
+
+// serves says whether the data plane has a key.
+func (s *speaker) serves(key desired.Key) bool {
+	for _, keys := range s.has {
+		if keys[key] {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *speaker) check(when string) {
+	for key := range s.announced {
+		if !s.serves(key) {
+			s.fault("%s: %v is announced, and not served", when, key)
+		}
+	}
+}
+
+func (s *speaker) Withdraw(_ context.Context, family v1.IPFamily, list []Announcement) error {
+	return s.hear(family, list, func(key desired.Key) { delete(s.announced, key); s.withdrawn++ })
+}
+
+func (s *speaker) Announce(_ context.Context, family v1.IPFamily, list []Announcement) error {
+	return s.hear(family, list, func(key desired.Key) { s.announced[key] = true })
+}
+
+func (s *speaker) hear(family v1.IPFamily, list []Announcement, do func(desired.Key)) error {
+	if family != v1.IPv4Protocol {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.breaks.session && s.IntN(4) == 0 {
+		return errors.New("the session is down")
+	}
+	for _, a := range list {
+		do(a.Key)
+	}
+	return nil
+}
+
+// apply is the engine's: some service ports fail, or all.
+func (s *speaker) apply(u desired.Update) (result Result, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.breaks.engine && s.IntN(6) == 0 {
+		return result, errors.New("socket died")
+	}
+	next := map[changetracker.ServicePortName]map[desired.Key]bool{}
+	if !u.Full {
+		next = maps.Clone(s.has)
+	}
+	for _, name := range u.Removed {
+		delete(next, name)
+	}
+	for _, service := range u.Services {
+		if s.breaks.engine && s.IntN(4) == 0 {
+			e := &ServiceError{Name: service.Name, Err: errors.New("refused"), Partial: s.IntN(2) == 0}
+			result.Failed = append(result.Failed, e)
+			if next[service.Name] = s.has[service.Name]; e.Partial {
+				delete(next, service.Name)
+			}
+			continue
+		}
+		keys := map[desired.Key]bool{}
+		for i := range service.Frontends {
+			if service.Frontends[i].Action == desired.Forward {
+				keys[service.Key(&service.Frontends[i])] = true
+			}
+		}
+		next[service.Name] = keys
+	}
+	s.has = next
+	if s.breaks == (breaks{}) { // what fails is withdrawn only then
+		s.check("Apply")
+	}
+	return result, nil
+}
+
+// TestAVIPIsAnnouncedWhileItIsServed, and at no other time: random Services come, go and
+// change, engine and announcer fail at random, and at last nothing fails any more.
+func TestAVIPIsAnnouncedWhileItIsServed(t *testing.T) {
+	for seed := range uint64(150) {
+		for _, breaks := range []breaks{{}, {engine: true}, {session: true}, {engine: true, session: true}} {
+			s := newSpeaker(seed, breaks)
+			config := withoutRetries()
+			config.Node.Name = "here"
+			runWith(t, config, Deps{Announcer: s}, func(t *testing.T, f *fixture) {
+				f.v4.become(s.apply)
+				f.synced()
+				synctest.Wait()
+				for range 12 {
+					s.mu.Lock()
+					s.change(f)
+					s.mu.Unlock()
+					_ = f.Sync(t.Context())
+					if !breaks.session {
+						s.check("a sync")
+					}
+				}
+				s.mu.Lock()
+				s.breaks = struct{ engine, session bool }{}
+				s.mu.Unlock()
+				if err := f.Sync(t.Context()); err != nil {
+					t.Fatalf("seed %d: Sync = %v, want nil when nothing fails", seed, err)
+				}
+				want := s.wanted()
+				if got := slices.SortedFunc(maps.Keys(s.announced), desired.Key.Compare); !slices.Equal(got, want) {
+					t.Errorf("seed %d: announced %v at last, want %v", seed, got, want)
+				}
+				if len(s.faults) > 0 {
+					t.Errorf("seed %d: %v", seed, s.faults)
+				}
+			})
+			if t.Failed() {
+				return
+			}
+		}
+	}
+}
+
+// change does something to one Service, or to its endpoints. VIPs may be those of another
+// one.
+func (s *speaker) change(f *fixture) {
+	n := s.IntN(4)
+	name := string(rune('a' + n))
+	switch s.IntN(3) {
+	case 0:
+		f.Tracker().Services.Delete(types.NamespacedName{Namespace: "test", Name: name})
+	case 1:
+		s.isLocal[name] = s.IntN(2) == 0
+		f.Tracker().Services.Update(nil, service(name, fmt.Sprintf("10.0.0.%d", n+1), func(o *v1.Service) {
+			o.Spec.Type, o.Spec.Ports[0].NodePort = v1.ServiceTypeNodePort, int32(30000+n)
+			o.Spec.ExternalIPs = []string{fmt.Sprintf("198.51.100.%d", 1+s.IntN(3))}
+			if o.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyCluster; s.isLocal[name] {
+				o.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+			}
+		}))
+	default:
+		endpoints := slice(name)
+		s.isReady[name] = false
+		for i, node := range []string{"here", "there", "here"} {
+			ready := i < 2
+			if s.IntN(2) == 0 {
+				continue
+			}
+			terminating, serving := !ready, true
+			endpoints.Endpoints = append(endpoints.Endpoints, discovery.Endpoint{
+				Addresses: []string{fmt.Sprintf("10.1.%d.%d", n, i+1)}, NodeName: &node,
+				Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
+			})
+			s.isReady[name] = s.isReady[name] || i == 0
+		}
+		f.Tracker().Endpoints.EndpointSliceUpdate(endpoints, false)
+	}
+}
+
+// wanted are the VIPs that the data plane serves; those of policy Local where a ready
+// endpoint is here.
+func (s *speaker) wanted() []desired.Key {
+	var keys []desired.Key
+	for name, of := range s.has {
+		for key := range of {
+			isExternal := netip.MustParsePrefix("198.51.100.0/24").Contains(key.VIP)
+			if key.VIP.IsValid() && (!isExternal || !s.isLocal[name.Name] || s.isReady[name.Name]) {
+				keys = append(keys, key)
+			}
+		}
+	}
+	slices.SortFunc(keys, desired.Key.Compare)
+	return keys
+}
+
+// TestCleanupWithdrawsFirst, and Run leaves alone what is announced.
+func TestCleanupWithdrawsFirst(t *testing.T) {
+	s := newSpeaker(1, breaks{})
+	var p *Proxier
+	runWith(t, withoutRetries(), Deps{Announcer: s}, func(t *testing.T, f *fixture) {
+		p = f.Proxier
+		f.v4.become(s.apply)
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.OnEndpointSliceAdd(slice("a", "10.1.0.1"))
+		f.synced()
+		synctest.Wait()
+	})
+	if len(s.announced) != 1 || s.withdrawn != 0 {
+		t.Errorf("announced %v after Run, %d withdrawn, want one and none", s.announced, s.withdrawn)
+	}
+	if err := p.Cleanup(t.Context()); err != nil || len(s.announced) != 0 || s.withdrawn != 1 {
+		t.Errorf("Cleanup = %v, announced %v, want nothing", err, s.announced)
+	}
+}
