@@ -13,13 +13,11 @@ import (
 func ExampleJudge() {
 	vip, node := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.10")
 	stays, gone := netip.MustParseAddrPort("10.244.1.5:5353"), netip.MustParseAddrPort("10.244.2.7:5353")
-	judge := conntrack.NewJudge(desired.FlowCheck{
-		Frontends: []desired.Flows{
-			{Key: desired.Key{VIP: vip, Protocol: desired.UDP, Port: 53}, Servers: []netip.AddrPort{stays}},
-			{Key: desired.Key{Protocol: desired.UDP, Port: 30053}, Servers: []netip.AddrPort{stays}}, // a node port
-		},
-		NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
-	}, []netip.Addr{node})
+	globals := desired.Globals{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}
+	check := desired.NewFlowCheck(&globals, desired.Traits{}, // for a desired.Service, desired.FlowsOf has what follows
+		desired.Flows{Key: desired.Key{VIP: vip, Protocol: desired.UDP, Port: 53}, Servers: []netip.AddrPort{stays}},
+		desired.Flows{Key: desired.Key{Protocol: desired.UDP, Port: 30053}, Servers: []netip.AddrPort{stays}}) // a node port
+	judge := conntrack.NewJudge(check, []netip.Addr{node})
 	for _, flow := range []desired.Flow{
 		{Dialled: netip.AddrPortFrom(vip, 53), Server: stays},
 		{Dialled: netip.AddrPortFrom(vip, 53), Server: gone},

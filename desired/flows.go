@@ -81,6 +81,13 @@ type FlowCheck struct {
 	Orphanage []netip.Prefix
 }
 
+// NewFlowCheck asks for the flows of some frontends, on a node with g, where an engine
+// with t programs them. FlowsOf makes the frontends that there are; those that are gone
+// have a Key and Gone alone.
+func NewFlowCheck(g *Globals, t Traits, frontends ...Flows) FlowCheck {
+	return FlowCheck{Frontends: frontends, NodePortAddresses: g.NodePortAddresses, LoopbackNodePorts: t.LoopbackNodePorts}
+}
+
 // Servers returns the endpoints that take traffic, sorted, without duplicates: those
 // that serve, and those that are ready without serving (publishNotReadyAddresses).
 func Servers(endpoints []changetracker.Endpoint) []netip.AddrPort {

@@ -138,10 +138,7 @@ func lost(before, now []netip.AddrPort) bool {
 
 // check is what there is to do; ok is false when there is nothing.
 func (b *flowBook) check(g *desired.Globals, t desired.Traits) (c desired.FlowCheck, ok bool) {
-	c = desired.FlowCheck{
-		Frontends:         slices.Collect(maps.Values(b.pending)),
-		NodePortAddresses: g.NodePortAddresses, LoopbackNodePorts: t.LoopbackNodePorts,
-	}
+	c = desired.NewFlowCheck(g, t, slices.Collect(maps.Values(b.pending))...)
 	if b.everything {
 		c.Orphanage = g.ServiceCIDRs
 	}
