@@ -23,7 +23,8 @@ func TestReadyWaitsForAllInputs(t *testing.T) {
 	}
 	for _, awaitsNode := range []bool{false, true} {
 		for _, order := range [][]Input{
-			{InputServices, InputEndpointSlices, InputNode}, {InputNode, InputEndpointSlices, InputServices},
+			{InputServices, InputEndpointSlices, InputNode},
+			{InputNode, InputEndpointSlices, InputServices},
 			{InputServices, InputServices, InputNode, InputEndpointSlices, InputServices},
 		} {
 			tracker, err := New(Options{AwaitNode: awaitsNode})

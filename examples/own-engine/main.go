@@ -102,10 +102,9 @@ func (n *nginx) write(ctx context.Context, services map[changetracker.ServicePor
 // newProxy is a Provider of one IP family, with the engine of this program.
 func newProxy(config proxier.Config, conf string, observer proxier.Observer, reload func(context.Context) error) (*proxier.Proxier, error) {
 	config.Families = []v1.IPFamily{v1.IPv4Protocol}
-	engine := &nginx{path: conf, reload: reload}
 	deps := nodedeps.Complete(config, proxier.Deps{Observer: observer})
 	deps.Conntrack = nil // nginx ends connections itself
-	return proxier.New(config, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	return proxier.New(config, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: &nginx{path: conf, reload: reload}})
 }
 
 func run(ctx context.Context, kubeconfig, conf string) error {

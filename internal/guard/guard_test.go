@@ -96,7 +96,7 @@ func TestWhoMayImportWhat(t *testing.T) {
 		"go.opentelemetry.io":            {module + "/tracing", examples},
 		"go.yaml.in/yaml/v3":             {module + "/informer", module + "/internal/apitest", module + "/internal/manifest", examples},
 		"github.com/moby/ipvs":           {module + "/ipvs", examples},
-		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/proxiertest", module + "/nftables", module + "/iptables", module + "/conntrack", module + "/internal/netlinkx", module + "/ipvs", examples},
+		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/nodedeps", module + "/proxiertest", module + "/nftables", module + "/iptables", module + "/conntrack", module + "/internal/netlinkx", module + "/ipvs", examples},
 	}
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
 		for _, p := range pkgs {
