@@ -13,6 +13,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // TestAGlanceShowsWhatTheKernelHas, as far as it goes, of both IP families, beside virtual
@@ -39,7 +40,12 @@ func TestAGlanceShowsWhatTheKernelHas(t *testing.T) {
 			}
 			v.settings = settings{scheduler: v.scheduler, flags: v.flags & flagPersistent}
 		}
-		if got, err := k.Glance(); err != nil || text(got) != text(all) {
+		var got map[serverKey]*virtual
+		poll.Until(t, "all are shown, once the namespaces of earlier tests have gone", func() bool {
+			got, err = k.Glance()
+			return err != nil || len(got) == len(all)
+		})
+		if err != nil || text(got) != text(all) {
 			t.Errorf("%s: Glance = %v\n%swant\n%s", family, err, text(got), text(all))
 		}
 		if got, err := k.Get(tcpKey(ofFamily(family, "192.0.2.99:80", "[2001:db8::99]:80"))); err != nil || got != nil {
