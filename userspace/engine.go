@@ -106,11 +106,9 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 // Apply implements proxier.Engine. A service port whose socket cannot be opened, or
 // whose node port somebody else has, is among those that failed; SCTP always is.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
-	result := proxier.Result{FlowEnds: map[changetracker.ServicePortName][]netip.AddrPort{}}
+	var result proxier.Result
 	err := e.apply(ctx, &update, &result)
-	for _, s := range update.Services {
-		result.FlowEnds[s.Name] = e.flowEnds(s)
-	}
+	result.FlowEnds = e.flowEnds(update.Services)
 	return result, err
 }
 

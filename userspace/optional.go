@@ -8,23 +8,28 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// flowEnds are where flows lead to: to proxy ports, as long as there are endpoints or
-// somebody to ask for some.
-func (e *Engine) flowEnds(want *desired.Service) []netip.AddrPort {
-	s := e.services[want.Name]
-	if s == nil || len(want.Servers) == 0 && e.config.Hooks.Activate == nil {
-		return nil
+// flowEnds are where the flows of service ports lead to: to proxy ports, as long as there
+// are endpoints or somebody to ask for some.
+func (e *Engine) flowEnds(services []*desired.Service) map[changetracker.ServicePortName][]netip.AddrPort {
+	all := make(map[changetracker.ServicePortName][]netip.AddrPort, len(services))
+	ends := make([]netip.AddrPort, 0, 2*len(services)) // of all: one piece of memory
+	for _, want := range services {
+		first := len(ends)
+		if s := e.services[want.Name]; s != nil && (len(want.Servers) > 0 || e.config.Hooks.Activate != nil) {
+			for _, socket := range s.sockets {
+				ends = append(ends, socket.site.Addr)
+			}
+		}
+		own := ends[first:len(ends):len(ends)]
+		slices.SortFunc(own, netip.AddrPort.Compare)
+		all[want.Name] = own
 	}
-	var ends []netip.AddrPort
-	for _, socket := range s.sockets {
-		ends = append(ends, socket.site.Addr)
-	}
-	slices.SortFunc(ends, netip.AddrPort.Compare)
-	return ends
+	return all
 }
 
 // Descriptors implements proxier.DescriptorHolder: those of Config.Budget.
