@@ -138,7 +138,7 @@ func (s *store) updateSlice(slice *discovery.EndpointSlice, remove bool) (change
 	found := findings{object: objectKey{kind: kindEndpointSlice, NamespacedName: name}}
 	if is.family != nil {
 		s.homes[name] = is
-		changed = s.settle(slice, is, &found) || changed
+		changed = s.storeSlice(slice, is, &found) || changed
 	}
 	s.report(found)
 	return changed
@@ -177,8 +177,8 @@ func (s *store) evict(name types.NamespacedName, from home) (changed bool) {
 	return from.family.placeSlice(from.service, name.Name, nil)
 }
 
-// settle puts a slice into its home.
-func (s *store) settle(slice *discovery.EndpointSlice, into home, f *findings) (changed bool) {
+// storeSlice puts a slice into its home.
+func (s *store) storeSlice(slice *discovery.EndpointSlice, into home, f *findings) (changed bool) {
 	ports, endpoints := s.parser.parse(slice, into.family.index, f)
 	defer s.parser.release()
 	parsed := heldSlice{name: slice.Name, created: slice.CreationTimestamp.Time, ports: ports, endpoints: endpoints}

@@ -44,7 +44,7 @@ func (j *Judge) Stale(f desired.Flow) bool {
 			return flows.Stale(&f)
 		}
 	}
-	return f.Translated() && within(j.check.Orphanage, f.Dialled.Addr())
+	return f.Translated() && within(j.check.ServiceCIDRs, f.Dialled.Addr())
 }
 
 // acceptsNodePorts says whether node ports may be dialled at an address. All of

@@ -71,11 +71,11 @@ func (o SysctlOptions) Validate() error {
 // Sysctls brings the kernel settings of connection tracking to what is asked for,
 // and can undo that. It implements proxier.Settings.
 type Sysctls struct {
-	options SysctlOptions
-	root    string // of /proc and /sys
-	record  record // of what was changed; opened by prepare
-	log     *zap.Logger
-	amiss   []proxier.Condition
+	options    SysctlOptions
+	root       string // of /proc and /sys
+	record     record // of what was changed; opened by prepare
+	log        *zap.Logger
+	conditions []proxier.Condition
 }
 
 var _ proxier.Settings = (*Sysctls)(nil)
@@ -100,7 +100,7 @@ func newSysctls(root string, o SysctlOptions) *Sysctls {
 // condition, and the others are still changed: in a container, for one, most of
 // them cannot.
 func (s *Sysctls) Apply(context.Context) []proxier.Condition {
-	s.amiss = nil
+	s.conditions = nil
 	err := namespace.Visit(s.options.NetNS, func() error {
 		s.prepare()
 		s.apply(s.options.settings(s.cpus()))
@@ -109,7 +109,7 @@ func (s *Sysctls) Apply(context.Context) []proxier.Condition {
 	if err != nil {
 		s.complain("kernel settings stay as they are: %v", err)
 	}
-	return s.amiss
+	return s.conditions
 }
 
 // Restore implements proxier.Settings.
@@ -122,7 +122,7 @@ func (s *Sysctls) Restore(context.Context) error {
 
 // complain notes what is not as it was asked for.
 func (s *Sysctls) complain(format string, args ...any) {
-	s.amiss = append(s.amiss, proxier.Condition{
+	s.conditions = append(s.conditions, proxier.Condition{
 		Type: proxier.ConditionKernelSettings, Since: time.Now(), Message: fmt.Sprintf(format, args...),
 	})
 }

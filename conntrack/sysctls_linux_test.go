@@ -37,16 +37,16 @@ func TestSettingsOfANetworkNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	amiss := s.Apply(t.Context())
+	conditions := s.Apply(t.Context())
 	// Where the limit was raised without the table, that cannot be made up for in here.
-	amiss = slices.DeleteFunc(amiss, func(c proxier.Condition) bool { return strings.Contains(c.Message, "hashsize") })
-	for _, c := range amiss {
+	conditions = slices.DeleteFunc(conditions, func(c proxier.Condition) bool { return strings.Contains(c.Message, "hashsize") })
+	for _, c := range conditions {
 		if c.Type != proxier.ConditionKernelSettings || !strings.Contains(c.Message, "nf_conntrack_max") {
 			t.Errorf("condition %+v, want none but about the limit", c)
 		}
 	}
-	if len(amiss) != 1 {
-		t.Errorf("conditions %v, want one about the limit, which is read-only in a network namespace", amiss)
+	if len(conditions) != 1 {
+		t.Errorf("conditions %v, want one about the limit, which is read-only in a network namespace", conditions)
 	}
 	if got := read("udp_timeout"); got != "77" {
 		t.Errorf("UDP timeout %s, want 77", got)

@@ -156,8 +156,8 @@ func TestTheLimitIsOnlyRaised(t *testing.T) {
 	k.set(limitPath, "262144")
 	k.set(hashSize, "65536")
 	flags := defaults(func(o *SysctlOptions) { o.TCPEstablished, o.TCPCloseWait = 432000*time.Second, 0 })
-	if amiss, logs := k.run(&flags); logs.Len() != 0 || len(amiss) != 0 {
-		t.Errorf("conditions %v, logs %v, want none", amiss, logs.All())
+	if conditions, logs := k.run(&flags); logs.Len() != 0 || len(conditions) != 0 {
+		t.Errorf("conditions %v, logs %v, want none", conditions, logs.All())
 	}
 	k.expect(map[string]string{limitPath: "262144", hashSize: "65536"})
 	k.expectNoRecord()
@@ -236,11 +236,11 @@ func TestASettingThatCannotBeChangedIsACondition(t *testing.T) {
 		t.Fatal(err)
 	}
 	flags := defaults()
-	amiss, _ := k.run(&flags)
-	if len(amiss) != 3 {
-		t.Errorf("conditions %v, want one for each setting that is missing or strange: 3", amiss)
+	conditions, _ := k.run(&flags)
+	if len(conditions) != 3 {
+		t.Errorf("conditions %v, want one for each setting that is missing or strange: 3", conditions)
 	}
-	for _, c := range amiss {
+	for _, c := range conditions {
 		if c.Type != proxier.ConditionKernelSettings || c.Since.IsZero() || !strings.Contains(c.Message, "/") {
 			t.Errorf("condition %+v, want one about kernel settings that names the file", c)
 		}
@@ -271,8 +271,8 @@ func TestAChangeThatFailedIsNotRecorded(t *testing.T) {
 	if got, err := s.record.load(); !cmp.Equal(got, before) || err != nil {
 		t.Errorf("record = %v, %v, want %v as before", got, err, before)
 	}
-	if len(s.amiss) != 1 {
-		t.Errorf("conditions %v, want one", s.amiss)
+	if len(s.conditions) != 1 {
+		t.Errorf("conditions %v, want one", s.conditions)
 	}
 }
 
@@ -299,9 +299,9 @@ func TestWithoutAPlaceForTheRecordSettingsAreStillChanged(t *testing.T) {
 	k := newFakeKernel(t, machine())
 	k.state = "/proc/version/state"
 	flags := defaults()
-	amiss, _ := k.run(&flags)
-	if !slices.ContainsFunc(amiss, func(c proxier.Condition) bool { return strings.Contains(c.Message, "will not be restored") }) {
-		t.Errorf("conditions %v, want one about the record", amiss)
+	conditions, _ := k.run(&flags)
+	if !slices.ContainsFunc(conditions, func(c proxier.Condition) bool { return strings.Contains(c.Message, "will not be restored") }) {
+		t.Errorf("conditions %v, want one about the record", conditions)
 	}
 	k.expect(map[string]string{establPath: "86400"})
 }

@@ -361,7 +361,7 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 		if p.Excluded != "" {
 			continue
 		}
-		hairpin := p.Addr.Addr() == e.Packet.Source && slices.Contains(s.Hairpin, e.Packet.Source)
+		hairpin := p.Addr.Addr() == e.Packet.Source && slices.Contains(s.OnNode, e.Packet.Source)
 		p.Masquerade = e.Masquerade || hairpin
 		if hairpin && !e.Masquerade {
 			e.because("the source is masqueraded if the packet goes back to where it comes from, %v", p.Addr)

@@ -25,9 +25,9 @@ func (f *Flow) Translated() bool { return f.Dialled != f.Server }
 // may go on.
 type Flows struct {
 	Key Key
-	// Servers are the endpoints that serve, sorted: ready or terminating, whatever
+	// Serving are the endpoints that serve, sorted: ready or terminating, whatever
 	// policy or topology chooses for new connections.
-	Servers []netip.AddrPort
+	Serving []netip.AddrPort
 	// Restricted and SourceRanges are the frontend's.
 	Restricted   bool
 	SourceRanges []netip.Prefix
@@ -37,7 +37,7 @@ type Flows struct {
 
 // FlowsOf returns which flows of a frontend of s may go on, with these servers.
 func FlowsOf(s *Service, f *Frontend, servers []netip.AddrPort) Flows {
-	return Flows{Key: s.Key(f), Servers: servers, Restricted: f.Restricted, SourceRanges: f.SourceRanges}
+	return Flows{Key: s.Key(f), Serving: servers, Restricted: f.Restricted, SourceRanges: f.SourceRanges}
 }
 
 // Stale says whether a flow must be forgotten, so that its next packet counts as
@@ -54,10 +54,10 @@ func (f *Flows) Stale(flow *Flow) bool {
 		return flow.Translated()
 	case !flow.Answered && f.Restricted && !contains(f.SourceRanges, flow.Client.Addr()):
 		return true
-	case len(f.Servers) == 0:
+	case len(f.Serving) == 0:
 		return flow.Translated() || !flow.Answered
 	}
-	_, serves := slices.BinarySearchFunc(f.Servers, flow.Server, netip.AddrPort.Compare)
+	_, serves := slices.BinarySearchFunc(f.Serving, flow.Server, netip.AddrPort.Compare)
 	return !serves
 }
 
@@ -75,10 +75,10 @@ type FlowCheck struct {
 	NodePortAddresses []netip.Prefix
 	// LoopbackNodePorts is as in Traits.
 	LoopbackNodePorts bool
-	// Orphanage are ranges that only Services have addresses in, when Frontends is
+	// ServiceCIDRs are ranges that only Services have addresses in, when Frontends is
 	// everything: flows to other frontends in them are left from Services that
 	// nobody remembers, if they were translated.
-	Orphanage []netip.Prefix
+	ServiceCIDRs []netip.Prefix
 }
 
 // NewFlowCheck asks for the flows of some frontends, on a node with g, where an engine
@@ -88,9 +88,9 @@ func NewFlowCheck(g *Globals, t Traits, frontends ...Flows) FlowCheck {
 	return FlowCheck{Frontends: frontends, NodePortAddresses: g.NodePortAddresses, LoopbackNodePorts: t.LoopbackNodePorts}
 }
 
-// Servers returns the endpoints that take traffic, sorted, without duplicates: those
+// Serving returns the endpoints that take traffic, sorted, without duplicates: those
 // that serve, and those that are ready without serving (publishNotReadyAddresses).
-func Servers(endpoints []changetracker.Endpoint) []netip.AddrPort {
+func Serving(endpoints []changetracker.Endpoint) []netip.AddrPort {
 	var servers []netip.AddrPort
 	for i := range endpoints {
 		if endpoints[i].Ready || endpoints[i].Serving {

@@ -12,7 +12,7 @@ func TestWhichFlowsAreStale(t *testing.T) {
 	t.Parallel()
 	vip, a, b := netip.MustParseAddrPort("10.96.0.1:53"), netip.MustParseAddrPort("10.244.0.1:53"), netip.MustParseAddrPort("10.244.0.2:53")
 	client := netip.MustParseAddrPort("198.51.100.9:1234")
-	serving, nobody, gone := Flows{Servers: []netip.AddrPort{a}}, Flows{}, Flows{Gone: true}
+	serving, nobody, gone := Flows{Serving: []netip.AddrPort{a}}, Flows{}, Flows{Gone: true}
 	guarded := func(f Flows, ranges ...string) Flows {
 		f.Restricted = true
 		for _, r := range ranges {
@@ -52,7 +52,7 @@ func TestWhichFlowsAreStale(t *testing.T) {
 func TestServersServe(t *testing.T) {
 	t.Parallel()
 	a, b := netip.MustParseAddrPort("10.244.0.1:53"), netip.MustParseAddrPort("10.244.0.2:53")
-	got := Servers([]changetracker.Endpoint{
+	got := Serving([]changetracker.Endpoint{
 		{Addr: b, Serving: true, Terminating: true},
 		{Addr: a, Serving: true, Ready: true},
 		{Addr: netip.MustParseAddrPort("10.244.0.3:53"), Terminating: true},
@@ -68,7 +68,7 @@ func TestWhatIsReadyIsAServerToo(t *testing.T) { // publishNotReadyAddresses
 		e := changetracker.Endpoint{
 			Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: state&1 != 0, Serving: state&2 != 0, Terminating: state&4 != 0,
 		}
-		if got, want := len(Servers([]changetracker.Endpoint{e})) == 1, e.Ready || e.Serving; got != want || e.Usable() && !got {
+		if got, want := len(Serving([]changetracker.Endpoint{e})) == 1, e.Ready || e.Serving; got != want || e.Usable() && !got {
 			t.Errorf("%v serving=%v: a server: %v, want %v", &e, e.Serving, got, want)
 		}
 	}

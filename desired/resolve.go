@@ -43,7 +43,7 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 		Name:     name,
 		Protocol: protocol,
 		Affinity: port.SessionAffinity,
-		Hairpin:  r.hairpin(selection.All),
+		OnNode:   r.onNode(selection.All),
 		Port:     port,
 	}
 	if port.UsesClusterEndpoints() {
@@ -52,9 +52,9 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 	if port.UsesLocalEndpoints() {
 		s.Local, s.LocalWeights = addresses(selection.Local), weights(selection.Local)
 	}
-	s.Servers = s.Cluster // which is almost always so
+	s.Serving = s.Cluster // which is almost always so
 	if len(s.Cluster) != len(endpoints) || !allServe(endpoints) {
-		s.Servers = Servers(endpoints)
+		s.Serving = Serving(endpoints)
 	}
 	s.Frontends = r.frontends(s, selection.Any)
 	return s, true
@@ -88,7 +88,7 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 	slices.SortStableFunc(all, func(a, b Frontend) int { return s.Key(&a).Compare(s.Key(&b)) })
 	all = slices.CompactFunc(all, func(a, b Frontend) bool { return s.Key(&a) == s.Key(&b) })
 	for i := range all {
-		s.settle(&all[i], anyEndpoint)
+		s.decide(&all[i], anyEndpoint)
 	}
 	return all
 }
@@ -98,8 +98,8 @@ func (r *Resolver) refuses(vip netip.Addr) bool {
 	return contains(r.Node.PodCIDRs, vip) || r.DenyNodeExternalIPs && slices.Contains(r.Node.Addresses, vip)
 }
 
-// settle decides what a frontend does, given the endpoints of its scope.
-func (s *Service) settle(f *Frontend, anyEndpoint bool) {
+// decide sets what a frontend does, given the endpoints of its scope.
+func (s *Service) decide(f *Frontend, anyEndpoint bool) {
 	switch {
 	case !anyEndpoint:
 		f.Action, f.ShortCircuit = Reject, false
@@ -207,7 +207,7 @@ func share(e *changetracker.Endpoint) uint16 { return max(e.Weight, 1) }
 
 // hairpin returns the distinct addresses of the endpoints that may be on this node; the
 // input is sorted by address.
-func (r *Resolver) hairpin(endpoints []changetracker.Endpoint) []netip.Addr {
+func (r *Resolver) onNode(endpoints []changetracker.Endpoint) []netip.Addr {
 	var list []netip.Addr
 	for i := range endpoints {
 		a := endpoints[i].Addr.Addr()

@@ -338,8 +338,8 @@ func TestHairpinHoldsEachLocalAddressOnce(t *testing.T) {
 	second.Addr = netip.AddrPortFrom(second.Addr.Addr(), 9090)
 	s, _ := resolve(t, Resolver{}, changetracker.ServicePort{}, remote(1), local(2), second, local(3))
 	want := []netip.Addr{local(2).Addr.Addr(), local(3).Addr.Addr()}
-	if !slices.Equal(s.Hairpin, want) {
-		t.Errorf("hairpin = %v, want %v", s.Hairpin, want)
+	if !slices.Equal(s.OnNode, want) {
+		t.Errorf("hairpin = %v, want %v", s.OnNode, want)
 	}
 }
 
@@ -368,7 +368,7 @@ func TestHairpinLeavesOutOnlyWhatIsElsewhere(t *testing.T) {
 		}
 		e := remote(1)
 		e.Node, e.Local = c.endpoint, c.node == c.endpoint
-		if got := len(r.hairpin([]changetracker.Endpoint{e})) == 1; got != c.want {
+		if got := len(r.onNode([]changetracker.Endpoint{e})) == 1; got != c.want {
 			t.Errorf("node %q, endpoint %v on %q, pods %q: in hairpin %v, want %v", c.node, e.Addr, c.endpoint, c.podCIDR, got, c.want)
 		}
 	}

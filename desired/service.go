@@ -29,15 +29,15 @@ type Service struct {
 	// 1, in the order of Cluster and Local. Nil when all of that scope are equal, which is
 	// almost always so. No engine uses them yet.
 	ClusterWeights, LocalWeights []uint16
-	// Servers are all endpoints that serve, sorted by address: ready or terminating,
+	// Serving are all endpoints that serve, sorted by address: ready or terminating,
 	// whatever policy or topology chooses for new connections. Those that exist may go
 	// on with them.
-	Servers []netip.AddrPort
-	// Hairpin are the addresses of the endpoints that may run on this node, sorted,
+	Serving []netip.AddrPort
+	// OnNode are the addresses of the endpoints that may run on this node, sorted,
 	// without duplicates: all but those that a slice says are on another node, unless
 	// their address is in the node's PodCIDRs. When such an endpoint is chosen for its
 	// own connection its source must be masqueraded, or it would drop its own packet.
-	Hairpin []netip.Addr
+	OnNode []netip.Addr
 	// Refused are the external IPs that have no frontend, because they are in the ranges
 	// of the node's pods, or with Resolver.DenyNodeExternalIPs addresses of the node
 	// (CVE-2020-8554).

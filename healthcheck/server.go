@@ -16,8 +16,8 @@ import (
 const (
 	// bindRetry is how soon a Server tries a busy address again, as kube-proxy does.
 	bindRetry = 5 * time.Second
-	// settled is how long a listener must have lived for its end to be a new event.
-	settled = 30 * time.Second
+	// stableAfter is how long a listener must have lived for its end to be a new event.
+	stableAfter = 30 * time.Second
 	// headerTimeout and clientTimeout bound every phase of a request, so that nobody
 	// can tie up the server.
 	headerTimeout = 5 * time.Second
@@ -69,7 +69,7 @@ func (s *Server) Run(ctx context.Context) error {
 			break
 		}
 		s.failed(log, err, serverDown)
-		if time.Since(began) >= settled {
+		if time.Since(began) >= stableAfter {
 			s.retry.reset()
 		}
 		pause(ctx, s.retry.next())

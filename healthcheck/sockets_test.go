@@ -359,7 +359,7 @@ func FuzzHistories(f *testing.F) {
 				if random.IntN(3) > 0 {
 					continue // the next one comes at once
 				}
-				time.Sleep(longestRetry + settled) // for those who wait for each other's ports
+				time.Sleep(longestRetry + stableAfter) // for those who wait for each other's ports
 				synctest.Wait()
 				if got, want := b.open(), model.open(*b.addresses.Load()); !slices.Equal(got, want) {
 					t.Fatalf("step %d: listens on %q, want %q", step, got, want)

@@ -149,7 +149,7 @@ func (b *binding) announce(ctx context.Context) {
 		return
 	}
 	if len(missing) > 0 {
-		b.log.Warn("the first sync waits no longer", zap.Strings("for", missing), zap.Duration("waited", b.options.Patience))
+		b.log.Warn("the first sync waits no longer", zap.Strings("for", missing), zap.Duration("waited", b.options.WaitTimeout))
 	}
 	b.provider.OnServiceSynced()
 	b.provider.OnEndpointSlicesSynced()
@@ -158,10 +158,10 @@ func (b *binding) announce(ctx context.Context) {
 // mustArrive waits however long it takes, but not in silence: client-go says
 // nothing of an API server that cannot be reached.
 func (b *binding) mustArrive(ctx context.Context, kind string) bool {
-	patience, cancel := context.WithTimeout(ctx, b.options.Patience)
+	waiting, cancel := context.WithTimeout(ctx, b.options.WaitTimeout)
 	defer cancel()
 	delivered := b.bound[kind].handle.HasSyncedChecker().Done()
-	if arrived(patience, delivered) {
+	if arrived(waiting, delivered) {
 		return true
 	}
 	if ctx.Err() == nil {
@@ -174,12 +174,12 @@ func (b *binding) mustArrive(ctx context.Context, kind string) bool {
 // in time. They are worth some waiting: without, the first sync would program a
 // node without addresses, and the second one would put that right.
 func (b *binding) mayArrive(ctx context.Context) (missing []string) {
-	patience, cancel := context.WithTimeout(ctx, b.options.Patience)
+	waiting, cancel := context.WithTimeout(ctx, b.options.WaitTimeout)
 	defer cancel()
-	if !arrived(patience, b.bound[kindCIDRs].handle.HasSyncedChecker().Done()) {
+	if !arrived(waiting, b.bound[kindCIDRs].handle.HasSyncedChecker().Done()) {
 		missing = append(missing, kindCIDRs)
 	}
-	if b.node.name != "" && !arrived(patience, b.node.seen) {
+	if b.node.name != "" && !arrived(waiting, b.node.seen) {
 		missing = append(missing, "Node "+b.node.name)
 	}
 	return missing

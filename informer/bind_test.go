@@ -172,11 +172,11 @@ func TestDefaults(t *testing.T) {
 	if got, want := (Options{NodeName: " Node-1\n"}).nodeName(), "node-1"; got != want {
 		t.Errorf("node name %q, want %q", got, want)
 	}
-	_, err := Bind(informers.NewSharedInformerFactory(fake.NewClientset(), 0), &recorder{}, Options{NodeName: " ", Patience: -1, Resync: -2})
+	_, err := Bind(informers.NewSharedInformerFactory(fake.NewClientset(), 0), &recorder{}, Options{NodeName: " ", WaitTimeout: -1, Resync: -2})
 	if err == nil {
 		t.Fatal("Bind with bad options: no error")
 	}
-	for _, field := range []string{"NodeName", "Patience", "Resync"} {
+	for _, field := range []string{"NodeName", "WaitTimeout", "Resync"} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("Bind with bad options = %v, want an error that names %s", err, field)
 		}
@@ -221,7 +221,7 @@ func TestSyncedWaitsForTheHandler(t *testing.T) {
 	for _, what := range []string{"add a", "add slice a", "node me", "cidrs"} {
 		slow := &slowRecorder{at: what, release: make(chan struct{}), reached: make(chan struct{})}
 		factory := informers.NewSharedInformerFactory(fake.NewClientset(service("a", "10.96.0.1"), slice("a"), node("me", "z"), cidr("c", "10.96.0.0/16")), 0)
-		stop, err := Bind(factory, slow, Options{NodeName: "me", Patience: time.Minute})
+		stop, err := Bind(factory, slow, Options{NodeName: "me", WaitTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -369,7 +369,7 @@ func ownedService(name, ip, proxy string) *v1.Service {
 
 // TestTheFirstSyncWaitsOnlySoLong for a Node that does not exist (NODE-03).
 func TestTheFirstSyncWaitsOnlySoLong(t *testing.T) {
-	f := bound(t, Options{NodeName: "nobody", Patience: 50 * time.Millisecond}, service("a", "10.96.0.1"))
+	f := bound(t, Options{NodeName: "nobody", WaitTimeout: 50 * time.Millisecond}, service("a", "10.96.0.1"))
 	f.eventually(t, "slices synced")
 	if f.logs.FilterMessageSnippet("waits no longer").FilterField(zap.Strings("for", []string{"Node nobody"})).Len() != 1 {
 		t.Errorf("log %v, want one line about the Node", f.logs.All())

@@ -23,10 +23,10 @@ type Options struct {
 	// Resync is how often Run delivers every object again. 0 means 15m, Never never.
 	// With Bind it is the factory's.
 	Resync time.Duration
-	// Patience is how long the first sync waits for the Node and the ServiceCIDRs
+	// WaitTimeout is how long the first sync waits for the Node and the ServiceCIDRs
 	// once Services and EndpointSlices have arrived: an old API server has no
 	// ServiceCIDRs, and a Node may not exist yet. 0 means 5s.
-	Patience time.Duration
+	WaitTimeout time.Duration
 	// Link is the one that Run's client is attached to, if there is one. Run leaves
 	// it to the Link to say that the API server does not answer.
 	Link *Link
@@ -39,13 +39,13 @@ type Options struct {
 const Never time.Duration = -1
 
 const (
-	defaultResync   = 15 * time.Minute // kube-proxy's --config-sync-period
-	defaultPatience = 5 * time.Second
+	defaultResync      = 15 * time.Minute // kube-proxy's --config-sync-period
+	defaultWaitTimeout = 5 * time.Second
 )
 
 func (o Options) withDefaults() Options {
 	o.Resync = cmp.Or(o.Resync, defaultResync)
-	o.Patience = cmp.Or(o.Patience, defaultPatience)
+	o.WaitTimeout = cmp.Or(o.WaitTimeout, defaultWaitTimeout)
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
@@ -61,8 +61,8 @@ func (o Options) validate() error {
 	if o.Resync < 0 && o.Resync != Never {
 		errs = append(errs, fmt.Errorf("option Resync: %v is negative", o.Resync))
 	}
-	if o.Patience < 0 {
-		errs = append(errs, fmt.Errorf("option Patience: %v is negative", o.Patience))
+	if o.WaitTimeout < 0 {
+		errs = append(errs, fmt.Errorf("option WaitTimeout: %v is negative", o.WaitTimeout))
 	}
 	return errors.Join(errs...)
 }

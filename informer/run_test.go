@@ -310,7 +310,7 @@ func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
 	core, logs := observer.New(zap.DebugLevel)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Run(ctx, client, r, Options{Patience: time.Millisecond, Logger: zap.New(core)}) }()
+	go func() { done <- Run(ctx, client, r, Options{WaitTimeout: time.Millisecond, Logger: zap.New(core)}) }()
 	absence := func() []observer.LoggedEntry { return logs.FilterMessageSnippet("nothing is written before").All() }
 	poll.Until(t, "a line about the absence", func() bool { return len(absence()) == 1 })
 	if got := absence()[0].LoggerName; got != "informer" {
@@ -331,11 +331,11 @@ func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestAnOldAPIServerHasNoServiceCIDRs: it is waited for no longer than Patience,
+// TestAnOldAPIServerHasNoServiceCIDRs: it is waited for no longer than WaitTimeout,
 // and complained about once.
 func TestAnOldAPIServerHasNoServiceCIDRs(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t, apitest.Options{Hidden: []string{"servicecidrs"}}, Options{Patience: 100 * time.Millisecond},
+	c := startCluster(t, apitest.Options{Hidden: []string{"servicecidrs"}}, Options{WaitTimeout: 100 * time.Millisecond},
 		service("a", "10.96.0.1"), slice("a", "10.244.0.1"))
 	c.mustHold(t, "10.96.0.1=10.244.0.1")
 	if n := c.logs.FilterField(zap.String("objects", "ServiceCIDRs")).Len(); n != 1 {
@@ -358,7 +358,7 @@ func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- Run(ctx, client, r, Options{NodeName: "me", Patience: 50 * time.Millisecond, Logger: zap.New(core)})
+		done <- Run(ctx, client, r, Options{NodeName: "me", WaitTimeout: 50 * time.Millisecond, Logger: zap.New(core)})
 	}()
 	r.eventually(t, "slices synced")
 	if calls := r.all(); !slices.Contains(calls, "add a") {
@@ -406,8 +406,8 @@ func TestAnErrorIsOneLine(t *testing.T) {
 
 // TestBadOptionsAreAnError before anything starts.
 func TestBadOptionsAreAnError(t *testing.T) {
-	if err := Run(t.Context(), fake.NewClientset(), &recorder{}, Options{Patience: -1}); err == nil || !strings.Contains(err.Error(), "Patience") {
-		t.Errorf("Run = %v, want an error that names Patience", err)
+	if err := Run(t.Context(), fake.NewClientset(), &recorder{}, Options{WaitTimeout: -1}); err == nil || !strings.Contains(err.Error(), "WaitTimeout") {
+		t.Errorf("Run = %v, want an error that names WaitTimeout", err)
 	}
 }
 

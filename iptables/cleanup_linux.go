@@ -114,7 +114,7 @@ func (e *Engine) keepLocalnet(o *observed, chain string) error {
 // removal empties and deletes all chains of ours.
 func removal(o observed) *tablePart {
 	p := &tablePart{chains: ruleset{}}
-	p.deletes, _ = settleJumps("", nil, o.jumps)
+	p.deletes, _ = repairJumps("", nil, o.jumps)
 	held := o.held()
 	for chain := range o.chains {
 		if held[chain] {

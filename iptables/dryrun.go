@@ -16,7 +16,7 @@ func plan(c *Config, family v1.IPFamily, update *desired.Update) string {
 	changes := map[string]*change{}
 	for _, table := range []string{tableNAT, tableFilter} {
 		changes[table] = changeOf(nil, want[table], false)
-		_, changes[table].first.inserts = settleJumps(table, m.jumps(), nil)
+		_, changes[table].first.inserts = repairJumps(table, m.jumps(), nil)
 	}
 	return compose(changes[tableNAT], changes[tableFilter]).b.String()
 }

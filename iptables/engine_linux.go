@@ -15,7 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -75,7 +75,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	e := &Engine{config: config, family: family, written: make(chan struct{}, 1), watchPeriod: watchPeriod, log: companions.Logger(deps.Logger, "iptables", family)}
+	e := &Engine{config: config, family: family, written: make(chan struct{}, 1), watchPeriod: watchPeriod, log: lightdeps.Logger(deps.Logger, "iptables", family)}
 	e.open = func(ctx context.Context) (kernel, error) {
 		return openTool(ctx, toolConfig{
 			family: family, netNS: config.NetNS, variant: config.Variant,
@@ -94,7 +94,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 		return nil, err
 	}
 	deps = nodedeps.Complete(config.Config, deps)
-	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
+	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
 // errNotFull is a bug of the caller: it must send a full Update first, after every
@@ -294,7 +294,7 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 		e.have[table] = o.chains
 		e.rules[table] = o.chains.count()
 		if table == tableFilter {
-			if err := e.settleLocalnet(&o, want[table]); err != nil {
+			if err := e.completeLocalnet(&o, want[table]); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -307,15 +307,15 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 			}
 		}
 		c := changeOf(o.chains, want[table], table == tableFilter)
-		c.first.deletes, c.first.inserts = settleJumps(table, e.model.jumps(), o.jumps)
+		c.first.deletes, c.first.inserts = repairJumps(table, e.model.jumps(), o.jumps)
 		o.jumpsAfter(table, &c.first, e.jumps)
 		changes[table] = c
 	}
 	return compose(changes[tableNAT], changes[tableFilter]), want, nil
 }
 
-// settleLocalnet completes what the filter table must hold.
-func (e *Engine) settleLocalnet(o *observed, want ruleset) error {
+// completeLocalnet completes what the filter table must hold.
+func (e *Engine) completeLocalnet(o *observed, want ruleset) error {
 	chain := e.model.names.localnet()
 	rules, err := e.guardLocalnet(o.chains[chain], e.model.localhost())
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -30,8 +30,8 @@ func TestHealthCheckNodePortsBehindAFirewall(t *testing.T) {
 		w.run("ip6tables-"+string(w.variant), "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT") // to be found at all
 		config := w.config().WithDefaults()
 		config.Node = changetracker.Node{Name: "node"}
-		deps := companions.Complete(proxier.Deps{}, config.NetNS)
-		p, err := companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
+		deps := lightdeps.Complete(proxier.Deps{}, config.NetNS)
+		p, err := lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -67,7 +67,7 @@ func (n *nameless) Watch(ctx context.Context, damaged func(proxier.Damage)) erro
 func (w *world) startMeddled() (*proxier.Proxier, *hooks) {
 	w.t.Helper()
 	config, h := w.config().WithDefaults(), &hooks{}
-	p, err := companions.Provider(config.Config, proxier.Deps{}, func(family v1.IPFamily) (*nameless, error) {
+	p, err := lightdeps.Provider(config.Config, proxier.Deps{}, func(family v1.IPFamily) (*nameless, error) {
 		e, err := NewEngine(config, family, proxier.Deps{})
 		if err != nil {
 			return nil, err

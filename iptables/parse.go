@@ -134,10 +134,10 @@ func (o *observed) held() map[string]bool {
 	return held
 }
 
-// settleJumps returns the commands that bring the jumps of a table to what they must
+// repairJumps returns the commands that bring the jumps of a table to what they must
 // be: those that are missing are put in front, and those that lead from the kernel's
 // chains to ours in another way, or to chains that go, are deleted.
-func settleJumps(table string, want []jump, have []foreignJump) (deletes, inserts []string) {
+func repairJumps(table string, want []jump, have []foreignJump) (deletes, inserts []string) {
 	isWanted := func(h foreignJump) bool {
 		return slices.ContainsFunc(want, func(w jump) bool { return w.table == table && w.is(h) })
 	}
@@ -158,7 +158,7 @@ func settleJumps(table string, want []jump, have []foreignJump) (deletes, insert
 	return deletes, inserts
 }
 
-// jumpsAfter are the jumps from the kernel's chains to ours once a write has settled them.
+// jumpsAfter are the jumps from the kernel's chains to ours once a write has repaired them.
 func (o *observed) jumpsAfter(table string, write *tablePart, into map[chainID][]rule) {
 	gone := slices.Clone(write.deletes)
 	for _, j := range o.jumps {

@@ -137,7 +137,7 @@ func TestJumpsAreSettled(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			deletes, inserts := settleJumps(tableNAT, want, c.have)
+			deletes, inserts := repairJumps(tableNAT, want, c.have)
 			if !slices.Equal(deletes, c.deletes) || !slices.Equal(inserts, c.inserts) {
 				t.Errorf("deletes %q, inserts %q, want %q and %q", deletes, inserts, c.deletes, c.inserts)
 			}
@@ -161,7 +161,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil || strings.Contains(text, "\r") { // no program ends lines so
 			return
 		}
-		deletes, _ := settleJumps(tableNAT, nil, first.jumps)
+		deletes, _ := repairJumps(tableNAT, nil, first.jumps)
 		ours := slices.DeleteFunc(slices.Clone(first.jumps), func(j foreignJump) bool { return !slices.Contains(builtIn(), j.chain) })
 		if len(deletes) != len(ours) {
 			t.Fatalf("%d jumps are deleted, want the %d of the kernel's chains", len(deletes), len(ours))
@@ -238,7 +238,7 @@ func (s *randomServices) service(i int) *desired.Service {
 		at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(s.dice.IntN(4)), byte(n)}), 8080)
 		out.Cluster = append(out.Cluster, at)
 		if s.dice.IntN(3) == 0 {
-			out.Local, out.Hairpin = append(out.Local, at), append(out.Hairpin, at.Addr())
+			out.Local, out.OnNode = append(out.Local, at), append(out.OnNode, at.Addr())
 		}
 	}
 	if s.dice.IntN(4) == 0 {

@@ -37,7 +37,7 @@ type placed struct {
 func (p *planner) place(s *desired.Service) *placed {
 	one := &placing{
 		planner: p, s: s, id: identity(s.Name),
-		placed: &placed{chains: map[string][]rule{}, hairpin: s.Hairpin, health: s.Port.HealthCheckNodePort},
+		placed: &placed{chains: map[string][]rule{}, hairpin: s.OnNode, health: s.Port.HealthCheckNodePort},
 	}
 	for i := range s.Frontends {
 		one.frontend(&s.Frontends[i])

@@ -77,7 +77,7 @@ func benchServices(n, endpoints int) []*desired.Service {
 			at := netip.AddrFrom4([4]byte{11, byte(j >> 16), byte(j >> 8), byte(j)})
 			all[i].Cluster = append(all[i].Cluster, netip.AddrPortFrom(at, 8080))
 		}
-		all[i].Servers = all[i].Cluster
+		all[i].Serving = all[i].Cluster
 		all[i].Frontends[0].Action = desired.Forward
 	}
 	return all
@@ -91,7 +91,7 @@ func benchReplaced(services []*desired.Service, count int) (there, back []*desir
 		other := *s
 		other.Cluster = slices.Clone(s.Cluster)
 		other.Cluster[len(other.Cluster)-1] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{99, 0, byte(i >> 8), byte(i)}), 8080)
-		other.Servers = other.Cluster
+		other.Serving = other.Cluster
 		there, back = append(there, &other), append(back, s)
 	}
 	return there, back

@@ -15,7 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -30,7 +30,7 @@ type Engine struct {
 	// rules decide what is refused and masqueraded before packets get to IPVS.
 	rules    rules
 	firewall *firewall // nil: none
-	ground   ground
+	system   system
 
 	mu     sync.Mutex // guards all below; Watch tends to what drains
 	kernel handle     // nil until it is needed
@@ -60,8 +60,8 @@ type Engine struct {
 	failed []*proxier.ServiceError
 }
 
-// ground is what the engine stands on.
-type ground struct {
+// system is what the engine uses of the machine.
+type system struct {
 	kernel func() (handle, error)
 	device func() (holder, error)
 	// loaded says whether the kernel has IPVS now.
@@ -117,9 +117,9 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	}
 	e := &Engine{
 		config: config, family: family, rules: front,
-		log: companions.Logger(deps.Logger, "ipvs", family),
+		log: lightdeps.Logger(deps.Logger, "ipvs", family),
 	}
-	e.ground = e.realGround()
+	e.system = e.realSystem()
 	if config.Firewall != nil {
 		if e.firewall, err = newFirewall(&config, family, e.log); err != nil {
 			return nil, err
@@ -137,7 +137,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 		deps.LocalAddresses = func(context.Context) ([]netip.Addr, error) { return otherAddresses(config.NetNS, config.Names.Device) }
 	}
 	deps = nodedeps.Complete(config.Config, deps)
-	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
+	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
 // errNotFull is a bug of the caller: it must send a full Update first, and after
@@ -179,13 +179,13 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 // program does what there is to do, in this order: rules, addresses, virtual servers,
 // and then addresses that are too much.
 func (e *Engine) program(ctx context.Context, update *desired.Update) error {
-	wishes := e.wishes(update)
-	if err := e.applyRules(ctx, update, wishes); err != nil {
+	wanted := e.wanted(update)
+	if err := e.applyRules(ctx, update, wanted); err != nil {
 		return err
 	}
 	began := time.Now()
 	e.table.writes = 0
-	err := e.serve(update, wishes)
+	err := e.serve(update, wanted)
 	e.report.Writes += e.table.writes
 	e.report.Kernel += time.Since(began)
 	if err != nil {
@@ -194,16 +194,16 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	return errors.Join(e.release(ctx), e.firewall.apply(ctx, update))
 }
 
-func (e *Engine) serve(update *desired.Update, wishes []wish) error {
-	if err := e.bind(wishes); err != nil {
+func (e *Engine) serve(update *desired.Update, wanted []wantedPort) error {
+	if err := e.bind(wanted); err != nil {
 		return err
 	}
 	var errs []error
 	for _, name := range update.Removed {
 		errs = append(errs, e.forget(name))
 	}
-	for i := range wishes {
-		errs = append(errs, e.place(&wishes[i]))
+	for i := range wanted {
+		errs = append(errs, e.place(&wanted[i]))
 	}
 	if update.Full {
 		errs = append(errs, e.removeLeftovers())
@@ -211,17 +211,17 @@ func (e *Engine) serve(update *desired.Update, wishes []wish) error {
 	return errors.Join(append(errs, e.unbind())...)
 }
 
-func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wishes []wish) error {
+func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort) error {
 	rules := *update
-	rules.Services = make([]*desired.Service, len(wishes))
-	for i := range wishes {
-		w := &wishes[i]
+	rules.Services = make([]*desired.Service, len(wanted))
+	for i := range wanted {
+		w := &wanted[i]
 		rules.Services[i] = verdicts(w.service, func(a netip.Addr) bool {
 			_, ours := slices.BinarySearchFunc(w.vips, a, netip.Addr.Compare)
 			return ours
 		})
 	}
-	keep := e.keeps(update, wishes)
+	keep := e.keeps(update, wanted)
 	e.keepIn(&rules, keep)
 	result, err := e.rules.Apply(ctx, rules)
 	e.report = result.Report
@@ -248,7 +248,7 @@ func (e *Engine) connect() error {
 		return err
 	}
 	err := errors.Join(
-		e.ground.check(func(text string) { e.log.Warn(text) }),
+		e.system.check(func(text string) { e.log.Warn(text) }),
 		e.kernel.setTimeouts(&e.config))
 	if err != nil {
 		e.disconnect()
@@ -258,11 +258,11 @@ func (e *Engine) connect() error {
 
 // openAll opens the sockets.
 func (e *Engine) openAll() error {
-	k, err := e.ground.kernel()
+	k, err := e.system.kernel()
 	if err != nil {
 		return err
 	}
-	d, err := e.ground.device()
+	d, err := e.system.device()
 	if err != nil {
 		k.Close()
 		return err
@@ -271,9 +271,9 @@ func (e *Engine) openAll() error {
 	return nil
 }
 
-func (e *Engine) realGround() ground {
+func (e *Engine) realSystem() system {
 	c := &e.config
-	return ground{
+	return system{
 		kernel: func() (handle, error) { return openKernel(c.NetNS, e.family, c.Forward) },
 		device: func() (holder, error) { return openDevice(c.NetNS, c.Names, e.family) },
 		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
@@ -319,7 +319,7 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 
 func (e *Engine) removeAll(ctx context.Context) error {
 	if e.kernel == nil {
-		if loaded, err := e.ground.loaded(); err != nil || !loaded {
+		if loaded, err := e.system.loaded(); err != nil || !loaded {
 			return errors.Join(err, e.removeDevice()) // IPVS is not loaded just to look for what cannot be there
 		}
 		if err := e.openAll(); err != nil {
@@ -343,7 +343,7 @@ func (e *Engine) removeAll(ctx context.Context) error {
 }
 
 func (e *Engine) removeDevice() error {
-	d, err := e.ground.device()
+	d, err := e.system.device()
 	if err != nil {
 		return err
 	}

@@ -121,7 +121,7 @@ func TestAPolicyThatLeavesNobodyCutsNoConnection(t *testing.T) {
 		tendAfter(e, 24*time.Hour)
 		n.mustHold(t, key.String()+"="+pod1+"*0")
 		gone := closed
-		gone.Cluster, gone.Servers = nil, nil
+		gone.Cluster, gone.Serving = nil, nil
 		mustApply(t, e, partial(&gone))
 		tendAfter(e, 48*time.Hour)
 		n.mustHold(t)
@@ -562,7 +562,7 @@ func TestAVIPGoesBeforeANodePort(t *testing.T) {
 			hold(pod1, clusterIPs...)
 			changed := *port
 			changed.Cluster = []netip.AddrPort{netip.MustParseAddrPort(pod3)}
-			changed.Servers = changed.Cluster
+			changed.Serving = changed.Cluster
 			mustApply(t, e, partial(&changed))
 			mustApply(t, e, removal("vip"))
 			hold(pod3, dnsVIP+":80/TCP="+pod3+"*1")
@@ -596,19 +596,19 @@ func TestAFailedCleanupKeepsTheRules(t *testing.T) {
 func TestAnEngineThatCannotStartSaysSo(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
-	for what, breaks := range map[string]func(g *ground){
-		"kernel":   func(g *ground) { g.kernel = func() (handle, error) { return nil, errFault } },
-		"device":   func(g *ground) { g.device = func() (holder, error) { return nil, errFault } },
-		"settings": func(g *ground) { g.check = func(func(string)) error { return errFault } },
+	for what, breaks := range map[string]func(g *system){
+		"kernel":   func(g *system) { g.kernel = func() (handle, error) { return nil, errFault } },
+		"device":   func(g *system) { g.device = func() (holder, error) { return nil, errFault } },
+		"settings": func(g *system) { g.check = func(func(string)) error { return errFault } },
 	} {
 		e := n.engine(t)
-		works := e.ground
-		breaks(&e.ground)
+		works := e.system
+		breaks(&e.system)
 		if _, err := e.Apply(t.Context(), full()); !errors.Is(err, errFault) || e.kernel != nil || e.device != nil {
 			t.Errorf("%s: Apply = %v, kernel %v, device %v; want the fault, and none open", what, err, e.kernel, e.device)
 		}
 		e.tend(t.Context())
-		e.ground = works
+		e.system = works
 		mustApply(t, e, full())
 		if err := e.Close(); err != nil {
 			t.Error(err)

@@ -220,7 +220,7 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 		tb.Fatal(err)
 	}
 	e.rules = n.rules
-	e.ground = ground{
+	e.system = system{
 		kernel: func() (handle, error) { return n.kernel, nil },
 		device: func() (holder, error) { return n.device, nil },
 		loaded: func() (bool, error) { return true, nil },
@@ -267,7 +267,7 @@ func service(name, vip string, endpoints ...string) *desired.Service {
 	for _, text := range endpoints {
 		s.Cluster = append(s.Cluster, netip.MustParseAddrPort(text))
 	}
-	s.Servers = s.Cluster
+	s.Serving = s.Cluster
 	return withFrontend(s, desired.ClusterIP, vip, 80)
 }
 

@@ -15,7 +15,7 @@ import (
 // have connections to finish. The rules refuse what is new there until they are gone: or
 // other ports of a VIP would lead to the node's own programs, and a successor would not
 // know whose the virtual server is.
-func (e *Engine) keeps(update *desired.Update, wishes []wish) map[serverKey]bool {
+func (e *Engine) keeps(update *desired.Update, wanted []wantedPort) map[serverKey]bool {
 	keep := map[serverKey]bool{}
 	if update.Full {
 		for key := range e.table.known {
@@ -30,8 +30,8 @@ func (e *Engine) keeps(update *desired.Update, wishes []wish) map[serverKey]bool
 		e.keepAll(keep, name)
 	}
 	known := map[desired.Key]bool{} // to the rules, by the service ports themselves
-	for i := range wishes {
-		s := wishes[i].service
+	for i := range wanted {
+		s := wanted[i].service
 		leaving[s.Name] = true
 		e.keepAll(keep, s.Name)
 		for f := range s.Frontends {

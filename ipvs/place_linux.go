@@ -13,8 +13,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// wish is a service port with what it needs here.
-type wish struct {
+// wantedPort is a service port with what it needs here.
+type wantedPort struct {
 	service *desired.Service
 	// vips are the addresses that it needs on our device.
 	vips     []netip.Addr
@@ -33,11 +33,11 @@ type claim struct {
 	virtual *virtual
 }
 
-func (e *Engine) wishes(update *desired.Update) []wish {
+func (e *Engine) wanted(update *desired.Update) []wantedPort {
 	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(e.local, update.Globals.NodePortAddresses)}
-	all := make([]wish, len(update.Services))
+	all := make([]wantedPort, len(update.Services))
 	for i, s := range update.Services {
-		all[i] = wish{service: s, vips: e.vipsOf(s), virtuals: p.virtuals(s)}
+		all[i] = wantedPort{service: s, vips: e.vipsOf(s), virtuals: p.virtuals(s)}
 		maps.DeleteFunc(all[i].virtuals, func(key serverKey, _ *virtual) bool { return e.excluded(key.addr.Addr()) })
 	}
 	return all
@@ -61,10 +61,10 @@ func (e *Engine) excluded(a netip.Addr) bool {
 }
 
 // bind puts addresses on our device.
-func (e *Engine) bind(wishes []wish) error {
+func (e *Engine) bind(wanted []wantedPort) error {
 	var added []netip.Addr
-	for i := range wishes {
-		for _, a := range wishes[i].vips {
+	for i := range wanted {
+		for _, a := range wanted[i].vips {
 			if !e.bound[a] {
 				e.bound[a] = true
 				added = append(added, a)
@@ -111,7 +111,7 @@ func (e *Engine) use(vips []netip.Addr, n int) {
 }
 
 // place brings the virtual servers of a service port to what they must be.
-func (e *Engine) place(w *wish) error {
+func (e *Engine) place(w *wantedPort) error {
 	name, before := w.service.Name, e.services[w.service.Name]
 	now := &placed{keys: slices.SortedFunc(maps.Keys(w.virtuals), compareKeys), vips: w.vips}
 	var errs []error

@@ -77,7 +77,7 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 		if len(endpoints) == 0 && f.ShortCircuit { // for pods and the node; others are dropped
 			endpoints = s.Cluster
 		}
-		if len(endpoints) == 0 && len(s.Servers) == 0 {
+		if len(endpoints) == 0 && len(s.Serving) == 0 {
 			continue
 		}
 		v := p.virtual(s, endpoints)
@@ -101,7 +101,7 @@ func (p *planner) virtual(s *desired.Service, endpoints []netip.AddrPort) *virtu
 	if p.config.Tune != nil {
 		own = p.config.Tune(s)
 	}
-	v := &virtual{settings: settings{scheduler: p.config.Scheduler}, reals: make(map[netip.AddrPort]int, len(endpoints)), serving: s.Servers}
+	v := &virtual{settings: settings{scheduler: p.config.Scheduler}, reals: make(map[netip.AddrPort]int, len(endpoints)), serving: s.Serving}
 	if own.Scheduler != "" {
 		v.scheduler = own.Scheduler
 	}

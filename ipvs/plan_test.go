@@ -19,7 +19,7 @@ func plannedNode() []netip.Addr {
 func plannedService(frontends ...desired.Frontend) *desired.Service {
 	both := []netip.AddrPort{endpointA(), endpointB()}
 	return &desired.Service{
-		Protocol: desired.TCP, Cluster: both, Local: both[:1], Servers: both, Frontends: frontends,
+		Protocol: desired.TCP, Cluster: both, Local: both[:1], Serving: both, Frontends: frontends,
 	}
 }
 
@@ -74,7 +74,7 @@ func TestFrontendsBecomeVirtualServers(t *testing.T) {
 		},
 		"no endpoints at all": {
 			frontends: []desired.Frontend{planned(desired.ClusterIP, "198.51.100.1", 80, cluster)},
-			change:    func(s *desired.Service) { s.Cluster, s.Local, s.Servers = nil, nil, nil },
+			change:    func(s *desired.Service) { s.Cluster, s.Local, s.Serving = nil, nil, nil },
 			want:      map[string][]netip.AddrPort{},
 		},
 		"a VIP beside a node port with the same key: the VIP": {
@@ -101,7 +101,7 @@ func TestFrontendsBecomeVirtualServers(t *testing.T) {
 				got := map[string][]netip.AddrPort{}
 				for key, v := range p.virtuals(s) {
 					got[key.addr.String()] = slices.SortedFunc(maps.Keys(v.reals), netip.AddrPort.Compare)
-					if key.protocol != desired.TCP || v.scheduler != "rr" || v.flags != 0 || v.timeout != 0 || !slices.Equal(v.serving, s.Servers) {
+					if key.protocol != desired.TCP || v.scheduler != "rr" || v.flags != 0 || v.timeout != 0 || !slices.Equal(v.serving, s.Serving) {
 						t.Errorf("%v = %+v, want TCP, rr, no flags, and all that serve", key, v)
 					}
 				}

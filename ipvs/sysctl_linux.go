@@ -33,7 +33,7 @@ func sysctls(strictARP bool) []sysctl {
 	return all
 }
 
-// checkSysctls reads the settings, and sets them if that is wanted. What is amiss
+// checkSysctls reads the settings, and sets them if that is wanted. What is still wrong
 // then, and not needed, is given to advise.
 func (e *Engine) checkSysctls(advise func(text string)) error {
 	return namespace.Visit(e.config.NetNS, func() error {

@@ -124,7 +124,7 @@ func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 // commit writes a step as one transaction, with more after it, and empties it.
 // Nothing is sent when there is nothing to write.
 func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) error {
-	e.state.settleCounts(t)
+	e.state.flushCounts(t)
 	if t.empty() && more == nil {
 		return nil
 	}

@@ -74,7 +74,7 @@ func (e *Engine) replace(ctx context.Context, update desired.Update, hints map[c
 	if err := e.placeAll(update.Services, &reconciler{t: &e.step}, hints, oneStep); err != nil {
 		return err
 	}
-	e.state.settleCounts(&e.step)
+	e.state.flushCounts(&e.step)
 	w := e.newBatch()
 	w.deleteTable()
 	if err := e.scaffold(w); err != nil {
@@ -146,6 +146,6 @@ func (e *Engine) placeAll(
 }
 
 func (e *Engine) commitAll(ctx context.Context, r *reconciler, more func(*wire)) error {
-	e.state.settleCounts(r)
+	e.state.flushCounts(r)
 	return e.commit(ctx, r.t, more)
 }

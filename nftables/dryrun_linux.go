@@ -47,7 +47,7 @@ func (e *Engine) placeAllInto(services []*desired.Service, t *transaction) {
 	for _, s := range services {
 		e.change(t, s.Name, s)
 	}
-	e.state.settleCounts(t)
+	e.state.flushCounts(t)
 }
 
 // Dump implements proxier.Dumper: it reads the table back from the kernel. Rules

@@ -11,7 +11,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -55,11 +55,11 @@ type state struct {
 	healthPorts *refCounts[uint16]
 }
 
-// settleCounts writes what has changed in the sets that service ports share.
-func (s *state) settleCounts(sink elementSink) {
-	s.clusterIPs.settle(sink)
-	s.hairpins.settle(sink)
-	s.healthPorts.settle(sink)
+// flushCounts writes what has changed in the sets that service ports share.
+func (s *state) flushCounts(sink elementSink) {
+	s.clusterIPs.flush(sink)
+	s.hairpins.flush(sink)
+	s.healthPorts.flush(sink)
 }
 
 // NewEngine returns the engine of one family. It opens no socket and writes
@@ -73,7 +73,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	return &Engine{
 		config: config,
 		family: family,
-		log:    companions.Logger(deps.Logger, "nftables", family),
+		log:    lightdeps.Logger(deps.Logger, "nftables", family),
 		specs:  specs,
 		open: func() (kernel, error) {
 			s, err := openSocket(config.NetNS)
@@ -99,7 +99,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	}
 	deps = nodedeps.Complete(config.Config, deps)
 	shared := newWatches()
-	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) {
+	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) {
 		engine, err := NewEngine(config, family, deps)
 		if engine != nil {
 			engine.watches = shared

@@ -66,7 +66,7 @@ func (w *world) service(n int) *desired.Service {
 		}
 	}
 	if len(s.Cluster) > 0 {
-		s.Hairpin = []netip.Addr{s.Cluster[0].Addr()}
+		s.OnNode = []netip.Addr{s.Cluster[0].Addr()}
 	}
 	w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNonPod})
 	if w.rand.IntN(2) == 0 {

@@ -83,7 +83,7 @@ type refCounts[K comparable] struct {
 	in     setID
 	key    func(K) elementBytes
 	counts map[K]int
-	before map[K]bool // of those counted since the last settle: whether they were in the set
+	before map[K]bool // of those counted since the last flush: whether they were in the set
 }
 
 func newRefCounts[K comparable](in setID, key func(K) elementBytes) *refCounts[K] {
@@ -106,8 +106,8 @@ func (r *refCounts[K]) add(a K, n int) {
 	}
 }
 
-// settle writes what the additions since the last settle came to.
-func (r *refCounts[K]) settle(sink elementSink) {
+// flush writes what the additions since the last flush came to.
+func (r *refCounts[K]) flush(sink elementSink) {
 	for a, was := range r.before {
 		is := r.counts[a] > 0
 		if is && !was {

@@ -36,7 +36,7 @@ func startPredecessor(t *testing.T, w *world) *predecessor {
 	sticky := p.m[name(0)]
 	sticky.Affinity = 3 * time.Hour
 	sticky.Cluster = []netip.AddrPort{netip.AddrPortFrom(w.addr(244, 1), 8080), netip.AddrPortFrom(w.addr(244, 2), 8080)}
-	sticky.Local, sticky.Hairpin, sticky.Frontends = nil, nil, nil
+	sticky.Local, sticky.OnNode, sticky.Frontends = nil, nil, nil
 	w.add(sticky, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
 
 	e := w.engine(t, p.ns)

@@ -58,7 +58,7 @@ type placer struct {
 // place keeps endpoints that are in prev at their index as far as possible: each
 // move costs kernel writes.
 func (pl placer) place(prev *placed, s *desired.Service) *placed {
-	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.Hairpin}
+	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.OnNode}
 	if pl.verdicts && s.Port != nil {
 		p.health = s.Port.HealthCheckNodePort
 	}

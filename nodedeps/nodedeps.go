@@ -11,7 +11,7 @@ package nodedeps
 
 import (
 	"github.com/serviceplane/serviceplane/conntrack"
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -22,5 +22,5 @@ func Complete(config proxier.Config, deps proxier.Deps) proxier.Deps {
 	if deps.Conntrack == nil {
 		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	}
-	return companions.Complete(deps, config.NetNS)
+	return lightdeps.Complete(deps, config.NetNS)
 }

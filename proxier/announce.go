@@ -147,7 +147,7 @@ func (b *announcements) after(ctx context.Context, u *desired.Update, failed []*
 		}
 	}
 	b.next = nil
-	return b.settle(ctx)
+	return b.flush(ctx)
 }
 
 // kept is what a service port that failed still has: nobody else may have got it.
@@ -174,8 +174,8 @@ func (b *announcements) owners() map[desired.Key]changetracker.ServicePortName {
 	return owners
 }
 
-// settle tells what has changed.
-func (b *announcements) settle(ctx context.Context) error {
+// flush tells what has changed.
+func (b *announcements) flush(ctx context.Context) error {
 	var gone, come []Announcement
 	for key, now := range b.changed {
 		was, isAnnounced := b.announced[key]
@@ -243,5 +243,5 @@ func (b *announcements) withdrawAll(ctx context.Context) error {
 	for key := range b.announced {
 		b.changed[key] = Announcement{}
 	}
-	return b.settle(ctx)
+	return b.flush(ctx)
 }

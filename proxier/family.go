@@ -31,21 +31,21 @@ type family struct {
 	refused map[changetracker.ServicePortName][]netip.Addr
 	full    bool // the next Update must be full: at start, and after a failure
 	// retry are the service ports that failed in the last Update.
-	retry    []changetracker.ServicePortName
-	lastFull time.Time
-	period   time.Duration
-	chances  int // for a kernel that lacks something, loadingChances at start
+	retry          []changetracker.ServicePortName
+	lastFull       time.Time
+	period         time.Duration
+	loadingRetries int // for a kernel that lacks something, maxLoadingRetries at start
 
-	flows         *flowBook
+	flows         *flowTracker
 	shortages     shortages
 	announcements *announcements
 	staleFlows    Condition // guarded by Proxier.mu
 	lock          lock
-	squatted      string    // who has the lock's name, as was logged
+	lockTakenBy   string    // who has the lock's name, as was logged
 	taken         Condition // guarded by Proxier.mu
 
 	lag      lag         // guarded by Proxier.mu
-	contest  contest     // guarded by Proxier.mu
+	repairs  repairs     // guarded by Proxier.mu
 	watching watching    // guarded by Proxier.mu
 	repair   *time.Timer // wakes the runner for a repair
 }
@@ -117,17 +117,17 @@ func (f *family) apply(ctx context.Context, state *changetracker.State, delta ch
 // somebody else, such as the other family: busybox's modprobe finds a module in
 // /proc/modules, and does not wait until it works.
 const (
-	loadingChances = 3
-	loadingPause   = 100 * time.Millisecond
+	maxLoadingRetries = 3
+	loadingPause      = 100 * time.Millisecond
 )
 
 // mayBeLoading says, after a pause, whether what the kernel lacked deserves another
 // attempt before anybody hears of it. There are only a few in a family's life.
 func (f *family) mayBeLoading(ctx context.Context, err error) bool {
-	if f.chances == 0 || !errors.As(err, new(*UnsupportedError)) {
+	if f.loadingRetries == 0 || !errors.As(err, new(*UnsupportedError)) {
 		return false
 	}
-	f.chances--
+	f.loadingRetries--
 	f.log.Debug("asking again for what may be loading", zap.Error(err))
 	select {
 	case <-time.After(loadingPause):

@@ -28,37 +28,38 @@ type Conntrack interface {
 	Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error)
 }
 
-// flowBook knows the frontends and servers of the service ports whose flows are
+// flowTracker knows the frontends and servers of the service ports whose flows are
 // looked after, and what there is still to do. It is owned by the goroutine that
 // syncs the family.
-type flowBook struct {
+type flowTracker struct {
 	tracks  func(desired.Protocol) bool
-	known   map[changetracker.ServicePortName]flowPage
+	known   map[changetracker.ServicePortName]portFlows
 	pending map[desired.Key]desired.Flows
 	// everything is to be looked at once: who knows what a predecessor has left.
 	everything bool
 }
 
-type flowPage struct {
+// portFlows are the frontends of one service port, and its servers.
+type portFlows struct {
 	frontends []desired.Flows // in order of Key
 	servers   []netip.AddrPort
 }
 
-func newFlowBook(c Conntrack) *flowBook {
-	b := &flowBook{known: map[changetracker.ServicePortName]flowPage{}, pending: map[desired.Key]desired.Flows{}}
-	b.tracks = func(desired.Protocol) bool { return false }
+func newFlowTracker(c Conntrack) *flowTracker {
+	t := &flowTracker{known: map[changetracker.ServicePortName]portFlows{}, pending: map[desired.Key]desired.Flows{}}
+	t.tracks = func(desired.Protocol) bool { return false }
 	if c != nil {
-		b.tracks, b.everything = c.Tracks, true
+		t.tracks, t.everything = c.Tracks, true
 	}
-	return b
+	return t
 }
 
 // update notes what is programmed now.
-func (b *flowBook) update(state *changetracker.State, u *desired.Update, result *Result) {
-	changed := map[changetracker.ServicePortName]flowPage{}
+func (t *flowTracker) update(state *changetracker.State, u *desired.Update, result *Result) {
+	changed := map[changetracker.ServicePortName]portFlows{}
 	for _, s := range u.Services {
-		if b.tracks(s.Protocol) {
-			changed[s.Name] = pageOf(s, result)
+		if t.tracks(s.Protocol) {
+			changed[s.Name] = portFlowsOf(s, result)
 		}
 	}
 	for _, e := range failures(result.Failed) {
@@ -66,7 +67,7 @@ func (b *flowBook) update(state *changetracker.State, u *desired.Update, result 
 	}
 	gone := slices.Clone(u.Removed)
 	if u.Full {
-		for name := range b.known {
+		for name := range t.known {
 			if _, ok := state.Service(name); !ok {
 				gone = append(gone, name)
 			}
@@ -74,31 +75,31 @@ func (b *flowBook) update(state *changetracker.State, u *desired.Update, result 
 	}
 	// A frontend may change hands: first all that lose it, then who gets it.
 	for _, name := range gone {
-		b.lose(name, flowPage{})
-		delete(b.known, name)
+		t.lose(name, portFlows{})
+		delete(t.known, name)
 	}
-	for name, page := range changed {
-		b.lose(name, page)
+	for name, flows := range changed {
+		t.lose(name, flows)
 	}
-	for name, page := range changed {
-		b.take(b.known[name], page)
-		b.known[name] = page
+	for name, flows := range changed {
+		t.take(t.known[name], flows)
+		t.known[name] = flows
 	}
 }
 
-func pageOf(s *desired.Service, result *Result) flowPage {
-	page := flowPage{servers: s.Servers}
+func portFlowsOf(s *desired.Service, result *Result) portFlows {
+	p := portFlows{servers: s.Serving}
 	if ends, relayed := result.FlowEnds[s.Name]; relayed {
-		page.servers = ends
+		p.servers = ends
 	}
 	for i := range s.Frontends {
-		page.frontends = append(page.frontends, desired.FlowsOf(s, &s.Frontends[i], page.servers))
+		p.frontends = append(p.frontends, desired.FlowsOf(s, &s.Frontends[i], p.servers))
 	}
-	return page
+	return p
 }
 
-// find returns a frontend of the page, nil if it has none of this key.
-func (p flowPage) find(key desired.Key) *desired.Flows {
+// find returns a frontend, nil if it has none of this key.
+func (p portFlows) find(key desired.Key) *desired.Flows {
 	i, ok := slices.BinarySearchFunc(p.frontends, key, func(f desired.Flows, key desired.Key) int { return f.Key.Compare(key) })
 	if !ok {
 		return nil
@@ -107,10 +108,10 @@ func (p flowPage) find(key desired.Key) *desired.Flows {
 }
 
 // lose notes the frontends that a service port had and does not have any more.
-func (b *flowBook) lose(name changetracker.ServicePortName, now flowPage) {
-	for _, f := range b.known[name].frontends {
+func (t *flowTracker) lose(name changetracker.ServicePortName, now portFlows) {
+	for _, f := range t.known[name].frontends {
 		if now.find(f.Key) == nil {
-			b.pending[f.Key] = desired.Flows{Key: f.Key, Gone: true}
+			t.pending[f.Key] = desired.Flows{Key: f.Key, Gone: true}
 		}
 	}
 }
@@ -118,12 +119,12 @@ func (b *flowBook) lose(name changetracker.ServicePortName, now flowPage) {
 // take notes the frontends of a service port whose flows may be stale: new ones,
 // those with other source ranges, and all when an endpoint has gone or the first one
 // has come. What is pending must not hold on to what was yesterday.
-func (b *flowBook) take(before, now flowPage) {
+func (t *flowTracker) take(before, now portFlows) {
 	all := len(before.servers) == 0 && len(now.servers) > 0 || lost(before.servers, now.servers)
 	for _, f := range now.frontends {
-		_, isPending := b.pending[f.Key]
+		_, isPending := t.pending[f.Key]
 		if old := before.find(f.Key); all || isPending || old == nil || f.Narrower(old) {
-			b.pending[f.Key] = f
+			t.pending[f.Key] = f
 		}
 	}
 }
@@ -137,21 +138,21 @@ func lost(before, now []netip.AddrPort) bool {
 }
 
 // check is what there is to do; ok is false when there is nothing.
-func (b *flowBook) check(g *desired.Globals, t desired.Traits) (c desired.FlowCheck, ok bool) {
-	c = desired.NewFlowCheck(g, t, slices.Collect(maps.Values(b.pending))...)
-	if b.everything {
-		c.Orphanage = g.ServiceCIDRs
+func (t *flowTracker) check(g *desired.Globals, traits desired.Traits) (c desired.FlowCheck, ok bool) {
+	c = desired.NewFlowCheck(g, traits, slices.Collect(maps.Values(t.pending))...)
+	if t.everything {
+		c.ServiceCIDRs = g.ServiceCIDRs
 	}
-	return c, len(c.Frontends)+len(c.Orphanage) > 0
+	return c, len(c.Frontends)+len(c.ServiceCIDRs) > 0
 }
 
-func (b *flowBook) done() {
-	clear(b.pending)
-	b.everything = false
+func (t *flowTracker) done() {
+	clear(t.pending)
+	t.everything = false
 }
 
-// cleanFlows does what the book says, if anything. What cannot be done stays in
-// the book. A kernel that cannot do it at all makes no sync fail.
+// cleanFlows does what is pending, if anything. What cannot be done stays pending.
+// A kernel that cannot do it at all makes no sync fail.
 func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, checked bool, err error) {
 	check, ok := f.flows.check(&f.globals, f.engine.Traits(nil))
 	if !ok {

@@ -27,8 +27,8 @@ type Owner interface {
 // the old one's Cleanup.
 var ErrInUse = errors.New("the names are in use")
 
-// squatted is the error of a lock that a process has which may not program anything.
-type squatted struct{ error }
+// otherUser is the error of a lock that a process has which may not program anything.
+type otherUser struct{ error }
 
 // ownsNames says whether an engine needs the lock.
 func ownsNames(engine Engine) bool {
@@ -36,7 +36,7 @@ func ownsNames(engine Engine) bool {
 	return ok && owner.OwnsNames()
 }
 
-// hold takes the lock of a family, or keeps it. Any local user can squat on its names,
+// hold takes the lock of a family, or keeps it. Any local user can take its names,
 // which must not keep the node from having Services: that is said and passed over. So are
 // other Providers of this process, if beside is true.
 func (p *Proxier) hold(f *family, beside bool) error {
@@ -45,11 +45,11 @@ func (p *Proxier) hold(f *family, beside bool) error {
 	}
 	f.lock.tidy()
 	err := f.lock.take(&p.config, f.name, beside)
-	if squat := (squatted{}); errors.As(err, &squat) {
-		if f.squatted != err.Error() {
+	if taken := (otherUser{}); errors.As(err, &taken) {
+		if f.lockTakenBy != err.Error() {
 			p.log.Warn("going on without the lock that keeps others with the same names away", zap.Error(err))
 		}
-		f.squatted, err = err.Error(), nil
+		f.lockTakenBy, err = err.Error(), nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

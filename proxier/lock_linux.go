@@ -25,21 +25,21 @@ const backlog = 64
 // take takes what is not taken yet. If somebody else has one of the names it returns
 // ErrInUse, and keeps none.
 func (l *lock) take(c *Config, family v1.IPFamily, beside bool) error {
-	var squats []error
+	var others []error
 	for _, name := range c.Names.owned() {
 		socket := socketName(name, family)
 		if _, taken := (*l)[socket]; taken {
 			continue
 		}
 		err := namespace.Visit(c.NetNS, func() error { return l.bind(socket, name, family, beside) })
-		if errors.As(err, new(squatted)) {
-			squats = append(squats, err)
+		if errors.As(err, new(otherUser)) {
+			others = append(others, err)
 		} else if err != nil {
 			l.release()
 			return err
 		}
 	}
-	return errors.Join(squats...)
+	return errors.Join(others...)
 }
 
 func (l *lock) bind(socket string, name [2]string, family v1.IPFamily, beside bool) error {
@@ -124,7 +124,7 @@ func holder(address syscall.Sockaddr) (who string, own bool, err error) {
 	case err != nil:
 		return "another process", false, nil
 	case peer.Uid != 0 && int(peer.Uid) != os.Geteuid():
-		return "", false, squatted{fmt.Errorf("user %d, %s, has taken its name", peer.Uid, process(peer.Pid))}
+		return "", false, otherUser{fmt.Errorf("user %d, %s, has taken its name", peer.Uid, process(peer.Pid))}
 	case int(peer.Pid) == os.Getpid():
 		return "another Provider of this process", true, nil
 	}

@@ -38,15 +38,15 @@ type Proxier struct {
 	syncing   sync.Mutex   // held by a sync and by Cleanup
 	queued    atomic.Int64 // when a sync was asked for last, in Unix nanoseconds
 
-	mu           sync.Mutex // guards all below
-	node         changetracker.Node
-	amiss        []Condition // of the settings
-	fullDone     bool        // there was a full sync since the settings were tried
-	history      history
-	programmed   map[v1.IPFamily]programmed
-	serviceCIDRs []netip.Prefix
-	status       map[v1.IPFamily]FamilyStatus
-	conflicts    map[v1.IPFamily][]changetracker.Problem
+	mu                sync.Mutex // guards all below
+	node              changetracker.Node
+	settingConditions []Condition
+	fullDone          bool // there was a full sync since the settings were tried
+	history           history
+	programmed        map[v1.IPFamily]programmed
+	serviceCIDRs      []netip.Prefix
+	status            map[v1.IPFamily]FamilyStatus
+	conflicts         map[v1.IPFamily][]changetracker.Problem
 }
 
 var _ Provider = (*Proxier)(nil)
@@ -111,18 +111,18 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 	repair := time.AfterFunc(longestPause, p.Trigger)
 	repair.Stop()
 	return &family{
-		repair:  repair,
-		name:    name,
-		engine:  engine,
-		rank:    p.config.rank(),
-		log:     p.log.With(zap.String("family", string(name))),
-		claims:  newClaims(&desired.Globals{}),
-		lost:    map[changetracker.ServicePortName][]desired.Key{},
-		refused: map[changetracker.ServicePortName][]netip.Addr{},
-		full:    true,
-		period:  p.config.FullSyncPeriod,
-		chances: loadingChances,
-		flows:   newFlowBook(p.conntrack),
+		repair:         repair,
+		name:           name,
+		engine:         engine,
+		rank:           p.config.rank(),
+		log:            p.log.With(zap.String("family", string(name))),
+		claims:         newClaims(&desired.Globals{}),
+		lost:           map[changetracker.ServicePortName][]desired.Key{},
+		refused:        map[changetracker.ServicePortName][]netip.Addr{},
+		full:           true,
+		period:         p.config.FullSyncPeriod,
+		loadingRetries: maxLoadingRetries,
+		flows:          newFlowTracker(p.conntrack),
 
 		announcements: newAnnouncements(p.announcer, name),
 	}
@@ -246,16 +246,16 @@ func (p *Proxier) Tracker() *changetracker.Tracker { return p.tracker }
 // Run implements Provider.
 func (p *Proxier) Run(ctx context.Context) error {
 	p.applySettings(ctx)
-	companions, stop := context.WithCancel(ctx)
+	untilEnd, stop := context.WithCancel(ctx)
 	defer stop()
 	var running sync.WaitGroup
 	for _, f := range p.families {
 		if w, ok := As[Watcher](f.engine); ok {
-			running.Go(func() { p.watch(companions, f, w) })
+			running.Go(func() { p.watch(untilEnd, f, w) })
 		}
 	}
 	var healthErr error
-	running.Go(func() { healthErr = p.health.Run(companions, p.Status) })
+	running.Go(func() { healthErr = p.health.Run(untilEnd, p.Status) })
 	err := p.runner.Run(ctx)
 	stop()
 	running.Wait()
@@ -476,7 +476,7 @@ func (p *Proxier) Status() Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := Status{
-		Synced: true, Families: maps.Clone(p.status), Problems: problems, Conditions: append(conditions, p.amiss...),
+		Synced: true, Families: maps.Clone(p.status), Problems: problems, Conditions: append(conditions, p.settingConditions...),
 		Node: p.node, Tracked: p.tracker.Counts(), Waiting: p.tracker.Waiting(), Without: slices.Clone(p.without),
 	}
 	if queued := p.queued.Load(); queued != 0 {

@@ -351,7 +351,7 @@ func TestAKernelThatLacksAFeatureIsNotAskedForever(t *testing.T) {
 		synctest.Wait()
 		f.v4.failWith(func(desired.Update) error { return &UnsupportedError{} })
 		f.Tracker().Services.Update(nil, service("a", "10.0.0.1")) // wakes nobody
-		for i, want := range []int{1, 1 + loadingChances, 1} {     // partial, full, full
+		for i, want := range []int{1, 1 + maxLoadingRetries, 1} {  // partial, full, full
 			before, began := len(f.v4.updates()), time.Now()
 			err := f.Sync(t.Context())
 			if n := len(f.v4.updates()) - before; err == nil || n != want || time.Since(began) > time.Second {

@@ -12,7 +12,7 @@ import (
 type Settings interface {
 	// Apply brings the kernel to the settings, and returns what could not be set, as
 	// conditions of type ConditionKernelSettings. Run calls it first, and again after
-	// a full sync for as long as something is amiss: a kernel module that a setting
+	// full syncs for as long as it returns some: a kernel module that a setting
 	// belongs to may be loaded meanwhile.
 	Apply(ctx context.Context) []Condition
 	// Restore undoes what Apply has changed and nobody else has changed since.
@@ -27,13 +27,13 @@ func (p *Proxier) applySettings(ctx context.Context) {
 	}
 	conditions := p.settings.Apply(ctx)
 	p.mu.Lock()
-	before := p.amiss
+	before := p.settingConditions
 	for i := range conditions {
 		if j := slices.IndexFunc(before, conditions[i].same); j >= 0 {
 			conditions[i].Since = before[j].Since
 		}
 	}
-	p.amiss = conditions
+	p.settingConditions = conditions
 	p.mu.Unlock()
 	for i := range conditions {
 		if !slices.ContainsFunc(before, conditions[i].same) {
@@ -42,11 +42,10 @@ func (p *Proxier) applySettings(ctx context.Context) {
 	}
 }
 
-// retrySettings applies the settings again after a full sync, if something is
-// amiss.
+// retrySettings applies the settings again after a full sync, if some could not be set.
 func (p *Proxier) retrySettings(ctx context.Context) {
 	p.mu.Lock()
-	due := len(p.amiss) > 0 && p.fullDone
+	due := len(p.settingConditions) > 0 && p.fullDone
 	p.fullDone = false
 	p.mu.Unlock()
 	if due {

@@ -79,42 +79,42 @@ func (w *watching) condition(now time.Time) (c Condition, lasts bool) {
 func (p *Proxier) damaged(f *family, d Damage) {
 	now := time.Now()
 	p.mu.Lock()
-	news := d != (Damage{}) && !f.contest.damaged()
-	f.contest.damage(d, now)
+	first := d != (Damage{}) && !f.repairs.damaged()
+	f.repairs.damage(d, now)
 	wait := p.scheduleRepair(f, now)
 	p.mu.Unlock()
-	if news {
+	if first {
 		f.log.Warn("somebody else changed our objects", zap.Stringer("what", d), zap.Duration("repaired in", wait))
 	}
 }
 
 // scheduleRepair wakes the runner when the repair is due. p.mu is held.
 func (p *Proxier) scheduleRepair(f *family, now time.Time) time.Duration {
-	wait := max(f.contest.due().Sub(now), 0)
-	if f.contest.pending() {
+	wait := max(f.repairs.due().Sub(now), 0)
+	if f.repairs.pending() {
 		f.repair.Reset(wait)
 	}
 	return wait
 }
 
 // repairDue says whether there is damage to repair now, or to leave alone for the
-// moment. The account is for repairEnded.
-func (p *Proxier) repairDue(f *family, now time.Time) (due, held bool, began account) {
+// moment. The counts are for repairEnded.
+func (p *Proxier) repairDue(f *family, now time.Time) (due, held bool, began damageCounts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !f.contest.pending() {
-		return false, false, f.contest.seen
+	if !f.repairs.pending() {
+		return false, false, f.repairs.seen
 	}
-	held = now.Before(f.contest.due())
-	return !held, held, f.contest.seen
+	held = now.Before(f.repairs.due())
+	return !held, held, f.repairs.seen
 }
 
 // repairEnded notes the end of a full sync.
-func (p *Proxier) repairEnded(f *family, began account) {
+func (p *Proxier) repairEnded(f *family, began damageCounts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	f.contest.attempt(began, !f.full, now)
+	f.repairs.attempt(began, !f.full, now)
 	p.scheduleRepair(f, now)
 }
 
@@ -122,14 +122,14 @@ func (p *Proxier) repairEnded(f *family, began account) {
 // held.
 func (p *Proxier) addWatched(s *Status, f *family, now time.Time) {
 	status := s.Families[f.name]
-	status.Damaged, status.LastDamage, status.LastDamageTime = f.contest.seen.damages, f.contest.last, f.contest.lastTime
+	status.Damaged, status.LastDamage, status.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime
 	if h, ok := As[DescriptorHolder](f.engine); ok {
 		status.Descriptors = h.Descriptors()
 	}
 	s.Families[f.name] = status
 	flows := func(time.Time) (Condition, bool) { return f.staleFlows, f.staleFlows.Type != "" }
 	taken := func(time.Time) (Condition, bool) { return f.taken, f.taken.Type != "" }
-	for _, condition := range []func(time.Time) (Condition, bool){f.contest.condition, flows, taken, f.watching.condition, status.Descriptors.condition} {
+	for _, condition := range []func(time.Time) (Condition, bool){f.repairs.condition, flows, taken, f.watching.condition, status.Descriptors.condition} {
 		if c, lasts := condition(now); lasts {
 			c.Family = f.name
 			s.Conditions = append(s.Conditions, c)

@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
@@ -36,7 +36,7 @@ func (d dummy) Remove(_ context.Context, addr netip.Addr) error {
 
 func mustHaveAddr(t *testing.T, ns *netns.NS, addr netip.Addr, want bool) {
 	t.Helper()
-	local, err := companions.LocalAddresses(ns.Path())
+	local, err := lightdeps.LocalAddresses(ns.Path())
 	if err != nil {
 		t.Fatal(err)
 	}

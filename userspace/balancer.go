@@ -49,7 +49,7 @@ func scopeIndex(s desired.Scope) int { return int(s - desired.ScopeCluster) }
 func (b *balancer) update(s *desired.Service) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.affinity, b.servers = s.Affinity, s.Servers
+	b.affinity, b.servers = s.Affinity, s.Serving
 	if b.affinity == 0 {
 		clear(b.records)
 	}

@@ -172,7 +172,7 @@ func TestConnectionsOfARemovedServiceAreCutAfterDrain(t *testing.T) {
 func TestATerminatingEndpointThatServesKeepsItsConnections(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
 		s := servicePort("web", v1.ProtocolTCP, []desired.Frontend{clusterIP("10.96.0.1", 80)}, d.b)
-		s.Servers = []netip.AddrPort{d.a, d.b}
+		s.Serving = []netip.AddrPort{d.a, d.b}
 		apply(t, d.Engine, s)
 		time.Sleep(10 * drain)
 		d.mustLive(t, "while it terminates")
@@ -302,7 +302,7 @@ func TestUDPFlowsStayWithAnEndpointThatServes(t *testing.T) {
 	}
 	answers("at first", "ahi")
 	terminating := servicePort("web", v1.ProtocolUDP, frontends, b)
-	terminating.Servers = servicePort("web", v1.ProtocolUDP, frontends, a, b).Cluster
+	terminating.Serving = servicePort("web", v1.ProtocolUDP, frontends, a, b).Cluster
 	apply(t, e, terminating)
 	answers("while it terminates", "ahi")
 	if other := exchange(t, dialUDP(t, at(t, e, RoleInternal)), "hi"); other != "bhi" {

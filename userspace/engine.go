@@ -16,7 +16,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -38,7 +38,7 @@ type Engine struct {
 	led       desired.Globals // what the portals have
 	closing   []*socket       // when the portals do not lead there any more
 	end       context.CancelFunc
-	life      context.Context //nolint:containedctx // of all connections, until Close
+	connCtx   context.Context //nolint:containedctx // of all connections, until Close
 	running   sync.WaitGroup
 	buffers   sync.Pool // of *[passBuffer]byte, for TCP; used by all connections
 
@@ -75,7 +75,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	}
 	e := &Engine{
 		config: config, family: family,
-		log:       companions.Logger(deps.Logger, "userspace", family),
+		log:       lightdeps.Logger(deps.Logger, "userspace", family),
 		observe:   func(proxier.ConnectionReport) {},
 		services:  map[changetracker.ServicePortName]*service{},
 		ports:     newPortPool(config.Ports),
@@ -99,8 +99,8 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 // should have a Conntrack.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
-	deps = companions.Complete(deps, config.NetNS)
-	return companions.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
+	deps = lightdeps.Complete(deps, config.NetNS)
+	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
 // Apply implements proxier.Engine. A service port whose socket cannot be opened, or
@@ -115,7 +115,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 func (e *Engine) apply(ctx context.Context, update *desired.Update, result *proxier.Result) error {
 	e.begin()
 	e.globals = update.Globals
-	if err := e.settle(update); err != nil {
+	if err := e.chooseAddress(update); err != nil {
 		return err
 	}
 	for _, name := range slices.Concat(update.Removed, e.missing(update)) {
@@ -146,8 +146,8 @@ func (e *Engine) begin() {
 	if e.end != nil {
 		return
 	}
-	e.life, e.end = context.WithCancel(context.Background()) //nolint:forbidigo // Close ends it
-	e.running.Go(func() { e.sweep(e.life) })
+	e.connCtx, e.end = context.WithCancel(context.Background()) //nolint:forbidigo // Close ends it
+	e.running.Go(func() { e.sweep(e.connCtx) })
 }
 
 // missing are the service ports that a full update does not have any more.

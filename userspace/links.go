@@ -31,13 +31,13 @@ func newLinks(drain time.Duration) *links {
 	}
 }
 
-// add notes a connection until ended is called. The connection must end with life,
+// add notes a connection until ended is called. The connection must end with connCtx,
 // which ends with ctx at the latest.
-func (l *links) add(ctx context.Context, endpoint netip.AddrPort) (life context.Context, ended func()) {
+func (l *links) add(ctx context.Context, endpoint netip.AddrPort) (connCtx context.Context, ended func()) {
 	if l.drain == 0 {
 		return ctx, func() {}
 	}
-	life, cut := context.WithCancel(ctx)
+	connCtx, cut := context.WithCancel(ctx)
 	one := &link{endpoint: endpoint, cut: cut}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,8 +45,8 @@ func (l *links) add(ctx context.Context, endpoint netip.AddrPort) (life context.
 		l.byEndpoint[endpoint] = map[*link]struct{}{}
 	}
 	l.byEndpoint[endpoint][one] = struct{}{}
-	l.settle(one)
-	return life, func() {
+	l.setDeadline(one)
+	return connCtx, func() {
 		cut()
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -67,13 +67,13 @@ func (l *links) update(gone func(netip.AddrPort) bool) {
 	l.gone = gone
 	for _, of := range l.byEndpoint {
 		for one := range of {
-			l.settle(one)
+			l.setDeadline(one)
 		}
 	}
 }
 
-// settle gives a connection a deadline, or takes it away. l.mu is held.
-func (l *links) settle(one *link) {
+// setDeadline gives a connection a deadline, or takes it away. l.mu is held.
+func (l *links) setDeadline(one *link) {
 	switch gone := l.gone(one.endpoint); {
 	case gone && one.deadline == nil:
 		one.deadline = time.AfterFunc(l.drain, one.cut)

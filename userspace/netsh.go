@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 )
 
 // NetshOptions are the options of NewNetsh. The zero value is fit for a Windows node.
@@ -48,7 +48,7 @@ func NewNetsh(options NetshOptions) Addresses {
 	setDefault(&options.Command, "netsh")
 	setDefault(&options.Timeout, defaultNetshTimeout)
 	if options.Local == nil {
-		options.Local = func() ([]netip.Addr, error) { return companions.LocalAddresses("") }
+		options.Local = func() ([]netip.Addr, error) { return lightdeps.LocalAddresses("") }
 	}
 	return &netsh{options: options, added: map[netip.Addr]bool{}}
 }

@@ -67,10 +67,10 @@ func isTaken(err error) bool {
 }
 
 func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*socket, error) {
-	ctx, stop := context.WithCancel(e.life)
+	ctx, stop := context.WithCancel(e.connCtx)
 	socket := &socket{
 		held: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: s.counts, links: s.links,
-		life: e.life, running: &e.running, buffers: &e.buffers, stop: stop, changed: func() {}, observe: e.observe,
+		connCtx: e.connCtx, running: &e.running, buffers: &e.buffers, stop: stop, changed: func() {}, observe: e.observe,
 		log:    e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", site.Role)),
 		inside: func(f func() error) error { return namespace.Visit(e.config.NetNS, f) },
 	}

@@ -20,7 +20,7 @@ func (e *Engine) flowEnds(services []*desired.Service) map[changetracker.Service
 	ends := make([]netip.AddrPort, 0, 2*len(services)) // of all: one piece of memory
 	for _, want := range services {
 		first := len(ends)
-		if s := e.services[want.Name]; s != nil && (len(want.Servers) > 0 || e.config.Hooks.Activate != nil) {
+		if s := e.services[want.Name]; s != nil && (len(want.Serving) > 0 || e.config.Hooks.Activate != nil) {
 			for _, socket := range s.sockets {
 				ends = append(ends, socket.site.Addr)
 			}
@@ -78,7 +78,7 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 // ports are not known before they are open, and so neither are the portals.
 func (e *Engine) Plan(update desired.Update) (string, error) {
 	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
-	if err := planner.settle(&update); err != nil {
+	if err := planner.chooseAddress(&update); err != nil {
 		return "", err
 	}
 	var text strings.Builder

@@ -8,7 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/companions"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
 )
 
 // spot tells the sockets of a service port apart.
@@ -21,9 +21,9 @@ type spot struct {
 // errNoAddress says that proxy ports cannot be anywhere.
 var errNoAddress = errors.New("the node has no address of this IP family that portals could lead to: set Config.Listen")
 
-// settle chooses the address of proxy ports. One that nobody has told stays until
+// chooseAddress chooses the address of proxy ports. One that nobody has told stays until
 // everything is gone through again.
-func (e *Engine) settle(update *desired.Update) error {
+func (e *Engine) chooseAddress(update *desired.Update) error {
 	if addr, known := e.config.listenAddr(e.family, update.Globals.NodeAddresses); known {
 		e.at = addr
 		return nil
@@ -32,7 +32,7 @@ func (e *Engine) settle(update *desired.Update) error {
 		return nil
 	}
 	e.at = netip.Addr{}
-	local, err := companions.LocalAddresses(e.config.NetNS)
+	local, err := lightdeps.LocalAddresses(e.config.NetNS)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (e *Engine) nodePortAddrs() (addrs []netip.Addr, err error) {
 	if len(accepted) == 0 {
 		return nil, nil
 	}
-	local, err := companions.LocalAddresses(e.config.NetNS) // others' addresses may be accepted too
+	local, err := lightdeps.LocalAddresses(e.config.NetNS) // others' addresses may be accepted too
 	if err != nil {
 		return nil, err
 	}

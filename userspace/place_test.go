@@ -67,7 +67,7 @@ func nodePort(port uint16) desired.Frontend {
 func servicePort(name string, protocol v1.Protocol, frontends []desired.Frontend, endpoints ...netip.AddrPort) *desired.Service {
 	s := web(protocol, endpoints...)
 	s.Name = changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Protocol: protocol}
-	s.Servers, s.Frontends = s.Cluster, frontends
+	s.Serving, s.Frontends = s.Cluster, frontends
 	return s
 }
 

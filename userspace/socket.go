@@ -33,7 +33,7 @@ type socket struct {
 	// inside runs f in Config.NetNS.
 	inside func(f func() error) error
 
-	life    context.Context //nolint:containedctx // the engine's, of connections
+	connCtx context.Context //nolint:containedctx // the engine's, of connections
 	running *sync.WaitGroup // all of the engine
 	buffers *sync.Pool      // of *[passBuffer]byte
 	start   func()          // begins to serve
@@ -64,7 +64,7 @@ func (s *socket) retire(after time.Duration, free func()) {
 		defer late.Stop()
 		select {
 		case <-late.C:
-		case <-s.life.Done():
+		case <-s.connCtx.Done():
 		}
 		end()
 	})

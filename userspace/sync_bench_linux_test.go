@@ -144,7 +144,7 @@ func benchServices(n, endpoints int) []*desired.Service {
 			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(j >> 16), byte(j >> 8), byte(j)}), 8080)
 			all[i].Cluster = append(all[i].Cluster, at)
 		}
-		all[i].Servers = all[i].Cluster
+		all[i].Serving = all[i].Cluster
 	}
 	return all
 }
@@ -155,6 +155,6 @@ func withOther(s *desired.Service, i int) *desired.Service {
 	other := *s
 	other.Cluster = slices.Clone(s.Cluster)
 	other.Cluster[len(other.Cluster)-1] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{99, byte(i >> 16), byte(i >> 8), byte(i)}), 8080)
-	other.Servers = other.Cluster
+	other.Serving = other.Cluster
 	return &other
 }

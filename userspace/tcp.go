@@ -70,7 +70,7 @@ func (t *tcpSocket) accept(ctx context.Context) {
 
 // admit serves a connection if there are descriptors for it.
 func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
-	life, cut := context.WithCancelCause(t.life)
+	connCtx, cut := context.WithCancelCause(t.connCtx)
 	l := t.take(addrPort(conn.RemoteAddr()).Addr(), perConnection, false, func() {
 		cut(errCrowdedOut)
 		reset(conn)
@@ -89,7 +89,7 @@ func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
 		defer func() { <-t.slots }()
 		defer l.giveBack()
 		defer cut(nil)
-		t.serve(ctx, life, conn, l)
+		t.serve(ctx, connCtx, conn, l)
 	})
 }
 
@@ -104,35 +104,35 @@ func (t *tcpSocket) connection(conn net.Conn) (c Connection, led bool) {
 	return c, led
 }
 
-// serve takes a connection to its end, or that of its life. ctx ends with the socket.
+// serve takes a connection until it ends, or connCtx does. ctx ends with the socket.
 // While the connection is idle, its stack has nothing of how the endpoint was found.
-func (t *tcpSocket) serve(ctx, life context.Context, conn net.Conn, l *lease) {
-	j, r := t.join(ctx, life, conn)
+func (t *tcpSocket) serve(ctx, connCtx context.Context, conn net.Conn, l *lease) {
+	j, r := t.join(ctx, connCtx, conn)
 	defer func() { t.ended(r) }()
 	if j == nil {
 		reset(conn)
 		return
 	}
 	j.lease = l
-	linked, ended := t.links.add(life, r.Endpoint)
+	linked, ended := t.links.add(connCtx, r.Endpoint)
 	defer ended()
 	if r.Sent, r.Received, r.Err = j.run(linked); r.Err != nil {
 		r.Outcome = proxier.OutcomeCut
 	}
-	if errors.Is(context.Cause(life), errCrowdedOut) {
+	if errors.Is(context.Cause(connCtx), errCrowdedOut) {
 		r.Err = errCrowdedOut
 	}
 }
 
 // join finds an endpoint for a client, and begins the report; nil if there is none.
-func (t *tcpSocket) join(ctx, life context.Context, conn net.Conn) (*joined, *proxier.ConnectionReport) {
+func (t *tcpSocket) join(ctx, connCtx context.Context, conn net.Conn) (*joined, *proxier.ConnectionReport) {
 	c, led := t.connection(conn)
 	r := t.report(&c)
 	if !led { // before its portals are there, and when they are gone, a socket is open to everybody
 		r.Outcome, r.Err = proxier.OutcomeNotAdmitted, errNotLed
 		return nil, r
 	}
-	upstream, err := t.connect(ctx, life, c, r)
+	upstream, err := t.connect(ctx, connCtx, c, r)
 	if err != nil {
 		r.Err = err
 		return nil, r
@@ -151,9 +151,9 @@ var (
 	errHeldTooMany = errors.New("too many connections wait for endpoints already")
 )
 
-// connect reaches an endpoint, one after the other, until the connection's life ends.
+// connect reaches an endpoint, one after the other, until connCtx ends.
 // ctx ends with the socket, and only who waits for endpoints heeds that.
-func (t *tcpSocket) connect(ctx, life context.Context, c Connection, r *proxier.ConnectionReport) (net.Conn, error) {
+func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *proxier.ConnectionReport) (net.Conn, error) {
 	scope, action := t.treatment.Load().verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
 		r.Outcome = proxier.OutcomeNotAdmitted
@@ -162,7 +162,7 @@ func (t *tcpSocket) connect(ctx, life context.Context, c Connection, r *proxier.
 	r.Outcome = proxier.OutcomeNoEndpoints
 	endpoints, arrived := t.balancer.list(scope)
 	if len(endpoints) == 0 {
-		if err := t.wait(ctx, life, arrived, r); err != nil {
+		if err := t.wait(ctx, connCtx, arrived, r); err != nil {
 			return nil, err
 		}
 	}
@@ -177,13 +177,13 @@ func (t *tcpSocket) connect(ctx, life context.Context, c Connection, r *proxier.
 		if !ok {
 			break
 		}
-		conn, err := t.attempt(life, c, r, endpoint, timeout)
+		conn, err := t.attempt(connCtx, c, r, endpoint, timeout)
 		if err == nil {
 			r.Outcome = proxier.OutcomeServed
 			return conn, nil
 		}
 		r.Outcome = proxier.OutcomeUnreachable
-		if ctx.Err() != nil || life.Err() != nil {
+		if ctx.Err() != nil || connCtx.Err() != nil {
 			return nil, errCut
 		}
 		tried, errs = append(tried, endpoint), append(errs, err)
@@ -195,8 +195,8 @@ func (t *tcpSocket) connect(ctx, life context.Context, c Connection, r *proxier.
 }
 
 // wait is hold, and notes the outcome in the report.
-func (t *tcpSocket) wait(ctx, life context.Context, arrived <-chan struct{}, r *proxier.ConnectionReport) error {
-	err := t.hold(ctx, life, arrived)
+func (t *tcpSocket) wait(ctx, connCtx context.Context, arrived <-chan struct{}, r *proxier.ConnectionReport) error {
+	err := t.hold(ctx, connCtx, arrived)
 	switch {
 	case errors.Is(err, errHeldTooMany):
 		r.Outcome = proxier.OutcomeTooMany
@@ -210,7 +210,7 @@ func (t *tcpSocket) wait(ctx, life context.Context, arrived <-chan struct{}, r *
 }
 
 // hold waits for endpoints, if somebody provides them.
-func (t *tcpSocket) hold(ctx, life context.Context, arrived <-chan struct{}) error {
+func (t *tcpSocket) hold(ctx, connCtx context.Context, arrived <-chan struct{}) error {
 	if t.config.Hooks.Activate == nil {
 		return errNoEndpoints
 	}
@@ -226,7 +226,7 @@ func (t *tcpSocket) hold(ctx, life context.Context, arrived <-chan struct{}) err
 		return nil
 	case <-ctx.Done():
 		return errCut
-	case <-life.Done():
+	case <-connCtx.Done():
 		return errCut
 	case <-time.After(t.config.Hold.Timeout):
 		return fmt.Errorf("%w after %v", errNoEndpoints, t.config.Hold.Timeout)

@@ -33,7 +33,7 @@ func TestConditionsArePolledForAMinute(t *testing.T) {
 				if got := Soon(holds); got != c.want {
 					t.Errorf("Soon = %t, want %t", got, c.want)
 				}
-				if late := time.Since(start) - min(c.after, Patience); late > longestPause {
+				if late := time.Since(start) - min(c.after, Timeout); late > longestPause {
 					t.Errorf("it took %v longer than the condition, want %v at most", late, longestPause)
 				}
 				var until, none recording

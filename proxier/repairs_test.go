@@ -21,7 +21,7 @@ var tableGone = Damage{Object: "all of table ip t", By: "nft (process 7)"}
 // repaired.
 func TestRepairsInARowComeLessAndLessOften(t *testing.T) {
 	for what, succeeded := range map[string]bool{"repaired": true, "repair fails": false} {
-		c, now := contest{}, time.Now()
+		c, now := repairs{}, time.Now()
 		var waits []time.Duration
 		for range 12 {
 			c.damage(tableGone, now)
@@ -42,7 +42,7 @@ func TestRepairsInARowComeLessAndLessOften(t *testing.T) {
 
 // TestARareDamageIsRepairedAtOnce however often it comes.
 func TestARareDamageIsRepairedAtOnce(t *testing.T) {
-	c, now := contest{}, time.Now()
+	c, now := repairs{}, time.Now()
 	for i := range 20 {
 		now = now.Add(soon + time.Second)
 		c.damage(tableGone, now)
@@ -56,9 +56,9 @@ func TestARareDamageIsRepairedAtOnce(t *testing.T) {
 	}
 }
 
-// TestAContestEnds after a quiet time, and the next one begins with patience.
-func TestAContestEnds(t *testing.T) {
-	c, began := contest{}, time.Now()
+// TestARowOfRepairsEnds after a quiet time, and the next one begins without a pause.
+func TestARowOfRepairsEnds(t *testing.T) {
+	c, began := repairs{}, time.Now()
 	now := began
 	for range 6 {
 		c.damage(tableGone, now)
@@ -69,7 +69,7 @@ func TestAContestEnds(t *testing.T) {
 	if !lasts || cond.Type != ConditionContested || !cond.Since.Equal(began) || !strings.Contains(cond.Message, tableGone.String()) {
 		t.Errorf("condition %+v, %v; want contested since the first damage, with the last one", cond, lasts)
 	}
-	now = now.Add(c.row() + time.Second)
+	now = now.Add(c.window() + time.Second)
 	if cond, lasts := c.condition(now); lasts {
 		t.Errorf("condition %+v after a quiet time, want none", cond)
 	}
@@ -83,7 +83,7 @@ func TestAContestEnds(t *testing.T) {
 
 // TestDamageDuringARepairIsRepairedToo: the repair may have looked before it.
 func TestDamageDuringARepairIsRepairedToo(t *testing.T) {
-	c, now := contest{}, time.Now()
+	c, now := repairs{}, time.Now()
 	c.damage(tableGone, now)
 	began := c.seen
 	c.damage(tableGone, now)

@@ -20,10 +20,10 @@ import (
 
 // fakeHealth remembers what it was told.
 type fakeHealth struct {
-	mu      sync.Mutex // guards all below
-	told    map[v1.IPFamily][]HealthUpdate
-	running bool
-	amiss   []Condition
+	mu         sync.Mutex // guards all below
+	told       map[v1.IPFamily][]HealthUpdate
+	running    bool
+	conditions []Condition
 }
 
 func (h *fakeHealth) Update(family v1.IPFamily, u HealthUpdate) {
@@ -47,7 +47,7 @@ func (h *fakeHealth) Run(ctx context.Context, status func() Status) error {
 func (h *fakeHealth) Conditions() []Condition {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.Clone(h.amiss)
+	return slices.Clone(h.conditions)
 }
 
 func (h *fakeHealth) set(change func()) {
@@ -138,7 +138,7 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 				}
 			}
 		}
-		h.set(func() { h.amiss = []Condition{{Type: ConditionHealthCheckPort, Message: "busy"}} })
+		h.set(func() { h.conditions = []Condition{{Type: ConditionHealthCheckPort, Message: "busy"}} })
 		if s := f.Status(); len(s.Conditions) != 1 || s.Conditions[0].Message != "busy" {
 			t.Errorf("conditions %+v, want the health check's", s.Conditions)
 		}

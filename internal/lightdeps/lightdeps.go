@@ -1,6 +1,6 @@
-// Package companions gives a Provider what goes with every engine of a node: health
+// Package lightdeps gives a Provider what goes with every engine of a node: health
 // check node ports, and the node's addresses.
-package companions
+package lightdeps
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package companions
+package lightdeps
 
 import (
 	"go.uber.org/zap"
