@@ -102,9 +102,10 @@ func (b *announcements) touched(u *desired.Update) map[changetracker.ServicePort
 }
 
 func announcementsOf(state *changetracker.State, s *desired.Service) (list []Announcement) {
+	isReadyHere := slices.ContainsFunc(state.Endpoints(s.Name), func(e changetracker.Endpoint) bool { return e.Local && e.Ready })
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		if f.Action == desired.Forward && f.VIP.IsValid() && (f.Scope != desired.ScopeLocal || state.LocalReady(s.Name.NamespacedName) > 0) {
+		if f.Action == desired.Forward && f.VIP.IsValid() && (f.Scope != desired.ScopeLocal || isReadyHere) {
 			list = append(list, Announcement{Key: s.Key(f), Kind: f.Kind, Name: s.Name})
 		}
 	}

@@ -31,8 +31,10 @@ type speaker struct {
 	withdrawn int
 	breaks    breaks
 	faults    []string
-	// isLocal are the Services of policy Local, isReady those with a ready endpoint here.
-	isLocal, isReady map[string]bool
+	// isLocal are the Services of policy Local, isReady the service ports with a ready
+	// endpoint here.
+	isLocal map[string]bool
+	isReady map[changetracker.ServicePortName]bool
 }
 
 // breaks is what fails at random.
@@ -42,7 +44,7 @@ func newSpeaker(seed uint64, breaks breaks) *speaker {
 	return &speaker{
 		Rand: rand.New(rand.NewPCG(seed, 7)), breaks: breaks, //nolint:gosec // no secret
 		has: map[changetracker.ServicePortName]map[desired.Key]bool{}, announced: map[desired.Key]bool{},
-		isLocal: map[string]bool{}, isReady: map[string]bool{},
+		isLocal: map[string]bool{}, isReady: map[changetracker.ServicePortName]bool{},
 	}
 }
 
@@ -171,8 +173,8 @@ func TestAVIPIsAnnouncedWhileItIsServed(t *testing.T) {
 	}
 }
 
-// change does something to one Service, or to its endpoints. VIPs may be those of another
-// one.
+// change does something to one Service, or to the endpoints of one of its two ports.
+// VIPs may be those of another one.
 func (s *speaker) change(f *fixture) {
 	n := s.IntN(4)
 	name := string(rune('a' + n))
@@ -183,28 +185,40 @@ func (s *speaker) change(f *fixture) {
 		s.isLocal[name] = s.IntN(2) == 0
 		f.Tracker().Services.Update(nil, service(name, fmt.Sprintf("10.0.0.%d", n+1), func(o *v1.Service) {
 			o.Spec.Type, o.Spec.Ports[0].NodePort = v1.ServiceTypeNodePort, int32(30000+n)
+			o.Spec.Ports = append(o.Spec.Ports, v1.ServicePort{Name: "admin", Protocol: v1.ProtocolTCP, Port: 81})
 			o.Spec.ExternalIPs = []string{fmt.Sprintf("198.51.100.%d", 1+s.IntN(3))}
 			if o.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyCluster; s.isLocal[name] {
 				o.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 			}
 		}))
 	default:
-		endpoints := slice(name)
-		s.isReady[name] = false
-		for i, node := range []string{"here", "there", "here"} {
-			ready := i < 2
-			if s.IntN(2) == 0 {
-				continue
-			}
-			terminating, serving := !ready, true
-			endpoints.Endpoints = append(endpoints.Endpoints, discovery.Endpoint{
-				Addresses: []string{fmt.Sprintf("10.1.%d.%d", n, i+1)}, NodeName: &node,
-				Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
-			})
-			s.isReady[name] = s.isReady[name] || i == 0
-		}
-		f.Tracker().Endpoints.EndpointSliceUpdate(endpoints, false)
+		f.Tracker().Endpoints.EndpointSliceUpdate(s.endpoints(n, name, []string{"web", "admin"}[s.IntN(2)]), false)
 	}
+}
+
+// endpoints are some of three, for one port: ready ones here and elsewhere, and one here
+// that is terminating.
+func (s *speaker) endpoints(n int, name, port string) *discovery.EndpointSlice {
+	list := slice(name)
+	list.Name += "-" + port
+	list.Ports[0].Name = &port
+	id := changetracker.ServicePortName{
+		NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Port: port, Protocol: v1.ProtocolTCP,
+	}
+	s.isReady[id] = false
+	for i, node := range []string{"here", "there", "here"} {
+		if s.IntN(2) == 0 {
+			continue
+		}
+		ready, serving := i < 2, true
+		terminating := !ready
+		list.Endpoints = append(list.Endpoints, discovery.Endpoint{
+			Addresses: []string{fmt.Sprintf("10.1.%d.%d", n, i+1)}, NodeName: &node,
+			Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
+		})
+		s.isReady[id] = s.isReady[id] || i == 0
+	}
+	return list
 }
 
 // wanted are the VIPs that the data plane serves; those of policy Local where a ready
@@ -214,7 +228,7 @@ func (s *speaker) wanted() []desired.Key {
 	for name, of := range s.has {
 		for key := range of {
 			isExternal := netip.MustParsePrefix("198.51.100.0/24").Contains(key.VIP)
-			if key.VIP.IsValid() && (!isExternal || !s.isLocal[name.Name] || s.isReady[name.Name]) {
+			if key.VIP.IsValid() && (!isExternal || !s.isLocal[name.Name] || s.isReady[name]) {
 				keys = append(keys, key)
 			}
 		}

@@ -208,3 +208,34 @@ func textOf(err error) string {
 func portIs(port uint16) func(*v1.Service) {
 	return func(s *v1.Service) { s.Spec.Ports[0].Port = int32(port) }
 }
+
+// TestAFailedServicePortThatIsAsBefore asks for what it asked for before: it is retried
+// although the trackers see no change, and others keep what is theirs.
+func TestAFailedServicePortThatIsAsBefore(t *testing.T) {
+	run(t, withoutRetries(), func(t *testing.T, f *fixture) {
+		sync := func(set ...*v1.Service) error {
+			for _, s := range set {
+				f.Tracker().Services.Update(nil, s)
+			}
+			return f.Sync(t.Context())
+		}
+		f.synced()
+		if err := sync(service("a", "10.0.0.1"), service("b", "10.0.0.2")); err != nil {
+			t.Fatal(err)
+		}
+		f.v4.failWith(func(u desired.Update) error { return someError{{Name: u.Services[0].Name, Err: errors.New("refused")}} })
+		if err := sync(service("a", "10.0.0.1", externalIP("198.51.100.1"))); err == nil {
+			t.Fatal("Sync = nil, want the engine's failure")
+		}
+		f.v4.failWith(nil)
+		if err := sync(service("a", "10.0.0.1"), service("b", "10.0.0.2", externalIP("198.51.100.1"))); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := namesIn(f.v4.last()), "a b"; got != want {
+			t.Errorf("the Update has %q, want %q", got, want)
+		}
+		if problems := f.Status().Problems; len(problems) != 0 {
+			t.Errorf("Problems = %v, want none: nobody else asks for the address", problems)
+		}
+	})
+}

@@ -171,38 +171,40 @@ func isGone(state *changetracker.State, name changetracker.ServicePortName) bool
 	return !ok
 }
 
-// changed resolves the service ports of the delta, those that win or lose a frontend by
-// it, and those that failed.
+// changed resolves the service ports of the delta, those that failed, and those that win
+// or lose a frontend by either. One that failed may be as it was before, and not in the
+// delta: it no longer asks for what it asked for then.
 func (f *family) changed(state *changetracker.State, delta changetracker.Delta) (services []*desired.Service, removed []changetracker.ServicePortName) {
-	inDelta := make(map[changetracker.ServicePortName]bool, len(delta.Changes))
-	resolved := make([]*desired.Service, 0, len(delta.Changes))
+	names := make([]changetracker.ServicePortName, 0, len(delta.Changes)+len(f.retry))
+	for i := range delta.Changes {
+		if c := &delta.Changes[i]; c.Before != nil || c.After != nil {
+			names = append(names, c.Name)
+		}
+	}
+	names = append(names, f.retry...)
+	seen := make(map[changetracker.ServicePortName]bool, len(names))
+	resolved := make([]*desired.Service, 0, len(names))
 	var others []changetracker.ServicePortName
 	moved := func(name changetracker.ServicePortName) { others = append(others, name) }
-	for i := range delta.Changes {
-		c := &delta.Changes[i]
-		if c.Before == nil && c.After == nil {
+	for _, name := range names {
+		if seen[name] {
 			continue
 		}
-		inDelta[c.Name] = true
-		s, ok := f.resolver.Resolve(state, c.Name)
-		f.claims.update(c.Name, s, moved)
+		seen[name] = true
+		s, ok := f.resolver.Resolve(state, name)
+		f.claims.update(name, s, moved)
 		if ok {
 			resolved = append(resolved, s)
 			continue
 		}
-		delete(f.lost, c.Name)
-		delete(f.refused, c.Name)
-		removed = append(removed, c.Name)
+		delete(f.lost, name)
+		delete(f.refused, name)
+		removed = append(removed, name)
 	}
-	for _, name := range append(others, f.retry...) {
-		if inDelta[name] {
-			continue
-		}
-		inDelta[name] = true
-		if s, ok := f.resolver.Resolve(state, name); ok {
+	for _, name := range others {
+		if s, ok := f.resolver.Resolve(state, name); ok && !seen[name] {
+			seen[name] = true
 			resolved = append(resolved, s)
-		} else {
-			removed = append(removed, name)
 		}
 	}
 	slices.SortFunc(resolved, f.compare)

@@ -11,22 +11,26 @@ import (
 // abilities are the further interfaces that an engine has.
 func abilities(e Engine) []string {
 	var names []string
-	add := func(name string, has bool) {
-		if has {
-			names = append(names, name)
+	for _, a := range []struct {
+		name string
+		has  bool
+	}{
+		{"Watcher", can[Watcher](e)},
+		{"Planner", can[Planner](e)},
+		{"Dumper", can[Dumper](e)},
+		{"Owner", can[Owner](e)},
+		{"DescriptorHolder", can[DescriptorHolder](e)},
+	} {
+		if a.has {
+			names = append(names, a.name)
 		}
 	}
-	_, has := As[Watcher](e)
-	add("Watcher", has)
-	_, has = As[Planner](e)
-	add("Planner", has)
-	_, has = As[Dumper](e)
-	add("Dumper", has)
-	_, has = As[Owner](e)
-	add("Owner", has)
-	_, has = As[DescriptorHolder](e)
-	add("DescriptorHolder", has)
 	return names
+}
+
+func can[T any](e Engine) bool {
+	_, ok := As[T](e)
+	return ok
 }
 
 // hidden are the abilities of an engine that another one embeds without showing them, as
