@@ -5,7 +5,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 const (
@@ -65,7 +65,7 @@ func (c *connections) begin(families []v1.IPFamily) {
 	for _, family := range families {
 		for _, p := range []desired.Protocol{desired.TCP, desired.UDP} {
 			f, protocol := string(family), p.String()
-			for _, outcome := range proxier.Outcomes() {
+			for _, outcome := range connection.Outcomes() {
 				c.ended.WithLabelValues(f, protocol, outcome.String())
 			}
 			c.bytes.WithLabelValues(f, protocol, sent)
@@ -77,11 +77,11 @@ func (c *connections) begin(families []v1.IPFamily) {
 	}
 }
 
-var _ proxier.ConnectionObserver = (*Metrics)(nil)
+var _ connection.Observer = (*Metrics)(nil)
 
-// ObserveConnection implements proxier.ConnectionObserver. Without Options.Mode
+// ObserveConnection implements connection.Observer. Without Options.Mode
 // "userspace" it counts nothing.
-func (m *Metrics) ObserveConnection(r proxier.ConnectionReport) {
+func (m *Metrics) ObserveConnection(r connection.Report) {
 	c := m.connections
 	if c == nil {
 		return
@@ -105,7 +105,7 @@ func (m *Metrics) ObserveConnection(r proxier.ConnectionReport) {
 }
 
 // failures counts the attempts that reached nobody.
-func failures(attempts []proxier.Attempt) (n int) {
+func failures(attempts []connection.Attempt) (n int) {
 	for i := range attempts {
 		if attempts[i].Err != nil {
 			n++

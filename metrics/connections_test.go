@@ -18,7 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/metrics"
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // measure returns Metrics and where they are registered.
@@ -33,12 +33,12 @@ func measure(t *testing.T, o metrics.Options) (*metrics.Metrics, *prometheus.Reg
 }
 
 // connectionTo is a connection of IPv4 and TCP that was served.
-func connectionTo(service string) proxier.ConnectionReport {
-	return proxier.ConnectionReport{
+func connectionTo(service string) connection.Report {
+	return connection.Report{
 		Name: changetracker.ServicePortName{
 			NamespacedName: types.NamespacedName{Namespace: "test", Name: service}, Port: "http", Protocol: v1.ProtocolTCP,
 		},
-		Family: v1.IPv4Protocol, Protocol: desired.TCP, Outcome: proxier.OutcomeServed,
+		Family: v1.IPv4Protocol, Protocol: desired.TCP, Outcome: connection.Served,
 		Duration: 3 * time.Second, Sent: 5, Received: 7,
 	}
 }
@@ -95,7 +95,7 @@ func TestTheMetricsOfConnections(t *testing.T) {
 			for _, direction := range []string{"received", "sent"} {
 				bytes = append(bytes, direction+","+family+","+protocol)
 			}
-			for _, outcome := range proxier.Outcomes() {
+			for _, outcome := range connection.Outcomes() {
 				ended = append(ended, family+","+outcome.String()+","+protocol)
 			}
 		}
@@ -148,11 +148,11 @@ func TestConnectionsAreMeasured(t *testing.T) {
 	m.ObserveConnection(connectionTo("web"))
 	retried := connectionTo("other")
 	dead := errors.New("dead")
-	retried.Held, retried.Attempts = 2*time.Second, []proxier.Attempt{{Err: dead}, {Err: dead}, {}}
+	retried.Held, retried.Attempts = 2*time.Second, []connection.Attempt{{Err: dead}, {Err: dead}, {}}
 	m.ObserveConnection(retried)
-	for i, outcome := range proxier.Outcomes() {
+	for i, outcome := range connection.Outcomes() {
 		for range i {
-			m.ObserveConnection(proxier.ConnectionReport{Family: v1.IPv6Protocol, Protocol: desired.UDP, Outcome: outcome})
+			m.ObserveConnection(connection.Report{Family: v1.IPv6Protocol, Protocol: desired.UDP, Outcome: outcome})
 		}
 	}
 	families := scrape(t, registry)
@@ -216,9 +216,9 @@ func TestConnectionsToAnyNumberOfServicesAddNoSeries(t *testing.T) {
 			m, registry := measure(t, c.options)
 			_, before := series(t, registry)
 			for i := range services {
-				for _, outcome := range proxier.Outcomes() {
+				for _, outcome := range connection.Outcomes() {
 					r := connectionTo(fmt.Sprintf("web-%d", i))
-					r.Outcome, r.Held, r.Attempts = outcome, time.Second, []proxier.Attempt{{Err: errors.New("dead")}}
+					r.Outcome, r.Held, r.Attempts = outcome, time.Second, []connection.Attempt{{Err: errors.New("dead")}}
 					m.ObserveConnection(r)
 				}
 			}
@@ -242,7 +242,7 @@ func TestConnectionsPerService(t *testing.T) {
 	v6.Family = v1.IPv6Protocol
 	m.ObserveConnection(v6)
 	cut := connectionTo("other")
-	cut.Outcome, cut.Sent = proxier.OutcomeCut, 100
+	cut.Outcome, cut.Sent = connection.Cut, 100
 	m.ObserveConnection(cut)
 	families := scrape(t, registry)
 	labels := func(service string, more ...string) []string {

@@ -24,7 +24,7 @@
 //	serviceplane_connection_duration_seconds{ip_family,protocol}
 //	serviceplane_connection_held_seconds{ip_family,protocol}
 //
-// An outcome is a proxier.Outcome, and a direction is "sent" or "received", as the
+// An outcome is a connection.Outcome, and a direction is "sent" or "received", as the
 // client sees it. With Options.PerService there are too:
 //
 //	serviceplane_service_connections_total{namespace,service,port,protocol,outcome}

@@ -29,7 +29,7 @@ type Options struct {
 }
 
 // Metrics are the collectors of one Provider. It implements proxier.Observer and
-// proxier.ConnectionObserver, and may be used by several goroutines at once.
+// connection.Observer, and may be used by several goroutines at once.
 type Metrics struct {
 	status    atomic.Pointer[func() proxier.Status]
 	apiServer atomic.Pointer[func() (reachable bool, failures uint64)]

@@ -21,6 +21,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 	"github.com/serviceplane/serviceplane/userspace"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // patience is how long anything may take on a busy machine.
@@ -183,7 +184,7 @@ type counting struct {
 	done chan struct{}
 }
 
-func (c counting) ObserveConnection(r proxier.ConnectionReport) {
+func (c counting) ObserveConnection(r connection.Report) {
 	c.Metrics.ObserveConnection(r)
 	c.done <- struct{}{}
 }

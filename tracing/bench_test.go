@@ -13,7 +13,7 @@ import (
 func BenchmarkUnsampledConnection(b *testing.B) {
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample()))
 	defer provider.Shutdown(b.Context())
-	tracer, report := tracing.New(provider, nil), connection()
+	tracer, report := tracing.New(provider, nil), servedOne()
 	b.ReportAllocs()
 	for b.Loop() {
 		tracer.ObserveConnection(report)

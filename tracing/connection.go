@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // Names of the attributes of the span of a connection that are ours. A sampler sees
@@ -19,7 +19,7 @@ import (
 const (
 	// AttributePortName is the name of the Service's port, empty if it has none.
 	AttributePortName = attribute.Key("serviceplane.port_name")
-	// AttributeOutcome is a proxier.Outcome.
+	// AttributeOutcome is a connection.Outcome.
 	AttributeOutcome = attribute.Key("serviceplane.outcome")
 	// AttributeEndpoint is who served the connection; without it nobody did.
 	AttributeEndpoint = attribute.Key("serviceplane.endpoint")
@@ -49,13 +49,13 @@ const (
 	spanProxied    = "proxied"
 )
 
-var _ proxier.ConnectionObserver = (*Tracer)(nil)
+var _ connection.Observer = (*Tracer)(nil)
 
-// ObserveConnection implements proxier.ConnectionObserver. The next Observer hears
+// ObserveConnection implements connection.Observer. The next Observer hears
 // of the connection too, if it is one. A connection that the TracerProvider does not
 // sample costs little.
-func (t *Tracer) ObserveConnection(r proxier.ConnectionReport) {
-	if next, ok := t.next.(proxier.ConnectionObserver); ok {
+func (t *Tracer) ObserveConnection(r connection.Report) {
+	if next, ok := t.next.(connection.Observer); ok {
 		next.ObserveConnection(r)
 	}
 	if t.silent {
@@ -68,7 +68,7 @@ func (t *Tracer) ObserveConnection(r proxier.ConnectionReport) {
 	if span.IsRecording() {
 		span.SetAttributes(details(&r)...)
 		t.phases(ctx, &r, ended)
-		if r.Outcome != proxier.OutcomeServed {
+		if r.Outcome != connection.Served {
 			fail(span, cmp.Or(r.Err, errors.New(r.Outcome.String())), ended)
 		}
 	}
@@ -76,7 +76,7 @@ func (t *Tracer) ObserveConnection(r proxier.ConnectionReport) {
 }
 
 // phases makes the children of a connection's span.
-func (t *Tracer) phases(ctx context.Context, r *proxier.ConnectionReport, ended time.Time) {
+func (t *Tracer) phases(ctx context.Context, r *connection.Report, ended time.Time) {
 	if r.Held > 0 {
 		t.stage(ctx, spanHeld, r.Began, r.Began.Add(r.Held))
 	}
@@ -91,7 +91,7 @@ func (t *Tracer) phases(ctx context.Context, r *proxier.ConnectionReport, ended 
 	}
 }
 
-func (t *Tracer) dial(ctx context.Context, a *proxier.Attempt) {
+func (t *Tracer) dial(ctx context.Context, a *connection.Attempt) {
 	ended := a.Began.Add(a.Duration)
 	_, span := t.tracer.Start(ctx, spanDial, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(a.Began),
 		trace.WithAttributes(place(keyPeerAddress, keyPeerPort, a.Endpoint)...))
@@ -103,7 +103,7 @@ func (t *Tracer) dial(ctx context.Context, a *proxier.Attempt) {
 
 // forSampler is what a sampler may decide by: only what is there for nothing, as
 // there may be thousands of connections that it does not want.
-func forSampler(r *proxier.ConnectionReport) []attribute.KeyValue {
+func forSampler(r *connection.Report) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		keyNamespace.String(r.Name.Namespace),
 		keyService.String(r.Name.Name),
@@ -113,7 +113,7 @@ func forSampler(r *proxier.ConnectionReport) []attribute.KeyValue {
 }
 
 // details are the other attributes of a connection.
-func details(r *proxier.ConnectionReport) []attribute.KeyValue {
+func details(r *connection.Report) []attribute.KeyValue {
 	all := []attribute.KeyValue{
 		keyTransport.String(strings.ToLower(r.Protocol.String())),
 		keyFamily.String(strings.ToLower(string(r.Family))),
@@ -121,7 +121,7 @@ func details(r *proxier.ConnectionReport) []attribute.KeyValue {
 		AttributeReceived.Int64(r.Received),
 	}
 	all = append(all, place(keyClientAddress, keyClientPort, r.Client)...)
-	all = append(all, place(keyServerAddress, keyServerPort, r.Asked)...)
+	all = append(all, place(keyServerAddress, keyServerPort, r.Dialled)...)
 	if r.Endpoint.IsValid() {
 		all = append(all, AttributeEndpoint.String(r.Endpoint.String()))
 	}

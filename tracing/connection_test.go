@@ -22,8 +22,8 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/tracing"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 var (
@@ -34,14 +34,14 @@ var (
 
 // connection was held for a second, tried for another one to reach a dead endpoint,
 // reached the other one after a third, and lasted ten.
-func connection() proxier.ConnectionReport {
-	return proxier.ConnectionReport{
+func servedOne() connection.Report {
+	return connection.Report{
 		Name: changetracker.ServicePortName{
 			NamespacedName: types.NamespacedName{Namespace: "test", Name: "web"}, Port: "http", Protocol: v1.ProtocolTCP,
 		},
-		Family: v1.IPv6Protocol, Protocol: desired.TCP, Outcome: proxier.OutcomeServed,
-		Client: netip.MustParseAddrPort("[2001:db8::c]:40000"), Asked: netip.MustParseAddrPort("[2001:db8::f]:80"), Endpoint: alive,
-		Attempts: []proxier.Attempt{
+		Family: v1.IPv6Protocol, Protocol: desired.TCP, Outcome: connection.Served,
+		Client: netip.MustParseAddrPort("[2001:db8::c]:40000"), Dialled: netip.MustParseAddrPort("[2001:db8::f]:80"), Endpoint: alive,
+		Attempts: []connection.Attempt{
 			{Endpoint: dead, Began: began.Add(time.Second), Duration: time.Second, Err: errors.New("refused")},
 			{Endpoint: alive, Began: began.Add(2 * time.Second), Duration: time.Second},
 		},
@@ -50,9 +50,9 @@ func connection() proxier.ConnectionReport {
 }
 
 // unserved is a connection for which there were no endpoints.
-func unserved() proxier.ConnectionReport {
-	r := connection()
-	r.Endpoint, r.Attempts, r.Outcome = netip.AddrPort{}, nil, proxier.OutcomeNoEndpoints
+func unserved() connection.Report {
+	r := servedOne()
+	r.Endpoint, r.Attempts, r.Outcome = netip.AddrPort{}, nil, connection.NoEndpoints
 	return r
 }
 
@@ -123,7 +123,7 @@ func one(t *testing.T, spans tracetest.SpanStubs) (root tracetest.SpanStub, phas
 // TestAConnectionIsATrace of what it went through.
 func TestAConnectionIsATrace(t *testing.T) {
 	provider, exporter := memory(t)
-	tracing.New(provider, nil).ObserveConnection(connection())
+	tracing.New(provider, nil).ObserveConnection(servedOne())
 	root, phases := one(t, exporter.GetSpans())
 	if diff := gocmp.Diff([]phase{
 		{Name: "connection", To: 10 * time.Second, Kind: trace.SpanKindServer},
@@ -159,30 +159,30 @@ func TestWhatWasNotServedIsAnError(t *testing.T) {
 		return phase{Name: "connection", To: 10 * time.Second, Kind: trace.SpanKindServer, Error: reason}
 	}
 	for name, c := range map[string]struct {
-		change func(*proxier.ConnectionReport)
+		change func(*connection.Report)
 		want   []phase
 	}{
 		"nobody came": {
-			func(r *proxier.ConnectionReport) { r.Err = errors.New("nobody is there") },
+			func(r *connection.Report) { r.Err = errors.New("nobody is there") },
 			[]phase{root("nobody is there"), {Name: "held", To: time.Second, Kind: trace.SpanKindInternal}},
 		},
 		"no reason": {
-			func(r *proxier.ConnectionReport) { r.Held, r.Outcome = 0, proxier.OutcomeNotAdmitted },
+			func(r *connection.Report) { r.Held, r.Outcome = 0, connection.NotAdmitted },
 			[]phase{root("not_admitted")},
 		},
 		"nobody answered": {
-			func(r *proxier.ConnectionReport) {
-				r.Held, r.Outcome, r.Err = 0, proxier.OutcomeUnreachable, errors.New("all are dead")
-				r.Attempts = []proxier.Attempt{{Endpoint: dead, Began: began, Duration: time.Second, Err: errors.New("refused")}}
+			func(r *connection.Report) {
+				r.Held, r.Outcome, r.Err = 0, connection.Unreachable, errors.New("all are dead")
+				r.Attempts = []connection.Attempt{{Endpoint: dead, Began: began, Duration: time.Second, Err: errors.New("refused")}}
 			},
 			[]phase{
 				root("all are dead"), {Name: "dial", To: time.Second, Kind: trace.SpanKindClient, Peer: dead.String(), Error: "refused"},
 			},
 		},
 		"cut": {
-			func(r *proxier.ConnectionReport) {
-				r.Held, r.Outcome, r.Err, r.Endpoint = 0, proxier.OutcomeCut, errors.New("ended by the proxy"), alive
-				r.Attempts = []proxier.Attempt{{Endpoint: alive, Began: began, Duration: time.Second}}
+			func(r *connection.Report) {
+				r.Held, r.Outcome, r.Err, r.Endpoint = 0, connection.Cut, errors.New("ended by the proxy"), alive
+				r.Attempts = []connection.Attempt{{Endpoint: alive, Began: began, Duration: time.Second}}
 			},
 			[]phase{
 				root("ended by the proxy"),
@@ -213,8 +213,8 @@ func TestWhatWasNotServedIsAnError(t *testing.T) {
 // TestAddressesThatNobodyKnowsAreLeftOut of the span.
 func TestAddressesThatNobodyKnowsAreLeftOut(t *testing.T) {
 	provider, exporter := memory(t)
-	report := connection()
-	report.Client, report.Asked = netip.AddrPort{}, netip.AddrPort{}
+	report := servedOne()
+	report.Client, report.Dialled = netip.AddrPort{}, netip.AddrPort{}
 	tracing.New(provider, nil).ObserveConnection(report)
 	root, _ := one(t, exporter.GetSpans())
 	for _, key := range []attribute.Key{
@@ -233,19 +233,19 @@ type listener struct {
 	connections atomic.Int64
 }
 
-func (l *listener) ObserveConnection(proxier.ConnectionReport) { l.connections.Add(1) }
+func (l *listener) ObserveConnection(connection.Report) { l.connections.Add(1) }
 
 // TestTheNextObserverHearsOfConnections, if it wants to, and whether or not there
 // are traces.
 func TestTheNextObserverHearsOfConnections(t *testing.T) {
 	provider, _ := memory(t)
 	next := &listener{}
-	tracing.New(provider, next).ObserveConnection(connection())
-	tracing.New(noop.NewTracerProvider(), next).ObserveConnection(connection())
+	tracing.New(provider, next).ObserveConnection(servedOne())
+	tracing.New(noop.NewTracerProvider(), next).ObserveConnection(servedOne())
 	if got := next.connections.Load(); got != 2 {
 		t.Errorf("it heard of %d connections, want 2", got)
 	}
-	tracing.New(provider, &recorder{}).ObserveConnection(connection()) // knows nothing of connections
+	tracing.New(provider, &recorder{}).ObserveConnection(servedOne()) // knows nothing of connections
 }
 
 // TestSamplingIsTheProvidersBusiness: what it does not want is not recorded, and the
@@ -257,7 +257,7 @@ func TestSamplingIsTheProvidersBusiness(t *testing.T) {
 	defer provider.Shutdown(t.Context())
 	tracer := tracing.New(provider, nil)
 	for range 3 {
-		tracer.ObserveConnection(connection())
+		tracer.ObserveConnection(servedOne())
 	}
 	tracer.ObserveConnection(unserved())
 	_, phases := one(t, exporter.GetSpans())
@@ -288,7 +288,7 @@ func (s *onlyFailures) Description() string { return "onlyFailures" }
 // TestAConnectionWithoutTracesIsFree, and one that is not sampled costs the same,
 // however much there is to tell.
 func TestAConnectionWithoutTracesIsFree(t *testing.T) {
-	report, short := connection(), unserved()
+	report, short := servedOne(), unserved()
 	free := tracing.New(noop.NewTracerProvider(), nil)
 	if got := testing.AllocsPerRun(100, func() { free.ObserveConnection(report) }); got != 0 {
 		t.Errorf("%v allocations with a no-op provider, want 0", got)

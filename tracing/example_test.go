@@ -15,6 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/tracing"
 	"github.com/serviceplane/serviceplane/userspace"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // Traces of syncs, for a collector on the same machine.
@@ -66,7 +67,7 @@ func ExampleNew_connections() {
 type sampler struct{ served sdktrace.Sampler }
 
 func (s sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	if slices.Contains(p.Attributes, tracing.AttributeOutcome.String(proxier.OutcomeServed.String())) {
+	if slices.Contains(p.Attributes, tracing.AttributeOutcome.String(connection.Served.String())) {
 		return s.served.ShouldSample(p)
 	}
 	return sdktrace.AlwaysSample().ShouldSample(p)
@@ -83,8 +84,8 @@ func ExampleTracer_ObserveConnection() {
 	)
 	tracer := tracing.New(provider, nil)
 	tracer.ObserveSync(proxier.SyncReport{})
-	tracer.ObserveConnection(proxier.ConnectionReport{Outcome: proxier.OutcomeServed})
-	tracer.ObserveConnection(proxier.ConnectionReport{Outcome: proxier.OutcomeUnreachable, Err: errors.New("all endpoints are dead")})
+	tracer.ObserveConnection(connection.Report{Outcome: connection.Served})
+	tracer.ObserveConnection(connection.Report{Outcome: connection.Unreachable, Err: errors.New("all endpoints are dead")})
 	for _, span := range exporter.GetSpans() {
 		fmt.Printf("%s %q\n", span.Name, span.Status.Description)
 	}

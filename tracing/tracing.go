@@ -44,7 +44,7 @@ const (
 )
 
 // Tracer makes traces of syncs and connections. It implements proxier.Observer and
-// proxier.ConnectionObserver, and may be used by several goroutines at once.
+// connection.Observer, and may be used by several goroutines at once.
 type Tracer struct {
 	tracer trace.Tracer
 	silent bool // nobody wants traces
@@ -54,7 +54,7 @@ type Tracer struct {
 var _ proxier.Observer = (*Tracer)(nil)
 
 // New returns a Tracer. next, if it is not nil, hears about every sync too, and of
-// every connection if it is a proxier.ConnectionObserver: a Provider has one
+// every connection if it is a connection.Observer: a Provider has one
 // Observer.
 func New(provider trace.TracerProvider, next proxier.Observer) *Tracer {
 	tracer := provider.Tracer(ScopeName)

@@ -24,6 +24,7 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 	"github.com/serviceplane/serviceplane/tracing"
 	"github.com/serviceplane/serviceplane/userspace"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -180,12 +181,12 @@ func TestConnectionsThroughAUserspaceProxyAreTraces(t *testing.T) {
 	died := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), port).String()
 	for name, want := range map[string]struct {
 		answer, endpoint string
-		outcome          proxier.Outcome
+		outcome          connection.Outcome
 		phases, peers    []string
 	}{
-		"web":   {"you said hello", lives, proxier.OutcomeServed, []string{"dial", "proxied"}, []string{lives}},
-		"flaky": {"you said hello", lives, proxier.OutcomeServed, []string{"dial", "dial", "proxied"}, []string{died, lives}},
-		"empty": {"", "", proxier.OutcomeNoEndpoints, []string{"held"}, nil},
+		"web":   {"you said hello", lives, connection.Served, []string{"dial", "proxied"}, []string{lives}},
+		"flaky": {"you said hello", lives, connection.Served, []string{"dial", "dial", "proxied"}, []string{died, lives}},
+		"empty": {"", "", connection.NoEndpoints, []string{"held"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := time.Now()
@@ -198,16 +199,16 @@ func TestConnectionsThroughAUserspaceProxyAreTraces(t *testing.T) {
 				semconv.ClientAddress("127.0.0.1"), semconv.ClientPort(int(client.Port())),
 				semconv.ServerAddress("127.0.0.1"), semconv.ServerPort(int(asked.Port())),
 				tracing.AttributeReceived.Int(len(want.answer)))
-			if want.outcome == proxier.OutcomeServed {
+			if want.outcome == connection.Served {
 				wantAttrs(t, &root, tracing.AttributeEndpoint.String(want.endpoint), tracing.AttributeSent.Int(len("hello")))
 			}
-			if failed := root.Status.Code == codes.Error; failed != (want.outcome != proxier.OutcomeServed) {
+			if failed := root.Status.Code == codes.Error; failed != (want.outcome != connection.Served) {
 				t.Errorf("status %+v of a connection that is %v", root.Status, want.outcome)
 			}
 			if root.StartTime.Before(before) || root.EndTime.After(time.Now()) {
 				t.Errorf("from %v to %v, want it between %v and now", root.StartTime, root.EndTime, before)
 			}
-			if held := root.EndTime.Sub(root.StartTime); want.outcome == proxier.OutcomeNoEndpoints && held < holdTimeout {
+			if held := root.EndTime.Sub(root.StartTime); want.outcome == connection.NoEndpoints && held < holdTimeout {
 				t.Errorf("it lasted %v, want %v at least", held, holdTimeout)
 			}
 			wantPhases(t, &root, children, want.phases, want.peers)

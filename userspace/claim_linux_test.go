@@ -27,6 +27,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // portalled is a running Provider whose portals are nftables.
@@ -348,7 +349,7 @@ func TestAClientWaitsForTheFirstEndpoint(t *testing.T) {
 		if err := <-answers; err != nil {
 			t.Errorf("after 2s: %v, want an answer", err)
 		}
-		if report := p.heard.next(t); report.Held < 2*time.Second || report.Outcome != proxier.OutcomeServed {
+		if report := p.heard.next(t); report.Held < 2*time.Second || report.Outcome != connection.Served {
 			t.Errorf("%v after it was held for %v, want served after 2s or more", report.Outcome, report.Held)
 		}
 	})
@@ -366,8 +367,8 @@ func TestReportsNameTheVIP(t *testing.T) {
 				from := addrPort(conn.LocalAddr())
 				_ = conn.Close()
 				got := p.heard.next(t)
-				if got.Asked != to || got.Client != from || got.Endpoint != s.one() || got.Family != s.family {
-					t.Errorf("%v asked %v of %v (%v), want %v to have asked %v of %v", got.Client, got.Asked, got.Endpoint, got.Family, from, to, s.one())
+				if got.Dialled != to || got.Client != from || got.Endpoint != s.one() || got.Family != s.family {
+					t.Errorf("%v asked %v of %v (%v), want %v to have asked %v of %v", got.Client, got.Dialled, got.Endpoint, got.Family, from, to, s.one())
 				}
 			}
 		}
@@ -394,8 +395,8 @@ func TestAClientOfMultipathTCPIsServed(t *testing.T) {
 			t.Errorf("answer %q, %v, want one of %q", line, err, "one")
 		}
 		_ = conn.Close()
-		if got := p.heard.next(t); got.Asked != p.vip(0) || got.Outcome != proxier.OutcomeServed {
-			t.Errorf("asked %v: %v (%v), want %v to be served", got.Asked, got.Outcome, got.Err, p.vip(0))
+		if got := p.heard.next(t); got.Dialled != p.vip(0) || got.Outcome != connection.Served {
+			t.Errorf("asked %v: %v (%v), want %v to be served", got.Dialled, got.Outcome, got.Err, p.vip(0))
 		}
 	})
 }

@@ -32,7 +32,7 @@
 // Config.UDPIdle, or their endpoint does not serve any more. Answers come from the
 // address that was asked.
 //
-// An Observer that is a proxier.ConnectionObserver hears of each connection;
+// An Observer that is a connection.Observer hears of each connection;
 // Engine.Traffic counts them.
 //
 // # Limits

@@ -18,6 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // Engine proxies one IP family. It implements proxier.Engine, Planner, Dumper, Watcher,
@@ -28,7 +29,7 @@ type Engine struct {
 	family  v1.IPFamily
 	log     *zap.Logger
 	portals proxier.Engine // nil: none
-	observe func(proxier.ConnectionReport)
+	observe func(connection.Report)
 
 	// These are owned by who calls Apply, Cleanup and Close.
 	ports     *portPool
@@ -76,13 +77,13 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	e := &Engine{
 		config: config, family: family,
 		log:       lightdeps.Logger(deps.Logger, "userspace", family),
-		observe:   func(proxier.ConnectionReport) {},
+		observe:   func(connection.Report) {},
 		services:  map[changetracker.ServicePortName]*service{},
 		ports:     newPortPool(config.Ports),
 		addresses: addressBook{addresses: config.Addresses, sockets: map[netip.Addr]int{}},
 		buffers:   sync.Pool{New: func() any { return new([passBuffer]byte) }},
 	}
-	if o, ok := deps.Observer.(proxier.ConnectionObserver); ok {
+	if o, ok := deps.Observer.(connection.Observer); ok {
 		e.observe = o.ObserveConnection
 	}
 	if config.Portals != nil {

@@ -58,9 +58,9 @@ type Site struct {
 // Connection is a client's, or a UDP client's flow.
 type Connection struct {
 	Site
-	// Client is where it comes from, and Asked what it was sent to: a VIP if that is
+	// Client is where it comes from, and Dialled what it was sent to: a VIP if that is
 	// known, or else an address of the socket.
-	Client, Asked netip.AddrPort
+	Client, Dialled netip.AddrPort
 }
 
 // Role says which clients a socket is for. Where the engine itself decides who is

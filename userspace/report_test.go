@@ -18,26 +18,27 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // reports are what an observer is told of connections.
 type reports struct {
 	mu  sync.Mutex // guards all below
-	all []proxier.ConnectionReport
+	all []connection.Report
 }
 
 func (r *reports) ObserveSync(proxier.SyncReport) {}
 
-func (r *reports) ObserveConnection(report proxier.ConnectionReport) {
+func (r *reports) ObserveConnection(report connection.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.all = append(r.all, report)
 }
 
 // next waits for a report, and takes it out.
-func (r *reports) next(t *testing.T) proxier.ConnectionReport {
+func (r *reports) next(t *testing.T) connection.Report {
 	t.Helper()
-	var report proxier.ConnectionReport
+	var report connection.Report
 	poll.Until(t, "a connection is reported", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -65,21 +66,21 @@ func refusing(t *testing.T) netip.AddrPort {
 
 // wanted is what a report must say; times are checked apart.
 type wanted struct {
-	outcome        proxier.Outcome
+	outcome        connection.Outcome
 	endpoint       netip.AddrPort
 	attempts       []netip.AddrPort // all but the last failed, and that too if nobody served
 	sent, received int64
 	err            error // what Err wraps; nil for none at all
 }
 
-func mustReport(t *testing.T, got proxier.ConnectionReport, protocol v1.Protocol, client, asked netip.AddrPort, want wanted) {
+func mustReport(t *testing.T, got connection.Report, protocol v1.Protocol, client, asked netip.AddrPort, want wanted) {
 	t.Helper()
 	number, _ := desired.ProtocolOf(protocol)
 	if got.Name != webName(protocol) || got.Family != v1.IPv4Protocol || got.Protocol != number {
 		t.Errorf("report about %v, %v, %v, want the service port", got.Name, got.Family, got.Protocol)
 	}
-	if got.Client != client || got.Asked != asked {
-		t.Errorf("client %v asked %v, want %v and %v", got.Client, got.Asked, client, asked)
+	if got.Client != client || got.Dialled != asked {
+		t.Errorf("client %v asked %v, want %v and %v", got.Client, got.Dialled, client, asked)
 	}
 	if got.Outcome != want.outcome || got.Endpoint != want.endpoint {
 		t.Errorf("outcome %v with endpoint %v, want %v with %v", got.Outcome, got.Endpoint, want.outcome, want.endpoint)
@@ -96,7 +97,7 @@ func mustReport(t *testing.T, got proxier.ConnectionReport, protocol v1.Protocol
 	}
 }
 
-func mustHaveAttempts(t *testing.T, got proxier.ConnectionReport, want wanted) {
+func mustHaveAttempts(t *testing.T, got connection.Report, want wanted) {
 	t.Helper()
 	if len(got.Attempts) != len(want.attempts) {
 		t.Fatalf("attempts %v, want %v", got.Attempts, want.attempts)
@@ -158,32 +159,32 @@ func TestEveryOutcomeOfTCPIsReported(t *testing.T) {
 	}{
 		"served": {
 			endpoints: []netip.AddrPort{alive},
-			want:      wanted{proxier.OutcomeServed, alive, []netip.AddrPort{alive}, 5, answer, nil},
+			want:      wanted{connection.Served, alive, []netip.AddrPort{alive}, 5, answer, nil},
 		},
 		"served through a hook": {
 			hooks: Hooks{Dial: dialHalves}, endpoints: []netip.AddrPort{alive},
-			want: wanted{proxier.OutcomeServed, alive, []netip.AddrPort{alive}, 5, answer, nil},
+			want: wanted{connection.Served, alive, []netip.AddrPort{alive}, 5, answer, nil},
 		},
 		"served by the second": {
 			hooks: Hooks{Pick: inOrder}, endpoints: []netip.AddrPort{dead, alive},
-			want: wanted{proxier.OutcomeServed, alive, []netip.AddrPort{dead, alive}, 5, answer, nil},
+			want: wanted{connection.Served, alive, []netip.AddrPort{dead, alive}, 5, answer, nil},
 		},
 		"the header does not count": {
 			header: true, endpoints: []netip.AddrPort{server(t, func(conn *net.TCPConn) { _, _ = io.Copy(io.Discard, conn) })},
-			want: wanted{outcome: proxier.OutcomeServed, sent: 5},
+			want: wanted{outcome: connection.Served, sent: 5},
 		},
 		"cut by the endpoint": {
 			endpoints: []netip.AddrPort{resets},
-			want:      wanted{proxier.OutcomeCut, resets, []netip.AddrPort{resets}, 5, 0, syscall.ECONNRESET},
+			want:      wanted{connection.Cut, resets, []netip.AddrPort{resets}, 5, 0, syscall.ECONNRESET},
 		},
 		"not admitted": {
 			endpoints: []netip.AddrPort{alive}, ranges: outside,
-			want: wanted{outcome: proxier.OutcomeNotAdmitted, err: errNotAdmitted},
+			want: wanted{outcome: connection.NotAdmitted, err: errNotAdmitted},
 		},
-		"no endpoints": {want: wanted{outcome: proxier.OutcomeNoEndpoints, err: errNoEndpoints}},
+		"no endpoints": {want: wanted{outcome: connection.NoEndpoints, err: errNoEndpoints}},
 		"unreachable": {
 			endpoints: []netip.AddrPort{dead},
-			want:      wanted{outcome: proxier.OutcomeUnreachable, attempts: []netip.AddrPort{dead, dead, dead, dead}, err: syscall.ECONNREFUSED},
+			want:      wanted{outcome: connection.Unreachable, attempts: []netip.AddrPort{dead, dead, dead, dead}, err: syscall.ECONNREFUSED},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -224,12 +225,12 @@ func TestHeldAndTooManyAreReported(t *testing.T) {
 	go func() { first <- talk(t, to) }()
 	<-activated
 	second := talk(t, to)
-	mustReport(t, heard.next(t), v1.ProtocolTCP, second, to, wanted{outcome: proxier.OutcomeTooMany, err: errHeldTooMany})
+	mustReport(t, heard.next(t), v1.ProtocolTCP, second, to, wanted{outcome: connection.TooMany, err: errHeldTooMany})
 	late := named(t, "late")
 	apply(t, e, web(v1.ProtocolTCP, late))
 	client, report := <-first, heard.next(t)
 	mustReport(t, report, v1.ProtocolTCP, client, to, wanted{
-		proxier.OutcomeServed, late, []netip.AddrPort{late}, 5, int64(len("late heard hello")), nil,
+		connection.Served, late, []netip.AddrPort{late}, 5, int64(len("late heard hello")), nil,
 	})
 	if report.Held <= 0 {
 		t.Errorf("held %v, want more", report.Held)
@@ -255,7 +256,7 @@ func TestACutIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustReport(t, heard.next(t), v1.ProtocolTCP, addrPort(conn.LocalAddr()), to,
-		wanted{proxier.OutcomeCut, echo, []netip.AddrPort{echo}, 1, 1, errCut})
+		wanted{connection.Cut, echo, []netip.AddrPort{echo}, 1, 1, errCut})
 }
 
 // TestManyBytesAreCounted, by the way of splicing and by the others.
@@ -284,7 +285,7 @@ func TestManyBytesAreCounted(t *testing.T) {
 			if n, err := io.Copy(io.Discard, conn); n != size || err != nil {
 				t.Errorf("%d bytes came back, %v, want %d", n, err, size)
 			}
-			if got := heard.next(t); got.Sent != size || got.Received != size || got.Outcome != proxier.OutcomeServed || got.Err != nil {
+			if got := heard.next(t); got.Sent != size || got.Received != size || got.Outcome != connection.Served || got.Err != nil {
 				t.Errorf("%v (%v): %d bytes sent and %d received, want %d", got.Outcome, got.Err, got.Sent, got.Received, size)
 			}
 		})
@@ -323,7 +324,7 @@ func TestEveryOutcomeOfUDPIsReported(t *testing.T) {
 	}{
 		"served": {
 			endpoints: []netip.AddrPort{alive},
-			want:      wanted{proxier.OutcomeServed, alive, []netip.AddrPort{alive}, 4, 6, nil},
+			want:      wanted{connection.Served, alive, []netip.AddrPort{alive}, 4, 6, nil},
 		},
 		"served through a hook": {
 			endpoints: []netip.AddrPort{alive},
@@ -331,23 +332,23 @@ func TestEveryOutcomeOfUDPIsReported(t *testing.T) {
 				conn, err := (&net.Dialer{}).DialContext(ctx, "udp", endpoint.String())
 				return struct{ net.Conn }{conn}, err
 			}},
-			want: wanted{proxier.OutcomeServed, alive, []netip.AddrPort{alive}, 4, 6, nil},
+			want: wanted{connection.Served, alive, []netip.AddrPort{alive}, 4, 6, nil},
 		},
 		"cut": {
 			endpoints: []netip.AddrPort{alive}, removed: true,
-			want: wanted{proxier.OutcomeCut, alive, []netip.AddrPort{alive}, 4, 6, errCut},
+			want: wanted{connection.Cut, alive, []netip.AddrPort{alive}, 4, 6, errCut},
 		},
 		"not admitted": {
 			endpoints: []netip.AddrPort{alive}, ranges: outside,
-			want: wanted{outcome: proxier.OutcomeNotAdmitted, err: errNotAdmitted},
+			want: wanted{outcome: connection.NotAdmitted, err: errNotAdmitted},
 		},
-		"no endpoints": {want: wanted{outcome: proxier.OutcomeNoEndpoints, err: errNoEndpoints}},
+		"no endpoints": {want: wanted{outcome: connection.NoEndpoints, err: errNoEndpoints}},
 		"unreachable": {
 			endpoints: []netip.AddrPort{broken},
 			hooks: Hooks{Dial: func(context.Context, Connection, netip.AddrPort) (net.Conn, error) {
 				return nil, syscall.EHOSTUNREACH
 			}},
-			want: wanted{outcome: proxier.OutcomeUnreachable, attempts: []netip.AddrPort{broken}, err: syscall.EHOSTUNREACH},
+			want: wanted{outcome: connection.Unreachable, attempts: []netip.AddrPort{broken}, err: syscall.EHOSTUNREACH},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -391,5 +392,5 @@ func TestAUDPClientThatMakesRoomIsCut(t *testing.T) {
 	exchange(t, first, "1")
 	exchange(t, second, "2")
 	mustReport(t, heard.next(t), v1.ProtocolUDP, addrPort(first.LocalAddr()), to,
-		wanted{proxier.OutcomeCut, alive, []netip.AddrPort{alive}, 1, 2, errCut})
+		wanted{connection.Cut, alive, []netip.AddrPort{alive}, 1, 2, errCut})
 }

@@ -13,7 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // socket is one listening socket of a service port.
@@ -27,7 +27,7 @@ type socket struct {
 	balancer  *balancer
 	links     *links
 	counts    *counts
-	observe   func(proxier.ConnectionReport)
+	observe   func(connection.Report)
 	treatment atomic.Pointer[treatment]
 	activated atomic.Int64 // when Activate was called last, in Unix nanoseconds
 	// inside runs f in Config.NetNS.
@@ -87,17 +87,17 @@ type counts struct {
 }
 
 // report begins the report about a connection.
-func (s *socket) report(c *Connection) *proxier.ConnectionReport {
+func (s *socket) report(c *Connection) *connection.Report {
 	s.counts.Accepted.Add(1)
 	s.counts.Open.Add(1)
-	return &proxier.ConnectionReport{
-		Name: s.site.Name, Family: s.family, Protocol: s.protocol, Client: c.Client, Asked: c.Asked,
-		Began: time.Now(), Outcome: proxier.OutcomeServed,
+	return &connection.Report{
+		Name: s.site.Name, Family: s.family, Protocol: s.protocol, Client: c.Client, Dialled: c.Dialled,
+		Began: time.Now(), Outcome: connection.Served,
 	}
 }
 
 // ended tells of a connection.
-func (s *socket) ended(r *proxier.ConnectionReport) {
+func (s *socket) ended(r *connection.Report) {
 	s.counts.Open.Add(-1)
 	if r.Endpoint == (netip.AddrPort{}) {
 		s.counts.Refused.Add(1)
@@ -158,10 +158,10 @@ func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort
 }
 
 // attempt tries to reach an endpoint, and notes that.
-func (s *socket) attempt(ctx context.Context, c Connection, r *proxier.ConnectionReport, endpoint netip.AddrPort, timeout time.Duration) (net.Conn, error) {
+func (s *socket) attempt(ctx context.Context, c Connection, r *connection.Report, endpoint netip.AddrPort, timeout time.Duration) (net.Conn, error) {
 	began := time.Now()
 	conn, err := s.dial(ctx, c, endpoint, timeout)
-	r.Attempts = append(r.Attempts, proxier.Attempt{Endpoint: endpoint, Began: began, Duration: time.Since(began), Err: err})
+	r.Attempts = append(r.Attempts, connection.Attempt{Endpoint: endpoint, Began: began, Duration: time.Since(began), Err: err})
 	if err != nil {
 		s.counts.Retried.Add(1)
 		return nil, fmt.Errorf("dial %v: %w", endpoint, err)

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // tcpSocket accepts the connections of a service port.
@@ -79,7 +79,7 @@ func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
 		cut(nil)
 		c, _ := t.connection(conn)
 		r := t.report(&c)
-		r.Outcome, r.Err = proxier.OutcomeTooMany, errNoDescriptors
+		r.Outcome, r.Err = connection.TooMany, errNoDescriptors
 		reset(conn)
 		t.ended(r)
 		<-t.slots
@@ -96,11 +96,11 @@ func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
 // connection says where a connection comes from, what it asked for, and whether portals
 // have led it here.
 func (t *tcpSocket) connection(conn net.Conn) (c Connection, led bool) {
-	c = Connection{Site: t.site, Client: addrPort(conn.RemoteAddr()), Asked: addrPort(conn.LocalAddr())}
+	c = Connection{Site: t.site, Client: addrPort(conn.RemoteAddr()), Dialled: addrPort(conn.LocalAddr())}
 	if t.config.Portals == nil {
 		return c, true
 	}
-	c.Asked, led = translatedFrom(conn, c.Asked)
+	c.Dialled, led = translatedFrom(conn, c.Dialled)
 	return c, led
 }
 
@@ -117,7 +117,7 @@ func (t *tcpSocket) serve(ctx, connCtx context.Context, conn net.Conn, l *lease)
 	linked, ended := t.links.add(connCtx, r.Endpoint)
 	defer ended()
 	if r.Sent, r.Received, r.Err = j.run(linked); r.Err != nil {
-		r.Outcome = proxier.OutcomeCut
+		r.Outcome = connection.Cut
 	}
 	if errors.Is(context.Cause(connCtx), errCrowdedOut) {
 		r.Err = errCrowdedOut
@@ -125,11 +125,11 @@ func (t *tcpSocket) serve(ctx, connCtx context.Context, conn net.Conn, l *lease)
 }
 
 // join finds an endpoint for a client, and begins the report; nil if there is none.
-func (t *tcpSocket) join(ctx, connCtx context.Context, conn net.Conn) (*joined, *proxier.ConnectionReport) {
+func (t *tcpSocket) join(ctx, connCtx context.Context, conn net.Conn) (*joined, *connection.Report) {
 	c, led := t.connection(conn)
 	r := t.report(&c)
 	if !led { // before its portals are there, and when they are gone, a socket is open to everybody
-		r.Outcome, r.Err = proxier.OutcomeNotAdmitted, errNotLed
+		r.Outcome, r.Err = connection.NotAdmitted, errNotLed
 		return nil, r
 	}
 	upstream, err := t.connect(ctx, connCtx, c, r)
@@ -139,7 +139,7 @@ func (t *tcpSocket) join(ctx, connCtx context.Context, conn net.Conn) (*joined, 
 	}
 	j := &joined{client: conn, upstream: upstream, buffers: t.buffers}
 	if t.config.ProxyProtocol {
-		j.header = proxyHeader(c.Client, c.Asked)
+		j.header = proxyHeader(c.Client, c.Dialled)
 	}
 	return j, r
 }
@@ -153,13 +153,13 @@ var (
 
 // connect reaches an endpoint, one after the other, until connCtx ends.
 // ctx ends with the socket, and only who waits for endpoints heeds that.
-func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *proxier.ConnectionReport) (net.Conn, error) {
+func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *connection.Report) (net.Conn, error) {
 	scope, action := t.treatment.Load().verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
-		r.Outcome = proxier.OutcomeNotAdmitted
+		r.Outcome = connection.NotAdmitted
 		return nil, errNotAdmitted
 	}
-	r.Outcome = proxier.OutcomeNoEndpoints
+	r.Outcome = connection.NoEndpoints
 	endpoints, arrived := t.balancer.list(scope)
 	if len(endpoints) == 0 {
 		if err := t.wait(ctx, connCtx, arrived, r); err != nil {
@@ -179,10 +179,10 @@ func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *proxi
 		}
 		conn, err := t.attempt(connCtx, c, r, endpoint, timeout)
 		if err == nil {
-			r.Outcome = proxier.OutcomeServed
+			r.Outcome = connection.Served
 			return conn, nil
 		}
-		r.Outcome = proxier.OutcomeUnreachable
+		r.Outcome = connection.Unreachable
 		if ctx.Err() != nil || connCtx.Err() != nil {
 			return nil, errCut
 		}
@@ -195,16 +195,16 @@ func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *proxi
 }
 
 // wait is hold, and notes the outcome in the report.
-func (t *tcpSocket) wait(ctx, connCtx context.Context, arrived <-chan struct{}, r *proxier.ConnectionReport) error {
+func (t *tcpSocket) wait(ctx, connCtx context.Context, arrived <-chan struct{}, r *connection.Report) error {
 	err := t.hold(ctx, connCtx, arrived)
 	switch {
 	case errors.Is(err, errHeldTooMany):
-		r.Outcome = proxier.OutcomeTooMany
+		r.Outcome = connection.TooMany
 	case t.config.Hooks.Activate != nil:
 		r.Held = time.Since(r.Began)
 	}
 	if errors.Is(err, errCut) {
-		r.Outcome = proxier.OutcomeCut
+		r.Outcome = connection.Cut
 	}
 	return err
 }

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // maxDatagram is the largest that UDP can carry.
@@ -40,7 +40,7 @@ type udpFlow struct {
 	from     origin
 	upstream net.Conn
 	at       *list.Element
-	report   *proxier.ConnectionReport
+	report   *connection.Report
 	lease    *lease
 	cut      atomic.Bool // it did not end by itself
 	crowded  atomic.Bool // it ended because others needed its descriptor
@@ -147,9 +147,9 @@ func (u *udpSocket) awaits(f *udpFlow) (longer time.Duration) {
 
 // begin gives a client an endpoint; nil if there is none for it.
 func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
-	c := Connection{Site: u.site, Client: from.client, Asked: u.site.Addr}
+	c := Connection{Site: u.site, Client: from.client, Dialled: u.site.Addr}
 	if from.asked.IsValid() {
-		c.Asked = netip.AddrPortFrom(from.asked, u.site.Addr.Port())
+		c.Dialled = netip.AddrPortFrom(from.asked, u.site.Addr.Port())
 	}
 	f := &udpFlow{from: from, report: u.report(&c)}
 	if f.report.Err = u.connect(ctx, c, f); f.report.Err != nil {
@@ -181,22 +181,22 @@ func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
 func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err error) {
 	scope, action := u.treatment.Load().verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
-		f.report.Outcome = proxier.OutcomeNotAdmitted
+		f.report.Outcome = connection.NotAdmitted
 		return errNotAdmitted
 	}
 	endpoint, ok := u.pick(c, scope, nil)
 	if !ok {
-		f.report.Outcome = proxier.OutcomeNoEndpoints
+		f.report.Outcome = connection.NoEndpoints
 		u.activate(ctx)
 		return errNoEndpoints
 	}
 	if f.lease = u.take(c.Client.Addr(), perFlow, true, func() { u.crowdOut(f) }); f.lease == nil {
-		f.report.Outcome = proxier.OutcomeTooMany
+		f.report.Outcome = connection.TooMany
 		return errNoDescriptors
 	}
 	if f.upstream, err = u.attempt(ctx, c, f.report, endpoint, dialTimeouts()[0]); err != nil {
 		f.lease.giveBack()
-		f.report.Outcome = proxier.OutcomeUnreachable
+		f.report.Outcome = connection.Unreachable
 	}
 	return err
 }
@@ -225,9 +225,9 @@ func (u *udpSocket) answer(f *udpFlow) {
 	f.lease.giveBack()
 	switch {
 	case f.crowded.Load():
-		f.report.Outcome, f.report.Err = proxier.OutcomeCut, errCrowdedOut
+		f.report.Outcome, f.report.Err = connection.Cut, errCrowdedOut
 	case f.cut.Load():
-		f.report.Outcome, f.report.Err = proxier.OutcomeCut, errCut
+		f.report.Outcome, f.report.Err = connection.Cut, errCut
 	}
 	f.report.Sent, f.report.Received = f.sent.Load(), f.received.Load()
 	u.ended(f.report)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/poll"
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // TestABusyMachineIsNoSlowEndpoint: an attempt's time begins when the dial does, and
@@ -32,7 +32,7 @@ func TestABusyMachineIsNoSlowEndpoint(t *testing.T) {
 					return f()
 				}
 				endpoint := listens(t, network, loopback[network[3]])
-				conn, err := s.attempt(t.Context(), Connection{}, &proxier.ConnectionReport{}, endpoint, dialTimeouts()[0])
+				conn, err := s.attempt(t.Context(), Connection{}, &connection.Report{}, endpoint, dialTimeouts()[0])
 				if err != nil {
 					t.Fatalf("attempt = %v, want a connection", err)
 				}

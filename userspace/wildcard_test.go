@@ -189,7 +189,7 @@ func TestAWildcardTellsWhatWasAsked(t *testing.T) {
 	e, heard := observed(t, Config{
 		Listen: []netip.Addr{netip.IPv4Unspecified()},
 		Hooks: Hooks{Pick: func(c Connection, _, _ []netip.AddrPort) (netip.AddrPort, bool) {
-			picked.Store(c.Asked)
+			picked.Store(c.Dialled)
 			return netip.AddrPort{}, false
 		}},
 	})
@@ -202,8 +202,8 @@ func TestAWildcardTellsWhatWasAsked(t *testing.T) {
 	}
 	apply(t, e)
 	got := heard.next(t)
-	if got.Asked != to || picked.Load() != to || got.Client != addrPort(conn.LocalAddr()) {
-		t.Errorf("client %v asked %v (Pick: %v), want %v and %v", got.Client, got.Asked, picked.Load(), conn.LocalAddr(), to)
+	if got.Dialled != to || picked.Load() != to || got.Client != addrPort(conn.LocalAddr()) {
+		t.Errorf("client %v asked %v (Pick: %v), want %v and %v", got.Client, got.Dialled, picked.Load(), conn.LocalAddr(), to)
 	}
 }
 

@@ -24,20 +24,21 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // enums are the exported enumerations that have a String, by "package.Type".
 func enums() map[string]func(uint8) fmt.Stringer {
 	return map[string]func(uint8) fmt.Stringer{
-		"desired.Protocol":   func(v uint8) fmt.Stringer { return desired.Protocol(v) },
-		"desired.Kind":       func(v uint8) fmt.Stringer { return desired.Kind(v) },
-		"desired.Scope":      func(v uint8) fmt.Stringer { return desired.Scope(v) },
-		"desired.Action":     func(v uint8) fmt.Stringer { return desired.Action(v) },
-		"desired.Masquerade": func(v uint8) fmt.Stringer { return desired.Masquerade(v) },
-		"desired.Verdict":    func(v uint8) fmt.Stringer { return desired.Verdict(v) },
-		"desired.Origin":     func(v uint8) fmt.Stringer { return desired.Origin(v) },
-		"proxier.Outcome":    func(v uint8) fmt.Stringer { return proxier.Outcome(v) },
-		"userspace.Role":     func(v uint8) fmt.Stringer { return userspace.Role(v) },
+		"desired.Protocol":             func(v uint8) fmt.Stringer { return desired.Protocol(v) },
+		"desired.Kind":                 func(v uint8) fmt.Stringer { return desired.Kind(v) },
+		"desired.Scope":                func(v uint8) fmt.Stringer { return desired.Scope(v) },
+		"desired.Action":               func(v uint8) fmt.Stringer { return desired.Action(v) },
+		"desired.Masquerade":           func(v uint8) fmt.Stringer { return desired.Masquerade(v) },
+		"desired.Verdict":              func(v uint8) fmt.Stringer { return desired.Verdict(v) },
+		"desired.Origin":               func(v uint8) fmt.Stringer { return desired.Origin(v) },
+		"userspace/connection.Outcome": func(v uint8) fmt.Stringer { return connection.Outcome(v) },
+		"userspace.Role":               func(v uint8) fmt.Stringer { return userspace.Role(v) },
 	}
 }
 

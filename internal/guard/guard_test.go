@@ -80,7 +80,7 @@ func TestThePortablePackagesStayLight(t *testing.T) {
 				}
 			}
 		}
-	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier", module+"/healthcheck", module+"/debughttp", module+"/userspace", module+"/zaplog")
+	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier", module+"/healthcheck", module+"/debughttp", module+"/userspace", module+"/userspace/connection", module+"/zaplog")
 }
 
 // TestWhoMayImportWhat: client-go is for who has an API server, and what programs
@@ -158,15 +158,12 @@ func TestAnEngineCanBeWrittenOutside(t *testing.T) {
 	}
 }
 
-// TestEnginesDoNotKnowEachOther, and the driver knows none of them. But ipvs has the
-// rules of nftables in front.
+// TestEnginesDoNotKnowEachOther, and neither the driver nor observers know any of them.
+// But ipvs has the rules of nftables in front.
 func TestEnginesDoNotKnowEachOther(t *testing.T) {
 	engines := []string{module + "/nftables", module + "/iptables", module + "/ipvs", module + "/userspace"}
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
 		for _, p := range pkgs {
-			if p.ImportPath != module+"/proxier" && !slices.Contains(engines, p.ImportPath) {
-				continue
-			}
 			for _, dep := range p.Deps {
 				inFront := p.ImportPath == module+"/ipvs" && dep == module+"/nftables"
 				if dep != p.ImportPath && slices.Contains(engines, dep) && !inFront {
@@ -174,5 +171,5 @@ func TestEnginesDoNotKnowEachOther(t *testing.T) {
 				}
 			}
 		}
-	}, module+"/...")
+	}, append(engines, module+"/proxier", module+"/metrics", module+"/tracing", module+"/debughttp")...)
 }

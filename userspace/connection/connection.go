@@ -1,4 +1,7 @@
-package proxier
+// Package connection is what package userspace reports about each connection. It is a
+// package of its own, so that metrics and tracing bring no proxy into a program that
+// uses another engine. It has nothing but types, and builds everywhere.
+package connection
 
 import (
 	"net/netip"
@@ -11,27 +14,26 @@ import (
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
-// ConnectionObserver is an Observer that also hears of every connection, from an
-// engine that takes part in them itself: userspace does.
-type ConnectionObserver interface {
+// Observer hears of every connection, if the Deps.Observer of a userspace engine is one.
+type Observer interface {
 	// ObserveConnection is called when a connection, or a client's UDP flow, has
 	// ended, by several goroutines at once. It must return soon.
-	ObserveConnection(report ConnectionReport)
+	ObserveConnection(report Report)
 }
 
-// ConnectionReport is about a TCP connection, or the UDP flow of a client.
-type ConnectionReport struct {
+// Report is about a TCP connection, or the UDP flow of a client.
+type Report struct {
 	Name     changetracker.ServicePortName
 	Family   v1.IPFamily
 	Protocol desired.Protocol
-	// Client is where it came from, and Asked what it was sent to, as far as that is
+	// Client is where it came from, and Dialled what it was sent to, as far as that is
 	// known: the VIP or node address, or else the proxy's own socket.
-	Client, Asked netip.AddrPort
+	Client, Dialled netip.AddrPort
 	// Endpoint is who served it; zero when nobody did.
 	Endpoint netip.AddrPort
 	Outcome  Outcome
 	// Attempts are those to reach an endpoint, in order. All but the last have
-	// failed, and that too when Outcome is OutcomeUnreachable.
+	// failed, and that too when Outcome is Unreachable.
 	Attempts []Attempt
 	// Began is when it was accepted.
 	Began time.Time
@@ -59,25 +61,25 @@ type Outcome uint8
 
 // The outcomes.
 const (
-	// OutcomeServed says that both ends have said what they wanted, or were quiet for
+	// Served says that both ends have said what they wanted, or were quiet for
 	// too long.
-	OutcomeServed Outcome = iota + 1
-	// OutcomeCut says that it was served until the proxy, or an error, ended it.
-	OutcomeCut
-	// OutcomeNotAdmitted says that its source may not use the Service.
-	OutcomeNotAdmitted
-	// OutcomeNoEndpoints says that there were none, or that none came in time.
-	OutcomeNoEndpoints
-	// OutcomeUnreachable says that no endpoint answered.
-	OutcomeUnreachable
-	// OutcomeTooMany says that too many others waited for endpoints already, or had
+	Served Outcome = iota + 1
+	// Cut says that it was served until the proxy, or an error, ended it.
+	Cut
+	// NotAdmitted says that its source may not use the Service.
+	NotAdmitted
+	// NoEndpoints says that there were none, or that none came in time.
+	NoEndpoints
+	// Unreachable says that no endpoint answered.
+	Unreachable
+	// TooMany says that too many others waited for endpoints already, or had
 	// descriptors of this process.
-	OutcomeTooMany
+	TooMany
 )
 
 // Outcomes are all of them.
 func Outcomes() []Outcome {
-	return []Outcome{OutcomeServed, OutcomeCut, OutcomeNotAdmitted, OutcomeNoEndpoints, OutcomeUnreachable, OutcomeTooMany}
+	return []Outcome{Served, Cut, NotAdmitted, NoEndpoints, Unreachable, TooMany}
 }
 
 // String is a word fit for the label of a metric.
