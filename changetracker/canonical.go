@@ -28,43 +28,73 @@ func (p *ServicePort) canonicalise() error {
 	if !validProtocol(p.Name.Protocol) {
 		fault("Name.Protocol", p.Name.Protocol)
 	}
-	if p.ClusterIP = p.ClusterIP.Unmap(); !dialable(p.ClusterIP) {
-		fault("ClusterIP", p.ClusterIP)
-	}
 	if p.Port == 0 {
 		fault("Port", p.Port)
 	}
 	if p.SessionAffinity < 0 {
 		fault("SessionAffinity", p.SessionAffinity)
 	}
-	fits := func(field string, value any, a netip.Addr) {
-		if p.ClusterIP.IsValid() && addrFamily(a) != addrFamily(p.ClusterIP) {
-			faults = append(faults, fmt.Errorf("%s: %v is not of the IP family of ClusterIP %v", field, value, p.ClusterIP))
+	if p.ClusterIP = p.ClusterIP.Unmap(); !p.ClusterIP.IsValid() {
+		p.InternalPolicyLocal = false
+	}
+	unmap(p.ExternalIPs)
+	unmap(p.LoadBalancerVIPs)
+	if err := p.findFamily(); err != nil {
+		return errors.Join(append(faults, err)...)
+	}
+	fits := func(field string, value any, a netip.Addr, ok bool) {
+		switch {
+		case !ok:
+			fault(field, value)
+		case familyOf(a) != p.Family:
+			faults = append(faults, fmt.Errorf("%s: %v is not of the family %s", field, value, p.Family))
 		}
 	}
-	vips := func(field string, list []netip.Addr) {
-		for i, a := range list {
-			if list[i] = a.Unmap(); !dialable(list[i]) {
-				fault(field, a)
-			} else {
-				fits(field, a, list[i])
-			}
-		}
+	if p.ClusterIP.IsValid() {
+		fits("ClusterIP", p.ClusterIP, p.ClusterIP, dialable(p.ClusterIP))
 	}
-	vips("ExternalIPs", p.ExternalIPs)
-	vips("LoadBalancerVIPs", p.LoadBalancerVIPs)
+	for _, a := range p.ExternalIPs {
+		fits("ExternalIPs", a, a, dialable(a))
+	}
+	for _, a := range p.LoadBalancerVIPs {
+		fits("LoadBalancerVIPs", a, a, dialable(a))
+	}
 	for i, r := range p.LoadBalancerSourceRanges {
-		if p.LoadBalancerSourceRanges[i] = canonicalPrefix(r); !r.IsValid() {
-			fault("LoadBalancerSourceRanges", r)
-		} else {
-			fits("LoadBalancerSourceRanges", r, p.LoadBalancerSourceRanges[i].Addr())
-		}
+		p.LoadBalancerSourceRanges[i] = canonicalPrefix(r)
+		fits("LoadBalancerSourceRanges", r, p.LoadBalancerSourceRanges[i].Addr(), r.IsValid())
 	}
 	p.CreationTimestamp = p.CreationTimestamp.Round(0).UTC()
 	p.ExternalIPs = canonicalAddrs(p.ExternalIPs)
 	p.LoadBalancerVIPs = canonicalAddrs(p.LoadBalancerVIPs)
 	p.LoadBalancerSourceRanges = canonicalPrefixes(p.LoadBalancerSourceRanges)
 	return errors.Join(faults...)
+}
+
+// findFamily fills in the Family by the first address.
+func (p *ServicePort) findFamily() error {
+	dialled := p.NodePort != 0
+	for vip := range p.vips() {
+		dialled = true
+		if p.Family == "" {
+			p.Family = familyOf(vip)
+		}
+	}
+	_, known := familyIndex(p.Family)
+	switch {
+	case !dialled:
+		return errors.New("there is nothing to dial: set ClusterIP, ExternalIPs, LoadBalancerVIPs or NodePort")
+	case p.Family == "":
+		return errors.New("Family: no address says which: set it")
+	case !known:
+		return fmt.Errorf("Family: invalid value %q", p.Family)
+	}
+	return nil
+}
+
+func unmap(list []netip.Addr) {
+	for i, a := range list {
+		list[i] = a.Unmap()
+	}
 }
 
 func validProtocol(p v1.Protocol) bool {

@@ -312,10 +312,10 @@ func (w *world) event(r *rand.Rand, what verb) (changed bool, err error) {
 		delete(w.services, name)
 		w.handmade[name] = nil
 		for _, p := range randomPorts(r) {
-			w.handmade[name] = append(w.handmade[name], ServicePort{
-				Name: ServicePortName{key, p.port, p.protocol}, Port: 99,
-				ClusterIP: pick(r, netip.MustParseAddr("10.96.0.99"), netip.MustParseAddr("fd00::99")),
-			})
+			port := pick(r, ServicePort{ClusterIP: netip.MustParseAddr("10.96.0.99")}, ServicePort{ClusterIP: netip.MustParseAddr("fd00::99")},
+				ServicePort{ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.99")}}, ServicePort{NodePort: 30099, Family: v1.IPv6Protocol})
+			port.Name, port.Port = ServicePortName{key, p.port, p.protocol}, 99
+			w.handmade[name] = append(w.handmade[name], port)
 		}
 		return services.Set(key, w.handmade[name]...)
 	case putSlice:

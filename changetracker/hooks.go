@@ -52,8 +52,8 @@ func (s *store) decorateService(p *ServicePort, service *v1.Service) *ServicePor
 	if !s.survives("DecorateService", func() { s.options.DecorateService(decorated, service) }) {
 		return p
 	}
-	decorated.Name = p.Name
-	if err := decorated.canonicalise(); err != nil || addrFamily(decorated.ClusterIP) != addrFamily(p.ClusterIP) {
+	decorated.Name, decorated.Family = p.Name, p.Family
+	if err := decorated.canonicalise(); err != nil {
 		s.warn("hook left an invalid service port", zap.Stringer("service_port", p.Name), zap.Error(err))
 		return p
 	}
@@ -99,7 +99,7 @@ func (s *store) edited(p *portState) []Endpoint {
 	count := len(list)
 	list = slices.DeleteFunc(slices.Clone(list), func(e Endpoint) bool {
 		a := e.Addr.Addr().Unmap()
-		ok := dialable(a) && e.Addr.Port() != 0 && s.options.mayServe(a) && addrFamily(a) == addrFamily(p.port.ClusterIP)
+		ok := dialable(a) && e.Addr.Port() != 0 && s.options.mayServe(a) && familyOf(a) == p.port.Family
 		if !ok {
 			refused = e.Addr
 		}

@@ -35,6 +35,15 @@ func TestDecorateServiceMayChangeAllButTheIdentity(t *testing.T) {
 			func(p *ServicePort) { p.ClusterIP = netip.MustParseAddr("10.96.0.77") },
 			func(p *ServicePort) { p.ClusterIP = netip.MustParseAddr("10.96.0.77") },
 		},
+		"no cluster IP, but others": {
+			func(p *ServicePort) { p.ClusterIP, p.InternalPolicyLocal = netip.Addr{}, true },
+			func(p *ServicePort) { p.ClusterIP = netip.Addr{} },
+		},
+		"a node port alone": {
+			func(p *ServicePort) { p.ClusterIP, p.ExternalIPs, p.NodePort, p.Family = netip.Addr{}, nil, 30080, "" },
+			func(p *ServicePort) { p.ClusterIP, p.ExternalIPs, p.NodePort = netip.Addr{}, nil, 30080 },
+		},
+		"nothing to dial is refused": {func(p *ServicePort) { p.ClusterIP, p.ExternalIPs = netip.Addr{}, nil }, func(*ServicePort) {}},
 		"the name comes back": {
 			func(p *ServicePort) { p.Name, p.Ext = ServicePortName{}, 7 }, func(p *ServicePort) { p.Ext = 7 },
 		},
@@ -360,13 +369,23 @@ func TestSetBlamesTheValueThatIsWrong(t *testing.T) {
 		port ServicePort
 		want string
 	}{
-		"no ClusterIP": {
-			ServicePort{Port: 80, ExternalIPs: []netip.Addr{four}, LoadBalancerVIPs: []netip.Addr{six}, LoadBalancerSourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
-			"ClusterIP: invalid value invalid IP",
+		"nothing to dial": {
+			ServicePort{Port: 80},
+			"there is nothing to dial: set ClusterIP, ExternalIPs, LoadBalancerVIPs or NodePort",
+		},
+		"no family":    {ServicePort{Port: 80, NodePort: 30080}, "Family: no address says which: set it"},
+		"no IP family": {ServicePort{Port: 80, NodePort: 30080, Family: "IPX"}, `Family: invalid value "IPX"`},
+		"two families and no ClusterIP": {
+			ServicePort{Port: 80, ExternalIPs: []netip.Addr{four}, LoadBalancerVIPs: []netip.Addr{six}},
+			"ExternalIPs: 203.0.113.1 is not of the family IPv6",
 		},
 		"another family": {
 			ServicePort{Port: 80, ClusterIP: four, ExternalIPs: []netip.Addr{six}},
-			"ExternalIPs: 2001:db8::1 is not of the IP family of ClusterIP 203.0.113.1",
+			"ExternalIPs: 2001:db8::1 is not of the family IPv4",
+		},
+		"another family than it says": {
+			ServicePort{Port: 80, ClusterIP: four, Family: v1.IPv6Protocol},
+			"ClusterIP: 203.0.113.1 is not of the family IPv6",
 		},
 	} {
 		c.port.Name = http

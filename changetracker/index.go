@@ -128,11 +128,9 @@ func (p *ServicePort) entries() iter.Seq[entry] {
 		if p == nil {
 			return
 		}
-		for _, list := range [...][]netip.Addr{{p.ClusterIP}, p.ExternalIPs, p.LoadBalancerVIPs} {
-			for _, addr := range list {
-				if !yield(entry{kind: vipEntry, addr: addr, port: p.Port, name: &p.Name}) {
-					return
-				}
+		for addr := range p.vips() {
+			if !yield(entry{kind: vipEntry, addr: addr, port: p.Port, name: &p.Name}) {
+				return
 			}
 		}
 		if p.NodePort != 0 {

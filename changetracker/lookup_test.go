@@ -33,10 +33,11 @@ func walkState(s *State) walked {
 		health: map[uint16][]types.NamespacedName{}, endpoints: map[netip.Addr][]ServicePortName{},
 	}
 	for name, p := range s.All() {
-		vips := map[netip.Addr]bool{p.ClusterIP: true}
-		for _, a := range slices.Concat(p.ExternalIPs, p.LoadBalancerVIPs) {
-			vips[a] = true
+		vips := map[netip.Addr]bool{}
+		for _, a := range slices.Concat([]netip.Addr{p.ClusterIP}, p.ExternalIPs, p.LoadBalancerVIPs) {
+			vips[a] = a.IsValid()
 		}
+		delete(vips, netip.Addr{})
 		for a := range vips {
 			at := frontend{netip.AddrPortFrom(a, p.Port), name.Protocol}
 			w.frontends[at] = append(w.frontends[at], name)

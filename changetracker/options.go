@@ -77,7 +77,8 @@ type Options struct {
 	// endpoints, and some microseconds for each that comes or goes.
 	IndexEndpoints bool
 	// DecorateService and DecorateEndpoint, if set, may fill Ext and change any
-	// other field but the identity (Name, Addr). They must be pure and must not
+	// other field but the identity (Name, Family, Addr), also take away the ClusterIP of a
+	// service port that has other addresses or a node port. They must be pure and must not
 	// keep or change the API objects. DecorateEndpoint sees an endpoint once for all
 	// ports of its slice, so that Addr's port is 0.
 	DecorateService  func(*ServicePort, *v1.Service)

@@ -301,6 +301,7 @@ func parseServicePort(service *v1.Service, i int, f *findings) (p numberedPort, 
 func (p *parsedService) servicePort(port numberedPort, family int, strict bool) *ServicePort {
 	return &ServicePort{
 		Name:                     port.name,
+		Family:                   familyName(family),
 		ClusterIP:                p.clusterIPs[family],
 		Port:                     port.port,
 		NodePort:                 port.nodePort,

@@ -1,6 +1,7 @@
 package changetracker
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -49,8 +50,12 @@ func (n ServicePortName) Compare(o ServicePortName) int {
 // are Equal. A ServicePort in a State is immutable; copy it before changing it.
 type ServicePort struct {
 	Name ServicePortName
-	// ClusterIP is the VIP of this family. It also tells the family: every
-	// tracked service port has one.
+	// Family is that of all addresses. The trackers fill it in where there is an
+	// address. A service port with no more than a NodePort has to say it.
+	Family v1.IPFamily
+	// ClusterIP is what a Service of the API is dialled at from inside of the cluster.
+	// A service port without has the zero Addr, and external IPs, load balancer VIPs or
+	// a node port. See ServiceChangeTracker.Set and Options.DecorateService.
 	ClusterIP netip.Addr
 	Port      uint16
 	// NodePort and HealthCheckNodePort are 0 when there is none. The latter is
@@ -68,11 +73,12 @@ type ServicePort struct {
 	// only under Options.StrictSourceRanges, when a Service restricts its sources
 	// but names none of this family.
 	DenyAllSources bool
-	// SessionAffinity is the ClientIP affinity timeout; 0 means no affinity. The
-	// API allows 1s to 24h.
-	SessionAffinity     time.Duration
+	// InternalPolicyLocal is false without a ClusterIP.
 	InternalPolicyLocal bool
 	ExternalPolicyLocal bool
+	// SessionAffinity is the ClientIP affinity timeout; 0 means no affinity. The
+	// API allows 1s to 24h.
+	SessionAffinity time.Duration
 	// CreationTimestamp and UID are those of the Service. They decide who gets a VIP
 	// that several Services ask for: one whose age is not known, which has the zero
 	// time, counts as younger than all others. In UTC.
@@ -82,8 +88,21 @@ type ServicePort struct {
 	Ext any
 }
 
-// Family is the IP family that this service port belongs to.
-func (p *ServicePort) Family() v1.IPFamily { return familyOf(p.ClusterIP) }
+// vips yields the ClusterIP, if there is one, and all other VIPs.
+func (p *ServicePort) vips() iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		if p.ClusterIP.IsValid() && !yield(p.ClusterIP) {
+			return
+		}
+		for _, list := range [...][]netip.Addr{p.LoadBalancerVIPs, p.ExternalIPs} {
+			for _, a := range list {
+				if !yield(a) {
+					return
+				}
+			}
+		}
+	}
+}
 
 // ExternallyAccessible says whether traffic from outside the cluster can reach
 // the service port in this family: by node port, external IP or load balancer.
@@ -104,14 +123,18 @@ func (p *ServicePort) UsesLocalEndpoints() bool {
 	return p.InternalPolicyLocal || p.ExternalPolicyLocal && p.ExternallyAccessible()
 }
 
-// String is "clusterIP:port/PROTOCOL", with IPv6 addresses in brackets.
+// String is "clusterIP:port/PROTOCOL", with IPv6 addresses in brackets. Without a
+// ClusterIP it is the first load balancer VIP, or external IP, or "node port N/PROTOCOL".
 func (p *ServicePort) String() string {
-	return netip.AddrPortFrom(p.ClusterIP, p.Port).String() + "/" + string(p.Name.Protocol)
+	for vip := range p.vips() {
+		return netip.AddrPortFrom(vip, p.Port).String() + "/" + string(p.Name.Protocol)
+	}
+	return "node port " + strconv.Itoa(int(p.NodePort)) + "/" + string(p.Name.Protocol)
 }
 
 // Equal compares everything but Ext.
 func (p *ServicePort) Equal(o *ServicePort) bool {
-	return p.Name == o.Name && p.ClusterIP == o.ClusterIP && p.Port == o.Port &&
+	return p.Name == o.Name && p.Family == o.Family && p.ClusterIP == o.ClusterIP && p.Port == o.Port &&
 		p.NodePort == o.NodePort && p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal &&

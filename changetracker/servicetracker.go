@@ -48,8 +48,8 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) (changed bo
 
 // Set takes over service ports that do not come from an API object, in the place
 // of everything known of that Service in both families. Each must bear the given
-// name, and its ClusterIP says which family it is of; those of a family that is
-// not tracked are left out. Set keeps canonical copies. When it returns an error,
+// name, and something to dial: a ClusterIP, other VIPs, or a node port alone. Those of a
+// family that is not tracked are left out. Set keeps canonical copies. When it returns an error,
 // which names every invalid value, nothing has changed.
 func (t *ServiceChangeTracker) Set(name types.NamespacedName, ports ...ServicePort) (changed bool, err error) {
 	var canonical perFamily[[]*ServicePort]
@@ -63,7 +63,8 @@ func (t *ServiceChangeTracker) Set(name types.NamespacedName, ports ...ServicePo
 		if p.Name.NamespacedName != name {
 			faults = append(faults, fmt.Errorf("service port %s: not of Service %s", p.Name, name))
 		}
-		canonical[addrFamily(p.ClusterIP)] = append(canonical[addrFamily(p.ClusterIP)], p)
+		family, _ := familyIndex(p.Family)
+		canonical[family] = append(canonical[family], p)
 	}
 	for _, list := range canonical {
 		slices.SortFunc(list, func(a, b *ServicePort) int { return a.Name.Compare(b.Name) })

@@ -25,7 +25,7 @@ const (
 // extra is what the mood adds gives to a service port.
 func extra(p *ServicePort) Endpoint {
 	e := Endpoint{Addr: netip.MustParseAddrPort("10.0.0.0:8080"), Ready: true, Weight: 7}
-	if p.Family() == v1.IPv6Protocol {
+	if p.Family == v1.IPv6Protocol {
 		e.Addr = netip.MustParseAddrPort("[fd09::9]:8080")
 	}
 	return e

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -158,6 +159,20 @@ func TestServiceSummaryHasItsPorts(t *testing.T) {
 		`"nodePort":30080,"port":80,"portName":"http","protocol":"TCP","sessionAffinitySeconds":3600}`, "services", 0, "servicePorts", 0)
 	wantAt(t, a, `"fd00:96::10"`, "services", 0, "servicePorts", 1, "clusterIP")
 	wantAt(t, a, `[]`, "services", 0, "servicePorts", 1, "externalIPs")
+}
+
+func TestAServicePortWithoutClusterIP(t *testing.T) {
+	_, h := webProxy(t, func(c *proxier.Config, _ *proxier.Deps) {
+		c.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.ClusterIP, p.NodePort = netip.Addr{}, 30080 }
+	})
+	a := get(t, h, "/services", http.StatusOK)
+	for i, family := range []string{"IPv4", "IPv6"} {
+		wantAt(t, a, strconv.Quote(family), "services", 0, "servicePorts", i, "family")
+		if port, ok := at(t, a, "services", 0, "servicePorts", i).(map[string]any); !ok || port["clusterIP"] != nil {
+			t.Errorf("%v has a clusterIP, want none", port)
+		}
+	}
+	wantAt(t, get(t, h, "/services?q=invalid", http.StatusOK), "0", "total")
 }
 
 func TestServicesComeInPages(t *testing.T) {

@@ -28,7 +28,7 @@ type servicePortText struct {
 	Family           v1.IPFamily `json:"family"`
 	PortName         string      `json:"portName,omitempty"`
 	Protocol         v1.Protocol `json:"protocol"`
-	ClusterIP        string      `json:"clusterIP"`
+	ClusterIP        string      `json:"clusterIP,omitempty"`
 	Port             uint16      `json:"port"`
 	NodePort         uint16      `json:"nodePort,omitempty"`
 	HealthCheckPort  uint16      `json:"healthCheckNodePort,omitempty"`
@@ -89,10 +89,13 @@ func summary(states []*changetracker.State, name types.NamespacedName) serviceSu
 
 func portText(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) servicePortText {
 	s := servicePortText{
-		Family: p.Family(), PortName: p.Name.Port, Protocol: p.Name.Protocol, ClusterIP: p.ClusterIP.String(), Port: p.Port,
+		Family: p.Family, PortName: p.Name.Port, Protocol: p.Name.Protocol, Port: p.Port,
 		NodePort: p.NodePort, HealthCheckPort: p.HealthCheckNodePort,
 		ExternalIPs: texts(p.ExternalIPs), LoadBalancerVIPs: texts(p.LoadBalancerVIPs),
 		AffinitySeconds: p.SessionAffinity.Seconds(), EndpointsAll: len(endpoints),
+	}
+	if p.ClusterIP.IsValid() {
+		s.ClusterIP = p.ClusterIP.String()
 	}
 	s.InternalPolicy, s.ExternalPolicy = policies(p)
 	for i := range endpoints {

@@ -153,6 +153,9 @@ func randomExplainer(t *testing.T, r *rand.Rand) *Explainer {
 			p.ExternalIPs = append(p.ExternalIPs, randomVIP(r))
 			p.LoadBalancerVIPs = append(p.LoadBalancerVIPs, randomVIP(r))
 		}
+		if p.ExternallyAccessible() && r.IntN(3) == 0 {
+			p.ClusterIP, p.Family = netip.Addr{}, v1.IPv4Protocol
+		}
 		ports = append(ports, p)
 	}
 	x := explainerOf(t, ports, someOf(r, local(1), remote(2), terminating(remote(3)))...)

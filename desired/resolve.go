@@ -69,7 +69,9 @@ func allServe(endpoints []changetracker.Endpoint) bool {
 func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 	p := s.Port
 	all := make([]Frontend, 0, 2+len(p.LoadBalancerVIPs)+len(p.ExternalIPs))
-	all = append(all, r.clusterIP(p))
+	if p.ClusterIP.IsValid() {
+		all = append(all, r.clusterIP(p))
+	}
 	for _, vip := range p.LoadBalancerVIPs {
 		f := external(p, LoadBalancer, vip, p.Port)
 		f.Restricted, f.SourceRanges = r.sources(p)
@@ -152,7 +154,7 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 	if len(ranges) == 0 {
 		return false, nil
 	}
-	primary := slices.IndexFunc(r.Node.Addresses, func(a netip.Addr) bool { return a.Is4() == p.ClusterIP.Is4() })
+	primary := slices.IndexFunc(r.Node.Addresses, func(a netip.Addr) bool { return a.Is4() == (p.Family == v1.IPv4Protocol) })
 	if primary < 0 || !contains(ranges, r.Node.Addresses[primary]) {
 		return true, ranges
 	}

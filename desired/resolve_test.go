@@ -60,7 +60,10 @@ func resolve(t *testing.T, r Resolver, port changetracker.ServicePort, endpoints
 	if err != nil {
 		t.Fatalf("new tracker: %v", err)
 	}
-	port.Name, port.ClusterIP, port.Port = webName, clusterIP, 80
+	port.Name, port.Port = webName, 80
+	if port.Family == "" { // or else it has none
+		port.ClusterIP = clusterIP
+	}
 	if _, err := tracker.Services.Set(webName.NamespacedName, port); err != nil {
 		t.Fatalf("set service: %v", err)
 	}
@@ -204,6 +207,22 @@ func TestFrontends(t *testing.T) {
 		"node ports off": {
 			resolver: Resolver{NoNodePorts: true}, port: changetracker.ServicePort{NodePort: 30080}, endpoints: []changetracker.Endpoint{remote(1)},
 			cluster: "1", want: []string{"ClusterIP forward Cluster masquerade=keep"},
+		},
+		"a node port alone": {
+			resolver: pods, port: changetracker.ServicePort{Family: v1.IPv4Protocol, NodePort: 30080, InternalPolicyLocal: true},
+			endpoints: []changetracker.Endpoint{remote(1)}, cluster: "1", want: []string{"NodePort forward Cluster masquerade=all"},
+		},
+		"nothing is left of a node port": {
+			resolver: Resolver{NoNodePorts: true}, port: changetracker.ServicePort{Family: v1.IPv4Protocol, NodePort: 30080},
+			endpoints: []changetracker.Endpoint{remote(1)}, cluster: "1",
+		},
+		"VIPs alone, the node admitted by its address of the family": {
+			resolver: Resolver{Node: changetracker.Node{Addresses: []netip.Addr{netip.MustParseAddr("fd00::7"), netip.MustParseAddr("192.168.0.7")}}},
+			port: changetracker.ServicePort{
+				Family: v1.IPv4Protocol, LoadBalancerVIPs: []netip.Addr{vip}, LoadBalancerSourceRanges: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")},
+			},
+			endpoints: []changetracker.Endpoint{remote(1)}, cluster: "1",
+			want: []string{"LoadBalancer forward Cluster masquerade=all from=[192.168.0.0/16 " + vip.String() + "/32]"},
 		},
 		"an address that is external IP and load balancer has one frontend": {
 			port:      changetracker.ServicePort{ExternalIPs: []netip.Addr{vip, clusterIP}, LoadBalancerVIPs: []netip.Addr{vip}},

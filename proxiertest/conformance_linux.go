@@ -9,6 +9,9 @@ import (
 	"sync"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -40,7 +43,7 @@ func Conformance(t *testing.T, features Features, factory Factory) {
 // scenarios is the whole table, those with the same setup next to each other.
 func scenarios(f Features) []scenario {
 	all := slices.Concat(
-		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(),
+		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(), vipOnlyScenarios(),
 		externalScenarios(), refusedScenarios(), disputeScenarios(), externalPolicyScenarios(f), healthCheckScenarios(f), emptyScenarios(f),
 		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), openSourceRangeScenarios(), emptySourceRangeScenarios(f),
 		conditionScenarios(f), affinityScenarios(), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
@@ -67,6 +70,7 @@ const (
 	setupNoPodCIDRs    setup = "unknown pod CIDRs of the node"
 	setupStrictRanges  setup = "strict source ranges"
 	setupDenyNode      setup = "no external IPs of the node"
+	setupNoClusterIPs  setup = "no ClusterIPs beside other addresses"
 )
 
 func (s setup) config(world *Topology) proxier.Config {
@@ -96,6 +100,12 @@ func (s setup) config(world *Topology) proxier.Config {
 		config.Tracker.StrictSourceRanges = true
 	case setupDenyNode:
 		config.DenyNodeExternalIPs = true
+	case setupNoClusterIPs:
+		config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {
+			if s.Annotations[annotationKeep] == "" && p.ExternallyAccessible() {
+				p.ClusterIP = netip.Addr{}
+			}
+		}
 	}
 	return config
 }
@@ -104,7 +114,7 @@ func (s setup) config(world *Topology) proxier.Config {
 func setups() []setup {
 	return []setup{
 		setupDefault, setupMasqueradeAll, setupNoDetector, setupNodePodCIDRs, setupInterfaces, setupInterface,
-		setupAddresses, setupPrimary, setupNoPodCIDRs, setupStrictRanges, setupDenyNode,
+		setupAddresses, setupPrimary, setupNoPodCIDRs, setupStrictRanges, setupDenyNode, setupNoClusterIPs,
 	}
 }
 

@@ -1,7 +1,9 @@
 package proxiertest
 
 import (
+	"context"
 	"slices"
+	"testing"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -177,6 +179,65 @@ func unproxiedScenarios() []scenario {
 		passes("headless", Headless()),
 		passes("ExternalName", ExternalName("example.com")),
 		passes("without_clusterIP", ClusterIPs()),
+	}
+}
+
+// annotationKeep on a Service keeps its ClusterIP under setupNoClusterIPs.
+const annotationKeep = "proxiertest/keep-cluster-ip"
+
+// vipOnlyScenarios are about service ports without ClusterIP: one of external addresses
+// only, and one of a node port only.
+func vipOnlyScenarios() []scenario {
+	everybody := []place{pod0, node, client}
+	noNodePort := func(s *v1.Service) {
+		for i := range s.Spec.Ports {
+			s.Spec.Ports[i].NodePort = 0
+		}
+	}
+	refused := func(s *v1.Service) { // what is left cannot be dialled at all
+		s.Spec.ExternalIPs, s.Status.LoadBalancer.Ingress = []string{podAddr(pod2, v1.IPv4Protocol).String(), podAddr(pod2, v1.IPv6Protocol).String()}, nil
+	}
+	noVIPs := func(s *v1.Service) { s.Spec.ExternalIPs, s.Status.LoadBalancer.Ingress = nil, nil }
+	services := func(options ...ServiceOption) []service {
+		return []service{
+			{external: true, endpoints: ready(pod1, remote0), options: append(options, noNodePort)},
+			{external: true, endpoints: ready(pod1, remote0), options: append(options, noVIPs)},
+			{external: true, endpoints: ready(pod1, remote0), options: append(options, noNodePort, refused)},
+		}
+	}
+	vips := []target{externalIP, loadBalancer}
+	outside := slices.Concat(every(everybody, vips, masqueradedTo(pod1, remote0)), every([]place{client}, []target{nodePort}, isRejected()),
+		toSecond(slices.Concat(every(everybody, []target{nodePort}, masqueradedTo(pod1, remote0)), every([]place{client}, vips, isUnanswered()))))
+	inside := func(w want) []probe {
+		return slices.Concat(every([]place{pod0, node}, []target{clusterIP}, w), toSecond(every([]place{pod0, node}, []target{clusterIP}, w)))
+	}
+	return []scenario{
+		{
+			name: "PKT-15", rule: "A service port without ClusterIP is served at its other VIPs, or its node port, and nowhere else.",
+			setup: setupNoClusterIPs,
+			play: func(ctx context.Context, t *testing.T, s *stage) {
+				t.Helper()
+				keep := func(s *v1.Service) { s.Annotations = map[string]string{annotationKeep: "yes"} }
+				for range 2 {
+					s.publish(ctx, t, services()...)
+					s.probe(ctx, t, scenario{probes: slices.Concat(outside, inside(isUnanswered()))})
+					s.publish(ctx, t, services(keep)...)
+					s.probe(ctx, t, scenario{probes: slices.Concat(outside, inside(answeredBy(pod1, remote0)))})
+				}
+			},
+		},
+		{
+			name: "PKT-15/local", rule: "External traffic policy Local binds it as it does others; internalTrafficPolicy means nothing to it.",
+			setup:    setupNoClusterIPs,
+			services: services(ExternalPolicyLocal(), InternalPolicyLocal()),
+			probes:   slices.Concat(every([]place{client}, vips, keptBy(pod1)), toSecond(every([]place{client}, []target{nodePort}, keptBy(pod1)))),
+		},
+		{
+			name: "PKT-15/no_endpoints", rule: "Without endpoints it rejects.",
+			setup:    setupNoClusterIPs,
+			services: []service{{external: true, options: []ServiceOption{noNodePort}}, {external: true, options: []ServiceOption{noVIPs}}},
+			probes:   slices.Concat(every([]place{client, pod0}, vips, isRejected()), toSecond(every([]place{client, pod0}, []target{nodePort}, isRejected()))),
+		},
 	}
 }
 

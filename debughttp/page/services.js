@@ -45,7 +45,7 @@ function updateService(item, s, opened) {
   setBadge(heading, `${count(usable)} of ${count(all)}`, usable === 0 ? "bad" : usable < all ? "warn" : "good");
   setAttribute(heading.lastElementChild, "aria-label", `${usable} of ${all} endpoints usable`);
   setAttribute(heading.lastElementChild, "title", `${usable} of ${all} endpoints usable`);
-  const vips = new Set(s.servicePorts.flatMap((p) => [p.clusterIP, ...p.loadBalancerVIPs, ...p.externalIPs]));
+  const vips = new Set(s.servicePorts.flatMap((p) => [p.clusterIP ?? [], ...p.loadBalancerVIPs, ...p.externalIPs].flat()));
   setText(place, [s.namespace, ...vips].join(" · "));
   const numbers = new Set(s.servicePorts.map((p) => `${p.portName ? `${p.portName} ` : ""}${p.port}/${p.protocol}${p.nodePort ? ` node port ${p.nodePort}` : ""}`));
   setText(ports, [...numbers].join(" · "));
