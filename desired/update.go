@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -12,18 +13,60 @@ import (
 // Update is one step of an engine: what one IP family's data plane must become.
 type Update struct {
 	Family v1.IPFamily
-	// Full says that Services is everything: whatever else the engine's instance
+	// Full says that Changes is everything: whatever else the engine's instance
 	// owns in the kernel goes away, and what is there is checked. Otherwise only
-	// what Services and Removed name is touched.
+	// what Changes names is touched.
 	Full bool
-	// Services are the service ports to create or to change, most important
-	// first: an engine that needs several steps takes them in this order.
-	Services []*Service
-	// Removed are the service ports that are gone. Empty when Full.
-	Removed []changetracker.ServicePortName
+	// Changes has each service port once, in the order for engines that need several
+	// steps: first what is gone, then what loses frontends to others, then by importance.
+	// When Full, none is gone.
+	Changes []Change
 	// Globals is always complete. How pods are told apart (SameDetection) changes
 	// only with a Full update.
 	Globals Globals
+}
+
+// Change is what one service port becomes.
+type Change struct {
+	Name changetracker.ServicePortName
+	// After is what to program; nil when the service port is gone.
+	After *Service
+	// Source is what the trackers say has changed: its Added and Removed are the endpoints
+	// that differ from what is acknowledged, with zones, nodes and Ext. Nil when only
+	// frontends have moved between service ports, and when Full.
+	Source *changetracker.Change
+}
+
+// ChangesTo are the Changes that make service ports what these are, in this order.
+func ChangesTo(services ...*Service) []Change {
+	changes := make([]Change, len(services))
+	for i, s := range services {
+		changes[i] = Change{Name: s.Name, After: s}
+	}
+	return changes
+}
+
+// Services yields what is to be there after the Update, in order: all of Changes but
+// what is gone.
+func (u *Update) Services() iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
+		for i := range u.Changes {
+			if s := u.Changes[i].After; s != nil && !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+// Removed yields the names of the Changes that are gone.
+func (u *Update) Removed() iter.Seq[changetracker.ServicePortName] {
+	return func(yield func(changetracker.ServicePortName) bool) {
+		for i := range u.Changes {
+			if c := &u.Changes[i]; c.After == nil && !yield(c.Name) {
+				return
+			}
+		}
+	}
 }
 
 // Globals is what all Services of one family share and what may change while the

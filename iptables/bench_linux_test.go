@@ -127,7 +127,7 @@ func (c *bench) engine(tb testing.TB, ns *netns.NS) *Engine {
 // update has some Services, and is partial.
 func (c *bench) update(services []*desired.Service) desired.Update {
 	return desired.Update{
-		Family: v1.IPv4Protocol, Services: services,
+		Family: v1.IPv4Protocol, Changes: desired.ChangesTo(services...),
 		Globals: desired.Globals{
 			NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
 			PodCIDRs:          []netip.Prefix{netip.MustParsePrefix("11.0.0.0/8")},

@@ -9,7 +9,7 @@ import (
 // plan is the input of iptables-restore that programs an update from scratch.
 func plan(c *Config, family v1.IPFamily, update *desired.Update) string {
 	m := newModel(c, family, update.Globals)
-	for _, s := range update.Services {
+	for s := range update.Services() {
 		m.set(s.Name, m.place(s))
 	}
 	want := m.everything()

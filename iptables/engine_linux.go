@@ -127,10 +127,10 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	}
 	e.model.globals = update.Globals
 	e.recent = map[changetracker.ServicePortName]step{}
-	for _, name := range update.Removed {
+	for name := range update.Removed() {
 		e.set(name, nil)
 	}
-	for _, s := range update.Services {
+	for s := range update.Services() {
 		e.set(s.Name, e.model.place(s))
 	}
 	if err := e.write(ctx, update.Full); err != nil {
@@ -174,7 +174,7 @@ func (e *Engine) set(name changetracker.ServicePortName, p *placed) {
 
 // refusals are the service ports of the update that were set aside.
 func (e *Engine) refusals(update *desired.Update) (failed []*proxier.ServiceError) {
-	for _, s := range update.Services {
+	for s := range update.Services() {
 		if r, ok := e.refused[s.Name]; ok {
 			failed = append(failed, &proxier.ServiceError{Name: s.Name, Err: r.err})
 		}

@@ -33,7 +33,7 @@ func ExampleEngine_Plan() {
 		update := desired.Update{Family: v1.IPv4Protocol, Full: true}
 		for name := range state.All() {
 			service, _ := new(desired.Resolver).Resolve(state, name)
-			update.Services = append(update.Services, service)
+			update.Changes = append(update.Changes, desired.Change{Name: name, After: service})
 		}
 		plan, err := engine.Plan(update)
 		for line := range strings.Lines(plan) {

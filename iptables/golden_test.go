@@ -216,7 +216,7 @@ func (c *goldenCase) rules(t *testing.T) string {
 		if !ok {
 			t.Fatal("the service is not resolved")
 		}
-		u.Services = append(u.Services, s)
+		u.Changes = append(u.Changes, desired.Change{Name: name, After: s})
 		return nil, nil
 	})
 	if err != nil {

@@ -199,7 +199,7 @@ func (e *Engine) serve(update *desired.Update, wanted []wantedPort) error {
 		return err
 	}
 	var errs []error
-	for _, name := range update.Removed {
+	for name := range update.Removed() {
 		errs = append(errs, e.forget(name))
 	}
 	for i := range wanted {
@@ -213,13 +213,17 @@ func (e *Engine) serve(update *desired.Update, wanted []wantedPort) error {
 
 func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort) error {
 	rules := *update
-	rules.Services = make([]*desired.Service, len(wanted))
+	rules.Changes = make([]desired.Change, 0, len(update.Changes))
+	for name := range update.Removed() {
+		rules.Changes = append(rules.Changes, desired.Change{Name: name})
+	}
 	for i := range wanted {
 		w := &wanted[i]
-		rules.Services[i] = verdicts(w.service, func(a netip.Addr) bool {
+		front := verdicts(w.service, func(a netip.Addr) bool {
 			_, ours := slices.BinarySearchFunc(w.vips, a, netip.Addr.Compare)
 			return ours
 		})
+		rules.Changes = append(rules.Changes, desired.Change{Name: front.Name, After: front})
 	}
 	keep := e.keeps(update, wanted)
 	e.keepIn(&rules, keep)

@@ -366,8 +366,8 @@ func TestAFailedCallAsksForAFullUpdateAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	before := full(withFrontend(service("web", webVIP, pod1, pod2), desired.NodePort, "", 30080), service("dns", dnsVIP, pod1))
 	after := []*desired.Service{service("web", webVIP, pod2, pod3), service("api", "198.51.100.3", pod1)}
-	change := partial(after...)
-	change.Removed = removal("dns").Removed
+	change := removal("dns")
+	change.Changes = append(change.Changes, desired.ChangesTo(after...)...)
 	for what, u := range map[string]desired.Update{"full": full(after...), "partial": change} {
 		for _, late := range []bool{false, true} {
 			failures := 0

@@ -41,7 +41,7 @@ func ExampleConfig_tune() {
 		update := desired.Update{Family: v1.IPv4Protocol, Full: true}
 		for name := range state.All() {
 			service, _ := new(desired.Resolver).Resolve(state, name)
-			update.Services = append(update.Services, service)
+			update.Changes = append(update.Changes, desired.Change{Name: name, After: service})
 		}
 		plan, err := engine.Plan(update)
 		servers, _, _ := strings.Cut(plan, "\n\n") // and then the rules in front of them

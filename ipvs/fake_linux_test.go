@@ -122,10 +122,10 @@ func (r *fakeRules) Apply(_ context.Context, update desired.Update) (proxier.Res
 	if update.Full {
 		r.services = map[changetracker.ServicePortName]*desired.Service{}
 	}
-	for _, s := range update.Services {
+	for s := range update.Services() {
 		r.services[s.Name] = s
 	}
-	for _, name := range update.Removed {
+	for name := range update.Removed() {
 		delete(r.services, name)
 	}
 	return proxier.Result{Report: proxier.ApplyReport{Writes: 1000, Transactions: 1}}, nil
@@ -244,7 +244,7 @@ func full(services ...*desired.Service) desired.Update {
 
 func partial(services ...*desired.Service) desired.Update {
 	return desired.Update{
-		Family: v1.IPv4Protocol, Services: services,
+		Family: v1.IPv4Protocol, Changes: desired.ChangesTo(services...),
 		Globals: desired.Globals{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
 	}
 }
@@ -252,7 +252,7 @@ func partial(services ...*desired.Service) desired.Update {
 func removal(names ...string) desired.Update {
 	u := partial()
 	for _, name := range names {
-		u.Removed = append(u.Removed, portName(name))
+		u.Changes = append(u.Changes, desired.Change{Name: portName(name)})
 	}
 	return u
 }

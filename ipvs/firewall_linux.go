@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"go.uber.org/zap"
@@ -41,7 +40,7 @@ func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 		return nil
 	}
 	u := f.update(update)
-	if !u.Full && len(u.Services)+len(u.Removed) == 0 {
+	if !u.Full && len(u.Changes) == 0 {
 		return nil
 	}
 	result, err := f.engine.Apply(ctx, u)
@@ -50,7 +49,7 @@ func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 	}
 	wasMissing := f.missing
 	if f.missing = errors.Is(err, proxier.ErrNotSupported); f.missing {
-		if !wasMissing && len(u.Services) > 0 {
+		if !wasMissing && len(u.Changes) > 0 {
 			f.log.Warn("health check node ports cannot be opened in the node's firewall: if that drops them, open them there", zap.Error(err))
 		}
 		return nil
@@ -61,10 +60,10 @@ func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 	if u.Full {
 		clear(f.open)
 	}
-	for _, s := range u.Services {
+	for s := range u.Services() {
 		f.open[s.Name] = true
 	}
-	for _, name := range u.Removed {
+	for name := range u.Removed() {
 		delete(f.open, name)
 	}
 	return nil
@@ -73,20 +72,17 @@ func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 // update is the part of an update that concerns health check node ports.
 func (f *firewall) update(of *desired.Update) desired.Update {
 	u := desired.Update{Family: of.Family, Full: of.Full, Globals: of.Globals}
-	for _, s := range of.Services {
-		switch {
-		case s.Port != nil && s.Port.HealthCheckNodePort != 0:
-			u.Services = append(u.Services, &desired.Service{Name: s.Name, Protocol: s.Protocol, Port: s.Port})
-		case f.open[s.Name] && !of.Full:
-			u.Removed = append(u.Removed, s.Name)
+	var there []desired.Change
+	for i := range of.Changes {
+		c := of.Changes[i]
+		switch s := c.After; {
+		case s != nil && s.Port != nil && s.Port.HealthCheckNodePort != 0:
+			there = append(there, desired.Change{Name: c.Name, After: &desired.Service{Name: s.Name, Protocol: s.Protocol, Port: s.Port}})
+		case f.open[c.Name] && !of.Full:
+			u.Changes = append(u.Changes, desired.Change{Name: c.Name})
 		}
 	}
-	for _, name := range of.Removed {
-		if f.open[name] {
-			u.Removed = append(u.Removed, name)
-		}
-	}
-	slices.SortFunc(u.Removed, changetracker.ServicePortName.Compare)
+	u.Changes = append(u.Changes, there...)
 	return u
 }
 

@@ -25,7 +25,7 @@ func (e *Engine) keeps(update *desired.Update, wanted []wantedPort) map[serverKe
 		maps.Copy(keep, e.kept)
 	}
 	leaving := map[changetracker.ServicePortName]bool{}
-	for _, name := range update.Removed {
+	for name := range update.Removed() {
 		leaving[name] = true
 		e.keepAll(keep, name)
 	}
@@ -66,18 +66,19 @@ func (e *Engine) keepAll(keep map[serverKey]bool, name changetracker.ServicePort
 func (e *Engine) keepIn(rules *desired.Update, keep map[serverKey]bool) {
 	for _, key := range slices.SortedFunc(maps.Keys(keep), compareKeys) {
 		if rules.Full || !e.kept[key] {
-			rules.Services = append(rules.Services, e.keptService(key))
+			rules.Changes = append(rules.Changes, desired.ChangesTo(e.keptService(key))...)
 		}
 	}
 	if rules.Full {
 		return
 	}
-	rules.Removed = slices.Clone(rules.Removed)
+	var gone []desired.Change
 	for _, key := range slices.SortedFunc(maps.Keys(e.kept), compareKeys) {
 		if !keep[key] {
-			rules.Removed = append(rules.Removed, keptName(key))
+			gone = append(gone, desired.Change{Name: keptName(key)})
 		}
 	}
+	rules.Changes = append(gone, rules.Changes...)
 }
 
 // keptName is no Service's, as it has no namespace.

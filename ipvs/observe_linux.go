@@ -259,12 +259,12 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(update.Globals.NodeAddresses, update.Globals.NodePortAddresses)}
 	all := map[serverKey]*virtual{}
 	rules := update
-	rules.Services = make([]*desired.Service, len(update.Services))
+	rules.Changes = nil
 	isVIP := func(a netip.Addr) bool { return !slices.Contains(update.Globals.NodeAddresses, a) }
-	for i, s := range update.Services {
+	for s := range update.Services() {
 		maps.Copy(all, p.virtuals(s))
 		maps.DeleteFunc(all, func(_ serverKey, v *virtual) bool { return len(v.reals) == 0 })
-		rules.Services[i] = verdicts(s, isVIP)
+		rules.Changes = append(rules.Changes, desired.ChangesTo(verdicts(s, isVIP))...)
 	}
 	front, err := e.rules.Plan(rules)
 	return text(all) + "\n" + front, err

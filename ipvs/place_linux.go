@@ -35,10 +35,11 @@ type claim struct {
 
 func (e *Engine) wanted(update *desired.Update) []wantedPort {
 	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(e.local, update.Globals.NodePortAddresses)}
-	all := make([]wantedPort, len(update.Services))
-	for i, s := range update.Services {
-		all[i] = wantedPort{service: s, vips: e.vipsOf(s), virtuals: p.virtuals(s)}
-		maps.DeleteFunc(all[i].virtuals, func(key serverKey, _ *virtual) bool { return e.excluded(key.addr.Addr()) })
+	all := make([]wantedPort, 0, len(update.Changes))
+	for s := range update.Services() {
+		w := wantedPort{service: s, vips: e.vipsOf(s), virtuals: p.virtuals(s)}
+		maps.DeleteFunc(w.virtuals, func(key serverKey, _ *virtual) bool { return e.excluded(key.addr.Addr()) })
+		all = append(all, w)
 	}
 	return all
 }

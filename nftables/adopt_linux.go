@@ -11,10 +11,10 @@ import (
 
 // adoptAll finds out at which indexes the endpoints of the service ports stand in
 // the kernel, and under which numbers affinity records know them.
-func (e *Engine) adoptAll(services []*desired.Service, o *observation) map[changetracker.ServicePortName]*placed {
-	hints := make(map[changetracker.ServicePortName]*placed, len(services))
+func (e *Engine) adoptAll(update *desired.Update, o *observation) map[changetracker.ServicePortName]*placed {
+	hints := make(map[changetracker.ServicePortName]*placed, len(update.Changes))
 	taken := map[uint32]bool{}
-	for _, s := range services {
+	for s := range update.Services() {
 		p := &placed{}
 		var affinity *affinityService
 		for i := range s.Frontends {

@@ -22,12 +22,10 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 		return errNotFull
 	}
 	t := e.beginStep()
-	for _, name := range update.Removed {
-		e.change(t, name, nil)
-	}
-	for _, s := range update.Services {
-		e.change(t, s.Name, s)
-		if t.elements >= stepElements {
+	for i := range update.Changes {
+		c := &update.Changes[i]
+		e.change(t, c.Name, c.After)
+		if c.After != nil && t.elements >= stepElements {
 			if err := e.commit(ctx, t, nil); err != nil {
 				return err
 			}

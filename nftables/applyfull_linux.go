@@ -71,7 +71,7 @@ func (e *Engine) load(ctx context.Context, update desired.Update, hints map[chan
 // one transaction: no packet sees a moment without.
 func (e *Engine) replace(ctx context.Context, update desired.Update, hints map[changetracker.ServicePortName]*placed) error {
 	oneStep := func() error { return nil }
-	if err := e.placeAll(update.Services, &reconciler{t: &e.step}, hints, oneStep); err != nil {
+	if err := e.placeAll(&update, &reconciler{t: &e.step}, hints, oneStep); err != nil {
 		return err
 	}
 	e.state.flushCounts(&e.step)
@@ -117,7 +117,7 @@ func (e *Engine) writeAll(
 		}
 		return e.commitAll(ctx, r, nil)
 	}
-	if err := e.placeAll(update.Services, r, hints, stepDone); err != nil {
+	if err := e.placeAll(&update, r, hints, stepDone); err != nil {
 		return err
 	}
 	if err := e.commitAll(ctx, r, e.changedGlobals(&update.Globals)); err != nil {
@@ -130,9 +130,9 @@ func (e *Engine) writeAll(
 // placeAll puts every service port into the sets, with a call of stepDone after
 // each.
 func (e *Engine) placeAll(
-	services []*desired.Service, r *reconciler, hints map[changetracker.ServicePortName]*placed, stepDone func() error,
+	update *desired.Update, r *reconciler, hints map[changetracker.ServicePortName]*placed, stepDone func() error,
 ) error {
-	for _, s := range services {
+	for s := range update.Services() {
 		p := e.place(hints[s.Name], s, r.t)
 		e.state.placed[s.Name] = p
 		e.state.count(p, 1)

@@ -140,7 +140,7 @@ func TestATenantWhoVariesEverythingMakesNoChainsPileUp(t *testing.T) {
 			if i%25 == 0 {
 				failAt.Store(int64(1 + w.rand.IntN(10)))
 			}
-			_, err := e.Apply(t.Context(), desired.Update{Family: w.family, Services: []*desired.Service{m[name(n)]}, Globals: w.globals()})
+			_, err := e.Apply(t.Context(), desired.Update{Family: w.family, Changes: desired.ChangesTo(m[name(n)]), Globals: w.globals()})
 			failAt.Store(0)
 			if err != nil {
 				mustApply(t, e, m.full(w))
@@ -152,7 +152,7 @@ func TestATenantWhoVariesEverythingMakesNoChainsPileUp(t *testing.T) {
 		v.mustStay(t, "after the tenant's changes")
 		for _, change := range []*desired.Service{v.endpoints(4, time.Hour), v.endpoints(4, 2*time.Hour), v.endpoints(5, 77*time.Second)} {
 			m[change.Name] = change
-			mustApply(t, e, desired.Update{Family: w.family, Services: []*desired.Service{change}, Globals: w.globals()})
+			mustApply(t, e, desired.Update{Family: w.family, Changes: desired.ChangesTo(change), Globals: w.globals()})
 			v.mustStay(t, "after a change of its own")
 		}
 		mustMatch(t, e, m)

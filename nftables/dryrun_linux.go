@@ -21,7 +21,7 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 	}
 	scratch.begin(scratch.layoutFor(&update.Globals), false)
 	t := &scratch.step
-	scratch.placeAllInto(update.Services, t)
+	scratch.placeAllInto(&update, t)
 	v := view{layout: &scratch.state.layout, table: e.config.Names.Table, verdicts: map[setID][]string{}}
 	for class, to := range staticClasses() {
 		v.lead(class, to.chain, to.from)
@@ -43,8 +43,8 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 }
 
 // placeAllInto gathers everything that a new table would hold in one transaction.
-func (e *Engine) placeAllInto(services []*desired.Service, t *transaction) {
-	for _, s := range services {
+func (e *Engine) placeAllInto(update *desired.Update, t *transaction) {
+	for s := range update.Services() {
 		e.change(t, s.Name, s)
 	}
 	e.state.flushCounts(t)

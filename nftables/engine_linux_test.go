@@ -121,24 +121,26 @@ type model map[changetracker.ServicePortName]*desired.Service
 func (m model) full(w *world) desired.Update {
 	u := desired.Update{Family: w.family, Full: true, Globals: w.globals()}
 	for _, s := range m {
-		u.Services = append(u.Services, s)
+		u.Changes = append(u.Changes, desired.Change{Name: s.Name, After: s})
 	}
-	slices.SortFunc(u.Services, func(a, b *desired.Service) int { return a.Name.Compare(b.Name) })
+	slices.SortFunc(u.Changes, func(a, b desired.Change) int { return a.Name.Compare(b.Name) })
 	return u
 }
 
 // step changes some service ports of the model and returns the update for it.
 func (m model) step(w *world, services, changes int) desired.Update {
 	u := desired.Update{Family: w.family, Globals: w.globals()}
+	var there []desired.Change
 	for _, n := range w.rand.Perm(services)[:changes] {
 		if m[name(n)] != nil && w.rand.IntN(4) == 0 {
 			delete(m, name(n))
-			u.Removed = append(u.Removed, name(n))
+			u.Changes = append(u.Changes, desired.Change{Name: name(n)})
 			continue
 		}
 		m[name(n)] = w.service(n)
-		u.Services = append(u.Services, m[name(n)])
+		there = append(there, desired.Change{Name: name(n), After: m[name(n)]})
 	}
+	u.Changes = append(u.Changes, there...)
 	return u
 }
 
@@ -368,7 +370,7 @@ func TestUnusedClassesGo(t *testing.T) {
 			}
 			w.add(&s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
 			m[s.Name] = &s
-			mustApply(t, e, desired.Update{Family: w.family, Services: []*desired.Service{&s}, Globals: w.globals()})
+			mustApply(t, e, desired.Update{Family: w.family, Changes: desired.ChangesTo(&s), Globals: w.globals()})
 			if len(e.state.classes.users) < most {
 				taken++
 				mustCount(t, e, len(e.state.layout.chains())+1)

@@ -66,7 +66,7 @@ func ExampleEngine_Plan() {
 			}},
 			Cluster: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080"), netip.MustParseAddrPort(endpoint)},
 		}
-		text, err := engine.Plan(desired.Update{Family: v1.IPv4Protocol, Full: true, Services: []*desired.Service{web}})
+		text, err := engine.Plan(desired.Update{Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(web)})
 		if err != nil {
 			fmt.Println(err)
 		}

@@ -46,7 +46,7 @@ func (e *Engine) mend(
 		return err
 	}
 	if len(hints) == 0 {
-		hints = e.adoptAll(update.Services, o)
+		hints = e.adoptAll(&update, o)
 	}
 	e.state.globals = o.globals(&update.Globals)
 	if err := e.writeAll(ctx, update, &m.rest, hints); err != nil {

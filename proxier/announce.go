@@ -64,8 +64,8 @@ func (b *announcements) before(ctx context.Context, state *changetracker.State, 
 	if b.announcer == nil {
 		return
 	}
-	b.next = make(map[changetracker.ServicePortName][]Announcement, len(u.Services))
-	for _, s := range u.Services {
+	b.next = make(map[changetracker.ServicePortName][]Announcement, len(u.Changes))
+	for s := range u.Services() {
 		b.next[s.Name] = announcementsOf(state, s)
 	}
 	var gone []Announcement
@@ -87,11 +87,8 @@ func (b *announcements) before(ctx context.Context, state *changetracker.State, 
 // touched are the service ports whose announcements an Update may change.
 func (b *announcements) touched(u *desired.Update) map[changetracker.ServicePortName]bool {
 	names := map[changetracker.ServicePortName]bool{}
-	for _, s := range u.Services {
-		names[s.Name] = true
-	}
-	for _, name := range u.Removed {
-		names[name] = true
+	for i := range u.Changes {
+		names[u.Changes[i].Name] = true
 	}
 	if u.Full {
 		for name := range b.programmed {

@@ -104,10 +104,10 @@ func (s *speaker) apply(u desired.Update) (result Result, err error) {
 	if !u.Full {
 		next = maps.Clone(s.has)
 	}
-	for _, name := range u.Removed {
+	for name := range u.Removed() {
 		delete(next, name)
 	}
-	for _, service := range u.Services {
+	for service := range u.Services() {
 		if s.breaks.engine && s.IntN(4) == 0 {
 			e := &ServiceError{Name: service.Name, Err: errors.New("refused"), Partial: s.IntN(2) == 0}
 			result.Failed = append(result.Failed, e)

@@ -21,7 +21,7 @@ func (p *printer) Apply(_ context.Context, update desired.Update) (proxier.Resul
 		p.busy = false
 		return proxier.Result{}, errors.New("the printer is busy")
 	}
-	for _, s := range update.Services {
+	for s := range update.Services() {
 		for _, f := range s.Frontends {
 			fmt.Println(s.Name, s.Key(&f), f.Action, s.Endpoints(f.Scope))
 		}

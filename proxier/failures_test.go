@@ -56,8 +56,8 @@ func (r dice) wrapped(err error) error {
 // total is an error that concerns everything, though some look otherwise.
 func (r dice) total(u *desired.Update) error {
 	one := &ServiceError{Err: errors.New("of one service port")}
-	if len(u.Services) > 0 {
-		one.Name = u.Services[0].Name
+	if len(u.Changes) > 0 {
+		one.Name = u.Changes[0].Name
 	}
 	return []error{errors.New("socket died"), fmt.Errorf("nothing wrapped: %w", error(nil)), one, someError{one}, emptyJoinError{}}[r.IntN(5)]
 }
@@ -114,7 +114,7 @@ func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 func (r dice) apply(u *desired.Update, has map[string]uint16) (Result, error) {
 	var result Result
 	failed := map[string]bool{}
-	for _, s := range u.Services {
+	for s := range u.Services() {
 		if r.IntN(3) == 0 {
 			failed[s.Name.Name] = true
 			for range 1 + r.IntN(2) {
@@ -138,7 +138,7 @@ func (r dice) apply(u *desired.Update, has map[string]uint16) (Result, error) {
 
 // record is what the engine does with what did not fail.
 func record(u *desired.Update, has map[string]uint16, failed map[string]bool) {
-	for _, s := range u.Services {
+	for s := range u.Services() {
 		if !failed[s.Name.Name] {
 			has[s.Name.Name] = s.Port.Port
 		}
@@ -179,7 +179,7 @@ func TestAnErrorNamesAServicePortOnce(t *testing.T) {
 				f.synced()
 				synctest.Wait()
 				f.v4.become(func(u desired.Update) (result Result, err error) {
-					for _, s := range u.Services {
+					for s := range u.Services() {
 						result.Failed = append(result.Failed, &ServiceError{Name: s.Name, Err: errors.New("refused")})
 					}
 					return result, c.total
@@ -223,7 +223,7 @@ func TestAFailedServicePortThatIsAsBefore(t *testing.T) {
 		if err := sync(service("a", "10.0.0.1"), service("b", "10.0.0.2")); err != nil {
 			t.Fatal(err)
 		}
-		f.v4.failWith(func(u desired.Update) error { return someError{{Name: u.Services[0].Name, Err: errors.New("refused")}} })
+		f.v4.failWith(func(u desired.Update) error { return someError{{Name: u.Changes[0].Name, Err: errors.New("refused")}} })
 		if err := sync(service("a", "10.0.0.1", externalIP("198.51.100.1"))); err == nil {
 			t.Fatal("Sync = nil, want the engine's failure")
 		}

@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -140,9 +141,9 @@ func (f *family) mayBeLoading(ctx context.Context, err error) bool {
 func (f *family) update(state *changetracker.State, delta changetracker.Delta, full bool) desired.Update {
 	u := desired.Update{Family: f.name, Full: full, Globals: f.globals}
 	if full {
-		u.Services = f.everything(state)
+		u.Changes = desired.ChangesTo(f.everything(state)...)
 	} else {
-		u.Services, u.Removed = f.changed(state, delta)
+		u.Changes = f.changed(state, delta)
 	}
 	return u
 }
@@ -174,55 +175,73 @@ func isGone(state *changetracker.State, name changetracker.ServicePortName) bool
 // changed resolves the service ports of the delta, those that failed, and those that win
 // or lose a frontend by either. One that failed may be as it was before, and not in the
 // delta: it no longer asks for what it asked for then.
-func (f *family) changed(state *changetracker.State, delta changetracker.Delta) (services []*desired.Service, removed []changetracker.ServicePortName) {
-	names := make([]changetracker.ServicePortName, 0, len(delta.Changes)+len(f.retry))
+func (f *family) changed(state *changetracker.State, delta changetracker.Delta) []desired.Change {
+	changes := make([]desired.Change, 0, len(delta.Changes)+len(f.retry))
 	for i := range delta.Changes {
 		if c := &delta.Changes[i]; c.Before != nil || c.After != nil {
-			names = append(names, c.Name)
+			changes = append(changes, desired.Change{Name: c.Name, Source: c})
 		}
 	}
-	names = append(names, f.retry...)
-	seen := make(map[changetracker.ServicePortName]bool, len(names))
-	resolved := make([]*desired.Service, 0, len(names))
+	seen := make(map[changetracker.ServicePortName]bool, len(changes)+len(f.retry))
+	for i := range changes {
+		seen[changes[i].Name] = true
+	}
+	add := func(name changetracker.ServicePortName) {
+		if !seen[name] {
+			seen[name] = true
+			changes = append(changes, desired.Change{Name: name})
+		}
+	}
+	for _, name := range f.retry {
+		add(name)
+	}
 	var others []changetracker.ServicePortName
 	moved := func(name changetracker.ServicePortName) { others = append(others, name) }
-	for _, name := range names {
-		if seen[name] {
-			continue
+	for i := range changes {
+		c := &changes[i]
+		c.After, _ = f.resolver.Resolve(state, c.Name)
+		f.claims.update(c.Name, c.After, moved)
+		if c.After == nil {
+			delete(f.lost, c.Name)
+			delete(f.refused, c.Name)
 		}
-		seen[name] = true
-		s, ok := f.resolver.Resolve(state, name)
-		f.claims.update(name, s, moved)
-		if ok {
-			resolved = append(resolved, s)
-			continue
-		}
-		delete(f.lost, name)
-		delete(f.refused, name)
-		removed = append(removed, name)
 	}
+	known := len(changes)
 	for _, name := range others {
-		if s, ok := f.resolver.Resolve(state, name); ok && !seen[name] {
-			seen[name] = true
-			resolved = append(resolved, s)
-		}
+		add(name)
 	}
-	slices.SortFunc(resolved, f.compare)
-	return f.grantAll(resolved), removed
+	for i := known; i < len(changes); i++ {
+		changes[i].After, _ = f.resolver.Resolve(state, changes[i].Name)
+	}
+	return f.inOrder(changes)
 }
 
-// grantAll puts those that lose frontends first, so that a key is free before
-// its new owner gets it, should the engine take several steps.
-func (f *family) grantAll(resolved []*desired.Service) []*desired.Service {
-	var losers, rest []*desired.Service
-	for _, s := range resolved {
-		if granted := f.grant(s); granted != s {
-			losers = append(losers, granted)
-		} else {
-			rest = append(rest, granted)
+// inOrder grants frontends, and puts first what is gone and then what loses some: a key
+// is free before its new owner gets it, should the engine take several steps.
+func (f *family) inOrder(changes []desired.Change) []desired.Change {
+	type ranked struct {
+		desired.Change
+
+		step, rank int
+	}
+	all := make([]ranked, len(changes))
+	for i, c := range changes {
+		all[i] = ranked{Change: c}
+		if c.After == nil {
+			continue
+		}
+		all[i].step, all[i].rank = 2, f.rankOf(c.After)
+		if all[i].After = f.grant(c.After); all[i].After != c.After {
+			all[i].step = 1
 		}
 	}
-	return append(losers, rest...)
+	slices.SortFunc(all, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(a.step, b.step), cmp.Compare(a.rank, b.rank), a.Name.Compare(b.Name))
+	})
+	for i := range all {
+		changes[i] = all[i].Change
+	}
+	return changes
 }
 
 func (f *family) grant(s *desired.Service) *desired.Service {

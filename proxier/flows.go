@@ -57,7 +57,7 @@ func newFlowTracker(c Conntrack) *flowTracker {
 // update notes what is programmed now.
 func (t *flowTracker) update(state *changetracker.State, u *desired.Update, result *Result) {
 	changed := map[changetracker.ServicePortName]portFlows{}
-	for _, s := range u.Services {
+	for s := range u.Services() {
 		if t.tracks(s.Protocol) {
 			changed[s.Name] = portFlowsOf(s, result)
 		}
@@ -65,7 +65,7 @@ func (t *flowTracker) update(state *changetracker.State, u *desired.Update, resu
 	for _, e := range failures(result.Failed) {
 		delete(changed, e.Name)
 	}
-	gone := slices.Clone(u.Removed)
+	gone := slices.Collect(u.Removed())
 	if u.Full {
 		for name := range t.known {
 			if _, ok := state.Service(name); !ok {

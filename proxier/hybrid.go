@@ -64,24 +64,25 @@ func NewHybrid(choose func(s *desired.Service) string, engines ...HybridEngine) 
 func (h *Hybrid) Apply(ctx context.Context, update desired.Update) (Result, error) {
 	first := h.updates(&update)
 	moves := map[changetracker.ServicePortName]int{} // to where
-	for _, s := range update.Services {
-		to := h.index(s)
-		first[to].Services = append(first[to].Services, s)
-		from, known := h.placed[s.Name]
-		if known && from != to {
-			moves[s.Name] = to
-			if update.Full { // which would take it away at once
-				first[from].Services = append(first[from].Services, s)
+	for _, c := range update.Changes {
+		from, known := h.placed[c.Name]
+		if c.After == nil {
+			if known {
+				first[from].Changes = append(first[from].Changes, c)
+				delete(h.placed, c.Name)
 			}
 			continue
 		}
-		h.placed[s.Name] = to
-	}
-	for _, name := range update.Removed {
-		if at, known := h.placed[name]; known {
-			first[at].Removed = append(first[at].Removed, name)
-			delete(h.placed, name)
+		to := h.index(c.After)
+		first[to].Changes = append(first[to].Changes, c)
+		if known && from != to {
+			moves[c.Name] = to
+			if update.Full { // which would take it away at once
+				first[from].Changes = append(first[from].Changes, c)
+			}
+			continue
 		}
+		h.placed[c.Name] = to
 	}
 	if update.Full {
 		h.forgetOthers(&update)
@@ -110,9 +111,9 @@ func (h *Hybrid) index(s *desired.Service) int {
 
 // forgetOthers forgets what a full update does not have.
 func (h *Hybrid) forgetOthers(update *desired.Update) {
-	there := make(map[changetracker.ServicePortName]bool, len(update.Services))
-	for _, s := range update.Services {
-		there[s.Name] = true
+	there := make(map[changetracker.ServicePortName]bool, len(update.Changes))
+	for i := range update.Changes {
+		there[update.Changes[i].Name] = true
 	}
 	maps.DeleteFunc(h.placed, func(name changetracker.ServicePortName, _ int) bool { return !there[name] })
 }
@@ -123,7 +124,7 @@ func (h *Hybrid) program(ctx context.Context, first []desired.Update, moves map[
 	var errs []error
 	failed := map[int]bool{}
 	for i, u := range first {
-		if u.Full || len(u.Services)+len(u.Removed) > 0 {
+		if u.Full || len(u.Changes) > 0 {
 			result, err := h.engines[i].Engine.Apply(ctx, u)
 			h.add(&total, &result, i, moves)
 			for _, e := range result.Failed {
@@ -142,12 +143,12 @@ func (h *Hybrid) program(ctx context.Context, first []desired.Update, moves map[
 			continue // the next update is full
 		}
 		h.placed[name] = to
-		last[from].Removed = append(last[from].Removed, name)
+		last[from].Changes = append(last[from].Changes, desired.Change{Name: name})
 	}
 	for i, u := range last {
-		if len(u.Removed) > 0 {
+		if len(u.Changes) > 0 {
 			u.Family, u.Globals = first[i].Family, first[i].Globals
-			slices.SortFunc(u.Removed, changetracker.ServicePortName.Compare)
+			slices.SortFunc(u.Changes, func(a, b desired.Change) int { return a.Name.Compare(b.Name) })
 			result, err := h.engines[i].Engine.Apply(ctx, u)
 			h.add(&total, &result, i, nil)
 			errs = append(errs, err)
@@ -223,9 +224,9 @@ func (h *Hybrid) Watch(ctx context.Context, damaged func(Damage)) error {
 // Plan implements Planner: the plans of those engines that can tell, each under its name.
 func (h *Hybrid) Plan(update desired.Update) (string, error) {
 	parts := h.updates(&update)
-	for _, s := range update.Services {
+	for s := range update.Services() {
 		to := h.index(s)
-		parts[to].Services = append(parts[to].Services, s)
+		parts[to].Changes = append(parts[to].Changes, desired.Change{Name: s.Name, After: s})
 	}
 	var text strings.Builder
 	err := h.each("plan", func(i int, e Engine) (bool, error) {

@@ -29,11 +29,11 @@ func (j *journal) Apply(_ context.Context, u desired.Update) (Result, error) {
 		clear(j.has)
 	}
 	var names []string
-	for _, s := range u.Services {
+	for s := range u.Services() {
 		names = append(names, "+"+s.Name.Name)
 		j.has[s.Name.Name] = true
 	}
-	for _, name := range u.Removed {
+	for name := range u.Removed() {
 		names = append(names, "-"+name.Name)
 		delete(j.has, name.Name)
 	}
@@ -78,7 +78,7 @@ func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		choice := map[string]string{"x": "a", "y": "b"}
 		h, a, b, entries := hybrid(t, choice)
-		if _, err := h.Apply(t.Context(), desired.Update{Full: true, Services: desiredOf("x", "y", "z")}); err != nil {
+		if _, err := h.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(desiredOf("x", "y", "z")...)}); err != nil {
 			t.Fatal(err)
 		}
 		if !a.has["x"] || !a.has["z"] || !b.has["y"] || len(a.has) != 2 || len(b.has) != 1 {
@@ -86,7 +86,7 @@ func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 		}
 		*entries = nil
 		choice["x"], choice["y"] = "b", "a"
-		if _, err := h.Apply(t.Context(), desired.Update{Full: full, Services: desiredOf("x", "y", "z")}); err != nil {
+		if _, err := h.Apply(t.Context(), desired.Update{Full: full, Changes: desired.ChangesTo(desiredOf("x", "y", "z")...)}); err != nil {
 			t.Fatal(err)
 		}
 		broken := slices.IndexFunc(*entries, func(e string) bool { return strings.Contains(e, "-") })
@@ -107,12 +107,12 @@ func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 func TestARefusedServicePortStaysWhereItIs(t *testing.T) {
 	choice := map[string]string{}
 	h, a, b, _ := hybrid(t, choice)
-	if _, err := h.Apply(t.Context(), desired.Update{Full: true, Services: desiredOf("x")}); err != nil {
+	if _, err := h.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(desiredOf("x")...)}); err != nil {
 		t.Fatal(err)
 	}
 	choice["x"] = "b"
 	b.fail = someError{{Name: nameOf("x"), Err: errors.New("no")}}
-	result, err := h.Apply(t.Context(), desired.Update{Services: desiredOf("x")})
+	result, err := h.Apply(t.Context(), desired.Update{Changes: desired.ChangesTo(desiredOf("x")...)})
 	if err != nil || len(result.Failed) != 1 || result.Failed[0].Name != nameOf("x") {
 		t.Errorf("Apply = %v, %v, want that x failed", result, err)
 	}
@@ -120,10 +120,10 @@ func TestARefusedServicePortStaysWhereItIs(t *testing.T) {
 		t.Error("x was taken away from the engine that had it")
 	}
 	b.fail = nil
-	if _, err := h.Apply(t.Context(), desired.Update{Services: desiredOf("x")}); err != nil || a.has["x"] || !b.has["x"] {
+	if _, err := h.Apply(t.Context(), desired.Update{Changes: desired.ChangesTo(desiredOf("x")...)}); err != nil || a.has["x"] || !b.has["x"] {
 		t.Errorf("Apply = %v, a has %v, b has %v, want x with b", err, a.has, b.has)
 	}
-	if _, err := h.Apply(t.Context(), desired.Update{Removed: []changetracker.ServicePortName{nameOf("x")}}); err != nil || b.has["x"] {
+	if _, err := h.Apply(t.Context(), desired.Update{Changes: []desired.Change{{Name: nameOf("x")}}}); err != nil || b.has["x"] {
 		t.Errorf("Apply = %v, b has %v, want nothing", err, b.has)
 	}
 	b.fail = errors.New("broken")
@@ -163,7 +163,7 @@ func TestAHybridUnderTheDriver(t *testing.T) {
 		p.OnServiceUpdate(nil, service("a", "10.0.0.1", func(s *v1.Service) { s.Annotations = map[string]string{"engine": "second"} }))
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if got, gone := namesIn(second.last()), first.last().Removed; got != "a" || len(gone) != 1 {
+		if got, gone := namesIn(second.last()), first.last().Changes; got != "a" || len(gone) != 1 || gone[0].After != nil {
 			t.Errorf("the second engine has %q, the first one lost %v, want a and a", got, gone)
 		}
 		if !first.watched() || !second.watched() {

@@ -45,7 +45,7 @@ func TestStaleSince(t *testing.T) {
 
 		// One service port fails, again and again.
 		f.v4.failWith(func(u desired.Update) error {
-			for _, s := range u.Services {
+			for s := range u.Services() {
 				if s.Name.Name == "b" {
 					return someError{{Name: s.Name, Err: errors.New("no")}}
 				}

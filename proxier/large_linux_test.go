@@ -38,7 +38,7 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
 			e.failWith(func(u desired.Update) error {
 				var failed someError
-				for _, s := range u.Services {
+				for s := range u.Services() {
 					failed = append(failed, &ServiceError{Name: s.Name, Err: errors.New("no")})
 				}
 				return failed

@@ -193,7 +193,7 @@ func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 		refused := errors.New("refused")
 		f.v4.failWith(func(u desired.Update) error {
 			var failed someError
-			for _, s := range u.Services {
+			for s := range u.Services() {
 				if s.Name.Name == "bad" {
 					failed = append(failed, &ServiceError{Name: s.Name, Err: refused})
 				}
@@ -238,13 +238,13 @@ func TestAnUpdateHoldsOnlyWhatChanged(t *testing.T) {
 		if u.Full || namesIn(u) != "b" {
 			t.Fatalf("update: full %v of %q, want a partial one of b", u.Full, namesIn(u))
 		}
-		if got, want := u.Services[0].Cluster, []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:8080")}; !slices.Equal(got, want) {
+		if got, want := u.Changes[0].After.Cluster, []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:8080")}; !slices.Equal(got, want) {
 			t.Errorf("endpoints = %v, want %v", got, want)
 		}
 		f.OnServiceDelete(service("b", "10.0.0.2"))
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if u := f.v4.last(); u.Full || namesIn(u) != "" || len(u.Removed) != 1 || u.Removed[0].Name != "b" {
+		if u := f.v4.last(); u.Full || namesIn(u) != "" || len(u.Changes) != 1 || u.Changes[0].Name.Name != "b" {
 			t.Errorf("update after delete: %+v, want b removed", u)
 		}
 	})
@@ -298,7 +298,7 @@ func TestANodeChangeReachesTheEngine(t *testing.T) {
 		if want := netip.MustParsePrefix("192.0.2.2/32"); !u.Full || u.Globals.NodePortAddresses[0] != want || !u.Globals.DetectsPods() {
 			t.Errorf("update after node change: full %v globals %+v, want full with node ports on %v and pods", u.Full, u.Globals, want)
 		}
-		if m := u.Services[0].Frontends[0].Masquerade; m != desired.MasqueradeNonPod {
+		if m := u.Changes[0].After.Frontends[0].Masquerade; m != desired.MasqueradeNonPod {
 			t.Errorf("masquerade = %v once pods can be told, want non-pod", m)
 		}
 		before := len(f.v4.updates())
@@ -344,7 +344,7 @@ func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
 				}
 				have := map[string]*desired.Service{}
 				for _, u := range f.v4.updates() {
-					for _, s := range u.Services {
+					for s := range u.Services() {
 						have[s.Name.Name] = s
 					}
 				}
@@ -362,7 +362,7 @@ func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
 				time.Sleep(time.Second)
 				synctest.Wait()
 				u := f.v4.last()
-				if namesIn(u) != "b" || len(u.Services[0].Frontends) != 2 {
+				if namesIn(u) != "b" || len(u.Changes[1].After.Frontends) != 2 {
 					t.Errorf("update after a is gone: %q, want b with the external IP", namesIn(u))
 				}
 				if problems := f.Status().Problems; len(problems) != 0 {
@@ -379,10 +379,10 @@ func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
 func TestRefusedExternalIPsFollowTheNode(t *testing.T) {
 	frontends := func(updates []desired.Update) (kinds string) { // of the last one that is about Services
 		for _, u := range updates {
-			if len(u.Services) > 0 {
+			if len(u.Changes) > 0 {
 				kinds = ""
 			}
-			for _, s := range u.Services {
+			for s := range u.Services() {
 				for i := range s.Frontends {
 					kinds += s.Frontends[i].Kind.String() + " "
 				}

@@ -17,10 +17,10 @@ func (s *shortages) update(u *desired.Update) {
 	if u.Full || s.byName == nil {
 		*s = shortages{byName: map[changetracker.ServicePortName]NoLocalEndpoints{}}
 	}
-	for _, name := range u.Removed {
+	for name := range u.Removed() {
 		s.set(name, NoLocalEndpoints{})
 	}
-	for _, service := range u.Services {
+	for service := range u.Services() {
 		s.set(service.Name, shortageOf(service))
 	}
 }

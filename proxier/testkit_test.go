@@ -121,7 +121,7 @@ func (e *fakeEngine) last() desired.Update {
 
 func namesIn(u desired.Update) string {
 	var names []string
-	for _, s := range u.Services {
+	for s := range u.Services() {
 		names = append(names, s.Name.Name)
 	}
 	return strings.Join(names, " ")

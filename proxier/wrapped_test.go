@@ -165,7 +165,7 @@ func TestWhatFailedOutsideTheUpdateIsRetried(t *testing.T) {
 		f.synced()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		a := f.v4.last().Services[0].Name
+		a := f.v4.last().Changes[0].Name
 		f.v4.failWith(func(u desired.Update) error {
 			if namesIn(u) == "b" {
 				return someError{{Name: a, Err: errors.New("displaced")}}

@@ -31,27 +31,27 @@ var _ proxier.Engine = (*RecordingEngine)(nil)
 func (e *RecordingEngine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	update.Services, update.Removed = slices.Clone(update.Services), slices.Clone(update.Removed)
+	update.Changes = slices.Clone(update.Changes)
 	e.updates = append(e.updates, update)
 	if err := errors.Join(ctx.Err(), e.failure); err != nil {
 		return proxier.Result{}, err
 	}
 	before := e.services
 	if update.Full || before == nil {
-		e.services = make(map[changetracker.ServicePortName]*desired.Service, len(update.Services))
+		e.services = make(map[changetracker.ServicePortName]*desired.Service, len(update.Changes))
 	}
-	for _, name := range update.Removed {
+	for name := range update.Removed() {
 		delete(e.services, name)
 	}
 	e.globals = update.Globals
-	return proxier.Result{Failed: e.take(update.Services, before)}, nil
+	return proxier.Result{Failed: e.take(&update, before)}, nil
 }
 
 // take stores the services that are not refused; the others stay as before.
-func (e *RecordingEngine) take(services []*desired.Service,
+func (e *RecordingEngine) take(update *desired.Update,
 	before map[changetracker.ServicePortName]*desired.Service,
 ) (failed []*proxier.ServiceError) {
-	for _, service := range services {
+	for service := range update.Services() {
 		err, refused := e.refusals[service.Name]
 		if !refused {
 			e.services[service.Name] = service

@@ -40,10 +40,10 @@ func TestRecordingEngineHoldsWhatADataPlaneWould(t *testing.T) {
 		update desired.Update
 		want   []string
 	}{
-		{"full is everything", desired.Update{Full: true, Services: []*desired.Service{service("a"), service("b")}}, []string{"a", "b"}},
-		{"partial adds", desired.Update{Services: []*desired.Service{service("c")}}, []string{"a", "b", "c"}},
-		{"removed goes", desired.Update{Removed: []changetracker.ServicePortName{portName("a")}}, []string{"b", "c"}},
-		{"full forgets the rest", desired.Update{Full: true, Services: []*desired.Service{service("d")}}, []string{"d"}},
+		{"full is everything", desired.Update{Full: true, Changes: desired.ChangesTo(service("a"), service("b"))}, []string{"a", "b"}},
+		{"partial adds", desired.Update{Changes: desired.ChangesTo(service("c"))}, []string{"a", "b", "c"}},
+		{"removed goes", desired.Update{Changes: []desired.Change{{Name: portName("a")}}}, []string{"b", "c"}},
+		{"full forgets the rest", desired.Update{Full: true, Changes: desired.ChangesTo(service("d"))}, []string{"d"}},
 	}
 	for _, step := range steps {
 		if _, err := e.Apply(t.Context(), step.update); err != nil {
@@ -65,14 +65,14 @@ func TestRecordingEngineThatFailsTakesNothingOver(t *testing.T) {
 	var e proxiertest.RecordingEngine
 	boom := errors.New("boom")
 	e.Fail(boom)
-	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{service("a")}}); !errors.Is(err, boom) {
+	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(service("a"))}); !errors.Is(err, boom) {
 		t.Errorf("Apply = %v, want %v", err, boom)
 	}
 	if got := held(&e); len(got) != 0 {
 		t.Errorf("holds %v after a failure, want nothing", got)
 	}
 	e.Fail(nil)
-	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{service("a")}}); err != nil {
+	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(service("a"))}); err != nil {
 		t.Errorf("Apply after the failure has ended: %v", err)
 	}
 }
@@ -80,14 +80,14 @@ func TestRecordingEngineThatFailsTakesNothingOver(t *testing.T) {
 func TestRecordingEngineThatRefusesAServiceTakesTheOthers(t *testing.T) {
 	var e proxiertest.RecordingEngine
 	old := service("a")
-	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{old}}); err != nil {
+	if _, err := e.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(old)}); err != nil {
 		t.Fatalf("Apply: %v", err)
 	}
 	boom := errors.New("boom")
 	e.Refuse(portName("a"), boom)
 	for _, full := range []bool{false, true} {
 		result, err := e.Apply(t.Context(), desired.Update{
-			Family: v1.IPv6Protocol, Full: full, Services: []*desired.Service{service("a"), service("b")},
+			Family: v1.IPv6Protocol, Full: full, Changes: desired.ChangesTo(service("a"), service("b")),
 		})
 		failed := result.Failed
 		if err != nil || len(failed) != 1 || failed[0].Name != portName("a") || !errors.Is(failed[0], boom) {

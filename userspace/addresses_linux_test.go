@@ -87,7 +87,7 @@ func TestAnAddressThatIsNotHereIsAnErrorOfItsService(t *testing.T) {
 		nodePorts := servicePort("node-port", v1.ProtocolTCP, []desired.Frontend{nodePort(30080)}, s.one())
 		here := netip.PrefixFrom(s.node, s.node.BitLen())
 		update := desired.Update{
-			Full: true, Services: []*desired.Service{vip, nodePorts},
+			Full: true, Changes: desired.ChangesTo(vip, nodePorts),
 			Globals: desired.Globals{NodePortAddresses: []netip.Prefix{here}},
 		}
 		if failureOf(e.Apply(t.Context(), update)) == nil {

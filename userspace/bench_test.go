@@ -22,7 +22,7 @@ func BenchmarkThroughput(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer e.Close()
-	if _, err := e.Apply(b.Context(), desired.Update{Full: true, Services: []*desired.Service{web(v1.ProtocolTCP, addrPort(sink))}}); err != nil {
+	if _, err := e.Apply(b.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(web(v1.ProtocolTCP, addrPort(sink)))}); err != nil {
 		b.Fatal(err)
 	}
 	for name, to := range map[string]string{"direct": sink.String(), "proxied": e.Sockets()[0].Addr.String()} {

@@ -445,7 +445,7 @@ func TestAClaimMovesFromOneServiceToAnother(t *testing.T) {
 			}
 			services = append(services, one)
 		}
-		if _, err := e.Apply(t.Context(), desired.Update{Full: round == 0, Globals: everyNodePort(&s), Services: services}); err != nil {
+		if _, err := e.Apply(t.Context(), desired.Update{Full: round == 0, Globals: everyNodePort(&s), Changes: desired.ChangesTo(services...)}); err != nil {
 			t.Errorf("round %d: Apply = %v, want nil", round, err)
 		}
 		if l, err := n.node.Listen(t.Context(), "tcp", netip.AddrPortFrom(s.node, nodePortNumber).String()); err == nil {

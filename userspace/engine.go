@@ -109,7 +109,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	var result proxier.Result
 	err := e.apply(ctx, &update, &result)
-	result.FlowEnds = e.flowEnds(update.Services)
+	result.FlowEnds = e.flowEnds(&update)
 	return result, err
 }
 
@@ -119,10 +119,10 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update, result *prox
 	if err := e.chooseAddress(update); err != nil {
 		return err
 	}
-	for _, name := range slices.Concat(update.Removed, e.missing(update)) {
+	for _, name := range slices.AppendSeq(e.missing(update), update.Removed()) {
 		e.remove(name)
 	}
-	plans, err := e.plan(update.Services)
+	plans, err := e.plan(update)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,11 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update, result *prox
 		err = e.retire(ctx)
 	}
 	failed := map[changetracker.ServicePortName]bool{}
-	for i, s := range update.Services {
+	for i := range update.Changes {
+		s := update.Changes[i].After
+		if s == nil {
+			continue
+		}
 		if err := e.set(ctx, s, plans[i]); err != nil {
 			failed[s.Name] = e.services[s.Name] == nil || !e.serves(s.Name, plans[i])
 			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: err, Partial: true})
@@ -156,9 +160,9 @@ func (e *Engine) missing(update *desired.Update) (gone []changetracker.ServicePo
 	if !update.Full {
 		return nil
 	}
-	wanted := make(map[changetracker.ServicePortName]bool, len(update.Services))
-	for _, s := range update.Services {
-		wanted[s.Name] = true
+	wanted := make(map[changetracker.ServicePortName]bool, len(update.Changes))
+	for i := range update.Changes {
+		wanted[update.Changes[i].Name] = true
 	}
 	for name := range e.services {
 		if !wanted[name] {
@@ -168,11 +172,15 @@ func (e *Engine) missing(update *desired.Update) (gone []changetracker.ServicePo
 	return gone
 }
 
-// plan works out where service ports listen, and takes out the sockets that they do
-// not need any more.
-func (e *Engine) plan(services []*desired.Service) ([]map[spot]treatment, error) {
-	plans := make([]map[spot]treatment, len(services))
-	for i, want := range services {
+// plan works out where the service ports of the Changes listen, and takes out the sockets
+// that they do not need any more.
+func (e *Engine) plan(update *desired.Update) ([]map[spot]treatment, error) {
+	plans := make([]map[spot]treatment, len(update.Changes))
+	for i := range update.Changes {
+		want := update.Changes[i].After
+		if want == nil {
+			continue
+		}
 		if want.Protocol == desired.SCTP {
 			e.remove(want.Name)
 			continue

@@ -94,7 +94,7 @@ func vipFrontend(vip netip.Addr, port uint16) desired.Frontend {
 // program applies a full update, of a family.
 func program(t *testing.T, e *Engine, globals desired.Globals, services ...*desired.Service) {
 	t.Helper()
-	if _, err := e.Apply(t.Context(), desired.Update{Family: e.family, Full: true, Globals: globals, Services: services}); err != nil {
+	if _, err := e.Apply(t.Context(), desired.Update{Family: e.family, Full: true, Globals: globals, Changes: desired.ChangesTo(services...)}); err != nil {
 		t.Fatalf("Apply = %v, want nil", err)
 	}
 }

@@ -133,7 +133,7 @@ func benchEngine(b *testing.B, services ...*desired.Service) (e *Engine, at []ne
 	for i, s := range services {
 		s.Name.Name = fmt.Sprintf("service-%d", i)
 	}
-	if _, err := e.Apply(b.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true, Services: services}); err != nil {
+	if _, err := e.Apply(b.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(services...)}); err != nil {
 		b.Fatalf("apply: %v", err)
 	}
 	for _, site := range e.Sockets() {

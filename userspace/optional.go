@@ -15,10 +15,10 @@ import (
 
 // flowEnds are where the flows of service ports lead to: to proxy ports, as long as there
 // are endpoints or somebody to ask for some.
-func (e *Engine) flowEnds(services []*desired.Service) map[changetracker.ServicePortName][]netip.AddrPort {
-	all := make(map[changetracker.ServicePortName][]netip.AddrPort, len(services))
-	ends := make([]netip.AddrPort, 0, 2*len(services)) // of all: one piece of memory
-	for _, want := range services {
+func (e *Engine) flowEnds(update *desired.Update) map[changetracker.ServicePortName][]netip.AddrPort {
+	all := make(map[changetracker.ServicePortName][]netip.AddrPort, len(update.Changes))
+	ends := make([]netip.AddrPort, 0, 2*len(update.Changes)) // of all: one piece of memory
+	for want := range update.Services() {
 		first := len(ends)
 		if s := e.services[want.Name]; s != nil && (len(want.Serving) > 0 || e.config.Hooks.Activate != nil) {
 			for _, socket := range s.sockets {
@@ -82,7 +82,7 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 		return "", err
 	}
 	var text strings.Builder
-	for _, s := range update.Services {
+	for s := range update.Services() {
 		if s.Protocol == desired.SCTP {
 			continue // refused
 		}

@@ -42,7 +42,7 @@ func (e *Engine) chooseAddress(update *desired.Update) error {
 			return nil
 		}
 	}
-	if len(update.Services) > 0 {
+	for range update.Services() {
 		return errNoAddress
 	}
 	return nil

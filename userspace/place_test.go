@@ -120,10 +120,10 @@ func TestNodePortsListenWhereTheyAreAccepted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			port := portOn(t, "0.0.0.0")
 			e := placed(t, func(c *Config) { c.Addresses = &addressRecord{} })
-			update := desired.Update{Family: v1.IPv4Protocol, Full: true, Services: []*desired.Service{
+			update := desired.Update{Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(
 				servicePort("web", v1.ProtocolTCP, []desired.Frontend{nodePort(port)}, named(t, "a")),
 				servicePort("web", v1.ProtocolUDP, []desired.Frontend{nodePort(port)}, udpServer(t, "a")),
-			}}
+			)}
 			for _, text := range c.accepted {
 				update.Globals.NodePortAddresses = append(update.Globals.NodePortAddresses, netip.MustParsePrefix(text))
 			}
@@ -203,9 +203,9 @@ func TestATakenPortIsOpenedAsSoonAsItIsFree(t *testing.T) {
 	defer somebody.Close()
 	e := placed(t)
 	both := servicePort("both", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.3", taken), clusterIP("127.1.2.4", taken)}, named(t, "both"))
-	update := desired.Update{Full: true, Services: []*desired.Service{
+	update := desired.Update{Full: true, Changes: desired.ChangesTo(
 		both, servicePort("free", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.3", free)}, named(t, "free")),
-	}}
+	)}
 	err = failureOf(e.Apply(t.Context(), update))
 	one, ok := errors.AsType[*proxier.ServiceError](err)
 	if !ok || one.Name != both.Name || !errors.Is(err, syscall.EADDRINUSE) || strings.Count(err.Error(), "service port") != 1 {
@@ -214,7 +214,7 @@ func TestATakenPortIsOpenedAsSoonAsItIsFree(t *testing.T) {
 	mustAsk(t, addrPortOf("127.1.2.3", free), "free heard hello")
 	mustAsk(t, addrPortOf("127.1.2.4", taken), "both heard hello")
 	_ = somebody.Close()
-	if err := failureOf(e.Apply(t.Context(), desired.Update{Services: []*desired.Service{both}})); err != nil {
+	if err := failureOf(e.Apply(t.Context(), desired.Update{Changes: desired.ChangesTo(both)})); err != nil {
 		t.Errorf("Apply = %v when the port is free, want nil", err)
 	}
 	mustAsk(t, addrPortOf("127.1.2.3", taken), "both heard hello")
@@ -309,7 +309,7 @@ func TestAnAddressThatCannotBeAddedConcernsOneServiceOnly(t *testing.T) {
 		servicePort("bad", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.4", port)}, endpoint),
 		servicePort("good", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.3", port)}, endpoint),
 	}
-	err := failureOf(e.Apply(t.Context(), desired.Update{Full: true, Services: services}))
+	err := failureOf(e.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(services...)}))
 	one, ok := errors.AsType[*proxier.ServiceError](err)
 	if !ok || one.Name != services[0].Name || !errors.Is(err, errBadAddress) || strings.Count(err.Error(), "service port") != 1 {
 		t.Errorf("Apply = %v, want a ServiceError of %v", err, services[0].Name)
@@ -330,7 +330,7 @@ func TestAnAddressGoesWithASocketThatCannotBeOpened(t *testing.T) {
 		c.Hooks.Listen = func(context.Context, Site) (net.Listener, error) { return nil, syscall.EADDRINUSE }
 	})
 	s := servicePort("web", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.3", 1080)}, netip.MustParseAddrPort("127.0.0.1:1"))
-	if err := failureOf(e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{s}})); !errors.Is(err, syscall.EADDRINUSE) {
+	if err := failureOf(e.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(s)})); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("Apply = %v, want %v", err, syscall.EADDRINUSE)
 	}
 	record.mustHear(t, "after the failure", "+127.1.2.3", "-127.1.2.3")

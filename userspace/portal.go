@@ -17,13 +17,13 @@ func (e *Engine) lead(ctx context.Context, update *desired.Update, failed map[ch
 		return nil
 	}
 	portals := e.portalUpdate(update, failed)
-	if !portals.Full && len(portals.Services)+len(portals.Removed) == 0 && portals.Globals.Equal(&e.led) {
+	if !portals.Full && len(portals.Changes) == 0 && portals.Globals.Equal(&e.led) {
 		return nil
 	}
 	led, err := e.portals.Apply(ctx, portals)
 	result.Report = led.Report
 	result.Failed = append(result.Failed, led.Failed...)
-	for _, p := range portals.Services {
+	for p := range portals.Services() {
 		if e.services[p.Name].portal = p; err != nil {
 			e.services[p.Name].portal = nil // who knows
 		}
@@ -42,24 +42,30 @@ func (e *Engine) lead(ctx context.Context, update *desired.Update, failed map[ch
 // portalUpdate is what the portals must become. A service port that has failed
 // keeps the portal that it has.
 func (e *Engine) portalUpdate(update *desired.Update, failed map[changetracker.ServicePortName]bool) desired.Update {
-	portals := desired.Update{Family: update.Family, Full: update.Full, Globals: update.Globals, Removed: slices.Clone(update.Removed)}
-	for _, want := range update.Services {
+	portals := desired.Update{Family: update.Family, Full: update.Full, Globals: update.Globals}
+	gone := slices.Collect(update.Removed())
+	var there []*desired.Service
+	for want := range update.Services() {
 		s := e.services[want.Name]
 		switch {
 		case s == nil: // SCTP, where another protocol may have been
 			if !update.Full {
-				portals.Removed = append(portals.Removed, want.Name)
+				gone = append(gone, want.Name)
 			}
 		case failed[want.Name]:
 			if update.Full && s.portal != nil {
-				portals.Services = append(portals.Services, s.portal)
+				there = append(there, s.portal)
 			}
 		default:
 			if p := e.portalOf(s, want); update.Full || !samePortal(p, s.portal) {
-				portals.Services = append(portals.Services, p)
+				there = append(there, p)
 			}
 		}
 	}
+	for _, name := range gone {
+		portals.Changes = append(portals.Changes, desired.Change{Name: name})
+	}
+	portals.Changes = append(portals.Changes, desired.ChangesTo(there...)...)
 	return portals
 }
 

@@ -55,13 +55,14 @@ func portalConfig(tb testing.TB) userspace.Config {
 }
 
 func benchSyncs(b *testing.B, services []*desired.Service, config func(testing.TB) userspace.Config) {
+	everything := desired.ChangesTo(services...)
 	b.Run("first", func(b *testing.B) {
 		b.ReportAllocs()
 		for range b.N {
 			b.StopTimer()
 			e := syncEngine(b, config(b))
 			b.StartTimer()
-			syncNow(b, e, desired.Update{Full: true, Services: services})
+			syncNow(b, e, desired.Update{Full: true, Changes: everything})
 			b.StopTimer()
 			closeEngine(b, e)
 			b.StartTimer()
@@ -70,25 +71,27 @@ func benchSyncs(b *testing.B, services []*desired.Service, config func(testing.T
 	})
 	e := syncEngine(b, config(b))
 	defer closeEngine(b, e)
-	syncNow(b, e, desired.Update{Full: true, Services: services})
+	syncNow(b, e, desired.Update{Full: true, Changes: everything})
 	b.Run("full", func(b *testing.B) {
 		b.ReportAllocs()
 		for range b.N {
-			syncNow(b, e, desired.Update{Full: true, Services: services})
+			syncNow(b, e, desired.Update{Full: true, Changes: everything})
 		}
 		reportMilliseconds(b)
 	})
 	for _, n := range []int{1, 100} {
 		b.Run(fmt.Sprintf("replaced=%d", n), func(b *testing.B) {
-			versions := [2][]*desired.Service{} // there and back
+			versions := [2][]desired.Change{} // there and back
 			for i := range n {
 				s := services[i*37%len(services)]
-				versions[0], versions[1] = append(versions[0], withOther(s, i)), append(versions[1], s)
+				other := withOther(s, i)
+				versions[0] = append(versions[0], desired.Change{Name: s.Name, After: other})
+				versions[1] = append(versions[1], desired.Change{Name: s.Name, After: s})
 			}
 			b.ReportAllocs()
 			b.ResetTimer()
 			for i := range b.N {
-				syncNow(b, e, desired.Update{Services: versions[i%2]})
+				syncNow(b, e, desired.Update{Changes: versions[i%2]})
 			}
 			reportMilliseconds(b)
 		})

@@ -139,7 +139,7 @@ func TestNoDatagramIsLostWhenItsFlowEnds(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, e *Engine, l *line, used netip.AddrPort) error{
 		"its endpoint goes": func(t *testing.T, e *Engine, _ *line, used netip.AddrPort) error {
 			left := web(v1.ProtocolUDP, map[netip.AddrPort]netip.AddrPort{a: b, b: a}[used])
-			return failureOf(e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true, Services: []*desired.Service{left}}))
+			return failureOf(e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(left)}))
 		},
 		"reading is refused": func(_ *testing.T, _ *Engine, l *line, _ netip.AddrPort) error {
 			_ = l.far.Close()

@@ -72,7 +72,7 @@ func engine(t *testing.T, change ...func(*Config)) *Engine {
 
 func apply(t *testing.T, e *Engine, services ...*desired.Service) {
 	t.Helper()
-	if _, err := e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true, Services: services}); err != nil {
+	if _, err := e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(services...)}); err != nil {
 		t.Fatalf("Apply = %v, want nil", err)
 	}
 }
@@ -396,7 +396,7 @@ func TestAPortThatIsTakenConcernsOneServiceOnly(t *testing.T) {
 	})
 	a := named(t, "a")
 	sctp := web(v1.ProtocolSCTP, a)
-	err := failureOf(e.Apply(t.Context(), desired.Update{Full: true, Services: []*desired.Service{web(v1.ProtocolUDP, a), sctp, web(v1.ProtocolTCP, a)}}))
+	err := failureOf(e.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(web(v1.ProtocolUDP, a), sctp, web(v1.ProtocolTCP, a))}))
 	if !errors.Is(err, syscall.EADDRINUSE) || !errors.Is(err, proxier.ErrNotSupported) || strings.Count(err.Error(), "service port") != 2 {
 		t.Errorf("Apply = %v, want errors about UDP and SCTP", err)
 	}

@@ -214,7 +214,7 @@ func TestNodePortsOnAllAddresses(t *testing.T) {
 	e := placed(t)
 	s := servicePort("web", v1.ProtocolUDP, []desired.Frontend{nodePort(port)}, udpServer(t, "a"))
 	update := desired.Update{
-		Family: v1.IPv4Protocol, Full: true, Services: []*desired.Service{s},
+		Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(s),
 		Globals: desired.Globals{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
 	}
 	if _, err := e.Apply(t.Context(), update); err != nil {

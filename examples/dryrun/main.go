@@ -93,7 +93,7 @@ func everything(family v1.IPFamily, state *changetracker.State) desired.Update {
 	update := desired.Update{Family: family, Full: true}
 	for name := range state.All() {
 		if service, ok := resolver.Resolve(state, name); ok {
-			update.Services = append(update.Services, service)
+			update.Changes = append(update.Changes, desired.Change{Name: name, After: service})
 		}
 	}
 	return update

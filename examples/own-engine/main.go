@@ -60,10 +60,10 @@ func (n *nginx) Apply(ctx context.Context, update desired.Update) (result proxie
 	if update.Full {
 		n.services = map[changetracker.ServicePortName]*desired.Service{}
 	}
-	for _, name := range update.Removed {
+	for name := range update.Removed() {
 		delete(n.services, name)
 	}
-	for _, s := range update.Services {
+	for s := range update.Services() {
 		if s.Protocol == desired.SCTP {
 			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: fmt.Errorf("%w: nginx knows no SCTP", proxier.ErrNotSupported)})
 			continue
