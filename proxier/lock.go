@@ -27,8 +27,8 @@ type Owner interface {
 // the old one's Cleanup.
 var ErrInUse = errors.New("the names are in use")
 
-// otherUser is the error of a lock that a process has which may not program anything.
-type otherUser struct{ error }
+// otherUserError is the error of a lock that a process has which may not program anything.
+type otherUserError struct{ error }
 
 // ownsNames says whether an engine needs the lock.
 func ownsNames(engine Engine) bool {
@@ -45,7 +45,7 @@ func (p *Proxier) hold(f *family, beside bool) error {
 	}
 	f.lock.tidy()
 	err := f.lock.take(&p.config, f.name, beside)
-	if taken := (otherUser{}); errors.As(err, &taken) {
+	if taken := (otherUserError{}); errors.As(err, &taken) {
 		if f.lockTakenBy != err.Error() {
 			p.log.Warn("going on without the lock that keeps others with the same names away", zap.Error(err))
 		}

@@ -32,7 +32,7 @@ func (l *lock) take(c *Config, family v1.IPFamily, beside bool) error {
 			continue
 		}
 		err := namespace.Visit(c.NetNS, func() error { return l.bind(socket, name, family, beside) })
-		if errors.As(err, new(otherUser)) {
+		if errors.As(err, new(otherUserError)) {
 			others = append(others, err)
 		} else if err != nil {
 			l.release()
@@ -124,7 +124,7 @@ func holder(address syscall.Sockaddr) (who string, own bool, err error) {
 	case err != nil:
 		return "another process", false, nil
 	case peer.Uid != 0 && int(peer.Uid) != os.Geteuid():
-		return "", false, otherUser{fmt.Errorf("user %d, %s, has taken its name", peer.Uid, process(peer.Pid))}
+		return "", false, otherUserError{fmt.Errorf("user %d, %s, has taken its name", peer.Uid, process(peer.Pid))}
 	case int(peer.Pid) == os.Getpid():
 		return "another Provider of this process", true, nil
 	}
