@@ -64,7 +64,7 @@ if [ "${1:-}" = -write ]; then
 fi
 {
   machine
-  bench ./nftables '^BenchmarkTargets$' -benchtime=1x
+  bench ./internal/nftables '^BenchmarkTargets$' -benchtime=1x
   bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=1000$' -benchtime=1x # as in CI
   bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=5000$' -benchtime=1x -count=3
   bench ./ipvs '^BenchmarkTargets$' -benchtime=0.2s -count=3

@@ -10,7 +10,7 @@
 //	                 where IPVS is: input. It is down, and an address that the node has
 //	                 anyway is not put there
 //	iptables         with Config.Firewall, chains that let health check node ports in
-//	nf_tables        the table NAME.ipvs of package nftables, Config.Verdicts: what is
+//	nf_tables        a table NAME.ipvs, much like that of package nftables: what is
 //	                 refused, dropped and masqueraded, in a constant number of rules
 //
 // # A packet's way

@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
-	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/internal/nftables"
 	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -70,13 +70,15 @@ type system struct {
 	check func(advise func(text string)) error
 }
 
-// rules is the nftables engine, as this one needs it.
+// rules is nftables.Front, as this one needs it.
 type rules interface {
-	proxier.Engine
 	proxier.Watcher
 	proxier.Dumper
-	proxier.Planner
+	Apply(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.Result, error)
+	Plan(update desired.Update, holds func(vip netip.Addr) bool) (string, error)
 	Frontends(ctx context.Context) ([]desired.Key, error)
+	Cleanup(ctx context.Context) error
+	Close() error
 }
 
 // handle is an open kernel.
@@ -109,9 +111,9 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	inFront := nftables.Config{Config: config.Config, Verdicts: true}
+	inFront := config.Config
 	inFront.Names.Table += ".ipvs" // beside the nftables engine's, so that one can succeed the other
-	front, err := nftables.NewEngine(inFront, family, deps)
+	front, err := nftables.NewFront(inFront, family, deps)
 	if err != nil {
 		return nil, err
 	}
@@ -212,27 +214,22 @@ func (e *Engine) serve(update *desired.Update, wanted []wantedPort) error {
 }
 
 func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort) error {
-	rules := *update
-	rules.Changes = make([]desired.Change, 0, len(update.Changes))
-	for name := range update.Removed() {
-		rules.Changes = append(rules.Changes, desired.Change{Name: name})
-	}
-	for i := range wanted {
-		w := &wanted[i]
-		front := verdicts(w.service, func(a netip.Addr) bool {
-			_, ours := slices.BinarySearchFunc(w.vips, a, netip.Addr.Compare)
-			return ours
-		})
-		rules.Changes = append(rules.Changes, desired.Change{Name: front.Name, After: front})
-	}
 	keep := e.keeps(update, wanted)
-	e.keepIn(&rules, keep)
-	result, err := e.rules.Apply(ctx, rules)
+	result, err := e.rules.Apply(ctx, *update, e.behind(keep))
 	e.report = result.Report
 	if err == nil {
 		e.kept, e.globals = keep, update.Globals
 	}
 	return err
+}
+
+// behind is what the rules are told beside an update.
+func (e *Engine) behind(keep map[serverKey]bool) nftables.Behind {
+	refused := make(map[desired.Key]bool, len(keep))
+	for key := range keep {
+		refused[key.frontend()] = true
+	}
+	return nftables.Behind{Holds: e.holds, Refused: refused}
 }
 
 // OwnsNames implements proxier.Owner: the device and the table have names of the instance.

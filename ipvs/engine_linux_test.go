@@ -252,16 +252,16 @@ func TestANodesOwnAddressAsVIPKeepsItsOtherPorts(t *testing.T) {
 	s := withFrontend(withFrontend(service("web", webVIP, pod1), desired.ExternalIP, nodeAddr, 80), desired.LoadBalancer, later, 80)
 	mustApply(t, e, full(s))
 	n.mustBind(t, webVIP, later)
-	for vip, want := range map[string]desired.Kind{webVIP: desired.ClusterIP, nodeAddr: desired.ExternalIP, later: desired.ClusterIP} {
-		if got := n.rules.kindOf(vip); got != want {
-			t.Errorf("for the rules %s is %v, want %v", vip, got, want)
+	for vip, want := range map[string]bool{webVIP: true, nodeAddr: false, later: true} {
+		if got := n.rules.closes(vip); got != want {
+			t.Errorf("the rules refuse other ports of %s: %v, want %v", vip, got, want)
 		}
 	}
 	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr(later))
 	mustApply(t, e, full(s))
 	n.mustBind(t, webVIP)
-	if got := n.rules.kindOf(later); got != desired.ExternalIP {
-		t.Errorf("for the rules an address that is the node's now is %v, want ExternalIP", got)
+	if n.rules.closes(later) {
+		t.Error("the rules refuse other ports of an address that is the node's now")
 	}
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", nodeAddr+":80/TCP="+pod1+"*1", later+":80/TCP="+pod1+"*1")
 }
@@ -310,8 +310,8 @@ func TestWhatDrainsIsRefusedAndStaysOurs(t *testing.T) {
 		n.kernel.connect(key, netip.MustParseAddrPort(pod1))
 	}
 	mustApply(t, e, removal("web"))
-	if got := n.rules.kindOf(webVIP); got != desired.ClusterIP {
-		t.Errorf("for the rules the VIP that drains is %v, want ClusterIP: its other ports are refused", got)
+	if !n.rules.closes(webVIP) {
+		t.Error("the rules do not refuse other ports of the VIP that drains")
 	}
 	e = n.engine(t, func(c *Config) { c.Drain = time.Hour })
 	mustApply(t, e, full())

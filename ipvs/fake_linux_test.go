@@ -15,6 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -104,6 +105,7 @@ func (d *fakeHolder) delete() error {
 // fakeRules are the rules in front. What they are told of last is what they hold.
 type fakeRules struct {
 	services map[changetracker.ServicePortName]*desired.Service
+	behind   nftables.Behind
 	updates  int
 	cleanups int
 	err      error // of every call, if set
@@ -111,7 +113,7 @@ type fakeRules struct {
 	watch    func(ctx context.Context) error
 }
 
-func (r *fakeRules) Apply(_ context.Context, update desired.Update) (proxier.Result, error) {
+func (r *fakeRules) Apply(_ context.Context, update desired.Update, behind nftables.Behind) (proxier.Result, error) {
 	r.updates++
 	if r.err != nil {
 		return proxier.Result{}, r.err
@@ -128,18 +130,18 @@ func (r *fakeRules) Apply(_ context.Context, update desired.Update) (proxier.Res
 	for name := range update.Removed() {
 		delete(r.services, name)
 	}
+	r.behind = behind
 	return proxier.Result{Report: proxier.ApplyReport{Writes: 1000, Transactions: 1}}, nil
 }
 
-func (r *fakeRules) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
-
 func (r *fakeRules) Cleanup(context.Context) error {
 	r.cleanups++
-	r.services = map[changetracker.ServicePortName]*desired.Service{}
+	r.services, r.behind.Refused = map[changetracker.ServicePortName]*desired.Service{}, nil
 	return r.err
 }
 
 func (r *fakeRules) Frontends(context.Context) (keys []desired.Key, err error) {
+	keys = slices.Collect(maps.Keys(r.behind.Refused))
 	for _, s := range r.services {
 		for i := range s.Frontends {
 			keys = append(keys, s.Key(&s.Frontends[i]))
@@ -161,19 +163,16 @@ func (r *fakeRules) Dump(_ context.Context, w io.Writer) error {
 	return err
 }
 
-func (r *fakeRules) Plan(desired.Update) (string, error) { return "the rules\n", nil }
-func (r *fakeRules) Close() error                        { return nil }
+func (r *fakeRules) Plan(desired.Update, func(netip.Addr) bool) (string, error) {
+	return "the rules\n", nil
+}
+func (r *fakeRules) Close() error { return nil }
 
-// kindOf is what the rules think of a VIP: a ClusterIP refuses other ports.
-func (r *fakeRules) kindOf(vip string) desired.Kind {
-	for _, s := range r.services {
-		for i := range s.Frontends {
-			if s.Frontends[i].VIP == netip.MustParseAddr(vip) {
-				return s.Frontends[i].Kind
-			}
-		}
-	}
-	return 0
+// closes says whether the rules refuse other ports of a VIP that they know.
+func (r *fakeRules) closes(vip string) bool {
+	keys, _ := r.Frontends(context.Background())
+	addr := netip.MustParseAddr(vip)
+	return slices.ContainsFunc(keys, func(k desired.Key) bool { return k.VIP == addr }) && r.behind.Holds(addr)
 }
 
 // nodeAddr is the node's own address.

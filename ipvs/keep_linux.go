@@ -5,8 +5,6 @@ import (
 	"maps"
 	"slices"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 )
@@ -39,10 +37,9 @@ func (e *Engine) keeps(update *desired.Update, wanted []wantedPort) map[serverKe
 		}
 	}
 	maps.DeleteFunc(keep, func(key serverKey, _ bool) bool {
-		vip := desired.Key{VIP: key.addr.Addr(), Protocol: key.protocol, Port: key.addr.Port()}
 		nodePort := desired.Key{Protocol: key.protocol, Port: key.addr.Port()}
 		next, waits := e.nodePorts[key]
-		return e.table.known[key] == nil || key.protocol == desired.UDP || known[vip] ||
+		return e.table.known[key] == nil || key.protocol == desired.UDP || known[key.frontend()] ||
 			waits && !leaving[next.name] ||
 			known[nodePort] && slices.Contains(e.local, key.addr.Addr())
 	})
@@ -61,47 +58,6 @@ func (e *Engine) keepAll(keep map[serverKey]bool, name changetracker.ServicePort
 	}
 }
 
-// keepIn puts into an update of the rules what is to be kept, and takes out what is not
-// any more.
-func (e *Engine) keepIn(rules *desired.Update, keep map[serverKey]bool) {
-	for _, key := range slices.SortedFunc(maps.Keys(keep), compareKeys) {
-		if rules.Full || !e.kept[key] {
-			rules.Changes = append(rules.Changes, desired.ChangesTo(e.keptService(key))...)
-		}
-	}
-	if rules.Full {
-		return
-	}
-	var gone []desired.Change
-	for _, key := range slices.SortedFunc(maps.Keys(e.kept), compareKeys) {
-		if !keep[key] {
-			gone = append(gone, desired.Change{Name: keptName(key)})
-		}
-	}
-	rules.Changes = append(gone, rules.Changes...)
-}
-
-// keptName is no Service's, as it has no namespace.
-func keptName(key serverKey) changetracker.ServicePortName {
-	name := changetracker.ServicePortName{Port: key.addr.String(), Protocol: v1.Protocol(key.protocol.String())}
-	name.Name = "drains"
-	return name
-}
-
-func (e *Engine) keptService(key serverKey) *desired.Service {
-	kind := desired.ClusterIP
-	if slices.Contains(e.local, key.addr.Addr()) {
-		kind = desired.ExternalIP
-	}
-	return &desired.Service{
-		Name: keptName(key), Protocol: key.protocol,
-		Frontends: []desired.Frontend{{
-			Kind: kind, VIP: key.addr.Addr(), Port: key.addr.Port(),
-			Scope: desired.ScopeCluster, Action: desired.Reject, Masquerade: desired.MasqueradeNone,
-		}},
-	}
-}
-
 // release takes out of the rules what has drained.
 func (e *Engine) release(ctx context.Context) error {
 	keep := maps.Clone(e.kept)
@@ -109,9 +65,7 @@ func (e *Engine) release(ctx context.Context) error {
 	if len(keep) == len(e.kept) {
 		return nil
 	}
-	rules := desired.Update{Family: e.family, Globals: e.globals}
-	e.keepIn(&rules, keep)
-	if _, err := e.rules.Apply(ctx, rules); err != nil {
+	if _, err := e.rules.Apply(ctx, desired.Update{Family: e.family, Globals: e.globals}, e.behind(keep)); err != nil {
 		return err
 	}
 	e.kept = keep

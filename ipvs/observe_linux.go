@@ -258,14 +258,10 @@ func (e *Engine) dump(w io.Writer) error {
 func (e *Engine) Plan(update desired.Update) (string, error) {
 	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(update.Globals.NodeAddresses, update.Globals.NodePortAddresses)}
 	all := map[serverKey]*virtual{}
-	rules := update
-	rules.Changes = nil
-	isVIP := func(a netip.Addr) bool { return !slices.Contains(update.Globals.NodeAddresses, a) }
 	for s := range update.Services() {
 		maps.Copy(all, p.virtuals(s))
 		maps.DeleteFunc(all, func(_ serverKey, v *virtual) bool { return len(v.reals) == 0 })
-		rules.Changes = append(rules.Changes, desired.ChangesTo(verdicts(s, isVIP))...)
 	}
-	front, err := e.rules.Plan(rules)
+	front, err := e.rules.Plan(update, func(vip netip.Addr) bool { return !slices.Contains(update.Globals.NodeAddresses, vip) })
 	return text(all) + "\n" + front, err
 }

@@ -44,17 +44,21 @@ func (e *Engine) wanted(update *desired.Update) []wantedPort {
 	return all
 }
 
-// vipsOf are the addresses that a service port needs on our device: all but those
-// that the node has anyway, or that are excluded.
+// vipsOf are the addresses that a service port needs on our device.
 func (e *Engine) vipsOf(s *desired.Service) []netip.Addr {
 	var vips []netip.Addr
 	for i := range s.Frontends {
-		vip := s.Frontends[i].VIP
-		if vip.IsValid() && !slices.Contains(e.local, vip) && !e.excluded(vip) {
+		if vip := s.Frontends[i].VIP; vip.IsValid() && e.holds(vip) {
 			vips = append(vips, vip)
 		}
 	}
 	return slices.Compact(vips) // frontends are sorted by VIP
+}
+
+// holds says whether our device is where a VIP is: not if the node has it anyway, or if
+// it is excluded.
+func (e *Engine) holds(vip netip.Addr) bool {
+	return !slices.Contains(e.local, vip) && !e.excluded(vip)
 }
 
 func (e *Engine) excluded(a netip.Addr) bool {

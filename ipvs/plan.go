@@ -18,6 +18,11 @@ type serverKey struct {
 // String is "address:port/PROTOCOL".
 func (k serverKey) String() string { return k.addr.String() + "/" + k.protocol.String() }
 
+// frontend is what the virtual server is for, by its address.
+func (k serverKey) frontend() desired.Key {
+	return desired.Key{VIP: k.addr.Addr(), Protocol: k.protocol, Port: k.addr.Port()}
+}
+
 // Flags of a virtual server, IP_VS_SVC_F_* of linux/ip_vs.h.
 const (
 	flagPersistent   = 0x01
@@ -148,26 +153,6 @@ func nodePortAddrs(local []netip.Addr, accepting []netip.Prefix) []netip.Addr {
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	return slices.Compact(addrs)
-}
-
-// verdicts is what the rules in front are told of a service port: everything but who
-// serves it. VIPs on our device count as ClusterIPs there: at other ports they refuse,
-// or one would reach programs of the node.
-func verdicts(s *desired.Service, isOurs func(netip.Addr) bool) *desired.Service {
-	v := *s
-	v.Affinity = 0
-	v.Frontends = slices.Clone(s.Frontends)
-	for i := range v.Frontends {
-		f := &v.Frontends[i]
-		switch {
-		case f.Kind == desired.NodePort:
-		case isOurs(f.VIP):
-			f.Kind = desired.ClusterIP
-		default:
-			f.Kind = desired.ExternalIP
-		}
-	}
-	return &v
 }
 
 // object names a real server in errors.

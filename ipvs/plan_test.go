@@ -218,23 +218,3 @@ func TestNodePortAddresses(t *testing.T) {
 		})
 	}
 }
-
-// TestRulesKnowWhichVIPsAreOnTheDevice, and nothing that changes with the endpoints' choice.
-func TestRulesKnowWhichVIPsAreOnTheDevice(t *testing.T) {
-	t.Parallel()
-	s := plannedService(
-		planned(desired.ClusterIP, "198.51.100.1", 80, desired.ScopeCluster), planned(desired.LoadBalancer, "198.51.100.2", 80, desired.ScopeCluster),
-		planned(desired.ClusterIP, "192.0.2.250", 80, desired.ScopeCluster), planned(desired.NodePort, "", 30080, desired.ScopeCluster))
-	s.Affinity = time.Hour
-	before := slices.Clone(s.Frontends)
-	v := verdicts(s, func(a netip.Addr) bool { return a != netip.MustParseAddr("192.0.2.250") })
-	want := []desired.Kind{desired.ClusterIP, desired.ClusterIP, desired.ExternalIP, desired.NodePort}
-	for i, kind := range want {
-		if v.Frontends[i].Kind != kind {
-			t.Errorf("frontend %d is %v, want %v", i, v.Frontends[i].Kind, kind)
-		}
-	}
-	if v.Affinity != 0 || s.Affinity != time.Hour || !slices.EqualFunc(before, s.Frontends, desired.Frontend.Equal) {
-		t.Errorf("affinity = %v, original %v and %v; want 0, and the original as it was", v.Affinity, s.Affinity, s.Frontends)
-	}
-}

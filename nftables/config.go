@@ -1,9 +1,7 @@
 package nftables
 
 import (
-	"errors"
-	"fmt"
-
+	engine "github.com/serviceplane/serviceplane/internal/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -17,46 +15,11 @@ type Config struct {
 	// AffinityRecords bounds how many clients can have session affinity at a time,
 	// per family; the ones beyond it are balanced like any other. 0 means 1048576.
 	AffinityRecords uint32
-	// Verdicts makes the engine decide everything but the endpoint: what is dropped,
-	// refused and masqueraded, for another engine, such as ipvs, that takes packets
-	// behind it. Nothing is translated. Sources that are a ClusterIP are masqueraded.
-	Verdicts bool
 }
-
-const (
-	defaultDNATPriority    = -100
-	defaultSNATPriority    = 100
-	defaultAffinityRecords = 1 << 20
-	// minNATPriority is what conntrack needs: nat chains must come after it
-	// (NF_IP_PRI_CONNTRACK of linux/netfilter_ipv4.h).
-	minNATPriority = -200
-)
 
 // WithDefaults returns c with every zero field set to its default.
-func (c Config) WithDefaults() Config {
-	c.Config = c.Config.WithDefaults()
-	if c.DNATPriority == 0 {
-		c.DNATPriority = defaultDNATPriority
-	}
-	if c.SNATPriority == 0 {
-		c.SNATPriority = defaultSNATPriority
-	}
-	if c.AffinityRecords == 0 {
-		c.AffinityRecords = defaultAffinityRecords
-	}
-	return c
-}
+func (c Config) WithDefaults() Config { return Config(engine.Config(c).WithDefaults()) }
 
 // Validate reports every field that is wrong. Zero fields count as their defaults. All
 // of its errors are proxier.ErrInvalidConfig.
-func (c Config) Validate() error {
-	c = c.WithDefaults()
-	errs := []error{c.Config.Validate()}
-	for field, priority := range map[string]int32{"DNATPriority": c.DNATPriority, "SNATPriority": c.SNATPriority} {
-		if priority <= minNATPriority {
-			errs = append(errs, fmt.Errorf("%w: %s: %d is not after connection tracking at %d",
-				proxier.ErrInvalidConfig, field, priority, minNATPriority))
-		}
-	}
-	return errors.Join(errs...)
-}
+func (c Config) Validate() error { return engine.Config(c).Validate() }

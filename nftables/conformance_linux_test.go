@@ -3,10 +3,14 @@ package nftables_test
 import (
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func provider(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 	return nftables.New(nftables.Config{Config: config}, deps)

@@ -22,10 +22,12 @@ runs() {
   if [ "$all" ]; then
     echo './ipvs -tags=vm -skip=TestEveryHistory'
     echo './nftables -skip=/spreading'
+    echo ./internal/nftables
     echo './iptables -run=TestPacketsWith -skip=/spreading'
   elif [ "$1" = 6.1 ]; then
     echo './ipvs -tags=vm -skip=TestEveryHistory'
-    echo './nftables -skip=/spreading|TestExplainAgrees|TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour'
+    echo './nftables -skip=/spreading|TestExplainAgrees'
+    echo './internal/nftables -skip=TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour'
     echo './iptables -run=TestPacketsWithLegacy -skip=/spreading'
   else
     echo './ipvs -tags=vm -run=TestPackets'

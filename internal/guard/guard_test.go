@@ -96,7 +96,7 @@ func TestWhoMayImportWhat(t *testing.T) {
 		"go.opentelemetry.io":            {module + "/tracing", examples},
 		"go.yaml.in/yaml/v3":             {module + "/informer", module + "/internal/apitest", module + "/internal/manifest", examples},
 		"github.com/moby/ipvs":           {module + "/ipvs", examples},
-		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/nodedeps", module + "/proxiertest", module + "/nftables", module + "/iptables", module + "/conntrack", module + "/internal/netlinkx", module + "/ipvs", examples},
+		"github.com/vishvananda/netlink": {module + "/internal/netns", module + "/nodedeps", module + "/proxiertest", module + "/nftables", module + "/internal/nftables", module + "/iptables", module + "/conntrack", module + "/internal/netlinkx", module + "/ipvs", examples},
 	}
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
 		for _, p := range pkgs {
@@ -159,14 +159,12 @@ func TestAnEngineCanBeWrittenOutside(t *testing.T) {
 }
 
 // TestEnginesDoNotKnowEachOther, and neither the driver nor observers know any of them.
-// But ipvs has the rules of nftables in front.
 func TestEnginesDoNotKnowEachOther(t *testing.T) {
 	engines := []string{module + "/nftables", module + "/iptables", module + "/ipvs", module + "/userspace"}
 	onEachSystem(t, func(t *testing.T, pkgs []pkg) {
 		for _, p := range pkgs {
 			for _, dep := range p.Deps {
-				inFront := p.ImportPath == module+"/ipvs" && dep == module+"/nftables"
-				if dep != p.ImportPath && slices.Contains(engines, dep) && !inFront {
+				if dep != p.ImportPath && slices.Contains(engines, dep) {
 					t.Errorf("%s depends on %s", p.ImportPath, dep)
 				}
 			}

@@ -160,7 +160,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		"one more write":        {run: output("100 writes", "101 writes"), want: []string{"101 writes now, 100 in", remeasure}},
 		"one message less":      {run: output("100 messages", "99 messages"), want: []string{"99 messages now", remeasure}},
 		"a benchmark is gone":   {run: output("BenchmarkClean", "BenchmarkTidy"), want: []string{"conntrack.BenchmarkClean/flows=/stale=, which no benchmark", remeasure}},
-		"a metric is gone":      {run: output("cpu-ms", "processor-ms"), want: []string{"cpu-ms of nftables.BenchmarkTargets", remeasure}},
+		"a metric is gone":      {run: output("cpu-ms", "processor-ms"), want: []string{"cpu-ms of internal/nftables.BenchmarkTargets", remeasure}},
 		"a figure is edited": {
 			file: documentFile, edits: []string{"100 ms", "99 ms"}, run: output(),
 			want: []string{"the tables of docs/PERFORMANCE.md are not those of docs/benchmarks.txt", rewrite},

@@ -29,7 +29,7 @@ func tables() []table {
 
 // Where the benchmarks of the engines are, all with the same names for the same syncs.
 const (
-	onNFTables = "nftables.BenchmarkTargets"
+	onNFTables = "internal/nftables.BenchmarkTargets"
 	onLegacy   = "iptables.BenchmarkTargets/legacy/serviceplane"
 	onNFTool   = "iptables.BenchmarkTargets/nft/serviceplane"
 	onIPVS     = "ipvs.BenchmarkTargets/fake"

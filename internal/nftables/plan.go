@@ -14,7 +14,7 @@ type placed struct {
 	// lists holds the endpoints of each scope, at the index that a packet draws.
 	lists   [2][]target
 	hairpin []netip.Addr
-	// health is a health check node port, with Config.Verdicts; 0 for none.
+	// health is a health check node port, for a Front; 0 for none.
 	health uint16
 	// affinity is what affinity records begin with, 0 without session affinity;
 	// timeout says how long they last, and draws how many endpoints each scope has.
@@ -33,7 +33,7 @@ type target struct {
 // element.
 type placedFrontend struct {
 	key        desired.Key
-	clusterIP  bool
+	closed     bool   // at all other ports of its VIP
 	entry      uint32 // class, for everybody
 	firewalled uint32 // class, behind the source ranges
 	outside    uint32 // class, for outside traffic under external policy Local
@@ -51,15 +51,16 @@ func indexScope(i int) desired.Scope { return desired.ScopeCluster + desired.Sco
 type placer struct {
 	class    func(class) uint32 // makes it exist
 	affinity *affinityService   // nil without session affinity
-	// verdicts says that no endpoint is chosen: classes differ by the rest only.
-	verdicts bool
+	// holds is that of Behind. Unless it is nil no endpoint is chosen: classes differ by
+	// the rest only.
+	holds func(netip.Addr) bool
 }
 
 // place keeps endpoints that are in prev at their index as far as possible: each
 // move costs kernel writes.
 func (pl placer) place(prev *placed, s *desired.Service) *placed {
 	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.OnNode}
-	if pl.verdicts && s.Port != nil {
+	if pl.holds != nil && s.Port != nil {
 		p.health = s.Port.HealthCheckNodePort
 	}
 	if pl.affinity != nil {
@@ -75,6 +76,15 @@ func (pl placer) place(prev *placed, s *desired.Service) *placed {
 		p.frontends[i] = pl.frontend(p, s, &s.Frontends[i])
 	}
 	return p
+}
+
+// closes says whether the VIP takes nothing at other ports: a ClusterIP, or what is an
+// address of the node only because the engine behind has put it there.
+func (pl placer) closes(f *desired.Frontend) bool {
+	if pl.holds != nil {
+		return f.VIP.IsValid() && pl.holds(f.VIP)
+	}
+	return f.Kind == desired.ClusterIP
 }
 
 func (pl placer) placeAffinity(p *placed, s *desired.Service) {
@@ -98,7 +108,7 @@ func (p *placed) list(i int) []target {
 // frontend chooses the classes by what packets meet first: source ranges, then
 // the difference between inside and outside, then the endpoints.
 func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) placedFrontend {
-	pf := placedFrontend{key: s.Key(f), clusterIP: f.Kind == desired.ClusterIP, ranges: f.SourceRanges}
+	pf := placedFrontend{key: s.Key(f), closed: pl.closes(f), ranges: f.SourceRanges}
 	if p.affinity != 0 {
 		pf.affinityID = p.affinity | uint32(p.timeout)
 	}
@@ -119,7 +129,7 @@ func (pl placer) forward(p *placed, t treatment) uint32 {
 	switch {
 	case p.affinity != 0:
 		return affinityClass(t)
-	case pl.verdicts:
+	case pl.holds != nil:
 		return pl.class(forwardingClass(t, 1))
 	default:
 		return pl.class(forwardingClass(t, len(p.lists[scopeIndex(t.scope)])))
@@ -145,7 +155,7 @@ func (pl placer) action(pf *placedFrontend, p *placed, f *desired.Frontend) uint
 // holes.
 func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, scope int) []target {
 	endpoints = endpoints[:min(len(endpoints), pl.limit())]
-	if len(endpoints) == 0 || pl.verdicts {
+	if len(endpoints) == 0 || pl.holds != nil {
 		return nil
 	}
 	list := make([]target, len(endpoints))

@@ -15,10 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Watch implements proxier.Watcher: the kernel tells about each change of
-// nf_tables, by whomever. It is not heard during our own large loads, which that
-// would slow down tenfold; what others did meanwhile is told by the number of
-// transactions.
+// Watch implements proxier.Watcher.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	s, err := openSocket(e.config.NetNS)
 	if err != nil {

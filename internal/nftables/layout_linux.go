@@ -88,7 +88,7 @@ func (l *layout) classChain(c class) chainSpec {
 		spec.rules = []ruleSpec{r.index(c.endpoints(), ownBit+offset(t.scope))}
 	default:
 		index := r.index(c.endpoints(), offset(t.scope))
-		if !r.verdicts {
+		if !r.inFront {
 			index = index.then("goto "+chainPick, gotoChain(chainPick))
 		}
 		spec.rules = append(r.masquerade(t.masquerade), index)
@@ -119,7 +119,7 @@ type rules struct {
 	mark         uint32
 	detectsPods  bool   // by address or by interface
 	podInterface string // exact, or a prefix when it ends in "*"; empty means by address
-	verdicts     bool   // nothing is translated
+	inFront      bool   // of another engine: nothing is translated
 	specs        []setSpec
 }
 
@@ -137,12 +137,12 @@ func (r *rules) services() []ruleSpec {
 		r.nodePorts(),
 		r.dispatch(setClasses),
 	}
-	if r.verdicts {
+	if r.inFront {
 		specs = append(specs, r.healthChecks())
 	}
 	return append(specs,
-		// Behind verdicts, the ClusterIPs are on the node because we have put them there.
-		r.refuse(setClusterIPs, chainReject, !r.verdicts),
+		// In front, what is closed is on the node because the engine behind has put it there.
+		r.refuse(setClusterIPs, chainReject, !r.inFront),
 		r.refuse(setServiceCIDRs, chainDrop, true),
 	)
 }
@@ -247,7 +247,7 @@ func (r *rules) masquerade(m desired.Masquerade) []ruleSpec {
 
 // index draws the index of an endpoint, with equal chances.
 func (r *rules) index(endpoints int, from uint32) ruleSpec {
-	if r.verdicts {
+	if r.inFront {
 		return ruleSpec{text: "meta priority set 0", exprs: []expr.Any{&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0))}}
 	}
 	text := fmt.Sprintf("meta priority set numgen random mod %d", endpoints)
@@ -384,8 +384,8 @@ func (r *rules) postrouting() []ruleSpec {
 		and(0, 0, ^r.mark), &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg(0)},
 		&expr.Masq{FullyRandom: true},
 	}
-	if r.verdicts {
-		return r.postroutingOfVerdicts(clear)
+	if r.inFront {
+		return r.postroutingInFront(clear)
 	}
 	addrLen := r.addrRegs()
 	hairpin := []expr.Any{
@@ -408,10 +408,10 @@ func (r *rules) masqueradeMarked(exprs []expr.Any) ruleSpec {
 	}
 }
 
-// postroutingOfVerdicts is for an engine behind this one, which translates where
+// postroutingInFront is for an engine behind this one, which translates where
 // connection tracking does not see it. Where it has put the VIPs on the node, these are
 // what the node's own connections come from.
-func (r *rules) postroutingOfVerdicts(clear []expr.Any) []ruleSpec {
+func (r *rules) postroutingInFront(clear []expr.Any) []ruleSpec {
 	return []ruleSpec{
 		r.masqueradeMarked(clear),
 		{

@@ -17,9 +17,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family by netlink. It implements proxier.Engine,
-// Planner, Dumper, Watcher and Owner. Calls must not overlap, but Watch runs beside all
-// others.
+// Engine programs one IP family by netlink, as the public package says.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -28,6 +26,8 @@ type Engine struct {
 	open   func() (kernel, error)
 	// watches is shared by the engines of one Provider.
 	watches *watches
+	// holds is that of Behind; nil unless there is an engine behind this one.
+	holds func(netip.Addr) bool
 
 	kernel kernel // nil until it is needed
 	state  state
@@ -51,7 +51,7 @@ type state struct {
 	classes    *classTable
 	clusterIPs *refCounts[netip.Addr]
 	hairpins   *refCounts[netip.Addr]
-	// healthPorts is for Config.Verdicts only.
+	// healthPorts is for a Front only.
 	healthPorts *refCounts[uint16]
 }
 
@@ -62,8 +62,7 @@ func (s *state) flushCounts(sink elementSink) {
 	s.healthPorts.flush(sink)
 }
 
-// NewEngine returns the engine of one family. It opens no socket and writes
-// nothing before the first Apply.
+// NewEngine returns the engine of one family.
 func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
@@ -89,9 +88,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	}, nil
 }
 
-// New returns a Provider with an nftables engine for each family of the config,
-// which also forgets stale UDP flows and answers at health check node ports,
-// unless deps say otherwise.
+// New returns a Provider with an engine for each family, which share their watches.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
@@ -119,7 +116,7 @@ func netfilterFamily(family v1.IPFamily) uint8 {
 // failure, and when pods are told apart in another way.
 var errNotFull = errors.New("nftables: a partial update where a full one is needed")
 
-// Apply implements proxier.Engine. It fails for all service ports or none.
+// Apply implements proxier.Engine.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.report = proxier.ApplyReport{}
 	err := e.apply(ctx, update)
@@ -181,7 +178,7 @@ func (e *Engine) generation(ctx context.Context) (uint32, error) {
 	return id, err
 }
 
-// OwnsNames implements proxier.Owner: the table has the name of the instance.
+// OwnsNames implements proxier.Owner.
 func (e *Engine) OwnsNames() bool { return true }
 
 // Traits implements proxier.Engine.
@@ -198,7 +195,7 @@ func (e *Engine) Close() error {
 	return err
 }
 
-// Cleanup implements proxier.Engine: it deletes the table.
+// Cleanup implements proxier.Engine.
 func (e *Engine) Cleanup(ctx context.Context) error {
 	err := e.connect()
 	if errors.Is(err, proxier.ErrNotSupported) {
@@ -238,7 +235,7 @@ func (e *Engine) layoutFor(g *desired.Globals) layout {
 			mark:         e.config.Masquerade.Mark,
 			detectsPods:  g.DetectsPods(),
 			podInterface: g.PodInterface,
-			verdicts:     e.config.Verdicts,
+			inFront:      e.holds != nil,
 			specs:        e.specs,
 		},
 	}

@@ -58,8 +58,8 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 // place works out where a service port stands in the sets. New classes are noted
 // in t.
 func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed {
-	pl := placer{verdicts: e.config.Verdicts, class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
-	if s.Affinity > 0 && !pl.verdicts {
+	pl := placer{holds: e.holds, class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
+	if s.Affinity > 0 && pl.holds == nil {
 		if pl.affinity, _ = e.state.affinity.service(s.Name); pl.affinity == nil {
 			e.log.Warn("no affinity ids left, session affinity is off", zap.Stringer("service", s.Name))
 		}
@@ -79,7 +79,7 @@ func (s *state) count(p *placed, n int) {
 		return
 	}
 	for i := range p.frontends {
-		if p.frontends[i].clusterIP {
+		if p.frontends[i].closed {
 			s.clusterIPs.add(p.frontends[i].key.VIP, n)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -12,13 +13,15 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Plan implements proxier.Planner. The text is close to nft's own syntax, with a
-// line for each element, but made to be read: it cannot be loaded.
-func (e *Engine) Plan(update desired.Update) (string, error) {
+// Plan implements proxier.Planner.
+func (e *Engine) Plan(update desired.Update) (string, error) { return e.plan(update, nil) }
+
+func (e *Engine) plan(update desired.Update, holds func(netip.Addr) bool) (string, error) {
 	scratch, err := NewEngine(e.config, e.family, proxier.Deps{})
 	if err != nil {
 		return "", err
 	}
+	scratch.holds = holds
 	scratch.begin(scratch.layoutFor(&update.Globals), false)
 	t := &scratch.step
 	scratch.placeAllInto(&update, t)
@@ -50,8 +53,7 @@ func (e *Engine) placeAllInto(update *desired.Update, t *transaction) {
 	e.state.flushCounts(t)
 }
 
-// Dump implements proxier.Dumper: it reads the table back from the kernel. Rules
-// are printed as the engine would write them if they are unchanged.
+// Dump implements proxier.Dumper.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	if err := e.connect(); err != nil {
 		return err

@@ -1,0 +1,53 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Config is that of the public package, which says what its fields mean.
+type Config struct {
+	proxier.Config
+	DNATPriority, SNATPriority int32
+	AffinityRecords            uint32
+}
+
+const (
+	defaultDNATPriority    = -100
+	defaultSNATPriority    = 100
+	defaultAffinityRecords = 1 << 20
+	// minNATPriority is what conntrack needs: nat chains must come after it
+	// (NF_IP_PRI_CONNTRACK of linux/netfilter_ipv4.h).
+	minNATPriority = -200
+)
+
+// WithDefaults returns c with every zero field set to its default.
+func (c Config) WithDefaults() Config {
+	c.Config = c.Config.WithDefaults()
+	if c.DNATPriority == 0 {
+		c.DNATPriority = defaultDNATPriority
+	}
+	if c.SNATPriority == 0 {
+		c.SNATPriority = defaultSNATPriority
+	}
+	if c.AffinityRecords == 0 {
+		c.AffinityRecords = defaultAffinityRecords
+	}
+	return c
+}
+
+// Validate reports every field that is wrong. Zero fields count as their defaults. All
+// of its errors are proxier.ErrInvalidConfig.
+func (c Config) Validate() error {
+	c = c.WithDefaults()
+	errs := []error{c.Config.Validate()}
+	for field, priority := range map[string]int32{"DNATPriority": c.DNATPriority, "SNATPriority": c.SNATPriority} {
+		if priority <= minNATPriority {
+			errs = append(errs, fmt.Errorf("%w: %s: %d is not after connection tracking at %d",
+				proxier.ErrInvalidConfig, field, priority, minNATPriority))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,135 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Front decides everything but the endpoint, in front of an engine such as ipvs that takes
+// packets behind it: what is dropped, refused and masqueraded. Nothing is translated.
+type Front struct {
+	*Engine
+
+	// refused is that of Behind, as it is in the kernel.
+	refused map[desired.Key]bool
+}
+
+// Behind is what the engine behind a Front tells it with each update.
+type Behind struct {
+	// Holds says whether a VIP is an address of the node only because that engine has put
+	// it there. At other ports it is refused, or one would reach programs of the node, and
+	// what comes from it is masqueraded.
+	Holds func(vip netip.Addr) bool
+	// Refused are the frontends that take no new connection, though no service port has
+	// them: all of them, each time. The map is not changed any more.
+	Refused map[desired.Key]bool
+}
+
+// NewFront returns the engine of one family.
+func NewFront(config proxier.Config, family v1.IPFamily, deps proxier.Deps) (*Front, error) {
+	e, err := NewEngine(Config{Config: config}, family, deps)
+	if err != nil {
+		return nil, err
+	}
+	e.holds = func(netip.Addr) bool { return false }
+	return &Front{Engine: e}, nil
+}
+
+// Apply is that of proxier.Engine, with what the engine behind tells.
+func (f *Front) Apply(ctx context.Context, update desired.Update, behind Behind) (proxier.Result, error) {
+	if update.Full {
+		f.refused = nil
+	}
+	f.holds = behind.Holds
+	var gone, come []desired.Change
+	for _, key := range missing(f.refused, behind.Refused) {
+		gone = append(gone, desired.Change{Name: refusedName(key)})
+	}
+	for _, key := range missing(behind.Refused, f.refused) {
+		come = append(come, desired.ChangesTo(refusal(key))...)
+	}
+	if len(gone)+len(come) > 0 {
+		update.Changes = slices.Concat(gone, update.Changes, come)
+	}
+	result, err := f.Engine.Apply(ctx, update)
+	if err == nil { // otherwise the next one is full
+		f.refused = behind.Refused
+	}
+	return result, err
+}
+
+// missing are the keys that others lacks, in order.
+func missing(keys, others map[desired.Key]bool) []desired.Key {
+	lacks := maps.Clone(keys)
+	maps.DeleteFunc(lacks, func(key desired.Key, _ bool) bool { return others[key] })
+	return slices.SortedFunc(maps.Keys(lacks), desired.Key.Compare)
+}
+
+// refusal is what the sets hold of a frontend that is refused.
+func refusal(key desired.Key) *desired.Service {
+	return &desired.Service{
+		Name: refusedName(key), Protocol: key.Protocol,
+		Frontends: []desired.Frontend{{
+			VIP: key.VIP, Port: key.Port, Scope: desired.ScopeCluster, Action: desired.Reject, Masquerade: desired.MasqueradeNone,
+		}},
+	}
+}
+
+// refusedName is no Service's, as it has no namespace.
+func refusedName(key desired.Key) changetracker.ServicePortName {
+	return changetracker.ServicePortName{Port: key.String()}
+}
+
+// Plan is that of proxier.Planner.
+func (f *Front) Plan(update desired.Update, holds func(vip netip.Addr) bool) (string, error) {
+	return f.plan(update, holds)
+}
+
+// Frontends reads which frontends the table in the kernel has, in no order: before the
+// first Apply, those of a predecessor.
+func (f *Front) Frontends(ctx context.Context) ([]desired.Key, error) {
+	if err := f.connect(); err != nil {
+		return nil, err
+	}
+	o, err := f.observe(ctx)
+	if err != nil || o == nil {
+		return nil, err
+	}
+	l := f.layoutFor(&desired.Globals{})
+	if !o.isOurs(&l) {
+		return nil, nil
+	}
+	var keys []desired.Key
+	for _, id := range []setID{setServices, setNodePorts} {
+		if _, there := o.sets[f.specs[id].name]; !there {
+			continue
+		}
+		if err := f.observeSet(ctx, o, &f.specs[id]); err != nil {
+			return nil, err
+		}
+		for text := range o.element[id] {
+			keys = append(keys, parseFrontendKey([]byte(text)))
+		}
+	}
+	return keys, nil
+}
+
+// parseFrontendKey is the inverse of frontendKey.
+func parseFrontendKey(b []byte) (k desired.Key) {
+	const protoAndPort = 8
+	if n := len(b) - protoAndPort; n > 0 {
+		k.VIP, _ = netip.AddrFromSlice(b[:n])
+		b = b[n:]
+	}
+	k.Protocol, k.Port = desired.Protocol(b[0]), binary.BigEndian.Uint16(b[4:])
+	return k
+}

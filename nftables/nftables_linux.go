@@ -1,0 +1,68 @@
+package nftables
+
+import (
+	"context"
+	"io"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	engine "github.com/serviceplane/serviceplane/internal/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Engine programs one IP family by netlink. It implements proxier.Engine,
+// Planner, Dumper, Watcher and Owner. Calls must not overlap, but Watch runs beside all
+// others.
+type Engine struct{ engine *engine.Engine }
+
+// NewEngine returns the engine of one family. It opens no socket and writes
+// nothing before the first Apply.
+func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
+	e, err := engine.NewEngine(engine.Config(config), family, deps)
+	if err != nil {
+		return nil, err
+	}
+	return &Engine{e}, nil
+}
+
+// New returns a Provider with an nftables engine for each family of the config,
+// which also forgets stale UDP flows and answers at health check node ports,
+// unless deps say otherwise.
+func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
+	return engine.New(engine.Config(config), deps)
+}
+
+// Apply implements proxier.Engine. It fails for all service ports or none.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+	return e.engine.Apply(ctx, update)
+}
+
+// Cleanup implements proxier.Engine: it deletes the table.
+func (e *Engine) Cleanup(ctx context.Context) error { return e.engine.Cleanup(ctx) }
+
+// Close closes the netlink socket. The kernel objects stay. A later call opens a
+// new socket.
+func (e *Engine) Close() error { return e.engine.Close() }
+
+// Traits implements proxier.Engine.
+func (e *Engine) Traits(s *desired.Service) desired.Traits { return e.engine.Traits(s) }
+
+// OwnsNames implements proxier.Owner: the table has the name of the instance.
+func (e *Engine) OwnsNames() bool { return e.engine.OwnsNames() }
+
+// Watch implements proxier.Watcher: the kernel tells about each change of
+// nf_tables, by whomever. It is not heard during our own large loads, which that
+// would slow down tenfold; what others did meanwhile is told by the number of
+// transactions.
+func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+	return e.engine.Watch(ctx, damaged)
+}
+
+// Plan implements proxier.Planner. The text is close to nft's own syntax, with a
+// line for each element, but made to be read: it cannot be loaded.
+func (e *Engine) Plan(update desired.Update) (string, error) { return e.engine.Plan(update) }
+
+// Dump implements proxier.Dumper: it reads the table back from the kernel. Rules
+// are printed as the engine would write them if they are unchanged.
+func (e *Engine) Dump(ctx context.Context, w io.Writer) error { return e.engine.Dump(ctx, w) }
