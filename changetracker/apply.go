@@ -183,7 +183,6 @@ func (s *source) rebuildPort(service types.NamespacedName, key portKey, old *por
 	}
 	next.merged = s.merge(key, old, t)
 	next.endpoints = s.overrides[key].apply(next.merged)
-	next.localReady = localReady(next.endpoints)
 	return next
 }
 

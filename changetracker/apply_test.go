@@ -318,40 +318,39 @@ func TestSetNodeMakesTheNextDeltaFull(t *testing.T) {
 	}
 }
 
+// A node's new name makes the next Delta Full, and no endpoint a different one.
 func TestNewNodeNameMovesWhatIsLocal(t *testing.T) { // EPS-16
 	tracker := mustEndpointTracker(t)
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("here")), at("10.0.0.2", onNode("there")),
 		at("10.0.0.3")), false)
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("b", at("10.0.0.4")), false)
 	if _, err := tracker.Endpoints.Set(http, Endpoint{Addr: addrPort("10.0.0.9:1"), Ready: true, Node: "there"},
-		Endpoint{Addr: addrPort("10.0.0.8:1"), Ready: true, Local: true}); err != nil {
+		Endpoint{Addr: addrPort("10.0.0.8:1"), Ready: true}); err != nil {
 		t.Fatal(err)
 	}
-	local := func(want ...string) {
-		t.Helper()
-		state, _ := applyAll(t, tracker, v1.IPv4Protocol)
-		list := slices.DeleteFunc(slices.Clone(state.Endpoints(http)), func(e Endpoint) bool { return !e.Local })
-		if got := addrs(list); !slices.Equal(got, want) {
-			t.Errorf("local endpoints = %v, want %v", got, want)
+	applyAll(t, tracker, v1.IPv4Protocol)
+	for _, c := range []struct {
+		node Node
+		want []string
+	}{
+		{Node{Name: "here"}, []string{"10.0.0.1:8080"}},
+		{Node{Name: "there"}, []string{"10.0.0.2:8080", "10.0.0.9:1"}},
+		{Node{}, nil},
+		{Node{Name: "elsewhere", Zone: "z"}, nil},
+	} {
+		changed := tracker.SetNode(c.node)
+		state, delta := applyAll(t, tracker, v1.IPv4Protocol)
+		if delta.Full != changed || len(delta.Changes) > 0 {
+			t.Errorf("node %q: delta = %+v, want it full and without changes", c.node.Name, delta)
 		}
-		if got := state.LocalReady(web); got != len(want) {
-			t.Errorf("LocalReady = %d, want %d", got, len(want))
+		view := state.For(state.Node())
+		local := slices.DeleteFunc(slices.Clone(state.Endpoints(http)), func(e Endpoint) bool { return !view.Local(&e) })
+		if got := addrs(local); !slices.Equal(got, c.want) || view.LocalReady(web) != len(c.want) {
+			t.Errorf("node %q: local endpoints = %v, LocalReady = %d, want %v", c.node.Name, got, view.LocalReady(web), c.want)
 		}
-	}
-	local("10.0.0.1:8080", "10.0.0.8:1")
-	tracker.SetNode(Node{Name: "there"})
-	local("10.0.0.2:8080", "10.0.0.8:1", "10.0.0.9:1")
-	if !tracker.Endpoints.EndpointSliceUpdate(webSlice("a"), true) {
-		t.Error("removing a slice that was made anew: changed = false, want true")
-	}
-	tracker.SetNode(Node{})
-	local("10.0.0.8:1")
-	tracker.SetNode(Node{Name: "here", Zone: "z"})
-	tracker.SetNode(Node{Name: "", Zone: "z"})
-	state, delta := applyAll(t, tracker, v1.IPv4Protocol)
-	wantOutline(t, delta)
-	if state.Node().Zone != "z" {
-		t.Errorf("zone = %q, want z", state.Node().Zone)
+		if view.Node().Zone != c.node.Zone || view.State() != state {
+			t.Errorf("zone = %q, want %q", view.Node().Zone, c.node.Zone)
+		}
 	}
 }
 

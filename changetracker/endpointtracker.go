@@ -54,9 +54,9 @@ func (t *EndpointChangeTracker) EndpointSliceUpdate(slice *discovery.EndpointSli
 // of those that an earlier Set gave that service port; without any it removes
 // them. They live beside those of the slices of the same Service, which win where
 // both have an equally good record of an address. Endpoints of a family that is
-// not tracked are left out. Local is taken as given, unless Node says where the
-// endpoint is. Conditions are taken as given too: an endpoint with none of Ready,
-// Serving and Terminating is an error, because it could get no traffic.
+// not tracked are left out. One without a Node is local to no node. Conditions are taken as
+// given: an endpoint with none of Ready, Serving and Terminating is an error, because it
+// could get no traffic.
 //
 // Set keeps canonical copies. When it returns an error, which names every invalid
 // value, nothing has changed. For changed see EndpointSliceUpdate.

@@ -26,11 +26,11 @@ func ExplainCluster(endpoints []Endpoint, node Node) (why []Exclusion, remark st
 }
 
 // ExplainLocal is ExplainCluster for Selection.Local.
-func ExplainLocal(endpoints []Endpoint) (why []Exclusion, remark string) {
-	sum := summarise(endpoints, &Node{})
-	chosen := sum.localRule()
+func ExplainLocal(endpoints []Endpoint, node Node) (why []Exclusion, remark string) {
+	sum := summarise(endpoints, &node)
+	chosen := sum.localRule(&node)
 	why = explain(endpoints, chosen)
-	if chosen.kind == drainingLocal && countSelected(endpoints, chosen) > 0 {
+	if chosen.kind == drainingLocal && chosen.count > 0 {
 		remark = "no endpoint on this node is ready, so those that terminate and still serve are used"
 	}
 	return why, remark
@@ -54,7 +54,7 @@ func (r rule) excludes(e *Endpoint) Exclusion {
 		return ExcludedNotServing
 	case !e.Usable():
 		return ExcludedNotReady
-	case (r.kind == readyLocal || r.kind == drainingLocal) && !e.Local:
+	case (r.kind == readyLocal || r.kind == drainingLocal) && !r.isLocal(e):
 		return ExcludedElsewhere
 	case !e.Ready:
 		return ExcludedDraining

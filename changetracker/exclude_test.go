@@ -22,7 +22,7 @@ func TestExclusionsAgreeWithSelect(t *testing.T) {
 		}
 		selection := Select(port, endpoints, node)
 		cluster, _ := ExplainCluster(endpoints, node)
-		local, _ := ExplainLocal(endpoints)
+		local, _ := ExplainLocal(endpoints, node)
 		for i := range endpoints {
 			for scope, c := range map[string]struct {
 				why      Exclusion
@@ -47,7 +47,9 @@ func TestExclusionsAgreeWithSelect(t *testing.T) {
 
 func randomEndpoint(dice *rand.Rand, i int) Endpoint {
 	e := Endpoint{Addr: addrPort([]string{"10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1", "10.0.0.4:1", "10.0.0.5:1"}[i]), Ready: true, Serving: true}
-	e.Local = dice.IntN(2) == 0
+	if dice.IntN(2) == 0 {
+		e.Node = "here"
+	}
 	switch dice.IntN(5) {
 	case 0:
 		e.Ready, e.Terminating = false, true

@@ -264,35 +264,3 @@ func anyOf[T any](x, y *T) *T {
 	}
 	return y
 }
-
-// relocate sets anew which endpoints are local, after the node's name changed.
-func (f *family) relocate(was, is *Node) {
-	for name, s := range f.sources {
-		for _, h := range s.slices {
-			if next := h.relocated(was, is); next != h {
-				f.placeSlice(name, h.name, next)
-			}
-		}
-		for key, h := range s.byHand {
-			if next := h.relocated(was, is); next != h {
-				f.placeByHand(name, s, key, next)
-			}
-		}
-	}
-}
-
-// relocated returns h itself when nothing becomes or ceases to be local.
-func (h *heldSlice) relocated(was, is *Node) *heldSlice {
-	differs := func(e Endpoint) bool { return was.hosts(e.Node) != is.hosts(e.Node) }
-	if !slices.ContainsFunc(h.endpoints, differs) {
-		return h
-	}
-	next := *h
-	next.endpoints = slices.Clone(h.endpoints)
-	for i := range next.endpoints {
-		if e := &next.endpoints[i]; differs(*e) {
-			e.Local = is.hosts(e.Node)
-		}
-	}
-	return &next
-}

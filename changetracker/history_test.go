@@ -471,18 +471,19 @@ func checkState(s *State) error {
 			health[name.NamespacedName] = p.HealthCheckNodePort
 		}
 	}
+	view := s.For(Node{Name: "n0"})
 	for name, service := range s.services.All() {
 		local[name] = map[netip.Addr]bool{}
 		for _, p := range service.ports {
 			for _, e := range s.Endpoints(p.name) {
-				if e.Local && e.Ready {
+				if e.Node == "n0" && e.Ready {
 					local[name][e.Addr.Addr()] = true
 				}
 			}
 		}
 	}
 	for name, want := range local {
-		if got := s.LocalReady(name); got != len(want) {
+		if got := view.LocalReady(name); got != len(want) {
 			return fmt.Errorf("LocalReady(%v) = %d, want %d", name, got, len(want))
 		}
 	}

@@ -83,7 +83,6 @@ func (s *store) editEndpoints(services []rebuilt) {
 	for i := range services {
 		for _, p := range services[i].edit {
 			p.endpoints = s.edited(p)
-			p.localReady = localReady(p.endpoints)
 		}
 	}
 }

@@ -97,15 +97,3 @@ func mergeTouched(old []Endpoint, contributions []contribution, addrs []netip.Ad
 	}
 	return append(merged, old...)
 }
-
-// localReady are the distinct addresses of the endpoints that health checks count
-// (EPS-40), sorted.
-func localReady(list []Endpoint) []netip.Addr {
-	var addrs []netip.Addr
-	for i := range list {
-		if e := &list[i]; e.Local && e.Ready {
-			addrs = append(addrs, e.Addr.Addr())
-		}
-	}
-	return slices.Compact(addrs) // sorted, as the list is sorted by address first
-}

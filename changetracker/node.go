@@ -27,5 +27,6 @@ func (n *Node) equal(o *Node) bool {
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
 }
 
-// hosts says that an endpoint of the named node is local (EPS-16).
+// hosts says that an endpoint of the named node is local (EPS-16): none is to a node
+// without a name.
 func (n *Node) hosts(node string) bool { return n.Name != "" && n.Name == node }

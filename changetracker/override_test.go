@@ -129,8 +129,8 @@ func TestOverrideCountsForHealthChecks(t *testing.T) {
 	tracker.Services.Update(nil, webService())
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("here")), at("10.0.0.2")), false)
 	tracker.Override(http, addrPort("10.0.0.1:8080"), Override{Eject: true})
-	if state, _ := applyAll(t, tracker, v1.IPv4Protocol); state.LocalReady(web) != 0 {
-		t.Errorf("LocalReady = %d, want 0", state.LocalReady(web))
+	if state, _ := applyAll(t, tracker, v1.IPv4Protocol); state.For(Node{Name: "here"}).LocalReady(web) != 0 {
+		t.Errorf("LocalReady = %d, want 0", state.For(Node{Name: "here"}).LocalReady(web))
 	}
 }
 

@@ -202,7 +202,6 @@ func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint, slice *
 	}
 	if api.NodeName != nil {
 		e.Node = *api.NodeName
-		e.Local = p.store.node.hosts(e.Node)
 	}
 	if api.Hints != nil {
 		e.ZoneHints = hintNames(p, api.Hints.ForZones, func(z discovery.ForZone) string { return z.Name })

@@ -23,7 +23,7 @@ type Selection struct {
 // Select decides which endpoints of a service port may take traffic on the given
 // node: traffic policies, topology hints, and the fallback to endpoints that
 // still serve while they terminate (KEP-1669). Only the Name and Zone of the node
-// count.
+// count; it may be any node. View.Select is Select for what a State has.
 //
 // It is pure. The lists of the result are in the order of the input and may share
 // its memory; neither may be written to.
@@ -32,29 +32,34 @@ func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 		return Selection{}
 	}
 	sum := summarise(endpoints, &node)
-	cluster, local := sum.clusterRule(&node), sum.localRule()
+	cluster, local := sum.clusterRule(&node), sum.localRule(&node)
 	s := Selection{
-		Cluster: filter(endpoints, cluster), Local: filter(endpoints, local), Any: sum.ready > 0 || sum.draining > 0,
+		Cluster: filter(endpoints, cluster.count, cluster), Local: filter(endpoints, local.count, local),
+		Any: sum.ready > 0 || sum.draining > 0,
 	}
 	switch {
 	case !p.UsesLocalEndpoints():
 		s.All = s.Cluster
 	case !p.UsesClusterEndpoints():
 		s.All = s.Local
-	case countSelected(s.Local, cluster) == len(s.Local):
-		s.All = s.Cluster
 	default:
-		s.All = filter(endpoints, cluster, local)
+		only := 0 // in Local
+		for i := range s.Local {
+			only += count(!cluster.selects(&s.Local[i]))
+		}
+		if s.All = s.Cluster; only > 0 {
+			s.All = filter(endpoints, cluster.count+only, cluster, local)
+		}
 	}
 	return s
 }
 
 // summary counts what the rules depend on. Hints count only on ready endpoints.
 type summary struct {
-	ready, draining         int
-	readyLocal              int
-	nodeHinted, nodeMatched int
-	zoneHinted, zoneMatched int
+	ready, draining           int
+	readyLocal, drainingLocal int
+	nodeHinted, nodeMatched   int
+	zoneHinted, zoneMatched   int
 }
 
 func summarise(endpoints []Endpoint, node *Node) (s summary) {
@@ -62,12 +67,13 @@ func summarise(endpoints []Endpoint, node *Node) (s summary) {
 		e := &endpoints[i]
 		if e.draining() {
 			s.draining++
+			s.drainingLocal += count(node.hosts(e.Node))
 		}
 		if !e.Ready {
 			continue
 		}
 		s.ready++
-		s.readyLocal += count(e.Local)
+		s.readyLocal += count(node.hosts(e.Node))
 		s.nodeHinted += count(len(e.NodeHints) > 0)
 		s.nodeMatched += count(hinted(e.NodeHints, node.Name))
 		s.zoneHinted += count(len(e.ZoneHints) > 0)
@@ -95,8 +101,9 @@ func (e *Endpoint) draining() bool { return e.Serving && e.Terminating }
 // rule is one way to select endpoints. It is data, not a func, so that Select
 // allocates nothing but lists.
 type rule struct {
-	kind ruleKind
-	name string // of the node or zone
+	kind  ruleKind
+	name  string // of the node or zone
+	count int    // of the endpoints that it selects
 }
 
 type ruleKind int
@@ -119,14 +126,16 @@ func (r rule) selects(e *Endpoint) bool {
 	case readyForZone:
 		return e.Ready && hinted(e.ZoneHints, r.name)
 	case readyLocal:
-		return e.Ready && e.Local
+		return e.Ready && r.isLocal(e)
 	case draining:
 		return e.draining()
 	case drainingLocal:
-		return e.draining() && e.Local
+		return e.draining() && r.isLocal(e)
 	}
 	return false
 }
+
+func (r rule) isLocal(e *Endpoint) bool { return r.name != "" && e.Node == r.name }
 
 // clusterRule tells the endpoints for policy Cluster. Hints bind only when every
 // ready endpoint has some and one of them means us (TOP-08), so there is always
@@ -134,28 +143,27 @@ func (r rule) selects(e *Endpoint) bool {
 func (s *summary) clusterRule(node *Node) rule {
 	switch {
 	case s.ready == 0:
-		return rule{kind: draining}
+		return rule{kind: draining, count: s.draining}
 	case s.nodeHinted == s.ready && s.nodeMatched > 0:
-		return rule{kind: readyForNode, name: node.Name}
+		return rule{kind: readyForNode, name: node.Name, count: s.nodeMatched}
 	case s.zoneHinted == s.ready && s.zoneMatched > 0:
-		return rule{kind: readyForZone, name: node.Zone}
+		return rule{kind: readyForZone, name: node.Zone, count: s.zoneMatched}
 	default:
-		return rule{kind: ready}
+		return rule{kind: ready, count: s.ready}
 	}
 }
 
 // localRule tells the endpoints for policy Local (TOP-04).
-func (s *summary) localRule() rule {
+func (s *summary) localRule(node *Node) rule {
 	if s.readyLocal > 0 {
-		return rule{kind: readyLocal}
+		return rule{kind: readyLocal, name: node.Name, count: s.readyLocal}
 	}
-	return rule{kind: drainingLocal}
+	return rule{kind: drainingLocal, name: node.Name, count: s.drainingLocal}
 }
 
-// filter returns what any of the rules selects, in order. It shares the input
-// when that is all of it.
-func filter(endpoints []Endpoint, rules ...rule) []Endpoint {
-	selected := countSelected(endpoints, rules...)
+// filter returns what any of the rules selects, in order, which is so many. It shares
+// the input when that is all of it.
+func filter(endpoints []Endpoint, selected int, rules ...rule) []Endpoint {
 	switch selected {
 	case 0:
 		return nil
@@ -163,19 +171,12 @@ func filter(endpoints []Endpoint, rules ...rule) []Endpoint {
 		return slices.Clip(endpoints)
 	}
 	list := make([]Endpoint, 0, selected)
-	for i := range endpoints {
+	for i := 0; len(list) < selected; i++ {
 		if anySelects(rules, &endpoints[i]) {
 			list = append(list, endpoints[i])
 		}
 	}
 	return list
-}
-
-func countSelected(endpoints []Endpoint, rules ...rule) (selected int) {
-	for i := range endpoints {
-		selected += count(anySelects(rules, &endpoints[i]))
-	}
-	return selected
 }
 
 func anySelects(rules []rule, e *Endpoint) bool {

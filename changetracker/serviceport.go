@@ -151,14 +151,13 @@ type Endpoint struct {
 	// Ready, Serving and Terminating are the EndpointSlice conditions, with an
 	// absent condition read as the API says: ready, serving, not terminating.
 	Ready, Serving, Terminating bool
-	// Local says that the endpoint runs on the tracker's own node.
-	Local bool
 	// Weight is the endpoint's share of new connections, relative to those of the other
 	// endpoints. 0 is the default and means 1, and the trackers store 0 for 1. It never
 	// means no traffic: that is Override.Eject.
 	Weight uint16
-	Zone   string
-	Node   string
+	// Zone and Node say where the endpoint runs; empty if that is not known. View.Local says
+	// for whom it is local.
+	Zone, Node string
 	// ZoneHints and NodeHints name the zones and nodes that the control plane
 	// wants to use this endpoint; nil means no hint. Sorted.
 	ZoneHints, NodeHints []string
@@ -175,7 +174,7 @@ func (e *Endpoint) Equal(o *Endpoint) bool { return e.Addr == o.Addr && e.alike(
 
 // alike compares everything but Addr and Ext.
 func (e *Endpoint) alike(o *Endpoint) bool {
-	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating && e.Local == o.Local &&
+	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating &&
 		e.share() == o.share() && e.Zone == o.Zone && e.Node == o.Node &&
 		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
 }

@@ -15,7 +15,7 @@ type mood int
 
 const (
 	keeps mood = iota
-	prefersLocal
+	prefersOneNode
 	adds
 	panics
 	clears
@@ -31,14 +31,15 @@ func extra(p *ServicePort) Endpoint {
 	return e
 }
 
+func isPreferred(e Endpoint) bool { return e.Node == "n0" }
+
 func (m mood) edit(p *ServicePort, list []Endpoint) []Endpoint {
 	switch m {
-	case prefersLocal:
-		remote := func(e Endpoint) bool { return !e.Local }
-		if !slices.ContainsFunc(list, func(e Endpoint) bool { return e.Local }) {
+	case prefersOneNode:
+		if !slices.ContainsFunc(list, isPreferred) {
 			return list
 		}
-		return slices.DeleteFunc(list, remote)
+		return slices.DeleteFunc(list, func(e Endpoint) bool { return !isPreferred(e) })
 	case adds:
 		unready := extra(p)
 		unready.Ready, unready.Terminating = false, true
@@ -57,12 +58,12 @@ func (m mood) edit(p *ServicePort, list []Endpoint) []Endpoint {
 
 // expect is what a port's endpoints are to be in that mood.
 func (m mood) expect(p *ServicePort, list map[netip.AddrPort]Endpoint) map[netip.AddrPort]Endpoint {
-	next, local := map[netip.AddrPort]Endpoint{}, false
+	next, preferred := map[netip.AddrPort]Endpoint{}, false
 	for _, e := range list {
-		local = local || e.Local
+		preferred = preferred || isPreferred(e)
 	}
 	for addr, e := range list {
-		if m != clears && (m != prefersLocal || e.Local || !local) {
+		if m != clears && (m != prefersOneNode || isPreferred(e) || !preferred) {
 			next[addr] = e
 		}
 	}

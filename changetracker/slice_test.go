@@ -181,7 +181,7 @@ func TestEndpointFields(t *testing.T) {
 			conditions(true, false, true), Endpoint{Ready: true, Terminating: true},
 		},
 		"EPS-15 serving is not derived": {conditions(false, true, false), Endpoint{Serving: true}},
-		"EPS-16 local":                  {onNode("here"), Endpoint{Ready: true, Serving: true, Local: true, Node: "here"}},
+		"EPS-16 local":                  {onNode("here"), Endpoint{Ready: true, Serving: true, Node: "here"}},
 		"EPS-16 remote":                 {onNode("there"), Endpoint{Ready: true, Serving: true, Node: "there"}},
 		"EPS-16 empty node name":        {onNode(""), Endpoint{Ready: true, Serving: true}},
 		"zone": {
@@ -201,13 +201,16 @@ func TestEndpointFields(t *testing.T) {
 			if len(got) != 1 || !reflect.DeepEqual(got[0], c.want) {
 				t.Errorf("endpoints = %+v, want %+v", got, c.want)
 			}
+			if here, isLocal := (View{node: Node{Name: "here"}}), c.want.Node == "here"; here.Local(&c.want) != isLocal {
+				t.Errorf("Local = %v, want %v", !isLocal, isLocal)
+			}
 		})
 	}
 	t.Run("EPS-16 nothing is local to a node without name", func(t *testing.T) {
-		tracker := mustEndpointTracker(t, func(o *Options) { o.Node.Name = "" })
+		tracker := mustEndpointTracker(t)
 		tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("")), at("10.0.0.2", onNode("x"))), false)
 		for _, e := range endpointsOf(t, tracker, v1.IPv4Protocol, http) {
-			if e.Local {
+			if (View{}).Local(&e) {
 				t.Errorf("%v is local, want none", e)
 			}
 		}
@@ -577,8 +580,8 @@ func TestLocalReadyCountsAddresses(t *testing.T) { // EPS-40
 	s := webSlice("a", at("10.0.0.1", onNode("here")))
 	s.Ports = append(s.Ports, endpointPort("http", v1.ProtocolTCP, 8081))
 	one.Endpoints.EndpointSliceUpdate(s, false)
-	if state, _ := applyAll(t, one, v1.IPv4Protocol); state.LocalReady(web) != 1 {
-		t.Errorf("LocalReady of one address with two ports = %d, want 1", state.LocalReady(web))
+	if state, _ := applyAll(t, one, v1.IPv4Protocol); state.For(state.Node()).LocalReady(web) != 1 {
+		t.Errorf("LocalReady of one address with two ports = %d, want 1", state.For(state.Node()).LocalReady(web))
 	}
 	s = webSlice("a",
 		at("10.0.0.1", onNode("here")),
@@ -591,11 +594,11 @@ func TestLocalReadyCountsAddresses(t *testing.T) { // EPS-40
 	other.Ports = []discovery.EndpointPort{endpointPort("metrics", v1.ProtocolTCP, 9090)}
 	tracker.Endpoints.EndpointSliceUpdate(other, false)
 	state, _ := applyAll(t, tracker, v1.IPv4Protocol)
-	if got := state.LocalReady(web); got != 2 {
+	if got := state.For(state.Node()).LocalReady(web); got != 2 {
 		t.Errorf("LocalReady = %d, want 2", got)
 	}
 	six, _ := applyAll(t, tracker, v1.IPv6Protocol)
-	if got := six.LocalReady(web); got != 0 {
+	if got := six.For(six.Node()).LocalReady(web); got != 0 {
 		t.Errorf("LocalReady of IPv6 = %d, want 0", got)
 	}
 }

@@ -2,7 +2,6 @@ package changetracker
 
 import (
 	"iter"
-	"net/netip"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -23,7 +22,7 @@ type State struct {
 // Family is the IP family that the State describes.
 func (s *State) Family() v1.IPFamily { return familyName(s.family) }
 
-// Node is the node that the endpoints' Local refers to.
+// Node is the tracker's own node. For tells what the State means for others.
 func (s *State) Node() Node { return s.node }
 
 // Len is the number of service ports.
@@ -77,35 +76,12 @@ func (s *State) ServicePorts(name types.NamespacedName) []ServicePortName {
 	return names
 }
 
-// LocalReady is the number of distinct addresses among the ready endpoints of a
-// Service on this node, over all its ports: what a load balancer's health check
-// asks for. An endpoint that is terminating but serves still is not counted.
-func (s *State) LocalReady(name types.NamespacedName) int {
-	service, ok := s.services.Get(name)
-	if !ok {
-		return 0
-	}
-	var addrs []netip.Addr
-	contributors := 0
-	for _, p := range service.ports {
-		if len(p.localReady) > 0 {
-			addrs = append(addrs, p.localReady...)
-			contributors++
-		}
-	}
-	if contributors > 1 {
-		addrs = canonicalAddrs(addrs)
-	}
-	return len(addrs)
-}
-
 // portState is a port of a Service as a State shows it. Immutable.
 type portState struct {
-	name       ServicePortName
-	port       *ServicePort // nil: not proxied, only endpoints are known
-	merged     []Endpoint   // what slices say, sorted by address
-	endpoints  []Endpoint   // what became of merged, or the same list; sorted
-	localReady []netip.Addr // sorted
+	name      ServicePortName
+	port      *ServicePort // nil: not proxied, only endpoints are known
+	merged    []Endpoint   // what slices say, sorted by address
+	endpoints []Endpoint   // what became of merged, or the same list; sorted
 }
 
 func (p *portState) key() portKey { return portKey{port: p.name.Port, protocol: p.name.Protocol} }

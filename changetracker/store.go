@@ -25,14 +25,15 @@ type store struct {
 	node     Node
 	families perFamily[*family] // nil: not tracked; does not change
 	// homes finds an EndpointSlice by its own name, whatever its labels say (W-02).
-	homes    map[types.NamespacedName]home
-	parser   sliceParser
-	problems problemSet
-	sequence uint64 // of triggers
-	arrived  Counts
-	lines    []logLine
-	gate     gate
-	changed  chan struct{} // has a value after a change
+	homes     map[types.NamespacedName]home
+	parser    sliceParser
+	nodeNames nodeNames
+	problems  problemSet
+	sequence  uint64 // of triggers
+	arrived   Counts
+	lines     []logLine
+	gate      gate
+	changed   chan struct{} // has a value after a change
 }
 
 func newStore(o Options) (*store, error) {
@@ -41,7 +42,7 @@ func newStore(o Options) (*store, error) {
 	}
 	s := &store{
 		options: o, logger: o.Logger, now: o.Now, node: o.Node.canonical(),
-		homes: map[types.NamespacedName]home{}, problems: newProblemSet(),
+		homes: map[types.NamespacedName]home{}, nodeNames: nodeNames{}, problems: newProblemSet(),
 		gate: newGate(&o), changed: make(chan struct{}, 1),
 	}
 	if s.logger == nil {
@@ -219,6 +220,7 @@ func (s *store) successor(held, parsed *heldSlice) *heldSlice {
 		next.endpoints = held.endpoints
 	} else {
 		next.endpoints = slices.Clone(parsed.endpoints)
+		s.nodeNames.share(next.endpoints)
 	}
 	return &next
 }
@@ -243,13 +245,9 @@ func (s *store) setEndpoints(name ServicePortName, endpoints perFamily[[]Endpoin
 		if f == nil {
 			continue
 		}
-		list := endpoints[index]
-		for i := range list {
-			if list[i].Node != "" {
-				list[i].Local = s.node.hosts(list[i].Node)
-			}
-		}
-		if f.setEndpoints(name, dropDuplicates(list)) {
+		list := dropDuplicates(endpoints[index])
+		s.nodeNames.share(list)
+		if f.setEndpoints(name, list) {
 			changed = true
 		}
 	}
@@ -268,12 +266,8 @@ func (s *store) setNode(node Node) (changed bool) {
 	}
 	now := s.now()
 	for _, f := range s.families {
-		if f == nil {
-			continue
-		}
-		f.wantFull(now)
-		if was.Name != is.Name {
-			f.relocate(&was, &is)
+		if f != nil {
+			f.wantFull(now)
 		}
 	}
 	return true

@@ -169,7 +169,7 @@ func dumpPort(p *ServicePort) string {
 }
 
 func dumpEndpoint(e Endpoint) string {
-	return fmt.Sprintf("%v r=%v s=%v t=%v l=%v w=%d %s %s %v %v %v", e.Addr, e.Ready, e.Serving, e.Terminating, e.Local, e.Weight,
+	return fmt.Sprintf("%v r=%v s=%v t=%v w=%d %s %s %v %v %v", e.Addr, e.Ready, e.Serving, e.Terminating, e.Weight,
 		e.Zone, e.Node, e.ZoneHints, e.NodeHints, e.Ext)
 }
 

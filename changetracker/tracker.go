@@ -48,8 +48,7 @@ func (t *Tracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortN
 
 // SetNode replaces what is known of the node. Values that Options.Validate would
 // refuse are left out. When it made a difference, the next Delta of each family
-// is Full, and when the node has got another name, it is decided anew which
-// endpoints are Local.
+// is Full.
 func (t *Tracker) SetNode(node Node) (changed bool) { return t.store.setNode(node) }
 
 // PendingSince is when the oldest change arrived that no Apply has consumed, or

@@ -58,7 +58,7 @@ func (h *handler) explain(r *http.Request, q query) (any, error) {
 		Verdict: e.Verdict, Reasons: listed(e.Reasons), Scope: e.Scope, Masquerade: e.Masquerade,
 		AffinitySeconds: e.Affinity.Seconds(),
 		Endpoints: converted(e.Endpoints, func(p desired.ExplainedEndpoint) explainedEndpoint {
-			return explainedEndpoint{endpointText: endpointOf(&p.Endpoint), Excluded: p.Excluded, Masquerade: p.Masquerade}
+			return explainedEndpoint{endpointText: endpointOf(&p.Endpoint, p.Local), Excluded: p.Excluded, Masquerade: p.Masquerade}
 		}),
 	}
 	if e.Service != nil && e.Frontend != nil {

@@ -126,9 +126,10 @@ func (h *handler) inFull(state *changetracker.State, name changetracker.ServiceP
 	for i := range s.Frontends {
 		p.Frontends[i] = frontendOf(s.Key(&s.Frontends[i]), &s.Frontends[i])
 	}
-	why := exclusions(state, s.Port, endpoints)
+	view := state.For(state.Node())
+	why := exclusions(view, s.Port, endpoints)
 	for i := range endpoints {
-		e := usedEndpoint{endpointText: endpointOf(&endpoints[i]), Used: uses(s, endpoints[i].Addr)}
+		e := usedEndpoint{endpointText: endpointOf(&endpoints[i], view.Local(&endpoints[i])), Used: uses(s, endpoints[i].Addr)}
 		if !e.Used {
 			e.Excluded = why[i]
 		}
@@ -139,12 +140,12 @@ func (h *handler) inFull(state *changetracker.State, name changetracker.ServiceP
 
 // exclusions says why the wider one of the scopes that a service port uses leaves
 // endpoints out.
-func exclusions(state *changetracker.State, p *changetracker.ServicePort, endpoints []changetracker.Endpoint) []changetracker.Exclusion {
+func exclusions(view changetracker.View, p *changetracker.ServicePort, endpoints []changetracker.Endpoint) []changetracker.Exclusion {
 	if !p.UsesClusterEndpoints() {
-		why, _ := changetracker.ExplainLocal(endpoints)
+		why, _ := changetracker.ExplainLocal(endpoints, view.Node())
 		return why
 	}
-	why, _ := changetracker.ExplainCluster(endpoints, state.Node())
+	why, _ := changetracker.ExplainCluster(endpoints, view.Node())
 	return why
 }
 
@@ -168,10 +169,10 @@ func frontendOf(key desired.Key, f *desired.Frontend) frontendText {
 	return t
 }
 
-func endpointOf(e *changetracker.Endpoint) endpointText {
+func endpointOf(e *changetracker.Endpoint, local bool) endpointText {
 	return endpointText{
 		Address: e.Addr.String(), State: stateOf(e), Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
-		Local: e.Local, Node: e.Node, Zone: e.Zone, NodeHints: listed(e.NodeHints), ZoneHints: listed(e.ZoneHints),
+		Local: local, Node: e.Node, Zone: e.Zone, NodeHints: listed(e.NodeHints), ZoneHints: listed(e.ZoneHints),
 	}
 }
 

@@ -39,6 +39,8 @@ type Explanation struct {
 type ExplainedEndpoint struct {
 	changetracker.Endpoint
 
+	// Local says that the endpoint runs on the Resolver's node.
+	Local bool `json:"local"`
 	// Excluded says why the packet cannot go there; empty for one that it may go to.
 	Excluded changetracker.Exclusion `json:"excluded,omitempty"`
 	// Masquerade says that the packet's source is replaced if it goes there: with the
@@ -382,13 +384,14 @@ func (e *explaining) list(s *Service) {
 	var why []changetracker.Exclusion
 	var remark string
 	if e.Scope == ScopeLocal {
-		why, remark = changetracker.ExplainLocal(endpoints)
+		why, remark = changetracker.ExplainLocal(endpoints, e.Resolver.Node)
 	} else {
 		why, remark = changetracker.ExplainCluster(endpoints, e.Resolver.Node)
 	}
 	e.Endpoints = make([]ExplainedEndpoint, len(endpoints))
+	view := e.State.For(e.Resolver.Node)
 	for i := range endpoints {
-		e.Endpoints[i] = ExplainedEndpoint{Endpoint: endpoints[i], Excluded: why[i]}
+		e.Endpoints[i] = ExplainedEndpoint{Endpoint: endpoints[i], Local: view.Local(&endpoints[i]), Excluded: why[i]}
 	}
 	if remark != "" && e.Scope != 0 {
 		e.because("%s", remark)

@@ -3,6 +3,7 @@ package desired
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -68,6 +69,41 @@ func explainerOf(tb testing.TB, ports []changetracker.ServicePort, endpoints ...
 func packetTo(text string) Packet {
 	return Packet{
 		Protocol: TCP, Source: netip.MustParseAddr("198.51.100.7"), Destination: netip.MustParseAddrPort(text), Origin: FromOutside,
+	}
+}
+
+// A Resolver decides for its own Node, whatever the tracker's is; so does Explain.
+func TestResolveAndExplainForAnyNode(t *testing.T) {
+	x := explainer(t, func(p *changetracker.ServicePort) { p.InternalPolicyLocal = true }, inZone(local(1), "a"), inZone(remote(2), "b"), inZone(remote(3), "a"))
+	for _, c := range []struct {
+		node changetracker.Node
+		want string
+	}{
+		{changetracker.Node{Name: "here"}, "forward, cluster 1,2,3, local 1, explained 1"},
+		{changetracker.Node{Name: "there", Zone: "a"}, "forward, cluster 1,3, local 2,3, explained 2,3"},
+		{changetracker.Node{Name: "there", Zone: "b"}, "forward, cluster 2, local 2,3, explained 2,3"},
+		{changetracker.Node{Name: "nowhere", Zone: "c"}, "drop, cluster 1,2,3, local , explained "},
+		{changetracker.Node{Zone: "a"}, "drop, cluster 1,3, local , explained "},
+	} {
+		x.Resolver.Node = c.node
+		s, _ := x.Resolver.Resolve(x.State, webName)
+		e, err := x.Explain(packetTo(clusterIP.String() + ":30080"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var explained []netip.AddrPort
+		for _, p := range e.Endpoints {
+			if p.Local != (p.Excluded == "") {
+				t.Errorf("%+v: %v: local %v, excluded %q", c.node, p.Addr, p.Local, p.Excluded)
+			}
+			if p.Excluded == "" {
+				explained = append(explained, p.Addr)
+			}
+		}
+		got := fmt.Sprintf("%v, cluster %s, local %s, explained %s", e.Verdict, numbers(s.Cluster), numbers(s.Local), numbers(explained))
+		if got != c.want {
+			t.Errorf("%+v: %s, want %s", c.node, got, c.want)
+		}
 	}
 }
 

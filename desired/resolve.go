@@ -12,7 +12,7 @@ import (
 
 // Resolver holds what Resolve needs to know besides the State.
 type Resolver struct {
-	// Node is the node that the data plane is on.
+	// Node is the node that the data plane is on: any node, whatever the tracker's own is.
 	Node changetracker.Node
 	// MasqueradeAll replaces the source of every connection to a ClusterIP.
 	MasqueradeAll bool
@@ -223,7 +223,7 @@ func (r *Resolver) onNode(endpoints []changetracker.Endpoint) []netip.Addr {
 // mayBeHere says whether an endpoint may run on this node. Slices that are written by
 // hand may spell the node's name differently, or name a wrong one.
 func (r *Resolver) mayBeHere(e *changetracker.Endpoint) bool {
-	return e.Local || e.Node == "" || r.Node.Name == "" || sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())
+	return e.Node == "" || r.Node.Name == "" || sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())
 }
 
 // sameHost compares names of hosts as DNS does (RFC 4343), and a name without domain

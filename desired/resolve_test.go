@@ -26,7 +26,7 @@ var (
 // endpoints, told apart by their last byte.
 func local(n byte) changetracker.Endpoint {
 	e := remote(n)
-	e.Local, e.Node = true, "here"
+	e.Node = "here"
 	return e
 }
 
@@ -386,7 +386,7 @@ func TestHairpinLeavesOutOnlyWhatIsElsewhere(t *testing.T) {
 			r.Node.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(c.podCIDR)}
 		}
 		e := remote(1)
-		e.Node, e.Local = c.endpoint, c.node == c.endpoint
+		e.Node = c.endpoint
 		if got := len(r.onNode([]changetracker.Endpoint{e})) == 1; got != c.want {
 			t.Errorf("node %q, endpoint %v on %q, pods %q: in hairpin %v, want %v", c.node, e.Addr, c.endpoint, c.podCIDR, got, c.want)
 		}

@@ -65,7 +65,7 @@ func endpointsAt(node string, numbers ...byte) func(*goldenCase) {
 				addr = netip.AddrFrom16([16]byte{0xfd, 0, 2, 0x44, 15: n})
 			}
 			c.endpoints = append(c.endpoints, changetracker.Endpoint{
-				Addr: netip.AddrPortFrom(addr, 8080), Ready: true, Serving: true, Local: node == "here", Node: node,
+				Addr: netip.AddrPortFrom(addr, 8080), Ready: true, Serving: true, Node: node,
 			})
 		}
 	}

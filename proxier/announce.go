@@ -99,7 +99,8 @@ func (b *announcements) touched(u *desired.Update) map[changetracker.ServicePort
 }
 
 func announcementsOf(state *changetracker.State, s *desired.Service) (list []Announcement) {
-	isReadyHere := slices.ContainsFunc(state.Endpoints(s.Name), func(e changetracker.Endpoint) bool { return e.Local && e.Ready })
+	view := state.For(state.Node())
+	isReadyHere := slices.ContainsFunc(state.Endpoints(s.Name), func(e changetracker.Endpoint) bool { return e.Ready && view.Local(&e) })
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		if f.Action == desired.Forward && f.VIP.IsValid() && (f.Scope != desired.ScopeLocal || isReadyHere) {

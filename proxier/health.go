@@ -46,9 +46,10 @@ type HealthService struct {
 // healthUpdate looks at the Services of a delta only, unless it is full.
 func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bool) HealthUpdate {
 	u := HealthUpdate{Full: full, Services: map[types.NamespacedName]HealthService{}}
+	view := state.For(state.Node())
 	if full {
 		for name, port := range state.HealthCheckNodePorts() {
-			u.Services[name] = HealthService{Port: port, LocalEndpoints: state.LocalReady(name)}
+			u.Services[name] = HealthService{Port: port, LocalEndpoints: view.LocalReady(name)}
 		}
 		return u
 	}
@@ -60,7 +61,7 @@ func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bo
 		}
 		now := HealthService{Port: state.HealthCheckNodePort(name)}
 		if now.Port != 0 {
-			now.LocalEndpoints = state.LocalReady(name)
+			now.LocalEndpoints = view.LocalReady(name)
 		}
 		if now.Port != 0 || c.Before != nil && c.Before.HealthCheckNodePort != 0 {
 			u.Services[name] = now
