@@ -136,12 +136,12 @@ func (f *family) place(services []rebuilt) {
 	f.current = e.snapshot()
 }
 
-// rebuild makes the new state of a marked Service out of its source and of what
+// rebuild makes the new state of a marked Service out of what is held, and of what
 // did not change.
 func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 	r := rebuilt{name: name}
 	f.endOverrides(name)
-	s := f.sources[name]
+	s := f.services[name]
 	if s == nil {
 		return r
 	}
@@ -173,7 +173,7 @@ func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 	return r
 }
 
-func (s *source) rebuildPort(service types.NamespacedName, key portKey, old *portState, t *touched) *portState {
+func (s *heldService) rebuildPort(service types.NamespacedName, key portKey, old *portState, t *touched) *portState {
 	next := &portState{
 		name: ServicePortName{NamespacedName: service, Port: key.port, Protocol: key.protocol},
 		port: s.port(key),
@@ -187,7 +187,7 @@ func (s *source) rebuildPort(service types.NamespacedName, key portKey, old *por
 }
 
 // merge is what slices say of a port's endpoints.
-func (s *source) merge(key portKey, old *portState, t *touched) []Endpoint {
+func (s *heldService) merge(key portKey, old *portState, t *touched) []Endpoint {
 	switch {
 	case t.none() && old != nil:
 		return old.merged

@@ -517,6 +517,7 @@ func TestOptionsErrorNamesEveryFault(t *testing.T) {
 	_, err := New(Options{
 		Families:         []v1.IPFamily{"IPv4", "IPX", "IPv4", ""},
 		ServiceProxyName: "not a label!",
+		AwaitSources:     []string{"west", "", "west"},
 		Node: Node{
 			Addresses: []netip.Addr{{}, netip.IPv4Unspecified(), netip.MustParseAddr("fe80::1%eth0")},
 			PodCIDRs:  []netip.Prefix{{}},
@@ -528,6 +529,7 @@ func TestOptionsErrorNamesEveryFault(t *testing.T) {
 	for _, field := range []string{
 		`Families[1]: "IPX"`, `Families[2]: "IPv4" is listed twice`, `Families[3]: ""`, `ServiceProxyName: "not a label!"`,
 		"Node.Addresses[0]", "Node.Addresses[1]", "Node.Addresses[2]", "Node.PodCIDRs[0]",
+		`AwaitSources[1]: ""`, `AwaitSources[2]: "west"`,
 	} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("the error does not name %s:\n%v", field, err)

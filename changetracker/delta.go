@@ -31,7 +31,8 @@ type Change struct {
 // Problem is one value of an API object that was set aside. Everything else of
 // the object is used, unless Fatal.
 type Problem struct {
-	// Object is the kind, namespace and name: "Service default/web".
+	// Object is the kind, namespace and name: "Service default/web", with " of source west"
+	// for an object of that Source.
 	Object string
 	// Field is the path of the value in the object: "spec.externalIPs[1]".
 	Field string

@@ -11,7 +11,10 @@ import (
 
 // EndpointChangeTracker tracks EndpointSlices. In a Tracker it shares one State
 // with the Services; on its own, the States that it makes have endpoints only.
-type EndpointChangeTracker struct{ store *store }
+type EndpointChangeTracker struct {
+	store *store
+	from  string // the Source
+}
 
 // NewEndpointChangeTracker returns a tracker of EndpointSlices alone. For errors
 // see New.
@@ -47,7 +50,7 @@ func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed 
 // The slice is neither changed nor kept. Values that make no sense are set aside
 // one by one; see Tracker.Problems.
 func (t *EndpointChangeTracker) EndpointSliceUpdate(slice *discovery.EndpointSlice, remove bool) (changed bool) {
-	return t.store.updateSlice(slice, remove)
+	return t.store.updateSlice(t.from, slice, remove)
 }
 
 // Set takes over endpoints that do not come from an EndpointSlice, in the place
@@ -61,24 +64,34 @@ func (t *EndpointChangeTracker) EndpointSliceUpdate(slice *discovery.EndpointSli
 // Set keeps canonical copies. When it returns an error, which names every invalid
 // value, nothing has changed. For changed see EndpointSliceUpdate.
 func (t *EndpointChangeTracker) Set(name ServicePortName, endpoints ...Endpoint) (changed bool, err error) {
-	var canonical perFamily[[]Endpoint]
+	canonical, err := t.store.canonicalEndpoints(t.from, name, endpoints)
+	if err != nil {
+		return false, fmt.Errorf("set endpoints of %s: %w", name, err)
+	}
+	return t.store.setEndpoints(t.from, name, canonical), nil
+}
+
+// canonicalEndpoints makes canonical copies of hand-built endpoints, sorted by address. The
+// error names every invalid value.
+func (s *store) canonicalEndpoints(from string, name ServicePortName, endpoints []Endpoint) (canonical perFamily[[]Endpoint], err error) {
 	var faults []error
 	if !validProtocol(name.Protocol) {
 		faults = append(faults, fmt.Errorf("protocol: invalid value %q", name.Protocol))
 	}
 	for _, e := range endpoints {
-		if err := e.canonicalise(&t.store.options); err != nil {
+		if err := e.canonicalise(&s.options); err != nil {
 			faults = append(faults, err)
 			continue
+		}
+		e.Node = qualified(from, e.Node)
+		for i, hint := range e.NodeHints {
+			e.NodeHints[i] = qualified(from, hint)
 		}
 		family := addrFamily(e.Addr.Addr())
 		canonical[family] = append(canonical[family], e)
 	}
-	if len(faults) > 0 {
-		return false, fmt.Errorf("set endpoints of %s: %w", name, errors.Join(faults...))
-	}
 	for family := range canonical {
 		slices.SortStableFunc(canonical[family], compareByAddr)
 	}
-	return t.store.setEndpoints(name, canonical), nil
+	return canonical, errors.Join(faults...)
 }

@@ -222,3 +222,36 @@ func ExampleTracker_Override() {
 	// [10.1.0.5:8080 10.1.0.6:8080]
 	// [10.1.0.5:8080]
 }
+
+// A registry that is not Kubernetes tells all it has, again and again. What the program gets
+// from the API server lives beside it.
+func ExampleSource_Replace() {
+	tracker, err := changetracker.New(changetracker.Options{AwaitSources: []string{"registry"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	db := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "lab", Name: "db"}, Protocol: v1.ProtocolTCP}
+	port := changetracker.ServicePort{Name: db, ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}, Port: 5432}
+	for _, addr := range []string{"198.51.100.7:5432", "127.0.0.1:5432"} { // the second one is a mistake
+		_, err := tracker.Source("registry").Replace(changetracker.Snapshot{
+			ServicePorts: []changetracker.ServicePort{port},
+			Endpoints: map[changetracker.ServicePortName][]changetracker.Endpoint{
+				db: {{Addr: netip.MustParseAddrPort(addr), Ready: true, Node: "db-1"}},
+			},
+		})
+		fmt.Println(err != nil, tracker.Waiting())
+	}
+	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		for _, e := range step.After.Endpoints(db) {
+			fmt.Println(&port, "->", &e, "on", e.Node)
+		}
+		return nil, nil
+	})
+	fmt.Println(err)
+	// Output:
+	// false [EndpointSlices Services]
+	// true [EndpointSlices Services]
+	// 192.0.2.10:5432/TCP -> 198.51.100.7:5432 on registry/db-1
+	// <nil>
+}

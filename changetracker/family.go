@@ -13,8 +13,8 @@ import (
 // family is everything about one IP family. It is guarded by the store's lock,
 // but for applying.
 //
-// An event changes the source of one Service and marks that dirty, no more. Apply
-// builds current anew from the sources of the dirty Services, which become
+// An event changes what is held of one Service and marks that dirty, no more. Apply
+// builds current anew from what is held of the dirty Services, which become
 // pending, and the Delta from what differs between committed and current among
 // the pending ones. Success makes current committed. Both are persistent maps, so
 // that all this costs what changed.
@@ -25,7 +25,7 @@ type family struct {
 	// lock it before the store.
 	applying sync.Mutex
 
-	sources map[types.NamespacedName]*source
+	services map[types.NamespacedName]*heldService
 	// dirty marks the Services that changed since current was built; dirtySince is
 	// when the first of them did, or when the node did.
 	dirty      map[types.NamespacedName]*mark
@@ -52,7 +52,7 @@ func newFamily(s *store, index int) *family {
 	empty := newSnapshot(s.options.IndexEndpoints)
 	return &family{
 		store: s, index: index,
-		sources:    map[types.NamespacedName]*source{},
+		services:   map[types.NamespacedName]*heldService{},
 		dirty:      map[types.NamespacedName]*mark{},
 		early:      map[types.NamespacedName]struct{}{},
 		pending:    map[types.NamespacedName]*mark{},
@@ -93,28 +93,29 @@ func (f *family) mark(name types.NamespacedName) *mark {
 	return m
 }
 
-func (f *family) source(name types.NamespacedName) *source {
-	s := f.sources[name]
+func (f *family) service(name types.NamespacedName) *heldService {
+	s := f.services[name]
 	if s == nil {
-		s = &source{}
-		f.sources[name] = s
+		s = &heldService{}
+		f.services[name] = s
 	}
 	return s
 }
 
-func (f *family) dropIfEmpty(name types.NamespacedName, s *source) {
+func (f *family) dropIfEmpty(name types.NamespacedName, s *heldService) {
 	if s.empty() {
-		delete(f.sources, name)
+		delete(f.services, name)
 	}
 }
 
-// placePorts makes ports, sorted by name, the service ports of a Service.
-func (f *family) placePorts(name types.NamespacedName, ports []*ServicePort) (changed bool) {
-	s := f.sources[name]
+// placePorts makes ports, sorted by name, those that a Source has of a Service.
+func (f *family) placePorts(from string, name types.NamespacedName, ports []*ServicePort) (changed bool) {
+	s := f.services[name]
 	if s == nil && len(ports) == 0 {
 		return false
 	}
-	s = f.source(name)
+	s = f.service(name)
+	ports = s.offer(from, ports)
 	byName := func(x, y **ServicePort) int { return (*x).Name.Compare((*y).Name) }
 	walk(s.ports, ports, byName, func(old, next **ServicePort) {
 		switch {
@@ -138,60 +139,61 @@ func (f *family) placePorts(name types.NamespacedName, ports []*ServicePort) (ch
 }
 
 // placeSlice puts next in the place of the slice of that name; nil takes it out.
-func (f *family) placeSlice(service types.NamespacedName, name string, next *heldSlice) (changed bool) {
-	s := f.sources[service]
+func (f *family) placeSlice(service types.NamespacedName, name sliceName, next *heldSlice) (changed bool) {
+	s := f.services[service]
 	if s == nil && next == nil {
 		return false
 	}
-	s = f.source(service)
-	changed = f.compareSlices(service, s, s.slice(name), next)
-	s.put(name, next)
+	s = f.service(service)
+	changed = f.compareSlices(service, s, sliceOf(s.slices, name), next)
+	s.slices = withSlice(s.slices, name, next)
 	f.dropIfEmpty(service, s)
 	return changed
 }
 
 // held is what is remembered of a slice, or nil.
-func (f *family) held(service types.NamespacedName, slice string) *heldSlice {
-	if s := f.sources[service]; s != nil {
-		return s.slice(slice)
+func (f *family) held(service types.NamespacedName, slice sliceName) *heldSlice {
+	if s := f.services[service]; s != nil {
+		return sliceOf(s.slices, slice)
 	}
 	return nil
 }
 
 // setEndpoints makes list, sorted and without duplicates, the hand-built
-// endpoints of a service port.
-func (f *family) setEndpoints(name ServicePortName, list []Endpoint) (changed bool) {
-	s, key := f.source(name.NamespacedName), portKey{port: name.Port, protocol: name.Protocol}
+// endpoints that a Source has of a service port.
+func (f *family) setEndpoints(from string, name ServicePortName, list []Endpoint) (changed bool) {
+	s, key := f.service(name.NamespacedName), portKey{port: name.Port, protocol: name.Protocol}
 	var next *heldSlice
 	if len(list) > 0 {
-		next = &heldSlice{ports: []numberedKey{{portKey: key}}, endpoints: list}
+		next = &heldSlice{sliceName: sliceName{from: from}, ports: []numberedKey{{portKey: key}}, endpoints: list}
 	}
-	changed = f.placeByHand(name.NamespacedName, s, key, next)
+	changed = f.placeByHand(from, name.NamespacedName, s, key, next)
 	f.dropIfEmpty(name.NamespacedName, s)
 	return changed
 }
 
-func (f *family) placeByHand(service types.NamespacedName, s *source, key portKey, next *heldSlice) (changed bool) {
-	changed = f.compareSlices(service, s, s.byHand[key], next)
-	switch {
-	case next == nil:
+func (f *family) placeByHand(from string, service types.NamespacedName, s *heldService, key portKey, next *heldSlice) (changed bool) {
+	name := sliceName{from: from}
+	changed = f.compareSlices(service, s, sliceOf(s.byHand[key], name), next)
+	switch list := withSlice(s.byHand[key], name, next); {
+	case len(list) == 0:
 		delete(s.byHand, key)
 	case s.byHand == nil:
-		s.byHand = map[portKey]*heldSlice{key: next}
+		s.byHand = map[portKey][]*heldSlice{key: list}
 	default:
-		s.byHand[key] = next
+		s.byHand[key] = list
 	}
 	return changed
 }
 
 // uses says whether the endpoints of a port matter. A slice may have thousands of
 // ports that its Service does not have.
-func (f *family) uses(s *source, key portKey) bool {
+func (f *family) uses(s *heldService, key portKey) bool {
 	return f.store.endpointsOnly || s.port(key) != nil
 }
 
 // compareSlices marks what is different in the Service when next replaces old.
-func (f *family) compareSlices(service types.NamespacedName, s *source, old, next *heldSlice) (changed bool) {
+func (f *family) compareSlices(service types.NamespacedName, s *heldService, old, next *heldSlice) (changed bool) {
 	var buffer [8]portKey
 	keys := next.keys(old.keys(buffer[:0]))
 	slices.SortFunc(keys, portKey.compare)
@@ -212,7 +214,7 @@ func (f *family) compareSlices(service types.NamespacedName, s *source, old, nex
 
 // comparePort finds the addresses of a port for which it makes a difference that
 // next replaces old.
-func (f *family) comparePort(s *source, key portKey, old, next *heldSlice) touched {
+func (f *family) comparePort(s *heldService, key portKey, old, next *heldSlice) touched {
 	var ours [2][2]contribution
 	var theirs [8]contribution
 	before, after := old.contributions(ours[0][:0], key), next.contributions(ours[1][:0], key)

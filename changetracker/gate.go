@@ -13,6 +13,10 @@ const (
 	InputNode Input = "Node"
 )
 
+// SourceInput is what the named Source has. It is waited for with Options.AwaitSources
+// only.
+func SourceInput(name string) Input { return Input("source " + name) }
+
 // gate is open when all inputs are known. It is guarded by store.mu, but for open.
 type gate struct {
 	waiting []Input // sorted
@@ -22,8 +26,12 @@ type gate struct {
 func newGate(o *Options) gate {
 	g := gate{waiting: []Input{InputEndpointSlices, InputServices}, open: make(chan struct{})}
 	if o.AwaitNode {
-		g.waiting = []Input{InputEndpointSlices, InputNode, InputServices}
+		g.waiting = append(g.waiting, InputNode)
 	}
+	for _, name := range o.AwaitSources {
+		g.waiting = append(g.waiting, SourceInput(name))
+	}
+	slices.Sort(g.waiting)
 	return g
 }
 

@@ -57,6 +57,8 @@ type Options struct {
 	Node     Node
 	// AwaitNode makes the first SetNode an Input that Tracker.Ready waits for.
 	AwaitNode bool
+	// AwaitSources names Sources whose first Replace or Synced Tracker.Ready waits for.
+	AwaitSources []string
 	// ServiceProxyName is the value of LabelServiceProxyName that Services must
 	// carry. Empty means Services without that label.
 	ServiceProxyName string

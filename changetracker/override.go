@@ -58,7 +58,7 @@ func (t *Tracker) Refresh(name ServicePortName) (changed bool) {
 		if f == nil {
 			continue
 		}
-		if source := f.sources[name.NamespacedName]; source != nil && source.port(key) != nil {
+		if held := f.services[name.NamespacedName]; held != nil && held.port(key) != nil {
 			f.mark(name.NamespacedName).touch(touched{portKey: key, again: true})
 			changed = true
 		}
@@ -68,7 +68,7 @@ func (t *Tracker) Refresh(name ServicePortName) (changed bool) {
 
 func (f *family) override(name ServicePortName, addr netip.AddrPort, o Override) (changed bool) {
 	key := portKey{port: name.Port, protocol: name.Protocol}
-	s := f.source(name.NamespacedName)
+	s := f.service(name.NamespacedName)
 	defer f.dropIfEmpty(name.NamespacedName, s)
 	if s.overrides[key][addr] == o {
 		return false
@@ -82,7 +82,7 @@ func (f *family) override(name ServicePortName, addr netip.AddrPort, o Override)
 	return true
 }
 
-func (s *source) override(key portKey, addr netip.AddrPort, o Override) {
+func (s *heldService) override(key portKey, addr netip.AddrPort, o Override) {
 	if o == (Override{}) {
 		if delete(s.overrides[key], addr); len(s.overrides[key]) == 0 {
 			delete(s.overrides, key)
@@ -99,14 +99,14 @@ func (s *source) override(key portKey, addr netip.AddrPort, o Override) {
 }
 
 // has says whether the State to come has an endpoint, but for what EditEndpoints does.
-func (f *family) has(s *source, key portKey, addr netip.AddrPort) bool {
+func (f *family) has(s *heldService, key portKey, addr netip.AddrPort) bool {
 	var buffer [16]contribution
 	return f.uses(s, key) && winner(s.contributions(buffer[:0], key), addr).endpoint != nil
 }
 
 // endOverrides drops the overrides of endpoints that a Service does not have.
 func (f *family) endOverrides(name types.NamespacedName) {
-	s := f.sources[name]
+	s := f.services[name]
 	if s == nil {
 		return
 	}

@@ -28,8 +28,8 @@ func (k portKey) compare(o portKey) int {
 // endpoint slice controller writes have 100 endpoints and few ports.
 const maxScratch = 4096
 
-// maxInterned bounds the table of hints.
-const maxInterned = 256
+// maxInterned bounds the table of hints, maxQualified that of nodes of other clusters.
+const maxInterned, maxQualified = 256, 1 << 14
 
 // sliceParser reads EndpointSlices. Its result lies in buffers that the next call
 // overwrites, so that a slice that brings nothing new costs no allocation.
@@ -39,6 +39,10 @@ type sliceParser struct {
 	endpoints []Endpoint
 	// interned holds the hint lists of one name. All endpoints share few of them.
 	interned map[string][]string
+	// cluster is whose nodes the slice in hand names; empty for the tracker's own.
+	cluster string
+	// qualified holds names of other clusters' nodes by cluster and name.
+	qualified map[[2]string]string
 }
 
 // numberedKey is a port of a slice. Several may have the same name (EPS-14,
@@ -51,8 +55,9 @@ type numberedKey struct {
 // parse reads the ports and the endpoints of a slice of the family: sorted and
 // without duplicates, and both empty if one of them is. The endpoints' Addr has
 // the port if there is only one, so that States can share them. What is wrong with
-// the slice goes into f.
-func (p *sliceParser) parse(slice *discovery.EndpointSlice, family int, f *findings) ([]numberedKey, []Endpoint) {
+// the slice goes into f. cluster is whose nodes it names.
+func (p *sliceParser) parse(slice *discovery.EndpointSlice, family int, cluster string, f *findings) ([]numberedKey, []Endpoint) {
+	p.cluster = cluster
 	p.parsePorts(slice, f)
 	p.parseEndpoints(slice, family, f)
 	switch {
@@ -76,6 +81,9 @@ func (p *sliceParser) release() {
 	clear(p.endpoints)
 	if len(p.interned) > maxInterned {
 		p.interned = nil
+	}
+	if len(p.qualified) > maxQualified {
+		p.qualified = nil
 	}
 }
 
@@ -201,14 +209,31 @@ func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint, slice *
 		e.Zone = *api.Zone
 	}
 	if api.NodeName != nil {
-		e.Node = *api.NodeName
+		e.Node = p.node(*api.NodeName)
 	}
 	if api.Hints != nil {
 		e.ZoneHints = hintNames(p, api.Hints.ForZones, func(z discovery.ForZone) string { return z.Name })
-		e.NodeHints = hintNames(p, api.Hints.ForNodes, func(n discovery.ForNode) string { return n.Name })
+		e.NodeHints = hintNames(p, api.Hints.ForNodes, func(n discovery.ForNode) string { return p.node(n.Name) })
 	}
 	p.store.decorateEndpoint(&e, api, slice)
 	return e
+}
+
+// node is the name that a node of the slice's cluster has here.
+func (p *sliceParser) node(name string) string {
+	if p.cluster == "" || name == "" {
+		return name
+	}
+	key := [2]string{p.cluster, name}
+	full, ok := p.qualified[key]
+	if !ok {
+		if p.qualified == nil {
+			p.qualified = map[[2]string]string{}
+		}
+		full = qualified(p.cluster, name)
+		p.qualified[key] = full
+	}
+	return full
 }
 
 func hintNames[T any](p *sliceParser, hints []T, name func(T) string) []string {

@@ -23,11 +23,18 @@ const (
 
 // objectKey names an API object.
 type objectKey struct {
+	from string // its Source
 	kind string
 	types.NamespacedName
 }
 
-func (k objectKey) String() string { return k.kind + " " + k.NamespacedName.String() }
+func (k objectKey) String() string {
+	text := k.kind + " " + k.NamespacedName.String()
+	if k.from != "" {
+		text += " of source " + k.from
+	}
+	return text
+}
 
 // findings collects the problems of one object while it is parsed. It allocates
 // nothing for an object without problems.
@@ -96,6 +103,16 @@ func (s *problemSet) replace(f findings) (fresh []Problem) {
 		s.byObject[f.object] = f.problems
 	}
 	return fresh
+}
+
+// of are the objects of a Source that have problems.
+func (s *problemSet) of(from string) (objects []objectKey) {
+	for object := range s.byObject {
+		if object.from == from {
+			objects = append(objects, object)
+		}
+	}
+	return objects
 }
 
 func (s *problemSet) all() []Problem {

@@ -11,7 +11,10 @@ import (
 
 // ServiceChangeTracker tracks Services. In a Tracker it shares one State with the
 // endpoints; on its own, the States that it makes have service ports only.
-type ServiceChangeTracker struct{ store *store }
+type ServiceChangeTracker struct {
+	store *store
+	from  string // the Source
+}
 
 // NewServiceChangeTracker returns a tracker of Services alone. For errors see New.
 func NewServiceChangeTracker(o Options) (*ServiceChangeTracker, error) {
@@ -43,7 +46,7 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) (changed bo
 		return false
 	}
 	name := types.NamespacedName{Namespace: named.Namespace, Name: named.Name}
-	return t.store.updateService(name, current)
+	return t.store.updateService(t.from, name, current)
 }
 
 // Set takes over service ports that do not come from an API object, in the place
@@ -52,7 +55,16 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) (changed bo
 // family that is not tracked are left out. Set keeps canonical copies. When it returns an error,
 // which names every invalid value, nothing has changed.
 func (t *ServiceChangeTracker) Set(name types.NamespacedName, ports ...ServicePort) (changed bool, err error) {
-	var canonical perFamily[[]*ServicePort]
+	canonical, err := canonicalPorts(name, ports)
+	if err != nil {
+		return false, fmt.Errorf("set Service %s: %w", name, err)
+	}
+	return t.store.setService(t.from, name, canonical), nil
+}
+
+// canonicalPorts makes canonical copies of hand-built service ports of a Service, sorted
+// by name. The error names every invalid value.
+func canonicalPorts(name types.NamespacedName, ports []ServicePort) (canonical perFamily[[]*ServicePort], err error) {
 	var faults []error
 	for i := range ports {
 		p := ports[i].clone()
@@ -74,14 +86,11 @@ func (t *ServiceChangeTracker) Set(name types.NamespacedName, ports ...ServicePo
 			}
 		}
 	}
-	if len(faults) > 0 {
-		return false, fmt.Errorf("set Service %s: %w", name, errors.Join(faults...))
-	}
-	return t.store.setService(name, canonical), nil
+	return canonical, errors.Join(faults...)
 }
 
-// Delete removes all service ports of a Service, wherever they came from. For
+// Delete removes all service ports of a Service, whether Update or Set brought them. For
 // changed see Update.
 func (t *ServiceChangeTracker) Delete(name types.NamespacedName) (changed bool) {
-	return t.store.updateService(name, nil)
+	return t.store.updateService(t.from, name, nil)
 }

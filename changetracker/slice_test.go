@@ -695,7 +695,7 @@ func sizes(t *Tracker) string {
 	for _, f := range s.families {
 		if f != nil {
 			text += fmt.Sprintf("; sources %d, dirty %d, pending %d, triggers %d, services %d, index %d, ports %d",
-				len(f.sources), len(f.dirty), len(f.pending), len(f.triggers), f.current.services.Len(),
+				len(f.services), len(f.dirty), len(f.pending), len(f.triggers), f.current.services.Len(),
 				f.current.index.Len(), f.current.servicePorts)
 		}
 	}

@@ -1,212 +1,148 @@
 package changetracker
 
 import (
+	"errors"
+	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
-	"strings"
-	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
-// heldSlice is what is remembered of an EndpointSlice, or of the hand-built
-// endpoints of one port, which have no name. It is immutable. Every port has all
-// the endpoints, which are held once: a slice may have thousands of both.
-type heldSlice struct {
+// Source is a part of a Tracker with objects of its own: those of another cluster, or of a
+// registry that is not Kubernetes. What is done to a Source changes no other's objects.
+// All are one State:
+//
+//   - A Service that several Sources have is, in each IP family, that of the one whose name
+//     comes first. The tracker's own objects come before all.
+//   - The endpoints of a Service are those of all Sources. EndpointSlices of the same name
+//     are one for each Source.
+//   - Nodes are those of the Source's own cluster: an Endpoint's Node and NodeHints get the
+//     Source's name in front, "west/node-1". So no endpoint of a Source is local to the
+//     tracker's node, though the names may be the same. State.For of a Node with the full
+//     name is that node's view. Zones are common to all.
+type Source struct {
+	Services  *ServiceChangeTracker
+	Endpoints *EndpointChangeTracker
 	name      string
-	created   time.Time
-	ports     []numberedKey // sorted, never empty
-	endpoints []Endpoint    // sorted by address, never empty
+	store     *store
 }
 
-// keys are the names of the ports, in order, appended to buffer.
-func (h *heldSlice) keys(buffer []portKey) []portKey {
-	if h == nil {
-		return buffer
-	}
-	for i := range h.ports {
-		buffer = append(buffer, h.ports[i].portKey)
-	}
-	return buffer
-}
-
-// contributions are those for a port, in order of number, appended to buffer.
-func (h *heldSlice) contributions(buffer []contribution, key portKey) []contribution {
-	if h == nil {
-		return buffer
-	}
-	i, _ := slices.BinarySearchFunc(h.ports, key, func(p numberedKey, key portKey) int { return p.compare(key) })
-	for ; i < len(h.ports) && h.ports[i].portKey == key; i++ {
-		buffer = append(buffer, contribution{slice: h, number: h.ports[i].number, endpoints: h.endpoints})
-	}
-	return buffer
-}
-
-// succeeds says whether the slice wins over o for an address of which both have
-// an equally good record: the newer one, then the one whose name comes first.
-func (h *heldSlice) succeeds(o *heldSlice) bool {
-	if c := h.created.Compare(o.created); c != 0 {
-		return c > 0
-	}
-	return h.name < o.name
-}
-
-// source is everything known of one Service in one family: what States are built
-// from.
-type source struct {
-	ports  []*ServicePort // sorted by name
-	slices []*heldSlice   // sorted by name
-	byHand map[portKey]*heldSlice
-	// overrides has no empty maps.
-	overrides map[portKey]overrides
-}
-
-func (s *source) empty() bool { return len(s.ports)+len(s.slices)+len(s.byHand)+len(s.overrides) == 0 }
-
-func (s *source) find(slice string) (index int, found bool) {
-	return slices.BinarySearchFunc(s.slices, slice, func(h *heldSlice, name string) int {
-		return strings.Compare(h.name, name)
-	})
-}
-
-func (s *source) slice(name string) *heldSlice {
-	if i, found := s.find(name); found {
-		return s.slices[i]
-	}
-	return nil
-}
-
-// put adds a slice, replaces it, or takes it out when h is nil.
-func (s *source) put(name string, h *heldSlice) {
-	i, found := s.find(name)
-	switch {
-	case found && h == nil:
-		s.slices = slices.Delete(s.slices, i, i+1)
-	case found:
-		s.slices[i] = h
-	case h != nil:
-		s.slices = slices.Insert(s.slices, i, h)
+// Source returns the Source of a name; the same name is the same Source. With the empty
+// name it is the tracker's own, which Services and Endpoints of the Tracker belong to, and
+// whose nodes are the tracker's.
+func (t *Tracker) Source(name string) *Source {
+	return &Source{
+		Services:  &ServiceChangeTracker{store: t.store, from: name},
+		Endpoints: &EndpointChangeTracker{store: t.store, from: name},
+		name:      name, store: t.store,
 	}
 }
 
-// endpointKeys are the ports of the slices and of the hand-built endpoints,
-// sorted, appended to buffer.
-func (s *source) endpointKeys(buffer []portKey) []portKey {
-	buffer = slices.AppendSeq(buffer, maps.Keys(s.byHand))
-	for _, h := range s.slices {
-		buffer = h.keys(buffer)
+// qualified is the name here of a node of another cluster. No Kubernetes node has a slash
+// in its name (RFC 1123).
+func qualified(cluster, node string) string {
+	if cluster == "" || node == "" {
+		return node
 	}
-	slices.SortFunc(buffer, portKey.compare)
-	return slices.Compact(buffer)
+	return cluster + "/" + node
 }
 
-func (p *ServicePort) key() portKey { return portKey{port: p.Name.Port, protocol: p.Name.Protocol} }
+// Snapshot is everything that a Source has.
+type Snapshot struct {
+	// ServicePorts are as for ServiceChangeTracker.Set, of any number of Services, in any
+	// order.
+	ServicePorts []ServicePort
+	// Endpoints are as for EndpointChangeTracker.Set. Their service ports may be those of
+	// another Source.
+	Endpoints map[ServicePortName][]Endpoint
+}
 
-func (s *source) port(key portKey) *ServicePort {
-	i, found := slices.BinarySearchFunc(s.ports, key, func(p *ServicePort, key portKey) int { return p.key().compare(key) })
-	if !found {
-		return nil
+// Replace puts a Snapshot in the place of everything that the Source has, whichever way it
+// came. Whoever applies a family sees all of it or nothing, and only what is different is a
+// change. It costs what the Snapshot has and what is tracked. When it returns an error,
+// which names every invalid value, nothing has changed. Else the Source is Synced. For
+// changed see ServiceChangeTracker.Update; it may also be true for EndpointSlices in whose
+// place come the same endpoints.
+func (s *Source) Replace(next Snapshot) (changed bool, err error) {
+	byService := map[types.NamespacedName][]ServicePort{}
+	for _, p := range next.ServicePorts {
+		byService[p.Name.NamespacedName] = append(byService[p.Name.NamespacedName], p)
 	}
-	return s.ports[i]
-}
-
-// contribution is the endpoints that one slice has for the port in question.
-type contribution struct {
-	slice *heldSlice
-	// number is the endpoints' port, whether their Addr has it or not; 0 means that
-	// each Addr has one of its own.
-	number    uint16
-	endpoints []Endpoint
-}
-
-// addr is the address of one of the endpoints, with its port.
-func (c *contribution) addr(e *Endpoint) netip.AddrPort {
-	if c.number == 0 {
-		return e.Addr
+	services := make(map[types.NamespacedName]perFamily[[]*ServicePort], len(byService))
+	var faults []error
+	for _, name := range slices.SortedFunc(maps.Keys(byService), compareNames) {
+		canonical, err := canonicalPorts(name, byService[name])
+		services[name] = canonical
+		faults = append(faults, err)
 	}
-	return netip.AddrPortFrom(e.Addr.Addr(), c.number)
-}
-
-// complete says that the endpoints hold their port.
-func (c *contribution) complete() bool { return c.endpoints[0].Addr.Port() != 0 }
-
-// find is the endpoint that has the address, or nil.
-func (c *contribution) find(addr netip.AddrPort) *Endpoint {
-	switch {
-	case c.number != 0 && c.number != addr.Port():
-		return nil
-	case !c.complete():
-		addr = netip.AddrPortFrom(addr.Addr(), 0)
-	}
-	return findEndpoint(c.endpoints, addr)
-}
-
-// contributions are those of all slices, appended to buffer.
-func (s *source) contributions(buffer []contribution, key portKey) []contribution {
-	buffer = s.byHand[key].contributions(buffer, key)
-	for _, h := range s.slices {
-		buffer = h.contributions(buffer, key)
-	}
-	return buffer
-}
-
-// record is one slice's opinion of an address.
-type record struct {
-	slice *heldSlice
-	addr  netip.AddrPort
-	// endpoint is nil when the slice does not have the address. Its own Addr may
-	// lack the port.
-	endpoint *Endpoint
-}
-
-// value is the endpoint with its whole address.
-func (r record) value() Endpoint {
-	e := *r.endpoint
-	e.Addr = r.addr
-	return e
-}
-
-// better is the record that counts of two for the same address (W-04).
-func (r record) better(o record) record {
-	switch {
-	case r.endpoint == nil:
-		return o
-	case o.endpoint == nil:
-		return r
-	}
-	mine, theirs := r.endpoint.rank(), o.endpoint.rank()
-	if theirs > mine || theirs == mine && o.slice.succeeds(r.slice) {
-		return o
-	}
-	return r
-}
-
-// winner is the record of addr that counts among all contributions.
-func winner(contributions []contribution, addr netip.AddrPort) record {
-	var best record
-	for _, c := range contributions {
-		best = best.better(record{slice: c.slice, addr: addr, endpoint: c.find(addr)})
-	}
-	return best
-}
-
-// findEndpoint is the endpoint of a sorted list that has the address, or nil.
-func findEndpoint(list []Endpoint, addr netip.AddrPort) *Endpoint {
-	i, found := searchEndpoint(list, addr)
-	if !found {
-		return nil
-	}
-	return &list[i]
-}
-
-func searchEndpoint(list []Endpoint, addr netip.AddrPort) (index int, found bool) {
-	low, high := 0, len(list)
-	for low < high { // by hand, because an Endpoint is large to pass to a func
-		middle := int(uint(low+high) >> 1)
-		if list[middle].Addr.Compare(addr) < 0 {
-			low = middle + 1
-		} else {
-			high = middle
+	endpoints := make(map[ServicePortName]perFamily[[]Endpoint], len(next.Endpoints))
+	for _, name := range slices.SortedFunc(maps.Keys(next.Endpoints), ServicePortName.Compare) {
+		canonical, err := s.store.canonicalEndpoints(s.name, name, next.Endpoints[name])
+		if endpoints[name] = canonical; err != nil {
+			faults = append(faults, fmt.Errorf("endpoints of %s: %w", name, err))
 		}
 	}
-	return low, low < len(list) && list[low].Addr == addr
+	if err := errors.Join(faults...); err != nil {
+		return false, fmt.Errorf("replace snapshot of source %q: %w", s.name, err)
+	}
+	return s.store.replace(s.name, services, endpoints), nil
+}
+
+// Synced says that all the Source has was given to it. For the tracker's own Source this
+// is Tracker.Synced of InputServices and InputEndpointSlices, for others it is that of
+// their SourceInput.
+func (s *Source) Synced() {
+	s.store.mu.Lock()
+	defer s.store.unlock()
+	s.store.synced(s.name)
+}
+
+// replace is Source.Replace.
+func (s *store) replace(from string, services map[types.NamespacedName]perFamily[[]*ServicePort], endpoints map[ServicePortName]perFamily[[]Endpoint]) (changed bool) {
+	s.mu.Lock()
+	defer s.unlock()
+	note := func(is bool) { changed = changed || is }
+	for key, at := range s.homes {
+		if key.from == from {
+			note(s.evict(key, at))
+		}
+	}
+	for _, f := range s.families {
+		if f == nil {
+			continue
+		}
+		for name, held := range f.services {
+			if _, stays := services[name]; !stays {
+				note(f.placePorts(from, name, nil))
+			}
+			for key := range held.byHand {
+				port := ServicePortName{NamespacedName: name, Port: key.port, Protocol: key.protocol}
+				if _, stays := endpoints[port]; !stays {
+					note(f.setEndpoints(from, port, nil))
+				}
+			}
+		}
+	}
+	for _, object := range s.problems.of(from) {
+		s.report(findings{object: object})
+	}
+	for name, ports := range services {
+		note(s.takeService(from, name, ports))
+	}
+	for name, list := range endpoints {
+		note(s.takeEndpoints(from, name, list))
+	}
+	s.synced(from)
+	return changed
+}
+
+// synced notes that a Source is known.
+func (s *store) synced(from string) {
+	if from != "" {
+		s.gate.known(SourceInput(from))
+		return
+	}
+	s.gate.known(InputServices)
+	s.gate.known(InputEndpointSlices)
 }

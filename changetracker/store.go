@@ -25,7 +25,7 @@ type store struct {
 	node     Node
 	families perFamily[*family] // nil: not tracked; does not change
 	// homes finds an EndpointSlice by its own name, whatever its labels say (W-02).
-	homes     map[types.NamespacedName]home
+	homes     map[sliceKey]home
 	parser    sliceParser
 	nodeNames nodeNames
 	problems  problemSet
@@ -42,7 +42,7 @@ func newStore(o Options) (*store, error) {
 	}
 	s := &store{
 		options: o, logger: o.Logger, now: o.Now, node: o.Node.canonical(),
-		homes: map[types.NamespacedName]home{}, nodeNames: nodeNames{}, problems: newProblemSet(),
+		homes: map[sliceKey]home{}, nodeNames: nodeNames{}, problems: newProblemSet(),
 		gate: newGate(&o), changed: make(chan struct{}, 1),
 	}
 	if s.logger == nil {
@@ -87,59 +87,72 @@ func (s *store) report(f findings) {
 }
 
 // updateService takes over a Service; nil means that there is none of that name.
-func (s *store) updateService(name types.NamespacedName, service *v1.Service) (changed bool) {
+func (s *store) updateService(from string, name types.NamespacedName, service *v1.Service) (changed bool) {
 	s.mu.Lock()
 	defer s.unlock()
 	s.arrived.Services++
-	f := findings{object: objectKey{kind: kindService, NamespacedName: name}}
+	f := findings{object: objectKey{from: from, kind: kindService, NamespacedName: name}}
 	var ports perFamily[[]*ServicePort]
 	if service != nil {
 		ports = s.parseService(service, &f)
 	}
 	s.report(f)
-	return s.placePorts(name, ports)
+	return s.placePorts(from, name, ports)
 }
 
 // setService takes over hand-built service ports, which are canonical.
-func (s *store) setService(name types.NamespacedName, ports perFamily[[]*ServicePort]) (changed bool) {
+func (s *store) setService(from string, name types.NamespacedName, ports perFamily[[]*ServicePort]) (changed bool) {
 	s.mu.Lock()
 	defer s.unlock()
-	s.arrived.Services++
-	s.report(findings{object: objectKey{kind: kindService, NamespacedName: name}})
-	return s.placePorts(name, ports)
+	return s.takeService(from, name, ports)
 }
 
-func (s *store) placePorts(name types.NamespacedName, ports perFamily[[]*ServicePort]) (changed bool) {
+// takeService is setService with the lock held.
+func (s *store) takeService(from string, name types.NamespacedName, ports perFamily[[]*ServicePort]) (changed bool) {
+	s.arrived.Services++
+	s.report(findings{object: objectKey{from: from, kind: kindService, NamespacedName: name}})
+	return s.placePorts(from, name, ports)
+}
+
+func (s *store) placePorts(from string, name types.NamespacedName, ports perFamily[[]*ServicePort]) (changed bool) {
 	for index, f := range s.families {
-		if f != nil && f.placePorts(name, ports[index]) {
+		if f != nil && f.placePorts(from, name, ports[index]) {
 			changed = true
 		}
 	}
 	return changed
 }
 
+// sliceKey names a slice among all.
+type sliceKey struct {
+	from string // its Source
+	types.NamespacedName
+}
+
+func (k sliceKey) sliceName() sliceName { return sliceName{from: k.from, name: k.Name} }
+
 // updateSlice takes over an EndpointSlice, or drops it.
-func (s *store) updateSlice(slice *discovery.EndpointSlice, remove bool) (changed bool) {
+func (s *store) updateSlice(from string, slice *discovery.EndpointSlice, remove bool) (changed bool) {
 	if slice == nil || slice.Name == "" || slice.Namespace == "" {
 		return false
 	}
 	s.mu.Lock()
 	defer s.unlock()
-	name := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}
-	was, is := s.homes[name], home{}
+	key := sliceKey{from: from, NamespacedName: types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}}
+	was, is := s.homes[key], home{}
 	if !remove {
 		is = s.homeOf(slice)
 	}
 	if was.family != nil && was != is {
-		changed = s.evict(name, was)
+		changed = s.evict(key, was)
 	}
 	if is.family != nil || was.family != nil {
 		s.arrived.EndpointSlices++
 	}
-	found := findings{object: objectKey{kind: kindEndpointSlice, NamespacedName: name}}
+	found := findings{object: objectKey{from: from, kind: kindEndpointSlice, NamespacedName: key.NamespacedName}}
 	if is.family != nil {
-		s.homes[name] = is
-		changed = s.storeSlice(slice, is, &found) || changed
+		s.homes[key] = is
+		changed = s.storeSlice(key, slice, is, &found) || changed
 	}
 	s.report(found)
 	return changed
@@ -172,26 +185,27 @@ func (s *store) homeOf(slice *discovery.EndpointSlice) home {
 }
 
 // evict takes a slice out of its home, and the triggers that came with it.
-func (s *store) evict(name types.NamespacedName, from home) (changed bool) {
-	delete(s.homes, name)
-	from.family.triggers.forget(from.service, name.Name)
-	return from.family.placeSlice(from.service, name.Name, nil)
+func (s *store) evict(key sliceKey, from home) (changed bool) {
+	delete(s.homes, key)
+	from.family.triggers.forget(from.service, key.sliceName())
+	return from.family.placeSlice(from.service, key.sliceName(), nil)
 }
 
 // storeSlice puts a slice into its home.
-func (s *store) storeSlice(slice *discovery.EndpointSlice, into home, f *findings) (changed bool) {
-	ports, endpoints := s.parser.parse(slice, into.family.index, f)
+func (s *store) storeSlice(key sliceKey, slice *discovery.EndpointSlice, into home, f *findings) (changed bool) {
+	name := key.sliceName()
+	ports, endpoints := s.parser.parse(slice, into.family.index, key.from, f)
 	defer s.parser.release()
-	parsed := heldSlice{name: slice.Name, created: slice.CreationTimestamp.Time, ports: ports, endpoints: endpoints}
-	held := into.family.held(into.service, slice.Name)
+	parsed := heldSlice{sliceName: name, created: slice.CreationTimestamp.Time, ports: ports, endpoints: endpoints}
+	held := into.family.held(into.service, name)
 	next := s.successor(held, &parsed)
 	if next == held {
 		return false
 	}
-	changed = into.family.placeSlice(into.service, slice.Name, next)
+	changed = into.family.placeSlice(into.service, name, next)
 	if at, ok := s.triggerTime(slice); ok && changed {
 		s.sequence++
-		into.family.triggers.add(into.service, trigger{slice: slice.Name, at: at, sequence: s.sequence})
+		into.family.triggers.add(into.service, trigger{slice: name, at: at, sequence: s.sequence})
 	}
 	return changed
 }
@@ -238,16 +252,21 @@ func (s *store) sameEndpoints(a, b []Endpoint) bool {
 }
 
 // setEndpoints takes over hand-built endpoints, sorted by address.
-func (s *store) setEndpoints(name ServicePortName, endpoints perFamily[[]Endpoint]) (changed bool) {
+func (s *store) setEndpoints(from string, name ServicePortName, endpoints perFamily[[]Endpoint]) (changed bool) {
 	s.mu.Lock()
 	defer s.unlock()
+	return s.takeEndpoints(from, name, endpoints)
+}
+
+// takeEndpoints is setEndpoints with the lock held.
+func (s *store) takeEndpoints(from string, name ServicePortName, endpoints perFamily[[]Endpoint]) (changed bool) {
 	for index, f := range s.families {
 		if f == nil {
 			continue
 		}
 		list := dropDuplicates(endpoints[index])
 		s.nodeNames.share(list)
-		if f.setEndpoints(name, list) {
+		if f.setEndpoints(from, name, list) {
 			changed = true
 		}
 	}

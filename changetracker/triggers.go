@@ -15,7 +15,7 @@ const maxTriggers = 256
 
 // trigger is when the control plane saw the cause of a change of a slice.
 type trigger struct {
-	slice string
+	slice sliceName
 	at    time.Time
 	// sequence is the number of the trigger within its family, to tell what a State
 	// accounts for from what came later.
@@ -33,7 +33,7 @@ func (t triggerTimes) add(service types.NamespacedName, added trigger) {
 }
 
 // forget drops what a removed slice brought, and only that (W-10).
-func (t triggerTimes) forget(service types.NamespacedName, slice string) {
+func (t triggerTimes) forget(service types.NamespacedName, slice sliceName) {
 	t.drop(service, func(tr trigger) bool { return tr.slice == slice })
 }
 

@@ -26,6 +26,11 @@ func (o *Options) Validate() error {
 			bad("Families[%d]: %q is listed twice", i, name)
 		}
 	}
+	for i, name := range o.AwaitSources {
+		if name == "" || slices.Contains(o.AwaitSources[:i], name) {
+			bad("AwaitSources[%d]: %q is empty or listed twice", i, name)
+		}
+	}
 	for i, a := range o.Node.Addresses {
 		if !dialable(a.Unmap()) {
 			bad("Node.Addresses[%d]: %v is no address of a node", i, a)

@@ -227,8 +227,13 @@ func (r *Resolver) mayBeHere(e *changetracker.Endpoint) bool {
 }
 
 // sameHost compares names of hosts as DNS does (RFC 4343), and a name without domain
-// with all that begin with it.
+// with all that begin with it. A node of another Source is none of these.
 func sameHost(a, b string) bool {
+	i, j := strings.LastIndexByte(a, '/')+1, strings.LastIndexByte(b, '/')+1
+	if a[:i] != b[:j] {
+		return false
+	}
+	a, b = a[i:], b[j:]
 	a, aDomain, aHas := strings.Cut(strings.TrimSuffix(a, "."), ".")
 	b, bDomain, bHas := strings.Cut(strings.TrimSuffix(b, "."), ".")
 	return strings.EqualFold(a, b) && (!aHas || !bHas || strings.EqualFold(aDomain, bDomain))

@@ -375,6 +375,9 @@ func TestHairpinLeavesOutOnlyWhatIsElsewhere(t *testing.T) {
 		{"node-1.example.com", "Node-1", "", true},
 		{"node-1.example.com", "node-1.EXAMPLE.com.", "", true},
 		{"node-1.example.com", "node-1.example.org", "", false},
+		{"node-1", "west/node-1", "", false}, // of another cluster
+		{"node-1", "node-1.west/node-1", "", false},
+		{"west/node-1", "west/node-1.example.com", "", true},
 		{"node-1", "node-10", "", false},
 		{"node-1", "node-2", "", false},
 		{"node-1", "node-2", "10.99.0.0/16", false},

@@ -1,0 +1,263 @@
+package changetracker
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// heldSlice is what is remembered of an EndpointSlice, or of the hand-built
+// endpoints of one port, which have no name. It is immutable. Every port has all
+// the endpoints, which are held once: a slice may have thousands of both.
+type heldSlice struct {
+	sliceName
+	created   time.Time
+	ports     []numberedKey // sorted, never empty
+	endpoints []Endpoint    // sorted by address, never empty
+}
+
+// sliceName tells the slices of a namespace apart: two Sources may have one of the same
+// name.
+type sliceName struct{ from, name string }
+
+func (n sliceName) compare(o sliceName) int {
+	return cmp.Or(strings.Compare(n.from, o.from), strings.Compare(n.name, o.name))
+}
+
+// keys are the names of the ports, in order, appended to buffer.
+func (h *heldSlice) keys(buffer []portKey) []portKey {
+	if h == nil {
+		return buffer
+	}
+	for i := range h.ports {
+		buffer = append(buffer, h.ports[i].portKey)
+	}
+	return buffer
+}
+
+// contributions are those for a port, in order of number, appended to buffer.
+func (h *heldSlice) contributions(buffer []contribution, key portKey) []contribution {
+	if h == nil {
+		return buffer
+	}
+	i, _ := slices.BinarySearchFunc(h.ports, key, func(p numberedKey, key portKey) int { return p.compare(key) })
+	for ; i < len(h.ports) && h.ports[i].portKey == key; i++ {
+		buffer = append(buffer, contribution{slice: h, number: h.ports[i].number, endpoints: h.endpoints})
+	}
+	return buffer
+}
+
+// succeeds says whether the slice wins over o for an address of which both have
+// an equally good record: the newer one, then the one whose Source and name come first.
+func (h *heldSlice) succeeds(o *heldSlice) bool {
+	if c := h.created.Compare(o.created); c != 0 {
+		return c > 0
+	}
+	return h.compare(o.sliceName) < 0
+}
+
+// heldService is everything known of one Service in one family: what States are built
+// from.
+type heldService struct {
+	ports []*ServicePort // sorted by name
+	// offers are what each Source says of ports, sorted by Source; none is empty, and the
+	// first one counts. Nil when the trackers' own objects are all.
+	offers []offer
+	slices []*heldSlice // sorted by name
+	// byHand has the hand-built endpoints of each Source, sorted by it; no list is empty.
+	byHand map[portKey][]*heldSlice
+	// overrides has no empty maps.
+	overrides map[portKey]overrides
+}
+
+func (s *heldService) empty() bool {
+	return len(s.ports)+len(s.slices)+len(s.byHand)+len(s.overrides) == 0
+}
+
+// offer is what one Source says of a Service.
+type offer struct {
+	from  string
+	ports []*ServicePort
+}
+
+// offer makes ports those that a Source has, and returns those that count.
+func (s *heldService) offer(from string, ports []*ServicePort) []*ServicePort {
+	switch {
+	case len(s.offers) > 0:
+	case from == "":
+		return ports
+	case len(ports) == 0:
+		return s.ports
+	case len(s.ports) > 0:
+		s.offers = []offer{{ports: s.ports}}
+	}
+	i, found := slices.BinarySearchFunc(s.offers, from, func(o offer, from string) int { return strings.Compare(o.from, from) })
+	if found {
+		s.offers = slices.Delete(s.offers, i, i+1)
+	}
+	if len(ports) > 0 {
+		s.offers = slices.Insert(s.offers, i, offer{from: from, ports: ports})
+	}
+	if len(s.offers) == 0 {
+		return nil
+	}
+	first := s.offers[0]
+	if len(s.offers) == 1 && first.from == "" {
+		s.offers = nil
+	}
+	return first.ports
+}
+
+// findSlice is the place of a slice in a list that is sorted by name.
+func findSlice(list []*heldSlice, name sliceName) (index int, found bool) {
+	return slices.BinarySearchFunc(list, name, func(h *heldSlice, name sliceName) int { return h.compare(name) })
+}
+
+func sliceOf(list []*heldSlice, name sliceName) *heldSlice {
+	if i, found := findSlice(list, name); found {
+		return list[i]
+	}
+	return nil
+}
+
+// withSlice is a list with a slice added, replaced, or taken out when h is nil.
+func withSlice(list []*heldSlice, name sliceName, h *heldSlice) []*heldSlice {
+	i, found := findSlice(list, name)
+	switch {
+	case found && h == nil:
+		return slices.Delete(list, i, i+1)
+	case found:
+		list[i] = h
+	case h != nil:
+		return slices.Insert(list, i, h)
+	}
+	return list
+}
+
+// endpointKeys are the ports of the slices and of the hand-built endpoints,
+// sorted, appended to buffer.
+func (s *heldService) endpointKeys(buffer []portKey) []portKey {
+	buffer = slices.AppendSeq(buffer, maps.Keys(s.byHand))
+	for _, h := range s.slices {
+		buffer = h.keys(buffer)
+	}
+	slices.SortFunc(buffer, portKey.compare)
+	return slices.Compact(buffer)
+}
+
+func (p *ServicePort) key() portKey { return portKey{port: p.Name.Port, protocol: p.Name.Protocol} }
+
+func (s *heldService) port(key portKey) *ServicePort {
+	i, found := slices.BinarySearchFunc(s.ports, key, func(p *ServicePort, key portKey) int { return p.key().compare(key) })
+	if !found {
+		return nil
+	}
+	return s.ports[i]
+}
+
+// contribution is the endpoints that one slice has for the port in question.
+type contribution struct {
+	slice *heldSlice
+	// number is the endpoints' port, whether their Addr has it or not; 0 means that
+	// each Addr has one of its own.
+	number    uint16
+	endpoints []Endpoint
+}
+
+// addr is the address of one of the endpoints, with its port.
+func (c *contribution) addr(e *Endpoint) netip.AddrPort {
+	if c.number == 0 {
+		return e.Addr
+	}
+	return netip.AddrPortFrom(e.Addr.Addr(), c.number)
+}
+
+// complete says that the endpoints hold their port.
+func (c *contribution) complete() bool { return c.endpoints[0].Addr.Port() != 0 }
+
+// find is the endpoint that has the address, or nil.
+func (c *contribution) find(addr netip.AddrPort) *Endpoint {
+	switch {
+	case c.number != 0 && c.number != addr.Port():
+		return nil
+	case !c.complete():
+		addr = netip.AddrPortFrom(addr.Addr(), 0)
+	}
+	return findEndpoint(c.endpoints, addr)
+}
+
+// contributions are those of all slices, appended to buffer.
+func (s *heldService) contributions(buffer []contribution, key portKey) []contribution {
+	for _, h := range s.byHand[key] {
+		buffer = h.contributions(buffer, key)
+	}
+	for _, h := range s.slices {
+		buffer = h.contributions(buffer, key)
+	}
+	return buffer
+}
+
+// record is one slice's opinion of an address.
+type record struct {
+	slice *heldSlice
+	addr  netip.AddrPort
+	// endpoint is nil when the slice does not have the address. Its own Addr may
+	// lack the port.
+	endpoint *Endpoint
+}
+
+// value is the endpoint with its whole address.
+func (r record) value() Endpoint {
+	e := *r.endpoint
+	e.Addr = r.addr
+	return e
+}
+
+// better is the record that counts of two for the same address (W-04).
+func (r record) better(o record) record {
+	switch {
+	case r.endpoint == nil:
+		return o
+	case o.endpoint == nil:
+		return r
+	}
+	mine, theirs := r.endpoint.rank(), o.endpoint.rank()
+	if theirs > mine || theirs == mine && o.slice.succeeds(r.slice) {
+		return o
+	}
+	return r
+}
+
+// winner is the record of addr that counts among all contributions.
+func winner(contributions []contribution, addr netip.AddrPort) record {
+	var best record
+	for _, c := range contributions {
+		best = best.better(record{slice: c.slice, addr: addr, endpoint: c.find(addr)})
+	}
+	return best
+}
+
+// findEndpoint is the endpoint of a sorted list that has the address, or nil.
+func findEndpoint(list []Endpoint, addr netip.AddrPort) *Endpoint {
+	i, found := searchEndpoint(list, addr)
+	if !found {
+		return nil
+	}
+	return &list[i]
+}
+
+func searchEndpoint(list []Endpoint, addr netip.AddrPort) (index int, found bool) {
+	low, high := 0, len(list)
+	for low < high { // by hand, because an Endpoint is large to pass to a func
+		middle := int(uint(low+high) >> 1)
+		if list[middle].Addr.Compare(addr) < 0 {
+			low = middle + 1
+		} else {
+			high = middle
+		}
+	}
+	return low, low < len(list) && list[low].Addr == addr
+}
