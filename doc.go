@@ -29,6 +29,7 @@
 // To program a node:
 //   - nftables, iptables, ipvs, userspace: the engines.
 //   - userspace/connection: what the last of these reports of each connection.
+//   - hybrid: one engine of several, with one of them for each Service.
 //   - conntrack: deletes the conntrack entries of endpoints that are gone.
 //   - nodedeps: all that an engine of your own needs beside it on a node.
 //

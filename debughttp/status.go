@@ -134,7 +134,7 @@ func familyText(name v1.IPFamily, f *proxier.FamilyStatus, limit int) familyStat
 	s := familyStatus{
 		Family: name, Synced: f.Synced, LastAttempt: moment(f.LastAttempt), LastSuccess: moment(f.LastSuccess),
 		LastError: errorText(f.LastError), PendingSince: moment(f.PendingSince), StaleSince: moment(f.StaleSince), ServicePorts: f.ServicePorts,
-		NoLocalInternal: f.NoLocalEndpoints.Internal, NoLocalExternal: f.NoLocalEndpoints.External,
+		NoLocalInternal: f.NoLocalInternal, NoLocalExternal: f.NoLocalExternal,
 		Damaged: f.Damaged, FailedTotal: len(f.Failed),
 		Failed: converted(first(limit, f.Failed), func(e *proxier.ServiceError) failureText {
 			return failureText{servicePortName: nameOf(e.Name), Error: errorText(e.Err)}

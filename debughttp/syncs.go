@@ -36,7 +36,7 @@ type syncText struct {
 }
 
 type stageText struct {
-	Name proxier.StageName `json:"name"`
+	Name string `json:"name"`
 	// AfterSeconds is from the start of the sync to that of the stage.
 	AfterSeconds    float64 `json:"afterSeconds"`
 	DurationSeconds float64 `json:"durationSeconds"`

@@ -39,7 +39,7 @@ func newProxy(tb testing.TB, change ...func(*proxier.Config, *proxier.Deps)) *pr
 			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")},
 		},
 		Runner:     runner.Options{MinInterval: time.Millisecond, Burst: 1000},
-		Masquerade: proxier.Masquerade{Local: proxier.LocalDetector{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}},
+		Masquerade: proxier.Masquerade{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
 	}
 	deps := proxier.Deps{}
 	for _, c := range change {

@@ -26,8 +26,9 @@ type page struct {
 
 // claim is one Service's port in one family.
 type claim struct {
-	proxier.HealthService
-	told int // when its port was told; it is the same in all families, but not at once
+	port  uint16
+	local int // endpoints
+	told  int // when its port was told; it is the same in all families, but not at once
 }
 
 // site is one place to listen at. An empty family is both.
@@ -53,13 +54,13 @@ func (b *book) update(family v1.IPFamily, u proxier.HealthUpdate) bool {
 	}
 	moved := !known || !slices.Equal(p.ranges, u.NodePortAddresses)
 	p.ranges = slices.Clone(u.NodePortAddresses)
-	for name, s := range u.Services {
-		moved = b.claim(p, name, s) || moved
+	for name, port := range u.Ports {
+		moved = b.claim(p, name, port, u.LocalEndpoints[name]) || moved
 	}
 	if u.Full {
 		before := len(p.services)
 		maps.DeleteFunc(p.services, func(name types.NamespacedName, _ claim) bool {
-			_, stays := u.Services[name]
+			_, stays := u.Ports[name]
 			return !stays
 		})
 		moved = moved || len(p.services) != before
@@ -68,18 +69,18 @@ func (b *book) update(family v1.IPFamily, u proxier.HealthUpdate) bool {
 }
 
 // claim reports whether a Service's port is another one than before.
-func (b *book) claim(p *page, name types.NamespacedName, s proxier.HealthService) bool {
+func (b *book) claim(p *page, name types.NamespacedName, port uint16, local int) bool {
 	old := p.services[name] // port 0 if there is none
-	switch s.Port {
+	switch port {
 	case 0:
 		delete(p.services, name)
-	case old.Port:
-		p.services[name] = claim{s, old.told}
+	case old.port:
+		p.services[name] = claim{port, local, old.told}
 	default:
 		b.told++
-		p.services[name] = claim{s, b.told}
+		p.services[name] = claim{port, local, b.told}
 	}
-	return s.Port != old.Port
+	return port != old.port
 }
 
 // local is the number of a Service's endpoints on this node in a family, or in the
@@ -88,7 +89,7 @@ func (b *book) local(name types.NamespacedName, family v1.IPFamily) int {
 	for _, f := range []v1.IPFamily{family, v1.IPv4Protocol, v1.IPv6Protocol} {
 		if p := b.pages[f]; p != nil {
 			if c, ok := p.services[name]; ok {
-				return c.LocalEndpoints
+				return c.local
 			}
 		}
 	}
@@ -148,7 +149,7 @@ func (b *book) ports() map[types.NamespacedName]uint16 {
 	}
 	ports := make(map[types.NamespacedName]uint16, len(latest))
 	for name, c := range latest {
-		ports[name] = c.Port
+		ports[name] = c.port
 	}
 	return ports
 }

@@ -36,20 +36,33 @@ func wellStatus() proxier.Status {
 	return proxier.Status{Families: families{"IPv4": {Synced: true, LastSuccess: time.Now()}}}
 }
 
-// services are pairs of a name and its port and count.
-type services = map[types.NamespacedName]proxier.HealthService
+// services have a port and local endpoints.
+type services map[types.NamespacedName]struct {
+	Port           uint16
+	LocalEndpoints int
+}
+
+func (s services) update(full bool, ranges []netip.Prefix) proxier.HealthUpdate {
+	u := proxier.HealthUpdate{
+		Full: full, NodePortAddresses: ranges, Ports: map[types.NamespacedName]uint16{}, LocalEndpoints: map[types.NamespacedName]int{},
+	}
+	for name, one := range s {
+		u.Ports[name], u.LocalEndpoints[name] = one.Port, one.LocalEndpoints
+	}
+	return u
+}
 
 // full says everything about a family that listens everywhere.
 func full(family v1.IPFamily, s services) proxier.HealthUpdate {
-	return proxier.HealthUpdate{Full: true, Services: s, NodePortAddresses: everywhere[family]}
+	return s.update(true, everywhere[family])
 }
 
 func partial(family v1.IPFamily, s services) proxier.HealthUpdate {
-	return proxier.HealthUpdate{Services: s, NodePortAddresses: everywhere[family]}
+	return s.update(false, everywhere[family])
 }
 
 func within(s services, ranges ...string) proxier.HealthUpdate {
-	u := proxier.HealthUpdate{Full: true, Services: s}
+	u := s.update(true, nil)
 	for _, r := range ranges {
 		u.NodePortAddresses = append(u.NodePortAddresses, netip.MustParsePrefix(r))
 	}
@@ -481,7 +494,8 @@ func TestUpdateKeepsNothingOfItsArgument(t *testing.T) {
 	u := within(services{web: {Port: 30001, LocalEndpoints: 1}}, "10.0.0.0/8")
 	n.Update("IPv4", u)
 	before := n.book.sites([]netip.Addr{netip.MustParseAddr("10.0.0.1")})
-	clear(u.Services)
+	clear(u.Ports)
+	clear(u.LocalEndpoints)
 	u.NodePortAddresses[0] = netip.MustParsePrefix("192.0.2.0/24")
 	if after := n.book.sites([]netip.Addr{netip.MustParseAddr("10.0.0.1")}); !maps.Equal(before, after) || len(after) != 1 {
 		t.Errorf("sites %v, want %v", after, before)

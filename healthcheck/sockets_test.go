@@ -287,20 +287,20 @@ func (e *expected) tell(family v1.IPFamily, u proxier.HealthUpdate) {
 	e.ranges[family] = u.NodePortAddresses
 	if u.Full {
 		for name := range e.ports[family] {
-			if u.Services[name].Port == 0 {
+			if u.Ports[name] == 0 {
 				delete(e.ports[family], name)
 			}
 		}
 	}
-	for name, s := range u.Services {
-		if s.Port == 0 {
+	for name, port := range u.Ports {
+		if port == 0 {
 			delete(e.ports[family], name)
 			continue
 		}
-		if e.ports[family][name] != s.Port {
+		if e.ports[family][name] != port {
 			e.latest[name] = append(e.latest[name], family)
 		}
-		e.ports[family][name] = s.Port
+		e.ports[family][name] = port
 	}
 }
 
@@ -371,7 +371,7 @@ func FuzzHistories(f *testing.F) {
 
 func randomUpdate(random *rand.Rand) (v1.IPFamily, proxier.HealthUpdate) {
 	family := []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}[random.IntN(2)]
-	u := proxier.HealthUpdate{Full: random.IntN(4) == 0, Services: services{}, NodePortAddresses: everywhere[family]}
+	u := services{}.update(random.IntN(4) == 0, everywhere[family])
 	if random.IntN(3) == 0 {
 		u.NodePortAddresses = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}[:random.IntN(3)]
 	}
@@ -385,7 +385,7 @@ func randomUpdate(random *rand.Rand) (v1.IPFamily, proxier.HealthUpdate) {
 			port = 0
 		}
 		name := types.NamespacedName{Namespace: "default", Name: fmt.Sprint("service-", i)}
-		u.Services[name] = proxier.HealthService{Port: port, LocalEndpoints: random.IntN(3)}
+		u.Ports[name], u.LocalEndpoints[name] = port, random.IntN(3)
 	}
 	return family, u
 }

@@ -31,8 +31,8 @@ type watchable interface {
 	watcher(owned func(chain string) bool) (watcher, error)
 }
 
-// Engine programs one IP family. It implements proxier.Engine, Planner, Dumper,
-// Watcher and Owner. Calls must not overlap, but Watch and Traits run beside all others.
+// Engine programs one IP family. It implements proxier.Engine, Planner, Dumper
+// and Watcher. Calls must not overlap, but Watch and Traits run beside all others.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -220,7 +220,7 @@ func (e *Engine) attempt(ctx context.Context, everything bool) (text string, err
 		}
 		e.take(want)
 	}
-	e.report.Tables = e.tableReports(s)
+	e.report.Rules, e.report.RulesWritten = maps.Clone(e.rules), s.rules
 	return "", e.guard.wrote(e.effectOf(s, everything))
 }
 
@@ -327,15 +327,6 @@ func (e *Engine) completeLocalnet(o *observed, want ruleset) error {
 	return nil
 }
 
-// tableReports says how many rules there are, and were written.
-func (e *Engine) tableReports(s *script) map[string]proxier.TableReport {
-	reports := map[string]proxier.TableReport{}
-	for table, rules := range e.rules {
-		reports[table] = proxier.TableReport{Rules: rules, Written: s.rules[table]}
-	}
-	return reports
-}
-
 // take notes what was written.
 func (e *Engine) take(want map[string]ruleset) {
 	for table, chains := range want {
@@ -379,7 +370,7 @@ func (e *Engine) Traits(*desired.Service) desired.Traits {
 	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.LocalhostNodePorts}
 }
 
-// OwnsNames implements proxier.Owner: the chains have names of the instance.
+// OwnsNames is true, see proxier.Engine: the chains have names of the instance.
 func (e *Engine) OwnsNames() bool { return true }
 
 // Close forgets what the kernel holds. The rules stay.

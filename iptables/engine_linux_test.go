@@ -53,9 +53,9 @@ func (w *world) config() Config {
 	return Config{
 		Config: proxier.Config{
 			NetNS: w.ns.Path(), Names: w.names, Runner: runner.Options{MinInterval: runner.Unlimited},
-			Masquerade: proxier.Masquerade{Local: proxier.LocalDetector{CIDRs: []netip.Prefix{
+			Masquerade: proxier.Masquerade{PodCIDRs: []netip.Prefix{
 				netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32"),
-			}}},
+			}},
 		},
 		Variant: w.variant, LocalhostNodePorts: true,
 	}

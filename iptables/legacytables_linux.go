@@ -150,7 +150,7 @@ func (t *legacyTables) read(table string) (info tableInfo, entries []byte, err e
 			return info, t.buffer[begin:][:info.Size], err
 		}
 	}
-	return info, nil, &proxier.ApplyError{Op: "list", Object: "entries of legacy table " + table, Err: errInterrupted}
+	return info, nil, fmt.Errorf("list entries of legacy table %s: %w", table, errInterrupted)
 }
 
 var errInterrupted = errors.New("interrupted by changes each time")

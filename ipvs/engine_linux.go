@@ -21,8 +21,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family. It implements proxier.Engine, Watcher, Planner, Dumper
-// and Owner. Calls must not overlap, but Watch and Traits run beside all others.
+// Engine programs one IP family. It implements proxier.Engine, Watcher, Planner
+// and Dumper. Calls must not overlap, but Watch and Traits run beside all others.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -232,7 +232,7 @@ func (e *Engine) behind(keep map[serverKey]bool) nftables.Behind {
 	return nftables.Behind{Holds: e.holds, Refused: refused}
 }
 
-// OwnsNames implements proxier.Owner: the device and the table have names of the instance.
+// OwnsNames is true, see proxier.Engine: the device and the table have names of the instance.
 func (e *Engine) OwnsNames() bool { return true }
 
 // Traits implements proxier.Engine.

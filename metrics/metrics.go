@@ -242,8 +242,8 @@ func (m *Metrics) ObserveSync(r proxier.SyncReport) {
 		return
 	}
 	m.lastSuccess.WithLabelValues(family).Set(seconds(ended))
-	m.noLocalEndpoints.WithLabelValues("internal", family).Set(float64(r.NoLocalEndpoints.Internal))
-	m.noLocalEndpoints.WithLabelValues("external", family).Set(float64(r.NoLocalEndpoints.External))
+	m.noLocalEndpoints.WithLabelValues("internal", family).Set(float64(r.NoLocalInternal))
+	m.noLocalEndpoints.WithLabelValues("external", family).Set(float64(r.NoLocalExternal))
 }
 
 // failed counts failures.
@@ -263,10 +263,10 @@ func (m *Metrics) wrote(family string, r *proxier.SyncReport) {
 	m.transactions.WithLabelValues(family).Add(float64(r.Apply.Transactions))
 	m.bytes.WithLabelValues(family).Add(float64(r.Apply.Bytes))
 	m.flowsDeleted.WithLabelValues(family).Add(float64(r.FlowsDeleted))
-	for table, rules := range r.Apply.Tables {
+	for table, rules := range r.Apply.Rules {
 		if m.rules != nil {
-			m.rules.WithLabelValues(table, family).Set(float64(rules.Rules))
-			m.written.WithLabelValues(table, family).Set(float64(rules.Written))
+			m.rules.WithLabelValues(table, family).Set(float64(rules))
+			m.written.WithLabelValues(table, family).Set(float64(r.Apply.RulesWritten[table]))
 		}
 	}
 	if r.Repair {

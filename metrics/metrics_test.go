@@ -227,7 +227,7 @@ func TestSyncsAreMeasured(t *testing.T) {
 		Triggers: []time.Time{started.Add(-time.Second), started.Add(-time.Minute)},
 		Stages:   []proxier.Stage{{Name: proxier.StageApply, Duration: time.Second}, {Name: proxier.StageConntrack, Duration: time.Second}},
 		Apply:    proxier.ApplyReport{Writes: 7, Transactions: 2, Bytes: 300}, FlowsDeleted: 3,
-		NoLocalEndpoints: proxier.NoLocalEndpoints{Internal: 4, External: 5},
+		NoLocalInternal: 4, NoLocalExternal: 5,
 	})
 	m.ObserveSync(proxier.SyncReport{Family: v1.IPv4Protocol, Started: started.Add(time.Hour), Duration: time.Second, Err: errors.New("no")})
 	m.ObserveSync(proxier.SyncReport{Family: v1.IPv6Protocol, Err: proxier.ErrContested})
@@ -383,8 +383,9 @@ func TestTheMetricsOfIPTables(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tables := map[string]proxier.TableReport{"nat": {Rules: 30, Written: 4}, "filter": {Rules: 7}}
-	m.ObserveSync(proxier.SyncReport{Family: v1.IPv4Protocol, Full: true, Apply: proxier.ApplyReport{Tables: tables}})
+	m.ObserveSync(proxier.SyncReport{Family: v1.IPv4Protocol, Full: true, Apply: proxier.ApplyReport{
+		Rules: map[string]int{"nat": 30, "filter": 7}, RulesWritten: map[string]int{"nat": 4},
+	}})
 	m.ObserveSync(proxier.SyncReport{Family: v1.IPv4Protocol, Full: true, Err: errors.New("no")})
 	m.ObserveSync(proxier.SyncReport{Family: v1.IPv4Protocol, Err: errors.New("no")})
 	families := scrape(t, registry)

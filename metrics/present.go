@@ -125,7 +125,7 @@ func setAside(problems []changetracker.Problem) map[changetracker.Reason]int {
 
 // kind is a condition without its story.
 type kind struct {
-	Type   proxier.ConditionType
+	Type   string
 	Family v1.IPFamily
 }
 

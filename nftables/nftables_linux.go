@@ -11,9 +11,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family by netlink. It implements proxier.Engine,
-// Planner, Dumper, Watcher and Owner. Calls must not overlap, but Watch runs beside all
-// others.
+// Engine programs one IP family by netlink. It implements proxier.Engine, Planner, Dumper
+// and Watcher. Calls must not overlap, but Watch runs beside all others.
 type Engine struct{ engine *engine.Engine }
 
 // NewEngine returns the engine of one family. It opens no socket and writes
@@ -48,7 +47,7 @@ func (e *Engine) Close() error { return e.engine.Close() }
 // Traits implements proxier.Engine.
 func (e *Engine) Traits(s *desired.Service) desired.Traits { return e.engine.Traits(s) }
 
-// OwnsNames implements proxier.Owner: the table has the name of the instance.
+// OwnsNames is true, see proxier.Engine: the table has the name of the instance.
 func (e *Engine) OwnsNames() bool { return e.engine.OwnsNames() }
 
 // Watch implements proxier.Watcher: the kernel tells about each change of

@@ -19,7 +19,7 @@ type Config struct {
 	// Families to serve; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
 	// Node is what is known about the node at start; OnNodeChange updates it. With
-	// NodePorts.Primary or Masquerade.Local.NodePodCIDRs, and neither Addresses nor
+	// NodePorts.Primary or Masquerade.NodePodCIDRs, and neither Addresses nor
 	// PodCIDRs, the first sync waits for OnNodeChange, as it always does with
 	// Tracker.AwaitNode: without the node it would take away what a proxy before this one
 	// has programmed.
@@ -29,7 +29,7 @@ type Config struct {
 	// Tracker carries the trackers' options for embedders: selection, decoration,
 	// strictness, external IPs. Its Families, Node and Logger must not be set: the
 	// tracker gets Config.Families, Config.Node and Deps.Logger. No external IP may be
-	// in a range of pods: Masquerade.Local.CIDRs, and Node.PodCIDRs as OnNodeChange
+	// in a range of pods: Masquerade.PodCIDRs, and Node.PodCIDRs as OnNodeChange
 	// reports them.
 	Tracker changetracker.Options
 	// DenyNodeExternalIPs says that no external IP may be in Node.Addresses either, as
@@ -60,22 +60,17 @@ type Masquerade struct {
 	Mark uint32
 	// All replaces the source of every connection to a ClusterIP.
 	All bool
-	// Local tells the traffic of this node's pods from other traffic. The zero
-	// value cannot tell, and then ClusterIP traffic keeps its source.
-	Local LocalDetector
-}
+	// The other fields tell the traffic of this node's pods from other traffic, each in
+	// its way; one of them may be set. Without any, ClusterIP traffic keeps its source.
 
-// LocalDetector tells which packets come from pods, in one of three ways. At
-// most one of its fields may be set.
-type LocalDetector struct {
-	// CIDRs holds the pod ranges of the whole cluster, of both families.
-	CIDRs []netip.Prefix
+	// PodCIDRs holds the pod ranges of the whole cluster, of both families.
+	PodCIDRs []netip.Prefix
 	// NodePodCIDRs uses Node.PodCIDRs, and follows its changes.
 	NodePodCIDRs bool
-	// Interface is the name of the bridge that pods are on.
-	Interface string
-	// InterfacePrefix is what the names of the pods' interfaces begin with.
-	InterfacePrefix string
+	// PodInterface is the name of the bridge that pods are on.
+	PodInterface string
+	// PodInterfacePrefix is what the names of the pods' interfaces begin with.
+	PodInterfacePrefix string
 }
 
 // NodePorts says which node addresses accept node ports.

@@ -87,7 +87,7 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 		f.synced()
 		synctest.Wait()
 		first := h.take()
-		if len(first) != 1 || !first[0].Full || len(first[0].Services) != 1 || first[0].Services[a] != (HealthService{Port: 30001}) ||
+		if len(first) != 1 || !first[0].Full || len(first[0].Ports) != 1 || first[0].Ports[a] != 30001 || first[0].LocalEndpoints[a] != 0 ||
 			!slices.Equal(first[0].NodePortAddresses, config.NodePorts.Addresses) {
 			t.Fatalf("told first: %+v, want everything: a without endpoints", first)
 		}
@@ -105,26 +105,26 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		told := h.take()
-		if len(told) != 1 || told[0].Services[a] != (HealthService{Port: 30001, LocalEndpoints: 1}) {
+		if len(told) != 1 || told[0].Ports[a] != 30001 || told[0].LocalEndpoints[a] != 1 {
 			t.Errorf("told after the failure: %+v, want a with 1 endpoint", told)
 		}
 
 		for step, c := range []struct {
 			do   func()
-			want map[types.NamespacedName]HealthService
+			want map[types.NamespacedName]uint16
 		}{
 			{func() { f.OnEndpointSliceAdd(slice("b", "10.1.0.9")) }, nil},
-			{func() { f.OnServiceUpdate(nil, service("b", "10.0.0.2", loadBalancer(30002))) }, map[types.NamespacedName]HealthService{b: {Port: 30002}}},
-			{func() { f.OnEndpointSliceDelete(here) }, map[types.NamespacedName]HealthService{a: {Port: 30001}}},
-			{func() { f.OnServiceUpdate(nil, service("a", "10.0.0.1")) }, map[types.NamespacedName]HealthService{a: {}}},
-			{func() { f.OnServiceDelete(service("b", "10.0.0.2")) }, map[types.NamespacedName]HealthService{b: {}}},
+			{func() { f.OnServiceUpdate(nil, service("b", "10.0.0.2", loadBalancer(30002))) }, map[types.NamespacedName]uint16{b: 30002}},
+			{func() { f.OnEndpointSliceDelete(here) }, map[types.NamespacedName]uint16{a: 30001}},
+			{func() { f.OnServiceUpdate(nil, service("a", "10.0.0.1")) }, map[types.NamespacedName]uint16{a: 0}},
+			{func() { f.OnServiceDelete(service("b", "10.0.0.2")) }, map[types.NamespacedName]uint16{b: 0}},
 		} {
 			c.do()
 			time.Sleep(time.Second)
 			synctest.Wait()
-			var got map[types.NamespacedName]HealthService
+			var got map[types.NamespacedName]uint16
 			for _, u := range h.take() {
-				got = u.Services
+				got = u.Ports
 				if u.Full {
 					t.Errorf("step %d: told of everything, want what changed", step)
 				}
@@ -243,11 +243,12 @@ func TestHistoryKeepsTheLastSyncs(t *testing.T) {
 func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	run(t, Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		f.synced()
-		wait := func(what string, want NoLocalEndpoints) {
+		wait := func(what string, want shortage) {
 			t.Helper()
 			time.Sleep(2 * time.Second)
 			synctest.Wait()
-			if got := f.Status().Families[v1.IPv4Protocol].NoLocalEndpoints; got != want {
+			s := f.Status().Families[v1.IPv4Protocol]
+			if got := (shortage{s.NoLocalInternal, s.NoLocalExternal}); got != want {
 				t.Errorf("%s: %+v, want %+v", what, got, want)
 			}
 		}
@@ -256,20 +257,20 @@ func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 		}
 		f.OnServiceAdd(service("a", "10.0.0.1", loadBalancer(30001), internal, externalIP("192.0.2.1")))
 		f.OnServiceAdd(service("b", "10.0.0.2", loadBalancer(30002), externalIP("192.0.2.2")))
-		wait("no endpoints at all", NoLocalEndpoints{})
+		wait("no endpoints at all", shortage{})
 		elsewhere := slice("a", "10.1.0.1")
 		f.OnEndpointSliceAdd(elsewhere)
-		wait("a elsewhere", NoLocalEndpoints{Internal: 1, External: 1})
+		wait("a elsewhere", shortage{internal: 1, external: 1})
 		f.OnEndpointSliceAdd(slice("b", "10.1.0.2"))
-		wait("b elsewhere too", NoLocalEndpoints{Internal: 1, External: 2})
+		wait("b elsewhere too", shortage{internal: 1, external: 2})
 		f.OnNodeChange(changetracker.Node{Name: "here", Zone: "z"})
-		wait("after a full sync", NoLocalEndpoints{Internal: 1, External: 2})
+		wait("after a full sync", shortage{internal: 1, external: 2})
 		here := slice("a", "10.1.0.1")
 		here.Endpoints[0].NodeName = new("here")
 		f.OnEndpointSliceUpdate(elsewhere, here)
-		wait("a here", NoLocalEndpoints{External: 1})
+		wait("a here", shortage{external: 1})
 		f.OnServiceDelete(service("b", "10.0.0.2"))
-		wait("b gone", NoLocalEndpoints{})
+		wait("b gone", shortage{})
 	})
 }
 

@@ -12,10 +12,18 @@ import (
 
 // Engine is one IP family's data plane. Calls of Apply, Cleanup and Close never overlap.
 //
-// What an engine can do beside it says by further interfaces: Watcher, Planner, Dumper,
-// Owner and DescriptorHolder. An engine that wraps another one and passes its Updates on
-// unchanged has a method Unwrap() Engine, so that As finds them; an engine that is
-// made of several has those interfaces itself and asks its members.
+// What an engine can do beside it says by further methods, which it may have or not:
+//   - Watch, Plan and Dump, see Watcher, Planner and Dumper.
+//   - OwnsNames() bool: true says that it writes objects with the instance's Names, of
+//     which a network namespace has one set. Its Proxier keeps all others that have one
+//     of these Names, of this process or another one, from writing in the same IP family,
+//     from its first sync until its Run ends: see ErrInUse.
+//   - Descriptors() connection.Descriptors: what its clients use of this process; Limit is
+//     0 if nothing is counted. It may be called at any time, and must return soon.
+//
+// An engine that wraps another one and passes its Updates on unchanged has a method
+// Unwrap() Engine, so that As finds these; an engine that is made of several has the
+// methods itself and asks its members, as package hybrid does.
 type Engine interface {
 	// Apply brings the data plane to the Update. It is idempotent: applying the same
 	// Update again writes nothing. An error means that nothing of the Update counts as
@@ -113,13 +121,7 @@ type ApplyReport struct {
 	Bytes int
 	// Kernel is how long the engine waited for the kernel.
 	Kernel time.Duration
-	// Tables are the rules of each table, for engines that have rules; nil for others.
-	Tables map[string]TableReport
-}
-
-// TableReport counts the rules of one table.
-type TableReport struct {
-	// Rules is the number of rules that the instance has, Written how many of them
-	// were written by the last Apply.
-	Rules, Written int
+	// Rules counts the rules of the instance by table, and RulesWritten those of them that
+	// were written, for engines whose work is rules; nil for others.
+	Rules, RulesWritten map[string]int
 }

@@ -39,19 +39,6 @@ func (e *UnsupportedError) Unwrap() error { return e.Err }
 // Is makes every UnsupportedError an ErrNotSupported.
 func (e *UnsupportedError) Is(target error) bool { return target == ErrNotSupported }
 
-// ApplyError says which kernel write failed.
-type ApplyError struct {
-	Op     string // "add", "delete", "list"…
-	Object string // e.g. "element of set services in table ip serviceplane"
-	Err    error  // the cause, often a syscall.Errno
-}
-
-// Error is "op object: cause".
-func (e *ApplyError) Error() string { return fmt.Sprintf("%s %s: %v", e.Op, e.Object, e.Err) }
-
-// Unwrap returns the cause.
-func (e *ApplyError) Unwrap() error { return e.Err }
-
 // ServiceError says that one service port is not programmed as it should be. All
 // others are not affected.
 type ServiceError struct {

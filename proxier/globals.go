@@ -16,8 +16,8 @@ func (c *Config) globalsFor(family v1.IPFamily, node changetracker.Node, service
 		ServiceCIDRs:      desired.Minimal(serviceCIDRs, family),
 		NodePortAddresses: c.NodePorts.addresses(family, node),
 		NodeAddresses:     ofFamily(node.Addresses, family),
-		PodCIDRs:          c.Masquerade.Local.podCIDRs(family, node),
-		PodInterface:      c.Masquerade.Local.podInterface(),
+		PodCIDRs:          c.Masquerade.podCIDRs(family, node),
+		PodInterface:      c.Masquerade.podInterface(),
 	}
 }
 
@@ -60,16 +60,16 @@ func everything(family v1.IPFamily) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-func (d LocalDetector) podCIDRs(family v1.IPFamily, node changetracker.Node) []netip.Prefix {
-	if d.NodePodCIDRs {
+func (m *Masquerade) podCIDRs(family v1.IPFamily, node changetracker.Node) []netip.Prefix {
+	if m.NodePodCIDRs {
 		return desired.Minimal(node.PodCIDRs, family)
 	}
-	return desired.Minimal(d.CIDRs, family)
+	return desired.Minimal(m.PodCIDRs, family)
 }
 
-func (d LocalDetector) podInterface() string {
-	if d.InterfacePrefix != "" {
-		return d.InterfacePrefix + "*"
+func (m *Masquerade) podInterface() string {
+	if m.PodInterfacePrefix != "" {
+		return m.PodInterfacePrefix + "*"
 	}
-	return d.Interface
+	return m.PodInterface
 }

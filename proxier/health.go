@@ -26,46 +26,52 @@ type Health interface {
 
 // HealthUpdate is what a sync changed about health check node ports in one family.
 type HealthUpdate struct {
-	// Full says that Services is everything, and not only what may have changed.
+	// Full says that Ports are all that there are, and not only those that may have changed.
 	Full bool
-	// Services may have a health check node port. Without one, Port is 0: the Service
-	// had one before, or it is gone.
-	Services map[types.NamespacedName]HealthService
+	// Ports are the health check node ports of the Services that may have changed. It is 0
+	// for one that had a port before.
+	Ports map[types.NamespacedName]uint16
+	// LocalEndpoints are the numbers of distinct ready endpoints on this node, of the
+	// Services in Ports that have one.
+	LocalEndpoints map[types.NamespacedName]int
 	// NodePortAddresses are those of desired.Globals: the family listens on local
 	// addresses in them. A /0 stands for all, and empty for none.
 	NodePortAddresses []netip.Prefix
 }
 
-// HealthService is one Service with a health check node port.
-type HealthService struct {
-	Port uint16
-	// LocalEndpoints is the number of distinct ready endpoints on this node.
-	LocalEndpoints int
-}
-
 // healthUpdate looks at the Services of a delta only, unless it is full.
 func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bool) HealthUpdate {
-	u := HealthUpdate{Full: full, Services: map[types.NamespacedName]HealthService{}}
+	u := HealthUpdate{Full: full}
 	view := state.For(state.Node())
 	if full {
 		for name, port := range state.HealthCheckNodePorts() {
-			u.Services[name] = HealthService{Port: port, LocalEndpoints: view.LocalReady(name)}
+			u.set(name, port, view)
 		}
 		return u
 	}
 	for i := range delta.Changes {
 		c := &delta.Changes[i]
 		name := c.Name.NamespacedName
-		if known, ok := u.Services[name]; ok && known.Port != 0 {
+		if u.Ports[name] != 0 {
 			continue // another port of it has told
 		}
-		now := HealthService{Port: state.HealthCheckNodePort(name)}
-		if now.Port != 0 {
-			now.LocalEndpoints = view.LocalReady(name)
-		}
-		if now.Port != 0 || c.Before != nil && c.Before.HealthCheckNodePort != 0 {
-			u.Services[name] = now
+		port := state.HealthCheckNodePort(name)
+		if port != 0 || c.Before != nil && c.Before.HealthCheckNodePort != 0 {
+			u.set(name, port, view)
 		}
 	}
 	return u
+}
+
+func (u *HealthUpdate) set(name types.NamespacedName, port uint16, view changetracker.View) {
+	if u.Ports == nil {
+		u.Ports, u.LocalEndpoints = map[types.NamespacedName]uint16{}, map[types.NamespacedName]int{}
+	}
+	u.Ports[name] = port
+	if port == 0 {
+		return
+	}
+	if local := view.LocalReady(name); local > 0 {
+		u.LocalEndpoints[name] = local
+	}
 }

@@ -10,13 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Owner is an Engine that writes objects with the instance's Names, of which a network
-// namespace has one set. A Proxier with such an engine keeps all others, of this process
-// or another one, that have one of its Names from writing in the same IP family, from its
-// first sync until its Run ends.
-type Owner interface {
-	OwnsNames() bool
-}
+// owner is an Engine that may write objects with the instance's Names: see Engine.
+type owner interface{ OwnsNames() bool }
 
 // ErrInUse says that somebody else programs objects with one of the Names (table, chain
 // prefix or device, whatever the engines) in the same network namespace and IP family:
@@ -32,8 +27,8 @@ type otherUserError struct{ error }
 
 // ownsNames says whether an engine needs the lock.
 func ownsNames(engine Engine) bool {
-	owner, ok := As[Owner](engine)
-	return ok && owner.OwnsNames()
+	o, ok := As[owner](engine)
+	return ok && o.OwnsNames()
 }
 
 // hold takes the lock of a family, or keeps it. Any local user can take its names,

@@ -58,17 +58,17 @@ func TestChainPrefixesOfOthersAreRefused(t *testing.T) {
 func TestValidateNamesEveryBadField(t *testing.T) {
 	prefix := netip.MustParsePrefix("10.0.0.0/8")
 	for field, change := range map[string]func(*Config){
-		"Families":                       func(c *Config) { c.Families = append(c.Families, c.Families[0]) },
-		"FullSyncPeriod":                 func(c *Config) { c.FullSyncPeriod = -time.Second },
-		"Masquerade.Mark":                func(c *Config) { c.Masquerade.Mark = 0x6000 },
-		"Masquerade.Local":               func(c *Config) { c.Masquerade.Local = LocalDetector{NodePodCIDRs: true, Interface: "cni0"} },
-		"Masquerade.Local.CIDRs[1]":      func(c *Config) { c.Masquerade.Local.CIDRs = []netip.Prefix{prefix, {}} },
-		"Masquerade.Local.Interface":     func(c *Config) { c.Masquerade.Local.Interface = strings.Repeat("x", 16) },
-		"NodePorts":                      func(c *Config) { c.NodePorts = NodePorts{Primary: true, Addresses: []netip.Prefix{prefix}} },
-		"NodePorts.Addresses[0]":         func(c *Config) { c.NodePorts.Addresses = []netip.Prefix{{}} },
-		"Names.Table":                    func(c *Config) { c.Names.Table = "" },
-		"Runner: MaxInterval":            func(c *Config) { c.Runner.MaxInterval = -time.Second },
-		"Masquerade.Local.InterfacePref": func(c *Config) { c.Masquerade.Local.InterfacePrefix = strings.Repeat("x", 16) },
+		"Families":                    func(c *Config) { c.Families = append(c.Families, c.Families[0]) },
+		"FullSyncPeriod":              func(c *Config) { c.FullSyncPeriod = -time.Second },
+		"Masquerade.Mark":             func(c *Config) { c.Masquerade.Mark = 0x6000 },
+		"Masquerade":                  func(c *Config) { c.Masquerade.NodePodCIDRs, c.Masquerade.PodInterface = true, "cni0" },
+		"Masquerade.PodCIDRs[1]":      func(c *Config) { c.Masquerade.PodCIDRs = []netip.Prefix{prefix, {}} },
+		"Masquerade.PodInterface":     func(c *Config) { c.Masquerade.PodInterface = strings.Repeat("x", 16) },
+		"NodePorts":                   func(c *Config) { c.NodePorts = NodePorts{Primary: true, Addresses: []netip.Prefix{prefix}} },
+		"NodePorts.Addresses[0]":      func(c *Config) { c.NodePorts.Addresses = []netip.Prefix{{}} },
+		"Names.Table":                 func(c *Config) { c.Names.Table = "" },
+		"Runner: MaxInterval":         func(c *Config) { c.Runner.MaxInterval = -time.Second },
+		"Masquerade.PodInterfacePref": func(c *Config) { c.Masquerade.PodInterfacePrefix = strings.Repeat("x", 16) },
 	} {
 		config := Config{}.WithDefaults()
 		if err := config.Validate(); err != nil {

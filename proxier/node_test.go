@@ -16,7 +16,7 @@ import (
 func TestTheNodeIsWaitedFor(t *testing.T) {
 	addr, podCIDR := netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("10.1.0.0/24")
 	node := changetracker.Node{Name: "here", Addresses: []netip.Addr{addr}, PodCIDRs: []netip.Prefix{podCIDR}}
-	primary, podCIDRs := NodePorts{Primary: true}, Masquerade{Local: LocalDetector{NodePodCIDRs: true}}
+	primary, podCIDRs := NodePorts{Primary: true}, Masquerade{NodePodCIDRs: true}
 	for name, c := range map[string]struct {
 		config Config
 		waits  bool

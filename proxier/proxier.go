@@ -86,7 +86,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 	options := config.Tracker
 	options.Families, options.Node, options.Logger = config.Families, config.Node, p.log
 	options.AwaitNode = options.AwaitNode || config.lacksNode()
-	options.ExternalIPs.Denied = slices.Concat(options.ExternalIPs.Denied, config.Masquerade.Local.CIDRs)
+	options.ExternalIPs.Denied = slices.Concat(options.ExternalIPs.Denied, config.Masquerade.PodCIDRs)
 	var err error
 	if p.tracker, err = changetracker.New(options); err != nil {
 		return nil, fmt.Errorf("%w: Tracker: %w", ErrInvalidConfig, err)
@@ -140,7 +140,7 @@ func (c *Config) runnerOptions() runner.Options {
 // lacksNode says that the configuration depends on a node of which nothing is known, but
 // its name at most.
 func (c *Config) lacksNode() bool {
-	return (c.NodePorts.Primary || c.Masquerade.Local.NodePodCIDRs) && len(c.Node.Addresses)+len(c.Node.PodCIDRs) == 0
+	return (c.NodePorts.Primary || c.Masquerade.NodePodCIDRs) && len(c.Node.Addresses)+len(c.Node.PodCIDRs) == 0
 }
 
 // rank numbers the Services that are programmed before all others.
@@ -390,7 +390,7 @@ func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
 	if o.flowsDeleted = deleted; checked {
 		watch.lap(StageConntrack)
 	}
-	if len(o.health.Services) > 0 || o.health.Full {
+	if len(o.health.Ports) > 0 || o.health.Full {
 		watch.last = time.Now()
 		o.health.NodePortAddresses = f.globals.NodePortAddresses
 		p.health.Update(f.name, o.health)
@@ -418,7 +418,8 @@ func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
 	if errors.Is(o.err, ErrContested) {
 		o.servicePorts = s.ServicePorts // nothing was done
 	}
-	s.ServicePorts, s.NoLocalEndpoints = o.servicePorts, f.shortages.count
+	s.ServicePorts = o.servicePorts
+	s.NoLocalInternal, s.NoLocalExternal = f.shortages.count.internal, f.shortages.count.external
 	if o.err == nil {
 		s.LastSuccess = ended
 	}
@@ -444,7 +445,7 @@ func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Tim
 	report := SyncReport{
 		Family: f.name, Full: o.full, Repair: o.repair, Queued: queued, Started: started, Duration: ended.Sub(started),
 		Stages: o.stages, Changes: o.changes, ServicePorts: o.servicePorts, Triggers: o.triggers, Apply: o.applied,
-		Failed: len(o.failed), FlowsDeleted: o.flowsDeleted, NoLocalEndpoints: f.shortages.count,
+		Failed: len(o.failed), FlowsDeleted: o.flowsDeleted, NoLocalInternal: f.shortages.count.internal, NoLocalExternal: f.shortages.count.external,
 		Problems: p.problemCounts(), Err: o.err,
 	}
 	if !errors.Is(o.err, ErrContested) {
@@ -499,7 +500,7 @@ func (p *Proxier) Status() Status {
 		return slices.Compare([]string{a.Object, a.Field, a.Value}, []string{b.Object, b.Field, b.Value})
 	})
 	slices.SortStableFunc(s.Conditions, func(a, b Condition) int {
-		return slices.Compare([]string{string(a.Type), string(a.Family)}, []string{string(b.Type), string(b.Family)})
+		return slices.Compare([]string{a.Type, string(a.Family)}, []string{b.Type, string(b.Family)})
 	})
 	return s
 }

@@ -275,7 +275,7 @@ func TestANodeChangeReachesTheEngine(t *testing.T) {
 	config := Config{
 		Node:       changetracker.Node{Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
 		NodePorts:  NodePorts{Primary: true},
-		Masquerade: Masquerade{Local: LocalDetector{NodePodCIDRs: true}},
+		Masquerade: Masquerade{NodePodCIDRs: true},
 	}
 	run(t, config, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))

@@ -6,6 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // Status is a snapshot of what the proxy has done and of what is wrong.
@@ -35,36 +36,35 @@ type Status struct {
 	Tracked changetracker.Counts
 }
 
-// ConditionType says what a Condition is about.
-type ConditionType string
-
+// The types of Conditions.
 const (
 	// ConditionContested says that somebody keeps changing our kernel objects.
 	// They are repaired less and less often, at least once a minute.
-	ConditionContested ConditionType = "Contested"
+	ConditionContested = "Contested"
 	// ConditionDescriptors says that the clients of service ports need more descriptors
 	// than this process may have, so that some are refused or ended.
-	ConditionDescriptors ConditionType = "Descriptors"
+	ConditionDescriptors = "Descriptors"
 	// ConditionHealthCheckPort says that load balancers get no answer at the health
 	// check node port of a Service, because it cannot be listened on.
-	ConditionHealthCheckPort ConditionType = "HealthCheckPort"
+	ConditionHealthCheckPort = "HealthCheckPort"
 	// ConditionInUse says that another process, or another Provider of this one, programs
 	// the same objects, so that this one does not: see ErrInUse.
-	ConditionInUse ConditionType = "InUse"
+	ConditionInUse = "InUse"
 	// ConditionKernelSettings says that a kernel setting is not as it was asked for.
-	ConditionKernelSettings ConditionType = "KernelSettings"
+	ConditionKernelSettings = "KernelSettings"
 	// ConditionStaleFlows says that connection tracking still holds flows that may be
 	// stale, because it cannot be cleaned. They end by themselves, when their clients
 	// pause.
-	ConditionStaleFlows ConditionType = "StaleFlows"
+	ConditionStaleFlows = "StaleFlows"
 	// ConditionUnwatched says that changes by others are noticed by the periodic
 	// full sync only.
-	ConditionUnwatched ConditionType = "Unwatched"
+	ConditionUnwatched = "Unwatched"
 )
 
 // Condition is a lasting state of the proxy that is not as it should be.
 type Condition struct {
-	Type ConditionType
+	// Type is one of the constants Condition….
+	Type string
 	// Family is the IP family that it is about; empty for the proxy as a whole.
 	Family v1.IPFamily
 	// Since is when it began.
@@ -93,53 +93,43 @@ type FamilyStatus struct {
 	StaleSince time.Time
 	// ServicePorts is the number of service ports that are programmed.
 	ServicePorts int
-	// NoLocalEndpoints counts the service ports that this node drops traffic of.
-	NoLocalEndpoints NoLocalEndpoints
+	// NoLocalInternal and NoLocalExternal count the service ports that this node drops
+	// traffic of: that traffic policy is Local, and all endpoints are on other nodes.
+	NoLocalInternal, NoLocalExternal int
 	// Damaged counts the changes of our kernel objects by others that were noticed;
 	// LastDamage is the last of them and LastDamageTime when that was.
 	Damaged        int
 	LastDamage     Damage
 	LastDamageTime time.Time
-	// Descriptors are those that clients hold; its Limit is 0 with an engine that is no
-	// DescriptorHolder.
-	Descriptors Descriptors
+	// Descriptors are those that clients hold, for engines that tell; see Engine.
+	Descriptors connection.Descriptors
 	// Failed are the service ports that could not be programmed as they should be,
 	// sorted by name, each with its reason. They are retried.
 	Failed []*ServiceError
 }
 
-// NoLocalEndpoints counts the service ports whose traffic policy is Local and
-// that have endpoints, but none of them on this node.
-type NoLocalEndpoints struct {
-	// Internal and External are by the policy that is Local.
-	Internal, External int
-}
-
 // Stage is a part of a sync.
 type Stage struct {
-	Name     StageName
+	Name     string // one of the constants Stage…
 	Started  time.Time
 	Duration time.Duration
 }
-
-// StageName tells the parts of a sync apart.
-type StageName string
 
 // The stages of a sync, in their order. One that there was nothing to do in is
 // left out.
 const (
 	// StageTracker makes the State and the Delta of what has arrived.
-	StageTracker StageName = "tracker"
+	StageTracker = "tracker"
 	// StageResolve decides what the service ports of the Delta mean.
-	StageResolve StageName = "resolve"
+	StageResolve = "resolve"
 	// StagePlan is what the engine does apart from waiting for the kernel.
-	StagePlan StageName = "plan"
+	StagePlan = "plan"
 	// StageApply is the engine's waiting for the kernel.
-	StageApply StageName = "apply"
+	StageApply = "apply"
 	// StageConntrack forgets stale flows.
-	StageConntrack StageName = "conntrack"
+	StageConntrack = "conntrack"
 	// StageHealth tells the health check node ports.
-	StageHealth StageName = "health"
+	StageHealth = "health"
 )
 
 // SyncReport tells an Observer about one sync of one family.
@@ -169,8 +159,8 @@ type SyncReport struct {
 	Failed int
 	// FlowsDeleted is the number of stale flows that were forgotten.
 	FlowsDeleted int
-	// NoLocalEndpoints is as in FamilyStatus.
-	NoLocalEndpoints NoLocalEndpoints
+	// NoLocalInternal and NoLocalExternal are as in FamilyStatus.
+	NoLocalInternal, NoLocalExternal int
 	// Problems is the number of values of API objects that are set aside, by
 	// reason, over all families.
 	Problems map[changetracker.Reason]int

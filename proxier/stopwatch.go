@@ -9,7 +9,7 @@ type stopwatch struct {
 }
 
 // lap ends a stage that began when the one before it ended.
-func (w *stopwatch) lap(name StageName) {
+func (w *stopwatch) lap(name string) {
 	now := time.Now()
 	w.stages = append(w.stages, Stage{Name: name, Started: w.last, Duration: now.Sub(w.last)})
 	w.last = now
@@ -17,7 +17,7 @@ func (w *stopwatch) lap(name StageName) {
 
 // split ends two stages: the second one took as long as given, or all there is.
 // They may have taken turns.
-func (w *stopwatch) split(first, second StageName, took time.Duration) {
+func (w *stopwatch) split(first, second string, took time.Duration) {
 	now := time.Now()
 	took = min(took, now.Sub(w.last))
 	border := now.Add(-took)

@@ -15,6 +15,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -216,4 +217,9 @@ func (o *observed) ObserveSync(r SyncReport) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.reports = append(o.reports, r)
+}
+
+func nameOf(name string) (n changetracker.ServicePortName) {
+	n.Name = name
+	return n
 }

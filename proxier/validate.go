@@ -69,8 +69,8 @@ func (c Config) Validate() error {
 	}
 	errs = append(errs,
 		validatePrefixes("NodePorts.Addresses", c.NodePorts.Addresses),
-		validatePrefixes("Masquerade.Local.CIDRs", c.Masquerade.Local.CIDRs),
-		c.Masquerade.Local.validate())
+		validatePrefixes("Masquerade.PodCIDRs", c.Masquerade.PodCIDRs),
+		c.Masquerade.validatePods())
 	return errors.Join(errs...)
 }
 
@@ -93,20 +93,21 @@ func validatePrefixes(field string, prefixes []netip.Prefix) error {
 
 const maxInterfaceName = 15 // IFNAMSIZ of linux/if.h, without the terminating NUL
 
-func (d LocalDetector) validate() error {
+// validatePods checks the ways to tell pod traffic.
+func (m *Masquerade) validatePods() error {
 	var errs []error
 	set := 0
-	for _, isSet := range []bool{len(d.CIDRs) > 0, d.NodePodCIDRs, d.Interface != "", d.InterfacePrefix != ""} {
+	for _, isSet := range []bool{len(m.PodCIDRs) > 0, m.NodePodCIDRs, m.PodInterface != "", m.PodInterfacePrefix != ""} {
 		if isSet {
 			set++
 		}
 	}
 	if set > 1 {
-		errs = append(errs, fmt.Errorf("%w: Masquerade.Local: %d ways to tell pod traffic, want one at most", ErrInvalidConfig, set))
+		errs = append(errs, fmt.Errorf("%w: Masquerade: %d ways to tell pod traffic, want one at most", ErrInvalidConfig, set))
 	}
-	for field, name := range map[string]string{"Interface": d.Interface, "InterfacePrefix": d.InterfacePrefix} {
+	for field, name := range map[string]string{"PodInterface": m.PodInterface, "PodInterfacePrefix": m.PodInterfacePrefix} {
 		if len(name) > maxInterfaceName {
-			errs = append(errs, fmt.Errorf("%w: Masquerade.Local.%s: %q is longer than %d bytes",
+			errs = append(errs, fmt.Errorf("%w: Masquerade.%s: %q is longer than %d bytes",
 				ErrInvalidConfig, field, name, maxInterfaceName))
 		}
 	}

@@ -123,13 +123,14 @@ func (p *Proxier) repairEnded(f *family, began damageCounts) {
 func (p *Proxier) addWatched(s *Status, f *family, now time.Time) {
 	status := s.Families[f.name]
 	status.Damaged, status.LastDamage, status.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime
-	if h, ok := As[DescriptorHolder](f.engine); ok {
+	if h, ok := As[descriptorHolder](f.engine); ok {
 		status.Descriptors = h.Descriptors()
 	}
 	s.Families[f.name] = status
+	short := func(time.Time) (Condition, bool) { return shortOfDescriptors(&status.Descriptors) }
 	flows := func(time.Time) (Condition, bool) { return f.staleFlows, f.staleFlows.Type != "" }
 	taken := func(time.Time) (Condition, bool) { return f.taken, f.taken.Type != "" }
-	for _, condition := range []func(time.Time) (Condition, bool){f.repairs.condition, flows, taken, f.watching.condition, status.Descriptors.condition} {
+	for _, condition := range []func(time.Time) (Condition, bool){f.repairs.condition, flows, taken, f.watching.condition, short} {
 		if c, lasts := condition(now); lasts {
 			c.Family = f.name
 			s.Conditions = append(s.Conditions, c)

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// abilities are the further interfaces that an engine has.
+// abilities are what an engine can do beside Engine.
 func abilities(e Engine) []string {
 	var names []string
 	for _, a := range []struct {
@@ -18,8 +18,8 @@ func abilities(e Engine) []string {
 		{"Watcher", can[Watcher](e)},
 		{"Planner", can[Planner](e)},
 		{"Dumper", can[Dumper](e)},
-		{"Owner", can[Owner](e)},
-		{"DescriptorHolder", can[DescriptorHolder](e)},
+		{"OwnsNames", can[owner](e)},
+		{"Descriptors", can[descriptorHolder](e)},
 	} {
 		if a.has {
 			names = append(names, a.name)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // ableEngine is an engine that can do all that there is.
@@ -27,8 +27,8 @@ func (*ableEngine) Dump(_ context.Context, w io.Writer) error {
 	_, err := io.WriteString(w, "the dump")
 	return err
 }
-func (*ableEngine) OwnsNames() bool          { return false }
-func (*ableEngine) Descriptors() Descriptors { return Descriptors{Limit: 7} }
+func (*ableEngine) OwnsNames() bool                     { return false }
+func (*ableEngine) Descriptors() connection.Descriptors { return connection.Descriptors{Limit: 7} }
 
 // embedding has the methods of Engine, and no others.
 type embedding struct{ Engine }
@@ -41,7 +41,7 @@ func (u unwrapping) Unwrap() Engine { return u.Engine }
 // TestWhatAWrappedEngineCanDo is all with Unwrap; without it nothing but Engine is left,
 // which New says.
 func TestWhatAWrappedEngineCanDo(t *testing.T) {
-	all := []string{"Watcher", "Planner", "Dumper", "Owner", "DescriptorHolder"}
+	all := []string{"Watcher", "Planner", "Dumper", "OwnsNames", "Descriptors"}
 	able := &ableEngine{}
 	for name, c := range map[string]struct {
 		engine      Engine
@@ -89,47 +89,6 @@ func TestAWrapperKeepsWhatEngineHas(t *testing.T) {
 	if !w.Traits(nil).SourceLost {
 		t.Error("the traits are lost")
 	}
-}
-
-// TestAHybridAsksItsMembers for what they can do, and says when none of them can.
-func TestAHybridAsksItsMembers(t *testing.T) {
-	able := &ableEngine{}
-	for name, c := range map[string]struct {
-		members []HybridEngine
-		can     bool
-	}{
-		"one can":              {[]HybridEngine{{"plain", embedding{able}}, {"able", able}}, true},
-		"one unwraps to such":  {[]HybridEngine{{"plain", embedding{able}}, {"able", unwrapping{able}}}, true},
-		"none can":             {[]HybridEngine{{"plain", embedding{able}}}, false},
-		"a Hybrid of one that": {[]HybridEngine{{"plain", hybridOf(t, HybridEngine{"able", able})}}, true},
-		"a Hybrid of none":     {[]HybridEngine{{"plain", hybridOf(t, HybridEngine{"plain", embedding{able}})}}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := hybridOf(t, c.members...)
-			ended, end := context.WithCancel(t.Context())
-			end()
-			able.deaf = context.Canceled // so that Watch returns at once
-			plan, err := h.Plan(desired.Update{})
-			var dump strings.Builder
-			for what, err := range map[string]error{"Plan": err, "Dump": h.Dump(ended, &dump), "Watch": h.Watch(ended, func(Damage) {})} {
-				if errors.Is(err, errors.ErrUnsupported) == c.can {
-					t.Errorf("%s = %v, want unsupported: %t", what, err, !c.can)
-				}
-			}
-			if strings.Contains(plan, "the plan") != c.can || strings.Contains(dump.String(), "the dump") != c.can {
-				t.Errorf("plan %q, dump %q", plan, dump.String())
-			}
-		})
-	}
-}
-
-func hybridOf(t *testing.T, members ...HybridEngine) *Hybrid {
-	t.Helper()
-	h, err := NewHybrid(func(*desired.Service) string { return "able" }, members...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
 }
 
 // TestAWatchThatIsNotPossibleIsACondition, and is not tried again.

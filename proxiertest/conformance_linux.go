@@ -81,13 +81,13 @@ func (s setup) config(world *Topology) proxier.Config {
 	case setupMasqueradeAll:
 		config.Masquerade.All = true
 	case setupNoDetector:
-		config.Masquerade.Local = proxier.LocalDetector{}
+		config.Masquerade = proxier.Masquerade{}
 	case setupNodePodCIDRs:
-		config.Masquerade.Local = proxier.LocalDetector{NodePodCIDRs: true}
+		config.Masquerade = proxier.Masquerade{NodePodCIDRs: true}
 	case setupInterfaces:
-		config.Masquerade.Local = proxier.LocalDetector{InterfacePrefix: "pod"}
+		config.Masquerade = proxier.Masquerade{PodInterfacePrefix: "pod"}
 	case setupInterface:
-		config.Masquerade.Local = proxier.LocalDetector{Interface: "pod0"}
+		config.Masquerade = proxier.Masquerade{PodInterface: "pod0"}
 	case setupAddresses:
 		config.NodePorts.Addresses = prefixes(config.Node.Addresses, 32, 128)
 	case setupTwoAddresses:

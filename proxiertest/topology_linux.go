@@ -111,9 +111,9 @@ func (t *Topology) Config() proxier.Config {
 			Addresses: []netip.Addr{t.Node.Addr(v1.IPv4Protocol), t.Node.Addr(v1.IPv6Protocol)},
 			PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")},
 		},
-		Masquerade: proxier.Masquerade{Local: proxier.LocalDetector{CIDRs: []netip.Prefix{
+		Masquerade: proxier.Masquerade{PodCIDRs: []netip.Prefix{
 			netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48"),
-		}}},
+		}},
 	}
 }
 

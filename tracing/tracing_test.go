@@ -149,7 +149,7 @@ func TestTheStagesOfAReport(t *testing.T) {
 		Family: v1.IPv6Protocol, Full: true, Repair: true, Started: started, Duration: 6 * time.Second, Err: errors.New("the kernel is full"),
 		Apply: proxier.ApplyReport{Writes: 3, Transactions: 2, Bytes: 100}, FlowsDeleted: 4, Failed: 5,
 	}
-	for i, name := range []proxier.StageName{
+	for i, name := range []string{
 		proxier.StageTracker, proxier.StageResolve, proxier.StagePlan, proxier.StageApply, proxier.StageConntrack, proxier.StageHealth,
 	} {
 		report.Stages = append(report.Stages, proxier.Stage{Name: name, Started: started.Add(time.Duration(i) * time.Second), Duration: time.Second})

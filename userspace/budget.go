@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // Budget shares the descriptors of this process among the clients of service ports.
@@ -300,10 +300,10 @@ func (b *Budget) borrowPipe() bool {
 func (b *Budget) returnPipe() { b.lent.Add(-1) }
 
 // Descriptors says how many descriptors clients have, and how many were refused or ended.
-func (b *Budget) Descriptors() proxier.Descriptors {
+func (b *Budget) Descriptors() connection.Descriptors {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	d := proxier.Descriptors{
+	d := connection.Descriptors{
 		Used: b.used, Limit: max(b.limit-b.fixed, 0), Refused: b.refused, Ended: b.ended, ShortSince: b.short.lasts(time.Now()),
 	}
 	if len(b.heavy) > 0 {

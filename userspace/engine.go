@@ -21,8 +21,8 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// Engine proxies one IP family. It implements proxier.Engine, Planner, Dumper, Watcher,
-// Owner and DescriptorHolder. Close ends all connections. Apply, Cleanup and Close must
+// Engine proxies one IP family. It implements proxier.Engine, Planner, Dumper and
+// Watcher. Close ends all connections. Apply, Cleanup and Close must
 // not overlap; all else may be called at any time.
 type Engine struct {
 	config  Config
@@ -63,8 +63,6 @@ var _ interface {
 	proxier.Planner
 	proxier.Dumper
 	proxier.Watcher
-	proxier.Owner
-	proxier.DescriptorHolder
 } = (*Engine)(nil)
 
 // NewEngine returns the engine of one family. It opens nothing before the first

@@ -11,6 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // flowEnds are where the flows of service ports lead to: to proxy ports, as long as there
@@ -32,12 +33,12 @@ func (e *Engine) flowEnds(update *desired.Update) map[changetracker.ServicePortN
 	return all
 }
 
-// Descriptors implements proxier.DescriptorHolder: those of Config.Budget.
-func (e *Engine) Descriptors() proxier.Descriptors { return e.config.Budget.Descriptors() }
+// Descriptors are those of Config.Budget; see proxier.Engine.
+func (e *Engine) Descriptors() connection.Descriptors { return e.config.Budget.Descriptors() }
 
-// OwnsNames implements proxier.Owner: the portals may.
+// OwnsNames says whether the portals do; see proxier.Engine.
 func (e *Engine) OwnsNames() bool {
-	o, ok := proxier.As[proxier.Owner](e.portals)
+	o, ok := proxier.As[interface{ OwnsNames() bool }](e.portals)
 	return ok && o.OwnsNames()
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/hybrid"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -39,7 +40,7 @@ func newProxy(config proxier.Config, activate func(context.Context, changetracke
 	return proxier.New(config, deps, engines)
 }
 
-func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.Context, changetracker.ServicePortName), deps proxier.Deps) (*proxier.Hybrid, error) {
+func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.Context, changetracker.ServicePortName), deps proxier.Deps) (*hybrid.Engine, error) {
 	inKernel, err := nftables.NewEngine(nftables.Config{Config: config}, family, deps)
 	if err != nil {
 		return nil, err
@@ -60,7 +61,7 @@ func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.
 	if err != nil {
 		return nil, err
 	}
-	return proxier.NewHybrid(choose, proxier.HybridEngine{Name: kernel, Engine: inKernel}, proxier.HybridEngine{Name: sockets, Engine: inSockets})
+	return hybrid.New(choose, hybrid.Member{Name: kernel, Engine: inKernel}, hybrid.Member{Name: sockets, Engine: inSockets})
 }
 
 // choose is asked for each service port that has changed.

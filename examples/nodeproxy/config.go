@@ -36,7 +36,7 @@ func (o *options) config(node string) (proxier.Config, error) {
 		Node:       changetracker.Node{Name: node},
 		Names:      o.names(&f),
 		Runner:     o.tuned().rate(),
-		Masquerade: proxier.Masquerade{All: o.masqueradeAll, Local: o.localDetector(&f)},
+		Masquerade: o.masquerade(&f),
 		NodePorts:  o.nodePorts(&f),
 		Tracker: changetracker.Options{
 			StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f),
@@ -77,22 +77,23 @@ func (t *tuning) rate() runner.Options {
 	return rate
 }
 
-func (o *options) localDetector(f *faults) (d proxier.LocalDetector) {
+func (o *options) masquerade(f *faults) proxier.Masquerade {
+	m := proxier.Masquerade{All: o.masqueradeAll}
 	switch localMode(o.detectLocalMode) {
 	case "", byClusterCIDR:
-		d.CIDRs = o.clusterCIDRs(f)
+		m.PodCIDRs = o.clusterCIDRs(f)
 	case byNodeCIDR:
-		d.NodePodCIDRs = true
+		m.NodePodCIDRs = true
 	case byBridge:
-		d.Interface = o.podBridge
+		m.PodInterface = o.podBridge
 		checkInterface(f, "pod-bridge-interface", o.podBridge)
 	case byPrefix:
-		d.InterfacePrefix = o.podPrefix
+		m.PodInterfacePrefix = o.podPrefix
 		checkInterface(f, "pod-interface-name-prefix", o.podPrefix)
 	default:
 		f.check(false, "detect-local-mode", o.detectLocalMode, "ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
 	}
-	return d
+	return m
 }
 
 const longestInterface = 15 // IFNAMSIZ of linux/if.h, without the terminating NUL

@@ -47,12 +47,12 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 		"defaults":   {"", func(*proxier.Config) {}},
 		"blank mode": {"--proxy-mode= --detect-local-mode=", func(*proxier.Config) {}},
 		"LTD-01 both families": {"--cluster-cidr=fd00::/48,10.244.0.0/16", func(c *proxier.Config) {
-			c.Masquerade.Local.CIDRs = []netip.Prefix{cidr("fd00::/48"), cidr("10.244.0.0/16")}
+			c.Masquerade.PodCIDRs = []netip.Prefix{cidr("fd00::/48"), cidr("10.244.0.0/16")}
 		}},
-		"LTD-07 skipped and masked": {"--cluster-cidr=,10.244.1.1/16,", func(c *proxier.Config) { c.Masquerade.Local.CIDRs = []netip.Prefix{cidr("10.244.0.0/16")} }},
-		"LTD-02":                    {"--detect-local-mode=NodeCIDR --cluster-cidr=10.244.0.0/16", func(c *proxier.Config) { c.Masquerade.Local.NodePodCIDRs = true }},
-		"LTD-03":                    {"--detect-local-mode=BridgeInterface --pod-bridge-interface=cni0", func(c *proxier.Config) { c.Masquerade.Local.Interface = "cni0" }},
-		"LTD-04":                    {"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=veth", func(c *proxier.Config) { c.Masquerade.Local.InterfacePrefix = "veth" }},
+		"LTD-07 skipped and masked": {"--cluster-cidr=,10.244.1.1/16,", func(c *proxier.Config) { c.Masquerade.PodCIDRs = []netip.Prefix{cidr("10.244.0.0/16")} }},
+		"LTD-02":                    {"--detect-local-mode=NodeCIDR --cluster-cidr=10.244.0.0/16", func(c *proxier.Config) { c.Masquerade.NodePodCIDRs = true }},
+		"LTD-03":                    {"--detect-local-mode=BridgeInterface --pod-bridge-interface=cni0", func(c *proxier.Config) { c.Masquerade.PodInterface = "cni0" }},
+		"LTD-04":                    {"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=veth", func(c *proxier.Config) { c.Masquerade.PodInterfacePrefix = "veth" }},
 		"OPT-10":                    {"--masquerade-all", func(c *proxier.Config) { c.Masquerade.All = true }},
 		"VAL-01 the last bit":       {"--nftables-masquerade-bit=31", func(c *proxier.Config) { c.Masquerade.Mark = 1 << 31 }},
 		"VAL-01 the first bit":      {"--nftables-masquerade-bit=0", func(c *proxier.Config) { c.Masquerade.Mark = 1 }},

@@ -27,7 +27,7 @@ func (o objects) config() proxier.Config {
 			Name:      nodeName,
 			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8:2::10")},
 		},
-		Masquerade: proxier.Masquerade{Local: proxier.LocalDetector{CIDRs: o.podCIDRs()}},
+		Masquerade: proxier.Masquerade{PodCIDRs: o.podCIDRs()},
 		Runner:     runner.Options{MinInterval: runner.Unlimited},
 	}
 }

@@ -80,7 +80,7 @@ func TestThePortablePackagesStayLight(t *testing.T) {
 				}
 			}
 		}
-	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier", module+"/healthcheck", module+"/debughttp", module+"/userspace", module+"/userspace/connection", module+"/zaplog")
+	}, module+"/changetracker", module+"/desired", module+"/runner", module+"/proxier", module+"/healthcheck", module+"/debughttp", module+"/hybrid", module+"/userspace", module+"/userspace/connection", module+"/zaplog")
 }
 
 // TestWhoMayImportWhat: client-go is for who has an API server, and what programs

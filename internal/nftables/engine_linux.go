@@ -178,7 +178,7 @@ func (e *Engine) generation(ctx context.Context) (uint32, error) {
 	return id, err
 }
 
-// OwnsNames implements proxier.Owner.
+// OwnsNames is true, see proxier.Engine.
 func (e *Engine) OwnsNames() bool { return true }
 
 // Traits implements proxier.Engine.

@@ -126,7 +126,7 @@ func (s *socket) commit(ctx context.Context, w *wire) error {
 		return err
 	}
 	if len(w.buf) > s.limit {
-		return &proxier.ApplyError{Op: "send", Object: "transaction", Err: fmt.Errorf(
+		return &writeError{op: "send", object: "transaction", err: fmt.Errorf(
 			"%d bytes do not fit the socket's buffer of %d: raise net.core.wmem_max or run with CAP_NET_ADMIN", len(w.buf), s.limit)}
 	}
 	if err := s.send(w.buf); err != nil {
@@ -171,7 +171,7 @@ func (s *socket) dump(ctx context.Context, w *wire, reset func(), each func(attr
 			return err
 		}
 	}
-	return &proxier.ApplyError{Op: "list", Object: w.messages[0].object, Err: errInterrupted}
+	return &writeError{op: "list", object: w.messages[0].object, err: errInterrupted}
 }
 
 func (s *socket) dumpOnce(ctx context.Context, w *wire, each func(attrs []byte)) (interrupted bool, err error) {
@@ -231,11 +231,21 @@ func unreachable(err error) error {
 	return classify("open netlink socket", "to nf_tables", err)
 }
 
+// writeError says what the kernel refused.
+type writeError struct {
+	op     string // "add", "delete", "list"…
+	object string // e.g. "element of set services in table ip serviceplane"
+	err    error  // the cause, often a syscall.Errno
+}
+
+func (e *writeError) Error() string { return fmt.Sprintf("%s %s: %v", e.op, e.object, e.err) }
+func (e *writeError) Unwrap() error { return e.err }
+
 // classify turns an errno into an error that says what to do about it.
 func classify(op, object string, err error) error {
-	applyErr := &proxier.ApplyError{Op: op, Object: object, Err: err}
+	failed := &writeError{op: op, object: object, err: err}
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, applyErr)
+		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, failed)
 	}
-	return applyErr
+	return failed
 }

@@ -88,8 +88,8 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	w.attrString(chainName, "not-there")
 	w.end()
 	err := e.send(ctx, w)
-	var applyErr *proxier.ApplyError
-	if errors.As(err, &applyErr) && applyErr.Object == poison+" in table "+w.table {
+	var refused *writeError
+	if errors.As(err, &refused) && refused.object == poison+" in table "+w.table {
 		return nil
 	}
 	return err

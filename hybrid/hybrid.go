@@ -1,0 +1,288 @@
+package hybrid
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/userspace/connection"
+)
+
+// Engine is a proxier.Engine that gives each service port to one of its members. What it
+// can do beside an Engine, those of its members do that can.
+type Engine struct {
+	choose  func(s *desired.Service) string
+	members []Member
+	// placed says which engine has a service port.
+	placed map[changetracker.ServicePortName]int
+}
+
+// Member is one of the engines.
+type Member struct {
+	Name   string
+	Engine proxier.Engine
+}
+
+var _ interface {
+	proxier.Engine
+	proxier.Watcher
+	proxier.Planner
+	proxier.Dumper
+} = (*Engine)(nil)
+
+// New returns an Engine. choose names the engine of a service port, for example
+// by its Port.Ext, which Options.DecorateService has filled from an annotation. It
+// must be pure. A name that no member has means the first one.
+func New(choose func(s *desired.Service) string, members ...Member) (*Engine, error) {
+	if choose == nil || len(members) == 0 {
+		return nil, fmt.Errorf("%w: hybrid: want a way to choose and an engine at least", proxier.ErrInvalidConfig)
+	}
+	for i, e := range members {
+		if e.Engine == nil || slices.ContainsFunc(members[:i], func(o Member) bool { return o.Name == e.Name }) {
+			return nil, fmt.Errorf("%w: hybrid: engine %q is missing, or named twice", proxier.ErrInvalidConfig, e.Name)
+		}
+	}
+	return &Engine{choose: choose, members: members, placed: map[changetracker.ServicePortName]int{}}, nil
+}
+
+// Apply implements proxier.Engine. A service port that its new engine refuses stays with the
+// one that has it.
+func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+	first := h.updates(&update)
+	moves := map[changetracker.ServicePortName]int{} // to where
+	for _, c := range update.Changes {
+		from, known := h.placed[c.Name]
+		if c.After == nil {
+			if known {
+				first[from].Changes = append(first[from].Changes, c)
+				delete(h.placed, c.Name)
+			}
+			continue
+		}
+		to := h.index(c.After)
+		first[to].Changes = append(first[to].Changes, c)
+		if known && from != to {
+			moves[c.Name] = to
+			if update.Full { // which would take it away at once
+				first[from].Changes = append(first[from].Changes, c)
+			}
+			continue
+		}
+		h.placed[c.Name] = to
+	}
+	if update.Full {
+		h.forgetOthers(&update)
+	}
+	return h.program(ctx, first, moves)
+}
+
+// updates are those of the engines, without service ports. The first engine is the one
+// that has to do with addresses that no Service has.
+func (h *Engine) updates(of *desired.Update) []desired.Update {
+	updates := make([]desired.Update, len(h.members))
+	for i := range updates {
+		updates[i] = desired.Update{Family: of.Family, Full: of.Full, Globals: of.Globals}
+		if i > 0 {
+			updates[i].Globals.ServiceCIDRs = nil
+		}
+	}
+	return updates
+}
+
+// index is the engine of a service port.
+func (h *Engine) index(s *desired.Service) int {
+	name := h.choose(s)
+	return max(0, slices.IndexFunc(h.members, func(e Member) bool { return e.Name == name }))
+}
+
+// forgetOthers forgets what a full update does not have.
+func (h *Engine) forgetOthers(update *desired.Update) {
+	there := make(map[changetracker.ServicePortName]bool, len(update.Changes))
+	for i := range update.Changes {
+		there[update.Changes[i].Name] = true
+	}
+	maps.DeleteFunc(h.placed, func(name changetracker.ServicePortName, _ int) bool { return !there[name] })
+}
+
+// program applies the first updates, and then takes away what has moved.
+func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[changetracker.ServicePortName]int) (proxier.Result, error) {
+	total := proxier.Result{FlowEnds: map[changetracker.ServicePortName][]netip.AddrPort{}}
+	var errs []error
+	failed := map[int]bool{}
+	for i, u := range first {
+		if u.Full || len(u.Changes) > 0 {
+			result, err := h.members[i].Engine.Apply(ctx, u)
+			h.add(&total, &result, i, moves)
+			for _, e := range result.Failed {
+				if to, moving := moves[e.Name]; moving && to == i {
+					delete(moves, e.Name)
+				}
+			}
+			failed[i] = err != nil
+			errs = append(errs, err)
+		}
+	}
+	last := make([]desired.Update, len(h.members))
+	for name, to := range moves {
+		from := h.placed[name]
+		if failed[to] || failed[from] {
+			continue // the next update is full
+		}
+		h.placed[name] = to
+		last[from].Changes = append(last[from].Changes, desired.Change{Name: name})
+	}
+	for i, u := range last {
+		if len(u.Changes) > 0 {
+			u.Family, u.Globals = first[i].Family, first[i].Globals
+			slices.SortFunc(u.Changes, func(a, b desired.Change) int { return a.Name.Compare(b.Name) })
+			result, err := h.members[i].Engine.Apply(ctx, u)
+			h.add(&total, &result, i, nil)
+			errs = append(errs, err)
+		}
+	}
+	return total, errors.Join(errs...)
+}
+
+// add adds up what several engines did. Flows of a service port that moves end where it
+// goes to.
+func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetracker.ServicePortName]int) {
+	total.Failed = append(total.Failed, o.Failed...)
+	for name, ends := range o.FlowEnds {
+		if to, moving := moves[name]; !moving || to == engine {
+			total.FlowEnds[name] = ends
+		}
+	}
+	r := &total.Report
+	r.Writes += o.Report.Writes
+	r.Transactions += o.Report.Transactions
+	r.Bytes += o.Report.Bytes
+	r.Kernel += o.Report.Kernel
+	if o.Report.Rules != nil {
+		r.Rules, r.RulesWritten = o.Report.Rules, o.Report.RulesWritten
+	}
+}
+
+// Traits implements proxier.Engine: those of the engine that a service port belongs to, and of
+// the first one for addresses without a Service.
+func (h *Engine) Traits(s *desired.Service) desired.Traits {
+	if s == nil {
+		return h.members[0].Engine.Traits(nil)
+	}
+	return h.members[h.index(s)].Engine.Traits(s)
+}
+
+// Descriptors are those of the first member that has some.
+func (h *Engine) Descriptors() connection.Descriptors {
+	for _, m := range h.members {
+		if holder, ok := proxier.As[interface {
+			Descriptors() connection.Descriptors
+		}](m.Engine); ok {
+			return holder.Descriptors()
+		}
+	}
+	return connection.Descriptors{}
+}
+
+// Watch implements proxier.Watcher. It ends when ctx does, or the first of the engines'
+// Watches that does not say errors.ErrUnsupported.
+func (h *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	able := make([]bool, len(h.members))
+	errs := make([]error, len(h.members))
+	var running sync.WaitGroup
+	for i, e := range h.members {
+		if w, ok := proxier.As[proxier.Watcher](e.Engine); ok {
+			running.Go(func() {
+				err := w.Watch(ctx, damaged)
+				if able[i] = !errors.Is(err, errors.ErrUnsupported); able[i] {
+					errs[i] = err
+					stop() // the others
+				}
+			})
+		}
+	}
+	running.Wait()
+	if !slices.Contains(able, true) {
+		return fmt.Errorf("watch: %w by any engine of this hybrid", errors.ErrUnsupported)
+	}
+	return errors.Join(errs...)
+}
+
+// Plan implements proxier.Planner: the plans of those engines that can tell, each under its name.
+func (h *Engine) Plan(update desired.Update) (string, error) {
+	parts := h.updates(&update)
+	for s := range update.Services() {
+		to := h.index(s)
+		parts[to].Changes = append(parts[to].Changes, desired.Change{Name: s.Name, After: s})
+	}
+	var text strings.Builder
+	err := h.each("plan", func(i int, e proxier.Engine) (bool, error) {
+		p, ok := proxier.As[proxier.Planner](e)
+		if !ok {
+			return false, nil
+		}
+		plan, err := p.Plan(parts[i])
+		text.WriteString(h.title(i) + plan)
+		return true, err
+	})
+	return text.String(), err
+}
+
+// Dump implements proxier.Dumper: what those engines print that can, each under its name.
+func (h *Engine) Dump(ctx context.Context, w io.Writer) error {
+	return h.each("dump", func(i int, e proxier.Engine) (bool, error) {
+		d, ok := proxier.As[proxier.Dumper](e)
+		if !ok {
+			return false, nil
+		}
+		_, err := io.WriteString(w, h.title(i))
+		return true, errors.Join(err, d.Dump(ctx, w))
+	})
+}
+
+func (h *Engine) title(i int) string { return "# " + h.members[i].Name + "\n" }
+
+// each asks all engines, of which one at least must be able to.
+func (h *Engine) each(what string, ask func(i int, e proxier.Engine) (able bool, err error)) error {
+	var errs []error
+	anyAble := false
+	for i, e := range h.members {
+		able, err := ask(i, e.Engine)
+		if anyAble = anyAble || able; err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", e.Name, err))
+		}
+	}
+	if !anyAble {
+		return fmt.Errorf("%s: %w by any engine of this hybrid", what, errors.ErrUnsupported)
+	}
+	return errors.Join(errs...)
+}
+
+// Cleanup implements proxier.Engine: it cleans up all engines.
+func (h *Engine) Cleanup(ctx context.Context) error {
+	clear(h.placed)
+	return h.each("clean up", func(_ int, e proxier.Engine) (bool, error) { return true, e.Cleanup(ctx) })
+}
+
+// Close implements proxier.Engine: it closes all engines.
+func (h *Engine) Close() error {
+	return h.each("close", func(_ int, e proxier.Engine) (bool, error) { return true, e.Close() })
+}
+
+// OwnsNames says whether any of the members writes objects with the instance's Names.
+func (h *Engine) OwnsNames() bool {
+	return slices.ContainsFunc(h.members, func(m Member) bool {
+		owner, ok := proxier.As[interface{ OwnsNames() bool }](m.Engine)
+		return ok && owner.OwnsNames()
+	})
+}

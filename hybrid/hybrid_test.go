@@ -1,0 +1,279 @@
+package hybrid
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/userspace/connection"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// journal is an engine that writes down what it is told, in one list with others.
+type journal struct {
+	name    string
+	entries *[]string
+	fail    error
+	has     map[string]bool
+}
+
+func (j *journal) Apply(_ context.Context, u desired.Update) (proxier.Result, error) {
+	if u.Full {
+		clear(j.has)
+	}
+	var names []string
+	for s := range u.Services() {
+		names = append(names, "+"+s.Name.Name)
+		j.has[s.Name.Name] = true
+	}
+	for name := range u.Removed() {
+		names = append(names, "-"+name.Name)
+		delete(j.has, name.Name)
+	}
+	*j.entries = append(*j.entries, fmt.Sprintf("%s full=%v %s", j.name, u.Full, strings.Join(names, " ")))
+	if refused, ok := errors.AsType[*proxier.ServiceError](j.fail); ok {
+		return proxier.Result{Failed: []*proxier.ServiceError{refused}}, nil
+	}
+	return proxier.Result{}, j.fail
+}
+
+func (j *journal) Close() error                           { return nil }
+func (j *journal) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
+
+func (j *journal) Cleanup(context.Context) error { clear(j.has); return j.fail }
+
+func pair(t *testing.T, choice map[string]string) (h *Engine, a, b *journal, entries *[]string) {
+	t.Helper()
+	entries = &[]string{}
+	a = &journal{name: "a", entries: entries, has: map[string]bool{}}
+	b = &journal{name: "b", entries: entries, has: map[string]bool{}}
+	h, err := New(func(s *desired.Service) string { return choice[s.Name.Name] }, Member{"a", a}, Member{"b", b})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h, a, b, entries
+}
+
+func desiredOf(names ...string) []*desired.Service {
+	var services []*desired.Service
+	for _, name := range names {
+		services = append(services, &desired.Service{Name: nameOf(name)})
+	}
+	return services
+}
+
+func nameOf(name string) changetracker.ServicePortName {
+	var n changetracker.ServicePortName
+	n.Name = name
+	return n
+}
+
+// TestAServicePortIsMadeBeforeItIsBroken, in partial and in full updates, in both
+// directions at once.
+func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		choice := map[string]string{"x": "a", "y": "b"}
+		h, a, b, entries := pair(t, choice)
+		if _, err := h.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(desiredOf("x", "y", "z")...)}); err != nil {
+			t.Fatal(err)
+		}
+		if !a.has["x"] || !a.has["z"] || !b.has["y"] || len(a.has) != 2 || len(b.has) != 1 {
+			t.Fatalf("a has %v, b has %v, want x and z, and y", a.has, b.has)
+		}
+		*entries = nil
+		choice["x"], choice["y"] = "b", "a"
+		if _, err := h.Apply(t.Context(), desired.Update{Full: full, Changes: desired.ChangesTo(desiredOf("x", "y", "z")...)}); err != nil {
+			t.Fatal(err)
+		}
+		broken := slices.IndexFunc(*entries, func(e string) bool { return strings.Contains(e, "-") })
+		made := slices.IndexFunc(*entries, func(e string) bool { return strings.HasPrefix(e, "b") && strings.Contains(e, "+x") })
+		if made < 0 || broken < made || !strings.Contains((*entries)[broken], "full=false") {
+			t.Errorf("full %v: %q, want x made before anything is broken", full, *entries)
+		}
+		if full && !strings.Contains((*entries)[0], "+x") {
+			t.Errorf("%q, want x to stay with a while b gets it", *entries)
+		}
+		if a.has["x"] || !a.has["y"] || !b.has["x"] || b.has["y"] {
+			t.Errorf("full %v: a has %v, b has %v, want y and z, and x", full, a.has, b.has)
+		}
+	}
+}
+
+// TestARefusedServicePortStaysWhereItIs.
+func TestARefusedServicePortStaysWhereItIs(t *testing.T) {
+	choice := map[string]string{}
+	h, a, b, _ := pair(t, choice)
+	if _, err := h.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(desiredOf("x")...)}); err != nil {
+		t.Fatal(err)
+	}
+	choice["x"] = "b"
+	b.fail = &proxier.ServiceError{Name: nameOf("x"), Err: errors.New("no")}
+	result, err := h.Apply(t.Context(), desired.Update{Changes: desired.ChangesTo(desiredOf("x")...)})
+	if err != nil || len(result.Failed) != 1 || result.Failed[0].Name != nameOf("x") {
+		t.Errorf("Apply = %v, %v, want that x failed", result, err)
+	}
+	if !a.has["x"] {
+		t.Error("x was taken away from the engine that had it")
+	}
+	b.fail = nil
+	if _, err := h.Apply(t.Context(), desired.Update{Changes: desired.ChangesTo(desiredOf("x")...)}); err != nil || a.has["x"] || !b.has["x"] {
+		t.Errorf("Apply = %v, a has %v, b has %v, want x with b", err, a.has, b.has)
+	}
+	if _, err := h.Apply(t.Context(), desired.Update{Changes: []desired.Change{{Name: nameOf("x")}}}); err != nil || b.has["x"] {
+		t.Errorf("Apply = %v, b has %v, want nothing", err, b.has)
+	}
+	b.fail = errors.New("broken")
+	if err := h.Cleanup(t.Context()); !errors.Is(err, b.fail) {
+		t.Errorf("Cleanup = %v, want %v", err, b.fail)
+	}
+}
+
+// TestUnderTheDriver moves a Service when an embedder's payload says so.
+func TestUnderTheDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := &able{}, &able{}
+		h, err := New(func(s *desired.Service) string {
+			name, _ := changetracker.Ext[string](s.Port.Ext)
+			return name
+		}, Member{"first", first}, Member{"second", second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}, Tracker: changetracker.Options{
+			DecorateService: func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations["engine"] },
+		}}
+		p, err := proxier.New(config, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: h})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		a := proxiertest.Service("test", "a", proxiertest.ClusterIPs("10.0.0.1"), proxiertest.Port("web", v1.ProtocolTCP, 80))
+		p.OnServiceAdd(a)
+		p.OnServiceSynced()
+		p.OnEndpointSlicesSynced()
+		synctest.Wait()
+		if got := slices.Collect(maps.Keys(first.Services())); len(got) != 1 || got[0].Name != "a" {
+			t.Errorf("the first engine has %v, want a", got)
+		}
+		moved := a.DeepCopy()
+		moved.Annotations = map[string]string{"engine": "second"}
+		p.OnServiceUpdate(a, moved)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if len(second.Services()) != 1 || len(first.Services()) != 0 {
+			t.Errorf("the second engine has %v, the first one %v, want a and nothing", second.Services(), first.Services())
+		}
+		if first.watched.Load() != 1 || second.watched.Load() != 1 {
+			t.Error("not all engines are watched")
+		}
+		cancel()
+		if err := <-ended; err != nil || first.watched.Load()+second.watched.Load() != 0 {
+			t.Errorf("Run = %v, want nil, and nobody to watch", err)
+		}
+	})
+}
+
+func TestNewNeedsEngines(t *testing.T) {
+	choose := func(*desired.Service) string { return "" }
+	e := Member{"x", &able{}}
+	for name, engines := range map[string][]Member{"none": nil, "twice": {e, e}, "nil": {{"x", nil}}} {
+		if _, err := New(choose, engines...); !errors.Is(err, proxier.ErrInvalidConfig) {
+			t.Errorf("%s: %v, want %v", name, err, proxier.ErrInvalidConfig)
+		}
+	}
+	if _, err := New(nil, e); !errors.Is(err, proxier.ErrInvalidConfig) {
+		t.Errorf("no choice: %v, want %v", err, proxier.ErrInvalidConfig)
+	}
+}
+
+// able is an engine that can do all that there is.
+type able struct {
+	proxiertest.RecordingEngine
+	watched atomic.Int32
+}
+
+func (a *able) Watch(ctx context.Context, _ func(proxier.Damage)) error {
+	a.watched.Add(1)
+	defer a.watched.Add(-1)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (*able) Plan(desired.Update) (string, error) { return "the plan", nil }
+
+func (*able) Dump(_ context.Context, w io.Writer) error {
+	_, err := io.WriteString(w, "the dump")
+	return err
+}
+
+func (*able) OwnsNames() bool                     { return true }
+func (*able) Descriptors() connection.Descriptors { return connection.Descriptors{Limit: 7} }
+
+// embedding has the methods of Engine, and no others.
+type embedding struct{ proxier.Engine }
+
+// unwrapping is the same, and says what it wraps.
+type unwrapping struct{ proxier.Engine }
+
+func (u unwrapping) Unwrap() proxier.Engine { return u.Engine }
+
+// TestTheMembersAreAsked for what they can do; it is said when none of them can.
+func TestTheMembersAreAsked(t *testing.T) {
+	a := &able{}
+	for name, c := range map[string]struct {
+		members []Member
+		can     bool
+	}{
+		"one can":              {[]Member{{"plain", embedding{a}}, {"able", a}}, true},
+		"one unwraps to such":  {[]Member{{"plain", embedding{a}}, {"able", unwrapping{a}}}, true},
+		"none can":             {[]Member{{"plain", embedding{a}}}, false},
+		"a hybrid of one that": {[]Member{{"plain", of(t, Member{"able", a})}}, true},
+		"a hybrid of none":     {[]Member{{"plain", of(t, Member{"plain", embedding{a}})}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := of(t, c.members...)
+			ended, end := context.WithCancel(t.Context())
+			end()
+			plan, err := h.Plan(desired.Update{})
+			var dump strings.Builder
+			for what, err := range map[string]error{"Plan": err, "Dump": h.Dump(ended, &dump), "Watch": h.Watch(ended, func(proxier.Damage) {})} {
+				if errors.Is(err, errors.ErrUnsupported) == c.can {
+					t.Errorf("%s = %v, want unsupported: %t", what, err, !c.can)
+				}
+			}
+			if strings.Contains(plan, "the plan") != c.can || strings.Contains(dump.String(), "the dump") != c.can {
+				t.Errorf("plan %q, dump %q", plan, dump.String())
+			}
+			if h.OwnsNames() != c.can || (h.Descriptors().Limit == 7) != c.can {
+				t.Errorf("OwnsNames = %t, Descriptors = %v, want those of the engine: %t", h.OwnsNames(), h.Descriptors(), c.can)
+			}
+		})
+	}
+}
+
+func of(t *testing.T, members ...Member) *Engine {
+	t.Helper()
+	h, err := New(func(*desired.Service) string { return "able" }, members...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
