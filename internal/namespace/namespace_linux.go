@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 const netnsDir = "/run/netns/"
@@ -33,11 +34,23 @@ func Visit(netNS string, f func() error) error {
 		return err
 	}
 	defer func() { _ = ns.Close() }() // f has what it needs
+	return onThread(func() error {
+		if err := netns.Set(ns); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", netNS, err)
+		}
+		return f()
+	})
+}
+
+// onThread runs f on a thread that ends with it, or else it would serve others in the
+// wrong namespace. The main thread never ends, and would keep the namespace alive.
+func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread is in the wrong namespace for others
-		if err := netns.Set(ns); err != nil {
-			done <- fmt.Errorf("enter network namespace %s: %w", netNS, err)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			done <- onThread(f) // on another one, as this goroutine holds the main thread
 			return
 		}
 		done <- f()
