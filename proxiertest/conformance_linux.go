@@ -47,6 +47,7 @@ func scenarios(f Features) []scenario {
 		externalScenarios(), refusedScenarios(), disputeScenarios(), externalPolicyScenarios(f), healthCheckScenarios(f), emptyScenarios(f),
 		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), openSourceRangeScenarios(), emptySourceRangeScenarios(f),
 		conditionScenarios(f), affinityScenarios(), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
+		endScenarios(),
 	)
 	slices.SortStableFunc(all, func(a, b scenario) int { return strings.Compare(string(a.setup), string(b.setup)) })
 	return all
@@ -163,16 +164,24 @@ func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Pro
 	return provider
 }
 
-func (s *suite) stop(ctx context.Context, t *testing.T) {
+// end ends the Provider at work, nil if there is none, and leaves what it has programmed.
+func (s *suite) end(t *testing.T) (last *running) {
 	t.Helper()
-	if s.running == nil {
-		return
+	if last, s.running = s.running, nil; last == nil {
+		return nil
 	}
-	last := s.running
-	s.running = nil
 	last.cancel()
 	if err := <-last.ended; err != nil {
 		t.Errorf("Run with %q: %v", last.setup, err)
+	}
+	return last
+}
+
+func (s *suite) stop(ctx context.Context, t *testing.T) {
+	t.Helper()
+	last := s.end(t)
+	if last == nil {
+		return
 	}
 	if err := last.provider.Cleanup(ctx); err != nil {
 		t.Errorf("Cleanup with %q: %v", last.setup, err)

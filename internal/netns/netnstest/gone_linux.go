@@ -1,0 +1,21 @@
+package netnstest
+
+import (
+	"net"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/poll"
+)
+
+// MustGo closes a namespace and waits until it has gone, which it does when no socket, no
+// thread and no open file keeps it: then its end of a cable goes, and so does the other.
+func MustGo(tb testing.TB, ns *netns.NS) {
+	tb.Helper()
+	witness := New(tb)
+	Check(tb, netns.Connect(netns.Plug{NS: ns, Link: "cable"}, netns.Plug{NS: witness, Link: "cable"}))
+	Check(tb, ns.Close())
+	poll.Until(tb, "nothing keeps the network namespace", func() bool {
+		return witness.Do(func() error { _, err := net.InterfaceByName("cable"); return err }) != nil
+	})
+}
