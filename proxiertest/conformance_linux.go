@@ -44,7 +44,7 @@ func Conformance(t *testing.T, features Features, factory Factory) {
 func scenarios(f Features) []scenario {
 	all := slices.Concat(
 		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(), vipOnlyScenarios(),
-		externalScenarios(), refusedScenarios(), disputeScenarios(), externalPolicyScenarios(f), healthCheckScenarios(f), emptyScenarios(f),
+		externalScenarios(), refusedScenarios(), disputeScenarios(), externalPolicyScenarios(f), healthCheckScenarios(f), loadBalancerScenarios(), emptyScenarios(f),
 		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), openSourceRangeScenarios(), emptySourceRangeScenarios(f),
 		conditionScenarios(f), affinityScenarios(), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
 		endScenarios(),

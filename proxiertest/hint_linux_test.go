@@ -20,9 +20,9 @@ func TestAFailureNamesWhatIsNil(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, sc := range scenarios(Features{}) {
-			hint, number := sc.hint(p.Status()), strings.SplitN(sc.name, "/", 2)[0]
-			want := isNil && (number == "PKT-81" || number == "PKT-85")
-			if strings.Contains(hint, "Deps.Conntrack nil") != want || (hint != "") != want {
+			hint, needs := sc.hint(p.Status()), map[string]string{"PKT-50/load_balancer": "Health", "PKT-81": "Conntrack", "PKT-85": "Conntrack"}[sc.name]
+			want := isNil && needs != ""
+			if (hint != "") != want || want && !strings.Contains(hint, "Deps."+needs+" nil") {
 				t.Errorf("%s without Deps %v: hint %q, want one %v", sc.name, isNil, hint, want)
 			}
 			if want {
@@ -30,7 +30,7 @@ func TestAFailureNamesWhatIsNil(t *testing.T) {
 			}
 		}
 	}
-	if named < 2 {
-		t.Errorf("%d scenarios need Conntrack, want 2 at least", named)
+	if named != 3 {
+		t.Errorf("%d scenarios need some of the Deps, want 3", named)
 	}
 }

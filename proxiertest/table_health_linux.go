@@ -1,0 +1,109 @@
+package proxiertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// checkedPort is a health check node port that nobody else has.
+const checkedPort = 32610
+
+// refusedCheck is what a load balancer gets where nothing listens.
+const refusedCheck = "refused"
+
+// loadBalancerScenarios are about what load balancers are told.
+func loadBalancerScenarios() []scenario {
+	return []scenario{{
+		name: "PKT-50/load_balancer", needs: "Health",
+		rule:     "A health check node port answers 200 while policy Local has ready endpoints on the node, 503 while not, and is closed under policy Cluster.",
+		services: []service{checked(ExternalPolicyLocal())},
+		play:     playHealthChecks,
+	}}
+}
+
+// checked is a service with a health check node port.
+func checked(policy ServiceOption, endpoints ...endpoint) service {
+	port := func(s *v1.Service) { s.Spec.HealthCheckNodePort = checkedPort }
+	return service{external: true, options: []ServiceOption{policy, port}, endpoints: endpoints}
+}
+
+func playHealthChecks(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	local, cluster := ExternalPolicyLocal(), func(*v1.Service) {}
+	for _, step := range []struct {
+		name    string
+		service service
+		want    string
+	}{
+		{"no_endpoints", checked(local), "503"},
+		{"endpoint_elsewhere", checked(local, ready(remote0)...), "503"},
+		{"endpoint_here", checked(local, ready(remote0, pod1)...), "200"},
+		{"endpoint_here_terminates", checked(local, terminating(pod1)...), "503"},
+		{"back_again", checked(local, ready(pod1)...), "200"},
+		{"policy_cluster", checked(cluster, ready(pod1)...), refusedCheck},
+	} {
+		s.publish(ctx, t, step.service)
+		for _, family := range families() {
+			from, to := s.seat(client, family), netip.AddrPortFrom(s.world.Node.Addr(family), checkedPort)
+			ok := t.Run(string(family)+"/"+step.name, func(t *testing.T) {
+				if got := awaitCheck(ctx, from, to, step.want); got != step.want {
+					t.Errorf("%v answers %s, want %s", to, got, step.want)
+				}
+			})
+			if !ok {
+				return // each of the others may take as long
+			}
+		}
+	}
+}
+
+// awaitCheck asks until the answer is the wanted one, or answerTimeout has passed: who
+// listens hears of a change after the sync.
+func awaitCheck(ctx context.Context, from seat, to netip.AddrPort, want string) (got string) {
+	for end := time.Now().Add(answerTimeout); ; {
+		got = check(ctx, from, to)
+		if got == want || time.Now().After(end) {
+			return got
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err().Error()
+		}
+	}
+}
+
+// check asks once, and returns the status of the answer.
+func check(ctx context.Context, from seat, to netip.AddrPort) string {
+	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+		err = from.host.Do(func() error {
+			conn, err = (&net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from.addr, 0))}).DialContext(ctx, network, address)
+			return err
+		})
+		return conn, err
+	}
+	client := http.Client{Timeout: answerTimeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%v/", to), http.NoBody)
+	if err != nil {
+		return err.Error()
+	}
+	answer, err := client.Do(request)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return refusedCheck
+	case err != nil:
+		return err.Error()
+	}
+	_ = answer.Body.Close()
+	return strconv.Itoa(answer.StatusCode)
+}
