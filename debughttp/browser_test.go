@@ -96,6 +96,7 @@ func TestPageInABrowser(t *testing.T) {
 	b.awaitText("#families", "IPv6")
 	b.awaitText("#families .badge", "in sync")
 	b.awaitText("#node", "node-1")
+	b.awaitText("#notes", "no Deps.Conntrack and no Deps.Health")
 	b.awaitText("#count", "307 Services, the first 100 shown")
 	b.click("#more")
 	b.await("there are more Services", "return document.querySelectorAll('#services li').length === 200")

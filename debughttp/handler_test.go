@@ -64,6 +64,7 @@ func TestStatusTellsOfHealthAndProblems(t *testing.T) {
 	wantAt(t, after, `null`, "families", 1, "lastError")
 	wantAt(t, after, `{"addresses":["192.0.2.10","2001:db8::10"],"name":"node-1","podCIDRs":[],"zone":"zone-a"}`, "node")
 	wantAt(t, after, `[]`, "conditions")
+	wantAt(t, after, `["Conntrack","Health"]`, "without")
 	wantAt(t, after, `"<b>nonsense</b>"`, "problems", 0, "value")
 	if text, _ := at(t, after, "families", 0, "lastError").(string); !strings.Contains(text, "says") {
 		t.Errorf("lastError = %q, want the kernel's words", text)

@@ -18,6 +18,7 @@ type statusAnswer struct {
 	Now        time.Time       `json:"now"`
 	Synced     bool            `json:"synced"`
 	Waiting    []string        `json:"waiting,omitempty"`
+	Without    []string        `json:"without,omitempty"`
 	Node       nodeStatus      `json:"node"`
 	Families   []familyStatus  `json:"families"`
 	Tracked    trackedStatus   `json:"tracked"`
@@ -107,6 +108,7 @@ func (h *handler) status(_ *http.Request, q query) (any, error) {
 	a := statusAnswer{
 		Title: h.title, Now: moment(time.Now()), Synced: s.Synced, LastQueued: moment(s.LastQueued),
 		Waiting: converted(s.Waiting, func(i changetracker.Input) string { return string(i) }),
+		Without: s.Without,
 		Node: nodeStatus{
 			Name: s.Node.Name, Zone: s.Node.Zone, Addresses: texts(s.Node.Addresses), PodCIDRs: texts(s.Node.PodCIDRs),
 		},
@@ -116,7 +118,7 @@ func (h *handler) status(_ *http.Request, q query) (any, error) {
 		},
 		Families: make([]familyStatus, 0, len(s.Families)),
 		Conditions: converted(s.Conditions, func(c proxier.Condition) conditionText {
-			return conditionText{Type: string(c.Type), Family: c.Family, Since: moment(c.Since), Message: c.Message}
+			return conditionText{Type: c.Type, Family: c.Family, Since: moment(c.Since), Message: c.Message}
 		}),
 		Problems: converted(first(limit, s.Problems), func(p changetracker.Problem) problemText {
 			return problemText{Object: p.Object, Field: p.Field, Value: p.Value, Reason: string(p.Reason)}

@@ -294,6 +294,11 @@ func TestWhatIsReadAtAScrape(t *testing.T) {
 	if got := value(t, families, "serviceplane_pending_seconds", "ip_family=IPv4"); got <= 0 || got > time.Since(began).Seconds() {
 		t.Errorf("pending for %vs, want the time since %v", got, began)
 	}
+	for _, missing := range []string{"Conntrack", "Health"} {
+		if got := value(t, families, "serviceplane_dependency_missing", "dependency="+missing); got != 1 {
+			t.Errorf("%s is missing: %v, want 1", missing, got)
+		}
+	}
 	if got := value(t, families, "serviceplane_values_set_aside", "reason=invalid address"); got != 2 {
 		t.Errorf("%v values set aside as invalid addresses, want 2", got)
 	}

@@ -16,7 +16,7 @@ type present struct {
 
 	endpointsPending, endpointsTotal, servicesPending, servicesTotal, lastQueued *prometheus.Desc
 
-	setAside, pending, ports, failed, damages, condition *prometheus.Desc
+	setAside, pending, ports, failed, damages, condition, without *prometheus.Desc
 
 	descriptors, descriptorLimit, descriptorLosses *prometheus.Desc
 	reachable, unreached                           *prometheus.Desc
@@ -39,6 +39,7 @@ func newPresent(m *Metrics) *present {
 		failed:           desc(serviceplane, "service_ports_failed", "Service ports that could not be programmed as they should be.", labelFamily),
 		damages:          desc(serviceplane, "damages_total", "Changes of the proxy's kernel objects by somebody else that were noticed.", labelFamily),
 		condition:        desc(serviceplane, "condition", "1 while there is something that an operator should look at.", "type", labelFamily),
+		without:          desc(serviceplane, "dependency_missing", "1 for what the program should give the proxy and does not, as packets may miss it.", "dependency"),
 
 		descriptors:      desc(serviceplane, "client_descriptors", "Descriptors of this process that clients use. IP families may share them.", labelFamily),
 		descriptorLimit:  desc(serviceplane, "client_descriptors_limit", "How many descriptors clients may use.", labelFamily),
@@ -52,7 +53,7 @@ func newPresent(m *Metrics) *present {
 func (p *present) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		p.endpointsPending, p.endpointsTotal, p.servicesPending, p.servicesTotal, p.lastQueued,
-		p.setAside, p.pending, p.ports, p.failed, p.damages, p.condition,
+		p.setAside, p.pending, p.ports, p.failed, p.damages, p.condition, p.without,
 		p.descriptors, p.descriptorLimit, p.descriptorLosses,
 		p.reachable, p.unreached,
 	} {
@@ -107,7 +108,10 @@ func (p *present) collect(s proxier.Status, send func(*prometheus.Desc, promethe
 		send(p.setAside, prometheus.GaugeValue, float64(count), string(reason))
 	}
 	for c := range kinds(s.Conditions) {
-		send(p.condition, prometheus.GaugeValue, 1, string(c.Type), string(c.Family))
+		send(p.condition, prometheus.GaugeValue, 1, c.Type, string(c.Family))
+	}
+	for _, dependency := range s.Without {
+		send(p.without, prometheus.GaugeValue, 1, dependency)
 	}
 }
 

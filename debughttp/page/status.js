@@ -44,6 +44,7 @@ const failuresShown = 20;
 function notes(status) {
   const all = [];
   if (status.waiting) all.push({ key: "waiting", tone: "warn", kind: "Waiting", text: `the first sync waits for: ${status.waiting.join(", ")}` });
+  if (status.without) all.push({ key: "without", tone: "warn", kind: "Without", text: `the program gave the proxy no Deps.${status.without.join(" and no Deps.")}: packets may miss it` });
   for (const f of status.families) {
     for (const e of f.failed.slice(0, failuresShown)) {
       all.push({
