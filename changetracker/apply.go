@@ -262,6 +262,7 @@ func (f *family) commit(a attempt, failed []ServicePortName) {
 		after, _ := a.next.services.Get(name)
 		e.put(name, holdBack(before, after, keys))
 		pending[name] = f.pending[name]
+		maps.DeleteFunc(pending[name].refreshed, func(key portKey, _ struct{}) bool { return !slices.Contains(keys, key) })
 	}
 	f.committed, f.committedNode, f.pending = e.snapshot(), a.node, pending
 	f.counts.applied(a.counts, kept)

@@ -34,7 +34,8 @@ func deref[T any](p **T) *T {
 // comparePorts compares a port as it was and as it is; either may be nil. The
 // mark bounds the search for changed endpoints.
 func (f *family) comparePorts(before, after *portState, m *mark) (c Change, differs bool) {
-	if before == after {
+	refreshed := m.refreshes(after)
+	if before == after && !refreshed {
 		return c, false
 	}
 	var was, is []Endpoint
@@ -45,7 +46,7 @@ func (f *family) comparePorts(before, after *portState, m *mark) (c Change, diff
 		c.Name, c.After, is = after.name, after.port, after.endpoints
 	}
 	f.compareEndpoints(&c, was, is, m.touched(portKey{port: c.Name.Port, protocol: c.Name.Protocol}))
-	differs = len(c.Added)+len(c.Removed) > 0 || (c.Before == nil) != (c.After == nil)
+	differs = refreshed || len(c.Added)+len(c.Removed) > 0 || (c.Before == nil) != (c.After == nil)
 	return c, differs || c.Before != nil && !f.store.samePort(c.Before, c.After)
 }
 

@@ -9,7 +9,8 @@ type Delta struct {
 	// line with the State: on the first Apply, and after SetNode changed what all
 	// Services depend on. Changes still lists what changed.
 	Full bool
-	// Changes has one item for each service port that differs, sorted by name.
+	// Changes has one item for each service port that differs, or that Tracker.Refresh asks
+	// for, sorted by name.
 	Changes []Change
 }
 

@@ -14,6 +14,9 @@ const (
 	ExcludedElsewhere  Exclusion = "on another node"
 	ExcludedByNodeHint Exclusion = "hints give it to other nodes"
 	ExcludedByZoneHint Exclusion = "hints give it to other zones"
+	// ExcludedByHook is not Select's: a hook after it has decided so, as
+	// desired.Resolver.EditSelection.
+	ExcludedByHook Exclusion = "the program's own rule leaves it out"
 )
 
 // ExplainCluster says for each endpoint, in the order of the input, why it is not

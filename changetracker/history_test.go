@@ -59,7 +59,7 @@ type replicaPort struct {
 }
 
 // change brings one Change into the replica, after a look at whether it fits.
-func (r replica) change(c Change) error {
+func (r replica) change(c Change, refreshed bool) error {
 	was := r[c.Name]
 	switch {
 	case (was.port == nil) != (c.Before == nil):
@@ -83,7 +83,7 @@ func (r replica) change(c Change) error {
 		}
 		next.endpoints[e.Addr] = e
 	}
-	if len(c.Added)+len(c.Removed) == 0 && was.port != nil && c.After != nil && was.port.Equal(c.After) {
+	if !refreshed && len(c.Added)+len(c.Removed) == 0 && was.port != nil && c.After != nil && was.port.Equal(c.After) {
 		return fmt.Errorf("%v: the Change is none", c.Name)
 	}
 	delete(r, c.Name)
@@ -122,6 +122,7 @@ type world struct {
 	twin      *world
 	overrides map[overridden]Override
 	moods     map[ServicePortName]mood
+	refreshed map[v1.IPFamily]map[ServicePortName]bool
 	fault     error
 	mode
 }
@@ -167,7 +168,8 @@ func newPlainWorld(m mode) *world {
 		tracker: tracker, node: Node{Name: "n0"}, mode: m, overrides: map[overridden]Override{}, moods: map[ServicePortName]mood{},
 		services: map[string]*v1.Service{}, handmade: map[string][]ServicePort{},
 		slices: map[string]*discovery.EndpointSlice{}, own: map[ServicePortName][]Endpoint{},
-		replicas: map[v1.IPFamily]replica{v1.IPv4Protocol: {}, v1.IPv6Protocol: {}},
+		replicas:  map[v1.IPFamily]replica{v1.IPv4Protocol: {}, v1.IPv6Protocol: {}},
+		refreshed: map[v1.IPFamily]map[ServicePortName]bool{v1.IPv4Protocol: {}, v1.IPv6Protocol: {}},
 	}
 }
 
@@ -353,7 +355,11 @@ func (w *world) event(r *rand.Rand, what verb) (changed bool, err error) {
 	case refresh:
 		port := randomPort(r, key)
 		w.moods[port] = mood(r.IntN(int(moods)))
-		return w.tracker.Refresh(port), nil
+		changed = w.tracker.Refresh(port)
+		for _, family := range bothFamilies() {
+			w.refreshed[family][port] = w.refreshed[family][port] || changed
+		}
+		return changed, nil
 	case applyFully, applyPartly, applyInVain, verbs:
 	}
 	panic("not an event")
@@ -417,7 +423,7 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 			if i > 0 && d.Changes[i-1].Name.Compare(c.Name) >= 0 {
 				fault = errors.Join(fault, fmt.Errorf("changes are not sorted: %v", outline(d)))
 			}
-			fault = errors.Join(fault, next.change(c))
+			fault = errors.Join(fault, next.change(c, w.refreshed[family][c.Name]))
 			if what == applyPartly && r.IntN(2) == 0 {
 				failed = append(failed, c.Name)
 			}
@@ -425,12 +431,13 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 		if got, want := next.dump(), dump(s); got != want {
 			fault = errors.Join(fault, fmt.Errorf("%s: the Deltas add up to\n%swant the State\n%s", family, got, want))
 		}
-		fault = errors.Join(fault, checkState(s), w.checkShape(s))
+		fault = errors.Join(fault, checkState(s), w.checkShape(s), w.checkRefreshed(step))
 		w.states = append(w.states, s)
 		if what == applyInVain {
 			return nil, errTest
 		}
 		w.replicas[family] = next
+		maps.DeleteFunc(w.refreshed[family], func(name ServicePortName, _ bool) bool { return !slices.Contains(failed, name) })
 		if what == applyFully {
 			return nil, nil
 		}
@@ -446,6 +453,17 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 		fault = errors.Join(fault, errors.New("something is pending after a success"))
 	}
 	return fault
+}
+
+// checkRefreshed says that a service port was asked for, and is not in the Delta.
+func (w *world) checkRefreshed(step Step) error {
+	for name, asked := range w.refreshed[step.After.Family()] {
+		_, exists := step.After.Service(name)
+		if asked && exists && !slices.ContainsFunc(step.Delta.Changes, func(c Change) bool { return c.Name == name }) {
+			return fmt.Errorf("%v was refreshed, but the changes are %v", name, outline(step.Delta))
+		}
+	}
+	return nil
 }
 
 func restore(next, held replica, name ServicePortName) {

@@ -40,6 +40,26 @@ func (t *touched) merge(o touched) {
 type mark struct {
 	since     time.Time // arrival of the first change
 	endpoints map[portKey]*touched
+	// refreshed are the ports that Refresh asks for. They count as changed until they have
+	// been applied.
+	refreshed map[portKey]struct{}
+}
+
+func (m *mark) refresh(key portKey) {
+	m.touch(touched{portKey: key, again: true})
+	if m.refreshed == nil {
+		m.refreshed = map[portKey]struct{}{}
+	}
+	m.refreshed[key] = struct{}{}
+}
+
+// refreshes says whether Refresh asks for a port, if the Service has it.
+func (m *mark) refreshes(p *portState) bool {
+	if len(m.refreshed) == 0 || p == nil || p.port == nil {
+		return false
+	}
+	_, ok := m.refreshed[p.key()]
+	return ok
 }
 
 func (m *mark) touch(t touched) {
@@ -57,6 +77,9 @@ func (m *mark) merge(o *mark) {
 	m.since = earlier(m.since, o.since)
 	for _, t := range o.endpoints {
 		m.touch(*t)
+	}
+	for key := range o.refreshed {
+		m.refresh(key)
 	}
 }
 

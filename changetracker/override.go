@@ -44,22 +44,21 @@ func (t *Tracker) Override(name ServicePortName, addr netip.AddrPort, o Override
 	return f != nil && f.override(name, addr, o)
 }
 
-// Refresh runs Options.EditEndpoints again for a service port at the next Apply, because
-// something that its answer depends on has changed. changed says whether it will run.
+// Refresh puts a service port into the next Delta, also if nothing of it differs, because
+// something that the answer of a hook depends on has changed. Options.EditEndpoints runs
+// again, and so does what the receiver of the Delta has, as desired.Resolver.EditSelection.
+// changed says whether there is such a service port.
 func (t *Tracker) Refresh(name ServicePortName) (changed bool) {
 	s := t.store
 	s.mu.Lock()
 	defer s.unlock()
-	if s.options.EditEndpoints == nil {
-		return false
-	}
 	key := portKey{port: name.Port, protocol: name.Protocol}
 	for _, f := range s.families {
 		if f == nil {
 			continue
 		}
 		if held := f.services[name.NamespacedName]; held != nil && held.port(key) != nil {
-			f.mark(name.NamespacedName).touch(touched{portKey: key, again: true})
+			f.mark(name.NamespacedName).refresh(key)
 			changed = true
 		}
 	}

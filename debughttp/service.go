@@ -1,6 +1,7 @@
 package debughttp
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -131,7 +132,7 @@ func (h *handler) inFull(state *changetracker.State, name changetracker.ServiceP
 	for i := range endpoints {
 		e := usedEndpoint{endpointText: endpointOf(&endpoints[i], view.Local(&endpoints[i])), Used: uses(s, endpoints[i].Addr)}
 		if !e.Used {
-			e.Excluded = why[i]
+			e.Excluded = cmp.Or(why[i], changetracker.ExcludedByHook)
 		}
 		p.Endpoints[i] = e
 	}

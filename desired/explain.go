@@ -241,7 +241,7 @@ func (e *explaining) refusedByVIP() bool {
 	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
 	for s := range e.resolved(e.State.ByVIP(addr)) {
 		t, isCluster, what := e.traitsOf(s), s.Port.ClusterIP == addr, "a VIP"
-		if isCluster && t.ServiceIPsPass || !isCluster && !t.VIPsAreLocal {
+		if isCluster && t.ServiceIPsPass || !isCluster && !t.VIPsAreLocal || !hasVIP(s, addr) {
 			continue
 		}
 		if isCluster {
@@ -255,6 +255,11 @@ func (e *explaining) refusedByVIP() bool {
 		return true
 	}
 	return false
+}
+
+// hasVIP says whether some frontend has the address.
+func hasVIP(s *Service, addr netip.Addr) bool {
+	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.VIP == addr })
 }
 
 // isHealthCheck says that the packet is for the health check node port of a Service.
@@ -380,19 +385,8 @@ func masqueradeReason(f *Frontend) string {
 
 // list lists the endpoints, with the reasons why they do not count in the scope.
 func (e *explaining) list(s *Service) {
-	endpoints := e.State.Endpoints(s.Name)
-	var why []changetracker.Exclusion
 	var remark string
-	if e.Scope == ScopeLocal {
-		why, remark = changetracker.ExplainLocal(endpoints, e.Resolver.Node)
-	} else {
-		why, remark = changetracker.ExplainCluster(endpoints, e.Resolver.Node)
-	}
-	e.Endpoints = make([]ExplainedEndpoint, len(endpoints))
-	view := e.State.For(e.Resolver.Node)
-	for i := range endpoints {
-		e.Endpoints[i] = ExplainedEndpoint{Endpoint: endpoints[i], Local: view.Local(&endpoints[i]), Excluded: why[i]}
-	}
+	e.Endpoints, remark = e.Resolver.considered(e.State, s.Port, e.Scope)
 	if remark != "" && e.Scope != 0 {
 		e.because("%s", remark)
 	}

@@ -57,7 +57,7 @@ func (e *explaining) walkUnserved() {
 	for _, s := range e.walk() {
 		what, t := "", e.traitsOf(s)
 		switch {
-		case e.isToNode():
+		case e.isToNode() || !hasVIP(s, addr):
 		case s.Port.ClusterIP == addr && !t.ServiceIPsPass:
 			what = "the cluster IP"
 		case s.Port.ClusterIP != addr && t.VIPsAreLocal && slices.Contains(slices.Concat(s.Port.ExternalIPs, s.Port.LoadBalancerVIPs), addr):
@@ -159,7 +159,8 @@ func randomExplainer(t *testing.T, r *rand.Rand) *Explainer {
 		ports = append(ports, p)
 	}
 	x := explainerOf(t, ports, someOf(r, local(1), remote(2), terminating(remote(3)))...)
-	x.Resolver.NoNodePorts, x.Resolver.DenyNodeExternalIPs = r.IntN(8) == 0, r.IntN(4) == 0
+	x.Resolver.DenyNodeExternalIPs = r.IntN(4) == 0
+	x.Resolver.Kinds = oneOf(r, nil, nil, nil, []Kind{ClusterIP}, []Kind{ClusterIP, LoadBalancer, ExternalIP}, []Kind{NodePort, LoadBalancer})
 	x.Resolver.Node.Addresses = x.NodeAddresses
 	x.Globals.NodeAddresses = x.NodeAddresses
 	if r.IntN(4) == 0 {

@@ -19,8 +19,17 @@ type Resolver struct {
 	// DetectsPods says whether pod traffic can be told from other traffic. Without
 	// it, connections to a ClusterIP keep their source.
 	DetectsPods bool
-	// NoNodePorts leaves out all node ports.
-	NoNodePorts bool
+	// Kinds are the kinds of frontends that there are; empty means all.
+	Kinds []Kind
+	// EditSelection, if set, decides which endpoints a service port has on the Node, after
+	// traffic policies, topology and the fallback to what terminates have: for local
+	// redirect, affinity to a cluster, or endpoints of one's own. What it returns are
+	// Cluster and Local, in any order, and Any: an empty list drops with Any and rejects
+	// without. All is worked out anew. Endpoints without a valid address of the family are
+	// left out. It must be pure and depend on nothing but the service port, its endpoints and
+	// the Node: call changetracker.Tracker.Refresh when something else changes its answer.
+	// It must not write to what it gets. Resolve calls it, so several goroutines may at once.
+	EditSelection func(view changetracker.View, port *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection
 	// DenyNodeExternalIPs refuses external IPs that are addresses of the Node. Those in
 	// its PodCIDRs are refused in any case (CVE-2020-8554).
 	DenyNodeExternalIPs bool
@@ -38,7 +47,7 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 		return nil, false
 	}
 	endpoints := state.Endpoints(name)
-	selection := changetracker.Select(port, endpoints, r.Node)
+	selection := r.selection(state, port, endpoints)
 	s = &Service{
 		Name:     name,
 		Protocol: protocol,
@@ -52,16 +61,9 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 	if port.UsesLocalEndpoints() {
 		s.Local, s.LocalWeights = addresses(selection.Local), weights(selection.Local)
 	}
-	s.Serving = s.Cluster // which is almost always so
-	if len(s.Cluster) != len(endpoints) || !allServe(endpoints) {
-		s.Serving = Serving(endpoints)
-	}
+	s.Serving = r.serving(s, endpoints, selection.All)
 	s.Frontends = r.frontends(s, selection.Any)
 	return s, true
-}
-
-func allServe(endpoints []changetracker.Endpoint) bool {
-	return !slices.ContainsFunc(endpoints, func(e changetracker.Endpoint) bool { return !e.Serving && !e.Ready })
 }
 
 // frontends lists the frontends in order of Key. Of two with the same Key the
@@ -69,22 +71,22 @@ func allServe(endpoints []changetracker.Endpoint) bool {
 func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 	p := s.Port
 	all := make([]Frontend, 0, 2+len(p.LoadBalancerVIPs)+len(p.ExternalIPs))
-	if p.ClusterIP.IsValid() {
+	if p.ClusterIP.IsValid() && r.has(ClusterIP) {
 		all = append(all, r.clusterIP(p))
 	}
-	for _, vip := range p.LoadBalancerVIPs {
+	for _, vip := range r.vips(LoadBalancer, p.LoadBalancerVIPs) {
 		f := external(p, LoadBalancer, vip, p.Port)
 		f.Restricted, f.SourceRanges = r.sources(p)
 		all = append(all, f)
 	}
-	for _, vip := range p.ExternalIPs {
+	for _, vip := range r.vips(ExternalIP, p.ExternalIPs) {
 		if r.refuses(vip) {
 			s.Refused = append(s.Refused, vip)
 			continue
 		}
 		all = append(all, external(p, ExternalIP, vip, p.Port))
 	}
-	if p.NodePort != 0 && !r.NoNodePorts {
+	if p.NodePort != 0 && r.has(NodePort) {
 		all = append(all, external(p, NodePort, netip.Addr{}, p.NodePort))
 	}
 	slices.SortStableFunc(all, func(a, b Frontend) int { return s.Key(&a).Compare(s.Key(&b)) })
@@ -93,6 +95,17 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 		s.decide(&all[i], anyEndpoint)
 	}
 	return all
+}
+
+// has says whether there are frontends of a kind.
+func (r *Resolver) has(kind Kind) bool { return len(r.Kinds) == 0 || slices.Contains(r.Kinds, kind) }
+
+// vips are those given, if there are frontends of the kind.
+func (r *Resolver) vips(kind Kind, vips []netip.Addr) []netip.Addr {
+	if !r.has(kind) {
+		return nil
+	}
+	return vips
 }
 
 // refuses says whether an external IP would take the traffic of pods, or of the node.

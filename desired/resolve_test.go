@@ -205,15 +205,23 @@ func TestFrontends(t *testing.T) {
 			},
 		},
 		"node ports off": {
-			resolver: Resolver{NoNodePorts: true}, port: changetracker.ServicePort{NodePort: 30080}, endpoints: []changetracker.Endpoint{remote(1)},
+			resolver: Resolver{Kinds: []Kind{ClusterIP, LoadBalancer, ExternalIP}}, port: changetracker.ServicePort{NodePort: 30080}, endpoints: []changetracker.Endpoint{remote(1)},
 			cluster: "1", want: []string{"ClusterIP forward Cluster masquerade=keep"},
+		},
+		"ClusterIPs alone": {
+			resolver: Resolver{DetectsPods: true, Kinds: []Kind{ClusterIP}, DenyNodeExternalIPs: true, Node: changetracker.Node{Addresses: []netip.Addr{externalIP}}},
+			port:     everywhere(), endpoints: []changetracker.Endpoint{remote(1)}, cluster: "1", want: []string{"ClusterIP forward Cluster masquerade=non-pod"},
+		},
+		"all but ClusterIPs": {
+			resolver: Resolver{Kinds: []Kind{NodePort, LoadBalancer, ExternalIP}}, port: everywhere(), endpoints: []changetracker.Endpoint{remote(1)}, cluster: "1",
+			want: []string{"NodePort forward Cluster masquerade=all", "ExternalIP forward Cluster masquerade=all", "LoadBalancer forward Cluster masquerade=all"},
 		},
 		"a node port alone": {
 			resolver: pods, port: changetracker.ServicePort{Family: v1.IPv4Protocol, NodePort: 30080, InternalPolicyLocal: true},
 			endpoints: []changetracker.Endpoint{remote(1)}, cluster: "1", want: []string{"NodePort forward Cluster masquerade=all"},
 		},
 		"nothing is left of a node port": {
-			resolver: Resolver{NoNodePorts: true}, port: changetracker.ServicePort{Family: v1.IPv4Protocol, NodePort: 30080},
+			resolver: Resolver{Kinds: []Kind{ClusterIP, LoadBalancer, ExternalIP}}, port: changetracker.ServicePort{Family: v1.IPv4Protocol, NodePort: 30080},
 			endpoints: []changetracker.Endpoint{remote(1)}, cluster: "1",
 		},
 		"VIPs alone, the node admitted by its address of the family": {

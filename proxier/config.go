@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/runner"
 )
 
@@ -37,6 +38,15 @@ type Config struct {
 	// hands out load balancer addresses, an external IP commonly is an address of a node.
 	// Addresses of other nodes are for Tracker.ExternalIPs.Denied.
 	DenyNodeExternalIPs bool
+	// Kinds are the kinds of frontends to program; empty means all. With neither load
+	// balancers nor node ports, Deps.Health hears of no Service.
+	Kinds []desired.Kind
+	// EditSelection, if set, decides which endpoints a service port has on this node, after
+	// traffic policies and topology have: see desired.Resolver. If it panics, they stay as
+	// they were. When something else than the service port and its endpoints changes its
+	// answer, call Tracker().Refresh and Trigger. Tracker.EditEndpoints is for what does not
+	// depend on the node.
+	EditSelection func(view changetracker.View, port *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection
 	// Runner limits the rate of syncs.
 	Runner runner.Options
 	// FullSyncPeriod is how often everything is checked against the kernel even if
@@ -75,8 +85,6 @@ type Masquerade struct {
 
 // NodePorts says which node addresses accept node ports.
 type NodePorts struct {
-	// Disable programs no node ports at all.
-	Disable bool
 	// Addresses limits node ports to local addresses in these ranges; a family
 	// without a range accepts them on all its addresses, as kube-proxy does.
 	Addresses []netip.Prefix

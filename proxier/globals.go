@@ -14,7 +14,7 @@ import (
 func (c *Config) globalsFor(family v1.IPFamily, node changetracker.Node, serviceCIDRs []netip.Prefix) desired.Globals {
 	return desired.Globals{
 		ServiceCIDRs:      desired.Minimal(serviceCIDRs, family),
-		NodePortAddresses: c.NodePorts.addresses(family, node),
+		NodePortAddresses: c.nodePortAddresses(family, node),
 		NodeAddresses:     ofFamily(node.Addresses, family),
 		PodCIDRs:          c.Masquerade.podCIDRs(family, node),
 		PodInterface:      c.Masquerade.podInterface(),
@@ -30,14 +30,25 @@ func ofFamily(addresses []netip.Addr, family v1.IPFamily) (list []netip.Addr) {
 	return list
 }
 
-func (n NodePorts) addresses(family v1.IPFamily, node changetracker.Node) []netip.Prefix {
-	if n.Disable {
+// programs says whether there are frontends of a kind.
+func (c *Config) programs(kind desired.Kind) bool {
+	return len(c.Kinds) == 0 || slices.Contains(c.Kinds, kind)
+}
+
+// servesLoadBalancers says whether load balancers may send something here, at their VIPs or
+// at node ports.
+func (c *Config) servesLoadBalancers() bool {
+	return c.programs(desired.LoadBalancer) || c.programs(desired.NodePort)
+}
+
+func (c *Config) nodePortAddresses(family v1.IPFamily, node changetracker.Node) []netip.Prefix {
+	if !c.programs(desired.NodePort) {
 		return nil
 	}
-	if n.Primary {
+	if c.NodePorts.Primary {
 		return primaryAddress(family, node)
 	}
-	if own := desired.Minimal(n.Addresses, family); len(own) > 0 {
+	if own := desired.Minimal(c.NodePorts.Addresses, family); len(own) > 0 {
 		return own
 	}
 	return []netip.Prefix{everything(family)}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/serviceplane/serviceplane/desired"
 )
 
 func TestNamesForFitsTheKernelsLimits(t *testing.T) {
@@ -65,6 +67,7 @@ func TestValidateNamesEveryBadField(t *testing.T) {
 		"Masquerade.PodCIDRs[1]":      func(c *Config) { c.Masquerade.PodCIDRs = []netip.Prefix{prefix, {}} },
 		"Masquerade.PodInterface":     func(c *Config) { c.Masquerade.PodInterface = strings.Repeat("x", 16) },
 		"NodePorts":                   func(c *Config) { c.NodePorts = NodePorts{Primary: true, Addresses: []netip.Prefix{prefix}} },
+		"Kinds[1]":                    func(c *Config) { c.Kinds = []desired.Kind{desired.ClusterIP, 9} },
 		"NodePorts.Addresses[0]":      func(c *Config) { c.NodePorts.Addresses = []netip.Prefix{{}} },
 		"Names.Table":                 func(c *Config) { c.Names.Table = "" },
 		"Runner: MaxInterval":         func(c *Config) { c.Runner.MaxInterval = -time.Second },

@@ -83,6 +83,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		p.log = zap.NewNop()
 	}
 	p.log = p.log.With(zap.String("instance", config.Names.Instance))
+	p.config.wrapEditSelection(p.log)
 	options := config.Tracker
 	options.Families, options.Node, options.Logger = config.Families, config.Node, p.log
 	options.AwaitNode = options.AwaitNode || config.lacksNode()
@@ -342,7 +343,8 @@ func (f *family) prepare(c *Config, node changetracker.Node, serviceCIDRs []neti
 		Node:                node,
 		MasqueradeAll:       c.Masquerade.All,
 		DetectsPods:         f.globals.DetectsPods(),
-		NoNodePorts:         c.NodePorts.Disable,
+		Kinds:               c.Kinds,
+		EditSelection:       c.EditSelection,
 		DenyNodeExternalIPs: c.DenyNodeExternalIPs,
 	}
 }
@@ -390,7 +392,7 @@ func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
 	if o.flowsDeleted = deleted; checked {
 		watch.lap(StageConntrack)
 	}
-	if len(o.health.Ports) > 0 || o.health.Full {
+	if p.config.servesLoadBalancers() && (len(o.health.Ports) > 0 || o.health.Full) {
 		watch.last = time.Now()
 		o.health.NodePortAddresses = f.globals.NodePortAddresses
 		p.health.Update(f.name, o.health)

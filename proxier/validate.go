@@ -10,6 +10,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
 )
 
 const (
@@ -59,6 +61,11 @@ func (c Config) Validate() error {
 	}
 	if c.NodePorts.Primary && len(c.NodePorts.Addresses) > 0 {
 		bad("NodePorts", "Primary excludes Addresses")
+	}
+	for i, kind := range c.Kinds {
+		if kind < desired.ClusterIP || kind > desired.NodePort {
+			bad(fmt.Sprintf("Kinds[%d]", i), "%d is no kind of frontend", kind)
+		}
 	}
 	for field, isSet := range map[string]bool{
 		"Families": len(c.Tracker.Families) > 0, "Node": !reflect.ValueOf(c.Tracker.Node).IsZero(), "Logger": c.Tracker.Logger != nil,

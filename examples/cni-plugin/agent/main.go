@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -65,13 +66,10 @@ func run(ctx context.Context, kubeconfig, node, dir string) error {
 		return err
 	}
 	context.AfterFunc(ctx, func() { _ = listener.Close() })
-	for {
-		conn, err := listener.Accept()
-		if err != nil {
-			return nil // ctx has ended
-		}
+	for conn, err := listener.Accept(); err == nil; conn, err = listener.Accept() { // until ctx ends
 		go server.ServeConn(conn) // ends with the plugin's process
 	}
+	return nil
 }
 
 // Agent is what the plugin talks to.
@@ -124,7 +122,8 @@ func (a *Agent) start(link string) error {
 	if _, gone := os.Stat(link); gone != nil || err != nil {
 		return errors.Join(gone, err, os.Remove(link)) // the namespace does not come back
 	}
-	config := nftables.Config{Config: proxier.Config{NetNS: netns, NodePorts: proxier.NodePorts{Disable: true}}}
+	kinds := []desired.Kind{desired.ClusterIP, desired.LoadBalancer, desired.ExternalIP} // node ports are the node's
+	config := nftables.Config{Config: proxier.Config{NetNS: netns, Kinds: kinds}}
 	p, err := nftables.New(config, proxier.Deps{Health: proxier.NoHealth(), Logger: a.log.With(zap.String("pod", link))})
 	if err != nil {
 		return err

@@ -1,0 +1,114 @@
+package desired
+
+import (
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// selection is Select for the Resolver's Node, with EditSelection after it.
+func (r *Resolver) selection(state *changetracker.State, p *changetracker.ServicePort, endpoints []changetracker.Endpoint) changetracker.Selection {
+	s := changetracker.Select(p, endpoints, r.Node)
+	if r.EditSelection == nil {
+		return s
+	}
+	s = r.EditSelection(state.For(r.Node), p, s)
+	s.Cluster, s.Local = canonical(p, s.Cluster), canonical(p, s.Local)
+	s.Any = s.Any || len(s.Cluster)+len(s.Local) > 0
+	switch {
+	case !p.UsesLocalEndpoints():
+		s.All = s.Cluster
+	case !p.UsesClusterEndpoints():
+		s.All = s.Local
+	default:
+		s.All = canonical(p, slices.Concat(s.Cluster, s.Local))
+	}
+	return s
+}
+
+// canonical is list itself if it is sorted by address, without duplicates and without
+// what can be no endpoint of the service port, or else a copy that is.
+func canonical(p *changetracker.ServicePort, list []changetracker.Endpoint) []changetracker.Endpoint {
+	is4 := p.Family == v1.IPv4Protocol
+	isOne := func(a netip.AddrPort) bool {
+		return a.Port() != 0 && a.Addr().IsValid() && !a.Addr().Is4In6() && a.Addr().Is4() == is4 && !a.Addr().IsUnspecified()
+	}
+	fits := true
+	for i := range list {
+		fits = fits && isOne(list[i].Addr) && (i == 0 || list[i-1].Addr.Compare(list[i].Addr) < 0)
+	}
+	if fits {
+		return list
+	}
+	list = slices.Clone(list)
+	for i := range list {
+		list[i].Addr = netip.AddrPortFrom(list[i].Addr.Addr().Unmap(), list[i].Addr.Port())
+	}
+	list = slices.DeleteFunc(list, func(e changetracker.Endpoint) bool { return !isOne(e.Addr) })
+	slices.SortStableFunc(list, func(a, b changetracker.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	return slices.CompactFunc(list, func(a, b changetracker.Endpoint) bool { return a.Addr == b.Addr })
+}
+
+// serving are the endpoints that existing flows may go on with: all that serve, and what a
+// hook has added.
+func (r *Resolver) serving(s *Service, endpoints, selected []changetracker.Endpoint) []netip.AddrPort {
+	if r.EditSelection == nil && len(s.Cluster) == len(endpoints) && allServe(endpoints) {
+		return s.Cluster // which is almost always so
+	}
+	list := Serving(endpoints)
+	if r.EditSelection == nil {
+		return list
+	}
+	list = append(list, addresses(selected)...)
+	slices.SortFunc(list, netip.AddrPort.Compare)
+	return slices.Compact(list)
+}
+
+func allServe(endpoints []changetracker.Endpoint) bool {
+	return !slices.ContainsFunc(endpoints, func(e changetracker.Endpoint) bool { return !e.Serving && !e.Ready })
+}
+
+// considered are the endpoints of the State, with why the scope leaves them out, and what
+// EditSelection has added.
+func (r *Resolver) considered(state *changetracker.State, p *changetracker.ServicePort, scope Scope) (list []ExplainedEndpoint, remark string) {
+	endpoints := state.Endpoints(p.Name)
+	var why []changetracker.Exclusion
+	if scope == ScopeLocal {
+		why, remark = changetracker.ExplainLocal(endpoints, r.Node)
+	} else {
+		why, remark = changetracker.ExplainCluster(endpoints, r.Node)
+	}
+	view := state.For(r.Node)
+	list = make([]ExplainedEndpoint, len(endpoints))
+	for i := range endpoints {
+		list[i] = ExplainedEndpoint{Endpoint: endpoints[i], Local: view.Local(&endpoints[i]), Excluded: why[i]}
+	}
+	if r.EditSelection == nil {
+		return list, remark
+	}
+	selection := r.selection(state, p, endpoints)
+	chosen := selection.Cluster
+	if scope == ScopeLocal {
+		chosen = selection.Local
+	}
+	byAddr := func(e changetracker.Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) }
+	for i := range list {
+		_, isChosen := slices.BinarySearchFunc(chosen, list[i].Addr, byAddr)
+		switch {
+		case isChosen:
+			list[i].Excluded = ""
+		case list[i].Excluded == "":
+			list[i].Excluded = changetracker.ExcludedByHook
+		}
+	}
+	for i := range chosen {
+		if _, isKnown := slices.BinarySearchFunc(endpoints, chosen[i].Addr, byAddr); !isKnown {
+			list = append(list, ExplainedEndpoint{Endpoint: chosen[i], Local: view.Local(&chosen[i])})
+		}
+	}
+	slices.SortFunc(list, func(a, b ExplainedEndpoint) int { return a.Addr.Compare(b.Addr) })
+	return list, remark
+}

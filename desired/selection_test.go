@@ -1,0 +1,118 @@
+package desired
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// localRedirect keeps traffic on the node as long as there is somebody.
+func localRedirect(_ changetracker.View, _ *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection {
+	if len(s.Local) > 0 {
+		s.Cluster = s.Local
+	}
+	return s
+}
+
+// own returns endpoints of the program's own.
+func own(cluster, local []changetracker.Endpoint, isAny bool) func(changetracker.View, *changetracker.ServicePort, changetracker.Selection) changetracker.Selection {
+	return func(changetracker.View, *changetracker.ServicePort, changetracker.Selection) changetracker.Selection {
+		return changetracker.Selection{Cluster: cluster, Local: local, Any: isAny}
+	}
+}
+
+func TestEditSelection(t *testing.T) {
+	list := func(endpoints ...changetracker.Endpoint) []changetracker.Endpoint { return endpoints }
+	bare := changetracker.Endpoint{Addr: remote(9).Addr} // and neither ready nor serving
+	six, portless, mapped := remote(8), remote(8), remote(3)
+	six.Addr = netip.MustParseAddrPort("[fd00::1]:80")
+	portless.Addr = netip.AddrPortFrom(portless.Addr.Addr(), 0)
+	mapped.Addr = netip.MustParseAddrPort("[::ffff:10.244.0.3]:8080")
+	type hook = func(changetracker.View, *changetracker.ServicePort, changetracker.Selection) changetracker.Selection
+	for name, c := range map[string]struct {
+		edit      hook
+		endpoints []changetracker.Endpoint
+		want      string // cluster, local, serving and those on the node; then what the ClusterIP and, under policy Local, the VIP do
+	}{
+		"none":                      {nil, list(remote(1), local(2)), "1,2 2 1,2 2 forward forward"},
+		"local redirect":            {localRedirect, list(remote(1), local(2), local(3)), "2,3 2,3 1,2,3 2,3 forward forward"},
+		"local redirect, none here": {localRedirect, list(remote(1)), "1  1  forward drop"},
+		"none at all, reject":       {own(nil, nil, false), list(remote(1), local(2)), "  1,2  reject reject"},
+		"none at all, drop":         {own(nil, nil, true), list(remote(1)), "  1  drop drop"},
+		"some, whatever Any says":   {own(list(remote(1)), nil, false), list(remote(1)), "1  1  forward drop"},
+		"sorted":                    {own(list(remote(3), remote(1), remote(3)), list(local(2)), true), list(remote(1)), "1,3 2 1,2,3 2 forward forward"},
+		"one of its own":            {own(list(bare), nil, true), list(remote(1), notReady(local(2))), "9  1,9 9 forward drop"},
+		"no endpoints":              {own(list(six, portless, mapped, changetracker.Endpoint{}), list(six), true), list(local(2)), "3  2,3  forward drop"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := resolve(t, Resolver{EditSelection: c.edit}, with(everywhere(), externalLocal), c.endpoints...)
+			var onNode []string
+			for _, a := range s.OnNode {
+				onNode = append(onNode, fmt.Sprint(a.As4()[3]))
+			}
+			actions := map[Kind]Action{}
+			for _, f := range s.Frontends {
+				actions[f.Kind] = f.Action
+			}
+			got := fmt.Sprintf("%s %s %s %s %v %v", numbers(s.Cluster), numbers(s.Local), numbers(s.Serving), strings.Join(onNode, ","),
+				actions[ClusterIP], actions[LoadBalancer])
+			if got != c.want {
+				t.Errorf("cluster, local, serving, on the node and actions are %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// The hook sees the node's view, and what policies and topology leave.
+func TestEditSelectionSeesTheView(t *testing.T) {
+	x := explainer(t, nil, inZone(local(1), "a"), inZone(remote(2), "b"))
+	for zone, want := range map[string]string{"a": "there a 1", "b": "there b 2", "": "there  1,2"} {
+		x.Resolver.Node = changetracker.Node{Name: "there", Zone: zone}
+		var got string
+		x.Resolver.EditSelection = func(view changetracker.View, p *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection {
+			all := view.State().Endpoints(p.Name)
+			if view.Local(&all[0]) || !view.Local(&all[1]) {
+				t.Errorf("zone %q: it is the view of another node", zone)
+			}
+			got = fmt.Sprint(view.Node().Name, " ", view.Node().Zone, " ", numbers(addresses(s.Cluster)))
+			return s
+		}
+		if _, ok := x.Resolver.Resolve(x.State, webName); !ok || got != want {
+			t.Errorf("zone %q: the hook saw %q, want %q", zone, got, want)
+		}
+	}
+}
+
+// Explain tells the endpoints that Resolve has, whatever a hook does.
+func TestExplainAgreesWithEditSelection(t *testing.T) {
+	seen := map[changetracker.Exclusion]int{}
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		pool := []changetracker.Endpoint{local(1), remote(2), terminating(remote(3)), notReady(local(4)), local(5), remote(6)}
+		x := explainer(t, func(p *changetracker.ServicePort) { p.InternalPolicyLocal = r.IntN(2) == 0 }, someOf(r, pool...)...)
+		cluster, isAny := someOf(r, pool...), r.IntN(2) == 0
+		x.Resolver.EditSelection = oneOf(r, nil, localRedirect, own(cluster, someOf(r, pool...), isAny))
+		s, _ := x.Resolver.Resolve(x.State, webName)
+		e, err := x.Explain(packetTo(clusterIP.String() + ":30080"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var chosen []netip.AddrPort
+		for _, p := range e.Endpoints {
+			if seen[p.Excluded]++; p.Excluded == "" {
+				chosen = append(chosen, p.Addr)
+			}
+		}
+		if want := s.Endpoints(e.Scope); !slices.Equal(chosen, want) || (e.Verdict == VerdictForward) != (len(want) > 0) {
+			t.Fatalf("seed %d: explained as %v to %v, want %v", seed, e.Verdict, chosen, want)
+		}
+	}
+	if seen[changetracker.ExcludedByHook] < 20 || seen[""] < 100 {
+		t.Errorf("endpoints were excluded so often: %v", seen)
+	}
+}

@@ -1,0 +1,27 @@
+package proxier
+
+import (
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// wrapEditSelection makes Config.EditSelection one that may panic: what it was to change
+// stays as it was. A hook must not take the node's proxy down with it.
+func (c *Config) wrapEditSelection(log *zap.Logger) {
+	edit := c.EditSelection
+	if edit == nil {
+		return
+	}
+	c.EditSelection = func(view changetracker.View, port *changetracker.ServicePort, s changetracker.Selection) (edited changetracker.Selection) {
+		defer func() {
+			if r := recover(); r != nil {
+				log.Warn("hook panicked", zap.String("hook", "EditSelection"), zap.Stringer("service", port.Name), zap.String("panic", fmt.Sprint(r)))
+				edited = s
+			}
+		}()
+		return edit(view, port, s)
+	}
+}
