@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -71,10 +72,12 @@ func startHistory(t *testing.T, seed uint64) *history {
 // start runs a Provider that knows nothing of what was before.
 func (h *history) start() {
 	h.engine = &loopbackEngine{}
-	never := runner.Backoff{Initial: time.Hour, Max: time.Hour} // retries are up to the test
+	// Retries are up to the test, and a sync begins only while the test waits for one: time
+	// stands still otherwise.
+	never := runner.Backoff{Initial: time.Hour, Max: time.Hour}
 	p, err := proxier.New(proxier.Config{
 		Families: []v1.IPFamily{v1.IPv4Protocol},
-		Runner:   runner.Options{MinInterval: runner.Unlimited, Retry: never},
+		Runner:   runner.Options{MinInterval: time.Second, Burst: 1, Retry: never},
 	}, proxier.Deps{Conntrack: h}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: h.engine})
 	if err != nil {
 		h.t.Fatal(err)
@@ -294,9 +297,7 @@ func (h *history) open(f desired.Flow) {
 func (h *history) settle(ctx context.Context, step int) {
 	for attempt := 0; ; attempt++ {
 		engineFails := step >= 0 && attempt < 3 && h.rand.IntN(6) == 0
-		if broken := step >= 0 && attempt < 3 && h.rand.IntN(4) == 0; broken != h.broken {
-			h.broken = broken
-		}
+		h.broken = step >= 0 && attempt < 3 && h.rand.IntN(4) == 0
 		h.engine.Fail(nil)
 		if engineFails {
 			h.engine.Fail(errors.New("engine broken"))
@@ -323,35 +324,39 @@ func TestNoFlowIsStaleAndNoValidOneDeleted(t *testing.T) {
 	t.Parallel()
 	for i := range 60 {
 		seed := uint64(time.Now().UnixNano()) + uint64(i)
-		h := startHistory(t, seed)
-		for restarts := range 3 {
-			ctx, stop := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- h.p.Run(ctx) }()
-			h.settle(ctx, -1)
-			for step := range 25 {
-				for range 1 + h.rand.IntN(3) {
-					h.change()
-				}
-				h.settle(ctx, step)
-				h.traffic()
-			}
-			before := h.checks
-			if err := h.p.Sync(ctx); err != nil || h.checks != before {
-				t.Errorf("a sync without change: %v, looked at flows %d times, want none", err, h.checks-before)
-			}
-			stop()
-			if err := <-done; err != nil {
-				t.Errorf("Run: %v", err)
-			}
-			if restarts == 1 { // with changes that nobody sees
-				h.unseen()
-			}
-			h.start()
-		}
+		synctest.Test(t, func(t *testing.T) { startHistory(t, seed).run() })
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)
 		}
+	}
+}
+
+func (h *history) run() {
+	for restarts := range 3 {
+		ctx, stop := context.WithCancel(h.t.Context())
+		done := make(chan error, 1)
+		go func() { done <- h.p.Run(ctx) }()
+		synctest.Wait() // the first sync comes by itself
+		h.settle(ctx, -1)
+		for step := range 25 {
+			for range 1 + h.rand.IntN(3) {
+				h.change()
+			}
+			h.settle(ctx, step)
+			h.traffic()
+		}
+		before := h.checks
+		if err := h.p.Sync(ctx); err != nil || h.checks != before {
+			h.t.Errorf("a sync without change: %v, looked at flows %d times, want none", err, h.checks-before)
+		}
+		stop()
+		if err := <-done; err != nil {
+			h.t.Errorf("Run: %v", err)
+		}
+		if restarts == 1 { // with changes that nobody sees
+			h.unseen()
+		}
+		h.start()
 	}
 }
 
