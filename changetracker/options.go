@@ -55,6 +55,11 @@ type Options struct {
 	// Families to track; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
 	Node     Node
+	// Cluster is what LabelSourceCluster calls the node's own cluster. Where the label names
+	// another one, nodes are that one's, as those of a Source with that name. Without
+	// Cluster, endpoints that are imported by LabelServiceImport have no Node: a node of
+	// another cluster may have the name of one of ours.
+	Cluster string
 	// AwaitNode makes the first SetNode an Input that Tracker.Ready waits for.
 	AwaitNode bool
 	// AwaitSources names Sources whose first Replace or Synced Tracker.Ready waits for.

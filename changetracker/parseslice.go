@@ -39,8 +39,10 @@ type sliceParser struct {
 	endpoints []Endpoint
 	// interned holds the hint lists of one name. All endpoints share few of them.
 	interned map[string][]string
-	// cluster is whose nodes the slice in hand names; empty for the tracker's own.
-	cluster string
+	// cluster is whose nodes the slice in hand names, empty for the tracker's own. Without
+	// nodesKnown its names mean nothing.
+	cluster    string
+	nodesKnown bool
 	// qualified holds names of other clusters' nodes by cluster and name.
 	qualified map[[2]string]string
 }
@@ -55,9 +57,8 @@ type numberedKey struct {
 // parse reads the ports and the endpoints of a slice of the family: sorted and
 // without duplicates, and both empty if one of them is. The endpoints' Addr has
 // the port if there is only one, so that States can share them. What is wrong with
-// the slice goes into f. cluster is whose nodes it names.
-func (p *sliceParser) parse(slice *discovery.EndpointSlice, family int, cluster string, f *findings) ([]numberedKey, []Endpoint) {
-	p.cluster = cluster
+// the slice goes into f.
+func (p *sliceParser) parse(slice *discovery.EndpointSlice, family int, f *findings) ([]numberedKey, []Endpoint) {
 	p.parsePorts(slice, f)
 	p.parseEndpoints(slice, family, f)
 	switch {
@@ -208,11 +209,13 @@ func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint, slice *
 	if api.Zone != nil {
 		e.Zone = *api.Zone
 	}
-	if api.NodeName != nil {
+	if api.NodeName != nil && p.nodesKnown {
 		e.Node = p.node(*api.NodeName)
 	}
 	if api.Hints != nil {
 		e.ZoneHints = hintNames(p, api.Hints.ForZones, func(z discovery.ForZone) string { return z.Name })
+	}
+	if api.Hints != nil && p.nodesKnown {
 		e.NodeHints = hintNames(p, api.Hints.ForNodes, func(n discovery.ForNode) string { return p.node(n.Name) })
 	}
 	p.store.decorateEndpoint(&e, api, slice)

@@ -167,7 +167,7 @@ type home struct {
 
 // homeOf reads where a slice belongs (EPS-01, EPS-02).
 func (s *store) homeOf(slice *discovery.EndpointSlice) home {
-	service := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Labels[discovery.LabelServiceName]}
+	service := serviceOf(slice)
 	index := ipv4
 	switch slice.AddressType {
 	case discovery.AddressTypeIPv4:
@@ -194,7 +194,8 @@ func (s *store) evict(key sliceKey, from home) (changed bool) {
 // storeSlice puts a slice into its home.
 func (s *store) storeSlice(key sliceKey, slice *discovery.EndpointSlice, into home, f *findings) (changed bool) {
 	name := key.sliceName()
-	ports, endpoints := s.parser.parse(slice, into.family.index, key.from, f)
+	s.parser.cluster, s.parser.nodesKnown = s.options.clusterOf(key.from, slice)
+	ports, endpoints := s.parser.parse(slice, into.family.index, f)
 	defer s.parser.release()
 	parsed := heldSlice{sliceName: name, created: slice.CreationTimestamp.Time, ports: ports, endpoints: endpoints}
 	held := into.family.held(into.service, name)

@@ -1,0 +1,47 @@
+package changetracker
+
+import (
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Labels of the EndpointSlices that a multi-cluster services controller imports (KEP-1645).
+const (
+	// LabelServiceImport names the ServiceImport that a slice belongs to. A slice that also
+	// names a Service, by kubernetes.io/service-name, belongs to that alone.
+	LabelServiceImport = "multicluster.kubernetes.io/service-name"
+	// LabelSourceCluster names the cluster that a slice's endpoints are in.
+	LabelSourceCluster = "multicluster.kubernetes.io/source-cluster"
+)
+
+// ImportedService is the Service that the trackers know a ServiceImport by: another one than
+// the Service of the same name, which is the cluster's own. No Service of the API has a dot
+// in its name (RFC 1035). Package informer makes these Services.
+func ImportedService(serviceImport types.NamespacedName) types.NamespacedName {
+	return types.NamespacedName{Namespace: serviceImport.Namespace, Name: serviceImport.Name + ".clusterset"}
+}
+
+// serviceOf is the Service that a slice belongs to, with no Name if it belongs to none.
+func serviceOf(slice *discovery.EndpointSlice) types.NamespacedName {
+	if name := slice.Labels[discovery.LabelServiceName]; name != "" {
+		return types.NamespacedName{Namespace: slice.Namespace, Name: name}
+	}
+	if name := slice.Labels[LabelServiceImport]; name != "" {
+		return ImportedService(types.NamespacedName{Namespace: slice.Namespace, Name: name})
+	}
+	return types.NamespacedName{}
+}
+
+// clusterOf says whose nodes a slice of a Source names; empty for the tracker's own. known
+// is false for an imported slice where nobody has said which cluster is whose.
+func (o *Options) clusterOf(from string, slice *discovery.EndpointSlice) (cluster string, known bool) {
+	of := slice.Labels[LabelSourceCluster]
+	switch {
+	case o.Cluster != "" && of == o.Cluster:
+		return "", true
+	case o.Cluster != "" && of != "":
+		return of, true
+	default:
+		return from, from != "" || slice.Labels[discovery.LabelServiceName] != ""
+	}
+}
