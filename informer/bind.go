@@ -23,7 +23,8 @@ import (
 //
 // stop takes the Provider off the informers again, and returns when no more event
 // will reach it. It may be called more than once, and whether or not the factory
-// was ever started, but not by the Provider from within an event.
+// was ever started, but not by the Provider from within an event. With
+// Options.ServiceImports it may take a minute while the API server does not answer.
 func Bind(factory informers.SharedInformerFactory, p proxier.EventHandler, o Options) (stop func(), err error) {
 	s := sources{
 		services: factory.Core().V1().Services().Informer(),
@@ -49,6 +50,7 @@ type binding struct {
 	bound    map[string]registration // by kind
 	node     *nodeFeed
 	cidrs    *cidrFeed
+	imports  *importFeed
 
 	mu      sync.RWMutex // held for reading while an event is delivered
 	stopped bool         // guarded by mu
@@ -65,6 +67,7 @@ const (
 	kindSlices   = "EndpointSlices"
 	kindCIDRs    = "ServiceCIDRs"
 	kindNodes    = "Nodes"
+	kindImports  = "ServiceImports"
 )
 
 func bind(s sources, p proxier.EventHandler, o Options) (stop func(), err error) {
@@ -76,6 +79,7 @@ func bind(s sources, p proxier.EventHandler, o Options) (stop func(), err error)
 		node:  &nodeFeed{provider: p, name: o.nodeName(), seen: make(chan struct{})},
 		cidrs: &cidrFeed{provider: p, store: s.cidrs.GetStore(), log: o.Logger},
 	}
+	b.imports = newImportFeed(b)
 	if err := b.register(s); err != nil {
 		b.unbind()
 		return nil, err
@@ -83,6 +87,7 @@ func bind(s sources, p proxier.EventHandler, o Options) (stop func(), err error)
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // stop ends it, as its caller was promised
 	var waiting sync.WaitGroup
 	waiting.Go(func() { b.announce(ctx) })
+	waiting.Go(func() { b.imports.run(ctx) })
 	return func() {
 		cancel()
 		waiting.Wait()
@@ -170,9 +175,9 @@ func (b *binding) mustArrive(ctx context.Context, kind string) bool {
 	return arrived(ctx, delivered)
 }
 
-// mayArrive waits for the ServiceCIDRs and the Node, and names what does not come
-// in time. They are worth some waiting: without, the first sync would program a
-// node without addresses, and the second one would put that right.
+// mayArrive waits for the ServiceCIDRs, the Node and the ServiceImports, and names what
+// does not come in time. They are worth some waiting: without, the first sync would
+// program a node without addresses, and the second one would put that right.
 func (b *binding) mayArrive(ctx context.Context) (missing []string) {
 	waiting, cancel := context.WithTimeout(ctx, b.options.WaitTimeout)
 	defer cancel()
@@ -181,6 +186,9 @@ func (b *binding) mayArrive(ctx context.Context) (missing []string) {
 	}
 	if b.node.name != "" && !arrived(waiting, b.node.seen) {
 		missing = append(missing, "Node "+b.node.name)
+	}
+	if !arrived(waiting, b.imports.known) {
+		missing = append(missing, kindImports)
 	}
 	return missing
 }

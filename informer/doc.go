@@ -18,6 +18,11 @@
 //	link := informer.NewLink(informer.LinkOptions{Logger: log})
 //	link.Attach(config) // a *rest.Config, before its clients are made
 //
+// A cluster of a cluster set has ServiceImports besides (KEP-1645):
+//
+//	imports, err := dynamic.NewForConfig(config)
+//	err = informer.Run(ctx, client, provider, informer.Options{NodeName: node, ServiceImports: imports})
+//
 // Either way the Provider hears of Services, EndpointSlices, the ServiceCIDRs and
 // the node's own Node object, and writes nothing before all of what exists has
 // arrived. Handlers only record: they never hold up client-go.

@@ -2,12 +2,16 @@ package informer
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/zapr"
 	"go.uber.org/zap"
+	"k8s.io/client-go/dynamic"
 )
 
 // Options says what to watch, and for whom.
@@ -23,9 +27,16 @@ type Options struct {
 	// Resync is how often Run delivers every object again. 0 means 15m, Never never.
 	// With Bind it is the factory's.
 	Resync time.Duration
-	// WaitTimeout is how long the first sync waits for the Node and the ServiceCIDRs
-	// once Services and EndpointSlices have arrived: an old API server has no
-	// ServiceCIDRs, and a Node may not exist yet. 0 means 5s.
+	// ServiceImports, if set, is a client to watch the ServiceImports of the Multi-Cluster
+	// Services API with (KEP-1645, multicluster.x-k8s.io/v1alpha1). The Provider gets each as a Service with the
+	// name of changetracker.ImportedService and the clusterset IPs as ClusterIPs; its
+	// endpoints are the imported EndpointSlices. Types Headless are not proxied. An API
+	// server without the resource is no error: it is looked for again each minute.
+	// Set changetracker.Options.Cluster too, or no endpoint of theirs is local.
+	ServiceImports dynamic.Interface
+	// WaitTimeout is how long the first sync waits for the Node, the ServiceCIDRs and the
+	// ServiceImports once Services and EndpointSlices have arrived: an old API server has
+	// no ServiceCIDRs, and a Node may not exist yet. 0 means 5s.
 	WaitTimeout time.Duration
 	// Link is the one that Run's client is attached to, if there is one. Run leaves
 	// it to the Link to say that the API server does not answer.
@@ -72,3 +83,8 @@ func (o Options) nodeName() string { return strings.ToLower(strings.TrimSpace(o.
 
 // resync is the period as client-go wants it.
 func (o Options) resync() time.Duration { return max(o.Resync, 0) }
+
+// clientLogs has what client-go says in the log. It would log to klog.
+func (o Options) clientLogs(ctx context.Context) context.Context {
+	return logr.NewContext(ctx, zapr.NewLogger(o.Logger.Named("client-go")))
+}

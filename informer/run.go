@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
-	"github.com/go-logr/zapr"
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,10 +49,8 @@ func Run(ctx context.Context, client kubernetes.Interface, p proxier.EventHandle
 	if err != nil {
 		return err
 	}
-	// client-go would log to klog.
-	logged := logr.NewContext(ctx, zapr.NewLogger(o.Logger.Named("client-go")))
 	for _, f := range own.factories {
-		f.StartWithContext(logged)
+		f.StartWithContext(o.clientLogs(ctx))
 	}
 	<-ctx.Done()
 	stop()
