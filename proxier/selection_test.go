@@ -100,7 +100,7 @@ func TestKindsAreAllThatIsProgrammed(t *testing.T) {
 			for _, f := range u.Changes[0].After.Frontends {
 				kinds = append(kinds, f.Kind)
 			}
-			if got := fmt.Sprint(kinds, " node ports ", u.Globals.NodePortAddresses, " health ", len(h.take())); got != c.want {
+			if got := fmt.Sprintf("%v node ports %v health %d", kinds, u.Globals.NodePortAddresses, len(h.take())); got != c.want {
 				t.Errorf("Kinds %v: %s, want %s", c.kinds, got, c.want)
 			}
 			if addrs := f.v6.last().Globals.NodePortAddresses; (len(addrs) > 0) != slices.Contains(kinds, desired.NodePort) {
