@@ -430,21 +430,8 @@ func ipKeyword(family v1.IPFamily) string {
 	return "ip6"
 }
 
-// TestDamageIsMendedByAFullSync deletes rules, elements and chains behind the
-// engine's back.
+// TestDamageIsMendedByAFullSync, whatever somebody does behind the engine's back.
 func TestDamageIsMendedByAFullSync(t *testing.T) {
-	damages := map[string]string{
-		"element deleted":   "delete element IP serviceplane cluster-ips { USED }",
-		"element added":     "add element IP serviceplane cluster-ips { UNUSED }",
-		"chain flushed":     "flush chain IP serviceplane services",
-		"rule added":        "add rule IP serviceplane pick drop",
-		"chain added":       "add chain IP serviceplane foreign",
-		"set added":         "add set IP serviceplane foreign { type mark; }",
-		"class map flushed": "flush map IP serviceplane classes",
-		"intervals flushed": "flush set IP serviceplane service-cidrs",
-		"table deleted":     "delete table IP serviceplane",
-		"ruleset flushed":   "flush ruleset",
-	}
 	bothFamilies(t, func(t *testing.T, w *world) {
 		ns := netnstest.New(t)
 		e := w.engine(t, ns)
@@ -453,12 +440,8 @@ func TestDamageIsMendedByAFullSync(t *testing.T) {
 			m[name(n)] = w.service(n)
 		}
 		mustApply(t, e, m.full(w))
-		for what, command := range damages {
-			command = strings.NewReplacer("UNUSED", w.addr(96, 99).String(), "USED", w.addr(96, 0).String(),
-				"IP", ipKeyword(w.family)).Replace(command)
-			if err := ns.Do(func() error { return exec.Command("nft", command).Run() }); err != nil {
-				t.Fatalf("%s: nft %s: %v", what, command, err)
-			}
+		for what, command := range damages() {
+			mustNFT(t, ns, damageTo(ns, command, w.family, w.addr(96, 0), w.addr(96, 99)))
 			if r := mustApply(t, e, m.full(w)); r.Writes == 0 {
 				t.Errorf("%s: full sync wrote nothing", what)
 			}

@@ -1,10 +1,13 @@
 package nftables
 
 import (
+	"net/netip"
 	"os/exec"
 	"strings"
 	"sync"
 	"testing"
+
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -16,15 +19,6 @@ import (
 // tells.
 func TestDamageBesideASyncIsRepaired(t *testing.T) {
 	t.Parallel()
-	damages := map[string]string{
-		"ruleset flushed":    "flush ruleset",
-		"chain flushed":      "flush chain ip serviceplane services",
-		"base chain deleted": "delete chain ip serviceplane postrouting",
-		"element deleted":    "delete element ip serviceplane cluster-ips { 10.0.0.3 }",
-		"endpoints all gone": "flush map ip serviceplane endpoints",
-		"rule replaced":      "replace rule ip serviceplane services handle HANDLE drop",
-		"element replaced":   "delete element ip serviceplane cluster-ips { 10.0.0.3 }; add element ip serviceplane cluster-ips { 10.0.99.3 }",
-	}
 	moments := map[string]func(r *recorder, damage, sync func()){
 		"before":           func(_ *recorder, damage, sync func()) { damage(); sync() },
 		"after":            func(_ *recorder, damage, sync func()) { sync(); damage() },
@@ -44,12 +38,14 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 			done.Wait()
 		},
 	}
-	for what, script := range damages {
+	for _, what := range []string{
+		"ruleset flushed", "chain flushed", "base chain deleted", "element deleted", "endpoints all gone", "rule replaced", "element replaced",
+	} {
 		for moment, order := range moments {
 			for listening, writes := range map[string]int{"listening": loadWrites, "not listening": 0} {
 				t.Run(what+"/"+moment+"/"+listening, func(t *testing.T) {
 					t.Parallel()
-					repairsBesideASync(t, startWatchedAside(t, 20, writes), script, order)
+					repairsBesideASync(t, startWatchedAside(t, 20, writes), damages()[what], order)
 				})
 			}
 		}
@@ -65,7 +61,7 @@ func repairsBesideASync(t *testing.T, w *watched, script string, order func(r *r
 	want := canonical(mustList(t, w.ns))
 	w.OnEndpointSliceUpdate(nil, back)
 	w.sync(t)
-	order(w.recorder, func() { tryNFT(w.ns, strings.Replace(script, "HANDLE", lastRule(w.ns), 1)) }, func() {
+	order(w.recorder, func() { tryNFT(w.ns, w.damage(script)) }, func() {
 		w.OnEndpointSliceUpdate(nil, there)
 		if err := w.Sync(t.Context()); err != nil {
 			t.Logf("sync: %v", err) // it is tried again
@@ -74,12 +70,41 @@ func repairsBesideASync(t *testing.T, w *watched, script string, order func(r *r
 	poll.Until(t, "repair", func() bool { return canonical(tryNFT(w.ns, "list ruleset")) == want })
 }
 
-// lastRule is the handle of the last rule of a chain.
-func lastRule(ns *netns.NS) string {
-	text := tryNFT(ns, "-a", "list", "chain", "ip", "serviceplane", "services")
+// damages are what somebody else can do to a table, for damageTo.
+func damages() map[string]string {
+	return map[string]string{
+		"ruleset flushed":      "flush ruleset",
+		"table deleted":        "delete table IP serviceplane",
+		"table made dormant":   "add table IP serviceplane { flags dormant; }",
+		"chain flushed":        "flush chain IP serviceplane services",
+		"base chain deleted":   "delete chain IP serviceplane postrouting",
+		"rule added":           "insert rule IP serviceplane services drop",
+		"rule with set added":  "insert rule IP serviceplane pick tcp dport { 80, 443 } drop",
+		"rule replaced":        "replace rule IP serviceplane services handle HANDLE drop",
+		"chain added":          "add chain IP serviceplane foreign",
+		"base chain added":     "add chain IP serviceplane prerouting2 { type nat hook prerouting priority -150; }",
+		"set added":            "add set IP serviceplane foreign { type mark; }",
+		"element added":        "add element IP serviceplane cluster-ips { FREE }",
+		"element deleted":      "delete element IP serviceplane cluster-ips { USED }",
+		"element replaced":     "delete element IP serviceplane cluster-ips { USED }; add element IP serviceplane cluster-ips { FREE }",
+		"endpoints all gone":   "flush map IP serviceplane endpoints",
+		"classes lead nowhere": "flush map IP serviceplane classes",
+		"intervals flushed":    "flush set IP serviceplane nodeport-addresses",
+	}
+}
+
+// damageTo completes a damage to the table of a family, with a ClusterIP and an address
+// that is none.
+func damageTo(ns *netns.NS, script string, family v1.IPFamily, used, free netip.Addr) string {
+	ip := ipKeyword(family)
+	text := tryNFT(ns, "-a", "list", "chain", ip, "serviceplane", "services")
 	_, handle, _ := strings.Cut(text[max(0, strings.LastIndex(text, "# handle ")):], "# handle ")
 	handle, _, _ = strings.Cut(handle, "\n")
-	return handle
+	return strings.NewReplacer("IP", ip, "HANDLE", handle, "USED", used.String(), "FREE", free.String()).Replace(script)
+}
+
+func (w *watched) damage(script string) string {
+	return damageTo(w.ns, script, v1.IPv4Protocol, netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.99.3"))
 }
 
 // tryNFT runs a script of nft, which fails if it finds nothing.

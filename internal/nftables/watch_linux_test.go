@@ -79,25 +79,12 @@ func canonical(ruleset string) string {
 // many ways, and a Service change afterwards.
 func TestDamageByOthersIsNoticedAndRepaired(t *testing.T) {
 	t.Parallel()
-	for what, command := range map[string]string{
-		"ruleset flushed":      "flush ruleset",
-		"table deleted":        "delete table ip serviceplane",
-		"table made dormant":   "add table ip serviceplane { flags dormant; }",
-		"chain flushed":        "flush chain ip serviceplane pick",
-		"base chain deleted":   "delete chain ip serviceplane postrouting",
-		"rule added":           "insert rule ip serviceplane services drop",
-		"rule with set added":  "insert rule ip serviceplane services tcp dport { 80, 443 } drop",
-		"chain added":          "add chain ip serviceplane prerouting2 { type nat hook prerouting priority -150; }",
-		"element deleted":      "delete element ip serviceplane cluster-ips { 10.0.0.3 }",
-		"endpoints all gone":   "flush map ip serviceplane endpoints",
-		"set added":            "add set ip serviceplane foreign { type mark; }",
-		"classes lead nowhere": "flush map ip serviceplane classes",
-	} {
+	for what, command := range damages() {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			w := startWatched(t, 20)
 			intact := canonical(mustList(t, w.ns))
-			mustNFT(t, w.ns, command)
+			mustNFT(t, w.ns, w.damage(command))
 			began := time.Now()
 			poll.Until(t, "repair", func() bool { return canonical(mustList(t, w.ns)) == intact })
 			t.Logf("repaired and listed again after %v", time.Since(began))
