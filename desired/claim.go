@@ -20,9 +20,8 @@ type Claim struct {
 	UID     types.UID
 }
 
-// Claim returns the claim of s to one of its frontends.
-func (s *Service) Claim(f *Frontend) Claim {
-	return Claim{Kind: f.Kind, Name: s.Name, Created: s.Port.CreationTimestamp, UID: s.Port.UID}
+func claimOf(p *changetracker.ServicePort, kind Kind) Claim {
+	return Claim{Kind: kind, Name: p.Name, Created: p.CreationTimestamp, UID: p.UID}
 }
 
 // Compare orders claims to one Key: the first one gets it. The Kind comes first, since

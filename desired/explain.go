@@ -97,8 +97,8 @@ func (x *Explainer) Explain(packet Packet) (Explanation, error) {
 	}
 	packet.Source = packet.Source.Unmap().WithZone("")
 	packet.Destination = netip.AddrPortFrom(packet.Destination.Addr().Unmap().WithZone(""), packet.Destination.Port())
-	e := &explaining{Explainer: x, Explanation: Explanation{Packet: packet}, traits: x.traitsOf(nil)}
-	service, frontend := e.choose(e.candidates())
+	e := x.explaining(packet)
+	service, frontend := e.choose()
 	if service == nil {
 		e.unserved()
 		return e.Explanation, nil
@@ -112,71 +112,55 @@ type explaining struct {
 	*Explainer
 	Explanation
 
+	resolved  *Resolved
 	traits    Traits // where the packet goes to
 	circuited bool   // external traffic policy Local does not bind the packet
+}
+
+func (x *Explainer) explaining(packet Packet) *explaining {
+	return &explaining{
+		Explainer: x, Explanation: Explanation{Packet: packet}, resolved: NewResolved(x.State, x.Resolver, x.Globals), traits: x.traitsOf(nil),
+	}
 }
 
 func (e *explaining) because(format string, args ...any) {
 	e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...))
 }
 
-// candidate is a frontend that a packet may be for.
-type candidate struct {
-	service  *Service
-	frontend *Frontend
+// choose returns the service port that gets the packet and the frontend that it has: one
+// with the packet's address, or else one with a node port.
+func (e *explaining) choose() (*Service, *Frontend) {
+	to := e.Packet.Destination
+	vip, nodePort := Key{to.Addr(), e.Packet.Protocol, to.Port()}, Key{Protocol: e.Packet.Protocol, Port: to.Port()}
+	first, isVIP := e.resolved.first(vip)
+	owner, _ := e.resolved.Owner(vip)
+	if isVIP && owner == first.Name {
+		return e.frontend(owner, vip)
+	}
+	owner, _ = e.resolved.Owner(nodePort)
+	s, f := e.frontend(owner, nodePort)
+	if isVIP {
+		e.because("%v is a VIP of %v too, but the Service that has the node port is older", to, first.Name)
+	} else if s == nil || e.acceptsNodePorts(e.traitsOf(s)) != nil {
+		return nil, nil
+	}
+	return s, f
 }
 
-func (c candidate) claim() Claim { return c.service.Claim(c.frontend) }
-
-// beat makes c the frontend f of s, if that has the better claim.
-func (c *candidate) beat(s *Service, f *Frontend) {
-	if c.service == nil || s.Claim(f).Compare(c.claim()) < 0 {
-		*c = candidate{s, f}
+func (e *explaining) frontend(name changetracker.ServicePortName, key Key) (*Service, *Frontend) {
+	if s, ok := e.resolved.Service(name); ok {
+		return s, s.find(key)
 	}
-}
-
-// choose returns the frontend that gets the packet: one with the packet's address,
-// or else one with a node port.
-func (e *explaining) choose(vip, nodePort candidate) (service *Service, frontend *Frontend) {
-	if vip.service == nil {
-		return nodePort.service, nodePort.frontend
-	}
-	if nodePort.service != nil && e.Globals.AcceptsNodePorts(e.Packet.Destination.Addr()) && vip.claim().YieldsTo(nodePort.claim()) {
-		e.because("%v is a VIP of %v too, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
-		return nodePort.service, nodePort.frontend
-	}
-	return vip.service, vip.frontend
-}
-
-// candidates are the first of the frontends with the packet's address, and the first of
-// the node ports, if its address accepts them. Of several the one that has the first Claim
-// is first, as when they are programmed.
-func (e *explaining) candidates() (vip, nodePort candidate) {
-	addr, number := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
-	for s := range e.resolved(e.State.ByAddr(e.Packet.Destination, e.protocol())) {
-		for i := range s.Frontends {
-			if f := &s.Frontends[i]; f.VIP == addr && f.Port == number {
-				vip.beat(s, f)
-			}
-		}
-	}
-	for s := range e.resolved(e.State.ByNodePort(number, e.protocol())) {
-		for i := range s.Frontends {
-			if f := &s.Frontends[i]; f.Kind == NodePort && e.acceptsNodePorts(e.traitsOf(s)) == nil {
-				nodePort.beat(s, f)
-			}
-		}
-	}
-	return vip, nodePort
+	return nil, nil
 }
 
 func (e *explaining) protocol() v1.Protocol { return v1.Protocol(e.Packet.Protocol.String()) }
 
-// resolved yields the service ports of the names.
-func (e *explaining) resolved(names iter.Seq[changetracker.ServicePortName]) iter.Seq[*Service] {
+// services yields the service ports of the names.
+func (e *explaining) services(names iter.Seq[changetracker.ServicePortName]) iter.Seq[*Service] {
 	return func(yield func(*Service) bool) {
 		for name := range names {
-			if s, ok := e.Resolver.Resolve(e.State, name); ok && !yield(s) {
+			if s, ok := e.resolved.Service(name); ok && !yield(s) {
 				return
 			}
 		}
@@ -203,7 +187,7 @@ func (e *explaining) unserved() {
 		return
 	}
 	port := e.Packet.Destination.Port()
-	for s := range e.resolved(e.State.ByNodePort(port, e.protocol())) {
+	for s := range e.services(e.State.ByNodePort(port, e.protocol())) {
 		if err := e.acceptsNodePorts(e.traitsOf(s)); err != nil {
 			e.because("%d is a node port of %v, but %v", port, s.Name, err)
 		}
@@ -239,7 +223,7 @@ func (e *explaining) refusedByVIP() bool {
 		return false
 	}
 	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
-	for s := range e.resolved(e.State.ByVIP(addr)) {
+	for s := range e.services(e.State.ByVIP(addr)) {
 		t, isCluster, what := e.traitsOf(s), s.Port.ClusterIP == addr, "a VIP"
 		if isCluster && t.ServiceIPsPass || !isCluster && !t.VIPsAreLocal || !hasVIP(s, addr) {
 			continue

@@ -18,8 +18,8 @@ import (
 
 // byWalk is Explain that looks up nothing, and goes through all Services instead.
 func (x *Explainer) byWalk(packet Packet) Explanation {
-	e := &explaining{Explainer: x, Explanation: Explanation{Packet: packet}, traits: x.traitsOf(nil)}
-	if service, frontend := e.choose(e.walkCandidates()); service != nil {
+	e := x.explaining(packet)
+	if service, frontend := e.walkChoice(); service != nil {
 		e.served(service, frontend)
 		return e.Explanation
 	}
@@ -37,19 +37,45 @@ func (e *explaining) walk() (all []*Service) {
 	return all
 }
 
-func (e *explaining) walkCandidates() (vip, nodePort candidate) {
+// candidate is a frontend that a packet may be for.
+type candidate struct {
+	service  *Service
+	frontend *Frontend
+}
+
+func (c candidate) claim() Claim { return claimOf(c.service.Port, c.frontend.Kind) }
+
+// beat makes c the frontend f of s, if that has the better claim.
+func (c *candidate) beat(s *Service, f *Frontend) {
+	if c.service == nil || claimOf(s.Port, f.Kind).Compare(c.claim()) < 0 {
+		*c = candidate{s, f}
+	}
+}
+
+func (e *explaining) walkChoice() (*Service, *Frontend) {
+	var vip, nodePort candidate
 	for _, s := range e.walk() {
 		for i := range s.Frontends {
 			switch f := &s.Frontends[i]; {
 			case s.Protocol != e.Packet.Protocol || f.Port != e.Packet.Destination.Port():
 			case f.VIP == e.Packet.Destination.Addr():
 				vip.beat(s, f)
-			case f.Kind == NodePort && e.acceptsNodePorts(e.traitsOf(s)) == nil:
+			case f.Kind == NodePort:
 				nodePort.beat(s, f)
 			}
 		}
 	}
-	return vip, nodePort
+	atNode := e.Globals.AcceptsNodePorts(e.Packet.Destination.Addr())
+	switch {
+	case vip.service == nil && (nodePort.service == nil || e.acceptsNodePorts(e.traitsOf(nodePort.service)) != nil):
+		return nil, nil
+	case vip.service == nil:
+		return nodePort.service, nodePort.frontend
+	case nodePort.service != nil && atNode && vip.claim().YieldsTo(nodePort.claim()):
+		e.because("%v is a VIP of %v too, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
+		return nodePort.service, nodePort.frontend
+	}
+	return vip.service, vip.frontend
 }
 
 func (e *explaining) walkUnserved() {

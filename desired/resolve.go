@@ -71,26 +71,25 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 	p := s.Port
 	all := make([]Frontend, 0, 2+len(p.LoadBalancerVIPs)+len(p.ExternalIPs))
-	if p.ClusterIP.IsValid() && r.has(ClusterIP) {
-		all = append(all, r.clusterIP(p))
+	add := func(f Frontend) {
+		if kind, asks := r.kindOf(p, f.VIP); asks && kind == f.Kind {
+			all = append(all, f)
+		}
 	}
-	for _, vip := range r.vips(LoadBalancer, p.LoadBalancerVIPs) {
+	add(r.clusterIP(p))
+	for _, vip := range p.LoadBalancerVIPs {
 		f := external(p, LoadBalancer, vip, p.Port)
 		f.Restricted, f.SourceRanges = r.sources(p)
-		all = append(all, f)
+		add(f)
 	}
-	for _, vip := range r.vips(ExternalIP, p.ExternalIPs) {
-		if r.refuses(vip) {
+	for _, vip := range p.ExternalIPs {
+		if r.refuses(vip) && r.has(ExternalIP) {
 			s.Refused = append(s.Refused, vip)
-			continue
 		}
-		all = append(all, external(p, ExternalIP, vip, p.Port))
+		add(external(p, ExternalIP, vip, p.Port))
 	}
-	if p.NodePort != 0 && r.has(NodePort) {
-		all = append(all, external(p, NodePort, netip.Addr{}, p.NodePort))
-	}
-	slices.SortStableFunc(all, func(a, b Frontend) int { return s.Key(&a).Compare(s.Key(&b)) })
-	all = slices.CompactFunc(all, func(a, b Frontend) bool { return s.Key(&a) == s.Key(&b) })
+	add(external(p, NodePort, netip.Addr{}, p.NodePort))
+	slices.SortFunc(all, func(a, b Frontend) int { return s.Key(&a).Compare(s.Key(&b)) })
 	for i := range all {
 		s.decide(&all[i], anyEndpoint)
 	}
@@ -99,14 +98,6 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 
 // has says whether there are frontends of a kind.
 func (r *Resolver) has(kind Kind) bool { return len(r.Kinds) == 0 || slices.Contains(r.Kinds, kind) }
-
-// vips are those given, if there are frontends of the kind.
-func (r *Resolver) vips(kind Kind, vips []netip.Addr) []netip.Addr {
-	if !r.has(kind) {
-		return nil
-	}
-	return vips
-}
 
 // refuses says whether an external IP would take the traffic of pods, or of the node.
 func (r *Resolver) refuses(vip netip.Addr) bool {

@@ -42,6 +42,9 @@ type Service struct {
 	// of the node's pods, or with Resolver.DenyNodeExternalIPs addresses of the node
 	// (CVE-2020-8554).
 	Refused []netip.Addr
+	// Lost are the Keys that another service port gets, so that this one has no frontend
+	// there: see Claim. For a node port they may be addresses where it does not count.
+	Lost []Key
 	// Port is the service port that this was resolved from.
 	Port *changetracker.ServicePort
 }

@@ -21,6 +21,13 @@ type Update struct {
 	// steps: first what is gone, then what loses frontends to others, then by importance.
 	// When Full, none is gone.
 	Changes []Change
+	// Gone are the Keys of frontends that some service port has had, and none has now,
+	// sorted. They depend on service ports alone, not on their endpoints. Also when Full.
+	Gone []Key
+	// Was is what is acknowledged: each service port as it was programmed last, for the
+	// node as it was then. Now is what is wanted. Both are there when Full, too, and hold on
+	// to States: keep neither.
+	Was, Now *Resolved
 	// Globals is always complete. How pods are told apart (SameDetection) changes
 	// only with a Full update.
 	Globals Globals

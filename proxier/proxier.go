@@ -115,11 +115,9 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 		repair:         repair,
 		name:           name,
 		engine:         engine,
-		rank:           p.config.rank(),
+		updater:        desired.NewUpdater(p.config.important()...),
+		denied:         map[changetracker.ServicePortName]*desired.Service{},
 		log:            p.log.With(zap.String("family", string(name))),
-		claims:         newClaims(&desired.Globals{}),
-		lost:           map[changetracker.ServicePortName][]desired.Key{},
-		refused:        map[changetracker.ServicePortName][]netip.Addr{},
 		full:           true,
 		period:         p.config.FullSyncPeriod,
 		loadingRetries: maxLoadingRetries,
@@ -144,19 +142,12 @@ func (c *Config) lacksNode() bool {
 	return (c.NodePorts.Primary || c.Masquerade.NodePodCIDRs) && len(c.Node.Addresses)+len(c.Node.PodCIDRs) == 0
 }
 
-// rank numbers the Services that are programmed before all others.
-func (c *Config) rank() map[types.NamespacedName]int {
-	first := []types.NamespacedName{
+// important are the Services that are programmed before all others.
+func (c *Config) important() []types.NamespacedName {
+	return append([]types.NamespacedName{
 		{Namespace: "default", Name: "kubernetes"},
 		{Namespace: "kube-system", Name: "kube-dns"},
-	}
-	rank := map[types.NamespacedName]int{}
-	for _, name := range append(first, c.Important...) {
-		if rank[name] == 0 {
-			rank[name] = len(rank) + 1
-		}
-	}
-	return rank
+	}, c.Important...)
 }
 
 // OnServiceAdd implements Provider.
@@ -364,11 +355,11 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 		_ = p.tracker.Apply(f.name, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 			watch.lap(StageTracker)
 			f.prepare(&p.config, step.After.Node(), serviceCIDRs)
-			o = f.apply(ctx, step.After, step.Delta, attempt{started: started, repair: due, watch: &watch})
+			o = f.apply(ctx, step, attempt{started: started, repair: due, watch: &watch})
 			if !o.programmed {
 				return nil, o.err
 			}
-			return f.retry, nil
+			return o.retry, nil
 		})
 		o.stages = watch.stages
 	}
@@ -427,7 +418,7 @@ func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
 	}
 	s.Synced = s.Synced || o.full && !f.full
 	p.status[f.name] = s
-	p.conflicts[f.name] = f.conflicts()
+	p.conflicts[f.name] = f.problems
 	p.mu.Unlock()
 
 	switch {

@@ -1,0 +1,294 @@
+package desired
+
+import (
+	"cmp"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Updater makes Updates of the Steps of a Tracker, for one engine and IP family: call Next
+// with each Step, and then Done, unless nothing of the Update counts as programmed. The
+// next Update must be full then. Proxier has one for each engine. It is for one goroutine.
+type Updater struct {
+	rank map[types.NamespacedName]int // of important Services, from 1
+	// programmed is what the last Update that was done wanted, and kept what has been
+	// as before in it.
+	programmed *Resolved
+	kept       map[changetracker.ServicePortName]*Service
+	// unheld are the Keys that one service port has given up for another one that failed.
+	unheld []Key
+	retry  []changetracker.ServicePortName
+	// lost are the Keys that service ports ask for and do not get in the last Update.
+	lost map[changetracker.ServicePortName][]Key
+	was, now *Resolved // of the last Update, until Done
+}
+
+// NewUpdater returns one that has programmed nothing yet. The ports of the important
+// Services come before all others.
+func NewUpdater(important ...types.NamespacedName) *Updater {
+	u := &Updater{rank: map[types.NamespacedName]int{}, lost: map[changetracker.ServicePortName][]Key{}}
+	for _, name := range important {
+		if u.rank[name] == 0 {
+			u.rank[name] = len(u.rank) + 1
+		}
+	}
+	return u
+}
+
+// Next returns the Update for a Step, with what failed the last time. It is full if the
+// Step's Delta is, or if that is wanted. The Resolver and the Globals may differ from
+// those before only if it is, but for Globals.ServiceCIDRs.
+func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globals, full bool) Update {
+	if u.programmed == nil {
+		u.programmed = NewResolved(step.Before, resolver, globals)
+	}
+	was := *u.programmed
+	was.state, was.kept = step.Before, u.kept
+	next := Update{
+		Family: step.After.Family(), Full: full || step.Delta.Full, Globals: globals,
+		Was: &was, Now: NewResolved(step.After, resolver, globals),
+	}
+	c := changed{Updater: u, Update: &next, seen: make(map[changetracker.ServicePortName]bool, len(step.Delta.Changes)+len(u.retry))}
+	c.collect(&step.Delta)
+	next.Gone = c.gone()
+	if next.Full {
+		next.Changes = u.everything(next.Now)
+	} else {
+		c.resolve()
+		next.Changes = c.changes
+	}
+	slices.SortFunc(next.Changes, func(a, b Change) int {
+		return cmp.Or(cmp.Compare(c.group(&a), c.group(&b)), a.Name.Compare(b.Name))
+	})
+	u.was, u.now = next.Was, next.Now
+	return next
+}
+
+// everything resolves all service ports.
+func (u *Updater) everything(now *Resolved) []Change {
+	clear(u.lost)
+	changes := make([]Change, 0, now.state.Len())
+	shared := make(map[Key]bool, 2*now.state.Len()) // false: one service port asks for it
+	vipAtNode := false
+	for name := range now.state.All() {
+		s, ok := now.resolver.Resolve(now.state, name)
+		if !ok {
+			continue
+		}
+		changes = append(changes, Change{Name: name, After: s})
+		for i := range s.Frontends {
+			key := s.Key(&s.Frontends[i])
+			_, shared[key] = shared[key]
+			vipAtNode = vipAtNode || slices.Contains(now.nodeAddrs, key.VIP)
+		}
+	}
+	for i := range changes {
+		s := changes[i].After
+		if vipAtNode || slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return shared[s.Key(&f)] }) {
+			changes[i].After = s.without(now.lost(s.Name, s.Port))
+			u.note(changes[i].After)
+		}
+	}
+	return changes
+}
+
+func (u *Updater) note(s *Service) {
+	if len(s.Lost) > 0 {
+		u.lost[s.Name] = s.Lost
+	} else {
+		delete(u.lost, s.Name)
+	}
+}
+
+// Retry has the next Update bring these service ports about, too: somebody has damaged
+// them.
+func (u *Updater) Retry(names ...changetracker.ServicePortName) { u.retry = append(u.retry, names...) }
+
+// Done says that what was wanted last is programmed, but for the service ports that
+// failed, which are as they were before. It returns them without duplicates, sorted, as
+// Tracker.Apply wants them.
+func (u *Updater) Done(failed []changetracker.ServicePortName) []changetracker.ServicePortName {
+	was, now, unheld := u.was, u.now, u.unheld
+	if now == nil {
+		return nil
+	}
+	failed = slices.Clone(failed)
+	slices.SortFunc(failed, changetracker.ServicePortName.Compare)
+	failed = slices.Compact(failed)
+	u.programmed, u.retry, u.kept, u.unheld, u.was, u.now = now, failed, nil, nil, nil, nil
+	if len(failed) == 0 {
+		return nil
+	}
+	u.kept = make(map[changetracker.ServicePortName]*Service, len(failed))
+	for _, name := range failed {
+		u.kept[name], _ = was.Service(name)
+	}
+	for _, name := range failed {
+		if s := u.kept[name]; s != nil {
+			u.kept[name] = s.without(u.taken(s, now))
+		}
+		for _, key := range now.resolver.keys(now.port(name)) {
+			if now.has(key) && (was.has(key) || slices.Contains(unheld, key)) {
+				u.unheld = append(u.unheld, key)
+			}
+		}
+	}
+	return failed
+}
+
+// taken are the Keys of a service port that failed which others have got nevertheless.
+func (u *Updater) taken(s *Service, now *Resolved) (taken []Key) {
+	for i := range s.Frontends {
+		key := s.Key(&s.Frontends[i])
+		holder, ok := now.holder(key)
+		if _, failed := u.kept[holder]; ok && !failed {
+			taken = append(taken, key)
+		}
+	}
+	return taken
+}
+
+// changed is an Update in the making.
+type changed struct {
+	*Updater
+	*Update
+
+	changes []Change
+	seen    map[changetracker.ServicePortName]bool
+	// claims are the service ports that may have another frontend, or one less: those
+	// that are different, and those that win or lose something by it.
+	claims []changetracker.ServicePortName
+	moved  map[changetracker.ServicePortName]bool // claims; true: gives up a frontend
+}
+
+// group puts first what is gone and then what gives up a frontend, so that Keys are free
+// before others get them, should the engine take several steps.
+func (c *changed) group(change *Change) int {
+	switch {
+	case change.After == nil:
+		return -2
+	case c.moved[change.Name]:
+		return -1
+	}
+	if rank := c.rank[change.Name.NamespacedName]; rank != 0 {
+		return rank
+	}
+	return len(c.rank) + 1
+}
+
+// collect finds the service ports of the delta, those that failed, and those that win or
+// lose a frontend by either. One that failed may be as it was before, and not in the
+// delta: it no longer asks for what it asked for then.
+func (c *changed) collect(delta *changetracker.Delta) {
+	if c.Full && c.programmed.state.Len()+len(c.retry) == 0 { // at start: nobody has had anything
+		return
+	}
+	c.changes = make([]Change, 0, len(delta.Changes)+len(c.retry))
+	for i := range delta.Changes {
+		if d := &delta.Changes[i]; d.Before != nil || d.After != nil {
+			c.seen[d.Name] = true
+			c.changes = append(c.changes, Change{Name: d.Name, Source: d})
+		}
+	}
+	for _, name := range c.retry {
+		c.add(name)
+	}
+	for i := range c.changes {
+		name := c.changes[i].Name
+		if before, now := c.programmed.port(name), c.Now.port(name); before != now {
+			c.move(name)
+			for _, other := range c.Now.moved(c.programmed, before, now) {
+				c.move(other)
+			}
+		}
+	}
+	for _, name := range c.retry {
+		c.move(name)
+	}
+}
+
+func (c *changed) add(name changetracker.ServicePortName) {
+	if !c.seen[name] {
+		c.seen[name] = true
+		c.changes = append(c.changes, Change{Name: name})
+	}
+}
+
+// move notes a service port whose frontends may be others.
+func (c *changed) move(name changetracker.ServicePortName) {
+	if _, known := c.moved[name]; known || name.Name == "" {
+		return
+	}
+	if c.moved == nil {
+		c.moved = map[changetracker.ServicePortName]bool{}
+	}
+	c.moved[name] = false
+	c.claims = append(c.claims, name)
+}
+
+// resolve decides what becomes of the service ports.
+func (c *changed) resolve() {
+	for _, name := range c.claims {
+		c.add(name)
+	}
+	for i := range c.changes {
+		change := &c.changes[i]
+		s, ok := c.Now.resolver.Resolve(c.Now.state, change.Name)
+		if !ok {
+			delete(c.lost, change.Name)
+			continue
+		}
+		if _, moved := c.moved[s.Name]; moved {
+			s = s.without(c.Now.lost(s.Name, s.Port))
+			c.note(s)
+			c.moved[s.Name] = slices.ContainsFunc(c.Was.keysOf(s.Name), func(key Key) bool { return s.find(key) == nil })
+		} else {
+			s = s.without(c.lost[s.Name])
+		}
+		change.After = s
+	}
+}
+
+// gone are the Keys that somebody has had, and nobody has now.
+func (c *changed) gone() (gone []Key) {
+	names := c.claims
+	if c.Full && !c.programmed.sameClaims(c.Now) {
+		names = slices.Clone(names)
+		for name := range c.programmed.state.All() {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		for _, key := range c.Was.keysOf(name) {
+			if !c.Now.has(key) {
+				gone = append(gone, key)
+			}
+		}
+	}
+	for _, key := range c.unheld {
+		if !c.Now.has(key) {
+			gone = append(gone, key)
+		}
+	}
+	slices.SortFunc(gone, Key.Compare)
+	return slices.Compact(gone)
+}
+
+// keysOf are the Keys of the frontends that a service port has.
+func (r *Resolved) keysOf(name changetracker.ServicePortName) (keys []Key) {
+	if s, kept := r.kept[name]; kept {
+		if s != nil {
+			for i := range s.Frontends {
+				keys = append(keys, s.Key(&s.Frontends[i]))
+			}
+		}
+		return keys
+	}
+	return slices.DeleteFunc(r.resolver.keys(r.port(name)), func(key Key) bool {
+		winner, ok := r.winner(key)
+		return !ok || winner.Name != name
+	})
+}
