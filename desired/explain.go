@@ -160,7 +160,7 @@ func (e *explaining) protocol() v1.Protocol { return v1.Protocol(e.Packet.Protoc
 func (e *explaining) services(names iter.Seq[changetracker.ServicePortName]) iter.Seq[*Service] {
 	return func(yield func(*Service) bool) {
 		for name := range names {
-			if s, ok := e.resolved.Service(name); ok && !yield(s) {
+			if s, ok := e.Resolver.Resolve(e.State, name); ok && !yield(s) {
 				return
 			}
 		}

@@ -42,12 +42,13 @@ func NewResolved(state *changetracker.State, resolver Resolver, globals Globals)
 	return r
 }
 
-// State is what it was made of; nil if there is none.
-func (r *Resolved) State() *changetracker.State {
+// View is what it was made of, as the Resolver's node sees it: the endpoints with all that
+// the trackers know. The zero View if there is none.
+func (r *Resolved) View() changetracker.View {
 	if r == nil {
-		return nil
+		return changetracker.View{}
 	}
-	return r.state
+	return r.state.For(r.resolver.Node)
 }
 
 // Service returns a service port with the frontends that it gets. ok is false when there

@@ -22,7 +22,7 @@ type Updater struct {
 	unheld []Key
 	retry  []changetracker.ServicePortName
 	// lost are the Keys that service ports ask for and do not get in the last Update.
-	lost map[changetracker.ServicePortName][]Key
+	lost     map[changetracker.ServicePortName][]Key
 	was, now *Resolved // of the last Update, until Done
 }
 

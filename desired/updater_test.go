@@ -22,6 +22,7 @@ type plane struct {
 	*testing.T
 
 	tracker *changetracker.Tracker
+	kinds   []Kind
 	updater *Updater
 	has     map[changetracker.ServicePortName]*Service
 	// owed are the Keys that somebody has had, and that nobody has said are gone.
@@ -36,7 +37,7 @@ func nameOf(text string) changetracker.ServicePortName {
 // TestUpdaterIsHeldAgainstAModel: random Services that ask for the same frontends come, go
 // and change while service ports fail, and everything does.
 func TestUpdaterIsHeldAgainstAModel(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(30) {
 		tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
 		if err != nil {
 			t.Fatal(err)
@@ -45,6 +46,7 @@ func TestUpdaterIsHeldAgainstAModel(t *testing.T) {
 			Rand: rand.New(rand.NewPCG(seed, 1)), T: t, tracker: tracker, updater: NewUpdater(nameOf("c").NamespacedName), unsure: true,
 			has: map[changetracker.ServicePortName]*Service{}, owed: map[Key]bool{},
 		}
+		p.kinds = oneOf(p.Rand, nil, nil, []Kind{ClusterIP, ExternalIP}, []Kind{NodePort, LoadBalancer, ExternalIP})
 		for range 60 {
 			p.change()
 			if p.IntN(3) > 0 {
@@ -101,7 +103,7 @@ var errTotal = errors.New("everything failed")
 func (p *plane) apply(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 	node := step.After.Node()
 	globals := Globals{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}, NodeAddresses: node.Addresses}
-	u := p.updater.Next(step, Resolver{Node: node}, globals, p.unsure || p.IntN(8) == 0)
+	u := p.updater.Next(step, Resolver{Node: node, Kinds: p.kinds}, globals, p.unsure || p.IntN(8) == 0)
 	p.checkWas(&u)
 	p.checkNow(&u)
 	p.checkGone(&u)

@@ -140,7 +140,7 @@ func (f *family) mayBeLoading(ctx context.Context, err error) bool {
 func (f *family) note(update *desired.Update) {
 	if update.Full {
 		maps.DeleteFunc(f.denied, func(name changetracker.ServicePortName, _ *desired.Service) bool {
-			_, there := update.Now.State().Service(name)
+			_, there := update.Now.View().State().Service(name)
 			return !there
 		})
 	}
