@@ -1,0 +1,155 @@
+package proxiertest_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// response is all that a registry has, as xDS servers and Consul tell it. It has names and
+// addresses of its own, and no ClusterIPs.
+type response struct {
+	version  string
+	services []registered
+}
+
+type registered struct {
+	name     string
+	vip      string // "address:port", or ":port" for a port of the node
+	backends []string
+}
+
+// subscriber puts what a registry says in place, a response at a time.
+type subscriber struct {
+	proxy  *proxier.Proxier
+	active string   // the version in place
+	nacks  []string // what the registry is told of responses that are refused
+}
+
+func (s *subscriber) receive(r response) {
+	snapshot, err := snapshotOf(r)
+	if err == nil {
+		_, err = s.proxy.Tracker().Source("").Replace(snapshot)
+	}
+	if err != nil {
+		s.nacks = append(s.nacks, fmt.Sprintf("version %s: %v", r.version, err))
+		return
+	}
+	s.active = r.version
+	s.proxy.Trigger()
+}
+
+func snapshotOf(r response) (changetracker.Snapshot, error) {
+	s := changetracker.Snapshot{Endpoints: map[changetracker.ServicePortName][]changetracker.Endpoint{}}
+	for _, svc := range r.services {
+		name := changetracker.ServicePortName{
+			NamespacedName: types.NamespacedName{Namespace: "registry", Name: svc.name}, Protocol: v1.ProtocolTCP,
+		}
+		port := changetracker.ServicePort{Name: name, Family: v1.IPv4Protocol}
+		host, number, _ := strings.Cut(svc.vip, ":")
+		if _, err := fmt.Sscan(number, &port.Port); err != nil {
+			return s, fmt.Errorf("service %s: port %q: %w", svc.name, number, err)
+		}
+		if host == "" {
+			port.NodePort = port.Port
+		} else {
+			vip, err := netip.ParseAddr(host)
+			if err != nil {
+				return s, fmt.Errorf("service %s: %w", svc.name, err)
+			}
+			port.LoadBalancerVIPs = []netip.Addr{vip}
+		}
+		s.ServicePorts = append(s.ServicePorts, port)
+		for _, b := range svc.backends {
+			addr, err := netip.ParseAddrPort(b)
+			if err != nil {
+				return s, fmt.Errorf("service %s: %w", svc.name, err)
+			}
+			s.Endpoints[name] = append(s.Endpoints[name], changetracker.Endpoint{Addr: addr, Ready: true})
+		}
+	}
+	return s, nil
+}
+
+// dialled is what an engine has: what clients dial, and where they get to.
+func dialled(engine *proxiertest.RecordingEngine) string {
+	var lines []string
+	for _, s := range engine.Services() {
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			lines = append(lines, fmt.Sprintf("%v > %v", s.Key(f), s.Endpoints(f.Scope)))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, ", ")
+}
+
+// TestGlueOfARegistryWithoutKubernetes: versions of everything, each put in place at once.
+func TestGlueOfARegistryWithoutKubernetes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := &proxiertest.RecordingEngine{}
+		p, err := proxier.New(proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, proxier.Deps{},
+			map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		registry := &subscriber{proxy: p}
+		db := registered{"db", "198.51.100.1:5432", []string{"10.0.0.1:5432", "10.0.0.2:5432"}}
+		web := registered{"web", ":30080", []string{"10.0.0.3:8080"}}
+		moved := []registered{{"db", "198.51.100.2:5432", db.backends[:1]}, {"web", "198.51.100.1:5432", web.backends}}
+		before := "198.51.100.1:5432/TCP > [10.0.0.1:5432 10.0.0.2:5432], node port 30080/TCP > [10.0.0.3:8080]"
+		after := "198.51.100.1:5432/TCP > [10.0.0.3:8080], 198.51.100.2:5432/TCP > [10.0.0.1:5432]"
+		for i, c := range []struct {
+			services []registered
+			want     string
+			updates  int // so far
+			nack     string
+		}{
+			{[]registered{db, {"web", ":0", nil}}, "", 0, "registry/web: Port: invalid value 0"}, // nothing is written yet
+			{[]registered{db, web}, before, 1, ""},
+			{moved, after, 2, ""}, // a VIP changes hands
+			{[]registered{db, {"bad", "198.51.100.3:80", []string{"0.0.0.0:80", "127.0.0.1:80"}}}, after, 2, "endpoint address: invalid value 0.0.0.0:80"},
+			{moved, after, 2, ""},
+			{[]registered{db, web}, before, 3, ""},
+			{nil, "", 4, ""},
+		} {
+			registry.nacks = nil
+			registry.receive(response{version: fmt.Sprint(i), services: c.services})
+			synctest.Wait()
+			if c.updates > 0 {
+				if err := p.Sync(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			changing := slices.DeleteFunc(engine.Updates(), func(u desired.Update) bool { return !u.Full && len(u.Changes) == 0 })
+			if got := dialled(engine); got != c.want || len(changing) != c.updates {
+				t.Errorf("version %d: %q after %d updates, want %q after %d", i, got, len(changing), c.want, c.updates)
+			}
+			if refused := len(registry.nacks) > 0; refused != (c.nack != "") || refused && !strings.Contains(registry.nacks[0], c.nack) {
+				t.Errorf("version %d is answered by %q, want %q", i, registry.nacks, c.nack)
+			}
+		}
+		if registry.active != "6" {
+			t.Errorf("version %s is in place, want 6", registry.active)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
