@@ -33,9 +33,8 @@ func (p *Proxier) Programmed(family v1.IPFamily) *changetracker.State {
 	return p.programmed[family].state
 }
 
-// Resolved returns what is programmed for one service port. A frontend that
-// another service port has got is still among its frontends. ok is false when
-// there is no such service port.
+// Resolved returns what is programmed for one service port, with the frontends that it has
+// got. ok is false when there is no such service port.
 func (p *Proxier) Resolved(family v1.IPFamily, name changetracker.ServicePortName) (s *desired.Service, ok bool) {
 	p.mu.Lock()
 	now := p.programmed[family]
@@ -43,7 +42,7 @@ func (p *Proxier) Resolved(family v1.IPFamily, name changetracker.ServicePortNam
 	if now.state == nil {
 		return nil, false
 	}
-	return now.resolver.Resolve(now.state, name)
+	return desired.NewResolved(now.state, now.resolver, now.globals).Service(name)
 }
 
 // Explain says what becomes of the first packet of a connection: which frontend
