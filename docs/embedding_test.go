@@ -126,6 +126,50 @@ func controller(ctx context.Context, p *proxier.Proxier) error {
 	return p.Sync(ctx) // it is programmed; for later changes, Trigger does not wait
 }
 
+// sources has a registry's snapshot and another cluster's endpoints in one tracker.
+func sources(tracker *changetracker.Tracker, port changetracker.ServicePort, near changetracker.Endpoint, fromWest *discovery.EndpointSlice) (err error) {
+	_, err = tracker.Source("registry").Replace(changetracker.Snapshot{
+		ServicePorts: []changetracker.ServicePort{port},
+		Endpoints:    map[changetracker.ServicePortName][]changetracker.Endpoint{port.Name: {near}},
+	})
+	if err != nil {
+		return err // nothing has changed
+	}
+	tracker.Source("west").Endpoints.EndpointSliceUpdate(fromWest, false) // in the handlers of that cluster
+	return nil
+}
+
+// Endpoints of a registry and of another cluster, as two nodes see them.
+func Example_sources() {
+	here := changetracker.Node{Name: "node-1"}
+	tracker, err := changetracker.New(changetracker.Options{Node: here})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	web := types.NamespacedName{Namespace: "shop", Name: "web"}
+	port := changetracker.ServicePort{
+		Name:      changetracker.ServicePortName{NamespacedName: web, Port: "http", Protocol: v1.ProtocolTCP},
+		ClusterIP: netip.MustParseAddr("10.96.0.10"), Port: 80,
+	}
+	near := changetracker.Endpoint{Addr: netip.MustParseAddrPort("192.0.2.7:8080"), Ready: true, Serving: true, Node: "node-1"}
+	fromWest := proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4,
+		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.245.1.7", proxiertest.OnNode("node-1")))
+	if err := sources(tracker, port, near, fromWest); err != nil {
+		fmt.Println(err)
+	}
+	_ = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		for _, node := range []changetracker.Node{here, {Name: "west/node-1"}} {
+			s, _ := step.After.For(node).Select(port.Name)
+			fmt.Println(node.Name, "uses", len(s.Cluster), "endpoints, and has", len(s.Local), "itself")
+		}
+		return nil, nil
+	})
+	// Output:
+	// node-1 uses 2 endpoints, and has 0 itself
+	// west/node-1 uses 2 endpoints, and has 1 itself
+}
+
 // program is what a distribution's node binary has anyway.
 type program struct {
 	client   kubernetes.Interface
