@@ -229,7 +229,7 @@ func TestHistoryKeepsTheLastSyncs(t *testing.T) {
 			}
 			var names []string
 			for _, s := range r.Stages {
-				names = append(names, string(s.Name))
+				names = append(names, s.Name)
 			}
 			if got, want := strings.Join(names, " "), "tracker resolve plan apply"; got != want {
 				t.Errorf("stages %q, want %q", got, want)

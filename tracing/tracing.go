@@ -80,7 +80,7 @@ func (t *Tracer) ObserveSync(r proxier.SyncReport) {
 		t.stage(ctx, spanQueued, began, r.Started)
 	}
 	for _, s := range r.Stages {
-		t.stage(ctx, string(s.Name), s.Started, s.Started.Add(s.Duration))
+		t.stage(ctx, s.Name, s.Started, s.Started.Add(s.Duration))
 	}
 	for _, at := range firstOf(r.Triggers) {
 		span.AddEvent(eventTrigger, trace.WithTimestamp(at))
