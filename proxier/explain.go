@@ -28,17 +28,26 @@ type programmed struct {
 // Programmed returns what is programmed in an IP family, nil before the first
 // success. Of a service port in Status.Failed the kernel may hold something older.
 func (p *Proxier) Programmed(family v1.IPFamily) *changetracker.State {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.programmed[family].state
+	now, _ := p.programmedOf(family)
+	return now.state
+}
+
+// programmedOf also returns the service ports that failed.
+func (p *Proxier) programmedOf(name v1.IPFamily) (programmed, []*ServiceError) {
+	for _, f := range p.families {
+		if f.name == name {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.programmed, f.recorded.Failed
+		}
+	}
+	return programmed{}, nil
 }
 
 // Resolved returns what is programmed for one service port, with the frontends that it has
 // got. ok is false when there is no such service port.
 func (p *Proxier) Resolved(family v1.IPFamily, name changetracker.ServicePortName) (s *desired.Service, ok bool) {
-	p.mu.Lock()
-	now := p.programmed[family]
-	p.mu.Unlock()
+	now, _ := p.programmedOf(family)
 	if now.state == nil {
 		return nil, false
 	}
@@ -61,8 +70,9 @@ func (p *Proxier) Explain(ctx context.Context, packet desired.Packet) (desired.E
 		family = v1.IPv4Protocol
 	}
 	p.mu.Lock()
-	now, status, node := p.programmed[family], p.status[family], p.node
+	node := p.node
 	p.mu.Unlock()
+	now, failures := p.programmedOf(family)
 	if now.state == nil {
 		return desired.Explanation{}, fmt.Errorf("explain: %w in %s", ErrNotProgrammed, family)
 	}
@@ -75,7 +85,7 @@ func (p *Proxier) Explain(ctx context.Context, packet desired.Packet) (desired.E
 	if err != nil || e.Service == nil {
 		return e, err
 	}
-	for _, failed := range status.Failed {
+	for _, failed := range failures {
 		if failed.Name == *e.Service {
 			e.Reasons = append(e.Reasons, fmt.Sprintf("but it could not be programmed, and may be as it was before: %v", failed.Err))
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,8 +15,8 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// family drives one engine. Its fields are owned by the goroutine that syncs it,
-// which is never more than one at a time.
+// family drives one engine. But for those below mu its fields are owned by the goroutine
+// that syncs it, which is never more than one at a time.
 type family struct {
 	name     v1.IPFamily
 	engine   Engine
@@ -26,24 +27,28 @@ type family struct {
 	updater *desired.Updater
 	// denied are the service ports that do not get all that they ask for.
 	denied         map[changetracker.ServicePortName]*desired.Service
-	problems       []changetracker.Problem // of denied
-	full           bool                    // the next Update must be full: at start, and after a failure
+	full           bool // the next Update must be full: at start, and after a failure
 	lastFull       time.Time
 	period         time.Duration
 	loadingRetries int // for a kernel that lacks something, maxLoadingRetries at start
 
+	conntrack     Conntrack // nil: none
 	flows         *flowTracker
 	shortages     shortages
 	announcements *announcements
-	staleFlows    Condition // guarded by Proxier.mu
 	lock          lock
-	lockTakenBy   string    // who has the lock's name, as was logged
-	taken         Condition // guarded by Proxier.mu
+	lockTakenBy   string      // who has the lock's name, as was logged
+	repair        *time.Timer // wakes the runner for a repair
 
-	lag      lag         // guarded by Proxier.mu
-	repairs  repairs     // guarded by Proxier.mu
-	watching watching    // guarded by Proxier.mu
-	repair   *time.Timer // wakes the runner for a repair
+	mu         sync.Mutex   // guards all below
+	recorded   FamilyStatus // as the last sync has left it
+	conflicts  []changetracker.Problem
+	programmed programmed
+	staleFlows Condition
+	taken      Condition // the names, by somebody else
+	lag        lag
+	repairs    repairs
+	watching   watching
 }
 
 // attempt is what a sync of a family starts with.
@@ -162,11 +167,14 @@ func (f *family) note(update *desired.Update) {
 				zap.Stringer("service", name), zap.Stringers("externalIPs", s.Refused))
 		}
 	}
-	f.problems = f.conflicts(update.Now)
+	conflicts := f.conflictsIn(update.Now)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.conflicts = conflicts
 }
 
-// conflicts are the frontends that service ports ask for and do not get.
-func (f *family) conflicts(now *desired.Resolved) []changetracker.Problem {
+// conflictsIn are the frontends that service ports ask for and do not get.
+func (f *family) conflictsIn(now *desired.Resolved) []changetracker.Problem {
 	once := map[changetracker.Problem]bool{} // and not for each port of the Service
 	var problems []changetracker.Problem
 	for name, s := range f.denied {

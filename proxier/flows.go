@@ -153,14 +153,14 @@ func (t *flowTracker) done() {
 
 // cleanFlows does what is pending, if anything. What cannot be done stays pending.
 // A kernel that cannot do it at all makes no sync fail.
-func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, checked bool, err error) {
+func (f *family) cleanFlows(ctx context.Context) (deleted int, checked bool, err error) {
 	check, ok := f.flows.check(&f.globals, f.engine.Traits(nil))
 	if !ok {
 		return 0, false, nil
 	}
-	deleted, err = p.conntrack.Clean(ctx, f.name, check)
+	deleted, err = f.conntrack.Clean(ctx, f.name, check)
 	for f.mayBeLoading(ctx, err) {
-		deleted, err = p.conntrack.Clean(ctx, f.name, check)
+		deleted, err = f.conntrack.Clean(ctx, f.name, check)
 	}
 	if err == nil {
 		f.flows.done()
@@ -168,7 +168,7 @@ func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, check
 	if err != nil {
 		err = fmt.Errorf("clean connection tracking: %w", err)
 	}
-	p.noteFlows(f, err)
+	f.noteFlows(err)
 	if errors.Is(err, ErrNotSupported) {
 		return deleted, true, nil
 	}
@@ -176,8 +176,8 @@ func (p *Proxier) cleanFlows(ctx context.Context, f *family) (deleted int, check
 }
 
 // noteFlows keeps the condition of a family's flows.
-func (p *Proxier) noteFlows(f *family, err error) {
-	p.mu.Lock()
+func (f *family) noteFlows(err error) {
+	f.mu.Lock()
 	before := f.staleFlows
 	switch {
 	case err == nil:
@@ -187,7 +187,7 @@ func (p *Proxier) noteFlows(f *family, err error) {
 	default:
 		f.staleFlows.Message = err.Error()
 	}
-	p.mu.Unlock()
+	f.mu.Unlock()
 	if err != nil && before.Type == "" {
 		f.log.Warn("stale flows are not forgotten", zap.Error(err))
 	}

@@ -34,20 +34,20 @@ func ownsNames(engine Engine) bool {
 // hold takes the lock of a family, or keeps it. Any local user can take its names,
 // which must not keep the node from having Services: that is said and passed over. So are
 // other Providers of this process, if beside is true.
-func (p *Proxier) hold(f *family, beside bool) error {
+func (f *family) hold(c *Config, beside bool) error {
 	if !ownsNames(f.engine) {
 		return nil
 	}
 	f.lock.tidy()
-	err := f.lock.take(&p.config, f.name, beside)
+	err := f.lock.take(c, f.name, beside)
 	if taken := (otherUserError{}); errors.As(err, &taken) {
 		if f.lockTakenBy != err.Error() {
-			p.log.Warn("going on without the lock that keeps others with the same names away", zap.Error(err))
+			f.log.Warn("going on without the lock that keeps others with the same names away", zap.Error(err))
 		}
 		f.lockTakenBy, err = err.Error(), nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	before := f.taken
 	switch {
 	case !errors.Is(err, ErrInUse):
@@ -63,7 +63,7 @@ func (p *Proxier) hold(f *family, beside bool) error {
 // not get: of several who wait, one gets all of them.
 func (p *Proxier) holdAll(beside bool) error {
 	for _, f := range p.families {
-		if err := p.hold(f, beside); err != nil {
+		if err := f.hold(&p.config, beside); err != nil {
 			return err
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -43,10 +42,7 @@ type Proxier struct {
 	settingConditions []Condition
 	fullDone          bool // there was a full sync since the settings were tried
 	history           history
-	programmed        map[v1.IPFamily]programmed
 	serviceCIDRs      []netip.Prefix
-	status            map[v1.IPFamily]FamilyStatus
-	conflicts         map[v1.IPFamily][]changetracker.Problem
 }
 
 var _ Provider = (*Proxier)(nil)
@@ -59,18 +55,15 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		return nil, err
 	}
 	p := &Proxier{
-		config:     config,
-		log:        deps.Logger,
-		observer:   deps.Observer,
-		conntrack:  deps.Conntrack,
-		health:     deps.Health,
-		settings:   deps.Settings,
-		announcer:  deps.Announcer,
-		local:      deps.LocalAddresses,
-		node:       config.Node,
-		status:     map[v1.IPFamily]FamilyStatus{},
-		conflicts:  map[v1.IPFamily][]changetracker.Problem{},
-		programmed: map[v1.IPFamily]programmed{},
+		config:    config,
+		log:       deps.Logger,
+		observer:  deps.Observer,
+		conntrack: deps.Conntrack,
+		health:    deps.Health,
+		settings:  deps.Settings,
+		announcer: deps.Announcer,
+		local:     deps.LocalAddresses,
+		node:      config.Node,
 	}
 	if p.conntrack == nil {
 		p.without = append(p.without, "Conntrack")
@@ -103,7 +96,6 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		f := p.newFamily(name, engine)
 		f.warnOfHidden()
 		p.families = append(p.families, f)
-		p.status[name] = FamilyStatus{}
 	}
 	return p, nil
 }
@@ -121,9 +113,9 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 		full:           true,
 		period:         p.config.FullSyncPeriod,
 		loadingRetries: maxLoadingRetries,
+		conntrack:      p.conntrack,
 		flows:          newFlowTracker(p.conntrack),
-
-		announcements: newAnnouncements(p.announcer, name),
+		announcements:  newAnnouncements(p.announcer, name),
 	}
 }
 
@@ -243,7 +235,7 @@ func (p *Proxier) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	for _, f := range p.families {
 		if w, ok := As[Watcher](f.engine); ok {
-			running.Go(func() { p.watch(untilEnd, f, w) })
+			running.Go(func() { f.watch(untilEnd, w) })
 		}
 	}
 	var healthErr error
@@ -343,10 +335,8 @@ func (f *family) prepare(c *Config, node changetracker.Node, serviceCIDRs []neti
 // syncFamily programs a family, unless its objects are taken by somebody else.
 func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []netip.Prefix, taken error) error {
 	queued, started := p.tracker.PendingSince(f.name), time.Now()
-	p.mu.Lock()
-	f.lag.began(started)
-	p.mu.Unlock()
-	due, held, began := p.repairDue(f, started)
+	f.began(started)
+	due, held, began := f.repairDue(started)
 	o := outcome{err: ErrContested}
 	if taken != nil {
 		o.err = taken
@@ -364,7 +354,7 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 		o.stages = watch.stages
 	}
 	if o.full {
-		p.repairEnded(f, began)
+		f.repairEnded(began)
 	}
 	if o.programmed {
 		o.err = errors.Join(o.err, p.follow(ctx, f, &o))
@@ -372,14 +362,17 @@ func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []neti
 	if o.err != nil {
 		o.err = fmt.Errorf("%s: %w", f.name, o.err)
 	}
-	p.record(f, &o, queued, started)
+	ended := time.Now()
+	f.record(&o, started, ended)
+	p.observe(f, &o, queued, started, ended)
 	return o.err
 }
 
 // follow does what comes after programming.
 func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
 	watch := stopwatch{last: time.Now(), stages: o.stages}
-	deleted, checked, err := p.cleanFlows(ctx, f)
+	f.setProgrammed(o.state)
+	deleted, checked, err := f.cleanFlows(ctx)
 	if o.flowsDeleted = deleted; checked {
 		watch.lap(StageConntrack)
 	}
@@ -392,46 +385,8 @@ func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
 	o.stages = watch.stages
 	p.mu.Lock()
 	p.fullDone = p.fullDone || o.full
-	p.programmed[f.name] = programmed{state: o.state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits}
 	p.mu.Unlock()
 	return err
-}
-
-// record updates the status and tells the observer.
-func (p *Proxier) record(f *family, o *outcome, queued, started time.Time) {
-	ended := time.Now()
-	p.mu.Lock()
-	f.lag.ended(o)
-	s := p.status[f.name]
-	wasFailing := s.LastError != nil
-	if !o.programmed { // who failed before has not been programmed since
-		o.failed = firstOfEach(append(slices.Clone(o.failed), s.Failed...))
-	}
-	s.LastAttempt, s.LastError, s.Failed = ended, o.err, o.failed
-	if errors.Is(o.err, ErrContested) {
-		o.servicePorts = s.ServicePorts // nothing was done
-	}
-	s.ServicePorts = o.servicePorts
-	s.NoLocalInternal, s.NoLocalExternal = f.shortages.count.internal, f.shortages.count.external
-	if o.err == nil {
-		s.LastSuccess = ended
-	}
-	s.Synced = s.Synced || o.full && !f.full
-	p.status[f.name] = s
-	p.conflicts[f.name] = f.problems
-	p.mu.Unlock()
-
-	switch {
-	case errors.Is(o.err, ErrContested):
-		f.log.Debug("sync waits", zap.Error(o.err))
-	case o.err != nil:
-		f.log.Warn("sync failed, will be retried", zap.Error(o.err))
-	case wasFailing:
-		f.log.Info("sync succeeds again")
-	default:
-		f.log.Debug("synced", zap.Bool("full", o.full), zap.Int("changes", o.changes), zap.Duration("took", ended.Sub(started)))
-	}
-	p.observe(f, o, queued, started, ended)
 }
 
 func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Time) {
@@ -454,12 +409,8 @@ func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Tim
 // problemCounts counts what Status.Problems lists.
 func (p *Proxier) problemCounts() map[changetracker.Reason]int {
 	counts := p.tracker.ProblemCounts()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, conflicts := range p.conflicts {
-		for _, c := range conflicts {
-			counts[c.Reason]++
-		}
+	for _, f := range p.families {
+		f.countConflicts(counts)
 	}
 	return counts
 }
@@ -468,26 +419,21 @@ func (p *Proxier) problemCounts() map[changetracker.Reason]int {
 func (p *Proxier) Status() Status {
 	problems, conditions := p.tracker.Problems(), p.health.Conditions()
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	s := Status{
-		Synced: true, Families: maps.Clone(p.status), Problems: problems, Conditions: append(conditions, p.settingConditions...),
+		Synced: true, Families: map[v1.IPFamily]FamilyStatus{}, Problems: problems, Conditions: append(conditions, p.settingConditions...),
 		Node: p.node, Tracked: p.tracker.Counts(), Waiting: p.tracker.Waiting(), Without: slices.Clone(p.without),
 	}
+	p.mu.Unlock()
 	if queued := p.queued.Load(); queued != 0 {
 		s.LastQueued = time.Unix(0, queued)
 	}
-	for name, family := range s.Families {
-		family.PendingSince = p.tracker.PendingSince(name)
-		s.Families[name] = family
-		s.Synced = s.Synced && family.Synced
-		s.Problems = append(s.Problems, p.conflicts[name]...)
-	}
 	now := time.Now()
 	for _, f := range p.families {
-		family := s.Families[f.name]
-		family.StaleSince = f.lag.since(family.PendingSince)
+		family, conditions, conflicts := f.status(p.tracker.PendingSince(f.name), now)
 		s.Families[f.name] = family
-		p.addWatched(&s, f, now)
+		s.Synced = s.Synced && family.Synced
+		s.Conditions = append(s.Conditions, conditions...)
+		s.Problems = append(s.Problems, conflicts...)
 	}
 	slices.SortStableFunc(s.Problems, func(a, b changetracker.Problem) int {
 		return slices.Compare([]string{a.Object, a.Field, a.Value}, []string{b.Object, b.Field, b.Value})

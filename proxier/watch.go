@@ -18,18 +18,18 @@ type watching struct {
 }
 
 // watch keeps a Watcher going until ctx ends.
-func (p *Proxier) watch(ctx context.Context, f *family, w Watcher) {
+func (f *family) watch(ctx context.Context, w Watcher) {
 	pause := firstPause
 	for ctx.Err() == nil {
-		started := p.watchStarted(f)
-		err := w.Watch(ctx, func(d Damage) { p.damaged(f, d) })
+		started := f.watchStarted()
+		err := w.Watch(ctx, f.damaged)
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(started) > longestPause {
 			pause = firstPause
 		}
-		p.watchFailed(f, err)
+		f.watchFailed(err)
 		if errors.Is(err, errors.ErrUnsupported) {
 			return
 		}
@@ -41,20 +41,20 @@ func (p *Proxier) watch(ctx context.Context, f *family, w Watcher) {
 	}
 }
 
-func (p *Proxier) watchStarted(f *family) time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (f *family) watchStarted() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.watching.started = time.Now()
 	return f.watching.started
 }
 
-func (p *Proxier) watchFailed(f *family, err error) {
+func (f *family) watchFailed(err error) {
 	if err == nil {
 		err = errors.New("the watch ended")
 	}
 	f.log.Warn("changes by others go unnoticed until the next full sync", zap.Error(err))
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	now := time.Now()
 	if f.watching.works(now) {
 		f.watching.since = now
@@ -76,20 +76,20 @@ func (w *watching) condition(now time.Time) (c Condition, lasts bool) {
 
 // damaged notes a change of the family's objects by somebody else, and asks for a
 // repair. It may be called from within a sync.
-func (p *Proxier) damaged(f *family, d Damage) {
+func (f *family) damaged(d Damage) {
 	now := time.Now()
-	p.mu.Lock()
+	f.mu.Lock()
 	first := d != (Damage{}) && !f.repairs.damaged()
 	f.repairs.damage(d, now)
-	wait := p.scheduleRepair(f, now)
-	p.mu.Unlock()
+	wait := f.scheduleRepair(now)
+	f.mu.Unlock()
 	if first {
 		f.log.Warn("somebody else changed our objects", zap.Stringer("what", d), zap.Duration("repaired in", wait))
 	}
 }
 
-// scheduleRepair wakes the runner when the repair is due. p.mu is held.
-func (p *Proxier) scheduleRepair(f *family, now time.Time) time.Duration {
+// scheduleRepair wakes the runner when the repair is due. f.mu is held.
+func (f *family) scheduleRepair(now time.Time) time.Duration {
 	wait := max(f.repairs.due().Sub(now), 0)
 	if f.repairs.pending() {
 		f.repair.Reset(wait)
@@ -99,9 +99,9 @@ func (p *Proxier) scheduleRepair(f *family, now time.Time) time.Duration {
 
 // repairDue says whether there is damage to repair now, or to leave alone for the
 // moment. The counts are for repairEnded.
-func (p *Proxier) repairDue(f *family, now time.Time) (due, held bool, began damageCounts) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (f *family) repairDue(now time.Time) (due, held bool, began damageCounts) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if !f.repairs.pending() {
 		return false, false, f.repairs.seen
 	}
@@ -110,30 +110,10 @@ func (p *Proxier) repairDue(f *family, now time.Time) (due, held bool, began dam
 }
 
 // repairEnded notes the end of a full sync.
-func (p *Proxier) repairEnded(f *family, began damageCounts) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (f *family) repairEnded(began damageCounts) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	now := time.Now()
 	f.repairs.attempt(began, !f.full, now)
-	p.scheduleRepair(f, now)
-}
-
-// addWatched adds to the status what others did to a family's objects. p.mu is
-// held.
-func (p *Proxier) addWatched(s *Status, f *family, now time.Time) {
-	status := s.Families[f.name]
-	status.Damaged, status.LastDamage, status.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime
-	if h, ok := As[descriptorHolder](f.engine); ok {
-		status.Descriptors = h.Descriptors()
-	}
-	s.Families[f.name] = status
-	short := func(time.Time) (Condition, bool) { return shortOfDescriptors(&status.Descriptors) }
-	flows := func(time.Time) (Condition, bool) { return f.staleFlows, f.staleFlows.Type != "" }
-	taken := func(time.Time) (Condition, bool) { return f.taken, f.taken.Type != "" }
-	for _, condition := range []func(time.Time) (Condition, bool){f.repairs.condition, flows, taken, f.watching.condition, short} {
-		if c, lasts := condition(now); lasts {
-			c.Family = f.name
-			s.Conditions = append(s.Conditions, c)
-		}
-	}
+	f.scheduleRepair(now)
 }
