@@ -16,7 +16,8 @@ type Delta struct {
 
 // Change is the difference of one service port. A nil Before or After means that
 // the service port was, or is, not proxied; both are nil only with an
-// EndpointChangeTracker on its own, which knows of no Services.
+// EndpointChangeTracker on its own, which knows of no Services. After Tracker.Refresh
+// there may be no difference at all.
 type Change struct {
 	Name          ServicePortName
 	Before, After *ServicePort

@@ -162,6 +162,34 @@ func ExampleTracker_Apply() {
 	// <nil>
 }
 
+// What one State means for each of several nodes, in one process.
+func ExampleState_For() {
+	tracker, err := changetracker.New(changetracker.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	tracker.Services.Update(nil, exampleService())
+	slice := exampleSlice("10.1.0.5", "10.2.0.5")
+	slice.Endpoints[0].NodeName, slice.Endpoints[1].NodeName = new("node-1"), new("node-2")
+	tracker.Endpoints.EndpointSliceUpdate(slice, false)
+	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		for _, c := range step.Delta.Changes {
+			for _, node := range []string{"node-1", "node-2", "node-3"} {
+				s, _ := step.After.For(changetracker.Node{Name: node}).Select(c.Name)
+				fmt.Println(node, addresses(s.Local), "of", addresses(s.Cluster))
+			}
+		}
+		return nil, nil
+	})
+	fmt.Println(err)
+	// Output:
+	// node-1 [10.1.0.5:8080] of [10.1.0.5:8080 10.2.0.5:8080]
+	// node-2 [10.2.0.5:8080] of [10.1.0.5:8080 10.2.0.5:8080]
+	// node-3 [] of [10.1.0.5:8080 10.2.0.5:8080]
+	// <nil>
+}
+
 // Who has an address, and which Services an address of a pod is behind.
 func ExampleState_ByAddr() {
 	tracker, err := changetracker.New(changetracker.Options{IndexEndpoints: true})

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
@@ -17,6 +19,41 @@ func localRedirect(_ changetracker.View, _ *changetracker.ServicePort, s changet
 		s.Cluster = s.Local
 	}
 	return s
+}
+
+// Local redirect: a node uses its own servers as long as it has some, whatever the policy.
+func ExampleResolver_editSelection() {
+	resolver := Resolver{
+		Node: changetracker.Node{Name: "node-1"},
+		EditSelection: func(_ changetracker.View, p *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection {
+			if redirects, _ := changetracker.Ext[bool](p.Ext); redirects && len(s.Local) > 0 {
+				s.Cluster = s.Local
+			}
+			return s
+		},
+	}
+	dns := changetracker.ServicePort{Name: webName, ClusterIP: clusterIP, Port: 53, Ext: true} // commonly from an annotation, by DecorateService
+	tracker, err := changetracker.New(changetracker.Options{})
+	if err == nil {
+		_, err = tracker.Services.Set(webName.NamespacedName, dns)
+	}
+	if err == nil {
+		_, err = tracker.Endpoints.Set(webName, changetracker.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:53"), Node: "node-1", Ready: true},
+			changetracker.Endpoint{Addr: netip.MustParseAddrPort("10.2.0.5:53"), Node: "node-2", Ready: true})
+	}
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		s, _ := resolver.Resolve(step.After, webName)
+		fmt.Println(s.Cluster)
+		return nil, nil
+	})
+	fmt.Println(err)
+	// Output:
+	// [10.1.0.5:53]
+	// <nil>
 }
 
 // own returns endpoints of the program's own.
