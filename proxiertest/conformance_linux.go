@@ -102,13 +102,15 @@ func (s setup) config(world *Topology) proxier.Config {
 	case setupDenyNode:
 		config.DenyNodeExternalIPs = true
 	case setupNoClusterIPs:
-		config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {
-			if s.Annotations[annotationKeep] == "" && p.ExternallyAccessible() {
-				p.ClusterIP = netip.Addr{}
-			}
-		}
+		config.Tracker.DecorateService = dropClusterIP
 	}
 	return config
+}
+
+func dropClusterIP(p *changetracker.ServicePort, s *v1.Service) {
+	if s.Annotations[annotationKeep] == "" && p.ExternallyAccessible() {
+		p.ClusterIP = netip.Addr{}
+	}
 }
 
 // setups are all of them.
