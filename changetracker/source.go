@@ -108,24 +108,13 @@ func (s *store) replace(from string, services map[types.NamespacedName]perFamily
 			note(s.evict(key, at))
 		}
 	}
-	for _, f := range s.families {
-		if f == nil {
-			continue
-		}
-		for name, held := range f.services {
-			if _, stays := services[name]; !stays {
-				note(f.placePorts(from, name, nil))
-			}
-			for key := range held.byHand {
-				port := ServicePortName{NamespacedName: name, Port: key.port, Protocol: key.protocol}
-				if _, stays := endpoints[port]; !stays {
-					note(f.setEndpoints(from, port, nil))
-				}
-			}
-		}
-	}
 	for _, object := range s.problems.of(from) {
 		s.report(findings{object: object})
+	}
+	for _, f := range s.families {
+		if f != nil {
+			note(f.retain(from, services, endpoints))
+		}
 	}
 	for name, ports := range services {
 		note(s.takeService(from, name, ports))
@@ -134,6 +123,23 @@ func (s *store) replace(from string, services map[types.NamespacedName]perFamily
 		note(s.takeEndpoints(from, name, list))
 	}
 	s.synced(from)
+	return changed
+}
+
+// retain takes away what a Source has of all other Services, and the hand-built endpoints
+// of all other service ports.
+func (f *family) retain(from string, services map[types.NamespacedName]perFamily[[]*ServicePort], endpoints map[ServicePortName]perFamily[[]Endpoint]) (changed bool) {
+	for name, held := range f.services {
+		if _, stays := services[name]; !stays && f.placePorts(from, name, nil) {
+			changed = true
+		}
+		for key := range held.byHand {
+			port := ServicePortName{NamespacedName: name, Port: key.port, Protocol: key.protocol}
+			if _, stays := endpoints[port]; !stays && f.setEndpoints(from, port, nil) {
+				changed = true
+			}
+		}
+	}
 	return changed
 }
 

@@ -253,7 +253,7 @@ func TestSourcesAgreeWithANaiveModel(t *testing.T) {
 			for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 				apply := peek
 				if r.IntN(2) == 0 {
-					apply = func(tb testing.TB, tr *Tracker, f v1.IPFamily) (*State, Delta) { return applyAll(tb, tr, f) }
+					apply = applyAll
 				}
 				if state, _ := apply(t, w.tracker, family); statesText(state) != w.want(family) {
 					t.Fatalf("seed %d, %s: state =\n%s\nwant\n%s", seed, strings.Join(history, ", "), statesText(state), w.want(family))

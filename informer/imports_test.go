@@ -27,17 +27,17 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-func serviceImport(name string, spec map[string]any) *unstructured.Unstructured {
+func serviceImport(spec map[string]any) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "multicluster.x-k8s.io/v1alpha1", "kind": "ServiceImport",
-		"metadata": map[string]any{"namespace": "test", "name": name, "uid": "u-" + name, "creationTimestamp": "2026-01-02T03:04:05Z"},
+		"metadata": map[string]any{"namespace": "test", "name": "web", "uid": "u-web", "creationTimestamp": "2026-01-02T03:04:05Z"},
 		"spec":     spec,
 	}}
 }
 
 // webImport is of type ClusterSetIP, with a port web.
-func webImport(name string, ips ...any) *unstructured.Unstructured {
-	return serviceImport(name, map[string]any{
+func webImport(ips ...any) *unstructured.Unstructured {
+	return serviceImport(map[string]any{
 		"type": "ClusterSetIP", "ips": ips, "ports": []any{map[string]any{"name": "web", "protocol": "TCP", "port": int64(80)}},
 	})
 }
@@ -59,7 +59,7 @@ func TestServiceOfAServiceImport(t *testing.T) {
 		t.Fatal(err)
 	}
 	ports := func(spec map[string]any) (texts []string, fault error) {
-		object := serviceImport("web", spec)
+		object := serviceImport(spec)
 		service, fault := serviceOf(object)
 		tracker.Services.Update(nil, service)
 		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
@@ -111,7 +111,7 @@ func TestAnImportedServiceIsProxied(t *testing.T) {
 		s.Labels = map[string]string{changetracker.LabelServiceImport: "web", changetracker.LabelSourceCluster: cluster}
 		return s
 	}
-	imports := dynamicClient(webImport("web", "172.30.0.1"))
+	imports := dynamicClient(webImport("172.30.0.1"))
 	client := fake.NewClientset(service("web", "10.96.0.1"), slice("web", "10.244.0.1"), importedSlice("east", "10.1.0.1"), importedSlice("west", "10.2.0.1"))
 	core, logs := observer.New(zap.DebugLevel)
 	c := &cluster{engine: &proxiertest.RecordingEngine{}, logs: logs}
@@ -137,11 +137,11 @@ func TestAnImportedServiceIsProxied(t *testing.T) {
 		object *unstructured.Unstructured
 		want   string
 	}{
-		{webImport("web", "172.30.0.2"), "10.96.0.1=10.244.0.1 172.30.0.2=10.1.0.1,10.2.0.1"},
-		{serviceImport("web", map[string]any{"type": "Headless"}), "10.96.0.1=10.244.0.1"},
-		{webImport("web", "172.30.0.3"), "10.96.0.1=10.244.0.1 172.30.0.3=10.1.0.1,10.2.0.1"},
-		{serviceImport("web", map[string]any{"ips": "172.30.0.3"}), "10.96.0.1=10.244.0.1"},
-		{webImport("web", "172.30.0.4"), "10.96.0.1=10.244.0.1 172.30.0.4=10.1.0.1,10.2.0.1"},
+		{webImport("172.30.0.2"), "10.96.0.1=10.244.0.1 172.30.0.2=10.1.0.1,10.2.0.1"},
+		{serviceImport(map[string]any{"type": "Headless"}), "10.96.0.1=10.244.0.1"},
+		{webImport("172.30.0.3"), "10.96.0.1=10.244.0.1 172.30.0.3=10.1.0.1,10.2.0.1"},
+		{serviceImport(map[string]any{"ips": "172.30.0.3"}), "10.96.0.1=10.244.0.1"},
+		{webImport("172.30.0.4"), "10.96.0.1=10.244.0.1 172.30.0.4=10.1.0.1,10.2.0.1"},
 	} {
 		if _, err := resource.Update(ctx, change.object, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
@@ -171,7 +171,7 @@ func TestServiceImportsThatCannotBeWatched(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				imports, installed := dynamicClient(webImport("web", "172.30.0.1")), atomic.Bool{}
+				imports, installed := dynamicClient(webImport("172.30.0.1")), atomic.Bool{}
 				imports.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return !installed.Load(), nil, c.err })
 				core, logs := observer.New(zap.InfoLevel)
 				r := &recorder{}
@@ -194,7 +194,7 @@ func TestServiceImportsThatCannotBeWatched(t *testing.T) {
 				for _, l := range logs.All() {
 					lines = append(lines, l.Message)
 				}
-				for _, line := range strings.Split(c.lines, "|") {
+				for line := range strings.SplitSeq(c.lines, "|") {
 					if n := len(slices.DeleteFunc(slices.Clone(lines), func(l string) bool { return !strings.Contains(l, line) })); n != 1 {
 						t.Errorf("log %q has %d lines %q, want 1", lines, n, line)
 					}
