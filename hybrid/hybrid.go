@@ -69,6 +69,9 @@ func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 			continue
 		}
 		to := h.index(c.After)
+		if known && from != to && !update.Full {
+			c.Source = asNew(&c, update.Now)
+		}
 		first[to].Changes = append(first[to].Changes, c)
 		if known && from != to {
 			moves[c.Name] = to
@@ -85,12 +88,22 @@ func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	return h.program(ctx, first, moves)
 }
 
+// asNew is what the trackers would say if a service port that moves had just come: its new
+// engine has none of its endpoints.
+func asNew(c *desired.Change, now *desired.Resolved) *changetracker.Change {
+	source := &changetracker.Change{Name: c.Name, After: c.After.Port}
+	if now != nil {
+		source.Added = now.View().State().Endpoints(c.Name)
+	}
+	return source
+}
+
 // updates are those of the engines, without service ports. The first engine is the one
 // that has to do with addresses that no Service has.
 func (h *Engine) updates(of *desired.Update) []desired.Update {
 	updates := make([]desired.Update, len(h.members))
 	for i := range updates {
-		updates[i] = desired.Update{Family: of.Family, Full: of.Full, Globals: of.Globals}
+		updates[i] = desired.Update{Family: of.Family, Full: of.Full, Gone: of.Gone, Was: of.Was, Now: of.Now, Globals: of.Globals}
 		if i > 0 {
 			updates[i].Globals.ServiceCIDRs = nil
 		}

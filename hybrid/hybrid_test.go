@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -167,6 +168,7 @@ func TestUnderTheDriver(t *testing.T) {
 		go func() { ended <- p.Run(ctx) }()
 		a := proxiertest.Service("test", "a", proxiertest.ClusterIPs("10.0.0.1"), proxiertest.Port("web", v1.ProtocolTCP, 80))
 		p.OnServiceAdd(a)
+		p.OnEndpointSliceAdd(proxiertest.Slice("test", "a", discovery.AddressTypeIPv4, proxiertest.SlicePort("web", v1.ProtocolTCP, 80), proxiertest.Endpoint("10.1.0.1")))
 		p.OnServiceSynced()
 		p.OnEndpointSlicesSynced()
 		synctest.Wait()
@@ -180,6 +182,10 @@ func TestUnderTheDriver(t *testing.T) {
 		synctest.Wait()
 		if len(second.Services()) != 1 || len(first.Services()) != 0 {
 			t.Errorf("the second engine has %v, the first one %v, want a and nothing", second.Services(), first.Services())
+		}
+		updates := second.Updates()
+		if last := updates[len(updates)-1].Changes; len(last) != 1 || last[0].Source == nil || len(last[0].Source.Added) != 1 {
+			t.Errorf("the second engine is told %+v, want a with its endpoint, as if it had just come", last)
 		}
 		if first.watched.Load() != 1 || second.watched.Load() != 1 {
 			t.Error("not all engines are watched")

@@ -100,6 +100,10 @@ type Damage struct {
 	Object string
 	// By is who did it, e.g. "nft (process 4711)"; empty if that is not known.
 	By string
+	// Service is the one service port that is not as it was programmed, if that is known:
+	// it is programmed again, with the Updates as they come, and nothing else. The zero
+	// name asks for a full Update.
+	Service changetracker.ServicePortName
 }
 
 // String is "object, changed by whom".

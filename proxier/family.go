@@ -39,6 +39,7 @@ type family struct {
 	lock          lock
 	lockTakenBy   string      // who has the lock's name, as was logged
 	repair        *time.Timer // wakes the runner for a repair
+	trigger       func()      // does so at once
 
 	mu         sync.Mutex   // guards all below
 	recorded   FamilyStatus // as the last sync has left it
@@ -49,6 +50,7 @@ type family struct {
 	lag        lag
 	repairs    repairs
 	watching   watching
+	again      map[changetracker.ServicePortName]bool // to be programmed again
 }
 
 // attempt is what a sync of a family starts with.
@@ -87,6 +89,7 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, s attempt) 
 		state:        state,
 	}
 	f.full = true // unless this succeeds
+	f.updater.Retry(f.damagedPorts()...)
 	update := f.updater.Next(step, f.resolver, f.globals, o.full)
 	f.note(&update)
 	s.watch.lap(StageResolve)

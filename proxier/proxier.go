@@ -105,6 +105,8 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
 	repair.Stop()
 	return &family{
 		repair:         repair,
+		trigger:        p.Trigger,
+		again:          map[changetracker.ServicePortName]bool{},
 		name:           name,
 		engine:         engine,
 		updater:        desired.NewUpdater(p.config.important()...),

@@ -3,6 +3,8 @@ package proxier
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -232,6 +234,42 @@ func TestAWatchThatFailsIsStartedAgain(t *testing.T) {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run = %v", err)
+		}
+	})
+}
+
+// TestDamageOfOneServicePortIsItsOwn: what an engine notices late of one service port has
+// that programmed again, also after a failure, and nothing else.
+func TestDamageOfOneServicePortIsItsOwn(t *testing.T) {
+	run(t, withoutRetries(), func(t *testing.T, f *fixture) {
+		f.synced()
+		for i, name := range []string{"a", "b", "c"} {
+			f.OnServiceAdd(service(name, fmt.Sprintf("10.0.0.%d", i+1)))
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		b := f.v4.last().Now
+		bad, _ := b.Owner(desired.Key{VIP: netip.MustParseAddr("10.0.0.2"), Protocol: desired.TCP, Port: 80})
+		before := len(f.v4.updates())
+		f.v4.become(func(u desired.Update) (result Result, err error) {
+			if len(f.v4.updates()) == before+1 {
+				result.Failed = []*ServiceError{{Name: bad, Err: errors.New("no room")}}
+			}
+			return result, nil
+		})
+		for range 2 { // which is one thing to do
+			f.v4.damage(Damage{Object: "group 7", Service: bad})
+		}
+		time.Sleep(time.Second)
+		_ = f.Sync(t.Context())
+		updates := f.v4.updates()[before:]
+		for i, u := range updates {
+			if u.Full || i < 2 && (len(u.Changes) != 1 || u.Changes[0].Name != bad || u.Changes[0].After == nil || u.Changes[0].Source != nil) {
+				t.Errorf("update %d: full %t, %+v, want %v alone, as it is", i, u.Full, u.Changes, bad)
+			}
+		}
+		if status := f.Status().Families[v1.IPv4Protocol]; len(updates) < 2 || len(updates[len(updates)-1].Changes) > 1 || len(status.Failed) > 0 {
+			t.Errorf("%d updates, %v failed at last, want two and none", len(updates), status.Failed)
 		}
 	})
 }

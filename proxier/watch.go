@@ -3,9 +3,13 @@ package proxier
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/changetracker"
 )
 
 // watching is the state of a family's Watcher.
@@ -77,6 +81,10 @@ func (w *watching) condition(now time.Time) (c Condition, lasts bool) {
 // damaged notes a change of the family's objects by somebody else, and asks for a
 // repair. It may be called from within a sync.
 func (f *family) damaged(d Damage) {
+	if d.Service != (changetracker.ServicePortName{}) {
+		f.damagedPort(&d)
+		return
+	}
 	now := time.Now()
 	f.mu.Lock()
 	first := d != (Damage{}) && !f.repairs.damaged()
@@ -86,6 +94,29 @@ func (f *family) damaged(d Damage) {
 	if first {
 		f.log.Warn("somebody else changed our objects", zap.Stringer("what", d), zap.Duration("repaired in", wait))
 	}
+}
+
+// damagedPort has a service port programmed again by the next sync.
+func (f *family) damagedPort(d *Damage) {
+	f.mu.Lock()
+	known := f.again[d.Service]
+	f.again[d.Service] = true
+	f.mu.Unlock()
+	if known {
+		return
+	}
+	f.trigger()
+	f.log.Warn("a service port is not as it was programmed any more, and will be programmed again",
+		zap.Stringer("service", d.Service), zap.Stringer("what", d))
+}
+
+// damagedPorts are those since the last call.
+func (f *family) damagedPorts() []changetracker.ServicePortName {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	names := slices.Collect(maps.Keys(f.again))
+	clear(f.again)
+	return names
 }
 
 // scheduleRepair wakes the runner when the repair is due. f.mu is held.
