@@ -19,8 +19,10 @@ import (
 // for, and go with the process.
 type lock map[string]int
 
-// backlog is for those who ask who has the lock; more are refused.
-const backlog = 64
+// backlog is for those who ask who has the lock between two syncs of its holder; more are
+// refused. Two who wait ask some 250 times an hour. The kernel's own limit is 4096
+// (net.core.somaxconn).
+const backlog = 4096
 
 // take takes what is not taken yet. If somebody else has one of the names it returns
 // ErrInUse, and keeps none.
