@@ -62,9 +62,6 @@ func (t *flowTracker) update(state *changetracker.State, u *desired.Update, resu
 			changed[s.Name] = portFlowsOf(s, result)
 		}
 	}
-	for _, e := range failures(result.Failed) {
-		delete(changed, e.Name)
-	}
 	gone := slices.Collect(u.Removed())
 	if u.Full {
 		for name := range t.known {
@@ -72,6 +69,10 @@ func (t *flowTracker) update(state *changetracker.State, u *desired.Update, resu
 				gone = append(gone, name)
 			}
 		}
+	}
+	for _, e := range failures(result.Failed) { // they are as before, also what was to go
+		delete(changed, e.Name)
+		gone = slices.DeleteFunc(gone, func(name changetracker.ServicePortName) bool { return name == e.Name })
 	}
 	// A frontend may change hands: first all that lose it, then who gets it.
 	for _, name := range gone {

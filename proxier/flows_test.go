@@ -143,3 +143,27 @@ func TestFlowsThatCannotBeCleanedStayInTheBook(t *testing.T) {
 		}
 	})
 }
+
+// TestFlowsOfWhatCannotBeTakenAwayGoOn until it can be.
+func TestFlowsOfWhatCannotBeTakenAwayGoOn(t *testing.T) {
+	runWithFlows(t, func(t *testing.T, p *Proxier, c *fakeConntrack) {
+		engine, _ := p.families[0].engine.(*fakeEngine)
+		a := service("a", "10.0.0.1")
+		p.OnServiceAdd(a)
+		p.OnServiceSynced()
+		p.OnEndpointSlicesSynced()
+		_ = p.Sync(t.Context())
+		before := c.count()
+		engine.failWith(func(u desired.Update) error { return someError{{Name: u.Changes[0].Name, Err: errors.New("busy")}} })
+		p.OnServiceDelete(a)
+		if _ = p.Sync(t.Context()); c.count() != before {
+			t.Errorf("%+v is asked while the frontend is still there", c.last())
+		}
+		engine.failWith(nil)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if n := c.count(); n != before+1 || len(c.last().Frontends) != 1 || !c.last().Frontends[0].Gone {
+			t.Errorf("%d checks, the last one %+v, want one about what is gone", n-before, c.last())
+		}
+	})
+}
