@@ -51,11 +51,10 @@ func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.
 	if config.Names, err = proxier.NamesFor("portals"); err != nil {
 		return nil, err
 	}
-	const first = -101
 	inSockets, err := userspace.NewEngine(userspace.Config{
 		Config: config, Hooks: userspace.Hooks{Activate: activate},
 		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
-			return nftables.NewEngine(nftables.Config{Config: config, DNATPriority: first}, family, deps)
+			return nftables.NewEngine(nftables.Config{Config: config, DNATPriority: -101}, family, deps)
 		},
 	}, family, deps)
 	if err != nil {

@@ -38,9 +38,8 @@ func (o *options) config(node string) (proxier.Config, error) {
 		Runner:     o.tuned().rate(),
 		Masquerade: o.masquerade(&f),
 		NodePorts:  o.nodePorts(&f),
-		Tracker: changetracker.Options{
-			StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f),
-		},
+		Tracker:    changetracker.Options{StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f)},
+
 		DenyNodeExternalIPs: slices.Contains(o.deniedExternalIPs, nodeAddresses),
 	}
 	if bit := o.tuned().masqueradeBit; bit >= 0 { // else it is reported
