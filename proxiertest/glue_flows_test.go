@@ -18,7 +18,6 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// bucket is an endpoint in a group.
 type bucket struct {
 	weight uint16
 	zone   string
@@ -124,7 +123,6 @@ func (b *bridge) Cleanup(context.Context) error                 { clear(b.groups
 func (b *bridge) Close() error                                  { return nil }
 func (b *bridge) Traits(*desired.Service) (none desired.Traits) { return none }
 
-// fromScratch has the tables for what a Proxier has programmed.
 func fromScratch(p *proxier.Proxier) *bridge {
 	b := &bridge{groups: map[changetracker.ServicePortName]map[netip.AddrPort]bucket{}, flows: map[desired.Key]flow{}}
 	view := p.Programmed(v1.IPv4Protocol).For(p.Status().Node)
@@ -159,6 +157,7 @@ func TestGlueOfAnEngineWithFlows(t *testing.T) {
 				if _ = p.Sync(ctx); b.sick {
 					continue
 				}
+				synctest.Wait()
 				if want := fromScratch(p); !reflect.DeepEqual(b.groups, want.groups) || !reflect.DeepEqual(b.flows, want.flows) {
 					t.Fatalf("seed %d, step %d: groups\n%v\nand flows\n%v\nwant\n%v\nand\n%v", seed, step, b.groups, b.flows, want.groups, want.flows)
 				}
@@ -170,8 +169,8 @@ func TestGlueOfAnEngineWithFlows(t *testing.T) {
 	}
 }
 
-// change is one event: a Service, its endpoints, or the node.
 func (b *bridge) change(p *proxier.Proxier) {
+	synctest.Wait() // for syncs that were asked for
 	i := b.IntN(5)
 	name := changetracker.ServicePortName{Protocol: v1.ProtocolTCP}
 	name.Namespace, name.Name = "shop", string(rune('a'+i))
@@ -180,6 +179,7 @@ func (b *bridge) change(p *proxier.Proxier) {
 		p.Tracker().Services.Delete(name.NamespacedName)
 	case 1:
 		p.OnNodeChange(changetracker.Node{Name: []string{"here", "there"}[b.IntN(2)]})
+		synctest.Wait()
 	case 2, 3, 4:
 		_, _ = p.Tracker().Services.Set(name.NamespacedName, changetracker.ServicePort{
 			Name: name, ClusterIP: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: uint16(80 + b.IntN(2)), ExternalPolicyLocal: b.IntN(2) == 0,
