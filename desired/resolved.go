@@ -4,6 +4,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -25,15 +26,45 @@ type Resolved struct {
 	// is in the way of another service port's node port.
 	nodeAddrs []netip.Addr
 	// claims is where it is decided who gets a frontend, if not in the state.
-	claims *changetracker.State
-	// kept are the service ports that are not as in the state; nil for one that is not
-	// there at all.
-	kept map[changetracker.ServicePortName]*Service
+	claims    *changetracker.State
+	contested *contested
+	kept      kept
+}
+
+// kept are service ports that are not as in a State.
+type kept struct {
+	services map[changetracker.ServicePortName]*Service // nil: not there at all
+	holders  map[Key]changetracker.ServicePortName
+}
+
+// contested are the first claims to Keys that many ask for: each of them wants to know.
+type contested struct {
+	mu     sync.Mutex // guards claims
+	claims map[Key]Claim
+}
+
+// manyAsk is how many must ask for a Key before its first claim is remembered.
+const manyAsk = 8
+
+func (c *contested) claim(key Key) (first Claim, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first, ok = c.claims[key]
+	return first, ok
+}
+
+func (c *contested) remember(key Key, first Claim) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.claims == nil {
+		c.claims = map[Key]Claim{}
+	}
+	c.claims[key] = first
 }
 
 // NewResolved tells what a State means on the Resolver's node, with these Globals.
 func NewResolved(state *changetracker.State, resolver Resolver, globals Globals) *Resolved {
-	r := &Resolved{state: state, claims: state, resolver: resolver, globals: globals}
+	r := &Resolved{state: state, claims: state, resolver: resolver, globals: globals, contested: &contested{}}
 	for _, a := range globals.NodeAddresses {
 		if globals.AcceptsNodePorts(a) {
 			r.nodeAddrs = append(r.nodeAddrs, a)
@@ -57,7 +88,7 @@ func (r *Resolved) Service(name changetracker.ServicePortName) (s *Service, ok b
 	if r == nil {
 		return nil, false
 	}
-	if s, kept := r.kept[name]; kept {
+	if s, kept := r.kept.services[name]; kept {
 		return s, s != nil
 	}
 	if s, ok = r.resolver.Resolve(r.state, name); ok {
@@ -73,13 +104,11 @@ func (r *Resolved) Owner(key Key) (name changetracker.ServicePortName, ok bool) 
 	if r == nil {
 		return name, false
 	}
-	for name, s := range r.kept {
-		if s != nil && s.find(key) != nil {
-			return name, true
-		}
+	if name, ok = r.kept.holders[key]; ok {
+		return name, true
 	}
 	claim, ok := r.winner(key)
-	if _, kept := r.kept[claim.Name]; kept {
+	if _, kept := r.kept.services[claim.Name]; kept {
 		return name, false
 	}
 	return claim.Name, ok
@@ -93,24 +122,30 @@ func (r *Resolved) port(name changetracker.ServicePortName) *changetracker.Servi
 
 // has says whether some service port has the frontend of a Key.
 func (r *Resolved) has(key Key) bool {
-	for _, s := range r.kept {
-		if s != nil && s.find(key) != nil {
-			return true
-		}
+	if _, ok := r.kept.holders[key]; ok {
+		return true
 	}
 	name, ok := r.holder(key)
-	_, kept := r.kept[name]
+	_, kept := r.kept.services[name]
 	return ok && !kept
 }
 
 // first is the first claim to a Key.
 func (r *Resolved) first(key Key) (first Claim, ok bool) {
+	if first, ok = r.contested.claim(key); ok {
+		return first, true
+	}
+	asking := 0
 	for name := range r.askers(key) {
+		asking++
 		port := r.port(name)
 		kind, asks := r.resolver.kindOf(port, key.VIP)
 		if claim := claimOf(port, kind); asks && (!ok || claim.Compare(first) < 0) {
 			first, ok = claim, true
 		}
+	}
+	if ok && asking > manyAsk {
+		r.contested.remember(key, first)
 	}
 	return first, ok
 }

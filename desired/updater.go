@@ -17,9 +17,9 @@ type Updater struct {
 	// programmed is what the last Update that was done wanted, and kept what has been
 	// as before in it.
 	programmed *Resolved
-	kept       map[changetracker.ServicePortName]*Service
+	kept       kept
 	// unheld are the Keys that one service port has given up for another one that failed.
-	unheld []Key
+	unheld map[Key]bool
 	retry  []changetracker.ServicePortName
 	// lost are the Keys that service ports ask for and do not get in the last Update.
 	lost     map[changetracker.ServicePortName][]Key
@@ -118,21 +118,26 @@ func (u *Updater) Done(failed []changetracker.ServicePortName) []changetracker.S
 	failed = slices.Clone(failed)
 	slices.SortFunc(failed, changetracker.ServicePortName.Compare)
 	failed = slices.Compact(failed)
-	u.programmed, u.retry, u.kept, u.unheld, u.was, u.now = now, failed, nil, nil, nil, nil
+	u.programmed, u.retry, u.kept, u.unheld, u.was, u.now = now, failed, kept{}, nil, nil, nil
 	if len(failed) == 0 {
 		return nil
 	}
-	u.kept = make(map[changetracker.ServicePortName]*Service, len(failed))
+	u.kept = kept{make(map[changetracker.ServicePortName]*Service, len(failed)), map[Key]changetracker.ServicePortName{}}
+	u.unheld = map[Key]bool{}
 	for _, name := range failed {
-		u.kept[name], _ = was.Service(name)
+		u.kept.services[name], _ = was.Service(name)
 	}
 	for _, name := range failed {
-		if s := u.kept[name]; s != nil {
-			u.kept[name] = s.without(u.taken(s, now))
+		if s := u.kept.services[name]; s != nil {
+			s = s.without(u.taken(s, now))
+			u.kept.services[name] = s
+			for i := range s.Frontends {
+				u.kept.holders[s.Key(&s.Frontends[i])] = name
+			}
 		}
 		for _, key := range now.resolver.keys(now.port(name)) {
-			if now.has(key) && (was.has(key) || slices.Contains(unheld, key)) {
-				u.unheld = append(u.unheld, key)
+			if now.has(key) && (was.has(key) || unheld[key]) {
+				u.unheld[key] = true
 			}
 		}
 	}
@@ -144,7 +149,7 @@ func (u *Updater) taken(s *Service, now *Resolved) (taken []Key) {
 	for i := range s.Frontends {
 		key := s.Key(&s.Frontends[i])
 		holder, ok := now.holder(key)
-		if _, failed := u.kept[holder]; ok && !failed {
+		if _, failed := u.kept.services[holder]; ok && !failed {
 			taken = append(taken, key)
 		}
 	}
@@ -268,7 +273,7 @@ func (c *changed) gone() (gone []Key) {
 			}
 		}
 	}
-	for _, key := range c.unheld {
+	for key := range c.unheld {
 		if !c.Now.has(key) {
 			gone = append(gone, key)
 		}
@@ -279,7 +284,7 @@ func (c *changed) gone() (gone []Key) {
 
 // keysOf are the Keys of the frontends that a service port has.
 func (r *Resolved) keysOf(name changetracker.ServicePortName) (keys []Key) {
-	if s, kept := r.kept[name]; kept {
+	if s, kept := r.kept.services[name]; kept {
 		if s != nil {
 			for i := range s.Frontends {
 				keys = append(keys, s.Key(&s.Frontends[i]))

@@ -29,17 +29,17 @@ func serviceImports() schema.GroupVersionResource {
 type importFeed struct {
 	*binding
 
-	// known is closed by settle, when what exists has been delivered, or the resource does
+	// known is closed by markKnown, when what exists has been delivered, or the resource does
 	// not exist.
-	known  chan struct{}
-	settle func()
+	known     chan struct{}
+	markKnown func()
 }
 
 func newImportFeed(b *binding) *importFeed {
 	f := &importFeed{binding: b, known: make(chan struct{})}
-	f.settle = sync.OnceFunc(func() { close(f.known) })
+	f.markKnown = sync.OnceFunc(func() { close(f.known) })
 	if b.options.ServiceImports == nil {
-		f.settle()
+		f.markKnown()
 	}
 	return f
 }
@@ -64,7 +64,7 @@ func (f *importFeed) run(ctx context.Context) {
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
 		if arrived(ctx, registered.HasSyncedChecker().Done()) {
-			f.settle()
+			f.markKnown()
 		}
 	})
 	i.RunWithContext(f.options.clientLogs(ctx))
@@ -94,7 +94,7 @@ func (f *importFeed) await(ctx context.Context, c *complaints) bool {
 		case !missing:
 			missing = true
 			f.log.Info("there are no ServiceImports: the API server has no such resource; install its CRD to have them watched")
-			f.settle()
+			f.markKnown()
 		}
 		select {
 		case <-time.After(pause):

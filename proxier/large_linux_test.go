@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/proportion"
 )
@@ -36,13 +37,24 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 		},
 		"many ports that fail": func(p *Proxier, e *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
-			e.failWith(func(u desired.Update) error {
-				var failed someError
-				for s := range u.Services() {
-					failed = append(failed, &ServiceError{Name: s.Name, Err: errors.New("no")})
-				}
-				return failed
-			})
+			e.failWith(allFail)
+		},
+		"many ports that fail again": func(p *Proxier, e *fakeEngine, n int) {
+			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
+			e.failWith(allFail)
+			_ = p.sync(t.Context())
+		},
+		"many Services with one VIP": func(p *Proxier, _ *fakeEngine, n int) {
+			for i := range n {
+				p.OnServiceAdd(service(fmt.Sprint(i), fmt.Sprintf("10.96.%d.%d", 1+i>>8, i&255), externalIP("203.0.113.1")))
+			}
+		},
+		"all of many Services with one VIP": func(p *Proxier, _ *fakeEngine, n int) {
+			for i := range n {
+				p.OnServiceAdd(service(fmt.Sprint(i), fmt.Sprintf("10.96.%d.%d", 1+i>>8, i&255), externalIP("203.0.113.1")))
+			}
+			_ = p.sync(t.Context())
+			p.OnNodeChange(changetracker.Node{Name: "here"}) // leads to a full sync
 		},
 		"many VIPs that others have": func(p *Proxier, _ *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", vips(n)))
@@ -71,4 +83,12 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 			})
 		})
 	}
+}
+
+func allFail(u desired.Update) error {
+	var failed someError
+	for s := range u.Services() {
+		failed = append(failed, &ServiceError{Name: s.Name, Err: errors.New("no")})
+	}
+	return failed
 }

@@ -118,8 +118,8 @@ func holder(address syscall.Sockaddr) (who string, own bool, err error) {
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return "a process that has just ended, or begun", false, nil
 	}
-	if err != nil { // too many ask
-		return "another process", false, nil
+	if err != nil { // nobody takes those who ask out of the queue, as a holder of ours does
+		return "", false, otherUserError{fmt.Errorf("somebody who answers nobody has taken its name: %w", err)}
 	}
 	peer, err := syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	switch {

@@ -231,32 +231,55 @@ func TestNamesInUse(t *testing.T) {
 	}
 }
 
-// TestAUserWhoSquatsOnTheLockStopsNobody: he cannot program anything, but listen.
+// TestAUserWhoSquatsOnTheLockStopsNobody: he cannot program anything, but listen, and
+// leave no room for those who ask.
 func TestAUserWhoSquatsOnTheLockStopsNobody(t *testing.T) {
-	netNS := netnstest.New(t).Path()
+	for says, room := range map[string]int{"user 65534": 64, "answers nobody": 0} {
+		t.Run(says, func(t *testing.T) {
+			netNS := netnstest.New(t).Path()
+			netnstest.Check(t, namespace.Visit(netNS, func() error { return squat(t, room) }))
+			core, logs := observer.New(zap.WarnLevel)
+			p := owningAndLogging(t, zap.New(core), netNS, proxier.KubeProxyNames(), v1.IPv4Protocol)
+			end := running(t, p)
+			for range 2 {
+				if err := p.Sync(t.Context()); err != nil {
+					t.Errorf("sync = %v, want nil", err)
+				}
+			}
+			end()
+			if logs.Len() != 1 || !strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), says) {
+				t.Errorf("log %v, want one line that says %q", logs.All(), says)
+			}
+		})
+	}
+}
+
+// squat listens at the name of a lock as another user, whom this thread is until its end.
+// Without room, it asks itself until more would wait.
+func squat(t *testing.T, room int) error {
+	t.Helper()
 	const nobody = 65534
-	netnstest.Check(t, namespace.Visit(netNS, func() error {
-		// Of this thread only, which ends with the function.
-		if _, _, err := syscall.RawSyscall(syscall.SYS_SETRESUID, nobody, nobody, nobody); err != 0 {
-			return err
-		}
-		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
+	if _, _, err := syscall.RawSyscall(syscall.SYS_SETRESUID, nobody, nobody, nobody); err != 0 {
+		return err
+	}
+	address := &syscall.SockaddrUnix{Name: "@serviceplane/table/kube-proxy/IPv4"}
+	open := func() (int, error) {
+		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 		t.Cleanup(func() { _ = syscall.Close(fd) })
-		return errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: "@serviceplane/table/kube-proxy/IPv4"}), syscall.Listen(fd, 1))
-	}))
-	core, logs := observer.New(zap.WarnLevel)
-	p := owningAndLogging(t, zap.New(core), netNS, proxier.KubeProxyNames(), v1.IPv4Protocol)
-	end := running(t, p)
-	for range 2 {
-		if err := p.Sync(t.Context()); err != nil {
-			t.Errorf("sync = %v, want nil", err)
+		return fd, err
+	}
+	fd, err := open()
+	if err != nil {
+		return err
+	}
+	err = errors.Join(syscall.Bind(fd, address), syscall.Listen(fd, room))
+	for err == nil && room == 0 {
+		if fd, err = open(); err == nil {
+			err = syscall.Connect(fd, address)
 		}
 	}
-	end()
-	if logs.Len() != 1 || !strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), "user 65534") {
-		t.Errorf("log %v, want one line that names the user", logs.All())
+	if errors.Is(err, syscall.EAGAIN) {
+		return nil
 	}
+	return err
 }
