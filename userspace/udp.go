@@ -100,11 +100,12 @@ func (u *udpSocket) deliver(ctx context.Context, from origin, datagram []byte) {
 				return
 			}
 		}
-		n, err := f.upstream.Write(datagram)
-		f.sent.Add(int64(n))
+		f.sent.Add(int64(len(datagram))) // before an answer to it may end the flow, and report it
+		_, err := f.upstream.Write(datagram)
 		if err == nil {
 			return
 		}
+		f.sent.Add(-int64(len(datagram)))
 		if !errors.Is(err, syscall.ECONNREFUSED) && u.has(f) {
 			return // like the network, which loses some
 		}
