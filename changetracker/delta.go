@@ -31,7 +31,7 @@ type Change struct {
 }
 
 // Problem is one value of an API object that was set aside. Everything else of
-// the object is used, unless Fatal.
+// the object is used, as far as it makes sense without.
 type Problem struct {
 	// Object is the kind, namespace and name: "Service default/web", with " of source west"
 	// for an object of that Source.

@@ -170,10 +170,18 @@ func (f *family) note(update *desired.Update) {
 				zap.Stringer("service", name), zap.Stringers("externalIPs", s.Refused))
 		}
 	}
+	if !update.Full && !slices.ContainsFunc(update.Changes, concernsFrontends) {
+		return
+	}
 	conflicts := f.conflictsIn(update.Now)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.conflicts = conflicts
+}
+
+// concernsFrontends says that more has changed than endpoints.
+func concernsFrontends(c desired.Change) bool {
+	return c.Source == nil || c.Source.Before != c.Source.After
 }
 
 // conflictsIn are the frontends that service ports ask for and do not get.

@@ -70,10 +70,12 @@ func (t *flowTracker) update(state *changetracker.State, u *desired.Update, resu
 			}
 		}
 	}
-	for _, e := range failures(result.Failed) { // they are as before, also what was to go
+	failed := map[changetracker.ServicePortName]bool{} // they are as before, also what was to go
+	for _, e := range failures(result.Failed) {
 		delete(changed, e.Name)
-		gone = slices.DeleteFunc(gone, func(name changetracker.ServicePortName) bool { return name == e.Name })
+		failed[e.Name] = true
 	}
+	gone = slices.DeleteFunc(gone, func(name changetracker.ServicePortName) bool { return failed[name] })
 	// A frontend may change hands: first all that lose it, then who gets it.
 	for _, name := range gone {
 		t.lose(name, portFlows{})

@@ -44,6 +44,12 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 			e.failWith(allFail)
 			_ = p.sync(t.Context())
 		},
+		"many ports that cannot be taken away": func(p *Proxier, e *fakeEngine, n int) {
+			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
+			_ = p.sync(t.Context())
+			p.OnServiceDelete(service("a", "10.96.0.1"))
+			e.failWith(allFail)
+		},
 		"many Services with one VIP": func(p *Proxier, _ *fakeEngine, n int) {
 			for i := range n {
 				p.OnServiceAdd(service(fmt.Sprint(i), fmt.Sprintf("10.96.%d.%d", 1+i>>8, i&255), externalIP("203.0.113.1")))
@@ -87,8 +93,8 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 
 func allFail(u desired.Update) error {
 	var failed someError
-	for s := range u.Services() {
-		failed = append(failed, &ServiceError{Name: s.Name, Err: errors.New("no")})
+	for i := range u.Changes {
+		failed = append(failed, &ServiceError{Name: u.Changes[i].Name, Err: errors.New("no")})
 	}
 	return failed
 }

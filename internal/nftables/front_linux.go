@@ -3,7 +3,6 @@ package nftables
 import (
 	"context"
 	"encoding/binary"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -68,10 +67,14 @@ func (f *Front) Apply(ctx context.Context, update desired.Update, behind Behind)
 }
 
 // missing are the keys that others lacks, in order.
-func missing(keys, others map[desired.Key]bool) []desired.Key {
-	lacks := maps.Clone(keys)
-	maps.DeleteFunc(lacks, func(key desired.Key, _ bool) bool { return others[key] })
-	return slices.SortedFunc(maps.Keys(lacks), desired.Key.Compare)
+func missing(keys, others map[desired.Key]bool) (list []desired.Key) {
+	for key := range keys {
+		if !others[key] {
+			list = append(list, key)
+		}
+	}
+	slices.SortFunc(list, desired.Key.Compare)
+	return list
 }
 
 // refusal is what the sets hold of a frontend that is refused.
