@@ -42,7 +42,7 @@ type breaks struct{ engine, session bool }
 
 func newSpeaker(seed uint64, breaks breaks) *speaker {
 	return &speaker{
-		Rand: rand.New(rand.NewPCG(seed, 7)), breaks: breaks, //nolint:gosec // no secret
+		Rand: rand.New(rand.NewPCG(seed, 7)), breaks: breaks,
 		has: map[changetracker.ServicePortName]map[desired.Key]bool{}, announced: map[desired.Key]bool{},
 		isLocal: map[string]bool{}, isReady: map[changetracker.ServicePortName]bool{},
 	}

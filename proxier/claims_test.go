@@ -217,7 +217,7 @@ func withUID(uid types.UID) proxiertest.ServiceOption {
 func TestClaimsAreSettledByWhatIsThere(t *testing.T) {
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // no secret
+			r := rand.New(rand.NewPCG(seed, 1))
 			ctx, cancel := context.WithCancel(t.Context())
 			defer synctest.Wait()
 			defer cancel()

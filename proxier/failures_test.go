@@ -72,7 +72,7 @@ func (emptyJoinError) Unwrap() []error { return nil }
 // engine has done, whatever failed and however the engine says it.
 func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 	for seed := range uint64(300) {
-		r := dice{rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // no secret
+		r := dice{rand.New(rand.NewPCG(seed, 0))}
 		run(t, withoutRetries(), func(t *testing.T, f *fixture) {
 			has := map[string]uint16{} // what the engine has, by Service
 			f.v4.become(func(u desired.Update) (Result, error) { return r.apply(&u, has) })

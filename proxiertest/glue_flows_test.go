@@ -139,7 +139,7 @@ func fromScratch(p *proxier.Proxier) *bridge {
 func TestGlueOfAnEngineWithFlows(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
-			b := &bridge{Rand: rand.New(rand.NewPCG(seed, 1)), T: t} //nolint:gosec // no secret
+			b := &bridge{Rand: rand.New(rand.NewPCG(seed, 1)), T: t}
 			config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}, Node: changetracker.Node{Name: "here"}, Runner: runner.Options{MinInterval: runner.Unlimited}}
 			p, err := proxier.New(config, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: b})
 			if err != nil {

@@ -45,7 +45,7 @@ delete)
 	;;
 esac
 ` + last
-	if err := os.WriteFile(f.command(), []byte(script), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(f.command(), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return f

@@ -91,7 +91,7 @@ func copyProgram(t *testing.T, dir string) string {
 		t.Fatal(err)
 	}
 	to := filepath.Join(dir, "test")
-	if err := os.WriteFile(to, program, 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(to, program, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return to

@@ -105,7 +105,7 @@ func (o *observation) globals(want *desired.Globals) desired.Globals {
 			continue
 		}
 		wrong := []netip.Prefix{{}}
-		switch id { //nolint:exhaustive // only the interval sets hold prefixes
+		switch id {
 		case setServiceCIDRs:
 			g.ServiceCIDRs = wrong
 		case setNodePortAddresses:

@@ -30,7 +30,7 @@ func intervalSets() []setID { return []setID{setServiceCIDRs, setNodePortAddress
 
 // prefixesOf is what an interval set must hold.
 func prefixesOf(g *desired.Globals, id setID) []netip.Prefix {
-	switch id { //nolint:exhaustive // only the interval sets hold prefixes
+	switch id {
 	case setServiceCIDRs:
 		return g.ServiceCIDRs
 	case setNodePortAddresses:

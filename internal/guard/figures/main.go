@@ -78,7 +78,7 @@ func writeDocument(root string) error {
 	if err != nil || written == want {
 		return err
 	}
-	return os.WriteFile(filepath.Join(root, documentFile), []byte(want), 0o644) //nolint:gosec // a document, for everybody to read
+	return os.WriteFile(filepath.Join(root, documentFile), []byte(want), 0o644)
 }
 
 func benchmarksOf(root string) string { return filepath.Join(root, benchmarksFile) }
