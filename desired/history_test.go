@@ -1,0 +1,362 @@
+package desired_test
+
+import (
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// TestRandomHistoriesAgreeWithTheOracle: Services, EndpointSlices and the node change at
+// random, and syncs succeed or fail. A seed replays.
+func TestRandomHistoriesAgreeWithTheOracle(t *testing.T) {
+	seen := map[string]int{}
+	for seed := range uint64(300) {
+		r, history := rand.New(rand.NewPCG(seed, 16)), make([]byte, 1500)
+		for i := range history {
+			history[i] = byte(r.Uint32())
+		}
+		if replay(t, history, seen); t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+	for _, what := range []string{
+		"ClusterIP forward", "ClusterIP drop", "ClusterIP reject", "LoadBalancer forward", "LoadBalancer drop", "LoadBalancer reject",
+		"ExternalIP forward", "ExternalIP drop", "ExternalIP reject", "NodePort forward", "NodePort drop", "NodePort reject",
+		"restricted", "short circuit", "lost", "refused", "on node", "failed",
+	} {
+		if seen[what] < 100 {
+			t.Errorf("%s: seen %d times, want 100 or more: the histories are too tame", what, seen[what])
+		}
+	}
+}
+
+// FuzzDesired reads the bytes as the decisions of a random history.
+func FuzzDesired(f *testing.F) {
+	f.Add([]byte("Services and EndpointSlices come, change and go"))
+	f.Fuzz(func(t *testing.T, history []byte) { replay(t, history, map[string]int{}) })
+}
+
+// choices are decisions made by bytes; without bytes each is the first possibility.
+type choices struct{ bytes []byte }
+
+func (c *choices) below(n int) int {
+	if len(c.bytes) == 0 {
+		return 0
+	}
+	b := c.bytes[0]
+	c.bytes = c.bytes[1:]
+	return int(b) % n
+}
+
+func oneOf[T any](c *choices, from ...T) T { return from[c.below(len(from))] }
+
+func someOf[T any](c *choices, from ...T) (some []T) {
+	chosen := c.below(1 << len(from))
+	for i, item := range from {
+		if chosen>>i&1 == 1 {
+			some = append(some, item)
+		}
+	}
+	return some
+}
+
+// world is a cluster with what a proxy makes of it.
+type world struct {
+	*testing.T
+	*choices
+	cluster
+
+	tracker *changetracker.Tracker
+	planes  map[v1.IPFamily]*plane
+	seen    map[string]int
+}
+
+// plane is the data plane of a family: it has what Updates say, unless they fail.
+type plane struct {
+	updater    *desired.Updater
+	programmed map[changetracker.ServicePortName]*desired.Service
+	unsure     bool // the next Update must be full
+}
+
+func replay(t *testing.T, history []byte, seen map[string]int) {
+	w := &world{T: t, choices: &choices{history}, planes: map[v1.IPFamily]*plane{}, seen: seen}
+	w.cluster = cluster{
+		services: map[string]*v1.Service{}, slices: map[string]*discovery.EndpointSlice{}, kinds: []string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"},
+		detectsPods: w.below(2) == 0, masqueradeAll: w.below(4) == 1, strictSourceRanges: w.below(2) == 0, denyNodeExternalIPs: w.below(4) == 1,
+		nodePortAddresses: prefixes(oneOf(w.choices, []string{"0.0.0.0/0", "::/0"}, []string{"192.0.2.0/28"}, nil)...),
+	}
+	if w.below(4) == 1 {
+		w.kinds = someOf(w.choices, w.kinds...)
+	}
+	w.tracker = w.newTracker()
+	for _, family := range families() {
+		w.planes[family] = &plane{updater: desired.NewUpdater(), unsure: true}
+	}
+	for len(w.bytes) > 0 && !t.Failed() {
+		w.change()
+		if w.below(3) == 0 {
+			w.sync(oneOf(w.choices, families()...))
+		}
+	}
+	scratch := w.newTracker()
+	scratch.SetNode(w.node)
+	for _, s := range w.services {
+		scratch.Services.Update(nil, s)
+	}
+	for _, s := range w.slices {
+		scratch.Endpoints.EndpointSliceUpdate(s, false)
+	}
+	for _, family := range families() {
+		w.sync(family)
+		_ = scratch.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+			w.checkResolved("from scratch", desired.NewResolved(step.After, w.resolver(), w.globals()))
+			return nil, nil
+		})
+	}
+}
+
+func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }
+
+func (w *world) newTracker() *changetracker.Tracker {
+	tracker, err := changetracker.New(changetracker.Options{StrictSourceRanges: w.strictSourceRanges})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return tracker
+}
+
+func (w *world) resolver() desired.Resolver {
+	r := desired.Resolver{Node: w.node, MasqueradeAll: w.masqueradeAll, DetectsPods: w.detectsPods, DenyNodeExternalIPs: w.denyNodeExternalIPs}
+	for kind := desired.ClusterIP; kind <= desired.NodePort; kind++ {
+		if slices.Contains(w.kinds, kind.String()) {
+			r.Kinds = append(r.Kinds, kind)
+		}
+	}
+	if r.Kinds == nil { // would mean all
+		r.Kinds = []desired.Kind{0}
+	}
+	return r
+}
+
+func (w *world) globals() desired.Globals {
+	return desired.Globals{NodePortAddresses: w.nodePortAddresses, NodeAddresses: w.node.Addresses}
+}
+
+func prefixes(texts ...string) (all []netip.Prefix) {
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+func addrs(texts ...string) (all []netip.Addr) {
+	for _, text := range texts {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
+}
+
+// change makes one event, and gives it to the tracker.
+func (w *world) change() {
+	name := oneOf(w.choices, "a", "b", "c", "d")
+	slice := name + oneOf(w.choices, "-1", "-2", "-6")
+	switch w.below(16) {
+	case 0:
+		delete(w.services, name)
+		w.tracker.Services.Update(proxiertest.Service("ns", name), nil)
+	case 1:
+		delete(w.slices, slice)
+		w.tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("ns", name, discovery.AddressTypeIPv4, proxiertest.SliceName(slice)), true)
+	case 2:
+		w.node = changetracker.Node{
+			Name: oneOf(w.choices, "here", "here.example.com", ""), Zone: oneOf(w.choices, "x", ""),
+			Addresses: addrs(someOf(w.choices, "2001:db8::10", "192.0.2.10", "192.0.2.20", "127.0.0.1")...),
+			PodCIDRs:  prefixes(someOf(w.choices, "10.244.1.0/24", "fd00:244:1::/48")...),
+		}
+		w.tracker.SetNode(w.node)
+	case 3, 4, 5, 6, 7, 8:
+		w.services[name] = w.service(name)
+		w.tracker.Services.Update(nil, w.services[name])
+	default:
+		w.slices[slice] = w.slice(oneOf(w.choices, name, name, name, "a"), slice)
+		w.tracker.Endpoints.EndpointSliceUpdate(w.slices[slice], false)
+	}
+}
+
+func (w *world) service(name string) *v1.Service {
+	vips := []string{"192.0.2.10", "192.0.2.20", "203.0.113.1", "10.244.1.5", "2001:db8::10", "127.0.0.1", "0.0.0.0", "no address"}
+	s := proxiertest.Service("ns", name, oneOf(w.choices,
+		proxiertest.ClusterIPs(oneOf(w.choices, "10.96.0.1", "10.96.0.2", "192.0.2.20"), oneOf(w.choices, "fd00:96::1", "fd00:96::2")),
+		proxiertest.ClusterIPs(oneOf(w.choices, "10.96.0.3", "fd00:96::3"))))
+	for _, protocol := range someOf(w.choices, v1.ProtocolTCP, v1.ProtocolUDP) {
+		port, nodePort := oneOf[int32](w.choices, 80, 30080), oneOf[int32](w.choices, 0, 30080, 30081)
+		if nodePort == 0 {
+			proxiertest.Port("http", protocol, port)(s)
+		} else {
+			proxiertest.NodePort("http", protocol, port, nodePort)(s)
+		}
+	}
+	proxiertest.ExternalIPs(someOf(w.choices, vips...)...)(s)
+	if w.below(2) == 0 {
+		proxiertest.LoadBalancer(someOf(w.choices, vips...)...)(s)
+		proxiertest.SourceRanges(someOf(w.choices, "192.0.2.0/28", "192.0.2.0/24", "2001:db8::/32", "0.0.0.0/0", "no range")...)(s)
+	}
+	if w.below(4) == 0 {
+		mode := v1.LoadBalancerIPModeProxy
+		proxiertest.Ingress(v1.LoadBalancerIngress{IP: oneOf(w.choices, vips...), IPMode: &mode})(s)
+	}
+	edits := []proxiertest.ServiceOption{
+		proxiertest.InternalPolicyLocal(), proxiertest.ExternalPolicyLocal(), proxiertest.ClientAffinity(time.Hour),
+		proxiertest.Created(time.Unix(int64(1+w.below(2)), 0)),
+	}
+	for _, edit := range someOf(w.choices, edits...) {
+		edit(s)
+	}
+	switch w.below(12) {
+	case 1:
+		proxiertest.Headless()(s)
+	case 2:
+		proxiertest.ExternalName("example.org")(s)
+	case 3:
+		s.Labels = map[string]string{changetracker.LabelServiceProxyName: "another"}
+	}
+	return s
+}
+
+func (w *world) slice(service, name string) *discovery.EndpointSlice {
+	family, pods := discovery.AddressTypeIPv4, []string{"10.244.1.5", "10.244.2.6", "10.244.2.7", "169.254.0.1", "fd00:244:1::5"}
+	if name[len(name)-1] == '6' {
+		family, pods = discovery.AddressTypeIPv6, []string{"fd00:244:1::5", "fd00:244:2::6", "::1", "10.244.1.5"}
+	}
+	s := proxiertest.Slice("ns", service, family, proxiertest.SliceName(name))
+	for _, protocol := range someOf(w.choices, v1.ProtocolTCP, v1.ProtocolTCP, v1.ProtocolUDP) {
+		proxiertest.SlicePort(oneOf(w.choices, "http", "http", "other"), protocol, oneOf[int32](w.choices, 8080, 8081))(s)
+	}
+	hints := oneOf(w.choices, []string{"here", "there", "x", "y"}, nil)
+	for _, address := range someOf(w.choices, pods...) {
+		proxiertest.Endpoint(address)(s)
+		e := &s.Endpoints[len(s.Endpoints)-1]
+		condition := func() *bool { return oneOf(w.choices, nil, new(true), new(false)) }
+		e.Conditions = discovery.EndpointConditions{Ready: condition(), Serving: condition(), Terminating: condition()}
+		if node := oneOf(w.choices, "here", "HERE.example.com.", "there", ""); node != "" {
+			e.NodeName = &node
+		}
+		for _, hint := range someOf(w.choices, hints...) {
+			if e.Hints == nil {
+				e.Hints = &discovery.EndpointHints{}
+			}
+			e.Hints.ForNodes = append(e.Hints.ForNodes, discovery.ForNode{Name: hint})
+			e.Hints.ForZones = append(e.Hints.ForZones, discovery.ForZone{Name: hint})
+		}
+	}
+	s.CreationTimestamp.Time = time.Unix(int64(w.below(2)), 0)
+	return s
+}
+
+// sync holds what the data plane would have against the oracle, and may fail.
+func (w *world) sync(family v1.IPFamily) {
+	p := w.planes[family]
+	_ = w.tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		u := p.updater.Next(step, w.resolver(), w.globals(), p.unsure || w.below(8) == 1)
+		w.checkResolved("now", u.Now)
+		next, before := map[changetracker.ServicePortName]*desired.Service{}, p.programmed
+		if !u.Full {
+			maps.Copy(next, before)
+		}
+		var failed []changetracker.ServicePortName
+		for _, c := range u.Changes {
+			if next[c.Name] = c.After; c.After == nil {
+				delete(next, c.Name)
+			}
+			if w.below(8) == 1 {
+				failed = append(failed, c.Name)
+			}
+		}
+		want := decide(&w.cluster, family)
+		for name := range next {
+			w.check("programmed", name, decisionOf(next[name]), want)
+		}
+		if len(next) != len(want) {
+			w.Errorf("%s: %d service ports are programmed, want %d", family, len(next), len(want))
+		}
+		if p.unsure = w.below(8) == 1; p.unsure {
+			return nil, errors.New("the sync failed")
+		}
+		for _, name := range failed {
+			w.seen["failed"]++
+			if delete(next, name); before[name] != nil {
+				next[name] = before[name]
+			}
+		}
+		p.programmed = next
+		return p.updater.Done(failed), nil
+	})
+}
+
+// checkResolved compares all service ports, and the owner of each frontend.
+func (w *world) checkResolved(how string, r *desired.Resolved) {
+	state := r.View().State()
+	for name, want := range decide(&w.cluster, state.Family()) {
+		s, ok := r.Service(name)
+		if !ok {
+			w.Errorf("%s: %v is missing", how, name)
+			continue
+		}
+		w.check(how, name, decisionOf(s), map[changetracker.ServicePortName]decision{name: want})
+		for _, f := range want.frontends {
+			if owner, _ := r.Owner(f.key); owner != name {
+				w.Errorf("%s: %v is %v's, want %v's", how, f.key, owner, name)
+			}
+		}
+		w.count(&want)
+	}
+}
+
+func (w *world) check(how string, name changetracker.ServicePortName, got decision, all map[changetracker.ServicePortName]decision) {
+	if want := all[name]; !reflect.DeepEqual(got, want) {
+		w.Errorf("%s: %v/%s is\n%+v, want\n%+v", how, name, name.Protocol, got, want)
+	}
+}
+
+func (w *world) count(d *decision) {
+	for _, f := range d.frontends {
+		w.seen[f.kind+" "+f.action]++
+		if f.restricted {
+			w.seen["restricted"]++
+		}
+		if f.shortCircuit {
+			w.seen["short circuit"]++
+		}
+	}
+	w.seen["lost"] += len(d.lost)
+	w.seen["refused"] += len(d.refused)
+	w.seen["on node"] += len(d.onNode)
+}
+
+// decisionOf is a Service in the oracle's terms.
+func decisionOf(s *desired.Service) decision {
+	d := decision{
+		affinity: s.Affinity, cluster: slices.Clone(s.Cluster), local: slices.Clone(s.Local), serving: slices.Clone(s.Serving),
+		onNode: slices.Clone(s.OnNode), refused: slices.Clone(s.Refused), lost: slices.Clone(s.Lost),
+	}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		d.frontends = append(d.frontends, frontend{
+			key: s.Key(f), kind: f.Kind.String(), action: f.Action.String(), scope: f.Scope.String(), masquerade: f.Masquerade.String(),
+			shortCircuit: f.ShortCircuit, restricted: f.Restricted, ranges: f.SourceRanges,
+		})
+	}
+	return d
+}

@@ -1,0 +1,457 @@
+package desired_test
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// oracle decides what a cluster's Services mean on one node, in one IP family. It is a
+// second and naive implementation of packages changetracker and desired: it starts from the
+// API objects each time, compares everything with everything, and shares no code with them.
+// It is written to be read: each method is one rule. It assumes that values are spelled
+// canonically and that a slice has an address once.
+type oracle struct {
+	*cluster
+
+	family v1.IPFamily
+	ports  []*servicePort
+	owners map[desired.Key]claim
+}
+
+// cluster is the input: the API objects, the node, and the configuration of the proxy.
+type cluster struct {
+	services map[string]*v1.Service
+	slices   map[string]*discovery.EndpointSlice
+	node     changetracker.Node
+
+	detectsPods, masqueradeAll, strictSourceRanges, denyNodeExternalIPs bool
+
+	kinds             []string // that are programmed
+	nodePortAddresses []netip.Prefix
+}
+
+// decision is what one service port means for packets.
+type decision struct {
+	affinity                time.Duration
+	cluster, local, serving []netip.AddrPort
+	onNode, refused         []netip.Addr
+	frontends               []frontend
+	lost                    []desired.Key // frontends that other service ports own
+}
+
+type frontend struct {
+	key                             desired.Key
+	kind, action, scope, masquerade string
+	shortCircuit, restricted        bool
+	ranges                          []netip.Prefix
+}
+
+func decide(c *cluster, family v1.IPFamily) map[changetracker.ServicePortName]decision {
+	o := &oracle{cluster: c, family: family}
+	o.findPorts()
+	o.findOwners()
+	all := map[changetracker.ServicePortName]decision{}
+	for _, p := range o.ports {
+		all[p.name] = o.decide(p)
+	}
+	return all
+}
+
+// servicePort is a port of a Service in the family.
+type servicePort struct {
+	name      changetracker.ServicePortName
+	service   *v1.Service
+	protocol  desired.Protocol
+	number    uint16
+	nodePort  uint16
+	clusterIP netip.Addr
+	// The VIPs of the family: those that do not have an address, or whose ipMode is Proxy,
+	// are not among them.
+	loadBalancer, external []netip.Addr
+}
+
+// findPorts: a Service is proxied in the families in which it has a cluster IP, unless it is
+// for another proxy. Headless Services and those of type ExternalName are not (PKT-13).
+func (o *oracle) findPorts() {
+	for _, s := range o.services {
+		_, elsewhere := s.Labels["service.kubernetes.io/service-proxy-name"]
+		i := slices.Index(s.Spec.IPFamilies, o.family)
+		if elsewhere || s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == v1.ClusterIPNone || i < 0 {
+			continue
+		}
+		ip, ok := o.vip(s.Spec.ClusterIPs[i])
+		if !ok {
+			continue
+		}
+		for _, port := range s.Spec.Ports {
+			p := &servicePort{
+				name: changetracker.ServicePortName{
+					NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, Port: port.Name, Protocol: port.Protocol,
+				},
+				service: s, number: uint16(port.Port), nodePort: uint16(port.NodePort), clusterIP: ip,
+				protocol: map[v1.Protocol]desired.Protocol{"TCP": 6, "UDP": 17, "SCTP": 132}[port.Protocol],
+			}
+			for _, ingress := range s.Status.LoadBalancer.Ingress {
+				if a, ok := o.vip(ingress.IP); ok && (ingress.IPMode == nil || *ingress.IPMode == v1.LoadBalancerIPModeVIP) {
+					p.loadBalancer = append(p.loadBalancer, a)
+				}
+			}
+			for _, text := range s.Spec.ExternalIPs {
+				if a, ok := o.vip(text); ok && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+					p.external = append(p.external, a)
+				}
+			}
+			o.ports = append(o.ports, p)
+		}
+	}
+}
+
+// vip parses an address of the family that clients can dial.
+func (o *oracle) vip(text string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(text)
+	return a, err == nil && a.Is4() == (o.family == v1.IPv4Protocol) && !a.IsUnspecified() && !a.IsMulticast()
+}
+
+// claim is a service port's request for a frontend.
+type claim struct {
+	*servicePort
+
+	kind string
+	key  desired.Key
+}
+
+// claims: an address that a service port has in several kinds counts as the first of them.
+func (o *oracle) claims(p *servicePort) (all []claim) {
+	add := func(kind string, vip netip.Addr, port uint16) {
+		key := desired.Key{VIP: vip, Protocol: p.protocol, Port: port}
+		if slices.Contains(o.kinds, kind) && !slices.ContainsFunc(all, func(c claim) bool { return c.key == key }) {
+			all = append(all, claim{p, kind, key})
+		}
+	}
+	add("ClusterIP", p.clusterIP, p.number)
+	for _, a := range p.loadBalancer {
+		add("LoadBalancer", a, p.number)
+	}
+	for _, a := range p.external {
+		if !o.refuses(a) {
+			add("ExternalIP", a, p.number)
+		}
+	}
+	if p.nodePort != 0 {
+		add("NodePort", netip.Addr{}, p.nodePort)
+	}
+	return all
+}
+
+// refuses: an external IP must not take over the traffic of pods, nor that of the node if
+// configured so (CVE-2020-8554).
+func (o *oracle) refuses(a netip.Addr) bool {
+	return within(o.node.PodCIDRs, a) || o.denyNodeExternalIPs && slices.Contains(o.node.Addresses, a)
+}
+
+func within(ranges []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// findOwners: of several service ports that claim one frontend, the kind decides, then the
+// age. At an address of the node that accepts node ports, a VIP that is no cluster IP yields
+// to the node port of an older Service.
+func (o *oracle) findOwners() {
+	first := map[desired.Key]claim{}
+	for _, p := range o.ports {
+		for _, c := range o.claims(p) {
+			if best, taken := first[c.key]; !taken || c.precedes(best) {
+				first[c.key] = c
+			}
+		}
+	}
+	o.owners = maps.Clone(first)
+	for key, c := range first {
+		there, taken := first[desired.Key{Protocol: key.Protocol, Port: key.Port}]
+		if taken && o.acceptsNodePorts(key.VIP) && c.kind != "ClusterIP" && c.name != there.name && there.older(c.servicePort) {
+			o.owners[key] = there
+		}
+	}
+}
+
+func (c claim) precedes(o claim) bool {
+	order := []string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}
+	if mine, theirs := slices.Index(order, c.kind), slices.Index(order, o.kind); mine != theirs {
+		return mine < theirs
+	}
+	return c.older(o.servicePort)
+}
+
+// older: a Service whose age is unknown is the youngest. UID and name decide between equals.
+func (p *servicePort) older(o *servicePort) bool {
+	mine, theirs := p.service.CreationTimestamp, o.service.CreationTimestamp
+	if mine.IsZero() != theirs.IsZero() {
+		return theirs.IsZero()
+	}
+	return cmp.Or(mine.Compare(theirs.Time), strings.Compare(string(p.service.UID), string(o.service.UID)), p.name.Compare(o.name)) < 0
+}
+
+// acceptsNodePorts: never at loopback addresses (PKT-30 to PKT-32).
+func (o *oracle) acceptsNodePorts(a netip.Addr) bool {
+	return a.IsValid() && !a.IsLoopback() && slices.Contains(o.node.Addresses, a) && within(o.nodePortAddresses, a)
+}
+
+func (o *oracle) decide(p *servicePort) (d decision) {
+	endpoints := o.endpoints(p)
+	internalLocal := ptr.Deref(p.service.Spec.InternalTrafficPolicy, "") == v1.ServiceInternalTrafficPolicyLocal
+	accessible := p.nodePort != 0 || len(p.loadBalancer)+len(p.external) > 0
+	externalLocal := accessible && p.service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
+	var used []endpoint
+	if !internalLocal || accessible {
+		used = o.clusterEndpoints(endpoints)
+		d.cluster = addresses(used)
+	}
+	if internalLocal || externalLocal {
+		local := o.localEndpoints(endpoints)
+		d.local, used = addresses(local), append(used, local...)
+	}
+	d.serving = addresses(only(endpoints, func(e endpoint) bool { return e.ready || e.serving }))
+	d.onNode = o.onNode(used)
+	if spec := p.service.Spec; spec.SessionAffinity == v1.ServiceAffinityClientIP {
+		d.affinity = time.Duration(*spec.SessionAffinityConfig.ClientIP.TimeoutSeconds) * time.Second
+	}
+	for _, a := range p.external {
+		if o.refuses(a) && slices.Contains(o.kinds, "ExternalIP") {
+			d.refused = append(d.refused, a)
+		}
+	}
+	anywhere := slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.ready || e.draining() })
+	for _, c := range o.claims(p) {
+		if o.owners[c.key].name != p.name {
+			d.lost = append(d.lost, c.key)
+			continue
+		}
+		f := o.frontend(c, internalLocal, externalLocal)
+		d.act(&f, anywhere)
+		d.frontends = append(d.frontends, f)
+		for key, owner := range o.owners { // no node port where another service port has the VIP
+			if f.kind == "NodePort" && key.Protocol == p.protocol && key.Port == p.nodePort && o.acceptsNodePorts(key.VIP) && owner.name != p.name {
+				d.lost = append(d.lost, key)
+			}
+		}
+	}
+	slices.SortFunc(d.refused, netip.Addr.Compare)
+	slices.SortFunc(d.frontends, func(a, b frontend) int { return byKey(a.key, b.key) })
+	slices.SortFunc(d.lost, byKey)
+	d.lost = slices.Compact(d.lost)
+	return d
+}
+
+func byKey(a, b desired.Key) int {
+	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+}
+
+// frontend: which endpoints answer, and whose source is masqueraded.
+func (o *oracle) frontend(c claim, internalLocal, externalLocal bool) frontend {
+	f := frontend{key: c.key, kind: c.kind, scope: "Cluster"}
+	switch {
+	case c.kind == "ClusterIP": // PKT-01 to PKT-07: the traffic policy does not matter for the source
+		if f.masquerade = "keep"; o.masqueradeAll {
+			f.masquerade = "all"
+		} else if o.detectsPods {
+			f.masquerade = "non-pod"
+		}
+		if internalLocal {
+			f.scope = "Local"
+		}
+	case externalLocal: // PKT-21 to PKT-25: keeps the source; does not bind pods and the node
+		f.scope, f.masquerade, f.shortCircuit = "Local", "keep", true
+	default: // PKT-20: the reply must return through this node
+		f.masquerade = "all"
+	}
+	if c.kind == "LoadBalancer" { // PKT-40 to PKT-44: no other kind is restricted
+		f.restricted, f.ranges = o.sourceRanges(c.servicePort)
+	}
+	return f
+}
+
+// act: no endpoint anywhere rejects (PKT-09, PKT-26); none in the scope drops (PKT-08, PKT-22).
+func (d *decision) act(f *frontend, anywhere bool) {
+	scope := d.cluster
+	if f.scope == "Local" {
+		scope = d.local
+	}
+	switch {
+	case !anywhere:
+		f.action = "reject"
+	case len(scope) == 0:
+		f.action = "drop"
+	default:
+		f.action = "forward"
+	}
+	f.shortCircuit = f.shortCircuit && len(d.cluster) > 0
+}
+
+// sourceRanges: a /0 opens everything (PKT-45). A list without a range of the family opens
+// too (PKT-46), unless it is configured to close. Where the node's primary address is
+// admitted, so are the VIPs, since they may be addresses of the node (PKT-42).
+func (o *oracle) sourceRanges(p *servicePort) (restricted bool, ranges []netip.Prefix) {
+	given := p.service.Spec.LoadBalancerSourceRanges
+	for _, text := range given {
+		r, err := netip.ParsePrefix(text)
+		if err != nil || r.Addr().Is4() != (o.family == v1.IPv4Protocol) {
+			continue
+		}
+		if r.Bits() == 0 {
+			return false, nil
+		}
+		ranges = append(ranges, r.Masked())
+	}
+	if len(ranges) == 0 {
+		return len(given) > 0 && o.strictSourceRanges, nil
+	}
+	ofFamily := slices.IndexFunc(o.node.Addresses, func(a netip.Addr) bool { return a.Is4() == (o.family == v1.IPv4Protocol) })
+	if ofFamily >= 0 && within(ranges, o.node.Addresses[ofFamily]) {
+		for _, a := range p.loadBalancer {
+			ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	var outer []netip.Prefix
+	for _, r := range ranges {
+		inside := func(o netip.Prefix) bool { return o.Bits() < r.Bits() && o.Contains(r.Addr()) }
+		if !slices.ContainsFunc(ranges, inside) && !slices.Contains(outer, r) {
+			outer = append(outer, r)
+		}
+	}
+	slices.SortFunc(outer, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return true, outer
+}
+
+// endpoint is what one slice says about one address. Absent conditions mean ready, serving
+// and not terminating.
+type endpoint struct {
+	addr                        netip.AddrPort
+	ready, serving, terminating bool
+	node                        string
+	nodeHints, zoneHints        []string
+	slice                       *discovery.EndpointSlice
+}
+
+func newEndpoint(a netip.AddrPort, api *discovery.Endpoint, slice *discovery.EndpointSlice) endpoint {
+	e := endpoint{
+		addr: a, node: ptr.Deref(api.NodeName, ""), slice: slice, ready: ptr.Deref(api.Conditions.Ready, true),
+		serving: ptr.Deref(api.Conditions.Serving, true), terminating: ptr.Deref(api.Conditions.Terminating, false),
+	}
+	for _, hint := range ptr.Deref(api.Hints, discovery.EndpointHints{}).ForNodes {
+		e.nodeHints = append(e.nodeHints, hint.Name)
+	}
+	for _, hint := range ptr.Deref(api.Hints, discovery.EndpointHints{}).ForZones {
+		e.zoneHints = append(e.zoneHints, hint.Name)
+	}
+	return e
+}
+
+func (e endpoint) draining() bool { return e.serving && e.terminating }
+
+// endpoints of a service port, sorted by address, each as the slice with the best record has it.
+func (o *oracle) endpoints(p *servicePort) []endpoint {
+	best := map[netip.AddrPort]endpoint{}
+	for _, slice := range o.slices {
+		if slice.Labels[discovery.LabelServiceName] != p.name.Name || string(slice.AddressType) != string(o.family) {
+			continue
+		}
+		for _, port := range slice.Ports {
+			for i := range slice.Endpoints {
+				a, ok := o.vip(slice.Endpoints[i].Addresses[0])
+				if *port.Name != p.name.Port || *port.Protocol != p.name.Protocol || !ok || a.IsLoopback() || a.IsLinkLocalUnicast() {
+					continue
+				}
+				e := newEndpoint(netip.AddrPortFrom(a, uint16(*port.Port)), &slice.Endpoints[i], slice)
+				if old, known := best[e.addr]; !known || e.better(old) {
+					best[e.addr] = e
+				}
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Values(best), func(a, b endpoint) int { return a.addr.Compare(b.addr) })
+}
+
+// better: one that lives, then a ready one, then one that serves, then the newer slice's.
+func (e endpoint) better(o endpoint) bool {
+	for _, c := range [][2]bool{{!e.terminating, !o.terminating}, {e.ready, o.ready}, {e.serving, o.serving}} {
+		if c[0] != c[1] {
+			return c[0]
+		}
+	}
+	if c := e.slice.CreationTimestamp.Compare(o.slice.CreationTimestamp.Time); c != 0 {
+		return c > 0
+	}
+	return e.slice.Name < o.slice.Name
+}
+
+func only(list []endpoint, keep func(endpoint) bool) []endpoint {
+	return slices.DeleteFunc(slices.Clone(list), func(e endpoint) bool { return !keep(e) })
+}
+
+func addresses(list []endpoint) (all []netip.AddrPort) {
+	for _, e := range list {
+		all = append(all, e.addr)
+	}
+	return all
+}
+
+// clusterEndpoints: the ready ones, or else those that still serve while they terminate
+// (TOP-03). Hints count if each ready endpoint has some and one of them names this node, or
+// else this zone (TOP-08 to TOP-10).
+func (o *oracle) clusterEndpoints(all []endpoint) []endpoint {
+	ready := only(all, func(e endpoint) bool { return e.ready })
+	if len(ready) == 0 {
+		return only(all, endpoint.draining)
+	}
+	for _, topology := range []struct {
+		own   string
+		hints func(endpoint) []string
+	}{
+		{o.node.Name, func(e endpoint) []string { return e.nodeHints }},
+		{o.node.Zone, func(e endpoint) []string { return e.zoneHints }},
+	} {
+		unhinted := only(ready, func(e endpoint) bool { return len(topology.hints(e)) == 0 })
+		matching := only(ready, func(e endpoint) bool { return slices.Contains(topology.hints(e), topology.own) })
+		if topology.own != "" && len(unhinted) == 0 && len(matching) > 0 {
+			return matching
+		}
+	}
+	return ready
+}
+
+// localEndpoints: those of this node, whatever the hints (TOP-04).
+func (o *oracle) localEndpoints(all []endpoint) []endpoint {
+	local := only(all, func(e endpoint) bool { return o.node.Name != "" && e.node == o.node.Name })
+	if ready := only(local, func(e endpoint) bool { return e.ready }); len(ready) > 0 {
+		return ready
+	}
+	return only(local, endpoint.draining)
+}
+
+// onNode: whose hairpin connections are masqueraded (PKT-02). A slice may lack the node's
+// name, or spell it as DNS allows; an address of the node's pods is on the node in any case.
+func (o *oracle) onNode(used []endpoint) (addrs []netip.Addr) {
+	host := func(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }
+	for _, e := range used {
+		mine, theirs := host(o.node.Name), host(e.node)
+		same := mine == theirs || strings.HasPrefix(theirs, mine+".") && !strings.Contains(mine, ".") ||
+			strings.HasPrefix(mine, theirs+".") && !strings.Contains(theirs, ".")
+		if e.node == "" || mine == "" || same || within(o.node.PodCIDRs, e.addr.Addr()) {
+			addrs = append(addrs, e.addr.Addr())
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
