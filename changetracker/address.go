@@ -1,6 +1,7 @@
 package changetracker
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -108,12 +109,6 @@ func dialable(a netip.Addr) bool {
 // itself.
 func special(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() }
 
-// mayServe says that an endpoint may have the address. The API server refuses
-// special ones (ValidateEndpointIP): they would open what the node serves to itself.
-func (o *Options) mayServe(a netip.Addr) bool {
-	return dialable(a) && (!special(a) || o.LoopbackEndpoints && a.IsLoopback())
-}
-
 // canonicalAddrs sorts a list that it owns and drops duplicates; nil if empty.
 func canonicalAddrs(list []netip.Addr) []netip.Addr {
 	if len(list) == 0 {
@@ -158,4 +153,25 @@ func canonicalNames(list []string) []string {
 		}
 	}
 	return list
+}
+
+func familyOf(a netip.Addr) v1.IPFamily {
+	if a.Is4() {
+		return v1.IPv4Protocol
+	}
+	return v1.IPv6Protocol
+}
+
+func unmap(list []netip.Addr) {
+	for i, a := range list {
+		list[i] = a.Unmap()
+	}
+}
+
+// portNumber converts an API port; 0 is fine here and means none.
+func portNumber(number int32) (port uint16, ok bool) {
+	if number < 0 || number > math.MaxUint16 {
+		return 0, false
+	}
+	return uint16(number), true
 }

@@ -47,26 +47,25 @@ func (s *store) apply(name v1.IPFamily, fn func(Step) ([]ServicePortName, error)
 	f := s.families[index]
 	f.applying.Lock()
 	defer f.applying.Unlock()
-	step, a := f.begin()
+	step, a := s.begin(f)
 	failed, err := fn(step)
 	if err == nil {
-		f.commit(a, failed)
+		s.commit(f, a, failed)
 	}
 	return err
 }
 
 // begin builds the newest State and the Delta to it.
-func (f *family) begin() (Step, attempt) {
+func (s *store) begin(f *family) (Step, attempt) {
 	var buffer [8]rebuilt
-	a, services := f.prepare(buffer[:0])
-	f.store.editEndpoints(services) // without the lock, since the hook is not ours
-	return f.complete(a, services)
+	a, services := s.prepare(f, buffer[:0])
+	s.editEndpoints(services) // without the lock, since the hook is not ours
+	return s.complete(f, a, services)
 }
 
 // prepare makes anew what was dirty, appended to services. What comes from now on waits
 // for the next Apply.
-func (f *family) prepare(services []rebuilt) (attempt, []rebuilt) {
-	s := f.store
+func (s *store) prepare(f *family, services []rebuilt) (attempt, []rebuilt) {
 	s.mu.Lock()
 	defer s.unlock()
 	a := attempt{node: s.node, full: f.fullWanted, sequence: s.sequence, counts: f.counts}
@@ -77,8 +76,7 @@ func (f *family) prepare(services []rebuilt) (attempt, []rebuilt) {
 }
 
 // complete makes a Step of what prepare began.
-func (f *family) complete(a attempt, services []rebuilt) (Step, attempt) {
-	s := f.store
+func (s *store) complete(f *family, a attempt, services []rebuilt) (Step, attempt) {
 	s.mu.Lock()
 	defer s.unlock()
 	f.place(services)
@@ -98,6 +96,15 @@ type rebuilt struct {
 	state *serviceState
 	// edit are the ports whose endpoints EditEndpoints is to look at.
 	edit []*portState
+}
+
+// editEndpoints lets the hook look at what no State has yet. It does not need the lock.
+func (c *config) editEndpoints(services []rebuilt) {
+	for i := range services {
+		for _, p := range services[i].edit {
+			p.endpoints = c.edited(p)
+		}
+	}
 }
 
 // rebuildDirty makes anew what was dirty, appended to services, and makes it pending.
@@ -129,7 +136,7 @@ func (f *family) place(services []rebuilt) {
 	e := f.current.edit()
 	for i := range services {
 		for _, p := range services[i].edit {
-			p.share(f.store)
+			p.share(f.config)
 		}
 		e.put(services[i].name, services[i].state)
 	}
@@ -148,7 +155,7 @@ func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 	old, _ := f.current.services.Get(name)
 	var buffer [16]portKey
 	keys := buffer[:0]
-	if f.store.endpointsOnly {
+	if f.endpointsOnly {
 		keys = s.endpointKeys(keys)
 	}
 	for _, p := range s.ports {
@@ -161,7 +168,7 @@ func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 		if ports[i] = p; p == was {
 			continue
 		}
-		edits := p.port != nil && f.store.options.EditEndpoints != nil
+		edits := p.port != nil && f.options.EditEndpoints != nil
 		if edits {
 			r.edit = append(r.edit, p)
 		}
@@ -242,8 +249,7 @@ func (f *family) oldestPending() (oldest time.Time) {
 
 // commit makes the State of an attempt the one that later Deltas start from, but
 // for the service ports that failed.
-func (f *family) commit(a attempt, failed []ServicePortName) {
-	s := f.store
+func (s *store) commit(f *family, a attempt, failed []ServicePortName) {
 	s.mu.Lock()
 	defer s.unlock()
 	failed = slices.Clone(failed)
@@ -279,7 +285,7 @@ func (f *family) commit(a attempt, failed []ServicePortName) {
 func (f *family) stillPending(next snapshot, failed []ServicePortName) map[types.NamespacedName][]portKey {
 	kept := map[types.NamespacedName][]portKey{}
 	for _, name := range failed {
-		m, key := f.pending[name.NamespacedName], portKey{port: name.Port, protocol: name.Protocol}
+		m, key := f.pending[name.NamespacedName], name.key()
 		if m == nil {
 			continue
 		}

@@ -5,17 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-
-	v1 "k8s.io/api/core/v1"
 )
-
-func (p *ServicePort) clone() *ServicePort {
-	c := *p
-	c.ExternalIPs = slices.Clone(p.ExternalIPs)
-	c.LoadBalancerVIPs = slices.Clone(p.LoadBalancerVIPs)
-	c.LoadBalancerSourceRanges = slices.Clone(p.LoadBalancerSourceRanges)
-	return &c
-}
 
 // canonicalise validates values that did not come from our own parser and brings
 // them into canonical form. It changes the lists in place. The error names every
@@ -91,16 +81,6 @@ func (p *ServicePort) findFamily() error {
 	return nil
 }
 
-func unmap(list []netip.Addr) {
-	for i, a := range list {
-		list[i] = a.Unmap()
-	}
-}
-
-func validProtocol(p v1.Protocol) bool {
-	return p == v1.ProtocolTCP || p == v1.ProtocolUDP || p == v1.ProtocolSCTP
-}
-
 // canonicalise validates a hand-built endpoint and makes it our own.
 func (e *Endpoint) canonicalise(o *Options) error {
 	e.Addr = netip.AddrPortFrom(e.Addr.Addr().Unmap(), e.Addr.Port())
@@ -117,8 +97,3 @@ func (e *Endpoint) canonicalise(o *Options) error {
 	e.Weight = canonicalWeight(e.Weight)
 	return nil
 }
-
-// rank orders the records of one address by their conditions (W-04), the highest first:
-// not terminating (EPS-19), since a new pod may have the address of one that ends; then
-// ready, then serving.
-func (e *Endpoint) rank() int { return 4*count(!e.Terminating) + 2*count(e.Ready) + count(e.Serving) }

@@ -45,9 +45,9 @@ func (f *family) comparePorts(before, after *portState, m *mark) (c Change, diff
 	if after != nil {
 		c.Name, c.After, is = after.name, after.port, after.endpoints
 	}
-	f.compareEndpoints(&c, was, is, m.touched(portKey{port: c.Name.Port, protocol: c.Name.Protocol}))
+	f.compareEndpoints(&c, was, is, m.touched(c.Name.key()))
 	differs = refreshed || len(c.Added)+len(c.Removed) > 0 || (c.Before == nil) != (c.After == nil)
-	return c, differs || c.Before != nil && !f.store.samePort(c.Before, c.After)
+	return c, differs || c.Before != nil && !f.samePort(c.Before, c.After)
 }
 
 // compareEndpoints fills in what was added and removed.
@@ -67,7 +67,7 @@ func (f *family) compareEndpoints(c *Change, was, is []Endpoint, t *touched) {
 }
 
 func (f *family) compareEndpoint(c *Change, x, y *Endpoint) {
-	if x == nil && y == nil || x != nil && y != nil && f.store.sameRecord(x, y) {
+	if x == nil && y == nil || x != nil && y != nil && f.sameRecord(x, y) {
 		return
 	}
 	if x != nil {

@@ -42,24 +42,3 @@ func (c *pendingCounts) applied(at pendingCounts, failed map[types.NamespacedNam
 		return sequence <= at.sequence && failed[name] == nil
 	})
 }
-
-// Counts says what there is and was to do. It costs what is pending.
-func (t *Tracker) Counts() Counts { return t.store.counts() }
-
-func (s *store) counts() Counts {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.arrived
-	services := map[types.NamespacedName]struct{}{}
-	for _, f := range s.families {
-		if f == nil {
-			continue
-		}
-		c.PendingEndpointSlices += int(f.counts.slices - f.counts.slicesDone)
-		for name := range f.counts.services {
-			services[name] = struct{}{}
-		}
-	}
-	c.PendingServices = len(services)
-	return c
-}

@@ -2,6 +2,7 @@ package changetracker
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,7 +20,8 @@ import (
 // the pending ones. Success makes current committed. Both are persistent maps, so
 // that all this costs what changed.
 type family struct {
-	store *store
+	*config
+
 	index int
 	// applying serialises Apply. Its holder alone writes the fields below pending;
 	// lock it before the store.
@@ -48,10 +50,10 @@ type family struct {
 	committedNode Node
 }
 
-func newFamily(s *store, index int) *family {
-	empty := newSnapshot(s.options.IndexEndpoints)
+func newFamily(c *config, index int) *family {
+	empty := newSnapshot(c.options.IndexEndpoints)
 	return &family{
-		store: s, index: index,
+		config: c, index: index,
 		services:   map[types.NamespacedName]*heldService{},
 		dirty:      map[types.NamespacedName]*mark{},
 		early:      map[types.NamespacedName]struct{}{},
@@ -67,7 +69,7 @@ func (f *family) waiting() time.Time { return earlier(f.dirtySince, f.pendingSin
 
 func (f *family) noticed(now time.Time) {
 	select {
-	case f.store.changed <- struct{}{}:
+	case f.changed <- struct{}{}:
 	default:
 	}
 	if f.dirtySince.IsZero() {
@@ -86,7 +88,7 @@ func (f *family) wantFull(now time.Time) {
 func (f *family) mark(name types.NamespacedName) *mark {
 	m := f.dirty[name]
 	if m == nil {
-		m = &mark{since: f.store.now()}
+		m = &mark{since: f.now()}
 		f.dirty[name] = m
 		f.noticed(m.since)
 	}
@@ -123,7 +125,7 @@ func (f *family) placePorts(from string, name types.NamespacedName, ports []*Ser
 			changed = true
 			// Changes of endpoints are not marked while the Service lacks the port.
 			f.mark(name).touch(touched{portKey: (*anyOf(old, next)).key(), all: true})
-		case f.store.samePort(*old, *next):
+		case f.samePort(*old, *next):
 			*next = *old // the same pointer tells that nothing changed
 		default:
 			changed = true
@@ -162,7 +164,7 @@ func (f *family) held(service types.NamespacedName, slice sliceName) *heldSlice 
 // setEndpoints makes list, sorted and without duplicates, the hand-built
 // endpoints that a Source has of a service port.
 func (f *family) setEndpoints(from string, name ServicePortName, list []Endpoint) (changed bool) {
-	s, key := f.service(name.NamespacedName), portKey{port: name.Port, protocol: name.Protocol}
+	s, key := f.service(name.NamespacedName), name.key()
 	var next *heldSlice
 	if len(list) > 0 {
 		next = &heldSlice{sliceName: sliceName{from: from}, ports: []numberedKey{{portKey: key}}, endpoints: list}
@@ -189,7 +191,7 @@ func (f *family) placeByHand(from string, service types.NamespacedName, s *heldS
 // uses says whether the endpoints of a port matter. A slice may have thousands of
 // ports that its Service does not have.
 func (f *family) uses(s *heldService, key portKey) bool {
-	return f.store.endpointsOnly || s.port(key) != nil
+	return f.endpointsOnly || s.port(key) != nil
 }
 
 // compareSlices marks what is different in the Service when next replaces old.
@@ -253,16 +255,45 @@ func (f *family) compareContributions(t *touched, others []contribution, before,
 			rest := winner(others, addr)
 			had, has = rest.better(had), rest.better(has)
 		}
-		if had.endpoint == nil || has.endpoint == nil || !f.store.sameRecord(had.endpoint, has.endpoint) {
+		if had.endpoint == nil || has.endpoint == nil || !f.sameRecord(had.endpoint, has.endpoint) {
 			t.addrs = append(t.addrs, addr)
 		}
 	})
 }
 
-// anyOf is x, or y if x is nil.
-func anyOf[T any](x, y *T) *T {
-	if x != nil {
-		return x
+func (f *family) override(name ServicePortName, addr netip.AddrPort, o Override) (changed bool) {
+	key := name.key()
+	s := f.service(name.NamespacedName)
+	defer f.dropIfEmpty(name.NamespacedName, s)
+	if s.overrides[key][addr] == o {
+		return false
 	}
-	return y
+	s.override(key, addr, o)
+	if !f.has(s, key, addr) {
+		f.early[name.NamespacedName] = struct{}{}
+		return false
+	}
+	f.mark(name.NamespacedName).touch(touched{portKey: key, again: true})
+	return true
+}
+
+// has says whether the State to come has an endpoint, but for what EditEndpoints does.
+func (f *family) has(s *heldService, key portKey, addr netip.AddrPort) bool {
+	var buffer [16]contribution
+	return f.uses(s, key) && winner(s.contributions(buffer[:0], key), addr).endpoint != nil
+}
+
+// endOverrides drops the overrides of endpoints that a Service does not have.
+func (f *family) endOverrides(name types.NamespacedName) {
+	s := f.services[name]
+	if s == nil {
+		return
+	}
+	for key, list := range s.overrides {
+		maps.DeleteFunc(list, func(addr netip.AddrPort, _ Override) bool { return !f.has(s, key, addr) })
+		if len(list) == 0 {
+			delete(s.overrides, key)
+		}
+	}
+	f.dropIfEmpty(name, s)
 }

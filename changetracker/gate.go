@@ -44,28 +44,3 @@ func (g *gate) known(input Input) {
 		close(g.open)
 	}
 }
-
-// Synced says that an Input is known: every Service, or every EndpointSlice, that exists
-// has been given to the Tracker. SetNode says so of the node. A sync that comes before
-// would take away what a proxy before this one has programmed.
-func (t *Tracker) Synced(input Input) {
-	t.store.mu.Lock()
-	defer t.store.unlock()
-	t.store.gate.known(input)
-}
-
-// Waiting lists the Inputs that are not known yet, sorted.
-func (t *Tracker) Waiting() []Input {
-	t.store.mu.Lock()
-	defer t.store.mu.Unlock()
-	return slices.Clone(t.store.gate.waiting)
-}
-
-// Ready is closed when all Inputs are known. Apply does not wait for it.
-func (t *Tracker) Ready() <-chan struct{} { return t.store.gate.open }
-
-// Changed receives a value when there is a change that no Apply has seen yet. Several
-// changes may be one value: after receiving it, call Apply for each family. It is for
-// programs with one goroutine that syncs; an Apply that fails is theirs to repeat. The
-// channel is never closed.
-func (t *Tracker) Changed() <-chan struct{} { return t.store.changed }

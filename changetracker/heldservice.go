@@ -19,6 +19,13 @@ type heldSlice struct {
 	endpoints []Endpoint    // sorted by address, never empty
 }
 
+// numberedKey is a port of a slice. Several may have the same name (EPS-14,
+// EPS-18). Number 0 is that of hand-built endpoints, which have their own.
+type numberedKey struct {
+	portKey
+	number uint16
+}
+
 // sliceName tells the slices of a namespace apart: two Sources may have one of the same
 // name.
 type sliceName struct{ from, name string }
@@ -111,6 +118,22 @@ func (s *heldService) offer(from string, ports []*ServicePort) []*ServicePort {
 	return first.ports
 }
 
+func (s *heldService) override(key portKey, addr netip.AddrPort, o Override) {
+	if o == (Override{}) {
+		if delete(s.overrides[key], addr); len(s.overrides[key]) == 0 {
+			delete(s.overrides, key)
+		}
+		return
+	}
+	if s.overrides == nil {
+		s.overrides = map[portKey]overrides{}
+	}
+	if s.overrides[key] == nil {
+		s.overrides[key] = overrides{}
+	}
+	s.overrides[key][addr] = o
+}
+
 // findSlice is the place of a slice in a list that is sorted by name.
 func findSlice(list []*heldSlice, name sliceName) (index int, found bool) {
 	return slices.BinarySearchFunc(list, name, func(h *heldSlice, name sliceName) int { return h.compare(name) })
@@ -147,8 +170,6 @@ func (s *heldService) endpointKeys(buffer []portKey) []portKey {
 	slices.SortFunc(buffer, portKey.compare)
 	return slices.Compact(buffer)
 }
-
-func (p *ServicePort) key() portKey { return portKey{port: p.Name.Port, protocol: p.Name.Protocol} }
 
 func (s *heldService) port(key portKey) *ServicePort {
 	i, found := slices.BinarySearchFunc(s.ports, key, func(p *ServicePort, key portKey) int { return p.key().compare(key) })
@@ -198,66 +219,4 @@ func (s *heldService) contributions(buffer []contribution, key portKey) []contri
 		buffer = h.contributions(buffer, key)
 	}
 	return buffer
-}
-
-// record is one slice's opinion of an address.
-type record struct {
-	slice *heldSlice
-	addr  netip.AddrPort
-	// endpoint is nil when the slice does not have the address. Its own Addr may
-	// lack the port.
-	endpoint *Endpoint
-}
-
-// value is the endpoint with its whole address.
-func (r record) value() Endpoint {
-	e := *r.endpoint
-	e.Addr = r.addr
-	return e
-}
-
-// better is the record that counts of two for the same address (W-04).
-func (r record) better(o record) record {
-	switch {
-	case r.endpoint == nil:
-		return o
-	case o.endpoint == nil:
-		return r
-	}
-	mine, theirs := r.endpoint.rank(), o.endpoint.rank()
-	if theirs > mine || theirs == mine && o.slice.succeeds(r.slice) {
-		return o
-	}
-	return r
-}
-
-// winner is the record of addr that counts among all contributions.
-func winner(contributions []contribution, addr netip.AddrPort) record {
-	var best record
-	for _, c := range contributions {
-		best = best.better(record{slice: c.slice, addr: addr, endpoint: c.find(addr)})
-	}
-	return best
-}
-
-// findEndpoint is the endpoint of a sorted list that has the address, or nil.
-func findEndpoint(list []Endpoint, addr netip.AddrPort) *Endpoint {
-	i, found := searchEndpoint(list, addr)
-	if !found {
-		return nil
-	}
-	return &list[i]
-}
-
-func searchEndpoint(list []Endpoint, addr netip.AddrPort) (index int, found bool) {
-	low, high := 0, len(list)
-	for low < high { // by hand, because an Endpoint is large to pass to a func
-		middle := int(uint(low+high) >> 1)
-		if list[middle].Addr.Compare(addr) < 0 {
-			low = middle + 1
-		} else {
-			high = middle
-		}
-	}
-	return low, low < len(list) && list[low].Addr == addr
 }

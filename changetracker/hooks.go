@@ -12,9 +12,9 @@ import (
 
 // survives runs an embedder's hook and says whether it returned. A hook that
 // panics must not take the node's proxy down with it.
-func (s *store) survives(hook string, run func()) (ok bool) { return survives(hook, s.warn, run) }
+func (c *config) survives(hook string, run func()) (ok bool) { return survives(hook, c.warn, run) }
 
-// survives is store.survives for one who may not hold the lock.
+// survives is config.survives for one who may not hold the lock.
 func survives(hook string, warn func(string, ...zap.Field), run func()) (ok bool) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -27,16 +27,16 @@ func survives(hook string, warn func(string, ...zap.Field), run func()) (ok bool
 
 // selects says whether the Service is one for this proxy (CFG-02 for the label).
 // A Select that panics has no say.
-func (s *store) selects(service *v1.Service) bool {
+func (c *config) selects(service *v1.Service) bool {
 	name, labelled := service.Labels[LabelServiceProxyName]
-	if labelled != (s.options.ServiceProxyName != "") || name != s.options.ServiceProxyName {
+	if labelled != (c.options.ServiceProxyName != "") || name != c.options.ServiceProxyName {
 		return false
 	}
-	if s.options.Select == nil {
+	if c.options.Select == nil {
 		return true
 	}
 	selected := true
-	if !s.survives("Select", func() { selected = s.options.Select(service) }) {
+	if !c.survives("Select", func() { selected = c.options.Select(service) }) {
 		return true
 	}
 	return selected
@@ -44,31 +44,31 @@ func (s *store) selects(service *v1.Service) bool {
 
 // decorateService returns p as the hook leaves it, or p itself when the hook
 // panics or leaves something that is no valid service port.
-func (s *store) decorateService(p *ServicePort, service *v1.Service) *ServicePort {
-	if s.options.DecorateService == nil {
+func (c *config) decorateService(p *ServicePort, service *v1.Service) *ServicePort {
+	if c.options.DecorateService == nil {
 		return p
 	}
 	decorated := p.clone()
-	if !s.survives("DecorateService", func() { s.options.DecorateService(decorated, service) }) {
+	if !c.survives("DecorateService", func() { c.options.DecorateService(decorated, service) }) {
 		return p
 	}
 	decorated.Name, decorated.Family = p.Name, p.Family
 	if err := decorated.canonicalise(); err != nil {
-		s.warn("hook left an invalid service port", zap.Stringer("service_port", p.Name), zap.Error(err))
+		c.warn("hook left an invalid service port", zap.Stringer("service_port", p.Name), zap.Error(err))
 		return p
 	}
 	return decorated
 }
 
 // decorateEndpoint is decorateService for an endpoint.
-func (s *store) decorateEndpoint(e *Endpoint, api *discovery.Endpoint, slice *discovery.EndpointSlice) {
-	if s.options.DecorateEndpoint == nil {
+func (c *config) decorateEndpoint(e *Endpoint, api *discovery.Endpoint, slice *discovery.EndpointSlice) {
+	if c.options.DecorateEndpoint == nil {
 		return
 	}
 	decorated := *e
 	// The hint lists are shared by many endpoints.
 	decorated.ZoneHints, decorated.NodeHints = slices.Clone(e.ZoneHints), slices.Clone(e.NodeHints)
-	if !s.survives("DecorateEndpoint", func() { s.options.DecorateEndpoint(&decorated, api, slice) }) {
+	if !c.survives("DecorateEndpoint", func() { c.options.DecorateEndpoint(&decorated, api, slice) }) {
 		return
 	}
 	decorated.Addr = e.Addr
@@ -78,34 +78,25 @@ func (s *store) decorateEndpoint(e *Endpoint, api *discovery.Endpoint, slice *di
 	*e = decorated
 }
 
-// editEndpoints lets the hook look at what no State has yet. It does not need the lock.
-func (s *store) editEndpoints(services []rebuilt) {
-	for i := range services {
-		for _, p := range services[i].edit {
-			p.endpoints = s.edited(p)
-		}
-	}
-}
-
 // edited are the endpoints of a port as the hook leaves them, or as they are when it
 // panics. What is no endpoint of the port's family is left out.
-func (s *store) edited(p *portState) []Endpoint {
+func (c *config) edited(p *portState) []Endpoint {
 	var list []Endpoint
-	if !survives("EditEndpoints", s.logger.Warn, func() { list = s.options.EditEndpoints(p.port, slices.Clone(p.endpoints)) }) {
+	if !survives("EditEndpoints", c.logger.Warn, func() { list = c.options.EditEndpoints(p.port, slices.Clone(p.endpoints)) }) {
 		return p.endpoints
 	}
 	var refused netip.AddrPort
 	count := len(list)
 	list = slices.DeleteFunc(slices.Clone(list), func(e Endpoint) bool {
 		a := e.Addr.Addr().Unmap()
-		ok := dialable(a) && e.Addr.Port() != 0 && s.options.mayServe(a) && familyOf(a) == p.port.Family
+		ok := dialable(a) && e.Addr.Port() != 0 && c.options.mayServe(a) && familyOf(a) == p.port.Family
 		if !ok {
 			refused = e.Addr
 		}
 		return !ok
 	})
 	if len(list) < count {
-		s.logger.Warn("hook left invalid endpoints, which are left out", zap.String("hook", "EditEndpoints"),
+		c.logger.Warn("hook left invalid endpoints, which are left out", zap.String("hook", "EditEndpoints"),
 			zap.Stringer("service_port", p.name), zap.Int("count", count-len(list)), zap.Stringer("last", refused))
 	}
 	for i := range list {
@@ -118,20 +109,20 @@ func (s *store) edited(p *portState) []Endpoint {
 }
 
 // share keeps one list in memory, not two, where a hook has changed nothing.
-func (p *portState) share(s *store) {
-	if s.sameEndpoints(p.merged, p.endpoints) {
+func (p *portState) share(c *config) {
+	if c.sameEndpoints(p.merged, p.endpoints) {
 		p.endpoints = p.merged
 	}
 }
 
 // equalExt compares payloads. A comparison that panics, as == does for types that
 // cannot be compared, means different.
-func (s *store) equalExt(a, b any) (equal bool) {
+func (c *config) equalExt(a, b any) (equal bool) {
 	if a == nil && b == nil {
 		return true
 	}
-	if s.options.EqualExt != nil {
-		s.survives("EqualExt", func() { equal = s.options.EqualExt(a, b) })
+	if c.options.EqualExt != nil {
+		c.survives("EqualExt", func() { equal = c.options.EqualExt(a, b) })
 		return equal
 	}
 	defer func() {
@@ -142,11 +133,23 @@ func (s *store) equalExt(a, b any) (equal bool) {
 	return a == b
 }
 
-func (s *store) samePort(a, b *ServicePort) bool {
-	return a == b || a.Equal(b) && s.equalExt(a.Ext, b.Ext)
+func (c *config) samePort(a, b *ServicePort) bool {
+	return a == b || a.Equal(b) && c.equalExt(a.Ext, b.Ext)
 }
 
 // sameRecord compares endpoints that have the same address.
-func (s *store) sameRecord(a, b *Endpoint) bool {
-	return a.alike(b) && s.equalExt(a.Ext, b.Ext)
+func (c *config) sameRecord(a, b *Endpoint) bool {
+	return a.alike(b) && c.equalExt(a.Ext, b.Ext)
+}
+
+func (c *config) sameEndpoints(a, b []Endpoint) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Addr != b[i].Addr || !c.sameRecord(&a[i], &b[i]) {
+			return false
+		}
+	}
+	return true
 }

@@ -42,27 +42,6 @@ func newIndex() *index {
 	return btree.New(degree, func(a, b entry) bool { return a.compare(b) < 0 })
 }
 
-// entries yields those of a kind and address, in order of port and name, from a port on.
-func (s *snapshot) entries(kind entryKind, addr netip.Addr, port uint16) iter.Seq[entry] {
-	return func(yield func(entry) bool) {
-		first := entry{kind: kind, addr: addr, port: port, name: &ServicePortName{}}
-		s.index.AscendGreaterOrEqual(first, func(e entry) bool {
-			return e.kind == kind && e.addr == addr && yield(e)
-		})
-	}
-}
-
-// names yields the names of the entries of a kind and address that have the port.
-func (s *snapshot) names(kind entryKind, addr netip.Addr, port uint16) iter.Seq[ServicePortName] {
-	return func(yield func(ServicePortName) bool) {
-		for e := range s.entries(kind, addr, port) {
-			if e.port != port || !yield(*e.name) {
-				return
-			}
-		}
-	}
-}
-
 // indexEditor makes the next version of an index. It copies nothing before something
 // changes. The store's lock must be held, since a copy touches what it is made of.
 type indexEditor struct {
@@ -159,10 +138,4 @@ func (e *indexEditor) replaceEndpoints(of ServicePortName, was, is []Endpoint) {
 			e.own().Delete(entry{kind: endpointEntry, addr: x.Addr.Addr(), name: name})
 		}
 	})
-}
-
-// hasAddr says whether a sorted list has an endpoint of that address, at any port.
-func hasAddr(list []Endpoint, addr netip.Addr) bool {
-	i, _ := searchEndpoint(list, netip.AddrPortFrom(addr, 0))
-	return i < len(list) && list[i].Addr.Addr() == addr
 }

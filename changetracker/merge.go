@@ -32,7 +32,13 @@ func walk[T any](a, b []T, compare func(x, y *T) int, visit func(x, y *T)) {
 	}
 }
 
-func compareByAddr(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
+// anyOf is x, or y if x is nil.
+func anyOf[T any](x, y *T) *T {
+	if x != nil {
+		return x
+	}
+	return y
+}
 
 // mergeAll is the union of all contributions, sorted, with the winner of each
 // address. The list of a lone slice is shared, not copied, if it can be.
@@ -96,4 +102,44 @@ func mergeTouched(old []Endpoint, contributions []contribution, addrs []netip.Ad
 		}
 	}
 	return append(merged, old...)
+}
+
+// record is one slice's opinion of an address.
+type record struct {
+	slice *heldSlice
+	addr  netip.AddrPort
+	// endpoint is nil when the slice does not have the address. Its own Addr may
+	// lack the port.
+	endpoint *Endpoint
+}
+
+// value is the endpoint with its whole address.
+func (r record) value() Endpoint {
+	e := *r.endpoint
+	e.Addr = r.addr
+	return e
+}
+
+// better is the record that counts of two for the same address (W-04).
+func (r record) better(o record) record {
+	switch {
+	case r.endpoint == nil:
+		return o
+	case o.endpoint == nil:
+		return r
+	}
+	mine, theirs := r.endpoint.rank(), o.endpoint.rank()
+	if theirs > mine || theirs == mine && o.slice.succeeds(r.slice) {
+		return o
+	}
+	return r
+}
+
+// winner is the record of addr that counts among all contributions.
+func winner(contributions []contribution, addr netip.AddrPort) record {
+	var best record
+	for _, c := range contributions {
+		best = best.better(record{slice: c.slice, addr: addr, endpoint: c.find(addr)})
+	}
+	return best
 }

@@ -32,16 +32,11 @@ func serviceOf(slice *discovery.EndpointSlice) types.NamespacedName {
 	return types.NamespacedName{}
 }
 
-// clusterOf says whose nodes a slice of a Source names; empty for the tracker's own. known
-// is false for an imported slice where nobody has said which cluster is whose.
-func (o *Options) clusterOf(from string, slice *discovery.EndpointSlice) (cluster string, known bool) {
-	of := slice.Labels[LabelSourceCluster]
-	switch {
-	case o.Cluster != "" && of == o.Cluster:
-		return "", true
-	case o.Cluster != "" && of != "":
-		return of, true
-	default:
-		return from, from != "" || slice.Labels[discovery.LabelServiceName] != ""
+// qualified is the name here of a node of another cluster. No Kubernetes node has a slash
+// in its name (RFC 1123).
+func qualified(cluster, node string) string {
+	if cluster == "" || node == "" {
+		return node
 	}
+	return cluster + "/" + node
 }

@@ -1,8 +1,26 @@
 package changetracker
 
 import (
+	"net/netip"
 	"slices"
 )
+
+// Node is what the proxy knows about the node it runs on. The zero value is a
+// node without name: nothing is local to it.
+type Node struct {
+	Name string
+	// Zone is the value of the label topology.kubernetes.io/zone, or empty.
+	Zone string
+	// Addresses are the node's own addresses; the first one of each family is
+	// its primary address.
+	Addresses []netip.Addr
+	// PodCIDRs are the ranges that the node's own pods take their addresses from.
+	PodCIDRs []netip.Prefix
+	// Draining says why load balancers should give the node nothing new, because it
+	// is about to go away; empty when it is not (KEP-3836). What is programmed does
+	// not depend on it.
+	Draining string
+}
 
 // canonical is a copy of n that shares no memory with it, without addresses that
 // no node can have.

@@ -14,23 +14,6 @@ import (
 // (service.kubernetes.io/service-proxy-name of the Kubernetes API).
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// Node is what the proxy knows about the node it runs on. The zero value is a
-// node without name: nothing is local to it.
-type Node struct {
-	Name string
-	// Zone is the value of the label topology.kubernetes.io/zone, or empty.
-	Zone string
-	// Addresses are the node's own addresses; the first one of each family is
-	// its primary address.
-	Addresses []netip.Addr
-	// PodCIDRs are the ranges that the node's own pods take their addresses from.
-	PodCIDRs []netip.Prefix
-	// Draining says why load balancers should give the node nothing new, because it
-	// is about to go away; empty when it is not (KEP-3836). What is programmed does
-	// not depend on it.
-	Draining string
-}
-
 // ExternalIPPolicy says which values of spec.externalIPs count. Whoever may write a
 // Service can take the traffic to any address with them (CVE-2020-8554). Those that
 // do not count are Problems of reason ReasonRefused; the Service's other addresses
@@ -111,4 +94,56 @@ type Options struct {
 	Logger *zap.Logger
 	// Now is the clock for trigger times; nil means time.Now.
 	Now func() time.Time
+}
+
+// mayServe says that an endpoint may have the address. The API server refuses
+// special ones (ValidateEndpointIP): they would open what the node serves to itself.
+func (o *Options) mayServe(a netip.Addr) bool {
+	return dialable(a) && (!special(a) || o.LoopbackEndpoints && a.IsLoopback())
+}
+
+// clusterOf says whose nodes a slice of a Source names; empty for the tracker's own. known
+// is false for an imported slice where nobody has said which cluster is whose.
+func (o *Options) clusterOf(from string, slice *discovery.EndpointSlice) (cluster string, known bool) {
+	of := slice.Labels[LabelSourceCluster]
+	switch {
+	case o.Cluster != "" && of == o.Cluster:
+		return "", true
+	case o.Cluster != "" && of != "":
+		return of, true
+	default:
+		return from, from != "" || slice.Labels[discovery.LabelServiceName] != ""
+	}
+}
+
+// config is what all parts of a tracker share. It does not change after New, but for the
+// channel's content.
+type config struct {
+	options Options
+	logger  *zap.Logger
+	now     func() time.Time
+	created time.Time
+	tracked perFamily[bool]
+	// endpointsOnly is set where there are no Services, so that all endpoints matter.
+	endpointsOnly bool
+	// changed has a value after a change.
+	changed chan struct{}
+	// warn logs when the store's lock, which must be held, is released.
+	warn func(message string, fields ...zap.Field)
+}
+
+// newConfig fills in the defaults of options that are valid.
+func newConfig(o Options) *config {
+	c := &config{options: o, logger: o.Logger, now: o.Now, changed: make(chan struct{}, 1)}
+	if c.logger == nil {
+		c.logger = zap.NewNop()
+	}
+	if c.now == nil {
+		c.now = time.Now
+	}
+	c.created = c.now()
+	for family := range c.tracked {
+		c.tracked[family] = len(o.Families) == 0 || slices.Contains(o.Families, familyName(family))
+	}
+	return c
 }

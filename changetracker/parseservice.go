@@ -2,7 +2,6 @@ package changetracker
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -36,26 +35,26 @@ type parsedService struct {
 
 // parseService turns a Service into its service ports of each family, sorted by
 // name. What is wrong with it goes into f.
-func (s *store) parseService(service *v1.Service, f *findings) (ports perFamily[[]*ServicePort]) {
-	if !proxied(service) || !s.selects(service) {
+func (c *config) parseService(service *v1.Service, f *findings) (ports perFamily[[]*ServicePort]) {
+	if !proxied(service) || !c.selects(service) {
 		return ports
 	}
 	p := parsedService{created: service.CreationTimestamp.UTC(), uid: service.UID}
-	if !s.parseClusterIPs(&p, service, f) {
+	if !c.parseClusterIPs(&p, service, f) {
 		return ports
 	}
 	if len(service.Spec.Ports) == 0 {
 		f.add(ReasonNoPorts, "", "spec.ports")
 		return ports
 	}
-	p.parseVIPs(service, &s.options.ExternalIPs, f)
+	p.parseVIPs(service, &c.options.ExternalIPs, f)
 	p.parseSourceRanges(service, f)
-	p.checkSourceRanges(s.options.StrictSourceRanges, f)
+	p.checkSourceRanges(c.options.StrictSourceRanges, f)
 	p.parsePolicies(service, f)
 	for _, port := range parseServicePorts(service, f) {
 		for family, clusterIP := range p.clusterIPs {
 			if clusterIP.IsValid() {
-				value := s.decorateService(p.servicePort(port, family, s.options.StrictSourceRanges), service)
+				value := c.decorateService(p.servicePort(port, family, c.options.StrictSourceRanges), service)
 				ports[family] = append(ports[family], value)
 			}
 		}
@@ -71,7 +70,7 @@ func proxied(service *v1.Service) bool {
 }
 
 // parseClusterIPs finds the cluster IP of each tracked family (TRK-10).
-func (s *store) parseClusterIPs(p *parsedService, service *v1.Service, f *findings) (any bool) {
+func (c *config) parseClusterIPs(p *parsedService, service *v1.Service, f *findings) (any bool) {
 	spec := &service.Spec
 	if len(spec.IPFamilies) == 0 {
 		addr, ok := parseAddr(spec.ClusterIP)
@@ -79,14 +78,14 @@ func (s *store) parseClusterIPs(p *parsedService, service *v1.Service, f *findin
 			f.add(ReasonInvalidAddress, spec.ClusterIP, "spec.clusterIP")
 			return false
 		}
-		if s.families[addrFamily(addr)] == nil {
+		if !c.tracked[addrFamily(addr)] {
 			return false
 		}
 		p.clusterIPs[addrFamily(addr)] = addr
 		return true
 	}
-	for family, tracked := range s.families {
-		if tracked == nil {
+	for family, tracked := range c.tracked {
+		if !tracked {
 			continue
 		}
 		i := slices.Index(spec.IPFamilies, familyName(family))
@@ -236,14 +235,6 @@ func affinityTimeout(config *v1.SessionAffinityConfig) time.Duration {
 		return defaultAffinity
 	}
 	return time.Duration(*config.ClientIP.TimeoutSeconds) * time.Second
-}
-
-// portNumber converts an API port; 0 is fine here and means none.
-func portNumber(number int32) (port uint16, ok bool) {
-	if number < 0 || number > math.MaxUint16 {
-		return 0, false
-	}
-	return uint16(number), true
 }
 
 // numberedPort is what one item of spec.ports contributes to a service port.

@@ -5,24 +5,10 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 )
-
-// portKey is what a Service and its slices know a port by.
-type portKey struct {
-	port     string
-	protocol v1.Protocol
-}
-
-func (k portKey) compare(o portKey) int {
-	if c := strings.Compare(k.port, o.port); c != 0 {
-		return c
-	}
-	return strings.Compare(string(k.protocol), string(o.protocol))
-}
 
 // maxScratch is how many endpoints the buffers are kept for. Slices that the
 // endpoint slice controller writes have 100 endpoints and few ports.
@@ -34,7 +20,8 @@ const maxInterned, maxQualified = 256, 1 << 14
 // sliceParser reads EndpointSlices. Its result lies in buffers that the next call
 // overwrites, so that a slice that brings nothing new costs no allocation.
 type sliceParser struct {
-	store     *store
+	*config
+
 	ports     []numberedKey
 	endpoints []Endpoint
 	// interned holds the hint lists of one name. All endpoints share few of them.
@@ -45,13 +32,6 @@ type sliceParser struct {
 	nodesKnown bool
 	// qualified holds names of other clusters' nodes by cluster and name.
 	qualified map[[2]string]string
-}
-
-// numberedKey is a port of a slice. Several may have the same name (EPS-14,
-// EPS-18). Number 0 is that of hand-built endpoints, which have their own.
-type numberedKey struct {
-	portKey
-	number uint16
 }
 
 // parse reads the ports and the endpoints of a slice of the family: sorted and
@@ -86,35 +66,6 @@ func (p *sliceParser) release() {
 	if len(p.qualified) > maxQualified {
 		p.qualified = nil
 	}
-}
-
-// dropDuplicates keeps the preferred record of each address of a sorted list
-// (EPS-19, W-04).
-func dropDuplicates(list []Endpoint) []Endpoint {
-	kept := list[:0]
-	for i := range list {
-		last := len(kept) - 1
-		switch {
-		case last < 0 || kept[last].Addr != list[i].Addr:
-			kept = append(kept, list[i])
-		case list[i].preference(&kept[last]) > 0:
-			kept[last] = list[i]
-		}
-	}
-	return kept
-}
-
-// preference is positive when e is the better record of its address, and 0 only
-// for records that are alike but for Ext.
-func (e *Endpoint) preference(o *Endpoint) int {
-	return cmp.Or(
-		cmp.Compare(e.rank(), o.rank()),
-		cmp.Compare(e.Weight, o.Weight),
-		strings.Compare(o.Node, e.Node), // from here on anything that is stable will do
-		strings.Compare(o.Zone, e.Zone),
-		slices.Compare(o.ZoneHints, e.ZoneHints),
-		slices.Compare(o.NodeHints, e.NodeHints),
-	)
 }
 
 // parsePorts reads the ports (EPS-10). A nil protocol is the API's default (W-01).
@@ -187,7 +138,7 @@ func (p *sliceParser) parseAddr(api *discovery.Endpoint, i, family int, f *findi
 	}
 	addr, ok = parseAddr(api.Addresses[0])
 	switch {
-	case !ok || !p.store.options.mayServe(addr):
+	case !ok || !p.options.mayServe(addr):
 		f.add(ReasonInvalidAddress, api.Addresses[0], "endpoints[%d].addresses[0]", i)
 		return addr, false
 	case addrFamily(addr) != family:
@@ -218,7 +169,7 @@ func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint, slice *
 	if api.Hints != nil && p.nodesKnown {
 		e.NodeHints = hintNames(p, api.Hints.ForNodes, func(n discovery.ForNode) string { return p.node(n.Name) })
 	}
-	p.store.decorateEndpoint(&e, api, slice)
+	p.decorateEndpoint(&e, api, slice)
 	return e
 }
 

@@ -12,6 +12,50 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// Problem is one value of an API object that was set aside. Everything else of
+// the object is used, as far as it makes sense without.
+type Problem struct {
+	// Object is the kind, namespace and name: "Service default/web", with " of source west"
+	// for an object of that Source.
+	Object string
+	// Field is the path of the value in the object: "spec.externalIPs[1]".
+	Field string
+	// Value is the offending value as text, cut to a readable length.
+	Value string
+	// Reason says in a few words what is wrong with it, and is one of a fixed set
+	// fit for a metric label: see the Reason constants.
+	Reason Reason
+}
+
+// Reason is a bounded vocabulary of why values are set aside.
+type Reason string
+
+// The reasons for a Problem.
+const (
+	ReasonInvalidAddress  Reason = "invalid address"
+	ReasonInvalidCIDR     Reason = "invalid CIDR"
+	ReasonInvalidPort     Reason = "invalid port"
+	ReasonInvalidProtocol Reason = "invalid protocol"
+	ReasonWrongFamily     Reason = "wrong IP family"
+	ReasonNoPorts         Reason = "no ports"
+	ReasonDuplicate       Reason = "duplicate"
+	ReasonMissing         Reason = "missing value"
+	// ReasonRefused is an external IP that ExternalIPPolicy does not accept.
+	ReasonRefused Reason = "refused by policy"
+	// ReasonNoSourceRange is a list of source ranges without a valid one of the IP
+	// family of a load balancer VIP.
+	ReasonNoSourceRange Reason = "no source range of the IP family"
+)
+
+// Reasons are all of them.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonInvalidAddress, ReasonInvalidCIDR, ReasonInvalidPort, ReasonInvalidProtocol,
+		ReasonWrongFamily, ReasonNoPorts, ReasonDuplicate, ReasonMissing,
+		ReasonRefused, ReasonNoSourceRange,
+	}
+}
+
 // maxValueBytes is how much of an offending value a Problem shows.
 const maxValueBytes = 64
 

@@ -82,21 +82,11 @@ func summarise(endpoints []Endpoint, node *Node) (s summary) {
 	return s
 }
 
-func count(is bool) int {
-	if is {
-		return 1
-	}
-	return 0
-}
-
 // hinted says that a hint names the node or zone. A node that does not know its
 // own name or zone is named by none.
 func hinted(hints []string, name string) bool {
 	return name != "" && slices.Contains(hints, name)
 }
-
-// draining says that the endpoint serves while it terminates.
-func (e *Endpoint) draining() bool { return e.Serving && e.Terminating }
 
 // rule is one way to select endpoints. It is data, not a func, so that Select
 // allocates nothing but lists.

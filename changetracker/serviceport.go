@@ -44,6 +44,23 @@ func (n ServicePortName) Compare(o ServicePortName) int {
 	return strings.Compare(string(n.Protocol), string(o.Protocol))
 }
 
+// portKey is what a Service and its slices know a port by.
+type portKey struct {
+	port     string
+	protocol v1.Protocol
+}
+
+func (k portKey) compare(o portKey) int {
+	if c := strings.Compare(k.port, o.port); c != 0 {
+		return c
+	}
+	return strings.Compare(string(k.protocol), string(o.protocol))
+}
+
+func (n ServicePortName) key() portKey { return portKey{port: n.Port, protocol: n.Protocol} }
+
+func (p *ServicePort) key() portKey { return p.Name.key() }
+
 // ServicePort is what a proxy needs to know of one port of a Service, for one
 // IP family. Values are canonical: addresses are unmapped and of one family,
 // lists are sorted and hold no duplicates, so that two values that behave alike
@@ -144,67 +161,6 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		slices.Equal(p.LoadBalancerSourceRanges, o.LoadBalancerSourceRanges)
 }
 
-// Endpoint is one address and port that answers for a service port.
-// An Endpoint in a State is immutable.
-type Endpoint struct {
-	Addr netip.AddrPort
-	// Ready, Serving and Terminating are the EndpointSlice conditions, with an
-	// absent condition read as the API says: ready, serving, not terminating.
-	Ready, Serving, Terminating bool
-	// Weight is the endpoint's share of new connections, relative to those of the other
-	// endpoints. 0 is the default and means 1, and the trackers store 0 for 1. It never
-	// means no traffic: that is Override.Eject.
-	Weight uint16
-	// Zone and Node say where the endpoint runs; empty if that is not known. View.Local says
-	// for whom it is local.
-	Zone, Node string
-	// ZoneHints and NodeHints name the zones and nodes that the control plane
-	// wants to use this endpoint; nil means no hint. Sorted.
-	ZoneHints, NodeHints []string
-	// Ext is the embedder's own payload, set by Options.DecorateEndpoint.
-	Ext any
-}
-
-// Usable says that the endpoint may receive traffic in some situation: it is
-// ready, or it still serves while it terminates (KEP-1669).
-func (e *Endpoint) Usable() bool { return e.Ready || e.Serving && e.Terminating }
-
-// Equal compares everything but Ext.
-func (e *Endpoint) Equal(o *Endpoint) bool { return e.Addr == o.Addr && e.alike(o) }
-
-// alike compares everything but Addr and Ext.
-func (e *Endpoint) alike(o *Endpoint) bool {
-	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating &&
-		e.share() == o.share() && e.Zone == o.Zone && e.Node == o.Node &&
-		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
-}
-
-// share is the weight that counts.
-func (e *Endpoint) share() uint16 { return max(e.Weight, 1) }
-
-// canonicalWeight is 0 for 1.
-func canonicalWeight(weight uint16) uint16 {
-	if weight == 1 {
-		return 0
-	}
-	return weight
-}
-
-// String is the address with what is out of the ordinary: conditions and weight.
-func (e *Endpoint) String() string {
-	s := e.Addr.String()
-	if !e.Ready {
-		s += " notready"
-	}
-	if e.Terminating {
-		s += " terminating serving=" + strconv.FormatBool(e.Serving)
-	}
-	if e.share() > 1 {
-		s += " weight=" + strconv.Itoa(int(e.Weight))
-	}
-	return s
-}
-
 // Ext reads a payload that a decorate hook stored; ok is false when v holds
 // another type or nothing.
 func Ext[T any](v any) (value T, ok bool) {
@@ -212,9 +168,14 @@ func Ext[T any](v any) (value T, ok bool) {
 	return value, ok
 }
 
-func familyOf(a netip.Addr) v1.IPFamily {
-	if a.Is4() {
-		return v1.IPv4Protocol
-	}
-	return v1.IPv6Protocol
+func validProtocol(p v1.Protocol) bool {
+	return p == v1.ProtocolTCP || p == v1.ProtocolUDP || p == v1.ProtocolSCTP
+}
+
+func (p *ServicePort) clone() *ServicePort {
+	c := *p
+	c.ExternalIPs = slices.Clone(p.ExternalIPs)
+	c.LoadBalancerVIPs = slices.Clone(p.LoadBalancerVIPs)
+	c.LoadBalancerSourceRanges = slices.Clone(p.LoadBalancerSourceRanges)
+	return &c
 }

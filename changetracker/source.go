@@ -39,15 +39,6 @@ func (t *Tracker) Source(name string) *Source {
 	}
 }
 
-// qualified is the name here of a node of another cluster. No Kubernetes node has a slash
-// in its name (RFC 1123).
-func qualified(cluster, node string) string {
-	if cluster == "" || node == "" {
-		return node
-	}
-	return cluster + "/" + node
-}
-
 // Snapshot is everything that a Source has.
 type Snapshot struct {
 	// ServicePorts are as for ServiceChangeTracker.Set, of any number of Services, in any

@@ -11,15 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// store is what all trackers of one New share. Everything below mu is guarded by
-// it.
+// store is what all trackers of one New share. Everything below mu is guarded by it.
 type store struct {
-	options Options
-	logger  *zap.Logger
-	now     func() time.Time
-	created time.Time
-	// endpointsOnly says that there are no Services to tell which endpoints matter.
-	endpointsOnly bool
+	*config
 
 	mu       sync.Mutex
 	node     Node
@@ -33,33 +27,24 @@ type store struct {
 	arrived   Counts
 	lines     []logLine
 	gate      gate
-	changed   chan struct{} // has a value after a change
 }
 
 func newStore(o Options) (*store, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	c := newConfig(o)
 	s := &store{
-		options: o, logger: o.Logger, now: o.Now, node: o.Node.canonical(),
-		homes: map[sliceKey]home{}, nodeNames: nodeNames{}, problems: newProblemSet(),
-		gate: newGate(&o), changed: make(chan struct{}, 1),
+		config: c, node: o.Node.canonical(), parser: sliceParser{config: c},
+		homes: map[sliceKey]home{}, nodeNames: nodeNames{}, problems: newProblemSet(), gate: newGate(&o),
 	}
-	if s.logger == nil {
-		s.logger = zap.NewNop()
+	c.warn = func(message string, fields ...zap.Field) {
+		s.lines = append(s.lines, logLine{message: message, fields: fields})
 	}
-	if s.now == nil {
-		s.now = time.Now
-	}
-	s.created = s.now()
-	s.parser.store = s
-	families := o.Families
-	if len(families) == 0 {
-		families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
-	}
-	for _, name := range families {
-		index, _ := familyIndex(name) // validated above
-		s.families[index] = newFamily(s, index)
+	for family, tracked := range c.tracked {
+		if tracked {
+			s.families[family] = newFamily(c, family)
+		}
 	}
 	return s, nil
 }
@@ -72,11 +57,6 @@ func (s *store) unlock() {
 	for _, l := range lines {
 		s.logger.Warn(l.message, l.fields...)
 	}
-}
-
-// warn logs a line once the lock is released.
-func (s *store) warn(message string, fields ...zap.Field) {
-	s.lines = append(s.lines, logLine{message: message, fields: fields})
 }
 
 // report puts the problems of an object in the place of its former ones.
@@ -240,18 +220,6 @@ func (s *store) successor(held, parsed *heldSlice) *heldSlice {
 	return &next
 }
 
-func (s *store) sameEndpoints(a, b []Endpoint) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i].Addr != b[i].Addr || !s.sameRecord(&a[i], &b[i]) {
-			return false
-		}
-	}
-	return true
-}
-
 // setEndpoints takes over hand-built endpoints, sorted by address.
 func (s *store) setEndpoints(from string, name ServicePortName, endpoints perFamily[[]Endpoint]) (changed bool) {
 	s.mu.Lock()
@@ -314,4 +282,38 @@ func (s *store) problemCounts() map[Reason]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.problems.byReason()
+}
+
+func (s *store) counts() Counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.arrived
+	services := map[types.NamespacedName]struct{}{}
+	for _, f := range s.families {
+		if f == nil {
+			continue
+		}
+		c.PendingEndpointSlices += int(f.counts.slices - f.counts.slicesDone)
+		for name := range f.counts.services {
+			services[name] = struct{}{}
+		}
+	}
+	c.PendingServices = len(services)
+	return c
+}
+
+// triggerTime reads the annotation of a slice. A time that is not after the
+// tracker's creation says nothing about us (EPS-51).
+func (s *store) triggerTime(slice *discovery.EndpointSlice) (at time.Time, ok bool) {
+	text, ok := slice.Annotations[v1.EndpointsLastChangeTriggerTime]
+	if !ok {
+		return at, false
+	}
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		s.warn("trigger time ignored", zap.String("object", kindEndpointSlice+" "+slice.Namespace+"/"+slice.Name),
+			zap.String("value", readable(text)))
+		return at, false
+	}
+	return at, at.After(s.created)
 }

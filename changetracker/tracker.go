@@ -1,6 +1,8 @@
 package changetracker
 
 import (
+	"net/netip"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -63,3 +65,74 @@ func (t *Tracker) Problems() []Problem { return t.store.allProblems() }
 
 // ProblemCounts counts the Problems by reason, without making a list of them.
 func (t *Tracker) ProblemCounts() map[Reason]int { return t.store.problemCounts() }
+
+// Counts says what there is and was to do. It costs what is pending.
+func (t *Tracker) Counts() Counts { return t.store.counts() }
+
+// Synced says that an Input is known: every Service, or every EndpointSlice, that exists
+// has been given to the Tracker. SetNode says so of the node. A sync that comes before
+// would take away what a proxy before this one has programmed.
+func (t *Tracker) Synced(input Input) {
+	t.store.mu.Lock()
+	defer t.store.unlock()
+	t.store.gate.known(input)
+}
+
+// Waiting lists the Inputs that are not known yet, sorted.
+func (t *Tracker) Waiting() []Input {
+	t.store.mu.Lock()
+	defer t.store.mu.Unlock()
+	return slices.Clone(t.store.gate.waiting)
+}
+
+// Ready is closed when all Inputs are known. Apply does not wait for it.
+func (t *Tracker) Ready() <-chan struct{} { return t.store.gate.open }
+
+// Changed receives a value when there is a change that no Apply has seen yet. Several
+// changes may be one value: after receiving it, call Apply for each family. It is for
+// programs with one goroutine that syncs; an Apply that fails is theirs to repeat. The
+// channel is never closed.
+func (t *Tracker) Changed() <-chan struct{} { return t.store.changed }
+
+// Override puts an Override in the place of an earlier one of the endpoint; the zero
+// value takes it away, and the endpoint is again exactly as slices say. It stays while
+// slices or Endpoints.Set have the endpoint, also when they change it or when another
+// slice brings it. It ends at an Apply, whatever its outcome, that finds the service
+// port without the endpoint. So it may come before the endpoint does, if no Apply comes
+// between.
+//
+// It is a change like any other, of that service port alone. changed says whether an
+// Apply may see a difference. While a service port has overrides, changed of other calls
+// may be true for a difference that an override hides.
+func (t *Tracker) Override(name ServicePortName, addr netip.AddrPort, o Override) (changed bool) {
+	if !addr.IsValid() {
+		return false
+	}
+	s := t.store
+	s.mu.Lock()
+	defer s.unlock()
+	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+	f := s.families[addrFamily(addr.Addr())]
+	return f != nil && f.override(name, addr, o)
+}
+
+// Refresh puts a service port into the next Delta, also if nothing of it differs, because
+// something that the answer of a hook depends on has changed. Options.EditEndpoints runs
+// again, and so does what the receiver of the Delta has, as desired.Resolver.EditSelection.
+// changed says whether there is such a service port.
+func (t *Tracker) Refresh(name ServicePortName) (changed bool) {
+	s := t.store
+	s.mu.Lock()
+	defer s.unlock()
+	key := name.key()
+	for _, f := range s.families {
+		if f == nil {
+			continue
+		}
+		if held := f.services[name.NamespacedName]; held != nil && held.port(key) != nil {
+			f.mark(name.NamespacedName).refresh(key)
+			changed = true
+		}
+	}
+	return changed
+}

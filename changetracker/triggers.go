@@ -4,9 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"go.uber.org/zap"
-	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -63,20 +60,4 @@ func (t triggerTimes) times(service types.NamespacedName, upTo uint64) []time.Ti
 		}
 	}
 	return times
-}
-
-// triggerTime reads the annotation of a slice. A time that is not after the
-// tracker's creation says nothing about us (EPS-51).
-func (s *store) triggerTime(slice *discovery.EndpointSlice) (at time.Time, ok bool) {
-	text, ok := slice.Annotations[v1.EndpointsLastChangeTriggerTime]
-	if !ok {
-		return at, false
-	}
-	at, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil {
-		s.warn("trigger time ignored", zap.String("object", kindEndpointSlice+" "+slice.Namespace+"/"+slice.Name),
-			zap.String("value", readable(text)))
-		return at, false
-	}
-	return at, at.After(s.created)
 }

@@ -182,7 +182,7 @@ func (w *world) change() {
 	case 2:
 		w.node = changetracker.Node{
 			Name: oneOf(w.choices, "here", "here.example.com", ""), Zone: oneOf(w.choices, "x", ""),
-			Addresses: addrs(someOf(w.choices, "2001:db8::10", "192.0.2.10", "192.0.2.20", "127.0.0.1")...),
+			Addresses: addrs(someOf(w.choices, "2001:db8::10", "192.0.2.20", "192.0.2.10", "127.0.0.1")...),
 			PodCIDRs:  prefixes(someOf(w.choices, "10.244.1.0/24", "fd00:244:1::/48")...),
 		}
 		w.tracker.SetNode(w.node)

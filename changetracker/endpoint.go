@@ -1,0 +1,144 @@
+package changetracker
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Endpoint is one address and port that answers for a service port.
+// An Endpoint in a State is immutable.
+type Endpoint struct {
+	Addr netip.AddrPort
+	// Ready, Serving and Terminating are the EndpointSlice conditions, with an
+	// absent condition read as the API says: ready, serving, not terminating.
+	Ready, Serving, Terminating bool
+	// Weight is the endpoint's share of new connections, relative to those of the other
+	// endpoints. 0 is the default and means 1, and the trackers store 0 for 1. It never
+	// means no traffic: that is Override.Eject.
+	Weight uint16
+	// Zone and Node say where the endpoint runs; empty if that is not known. View.Local says
+	// for whom it is local.
+	Zone, Node string
+	// ZoneHints and NodeHints name the zones and nodes that the control plane
+	// wants to use this endpoint; nil means no hint. Sorted.
+	ZoneHints, NodeHints []string
+	// Ext is the embedder's own payload, set by Options.DecorateEndpoint.
+	Ext any
+}
+
+// Usable says that the endpoint may receive traffic in some situation: it is
+// ready, or it still serves while it terminates (KEP-1669).
+func (e *Endpoint) Usable() bool { return e.Ready || e.Serving && e.Terminating }
+
+// Equal compares everything but Ext.
+func (e *Endpoint) Equal(o *Endpoint) bool { return e.Addr == o.Addr && e.alike(o) }
+
+// alike compares everything but Addr and Ext.
+func (e *Endpoint) alike(o *Endpoint) bool {
+	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating &&
+		e.share() == o.share() && e.Zone == o.Zone && e.Node == o.Node &&
+		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
+}
+
+// share is the weight that counts.
+func (e *Endpoint) share() uint16 { return max(e.Weight, 1) }
+
+// canonicalWeight is 0 for 1.
+func canonicalWeight(weight uint16) uint16 {
+	if weight == 1 {
+		return 0
+	}
+	return weight
+}
+
+// String is the address with what is out of the ordinary: conditions and weight.
+func (e *Endpoint) String() string {
+	s := e.Addr.String()
+	if !e.Ready {
+		s += " notready"
+	}
+	if e.Terminating {
+		s += " terminating serving=" + strconv.FormatBool(e.Serving)
+	}
+	if e.share() > 1 {
+		s += " weight=" + strconv.Itoa(int(e.Weight))
+	}
+	return s
+}
+
+// draining says that the endpoint serves while it terminates.
+func (e *Endpoint) draining() bool { return e.Serving && e.Terminating }
+
+// rank orders the records of one address by their conditions (W-04), the highest first:
+// not terminating (EPS-19), since a new pod may have the address of one that ends; then
+// ready, then serving.
+func (e *Endpoint) rank() int { return 4*count(!e.Terminating) + 2*count(e.Ready) + count(e.Serving) }
+
+// preference is positive when e is the better record of its address, and 0 only
+// for records that are alike but for Ext.
+func (e *Endpoint) preference(o *Endpoint) int {
+	return cmp.Or(
+		cmp.Compare(e.rank(), o.rank()),
+		cmp.Compare(e.Weight, o.Weight),
+		strings.Compare(o.Node, e.Node), // from here on anything that is stable will do
+		strings.Compare(o.Zone, e.Zone),
+		slices.Compare(o.ZoneHints, e.ZoneHints),
+		slices.Compare(o.NodeHints, e.NodeHints),
+	)
+}
+
+func count(is bool) int {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+func compareByAddr(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
+
+// dropDuplicates keeps the preferred record of each address of a sorted list
+// (EPS-19, W-04).
+func dropDuplicates(list []Endpoint) []Endpoint {
+	kept := list[:0]
+	for i := range list {
+		last := len(kept) - 1
+		switch {
+		case last < 0 || kept[last].Addr != list[i].Addr:
+			kept = append(kept, list[i])
+		case list[i].preference(&kept[last]) > 0:
+			kept[last] = list[i]
+		}
+	}
+	return kept
+}
+
+// findEndpoint is the endpoint of a sorted list that has the address, or nil.
+func findEndpoint(list []Endpoint, addr netip.AddrPort) *Endpoint {
+	i, found := searchEndpoint(list, addr)
+	if !found {
+		return nil
+	}
+	return &list[i]
+}
+
+func searchEndpoint(list []Endpoint, addr netip.AddrPort) (index int, found bool) {
+	low, high := 0, len(list)
+	for low < high { // by hand, because an Endpoint is large to pass to a func
+		middle := int(uint(low+high) >> 1)
+		if list[middle].Addr.Compare(addr) < 0 {
+			low = middle + 1
+		} else {
+			high = middle
+		}
+	}
+	return low, low < len(list) && list[low].Addr == addr
+}
+
+// hasAddr says whether a sorted list has an endpoint of that address, at any port.
+func hasAddr(list []Endpoint, addr netip.Addr) bool {
+	i, _ := searchEndpoint(list, netip.AddrPortFrom(addr, 0))
+	return i < len(list) && list[i].Addr.Addr() == addr
+}
