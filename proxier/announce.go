@@ -13,41 +13,41 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// Announcement is a VIP with a port that this node serves: it is programmed, and has
-// endpoints that its traffic policy lets it use; with policy Local, ready ones on this
-// node.
+// Announcement is a VIP and port that this node serves: the frontend is programmed and has
+// endpoints that its traffic policy allows; with policy Local, ready ones on this node.
 type Announcement struct {
-	Key  desired.Key // its VIP is valid: node ports are not announced
+	Key  desired.Key // with a valid VIP: node ports are not announced
 	Kind desired.Kind
 	Name changetracker.ServicePortName
 }
 
-// Announcer tells others which VIPs this node serves, by BGP, ARP, NDP or routes. A VIP is
+// Announcer advertises the VIPs that this node serves, by BGP, ARP, NDP or routes. A VIP is
 // served as long as one of its Announcements is. Calls for both IP families may overlap.
-// What an error is returned for is tried again with the next sync, which soon follows. The
-// context ends after a few seconds, since syncs wait.
+// After an error the same announcements are passed again by the next sync, which follows
+// soon. Syncs wait for the Announcer, so the context ends after a few seconds.
 type Announcer interface {
-	// Withdraw comes before the announcements are taken from the data plane, and before
+	// Withdraw is called before the frontends are removed from the data plane, and before
 	// Cleanup.
 	Withdraw(ctx context.Context, family v1.IPFamily, announcements []Announcement) error
-	// Announce comes after they are programmed. One whose Key is announced already has
-	// another Kind now.
+	// Announce is called after the frontends are programmed. If a Key is announced already,
+	// its Kind or Name has changed.
 	Announce(ctx context.Context, family v1.IPFamily, announcements []Announcement) error
 }
 
-// announceTimeout is how long an Announcer may keep a sync waiting, for each call.
+// announceTimeout bounds each call of an Announcer.
 const announceTimeout = 3 * time.Second
 
-// announcements knows what is programmed and what is announced of one family. It is owned
+// announcements tracks what is programmed and what is announced in one family. It is owned
 // by the goroutine that syncs the family.
 type announcements struct {
 	announcer  Announcer // nil: none
 	family     v1.IPFamily
 	programmed map[changetracker.ServicePortName][]Announcement // sorted by Key
 	announced  map[desired.Key]Announcement
-	// changed are the keys of which both may differ, and where they are programmed.
+	// changed holds the keys whose programmed and announced state may differ, with what is
+	// programmed; the zero Announcement means nothing.
 	changed map[desired.Key]Announcement
-	// next is what the Update under way wants.
+	// next is what the current Update wants.
 	next map[changetracker.ServicePortName][]Announcement
 }
 
@@ -58,9 +58,9 @@ func newAnnouncements(a Announcer, family v1.IPFamily) *announcements {
 	}
 }
 
-// before withdraws what an Update takes away. If that fails, the Update goes on, and after
-// tries again: what is not to be served any more must not wait for it.
-func (b *announcements) before(ctx context.Context, state *changetracker.State, u *desired.Update) {
+// withdrawRemoved withdraws the frontends that an Update removes. If that fails, the Update
+// continues, so that the Announcer cannot delay it, and announceProgrammed tries again.
+func (b *announcements) withdrawRemoved(ctx context.Context, state *changetracker.State, u *desired.Update) {
 	if b.announcer == nil {
 		return
 	}
@@ -77,14 +77,14 @@ func (b *announcements) before(ctx context.Context, state *changetracker.State, 
 		}
 	}
 	for key, now := range b.changed {
-		if now == (Announcement{}) { // it could not be withdrawn before
+		if now == (Announcement{}) { // an earlier withdrawal failed
 			gone = append(gone, Announcement{Key: key})
 		}
 	}
 	_ = b.withdraw(ctx, gone)
 }
 
-// touched are the service ports whose announcements an Update may change.
+// touched returns the service ports whose announcements an Update may change.
 func (b *announcements) touched(u *desired.Update) map[changetracker.ServicePortName]bool {
 	names := map[changetracker.ServicePortName]bool{}
 	for i := range u.Changes {
@@ -118,9 +118,9 @@ func find(list []Announcement, key desired.Key) *Announcement {
 	return &list[i]
 }
 
-// after announces what an Update has programmed. A service port that failed has what it
-// had before, as far as it still wants it, and nothing if it is not even that.
-func (b *announcements) after(ctx context.Context, u *desired.Update, failed []*ServiceError) error {
+// announceProgrammed announces the frontends that an Update has programmed. A service port
+// that failed keeps the frontends that it had and still wants, or none if it is Partial.
+func (b *announcements) announceProgrammed(ctx context.Context, u *desired.Update, failed []*ServiceError) error {
 	if b.announcer == nil {
 		return nil
 	}
@@ -132,7 +132,7 @@ func (b *announcements) after(ctx context.Context, u *desired.Update, failed []*
 			b.next[e.Name] = b.kept(e, owners)
 		}
 	}
-	for name := range names { // a key may change hands: first all that lose it
+	for name := range names { // a key may move to another service port: remove before adding
 		for _, a := range b.programmed[name] {
 			b.changed[a.Key] = Announcement{}
 		}
@@ -149,7 +149,8 @@ func (b *announcements) after(ctx context.Context, u *desired.Update, failed []*
 	return b.flush(ctx)
 }
 
-// kept is what a service port that failed still has: nobody else may have got it.
+// kept returns the announcements that a failed service port keeps. A frontend that another
+// service port gets with this Update is not kept.
 func (b *announcements) kept(e *ServiceError, owners map[desired.Key]changetracker.ServicePortName) (kept []Announcement) {
 	wanted, inUpdate := b.next[e.Name]
 	for _, a := range b.programmed[e.Name] {
@@ -162,7 +163,7 @@ func (b *announcements) kept(e *ServiceError, owners map[desired.Key]changetrack
 	return kept
 }
 
-// owners are those who get the keys of the Update under way.
+// owners maps the keys of the current Update to their service ports.
 func (b *announcements) owners() map[desired.Key]changetracker.ServicePortName {
 	owners := map[desired.Key]changetracker.ServicePortName{}
 	for name, list := range b.next {
@@ -173,9 +174,9 @@ func (b *announcements) owners() map[desired.Key]changetracker.ServicePortName {
 	return owners
 }
 
-// flush tells what has changed.
+// flush withdraws and announces what has changed.
 func (b *announcements) flush(ctx context.Context) error {
-	var gone, come []Announcement
+	var gone, added []Announcement
 	for key, now := range b.changed {
 		was, isAnnounced := b.announced[key]
 		switch {
@@ -184,7 +185,7 @@ func (b *announcements) flush(ctx context.Context) error {
 		case now == (Announcement{}):
 			gone = append(gone, was)
 		default:
-			come = append(come, now)
+			added = append(added, now)
 		}
 	}
 	err := b.withdraw(ctx, gone)
@@ -193,7 +194,7 @@ func (b *announcements) flush(ctx context.Context) error {
 			delete(b.changed, a.Key)
 		}
 	}
-	return errors.Join(err, b.announce(ctx, come))
+	return errors.Join(err, b.announce(ctx, added))
 }
 
 func (b *announcements) withdraw(ctx context.Context, list []Announcement) error {
@@ -203,17 +204,18 @@ func (b *announcements) withdraw(ctx context.Context, list []Announcement) error
 			known = append(known, was)
 		}
 	}
-	return b.tell(ctx, "withdraw", b.announcer.Withdraw, known, func(a Announcement) { delete(b.announced, a.Key) })
+	return b.send(ctx, "withdraw", b.announcer.Withdraw, known, func(a Announcement) { delete(b.announced, a.Key) })
 }
 
 func (b *announcements) announce(ctx context.Context, list []Announcement) error {
-	return b.tell(ctx, "announce", b.announcer.Announce, list, func(a Announcement) {
+	return b.send(ctx, "announce", b.announcer.Announce, list, func(a Announcement) {
 		b.announced[a.Key] = a
 		delete(b.changed, a.Key)
 	})
 }
 
-func (b *announcements) tell(ctx context.Context, what string, how func(context.Context, v1.IPFamily, []Announcement) error,
+// send passes announcements to the Announcer, and calls done for each if it accepts them.
+func (b *announcements) send(ctx context.Context, verb string, call func(context.Context, v1.IPFamily, []Announcement) error,
 	list []Announcement, done func(Announcement),
 ) error {
 	if len(list) == 0 {
@@ -222,8 +224,8 @@ func (b *announcements) tell(ctx context.Context, what string, how func(context.
 	slices.SortFunc(list, func(a, b Announcement) int { return a.Key.Compare(b.Key) })
 	ctx, stop := context.WithTimeout(ctx, announceTimeout)
 	defer stop()
-	if err := how(ctx, b.family, slices.Clone(list)); err != nil {
-		return fmt.Errorf("%s %d VIPs and ports, %v and more: %w", what, len(list), list[0].Key, err)
+	if err := call(ctx, b.family, slices.Clone(list)); err != nil {
+		return fmt.Errorf("%s %d VIPs and ports, %v first: %w", verb, len(list), list[0].Key, err)
 	}
 	for _, a := range list {
 		done(a)
@@ -231,7 +233,7 @@ func (b *announcements) tell(ctx context.Context, what string, how func(context.
 	return nil
 }
 
-// withdrawAll comes before a clean-up.
+// withdrawAll withdraws all announcements before a cleanup.
 func (b *announcements) withdrawAll(ctx context.Context) error {
 	if b.announcer == nil {
 		return nil

@@ -1,8 +1,8 @@
 package proxier
 
 import (
-	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,43 +14,41 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// Config is what all engines have in common. It is plain data; the zero value
-// is a working configuration of an instance of our own name for both families.
+// Config is the configuration that all engines share. It is plain data. The zero value
+// is a working configuration for both families, with DefaultNames.
 type Config struct {
 	// Families to serve; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
-	// Node is what is known about the node at start; OnNodeChange updates it. With
-	// NodePorts.Primary or Masquerade.NodePodCIDRs, and neither Addresses nor
-	// PodCIDRs, the first sync waits for OnNodeChange, as it always does with
-	// Tracker.AwaitNode: without the node it would take away what a proxy before this one
-	// has programmed.
+	// Node describes the node at start; OnNodeChange updates it. If NodePorts.Primary or
+	// Masquerade.NodePodCIDRs is set, and Node has neither Addresses nor PodCIDRs, the
+	// first sync waits for OnNodeChange, as it always does with Tracker.AwaitNode: a sync
+	// without the node would remove node ports that the previous proxy has programmed.
 	Node changetracker.Node
 	// Names of the kernel objects; the zero value means DefaultNames.
 	Names Names
-	// Tracker carries the trackers' options for embedders: selection, decoration,
+	// Tracker holds the options of the change tracker for embedders: selection, decoration,
 	// strictness, external IPs. Its Families, Node and Logger must not be set: the
-	// tracker gets Config.Families, Config.Node and Deps.Logger. No external IP may be
-	// in a range of pods: Masquerade.PodCIDRs, and Node.PodCIDRs as OnNodeChange
-	// reports them.
+	// tracker uses Config.Families, Config.Node and Deps.Logger. External IPs in pod ranges
+	// are refused: Masquerade.PodCIDRs, and Node.PodCIDRs as OnNodeChange reports them.
 	Tracker changetracker.Options
-	// DenyNodeExternalIPs says that no external IP may be in Node.Addresses either, as
-	// OnNodeChange reports them. By default one may, as with kube-proxy: where nobody
-	// hands out load balancer addresses, an external IP commonly is an address of a node.
-	// Addresses of other nodes are for Tracker.ExternalIPs.Denied.
+	// DenyNodeExternalIPs refuses external IPs in Node.Addresses too, as OnNodeChange
+	// reports them. By default they are allowed, as with kube-proxy: in clusters without
+	// load balancers, external IPs are commonly addresses of nodes. To refuse addresses of
+	// other nodes, use Tracker.ExternalIPs.Denied.
 	DenyNodeExternalIPs bool
-	// Kinds are the kinds of frontends to program; empty means all. With neither load
-	// balancers nor node ports, Deps.Health hears of no Service.
+	// Kinds are the kinds of frontends to program; empty means all. Without load
+	// balancers and node ports, Deps.Health receives no updates.
 	Kinds []desired.Kind
-	// EditSelection, if set, decides which endpoints a service port has on this node, after
-	// traffic policies and topology have: see desired.Resolver. If it panics, they stay as
-	// they were. When something else than the service port and its endpoints changes its
-	// answer, call Tracker().Refresh and Trigger. Tracker.EditEndpoints is for what does not
-	// depend on the node.
+	// EditSelection, if set, changes the endpoints of a service port on this node, after
+	// traffic policies and topology were applied: see desired.Resolver. If it panics, its
+	// input is used unchanged. If its answer depends on anything but the service port and
+	// its endpoints, call Tracker().Refresh and Trigger when that changes. For edits that do
+	// not depend on the node, use Tracker.EditEndpoints.
 	EditSelection func(view changetracker.View, port *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection
 	// Runner limits the rate of syncs.
 	Runner runner.Options
-	// FullSyncPeriod is how often everything is checked against the kernel even if
-	// nothing changed; 0 means 1h.
+	// FullSyncPeriod is the time between full syncs, which compare everything with the
+	// kernel even if nothing changed; 0 means 1h.
 	FullSyncPeriod time.Duration
 	Masquerade     Masquerade
 	NodePorts      NodePorts
@@ -58,79 +56,70 @@ type Config struct {
 	// /run/netns/blue, a bare name in /run/netns, or empty for the namespace of
 	// the thread that creates the engine's sockets.
 	NetNS string
-	// Important are Services to program first at a first sync, after
+	// Important are Services to program first in the first sync, after
 	// default/kubernetes and kube-system/kube-dns.
 	Important []types.NamespacedName
 }
 
-// Masquerade says when the source address of a connection is replaced.
+// Masquerade decides when the source address of a connection is replaced.
 type Masquerade struct {
-	// Mark is the packet mark that carries the decision within the kernel; it must
-	// be a single bit that nobody else on the node uses. 0 means 0x4000.
+	// Mark is the masquerade mark: the packet mark that carries the decision within the
+	// kernel. It must be a single bit that no other program on the node uses. 0 means 0x4000.
 	Mark uint32
 	// All replaces the source of every connection to a ClusterIP.
 	All bool
-	// The other fields tell the traffic of this node's pods from other traffic, each in
-	// its way; one of them may be set. Without any, ClusterIP traffic keeps its source.
+	// The other fields are ways to recognize the traffic of this node's pods; at most one
+	// may be set. Without any, ClusterIP traffic keeps its source.
 
 	// PodCIDRs holds the pod ranges of the whole cluster, of both families.
 	PodCIDRs []netip.Prefix
-	// NodePodCIDRs uses Node.PodCIDRs, and follows its changes.
+	// NodePodCIDRs uses Node.PodCIDRs, also after OnNodeChange.
 	NodePodCIDRs bool
-	// PodInterface is the name of the bridge that pods are on.
+	// PodInterface is the name of the bridge that pods are connected to.
 	PodInterface string
-	// PodInterfacePrefix is what the names of the pods' interfaces begin with.
+	// PodInterfacePrefix is the common prefix of the names of the pods' interfaces.
 	PodInterfacePrefix string
 }
 
-// NodePorts says which node addresses accept node ports.
+// NodePorts selects the node addresses that accept node ports.
 type NodePorts struct {
-	// Addresses limits node ports to local addresses in these ranges; a family
-	// without a range accepts them on all its addresses, as kube-proxy does.
+	// Addresses limits node ports to local addresses in these ranges. A family
+	// without a range accepts them on all its addresses, as with kube-proxy.
 	Addresses []netip.Prefix
 	// Primary limits node ports to the first address of each family in
 	// Node.Addresses. A family without an address accepts none. Excludes Addresses.
 	Primary bool
 }
 
-// Deps are behaviours that the embedding program may inject; nil means none.
-type Deps struct {
-	// Logger gets what an operator should know.
-	Logger *zap.Logger
-	// Observer hears about every sync.
-	Observer Observer
-	// Conntrack forgets flows whose endpoint is gone. The engines' own constructors,
-	// such as nftables.New, set one if it is nil, and so does nodedeps.Complete; New does
-	// without, which Status says.
-	Conntrack Conntrack
-	// Health answers at the health check node ports of Services. If it is nil, it is as
-	// with Conntrack.
-	Health Health
-	// Announcer tells others which VIPs this node serves.
-	Announcer Announcer
-	// Settings are kernel settings to apply when Run begins.
-	Settings Settings
-	// LocalAddresses returns the addresses of the node's interfaces, in the network
-	// namespace that is programmed. Only Explain asks for them. If it is nil, the
-	// addresses in Config.Node are all there are.
-	LocalAddresses func(context.Context) ([]netip.Addr, error)
+// trackerOptions returns the options of the change tracker, with the fields that the
+// Config sets itself.
+func (c *Config) trackerOptions(log *zap.Logger) changetracker.Options {
+	o := c.Tracker
+	o.Families, o.Node, o.Logger = c.Families, c.Node, log
+	o.AwaitNode = o.AwaitNode || c.lacksNode()
+	o.ExternalIPs.Denied = slices.Concat(o.ExternalIPs.Denied, c.Masquerade.PodCIDRs)
+	return o
 }
 
-// NoHealth is a Health that listens nowhere, for programs that do not want the
-// engines' constructors to set one.
-func NoHealth() Health { return noHealth{} }
-
-type noHealth struct{}
-
-func (noHealth) Update(v1.IPFamily, HealthUpdate) {}
-func (noHealth) Conditions() []Condition          { return nil }
-func (noHealth) Run(ctx context.Context, _ func() Status) error {
-	<-ctx.Done()
-	return nil
+// lacksNode reports whether the configuration depends on the node while nothing but its
+// name is known.
+func (c *Config) lacksNode() bool {
+	return (c.NodePorts.Primary || c.Masquerade.NodePodCIDRs) && len(c.Node.Addresses)+len(c.Node.PodCIDRs) == 0
 }
 
-// Observer hears about the proxy's work, on the syncing goroutine. It must be
-// quick, and safe for calls of both families at once.
-type Observer interface {
-	ObserveSync(report SyncReport)
+// runnerOptions makes the runner sync at least once per full-sync period.
+func (c *Config) runnerOptions() runner.Options {
+	o := c.Runner
+	if o.MaxInterval < 0 || o.MaxInterval > c.FullSyncPeriod {
+		o.MaxInterval = c.FullSyncPeriod
+	}
+	return o
+}
+
+// important returns the Services that are programmed before all others.
+func (c *Config) important() []types.NamespacedName {
+	return append([]types.NamespacedName{
+		{Namespace: "default", Name: "kubernetes"},
+		{Namespace: "kube-system", Name: "kube-dns"},
+	}, c.Important...)
 }

@@ -243,12 +243,12 @@ func TestHistoryKeepsTheLastSyncs(t *testing.T) {
 func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	run(t, Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		f.synced()
-		wait := func(what string, want shortage) {
+		wait := func(what string, want noLocal) {
 			t.Helper()
 			time.Sleep(2 * time.Second)
 			synctest.Wait()
 			s := f.Status().Families[v1.IPv4Protocol]
-			if got := (shortage{s.NoLocalInternal, s.NoLocalExternal}); got != want {
+			if got := (noLocal{s.NoLocalInternal, s.NoLocalExternal}); got != want {
 				t.Errorf("%s: %+v, want %+v", what, got, want)
 			}
 		}
@@ -257,20 +257,20 @@ func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 		}
 		f.OnServiceAdd(service("a", "10.0.0.1", loadBalancer(30001), internal, externalIP("192.0.2.1")))
 		f.OnServiceAdd(service("b", "10.0.0.2", loadBalancer(30002), externalIP("192.0.2.2")))
-		wait("no endpoints at all", shortage{})
+		wait("no endpoints at all", noLocal{})
 		elsewhere := slice("a", "10.1.0.1")
 		f.OnEndpointSliceAdd(elsewhere)
-		wait("a elsewhere", shortage{internal: 1, external: 1})
+		wait("a elsewhere", noLocal{internal: 1, external: 1})
 		f.OnEndpointSliceAdd(slice("b", "10.1.0.2"))
-		wait("b elsewhere too", shortage{internal: 1, external: 2})
+		wait("b elsewhere too", noLocal{internal: 1, external: 2})
 		f.OnNodeChange(changetracker.Node{Name: "here", Zone: "z"})
-		wait("after a full sync", shortage{internal: 1, external: 2})
+		wait("after a full sync", noLocal{internal: 1, external: 2})
 		here := slice("a", "10.1.0.1")
 		here.Endpoints[0].NodeName = new("here")
 		f.OnEndpointSliceUpdate(elsewhere, here)
-		wait("a here", shortage{external: 1})
+		wait("a here", noLocal{external: 1})
 		f.OnServiceDelete(service("b", "10.0.0.2"))
-		wait("b gone", shortage{})
+		wait("b gone", noLocal{})
 	})
 }
 

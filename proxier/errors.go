@@ -3,29 +3,41 @@ package proxier
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Errors to be told apart with errors.Is.
+// Errors to test for with errors.Is.
 var (
-	// ErrInvalidConfig is in every error of Config.Validate.
+	// ErrInvalidConfig is wrapped by every error of Config.Validate.
 	ErrInvalidConfig = errors.New("invalid configuration")
-	// ErrNotSupported says that this platform or kernel cannot do it.
+	// ErrNotSupported means that this platform or kernel lacks a feature.
 	ErrNotSupported = errors.New("not supported")
-	// ErrContested says that a sync waits, because somebody keeps changing our
-	// kernel objects; see ConditionContested.
-	ErrContested = errors.New("somebody else keeps changing our objects")
-	// ErrPermission says that the process lacks a privilege, CAP_NET_ADMIN in the
-	// network namespace for the kernel engines.
+	// ErrContested means that a sync waits because another program keeps changing the
+	// kernel objects of this instance; see ConditionContested.
+	ErrContested = errors.New("repair postponed: another program keeps changing our kernel objects")
+	// ErrInUse means that another Provider programs objects with one of the Names (table,
+	// chain prefix or device, whatever the engines) in the same network namespace and IP
+	// family. It runs in another process, which the error names, or in this one. Syncs fail
+	// and are retried until it has ended. Cleanup does nothing while another process holds
+	// the names. It does run beside another Provider of the same process: a program that
+	// changes its mode ends Run of the old Provider, waits for the first sync of the new
+	// one, and then calls Cleanup of the old one.
+	ErrInUse = errors.New("names are in use")
+	// ErrPermission means that the process lacks a privilege: CAP_NET_ADMIN in the
+	// network namespace, for the kernel engines.
 	ErrPermission = errors.New("not permitted")
+	// ErrNotProgrammed means that an IP family has not been programmed yet, or is not
+	// served.
+	ErrNotProgrammed = errors.New("nothing is programmed")
 )
 
-// UnsupportedError says which feature the kernel lacks, and where to get it.
+// UnsupportedError names the feature that the kernel lacks, and where to get it.
 type UnsupportedError struct {
 	Feature string // e.g. "nf_tables expression fib"
 	Hint    string // e.g. "load module nft_fib_ipv4, or enable CONFIG_NFT_FIB_IPV4"
-	Err     error  // what the kernel said
+	Err     error  // the error of the kernel
 }
 
 // Error names the feature, the cause and the hint.
@@ -33,18 +45,18 @@ func (e *UnsupportedError) Error() string {
 	return fmt.Sprintf("%s is missing: %v (%s)", e.Feature, e.Err, e.Hint)
 }
 
-// Unwrap returns what the kernel said.
+// Unwrap returns the error of the kernel.
 func (e *UnsupportedError) Unwrap() error { return e.Err }
 
 // Is makes every UnsupportedError an ErrNotSupported.
 func (e *UnsupportedError) Is(target error) bool { return target == ErrNotSupported }
 
-// ServiceError says that one service port is not programmed as it should be. All
-// others are not affected.
+// ServiceError means that one service port is not programmed as desired. Other
+// service ports are not affected.
 type ServiceError struct {
 	Name changetracker.ServicePortName
 	Err  error // the cause
-	// Partial says that it may not be as it was before either.
+	// Partial means that the service port may not be in its previous state either.
 	Partial bool
 }
 
@@ -55,3 +67,41 @@ func (e *ServiceError) Error() string {
 
 // Unwrap returns the cause.
 func (e *ServiceError) Unwrap() error { return e.Err }
+
+// errNoCause replaces a missing cause in a ServiceError of an engine.
+var errNoCause = errors.New("the engine reported no cause")
+
+// failures returns the first failure of each service port in the result of an engine,
+// sorted by name.
+func failures(failed []*ServiceError) []*ServiceError {
+	failed = slices.DeleteFunc(slices.Clone(failed), func(e *ServiceError) bool { return e == nil })
+	for i, e := range failed {
+		if e.Err == nil {
+			failed[i] = &ServiceError{Name: e.Name, Err: errNoCause, Partial: e.Partial}
+		}
+	}
+	return firstOfEach(failed)
+}
+
+// firstOfEach sorts failures by service port and keeps the first one of each.
+func firstOfEach(failed []*ServiceError) []*ServiceError {
+	slices.SortStableFunc(failed, func(a, b *ServiceError) int { return a.Name.Compare(b.Name) })
+	return slices.CompactFunc(failed, func(a, b *ServiceError) bool { return a.Name == b.Name })
+}
+
+func namesOf(failed []*ServiceError) []changetracker.ServicePortName {
+	names := make([]changetracker.ServicePortName, len(failed))
+	for i, e := range failed {
+		names[i] = e.Name
+	}
+	return names
+}
+
+// joined returns all failures as one error, nil if there are none.
+func joined(failed []*ServiceError) error {
+	errs := make([]error, len(failed))
+	for i, e := range failed {
+		errs[i] = e
+	}
+	return errors.Join(errs...)
+}

@@ -2,7 +2,6 @@ package proxier
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,26 +12,14 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// ErrNotProgrammed says that nothing has been programmed yet in an IP family, or
-// that the family is not served.
-var ErrNotProgrammed = errors.New("nothing is programmed")
-
-// programmed is what a family's engine was given last with success.
-type programmed struct {
-	state    *changetracker.State
-	resolver desired.Resolver
-	globals  desired.Globals
-	traits   func(*desired.Service) desired.Traits
-}
-
-// Programmed returns what is programmed in an IP family, nil before the first
-// success. Of a service port in Status.Failed the kernel may hold something older.
+// Programmed returns the State that is programmed in an IP family, nil before the first
+// successful sync. For a service port in Status.Failed the kernel may hold an older one.
 func (p *Proxier) Programmed(family v1.IPFamily) *changetracker.State {
 	now, _ := p.programmedOf(family)
 	return now.state
 }
 
-// programmedOf also returns the service ports that failed.
+// programmedOf returns the input of the last successful Apply, and the failed service ports.
 func (p *Proxier) programmedOf(name v1.IPFamily) (programmed, []*ServiceError) {
 	for _, f := range p.families {
 		if f.name == name {
@@ -44,8 +31,8 @@ func (p *Proxier) programmedOf(name v1.IPFamily) (programmed, []*ServiceError) {
 	return programmed{}, nil
 }
 
-// Resolved returns what is programmed for one service port, with the frontends that it has
-// got. ok is false when there is no such service port.
+// Resolved returns what is programmed for one service port, without the frontends that
+// belong to another one. ok is false if the service port does not exist.
 func (p *Proxier) Resolved(family v1.IPFamily, name changetracker.ServicePortName) (s *desired.Service, ok bool) {
 	now, _ := p.programmedOf(family)
 	if now.state == nil {
@@ -54,13 +41,12 @@ func (p *Proxier) Resolved(family v1.IPFamily, name changetracker.ServicePortNam
 	return desired.NewResolved(now.state, now.resolver, now.globals).Service(name)
 }
 
-// Explain says what becomes of the first packet of a connection: which frontend
-// and which endpoints it may go to, why the others are left out, and what happens
-// to its source. It tells of what is programmed, not of what is pending, and waits
-// for no sync.
+// Explain reports what happens to the first packet of a connection: its frontend, the
+// endpoints that it may be sent to, why other endpoints are excluded, and whether its source
+// is masqueraded. It describes what is programmed, without pending changes, and does not
+// wait for a sync.
 //
-// The error wraps desired.ErrPacket or ErrNotProgrammed, or says why the node's
-// addresses cannot be read.
+// The error wraps desired.ErrPacket, ErrNotProgrammed, or the error of Deps.LocalAddresses.
 func (p *Proxier) Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error) {
 	if err := packet.Validate(); err != nil {
 		return desired.Explanation{}, err
@@ -87,7 +73,7 @@ func (p *Proxier) Explain(ctx context.Context, packet desired.Packet) (desired.E
 	}
 	for _, failed := range failures {
 		if failed.Name == *e.Service {
-			e.Reasons = append(e.Reasons, fmt.Sprintf("but it could not be programmed, and may be as it was before: %v", failed.Err))
+			e.Reasons = append(e.Reasons, fmt.Sprintf("not programmed, the kernel may hold an older version: %v", failed.Err))
 		}
 	}
 	return e, nil

@@ -2,66 +2,55 @@ package proxier
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// began notes the begin of a sync.
-func (f *family) began(now time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.lag.began(now)
-}
-
-// record notes and logs what a sync came to.
-func (f *family) record(o *outcome, started, ended time.Time) {
-	switch wasFailing := f.update(o, ended); {
-	case errors.Is(o.err, ErrContested):
-		f.log.Debug("sync waits", zap.Error(o.err))
-	case o.err != nil:
-		f.log.Warn("sync failed, will be retried", zap.Error(o.err))
+// record updates the family's status after a sync, and logs the outcome.
+func (f *family) record(o *outcome) {
+	switch wasFailing := f.updateStatus(o); {
+	case errors.Is(o.Err, ErrContested):
+		f.log.Debug("sync postponed", zap.Error(o.Err))
+	case o.Err != nil:
+		f.log.Warn("sync failed, will be retried", zap.Error(o.Err))
 	case wasFailing:
-		f.log.Info("sync succeeds again")
+		f.log.Info("sync succeeded after failures")
 	default:
-		f.log.Debug("synced", zap.Bool("full", o.full), zap.Int("changes", o.changes), zap.Duration("took", ended.Sub(started)))
+		f.log.Debug("synced", zap.Bool("full", o.Full), zap.Int("changes", o.Changes), zap.Duration("took", o.Duration))
 	}
 }
 
-// update brings up to date what the family tells of itself.
-func (f *family) update(o *outcome, ended time.Time) (wasFailing bool) {
+func (f *family) updateStatus(o *outcome) (wasFailing bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lag.ended(o)
+	f.lag.syncEnded(o.programmed)
 	s := &f.recorded
 	wasFailing = s.LastError != nil
-	if !o.programmed { // who failed before has not been programmed since
+	if !o.programmed { // earlier failures remain
 		o.failed = firstOfEach(append(slices.Clone(o.failed), s.Failed...))
 	}
-	s.LastAttempt, s.LastError, s.Failed = ended, o.err, o.failed
-	if errors.Is(o.err, ErrContested) {
-		o.servicePorts = s.ServicePorts // nothing was done
+	ended := o.Started.Add(o.Duration)
+	s.LastAttempt, s.LastError, s.Failed = ended, o.Err, o.failed
+	if errors.Is(o.Err, ErrContested) {
+		o.ServicePorts = s.ServicePorts // unchanged
 	}
-	s.ServicePorts = o.servicePorts
-	s.NoLocalInternal, s.NoLocalExternal = f.shortages.count.internal, f.shortages.count.external
-	if o.err == nil {
+	s.ServicePorts = o.ServicePorts
+	o.Failed, o.NoLocalInternal, o.NoLocalExternal = len(o.failed), f.noLocal.total.internal, f.noLocal.total.external
+	s.NoLocalInternal, s.NoLocalExternal = o.NoLocalInternal, o.NoLocalExternal
+	if o.Err == nil {
 		s.LastSuccess = ended
 	}
-	s.Synced = s.Synced || o.full && !f.full
+	s.Synced = s.Synced || o.Full && !f.full
 	return wasFailing
 }
 
-// setProgrammed notes what the engine has been given with success.
-func (f *family) setProgrammed(state *changetracker.State) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.programmed = programmed{state: state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits}
-}
-
-// status is the part of the family in Status. pending is since when a change waits.
+// status returns the family's part of Status. pending is since when a change waits.
 func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Condition, conflicts []changetracker.Problem) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,17 +68,20 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	}
 	add(f.repairs.condition(now))
 	add(f.staleFlows, f.staleFlows.Type != "")
-	add(f.taken, f.taken.Type != "")
-	add(f.watching.condition(now))
-	add(shortOfDescriptors(&s.Descriptors))
+	add(f.inUse, f.inUse.Type != "")
+	add(f.watcher.condition(now))
+	add(descriptorCondition(&s.Descriptors))
 	return s, conditions, f.conflicts
 }
 
-// countConflicts adds up the conflicts by reason.
-func (f *family) countConflicts(counts map[changetracker.Reason]int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, c := range f.conflicts {
-		counts[c.Reason]++
+// descriptorCondition returns ConditionDescriptors while file descriptors are short.
+func descriptorCondition(d *connection.Descriptors) (c Condition, lasts bool) {
+	if d.ShortSince.IsZero() {
+		return Condition{}, false
 	}
+	return Condition{
+		Type: ConditionDescriptors, Since: d.ShortSince,
+		Message: fmt.Sprintf("clients use %d of %d file descriptors; %d clients were refused and %d disconnected since the start; %v uses most, %d: "+
+			"raise the limit of open files (RLIMIT_NOFILE), or check the clients of that service port", d.Used, d.Limit, d.Refused, d.Ended, d.Most, d.MostUsed),
+	}, true
 }

@@ -128,7 +128,7 @@ func TestFlowsThatCannotBeCleanedStayInTheBook(t *testing.T) {
 				t.Errorf("%s: conditions %+v, want stale flows", name, conditions)
 			}
 			failed := p.Status().Families[v1.IPv4Protocol].LastError != nil
-			retried := c.count()-before > 1+maxLoadingRetries
+			retried := c.count()-before > 1+maxModuleWaits
 			if unsupported := errors.Is(failure, ErrNotSupported); failed == unsupported || retried == unsupported {
 				t.Errorf("%s: sync failed %v, retried %v; want both unless it can never succeed", name, failed, retried)
 			}

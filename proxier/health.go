@@ -10,36 +10,36 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Health answers at the health check node ports of Services: load balancers ask
-// there which nodes have endpoints.
+// Health answers at the health check node ports of Services. Load balancers probe these
+// ports to learn which nodes have endpoints.
 type Health interface {
-	// Update says what is programmed, after each sync that programmed something. It
-	// must not block. Calls for both families may overlap.
+	// Update is called after each sync that programmed something. It must not block. Calls
+	// for both families may overlap.
 	Update(family v1.IPFamily, update HealthUpdate)
-	// Run listens and answers until ctx ends, and returns nil after every goroutine
-	// of it has ended. status is the Provider's.
+	// Run listens and answers until ctx ends, and returns nil after all of its goroutines
+	// have ended. status is the Provider's.
 	Run(ctx context.Context, status func() Status) error
-	// Conditions are what cannot be listened on at the moment. They become part of
+	// Conditions reports the ports that it currently cannot listen on. They become part of
 	// Status, so it must not call status.
 	Conditions() []Condition
 }
 
-// HealthUpdate is what a sync changed about health check node ports in one family.
+// HealthUpdate describes the health check node ports that a sync changed in one family.
 type HealthUpdate struct {
-	// Full says that Ports are all that there are, and not only those that may have changed.
+	// Full means that Ports lists all Services with such a port, not only changed ones.
 	Full bool
-	// Ports are the health check node ports of the Services that may have changed. It is 0
-	// for one that had a port before.
+	// Ports are the health check node ports of the Services that may have changed; 0 for a
+	// Service that has lost its port.
 	Ports map[types.NamespacedName]uint16
-	// LocalEndpoints are the numbers of distinct ready endpoints on this node, of the
-	// Services in Ports that have one.
+	// LocalEndpoints counts the distinct ready endpoints on this node, for the Services in
+	// Ports. A missing Service has none.
 	LocalEndpoints map[types.NamespacedName]int
-	// NodePortAddresses are those of desired.Globals: the family listens on local
-	// addresses in them. A /0 stands for all, and empty for none.
+	// NodePortAddresses is that of desired.Globals: the family listens on local
+	// addresses in these ranges. A /0 means all addresses, an empty list none.
 	NodePortAddresses []netip.Prefix
 }
 
-// healthUpdate looks at the Services of a delta only, unless it is full.
+// healthUpdate returns the update for the Services of a delta, or for all if it is full.
 func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bool) HealthUpdate {
 	u := HealthUpdate{Full: full}
 	view := state.For(state.Node())
@@ -53,7 +53,7 @@ func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bo
 		c := &delta.Changes[i]
 		name := c.Name.NamespacedName
 		if u.Ports[name] != 0 {
-			continue // another port of it has told
+			continue // set for another service port of the same Service
 		}
 		port := state.HealthCheckNodePort(name)
 		if port != 0 || c.Before != nil && c.Before.HealthCheckNodePort != 0 {

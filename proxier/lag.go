@@ -2,20 +2,19 @@ package proxier
 
 import "time"
 
-// lag knows since when a family may be behind.
+// lag measures since when the data plane of a family may be out of date. A time is zero if
+// there is no such event.
 type lag struct {
-	// running is when the sync under way began, failing when the first of a row of
-	// failures did, and programmed when the last sync did that programmed something.
+	// running is the start of the running sync, failing that of the first of the latest
+	// syncs that failed in a row, and programmed that of the last sync that succeeded. A
+	// sync that failed for single service ports counts as a success.
 	running, failing, programmed time.Time
 }
 
-// began notes the begin of a sync.
-func (l *lag) began(now time.Time) { l.running = now }
+func (l *lag) syncStarted(now time.Time) { l.running = now }
 
-// ended notes the end of a sync. One that failed for some service ports only has
-// programmed all others.
-func (l *lag) ended(o *outcome) {
-	if o.programmed {
+func (l *lag) syncEnded(programmed bool) {
+	if programmed {
 		l.programmed, l.failing = l.running, time.Time{}
 	} else if l.failing.IsZero() {
 		l.failing = l.running
@@ -23,8 +22,8 @@ func (l *lag) ended(o *outcome) {
 	l.running = time.Time{}
 }
 
-// since is FamilyStatus.StaleSince. A change that has been pending since before
-// the last sync that programmed something is one of a service port that failed.
+// since returns FamilyStatus.StaleSince. It ignores a pending change that is older than the
+// last successful sync: that one belongs to a service port that failed.
 func (l *lag) since(pending time.Time) time.Time {
 	oldest := earliest(l.failing, l.running)
 	if pending.After(l.programmed) {
@@ -33,7 +32,7 @@ func (l *lag) since(pending time.Time) time.Time {
 	return oldest
 }
 
-// earliest is the earlier one of two times, of which the zero time is none.
+// earliest returns the earlier one of two times, ignoring zero times.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

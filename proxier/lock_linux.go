@@ -14,37 +14,37 @@ import (
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
-// lock is abstract Unix sockets (unix(7)), by their names, one for each name that an
-// instance owns. They are of the network namespace, as are the objects that they stand
-// for, and go with the process.
+// lock holds one abstract Unix socket (unix(7)) for each name that an instance owns, by
+// address. Abstract sockets belong to the network namespace, like the objects that they
+// protect, and the kernel closes them when the process ends.
 type lock map[string]int
 
-// backlog is for those who ask who has the lock between two syncs of its holder; more are
-// refused. Two who wait ask some 250 times an hour. The kernel's own limit is 4096
-// (net.core.somaxconn).
+// backlog bounds the queue of connections from processes that ask who holds the lock. The
+// holder drains it at each sync. Two waiting processes connect about 250 times an hour. The
+// kernel's default limit is 4096 (net.core.somaxconn).
 const backlog = 4096
 
-// take takes what is not taken yet. If somebody else has one of the names it returns
-// ErrInUse, and keeps none.
-func (l *lock) take(c *Config, family v1.IPFamily, beside bool) error {
-	var others []error
+// take takes the names that it does not hold yet. If another instance holds one of them, it
+// returns ErrInUse and releases all.
+func (l *lock) take(c *Config, family v1.IPFamily, allowOwn bool) error {
+	var foreign []error
 	for _, name := range c.Names.owned() {
 		socket := socketName(name, family)
 		if _, taken := (*l)[socket]; taken {
 			continue
 		}
-		err := namespace.Visit(c.NetNS, func() error { return l.bind(socket, name, family, beside) })
-		if errors.As(err, new(otherUserError)) {
-			others = append(others, err)
+		err := namespace.Visit(c.NetNS, func() error { return l.bind(socket, name, family, allowOwn) })
+		if errors.As(err, new(foreignLockError)) {
+			foreign = append(foreign, err)
 		} else if err != nil {
 			l.release()
 			return err
 		}
 	}
-	return errors.Join(others...)
+	return errors.Join(foreign...)
 }
 
-func (l *lock) bind(socket string, name [2]string, family v1.IPFamily, beside bool) error {
+func (l *lock) bind(socket string, name ownedName, family v1.IPFamily, allowOwn bool) error {
 	address := &syscall.SockaddrUnix{Name: socket}
 	for attempt := 0; ; attempt++ {
 		fd, err := listenAt(address)
@@ -56,21 +56,20 @@ func (l *lock) bind(socket string, name [2]string, family v1.IPFamily, beside bo
 			return nil
 		}
 		if !errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("lock the names: %w", err)
+			return fmt.Errorf("take the lock of the names: %w", err)
 		}
 		who, own, err := holder(address)
-		if err != nil || own && beside {
+		if err != nil || own && allowOwn {
 			return err
 		}
 		if !own || attempt == forkAttempts {
-			return inUse(name, family, who)
+			return inUseError(name, family, who)
 		}
 		<-time.After(forkPause)
 	}
 }
 
-// A program that this process starts has a copy of a socket that was closed just now,
-// until its first instruction (execve(2)).
+// A child process holds a copy of a closed socket between fork and execve(2).
 const (
 	forkAttempts = 5
 	forkPause    = 10 * time.Millisecond
@@ -91,14 +90,14 @@ func listenAt(address syscall.Sockaddr) (int, error) {
 	return fd, nil
 }
 
-// socketName begins with "@", which package syscall takes for the abstract name space.
-// Its limit is 107 bytes.
-func socketName(name [2]string, family v1.IPFamily) string {
-	text := name[1]
+// socketName begins with "@": package syscall then uses the abstract namespace. An
+// address has at most 107 bytes.
+func socketName(n ownedName, family v1.IPFamily) string {
+	text := n.name
 	if len(text) > 60 {
 		text = fmt.Sprintf("%x", sha256.Sum224([]byte(text)))
 	}
-	return "@serviceplane/" + name[0] + "/" + text + "/" + string(family)
+	return "@serviceplane/" + n.kind + "/" + text + "/" + string(family)
 }
 
 func unixSocket() (int, error) {
@@ -106,8 +105,8 @@ func unixSocket() (int, error) {
 	return fd, os.NewSyscallError("socket", err)
 }
 
-// holder asks the kernel who has a lock: whoever called listen (SO_PEERCRED). own says
-// that it is this process.
+// holder returns the process that holds a lock: the one that called listen, which the
+// kernel reports as SO_PEERCRED. own reports whether it is this process.
 func holder(address syscall.Sockaddr) (who string, own bool, err error) {
 	fd, err := unixSocket()
 	if err != nil {
@@ -116,24 +115,24 @@ func holder(address syscall.Sockaddr) (who string, own bool, err error) {
 	defer func() { _ = syscall.Close(fd) }()
 	err = syscall.Connect(fd, address)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return "a process that has just ended, or begun", false, nil
+		return "a process that is starting or ending", false, nil
 	}
-	if err != nil { // nobody takes those who ask out of the queue, as a holder of ours does
-		return "", false, otherUserError{fmt.Errorf("somebody who answers nobody has taken its name: %w", err)}
+	if err != nil { // the queue is full; a serviceplane process drains it
+		return "", false, foreignLockError{fmt.Errorf("a process that does not accept connections holds it: %w", err)}
 	}
 	peer, err := syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	switch {
 	case err != nil:
 		return "another process", false, nil
 	case peer.Uid != 0 && int(peer.Uid) != os.Geteuid():
-		return "", false, otherUserError{fmt.Errorf("user %d, %s, has taken its name", peer.Uid, process(peer.Pid))}
+		return "", false, foreignLockError{fmt.Errorf("%s of user %d holds it", process(peer.Pid), peer.Uid)}
 	case int(peer.Pid) == os.Getpid():
 		return "another Provider of this process", true, nil
 	}
 	return process(peer.Pid), false, nil
 }
 
-// process names a process by its number and command, "process 4711 (nodeproxy)".
+// process returns a process's ID and command, like "process 4711 (nodeproxy)".
 func process(pid int32) string {
 	if pid == 0 {
 		return "a process of another PID namespace"
@@ -145,8 +144,8 @@ func process(pid int32) string {
 	return fmt.Sprintf("process %d (%s)", pid, bytes.TrimSpace(command))
 }
 
-// tidy forgets those who have asked.
-func (l *lock) tidy() {
+// drainQueue closes the connections of processes that asked who holds the lock.
+func (l *lock) drainQueue() {
 	for _, socket := range *l {
 		for {
 			fd, _, err := syscall.Accept4(socket, syscall.SOCK_CLOEXEC)

@@ -234,7 +234,7 @@ func TestNamesInUse(t *testing.T) {
 // TestAUserWhoSquatsOnTheLockStopsNobody: he cannot program anything, but listen, and
 // leave no room for those who ask.
 func TestAUserWhoSquatsOnTheLockStopsNobody(t *testing.T) {
-	for says, room := range map[string]int{"user 65534": 64, "answers nobody": 0} {
+	for says, room := range map[string]int{"user 65534": 64, "does not accept connections": 0} {
 		t.Run(says, func(t *testing.T) {
 			netNS := netnstest.New(t).Path()
 			netnstest.Check(t, namespace.Visit(netNS, func() error { return squat(t, room) }))

@@ -4,9 +4,9 @@ package proxier
 
 import v1 "k8s.io/api/core/v1"
 
-// lock is there on Linux only, as are the engines that need it.
+// lock does nothing: the engines that need it run on Linux only.
 type lock struct{}
 
-func (*lock) tidy()                                 {}
+func (*lock) drainQueue()                           {}
 func (*lock) take(*Config, v1.IPFamily, bool) error { return nil }
 func (*lock) release()                              {}

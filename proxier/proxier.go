@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -22,27 +19,23 @@ import (
 
 // Proxier is the Provider that all engines share.
 type Proxier struct {
-	config    Config
-	log       *zap.Logger
-	observer  Observer
-	conntrack Conntrack
-	health    Health
-	settings  Settings
-	announcer Announcer
-	local     func(context.Context) ([]netip.Addr, error)
-	without   []string // as in Status
-	tracker   *changetracker.Tracker
-	runner    *runner.Runner
-	families  []*family
-	syncing   sync.Mutex   // held by a sync and by Cleanup
-	queued    atomic.Int64 // when a sync was asked for last, in Unix nanoseconds
+	config   Config
+	log      *zap.Logger
+	observer Observer
+	health   Health
+	settings appliedSettings
+	local    func(context.Context) ([]netip.Addr, error)
+	without  []string // as in Status
+	tracker  *changetracker.Tracker
+	runner   *runner.Runner
+	families []*family
+	history  history
+	syncing  sync.Mutex   // held by a sync and by Cleanup
+	queued   atomic.Int64 // time of the last Trigger, in Unix nanoseconds
 
-	mu                sync.Mutex // guards all below
-	node              changetracker.Node
-	settingConditions []Condition
-	fullDone          bool // there was a full sync since the settings were tried
-	history           history
-	serviceCIDRs      []netip.Prefix
+	mu           sync.Mutex // guards all below
+	node         changetracker.Node
+	serviceCIDRs []netip.Prefix
 }
 
 var _ Provider = (*Proxier)(nil)
@@ -54,35 +47,22 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Proxier{
-		config:    config,
-		log:       deps.Logger,
-		observer:  deps.Observer,
-		conntrack: deps.Conntrack,
-		health:    deps.Health,
-		settings:  deps.Settings,
-		announcer: deps.Announcer,
-		local:     deps.LocalAddresses,
-		node:      config.Node,
-	}
-	if p.conntrack == nil {
+	p := &Proxier{config: config, observer: deps.Observer, local: deps.LocalAddresses, node: config.Node}
+	if deps.Conntrack == nil {
 		p.without = append(p.without, "Conntrack")
 	}
-	if p.health == nil {
+	if deps.Health == nil {
 		p.without = append(p.without, "Health")
-		p.health = NoHealth()
+		deps.Health = NoHealth()
 	}
-	if p.log == nil {
-		p.log = zap.NewNop()
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
 	}
-	p.log = p.log.With(zap.String("instance", config.Names.Instance))
+	p.health, p.log = deps.Health, deps.Logger.With(zap.String("instance", config.Names.Instance))
+	p.settings = appliedSettings{Settings: deps.Settings, log: p.log}
 	p.config.wrapEditSelection(p.log)
-	options := config.Tracker
-	options.Families, options.Node, options.Logger = config.Families, config.Node, p.log
-	options.AwaitNode = options.AwaitNode || config.lacksNode()
-	options.ExternalIPs.Denied = slices.Concat(options.ExternalIPs.Denied, config.Masquerade.PodCIDRs)
 	var err error
-	if p.tracker, err = changetracker.New(options); err != nil {
+	if p.tracker, err = changetracker.New(config.trackerOptions(p.log)); err != nil {
 		return nil, fmt.Errorf("%w: Tracker: %w", ErrInvalidConfig, err)
 	}
 	if p.runner, err = runner.New(config.runnerOptions(), p.sync); err != nil {
@@ -93,145 +73,39 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		if engine == nil {
 			return nil, fmt.Errorf("%w: Families: no engine for %s", ErrInvalidConfig, name)
 		}
-		f := p.newFamily(name, engine)
-		f.warnOfHidden()
-		p.families = append(p.families, f)
+		p.families = append(p.families, p.newFamily(name, engine, deps))
 	}
 	return p, nil
 }
 
-func (p *Proxier) newFamily(name v1.IPFamily, engine Engine) *family {
-	repair := time.AfterFunc(longestPause, p.Trigger)
-	repair.Stop()
-	return &family{
-		repair:         repair,
-		trigger:        p.Trigger,
-		again:          map[changetracker.ServicePortName]bool{},
-		name:           name,
-		engine:         engine,
-		updater:        desired.NewUpdater(p.config.important()...),
-		denied:         map[changetracker.ServicePortName]*desired.Service{},
-		log:            p.log.With(zap.String("family", string(name))),
-		full:           true,
-		period:         p.config.FullSyncPeriod,
-		loadingRetries: maxLoadingRetries,
-		conntrack:      p.conntrack,
-		flows:          newFlowTracker(p.conntrack),
-		announcements:  newAnnouncements(p.announcer, name),
+func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family {
+	timer := time.AfterFunc(longestPause, p.Trigger)
+	timer.Stop()
+	f := &family{
+		name:          name,
+		config:        &p.config,
+		log:           p.log.With(zap.String("family", string(name))),
+		tracker:       p.tracker,
+		engine:        engine,
+		conntrack:     deps.Conntrack,
+		health:        deps.Health,
+		trigger:       p.Trigger,
+		updater:       desired.NewUpdater(p.config.important()...),
+		full:          true,
+		moduleWaits:   maxModuleWaits,
+		denied:        map[changetracker.ServicePortName]*desired.Service{},
+		flows:         newFlowTracker(deps.Conntrack),
+		announcements: newAnnouncements(deps.Announcer, name),
+		repairTimer:   timer,
+		damagedPorts:  map[changetracker.ServicePortName]bool{},
 	}
+	warnOfHiddenAbilities(f.log, engine)
+	return f
 }
-
-// runnerOptions lets a sync happen at least once per full-sync period.
-func (c *Config) runnerOptions() runner.Options {
-	o := c.Runner
-	if o.MaxInterval < 0 || o.MaxInterval > c.FullSyncPeriod {
-		o.MaxInterval = c.FullSyncPeriod
-	}
-	return o
-}
-
-// lacksNode says that the configuration depends on a node of which nothing is known, but
-// its name at most.
-func (c *Config) lacksNode() bool {
-	return (c.NodePorts.Primary || c.Masquerade.NodePodCIDRs) && len(c.Node.Addresses)+len(c.Node.PodCIDRs) == 0
-}
-
-// important are the Services that are programmed before all others.
-func (c *Config) important() []types.NamespacedName {
-	return append([]types.NamespacedName{
-		{Namespace: "default", Name: "kubernetes"},
-		{Namespace: "kube-system", Name: "kube-dns"},
-	}, c.Important...)
-}
-
-// OnServiceAdd implements Provider.
-func (p *Proxier) OnServiceAdd(service *v1.Service) { p.OnServiceUpdate(nil, service) }
-
-// OnServiceUpdate implements Provider.
-func (p *Proxier) OnServiceUpdate(oldService, service *v1.Service) {
-	if p.tracker.Services.Update(oldService, service) {
-		p.triggerIfReady()
-	}
-}
-
-// OnServiceDelete implements Provider.
-func (p *Proxier) OnServiceDelete(service *v1.Service) { p.OnServiceUpdate(service, nil) }
-
-// OnServiceSynced implements Provider.
-func (p *Proxier) OnServiceSynced() { p.synced(changetracker.InputServices) }
-
-// OnEndpointSliceAdd implements Provider.
-func (p *Proxier) OnEndpointSliceAdd(slice *discovery.EndpointSlice) { p.onSlice(slice, false) }
-
-// OnEndpointSliceUpdate implements Provider. The old slice is not looked at.
-func (p *Proxier) OnEndpointSliceUpdate(_, slice *discovery.EndpointSlice) { p.onSlice(slice, false) }
-
-// OnEndpointSliceDelete implements Provider.
-func (p *Proxier) OnEndpointSliceDelete(slice *discovery.EndpointSlice) { p.onSlice(slice, true) }
-
-// OnEndpointSlicesSynced implements Provider.
-func (p *Proxier) OnEndpointSlicesSynced() { p.synced(changetracker.InputEndpointSlices) }
-
-func (p *Proxier) onSlice(slice *discovery.EndpointSlice, remove bool) {
-	if p.tracker.Endpoints.EndpointSliceUpdate(slice, remove) {
-		p.triggerIfReady()
-	}
-}
-
-func (p *Proxier) synced(input changetracker.Input) {
-	p.tracker.Synced(input)
-	if waiting := p.tracker.Waiting(); slices.Equal(waiting, []changetracker.Input{changetracker.InputNode}) {
-		p.log.Info("the first sync waits for the node: call OnNodeChange, or give Config.Node its addresses")
-	}
-	p.triggerIfReady()
-}
-
-// triggerIfReady does not spend the rate limit on syncs that could do nothing.
-func (p *Proxier) triggerIfReady() {
-	if p.isReady() {
-		p.Trigger()
-	}
-}
-
-func (p *Proxier) isReady() bool {
-	select {
-	case <-p.tracker.Ready():
-		return true
-	default:
-		return false
-	}
-}
-
-// OnNodeChange implements Provider.
-func (p *Proxier) OnNodeChange(node changetracker.Node) {
-	p.mu.Lock()
-	p.node = node
-	p.mu.Unlock()
-	waited := !p.isReady()
-	if p.tracker.SetNode(node) || waited {
-		p.triggerIfReady()
-	}
-}
-
-// OnServiceCIDRsChanged implements Provider.
-func (p *Proxier) OnServiceCIDRsChanged(cidrs []netip.Prefix) {
-	p.mu.Lock()
-	same := slices.Equal(p.serviceCIDRs, cidrs)
-	p.serviceCIDRs = slices.Clone(cidrs)
-	p.mu.Unlock()
-	if !same {
-		p.triggerIfReady()
-	}
-}
-
-// Tracker returns the trackers behind the Proxier, for programs that bring
-// hand-built values instead of API objects, or want to look things up. Call
-// Trigger after changing something in them.
-func (p *Proxier) Tracker() *changetracker.Tracker { return p.tracker }
 
 // Run implements Provider.
 func (p *Proxier) Run(ctx context.Context) error {
-	p.applySettings(ctx)
+	p.settings.apply(ctx)
 	untilEnd, stop := context.WithCancel(ctx)
 	defer stop()
 	var running sync.WaitGroup
@@ -246,13 +120,13 @@ func (p *Proxier) Run(ctx context.Context) error {
 	stop()
 	running.Wait()
 	if healthErr != nil {
-		err = errors.Join(err, fmt.Errorf("answer at health check node ports: %w", healthErr))
+		err = errors.Join(err, fmt.Errorf("serve health check node ports: %w", healthErr))
 	}
 	for _, f := range p.families {
-		f.repair.Stop()
+		f.repairTimer.Stop()
 		err = errors.Join(err, f.engine.Close())
 	}
-	p.release()
+	releaseNames(p.families)
 	return err
 }
 
@@ -274,13 +148,64 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	}
 }
 
-// Cleanup implements Provider. One family's failure does not keep the other from
-// being cleaned up.
+// isReady reports whether everything is known that the first sync needs.
+func (p *Proxier) isReady() bool {
+	select {
+	case <-p.tracker.Ready():
+		return true
+	default:
+		return false
+	}
+}
+
+// sync programs all families concurrently and independently.
+func (p *Proxier) sync(ctx context.Context) error {
+	p.syncing.Lock()
+	defer p.syncing.Unlock()
+	if !p.isReady() {
+		return nil
+	}
+	p.mu.Lock()
+	cidrs := p.serviceCIDRs
+	p.mu.Unlock()
+	lockErr := holdAllNames(p.families, false)
+	errs := make([]error, len(p.families))
+	var anyFull atomic.Bool
+	var running sync.WaitGroup
+	for i, f := range p.families {
+		running.Go(func() {
+			o := f.sync(ctx, cidrs, lockErr)
+			p.report(o)
+			if errs[i] = o.Err; o.programmed && o.Full {
+				anyFull.Store(true)
+			}
+		})
+	}
+	running.Wait()
+	if anyFull.Load() {
+		p.settings.retry(ctx)
+	}
+	return errors.Join(errs...)
+}
+
+// report adds a sync to the history, and calls the observer.
+func (p *Proxier) report(o *outcome) {
+	o.Problems = problemCounts(p.tracker, p.families)
+	if !errors.Is(o.Err, ErrContested) {
+		p.history.add(o.SyncReport)
+	}
+	if p.observer != nil {
+		p.observer.ObserveSync(o.SyncReport)
+	}
+}
+
+// Cleanup implements Provider. A failure of one family does not stop the cleanup of the
+// other.
 func (p *Proxier) Cleanup(ctx context.Context) error {
 	p.syncing.Lock()
 	defer p.syncing.Unlock()
-	defer p.release()
-	if err := p.holdAll(true); err != nil {
+	defer releaseNames(p.families)
+	if err := holdAllNames(p.families, true); err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
 	var errs []error
@@ -292,156 +217,5 @@ func (p *Proxier) Cleanup(ctx context.Context) error {
 		}
 		errs = append(errs, f.engine.Close())
 	}
-	if p.settings != nil {
-		if err := p.settings.Restore(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("restore kernel settings: %w", err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// sync programs all families at once, each for itself.
-func (p *Proxier) sync(ctx context.Context) error {
-	p.syncing.Lock()
-	defer p.syncing.Unlock()
-	if !p.isReady() {
-		return nil
-	}
-	p.mu.Lock()
-	cidrs := p.serviceCIDRs
-	p.mu.Unlock()
-	errs := make([]error, len(p.families))
-	taken := p.holdAll(false)
-	var wg sync.WaitGroup
-	for i, f := range p.families {
-		wg.Go(func() { errs[i] = p.syncFamily(ctx, f, cidrs, taken) })
-	}
-	wg.Wait()
-	p.retrySettings(ctx)
-	return errors.Join(errs...)
-}
-
-// prepare takes over what may change while the proxy runs.
-func (f *family) prepare(c *Config, node changetracker.Node, serviceCIDRs []netip.Prefix) {
-	f.globals = c.globalsFor(f.name, node, serviceCIDRs)
-	f.resolver = desired.Resolver{
-		Node:                node,
-		MasqueradeAll:       c.Masquerade.All,
-		DetectsPods:         f.globals.DetectsPods(),
-		Kinds:               c.Kinds,
-		EditSelection:       c.EditSelection,
-		DenyNodeExternalIPs: c.DenyNodeExternalIPs,
-	}
-}
-
-// syncFamily programs a family, unless its objects are taken by somebody else.
-func (p *Proxier) syncFamily(ctx context.Context, f *family, serviceCIDRs []netip.Prefix, taken error) error {
-	queued, started := p.tracker.PendingSince(f.name), time.Now()
-	f.began(started)
-	due, held, began := f.repairDue(started)
-	o := outcome{err: ErrContested}
-	if taken != nil {
-		o.err = taken
-	} else if !held || !f.full {
-		watch := stopwatch{last: started}
-		_ = p.tracker.Apply(f.name, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			watch.lap(StageTracker)
-			f.prepare(&p.config, step.After.Node(), serviceCIDRs)
-			o = f.apply(ctx, step, attempt{started: started, repair: due, watch: &watch})
-			if !o.programmed {
-				return nil, o.err
-			}
-			return o.retry, nil
-		})
-		o.stages = watch.stages
-	}
-	if o.full {
-		f.repairEnded(began)
-	}
-	if o.programmed {
-		o.err = errors.Join(o.err, p.follow(ctx, f, &o))
-	}
-	if o.err != nil {
-		o.err = fmt.Errorf("%s: %w", f.name, o.err)
-	}
-	ended := time.Now()
-	f.record(&o, started, ended)
-	p.observe(f, &o, queued, started, ended)
-	return o.err
-}
-
-// follow does what comes after programming.
-func (p *Proxier) follow(ctx context.Context, f *family, o *outcome) error {
-	watch := stopwatch{last: time.Now(), stages: o.stages}
-	f.setProgrammed(o.state)
-	deleted, checked, err := f.cleanFlows(ctx)
-	if o.flowsDeleted = deleted; checked {
-		watch.lap(StageConntrack)
-	}
-	if p.config.servesLoadBalancers() && (len(o.health.Ports) > 0 || o.health.Full) {
-		watch.last = time.Now()
-		o.health.NodePortAddresses = f.globals.NodePortAddresses
-		p.health.Update(f.name, o.health)
-		watch.lap(StageHealth)
-	}
-	o.stages = watch.stages
-	p.mu.Lock()
-	p.fullDone = p.fullDone || o.full
-	p.mu.Unlock()
-	return err
-}
-
-func (p *Proxier) observe(f *family, o *outcome, queued, started, ended time.Time) {
-	report := SyncReport{
-		Family: f.name, Full: o.full, Repair: o.repair, Queued: queued, Started: started, Duration: ended.Sub(started),
-		Stages: o.stages, Changes: o.changes, ServicePorts: o.servicePorts, Triggers: o.triggers, Apply: o.applied,
-		Failed: len(o.failed), FlowsDeleted: o.flowsDeleted, NoLocalInternal: f.shortages.count.internal, NoLocalExternal: f.shortages.count.external,
-		Problems: p.problemCounts(), Err: o.err,
-	}
-	if !errors.Is(o.err, ErrContested) {
-		p.mu.Lock()
-		p.history.add(report)
-		p.mu.Unlock()
-	}
-	if p.observer != nil {
-		p.observer.ObserveSync(report)
-	}
-}
-
-// problemCounts counts what Status.Problems lists.
-func (p *Proxier) problemCounts() map[changetracker.Reason]int {
-	counts := p.tracker.ProblemCounts()
-	for _, f := range p.families {
-		f.countConflicts(counts)
-	}
-	return counts
-}
-
-// Status implements Provider.
-func (p *Proxier) Status() Status {
-	problems, conditions := p.tracker.Problems(), p.health.Conditions()
-	p.mu.Lock()
-	s := Status{
-		Synced: true, Families: map[v1.IPFamily]FamilyStatus{}, Problems: problems, Conditions: append(conditions, p.settingConditions...),
-		Node: p.node, Tracked: p.tracker.Counts(), Waiting: p.tracker.Waiting(), Without: slices.Clone(p.without),
-	}
-	p.mu.Unlock()
-	if queued := p.queued.Load(); queued != 0 {
-		s.LastQueued = time.Unix(0, queued)
-	}
-	now := time.Now()
-	for _, f := range p.families {
-		family, conditions, conflicts := f.status(p.tracker.PendingSince(f.name), now)
-		s.Families[f.name] = family
-		s.Synced = s.Synced && family.Synced
-		s.Conditions = append(s.Conditions, conditions...)
-		s.Problems = append(s.Problems, conflicts...)
-	}
-	slices.SortStableFunc(s.Problems, func(a, b changetracker.Problem) int {
-		return slices.Compare([]string{a.Object, a.Field, a.Value}, []string{b.Object, b.Field, b.Value})
-	})
-	slices.SortStableFunc(s.Conditions, func(a, b Condition) int {
-		return slices.Compare([]string{a.Type, string(a.Family)}, []string{b.Type, string(b.Family)})
-	})
-	return s
+	return errors.Join(append(errs, p.settings.restore(ctx))...)
 }

@@ -163,7 +163,7 @@ func TestAKernelThatLacksAFeatureIsNotAskedForever(t *testing.T) {
 		synctest.Wait()
 		f.v4.failWith(func(desired.Update) error { return &UnsupportedError{} })
 		f.Tracker().Services.Update(nil, service("a", "10.0.0.1")) // wakes nobody
-		for i, want := range []int{1, 1 + maxLoadingRetries, 1} {  // partial, full, full
+		for i, want := range []int{1, 1 + maxModuleWaits, 1} {     // partial, full, full
 			before, began := len(f.v4.updates()), time.Now()
 			err := f.Sync(t.Context())
 			if n := len(f.v4.updates()) - before; err == nil || n != want || time.Since(began) > time.Second {
@@ -179,7 +179,7 @@ func TestAnEndDoesNotWaitForModules(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		began := time.Now()
-		if f.families[0].mayBeLoading(ctx, &UnsupportedError{}) || time.Since(began) > 0 {
+		if f.families[0].waitForModule(ctx, &UnsupportedError{}) || time.Since(began) > 0 {
 			t.Errorf("waited %v, and asks again", time.Since(began))
 		}
 	})
@@ -438,7 +438,7 @@ func TestRefusedExternalIPsFollowTheNode(t *testing.T) {
 						refused = append(refused, p.Value)
 					}
 				}
-				if slices.Sort(refused); !slices.Equal(refused, want) || f.problemCounts()[changetracker.ReasonRefused] != len(want) {
+				if slices.Sort(refused); !slices.Equal(refused, want) || problemCounts(f.tracker, f.families)[changetracker.ReasonRefused] != len(want) {
 					t.Errorf("pods in %q, node at %q, deny %t: refused are %q, want %q", step.ranges, step.addresses, deny, refused, want)
 				}
 			}

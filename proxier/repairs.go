@@ -5,33 +5,32 @@ import (
 	"time"
 )
 
-// repairs decides when to repair what somebody else has changed: at once, but
-// less and less often while it happens again and again.
+// repairs decides when to repair objects that another program has changed: at once, but
+// with growing pauses while they are changed again and again.
 type repairs struct {
-	seen     damageCounts
-	repaired damageCounts
-	last     Damage // the last damage, at lastTime
+	seen     damageCounts // so far
+	repaired damageCounts // seen when the last successful repair started
+	last     Damage       // the last damage, at lastTime
 	lastTime time.Time
-	// inRow counts the attempts to repair that came soon after the one before. The
-	// last one ended at ended, the row began at since.
+	// inRow counts the consecutive repairs that each followed soon after the previous
+	// one. The last one ended at ended; since is the time of the damage that began the row.
 	inRow        int
 	ended, since time.Time
 }
 
-// damageCounts counts the reasons to look at everything, and the damages among them.
+// damageCounts counts the reasons for a full sync, and the damages among them.
 type damageCounts struct{ reasons, damages int }
 
 const (
-	// repairsAtOnce is how many repairs in a row do not wait.
-	repairsAtOnce = 3
-	firstPause    = time.Second
-	longestPause  = time.Minute
-	// soon is the least time without damage that ends a row of repairs.
-	soon = 10 * time.Second
+	// immediateRepairs is how many repairs in a row do not wait.
+	immediateRepairs = 3
+	firstPause       = time.Second
+	longestPause     = time.Minute
+	// shortestQuiet is the shortest time without damage that ends a row of repairs.
+	shortestQuiet = 10 * time.Second
 )
 
-// damage notes that somebody changed something. The zero Damage says that somebody
-// may have.
+// damage counts a change by another program. The zero Damage means a possible change.
 func (r *repairs) damage(d Damage, now time.Time) {
 	r.seen.reasons++
 	if d != (Damage{}) {
@@ -40,49 +39,49 @@ func (r *repairs) damage(d Damage, now time.Time) {
 	}
 }
 
-// pending says that there is something to repair, or to look at.
+// pending reports whether a full sync is needed, because of real or possible damage.
 func (r *repairs) pending() bool { return r.seen.reasons > r.repaired.reasons }
 
-// damaged says that there is something to repair.
+// damaged reports whether there is damage to repair.
 func (r *repairs) damaged() bool { return r.seen.damages > r.repaired.damages }
 
-// attempt notes the end of a repair that began with these counts. One that failed
-// counts in the row too, since somebody may have interfered with it.
-func (r *repairs) attempt(began damageCounts, succeeded bool, now time.Time) {
+// repairEnded records the end of a repair that started with these counts. A failed repair
+// counts in the row too, since another program may have interfered with it.
+func (r *repairs) repairEnded(started damageCounts, succeeded bool, now time.Time) {
 	if r.damaged() {
-		if r.inRow == 0 || r.lastTime.Sub(r.ended) > r.window() {
+		if r.inRow == 0 || r.lastTime.Sub(r.ended) > r.quiet() {
 			r.inRow, r.since = 0, r.lastTime
 		}
 		r.inRow++
 		r.ended = now
 	}
 	if succeeded {
-		r.repaired = began
+		r.repaired = started
 	}
 }
 
-// pause is how long to leave things as they are after the last repair.
+// pause is the time to wait after the last repair.
 func (r *repairs) pause() time.Duration {
-	doublings := r.inRow - repairsAtOnce
+	doublings := r.inRow - immediateRepairs
 	if doublings < 0 {
 		return 0
 	}
 	return min(firstPause<<min(doublings, 10), longestPause)
 }
 
-// window is how soon after a repair a damage continues the row.
-func (r *repairs) window() time.Duration { return max(soon, 2*r.pause()) }
+// quiet is the time without damage that ends the row.
+func (r *repairs) quiet() time.Duration { return max(shortestQuiet, 2*r.pause()) }
 
-// due is when to repair; the past means at once.
+// due is when to repair; a time in the past means at once.
 func (r *repairs) due() time.Time { return r.ended.Add(r.pause()) }
 
-// condition is what to tell the operator while somebody keeps changing things.
+// condition returns ConditionContested while another program keeps changing objects.
 func (r *repairs) condition(now time.Time) (cond Condition, lasts bool) {
-	if r.pause() == 0 || !r.damaged() && now.Sub(r.ended) > r.window() {
+	if r.pause() == 0 || !r.damaged() && now.Sub(r.ended) > r.quiet() {
 		return Condition{}, false
 	}
 	return Condition{
 		Type: ConditionContested, Since: r.since,
-		Message: fmt.Sprintf("%s; %d repairs in a row, now at most one in %v", r.last, r.inRow, r.pause()),
+		Message: fmt.Sprintf("%s; %d repairs in a row, now at most one in %v: stop that program, or give this one other Names", r.last, r.inRow, r.pause()),
 	}, true
 }

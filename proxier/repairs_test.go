@@ -30,7 +30,7 @@ func TestRepairsInARowComeLessAndLessOften(t *testing.T) {
 			wait := max(c.due().Sub(now), 0)
 			waits = append(waits, wait)
 			now = now.Add(wait)
-			c.attempt(c.seen, succeeded, now)
+			c.repairEnded(c.seen, succeeded, now)
 		}
 		want := []time.Duration{0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60}
 		for i := range want {
@@ -46,12 +46,12 @@ func TestRepairsInARowComeLessAndLessOften(t *testing.T) {
 func TestARareDamageIsRepairedAtOnce(t *testing.T) {
 	c, now := repairs{}, time.Now()
 	for i := range 20 {
-		now = now.Add(soon + time.Second)
+		now = now.Add(shortestQuiet + time.Second)
 		c.damage(tableGone, now)
 		if wait := c.due().Sub(now); wait > 0 {
 			t.Fatalf("damage %d waits for %v, want none", i, wait)
 		}
-		c.attempt(c.seen, true, now)
+		c.repairEnded(c.seen, true, now)
 		if _, lasts := c.condition(now); lasts {
 			t.Fatalf("damage %d makes a condition", i)
 		}
@@ -65,18 +65,18 @@ func TestARowOfRepairsEnds(t *testing.T) {
 	for range 6 {
 		c.damage(tableGone, now)
 		now = now.Add(max(c.due().Sub(now), 0))
-		c.attempt(c.seen, true, now)
+		c.repairEnded(c.seen, true, now)
 	}
 	cond, lasts := c.condition(now)
 	if !lasts || cond.Type != ConditionContested || !cond.Since.Equal(began) || !strings.Contains(cond.Message, tableGone.String()) {
 		t.Errorf("condition %+v, %v; want contested since the first damage, with the last one", cond, lasts)
 	}
-	now = now.Add(c.window() + time.Second)
+	now = now.Add(c.quiet() + time.Second)
 	if cond, lasts := c.condition(now); lasts {
 		t.Errorf("condition %+v after a quiet time, want none", cond)
 	}
 	c.damage(tableGone, now)
-	c.attempt(c.seen, true, now)
+	c.repairEnded(c.seen, true, now)
 	c.damage(tableGone, now)
 	if wait := c.due().Sub(now); wait > 0 {
 		t.Errorf("second damage of a new row waits for %v, want none", wait)
@@ -89,11 +89,11 @@ func TestDamageDuringARepairIsRepairedToo(t *testing.T) {
 	c.damage(tableGone, now)
 	began := c.seen
 	c.damage(tableGone, now)
-	c.attempt(began, true, now)
+	c.repairEnded(began, true, now)
 	if !c.pending() || !c.damaged() {
 		t.Error("nothing is pending after a repair that the second damage may have escaped")
 	}
-	c.attempt(c.seen, true, now)
+	c.repairEnded(c.seen, true, now)
 	if c.pending() || c.damaged() {
 		t.Error("still pending after the second repair")
 	}

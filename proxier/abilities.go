@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// abilities are what an engine can do beside Engine.
+// abilities lists what an engine can do beside Engine.
 func abilities(e Engine) []string {
 	var names []string
 	for _, a := range []struct {
@@ -33,9 +33,9 @@ func can[T any](e Engine) bool {
 	return ok
 }
 
-// hidden are the abilities of an engine that another one embeds without showing them, as
-// struct{ proxier.Engine } does.
-func hidden(e Engine) []string {
+// hiddenAbilities lists the abilities of an embedded engine that the outer one lacks. A
+// wrapper such as struct{ proxier.Engine } hides them.
+func hiddenAbilities(e Engine) []string {
 	v := reflect.Indirect(reflect.ValueOf(e))
 	if v.Kind() != reflect.Struct {
 		return nil
@@ -52,10 +52,9 @@ func hidden(e Engine) []string {
 	return slices.DeleteFunc(abilities(engine), func(name string) bool { return slices.Contains(shown, name) })
 }
 
-// warnOfHidden tells the operator what a wrapper costs.
-func (f *family) warnOfHidden() {
-	if names := hidden(f.engine); len(names) > 0 {
-		f.log.Warn("the engine is wrapped, and cannot do all that it could: give the wrapper a method Unwrap() proxier.Engine, or these interfaces",
-			zap.String("wrapper", fmt.Sprintf("%T", f.engine)), zap.Strings("hidden", names))
+func warnOfHiddenAbilities(log *zap.Logger, e Engine) {
+	if names := hiddenAbilities(e); len(names) > 0 {
+		log.Warn("engine wrapper hides abilities: give it a method Unwrap() proxier.Engine, or these methods",
+			zap.String("wrapper", fmt.Sprintf("%T", e)), zap.Strings("hidden", names))
 	}
 }

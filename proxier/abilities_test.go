@@ -67,7 +67,7 @@ func TestWhatAWrappedEngineCanDo(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []string
-			for _, entry := range logs.FilterMessageSnippet("the engine is wrapped").All() {
+			for _, entry := range logs.FilterMessageSnippet("engine wrapper hides abilities").All() {
 				for _, name := range entry.ContextMap()["hidden"].([]any) {
 					got = append(got, name.(string))
 				}

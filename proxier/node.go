@@ -10,7 +10,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// globalsFor works out what all Services of a family share.
+// globalsFor returns what all Services of a family share.
 func (c *Config) globalsFor(family v1.IPFamily, node changetracker.Node, serviceCIDRs []netip.Prefix) desired.Globals {
 	return desired.Globals{
 		ServiceCIDRs:      desired.Minimal(serviceCIDRs, family),
@@ -30,13 +30,13 @@ func ofFamily(addresses []netip.Addr, family v1.IPFamily) (list []netip.Addr) {
 	return list
 }
 
-// programs says whether there are frontends of a kind.
+// programs reports whether frontends of a kind are programmed.
 func (c *Config) programs(kind desired.Kind) bool {
 	return len(c.Kinds) == 0 || slices.Contains(c.Kinds, kind)
 }
 
-// servesLoadBalancers says whether load balancers may send something here, at their VIPs or
-// at node ports.
+// servesLoadBalancers reports whether load balancers may send traffic to this node, to load
+// balancer IPs or to node ports.
 func (c *Config) servesLoadBalancers() bool {
 	return c.programs(desired.LoadBalancer) || c.programs(desired.NodePort)
 }

@@ -1,0 +1,78 @@
+package proxier
+
+import (
+	"context"
+	"net/netip"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// Deps are behaviours that the embedding program may inject; nil means none.
+type Deps struct {
+	// Logger receives what an operator should know.
+	Logger *zap.Logger
+	// Observer is called after every sync.
+	Observer Observer
+	// Conntrack deletes stale flows. The constructors of the engines, such as
+	// nftables.New, set it if it is nil, and so does nodedeps.Complete. New of this package
+	// runs without it; Status.Without then lists it.
+	Conntrack Conntrack
+	// Health answers at the health check node ports of Services. If it is nil, the same
+	// holds as for Conntrack.
+	Health Health
+	// Announcer advertises the VIPs that this node serves.
+	Announcer Announcer
+	// Settings are kernel settings to apply when Run begins.
+	Settings Settings
+	// LocalAddresses returns the addresses of the node's interfaces, in the network
+	// namespace that is programmed. Only Explain calls it. If it is nil, Explain uses the
+	// addresses in Config.Node.
+	LocalAddresses func(context.Context) ([]netip.Addr, error)
+}
+
+// Observer receives a report of every sync, on the syncing goroutine. It must be
+// quick, and safe for concurrent calls of both families.
+type Observer interface {
+	ObserveSync(report SyncReport)
+}
+
+// Conntrack deletes stale flows: conntrack entries to an endpoint that is gone. The kernel
+// would keep sending a client's datagrams there until the client pauses.
+type Conntrack interface {
+	// Tracks reports whether stale flows of a protocol are deleted. It must always
+	// return the same answer.
+	Tracks(protocol desired.Protocol) bool
+	// Clean deletes the stale flows of some frontends, and returns their number. Calls
+	// for both families may overlap. After an error it is called again with everything
+	// that is still pending.
+	Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error)
+}
+
+// Settings are kernel settings that a proxy needs beside what its engine programs,
+// such as the limits of connection tracking. Calls never overlap.
+type Settings interface {
+	// Apply writes the settings to the kernel. It returns those that it could not write, as
+	// conditions of type ConditionKernelSettings. Run calls it first, and again after
+	// each full sync while it returns conditions: the kernel module of a setting may have
+	// been loaded in the meantime.
+	Apply(ctx context.Context) []Condition
+	// Restore undoes what Apply has changed, unless it was changed again since. Cleanup
+	// calls it.
+	Restore(ctx context.Context) error
+}
+
+// NoHealth is a Health that listens nowhere, for programs that do not want the
+// constructors of the engines to set one.
+func NoHealth() Health { return noHealth{} }
+
+type noHealth struct{}
+
+func (noHealth) Update(v1.IPFamily, HealthUpdate) {}
+func (noHealth) Conditions() []Condition          { return nil }
+func (noHealth) Run(ctx context.Context, _ func() Status) error {
+	<-ctx.Done()
+	return nil
+}

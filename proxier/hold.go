@@ -1,0 +1,55 @@
+package proxier
+
+import (
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// holdNames takes the lock of the family's Names, or keeps it. With allowOwn it ignores
+// locks of other Providers of this process.
+//
+// Any local user can bind the address of the lock. A user who may not program the kernel
+// must not keep the node from having Services, so such a lock is logged and ignored.
+func (f *family) holdNames(allowOwn bool) error {
+	if o, ok := As[owner](f.engine); !ok || !o.OwnsNames() {
+		return nil
+	}
+	f.lock.drainQueue()
+	err := f.lock.take(f.config, f.name, allowOwn)
+	if foreign := (foreignLockError{}); errors.As(err, &foreign) {
+		if f.foreignLock != err.Error() {
+			f.log.Warn("lock of the names is not available, syncing without it", zap.Error(err))
+		}
+		f.foreignLock, err = err.Error(), nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case !errors.Is(err, ErrInUse):
+		f.inUse = Condition{}
+	case f.inUse.Message != err.Error():
+		f.inUse = Condition{Type: ConditionInUse, Family: f.name, Since: time.Now(), Message: err.Error()}
+		f.log.Warn("names are in use, nothing is programmed until the other instance has ended", zap.Error(err))
+	}
+	return err
+}
+
+// holdAllNames takes the locks of all families in their order, and stops at the first
+// one that is taken. So if several instances wait, one of them gets all locks.
+func holdAllNames(families []*family, allowOwn bool) error {
+	for _, f := range families {
+		if err := f.holdNames(allowOwn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// releaseNames releases the locks of all families.
+func releaseNames(families []*family) {
+	for _, f := range families {
+		f.lock.release()
+	}
+}

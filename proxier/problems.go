@@ -1,0 +1,84 @@
+package proxier
+
+import (
+	"maps"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// updateConflicts records the service ports that do not get all frontends that they ask
+// for, and logs new conflicts.
+func (f *family) updateConflicts(update *desired.Update) {
+	if update.Full {
+		maps.DeleteFunc(f.denied, func(name changetracker.ServicePortName, _ *desired.Service) bool {
+			_, exists := update.Now.View().State().Service(name)
+			return !exists
+		})
+	}
+	for i := range update.Changes {
+		name, s := update.Changes[i].Name, update.Changes[i].After
+		before := f.denied[name]
+		if s == nil || len(s.Lost)+len(s.Refused) == 0 {
+			delete(f.denied, name)
+			continue
+		}
+		f.denied[name] = s
+		if len(s.Lost) > 0 && (before == nil || !slices.Equal(s.Lost, before.Lost)) {
+			owner, _ := update.Now.Owner(s.Lost[0])
+			f.log.Warn("frontend belongs to another service port: remove it from one of the two Services", zap.Stringer("service", name),
+				zap.Stringer("frontend", s.Lost[0]), zap.Stringer("owner", owner))
+		}
+		if len(s.Refused) > 0 && (before == nil || !slices.Equal(s.Refused, before.Refused)) {
+			f.log.Warn("external IPs refused, they are addresses of the node or its pods: remove them from the Service",
+				zap.Stringer("service", name), zap.Stringers("externalIPs", s.Refused))
+		}
+	}
+	if !update.Full && !slices.ContainsFunc(update.Changes, changesFrontends) {
+		return
+	}
+	conflicts := f.listConflicts(update.Now)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.conflicts = conflicts
+}
+
+// changesFrontends reports whether a change may affect more than endpoints.
+func changesFrontends(c desired.Change) bool {
+	return c.Source == nil || c.Source.Before != c.Source.After
+}
+
+// listConflicts lists the frontends that service ports ask for and do not get.
+func (f *family) listConflicts(now *desired.Resolved) []changetracker.Problem {
+	refused := map[changetracker.Problem]bool{} // a set: several ports of a Service have the same address
+	var problems []changetracker.Problem
+	for name, s := range f.denied {
+		object := "Service " + name.NamespacedName.String()
+		for _, a := range s.Refused {
+			refused[changetracker.Problem{Object: object, Field: "spec.externalIPs", Value: a.String(), Reason: changetracker.ReasonRefused}] = true
+		}
+		for _, k := range s.Lost {
+			owner, _ := now.Owner(k)
+			problems = append(problems, changetracker.Problem{
+				Object: object, Field: "port " + name.Port, Value: k.String() + " belongs to " + owner.String(), Reason: changetracker.ReasonDuplicate,
+			})
+		}
+	}
+	return slices.AppendSeq(problems, maps.Keys(refused))
+}
+
+// problemCounts counts the entries of Status.Problems by reason.
+func problemCounts(t *changetracker.Tracker, families []*family) map[changetracker.Reason]int {
+	counts := t.ProblemCounts()
+	for _, f := range families {
+		f.locked(func() {
+			for _, c := range f.conflicts {
+				counts[c.Reason]++
+			}
+		})
+	}
+	return counts
+}

@@ -1,0 +1,115 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// sync programs the family, unless lockErr says that another instance holds its names.
+func (f *family) sync(ctx context.Context, serviceCIDRs []netip.Prefix, lockErr error) *outcome {
+	o := &outcome{SyncReport: SyncReport{Family: f.name, Queued: f.tracker.PendingSince(f.name), Started: time.Now()}}
+	f.locked(func() { f.lag.syncStarted(o.Started) })
+	repair := f.repairState(o.Started)
+	switch {
+	case lockErr != nil:
+		o.Err = lockErr
+	case repair.postponed && f.full:
+		o.Err = ErrContested
+	default:
+		o.watch.last = o.Started
+		_ = f.tracker.Apply(f.name, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+			o.watch.lap(StageTracker)
+			f.prepare(step.After.Node(), serviceCIDRs)
+			f.apply(ctx, step, o, repair.due)
+			if !o.programmed {
+				return nil, o.Err
+			}
+			return o.retry, nil
+		})
+	}
+	if o.Full {
+		f.fullSyncEnded(repair.counts)
+	}
+	if o.programmed {
+		o.Err = errors.Join(o.Err, f.afterApply(ctx, o))
+	}
+	if o.Err != nil {
+		o.Err = fmt.Errorf("%s: %w", f.name, o.Err)
+	}
+	o.Duration, o.Stages = time.Since(o.Started), o.watch.stages
+	f.record(o)
+	return o
+}
+
+// prepare takes over what may change at run time.
+func (f *family) prepare(node changetracker.Node, serviceCIDRs []netip.Prefix) {
+	c := f.config
+	f.globals = c.globalsFor(f.name, node, serviceCIDRs)
+	f.resolver = desired.Resolver{
+		Node:                node,
+		MasqueradeAll:       c.Masquerade.All,
+		DetectsPods:         f.globals.DetectsPods(),
+		Kinds:               c.Kinds,
+		EditSelection:       c.EditSelection,
+		DenyNodeExternalIPs: c.DenyNodeExternalIPs,
+	}
+}
+
+// apply brings the engine to the State, and fills in the outcome.
+func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome, repair bool) {
+	o.state, o.Repair, o.Changes, o.ServicePorts = step.After, repair, len(step.Delta.Changes), step.After.Len()
+	o.Full = step.Delta.Full || f.full || repair || o.Started.Sub(f.lastFull) >= f.config.FullSyncPeriod
+	f.full = true // unless this succeeds
+	f.updater.Retry(f.takeDamagedPorts()...)
+	update := f.updater.Next(step, f.resolver, f.globals, o.Full)
+	f.updateConflicts(&update)
+	o.watch.lap(StageResolve)
+	f.announcements.withdrawRemoved(ctx, o.state, &update)
+	result, err := f.engine.Apply(ctx, update)
+	for o.Full && f.waitForModule(ctx, err) {
+		result, err = f.engine.Apply(ctx, update)
+	}
+	o.Apply = result.Report
+	o.watch.split(StagePlan, StageApply, o.Apply.Kernel)
+	if o.Err = err; err != nil {
+		return
+	}
+	o.programmed, f.full = true, false
+	if o.Full {
+		f.lastFull = o.Started
+	}
+	o.failed = failures(result.Failed)
+	o.retry = f.updater.Done(namesOf(o.failed))
+	f.flows.update(o.state, &update, &result)
+	f.noLocal.update(&update)
+	o.Err = errors.Join(joined(o.failed), f.announcements.announceProgrammed(ctx, &update, o.failed))
+	o.health = healthUpdate(o.state, step.Delta, o.Full)
+	for i := range step.Delta.Changes {
+		o.Triggers = append(o.Triggers, step.Delta.Changes[i].Triggers...)
+	}
+}
+
+// afterApply does the parts of a sync that follow programming.
+func (f *family) afterApply(ctx context.Context, o *outcome) error {
+	f.locked(func() {
+		f.programmed = programmed{state: o.state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits}
+	})
+	o.watch.last = time.Now()
+	deleted, checked, err := f.cleanFlows(ctx)
+	if o.FlowsDeleted = deleted; checked {
+		o.watch.lap(StageConntrack)
+	}
+	if f.config.servesLoadBalancers() && (len(o.health.Ports) > 0 || o.health.Full) {
+		o.watch.last = time.Now()
+		o.health.NodePortAddresses = f.globals.NodePortAddresses
+		f.health.Update(f.name, o.health)
+		o.watch.lap(StageHealth)
+	}
+	return err
+}
