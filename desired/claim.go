@@ -2,8 +2,6 @@ package desired
 
 import (
 	"cmp"
-	"net/netip"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -48,10 +46,4 @@ func (c Claim) compareAge(o Claim) int {
 		return -1
 	}
 	return cmp.Or(c.Created.Compare(o.Created), cmp.Compare(c.UID, o.UID), c.Name.Compare(o.Name))
-}
-
-// AcceptsNodePorts says whether an address is one of NodeAddresses that accept node
-// ports. The node may have others that NodeAddresses does not list.
-func (g *Globals) AcceptsNodePorts(a netip.Addr) bool {
-	return !a.IsLoopback() && contains(g.NodePortAddresses, a) && slices.Contains(g.NodeAddresses, a)
 }

@@ -68,27 +68,6 @@ func (x *Explainer) traitsOf(s *Service) (t Traits) {
 	return t
 }
 
-// Traits are what packets can see of an engine's own ways. The zero value is the
-// nftables engine's.
-type Traits struct {
-	// ServiceIPsPass leaves packets alone that are sent to a ClusterIP with a port
-	// that the Service does not have, or to an address of the Service ranges that no
-	// Service has. Without it, only those for an address of the node are left alone.
-	ServiceIPsPass bool
-	// LocalPolicyBindsAll confines pods and the node itself to local endpoints under
-	// externalTrafficPolicy Local, as long as there are any.
-	LocalPolicyBindsAll bool
-	// VIPsAreLocal refuses what is sent to another port of any VIP, as it does for
-	// ClusterIPs, since the node has the VIPs; health check node ports are answered there.
-	VIPsAreLocal bool
-	// SourceLost shows endpoints an address of the node instead of the client's,
-	// whatever a frontend masquerades.
-	SourceLost bool
-	// LoopbackNodePorts accepts node ports on 127.0.0.0/8, if that is among the
-	// addresses that accept them.
-	LoopbackNodePorts bool
-}
-
 // Explain looks up the service ports that the packet may be for: it costs these and
 // their endpoints, however many others there are. The error wraps ErrPacket.
 func (x *Explainer) Explain(packet Packet) (Explanation, error) {
@@ -374,4 +353,46 @@ func (e *explaining) list(s *Service) {
 	if remark != "" && e.Scope != 0 {
 		e.because("%s", remark)
 	}
+}
+
+// considered are the endpoints of the State, with why the scope leaves them out, and what
+// EditSelection has added.
+func (r *Resolver) considered(state *changetracker.State, p *changetracker.ServicePort, scope Scope) (list []ExplainedEndpoint, remark string) {
+	endpoints := state.Endpoints(p.Name)
+	var why []changetracker.Exclusion
+	if scope == ScopeLocal {
+		why, remark = changetracker.ExplainLocal(endpoints, r.Node)
+	} else {
+		why, remark = changetracker.ExplainCluster(endpoints, r.Node)
+	}
+	view := state.For(r.Node)
+	list = make([]ExplainedEndpoint, len(endpoints))
+	for i := range endpoints {
+		list[i] = ExplainedEndpoint{Endpoint: endpoints[i], Local: view.Local(&endpoints[i]), Excluded: why[i]}
+	}
+	if r.EditSelection == nil {
+		return list, remark
+	}
+	selection := r.selection(state, p, endpoints)
+	chosen := selection.Cluster
+	if scope == ScopeLocal {
+		chosen = selection.Local
+	}
+	byAddr := func(e changetracker.Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) }
+	for i := range list {
+		_, isChosen := slices.BinarySearchFunc(chosen, list[i].Addr, byAddr)
+		switch {
+		case isChosen:
+			list[i].Excluded = ""
+		case list[i].Excluded == "":
+			list[i].Excluded = changetracker.ExcludedByHook
+		}
+	}
+	for i := range chosen {
+		if _, isKnown := slices.BinarySearchFunc(endpoints, chosen[i].Addr, byAddr); !isKnown {
+			list = append(list, ExplainedEndpoint{Endpoint: chosen[i], Local: view.Local(&chosen[i])})
+		}
+	}
+	slices.SortFunc(list, func(a, b ExplainedEndpoint) int { return a.Addr.Compare(b.Addr) })
+	return list, remark
 }

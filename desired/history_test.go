@@ -12,6 +12,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -72,22 +73,26 @@ func someOf[T any](c *choices, from ...T) (some []T) {
 	return some
 }
 
+var serviceNames = []string{"a", "b", "c", "d"} // read-only
+
 // world is a cluster with what a proxy makes of it.
 type world struct {
 	*testing.T
 	*choices
 	cluster
 
+	names   []changetracker.ServicePortName // that there may be
 	tracker *changetracker.Tracker
 	planes  map[v1.IPFamily]*plane
 	seen    map[string]int
 }
 
-// plane is the data plane of a family: it has what Updates say, unless they fail.
+// plane is the data plane of a family: it has what Updates say, but for what fails.
 type plane struct {
 	updater    *desired.Updater
-	programmed map[changetracker.ServicePortName]*desired.Service
-	unsure     bool // the next Update must be full
+	programmed map[changetracker.ServicePortName]decision
+	owed       map[desired.Key]bool // frontends that it has had since an Update said that they are gone
+	unsure     bool                 // the next Update must be full
 }
 
 func replay(t *testing.T, history []byte, seen map[string]int) {
@@ -100,11 +105,19 @@ func replay(t *testing.T, history []byte, seen map[string]int) {
 	if w.below(4) == 1 {
 		w.kinds = someOf(w.choices, w.kinds...)
 	}
+	for _, service := range serviceNames {
+		for _, protocol := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+			w.names = append(w.names, changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: service}, Port: "http", Protocol: protocol})
+		}
+	}
 	w.tracker = w.newTracker()
 	for _, family := range families() {
-		w.planes[family] = &plane{updater: desired.NewUpdater(), unsure: true}
+		w.planes[family] = &plane{updater: desired.NewUpdater(), owed: map[desired.Key]bool{}, unsure: true}
 	}
 	for len(w.bytes) > 0 && !t.Failed() {
+		if w.below(8) == 1 {
+			w.planes[v1.IPv4Protocol].updater.Retry(oneOf(w.choices, w.names...))
+		}
 		w.change()
 		if w.below(3) == 0 {
 			w.sync(oneOf(w.choices, families()...))
@@ -121,7 +134,7 @@ func replay(t *testing.T, history []byte, seen map[string]int) {
 	for _, family := range families() {
 		w.sync(family)
 		_ = scratch.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			w.checkResolved("from scratch", desired.NewResolved(step.After, w.resolver(), w.globals()))
+			w.checkResolved("from scratch", desired.NewResolved(step.After, w.resolver(), w.globals()), decide(&w.cluster, family))
 			return nil, nil
 		})
 	}
@@ -170,7 +183,7 @@ func addrs(texts ...string) (all []netip.Addr) {
 
 // change makes one event, and gives it to the tracker.
 func (w *world) change() {
-	name := oneOf(w.choices, "a", "b", "c", "d")
+	name := oneOf(w.choices, serviceNames...)
 	slice := name + oneOf(w.choices, "-1", "-2", "-6")
 	switch w.below(16) {
 	case 0:
@@ -190,7 +203,12 @@ func (w *world) change() {
 		w.services[name] = w.service(name)
 		w.tracker.Services.Update(nil, w.services[name])
 	default:
-		w.slices[slice] = w.slice(oneOf(w.choices, name, name, name, "a"), slice)
+		if old := w.slices[slice]; old != nil && w.below(4) == 1 { // made anew, with the same content
+			w.slices[slice] = old.DeepCopy()
+			w.slices[slice].CreationTimestamp.Time = time.Unix(int64(w.below(2)), 0)
+		} else {
+			w.slices[slice] = w.slice(oneOf(w.choices, name, name, name, "a"), slice)
+		}
 		w.tracker.Endpoints.EndpointSliceUpdate(w.slices[slice], false)
 	}
 }
@@ -265,68 +283,112 @@ func (w *world) slice(service, name string) *discovery.EndpointSlice {
 	return s
 }
 
-// sync holds what the data plane would have against the oracle, and may fail.
+// sync compares an Update with the oracle and programs it, wholly, in part or not at all.
 func (w *world) sync(family v1.IPFamily) {
 	p := w.planes[family]
 	_ = w.tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 		u := p.updater.Next(step, w.resolver(), w.globals(), p.unsure || w.below(8) == 1)
-		w.checkResolved("now", u.Now)
-		next, before := map[changetracker.ServicePortName]*desired.Service{}, p.programmed
-		if !u.Full {
-			maps.Copy(next, before)
-		}
-		var failed []changetracker.ServicePortName
-		for _, c := range u.Changes {
-			if next[c.Name] = c.After; c.After == nil {
-				delete(next, c.Name)
-			}
-			if w.below(8) == 1 {
-				failed = append(failed, c.Name)
-			}
-		}
+		w.checkResolved("acknowledged", u.Was, p.programmed)
 		want := decide(&w.cluster, family)
-		for name := range next {
-			w.check("programmed", name, decisionOf(next[name]), want)
+		w.checkResolved("wanted", u.Now, want)
+		next, failed := w.program(p, &u)
+		w.compare("programmed", next, want)
+		gone := maps.Clone(p.owed)
+		for key := range keysOf(next) {
+			delete(gone, key)
 		}
-		if len(next) != len(want) {
-			w.Errorf("%s: %d service ports are programmed, want %d", family, len(next), len(want))
+		if want := slices.SortedFunc(maps.Keys(gone), byKey); !slices.Equal(u.Gone, want) {
+			w.Errorf("%v are gone, want %v", u.Gone, want)
 		}
 		if p.unsure = w.below(8) == 1; p.unsure {
 			return nil, errors.New("the sync failed")
 		}
-		for _, name := range failed {
-			w.seen["failed"]++
-			if delete(next, name); before[name] != nil {
-				next[name] = before[name]
-			}
-		}
-		p.programmed = next
+		p.acknowledge(&u, next, failed)
 		return p.updater.Done(failed), nil
 	})
 }
 
-// checkResolved compares all service ports, and the owner of each frontend.
-func (w *world) checkResolved(how string, r *desired.Resolved) {
-	state := r.View().State()
-	for name, want := range decide(&w.cluster, state.Family()) {
-		s, ok := r.Service(name)
-		if !ok {
-			w.Errorf("%s: %v is missing", how, name)
-			continue
+// program returns what the plane would have after the Update, and what of it fails.
+func (w *world) program(p *plane, u *desired.Update) (next map[changetracker.ServicePortName]decision, failed []changetracker.ServicePortName) {
+	next = maps.Clone(p.programmed)
+	if u.Full || next == nil {
+		next = map[changetracker.ServicePortName]decision{}
+	}
+	for i, c := range u.Changes {
+		if c.After != nil {
+			next[c.Name] = decisionOf(c.After)
+		} else if delete(next, c.Name); u.Full || i > 0 && u.Changes[i-1].After != nil {
+			w.Errorf("%v is gone after others, or in a full Update", c.Name)
 		}
-		w.check(how, name, decisionOf(s), map[changetracker.ServicePortName]decision{name: want})
-		for _, f := range want.frontends {
+		if w.below(8) == 1 {
+			failed = append(failed, c.Name)
+			w.seen["failed"]++
+		}
+	}
+	return next, failed
+}
+
+// acknowledge: what failed is as it was, but for frontends that others have now.
+func (p *plane) acknowledge(u *desired.Update, next map[changetracker.ServicePortName]decision, failed []changetracker.ServicePortName) {
+	for _, name := range failed {
+		delete(next, name)
+	}
+	taken := keysOf(next)
+	for _, name := range failed {
+		if d, had := p.programmed[name]; had {
+			d.frontends = slices.DeleteFunc(slices.Clone(d.frontends), func(f frontend) bool { return taken[f.key] })
+			next[name] = d
+		}
+	}
+	for _, key := range u.Gone {
+		delete(p.owed, key)
+	}
+	maps.Copy(p.owed, keysOf(next))
+	p.programmed = next
+}
+
+func keysOf(all map[changetracker.ServicePortName]decision) map[desired.Key]bool {
+	keys := map[desired.Key]bool{}
+	for _, d := range all {
+		for _, f := range d.frontends {
+			keys[f.key] = true
+		}
+	}
+	return keys
+}
+
+// checkResolved compares all service ports, and the owner of each frontend.
+func (w *world) checkResolved(what string, r *desired.Resolved, want map[changetracker.ServicePortName]decision) {
+	got := map[changetracker.ServicePortName]decision{}
+	for _, name := range w.names {
+		if s, ok := r.Service(name); ok {
+			got[name] = decisionOf(s)
+		}
+	}
+	w.compare(what, got, want)
+	for name, d := range want {
+		for _, f := range d.frontends {
 			if owner, _ := r.Owner(f.key); owner != name {
-				w.Errorf("%s: %v is %v's, want %v's", how, f.key, owner, name)
+				w.Errorf("%s: %v is %v's, want %v's", what, f.key, owner, name)
 			}
 		}
-		w.count(&want)
 	}
 }
 
-func (w *world) check(how string, name changetracker.ServicePortName, got decision, all map[changetracker.ServicePortName]decision) {
-	if want := all[name]; !reflect.DeepEqual(got, want) {
-		w.Errorf("%s: %v/%s is\n%+v, want\n%+v", how, name, name.Protocol, got, want)
+// compare: what service ports have lost matters only in what is wanted.
+func (w *world) compare(what string, got, want map[changetracker.ServicePortName]decision) {
+	for _, name := range w.names {
+		d, wanted := got[name], want[name]
+		if what == "acknowledged" {
+			d.lost, wanted.lost = nil, nil
+		}
+		if len(d.frontends)+len(wanted.frontends) == 0 {
+			d.frontends, wanted.frontends = nil, nil
+		}
+		if !reflect.DeepEqual(d, wanted) {
+			w.Errorf("%s: %v/%s is\n%+v, want\n%+v", what, name, name.Protocol, d, wanted)
+		}
+		w.count(&wanted)
 	}
 }
 

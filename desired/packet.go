@@ -82,3 +82,24 @@ const (
 
 // String is the lower-case name of the verdict.
 func (v Verdict) String() string { return enum.Name(v, "", "pass", "forward", "reject", "drop") }
+
+// Traits are what packets can see of an engine's own ways. The zero value is the
+// nftables engine's.
+type Traits struct {
+	// ServiceIPsPass leaves packets alone that are sent to a ClusterIP with a port
+	// that the Service does not have, or to an address of the Service ranges that no
+	// Service has. Without it, only those for an address of the node are left alone.
+	ServiceIPsPass bool
+	// LocalPolicyBindsAll confines pods and the node itself to local endpoints under
+	// externalTrafficPolicy Local, as long as there are any.
+	LocalPolicyBindsAll bool
+	// VIPsAreLocal refuses what is sent to another port of any VIP, as it does for
+	// ClusterIPs, since the node has the VIPs; health check node ports are answered there.
+	VIPsAreLocal bool
+	// SourceLost shows endpoints an address of the node instead of the client's,
+	// whatever a frontend masquerades.
+	SourceLost bool
+	// LoopbackNodePorts accepts node ports on 127.0.0.0/8, if that is among the
+	// addresses that accept them.
+	LoopbackNodePorts bool
+}

@@ -10,31 +10,6 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Resolver holds what Resolve needs to know besides the State.
-type Resolver struct {
-	// Node is the node that the data plane is on: any node, whatever the tracker's own is.
-	Node changetracker.Node
-	// MasqueradeAll replaces the source of every connection to a ClusterIP.
-	MasqueradeAll bool
-	// DetectsPods says whether pod traffic can be told from other traffic. Without
-	// it, connections to a ClusterIP keep their source.
-	DetectsPods bool
-	// Kinds are the kinds of frontends that there are; empty means all.
-	Kinds []Kind
-	// EditSelection, if set, decides which endpoints a service port has on the Node, after
-	// traffic policies, topology and the fallback to what terminates have: for local
-	// redirect, affinity to a cluster, or endpoints of one's own. What it returns are
-	// Cluster and Local, in any order, and Any: an empty list drops with Any and rejects
-	// without. All is worked out anew. Endpoints without a valid address of the family are
-	// left out. It must be pure and depend on nothing but the service port, its endpoints and
-	// the Node: call changetracker.Tracker.Refresh when something else changes its answer.
-	// It must not write to what it gets. Resolve calls it, so several goroutines may at once.
-	EditSelection func(view changetracker.View, port *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection
-	// DenyNodeExternalIPs refuses external IPs that are addresses of the Node. Those in
-	// its PodCIDRs are refused in any case (CVE-2020-8554).
-	DenyNodeExternalIPs bool
-}
-
 // Resolve decides what the data plane must do for one service port. ok is false
 // when the State has no such service port.
 func (r *Resolver) Resolve(state *changetracker.State, name changetracker.ServicePortName) (s *Service, ok bool) {
@@ -94,14 +69,6 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 		s.decide(&all[i], anyEndpoint)
 	}
 	return all
-}
-
-// has says whether there are frontends of a kind.
-func (r *Resolver) has(kind Kind) bool { return len(r.Kinds) == 0 || slices.Contains(r.Kinds, kind) }
-
-// refuses says whether an external IP would take the traffic of pods, or of the node.
-func (r *Resolver) refuses(vip netip.Addr) bool {
-	return contains(r.Node.PodCIDRs, vip) || r.DenyNodeExternalIPs && slices.Contains(r.Node.Addresses, vip)
 }
 
 // decide sets what a frontend does, given the endpoints of its scope.
@@ -173,44 +140,6 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 	return true, ranges
 }
 
-func contains(ranges []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
-// containsSorted is contains for ranges that are sorted and none of which contains
-// another.
-func containsSorted(ranges []netip.Prefix, a netip.Addr) bool {
-	i, found := slices.BinarySearchFunc(ranges, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
-	return found || i > 0 && ranges[i-1].Contains(a)
-}
-
-func addresses(endpoints []changetracker.Endpoint) []netip.AddrPort {
-	if len(endpoints) == 0 {
-		return nil
-	}
-	list := make([]netip.AddrPort, len(endpoints))
-	for i := range endpoints {
-		list[i] = endpoints[i].Addr
-	}
-	return list
-}
-
-// weights returns nil when all endpoints have the same.
-func weights(endpoints []changetracker.Endpoint) []uint16 {
-	differs := func(e changetracker.Endpoint) bool { return share(&e) != share(&endpoints[0]) }
-	if !slices.ContainsFunc(endpoints, differs) {
-		return nil
-	}
-	list := make([]uint16, len(endpoints))
-	for i := range endpoints {
-		list[i] = share(&endpoints[i])
-	}
-	return list
-}
-
-// share is the weight that counts: 0 is the default.
-func share(e *changetracker.Endpoint) uint16 { return max(e.Weight, 1) }
-
 // hairpin returns the distinct addresses of the endpoints that may be on this node; the
 // input is sorted by address.
 func (r *Resolver) onNode(endpoints []changetracker.Endpoint) []netip.Addr {
@@ -241,30 +170,4 @@ func sameHost(a, b string) bool {
 	a, aDomain, aHas := strings.Cut(strings.TrimSuffix(a, "."), ".")
 	b, bDomain, bHas := strings.Cut(strings.TrimSuffix(b, "."), ".")
 	return strings.EqualFold(a, b) && (!aHas || !bHas || strings.EqualFold(aDomain, bDomain))
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
-}
-
-// Minimal returns the prefixes of one family, masked, sorted, and without those
-// that another one contains. Prefixes that are not valid are left out.
-func Minimal(prefixes []netip.Prefix, family v1.IPFamily) []netip.Prefix {
-	var all []netip.Prefix
-	for _, p := range prefixes {
-		if p.IsValid() && p.Addr().Is4() == (family == v1.IPv4Protocol) {
-			all = append(all, p.Masked())
-		}
-	}
-	slices.SortFunc(all, comparePrefixes)
-	var kept []netip.Prefix
-	for _, p := range all {
-		if n := len(kept); n == 0 || !kept[n-1].Overlaps(p) {
-			kept = append(kept, p)
-		}
-	}
-	return kept
 }

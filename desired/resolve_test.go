@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -264,48 +263,6 @@ func TestFrontends(t *testing.T) {
 	}
 }
 
-// TestRefusedExternalIPs: those in the pods' ranges, and those of the node if wanted.
-func TestRefusedExternalIPs(t *testing.T) {
-	inPods := netip.MustParseAddr("10.244.1.5")
-	first, second := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("192.0.2.20")
-	pods := []netip.Prefix{netip.MustParsePrefix("fd00:10:244::/48"), netip.MustParsePrefix("10.244.1.0/24")}
-	for name, c := range map[string]struct {
-		pods          []netip.Prefix
-		node          []netip.Addr
-		refused, deny []netip.Addr // deny: with DenyNodeExternalIPs
-	}{
-		"nothing is known":   {},
-		"pods":               {pods, nil, []netip.Addr{inPods}, []netip.Addr{inPods}},
-		"primary address":    {nil, []netip.Addr{first}, nil, []netip.Addr{first}},
-		"another address":    {nil, []netip.Addr{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.1"), second}, nil, []netip.Addr{second}},
-		"pods and addresses": {pods, []netip.Addr{first, second}, []netip.Addr{inPods}, []netip.Addr{inPods, first, second}},
-		"an address of pods": {pods, []netip.Addr{inPods}, []netip.Addr{inPods}, []netip.Addr{inPods}},
-	} {
-		for deny, want := range map[bool][]netip.Addr{false: c.refused, true: c.deny} {
-			r := Resolver{Node: changetracker.Node{Addresses: c.node, PodCIDRs: c.pods}, DenyNodeExternalIPs: deny}
-			given := []netip.Addr{inPods, first, second}
-			s, _ := resolve(t, r, changetracker.ServicePort{ExternalIPs: given, LoadBalancerVIPs: []netip.Addr{first, vip}, NodePort: 30080}, remote(1))
-			if !slices.Equal(s.Refused, want) {
-				t.Errorf("%s, deny %t: %v refused, want %v", name, deny, s.Refused, want)
-			}
-			kinds := map[Kind]int{} // a load balancer address stays, whatever else it is
-			for i := range s.Frontends {
-				kinds[s.Frontends[i].Kind]++
-				if f := &s.Frontends[i]; f.Kind == ExternalIP && slices.Contains(want, f.VIP) {
-					t.Errorf("%s, deny %t: %v has a frontend", name, deny, f.VIP)
-				}
-			}
-			external := len(given) - 1 - len(want) // one of them is a load balancer's too
-			if slices.Contains(want, first) {
-				external++
-			}
-			if kinds[LoadBalancer] != 2 || kinds[ClusterIP] != 1 || kinds[NodePort] != 1 || kinds[ExternalIP] != external {
-				t.Errorf("%s, deny %t: frontends %v, want %d external IPs beside all others", name, deny, kinds, external)
-			}
-		}
-	}
-}
-
 // PKT-40 to PKT-47.
 func TestSourceRanges(t *testing.T) {
 	lan := netip.MustParsePrefix("192.168.0.0/16")
@@ -359,17 +316,6 @@ func TestSourceRanges(t *testing.T) {
 	}
 }
 
-// PKT-02: only endpoints that may be on this node need it.
-func TestHairpinHoldsEachLocalAddressOnce(t *testing.T) {
-	second := local(2)
-	second.Addr = netip.AddrPortFrom(second.Addr.Addr(), 9090)
-	s, _ := resolve(t, Resolver{}, changetracker.ServicePort{}, remote(1), local(2), second, local(3))
-	want := []netip.Addr{local(2).Addr.Addr(), local(3).Addr.Addr()}
-	if !slices.Equal(s.OnNode, want) {
-		t.Errorf("hairpin = %v, want %v", s.OnNode, want)
-	}
-}
-
 // PKT-02, where the slice does not say, or not rightly, which node an endpoint is on.
 func TestHairpinLeavesOutOnlyWhatIsElsewhere(t *testing.T) {
 	for _, c := range []struct {
@@ -401,13 +347,6 @@ func TestHairpinLeavesOutOnlyWhatIsElsewhere(t *testing.T) {
 		if got := len(r.onNode([]changetracker.Endpoint{e})) == 1; got != c.want {
 			t.Errorf("node %q, endpoint %v on %q, pods %q: in hairpin %v, want %v", c.node, e.Addr, c.endpoint, c.podCIDR, got, c.want)
 		}
-	}
-}
-
-func TestAffinityIsKept(t *testing.T) {
-	s, _ := resolve(t, Resolver{}, changetracker.ServicePort{SessionAffinity: time.Hour}, remote(1))
-	if s.Affinity != time.Hour {
-		t.Errorf("affinity = %v, want 1h", s.Affinity)
 	}
 }
 

@@ -194,29 +194,6 @@ func (r *Resolved) lost(name changetracker.ServicePortName, p *changetracker.Ser
 	return slices.Compact(lost)
 }
 
-// find returns the frontend of a Key, nil if s has none.
-func (s *Service) find(key Key) *Frontend {
-	i, ok := slices.BinarySearchFunc(s.Frontends, key, func(f Frontend, key Key) int { return s.Key(&f).Compare(key) })
-	if !ok {
-		return nil
-	}
-	return &s.Frontends[i]
-}
-
-// without returns s without the frontends that others have. The Keys are sorted.
-func (s *Service) without(lost []Key) *Service {
-	if len(lost) == 0 {
-		return s
-	}
-	rest := *s
-	rest.Lost = lost
-	rest.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), func(f Frontend) bool {
-		_, isLost := slices.BinarySearchFunc(lost, s.Key(&f), Key.Compare)
-		return isLost
-	})
-	return &rest
-}
-
 // moved are the service ports that may have won or lost something, because one of them was
 // different before. The zero name may be among them.
 func (r *Resolved) moved(before *Resolved, was, is *changetracker.ServicePort) (names []changetracker.ServicePortName) {
@@ -269,54 +246,4 @@ func (r *Resolved) sameClaims(o *Resolved) bool {
 	return slices.Equal(a.Kinds, b.Kinds) && a.DenyNodeExternalIPs == b.DenyNodeExternalIPs &&
 		slices.Equal(a.Node.PodCIDRs, b.Node.PodCIDRs) && slices.Equal(a.Node.Addresses, b.Node.Addresses) &&
 		slices.Equal(r.nodeAddrs, o.nodeAddrs)
-}
-
-// asks says whether a service port has a frontend at an address, if no other one gets it.
-func (r *Resolver) asks(p *changetracker.ServicePort, vip netip.Addr) bool {
-	_, asks := r.kindOf(p, vip)
-	return asks
-}
-
-// kindOf is the kind of the frontend that a service port asks for at an address, or at a
-// node port with the zero Addr. Of several the first one in the list of kinds counts.
-func (r *Resolver) kindOf(p *changetracker.ServicePort, vip netip.Addr) (kind Kind, asks bool) {
-	switch {
-	case !vip.IsValid():
-		return NodePort, p.NodePort != 0 && r.has(NodePort)
-	case vip == p.ClusterIP && r.has(ClusterIP):
-		return ClusterIP, true
-	case containsAddr(p.LoadBalancerVIPs, vip) && r.has(LoadBalancer):
-		return LoadBalancer, true
-	default:
-		return ExternalIP, containsAddr(p.ExternalIPs, vip) && r.has(ExternalIP) && !r.refuses(vip)
-	}
-}
-
-func containsAddr(sorted []netip.Addr, a netip.Addr) bool {
-	_, found := slices.BinarySearchFunc(sorted, a, netip.Addr.Compare)
-	return found
-}
-
-// keys are those of the frontends that a service port asks for, sorted; of a nil one none.
-func (r *Resolver) keys(p *changetracker.ServicePort) []Key {
-	if p == nil {
-		return nil
-	}
-	protocol, ok := ProtocolOf(p.Name.Protocol)
-	if !ok {
-		return nil
-	}
-	keys := make([]Key, 0, 2+len(p.LoadBalancerVIPs)+len(p.ExternalIPs))
-	if r.asks(p, netip.Addr{}) {
-		keys = append(keys, Key{Protocol: protocol, Port: p.NodePort})
-	}
-	for _, list := range [...][]netip.Addr{{p.ClusterIP}, p.LoadBalancerVIPs, p.ExternalIPs} {
-		for _, vip := range list {
-			if vip.IsValid() && r.asks(p, vip) {
-				keys = append(keys, Key{VIP: vip, Protocol: protocol, Port: p.Port})
-			}
-		}
-	}
-	slices.SortFunc(keys, Key.Compare)
-	return slices.Compact(keys)
 }

@@ -71,44 +71,29 @@ func allServe(endpoints []changetracker.Endpoint) bool {
 	return !slices.ContainsFunc(endpoints, func(e changetracker.Endpoint) bool { return !e.Serving && !e.Ready })
 }
 
-// considered are the endpoints of the State, with why the scope leaves them out, and what
-// EditSelection has added.
-func (r *Resolver) considered(state *changetracker.State, p *changetracker.ServicePort, scope Scope) (list []ExplainedEndpoint, remark string) {
-	endpoints := state.Endpoints(p.Name)
-	var why []changetracker.Exclusion
-	if scope == ScopeLocal {
-		why, remark = changetracker.ExplainLocal(endpoints, r.Node)
-	} else {
-		why, remark = changetracker.ExplainCluster(endpoints, r.Node)
+func addresses(endpoints []changetracker.Endpoint) []netip.AddrPort {
+	if len(endpoints) == 0 {
+		return nil
 	}
-	view := state.For(r.Node)
-	list = make([]ExplainedEndpoint, len(endpoints))
+	list := make([]netip.AddrPort, len(endpoints))
 	for i := range endpoints {
-		list[i] = ExplainedEndpoint{Endpoint: endpoints[i], Local: view.Local(&endpoints[i]), Excluded: why[i]}
+		list[i] = endpoints[i].Addr
 	}
-	if r.EditSelection == nil {
-		return list, remark
-	}
-	selection := r.selection(state, p, endpoints)
-	chosen := selection.Cluster
-	if scope == ScopeLocal {
-		chosen = selection.Local
-	}
-	byAddr := func(e changetracker.Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) }
-	for i := range list {
-		_, isChosen := slices.BinarySearchFunc(chosen, list[i].Addr, byAddr)
-		switch {
-		case isChosen:
-			list[i].Excluded = ""
-		case list[i].Excluded == "":
-			list[i].Excluded = changetracker.ExcludedByHook
-		}
-	}
-	for i := range chosen {
-		if _, isKnown := slices.BinarySearchFunc(endpoints, chosen[i].Addr, byAddr); !isKnown {
-			list = append(list, ExplainedEndpoint{Endpoint: chosen[i], Local: view.Local(&chosen[i])})
-		}
-	}
-	slices.SortFunc(list, func(a, b ExplainedEndpoint) int { return a.Addr.Compare(b.Addr) })
-	return list, remark
+	return list
 }
+
+// weights returns nil when all endpoints have the same.
+func weights(endpoints []changetracker.Endpoint) []uint16 {
+	differs := func(e changetracker.Endpoint) bool { return share(&e) != share(&endpoints[0]) }
+	if !slices.ContainsFunc(endpoints, differs) {
+		return nil
+	}
+	list := make([]uint16, len(endpoints))
+	for i := range endpoints {
+		list[i] = share(&endpoints[i])
+	}
+	return list
+}
+
+// share is the weight that counts: 0 is the default.
+func share(e *changetracker.Endpoint) uint16 { return max(e.Weight, 1) }

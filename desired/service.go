@@ -131,6 +131,29 @@ func (s *Service) Weights(scope Scope) []uint16 {
 	return s.ClusterWeights
 }
 
+// find returns the frontend of a Key, nil if s has none.
+func (s *Service) find(key Key) *Frontend {
+	i, ok := slices.BinarySearchFunc(s.Frontends, key, func(f Frontend, key Key) int { return s.Key(&f).Compare(key) })
+	if !ok {
+		return nil
+	}
+	return &s.Frontends[i]
+}
+
+// without returns s without the frontends that others have. The Keys are sorted.
+func (s *Service) without(lost []Key) *Service {
+	if len(lost) == 0 {
+		return s
+	}
+	rest := *s
+	rest.Lost = lost
+	rest.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), func(f Frontend) bool {
+		_, isLost := slices.BinarySearchFunc(lost, s.Key(&f), Key.Compare)
+		return isLost
+	})
+	return &rest
+}
+
 // Protocol is an IANA protocol number.
 type Protocol uint8
 
