@@ -1,12 +1,12 @@
-// Package proxier is what all engines share: the Provider that an embedding
-// program feeds with events, and the driver that turns them into Updates for an
+// Package proxier holds what all engines share: the Provider that an embedding
+// program feeds with events, and the driver that turns events into Updates for an
 // Engine.
 //
-// A program that takes a ready engine calls New of that engine's package, with the
-// Config and the Deps of this one, and gets a *Proxier. A program with a data plane of
-// its own implements Engine and calls New here: events are tracked
-// for it, rate-limited and retried, and Status tells. Package hybrid makes
-// one Engine of several.
+// A program that uses an engine of this library calls New of that engine's package, with
+// the Config and the Deps of this one, and gets a *Proxier. A program with a data plane of
+// its own implements Engine and calls New here: the Proxier tracks events, limits the rate
+// of syncs, retries failures, and reports its Status. Package hybrid combines several
+// Engines into one.
 //
-// This package programs no kernel itself, and builds everywhere.
+// This package does not access the kernel itself, and builds on all platforms.
 package proxier

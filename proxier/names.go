@@ -7,26 +7,26 @@ import (
 	"strings"
 )
 
-// Names are what every kernel object of one instance hangs off. Two instances
-// with different Names never touch each other's objects; those that have a table, a chain
-// prefix or a device in common do not run at the same time (ErrInUse).
+// Names determine the names of all kernel objects of one instance. Instances with different
+// Names never touch each other's objects. Instances with the same table, chain prefix or
+// device cannot run at the same time (ErrInUse).
 type Names struct {
-	// Instance tells instances apart in logs and in the names below.
+	// Instance distinguishes instances in logs and in the names below.
 	Instance string
 	// Table is the nf_tables table, one in each family.
 	Table string
-	// ChainPrefix begins the names of iptables chains, and a hyphen ends it: it has none
-	// itself, so that no chain can be of two instances.
+	// ChainPrefix is the prefix of iptables chains. A hyphen follows it; it contains none
+	// itself, so that a chain cannot belong to two instances.
 	ChainPrefix string
-	// Device is the dummy network device that holds VIPs in IPVS mode. One of that name
-	// which these Names have not made is left alone, and syncs fail.
+	// Device is the dummy network device that holds VIPs in IPVS mode. If another program
+	// has created a device of that name, it is not changed, and syncs fail.
 	Device string
 }
 
 // The kernel's limits, without the terminating NUL: NFT_NAME_MAXLEN (256) of
 // linux/netfilter/nf_tables.h, XT_EXTENSION_MAXNAMELEN (29) of
-// linux/netfilter/x_tables.h and IFNAMSIZ (16) of linux/if.h. Chains need room for what
-// is appended to the prefix.
+// linux/netfilter/x_tables.h and IFNAMSIZ (16) of linux/if.h. Chain names need room for the
+// part that follows the prefix.
 const (
 	maxTable       = 255
 	maxChainPrefix = 28 - 17 // "-SVC-" and 12 characters of hash at least
@@ -34,18 +34,17 @@ const (
 	maxInstance    = maxChainPrefix - len(instancePrefix)
 )
 
-// instancePrefix begins the chain prefixes of instances. No other program's chains
-// begin so.
+// instancePrefix begins the chain prefixes that NamesFor derives. No known program uses it.
 const instancePrefix = "SPL_"
 
-// DefaultNames are the names of an instance of our own, which shares a node with
-// kube-proxy without either touching the other's objects.
+// DefaultNames are the names of an instance that runs beside kube-proxy: neither touches
+// the other's objects.
 func DefaultNames() Names {
 	return Names{Instance: "serviceplane", Table: "serviceplane", ChainPrefix: "SPL", Device: "serviceplane0"}
 }
 
-// KubeProxyNames are kube-proxy's names, for a program that takes its place:
-// other software looks for them, and cleans them up.
+// KubeProxyNames are kube-proxy's names, for a program that replaces it: other software
+// searches for these names, and cleans them up.
 func KubeProxyNames() Names {
 	return Names{Instance: "kube-proxy", Table: "kube-proxy", ChainPrefix: "KUBE", Device: "kube-ipvs0"}
 }
@@ -53,8 +52,8 @@ func KubeProxyNames() Names {
 // NamesFor derives the names of an instance: at most 7 characters, lower-case
 // letters, digits and inner hyphens, so that every derived name fits the kernel's
 // limits. "edge" gives table "serviceplane-edge", chains "SPL_EDGE-…" and device
-// "edge-svc0". Whatever the instances are called, none has an object of another, or of
-// any other program.
+// "edge-svc0". Different instances never share an object, neither with each other nor with
+// other programs.
 func NamesFor(instance string) (Names, error) {
 	if err := checkInstance(instance); err != nil {
 		return Names{}, err
@@ -79,8 +78,7 @@ func checkInstance(instance string) error {
 		ErrInvalidConfig, instance, maxInstance)
 }
 
-// Validate checks every name against the kernel's limits and reports all that
-// are wrong.
+// Validate checks every name against the kernel's limits and reports all invalid ones.
 func (n Names) Validate() error {
 	var errs []error
 	for _, f := range []struct {
@@ -97,31 +95,29 @@ func (n Names) Validate() error {
 		case len(f.value) > f.limit:
 			errs = append(errs, fmt.Errorf("%w: %s: %q is longer than %d bytes", ErrInvalidConfig, f.field, f.value, f.limit))
 		case strings.Trim(f.value, nameChars) != "":
-			errs = append(errs, fmt.Errorf("%w: %s: %q holds other characters than letters, digits, '-', '_' and '.'",
+			errs = append(errs, fmt.Errorf("%w: %s: %q has characters other than letters, digits, '-', '_' and '.'",
 				ErrInvalidConfig, f.field, f.value))
 		}
 	}
 	return errors.Join(append(errs, n.checkChainPrefix())...)
 }
 
-// checkChainPrefix keeps an instance away from the chains of other programs and
-// instances.
+// checkChainPrefix rejects prefixes of chains that belong to other programs or instances.
 func (n Names) checkChainPrefix() error {
 	first, _, hyphen := strings.Cut(n.ChainPrefix, "-")
 	isKubeProxy := n.Instance == KubeProxyNames().Instance && first == KubeProxyNames().ChainPrefix
 	switch {
 	case hyphen:
-		return fmt.Errorf("%w: Names.ChainPrefix: %q has a hyphen, which is to end the prefix: use '_'", ErrInvalidConfig, n.ChainPrefix)
+		return fmt.Errorf("%w: Names.ChainPrefix: %q contains a hyphen, which ends the prefix: use '_' instead", ErrInvalidConfig, n.ChainPrefix)
 	case slices.Contains(otherOwners(), strings.ToUpper(first)) && !isKubeProxy:
-		return fmt.Errorf("%w: Names.ChainPrefix: chains %s-… are those of other programs: choose another one, or take KubeProxyNames as a whole",
+		return fmt.Errorf("%w: Names.ChainPrefix: chains %s-… belong to another program: choose another prefix, or use KubeProxyNames unchanged",
 			ErrInvalidConfig, n.ChainPrefix)
 	}
 	return nil
 }
 
-// otherOwners are what the chains of well-known programs begin with, up to a hyphen:
-// kube-proxy, kubelet, CRI-O and kube-router; CNI plugins; container engines; service
-// meshes; firewalls and their companions.
+// otherOwners are the chain prefixes of well-known programs, up to a hyphen: kube-proxy,
+// kubelet, CRI-O and kube-router; CNI plugins; container engines; service meshes; firewalls.
 func otherOwners() []string {
 	return []string{
 		"KUBE", "CRIO", "CNI", "CALI", "CILIUM", "ANTREA", "FLANNEL", "WEAVE", "OVN", "AWS", "AZURE", "GKE", "IP",

@@ -10,50 +10,47 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// EventHandler is told what exists in a cluster. Its methods may be called from several
-// goroutines at once. They only record the event and ask for a sync: they never touch
+// EventHandler receives the events of a cluster. Its methods may be called from several
+// goroutines at once. They only record the event and request a sync. They never access
 // the kernel, so an informer's goroutine may call them.
 type EventHandler interface {
 	OnServiceAdd(service *v1.Service)
 	OnServiceUpdate(oldService, service *v1.Service)
 	OnServiceDelete(service *v1.Service)
-	// OnServiceSynced says that every Service that exists has been added.
+	// OnServiceSynced is called after every existing Service was added.
 	OnServiceSynced()
 	OnEndpointSliceAdd(slice *discovery.EndpointSlice)
 	OnEndpointSliceUpdate(oldSlice, slice *discovery.EndpointSlice)
 	OnEndpointSliceDelete(slice *discovery.EndpointSlice)
-	// OnEndpointSlicesSynced says that every EndpointSlice that exists has been
-	// added.
+	// OnEndpointSlicesSynced is called after every existing EndpointSlice was added.
 	OnEndpointSlicesSynced()
-	// OnNodeChange replaces what is known about the node; a change leads to a full
-	// sync.
+	// OnNodeChange replaces the description of the node; a change causes a full sync.
 	OnNodeChange(node changetracker.Node)
-	// OnServiceCIDRsChanged replaces the ranges that ClusterIPs come from.
+	// OnServiceCIDRsChanged replaces the ranges of ClusterIPs.
 	OnServiceCIDRsChanged(cidrs []netip.Prefix)
 }
 
-// Provider is a Service proxy for one node, as an embedding program sees it,
-// whatever engine it has. All methods may be called from several goroutines at
-// once.
+// Provider is a Service proxy for one node, whatever its engine. All methods may be called
+// from several goroutines at once.
 //
-// Nothing is written to the kernel before both OnServiceSynced and
-// OnEndpointSlicesSynced were called, and OnNodeChange where the configuration depends on
-// the node (see Config.Node).
+// Nothing is written to the kernel before OnServiceSynced and OnEndpointSlicesSynced were
+// called, and OnNodeChange if the configuration depends on the node (see Config.Node).
 type Provider interface {
 	EventHandler
-	// Run syncs until ctx ends and returns nil after every goroutine of the
-	// Provider has ended. The data plane stays as it is. Run may be called once.
+	// Run syncs until ctx ends, and returns nil after all goroutines of the Provider have
+	// ended. The data plane stays as it is. Run may be called once.
 	Run(ctx context.Context) error
-	// Trigger asks for a sync soon, within the rate limit. It is harmless before,
+	// Trigger requests a sync as soon as the rate limit allows. It may be called before,
 	// during and after Run.
 	Trigger()
-	// Sync waits for a sync that starts after the call, and returns its error. Run
-	// must be running, or be called soon. Before both were synced it waits for that
-	// too: when it returns nil, what was known at the call is in the data plane.
+	// Sync waits for a sync that starts after the call, and returns its error. It needs Run.
+	// It also waits for the inputs of the first sync. When it returns nil, all events before
+	// the call are programmed.
 	Sync(ctx context.Context) error
 	// Cleanup removes every kernel object of this instance, and nothing else. It
-	// does not need Run, and must not be called while Run runs. While another process
-	// runs with one of its Names, it does nothing, with ErrInUse.
+	// does not need Run, and must not be called during Run. While another process
+	// uses one of the Names, it does nothing and returns ErrInUse.
 	Cleanup(ctx context.Context) error
+	// Status returns what the proxy has programmed, and what is wrong.
 	Status() Status
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// wrapEditSelection makes Config.EditSelection one that may panic: what it was to change
-// stays as it was. A hook must not take the node's proxy down with it.
+// wrapEditSelection recovers panics of Config.EditSelection and then uses its input
+// unchanged: a bug in a hook must not stop the proxy.
 func (c *Config) wrapEditSelection(log *zap.Logger) {
 	edit := c.EditSelection
 	if edit == nil {

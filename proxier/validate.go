@@ -37,8 +37,8 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Validate reports every field that is wrong, with its value and what it may be. Zero
-// fields count as their defaults. All of its errors are ErrInvalidConfig.
+// Validate reports every invalid field, with its value and the allowed ones. Zero fields
+// count as their defaults. All of its errors are ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
 	errs := []error{c.Names.Validate(), c.validateRunner()}
@@ -50,7 +50,7 @@ func (c Config) Validate() error {
 			bad("Families", "%q is neither IPv4 nor IPv6", f)
 		}
 		if slices.Contains(c.Families[:i], f) {
-			bad("Families", "%s is named twice", f)
+			bad("Families", "%s is listed twice", f)
 		}
 	}
 	if c.FullSyncPeriod < 0 {
@@ -60,18 +60,18 @@ func (c Config) Validate() error {
 		bad("Masquerade.Mark", "%#x is not a single bit", c.Masquerade.Mark)
 	}
 	if c.NodePorts.Primary && len(c.NodePorts.Addresses) > 0 {
-		bad("NodePorts", "Primary excludes Addresses")
+		bad("NodePorts", "Primary and Addresses are both set, want one at most")
 	}
 	for i, kind := range c.Kinds {
 		if kind < desired.ClusterIP || kind > desired.NodePort {
-			bad(fmt.Sprintf("Kinds[%d]", i), "%d is no kind of frontend", kind)
+			bad(fmt.Sprintf("Kinds[%d]", i), "%d is not a kind of frontend", kind)
 		}
 	}
 	for field, isSet := range map[string]bool{
 		"Families": len(c.Tracker.Families) > 0, "Node": !reflect.ValueOf(c.Tracker.Node).IsZero(), "Logger": c.Tracker.Logger != nil,
 	} {
 		if isSet {
-			bad("Tracker."+field, "is set: use Config.Families, Config.Node and Deps.Logger, which both the tracker and the engines get")
+			bad("Tracker."+field, "is set: use Config.Families, Config.Node and Deps.Logger instead, which apply to the tracker and the engines")
 		}
 	}
 	errs = append(errs,
@@ -100,7 +100,7 @@ func validatePrefixes(field string, prefixes []netip.Prefix) error {
 
 const maxInterfaceName = 15 // IFNAMSIZ of linux/if.h, without the terminating NUL
 
-// validatePods checks the ways to tell pod traffic.
+// validatePods checks the ways to recognize pod traffic.
 func (m *Masquerade) validatePods() error {
 	var errs []error
 	set := 0
@@ -110,7 +110,7 @@ func (m *Masquerade) validatePods() error {
 		}
 	}
 	if set > 1 {
-		errs = append(errs, fmt.Errorf("%w: Masquerade: %d ways to tell pod traffic, want one at most", ErrInvalidConfig, set))
+		errs = append(errs, fmt.Errorf("%w: Masquerade: %d ways to recognize pod traffic are set, want one at most", ErrInvalidConfig, set))
 	}
 	for field, name := range map[string]string{"PodInterface": m.PodInterface, "PodInterfacePrefix": m.PodInterfacePrefix} {
 		if len(name) > maxInterfaceName {
