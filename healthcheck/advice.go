@@ -6,16 +6,16 @@ import (
 	"syscall"
 )
 
-// advice says what an operator can do about an address that cannot be listened on.
+// advice returns what an operator can do about a failure to listen.
 func advice(err error) string {
 	switch {
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return "the node seems to have lost the address"
+		return "check that the node still has the address"
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		return "raise the limit of open files, or find out who holds so many"
+		return "raise the limit of open files, or find the program that holds so many"
 	case errors.Is(err, fs.ErrPermission):
-		return "let this program listen there"
+		return "permit this program to listen on that port"
 	default:
-		return "end the program that listens there, or give the Service another healthCheckNodePort"
+		return "stop the program that listens there, or give the Service another healthCheckNodePort"
 	}
 }

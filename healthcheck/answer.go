@@ -15,41 +15,41 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// judgementLasts is how old a judgement may be: thousands of probes must not build
-// thousands of Statuses.
-const judgementLasts = 200 * time.Millisecond
+// healthTTL is how long the proxy's health is cached, so that thousands of probes do not
+// compute thousands of Statuses.
+const healthTTL = 200 * time.Millisecond
 
-// judgement is whether the proxy is healthy.
-type judgement struct {
-	status    func() proxier.Status // nil counts as healthy
+// cachedHealth is whether the proxy is healthy.
+type cachedHealth struct {
+	status    func() proxier.Status // nil means healthy
 	threshold time.Duration
 
-	mu      sync.Mutex // guards all below, and is held while status is made
-	made    time.Time
+	mu      sync.Mutex // guards all below, and is held while status runs
+	checked time.Time
 	healthy bool
 }
 
-func (j *judgement) isHealthy() bool {
-	if j.status == nil {
+func (c *cachedHealth) isHealthy() bool {
+	if c.status == nil {
 		return true
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.made.IsZero() || time.Since(j.made) >= judgementLasts {
-		status := j.status()
-		j.made = time.Now()
-		j.healthy = Judge(status, j.threshold, j.made).Healthy
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.checked.IsZero() || time.Since(c.checked) >= healthTTL {
+		status := c.status()
+		c.checked = time.Now()
+		c.healthy = Judge(status, c.threshold, c.checked).Healthy
 	}
-	return j.healthy
+	return c.healthy
 }
 
 // answerer answers for all Services.
 type answerer struct {
-	ports     *NodePorts
-	judgement judgement
+	localEndpoints func(service types.NamespacedName, family v1.IPFamily) int
+	health         cachedHealth
 }
 
-// portAnswer is the body of an answer, as kube-proxy's.
+// portAnswer is the body of an answer. It is the same as kube-proxy's.
 type portAnswer struct {
 	Service struct {
 		Namespace string `json:"namespace"`
@@ -59,32 +59,26 @@ type portAnswer struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// handler answers about one Service, whatever the path and the method. For one that
-// is gone, as connections may outlive it, there are no endpoints.
+// handler answers for one Service, whatever the path and the method. A Service that was
+// deleted while a connection stayed open has no endpoints.
 func (a *answerer) handler(name types.NamespacedName) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var answer portAnswer
 		answer.Service.Namespace, answer.Service.Name = name.Namespace, name.Name
-		answer.LocalEndpoints = a.ports.local(name, familyOf(r))
-		answer.ServiceProxyHealthy = a.judgement.isHealthy()
+		answer.LocalEndpoints = a.localEndpoints(name, familyOf(r))
+		answer.ServiceProxyHealthy = a.health.isHealthy()
 		code := http.StatusServiceUnavailable
 		if answer.LocalEndpoints != 0 && answer.ServiceProxyHealthy {
 			code = http.StatusOK
 		}
-		body, _ := json.MarshalIndent(answer, "", "\t") // texts and numbers always can
+		body, _ := json.MarshalIndent(answer, "", "\t") // cannot fail for strings and numbers
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(answer.LocalEndpoints))
 		writeHeader(w, code)
 		_, _ = w.Write(body) // the client may have gone
 	}
 }
 
-func (n *NodePorts) local(name types.NamespacedName, family v1.IPFamily) int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.book.local(name, family)
-}
-
-// familyOf is the family that a client uses: that of the address it dialled.
+// familyOf returns the family of the address that the client dialled.
 func familyOf(r *http.Request) v1.IPFamily {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if !ok {

@@ -1,19 +1,19 @@
-// Package healthcheck answers those who ask whether a node should get traffic.
+// Package healthcheck answers health checks of load balancers and kubelets.
 //
-// NodePorts is a proxier.Health: it listens at the health check node port of every
-// Service that has one, and tells load balancers how many endpoints of it are on
-// this node. One NodePorts serves both IP families. It mends what it can by itself:
-// addresses that come and go, ports that are busy for a while, a process that is
-// out of file descriptors; what lasts is a proxier.Condition.
+// NodePorts is a proxier.Health: it listens on the health check node port of every
+// Service that has one, and reports to load balancers how many endpoints of the Service are
+// on this node. One NodePorts serves both IP families. It recovers by itself when addresses
+// are added or removed, ports are in use for a while, or the process runs out of file
+// descriptors; while a fault lasts, it is a proxier.Condition.
 //
-// NewHandler answers kubelets and load balancers about the proxy as a whole, at
-// /healthz and /livez. Judge is the judgement behind both, a pure function of
-// proxier.Status: a proxy is healthy when every family has been programmed once and
-// no change waits too long.
+// NewHandler answers at /healthz and /livez about the proxy as a whole. Judge is the
+// decision behind both, a pure function of proxier.Status: a proxy is healthy if every
+// family has been programmed once and no change waits too long.
 //
-// Server is an HTTP server for such handlers. It does not give up its address, and
-// no client can tie it up.
+// Server is an HTTP server for such handlers. It retries until it can listen on its
+// address, and slow clients cannot block it.
 //
-// NodePorts listens where the embedding program is. One that programs another
-// network namespace injects Listen and Addresses. The package builds everywhere.
+// NodePorts listens in the network namespace of the process. A program that proxies for
+// another network namespace injects Listen and Addresses. The package builds on all
+// platforms.
 package healthcheck

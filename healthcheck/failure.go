@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// failureKind says how long a failure lasts if nothing more is heard.
+// failureKind decides how long a failure lasts.
 type failureKind int
 
 const (
-	// serverDown lasts until the server works.
+	// serverDown lasts until the server listens.
 	serverDown failureKind = iota
-	// acceptFails is over when it is not repeated: the client may have left, and then
-	// nothing is accepted although it could be.
+	// acceptFails ends after acceptFailureTTL unless it is repeated. When the client has
+	// left, nothing is accepted any more that could show that accepting works again.
 	acceptFails
 )
 
-// acceptMemory is longer than http.Server waits between attempts, at most 1s.
-const acceptMemory = 2 * time.Second
+// acceptFailureTTL is longer than http.Server waits between attempts, which is at most 1s.
+const acceptFailureTTL = 2 * time.Second
 
-// failureState remembers what is wrong, and since when. The zero value is that all
-// is well.
+// failureState holds the current failure and since when it lasts. The zero value means
+// none.
 type failureState struct {
 	mu    sync.Mutex // guards all below
 	err   error
@@ -30,7 +30,7 @@ type failureState struct {
 	last  time.Time
 }
 
-// set reports whether the failure is another one than before.
+// set reports whether the failure differs from the previous one.
 func (f *failureState) set(err error, kind failureKind, now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,7 +51,7 @@ func (f *failureState) clear() bool {
 	return was
 }
 
-// current returns since when what is wrong, or nil.
+// current returns the current failure and since when it lasts, or nil.
 func (f *failureState) current(now time.Time) (since time.Time, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -62,12 +62,15 @@ func (f *failureState) current(now time.Time) (since time.Time, err error) {
 }
 
 func (f *failureState) overLocked(now time.Time) bool {
-	return f.kind == acceptFails && now.Sub(f.last) > acceptMemory
+	return f.kind == acceptFails && now.Sub(f.last) > acceptFailureTTL
 }
 
-// backoff spaces attempts: first, twice that, and so on up to longest.
+// bindRetry is how soon a Server retries an address that is in use, as with kube-proxy.
+const bindRetry = 5 * time.Second
+
+// backoff doubles the pause between attempts, from first up to longest.
 type backoff struct {
-	first, longest time.Duration
+	first, longest time.Duration // 0 means bindRetry, and first
 	pause          time.Duration
 }
 

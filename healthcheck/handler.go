@@ -13,23 +13,23 @@ import (
 type HandlerOptions struct {
 	// Threshold is how long a change may wait to be programmed; 0 means 60s.
 	Threshold time.Duration
-	// Answered, if set, hears about every answer at one of the paths. It must be
-	// safe for calls from several goroutines at once.
+	// Answered, if set, is called for every answer at one of the paths. It must be
+	// safe for concurrent calls.
 	Answered func(path string, code int)
 }
 
 // The paths of NewHandler.
 const (
 	// HealthzPath is for load balancers: 200 if the proxy is healthy and the node is
-	// not about to go away, 503 otherwise.
+	// not draining, 503 otherwise.
 	HealthzPath = "/healthz"
-	// LivezPath is for kubelets: 200 if the proxy is healthy, 503 otherwise. A node
-	// that is about to go away needs its proxy to the end.
+	// LivezPath is for kubelets: 200 if the proxy is healthy, 503 otherwise. A draining
+	// node needs its proxy until the end.
 	LivezPath = "/livez"
 )
 
-// NewHandler answers at HealthzPath and LivezPath, with a Report in JSON. status is
-// a Provider's.
+// NewHandler returns a handler that answers at HealthzPath and LivezPath with a Report in
+// JSON. status is that of a Provider.
 func NewHandler(status func() proxier.Status, options HandlerOptions) http.Handler {
 	h := &handler{status: status, options: options}
 	mux := http.NewServeMux()
@@ -69,7 +69,7 @@ func (h *handler) answer(w http.ResponseWriter, path string, report Report) {
 		h.options.Answered(path, code)
 	}
 	writeHeader(w, code)
-	_ = json.NewEncoder(w).Encode(report) // the client may have gone
+	_ = json.NewEncoder(w).Encode(report) // the client may have disconnected
 }
 
 func writeHeader(w http.ResponseWriter, code int) {

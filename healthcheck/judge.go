@@ -12,24 +12,24 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// defaultThreshold is kube-proxy's: twice its longest pause between syncs.
+// defaultThreshold is that of kube-proxy: twice its longest pause between syncs.
 const defaultThreshold = time.Minute
 
-// Report is a judgement about a proxy, and in JSON the body of an answer. All
-// fields but Reasons are as kube-proxy's.
+// Report is the health of a proxy, and in JSON the body of an answer. All fields but
+// Reasons are the same as kube-proxy's.
 type Report struct {
-	// LastUpdated is when a family was programmed last, or CurrentTime when all is
-	// well, for load balancers that look at nothing else.
+	// LastUpdated is when a family was programmed last, or CurrentTime if the proxy is
+	// healthy, for load balancers that read nothing else.
 	LastUpdated time.Time `json:"lastUpdated"`
 	CurrentTime time.Time `json:"currentTime"`
-	// NodeEligible says that load balancers may give the node something new; nil
-	// when that is not looked at.
+	// NodeEligible means that load balancers may send new connections to the node; nil
+	// if that was not checked.
 	NodeEligible *bool `json:"nodeEligible,omitempty"`
 	// Healthy is about the proxy only, and not about the node.
 	Healthy bool `json:"healthy"`
 	// Status has an entry for each family that has been programmed.
 	Status map[v1.IPFamily]FamilyReport `json:"status,omitempty"`
-	// Reasons are what is wrong, also when it does not count as unhealthy, sorted.
+	// Reasons are all faults, sorted, including those that do not make the proxy unhealthy.
 	Reasons []string `json:"reasons,omitempty"`
 }
 
@@ -40,10 +40,9 @@ type FamilyReport struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// Judge says whether a proxy is healthy: every family has been programmed in full
-// once, and none of them has been stale for threshold or longer: see
-// proxier.FamilyStatus.StaleSince. A threshold of 0 means 60s. It does not look at
-// the node.
+// Judge decides whether a proxy is healthy: a full sync of every family has succeeded once,
+// and no family has been stale for threshold or longer (proxier.FamilyStatus.StaleSince). A
+// threshold of 0 means 60s. It does not check the node.
 func Judge(status proxier.Status, threshold time.Duration, now time.Time) Report {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	report := Report{CurrentTime: now, Healthy: len(status.Families) > 0, Status: map[v1.IPFamily]FamilyReport{}}
@@ -72,7 +71,7 @@ func Judge(status proxier.Status, threshold time.Duration, now time.Time) Report
 	return report
 }
 
-// judgeFamily says what is wrong with a family, and whether it counts.
+// judgeFamily returns the faults of a family, and whether it is healthy.
 func judgeFamily(s proxier.FamilyStatus, threshold time.Duration, now time.Time) (reasons []string, healthy bool) {
 	healthy = true
 	if !s.Synced {
@@ -88,7 +87,7 @@ func judgeFamily(s proxier.FamilyStatus, threshold time.Duration, now time.Time)
 	return reasons, healthy
 }
 
-// newest is when any family was programmed last; zero when none was.
+// newest returns when any family was programmed last; zero if none was.
 func (r *Report) newest() time.Time {
 	var newest time.Time
 	for _, family := range r.Status {

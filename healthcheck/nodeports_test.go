@@ -381,8 +381,8 @@ func TestAPortThatTwoServicesClaim(t *testing.T) {
 
 func TestAdviceDependsOnTheCause(t *testing.T) {
 	for cause, want := range map[error]string{
-		syscall.EADDRINUSE: "another healthCheckNodePort", syscall.EADDRNOTAVAIL: "lost the address",
-		syscall.EMFILE: "open files", syscall.ENFILE: "open files", syscall.EACCES: "let this program",
+		syscall.EADDRINUSE: "another healthCheckNodePort", syscall.EADDRNOTAVAIL: "still has the address",
+		syscall.EMFILE: "open files", syscall.ENFILE: "open files", syscall.EACCES: "permit this program",
 	} {
 		if got := advice(fmt.Errorf("open listener: %w", cause)); !strings.Contains(got, want) {
 			t.Errorf("%v: advice %q, want %q in it", cause, got, want)
@@ -459,7 +459,7 @@ func TestAnUnhealthyProxyAnswers503(t *testing.T) {
 // bubbleStatus replaces the status and waits until the old judgement is too old.
 func (b *bubble) bubbleStatus(s proxier.Status) {
 	b.status.Store(&s)
-	time.Sleep(judgementLasts)
+	time.Sleep(healthTTL)
 }
 
 func TestManyProbesShareAStatus(t *testing.T) {
@@ -468,10 +468,10 @@ func TestManyProbesShareAStatus(t *testing.T) {
 		synctest.Wait()
 		for range 100 {
 			b.ask(t, "tcp4 0.0.0.0:30001", "10.0.0.1:1")
-			time.Sleep(judgementLasts / 50)
+			time.Sleep(healthTTL / 50)
 		}
 		if got := b.statuses.Load(); got != 2 {
-			t.Errorf("%d statuses for 100 probes in %v, want 2", got, 2*judgementLasts)
+			t.Errorf("%d statuses for 100 probes in %v, want 2", got, 2*healthTTL)
 		}
 	})
 }
@@ -493,11 +493,11 @@ func TestUpdateKeepsNothingOfItsArgument(t *testing.T) {
 	n := NewNodePorts(NodePortOptions{})
 	u := within(services{web: {Port: 30001, LocalEndpoints: 1}}, "10.0.0.0/8")
 	n.Update("IPv4", u)
-	before := n.book.sites([]netip.Addr{netip.MustParseAddr("10.0.0.1")})
+	before := n.ports.keys([]netip.Addr{netip.MustParseAddr("10.0.0.1")})
 	clear(u.Ports)
 	clear(u.LocalEndpoints)
 	u.NodePortAddresses[0] = netip.MustParsePrefix("192.0.2.0/24")
-	if after := n.book.sites([]netip.Addr{netip.MustParseAddr("10.0.0.1")}); !maps.Equal(before, after) || len(after) != 1 {
+	if after := n.ports.keys([]netip.Addr{netip.MustParseAddr("10.0.0.1")}); !maps.Equal(before, after) || len(after) != 1 {
 		t.Errorf("sites %v, want %v", after, before)
 	}
 }

@@ -14,48 +14,47 @@ import (
 )
 
 const (
-	// bindRetry is how soon a Server tries a busy address again, as kube-proxy does.
-	bindRetry = 5 * time.Second
-	// stableAfter is how long a listener must have lived for its end to be a new event.
+	// stableAfter is how long a listener must have worked for the backoff to start again.
 	stableAfter = 30 * time.Second
-	// headerTimeout and clientTimeout bound every phase of a request, so that nobody
-	// can tie up the server.
+	// headerTimeout and clientTimeout bound every phase of a request, so that slow clients
+	// cannot block the server.
 	headerTimeout = 5 * time.Second
 	clientTimeout = 10 * time.Second
-	// maxHeader is more than any prober sends.
+	// maxHeader is more than any health check sends.
 	maxHeader = 16 << 10
-	// lastAnswers is how long requests may take once the server ends.
-	lastAnswers = 500 * time.Millisecond
+	// drainTimeout is how long running requests may take when the server stops.
+	drainTimeout = 500 * time.Millisecond
 )
 
-// ListenFunc is net.ListenConfig.Listen, or does the same elsewhere, for example in
-// another network namespace.
+// ListenFunc is net.ListenConfig.Listen or a function like it, for example for another
+// network namespace.
 type ListenFunc func(ctx context.Context, network, address string) (net.Listener, error)
 
-// Server is an HTTP server that insists on its address: one that is busy, maybe
-// because the predecessor has not ended yet, is tried again every 5s until it is free.
-// A request may take 10s, and a connection is closed when nobody uses it for 10s. The
-// fields may not be changed after Run has been called.
+// Server is an HTTP server that retries until it can listen: an address that is in use,
+// for example by the previous process, is retried every 5s. A request may take 10s, and a
+// connection is closed when it was idle for 10s. The fields must not be changed after Run
+// was called.
 type Server struct {
-	// Name tells servers apart in logs.
+	// Name identifies the server in logs.
 	Name string
 	// Address is host:port to listen on, with TCP.
 	Address string
-	// Handler answers. It must end when the context of its request does.
+	// Handler answers requests. It must return when the context of its request ends.
 	Handler http.Handler
-	// Logger hears once about each kind of failure, and about its end; nil is silent.
+	// Logger receives one line when a failure begins and one when it ends; nil means no
+	// logging.
 	Logger *zap.Logger
 	// Listen opens the listener; nil means net.ListenConfig.Listen.
 	Listen ListenFunc
 
 	network  string       // "" means tcp
-	retry    backoff      // the zero value means bindRetry, always
-	released func()       // if set, is called when Run's ctx has ended and nothing listens
+	retry    backoff      // the zero value always pauses for bindRetry
+	released func()       // if set, called when Run's ctx has ended and the address is free
 	failure  failureState // of the listener
 }
 
-// Run serves until ctx ends, and returns nil after every goroutine of it has ended.
-// Requests that are under way then may take 500ms more. It may be called once.
+// Run serves until ctx ends, and returns nil after all of its goroutines have ended.
+// Running requests then get 500ms to finish. It may be called once.
 func (s *Server) Run(ctx context.Context) error {
 	if s.released != nil {
 		defer s.released() // serve calls it earlier, if there was a listener
@@ -77,14 +76,14 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Failure is what keeps the server from answering at the moment; nil when it
-// answers, and when it does not run.
+// Failure returns why the server currently does not answer; nil if it answers or does not
+// run.
 func (s *Server) Failure() error {
 	_, err := s.failure.current(time.Now())
 	return err
 }
 
-// serve returns when ctx has ended, or why nobody is answered.
+// serve listens and answers until ctx ends or the listener fails.
 func (s *Server) serve(ctx context.Context, log *zap.Logger) error {
 	listen := s.Listen
 	if listen == nil {
@@ -96,7 +95,7 @@ func (s *Server) serve(ctx context.Context, log *zap.Logger) error {
 	}
 	s.works(log)
 
-	// Requests outlive ctx for a while, but not the server.
+	// Running requests outlive ctx for drainTimeout, but not the server.
 	requests, abort := context.WithCancel(context.WithoutCancel(ctx))
 	defer abort()
 	var clients sync.WaitGroup
@@ -116,26 +115,26 @@ func (s *Server) serve(ctx context.Context, log *zap.Logger) error {
 	return fmt.Errorf("accept connections: %w", err)
 }
 
-// drain closes the listener first, so that whoever is next on the address need not
-// wait for clients.
+// drain closes the listener first, so that the next listener on the address need not wait
+// for clients.
 func (s *Server) drain(ctx context.Context, web *http.Server, listener net.Listener) {
 	_ = listener.Close()
 	if s.released != nil {
 		s.released()
 	}
-	last, stop := context.WithTimeout(context.WithoutCancel(ctx), lastAnswers)
+	last, stop := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 	defer stop()
 	if web.Shutdown(last) != nil {
 		_ = web.Close()
 	}
 }
 
-// web adds a client to clients for each connection until its goroutine ends.
+// web returns the HTTP server. clients counts the connections with a running goroutine.
 func (s *Server) web(log *zap.Logger, clients *sync.WaitGroup) *http.Server {
-	complaints, _ := zap.NewStdLogAt(log, zap.DebugLevel) // clients' faults; ours are told otherwise
+	clientErrors, _ := zap.NewStdLogAt(log, zap.DebugLevel) // http.Server logs faults of clients only
 	return &http.Server{
-		Handler: survivor{s.Handler, log}, ReadHeaderTimeout: headerTimeout, ReadTimeout: clientTimeout,
-		WriteTimeout: clientTimeout, IdleTimeout: clientTimeout, MaxHeaderBytes: maxHeader, ErrorLog: complaints,
+		Handler: panicLogger{s.Handler, log}, ReadHeaderTimeout: headerTimeout, ReadTimeout: clientTimeout,
+		WriteTimeout: clientTimeout, IdleTimeout: clientTimeout, MaxHeaderBytes: maxHeader, ErrorLog: clientErrors,
 		DisableGeneralOptionsHandler: true, // it would answer 200 to OPTIONS *
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			switch state {
@@ -149,10 +148,10 @@ func (s *Server) web(log *zap.Logger, clients *sync.WaitGroup) *http.Server {
 	}
 }
 
-// failed logs an error once, however often it comes.
+// failed records an error, and logs it unless it is the same as before.
 func (s *Server) failed(log *zap.Logger, err error, kind failureKind) {
 	if s.failure.set(err, kind, time.Now()) {
-		log.Warn("server does not answer, will be tried again and again", zap.Error(err))
+		log.Warn("server does not answer, will be retried", zap.Error(err))
 	}
 }
 
@@ -162,28 +161,29 @@ func (s *Server) works(log *zap.Logger) {
 	}
 }
 
-// survivor logs what an http.Server would hide among the faults of clients.
-type survivor struct {
+// panicLogger logs panics of a handler as errors. http.Server would log them with the
+// faults of clients.
+type panicLogger struct {
 	http.Handler
 	log *zap.Logger
 }
 
-func (s survivor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s panicLogger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		p := recover()
 		if p == nil {
 			return
 		}
 		if err, ok := p.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
-			s.log.Error("panic while answering", zap.Any("panic", p), zap.Stack("stack"))
+			s.log.Error("handler panicked", zap.Any("panic", p), zap.Stack("stack"))
 		}
 		panic(http.ErrAbortHandler)
 	}()
 	s.Handler.ServeHTTP(w, r)
 }
 
-// watchedListener tells its server about errors that http.Server retries, such as
-// that the process is out of file descriptors.
+// watchedListener reports errors of Accept to its server. http.Server retries some of them
+// silently, for example a lack of file descriptors.
 type watchedListener struct {
 	net.Listener
 	server *Server
@@ -195,7 +195,7 @@ func (l *watchedListener) Accept() (net.Conn, error) {
 	switch {
 	case err == nil:
 		l.server.works(l.log)
-	case !errors.Is(err, net.ErrClosed): // closed by us, or serve tells
+	case !errors.Is(err, net.ErrClosed): // closed by drain, or reported by serve
 		l.server.failed(l.log, fmt.Errorf("accept connections: %w", err), acceptFails)
 	}
 	return conn, err

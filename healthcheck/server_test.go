@@ -95,7 +95,7 @@ func TestABusyAddressIsTriedUntilItIsFree(t *testing.T) {
 			t.Errorf("tried after %v, want %v", pauses, want)
 		}
 		want := []string{
-			"warn server does not answer, will be tried again and again open listener: listen tcp: bind: address already in use",
+			"warn server does not answer, will be retried open listener: listen tcp: bind: address already in use",
 			"info server answers again <nil>",
 		}
 		if got := lines(logs); !slices.Equal(got, want) {
@@ -293,7 +293,7 @@ func TestSlowClientsDoNotHoldTheEnd(t *testing.T) {
 	began := time.Now()
 	stop()
 	if took := time.Since(began); took > headerTimeout-time.Second {
-		t.Errorf("Run returned %v after the end of ctx, want about %v", took, lastAnswers)
+		t.Errorf("Run returned %v after the end of ctx, want about %v", took, drainTimeout)
 	}
 }
 
@@ -325,7 +325,7 @@ func TestTheLastRequestIsAnswered(t *testing.T) {
 		asked := make(chan struct{})
 		s := &Server{Address: somewhere, Listen: host.Listen, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			close(asked)
-			time.Sleep(lastAnswers / 2)
+			time.Sleep(drainTimeout / 2)
 			fmt.Fprint(w, "goodbye")
 		})}
 		stop := serve(t, s)
@@ -368,8 +368,8 @@ func TestRunWaitsForItsHandlers(t *testing.T) {
 		<-asked
 		began := time.Now()
 		stop()
-		if took := time.Since(began); !ended || took != lastAnswers+time.Second {
-			t.Errorf("Run returned after %v, handler ended: %v, want %v and true", took, ended, lastAnswers+time.Second)
+		if took := time.Since(began); !ended || took != drainTimeout+time.Second {
+			t.Errorf("Run returned after %v, handler ended: %v, want %v and true", took, ended, drainTimeout+time.Second)
 		}
 	})
 }
@@ -381,7 +381,7 @@ func TestAPanicOfTheHandlerIsLogged(t *testing.T) {
 	if code, _ := ask(t, client(t), "http://"+s.Address); code != 0 {
 		t.Errorf("answer %d, want none", code)
 	}
-	if got := logs.FilterMessage("panic while answering").FilterLevelExact(zap.ErrorLevel).Len(); got != 1 {
+	if got := logs.FilterMessage("handler panicked").FilterLevelExact(zap.ErrorLevel).Len(); got != 1 {
 		t.Errorf("log %v, want one line about the panic", lines(logs))
 	}
 }

@@ -67,8 +67,8 @@ func TestAnAnswerOnTheWire(t *testing.T) {
 func networks(n *NodePorts) (all string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for at := range n.listeners {
-		all += at.network + " "
+	for key := range n.listeners {
+		all += key.network + " "
 	}
 	return all
 }
@@ -188,7 +188,7 @@ func TestALateRequestForAGoneService(t *testing.T) {
 // nobody to ask about the proxy's health.
 func TestTheHandlerOfAGoneServiceAnswers503(t *testing.T) {
 	n := NewNodePorts(NodePortOptions{})
-	handler := (&answerer{ports: n}).handler(web)
+	handler := (&answerer{localEndpoints: n.localEndpoints}).handler(web)
 	code := func() int {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
@@ -221,7 +221,7 @@ func TestASlowClientDoesNotHoldNodePorts(t *testing.T) {
 	began := time.Now()
 	stop()
 	if took := time.Since(began); took > headerTimeout-time.Second {
-		t.Errorf("Run returned after %v, want about %v", took, lastAnswers)
+		t.Errorf("Run returned after %v, want about %v", took, drainTimeout)
 	}
 }
 
