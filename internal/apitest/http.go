@@ -40,11 +40,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if query.Get("watch") == "true" || query.Get("watch") == "1" {
-		s.note("WATCH", resource, query)
+		s.record("WATCH", resource, query)
 		s.watch(w, r, resource, wanted)
 		return
 	}
-	s.note("LIST", resource, query)
+	s.record("LIST", resource, query)
 	s.list(w, resource, kind, wanted)
 }
 
@@ -64,14 +64,14 @@ func answerStatus(w http.ResponseWriter, err *apierrors.StatusError) {
 	_ = json.NewEncoder(w).Encode(status) // the client may be gone
 }
 
-// statusOf is the object that tells a client of an error.
+// statusOf returns an error as an object for clients.
 func statusOf(err *apierrors.StatusError) metav1.Status {
 	status := err.Status()
 	status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 	return status
 }
 
-// list is a resource's objects as the client gets them.
+// list is the response to a list request.
 type list struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
@@ -87,8 +87,7 @@ func (s *Server) list(w http.ResponseWriter, resource string, kind schema.GroupV
 	_ = json.NewEncoder(w).Encode(answer) // the client may be gone
 }
 
-// selected returns the objects that match, by name, and the version that they are
-// of.
+// selected returns the objects that match, in the order of their names, and their version.
 func (s *Server) selected(resource string, wanted selection) ([]runtime.Object, uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +120,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string, 
 		st.sendBookmark(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
 	case fresh:
 		st.sendInitial()
-	case s.compacted(version):
+	case s.expired(version):
 		st.sendExpired()
 		return
 	}
@@ -141,7 +140,7 @@ type stream struct {
 	resource  string
 	wanted    selection
 	bookmarks bool
-	seen      uint64 // the version of the last change that was looked at
+	seen      uint64 // the version of the last change that was checked
 	failed    bool
 }
 
@@ -155,7 +154,7 @@ func (s *stream) send(typ watch.EventType, object any) {
 	s.failed = s.failed || json.NewEncoder(s.out).Encode(event{typ, object}) != nil
 }
 
-// sendInitial sends what there is as added.
+// sendInitial sends all objects as added.
 func (s *stream) sendInitial() {
 	items, version := s.selected(s.resource, s.wanted)
 	for _, item := range items {
@@ -164,7 +163,7 @@ func (s *stream) sendInitial() {
 	s.seen = version
 }
 
-// sendBookmark says that everything up to the version seen has been sent.
+// sendBookmark sends the version up to which the client has received all changes.
 func (s *stream) sendBookmark(annotations map[string]string) {
 	if !s.bookmarks {
 		return
@@ -177,12 +176,12 @@ func (s *stream) sendBookmark(annotations map[string]string) {
 	s.send(watch.Bookmark, mark)
 }
 
-// sendExpired is how a watch ends whose next change is forgotten.
+// sendExpired ends a watch whose next change was compacted.
 func (s *stream) sendExpired() {
 	s.send(watch.Error, statusOf(apierrors.NewResourceExpired("too old resource version: "+strconv.FormatUint(s.seen, 10))))
 }
 
-// follow sends each change until the client is gone.
+// follow sends changes until the request ends.
 func (s *stream) follow(ctx context.Context) {
 	for !s.failed && ctx.Err() == nil {
 		s.failed = s.failed || http.NewResponseController(s.out).Flush() != nil
@@ -202,31 +201,31 @@ func (s *stream) follow(ctx context.Context) {
 	}
 }
 
-// since returns the changes that were not looked at, what is closed with the next
-// one, and whether some are forgotten already.
+// since returns the changes that were not checked yet, a channel that is closed at the
+// next one, and whether some were compacted.
 func (s *stream) since() (changes []change, more <-chan struct{}, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i, _ := slices.BinarySearchFunc(s.history, s.seen+1, func(c change, v uint64) int { return cmp.Compare(c.version, v) })
-	return slices.Clone(s.history[i:]), s.changed, s.seen < s.forgotten
+	return slices.Clone(s.history[i:]), s.changed, s.seen < s.compacted
 }
 
-// sendChanges sends what concerns the client, or else a bookmark, so that its
-// version does not grow old while others change.
+// sendChanges sends the changes that the client selects. If there are none, it sends a
+// bookmark, so that the client's version does not expire.
 func (s *stream) sendChanges(changes []change) {
-	concerned := false
+	sent := false
 	for _, c := range changes {
 		if c.resource == s.resource && s.sendChange(c) {
-			concerned = true
+			sent = true
 		}
 	}
 	s.seen = changes[len(changes)-1].version
-	if !concerned {
+	if !sent {
 		s.sendBookmark(nil)
 	}
 }
 
-// sendChange sends a change as the client's selection sees it, if it does.
+// sendChange sends a change if the object matches the client's selection before or after.
 func (s *stream) sendChange(c change) bool {
 	before, after := s.wanted.matches(c.before), s.wanted.matches(c.after)
 	switch {

@@ -1,6 +1,6 @@
-// Package apitest is a small Kubernetes API server for tests: it lists and watches
-// Services, EndpointSlices, Nodes and ServiceCIDRs, over real HTTP, and it can go
-// away and come back.
+// Package apitest is a small Kubernetes API server for tests. It serves lists and watches
+// of Services, EndpointSlices, Nodes and ServiceCIDRs over HTTP, and can be stopped and
+// started again.
 package apitest
 
 import (
@@ -16,40 +16,40 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// Options say what kind of API server it is.
+// Options configure a Server.
 type Options struct {
-	// WatchList streams lists to clients that ask for it. Without, such requests are
-	// refused, as by an API server that does not know the feature.
+	// WatchList serves streamed lists. Without it, requests for them are refused, as by an
+	// API server without the feature.
 	WatchList bool
-	// Listener is where to serve; nil means a port of 127.0.0.1.
+	// Listener is the listener of the server; nil means one on 127.0.0.1.
 	Listener net.Listener
-	// Listen opens the listener again for Start; nil means the same address, from
-	// the network namespace of the test.
+	// Listen opens the listener for Start; nil means the same address, in the network
+	// namespace of the test.
 	Listen func() (net.Listener, error)
-	// Warning is a header of every answer, as of an API that is deprecated.
+	// Warning is the Warning header of every response, as for a deprecated API.
 	Warning string
-	// Hidden are resources that it does not have, such as "servicecidrs".
+	// Hidden lists resources that are not served, such as "servicecidrs".
 	Hidden []string
 }
 
-// Server is a running API server. Its methods may be called from several
-// goroutines at once.
+// Server is an API server. Its methods are safe for concurrent use.
 type Server struct {
 	options Options
 	address string
 
 	mu        sync.Mutex // guards all below, except serving
 	version   uint64
-	oldest    uint64                               // watches that begin before it are too old
-	forgotten uint64                               // the version of the last change that Compact dropped
+	oldest    uint64                               // the first version that a watch may start from
+	compacted uint64                               // the version of the last change that Compact dropped
 	stored    map[string]map[string]runtime.Object // by resource and by namespace/name
 	history   []change
-	changed   chan struct{} // closed with the next change
+	changed   chan struct{} // closed at the next change
 	requests  []string
 	running   *http.Server
 	serving   sync.WaitGroup
@@ -66,7 +66,7 @@ func New(tb testing.TB, o Options) *Server {
 		o.Listener = l
 	}
 	s := &Server{
-		options: o, address: o.Listener.Addr().String(), version: 1, // 0 means any to clients
+		options: o, address: o.Listener.Addr().String(), version: 1, // clients use 0 for any version
 		stored: map[string]map[string]runtime.Object{}, changed: make(chan struct{}),
 	}
 	if o.Listen == nil {
@@ -77,10 +77,10 @@ func New(tb testing.TB, o Options) *Server {
 	return s
 }
 
-// URL is the address of the server, also while it is away.
+// URL returns the address of the server, also while it is stopped.
 func (s *Server) URL() string { return "http://" + s.address }
 
-// Kubeconfig writes a configuration for clients of the server.
+// Kubeconfig writes a kubeconfig file for clients of the server, and returns its path.
 func (s *Server) Kubeconfig(tb testing.TB) string {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "kubeconfig")
@@ -97,20 +97,19 @@ current-context: test
 	return path
 }
 
-// Stop takes the server away: nobody listens, and all connections are cut. The
-// objects stay.
+// Stop closes the listener and all connections. The objects stay.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	server := s.running
 	s.running = nil
 	s.mu.Unlock()
 	if server != nil {
-		_ = server.Close() // what it says about connections that it cut is no news
+		_ = server.Close() // errors are about connections that it closed
 	}
 	s.serving.Wait()
 }
 
-// Start brings the server back to its address.
+// Start serves again, at the same address.
 func (s *Server) Start(tb testing.TB) {
 	tb.Helper()
 	l, err := s.options.Listen()
@@ -120,15 +119,10 @@ func (s *Server) Start(tb testing.TB) {
 	s.serve(tb, l)
 }
 
-// listenAgain is patient: another connection of the machine may have been given
-// the port meanwhile.
-func listenAgain(address string) (net.Listener, error) {
-	for deadline := time.Now().Add(10 * time.Second); ; <-time.After(50 * time.Millisecond) {
-		l, err := net.Listen("tcp", address)
-		if err == nil || time.Now().After(deadline) {
-			return l, err
-		}
-	}
+// listenAgain retries: an outgoing connection may have been given the port meanwhile.
+func listenAgain(address string) (l net.Listener, err error) {
+	poll.Soon(func() bool { l, err = net.Listen("tcp", address); return err == nil })
+	return l, err
 }
 
 func (s *Server) serve(tb testing.TB, l net.Listener) {
@@ -144,7 +138,7 @@ func (s *Server) serve(tb testing.TB, l net.Listener) {
 	})
 }
 
-// Requests are all lists and watches so far with their parameters, such as
+// Requests returns all lists and watches so far with their parameters, such as
 // "LIST services?labelSelector=a=b" and "WATCH nodes?sendInitialEvents=true&…".
 func (s *Server) Requests() []string {
 	s.mu.Lock()
@@ -152,9 +146,9 @@ func (s *Server) Requests() []string {
 	return slices.Clone(s.requests)
 }
 
-// note remembers a request. What says how to watch stands first, the other
-// parameters follow by name, all of them readable.
-func (s *Server) note(verb, resource string, query url.Values) {
+// record stores a request. The parameter that selects streamed lists comes first, the
+// others follow in the order of their names.
+func (s *Server) record(verb, resource string, query url.Values) {
 	const first = "sendInitialEvents"
 	var parameters []string
 	if verb == "WATCH" {

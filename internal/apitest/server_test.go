@@ -27,7 +27,7 @@ func service(name, ip string, labels map[string]string) *v1.Service {
 
 func node(name string) *v1.Node { return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
 
-// object is what the tests read of any object, list or Status.
+// object has the fields of objects, lists and Statuses that the tests read.
 type object struct {
 	APIVersion string
 	Kind       string
@@ -62,7 +62,7 @@ func get(t *testing.T, url string) (*http.Response, func()) {
 	}
 }
 
-// read returns the answer to a request that is no watch.
+// read returns the response to a request other than a watch.
 func read(t *testing.T, url string) (code int, answer object) {
 	t.Helper()
 	response, done := get(t, url)
@@ -86,7 +86,7 @@ func watchURL(t *testing.T, url string) *events {
 	return &events{lines: bufio.NewScanner(response.Body)}
 }
 
-// next is the next event in words: its type, kind, name and version.
+// next returns the type, kind, name and version of the next event.
 func (e *events) next(t *testing.T) string {
 	t.Helper()
 	if !e.lines.Scan() {
@@ -121,8 +121,8 @@ func (e *events) want(t *testing.T, want ...string) {
 	}
 }
 
-// TestListsAreSelected by labels and fields, of a version, with kinds.
-func TestListsAreSelected(t *testing.T) {
+// TestListsHaveSelectors for labels and fields, and return a version and kinds.
+func TestListsHaveSelectors(t *testing.T) {
 	s := New(t, Options{Hidden: []string{"servicecidrs"}})
 	s.Put(t, service("b", "10.96.0.2", nil), service("a", "10.96.0.1", map[string]string{"proxy": "x"}),
 		service("none", "None", nil), node("me"), node("other"),
@@ -147,8 +147,8 @@ func TestListsAreSelected(t *testing.T) {
 	}
 }
 
-// TestRefusals are Status objects that name what is wrong.
-func TestRefusals(t *testing.T) {
+// TestErrorsAreStatusObjects with code and reason.
+func TestErrorsAreStatusObjects(t *testing.T) {
 	s := New(t, Options{Hidden: []string{"servicecidrs"}})
 	for path, want := range map[string]int{
 		"/apis/networking.k8s.io/v1/servicecidrs": http.StatusNotFound,
@@ -164,11 +164,11 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestWatchesSeeTheirSelection: what leaves it is deleted, what enters it is added,
-// each with the version of that change; the others' changes are bookmarks.
-func TestWatchesSeeTheirSelection(t *testing.T) {
+// TestWatchesHaveSelectors: an object that starts to match is added, one that stops to
+// match is deleted, each with the version of that change. Other changes are bookmarks.
+func TestWatchesHaveSelectors(t *testing.T) {
 	s := New(t, Options{})
-	theirs := map[string]string{"proxy": "x"}
+	labels := map[string]string{"proxy": "x"}
 	s.Put(t, service("a", "10.96.0.1", nil)) // version 2
 	const path = "/api/v1/services?watch=true&labelSelector=!proxy"
 	plain := watchURL(t, s.URL()+path+"&resourceVersion=2")
@@ -177,7 +177,7 @@ func TestWatchesSeeTheirSelection(t *testing.T) {
 	fresh.want(t, "ADDED Service a 2")
 	s.Put(t, node("me")) // version 3
 	marked.want(t, "BOOKMARK Service 3")
-	s.Put(t, service("a", "10.96.0.9", nil), service("a", "10.96.0.9", theirs), service("a", "10.96.0.8", theirs), service("a", "10.96.0.8", nil))
+	s.Put(t, service("a", "10.96.0.9", nil), service("a", "10.96.0.9", labels), service("a", "10.96.0.8", labels), service("a", "10.96.0.8", nil))
 	s.Delete(t, service("a", "", nil))
 	changes := []string{"MODIFIED Service a 4", "DELETED Service a 5", "ADDED Service a 7", "DELETED Service a 8"}
 	plain.want(t, changes...)
@@ -186,7 +186,7 @@ func TestWatchesSeeTheirSelection(t *testing.T) {
 	watchURL(t, s.URL()+path+"&resourceVersion=8&timeoutSeconds=0").want(t, "end")
 }
 
-// TestListsAreStreamed with the option: what there is, a mark, what changes.
+// TestListsAreStreamed with the option: all objects, a bookmark, then changes.
 func TestListsAreStreamed(t *testing.T) {
 	s := New(t, Options{WatchList: true})
 	s.Put(t, service("b", "", nil), service("a", "", nil))
@@ -203,7 +203,7 @@ func TestListsAreStreamed(t *testing.T) {
 	}
 }
 
-// TestCompactedVersionsAreExpired; a watch that has sent everything goes on.
+// TestCompactedVersionsAreExpired; a watch that has sent all changes continues.
 func TestCompactedVersionsAreExpired(t *testing.T) {
 	s := New(t, Options{})
 	s.Put(t, service("a", "", nil))
@@ -219,12 +219,12 @@ func TestCompactedVersionsAreExpired(t *testing.T) {
 	st := &stream{Server: s, seen: 2}
 	s.Compact()
 	if _, _, lost := st.since(); !lost {
-		t.Error("a watch that has missed forgotten changes goes on, want an end")
+		t.Error("a watch that has missed compacted changes continues, want an end")
 	}
 }
 
-// TestStopCutsConnections, and Start brings everything back.
-func TestStopCutsConnections(t *testing.T) {
+// TestStopClosesConnections, and Start serves the same objects.
+func TestStopClosesConnections(t *testing.T) {
 	s := New(t, Options{})
 	e := watchURL(t, s.URL()+"/api/v1/services?watch=true")
 	s.Stop()
@@ -237,6 +237,6 @@ func TestStopCutsConnections(t *testing.T) {
 	s.Put(t, service("a", "", nil))
 	s.Start(t)
 	if _, l := read(t, s.URL()+"/api/v1/services"); len(l.Items) != 1 {
-		t.Errorf("%d services after the return, want 1", len(l.Items))
+		t.Errorf("%d services after Start, want 1", len(l.Items))
 	}
 }

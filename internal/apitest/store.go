@@ -15,15 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// change is what happened to one object; before or after may be nil.
+// change is a change of one object. Before is nil for a new object, after for a deleted one.
 type change struct {
 	version       uint64
 	resource      string
 	before, after runtime.Object
 }
 
-// lastSeen is the object as it was before, of the version at which it was deleted,
-// or left a selection. The version of before would take the client back.
+// lastSeen returns the object before the change, with the version of the change: a client
+// continues from the version of the last object that it received.
 func (c change) lastSeen() runtime.Object {
 	object := c.before.DeepCopyObject()
 	if accessor, err := meta.Accessor(object); err == nil {
@@ -32,7 +32,7 @@ func (c change) lastSeen() runtime.Object {
 	return object
 }
 
-// kindOf is the resource and the kind of an object.
+// kindOf returns the resource and the kind of an object.
 func kindOf(object runtime.Object) (resource string, kind schema.GroupVersionKind, ok bool) {
 	switch object.(type) {
 	case *v1.Service:
@@ -48,7 +48,7 @@ func kindOf(object runtime.Object) (resource string, kind schema.GroupVersionKin
 	}
 }
 
-// bookmarkKinds are the kinds of the objects, by resource.
+// bookmarkKinds returns the kinds of objects by resource.
 func bookmarkKinds() map[string]schema.GroupVersionKind {
 	kinds := map[string]schema.GroupVersionKind{}
 	for _, object := range []runtime.Object{&v1.Service{}, &v1.Node{}, &discovery.EndpointSlice{}, &networking.ServiceCIDR{}} {
@@ -59,7 +59,7 @@ func bookmarkKinds() map[string]schema.GroupVersionKind {
 	return kinds
 }
 
-// listKinds are the kinds of the lists, by path.
+// listKinds returns the kinds of lists by path.
 func listKinds() map[string]schema.GroupVersionKind {
 	return map[string]schema.GroupVersionKind{
 		"/api/v1/services": v1.SchemeGroupVersion.WithKind("ServiceList"),
@@ -78,7 +78,7 @@ func (s *Server) Put(tb testing.TB, objects ...runtime.Object) {
 	}
 }
 
-// Delete removes objects, by their names. What is not there is no error.
+// Delete deletes objects by their names. Objects that do not exist are ignored.
 func (s *Server) Delete(tb testing.TB, objects ...runtime.Object) {
 	tb.Helper()
 	for _, object := range objects {
@@ -87,23 +87,23 @@ func (s *Server) Delete(tb testing.TB, objects ...runtime.Object) {
 	}
 }
 
-// prepare copies an object as the server keeps it.
-func prepare(tb testing.TB, object runtime.Object) (resource, name string, kept runtime.Object) {
+// prepare returns a copy of an object for the store.
+func prepare(tb testing.TB, object runtime.Object) (resource, name string, stored runtime.Object) {
 	tb.Helper()
 	resource, kind, ok := kindOf(object)
 	if !ok {
 		tb.Fatalf("%T: no such resource", object)
 	}
-	kept = object.DeepCopyObject()
-	kept.GetObjectKind().SetGroupVersionKind(kind)
-	accessor, err := meta.Accessor(kept)
+	stored = object.DeepCopyObject()
+	stored.GetObjectKind().SetGroupVersionKind(kind)
+	accessor, err := meta.Accessor(stored)
 	if err != nil {
 		tb.Fatalf("%T: %v", object, err)
 	}
-	return resource, accessor.GetNamespace() + "/" + accessor.GetName(), kept
+	return resource, accessor.GetNamespace() + "/" + accessor.GetName(), stored
 }
 
-// change stores an object, or removes it if after is nil, and wakes the watches.
+// change stores an object, or deletes it if after is nil, and wakes the watches.
 func (s *Server) change(resource, name string, after runtime.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,26 +128,26 @@ func (s *Server) change(resource, name string, after runtime.Object) {
 	s.changed = make(chan struct{})
 }
 
-// Compact forgets what happened so far: who watches from before must list again.
-// A running watch goes on if it has sent everything.
+// Compact drops the history. Clients that watch from an older version must list again. A
+// running watch continues if it has sent all changes.
 func (s *Server) Compact() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := len(s.history); n > 0 {
-		s.forgotten = s.history[n-1].version
+		s.compacted = s.history[n-1].version
 	}
-	s.version++ // so that even who has seen everything is too old
+	s.version++ // so that the current version of every client expires
 	s.oldest, s.history = s.version, nil
 }
 
-// compacted says whether a watch from a version comes too late.
-func (s *Server) compacted(version uint64) bool {
+// expired reports whether a watch may no longer start from a version.
+func (s *Server) expired(version uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return version < s.oldest
 }
 
-// selection is what a client wants of a resource.
+// selection holds a client's selectors.
 type selection struct {
 	labels labels.Selector
 	fields fields.Selector

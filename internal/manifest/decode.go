@@ -5,105 +5,128 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"sort"
+	"slices"
 	"strings"
 
-	strict "sigs.k8s.io/json"
+	"go.yaml.in/yaml/v3"
 )
 
-// fault is what is wrong in one line.
+// fault is an error in one line.
 type fault struct {
 	line int
 	err  error
 }
 
-// mostFaults bounds what is said about one object.
+// mostFaults bounds the errors of one object.
 const mostFaults = 10
 
-// decode fills into, and returns what is wrong with the value. Neither the JSON
-// decoder's offsets nor its paths tell the place of every fault, so it is found by
-// trying: what is left without the guilty part can be decoded.
-func decode(v *value, into Value) []fault {
-	err := tryDecode(v, into)
-	if err == nil {
-		return nil
-	}
-	blank := reflect.TypeOf(into).Elem()
-	try := func(v *value) error { return tryDecode(v, reflect.New(blank).Interface()) }
-	var faults []fault
-	for ; err != nil && len(faults) < mostFaults; err = try(v) {
-		var f fault
-		f, v = blame(v, try)
-		faults = append(faults, f)
-	}
-	sort.SliceStable(faults, func(i, j int) bool { return faults[i].line < faults[j].line })
-	return faults
+// decode fills into, and returns the errors in the order of their lines. It accepts
+// what sigs.k8s.io/json accepts with strict errors. That package reports neither lines
+// nor which item of a list is wrong, and only the first value of a wrong type.
+func decode(n *yaml.Node, into Value) []fault {
+	var d decoder
+	d.value(n, reflect.ValueOf(into).Elem(), place{line: n.Line})
+	slices.SortStableFunc(d.faults, func(a, b fault) int { return a.line - b.line })
+	return d.faults
 }
 
-// tryDecode returns the first thing that is wrong.
-func tryDecode(v *value, into any) error {
-	faults, err := strict.UnmarshalStrict(v.json(), into)
-	if err != nil {
-		return err
-	}
-	if len(faults) > 0 {
-		return faults[0]
-	}
-	return nil
+type decoder struct{ faults []fault }
+
+// place is where a value is. The line is that of its name, if it has one.
+type place struct {
+	line int
+	path string // such as ".spec.ports[1]"
 }
 
-// blame finds the first part of a mapping that cannot be decoded, and returns what
-// is wrong with it and the mapping without it. The name of the path's last part
-// is where the fault is: its value may be fine, and only the name unknown.
-func blame(v *value, try func(*value) error) (fault, *value) {
-	i := sort.Search(len(v.children), func(n int) bool { return try(v.first(n+1)) != nil })
-	if i == len(v.children) { // no part is guilty, only the whole: no way on
-		return fault{v.line, describe("", try(v))}, v.first(0)
+func (d *decoder) fail(at place, err error) {
+	if len(d.faults) < mostFaults {
+		d.faults = append(d.faults, fault{at.line, fmt.Errorf("%s: %w", strings.TrimPrefix(at.path, "."), err)})
 	}
-	path := v.step(i)
-	line := v.lineOf(i)
-	guilty := v.children[i]
-	in := func(part *value) error { return try(v.first(i+1).with(i, part)) }
-	if guilty.kind == scalar || in(guilty.first(0)) != nil {
-		return fault{line, describe(path, in(guilty))}, v.without(i)
-	}
-	f, rest := blame(guilty, in)
-	f.err = deeper(path, f.err)
-	return f, v.with(i, rest)
 }
 
-// pathError is a fault at a path.
-type pathError struct {
-	path string
-	err  error
+// value walks through a node and a Go value together. Scalars, types that decode
+// themselves, and nodes of the wrong kind are left to encoding/json.
+func (d *decoder) value(n *yaml.Node, v reflect.Value, at place) {
+	n = resolve(n)
+	if isNull(n) {
+		return
+	}
+	_, decodesItself := v.Addr().Interface().(json.Unmarshaler)
+	switch kind := v.Kind(); {
+	case decodesItself:
+		d.json(n, v, at)
+	case kind == reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		d.value(n, v.Elem(), at)
+	case kind == reflect.Struct && n.Kind == yaml.MappingNode, kind == reflect.Map && n.Kind == yaml.MappingNode:
+		d.mapping(n, v, at)
+	case kind == reflect.Slice && n.Kind == yaml.SequenceNode:
+		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
+		for i, item := range n.Content {
+			d.value(item, v.Index(i), place{item.Line, fmt.Sprintf("%s[%d]", at.path, i)})
+		}
+	default:
+		d.json(n, v, at)
+	}
 }
 
-func (e *pathError) Error() string { return strings.TrimPrefix(e.path, ".") + ": " + e.err.Error() }
-
-func (e *pathError) Unwrap() error { return e.err }
-
-// deeper puts a step before the path of an error.
-func deeper(step string, err error) error {
-	if e, ok := errors.AsType[*pathError](err); ok {
-		return &pathError{step + e.path, e.err}
+// mapping fills a struct or a map.
+func (d *decoder) mapping(n *yaml.Node, v reflect.Value, at place) {
+	if v.Kind() == reflect.Map {
+		v.Set(reflect.MakeMap(v.Type()))
 	}
-	return err
-}
-
-// describe puts a decoder's error in the words of whoever wrote the file.
-func describe(path string, err error) error {
-	if wrongType, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return &pathError{path, fmt.Errorf("want %s, got %s", wanted(wrongType.Type), got(wrongType.Value))}
-	}
-	for _, what := range []string{"unknown field", "duplicate field"} {
-		if strings.HasPrefix(err.Error(), what) { // the path follows
-			return &pathError{path, errors.New(what)}
+	seen := map[string]bool{}
+	for _, p := range pairs(n) {
+		below := place{p.name.Line, at.path + "." + p.name.Value}
+		if seen[p.name.Value] {
+			d.fail(below, errors.New("duplicate field"))
+			continue
+		}
+		seen[p.name.Value] = true
+		if v.Kind() == reflect.Map {
+			element := reflect.New(v.Type().Elem()).Elem()
+			d.value(p.value, element, below)
+			v.SetMapIndex(reflect.ValueOf(p.name.Value).Convert(v.Type().Key()), element)
+		} else if f, ok := field(v, p.name.Value); ok {
+			d.value(p.value, f, below)
+		} else {
+			d.fail(below, errors.New("unknown field"))
 		}
 	}
-	return &pathError{path, err}
 }
 
-// got says what is written instead.
+// field returns the field of a struct that has a name in JSON.
+func field(v reflect.Value, name string) (reflect.Value, bool) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if tag == name && name != "" && name != "-" {
+			return v.Field(i), true
+		}
+		if f.Anonymous && tag == "" {
+			if inner, ok := field(v.Field(i), name); ok {
+				return inner, true
+			}
+		}
+	}
+	return reflect.Value{}, false
+}
+
+// json fills v with the help of encoding/json.
+func (d *decoder) json(n *yaml.Node, v reflect.Value, at place) {
+	text, err := toJSON(n)
+	if err == nil {
+		err = json.Unmarshal(text, v.Addr().Interface())
+	}
+	if wrongType, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		err = fmt.Errorf("want %s, got %s", wanted(wrongType.Type), got(wrongType.Value))
+	}
+	if err != nil {
+		d.fail(at, err)
+	}
+}
+
+// got describes the value that is written instead.
 func got(what string) string {
 	switch what {
 	case "object":
@@ -119,7 +142,7 @@ func got(what string) string {
 	}
 }
 
-// wanted says what to write for a Go type.
+// wanted describes the values of a Go type.
 func wanted(t reflect.Type) string {
 	words := map[reflect.Kind]string{
 		reflect.Struct: "a mapping", reflect.Map: "a mapping", reflect.Slice: "a list", reflect.Array: "a list",

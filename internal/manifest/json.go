@@ -4,27 +4,29 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
+	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
-// readJSON reads the documents of a file, as far as it is JSON. YAML is not quite a
-// superset of it, and would not accept several documents in a row.
-func readJSON(text []byte) ([]*value, *fault) {
-	var documents []*value
+// readJSON reads the documents of a file up to the first error. The YAML package is no
+// help: it refuses some of JSON's escapes, and several documents without "---".
+func readJSON(text []byte) ([]*yaml.Node, *fault) {
+	var documents []*yaml.Node
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
 	r := &jsonReader{decoder, text}
 	for {
-		v, err := r.value()
+		n, err := r.node()
 		if errors.Is(err, io.EOF) {
 			return documents, nil
 		}
 		if err != nil {
 			return documents, r.fault(err)
 		}
-		documents = append(documents, v)
+		documents = append(documents, n)
 	}
 }
 
@@ -33,43 +35,38 @@ type jsonReader struct {
 	text    []byte
 }
 
-// line is that of the token that was read last.
-func (r *jsonReader) line() int { return lineAt(r.text, int(r.decoder.InputOffset())) }
-
-// value returns io.EOF only before the first token.
-func (r *jsonReader) value() (*value, error) {
+// node reads a value with all that is in it. It returns io.EOF only before the first token.
+func (r *jsonReader) node() (*yaml.Node, error) {
 	token, err := r.decoder.Token()
 	if err != nil {
 		return nil, err
 	}
-	switch token {
-	case json.Delim('{'):
-		return r.children(&value{kind: mapping, line: r.line()})
-	case json.Delim('['):
-		return r.children(&value{kind: list, line: r.line()})
-	default:
-		text, err := json.Marshal(token)
-		return &value{kind: scalar, line: r.line(), text: text}, err
-	}
-}
-
-func (r *jsonReader) children(v *value) (*value, error) {
-	for r.decoder.More() {
-		if v.kind == mapping {
-			token, err := r.decoder.Token()
+	n := &yaml.Node{Kind: yaml.ScalarNode, Line: lineAt(r.text, int(r.decoder.InputOffset()))}
+	switch t := token.(type) {
+	case json.Delim:
+		n.Kind = yaml.SequenceNode
+		if t == '{' {
+			n.Kind = yaml.MappingNode
+		}
+		for r.decoder.More() { // names of fields and values in turn
+			child, err := r.node()
 			if err != nil {
 				return nil, unexpectedEnd(err)
 			}
-			v.names = append(v.names, name{fmt.Sprint(token), r.line()})
+			n.Content = append(n.Content, child)
 		}
-		child, err := r.value()
-		if err != nil {
-			return nil, unexpectedEnd(err)
-		}
-		v.children = append(v.children, child)
+		_, err = r.decoder.Token() // the closing bracket
+		return n, unexpectedEnd(err)
+	case string:
+		n.Tag, n.Style, n.Value = "!!str", yaml.DoubleQuotedStyle, t
+	case json.Number:
+		n.Style, n.Value = jsonNumber, t.String()
+	case bool:
+		n.Tag, n.Value = "!!bool", strconv.FormatBool(t)
+	default:
+		n.Tag, n.Value = "!!null", "null"
 	}
-	_, err := r.decoder.Token() // the closing bracket
-	return v, unexpectedEnd(err)
+	return n, nil
 }
 
 func unexpectedEnd(err error) error {
@@ -79,8 +76,8 @@ func unexpectedEnd(err error) error {
 	return err
 }
 
-// fault finds the line of the value that cannot be read. The decoder's own offset
-// is that of a value within another one.
+// fault adds the line of the value that cannot be read. The offset in the decoder's
+// error counts from the value that it is in.
 func (r *jsonReader) fault(err error) *fault {
 	offset := len(r.text)
 	if errors.Is(err, io.ErrUnexpectedEOF) {

@@ -1,5 +1,5 @@
-// Package manifest reads Services, EndpointSlices and Nodes from files, as strictly
-// as an API server would, and says in which line of which file something is wrong.
+// Package manifest reads Services, EndpointSlices and Nodes from files, as strictly as
+// an API server. Its errors name the file and the line.
 package manifest
 
 import (
@@ -8,14 +8,15 @@ import (
 	"path"
 	"slices"
 
+	"go.yaml.in/yaml/v3"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// ErrKind is in the Errors of objects that are none of ours. They say nothing
-// about the rest of the file.
+// ErrKind is wrapped by the Errors of objects of other kinds. The file's other objects
+// are read.
 var ErrKind = errors.New("want a v1 Service, a discovery.k8s.io/v1 EndpointSlice, a v1 Node or a v1 List of them")
 
 // Value is a *v1.Service, a *discovery.EndpointSlice or a *v1.Node.
@@ -27,14 +28,14 @@ type Value interface {
 // Object is one object of a file.
 type Object struct {
 	Value Value
-	// Line is where the object begins, from 1.
+	// Line is the first line of the object, counted from 1.
 	Line int
 }
 
-// Error says what is wrong with a file, and where.
+// Error is an error in one line of a file.
 type Error struct {
 	File string
-	Line int // from 1
+	Line int // counted from 1
 	Err  error
 }
 
@@ -44,14 +45,14 @@ func (e *Error) Error() string { return fmt.Sprintf("%s:%d: %v", e.File, e.Line,
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// IsName says whether a file of that name holds manifests.
+// IsName reports whether a file of that name contains manifests.
 func IsName(file string) bool {
 	return slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(file))
 }
 
-// Parse reads a file of YAML documents, or of JSON if its name says so. It returns
-// every object that can be read, completed by what an API server would fill in,
-// and everything that is wrong, both in the order of the file.
+// Parse reads a file of YAML documents, or of JSON if its name ends in .json. It returns
+// the valid objects, with an API server's defaults, and the errors, both in the order of
+// the file.
 func Parse(file string, text []byte) ([]Object, []*Error) {
 	p := &parser{file: file}
 	read := readYAML
@@ -68,7 +69,7 @@ func Parse(file string, text []byte) ([]Object, []*Error) {
 	return p.objects, p.errs
 }
 
-// parser collects what is in one file.
+// parser collects the objects and errors of one file.
 type parser struct {
 	file    string
 	objects []Object
@@ -79,50 +80,58 @@ func (p *parser) fail(line int, format string, args ...any) {
 	p.errs = append(p.errs, &Error{p.file, line, fmt.Errorf(format, args...)})
 }
 
-// object reads one object, or those of a List. Nothing and null are none.
-func (p *parser) object(v *value) {
-	if v.kind == scalar && string(v.text) == "null" {
+// object reads one object, or those of a List.
+func (p *parser) object(n *yaml.Node) {
+	n = resolve(n)
+	if isNull(n) {
 		return
 	}
-	if v.kind != mapping {
-		p.fail(v.line, "want an object with apiVersion and kind, got a %s", v.kind)
+	if n.Kind != yaml.MappingNode {
+		p.fail(n.Line, "want an object with apiVersion and kind, got a %s", kindOf(n))
 		return
 	}
-	apiVersion, kind := v.textOf("apiVersion"), v.textOf("kind")
+	fields := pairs(n)
+	apiVersion, kind := text(child(fields, "apiVersion")), text(child(fields, "kind"))
 	switch apiVersion + " " + kind {
 	case "v1 Service":
-		p.decode(v, &v1.Service{})
+		p.decode(n, &v1.Service{})
 	case "discovery.k8s.io/v1 EndpointSlice":
-		p.decode(v, &discovery.EndpointSlice{})
+		p.decode(n, &discovery.EndpointSlice{})
 	case "v1 Node":
-		p.decode(v, &v1.Node{})
+		p.decode(n, &v1.Node{})
 	case "v1 List":
-		p.list(v)
+		p.list(child(fields, "items"))
 	default:
 		if apiVersion == "" || kind == "" {
-			p.fail(v.line, "want an object with apiVersion and kind, got apiVersion %q and kind %q", apiVersion, kind)
+			p.fail(n.Line, "want an object with apiVersion and kind, got apiVersion %q and kind %q", apiVersion, kind)
 			return
 		}
-		p.fail(v.line, "apiVersion %q, kind %q: %w", apiVersion, kind, ErrKind)
+		p.fail(n.Line, "apiVersion %q, kind %q: %w", apiVersion, kind, ErrKind)
 	}
 }
 
-func (p *parser) list(v *value) {
-	items := v.child("items")
-	if items == nil {
-		return
+// text returns the value of a string, "" for any other node.
+func text(n *yaml.Node) string {
+	if n == nil || n.ShortTag() != "!!str" {
+		return ""
 	}
-	if items.kind != list {
-		p.fail(items.line, "items: want a list, got a %s", items.kind)
-		return
-	}
-	for _, item := range items.children {
-		p.object(item)
+	return n.Value
+}
+
+func (p *parser) list(items *yaml.Node) {
+	switch {
+	case items == nil:
+	case items.Kind != yaml.SequenceNode:
+		p.fail(items.Line, "items: want a list, got a %s", kindOf(items))
+	default:
+		for _, item := range items.Content {
+			p.object(item)
+		}
 	}
 }
 
-func (p *parser) decode(v *value, into Value) {
-	faults := decode(v, into)
+func (p *parser) decode(n *yaml.Node, into Value) {
+	faults := decode(n, into)
 	for _, f := range faults {
 		p.errs = append(p.errs, &Error{p.file, f.line, f.err})
 	}
@@ -130,9 +139,9 @@ func (p *parser) decode(v *value, into Value) {
 		return
 	}
 	if into.GetName() == "" {
-		p.fail(v.line, "metadata.name is missing")
+		p.fail(n.Line, "metadata.name is missing")
 		return
 	}
-	complete(into)
-	p.objects = append(p.objects, Object{into, v.line})
+	setDefaults(into)
+	p.objects = append(p.objects, Object{into, n.Line})
 }

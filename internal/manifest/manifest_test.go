@@ -12,6 +12,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	strict "sigs.k8s.io/json"
 )
 
 const mixed = `# A comment.
@@ -40,7 +41,7 @@ items:
 - {apiVersion: v1, kind: Service, metadata: {name: none}}
 `
 
-// places are the objects of a file, as "kind namespace/name line".
+// places lists the objects of a file as "kind namespace/name line".
 func places(t *testing.T, objects []Object) []string {
 	t.Helper()
 	var got []string
@@ -84,11 +85,11 @@ func TestObjectsComeWithTheirLines(t *testing.T) {
 
 const service = "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n"
 
-func TestErrorsSayFileLineAndWhatIsWrong(t *testing.T) {
+func TestErrorsNameFileLineAndField(t *testing.T) {
 	slice := "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a}\nendpoints:\n- addresses: [10.0.0.1]\n- addresses: 10.0.0.2\n- addresses: [3]\n"
 	for name, c := range map[string]struct {
 		file, text string
-		want       []string // errors, with the most of what they say
+		want       []string // prefixes of the errors
 	}{
 		"unknown field":       {"", service + "spec:\n  clusterIP: 10.0.0.1\n  prots: []\n", []string{"7: spec.prots: unknown field"}},
 		"duplicate field":     {"", service + "spec:\n  clusterIP: a\n  clusterIP: b\n", []string{"7: spec.clusterIP: duplicate field"}},
@@ -120,11 +121,11 @@ func TestErrorsSayFileLineAndWhatIsWrong(t *testing.T) {
 		"control character":   {"", "a: 1\nb: \x01\n", []string{"2: control characters are not allowed"}},
 		"no UTF-8":            {"", "a: 1\nb: \xff\n", []string{"2: invalid leading UTF-8 octet"}},
 		"unknown anchor":      {"", "a: 1\nb: *x\n", []string{"2: unknown anchor 'x' referenced"}},
-		"endless alias":       {"", "a: 1\nb: &x\n- *x\n", []string{`3: alias "x" stands for what it is in`}},
-		"infinity":            {"", "a: 1\nb: .inf\n", []string{`2: read ".inf": json: unsupported value`}},
-		"false number":        {"", "a: 1\nb: !!int x\n", []string{`2: read "x": cannot decode`}},
+		"endless alias":       {"", "a: 1\nb: &x\n- *x\n", []string{`3: alias "x" refers to a value that contains it`}},
+		"infinity":            {"", service + "  labels:\n    a: .inf\n", []string{`6: metadata.labels.a: read ".inf": json: unsupported value`}},
+		"false number":        {"", service + "  labels:\n    a: !!int x\n", []string{`6: metadata.labels.a: read "x": cannot decode`}},
 		"bad merge":           {"", "a: 1\n<<: b\n", []string{`2: "<<" wants a mapping`}},
-		"laughs":              {"", laughs(), []string{"1: aliases stand for more than 65536 values"}},
+		"laughs":              {"", laughs(), []string{"6: aliases expand to more than 65536 values"}},
 		"JSON":                {"x.json", "{\n\"a\": 1,\n\"b\" 2}", []string{"3: invalid character '2' after object key"}},
 		"JSON that ends":      {"x.json", "{\n\"a\": [1,\n\n", []string{"2: unexpected end of file"}},
 		"JSON bracket":        {"x.json", "{\n\"a\": [1}\n}\n", []string{"2: invalid character '}' after array element"}},
@@ -143,7 +144,7 @@ func TestErrorsSayFileLineAndWhatIsWrong(t *testing.T) {
 			}
 			objects, errs := Parse(file, []byte(c.text))
 			if len(objects) > 0 || len(errs) != len(c.want) {
-				t.Errorf("objects %v, errors %v, want no object and the errors %q", objects, errs, c.want)
+				t.Errorf("objects %v, errors %v, want no objects and errors %q", objects, errs, c.want)
 			}
 			for i, want := range c.want {
 				if want = file + ":" + want; i < len(errs) && !strings.HasPrefix(errs[i].Error(), want) {
@@ -154,7 +155,7 @@ func TestErrorsSayFileLineAndWhatIsWrong(t *testing.T) {
 	}
 }
 
-// laughs is a small file that stands for a huge one.
+// laughs is a small file whose aliases expand to a huge one.
 func laughs() string {
 	text := "a0: &a0 [1,1,1,1,1,1,1,1]\n"
 	for i := range 8 {
@@ -164,7 +165,7 @@ func laughs() string {
 	return text
 }
 
-func TestAnObjectOfAnotherKindLeavesTheRestOfTheFile(t *testing.T) {
+func TestOtherKindsDoNotAffectTheRestOfTheFile(t *testing.T) {
 	text := service + "---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: b}\nspec: {anything: goes}\n---\napiVersion: v1\nkind: Node\nmetadata: {name: c}\n"
 	objects, errs := Parse("dir/a.yaml", []byte(text))
 	if diff := cmp.Diff([]string{"Service default/a 01", "Node /c 11"}, places(t, objects)); diff != "" {
@@ -182,14 +183,14 @@ func TestDocumentsBeforeASyntaxErrorAreRead(t *testing.T) {
 	}
 }
 
-func TestFaultsOfAnObjectAreBounded(t *testing.T) {
+func TestErrorsOfAnObjectAreBounded(t *testing.T) {
 	text := service + "spec:\n" + strings.Repeat("  x: 1\n", 50)
 	if _, errs := Parse("a.yaml", []byte(text)); len(errs) != mostFaults {
 		t.Errorf("%d errors, want %d", len(errs), mostFaults)
 	}
 }
 
-func TestWhatTheAPIServerWouldFillIn(t *testing.T) {
+func TestDefaults(t *testing.T) {
 	text := `
 apiVersion: v1
 kind: Service
@@ -265,8 +266,7 @@ func TestNamesOfManifests(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is in a file, there is no panic, and every object and every
-// error is in a line of the file.
+// FuzzParse: no file causes a panic, and the lines of objects and errors exist.
 func FuzzParse(f *testing.F) {
 	f.Add(mixed, false)
 	f.Add(service+"spec: {ports: [{port: a}], x: 1}\n", false)
@@ -297,6 +297,39 @@ func FuzzParse(f *testing.F) {
 		for _, err := range errs {
 			if err.Line < 1 || err.Line > lines || !strings.HasPrefix(err.Error(), file+":") {
 				t.Errorf("error %q in line %d of %d", err, err.Line, lines)
+			}
+		}
+	})
+}
+
+// FuzzDecode compares accepted texts, and the objects made of them, with sigs.k8s.io/json,
+// which the API server uses.
+func FuzzDecode(f *testing.F) {
+	for _, seed := range []string{
+		`null`, `[]`, `{"Kind": "Service"}`, `{"kind": null, "kind": "Service"}`, `{"metadata": {"name": 1}}`, `{"metadata": []}`, `{"-": 1, "": 2}`,
+		`{"metadata": {"labels": {"a": "b", "c": null}, "creationTimestamp": "2024-01-02T03:04:05Z", "managedFields": [{"fieldsV1": {"f:a": [1, {}]}}, null]}}`,
+		`{"spec": {"ports": [{"port": 1e2, "targetPort": "x"}, {"port": 1.0}, {"port": 99999999999}, {"targetPort": {}}], "clusterIPs": null, "sessionAffinityConfig": {"clientIP": {}}}}`,
+		`{"addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": true, "serving": "yes"}}]}`,
+		`{"status": {"capacity": {"cpu": "1", "memory": 5, "x": {}}, "addresses": {}}, "spec": {"podCIDRs": ["a", 1, null]}}`,
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		documents, broken := readJSON([]byte(text))
+		if broken != nil || len(documents) != 1 {
+			return
+		}
+		for _, pair := range [][2]Value{{&v1.Service{}, &v1.Service{}}, {&v1.Node{}, &v1.Node{}}, {&discovery.EndpointSlice{}, &discovery.EndpointSlice{}}} {
+			got, want := pair[0], pair[1]
+			faults := decode(documents[0], got)
+			refused, err := strict.UnmarshalStrict([]byte(text), want)
+			if (len(faults) == 0) != (err == nil && len(refused) == 0) {
+				t.Errorf("%T: faults %v; sigs.k8s.io/json has %v, %v", got, faults, err, refused)
+			}
+			want.SetManagedFields(nil) // which hold JSON as it was written
+			got.SetManagedFields(nil)
+			if diff := cmp.Diff(want, got); diff != "" && len(faults) == 0 {
+				t.Errorf("%T (-sigs.k8s.io/json +ours):\n%s", got, diff)
 			}
 		}
 	})

@@ -15,27 +15,27 @@ import (
 	"time"
 )
 
-// What is read at most, in bytes. Objects in memory are many times as large as
-// their text.
+// Limits in bytes. Objects need many times as much memory as their text.
 const (
 	MaxFile      = 16 << 20
 	MaxDirectory = 64 << 20 // all files of a directory together
 )
 
-// ErrChanging says that a file changed while it was read: read it again soon.
-var ErrChanging = errors.New("the file changes while it is read")
+// ErrChanging is the error of a file that was written while it was read. A retry may
+// succeed.
+var ErrChanging = errors.New("the file was written while it was read")
 
-// File is what was read of a file of a directory.
+// File is the content of a file in a directory.
 type File struct {
 	Name string // without the directory
 	Text []byte
-	Err  error // why there is no Text; fs.ErrNotExist if the file has just gone
+	Err  error // why there is no Text; fs.ErrNotExist if the file was just deleted
 }
 
-// ReadDir reads the manifests of a directory, one by one in the order of their
-// names. Hidden files are none: they are editors' and, as "..data", those of a
-// mounted ConfigMap. A file that cannot be read has its Err. The error is the
-// directory's. The sequence ends early when ctx does, with ctx's error as Err.
+// ReadDir reads the manifests in a directory, one by one in the order of their names. It
+// skips hidden files: editors write them, and "..data" is in mounted ConfigMaps. The
+// error is about the directory; a file that cannot be read has an Err. If ctx ends, the
+// sequence ends with the error of ctx as Err.
 func ReadDir(ctx context.Context, path string) (iter.Seq[File], error) {
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -58,13 +58,13 @@ func ReadDir(ctx context.Context, path string) (iter.Seq[File], error) {
 	}, nil
 }
 
-// longestRead bounds the wait for a file that the kernel makes up as it is read,
-// such as /proc/kmsg. It does not apply to files of a disk.
+// longestRead bounds the wait for files that the kernel generates, such as /proc/kmsg.
+// Files on disks have no read deadline.
 const longestRead = time.Second
 
-// read reads a regular file, or what a link to one leads to. To open another kind
-// may wait for somebody (a FIFO) or set something off (a device), so that such a
-// file is not even opened; O_NONBLOCK is for the one that takes its place then.
+// read reads a regular file, or the target of a link to one. It does not open files of
+// other kinds: a FIFO would block, and a device may react. O_NONBLOCK covers a FIFO that
+// replaces the file between Stat and Open.
 func read(ctx context.Context, path string, left int64) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -77,7 +77,7 @@ func read(ctx context.Context, path string, left int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = file.Close() }() // nothing was written
+	defer func() { _ = file.Close() }() // opened for reading
 	before, err := file.Stat()
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func read(ctx context.Context, path string, left int64) ([]byte, error) {
 	if err := check(path, before, left); err != nil {
 		return nil, err
 	}
-	_ = file.SetReadDeadline(time.Now().Add(longestRead)) // files of a disk have none
+	_ = file.SetReadDeadline(time.Now().Add(longestRead)) // fails for files on disks
 	var text bytes.Buffer
 	if _, err := io.Copy(&text, io.LimitReader(cancellable(ctx, file), min(MaxFile, left)+1)); err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func read(ctx context.Context, path string, left int64) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// check refuses what is no regular file, and what is too large.
+// check refuses files that are not regular, or too large.
 func check(path string, info fs.FileInfo, left int64) error {
 	if kind := info.Mode().Type(); kind != 0 {
 		return fmt.Errorf("read %s: it is a %s: want a regular file, or a link to one", path, nameOf(kind))
@@ -134,7 +134,7 @@ func checkSize(path string, size, left int64) error {
 	}
 }
 
-// reader is a function that reads.
+// reader implements io.Reader.
 type reader func([]byte) (int, error)
 
 func (r reader) Read(p []byte) (int, error) { return r(p) }

@@ -24,15 +24,15 @@ func write(t *testing.T, path, text string) {
 	must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
-// sparse is a file that holds nothing but is that long.
+// sparse creates a file of a size that occupies no disk.
 func sparse(t *testing.T, path string, size int64) {
 	t.Helper()
 	write(t, path, "")
 	must(t, os.Truncate(path, size))
 }
 
-// TestOnlyRegularFilesAreRead: everything else is refused with its kind, waits for
-// nobody and grows nothing.
+// TestOnlyRegularFilesAreRead: the errors of other files name the kind, and reading them
+// does not block.
 func TestOnlyRegularFilesAreRead(t *testing.T) {
 	outside := t.TempDir()
 	write(t, outside+"/target", "text")
@@ -67,7 +67,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 			write(t, dir+"/b.yaml", "after")
 			files := readAll(t, dir)
 			if len(files) != 2 || files[0].Name != "a.yaml" || string(files[1].Text) != "after" {
-				t.Fatalf("files %v, want a.yaml, and b.yaml whatever a.yaml is", files)
+				t.Fatalf("files %v, want a.yaml, and b.yaml with its text", files)
 			}
 			f := files[0]
 			if c.want == "" && (f.Err != nil || string(f.Text) != "text") {
@@ -90,8 +90,8 @@ func readAll(t *testing.T, dir string) (files []File) {
 	return files
 }
 
-// TestADirectoryHasALimitToo: what comes first by name is read.
-func TestADirectoryHasALimitToo(t *testing.T) {
+// TestTheSizeOfADirectoryIsLimited: the files that come first by name are read.
+func TestTheSizeOfADirectoryIsLimited(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"1.yaml", "2.yaml", "3.yaml", "4.yaml"} {
 		sparse(t, filepath.Join(dir, name), MaxFile)
@@ -111,28 +111,28 @@ func TestADirectoryHasALimitToo(t *testing.T) {
 	}
 }
 
-// meddler is a context that does something each time it is asked for its end.
-type meddler struct {
-	context.Context //nolint:containedctx // it is one
+// actingContext calls act whenever Err is called.
+type actingContext struct {
+	context.Context //nolint:containedctx // a wrapper
 	act             func()
 }
 
-func (m meddler) Err() error { m.act(); return m.Context.Err() }
+func (c actingContext) Err() error { c.act(); return c.Context.Err() }
 
-// TestAFileThatChangesWhileItIsRead is not taken for what it never was.
-func TestAFileThatChangesWhileItIsRead(t *testing.T) {
+// TestAFileWrittenWhileItIsRead returns an error, and no mix of two versions.
+func TestAFileWrittenWhileItIsRead(t *testing.T) {
 	path := t.TempDir() + "/a.yaml"
 	for name, act := range map[string]func(){
 		"longer":  func() { write(t, path, strings.Repeat("x", 1<<20)) },
 		"shorter": func() { must(t, os.Truncate(path, 10)) },
 	} {
 		write(t, path, strings.Repeat("x", 1<<18))
-		if _, err := read(meddler{t.Context(), act}, path, MaxDirectory); !errors.Is(err, ErrChanging) {
+		if _, err := read(actingContext{t.Context(), act}, path, MaxDirectory); !errors.Is(err, ErrChanging) {
 			t.Errorf("%s: read = %v, want %v", name, err, ErrChanging)
 		}
 	}
-	if _, err := read(meddler{t.Context(), func() { must(t, os.Truncate(path, MaxFile+1)) }}, path, MaxDirectory); err == nil || !strings.Contains(err.Error(), "larger than") {
-		t.Errorf("read = %v, want an error that it has become too large", err)
+	if _, err := read(actingContext{t.Context(), func() { must(t, os.Truncate(path, MaxFile+1)) }}, path, MaxDirectory); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("read = %v, want an error about the size", err)
 	}
 }
 

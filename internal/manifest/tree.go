@@ -1,130 +1,115 @@
 package manifest
 
 import (
-	"bytes"
 	"encoding/json"
-	"slices"
-	"strconv"
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
-// kind is what JSON knows of kinds.
-type kind string
+// jsonNumber marks numbers of JSON files, which become trees of YAML nodes too. No
+// number of YAML has this style.
+const jsonNumber = yaml.FlowStyle
 
-const (
-	mapping kind = "mapping"
-	list    kind = "list"
-	scalar  kind = "scalar"
-)
-
-// value is a JSON value that knows its line in the file.
-type value struct {
-	kind     kind
-	line     int
-	text     []byte // of a scalar, as JSON
-	names    []name // of a mapping, one for each child
-	children []*value
-}
-
-// name is the key of a child.
-type name struct {
-	text string
-	line int
-}
-
-// child returns the first child of that name, nil if there is none.
-func (v *value) child(text string) *value {
-	i := slices.IndexFunc(v.names, func(n name) bool { return n.text == text })
-	if i < 0 {
-		return nil
+func kindOf(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "mapping"
+	case yaml.SequenceNode:
+		return "list"
+	default:
+		return "scalar"
 	}
-	return v.children[i]
 }
 
-// textOf returns the child of that name if it is a string.
-func (v *value) textOf(name string) string {
-	var text string
-	if c := v.child(name); c == nil || c.kind != scalar || json.Unmarshal(c.text, &text) != nil {
-		return ""
+// resolve returns the node that an alias stands for.
+func resolve(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
 	}
-	return text
+	return n
 }
 
-// first returns a copy with the first n children only.
-func (v *value) first(n int) *value {
-	short := *v
-	short.children = v.children[:n]
-	if v.kind == mapping {
-		short.names = v.names[:n]
-	}
-	return &short
-}
+// isNull reports whether a node is null, or an empty document.
+func isNull(n *yaml.Node) bool { return n.Kind == 0 || n.ShortTag() == "!!null" }
 
-// with returns a copy with another i-th child.
-func (v *value) with(i int, child *value) *value {
-	other := *v
-	other.children = slices.Clone(v.children)
-	other.children[i] = child
-	return &other
-}
+// pair is a field of a mapping.
+type pair struct{ name, value *yaml.Node }
 
-// without returns a copy without the i-th child.
-func (v *value) without(i int) *value {
-	less := *v
-	less.children = slices.Delete(slices.Clone(v.children), i, i+1)
-	if v.kind == mapping {
-		less.names = slices.Delete(slices.Clone(v.names), i, i+1)
-	}
-	return &less
-}
-
-// lineOf is where the i-th child begins, with its name if it has one.
-func (v *value) lineOf(i int) int {
-	if v.kind == mapping {
-		return v.names[i].line
-	}
-	return v.children[i].line
-}
-
-// step is what leads to the i-th child, in the way of ".spec" and "[0]".
-func (v *value) step(i int) string {
-	if v.kind == mapping {
-		return "." + v.names[i].text
-	}
-	return "[" + strconv.Itoa(i) + "]"
-}
-
-// json writes the value.
-func (v *value) json() []byte {
-	var out bytes.Buffer
-	v.write(&out)
-	return out.Bytes()
-}
-
-func (v *value) write(out *bytes.Buffer) {
-	if v.kind == scalar {
-		out.Write(v.text)
-		return
-	}
-	brackets := "[]"
-	if v.kind == mapping {
-		brackets = "{}"
-	}
-	out.WriteByte(brackets[0])
-	for i, child := range v.children {
-		if i > 0 {
-			out.WriteByte(',')
+// pairs returns the fields of a mapping. Those of "<<" come last, and only if no other
+// field has their name.
+func pairs(n *yaml.Node) []pair {
+	var all []pair
+	var merged []*yaml.Node
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, value := resolve(n.Content[i]), n.Content[i+1]
+		if name.ShortTag() == "!!merge" {
+			merged = append(merged, value)
+		} else {
+			all = append(all, pair{name, value})
 		}
-		if v.kind == mapping {
-			out.Write(quote(v.names[i].text))
-			out.WriteByte(':')
-		}
-		child.write(out)
 	}
-	out.WriteByte(brackets[1])
+	for len(merged) > 0 {
+		m := resolve(merged[0])
+		merged = merged[1:]
+		if m.Kind == yaml.SequenceNode {
+			merged = append(append([]*yaml.Node{}, m.Content...), merged...)
+			continue
+		}
+		for _, p := range pairs(m) {
+			if child(all, p.name.Value) == nil {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
 }
 
-// quote writes a string as JSON. It cannot fail: bytes that are no text are replaced.
-func quote(text string) []byte {
-	quoted, _ := json.Marshal(text)
-	return quoted
+// child returns the value of the first field of that name, nil if there is none.
+func child(fields []pair, name string) *yaml.Node {
+	for _, p := range fields {
+		if p.name.Value == name {
+			return resolve(p.value)
+		}
+	}
+	return nil
+}
+
+// toJSON reads scalars as kubectl does, which follows YAML 1.1: plain words such as
+// "yes" are booleans, and a date is a string.
+func toJSON(n *yaml.Node) ([]byte, error) {
+	if n.Kind == yaml.ScalarNode && n.Style == jsonNumber { // 1.0 is no integer, unlike in YAML
+		return []byte(n.Value), nil
+	}
+	var content any
+	var err error
+	switch tag := n.ShortTag(); {
+	case n.Kind == yaml.ScalarNode && (tag == "!!timestamp" || tag == "!!merge"):
+		content = n.Value
+	case n.Kind == yaml.ScalarNode && tag == "!!str" && n.Style == 0:
+		content = plain(n.Value)
+	default:
+		err = n.Decode(&content)
+	}
+	var text []byte
+	if err == nil {
+		text, err = json.Marshal(content)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %q: %s", n.Value, strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	return text, nil
+}
+
+// plain is the value of an unquoted word in YAML 1.1.
+func plain(word string) any {
+	switch word {
+	case "y", "Y", "yes", "Yes", "YES", "on", "On", "ON":
+		return true
+	case "n", "N", "no", "No", "NO", "off", "Off", "OFF":
+		return false
+	default:
+		return word
+	}
 }

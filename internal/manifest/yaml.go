@@ -2,7 +2,6 @@ package manifest
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,13 +13,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// mostAliased bounds what the aliases of a file may blow it up by.
+// mostAliased bounds the nodes that the aliases of a file expand to.
 const mostAliased = 1 << 16
 
-// readYAML reads the documents of a file, as far as it is YAML.
-func readYAML(text []byte) ([]*value, *fault) {
-	var documents []*value
-	builder := builder{left: mostAliased, open: map[*yaml.Node]bool{}}
+// readYAML reads the documents of a file up to the first error.
+func readYAML(text []byte) ([]*yaml.Node, *fault) {
+	var documents []*yaml.Node
+	check := checker{sizes: map[*yaml.Node]int{}}
 	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
 		var document yaml.Node
 		err := decoder.Decode(&document)
@@ -30,171 +29,77 @@ func readYAML(text []byte) ([]*value, *fault) {
 		if err != nil {
 			return documents, yamlFault(err, text)
 		}
-		v, f := builder.value(&document)
-		if f != nil {
-			return documents, f
-		}
-		documents = append(documents, v)
-	}
-}
-
-// builder turns YAML nodes into values.
-type builder struct {
-	left    int                 // values that aliases may still stand for
-	aliases int                 // that we are inside of
-	open    map[*yaml.Node]bool // what an alias must not stand for: it would hold itself
-}
-
-func (b *builder) value(n *yaml.Node) (*value, *fault) {
-	if b.aliases > 0 {
-		if b.left--; b.left < 0 {
-			return nil, &fault{n.Line, fmt.Errorf("aliases stand for more than %d values", mostAliased)}
-		}
-	}
-	switch n.Kind {
-	case yaml.DocumentNode:
-		return b.value(n.Content[0])
-	case yaml.AliasNode:
-		if b.open[n.Alias] {
-			return nil, &fault{n.Line, fmt.Errorf("alias %q stands for what it is in", n.Value)}
-		}
-		b.aliases++
-		defer func() { b.aliases-- }()
-		return b.value(n.Alias)
-	case yaml.MappingNode:
-		return b.within(n, b.mapping)
-	case yaml.SequenceNode:
-		return b.within(n, b.list)
-	case yaml.ScalarNode:
-		return b.scalar(n)
-	default: // an empty document
-		return &value{kind: scalar, line: max(n.Line, 1), text: []byte("null")}, nil
-	}
-}
-
-// within keeps aliases inside a node from standing for the node.
-func (b *builder) within(n *yaml.Node, build func(*yaml.Node) (*value, *fault)) (*value, *fault) {
-	b.open[n] = true
-	defer delete(b.open, n)
-	return build(n)
-}
-
-func (b *builder) list(n *yaml.Node) (*value, *fault) {
-	v := &value{kind: list, line: n.Line}
-	for _, item := range n.Content {
-		child, f := b.value(item)
-		if f != nil {
-			return nil, f
-		}
-		v.children = append(v.children, child)
-	}
-	return v, nil
-}
-
-// mapping reads the pairs of a mapping. Those of "<<" come last, and only if no
-// other pair has their name.
-func (b *builder) mapping(n *yaml.Node) (*value, *fault) {
-	v := &value{kind: mapping, line: n.Line}
-	var merged []*value
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		key := n.Content[i]
-		child, f := b.value(n.Content[i+1])
-		if f != nil {
-			return nil, f
-		}
-		if key.ShortTag() == "!!merge" {
-			merged = append(merged, child)
-			continue
-		}
-		text, f := keyText(key)
-		if f != nil {
-			return nil, f
-		}
-		v.names, v.children = append(v.names, name{text, key.Line}), append(v.children, child)
-	}
-	for _, m := range merged {
-		if f := v.merge(m); f != nil {
-			return nil, f
-		}
-	}
-	return v, nil
-}
-
-// merge adds the pairs of a mapping, or of a list of mappings.
-func (v *value) merge(m *value) *fault {
-	switch m.kind {
-	case list:
-		for _, item := range m.children {
-			if f := v.merge(item); f != nil {
-				return f
+		for _, n := range document.Content {
+			if _, f := check.size(n); f != nil {
+				return documents, f
 			}
+			documents = append(documents, n)
 		}
-	case mapping:
-		for i, n := range m.names {
-			if v.child(n.text) == nil {
-				v.names, v.children = append(v.names, n), append(v.children, m.children[i])
-			}
+	}
+}
+
+// checker refuses documents that are valid YAML but have no equivalent in JSON.
+type checker struct {
+	sizes   map[*yaml.Node]int // of nodes with an anchor
+	aliased int                // sum of the sizes of aliases
+}
+
+// size returns the number of nodes after the expansion of aliases.
+func (c *checker) size(n *yaml.Node) (int, *fault) {
+	if n.Kind == yaml.AliasNode {
+		size := c.sizes[n.Alias]
+		if size == 0 { // the alias is inside of the node with the anchor
+			return 0, &fault{n.Line, fmt.Errorf("alias %q refers to a value that contains it", n.Value)}
 		}
-	case scalar:
-		return &fault{m.line, errors.New(`"<<" wants a mapping or a list of mappings`)}
+		if c.aliased += size; c.aliased > mostAliased {
+			return 0, &fault{n.Line, fmt.Errorf("aliases expand to more than %d values", mostAliased)}
+		}
+		return size, nil
+	}
+	sum := 1
+	for i, child := range n.Content {
+		size, f := c.size(child)
+		if f == nil && n.Kind == yaml.MappingNode && i%2 == 0 {
+			f = checkField(child, n.Content[i+1])
+		}
+		if f != nil {
+			return 0, f
+		}
+		sum += size
+	}
+	c.sizes[n] = sum
+	return sum, nil
+}
+
+// checkField refuses names that are not scalars, and values of "<<" that are not mappings.
+func checkField(name, value *yaml.Node) *fault {
+	if resolve(name).Kind != yaml.ScalarNode {
+		return &fault{name.Line, errors.New("the name of a field must be a string")}
+	}
+	if resolve(name).ShortTag() != "!!merge" {
+		return nil
+	}
+	sources := []*yaml.Node{resolve(value)}
+	if sources[0].Kind == yaml.SequenceNode {
+		sources = sources[0].Content
+	}
+	for _, source := range sources {
+		if resolve(source).Kind != yaml.MappingNode {
+			return &fault{source.Line, errors.New(`"<<" wants a mapping or a list of mappings`)}
+		}
 	}
 	return nil
 }
 
-func keyText(key *yaml.Node) (string, *fault) {
-	if key.Kind == yaml.AliasNode {
-		key = key.Alias
-	}
-	if key.Kind != yaml.ScalarNode {
-		return "", &fault{key.Line, errors.New("the name of a field must be a string")}
-	}
-	return key.Value, nil
-}
-
-// scalar reads one as kubectl does, which follows YAML 1.1: plain words such as
-// "yes" are booleans, and a date is a string.
-func (b *builder) scalar(n *yaml.Node) (*value, *fault) {
-	v := &value{kind: scalar, line: n.Line}
-	var content any
-	var err error
-	switch tag := n.ShortTag(); {
-	case tag == "!!timestamp", tag == "!!merge":
-		content = n.Value
-	case tag == "!!str" && n.Style == 0:
-		content = plain(n.Value)
-	default:
-		err = n.Decode(&content)
-	}
-	if err == nil {
-		v.text, err = json.Marshal(content)
-	}
-	if err != nil {
-		return nil, &fault{n.Line, fmt.Errorf("read %q: %s", n.Value, strings.TrimPrefix(err.Error(), "yaml: "))}
-	}
-	return v, nil
-}
-
-// plain is what YAML 1.1 takes an unquoted word for.
-func plain(word string) any {
-	switch word {
-	case "y", "Y", "yes", "Yes", "YES", "on", "On", "ON":
-		return true
-	case "n", "N", "no", "No", "NO", "off", "Off", "OFF":
-		return false
-	default:
-		return word
-	}
-}
-
-// yamlFault finds the line of a syntax error.
+// yamlFault adds the line to a syntax error.
 func yamlFault(err error, text []byte) *fault {
 	message := strings.TrimPrefix(err.Error(), "yaml: ")
-	line := 1 // the YAML package does not name the first line
+	line := 1 // which the YAML package leaves out
 	if m := regexp.MustCompile(`^line (\d+): `).FindStringSubmatch(message); m != nil {
 		message = message[len(m[0]):]
 		line, _ = strconv.Atoi(m[1])
 		if fromParser(message) {
-			line++ // the YAML package counts these from 0
+			line++ // the parser counts lines from 0
 		}
 	} else if i := culprit(message, text); i >= 0 {
 		line = lineAt(text, i)
@@ -202,7 +107,8 @@ func yamlFault(err error, text []byte) *fault {
 	return &fault{line, errors.New(message)}
 }
 
-// fromParser tells the errors of the YAML package's parser from its scanner's.
+// fromParser reports whether an error is from the YAML package's parser, and not from
+// its scanner.
 func fromParser(message string) bool {
 	for _, end := range []string{"<document start>", "node content", "'-' indicator", "key", "',' or ']'", "',' or '}'"} {
 		if message == "did not find expected "+end {
@@ -212,8 +118,8 @@ func fromParser(message string) bool {
 	return false
 }
 
-// culprit finds what the YAML package complains of without naming a line: bytes
-// that cannot be in a text, or an alias for nothing.
+// culprit returns the offset of an error that the YAML package reports without a line:
+// bytes that are not allowed in YAML, or an alias without an anchor.
 func culprit(message string, text []byte) int {
 	var anchor string
 	if n, _ := fmt.Sscanf(message, "unknown anchor '%s referenced", &anchor); n == 1 {
@@ -229,12 +135,12 @@ func culprit(message string, text []byte) int {
 	return -1
 }
 
-// lineAt is the line of a byte.
+// lineAt returns the line of a byte.
 func lineAt(text []byte, offset int) int {
 	return 1 + bytes.Count(text[:offset], []byte("\n"))
 }
 
-// clamp keeps a line within the text: the end of a file may count as one more.
+// clamp keeps a line within the text. The YAML package may report the line after the end.
 func clamp(line int, text []byte) int {
 	text = bytes.TrimRight(text, "\n")
 	return max(1, min(line, lineAt(text, len(text))))

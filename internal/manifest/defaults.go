@@ -10,22 +10,22 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// complete fills in what an API server would, as far as a proxy looks at it. It
-// allocates nothing: a Service without a cluster IP stays without one.
-func complete(value Value) {
+// setDefaults sets an API server's defaults in the fields that a proxy reads. It
+// allocates no cluster IPs and no node ports.
+func setDefaults(value Value) {
 	switch o := value.(type) {
 	case *v1.Service:
-		completeService(o)
+		defaultService(o)
 	case *discovery.EndpointSlice:
-		completeSlice(o)
+		defaultSlice(o)
 	}
 }
 
-func completeService(s *v1.Service) {
+func defaultService(s *v1.Service) {
 	s.Namespace = cmp.Or(s.Namespace, metav1.NamespaceDefault)
 	spec := &s.Spec
 	spec.Type = cmp.Or(spec.Type, v1.ServiceTypeClusterIP)
-	completeClusterIPs(spec)
+	defaultClusterIPs(spec)
 	for i := range spec.Ports {
 		port := &spec.Ports[i]
 		port.Protocol = cmp.Or(port.Protocol, v1.ProtocolTCP)
@@ -33,10 +33,10 @@ func completeService(s *v1.Service) {
 			port.TargetPort = intstr.FromInt32(port.Port)
 		}
 	}
-	completePolicies(spec)
+	defaultPolicies(spec)
 }
 
-func completeClusterIPs(spec *v1.ServiceSpec) {
+func defaultClusterIPs(spec *v1.ServiceSpec) {
 	if len(spec.ClusterIPs) == 0 && spec.ClusterIP != "" {
 		spec.ClusterIPs = []string{spec.ClusterIP}
 	}
@@ -55,7 +55,7 @@ func completeClusterIPs(spec *v1.ServiceSpec) {
 	}
 }
 
-func completePolicies(spec *v1.ServiceSpec) {
+func defaultPolicies(spec *v1.ServiceSpec) {
 	spec.SessionAffinity = cmp.Or(spec.SessionAffinity, v1.ServiceAffinityNone)
 	if spec.SessionAffinity == v1.ServiceAffinityClientIP {
 		if spec.SessionAffinityConfig == nil {
@@ -76,7 +76,7 @@ func completePolicies(spec *v1.ServiceSpec) {
 	}
 }
 
-func completeSlice(s *discovery.EndpointSlice) {
+func defaultSlice(s *discovery.EndpointSlice) {
 	s.Namespace = cmp.Or(s.Namespace, metav1.NamespaceDefault)
 	for i := range s.Ports {
 		port := &s.Ports[i]
