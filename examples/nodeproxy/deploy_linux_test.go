@@ -2,310 +2,341 @@ package main
 
 import (
 	"debug/elf"
+	"encoding/pem"
+	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
-	"slices"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
+	apps "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	events "k8s.io/api/events/v1"
 	rbac "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/serviceplane/serviceplane/healthcheck"
+	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestTheManifestAsksForTheLeast: the container has one capability, can get no more,
-// and writes nowhere.
-func TestTheManifestAsksForTheLeast(t *testing.T) {
+// deployment is what deploy/daemonset.yaml holds.
+type deployment struct {
+	settings  v1.ConfigMap
+	account   v1.ServiceAccount
+	role      rbac.ClusterRole
+	binding   rbac.ClusterRoleBinding
+	daemonSet apps.DaemonSet
+}
+
+// readDeployment fails on unknown and duplicate fields.
+func readDeployment(t *testing.T) *deployment {
+	t.Helper()
+	text, err := os.ReadFile("deploy/daemonset.yaml")
+	netnstest.Check(t, err)
+	d := &deployment{}
+	objects := []runtime.Object{&d.settings, &d.account, &d.role, &d.binding, &d.daemonSet}
+	documents := strings.Split(string(text), "\n---\n")
+	if len(documents) != len(objects) {
+		t.Fatalf("the manifest has %d documents, want %d", len(documents), len(objects))
+	}
+	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	for i, document := range documents {
+		if object, _, err := decoder.Decode([]byte(document), nil, objects[i]); err != nil || object != objects[i] {
+			t.Fatalf("document %d is a %T, %v, want a %T", i, object, err, objects[i])
+		}
+	}
+	return d
+}
+
+func (d *deployment) container() *v1.Container { return &d.daemonSet.Spec.Template.Spec.Containers[0] }
+
+// TestTheManifest: its objects refer to each other, and the container has one
+// capability, cannot get more, and writes nowhere.
+func TestTheManifest(t *testing.T) {
 	t.Parallel()
 	d := readDeployment(t)
-	pod := d.daemonSet.Spec.Template.Spec
+	template := d.daemonSet.Spec.Template
+	pod, namespace := template.Spec, d.daemonSet.Namespace
 	no, yes, root := false, true, int64(0)
-	want := &v1.SecurityContext{
-		RunAsUser: &root, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
-		Capabilities:   &v1.Capabilities{Drop: []v1.Capability{"ALL"}, Add: []v1.Capability{"NET_ADMIN"}},
-		SeccompProfile: &v1.SeccompProfile{Type: v1.SeccompProfileTypeRuntimeDefault},
-	}
-	if diff := cmp.Diff(want, d.container().SecurityContext); diff != "" {
-		t.Errorf("security context (-want +got):\n%s", diff)
+	for what, diff := range map[string]string{
+		"security context": cmp.Diff(d.container().SecurityContext, &v1.SecurityContext{
+			RunAsUser: &root, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+			Capabilities:   &v1.Capabilities{Drop: []v1.Capability{"ALL"}, Add: []v1.Capability{"NET_ADMIN"}},
+			SeccompProfile: &v1.SeccompProfile{Type: v1.SeccompProfileTypeRuntimeDefault},
+		}),
+		"selector":       cmp.Diff(d.daemonSet.Spec.Selector.MatchLabels, template.Labels),
+		"account":        cmp.Diff([]string{pod.ServiceAccountName, d.account.Namespace}, []string{d.account.Name, namespace}),
+		"settings":       cmp.Diff([]string{d.container().EnvFrom[0].ConfigMapRef.Name, d.settings.Namespace}, []string{d.settings.Name, namespace}),
+		"role":           cmp.Diff(d.binding.RoleRef, rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: d.role.Name}),
+		"subject":        cmp.Diff(d.binding.Subjects, []rbac.Subject{{Kind: rbac.ServiceAccountKind, Name: d.account.Name, Namespace: namespace}}),
+		"tolerations":    cmp.Diff(pod.Tolerations, []v1.Toleration{{Operator: v1.TolerationOpExists}}),
+		"priority class": cmp.Diff(pod.PriorityClassName, "system-node-critical"),
+	} {
+		if diff != "" {
+			t.Errorf("%s (-manifest +want):\n%s", what, diff)
+		}
 	}
 	if !pod.HostNetwork || pod.HostPID || pod.HostIPC || pod.SecurityContext != nil || len(pod.Volumes)+len(pod.InitContainers) > 0 || len(pod.Containers) != 1 {
-		t.Errorf("pod is %+v, want one container in the node's network, and nothing else of the node", pod)
+		t.Errorf("pod is %+v, want one container that shares nothing with the node but the network", pod)
 	}
 }
 
-// TestThePartsOfTheManifestFitTogether, by names and labels.
-func TestThePartsOfTheManifestFitTogether(t *testing.T) {
+// TestTheImage is built from scratch by the script that builds the binary of the tests,
+// which needs no other file, with the oldest Go that compiles the module.
+func TestTheImage(t *testing.T) {
 	t.Parallel()
-	d := readDeployment(t)
-	pod := d.daemonSet.Spec.Template
-	for what, differs := range map[string]string{
-		"the DaemonSet's selector": cmp.Diff(pod.Labels, d.daemonSet.Spec.Selector.MatchLabels),
-		"the pod's account":        cmp.Diff(pod.Spec.ServiceAccountName, d.account.Name),
-		"the binding's role":       cmp.Diff(rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: d.role.Name}, d.binding.RoleRef),
-		"the binding's subject": cmp.Diff(
-			[]rbac.Subject{{Kind: rbac.ServiceAccountKind, Name: d.account.Name, Namespace: d.daemonSet.Namespace}}, d.binding.Subjects),
-		"the account's namespace":  cmp.Diff(d.daemonSet.Namespace, d.account.Namespace),
-		"the settings' namespace":  cmp.Diff(d.daemonSet.Namespace, d.settings.Namespace),
-		"the pod's tolerations":    cmp.Diff([]v1.Toleration{{Operator: v1.TolerationOpExists}}, pod.Spec.Tolerations),
-		"the pod's priority class": cmp.Diff("system-node-critical", pod.Spec.PriorityClassName),
+	read := func(path string) string {
+		text, err := os.ReadFile(path)
+		netnstest.Check(t, err)
+		return string(text)
+	}
+	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(read("../../go.mod"))[1]
+	file := read("deploy/Dockerfile")
+	for _, want := range []string{
+		"FROM --platform=$BUILDPLATFORM golang:" + version + " AS build\n", "examples/nodeproxy/deploy/build.sh /nodeproxy\n",
+		"FROM scratch\nCOPY --from=build /nodeproxy /nodeproxy\nENTRYPOINT [\"/nodeproxy\"]\n",
 	} {
-		if differs != "" {
-			t.Errorf("%s:\n%s", what, differs)
+		if !strings.Contains(file, want) {
+			t.Errorf("the Dockerfile lacks %q", want)
 		}
 	}
+	binary, err := build()
+	netnstest.Check(t, err)
+	parsed, err := elf.Open(binary)
+	netnstest.Check(t, err)
+	defer parsed.Close()
+	if parsed.Section(".interp") != nil || parsed.Section(".dynamic") != nil {
+		t.Error("the binary is linked dynamically, want it static")
+	}
 }
 
-// TestTheImageIsBuiltWithTheModulesGo, which is the oldest that compiles it.
-func TestTheImageIsBuiltWithTheModulesGo(t *testing.T) {
-	t.Parallel()
-	module, err := os.ReadFile("../../go.mod")
+// container mounts the root file system and /proc/sys read-only and the account where
+// clients look for it, gives up all rights but the manifest's, and becomes the program.
+const container = `account=$1; capabilities=$2; shift 2
+mount -t tmpfs tmpfs /var/run
+mkdir -p /var/run/secrets/kubernetes.io
+cp -r "$account" /var/run/secrets/kubernetes.io/serviceaccount
+mount -o remount,ro /var/run
+mount --bind /proc/sys /proc/sys
+mount -o remount,bind,ro /proc/sys
+mount -o remount,bind,ro /
+exec setpriv --bounding-set="-all$capabilities" --inh-caps=-all --no-new-privs "$@"`
+
+// startContainer starts the program as the manifest says, on a node with an API server
+// of that certificate.
+func (d *deployment) startContainer(c *small, certificate []byte) *proxyProcess {
+	c.t.Helper()
+	binary, err := build()
+	netnstest.Check(c.t, err)
+	account := c.t.TempDir()
+	netnstest.Check(c.t, os.WriteFile(filepath.Join(account, "token"), []byte(token), 0o600))
+	netnstest.Check(c.t, os.WriteFile(filepath.Join(account, "ca.crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600))
+	capabilities := ""
+	for _, name := range d.container().SecurityContext.Capabilities.Add {
+		capabilities += ",+" + strings.ToLower(string(name))
+	}
+	p := &proxyProcess{t: c.t, ns: c.node, ended: make(chan struct{})}
+	p.cmd = exec.Command("unshare", "--mount", "sh", "-ec", container, "sh", account, capabilities, binary)
+	for _, arg := range d.container().Args {
+		p.cmd.Args = append(p.cmd.Args, strings.ReplaceAll(arg, "$(NODE_NAME)", "node-1"))
+	}
+	p.cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "KUBERNETES_SERVICE_HOST=127.0.0.1"} // SET THIS, 1 of 2
+	p.cmd.Env = append(p.cmd.Env, "KUBERNETES_SERVICE_PORT="+d.settings.Data["KUBERNETES_SERVICE_PORT"])
+	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
+	netnstest.Check(c.t, c.node.Do(p.cmd.Start))
+	p.attend()
+	return p
+}
+
+// token is what the API server knows the service account by.
+const token = "token of system:serviceaccount:kube-system:nodeproxy"
+
+// guardedAPI is an API server that allows one service account what a ClusterRole grants.
+type guardedAPI struct {
+	*apitest.Server
+
+	mu      sync.Mutex
+	granted map[string]bool // whether each action that is granted was used; guarded by mu
+	refused []string        // guarded by mu
+	event   events.Event    // guarded by mu
+}
+
+func newGuardedAPI(t *testing.T, role *rbac.ClusterRole) *guardedAPI {
+	t.Helper()
+	a := &guardedAPI{Server: apitest.New(t, apitest.Options{}), granted: map[string]bool{}}
+	for _, rule := range role.Rules {
+		for _, verb := range rule.Verbs {
+			for _, resource := range rule.Resources {
+				a.granted[verb+" "+rule.APIGroups[0]+"/"+resource] = false
+			}
+		}
+	}
+	return a
+}
+
+// actionOf is a request as RBAC sees it, such as "watch discovery.k8s.io/endpointslices".
+func actionOf(r *http.Request) string {
+	verb := map[string]string{"GET": "list", "GET true": "watch", "POST": "create"}[strings.TrimSpace(r.Method+" "+r.URL.Query().Get("watch"))]
+	if path := regexp.MustCompile(`^/apis?(?:/([^/]+\.[^/]+))?/v1/(?:namespaces/default/)?(\w+)$`).FindStringSubmatch(r.URL.Path); path != nil {
+		return verb + " " + path[1] + "/" + path[2]
+	}
+	return r.Method + " " + r.URL.Path // which no rule grants
+}
+
+func (a *guardedAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	action := actionOf(r)
+	a.mu.Lock()
+	_, allowed := a.granted[action]
+	if allowed = allowed && r.Header.Get("Authorization") == "Bearer "+token; allowed {
+		a.granted[action] = true
+	} else {
+		a.refused = append(a.refused, action)
+	}
+	a.mu.Unlock()
+	switch {
+	case !allowed:
+		http.Error(w, action, http.StatusForbidden)
+	case r.Method == http.MethodPost:
+		a.takeEvent(w, r)
+	default:
+		a.Server.ServeHTTP(w, r)
+	}
+}
+
+// takeEvent stores the event that the proxy creates.
+func (a *guardedAPI) takeEvent(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil {
+		_, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, &a.event)
+	}
 	if err != nil {
-		t.Fatal(err)
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
 	}
-	_, version, _ := strings.Cut(string(module), "\ngo ")
-	version = strings.Join(strings.Split(version, ".")[:2], ".")
-	want := instruction{"FROM", "--platform=$BUILDPLATFORM golang:" + version + " AS build"}
-	if got := instructions(t)[0]; got != want {
-		t.Errorf("the Dockerfile begins with %v, want %v", got, want)
+	w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+	w.WriteHeader(http.StatusCreated)
+	_, _ = w.Write(body) // the client may be gone
+}
+
+// expect waits for the event and for every action that is granted, and wants no other.
+func (a *guardedAPI) expect(t *testing.T) {
+	t.Helper()
+	poll.Nil(t, "requests to the API server", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for action, used := range a.granted {
+			if !used {
+				return fmt.Errorf("the ClusterRole grants %q, which is not used", action)
+			}
+		}
+		return nil
+	})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.refused) > 0 {
+		t.Errorf("the ClusterRole lacks %q", a.refused)
+	}
+	if e := &a.event; e.Reason != "Starting" || e.Type != "Normal" || e.Regarding.Kind != "Node" || e.Regarding.Name != "node-1" || e.Namespace != "default" ||
+		e.ReportingController == "" || e.ReportingInstance == "" || e.Action == "" || e.EventTime.IsZero() {
+		t.Errorf("event %+v, want Starting on the Node node-1, with all that events.k8s.io/v1 requires", e)
 	}
 }
 
-// TestTheContainer builds the binary of the image, and runs it as the manifest says:
-// with its rights, command, environment and account, alone in its root.
+// TestTheContainer runs the program with the arguments, rights and account of the
+// manifest, against an API server that grants what the ClusterRole does.
 func TestTheContainer(t *testing.T) {
 	t.Parallel()
-	netnstest.New(t) // skips before the work, if we may not even do that
-	made := buildImage(t)
-	t.Run("the binary is static", func(t *testing.T) { expectStatic(t, made.binary) })
-	t.Run("it proxies from nothing", func(t *testing.T) {
-		t.Parallel()
-		expectLife(t, made)
-	})
-	for _, c := range readDeployment(t).container().SecurityContext.Capabilities.Add {
-		t.Run("it says that it lacks "+string(c), func(t *testing.T) {
-			t.Parallel()
-			s := newStage(t)
-			s.fillIn()
-			s.box(made).without(c).start(t, s.node).expectRefusal("lacking the capability CAP_" + string(c))
+	c, d := newSmall(t), readDeployment(t)
+	api := newGuardedAPI(t, &d.role)
+	put := func(text string) {
+		for _, o := range objects(t, text) {
+			api.Put(t, o.Value)
+		}
+	}
+	put(thisNode + "---\n" + webService + "---\n" + webSlices(1) + dns(1))
+	listener, err := c.node.Listen(t.Context(), "tcp", "127.0.0.1:"+d.settings.Data["KUBERNETES_SERVICE_PORT"])
+	netnstest.Check(t, err)
+	server := httptest.NewUnstartedServer(api)
+	_ = server.Listener.Close() // of the wrong namespace
+	server.Listener, server.EnableHTTP2 = listener, true
+	server.StartTLS()
+	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
+
+	p := d.startContainer(c, server.Certificate().Raw)
+	p.waitHealthy()
+	for _, probe := range []*v1.Probe{d.container().StartupProbe, d.container().LivenessProbe, d.container().ReadinessProbe} {
+		if code, _ := p.get(fmt.Sprintf("%s:%d", probe.HTTPGet.Host, d.container().Ports[0].ContainerPort), probe.HTTPGet.Path); code != http.StatusOK {
+			t.Errorf("the probe of %s gets %d, want 200", probe.HTTPGet.Path, code)
+		}
+	}
+	if code, _ := p.get("192.0.2.10:10256", "/healthz"); code != http.StatusOK {
+		t.Errorf("load balancers get %d from /healthz, want 200", code)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	netnstest.Check(t, err)
+	for _, want := range []string{"CapPrm:\t0000000000001000\n", "CapBnd:\t0000000000001000\n", "NoNewPrivs:\t1\n"} { // 1 << CAP_NET_ADMIN
+		if !strings.Contains(string(status), want) {
+			t.Errorf("status is\n%swant %q", status, want)
+		}
+	}
+	c.expectNow("pod-1")
+	flow, err := netns.Open(t.Context(), c.client, "udp", netip.MustParseAddrPort("10.96.0.53:53"), netns.AskOptions{})
+	netnstest.Check(t, err)
+	defer flow.Close()
+	expectServer := func(server string) {
+		t.Helper()
+		poll.Nil(t, "the UDP flow reaches "+server, func() error {
+			answer, err := flow.Ask(t.Context())
+			if err == nil && answer.Server != server {
+				err = fmt.Errorf("%s answers", answer.Server)
+			}
+			return err
 		})
 	}
-	t.Run("it says that the API server is to be set", func(t *testing.T) {
-		t.Parallel()
-		s := newStage(t)
-		s.box(made).start(t, s.node).expectRefusal("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined")
-	})
-	t.Run("the cluster IP of the API server is not enough", func(t *testing.T) {
-		t.Parallel()
-		s := newStage(t)
-		s.container().EnvFrom = nil
-		p := s.box(made).start(t, s.node)
-		s.expectProbe(p, s.container().StartupProbe, http.StatusServiceUnavailable)
-		if s.reachesAPI() || p.health().Healthy {
-			t.Error("the cluster IP of the API server answers before anything is programmed")
+	expectServer("pod-1")
+	put(webSlices(2) + dns(2))
+	expectServer("pod-2") // although pod-1 still answers: its conntrack entry is deleted
+	c.expectSoon("pod-2")
+	api.expect(t)
+	if _, err := p.signal(syscall.SIGTERM); err != nil {
+		t.Errorf("after SIGTERM: %v, want exit code 0", err)
+	}
+	c.expectNow("pod-2")
+	for line := range strings.Lines(p.stderr()) {
+		if !strings.Contains(line, "\tINFO\t") {
+			t.Errorf("the log has %q, want no warning", line)
 		}
-	})
-}
-
-// stage is a node without any proxy, its cluster, and what is to be installed there.
-type stage struct {
-	*small
-	*deployment
-
-	api *guardedAPI
-}
-
-func newStage(t *testing.T) *stage {
-	t.Helper()
-	s := &stage{small: newSmall(t), deployment: readDeployment(t)}
-	netnstest.Check(t, s.node.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr(apiHost)))
-	s.api = serveGuarded(t, s.small, &s.role)
-	s.put(thisNode, webService, webSlices(1), dns, dnsSlice(1))
-	return s
-}
-
-// fillIn is what the operator does.
-func (s *stage) fillIn() { s.settings.Data["KUBERNETES_SERVICE_HOST"] = apiHost }
-
-func (s *stage) box(made *image) *box { return newBox(s.t, s.deployment, made, s.api.ca) }
-
-// put creates or replaces objects at the API server.
-func (s *stage) put(texts ...string) {
-	s.t.Helper()
-	for _, o := range objects(s.t, strings.Join(texts, "---\n")) {
-		s.api.Put(s.t, o.Value)
 	}
 }
 
-// expectProbe waits until the kubelet gets an answer to a probe.
-func (s *stage) expectProbe(p *proxyProcess, probe *v1.Probe, want int) {
-	s.t.Helper()
-	address, path := s.probe(s.t, probe)
-	code := 0
-	ok := poll.Soon(func() bool {
-		select {
-		case <-p.ended:
-			s.t.Fatalf("the process ended: %v", p.err)
-		default:
-		}
-		code, _ = p.get(address, path)
-		return code == want
-	})
-	if !ok {
-		s.t.Fatalf("the probe of %s gets %d, want %d", path, code, want)
-	}
-}
-
-// expectStatic wants a binary that needs no other file.
-func expectStatic(t *testing.T, path string) {
-	t.Helper()
-	file, err := elf.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-		t.Error("the binary has an interpreter, want none")
-	}
-	if libraries, err := file.ImportedLibraries(); err != nil || len(libraries) > 0 {
-		t.Errorf("the binary needs libraries %q, %v, want none", libraries, err)
-	}
-}
-
-// expectRefusal wants the process to end with an error that says why, and never to be
-// healthy.
-func (p *proxyProcess) expectRefusal(why string) {
-	p.t.Helper()
-	code, ended := 0, false
-	poll.Soon(func() bool {
-		select {
-		case <-p.ended:
-			ended = true
-		default:
-			code, _ = p.get("127.0.0.1:10256", healthcheck.LivezPath)
-		}
-		return ended || code == http.StatusOK
-	})
-	if !ended {
-		p.t.Fatalf("the process goes on, /livez answers %d; want it to end", code)
-	}
-	if p.err == nil || !strings.Contains(p.stderr(), why) {
-		p.t.Errorf("the process ended with %v, want an error with %q", p.err, why)
-	}
-}
-
-// dns is a Service over UDP, and that of the API server.
-const (
-	dnsVIP = "10.96.0.53:53"
-	dns    = `apiVersion: v1
+// dns is a Service over UDP with one endpoint.
+func dns(pod int) string {
+	return `---
+apiVersion: v1
 kind: Service
 metadata: {name: dns}
 spec: {clusterIP: 10.96.0.53, ports: [{port: 53, targetPort: 8080, protocol: UDP}]}
 ---
-apiVersion: v1
-kind: Service
-metadata: {name: kubernetes}
-spec: {clusterIP: ` + clusterIP + `, ports: [{port: 443, targetPort: ` + apiPort + `}]}
----
 apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: kubernetes, labels: {kubernetes.io/service-name: kubernetes}}
-addressType: IPv4
-ports: [{port: ` + apiPort + `}]
-endpoints: [{addresses: [` + apiHost + `]}]
-`
-)
-
-// dnsSlice says that a pod is the only endpoint of the Service over UDP.
-func dnsSlice(pod int) string {
-	return `apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: dns, labels: {kubernetes.io/service-name: dns}}
 addressType: IPv4
 ports: [{port: 8080, protocol: UDP}]
 endpoints: [{addresses: [` + podAddr(pod, 4) + `], nodeName: node-1}]
 `
-}
-
-// expectLife goes through what happens to the container on a node that has no proxy
-// yet, up to its end.
-func expectLife(t *testing.T, made *image) {
-	t.Helper()
-	s := newStage(t)
-	s.fillIn()
-	if s.reachesAPI() {
-		t.Fatal("the cluster IP of the API server answers without a proxy")
-	}
-	b := s.box(made)
-	before := b.contents(t)
-	p := b.start(t, s.node)
-	s.expectProbe(p, s.container().StartupProbe, http.StatusOK)
-	b.expectConfined(t, p)
-	s.expectNow("pod-1")
-	if !s.reachesAPI() {
-		t.Error("the cluster IP of the API server does not answer")
-	}
-	s.expectUDPFollows(func() { s.put(webSlices(2), dnsSlice(2)) })
-	s.expectSoon("pod-2")
-	s.expectHealthy(p)
-	s.api.expectEvent(t, "node-1")
-	s.api.expectLeast(t)
-
-	grace := time.Duration(*s.daemonSet.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
-	if took, err := p.signal(syscall.SIGTERM); err != nil || took > grace/2 {
-		t.Errorf("after SIGTERM: %v after %v, want exit code 0 well within %v", err, took, grace)
-	}
-	s.expectNow("pod-2")
-	if diff := cmp.Diff(before, b.contents(t)); diff != "" {
-		t.Errorf("the root has changed (-before +after):\n%s", diff)
-	}
-	for line := range strings.Lines(p.stderr()) {
-		if !strings.Contains(line, "\tINFO\t") {
-			t.Errorf("the log has %q, want nothing to worry about", line)
-		}
-	}
-}
-
-// reachesAPI dials the API server where pods expect it.
-func (c *small) reachesAPI() bool {
-	c.t.Helper()
-	_, err := netns.Open(c.t.Context(), c.node, "tcp", netip.MustParseAddrPort(clusterIP+":443"), netns.AskOptions{Timeout: 500 * time.Millisecond})
-	return err == nil
-}
-
-// expectUDPFollows wants a client that keeps its socket to be led from pod-1 to pod-2
-// by a change, although pod-1 still answers.
-func (c *small) expectUDPFollows(change func()) {
-	c.t.Helper()
-	flow, err := netns.Open(c.t.Context(), c.client, "udp", netip.MustParseAddrPort(dnsVIP), netns.AskOptions{})
-	netnstest.Check(c.t, err)
-	defer flow.Close()
-	if answer, err := flow.Ask(c.t.Context()); err != nil || answer.Server != "pod-1" {
-		c.t.Fatalf("over UDP %q answers, %v, want pod-1", answer.Server, err)
-	}
-	change()
-	var answer netns.Answer
-	if !poll.Soon(func() bool { answer, err = flow.Ask(c.t.Context()); return answer.Server == "pod-2" }) {
-		c.t.Errorf("over UDP %q answers, %v, want pod-2 soon", answer.Server, err)
-	}
-}
-
-// expectHealthy wants the answers that the kubelet and load balancers look for.
-func (s *stage) expectHealthy(p *proxyProcess) {
-	s.t.Helper()
-	s.expectProbe(p, s.container().LivenessProbe, http.StatusOK)
-	s.expectProbe(p, s.container().ReadinessProbe, http.StatusOK)
-	if code, body := p.get("192.0.2.10:10256", healthcheck.HealthzPath); code != http.StatusOK {
-		s.t.Errorf("load balancers get %d, %s, want 200", code, body)
-	}
-	if report := p.health(); len(report.Reasons) > 0 {
-		s.t.Errorf("the proxy complains of %q, want nothing", report.Reasons)
-	}
 }

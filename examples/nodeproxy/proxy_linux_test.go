@@ -20,7 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// build builds the program, once for all tests. TestMain removes it.
+// build builds the program as the image has it, once for all tests. TestMain removes it.
 var build = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "nodeproxy")
 	if err != nil {
@@ -28,8 +28,8 @@ var build = sync.OnceValues(func() (string, error) {
 	}
 	built = dir
 	binary := filepath.Join(dir, "nodeproxy")
-	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	if out, err := exec.Command("deploy/build.sh", binary).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("deploy/build.sh: %w\n%s", err, out)
 	}
 	return binary, nil
 })
