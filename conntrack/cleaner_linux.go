@@ -22,14 +22,14 @@ type Cleaner struct {
 
 var _ proxier.Conntrack = (*Cleaner)(nil)
 
-// New returns a Cleaner. It opens nothing.
+// New returns a Cleaner. It opens no socket.
 func New(o Options) *Cleaner { return &Cleaner{options: o} }
 
 // Tracks implements proxier.Conntrack.
 func (c *Cleaner) Tracks(p desired.Protocol) bool { return c.options.tracks(p) }
 
-// Clean implements proxier.Conntrack. It reads the table of the family once, and
-// deletes entry by entry.
+// Clean implements proxier.Conntrack. It reads the conntrack table of the family once, and
+// deletes the stale entries one by one.
 func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -47,15 +47,15 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 	}
 	judge := NewJudge(check, addrs)
 	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), func(f *netlinkx.Flow) bool {
-		return c.lookedAfter(f) && judge.Stale(desired.Flow{
+		return c.mayDelete(f) && judge.Stale(desired.Flow{
 			Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered,
 		})
 	})
 	return deleted, classify(err)
 }
 
-// lookedAfter says whether a flow is of a kind that may be deleted.
-func (c *Cleaner) lookedAfter(f *netlinkx.Flow) bool {
+// mayDelete reports whether the options allow deleting such a flow.
+func (c *Cleaner) mayDelete(f *netlinkx.Flow) bool {
 	protocol := desired.Protocol(f.Protocol)
 	return c.options.tracks(protocol) && (protocol != desired.TCP || f.TCPState == tcpSynSent)
 }
@@ -78,7 +78,7 @@ func number(family v1.IPFamily) int {
 	return unix.AF_INET
 }
 
-// classify says what to do about an error of the kernel.
+// classify adds what to do about an error of the kernel.
 func classify(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):

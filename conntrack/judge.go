@@ -7,16 +7,16 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// Judge says which flows are stale. It is not changed by use.
+// Judge decides which flows are stale. It is immutable.
 type Judge struct {
 	frontends map[desired.Key]*desired.Flows
 	check     desired.FlowCheck
 	node      map[netip.Addr]bool
 }
 
-// NewJudge returns a Judge of one family. nodeAddrs are all addresses of the node:
-// only those accept node ports, not those of other nodes, which flows may go
-// through here too.
+// NewJudge returns a Judge for one family. nodeAddrs are all addresses of the node. Only
+// these accept node ports; flows to node ports of other nodes may also pass through this
+// one.
 func NewJudge(check desired.FlowCheck, nodeAddrs []netip.Addr) *Judge {
 	j := &Judge{
 		frontends: make(map[desired.Key]*desired.Flows, len(check.Frontends)),
@@ -32,7 +32,7 @@ func NewJudge(check desired.FlowCheck, nodeAddrs []netip.Addr) *Judge {
 	return j
 }
 
-// Stale says whether a flow must be deleted.
+// Stale reports whether a flow must be deleted.
 func (j *Judge) Stale(f desired.Flow) bool {
 	key := desired.Key{VIP: f.Dialled.Addr(), Protocol: f.Protocol, Port: f.Dialled.Port()}
 	if flows, ok := j.frontends[key]; ok {
@@ -47,9 +47,9 @@ func (j *Judge) Stale(f desired.Flow) bool {
 	return f.Translated() && within(j.check.ServiceCIDRs, f.Dialled.Addr())
 }
 
-// acceptsNodePorts says whether node ports may be dialled at an address. All of
-// 127.0.0.0/8 is the node's, also addresses that its interface lo does not list; packets
-// to ::1 cannot be translated.
+// acceptsNodePorts reports whether an address accepts node ports. All of 127.0.0.0/8
+// belongs to the node, including addresses that the interface lo does not list. The kernel
+// cannot translate packets to ::1.
 func (j *Judge) acceptsNodePorts(addr netip.Addr) bool {
 	accepts := j.node[addr]
 	if addr.IsLoopback() {

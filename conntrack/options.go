@@ -2,21 +2,20 @@ package conntrack
 
 import "github.com/serviceplane/serviceplane/desired"
 
-// Options configure a Cleaner. The zero value looks after UDP in the current
+// Options configure a Cleaner. The zero value deletes stale UDP flows in the current
 // network namespace.
 type Options struct {
 	// NetNS is the network namespace, as in proxier.Config.
 	NetNS string
-	// SCTP looks after SCTP associations too, which outlive their endpoints for as
-	// long as heartbeats last.
+	// SCTP also deletes stale SCTP associations, which outlive their endpoints while
+	// heartbeats continue.
 	SCTP bool
-	// UnansweredTCP looks after TCP connections that were begun and not answered
-	// yet: a client repeats its first packet for a minute or two. Established
-	// connections are never touched.
+	// UnansweredTCP also deletes stale TCP connections in state SYN_SENT: a client repeats
+	// its first packet for a minute or two. Established connections are never deleted.
 	UnansweredTCP bool
 }
 
-// tracks says whether flows of a protocol are looked after.
+// tracks reports whether stale flows of a protocol are deleted.
 func (o Options) tracks(p desired.Protocol) bool {
 	switch p {
 	case desired.UDP:

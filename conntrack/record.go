@@ -13,17 +13,17 @@ import (
 // change is a kernel setting that we have changed.
 type change struct {
 	Path string `json:"path"` // from the root
-	Old  string `json:"old"`  // before us
-	New  string `json:"new"`  // by us
+	Old  string `json:"old"`  // before this instance
+	New  string `json:"new"`  // by this instance
 }
 
-func (c change) isAbout(other change) bool { return c.Path == other.Path }
+func (c change) samePath(other change) bool { return c.Path == other.Path }
 
-// merge replaces and adds changes.
+// merge adds changes, or replaces those of the same path.
 func merge(into, changes []change) []change {
 	into = slices.Clone(into)
 	for _, c := range changes {
-		if i := slices.IndexFunc(into, c.isAbout); i >= 0 {
+		if i := slices.IndexFunc(into, c.samePath); i >= 0 {
 			into[i] = c
 		} else {
 			into = append(into, c)
@@ -32,7 +32,8 @@ func merge(into, changes []change) []change {
 	return into
 }
 
-// record keeps changes in a file, over restarts. Without a path it keeps nothing.
+// record keeps changes in a file, so that they survive restarts. Without a path it keeps
+// nothing.
 type record struct{ path string }
 
 // load returns no changes if there is no record.
@@ -54,8 +55,8 @@ func (r record) load() ([]change, error) {
 	return changes, nil
 }
 
-// save writes the record as a whole, or removes it with its directory when there
-// is nothing to record.
+// save writes all changes to the file. Without changes it removes the file, and its
+// directory if that is empty.
 func (r record) save(changes []change) error {
 	if r.path == "" {
 		return nil
@@ -84,6 +85,6 @@ func (r record) remove() error {
 	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove record of kernel settings: %w", err)
 	}
-	_ = os.Remove(filepath.Dir(r.path)) // unless other records are in it
+	_ = os.Remove(filepath.Dir(r.path)) // fails if it holds other records
 	return nil
 }

@@ -20,34 +20,33 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// SysctlOptions are the kernel settings of connection tracking to ask for; 0 and
-// false leave a setting as it is.
+// SysctlOptions are the kernel settings of connection tracking to apply; 0 and
+// false leave a setting unchanged.
 type SysctlOptions struct {
-	// MaxPerCore is how many connections to track for each CPU of the machine, at
-	// least Min and, whatever the number of CPUs, 1048576 at most. Without MaxPerCore
-	// Min means nothing. The hash table gets a bucket for every four.
+	// MaxPerCore is the number of connections to track per CPU of the machine. The limit
+	// is at least Min; MaxPerCore × CPUs is at most 1048576. Without MaxPerCore, Min has no
+	// effect. The hash table gets one bucket per four connections.
 	MaxPerCore, Min int32
-	// LowerMax lets the limit be lowered too. Otherwise one that is higher stays:
-	// somebody has a reason for it.
+	// LowerMax also lowers the limit. Otherwise a higher limit stays, since another
+	// program may need it.
 	LowerMax bool
-	// The timeouts are cut to seconds.
+	// The timeouts are truncated to seconds.
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
-	// TCPBeLiberal takes TCP packets outside of the window for valid.
+	// TCPBeLiberal accepts TCP packets outside the window as valid.
 	TCPBeLiberal bool
 
 	// NetNS is the network namespace, as in proxier.Config. The limit belongs to the
-	// first network namespace of the machine and is read-only in others.
+	// initial network namespace of the machine and is read-only in others.
 	NetNS string
-	// StateDir is where to remember what the settings were, so that Restore works in
-	// another process; the file in it is named after Instance and the network
-	// namespace. Empty remembers nothing, and then Restore does nothing.
+	// StateDir is the directory for the previous values, so that Restore works in another
+	// process. The file is named after Instance and the network namespace. If it is empty,
+	// nothing is stored, and Restore does nothing.
 	StateDir, Instance string
-	// Logger gets what was changed; nil is silent.
+	// Logger receives the changes; nil means no logging.
 	Logger *zap.Logger
 }
 
-// Validate names every option that makes no sense. Its errors are
-// proxier.ErrInvalidConfig.
+// Validate reports every invalid option. Its errors are proxier.ErrInvalidConfig.
 func (o SysctlOptions) Validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {
@@ -62,28 +61,28 @@ func (o SysctlOptions) Validate() error {
 		"TCPEstablished": o.TCPEstablished, "TCPCloseWait": o.TCPCloseWait, "UDP": o.UDP, "UDPStream": o.UDPStream,
 	} {
 		if value != 0 && value < time.Second {
-			bad(field, "%v is less than a second, and not 0", value)
+			bad(field, "%v is less than a second and not 0", value)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Sysctls brings the kernel settings of connection tracking to what is asked for,
-// and can undo that. It implements proxier.Settings.
+// Sysctls applies the kernel settings of connection tracking, and can undo that. It
+// implements proxier.Settings.
 type Sysctls struct {
 	options    SysctlOptions
 	root       string // of /proc and /sys
-	record     record // of what was changed; opened by prepare
+	record     record // of the changes; prepare sets its path
 	log        *zap.Logger
 	conditions []proxier.Condition
 }
 
 var _ proxier.Settings = (*Sysctls)(nil)
 
-// NewSysctls changes nothing yet.
+// NewSysctls returns Sysctls. It changes no setting.
 func NewSysctls(o SysctlOptions) (*Sysctls, error) {
 	if err := o.Validate(); err != nil {
-		return nil, fmt.Errorf("settings of connection tracking: %w", err)
+		return nil, fmt.Errorf("kernel settings of connection tracking: %w", err)
 	}
 	return newSysctls("/", o), nil
 }
@@ -96,9 +95,8 @@ func newSysctls(root string, o SysctlOptions) *Sysctls {
 	return s
 }
 
-// Apply implements proxier.Settings. A setting that cannot be changed is a
-// condition, and the others are still changed: in a container, for one, most of
-// them cannot.
+// Apply implements proxier.Settings. A setting that cannot be changed becomes a condition,
+// and the others are still changed. In a container most of them cannot be changed.
 func (s *Sysctls) Apply(context.Context) []proxier.Condition {
 	s.conditions = nil
 	err := namespace.Visit(s.options.NetNS, func() error {
@@ -107,7 +105,7 @@ func (s *Sysctls) Apply(context.Context) []proxier.Condition {
 		return nil
 	})
 	if err != nil {
-		s.complain("kernel settings stay as they are: %v", err)
+		s.addCondition("kernel settings are not applied: %v", err)
 	}
 	return s.conditions
 }
@@ -120,36 +118,34 @@ func (s *Sysctls) Restore(context.Context) error {
 	})
 }
 
-// complain notes what is not as it was asked for.
-func (s *Sysctls) complain(format string, args ...any) {
+func (s *Sysctls) addCondition(format string, args ...any) {
 	s.conditions = append(s.conditions, proxier.Condition{
 		Type: proxier.ConditionKernelSettings, Since: time.Now(), Message: fmt.Sprintf(format, args...),
 	})
 }
 
-// setting is a number that the kernel holds in a file.
+// setting is a number in a file of the kernel.
 type setting struct {
-	path  string // from the root
-	value int64
-	// atLeast leaves a greater number alone.
-	atLeast bool
+	path    string // from the root
+	value   int64
+	atLeast bool // a greater number stays
 }
 
 const (
 	conntrackDir = "proc/sys/net/netfilter/nf_conntrack_"
 	hashSize     = "sys/module/nf_conntrack/parameters/hashsize"
 
-	// mostConnections bounds what many CPUs make of the limit per CPU, as kube-proxy does.
-	mostConnections = 1 << 20
-	// chainLength is how many connections there are to a bucket of the kernel's table.
-	chainLength = 4
+	// maxConnections bounds MaxPerCore × CPUs, as with kube-proxy.
+	maxConnections = 1 << 20
+	// connectionsPerBucket is that of the kernel's hash table, as with kube-proxy.
+	connectionsPerBucket = 4
 )
 
-// settings are what the options want of the kernel, in the order to write them.
+// settings returns the settings to apply, in the order of writing.
 func (o *SysctlOptions) settings(cpus int) []setting {
 	var all []setting
 	if limit := o.limit(cpus); limit > 0 {
-		all = append(all, setting{conntrackDir + "max", limit, !o.LowerMax}, setting{hashSize, limit / chainLength, true})
+		all = append(all, setting{conntrackDir + "max", limit, !o.LowerMax}, setting{hashSize, limit / connectionsPerBucket, true})
 	}
 	for _, timeout := range []struct {
 		name  string
@@ -170,24 +166,24 @@ func (o *SysctlOptions) settings(cpus int) []setting {
 	return all
 }
 
-// limit is the number of connections to track; 0 leaves it to the kernel.
+// limit returns the number of connections to track; 0 leaves it unchanged.
 func (o *SysctlOptions) limit(cpus int) int64 {
 	if o.MaxPerCore == 0 {
 		return 0
 	}
 	limit := int64(o.MaxPerCore) * int64(cpus)
-	if limit > mostConnections {
-		return mostConnections
+	if limit > maxConnections {
+		return maxConnections
 	}
 	return max(limit, int64(o.Min))
 }
 
-// prepare finds the record of the instance in the network namespace of the thread.
+// prepare sets the path of the record, for the network namespace of this thread.
 func (s *Sysctls) prepare() {
 	if s.options.StateDir == "" {
 		return
 	}
-	// Reads "net:[4026531840]", with the namespace's inode.
+	// The link is "net:[4026531840]", with the inode of the namespace.
 	namespace, err := os.Readlink(filepath.Join(s.root, "proc/thread-self/ns/net"))
 	if err != nil {
 		namespace = "unknown"
@@ -196,7 +192,7 @@ func (s *Sysctls) prepare() {
 	s.record.path = filepath.Join(s.options.StateDir, fmt.Sprintf("sysctls-%s-%s.json", s.options.Instance, namespace))
 }
 
-// cpus counts those of the machine, whatever part of them we may use.
+// cpus counts the CPUs of the machine, not only those that this process may use.
 func (s *Sysctls) cpus() int {
 	text, err := s.read("sys/devices/system/cpu/online") // such as "0-3,8"
 	if err != nil {
@@ -218,12 +214,12 @@ func (s *Sysctls) cpus() int {
 	return n
 }
 
-// apply brings the kernel to the settings. What an earlier run has changed and
-// nobody wants any more is restored.
+// apply writes the settings. It restores settings that an earlier process has changed and
+// that are not wanted any more.
 func (s *Sysctls) apply(wanted []setting) {
 	before, err := s.record.load()
 	if err != nil {
-		s.complain("earlier changes of kernel settings are forgotten: %v", err)
+		s.addCondition("earlier changes of kernel settings cannot be restored: %v", err)
 	}
 	kept := slices.DeleteFunc(slices.Clone(before), func(c change) bool {
 		return !slices.ContainsFunc(wanted, func(w setting) bool { return w.path == c.Path }) && s.undo(c) == nil
@@ -232,51 +228,50 @@ func (s *Sysctls) apply(wanted []setting) {
 	if len(changes) == 0 && len(before) == 0 {
 		return
 	}
-	// The record comes first: what is in it and did not happen does no harm.
+	// The record is written first: a recorded change that did not happen does no harm.
 	if err := s.record.save(merge(kept, changes)); err != nil {
-		s.complain("kernel settings will not be restored: %v", err)
+		s.addCondition("kernel settings will not be restored: %v", err)
 	}
 	for _, c := range changes {
 		if err := s.write(c.Path, c.New); err != nil {
-			s.complain("kernel setting stays at %s, want %s: %v", c.Old, c.New, err)
+			s.addCondition("kernel setting stays at %s, want %s: %v", c.Old, c.New, err)
 			continue
 		}
 		s.log.Info("kernel setting changed", zap.String("setting", "/"+c.Path), zap.String("from", c.Old), zap.String("to", c.New))
 		kept = merge(kept, []change{c})
 	}
 	if err := s.record.save(kept); err != nil {
-		s.log.Debug("record is not tidy", zap.Error(err))
+		s.log.Debug("record of kernel settings is not updated", zap.Error(err))
 	}
 }
 
-// plan returns the changes that the settings need.
+// plan returns the changes that apply has to make.
 func (s *Sysctls) plan(wanted []setting, before []change) []change {
 	var changes []change
 	for _, w := range wanted {
 		text, err := s.read(w.path)
 		if err != nil {
-			s.complain("kernel setting cannot be read, want %d: %v", w.value, err)
+			s.addCondition("kernel setting cannot be read, want %d: %v", w.value, err)
 			continue
 		}
 		now, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			s.complain("kernel setting /%s is no number: %v", w.path, err)
+			s.addCondition("kernel setting /%s is not a number: %v", w.path, err)
 			continue
 		}
 		if now == w.value || w.atLeast && now > w.value {
 			continue
 		}
 		c := change{Path: w.path, Old: text, New: strconv.FormatInt(w.value, 10)}
-		if i := slices.IndexFunc(before, c.isAbout); i >= 0 {
-			c.Old = before[i].Old // what it was before us
+		if i := slices.IndexFunc(before, c.samePath); i >= 0 {
+			c.Old = before[i].Old // the value before this instance
 		}
 		changes = append(changes, c)
 	}
 	return changes
 }
 
-// restore undoes what this instance has changed and nobody else has changed
-// since, and forgets it.
+// restore undoes all recorded changes, and removes them from the record.
 func (s *Sysctls) restore() error {
 	changes, err := s.record.load()
 	if err != nil {
@@ -291,7 +286,8 @@ func (s *Sysctls) restore() error {
 	return errors.Join(append(errs, s.record.save(kept))...)
 }
 
-// undo restores one setting, unless it is gone or somebody else's now.
+// undo restores one setting. It does nothing if the setting is gone, or if another program
+// has changed it since.
 func (s *Sysctls) undo(c change) error {
 	now, err := s.read(c.Path)
 	switch {
@@ -300,7 +296,7 @@ func (s *Sysctls) undo(c change) error {
 	case err != nil:
 		return fmt.Errorf("restore kernel setting: %w", err)
 	case now != c.New:
-		s.log.Info("kernel setting was changed by somebody else, and stays", zap.String("setting", "/"+c.Path), zap.String("value", now))
+		s.log.Info("kernel setting was changed by another program and is not restored", zap.String("setting", "/"+c.Path), zap.String("value", now))
 		return nil
 	}
 	if err := s.write(c.Path, c.Old); err != nil {

@@ -202,8 +202,8 @@ func TestWhatSomebodyElseHasChangedSinceStays(t *testing.T) {
 	flags := defaults()
 	k.run(&flags)
 	k.set(establPath, "7200")
-	if _, logs := k.run(nil); logs.FilterMessageSnippet("somebody else").Len() != 1 {
-		t.Errorf("logs %v, want a line about somebody else", logs.All())
+	if _, logs := k.run(nil); logs.FilterMessageSnippet("another program").Len() != 1 {
+		t.Errorf("logs %v, want a line about another program", logs.All())
 	}
 	want := machine()
 	want[establPath] = "7200"

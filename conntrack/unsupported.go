@@ -13,12 +13,12 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Cleaner needs Linux.
+// Cleaner works on Linux only.
 type Cleaner struct {
 	options Options
 }
 
-// New returns a Cleaner that cannot clean.
+// New returns a Cleaner whose Clean fails.
 func New(o Options) *Cleaner { return &Cleaner{options: o} }
 
 // Tracks implements proxier.Conntrack.
@@ -26,5 +26,5 @@ func (c *Cleaner) Tracks(p desired.Protocol) bool { return c.options.tracks(p) }
 
 // Clean returns proxier.ErrNotSupported.
 func (c *Cleaner) Clean(context.Context, v1.IPFamily, desired.FlowCheck) (deleted int, err error) {
-	return 0, fmt.Errorf("connection tracking on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
+	return 0, fmt.Errorf("delete stale flows on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
 }

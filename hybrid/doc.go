@@ -1,10 +1,9 @@
-// Package hybrid makes one proxier.Engine of several for the same IP family: most service
-// ports go to nftables, say, and to userspace those that are to be scaled from zero. The
-// program says which, for example by an annotation of the Service.
+// Package hybrid combines several engines for the same IP family into one proxier.Engine.
+// For example, most service ports go to nftables, and those that are scaled from zero to
+// userspace. The program chooses the engine, for example by an annotation of the Service.
 //
-// A service port that goes from one member to another is programmed there before it is
-// taken away here. The members must not stand in each other's way where both have the same
-// service port for a moment: they need Names and masquerade marks of their own.
+// A service port that moves is programmed by its new member before the old one removes
+// it. For a moment both have it, so the members need different Names and masquerade marks.
 //
-// It builds everywhere, and programs what its members do.
+// The package builds on all platforms.
 package hybrid

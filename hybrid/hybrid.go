@@ -17,16 +17,16 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// Engine is a proxier.Engine that gives each service port to one of its members. What it
-// can do beside an Engine, those of its members do that can.
+// Engine is a proxier.Engine that assigns each service port to one of its members. Its
+// other abilities, such as Watch, use the members that have them.
 type Engine struct {
 	choose  func(s *desired.Service) string
 	members []Member
-	// placed says which engine has a service port.
+	// placed is the index of the member that has programmed a service port.
 	placed map[changetracker.ServicePortName]int
 }
 
-// Member is one of the engines.
+// Member is one of the engines, with a name that is unique among them.
 type Member struct {
 	Name   string
 	Engine proxier.Engine
@@ -39,26 +39,26 @@ var _ interface {
 	proxier.Dumper
 } = (*Engine)(nil)
 
-// New returns an Engine. choose names the engine of a service port, for example
-// by its Port.Ext, which Options.DecorateService has filled from an annotation. It
-// must be pure. A name that no member has means the first one.
+// New returns an Engine. choose returns the name of the member for a service port, for
+// example from its Port.Ext, which Options.DecorateService has set from an annotation. It
+// must be pure. An unknown name means the first member.
 func New(choose func(s *desired.Service) string, members ...Member) (*Engine, error) {
 	if choose == nil || len(members) == 0 {
-		return nil, fmt.Errorf("%w: hybrid: want a way to choose and an engine at least", proxier.ErrInvalidConfig)
+		return nil, fmt.Errorf("%w: hybrid: choose is nil or there are no members", proxier.ErrInvalidConfig)
 	}
 	for i, e := range members {
 		if e.Engine == nil || slices.ContainsFunc(members[:i], func(o Member) bool { return o.Name == e.Name }) {
-			return nil, fmt.Errorf("%w: hybrid: engine %q is missing, or named twice", proxier.ErrInvalidConfig, e.Name)
+			return nil, fmt.Errorf("%w: hybrid: member %q has no engine or is listed twice", proxier.ErrInvalidConfig, e.Name)
 		}
 	}
 	return &Engine{choose: choose, members: members, placed: map[changetracker.ServicePortName]int{}}, nil
 }
 
-// Apply implements proxier.Engine. A service port that its new engine refuses stays with the
-// one that has it.
+// Apply implements proxier.Engine. If the new member of a service port fails to program it,
+// the service port stays with the old one.
 func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	first := h.updates(&update)
-	moves := map[changetracker.ServicePortName]int{} // to where
+	moves := map[changetracker.ServicePortName]int{} // to this member
 	for _, c := range update.Changes {
 		from, known := h.placed[c.Name]
 		if c.After == nil {
@@ -75,7 +75,7 @@ func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		first[to].Changes = append(first[to].Changes, c)
 		if known && from != to {
 			moves[c.Name] = to
-			if update.Full { // which would take it away at once
+			if update.Full { // without it the old member would remove the service port too early
 				first[from].Changes = append(first[from].Changes, c)
 			}
 			continue
@@ -83,13 +83,13 @@ func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		h.placed[c.Name] = to
 	}
 	if update.Full {
-		h.forgetOthers(&update)
+		h.unplaceRemoved(&update)
 	}
 	return h.program(ctx, first, moves)
 }
 
-// asNew is what the trackers would say if a service port that moves had just come: its new
-// engine has none of its endpoints.
+// asNew returns the change of a new service port, for one that moves: its new member has
+// none of its endpoints.
 func asNew(c *desired.Change, now *desired.Resolved) *changetracker.Change {
 	source := &changetracker.Change{Name: c.Name, After: c.After.Port}
 	if now != nil {
@@ -98,8 +98,8 @@ func asNew(c *desired.Change, now *desired.Resolved) *changetracker.Change {
 	return source
 }
 
-// updates are those of the engines, without service ports. The first engine is the one
-// that has to do with addresses that no Service has.
+// updates returns an Update without service ports for each member. Only the first member
+// handles addresses without a Service.
 func (h *Engine) updates(of *desired.Update) []desired.Update {
 	updates := make([]desired.Update, len(h.members))
 	for i := range updates {
@@ -111,22 +111,23 @@ func (h *Engine) updates(of *desired.Update) []desired.Update {
 	return updates
 }
 
-// index is the engine of a service port.
+// index returns the chosen member of a service port.
 func (h *Engine) index(s *desired.Service) int {
 	name := h.choose(s)
 	return max(0, slices.IndexFunc(h.members, func(e Member) bool { return e.Name == name }))
 }
 
-// forgetOthers forgets what a full update does not have.
-func (h *Engine) forgetOthers(update *desired.Update) {
-	there := make(map[changetracker.ServicePortName]bool, len(update.Changes))
+// unplaceRemoved deletes the service ports from placed that a full update does not have.
+func (h *Engine) unplaceRemoved(update *desired.Update) {
+	exists := make(map[changetracker.ServicePortName]bool, len(update.Changes))
 	for i := range update.Changes {
-		there[update.Changes[i].Name] = true
+		exists[update.Changes[i].Name] = true
 	}
-	maps.DeleteFunc(h.placed, func(name changetracker.ServicePortName, _ int) bool { return !there[name] })
+	maps.DeleteFunc(h.placed, func(name changetracker.ServicePortName, _ int) bool { return !exists[name] })
 }
 
-// program applies the first updates, and then takes away what has moved.
+// program applies the first updates, and then removes the moved service ports from their
+// old members.
 func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[changetracker.ServicePortName]int) (proxier.Result, error) {
 	total := proxier.Result{FlowEnds: map[changetracker.ServicePortName][]netip.AddrPort{}}
 	var errs []error
@@ -165,8 +166,8 @@ func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[
 	return total, errors.Join(errs...)
 }
 
-// add adds up what several engines did. Flows of a service port that moves end where it
-// goes to.
+// add adds the result of a member to the total. Flows of a service port that moves end at
+// its new member.
 func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetracker.ServicePortName]int) {
 	total.Failed = append(total.Failed, o.Failed...)
 	for name, ends := range o.FlowEnds {
@@ -184,8 +185,8 @@ func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetrack
 	}
 }
 
-// Traits implements proxier.Engine: those of the engine that a service port belongs to, and of
-// the first one for addresses without a Service.
+// Traits implements proxier.Engine. It returns those of the service port's member, and those
+// of the first member for addresses without a Service.
 func (h *Engine) Traits(s *desired.Service) desired.Traits {
 	if s == nil {
 		return h.members[0].Engine.Traits(nil)
@@ -193,7 +194,7 @@ func (h *Engine) Traits(s *desired.Service) desired.Traits {
 	return h.members[h.index(s)].Engine.Traits(s)
 }
 
-// Descriptors are those of the first member that has some.
+// Descriptors returns those of the first member that counts them.
 func (h *Engine) Descriptors() connection.Descriptors {
 	for _, m := range h.members {
 		if holder, ok := proxier.As[interface {
@@ -205,8 +206,8 @@ func (h *Engine) Descriptors() connection.Descriptors {
 	return connection.Descriptors{}
 }
 
-// Watch implements proxier.Watcher. It ends when ctx does, or the first of the engines'
-// Watches that does not say errors.ErrUnsupported.
+// Watch implements proxier.Watcher. It returns when ctx ends, or when the Watch of a member
+// returns another error than errors.ErrUnsupported.
 func (h *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -219,19 +220,20 @@ func (h *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 				err := w.Watch(ctx, damaged)
 				if able[i] = !errors.Is(err, errors.ErrUnsupported); able[i] {
 					errs[i] = err
-					stop() // the others
+					stop() // stops the other members
 				}
 			})
 		}
 	}
 	running.Wait()
 	if !slices.Contains(able, true) {
-		return fmt.Errorf("watch: %w by any engine of this hybrid", errors.ErrUnsupported)
+		return fmt.Errorf("watch: %w by all engines of this hybrid", errors.ErrUnsupported)
 	}
 	return errors.Join(errs...)
 }
 
-// Plan implements proxier.Planner: the plans of those engines that can tell, each under its name.
+// Plan implements proxier.Planner. It joins the plans of the members that have one, each
+// under the member's name.
 func (h *Engine) Plan(update desired.Update) (string, error) {
 	parts := h.updates(&update)
 	for s := range update.Services() {
@@ -251,7 +253,8 @@ func (h *Engine) Plan(update desired.Update) (string, error) {
 	return text.String(), err
 }
 
-// Dump implements proxier.Dumper: what those engines print that can, each under its name.
+// Dump implements proxier.Dumper. It writes the dumps of the members that have one, each
+// under the member's name.
 func (h *Engine) Dump(ctx context.Context, w io.Writer) error {
 	return h.each("dump", func(i int, e proxier.Engine) (bool, error) {
 		d, ok := proxier.As[proxier.Dumper](e)
@@ -265,34 +268,34 @@ func (h *Engine) Dump(ctx context.Context, w io.Writer) error {
 
 func (h *Engine) title(i int) string { return "# " + h.members[i].Name + "\n" }
 
-// each asks all engines, of which one at least must be able to.
-func (h *Engine) each(what string, ask func(i int, e proxier.Engine) (able bool, err error)) error {
+// each calls a function for all members. At least one of them must be able to do it.
+func (h *Engine) each(what string, call func(i int, e proxier.Engine) (able bool, err error)) error {
 	var errs []error
 	anyAble := false
 	for i, e := range h.members {
-		able, err := ask(i, e.Engine)
+		able, err := call(i, e.Engine)
 		if anyAble = anyAble || able; err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", e.Name, err))
 		}
 	}
 	if !anyAble {
-		return fmt.Errorf("%s: %w by any engine of this hybrid", what, errors.ErrUnsupported)
+		return fmt.Errorf("%s: %w by all engines of this hybrid", what, errors.ErrUnsupported)
 	}
 	return errors.Join(errs...)
 }
 
-// Cleanup implements proxier.Engine: it cleans up all engines.
+// Cleanup implements proxier.Engine: it cleans up all members.
 func (h *Engine) Cleanup(ctx context.Context) error {
 	clear(h.placed)
 	return h.each("clean up", func(_ int, e proxier.Engine) (bool, error) { return true, e.Cleanup(ctx) })
 }
 
-// Close implements proxier.Engine: it closes all engines.
+// Close implements proxier.Engine: it closes all members.
 func (h *Engine) Close() error {
 	return h.each("close", func(_ int, e proxier.Engine) (bool, error) { return true, e.Close() })
 }
 
-// OwnsNames says whether any of the members writes objects with the instance's Names.
+// OwnsNames reports whether any member writes objects with the instance's Names.
 func (h *Engine) OwnsNames() bool {
 	return slices.ContainsFunc(h.members, func(m Member) bool {
 		owner, ok := proxier.As[interface{ OwnsNames() bool }](m.Engine)

@@ -1,12 +1,13 @@
-// Package nodedeps has the proxier.Deps of a node: what every engine for a kernel needs
-// beside it, so that packets fare as they should. New of nftables, iptables and ipvs
-// takes it by itself; a program that gives an engine of its own to proxier.New does so:
+// Package nodedeps provides the proxier.Deps that every engine for a kernel needs: the
+// deletion of stale flows, health check node ports and the node's addresses. New of
+// nftables, iptables and ipvs calls it. A program that passes an engine of its own to
+// proxier.New calls it like this:
 //
 //	p, err := proxier.New(config, nodedeps.Complete(config, deps), engines)
 //
-// Without Conntrack, a UDP client that does not pause stays with an endpoint that is
-// gone. Without Health, load balancers get no answer at health check node ports. It
-// builds everywhere; conntrack entries are deleted on Linux only.
+// Without Conntrack, a UDP client that does not pause keeps an endpoint that is gone.
+// Without Health, load balancers get no answer at health check node ports. The package
+// builds on all platforms; conntrack entries are deleted on Linux only.
 package nodedeps
 
 import (
@@ -15,9 +16,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Complete returns deps with Conntrack, Health and LocalAddresses set where they are nil,
-// for the network namespace of config. An engine that ends connections itself, as a
-// proxy of sockets does, sets Conntrack back to nil.
+// Complete sets Conntrack, Health and LocalAddresses where they are nil, for the network
+// namespace of config. A program whose engine terminates connections itself sets Conntrack
+// back to nil.
 func Complete(config proxier.Config, deps proxier.Deps) proxier.Deps {
 	if deps.Conntrack == nil {
 		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})

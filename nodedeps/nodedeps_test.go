@@ -24,14 +24,14 @@ func ExampleComplete() {
 	// Output: true true <nil>
 }
 
-// TestCompleteSetsWhatIsNil, and leaves what is there.
+// TestCompleteSetsWhatIsNil and keeps all other fields.
 func TestCompleteSetsWhatIsNil(t *testing.T) {
 	none := nodedeps.Complete(proxier.Config{}, proxier.Deps{})
 	if none.Conntrack == nil || none.Health == nil || none.LocalAddresses == nil {
-		t.Fatalf("of nothing it makes %+v, want Conntrack, Health and LocalAddresses", none)
+		t.Fatalf("Complete = %+v, want Conntrack, Health and LocalAddresses set", none)
 	}
 	if addrs, err := none.LocalAddresses(t.Context()); err != nil || !slices.Contains(addrs, netip.MustParseAddr("127.0.0.1")) {
-		t.Errorf("local addresses %v, %v, want 127.0.0.1 among them", addrs, err)
+		t.Errorf("LocalAddresses = %v, %v, want 127.0.0.1 among them", addrs, err)
 	}
 	cleaner, health := conntrack.New(conntrack.Options{}), proxier.NoHealth()
 	own := nodedeps.Complete(proxier.Config{}, proxier.Deps{
@@ -39,6 +39,6 @@ func TestCompleteSetsWhatIsNil(t *testing.T) {
 		LocalAddresses: func(context.Context) ([]netip.Addr, error) { return nil, nil },
 	})
 	if addrs, _ := own.LocalAddresses(t.Context()); own.Conntrack != cleaner || own.Health != health || addrs != nil {
-		t.Errorf("the program's own are replaced: %+v", own)
+		t.Errorf("Complete replaced fields that were set: %+v", own)
 	}
 }

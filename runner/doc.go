@@ -1,7 +1,7 @@
-// Package runner calls one function no more often than is good for it: requests
-// coalesce, a token bucket limits the rate, failures are retried with growing
-// pauses, and the function runs once in a while even if nobody asks.
+// Package runner calls one function at a limited rate: requests coalesce, a token bucket
+// limits the rate, failures are retried with a backoff, and the function also runs
+// periodically.
 //
-// It suits any function that brings something to a wanted state, and knows nothing of
-// Services. It needs the standard library only and builds everywhere.
+// It suits any function that brings something to a desired state, and does not depend on
+// Services. It imports the standard library only and builds on all platforms.
 package runner

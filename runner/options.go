@@ -8,44 +8,45 @@ import (
 	"time"
 )
 
-// Options says how often a Runner runs its function. Zero fields take the
+// Options limit how often a Runner runs its function. Zero fields mean the
 // defaults.
 type Options struct {
-	// MinInterval is the time in which the right to one more run grows back,
-	// counted from the end of a run. 0 means 50ms; Unlimited means none.
+	// MinInterval is the time in which the token bucket gains one token, counted from the
+	// end of a run. 0 means 50ms; Unlimited means no limit.
 	MinInterval time.Duration
-	// Burst is how many runs may follow each other without waiting, after a
-	// quiet time of Burst × MinInterval, which is at most 73 years. 0 means 2.
+	// Burst is the size of the token bucket: how many runs may follow each other without
+	// waiting, after an idle time of Burst × MinInterval, which is at most 73 years. 0
+	// means 2.
 	Burst int
-	// MaxInterval is how long after the end of a run the next one starts even if
-	// nobody asks. 0 means 1h; Never means never.
+	// MaxInterval is the time from the end of a run to the next one without a request. 0
+	// means 1h; Never means that runs need a request.
 	MaxInterval time.Duration
-	// Retry says when a failed run is repeated.
+	// Retry decides when a failed run is repeated.
 	Retry Backoff
 }
 
-// Backoff spaces the retries of a failing run: Initial, Initial × Factor, and so
-// on up to Max, each made longer by a random part of up to Jitter.
+// Backoff is the pause between the retries of a failing run: Initial, Initial × Factor, and
+// so on up to Max, each with a random addition of up to Jitter.
 type Backoff struct {
 	// Initial is the pause after the first failure, at least 1ms. 0 means 100ms.
 	Initial time.Duration
 	// Max bounds the pause, before jitter. 0 means 30s, or Initial if that is
 	// longer; at most 73 years.
 	Max time.Duration
-	// Factor is what the pause grows by, at least 1. 0 means 2.
+	// Factor multiplies the pause after each failure, at least 1. 0 means 2.
 	Factor float64
-	// Jitter is the largest random part that is added, as a share of the pause,
-	// at most 1. 0 means 0.2, NoJitter means none.
+	// Jitter is the largest random addition, as a share of the pause, at most 1. 0 means
+	// 0.2, NoJitter means none.
 	Jitter float64
 }
 
 // Named values for "off".
 const (
-	// Unlimited as MinInterval starts a run as soon as the last one ended.
+	// Unlimited as MinInterval allows a run as soon as the previous one has ended.
 	Unlimited time.Duration = -1
-	// Never as MaxInterval runs only on request.
+	// Never as MaxInterval means that runs need a request.
 	Never time.Duration = -1
-	// NoJitter as Backoff.Jitter makes retries exact.
+	// NoJitter as Backoff.Jitter means pauses without a random addition.
 	NoJitter float64 = -1
 )
 
@@ -61,7 +62,7 @@ const (
 	defaultFactor      = 2
 	defaultJitter      = 0.2
 
-	// longest leaves room to add jitter, and the time since the last run.
+	// longest leaves room for jitter and for the time since the last run.
 	longest time.Duration = math.MaxInt64 / 4
 )
 
@@ -77,8 +78,8 @@ func (o Options) WithDefaults() Options {
 	return o
 }
 
-// Validate reports every field that is wrong, with its value and its bound.
-// Zero fields count as their defaults.
+// Validate reports every invalid field, with its value and its bound. Zero fields count as
+// their defaults.
 func (o Options) Validate() error {
 	o = o.WithDefaults()
 	var errs []error

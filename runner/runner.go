@@ -15,20 +15,20 @@ import (
 type Runner struct {
 	options Options
 	run     func(context.Context) error
-	wake    chan struct{} // holds one request
+	wake    chan struct{} // holds at most one request
 	ended   chan struct{} // closed when Run has ended
 
 	mu      sync.Mutex // guards all below
 	started bool
-	waiting []chan error // Syncs that wait for a run to start after them
+	waiting []chan error // one for each Sync that waits for the next run
 }
 
-// New returns a Runner of run. It starts nothing.
+// New returns a Runner that calls run. It starts nothing.
 func New(options Options, run func(context.Context) error) (*Runner, error) {
 	options = options.WithDefaults()
 	err := options.Validate()
 	if run == nil {
-		err = errors.Join(err, errors.New("no function to run"))
+		err = errors.Join(err, errors.New("the function to run is nil"))
 	}
 	if err != nil {
 		return nil, err
@@ -36,8 +36,8 @@ func New(options Options, run func(context.Context) error) (*Runner, error) {
 	return &Runner{options: options, run: run, wake: make(chan struct{}, 1), ended: make(chan struct{})}, nil
 }
 
-// Trigger asks for a run, soon. Requests before the run starts come to one. It
-// never blocks, is kept for Run if called before, and does nothing after it.
+// Trigger requests a run. Requests before the run starts coalesce. Trigger never blocks. A
+// request before Run is kept until Run; a request after Run does nothing.
 func (r *Runner) Trigger() {
 	select {
 	case r.wake <- struct{}{}:
@@ -45,10 +45,9 @@ func (r *Runner) Trigger() {
 	}
 }
 
-// Sync asks for a run and waits for one that starts after the call, and returns
-// its error. It returns ErrEnded when Run ends first, and the context's error
-// when that ends first. Before Run is called it waits. The function itself must
-// not call it: it would wait for the run after its own.
+// Sync requests a run, waits for one that starts after the call, and returns its error. It
+// returns ErrEnded if Run ends first, and the context's error if the context does. Before
+// Run is called it waits. The function itself must not call Sync: that would be a deadlock.
 func (r *Runner) Sync(ctx context.Context) error {
 	select {
 	case <-r.ended:
@@ -64,14 +63,14 @@ func (r *Runner) Sync(ctx context.Context) error {
 	case err := <-done:
 		return err
 	case <-r.ended:
-		return r.answered(done)
+		return lastResult(done)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// answered is the answer of the last run, if it was one's own.
-func (r *Runner) answered(done <-chan error) error {
+// lastResult returns the error of the last run if it has served this Sync.
+func lastResult(done <-chan error) error {
 	select {
 	case err := <-done:
 		return err
@@ -83,9 +82,8 @@ func (r *Runner) answered(done <-chan error) error {
 // Done is closed when Run has ended, and never if it is not called.
 func (r *Runner) Done() <-chan struct{} { return r.ended }
 
-// Run calls the function when it is due, until ctx ends; it returns nil after the
-// last call has returned. The function gets ctx. It may be called once; a second
-// call returns an error.
+// Run calls the function with ctx when it is due, until ctx ends. It returns nil after the
+// last call has returned. Run may be called once; a second call returns an error.
 func (r *Runner) Run(ctx context.Context) error {
 	if err := r.begin(); err != nil {
 		return err
@@ -112,14 +110,13 @@ func (r *Runner) begin() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.started {
-		return errors.New("runner was run before")
+		return errors.New("Run was called twice")
 	}
 	r.started = true
 	return nil
 }
 
-// due waits for a request or for the end of the pause. It returns false when ctx
-// ends.
+// due waits for a request or for the end of the pause. It reports false if ctx ends.
 func (r *Runner) due(ctx context.Context, pause time.Duration) bool {
 	var over <-chan time.Time
 	if pause != Never {
@@ -135,7 +132,7 @@ func (r *Runner) due(ctx context.Context, pause time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// once runs the function for all requests so far.
+// once runs the function for all requests so far, and answers their Syncs.
 func (r *Runner) once(ctx context.Context) error {
 	select {
 	case <-r.wake:
@@ -145,7 +142,7 @@ func (r *Runner) once(ctx context.Context) error {
 	waiting := r.waiting
 	r.waiting = nil
 	r.mu.Unlock()
-	err := ErrEnded // holds if the function ends this goroutine (runtime.Goexit)
+	err := ErrEnded // stays if the function ends this goroutine (runtime.Goexit)
 	defer func() {
 		for _, done := range waiting {
 			done <- err
@@ -155,7 +152,7 @@ func (r *Runner) once(ctx context.Context) error {
 	return err
 }
 
-// call turns a panic of the function into an error, so that it is retried.
+// call returns a panic of the function as an error, so that the run is retried.
 func (r *Runner) call(ctx context.Context) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -165,22 +162,22 @@ func (r *Runner) call(ctx context.Context) (err error) {
 	return r.run(ctx)
 }
 
-// bucket is a token bucket: a run takes a token, and one grows back per interval
-// while no run is under way. Owned by the goroutine of Run.
+// bucket is a token bucket: a run takes a token, and the bucket gains one per interval
+// while no run is active. It measures tokens in time. Owned by the goroutine of Run.
 type bucket struct {
-	interval time.Duration
-	burst    time.Duration // a full bucket, as the time that it takes to fill
-	stock    time.Duration // what was in the bucket at since
+	interval time.Duration // one token
+	capacity time.Duration
+	tokens   time.Duration // at since
 	since    time.Time
 }
 
 func newBucket(interval time.Duration, burst int) *bucket {
 	interval = max(interval, 0) // Unlimited
-	full := interval * time.Duration(burst)
-	return &bucket{interval: interval, burst: full, stock: full, since: time.Now()}
+	capacity := interval * time.Duration(burst)
+	return &bucket{interval: interval, capacity: capacity, tokens: capacity, since: time.Now()}
 }
 
-// wait returns when there is a token, true unless ctx ended.
+// wait waits for a token, and reports false if ctx ends.
 func (b *bucket) wait(ctx context.Context) bool {
 	missing := b.interval - b.level(time.Now())
 	if missing <= 0 {
@@ -196,15 +193,15 @@ func (b *bucket) wait(ctx context.Context) bool {
 }
 
 func (b *bucket) level(now time.Time) time.Duration {
-	return min(b.stock+now.Sub(b.since), b.burst)
+	return min(b.tokens+now.Sub(b.since), b.capacity)
 }
 
-// take begins a run, in which nothing grows back: refillFrom follows its end.
-func (b *bucket) take() { b.stock = b.level(time.Now()) - b.interval }
+// take takes a token for a run. Call refillFrom when the run has ended.
+func (b *bucket) take() { b.tokens = b.level(time.Now()) - b.interval }
 
 func (b *bucket) refillFrom(now time.Time) { b.since = now }
 
-// backoff counts failures in a row.
+// backoff computes the pauses between consecutive failures.
 type backoff struct {
 	Backoff
 	pause time.Duration
@@ -216,7 +213,7 @@ func (b *backoff) next() time.Duration {
 	if b.pause == 0 {
 		b.pause = b.Initial
 	} else {
-		// The product may be too large for a Duration, Max is not.
+		// The product may overflow a Duration, Max cannot.
 		b.pause = time.Duration(min(float64(b.pause)*b.Factor, float64(b.Max)))
 	}
 	jitter := max(b.Jitter, 0) // NoJitter

@@ -7,7 +7,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Provider is a proxy with an engine for each IP family of the config.
+// Provider returns a proxy with a new engine for each IP family of the config.
 func Provider[E proxier.Engine](config proxier.Config, deps proxier.Deps, engine func(v1.IPFamily) (E, error)) (*proxier.Proxier, error) {
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range config.Families {
@@ -20,7 +20,7 @@ func Provider[E proxier.Engine](config proxier.Config, deps proxier.Deps, engine
 	return proxier.New(config, deps, engines)
 }
 
-// Logger is the logger of an engine; log may be nil.
+// Logger returns the logger of an engine; log may be nil.
 func Logger(log *zap.Logger, engine string, family v1.IPFamily) *zap.Logger {
 	if log == nil {
 		return zap.NewNop()

@@ -1,5 +1,5 @@
-// Package lightdeps gives a Provider what goes with every engine of a node: health
-// check node ports, and the node's addresses.
+// Package lightdeps provides the proxier.Deps that every engine of a node needs and that
+// have no heavy imports: health check node ports and the node's addresses.
 package lightdeps
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Complete returns deps with what is nil set, for the network namespace of a
-// proxy; but connection tracking, which not every engine needs.
+// Complete sets Health and LocalAddresses where they are nil, for a network namespace. It
+// does not set Conntrack, which not every engine needs.
 func Complete(deps proxier.Deps, netNS string) proxier.Deps {
 	addresses := func(context.Context) ([]netip.Addr, error) { return LocalAddresses(netNS) }
 	if deps.LocalAddresses == nil {
@@ -28,8 +28,8 @@ func Complete(deps proxier.Deps, netNS string) proxier.Deps {
 	return deps
 }
 
-// LocalAddresses lists the addresses of all interfaces in a network namespace, in
-// the order of these.
+// LocalAddresses returns the addresses of all interfaces in a network namespace, in the
+// order of the interfaces.
 func LocalAddresses(netNS string) ([]netip.Addr, error) {
 	var list []net.Addr
 	err := namespace.Visit(netNS, func() (err error) {
@@ -37,7 +37,7 @@ func LocalAddresses(netNS string) ([]netip.Addr, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list the addresses of this machine: %w", err)
+		return nil, fmt.Errorf("list the addresses of interfaces: %w", err)
 	}
 	addrs := make([]netip.Addr, 0, len(list))
 	for _, a := range list {
@@ -48,7 +48,7 @@ func LocalAddresses(netNS string) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// listenIn opens listeners in a network namespace.
+// listenIn returns a function that opens listeners in a network namespace.
 func listenIn(netNS string) func(ctx context.Context, network, address string) (net.Listener, error) {
 	return func(ctx context.Context, network, address string) (l net.Listener, err error) {
 		err = namespace.Visit(netNS, func() error {
