@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gives each fuzz target FUZZTIME, 10s unless set.
+# Runs each fuzz target for FUZZTIME, by default 10s.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log="$(mktemp)"
@@ -11,8 +11,8 @@ targets() {
     sed -E 's|^(.*)/[^/]*:func (.*)$|\1 \2|' | sort
 }
 
-# found says whether a failed run has found something. Up to Go 1.26 the end of
-# the time may pass for a failure: go.dev/issue/75804, mended in Go 1.27.
+# found reports whether a failed run found a bug. Up to Go 1.26 a run may also fail
+# because its time ended: go.dev/issue/75804, fixed in Go 1.27.
 found() {
   grep -q 'Failing input written to' "$log" || ! grep -qx '    context deadline exceeded' "$log"
 }

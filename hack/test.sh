@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs all checks and all tests, and brings what they need. As root on Linux it
-# runs the kernel tests too, and then a skipped test is a failure.
+# Installs what the tests need, and runs all checks and tests. As root on Linux it
+# also runs the kernel tests; then a skipped test is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
@@ -10,9 +10,9 @@ portable=(./changetracker ./desired ./runner ./proxier ./healthcheck ./metrics .
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
-# step NAME COMMAND… runs a command under a heading, with its duration. The
-# command is in a subshell that ends at its first failure: in a condition, or
-# after "!", the shell would go on.
+# step NAME COMMAND… runs a command under a heading and prints its duration. The
+# command runs in a subshell that ends at its first failure: in a condition, or
+# after "!", the shell would ignore it.
 step() {
   local name="$1" start=$SECONDS status
   shift
@@ -45,18 +45,18 @@ formatted() {
   fi
 }
 
-# documented proves that the linter notices an exported symbol without comment.
+# documented proves that the linter reports an exported symbol without a comment.
 documented() {
   local complaint status=0
   complaint="$("$GOLANGCI_LINT" run ./internal/guard/testdata/undocumented 2>&1)" || status=$?
   if [ "$status" = 0 ] || ! grep -q 'Undocumented should have comment' <<<"$complaint"; then
-    printf 'an exported symbol without comment should trouble the linter; it says:\n%s\n' "$complaint"
+    printf 'the linter should report an exported symbol without a comment; its output:\n%s\n' "$complaint"
     return 1
   fi
 }
 
-# platforms proves that everything compiles where it cannot run, tests included,
-# and that what is portable needs nothing that is not.
+# platforms proves that everything, tests included, compiles for other platforms, and
+# that portable packages build there.
 platforms() {
   local os
   for os in darwin windows; do
@@ -68,27 +68,28 @@ platforms() {
 }
 
 # tests runs everything with the race detector, and nothing from the cache: a
-# result of yesterday says nothing about this kernel. The tests of different
-# packages do not disturb each other: each has network namespaces of its own.
+# result of yesterday says nothing about this kernel. More packages than processors
+# run at a time: tests mostly wait, many of them for packets that must not arrive. They
+# do not disturb each other: each has network namespaces of its own.
 tests() {
   local race=(-race) status=0
   if [ "$(go env CGO_ENABLED)" != 1 ]; then # so it is without a C compiler
     echo '!! NO C COMPILER: the tests run without the race detector.'
     race=()
   fi
-  go test "${race[@]}" -count=1 -timeout=20m -json ./... >"$work/tests.json" || status=1
+  go test "${race[@]}" -count=1 -p "$((2 * $(getconf _NPROCESSORS_ONLN)))" -timeout=20m -json ./... >"$work/tests.json" || status=1
   go run ./internal/guard/summary "$work/tests.json" >"$work/tests" || status=1
   cat "$work/tests"
   return "$status"
 }
 
-# soak opens more connections than the race detector has patience for.
+# soak opens too many connections for the race detector.
 soak() {
   SERVICEPLANE_SOAK=1 go test -count=1 -run=TestShortConnectionsLeaveNothing ./userspace
 }
 
-# benchmarks proves that every benchmark works, at small sizes, and that the figures
-# in the documents are theirs.
+# benchmarks proves that every benchmark works, at small sizes, and that the
+# documents show the figures of these benchmarks.
 benchmarks() {
   local status=0
   go test -run='^$' -bench=. -benchtime=1x -json ./... >"$work/benchmarks.json" || status=1
@@ -101,20 +102,20 @@ benchmarks() {
 
 if [ "$(uname -s)" = Linux ] && [ "$(id -u)" = 0 ]; then
   export SERVICEPLANE_REQUIRE_KERNEL=1
-  step 'nft, which tests compare with' need_apt nft nftables
+  step 'nft, which tests compare output with' need_apt nft nftables
   step 'iptables, both variants' need_apt iptables iptables
-  step 'nginx, which benchmarks compare with' need_nginx
+  step 'nginx, for benchmarks' need_nginx
   export SERVICEPLANE_REQUIRE_BROWSER=1
-  step 'Chromium, which tests look at the page with' browser
+  step 'Chromium, for tests of the page' browser
 else
-  echo '!! NOT ROOT ON LINUX: the kernel tests are skipped, and nothing is proved about packets.'
+  echo '!! NOT ROOT ON LINUX: kernel tests are skipped; run as root to test packets.'
 fi
 step 'format' formatted
 step 'module is tidy' go mod tidy -diff
 step 'build, with the examples' go build ./...
 step 'go vet' go vet ./...
 step 'other platforms' platforms
-step 'git, which knows the last release' need_apt git git
+step 'git, for the tag of the last release' need_apt git git
 step 'apidiff' need_apidiff
 export SERVICEPLANE_REQUIRE_APIDIFF=1
 step 'API against the last release' hack/api.sh

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Brings the tools that the other scripts need, at fixed versions, into a cache.
-# To be sourced; sets GOLANGCI_LINT and APIDIFF to the paths of these.
+# Installs the tools of the other scripts, at fixed versions, into a cache. Source
+# this file; it sets GOLANGCI_LINT and APIDIFF to the paths of the tools.
 set -euo pipefail
 
 GOLANGCI_LINT_VERSION=v2.15.0
 APIDIFF_VERSION=v0.0.0-20261014143641-f0251eb4aa3e
 
-# The Go version is part of the path: neither of them can read code that is newer
-# than what it was built with.
+# The Go version is part of the path: neither tool can read code of a newer Go than
+# the one it was built with.
 TOOLS="${XDG_CACHE_HOME:-$HOME/.cache}/serviceplane/bin/$(go env GOVERSION)"
 GOLANGCI_LINT="$TOOLS/$GOLANGCI_LINT_VERSION/golangci-lint"
 APIDIFF="$TOOLS/$APIDIFF_VERSION/apidiff"
@@ -39,18 +39,18 @@ need_apt() {
   if ! command -v "$1" >/dev/null; then
     install_apt "$2"
   fi
-  "$1" --version 2>/dev/null || true # busybox has none to tell
+  "$1" --version 2>/dev/null || true # busybox has no such option
 }
 
-# need_nginx installs nginx with its module for streams, unless they are there, but no
-# service: nothing begins to listen, neither now nor with the next boot.
+# need_nginx installs nginx and its stream module if they are missing, but starts no
+# service, neither now nor at the next boot.
 need_nginx() (
   policy=/usr/sbin/policy-rc.d
   if [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] && command -v nginx >/dev/null; then
     nginx -v
     exit 0
   fi
-  if [ ! -e "$policy" ]; then # 101 forbids packages to start anything
+  if [ ! -e "$policy" ]; then # 101 forbids packages to start services
     trap 'rm -f "$policy"' EXIT
     printf '#!/bin/sh\nexit 101\n' >"$policy"
     chmod +x "$policy"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# base.sh KERNEL makes the parts of a virtual machine and prints the directory they
-# are in: vmlinuz, and base.cpio with the kernel's network modules, busybox and the
-# programs that tests compare with. KERNEL is 6.1 or 6.12, as Debian has them. A
-# second call finds everything in the cache. Needs root where packages are missing.
+# base.sh KERNEL builds the parts of a virtual machine and prints their directory:
+# vmlinuz, and base.cpio with the kernel's network modules, busybox and the programs
+# that tests need. KERNEL is 6.1 or 6.12, Debian's builds. A second call uses the
+# cache. It needs root to install missing packages.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=hack/tools.sh
