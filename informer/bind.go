@@ -16,15 +16,15 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Bind connects the informers of the caller's factory to a Provider. Then the
-// caller starts the factory, also if it runs already: Start starts what it did not
-// have before. The informers may deliver more than the Provider needs: other nodes
-// and EndpointSlices of headless Services stop here.
+// Bind connects the informers of the caller's factory to a Provider. The caller then
+// starts the factory, even if it runs already: Start starts the informers that are new.
+// Bind drops events that the Provider does not need: those of other nodes, and of
+// EndpointSlices of headless Services.
 //
-// stop takes the Provider off the informers again, and returns when no more event
-// will reach it. It may be called more than once, and whether or not the factory
-// was ever started, but not by the Provider from within an event. With
-// Options.ServiceImports it may take a minute while the API server does not answer.
+// stop disconnects the Provider, and returns when no more event will reach it. It may be
+// called more than once, and before the factory is started, but not by the Provider
+// during an event. With Options.ServiceImports it may take a minute while the API server
+// does not answer.
 func Bind(factory informers.SharedInformerFactory, p proxier.EventHandler, o Options) (stop func(), err error) {
 	s := sources{
 		services: factory.Core().V1().Services().Informer(),
@@ -42,18 +42,16 @@ type sources struct {
 	services, slices, nodes, cidrs cache.SharedIndexInformer
 }
 
-// binding is what connects sources to a Provider.
+// binding connects sources to a Provider.
 type binding struct {
 	provider proxier.EventHandler
 	options  Options
 	log      *zap.Logger
+	delivery *delivery
 	bound    map[string]registration // by kind
 	node     *nodeFeed
 	cidrs    *cidrFeed
 	imports  *importFeed
-
-	mu      sync.RWMutex // held for reading while an event is delivered
-	stopped bool         // guarded by mu
 }
 
 type registration struct {
@@ -61,30 +59,21 @@ type registration struct {
 	handle   cache.ResourceEventHandlerRegistration
 }
 
-// Kinds of objects, as the log names them.
-const (
-	kindServices = "Services"
-	kindSlices   = "EndpointSlices"
-	kindCIDRs    = "ServiceCIDRs"
-	kindNodes    = "Nodes"
-	kindImports  = "ServiceImports"
-)
-
 func bind(s sources, p proxier.EventHandler, o Options) (stop func(), err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("informer options: %w", err)
 	}
 	b := &binding{
-		provider: p, options: o, log: o.Logger, bound: map[string]registration{},
+		provider: p, options: o, log: o.Logger, delivery: &delivery{log: o.Logger}, bound: map[string]registration{},
 		node:  &nodeFeed{provider: p, name: o.nodeName(), seen: make(chan struct{})},
 		cidrs: &cidrFeed{provider: p, store: s.cidrs.GetStore(), log: o.Logger},
 	}
-	b.imports = newImportFeed(b)
+	b.imports = newImportFeed(b.delivery, p, o)
 	if err := b.register(s); err != nil {
 		b.unbind()
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // stop ends it, as its caller was promised
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // stop ends it
 	var waiting sync.WaitGroup
 	waiting.Go(func() { b.announce(ctx) })
 	waiting.Go(func() { b.imports.run(ctx) })
@@ -98,21 +87,21 @@ func bind(s sources, p proxier.EventHandler, o Options) (stop func(), err error)
 // register adds all handlers.
 func (b *binding) register(s sources) error {
 	return errors.Join(
-		b.add(kindServices, s.services, handle(b, events[*v1.Service]{
+		b.add(kindServices, s.services, handle(b.delivery, events[*v1.Service]{
 			add: b.provider.OnServiceAdd, update: b.provider.OnServiceUpdate, remove: b.provider.OnServiceDelete,
 		})),
 		b.add(kindSlices, s.slices, cache.FilteringResourceEventHandler{
 			FilterFunc: notHeadless,
-			Handler: handle(b, events[*discovery.EndpointSlice]{
+			Handler: handle(b.delivery, events[*discovery.EndpointSlice]{
 				add: b.provider.OnEndpointSliceAdd, update: b.provider.OnEndpointSliceUpdate, remove: b.provider.OnEndpointSliceDelete,
 			}),
 		}),
-		b.add(kindCIDRs, s.cidrs, handle(b, events[*networking.ServiceCIDR]{
+		b.add(kindCIDRs, s.cidrs, handle(b.delivery, events[*networking.ServiceCIDR]{
 			add:    func(*networking.ServiceCIDR) { b.cidrs.changed() },
 			update: func(_, _ *networking.ServiceCIDR) { b.cidrs.changed() },
 			remove: func(*networking.ServiceCIDR) { b.cidrs.changed() },
 		})),
-		b.add(kindNodes, s.nodes, handle(b, events[*v1.Node]{
+		b.add(kindNodes, s.nodes, handle(b.delivery, events[*v1.Node]{
 			add:    b.node.changed,
 			update: func(_, node *v1.Node) { b.node.changed(node) },
 			remove: b.node.deleted(b.log),
@@ -132,37 +121,35 @@ func (b *binding) add(kind string, informer cache.SharedIndexInformer, handler c
 	return nil
 }
 
-// unbind returns when no event is being delivered, and lets none in any more.
+// unbind stops the delivery and removes the handlers.
 func (b *binding) unbind() {
-	b.mu.Lock()
-	b.stopped = true
-	b.mu.Unlock()
+	b.delivery.stop()
 	for _, r := range b.bound {
 		if err := r.informer.RemoveEventHandler(r.handle); err != nil {
-			b.log.Warn("handler stays registered, and does nothing", zap.Error(err))
+			b.log.Warn("remove event handler: it stays registered but inactive", zap.Error(err))
 		}
 	}
 }
 
-// announce tells the Provider that everything has arrived.
+// announce tells the Provider that the first lists are complete.
 func (b *binding) announce(ctx context.Context) {
-	if !b.mustArrive(ctx, kindServices) || !b.mustArrive(ctx, kindSlices) {
+	if !b.awaitRequired(ctx, kindServices) || !b.awaitRequired(ctx, kindSlices) {
 		return
 	}
-	missing := b.mayArrive(ctx)
+	missing := b.awaitOptional(ctx)
 	if ctx.Err() != nil {
 		return
 	}
 	if len(missing) > 0 {
-		b.log.Warn("the first sync waits no longer", zap.Strings("for", missing), zap.Duration("waited", b.options.WaitTimeout))
+		b.log.Warn("first sync starts without some objects: they did not arrive in time", zap.Strings("missing", missing), zap.Duration("waited", b.options.WaitTimeout))
 	}
 	b.provider.OnServiceSynced()
 	b.provider.OnEndpointSlicesSynced()
 }
 
-// mustArrive waits however long it takes, but not in silence: client-go says
-// nothing of an API server that cannot be reached.
-func (b *binding) mustArrive(ctx context.Context, kind string) bool {
+// awaitRequired waits for the first list without limit. It logs that it waits, since
+// client-go does not log that an API server is unreachable.
+func (b *binding) awaitRequired(ctx context.Context, kind string) bool {
 	waiting, cancel := context.WithTimeout(ctx, b.options.WaitTimeout)
 	defer cancel()
 	delivered := b.bound[kind].handle.HasSyncedChecker().Done()
@@ -170,15 +157,15 @@ func (b *binding) mustArrive(ctx context.Context, kind string) bool {
 		return true
 	}
 	if ctx.Err() == nil {
-		b.log.Warn("nothing is written before the API server has answered", zap.String("waiting for", kind))
+		b.log.Warn("nothing is programmed yet: waiting for the API server", zap.String("missing", kind))
 	}
 	return arrived(ctx, delivered)
 }
 
-// mayArrive waits for the ServiceCIDRs, the Node and the ServiceImports, and names what
-// does not come in time. They are worth some waiting: without, the first sync would
-// program a node without addresses, and the second one would put that right.
-func (b *binding) mayArrive(ctx context.Context) (missing []string) {
+// awaitOptional waits for the ServiceCIDRs, the Node and the ServiceImports, up to
+// Options.WaitTimeout, and returns those that are missing. Without the wait, the first
+// sync would program a node without addresses and the second one would correct it.
+func (b *binding) awaitOptional(ctx context.Context) (missing []string) {
 	waiting, cancel := context.WithTimeout(ctx, b.options.WaitTimeout)
 	defer cancel()
 	if !arrived(waiting, b.bound[kindCIDRs].handle.HasSyncedChecker().Done()) {
@@ -187,33 +174,24 @@ func (b *binding) mayArrive(ctx context.Context) (missing []string) {
 	if b.node.name != "" && !arrived(waiting, b.node.seen) {
 		missing = append(missing, "Node "+b.node.name)
 	}
-	if !arrived(waiting, b.imports.known) {
+	if !arrived(waiting, b.imports.synced) {
 		missing = append(missing, kindImports)
 	}
 	return missing
 }
 
-// arrived waits until what closes the channel has come. What is there already
-// counts, however late it is.
-func arrived(ctx context.Context, come <-chan struct{}) bool {
+// arrived waits until the channel is closed or ctx ends. It returns true if the channel
+// is closed, even if ctx has ended too.
+func arrived(ctx context.Context, done <-chan struct{}) bool {
 	select {
-	case <-come:
+	case <-done:
 		return true
 	case <-ctx.Done():
 	}
 	select {
-	case <-come:
+	case <-done:
 		return true
 	default:
 		return false
-	}
-}
-
-// deliver hands an event on, unless the binding is stopped.
-func (b *binding) deliver(event func()) {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	if !b.stopped {
-		event()
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -219,25 +220,27 @@ func count(calls []string, call string) (n int) {
 // Provider must have it.
 func TestSyncedWaitsForTheHandler(t *testing.T) {
 	for _, what := range []string{"add a", "add slice a", "node me", "cidrs"} {
-		slow := &slowRecorder{at: what, release: make(chan struct{}), reached: make(chan struct{})}
-		factory := informers.NewSharedInformerFactory(fake.NewClientset(service("a", "10.96.0.1"), slice("a"), node("me", "z"), cidr("c", "10.96.0.0/16")), 0)
-		stop, err := Bind(factory, slow, Options{NodeName: "me", WaitTimeout: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		factory.StartWithContext(ctx)
-		<-slow.reached
-		factory.WaitForCacheSyncWithContext(ctx)
-		time.Sleep(20 * time.Millisecond)
-		if calls := slow.all(); slices.Contains(calls, "services synced") || slices.Contains(calls, "slices synced") {
-			t.Errorf("calls %v before the Provider has taken %q, want no announcement", calls, what)
-		}
-		close(slow.release)
-		slow.eventually(t, "slices synced")
-		stop()
-		cancel()
-		factory.Shutdown()
+		synctest.Test(t, func(t *testing.T) {
+			slow := &slowRecorder{at: what, release: make(chan struct{}), reached: make(chan struct{})}
+			factory := informers.NewSharedInformerFactory(fake.NewClientset(service("a", "10.96.0.1"), slice("a"), node("me", "z"), cidr("c", "10.96.0.0/16")), 0)
+			stop, err := Bind(factory, slow, Options{NodeName: "me", WaitTimeout: time.Hour})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			factory.StartWithContext(ctx)
+			<-slow.reached
+			factory.WaitForCacheSyncWithContext(ctx)
+			time.Sleep(time.Minute)
+			if calls := slow.all(); slices.Contains(calls, "services synced") || slices.Contains(calls, "slices synced") {
+				t.Errorf("calls %v before %q has returned, want neither of synced", calls, what)
+			}
+			close(slow.release)
+			slow.eventually(t, "slices synced")
+			stop()
+			cancel()
+			factory.Shutdown()
+		})
 	}
 }
 
@@ -371,7 +374,7 @@ func ownedService(name, ip, proxy string) *v1.Service {
 func TestTheFirstSyncWaitsOnlySoLong(t *testing.T) {
 	f := bound(t, Options{NodeName: "nobody", WaitTimeout: 50 * time.Millisecond}, service("a", "10.96.0.1"))
 	f.eventually(t, "slices synced")
-	if f.logs.FilterMessageSnippet("waits no longer").FilterField(zap.Strings("for", []string{"Node nobody"})).Len() != 1 {
+	if f.logs.FilterMessageSnippet("first sync starts without").FilterField(zap.Strings("missing", []string{"Node nobody"})).Len() != 1 {
 		t.Errorf("log %v, want one line about the Node", f.logs.All())
 	}
 	f.create(t, node("nobody", "z"))
@@ -411,8 +414,8 @@ func TestHeadlessSlicesStopHere(t *testing.T) {
 func TestTombstonesAndWrongTypes(t *testing.T) {
 	core, logs := observer.New(zap.DebugLevel)
 	r := &recorder{}
-	b := &binding{provider: r, log: zap.New(core)}
-	h := handle(b, events[*v1.Service]{add: r.OnServiceAdd, update: r.OnServiceUpdate, remove: r.OnServiceDelete})
+	d := &delivery{log: zap.New(core)}
+	h := handle(d, events[*v1.Service]{add: r.OnServiceAdd, update: r.OnServiceUpdate, remove: r.OnServiceDelete})
 	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "test/a", Obj: service("a", "10.96.0.1")})
 	h.OnDelete(service("b", "10.96.0.2"))
 	if got, want := r.all(), []string{"delete a", "delete b"}; !slices.Equal(got, want) {
@@ -444,12 +447,16 @@ func TestTombstonesAndWrongTypes(t *testing.T) {
 // TestStopIsFinal: after it nothing reaches the Provider, also when the factory
 // was never started, or stop is called again.
 func TestStopIsFinal(t *testing.T) {
+	synctest.Test(t, testStopIsFinal)
+}
+
+func testStopIsFinal(t *testing.T) {
 	f := bound(t, Options{}, service("a", "10.96.0.1"))
 	f.eventually(t, "slices synced")
 	f.stop()
 	before := len(f.all())
 	f.create(t, service("b", "10.96.0.2"))
-	time.Sleep(50 * time.Millisecond)
+	synctest.Wait()
 	if got := f.all(); len(got) != before {
 		t.Errorf("calls after stop: %v", got[before:])
 	}
@@ -546,7 +553,7 @@ func TestServiceCIDRsAreAddedUp(t *testing.T) {
 	f.eventually(t, "slices synced")
 	all := "[10.96.0.0/16 10.200.1.0/24 fd00::/108]"
 	poll.Until(t, all, func() bool { return text(f.lastCIDRs()) == all })
-	if f.logs.FilterMessageSnippet("a range that is none").Len() != 1 {
+	if f.logs.FilterMessageSnippet("invalid range").Len() != 1 {
 		t.Errorf("log %v, want one line about nonsense", f.logs.All())
 	}
 	if err := f.client.NetworkingV1().ServiceCIDRs().Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {

@@ -15,13 +15,13 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// nodeFeed passes on what matters of one Node. It is used by the goroutine of one
-// handler.
+// nodeFeed passes the relevant changes of one Node on. Only the goroutine of one handler
+// uses it.
 type nodeFeed struct {
 	provider proxier.EventHandler
 	name     string
 	last     changetracker.Node
-	seen     chan struct{} // closed when the Node has been passed on once
+	seen     chan struct{} // closed after the first OnNodeChange
 	once     sync.Once
 }
 
@@ -36,32 +36,32 @@ func (f *nodeFeed) changed(node *v1.Node) {
 	f.once.Do(func() { close(f.seen) })
 }
 
-// deleted keeps what was known last, as the pods of a node outlive its Node object,
-// but load balancers should give it nothing new.
+// deleted keeps the last state, since the pods of a node outlive its Node object, and
+// marks it as draining, so that load balancers send no new connections.
 func (f *nodeFeed) deleted(log *zap.Logger) func(*v1.Node) {
 	return func(node *v1.Node) {
 		if node.Name != f.name {
 			return
 		}
-		log.Warn("the Node is deleted; its last state stays in use", zap.String("node", f.name))
+		log.Warn("Node was deleted: its last state stays in use", zap.String("node", f.name))
 		f.last = NodeOf(node)
 		f.last.Draining = "the Node object is deleted"
 		f.provider.OnNodeChange(f.last)
 	}
 }
 
-// cidrFeed passes on the ranges of all ServiceCIDRs together. It is used by the
-// goroutine of one handler.
+// cidrFeed passes the ranges of all ServiceCIDRs on. Only the goroutine of one handler
+// uses it.
 type cidrFeed struct {
 	provider proxier.EventHandler
 	store    cache.Store
 	log      *zap.Logger
 	last     []netip.Prefix
-	bad      map[string]bool // texts that are reported
+	bad      map[string]bool // invalid ranges, which are logged once
 }
 
-// changed works out the ranges anew: an object that goes may share a range with
-// one that stays.
+// changed collects all ranges again: a deleted object may share a range with another
+// one.
 func (f *cidrFeed) changed() {
 	var cidrs []netip.Prefix
 	bad := map[string]bool{}
@@ -89,9 +89,9 @@ func (f *cidrFeed) changed() {
 	}
 }
 
-// report names a range that is none, once.
+// report logs an invalid range once.
 func (f *cidrFeed) report(object, text string, err error) {
 	if !f.bad[text] {
-		f.log.Warn("ServiceCIDR with a range that is none", zap.String("object", object), zap.String("cidr", text), zap.Error(err))
+		f.log.Warn("ignore invalid range of ServiceCIDR", zap.String("object", object), zap.String("cidr", text), zap.Error(err))
 	}
 }

@@ -18,83 +18,83 @@ import (
 	netutils "k8s.io/utils/net"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // serviceImports is the resource of the Multi-Cluster Services API (KEP-1645).
-func serviceImports() schema.GroupVersionResource {
-	return schema.GroupVersionResource{Group: "multicluster.x-k8s.io", Version: "v1alpha1", Resource: "serviceimports"}
-}
+var serviceImports = schema.GroupVersionResource{Group: "multicluster.x-k8s.io", Version: "v1alpha1", Resource: "serviceimports"} // read-only
 
 // importFeed delivers ServiceImports as Services.
 type importFeed struct {
-	*binding
+	delivery *delivery
+	provider proxier.EventHandler
+	options  Options
 
-	// known is closed by markKnown, when what exists has been delivered, or the resource does
-	// not exist.
-	known     chan struct{}
-	markKnown func()
+	// synced is closed by markSynced, when the first list has been delivered, or the
+	// resource does not exist.
+	synced     chan struct{}
+	markSynced func()
 }
 
-func newImportFeed(b *binding) *importFeed {
-	f := &importFeed{binding: b, known: make(chan struct{})}
-	f.markKnown = sync.OnceFunc(func() { close(f.known) })
-	if b.options.ServiceImports == nil {
-		f.markKnown()
+func newImportFeed(d *delivery, p proxier.EventHandler, o Options) *importFeed {
+	f := &importFeed{delivery: d, provider: p, options: o, synced: make(chan struct{})}
+	f.markSynced = sync.OnceFunc(func() { close(f.synced) })
+	if o.ServiceImports == nil {
+		f.markSynced()
 	}
 	return f
 }
 
-// run works until ctx ends.
+// run watches ServiceImports until ctx ends.
 func (f *importFeed) run(ctx context.Context) {
-	c := &complaints{log: f.log, kind: kindImports, linked: f.options.Link != nil}
-	if f.options.ServiceImports == nil || !f.await(ctx, c) {
+	w := newWatchErrors(f.options, kindImports)
+	if f.options.ServiceImports == nil || !f.await(ctx, w) {
 		return
 	}
-	i := dynamicinformer.NewFilteredDynamicInformer(f.options.ServiceImports, serviceImports(), metav1.NamespaceAll,
+	i := dynamicinformer.NewFilteredDynamicInformer(f.options.ServiceImports, serviceImports, metav1.NamespaceAll,
 		f.options.resync(), cache.Indexers{}, nil).Informer()
-	f.must(i.SetWatchErrorHandlerWithContext(c.hear))
-	f.must(i.SetTransform(slim))
+	f.logError(i.SetWatchErrorHandlerWithContext(w.handle))
+	f.logError(i.SetTransform(slim))
 	on := f.provider
-	registered, err := i.AddEventHandler(handle(f.binding, events[*unstructured.Unstructured]{
+	registered, err := i.AddEventHandler(handle(f.delivery, events[*unstructured.Unstructured]{
 		add:    func(o *unstructured.Unstructured) { on.OnServiceAdd(f.service(o)) },
 		update: func(was, is *unstructured.Unstructured) { on.OnServiceUpdate(f.service(was), f.service(is)) },
 		remove: func(o *unstructured.Unstructured) { on.OnServiceDelete(f.service(o)) },
 	}))
-	f.must(err)
+	f.logError(err)
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
 		if arrived(ctx, registered.HasSyncedChecker().Done()) {
-			f.markKnown()
+			f.markSynced()
 		}
 	})
 	i.RunWithContext(f.options.clientLogs(ctx))
 	waiting.Wait()
 }
 
-// must reports an error that an informer gives only when it has started already.
-func (f *importFeed) must(err error) {
+// logError logs an error that informers return only after their start.
+func (f *importFeed) logError(err error) {
 	if err != nil {
-		f.log.Error("ServiceImports are watched without all it takes", zap.Error(err))
+		f.options.Logger.Error("set up informer of ServiceImports", zap.Error(err))
 	}
 }
 
-// await returns true when the API server has the resource, and false when ctx ends. A
-// resource that is missing is looked for again and again: an informer would do so too, but
-// it complains of it, and takes long to end.
-func (f *importFeed) await(ctx context.Context, c *complaints) bool {
+// await returns true when the API server has the resource, and false when ctx ends. An
+// informer would wait too, but it logs every attempt and ends late.
+func (f *importFeed) await(ctx context.Context, w *watchErrors) bool {
 	pause, missing := time.Second, false
 	for {
-		_, err := f.options.ServiceImports.Resource(serviceImports()).List(ctx, metav1.ListOptions{Limit: 1})
+		_, err := f.options.ServiceImports.Resource(serviceImports).List(ctx, metav1.ListOptions{Limit: 1})
 		switch {
 		case err == nil:
 			return true
 		case ctx.Err() != nil:
 		case !apierrors.IsNotFound(err):
-			c.hear(ctx, nil, err)
+			w.handle(ctx, nil, err)
 		case !missing:
 			missing = true
-			f.log.Info("there are no ServiceImports: the API server has no such resource; install its CRD to have them watched")
-			f.markKnown()
+			f.options.Logger.Info("no ServiceImports: the API server does not have the resource, install its CRD to use them")
+			f.markSynced()
 		}
 		select {
 		case <-time.After(pause):
@@ -105,18 +105,18 @@ func (f *importFeed) await(ctx context.Context, c *complaints) bool {
 	}
 }
 
-// service is the Service that stands for a ServiceImport. Of one that cannot be read it has
-// the name only, and is not proxied.
+// service returns the Service for a ServiceImport. For an invalid one it has only the
+// name, and is not proxied.
 func (f *importFeed) service(object *unstructured.Unstructured) *v1.Service {
 	service, err := serviceOf(object)
 	if err != nil {
-		f.log.Warn("ServiceImport set aside", zap.String("namespace", object.GetNamespace()), zap.String("name", object.GetName()), zap.Error(err))
+		f.options.Logger.Warn("ignore invalid ServiceImport", zap.String("namespace", object.GetNamespace()), zap.String("name", object.GetName()), zap.Error(err))
 	}
 	return service
 }
 
-// importSpec is what counts of a ServiceImport's spec, with the fields of a ServiceSpec
-// where both have them.
+// importSpec holds the relevant fields of a ServiceImport's spec. Its types are those of
+// ServiceSpec where the fields are the same.
 type importSpec struct {
 	Type                  string                           `json:"type"`
 	IPs                   []string                         `json:"ips"`
@@ -126,9 +126,9 @@ type importSpec struct {
 	InternalTrafficPolicy *v1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy"`
 }
 
-// serviceOf translates a ServiceImport. Its clusterset IPs are ClusterIPs: they are dialled
-// from inside, sources are kept, and only a controller can allot them. One of type Headless,
-// or still without IP, becomes a Service that is not proxied.
+// serviceOf converts a ServiceImport. Its clusterset IPs become ClusterIPs: clients are
+// inside the cluster set, and only a controller assigns the IPs. A ServiceImport of type
+// Headless, or without IP, becomes a Service that is not proxied.
 func serviceOf(object *unstructured.Unstructured) (*v1.Service, error) {
 	name := changetracker.ImportedService(types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()})
 	s := &v1.Service{ObjectMeta: metav1.ObjectMeta{
@@ -150,7 +150,7 @@ func serviceOf(object *unstructured.Unstructured) (*v1.Service, error) {
 		return s, nil
 	}
 	s.Spec.ClusterIP, s.Spec.ClusterIPs = spec.IPs[0], spec.IPs
-	for _, ip := range spec.IPs { // the trackers report one that is none
+	for _, ip := range spec.IPs { // the tracker reports invalid ones
 		family := v1.IPv4Protocol
 		if netutils.IsIPv6String(ip) {
 			family = v1.IPv6Protocol

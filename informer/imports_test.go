@@ -44,7 +44,7 @@ func webImport(ips ...any) *unstructured.Unstructured {
 
 func dynamicClient(objects ...runtime.Object) *dynamicfake.FakeDynamicClient {
 	return dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
-		map[schema.GroupVersionResource]string{serviceImports(): "ServiceImportList"}, objects...)
+		map[schema.GroupVersionResource]string{serviceImports: "ServiceImportList"}, objects...)
 }
 
 // TestServiceOfAServiceImport reads the fields that KEP-1645 gives it.
@@ -132,7 +132,7 @@ func TestAnImportedServiceIsProxied(t *testing.T) {
 	if updates := c.engine.Updates(); len(slices.Collect(updates[0].Services())) != 2 {
 		t.Errorf("the first update has %+v, want the imported Service in it", updates[0])
 	}
-	resource := imports.Resource(serviceImports()).Namespace("test")
+	resource := imports.Resource(serviceImports).Namespace("test")
 	for _, change := range []struct {
 		object *unstructured.Unstructured
 		want   string
@@ -148,7 +148,7 @@ func TestAnImportedServiceIsProxied(t *testing.T) {
 		}
 		c.mustHold(t, change.want)
 	}
-	if logs.FilterMessage("ServiceImport set aside").Len() == 0 {
+	if logs.FilterMessage("ignore invalid ServiceImport").Len() == 0 {
 		t.Errorf("log %v, want a line about what could not be read", logs.All())
 	}
 	if err := resource.Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
@@ -160,14 +160,14 @@ func TestAnImportedServiceIsProxied(t *testing.T) {
 // TestServiceImportsThatCannotBeWatched: a cluster without the resource is none the worse
 // for it, and gets it later; one that refuses holds up the first sync only so long.
 func TestServiceImportsThatCannotBeWatched(t *testing.T) {
-	resource := serviceImports().GroupResource()
+	resource := serviceImports.GroupResource()
 	for name, c := range map[string]struct {
 		err    error
 		waited time.Duration
 		lines  string
 	}{
-		"missing": {apierrors.NewNotFound(resource, ""), 0, "there are no ServiceImports"},
-		"refused": {apierrors.NewForbidden(resource, "", nil), defaultWaitTimeout, "cannot be watched|waits no longer"},
+		"missing": {apierrors.NewNotFound(resource, ""), 0, "no ServiceImports"},
+		"refused": {apierrors.NewForbidden(resource, "", nil), defaultWaitTimeout, "watch API server|first sync starts without"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

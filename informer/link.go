@@ -16,15 +16,15 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// LinkOptions are for a Link.
+// LinkOptions are the options of NewLink.
 type LinkOptions struct {
-	// HeaderTimeout is how long the header of an answer may take. A watch sends its
-	// own at once, and a list after its work, for which a kube-apiserver takes a
-	// minute (--request-timeout). 0 means 75s, Never for ever.
+	// HeaderTimeout is how long the header of a response may take. The API server sends
+	// it at once for a watch. For a list it takes up to a minute (kube-apiserver's
+	// --request-timeout). 0 means 75s, Never no limit.
 	HeaderTimeout time.Duration
-	// Repeat is how soon a fault that goes on is logged again. 0 means 2m.
+	// Repeat is the interval at which a continuing failure is logged again. 0 means 2m.
 	Repeat time.Duration
-	// Logger gets what an operator should know; nil is silent.
+	// Logger receives log lines for operators; nil is silent.
 	Logger *zap.Logger
 }
 
@@ -33,24 +33,24 @@ const (
 	defaultRepeat        = 2 * time.Minute
 )
 
-// Link watches the requests of a client to its API server. It logs when there is no
-// answer, why, and when there is one again: client-go reports no connection that is
-// refused. It also ends what would never end: a request whose answer does not begin,
-// and a watch that does not stop when it should. HTTP/1.1 has no pings.
-// Its methods may be called from several goroutines at once.
+// Link monitors the requests of a client to its API server. It logs why the API server
+// does not answer, and when it answers again: client-go does not log refused
+// connections. It also ends requests without a response, and watches that last longer
+// than they should, since HTTP/1.1 has no pings. Several goroutines may call its methods
+// at once.
 type Link struct {
 	options LinkOptions
 
-	mu       sync.Mutex
-	began    time.Time // of the present fault, zero if there is none
-	said     time.Time // when a fault was last logged
-	cause    string    // of that fault
-	open     bool      // the end of that fault is not logged yet
+	mu       sync.Mutex // guards all below
+	began    time.Time  // of the current failure; zero if there is none
+	logged   time.Time  // when a failure was last logged
+	cause    string     // of that failure
+	open     bool       // the end of that failure is not logged yet
 	failures uint64
 }
 
-// NewLink makes a Link. Attach it to a client's configuration, and give it to Run
-// as Options.Link.
+// NewLink returns a Link. Attach it to a client's configuration, and pass it to Run as
+// Options.Link.
 func NewLink(o LinkOptions) *Link {
 	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
 	o.Repeat = cmp.Or(o.Repeat, defaultRepeat)
@@ -61,49 +61,50 @@ func NewLink(o LinkOptions) *Link {
 	return &Link{options: o}
 }
 
-// Attach makes the clients of a configuration use the Link. It also lets them notice
-// a peer that has vanished within half a minute, unless there is a Dial already.
+// Attach makes the clients of a configuration use the Link. Unless the configuration has
+// a Dial function, Attach also sets TCP keepalives, which detect a dead peer within half
+// a minute.
 func (l *Link) Attach(config *rest.Config) {
 	config.Wrap(l.Wrap)
 	if config.Dial == nil {
 		dialer := &net.Dialer{
-			Timeout:         30 * time.Second, // client-go's own
+			Timeout:         30 * time.Second, // as in client-go
 			KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
 		}
 		config.Dial = dialer.DialContext
 	}
 }
 
-// Wrap is a rest.Config's WrapTransport: all requests go through the Link.
+// Wrap sends all requests through the Link. Use it as rest.Config.WrapTransport.
 func (l *Link) Wrap(next http.RoundTripper) http.RoundTripper {
 	return transport(func(r *http.Request) (*http.Response, error) {
-		answer, err := l.ask(next, r)
+		response, err := l.send(next, r)
 		switch {
-		case err != nil && errors.Is(r.Context().Err(), context.Canceled): // nobody wants to know
+		case err != nil && errors.Is(r.Context().Err(), context.Canceled): // by the client
 		case err != nil:
 			l.failed(r, rootOf(err), err)
-		case refused(answer.StatusCode):
-			l.failed(r, strconv.Itoa(answer.StatusCode), fmt.Errorf("it answers %s %s with %s", r.Method, r.URL.Path, answer.Status))
+		case refused(response.StatusCode):
+			l.failed(r, strconv.Itoa(response.StatusCode), fmt.Errorf("%s %s: status %s", r.Method, r.URL.Path, response.Status))
 		default:
 			l.answered(r)
 		}
-		return answer, err
+		return response, err
 	})
 }
 
-// transport is a function as an http.RoundTripper.
+// transport implements http.RoundTripper.
 type transport func(*http.Request) (*http.Response, error)
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
-// refused says whether a status tells of the API server as a whole. One that
-// forbids a request (403) says so about one kind of objects.
+// refused reports whether a status concerns the API server as a whole. Forbidden (403)
+// concerns one kind of objects.
 func refused(status int) bool {
 	return status == http.StatusUnauthorized || status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
 }
 
-// Reachable says whether the last request was answered, and how many requests so far
-// were not, or were refused. It fits metrics.Metrics.WatchAPIServer.
+// Reachable returns whether the API server answered the last request, and how many
+// requests it did not answer, or refused. Pass it to metrics.Metrics.WatchAPIServer.
 func (l *Link) Reachable() (now bool, failures uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,11 +119,11 @@ func (l *Link) failed(r *http.Request, cause string, err error) {
 	if l.began.IsZero() {
 		l.began = now
 	}
-	if cause == l.cause && now.Sub(l.said) < l.options.Repeat {
+	if cause == l.cause && now.Sub(l.logged) < l.options.Repeat {
 		return
 	}
-	l.cause, l.said, l.open = cause, now, true
-	l.options.Logger.Warn("the API server is not reached, will be tried again; what is programmed stays",
+	l.cause, l.logged, l.open = cause, now, true
+	l.options.Logger.Warn("API server does not answer: trying again, programmed Services stay",
 		zap.String("address", r.URL.Host), zap.Duration("for", now.Sub(l.began)), zap.Error(err))
 }
 
@@ -130,13 +131,13 @@ func (l *Link) answered(r *http.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.open {
-		l.options.Logger.Info("the API server is reached again", zap.String("address", r.URL.Host), zap.Duration("after", time.Since(l.began)))
+		l.options.Logger.Info("API server answers again", zap.String("address", r.URL.Host), zap.Duration("after", time.Since(l.began)))
 	}
 	l.began, l.open = time.Time{}, false
 }
 
-// rootOf is an error's innermost cause: the errors around it name ports that differ
-// each time.
+// rootOf returns an error's innermost cause. The errors around it contain ports, which
+// differ each time.
 func rootOf(err error) string {
 	for {
 		inner := errors.Unwrap(err)
@@ -147,8 +148,8 @@ func rootOf(err error) string {
 	}
 }
 
-// ask sends a request, and gives up on an answer that does not begin or end.
-func (l *Link) ask(next http.RoundTripper, r *http.Request) (*http.Response, error) {
+// send sends a request, and ends it if its response does not begin or end in time.
+func (l *Link) send(next http.RoundTripper, r *http.Request) (*http.Response, error) {
 	limit := l.options.HeaderTimeout
 	if limit == Never {
 		return next.RoundTrip(r)
@@ -157,7 +158,7 @@ func (l *Link) ask(next http.RoundTripper, r *http.Request) (*http.Response, err
 	timer := time.AfterFunc(limit, func() {
 		cancel(fmt.Errorf("no answer from %s within %v: %w", r.URL.Host, limit, context.DeadlineExceeded))
 	})
-	answer, err := next.RoundTrip(r.WithContext(ctx))
+	response, err := next.RoundTrip(r.WithContext(ctx))
 	timer.Stop()
 	if err != nil {
 		if ctx.Err() != nil && r.Context().Err() == nil {
@@ -166,19 +167,19 @@ func (l *Link) ask(next http.RoundTripper, r *http.Request) (*http.Response, err
 		cancel(nil)
 		return nil, err
 	}
-	if answer.StatusCode == http.StatusSwitchingProtocols { // the connection is the caller's
+	if response.StatusCode == http.StatusSwitchingProtocols { // the caller owns the connection
 		context.AfterFunc(r.Context(), func() { cancel(nil) })
-		return answer, nil
+		return response, nil
 	}
-	// A watch says how long it may last at most.
+	// The request of a watch contains its maximum duration.
 	if seconds, err := strconv.Atoi(r.URL.Query().Get("timeoutSeconds")); err == nil && seconds > 0 {
 		timer = time.AfterFunc(time.Duration(seconds)*time.Second+limit, func() { cancel(nil) })
 	}
-	answer.Body = &body{answer.Body, func() { timer.Stop(); cancel(nil) }}
-	return answer, nil
+	response.Body = &body{response.Body, func() { timer.Stop(); cancel(nil) }}
+	return response, nil
 }
 
-// body releases what an answer needs when it is closed.
+// body is a response body that calls release when it is closed.
 type body struct {
 	io.ReadCloser
 	release func()

@@ -64,8 +64,8 @@ func TestARefusedConnectionIsSaid(t *testing.T) {
 		return func() bool { return logs.FilterMessageSnippet(message).Len() == 1 }
 	}
 	for range 2 {
-		poll.Until(t, "a line about the absence", lines("is not reached"))
-		line := fmt.Sprint(logs.FilterMessageSnippet("is not reached").All()[0].ContextMap())
+		poll.Until(t, "a line about the absence", lines("does not answer"))
+		line := fmt.Sprint(logs.FilterMessageSnippet("does not answer").All()[0].ContextMap())
 		if !strings.Contains(line, strings.TrimPrefix(server.URL(), "http://")) || !strings.Contains(line, "connection refused") {
 			t.Errorf("log %s, want the address and the cause", line)
 		}
@@ -73,13 +73,13 @@ func TestARefusedConnectionIsSaid(t *testing.T) {
 			t.Errorf("reachable %t after %d failures, want false after some", reached, failures)
 		}
 		server.Start(t)
-		poll.Until(t, "a line about its return", lines("is reached again"))
+		poll.Until(t, "a line about its return", lines("answers again"))
 		if reached, _ := link.Reachable(); !reached {
 			t.Error("not reachable, want it again")
 		}
 		logs.TakeAll()
 		link.mu.Lock()
-		link.said = time.Time{} // as if it were long ago
+		link.logged = time.Time{} // as if it were long ago
 		link.mu.Unlock()
 		server.Stop()
 	}
@@ -222,7 +222,7 @@ func TestAServerThatAcceptsAndNeverAnswers(t *testing.T) {
 	running.Go(func() { _ = Run(ctx, client(t, config), r, Options{WaitTimeout: time.Millisecond, Link: link}) })
 	defer cancel()
 	poll.Until(t, "a line about the silence", func() bool {
-		return logs.FilterMessageSnippet("is not reached").Len() == 1 && strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), "within 200ms")
+		return logs.FilterMessageSnippet("does not answer").Len() == 1 && strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), "within 200ms")
 	})
 	silent.Store(false)
 	r.eventually(t, "slices synced")

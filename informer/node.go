@@ -8,9 +8,9 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// NodeOf reads what a proxy needs to know of its Node: the InternalIPs, then the
-// ExternalIPs, as far as they are addresses, the zone of the well-known label, the
-// ranges of the node's pods, and whether it is about to go away.
+// NodeOf converts a Node: the InternalIPs, then the ExternalIPs, without those that are
+// no addresses, the zone of the well-known label, the pod CIDRs, and whether the node is
+// draining.
 func NodeOf(node *v1.Node) changetracker.Node {
 	n := changetracker.Node{Name: node.Name, Zone: node.Labels[v1.LabelTopologyZone], Draining: draining(node)}
 	for _, kind := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
@@ -28,11 +28,11 @@ func NodeOf(node *v1.Node) changetracker.Node {
 	return n
 }
 
-// taintToBeDeleted is what the cluster autoscaler puts on a node before it removes
-// it.
+// taintToBeDeleted is the taint that the cluster autoscaler adds to a node before it
+// deletes it.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// draining says why a node gets nothing new from load balancers (HC-30).
+// draining returns why load balancers should send a node no new connections (HC-30).
 func draining(node *v1.Node) string {
 	if node.DeletionTimestamp != nil {
 		return "the node is being deleted"
@@ -45,7 +45,7 @@ func draining(node *v1.Node) string {
 	return ""
 }
 
-// podCIDRs prefers the field that holds both families.
+// podCIDRs prefers the field that holds both IP families.
 func podCIDRs(node *v1.Node) []string {
 	if len(node.Spec.PodCIDRs) > 0 {
 		return node.Spec.PodCIDRs

@@ -14,39 +14,40 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// Options says what to watch, and for whom.
+// Options are the options of Bind and Run.
 type Options struct {
-	// NodeName is the name of the Node to follow: its addresses, zone and pod
-	// ranges. Empty follows none, and leaves what the Provider's Config says. Space
-	// around it and upper case do not matter: names of Nodes have neither.
+	// NodeName is the name of the Node whose addresses, zone and pod CIDRs the Provider
+	// gets. If it is empty, those of the Provider's Config stay. It is trimmed and
+	// converted to lower case.
 	NodeName string
 	// ServiceProxyName is the value of changetracker.LabelServiceProxyName that
 	// Services must carry, the same as in the Provider's Tracker options. Empty means
-	// Services without the label. Bind leaves the choice to the Provider.
+	// Services without the label. Bind ignores it: the Provider filters then.
 	ServiceProxyName string
-	// Resync is how often Run delivers every object again. 0 means 15m, Never never.
-	// With Bind it is the factory's.
+	// Resync is how often Run delivers every object again. 0 means 15m, Never no
+	// resync. Bind uses the factory's.
 	Resync time.Duration
-	// ServiceImports, if set, is a client to watch the ServiceImports of the Multi-Cluster
-	// Services API with (KEP-1645, multicluster.x-k8s.io/v1alpha1). The Provider gets each as a Service with the
-	// name of changetracker.ImportedService and the clusterset IPs as ClusterIPs; its
-	// endpoints are the imported EndpointSlices. Types Headless are not proxied. An API
-	// server without the resource is no error: it is looked for again each minute.
-	// Set changetracker.Options.Cluster too, or no endpoint of theirs is local.
+	// ServiceImports, if set, is the client to watch ServiceImports with, of the
+	// Multi-Cluster Services API (KEP-1645, multicluster.x-k8s.io/v1alpha1). The Provider
+	// gets each as a Service with the name of changetracker.ImportedService and the
+	// clusterset IPs as ClusterIPs; its endpoints are the imported EndpointSlices. The
+	// type Headless is not proxied. If the API server does not have the resource, it is
+	// requested again each minute. Set changetracker.Options.Cluster too, so that imported
+	// endpoints on this node count as local.
 	ServiceImports dynamic.Interface
 	// WaitTimeout is how long the first sync waits for the Node, the ServiceCIDRs and the
-	// ServiceImports once Services and EndpointSlices have arrived: an old API server has
-	// no ServiceCIDRs, and a Node may not exist yet. 0 means 5s.
+	// ServiceImports, after Services and EndpointSlices have arrived. An old API server
+	// has no ServiceCIDRs, and a Node may not exist yet. 0 means 5s.
 	WaitTimeout time.Duration
-	// Link is the one that Run's client is attached to, if there is one. Run leaves
-	// it to the Link to say that the API server does not answer.
+	// Link is the Link that Run's client is attached to, if any. Run then does not log
+	// that the API server does not answer.
 	Link *Link
-	// Logger gets what an operator should know, and what client-go says of Run's
-	// informers under the name client-go; nil is silent.
+	// Logger receives log lines for operators, and with Run also those of client-go, under
+	// the name client-go; nil is silent.
 	Logger *zap.Logger
 }
 
-// Never as Options.Resync turns resyncs off.
+// Never disables Options.Resync and LinkOptions.HeaderTimeout.
 const Never time.Duration = -1
 
 const (
@@ -78,13 +79,13 @@ func (o Options) validate() error {
 	return errors.Join(errs...)
 }
 
-// nodeName is NodeName as the Node object spells it.
+// nodeName returns the name of the Node object.
 func (o Options) nodeName() string { return strings.ToLower(strings.TrimSpace(o.NodeName)) }
 
-// resync is the period as client-go wants it.
+// resync returns the period for client-go, where 0 means never.
 func (o Options) resync() time.Duration { return max(o.Resync, 0) }
 
-// clientLogs has what client-go says in the log. It would log to klog.
+// clientLogs makes client-go log to o.Logger instead of klog.
 func (o Options) clientLogs(ctx context.Context) context.Context {
 	return logr.NewContext(ctx, zapr.NewLogger(o.Logger.Named("client-go")))
 }

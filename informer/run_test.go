@@ -22,8 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
@@ -41,6 +41,7 @@ type cluster struct {
 	*apitest.Server // nil with a fake client
 	engine          *proxiertest.RecordingEngine
 	logs            *observer.ObservedLogs
+	link            *Link
 	end             func()
 }
 
@@ -50,7 +51,10 @@ func startCluster(t *testing.T, server apitest.Options, o Options, objects ...ru
 	o.Logger = zap.New(core)
 	c := &cluster{Server: apitest.New(t, server), engine: &proxiertest.RecordingEngine{}, logs: logs}
 	c.Put(t, objects...)
-	client, p := newClient(t, c.Server), newProxier(t, c.engine, o.ServiceProxyName)
+	config, p := clientConfig(t, c.Server), newProxier(t, c.engine, o.ServiceProxyName)
+	c.link = NewLink(LinkOptions{})
+	c.link.Attach(config)
+	client := client(t, config)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -68,8 +72,8 @@ func startCluster(t *testing.T, server apitest.Options, o Options, objects ...ru
 	return c
 }
 
-// newClient is a client of the kind that programs have.
-func newClient(t *testing.T, server *apitest.Server) kubernetes.Interface {
+// clientConfig returns the configuration of a typical client.
+func clientConfig(t *testing.T, server *apitest.Server) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", server.Kubeconfig(t))
 	if err != nil {
@@ -77,11 +81,7 @@ func newClient(t *testing.T, server *apitest.Server) kubernetes.Interface {
 	}
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return config
 }
 
 func newProxier(t *testing.T, engine proxier.Engine, proxyName string) *proxier.Proxier {
@@ -237,7 +237,7 @@ func TestRunSurvivesTheServersAbsence(t *testing.T) {
 				if compact == "without its history" {
 					c.Compact()
 				}
-				time.Sleep(100 * time.Millisecond)
+				poll.Until(t, "a request fails", func() bool { reachable, _ := c.link.Reachable(); return !reachable })
 				if got := c.holds(); got != "10.96.0.1=10.244.0.1 10.96.0.2=" {
 					t.Errorf("the engine has %q while the server is away, want what it had", got)
 				}
@@ -305,13 +305,13 @@ func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
 	t.Parallel()
 	server := apitest.New(t, apitest.Options{})
 	server.Stop()
-	client := newClient(t, server)
+	client := client(t, clientConfig(t, server))
 	r := &recorder{}
 	core, logs := observer.New(zap.DebugLevel)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, client, r, Options{WaitTimeout: time.Millisecond, Logger: zap.New(core)}) }()
-	absence := func() []observer.LoggedEntry { return logs.FilterMessageSnippet("nothing is written before").All() }
+	absence := func() []observer.LoggedEntry { return logs.FilterMessageSnippet("nothing is programmed yet").All() }
 	poll.Until(t, "a line about the absence", func() bool { return len(absence()) == 1 })
 	if got := absence()[0].LoggerName; got != "informer" {
 		t.Errorf("logger %q, want %q", got, "informer")
@@ -364,8 +364,8 @@ func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
 	if calls := r.all(); !slices.Contains(calls, "add a") {
 		t.Errorf("calls %v, want the Service", calls)
 	}
-	given := logs.FilterMessageSnippet("waits no longer").FilterField(zap.Strings("for", []string{"ServiceCIDRs", "Node me"}))
-	if given.Len() != 1 || logs.FilterMessageSnippet("cannot be watched").Len() != 2 {
+	given := logs.FilterMessageSnippet("first sync starts without").FilterField(zap.Strings("missing", []string{"ServiceCIDRs", "Node me"}))
+	if given.Len() != 1 || logs.FilterMessageSnippet("watch API server").Len() != 2 {
 		t.Errorf("log %v, want one line for what was given up, and one for each error", logs.All())
 	}
 	cancel()
@@ -379,7 +379,7 @@ func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
 func TestAnErrorIsOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
-		c := &complaints{log: zap.New(core), kind: kindServices}
+		c := &watchErrors{log: zap.New(core), kind: kindServices}
 		refused, reset := errors.New("connection refused"), errors.New("connection reset")
 		for _, step := range []struct {
 			after time.Duration
@@ -390,13 +390,13 @@ func TestAnErrorIsOneLine(t *testing.T) {
 			{0, apierrors.NewResourceExpired("too old"), 0},
 			{0, refused, 1},
 			{time.Minute, refused, 1},
-			{forgiven - time.Second, refused, 1},
+			{repeatAfter - time.Second, refused, 1},
 			{time.Second, reset, 2},
 			{time.Second, refused, 3},
-			{forgiven, refused, 4},
+			{repeatAfter, refused, 4},
 		} {
 			time.Sleep(step.after)
-			c.hear(t.Context(), nil, step.err)
+			c.handle(t.Context(), nil, step.err)
 			if got := logs.Len(); got != step.want {
 				t.Errorf("%d lines after %q, want %d", got, step.err, step.want)
 			}

@@ -9,21 +9,13 @@ import (
 )
 
 const (
-	userspaceMode = "userspace"
-
-	labelProtocol  = "protocol"
-	labelOutcome   = "outcome"
-	labelDirection = "direction"
-	labelNamespace = "namespace"
-	labelService   = "service"
-	labelPort      = "port"
-
-	// The directions, as the client sees them.
+	// Values of labelDirection, from the client's view.
 	sent     = "sent"
 	received = "received"
 )
 
-// connections are the collectors of an engine that takes part in connections itself.
+// connections are the collectors for connections, which only the userspace engine
+// reports.
 type connections struct {
 	ended, bytes, retries *prometheus.CounterVec
 	duration, held        *prometheus.HistogramVec
@@ -33,23 +25,23 @@ type connections struct {
 
 func newConnections(o *Options) *connections {
 	c := &connections{
-		ended:    counter(serviceplane, "connections_total", "Connections, and flows of UDP clients, that have ended.", labelFamily, labelProtocol, labelOutcome),
-		bytes:    counter(serviceplane, "connection_bytes_total", "Bytes to and from endpoints, as clients see it, of connections that have ended.", labelFamily, labelProtocol, labelDirection),
-		retries:  counter(serviceplane, "connection_retries_total", "Attempts to reach an endpoint that failed.", labelFamily, labelProtocol),
-		duration: connectionHistogram("connection_duration_seconds", "Time from the arrival of a connection to its end."),
-		held:     connectionHistogram("connection_held_seconds", "Time that connections have waited for endpoints; those that did not wait do not count."),
+		ended:    counter(serviceplane, "connections_total", "Ended connections, and ended flows of UDP clients.", labelFamily, labelProtocol, labelOutcome),
+		bytes:    counter(serviceplane, "connection_bytes_total", "Bytes to and from endpoints, from the client's view, of ended connections.", labelFamily, labelProtocol, labelDirection),
+		retries:  counter(serviceplane, "connection_retries_total", "Failed attempts to connect to an endpoint.", labelFamily, labelProtocol),
+		duration: connectionHistogram("connection_duration_seconds", "Time from accepting a connection to its end."),
+		held:     connectionHistogram("connection_held_seconds", "Time that connections waited for endpoints, without those that did not wait."),
 	}
 	if o.PerService {
-		c.ofService = counter(serviceplane, "service_connections_total", "Connections to a service port that have ended.",
+		c.ofService = counter(serviceplane, "service_connections_total", "Ended connections to a service port.",
 			labelNamespace, labelService, labelPort, labelProtocol, labelOutcome)
-		c.bytesOfService = counter(serviceplane, "service_connection_bytes_total", "Bytes to and from the endpoints of a service port, of connections that have ended.",
+		c.bytesOfService = counter(serviceplane, "service_connection_bytes_total", "Bytes to and from the endpoints of a service port, of ended connections.",
 			labelNamespace, labelService, labelPort, labelProtocol, labelDirection)
 	}
 	return c
 }
 
 func connectionHistogram(name, help string) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: serviceplane, Name: name, Help: help, Buckets: durations()}, []string{labelFamily, labelProtocol})
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: serviceplane, Name: name, Help: help, Buckets: durations}, []string{labelFamily, labelProtocol})
 }
 
 func (c *connections) collectors() []prometheus.Collector {
@@ -60,8 +52,8 @@ func (c *connections) collectors() []prometheus.Collector {
 	return all
 }
 
-// begin makes every series exist from the start. Those of service ports cannot.
-func (c *connections) begin(families []v1.IPFamily) {
+// initSeries creates every series, except those of service ports.
+func (c *connections) initSeries(families []v1.IPFamily) {
 	for _, family := range families {
 		for _, p := range []desired.Protocol{desired.TCP, desired.UDP} {
 			f, protocol := string(family), p.String()
@@ -104,7 +96,7 @@ func (m *Metrics) ObserveConnection(r connection.Report) {
 	c.bytesOfService.WithLabelValues(name.Namespace, name.Name, name.Port, protocol, received).Add(float64(r.Received))
 }
 
-// failures counts the attempts that reached nobody.
+// failures counts the failed attempts.
 func failures(attempts []connection.Attempt) (n int) {
 	for i := range attempts {
 		if attempts[i].Err != nil {

@@ -1,22 +1,20 @@
-// Package metrics measures a proxy with Prometheus. What kube-proxy measures too
-// has its names, labels and meanings, so that dashboards and alerts go on working;
-// the rest begins with "serviceplane_". Histograms reach one hour. It builds
-// everywhere, and is the only package that needs client_golang.
+// Package metrics measures a proxy with Prometheus. Metrics that kube-proxy has too keep
+// its names, labels and meanings, so that dashboards and alerts work as before. All
+// others begin with "serviceplane_". Histograms have buckets up to one hour.
 //
 //	m, err := metrics.New(registry, metrics.Options{Mode: "nftables"})
 //	p, err := nftables.New(config, proxier.Deps{Observer: m})
 //	m.Watch(p.Status)
 //
-// No label depends on the number of Services: the labels are the IP family, a
-// traffic policy, a status code, the protocol, outcome and direction of a
+// The number of series does not depend on the number of Services: the labels are the
+// IP family, a traffic policy, a status code, the protocol, outcome and direction of a
 // connection, and the fixed lists of reasons and conditions. Only
 // Options.PerService, which is off by default, changes that.
 //
 // # Connections
 //
-// The userspace engine takes part in connections itself, so Options.Mode
-// "userspace" also has these. All count what has ended, a UDP client's flow as one
-// connection.
+// With Options.Mode "userspace" there are also metrics of connections. They count
+// connections that have ended; a UDP client's flow is one connection.
 //
 //	serviceplane_connections_total{ip_family,protocol,outcome}
 //	serviceplane_connection_bytes_total{ip_family,protocol,direction}
@@ -24,11 +22,11 @@
 //	serviceplane_connection_duration_seconds{ip_family,protocol}
 //	serviceplane_connection_held_seconds{ip_family,protocol}
 //
-// An outcome is a connection.Outcome, and a direction is "sent" or "received", as the
-// client sees it. With Options.PerService there are too:
+// An outcome is a connection.Outcome. A direction is "sent" or "received", from the
+// client's view. With Options.PerService there are also:
 //
 //	serviceplane_service_connections_total{namespace,service,port,protocol,outcome}
 //	serviceplane_service_connection_bytes_total{namespace,service,port,protocol,direction}
 //
-// How many are open at the moment, Engine.Traffic of package userspace tells.
+// Engine.Traffic of package userspace counts the open connections.
 package metrics

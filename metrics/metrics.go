@@ -2,11 +2,7 @@ package metrics
 
 import (
 	"errors"
-	"fmt"
-	"slices"
 	"strconv"
-	"sync/atomic"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
@@ -14,95 +10,75 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Options say what there is to be measured.
+// Options are the options of New.
 type Options struct {
-	// Mode is the engine's, such as "nftables": some of kube-proxy's metrics exist in
-	// one mode only. Any other text leaves those out.
+	// Mode is the engine: "nftables", "iptables", "ipvs" or "userspace". Some metrics
+	// exist in one mode only; any other text omits them.
 	Mode string
-	// Families are those that the proxy serves; empty means IPv4 and IPv6.
+	// Families are the IP families of the proxy; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
-	// PerService counts connections, and their bytes, for each service port too: in
-	// mode "userspace", which alone knows of connections. The number of series has no
-	// bound then: it is eight at most for every service port that has ever had a
-	// connection, and they stay when the Service goes.
+	// PerService also counts connections and their bytes for each service port, in mode
+	// "userspace". The number of series is then unbounded: up to eight for every service
+	// port that has ever had a connection. They stay after the Service is deleted.
 	PerService bool
 }
 
-// Metrics are the collectors of one Provider. It implements proxier.Observer and
-// connection.Observer, and may be used by several goroutines at once.
+// Metrics holds the collectors of one Provider. It implements proxier.Observer and
+// connection.Observer. Several goroutines may use it at once.
 type Metrics struct {
-	status    atomic.Pointer[func() proxier.Status]
-	apiServer atomic.Pointer[func() (reachable bool, failures uint64)]
+	sources sources
 
 	syncs, full, partial, programming, conntrack *prometheus.HistogramVec
 	lastSuccess, noLocalEndpoints                *prometheus.GaugeVec
-	failures                                     *prometheus.CounterVec // nil in a mode without
+	failures                                     *prometheus.CounterVec // nil in mode userspace
 	healthz, livez                               *prometheus.CounterVec
 
-	partialFailures *prometheus.CounterVec // nil but in mode iptables
-	rules, written  *prometheus.GaugeVec   // nil but in mode iptables
+	partialFailures *prometheus.CounterVec // only in mode iptables
+	rules, written  *prometheus.GaugeVec   // only in mode iptables
 
 	flowsDeleted, repairs, writes, transactions, bytes *prometheus.CounterVec
 
-	connections *connections // nil but in mode userspace
+	connections *connections // only in mode userspace
 }
 
 var _ proxier.Observer = (*Metrics)(nil)
 
 const (
-	kubeProxy    = "kubeproxy"
-	serviceplane = "serviceplane"
-
-	labelFamily = "ip_family"
-	labelPolicy = "traffic_policy"
-	labelCode   = "code"
-	labelTable  = "table"
-
-	iptablesMode = "iptables"
+	iptablesMode  = "iptables"
+	userspaceMode = "userspace"
 
 	livezPath = "/livez"
 )
 
-// durations are kube-proxy's 1ms to 16s, doubling, and go on to an hour.
-func durations() []float64 {
-	return append(prometheus.ExponentialBuckets(0.001, 2, 15), 30, 60, 120, 300, 600, 1200, 1800, 3600)
-}
-
-// latencies are kube-proxy's 250ms to 5m, and go on to an hour.
-func latencies() []float64 {
-	return slices.Concat([]float64{0.25, 0.5}, prometheus.LinearBuckets(1, 1, 59),
-		prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7), []float64{600, 1200, 1800, 3600})
-}
-
-// New registers the collectors. A registerer that has them already, from another
-// Provider, is an error: give each Provider one with a label of its own, by
+// New registers the collectors. It fails if the registerer has them already, from
+// another Provider: give each Provider a label of its own with
 // prometheus.WrapRegistererWith.
 func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 	if len(o.Families) == 0 {
 		o.Families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	}
 	m := &Metrics{
-		syncs:       histogram("sync_proxy_rules_duration_seconds", "Duration of syncs, failed ones too.", durations()),
-		full:        histogram("sync_full_proxy_rules_duration_seconds", "Duration of syncs that check everything.", durations()),
-		partial:     histogram("sync_partial_proxy_rules_duration_seconds", "Duration of syncs of what has changed.", durations()),
-		programming: histogram("network_programming_duration_seconds", "Time from a change of endpoints to its programming.", latencies()),
-		conntrack:   histogram("conntrack_reconciler_sync_duration_seconds", "Duration of clean-ups of connection tracking.", durations()),
+		syncs:       histogram("sync_proxy_rules_duration_seconds", "Duration of syncs, including failed ones.", durations),
+		full:        histogram("sync_full_proxy_rules_duration_seconds", "Duration of full syncs.", durations),
+		partial:     histogram("sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs.", durations),
+		programming: histogram("network_programming_duration_seconds", "Time from a change of endpoints until it is programmed.", latencies),
+		conntrack:   histogram("conntrack_reconciler_sync_duration_seconds", "Duration of the deletion of stale flows from conntrack.", durations),
 
-		lastSuccess:      gauge("sync_proxy_rules_last_timestamp_seconds", "When the last successful sync ended.", labelFamily),
-		noLocalEndpoints: gauge("sync_proxy_rules_no_local_endpoints_total", "Service ports with a Local traffic policy and endpoints on other nodes only.", labelPolicy, labelFamily),
+		lastSuccess:      gauge("sync_proxy_rules_last_timestamp_seconds", "Time when the last successful sync ended.", labelFamily),
+		noLocalEndpoints: gauge("sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local whose endpoints are all on other nodes.", labelPolicy, labelFamily),
 
-		healthz:      counter(kubeProxy, "proxy_healthz_total", "Answers about health.", labelCode),
-		livez:        counter(kubeProxy, "proxy_livez_total", "Answers about liveness.", labelCode),
-		flowsDeleted: counter(kubeProxy, "conntrack_reconciler_deleted_entries_total", "Stale flows that connection tracking was made to forget.", labelFamily),
+		healthz:      counter(kubeProxy, "proxy_healthz_total", "Responses of /healthz.", labelCode),
+		livez:        counter(kubeProxy, "proxy_livez_total", "Responses of /livez.", labelCode),
+		flowsDeleted: counter(kubeProxy, "conntrack_reconciler_deleted_entries_total", "Stale flows deleted from conntrack.", labelFamily),
 
-		repairs:      counter(serviceplane, "drift_repairs_total", "Syncs that mended what somebody else had changed.", labelFamily),
+		repairs:      counter(serviceplane, "drift_repairs_total", "Syncs that repaired changes by other programs.", labelFamily),
 		writes:       counter(serviceplane, "kernel_writes_total", "Kernel objects created, changed or deleted.", labelFamily),
-		transactions: counter(serviceplane, "kernel_transactions_total", "Atomic steps that kernel objects were written in.", labelFamily),
+		transactions: counter(serviceplane, "kernel_transactions_total", "Transactions in which kernel objects were written.", labelFamily),
 		bytes:        counter(serviceplane, "kernel_written_bytes_total", "Bytes sent to the kernel.", labelFamily),
 	}
 	all := []prometheus.Collector{
 		m.syncs, m.full, m.partial, m.programming, m.conntrack, m.lastSuccess, m.noLocalEndpoints, m.healthz, m.livez,
-		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newPresent(m),
+		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newStatusCollector(&m.sources),
 	}
 	ofMode := modeCounters(o.Mode)
 	for _, c := range ofMode {
@@ -113,7 +89,7 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 	}
 	if o.Mode == iptablesMode {
 		m.partialFailures = ofMode[1]
-		m.rules = gauge("sync_proxy_rules_iptables_total", "Rules of the proxy.", labelTable, labelFamily)
+		m.rules = gauge("sync_proxy_rules_iptables_total", "Rules of the proxy in the kernel.", labelTable, labelFamily)
 		m.written = gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote.", labelTable, labelFamily)
 		all = append(all, m.rules, m.written)
 	}
@@ -121,23 +97,24 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 		m.connections = newConnections(&o)
 		all = append(all, m.connections.collectors()...)
 	}
-	m.begin(o.Families, ofMode)
+	m.initSeries(o.Families, ofMode)
 	return m, register(registerer, all)
 }
 
-// modeCounters are kube-proxy's counters of one mode, that of failed syncs first.
+// modeCounters returns kube-proxy's counters of one mode. The first one counts failed
+// syncs.
 func modeCounters(mode string) []*prometheus.CounterVec {
 	switch mode {
 	case "nftables":
 		return []*prometheus.CounterVec{
 			counter(kubeProxy, "sync_proxy_rules_nftables_sync_failures_total", "Failed syncs.", labelFamily),
-			// What is too much goes in the same sync here, and with it fails the sync.
-			counter(kubeProxy, "sync_proxy_rules_nftables_cleanup_failures_total", "Failed removals of leftovers; they count as failed syncs, so this stays 0.", labelFamily),
+			// Here the sync itself removes stale objects.
+			counter(kubeProxy, "sync_proxy_rules_nftables_cleanup_failures_total", "Always 0: a failed removal of stale objects counts as a failed sync.", labelFamily),
 		}
 	case iptablesMode:
 		return []*prometheus.CounterVec{
 			counter(kubeProxy, "sync_proxy_rules_iptables_restore_failures_total", "Failed syncs.", labelFamily),
-			counter(kubeProxy, "sync_proxy_rules_iptables_partial_restore_failures_total", "Failed syncs of what has changed.", labelFamily),
+			counter(kubeProxy, "sync_proxy_rules_iptables_partial_restore_failures_total", "Failed partial syncs.", labelFamily),
 		}
 	case "ipvs":
 		return []*prometheus.CounterVec{counter(kubeProxy, "sync_proxy_rules_iptables_restore_failures_total", "Failed syncs.", labelFamily)}
@@ -146,9 +123,8 @@ func modeCounters(mode string) []*prometheus.CounterVec {
 	}
 }
 
-// begin makes every series exist from the start, so that an alert can tell 0 from
-// nothing.
-func (m *Metrics) begin(families []v1.IPFamily, ofMode []*prometheus.CounterVec) {
+// initSeries creates every series, so that alerts see 0 before the first event.
+func (m *Metrics) initSeries(families []v1.IPFamily, ofMode []*prometheus.CounterVec) {
 	for _, family := range families {
 		f := string(family)
 		for _, h := range []*prometheus.HistogramVec{m.syncs, m.full, m.partial, m.programming, m.conntrack} {
@@ -166,51 +142,21 @@ func (m *Metrics) begin(families []v1.IPFamily, ofMode []*prometheus.CounterVec)
 		m.livez.WithLabelValues(code)
 	}
 	if m.connections != nil {
-		m.connections.begin(families)
+		m.connections.initSeries(families)
 	}
 }
 
-// register takes back what it has registered if something cannot be.
-func register(r prometheus.Registerer, all []prometheus.Collector) error {
-	for i, c := range all {
-		err := r.Register(c)
-		if err == nil {
-			continue
-		}
-		for _, done := range all[:i] {
-			r.Unregister(done)
-		}
-		if errors.As(err, new(prometheus.AlreadyRegisteredError)) {
-			return fmt.Errorf("register metrics: %w: wrap the registerer with a label that tells Providers apart", err)
-		}
-		return fmt.Errorf("register metrics: %w", err)
-	}
-	return nil
-}
+// Watch sets the function that returns the Provider's Status. Each scrape calls it once.
+// Without Watch, the metrics of the Status are missing.
+func (m *Metrics) Watch(status func() proxier.Status) { m.sources.status.Store(&status) }
 
-func histogram(name, help string, buckets []float64) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: kubeProxy, Name: name, Help: help, Buckets: buckets}, []string{labelFamily})
-}
-
-func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
-	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: kubeProxy, Name: name, Help: help}, labels)
-}
-
-func counter(namespace, name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
-}
-
-// Watch says where to read what changes between syncs, a Provider's Status. Each
-// scrape calls it once; before Watch, that part of the metrics is missing.
-func (m *Metrics) Watch(status func() proxier.Status) { m.status.Store(&status) }
-
-// WatchAPIServer says where to read whether the API server answers, and how often it
-// did not: informer.Link.Reachable. Until it is called, those metrics are missing.
+// WatchAPIServer sets the function that reports whether the API server answers, and how
+// often it did not: informer.Link.Reachable. Without it, those metrics are missing.
 func (m *Metrics) WatchAPIServer(reachable func() (now bool, failures uint64)) {
-	m.apiServer.Store(&reachable)
+	m.sources.apiServer.Store(&reachable)
 }
 
-// ObserveHealth counts an answer of the health server; it fits
+// ObserveHealth counts a response of the health server. Use it as
 // healthcheck.HandlerOptions.Answered.
 func (m *Metrics) ObserveHealth(path string, code int) {
 	answers := m.healthz
@@ -220,11 +166,11 @@ func (m *Metrics) ObserveHealth(path string, code int) {
 	answers.WithLabelValues(strconv.Itoa(code)).Inc()
 }
 
-// ObserveSync implements proxier.Observer. A sync that waits, because somebody
-// keeps changing our objects, counts as failed and has no duration.
+// ObserveSync implements proxier.Observer. A sync that is postponed because another
+// program keeps changing the proxy's objects counts as failed and has no duration.
 func (m *Metrics) ObserveSync(r proxier.SyncReport) {
 	family, ended := string(r.Family), r.Started.Add(r.Duration)
-	m.failed(family, &r)
+	m.countFailure(family, &r)
 	if errors.Is(r.Err, proxier.ErrContested) {
 		return
 	}
@@ -237,7 +183,7 @@ func (m *Metrics) ObserveSync(r proxier.SyncReport) {
 	for _, trigger := range r.Triggers {
 		m.programming.WithLabelValues(family).Observe(ended.Sub(trigger).Seconds())
 	}
-	m.wrote(family, &r)
+	m.countWrites(family, &r)
 	if r.Err != nil {
 		return
 	}
@@ -246,8 +192,7 @@ func (m *Metrics) ObserveSync(r proxier.SyncReport) {
 	m.noLocalEndpoints.WithLabelValues("external", family).Set(float64(r.NoLocalExternal))
 }
 
-// failed counts failures.
-func (m *Metrics) failed(family string, r *proxier.SyncReport) {
+func (m *Metrics) countFailure(family string, r *proxier.SyncReport) {
 	if r.Err == nil || m.failures == nil {
 		return
 	}
@@ -257,8 +202,8 @@ func (m *Metrics) failed(family string, r *proxier.SyncReport) {
 	}
 }
 
-// wrote counts what a sync did to the kernel.
-func (m *Metrics) wrote(family string, r *proxier.SyncReport) {
+// countWrites counts what a sync wrote to the kernel.
+func (m *Metrics) countWrites(family string, r *proxier.SyncReport) {
 	m.writes.WithLabelValues(family).Add(float64(r.Apply.Writes))
 	m.transactions.WithLabelValues(family).Add(float64(r.Apply.Transactions))
 	m.bytes.WithLabelValues(family).Add(float64(r.Apply.Bytes))
@@ -278,6 +223,3 @@ func (m *Metrics) wrote(family string, r *proxier.SyncReport) {
 		}
 	}
 }
-
-// seconds is a time as Prometheus has it.
-func seconds(t time.Time) float64 { return float64(t.UnixNano()) / float64(time.Second) }

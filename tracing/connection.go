@@ -14,21 +14,21 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// Names of the attributes of the span of a connection that are ours. A sampler sees
-// AttributePortName and AttributeOutcome, and the names of the Service.
+// Names of the attributes of a connection's span. A sampler sees AttributePortName,
+// AttributeOutcome, and the namespace and name of the Service.
 const (
 	// AttributePortName is the name of the Service's port, empty if it has none.
 	AttributePortName = attribute.Key("serviceplane.port_name")
 	// AttributeOutcome is a connection.Outcome.
 	AttributeOutcome = attribute.Key("serviceplane.outcome")
-	// AttributeEndpoint is who served the connection; without it nobody did.
+	// AttributeEndpoint is the endpoint that served the connection; absent if none did.
 	AttributeEndpoint = attribute.Key("serviceplane.endpoint")
 	// AttributeSent and AttributeReceived count the bytes to and from the endpoint.
 	AttributeSent     = attribute.Key("serviceplane.bytes.sent")
 	AttributeReceived = attribute.Key("serviceplane.bytes.received")
 )
 
-// Names that OpenTelemetry's semantic conventions give; version 1.43 has all of them.
+// Names of OpenTelemetry's semantic conventions, version 1.43.
 const (
 	keyNamespace     = attribute.Key("k8s.namespace.name")
 	keyService       = attribute.Key("k8s.service.name")
@@ -51,9 +51,8 @@ const (
 
 var _ connection.Observer = (*Tracer)(nil)
 
-// ObserveConnection implements connection.Observer. The next Observer hears
-// of the connection too, if it is one. A connection that the TracerProvider does not
-// sample costs little.
+// ObserveConnection implements connection.Observer. It also calls the next Observer, if
+// that is a connection.Observer. A connection that is not sampled costs little.
 func (t *Tracer) ObserveConnection(r connection.Report) {
 	if next, ok := t.next.(connection.Observer); ok {
 		next.ObserveConnection(r)
@@ -75,7 +74,7 @@ func (t *Tracer) ObserveConnection(r connection.Report) {
 	span.End(trace.WithTimestamp(ended))
 }
 
-// phases makes the children of a connection's span.
+// phases creates the child spans of a connection.
 func (t *Tracer) phases(ctx context.Context, r *connection.Report, ended time.Time) {
 	if r.Held > 0 {
 		t.stage(ctx, spanHeld, r.Began, r.Began.Add(r.Held))
@@ -94,15 +93,15 @@ func (t *Tracer) phases(ctx context.Context, r *connection.Report, ended time.Ti
 func (t *Tracer) dial(ctx context.Context, a *connection.Attempt) {
 	ended := a.Began.Add(a.Duration)
 	_, span := t.tracer.Start(ctx, spanDial, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(a.Began),
-		trace.WithAttributes(place(keyPeerAddress, keyPeerPort, a.Endpoint)...))
+		trace.WithAttributes(addressAttributes(keyPeerAddress, keyPeerPort, a.Endpoint)...))
 	if a.Err != nil {
 		fail(span, a.Err, ended)
 	}
 	span.End(trace.WithTimestamp(ended))
 }
 
-// forSampler is what a sampler may decide by: only what is there for nothing, as
-// there may be thousands of connections that it does not want.
+// forSampler returns the attributes that a sampler may decide by: only cheap ones, as it
+// may reject thousands of connections.
 func forSampler(r *connection.Report) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		keyNamespace.String(r.Name.Namespace),
@@ -112,7 +111,7 @@ func forSampler(r *connection.Report) []attribute.KeyValue {
 	}
 }
 
-// details are the other attributes of a connection.
+// details returns the other attributes of a connection.
 func details(r *connection.Report) []attribute.KeyValue {
 	all := []attribute.KeyValue{
 		keyTransport.String(strings.ToLower(r.Protocol.String())),
@@ -120,16 +119,16 @@ func details(r *connection.Report) []attribute.KeyValue {
 		AttributeSent.Int64(r.Sent),
 		AttributeReceived.Int64(r.Received),
 	}
-	all = append(all, place(keyClientAddress, keyClientPort, r.Client)...)
-	all = append(all, place(keyServerAddress, keyServerPort, r.Dialled)...)
+	all = append(all, addressAttributes(keyClientAddress, keyClientPort, r.Client)...)
+	all = append(all, addressAttributes(keyServerAddress, keyServerPort, r.Dialled)...)
 	if r.Endpoint.IsValid() {
 		all = append(all, AttributeEndpoint.String(r.Endpoint.String()))
 	}
 	return all
 }
 
-// place is an address and a port, as far as they are known.
-func place(address, port attribute.Key, at netip.AddrPort) []attribute.KeyValue {
+// addressAttributes returns the attributes of an address and port; none if it is invalid.
+func addressAttributes(address, port attribute.Key, at netip.AddrPort) []attribute.KeyValue {
 	if !at.IsValid() {
 		return nil
 	}

@@ -36,26 +36,25 @@ const (
 const (
 	spanSync   = "sync"
 	spanQueued = "queued"
-	// eventTrigger is when the control plane saw the cause of a change.
+	// eventTrigger is the time at which the control plane saw the cause of a change.
 	eventTrigger = "trigger"
-	// mostTriggers is how many of them become events; OpenTelemetry drops events
-	// beyond 128 by default.
-	mostTriggers = 100
+	// maxTriggers limits the events: OpenTelemetry drops those beyond 128 by default.
+	maxTriggers = 100
 )
 
-// Tracer makes traces of syncs and connections. It implements proxier.Observer and
-// connection.Observer, and may be used by several goroutines at once.
+// Tracer creates traces of syncs and connections. It implements proxier.Observer and
+// connection.Observer. Several goroutines may use it at once.
 type Tracer struct {
 	tracer trace.Tracer
-	silent bool // nobody wants traces
+	silent bool // the provider records nothing
 	next   proxier.Observer
 }
 
 var _ proxier.Observer = (*Tracer)(nil)
 
-// New returns a Tracer. next, if it is not nil, hears about every sync too, and of
-// every connection if it is a connection.Observer: a Provider has one
-// Observer.
+// New returns a Tracer. A Provider has only one Observer, so the Tracer calls next, if
+// it is not nil, for every sync, and for every connection if next is a
+// connection.Observer.
 func New(provider trace.TracerProvider, next proxier.Observer) *Tracer {
 	tracer := provider.Tracer(ScopeName)
 	_, silent := tracer.(noop.Tracer)
@@ -67,7 +66,7 @@ func (t *Tracer) ObserveSync(r proxier.SyncReport) {
 	if t.next != nil {
 		t.next.ObserveSync(r)
 	}
-	if t.silent || errors.Is(r.Err, proxier.ErrContested) { // contested: nothing was done
+	if t.silent || errors.Is(r.Err, proxier.ErrContested) { // a contested sync did nothing
 		return
 	}
 	began := r.Started
@@ -82,7 +81,7 @@ func (t *Tracer) ObserveSync(r proxier.SyncReport) {
 	for _, s := range r.Stages {
 		t.stage(ctx, s.Name, s.Started, s.Started.Add(s.Duration))
 	}
-	for _, at := range firstOf(r.Triggers) {
+	for _, at := range oldest(r.Triggers) {
 		span.AddEvent(eventTrigger, trace.WithTimestamp(at))
 	}
 	ended := r.Started.Add(r.Duration)
@@ -92,7 +91,7 @@ func (t *Tracer) ObserveSync(r proxier.SyncReport) {
 	span.End(trace.WithTimestamp(ended))
 }
 
-// fail gives a span an error.
+// fail records an error in a span.
 func fail(span trace.Span, err error, at time.Time) {
 	span.RecordError(err, trace.WithTimestamp(at))
 	span.SetStatus(codes.Error, err.Error())
@@ -103,10 +102,10 @@ func (t *Tracer) stage(ctx context.Context, name string, began, ended time.Time)
 	span.End(trace.WithTimestamp(ended))
 }
 
-// firstOf are the oldest triggers: the latency that somebody waited for.
-func firstOf(triggers []time.Time) []time.Time {
+// oldest returns the oldest triggers, which have the highest latency.
+func oldest(triggers []time.Time) []time.Time {
 	sorted := slices.SortedFunc(slices.Values(triggers), time.Time.Compare)
-	return sorted[:min(len(sorted), mostTriggers)]
+	return sorted[:min(len(sorted), maxTriggers)]
 }
 
 func attributes(r *proxier.SyncReport) []attribute.KeyValue {

@@ -11,15 +11,15 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// core writes to a handler of slog.
+// core writes to a slog.Handler.
 type core struct {
 	handler slog.Handler
-	// inside are the fields from the first open namespace on. They wait for the entry,
-	// because its name belongs outside.
+	// inside holds the fields from the first namespace on. Write adds them, because the
+	// logger's name must come before the namespace.
 	inside []zapcore.Field
 }
 
-// level is a level of zap as slog has it: both count in steps from Info.
+// level converts a level of zap: both count in steps from Info.
 func level(l zapcore.Level) slog.Level { return slog.Level(l) * (slog.LevelWarn - slog.LevelInfo) }
 
 func (c *core) Enabled(l zapcore.Level) bool {
@@ -51,7 +51,7 @@ func (c *core) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcor
 func (c *core) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	pc := entry.Caller.PC
 	if pc != 0 {
-		pc++ // zap has the call, slog wants where it returns to
+		pc++ // zap stores the address of the call, slog expects the return address
 	}
 	record := slog.NewRecord(entry.Time, level(entry.Level), entry.Message, pc)
 	if entry.LoggerName != "" {
@@ -66,14 +66,14 @@ func (c *core) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 
 func (c *core) Sync() error { return nil }
 
-// attributes are fields as slog has them. A namespace is a group of all that follow.
+// attributes converts fields. A namespace becomes a group of all fields after it.
 func attributes(fields []zapcore.Field) []slog.Attr {
 	attrs := make([]slog.Attr, 0, len(fields))
 	for i, f := range fields {
 		if f.Type == zapcore.NamespaceType {
 			return append(attrs, slog.GroupAttrs(f.Key, attributes(fields[i+1:])...))
 		}
-		if f.Type == zapcore.ErrorType { // as it is, for handlers that look into it
+		if f.Type == zapcore.ErrorType { // unchanged, since handlers may inspect it
 			attrs = append(attrs, slog.Any(f.Key, f.Interface))
 			continue
 		}
@@ -84,7 +84,7 @@ func attributes(fields []zapcore.Field) []slog.Attr {
 	return attrs
 }
 
-// group are the fields of an object, by name.
+// group converts the fields of an object, sorted by name.
 func group(fields map[string]any) []slog.Attr {
 	attrs := make([]slog.Attr, 0, len(fields))
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
@@ -97,7 +97,7 @@ func value(v any) slog.Value {
 	switch v := v.(type) {
 	case map[string]any:
 		return slog.GroupValue(group(v)...)
-	case complex64, complex128: // JSON has none
+	case complex64, complex128: // JSON has no complex numbers
 		return slog.StringValue(strings.Trim(fmt.Sprint(v), "()"))
 	}
 	return slog.AnyValue(v)

@@ -1,16 +1,14 @@
-// Package zaplog makes the *zap.Logger that this library takes out of the logger that a
-// program has: a *slog.Logger or a logr.Logger. A program that has zap needs none of it.
-// It works everywhere.
+// Package zaplog creates the *zap.Logger that this library takes from a *slog.Logger or
+// a logr.Logger. Programs that use zap do not need it.
 //
 //	deps := proxier.Deps{Logger: zaplog.FromSlog(slog.Default())}
 //
-// Levels, fields, namespaces and the names of loggers arrive, and so does the place in
-// the code that a line comes from, for handlers that show it. What the handler does not
-// want is not even formatted.
+// It keeps levels, fields, namespaces, logger names and the source position. Lines that
+// the handler rejects are not formatted.
 //
-// The other way, from zap, is well served: github.com/go-logr/zapr for logr, and with
-// it klog's lines in a program's own logger, and go.uber.org/zap/exp/zapslog for slog.
-// klog.SetLogger is for the program alone to call: it is global.
+// For the other direction, from zap, there are github.com/go-logr/zapr for logr and
+// klog, and go.uber.org/zap/exp/zapslog for slog. Only the program itself should call
+// klog.SetLogger, which is global.
 package zaplog
 
 import (
@@ -20,8 +18,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// FromSlog is a logger that writes to l; nil is silent. Debug, Info, Warn and Error are
-// slog's levels of the same names. The name of a logger is the attribute "logger".
+// FromSlog returns a logger that writes to l; nil is silent. Levels keep their names.
+// The logger's name becomes the attribute "logger".
 func FromSlog(l *slog.Logger) *zap.Logger {
 	if l == nil {
 		return zap.NewNop()
@@ -29,11 +27,11 @@ func FromSlog(l *slog.Logger) *zap.Logger {
 	return fromHandler(l.Handler())
 }
 
-// FromLogr is a logger that writes to l; the zero value is silent. Debug is V(4), as
-// Kubernetes has it and logr.ToSlogHandler, Info and Warn are V(0), and Error is an
-// error. A logger of zapr is its zap.Logger again, with zap's own levels.
+// FromLogr returns a logger that writes to l; the zero value is silent. Debug becomes
+// V(4), as in Kubernetes and logr.ToSlogHandler, Info and Warn become V(0), and Error an
+// error. From a logger of zapr it returns the underlying zap.Logger.
 func FromLogr(l logr.Logger) *zap.Logger {
-	// As zapr.Underlier. Its caller skips are for calls through logr.
+	// This is zapr.Underlier. Its caller skips only suit calls through logr.
 	own, ok := l.GetSink().(interface{ GetUnderlying() *zap.Logger })
 	if ok && l.GetV() == 0 {
 		under := own.GetUnderlying()

@@ -117,10 +117,10 @@ func TestALifeWithAnAPIServer(t *testing.T) {
 			api.Stop()
 			put(webSlices(1))
 			lasts(func() { c.expectNow("pod-2") })
-			p.waitOutput("the API server is not reached", "127.0.0.1:6443: connect: connection refused")
+			p.waitOutput("API server does not answer", "127.0.0.1:6443: connect: connection refused")
 			api.Start(t)
 			c.expectSoon("pod-1")
-			p.waitOutput("the API server is reached again")
+			p.waitOutput("API server answers again")
 
 			if took, err := p.signal(os.Interrupt); err != nil || took > time.Second {
 				t.Errorf("after SIGINT: %v after %v, want exit code 0 within 1s", err, took)

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,9 +11,15 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// present collects what is read from the Status, at the time of a scrape.
-type present struct {
-	metrics *Metrics
+// sources are read at each scrape; nil means that the program has not set them.
+type sources struct {
+	status    atomic.Pointer[func() proxier.Status]
+	apiServer atomic.Pointer[func() (reachable bool, failures uint64)]
+}
+
+// statusCollector collects the metrics that are read from the Status at each scrape.
+type statusCollector struct {
+	sources *sources
 
 	endpointsPending, endpointsTotal, servicesPending, servicesTotal, lastQueued *prometheus.Desc
 
@@ -22,35 +29,35 @@ type present struct {
 	reachable, unreached                           *prometheus.Desc
 }
 
-func newPresent(m *Metrics) *present {
+func newStatusCollector(s *sources) *statusCollector {
 	desc := func(namespace, name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
 	}
-	return &present{
-		metrics:          m,
-		endpointsPending: desc(kubeProxy, "sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that are not programmed."),
-		endpointsTotal:   desc(kubeProxy, "sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that have arrived."),
-		servicesPending:  desc(kubeProxy, "sync_proxy_rules_service_changes_pending", "Services whose changes are not programmed."),
-		servicesTotal:    desc(kubeProxy, "sync_proxy_rules_service_changes_total", "Changes of Services that have arrived."),
-		lastQueued:       desc(kubeProxy, "sync_proxy_rules_last_queued_timestamp_seconds", "When a sync was asked for last.", labelFamily),
-		setAside:         desc(serviceplane, "values_set_aside", "Values of API objects that are set aside at the moment.", "reason"),
-		pending:          desc(serviceplane, "pending_seconds", "How long the oldest change has been waiting to be programmed; 0 if there is none.", labelFamily),
-		ports:            desc(serviceplane, "service_ports", "Service ports that are programmed.", labelFamily),
-		failed:           desc(serviceplane, "service_ports_failed", "Service ports that could not be programmed as they should be.", labelFamily),
-		damages:          desc(serviceplane, "damages_total", "Changes of the proxy's kernel objects by somebody else that were noticed.", labelFamily),
-		condition:        desc(serviceplane, "condition", "1 while there is something that an operator should look at.", "type", labelFamily),
-		without:          desc(serviceplane, "dependency_missing", "1 for what the program should give the proxy and does not, as packets may miss it.", "dependency"),
+	return &statusCollector{
+		sources:          s,
+		endpointsPending: desc(kubeProxy, "sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that are not programmed yet."),
+		endpointsTotal:   desc(kubeProxy, "sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices received."),
+		servicesPending:  desc(kubeProxy, "sync_proxy_rules_service_changes_pending", "Services with changes that are not programmed yet."),
+		servicesTotal:    desc(kubeProxy, "sync_proxy_rules_service_changes_total", "Changes of Services received."),
+		lastQueued:       desc(kubeProxy, "sync_proxy_rules_last_queued_timestamp_seconds", "Time of the last request for a sync.", labelFamily),
+		setAside:         desc(serviceplane, "values_set_aside", "Values of API objects that are ignored because they are invalid or not supported, by reason.", "reason"),
+		pending:          desc(serviceplane, "pending_seconds", "Age of the oldest change that is not programmed yet; 0 if there is none.", labelFamily),
+		ports:            desc(serviceplane, "service_ports", "Programmed service ports.", labelFamily),
+		failed:           desc(serviceplane, "service_ports_failed", "Service ports that the last sync could not program completely.", labelFamily),
+		damages:          desc(serviceplane, "damages_total", "Detected changes of the proxy's kernel objects by other programs.", labelFamily),
+		condition:        desc(serviceplane, "condition", "1 while the condition holds; a condition needs an operator's attention.", "type", labelFamily),
+		without:          desc(serviceplane, "dependency_missing", "1 for each dependency that the program does not give the proxy, although packets may need it.", "dependency"),
 
-		descriptors:      desc(serviceplane, "client_descriptors", "Descriptors of this process that clients use. IP families may share them.", labelFamily),
-		descriptorLimit:  desc(serviceplane, "client_descriptors_limit", "How many descriptors clients may use.", labelFamily),
-		descriptorLosses: desc(serviceplane, "client_descriptors_short_total", "Clients that were refused for lack of descriptors, or ended so that others get theirs.", "what", labelFamily),
+		descriptors:      desc(serviceplane, "client_descriptors", "Descriptors of this process that clients hold. IP families may share them.", labelFamily),
+		descriptorLimit:  desc(serviceplane, "client_descriptors_limit", "Descriptors that clients may hold.", labelFamily),
+		descriptorLosses: desc(serviceplane, "client_descriptors_short_total", "Clients refused for lack of descriptors, or ended to give their descriptors to others.", "what", labelFamily),
 		reachable:        desc(serviceplane, "apiserver_reachable", "1 if the API server answered the last request, 0 if not."),
-		unreached:        desc(serviceplane, "apiserver_failures_total", "Requests without an answer of the API server, or answered with 401, 429 or 5xx."),
+		unreached:        desc(serviceplane, "apiserver_failures_total", "Requests that the API server did not answer, or answered with 401, 429 or 5xx."),
 	}
 }
 
 // Describe implements prometheus.Collector.
-func (p *present) Describe(out chan<- *prometheus.Desc) {
+func (p *statusCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		p.endpointsPending, p.endpointsTotal, p.servicesPending, p.servicesTotal, p.lastQueued,
 		p.setAside, p.pending, p.ports, p.failed, p.damages, p.condition, p.without,
@@ -62,22 +69,22 @@ func (p *present) Describe(out chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector.
-func (p *present) Collect(out chan<- prometheus.Metric) {
+func (p *statusCollector) Collect(out chan<- prometheus.Metric) {
 	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, kind, value, labels...)
 	}
-	if reachable := p.metrics.apiServer.Load(); reachable != nil {
+	if reachable := p.sources.apiServer.Load(); reachable != nil {
 		now, failures := (*reachable)()
 		send(p.reachable, prometheus.GaugeValue, map[bool]float64{true: 1}[now])
 		send(p.unreached, prometheus.CounterValue, float64(failures))
 	}
-	if status := p.metrics.status.Load(); status != nil {
+	if status := p.sources.status.Load(); status != nil {
 		p.collect((*status)(), send)
 	}
 }
 
-// collect sends what the Status says.
-func (p *present) collect(s proxier.Status, send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
+// collect sends the metrics of a Status.
+func (p *statusCollector) collect(s proxier.Status, send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
 	send(p.endpointsPending, prometheus.GaugeValue, float64(s.Tracked.PendingEndpointSlices))
 	send(p.endpointsTotal, prometheus.CounterValue, float64(s.Tracked.EndpointSlices))
 	send(p.servicesPending, prometheus.GaugeValue, float64(s.Tracked.PendingServices))
@@ -115,7 +122,7 @@ func (p *present) collect(s proxier.Status, send func(*prometheus.Desc, promethe
 	}
 }
 
-// setAside counts problems by reason; a reason without any counts too.
+// setAside counts problems by reason; it contains every reason.
 func setAside(problems []changetracker.Problem) map[changetracker.Reason]int {
 	counts := map[changetracker.Reason]int{}
 	for _, reason := range changetracker.Reasons() {
@@ -127,13 +134,14 @@ func setAside(problems []changetracker.Problem) map[changetracker.Reason]int {
 	return counts
 }
 
-// kind is a condition without its story.
+// kind is a condition without its details.
 type kind struct {
 	Type   string
 	Family v1.IPFamily
 }
 
-// kinds are the conditions, each once: two Services may have the same.
+// kinds returns the kinds of conditions without repetition: two Services may have the
+// same condition.
 func kinds(conditions []proxier.Condition) map[kind]bool {
 	all := map[kind]bool{}
 	for i := range conditions {
