@@ -6,53 +6,55 @@ import (
 	"net/netip"
 )
 
-// Addresses puts VIPs on this machine, so that sockets can listen on them. Calls for one
-// IP family do not overlap, but those for both may. Both methods do nothing, without an
-// error, when there is nothing to do.
+// Addresses assigns VIPs to this machine, so that sockets can listen on them. Calls for
+// one IP family do not overlap, but calls for different families may. Adding an address
+// that is present, and removing one that is absent, is not an error.
 //
-// A VIP goes with its last socket; connections that drain there have no way any more.
+// The engine removes a VIP together with its last socket; connections that still drain
+// on the VIP then break.
 //
-// NewNetsh makes one for Windows. On Linux it would add them to a dummy device, as
-// "ip address add" does.
+// NewNetsh implements Addresses on Windows. On Linux, an implementation adds VIPs to a
+// dummy device, as "ip address add" does.
 type Addresses interface {
-	// Add makes an address one of this machine's, and returns when sockets can be
-	// bound to it.
+	// Add assigns an address to this machine. It returns when sockets can be bound to
+	// the address.
 	Add(ctx context.Context, addr netip.Addr) error
-	// Remove takes back an address that Add has added.
+	// Remove removes an address that Add has added.
 	Remove(ctx context.Context, addr netip.Addr) error
 }
 
-// addressBook counts the sockets on each address that was added: other ports of a
-// VIP may still be in use when one goes (W-U6).
-type addressBook struct {
-	addresses Addresses // nil: there is nothing to add
+// addressRefs counts the sockets on each address: when one socket closes, other ports
+// of the VIP may still be open (W-U6).
+type addressRefs struct {
+	addresses Addresses // nil: the addresses are not managed
 	sockets   map[netip.Addr]int
 }
 
-// use adds an address for one more socket.
-func (b *addressBook) use(ctx context.Context, addr netip.Addr) error {
-	if b.addresses == nil || addr.IsUnspecified() {
+// acquire counts one more socket on an address, and adds the address for the first one.
+func (r *addressRefs) acquire(ctx context.Context, addr netip.Addr) error {
+	if r.addresses == nil || addr.IsUnspecified() {
 		return nil
 	}
-	if b.sockets[addr] == 0 {
-		if err := b.addresses.Add(ctx, addr); err != nil {
+	if r.sockets[addr] == 0 {
+		if err := r.addresses.Add(ctx, addr); err != nil {
 			return fmt.Errorf("add address %v: %w", addr, err)
 		}
 	}
-	b.sockets[addr]++
+	r.sockets[addr]++
 	return nil
 }
 
-// leave removes an address when its last socket has gone.
-func (b *addressBook) leave(ctx context.Context, addr netip.Addr) error {
-	if b.addresses == nil || addr.IsUnspecified() {
+// release counts one socket less on an address, and removes the address after the last
+// one.
+func (r *addressRefs) release(ctx context.Context, addr netip.Addr) error {
+	if r.addresses == nil || addr.IsUnspecified() {
 		return nil
 	}
-	if b.sockets[addr]--; b.sockets[addr] > 0 {
+	if r.sockets[addr]--; r.sockets[addr] > 0 {
 		return nil
 	}
-	delete(b.sockets, addr)
-	if err := b.addresses.Remove(ctx, addr); err != nil {
+	delete(r.sockets, addr)
+	if err := r.addresses.Remove(ctx, addr); err != nil {
 		return fmt.Errorf("remove address %v: %w", addr, err)
 	}
 	return nil

@@ -10,32 +10,31 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// balancer chooses endpoints of a service port in turn, and the same one again for a
-// client that has session affinity, whatever socket it comes to.
+// balancer chooses endpoints of a service port by round robin. With session affinity, a
+// client gets the same endpoint again, at all sockets of the service port.
 type balancer struct {
-	mu       sync.Mutex // guards all below
-	scopes   [2]turn
-	affinity time.Duration
-	records  map[netip.Addr]record
-	servers  []netip.AddrPort // sorted
+	mu         sync.Mutex // guards all below
+	scopes     [2]roundRobin
+	affinity   time.Duration
+	affinities map[netip.Addr]affinity
+	serving    []netip.AddrPort // sorted
 }
 
-// turn is whose turn it is among the endpoints of a scope.
-type turn struct {
+// roundRobin holds the endpoints of a scope.
+type roundRobin struct {
 	endpoints []netip.AddrPort // sorted
 	next      int
-	// arrived is closed when there are endpoints.
-	arrived chan struct{}
+	arrived   chan struct{} // closed while there are endpoints
 }
 
-// record is where a client with session affinity was sent, and when.
-type record struct {
+// affinity is the endpoint of a client with session affinity.
+type affinity struct {
 	endpoint netip.AddrPort
 	last     time.Time
 }
 
 func newBalancer() *balancer {
-	b := &balancer{records: map[netip.Addr]record{}}
+	b := &balancer{affinities: map[netip.Addr]affinity{}}
 	for i := range b.scopes {
 		b.scopes[i].arrived = make(chan struct{})
 	}
@@ -44,89 +43,89 @@ func newBalancer() *balancer {
 
 func scopeIndex(s desired.Scope) int { return int(s - desired.ScopeCluster) }
 
-// update takes over what the service port is now. The turns go on where they were,
-// as far as possible; clients stay where their endpoint does.
+// update sets the endpoints and the session affinity. Round robin continues where it
+// was, if possible; clients keep endpoints that still exist.
 func (b *balancer) update(s *desired.Service) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.affinity, b.servers = s.Affinity, s.Serving
+	b.affinity, b.serving = s.Affinity, s.Serving
 	if b.affinity == 0 {
-		clear(b.records)
+		clear(b.affinities)
 	}
 	b.scopes[scopeIndex(desired.ScopeCluster)].update(s.Cluster)
 	b.scopes[scopeIndex(desired.ScopeLocal)].update(s.Local)
 }
 
-func (t *turn) update(endpoints []netip.AddrPort) {
-	if len(t.endpoints) > 0 && len(endpoints) > 0 {
-		t.next, _ = slices.BinarySearchFunc(endpoints, t.endpoints[t.next%len(t.endpoints)], netip.AddrPort.Compare)
+func (rr *roundRobin) update(endpoints []netip.AddrPort) {
+	if len(rr.endpoints) > 0 && len(endpoints) > 0 {
+		rr.next, _ = slices.BinarySearchFunc(endpoints, rr.endpoints[rr.next%len(rr.endpoints)], netip.AddrPort.Compare)
 	}
-	wasEmpty := len(t.endpoints) == 0
-	if wasEmpty && len(endpoints) > 0 { // not every node begins with the same one
-		t.next = rand.IntN(len(endpoints))
+	wasEmpty := len(rr.endpoints) == 0
+	if wasEmpty && len(endpoints) > 0 { // nodes begin with different endpoints
+		rr.next = rand.IntN(len(endpoints))
 	}
-	t.endpoints = endpoints
+	rr.endpoints = endpoints
 	switch {
 	case wasEmpty && len(endpoints) > 0:
-		close(t.arrived)
+		close(rr.arrived)
 	case !wasEmpty && len(endpoints) == 0:
-		t.arrived = make(chan struct{})
+		rr.arrived = make(chan struct{})
 	}
 }
 
-func (t *turn) has(endpoint netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(t.endpoints, endpoint, netip.AddrPort.Compare)
+func (rr *roundRobin) has(endpoint netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(rr.endpoints, endpoint, netip.AddrPort.Compare)
 	return ok
 }
 
-// list is what there is to choose from, and a channel that is closed as soon as that
-// is something. The list is not written to.
+// list returns the endpoints of a scope, and a channel that is closed when there are
+// any. The caller must not modify the list.
 func (b *balancer) list(scope desired.Scope) (endpoints []netip.AddrPort, arrived <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t := &b.scopes[scopeIndex(scope)]
-	return t.endpoints, t.arrived
+	rr := &b.scopes[scopeIndex(scope)]
+	return rr.endpoints, rr.arrived
 }
 
-// serves says whether connections to an endpoint may go on.
+// serves reports whether an endpoint serves, so that UDP flows to it may continue.
 func (b *balancer) serves(endpoint netip.AddrPort) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	_, ok := slices.BinarySearchFunc(b.servers, endpoint, netip.AddrPort.Compare)
+	_, ok := slices.BinarySearchFunc(b.serving, endpoint, netip.AddrPort.Compare)
 	return ok
 }
 
-// pick chooses an endpoint that is none of tried. A client's record counts only for
-// its first attempt.
+// pick chooses an endpoint that is not in tried. Session affinity applies only to the
+// first attempt.
 func (b *balancer) pick(scope desired.Scope, client netip.Addr, tried []netip.AddrPort, now time.Time) (endpoint netip.AddrPort, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t := &b.scopes[scopeIndex(scope)]
-	if r, known := b.records[client]; known && len(tried) == 0 && t.has(r.endpoint) && now.Sub(r.last) < b.affinity {
-		b.records[client] = record{r.endpoint, now}
-		return r.endpoint, true
+	rr := &b.scopes[scopeIndex(scope)]
+	if a, ok := b.affinities[client]; ok && len(tried) == 0 && rr.has(a.endpoint) && now.Sub(a.last) < b.affinity {
+		b.affinities[client] = affinity{a.endpoint, now}
+		return a.endpoint, true
 	}
-	for range t.endpoints {
-		endpoint = t.endpoints[t.next%len(t.endpoints)]
-		t.next = (t.next + 1) % len(t.endpoints)
+	for range rr.endpoints {
+		endpoint = rr.endpoints[rr.next%len(rr.endpoints)]
+		rr.next = (rr.next + 1) % len(rr.endpoints)
 		if slices.Contains(tried, endpoint) {
 			continue
 		}
 		if b.affinity > 0 {
-			b.records[client] = record{endpoint, now}
+			b.affinities[client] = affinity{endpoint, now}
 		}
 		return endpoint, true
 	}
 	return netip.AddrPort{}, false
 }
 
-// sweep forgets clients whose time is up.
+// sweep drops session affinities that have timed out.
 func (b *balancer) sweep(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for client, r := range b.records {
-		if now.Sub(r.last) >= b.affinity {
-			delete(b.records, client)
+	for client, a := range b.affinities {
+		if now.Sub(a.last) >= b.affinity {
+			delete(b.affinities, client)
 		}
 	}
 }

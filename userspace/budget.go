@@ -2,8 +2,6 @@ package userspace
 
 import (
 	"container/heap"
-	"errors"
-	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -14,127 +12,117 @@ import (
 )
 
 // Budget shares the descriptors of this process among the clients of service ports.
-// While there are enough, every client gets some. When they are used up, the service
-// port that has the most gives way to one that has fewer, and within a service port
-// the client address that has the most: its connection, or UDP flow, that has been idle
-// longest is ended. A new TCP connection whose client would then have the most is
-// reset; a new UDP client replaces another one of its service port. This is max-min
-// fairness: nobody below an equal share is refused while somebody is above it.
+// While enough are free, every client gets them. When none is free, the service port
+// with the most descriptors gives some to a service port with fewer. Within a service
+// port, the client address with the most gives them: its TCP connection or UDP flow
+// that has been idle longest ends. A new TCP connection whose client would then have
+// the most is reset; a new UDP client replaces another one of its service port. This is
+// max-min fairness: no client below an equal share is refused while another is above it.
 //
-// Sockets that listen count too, and are not refused. The methods may be called by
-// several goroutines at once, and by several Providers.
+// Listening sockets count too, and are never refused. Several goroutines, and several
+// Providers, may call the methods at once.
 type Budget struct {
-	limit  int       // of everything
-	pipes  int64     // how many there may be for splice(2) beside that
-	began  time.Time // stamps count from then
-	lent   atomic.Int64
-	mu     sync.Mutex // guards all below
-	fixed  int        // descriptors of listening sockets
-	used   int        // descriptors of clients
-	shares map[changetracker.ServicePortName]*share
-	heavy  queue[*share] // the one with the most is first
+	limit      int       // for clients and listening sockets together
+	maxPipes   int64     // for splice(2), not part of limit
+	began      time.Time // lease times are durations since then
+	pipesInUse atomic.Int64
+	mu         sync.Mutex // guards all below
+	listening  int        // descriptors of listening sockets
+	used       int        // descriptors of clients
+	shares     map[changetracker.ServicePortName]*share
+	byUsage    queue[*share] // the highest usage first
 
 	refused, ended int
-	short          shortage
+	shortage       shortage
 }
 
 const (
-	// perConnection and perFlow are the descriptors that a TCP connection and a UDP
-	// client need.
-	perConnection, perFlow = 2, 1
-	// pipePart is the part of a budget that pipes may use.
-	pipePart = 8
-	// perPipe are the descriptors of a pipe.
-	perPipe = 2
-	// reservePart is the part of the process's limit that is kept for others, and
-	// mostReserve the most that this comes to.
-	reservePart, mostReserve = 4, 4096
-	// unknownOpen stands for the descriptors that are open where nobody can tell.
-	unknownOpen = 32
-	// mostDescriptors is the limit of a process that has none, or that cannot be asked.
-	mostDescriptors = 1 << 20
+	descriptorsPerConnection = 2 // of a TCP client: its socket and the endpoint's
+	descriptorsPerFlow       = 1 // of a UDP client: the endpoint's socket
+	descriptorsPerPipe       = 2
+
+	// pipeFraction is the fraction of a budget that pipes may use: an eighth.
+	pipeFraction = 8
+	// The program keeps a quarter of the process's limit for itself, but at most
+	// maxReserve.
+	reserveFraction, maxReserve = 4, 4096
+	// assumedOpen is the assumed number of open descriptors where the system cannot
+	// list them.
+	assumedOpen = 32
+	// maxDescriptors replaces a process limit that is absent, unreadable or higher.
+	maxDescriptors = 1 << 20
 )
 
-// NewBudget returns a budget of some descriptors. 0 means those that the process may
-// have (RLIMIT_NOFILE), without those that are open already, and without a quarter,
-// 4,096 at most, for netlink, health checks, log files and the embedding program.
-// An eighth of the budget is for pipes, with which the kernel splices.
+// NewBudget returns a budget of this many descriptors. 0 means the limit of the process
+// (RLIMIT_NOFILE) less the descriptors that are open already, and less a quarter of the
+// limit, but at most 4,096, for netlink, health checks, log files and the embedding
+// program. An eighth of the budget is for the pipes of splice(2).
 func NewBudget(descriptors int) *Budget {
 	if descriptors <= 0 {
-		limit := min(processLimit(), mostDescriptors)
-		descriptors = limit - min(limit/reservePart, mostReserve) - openDescriptors()
+		limit := min(processLimit(), maxDescriptors)
+		descriptors = limit - min(limit/reserveFraction, maxReserve) - openDescriptors()
 	}
-	pipes := max(descriptors, 0) / pipePart
+	pipes := max(descriptors, 0) / pipeFraction
 	return &Budget{
-		limit: descriptors - pipes, pipes: int64(pipes / perPipe), began: time.Now(),
+		limit: descriptors - pipes, maxPipes: int64(pipes / descriptorsPerPipe), began: time.Now(),
 		shares: map[changetracker.ServicePortName]*share{},
 	}
 }
 
-// share is what a service port has of a budget.
+// share is what the clients of a service port use of a budget.
 type share struct {
 	name    changetracker.ServicePortName
 	used    int
-	place   int
-	clients map[netip.Addr]*holder
-	heavy   queue[*holder] // the one with the most is first
+	pos     int
+	clients map[netip.Addr]*clientShare
+	byUsage queue[*clientShare] // the highest usage first
 }
 
-// holder is a client address of a service port.
-type holder struct {
+// clientShare is what a client address uses of a service port's share.
+type clientShare struct {
 	addr   netip.Addr
 	used   int
-	place  int
-	leases queue[*lease] // the one that has been idle longest is first
+	pos    int
+	leases queue[*lease] // the longest idle first
 }
 
-// lease is what one connection has, or one UDP client.
+// lease holds the descriptors of one TCP connection or UDP client.
 type lease struct {
-	budget *Budget
-	share  *share
-	holder *holder
-	n      int
-	end    func() // called when another client needs it
-	last   atomic.Int64
-	known  int64 // last, as of when the queue was ordered
-	place  int   // absent after it was given back
+	budget     *Budget
+	share      *share
+	client     *clientShare
+	n          int
+	end        func() // ends the connection; called when another client needs the descriptors
+	lastActive atomic.Int64
+	sortedBy   int64 // lastActive when the queue was last ordered
+	pos        int   // absent after release
 }
-
-// absent is the place of what is in no queue.
-const absent = -1
 
 func (s *share) before(o *share) bool { return s.used > o.used }
-func (s *share) at() *int             { return &s.place }
+func (s *share) index() *int          { return &s.pos }
 
-func (h *holder) before(o *holder) bool {
-	return h.used > o.used || h.used == o.used && h.leases[0].known < o.leases[0].known
+func (c *clientShare) before(o *clientShare) bool {
+	return c.used > o.used || c.used == o.used && c.leases[0].sortedBy < o.leases[0].sortedBy
 }
-func (h *holder) at() *int { return &h.place }
+func (c *clientShare) index() *int { return &c.pos }
 
-func (l *lease) before(o *lease) bool { return l.known < o.known }
-func (l *lease) at() *int             { return &l.place }
+func (l *lease) before(o *lease) bool { return l.sortedBy < o.sortedBy }
+func (l *lease) index() *int          { return &l.pos }
 
-var (
-	// errNoDescriptors is why a client is refused.
-	errNoDescriptors = errors.New("no descriptor is free, and its service port has its fair share: raise the limit of open files")
-	// errCrowdedOut is why one is ended.
-	errCrowdedOut = fmt.Errorf("%w: other clients need its descriptors: raise the limit of open files", errCut)
-)
-
-// take lends n descriptors to a client of a service port; nil if there are none for
-// it. end is called when another client needs them. With replace, another client of the
-// service port gives way in any case. news says that clients were refused or ended, and
-// that the log should say so now.
-func (b *Budget) take(name changetracker.ServicePortName, client netip.Addr, n int, replace bool, end func()) (l *lease, news bool) {
+// take leases n descriptors to a client of a service port; it returns nil if the client
+// is refused. The budget calls end when another client needs the descriptors. With
+// replace, the service port's own clients make room even if this client has the most.
+// logNow reports that clients were refused or ended and that it is time to log that.
+func (b *Budget) take(name changetracker.ServicePortName, client netip.Addr, n int, replace bool, end func()) (l *lease, logNow bool) {
 	b.mu.Lock()
-	var leaving []*lease
+	var evicted []*lease
 	for b.free() < n {
-		one := b.yields(b.shares[name], client, n, replace, leaving)
-		if one == nil {
+		victim := b.victim(b.shares[name], client, n, replace, evicted)
+		if victim == nil {
 			break
 		}
-		b.drop(one)
-		leaving = append(leaving, one)
+		b.drop(victim)
+		evicted = append(evicted, victim)
 	}
 	enough := b.free() >= n
 	if enough {
@@ -142,240 +130,203 @@ func (b *Budget) take(name changetracker.ServicePortName, client netip.Addr, n i
 	} else {
 		b.refused++
 	}
-	b.ended += len(leaving)
-	news = (!enough || len(leaving) > 0) && b.short.note(time.Now())
+	b.ended += len(evicted)
+	logNow = (!enough || len(evicted) > 0) && b.shortage.note(time.Now())
 	b.mu.Unlock()
-	for _, one := range leaving {
-		one.end()
+	for _, victim := range evicted {
+		victim.end()
 	}
-	return l, news
+	return l, logNow
 }
 
-// free is what is left; negative when new sockets listen. The caller holds b.mu, here
-// and in what follows.
-func (b *Budget) free() int { return b.limit - b.fixed - b.used }
+// free returns the number of free descriptors. It is negative after new sockets began
+// to listen. The caller of free, victim, add and drop holds b.mu.
+func (b *Budget) free() int { return b.limit - b.listening - b.used }
 
-// yields chooses who gives way to a client of a service port; nil if nobody has to. s
-// is nil if the service port has nothing yet. leaving are those who gave way to the same
-// client already: they count as still there, since two may have to leave for one.
-func (b *Budget) yields(s *share, client netip.Addr, n int, replace bool, leaving []*lease) *lease {
-	if len(b.heavy) == 0 {
+// victim chooses the lease that ends in favor of a client of a service port; nil if the
+// client has no right to one. s is nil if the service port has no lease yet. evicted are
+// the leases that ended for this client already: the comparison counts them as still
+// held, since one client may need two.
+func (b *Budget) victim(s *share, client netip.Addr, n int, replace bool, evicted []*lease) *lease {
+	if len(b.byUsage) == 0 {
 		return nil
 	}
 	own, ownOfClient := 0, 0
 	if s != nil {
 		own = s.used
-		if h := s.clients[client]; h != nil {
-			ownOfClient = h.used
+		if c := s.clients[client]; c != nil {
+			ownOfClient = c.used
 		}
 	}
-	heaviest, taken, takenThere := b.heavy[0], 0, 0
-	for _, l := range leaving {
+	heaviest, taken, takenFromHeaviest := b.byUsage[0], 0, 0
+	for _, l := range evicted {
 		taken += l.n
 		if l.share == heaviest {
-			takenThere += l.n
+			takenFromHeaviest += l.n
 		}
 		if l.share == s {
 			own += l.n
 		}
 	}
 	switch {
-	case own+n < heaviest.used+takenThere:
-		return heaviest.quietest()
+	case own+n < heaviest.used+takenFromHeaviest:
+		return heaviest.idlest()
 	case s == nil:
 		return nil
-	case replace || ownOfClient+n < s.heavy[0].used+taken:
-		return s.quietest()
+	case replace || ownOfClient+n < s.byUsage[0].used+taken:
+		return s.idlest()
 	default:
 		return nil
 	}
 }
 
-// steps bounds the search for the idlest client, when all send something meanwhile.
-const steps = 256
+// maxReorders bounds the search for the idlest connection while all of them are active.
+const maxReorders = 256
 
-// quietest is the lease of the heaviest client that has been idle longest. Clients do
-// not reorder the queues when they send something, so that is done now.
-func (s *share) quietest() *lease {
-	for range steps {
-		h := s.heavy[0]
-		l := h.leases[0]
-		last := l.last.Load()
-		if last == l.known {
+// idlest returns the lease of the heaviest client that has been idle longest. Traffic
+// does not reorder the queues, so idlest does.
+func (s *share) idlest() *lease {
+	for range maxReorders {
+		c := s.byUsage[0]
+		l := c.leases[0]
+		last := l.lastActive.Load()
+		if last == l.sortedBy {
 			return l
 		}
-		l.known = last
-		heap.Fix(&h.leases, l.place)
-		heap.Fix(&s.heavy, h.place)
+		l.sortedBy = last
+		heap.Fix(&c.leases, l.pos)
+		heap.Fix(&s.byUsage, c.pos)
 	}
-	return s.heavy[0].leases[0]
+	return s.byUsage[0].leases[0]
 }
 
 func (b *Budget) add(name changetracker.ServicePortName, client netip.Addr, n int, end func()) *lease {
 	s := b.shares[name]
 	if s == nil {
-		s = &share{name: name, place: absent, clients: map[netip.Addr]*holder{}}
+		s = &share{name: name, pos: absent, clients: map[netip.Addr]*clientShare{}}
 		b.shares[name] = s
 	}
-	h := s.clients[client]
-	if h == nil {
-		h = &holder{addr: client, place: absent}
-		s.clients[client] = h
+	c := s.clients[client]
+	if c == nil {
+		c = &clientShare{addr: client, pos: absent}
+		s.clients[client] = c
 	}
-	l := &lease{budget: b, share: s, holder: h, n: n, end: end, known: b.stamp()}
-	l.last.Store(l.known)
-	heap.Push(&h.leases, l)
-	b.used, s.used, h.used = b.used+n, s.used+n, h.used+n
-	place(&s.heavy, h)
-	place(&b.heavy, s)
+	l := &lease{budget: b, share: s, client: c, n: n, end: end, sortedBy: b.now()}
+	l.lastActive.Store(l.sortedBy)
+	heap.Push(&c.leases, l)
+	b.used, s.used, c.used = b.used+n, s.used+n, c.used+n
+	s.byUsage.update(c)
+	b.byUsage.update(s)
 	return l
 }
 
-// drop takes a lease back.
+// drop removes a lease.
 func (b *Budget) drop(l *lease) {
-	s, h := l.share, l.holder
-	heap.Remove(&h.leases, l.place)
-	l.place = absent
-	b.used, s.used, h.used = b.used-l.n, s.used-l.n, h.used-l.n
-	if h.used > 0 {
-		place(&s.heavy, h)
+	s, c := l.share, l.client
+	heap.Remove(&c.leases, l.pos)
+	l.pos = absent
+	b.used, s.used, c.used = b.used-l.n, s.used-l.n, c.used-l.n
+	if c.used > 0 {
+		s.byUsage.update(c)
 	} else {
-		heap.Remove(&s.heavy, h.place)
-		delete(s.clients, h.addr)
+		heap.Remove(&s.byUsage, c.pos)
+		delete(s.clients, c.addr)
 	}
 	if s.used > 0 {
-		place(&b.heavy, s)
+		b.byUsage.update(s)
 	} else {
-		heap.Remove(&b.heavy, s.place)
+		heap.Remove(&b.byUsage, s.pos)
 		delete(b.shares, s.name)
 	}
 }
 
-// giveBack ends a lease, unless it has ended.
-func (l *lease) giveBack() {
+// release returns the descriptors. It may be called more than once.
+func (l *lease) release() {
 	l.budget.mu.Lock()
 	defer l.budget.mu.Unlock()
-	if l.place != absent {
+	if l.pos != absent {
 		l.budget.drop(l)
 	}
 }
 
-// touch notes that the client is not idle.
-func (l *lease) touch() { l.last.Store(l.budget.stamp()) }
+// touch records activity.
+func (l *lease) touch() { l.lastActive.Store(l.budget.now()) }
 
-// quiet is for how long the client has been.
-func (l *lease) quiet() time.Duration { return time.Duration(l.budget.stamp() - l.last.Load()) }
+// idle returns how long the connection has been idle.
+func (l *lease) idle() time.Duration { return time.Duration(l.budget.now() - l.lastActive.Load()) }
 
-func (b *Budget) stamp() int64 { return int64(time.Since(b.began)) }
+func (b *Budget) now() int64 { return int64(time.Since(b.began)) }
 
-// listen counts n more listening sockets, or less. Clients make room.
+// listen adds n listening sockets; n may be negative. If the limit is exceeded, clients
+// are ended.
 func (b *Budget) listen(n int) {
 	b.mu.Lock()
-	b.fixed += n
-	var leaving []*lease
-	for b.free() < 0 && len(b.heavy) > 0 {
-		one := b.heavy[0].quietest()
-		b.drop(one)
-		leaving = append(leaving, one)
+	b.listening += n
+	var evicted []*lease
+	for b.free() < 0 && len(b.byUsage) > 0 {
+		victim := b.byUsage[0].idlest()
+		b.drop(victim)
+		evicted = append(evicted, victim)
 	}
-	b.ended += len(leaving)
-	if len(leaving) > 0 {
-		b.short.note(time.Now())
+	b.ended += len(evicted)
+	if len(evicted) > 0 {
+		b.shortage.note(time.Now())
 	}
 	b.mu.Unlock()
-	for _, one := range leaving {
-		one.end()
+	for _, victim := range evicted {
+		victim.end()
 	}
 }
 
-// borrowPipe says whether there may be one more pipe; if so, returnPipe must follow.
-func (b *Budget) borrowPipe() bool {
-	if b.lent.Add(1) <= b.pipes {
+// acquirePipe reports whether one more pipe may be used. If so, the caller calls
+// releasePipe afterwards.
+func (b *Budget) acquirePipe() bool {
+	if b.pipesInUse.Add(1) <= b.maxPipes {
 		return true
 	}
-	b.lent.Add(-1)
+	b.pipesInUse.Add(-1)
 	return false
 }
 
-func (b *Budget) returnPipe() { b.lent.Add(-1) }
+func (b *Budget) releasePipe() { b.pipesInUse.Add(-1) }
 
-// Descriptors says how many descriptors clients have, and how many were refused or ended.
+// Descriptors returns how many descriptors clients hold, and how many clients were
+// refused or ended.
 func (b *Budget) Descriptors() connection.Descriptors {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	d := connection.Descriptors{
-		Used: b.used, Limit: max(b.limit-b.fixed, 0), Refused: b.refused, Ended: b.ended, ShortSince: b.short.lasts(time.Now()),
+		Used: b.used, Limit: max(b.limit-b.listening, 0), Refused: b.refused, Ended: b.ended, ShortSince: b.shortage.began(time.Now()),
 	}
-	if len(b.heavy) > 0 {
-		d.Most, d.MostUsed = b.heavy[0].name, b.heavy[0].used
+	if len(b.byUsage) > 0 {
+		d.Most, d.MostUsed = b.byUsage[0].name, b.byUsage[0].used
 	}
 	return d
 }
 
-// shortage is a time in which clients are refused or ended again and again.
-type shortage struct{ since, last, told time.Time }
+// shortage is a period in which clients are refused or ended.
+type shortage struct{ since, last, logged time.Time }
 
-// calm is how long after the last refusal a shortage is over, and how often one is
-// logged.
-const calm = time.Minute
+// shortageEnd is the time without a refusal after which a shortage is over. It is also
+// the period at which a shortage is logged.
+const shortageEnd = time.Minute
 
-// note says that a client was refused or ended, and returns whether to log it.
-func (s *shortage) note(now time.Time) (tell bool) {
-	if s.lasts(now).IsZero() {
+// note records that a client was refused or ended, and returns whether to log it.
+func (s *shortage) note(now time.Time) (logNow bool) {
+	if s.began(now).IsZero() {
 		s.since = now
 	}
 	s.last = now
-	if tell = now.Sub(s.told) >= calm; tell {
-		s.told = now
+	if logNow = now.Sub(s.logged) >= shortageEnd; logNow {
+		s.logged = now
 	}
-	return tell
+	return logNow
 }
 
-// lasts returns when the shortage began; zero if it is over.
-func (s *shortage) lasts(now time.Time) time.Time {
-	if now.Sub(s.last) >= calm {
+// began returns when the shortage began; zero if it is over.
+func (s *shortage) began(now time.Time) time.Time {
+	if now.Sub(s.last) >= shortageEnd {
 		return time.Time{}
 	}
 	return s.since
-}
-
-// queued is an item that knows its place in a queue.
-type queued[T any] interface {
-	before(other T) bool
-	at() *int
-}
-
-// queue implements heap.Interface.
-type queue[T queued[T]] []T
-
-func (q queue[T]) Len() int           { return len(q) }
-func (q queue[T]) Less(i, j int) bool { return q[i].before(q[j]) }
-func (q queue[T]) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	*q[i].at(), *q[j].at() = i, j
-}
-
-// Push implements heap.Interface.
-func (q *queue[T]) Push(x any) {
-	one, _ := x.(T)
-	*one.at() = len(*q)
-	*q = append(*q, one)
-}
-
-// Pop implements heap.Interface.
-func (q *queue[T]) Pop() any {
-	last := len(*q) - 1
-	one := (*q)[last]
-	(*q)[last] = *new(T)
-	*q = (*q)[:last]
-	return one
-}
-
-// place puts an item into a queue, or moves it to where it belongs now.
-func place[T queued[T]](q *queue[T], one T) {
-	if at := *one.at(); at != absent {
-		heap.Fix(q, at)
-		return
-	}
-	heap.Push(q, one)
 }

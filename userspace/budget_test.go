@@ -42,7 +42,7 @@ func (m *budgetModel) has(name changetracker.ServicePortName) (all int, clients 
 	for l := range m.live {
 		if l.share.name == name {
 			all += l.n
-			clients[l.holder.addr] += l.n
+			clients[l.client.addr] += l.n
 		}
 	}
 	return all, clients
@@ -73,7 +73,7 @@ func (m *budgetModel) take(name changetracker.ServicePortName, client netip.Addr
 		m.mustYield(e, name, own+n, shares)
 	}
 	if l != nil {
-		m.live[l] = l.known
+		m.live[l] = l.sortedBy
 		return
 	}
 	most := 0
@@ -93,7 +93,7 @@ func (m *budgetModel) take(name changetracker.ServicePortName, client netip.Addr
 // gone takes the leases out of the model that the budget does not have any more.
 func (m *budgetModel) gone() (gone []*lease) {
 	for l := range m.live {
-		if l.place == absent {
+		if l.pos == absent {
 			gone = append(gone, l)
 		}
 	}
@@ -107,7 +107,7 @@ func (m *budgetModel) mustYield(l *lease, by changetracker.ServicePortName, want
 		m.t.Fatalf("%v, which has %d, gave way to %v, which wants %d", l.share.name, shares[l.share.name], by, wants)
 	}
 	for o, last := range m.live {
-		if o.holder == l.holder && o.place != absent && last < m.live[l] {
+		if o.client == l.client && o.pos != absent && last < m.live[l] {
 			m.t.Fatalf("a client's lease of %v was ended, and one of %v was not", m.live[l], last)
 		}
 	}
@@ -115,7 +115,7 @@ func (m *budgetModel) mustYield(l *lease, by changetracker.ServicePortName, want
 }
 
 func (m *budgetModel) any() *lease {
-	all := slices.SortedFunc(maps.Keys(m.live), func(a, b *lease) int { return int(a.known - b.known) })
+	all := slices.SortedFunc(maps.Keys(m.live), func(a, b *lease) int { return int(a.sortedBy - b.sortedBy) })
 	return all[m.random.IntN(len(all))]
 }
 
@@ -126,8 +126,8 @@ func (m *budgetModel) check() {
 	for l := range m.live {
 		sum += l.n
 	}
-	if d := m.Descriptors(); d.Used != sum || d.Used > d.Limit || len(m.shares) != len(m.heavy) {
-		m.t.Fatalf("used %d of %d, want %d, and no more than the limit; %d service ports, %d in the queue", d.Used, d.Limit, sum, len(m.shares), len(m.heavy))
+	if d := m.Descriptors(); d.Used != sum || d.Used > d.Limit || len(m.shares) != len(m.byUsage) {
+		m.t.Fatalf("used %d of %d, want %d, and no more than the limit; %d service ports, %d in the queue", d.Used, d.Limit, sum, len(m.shares), len(m.byUsage))
 	}
 }
 
@@ -146,9 +146,9 @@ func TestDescriptorsAreSharedFairly(t *testing.T) {
 				case step < 12: // low numbers are greedy
 					name, client := budgetName(min(random.IntN(services), random.IntN(services))), budgetClient(min(random.IntN(5), random.IntN(5)))
 					if random.IntN(2) == 0 {
-						m.take(name, client, perFlow, true)
+						m.take(name, client, descriptorsPerFlow, true)
 					} else {
-						m.take(name, client, perConnection, false)
+						m.take(name, client, descriptorsPerConnection, false)
 					}
 				case step < 14:
 					if n := random.IntN(3) - 1; m.listen+n >= 0 && m.listen+n <= m.limit/2 {
@@ -162,21 +162,21 @@ func TestDescriptorsAreSharedFairly(t *testing.T) {
 				case step < 17:
 					l := m.any()
 					l.touch()
-					m.live[l] = l.last.Load()
+					m.live[l] = l.lastActive.Load()
 				default:
 					l := m.any()
-					l.giveBack()
-					l.giveBack() // once is enough, twice does no harm
+					l.release()
+					l.release() // once is enough, twice does no harm
 					delete(m.live, l)
 				}
 				m.check()
 			}
 			for l := range m.live {
-				l.giveBack()
+				l.release()
 			}
 			m.Budget.listen(-m.listen)
-			if m.used != 0 || m.fixed != 0 || len(m.heavy) != 0 || len(m.shares) != 0 {
-				t.Errorf("left: %d used, %d for sockets, %d service ports", m.used, m.fixed, len(m.shares))
+			if m.used != 0 || m.listening != 0 || len(m.byUsage) != 0 || len(m.shares) != 0 {
+				t.Errorf("left: %d used, %d for sockets, %d service ports", m.used, m.listening, len(m.shares))
 			}
 		})
 	}
@@ -196,7 +196,7 @@ func TestABudgetIsSafeForManyAtOnce(t *testing.T) {
 				}
 				if l != nil {
 					l.touch()
-					defer l.giveBack()
+					defer l.release()
 				}
 			}
 		})
@@ -211,15 +211,15 @@ func TestABudgetIsSafeForManyAtOnce(t *testing.T) {
 // until nobody was refused for a minute.
 func TestAnOperatorHearsOfAShortage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := NewBudget(perConnection + 1) // and none for pipes
+		b := NewBudget(descriptorsPerConnection + 1) // and none for pipes
 		refuse := func() (news bool) {
 			var l *lease
-			if l, news = b.take(budgetName(1), budgetClient(1), perConnection, false, nil); l != nil {
+			if l, news = b.take(budgetName(1), budgetClient(1), descriptorsPerConnection, false, nil); l != nil {
 				t.Fatal("want no room")
 			}
 			return news
 		}
-		if _, news := b.take(budgetName(0), budgetClient(0), perConnection, false, nil); news || !b.Descriptors().ShortSince.IsZero() {
+		if _, news := b.take(budgetName(0), budgetClient(0), descriptorsPerConnection, false, nil); news || !b.Descriptors().ShortSince.IsZero() {
 			t.Error("news of a client that got what it needs")
 		}
 		since := time.Now()
@@ -229,10 +229,10 @@ func TestAnOperatorHearsOfAShortage(t *testing.T) {
 			}
 			time.Sleep(20 * time.Second)
 		}
-		if d := b.Descriptors(); !d.ShortSince.Equal(since) || d.Refused != 5 || d.Most != budgetName(0) || d.MostUsed != perConnection {
-			t.Errorf("%+v, want a shortage since %v, 5 refusals, and %v with %d", d, since, budgetName(0), perConnection)
+		if d := b.Descriptors(); !d.ShortSince.Equal(since) || d.Refused != 5 || d.Most != budgetName(0) || d.MostUsed != descriptorsPerConnection {
+			t.Errorf("%+v, want a shortage since %v, 5 refusals, and %v with %d", d, since, budgetName(0), descriptorsPerConnection)
 		}
-		time.Sleep(calm)
+		time.Sleep(shortageEnd)
 		if d := b.Descriptors(); !d.ShortSince.IsZero() {
 			t.Errorf("%+v, want no shortage after a minute", d)
 		}
@@ -242,8 +242,8 @@ func TestAnOperatorHearsOfAShortage(t *testing.T) {
 // TestABudgetKnowsTheProcess: without a number it leaves room for others.
 func TestABudgetKnowsTheProcess(t *testing.T) {
 	d, limit := NewBudget(0).Descriptors(), processLimit()
-	if d.Limit <= 0 || d.Limit > limit-min(limit/reservePart, mostReserve) {
-		t.Errorf("clients may have %d of %d, want a quarter or %d to be left", d.Limit, limit, mostReserve)
+	if d.Limit <= 0 || d.Limit > limit-min(limit/reserveFraction, maxReserve) {
+		t.Errorf("clients may have %d of %d, want a quarter or %d to be left", d.Limit, limit, maxReserve)
 	}
 	if one, other := (Config{}).WithDefaults(), (Config{}).WithDefaults(); one.Budget == other.Budget || one.WithDefaults().Budget != one.Budget {
 		t.Error("want a budget for each configuration, and to keep it")
@@ -281,7 +281,7 @@ func TestEndpointsChangeWhileTheyAnswer(t *testing.T) {
 	close(stop)
 	asking.Wait()
 	_ = e.Close()
-	if d := e.Descriptors(); d.Used != 0 || e.config.Budget.fixed != 0 {
-		t.Errorf("%d descriptors are counted after the end, and %d of sockets, want none", d.Used, e.config.Budget.fixed)
+	if d := e.Descriptors(); d.Used != 0 || e.config.Budget.listening != 0 {
+		t.Errorf("%d descriptors are counted after the end, and %d of sockets, want none", d.Used, e.config.Budget.listening)
 	}
 }

@@ -18,73 +18,71 @@ type Config struct {
 	proxier.Config
 	// Place says where sockets listen.
 	Place Place
-	// Listen are the addresses of proxy ports, at most one of each family. A family
-	// without one has its loopback address; with Portals the node's first, or if nobody
-	// has told that, the first of this machine's interfaces.
+	// Listen are the addresses of proxy ports, at most one for each IP family. The
+	// default is the loopback address; with Portals it is the node's first address, or
+	// if Config.Node has none, the first one of this machine's interfaces.
 	Listen []netip.Addr
-	// Ports are the proxy ports; the zero value leaves them to the system.
+	// Ports are the proxy ports; with the zero value the system chooses them.
 	Ports PortRange
-	// Portals makes the engine that leads packets from VIPs and node ports to proxy
-	// ports, one for each IP family, for example by nftables.NewEngine with the same
-	// proxier.Config. It also tells pods, checks source ranges, and refuses what has
-	// no endpoints. Closing the engines is left to this one. nil means that clients
-	// find the sockets without help.
+	// Portals creates the engine that translates VIPs and node ports to proxy ports,
+	// one for each IP family, for example by nftables.NewEngine with the same
+	// proxier.Config. That engine also recognizes pods, checks source ranges, and
+	// rejects Services without endpoints. The userspace engine closes it. nil means no
+	// portals: clients connect to the sockets themselves.
 	Portals func(family v1.IPFamily) (proxier.Engine, error)
-	// ShareNodePorts leads packets to portals at node ports, and at VIPs that are the
-	// node's own addresses, even when a program of the node has the port too. Without
-	// it the engine binds these ports, so that nobody else can, and a service port
-	// whose port somebody has is a proxier.ServiceError until it is free.
+	// ShareNodePorts makes portals work at node ports, and at VIPs that are the node's
+	// own addresses, even if another program of the node uses the port. Without it the
+	// engine binds these ports itself. A service port whose port another program uses
+	// is then a proxier.ServiceError until the port is free.
 	ShareNodePorts bool
-	// Addresses puts VIPs on this machine for PlaceFrontends; nil means that they are
-	// there already.
+	// Addresses assigns VIPs to this machine for PlaceFrontends; nil means that the
+	// VIPs are assigned already.
 	Addresses Addresses
-	// UDPIdle is how long a UDP client may be quiet before it is forgotten; 0 means
-	// 60s.
+	// UDPIdle is how long a UDP flow may be idle before it ends; 0 means 60s.
 	UDPIdle time.Duration
-	// UDPClients bounds the UDP clients of a socket; the one that was quiet the
-	// longest makes room. 0 means 4096.
+	// UDPClients is the maximum number of UDP clients of a socket. A new client
+	// replaces the one that has been idle longest. 0 means 4096.
 	UDPClients int
-	// Connections bounds the TCP connections of a socket at a time; more wait
-	// in the system's queue. 0 means 65536.
+	// Connections is the maximum number of open TCP connections of a socket. Further
+	// clients wait in the system's queue. 0 means 65536.
 	Connections int
-	// Budget bounds the descriptors that clients take, in all service ports. Engines
-	// with the same Budget share it, also those of other Providers. nil means
-	// NewBudget(0), made by WithDefaults: the families of one New share it.
+	// Budget limits the descriptors of clients, over all service ports. Engines with
+	// the same Budget share it, also those of other Providers. nil means NewBudget(0),
+	// created by WithDefaults: the IP families of one New share it.
 	Budget *Budget
-	// Drain is how long TCP connections may go on whose endpoint is gone, or whose
-	// Service; 0 means as long as both ends like.
+	// Drain is how long TCP connections may last after their endpoint or Service was
+	// removed; 0 means without limit.
 	Drain time.Duration
-	// Hold is about connections that come when there are no endpoints.
+	// Hold limits the connections that wait for endpoints.
 	Hold Hold
-	// ProxyProtocol tells endpoints of TCP the client's address, by version 2 of the
-	// PROXY protocol. They must expect that.
+	// ProxyProtocol sends the client's address to TCP endpoints, with version 2 of the
+	// PROXY protocol. The endpoints must support it.
 	ProxyProtocol bool
 	Hooks         Hooks
 }
 
-// Place is where sockets listen.
+// Place says where sockets listen.
 type Place uint8
 
 const (
-	// PlaceProxyPorts is the zero value: the service ports have sockets at
-	// Config.Listen, each with a port of Config.Ports.
+	// PlaceProxyPorts is the zero value: sockets listen on Config.Listen, each at a port
+	// of Config.Ports.
 	PlaceProxyPorts Place = iota
-	// PlaceFrontends listens on every VIP at the Service's own port, and for a node
-	// port on the addresses that accept node ports. A VIP must be an address of this
-	// machine, or Config.Addresses make it one.
+	// PlaceFrontends listens on every VIP at the service port, and for a node port on
+	// the addresses that accept node ports. A VIP must be an address of this machine,
+	// unless Config.Addresses assigns it.
 	PlaceFrontends
 )
 
-// PortRange is a range of ports, both ends included.
+// PortRange is a range of ports, First and Last included.
 type PortRange struct{ First, Last uint16 }
 
-// Hold bounds the connections that wait for endpoints, while an Activator is asked
-// for them.
+// Hold limits the TCP connections that wait for endpoints after a call of Hooks.Activate.
 type Hold struct {
-	// MaxPerService is how many connections of a socket may wait; 0 means 16.
-	// More are reset.
+	// MaxPerService is how many connections of a socket may wait; 0 means 16. Further
+	// ones are reset.
 	MaxPerService int
-	// Timeout is how long they wait; 0 means 2m.
+	// Timeout is how long a connection may wait; 0 means 2m.
 	Timeout time.Duration
 }
 
@@ -111,8 +109,8 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// listenConfig is how sockets are opened: with portals, connections must know what
-// they were led from, and those of Multipath TCP cannot be asked.
+// listenConfig returns how sockets are opened. With portals, Multipath TCP is off: its
+// sockets do not report the original destination of a connection.
 func (c *Config) listenConfig() (l net.ListenConfig) {
 	if c.Portals != nil {
 		l.SetMultipathTCP(false)
@@ -126,8 +124,8 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// Validate reports every field that is wrong. Zero fields count as their defaults. All
-// of its errors are proxier.ErrInvalidConfig.
+// Validate reports every invalid field. Zero fields count as their defaults. All of its
+// errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
 	errs := []error{c.Config.Validate()}
@@ -164,11 +162,11 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// listenAddr is where the proxy ports of a family are; ok is false when that is to be
-// found out.
+// listenAddr returns the address of proxy ports of a family; ok is false if the config
+// does not determine it.
 func (c *Config) listenAddr(family v1.IPFamily, node []netip.Addr) (addr netip.Addr, ok bool) {
-	isOurs := func(a netip.Addr) bool { return a.Is4() == (family == v1.IPv4Protocol) }
-	if i := slices.IndexFunc(c.Listen, isOurs); i >= 0 {
+	inFamily := func(a netip.Addr) bool { return a.Is4() == (family == v1.IPv4Protocol) }
+	if i := slices.IndexFunc(c.Listen, inFamily); i >= 0 {
 		return c.Listen[i], true
 	}
 	switch {

@@ -127,14 +127,14 @@ func TestACrowdLeavesRoomForOthers(t *testing.T) {
 	reach("afterwards", "tcp", crowdVIP(quietService))
 }
 
-// crowded is the child process.
-type crowded struct {
+// crowdedChild is the child process.
+type crowdedChild struct {
 	pid   int
 	say   io.Writer
 	heard *bufio.Reader
 }
 
-func startCrowdedNode(t *testing.T, node *netns.NS) *crowded {
+func startCrowdedNode(t *testing.T, node *netns.NS) *crowdedChild {
 	t.Helper()
 	ctx, kill := context.WithCancel(context.Background()) // it ends with its standard input
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=2m")
@@ -161,13 +161,13 @@ func startCrowdedNode(t *testing.T, node *netns.NS) *crowded {
 		late.Stop()
 		kill()
 	})
-	c := &crowded{pid: cmd.Process.Pid, say: say, heard: bufio.NewReader(out)}
+	c := &crowdedChild{pid: cmd.Process.Pid, say: say, heard: bufio.NewReader(out)}
 	c.tell(t, "hello")
 	return c
 }
 
 // tell gives an order, and returns the answer.
-func (c *crowded) tell(t *testing.T, order string) string {
+func (c *crowdedChild) tell(t *testing.T, order string) string {
 	t.Helper()
 	if _, err := fmt.Fprintln(c.say, order); err != nil {
 		t.Fatalf("%s: %v", order, err)
@@ -180,7 +180,7 @@ func (c *crowded) tell(t *testing.T, order string) string {
 }
 
 // open counts its descriptors.
-func (c *crowded) open(t *testing.T) int {
+func (c *crowdedChild) open(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.pid))
 	if err != nil {
@@ -189,7 +189,7 @@ func (c *crowded) open(t *testing.T) int {
 	return len(entries)
 }
 
-func (c *crowded) healthz(t *testing.T, from *netns.NS) int {
+func (c *crowdedChild) healthz(t *testing.T, from *netns.NS) int {
 	t.Helper()
 	client := http.Client{Timeout: crowdPatience, Transport: &http.Transport{DisableKeepAlives: true, DialContext: from.Dial}}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+crowdHealthz+healthcheck.HealthzPath, http.NoBody)

@@ -214,14 +214,14 @@ func TestOnlyConnectionsToTheGoneEndpointAreCut(t *testing.T) {
 // TestAConnectionThatEndsByItselfLeavesNoDeadline.
 func TestAConnectionThatEndsByItselfLeavesNoDeadline(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
-		links := d.services[servicePort("web", v1.ProtocolTCP, nil).Name].links
+		drainer := d.services[servicePort("web", v1.ProtocolTCP, nil).Name].drainer
 		d.serve(t, d.b)
 		_ = d.conn.Close()
 		synctest.Wait()
-		links.mu.Lock()
-		defer links.mu.Unlock()
-		if len(links.byEndpoint) != 0 {
-			t.Errorf("links %v after the end, want none", links.byEndpoint)
+		drainer.mu.Lock()
+		defer drainer.mu.Unlock()
+		if len(drainer.byEndpoint) != 0 {
+			t.Errorf("connections %v after the end, want none", drainer.byEndpoint)
 		}
 	})
 }

@@ -2,9 +2,9 @@
 
 package userspace
 
-// processLimit is how many descriptors this process may have. Windows has no limit
-// below what memory allows.
-func processLimit() int { return mostDescriptors }
+// processLimit returns the limit of open descriptors. On Windows only memory limits
+// them.
+func processLimit() int { return maxDescriptors }
 
-// openDescriptors counts those that are open.
-func openDescriptors() int { return unknownOpen }
+// openDescriptors returns the number of open descriptors.
+func openDescriptors() int { return assumedOpen }

@@ -7,21 +7,21 @@ import (
 	"syscall"
 )
 
-// processLimit is how many descriptors this process may have. Go has raised the soft
-// limit to the hard one when it started.
+// processLimit returns the limit of open descriptors. The Go runtime has raised the
+// soft limit to the hard one at start.
 func processLimit() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return mostDescriptors
+		return maxDescriptors
 	}
-	return int(min(uint64(limit.Cur), mostDescriptors)) //nolint:unconvert // FreeBSD has an int64
+	return int(min(uint64(limit.Cur), maxDescriptors)) //nolint:unconvert // FreeBSD has an int64
 }
 
-// openDescriptors counts those that are open.
+// openDescriptors returns the number of open descriptors.
 func openDescriptors() int {
 	entries, err := os.ReadDir("/dev/fd")
 	if err != nil {
-		return unknownOpen
+		return assumedOpen
 	}
 	return len(entries)
 }

@@ -13,17 +13,16 @@ import (
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 )
 
-// NetshOptions are the options of NewNetsh. The zero value is fit for a Windows node.
+// NetshOptions are the options of NewNetsh. The zero value suits a Windows node.
 type NetshOptions struct {
 	// Interface is the name of the network interface that gets the addresses; empty
 	// means "vEthernet (HNS Internal NIC)", which a Windows node with containers has.
-	// kube-proxy took it from the environment variable INTERFACE_TO_ADD_SERVICE_IP: a
-	// program that wants to go on with that reads it itself.
+	// kube-proxy read it from the environment variable INTERFACE_TO_ADD_SERVICE_IP; this
+	// package does not.
 	Interface string
 	// Command is the program to run; empty means "netsh".
 	Command string
-	// Timeout is how long one change may take, until the address can be seen or is
-	// gone; 0 means 10s.
+	// Timeout is how long one change may take; 0 means 10s.
 	Timeout time.Duration
 	// Local lists the addresses of this machine; nil means net.InterfaceAddrs.
 	Local func() ([]netip.Addr, error)
@@ -35,14 +34,13 @@ const (
 	netshPoll             = 50 * time.Millisecond
 )
 
-// NewNetsh returns Addresses of a Windows node: each VIP becomes an address of a
-// network interface, by netsh(1). It needs the rights of an administrator.
+// NewNetsh returns the Addresses of a Windows node: it runs netsh to add each VIP to a
+// network interface. It needs administrator rights.
 //
-// An address that is there already is used and never removed, whoever added it. What
-// was added is not kept by Windows over a restart of the machine; it is, over one of
-// the program, if that has not removed it.
+// An address that is present already is used and never removed. Windows drops the added
+// addresses when the machine restarts, but keeps them when only the program restarts.
 //
-// The errors tell what netsh printed.
+// The errors contain the output of netsh.
 func NewNetsh(options NetshOptions) Addresses {
 	setDefault(&options.Interface, defaultNetshInterface)
 	setDefault(&options.Command, "netsh")
@@ -56,7 +54,7 @@ func NewNetsh(options NetshOptions) Addresses {
 type netsh struct {
 	options NetshOptions
 
-	mu    sync.Mutex // held while a program runs: one change after the other
+	mu    sync.Mutex // guards added; held while netsh runs, for one change at a time
 	added map[netip.Addr]bool
 }
 
@@ -64,14 +62,14 @@ type netsh struct {
 func (n *netsh) Add(ctx context.Context, addr netip.Addr) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	here, err := n.has(addr)
-	if err != nil || here {
+	present, err := n.has(addr)
+	if err != nil || present {
 		return err
 	}
 	ctx, stop := context.WithTimeout(ctx, n.options.Timeout)
 	defer stop()
 	err = n.run(ctx, n.addArguments(addr))
-	if err == nil || ctx.Err() != nil { // in the latter case nobody knows: it was interrupted
+	if err == nil || ctx.Err() != nil { // an interrupted netsh may have added it
 		n.added[addr] = true
 	}
 	if err != nil {
@@ -87,9 +85,9 @@ func (n *netsh) Remove(ctx context.Context, addr netip.Addr) error {
 	if !n.added[addr] {
 		return nil
 	}
-	if here, err := n.has(addr); err != nil {
+	if present, err := n.has(addr); err != nil {
 		return err
-	} else if here {
+	} else if present {
 		ctx, stop := context.WithTimeout(ctx, n.options.Timeout)
 		defer stop()
 		if err := n.run(ctx, n.deleteArguments(addr)); err != nil {
@@ -100,10 +98,10 @@ func (n *netsh) Remove(ctx context.Context, addr netip.Addr) error {
 	return nil
 }
 
-// addArguments are those of "netsh interface ipv4 add address" and its like of IPv6:
+// addArguments returns the arguments of "netsh interface ipv4 add address", or ipv6:
 // https://learn.microsoft.com/windows-server/administration/windows-commands/netsh-interface.
-// The store "active" is what is lost when Windows starts again, and an address that is
-// skipped as a source is never chosen for connections that the node opens.
+// store=active means until Windows restarts. skipassource=true means that connections
+// of the node never use the address as their source.
 func (n *netsh) addArguments(addr netip.Addr) []string {
 	if addr.Is4() {
 		return []string{
@@ -134,13 +132,13 @@ func (n *netsh) run(ctx context.Context, arguments []string) error {
 	return nil
 }
 
-// await returns when an address can be seen: netsh does not wait for that.
+// await waits until the system lists an address; netsh returns earlier.
 func (n *netsh) await(ctx context.Context, addr netip.Addr) error {
 	tick := time.NewTicker(netshPoll)
 	defer tick.Stop()
 	for {
-		here, err := n.has(addr)
-		if err != nil || here {
+		present, err := n.has(addr)
+		if err != nil || present {
 			return err
 		}
 		select {

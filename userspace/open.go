@@ -16,29 +16,29 @@ import (
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
-// open opens a socket.
-func (e *Engine) open(ctx context.Context, want *desired.Service, s *service, at spot) (*socket, error) {
-	if err := e.addresses.use(ctx, at.addr.Addr()); err != nil {
+// open opens a socket. It adds the address first if necessary.
+func (e *Engine) open(ctx context.Context, want *desired.Service, s *service, key socketKey) (*socket, error) {
+	if err := e.addresses.acquire(ctx, key.addr.Addr()); err != nil {
 		return nil, err
 	}
-	site := Site{Name: want.Name, Role: at.role, Network: e.network(want.Protocol), Addr: at.addr}
+	site := Site{Name: want.Name, Role: key.role, Network: e.network(want.Protocol), Addr: key.addr}
 	socket, err := e.openAt(want, s, site)
 	if err != nil {
-		_ = e.addresses.leave(ctx, at.addr.Addr()) // the first error is the one to tell
-		return nil, fmt.Errorf("open socket for clients that are %v: %w", at.role, err)
+		_ = e.addresses.release(ctx, key.addr.Addr()) // the first error is reported
+		return nil, fmt.Errorf("open socket of role %v: %w", key.role, err)
 	}
 	return socket, nil
 }
 
-// openAt opens a socket at a proxy port that is free, or at the frontend's.
+// openAt opens a socket at a frontend's port, or at a free proxy port if the port is 0.
 func (e *Engine) openAt(want *desired.Service, s *service, site Site) (*socket, error) {
 	if site.Addr.Port() != 0 {
 		return e.openExactly(want, s, site)
 	}
-	var others []uint16 // in use by somebody else
+	var taken []uint16 // by other programs
 	defer func() {
-		for _, port := range others {
-			e.ports.give(port)
+		for _, port := range taken {
+			e.ports.release(port)
 		}
 	}()
 	for {
@@ -51,25 +51,25 @@ func (e *Engine) openAt(want *desired.Service, s *service, site Site) (*socket, 
 		if err == nil {
 			return socket, nil
 		}
-		others = append(others, port)
+		taken = append(taken, port)
 		if !isTaken(err) || port == 0 {
 			return nil, err
 		}
 	}
 }
 
-// isTaken says that a port belongs to somebody else. Windows has numbers of its own for
-// that, which package syscall does not translate: WSAEADDRINUSE, and WSAEACCES for ports
-// that the system has set aside.
+// isTaken reports whether another program uses the port. Package syscall does not map
+// the error numbers of Windows to EADDRINUSE: WSAEADDRINUSE, and WSAEACCES for ports
+// that the system has excluded.
 func isTaken(err error) bool {
-	const inUse, setAside = syscall.Errno(10048), syscall.Errno(10013)
-	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, inUse) || errors.Is(err, setAside)
+	const wsaEADDRINUSE, wsaEACCES = syscall.Errno(10048), syscall.Errno(10013)
+	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaEADDRINUSE) || errors.Is(err, wsaEACCES)
 }
 
 func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*socket, error) {
 	ctx, stop := context.WithCancel(e.connCtx)
 	socket := &socket{
-		held: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: s.counts, links: s.links,
+		requested: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: s.counts, drainer: s.drainer,
 		connCtx: e.connCtx, running: &e.running, buffers: &e.buffers, stop: stop, changed: func() {}, observe: e.observe,
 		log:    e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", site.Role)),
 		inside: func(f func() error) error { return namespace.Visit(e.config.NetNS, f) },
@@ -99,7 +99,7 @@ func (e *Engine) openTCP(ctx context.Context, s *socket, at Site) (net.Addr, err
 	if err != nil {
 		return nil, err
 	}
-	s.close = func() { _ = l.Close() } // accept returns by that
+	s.close = func() { _ = l.Close() } // ends accept
 	s.start = func() { serveTCP(ctx, s, l) }
 	return l.Addr(), nil
 }
@@ -109,7 +109,6 @@ func (e *Engine) openUDP(ctx context.Context, s *socket, at Site) (net.Addr, err
 	if err != nil {
 		return nil, err
 	}
-	s.close = func() { _ = c.Close() } // reading returns by that
 	s.start = func() { serveUDP(ctx, s, c) }
 	return c.LocalAddr(), nil
 }
@@ -122,9 +121,9 @@ func (e *Engine) network(p desired.Protocol) string {
 	return network + "6"
 }
 
-// sweepPeriod is how often session affinities that have ended are forgotten.
 const sweepPeriod = time.Minute
 
+// sweep periodically drops expired session affinities.
 func (e *Engine) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepPeriod)
 	defer tick.Stop()

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -14,11 +13,11 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// flowEnds are where the flows of service ports lead to: to proxy ports, as long as there
-// are endpoints or somebody to ask for some.
+// flowEnds returns the destinations of the conntrack entries of service ports that stay:
+// the sockets, if there are endpoints or a hook that provides some.
 func (e *Engine) flowEnds(update *desired.Update) map[changetracker.ServicePortName][]netip.AddrPort {
 	all := make(map[changetracker.ServicePortName][]netip.AddrPort, len(update.Changes))
-	ends := make([]netip.AddrPort, 0, 2*len(update.Changes)) // of all: one piece of memory
+	ends := make([]netip.AddrPort, 0, 2*len(update.Changes)) // one allocation for all
 	for want := range update.Services() {
 		first := len(ends)
 		if s := e.services[want.Name]; s != nil && (len(want.Serving) > 0 || e.config.Hooks.Activate != nil) {
@@ -33,17 +32,17 @@ func (e *Engine) flowEnds(update *desired.Update) map[changetracker.ServicePortN
 	return all
 }
 
-// Descriptors are those of Config.Budget; see proxier.Engine.
+// Descriptors returns the figures of Config.Budget; see proxier.Engine.
 func (e *Engine) Descriptors() connection.Descriptors { return e.config.Budget.Descriptors() }
 
-// OwnsNames says whether the portals do; see proxier.Engine.
+// OwnsNames reports whether the portals own kernel objects; see proxier.Engine.
 func (e *Engine) OwnsNames() bool {
 	o, ok := proxier.As[interface{ OwnsNames() bool }](e.portals)
 	return ok && o.OwnsNames()
 }
 
-// Traits implements proxier.Engine: those of the portals, but that endpoints see the
-// node.
+// Traits implements proxier.Engine. They are those of the portals, and endpoints see
+// the node's address instead of the client's.
 func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	var t desired.Traits
 	if e.portals != nil {
@@ -73,34 +72,4 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 		return d.Dump(ctx, w)
 	}
 	return nil
-}
-
-// Plan implements proxier.Planner: it tells the sockets and their endpoints. Proxy
-// ports are not known before they are open, and so neither are the portals.
-func (e *Engine) Plan(update desired.Update) (string, error) {
-	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
-	if err := planner.chooseAddress(&update); err != nil {
-		return "", err
-	}
-	var text strings.Builder
-	for s := range update.Services() {
-		if s.Protocol == desired.SCTP {
-			continue // refused
-		}
-		spots, err := planner.spots(s)
-		if err != nil {
-			return "", err
-		}
-		lines := make([]string, 0, len(spots))
-		for at, t := range spots {
-			where := at.addr.String()
-			if at.addr.Port() == 0 {
-				where = at.addr.Addr().String() + ", any proxy port"
-			}
-			lines = append(lines, fmt.Sprintf("  %v: %s -> %v %v\n", at.role, where, t.action, s.Endpoints(t.scope)))
-		}
-		slices.Sort(lines)
-		fmt.Fprintf(&text, "%v\n%s", s.Name, strings.Join(lines, ""))
-	}
-	return text.String(), nil
 }

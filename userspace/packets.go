@@ -8,27 +8,29 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
+// maxDatagram is larger than any UDP datagram.
+const maxDatagram = 1 << 16
+
 // packets reads and writes the datagrams of clients.
 type packets interface {
-	// read returns a datagram, where it came from, and what it was sent to.
+	// read returns a datagram, its source and its destination.
 	read(buffer []byte) (n int, from origin, err error)
-	// write answers: from what was asked, to who asked.
+	// write sends an answer, from the destination of the datagram to its source.
 	write(datagram []byte, to origin) error
 }
 
-// origin is one client's way to ask.
+// origin is where a client's datagram came from, and by which address.
 type origin struct {
 	client netip.AddrPort
-	// asked is the address that the client sent to; not valid where the socket has
-	// only one.
-	asked netip.Addr
-	// link is the number of the interface that it came by, or 0.
-	link int
+	// dst is the destination address; invalid if the socket is bound to one address.
+	dst netip.Addr
+	// ifIndex is the interface of a link-local dst, or 0.
+	ifIndex int
 }
 
-// packetsOf reads and writes a socket. One that listens on every address has to tell
-// the kernel which one to answer from, or clients that asked another would not know
-// the answer for one.
+// packetsOf returns the packets of a socket. A socket bound to all addresses must tell
+// the kernel the source address of an answer: a client accepts an answer only from the
+// address that it sent to.
 func packetsOf(conn net.PacketConn) packets {
 	udp, ok := conn.(*net.UDPConn)
 	if !ok {
@@ -38,11 +40,11 @@ func packetsOf(conn net.PacketConn) packets {
 	if !local.IsUnspecified() {
 		return udpPackets{udp}
 	}
-	if four := ipv4.NewPacketConn(udp); local.Is4() { // Linux would take the option on a socket of IPv6 too
+	if four := ipv4.NewPacketConn(udp); local.Is4() { // checked, since Linux accepts the option on IPv6 sockets too
 		if err := four.SetControlMessage(ipv4.FlagDst|ipv4.FlagInterface, true); err == nil {
 			return wildcard4{four}
 		}
-		return udpPackets{udp} // the system does not tell
+		return udpPackets{udp} // the system does not report destinations
 	}
 	six := ipv6.NewPacketConn(udp)
 	if err := six.SetControlMessage(ipv6.FlagDst|ipv6.FlagInterface, true); err == nil {
@@ -72,14 +74,13 @@ func (p wildcard4) read(buffer []byte) (int, origin, error) {
 	}
 	o := origin{client: addrPort(from)}
 	if control != nil {
-		asked, _ := netip.AddrFromSlice(control.Dst.To4())
-		o.asked = asked
+		o.dst, _ = netip.AddrFromSlice(control.Dst.To4())
 	}
 	return n, o, nil
 }
 
 func (p wildcard4) write(datagram []byte, to origin) error {
-	_, err := p.conn.WriteTo(datagram, &ipv4.ControlMessage{Src: to.asked.AsSlice()}, net.UDPAddrFromAddrPort(to.client))
+	_, err := p.conn.WriteTo(datagram, &ipv4.ControlMessage{Src: to.dst.AsSlice()}, net.UDPAddrFromAddrPort(to.client))
 	return err
 }
 
@@ -92,20 +93,20 @@ func (p wildcard6) read(buffer []byte) (int, origin, error) {
 	}
 	o := origin{client: addrPort(from)}
 	if control != nil {
-		o.asked, _ = netip.AddrFromSlice(control.Dst)
-		if o.asked.IsLinkLocalUnicast() {
-			o.link = control.IfIndex
+		o.dst, _ = netip.AddrFromSlice(control.Dst)
+		if o.dst.IsLinkLocalUnicast() {
+			o.ifIndex = control.IfIndex
 		}
 	}
 	return n, o, nil
 }
 
 func (p wildcard6) write(datagram []byte, to origin) error {
-	_, err := p.conn.WriteTo(datagram, &ipv6.ControlMessage{Src: to.asked.AsSlice(), IfIndex: to.link}, net.UDPAddrFromAddrPort(to.client))
+	_, err := p.conn.WriteTo(datagram, &ipv6.ControlMessage{Src: to.dst.AsSlice(), IfIndex: to.ifIndex}, net.UDPAddrFromAddrPort(to.client))
 	return err
 }
 
-// anyPackets is a socket of somebody else's making.
+// anyPackets is a socket of another type, from the ListenPacket hook.
 type anyPackets struct{ conn net.PacketConn }
 
 func (p anyPackets) read(buffer []byte) (int, origin, error) {

@@ -10,79 +10,79 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// lead tells the portals what has changed for them: endpoints come and go without.
-// What they are not able to do for a service port is among what failed.
-func (e *Engine) lead(ctx context.Context, update *desired.Update, failed map[changetracker.ServicePortName]bool, result *proxier.Result) error {
+// applyPortals applies what has changed for the portals: changes of endpoints alone do
+// not matter to them. It adds their failures to the result.
+func (e *Engine) applyPortals(ctx context.Context, update *desired.Update, failed map[changetracker.ServicePortName]bool, result *proxier.Result) error {
 	if e.portals == nil {
 		return nil
 	}
 	portals := e.portalUpdate(update, failed)
-	if !portals.Full && len(portals.Changes) == 0 && portals.Globals.Equal(&e.led) {
+	if !portals.Full && len(portals.Changes) == 0 && portals.Globals.Equal(&e.portalGlobals) {
 		return nil
 	}
-	led, err := e.portals.Apply(ctx, portals)
-	result.Report = led.Report
-	result.Failed = append(result.Failed, led.Failed...)
+	applied, err := e.portals.Apply(ctx, portals)
+	result.Report = applied.Report
+	result.Failed = append(result.Failed, applied.Failed...)
 	for p := range portals.Services() {
 		if e.services[p.Name].portal = p; err != nil {
-			e.services[p.Name].portal = nil // who knows
+			e.services[p.Name].portal = nil // it may be written or not
 		}
 	}
-	for _, f := range led.Failed {
+	for _, f := range applied.Failed {
 		if s := e.services[f.Name]; s != nil {
 			s.portal = nil
 		}
 	}
 	if err == nil {
-		e.led = update.Globals
+		e.portalGlobals = update.Globals
 	}
 	return err
 }
 
-// portalUpdate is what the portals must become. A service port that has failed
-// keeps the portal that it has.
+// portalUpdate returns the update for the portals. A failed service port keeps its
+// current portal.
 func (e *Engine) portalUpdate(update *desired.Update, failed map[changetracker.ServicePortName]bool) desired.Update {
 	portals := desired.Update{Family: update.Family, Full: update.Full, Globals: update.Globals}
-	gone := slices.Collect(update.Removed())
-	var there []*desired.Service
+	removed := slices.Collect(update.Removed())
+	var services []*desired.Service
 	for want := range update.Services() {
 		s := e.services[want.Name]
 		switch {
-		case s == nil: // SCTP, where another protocol may have been
+		case s == nil: // SCTP; the port may have had another protocol before
 			if !update.Full {
-				gone = append(gone, want.Name)
+				removed = append(removed, want.Name)
 			}
 		case failed[want.Name]:
 			if update.Full && s.portal != nil {
-				there = append(there, s.portal)
+				services = append(services, s.portal)
 			}
 		default:
 			if p := e.portalOf(s, want); update.Full || !samePortal(p, s.portal) {
-				there = append(there, p)
+				services = append(services, p)
 			}
 		}
 	}
-	for _, name := range gone {
+	for _, name := range removed {
 		portals.Changes = append(portals.Changes, desired.Change{Name: name})
 	}
-	portals.Changes = append(portals.Changes, desired.ChangesTo(there...)...)
+	portals.Changes = append(portals.Changes, desired.ChangesTo(services...)...)
 	return portals
 }
 
-// portalOf is what the portals are told of a service port: its frontends, with the
-// proxy ports for endpoints. Clients keep their addresses, so that the sockets see
-// them. What has no endpoints the portals refuse, unless somebody can be asked for
-// some. Whoever goes to a proxy port without a portal is refused too: nobody gets
-// around policies and source ranges.
+// portalOf returns the service port for the portals: its frontends, with the proxy ports
+// as endpoints. Nothing is masqueraded, so that the sockets see the clients' addresses.
+// The portals reject frontends without endpoints, unless the Activate hook can provide
+// some. They also reject packets to the proxy ports themselves, which would bypass
+// policies and source ranges.
 func (e *Engine) portalOf(s *service, want *desired.Service) *desired.Service {
 	p := &desired.Service{Name: want.Name, Protocol: want.Protocol, Port: want.Port}
 	waits := e.config.Hooks.Activate != nil && slices.ContainsFunc(want.Frontends, func(f desired.Frontend) bool { return f.Action == desired.Reject })
-	for spot, socket := range s.sockets {
+	for key, socket := range s.sockets {
 		at := []netip.AddrPort{socket.site.Addr}
 		switch {
-		case spot.role == RoleLocal && (len(want.Local) > 0 || waits):
+		case key.role == RoleLocal && (len(want.Local) > 0 || waits):
 			p.Local = at
-		case spot.role == RoleCluster && (len(want.Cluster) > 0 || waits):
+		case key.role == RoleCluster && (len(want.Cluster) > 0 || waits):
 			p.Cluster = at
 		}
 		p.Frontends = append(p.Frontends, desired.Frontend{
@@ -91,8 +91,8 @@ func (e *Engine) portalOf(s *service, want *desired.Service) *desired.Service {
 		})
 	}
 	for _, f := range want.Frontends {
-		if at, needed := e.claimed(&f); needed && !s.claims.has(at) {
-			continue // somebody else's
+		if at, needed := e.reservation(&f); needed && !s.reservations.has(at) {
+			continue // another program uses the port
 		}
 		f.Masquerade = desired.MasqueradeNone
 		if waits {

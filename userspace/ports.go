@@ -6,11 +6,10 @@ import (
 	"sync"
 )
 
-// errNoPorts says that all ports of the range are in use.
-var errNoPorts = errors.New("no port of the range is free")
+var errNoPorts = errors.New("allocate proxy port: all ports of the range are in use: enlarge Config.Ports")
 
-// portPool hands out the ports of a range in a row from a random one, so that a port
-// that is given back comes again as late as possible.
+// portPool allocates the ports of a range in ascending order from a random one, so that
+// a released port is reused as late as possible.
 type portPool struct {
 	all PortRange
 
@@ -27,7 +26,7 @@ func newPortPool(all PortRange) *portPool {
 
 func (p *portPool) size() int { return int(p.all.Last-p.all.First) + 1 }
 
-// take returns a port; 0 leaves it to the system.
+// take allocates a port. Without a range it returns 0, and the system chooses.
 func (p *portPool) take() (uint16, error) {
 	if p.all == (PortRange{}) {
 		return 0, nil
@@ -45,7 +44,7 @@ func (p *portPool) take() (uint16, error) {
 	return 0, errNoPorts
 }
 
-func (p *portPool) give(port uint16) {
+func (p *portPool) release(port uint16) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.used, port)

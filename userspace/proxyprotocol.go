@@ -5,11 +5,10 @@ import (
 	"net/netip"
 )
 
-// proxyHeader is version 2 of the PROXY protocol for a TCP connection, as in
-// https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, section 2.2: the
+// proxyHeader returns the header of the PROXY protocol, version 2, for a TCP connection
+// (https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, section 2.2): the
 // signature, version and command, family and protocol, the length of the rest, and
-// both addresses and ports. Of two addresses of different families both are written
-// as IPv6.
+// both addresses and ports. If the families differ, both addresses are written as IPv6.
 func proxyHeader(client, server netip.AddrPort) []byte {
 	const (
 		commandProxy = 0x21 // version 2, PROXY

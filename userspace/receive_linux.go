@@ -9,30 +9,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// receiver reads the datagrams of an endpoint. It borrows a buffer when there is one
-// to read: clients that are quiet cost no memory for datagrams.
+// receiver reads the datagrams of an endpoint. It takes a buffer only while there is a
+// datagram to read: idle clients use no memory for datagrams.
 type receiver struct {
 	conn    net.Conn
-	raw     syscall.RawConn // nil for a socket of somebody else's making
+	raw     syscall.RawConn // nil if conn is no *net.UDPConn
 	buffers *sync.Pool      // of *[maxDatagram]byte
 }
 
 func newReceiver(conn net.Conn, buffers *sync.Pool) *receiver {
 	r := &receiver{conn: conn, buffers: buffers}
 	if udp, ok := conn.(*net.UDPConn); ok {
-		r.raw, _ = udp.SyscallConn() // without it, like the others
+		r.raw, _ = udp.SyscallConn() // if that fails, next reads from conn
 	}
 	return r
 }
 
-// next waits for a datagram and hands it to take.
-func (r *receiver) next(take func(datagram []byte)) error {
+// next waits for a datagram and passes it to handle.
+func (r *receiver) next(handle func(datagram []byte)) error {
 	if r.raw == nil {
 		buffer, _ := r.buffers.Get().(*[maxDatagram]byte)
 		defer r.buffers.Put(buffer)
 		n, err := r.conn.Read(buffer[:])
 		if err == nil {
-			take(buffer[:n])
+			handle(buffer[:n])
 		}
 		return err
 	}
@@ -45,7 +45,7 @@ func (r *receiver) next(take func(datagram []byte)) error {
 			return false
 		}
 		if failure = err; err == nil {
-			take(buffer[:n])
+			handle(buffer[:n])
 		}
 		return true
 	})

@@ -15,13 +15,13 @@ type receiver struct {
 
 func newReceiver(conn net.Conn, buffers *sync.Pool) *receiver { return &receiver{conn, buffers} }
 
-// next waits for a datagram and hands it to take.
-func (r *receiver) next(take func(datagram []byte)) error {
+// next waits for a datagram and passes it to handle.
+func (r *receiver) next(handle func(datagram []byte)) error {
 	buffer, _ := r.buffers.Get().(*[maxDatagram]byte)
 	defer r.buffers.Put(buffer)
 	n, err := r.conn.Read(buffer[:])
 	if err == nil {
-		take(buffer[:n])
+		handle(buffer[:n])
 	}
 	return err
 }

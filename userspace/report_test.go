@@ -225,7 +225,7 @@ func TestHeldAndTooManyAreReported(t *testing.T) {
 	go func() { first <- talk(t, to) }()
 	<-activated
 	second := talk(t, to)
-	mustReport(t, heard.next(t), v1.ProtocolTCP, second, to, wanted{outcome: connection.TooMany, err: errHeldTooMany})
+	mustReport(t, heard.next(t), v1.ProtocolTCP, second, to, wanted{outcome: connection.TooMany, err: errHoldFull})
 	late := named(t, "late")
 	apply(t, e, web(v1.ProtocolTCP, late))
 	client, report := <-first, heard.next(t)

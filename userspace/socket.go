@@ -19,69 +19,75 @@ import (
 // socket is one listening socket of a service port.
 type socket struct {
 	site      Site
-	held      netip.AddrPort // what it has of Addresses and Ports
+	requested netip.AddrPort // site.Addr, with port 0 if the system chose the port
 	family    v1.IPFamily
 	protocol  desired.Protocol
 	config    *Config
 	log       *zap.Logger
 	balancer  *balancer
-	links     *links
+	drainer   *drainer
 	counts    *counts
 	observe   func(connection.Report)
-	treatment atomic.Pointer[treatment]
-	activated atomic.Int64 // when Activate was called last, in Unix nanoseconds
-	// inside runs f in Config.NetNS.
-	inside func(f func() error) error
+	policy    atomic.Pointer[policy]
+	activated atomic.Int64               // when Activate was last called, in Unix nanoseconds
+	inside    func(f func() error) error // runs f in Config.NetNS
 
-	connCtx context.Context //nolint:containedctx // the engine's, of connections
-	running *sync.WaitGroup // all of the engine
-	buffers *sync.Pool      // of *[passBuffer]byte
-	start   func()          // begins to serve
+	connCtx context.Context //nolint:containedctx // Engine.connCtx
+	running *sync.WaitGroup // Engine.running
+	buffers *sync.Pool      // Engine.buffers
+	start   func()          // starts to serve
 	stop    context.CancelFunc
-	close   func() // the listening socket, and all flows of UDP
-	changed func() // the endpoints are others
+	close   func() // closes the listening socket, and ends all UDP flows
+	changed func() // called after the endpoints have changed
 }
 
-// handshake is how long a connection may take that was led here when a portal changed:
-// the client repeats a lost SYN after a second (RFC 6298).
-const handshake = 1500 * time.Millisecond
+// Accepting connections and reading datagrams is retried after a pause, for example when
+// too many files are open. The pause doubles with each error.
+const (
+	firstPause   = 5 * time.Millisecond
+	longestPause = time.Second
+)
 
-// retire ends the socket, after a while if clients may still be on their way, and what
-// waits there for endpoints. TCP connections go on. Then it calls free.
-func (s *socket) retire(after time.Duration, free func()) {
+// handshakeGrace is how long a socket still accepts after no portal leads to it: a
+// client's SYN may be on its way, and a lost one is repeated after a second (RFC 6298).
+const handshakeGrace = 1500 * time.Millisecond
+
+// closeAfter closes the socket after a delay, ends the connections that wait for
+// endpoints, and calls release. Other TCP connections drain.
+func (s *socket) closeAfter(delay time.Duration, release func()) {
 	end := func() {
 		s.stop()
 		s.close()
 		s.config.Budget.listen(-1)
-		free()
+		release()
 	}
-	if after == 0 {
+	if delay == 0 {
 		end()
 		return
 	}
 	s.running.Go(func() {
-		late := time.NewTimer(after)
-		defer late.Stop()
+		timer := time.NewTimer(delay)
+		defer timer.Stop()
 		select {
-		case <-late.C:
+		case <-timer.C:
 		case <-s.connCtx.Done():
 		}
 		end()
 	})
 }
 
-// take is Budget.take for a client of this socket.
+// take calls Budget.take for a client of this socket, and logs a shortage.
 func (s *socket) take(client netip.Addr, n int, replace bool, end func()) *lease {
-	l, news := s.config.Budget.take(s.site.Name, client, n, replace, end)
-	if news {
+	l, logNow := s.config.Budget.take(s.site.Name, client, n, replace, end)
+	if logNow {
 		d := s.config.Budget.Descriptors()
-		s.log.Warn("descriptors for clients are used up, some clients are refused or ended: raise the limit of open files, or look at the clients of the service port that has the most",
+		s.log.Warn("no descriptors left for clients, refusing or ending some: raise the limit of open files, or check the clients of the service port with the most descriptors",
 			zap.Int("used", d.Used), zap.Int("limit", d.Limit), zap.Stringer("most", d.Most), zap.Int("mostUsed", d.MostUsed))
 	}
 	return l
 }
 
-// counts are running totals of a service port.
+// counts are the counters of a service port.
 type counts struct {
 	Accepted, Refused, Retried, Open atomic.Int64
 }
@@ -96,32 +102,30 @@ func (s *socket) report(c *Connection) *connection.Report {
 	}
 }
 
-// ended tells of a connection.
+// ended completes the report about a connection and sends it to the observer.
 func (s *socket) ended(r *connection.Report) {
 	s.counts.Open.Add(-1)
 	if r.Endpoint == (netip.AddrPort{}) {
 		s.counts.Refused.Add(1)
-		s.log.Debug("not served", zap.Stringer("client", r.Client), zap.Error(r.Err))
+		s.log.Debug("connection not served", zap.Stringer("client", r.Client), zap.Error(r.Err))
 	}
 	r.Duration = time.Since(r.Began)
 	s.observe(*r)
 }
 
-// dialTimeouts are how long each attempt to reach an endpoint may take.
-func dialTimeouts() []time.Duration {
-	return []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
-}
+// dialTimeouts are the timeouts of the attempts to connect to an endpoint.
+var dialTimeouts = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second} // read-only
 
-// reactivation is how soon Activate is called again.
-const reactivation = time.Second
+// activateInterval is the shortest time between two calls of Activate.
+const activateInterval = time.Second
 
-// activate asks for endpoints, if somebody is there to ask and not too often.
+// activate calls the Activate hook, at most once per activateInterval.
 func (s *socket) activate(ctx context.Context) {
 	if s.config.Hooks.Activate == nil {
 		return
 	}
 	now, last := time.Now().UnixNano(), s.activated.Load()
-	if now-last >= int64(reactivation) && s.activated.CompareAndSwap(last, now) {
+	if now-last >= int64(activateInterval) && s.activated.CompareAndSwap(last, now) {
 		s.config.Hooks.Activate(ctx, s.site.Name)
 	}
 }
@@ -137,9 +141,9 @@ func (s *socket) pick(c Connection, scope desired.Scope, tried []netip.AddrPort)
 	return s.balancer.pick(scope, c.Client.Addr(), tried, time.Now())
 }
 
-// dial reaches an endpoint. The time of an attempt is the endpoint's: it begins when
-// the thread is in the namespace, which takes long on a busy machine. A UDP socket
-// needs nobody's answer to be connected, and giving that up would lose the datagram.
+// dial connects to an endpoint. The timeout starts after the switch to the network
+// namespace, which may take long on a busy machine. UDP has no timeout: connecting
+// sends no packet, and giving up would lose the datagram.
 func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort, timeout time.Duration) (conn net.Conn, err error) {
 	if s.config.Hooks.Dial != nil {
 		ctx, stop := context.WithTimeout(ctx, timeout)
@@ -147,17 +151,17 @@ func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort
 		return s.config.Hooks.Dial(ctx, c, endpoint)
 	}
 	if s.protocol == desired.UDP {
-		timeout = 0 // none
+		timeout = 0
 	}
 	err = s.inside(func() error {
-		d := net.Dialer{Timeout: timeout} // not DialTCP, which would bind a port without need
+		d := net.Dialer{Timeout: timeout} // not DialTCP, which needlessly binds a port first
 		conn, err = d.DialContext(ctx, s.site.Network, endpoint.String())
 		return err
 	})
 	return conn, err
 }
 
-// attempt tries to reach an endpoint, and notes that.
+// attempt connects to an endpoint, and records the attempt in the report.
 func (s *socket) attempt(ctx context.Context, c Connection, r *connection.Report, endpoint netip.AddrPort, timeout time.Duration) (net.Conn, error) {
 	began := time.Now()
 	conn, err := s.dial(ctx, c, endpoint, timeout)
@@ -170,7 +174,7 @@ func (s *socket) attempt(ctx context.Context, c Connection, r *connection.Report
 	return conn, nil
 }
 
-// addrPort reads the address of one end of a connection.
+// addrPort converts the address of one end of a connection.
 func addrPort(a net.Addr) netip.AddrPort {
 	switch a := a.(type) {
 	case *net.TCPAddr:

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -20,26 +18,20 @@ import (
 type tcpSocket struct {
 	*socket
 
-	listener net.Listener
-	slots    chan struct{} // one for each connection there may be
-	held     chan struct{} // one for each connection that may wait for endpoints
+	listener  net.Listener
+	slots     chan struct{} // one for each open connection
+	holdSlots chan struct{} // one for each connection that waits for endpoints
 }
 
 func serveTCP(ctx context.Context, s *socket, listener net.Listener) {
 	t := &tcpSocket{
 		socket: s, listener: listener,
-		slots: make(chan struct{}, s.config.Connections), held: make(chan struct{}, s.config.Hold.MaxPerService),
+		slots: make(chan struct{}, s.config.Connections), holdSlots: make(chan struct{}, s.config.Hold.MaxPerService),
 	}
 	s.running.Go(func() { t.accept(ctx) })
 }
 
-// The pauses after an error of accept, such as too many open files.
-const (
-	firstPause   = 5 * time.Millisecond
-	longestPause = time.Second
-)
-
-// accept hands connections on until ctx ends. No error ends it earlier.
+// accept accepts connections until ctx ends. After an error it tries again.
 func (t *tcpSocket) accept(ctx context.Context) {
 	pause := firstPause
 	for {
@@ -58,7 +50,7 @@ func (t *tcpSocket) accept(ctx context.Context) {
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		t.log.Warn("connections are not accepted", zap.Error(err), zap.Duration("again in", pause))
+		t.log.Warn("accept connection: trying again", zap.Error(err), zap.Duration("pause", pause))
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, longestPause)
@@ -68,15 +60,15 @@ func (t *tcpSocket) accept(ctx context.Context) {
 	}
 }
 
-// admit serves a connection if there are descriptors for it.
+// admit serves a connection if the budget has descriptors for it.
 func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
-	connCtx, cut := context.WithCancelCause(t.connCtx)
-	l := t.take(addrPort(conn.RemoteAddr()).Addr(), perConnection, false, func() {
-		cut(errCrowdedOut)
+	connCtx, cancel := context.WithCancelCause(t.connCtx)
+	l := t.take(addrPort(conn.RemoteAddr()).Addr(), descriptorsPerConnection, false, func() {
+		cancel(errEvicted)
 		reset(conn)
 	})
 	if l == nil {
-		cut(nil)
+		cancel(nil)
 		c, _ := t.connection(conn)
 		r := t.report(&c)
 		r.Outcome, r.Err = connection.TooMany, errNoDescriptors
@@ -87,49 +79,50 @@ func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
 	}
 	t.running.Go(func() {
 		defer func() { <-t.slots }()
-		defer l.giveBack()
-		defer cut(nil)
+		defer l.release()
+		defer cancel(nil)
 		t.serve(ctx, connCtx, conn, l)
 	})
 }
 
-// connection says where a connection comes from, what it asked for, and whether portals
-// have led it here.
-func (t *tcpSocket) connection(conn net.Conn) (c Connection, led bool) {
+// connection returns the client of a connection and what it dialled, and whether a
+// portal led it here.
+func (t *tcpSocket) connection(conn net.Conn) (c Connection, viaPortal bool) {
 	c = Connection{Site: t.site, Client: addrPort(conn.RemoteAddr()), Dialled: addrPort(conn.LocalAddr())}
 	if t.config.Portals == nil {
 		return c, true
 	}
-	c.Dialled, led = translatedFrom(conn, c.Dialled)
-	return c, led
+	c.Dialled, viaPortal = originalDst(conn, c.Dialled)
+	return c, viaPortal
 }
 
-// serve takes a connection until it ends, or connCtx does. ctx ends with the socket.
-// While the connection is idle, its stack has nothing of how the endpoint was found.
+// serve serves a connection until it or connCtx ends. ctx ends with the socket. Finding
+// an endpoint is a function of its own, to keep the stack of idle connections small.
 func (t *tcpSocket) serve(ctx, connCtx context.Context, conn net.Conn, l *lease) {
-	j, r := t.join(ctx, connCtx, conn)
+	j, r := t.newRelay(ctx, connCtx, conn)
 	defer func() { t.ended(r) }()
 	if j == nil {
 		reset(conn)
 		return
 	}
 	j.lease = l
-	linked, ended := t.links.add(connCtx, r.Endpoint)
+	drainCtx, ended := t.drainer.add(connCtx, r.Endpoint)
 	defer ended()
-	if r.Sent, r.Received, r.Err = j.run(linked); r.Err != nil {
+	if r.Sent, r.Received, r.Err = j.run(drainCtx); r.Err != nil {
 		r.Outcome = connection.Cut
 	}
-	if errors.Is(context.Cause(connCtx), errCrowdedOut) {
-		r.Err = errCrowdedOut
+	if errors.Is(context.Cause(connCtx), errEvicted) {
+		r.Err = errEvicted
 	}
 }
 
-// join finds an endpoint for a client, and begins the report; nil if there is none.
-func (t *tcpSocket) join(ctx, connCtx context.Context, conn net.Conn) (*joined, *connection.Report) {
-	c, led := t.connection(conn)
+// newRelay connects a client with an endpoint and begins the report. The relay is nil if
+// the client is not served.
+func (t *tcpSocket) newRelay(ctx, connCtx context.Context, conn net.Conn) (*relay, *connection.Report) {
+	c, viaPortal := t.connection(conn)
 	r := t.report(&c)
-	if !led { // before its portals are there, and when they are gone, a socket is open to everybody
-		r.Outcome, r.Err = connection.NotAdmitted, errNotLed
+	if !viaPortal { // the portals refuse these, but sockets open before and close after them
+		r.Outcome, r.Err = connection.NotAdmitted, errNotViaPortal
 		return nil, r
 	}
 	upstream, err := t.connect(ctx, connCtx, c, r)
@@ -137,24 +130,17 @@ func (t *tcpSocket) join(ctx, connCtx context.Context, conn net.Conn) (*joined, 
 		r.Err = err
 		return nil, r
 	}
-	j := &joined{client: conn, upstream: upstream, buffers: t.buffers}
+	j := &relay{client: conn, upstream: upstream, buffers: t.buffers}
 	if t.config.ProxyProtocol {
 		j.header = proxyHeader(c.Client, c.Dialled)
 	}
 	return j, r
 }
 
-var (
-	errNotLed      = errors.New("it did not come by a portal")
-	errNotAdmitted = errors.New("the source is not admitted")
-	errNoEndpoints = errors.New("there are no endpoints")
-	errHeldTooMany = errors.New("too many connections wait for endpoints already")
-)
-
-// connect reaches an endpoint, one after the other, until connCtx ends.
-// ctx ends with the socket, and only who waits for endpoints heeds that.
+// connect connects to an endpoint, trying one after the other, until connCtx ends. ctx
+// ends with the socket, and with it the wait for endpoints.
 func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *connection.Report) (net.Conn, error) {
-	scope, action := t.treatment.Load().verdict(c.Client.Addr())
+	scope, action := t.policy.Load().verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
 		r.Outcome = connection.NotAdmitted
 		return nil, errNotAdmitted
@@ -168,10 +154,10 @@ func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *conne
 	}
 	var tried []netip.AddrPort
 	var errs []error
-	for _, timeout := range dialTimeouts() {
+	for _, timeout := range dialTimeouts {
 		endpoint, ok := t.pick(c, scope, tried)
 		if !ok && len(tried) > 0 {
-			tried = nil // another round
+			tried = nil // all have been tried: start over
 			endpoint, ok = t.pick(c, scope, tried)
 		}
 		if !ok {
@@ -194,11 +180,11 @@ func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *conne
 	return nil, errors.Join(errs...)
 }
 
-// wait is hold, and notes the outcome in the report.
+// wait calls hold and records the outcome in the report.
 func (t *tcpSocket) wait(ctx, connCtx context.Context, arrived <-chan struct{}, r *connection.Report) error {
 	err := t.hold(ctx, connCtx, arrived)
 	switch {
-	case errors.Is(err, errHeldTooMany):
+	case errors.Is(err, errHoldFull):
 		r.Outcome = connection.TooMany
 	case t.config.Hooks.Activate != nil:
 		r.Held = time.Since(r.Began)
@@ -209,16 +195,17 @@ func (t *tcpSocket) wait(ctx, connCtx context.Context, arrived <-chan struct{}, 
 	return err
 }
 
-// hold waits for endpoints, if somebody provides them.
+// hold requests endpoints and waits for them. Without the Activate hook it fails at
+// once.
 func (t *tcpSocket) hold(ctx, connCtx context.Context, arrived <-chan struct{}) error {
 	if t.config.Hooks.Activate == nil {
 		return errNoEndpoints
 	}
 	select {
-	case t.held <- struct{}{}:
-		defer func() { <-t.held }()
+	case t.holdSlots <- struct{}{}:
+		defer func() { <-t.holdSlots }()
 	default:
-		return errHeldTooMany
+		return errHoldFull
 	}
 	t.activate(ctx)
 	select {
@@ -231,96 +218,4 @@ func (t *tcpSocket) hold(ctx, connCtx context.Context, arrived <-chan struct{}) 
 	case <-time.After(t.config.Hold.Timeout):
 		return fmt.Errorf("%w after %v", errNoEndpoints, t.config.Hold.Timeout)
 	}
-}
-
-// reset ends a connection so that the client notices an error, and not the end of an
-// answer.
-func reset(conn net.Conn) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0)
-	}
-	_ = conn.Close()
-}
-
-// joined are a client and its endpoint.
-type joined struct {
-	client, upstream net.Conn
-	header           []byte     // what the endpoint is told before
-	buffers          *sync.Pool // of *[passBuffer]byte
-	lease            *lease
-
-	failing sync.Once
-	failure error // the first one; others come of it
-}
-
-// passBuffer is how much of a TCP connection is passed on at a time by a buffer.
-const passBuffer = 16 << 10
-
-// errCut says that the proxy ended a connection: it closes, or the time is up that a
-// connection may outlive its endpoint.
-var errCut = errors.New("ended by the proxy")
-
-// run passes bytes on in both directions until both have ended, or ctx has. Each
-// direction ends by itself: a client may have said everything and still listen.
-func (j *joined) run(ctx context.Context) (sent, received int64, err error) {
-	stop := context.AfterFunc(ctx, j.reset)
-	var other sync.WaitGroup
-	other.Go(func() { sent = j.send() })
-	received = j.pass(j.client, j.upstream)
-	other.Wait()
-	_ = j.client.Close()
-	_ = j.upstream.Close()
-	if !stop() {
-		return sent, received, errCut
-	}
-	return sent, received, j.failure
-}
-
-func (j *joined) reset() {
-	reset(j.client)
-	reset(j.upstream)
-}
-
-// send passes on what the client says, after the header.
-func (j *joined) send() (n int64) {
-	if len(j.header) > 0 {
-		if _, err := j.upstream.Write(j.header); err != nil {
-			j.fail(err)
-			return 0
-		}
-	}
-	return j.pass(j.upstream, j.client)
-}
-
-// fail ends both directions, as nobody can answer any more.
-func (j *joined) fail(err error) {
-	j.failing.Do(func() { j.failure = err })
-	j.reset()
-}
-
-// heard is a reader that notes when something was read.
-type heard struct {
-	from  io.Reader
-	lease *lease
-}
-
-func (h heard) Read(buffer []byte) (int, error) {
-	n, err := h.from.Read(buffer)
-	h.lease.touch()
-	return n, err
-}
-
-// pass copies one direction, and then tells its end.
-func (j *joined) pass(to, from net.Conn) (n int64) {
-	n, err := copyAll(to, from, j.buffers, j.lease)
-	if err != nil {
-		j.fail(err)
-		return n
-	}
-	if half, ok := to.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() // the other end may be gone already
-		return n
-	}
-	_ = to.Close()
-	return n
 }

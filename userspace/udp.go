@@ -17,33 +17,28 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// maxDatagram is the largest that UDP can carry.
-const maxDatagram = 1 << 16
-
-// udpSocket passes on the datagrams of a service port.
+// udpSocket forwards the datagrams of a service port.
 type udpSocket struct {
 	*socket
 
 	packets packets
 	buffers sync.Pool // of *[maxDatagram]byte
 
-	mu sync.Mutex // guards all below
-	// flows are the clients, and order has them with the one first that was quiet the
-	// longest.
+	mu     sync.Mutex // guards all below
 	flows  map[origin]*udpFlow
-	order  *list.List
+	order  *list.List // of the flows, the longest idle first
 	closed bool
 }
 
-// udpFlow is one client.
+// udpFlow is the flow of one client.
 type udpFlow struct {
 	from     origin
 	upstream net.Conn
 	at       *list.Element
 	report   *connection.Report
 	lease    *lease
-	cut      atomic.Bool // it did not end by itself
-	crowded  atomic.Bool // it ended because others needed its descriptor
+	cut      atomic.Bool // the proxy ended it
+	evicted  atomic.Bool // the budget ended it
 
 	sent, received atomic.Int64
 }
@@ -52,7 +47,7 @@ func serveUDP(ctx context.Context, s *socket, conn net.PacketConn) {
 	u := &udpSocket{socket: s, packets: packetsOf(conn), flows: map[origin]*udpFlow{}, order: list.New()}
 	u.buffers.New = func() any { return new([maxDatagram]byte) }
 	s.close = func() {
-		_ = conn.Close() // the loop returns by that
+		_ = conn.Close() // ends the loop
 		u.mu.Lock()
 		u.closed = true
 		u.mu.Unlock()
@@ -64,7 +59,7 @@ func serveUDP(ctx context.Context, s *socket, conn net.PacketConn) {
 	s.running.Go(func() { u.loop(ctx) })
 }
 
-// loop hands datagrams on until ctx ends. No error ends it earlier.
+// loop forwards datagrams until ctx ends. After an error it tries again.
 func (u *udpSocket) loop(ctx context.Context) {
 	buffer := make([]byte, maxDatagram)
 	pause := firstPause
@@ -78,7 +73,7 @@ func (u *udpSocket) loop(ctx context.Context) {
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		u.log.Debug("a datagram is lost", zap.Error(err))
+		u.log.Debug("read datagram: trying again", zap.Error(err), zap.Duration("pause", pause))
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, longestPause)
@@ -88,11 +83,11 @@ func (u *udpSocket) loop(ctx context.Context) {
 	}
 }
 
-// deliver sends a datagram to the client's endpoint. A write that fails because the
-// flow has ended, or because the endpoint refused an earlier datagram (which the
-// kernel tells once, to whoever comes first), has sent nothing: the client begins anew.
+// deliver sends a datagram to the client's endpoint. A write fails if the flow has
+// ended, or if the endpoint refused an earlier datagram: the kernel reports that once,
+// to the next read or write. The datagram was not sent then, so a new flow sends it.
 func (u *udpSocket) deliver(ctx context.Context, from origin, datagram []byte) {
-	const attempts = 2 // who is refused again is not served better by one more
+	const attempts = 2 // the second refusal is final
 	for range attempts {
 		f := u.find(from)
 		if f == nil {
@@ -100,28 +95,28 @@ func (u *udpSocket) deliver(ctx context.Context, from origin, datagram []byte) {
 				return
 			}
 		}
-		f.sent.Add(int64(len(datagram))) // before an answer to it may end the flow, and report it
+		f.sent.Add(int64(len(datagram))) // first, since the answer may end the flow, which reports the counter
 		_, err := f.upstream.Write(datagram)
 		if err == nil {
 			return
 		}
 		f.sent.Add(-int64(len(datagram)))
 		if !errors.Is(err, syscall.ECONNREFUSED) && u.has(f) {
-			return // like the network, which loses some
+			return // the datagram is lost, as in a network
 		}
-		u.leave(f)
+		u.remove(f)
 		_ = f.upstream.Close()
 	}
 }
 
-// has says whether a flow goes on.
+// has reports whether a flow is active.
 func (u *udpSocket) has(f *udpFlow) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.flows[f.from] == f
 }
 
-// find returns a client's flow, and notes that it was not quiet.
+// find returns a client's flow, and records activity.
 func (u *udpSocket) find(from origin) *udpFlow {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -133,24 +128,24 @@ func (u *udpSocket) find(from origin) *udpFlow {
 	return f
 }
 
-// awaits says how much longer answers may come when a flow's deadline has passed. One
-// that was quiet all the time it forgets under the lock by which deliver finds flows,
-// so that no datagram goes to a flow that is about to end.
-func (u *udpSocket) awaits(f *udpFlow) (longer time.Duration) {
+// idleLeft returns how long a flow may stay idle from now on. It removes an expired flow
+// while it holds the lock with which deliver finds flows, so that no datagram is sent to
+// a flow that is about to end.
+func (u *udpSocket) idleLeft(f *udpFlow) (left time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	longer = u.config.UDPIdle - f.lease.quiet()
-	if longer <= 0 && u.flows[f.from] == f {
-		u.forget(f)
+	left = u.config.UDPIdle - f.lease.idle()
+	if left <= 0 && u.flows[f.from] == f {
+		u.unlist(f)
 	}
-	return longer
+	return left
 }
 
-// begin gives a client an endpoint; nil if there is none for it.
+// begin begins a flow to an endpoint; it returns nil if the client is not served.
 func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
 	c := Connection{Site: u.site, Client: from.client, Dialled: u.site.Addr}
-	if from.asked.IsValid() {
-		c.Dialled = netip.AddrPortFrom(from.asked, u.site.Addr.Port())
+	if from.dst.IsValid() {
+		c.Dialled = netip.AddrPortFrom(from.dst, u.site.Addr.Port())
 	}
 	f := &udpFlow{from: from, report: u.report(&c)}
 	if f.report.Err = u.connect(ctx, c, f); f.report.Err != nil {
@@ -162,7 +157,7 @@ func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
 	var oldest *udpFlow
 	if u.order.Len() >= u.config.UDPClients {
 		oldest, _ = u.order.Front().Value.(*udpFlow)
-		u.forget(oldest)
+		u.unlist(oldest)
 	}
 	f.at = u.order.PushBack(f)
 	u.flows[from] = f
@@ -171,16 +166,16 @@ func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
 	if oldest != nil {
 		oldest.end()
 	}
-	if closed || f.crowded.Load() { // before it was among the flows
+	if closed || f.evicted.Load() { // before f was in u.flows
 		f.end()
 	}
 	u.running.Go(func() { u.answer(f) })
 	return f
 }
 
-// connect chooses an endpoint, and opens a socket towards it.
+// connect chooses an endpoint, and opens a socket to it.
 func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err error) {
-	scope, action := u.treatment.Load().verdict(c.Client.Addr())
+	scope, action := u.policy.Load().verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
 		f.report.Outcome = connection.NotAdmitted
 		return errNotAdmitted
@@ -191,42 +186,42 @@ func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err 
 		u.activate(ctx)
 		return errNoEndpoints
 	}
-	if f.lease = u.take(c.Client.Addr(), perFlow, true, func() { u.crowdOut(f) }); f.lease == nil {
+	if f.lease = u.take(c.Client.Addr(), descriptorsPerFlow, true, func() { u.evict(f) }); f.lease == nil {
 		f.report.Outcome = connection.TooMany
 		return errNoDescriptors
 	}
-	if f.upstream, err = u.attempt(ctx, c, f.report, endpoint, dialTimeouts()[0]); err != nil {
-		f.lease.giveBack()
+	if f.upstream, err = u.attempt(ctx, c, f.report, endpoint, dialTimeouts[0]); err != nil {
+		f.lease.release()
 		f.report.Outcome = connection.Unreachable
 	}
 	return err
 }
 
-// answer passes an endpoint's datagrams back, until nobody has said anything for
-// long, or the flow is closed.
+// answer forwards an endpoint's datagrams to the client until the flow is idle for too
+// long, refused or closed.
 func (u *udpSocket) answer(f *udpFlow) {
 	r := newReceiver(f.upstream, &u.buffers)
 	for {
 		err := r.next(func(datagram []byte) {
 			u.find(f.from)
 			f.received.Add(int64(len(datagram)))
-			_ = u.packets.write(datagram, f.from) // like the network, which loses some
+			_ = u.packets.write(datagram, f.from) // if that fails, the datagram is lost, as in a network
 		})
 		if isTimeout(err) {
-			if longer := u.awaits(f); longer > 0 {
-				err = f.upstream.SetReadDeadline(time.Now().Add(longer))
+			if left := u.idleLeft(f); left > 0 {
+				err = f.upstream.SetReadDeadline(time.Now().Add(left))
 			}
 		}
 		if err != nil {
-			break // the endpoint refuses, or all was quiet: the next datagram begins anew
+			break // the next datagram begins a new flow
 		}
 	}
-	u.leave(f)
+	u.remove(f)
 	_ = f.upstream.Close()
-	f.lease.giveBack()
+	f.lease.release()
 	switch {
-	case f.crowded.Load():
-		f.report.Outcome, f.report.Err = connection.Cut, errCrowdedOut
+	case f.evicted.Load():
+		f.report.Outcome, f.report.Err = connection.Cut, errEvicted
 	case f.cut.Load():
 		f.report.Outcome, f.report.Err = connection.Cut, errCut
 	}
@@ -234,51 +229,50 @@ func (u *udpSocket) answer(f *udpFlow) {
 	u.ended(f.report)
 }
 
-// isTimeout says that a deadline has passed.
 func isTimeout(err error) bool {
 	var timeout net.Error
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// leave takes a flow out, if that has not been done yet.
-func (u *udpSocket) leave(f *udpFlow) (was bool) {
+// remove removes a flow, and returns false if it was removed before.
+func (u *udpSocket) remove(f *udpFlow) (removed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if was = u.flows[f.from] == f; was {
-		u.forget(f)
+	if removed = u.flows[f.from] == f; removed {
+		u.unlist(f)
 	}
-	return was
+	return removed
 }
 
-// forget takes a flow out. u.mu is held.
-func (u *udpSocket) forget(f *udpFlow) {
+// unlist removes a flow. The caller holds u.mu.
+func (u *udpSocket) unlist(f *udpFlow) {
 	delete(u.flows, f.from)
 	u.order.Remove(f.at)
 }
 
-// end ends a flow; whoever waits for answers notices that.
+// end closes the socket of a flow, and with that ends its answer goroutine.
 func (f *udpFlow) end() {
 	f.cut.Store(true)
 	_ = f.upstream.Close()
 }
 
-// crowdOut ends a flow whose descriptor another client needs. If begin has not listed
-// the flow yet, begin ends it.
-func (u *udpSocket) crowdOut(f *udpFlow) {
-	f.crowded.Store(true)
-	if u.leave(f) {
+// evict ends a flow whose descriptor another client needs. A flow that is not in
+// u.flows yet is ended by begin.
+func (u *udpSocket) evict(f *udpFlow) {
+	f.evicted.Store(true)
+	if u.remove(f) {
 		f.end()
 	}
 }
 
-// endAll ends some flows. It closes them without the lock: Close waits for the goroutine
-// that passes an answer back, which needs the lock.
-func (u *udpSocket) endAll(ends func(*udpFlow) bool) {
+// endAll ends the flows that match. It closes them without the lock: Close waits for the
+// answer goroutine to finish a datagram, which needs the lock.
+func (u *udpSocket) endAll(match func(*udpFlow) bool) {
 	u.mu.Lock()
 	var ending []*udpFlow
 	for _, f := range u.flows {
-		if ends(f) {
-			u.forget(f)
+		if match(f) {
+			u.unlist(f)
 			ending = append(ending, f)
 		}
 	}

@@ -552,8 +552,8 @@ func TestPortsComeFromTheRange(t *testing.T) {
 	if _, err := p.take(); !errors.Is(err, errNoPorts) {
 		t.Errorf("take = %v, want %v", err, errNoPorts)
 	}
-	p.give(seen[3])
-	p.give(seen[0])
+	p.release(seen[3])
+	p.release(seen[0])
 	for _, want := range []uint16{seen[0], seen[3]} {
 		if got, err := p.take(); got != want || err != nil {
 			t.Errorf("take = %d, %v, want %d: it was given back longer ago in the row", got, err, want)

@@ -1,6 +1,6 @@
-// Package connection is what package userspace reports about each connection. It is a
-// package of its own, so that metrics and tracing bring no proxy into a program that
-// uses another engine. It has nothing but types, and builds everywhere.
+// Package connection holds the types with which package userspace reports connections.
+// Metrics and tracing import it instead of the proxy itself, which a program with
+// another engine does not need.
 package connection
 
 import (
@@ -14,10 +14,11 @@ import (
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
-// Observer hears of every connection, if the Deps.Observer of a userspace engine is one.
+// Observer receives a report about every connection, if the Deps.Observer of a userspace
+// engine implements it.
 type Observer interface {
-	// ObserveConnection is called when a connection, or a client's UDP flow, has
-	// ended, by several goroutines at once. It must return soon.
+	// ObserveConnection is called when a TCP connection, or a client's UDP flow, has
+	// ended. Several goroutines call it at once. It must return soon.
 	ObserveConnection(report Report)
 }
 
@@ -26,29 +27,28 @@ type Report struct {
 	Name     changetracker.ServicePortName
 	Family   v1.IPFamily
 	Protocol desired.Protocol
-	// Client is where it came from, and Dialled what it was sent to, as far as that is
-	// known: the VIP or node address, or else the proxy's own socket.
+	// Client is the source, and Dialled the destination: the VIP or node address if that
+	// is known, or else the proxy's own socket.
 	Client, Dialled netip.AddrPort
-	// Endpoint is who served it; zero when nobody did.
+	// Endpoint is the endpoint that served the connection; zero if none did.
 	Endpoint netip.AddrPort
 	Outcome  Outcome
-	// Attempts are those to reach an endpoint, in order. All but the last have
-	// failed, and that too when Outcome is Unreachable.
+	// Attempts are the attempts to connect to an endpoint, in order. The last one
+	// succeeded, unless Outcome is Unreachable.
 	Attempts []Attempt
-	// Began is when it was accepted.
+	// Began is when the proxy accepted the connection.
 	Began time.Time
-	// Held is how long it waited for endpoints, 0 if there were some.
+	// Held is how long the connection waited for endpoints; 0 if it did not wait.
 	Held time.Duration
-	// Duration is the time from Began to its end.
+	// Duration is the time from Began to the end.
 	Duration time.Duration
-	// Sent and Received count the bytes to and from the endpoint, as the client sees
-	// it.
+	// Sent counts the bytes from the client to the endpoint, Received those back.
 	Sent, Received int64
-	// Err says why it was not served, or was cut.
+	// Err is why the connection was not served, or was cut.
 	Err error
 }
 
-// Attempt is one try to reach an endpoint.
+// Attempt is one attempt to connect to an endpoint.
 type Attempt struct {
 	Endpoint netip.AddrPort
 	Began    time.Time
@@ -61,28 +61,28 @@ type Outcome uint8
 
 // The outcomes.
 const (
-	// Served says that both ends have said what they wanted, or were quiet for
-	// too long.
+	// Served means that both ends closed the connection, or that the UDP flow was idle
+	// for too long.
 	Served Outcome = iota + 1
-	// Cut says that it was served until the proxy, or an error, ended it.
+	// Cut means that the proxy, or an error, ended the connection.
 	Cut
-	// NotAdmitted says that its source may not use the Service.
+	// NotAdmitted means that the source may not use the Service.
 	NotAdmitted
-	// NoEndpoints says that there were none, or that none came in time.
+	// NoEndpoints means that there was no endpoint, or that none arrived in time.
 	NoEndpoints
-	// Unreachable says that no endpoint answered.
+	// Unreachable means that no endpoint answered.
 	Unreachable
-	// TooMany says that too many others waited for endpoints already, or had
-	// descriptors of this process.
+	// TooMany means that too many connections waited for endpoints already, or that
+	// no descriptor was free.
 	TooMany
 )
 
-// Outcomes are all of them.
+// Outcomes returns all outcomes.
 func Outcomes() []Outcome {
 	return []Outcome{Served, Cut, NotAdmitted, NoEndpoints, Unreachable, TooMany}
 }
 
-// String is a word fit for the label of a metric.
+// String returns the outcome as the label value of a metric.
 func (o Outcome) String() string {
 	return enum.Name(o, "", "served", "cut", "not_admitted", "no_endpoints", "unreachable", "too_many")
 }

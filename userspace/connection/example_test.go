@@ -8,7 +8,7 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// printer is a proxier.Observer that also hears of connections.
+// printer is a proxier.Observer that also observes connections.
 type printer struct{}
 
 var _ connection.Observer = printer{}
@@ -19,7 +19,7 @@ func (printer) ObserveConnection(r connection.Report) {
 	fmt.Println(r.Client, "to", r.Dialled, r.Outcome, "by", r.Endpoint)
 }
 
-// An Observer goes into Deps, as one that hears of syncs alone does.
+// The Observer of connections is part of Deps, as the Observer of syncs.
 func ExampleObserver() {
 	deps := proxier.Deps{Observer: printer{}} // for userspace.New
 

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyAll copies one direction to its end, and says how much that was. Between two
-// TCP sockets, what comes in small pieces goes through a buffer, which takes the
-// fewest system calls, and what comes in large ones the kernel splices. Buffers and
-// pipes are borrowed when there is something to pass on: they are not tied up, nor
-// two descriptors for each direction of each connection, while nobody says anything.
+// copyAll copies one direction to its end, and returns the number of bytes. Between two
+// TCP sockets it copies small pieces through a buffer, which takes the fewest system
+// calls, and lets the kernel splice large ones. It takes a buffer or a pipe only while
+// there is data: an idle connection uses neither memory nor the two descriptors of a
+// pipe in each direction.
 func copyAll(to, from net.Conn, buffers *sync.Pool, l *lease) (total int64, err error) {
 	_, toTCP := to.(*net.TCPConn)
 	fromTCP, ok := from.(*net.TCPConn)
 	if !toTCP || !ok {
-		return io.Copy(to, heard{from, l})
+		return io.Copy(to, activityReader{from, l})
 	}
 	raw, err := fromTCP.SyscallConn()
 	if err != nil {
@@ -28,11 +28,11 @@ func copyAll(to, from net.Conn, buffers *sync.Pool, l *lease) (total int64, err 
 	}
 	d := &direction{to: to, from: from, raw: raw, buffers: buffers, lease: l}
 	for {
-		n, err := d.piece()
+		n, err := d.copyChunk()
 		if total += n; err != nil || n == 0 {
 			return total, err
 		}
-		for n >= passBuffer && err == nil {
+		for n >= copyBufferSize && err == nil {
 			n, err = d.splice()
 			total += n
 		}
@@ -42,27 +42,26 @@ func copyAll(to, from net.Conn, buffers *sync.Pool, l *lease) (total int64, err 
 	}
 }
 
-// direction is one of a TCP connection.
+// direction is one direction of a TCP connection.
 type direction struct {
 	to, from net.Conn
 	raw      syscall.RawConn // of from
-	buffers  *sync.Pool      // of *[passBuffer]byte
+	buffers  *sync.Pool      // of *[copyBufferSize]byte
 	lease    *lease
 
-	// What attempt has read.
-	buffer  *[passBuffer]byte
+	// The result of tryRead.
+	buffer  *[copyBufferSize]byte
 	n       int
 	failure error
 }
 
-// piece waits until there is something, and passes on as much as a buffer holds; 0 is
-// the end.
-func (d *direction) piece() (n int64, err error) {
-	err = d.raw.Read(d.attempt)
+// copyChunk waits for data and copies at most one buffer of it; n is 0 at the end.
+func (d *direction) copyChunk() (n int64, err error) {
+	err = d.raw.Read(d.tryRead)
 	if d.buffer == nil {
 		return 0, err
 	}
-	defer d.giveBack()
+	defer d.putBuffer()
 	if err = errors.Join(err, d.failure); err != nil || d.n == 0 {
 		return 0, err
 	}
@@ -71,16 +70,16 @@ func (d *direction) piece() (n int64, err error) {
 	return int64(written), err
 }
 
-// attempt reads if there is something to read.
-func (d *direction) attempt(fd uintptr) (done bool) {
-	d.buffer, _ = d.buffers.Get().(*[passBuffer]byte)
+// tryRead reads into a buffer; done is false if there is no data yet.
+func (d *direction) tryRead(fd uintptr) (done bool) {
+	d.buffer, _ = d.buffers.Get().(*[copyBufferSize]byte)
 	for {
 		d.n, d.failure = unix.Read(int(fd), d.buffer[:])
 		switch {
 		case errors.Is(d.failure, unix.EINTR):
 			continue
 		case errors.Is(d.failure, unix.EAGAIN):
-			d.giveBack()
+			d.putBuffer()
 			return false
 		default:
 			d.failure = os.NewSyscallError("read", d.failure)
@@ -89,25 +88,25 @@ func (d *direction) attempt(fd uintptr) (done bool) {
 	}
 }
 
-func (d *direction) giveBack() {
+func (d *direction) putBuffer() {
 	d.buffers.Put(d.buffer)
 	d.buffer = nil
 }
 
-// splice lets the kernel pass on what has arrived, by a pipe that io.CopyN borrows.
-// It does nothing, and does not wait, if that is less than a buffer holds, or if the
-// budget has no pipe left.
+// splice lets the kernel copy the data that has arrived, through a pipe of io.CopyN. It
+// returns 0 without waiting if that is less than a buffer holds, or if the budget has
+// no pipe left.
 func (d *direction) splice() (n int64, err error) {
 	var arrived int
 	var failure error
 	err = d.raw.Control(func(fd uintptr) { arrived, failure = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
-	if err = errors.Join(err, failure); err != nil || arrived < passBuffer {
+	if err = errors.Join(err, failure); err != nil || arrived < copyBufferSize {
 		return 0, err
 	}
-	if !d.lease.budget.borrowPipe() {
+	if !d.lease.budget.acquirePipe() {
 		return 0, nil
 	}
-	defer d.lease.budget.returnPipe()
+	defer d.lease.budget.releasePipe()
 	d.lease.touch()
 	return io.CopyN(d.to, d.from, int64(arrived))
 }

@@ -25,7 +25,7 @@ func TestPiecesOfAnySizeArriveInOrder(t *testing.T) {
 	_ = conn.SetDeadline(time.Now().Add(patience))
 	random := rand.NewChaCha8([32]byte{1})
 	var sent []byte
-	for _, size := range []int{1, passBuffer - 1, 3, passBuffer, 100, passBuffer + 1, 2, 5 << 20, 7, 10 * passBuffer, 1, 1} {
+	for _, size := range []int{1, copyBufferSize - 1, 3, copyBufferSize, 100, copyBufferSize + 1, 2, 5 << 20, 7, 10 * copyBufferSize, 1, 1} {
 		piece := make([]byte, size)
 		_, _ = random.Read(piece)
 		sent = append(sent, piece...)

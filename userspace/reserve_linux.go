@@ -10,10 +10,10 @@ import (
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
-// bindClaim occupies a port without serving there: other programs of this machine
-// cannot take it, and whoever comes past the portals is refused as if nobody had. A
-// TCP socket does that while it does not listen, a UDP socket while it is connected.
-func bindClaim(netNS string, protocol desired.Protocol, at netip.AddrPort) (fd int, err error) {
+// reservePort binds a port without serving there: no other program of this machine can
+// bind it, and the kernel refuses clients that bypass the portals. A TCP socket does
+// that by not listening, a UDP socket by being connected to itself.
+func reservePort(netNS string, protocol desired.Protocol, at netip.AddrPort) (fd int, err error) {
 	kind, family := unix.SOCK_STREAM, unix.AF_INET6
 	if protocol == desired.UDP {
 		kind = unix.SOCK_DGRAM
@@ -39,4 +39,4 @@ func bindClaim(netNS string, protocol desired.Protocol, at netip.AddrPort) (fd i
 	return fd, nil
 }
 
-func closeClaim(fd int) { _ = unix.Close(fd) } // there is nothing in it to lose
+func closeReservation(fd int) { _ = unix.Close(fd) }

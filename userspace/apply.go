@@ -1,0 +1,183 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Apply implements proxier.Engine. A service port fails if its socket cannot be opened,
+// if another program uses its node port, or if its protocol is SCTP.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+	var result proxier.Result
+	err := e.apply(ctx, &update, &result)
+	result.FlowEnds = e.flowEnds(&update)
+	return result, err
+}
+
+func (e *Engine) apply(ctx context.Context, update *desired.Update, result *proxier.Result) error {
+	e.start()
+	e.globals = update.Globals
+	if err := e.chooseAddress(update); err != nil {
+		return err
+	}
+	for _, name := range slices.AppendSeq(e.missing(update), update.Removed()) {
+		e.remove(name)
+	}
+	plans, err := e.plan(update)
+	if err != nil {
+		return err
+	}
+	if e.config.Place == PlaceFrontends { // a new socket may need the address of an old one
+		err = e.closeSockets(ctx)
+	}
+	failed := map[changetracker.ServicePortName]bool{}
+	for i := range update.Changes {
+		s := update.Changes[i].After
+		if s == nil {
+			continue
+		}
+		if err := e.setService(ctx, s, plans[i]); err != nil {
+			failed[s.Name] = e.services[s.Name] == nil || !e.hasAllSockets(s.Name, plans[i])
+			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: err, Partial: true})
+		}
+	}
+	if portalErr := e.applyPortals(ctx, update, failed, result); portalErr != nil {
+		return errors.Join(err, portalErr) // the old portals may still lead to sockets in e.closing
+	}
+	return errors.Join(err, e.closeSockets(ctx))
+}
+
+// start starts the sweep of session affinities.
+func (e *Engine) start() {
+	if e.end != nil {
+		return
+	}
+	e.connCtx, e.end = context.WithCancel(context.Background()) //nolint:forbidigo // Close ends it
+	e.running.Go(func() { e.sweep(e.connCtx) })
+}
+
+// remove removes a service port and queues its sockets for closing.
+func (e *Engine) remove(name changetracker.ServicePortName) {
+	s := e.services[name]
+	if s == nil {
+		return
+	}
+	e.mu.Lock()
+	delete(e.services, name)
+	e.mu.Unlock()
+	e.closing = slices.AppendSeq(e.closing, maps.Values(s.sockets))
+	e.config.Budget.listen(-len(s.reservations))
+	s.reservations.releaseAll()
+	s.drainer.update(func(netip.AddrPort) bool { return true })
+}
+
+// setService creates or updates a service port. Existing sockets keep their ports and
+// connections.
+func (e *Engine) setService(ctx context.Context, want *desired.Service, listeners map[socketKey]policy) error {
+	if want.Protocol == desired.SCTP {
+		return fmt.Errorf("%w: the userspace engine does not proxy SCTP, whose associations have several addresses", proxier.ErrNotSupported)
+	}
+	s := e.services[want.Name]
+	if s == nil {
+		s = &service{
+			balancer: newBalancer(), counts: &counts{}, drainer: newDrainer(e.config.Drain),
+			sockets: map[socketKey]*socket{}, reservations: reservations{},
+		}
+		e.mu.Lock()
+		e.services[want.Name] = s
+		e.mu.Unlock()
+	}
+	s.balancer.update(want)
+	s.drainer.update(func(endpoint netip.AddrPort) bool { return !s.balancer.serves(endpoint) })
+	var errs []error
+	if e.portals != nil {
+		errs = append(errs, e.reserve(s, want))
+	}
+	for key, p := range listeners {
+		errs = append(errs, e.setSocket(ctx, want, s, key, &p))
+	}
+	return errors.Join(errs...)
+}
+
+// setSocket opens a socket, or updates the policy of an open one.
+func (e *Engine) setSocket(ctx context.Context, want *desired.Service, s *service, key socketKey, p *policy) error {
+	if socket := s.sockets[key]; socket != nil {
+		socket.policy.Store(p)
+		socket.changed()
+		return nil
+	}
+	socket, err := e.open(ctx, want, s, key)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	s.sockets[key] = socket
+	e.mu.Unlock()
+	socket.policy.Store(p)
+	socket.start()
+	return nil
+}
+
+// hasAllSockets reports whether every socket of a service port is open.
+func (e *Engine) hasAllSockets(name changetracker.ServicePortName, listeners map[socketKey]policy) bool {
+	return len(e.services[name].sockets) == len(listeners)
+}
+
+// closeSockets closes the sockets that are no longer needed. Their TCP connections
+// drain.
+func (e *Engine) closeSockets(ctx context.Context) error {
+	var after time.Duration
+	if e.portals != nil {
+		after = handshakeGrace
+	}
+	var errs []error
+	for _, s := range e.closing {
+		s.closeAfter(after, func() { e.ports.release(s.requested.Port()) })
+		errs = append(errs, e.addresses.release(ctx, s.requested.Addr()))
+	}
+	e.closing = nil
+	return errors.Join(errs...)
+}
+
+// Cleanup implements proxier.Engine: it removes the portals and closes the engine.
+func (e *Engine) Cleanup(ctx context.Context) error {
+	var err error
+	if e.portals != nil {
+		err = e.portals.Cleanup(ctx)
+	}
+	return errors.Join(err, e.shutdown(ctx))
+}
+
+// Close ends all sockets and connections, and waits for them. The portals stay in the
+// kernel and refuse clients until the next start updates them. Apply may be called
+// again after Close; that update must be full.
+func (e *Engine) Close() error {
+	err := e.shutdown(context.Background()) //nolint:forbidigo // addresses are always removed
+	if e.portals != nil {
+		err = errors.Join(err, e.portals.Close())
+	}
+	return err
+}
+
+func (e *Engine) shutdown(ctx context.Context) error {
+	for name := range e.services {
+		e.remove(name)
+	}
+	if e.end != nil {
+		e.end()
+		e.end = nil
+	}
+	err := e.closeSockets(ctx)
+	e.running.Wait()
+	e.portalGlobals = desired.Globals{}
+	return err
+}

@@ -1,0 +1,85 @@
+package userspace
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// drainer ends the TCP connections of a service port that last longer than Config.Drain
+// after their endpoint was removed.
+type drainer struct {
+	timeout time.Duration // 0: never
+
+	mu         sync.Mutex // guards all below
+	byEndpoint map[netip.AddrPort]map[*drainingConn]struct{}
+	removed    func(endpoint netip.AddrPort) bool
+}
+
+// drainingConn is one open connection.
+type drainingConn struct {
+	endpoint netip.AddrPort
+	cancel   func()
+	deadline *time.Timer // nil while its endpoint exists
+}
+
+func newDrainer(timeout time.Duration) *drainer {
+	return &drainer{
+		timeout: timeout, byEndpoint: map[netip.AddrPort]map[*drainingConn]struct{}{},
+		removed: func(netip.AddrPort) bool { return false },
+	}
+}
+
+// add registers a connection until ended is called. connCtx is derived from ctx; the
+// connection must end with it.
+func (d *drainer) add(ctx context.Context, endpoint netip.AddrPort) (connCtx context.Context, ended func()) {
+	if d.timeout == 0 {
+		return ctx, func() {}
+	}
+	connCtx, cancel := context.WithCancel(ctx)
+	conn := &drainingConn{endpoint: endpoint, cancel: cancel}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.byEndpoint[endpoint] == nil {
+		d.byEndpoint[endpoint] = map[*drainingConn]struct{}{}
+	}
+	d.byEndpoint[endpoint][conn] = struct{}{}
+	d.setDeadline(conn)
+	return connCtx, func() {
+		cancel()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.byEndpoint[endpoint], conn)
+		if len(d.byEndpoint[endpoint]) == 0 {
+			delete(d.byEndpoint, endpoint)
+		}
+		if conn.deadline != nil {
+			conn.deadline.Stop()
+		}
+	}
+}
+
+// update sets which endpoints are removed. Connections to an endpoint that is back have
+// no deadline.
+func (d *drainer) update(removed func(endpoint netip.AddrPort) bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.removed = removed
+	for _, conns := range d.byEndpoint {
+		for conn := range conns {
+			d.setDeadline(conn)
+		}
+	}
+}
+
+// setDeadline starts or stops the deadline of a connection. The caller holds d.mu.
+func (d *drainer) setDeadline(conn *drainingConn) {
+	switch removed := d.removed(conn.endpoint); {
+	case removed && conn.deadline == nil:
+		conn.deadline = time.AfterFunc(d.timeout, conn.cancel)
+	case !removed && conn.deadline != nil:
+		conn.deadline.Stop()
+		conn.deadline = nil
+	}
+}

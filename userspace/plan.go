@@ -1,0 +1,213 @@
+package userspace
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
+)
+
+// socketKey identifies a socket of a service port.
+type socketKey struct {
+	role Role
+	// addr is where it listens; port 0 means any port of Config.Ports.
+	addr netip.AddrPort
+}
+
+// Plan implements proxier.Planner: it prints the sockets and their endpoints. Proxy
+// ports are chosen when sockets open, so Plan prints neither their numbers nor the
+// portals.
+func (e *Engine) Plan(update desired.Update) (string, error) {
+	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
+	if err := planner.chooseAddress(&update); err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	for s := range update.Services() {
+		if s.Protocol == desired.SCTP {
+			continue // not supported
+		}
+		listeners, err := planner.listeners(s)
+		if err != nil {
+			return "", err
+		}
+		lines := make([]string, 0, len(listeners))
+		for key, p := range listeners {
+			addr := key.addr.String()
+			if key.addr.Port() == 0 {
+				addr = key.addr.Addr().String() + ", any proxy port"
+			}
+			lines = append(lines, fmt.Sprintf("  %v: %s -> %v %v\n", key.role, addr, p.action, s.Endpoints(p.scope)))
+		}
+		slices.Sort(lines)
+		fmt.Fprintf(&text, "%v\n%s", s.Name, strings.Join(lines, ""))
+	}
+	return text.String(), nil
+}
+
+// plan returns where the service ports of the Changes listen. It moves the sockets that
+// they no longer need to e.closing.
+func (e *Engine) plan(update *desired.Update) ([]map[socketKey]policy, error) {
+	plans := make([]map[socketKey]policy, len(update.Changes))
+	for i := range update.Changes {
+		want := update.Changes[i].After
+		if want == nil {
+			continue
+		}
+		if want.Protocol == desired.SCTP {
+			e.remove(want.Name)
+			continue
+		}
+		listeners, err := e.listeners(want)
+		if err != nil {
+			return nil, err
+		}
+		plans[i] = listeners
+		s := e.services[want.Name]
+		if s == nil {
+			continue
+		}
+		e.releaseUnneeded(s, want)
+		e.mu.Lock()
+		for key, socket := range s.sockets {
+			if _, ok := listeners[key]; !ok {
+				delete(s.sockets, key)
+				e.closing = append(e.closing, socket)
+			}
+		}
+		e.mu.Unlock()
+	}
+	return plans, nil
+}
+
+// missing returns the service ports that a full update does not contain.
+func (e *Engine) missing(update *desired.Update) (names []changetracker.ServicePortName) {
+	if !update.Full {
+		return nil
+	}
+	wanted := make(map[changetracker.ServicePortName]bool, len(update.Changes))
+	for i := range update.Changes {
+		wanted[update.Changes[i].Name] = true
+	}
+	for name := range e.services {
+		if !wanted[name] {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+var errNoAddress = errors.New("choose the address of proxy ports: this machine has no address of the IP family: set Config.Listen")
+
+// chooseAddress chooses the address of proxy ports. An address found on an interface
+// is kept until the next full update.
+func (e *Engine) chooseAddress(update *desired.Update) error {
+	if addr, known := e.config.listenAddr(e.family, update.Globals.NodeAddresses); known {
+		e.proxyAddr = addr
+		return nil
+	}
+	if !update.Full && e.proxyAddr.IsValid() {
+		return nil
+	}
+	e.proxyAddr = netip.Addr{}
+	local, err := lightdeps.LocalAddresses(e.config.NetNS)
+	if err != nil {
+		return err
+	}
+	for _, addr := range local {
+		if addr.Is4() == (e.family == v1.IPv4Protocol) && addr.IsGlobalUnicast() {
+			e.proxyAddr = addr
+			return nil
+		}
+	}
+	for range update.Services() { // without Services no address is needed
+		return errNoAddress
+	}
+	return nil
+}
+
+// listeners returns where a service port listens, with the policy of each socket.
+func (e *Engine) listeners(s *desired.Service) (map[socketKey]policy, error) {
+	if e.config.Place == PlaceFrontends {
+		return e.frontendListeners(s)
+	}
+	at := netip.AddrPortFrom(e.proxyAddr, 0)
+	listeners := map[socketKey]policy{}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if e.portals == nil {
+			listeners[socketKey{roleOf(f), at}] = policyOf(f, &e.globals)
+			continue
+		}
+		if f.Scope == desired.ScopeLocal {
+			listeners[socketKey{RoleLocal, at}] = policy{scope: desired.ScopeLocal, action: desired.Forward}
+		}
+		if f.Scope == desired.ScopeCluster || f.ShortCircuit {
+			listeners[socketKey{RoleCluster, at}] = policy{scope: desired.ScopeCluster, action: desired.Forward}
+		}
+	}
+	return listeners, nil
+}
+
+// frontendListeners is listeners for PlaceFrontends.
+func (e *Engine) frontendListeners(s *desired.Service) (map[socketKey]policy, error) {
+	listeners := map[socketKey]policy{}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		addrs := []netip.Addr{f.VIP}
+		if f.Kind == desired.NodePort {
+			var err error
+			if addrs, err = e.nodePortAddrs(); err != nil {
+				return nil, err
+			}
+		}
+		for _, addr := range addrs {
+			listeners[socketKey{roleOf(f), netip.AddrPortFrom(addr, f.Port)}] = policyOf(f, &e.globals)
+		}
+	}
+	return listeners, nil
+}
+
+// nodePortAddrs returns the addresses to listen on for node ports. If all addresses
+// accept node ports, it is the unspecified address.
+func (e *Engine) nodePortAddrs() (addrs []netip.Addr, err error) {
+	accepted := e.globals.NodePortAddresses
+	if slices.ContainsFunc(accepted, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+		if e.family == v1.IPv4Protocol {
+			return []netip.Addr{netip.IPv4Unspecified()}, nil
+		}
+		return []netip.Addr{netip.IPv6Unspecified()}, nil
+	}
+	if len(accepted) == 0 {
+		return nil, nil
+	}
+	local, err := lightdeps.LocalAddresses(e.config.NetNS) // the prefixes may contain addresses of other machines
+	if err != nil {
+		return nil, err
+	}
+	for _, prefix := range accepted {
+		if addr := prefix.Addr(); prefix.IsSingleIP() && addr.IsLoopback() { // all of 127.0.0.0/8 is local, but an interface lists only 127.0.0.1
+			local = append(local, addr)
+		}
+	}
+	return slices.DeleteFunc(local, func(a netip.Addr) bool { return !contains(accepted, a) }), nil
+}
+
+// roleOf returns the role of the socket that serves a frontend.
+func roleOf(f *desired.Frontend) Role {
+	switch {
+	case f.Kind == desired.ClusterIP:
+		return RoleInternal
+	case f.Restricted:
+		return RoleRestricted
+	default:
+		return RoleExternal
+	}
+}

@@ -1,0 +1,96 @@
+package userspace
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+)
+
+// relay copies bytes between a client and its endpoint, in both directions.
+type relay struct {
+	client, upstream net.Conn
+	header           []byte     // sent to the endpoint first
+	buffers          *sync.Pool // of *[copyBufferSize]byte
+	lease            *lease
+
+	failing sync.Once
+	failure error // the first one; it causes the others
+}
+
+// copyBufferSize is the size of the buffers of TCP connections.
+const copyBufferSize = 16 << 10
+
+// run copies until both directions have ended, or ctx has. Each direction ends by
+// itself: a client may close its half and still wait for the answer.
+func (r *relay) run(ctx context.Context) (sent, received int64, err error) {
+	stop := context.AfterFunc(ctx, r.reset)
+	var sending sync.WaitGroup
+	sending.Go(func() { sent = r.send() })
+	received = r.copy(r.client, r.upstream)
+	sending.Wait()
+	_ = r.client.Close()
+	_ = r.upstream.Close()
+	if !stop() {
+		return sent, received, errCut
+	}
+	return sent, received, r.failure
+}
+
+func (r *relay) reset() {
+	reset(r.client)
+	reset(r.upstream)
+}
+
+// send sends the header and then copies from the client to the endpoint.
+func (r *relay) send() (n int64) {
+	if len(r.header) > 0 {
+		if _, err := r.upstream.Write(r.header); err != nil {
+			r.fail(err)
+			return 0
+		}
+	}
+	return r.copy(r.upstream, r.client)
+}
+
+// fail ends both directions.
+func (r *relay) fail(err error) {
+	r.failing.Do(func() { r.failure = err })
+	r.reset()
+}
+
+// copy copies one direction, and closes that half of the other connection.
+func (r *relay) copy(to, from net.Conn) (n int64) {
+	n, err := copyAll(to, from, r.buffers, r.lease)
+	if err != nil {
+		r.fail(err)
+		return n
+	}
+	if half, ok := to.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() // the other end may be closed already
+		return n
+	}
+	_ = to.Close()
+	return n
+}
+
+// reset closes a connection with a RST, so that the client sees an error instead of the
+// end of an answer.
+func reset(conn net.Conn) {
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = conn.Close()
+}
+
+// activityReader records in the lease that something was read.
+type activityReader struct {
+	from  io.Reader
+	lease *lease
+}
+
+func (r activityReader) Read(buffer []byte) (int, error) {
+	n, err := r.from.Read(buffer)
+	r.lease.touch()
+	return n, err
+}
