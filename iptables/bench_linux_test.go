@@ -64,7 +64,7 @@ func benchSyncs(b *testing.B, c *bench) {
 			b.Errorf("close: %v", err)
 		}
 	}()
-	c.apply(b, e, c.everything())
+	c.apply(b, e, c.fullUpdate())
 	whole := e.report.Bytes
 	b.Run("restart", c.restart)
 	b.Run("full", func(b *testing.B) { c.full(b, e) })
@@ -135,7 +135,7 @@ func (c *bench) update(services []*desired.Service) desired.Update {
 	}
 }
 
-func (c *bench) everything() desired.Update {
+func (c *bench) fullUpdate() desired.Update {
 	u := c.update(c.services)
 	u.Full = true
 	return u
@@ -204,7 +204,7 @@ func (c *bench) first(b *testing.B) {
 	var r report
 	for range b.N {
 		b.StopTimer()
-		e, u := c.engine(b, netnstest.New(b)), c.everything()
+		e, u := c.engine(b, netnstest.New(b)), c.fullUpdate()
 		b.StartTimer()
 		c.apply(b, e, u)
 		b.StopTimer()
@@ -216,7 +216,7 @@ func (c *bench) first(b *testing.B) {
 	}
 	b.StopTimer()
 	r.print(b)
-	config, u := c.config(netnstest.New(b)), c.everything()
+	config, u := c.config(netnstest.New(b)), c.fullUpdate()
 	text, bare := []byte(plan(&config, v1.IPv4Protocol, &u)), []*tool{}
 	for range floorRuns {
 		bare = append(bare, c.program(b, netnstest.New(b)))
@@ -230,7 +230,7 @@ func (c *bench) restart(b *testing.B) {
 	var r report
 	for range b.N {
 		e := c.engine(b, c.ns)
-		c.apply(b, e, c.everything())
+		c.apply(b, e, c.fullUpdate())
 		r.add(e.report)
 		if err := e.Close(); err != nil {
 			b.Errorf("close: %v", err)
@@ -249,7 +249,7 @@ func (c *bench) full(b *testing.B, e *Engine) {
 	b.ReportAllocs()
 	var r report
 	for range b.N {
-		c.apply(b, e, c.everything())
+		c.apply(b, e, c.fullUpdate())
 		r.add(e.report)
 	}
 	b.StopTimer()
@@ -282,7 +282,7 @@ func (c *bench) replace(b *testing.B, e *Engine, services, whole int) {
 		s := c.services[(i*37)%len(c.services)]
 		versions[0], versions[1] = append(versions[0], replaced(s, i)), append(versions[1], s)
 	}
-	c.apply(b, e, c.everything()) // what a floor before this has written is damage
+	c.apply(b, e, c.fullUpdate()) // what a floor before this has written is damage
 	b.ResetTimer()
 	for i := range b.N {
 		c.apply(b, e, c.update(versions[i%2]))
@@ -302,8 +302,8 @@ func (c *bench) replace(b *testing.B, e *Engine, services, whole int) {
 func between(m *model, before, after []*desired.Service) []byte {
 	have, want := ruleset{}, ruleset{}
 	for i := range before {
-		maps.Copy(have, m.place(before[i]).chains)
-		maps.Copy(want, m.place(after[i]).chains)
+		maps.Copy(have, m.planPort(before[i]).chains)
+		maps.Copy(want, m.planPort(after[i]).chains)
 	}
 	for chain := range have {
 		if _, ok := want[chain]; !ok {

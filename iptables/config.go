@@ -13,8 +13,8 @@ type Variant string
 
 // The variants.
 const (
-	// VariantDetect takes the variant that already holds rules of others, and else
-	// that of the program iptables.
+	// VariantDetect selects the variant that other programs already use, or else that of
+	// the program iptables.
 	VariantDetect Variant = ""
 	VariantNFT    Variant = "nft"
 	VariantLegacy Variant = "legacy"
@@ -24,28 +24,26 @@ const (
 type Config struct {
 	proxier.Config
 	Variant Variant
-	// LocalhostNodePorts accepts node ports on 127.0.0.0/8 too, over IPv4. It sets
-	// the kernel's route_localnet, and with it a rule that drops what comes for these
-	// addresses from other hosts (CVE-2020-8558).
+	// LocalhostNodePorts also accepts node ports on 127.0.0.0/8, IPv4 only. It sets the
+	// kernel's route_localnet, and adds a rule that drops packets from other hosts to
+	// these addresses (CVE-2020-8558).
 	LocalhostNodePorts bool
-	// KeepInvalid forwards TCP packets that connection tracking finds out of order.
-	// They are dropped otherwise, unless the kernel's nf_conntrack_tcp_be_liberal is
-	// set: as they are not translated back, they would reset the client's
-	// connection.
+	// KeepInvalid forwards packets in conntrack state INVALID, for example TCP packets out
+	// of the window. By default they are dropped, unless the kernel's
+	// nf_conntrack_tcp_be_liberal is set: conntrack does not translate them back, so they
+	// would reset the client's connection.
 	KeepInvalid bool
-	// Portals is set where this engine leads packets to the sockets of a userspace
-	// engine, as userspace.Config.Portals: connections that were led to a socket meet
-	// no refusal any more. With kube-proxy's names, packets then come by the chains of
-	// its userspace mode, KUBE-PORTALS-CONTAINER and KUBE-PORTALS-HOST.
+	// Portals must be set if this engine redirects packets to the sockets of a userspace
+	// engine, as in userspace.Config.Portals: then no rule refuses redirected connections.
+	// With kube-proxy's names, packets then pass the chains of its userspace mode,
+	// KUBE-PORTALS-CONTAINER and KUBE-PORTALS-HOST.
 	Portals bool
-	// HealthChecksOnly makes the engine let health check node ports in, whatever other
-	// rules at INPUT refuse, and do nothing else: for an engine that has no rules of
-	// iptables itself, as ipvs.Config.Firewall. Its chains PREFIX-IPVS-… are nobody
-	// else's.
+	// HealthChecksOnly makes the engine accept packets to health check node ports before
+	// other rules of INPUT, and do nothing else: for an engine without iptables rules, see
+	// ipvs.Config.Firewall. Its chains are named PREFIX-IPVS-….
 	HealthChecksOnly bool
-	// LockWait is how long iptables-legacy waits for its lock, which all programs
-	// share; 0 means 30s. Timeout bounds each run of a program, the wait apart; 0
-	// means 60s.
+	// LockWait is how long iptables-legacy waits for the xtables lock; 0 means 30s.
+	// Timeout bounds each run of a program, without that wait; 0 means 60s.
 	LockWait, Timeout time.Duration
 }
 
@@ -54,7 +52,7 @@ const (
 	defaultTimeout  = time.Minute
 )
 
-// chains are the names of the chains.
+// chains returns the names of the chains.
 func (c *Config) chains() chainNames {
 	if c.HealthChecksOnly {
 		return chainNames{c.Names.ChainPrefix + "-IPVS"}
@@ -74,8 +72,8 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Validate reports every field that is wrong. Zero fields count as their defaults. All
-// of its errors are proxier.ErrInvalidConfig.
+// Validate reports every invalid field. Zero fields count as their defaults. All of its
+// errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
 	errs := []error{c.Config.Validate()}
@@ -85,7 +83,7 @@ func (c Config) Validate() error {
 	switch c.Variant {
 	case VariantDetect, VariantNFT, VariantLegacy:
 	default:
-		bad("Variant", "%q: want %q, %q or nothing", c.Variant, VariantNFT, VariantLegacy)
+		bad("Variant", "%q: want %q, %q or none", c.Variant, VariantNFT, VariantLegacy)
 	}
 	if c.LockWait < time.Second {
 		bad("LockWait", "%v is less than a second", c.LockWait)

@@ -1,52 +1,50 @@
-// Package iptables is the engine that programs Services with iptables-restore, for
-// nodes and people that live with iptables. It works with both variants of the
-// tool, iptables-nft and iptables-legacy. It works on Linux only; elsewhere it builds,
-// and an Engine can Plan and nothing else.
+// Package iptables is the engine that programs Services with iptables-restore. It supports
+// both variants of the program, iptables-nft and iptables-legacy. It needs Linux; on other
+// systems it builds, and an Engine can only Plan.
 //
 // # Chains
 //
-// A packet that begins a connection walks a tree, and not a list of all Services:
+// The first packet of a connection passes a tree, instead of a list of all Services:
 //
 //	PREROUTING, OUTPUT (nat)
 //	  └ SERVICES      by the end of the address → VIPS-A, VIPS-1A … at most 16 destinations in each
 //	      └ NODEPORTS   addresses of the node: by port → PORTS-17, PORTS-178 …
-//	EXT-…    from outside: masquerade, or tell pods and the node from others
-//	FW-…     who is in the source ranges
-//	SVC-…    all endpoints, SVL-… those of this node: one is drawn, DNAT
+//	EXT-…    external traffic: sets the masquerade mark; exceptions for pods and the node
+//	FW-…     admits the source ranges
+//	SVC-…    chooses one of all endpoints, SVL-… one of this node's endpoints; DNAT
 //	POSTROUTING
-//	  └ HAIRPIN, then masquerade what is marked
+//	  └ HAIRPIN, then masquerades packets with the mark
 //
 //	INPUT, FORWARD, OUTPUT (filter)
-//	  └ SERVICES      the same tree, with what is refused: no endpoints, or not in the source ranges
-//	  └ FORWARD       packets out of order; what is masqueraded, and answers
-//	  └ HEALTH        health check node ports are let in
+//	  └ SERVICES      the same tree; rejects or drops: no endpoints, or not in the source ranges
+//	  └ FORWARD       drops INVALID packets; accepts masqueraded packets and replies
+//	  └ HEALTH        accepts health check node ports
 //
-// The names begin with Names.ChainPrefix. With proxier.KubeProxyNames, or session
-// affinity, each endpoint has a chain of its own, SEP-…, as other software expects;
-// otherwise the service port's chain translates by itself, which is several times
-// cheaper to load. Service ports with more than 16 endpoints draw in two steps or
-// more.
+// Names begin with Names.ChainPrefix. With proxier.KubeProxyNames or session affinity,
+// each endpoint has its own chain SEP-…, as other programs expect. Otherwise the service
+// port's chain translates directly, which loads several times faster. Service ports with
+// more than 16 endpoints choose in two or more steps.
 //
 // # What a sync writes
 //
-// A change writes the chains of its service ports and the leaves of the trees that
-// lead to them. The engine knows what it has written; it reads the kernel at full
-// syncs, and writes what differs. Each table is committed at once: refusals come
-// before, and go after, the translations that they stand in for, so that no packet
-// leaks.
+// A change writes the chains of its service ports, and the leaves of the trees that jump
+// to them. The engine remembers what it wrote; a full sync reads the kernel and writes the
+// differences. Each table is committed atomically. New refusals are written before the
+// translations that they replace are deleted, and old refusals are deleted after the new
+// translations are written, so that no packet leaks.
 //
-// Rules of others stay as they are, and in their order. The engine's jumps are put
-// in front of a built-in chain's other rules when they are missing. Every second, and
-// before and after each write, it looks whether somebody else has changed its chains;
-// then it reads and writes everything. With the nft variant the kernel tells who changed
-// which chain. With the legacy variant the engine reads all entries for that, which takes
-// some 30 ms of 50,000 rules, and it does so less often when that is more than 5 % of the
-// time, unless the size of a table changes.
+// Rules of other programs keep their place and order. Missing jumps are inserted before
+// the other rules of a built-in chain. Every second, and before and after each write, the
+// engine checks whether another program has changed its chains; then it reads and writes
+// everything. With the nft variant the kernel reports which process changed which chain.
+// With the legacy variant the engine must read all entries, which takes some 30 ms for
+// 50,000 rules. It reads less often if that takes more than 5 % of the time, unless the
+// size of a table changes.
 //
 // # Limits
 //
-// Session affinity uses the kernel's xt_recent, which remembers 100 clients of each
-// endpoint unless its module parameter ip_list_tot says otherwise; it walks a rule
-// for each endpoint. Packets to a ClusterIP at a port that the Service has not, and
-// to unallocated addresses, are left alone.
+// Session affinity uses the kernel's xt_recent, which stores 100 clients of each endpoint,
+// or its module parameter ip_list_tot; each endpoint adds a rule to the packet's way.
+// Packets to a ClusterIP at a port that the Service does not have, and to unallocated
+// addresses, pass unchanged.
 package iptables

@@ -6,13 +6,13 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// plan is the input of iptables-restore that programs an update from scratch.
+// plan returns the input of iptables-restore that programs an update from scratch.
 func plan(c *Config, family v1.IPFamily, update *desired.Update) string {
 	m := newModel(c, family, update.Globals)
 	for s := range update.Services() {
-		m.set(s.Name, m.place(s))
+		m.set(s.Name, m.planPort(s))
 	}
-	want := m.everything()
+	want := m.allChains()
 	changes := map[string]*change{}
 	for _, table := range []string{tableNAT, tableFilter} {
 		changes[table] = changeOf(nil, want[table], false)

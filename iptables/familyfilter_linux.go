@@ -7,17 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// familyFilter makes the kernel drop notifications that have nothing about tables, chains
-// and rules of an IP family, nor the end of a transaction, which is of no family. Else the
-// other family's load, or a neighbour's sets, would fill the buffer.
+// familyFilter returns a socket filter for notifications of nf_tables. It keeps packets with
+// messages about tables, chains and rules of an IP family, or with the end of a transaction,
+// which has no family. Otherwise writes of the other family, or sets of another program,
+// could fill the buffer.
 //
-// A packet holds several messages: as BPF knows no loops, some are looked at, and a packet
-// with more is kept. The program ends, and the packet is dropped, with a load from behind
-// its end.
+// A packet holds several messages. Classic BPF has no loops, so the filter checks a fixed
+// number of messages and keeps packets with more. A load beyond the end of the packet ends
+// the program and drops the packet.
 func familyFilter(family uint8) ([]bpf.RawInstruction, error) {
 	const (
 		messages   = 32
-		familyAt   = 16 // behind struct nlmsghdr of linux/netlink.h: length, type, flags, ...
+		familyAt   = unix.NLMSG_HDRLEN // the first byte of struct nfgenmsg
 		size, here = 0, 1
 	)
 	low, high, kind := uint32(0), uint32(1), uint32(4) // bytes of the length and the type

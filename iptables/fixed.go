@@ -2,30 +2,19 @@ package iptables
 
 import (
 	"net/netip"
+	"slices"
 )
 
-// The tables that the engine uses.
-const (
-	tableNAT    = "nat"
-	tableFilter = "filter"
-)
-
-// jump leads from a chain of the kernel's to one of ours.
-type jump struct {
-	table, chain string
-	to           string // the chain of ours
-	rule         rule
-}
-
-// jumps are in the order in which they are put in front: the last one comes first.
-func (e *model) jumps() []jump {
-	n := e.names
+// jumps returns the rules of built-in chains in the order of insertion: the last one
+// comes first in its chain.
+func (p *planner) jumps() []jump {
+	n := p.names
 	letIn := jump{tableFilter, "INPUT", n.health(), newRule().comment("kubernetes health check service ports").jump(n.health())}
-	if e.options.healthChecksOnly {
+	if p.options.healthChecksOnly {
 		return []jump{letIn}
 	}
 	arriving, leaving := n.services(), n.services()
-	if e.portalChains() {
+	if p.portalChains() {
 		arriving, leaving = n.portalsContainer(), n.portalsHost()
 	}
 	all := []jump{
@@ -36,7 +25,7 @@ func (e *model) jumps() []jump {
 	}
 	isNew := func(comment, chain string) rule {
 		r := newRule().add("-m conntrack --ctstate NEW")
-		if e.options.portals { // the sockets have addresses that refuse who comes there directly
+		if p.options.portals { // direct connections to the sockets' addresses are refused
 			r = r.add("-m conntrack ! --ctstate DNAT")
 		}
 		return r.comment("%s", comment).jump(chain)
@@ -45,33 +34,25 @@ func (e *model) jumps() []jump {
 		all = append(all, jump{tableFilter, hook, n.services(), isNew("kubernetes service portals", n.services())})
 	}
 	all = append(all, letIn)
-	if e.localhost() || e.keepsLocalnet {
+	if p.localhost() || p.keepsLocalnet {
 		all = append(all, jump{tableFilter, "INPUT", n.localnet(), newRule().comment("block incoming localnet connections").jump(n.localnet())})
 	}
 	return all
 }
 
-// portalChains says that packets come by chains of kube-proxy's userspace mode.
-func (e *model) portalChains() bool { return e.options.portals && e.names.prefix == kubePrefix }
+// portalChains reports whether packets pass the chains of kube-proxy's userspace mode.
+func (p *planner) portalChains() bool { return p.options.portals && p.names.prefix == kubePrefix }
 
-// localhost says that node ports are accepted on loopback addresses.
-func (e *model) localhost() bool {
-	return e.options.localhostNodePorts && !e.v6 &&
-		containsAddr(e.globals.NodePortAddresses, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+// localhost reports whether node ports are accepted on loopback addresses.
+func (p *planner) localhost() bool {
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	return p.options.localhostNodePorts && !p.v6 &&
+		slices.ContainsFunc(p.globals.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(loopback) })
 }
 
-func containsAddr(prefixes []netip.Prefix, a netip.Addr) bool {
-	for _, p := range prefixes {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
-}
-
-// fixedNAT are the chains of the nat table that do not depend on Services.
-func (e *model) fixedNAT() ruleset {
-	n, mark := e.names, e.hexMark()
+// fixedNAT returns the chains of the nat table that do not depend on Services.
+func (p *planner) fixedNAT() ruleset {
+	n, mark := p.names, p.hexMark()
 	set := "-j MARK --set-xmark " + mark + "/" + mark
 	chains := ruleset{
 		n.mark(): {newRule().target(set)},
@@ -82,73 +63,60 @@ func (e *model) fixedNAT() ruleset {
 			newRule().comment("kubernetes service traffic requiring SNAT").target("-j MASQUERADE --random-fully"),
 		},
 	}
-	if e.portalChains() {
+	if p.portalChains() {
 		for _, chain := range []string{n.portalsContainer(), n.portalsHost()} {
 			chains[chain] = []rule{newRule().comment("kubernetes service portals").jump(n.services())}
 		}
 	}
-	if e.globals.DetectsPods() {
-		chains[n.markNonPod()] = append(e.returnPods(), newRule().target(set))
+	if p.globals.DetectsPods() {
+		chains[n.markNonPod()] = append(p.fromPods("pods keep their source", "-j RETURN"), newRule().target(set))
 	}
 	return chains
 }
 
-func (e *model) returnPods() []rule {
-	var rules []rule
-	for _, r := range e.fromPods("pods keep their source", "") {
-		rules = append(rules, r[:len(r)-len("-j ")]+"-j RETURN")
-	}
-	return rules
-}
-
-// fixedFilter are those of the filter table.
-func (e *model) fixedFilter() ruleset {
-	n, mark := e.names, e.hexMark()
+// fixedFilter returns the chains of the filter table that do not depend on Services.
+func (p *planner) fixedFilter() ruleset {
+	n, mark := p.names, p.hexMark()
 	forward := []rule{
 		newRule().comment("kubernetes forwarding rules").add("-m mark --mark %s/%s", mark, mark).target("-j ACCEPT"),
 		newRule().comment("kubernetes forwarding conntrack rule").add("-m conntrack --ctstate RELATED,ESTABLISHED").target("-j ACCEPT"),
 	}
-	if !e.options.keepInvalid {
+	if !p.options.keepInvalid {
 		forward = append([]rule{newRule().add("-m conntrack --ctstate INVALID").target("-j DROP")}, forward...)
 	}
 	chains := ruleset{n.forward(): forward}
-	if e.localhost() {
-		chains[n.localnet()] = localnetRules()
+	if p.localhost() {
+		chains[n.localnet()] = []rule{localnetRule}
 	}
 	return chains
 }
 
-// localnetRules keep other hosts from loopback addresses (CVE-2020-8558).
-func localnetRules() []rule {
-	return []rule{
-		newRule().add("! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo").comment("from other hosts").
-			add("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT").target("-j DROP"),
-	}
-}
+// localnetRule drops packets from other hosts to loopback addresses (CVE-2020-8558).
+const localnetRule rule = `! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo -m comment --comment "from other hosts" ` +
+	`-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`
 
-// toNodePorts are the rules that lead to the tree of node ports, at the end of the
-// tree of addresses.
-func (e *model) toNodePorts() []rule {
+// toNodePorts returns the rules that jump to the node ports, after those for VIPs.
+func (p *planner) toNodePorts() []rule {
 	loopback := netip.MustParsePrefix("127.0.0.0/8")
-	if e.v6 {
+	if p.v6 {
 		loopback = netip.MustParsePrefix("::1/128")
 	}
 	var rules []rule
-	lead := func(r *ruleText) {
+	addJump := func(r *ruleText) {
 		rules = append(rules, r.add("-m addrtype --dst-type LOCAL").
-			comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain").jump(e.names.nodePorts()))
+			comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain").jump(p.names.nodePorts()))
 	}
-	for _, p := range e.globals.NodePortAddresses {
+	for _, accepting := range p.globals.NodePortAddresses {
 		switch {
-		case p.Bits() == 0 && e.localhost():
-			lead(newRule())
-		case p.Bits() == 0:
-			lead(newRule().add("! -d %s", prefixText(loopback)))
+		case accepting.Bits() == 0 && p.localhost():
+			addJump(newRule())
+		case accepting.Bits() == 0:
+			addJump(newRule().add("! -d %s", prefixText(loopback)))
 		default:
-			if p.Overlaps(loopback) && !e.localhost() {
+			if accepting.Overlaps(loopback) && !p.localhost() {
 				rules = append(rules, newRule().to(loopback).target("-j RETURN"))
 			}
-			lead(newRule().to(p))
+			addJump(newRule().to(accepting))
 		}
 	}
 	return rules

@@ -21,9 +21,9 @@ func TestHealthChecksOnlyIsNothingElse(t *testing.T) {
 		name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: "web"}, Protocol: v1.ProtocolTCP}
 		s := &desired.Service{Name: name, Protocol: desired.TCP, Port: &changetracker.ServicePort{HealthCheckNodePort: 31999}}
 		for range 2 { // the second time there is nothing new
-			m.set(name, m.place(s))
+			m.set(name, m.planPort(s))
 		}
-		all := m.everything()
+		all := m.allChains()
 		rules := 0
 		for chain, of := range all[tableFilter] {
 			rules += len(of)
@@ -44,7 +44,7 @@ func TestHealthChecksOnlyIsNothingElse(t *testing.T) {
 			}
 		}
 		m.set(name, nil)
-		for chain, of := range m.everything()[tableFilter] {
+		for chain, of := range m.allChains()[tableFilter] {
 			if len(of) > 0 {
 				t.Errorf("chain %s has %v without a health check node port", chain, of)
 			}

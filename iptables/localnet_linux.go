@@ -13,66 +13,68 @@ import (
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
-// routeLocalnet lets packets with loopback addresses be routed, in all interfaces of
-// a network namespace; an interface can have it for itself
+// routeLocalnet makes all interfaces of a network namespace route packets with loopback
+// addresses; each interface also has a setting of its own
 // (Documentation/networking/ip-sysctl.rst).
 const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
-// tcpBeLiberal is of Documentation/networking/nf_conntrack-sysctl.rst.
-const tcpBeLiberal = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+// localnetRecord is a rule without effect, next to the rule that keeps other hosts out.
+// It records that route_localnet was 0 before this instance set it, so that any later
+// process can restore it.
+const localnetRecord rule = `-m comment --comment "route_localnet was 0 before"`
 
-// localnetRecord is in the chain of the rule that keeps other hosts out, and does
-// nothing: it says that route_localnet was 0 before we set it. So any process that cleans
-// up knows, for as long as the setting lasts.
-func localnetRecord() rule { return `-m comment --comment "route_localnet was 0 before"` }
+// localnet controls route_localnet. The setting never outlives the rule that keeps other
+// hosts from loopback addresses (CVE-2020-8558): it is restored before the rule is
+// deleted, and if another program set it, the rule stays.
+type localnet struct {
+	netNS string
+	log   *zap.Logger
+	// isOurs means that this process has set it.
+	isOurs bool
+}
 
-// guardLocalnet returns the rules that keep other hosts from loopback addresses
-// (CVE-2020-8558), nil for none. It is called before the filter table is written, with
-// what the chain holds, and whether node ports are accepted there. The setting never
-// outlives the rule: when it is not used any more it is set back first, and while it
-// stays because we did not set it, the rule stays too.
-func (e *Engine) guardLocalnet(have []rule, isUsed bool) (rules []rule, err error) {
+// rules returns the rules that keep other hosts from loopback addresses, nil for none.
+// It is called before the filter table is written, with the rules that the chain holds;
+// isUsed means that node ports are accepted on loopback addresses.
+func (l *localnet) rules(have []rule, isUsed bool) ([]rule, error) {
 	if have == nil && !isUsed {
 		return nil, nil
 	}
 	if !isUsed {
-		if err := e.resetLocalnet(have); err != nil {
+		if err := l.restore(have); err != nil {
 			return nil, err
 		}
 	}
-	all, some, err := e.localnet()
+	all, some, err := l.read()
 	switch {
 	case err != nil:
 		return nil, err
-	case isUsed && (e.ownsLocalnet(have) || !all):
-		return append(localnetRules(), localnetRecord()), nil
+	case isUsed && (l.owns(have) || !all):
+		return []rule{localnetRule, localnetRecord}, nil
 	case isUsed || some:
-		return localnetRules(), nil
+		return []rule{localnetRule}, nil
 	}
 	return nil, nil
 }
 
-func (e *Engine) ownsLocalnet(have []rule) bool {
-	return e.setLocalnet || slices.Contains(have, localnetRecord())
-}
+func (l *localnet) owns(have []rule) bool { return l.isOurs || slices.Contains(have, localnetRecord) }
 
-// resetLocalnet undoes allowLocalnet.
-func (e *Engine) resetLocalnet(have []rule) error {
-	if !e.ownsLocalnet(have) {
+// restore sets it back to 0 if this instance has set it.
+func (l *localnet) restore(have []rule) error {
+	if !l.owns(have) {
 		return nil
 	}
-	err := namespace.Visit(e.config.NetNS, func() error { return os.WriteFile(routeLocalnet, []byte("0"), 0o600) })
-	if err != nil {
+	if err := l.write("0"); err != nil {
 		return fmt.Errorf("restore kernel setting: %w", err)
 	}
-	e.log.Info("kernel setting restored", zap.String("setting", routeLocalnet), zap.String("to", "0"))
-	e.setLocalnet = false
+	l.log.Info("kernel setting restored", zap.String("setting", routeLocalnet), zap.String("to", "0"))
+	l.isOurs = false
 	return nil
 }
 
-// localnet says whether route_localnet is set for all interfaces, and whether it is for any.
-func (e *Engine) localnet() (all, some bool, err error) {
-	err = namespace.Visit(e.config.NetNS, func() error {
+// read reports whether it is set for all interfaces, and whether it is set for any.
+func (l *localnet) read() (all, some bool, err error) {
+	err = namespace.Visit(l.netNS, func() error {
 		files, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(routeLocalnet)), "*", filepath.Base(routeLocalnet)))
 		if err != nil {
 			return err
@@ -80,7 +82,7 @@ func (e *Engine) localnet() (all, some bool, err error) {
 		for _, file := range files {
 			text, err := os.ReadFile(file)
 			if errors.Is(err, os.ErrNotExist) || filepath.Base(filepath.Dir(file)) == "default" {
-				continue // an interface that is gone, or that is yet to come
+				continue // a deleted interface, or the default for new ones
 			}
 			if err != nil {
 				return fmt.Errorf("read kernel setting: %w", err)
@@ -93,37 +95,24 @@ func (e *Engine) localnet() (all, some bool, err error) {
 	return all, some, err
 }
 
-// allowLocalnet sets route_localnet, if node ports are accepted on loopback
-// addresses. The rule that keeps other hosts out is in place before, with the record; if
-// the record is not there yet, Watch asks for a full write.
-func (e *Engine) allowLocalnet() error {
-	if !e.model.localhost() {
-		return nil
-	}
-	all, _, err := e.localnet()
+// allow sets it. The rules that keep other hosts out must be in the table. It returns
+// false, and leaves the setting alone, if they do not include the record.
+func (l *localnet) allow(have []rule) (recorded bool, err error) {
+	all, _, err := l.read()
 	if err != nil || all {
-		return err
+		return true, err
 	}
-	if !slices.Contains(e.have[tableFilter][e.model.names.localnet()], localnetRecord()) {
-		e.guard.isIntact = false
-		return nil
+	if !slices.Contains(have, localnetRecord) {
+		return false, nil
 	}
-	err = namespace.Visit(e.config.NetNS, func() error { return os.WriteFile(routeLocalnet, []byte("1"), 0o600) })
-	if err != nil {
-		return fmt.Errorf("change kernel setting: %w", err)
+	if err := l.write("1"); err != nil {
+		return true, fmt.Errorf("change kernel setting: %w", err)
 	}
-	e.log.Info("kernel setting changed", zap.String("setting", routeLocalnet), zap.String("to", "1"))
-	e.setLocalnet = true
-	return nil
+	l.log.Info("kernel setting changed", zap.String("setting", routeLocalnet), zap.String("to", "1"))
+	l.isOurs = true
+	return true, nil
 }
 
-// beLiberal says that connection tracking finds no TCP packet out of order. It is
-// asked at each full sync, because an administrator may change it.
-func (e *Engine) beLiberal() (liberal bool) {
-	_ = namespace.Visit(e.config.NetNS, func() error { // without an answer it is not
-		text, err := os.ReadFile(tcpBeLiberal)
-		liberal = strings.TrimSpace(string(text)) == "1"
-		return err
-	})
-	return liberal
+func (l *localnet) write(value string) error {
+	return namespace.Visit(l.netNS, func() error { return os.WriteFile(routeLocalnet, []byte(value), 0o600) })
 }

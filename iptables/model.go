@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -12,40 +13,19 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// ruleset are chains with their rules.
-type ruleset map[string][]rule
-
-func (s ruleset) count() (rules int) {
-	for _, chain := range s {
-		rules += len(chain)
-	}
-	return rules
-}
-
-// options are what a model needs to know of the configuration.
-type options struct {
-	localhostNodePorts, keepInvalid, portals, healthChecksOnly bool
-}
-
-// model is what one IP family's chains must be. It is pure: it knows no kernel.
+// model holds the wanted chains of one IP family. It is pure.
 type model struct {
 	planner
 
-	options options
-	// keepsLocalnet says that the rule about loopback addresses is needed without node
-	// ports there.
-	keepsLocalnet bool
-	placed        map[changetracker.ServicePortName]*placed
-	// The trees of both tables, and how often each address and port is needed.
+	ports map[changetracker.ServicePortName]*portPlan
+	// The trees of both tables, and how many service ports need each address and port.
 	natVIPs, natNodePorts, hairpins     *tree
 	filterVIPs, filterNodePorts, health *tree
 	hairpinUses                         map[netip.Addr]int
 	healthUses                          map[uint16]int
-	// changed are the chains of service ports that differ, by name; nil is gone.
+	// changed are the changed chains of service ports by name; nil was deleted.
 	changed map[string][]rule
 }
-
-const v4Bits, v6Bits = 32, 128
 
 func newModel(c *Config, family v1.IPFamily, g desired.Globals) *model {
 	n := c.chains()
@@ -57,9 +37,9 @@ func newModel(c *Config, family v1.IPFamily, g desired.Globals) *model {
 		planner: planner{
 			names: n, v6: family == v1.IPv6Protocol, mark: c.Masquerade.Mark, globals: g,
 			perEndpoint: c.Names.ChainPrefix == proxier.KubeProxyNames().ChainPrefix,
+			options:     options{localhostNodePorts: c.LocalhostNodePorts, keepInvalid: c.KeepInvalid, portals: c.Portals, healthChecksOnly: c.HealthChecksOnly},
 		},
-		options:         options{localhostNodePorts: c.LocalhostNodePorts, keepInvalid: c.KeepInvalid, portals: c.Portals, healthChecksOnly: c.HealthChecksOnly},
-		placed:          map[changetracker.ServicePortName]*placed{},
+		ports:           map[changetracker.ServicePortName]*portPlan{},
 		natVIPs:         newTree(n.services(), n.vipTree(), bits),
 		natNodePorts:    newTree(n.nodePorts(), n.nodePortTree(), 0),
 		hairpins:        newTree(n.hairpin(), n.hairpinTree(), bits),
@@ -72,17 +52,17 @@ func newModel(c *Config, family v1.IPFamily, g desired.Globals) *model {
 	}
 }
 
-// set puts a service port in the place of what it was; nil takes it out.
-func (m *model) set(name changetracker.ServicePortName, next *placed) {
-	before := m.placed[name]
+// set replaces the plan of a service port; nil removes it.
+func (m *model) set(name changetracker.ServicePortName, next *portPlan) {
+	before := m.ports[name]
 	if before == nil {
-		before = &placed{}
+		before = &portPlan{}
 	}
 	if next == nil {
-		delete(m.placed, name)
-		next = &placed{}
+		delete(m.ports, name)
+		next = &portPlan{}
 	} else {
-		m.placed[name] = next
+		m.ports[name] = next
 	}
 	for chain := range before.chains {
 		if next.chains[chain] == nil {
@@ -94,14 +74,15 @@ func (m *model) set(name changetracker.ServicePortName, next *placed) {
 			m.changed[chain] = rules
 		}
 	}
-	m.exchange(name, before.nat, next.nat, m.natVIPs, m.natNodePorts)
-	m.exchange(name, before.filter, next.filter, m.filterVIPs, m.filterNodePorts)
-	m.count(name, next, 1)
-	m.count(name, before, -1)
+	m.replaceDestinations(name, before.nat, next.nat, m.natVIPs, m.natNodePorts)
+	m.replaceDestinations(name, before.filter, next.filter, m.filterVIPs, m.filterNodePorts)
+	m.countUses(name, next, 1)
+	m.countUses(name, before, -1)
 }
 
-// exchange takes out what is not among next, unless somebody else has it by now.
-func (m *model) exchange(name changetracker.ServicePortName, before, next []leaf, vips, nodePorts *tree) {
+// replaceDestinations replaces the destinations of a service port. Those that another
+// service port has taken over stay.
+func (m *model) replaceDestinations(name changetracker.ServicePortName, before, next []destination, vips, nodePorts *tree) {
 	in := func(key desired.Key) *tree {
 		if key.VIP.IsValid() {
 			return vips
@@ -110,12 +91,12 @@ func (m *model) exchange(name changetracker.ServicePortName, before, next []leaf
 	}
 	for i := range before {
 		key := before[i].key
-		byKey := func(l leaf, key desired.Key) int { return l.key.Compare(key) }
+		byKey := func(l destination, key desired.Key) int { return l.key.Compare(key) }
 		if _, found := slices.BinarySearchFunc(next, key, byKey); found {
 			continue
 		}
 		if owner, ok := in(key).owner(key); ok && owner == name {
-			in(key).put(leaf{key: key})
+			in(key).put(destination{key: key})
 		}
 	}
 	for i := range next {
@@ -123,17 +104,18 @@ func (m *model) exchange(name changetracker.ServicePortName, before, next []leaf
 	}
 }
 
-// count adds or withdraws what several service ports may need.
-func (m *model) count(name changetracker.ServicePortName, p *placed, by int) {
+// countUses adds by to the uses of what service ports share: hairpin addresses and health
+// check node ports.
+func (m *model) countUses(name changetracker.ServicePortName, p *portPlan, by int) {
 	for _, addr := range p.hairpin {
 		was := m.hairpinUses[addr]
 		m.hairpinUses[addr] = was + by
 		switch {
 		case was == 0:
-			m.hairpins.put(m.hairpinLeaf(addr))
+			m.hairpins.put(m.hairpinDestination(addr))
 		case was+by == 0:
 			delete(m.hairpinUses, addr)
-			m.hairpins.put(leaf{key: desired.Key{VIP: addr}})
+			m.hairpins.put(destination{key: desired.Key{VIP: addr}})
 		}
 	}
 	if p.health == 0 {
@@ -141,26 +123,26 @@ func (m *model) count(name changetracker.ServicePortName, p *placed, by int) {
 	}
 	was := m.healthUses[p.health]
 	m.healthUses[p.health] = was + by
-	switch l := m.healthLeaf(p.health, name); {
+	switch l := m.healthDestination(p.health, name); {
 	case was == 0:
 		m.health.put(l)
 	case was+by == 0:
 		delete(m.healthUses, p.health)
-		m.health.put(leaf{key: l.key})
+		m.health.put(destination{key: l.key})
 	}
 }
 
-// tables are what the chains of both tables must be, for those that changed since
-// the last call; nil rules stand for a chain that is gone.
-func (m *model) tables() map[string]ruleset {
+// changedChains returns the chains of both tables that changed since the last call; nil
+// was deleted.
+func (m *model) changedChains() map[string]ruleset {
 	nat := ruleset(m.changed)
 	m.changed = map[string][]rule{}
 	filter := ruleset{}
 	for _, t := range []*tree{m.natVIPs, m.natNodePorts, m.hairpins} {
-		m.collect(t, nat, t.take())
+		m.collect(t, nat, t.takeChanged())
 	}
 	for _, t := range []*tree{m.filterVIPs, m.filterNodePorts, m.health} {
-		m.collect(t, filter, t.take())
+		m.collect(t, filter, t.takeChanged())
 	}
 	return map[string]ruleset{tableNAT: nat, tableFilter: filter}
 }
@@ -179,17 +161,9 @@ func (m *model) collect(t *tree, into ruleset, nodes map[string]*node) {
 	}
 }
 
-// notNil tells an empty chain from none.
-func notNil(rules []rule) []rule {
-	if rules == nil {
-		return []rule{}
-	}
-	return rules
-}
-
-// everything is what all chains of both tables must be.
-func (m *model) everything() map[string]ruleset {
-	m.tables() // what changed is part of it
+// allChains returns the chains of both tables.
+func (m *model) allChains() map[string]ruleset {
+	m.changedChains() // forget the changes: they are included
 	gather := func(t *tree) map[string]*node {
 		nodes := map[string]*node{}
 		t.all(func(n *node) { nodes[n.chain] = n })
@@ -201,7 +175,7 @@ func (m *model) everything() map[string]ruleset {
 		return map[string]ruleset{tableNAT: {}, tableFilter: filter}
 	}
 	nat, filter := m.fixedNAT(), m.fixedFilter()
-	for _, p := range m.placed {
+	for _, p := range m.ports {
 		maps.Copy(nat, p.chains)
 	}
 	for _, t := range []*tree{m.natVIPs, m.natNodePorts, m.hairpins} {
@@ -211,4 +185,22 @@ func (m *model) everything() map[string]ruleset {
 		m.collect(t, filter, gather(t))
 	}
 	return map[string]ruleset{tableNAT: nat, tableFilter: filter}
+}
+
+// owners are the service ports that a line of a script belongs to.
+func (m *model) owners(line string) []changetracker.ServicePortName {
+	command, rest, _ := strings.Cut(line, " ")
+	chain, text, _ := strings.Cut(rest, " ")
+	if command != "-A" {
+		chain, _, _ = strings.Cut(strings.TrimPrefix(line, ":"), " ")
+		text = ""
+	}
+	has := func(d destination) bool { return text != "" && slices.Contains(d.rules, rule(text)) }
+	var names []changetracker.ServicePortName
+	for name, p := range m.ports {
+		if _, ok := p.chains[chain]; ok || slices.ContainsFunc(p.nat, has) || slices.ContainsFunc(p.filter, has) {
+			names = append(names, name)
+		}
+	}
+	return names
 }

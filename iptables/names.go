@@ -13,11 +13,11 @@ import (
 // the terminating NUL.
 const maxChainName = 28
 
-// kubePrefix is that of kube-proxy's chains.
+// kubePrefix is the prefix of kube-proxy's chains.
 const kubePrefix = "KUBE"
 
-// chainNames are the names of one instance's chains. Those that kube-proxy has too
-// are spelled as it does.
+// chainNames holds the names of one instance's chains. Chains that kube-proxy has too have
+// its names.
 type chainNames struct{ prefix string }
 
 // The fixed chains.
@@ -31,19 +31,19 @@ func (n chainNames) forward() string     { return n.prefix + "-FORWARD" }
 func (n chainNames) localnet() string    { return n.prefix + "-LOCALNET" }
 func (n chainNames) health() string      { return n.prefix + "-HEALTH" }
 
-// The chains of kube-proxy's userspace mode, for pods and other hosts, and for the
-// node itself.
+// The chains of kube-proxy's userspace mode: for pods and other hosts, and for the node
+// itself.
 func (n chainNames) portalsContainer() string { return n.prefix + "-PORTALS-CONTAINER" }
 func (n chainNames) portalsHost() string      { return n.prefix + "-PORTALS-HOST" }
 
-// The trees behind the fixed chains.
+// The prefixes of the trees below the fixed chains.
 func (n chainNames) vipTree() string      { return n.prefix + "-VIPS-" }
 func (n chainNames) nodePortTree() string { return n.prefix + "-PORTS-" }
 func (n chainNames) hairpinTree() string  { return n.prefix + "-SELF-" }
 func (n chainNames) healthTree() string   { return n.prefix + "-CHECK-" }
 
-// The chains of a service port: its endpoints under policy Cluster and Local, what
-// comes from outside, what passes source ranges, and a single endpoint.
+// The chains of a service port: its endpoints under policy Cluster and Local, external
+// traffic, source ranges, a group of endpoints, and one endpoint.
 func (n chainNames) cluster(id string) string  { return n.object("SVC", id) }
 func (n chainNames) local(id string) string    { return n.object("SVL", id) }
 func (n chainNames) external(id string) string { return n.object("EXT", id) }
@@ -53,32 +53,32 @@ func (n chainNames) endpoint(id string, addr netip.AddrPort) string {
 	return n.object("SEP", id+addr.String())
 }
 
-// object is the name of a chain of one object: as much of a hash as there is room
-// for, and no more than kube-proxy has.
+// object returns the name of a chain of one object. Its hash is as long as kube-proxy's,
+// or shorter if the prefix is long.
 func (n chainNames) object(kind, id string) string {
 	name := n.prefix + "-" + kind + "-"
-	return name + hashed(id, min(kubeHash, maxChainName-len(name)))
+	return name + hashPrefix(id, min(kubeHash, maxChainName-len(name)))
 }
 
-// kubeHash is how much of a hash kube-proxy has in a name.
+// kubeHash is the length of the hash in kube-proxy's names.
 const kubeHash = 16
 
 const base32Chars = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 
-// hashed is the beginning of a hash.
-func hashed(text string, length int) string {
+// hashPrefix returns the first characters of a hash.
+func hashPrefix(text string, length int) string {
 	sum := sha256.Sum256([]byte(text))
 	return base32.StdEncoding.EncodeToString(sum[:])[:length]
 }
 
-// identity is what the hashes of a service port's chains are made of.
+// identity is the hashed text for the chains of a service port.
 func identity(name changetracker.ServicePortName) string {
 	return name.String() + strings.ToLower(string(name.Protocol))
 }
 
-// owns says whether a chain is this instance's, or that of a kube-proxy whose place
-// it takes. A beginning is not enough, since other programs' chains begin with "KUBE-"
-// too: names that are fixed are ours as a whole, others if they have the form of ours.
+// owns reports whether a chain belongs to this instance, or to a kube-proxy that it
+// replaces. The prefix alone is not enough, because chains of other programs begin with
+// "KUBE-" too: a fixed name must match completely, any other by its form.
 func (n chainNames) owns(chain string) bool {
 	rest, ok := strings.CutPrefix(chain, n.prefix+"-")
 	if !ok {
@@ -89,7 +89,7 @@ func (n chainNames) owns(chain string) bool {
 		return true
 	case "EXTERNAL-SERVICES", "PROXY-FIREWALL", "PROXY-CANARY", "PORTALS-CONTAINER", "PORTALS-HOST",
 		"NODEPORT-CONTAINER", "NODEPORT-HOST", "NODEPORT-NON-LOCAL",
-		"NODE-PORT", "LOAD-BALANCER", "SOURCE-RANGES-FIREWALL", "IPVS-FILTER", "IPVS-OUT-FILTER": // the ipvs mode's
+		"NODE-PORT", "LOAD-BALANCER", "SOURCE-RANGES-FIREWALL", "IPVS-FILTER", "IPVS-OUT-FILTER": // of the ipvs mode
 		return n.prefix == kubePrefix
 	}
 	kind, id, _ := strings.Cut(rest, "-")
@@ -114,8 +114,16 @@ func isHash(id string, length int) bool {
 
 func isHex(text string) bool { return text != "" && strings.Trim(text, "0123456789ABCDEF") == "" }
 
-// isPort is the end of a path in a tree: a digit for the protocol, and up to four of a
-// port.
+// The digits of a key in a tree: four bits each of its address, from the end; one for the
+// protocol; then those of the port, from its beginning.
+const (
+	v4Bits, v6Bits = 32, 128
+	digitBits      = 4
+	portDigits     = 16 / digitBits
+)
+
+// isPort matches the end of a path in a tree: a digit for the protocol, and up to four for
+// the port.
 func isPort(text string) bool {
 	return isHex(text) && len(text) <= 1+portDigits && strings.Contains("123", text[:1])
 }

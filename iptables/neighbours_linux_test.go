@@ -104,7 +104,7 @@ func (s *street) others() string {
 			for line := range strings.Lines(s.run(program+"-"+string(s.variant)+"-save", "-t", table)) {
 				line, _, _ = strings.Cut(strings.TrimSpace(line), " [")
 				chain, text, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(line, ":"), "-A "), " ")
-				if !strings.HasPrefix(line, "#") && !n.owns(chain) && (!slices.Contains(builtIn(), chain) || !n.owns(rule(text).jumpsTo())) {
+				if !strings.HasPrefix(line, "#") && !n.owns(chain) && (!slices.Contains(builtInChains, chain) || !n.owns(rule(text).jumpsTo())) {
 					all = append(all, program+" "+table+" "+line)
 				}
 			}

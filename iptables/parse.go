@@ -8,22 +8,15 @@ import (
 	"strings"
 )
 
-// observed is what a table holds that matters to an instance.
+// observed is the part of a table that concerns an instance.
 type observed struct {
-	chains ruleset // its own
-	// jumps are the rules of others' chains that lead to its own.
+	chains ruleset // of the instance
+	// jumps are the rules of all other chains that jump to chains of the instance.
 	jumps []foreignJump
 }
 
-type foreignJump struct {
-	chain string
-	to    string
-	rule  rule
-}
-
-// parse reads what iptables-save prints of one table. Counters are not printed in
-// rules, and those of chains are ignored. Lines about chains of others are checked
-// for jumps only.
+// parse reads the output of iptables-save for one table. It ignores the counters of
+// chains; rules have none.
 func parse(text []byte, owns func(chain string) bool) (observed, error) {
 	o := observed{chains: ruleset{}}
 	lines := bufio.NewScanner(bytes.NewReader(text))
@@ -36,13 +29,13 @@ func parse(text []byte, owns func(chain string) bool) (observed, error) {
 		case strings.HasPrefix(line, ":"):
 			chain, _, ok := strings.Cut(line[1:], " ")
 			if !ok || chain == "" {
-				return o, fmt.Errorf("parse iptables-save: line %d: %q is no chain", number, line)
+				return o, fmt.Errorf("parse iptables-save: line %d: %q is not a chain", number, line)
 			}
 			if owns(chain) {
 				o.chains[chain] = notNil(o.chains[chain])
 			}
 		case strings.HasPrefix(line, "-A "):
-			chain, text, _ := strings.Cut(line[3:], " ") // a rule may be there to count only
+			chain, text, _ := strings.Cut(line[3:], " ") // a rule that only counts has no text
 			o.rule(chain, rule(strings.Clone(text)), owns)
 		}
 	}
@@ -62,7 +55,7 @@ func (o *observed) rule(chain string, r rule, owns func(string) bool) {
 	}
 }
 
-// jumpsTo is the target of a rule. Quoted text may hold anything.
+// jumpsTo is the target of a rule, "" if there is none. Quoted text is skipped.
 func (r rule) jumpsTo() string {
 	text := string(r.withoutComment())
 	var bare strings.Builder
@@ -83,7 +76,7 @@ func (r rule) jumpsTo() string {
 	return ""
 }
 
-// withoutComment is the rule without its comments, and with one space between words.
+// withoutComment is the rule without comments, with single spaces between words.
 func (r rule) withoutComment() rule {
 	const begin = "-m comment --comment "
 	text := string(r)
@@ -104,7 +97,7 @@ func (r rule) withoutComment() rule {
 	}
 }
 
-// quoteEnd is where the text behind a quoted one begins.
+// quoteEnd is the index after the closing quote.
 func quoteEnd(text string) int {
 	for i := 0; i < len(text); i++ {
 		switch text[i] {
@@ -117,66 +110,13 @@ func quoteEnd(text string) int {
 	return len(text)
 }
 
-// builtIn are the chains of the kernel. Only in these are jumps to our chains ours: in
-// their own chains, others may use ours.
-func builtIn() []string {
-	return []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
-}
-
-// held are the chains that others' chains lead to. They cannot be deleted.
-func (o *observed) held() map[string]bool {
-	held := map[string]bool{}
+// referenced are the chains that chains of other programs jump to. They cannot be deleted.
+func (o *observed) referenced() map[string]bool {
+	referenced := map[string]bool{}
 	for _, j := range o.jumps {
-		if !slices.Contains(builtIn(), j.chain) {
-			held[j.to] = true
+		if !slices.Contains(builtInChains, j.chain) {
+			referenced[j.to] = true
 		}
 	}
-	return held
-}
-
-// repairJumps returns the commands that bring the jumps of a table to what they must
-// be: those that are missing are put in front, and those that lead from the kernel's
-// chains to ours in another way, or to chains that go, are deleted.
-func repairJumps(table string, want []jump, have []foreignJump) (deletes, inserts []string) {
-	isWanted := func(h foreignJump) bool {
-		return slices.ContainsFunc(want, func(w jump) bool { return w.table == table && w.is(h) })
-	}
-	for i, h := range have {
-		if !slices.Contains(builtIn(), h.chain) {
-			continue
-		}
-		twice := slices.ContainsFunc(have[:i], func(o foreignJump) bool { return o.chain == h.chain && o.rule == h.rule })
-		if !isWanted(h) || twice {
-			deletes = append(deletes, "-D "+h.chain+" "+string(h.rule))
-		}
-	}
-	for _, w := range want {
-		if w.table == table && !slices.ContainsFunc(have, w.is) {
-			inserts = append(inserts, "-I "+w.chain+" 1 "+string(w.rule))
-		}
-	}
-	return deletes, inserts
-}
-
-// jumpsAfter are the jumps from the kernel's chains to ours once a write has repaired them.
-func (o *observed) jumpsAfter(table string, write *tablePart, into map[chainID][]rule) {
-	gone := slices.Clone(write.deletes)
-	for _, j := range o.jumps {
-		id := chainID{table, j.chain}
-		if i := slices.Index(gone, "-D "+j.chain+" "+string(j.rule)); i >= 0 {
-			gone = slices.Delete(gone, i, i+1)
-		} else if slices.Contains(builtIn(), j.chain) {
-			into[id] = append(into[id], j.rule)
-		}
-	}
-	for _, command := range write.inserts {
-		fields := strings.SplitN(command, " ", 4) // -I chain 1 rule
-		id := chainID{table, fields[1]}
-		into[id] = slices.Insert(into[id], 0, rule(fields[3]))
-	}
-}
-
-// is compares all but the comment: other versions, and kube-proxy, say it otherwise.
-func (j jump) is(h foreignJump) bool {
-	return j.chain == h.chain && j.to == h.to && j.rule.withoutComment() == h.rule.withoutComment()
+	return referenced
 }

@@ -162,7 +162,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		deletes, _ := repairJumps(tableNAT, nil, first.jumps)
-		ours := slices.DeleteFunc(slices.Clone(first.jumps), func(j foreignJump) bool { return !slices.Contains(builtIn(), j.chain) })
+		ours := slices.DeleteFunc(slices.Clone(first.jumps), func(j foreignJump) bool { return !slices.Contains(builtInChains, j.chain) })
 		if len(deletes) != len(ours) {
 			t.Fatalf("%d jumps are deleted, want the %d of the kernel's chains", len(deletes), len(ours))
 		}
@@ -426,7 +426,7 @@ func followChanges(t *testing.T, names proxier.Names, seed uint64) {
 	random := &randomServices{rand.New(rand.NewPCG(seed, 1)), map[int]int{}}
 	config := pureConfig(names)
 	m := newModel(config, v1.IPv4Protocol, pureGlobals())
-	kernel, now := clean(m.everything()), map[int]*desired.Service{}
+	kernel, now := clean(m.allChains()), map[int]*desired.Service{}
 	for round := range rounds {
 		before := maps.Clone(now)
 		for _, i := range random.dice.Perm(services)[:25] {
@@ -440,19 +440,19 @@ func followChanges(t *testing.T, names proxier.Names, seed uint64) {
 		}
 		for _, i := range random.dice.Perm(services) { // who gives an address away may be later
 			if s := now[i]; s != nil && s != before[i] {
-				m.set(s.Name, m.place(s))
+				m.set(s.Name, m.planPort(s))
 			}
 		}
 		takeSteps(t, kernel, m, before, now)
 		fresh := newModel(config, v1.IPv4Protocol, pureGlobals())
 		for _, s := range now {
-			fresh.set(s.Name, fresh.place(s))
+			fresh.set(s.Name, fresh.planPort(s))
 		}
-		want := clean(fresh.everything())
+		want := clean(fresh.allChains())
 		if diff := cmp.Diff(want, kernel); diff != "" {
 			t.Fatalf("round %d, %d services (-from scratch +by changes):\n%.3000s", round, len(now), diff)
 		}
-		if diff := cmp.Diff(want, clean(m.everything())); diff != "" {
+		if diff := cmp.Diff(want, clean(m.allChains())); diff != "" {
 			t.Fatalf("round %d, %d services (-from scratch +everything):\n%.3000s", round, len(now), diff)
 		}
 		noneIsLost(t, kernel, m)
@@ -462,7 +462,7 @@ func followChanges(t *testing.T, names proxier.Names, seed uint64) {
 // takeSteps applies one change table by table, and looks at packets in between.
 func takeSteps(t *testing.T, kernel tables, m *model, before, now map[int]*desired.Service) {
 	t.Helper()
-	want := m.tables()
+	want := m.changedChains()
 	nat, filter := changeOf(kernel[tableNAT], want[tableNAT], false), changeOf(kernel[tableFilter], want[tableFilter], true)
 	packets := map[probe]bool{}
 	for i, s := range now {
@@ -532,19 +532,19 @@ func TestAChangeTouchesFewChains(t *testing.T) {
 	m := newModel(pureConfig(proxier.DefaultNames()), v1.IPv4Protocol, pureGlobals())
 	for i := range services {
 		s := random.service(i)
-		m.set(s.Name, m.place(s))
+		m.set(s.Name, m.planPort(s))
 	}
-	kernel := clean(m.everything())
+	kernel := clean(m.allChains())
 	total, longest := 0, 0
 	for range changes {
 		s := random.service(random.dice.IntN(services))
 		if random.dice.IntN(3) == 0 {
 			m.set(s.Name, nil)
 		} else {
-			m.set(s.Name, m.place(s))
+			m.set(s.Name, m.planPort(s))
 		}
 		touched := 0
-		for table, want := range m.tables() {
+		for table, want := range m.changedChains() {
 			c := changeOf(kernel[table], want, table == tableFilter)
 			for _, p := range []*tablePart{&c.first, &c.last} {
 				touched += len(p.chains) + len(p.gone)

@@ -3,7 +3,9 @@ package iptables
 import (
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -11,49 +13,64 @@ import (
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
-// planner turns service ports into chains and destinations. It is pure.
+// options are the fields of Config that change rules.
+type options struct {
+	localhostNodePorts, keepInvalid, portals, healthChecksOnly bool
+}
+
+// planner turns service ports into chains and rules. It is pure.
 type planner struct {
-	names chainNames
-	v6    bool
+	names   chainNames
+	v6      bool
+	options options
 	// perEndpoint gives every endpoint a chain.
 	perEndpoint bool
-	mark        uint32
-	globals     desired.Globals
+	// keepsLocalnet keeps the rule about loopback addresses although no node port is
+	// accepted there.
+	keepsLocalnet bool
+	mark          uint32
+	globals       desired.Globals
 }
 
-// placed is what one service port needs.
-type placed struct {
-	// chains are its own, in the nat table.
+// portPlan holds the chains and rules of one service port.
+type portPlan struct {
+	// chains are its own chains in the nat table.
 	chains map[string][]rule
-	// nat and filter are what is done for its destinations.
-	nat, filter []leaf
-	// hairpin are the addresses that its connections may come back to, and health is
-	// its health check node port.
+	// nat and filter are its rules in chains that service ports share.
+	nat, filter []destination
+	// hairpin are its endpoints on this node, which may connect to themselves.
 	hairpin []netip.Addr
-	health  uint16
+	health  uint16 // health check node port, or 0
 }
 
-// place plans a service port.
-func (p *planner) place(s *desired.Service) *placed {
-	one := &placing{
+// equal reports whether two plans are the same.
+func (p *portPlan) equal(o *portPlan) bool {
+	same := func(a, b destination) bool { return a.key == b.key && slices.Equal(a.rules, b.rules) }
+	return maps.EqualFunc(p.chains, o.chains, slices.Equal[[]rule]) && slices.Equal(p.hairpin, o.hairpin) && p.health == o.health &&
+		slices.EqualFunc(p.nat, o.nat, same) && slices.EqualFunc(p.filter, o.filter, same)
+}
+
+// planPort plans a service port.
+func (p *planner) planPort(s *desired.Service) *portPlan {
+	one := &portPlanner{
 		planner: p, s: s, id: identity(s.Name),
-		placed: &placed{chains: map[string][]rule{}, hairpin: s.OnNode, health: s.Port.HealthCheckNodePort},
+		portPlan: &portPlan{chains: map[string][]rule{}, hairpin: s.OnNode, health: s.Port.HealthCheckNodePort},
 	}
 	for i := range s.Frontends {
 		one.frontend(&s.Frontends[i])
 	}
 	one.endpoints()
-	return one.placed
+	return one.portPlan
 }
 
-// placing is a service port under way.
-type placing struct {
+// portPlanner builds the plan of one service port.
+type portPlanner struct {
 	*planner
-	*placed
+	*portPlan
 
 	s  *desired.Service
 	id string
-	// masquerades are the rules of ClusterIPs for the source, by the scope they lead to.
+	// masquerades are the rules of ClusterIPs that mark for masquerade, by scope.
 	masquerades [2][]rule
 	uses        [2]bool
 	hasExternal bool
@@ -61,8 +78,8 @@ type placing struct {
 
 func scopeIndex(s desired.Scope) int { return int(s - desired.ScopeCluster) }
 
-// scopeChain is the chain that draws an endpoint of a scope.
-func (p *placing) scopeChain(s desired.Scope) string {
+// scopeChain returns the chain that chooses an endpoint of a scope.
+func (p *portPlanner) scopeChain(s desired.Scope) string {
 	p.uses[scopeIndex(s)] = true
 	if s == desired.ScopeLocal {
 		return p.names.local(p.id)
@@ -70,15 +87,15 @@ func (p *placing) scopeChain(s desired.Scope) string {
 	return p.names.cluster(p.id)
 }
 
-// frontend plans what is done for one destination.
-func (p *placing) frontend(f *desired.Frontend) {
-	l := leaf{key: p.s.Key(f), owner: p.s.Name}
+// frontend plans the rules of one frontend.
+func (p *portPlanner) frontend(f *desired.Frontend) {
+	l := destination{key: p.s.Key(f), owner: p.s.Name}
 	if f.Action == desired.Forward || f.ShortCircuit {
 		l.rules = []rule{p.match(f).jump(p.entry(f))}
 	}
 	if isExternal := f.Kind == desired.LoadBalancer || f.Kind == desired.ExternalIP; isExternal && (f.Restricted || f.Action != desired.Forward) {
-		// The address may be one of the node's: what is refused must not get to the node
-		// port of another Service instead.
+		// The address may belong to the node: packets that are refused must not reach the
+		// node port of another Service instead.
 		l.rules = append(l.rules, p.match(f).target("-j ACCEPT"))
 	}
 	if len(l.rules) > 0 {
@@ -89,10 +106,9 @@ func (p *placing) frontend(f *desired.Frontend) {
 	}
 }
 
-// match matches the destination, with a comment that says whose it is.
-func (p *placing) match(f *desired.Frontend) *ruleText { return p.matchFrom(f, newRule()) }
-
-func (p *placing) matchFrom(f *desired.Frontend, r *ruleText) *ruleText {
+// match matches the destination; a comment names the service port.
+func (p *portPlanner) match(f *desired.Frontend) *ruleText {
+	r := newRule()
 	if f.VIP.IsValid() {
 		r.toAddr(f.VIP)
 	}
@@ -103,8 +119,8 @@ func kindText(k desired.Kind) string {
 	return enum.Name(k, "", "cluster IP", "loadbalancer IP", "external IP", "node port")
 }
 
-// entry is the chain that a destination leads to.
-func (p *placing) entry(f *desired.Frontend) string {
+// entry returns the first chain for a frontend.
+func (p *portPlanner) entry(f *desired.Frontend) string {
 	switch {
 	case f.Kind == desired.ClusterIP:
 		chain := p.scopeChain(f.Scope)
@@ -120,7 +136,7 @@ func (p *placing) entry(f *desired.Frontend) string {
 	}
 }
 
-// marker is the chain that marks what is to be masqueraded; empty for nothing.
+// marker returns the chain that sets the masquerade mark; "" for none.
 func (p *planner) marker(m desired.Masquerade) string {
 	switch m {
 	case desired.MasqueradeAll:
@@ -132,9 +148,9 @@ func (p *planner) marker(m desired.Masquerade) string {
 	return ""
 }
 
-// sources plans the chain that lets source ranges pass. What does not pass keeps
-// its destination, and is dropped in the filter table.
-func (p *placing) sources(f *desired.Frontend) string {
+// sources plans the chain that admits the source ranges. Other packets keep their
+// destination, and the filter table drops them.
+func (p *portPlanner) sources(f *desired.Frontend) string {
 	chain, external := p.names.sources(p.id), p.external(f)
 	var rules []rule
 	for _, r := range f.SourceRanges {
@@ -144,9 +160,8 @@ func (p *placing) sources(f *desired.Frontend) string {
 	return chain
 }
 
-// external plans the chain for what comes from outside. It is the same for all
-// kinds of frontends.
-func (p *placing) external(f *desired.Frontend) string {
+// external plans the chain for external traffic, which all kinds of frontends share.
+func (p *portPlanner) external(f *desired.Frontend) string {
 	chain := p.names.external(p.id)
 	if p.hasExternal {
 		return chain
@@ -155,7 +170,7 @@ func (p *placing) external(f *desired.Frontend) string {
 	var rules []rule
 	if f.ShortCircuit {
 		cluster := p.scopeChain(desired.ScopeCluster)
-		rules = append(rules, p.fromPods("pods are not bound by policy Local", cluster)...)
+		rules = append(rules, p.fromPods("pods are not bound by policy Local", "-j "+cluster)...)
 		rules = append(rules,
 			newRule().comment("masquerade the node itself").add("-m addrtype --src-type LOCAL").jump(p.names.mark()),
 			newRule().comment("the node itself is not bound by policy Local").add("-m addrtype --src-type LOCAL").jump(cluster))
@@ -170,19 +185,19 @@ func (p *placing) external(f *desired.Frontend) string {
 	return chain
 }
 
-// fromPods are the rules that tell pods.
-func (p *planner) fromPods(comment, chain string) []rule {
+// fromPods returns rules that match packets from pods.
+func (p *planner) fromPods(comment, target string) []rule {
 	if p.globals.PodInterface != "" {
-		return []rule{newRule().add("-i %s", interfaceText(p.globals.PodInterface)).comment("%s", comment).jump(chain)}
+		return []rule{newRule().add("-i %s", interfaceText(p.globals.PodInterface)).comment("%s", comment).target(target)}
 	}
 	var rules []rule
 	for _, cidr := range p.globals.PodCIDRs {
-		rules = append(rules, newRule().from(cidr).comment("%s", comment).jump(chain))
+		rules = append(rules, newRule().from(cidr).comment("%s", comment).target(target))
 	}
 	return rules
 }
 
-// interfaceText is iptables' spelling of a name's beginning.
+// interfaceText writes a wildcard at the end of an interface's name as iptables does.
 func interfaceText(name string) string {
 	if n := len(name) - 1; n >= 0 && name[n] == '*' {
 		return name[:n] + "+"
@@ -190,9 +205,9 @@ func interfaceText(name string) string {
 	return name
 }
 
-// refusals are the rules of the filter table for what does not get an endpoint:
-// it still has the destination that it was sent to.
-func (p *placing) refusals(f *desired.Frontend) []rule {
+// refusals returns the rules of the filter table for packets without an endpoint. They
+// still have their original destination.
+func (p *portPlanner) refusals(f *desired.Frontend) []rule {
 	reject := "-j REJECT --reject-with icmp-port-unreachable"
 	if p.v6 {
 		reject = "-j REJECT --reject-with icmp6-port-unreachable"
@@ -220,8 +235,8 @@ func (p *placing) refusals(f *desired.Frontend) []rule {
 	return rules
 }
 
-// endpoints plans the chains that draw an endpoint.
-func (p *placing) endpoints() {
+// endpoints plans the chains that choose an endpoint.
+func (p *portPlanner) endpoints() {
 	for _, scope := range []desired.Scope{desired.ScopeCluster, desired.ScopeLocal} {
 		if !p.uses[scopeIndex(scope)] {
 			continue
@@ -229,14 +244,14 @@ func (p *placing) endpoints() {
 		chain, endpoints := p.scopeChain(scope), p.s.Endpoints(scope)
 		rules := p.masquerades[scopeIndex(scope)]
 		if p.s.Affinity > 0 {
-			rules = append(rules, p.remembered(endpoints)...)
+			rules = append(rules, p.affinity(endpoints)...)
 		}
-		p.chains[chain] = append(rules, p.draw(chain, endpoints, 0)...)
+		p.chains[chain] = append(rules, p.choose(chain, endpoints, 0)...)
 	}
 }
 
-// remembered sends a client to the endpoint that it was sent to before.
-func (p *placing) remembered(endpoints []netip.AddrPort) []rule {
+// affinity returns the rules that send a client to its previous endpoint.
+func (p *portPlanner) affinity(endpoints []netip.AddrPort) []rule {
 	rules := make([]rule, len(endpoints))
 	for i, e := range endpoints {
 		chain := p.endpoint(e)
@@ -246,7 +261,7 @@ func (p *placing) remembered(endpoints []netip.AddrPort) []rule {
 	return rules
 }
 
-// recentList names the list of the clients of one endpoint.
+// recentList names the xt_recent list that holds the clients of one endpoint.
 func (p *planner) recentList(chain string) string {
 	mask := "255.255.255.255"
 	if p.v6 {
@@ -256,7 +271,7 @@ func (p *planner) recentList(chain string) string {
 }
 
 // endpoint plans the chain of one endpoint.
-func (p *placing) endpoint(e netip.AddrPort) string {
+func (p *portPlanner) endpoint(e netip.AddrPort) string {
 	chain := p.names.endpoint(p.id, e)
 	if p.chains[chain] == nil {
 		r := newRule().protocol(p.s.Protocol).comment("%s", p.s.Name)
@@ -272,15 +287,14 @@ func dnat(protocol desired.Protocol, to netip.AddrPort) string {
 	return fmt.Sprintf("-m %s -j DNAT --to-destination %s", protocolText(protocol), to)
 }
 
-// mostDraws is how many draws a chain has at most. More endpoints than that are
-// divided into groups, by a hash of each, so that one that comes or goes touches one
-// group.
-const mostDraws = 16
+// maxChoices is how many endpoints a chain chooses from at most. More endpoints are
+// divided into groups by a hash, so that a new endpoint changes one group only.
+const maxChoices = 16
 
-// draw gives each endpoint the same chance.
-func (p *placing) draw(path string, endpoints []netip.AddrPort, depth int) []rule {
-	if len(endpoints) <= mostDraws {
-		return p.drawOne(endpoints)
+// choose returns the rules that choose an endpoint, all with the same probability.
+func (p *portPlanner) choose(path string, endpoints []netip.AddrPort, depth int) []rule {
+	if len(endpoints) <= maxChoices {
+		return p.chooseEndpoint(endpoints)
 	}
 	var groups [16][]netip.AddrPort
 	for _, e := range endpoints {
@@ -297,13 +311,13 @@ func (p *placing) draw(path string, endpoints []netip.AddrPort, depth int) []rul
 		chain := p.names.group(fmt.Sprintf("%s %s %d", p.id, path, i))
 		r := newRule().comment("%s: %d of %d endpoints", p.s.Name, len(group), len(endpoints))
 		rules = append(rules, r.chance(len(group), left).jump(chain))
-		p.chains[chain] = p.draw(chain, group, depth+1)
+		p.chains[chain] = p.choose(chain, group, depth+1)
 		left -= len(group)
 	}
 	return rules
 }
 
-func (p *placing) drawOne(endpoints []netip.AddrPort) []rule {
+func (p *portPlanner) chooseEndpoint(endpoints []netip.AddrPort) []rule {
 	rules := make([]rule, len(endpoints))
 	for i, e := range endpoints {
 		r := newRule()
@@ -321,12 +335,12 @@ func (p *placing) drawOne(endpoints []netip.AddrPort) []rule {
 	return rules
 }
 
-// hexMark is how iptables prints the mark.
+// hexMark is the masquerade mark as iptables prints it.
 func (p *planner) hexMark() string { return fmt.Sprintf("%#x", p.mark) }
 
-// hairpinLeaf masquerades the connections of an endpoint to itself.
-func (p *planner) hairpinLeaf(addr netip.Addr) leaf {
-	return leaf{
+// hairpinDestination masquerades the connections of an endpoint to itself.
+func (p *planner) hairpinDestination(addr netip.Addr) destination {
+	return destination{
 		key: desired.Key{VIP: addr},
 		rules: []rule{
 			newRule().fromAddr(addr).toAddr(addr).comment("an endpoint that comes back to itself").target("-j MASQUERADE --random-fully"),
@@ -334,9 +348,9 @@ func (p *planner) hairpinLeaf(addr netip.Addr) leaf {
 	}
 }
 
-// healthLeaf lets load balancers ask.
-func (p *planner) healthLeaf(port uint16, owner changetracker.ServicePortName) leaf {
-	return leaf{
+// healthDestination accepts packets to a health check node port.
+func (p *planner) healthDestination(port uint16, owner changetracker.ServicePortName) destination {
+	return destination{
 		key: desired.Key{Protocol: desired.TCP, Port: port}, owner: owner,
 		rules: []rule{
 			newRule().protocol(desired.TCP).comment("%s health check node port", owner.NamespacedName).port(desired.TCP, port).target("-j ACCEPT"),

@@ -11,13 +11,12 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// rule is a rule as iptables-save prints it, without "-A" and its chain. It is
-// written the same way, so that what the kernel holds can be compared as text.
+// rule is a rule as iptables-save prints it, without "-A" and its chain. Rules are written
+// in that form, so that they can be compared with the kernel's as text.
 type rule string
 
-// ruleText puts a rule together, in the order in which iptables-save prints the
-// parts: source, destination, interface, protocol, then the matches and the target
-// as they come.
+// ruleText builds a rule. Add the parts in the order in which iptables-save prints them:
+// source, destination, interface, protocol, then the matches in any order, then the target.
 type ruleText struct {
 	b strings.Builder
 }
@@ -42,12 +41,12 @@ func (t *ruleText) toAddr(a netip.Addr) *ruleText { return t.add("-d %s", addrTe
 
 func (t *ruleText) protocol(p desired.Protocol) *ruleText { return t.add("-p %s", protocolText(p)) }
 
-// port needs the protocol before it; a comment may be in between.
+// port must follow protocol; a comment may be in between.
 func (t *ruleText) port(p desired.Protocol, port uint16) *ruleText {
 	return t.add("-m %s --dport %d", protocolText(p), port)
 }
 
-// comment is cut and cleaned to what iptables takes without quotes inside
+// comment is truncated, and characters that iptables would escape become question marks
 // (XT_MAX_COMMENT_LEN of linux/netfilter/xt_comment.h is 256).
 func (t *ruleText) comment(format string, args ...any) *ruleText {
 	text := strings.Map(func(r rune) rune {
@@ -60,13 +59,13 @@ func (t *ruleText) comment(format string, args ...any) *ruleText {
 	return t.add(`-m comment --comment "%s"`, text[:min(len(text), longest)])
 }
 
-// chance is a probability that iptables prints as it was given; nothing if it is
-// certain.
+// chance matches with a probability, which is rounded so that iptables prints it
+// unchanged. It adds nothing if the probability is 1.
 func (t *ruleText) chance(wanted, of int) *ruleText {
 	if wanted == of {
 		return t
 	}
-	const one = 1 << 31 // of the kernel's fixed point, xt_statistic_info.u.random
+	const one = 1 << 31 // probability 1 in xt_statistic_info.u.random.probability
 	p := math.Round(one*float64(wanted)/float64(of)) / one
 	return t.add("-m statistic --mode random --probability %s", strconv.FormatFloat(p, 'f', 11, 64))
 }
@@ -84,8 +83,8 @@ func prefixText(p netip.Prefix) string { return v6Text(p.Addr()) + "/" + strconv
 
 func addrText(a netip.Addr) string { return prefixText(netip.PrefixFrom(a, a.BitLen())) }
 
-// v6Text is how the C library prints an address, which differs from Go's text when
-// exactly the first six groups are 0.
+// v6Text formats an address as the C library does, which differs from Go if exactly the
+// first six groups are 0.
 func v6Text(a netip.Addr) string {
 	if !a.Is6() {
 		return a.String()

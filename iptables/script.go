@@ -7,37 +7,21 @@ import (
 	"strings"
 )
 
-// script is the input of iptables-restore under construction.
+// script builds the input of iptables-restore.
 type script struct {
 	b bytes.Buffer
 	// writes counts the rules and chains that are written or deleted.
 	writes, tables int
 	rules          map[string]int // written, by table
-	// chains are those of ours that are written or deleted, and those of the kernel whose
-	// jumps to ours are.
+	// chains are the chains of the instance that are written or deleted, and the built-in
+	// chains whose jumps are.
 	chains map[chainID]bool
 }
 
 func newScript() *script { return &script{rules: map[string]int{}, chains: map[chainID]bool{}} }
 
-// chainID names a chain of a table.
-type chainID struct{ table, chain string }
-
-// tablePart is the part of a script about one table.
-type tablePart struct {
-	// chains are written anew, with these rules; gone are deleted.
-	chains ruleset
-	gone   []string
-	// inserts and deletes are complete commands about rules of built-in chains.
-	deletes, inserts []string
-}
-
-func (p *tablePart) empty() bool {
-	return len(p.chains)+len(p.gone)+len(p.deletes)+len(p.inserts) == 0
-}
-
-// add writes a table. The order matters: chains first, so that rules can jump to
-// them; then what jumps to them; and at last what nobody jumps to any more goes.
+// add writes a table. The order matters: first the chains, so that rules can jump to
+// them; then the jumps; last the deletions of chains that are no longer in use.
 func (s *script) add(table string, p *tablePart) {
 	if p.empty() {
 		return
@@ -65,7 +49,7 @@ func (s *script) add(table string, p *tablePart) {
 	}
 	for _, command := range slices.Concat(p.deletes, p.inserts) {
 		line(command)
-		s.chains[chainID{table, strings.Fields(command)[1]}] = true // behind -D or -I
+		s.chains[chainID{table, strings.Fields(command)[1]}] = true // after -D or -I
 		s.writes++
 	}
 	for _, chain := range p.gone {
@@ -74,51 +58,8 @@ func (s *script) add(table string, p *tablePart) {
 	line("COMMIT")
 }
 
-// change is what brings a table from what it has to what it must be.
-type change struct {
-	// first is what must be there before anything else goes, last the rest.
-	first, last tablePart
-}
-
-// changeOf compares chains. Rules that go stay to the last, behind the new ones, if
-// keep says so: a refusal must outlast the moment in which nobody translates.
-func changeOf(have, want ruleset, keep bool) *change {
-	c := &change{first: tablePart{chains: ruleset{}}, last: tablePart{chains: ruleset{}}}
-	for chain, rules := range want {
-		had, exists := have[chain]
-		switch {
-		case rules == nil && exists:
-			c.last.gone = append(c.last.gone, chain)
-		case rules == nil || exists && slices.Equal(had, rules):
-		default:
-			c.first.chains[chain] = rules
-			if old := without(had, rules); keep && len(old) > 0 {
-				c.first.chains[chain] = slices.Concat(rules, old)
-				c.last.chains[chain] = rules
-			}
-		}
-	}
-	slices.Sort(c.last.gone)
-	if !keep {
-		c.first.gone, c.last.gone = c.last.gone, nil
-	}
-	return c
-}
-
-// without returns the rules that are not among others.
-func without(rules, others []rule) []rule {
-	if len(rules) == 0 {
-		return nil
-	}
-	known := make(map[rule]bool, len(others))
-	for _, r := range others {
-		known[r] = true
-	}
-	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return known[r] })
-}
-
-// compose makes a script: refusals, translations, and then the refusals that are
-// not needed any more.
+// compose writes a script: new refusals, then translations, then the deletion of old
+// refusals.
 func compose(nat, filter *change) *script {
 	s := newScript()
 	s.add(tableFilter, &filter.first)

@@ -612,8 +612,8 @@ func TestComplaintIsBounded(t *testing.T) {
 	if err := tool.restore(t.Context(), nil); !errors.As(err, &refused) {
 		t.Fatalf("error = %v, want a restoreError", err)
 	}
-	if !slices.Equal(refused.Lines, []int{7}) || len(refused.Text) > maxComplaint {
-		t.Errorf("lines = %v, %d bytes, want [7], at most %d", refused.Lines, len(refused.Text), maxComplaint)
+	if !slices.Equal(refused.Lines, []int{7}) || len(refused.Text) > maxStderr {
+		t.Errorf("lines = %v, %d bytes, want [7], at most %d", refused.Lines, len(refused.Text), maxStderr)
 	}
 }
 
@@ -635,7 +635,7 @@ func TestForeignTableThatCannotBeSavedIsAnError(t *testing.T) {
 	c := testConfig(t, netnstest.New(t), VariantDetect, v1.IPv4Protocol)
 	o, err := c.run(t.Context(), 0, []byte("table ip nat {\n chain foreign {\n masquerade\n }\n}\n"), program, "-f", "-")
 	if err != nil || o.err != nil {
-		t.Fatalf("%v, %v: %s", err, o.err, o.complaint)
+		t.Fatalf("%v, %v: %s", err, o.err, o.stderr)
 	}
 	mustOpenTool(t, c) // detection does not stumble over it
 	c.variant = VariantNFT

@@ -10,50 +10,50 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// tree finds the rules for a packet's destination in few steps. Its leaves are
-// chains of at most leafKeys destinations. An inner chain tells its children apart
-// by four bits: of the address, from its end, because addresses that are handed out
-// in a row differ there; then the protocol; then the port, from its beginning.
-// Levels that would not tell anything apart are left out.
+// tree finds the rules for a packet's destination in few steps. A leaf is a chain with at
+// most leafSize destinations. An inner chain selects a child by one digit of the key, that
+// is four bits: of the address from its end, because consecutive addresses differ there;
+// then the protocol; then of the port from its beginning. Digits that all keys of a chain
+// share are skipped.
 //
-// A key costs the rewriting of its leaf. A tree depends on what is in it, and not on
-// how it came to be, but for the height of parts that were larger once.
+// Adding or removing a key rewrites its leaf. A tree depends on its keys only, not on the
+// order of changes.
 type tree struct {
 	root    *node
 	prefix  string // of the names of chains
-	keyBits int    // of an address; 0 for a tree of ports
+	keyBits int    // length of an address; 0 for a tree of ports
 	changed map[string]*node
 }
 
-// leafKeys is how many destinations a chain lists before it is divided.
-const leafKeys = 16
+// leafSize is how many destinations a leaf holds before it is split.
+const leafSize = 16
 
 // node is one chain.
 type node struct {
-	chain    string
-	leaves   []leaf    // sorted; of a leaf
-	children [16]*node // of an inner node
-	depth    int       // what the children differ in; -1 for a leaf
-	count    int       // of keys below
+	chain        string
+	destinations []destination // of a leaf; sorted by key
+	children     [16]*node     // of an inner node
+	depth        int           // the digit that selects a child; -1 for a leaf
+	count        int           // keys below
 }
 
-// leaf is what is done for one destination.
-type leaf struct {
+// destination is a key with the rules of the service port that owns it.
+type destination struct {
 	key   desired.Key
 	owner changetracker.ServicePortName
 	rules []rule
 }
 
-// newTree returns a tree behind a chain. The chains below it have names that begin
-// with prefix.
+// newTree returns a tree whose root is a chain. The names of the other chains begin with
+// prefix.
 func newTree(chain, prefix string, keyBits int) *tree {
 	t := &tree{root: &node{chain: chain, depth: -1}, prefix: prefix, keyBits: keyBits, changed: map[string]*node{}}
 	t.changed[chain] = t.root
 	return t
 }
 
-// put sets the rules of a key; without rules the key goes.
-func (t *tree) put(l leaf) {
+// put sets the rules of a key; a key without rules is removed.
+func (t *tree) put(l destination) {
 	if len(l.rules) == 0 {
 		t.remove(t.root, l.key)
 		return
@@ -61,7 +61,7 @@ func (t *tree) put(l leaf) {
 	t.insert(t.root, l)
 }
 
-// owner is whose rules a key has, if it has any.
+// owner returns the service port that owns a key.
 func (t *tree) owner(key desired.Key) (owner changetracker.ServicePortName, ok bool) {
 	n := t.root
 	for n != nil && n.depth >= 0 {
@@ -74,14 +74,14 @@ func (t *tree) owner(key desired.Key) (owner changetracker.ServicePortName, ok b
 	if !found {
 		return owner, false
 	}
-	return n.leaves[i].owner, true
+	return n.destinations[i].owner, true
 }
 
 func (n *node) search(key desired.Key) (i int, found bool) {
-	return slices.BinarySearchFunc(n.leaves, key, func(l leaf, key desired.Key) int { return l.key.Compare(key) })
+	return slices.BinarySearchFunc(n.destinations, key, func(l destination, key desired.Key) int { return l.key.Compare(key) })
 }
 
-// all yields every chain of the tree.
+// all yields all chains.
 func (t *tree) all(yield func(*node)) {
 	var walk func(*node)
 	walk = func(n *node) {
@@ -95,19 +95,18 @@ func (t *tree) all(yield func(*node)) {
 	walk(t.root)
 }
 
-// take returns the chains that changed since the last call; nil stands for one that
-// is gone.
-func (t *tree) take() map[string]*node {
+// takeChanged returns the chains that changed since the last call; nil was deleted.
+func (t *tree) takeChanged() map[string]*node {
 	changed := t.changed
 	t.changed = map[string]*node{}
 	return changed
 }
 
-func (t *tree) insert(n *node, l leaf) (added bool) {
+func (t *tree) insert(n *node, l destination) (added bool) {
 	if n.depth < 0 {
 		return t.insertLeaf(n, l)
 	}
-	if t.differ(l.key, n.first().key) < n.depth {
+	if t.firstDifference(l.key, n.first().key) < n.depth {
 		t.rebuild(n, append(n.gather(nil), l))
 		return true
 	}
@@ -124,47 +123,47 @@ func (t *tree) insert(n *node, l leaf) (added bool) {
 	return added
 }
 
-func (t *tree) insertLeaf(n *node, l leaf) (added bool) {
+func (t *tree) insertLeaf(n *node, l destination) (added bool) {
 	i, found := n.search(l.key)
-	if found && slices.Equal(n.leaves[i].rules, l.rules) {
-		n.leaves[i] = l
+	if found && slices.Equal(n.destinations[i].rules, l.rules) {
+		n.destinations[i] = l
 		return false
 	}
 	t.changed[n.chain] = n
 	if found {
-		n.leaves[i] = l
+		n.destinations[i] = l
 		return false
 	}
-	n.leaves = slices.Insert(n.leaves, i, l)
-	n.count = len(n.leaves)
-	if n.count > leafKeys {
+	n.destinations = slices.Insert(n.destinations, i, l)
+	n.count = len(n.destinations)
+	if n.count > leafSize {
 		t.split(n)
 	}
 	return true
 }
 
-// split makes a leaf that has become too large an inner node.
+// split turns a leaf that is too large into an inner node.
 func (t *tree) split(n *node) {
-	all := n.leaves
-	n.leaves, n.depth = nil, t.digits()
+	all := n.destinations
+	n.destinations, n.depth = nil, t.digits()
 	for i := range all[1:] {
-		n.depth = min(n.depth, t.differ(all[0].key, all[i+1].key))
+		n.depth = min(n.depth, t.firstDifference(all[0].key, all[i+1].key))
 	}
 	for _, l := range all {
 		digit := t.digit(l.key, n.depth)
 		if n.children[digit] == nil {
 			n.children[digit] = &node{chain: t.name(l.key, n.depth), depth: -1}
 		}
-		n.children[digit].leaves = append(n.children[digit].leaves, l)
+		n.children[digit].destinations = append(n.children[digit].destinations, l)
 	}
 	t.changed[n.chain] = n
 	for _, child := range n.children {
 		if child == nil {
 			continue
 		}
-		child.count = len(child.leaves)
+		child.count = len(child.destinations)
 		t.changed[child.chain] = child
-		if child.count > leafKeys {
+		if child.count > leafSize {
 			t.split(child)
 		}
 	}
@@ -174,8 +173,8 @@ func (t *tree) remove(n *node, key desired.Key) (removed bool) {
 	if n.depth < 0 {
 		i, found := n.search(key)
 		if found {
-			n.leaves = slices.Delete(n.leaves, i, i+1)
-			n.count = len(n.leaves)
+			n.destinations = slices.Delete(n.destinations, i, i+1)
+			n.count = len(n.destinations)
 			t.changed[n.chain] = n
 		}
 		return found
@@ -190,24 +189,24 @@ func (t *tree) remove(n *node, key desired.Key) (removed bool) {
 		n.children[digit] = nil
 		t.changed[child.chain], t.changed[n.chain] = nil, n
 	}
-	if n.count <= leafKeys || n.onlyChild() {
+	if n.count <= leafSize || n.onlyChild() {
 		t.rebuild(n, n.gather(nil))
 	}
 	return true
 }
 
-// rebuild makes the part below a node anew.
-func (t *tree) rebuild(n *node, all []leaf) {
+// rebuild replaces everything below a node.
+func (t *tree) rebuild(n *node, all []destination) {
 	t.drop(n)
-	slices.SortFunc(all, func(a, b leaf) int { return a.key.Compare(b.key) })
-	n.leaves, n.children, n.depth, n.count = all, [16]*node{}, -1, len(all)
+	slices.SortFunc(all, func(a, b destination) int { return a.key.Compare(b.key) })
+	n.destinations, n.children, n.depth, n.count = all, [16]*node{}, -1, len(all)
 	t.changed[n.chain] = n
-	if n.count > leafKeys {
+	if n.count > leafSize {
 		t.split(n)
 	}
 }
 
-// drop notes that the chains below a node are gone.
+// drop records the chains below a node as deleted.
 func (t *tree) drop(n *node) {
 	for _, child := range n.children {
 		if child != nil {
@@ -227,8 +226,8 @@ func (n *node) onlyChild() bool {
 	return children == 1
 }
 
-func (n *node) gather(into []leaf) []leaf {
-	into = append(into, n.leaves...)
+func (n *node) gather(into []destination) []destination {
+	into = append(into, n.destinations...)
 	for _, child := range n.children {
 		if child != nil {
 			into = child.gather(into)
@@ -237,10 +236,10 @@ func (n *node) gather(into []leaf) []leaf {
 	return into
 }
 
-// first is any of the leaves below.
-func (n *node) first() *leaf {
+// first returns any destination below.
+func (n *node) first() *destination {
 	if n.depth < 0 {
-		return &n.leaves[0]
+		return &n.destinations[0]
 	}
 	for _, child := range n.children {
 		if child != nil {
@@ -249,13 +248,6 @@ func (n *node) first() *leaf {
 	}
 	return nil
 }
-
-// The digits of a key: four bits each of its address, from the end, then one for
-// the protocol, then the port, from its beginning.
-const (
-	digitBits  = 4
-	portDigits = 16 / digitBits
-)
 
 func (t *tree) addrDigits() int { return t.keyBits / digitBits }
 
@@ -274,8 +266,8 @@ func (t *tree) digit(key desired.Key, depth int) int {
 	return int(key.Port>>(digitBits*(portDigits-1-port))) & 15
 }
 
-// differ is the first digit that two keys differ in.
-func (t *tree) differ(a, b desired.Key) int {
+// firstDifference returns the first digit in which two keys differ.
+func (t *tree) firstDifference(a, b desired.Key) int {
 	for depth := range t.digits() {
 		if t.digit(a, depth) != t.digit(b, depth) {
 			return depth
@@ -284,7 +276,7 @@ func (t *tree) differ(a, b desired.Key) int {
 	return t.digits()
 }
 
-// name is that of the chain for keys that agree with the given one up to a depth.
+// name returns the chain for keys that share the digits of key up to depth.
 func (t *tree) name(key desired.Key, depth int) string {
 	var addr, rest []byte
 	for d := range depth + 1 {
@@ -295,20 +287,20 @@ func (t *tree) name(key desired.Key, depth int) string {
 			rest = append(rest, c)
 		}
 	}
-	slices.Reverse(addr) // to read like the end of the address
+	slices.Reverse(addr) // so that it reads like the end of the address
 	path := strings.Trim(string(addr)+"-"+string(rest), "-")
 	if room := maxChainName - len(t.prefix); len(path) > room {
-		path = hashed(path, room)
+		path = hashPrefix(path, room)
 	}
 	return t.prefix + path
 }
 
-// rules are those of a node's chain.
+// rules returns the rules of a node's chain.
 func (t *tree) rules(n *node) []rule {
 	if n.depth < 0 {
 		var all []rule
-		for i := range n.leaves {
-			all = append(all, n.leaves[i].rules...)
+		for i := range n.destinations {
+			all = append(all, n.destinations[i].rules...)
 		}
 		return all
 	}
@@ -321,7 +313,7 @@ func (t *tree) rules(n *node) []rule {
 	return all
 }
 
-// match matches the packets whose destination agrees with a key up to a depth.
+// match matches packets whose destination shares the digits of key up to depth.
 func (t *tree) match(key desired.Key, depth int) *ruleText {
 	r := newRule()
 	if depth < t.addrDigits() {
@@ -350,7 +342,7 @@ func (t *tree) match(key desired.Key, depth int) *ruleText {
 	return r.add("-m %s --dport %d:%d", protocolText(key.Protocol), low, high)
 }
 
-// maskedText is how iptables-save prints an address with a mask that is no prefix.
+// maskedText formats an address and a mask as iptables-save does.
 func maskedText(value, mask []byte) string {
 	v, _ := netip.AddrFromSlice(value)
 	m, _ := netip.AddrFromSlice(mask)

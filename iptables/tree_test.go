@@ -22,7 +22,7 @@ func chainsOf(t *tree) ruleset {
 
 // follow keeps chains up to date by what a tree says that has changed.
 func follow(chains ruleset, t *tree) {
-	for chain, n := range t.take() {
+	for chain, n := range t.takeChanged() {
 		if n == nil {
 			delete(chains, chain)
 		} else {
@@ -31,8 +31,8 @@ func follow(chains ruleset, t *tree) {
 	}
 }
 
-func leafOf(key desired.Key, text string) leaf {
-	return leaf{key: key, rules: []rule{rule(key.String() + " " + text)}}
+func destinationOf(key desired.Key, text string) destination {
+	return destination{key: key, rules: []rule{rule(key.String() + " " + text)}}
 }
 
 // keyspace is a place that random keys come from.
@@ -71,7 +71,7 @@ func TestATreeDependsOnlyOnWhatIsInIt(t *testing.T) {
 	for name, space := range keyspaces() {
 		t.Run(name, func(t *testing.T) {
 			dice := rand.New(rand.NewPCG(1, 2))
-			grown, chains, model := newTree("ROOT", "T-", space.bits), ruleset{}, map[desired.Key]leaf{}
+			grown, chains, model := newTree("ROOT", "T-", space.bits), ruleset{}, map[desired.Key]destination{}
 			for round := range 60 {
 				for range 20 {
 					key := space.pick(dice)
@@ -80,10 +80,10 @@ func TestATreeDependsOnlyOnWhatIsInIt(t *testing.T) {
 							break
 						}
 						delete(model, key)
-						grown.put(leaf{key: key})
+						grown.put(destination{key: key})
 						continue
 					}
-					model[key] = leafOf(key, []string{"a", "b"}[dice.IntN(2)])
+					model[key] = destinationOf(key, []string{"a", "b"}[dice.IntN(2)])
 					grown.put(model[key])
 				}
 				follow(chains, grown)
@@ -98,7 +98,7 @@ func TestATreeDependsOnlyOnWhatIsInIt(t *testing.T) {
 					t.Fatalf("round %d: %d keys, want %d", round, grown.root.count, len(model))
 				}
 				for chain, rules := range chains {
-					if len(rules) > leafKeys || len(chain) > maxChainName {
+					if len(rules) > leafSize || len(chain) > maxChainName {
 						t.Fatalf("chain %s has %d rules", chain, len(rules))
 					}
 				}
@@ -120,7 +120,7 @@ func TestPacketsFindTheirLeaf(t *testing.T) {
 	for i := range 10000 {
 		key := desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Protocol: desired.TCP, Port: uint16(1 + dice.IntN(1000))}
 		keys = append(keys, key)
-		tr.put(leafOf(key, "x"))
+		tr.put(destinationOf(key, "x"))
 	}
 	most := 0
 	for _, key := range keys {
@@ -145,7 +145,7 @@ func TestPacketsFindTheirLeaf(t *testing.T) {
 		if _, found := n.search(key); !found {
 			t.Fatalf("%v is not in %s, where its packets go", key, n.chain)
 		}
-		most = max(most, walked+len(n.leaves))
+		most = max(most, walked+len(n.destinations))
 	}
 	if most > 100 {
 		t.Errorf("a packet walks %d rules, want 100 at most", most)
@@ -180,7 +180,7 @@ func matches(text string, key desired.Key) bool {
 func TestNamesOfAddressesReadLikeTheirEnd(t *testing.T) {
 	tr := newTree("ROOT", "KUBE-VIPS-", v4Bits)
 	for i := range 300 {
-		tr.put(leafOf(desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Protocol: desired.TCP, Port: 80}, "x"))
+		tr.put(destinationOf(desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Protocol: desired.TCP, Port: 80}, "x"))
 	}
 	chains := slices.Sorted(maps.Keys(chainsOf(tr)))
 	for _, want := range []string{"KUBE-VIPS-0", "KUBE-VIPS-A", "KUBE-VIPS-1A"} {

@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine needs Linux; here it can only Plan.
+// Engine needs Linux. On other systems it can only Plan.
 type Engine struct {
 	config Config
 	family v1.IPFamily

@@ -107,7 +107,7 @@ func TestAFirstPacketWalksFewRules(t *testing.T) {
 		reach(s, i)
 	}
 	e := c.engine(t, ns)
-	c.apply(t, e, c.everything())
+	c.apply(t, e, c.fullUpdate())
 	t.Logf("%d rules and chains", e.report.Writes)
 
 	walks := &walks{t: t, ns: ns}

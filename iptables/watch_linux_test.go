@@ -37,7 +37,7 @@ func mustWatch(tb testing.TB, tool *tool) watcher {
 
 func mustLook(tb testing.TB, w watcher) *proxier.Damage {
 	tb.Helper()
-	d, err := w.look(true)
+	d, err := w.check(true)
 	if err != nil {
 		tb.Fatalf("look: %v", err)
 	}
@@ -57,7 +57,7 @@ func somebody(t *testing.T, tool *tool, line string) {
 	}
 	o, err := tool.config.run(t.Context(), 0, nil, append([]string{path}, strings.Fields(line)...)...)
 	if err != nil || o.err != nil {
-		t.Fatalf("%s %s: %v, %v: %s", program, line, err, o.err, o.complaint)
+		t.Fatalf("%s %s: %v, %v: %s", program, line, err, o.err, o.stderr)
 	}
 }
 

@@ -10,32 +10,31 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// legacyWatcher compares the chains with what they were. The kernel says at once whether
-// a table has other entries or another size; for the rest, all entries must be read.
+// legacyWatcher compares the chains with their last known state. The kernel returns the
+// size of a table quickly; to detect any other change, all entries must be read.
 type legacyWatcher struct {
 	tables *legacyTables
 	owned  func(chain string) bool
-	known  digests
+	last   digests // as read last
 	infos  map[string]tableInfo
-	// learned is the hash of each rule that was written before: so what somebody else
-	// does to a chain that we have written just now is seen too. Of a rule that is new,
-	// it must be believed.
-	learned map[rule]uint64
+	// hashes holds the hash of each rule that was written before. So a change by another
+	// program to a chain that was just written is detected too, except in new rules.
+	hashes map[rule]uint64
 	// readAt is when the entries were read last, took how long that took.
 	readAt time.Time
 	took   time.Duration
 }
 
-// readShare is which part of the time reading may take where nothing seems to change.
+// readShare limits reading without a visible change to one part in readShare of the time.
 const readShare = 20
 
 func newLegacyWatcher(family v1.IPFamily, netNS string, owned func(chain string) bool) (*legacyWatcher, error) {
 	tables, err := openLegacyTables(family, netNS)
-	return &legacyWatcher{tables: tables, owned: owned, learned: map[rule]uint64{}}, err
+	return &legacyWatcher{tables: tables, owned: owned, hashes: map[rule]uint64{}}, err
 }
 
-// look implements watcher.
-func (w *legacyWatcher) look(everything bool) (*proxier.Damage, error) {
+// check implements watcher.
+func (w *legacyWatcher) check(everything bool) (*proxier.Damage, error) {
 	isDue := everything || time.Since(w.readAt) > readShare*w.took
 	for _, table := range []string{tableNAT, tableFilter} {
 		info, err := w.tables.table(table)
@@ -47,8 +46,8 @@ func (w *legacyWatcher) look(everything bool) (*proxier.Damage, error) {
 	if !isDue {
 		return nil, nil
 	}
-	was, err := w.read()
-	if err != nil || was.equal(w.known) {
+	before, err := w.read()
+	if err != nil || before.equal(w.last) {
 		return nil, err
 	}
 	return &proxier.Damage{}, nil
@@ -61,79 +60,80 @@ func (w *legacyWatcher) during(write func() error) error { return write() }
 
 // wrote implements watcher.
 func (w *legacyWatcher) wrote(o *effect) (*proxier.Damage, error) {
-	was, err := w.read()
+	before, err := w.read()
 	if err != nil {
 		return nil, err
 	}
 	for id, rules := range o.written {
-		now, exists := w.known[id]
+		now, exists := w.last[id]
 		if exists != (rules != nil) {
 			return &proxier.Damage{}, nil
 		}
-		delete(was, id)
+		delete(before, id)
 		if exists {
-			was[id] = now
+			before[id] = now
 		}
 	}
-	if !was.equal(w.known) || !w.learn(o) {
+	if !before.equal(w.last) || !w.learn(o) {
 		return &proxier.Damage{}, nil
 	}
 	return nil, nil
 }
 
-// mostLearned is how many rules more are learned than twice those that there are.
-const mostLearned = 1000
+// maxStaleHashes is how many hashes more than twice the number of rules are kept.
+const maxStaleHashes = 1000
 
-// learn takes over the hashes of what was written, or now and then of all rules, to forget
-// those that are gone. It says whether they are those that were learned before.
+// learn stores the hashes of the written rules. To drop those of deleted rules, it
+// sometimes stores the hashes of all rules anew. It returns false if a rule has another
+// hash than before.
 func (w *legacyWatcher) learn(o *effect) bool {
-	rules := o.written
-	isAnew := o.isFull || len(w.learned) > mostLearned+2*(o.have[tableNAT].count()+o.have[tableFilter].count())
-	if isAnew {
-		rules = o.everything()
+	chains := o.written
+	all := o.isFull || len(w.hashes) > maxStaleHashes+2*(o.have[tableNAT].count()+o.have[tableFilter].count())
+	if all {
+		chains = o.allChains()
 	}
-	for id, rules := range rules {
-		if !w.are(w.known[id], rules) {
+	for id, rules := range chains {
+		if !w.match(w.last[id], rules) {
 			return false
 		}
 	}
-	if isAnew {
-		w.learned = map[rule]uint64{}
+	if all {
+		w.hashes = map[rule]uint64{}
 	}
-	for id, rules := range rules {
+	for id, rules := range chains {
 		for i, r := range rules {
-			w.learned[r] = w.known[id][i]
+			w.hashes[r] = w.last[id][i]
 		}
 	}
 	return true
 }
 
-// are says whether hashes are those of some rules, as far as these were learned.
-func (w *legacyWatcher) are(hashes []uint64, rules []rule) bool {
+// match reports whether hashes are those of rules; rules without a stored hash match any.
+func (w *legacyWatcher) match(hashes []uint64, rules []rule) bool {
 	if len(hashes) != len(rules) {
 		return false
 	}
 	for i, r := range rules {
-		if learned, ok := w.learned[r]; ok && learned != hashes[i] {
+		if stored, ok := w.hashes[r]; ok && stored != hashes[i] {
 			return false
 		}
 	}
 	return true
 }
 
-// read brings what is known up to date, and returns what it was.
-func (w *legacyWatcher) read() (was digests, err error) {
+// read reads all entries, and returns the previous state.
+func (w *legacyWatcher) read() (before digests, err error) {
 	began := time.Now()
-	known, infos := make(digests, len(w.known)), map[string]tableInfo{}
+	now, infos := make(digests, len(w.last)), map[string]tableInfo{}
 	for _, table := range []string{tableNAT, tableFilter} {
-		if infos[table], err = w.tables.digest(table, w.owned, known); err != nil {
+		if infos[table], err = w.tables.digest(table, w.owned, now); err != nil {
 			return nil, err
 		}
 	}
-	was = w.known
-	w.known, w.infos, w.readAt = known, infos, time.Now()
+	before = w.last
+	w.last, w.infos, w.readAt = now, infos, time.Now()
 	w.took = w.readAt.Sub(began)
-	return was, nil
+	return before, nil
 }
 
 func (w *legacyWatcher) close() error { return w.tables.close() }

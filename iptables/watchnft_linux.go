@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
@@ -18,89 +19,88 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// nftWatcher hears from the kernel what each transaction of nf_tables changes, and who
-// commits it.
+// nftWatcher receives notifications of what each transaction of nf_tables changes, and
+// which process commits it.
 type nftWatcher struct {
-	asks, hears *netlink.Conn
-	raw         syscall.RawConn // of hears
-	buffer      []byte
-	family      uint8
-	owned       func(chain string) bool
+	requests, events *netlink.Conn
+	raw              syscall.RawConn // of events
+	buffer           []byte
+	family           uint8
+	owned            func(chain string) bool
 
-	// heard is the kernel's count of transactions that we know of, and since what it was
-	// at the last look.
-	heard, since uint32
-	// current is the transaction whose end is not heard yet; ours are those since the
-	// last look that changed something of ours.
+	// generation is the last known generation ID, which counts transactions; checked is
+	// its value at the last check.
+	generation, checked uint32
+	// current is the transaction that has not been committed yet; pending are the
+	// transactions since the last check that changed chains of the instance.
 	current transaction
-	ours    []transaction
-	// isLost says that the kernel had more to tell than the buffer holds.
-	isLost bool
-	// newest is the largest handle of a chain in each table; those of new ones are larger.
+	pending []transaction
+	// overrun means that the socket's buffer was full, so that notifications are missing.
+	overrun bool
+	// newest is the largest handle of a chain in each table; new chains get larger ones.
 	newest map[string]uint64
 }
 
-// transaction is what a transaction changed of ours, if it did.
+// transaction is what a transaction changes.
 type transaction struct {
-	damage  proxier.Damage
+	damage  proxier.Damage // its Object is "" if no chain of the instance changes
 	process uint32
-	newest  map[string]uint64 // of the chains that it made
+	newest  map[string]uint64 // of the chains that it creates or renames
 }
 
 const (
-	nfgenHeaderLen = 4 // struct nfgenmsg
-	// hearBuffer holds the notifications about some ten thousand rules.
-	hearBuffer     = 16 << 20
-	largestMessage = 64 << 10
+	// eventBuffer holds the notifications about some ten thousand rules.
+	eventBuffer = 16 << 20
+	maxMessage  = 64 << 10
 )
 
 // newNFTWatcher listens in a network namespace, as in namespace.Visit.
 func newNFTWatcher(family v1.IPFamily, netNS string, owned func(chain string) bool) (w *nftWatcher, err error) {
-	w = &nftWatcher{family: unix.NFPROTO_IPV4, owned: owned, buffer: make([]byte, largestMessage)}
+	w = &nftWatcher{family: unix.NFPROTO_IPV4, owned: owned, buffer: make([]byte, maxMessage)}
 	if family == v1.IPv6Protocol {
 		w.family = unix.NFPROTO_IPV6
 	}
 	err = namespace.Visit(netNS, func() (err error) {
-		if w.asks, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err == nil {
-			w.hears, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		if w.requests, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err == nil {
+			w.events, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
 		}
 		return err
 	})
 	if err == nil {
-		err = w.listen()
+		err = w.subscribe()
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen to nf_tables: %w", permission(err)), w.close())
+		return nil, errors.Join(fmt.Errorf("subscribe to nf_tables: %w", permission(err)), w.close())
 	}
-	if err := w.learn(); err != nil {
+	if err := w.resync(); err != nil {
 		return nil, errors.Join(err, w.close())
 	}
 	return w, nil
 }
 
-func (w *nftWatcher) listen() (err error) {
-	if w.raw, err = w.hears.SyscallConn(); err != nil {
+func (w *nftWatcher) subscribe() (err error) {
+	if w.raw, err = w.events.SyscallConn(); err != nil {
 		return err
 	}
 	err = w.raw.Control(func(fd uintptr) {
-		// Without CAP_NET_ADMIN in the initial user namespace the system's limit holds.
-		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, hearBuffer) != nil {
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, hearBuffer)
+		// Without CAP_NET_ADMIN in the initial user namespace net.core.rmem_max is the limit.
+		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer) != nil {
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, eventBuffer)
 		}
 	})
 	filter, filterErr := familyFilter(w.family)
 	if err = errors.Join(err, filterErr); err != nil {
 		return err
 	}
-	if err := w.hears.SetBPF(filter); err != nil {
+	if err := w.events.SetBPF(filter); err != nil {
 		return err
 	}
-	return w.hears.JoinGroup(unix.NFNLGRP_NFTABLES)
+	return w.events.JoinGroup(unix.NFNLGRP_NFTABLES)
 }
 
 func (w *nftWatcher) close() error {
 	var errs []error
-	for _, c := range []*netlink.Conn{w.asks, w.hears} {
+	for _, c := range []*netlink.Conn{w.requests, w.events} {
 		if c != nil {
 			errs = append(errs, c.Close())
 		}
@@ -108,63 +108,64 @@ func (w *nftWatcher) close() error {
 	return errors.Join(errs...)
 }
 
-// look implements watcher.
-func (w *nftWatcher) look(bool) (*proxier.Damage, error) { return w.wrote(&effect{}) }
+// check implements watcher.
+func (w *nftWatcher) check(bool) (*proxier.Damage, error) { return w.wrote(&effect{}) }
 
-// during implements watcher. It reads while the write is under way, as the kernel tells
-// about that too.
+// during implements watcher. It receives during the write, whose own notifications would
+// fill the buffer.
 func (w *nftWatcher) during(write func() error) error {
 	done := make(chan error, 1)
-	go func() { done <- w.hear(0) }()
+	go func() { done <- w.receive(0) }()
 	err := write()
-	stopErr := w.hears.SetReadDeadline(time.Unix(1, 0))
-	if hearErr := <-done; !errors.Is(hearErr, os.ErrDeadlineExceeded) {
-		err = errors.Join(err, watchError(hearErr))
+	stopErr := w.events.SetReadDeadline(time.Unix(1, 0))
+	if receiveErr := <-done; !errors.Is(receiveErr, os.ErrDeadlineExceeded) {
+		err = errors.Join(err, watchError(receiveErr))
 	}
-	return errors.Join(err, watchError(stopErr), watchError(w.hears.SetReadDeadline(time.Time{})))
+	return errors.Join(err, watchError(stopErr), watchError(w.events.SetReadDeadline(time.Time{})))
 }
 
-// wrote implements watcher. Our own transactions are by one process, and change
-// something of ours each; as the process may be in another PID namespace than the
-// kernel tells, only their number is known.
+// wrote implements watcher. The engine's own transactions are all by one process, and each
+// changes a chain of the instance. The number of that process is unknown, because it may
+// be in another PID namespace; only the number of transactions is known.
 func (w *nftWatcher) wrote(o *effect) (damage *proxier.Damage, err error) {
-	if err := w.hear(unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
+	if err := w.receive(unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
 		return nil, err
 	}
-	if w.isLost { // their number tells whether others wrote
-		if err := w.learn(); err != nil {
+	if w.overrun { // only the number of transactions is known
+		if err := w.resync(); err != nil {
 			return nil, err
 		}
-		if w.heard-w.since != uint32(o.transactions) {
+		if w.generation-w.checked != uint32(o.transactions) {
 			damage = &proxier.Damage{}
 		}
 	} else {
-		damage = foreign(w.ours, o.transactions)
+		damage = foreignDamage(w.pending, o.transactions)
 	}
-	w.ours, w.isLost, w.since = w.ours[:0], false, w.heard
+	w.pending, w.overrun, w.checked = w.pending[:0], false, w.generation
 	return damage, nil
 }
 
-// foreign finds damage in transactions of which some are our own.
-func foreign(all []transaction, own int) *proxier.Damage {
-	by := map[uint32]int{}
+// foreignDamage finds damage by other programs in transactions of which own are the
+// engine's.
+func foreignDamage(all []transaction, own int) *proxier.Damage {
+	byProcess := map[uint32]int{}
 	for _, t := range all {
-		by[t.process]++
+		byProcess[t.process]++
 	}
-	if len(all) == own && len(by) <= 1 {
+	if len(all) == own && len(byProcess) <= 1 {
 		return nil
 	}
 	for _, t := range all {
-		if by[t.process] != own {
+		if byProcess[t.process] != own {
 			return &t.damage
 		}
 	}
-	return &proxier.Damage{} // there is no telling which are ours
+	return &proxier.Damage{} // which process is the engine's is unknown
 }
 
-// hear reads until there is nothing to read, or without flags until the deadline. It
-// returns unix.EAGAIN or os.ErrDeadlineExceeded then.
-func (w *nftWatcher) hear(flags int) error {
+// receive reads until no notification is left, with MSG_DONTWAIT, or until the deadline.
+// Then it returns unix.EAGAIN or os.ErrDeadlineExceeded.
+func (w *nftWatcher) receive(flags int) error {
 	for {
 		var n int
 		var got error
@@ -176,31 +177,31 @@ func (w *nftWatcher) hear(flags int) error {
 		case err != nil:
 			return err
 		case errors.Is(got, unix.ENOBUFS) || got == nil && n > len(w.buffer):
-			w.isLost = true
+			w.overrun = true
 			w.current = transaction{}
 		case errors.Is(got, unix.EINTR):
 		case got != nil:
 			return got
 		default:
-			if err := w.take(w.buffer[:n]); err != nil {
+			if err := w.handle(w.buffer[:n]); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// take reads notifications, of one or more transactions. The last one of each says who
-// committed it.
-func (w *nftWatcher) take(notifications []byte) error {
+// handle handles the notifications of one or more transactions. The last one of each names
+// the process.
+func (w *nftWatcher) handle(notifications []byte) error {
 	messages, err := syscall.ParseNetlinkMessage(notifications)
 	if err != nil {
 		return fmt.Errorf("parse notifications of nf_tables: %w", err)
 	}
 	for _, m := range messages {
-		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < nfgenHeaderLen {
+		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < nl.SizeofNfgenmsg {
 			continue
 		}
-		attrs := m.Data[nfgenHeaderLen:]
+		attrs := m.Data[nl.SizeofNfgenmsg:]
 		if typ := m.Header.Type & 0xff; typ == unix.NFT_MSG_NEWGEN {
 			w.commit(attrs)
 		} else if m.Data[0] == w.family {
@@ -212,46 +213,46 @@ func (w *nftWatcher) take(notifications []byte) error {
 
 // commit ends a transaction.
 func (w *nftWatcher) commit(attrs []byte) {
-	c := w.current
+	t := w.current
 	w.current = transaction{}
-	w.heard = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID))
-	for table, handle := range c.newest {
+	w.generation = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID))
+	for table, handle := range t.newest {
 		w.newest[table] = max(w.newest[table], handle)
 	}
-	if c.damage.Object != "" {
-		c.process = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_PROC_PID))
-		c.damage.By = netlinkx.Author(attrs)
-		w.ours = append(w.ours, c)
+	if t.damage.Object != "" {
+		t.process = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_PROC_PID))
+		t.damage.By = netlinkx.Author(attrs)
+		w.pending = append(w.pending, t)
 	}
 }
 
-// change notes a change of ours: of a chain or its rules, and of a rule of a chain of the
-// kernel that jumps to one. Attributes 1 are the tables in all of these.
+// change records a change of a chain of the instance or its rules, or of a rule in a
+// built-in chain that jumps to one.
 func (w *nftWatcher) change(typ uint16, attrs []byte) {
-	table := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_TABLE))
+	table := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_TABLE)) // the same as NFTA_RULE_TABLE
 	if table != tableNAT && table != tableFilter {
 		return
 	}
-	what := ""
+	object := ""
 	switch typ {
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		chain := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_NAME))
 		if typ == unix.NFT_MSG_NEWCHAIN && w.isRenamed(table, attrs) || w.owned(chain) {
-			what = "chain " + chain
+			object = "chain " + chain
 		}
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		chain := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_CHAIN))
-		if w.owned(chain) || slices.Contains(builtIn(), chain) && w.jumps(attrs) {
-			what = "rules in chain " + chain
+		if w.owned(chain) || slices.Contains(builtInChains, chain) && w.jumps(attrs) {
+			object = "rules in chain " + chain
 		}
 	}
-	if what != "" && w.current.damage.Object == "" {
-		w.current.damage.Object = what + " of table " + w.program() + " " + table
+	if object != "" && w.current.damage.Object == "" {
+		w.current.damage.Object = object + " of table " + w.program() + " " + table
 	}
 }
 
-// isRenamed says whether a chain is older than the transaction that tells of it, so that
-// it was perhaps ours. The kernel's cannot be renamed.
+// isRenamed reports whether a chain is older than the transaction, so that it may have had
+// a name of the instance. Built-in chains cannot be renamed.
 func (w *nftWatcher) isRenamed(table string, attrs []byte) bool {
 	handle := handleOf(attrs)
 	if w.current.newest == nil {
@@ -268,7 +269,7 @@ func handleOf(chain []byte) uint64 {
 	return 0
 }
 
-// jumps says whether a rule leads to a chain of ours.
+// jumps reports whether a rule jumps to a chain of the instance.
 func (w *nftWatcher) jumps(attrs []byte) bool {
 	for _, expr := range netlinkx.Attributes(netlinkx.Find(attrs, unix.NFTA_RULE_EXPRESSIONS)) {
 		verdict := netlinkx.Find(expr, unix.NFTA_EXPR_DATA, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
@@ -286,30 +287,30 @@ func (w *nftWatcher) program() string {
 	return "ip"
 }
 
-// learn asks for what the notifications have not told.
-func (w *nftWatcher) learn() error {
-	generation, err := w.execute(unix.NFT_MSG_GETGEN, netlink.Request)
+// resync requests what missing notifications would have reported.
+func (w *nftWatcher) resync() error {
+	generation, err := w.request(unix.NFT_MSG_GETGEN, netlink.Request)
 	if err != nil {
 		return err
 	}
-	chains, err := w.execute(unix.NFT_MSG_GETCHAIN, netlink.Request|netlink.Dump)
+	chains, err := w.request(unix.NFT_MSG_GETCHAIN, netlink.Request|netlink.Dump)
 	if err != nil {
 		return err
 	}
 	w.newest = map[string]uint64{}
 	for _, m := range generation {
-		w.heard = netlinkx.Uint32(netlinkx.Find(m.Data[min(nfgenHeaderLen, len(m.Data)):], unix.NFTA_GEN_ID))
+		w.generation = netlinkx.Uint32(netlinkx.Find(m.Data[min(nl.SizeofNfgenmsg, len(m.Data)):], unix.NFTA_GEN_ID))
 	}
 	for _, m := range chains {
-		attrs := m.Data[min(nfgenHeaderLen, len(m.Data)):]
+		attrs := m.Data[min(nl.SizeofNfgenmsg, len(m.Data)):]
 		table := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_TABLE))
 		w.newest[table] = max(w.newest[table], handleOf(attrs))
 	}
 	return nil
 }
 
-func (w *nftWatcher) execute(typ uint16, flags netlink.HeaderFlags) ([]netlink.Message, error) {
-	messages, err := w.asks.Execute(netlink.Message{
+func (w *nftWatcher) request(typ uint16, flags netlink.HeaderFlags) ([]netlink.Message, error) {
+	messages, err := w.requests.Execute(netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ), Flags: flags},
 		Data:   []byte{w.family, unix.NFNETLINK_V0, 0, 0},
 	})

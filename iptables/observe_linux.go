@@ -8,8 +8,17 @@ import (
 	"slices"
 )
 
-// Dump implements proxier.Dumper: it prints the instance's chains, and what leads to
-// them, as iptables-save does.
+// observe reads a table.
+func observe(ctx context.Context, k kernel, table string, names chainNames) (observed, error) {
+	text, err := k.save(ctx, table)
+	if err != nil {
+		return observed{}, err
+	}
+	return parse(text, names.owns)
+}
+
+// Dump implements proxier.Dumper: it prints the instance's chains, and the rules that
+// jump to them, in the format of iptables-save.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -28,7 +37,7 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// text prints what was observed of a table.
+// text prints the state of a table.
 func (o *observed) text(table string) string {
 	s := newScript()
 	p := &tablePart{chains: maps.Clone(o.chains)}

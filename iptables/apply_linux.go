@@ -1,0 +1,173 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// errNotFull is a bug of the caller: the first Update must be full, and so must the one
+// after a failure or after a change of the globals.
+var errNotFull = errors.New("iptables: partial update where a full one is needed")
+
+func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
+	if err := e.connect(ctx); err != nil {
+		return err
+	}
+	trusted := e.trusted
+	e.trusted = false // until this update has succeeded
+	if !update.Full && (!trusted || !e.sameGlobals(&update.Globals)) {
+		return errNotFull
+	}
+	if update.Full {
+		e.refused = map[changetracker.ServicePortName]refusal{}
+		e.model = newModel(&e.config, e.family, update.Globals)
+		e.model.options.keepInvalid = e.config.KeepInvalid || isTCPLiberal(e.config.NetNS)
+	}
+	e.model.globals = update.Globals
+	e.updated = map[changetracker.ServicePortName]step{}
+	for name := range update.Removed() {
+		e.set(name, nil)
+	}
+	for s := range update.Services() {
+		e.set(s.Name, e.model.planPort(s))
+	}
+	if err := e.write(ctx, update.Full); err != nil {
+		return err
+	}
+	e.trusted = true
+	return e.allowLocalnet()
+}
+
+// sameGlobals reports whether g changes no chain.
+func (e *Engine) sameGlobals(g *desired.Globals) bool {
+	was := &e.model.globals
+	return was.SameDetection(g) && slices.Equal(was.PodCIDRs, g.PodCIDRs) && slices.Equal(was.NodePortAddresses, g.NodePortAddresses)
+}
+
+// set gives the model the plan of a service port; nil removes it. A plan that was refused
+// is not tried again.
+func (e *Engine) set(name changetracker.ServicePortName, p *portPlan) {
+	if r, ok := e.refused[name]; ok && p != nil && p.equal(r.plan) {
+		return
+	}
+	delete(e.refused, name)
+	if p != nil {
+		e.updated[name] = step{before: e.model.ports[name], after: p}
+	}
+	e.model.set(name, p)
+}
+
+// writeOnce runs iptables-restore once and returns its input. If another program has
+// changed the tables, it reads and writes everything.
+func (e *Engine) writeOnce(ctx context.Context, everything bool) (text string, err error) {
+	intact, err := e.guard.check(everything)
+	if err != nil {
+		return "", err
+	}
+	everything = everything || !intact
+	s, want, err := e.compose(ctx, everything)
+	if err != nil {
+		return "", err
+	}
+	if s.b.Len() > 0 {
+		e.report.Writes, e.report.Bytes, e.report.Transactions = s.writes, s.b.Len(), s.tables
+		if err := e.guard.during(func() error { return e.kernel.restore(ctx, s.b.Bytes()) }); err != nil {
+			return s.b.String(), err
+		}
+		e.record(want)
+	}
+	e.report.Rules, e.report.RulesWritten = maps.Clone(e.rules), s.rules
+	return "", e.guard.wrote(e.effectOf(s, everything))
+}
+
+// compose returns the script to run, and the chains that it changes.
+func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want map[string]ruleset, err error) {
+	if everything {
+		return e.composeFull(ctx)
+	}
+	want = e.model.changedChains()
+	nat := changeOf(e.have[tableNAT], want[tableNAT], false)
+	return compose(nat, changeOf(e.have[tableFilter], want[tableFilter], true)), want, nil
+}
+
+// composeFull reads both tables and compares them with the model.
+func (e *Engine) composeFull(ctx context.Context) (s *script, want map[string]ruleset, err error) {
+	want = e.model.allChains()
+	changes := map[string]*change{}
+	e.have, e.rules, e.jumps = map[string]ruleset{}, map[string]int{}, map[chainID][]rule{}
+	for _, table := range []string{tableNAT, tableFilter} {
+		o, err := observe(ctx, e.kernel, table, e.model.names)
+		if err != nil {
+			return nil, nil, err
+		}
+		e.have[table], e.rules[table] = o.chains, o.chains.count()
+		if table == tableFilter {
+			if err := e.completeLocalnet(&o, want[table]); err != nil {
+				return nil, nil, err
+			}
+		}
+		o.discard(want[table])
+		c := changeOf(o.chains, want[table], table == tableFilter)
+		c.first.deletes, c.first.inserts = repairJumps(table, e.model.jumps(), o.jumps)
+		o.jumpsAfter(table, &c.first, e.jumps)
+		changes[table] = c
+	}
+	return compose(changes[tableNAT], changes[tableFilter]), want, nil
+}
+
+// completeLocalnet adds the rules that keep other hosts from loopback addresses.
+func (e *Engine) completeLocalnet(o *observed, want ruleset) error {
+	chain := e.model.names.localnet()
+	rules, err := e.localnet.rules(o.chains[chain], e.model.localhost())
+	if err != nil {
+		return err
+	}
+	if e.model.keepsLocalnet = rules != nil; e.model.keepsLocalnet {
+		want[chain] = rules
+	}
+	return nil
+}
+
+// allowLocalnet sets route_localnet if node ports are accepted on loopback addresses. If
+// the record is missing, the tables count as changed, so that Watch requests a full sync.
+func (e *Engine) allowLocalnet() error {
+	if !e.model.localhost() {
+		return nil
+	}
+	recorded, err := e.localnet.allow(e.have[tableFilter][e.model.names.localnet()])
+	if !recorded {
+		e.guard.intact = false
+	}
+	return err
+}
+
+// record updates have and rules after a write.
+func (e *Engine) record(want map[string]ruleset) {
+	for table, chains := range want {
+		for chain, rules := range chains {
+			e.rules[table] += len(rules) - len(e.have[table][chain])
+			if rules == nil {
+				delete(e.have[table], chain)
+			} else {
+				e.have[table][chain] = rules
+			}
+		}
+	}
+}
+
+// effectOf returns the state that a script has left.
+func (e *Engine) effectOf(s *script, isFull bool) *effect {
+	written := map[chainID][]rule{}
+	for id := range s.chains {
+		written[id] = e.have[id.table][id.chain]
+		if jumps, ok := e.jumps[id]; ok {
+			written[id] = jumps
+		}
+	}
+	return &effect{s.tables, written, e.have, e.jumps, isFull}
+}

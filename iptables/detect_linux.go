@@ -1,0 +1,173 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// programs are the paths of one variant's programs for one IP family.
+type programs struct {
+	restore, save string
+	version       toolVersion
+}
+
+// toolVersion is e.g. {1, 8, 9}.
+type toolVersion [3]int
+
+func (v toolVersion) String() string { return fmt.Sprintf("%d.%d.%d", v[0], v[1], v[2]) }
+
+// oldestVersion is the first whose restore program waits for the lock, and that supports
+// MASQUERADE --random-fully.
+var oldestVersion = toolVersion{1, 6, 2} // read-only
+
+// find returns the programs of one variant: those whose names contain it, or else those
+// with plain names, if they are of that variant.
+func (c toolConfig) find(ctx context.Context, v Variant) (programs, error) {
+	family := "iptables"
+	if c.family == v1.IPv6Protocol {
+		family = "ip6tables"
+	}
+	found, missing := c.findNamed(ctx, family+"-"+string(v), v)
+	if missing == nil || ctx.Err() != nil {
+		return found, missing
+	}
+	if found, err := c.findNamed(ctx, family, v); err == nil {
+		return found, nil
+	}
+	return programs{}, &proxier.UnsupportedError{
+		Feature: family + "-" + string(v) + "-restore", Hint: "install package iptables", Err: missing,
+	}
+}
+
+// findNamed finds name, name-restore and name-save. Only the first prints its version in
+// all versions.
+func (c toolConfig) findNamed(ctx context.Context, name string, v Variant) (programs, error) {
+	main, err1 := c.lookPath(name)
+	restore, err2 := c.lookPath(name + "-restore")
+	save, err3 := c.lookPath(name + "-save")
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return programs{}, err
+	}
+	version, of, err := c.programVersion(ctx, main)
+	if err != nil {
+		return programs{}, err
+	}
+	if of != v {
+		return programs{}, fmt.Errorf("%s is of variant %s", main, of)
+	}
+	return programs{restore: restore, save: save, version: version}, nil
+}
+
+func (c toolConfig) lookPath(name string) (string, error) {
+	if c.dir != "" {
+		name = filepath.Join(c.dir, name)
+	}
+	return exec.LookPath(name)
+}
+
+// programVersion runs a program to get its version and variant.
+func (c toolConfig) programVersion(ctx context.Context, program string) (toolVersion, Variant, error) {
+	o, err := c.run(ctx, 0, nil, program, "-V")
+	if err != nil {
+		return toolVersion{}, "", err
+	}
+	if o.err != nil {
+		return toolVersion{}, "", o.plain()
+	}
+	return parseVersion(string(o.output))
+}
+
+// parseVersion parses text like "iptables v1.8.9 (nf_tables)". Versions before 1.8 are of
+// the legacy variant and do not print it.
+func parseVersion(text string) (version toolVersion, v Variant, err error) {
+	_, number, _ := strings.Cut(text, " v")
+	number, _, _ = strings.Cut(strings.TrimSpace(number), " ")
+	for i, part := range strings.SplitN(number, ".", len(version)) {
+		if version[i], err = strconv.Atoi(part); err != nil {
+			return toolVersion{}, "", fmt.Errorf("find version in %q: %w", text, err)
+		}
+	}
+	if strings.Contains(text, "(nf_tables)") {
+		return version, VariantNFT, nil
+	}
+	return version, VariantLegacy, nil
+}
+
+// detect chooses one of the installed variants: the one with the kubelet's hint; else the
+// one with more rules and chains; else that of the program iptables; else nft.
+func (c toolConfig) detect(ctx context.Context) (Variant, error) {
+	var installed []Variant
+	var missing []error
+	hints, sizes := map[Variant]int{}, map[Variant]int{}
+	for _, v := range []Variant{VariantNFT, VariantLegacy} {
+		found, err := c.find(ctx, v)
+		if errors.Is(err, proxier.ErrNotSupported) {
+			missing = append(missing, err)
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		installed = append(installed, v)
+		for _, table := range []string{"mangle", "nat", "filter"} {
+			text, err := c.save(ctx, found.save, v, table)
+			if err != nil && !errors.Is(err, errIncompatible) {
+				return "", err
+			}
+			hint, size := countRules(text)
+			hints[v] += hint
+			sizes[v] += size
+		}
+	}
+	switch len(installed) {
+	case 0:
+		return "", errors.Join(missing...)
+	case 1:
+		return installed[0], nil
+	}
+	for _, counts := range []map[Variant]int{hints, sizes} {
+		if more := counts[VariantNFT] - counts[VariantLegacy]; more > 0 {
+			return VariantNFT, nil
+		} else if more < 0 {
+			return VariantLegacy, nil
+		}
+	}
+	return c.defaultVariant(ctx), nil
+}
+
+// countRules counts the kubelet's hints in a saved table, at most one, and the rules and
+// chains, except built-in chains.
+func countRules(saved []byte) (hints, size int) {
+	for line := range bytes.Lines(saved) {
+		switch {
+		case bytes.HasPrefix(line, []byte(":KUBE-IPTABLES-HINT ")), bytes.HasPrefix(line, []byte(":KUBE-KUBELET-CANARY ")):
+			hints = 1
+			size++
+		case bytes.HasPrefix(line, []byte("-A ")), bytes.HasPrefix(line, []byte(":")) && bytes.Contains(line, []byte(" - [")):
+			size++
+		}
+	}
+	return hints, size
+}
+
+// defaultVariant is the variant of the program iptables.
+func (c toolConfig) defaultVariant(ctx context.Context) Variant {
+	program, err := c.lookPath("iptables")
+	if err != nil {
+		return VariantNFT
+	}
+	if _, v, err := c.programVersion(ctx, program); err == nil {
+		return v
+	}
+	return VariantNFT
+}

@@ -1,0 +1,112 @@
+package iptables
+
+import (
+	"fmt"
+	"maps"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// watcher detects changes by other programs to the chains of an instance. One goroutine
+// at a time may use it.
+type watcher interface {
+	// check returns what another program has changed since the last call, nil if nothing.
+	// An expensive check may be postponed, unless it is for everything.
+	check(everything bool) (*proxier.Damage, error)
+	// during runs a write.
+	during(write func() error) error
+	// wrote is check after a write of this engine.
+	wrote(o *effect) (*proxier.Damage, error)
+	close() error
+}
+
+// watchable is a kernel whose tables can be watched.
+type watchable interface {
+	watcher(owned func(chain string) bool) (watcher, error)
+}
+
+// effect is the state that a write leaves, unless another program interferes.
+type effect struct {
+	transactions int
+	// written are the rules of each written chain, nil if it was deleted; for a built-in
+	// chain, those that jump to the instance's chains.
+	written map[chainID][]rule
+	// have and jumps are the whole state; isFull is true if it has just been read.
+	have   map[string]ruleset
+	jumps  map[chainID][]rule
+	isFull bool
+}
+
+// allChains returns the rules of all chains.
+func (o *effect) allChains() map[chainID][]rule {
+	all := maps.Clone(o.jumps)
+	for table, chains := range o.have {
+		for chain, rules := range chains {
+			all[chainID{table, chain}] = rules
+		}
+	}
+	return all
+}
+
+// guard tracks whether the tables are still as the engine's last write left them. It is
+// guarded by Engine.mu.
+type guard struct {
+	watcher watcher // nil: the tables are not watched
+	// intact is the result of the last check; reported means that Watch has reported the
+	// damage.
+	intact, reported bool
+	damage           proxier.Damage
+}
+
+func (g *guard) close() error {
+	w := g.watcher
+	*g = guard{}
+	if w == nil {
+		return nil
+	}
+	return w.close()
+}
+
+// check runs before a write, and before the tables are read for one.
+func (g *guard) check(everything bool) (intact bool, err error) {
+	if g.watcher == nil {
+		return true, nil
+	}
+	d, err := g.watcher.check(everything)
+	g.record(d)
+	return g.intact, watchError(err)
+}
+
+// during runs a write.
+func (g *guard) during(write func() error) error {
+	g.intact = false // until wrote has checked
+	if g.watcher == nil {
+		return write()
+	}
+	return g.watcher.during(write)
+}
+
+// wrote runs after a write, also after one that had nothing to write.
+func (g *guard) wrote(o *effect) error {
+	g.reported, g.intact, g.damage = false, false, proxier.Damage{}
+	if g.watcher == nil {
+		return nil
+	}
+	d, err := g.watcher.wrote(o)
+	g.intact = err == nil
+	g.record(d)
+	return watchError(err)
+}
+
+func (g *guard) record(d *proxier.Damage) {
+	if d != nil {
+		g.intact, g.damage = false, *d
+	}
+}
+
+func watchError(err error) error {
+	if err != nil {
+		return fmt.Errorf("watch for changes by other programs: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// maxRefusals is how many times a sync writes again without the service ports that
+// iptables-restore has refused.
+const maxRefusals = 8
+
+// write brings the tables to the model: the changes, or everything after reading the
+// tables. It sets aside the service ports that iptables-restore refuses.
+func (e *Engine) write(ctx context.Context, everything bool) error {
+	for attempt := 0; ; attempt++ {
+		script, err := e.writeOnce(ctx, everything)
+		if _, refused := errors.AsType[*restoreError](err); !refused {
+			return err
+		}
+		if attempt == maxRefusals || !e.refuseNamed(err, script) {
+			return e.isolate(ctx, err)
+		}
+		everything = true // some tables may have been committed
+	}
+}
+
+// refuseNamed sets aside the service ports whose lines the error names. It returns false
+// if there are none.
+func (e *Engine) refuseNamed(err error, input string) (found bool) {
+	failed, ok := errors.AsType[*restoreError](err)
+	if !ok {
+		return false
+	}
+	lines := strings.Split(input, "\n")
+	for _, number := range failed.Lines {
+		if number < 1 || number > len(lines) {
+			continue
+		}
+		for _, name := range e.model.owners(lines[number-1]) {
+			if _, ok := e.updated[name]; !ok {
+				continue // accepted by an earlier sync
+			}
+			e.refuse(name, fmt.Errorf("%w: in %q", err, lines[number-1]))
+			found = true
+		}
+	}
+	return found
+}
+
+// isolate finds the refused service ports when the error names no line of theirs, as when
+// the kernel refuses a table of iptables-legacy. If the write also fails without any
+// service port of the update, it returns cause.
+func (e *Engine) isolate(ctx context.Context, cause error) error {
+	names := slices.SortedFunc(maps.Keys(e.updated), changetracker.ServicePortName.Compare)
+	for _, name := range names {
+		e.model.set(name, e.updated[name].before)
+	}
+	if _, err := e.writeOnce(ctx, true); err != nil {
+		return errors.Join(cause, err)
+	}
+	if err := e.admit(ctx, names); err != nil {
+		return err
+	}
+	_, err := e.writeOnce(ctx, true)
+	return err
+}
+
+// admit writes service ports; if they are refused, it writes each half of them alone.
+func (e *Engine) admit(ctx context.Context, names []changetracker.ServicePortName) error {
+	for _, name := range names {
+		e.model.set(name, e.updated[name].after)
+	}
+	_, err := e.writeOnce(ctx, true)
+	if _, refused := errors.AsType[*restoreError](err); !refused {
+		return err
+	}
+	for _, name := range names {
+		e.model.set(name, e.updated[name].before)
+	}
+	if len(names) == 1 {
+		e.refuse(names[0], err)
+		return nil
+	}
+	half := len(names) / 2
+	if err := e.admit(ctx, names[:half]); err != nil {
+		return err
+	}
+	return e.admit(ctx, names[half:])
+}
+
+// refuse sets a service port aside: its previous rules stay.
+func (e *Engine) refuse(name changetracker.ServicePortName, err error) {
+	e.log.Warn("service port set aside", zap.Stringer("service", name), zap.Error(err))
+	e.refused[name] = refusal{e.updated[name].after, err}
+	e.model.set(name, e.updated[name].before)
+}
+
+// refusals are the service ports of the update that were set aside.
+func (e *Engine) refusals(update *desired.Update) (failed []*proxier.ServiceError) {
+	for s := range update.Services() {
+		if r, ok := e.refused[s.Name]; ok {
+			failed = append(failed, &proxier.ServiceError{Name: s.Name, Err: r.err})
+		}
+	}
+	return failed
+}

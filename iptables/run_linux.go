@@ -1,0 +1,177 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// toolConfig configures which programs run, where and for how long.
+type toolConfig struct {
+	family  v1.IPFamily
+	netNS   string  // as in namespace.Visit
+	variant Variant // VariantDetect: see detect
+	// lockWait is how long restore waits for the lock of the legacy variant. It is
+	// rounded up to seconds, at least one.
+	lockWait time.Duration
+	timeout  time.Duration // of each run of a program, without lockWait
+	log      *zap.Logger   // nil logs nothing
+	// dir is the directory of the programs, for tests; "" means PATH.
+	dir string
+	// lockFile is the lock of the legacy variant, for tests; "" means the default, which
+	// all network namespaces share.
+	lockFile string
+}
+
+// errLocked means that a program of the legacy variant did not get the lock.
+var errLocked = errors.New("another process holds the xtables lock")
+
+// errIncompatible means that a table of the nft variant has rules that iptables cannot
+// represent. iptables-nft-save prints incompatible, and succeeds.
+var errIncompatible = errors.New("the table holds rules that iptables cannot print: change them with nft")
+
+const incompatible = "is incompatible, use 'nft' tool"
+
+// save runs a save program; see tool.save.
+func (c toolConfig) save(ctx context.Context, program string, v Variant, table string) ([]byte, error) {
+	if v == VariantLegacy {
+		if exists, err := legacyTableExists(c.family, c.netNS, table); err != nil || !exists {
+			return nil, err
+		}
+	}
+	o, err := c.run(ctx, 0, nil, program, "-t", table)
+	switch {
+	case err != nil:
+		return nil, err
+	case o.err == nil && bytes.Contains(o.output[:min(len(o.output), maxStderr)], []byte(incompatible)):
+		return nil, fmt.Errorf("save table %s: %w", table, errIncompatible)
+	case o.err == nil:
+		return o.output, nil
+	}
+	if err := o.explain(); err != nil {
+		return nil, err
+	}
+	return nil, o.plain()
+}
+
+// outcome is the result of a program.
+type outcome struct {
+	program string
+	output  []byte
+	stderr  string // at most maxStderr bytes
+	took    time.Duration
+	err     error // nil if it succeeded
+}
+
+// explain returns the errors that have a type or a hint, nil for others. It reads stderr,
+// because exit code 4 means the lock, a missing privilege, or a refused rule.
+func (o outcome) explain() error {
+	has := func(text string) bool { return strings.Contains(o.stderr, text) }
+	switch {
+	case has("holding the xtables lock"):
+		return fmt.Errorf("%w: %s gave up after %v", errLocked, o.name(), o.took.Round(time.Millisecond))
+	case has("lock file") && has("ermission denied"):
+		return fmt.Errorf("%w: %w: let the process write the lock file", proxier.ErrPermission, o.plain())
+	case has("ermission denied"), has("must be root"), has("peration not permitted"):
+		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, o.plain())
+	default:
+		return nil
+	}
+}
+
+// plain returns the error with stderr.
+func (o outcome) plain() error {
+	if o.stderr == "" {
+		return fmt.Errorf("run %s: %w", o.name(), o.err)
+	}
+	return fmt.Errorf("run %s: %s: %w", o.name(), o.stderr, o.err)
+}
+
+func (o outcome) name() string { return filepath.Base(o.program) }
+
+const (
+	// maxStderr is how much of a program's stderr is kept.
+	maxStderr = 16 << 10
+	// waitDelay is how long a program's output may stay open after it ended: a descendant
+	// that left its process group can hold it.
+	waitDelay = time.Second
+)
+
+// run runs a program in the network namespace and waits until it ends, at most for
+// timeout plus wait. Then it kills the rest of its process group. An error means that the
+// program did not start or did not end in time; its own result is in the outcome.
+func (c toolConfig) run(ctx context.Context, wait time.Duration, input []byte, argv ...string) (outcome, error) {
+	limited, cancel := context.WithTimeout(ctx, c.timeout+wait)
+	defer cancel()
+	var output bytes.Buffer
+	stderr := head{limit: maxStderr}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &output, &stderr
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	if c.lockFile != "" {
+		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+c.lockFile)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = waitDelay
+	o := outcome{program: argv[0]}
+	if err := ctx.Err(); err != nil {
+		return o, fmt.Errorf("run %s: %w", o.name(), err)
+	}
+	began := time.Now()
+	if err := namespace.Visit(c.netNS, cmd.Start); err != nil {
+		return o, fmt.Errorf("start %s: %w", o.name(), err)
+	}
+	o.err = await(limited, cmd)
+	o.took, o.output, o.stderr = time.Since(began), output.Bytes(), strings.TrimSpace(string(stderr.kept))
+	if err := limited.Err(); err != nil && o.err != nil {
+		return o, fmt.Errorf("run %s: killed after %v: %w", o.name(), o.took.Round(time.Millisecond), err)
+	}
+	return o, nil
+}
+
+// await waits until a program ends, kills it when ctx ends, and kills the rest of its
+// process group. The program is reaped last, so that the kernel cannot give the group's
+// number to another process before.
+func await(ctx context.Context, cmd *exec.Cmd) error {
+	pid := cmd.Process.Pid
+	kill := func() { _ = unix.Kill(-pid, unix.SIGKILL) } // fails only if the group has ended
+	killed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(killed)
+		kill()
+	})
+	err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}
+	if !stop() {
+		<-killed
+	}
+	kill()
+	return errors.Join(err, cmd.Wait())
+}
+
+// head is a Writer that keeps the first bytes.
+type head struct {
+	kept  []byte
+	limit int
+}
+
+func (h *head) Write(b []byte) (int, error) {
+	h.kept = append(h.kept, b[:min(len(b), h.limit-len(h.kept))]...)
+	return len(b), nil
+}
