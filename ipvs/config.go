@@ -16,47 +16,46 @@ import (
 // Config configures the IPVS engine.
 type Config struct {
 	proxier.Config
-	// Scheduler is the kernel's name of the way to choose a real server, such as "rr",
-	// "lc" or "mh"; empty means "rr". The module ip_vs_NAME must be there.
+	// Scheduler is the name of a scheduler of the kernel, such as "rr", "lc" or "mh"; ""
+	// means "rr". It needs the module ip_vs_NAME.
 	Scheduler string
-	// HashPort makes the schedulers sh and mh look at the source port too, and
-	// HashFallback makes them take another real server where the chosen one has weight 0.
+	// HashPort makes the schedulers sh and mh hash the source port too. HashFallback makes
+	// them choose another real server if the first one has weight 0.
 	HashPort, HashFallback bool
-	// Tune, if set, is asked for what a service port has of its own, for example by an
-	// annotation that Tracker.DecorateService has put into Port.Ext. It must be pure.
+	// Tune, if set, returns the settings of one service port, for example from an annotation
+	// that Tracker.DecorateService has stored in Port.Ext. It must be pure.
 	Tune func(s *desired.Service) Tuning
-	// Forward is how packets get to real servers.
+	// Forward is how packets are forwarded to real servers.
 	Forward Forward
-	// OnePacket schedules each UDP datagram for itself. The scheduler ops does not
-	// exist; this is the flag of ipvsadm --ops.
+	// OnePacket schedules each UDP datagram separately, like the flag --ops of ipvsadm.
 	OnePacket bool
-	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long the kernel remembers quiet
-	// connections: open, closed, and of UDP. 0 leaves them as they are.
+	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long the kernel stores idle
+	// connections: open TCP, closed TCP, and UDP. 0 leaves the kernel's setting.
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
-	// Drain is how long connections to a real server may go on that is none any more; 0
-	// means 15m. UDP ends at once.
+	// Drain is how long connections to a removed real server may continue; 0 means 15m. UDP
+	// flows end at once.
 	Drain time.Duration
-	// ExcludeCIDRs are virtual servers and addresses to leave alone, whoever made them.
+	// ExcludeCIDRs are addresses that the engine never changes, nor virtual servers there.
 	ExcludeCIDRs []netip.Prefix
-	// StrictARP answers ARP requests for the VIPs by the device that has them only, which
-	// is none: it sets arp_ignore to 1 and arp_announce to 2.
+	// StrictARP stops the node from answering ARP requests for VIPs: it needs arp_ignore 1
+	// and arp_announce 2.
 	StrictARP bool
-	// Firewall makes an engine for each IP family that lets health check node ports
-	// through the node's own firewall, for example iptables.NewEngine with
-	// HealthChecksOnly. It gets the service ports that have one. If it returns
-	// proxier.ErrNotSupported, the rest goes on without it. nil makes none.
+	// Firewall returns an engine for each IP family that opens health check node ports in
+	// the node's own firewall, for example iptables.NewEngine with HealthChecksOnly. It gets
+	// the service ports that have one. If it returns proxier.ErrNotSupported, syncs continue
+	// without it. nil means none.
 	Firewall func(family v1.IPFamily) (proxier.Engine, error)
-	// SetSysctls sets the kernel settings that the engine needs, in its network
-	// namespace: net.ipv4.vs.conntrack, expire_nodest_conn, expire_quiescent_template and
-	// ip_forward. Without it a missing one is an error, or a warning.
+	// SetSysctls sets the kernel settings that the engine needs in its network namespace:
+	// net.ipv4.vs.conntrack, expire_nodest_conn, expire_quiescent_template and ip_forward.
+	// Without it, a wrong setting is an error or a warning.
 	SetSysctls bool
 }
 
-// Tuning is what a service port has of its own. Zero fields mean the Config's.
+// Tuning holds the settings of one service port. Zero fields mean those of the Config.
 type Tuning struct {
 	Scheduler string
-	// Weight is an endpoint's share of connections, where the scheduler has weights; nil
-	// means 1 for all. 0 takes no new ones.
+	// Weight returns an endpoint's share of connections, for schedulers with weights; nil
+	// means 1 for all. An endpoint with weight 0 gets no new connections.
 	Weight func(endpoint netip.AddrPort) int
 }
 
@@ -64,10 +63,10 @@ type Tuning struct {
 type Forward uint8
 
 const (
-	// ForwardMasquerade translates addresses and ports; answers come back this way.
+	// ForwardMasquerade translates addresses and ports; replies pass this node too.
 	ForwardMasquerade Forward = iota
-	// ForwardDirect hands packets to a real server on the same link as they are, which
-	// must have the VIP, and serve at its port. It answers by itself.
+	// ForwardDirect forwards packets unchanged to a real server on the same link. It must
+	// have the VIP and listen on its port, and it replies to clients directly.
 	ForwardDirect
 	// ForwardTunnel does the same through an IP in IP tunnel.
 	ForwardTunnel
@@ -92,8 +91,8 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Validate reports every field that is wrong. Zero fields count as their defaults. All
-// of its errors are proxier.ErrInvalidConfig.
+// Validate reports every invalid field. Zero fields count as their defaults. All of its
+// errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
 	errs := []error{c.Config.Validate()}
@@ -101,7 +100,7 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("%w: %s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
 	}
 	if len(c.Scheduler) > maxSchedulerName {
-		bad("Scheduler", "%q: want %d bytes at most", c.Scheduler, maxSchedulerName)
+		bad("Scheduler", "%q: want at most %d bytes", c.Scheduler, maxSchedulerName)
 	}
 	if c.Forward > ForwardTunnel {
 		bad("Forward", "%d: want ForwardMasquerade, ForwardDirect or ForwardTunnel", c.Forward)

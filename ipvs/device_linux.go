@@ -19,8 +19,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// device is the dummy network device that makes VIPs addresses of the node, so that
-// packets for them are delivered here. Both families share it.
+// device is the dummy network device that holds the VIPs, so that the node delivers packets
+// for them locally. Both families share it.
 type device struct {
 	name   string
 	mark   net.HardwareAddr
@@ -28,12 +28,12 @@ type device struct {
 	handle *netlink.Handle
 	lists  *netlinkx.Socket
 	socket *nl.NetlinkSocket // for batches
-	// adopts says that what kube-proxy has made is ours too.
+	// adopts means that a device of kube-proxy is taken over.
 	adopts bool
-	// index is 0 if there is no device of ours; then stranger describes one of somebody
-	// else that has its name, if there is one.
-	index    int
-	stranger string
+	// index is 0 if the device does not exist; then foreign describes another program's
+	// device with the same name, if there is one.
+	index   int
+	foreign string
 }
 
 func openDevice(netNS string, names proxier.Names, family v1.IPFamily) (d *device, err error) {
@@ -67,20 +67,19 @@ func (d *device) close() {
 	}
 }
 
-// markPrefix begins the hardware addresses of the devices of all instances. By the Local
-// and Group bits of its first byte they are nobody's product (RFC 9542, section 2.1).
+// markPrefix is the prefix of the hardware addresses of all instances. Its first byte makes
+// them locally administered unicast addresses (RFC 9542, section 2.1).
 const markPrefix = "ZSP"
 
-// markOf is the hardware address of an instance's device. By it a later process knows
-// that the device is its own. A device has it from the moment it is made; the kernel
-// gives an alias only to one that is there.
+// markOf is the hardware address of an instance's device, by which a later process
+// recognizes it. An alias would not do: the kernel can set it only after the creation.
 func markOf(n proxier.Names) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(strings.Join([]string{n.Instance, n.Table, n.ChainPrefix, n.Device}, "\x00")))
 	return append(net.HardwareAddr(markPrefix), sum[:3]...)
 }
 
-// ensure makes the device, unless it is there. It stays down: its addresses count all
-// the same, and it answers no ARP.
+// ensure creates the device, unless it exists. The device stays down: its addresses are
+// local all the same, and it answers no ARP requests.
 func (d *device) ensure() error {
 	if err := d.find(); err != nil || d.index != 0 {
 		return err
@@ -92,17 +91,17 @@ func (d *device) ensure() error {
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add device %s: %w", d.name, denied(err))
 	}
-	if err := d.find(); err != nil || d.stranger == "" {
+	if err := d.find(); err != nil || d.foreign == "" {
 		return err
 	}
-	return fmt.Errorf("add device %s: there is %s: give this instance another Names.Device, or, if nobody needs it, ip link delete %s",
-		d.name, d.stranger, d.name)
+	return fmt.Errorf("add device %s: the name is taken by %s: set another Names.Device, or, if the device is not needed, run ip link delete %s",
+		d.name, d.foreign, d.name)
 }
 
-// find looks for the device, and marks one that it adopts.
+// find finds the device, and marks one that it adopts.
 func (d *device) find() error {
-	d.index, d.stranger = 0, ""
-	link, err := d.handle.LinkByName(d.name) //nolint:forbidigo // the kernel is asked for this one only
+	d.index, d.foreign = 0, ""
+	link, err := d.handle.LinkByName(d.name) //nolint:forbidigo // requests one device only
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil
 	}
@@ -117,10 +116,10 @@ func (d *device) find() error {
 			return fmt.Errorf("adopt device %s: %w", d.name, denied(err))
 		}
 	case bytes.HasPrefix(mark, []byte(markPrefix)):
-		d.stranger = "that of another instance"
+		d.foreign = "the device of another instance"
 		return nil
 	default:
-		d.stranger = "one of type " + link.Type() + ", which this instance has not made"
+		d.foreign = "a device of type " + link.Type() + " of another program"
 		return nil
 	}
 	d.index = link.Attrs().Index
@@ -129,7 +128,7 @@ func (d *device) find() error {
 
 func (d *device) isOn(link int) bool { return d.index != 0 && link == d.index }
 
-// addresses lists those of the family: on the device, and on all other links.
+// addresses lists the family's addresses: of the device, and of all other links.
 func (d *device) addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, err error) {
 	list, err := netlinkx.AddrList(d.lists, d.family)
 	if err != nil {
@@ -147,20 +146,20 @@ func (d *device) addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, 
 	return here, elsewhere, nil
 }
 
-// batch is how many addresses go to the kernel at a time; the answers must fit into
-// the socket's buffer.
+// batch is how many addresses are sent at a time; the responses must fit into the socket's
+// buffer.
 const batch = 64
 
-// add gives the device addresses.
+// add adds addresses to the device.
 func (d *device) add(addrs []netip.Addr) error { return d.change(unix.RTM_NEWADDR, addrs, unix.EEXIST) }
 
-// remove takes addresses away.
+// remove removes addresses from the device.
 func (d *device) remove(addrs []netip.Addr) error {
 	return d.change(unix.RTM_DELADDR, addrs, unix.EADDRNOTAVAIL)
 }
 
-// change sends a message for each address, many at a time. An answer of done says
-// that there is nothing to do.
+// change sends a message for each address, in batches. The error done is success: there
+// was nothing to do.
 func (d *device) change(message int, addrs []netip.Addr, done unix.Errno) error {
 	var errs []error
 	for len(addrs) > 0 {
@@ -185,7 +184,7 @@ func (d *device) changeSome(message int, addrs []netip.Addr, done unix.Errno) er
 		request.AddData(m)
 		request.AddData(nl.NewRtAttr(unix.IFA_LOCAL, addr.AsSlice()))
 		request.AddData(nl.NewRtAttr(unix.IFA_ADDRESS, addr.AsSlice()))
-		if d.family == unix.AF_INET6 { // or it takes a second until it can be used
+		if d.family == unix.AF_INET6 { // without duplicate address detection, which takes a second
 			request.AddData(nl.NewRtAttr(unix.IFA_FLAGS, nl.Uint32Attr(unix.IFA_F_NODAD)))
 		}
 		waiting[request.Seq] = addr
@@ -194,10 +193,10 @@ func (d *device) changeSome(message int, addrs []netip.Addr, done unix.Errno) er
 	if err := unix.Sendto(d.socket.GetFd(), buffer, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("change addresses of device %s: %w", d.name, denied(err))
 	}
-	return d.answers(waiting, done)
+	return d.receive(waiting, done)
 }
 
-func (d *device) answers(waiting map[uint32]netip.Addr, done unix.Errno) error {
+func (d *device) receive(waiting map[uint32]netip.Addr, done unix.Errno) error {
 	var errs []error
 	for len(waiting) > 0 {
 		messages, _, err := d.socket.Receive()
@@ -219,8 +218,8 @@ func (d *device) answers(waiting map[uint32]netip.Addr, done unix.Errno) error {
 	return errors.Join(errs...)
 }
 
-// delete removes the addresses of the family, and the device when it has no others. A
-// device of somebody else stays as it is.
+// delete removes the addresses of the family, and the device if it has no others. Another
+// program's device stays as it is.
 func (d *device) delete() error {
 	if err := d.find(); err != nil || d.index == 0 {
 		return err
@@ -242,7 +241,7 @@ func (d *device) delete() error {
 	}
 	for i := range list {
 		if list[i].LinkIndex == d.index && !list[i].IP.IsLinkLocalUnicast() {
-			return nil // of the other family, which is still there
+			return nil // the other family still uses it
 		}
 	}
 	err = d.handle.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name, Index: d.index}})

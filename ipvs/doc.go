@@ -1,50 +1,50 @@
-// Package ipvs is the engine that gives Services to the kernel's IP Virtual Server, for
-// its schedulers, its scale, and connections that end in their own time. It works on
-// Linux only; elsewhere it builds, and New returns proxier.ErrNotSupported.
+// Package ipvs is the engine that programs Services with the kernel's IP Virtual Server:
+// for its schedulers, for many Services, and for draining. It needs Linux; on other systems
+// it builds, and New returns proxier.ErrNotSupported.
 //
 // # Objects
 //
 //	virtual server   for each VIP and port, and for each node address that accepts node
-//	                 ports, with the endpoints as real servers
-//	dummy device     holds the VIPs (Names.Device), so that packets for them come to
-//	                 where IPVS is: input. It is down, and an address that the node has
-//	                 anyway is not put there
-//	iptables         with Config.Firewall, chains that let health check node ports in
-//	nf_tables        a table NAME.ipvs, much like that of package nftables: what is
-//	                 refused, dropped and masqueraded, in a constant number of rules
+//	                 ports; the endpoints are its real servers
+//	dummy device     holds the VIPs (Names.Device), so that packets for them reach the
+//	                 input hook, where IPVS is. It is down. An address that the node already
+//	                 has is not added
+//	iptables         with Config.Firewall, chains that accept health check node ports
+//	nf_tables        a table NAME.ipvs, similar to that of package nftables: it rejects,
+//	                 drops and masquerades, with a constant number of rules
 //
 // # A packet's way
 //
-// The first packet of a connection meets the table in prerouting, or in output where it
-// comes from the node itself. What has no endpoints, comes from outside the source
-// ranges, or goes to another port of a VIP, ends there. The rest may be marked for
-// masquerading; but at a health check node port the node answers. IPVS takes it at the
-// input, or output, hook, translates its destination and remembers the connection. In
-// postrouting, what is marked is masqueraded, as are
-// connections of an endpoint to itself, and of the node from a VIP: for that IPVS must
-// work with connection tracking (net.ipv4.vs.conntrack).
+// The first packet of a connection passes the table in prerouting, or in output if it is
+// from the node itself. The table refuses packets to frontends without endpoints, from
+// outside the source ranges, and to other ports of a VIP. It may set the masquerade mark.
+// Packets to a health check node port go to the node. IPVS takes the others at the input or
+// output hook, translates the destination and stores the connection. In postrouting the
+// table masquerades packets with the mark, hairpin connections, and connections of the node
+// from a VIP: this needs IPVS with connection tracking (net.ipv4.vs.conntrack).
 //
 // # Draining
 //
-// A real server that is wanted no more gets weight 0: its TCP connections go on, new
-// ones go elsewhere. It is deleted when it has none, or after Config.Drain. One that is
-// wanted again takes new connections at once. Real servers of UDP are deleted at once,
-// unless their endpoint still serves. A successor finds what drains by its weight.
+// A real server that is no longer wanted gets weight 0: its TCP connections continue, new
+// ones use other real servers. It is deleted when it has no connections, or after
+// Config.Drain. If it is wanted again, it gets new connections at once. Real servers of UDP
+// are deleted at once, unless their endpoint is still serving. A successor recognizes
+// draining real servers by their weight.
 //
-// # Others' objects
+// # Ownership
 //
-// The device has a hardware address that is derived from the Names: by it a successor
-// knows it. A device of that name with another one is somebody else's: syncs fail and
-// say so, and it stays as it is. Only with proxier.KubeProxyNames a dummy device
-// kube-ipvs0 that kube-proxy has left becomes ours.
+// The hardware address of the device is derived from the Names, so that a successor
+// recognizes it. If the device of that name has another one, syncs fail, and the device
+// stays as it is. Only with proxier.KubeProxyNames the engine takes over a dummy device
+// kube-ipvs0 of kube-proxy.
 //
-// A virtual server is ours when its address is on our device, or when our table, which a
-// predecessor may have left, knows its frontend. No other one is ever touched.
+// A virtual server belongs to the instance if its address is on the device, or if its
+// frontend is in the table, perhaps by a predecessor. All others stay as they are.
 //
-// # What differs
+// # Differences
 //
-// A virtual server has one set of real servers for everybody: under external policy
-// Local, pods and the node reach local endpoints only, as long as there are any
-// (PKT-23, PKT-25). Session affinity is for each VIP (PKT-60), and lasts as long as the
-// kernel remembers one of the client's connections.
+// A virtual server has one set of real servers for all clients: under external policy
+// Local, pods and the node reach local endpoints only, as long as there are any (PKT-23,
+// PKT-25). Session affinity is for each VIP (PKT-60), and lasts as long as the kernel stores
+// one of the client's connections.
 package ipvs

@@ -3,12 +3,10 @@ package ipvs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
@@ -27,50 +25,50 @@ type Engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
-	// rules decide what is refused and masqueraded before packets get to IPVS.
+	// rules refuse packets and set the masquerade mark before packets reach IPVS.
 	rules    rules
 	firewall *firewall // nil: none
 	system   system
 
-	mu     sync.Mutex // guards all below; Watch tends to what drains
-	kernel handle     // nil until it is needed
-	device holder
+	mu     sync.Mutex // guards all below; Watch deletes drained real servers
+	kernel kernelConn // nil until it is needed
+	device vipDevice
 	table  *table
-	// trusted says that table and bound are what the kernel holds; isTold that Watch has
-	// said that they are not.
-	trusted, isTold bool
-	// bound are the addresses on our device.
-	bound map[netip.Addr]bool
-	// uses counts the service ports that need an address there, and idle are those that
-	// may have to go.
-	uses map[netip.Addr]int
-	idle map[netip.Addr]bool
+	// trusted means that table and boundVIPs are what the kernel holds; reported means that
+	// Watch has reported damage.
+	trusted, reported bool
+	// boundVIPs are the addresses of the device.
+	boundVIPs map[netip.Addr]bool
+	// vipUses counts the service ports that need an address there; idleVIPs may be removed.
+	vipUses  map[netip.Addr]int
+	idleVIPs map[netip.Addr]bool
 	// local are the node's other addresses.
 	local    []netip.Addr
-	services map[changetracker.ServicePortName]*placed
-	users    map[serverKey]changetracker.ServicePortName
-	// nodePorts are the virtual servers that node ports want: where a VIP is an address
-	// of the node, it may have taken their place.
-	nodePorts map[serverKey]claim
-	// kept are virtual servers that drain, which the rules refuse new connections to.
-	kept    map[serverKey]bool
+	services map[changetracker.ServicePortName]*portState
+	// owners are the service ports of the virtual servers.
+	owners map[serverKey]changetracker.ServicePortName
+	// nodePorts are the virtual servers that node ports need. If a VIP is an address of the
+	// node, its virtual server has precedence over theirs.
+	nodePorts map[serverKey]nodePortClaim
+	// refused are draining virtual servers, where the rules refuse new connections.
+	refused map[serverKey]bool
 	globals desired.Globals
 	report  proxier.ApplyReport
-	// failed are the service ports of the Apply under way that the kernel refuses.
+	// failed are the service ports that the kernel refuses in the current Apply.
 	failed []*proxier.ServiceError
 }
 
-// system is what the engine uses of the machine.
+// system is how the engine reaches the machine; tests replace it.
 type system struct {
-	kernel func() (handle, error)
-	device func() (holder, error)
-	// loaded says whether the kernel has IPVS now.
+	kernel func() (kernelConn, error)
+	device func() (vipDevice, error)
+	// loaded reports whether IPVS is loaded.
 	loaded func() (bool, error)
-	// check looks at the kernel's settings.
+	// check checks the kernel settings, and passes warnings to advise.
 	check func(advise func(text string)) error
 }
 
-// rules is nftables.Front, as this one needs it.
+// rules is the part of nftables.Front that the engine uses.
 type rules interface {
 	proxier.Watcher
 	proxier.Dumper
@@ -81,24 +79,24 @@ type rules interface {
 	Close() error
 }
 
-// handle is an open kernel.
-type handle interface {
+// kernelConn is an open connection to IPVS.
+type kernelConn interface {
 	kernel
 	setTimeouts(c *Config) error
 	Close()
 }
 
-// holder is the device that holds the VIPs.
-type holder interface {
-	// ensure makes it, or fails because somebody else's has its name.
+// vipDevice is the device that holds the VIPs.
+type vipDevice interface {
+	// ensure creates the device. It fails if another program's device has the name.
 	ensure() error
-	// find looks for it. One of somebody else is none.
+	// find finds the device; it ignores another program's.
 	find() error
-	// addresses lists those of the family: of the device, and of all other links.
+	// addresses lists the family's addresses: of the device, and of all other links.
 	addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, err error)
 	add(addrs []netip.Addr) error
 	remove(addrs []netip.Addr) error
-	// isOn says whether a link is this one.
+	// isOn reports whether a link is the device.
 	isOn(link int) bool
 	delete() error
 	close()
@@ -112,7 +110,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		return nil, err
 	}
 	inFront := config.Config
-	inFront.Names.Table += ".ipvs" // beside the nftables engine's, so that one can succeed the other
+	inFront.Names.Table += ".ipvs" // not the nftables engine's table, so that one engine can replace the other
 	front, err := nftables.NewFront(inFront, family, deps)
 	if err != nil {
 		return nil, err
@@ -130,9 +128,8 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	return e, nil
 }
 
-// New returns a Provider with an IPVS engine for each family of the config, which
-// also forgets stale UDP flows and answers at health check node ports, unless deps
-// say otherwise.
+// New returns a Provider with an IPVS engine for each family of the config. Unless deps
+// say otherwise, it also deletes stale UDP flows and serves health check node ports.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	if deps.LocalAddresses == nil {
@@ -142,94 +139,14 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
-// errNotFull is a bug of the caller: it must send a full Update first, and after
-// every failure.
-var errNotFull = errors.New("ipvs: a partial update where a full one is needed")
-
-// Apply implements proxier.Engine. A service port with what the kernel refuses, such as
-// a scheduler that it has not, is among those that failed.
+// Apply implements proxier.Engine. Service ports that the kernel refuses, for example for
+// an unknown scheduler, are in Result.Failed.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.report, e.failed = proxier.ApplyReport{}, nil
 	err := e.apply(ctx, &update)
 	return proxier.Result{Failed: e.failed, Report: e.report}, err
-}
-
-func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
-	if !update.Full && !e.trusted {
-		return errNotFull
-	}
-	e.trusted = false // unless all goes well
-	if err := e.connect(); err != nil {
-		return err
-	}
-	if update.Full {
-		if err := errors.Join(e.device.ensure(), e.observe(ctx)); err != nil {
-			e.disconnect()
-			return err
-		}
-	}
-	if err := e.program(ctx, update); err != nil {
-		e.disconnect()
-		return err
-	}
-	e.trusted = true
-	return nil
-}
-
-// program does what there is to do, in this order: rules, addresses, virtual servers,
-// and then addresses that are too much.
-func (e *Engine) program(ctx context.Context, update *desired.Update) error {
-	wanted := e.wanted(update)
-	if err := e.applyRules(ctx, update, wanted); err != nil {
-		return err
-	}
-	began := time.Now()
-	e.table.writes = 0
-	err := e.serve(update, wanted)
-	e.report.Writes += e.table.writes
-	e.report.Kernel += time.Since(began)
-	if err != nil {
-		return err
-	}
-	return errors.Join(e.release(ctx), e.firewall.apply(ctx, update))
-}
-
-func (e *Engine) serve(update *desired.Update, wanted []wantedPort) error {
-	if err := e.bind(wanted); err != nil {
-		return err
-	}
-	var errs []error
-	for name := range update.Removed() {
-		errs = append(errs, e.forget(name))
-	}
-	for i := range wanted {
-		errs = append(errs, e.place(&wanted[i]))
-	}
-	if update.Full {
-		errs = append(errs, e.removeLeftovers())
-	}
-	return errors.Join(append(errs, e.unbind())...)
-}
-
-func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort) error {
-	keep := e.keeps(update, wanted)
-	result, err := e.rules.Apply(ctx, *update, e.behind(keep))
-	e.report = result.Report
-	if err == nil {
-		e.kept, e.globals = keep, update.Globals
-	}
-	return err
-}
-
-// behind is what the rules are told beside an update.
-func (e *Engine) behind(keep map[serverKey]bool) nftables.Behind {
-	refused := make(map[desired.Key]bool, len(keep))
-	for key := range keep {
-		refused[key.frontend()] = true
-	}
-	return nftables.Behind{Holds: e.holds, Refused: refused}
 }
 
 // OwnsNames is true, see proxier.Engine: the device and the table have names of the instance.
@@ -240,7 +157,7 @@ func (e *Engine) Traits(*desired.Service) desired.Traits {
 	return desired.Traits{LocalPolicyBindsAll: true, VIPsAreLocal: true}
 }
 
-// connect opens what is not open.
+// connect opens the sockets, unless they are open.
 func (e *Engine) connect() error {
 	if e.kernel != nil {
 		return nil
@@ -275,8 +192,8 @@ func (e *Engine) openAll() error {
 func (e *Engine) realSystem() system {
 	c := &e.config
 	return system{
-		kernel: func() (handle, error) { return openKernel(c.NetNS, e.family, c.Forward) },
-		device: func() (holder, error) { return openDevice(c.NetNS, c.Names, e.family) },
+		kernel: func() (kernelConn, error) { return openKernel(c.NetNS, e.family, c.Forward) },
+		device: func() (vipDevice, error) { return openDevice(c.NetNS, c.Names, e.family) },
 		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
 		check:  e.checkSysctls,
 	}
@@ -302,52 +219,15 @@ func (e *Engine) Close() error {
 	return errors.Join(e.rules.Close(), e.firewall.close())
 }
 
-// Cleanup implements proxier.Engine: it deletes our virtual servers, addresses,
-// device and rules. A kernel without IPVS has none of them.
-func (e *Engine) Cleanup(ctx context.Context) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	err := e.removeAll(ctx)
-	e.disconnect()
-	if failure := e.firewall.cleanup(ctx); failure != nil {
-		return errors.Join(err, failure)
+// Plan implements proxier.Planner. It does not read the node's addresses; it uses those of
+// the update's Globals.
+func (e *Engine) Plan(update desired.Update) (string, error) {
+	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(update.Globals.NodeAddresses, update.Globals.NodePortAddresses)}
+	all := map[serverKey]*virtual{}
+	for s := range update.Services() {
+		maps.Copy(all, p.virtuals(s))
+		maps.DeleteFunc(all, func(_ serverKey, v *virtual) bool { return len(v.reals) == 0 })
 	}
-	if err != nil && !errors.Is(err, proxier.ErrNotSupported) {
-		return err // the rules stay: without them the next attempt does not know which virtual servers are ours
-	}
-	return e.rules.Cleanup(ctx)
-}
-
-func (e *Engine) removeAll(ctx context.Context) error {
-	if e.kernel == nil {
-		if loaded, err := e.system.loaded(); err != nil || !loaded {
-			return errors.Join(err, e.removeDevice()) // IPVS is not loaded just to look for what cannot be there
-		}
-		if err := e.openAll(); err != nil {
-			return err
-		}
-	}
-	if err := e.device.find(); err != nil {
-		return err
-	}
-	if err := e.observe(ctx); err != nil {
-		return err
-	}
-	var errs []error
-	for _, key := range slices.SortedFunc(maps.Keys(e.table.known), compareKeys) {
-		if err := e.kernel.Delete(key); err != nil {
-			errs = append(errs, fmt.Errorf("delete virtual server %v: %w", key, err))
-		}
-	}
-	e.table = nil
-	return errors.Join(append(errs, e.device.delete())...)
-}
-
-func (e *Engine) removeDevice() error {
-	d, err := e.system.device()
-	if err != nil {
-		return err
-	}
-	defer d.close()
-	return d.delete()
+	front, err := e.rules.Plan(update, func(vip netip.Addr) bool { return !slices.Contains(update.Globals.NodeAddresses, vip) })
+	return text(all) + "\n" + front, err
 }

@@ -82,7 +82,7 @@ func TestRulesComeFirstAndAddressesBeforeVirtualServers(t *testing.T) {
 	n.mustBind(t, webVIP)
 
 	n.record()
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustSee(t, "delete real 198.51.100.1:80/TCP -> "+pod1, "delete 198.51.100.1:80/TCP", "remove address "+webVIP, "rules")
 }
 
@@ -94,10 +94,10 @@ func TestAVIPStaysWhileItsConnectionsDrain(t *testing.T) {
 	mustApply(t, e, full(service("web", webVIP, pod1)))
 	n.kernel.connect(tcpKey("198.51.100.1:80"), netip.MustParseAddrPort(pod1))
 	mustApply(t, e, removal("web"))
-	tendAfter(e, time.Minute)
+	deleteDrainedAfter(e, time.Minute)
 	n.mustHold(t, "198.51.100.1:80/TCP="+pod1+"*0")
 	n.mustBind(t, webVIP)
-	tendAfter(e, time.Hour)
+	deleteDrainedAfter(e, time.Hour)
 	n.mustHold(t)
 	n.mustBind(t)
 }
@@ -118,12 +118,12 @@ func TestAPolicyThatLeavesNobodyCutsNoConnection(t *testing.T) {
 		closed.Frontends = slices.Clone(open.Frontends)
 		closed.Frontends[0].Scope, closed.Frontends[0].Action = desired.ScopeLocal, desired.Drop
 		mustApply(t, e, partial(&closed))
-		tendAfter(e, 24*time.Hour)
+		deleteDrainedAfter(e, 24*time.Hour)
 		n.mustHold(t, key.String()+"="+pod1+"*0")
 		gone := closed
 		gone.Cluster, gone.Serving = nil, nil
 		mustApply(t, e, partial(&gone))
-		tendAfter(e, 48*time.Hour)
+		deleteDrainedAfter(e, 48*time.Hour)
 		n.mustHold(t)
 		n.mustBind(t, webVIP)
 	}
@@ -229,7 +229,7 @@ func TestForeignObjectsAreLeftAlone(t *testing.T) {
 	mustApply(t, e, full(web))
 	check("a full sync")
 	mustApply(t, e, full())
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	check("removal")
 	mustApply(t, e, full(web))
 	if err := e.Cleanup(t.Context()); err != nil {
@@ -276,7 +276,7 @@ func TestASuccessorRemovesWhatVanishedMeanwhile(t *testing.T) {
 		withFrontend(service("dns", dnsVIP, pod2), desired.ExternalIP, nodeAddr, 53)))
 	e := n.engine(t)
 	mustApply(t, e, full(service("web", webVIP, pod1)))
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
 	n.mustBind(t, webVIP)
 }
@@ -291,10 +291,10 @@ func TestASuccessorFinishesDraining(t *testing.T) {
 	mustApply(t, e, partial(service("web", webVIP, pod1)))
 	e = n.engine(t)
 	mustApply(t, e, full(service("web", webVIP, pod1)))
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1,"+pod2+"*0")
 	n.kernel.hangUp(tcpKey(webVIP+":80"), netip.MustParseAddrPort(pod2))
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
 }
 
@@ -323,7 +323,7 @@ func TestWhatDrainsIsRefusedAndStaysOurs(t *testing.T) {
 	mustApply(t, e, partial(service("web", webVIP, pod1)))
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", nodeAddr+":30080/TCP="+pod1+"*0")
 	n.kernel.hangUp(tcpKey(nodeAddr+":30080"), netip.MustParseAddrPort(pod1))
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
 	if keys, err := n.rules.Frontends(t.Context()); err != nil || len(keys) != 1 {
 		t.Errorf("the rules know %v, %v, want web's VIP only", keys, err)
@@ -419,7 +419,7 @@ func recovers(t *testing.T, what string, n *node, e *Engine, err error, u desire
 		t.Errorf("%s: a partial Apply = %v, want that it is refused", what, err)
 	}
 	mustApply(t, e, u)
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustHold(t, webVIP+":80/TCP="+pod2+"*1,"+pod3+"*1", "198.51.100.3:80/TCP="+pod1+"*1")
 	n.mustBind(t, webVIP, "198.51.100.3")
 	n.record()
@@ -438,7 +438,7 @@ func TestAnAddressThatCouldNotBeRemovedIsTriedAgain(t *testing.T) {
 	mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod1)))
 	mustApply(t, e, removal("web"))
 	n.device.failAfter = 0
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustBind(t, webVIP, dnsVIP)
 	mustApply(t, e, partial(service("dns", dnsVIP, pod1)))
 	n.mustBind(t, dnsVIP)
@@ -453,10 +453,10 @@ func TestAVIPThatChangesIsTakenAway(t *testing.T) {
 	shared := withFrontend(service("web", webVIP, pod1), desired.ExternalIP, "203.0.113.1", 81)
 	mustApply(t, e, full(shared, withFrontend(service("dns", dnsVIP, pod1), desired.ExternalIP, "203.0.113.1", 53)))
 	mustApply(t, e, partial(service("web", "198.51.100.9", pod1)))
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustBind(t, "198.51.100.9", dnsVIP, "203.0.113.1")
 	mustApply(t, e, partial(service("dns", dnsVIP, pod1)))
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustBind(t, "198.51.100.9", dnsVIP)
 }
 
@@ -498,7 +498,7 @@ func TestNodePortsFollowTheNodesAddresses(t *testing.T) {
 	e := n.engine(t)
 	u := full(withFrontend(service("web", webVIP, pod1), desired.NodePort, "", 30080))
 	const second = "192.0.2.251"
-	if _, matters := e.matters(addrUpdate(second, otherLink, true)); matters {
+	if _, matters := e.isDamage(addrUpdate(second, otherLink, true)); matters {
 		t.Error("an address matters before the first update, want not: that one is full")
 	}
 	mustApply(t, e, u)
@@ -519,22 +519,22 @@ func TestNodePortsFollowTheNodesAddresses(t *testing.T) {
 		{"loopback", addrUpdate("127.0.0.2", otherLink, true), false},
 		{"link-local IPv4, which accepts node ports", addrUpdate("169.254.1.1", otherLink, true), true},
 	} {
-		if text, got := e.matters(c.change); got != c.matters {
+		if text, got := e.isDamage(c.change); got != c.matters {
 			t.Errorf("%s matters = %t (%s), want %t", c.what, got, text, c.matters)
 		}
 	}
-	if e.missed() {
+	if e.addressesChanged() {
 		t.Error("addresses were missed, want none")
 	}
 	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr(second))
-	if !e.missed() {
+	if !e.addressesChanged() {
 		t.Error("no addresses were missed, want the new one")
 	}
 	mustApply(t, e, u)
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", nodeAddr+":30080/TCP="+pod1+"*1", second+":30080/TCP="+pod1+"*1")
 	n.device.elsewhere = []netip.Addr{netip.MustParseAddr(second)}
 	mustApply(t, e, u)
-	tendAfter(e, 0)
+	deleteDrainedAfter(e, 0)
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", second+":30080/TCP="+pod1+"*1")
 }
 
@@ -555,7 +555,7 @@ func TestAVIPGoesBeforeANodePort(t *testing.T) {
 			e := n.engine(t)
 			hold := func(pod string, others ...string) {
 				t.Helper()
-				tendAfter(e, 0)
+				deleteDrainedAfter(e, 0)
 				n.mustHold(t, append(others, nodeAddr+":30080/TCP="+pod+"*1")...)
 			}
 			mustApply(t, e, u)
@@ -570,7 +570,7 @@ func TestAVIPGoesBeforeANodePort(t *testing.T) {
 			mustApply(t, e, removal("port"))
 			hold(pod1, clusterIPs[0])
 			mustApply(t, e, removal("vip"))
-			tendAfter(e, 0)
+			deleteDrainedAfter(e, 0)
 			n.mustHold(t)
 		})
 	}
@@ -597,8 +597,8 @@ func TestAnEngineThatCannotStartSaysSo(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
 	for what, breaks := range map[string]func(g *system){
-		"kernel":   func(g *system) { g.kernel = func() (handle, error) { return nil, errFault } },
-		"device":   func(g *system) { g.device = func() (holder, error) { return nil, errFault } },
+		"kernel":   func(g *system) { g.kernel = func() (kernelConn, error) { return nil, errFault } },
+		"device":   func(g *system) { g.device = func() (vipDevice, error) { return nil, errFault } },
 		"settings": func(g *system) { g.check = func(func(string)) error { return errFault } },
 	} {
 		e := n.engine(t)
@@ -607,7 +607,7 @@ func TestAnEngineThatCannotStartSaysSo(t *testing.T) {
 		if _, err := e.Apply(t.Context(), full()); !errors.Is(err, errFault) || e.kernel != nil || e.device != nil {
 			t.Errorf("%s: Apply = %v, kernel %v, device %v; want the fault, and none open", what, err, e.kernel, e.device)
 		}
-		e.tend(t.Context())
+		e.deleteDrained(t.Context())
 		e.system = works
 		mustApply(t, e, full())
 		if err := e.Close(); err != nil {

@@ -22,7 +22,7 @@ import (
 // node is a node in memory. It outlives the engines on it.
 type node struct {
 	kernel *fakeKernel
-	device *fakeHolder
+	device *fakeDevice
 	rules  *fakeRules
 	// events are the writes to all three, in order, if wanted.
 	events []string
@@ -32,7 +32,7 @@ func (k *fakeKernel) setTimeouts(*Config) error { return k.call(func() error { r
 func (k *fakeKernel) Close()                    {}
 
 // fakeHolder is the dummy device, and the addresses of the other links.
-type fakeHolder struct {
+type fakeDevice struct {
 	exists        bool
 	here          map[netip.Addr]bool
 	elsewhere     []netip.Addr
@@ -44,7 +44,7 @@ type fakeHolder struct {
 
 const deviceLink, otherLink = 7, 2
 
-func (d *fakeHolder) call(effect func()) error {
+func (d *fakeDevice) call(effect func()) error {
 	d.calls++
 	d.failAfter--
 	if d.failAfter == -1 {
@@ -54,7 +54,7 @@ func (d *fakeHolder) call(effect func()) error {
 	return nil
 }
 
-func (d *fakeHolder) write(verb string, addrs []netip.Addr) {
+func (d *fakeDevice) write(verb string, addrs []netip.Addr) {
 	d.writes += len(addrs)
 	for _, a := range addrs {
 		if d.hear != nil {
@@ -63,18 +63,18 @@ func (d *fakeHolder) write(verb string, addrs []netip.Addr) {
 	}
 }
 
-func (d *fakeHolder) ensure() error { return d.call(func() { d.exists = true }) }
-func (d *fakeHolder) find() error   { return d.call(func() {}) }
-func (d *fakeHolder) close()        {}
+func (d *fakeDevice) ensure() error { return d.call(func() { d.exists = true }) }
+func (d *fakeDevice) find() error   { return d.call(func() {}) }
+func (d *fakeDevice) close()        {}
 
-func (d *fakeHolder) isOn(link int) bool { return link == deviceLink }
+func (d *fakeDevice) isOn(link int) bool { return link == deviceLink }
 
-func (d *fakeHolder) addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, err error) {
+func (d *fakeDevice) addresses() (here map[netip.Addr]bool, elsewhere []netip.Addr, err error) {
 	err = d.call(func() { here, elsewhere = maps.Clone(d.here), slices.Clone(d.elsewhere) })
 	return here, elsewhere, err
 }
 
-func (d *fakeHolder) add(addrs []netip.Addr) error {
+func (d *fakeDevice) add(addrs []netip.Addr) error {
 	if len(addrs) == 0 {
 		return nil
 	}
@@ -86,7 +86,7 @@ func (d *fakeHolder) add(addrs []netip.Addr) error {
 	})
 }
 
-func (d *fakeHolder) remove(addrs []netip.Addr) error {
+func (d *fakeDevice) remove(addrs []netip.Addr) error {
 	if len(addrs) == 0 {
 		return nil
 	}
@@ -98,7 +98,7 @@ func (d *fakeHolder) remove(addrs []netip.Addr) error {
 	})
 }
 
-func (d *fakeHolder) delete() error {
+func (d *fakeDevice) delete() error {
 	return d.call(func() { d.exists, d.here = false, map[netip.Addr]bool{} })
 }
 
@@ -181,7 +181,7 @@ const nodeAddr = "192.0.2.250"
 func newFakeNode() *node {
 	n := &node{
 		kernel: newFakeKernel(),
-		device: &fakeHolder{
+		device: &fakeDevice{
 			here: map[netip.Addr]bool{}, failAfter: -1,
 			elsewhere: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr(nodeAddr)},
 		},
@@ -220,8 +220,8 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 	}
 	e.rules = n.rules
 	e.system = system{
-		kernel: func() (handle, error) { return n.kernel, nil },
-		device: func() (holder, error) { return n.device, nil },
+		kernel: func() (kernelConn, error) { return n.kernel, nil },
+		device: func() (vipDevice, error) { return n.device, nil },
 		loaded: func() (bool, error) { return true, nil },
 		check:  func(func(string)) error { return nil },
 	}
@@ -285,8 +285,8 @@ func withFrontend(s *desired.Service, kind desired.Kind, vip string, port uint16
 }
 
 // tendAfter lets the engine look after what drains when some time has passed.
-func tendAfter(e *Engine, d time.Duration) {
+func deleteDrainedAfter(e *Engine, d time.Duration) {
 	now := time.Now().Add(d)
 	e.table.now = func() time.Time { return now }
-	e.tend(context.Background())
+	e.deleteDrained(context.Background())
 }

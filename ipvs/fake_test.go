@@ -84,7 +84,7 @@ func (k *fakeKernel) List() (all map[serverKey]*virtual, err error) {
 }
 
 // Glance shows what List does, but for what is hidden.
-func (k *fakeKernel) Glance() (map[serverKey]*virtual, error) {
+func (k *fakeKernel) ListFast() (map[serverKey]*virtual, error) {
 	all, err := k.List()
 	maps.DeleteFunc(all, func(key serverKey, _ *virtual) bool { return k.hidden[key] })
 	for _, v := range all {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
@@ -14,22 +13,22 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// firewall lets health check node ports through the node's own firewall, since what
-// another table drops, no table of nf_tables can accept. A nil firewall does nothing. It
-// is guarded by Engine.mu.
+// firewall accepts health check node ports in the node's own firewall, because a table of
+// nf_tables cannot accept packets that another table drops. A nil firewall does nothing.
+// It is guarded by Engine.mu.
 type firewall struct {
 	engine proxier.Engine
 	log    *zap.Logger
-	// open are the service ports that it was told of.
+	// open are the service ports with an open health check node port.
 	open map[changetracker.ServicePortName]bool
-	// missing says that the node does not support it; the next full update tries again.
+	// missing means that the node does not support it; the next full update tries again.
 	missing bool
 }
 
 func newFirewall(config *Config, family v1.IPFamily, log *zap.Logger) (*firewall, error) {
 	engine, err := config.Firewall(family)
 	if err != nil {
-		return nil, fmt.Errorf("firewall of %s: %w", family, err)
+		return nil, fmt.Errorf("create %s firewall: %w", family, err)
 	}
 	return &firewall{engine: engine, log: log, open: map[changetracker.ServicePortName]bool{}}, nil
 }
@@ -50,12 +49,12 @@ func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 	wasMissing := f.missing
 	if f.missing = errors.Is(err, proxier.ErrNotSupported); f.missing {
 		if !wasMissing && len(u.Changes) > 0 {
-			f.log.Warn("health check node ports cannot be opened in the node's firewall: if that drops them, open them there", zap.Error(err))
+			f.log.Warn("health check node ports not opened in the node's firewall: if it drops them, open them there", zap.Error(err))
 		}
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("let health check node ports in: %w", err)
+		return fmt.Errorf("open health check node ports in the firewall: %w", err)
 	}
 	if u.Full {
 		clear(f.open)
@@ -69,7 +68,7 @@ func (f *firewall) apply(ctx context.Context, update *desired.Update) error {
 	return nil
 }
 
-// update is the part of an update that concerns health check node ports.
+// update returns the part of an update that concerns health check node ports.
 func (f *firewall) update(of *desired.Update) desired.Update {
 	u := desired.Update{Family: of.Family, Full: of.Full, Globals: of.Globals}
 	var there []desired.Change
@@ -102,27 +101,4 @@ func (f *firewall) close() error {
 		return nil
 	}
 	return f.engine.Close()
-}
-
-// watchRules watches the rules in front, and those of the firewall.
-func (e *Engine) watchRules(ctx context.Context, damaged func(proxier.Damage)) error {
-	var w proxier.Watcher
-	if e.firewall != nil {
-		w, _ = proxier.As[proxier.Watcher](e.firewall.engine)
-	}
-	if w == nil {
-		return e.rules.Watch(ctx, damaged)
-	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var running sync.WaitGroup
-	var failure error
-	running.Go(func() {
-		defer stop()
-		failure = w.Watch(ctx, damaged)
-	})
-	err := e.rules.Watch(ctx, damaged)
-	stop()
-	running.Wait()
-	return errors.Join(err, failure)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// netlinkKernel is the kernel. It must not be used by two goroutines at once.
+// netlinkKernel is the kernel over netlink. One goroutine at a time may use it.
 type netlinkKernel struct {
 	handle  *ipvs.Handle
 	netNS   string
@@ -27,8 +27,8 @@ type netlinkKernel struct {
 	forward Forward
 }
 
-// openKernel opens a socket in a network namespace, as namespace.Visit names it. The
-// library that it uses does not notice that there is no IPVS.
+// openKernel opens a socket in a network namespace, as in namespace.Visit. It checks for
+// IPVS first, because package ipvs does not return an error without it.
 func openKernel(netNS string, family v1.IPFamily, forward Forward) (k *netlinkKernel, err error) {
 	err = namespace.Visit(netNS, func() error {
 		if err := findIPVS(); err != nil {
@@ -54,7 +54,7 @@ func findIPVS() error {
 	return nil
 }
 
-// ipvsLoaded says whether the kernel has IPVS now.
+// ipvsLoaded reports whether IPVS is loaded.
 func ipvsLoaded(netNS string) (loaded bool, err error) {
 	err = namespace.Visit(netNS, func() error {
 		_, err := os.Stat(procFile)
@@ -71,7 +71,7 @@ func missing(feature, module string, err error) error {
 	return &proxier.UnsupportedError{Feature: feature, Hint: "load module " + module, Err: err}
 }
 
-// denied tells an error for want of privilege.
+// denied makes errors about missing privileges an ErrPermission.
 func denied(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("%w: %w", proxier.ErrPermission, err)
@@ -101,7 +101,7 @@ func (k *netlinkKernel) List() (map[serverKey]*virtual, error) {
 	return all, nil
 }
 
-// virtual reads the real servers of a virtual server.
+// virtual returns a virtual server with its real servers.
 func (k *netlinkKernel) virtual(s *ipvs.Service) (*virtual, error) {
 	v := &virtual{
 		settings: settings{scheduler: s.SchedName, flags: s.Flags &^ flagHashed},
@@ -120,11 +120,11 @@ func (k *netlinkKernel) virtual(s *ipvs.Service) (*virtual, error) {
 	return v, nil
 }
 
-// procFile has all virtual servers of a network namespace.
+// procFile lists all virtual servers of a network namespace.
 const procFile = "/proc/thread-self/net/ip_vs"
 
-// Glance implements kernel.
-func (k *netlinkKernel) Glance() (all map[serverKey]*virtual, err error) {
+// ListFast implements kernel.
+func (k *netlinkKernel) ListFast() (all map[serverKey]*virtual, err error) {
 	var b []byte
 	if err := namespace.Visit(k.netNS, func() (err error) { b, err = os.ReadFile(procFile); return err }); err != nil {
 		return nil, denied(err)
@@ -166,8 +166,8 @@ func (k *netlinkKernel) Connections(key serverKey) (map[netip.AddrPort]int, erro
 	return busy, nil
 }
 
-// Put implements kernel. If somebody has deleted what is to be updated, its real
-// servers are gone too, and the error makes the engine look.
+// Put implements kernel. An update fails if another program has deleted the virtual server,
+// because its real servers are gone too; after the error the engine reads everything.
 func (k *netlinkKernel) Put(key serverKey, s settings, as change) error {
 	service, change := k.service(key, s), k.handle.UpdateService
 	if as == create {
@@ -212,7 +212,7 @@ func (k *netlinkKernel) DeleteReal(key serverKey, real netip.AddrPort) error {
 	return denied(err)
 }
 
-// service is a virtual server as the library wants it.
+// service converts a virtual server for package ipvs.
 func (k *netlinkKernel) service(key serverKey, s settings) *ipvs.Service {
 	return &ipvs.Service{
 		Address: key.addr.Addr().AsSlice(), Port: key.addr.Port(), Protocol: uint16(key.protocol), AddressFamily: k.family,
@@ -220,7 +220,7 @@ func (k *netlinkKernel) service(key serverKey, s settings) *ipvs.Service {
 	}
 }
 
-// netmask makes each client one of its own in persistence.
+// netmask makes session affinity distinguish all client addresses.
 func (k *netlinkKernel) netmask() uint32 {
 	const all4, all6 = 0xffffffff, 128
 	if k.family == unix.AF_INET {
@@ -238,7 +238,7 @@ func (k *netlinkKernel) destination(real netip.AddrPort, weight int) *ipvs.Desti
 	}
 }
 
-// setTimeouts sets those that are not 0.
+// setTimeouts sets the timeouts that are not 0.
 func (k *netlinkKernel) setTimeouts(c *Config) error {
 	if c.TCPTimeout == 0 && c.TCPFinTimeout == 0 && c.UDPTimeout == 0 {
 		return nil

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,12 +19,12 @@ type serverKey struct {
 // String is "address:port/PROTOCOL".
 func (k serverKey) String() string { return k.addr.String() + "/" + k.protocol.String() }
 
-// frontend is what the virtual server is for, by its address.
+// frontend returns the key of the frontend with the address of the virtual server.
 func (k serverKey) frontend() desired.Key {
 	return desired.Key{VIP: k.addr.Addr(), Protocol: k.protocol, Port: k.addr.Port()}
 }
 
-// Flags of a virtual server, IP_VS_SVC_F_* of linux/ip_vs.h.
+// Flags of a virtual server, IP_VS_SVC_F_* of linux/ip_vs.h. No package exports them.
 const (
 	flagPersistent   = 0x01
 	flagOnePacket    = 0x04
@@ -33,15 +34,14 @@ const (
 	flagHashed = 0x02
 )
 
-// maxWeight is what ipvsadm allows, and far from where the schedulers' sums overflow.
+// maxWeight is the limit of ipvsadm. The sums of the schedulers do not overflow with it.
 const maxWeight = 65535
 
 // settings are those of a virtual server.
 type settings struct {
 	scheduler string
 	flags     uint32
-	// timeout is how long a client stays with its real server, with flagPersistent; else
-	// 0.
+	// timeout is how long a client stays with its real server; 0 without flagPersistent.
 	timeout time.Duration
 }
 
@@ -49,15 +49,15 @@ type settings struct {
 type virtual struct {
 	settings
 
-	// nodePort says that it is for a node port, on an address of the node.
+	// nodePort means that it is for a node port, on an address of the node.
 	nodePort bool
 	reals    map[netip.AddrPort]int
-	// serving are all endpoints that serve, sorted: what they have goes on, and they get
-	// nothing new.
+	// serving are all serving endpoints, sorted. Their connections continue; those that are
+	// not in reals get no new ones.
 	serving []netip.AddrPort
 }
 
-// serves says whether connections to an endpoint may go on.
+// serves reports whether connections to an endpoint may continue.
 func (v *virtual) serves(endpoint netip.AddrPort) bool {
 	_, ok := slices.BinarySearchFunc(v.serving, endpoint, netip.AddrPort.Compare)
 	return ok
@@ -70,16 +70,16 @@ type planner struct {
 	nodeAddrs []netip.Addr
 }
 
-// virtuals are the virtual servers of a service port, one for each VIP and one for
-// each node address. What has no endpoint for anybody has none, unless a policy says so
-// and there are some that serve: connections go on, new ones are refused before they get
-// there.
+// virtuals returns the virtual servers of a service port, one for each VIP and, for a node
+// port, one for each node address. A frontend without endpoints has none, unless there are
+// serving endpoints, which a traffic policy excludes: their connections continue, and the
+// rules refuse new ones.
 func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 	all := map[serverKey]*virtual{}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		endpoints := s.Endpoints(f.Scope)
-		if len(endpoints) == 0 && f.ShortCircuit { // for pods and the node; others are dropped
+		if len(endpoints) == 0 && f.ShortCircuit { // for pods and the node; the rules drop other packets
 			endpoints = s.Cluster
 		}
 		if len(endpoints) == 0 && len(s.Serving) == 0 {
@@ -93,7 +93,7 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 		}
 		for _, addr := range addrs {
 			key := serverKey{s.Protocol, netip.AddrPortFrom(addr, f.Port)}
-			if all[key] == nil || f.Kind != desired.NodePort { // a VIP goes before a node port
+			if all[key] == nil || f.Kind != desired.NodePort { // a VIP has precedence over a node port
 				all[key] = v
 			}
 		}
@@ -134,17 +134,17 @@ func (p *planner) virtual(s *desired.Service, endpoints []netip.AddrPort) *virtu
 	return v
 }
 
-// isUnusable says that an address accepts no node port, wherever node ports are:
-// loopback, and link-local IPv6.
-func isUnusable(a netip.Addr) bool {
+// isLocalOnly reports whether an address can never accept node ports: loopback, and
+// link-local IPv6.
+func isLocalOnly(a netip.Addr) bool {
 	return a.IsLoopback() || a.Is6() && a.IsLinkLocalUnicast()
 }
 
-// nodePortAddrs chooses, among the node's addresses, those that accept node ports.
+// nodePortAddrs returns those of the node's addresses that accept node ports.
 func nodePortAddrs(local []netip.Addr, accepting []netip.Prefix) []netip.Addr {
 	var addrs []netip.Addr
 	for _, a := range local {
-		if isUnusable(a) {
+		if isLocalOnly(a) {
 			continue
 		}
 		if slices.ContainsFunc(accepting, func(p netip.Prefix) bool { return p.Contains(a) }) {
@@ -158,4 +158,8 @@ func nodePortAddrs(local []netip.Addr, accepting []netip.Prefix) []netip.Addr {
 // object names a real server in errors.
 func object(key serverKey, real netip.AddrPort) string {
 	return fmt.Sprintf("real server %v of virtual server %v", real, key)
+}
+
+func compareKeys(a, b serverKey) int {
+	return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.protocol, b.protocol))
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
@@ -12,33 +13,36 @@ import (
 // sysctl is a kernel setting of a network namespace.
 type sysctl struct {
 	name, want string
-	// needed says that the engine does not work without it.
+	// needed means that the engine does not work without it.
 	needed bool
 	why    string
 }
 
-// sysctls are the settings to look at, in the order of linux/Documentation/networking/ipvs-sysctl.rst.
-func sysctls(strictARP bool) []sysctl {
-	all := []sysctl{
-		{"net/ipv4/vs/conntrack", "1", true, "nothing is masqueraded without it"},
-		{"net/ipv4/vs/expire_nodest_conn", "1", false, "connections to a real server that is gone hang instead"},
-		{"net/ipv4/vs/expire_quiescent_template", "1", false, "clients with session affinity stay with a real server that drains"},
-		{"net/ipv4/ip_forward", "1", false, "packets do not reach endpoints elsewhere"},
+// The settings that are checked, see Documentation/networking/ipvs-sysctl.rst; arpSysctls
+// with Config.StrictARP.
+var (
+	sysctls = []sysctl{ // read-only
+		{"net/ipv4/vs/conntrack", "1", true, "nothing is masqueraded"},
+		{"net/ipv4/vs/expire_nodest_conn", "1", false, "connections to a deleted real server hang"},
+		{"net/ipv4/vs/expire_quiescent_template", "1", false, "clients with session affinity stay with a draining real server"},
+		{"net/ipv4/ip_forward", "1", false, "packets do not reach endpoints on other nodes"},
 	}
-	if strictARP {
-		all = append(all,
-			sysctl{"net/ipv4/conf/all/arp_ignore", "1", false, "the node answers ARP requests for VIPs"},
-			sysctl{"net/ipv4/conf/all/arp_announce", "2", false, "the node announces VIPs by ARP"})
+	arpSysctls = []sysctl{ // read-only
+		{"net/ipv4/conf/all/arp_ignore", "1", false, "the node answers ARP requests for VIPs"},
+		{"net/ipv4/conf/all/arp_announce", "2", false, "the node announces VIPs by ARP"},
 	}
-	return all
-}
+)
 
-// checkSysctls reads the settings, and sets them if that is wanted. What is still wrong
-// then, and not needed, is given to advise.
+// checkSysctls checks the settings, and sets wrong ones if Config.SetSysctls is set. It
+// passes those that remain wrong and are not needed to advise.
 func (e *Engine) checkSysctls(advise func(text string)) error {
 	return namespace.Visit(e.config.NetNS, func() error {
 		var errs []error
-		for _, s := range sysctls(e.config.StrictARP) {
+		settings := sysctls
+		if e.config.StrictARP {
+			settings = slices.Concat(sysctls, arpSysctls)
+		}
+		for _, s := range settings {
 			err := s.check()
 			if err != nil && e.config.SetSysctls {
 				err = s.set()
@@ -61,7 +65,7 @@ func (s *sysctl) check() error {
 		return fmt.Errorf("read kernel setting %s: %w", s.name, denied(err))
 	}
 	if got := strings.TrimSpace(string(have)); got != s.want {
-		return fmt.Errorf("kernel setting %s is %s, want %s, or %s: set it, or let Config.SetSysctls", s.name, got, s.want, s.why)
+		return fmt.Errorf("kernel setting %s is %s, want %s: otherwise %s: set it, or use Config.SetSysctls", s.name, got, s.want, s.why)
 	}
 	return nil
 }

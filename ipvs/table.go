@@ -11,18 +11,18 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// kernel is IPVS in one network namespace and IP family, as this engine sees it. What
-// is to be deleted and is not there is no error.
+// kernel is IPVS in one network namespace for one IP family. Deleting what does not exist
+// is not an error.
 type kernel interface {
-	// List returns all virtual servers with their real servers, whoever made them.
+	// List returns all virtual servers with their real servers, also those of other programs.
 	List() (map[serverKey]*virtual, error)
-	// Glance returns them too, at a fraction of the cost: without timeouts and most
-	// flags. Some may be missing, while others write, and where other network namespaces
-	// have virtual servers, which the kernel counts when it goes on after a page.
-	Glance() (map[serverKey]*virtual, error)
-	// Get returns one; nil if there is none.
+	// ListFast returns them at a fraction of the cost, without timeouts and most flags. Some
+	// may be missing: after a concurrent write, or if other network namespaces have virtual
+	// servers, which the kernel counts when it continues after a page.
+	ListFast() (map[serverKey]*virtual, error)
+	// Get returns one virtual server, nil if it does not exist.
 	Get(key serverKey) (*virtual, error)
-	// Connections counts what goes on at each real server of a virtual server.
+	// Connections counts the connections of each real server of a virtual server.
 	Connections(key serverKey) (map[netip.AddrPort]int, error)
 	Put(key serverKey, s settings, as change) error
 	Delete(key serverKey) error
@@ -30,7 +30,7 @@ type kernel interface {
 	DeleteReal(key serverKey, real netip.AddrPort) error
 }
 
-// change says whether something is there already.
+// change is how to write an object.
 type change uint8
 
 const (
@@ -38,31 +38,31 @@ const (
 	update
 )
 
-// table is what the kernel holds of ours. It is the state machine of draining too:
+// table holds the virtual servers of an instance, and drains real servers:
 //
-//	             PutReal 1                wanted no more: PutReal 0
-//	(not there) ──────────> takes new ────────────────────────────> drains
-//	      ^                    ^   └── UDP: DeleteReal ──> (not there)  │
-//	      │                    └────── wanted again: PutReal 1 ────────┤
-//	      └──────────── idle, or for too long: DeleteReal ─────────────┘
+//	           PutReal 1               no longer wanted: PutReal 0
+//	(absent) ──────────> takes new ─────────────────────────────> draining
+//	      ^                 ^   └── UDP: DeleteReal ──> (absent)      │
+//	      │                 └────── wanted again: PutReal 1 ──────────┤
+//	      └──────────── idle, or deadline passed: DeleteReal ─────────┘
 //
-// A virtual server that nobody wants any more goes with the last of its real servers.
+// A virtual server that is no longer wanted is deleted with its last real server.
 type table struct {
-	kernel kernel
-	drain  time.Duration
-	now    func() time.Time
-	writes int
-	known  map[serverKey]*entry
-	// draining are the virtual servers to look after.
+	kernel   kernel
+	drain    time.Duration
+	now      func() time.Time
+	writes   int
+	virtuals map[serverKey]*virtualServer
+	// draining are the virtual servers with draining real servers.
 	draining map[serverKey]bool
-	// servers counts the virtual servers of an address, and left are the addresses that
-	// have lost one.
-	servers map[netip.Addr]int
-	left    map[netip.Addr]bool
+	// perAddr counts the virtual servers of each address; freed are the addresses where one
+	// was deleted.
+	perAddr map[netip.Addr]int
+	freed   map[netip.Addr]bool
 }
 
-// entry is a virtual server of ours.
-type entry struct {
+// virtualServer is a virtual server of the instance.
+type virtualServer struct {
 	settings
 
 	wanted bool
@@ -71,54 +71,54 @@ type entry struct {
 
 type realServer struct {
 	weight int
-	// until is when it is deleted, busy or not; zero unless it drains.
-	until time.Time
+	// deadline is when it is deleted even with connections; zero unless it drains.
+	deadline time.Time
 }
 
 func newTable(k kernel, drain time.Duration, now func() time.Time) *table {
 	return &table{
-		kernel: k, drain: drain, now: now, known: map[serverKey]*entry{}, draining: map[serverKey]bool{},
-		servers: map[netip.Addr]int{}, left: map[netip.Addr]bool{},
+		kernel: k, drain: drain, now: now, virtuals: map[serverKey]*virtualServer{}, draining: map[serverKey]bool{},
+		perAddr: map[netip.Addr]int{}, freed: map[netip.Addr]bool{},
 	}
 }
 
-// adopt takes over a virtual server that the kernel has. Who has weight 0 may have
+// adopt adds a virtual server that the kernel has. A real server with weight 0 may have
 // been draining when a predecessor ended.
 func (t *table) adopt(key serverKey, v *virtual) {
-	e := &entry{settings: v.settings, reals: make(map[netip.AddrPort]*realServer, len(v.reals))}
+	e := &virtualServer{settings: v.settings, reals: make(map[netip.AddrPort]*realServer, len(v.reals))}
 	for addr, weight := range v.reals {
 		e.reals[addr] = &realServer{weight: weight}
 		if weight == 0 {
-			e.reals[addr].until = t.now().Add(t.drain)
+			e.reals[addr].deadline = t.now().Add(t.drain)
 			t.draining[key] = true
 		}
 	}
 	t.put(key, e)
 }
 
-// damage names something of ours that the kernel holds otherwise; nothing if all is well.
-func (t *table) damage() (string, error) {
-	there, err := t.kernel.Glance()
+// findDamage names a virtual server that differs in the kernel, "" if none does.
+func (t *table) findDamage() (string, error) {
+	found, err := t.kernel.ListFast()
 	if err != nil {
 		return "", err
 	}
-	for key, e := range t.known {
-		if e.differs(key, there[key]) == "" {
+	for key, e := range t.virtuals {
+		if e.difference(key, found[key]) == "" {
 			continue
 		}
 		v, err := t.kernel.Get(key)
 		if err != nil {
 			return "", err
 		}
-		if text := e.differs(key, v); text != "" {
+		if text := e.difference(key, v); text != "" {
 			return text, nil
 		}
 	}
 	return "", nil
 }
 
-// differs names what of an entry is otherwise in the kernel.
-func (e *entry) differs(key serverKey, v *virtual) string {
+// difference names what differs in the kernel.
+func (e *virtualServer) difference(key serverKey, v *virtual) string {
 	same := func(weight int, r *realServer) bool { return weight == r.weight }
 	switch {
 	case v == nil || v.scheduler != e.scheduler || (v.flags^e.flags)&flagPersistent != 0:
@@ -129,27 +129,27 @@ func (e *entry) differs(key serverKey, v *virtual) string {
 	return ""
 }
 
-func (t *table) put(key serverKey, e *entry) {
-	t.known[key] = e
-	t.servers[key.addr.Addr()]++
+func (t *table) put(key serverKey, e *virtualServer) {
+	t.virtuals[key] = e
+	t.perAddr[key.addr.Addr()]++
 }
 
-// inherit takes over, from a table of the same engine, since when real servers drain.
-func (t *table) inherit(before *table, key serverKey) {
-	if before == nil || before.known[key] == nil {
+// inheritDeadlines copies the deadlines of draining real servers from the previous table.
+func (t *table) inheritDeadlines(before *table, key serverKey) {
+	if before == nil || before.virtuals[key] == nil {
 		return
 	}
-	for addr, r := range t.known[key].reals {
-		if old := before.known[key].reals[addr]; old != nil && !r.until.IsZero() && !old.until.IsZero() {
-			r.until = old.until
+	for addr, r := range t.virtuals[key].reals {
+		if old := before.virtuals[key].reals[addr]; old != nil && !r.deadline.IsZero() && !old.deadline.IsZero() {
+			r.deadline = old.deadline
 		}
 	}
 }
 
-// set brings a virtual server to what it must be: new real servers come before old
-// ones go. One without new real servers is there as long as it has others.
+// set writes a virtual server: it adds new real servers before it drains old ones. Without
+// wanted real servers it keeps the virtual server while that has others.
 func (t *table) set(key serverKey, want *virtual) error {
-	e := t.known[key]
+	e := t.virtuals[key]
 	if e == nil && len(want.reals) == 0 {
 		return nil
 	}
@@ -162,7 +162,7 @@ func (t *table) set(key serverKey, want *virtual) error {
 			return fmt.Errorf("put virtual server %v with scheduler %s: %w", key, want.scheduler, err)
 		}
 		if e == nil {
-			e = &entry{reals: map[netip.AddrPort]*realServer{}}
+			e = &virtualServer{reals: map[netip.AddrPort]*realServer{}}
 			t.put(key, e)
 		}
 		e.settings = want.settings
@@ -176,39 +176,40 @@ func (t *table) set(key serverKey, want *virtual) error {
 		if _, ok := want.reals[addr]; ok {
 			continue
 		}
-		if want.serves(addr) { // it terminates, or a policy has changed
+		if want.serves(addr) { // it is terminating, or a traffic policy has changed
 			errs = append(errs, t.setReal(key, e, addr, 0))
 			continue
 		}
-		errs = append(errs, t.retire(key, e, addr))
+		errs = append(errs, t.startDraining(key, e, addr))
 	}
 	return errors.Join(append(errs, t.deleteIdle(key, e))...)
 }
 
-func (t *table) setReal(key serverKey, e *entry, addr netip.AddrPort, weight int) error {
+func (t *table) setReal(key serverKey, e *virtualServer, addr netip.AddrPort, weight int) error {
 	r, as := e.reals[addr], update
 	switch {
 	case r == nil:
 		r, as = &realServer{}, create
 	case r.weight == weight:
-		r.until = time.Time{}
+		r.deadline = time.Time{}
 		return nil
 	}
 	if err := t.write(t.kernel.PutReal(key, addr, weight, as)); err != nil {
 		return fmt.Errorf("put %s: %w", object(key, addr), err)
 	}
-	r.weight, r.until = weight, time.Time{}
+	r.weight, r.deadline = weight, time.Time{}
 	e.reals[addr] = r
 	return nil
 }
 
-// retire lets a real server take no new connections. Datagrams have none to finish.
-func (t *table) retire(key serverKey, e *entry, addr netip.AddrPort) error {
+// startDraining stops new connections to a real server. UDP has no connections to finish, so
+// the real server is deleted.
+func (t *table) startDraining(key serverKey, e *virtualServer, addr netip.AddrPort) error {
 	r := e.reals[addr]
 	if key.protocol == desired.UDP {
 		return t.deleteReal(key, e, addr)
 	}
-	if !r.until.IsZero() {
+	if !r.deadline.IsZero() {
 		return nil
 	}
 	if r.weight != 0 {
@@ -216,12 +217,12 @@ func (t *table) retire(key serverKey, e *entry, addr netip.AddrPort) error {
 			return fmt.Errorf("drain %s: %w", object(key, addr), err)
 		}
 	}
-	r.weight, r.until = 0, t.now().Add(t.drain)
+	r.weight, r.deadline = 0, t.now().Add(t.drain)
 	t.draining[key] = true
 	return nil
 }
 
-func (t *table) deleteReal(key serverKey, e *entry, addr netip.AddrPort) error {
+func (t *table) deleteReal(key serverKey, e *virtualServer, addr netip.AddrPort) error {
 	if err := t.write(t.kernel.DeleteReal(key, addr)); err != nil {
 		return fmt.Errorf("delete %s: %w", object(key, addr), err)
 	}
@@ -229,49 +230,49 @@ func (t *table) deleteReal(key serverKey, e *entry, addr netip.AddrPort) error {
 	return nil
 }
 
-// remove drains a virtual server of which nothing is wanted any more.
+// remove drains a virtual server that is no longer wanted.
 func (t *table) remove(key serverKey) error {
-	e := t.known[key]
+	e := t.virtuals[key]
 	if e == nil {
 		return nil
 	}
 	e.wanted = false
 	var errs []error
 	for _, addr := range slices.SortedFunc(maps.Keys(e.reals), netip.AddrPort.Compare) {
-		errs = append(errs, t.retire(key, e, addr))
+		errs = append(errs, t.startDraining(key, e, addr))
 	}
 	return errors.Join(append(errs, t.deleteIdle(key, e))...)
 }
 
-// deleteIdle deletes a virtual server that nobody wants, when it has no real servers.
-func (t *table) deleteIdle(key serverKey, e *entry) error {
+// deleteIdle deletes a virtual server that is not wanted and has no real servers.
+func (t *table) deleteIdle(key serverKey, e *virtualServer) error {
 	if e.wanted || len(e.reals) > 0 {
 		return nil
 	}
 	if err := t.write(t.kernel.Delete(key)); err != nil {
 		return fmt.Errorf("delete virtual server %v: %w", key, err)
 	}
-	delete(t.known, key)
+	delete(t.virtuals, key)
 	delete(t.draining, key)
 	addr := key.addr.Addr()
-	if t.servers[addr]--; t.servers[addr] == 0 {
-		delete(t.servers, addr)
+	if t.perAddr[addr]--; t.perAddr[addr] == 0 {
+		delete(t.perAddr, addr)
 	}
-	t.left[addr] = true
+	t.freed[addr] = true
 	return nil
 }
 
-// tend deletes the real servers that have drained, or have had their time. What
-// fails is tried again the next time.
-func (t *table) tend() error {
+// deleteDrained deletes draining real servers without connections, or whose deadline has
+// passed. After a failure the next call tries again.
+func (t *table) deleteDrained() error {
 	var errs []error
 	for key := range t.draining {
-		errs = append(errs, t.tendOne(key, t.known[key]))
+		errs = append(errs, t.deleteDrainedOf(key, t.virtuals[key]))
 	}
 	return errors.Join(errs...)
 }
 
-func (t *table) tendOne(key serverKey, e *entry) error {
+func (t *table) deleteDrainedOf(key serverKey, e *virtualServer) error {
 	busy, err := t.kernel.Connections(key)
 	if err != nil {
 		return fmt.Errorf("count connections of virtual server %v: %w", key, err)
@@ -279,7 +280,7 @@ func (t *table) tendOne(key serverKey, e *entry) error {
 	now, left := t.now(), false
 	var errs []error
 	for _, addr := range slices.SortedFunc(maps.Keys(e.reals), netip.AddrPort.Compare) {
-		until := e.reals[addr].until
+		until := e.reals[addr].deadline
 		if until.IsZero() {
 			continue
 		}

@@ -78,14 +78,14 @@ func (h *history) fork() *history {
 	}
 	f.listen()
 	f.table = f.newTable()
-	f.table.draining, f.table.servers = maps.Clone(h.table.draining), maps.Clone(h.table.servers)
-	for key, e := range h.table.known {
-		copied := &entry{settings: e.settings, wanted: e.wanted, reals: map[netip.AddrPort]*realServer{}}
+	f.table.draining, f.table.perAddr = maps.Clone(h.table.draining), maps.Clone(h.table.perAddr)
+	for key, e := range h.table.virtuals {
+		copied := &virtualServer{settings: e.settings, wanted: e.wanted, reals: map[netip.AddrPort]*realServer{}}
 		for addr, r := range e.reals {
 			server := *r
 			copied.reals[addr] = &server
 		}
-		f.table.known[key] = copied
+		f.table.virtuals[key] = copied
 	}
 	return &f
 }
@@ -196,13 +196,13 @@ func (h *history) checkWanted() {
 
 // checkAgreement compares the table with the kernel.
 func (h *history) checkAgreement() {
-	v, e := h.kernel.virtuals[h.key], h.table.known[h.key]
+	v, e := h.kernel.virtuals[h.key], h.table.virtuals[h.key]
 	if v == nil || e == nil {
 		if v != nil || e != nil {
 			h.breaks("the table has %v, want what the kernel has: %v", e, v)
 		}
-		if len(h.table.servers) > 0 {
-			h.breaks("the table counts virtual servers of %v, want none", h.table.servers)
+		if len(h.table.perAddr) > 0 {
+			h.breaks("the table counts virtual servers of %v, want none", h.table.perAddr)
 		}
 		return
 	}
@@ -213,7 +213,7 @@ func (h *history) checkAgreement() {
 	if !maps.Equal(got, v.reals) || e.settings != v.settings {
 		h.breaks("the table has %v %v, want what the kernel has: %v %v", e.settings, got, v.settings, v.reals)
 	}
-	if n := h.table.servers[h.key.addr.Addr()]; n != 1 {
+	if n := h.table.perAddr[h.key.addr.Addr()]; n != 1 {
 		h.breaks("the table counts %d virtual servers of the address, want 1", n)
 	}
 }
@@ -224,7 +224,7 @@ func (h *history) tend() {
 	if h.dirty { // the engine asks again before it tends
 		return
 	}
-	err := h.table.tend()
+	err := h.table.deleteDrained()
 	if len(h.table.draining) == 0 {
 		h.kernel.lost = false
 	}
@@ -250,7 +250,7 @@ func (h *history) relist(before *table) {
 	h.table, h.kernel.lost = h.newTable(), false
 	if v := h.kernel.virtuals[h.key]; v != nil {
 		h.table.adopt(h.key, &virtual{settings: v.settings, reals: maps.Clone(v.reals)})
-		h.table.inherit(before, h.key)
+		h.table.inheritDeadlines(before, h.key)
 	}
 	if before == nil || h.dirty {
 		for _, addr := range []netip.AddrPort{endpointA(), endpointB()} {
@@ -273,21 +273,21 @@ type state struct {
 }
 
 type endpointState struct {
-	weights              [2]int // in the kernel, in the table; -1 if it is not there
-	busy                 int
-	until, since, latest int
+	weights                 [2]int // in the kernel, in the table; -1 if it is not there
+	busy                    int
+	deadline, since, latest int
 }
 
 func (h *history) state() state {
 	s := state{want: h.want.name, dirty: h.dirty, lost: h.kernel.lost, fault: h.kernel.fault, draining: len(h.table.draining)}
-	v, e := h.kernel.virtuals[h.key], h.table.known[h.key]
+	v, e := h.kernel.virtuals[h.key], h.table.virtuals[h.key]
 	if v == nil {
 		v = &virtual{}
 	} else {
 		s.there[0], s.settings[0] = true, v.settings
 	}
 	if e == nil {
-		e = &entry{}
+		e = &virtualServer{}
 	} else {
 		s.there[1], s.settings[1], s.wanted = true, e.settings, e.wanted
 	}
@@ -298,7 +298,7 @@ func (h *history) state() state {
 			p.weights[0] = weight
 		}
 		if r := e.reals[addr]; r != nil {
-			p.weights[1], p.until = r.weight, h.ahead(r.until)
+			p.weights[1], p.deadline = r.weight, h.ahead(r.deadline)
 		}
 		if p.busy > 0 {
 			p.since = h.ahead(h.since[addr].Add(testDrain))

@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -9,7 +8,7 @@ import (
 	"strings"
 )
 
-// text prints virtual servers as ipvsadm would.
+// text prints virtual servers in a format like that of ipvsadm.
 func text(all map[serverKey]*virtual) string {
 	var b strings.Builder
 	for _, key := range slices.SortedFunc(maps.Keys(all), compareKeys) {
@@ -27,8 +26,4 @@ func text(all map[serverKey]*virtual) string {
 		}
 	}
 	return b.String()
-}
-
-func compareKeys(a, b serverKey) int {
-	return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.protocol, b.protocol))
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine needs Linux: there is none here.
+// Engine needs Linux. On other systems there is none.
 type Engine struct{ proxier.Engine }
 
 // NewEngine returns proxier.ErrNotSupported.

@@ -74,20 +74,20 @@ func TestWhatSomebodyChangedIsMissed(t *testing.T) {
 			e := n.engine(t)
 			mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod2)))
 			mustApply(t, e, removal("dns"))
-			tendAfter(e, 0)
-			if text, _ := e.look(); text != "" {
+			deleteDrainedAfter(e, 0)
+			if text, _ := e.checkServers(); text != "" {
 				t.Errorf("look finds %s, want nothing", text)
 			}
 			c.damage(n.kernel)
 			mustApply(t, e, partial(service("dns", dnsVIP, pod2)))
-			if text, _ := e.look(); text != c.want {
+			if text, _ := e.checkServers(); text != c.want {
 				t.Errorf("look = %q, want %q", text, c.want)
 			}
-			if text, _ := e.look(); text != "" {
+			if text, _ := e.checkServers(); text != "" {
 				t.Errorf("look finds %s again, want it told once", text)
 			}
 			mustApply(t, e, full(service("web", webVIP, pod1)))
-			if text, _ := e.look(); text != "" {
+			if text, _ := e.checkServers(); text != "" {
 				t.Errorf("look finds %s after the repair, want nothing", text)
 			}
 		})
@@ -102,11 +102,11 @@ func TestWhatAGlanceDoesNotShowIsNoDamage(t *testing.T) {
 	e := n.engine(t)
 	mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod2)))
 	n.kernel.hidden = map[serverKey]bool{tcpKey(webVIP + ":80"): true}
-	if text, _ := e.look(); text != "" {
+	if text, _ := e.checkServers(); text != "" {
 		t.Errorf("look finds %s, want nothing", text)
 	}
 	delete(n.kernel.virtuals[tcpKey(dnsVIP+":80")].reals, netip.MustParseAddrPort(pod2))
-	if text, _ := e.look(); !strings.Contains(text, dnsVIP) {
+	if text, _ := e.checkServers(); !strings.Contains(text, dnsVIP) {
 		t.Errorf("look = %q, want that of dns", text)
 	}
 }

@@ -42,7 +42,7 @@ func TestAGlanceShowsWhatTheKernelHas(t *testing.T) {
 		}
 		var got map[serverKey]*virtual
 		poll.Until(t, "all are shown, when the namespaces of earlier tests have gone", func() bool {
-			got, err = k.Glance()
+			got, err = k.ListFast()
 			return err != nil || len(got) == len(all)
 		})
 		if err != nil || text(got) != text(all) {
@@ -71,20 +71,20 @@ func TestOtherNamespacesHideNoDamage(t *testing.T) {
 		if err != nil || len(all) != 300 {
 			t.Fatalf("List has %d virtual servers, %v, want 300", len(all), err)
 		}
-		shown, err := k.Glance()
+		shown, err := k.ListFast()
 		t.Logf("%d of %d are shown", len(shown), len(all))
 		table := newTable(k, 0, time.Now)
 		for key, v := range all {
 			table.adopt(key, v)
 		}
-		if text, damageErr := table.damage(); err != nil || damageErr != nil || text != "" {
+		if text, damageErr := table.findDamage(); err != nil || damageErr != nil || text != "" {
 			t.Errorf("damage = %q, %v, %v, want none", text, err, damageErr)
 		}
 		for key := range all {
 			if err := k.Delete(key); err != nil {
 				t.Fatal(err)
 			}
-			if text, err := table.damage(); err != nil || text != "virtual server "+key.String() {
+			if text, err := table.findDamage(); err != nil || text != "virtual server "+key.String() {
 				t.Errorf("damage = %q, %v, want virtual server %v", text, err, key)
 			}
 			break
@@ -130,7 +130,7 @@ func BenchmarkLook(b *testing.B) {
 	for _, more := range []int{1000, 9000} {
 		fill(b, k, rand.New(rand.NewPCG(1, 2)), fmt.Sprintf("10.%d.0.0", more/100), more)
 		n += more
-		for what, look := range map[string]func() (map[serverKey]*virtual, error){"list": k.List, "glance": k.Glance} {
+		for what, look := range map[string]func() (map[serverKey]*virtual, error){"list": k.List, "glance": k.ListFast} {
 			b.Run(fmt.Sprintf("N=%d/%s", n, what), func(b *testing.B) {
 				for b.Loop() {
 					if all, err := look(); err != nil || len(all) != n {

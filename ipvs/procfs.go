@@ -11,9 +11,9 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// parseProc reads the virtual servers of one IP family from /proc/net/ip_vs: one file
-// for all, where netlink needs an exchange for the real servers of each. As the kernel
-// prints it (ip_vs_info_seq_show of net/netfilter/ipvs/ip_vs_ctl.c):
+// parseProc parses the virtual servers of one IP family in /proc/net/ip_vs. Reading this
+// file is one call, while netlink needs a request for each virtual server. The kernel's
+// format is (ip_vs_info_seq_show of net/netfilter/ipvs/ip_vs_ctl.c):
 //
 //	IP Virtual Server version 1.2.1 (size=4096)
 //	Prot LocalAddress:Port Scheduler Flags
@@ -21,7 +21,7 @@ import (
 //	TCP  0A600001:0050 rr persistent 75000 FFFFFFFF
 //	  -> 0AF40101:1F90      Masq    1      0          0
 //
-// Of the flags it has persistence only, and its timeout in a unit of the kernel's own.
+// The only flag is persistence. Its timeout is in a unit of the kernel, and not parsed.
 func parseProc(b []byte, isFamily func(netip.Addr) bool) (map[serverKey]*virtual, error) {
 	all := map[serverKey]*virtual{}
 	var v *virtual // the last one, if it is of the family
@@ -30,7 +30,7 @@ func parseProc(b []byte, isFamily func(netip.Addr) bool) (map[serverKey]*virtual
 		fields = slices.AppendSeq(fields[:0], bytes.FieldsSeq(line))
 		isReal := len(fields) > 0 && string(fields[0]) == "->"
 		if isReal && v == nil {
-			continue // of another family, or the headline
+			continue // of another family, or a heading
 		}
 		var err error
 		if isReal {
@@ -45,14 +45,15 @@ func parseProc(b []byte, isFamily func(netip.Addr) bool) (map[serverKey]*virtual
 	return all, nil
 }
 
-// parseVirtual adds the virtual server of a line; nil if there is none of the family.
+// parseVirtual adds the virtual server of a line. It returns nil for other lines and the
+// other IP family.
 func parseVirtual(all map[serverKey]*virtual, fields [][]byte, isFamily func(netip.Addr) bool) (*virtual, error) {
 	if len(fields) < 3 {
 		return nil, nil
 	}
 	protocol, ok := map[string]desired.Protocol{"TCP": desired.TCP, "UDP": desired.UDP, "SCTP": desired.SCTP}[string(fields[0])]
 	if !ok {
-		return nil, nil // a headline, or a virtual server of a mark
+		return nil, nil // a heading, or a virtual server for a firewall mark
 	}
 	addr, err := parseProcAddr(fields[1])
 	if err != nil || !isFamily(addr.Addr()) {
@@ -69,7 +70,7 @@ func parseVirtual(all map[serverKey]*virtual, fields [][]byte, isFamily func(net
 func (v *virtual) parseReal(fields [][]byte) error {
 	const weightField = 3
 	if len(fields) <= weightField {
-		return fmt.Errorf("want %d fields at least", weightField+1)
+		return fmt.Errorf("want at least %d fields", weightField+1)
 	}
 	addr, err := parseProcAddr(fields[1])
 	if err != nil {
@@ -79,7 +80,7 @@ func (v *virtual) parseReal(fields [][]byte) error {
 	return err
 }
 
-// parseProcAddr reads 0A600001:0050 or [fd00:0000:…:0001]:0050.
+// parseProcAddr parses 0A600001:0050 or [fd00:0000:…:0001]:0050.
 func parseProcAddr(b []byte) (netip.AddrPort, error) {
 	var ip netip.Addr
 	host := b[:max(bytes.LastIndexByte(b, ':'), 0)]
@@ -87,7 +88,7 @@ func parseProcAddr(b []byte) (netip.AddrPort, error) {
 	if err != nil {
 		ip, err = netip.ParseAddr(string(bytes.Trim(host, "[]")))
 	} else if ip, _ = netip.AddrFromSlice(raw); !ip.Is4() {
-		err = fmt.Errorf("%q is no address", b)
+		err = fmt.Errorf("%q is not an address", b)
 	}
 	if err != nil {
 		return netip.AddrPort{}, err

@@ -1,0 +1,230 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// errNotFull is a bug of the caller: the first Update must be full, and so must the one
+// after a failure.
+var errNotFull = errors.New("ipvs: partial update where a full one is needed")
+
+// wantedPort is a service port with its virtual servers and VIPs.
+type wantedPort struct {
+	service *desired.Service
+	// vips are the addresses that it needs on the device.
+	vips     []netip.Addr
+	virtuals map[serverKey]*virtual
+}
+
+// portState holds the virtual servers and VIPs that a service port has.
+type portState struct {
+	keys []serverKey // sorted
+	vips []netip.Addr
+}
+
+// nodePortClaim is a virtual server that a service port needs for a node port.
+type nodePortClaim struct {
+	name    changetracker.ServicePortName
+	virtual *virtual
+}
+
+func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
+	if !update.Full && !e.trusted {
+		return errNotFull
+	}
+	e.trusted = false // until this update has succeeded
+	if err := e.connect(); err != nil {
+		return err
+	}
+	if update.Full {
+		if err := errors.Join(e.device.ensure(), e.observe(ctx)); err != nil {
+			e.disconnect()
+			return err
+		}
+	}
+	if err := e.program(ctx, update); err != nil {
+		e.disconnect()
+		return err
+	}
+	e.trusted = true
+	return nil
+}
+
+// program writes an update in this order: rules, new addresses, virtual servers, old
+// addresses, rules for what has drained, and the firewall.
+func (e *Engine) program(ctx context.Context, update *desired.Update) error {
+	wanted := e.wanted(update)
+	if err := e.applyRules(ctx, update, wanted); err != nil {
+		return err
+	}
+	began := time.Now()
+	e.table.writes = 0
+	err := e.applyServers(update, wanted)
+	e.report.Writes += e.table.writes
+	e.report.Kernel += time.Since(began)
+	if err != nil {
+		return err
+	}
+	return errors.Join(e.releaseDrained(ctx), e.firewall.apply(ctx, update))
+}
+
+func (e *Engine) wanted(update *desired.Update) []wantedPort {
+	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(e.local, update.Globals.NodePortAddresses)}
+	all := make([]wantedPort, 0, len(update.Changes))
+	for s := range update.Services() {
+		w := wantedPort{service: s, vips: e.vipsOf(s), virtuals: p.virtuals(s)}
+		maps.DeleteFunc(w.virtuals, func(key serverKey, _ *virtual) bool { return e.excluded(key.addr.Addr()) })
+		all = append(all, w)
+	}
+	return all
+}
+
+func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort) error {
+	refused := e.drainingServers(update, wanted)
+	result, err := e.rules.Apply(ctx, *update, e.behind(refused))
+	e.report = result.Report
+	if err == nil {
+		e.refused, e.globals = refused, update.Globals
+	}
+	return err
+}
+
+// behind returns what the rules need to know beside an update.
+func (e *Engine) behind(refused map[serverKey]bool) nftables.Behind {
+	keys := make(map[desired.Key]bool, len(refused))
+	for key := range refused {
+		keys[key.frontend()] = true
+	}
+	return nftables.Behind{Holds: e.holds, Refused: keys}
+}
+
+// applyServers writes addresses and virtual servers.
+func (e *Engine) applyServers(update *desired.Update, wanted []wantedPort) error {
+	if err := e.bind(wanted); err != nil {
+		return err
+	}
+	var errs []error
+	for name := range update.Removed() {
+		errs = append(errs, e.removePort(name))
+	}
+	for i := range wanted {
+		errs = append(errs, e.setPort(&wanted[i]))
+	}
+	if update.Full {
+		errs = append(errs, e.removeLeftovers())
+	}
+	return errors.Join(append(errs, e.unbind())...)
+}
+
+// setPort writes the virtual servers of a service port.
+func (e *Engine) setPort(w *wantedPort) error {
+	name, before := w.service.Name, e.services[w.service.Name]
+	now := &portState{keys: slices.SortedFunc(maps.Keys(w.virtuals), compareKeys), vips: w.vips}
+	var errs []error
+	for _, key := range now.keys {
+		v := w.virtuals[key]
+		if v.nodePort {
+			e.nodePorts[key] = nodePortClaim{name, v}
+		}
+		if owner, owned := e.owners[key]; owned && owner != name && v.nodePort {
+			continue // a VIP that is an address of the node has precedence
+		}
+		e.owners[key] = name
+		errs = append(errs, e.recordRefusal(name, e.table.set(key, v)))
+	}
+	e.use(now.vips, 1)
+	if before != nil {
+		e.use(before.vips, -1)
+		errs = append(errs, e.dropServers(name, before.keys, now.keys))
+	}
+	e.services[name] = now
+	return errors.Join(errs...)
+}
+
+// dropServers removes the virtual servers that a service port no longer has.
+func (e *Engine) dropServers(name changetracker.ServicePortName, before, now []serverKey) error {
+	var errs []error
+	for _, key := range before {
+		if _, found := slices.BinarySearchFunc(now, key, compareKeys); found {
+			continue
+		}
+		if e.nodePorts[key].name == name {
+			delete(e.nodePorts, key)
+		}
+		if e.owners[key] == name {
+			errs = append(errs, e.handOver(key))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// handOver gives a virtual server to the node port that waits for it, or removes it.
+func (e *Engine) handOver(key serverKey) error {
+	next, waits := e.nodePorts[key]
+	if !waits {
+		delete(e.owners, key)
+		return e.table.remove(key)
+	}
+	e.owners[key] = next.name
+	return e.recordRefusal(next.name, e.table.set(key, next.virtual))
+}
+
+func (e *Engine) removePort(name changetracker.ServicePortName) error {
+	p := e.services[name]
+	if p == nil {
+		return nil
+	}
+	delete(e.services, name)
+	e.use(p.vips, -1)
+	return e.dropServers(name, p.keys, nil)
+}
+
+// removeLeftovers removes virtual servers without a service port.
+func (e *Engine) removeLeftovers() error {
+	var errs []error
+	for _, key := range slices.SortedFunc(maps.Keys(e.table.virtuals), compareKeys) {
+		if _, owned := e.owners[key]; !owned {
+			errs = append(errs, e.table.remove(key))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// recordRefusal sets a service port aside if the kernel refuses it. It returns any other
+// error, after which the state of the kernel is unknown.
+func (e *Engine) recordRefusal(name changetracker.ServicePortName, err error) error {
+	if err == nil || !isRefusal(err) {
+		return err
+	}
+	e.failed = append(e.failed, &proxier.ServiceError{Name: name, Err: err, Partial: true})
+	return nil
+}
+
+// isRefusal reports whether all leaves of an error are refusals.
+func isRefusal(err error) bool {
+	switch err { //nolint:errorlint // it walks the tree itself
+	case proxier.ErrNotSupported, unix.EINVAL, unix.ERANGE:
+		return true
+	}
+	switch e := err.(type) { //nolint:errorlint // as above
+	case *proxier.UnsupportedError:
+		return true
+	case interface{ Unwrap() error }:
+		return isRefusal(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !isRefusal(err) })
+	}
+	return false
+}
