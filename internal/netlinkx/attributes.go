@@ -2,17 +2,16 @@ package netlinkx
 
 import (
 	"encoding/binary"
-	"fmt"
 	"iter"
 )
 
 const (
 	attrHeaderLen = 4
-	attrTypeMask  = 0x3fff // NLA_TYPE_MASK of linux/netlink.h
+	attrTypeMask  = 0x3fff // NLA_TYPE_MASK of linux/netlink.h, which package unix lacks
 )
 
-// Attributes yields type, without flags, and value of each attribute in b. Bytes
-// that make no attribute end it.
+// Attributes yields the type, without flags, and the value of each attribute in b. It stops
+// at the first malformed attribute.
 func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= attrHeaderLen {
@@ -28,7 +27,7 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// Find returns the value at a path of nested attributes, nil if there is none.
+// Find returns the value at a path of nested attributes, nil if it is missing.
 func Find(b []byte, path ...uint16) []byte {
 	for _, want := range path {
 		var found []byte
@@ -46,7 +45,7 @@ func Find(b []byte, path ...uint16) []byte {
 	return b
 }
 
-// String is a string attribute, without the zero that ends it.
+// String decodes a string attribute, with or without the terminating NUL.
 func String(b []byte) string {
 	if n := len(b); n > 0 && b[n-1] == 0 {
 		return string(b[:n-1])
@@ -54,27 +53,10 @@ func String(b []byte) string {
 	return string(b)
 }
 
-// Uint32 is a number in network byte order, 0 if b has another length.
+// Uint32 decodes a number in network byte order. It returns 0 if b has another length.
 func Uint32(b []byte) uint32 {
 	if len(b) != 4 {
 		return 0
 	}
 	return binary.BigEndian.Uint32(b)
-}
-
-// Attributes of the message that ends a transaction of nf_tables, NFTA_GEN_* of
-// linux/netfilter/nf_tables.h.
-const (
-	genProcess = 2
-	genProgram = 3
-)
-
-// Author names the process that committed a transaction of nf_tables, given the
-// attributes of the message that ends it.
-func Author(attrs []byte) string {
-	program, process := String(Find(attrs, genProgram)), Uint32(Find(attrs, genProcess))
-	if process == 0 {
-		return program
-	}
-	return fmt.Sprintf("%s (process %d)", program, process)
 }

@@ -11,56 +11,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flow is an entry of connection tracking.
+// Flow is a conntrack entry.
 type Flow struct {
 	Protocol uint8
 	// Source and Destination are those of the original direction, Server is the
 	// source of the reply direction.
 	Source, Destination, Server netip.AddrPort
-	// Answered says that a packet of the reply direction has been seen.
+	// Answered means that a packet of the reply direction has been seen.
 	Answered bool
 	// TCPState is TCP_CONNTRACK_* of linux/netfilter/nf_conntrack_tcp.h, 0 for
 	// other protocols.
 	TCPState uint8
 }
 
-// Attributes of an entry, CTA_* of linux/netfilter/nfnetlink_conntrack.h.
-const (
-	ctaTupleOrig  = 1
-	ctaTupleReply = 2
-	ctaStatus     = 3
-	ctaProtoInfo  = 4
-	ctaID         = 12
-	ctaZone       = 18
+// ipsSeenReply is IPS_SEEN_REPLY of linux/netfilter/nf_conntrack_common.h.
+const ipsSeenReply = 1 << 1
 
-	ctaTupleIP    = 1
-	ctaTupleProto = 2
-	ctaIPv4Src    = 1
-	ctaIPv4Dst    = 2
-	ctaIPv6Src    = 3
-	ctaIPv6Dst    = 4
-	ctaProtoNum   = 1
-	ctaSrcPort    = 2
-	ctaDstPort    = 3
-	ctaInfoTCP    = 1
-	ctaTCPState   = 1
-
-	seenReply = 1 << 1 // IPS_SEEN_REPLY of linux/netfilter/nf_conntrack_common.h
-
-	nested       = 0x8000
-	nfgenMessage = 4 // length of struct nfgenmsg
-)
-
-// DeleteFlows deletes the entries of one address family that stale chooses, and
-// returns how many. It reads the table once, or again if it changed too much
-// meanwhile. The netlink package could do it too, but takes twice the time to
-// parse what nobody asks for.
+// DeleteFlows deletes the entries of one address family for which stale returns true, and
+// returns how many. If the dump is interrupted, it repeats it. The netlink package has such
+// a function too, but it takes twice the time, because it parses all attributes.
 func DeleteFlows(s *Socket, family uint8, stale func(*Flow) bool) (deleted int, err error) {
 	err = retry(func() error {
 		var chosen [][]byte
 		dump := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
 		err := dump.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-			attrs := message[min(nfgenMessage, len(message)):]
+			attrs := message[min(nl.SizeofNfgenmsg, len(message)):]
 			if flow, ok := parseFlow(attrs); ok && stale(&flow) {
 				chosen = append(chosen, identity(attrs))
 			}
@@ -76,7 +51,7 @@ func DeleteFlows(s *Socket, family uint8, stale func(*Flow) bool) (deleted int, 
 			switch {
 			case deleteErr == nil:
 				deleted++
-			case !errors.Is(deleteErr, unix.ENOENT): // it may have ended by itself
+			case !errors.Is(deleteErr, unix.ENOENT): // it has expired
 				return fmt.Errorf("delete flow: %w", deleteErr)
 			}
 		}
@@ -86,16 +61,16 @@ func DeleteFlows(s *Socket, family uint8, stale func(*Flow) bool) (deleted int, 
 }
 
 func parseFlow(attrs []byte) (f Flow, ok bool) {
-	orig, reply := Find(attrs, ctaTupleOrig), Find(attrs, ctaTupleReply)
+	orig, reply := Find(attrs, nl.CTA_TUPLE_ORIG), Find(attrs, nl.CTA_TUPLE_REPLY)
 	f.Source, f.Destination = parseTuple(orig)
 	f.Server, _ = parseTuple(reply)
-	if number := Find(orig, ctaTupleProto, ctaProtoNum); len(number) == 1 {
+	if number := Find(orig, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM); len(number) == 1 {
 		f.Protocol = number[0]
 	}
-	if status := Find(attrs, ctaStatus); len(status) == 4 {
-		f.Answered = binary.BigEndian.Uint32(status)&seenReply != 0
+	if status := Find(attrs, nl.CTA_STATUS); len(status) == 4 {
+		f.Answered = binary.BigEndian.Uint32(status)&ipsSeenReply != 0
 	}
-	if state := Find(attrs, ctaProtoInfo, ctaInfoTCP, ctaTCPState); len(state) == 1 {
+	if state := Find(attrs, nl.CTA_PROTOINFO, nl.CTA_PROTOINFO_TCP, nl.CTA_PROTOINFO_TCP_STATE); len(state) == 1 {
 		f.TCPState = state[0]
 	}
 	return f, f.Source.IsValid() && f.Destination.IsValid() && f.Server.IsValid()
@@ -103,36 +78,36 @@ func parseFlow(attrs []byte) (f Flow, ok bool) {
 
 func parseTuple(tuple []byte) (source, destination netip.AddrPort) {
 	var src, dst netip.Addr
-	for typ, value := range Attributes(Find(tuple, ctaTupleIP)) {
+	for typ, value := range Attributes(Find(tuple, nl.CTA_TUPLE_IP)) {
 		switch typ {
-		case ctaIPv4Src, ctaIPv6Src:
+		case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
 			src, _ = netip.AddrFromSlice(value)
-		case ctaIPv4Dst, ctaIPv6Dst:
+		case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
 			dst, _ = netip.AddrFromSlice(value)
 		}
 	}
 	var from, to uint16
-	for typ, value := range Attributes(Find(tuple, ctaTupleProto)) {
+	for typ, value := range Attributes(Find(tuple, nl.CTA_TUPLE_PROTO)) {
 		switch {
 		case len(value) != 2:
-		case typ == ctaSrcPort:
+		case typ == nl.CTA_PROTO_SRC_PORT:
 			from = binary.BigEndian.Uint16(value)
-		case typ == ctaDstPort:
+		case typ == nl.CTA_PROTO_DST_PORT:
 			to = binary.BigEndian.Uint16(value)
 		}
 	}
 	return netip.AddrPortFrom(src, from), netip.AddrPortFrom(dst, to)
 }
 
-// identity is what the kernel needs to find an entry again, and not another one
-// that took its place.
+// identity returns the attributes by which the kernel finds the same entry again, and not
+// a new one with the same addresses.
 func identity(attrs []byte) []byte {
 	var id []byte
 	for typ, value := range Attributes(attrs) {
 		switch typ {
-		case ctaTupleOrig:
-			id = appendAttribute(id, typ|nested, value)
-		case ctaID, ctaZone:
+		case nl.CTA_TUPLE_ORIG:
+			id = appendAttribute(id, typ|unix.NLA_F_NESTED, value)
+		case nl.CTA_ID, nl.CTA_ZONE:
 			id = appendAttribute(id, typ, value)
 		}
 	}

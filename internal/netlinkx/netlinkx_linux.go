@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
-// attempts is how often an interrupted dump is read.
+// attempts is how often an interrupted dump is tried.
 const attempts = 5
 
 // Socket is a netlink socket for netfilter, and one for routing, in one network
@@ -32,7 +32,7 @@ func Open(netNS string) (*Socket, error) {
 		if ns, err = namespace.Open(netNS); err != nil {
 			return nil, err
 		}
-		defer func() { _ = ns.Close() }() // the sockets are in it
+		defer func() { _ = ns.Close() }() // the sockets keep it open
 	}
 	netfilter, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Socket) Addresses(family int) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// retry calls f until it is not interrupted, or patience ends.
+// retry calls f until it is not interrupted, at most attempts times.
 func retry(f func() error) error {
 	var err error
 	for range attempts {
@@ -95,6 +95,6 @@ func retry(f func() error) error {
 	return err
 }
 
-// interrupted says that a table changed while it was read, so that something may
-// be missing.
+// interrupted reports whether a table changed while it was read, so that the result may be
+// incomplete.
 func interrupted(err error) bool { return errors.Is(err, netlink.ErrDumpInterrupted) }
