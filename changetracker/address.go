@@ -19,8 +19,7 @@ const (
 // perFamily holds one value for IPv4 and one for IPv6.
 type perFamily[T any] [2]T
 
-// familyIndex is the index of a family; ok is false for anything that is not an
-// IP family.
+// familyIndex returns the index of a family; ok is false for a value that is no IP family.
 func familyIndex(family v1.IPFamily) (index int, ok bool) {
 	switch family {
 	case v1.IPv4Protocol:
@@ -48,9 +47,9 @@ func addrFamily(a netip.Addr) int {
 	return ipv6
 }
 
-// parseAddr reads an address as the API server lets it pass. Old objects hold
-// leading zeros and padding, which only the sloppy parser takes; it is slow, so
-// it comes second. An IPv4-mapped address is the IPv4 address.
+// parseAddr parses an address as leniently as the API server. Old objects have leading zeros
+// and padding, which only the slow, sloppy parser accepts, so it comes second. An IPv4-mapped
+// address becomes the IPv4 address.
 func parseAddr(text string) (a netip.Addr, ok bool) {
 	a, err := netip.ParseAddr(text)
 	if err != nil {
@@ -60,7 +59,7 @@ func parseAddr(text string) (a netip.Addr, ok bool) {
 	return a.Unmap(), true
 }
 
-// parsePrefix is parseAddr for a CIDR; the result is masked.
+// parsePrefix is parseAddr for a CIDR. The result is masked.
 func parsePrefix(text string) (p netip.Prefix, ok bool) {
 	text = strings.TrimSpace(text)
 	p, err := netip.ParsePrefix(text)
@@ -76,7 +75,7 @@ func parsePrefix(text string) (p netip.Prefix, ok bool) {
 	return canonicalPrefix(p), true
 }
 
-// parseRange is parsePrefix that also accepts an address, as a range of one.
+// parseRange is parsePrefix that also accepts an address, as a range of one address.
 func parseRange(text string) (p netip.Prefix, ok bool) {
 	if strings.Contains(text, "/") {
 		return parsePrefix(text)
@@ -88,8 +87,8 @@ func parseRange(text string) (p netip.Prefix, ok bool) {
 	return netip.PrefixFrom(a, a.BitLen()), true
 }
 
-// mappedBits is how much longer a prefix is when it is written as IPv4-mapped
-// IPv6 (RFC 4291, 2.5.5.2).
+// mappedBits is how many bits longer a prefix is in its IPv4-mapped IPv6 form (RFC 4291,
+// 2.5.5.2).
 const mappedBits = 96
 
 func canonicalPrefix(p netip.Prefix) netip.Prefix {
@@ -99,17 +98,16 @@ func canonicalPrefix(p netip.Prefix) netip.Prefix {
 	return p.Masked()
 }
 
-// dialable says that connections can be made to the address at all. A zone means
-// nothing outside the node that wrote it.
+// dialable says whether clients can connect to the address at all. A zone has a meaning only
+// on the node that wrote it.
 func dialable(a netip.Addr) bool {
 	return a.IsValid() && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast()
 }
 
-// special says that the address means a different machine on each node, or the node
-// itself.
+// special says whether the address means a different machine on each node, or the node itself.
 func special(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() }
 
-// canonicalAddrs sorts a list that it owns and drops duplicates; nil if empty.
+// canonicalAddrs sorts a list in place and drops duplicates. It returns nil for an empty list.
 func canonicalAddrs(list []netip.Addr) []netip.Addr {
 	if len(list) == 0 {
 		return nil
@@ -118,8 +116,8 @@ func canonicalAddrs(list []netip.Addr) []netip.Addr {
 	return slices.Compact(list)
 }
 
-// canonicalPrefixes sorts a list that it owns and drops what another prefix
-// contains. A /0 is no restriction, and so is the empty list: both are nil.
+// canonicalPrefixes sorts a list in place and drops prefixes that another one contains. A /0
+// restricts nothing, like the empty list: the result is nil for both.
 func canonicalPrefixes(list []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(list, netip.Prefix.Compare)
 	kept := list[:0]
@@ -127,7 +125,7 @@ func canonicalPrefixes(list []netip.Prefix) []netip.Prefix {
 		if p.Bits() == 0 {
 			return nil
 		}
-		// A container sorts before everything in it, with nothing foreign between.
+		// A prefix sorts directly before the prefixes that it contains.
 		if n := len(kept); n > 0 && kept[n-1].Overlaps(p) {
 			continue
 		}
@@ -139,8 +137,8 @@ func canonicalPrefixes(list []netip.Prefix) []netip.Prefix {
 	return kept
 }
 
-// canonicalNames returns the sorted list without duplicates; the input stays as
-// it is, and is the result when it is canonical already.
+// canonicalNames returns the sorted list without duplicates. It does not change the input, and
+// returns it if it is canonical already.
 func canonicalNames(list []string) []string {
 	if len(list) == 0 {
 		return nil
@@ -168,7 +166,7 @@ func unmap(list []netip.Addr) {
 	}
 }
 
-// portNumber converts an API port; 0 is fine here and means none.
+// portNumber converts an API port. 0 is valid and means that there is no port.
 func portNumber(number int32) (port uint16, ok bool) {
 	if number < 0 || number > math.MaxUint16 {
 		return 0, false

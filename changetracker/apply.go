@@ -16,10 +16,11 @@ import (
 // ErrUnknownFamily is returned by Apply for a family that is not tracked.
 var ErrUnknownFamily = errors.New("IP family is not tracked")
 
-// Step is what one Apply has to bring about.
+// Step is the work of one Apply.
 type Step struct {
-	// Before is what was applied so far, service port by service port: one that failed is
-	// in it as it was. Its Node is that of the last Apply that succeeded, wholly or in part.
+	// Before is what has been applied, service port by service port: one that failed is in it
+	// with its previous value. Its Node is that of the last Apply that succeeded, fully or
+	// partly.
 	Before *State
 	// After is the newest State.
 	After *State
@@ -27,14 +28,14 @@ type Step struct {
 	Delta Delta
 }
 
-// attempt is one Apply under way.
+// attempt is an Apply that is running.
 type attempt struct {
 	next     snapshot
 	node     Node
-	full     int    // family.fullWanted as the State knows it
-	sequence uint64 // of the last trigger that the State knows
+	full     int    // family.fullWanted when the State was built
+	sequence uint64 // of the last trigger that the State includes
 	counts   pendingCounts
-	// carriers are the Changes with triggers.
+	// carriers are the names of the Changes that have triggers.
 	carriers []ServicePortName
 }
 
@@ -55,16 +56,16 @@ func (s *store) apply(name v1.IPFamily, fn func(Step) ([]ServicePortName, error)
 	return err
 }
 
-// begin builds the newest State and the Delta to it.
+// begin builds the newest State and the Delta that leads to it.
 func (s *store) begin(f *family) (Step, attempt) {
 	var buffer [8]rebuilt
 	a, services := s.prepare(f, buffer[:0])
-	s.editEndpoints(services) // without the lock, since the hook is not ours
+	s.editEndpoints(services) // without the lock: this runs code of the embedding program
 	return s.complete(f, a, services)
 }
 
-// prepare makes anew what was dirty, appended to services. What comes from now on waits
-// for the next Apply.
+// prepare rebuilds the dirty Services and appends them to services. Later events wait for the
+// next Apply.
 func (s *store) prepare(f *family, services []rebuilt) (attempt, []rebuilt) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -75,7 +76,7 @@ func (s *store) prepare(f *family, services []rebuilt) (attempt, []rebuilt) {
 	return a, services
 }
 
-// complete makes a Step of what prepare began.
+// complete puts what prepare built into the newest State, and returns the Step.
 func (s *store) complete(f *family, a attempt, services []rebuilt) (Step, attempt) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -90,15 +91,16 @@ func (f *family) state(node Node, s snapshot) *State {
 	return &State{family: f.index, node: node, snapshot: s}
 }
 
-// rebuilt is the new state of a Service, on its way into current.
+// rebuilt is the new state of a Service that is not in current yet.
 type rebuilt struct {
 	name  types.NamespacedName
 	state *serviceState
-	// edit are the ports whose endpoints EditEndpoints is to look at.
+	// edit are the ports whose endpoints go through EditEndpoints.
 	edit []*portState
 }
 
-// editEndpoints lets the hook look at what no State has yet. It does not need the lock.
+// editEndpoints runs the hook on states that are not in any State yet, so it does not need the
+// lock.
 func (c *config) editEndpoints(services []rebuilt) {
 	for i := range services {
 		for _, p := range services[i].edit {
@@ -107,7 +109,7 @@ func (c *config) editEndpoints(services []rebuilt) {
 	}
 }
 
-// rebuildDirty makes anew what was dirty, appended to services, and makes it pending.
+// rebuildDirty rebuilds the dirty Services, appends them to services and makes them pending.
 func (f *family) rebuildDirty(services []rebuilt) []rebuilt {
 	for name := range f.early {
 		f.endOverrides(name)
@@ -124,11 +126,11 @@ func (f *family) rebuildDirty(services []rebuilt) []rebuilt {
 			p.merge(m)
 		}
 	}
-	f.dirty = map[types.NamespacedName]*mark{} // anew, because a map never shrinks
+	f.dirty = map[types.NamespacedName]*mark{} // a new map, because maps never shrink
 	return services
 }
 
-// place brings current up to date.
+// place puts rebuilt Services into current.
 func (f *family) place(services []rebuilt) {
 	if len(services) == 0 {
 		return
@@ -143,8 +145,8 @@ func (f *family) place(services []rebuilt) {
 	f.current = e.snapshot()
 }
 
-// rebuild makes the new state of a marked Service out of what is held, and of what
-// did not change.
+// rebuild builds the new state of a marked Service from its held objects, and reuses the ports
+// that did not change.
 func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 	r := rebuilt{name: name}
 	f.endOverrides(name)
@@ -173,7 +175,7 @@ func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 			r.edit = append(r.edit, p)
 		}
 		if edits || len(s.overrides[key]) > 0 || m.touched(key).repeats() {
-			m.touch(touched{portKey: key, all: true}) // any endpoint may have become different
+			m.touch(touched{portKey: key, all: true}) // any endpoint may have changed
 		}
 	}
 	r.state = newServiceState(ports)
@@ -193,7 +195,7 @@ func (s *heldService) rebuildPort(service types.NamespacedName, key portKey, old
 	return next
 }
 
-// merge is what slices say of a port's endpoints.
+// merge returns the endpoints of a port according to the slices.
 func (s *heldService) merge(key portKey, old *portState, t *touched) []Endpoint {
 	switch {
 	case t.none() && old != nil:
@@ -209,8 +211,8 @@ func (s *heldService) merge(key portKey, old *portState, t *touched) []Endpoint 
 	return mergeTouched(old.merged, contributions, t.addrs)
 }
 
-// collect lists the pending differences, sorted by name, and forgets the Services
-// whose changes have cancelled out.
+// collect lists the pending changes, sorted by name, and drops Services whose changes have
+// cancelled out.
 func (f *family) collect(a *attempt) []Change {
 	if len(f.pending) == 0 {
 		return nil
@@ -247,8 +249,8 @@ func (f *family) oldestPending() (oldest time.Time) {
 	return oldest
 }
 
-// commit makes the State of an attempt the one that later Deltas start from, but
-// for the service ports that failed.
+// commit makes the State of an attempt the base of later Deltas, except for the service ports
+// that failed.
 func (s *store) commit(f *family, a attempt, failed []ServicePortName) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -280,8 +282,8 @@ func (s *store) commit(f *family, a attempt, failed []ServicePortName) {
 	f.pendingSince = f.oldestPending()
 }
 
-// stillPending are the failed service ports, which are sorted, that are different
-// in next, by Service.
+// stillPending returns the failed service ports that differ in next, by Service. failed is
+// sorted.
 func (f *family) stillPending(next snapshot, failed []ServicePortName) map[types.NamespacedName][]portKey {
 	kept := map[types.NamespacedName][]portKey{}
 	for _, name := range failed {
@@ -296,7 +298,7 @@ func (f *family) stillPending(next snapshot, failed []ServicePortName) map[types
 	return kept
 }
 
-// holdBack is after with some ports, sorted, as they were before.
+// holdBack returns after, with some ports replaced by those of before. The keys are sorted.
 func holdBack(before, after *serviceState, keys []portKey) *serviceState {
 	var ports []*portState
 	if after != nil {

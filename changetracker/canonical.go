@@ -7,22 +7,22 @@ import (
 	"slices"
 )
 
-// canonicalise validates values that did not come from our own parser and brings
-// them into canonical form. It changes the lists in place. The error names every
-// fault, and means that p must not be used.
+// canonicalise validates a service port that did not come from the parser, and brings it into
+// canonical form. It changes the lists in place. The error names every invalid field; p must
+// not be used then.
 func (p *ServicePort) canonicalise() error {
-	var faults []error
-	fault := func(field string, value any) {
-		faults = append(faults, fmt.Errorf("%s: invalid value %v", field, value))
+	var errs []error
+	invalid := func(field string, value any) {
+		errs = append(errs, fmt.Errorf("%s: invalid value %v", field, value))
 	}
 	if !validProtocol(p.Name.Protocol) {
-		fault("Name.Protocol", p.Name.Protocol)
+		invalid("Name.Protocol", p.Name.Protocol)
 	}
 	if p.Port == 0 {
-		fault("Port", p.Port)
+		invalid("Port", p.Port)
 	}
 	if p.SessionAffinity < 0 {
-		fault("SessionAffinity", p.SessionAffinity)
+		invalid("SessionAffinity", p.SessionAffinity)
 	}
 	if p.ClusterIP = p.ClusterIP.Unmap(); !p.ClusterIP.IsValid() {
 		p.InternalPolicyLocal = false
@@ -30,14 +30,14 @@ func (p *ServicePort) canonicalise() error {
 	unmap(p.ExternalIPs)
 	unmap(p.LoadBalancerVIPs)
 	if err := p.findFamily(); err != nil {
-		return errors.Join(append(faults, err)...)
+		return errors.Join(append(errs, err)...)
 	}
 	fits := func(field string, value any, a netip.Addr, ok bool) {
 		switch {
 		case !ok:
-			fault(field, value)
+			invalid(field, value)
 		case familyOf(a) != p.Family:
-			faults = append(faults, fmt.Errorf("%s: %v is not of the family %s", field, value, p.Family))
+			errs = append(errs, fmt.Errorf("%s: %v is not of the family %s", field, value, p.Family))
 		}
 	}
 	if p.ClusterIP.IsValid() {
@@ -57,10 +57,10 @@ func (p *ServicePort) canonicalise() error {
 	p.ExternalIPs = canonicalAddrs(p.ExternalIPs)
 	p.LoadBalancerVIPs = canonicalAddrs(p.LoadBalancerVIPs)
 	p.LoadBalancerSourceRanges = canonicalPrefixes(p.LoadBalancerSourceRanges)
-	return errors.Join(faults...)
+	return errors.Join(errs...)
 }
 
-// findFamily fills in the Family by the first address.
+// findFamily sets an empty Family to that of the first address.
 func (p *ServicePort) findFamily() error {
 	dialled := p.NodePort != 0
 	for vip := range p.vips() {
@@ -72,25 +72,25 @@ func (p *ServicePort) findFamily() error {
 	_, known := familyIndex(p.Family)
 	switch {
 	case !dialled:
-		return errors.New("there is nothing to dial: set ClusterIP, ExternalIPs, LoadBalancerVIPs or NodePort")
+		return errors.New("no address and no node port: set ClusterIP, ExternalIPs, LoadBalancerVIPs or NodePort")
 	case p.Family == "":
-		return errors.New("Family: no address says which: set it")
+		return errors.New("Family: it is empty and there is no address to derive it from: set IPv4 or IPv6")
 	case !known:
 		return fmt.Errorf("Family: invalid value %q", p.Family)
 	}
 	return nil
 }
 
-// canonicalise validates a hand-built endpoint and makes it our own.
+// canonicalise validates a hand-built endpoint and copies its lists.
 func (e *Endpoint) canonicalise(o *Options) error {
 	e.Addr = netip.AddrPortFrom(e.Addr.Addr().Unmap(), e.Addr.Port())
 	switch a := e.Addr.Addr(); {
 	case !dialable(a) || e.Addr.Port() == 0:
 		return fmt.Errorf("endpoint address: invalid value %v", e.Addr)
 	case !o.mayServe(a):
-		return fmt.Errorf("endpoint address: %v is a loopback or link-local address, which means a different machine on each node: use a routable one", e.Addr)
+		return fmt.Errorf("endpoint address: %v is a loopback or link-local address, which means a different machine on each node: use a routable address", e.Addr)
 	case !e.Ready && !e.Serving && !e.Terminating:
-		return fmt.Errorf("endpoint %v: it would get no traffic, as none of Ready, Serving and Terminating is set: set Ready, or leave it out", e.Addr)
+		return fmt.Errorf("endpoint %v: it would get no traffic: none of Ready, Serving and Terminating is set: set Ready, or omit the endpoint", e.Addr)
 	}
 	e.ZoneHints = slices.Clone(canonicalNames(e.ZoneHints))
 	e.NodeHints = slices.Clone(canonicalNames(e.NodeHints))

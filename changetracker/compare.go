@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// compareServices appends the differences of a Service between committed and
-// current, sorted by name.
+// compareServices appends the differences of a Service between committed and current, sorted
+// by name.
 func (f *family) compareServices(changes []Change, name types.NamespacedName) []Change {
 	before, _ := f.committed.services.Get(name)
 	after, _ := f.current.services.Get(name)
@@ -31,8 +31,8 @@ func deref[T any](p **T) *T {
 	return *p
 }
 
-// comparePorts compares a port as it was and as it is; either may be nil. The
-// mark bounds the search for changed endpoints.
+// comparePorts compares a port before and after; either may be nil. Only endpoints that the
+// mark names are compared.
 func (f *family) comparePorts(before, after *portState, m *mark) (c Change, differs bool) {
 	refreshed := m.refreshes(after)
 	if before == after && !refreshed {
@@ -50,7 +50,7 @@ func (f *family) comparePorts(before, after *portState, m *mark) (c Change, diff
 	return c, differs || c.Before != nil && !f.samePort(c.Before, c.After)
 }
 
-// compareEndpoints fills in what was added and removed.
+// compareEndpoints sets Added and Removed.
 func (f *family) compareEndpoints(c *Change, was, is []Endpoint, t *touched) {
 	switch {
 	case t.none():

@@ -6,23 +6,21 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Counts are what a Tracker has heard of, over all families.
+// Counts counts the events that a Tracker has received and what is pending, over all families.
 type Counts struct {
-	// Services and EndpointSlices count the calls that brought one, or its end.
+	// Services and EndpointSlices count the calls that added, changed or removed one.
 	Services, EndpointSlices uint64
-	// PendingServices is the number of Services that changed themselves, and
-	// PendingEndpointSlices the number of changes of slices, that no Apply has
-	// consumed.
+	// PendingServices is the number of Services that changed themselves and
+	// PendingEndpointSlices the number of slice changes, both not consumed by an Apply yet.
 	PendingServices, PendingEndpointSlices int
 }
 
-// pendingCounts is what Counts needs to know of one family.
+// pendingCounts holds the counters of one family.
 type pendingCounts struct {
-	// services holds the number, in order of arrival, of the last change of each
-	// Service that is pending.
+	// services holds, for each pending Service, the sequence number of its last change.
 	services map[types.NamespacedName]uint64
-	// sequence counts the changes of Services; slices those of slices, and
-	// slicesDone those of them that a successful Apply has seen.
+	// sequence counts the changes of Services, and slices those of slices. slicesDone is how
+	// many of slices a successful Apply has included.
 	sequence           uint64
 	slices, slicesDone uint64
 }
@@ -35,7 +33,7 @@ func (c *pendingCounts) serviceChanged(name types.NamespacedName) {
 	c.services[name] = c.sequence
 }
 
-// applied forgets what was there at the given moment, but for what failed.
+// applied drops what was counted when the attempt began, except for Services that failed.
 func (c *pendingCounts) applied(at pendingCounts, failed map[types.NamespacedName][]portKey) {
 	c.slicesDone = at.slices
 	maps.DeleteFunc(c.services, func(name types.NamespacedName, sequence uint64) bool {

@@ -1,8 +1,8 @@
-// Package changetracker turns Services and EndpointSlices, as any informer
-// delivers them, into one immutable State per IP family and a Delta that is
-// consumed only when the receiver says so.
+// Package changetracker turns Services and EndpointSlices, as informers deliver them, into one
+// immutable State per IP family and a Delta. The Delta is consumed only when the receiver
+// reports success.
 //
-// It is for programs with a data plane of their own; package proxier has it inside.
-// It does no I/O, starts no goroutine, needs no client-go and builds everywhere. All
-// methods of the trackers may be called from several goroutines at once.
+// It is for programs with their own data plane; package proxier uses it internally. It does no
+// I/O, starts no goroutine, does not need client-go and builds on all platforms. All methods
+// of the trackers may be called concurrently.
 package changetracker

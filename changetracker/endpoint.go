@@ -8,29 +8,29 @@ import (
 	"strings"
 )
 
-// Endpoint is one address and port that answers for a service port.
-// An Endpoint in a State is immutable.
+// Endpoint is an address and port that serves a service port. An Endpoint in a State is
+// immutable.
 type Endpoint struct {
 	Addr netip.AddrPort
-	// Ready, Serving and Terminating are the EndpointSlice conditions, with an
-	// absent condition read as the API says: ready, serving, not terminating.
+	// Ready, Serving and Terminating are the EndpointSlice conditions. An absent condition has
+	// the default of the API: ready, serving, not terminating.
 	Ready, Serving, Terminating bool
-	// Weight is the endpoint's share of new connections, relative to those of the other
-	// endpoints. 0 is the default and means 1, and the trackers store 0 for 1. It never
-	// means no traffic: that is Override.Eject.
+	// Weight is the endpoint's share of new connections, relative to the other endpoints. 0 is
+	// the default and means 1; the trackers store 0 for 1. It never means no traffic; for that
+	// see Override.Eject.
 	Weight uint16
-	// Zone and Node say where the endpoint runs; empty if that is not known. View.Local says
-	// for whom it is local.
+	// Zone and Node are where the endpoint runs; empty if unknown. View.Local says whether it
+	// is local.
 	Zone, Node string
-	// ZoneHints and NodeHints name the zones and nodes that the control plane
-	// wants to use this endpoint; nil means no hint. Sorted.
+	// ZoneHints and NodeHints name the zones and nodes that should use this endpoint according
+	// to the control plane, sorted; nil means no hint.
 	ZoneHints, NodeHints []string
-	// Ext is the embedder's own payload, set by Options.DecorateEndpoint.
+	// Ext is a payload of the embedding program, which Options.DecorateEndpoint sets.
 	Ext any
 }
 
-// Usable says that the endpoint may receive traffic in some situation: it is
-// ready, or it still serves while it terminates (KEP-1669).
+// Usable says whether the endpoint may receive traffic in some situation: it is ready, or it
+// serves while it terminates (KEP-1669).
 func (e *Endpoint) Usable() bool { return e.Ready || e.Serving && e.Terminating }
 
 // Equal compares everything but Ext.
@@ -43,10 +43,10 @@ func (e *Endpoint) alike(o *Endpoint) bool {
 		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
 }
 
-// share is the weight that counts.
+// share is the effective weight.
 func (e *Endpoint) share() uint16 { return max(e.Weight, 1) }
 
-// canonicalWeight is 0 for 1.
+// canonicalWeight returns 0 for 1.
 func canonicalWeight(weight uint16) uint16 {
 	if weight == 1 {
 		return 0
@@ -54,7 +54,7 @@ func canonicalWeight(weight uint16) uint16 {
 	return weight
 }
 
-// String is the address with what is out of the ordinary: conditions and weight.
+// String is the address, with the conditions and the weight if they are not the default.
 func (e *Endpoint) String() string {
 	s := e.Addr.String()
 	if !e.Ready {
@@ -69,21 +69,21 @@ func (e *Endpoint) String() string {
 	return s
 }
 
-// draining says that the endpoint serves while it terminates.
+// draining says whether the endpoint serves while it terminates.
 func (e *Endpoint) draining() bool { return e.Serving && e.Terminating }
 
-// rank orders the records of one address by their conditions (W-04), the highest first:
-// not terminating (EPS-19), since a new pod may have the address of one that ends; then
+// rank orders the records of one address by their conditions, the highest first (W-04): not
+// terminating, since a new pod may have the address of one that terminates (EPS-19), then
 // ready, then serving.
 func (e *Endpoint) rank() int { return 4*count(!e.Terminating) + 2*count(e.Ready) + count(e.Serving) }
 
-// preference is positive when e is the better record of its address, and 0 only
-// for records that are alike but for Ext.
+// preference is positive if e is the better record of its address. It is 0 only for records
+// that differ in nothing but Ext.
 func (e *Endpoint) preference(o *Endpoint) int {
 	return cmp.Or(
 		cmp.Compare(e.rank(), o.rank()),
 		cmp.Compare(e.Weight, o.Weight),
-		strings.Compare(o.Node, e.Node), // from here on anything that is stable will do
+		strings.Compare(o.Node, e.Node), // from here on, any stable order
 		strings.Compare(o.Zone, e.Zone),
 		slices.Compare(o.ZoneHints, e.ZoneHints),
 		slices.Compare(o.NodeHints, e.NodeHints),
@@ -99,8 +99,7 @@ func count(is bool) int {
 
 func compareByAddr(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
 
-// dropDuplicates keeps the preferred record of each address of a sorted list
-// (EPS-19, W-04).
+// dropDuplicates keeps the preferred record of each address of a sorted list (EPS-19, W-04).
 func dropDuplicates(list []Endpoint) []Endpoint {
 	kept := list[:0]
 	for i := range list {
@@ -115,7 +114,7 @@ func dropDuplicates(list []Endpoint) []Endpoint {
 	return kept
 }
 
-// findEndpoint is the endpoint of a sorted list that has the address, or nil.
+// findEndpoint returns the endpoint of a sorted list that has the address, or nil.
 func findEndpoint(list []Endpoint, addr netip.AddrPort) *Endpoint {
 	i, found := searchEndpoint(list, addr)
 	if !found {
@@ -126,7 +125,7 @@ func findEndpoint(list []Endpoint, addr netip.AddrPort) *Endpoint {
 
 func searchEndpoint(list []Endpoint, addr netip.AddrPort) (index int, found bool) {
 	low, high := 0, len(list)
-	for low < high { // by hand, because an Endpoint is large to pass to a func
+	for low < high { // not slices.BinarySearchFunc, which copies the large Endpoint
 		middle := int(uint(low+high) >> 1)
 		if list[middle].Addr.Compare(addr) < 0 {
 			low = middle + 1
@@ -137,7 +136,7 @@ func searchEndpoint(list []Endpoint, addr netip.AddrPort) (index int, found bool
 	return low, low < len(list) && list[low].Addr == addr
 }
 
-// hasAddr says whether a sorted list has an endpoint of that address, at any port.
+// hasAddr says whether a sorted list has an endpoint with that address, at any port.
 func hasAddr(list []Endpoint, addr netip.Addr) bool {
 	i, _ := searchEndpoint(list, netip.AddrPortFrom(addr, 0))
 	return i < len(list) && list[i].Addr.Addr() == addr

@@ -2,8 +2,8 @@ package changetracker
 
 import "fmt"
 
-// Exclusion says why Select leaves an endpoint out, in a few words. It is empty
-// for an endpoint that is selected.
+// Exclusion is why Select leaves an endpoint out, in a few words. It is empty for an endpoint
+// that is selected.
 type Exclusion string
 
 // The reasons to leave an endpoint out.
@@ -14,14 +14,14 @@ const (
 	ExcludedElsewhere  Exclusion = "on another node"
 	ExcludedByNodeHint Exclusion = "hints give it to other nodes"
 	ExcludedByZoneHint Exclusion = "hints give it to other zones"
-	// ExcludedByHook is not Select's: a hook after it has decided so, as
+	// ExcludedByHook is for an endpoint that a hook leaves out after Select, such as
 	// desired.Resolver.EditSelection.
 	ExcludedByHook Exclusion = "the program's own rule leaves it out"
 )
 
-// ExplainCluster says for each endpoint, in the order of the input, why it is not
-// among Selection.Cluster. remark says what became of topology hints or of the
-// fallback to terminating endpoints; it is empty when there is nothing to say.
+// ExplainCluster returns for each endpoint, in the order of the input, why it is not in
+// Selection.Cluster. remark says how topology hints were used, or that terminating endpoints
+// are used; it is empty otherwise.
 func ExplainCluster(endpoints []Endpoint, node Node) (why []Exclusion, remark string) {
 	sum := summarise(endpoints, &node)
 	chosen := sum.clusterRule(&node)
@@ -47,8 +47,8 @@ func explain(endpoints []Endpoint, chosen rule) []Exclusion {
 	return why
 }
 
-// excludes is selects with the reason. What an endpoint's own state forbids counts
-// before where it is.
+// excludes returns why the rule does not select the endpoint. The conditions of an endpoint
+// come before its location.
 func (r rule) excludes(e *Endpoint) Exclusion {
 	switch {
 	case r.selects(e):
@@ -68,8 +68,8 @@ func (r rule) excludes(e *Endpoint) Exclusion {
 	}
 }
 
-// clusterRemark says why hints do not bind although there are some, or that
-// nothing is ready.
+// clusterRemark says why hints are not used although there are some, or that no endpoint is
+// ready.
 func (s *summary) clusterRemark(endpoints []Endpoint, node *Node, chosen rule) string {
 	switch {
 	case chosen.kind == readyForNode:
@@ -89,7 +89,7 @@ func (s *summary) clusterRemark(endpoints []Endpoint, node *Node, chosen rule) s
 	}
 }
 
-// unhinted is the first ready endpoint without a hint for a zone.
+// unhinted returns the first ready endpoint without a zone hint.
 func unhinted(endpoints []Endpoint) string {
 	for i := range endpoints {
 		if endpoints[i].Ready && len(endpoints[i].ZoneHints) == 0 {

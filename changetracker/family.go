@@ -11,42 +11,40 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// family is everything about one IP family. It is guarded by the store's lock,
-// but for applying.
+// family is the state of one IP family. The store's lock guards it, except for applying.
 //
-// An event changes what is held of one Service and marks that dirty, no more. Apply
-// builds current anew from what is held of the dirty Services, which become
-// pending, and the Delta from what differs between committed and current among
-// the pending ones. Success makes current committed. Both are persistent maps, so
-// that all this costs what changed.
+// An event only changes the held objects of one Service and marks it dirty. Apply rebuilds the
+// dirty Services in current, which makes them pending, and compares the pending ones in
+// committed and current to get the Delta. A success makes current committed. Both are
+// persistent maps, so all of this costs what changed.
 type family struct {
 	*config
 
 	index int
-	// applying serialises Apply. Its holder alone writes the fields below pending;
-	// lock it before the store.
+	// applying serialises Apply. Only its holder writes the fields from pending on. Lock it
+	// before the store.
 	applying sync.Mutex
 
 	services map[types.NamespacedName]*heldService
-	// dirty marks the Services that changed since current was built; dirtySince is
-	// when the first of them did, or when the node did.
+	// dirty marks the Services that changed after current was built. dirtySince is when the
+	// first of them, or the node, changed.
 	dirty      map[types.NamespacedName]*mark
 	dirtySince time.Time
-	// early names Services with overrides that may have come before their endpoints.
+	// early names Services with overrides that may have arrived before their endpoints.
 	early    map[types.NamespacedName]struct{}
 	triggers triggerTimes
 	counts   pendingCounts
-	// fullWanted counts the reasons for a full sync; fullDone is how many of them
-	// a successful Apply has seen.
+	// fullWanted counts the reasons for a full sync, and fullDone how many of them a successful
+	// Apply has included.
 	fullWanted, fullDone int
 	fullSince            time.Time
 
-	// pending marks the Services in which current may differ from committed.
+	// pending marks the Services that may differ between current and committed.
 	pending      map[types.NamespacedName]*mark
 	pendingSince time.Time
 	current      snapshot // the newest State
-	committed    snapshot // what the last successful Apply made of it
-	// committedNode is the node that it was for.
+	committed    snapshot // the State after the last successful Apply
+	// committedNode is the node of that Apply.
 	committedNode Node
 }
 
@@ -64,10 +62,11 @@ func newFamily(c *config, index int) *family {
 	}
 }
 
-// waiting is the arrival of the oldest change that was not applied.
+// waiting returns when the oldest change that is not applied arrived.
 func (f *family) waiting() time.Time { return earlier(f.dirtySince, f.pendingSince) }
 
-func (f *family) noticed(now time.Time) {
+// changedAt notifies the receiver of a change.
+func (f *family) changedAt(now time.Time) {
 	select {
 	case f.changed <- struct{}{}:
 	default:
@@ -77,20 +76,20 @@ func (f *family) noticed(now time.Time) {
 	}
 }
 
-// wantFull makes the next Deltas Full until one is applied.
+// wantFull makes Deltas Full until one is applied.
 func (f *family) wantFull(now time.Time) {
 	f.fullWanted++
 	f.fullSince = earlier(f.fullSince, now)
-	f.noticed(now)
+	f.changedAt(now)
 }
 
-// mark notes that a Service changed.
+// mark records that a Service changed.
 func (f *family) mark(name types.NamespacedName) *mark {
 	m := f.dirty[name]
 	if m == nil {
 		m = &mark{since: f.now()}
 		f.dirty[name] = m
-		f.noticed(m.since)
+		f.changedAt(m.since)
 	}
 	return m
 }
@@ -110,7 +109,7 @@ func (f *family) dropIfEmpty(name types.NamespacedName, s *heldService) {
 	}
 }
 
-// placePorts makes ports, sorted by name, those that a Source has of a Service.
+// placePorts replaces the ports that a Source has of a Service. They are sorted by name.
 func (f *family) placePorts(from string, name types.NamespacedName, ports []*ServicePort) (changed bool) {
 	s := f.services[name]
 	if s == nil && len(ports) == 0 {
@@ -123,10 +122,10 @@ func (f *family) placePorts(from string, name types.NamespacedName, ports []*Ser
 		switch {
 		case old == nil || next == nil:
 			changed = true
-			// Changes of endpoints are not marked while the Service lacks the port.
+			// Endpoint changes were not marked while the Service did not have the port.
 			f.mark(name).touch(touched{portKey: (*anyOf(old, next)).key(), all: true})
 		case f.samePort(*old, *next):
-			*next = *old // the same pointer tells that nothing changed
+			*next = *old // the same pointer means that nothing changed
 		default:
 			changed = true
 		}
@@ -140,7 +139,7 @@ func (f *family) placePorts(from string, name types.NamespacedName, ports []*Ser
 	return changed
 }
 
-// placeSlice puts next in the place of the slice of that name; nil takes it out.
+// placeSlice replaces the slice of that name; nil removes it.
 func (f *family) placeSlice(service types.NamespacedName, name sliceName, next *heldSlice) (changed bool) {
 	s := f.services[service]
 	if s == nil && next == nil {
@@ -153,7 +152,7 @@ func (f *family) placeSlice(service types.NamespacedName, name sliceName, next *
 	return changed
 }
 
-// held is what is remembered of a slice, or nil.
+// held returns the stored slice, or nil.
 func (f *family) held(service types.NamespacedName, slice sliceName) *heldSlice {
 	if s := f.services[service]; s != nil {
 		return sliceOf(s.slices, slice)
@@ -161,8 +160,8 @@ func (f *family) held(service types.NamespacedName, slice sliceName) *heldSlice 
 	return nil
 }
 
-// setEndpoints makes list, sorted and without duplicates, the hand-built
-// endpoints that a Source has of a service port.
+// setEndpoints replaces the hand-built endpoints that a Source has of a service port. The list
+// is sorted and has no duplicates.
 func (f *family) setEndpoints(from string, name ServicePortName, list []Endpoint) (changed bool) {
 	s, key := f.service(name.NamespacedName), name.key()
 	var next *heldSlice
@@ -188,13 +187,13 @@ func (f *family) placeByHand(from string, service types.NamespacedName, s *heldS
 	return changed
 }
 
-// uses says whether the endpoints of a port matter. A slice may have thousands of
-// ports that its Service does not have.
+// uses says whether the endpoints of a port matter. A slice may have thousands of ports that
+// its Service does not have.
 func (f *family) uses(s *heldService, key portKey) bool {
 	return f.endpointsOnly || s.port(key) != nil
 }
 
-// compareSlices marks what is different in the Service when next replaces old.
+// compareSlices marks what changes in the Service when next replaces old.
 func (f *family) compareSlices(service types.NamespacedName, s *heldService, old, next *heldSlice) (changed bool) {
 	var buffer [8]portKey
 	keys := next.keys(old.keys(buffer[:0]))
@@ -214,8 +213,8 @@ func (f *family) compareSlices(service types.NamespacedName, s *heldService, old
 	return changed
 }
 
-// comparePort finds the addresses of a port for which it makes a difference that
-// next replaces old.
+// comparePort returns the addresses of a port whose winning record changes when next replaces
+// old.
 func (f *family) comparePort(s *heldService, key portKey, old, next *heldSlice) touched {
 	var ours [2][2]contribution
 	var theirs [8]contribution
@@ -277,13 +276,13 @@ func (f *family) override(name ServicePortName, addr netip.AddrPort, o Override)
 	return true
 }
 
-// has says whether the State to come has an endpoint, but for what EditEndpoints does.
+// has says whether the next State has an endpoint, apart from what EditEndpoints does.
 func (f *family) has(s *heldService, key portKey, addr netip.AddrPort) bool {
 	var buffer [16]contribution
 	return f.uses(s, key) && winner(s.contributions(buffer[:0], key), addr).endpoint != nil
 }
 
-// endOverrides drops the overrides of endpoints that a Service does not have.
+// endOverrides deletes the overrides of endpoints that a Service does not have.
 func (f *family) endOverrides(name types.NamespacedName) {
 	s := f.services[name]
 	if s == nil {

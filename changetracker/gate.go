@@ -2,22 +2,21 @@ package changetracker
 
 import "slices"
 
-// Input is a part of what a first sync must know.
+// Input is a source of data that the first sync needs.
 type Input string
 
 // The Inputs of a Tracker.
 const (
 	InputServices       Input = "Services"
 	InputEndpointSlices Input = "EndpointSlices"
-	// InputNode is the node. It is waited for with Options.AwaitNode only.
+	// InputNode is the node. It is awaited only with Options.AwaitNode.
 	InputNode Input = "Node"
 )
 
-// SourceInput is what the named Source has. It is waited for with Options.AwaitSources
-// only.
+// SourceInput is the Input of the named Source. It is awaited only with Options.AwaitSources.
 func SourceInput(name string) Input { return Input("source " + name) }
 
-// gate is open when all inputs are known. It is guarded by store.mu, but for open.
+// gate is open when all inputs are known. The store's lock guards it, except for open.
 type gate struct {
 	waiting []Input // sorted
 	open    chan struct{}

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// heldSlice is what is remembered of an EndpointSlice, or of the hand-built
-// endpoints of one port, which have no name. It is immutable. Every port has all
-// the endpoints, which are held once: a slice may have thousands of both.
+// heldSlice is the stored content of an EndpointSlice, or of the hand-built endpoints of one
+// port, which have no name. It is immutable. Every port has all the endpoints; they are stored
+// once, because a slice may have thousands of both.
 type heldSlice struct {
 	sliceName
 	created   time.Time
@@ -19,14 +19,14 @@ type heldSlice struct {
 	endpoints []Endpoint    // sorted by address, never empty
 }
 
-// numberedKey is a port of a slice. Several may have the same name (EPS-14,
-// EPS-18). Number 0 is that of hand-built endpoints, which have their own.
+// numberedKey is a port of a slice. Several may have the same name (EPS-14, EPS-18). Number 0
+// is for hand-built endpoints, which have their own.
 type numberedKey struct {
 	portKey
 	number uint16
 }
 
-// sliceName tells the slices of a namespace apart: two Sources may have one of the same
+// sliceName identifies a slice within its namespace. Two Sources may have slices of the same
 // name.
 type sliceName struct{ from, name string }
 
@@ -34,7 +34,7 @@ func (n sliceName) compare(o sliceName) int {
 	return cmp.Or(strings.Compare(n.from, o.from), strings.Compare(n.name, o.name))
 }
 
-// keys are the names of the ports, in order, appended to buffer.
+// keys appends the names of the ports, in order, to buffer.
 func (h *heldSlice) keys(buffer []portKey) []portKey {
 	if h == nil {
 		return buffer
@@ -45,7 +45,7 @@ func (h *heldSlice) keys(buffer []portKey) []portKey {
 	return buffer
 }
 
-// contributions are those for a port, in order of number, appended to buffer.
+// contributions appends those for a port, in order of number, to buffer.
 func (h *heldSlice) contributions(buffer []contribution, key portKey) []contribution {
 	if h == nil {
 		return buffer
@@ -57,8 +57,8 @@ func (h *heldSlice) contributions(buffer []contribution, key portKey) []contribu
 	return buffer
 }
 
-// succeeds says whether the slice wins over o for an address of which both have
-// an equally good record: the newer one, then the one whose Source and name come first.
+// succeeds says whether the slice wins over o for an address of which both have an equally
+// good record: the newer slice does, then the one whose Source and name sort first.
 func (h *heldSlice) succeeds(o *heldSlice) bool {
 	if c := h.created.Compare(o.created); c != 0 {
 		return c > 0
@@ -66,15 +66,14 @@ func (h *heldSlice) succeeds(o *heldSlice) bool {
 	return h.compare(o.sliceName) < 0
 }
 
-// heldService is everything known of one Service in one family: what States are built
-// from.
+// heldService holds the objects of one Service in one family. States are built from it.
 type heldService struct {
 	ports []*ServicePort // sorted by name
-	// offers are what each Source says of ports, sorted by Source; none is empty, and the
-	// first one counts. Nil when the trackers' own objects are all.
+	// offers are the ports of each Source, sorted by Source. None is empty, and the first one
+	// counts. Nil if only the tracker itself, which is the Source without a name, has ports.
 	offers []offer
 	slices []*heldSlice // sorted by name
-	// byHand has the hand-built endpoints of each Source, sorted by it; no list is empty.
+	// byHand has the hand-built endpoints of each Source, sorted by Source. No list is empty.
 	byHand map[portKey][]*heldSlice
 	// overrides has no empty maps.
 	overrides map[portKey]overrides
@@ -84,13 +83,13 @@ func (s *heldService) empty() bool {
 	return len(s.ports)+len(s.slices)+len(s.byHand)+len(s.overrides) == 0
 }
 
-// offer is what one Source says of a Service.
+// offer is the ports that one Source has of a Service.
 type offer struct {
 	from  string
 	ports []*ServicePort
 }
 
-// offer makes ports those that a Source has, and returns those that count.
+// offer replaces the ports of a Source, and returns the ports that count.
 func (s *heldService) offer(from string, ports []*ServicePort) []*ServicePort {
 	switch {
 	case len(s.offers) > 0:
@@ -134,7 +133,7 @@ func (s *heldService) override(key portKey, addr netip.AddrPort, o Override) {
 	s.overrides[key][addr] = o
 }
 
-// findSlice is the place of a slice in a list that is sorted by name.
+// findSlice returns the position of a slice in a list that is sorted by name.
 func findSlice(list []*heldSlice, name sliceName) (index int, found bool) {
 	return slices.BinarySearchFunc(list, name, func(h *heldSlice, name sliceName) int { return h.compare(name) })
 }
@@ -146,7 +145,7 @@ func sliceOf(list []*heldSlice, name sliceName) *heldSlice {
 	return nil
 }
 
-// withSlice is a list with a slice added, replaced, or taken out when h is nil.
+// withSlice returns the list with a slice added or replaced, or removed if h is nil.
 func withSlice(list []*heldSlice, name sliceName, h *heldSlice) []*heldSlice {
 	i, found := findSlice(list, name)
 	switch {
@@ -160,8 +159,8 @@ func withSlice(list []*heldSlice, name sliceName, h *heldSlice) []*heldSlice {
 	return list
 }
 
-// endpointKeys are the ports of the slices and of the hand-built endpoints,
-// sorted, appended to buffer.
+// endpointKeys appends the ports of the slices and of the hand-built endpoints to buffer,
+// sorted.
 func (s *heldService) endpointKeys(buffer []portKey) []portKey {
 	buffer = slices.AppendSeq(buffer, maps.Keys(s.byHand))
 	for _, h := range s.slices {
@@ -179,16 +178,16 @@ func (s *heldService) port(key portKey) *ServicePort {
 	return s.ports[i]
 }
 
-// contribution is the endpoints that one slice has for the port in question.
+// contribution is the endpoints that one slice has for a port.
 type contribution struct {
 	slice *heldSlice
-	// number is the endpoints' port, whether their Addr has it or not; 0 means that
-	// each Addr has one of its own.
+	// number is the endpoints' port, whether their Addr has it or not. 0 means that each Addr
+	// has its own.
 	number    uint16
 	endpoints []Endpoint
 }
 
-// addr is the address of one of the endpoints, with its port.
+// addr returns the address of one of the endpoints, with its port.
 func (c *contribution) addr(e *Endpoint) netip.AddrPort {
 	if c.number == 0 {
 		return e.Addr
@@ -196,10 +195,10 @@ func (c *contribution) addr(e *Endpoint) netip.AddrPort {
 	return netip.AddrPortFrom(e.Addr.Addr(), c.number)
 }
 
-// complete says that the endpoints hold their port.
+// complete says whether the endpoints' Addr has the port.
 func (c *contribution) complete() bool { return c.endpoints[0].Addr.Port() != 0 }
 
-// find is the endpoint that has the address, or nil.
+// find returns the endpoint with the address, or nil.
 func (c *contribution) find(addr netip.AddrPort) *Endpoint {
 	switch {
 	case c.number != 0 && c.number != addr.Port():
@@ -210,7 +209,7 @@ func (c *contribution) find(addr netip.AddrPort) *Endpoint {
 	return findEndpoint(c.endpoints, addr)
 }
 
-// contributions are those of all slices, appended to buffer.
+// contributions appends those of all slices to buffer.
 func (s *heldService) contributions(buffer []contribution, key portKey) []contribution {
 	for _, h := range s.byHand[key] {
 		buffer = h.contributions(buffer, key)

@@ -10,11 +10,11 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// survives runs an embedder's hook and says whether it returned. A hook that
-// panics must not take the node's proxy down with it.
+// survives runs a hook of the embedding program and says whether it returned. A hook that
+// panics must not end the node's proxy.
 func (c *config) survives(hook string, run func()) (ok bool) { return survives(hook, c.warn, run) }
 
-// survives is config.survives for one who may not hold the lock.
+// survives is config.survives for a caller that does not hold the lock.
 func survives(hook string, warn func(string, ...zap.Field), run func()) (ok bool) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -25,8 +25,8 @@ func survives(hook string, warn func(string, ...zap.Field), run func()) (ok bool
 	return true
 }
 
-// selects says whether the Service is one for this proxy (CFG-02 for the label).
-// A Select that panics has no say.
+// selects says whether the Service is for this proxy (CFG-02 for the label). A Select hook
+// that panics is ignored.
 func (c *config) selects(service *v1.Service) bool {
 	name, labelled := service.Labels[LabelServiceProxyName]
 	if labelled != (c.options.ServiceProxyName != "") || name != c.options.ServiceProxyName {
@@ -42,8 +42,8 @@ func (c *config) selects(service *v1.Service) bool {
 	return selected
 }
 
-// decorateService returns p as the hook leaves it, or p itself when the hook
-// panics or leaves something that is no valid service port.
+// decorateService returns p as the hook leaves it, or p itself if the hook panics or leaves an
+// invalid service port.
 func (c *config) decorateService(p *ServicePort, service *v1.Service) *ServicePort {
 	if c.options.DecorateService == nil {
 		return p
@@ -54,7 +54,7 @@ func (c *config) decorateService(p *ServicePort, service *v1.Service) *ServicePo
 	}
 	decorated.Name, decorated.Family = p.Name, p.Family
 	if err := decorated.canonicalise(); err != nil {
-		c.warn("hook left an invalid service port", zap.Stringer("service_port", p.Name), zap.Error(err))
+		c.warn("hook left an invalid service port, which is ignored", zap.Stringer("service_port", p.Name), zap.Error(err))
 		return p
 	}
 	return decorated
@@ -66,7 +66,7 @@ func (c *config) decorateEndpoint(e *Endpoint, api *discovery.Endpoint, slice *d
 		return
 	}
 	decorated := *e
-	// The hint lists are shared by many endpoints.
+	// Many endpoints share the hint lists.
 	decorated.ZoneHints, decorated.NodeHints = slices.Clone(e.ZoneHints), slices.Clone(e.NodeHints)
 	if !c.survives("DecorateEndpoint", func() { c.options.DecorateEndpoint(&decorated, api, slice) }) {
 		return
@@ -78,8 +78,8 @@ func (c *config) decorateEndpoint(e *Endpoint, api *discovery.Endpoint, slice *d
 	*e = decorated
 }
 
-// edited are the endpoints of a port as the hook leaves them, or as they are when it
-// panics. What is no endpoint of the port's family is left out.
+// edited returns the endpoints of a port as the hook leaves them, or unchanged if it panics.
+// Invalid endpoints and those of the other family are left out.
 func (c *config) edited(p *portState) []Endpoint {
 	var list []Endpoint
 	if !survives("EditEndpoints", c.logger.Warn, func() { list = c.options.EditEndpoints(p.port, slices.Clone(p.endpoints)) }) {
@@ -96,7 +96,7 @@ func (c *config) edited(p *portState) []Endpoint {
 		return !ok
 	})
 	if len(list) < count {
-		c.logger.Warn("hook left invalid endpoints, which are left out", zap.String("hook", "EditEndpoints"),
+		c.logger.Warn("hook left invalid endpoints, which are ignored", zap.String("hook", "EditEndpoints"),
 			zap.Stringer("service_port", p.name), zap.Int("count", count-len(list)), zap.Stringer("last", refused))
 	}
 	for i := range list {
@@ -108,15 +108,15 @@ func (c *config) edited(p *portState) []Endpoint {
 	return dropDuplicates(list)
 }
 
-// share keeps one list in memory, not two, where a hook has changed nothing.
+// share keeps one list in memory instead of two if the hook has changed nothing.
 func (p *portState) share(c *config) {
 	if c.sameEndpoints(p.merged, p.endpoints) {
 		p.endpoints = p.merged
 	}
 }
 
-// equalExt compares payloads. A comparison that panics, as == does for types that
-// cannot be compared, means different.
+// equalExt compares payloads. If the comparison panics, as == does for types that are not
+// comparable, they are different.
 func (c *config) equalExt(a, b any) (equal bool) {
 	if a == nil && b == nil {
 		return true

@@ -371,9 +371,9 @@ func TestSetBlamesTheValueThatIsWrong(t *testing.T) {
 	}{
 		"nothing to dial": {
 			ServicePort{Port: 80},
-			"there is nothing to dial: set ClusterIP, ExternalIPs, LoadBalancerVIPs or NodePort",
+			"no address and no node port: set ClusterIP, ExternalIPs, LoadBalancerVIPs or NodePort",
 		},
-		"no family":    {ServicePort{Port: 80, NodePort: 30080}, "Family: no address says which: set it"},
+		"no family":    {ServicePort{Port: 80, NodePort: 30080}, "Family: it is empty and there is no address to derive it from: set IPv4 or IPv6"},
 		"no IP family": {ServicePort{Port: 80, NodePort: 30080, Family: "IPX"}, `Family: invalid value "IPX"`},
 		"two families and no ClusterIP": {
 			ServicePort{Port: 80, ExternalIPs: []netip.Addr{four}, LoadBalancerVIPs: []netip.Addr{six}},

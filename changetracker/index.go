@@ -8,15 +8,15 @@ import (
 	"k8s.io/utils/third_party/forked/golang/btree"
 )
 
-// index finds service ports by their addresses, and by their ports of the node. Versions
-// of it share what is the same in both.
+// index finds service ports by their addresses, node ports and health check node ports.
+// Versions share the parts that are equal.
 type index = btree.BTree[entry]
 
-// entry is something that a service port can be found by.
+// entry is a key under which a service port is found.
 type entry struct {
 	kind entryKind
 	port uint16     // 0 for endpointEntry
-	addr netip.Addr // the zero Addr for a port of the node
+	addr netip.Addr // the zero Addr for node ports and health check node ports
 	name *ServicePortName
 }
 
@@ -29,7 +29,7 @@ const (
 	endpointEntry
 )
 
-// compare puts together what is looked up together.
+// compare sorts entries that are looked up together next to each other.
 func (e entry) compare(o entry) int {
 	if c := cmp.Or(cmp.Compare(e.kind, o.kind), e.addr.Compare(o.addr), cmp.Compare(e.port, o.port)); c != 0 {
 		return c
@@ -42,11 +42,11 @@ func newIndex() *index {
 	return btree.New(degree, func(a, b entry) bool { return a.compare(b) < 0 })
 }
 
-// indexEditor makes the next version of an index. It copies nothing before something
-// changes. The store's lock must be held, since a copy touches what it is made of.
+// indexEditor makes the next version of an index. It copies nothing until something changes.
+// The caller holds the store's lock, because a copy also writes to its original.
 type indexEditor struct {
 	version   *index
-	owned     bool // version is a copy, which may be changed
+	owned     bool // version is a copy that may change
 	endpoints bool // Options.IndexEndpoints
 }
 
@@ -63,7 +63,7 @@ func (e *indexEditor) freeze() *index {
 	return e.version
 }
 
-// replace puts what is found of a Service in the place of what was.
+// replace replaces the entries of a Service.
 func (e *indexEditor) replace(old, next *serviceState) {
 	byName := func(x, y **portState) int { return (*x).name.Compare((*y).name) }
 	walk(old.all(), next.all(), byName, func(x, y **portState) {
@@ -91,7 +91,7 @@ func (e *indexEditor) replace(old, next *serviceState) {
 	}
 }
 
-// replacePort is replace for a service port, nil if there is none.
+// replacePort replaces the entries of a service port; nil means that there is none.
 func (e *indexEditor) replacePort(was, is *ServicePort) {
 	for x := range was.entries() {
 		e.own().Delete(x)
@@ -101,7 +101,7 @@ func (e *indexEditor) replacePort(was, is *ServicePort) {
 	}
 }
 
-// entries yields all of a service port, but for healthEntry.
+// entries yields all entries of a service port except healthEntry.
 func (p *ServicePort) entries() iter.Seq[entry] {
 	return func(yield func(entry) bool) {
 		if p == nil {
@@ -122,8 +122,8 @@ func healthEntry(p *ServicePort) entry {
 	return entry{kind: healthPortEntry, port: p.HealthCheckNodePort, name: &p.Name}
 }
 
-// replaceEndpoints is replace for the endpoints of a service port, sorted by address. An
-// address counts once, whatever its ports.
+// replaceEndpoints replaces the entries of the endpoints of a service port. The lists are
+// sorted by address. An address with several ports is one entry.
 func (e *indexEditor) replaceEndpoints(of ServicePortName, was, is []Endpoint) {
 	if len(was) == len(is) && (len(is) == 0 || &was[0] == &is[0]) {
 		return

@@ -1,14 +1,14 @@
 package changetracker
 
-// maxNodeNames bounds the table of node names, since nodes come and go for ever.
+// maxNodeNames bounds the table of node names, because nodes come and go without end.
 const maxNodeNames = 1 << 14
 
-// nodeNames holds the name of each node once. Every endpoint of an API object brings a
-// copy of its own, and Select compares the names of all endpoints of a service port: from
-// one place in memory that is several times as fast.
+// nodeNames holds the name of each node once. Every endpoint of an API object brings its own
+// copy, and Select compares the names of all endpoints of a service port, which is several
+// times as fast if equal names share memory.
 type nodeNames map[string]string
 
-// share makes the endpoints, which the caller owns, refer to the names that are held.
+// share makes the endpoints, which the caller owns, refer to the stored names.
 func (n nodeNames) share(list []Endpoint) {
 	for i := range list {
 		name := list[i].Node

@@ -9,17 +9,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ByAddr yields the service ports that clients reach at an address and port, sorted by
-// name: those that have it as ClusterIP, external IP or load balancer VIP. There may be
-// several, of which desired.Claim says who gets it. Node ports are not among them, as
-// the node's addresses are not a Service's: see ByNodePort. It is O(log N) and the
-// result, as is all that is named By….
+// ByAddr yields the service ports that have an address and port as ClusterIP, external IP or
+// load balancer IP, sorted by name. If there are several, desired.Claim decides which one gets
+// it. Node ports are not included, because the addresses of the node belong to no Service: see
+// ByNodePort. Like all methods By…, it costs O(log N) and the size of the result.
 func (s *State) ByAddr(vip netip.AddrPort, protocol v1.Protocol) iter.Seq[ServicePortName] {
 	return withProtocol(s.names(vipEntry, vip.Addr().Unmap(), vip.Port()), protocol)
 }
 
-// ByVIP is ByAddr for all ports and protocols: it yields the service ports in order of
-// port and name.
+// ByVIP is ByAddr for all ports and protocols. It yields the service ports in order of port
+// and name.
 func (s *State) ByVIP(vip netip.Addr) iter.Seq[ServicePortName] {
 	return func(yield func(ServicePortName) bool) {
 		for e := range s.entries(vipEntry, vip.Unmap(), 0) {
@@ -30,13 +29,13 @@ func (s *State) ByVIP(vip netip.Addr) iter.Seq[ServicePortName] {
 	}
 }
 
-// ByNodePort yields the service ports that ask for a node port, sorted by name.
+// ByNodePort yields the service ports that have a node port, sorted by name.
 func (s *State) ByNodePort(port uint16, protocol v1.Protocol) iter.Seq[ServicePortName] {
 	return withProtocol(s.names(nodePortEntry, netip.Addr{}, port), protocol)
 }
 
-// ByHealthCheckNodePort yields the Services that ask for a health check node port,
-// sorted by name.
+// ByHealthCheckNodePort yields the Services that have a health check node port, sorted by
+// name.
 func (s *State) ByHealthCheckNodePort(port uint16) iter.Seq[types.NamespacedName] {
 	return func(yield func(types.NamespacedName) bool) {
 		for name := range s.names(healthPortEntry, netip.Addr{}, port) {
@@ -47,9 +46,9 @@ func (s *State) ByHealthCheckNodePort(port uint16) iter.Seq[types.NamespacedName
 	}
 }
 
-// ByEndpoint yields the service ports that have an endpoint of that address, whatever
-// its port and condition, sorted by name. Without Options.IndexEndpoints it goes through
-// the endpoints of all.
+// ByEndpoint yields the service ports that have an endpoint with that address, whatever its
+// port and conditions, sorted by name. Without Options.IndexEndpoints it reads the endpoints
+// of all service ports.
 func (s *State) ByEndpoint(addr netip.Addr) iter.Seq[ServicePortName] {
 	addr = addr.Unmap()
 	if s.indexEndpoints {
@@ -79,8 +78,8 @@ func withProtocol(names iter.Seq[ServicePortName], protocol v1.Protocol) iter.Se
 	}
 }
 
-// HealthCheckNodePorts returns the health check node port of each Service that
-// has one. It costs what there are of these, not of Services.
+// HealthCheckNodePorts returns the health check node port of each Service that has one. It
+// costs the size of the result.
 func (s *State) HealthCheckNodePorts() map[types.NamespacedName]uint16 {
 	ports := map[types.NamespacedName]uint16{}
 	for e := range s.entries(healthPortEntry, netip.Addr{}, 0) {
@@ -89,7 +88,7 @@ func (s *State) HealthCheckNodePorts() map[types.NamespacedName]uint16 {
 	return ports
 }
 
-// HealthCheckNodePort is the health check node port of a Service, or 0.
+// HealthCheckNodePort returns the health check node port of a Service, or 0.
 func (s *State) HealthCheckNodePort(name types.NamespacedName) uint16 {
 	service, _ := s.services.Get(name)
 	if p := service.health(); p != nil {

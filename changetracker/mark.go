@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// maxTouched is how many addresses of a port are remembered one by one.
+// maxTouched is how many addresses of a port are stored one by one.
 const maxTouched = 1024
 
-// touched says which endpoints of a port changed: all, or the listed addresses
-// and no others.
+// touched says which endpoints of a port changed: all, or only the listed addresses.
 type touched struct {
 	portKey
 	all bool
-	// again says that what slices say is the same, but not what is made of it.
+	// again says that the records in slices are the same, but overrides or hooks may give
+	// another result.
 	again bool
 	addrs []netip.AddrPort
 }
 
 func (t *touched) none() bool { return t == nil || !t.all && len(t.addrs) == 0 }
 
-// repeats says that what slices say must be looked at again.
+// repeats says whether overrides and hooks must run again.
 func (t *touched) repeats() bool { return t != nil && t.again }
 
 func (t *touched) merge(o touched) {
@@ -35,13 +35,12 @@ func (t *touched) merge(o touched) {
 	t.addrs = slices.Compact(t.addrs)
 }
 
-// mark remembers what happened to a Service. A value of a service port that
-// changed is not listed: they are compared by pointer.
+// mark stores what changed of a Service. Service ports that changed are not listed: they are
+// compared by pointer.
 type mark struct {
 	since     time.Time // arrival of the first change
 	endpoints map[portKey]*touched
-	// refreshed are the ports that Refresh asks for. They count as changed until they have
-	// been applied.
+	// refreshed are the ports that Refresh names. They count as changed until they are applied.
 	refreshed map[portKey]struct{}
 }
 
@@ -53,7 +52,7 @@ func (m *mark) refresh(key portKey) {
 	m.refreshed[key] = struct{}{}
 }
 
-// refreshes says whether Refresh asks for a port, if the Service has it.
+// refreshes says whether Refresh names a port that the Service has.
 func (m *mark) refreshes(p *portState) bool {
 	if len(m.refreshed) == 0 || p == nil || p.port == nil {
 		return false
@@ -83,10 +82,10 @@ func (m *mark) merge(o *mark) {
 	}
 }
 
-// touched is what happened to the endpoints of a port, or nil for nothing.
+// touched returns what changed in the endpoints of a port, or nil.
 func (m *mark) touched(key portKey) *touched { return m.endpoints[key] }
 
-// earlier is the earlier of two times, where the zero time is none.
+// earlier returns the earlier of two times. The zero time means none.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// walk visits the items of two sorted lists in order, with nil for the list that
-// does not have it. Lists hold no two items that compare as equal.
+// walk visits the items of two sorted lists in order, with nil for the list that does not have
+// the item. Neither list has two equal items.
 func walk[T any](a, b []T, compare func(x, y *T) int, visit func(x, y *T)) {
 	i, j := 0, 0
 	for i < len(a) || j < len(b) {
@@ -32,7 +32,7 @@ func walk[T any](a, b []T, compare func(x, y *T) int, visit func(x, y *T)) {
 	}
 }
 
-// anyOf is x, or y if x is nil.
+// anyOf returns x, or y if x is nil.
 func anyOf[T any](x, y *T) *T {
 	if x != nil {
 		return x
@@ -40,8 +40,8 @@ func anyOf[T any](x, y *T) *T {
 	return y
 }
 
-// mergeAll is the union of all contributions, sorted, with the winner of each
-// address. The list of a lone slice is shared, not copied, if it can be.
+// mergeAll returns the union of all contributions, sorted, with the winning record of each
+// address. If there is only one slice its list is shared, if possible, and not copied.
 func mergeAll(contributions []contribution) []Endpoint {
 	if len(contributions) == 0 {
 		return nil
@@ -84,8 +84,8 @@ func bestRecords(contributions []contribution) []record {
 	return best
 }
 
-// mergeTouched is mergeAll when only the records of some addresses, sorted and
-// without duplicates, differ from what old was merged from.
+// mergeTouched is mergeAll if only the records of some addresses, sorted and without
+// duplicates, have changed since old was merged.
 func mergeTouched(old []Endpoint, contributions []contribution, addrs []netip.AddrPort) []Endpoint {
 	if len(contributions) <= 1 {
 		return mergeAll(contributions)
@@ -104,23 +104,22 @@ func mergeTouched(old []Endpoint, contributions []contribution, addrs []netip.Ad
 	return append(merged, old...)
 }
 
-// record is one slice's opinion of an address.
+// record is what one slice says about an address.
 type record struct {
 	slice *heldSlice
 	addr  netip.AddrPort
-	// endpoint is nil when the slice does not have the address. Its own Addr may
-	// lack the port.
+	// endpoint is nil if the slice does not have the address. Its Addr may lack the port.
 	endpoint *Endpoint
 }
 
-// value is the endpoint with its whole address.
+// value returns the endpoint with its complete address.
 func (r record) value() Endpoint {
 	e := *r.endpoint
 	e.Addr = r.addr
 	return e
 }
 
-// better is the record that counts of two for the same address (W-04).
+// better returns the record that counts of two for the same address (W-04).
 func (r record) better(o record) record {
 	switch {
 	case r.endpoint == nil:
@@ -135,7 +134,7 @@ func (r record) better(o record) record {
 	return r
 }
 
-// winner is the record of addr that counts among all contributions.
+// winner returns the record of addr that counts among all contributions.
 func winner(contributions []contribution, addr netip.AddrPort) record {
 	var best record
 	for _, c := range contributions {

@@ -8,20 +8,20 @@ import (
 // Labels of the EndpointSlices that a multi-cluster services controller imports (KEP-1645).
 const (
 	// LabelServiceImport names the ServiceImport that a slice belongs to. A slice that also
-	// names a Service, by kubernetes.io/service-name, belongs to that alone.
+	// names a Service, by kubernetes.io/service-name, belongs only to that Service.
 	LabelServiceImport = "multicluster.kubernetes.io/service-name"
-	// LabelSourceCluster names the cluster that a slice's endpoints are in.
+	// LabelSourceCluster names the cluster that runs the slice's endpoints.
 	LabelSourceCluster = "multicluster.kubernetes.io/source-cluster"
 )
 
-// ImportedService is the Service that the trackers know a ServiceImport by: another one than
-// the Service of the same name, which is the cluster's own. No Service of the API has a dot
-// in its name (RFC 1035). Package informer makes these Services.
+// ImportedService is the name under which the trackers store a ServiceImport. It differs from
+// the Service of the same name, which is the cluster's own: no Service of the API has a dot in
+// its name (RFC 1035). Package informer makes these Services.
 func ImportedService(serviceImport types.NamespacedName) types.NamespacedName {
 	return types.NamespacedName{Namespace: serviceImport.Namespace, Name: serviceImport.Name + ".clusterset"}
 }
 
-// serviceOf is the Service that a slice belongs to, with no Name if it belongs to none.
+// serviceOf returns the Service that a slice belongs to. Its Name is empty if there is none.
 func serviceOf(slice *discovery.EndpointSlice) types.NamespacedName {
 	if name := slice.Labels[discovery.LabelServiceName]; name != "" {
 		return types.NamespacedName{Namespace: slice.Namespace, Name: name}
@@ -32,8 +32,8 @@ func serviceOf(slice *discovery.EndpointSlice) types.NamespacedName {
 	return types.NamespacedName{}
 }
 
-// qualified is the name here of a node of another cluster. No Kubernetes node has a slash
-// in its name (RFC 1123).
+// qualified returns the name under which the trackers store a node of another cluster. No
+// Kubernetes node has a slash in its name (RFC 1123).
 func qualified(cluster, node string) string {
 	if cluster == "" || node == "" {
 		return node

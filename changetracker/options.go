@@ -10,21 +10,21 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// LabelServiceProxyName hands a Service to another proxy than the default one
+// LabelServiceProxyName assigns a Service to another proxy than the default one
 // (service.kubernetes.io/service-proxy-name of the Kubernetes API).
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// ExternalIPPolicy says which values of spec.externalIPs count. Whoever may write a
-// Service can take the traffic to any address with them (CVE-2020-8554). Those that
-// do not count are Problems of reason ReasonRefused; the Service's other addresses
-// stay. Never accepted are addresses of loopback, link-local and multicast, and the
-// unspecified one. The zero value accepts all others, also addresses of nodes, as
-// kube-proxy does: external IPs are commonly used for these. What depends on the node
-// that it is, its pods' ranges and its own addresses, is for desired.Resolver.
+// ExternalIPPolicy decides which values of spec.externalIPs are accepted. Whoever may write a
+// Service can take over the traffic to any address with them (CVE-2020-8554). Values that are
+// not accepted are Problems with ReasonRefused; the other addresses of the Service are still
+// used. Loopback, link-local, multicast and unspecified addresses are never accepted. The zero
+// value accepts all others, including addresses of nodes, as kube-proxy does: external IPs are
+// commonly used for these. desired.Resolver decides about addresses of the node itself and of
+// its pods.
 type ExternalIPPolicy struct {
-	// Refuse accepts no external IP at all (AllowServiceExternalIPs=false of KEP-5707).
+	// Refuse accepts no external IP (AllowServiceExternalIPs=false of KEP-5707).
 	Refuse bool
-	// Denied are ranges that no external IP may be in.
+	// Denied are ranges whose addresses are not accepted.
 	Denied []netip.Prefix
 }
 
@@ -32,78 +32,78 @@ func (p *ExternalIPPolicy) accepts(a netip.Addr) bool {
 	return !p.Refuse && !special(a) && !slices.ContainsFunc(p.Denied, func(r netip.Prefix) bool { return canonicalPrefix(r).Contains(a) })
 }
 
-// Options configures the trackers. The zero value tracks both families for a
-// node without name.
+// Options configures the trackers. The zero value tracks both families for a node without a
+// name.
 type Options struct {
 	// Families to track; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
 	Node     Node
-	// Cluster is what LabelSourceCluster calls the node's own cluster. Where the label names
-	// another one, nodes are that one's, as those of a Source with that name. Without
-	// Cluster, endpoints that are imported by LabelServiceImport have no Node: a node of
-	// another cluster may have the name of one of ours.
+	// Cluster is the value of LabelSourceCluster for the node's own cluster. If the label names
+	// another cluster, nodes are that cluster's, like those of a Source with that name. If
+	// Cluster is empty, endpoints that LabelServiceImport imports have no Node, because a node
+	// of another cluster may have the name of one of ours.
 	Cluster string
 	// AwaitNode makes the first SetNode an Input that Tracker.Ready waits for.
 	AwaitNode bool
-	// AwaitSources names Sources whose first Replace or Synced Tracker.Ready waits for.
+	// AwaitSources names Sources. Tracker.Ready waits for the first Replace or Synced of each.
 	AwaitSources []string
-	// ServiceProxyName is the value of LabelServiceProxyName that Services must
-	// carry. Empty means Services without that label.
+	// ServiceProxyName is the required value of LabelServiceProxyName. Empty means Services
+	// without that label.
 	ServiceProxyName string
-	// Select, if set, says which Services to track, after ServiceProxyName. A
-	// Service that it turns away counts as deleted. It must be pure.
+	// Select, if set, decides which Services to track, after ServiceProxyName. A Service that
+	// it rejects counts as deleted. It must be pure.
 	Select func(*v1.Service) bool
-	// StrictSourceRanges closes a load balancer VIP whose Service restricts its
-	// sources, but with no valid range of the VIP's family. By default, as in
-	// kube-proxy, such a VIP is open to everybody. Either is a Problem.
+	// StrictSourceRanges closes a load balancer IP if its Service has source ranges, but no
+	// valid one of the IP's family. The default is that of kube-proxy: such an IP is open to
+	// everyone. Both are a Problem.
 	StrictSourceRanges bool
-	// ExternalIPs says which external IPs of Services count.
+	// ExternalIPs decides which external IPs of Services are accepted.
 	ExternalIPs ExternalIPPolicy
-	// LoopbackEndpoints accepts endpoints at loopback addresses, which the API server
-	// refuses: they open what the node serves to itself. It is for Services of one
-	// machine, such as in a test.
+	// LoopbackEndpoints accepts endpoints at loopback addresses. The API server refuses them,
+	// because they expose services that the node offers only to itself. It is for Services on
+	// one machine, as in tests.
 	LoopbackEndpoints bool
 	// IndexEndpoints makes State.ByEndpoint O(log N). It costs about 10 MB for 100,000
-	// endpoints, and some microseconds for each that comes or goes.
+	// endpoints, and some microseconds for each endpoint that is added or removed.
 	IndexEndpoints bool
-	// DecorateService and DecorateEndpoint, if set, may fill Ext and change any
-	// other field but the identity (Name, Family, Addr), also take away the ClusterIP of a
-	// service port that has other addresses or a node port. They must be pure and must not
-	// keep or change the API objects. DecorateEndpoint sees an endpoint once for all
-	// ports of its slice, so that Addr's port is 0.
+	// DecorateService and DecorateEndpoint, if set, may set Ext and change every field except
+	// the identity (Name, Family, Addr). They may remove the ClusterIP of a service port that
+	// has other addresses or a node port. They must be pure, and must not keep or change the
+	// API objects. DecorateEndpoint runs once for an endpoint and all ports of its slice, so
+	// the port of Addr is 0.
 	DecorateService  func(*ServicePort, *v1.Service)
 	DecorateEndpoint func(*Endpoint, *discovery.Endpoint, *discovery.EndpointSlice)
-	// EditEndpoints, if set, decides about all endpoints of a service port at once:
-	// which there are, and all their fields. It gets what slices and Endpoints.Set say,
-	// with Overrides, sorted by address, and returns what the State is to have, in any
-	// order; none, too. Endpoints without a valid address of the family are left out.
-	// If it panics, the endpoints stay as they were given.
+	// EditEndpoints, if set, decides about all endpoints of a service port together: which
+	// exist, and all their fields. It receives the endpoints of slices and Endpoints.Set, with
+	// Overrides, sorted by address. It returns the endpoints for the State in any order, or
+	// none. Endpoints without a valid address of the family are ignored. If it panics, the
+	// endpoints stay as they were.
 	//
-	// It must be pure, and runs again only when the service port or what it is given
-	// changes: call Tracker.Refresh when something else changes its answer. An Apply
-	// runs it, once for each such service port, and those of two families may do so at
-	// the same time. No lock of the tracker is held, but it must not call Apply. The
-	// list is the hook's own; the service port and the hint lists of endpoints are not
-	// to be written to. A tracker without Services does not run it. While it is set,
-	// changed of other calls may be true for a difference that it hides.
+	// It must be pure. It runs again only if the service port or its input changes: call
+	// Tracker.Refresh if something else changes its result. Apply runs it, once for each such
+	// service port, and concurrently for two families. No lock of the tracker is held, but it
+	// must not call Apply. The hook owns the list, but must not write to the service port and
+	// the hint lists. A tracker without Services does not run it. While it is set, other calls
+	// may report changed for a difference that it hides.
 	EditEndpoints func(port *ServicePort, endpoints []Endpoint) []Endpoint
-	// EqualExt compares two Ext payloads; nil compares with ==, and payloads
-	// that cannot be compared so count as different.
+	// EqualExt compares two Ext payloads. Nil compares with ==; payloads that are not
+	// comparable are different.
 	EqualExt func(a, b any) bool
-	// Logger gets one line for each value that is set aside; nil is silent.
+	// Logger receives one line for each value that is set aside. Nil logs nothing.
 	Logger *zap.Logger
 	// Now is the clock for trigger times; nil means time.Now.
 	Now func() time.Time
 }
 
-// mayServe says that an endpoint may have the address. The API server refuses
-// special ones (ValidateEndpointIP): they would open what the node serves to itself.
+// mayServe says whether an endpoint may have the address. The API server refuses special
+// addresses (ValidateEndpointIP), because they expose services that the node offers only to
+// itself.
 func (o *Options) mayServe(a netip.Addr) bool {
 	return dialable(a) && (!special(a) || o.LoopbackEndpoints && a.IsLoopback())
 }
 
-// clusterOf says whose nodes a slice of a Source names; empty for the tracker's own. known
-// is false for an imported slice where nobody has said which cluster is whose.
+// clusterOf returns the cluster whose nodes a slice of a Source names; empty for the tracker's
+// own. known is false for an imported slice if its cluster is not known.
 func (o *Options) clusterOf(from string, slice *discovery.EndpointSlice) (cluster string, known bool) {
 	of := slice.Labels[LabelSourceCluster]
 	switch {
@@ -116,23 +116,22 @@ func (o *Options) clusterOf(from string, slice *discovery.EndpointSlice) (cluste
 	}
 }
 
-// config is what all parts of a tracker share. It does not change after New, but for the
-// channel's content.
+// config is what all parts of a tracker share. It does not change after New.
 type config struct {
 	options Options
 	logger  *zap.Logger
 	now     func() time.Time
 	created time.Time
 	tracked perFamily[bool]
-	// endpointsOnly is set where there are no Services, so that all endpoints matter.
+	// endpointsOnly is set if there are no Services: all endpoints matter then.
 	endpointsOnly bool
-	// changed has a value after a change.
+	// changed holds a value after a change.
 	changed chan struct{}
-	// warn logs when the store's lock, which must be held, is released.
+	// warn logs when the store's lock, which the caller holds, is released.
 	warn func(message string, fields ...zap.Field)
 }
 
-// newConfig fills in the defaults of options that are valid.
+// newConfig sets the defaults of valid options.
 func newConfig(o Options) *config {
 	c := &config{options: o, logger: o.Logger, now: o.Now, changed: make(chan struct{}, 1)}
 	if c.logger == nil {

@@ -5,21 +5,21 @@ import (
 	"slices"
 )
 
-// Override is what somebody knows of an endpoint beside what slices say: a health
-// checker of its own, or an operator. The zero value is none.
+// Override changes an endpoint beyond what slices say: for a health checker of its own, or for
+// an operator. The zero value changes nothing.
 type Override struct {
-	// Eject keeps new connections away, as if the endpoint had failed its readiness
-	// probe: it stays in the State, neither Ready nor Serving. Where that would leave a
-	// service port without a usable endpoint, on any node, nothing of it is ejected.
+	// Eject stops new connections, as if the endpoint had failed its readiness probe: it stays
+	// in the State, but is neither Ready nor Serving. If that would leave the service port
+	// without a usable endpoint on any node, none of its endpoints is ejected.
 	Eject bool
-	// Weight replaces Endpoint.Weight. 0 leaves it as it is.
+	// Weight replaces Endpoint.Weight. 0 does not change it.
 	Weight uint16
 }
 
 // overrides are those of one service port.
 type overrides map[netip.AddrPort]Override
 
-// apply returns list itself when there is nothing to do, or else a changed copy.
+// apply returns the list itself if it changes nothing, and otherwise a changed copy.
 func (o overrides) apply(list []Endpoint) []Endpoint {
 	if len(o) == 0 {
 		return list

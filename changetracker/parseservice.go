@@ -12,18 +12,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// defaultAffinity is what the API server fills in for a missing timeout
-// (v1.DefaultClientIPServiceAffinitySeconds).
+// defaultAffinity is the default of the API server (v1.DefaultClientIPServiceAffinitySeconds).
 const defaultAffinity = time.Duration(v1.DefaultClientIPServiceAffinitySeconds) * time.Second
 
-// parsedService is what a Service says about itself, before it is split into
-// service ports.
+// parsedService holds the fields of a Service that all of its service ports share.
 type parsedService struct {
 	clusterIPs perFamily[netip.Addr]
 	externals  perFamily[[]netip.Addr]
 	vips       perFamily[[]netip.Addr]
 	ranges     perFamily[[]netip.Prefix]
-	// deny says that source ranges are given, but none of this family.
+	// deny says that there are source ranges, but none of this family.
 	deny       perFamily[bool]
 	healthPort uint16
 	affinity   time.Duration
@@ -33,8 +31,8 @@ type parsedService struct {
 	uid                          types.UID
 }
 
-// parseService turns a Service into its service ports of each family, sorted by
-// name. What is wrong with it goes into f.
+// parseService returns the service ports of a Service by family, sorted by name. It adds
+// problems to f.
 func (c *config) parseService(service *v1.Service, f *findings) (ports perFamily[[]*ServicePort]) {
 	if !proxied(service) || !c.selects(service) {
 		return ports
@@ -62,14 +60,14 @@ func (c *config) parseService(service *v1.Service, f *findings) (ports perFamily
 	return ports
 }
 
-// proxied says that the Service has something to proxy at all (TRK-01, TRK-02).
-// Only the singular cluster IP decides.
+// proxied says whether a proxy handles the Service at all (TRK-01, TRK-02). Only the singular
+// cluster IP decides.
 func proxied(service *v1.Service) bool {
 	ip := service.Spec.ClusterIP
 	return ip != "" && ip != v1.ClusterIPNone && service.Spec.Type != v1.ServiceTypeExternalName
 }
 
-// parseClusterIPs finds the cluster IP of each tracked family (TRK-10).
+// parseClusterIPs parses the cluster IP of each tracked family (TRK-10).
 func (c *config) parseClusterIPs(p *parsedService, service *v1.Service, f *findings) (any bool) {
 	spec := &service.Spec
 	if len(spec.IPFamilies) == 0 {
@@ -100,7 +98,7 @@ func (c *config) parseClusterIPs(p *parsedService, service *v1.Service, f *findi
 	return any
 }
 
-// parseListedClusterIP reads the cluster IP that belongs to ipFamilies[i].
+// parseListedClusterIP parses the cluster IP of ipFamilies[i].
 func parseListedClusterIP(spec *v1.ServiceSpec, i int, f *findings) (addr netip.Addr, ok bool) {
 	const field = "spec.clusterIPs[%d]"
 	if i >= len(spec.ClusterIPs) {
@@ -119,8 +117,8 @@ func parseListedClusterIP(spec *v1.ServiceSpec, i int, f *findings) (addr netip.
 	return addr, true
 }
 
-// parseVIPs reads external IPs and load balancer addresses (TRK-11, TRK-14).
-// Blank values are nobody's mistake to report.
+// parseVIPs parses external IPs and load balancer IPs (TRK-11, TRK-14). Blank values are not
+// reported.
 func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy, f *findings) {
 	for i, text := range service.Spec.ExternalIPs {
 		if strings.TrimSpace(text) == "" {
@@ -152,10 +150,10 @@ func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy,
 	}
 }
 
-// parseSourceRanges reads who may use the load balancer addresses (TRK-12).
+// parseSourceRanges parses the sources that may use the load balancer IPs (TRK-12).
 func (p *parsedService) parseSourceRanges(service *v1.Service, f *findings) {
 	restricted := false
-	var open perFamily[bool] // by a /0, which canonicalPrefixes leaves no trace of
+	var open perFamily[bool] // by a /0, which canonicalPrefixes removes
 	for i, text := range service.Spec.LoadBalancerSourceRanges {
 		if strings.TrimSpace(text) == "" {
 			continue
@@ -176,8 +174,8 @@ func (p *parsedService) parseSourceRanges(service *v1.Service, f *findings) {
 	}
 }
 
-// checkSourceRanges reports the families whose load balancer addresses are restricted,
-// but to no valid range.
+// checkSourceRanges reports the families whose load balancer IPs are restricted, but to no
+// valid range.
 func (p *parsedService) checkSourceRanges(strict bool, f *findings) {
 	effect := "open to everybody"
 	if strict {
@@ -190,7 +188,7 @@ func (p *parsedService) checkSourceRanges(strict bool, f *findings) {
 	}
 }
 
-// parsePolicies reads traffic policies, affinity and the health check node port
+// parsePolicies parses traffic policies, session affinity and the health check node port
 // (TRK-23 to TRK-26).
 func (p *parsedService) parsePolicies(service *v1.Service, f *findings) {
 	spec := &service.Spec
@@ -237,15 +235,15 @@ func affinityTimeout(config *v1.SessionAffinityConfig) time.Duration {
 	return time.Duration(*config.ClientIP.TimeoutSeconds) * time.Second
 }
 
-// numberedPort is what one item of spec.ports contributes to a service port.
+// numberedPort is one item of spec.ports.
 type numberedPort struct {
 	name           ServicePortName
 	port, nodePort uint16
 	index          int
 }
 
-// parseServicePorts reads spec.ports, and sorts them by name. A bad item is set
-// aside by itself; of several with the same name the first one counts.
+// parseServicePorts parses spec.ports and sorts them by name. Each invalid item is set aside
+// alone. Of several items with the same name the first one counts.
 func parseServicePorts(service *v1.Service, f *findings) []numberedPort {
 	ports := make([]numberedPort, 0, len(service.Spec.Ports))
 	for i := range service.Spec.Ports {

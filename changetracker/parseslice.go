@@ -10,34 +10,33 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// maxScratch is how many endpoints the buffers are kept for. Slices that the
-// endpoint slice controller writes have 100 endpoints and few ports.
+// maxScratch is up to how many endpoints the buffers are kept. Slices of the endpoint slice
+// controller have 100 endpoints and few ports.
 const maxScratch = 4096
 
-// maxInterned bounds the table of hints, maxQualified that of nodes of other clusters.
+// maxInterned bounds the table of hints, and maxQualified that of nodes of other clusters.
 const maxInterned, maxQualified = 256, 1 << 14
 
-// sliceParser reads EndpointSlices. Its result lies in buffers that the next call
-// overwrites, so that a slice that brings nothing new costs no allocation.
+// sliceParser parses EndpointSlices. Its result is in buffers that the next call overwrites,
+// so that an unchanged slice costs no allocation.
 type sliceParser struct {
 	*config
 
 	ports     []numberedKey
 	endpoints []Endpoint
-	// interned holds the hint lists of one name. All endpoints share few of them.
+	// interned holds the hint lists with one name, which endpoints share.
 	interned map[string][]string
-	// cluster is whose nodes the slice in hand names, empty for the tracker's own. Without
-	// nodesKnown its names mean nothing.
+	// cluster is the cluster whose nodes the current slice names; empty for the tracker's own.
+	// Without nodesKnown the names are ignored.
 	cluster    string
 	nodesKnown bool
-	// qualified holds names of other clusters' nodes by cluster and name.
+	// qualified holds names of other clusters' nodes, by cluster and name.
 	qualified map[[2]string]string
 }
 
-// parse reads the ports and the endpoints of a slice of the family: sorted and
-// without duplicates, and both empty if one of them is. The endpoints' Addr has
-// the port if there is only one, so that States can share them. What is wrong with
-// the slice goes into f.
+// parse returns the ports and the endpoints of a slice of the family, sorted and without
+// duplicates; both are empty if one of them is. If there is only one port the Addr of the
+// endpoints has it, so that States can share them. It adds problems to f.
 func (p *sliceParser) parse(slice *discovery.EndpointSlice, family int, f *findings) ([]numberedKey, []Endpoint) {
 	p.parsePorts(slice, f)
 	p.parseEndpoints(slice, family, f)
@@ -53,7 +52,7 @@ func (p *sliceParser) parse(slice *discovery.EndpointSlice, family int, f *findi
 	return p.ports, p.endpoints
 }
 
-// release forgets the objects that the buffers refer to.
+// release drops the references of the buffers.
 func (p *sliceParser) release() {
 	if cap(p.endpoints) > maxScratch || cap(p.ports) > maxScratch {
 		p.ports, p.endpoints = nil, nil
@@ -68,7 +67,7 @@ func (p *sliceParser) release() {
 	}
 }
 
-// parsePorts reads the ports (EPS-10). A nil protocol is the API's default (W-01).
+// parsePorts parses the ports (EPS-10). A nil protocol means the default of the API (W-01).
 func (p *sliceParser) parsePorts(slice *discovery.EndpointSlice, f *findings) {
 	p.ports = p.ports[:0]
 	for i := range slice.Ports {
@@ -108,7 +107,7 @@ func parseEndpointPort(api *discovery.EndpointPort, i int, f *findings) (p numbe
 	return p, true
 }
 
-// parseEndpoints reads the endpoints, and sorts them by address.
+// parseEndpoints parses the endpoints and sorts them by address.
 func (p *sliceParser) parseEndpoints(slice *discovery.EndpointSlice, family int, f *findings) {
 	p.endpoints = p.endpoints[:0]
 	sorted := true
@@ -129,8 +128,8 @@ func (p *sliceParser) parseEndpoints(slice *discovery.EndpointSlice, family int,
 	p.endpoints = dropDuplicates(p.endpoints)
 }
 
-// parseAddr reads the one address that counts (EPS-12). Wrong and foreign ones are
-// dropped (W-01).
+// parseAddr parses the first address, which is the only one that counts (EPS-12). Invalid
+// addresses and those of the other family are set aside (W-01).
 func (p *sliceParser) parseAddr(api *discovery.Endpoint, i, family int, f *findings) (addr netip.Addr, ok bool) {
 	if len(api.Addresses) == 0 {
 		f.add(ReasonMissing, "", "endpoints[%d].addresses", i)
@@ -148,8 +147,7 @@ func (p *sliceParser) parseAddr(api *discovery.Endpoint, i, family int, f *findi
 	return addr, true
 }
 
-// endpoint reads everything of an endpoint but its port, which is 0 (EPS-15 to
-// EPS-17).
+// endpoint parses an endpoint; the port of its Addr is 0 (EPS-15 to EPS-17).
 func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint, slice *discovery.EndpointSlice) Endpoint {
 	e := Endpoint{
 		Addr:        netip.AddrPortFrom(addr, 0),
@@ -173,7 +171,7 @@ func (p *sliceParser) endpoint(addr netip.Addr, api *discovery.Endpoint, slice *
 	return e
 }
 
-// node is the name that a node of the slice's cluster has here.
+// node returns the name under which the trackers store a node of the slice's cluster.
 func (p *sliceParser) node(name string) string {
 	if p.cluster == "" || name == "" {
 		return name
@@ -204,7 +202,7 @@ func hintNames[T any](p *sliceParser, hints []T, name func(T) string) []string {
 	return canonicalNames(names)
 }
 
-// intern returns the list that holds only name.
+// intern returns the list with only the name.
 func (p *sliceParser) intern(name string) []string {
 	list, ok := p.interned[name]
 	if !ok {

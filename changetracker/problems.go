@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Problem is one value of an API object that was set aside. Everything else of
-// the object is used, as far as it makes sense without.
+// Problem is one value of an API object that is set aside. The other values of the object are
+// still used, as far as they make sense alone.
 type Problem struct {
 	// Object is the kind, namespace and name: "Service default/web", with " of source west"
 	// for an object of that Source.
@@ -22,12 +22,11 @@ type Problem struct {
 	Field string
 	// Value is the offending value as text, cut to a readable length.
 	Value string
-	// Reason says in a few words what is wrong with it, and is one of a fixed set
-	// fit for a metric label: see the Reason constants.
+	// Reason is why: one of the Reason constants, so it is fit for a metric label.
 	Reason Reason
 }
 
-// Reason is a bounded vocabulary of why values are set aside.
+// Reason is why a value is set aside. The set is bounded.
 type Reason string
 
 // The reasons for a Problem.
@@ -40,14 +39,14 @@ const (
 	ReasonNoPorts         Reason = "no ports"
 	ReasonDuplicate       Reason = "duplicate"
 	ReasonMissing         Reason = "missing value"
-	// ReasonRefused is an external IP that ExternalIPPolicy does not accept.
+	// ReasonRefused is for an external IP that ExternalIPPolicy does not accept.
 	ReasonRefused Reason = "refused by policy"
-	// ReasonNoSourceRange is a list of source ranges without a valid one of the IP
+	// ReasonNoSourceRange is for source ranges of which none is valid and of the IP
 	// family of a load balancer VIP.
 	ReasonNoSourceRange Reason = "no source range of the IP family"
 )
 
-// Reasons are all of them.
+// Reasons returns all reasons.
 func Reasons() []Reason {
 	return []Reason{
 		ReasonInvalidAddress, ReasonInvalidCIDR, ReasonInvalidPort, ReasonInvalidProtocol,
@@ -56,10 +55,10 @@ func Reasons() []Reason {
 	}
 }
 
-// maxValueBytes is how much of an offending value a Problem shows.
+// maxValueBytes is how much of a value a Problem shows.
 const maxValueBytes = 64
 
-// The kinds of objects that problems are found in.
+// The kinds of objects that can have problems.
 const (
 	kindService       = "Service"
 	kindEndpointSlice = "EndpointSlice"
@@ -80,8 +79,8 @@ func (k objectKey) String() string {
 	return text
 }
 
-// findings collects the problems of one object while it is parsed. It allocates
-// nothing for an object without problems.
+// findings collects the problems of one object while it is parsed. It allocates nothing for an
+// object without problems.
 type findings struct {
 	object   objectKey
 	problems []Problem
@@ -96,8 +95,8 @@ func (f *findings) add(reason Reason, value, field string, index ...any) {
 	})
 }
 
-// readable cuts a value to maxValueBytes of valid UTF-8. The result shares no
-// memory with the value, which may be a whole object's worth of garbage.
+// readable cuts a value to maxValueBytes of valid UTF-8. The result shares no memory with the
+// value, so that it does not keep a large object in memory.
 func readable(value string) string {
 	if len(value) > maxValueBytes {
 		end := maxValueBytes
@@ -109,7 +108,7 @@ func readable(value string) string {
 	return strings.Clone(strings.ToValidUTF8(value, "?"))
 }
 
-// problemSet holds the problems of all objects as they are now.
+// problemSet holds the current problems of all objects.
 type problemSet struct {
 	byObject map[objectKey][]Problem
 	counts   map[Reason]int
@@ -119,8 +118,8 @@ func newProblemSet() problemSet {
 	return problemSet{byObject: map[objectKey][]Problem{}, counts: map[Reason]int{}}
 }
 
-// replace puts what was found in an object in the place of what was known about
-// it, and returns what is new.
+// replace stores the problems of an object in place of its previous ones, and returns the new
+// ones.
 func (s *problemSet) replace(f findings) (fresh []Problem) {
 	if len(s.byObject) == 0 && len(f.problems) == 0 {
 		return nil
@@ -149,7 +148,7 @@ func (s *problemSet) replace(f findings) (fresh []Problem) {
 	return fresh
 }
 
-// of are the objects of a Source that have problems.
+// of returns the objects of a Source that have problems.
 func (s *problemSet) of(from string) (objects []objectKey) {
 	for object := range s.byObject {
 		if object.from == from {
@@ -172,8 +171,7 @@ func (s *problemSet) all() []Problem {
 
 func (s *problemSet) byReason() map[Reason]int { return maps.Clone(s.counts) }
 
-// logLine is a warning that waits until the lock is released: writing a log may
-// block for long.
+// logLine is a warning that is written after the lock is released, because logging may block.
 type logLine struct {
 	message string
 	fields  []zap.Field

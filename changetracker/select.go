@@ -2,31 +2,31 @@ package changetracker
 
 import "slices"
 
-// Selection is the outcome of Select: which endpoints the traffic of a service
-// port may go to.
+// Selection is the result of Select: the endpoints that may receive the traffic of a service
+// port.
 type Selection struct {
-	// Cluster are the endpoints for traffic under policy Cluster, and for pods
-	// and the node itself under externalTrafficPolicy Local. They are there also when no
-	// frontend uses them; see ServicePort.UsesClusterEndpoints.
+	// Cluster are the endpoints for traffic policy Cluster, and for pods and the node itself
+	// under externalTrafficPolicy Local. They are set even if no frontend uses them; see
+	// ServicePort.UsesClusterEndpoints.
 	Cluster []Endpoint
-	// Local are the endpoints for traffic under policy Local. They are there also when no
-	// frontend uses them: load balancers that answer clients directly need them under
-	// policy Cluster too. See ServicePort.UsesLocalEndpoints.
+	// Local are the endpoints for traffic policy Local. They are set even if no frontend uses
+	// them, because load balancers that answer clients directly also need them under policy
+	// Cluster. See ServicePort.UsesLocalEndpoints.
 	Local []Endpoint
-	// All is the union of what frontends use of both, in the order of the input.
+	// All is the union of the endpoints that frontends use, in the order of the input.
 	All []Endpoint
-	// Any says that at least one endpoint somewhere could take traffic. With an
-	// empty Local it is what tells "drop" from "reject".
+	// Any says whether at least one endpoint on any node can take traffic. If Local is empty,
+	// it decides between drop (true) and reject (false).
 	Any bool
 }
 
-// Select decides which endpoints of a service port may take traffic on the given
-// node: traffic policies, topology hints, and the fallback to endpoints that
-// still serve while they terminate (KEP-1669). Only the Name and Zone of the node
-// count; it may be any node. View.Select is Select for what a State has.
+// Select decides which endpoints of a service port may receive traffic on a node: traffic
+// policies, topology hints, and the fallback to endpoints that serve while they terminate
+// (KEP-1669). Only the Name and Zone of the node matter. It may be any node. View.Select is
+// Select for the endpoints of a State.
 //
-// It is pure. The lists of the result are in the order of the input and may share
-// its memory; neither may be written to.
+// It is pure. The lists of the result are in the order of the input and may share its memory.
+// Neither may be changed.
 func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 	if p == nil || len(endpoints) == 0 {
 		return Selection{}
@@ -54,7 +54,7 @@ func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 	return s
 }
 
-// summary counts what the rules depend on. Hints count only on ready endpoints.
+// summary counts what the rules depend on. Only hints of ready endpoints count.
 type summary struct {
 	ready, draining           int
 	readyLocal, drainingLocal int
@@ -82,18 +82,17 @@ func summarise(endpoints []Endpoint, node *Node) (s summary) {
 	return s
 }
 
-// hinted says that a hint names the node or zone. A node that does not know its
-// own name or zone is named by none.
+// hinted says whether a hint names the node or zone. Without a name, nothing matches.
 func hinted(hints []string, name string) bool {
 	return name != "" && slices.Contains(hints, name)
 }
 
-// rule is one way to select endpoints. It is data, not a func, so that Select
-// allocates nothing but lists.
+// rule is one way to select endpoints. It is data and not a func, so that Select allocates
+// only lists.
 type rule struct {
 	kind  ruleKind
 	name  string // of the node or zone
-	count int    // of the endpoints that it selects
+	count int    // of selected endpoints
 }
 
 type ruleKind int
@@ -127,9 +126,8 @@ func (r rule) selects(e *Endpoint) bool {
 
 func (r rule) isLocal(e *Endpoint) bool { return r.name != "" && e.Node == r.name }
 
-// clusterRule tells the endpoints for policy Cluster. Hints bind only when every
-// ready endpoint has some and one of them means us (TOP-08), so there is always
-// an endpoint left.
+// clusterRule returns the rule for policy Cluster. Hints are used only if every ready endpoint
+// has some and one of them names this node or zone (TOP-08), so at least one endpoint remains.
 func (s *summary) clusterRule(node *Node) rule {
 	switch {
 	case s.ready == 0:
@@ -143,7 +141,7 @@ func (s *summary) clusterRule(node *Node) rule {
 	}
 }
 
-// localRule tells the endpoints for policy Local (TOP-04).
+// localRule returns the rule for policy Local (TOP-04).
 func (s *summary) localRule(node *Node) rule {
 	if s.readyLocal > 0 {
 		return rule{kind: readyLocal, name: node.Name, count: s.readyLocal}
@@ -151,8 +149,8 @@ func (s *summary) localRule(node *Node) rule {
 	return rule{kind: drainingLocal, name: node.Name, count: s.drainingLocal}
 }
 
-// filter returns what any of the rules selects, in order, which is so many. It shares
-// the input when that is all of it.
+// filter returns the endpoints that any of the rules selects, in order. Their number is known.
+// It shares the input if all are selected.
 func filter(endpoints []Endpoint, selected int, rules ...rule) []Endpoint {
 	switch selected {
 	case 0:

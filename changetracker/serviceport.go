@@ -12,17 +12,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ServicePortName identifies one service port: the Service's namespace and
-// name, the port's name (empty when the Service has one unnamed port) and the
-// protocol. The same port name under two protocols is two service ports.
+// ServicePortName identifies one service port: the namespace and name of the Service, the name
+// of the port (empty if the Service has one unnamed port) and the protocol. One port name with
+// two protocols is two service ports.
 type ServicePortName struct {
 	types.NamespacedName
 	Port     string
 	Protocol v1.Protocol
 }
 
-// String is "namespace/name", with ":port" appended for a named port. It leaves
-// the protocol out, as kube-proxy's logs and metrics do.
+// String is "namespace/name", with ":port" appended for a named port. It omits the protocol,
+// as kube-proxy's logs and metrics do.
 func (n ServicePortName) String() string {
 	if n.Port == "" {
 		return n.NamespacedName.String()
@@ -44,7 +44,7 @@ func (n ServicePortName) Compare(o ServicePortName) int {
 	return strings.Compare(string(n.Protocol), string(o.Protocol))
 }
 
-// portKey is what a Service and its slices know a port by.
+// portKey identifies a port within a Service and its slices.
 type portKey struct {
 	port     string
 	protocol v1.Protocol
@@ -61,47 +61,45 @@ func (n ServicePortName) key() portKey { return portKey{port: n.Port, protocol: 
 
 func (p *ServicePort) key() portKey { return p.Name.key() }
 
-// ServicePort is what a proxy needs to know of one port of a Service, for one
-// IP family. Values are canonical: addresses are unmapped and of one family,
-// lists are sorted and hold no duplicates, so that two values that behave alike
-// are Equal. A ServicePort in a State is immutable; copy it before changing it.
+// ServicePort is one port of a Service in one IP family. Values are canonical: addresses are
+// unmapped and of one family, lists are sorted and have no duplicates, so that two values with
+// the same behaviour are Equal. A ServicePort in a State is immutable; copy it before changing
+// it.
 type ServicePort struct {
 	Name ServicePortName
-	// Family is that of all addresses. The trackers fill it in where there is an
-	// address. A service port with no more than a NodePort has to say it.
+	// Family is the family of all addresses. The trackers set it if there is an address. A
+	// service port that has only a NodePort must set it.
 	Family v1.IPFamily
-	// ClusterIP is what a Service of the API is dialled at from inside of the cluster.
-	// A service port without has the zero Addr, and external IPs, load balancer VIPs or
-	// a node port. See ServiceChangeTracker.Set and Options.DecorateService.
+	// ClusterIP is the VIP of a Service of the API inside the cluster. Without one it is the
+	// zero Addr, and there are external IPs, load balancer IPs or a node port. See
+	// ServiceChangeTracker.Set and Options.DecorateService.
 	ClusterIP netip.Addr
 	Port      uint16
-	// NodePort and HealthCheckNodePort are 0 when there is none. The latter is
-	// set only for type LoadBalancer with externalTrafficPolicy Local.
+	// NodePort and HealthCheckNodePort are 0 if there is none. HealthCheckNodePort is set only
+	// for type LoadBalancer with externalTrafficPolicy Local.
 	NodePort            uint16
 	HealthCheckNodePort uint16
 	ExternalIPs         []netip.Addr
-	// LoadBalancerVIPs are the ingress addresses whose ipMode is VIP or unset
-	// (KEP-1860); traffic for other ingress addresses is not the node's.
+	// LoadBalancerVIPs are the ingress addresses whose ipMode is VIP or unset (KEP-1860). The
+	// node does not handle traffic for other ingress addresses.
 	LoadBalancerVIPs []netip.Addr
-	// LoadBalancerSourceRanges lists who may use the LoadBalancerVIPs. Empty
-	// means everybody, unless DenyAllSources is set.
+	// LoadBalancerSourceRanges are the sources that may use the LoadBalancerVIPs. Empty means
+	// all, unless DenyAllSources is set.
 	LoadBalancerSourceRanges []netip.Prefix
-	// DenyAllSources closes the LoadBalancerVIPs altogether. The trackers set it
-	// only under Options.StrictSourceRanges, when a Service restricts its sources
-	// but names none of this family.
+	// DenyAllSources closes the LoadBalancerVIPs to all sources. The trackers set it only with
+	// Options.StrictSourceRanges, if a Service has source ranges but none of this family.
 	DenyAllSources bool
 	// InternalPolicyLocal is false without a ClusterIP.
 	InternalPolicyLocal bool
 	ExternalPolicyLocal bool
-	// SessionAffinity is the ClientIP affinity timeout; 0 means no affinity. The
-	// API allows 1s to 24h.
+	// SessionAffinity is the timeout of ClientIP affinity; 0 means no affinity. The API allows
+	// 1s to 24h.
 	SessionAffinity time.Duration
-	// CreationTimestamp and UID are those of the Service. They decide who gets a VIP
-	// that several Services ask for: one whose age is not known, which has the zero
-	// time, counts as younger than all others. In UTC.
+	// CreationTimestamp and UID are those of the Service, the time in UTC. They decide which of
+	// several Services gets a VIP. A Service with the zero time counts as the youngest.
 	CreationTimestamp time.Time
 	UID               types.UID
-	// Ext is the embedder's own payload, set by Options.DecorateService.
+	// Ext is a payload of the embedding program, which Options.DecorateService sets.
 	Ext any
 }
 
@@ -121,27 +119,27 @@ func (p *ServicePort) vips() iter.Seq[netip.Addr] {
 	}
 }
 
-// ExternallyAccessible says whether traffic from outside the cluster can reach
-// the service port in this family: by node port, external IP or load balancer.
+// ExternallyAccessible says whether the service port is reachable from outside the cluster in
+// this family: by node port, external IP or load balancer IP.
 func (p *ServicePort) ExternallyAccessible() bool {
 	return p.NodePort != 0 || len(p.ExternalIPs) > 0 || len(p.LoadBalancerVIPs) > 0
 }
 
-// UsesClusterEndpoints says whether some frontend may send traffic to endpoints
-// on any node. With externalTrafficPolicy Local that is still so, because pods
-// and the node itself are short-circuited past the policy.
+// UsesClusterEndpoints says whether some frontend may send traffic to endpoints on any node.
+// This includes externalTrafficPolicy Local, because it does not bind pods and the node
+// itself.
 func (p *ServicePort) UsesClusterEndpoints() bool {
 	return !p.InternalPolicyLocal || p.ExternallyAccessible()
 }
 
-// UsesLocalEndpoints says whether some frontend is confined to this node's
-// endpoints.
+// UsesLocalEndpoints says whether some frontend may send traffic only to endpoints on this
+// node.
 func (p *ServicePort) UsesLocalEndpoints() bool {
 	return p.InternalPolicyLocal || p.ExternalPolicyLocal && p.ExternallyAccessible()
 }
 
-// String is "clusterIP:port/PROTOCOL", with IPv6 addresses in brackets. Without a
-// ClusterIP it is the first load balancer VIP, or external IP, or "node port N/PROTOCOL".
+// String is "clusterIP:port/PROTOCOL", with IPv6 addresses in brackets. Without a ClusterIP it
+// has the first load balancer IP or external IP, or is "node port N/PROTOCOL".
 func (p *ServicePort) String() string {
 	for vip := range p.vips() {
 		return netip.AddrPortFrom(vip, p.Port).String() + "/" + string(p.Name.Protocol)
@@ -161,8 +159,8 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		slices.Equal(p.LoadBalancerSourceRanges, o.LoadBalancerSourceRanges)
 }
 
-// Ext reads a payload that a decorate hook stored; ok is false when v holds
-// another type or nothing.
+// Ext returns a payload that a decorate hook stored. ok is false if v holds another type or
+// nothing.
 func Ext[T any](v any) (value T, ok bool) {
 	value, ok = v.(T)
 	return value, ok

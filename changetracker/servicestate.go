@@ -2,24 +2,24 @@ package changetracker
 
 import "slices"
 
-// portState is a port of a Service as a State shows it. Immutable.
+// portState is a port of a Service in a State. It is immutable.
 type portState struct {
 	name      ServicePortName
-	port      *ServicePort // nil: not proxied, only endpoints are known
-	merged    []Endpoint   // what slices say, sorted by address
-	endpoints []Endpoint   // what became of merged, or the same list; sorted
+	port      *ServicePort // nil: not proxied, there are only endpoints
+	merged    []Endpoint   // according to slices, sorted by address
+	endpoints []Endpoint   // after overrides and hooks, or the same list; sorted
 }
 
 func (p *portState) key() portKey { return p.name.key() }
 
-// serviceState is a Service as a State shows it. Immutable.
+// serviceState is a Service in a State. It is immutable.
 type serviceState struct {
 	ports        []*portState // sorted by name
 	servicePorts int          // how many ports have a ServicePort
 	healthPort   *ServicePort // the first one with a HealthCheckNodePort, or nil
 }
 
-// newServiceState returns nil when there is nothing to show.
+// newServiceState returns nil if there are no ports.
 func newServiceState(ports []*portState) *serviceState {
 	if len(ports) == 0 {
 		return nil
@@ -37,7 +37,7 @@ func newServiceState(ports []*portState) *serviceState {
 	return s
 }
 
-// all are the ports, sorted by name.
+// all returns the ports, sorted by name.
 func (s *serviceState) all() []*portState {
 	if s == nil {
 		return nil
@@ -45,7 +45,7 @@ func (s *serviceState) all() []*portState {
 	return s.ports
 }
 
-// health is the port that has the Service's health check node port, or nil.
+// health returns the port that has the health check node port of the Service, or nil.
 func (s *serviceState) health() *ServicePort {
 	if s == nil {
 		return nil

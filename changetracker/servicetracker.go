@@ -9,14 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ServiceChangeTracker tracks Services. In a Tracker it shares one State with the
-// endpoints; on its own, the States that it makes have service ports only.
+// ServiceChangeTracker tracks Services. In a Tracker it shares one State with the endpoints;
+// on its own, its States have service ports only.
 type ServiceChangeTracker struct {
 	store *store
 	from  string // the Source
 }
 
-// NewServiceChangeTracker returns a tracker of Services alone. For errors see New.
+// NewServiceChangeTracker returns a tracker of Services only. For errors see New.
 func NewServiceChangeTracker(o Options) (*ServiceChangeTracker, error) {
 	s, err := newStore(o)
 	if err != nil {
@@ -30,13 +30,13 @@ func (t *ServiceChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed [
 	return t.store.apply(family, fn)
 }
 
-// Update takes over a Service as it is now; a nil current says that the one that
-// previous names is gone. What is already known of the Service is remembered here,
-// so previous matters only then. changed says whether an Apply sees a difference
-// to what it would have seen before the call.
+// Update stores the current version of a Service. With a nil current it removes the Service
+// that previous names; previous is not used otherwise, because the tracker holds the last
+// version itself. changed says whether the next Apply sees a different State than without the
+// call.
 //
-// The Service is neither changed nor kept. Values that make no sense are set
-// aside one by one; see Tracker.Problems.
+// The Service is neither changed nor kept. Invalid values are set aside one by one; see
+// Tracker.Problems.
 func (t *ServiceChangeTracker) Update(previous, current *v1.Service) (changed bool) {
 	named := current
 	if current == nil {
@@ -49,11 +49,10 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) (changed bo
 	return t.store.updateService(t.from, name, current)
 }
 
-// Set takes over service ports that do not come from an API object, in the place
-// of everything known of that Service in both families. Each must bear the given
-// name, and something to dial: a ClusterIP, other VIPs, or a node port alone. Those of a
-// family that is not tracked are left out. Set keeps canonical copies. When it returns an error,
-// which names every invalid value, nothing has changed.
+// Set stores service ports that do not come from an API object. They replace all service ports
+// of that Service in both families. Each must have the given name and a ClusterIP, another VIP
+// or a node port. Those of a family that is not tracked are ignored. Set stores canonical
+// copies. The error names every invalid value; nothing has changed then.
 func (t *ServiceChangeTracker) Set(name types.NamespacedName, ports ...ServicePort) (changed bool, err error) {
 	canonical, err := canonicalPorts(name, ports)
 	if err != nil {
@@ -62,18 +61,18 @@ func (t *ServiceChangeTracker) Set(name types.NamespacedName, ports ...ServicePo
 	return t.store.setService(t.from, name, canonical), nil
 }
 
-// canonicalPorts makes canonical copies of hand-built service ports of a Service, sorted
+// canonicalPorts returns canonical copies of the hand-built service ports of a Service, sorted
 // by name. The error names every invalid value.
 func canonicalPorts(name types.NamespacedName, ports []ServicePort) (canonical perFamily[[]*ServicePort], err error) {
-	var faults []error
+	var errs []error
 	for i := range ports {
 		p := ports[i].clone()
 		if err := p.canonicalise(); err != nil {
-			faults = append(faults, fmt.Errorf("service port %s: %w", p.Name, err))
+			errs = append(errs, fmt.Errorf("service port %s: %w", p.Name, err))
 			continue
 		}
 		if p.Name.NamespacedName != name {
-			faults = append(faults, fmt.Errorf("service port %s: not of Service %s", p.Name, name))
+			errs = append(errs, fmt.Errorf("service port %s: not of Service %s", p.Name, name))
 		}
 		family, _ := familyIndex(p.Family)
 		canonical[family] = append(canonical[family], p)
@@ -82,14 +81,14 @@ func canonicalPorts(name types.NamespacedName, ports []ServicePort) (canonical p
 		slices.SortFunc(list, func(a, b *ServicePort) int { return a.Name.Compare(b.Name) })
 		for i := 1; i < len(list); i++ {
 			if list[i].Name == list[i-1].Name {
-				faults = append(faults, fmt.Errorf("service port %s: listed twice", list[i].Name))
+				errs = append(errs, fmt.Errorf("service port %s: listed twice", list[i].Name))
 			}
 		}
 	}
-	return canonical, errors.Join(faults...)
+	return canonical, errors.Join(errs...)
 }
 
-// Delete removes all service ports of a Service, whether Update or Set brought them. For
+// Delete removes all service ports of a Service, whether Update or Set stored them. For
 // changed see Update.
 func (t *ServiceChangeTracker) Delete(name types.NamespacedName) (changed bool) {
 	return t.store.updateService(t.from, name, nil)

@@ -28,7 +28,8 @@ func (s *snapshot) find(name ServicePortName) *portState {
 	return service.find(name.key())
 }
 
-// entries yields those of a kind and address, in order of port and name, from a port on.
+// entries yields the entries of a kind and address, in order of port and name, starting at a
+// port.
 func (s *snapshot) entries(kind entryKind, addr netip.Addr, port uint16) iter.Seq[entry] {
 	return func(yield func(entry) bool) {
 		first := entry{kind: kind, addr: addr, port: port, name: &ServicePortName{}}
@@ -38,7 +39,7 @@ func (s *snapshot) entries(kind entryKind, addr netip.Addr, port uint16) iter.Se
 	}
 }
 
-// names yields the names of the entries of a kind and address that have the port.
+// names yields the names of the entries of a kind, address and port.
 func (s *snapshot) names(kind entryKind, addr netip.Addr, port uint16) iter.Seq[ServicePortName] {
 	return func(yield func(ServicePortName) bool) {
 		for e := range s.entries(kind, addr, port) {
@@ -64,7 +65,7 @@ func (s *snapshot) edit() *snapshotEditor {
 	}
 }
 
-// put adds or replaces a Service, or takes it out when next is nil.
+// put adds or replaces a Service, or removes it if next is nil.
 func (e *snapshotEditor) put(name types.NamespacedName, next *serviceState) {
 	old, _ := e.services.Get(name)
 	e.index.replace(old, next)

@@ -9,18 +9,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Source is a part of a Tracker with objects of its own: those of another cluster, or of a
-// registry that is not Kubernetes. What is done to a Source changes no other's objects.
-// All are one State:
+// Source is a part of a Tracker with its own objects: those of another cluster, or of a
+// registry that is not Kubernetes. A change of one Source does not change the objects of
+// others. All Sources form one State:
 //
-//   - A Service that several Sources have is, in each IP family, that of the one whose name
-//     comes first. The tracker's own objects come before all.
+//   - If several Sources have a Service, that of the Source whose name sorts first counts,
+//     in each IP family. The tracker's own objects come before all others.
 //   - The endpoints of a Service are those of all Sources. EndpointSlices of the same name
-//     are one for each Source.
-//   - Nodes are those of the Source's own cluster: an Endpoint's Node and NodeHints get the
-//     Source's name in front, "west/node-1". So no endpoint of a Source is local to the
-//     tracker's node, though the names may be the same. State.For of a Node with the full
-//     name is that node's view. Zones are common to all.
+//     in two Sources are two slices.
+//   - Nodes belong to the cluster of the Source: the Node and NodeHints of an Endpoint are
+//     prefixed with the name of the Source, "west/node-1". So no endpoint of a Source is
+//     local to the tracker's node, even if the names are equal. State.For of a Node with the
+//     full name is the view of that node. Zones are common to all.
 type Source struct {
 	Services  *ServiceChangeTracker
 	Endpoints *EndpointChangeTracker
@@ -28,9 +28,9 @@ type Source struct {
 	store     *store
 }
 
-// Source returns the Source of a name; the same name is the same Source. With the empty
-// name it is the tracker's own, which Services and Endpoints of the Tracker belong to, and
-// whose nodes are the tracker's.
+// Source returns the Source with the name; the same name is the same Source. The empty name is
+// the tracker's own Source, which Services and Endpoints of the Tracker belong to. Its nodes
+// are the tracker's.
 func (t *Tracker) Source(name string) *Source {
 	return &Source{
 		Services:  &ServiceChangeTracker{store: t.store, from: name},
@@ -39,7 +39,7 @@ func (t *Tracker) Source(name string) *Source {
 	}
 }
 
-// Snapshot is everything that a Source has.
+// Snapshot is the complete content of a Source.
 type Snapshot struct {
 	// ServicePorts are as for ServiceChangeTracker.Set, of any number of Services, in any
 	// order.
@@ -49,12 +49,11 @@ type Snapshot struct {
 	Endpoints map[ServicePortName][]Endpoint
 }
 
-// Replace puts a Snapshot in the place of everything that the Source has, whichever way it
-// came. Whoever applies a family sees all of it or nothing, and only what is different is a
-// change. It costs what the Snapshot has and what is tracked. When it returns an error,
-// which names every invalid value, nothing has changed. Else the Source is Synced. For
-// changed see ServiceChangeTracker.Update; it may also be true for EndpointSlices in whose
-// place come the same endpoints.
+// Replace replaces everything that the Source has, however it was added. An Apply sees all of
+// it or nothing, and only differences are changes. It costs the size of the Snapshot and of
+// what is tracked. The error names every invalid value; nothing has changed then. Otherwise
+// the Source is Synced. For changed see ServiceChangeTracker.Update; it may also be true if
+// equal endpoints replace those of EndpointSlices.
 func (s *Source) Replace(next Snapshot) (changed bool, err error) {
 	byService := map[types.NamespacedName][]ServicePort{}
 	for _, p := range next.ServicePorts {
@@ -80,9 +79,9 @@ func (s *Source) Replace(next Snapshot) (changed bool, err error) {
 	return s.store.replace(s.name, services, endpoints), nil
 }
 
-// Synced says that all the Source has was given to it. For the tracker's own Source this
-// is Tracker.Synced of InputServices and InputEndpointSlices, for others it is that of
-// their SourceInput.
+// Synced reports that the Tracker has received everything that the Source has. For the
+// tracker's own Source it is Tracker.Synced of InputServices and InputEndpointSlices, for
+// others that of their SourceInput.
 func (s *Source) Synced() {
 	s.store.mu.Lock()
 	defer s.store.unlock()
@@ -117,8 +116,8 @@ func (s *store) replace(from string, services map[types.NamespacedName]perFamily
 	return changed
 }
 
-// retain takes away what a Source has of all other Services, and the hand-built endpoints
-// of all other service ports.
+// retain removes what a Source has of all other Services, and the hand-built endpoints of all
+// other service ports.
 func (f *family) retain(from string, services map[types.NamespacedName]perFamily[[]*ServicePort], endpoints map[ServicePortName]perFamily[[]Endpoint]) (changed bool) {
 	for name, held := range f.services {
 		if _, stays := services[name]; !stays && f.placePorts(from, name, nil) {
@@ -134,7 +133,7 @@ func (f *family) retain(from string, services map[types.NamespacedName]perFamily
 	return changed
 }
 
-// synced notes that a Source is known.
+// synced records that a Source is known.
 func (s *store) synced(from string) {
 	if from != "" {
 		s.gate.known(SourceInput(from))

@@ -8,25 +8,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// State is what is to be proxied in one IP family, at one moment. It never
-// changes, so it may be kept, and read by several goroutines; two States share
-// what is the same in both. Callers must not write to what its methods return.
+// State is what a proxy handles in one IP family at one moment. It never changes, so several
+// goroutines may keep and read it. Two States share memory where they are equal. Callers must
+// not change what its methods return.
 type State struct {
 	family int
 	node   Node
 	snapshot
 }
 
-// Family is the IP family that the State describes.
+// Family returns the IP family.
 func (s *State) Family() v1.IPFamily { return familyName(s.family) }
 
-// Node is the tracker's own node. For tells what the State means for others.
+// Node returns the tracker's own node. For returns the view of any node.
 func (s *State) Node() Node { return s.node }
 
-// Len is the number of service ports.
+// Len returns the number of service ports.
 func (s *State) Len() int { return s.servicePorts }
 
-// Service returns a service port; ok is false when it is not proxied.
+// Service returns a service port. ok is false if it is not proxied.
 func (s *State) Service(name ServicePortName) (port *ServicePort, ok bool) {
 	p := s.find(name)
 	if p == nil || p.port == nil {
@@ -35,9 +35,9 @@ func (s *State) Service(name ServicePortName) (port *ServicePort, ok bool) {
 	return p.port, true
 }
 
-// Endpoints returns the endpoints of a service port, sorted by address and port,
-// or nil when it has none or is not proxied. An EndpointChangeTracker on its own
-// knows of no service ports, and has the endpoints of all.
+// Endpoints returns the endpoints of a service port, sorted by address and port, or nil if it
+// has none or is not proxied. An EndpointChangeTracker on its own has no service ports and
+// returns the endpoints of all.
 func (s *State) Endpoints(name ServicePortName) []Endpoint {
 	p := s.find(name)
 	if p == nil {

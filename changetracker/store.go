@@ -18,7 +18,7 @@ type store struct {
 	mu       sync.Mutex
 	node     Node
 	families perFamily[*family] // nil: not tracked; does not change
-	// homes finds an EndpointSlice by its own name, whatever its labels say (W-02).
+	// homes finds an EndpointSlice by its own name, independent of its labels (W-02).
 	homes     map[sliceKey]home
 	parser    sliceParser
 	nodeNames nodeNames
@@ -49,7 +49,7 @@ func newStore(o Options) (*store, error) {
 	return s, nil
 }
 
-// unlock releases mu and writes what there is to log.
+// unlock releases mu and writes the pending log lines.
 func (s *store) unlock() {
 	lines := s.lines
 	s.lines = nil
@@ -59,14 +59,14 @@ func (s *store) unlock() {
 	}
 }
 
-// report puts the problems of an object in the place of its former ones.
+// report replaces the problems of an object.
 func (s *store) report(f findings) {
 	for _, p := range s.problems.replace(f) {
 		s.lines = append(s.lines, problemLine(p))
 	}
 }
 
-// updateService takes over a Service; nil means that there is none of that name.
+// updateService stores a Service, or removes it if service is nil.
 func (s *store) updateService(from string, name types.NamespacedName, service *v1.Service) (changed bool) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -80,7 +80,7 @@ func (s *store) updateService(from string, name types.NamespacedName, service *v
 	return s.placePorts(from, name, ports)
 }
 
-// setService takes over hand-built service ports, which are canonical.
+// setService stores hand-built service ports, which are canonical.
 func (s *store) setService(from string, name types.NamespacedName, ports perFamily[[]*ServicePort]) (changed bool) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -103,7 +103,7 @@ func (s *store) placePorts(from string, name types.NamespacedName, ports perFami
 	return changed
 }
 
-// sliceKey names a slice among all.
+// sliceKey identifies a slice.
 type sliceKey struct {
 	from string // its Source
 	types.NamespacedName
@@ -111,7 +111,7 @@ type sliceKey struct {
 
 func (k sliceKey) sliceName() sliceName { return sliceName{from: k.from, name: k.Name} }
 
-// updateSlice takes over an EndpointSlice, or drops it.
+// updateSlice stores or removes an EndpointSlice.
 func (s *store) updateSlice(from string, slice *discovery.EndpointSlice, remove bool) (changed bool) {
 	if slice == nil || slice.Name == "" || slice.Namespace == "" {
 		return false
@@ -138,14 +138,14 @@ func (s *store) updateSlice(from string, slice *discovery.EndpointSlice, remove 
 	return changed
 }
 
-// home is the Service that a slice belongs to, in the family of the slice. The
-// zero home is that of slices that are none of ours.
+// home is the Service that a slice belongs to, in the family of the slice. It is the zero
+// value for slices that are ignored.
 type home struct {
 	family  *family
 	service types.NamespacedName
 }
 
-// homeOf reads where a slice belongs (EPS-01, EPS-02).
+// homeOf returns the home of a slice (EPS-01, EPS-02).
 func (s *store) homeOf(slice *discovery.EndpointSlice) home {
 	service := serviceOf(slice)
 	index := ipv4
@@ -164,14 +164,14 @@ func (s *store) homeOf(slice *discovery.EndpointSlice) home {
 	return home{family: s.families[index], service: service}
 }
 
-// evict takes a slice out of its home, and the triggers that came with it.
+// evict removes a slice from its home, with its triggers.
 func (s *store) evict(key sliceKey, from home) (changed bool) {
 	delete(s.homes, key)
-	from.family.triggers.forget(from.service, key.sliceName())
+	from.family.triggers.dropSlice(from.service, key.sliceName())
 	return from.family.placeSlice(from.service, key.sliceName(), nil)
 }
 
-// storeSlice puts a slice into its home.
+// storeSlice stores a slice in its home.
 func (s *store) storeSlice(key sliceKey, slice *discovery.EndpointSlice, into home, f *findings) (changed bool) {
 	name := key.sliceName()
 	s.parser.cluster, s.parser.nodesKnown = s.options.clusterOf(key.from, slice)
@@ -191,8 +191,8 @@ func (s *store) storeSlice(key sliceKey, slice *discovery.EndpointSlice, into ho
 	return changed
 }
 
-// successor is what to hold of a slice: held itself if it is the same, or else
-// what shares with held what is the same; nil for a slice that has nothing to say.
+// successor returns what to store of a slice: held itself if it is the same, otherwise a
+// heldSlice that shares the equal parts with held; nil for a slice without endpoints or ports.
 func (s *store) successor(held, parsed *heldSlice) *heldSlice {
 	if len(parsed.ports) == 0 {
 		return nil
@@ -220,7 +220,7 @@ func (s *store) successor(held, parsed *heldSlice) *heldSlice {
 	return &next
 }
 
-// setEndpoints takes over hand-built endpoints, sorted by address.
+// setEndpoints stores hand-built endpoints, sorted by address.
 func (s *store) setEndpoints(from string, name ServicePortName, endpoints perFamily[[]Endpoint]) (changed bool) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -302,8 +302,8 @@ func (s *store) counts() Counts {
 	return c
 }
 
-// triggerTime reads the annotation of a slice. A time that is not after the
-// tracker's creation says nothing about us (EPS-51).
+// triggerTime reads the annotation of a slice. It ignores times before the creation of the
+// tracker, since their changes were not delayed by it (EPS-51).
 func (s *store) triggerTime(slice *discovery.EndpointSlice) (at time.Time, ok bool) {
 	text, ok := slice.Annotations[v1.EndpointsLastChangeTriggerTime]
 	if !ok {

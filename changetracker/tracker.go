@@ -8,17 +8,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Tracker turns Services and EndpointSlices into States and Deltas. Feed it
-// through Services and Endpoints; both may be called at any time, also while an
-// Apply runs.
+// Tracker turns Services and EndpointSlices into States and Deltas. Its input are the methods
+// of Services and Endpoints, which may be called at any time, also while an Apply runs.
 type Tracker struct {
 	Services  *ServiceChangeTracker
 	Endpoints *EndpointChangeTracker
 	store     *store
 }
 
-// New returns an empty tracker. The error names every option that is not valid
-// and wraps ErrInvalidOptions.
+// New returns an empty tracker. The error names every invalid option and wraps
+// ErrInvalidOptions.
 func New(o Options) (*Tracker, error) {
 	s, err := newStore(o)
 	if err != nil {
@@ -31,54 +30,50 @@ func New(o Options) (*Tracker, error) {
 	}, nil
 }
 
-// Apply calls fn with the newest State of a family and the Delta to it from what was
-// applied so far, and returns fn's error. It costs what changed, not what is tracked.
+// Apply calls fn with the newest State of a family and the Delta to it from the State that has
+// been applied, and returns the error of fn. It costs what changed, not what is tracked.
 //
-// When fn returns an error nothing is consumed: the next Delta starts from the same
-// State, so that no change is lost. Without one the Delta is consumed, but for the
-// service ports that are named in failed: they stay pending, with what they were
-// before. Names that are not in the Delta are ignored. The first Delta is Full, and so
-// are the next ones until fn succeeds, wholly or in part. Changes that cancel out do
-// not show; fn is called even so.
+// If fn returns an error nothing is consumed: the next Delta starts from the same State, so no
+// change is lost. Otherwise the Delta is consumed, except for the service ports in failed:
+// they stay pending with their previous values. Names that are not in the Delta are ignored.
+// Deltas are Full until fn succeeds once, fully or partly. Changes that cancel out are not in
+// the Delta; fn is called even if the Delta is empty.
 //
-// Events may arrive while fn runs; they wait for the next Apply. Calls for one
-// family wait for each other, so fn must not call Apply for the same family.
-// A family that is not tracked is ErrUnknownFamily.
+// Events may arrive while fn runs; they wait for the next Apply. Calls for one family wait for
+// each other, so fn must not call Apply for the same family. The error for a family that is
+// not tracked is ErrUnknownFamily.
 func (t *Tracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
 	return t.store.apply(family, fn)
 }
 
-// SetNode replaces what is known of the node. Values that Options.Validate would
-// refuse are left out. When it made a difference, the next Delta of each family
-// is Full.
+// SetNode replaces the node. Values that Options.Validate refuses are ignored. If the node
+// differs, the next Delta of each family is Full.
 func (t *Tracker) SetNode(node Node) (changed bool) { return t.store.setNode(node) }
 
-// PendingSince is when the oldest change arrived that no Apply has consumed, or
-// the zero time when there is none. A change that another one has undone counts
-// until the next Apply finds out. It is cheap, and zero for a family that is not
-// tracked.
+// PendingSince returns when the oldest change arrived that no Apply has consumed, or the zero
+// time if there is none. A change that a later one cancels out counts until the next Apply. It
+// is cheap. It returns the zero time for a family that is not tracked.
 func (t *Tracker) PendingSince(family v1.IPFamily) time.Time { return t.store.waiting(family) }
 
-// Problems are the values that are set aside at present, sorted by object and
-// field.
+// Problems returns the values that are set aside now, sorted by object and field.
 func (t *Tracker) Problems() []Problem { return t.store.allProblems() }
 
-// ProblemCounts counts the Problems by reason, without making a list of them.
+// ProblemCounts counts the Problems by reason, without listing them.
 func (t *Tracker) ProblemCounts() map[Reason]int { return t.store.problemCounts() }
 
-// Counts says what there is and was to do. It costs what is pending.
+// Counts returns the counters. It costs what is pending.
 func (t *Tracker) Counts() Counts { return t.store.counts() }
 
-// Synced says that an Input is known: every Service, or every EndpointSlice, that exists
-// has been given to the Tracker. SetNode says so of the node. A sync that comes before
-// would take away what a proxy before this one has programmed.
+// Synced reports that an Input is known: the Tracker has received every existing Service, or
+// every EndpointSlice. SetNode reports it for the node. A sync before that would remove what a
+// previous proxy has programmed.
 func (t *Tracker) Synced(input Input) {
 	t.store.mu.Lock()
 	defer t.store.unlock()
 	t.store.gate.known(input)
 }
 
-// Waiting lists the Inputs that are not known yet, sorted.
+// Waiting returns the Inputs that are not known yet, sorted.
 func (t *Tracker) Waiting() []Input {
 	t.store.mu.Lock()
 	defer t.store.mu.Unlock()
@@ -88,22 +83,21 @@ func (t *Tracker) Waiting() []Input {
 // Ready is closed when all Inputs are known. Apply does not wait for it.
 func (t *Tracker) Ready() <-chan struct{} { return t.store.gate.open }
 
-// Changed receives a value when there is a change that no Apply has seen yet. Several
-// changes may be one value: after receiving it, call Apply for each family. It is for
-// programs with one goroutine that syncs; an Apply that fails is theirs to repeat. The
-// channel is never closed.
+// Changed receives a value when there is a change that no Apply has included yet. One value
+// may stand for several changes: call Apply for each family after receiving it. It is for
+// programs with one goroutine that syncs. A program whose Apply fails must retry it itself.
+// The channel is never closed.
 func (t *Tracker) Changed() <-chan struct{} { return t.store.changed }
 
-// Override puts an Override in the place of an earlier one of the endpoint; the zero
-// value takes it away, and the endpoint is again exactly as slices say. It stays while
-// slices or Endpoints.Set have the endpoint, also when they change it or when another
-// slice brings it. It ends at an Apply, whatever its outcome, that finds the service
-// port without the endpoint. So it may come before the endpoint does, if no Apply comes
-// between.
+// Override replaces the previous Override of an endpoint; the zero value removes it, and the
+// endpoint is as slices say again. It stays while slices or Endpoints.Set have the endpoint,
+// also if they change it or if another slice has it. It ends at the first Apply, successful or
+// not, at which the service port does not have the endpoint. So it may arrive before the
+// endpoint, unless an Apply runs in between.
 //
-// It is a change like any other, of that service port alone. changed says whether an
-// Apply may see a difference. While a service port has overrides, changed of other calls
-// may be true for a difference that an override hides.
+// It is a change of that service port only. changed says whether an Apply may see a
+// difference. While a service port has overrides, other calls may report changed for a
+// difference that an override hides.
 func (t *Tracker) Override(name ServicePortName, addr netip.AddrPort, o Override) (changed bool) {
 	if !addr.IsValid() {
 		return false
@@ -116,10 +110,10 @@ func (t *Tracker) Override(name ServicePortName, addr netip.AddrPort, o Override
 	return f != nil && f.override(name, addr, o)
 }
 
-// Refresh puts a service port into the next Delta, also if nothing of it differs, because
-// something that the answer of a hook depends on has changed. Options.EditEndpoints runs
-// again, and so does what the receiver of the Delta has, as desired.Resolver.EditSelection.
-// changed says whether there is such a service port.
+// Refresh puts a service port into the next Delta even if it does not differ, because
+// something that the result of a hook depends on has changed. Options.EditEndpoints runs
+// again, and so do the hooks of the receiver, such as desired.Resolver.EditSelection. changed
+// says whether there is such a service port.
 func (t *Tracker) Refresh(name ServicePortName) (changed bool) {
 	s := t.store
 	s.mu.Lock()

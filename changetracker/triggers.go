@@ -7,20 +7,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxTriggers bounds what is kept of one Service while no Apply succeeds.
+// maxTriggers bounds the triggers of one Service that are stored while no Apply succeeds.
 const maxTriggers = 256
 
-// trigger is when the control plane saw the cause of a change of a slice.
+// trigger is the time at which the control plane saw the cause of a change of a slice.
 type trigger struct {
 	slice sliceName
 	at    time.Time
-	// sequence is the number of the trigger within its family, to tell what a State
-	// accounts for from what came later.
+	// sequence numbers the triggers, to separate those that a State includes from later ones.
 	sequence uint64
 }
 
-// triggerTimes holds the triggers that no successful Apply has reported, in order
-// of arrival (EPS-52, W-11).
+// triggerTimes holds the triggers that no successful Apply has reported, in order of arrival
+// (EPS-52, W-11).
 type triggerTimes map[types.NamespacedName][]trigger
 
 func (t triggerTimes) add(service types.NamespacedName, added trigger) {
@@ -29,12 +28,12 @@ func (t triggerTimes) add(service types.NamespacedName, added trigger) {
 	}
 }
 
-// forget drops what a removed slice brought, and only that (W-10).
-func (t triggerTimes) forget(service types.NamespacedName, slice sliceName) {
+// dropSlice drops the triggers of a removed slice only (W-10).
+func (t triggerTimes) dropSlice(service types.NamespacedName, slice sliceName) {
 	t.drop(service, func(tr trigger) bool { return tr.slice == slice })
 }
 
-// consume drops what was there at the given moment.
+// consume drops the triggers up to a sequence number.
 func (t triggerTimes) consume(service types.NamespacedName, upTo uint64) {
 	t.drop(service, func(tr trigger) bool { return tr.sequence <= upTo })
 }
@@ -51,7 +50,7 @@ func (t triggerTimes) drop(service types.NamespacedName, drop func(trigger) bool
 	t[service] = list
 }
 
-// times are the distinct times of a Service in order of arrival, up to the given moment.
+// times returns the distinct times of a Service up to a sequence number, in order of arrival.
 func (t triggerTimes) times(service types.NamespacedName, upTo uint64) []time.Time {
 	var times []time.Time
 	for _, tr := range t[service] {

@@ -12,11 +12,11 @@ import (
 // ErrInvalidOptions is what every error of Options.Validate wraps.
 var ErrInvalidOptions = errors.New("invalid tracker options")
 
-// Validate names every field that the trackers do not accept, with its value.
+// Validate returns every invalid field, with its value.
 func (o *Options) Validate() error {
-	var faults []error
+	var errs []error
 	bad := func(format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s", ErrInvalidOptions, fmt.Sprintf(format, args...)))
+		errs = append(errs, fmt.Errorf("%w: %s", ErrInvalidOptions, fmt.Sprintf(format, args...)))
 	}
 	for i, name := range o.Families {
 		if _, ok := familyIndex(name); !ok {
@@ -33,7 +33,7 @@ func (o *Options) Validate() error {
 	}
 	for i, a := range o.Node.Addresses {
 		if !dialable(a.Unmap()) {
-			bad("Node.Addresses[%d]: %v is no address of a node", i, a)
+			bad("Node.Addresses[%d]: %v cannot be an address of a node", i, a)
 		}
 	}
 	for i, p := range o.Node.PodCIDRs {
@@ -49,5 +49,5 @@ func (o *Options) Validate() error {
 	if faults := validation.IsValidLabelValue(o.ServiceProxyName); len(faults) > 0 {
 		bad("ServiceProxyName: %q: %s", readable(o.ServiceProxyName), strings.Join(faults, "; "))
 	}
-	return errors.Join(faults...)
+	return errors.Join(errs...)
 }

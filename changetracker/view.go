@@ -6,31 +6,31 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// View is what a State means for one node. It is a small value, and copies nothing of the
-// State, so that one process can have the views of all nodes that it serves.
+// View is a State as one node sees it. It is a small value that copies nothing of the State,
+// so one process can have the views of all nodes that it serves.
 type View struct {
 	state *State
 	node  Node
 }
 
-// For returns the State as a node sees it, the tracker's own or any other. Only the Name
-// and Zone of the node count. A View of a node that has changed is made anew; the State is
-// the same, and so are the views of others.
+// For returns the view of a node: the tracker's own or any other. Only the Name and Zone of
+// the node matter. If a node changes, make a new View of it; the State and other views stay
+// valid.
 func (s *State) For(node Node) View { return View{state: s, node: node} }
 
-// State is what the View is of.
+// State returns the State of the View.
 func (v View) State() *State { return v.state }
 
-// Node is whose View it is.
+// Node returns the node of the View.
 func (v View) Node() Node { return v.node }
 
-// Local says whether an endpoint runs on the node. None is local to a node without a name,
-// and one without a Node is local to none.
+// Local says whether an endpoint runs on the node. It is false if the node or the endpoint has
+// no node name.
 func (v View) Local(e *Endpoint) bool { return v.node.hosts(e.Node) }
 
-// Select decides which endpoints of a service port may take traffic on the node, for both
-// traffic policies; see the func Select. ok is false when the State has no such service
-// port. It costs the endpoints of the service port.
+// Select decides which endpoints of a service port may receive traffic on the node, for both
+// traffic policies; see the func Select. ok is false if the State has no such service port. It
+// costs the endpoints of the service port.
 func (v View) Select(name ServicePortName) (s Selection, ok bool) {
 	p := v.state.find(name)
 	if p == nil || p.port == nil {
@@ -39,10 +39,9 @@ func (v View) Select(name ServicePortName) (s Selection, ok bool) {
 	return Select(p.port, p.endpoints, v.node), true
 }
 
-// LocalReady is the number of distinct addresses among the ready endpoints of a
-// Service on the node, over all its ports: what a load balancer's health check
-// asks for. An endpoint that is terminating but serves still is not counted. It costs the
-// endpoints of the Service.
+// LocalReady returns the number of distinct addresses of the ready endpoints of a Service on
+// the node, over all its ports. The health check of a load balancer reports it. An endpoint
+// that serves while it terminates does not count. It costs the endpoints of the Service.
 func (v View) LocalReady(name types.NamespacedName) int {
 	service, _ := v.state.services.Get(name)
 	var addrs []netip.Addr

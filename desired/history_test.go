@@ -203,7 +203,7 @@ func (w *world) change() {
 		w.services[name] = w.service(name)
 		w.tracker.Services.Update(nil, w.services[name])
 	default:
-		if old := w.slices[slice]; old != nil && w.below(4) == 1 { // made anew, with the same content
+		if old := w.slices[slice]; old != nil && w.below(3) == 1 { // made anew, with the same content
 			w.slices[slice] = old.DeepCopy()
 			w.slices[slice].CreationTimestamp.Time = time.Unix(int64(w.below(2)), 0)
 		} else {
@@ -260,7 +260,7 @@ func (w *world) slice(service, name string) *discovery.EndpointSlice {
 	}
 	s := proxiertest.Slice("ns", service, family, proxiertest.SliceName(name))
 	for _, protocol := range someOf(w.choices, v1.ProtocolTCP, v1.ProtocolTCP, v1.ProtocolUDP) {
-		proxiertest.SlicePort(oneOf(w.choices, "http", "http", "other"), protocol, oneOf[int32](w.choices, 8080, 8081))(s)
+		proxiertest.SlicePort(oneOf(w.choices, "http", "http", "http", "other"), protocol, oneOf[int32](w.choices, 8080, 8080, 8080, 8081))(s)
 	}
 	hints := oneOf(w.choices, []string{"here", "there", "x", "y"}, nil)
 	for _, address := range someOf(w.choices, pods...) {
