@@ -238,31 +238,33 @@ func TestUpdatesAndProbesAtOnce(t *testing.T) {
 			return s
 		})
 	})
-	ctx, stop := context.WithTimeout(t.Context(), time.Second)
-	defer stop()
-	var all sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	var updating, probing sync.WaitGroup
+	probe := func(port uint16) { ask(t, client(t), fmt.Sprintf("http://127.0.0.1:%d", port)) }
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		all.Go(func() {
-			for i := 0; ctx.Err() == nil; i++ {
+		updating.Go(func() {
+			for i := range 300 {
 				u := full(family, services{web: {Port: ports[i/50%3], LocalEndpoints: i % 3}, dns: {Port: ports[(i/50+1)%3]}})
 				u.Full = i%2 == 0
 				if i/100%2 == 0 && family == v1.IPv4Protocol {
 					u.NodePortAddresses = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 				}
 				n.Update(family, u)
-				time.Sleep(time.Millisecond)
+				probe(ports[i%3])
 			}
 		})
 	}
 	for _, port := range ports {
-		all.Go(func() {
+		probing.Go(func() {
 			for ctx.Err() == nil {
-				ask(t, client(t), fmt.Sprintf("http://127.0.0.1:%d", port))
+				probe(port)
 				n.Conditions()
 			}
 		})
 	}
-	all.Wait()
+	updating.Wait()
+	stop()
+	probing.Wait()
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		n.Update(family, full(family, services{web: {Port: ports[0], LocalEndpoints: 1}}))
 	}

@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
@@ -31,12 +32,12 @@ func (*ableEngine) OwnsNames() bool                     { return false }
 func (*ableEngine) Descriptors() connection.Descriptors { return connection.Descriptors{Limit: 7} }
 
 // embedding has the methods of Engine, and no others.
-type embedding struct{ Engine }
+type embedding struct{ proxier.Engine }
 
 // unwrapping is the same, and says what it wraps.
-type unwrapping struct{ Engine }
+type unwrapping struct{ proxier.Engine }
 
-func (u unwrapping) Unwrap() Engine { return u.Engine }
+func (u unwrapping) Unwrap() proxier.Engine { return u.Engine }
 
 // TestWhatAWrappedEngineCanDo is all with Unwrap; without it nothing but Engine is left,
 // which New says.
@@ -44,7 +45,7 @@ func TestWhatAWrappedEngineCanDo(t *testing.T) {
 	all := []string{"Watcher", "Planner", "Dumper", "OwnsNames", "Descriptors"}
 	able := &ableEngine{}
 	for name, c := range map[string]struct {
-		engine      Engine
+		engine      proxier.Engine
 		can, hidden []string
 	}{
 		"itself":                     {able, all, nil},
@@ -58,14 +59,11 @@ func TestWhatAWrappedEngineCanDo(t *testing.T) {
 		"wraps nothing":              {embedding{}, nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := abilities(c.engine); !slices.Equal(got, c.can) {
+			if got := proxier.Abilities(c.engine); !slices.Equal(got, c.can) {
 				t.Errorf("it can do %v, want %v", got, c.can)
 			}
 			core, logs := observer.New(zap.WarnLevel)
-			_, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{Logger: zap.New(core)}, map[v1.IPFamily]Engine{v1.IPv4Protocol: c.engine})
-			if err != nil {
-				t.Fatal(err)
-			}
+			newProxier(t, proxier.Deps{Logger: zap.New(core)}, c.engine)
 			var got []string
 			for _, entry := range logs.FilterMessageSnippet("engine wrapper hides abilities").All() {
 				for _, name := range entry.ContextMap()["hidden"].([]any) {
@@ -95,17 +93,13 @@ func TestAWrapperKeepsWhatEngineHas(t *testing.T) {
 func TestAWatchThatIsNotPossibleIsACondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{deaf: fmt.Errorf("watch: %w", errors.ErrUnsupported)}
-		p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{}, map[v1.IPFamily]Engine{v1.IPv4Protocol: e})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := newProxier(t, proxier.Deps{}, e)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- p.Run(ctx) }()
-		time.Sleep(time.Hour)
-		synctest.Wait()
+		pass(time.Hour)
 		conditions := p.Status().Conditions
-		if len(conditions) != 1 || conditions[0].Type != ConditionUnwatched || e.watches != 1 {
+		if len(conditions) != 1 || conditions[0].Type != proxier.ConditionUnwatched || e.watches != 1 {
 			t.Errorf("conditions = %v after %d watches, want Unwatched after one", conditions, e.watches)
 		}
 		cancel()
@@ -118,12 +112,11 @@ func TestAWatchThatIsNotPossibleIsACondition(t *testing.T) {
 // TestWhatFailedOutsideTheUpdateIsRetried without a full update, and without another
 // change: ipvs, for one, displaces others.
 func TestWhatFailedOutsideTheUpdateIsRetried(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))
 		f.OnServiceAdd(service("b", "10.0.0.2"))
 		f.synced()
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		a := f.v4.last().Changes[0].Name
 		f.v4.failWith(func(u desired.Update) error {
 			if namesIn(u) == "b" {
@@ -132,8 +125,7 @@ func TestWhatFailedOutsideTheUpdateIsRetried(t *testing.T) {
 			return nil
 		})
 		f.OnServiceUpdate(nil, service("b", "10.0.0.3"))
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if u := f.v4.last(); u.Full || namesIn(u) != "a" {
 			t.Errorf("the last update: full %v of %q, want a partial one of a", u.Full, namesIn(u))
 		}

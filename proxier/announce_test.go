@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // speaker is a data plane and what a router was told of it, which are held against each
@@ -70,15 +71,15 @@ func (s *speaker) check(when string) {
 	}
 }
 
-func (s *speaker) Withdraw(_ context.Context, family v1.IPFamily, list []Announcement) error {
+func (s *speaker) Withdraw(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
 	return s.hear(family, list, func(key desired.Key) { delete(s.announced, key); s.withdrawn++ })
 }
 
-func (s *speaker) Announce(_ context.Context, family v1.IPFamily, list []Announcement) error {
+func (s *speaker) Announce(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
 	return s.hear(family, list, func(key desired.Key) { s.announced[key] = true })
 }
 
-func (s *speaker) hear(family v1.IPFamily, list []Announcement, do func(desired.Key)) error {
+func (s *speaker) hear(family v1.IPFamily, list []proxier.Announcement, do func(desired.Key)) error {
 	if family != v1.IPv4Protocol {
 		return nil
 	}
@@ -94,7 +95,7 @@ func (s *speaker) hear(family v1.IPFamily, list []Announcement, do func(desired.
 }
 
 // apply is the engine's: some service ports fail, or all.
-func (s *speaker) apply(u desired.Update) (result Result, err error) {
+func (s *speaker) apply(u desired.Update) (result proxier.Result, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.breaks.engine && s.IntN(6) == 0 {
@@ -109,7 +110,7 @@ func (s *speaker) apply(u desired.Update) (result Result, err error) {
 	}
 	for service := range u.Services() {
 		if s.breaks.engine && s.IntN(4) == 0 {
-			e := &ServiceError{Name: service.Name, Err: errors.New("refused"), Partial: s.IntN(2) == 0}
+			e := &proxier.ServiceError{Name: service.Name, Err: errors.New("refused"), Partial: s.IntN(2) == 0}
 			result.Failed = append(result.Failed, e)
 			if next[service.Name] = s.has[service.Name]; e.Partial {
 				delete(next, service.Name)
@@ -139,7 +140,7 @@ func TestAVIPIsAnnouncedWhileItIsServed(t *testing.T) {
 			s := newSpeaker(seed, breaks)
 			config := withoutRetries()
 			config.Node.Name = "here"
-			runWith(t, config, Deps{Announcer: s}, func(t *testing.T, f *fixture) {
+			runWith(t, config, proxier.Deps{Announcer: s}, func(t *testing.T, f *fixture) {
 				f.v4.become(s.apply)
 				f.synced()
 				synctest.Wait()
@@ -240,8 +241,8 @@ func (s *speaker) wanted() []desired.Key {
 // TestCleanupWithdrawsFirst, and Run leaves alone what is announced.
 func TestCleanupWithdrawsFirst(t *testing.T) {
 	s := newSpeaker(1, breaks{})
-	var p *Proxier
-	runWith(t, withoutRetries(), Deps{Announcer: s}, func(t *testing.T, f *fixture) {
+	var p *proxier.Proxier
+	runWith(t, withoutRetries(), proxier.Deps{Announcer: s}, func(t *testing.T, f *fixture) {
 		p = f.Proxier
 		f.v4.become(s.apply)
 		f.OnServiceAdd(service("a", "10.0.0.1"))

@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"context"
@@ -16,26 +16,28 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // fakeHealth remembers what it was told.
 type fakeHealth struct {
 	mu         sync.Mutex // guards all below
-	told       map[v1.IPFamily][]HealthUpdate
+	told       map[v1.IPFamily][]proxier.HealthUpdate
 	running    bool
-	conditions []Condition
+	conditions []proxier.Condition
 }
 
-func (h *fakeHealth) Update(family v1.IPFamily, u HealthUpdate) {
+func (h *fakeHealth) Update(family v1.IPFamily, u proxier.HealthUpdate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.told == nil {
-		h.told = map[v1.IPFamily][]HealthUpdate{}
+		h.told = map[v1.IPFamily][]proxier.HealthUpdate{}
 	}
 	h.told[family] = append(h.told[family], u)
 }
 
-func (h *fakeHealth) Run(ctx context.Context, status func() Status) error {
+func (h *fakeHealth) Run(ctx context.Context, status func() proxier.Status) error {
 	h.set(func() { h.running = true })
 	_ = status()
 	<-ctx.Done()
@@ -44,7 +46,7 @@ func (h *fakeHealth) Run(ctx context.Context, status func() Status) error {
 	return nil
 }
 
-func (h *fakeHealth) Conditions() []Condition {
+func (h *fakeHealth) Conditions() []proxier.Condition {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.conditions)
@@ -57,7 +59,7 @@ func (h *fakeHealth) set(change func()) {
 }
 
 // take returns what it was told of IPv4 since the last call.
-func (h *fakeHealth) take() []HealthUpdate {
+func (h *fakeHealth) take() []proxier.HealthUpdate {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	told := h.told[v1.IPv4Protocol]
@@ -79,8 +81,8 @@ func loadBalancer(healthPort int32) func(*v1.Service) {
 // failed (W-23's kind of loss).
 func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 	h := &fakeHealth{}
-	config := Config{Node: changetracker.Node{Name: "here"}, NodePorts: NodePorts{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
-	runWith(t, config, Deps{Health: h}, func(t *testing.T, f *fixture) {
+	config := proxier.Config{Node: changetracker.Node{Name: "here"}, NodePorts: proxier.NodePorts{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
+	runWith(t, config, proxier.Deps{Health: h}, func(t *testing.T, f *fixture) {
 		a, b := types.NamespacedName{Namespace: "test", Name: "a"}, types.NamespacedName{Namespace: "test", Name: "b"}
 		f.OnServiceAdd(service("a", "10.0.0.1", loadBalancer(30001)))
 		f.OnServiceAdd(service("b", "10.0.0.2"))
@@ -96,14 +98,12 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 		here := slice("a", "10.1.0.1", "10.1.0.2")
 		here.Endpoints[0].NodeName = new("here")
 		f.OnEndpointSliceAdd(here)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if told := h.take(); len(told) != 0 {
 			t.Errorf("told of a failed sync: %+v", told)
 		}
 		f.v4.failWith(nil)
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		told := h.take()
 		if len(told) != 1 || told[0].Ports[a] != 30001 || told[0].LocalEndpoints[a] != 1 {
 			t.Errorf("told after the failure: %+v, want a with 1 endpoint", told)
@@ -120,8 +120,7 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 			{func() { f.OnServiceDelete(service("b", "10.0.0.2")) }, map[types.NamespacedName]uint16{b: 0}},
 		} {
 			c.do()
-			time.Sleep(time.Second)
-			synctest.Wait()
+			pass(time.Second)
 			var got map[types.NamespacedName]uint16
 			for _, u := range h.take() {
 				got = u.Ports
@@ -138,7 +137,7 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 				}
 			}
 		}
-		h.set(func() { h.conditions = []Condition{{Type: ConditionHealthCheckPort, Message: "busy"}} })
+		h.set(func() { h.conditions = []proxier.Condition{{Type: proxier.ConditionHealthCheckPort, Message: "busy"}} })
 		if s := f.Status(); len(s.Conditions) != 1 || s.Conditions[0].Message != "busy" {
 			t.Errorf("conditions %+v, want the health check's", s.Conditions)
 		}
@@ -155,12 +154,12 @@ type fakeSettings struct {
 	failure  error
 }
 
-func (s *fakeSettings) Apply(context.Context) []Condition {
+func (s *fakeSettings) Apply(context.Context) []proxier.Condition {
 	if s.missing == 0 {
 		return nil
 	}
 	s.missing--
-	return []Condition{{Type: ConditionKernelSettings, Since: time.Now(), Message: "not there"}}
+	return []proxier.Condition{{Type: proxier.ConditionKernelSettings, Since: time.Now(), Message: "not there"}}
 }
 
 func (s *fakeSettings) Restore(context.Context) error {
@@ -172,25 +171,23 @@ func (s *fakeSettings) Restore(context.Context) error {
 // time of its beginning, and never an error.
 func TestSettingsAreTriedAgainAfterAFullSync(t *testing.T) {
 	s := &fakeSettings{missing: 2}
-	runWith(t, Config{}, Deps{Settings: s}, func(t *testing.T, f *fixture) {
+	runWith(t, proxier.Config{}, proxier.Deps{Settings: s}, func(t *testing.T, f *fixture) {
 		began := time.Now()
 		synctest.Wait()
 		time.Sleep(time.Minute)
 		f.synced() // with a full sync
 		synctest.Wait()
 		c := f.Status().Conditions
-		if len(c) != 1 || c[0].Type != ConditionKernelSettings || !c[0].Since.Equal(began) {
+		if len(c) != 1 || c[0].Type != proxier.ConditionKernelSettings || !c[0].Since.Equal(began) {
 			t.Errorf("conditions %+v, want one since %v", c, began)
 		}
 		f.OnServiceAdd(service("a", "10.0.0.1")) // without
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if got := len(f.Status().Conditions); got != 1 || s.missing != 0 {
 			t.Errorf("%d conditions, %d attempts left, want 1 and 0: only a full sync tries again", got, s.missing)
 		}
 		f.OnNodeChange(changetracker.Node{Name: "other"})
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if c := f.Status().Conditions; len(c) != 0 {
 			t.Errorf("conditions %+v, want none", c)
 		}
@@ -200,10 +197,7 @@ func TestSettingsAreTriedAgainAfterAFullSync(t *testing.T) {
 func TestCleanupRestoresSettings(t *testing.T) {
 	s := &fakeSettings{failure: errors.New("read-only")}
 	v4 := &fakeEngine{}
-	p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{Settings: s}, map[v1.IPFamily]Engine{v1.IPv4Protocol: v4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newProxier(t, proxier.Deps{Settings: s}, v4)
 	if err := p.Cleanup(t.Context()); !errors.Is(err, s.failure) || s.restored != 1 || v4.cleaned != 1 {
 		t.Errorf("Cleanup = %v, %d restored, %d cleaned, want %v, 1 and 1", err, s.restored, v4.cleaned, s.failure)
 	}
@@ -211,16 +205,16 @@ func TestCleanupRestoresSettings(t *testing.T) {
 
 // TestHistoryKeepsTheLastSyncs, with their stages in order.
 func TestHistoryKeepsTheLastSyncs(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
-		for i := range 2 * historyLength {
+		for i := range 2 * proxier.HistoryLength {
 			f.OnServiceUpdate(nil, service("a", netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).Next().String()))
 			time.Sleep(2 * time.Second)
 		}
 		synctest.Wait()
 		reports := f.History()
-		if len(reports) != historyLength {
-			t.Fatalf("%d reports, want %d", len(reports), historyLength)
+		if len(reports) != proxier.HistoryLength {
+			t.Fatalf("%d reports, want %d", len(reports), proxier.HistoryLength)
 		}
 		for i := range reports {
 			r := &reports[i]
@@ -238,15 +232,16 @@ func TestHistoryKeepsTheLastSyncs(t *testing.T) {
 	})
 }
 
+type noLocal struct{ internal, external int }
+
 // TestServicePortsWithoutLocalEndpointsAreCounted incrementally, and anew by a full
 // sync: MET-11.
 func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
-	run(t, Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		f.synced()
 		wait := func(what string, want noLocal) {
 			t.Helper()
-			time.Sleep(2 * time.Second)
-			synctest.Wait()
+			pass(2 * time.Second)
 			s := f.Status().Families[v1.IPv4Protocol]
 			if got := (noLocal{s.NoLocalInternal, s.NoLocalExternal}); got != want {
 				t.Errorf("%s: %+v, want %+v", what, got, want)
@@ -255,8 +250,8 @@ func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 		internal := func(s *v1.Service) {
 			s.Spec.InternalTrafficPolicy = new(v1.ServiceInternalTrafficPolicyLocal)
 		}
-		f.OnServiceAdd(service("a", "10.0.0.1", loadBalancer(30001), internal, externalIP("192.0.2.1")))
-		f.OnServiceAdd(service("b", "10.0.0.2", loadBalancer(30002), externalIP("192.0.2.2")))
+		f.OnServiceAdd(service("a", "10.0.0.1", loadBalancer(30001), internal, proxiertest.ExternalIPs("192.0.2.1")))
+		f.OnServiceAdd(service("b", "10.0.0.2", loadBalancer(30002), proxiertest.ExternalIPs("192.0.2.2")))
 		wait("no endpoints at all", noLocal{})
 		elsewhere := slice("a", "10.1.0.1")
 		f.OnEndpointSliceAdd(elsewhere)
@@ -276,13 +271,12 @@ func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 
 // TestADrainingNodeIsNoReasonToSync, but to be told.
 func TestADrainingNodeIsNoReasonToSync(t *testing.T) {
-	run(t, Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		f.synced()
 		synctest.Wait()
 		before := len(f.v4.updates())
 		f.OnNodeChange(changetracker.Node{Name: "here", Draining: "deleted"})
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if got := len(f.v4.updates()); got != before {
 			t.Errorf("%d updates, want %d as before", got, before)
 		}
@@ -297,10 +291,10 @@ func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
 	packet := desired.Packet{
 		Protocol: desired.TCP, Source: netip.MustParseAddr("10.1.0.9"), Destination: netip.MustParseAddrPort("10.0.0.1:80"), Origin: desired.FromPod,
 	}
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		ctx := t.Context()
-		if _, err := f.Explain(ctx, packet); !errors.Is(err, ErrNotProgrammed) {
-			t.Errorf("Explain before the first sync = %v, want %v", err, ErrNotProgrammed)
+		if _, err := f.Explain(ctx, packet); !errors.Is(err, proxier.ErrNotProgrammed) {
+			t.Errorf("Explain before the first sync = %v, want %v", err, proxier.ErrNotProgrammed)
 		}
 		if _, err := f.Explain(ctx, desired.Packet{}); !errors.Is(err, desired.ErrPacket) {
 			t.Errorf("Explain of nothing = %v, want %v", err, desired.ErrPacket)
@@ -323,8 +317,7 @@ func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
 		refused := someError{{Name: *e.Service, Err: errors.New("too long")}}
 		f.v4.failWith(func(desired.Update) error { return refused })
 		f.OnEndpointSliceAdd(slice("a", "10.1.0.1", "10.1.0.2"))
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
+		pass(2 * time.Second)
 		if e, err = f.Explain(ctx, packet); err != nil || !strings.Contains(strings.Join(e.Reasons, "; "), "too long") {
 			t.Errorf("Explain = %q, %v, want a reason that it could not be programmed", e.Reasons, err)
 		}
@@ -337,7 +330,7 @@ func TestExplainAsksForTheNodesAddresses(t *testing.T) {
 	addresses := func(context.Context) ([]netip.Addr, error) {
 		return []netip.Addr{netip.MustParseAddr("192.0.2.7")}, failure
 	}
-	runWith(t, Config{}, Deps{LocalAddresses: addresses}, func(t *testing.T, f *fixture) {
+	runWith(t, proxier.Config{}, proxier.Deps{LocalAddresses: addresses}, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1", func(s *v1.Service) {
 			s.Spec.Type = v1.ServiceTypeNodePort
 			s.Spec.Ports[0].NodePort = 30080

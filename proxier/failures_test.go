@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"cmp"
@@ -14,6 +14,8 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // dice make trees of errors at random.
@@ -55,7 +57,7 @@ func (r dice) wrapped(err error) error {
 
 // total is an error that concerns everything, though some look otherwise.
 func (r dice) total(u *desired.Update) error {
-	one := &ServiceError{Err: errors.New("of one service port")}
+	one := &proxier.ServiceError{Err: errors.New("of one service port")}
 	if len(u.Changes) > 0 {
 		one.Name = u.Changes[0].Name
 	}
@@ -75,7 +77,7 @@ func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 		r := dice{rand.New(rand.NewPCG(seed, 0))}
 		run(t, withoutRetries(), func(t *testing.T, f *fixture) {
 			has := map[string]uint16{} // what the engine has, by Service
-			f.v4.become(func(u desired.Update) (Result, error) { return r.apply(&u, has) })
+			f.v4.become(func(u desired.Update) (proxier.Result, error) { return r.apply(&u, has) })
 			f.synced()
 			synctest.Wait() // the engine has dice of ours
 			names, ports := []string{"a", "b", "c", "d"}, map[string]uint16{}
@@ -94,9 +96,9 @@ func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 					}
 				}
 			}
-			f.v4.become(func(u desired.Update) (Result, error) {
+			f.v4.become(func(u desired.Update) (proxier.Result, error) {
 				record(&u, has, nil)
-				return Result{}, nil
+				return proxier.Result{}, nil
 			})
 			if err := f.Sync(t.Context()); err != nil {
 				t.Fatalf("seed %d: Sync = %v, want nil when nothing fails", seed, err)
@@ -111,20 +113,20 @@ func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 }
 
 // apply fails for some service ports or for all, and says so in a random way.
-func (r dice) apply(u *desired.Update, has map[string]uint16) (Result, error) {
-	var result Result
+func (r dice) apply(u *desired.Update, has map[string]uint16) (proxier.Result, error) {
+	var result proxier.Result
 	failed := map[string]bool{}
 	for s := range u.Services() {
 		if r.IntN(3) == 0 {
 			failed[s.Name.Name] = true
 			for range 1 + r.IntN(2) {
-				one := &ServiceError{Name: s.Name, Err: r.tree([]error{errors.New("refused")}), Partial: r.IntN(2) == 0}
+				one := &proxier.ServiceError{Name: s.Name, Err: r.tree([]error{errors.New("refused")}), Partial: r.IntN(2) == 0}
 				result.Failed = append(result.Failed, one, nil)
 			}
 		}
 	}
 	if r.IntN(4) == 0 { // of which the Proxier knows nothing
-		result.Failed = append(result.Failed, &ServiceError{Name: nameOf("unknown")})
+		result.Failed = append(result.Failed, &proxier.ServiceError{Name: nameOf("unknown")})
 	}
 	r.Shuffle(len(result.Failed), func(i, j int) {
 		result.Failed[i], result.Failed[j] = result.Failed[j], result.Failed[i]
@@ -149,13 +151,13 @@ func record(u *desired.Update, has map[string]uint16, failed map[string]bool) {
 func (f *fixture) countsAsProgrammed(name string, port uint16) bool {
 	key := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Port: "web", Protocol: v1.ProtocolTCP}
 	status := f.Status().Families[v1.IPv4Protocol]
-	failed := slices.ContainsFunc(status.Failed, func(e *ServiceError) bool { return e.Name == key })
+	failed := slices.ContainsFunc(status.Failed, func(e *proxier.ServiceError) bool { return e.Name == key })
 	if state := f.Programmed(v1.IPv4Protocol); state != nil && !failed {
 		if s, ok := state.Service(key); ok && s.Port == port {
 			return true
 		}
 	}
-	sorted := slices.IsSortedFunc(status.Failed, func(a, b *ServiceError) int { return cmp.Or(a.Name.Compare(b.Name), -1) })
+	sorted := slices.IsSortedFunc(status.Failed, func(a, b *proxier.ServiceError) int { return cmp.Or(a.Name.Compare(b.Name), -1) })
 	return !sorted || status.PendingSince.IsZero() || status.LastError == nil
 }
 
@@ -178,9 +180,9 @@ func TestAnErrorNamesAServicePortOnce(t *testing.T) {
 			run(t, withoutRetries(), func(t *testing.T, f *fixture) {
 				f.synced()
 				synctest.Wait()
-				f.v4.become(func(u desired.Update) (result Result, err error) {
+				f.v4.become(func(u desired.Update) (result proxier.Result, err error) {
 					for s := range u.Services() {
-						result.Failed = append(result.Failed, &ServiceError{Name: s.Name, Err: errors.New("refused")})
+						result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: errors.New("refused")})
 					}
 					return result, c.total
 				})
@@ -224,11 +226,11 @@ func TestAFailedServicePortThatIsAsBefore(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.v4.failWith(func(u desired.Update) error { return someError{{Name: u.Changes[0].Name, Err: errors.New("refused")}} })
-		if err := sync(service("a", "10.0.0.1", externalIP("198.51.100.1"))); err == nil {
+		if err := sync(service("a", "10.0.0.1", proxiertest.ExternalIPs("198.51.100.1"))); err == nil {
 			t.Fatal("Sync = nil, want the engine's failure")
 		}
 		f.v4.failWith(nil)
-		if err := sync(service("a", "10.0.0.1"), service("b", "10.0.0.2", externalIP("198.51.100.1"))); err != nil {
+		if err := sync(service("a", "10.0.0.1"), service("b", "10.0.0.2", proxiertest.ExternalIPs("198.51.100.1"))); err != nil {
 			t.Fatal(err)
 		}
 		if got, want := namesIn(f.v4.last()), "a b"; got != want {

@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"errors"
@@ -10,12 +10,13 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // TestStaleSince tells failures of everything, also of a repair, from a service
 // port that cannot be programmed.
 func TestStaleSince(t *testing.T) {
-	run(t, Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		stale := func() time.Time { return f.Status().Families[v1.IPv4Protocol].StaleSince }
 		f.OnServiceAdd(service("a", "10.0.0.1"))
 		f.synced()
@@ -27,9 +28,8 @@ func TestStaleSince(t *testing.T) {
 		// A repair fails: nothing is pending.
 		f.v4.failWith(func(desired.Update) error { return errors.New("no") })
 		began := time.Now()
-		f.v4.damage(Damage{Object: "chain"})
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		f.v4.damage(proxier.Damage{Object: "chain"})
+		pass(time.Minute)
 		if got := stale(); got.Before(began) || got.After(began.Add(5*time.Second)) {
 			t.Errorf("stale since %v, want it soon after %v, when the repair failed first", got, began)
 		}
@@ -37,8 +37,7 @@ func TestStaleSince(t *testing.T) {
 			t.Errorf("IPv6 is stale since %v, want not", got)
 		}
 		f.v4.failWith(nil)
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		pass(2 * time.Minute)
 		if got := stale(); !got.IsZero() {
 			t.Errorf("stale since %v after the repair, want not", got)
 		}
@@ -53,8 +52,7 @@ func TestStaleSince(t *testing.T) {
 			return nil
 		})
 		f.OnServiceAdd(service("b", "10.0.0.2"))
-		time.Sleep(time.Hour)
-		synctest.Wait()
+		pass(time.Hour)
 		s := f.Status().Families[v1.IPv4Protocol]
 		if !s.StaleSince.IsZero() || s.PendingSince.IsZero() || len(s.Failed) != 1 {
 			t.Errorf("stale since %v, pending since %v, failed %v, want not, something, and one", s.StaleSince, s.PendingSince, s.Failed)
@@ -64,14 +62,12 @@ func TestStaleSince(t *testing.T) {
 		f.v4.failWith(func(desired.Update) error { time.Sleep(time.Hour); return nil })
 		began = time.Now()
 		f.OnServiceAdd(service("c", "10.0.0.3"))
-		time.Sleep(30 * time.Minute)
-		synctest.Wait()
+		pass(30 * time.Minute)
 		if got := stale(); got.Before(began.Add(-time.Minute)) || got.After(began.Add(5*time.Minute)) {
 			t.Errorf("stale since %v, want it about %v, when the sync began", got, began)
 		}
 		f.v4.failWith(nil)
-		time.Sleep(2 * time.Hour)
-		synctest.Wait()
+		pass(2 * time.Hour)
 		if got := stale(); !got.IsZero() {
 			t.Errorf("stale since %v in the end, want not", got)
 		}

@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"errors"
@@ -10,6 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/proportion"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 func TestASyncIsInProportionToTheService(t *testing.T) {
@@ -31,44 +33,44 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 		}
 	}
 	// prepare brings the proxy to where the sync begins that counts.
-	for name, prepare := range map[string]func(p *Proxier, e *fakeEngine, n int){
-		"many ports": func(p *Proxier, _ *fakeEngine, n int) {
+	for name, prepare := range map[string]func(p *proxier.Proxier, e *fakeEngine, n int){
+		"many ports": func(p *proxier.Proxier, _ *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
 		},
-		"many ports that fail": func(p *Proxier, e *fakeEngine, n int) {
+		"many ports that fail": func(p *proxier.Proxier, e *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
 			e.failWith(allFail)
 		},
-		"many ports that fail again": func(p *Proxier, e *fakeEngine, n int) {
+		"many ports that fail again": func(p *proxier.Proxier, e *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
 			e.failWith(allFail)
-			_ = p.sync(t.Context())
+			_ = p.SyncNow(t.Context())
 		},
-		"many ports that cannot be taken away": func(p *Proxier, e *fakeEngine, n int) {
+		"many ports that cannot be taken away": func(p *proxier.Proxier, e *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
-			_ = p.sync(t.Context())
+			_ = p.SyncNow(t.Context())
 			p.OnServiceDelete(service("a", "10.96.0.1"))
 			e.failWith(allFail)
 		},
-		"many Services with one VIP": func(p *Proxier, _ *fakeEngine, n int) {
+		"many Services with one VIP": func(p *proxier.Proxier, _ *fakeEngine, n int) {
 			for i := range n {
-				p.OnServiceAdd(service(fmt.Sprint(i), fmt.Sprintf("10.96.%d.%d", 1+i>>8, i&255), externalIP("203.0.113.1")))
+				p.OnServiceAdd(service(fmt.Sprint(i), fmt.Sprintf("10.96.%d.%d", 1+i>>8, i&255), proxiertest.ExternalIPs("203.0.113.1")))
 			}
 		},
-		"all of many Services with one VIP": func(p *Proxier, _ *fakeEngine, n int) {
+		"all of many Services with one VIP": func(p *proxier.Proxier, _ *fakeEngine, n int) {
 			for i := range n {
-				p.OnServiceAdd(service(fmt.Sprint(i), fmt.Sprintf("10.96.%d.%d", 1+i>>8, i&255), externalIP("203.0.113.1")))
+				p.OnServiceAdd(service(fmt.Sprint(i), fmt.Sprintf("10.96.%d.%d", 1+i>>8, i&255), proxiertest.ExternalIPs("203.0.113.1")))
 			}
-			_ = p.sync(t.Context())
+			_ = p.SyncNow(t.Context())
 			p.OnNodeChange(changetracker.Node{Name: "here"}) // leads to a full sync
 		},
-		"many VIPs that others have": func(p *Proxier, _ *fakeEngine, n int) {
+		"many VIPs that others have": func(p *proxier.Proxier, _ *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", vips(n)))
 			p.OnServiceAdd(service("b", "10.96.0.2", vips(n)))
 		},
-		"many VIPs that go": func(p *Proxier, _ *fakeEngine, n int) {
+		"many VIPs that go": func(p *proxier.Proxier, _ *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", vips(n)))
-			_ = p.sync(t.Context())
+			_ = p.SyncNow(t.Context())
 			p.OnServiceUpdate(nil, service("a", "10.96.0.1", vips(n), func(s *v1.Service) {
 				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs[n/2:], "203.0.200.200")
 			}))
@@ -77,15 +79,12 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			proportion.Check(t, 1_500, func(n int) func() {
 				engine := &fakeEngine{}
-				p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{Conntrack: &fakeConntrack{}}, map[v1.IPFamily]Engine{v1.IPv4Protocol: engine})
-				if err != nil {
-					t.Fatal(err)
-				}
+				p := newProxier(t, proxier.Deps{Conntrack: &fakeConntrack{}}, engine)
 				p.OnServiceSynced()
 				p.OnEndpointSlicesSynced()
-				_ = p.sync(t.Context()) // the next one is not full
+				_ = p.SyncNow(t.Context()) // the next one is not full
 				prepare(p, engine, n)
-				return func() { _ = p.sync(t.Context()) }
+				return func() { _ = p.SyncNow(t.Context()) }
 			})
 		})
 	}
@@ -94,7 +93,7 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 func allFail(u desired.Update) error {
 	var failed someError
 	for i := range u.Changes {
-		failed = append(failed, &ServiceError{Name: u.Changes[i].Name, Err: errors.New("no")})
+		failed = append(failed, &proxier.ServiceError{Name: u.Changes[i].Name, Err: errors.New("no")})
 	}
 	return failed
 }

@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"errors"
@@ -8,7 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 func TestNamesForFitsTheKernelsLimits(t *testing.T) {
@@ -16,18 +21,18 @@ func TestNamesForFitsTheKernelsLimits(t *testing.T) {
 		"a": true, "edge": true, "edge-02": true, "1234567": true,
 		"": false, "12345678": false, "Edge": false, "-edge": false, "edge-": false, "a b": false, "a/b": false, "é": false,
 	} {
-		names, err := NamesFor(instance)
+		names, err := proxier.NamesFor(instance)
 		if valid && (err != nil || names.Validate() != nil) {
 			t.Errorf("NamesFor(%q) = %+v, %v, want valid names", instance, names, err)
 		}
-		if !valid && !errors.Is(err, ErrInvalidConfig) {
+		if !valid && !errors.Is(err, proxier.ErrInvalidConfig) {
 			t.Errorf("NamesFor(%q) = %+v, %v, want ErrInvalidConfig", instance, names, err)
 		}
 	}
 }
 
 func TestThePresetsAreValidAndDiffer(t *testing.T) {
-	presets := []Names{DefaultNames(), KubeProxyNames()}
+	presets := []proxier.Names{proxier.DefaultNames(), proxier.KubeProxyNames()}
 	for _, n := range presets {
 		if err := n.Validate(); err != nil {
 			t.Errorf("%+v: %v", n, err)
@@ -46,49 +51,68 @@ func TestChainPrefixesOfOthersAreRefused(t *testing.T) {
 		"KUBE": false, "kube": false, "DOCKER": false, "CNI": false, "cali": false, "ANTREA": false, "ISTIO": false, "CRIO": false, "INPUT": false,
 		"MINE-OWN": false, "KUBE-HP": false, "-": false,
 	} {
-		n := DefaultNames()
+		n := proxier.DefaultNames()
 		n.Instance, n.ChainPrefix = "mine", prefix
-		if err := n.Validate(); (err == nil) != valid || err != nil && !errors.Is(err, ErrInvalidConfig) {
+		if err := n.Validate(); (err == nil) != valid || err != nil && !errors.Is(err, proxier.ErrInvalidConfig) {
 			t.Errorf("ChainPrefix %q: Validate = %v, want valid %v", prefix, err, valid)
 		}
 	}
-	if err := KubeProxyNames().Validate(); err != nil {
+	if err := proxier.KubeProxyNames().Validate(); err != nil {
 		t.Errorf("kube-proxy's names: Validate = %v, want nil", err)
 	}
 }
 
 func TestValidateNamesEveryBadField(t *testing.T) {
 	prefix := netip.MustParsePrefix("10.0.0.0/8")
-	for field, change := range map[string]func(*Config){
-		"Families":                    func(c *Config) { c.Families = append(c.Families, c.Families[0]) },
-		"FullSyncPeriod":              func(c *Config) { c.FullSyncPeriod = -time.Second },
-		"Masquerade.Mark":             func(c *Config) { c.Masquerade.Mark = 0x6000 },
-		"Masquerade":                  func(c *Config) { c.Masquerade.NodePodCIDRs, c.Masquerade.PodInterface = true, "cni0" },
-		"Masquerade.PodCIDRs[1]":      func(c *Config) { c.Masquerade.PodCIDRs = []netip.Prefix{prefix, {}} },
-		"Masquerade.PodInterface":     func(c *Config) { c.Masquerade.PodInterface = strings.Repeat("x", 16) },
-		"NodePorts":                   func(c *Config) { c.NodePorts = NodePorts{Primary: true, Addresses: []netip.Prefix{prefix}} },
-		"Kinds[1]":                    func(c *Config) { c.Kinds = []desired.Kind{desired.ClusterIP, 9} },
-		"NodePorts.Addresses[0]":      func(c *Config) { c.NodePorts.Addresses = []netip.Prefix{{}} },
-		"Names.Table":                 func(c *Config) { c.Names.Table = "" },
-		"Runner: MaxInterval":         func(c *Config) { c.Runner.MaxInterval = -time.Second },
-		"Masquerade.PodInterfacePref": func(c *Config) { c.Masquerade.PodInterfacePrefix = strings.Repeat("x", 16) },
+	for field, change := range map[string]func(*proxier.Config){
+		"Families":                func(c *proxier.Config) { c.Families = append(c.Families, c.Families[0]) },
+		"FullSyncPeriod":          func(c *proxier.Config) { c.FullSyncPeriod = -time.Second },
+		"Masquerade.Mark":         func(c *proxier.Config) { c.Masquerade.Mark = 0x6000 },
+		"Masquerade":              func(c *proxier.Config) { c.Masquerade.NodePodCIDRs, c.Masquerade.PodInterface = true, "cni0" },
+		"Masquerade.PodCIDRs[1]":  func(c *proxier.Config) { c.Masquerade.PodCIDRs = []netip.Prefix{prefix, {}} },
+		"Masquerade.PodInterface": func(c *proxier.Config) { c.Masquerade.PodInterface = strings.Repeat("x", 16) },
+		"NodePorts": func(c *proxier.Config) {
+			c.NodePorts = proxier.NodePorts{Primary: true, Addresses: []netip.Prefix{prefix}}
+		},
+		"Kinds[1]":                    func(c *proxier.Config) { c.Kinds = []desired.Kind{desired.ClusterIP, 9} },
+		"NodePorts.Addresses[0]":      func(c *proxier.Config) { c.NodePorts.Addresses = []netip.Prefix{{}} },
+		"Names.Table":                 func(c *proxier.Config) { c.Names.Table = "" },
+		"Runner: MaxInterval":         func(c *proxier.Config) { c.Runner.MaxInterval = -time.Second },
+		"Masquerade.PodInterfacePref": func(c *proxier.Config) { c.Masquerade.PodInterfacePrefix = strings.Repeat("x", 16) },
 	} {
-		config := Config{}.WithDefaults()
+		config := proxier.Config{}.WithDefaults()
 		if err := config.Validate(); err != nil {
 			t.Fatalf("the zero value is not valid: %v", err)
 		}
 		change(&config)
 		err := config.Validate()
-		if !errors.Is(err, ErrInvalidConfig) || !strings.Contains(err.Error(), field) {
+		if !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: Validate = %v, want it named", field, err)
 		}
 	}
 }
 
+func TestTrackerOptionsThatAreOverwrittenAreRefused(t *testing.T) {
+	for field, options := range map[string]changetracker.Options{
+		"Families": {Families: []v1.IPFamily{v1.IPv4Protocol}},
+		"Node":     {Node: changetracker.Node{Draining: "tainted"}},
+		"Logger":   {Logger: zap.NewNop()},
+		"":         {StrictSourceRanges: true, LoopbackEndpoints: true},
+	} {
+		err := proxier.Config{Tracker: options}.WithDefaults().Validate()
+		if field == "" && err == nil {
+			continue
+		}
+		if !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "Tracker."+field+": is set") {
+			t.Errorf("%q: Validate = %v", field, err)
+		}
+	}
+}
+
 func ExampleNamesFor() {
-	names, err := NamesFor("edge")
+	names, err := proxier.NamesFor("edge")
 	fmt.Println(names.Table, names.Device, err)
-	_, err = NamesFor("a name that is too long")
+	_, err = proxier.NamesFor("a name that is too long")
 	fmt.Println(err)
 	// Output:
 	// serviceplane-edge edge-svc0 <nil>

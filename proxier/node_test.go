@@ -1,14 +1,14 @@
-package proxier
+package proxier_test
 
 import (
 	"net/netip"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // TestTheNodeIsWaitedFor where the configuration depends on what is not known of it: a
@@ -16,36 +16,34 @@ import (
 func TestTheNodeIsWaitedFor(t *testing.T) {
 	addr, podCIDR := netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("10.1.0.0/24")
 	node := changetracker.Node{Name: "here", Addresses: []netip.Addr{addr}, PodCIDRs: []netip.Prefix{podCIDR}}
-	primary, podCIDRs := NodePorts{Primary: true}, Masquerade{NodePodCIDRs: true}
+	primary, podCIDRs := proxier.NodePorts{Primary: true}, proxier.Masquerade{NodePodCIDRs: true}
 	for name, c := range map[string]struct {
-		config Config
+		config proxier.Config
 		waits  bool
 		knows  func(g *desired.Globals) bool // in the first update
 	}{
-		"nothing depends on it": {Config{}, false, func(*desired.Globals) bool { return true }},
-		"primary address": {Config{NodePorts: primary}, true, func(g *desired.Globals) bool {
+		"nothing depends on it": {proxier.Config{}, false, func(*desired.Globals) bool { return true }},
+		"primary address": {proxier.Config{NodePorts: primary}, true, func(g *desired.Globals) bool {
 			return slices.Equal(g.NodePortAddresses, []netip.Prefix{netip.PrefixFrom(addr, 32)})
 		}},
-		"only the name is known":    {Config{NodePorts: primary, Node: changetracker.Node{Name: "here"}}, true, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 1 }},
-		"primary address, known":    {Config{NodePorts: primary, Node: node}, false, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 1 }},
-		"ranges of pods":            {Config{Masquerade: podCIDRs}, true, func(g *desired.Globals) bool { return slices.Equal(g.PodCIDRs, []netip.Prefix{podCIDR}) }},
-		"ranges of pods, known":     {Config{Masquerade: podCIDRs, Node: node}, false, func(g *desired.Globals) bool { return len(g.PodCIDRs) == 1 }},
-		"the program says so":       {Config{Tracker: changetracker.Options{AwaitNode: true}}, true, func(g *desired.Globals) bool { return len(g.NodeAddresses) == 1 }},
-		"a node without the family": {Config{NodePorts: primary, Node: changetracker.Node{Addresses: []netip.Addr{netip.MustParseAddr("2001:db8::1")}}}, false, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 0 }},
+		"only the name is known":    {proxier.Config{NodePorts: primary, Node: changetracker.Node{Name: "here"}}, true, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 1 }},
+		"primary address, known":    {proxier.Config{NodePorts: primary, Node: node}, false, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 1 }},
+		"ranges of pods":            {proxier.Config{Masquerade: podCIDRs}, true, func(g *desired.Globals) bool { return slices.Equal(g.PodCIDRs, []netip.Prefix{podCIDR}) }},
+		"ranges of pods, known":     {proxier.Config{Masquerade: podCIDRs, Node: node}, false, func(g *desired.Globals) bool { return len(g.PodCIDRs) == 1 }},
+		"the program says so":       {proxier.Config{Tracker: changetracker.Options{AwaitNode: true}}, true, func(g *desired.Globals) bool { return len(g.NodeAddresses) == 1 }},
+		"a node without the family": {proxier.Config{NodePorts: primary, Node: changetracker.Node{Addresses: []netip.Addr{netip.MustParseAddr("2001:db8::1")}}}, false, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 0 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, c.config, func(t *testing.T, f *fixture) {
 				f.OnServiceAdd(service("a", "10.0.0.1"))
 				f.synced()
-				time.Sleep(time.Hour)
-				synctest.Wait()
+				pass(time.Hour)
 				if waiting := f.Status().Waiting; c.waits != slices.Equal(waiting, []changetracker.Input{changetracker.InputNode}) || c.waits != (len(f.v4.updates()) == 0) {
 					t.Errorf("waiting for %v after %d updates, want to wait for the node: %t", waiting, len(f.v4.updates()), c.waits)
 				}
 				if c.waits {
 					f.OnNodeChange(node)
-					time.Sleep(time.Minute)
-					synctest.Wait()
+					pass(time.Minute)
 				}
 				if updates := f.v4.updates(); len(updates) == 0 || !c.knows(&updates[0].Globals) || len(f.Status().Waiting) > 0 {
 					t.Errorf("%d updates, waiting for %v, want a first one that knows the node", len(updates), f.Status().Waiting)

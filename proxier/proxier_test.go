@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"context"
@@ -15,16 +15,17 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 )
 
 // TestNothingIsWrittenBeforeBothAreSynced proves ENG-01.
 func TestNothingIsWrittenBeforeBothAreSynced(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))
 		f.OnServiceSynced()
-		time.Sleep(2 * time.Hour)
-		synctest.Wait()
+		pass(2 * time.Hour)
 		if n := len(f.v4.updates()); n != 0 {
 			t.Fatalf("%d updates before the slices were synced, want 0", n)
 		}
@@ -45,7 +46,7 @@ func TestNothingIsWrittenBeforeBothAreSynced(t *testing.T) {
 // TestSyncWaitsForWhatMustBeKnown: before anything may be written, nil would say
 // that what does not exist yet is programmed.
 func TestSyncWaitsForWhatMustBeKnown(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		short, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		if err := f.Sync(short); !errors.Is(err, context.DeadlineExceeded) {
@@ -63,10 +64,7 @@ func TestSyncWaitsForWhatMustBeKnown(t *testing.T) {
 
 // TestSyncOfAProxyThatHasEndedSaysSo, also if it never knew anything.
 func TestSyncOfAProxyThatHasEndedSaysSo(t *testing.T) {
-	p, err := New(Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, Deps{}, map[v1.IPFamily]Engine{v1.IPv4Protocol: &fakeEngine{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newProxier(t, proxier.Deps{}, &fakeEngine{})
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	if err := p.Run(ctx); err != nil {
@@ -79,13 +77,12 @@ func TestSyncOfAProxyThatHasEndedSaysSo(t *testing.T) {
 
 // TestAFailedFirstSyncIsRetried mends W-33.
 func TestAFailedFirstSyncIsRetried(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		broken := errors.New("broken")
 		f.v4.failWith(func(desired.Update) error { return broken })
 		f.OnServiceAdd(service("a", "10.0.0.1"))
 		f.synced()
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if n := len(f.v4.updates()); n < 3 {
 			t.Errorf("%d attempts within a second, want several", n)
 		}
@@ -100,8 +97,7 @@ func TestAFailedFirstSyncIsRetried(t *testing.T) {
 			t.Errorf("IPv6 suffers from IPv4: %+v", six)
 		}
 		f.v4.failWith(nil)
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if u := f.v4.last(); !u.Full || namesIn(u) != "a" {
 			t.Errorf("update after failures: full %v of %q, want a full one of a", u.Full, namesIn(u))
 		}
@@ -114,7 +110,7 @@ func TestAFailedFirstSyncIsRetried(t *testing.T) {
 // TestAModuleThatIsBeingLoadedIsWaitedFor: what the kernel lacks at first is no failure
 // yet, unless it lacks it for long.
 func TestAModuleThatIsBeingLoadedIsWaitedFor(t *testing.T) {
-	lacks := errors.Join(&UnsupportedError{Feature: "a feature", Err: errors.New("no such protocol")})
+	lacks := errors.Join(&proxier.UnsupportedError{Feature: "a feature", Err: errors.New("no such protocol")})
 	for name, c := range map[string]struct {
 		failures, attempts int
 		failure            error
@@ -137,8 +133,7 @@ func TestAModuleThatIsBeingLoadedIsWaitedFor(t *testing.T) {
 				})
 				f.OnServiceAdd(service("a", "10.0.0.1"))
 				f.synced()
-				time.Sleep(time.Second)
-				synctest.Wait()
+				pass(time.Second)
 				err := f.Status().Families[v1.IPv4Protocol].LastError
 				updates := f.v4.updates()
 				if len(updates) != c.attempts || (err == nil) != (c.attempts > c.failures) {
@@ -159,11 +154,10 @@ func TestAModuleThatIsBeingLoadedIsWaitedFor(t *testing.T) {
 func TestAKernelThatLacksAFeatureIsNotAskedForever(t *testing.T) {
 	run(t, withoutRetries(), func(t *testing.T, f *fixture) {
 		f.synced()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		f.v4.failWith(func(desired.Update) error { return &UnsupportedError{} })
-		f.Tracker().Services.Update(nil, service("a", "10.0.0.1")) // wakes nobody
-		for i, want := range []int{1, 1 + maxModuleWaits, 1} {     // partial, full, full
+		pass(time.Second)
+		f.v4.failWith(func(desired.Update) error { return &proxier.UnsupportedError{} })
+		f.Tracker().Services.Update(nil, service("a", "10.0.0.1"))     // wakes nobody
+		for i, want := range []int{1, 1 + proxier.MaxModuleWaits, 1} { // partial, full, full
 			before, began := len(f.v4.updates()), time.Now()
 			err := f.Sync(t.Context())
 			if n := len(f.v4.updates()) - before; err == nil || n != want || time.Since(began) > time.Second {
@@ -175,18 +169,18 @@ func TestAKernelThatLacksAFeatureIsNotAskedForever(t *testing.T) {
 
 // TestAnEndDoesNotWaitForModules: there is no other attempt when ctx has ended.
 func TestAnEndDoesNotWaitForModules(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		began := time.Now()
-		if f.families[0].waitForModule(ctx, &UnsupportedError{}) || time.Since(began) > 0 {
+		if f.WaitForModule(ctx, &proxier.UnsupportedError{}) || time.Since(began) > 0 {
 			t.Errorf("waited %v, and asks again", time.Since(began))
 		}
 	})
 }
 
 func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
 		synctest.Wait()
 		time.Sleep(time.Second)
@@ -195,7 +189,7 @@ func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 			var failed someError
 			for s := range u.Services() {
 				if s.Name.Name == "bad" {
-					failed = append(failed, &ServiceError{Name: s.Name, Err: refused})
+					failed = append(failed, &proxier.ServiceError{Name: s.Name, Err: refused})
 				}
 			}
 			return failed
@@ -210,14 +204,12 @@ func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 		if len(failed) != 1 || failed[0].Name.Name != "bad" || !errors.Is(failed[0], refused) {
 			t.Errorf("failed = %v, want bad", failed)
 		}
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if u := f.v4.last(); u.Full || namesIn(u) != "bad" {
 			t.Errorf("retry: full %v of %q, want a partial one of bad alone", u.Full, namesIn(u))
 		}
 		f.v4.failWith(nil)
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if failed := f.Status().Families[v1.IPv4Protocol].Failed; len(failed) != 0 {
 			t.Errorf("failed = %v after success", failed)
 		}
@@ -225,15 +217,14 @@ func TestOneFailingServicePortHoldsUpNoOther(t *testing.T) {
 }
 
 func TestAnUpdateHoldsOnlyWhatChanged(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		for _, name := range []string{"a", "b", "c"} {
 			f.OnServiceAdd(service(name, "10.0.0."+string('1'+name[0]-'a')))
 		}
 		f.synced()
 		synctest.Wait()
 		f.OnEndpointSliceAdd(slice("b", "10.1.0.1"))
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		u := f.v4.last()
 		if u.Full || namesIn(u) != "b" {
 			t.Fatalf("update: full %v of %q, want a partial one of b", u.Full, namesIn(u))
@@ -242,8 +233,7 @@ func TestAnUpdateHoldsOnlyWhatChanged(t *testing.T) {
 			t.Errorf("endpoints = %v, want %v", got, want)
 		}
 		f.OnServiceDelete(service("b", "10.0.0.2"))
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if u := f.v4.last(); u.Full || namesIn(u) != "" || len(u.Changes) != 1 || u.Changes[0].Name.Name != "b" {
 			t.Errorf("update after delete: %+v, want b removed", u)
 		}
@@ -251,18 +241,16 @@ func TestAnUpdateHoldsOnlyWhatChanged(t *testing.T) {
 }
 
 func TestEverythingIsCheckedOncePerFullSyncPeriod(t *testing.T) {
-	run(t, Config{FullSyncPeriod: 10 * time.Minute}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{FullSyncPeriod: 10 * time.Minute}, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))
 		f.synced()
 		synctest.Wait()
 		before := len(f.v4.updates())
-		time.Sleep(9 * time.Minute)
-		synctest.Wait()
+		pass(9 * time.Minute)
 		if n := len(f.v4.updates()) - before; n != 0 {
 			t.Errorf("%d updates in a quiet time, want 0", n)
 		}
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		pass(2 * time.Minute)
 		if n := len(f.v4.updates()) - before; n != 1 || !f.v4.last().Full {
 			t.Errorf("%d updates after the period, full %v, want one full update", n, f.v4.last().Full)
 		}
@@ -272,10 +260,10 @@ func TestEverythingIsCheckedOncePerFullSyncPeriod(t *testing.T) {
 // TestANodeChangeReachesTheEngine mends W-17: zone, addresses and CIDRs may
 // change at run time.
 func TestANodeChangeReachesTheEngine(t *testing.T) {
-	config := Config{
+	config := proxier.Config{
 		Node:       changetracker.Node{Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
-		NodePorts:  NodePorts{Primary: true},
-		Masquerade: Masquerade{NodePodCIDRs: true},
+		NodePorts:  proxier.NodePorts{Primary: true},
+		Masquerade: proxier.Masquerade{NodePodCIDRs: true},
 	}
 	run(t, config, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))
@@ -292,8 +280,7 @@ func TestANodeChangeReachesTheEngine(t *testing.T) {
 		node.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.2")}
 		node.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
 		f.OnNodeChange(node)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		u := f.v4.last()
 		if want := netip.MustParsePrefix("192.0.2.2/32"); !u.Full || u.Globals.NodePortAddresses[0] != want || !u.Globals.DetectsPods() {
 			t.Errorf("update after node change: full %v globals %+v, want full with node ports on %v and pods", u.Full, u.Globals, want)
@@ -303,8 +290,7 @@ func TestANodeChangeReachesTheEngine(t *testing.T) {
 		}
 		before := len(f.v4.updates())
 		f.OnNodeChange(node)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if n := len(f.v4.updates()) - before; n != 0 {
 			t.Errorf("%d updates for the same node again, want 0", n)
 		}
@@ -313,7 +299,7 @@ func TestANodeChangeReachesTheEngine(t *testing.T) {
 
 // TestServiceCIDRsTakeEffectByThemselves mends W-34.
 func TestServiceCIDRsTakeEffectByThemselves(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, f *fixture) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
 		synctest.Wait()
 		time.Sleep(time.Second)
@@ -331,16 +317,15 @@ func TestServiceCIDRsTakeEffectByThemselves(t *testing.T) {
 // TestASharedVIPHasOneOwnerWhateverTheOrder adds and deletes two Services with
 // the same external IP in both orders.
 func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
-	a := service("a", "10.0.0.1", externalIP("192.0.2.9"))
-	b := service("b", "10.0.0.2", externalIP("192.0.2.9"))
+	a := service("a", "10.0.0.1", proxiertest.ExternalIPs("192.0.2.9"))
+	b := service("b", "10.0.0.2", proxiertest.ExternalIPs("192.0.2.9"))
 	for name, order := range map[string][]*v1.Service{"smaller first": {a, b}, "larger first": {b, a}} {
 		t.Run(name, func(t *testing.T) {
-			run(t, Config{}, func(t *testing.T, f *fixture) {
+			run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 				f.synced()
 				for _, s := range order {
 					f.OnServiceAdd(s)
-					time.Sleep(time.Second)
-					synctest.Wait()
+					pass(time.Second)
 				}
 				have := map[string]*desired.Service{}
 				for _, u := range f.v4.updates() {
@@ -359,8 +344,7 @@ func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
 					t.Errorf("problems = %+v, want one of b", problems)
 				}
 				f.OnServiceDelete(a)
-				time.Sleep(time.Second)
-				synctest.Wait()
+				pass(time.Second)
 				u := f.v4.last()
 				if namesIn(u) != "b" || len(u.Changes[1].After.Frontends) != 2 {
 					t.Errorf("update after a is gone: %q, want b with the external IP", namesIn(u))
@@ -406,7 +390,7 @@ func TestRefusedExternalIPsFollowTheNode(t *testing.T) {
 		{"10.245.0.0/16", "192.0.2.1", nil, nil},
 	}
 	for _, deny := range []bool{false, true} {
-		run(t, Config{DenyNodeExternalIPs: deny}, func(t *testing.T, f *fixture) {
+		run(t, proxier.Config{DenyNodeExternalIPs: deny}, func(t *testing.T, f *fixture) {
 			f.synced()
 			two := func(s *v1.Service) {
 				s.Spec.ExternalIPs = []string{pod, other}
@@ -438,7 +422,7 @@ func TestRefusedExternalIPsFollowTheNode(t *testing.T) {
 						refused = append(refused, p.Value)
 					}
 				}
-				if slices.Sort(refused); !slices.Equal(refused, want) || problemCounts(f.tracker, f.families)[changetracker.ReasonRefused] != len(want) {
+				if slices.Sort(refused); !slices.Equal(refused, want) || f.ProblemCounts()[changetracker.ReasonRefused] != len(want) {
 					t.Errorf("pods in %q, node at %q, deny %t: refused are %q, want %q", step.ranges, step.addresses, deny, refused, want)
 				}
 			}
@@ -447,7 +431,7 @@ func TestRefusedExternalIPsFollowTheNode(t *testing.T) {
 }
 
 func TestImportantServicesComeFirst(t *testing.T) {
-	config := Config{Important: []types.NamespacedName{{Namespace: "test", Name: "z"}}}
+	config := proxier.Config{Important: []types.NamespacedName{{Namespace: "test", Name: "z"}}}
 	run(t, config, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))
 		f.OnServiceAdd(service("z", "10.0.0.2"))
@@ -464,7 +448,7 @@ func TestImportantServicesComeFirst(t *testing.T) {
 
 func TestCleanupReachesEveryEngine(t *testing.T) {
 	v4, v6 := &fakeEngine{}, &fakeEngine{}
-	p, err := New(Config{}, Deps{}, map[v1.IPFamily]Engine{v1.IPv4Protocol: v4, v1.IPv6Protocol: v6})
+	p, err := proxier.New(proxier.Config{}, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: v4, v1.IPv6Protocol: v6})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -475,33 +459,19 @@ func TestCleanupReachesEveryEngine(t *testing.T) {
 
 // TestTriggersOutliveAFailedSync mends W-11.
 func TestTriggersOutliveAFailedSync(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		engine, o := &fakeEngine{}, &observed{}
-		config := Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
-		p, err := New(config, Deps{Observer: o}, map[v1.IPFamily]Engine{v1.IPv4Protocol: engine})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- p.Run(ctx) }()
-		p.OnServiceAdd(service("a", "10.0.0.1"))
-		p.OnServiceSynced()
-		p.OnEndpointSlicesSynced()
-		synctest.Wait()
-		time.Sleep(time.Second)
-		engine.failWith(func(desired.Update) error { return errors.New("broken") })
+	o := &observed{}
+	runWith(t, proxier.Config{}, proxier.Deps{Observer: o}, func(t *testing.T, f *fixture) {
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.synced()
+		pass(time.Second)
+		f.v4.failWith(func(desired.Update) error { return errors.New("broken") })
 		s := slice("a", "10.1.0.1")
 		trigger := time.Now()
 		s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
-		p.OnEndpointSliceAdd(s)
-		time.Sleep(300 * time.Millisecond)
-		synctest.Wait()
-		engine.failWith(nil)
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		cancel()
-		<-done
+		f.OnEndpointSliceAdd(s)
+		pass(300 * time.Millisecond)
+		f.v4.failWith(nil)
+		pass(time.Minute)
 		var got []time.Time
 		failures := 0
 		for _, r := range o.reports {
@@ -509,7 +479,7 @@ func TestTriggersOutliveAFailedSync(t *testing.T) {
 			if r.Err != nil {
 				failures++
 				if len(r.Triggers) != 0 {
-					t.Errorf("a failed sync reports triggers %v", r.Triggers)
+					t.Errorf("a failed sync reports triggers %v, want none", r.Triggers)
 				}
 			}
 		}

@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"fmt"
@@ -17,13 +17,15 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // TestEditSelectionDecidesOnTheNode: the engine gets what the hook leaves, Explain says so,
 // Refresh asks it again for one service port, and its panic takes nothing down.
 func TestEditSelectionDecidesOnTheNode(t *testing.T) {
 	var redirects, panics atomic.Bool
-	config := Config{Node: changetracker.Node{Name: "here"}}
+	config := proxier.Config{Node: changetracker.Node{Name: "here"}}
 	config.EditSelection = func(view changetracker.View, _ *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection {
 		if panics.Load() {
 			panic("bug")
@@ -34,7 +36,7 @@ func TestEditSelectionDecidesOnTheNode(t *testing.T) {
 		return s
 	}
 	core, logs := observer.New(zapcore.WarnLevel)
-	runWith(t, config, Deps{Logger: zap.New(core)}, func(t *testing.T, f *fixture) {
+	runWith(t, config, proxier.Deps{Logger: zap.New(core)}, func(t *testing.T, f *fixture) {
 		name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: "b"}, Port: "web", Protocol: v1.ProtocolTCP}
 		for _, name := range []string{"a", "b"} {
 			f.OnServiceAdd(service(name, "10.0.0."+string('1'+name[0]-'a')))
@@ -52,8 +54,7 @@ func TestEditSelectionDecidesOnTheNode(t *testing.T) {
 				t.Errorf("%s: there is nothing to refresh", when)
 			}
 			f.Trigger()
-			time.Sleep(2 * time.Second)
-			synctest.Wait()
+			pass(2 * time.Second)
 			if u := f.v4.last(); u.Full || namesIn(u) != "b" || len(u.Changes[0].After.Cluster) != ends {
 				t.Errorf("%s: update is full %v of %q: %+v, want a partial one of b with %d endpoints", when, u.Full, namesIn(u), u.Changes, ends)
 			}
@@ -89,8 +90,8 @@ func TestKindsAreAllThatIsProgrammed(t *testing.T) {
 		{[]desired.Kind{desired.NodePort}, "[NodePort] node ports [0.0.0.0/0] health 1"},
 	} {
 		h := &fakeHealth{}
-		runWith(t, Config{Kinds: c.kinds}, Deps{Health: h}, func(t *testing.T, f *fixture) {
-			s := service("a", "10.0.0.1", loadBalancer(30001), externalIP("192.0.2.1"))
+		runWith(t, proxier.Config{Kinds: c.kinds}, proxier.Deps{Health: h}, func(t *testing.T, f *fixture) {
+			s := service("a", "10.0.0.1", loadBalancer(30001), proxiertest.ExternalIPs("192.0.2.1"))
 			s.Spec.Ports[0].NodePort = 30080
 			f.OnServiceAdd(s)
 			f.synced()

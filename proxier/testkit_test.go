@@ -1,4 +1,4 @@
-package proxier
+package proxier_test
 
 import (
 	"context"
@@ -13,10 +13,11 @@ import (
 	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 )
 
@@ -26,15 +27,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeEngine struct {
 	mu              sync.Mutex // guards all below
 	seen            []desired.Update
-	apply           func(desired.Update) (Result, error) // nil: all goes well
+	apply           func(desired.Update) (proxier.Result, error) // nil: all goes well
 	closed, cleaned int
-	damaged         func(Damage) // while it is watched
-	deaf            error        // what Watch returns at once
+	damaged         func(proxier.Damage) // while it is watched
+	deaf            error                // what Watch returns at once
 	watches         int
 }
 
 // Watch waits, unless it is deaf.
-func (e *fakeEngine) Watch(ctx context.Context, damaged func(Damage)) error {
+func (e *fakeEngine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	e.mu.Lock()
 	e.damaged = damaged
 	e.watches++
@@ -57,20 +58,20 @@ func (e *fakeEngine) watched() bool {
 }
 
 // damage makes the engine notice a damage.
-func (e *fakeEngine) damage(d Damage) {
+func (e *fakeEngine) damage(d proxier.Damage) {
 	e.mu.Lock()
 	damaged := e.damaged
 	e.mu.Unlock()
 	damaged(d)
 }
 
-func (e *fakeEngine) Apply(_ context.Context, u desired.Update) (Result, error) {
+func (e *fakeEngine) Apply(_ context.Context, u desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	e.seen = append(e.seen, u)
 	apply := e.apply
 	e.mu.Unlock()
 	if apply == nil {
-		return Result{}, nil
+		return proxier.Result{}, nil
 	}
 	return apply(u)
 }
@@ -78,15 +79,15 @@ func (e *fakeEngine) Apply(_ context.Context, u desired.Update) (Result, error) 
 func (e *fakeEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
 // someError is what a fake engine fails with for some service ports only.
-type someError []*ServiceError
+type someError []*proxier.ServiceError
 
-func (e someError) Error() string { return fmt.Sprint([]*ServiceError(e)) }
+func (e someError) Error() string { return fmt.Sprint([]*proxier.ServiceError(e)) }
 
-func resultOf(err error) (Result, error) {
+func resultOf(err error) (proxier.Result, error) {
 	if some, ok := err.(someError); ok { //nolint:errorlint // it is never wrapped
-		return Result{Failed: some}, nil
+		return proxier.Result{Failed: some}, nil
 	}
-	return Result{}, err
+	return proxier.Result{}, err
 }
 
 func (e *fakeEngine) Cleanup(context.Context) error { e.cleaned++; return nil }
@@ -99,11 +100,11 @@ func (e *fakeEngine) failWith(fail func(desired.Update) error) {
 		e.become(nil)
 		return
 	}
-	e.become(func(u desired.Update) (Result, error) { return resultOf(fail(u)) })
+	e.become(func(u desired.Update) (proxier.Result, error) { return resultOf(fail(u)) })
 }
 
 // become makes apply the engine's Apply from now on.
-func (e *fakeEngine) become(apply func(desired.Update) (Result, error)) {
+func (e *fakeEngine) become(apply func(desired.Update) (proxier.Result, error)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.apply = apply
@@ -130,21 +131,21 @@ func namesIn(u desired.Update) string {
 
 // fixture is a Proxier of two fake engines, in a bubble of fake time.
 type fixture struct {
-	*Proxier
+	*proxier.Proxier
 	v4, v6 *fakeEngine
 }
 
 // run calls test in a synctest bubble with a running Proxier.
-func run(t *testing.T, config Config, test func(t *testing.T, f *fixture)) {
+func run(t *testing.T, config proxier.Config, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	runWith(t, config, Deps{}, test)
+	runWith(t, config, proxier.Deps{}, test)
 }
 
-func runWith(t *testing.T, config Config, deps Deps, test func(t *testing.T, f *fixture)) {
+func runWith(t *testing.T, config proxier.Config, deps proxier.Deps, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := &fixture{v4: &fakeEngine{}, v6: &fakeEngine{}}
-		p, err := New(config, deps, map[v1.IPFamily]Engine{v1.IPv4Protocol: f.v4, v1.IPv6Protocol: f.v6})
+		p, err := proxier.New(config, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: f.v4, v1.IPv6Protocol: f.v6})
 		if err != nil {
 			t.Fatalf("New: %v", err)
 		}
@@ -172,48 +173,49 @@ func (f *fixture) synced() {
 	f.OnEndpointSlicesSynced()
 }
 
-func service(name, clusterIP string, change ...func(*v1.Service)) *v1.Service {
-	s := &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: name},
-		Spec: v1.ServiceSpec{
-			Type: v1.ServiceTypeClusterIP, ClusterIP: clusterIP,
-			Ports: []v1.ServicePort{{Name: "web", Protocol: v1.ProtocolTCP, Port: 80}},
-		},
-	}
-	for _, c := range change {
-		c(s)
-	}
-	return s
+// pass lets time pass in a bubble, and waits until everything that was due has happened.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }
 
-func externalIP(ip string) func(*v1.Service) {
-	return func(s *v1.Service) { s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, ip) }
+// newProxier is an IPv4 Proxier that does not run.
+func newProxier(t *testing.T, deps proxier.Deps, engine proxier.Engine) *proxier.Proxier {
+	t.Helper()
+	p, err := proxier.New(proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
+// service is a Service in namespace test with TCP port 80, called "web".
+func service(name, clusterIP string, options ...proxiertest.ServiceOption) *v1.Service {
+	return proxiertest.Service("test", name, append([]proxiertest.ServiceOption{
+		proxiertest.ClusterIPs(clusterIP), proxiertest.Port("web", v1.ProtocolTCP, 80),
+	}, options...)...)
+}
+
+// slice is the IPv4 EndpointSlice of a service, with target port 8080.
 func slice(name string, addrs ...string) *discovery.EndpointSlice {
-	port, number, tcp := "web", int32(8080), v1.ProtocolTCP
-	s := &discovery.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: name, Labels: map[string]string{discovery.LabelServiceName: name}},
-		AddressType: discovery.AddressTypeIPv4,
-		Ports:       []discovery.EndpointPort{{Name: &port, Port: &number, Protocol: &tcp}},
-	}
+	options := []proxiertest.SliceOption{proxiertest.SlicePort("web", v1.ProtocolTCP, 8080)}
 	for _, a := range addrs {
-		s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{a}})
+		options = append(options, proxiertest.Endpoint(a))
 	}
-	return s
+	return proxiertest.Slice("test", name, discovery.AddressTypeIPv4, options...)
 }
 
 // withoutRetries leaves it to Sync when there is a sync.
-func withoutRetries() Config {
-	return Config{Runner: runner.Options{Retry: runner.Backoff{Initial: time.Hour, Max: time.Hour}}}
+func withoutRetries() proxier.Config {
+	return proxier.Config{Runner: runner.Options{Retry: runner.Backoff{Initial: time.Hour, Max: time.Hour}}}
 }
 
 type observed struct {
 	mu      sync.Mutex // guards reports
-	reports []SyncReport
+	reports []proxier.SyncReport
 }
 
-func (o *observed) ObserveSync(r SyncReport) {
+func (o *observed) ObserveSync(r proxier.SyncReport) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.reports = append(o.reports, r)
