@@ -1,4 +1,5 @@
-// Package guard holds the tests that keep the architecture, and the promises about the
-// repository itself: what packages may import, what their documentation holds, and how
-// long an example is. Its parts read test results, documents and figures, and compare the API.
+// Package guard holds the tests of what no package can test alone: who may import what,
+// and whether the documents are true. Its programs summarize a test run (summary), keep
+// the tables of docs/PERFORMANCE.md (figures) and compare API changes with CHANGELOG.md
+// (promise).
 package guard

@@ -1,323 +1,90 @@
 package main
 
 import (
-	"fmt"
+	"errors"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 	"testing"
 )
 
-// repository is where the real documents are.
-const repository = "../../.."
-
-// head is what hack/bench.sh says about a machine.
-const head = "date: 2026-01-02\ncommit: abc1234\nload: 0.07\ncores: 2\nkernel: Linux 6.18.0\ngo: go1.26.8\niptables: v1.8.9\nnginx: 1.22.1\ncpu: Cray\n"
-
-// output is what all benchmarks of the tables print: 100 of everything but what claims
-// say. Edits are pairs of a text and what is instead of it.
-func output(edits ...string) string {
-	metrics := map[string]map[string]float64{} // by benchmark and unit
-	put := func(name, unit string, value float64) {
-		if metrics[name] == nil {
-			metrics[name] = map[string]float64{}
-		}
-		metrics[name][unit] = value
-	}
-	for _, t := range tables() {
-		for _, r := range t.rows {
-			for _, c := range t.columns {
-				for _, unit := range c.units {
-					if r.none == "" || !strings.HasPrefix(c.place, r.none) {
-						put(strings.ReplaceAll(r.benchmark, "*", c.place), strings.ReplaceAll(unit, "*", r.unit), 100)
-					}
-				}
-			}
-		}
-	}
-	for _, c := range claims() {
-		for unit, value := range c.metrics {
-			put(c.benchmark, unit, value)
-		}
-	}
-	text := head
-	for _, name := range slices.Sorted(maps.Keys(metrics)) {
-		pkg, benchmark, _ := strings.Cut(name, ".")
-		text += fmt.Sprintf("pkg: %s/%s\ncommand: go test ./%[2]s\n%s-2 1", module, pkg, benchmark)
-		for _, unit := range slices.Sorted(maps.Keys(metrics[name])) {
-			text += fmt.Sprintf(" %v %s", metrics[name][unit], unit)
-		}
-		text += "\n"
-	}
-	return strings.NewReplacer(edits...).Replace(text)
-}
-
-// checkout has documents with nothing but all claims and tables in them, and the files
-// of the tests that prove claims.
-func checkout(t *testing.T) (root string) {
-	t.Helper()
-	root = t.TempDir()
-	texts := map[string]string{"README.md": "# Title\n", documentFile: "# Performance\n"}
-	for _, t := range append(tables(), table{name: "machine"}) {
-		begin, end := marks(t.name)
-		texts[documentFile] += begin + end
-	}
-	for _, c := range claims() {
-		if file, name, ok := strings.Cut(c.test, " "); ok {
-			texts[file] += "func " + name + "(t *testing.T) {}\n"
-		}
-		texts[c.file] += "\n" + strings.ReplaceAll(c.text, ", ", ",\n") + "\n"
-	}
-	for file, text := range texts {
-		write(t, filepath.Join(root, file), text)
-	}
-	write(t, filepath.Join(root, benchmarksFile), output())
-	if err := run(root, []string{"write"}, io.Discard); err != nil {
+// TestCheck measures again what is documented, but for edits of pairs of old and new text.
+func TestCheck(t *testing.T) {
+	benchmarks, errOfBenchmarks := os.ReadFile(filepath.Join("../../..", benchmarksFile))
+	text, err := os.ReadFile(filepath.Join("../../..", documentFile))
+	if err := errors.Join(errOfBenchmarks, err); err != nil {
 		t.Fatal(err)
 	}
-	return root
-}
-
-func write(t *testing.T, file, text string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func read(t *testing.T, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-func mustBenchmarks(t *testing.T, text string) *benchmarks {
-	t.Helper()
-	all, err := parse(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
-// TestTheDocumentHasTheFiguresOfTheBenchmarks: nobody has edited either by hand.
-func TestTheDocumentHasTheFiguresOfTheBenchmarks(t *testing.T) {
-	got, want, err := document(repository)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != want {
-		t.Errorf("%s is\n%s\nwant\n%s\n%s", documentFile, got, want, rewrite)
-	}
-}
-
-// TestEveryFigureOfTheDocumentsHasAProof, though this test does not run benchmarks.
-func TestEveryFigureOfTheDocumentsHasAProof(t *testing.T) {
-	texts, err := readDocuments(repository)
-	if err != nil {
-		t.Fatal(err)
-	}
-	documented, err := readBenchmarks(benchmarksOf(repository))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, err := range append(checkClaims(repository, texts, claims()), unproved(texts, claims())...) {
-		t.Error(err)
-	}
-	for _, c := range claims() {
-		if c.benchmark != "" && documented.families()[family(c.benchmark)] == nil {
-			t.Errorf("%s has no benchmark like %s", benchmarksFile, c.benchmark)
-		}
-	}
-}
-
-func TestCheckFindsWhatIsWrong(t *testing.T) {
-	const inReadme = "One remote endpoint replaced among 30,000 Services"
-	for name, test := range map[string]struct {
-		file  string // is edited
-		edits []string
-		run   string // what is measured now
-		want  []string
+	for name, c := range map[string]struct {
+		measured, document []string
+		want               string // in the error; empty for none
 	}{
-		"nothing": {run: output()},
-		"times and bytes differ": {
-			run: output("100 ms", "999 ms", "100 ns/op", "7 ns/op", "100 ours-MB/s", "1 ours-MB/s", "100 B/op", "9000 B/op"),
-		},
-		"other sizes":           {run: output("N=5000/E=10/first", "N=77/E=10/first")},
-		"few more allocations":  {run: output("100 allocs/op", "118 allocs/op")},
-		"many more allocations": {run: output("100 allocs/op", "119 allocs/op"), want: []string{"119 allocs/op now, 100 in", remeasure}},
-		"fewer allocations":     {run: output("100 allocs/op", "81 allocs/op"), want: []string{"81 allocs/op now, 100 in", remeasure}},
-		"one more write":        {run: output("100 writes", "101 writes"), want: []string{"101 writes now, 100 in", remeasure}},
-		"one message less":      {run: output("100 messages", "99 messages"), want: []string{"99 messages now", remeasure}},
-		"a benchmark is gone":   {run: output("BenchmarkClean", "BenchmarkTidy"), want: []string{"conntrack.BenchmarkClean/flows=/stale=, which no benchmark", remeasure}},
-		"a metric is gone":      {run: output("cpu-ms", "processor-ms"), want: []string{"cpu-ms of internal/nftables.BenchmarkTargets", remeasure}},
-		"a figure is edited": {
-			file: documentFile, edits: []string{"100 ms", "99 ms"}, run: output(),
-			want: []string{"the tables of docs/PERFORMANCE.md are not those of docs/benchmarks.txt", rewrite},
-		},
-		"an output is edited": {
-			file: benchmarksFile, edits: []string{"100 ms", "99 ms"}, run: output(),
-			want: []string{"the tables of docs/PERFORMANCE.md are not those of docs/benchmarks.txt", rewrite},
-		},
-		"a mark is gone": {
-			file: documentFile, edits: []string{"<!-- end of machine -->", ""}, run: output(),
-			want: []string{`lacks the lines "<!-- figures: machine -->"`},
-		},
-		"a claim is gone": {
-			file: "README.md", edits: []string{inReadme, "Replacing is cheap"}, run: output(),
-			want: []string{"README.md does not say", inReadme, reclaim},
-		},
-		"a claim is not true": {
-			run:  output("1 transactions 2 writes", "1 transactions 3 writes"),
-			want: []string{"README.md says", "has 3 writes, want 2", "mend the code, or the document"},
-		},
-		"a claim is not measured": {
-			run:  output("N=30000/E=10/replaced=1-2", "N=70000/E=10/replaced=1-2"),
-			want: []string{"README.md says", "has run", reclaim},
-		},
-		"a claim's test is gone": {
-			file: "ipvs/config_test.go", edits: []string{"TestDefaultsAreValid", "TestDefaultsAreNice"}, run: output(),
-			want: []string{"docs/ENGINES.md says", "no test ipvs/config_test.go TestDefaultsAreValid", reclaim},
-		},
-		"a figure without proof": {
-			file: "docs/ENGINES.md", edits: []string{"15m", "15m or 3 µs"}, run: output(),
-			want: []string{"docs/ENGINES.md says", `nothing proves "3 µs"`, "claims.go"},
-		},
+		"the same":      {},
+		"other times":   {measured: []string{" ms", "7 ms"}},
+		"other size":    {measured: []string{"N=45000", "N=450"}},
+		"few allocs":    {measured: []string{" 82 allocs/op", " 98 allocs/op"}},
+		"more allocs":   {measured: []string{" 82 allocs/op", " 99 allocs/op"}, want: "99 allocs/op, but 82 in"},
+		"one write":     {measured: []string{" 60133 writes", " 60134 writes"}, want: "60134 writes, but 60133 in"},
+		"renamed":       {measured: []string{"BenchmarkIdle", "BenchmarkBusy"}, want: "userspace.BenchmarkIdle/tcp/clients=1000, which no benchmark reports"},
+		"without unit":  {measured: []string{"floor-ms", "ground-ms"}, want: "has floor-ms of"},
+		"other table":   {document: []string{"| 60,133 |", "| 60,134 |"}, want: "are not those of"},
+		"without marks": {document: []string{"<!-- end of counts -->", ""}, want: "lacks the lines"},
+		"none":          {measured: []string{"Benchmark", "Example"}, want: "which no benchmark reports"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			root, now := checkout(t), filepath.Join(t.TempDir(), "now.txt")
-			if test.file != "" {
-				file := filepath.Join(root, test.file)
-				before := read(t, file)
-				after := strings.NewReplacer(test.edits...).Replace(before)
-				if after == before {
-					t.Fatalf("%s has no %q", test.file, test.edits[0])
+			t.Parallel()
+			root := t.TempDir()
+			if err := os.Mkdir(filepath.Join(root, "docs"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			for file, text := range map[string]string{
+				"measured":     strings.NewReplacer(c.measured...).Replace(string(benchmarks)),
+				benchmarksFile: string(benchmarks),
+				documentFile:   strings.NewReplacer(c.document...).Replace(string(text)),
+			} {
+				if err := os.WriteFile(filepath.Join(root, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
 				}
-				write(t, file, after)
 			}
-			write(t, now, test.run)
-			err := run(root, []string{"check", now}, io.Discard)
-			if (err == nil) != (len(test.want) == 0) {
-				t.Errorf("error is %v, want one with %q", err, test.want)
+			err := run(root, []string{"check", filepath.Join(root, "measured")}, io.Discard)
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got the error %v, want %q", err, c.want)
 			}
-			for _, want := range test.want {
-				if !strings.Contains(fmt.Sprint(err), want) {
-					t.Errorf("error is %v, want one with %q", err, want)
+			if c.document != nil && strings.HasPrefix(c.want, "are not") {
+				if err := run(root, []string{"write"}, io.Discard); err != nil {
+					t.Fatal(err)
+				}
+				if err := run(root, []string{"check", filepath.Join(root, "measured")}, io.Discard); err != nil {
+					t.Errorf("after write, check returns %v", err)
 				}
 			}
 		})
 	}
 }
 
-// TestCheckShowsTimesSideBySide of what has run at the same size.
-func TestCheckShowsTimesSideBySide(t *testing.T) {
-	now := filepath.Join(t.TempDir(), "now.txt")
-	write(t, now, output("100 ms", "40 ms", "N=1000/E=10/first", "N=77/E=10/first"))
-	var out strings.Builder
-	if err := run(checkout(t), []string{"check", now}, &out); err != nil {
+func TestFormats(t *testing.T) {
+	text := plain(`{"Action":"output","Package":"p","Output":"BenchmarkA-2 \t"}
+{"Action":"output","Package":"q","Output":"BenchmarkB-2 1 7 ns/op\n"}
+{"Action":"output","Package":"p","Output":"1 5 ns/op\n"}
+no event
+`)
+	if want := "no event\n\nBenchmarkA-2 \t1 5 ns/op\n\nBenchmarkB-2 1 7 ns/op\n"; strings.TrimLeft(text, "\n") != want {
+		t.Errorf("plain text is %q, want %q", text, want)
+	}
+	all, err := parse("pkg: " + module + "/p\nBenchmarkA-2 1 5 ns/op\nBenchmarkA-2 1 9 ns/op\nBenchmarkA-2 1 7 ns/op\nBenchmark of text\n")
+	if err != nil {
 		t.Fatal(err)
 	}
-	shown := map[string]string{}
-	for line := range strings.Lines(out.String()) {
-		if name, times, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
-			shown[name] += strings.Join(strings.Fields(times), " ") + "; "
-		}
+	if got, ok := all.results["p.BenchmarkA"].metric("ns/op"); got != 7 || !ok || len(all.results) != 1 {
+		t.Errorf("the median is %v, %v in %v, want 7", got, ok, all.results)
 	}
-	for name, want := range map[string]string{
-		onNFTables + "/N=30000/E=10/first": "100 ms 40 ms; 100 ns 100 ns; ",
-		onNFTables + "/N=1000/E=10/first":  "",
+	for want, got := range map[string]string{
+		"1.0 µs": show(999.9, "ns/op"), "58 µs": show(0.0583, "ms"), "0.58 ns": show(0.583, "ns/op"), "0 ns": show(0, "ns/op"),
+		"110 MB": show(106.2, "heap-MB"), "1.50": show(1.4999, "ours/nginx"), "60,133": show(60133, "writes"), "17,000": show(17123, "conn/s"),
 	} {
-		if got := shown[name]; got != want {
-			t.Errorf("times of %s are %q, want %q", name, got, want)
-		}
-	}
-}
-
-// TestWriteIsStable: what is written twice is the same.
-func TestWriteIsStable(t *testing.T) {
-	root := checkout(t)
-	before := read(t, filepath.Join(root, documentFile))
-	if err := run(root, []string{"write"}, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	if got := read(t, filepath.Join(root, documentFile)); got != before {
-		t.Errorf("the document is\n%s\nafter the second write, want\n%s", got, before)
-	}
-	if !strings.Contains(before, "2026-01-02 at commit abc1234: Cray, 2 cores, a load of 0.07 before, Linux 6.18.0, go1.26.8, iptables v1.8.9, nginx 1.22.1.") {
-		t.Errorf("the document does not name the machine:\n%s", before)
-	}
-}
-
-// TestOnlyAQuietMachineCounts: figures of a busy machine, or of code that nobody can
-// check out, are not published.
-func TestOnlyAQuietMachineCounts(t *testing.T) {
-	for text, want := range map[string]string{
-		"load: 0.49\n":            "",
-		"load: 3.52\n":            `load "3.52" before the first benchmark, want less than 0.5: ` + remeasure,
-		"load: \n":                `load ""`,
-		"commit: abc1234-dirty\n": "measured with uncommitted changes (abc1234-dirty)",
-	} {
-		root := checkout(t)
-		key, _, _ := strings.Cut(text, ":")
-		file := filepath.Join(root, benchmarksFile)
-		write(t, file, regexp.MustCompile(`(?m)^`+key+`: .*\n`).ReplaceAllString(read(t, file), text))
-		err := run(root, []string{"write"}, io.Discard)
-		if (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("%q: error is %v, want one with %q", text, err, want)
-		}
-	}
-}
-
-func TestPrintShowsEveryTable(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "output.txt")
-	write(t, file, output())
-	var out strings.Builder
-	if err := run(t.TempDir(), []string{"print", file}, &out); err != nil {
-		t.Fatal(err)
-	}
-	for _, table := range tables() {
-		for _, r := range table.rows {
-			if !strings.Contains(out.String(), "\n| "+r.title()+" | ") {
-				t.Errorf("output lacks %q:\n%s", r.title(), out.String())
-			}
-		}
-	}
-	if strings.ContainsAny(out.String(), "{}*") {
-		t.Errorf("something is not filled in:\n%s", out.String())
-	}
-}
-
-func TestBadUseIsAnError(t *testing.T) {
-	root, dir := checkout(t), t.TempDir()
-	empty, partial := filepath.Join(dir, "empty"), filepath.Join(dir, "partial")
-	write(t, empty, "PASS\n")
-	write(t, partial, output("BenchmarkClean", "BenchmarkTidy"))
-	for name, test := range map[string]struct {
-		root string
-		args []string
-		want string
-	}{
-		"no verb":               {root, nil, "want one of"},
-		"unknown verb":          {root, []string{"show"}, "want one of"},
-		"no file":               {root, []string{"check"}, "want one of"},
-		"missing file":          {root, []string{"print", empty + "-not"}, "no such file"},
-		"no benchmarks":         {root, []string{"check", empty}, "no benchmark in it"},
-		"a benchmark lacks":     {root, []string{"print", partial}, "no benchmark conntrack.BenchmarkClean/flows=100000/stale=1000: " + remeasure},
-		"nothing to write":      {dir, []string{"write"}, "no such file"},
-		"no documents to check": {dir, []string{"check", partial}, "no such file"},
-	} {
-		if err := run(test.root, test.args, io.Discard); !strings.Contains(fmt.Sprint(err), test.want) {
-			t.Errorf("%s: error is %v, want one with %q", name, err, test.want)
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 }

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"regexp"
 	"slices"
@@ -14,9 +12,9 @@ import (
 
 const module = "github.com/serviceplane/serviceplane"
 
-// benchmarks is what a run of benchmarks has printed.
+// benchmarks is the output of a run of benchmarks.
 type benchmarks struct {
-	about   map[string]string  // the lines "key: value" of the head
+	about   map[string]string  // the lines "key: value"
 	results map[string]*result // by name
 }
 
@@ -26,67 +24,50 @@ type result struct {
 	metrics map[string][]float64 // by unit
 }
 
-// metric is the median of a metric.
+// metric returns the median of a metric; a nil result has none.
 func (r *result) metric(unit string) (median float64, ok bool) {
-	values := slices.Sorted(slices.Values(r.metrics[unit]))
-	if len(values) == 0 {
+	if r == nil || len(r.metrics[unit]) == 0 {
 		return 0, false
 	}
+	values := slices.Sorted(slices.Values(r.metrics[unit]))
 	return values[len(values)/2], true
 }
 
 // readBenchmarks reads the output of go test -bench, with or without -json.
 func readBenchmarks(file string) (*benchmarks, error) {
-	f, err := os.Open(file)
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }() // only read from
-	text, err := plain(f)
+	all, err := parse(plain(string(text)))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", file, err)
-	}
-	all, err := parse(text)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", file, err)
-	}
-	if len(all.results) == 0 {
-		return nil, fmt.Errorf("read %s: no benchmark in it", file)
 	}
 	return all, nil
 }
 
-// plain returns the text within the events of go test -json, package after package: a
-// line of a benchmark is in several of them. What is no event stays as it is.
-func plain(r io.Reader) (string, error) {
-	var outside strings.Builder
-	var packages []string
-	output := map[string]*strings.Builder{}
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 16<<20)
-	for lines.Scan() {
+// plain returns the output in the events of go test -json, package by package, because a
+// benchmark's line is split over several events. Lines that are no event come first.
+func plain(text string) string {
+	packages, output := []string{""}, map[string]string{"": ""}
+	for line := range strings.Lines(text) {
 		var event struct{ Action, Package, Output string }
-		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
-			outside.WriteString(lines.Text() + "\n")
-			continue
+		if err := json.Unmarshal([]byte(line), &event); err != nil {
+			event.Output = line
 		}
-		if event.Action != "output" {
-			continue
-		}
-		if output[event.Package] == nil {
-			output[event.Package] = &strings.Builder{}
+		if _, known := output[event.Package]; !known {
 			packages = append(packages, event.Package)
 		}
-		output[event.Package].WriteString(event.Output)
+		output[event.Package] += event.Output
 	}
-	for _, name := range packages {
-		outside.WriteString(output[name].String() + "\n")
+	for i, name := range packages {
+		packages[i] = output[name]
 	}
-	return outside.String(), lines.Err()
+	return strings.Join(packages, "\n")
 }
 
-// parse understands the format of Go's benchmarks: lines "key: value", and lines with a
-// benchmark's name, how often it ran, and pairs of a number and a unit.
+// parse reads the format of Go's benchmarks: lines "key: value", and lines with a
+// benchmark's name, the number of runs, and pairs of a number and a unit.
 func parse(text string) (*benchmarks, error) {
 	about := regexp.MustCompile(`^([a-z]+): (.*)$`)
 	all := &benchmarks{about: map[string]string{}, results: map[string]*result{}}
@@ -94,24 +75,23 @@ func parse(text string) (*benchmarks, error) {
 		line = strings.TrimSpace(line)
 		if pair := about.FindStringSubmatch(line); pair != nil {
 			all.about[pair[1]] = pair[2]
-			continue
-		}
-		if err := all.add(strings.Fields(line)); err != nil {
+		} else if err := all.add(strings.Fields(line)); err != nil {
 			return nil, fmt.Errorf("line %q: %w", line, err)
 		}
 	}
 	return all, nil
 }
 
-// add adds the fields of a line, if that is one of a benchmark.
+// add adds the fields of a line, if it is a benchmark's. go test appends GOMAXPROCS to
+// names unless it is 1, so no benchmark's own name may end in a dash and a number.
 func (b *benchmarks) add(fields []string) error {
 	if len(fields) < 4 || len(fields)%2 != 0 || !strings.HasPrefix(fields[0], "Benchmark") {
 		return nil
 	}
 	if _, err := strconv.Atoi(fields[1]); err != nil {
-		return nil // a log line that begins with that word
+		return nil // a log line that begins with Benchmark
 	}
-	name := strings.TrimPrefix(b.about["pkg"], module+"/") + "." + withoutProcessors(fields[0])
+	name := strings.TrimPrefix(b.about["pkg"], module+"/") + "." + regexp.MustCompile(`-[0-9]+$`).ReplaceAllString(fields[0], "")
 	r := b.results[name]
 	if r == nil {
 		r = &result{command: b.about["command"], metrics: map[string][]float64{}}
@@ -127,28 +107,5 @@ func (b *benchmarks) add(fields []string) error {
 	return nil
 }
 
-// withoutProcessors cuts off GOMAXPROCS, which is there unless it is 1. So no name of
-// ours may end in a dash and a number.
-func withoutProcessors(name string) string {
-	return regexp.MustCompile(`-[0-9]+$`).ReplaceAllString(name, "")
-}
-
-// family is a name without its sizes: the parts like "N=1000" lose their number.
-func family(name string) string {
-	return regexp.MustCompile(`=[0-9]+`).ReplaceAllString(name, "=")
-}
-
-// families returns the metrics that the benchmarks of each family have, all together.
-func (b *benchmarks) families() map[string]map[string]bool {
-	all := map[string]map[string]bool{}
-	for name, r := range b.results {
-		f := family(name)
-		if all[f] == nil {
-			all[f] = map[string]bool{}
-		}
-		for unit := range r.metrics {
-			all[f][unit] = true
-		}
-	}
-	return all
-}
+// family is a name without its sizes: "N=1000" becomes "N=".
+func family(name string) string { return regexp.MustCompile(`=[0-9]+`).ReplaceAllString(name, "=") }

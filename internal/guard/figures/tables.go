@@ -1,21 +1,21 @@
 package main
 
-// table says what a table of the document shows.
+// table describes a table of the document.
 type table struct {
-	name    string // of its place in the document
+	name    string // in its marks
 	about   string // the head of the first column
 	columns []column
 	rows    []row
 }
 
-// column is a kind of figure. Its place is put where the benchmarks of the rows have "*".
+// column is a kind of figure. Its place replaces "*" in the names of the rows' benchmarks.
 type column struct {
 	head  string
 	place string
 	units []string // the first one that the benchmark has is shown; "*" is the row's unit
 }
 
-// row is what a user asks. Sizes in braces are taken from the benchmark's name.
+// row is one case. Sizes in braces are taken from the benchmark's name.
 type row struct {
 	what      string
 	benchmark string
@@ -23,11 +23,7 @@ type row struct {
 	none      string // the place of a column that has no such benchmark
 }
 
-func tables() []table {
-	return []table{engineTimes(), engineCounts(), nftablesSizes(), nftablesWaits(), proxies(), parts()}
-}
-
-// Where the benchmarks of the engines are, all with the same names for the same syncs.
+// The benchmarks of the engines, which name the same syncs alike.
 const (
 	onNFTables = "internal/nftables.BenchmarkTargets"
 	onLegacy   = "iptables.BenchmarkTargets/legacy/serviceplane"
@@ -35,40 +31,39 @@ const (
 	onIPVS     = "ipvs.BenchmarkTargets/fake"
 	onSockets  = "userspace.BenchmarkTargets/loopback"
 	onPortals  = "userspace.BenchmarkTargets/portals"
+	onSizes    = onNFTables + "/N=*/E=10/"
 )
 
-func times() []string { return []string{"ms", "ns/op"} }
+var (
+	times  = []string{"ms", "ns/op"}            // read-only
+	allocs = []string{"allocs/op"}              // read-only
+	sizes  = []string{"ms", "ns/op", "heap-MB"} // read-only
+)
 
 // syncs are the syncs that all engines have; userspace has no restart, as its sockets
 // end with their process.
-func syncs() []row {
-	return []row{
-		{what: "first sync of {N} Services × {E} endpoints", benchmark: "*/N=5000/E=10/first"},
-		{what: "one endpoint replaced among them", benchmark: "*/N=5000/E=10/replaced=1"},
-		{what: "{replaced} endpoints replaced in one sync", benchmark: "*/N=5000/E=10/replaced=100"},
-		{what: "full sync, nothing changed", benchmark: "*/N=5000/E=10/full"},
-		{what: "restart on the populated kernel", benchmark: "*/N=5000/E=10/restart", none: "userspace."},
-	}
+var syncs = []row{ // read-only
+	{what: "first sync of {N} Services × {E} endpoints", benchmark: "*/N=5000/E=10/first"},
+	{what: "one endpoint replaced among them", benchmark: "*/N=5000/E=10/replaced=1"},
+	{what: "{replaced} endpoints replaced in one sync", benchmark: "*/N=5000/E=10/replaced=100"},
+	{what: "full sync, nothing changed", benchmark: "*/N=5000/E=10/full"},
+	{what: "restart on the populated kernel", benchmark: "*/N=5000/E=10/restart", none: "userspace."},
 }
 
-func engineTimes() table {
-	return table{
+var tables = []table{ // read-only
+	{
 		name: "engines", about: "time (floor)",
 		columns: []column{
-			{"nftables", onNFTables, times()},
-			{"iptables-legacy", onLegacy, times()},
-			{"iptables-nft", onNFTool, times()},
-			{"ipvs, fake kernel", onIPVS, times()},
-			{"userspace", onSockets, times()},
-			{"userspace, portals of nftables", onPortals, times()},
+			{"nftables", onNFTables, times},
+			{"iptables-legacy", onLegacy, times},
+			{"iptables-nft", onNFTool, times},
+			{"ipvs, fake kernel", onIPVS, times},
+			{"userspace", onSockets, times},
+			{"userspace, portals of nftables", onPortals, times},
 		},
-		rows: syncs(),
-	}
-}
-
-func engineCounts() table {
-	allocs := []string{"allocs/op"}
-	return table{
+		rows: syncs,
+	},
+	{
 		name: "counts", about: "",
 		columns: []column{
 			{"nftables: elements", onNFTables, []string{"writes"}},
@@ -80,34 +75,26 @@ func engineCounts() table {
 			{"allocations", onIPVS, allocs},
 			{"userspace: allocations", onSockets, allocs},
 		},
-		rows: syncs(),
-	}
-}
-
-func nftablesSizes() table {
-	const at = onNFTables + "/N=*/E=10/"
-	units := append(times(), "heap-MB")
-	return table{
+		rows: syncs,
+	},
+	{
 		name: "sizes", about: "nftables: time (floor)",
 		columns: []column{
-			{"1,000 Services", "1000", units}, {"5,000", "5000", units}, {"10,000", "10000", units}, {"30,000", "30000", units},
+			{"1,000 Services", "1000", sizes}, {"5,000", "5000", sizes}, {"10,000", "10000", sizes}, {"30,000", "30000", sizes},
 		},
 		rows: []row{
-			{what: "first sync, {E} endpoints each", benchmark: at + "first"},
-			{what: "one endpoint replaced", benchmark: at + "replaced=1"},
-			{what: "full sync, nothing changed", benchmark: at + "full"},
-			{what: "restart on the populated kernel", benchmark: at + "restart"},
-			{what: "the table deleted by somebody, all of it back", benchmark: at + "deleted"},
-			{what: "longest wait of another writer during the first sync", benchmark: at + "wait"},
-			{what: "live heap afterwards, without the informers' objects", benchmark: at + "heap"},
+			{what: "first sync, {E} endpoints each", benchmark: onSizes + "first"},
+			{what: "one endpoint replaced", benchmark: onSizes + "replaced=1"},
+			{what: "full sync, nothing changed", benchmark: onSizes + "full"},
+			{what: "restart on the populated kernel", benchmark: onSizes + "restart"},
+			{what: "the table deleted by somebody, all of it back", benchmark: onSizes + "deleted"},
+			{what: "longest wait of another writer during the first sync", benchmark: onSizes + "wait"},
+			{what: "live heap afterwards, without the informers' objects", benchmark: onSizes + "heap"},
 		},
-	}
-}
-
-func nftablesWaits() table {
-	return table{
+	},
+	{
 		name: "waits", about: "nftables",
-		columns: []column{{"time (floor)", "", times()}, {"CPU time", "", []string{"cpu-ms"}}},
+		columns: []column{{"time (floor)", "", times}, {"CPU time", "", []string{"cpu-ms"}}},
 		rows: []row{
 			{what: "first sync of {N} Services × {E} endpoints", benchmark: onNFTables + "/N=5000/E=50/first"},
 			{what: "first sync of {N} Services × {E} endpoints", benchmark: onNFTables + "/N=45000/E=2/first"},
@@ -118,11 +105,8 @@ func nftablesWaits() table {
 				benchmark: onNFTables + "/N=10000/E=10/sustained/rate=1000/seconds=60",
 			},
 		},
-	}
-}
-
-func proxies() table {
-	return table{
+	},
+	{
 		name: "proxies", about: "userspace",
 		columns: []column{
 			{"no proxy", "", []string{"direct-*"}},
@@ -137,16 +121,11 @@ func proxies() table {
 			{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=16", unit: "conn/s"},
 			{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=64", unit: "conn/s"},
 		},
-	}
-}
-
-func parts() table {
-	return table{
+	},
+	{
 		name: "parts", about: "",
 		columns: []column{
-			{"time", "", times()},
-			{"memory", "", []string{"bytes/client", "B/op"}},
-			{"allocations", "", []string{"allocs/op"}},
+			{"time", "", times}, {"memory", "", []string{"bytes/client", "B/op"}}, {"allocations", "", allocs},
 		},
 		rows: []row{
 			{what: "tracking: one endpoint of {E} flipped", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=5000"},
@@ -157,5 +136,5 @@ func parts() table {
 			{what: "userspace: an idle UDP client, of {clients}", benchmark: "userspace.BenchmarkIdle/udp/clients=1000"},
 			{what: "tracing: a connection that is not sampled", benchmark: "tracing.BenchmarkUnsampledConnection"},
 		},
-	}
+	},
 }

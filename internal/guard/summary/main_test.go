@@ -1,18 +1,19 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 )
 
-// The texts are what go test -json prints, less the times.
+// What go test -json prints, mostly without times.
 const (
 	passes = `{"Action":"start","Package":"p"}
 {"Action":"run","Package":"p","Test":"TestA"}
 {"Action":"output","Package":"p","Test":"TestA","Output":"chatter\n"}
-{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Test":"TestA","Elapsed":1.25}
 {"Action":"pass","Package":"p","Elapsed":0.5}
 {"Action":"skip","Package":"without/tests"}
 `
@@ -48,7 +49,7 @@ const (
 `
 )
 
-func TestTheSummaryCountsAndRepeatsWhatMatters(t *testing.T) {
+func TestSummary(t *testing.T) {
 	for name, test := range map[string]struct {
 		events   string
 		required bool
@@ -64,6 +65,7 @@ func TestTheSummaryCountsAndRepeatsWhatMatters(t *testing.T) {
 		"does not compile":   {passes + unbuilt, false, "failed", []string{"expected ')'", "1 passed, 1 failed, 0 skipped\n"}},
 		"benchmarks":         {benchmarks, true, "", []string{"1 passed, 0 failed, 0 skipped\n"}},
 		"not JSON":           {passes + "go: no such tool\n", false, "", []string{"go: no such tool\n"}},
+		"slowest":            {passes, true, "", []string{"\nslowest tests:\n     1.2s p TestA\n"}},
 		"nothing ran":        {"", false, "no test", []string{"0 passed, 0 failed, 0 skipped\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,8 +75,8 @@ func TestTheSummaryCountsAndRepeatsWhatMatters(t *testing.T) {
 			}
 			var out strings.Builder
 			err := run([]string{file}, &out, test.required)
-			if got := errText(err); (got == "") != (test.wantErr == "") || !strings.Contains(got, test.wantErr) {
-				t.Errorf("error is %q, want one with %q", got, test.wantErr)
+			if got := fmt.Sprint(err); (err == nil) != (test.wantErr == "") || !strings.Contains(got, test.wantErr) {
+				t.Errorf("got the error %q, want one with %q", got, test.wantErr)
 			}
 			for _, want := range test.want {
 				if !strings.Contains(out.String(), want) {
@@ -82,23 +84,8 @@ func TestTheSummaryCountsAndRepeatsWhatMatters(t *testing.T) {
 				}
 			}
 			if strings.Contains(out.String(), "chatter") {
-				t.Errorf("output of a test that passed:\n%s", out.String())
+				t.Errorf("the output of a test that passed is printed:\n%s", out.String())
 			}
 		})
 	}
-}
-
-func TestTheSummaryNeedsItsFile(t *testing.T) {
-	for name, args := range map[string][]string{"none": nil, "two": {"a", "b"}, "missing": {filepath.Join(t.TempDir(), "none")}} {
-		if err := run(args, os.Stderr, false); err == nil {
-			t.Errorf("%s: no error", name)
-		}
-	}
-}
-
-func errText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }

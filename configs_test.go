@@ -1,4 +1,4 @@
-package guard
+package serviceplane_test
 
 import (
 	"testing"
@@ -13,9 +13,9 @@ import (
 	"github.com/serviceplane/serviceplane/userspace"
 )
 
-// TestZeroConfigsWork: the zero value of every Config is a working configuration, alone
+// TestZeroConfigsAreValid: the zero value of every Config is valid, alone
 // and beside a field that is set.
-func TestZeroConfigsWork(t *testing.T) {
+func TestZeroConfigsAreValid(t *testing.T) {
 	t.Parallel()
 	some := proxier.Config{FullSyncPeriod: time.Minute}
 	for name, config := range map[string]interface{ Validate() error }{

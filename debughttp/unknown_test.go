@@ -1,0 +1,55 @@
+package debughttp_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"net/netip"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/debughttp"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// unknownValues is a Source that explains packets with one number in all enumerations.
+type unknownValues uint8
+
+func (unknownValues) Status() proxier.Status                      { return proxier.Status{} }
+func (unknownValues) History() []proxier.SyncReport               { return nil }
+func (unknownValues) Programmed(v1.IPFamily) *changetracker.State { return nil }
+func (u unknownValues) frontend() desired.Frontend {
+	return desired.Frontend{
+		Kind: desired.Kind(u), Scope: desired.Scope(u), Action: desired.Action(u), Masquerade: desired.Masquerade(u),
+		VIP: netip.MustParseAddr("10.96.0.1"), Port: 80,
+	}
+}
+
+func (u unknownValues) Resolved(_ v1.IPFamily, name changetracker.ServicePortName) (*desired.Service, bool) {
+	return &desired.Service{Name: name, Protocol: desired.TCP, Frontends: []desired.Frontend{u.frontend()}}, true
+}
+
+func (u unknownValues) Explain(_ context.Context, p desired.Packet) (desired.Explanation, error) {
+	f := u.frontend()
+	return desired.Explanation{
+		Packet: p, Verdict: desired.Verdict(u), Scope: desired.Scope(u), Service: &changetracker.ServicePortName{}, Frontend: &f,
+	}, nil
+}
+
+func TestUnknownValuesOfEnumerationsAreShown(t *testing.T) {
+	t.Parallel()
+	for _, n := range []uint8{0, 1, 9, 255} {
+		handler := debughttp.Handler(unknownValues(n))
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET",
+			"http://localhost/explain?protocol=TCP&origin=outside&source=192.0.2.1&destination=10.96.0.1:80", nil))
+		if !json.Valid(w.Body.Bytes()) || w.Code != 200 || n > 4 && !bytes.Contains(w.Body.Bytes(), fmt.Appendf(nil, "unknown_%d", n)) {
+			t.Errorf("%d: status %d, %s", n, w.Code, w.Body)
+		}
+	}
+}

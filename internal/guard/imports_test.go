@@ -1,0 +1,110 @@
+package guard
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/serviceplane/serviceplane"
+
+type pkg struct {
+	ImportPath                         string
+	Imports, TestImports, XTestImports []string
+	Deps                               []string // what it imports, directly or not
+	CgoFiles                           []string
+}
+
+// packages lists the packages of the module on one system. CGO_ENABLED=1 makes go list
+// show files that use cgo.
+func packages(t *testing.T, goos string) (all []pkg) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps,CgoFiles", module+"/...")
+	cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH=amd64", "CGO_ENABLED=1")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, &stderr)
+	}
+	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
+		var p pkg
+		if err := d.Decode(&p); err != nil {
+			t.Fatalf("decode the output of go list: %v", err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// importers are the only packages that may depend on a heavy module, directly or not.
+// Paths are relative to the module and cover what is below them. Nothing else may: so
+// changetracker, desired, runner, proxier, healthcheck, debughttp, hybrid, userspace and
+// zaplog stay light.
+var importers = map[string][]string{
+	"k8s.io/kubernetes":              {},
+	"k8s.io/component-base":          {},
+	"k8s.io/apiserver":               {},
+	"k8s.io/client-go":               {"informer", "internal/apitest", "examples"},
+	"github.com/containernetworking": {"examples"},
+	"github.com/spf13":               {"examples"},
+	"github.com/fsnotify":            {"examples"},
+	"github.com/prometheus":          {"metrics", "examples"},
+	"go.opentelemetry.io":            {"tracing", "examples"},
+	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/manifest", "examples"},
+	"github.com/moby/ipvs":           {"ipvs", "examples"},
+	"github.com/vishvananda/netlink": netlinkUsers,
+	"github.com/mdlayher/netlink":    netlinkUsers,
+	"github.com/google/nftables":     netlinkUsers,
+	// An engine knows no other, and neither the driver nor observers know one.
+	module + "/nftables":  {"nftables", "examples"},
+	module + "/iptables":  {"iptables", "examples"},
+	module + "/ipvs":      {"ipvs", "examples"},
+	module + "/userspace": {"userspace", "examples"},
+}
+
+var netlinkUsers = []string{
+	"conntrack", "examples", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "proxiertest",
+}
+
+func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
+
+func TestImports(t *testing.T) {
+	t.Parallel()
+	for _, goos := range []string{"linux", "darwin", "windows"} {
+		for _, p := range packages(t, goos) {
+			for _, fault := range p.faults() {
+				t.Errorf("%s: %s %s", goos, p.ImportPath, fault)
+			}
+		}
+	}
+}
+
+func (p *pkg) faults() (faults []string) {
+	for _, dep := range p.Deps {
+		for heavy, users := range importers {
+			used := dep == heavy || within(dep, heavy) && !within(dep, module) // userspace/connection is not the engine
+			if used && !slices.ContainsFunc(users, func(u string) bool { return within(p.ImportPath, module+"/"+u) }) {
+				faults = append(faults, "depends on "+dep)
+			}
+		}
+		if first, _, _ := strings.Cut(dep, "/"); p.ImportPath == module+"/runner" && strings.Contains(first, ".") {
+			faults = append(faults, "needs more than the standard library: "+dep)
+		}
+	}
+	for _, dep := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+		switch {
+		case within(dep, "k8s.io/klog") && p.ImportPath != module+"/examples/nodeproxy":
+			faults = append(faults, "imports "+dep)
+		case within(dep, module+"/internal") && p.ImportPath == module+"/examples/own-engine":
+			faults = append(faults, "shows how to write an engine outside of this module, and imports "+dep)
+		}
+	}
+	if len(p.CgoFiles) > 0 {
+		faults = append(faults, "uses cgo: "+strings.Join(p.CgoFiles, ", "))
+	}
+	return faults
+}

@@ -1,3 +1,0 @@
-package sub
-
-type T struct{ F int }

@@ -1,0 +1,39 @@
+package guard
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestRules: docs/RULES.md has one row for each rule code that the repository quotes,
+// sorted by prefix and number, and a test or a scenario of proxiertest quotes each row.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	code := regexp.MustCompile(`\b(CFG|CLEAN|CT|ENG|EPS|HC|LTD|MET|NODE|NPA|OPT|PKT|RUN|SYS|TOP|TRK|VAL|W)-\d\d\b`)
+	var rows []string
+	for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z]+-\d+) \|`).FindAllStringSubmatch(texts(t, "RULES.md")["docs/RULES.md"], -1) {
+		rows = append(rows, m[1])
+	}
+	if !slices.IsSorted(rows) || len(slices.Compact(slices.Clone(rows))) != len(rows) {
+		t.Errorf("docs/RULES.md is not sorted, or has a code twice: %q", rows)
+	}
+	tested := map[string]bool{}
+	for _, suffix := range []string{".go", ".md"} {
+		for name, text := range texts(t, suffix) {
+			isTest := strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "proxiertest/") && suffix == ".go"
+			for _, quoted := range code.FindAllString(text, -1) {
+				tested[quoted] = tested[quoted] || isTest
+				if !slices.Contains(rows, quoted) {
+					t.Errorf("%s quotes %s, which docs/RULES.md does not have", name, quoted)
+				}
+			}
+		}
+	}
+	for _, row := range rows {
+		if !tested[row] {
+			t.Errorf("docs/RULES.md has %s, which no test quotes", row)
+		}
+	}
+}
