@@ -1,7 +1,6 @@
-// Package proxiertest is for the tests of programs that embed serviceplane, and
-// of engines for it.
+// Package proxiertest helps to test programs that embed serviceplane, and engines.
 //
-// Service and Slice build API objects that can be read at the call site:
+// Service and Slice build API objects:
 //
 //	web := proxiertest.Service("default", "web",
 //	        proxiertest.ClusterIPs("10.96.0.10"),
@@ -10,10 +9,10 @@
 //	        proxiertest.SlicePort("http", v1.ProtocolTCP, 8080),
 //	        proxiertest.Endpoint("10.244.1.2", proxiertest.OnNode("node")))
 //
-// RecordingEngine stands in for a data plane where only the decisions matter.
+// RecordingEngine is an Engine that records what it should program.
 //
-// Topology is a small dual-stack network of real hosts, in network namespaces of
-// the test's own, and Conformance holds an engine against a table of what packets
-// must experience there. Both need Linux and root; without them they skip, or
-// fail when the environment has SERVICEPLANE_REQUIRE_KERNEL=1.
+// Topology is a small dual-stack network: each host is a network namespace.
+// Conformance tests an engine in it, with the scenarios that docs/RULES.md lists as
+// PKT-…. Both need Linux and root. Without these the test is skipped, or fails if the
+// environment has SERVICEPLANE_REQUIRE_KERNEL=1.
 package proxiertest
