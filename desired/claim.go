@@ -9,11 +9,12 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Claim is what counts when several service ports ask for one frontend.
+// Claim is the claim of a service port to a frontend. It decides if several service ports have
+// the same frontend.
 type Claim struct {
 	Kind Kind
 	Name changetracker.ServicePortName
-	// Created and UID are the Service's, zero if they are not known.
+	// Created and UID are those of the Service; zero if unknown.
 	Created time.Time
 	UID     types.UID
 }
@@ -22,18 +23,18 @@ func claimOf(p *changetracker.ServicePort, kind Kind) Claim {
 	return Claim{Kind: kind, Name: p.Name, Created: p.CreationTimestamp, UID: p.UID}
 }
 
-// Compare orders claims to one Key: the first one gets it. The Kind comes first, since
-// the API server allots ClusterIPs and only controllers write the status of load
-// balancers, while any user can name an external IP. Then the older Service comes, one
-// of unknown age last, and then the smaller UID and name: nobody may take a VIP that is in
-// use by the choice of a name.
+// Compare orders the claims to one Key; the first one gets it. The Kind comes first: the API
+// server allocates ClusterIPs and only controllers write the status of load balancers, but
+// every user can write an external IP. Then the older Service comes first, and one of unknown
+// age last. Then the UID and the name decide, so nobody can take a VIP that is in use by
+// choosing a name.
 func (c Claim) Compare(o Claim) int {
 	return cmp.Or(cmp.Compare(c.Kind, o.Kind), c.compareAge(o))
 }
 
-// YieldsTo says whether the claim to a VIP that is an address of the node, and accepts
-// node ports, comes after another service port's claim to the node port of the same
-// number. The older Service has it; the kind does not matter, except that a ClusterIP wins.
+// YieldsTo says whether a claim to a VIP that is an address of the node, and accepts node
+// ports, loses against another service port's claim to the node port of the same number. The
+// older Service wins. The kind does not matter, except that a ClusterIP always wins.
 func (c Claim) YieldsTo(nodePort Claim) bool {
 	return c.Kind != ClusterIP && c.Name != nodePort.Name && nodePort.compareAge(c) < 0
 }

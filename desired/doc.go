@@ -1,13 +1,12 @@
-// Package desired decides what a Service means for packets: which frontends it
-// has, which endpoints answer each of them, what is masqueraded, whom a source
-// range keeps out, and what happens when nobody can answer.
+// Package desired decides what a Service means for packets: its frontends, the endpoints
+// behind each of them, which sources are masqueraded, which sources a source range admits, and
+// what happens without endpoints.
 //
-// Resolve is pure and looks at one service port only. Every engine renders its
-// kernel objects from a Service of this package and decides nothing by itself.
-// Several service ports may ask for one frontend: a Resolved knows who gets it, and an
-// Updater makes Updates for an engine out of what a tracker says.
+// Resolve is pure and handles one service port. Every engine programs the kernel from a
+// Service of this package and makes no decisions of its own. If several service ports have one
+// frontend, a Resolved decides which one gets it, and an Updater turns the Deltas of a tracker
+// into Updates for an engine.
 //
-// Take it together with package changetracker, to ask what a cluster's Services
-// would do, or for a data plane that package proxier does not suit. It builds
-// everywhere.
+// Use it together with package changetracker to find out what the Services of a cluster do, or
+// for a data plane that package proxier does not suit. It builds on all platforms.
 package desired

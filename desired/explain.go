@@ -13,51 +13,51 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Explanation says what becomes of a packet, and why.
+// Explanation is what happens to a packet, and why.
 type Explanation struct {
 	Packet  Packet  `json:"packet"`
 	Verdict Verdict `json:"verdict"`
-	// Reasons are the decisions in their order, each a clause that people understand.
+	// Reasons are the decisions in their order, as text for people.
 	Reasons []string `json:"reasons"`
-	// Service is the service port that the packet is for; nil if it is for none.
+	// Service is the service port that gets the packet; nil if none does.
 	Service *changetracker.ServicePortName `json:"service,omitempty"`
-	// Frontend is what it was dialled at; nil if Service is.
+	// Frontend is the frontend that the packet is sent to; nil if Service is.
 	Frontend *Frontend `json:"frontend,omitempty"`
-	// Scope says which endpoints are asked, short-circuiting included; 0 if the
-	// decision fell before.
+	// Scope is the set of endpoints that the packet may go to, short-circuiting included; 0 if
+	// the packet is dropped earlier.
 	Scope Scope `json:"scope,omitempty"`
-	// Masquerade says that the packet's source is replaced, whatever the endpoint.
+	// Masquerade says whether the packet's source is replaced, whatever the endpoint.
 	Masquerade bool `json:"masquerade"`
-	// Affinity is for how long the client stays with its endpoint; 0 means that each
-	// connection is given to any of them.
+	// Affinity is how long the client stays with its endpoint; 0 means that each connection may
+	// go to any of them.
 	Affinity time.Duration `json:"affinity,omitempty"`
-	// Endpoints are all of the service port's, sorted by address.
+	// Endpoints are all endpoints of the service port, sorted by address.
 	Endpoints []ExplainedEndpoint `json:"endpoints,omitempty"`
 }
 
-// ExplainedEndpoint is an endpoint, as one packet sees it.
+// ExplainedEndpoint is an endpoint from the viewpoint of one packet.
 type ExplainedEndpoint struct {
 	changetracker.Endpoint
 
-	// Local says that the endpoint runs on the Resolver's node.
+	// Local says whether the endpoint runs on the Resolver's node.
 	Local bool `json:"local"`
-	// Excluded says why the packet cannot go there; empty for one that it may go to.
+	// Excluded is why the packet cannot go there; empty if it can.
 	Excluded changetracker.Exclusion `json:"excluded,omitempty"`
-	// Masquerade says that the packet's source is replaced if it goes there: with the
-	// Explanation's, or because it comes from there.
+	// Masquerade says whether the packet's source is replaced if it goes there: because the
+	// Explanation says so, or because the packet comes from there (hairpin).
 	Masquerade bool `json:"masquerade"`
 }
 
-// Explainer answers what the data plane does with a packet, from the same
-// decisions that it is programmed with.
+// Explainer explains what the data plane does with a packet. It uses the decisions that the
+// data plane is programmed with.
 type Explainer struct {
 	Resolver Resolver
 	Globals  Globals
 	State    *changetracker.State
 	// NodeAddresses are the addresses of the node's interfaces.
 	NodeAddresses []netip.Addr
-	// Traits are the engine's: of a service port, or with nil of addresses without one. nil
-	// gives the zero value.
+	// Traits returns the engine's Traits for a service port, or with nil for addresses without
+	// one. A nil Traits gives the zero value.
 	Traits func(*Service) Traits
 }
 
@@ -68,8 +68,8 @@ func (x *Explainer) traitsOf(s *Service) (t Traits) {
 	return t
 }
 
-// Explain looks up the service ports that the packet may be for: it costs these and
-// their endpoints, however many others there are. The error wraps ErrPacket.
+// Explain explains one packet. It costs the service ports that the packet may be for and their
+// endpoints, not the number of Services. The error wraps ErrPacket.
 func (x *Explainer) Explain(packet Packet) (Explanation, error) {
 	if err := packet.Validate(); err != nil {
 		return Explanation{}, err
@@ -86,14 +86,14 @@ func (x *Explainer) Explain(packet Packet) (Explanation, error) {
 	return e.Explanation, nil
 }
 
-// explaining is an Explanation in the making.
+// explaining is an Explanation that is not complete yet.
 type explaining struct {
 	*Explainer
 	Explanation
 
-	resolved  *Resolved
-	traits    Traits // where the packet goes to
-	circuited bool   // external traffic policy Local does not bind the packet
+	resolved       *Resolved
+	traits         Traits // of the engine that handles the packet
+	shortCircuited bool   // externalTrafficPolicy Local does not bind the packet
 }
 
 func (x *Explainer) explaining(packet Packet) *explaining {
@@ -106,8 +106,8 @@ func (e *explaining) because(format string, args ...any) {
 	e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...))
 }
 
-// choose returns the service port that gets the packet and the frontend that it has: one
-// with the packet's address, or else one with a node port.
+// choose returns the service port that gets the packet, and its frontend: the one with the
+// VIP, or else the one with the node port.
 func (e *explaining) choose() (*Service, *Frontend) {
 	to := e.Packet.Destination
 	vip, nodePort := Key{to.Addr(), e.Packet.Protocol, to.Port()}, Key{Protocol: e.Packet.Protocol, Port: to.Port()}
@@ -135,7 +135,7 @@ func (e *explaining) frontend(name changetracker.ServicePortName, key Key) (*Ser
 
 func (e *explaining) protocol() v1.Protocol { return v1.Protocol(e.Packet.Protocol.String()) }
 
-// services yields the service ports of the names.
+// services yields the service ports with these names.
 func (e *explaining) services(names iter.Seq[changetracker.ServicePortName]) iter.Seq[*Service] {
 	return func(yield func(*Service) bool) {
 		for name := range names {
@@ -146,7 +146,7 @@ func (e *explaining) services(names iter.Seq[changetracker.ServicePortName]) ite
 	}
 }
 
-// acceptsNodePorts says why the packet's destination does not accept node ports.
+// acceptsNodePorts returns why the destination does not accept node ports, or nil.
 func (e *explaining) acceptsNodePorts(t Traits) error {
 	addr := e.Packet.Destination.Addr()
 	switch {
@@ -160,7 +160,7 @@ func (e *explaining) acceptsNodePorts(t Traits) error {
 	return nil
 }
 
-// unserved explains a packet that no frontend gets.
+// unserved explains a packet that is for no frontend.
 func (e *explaining) unserved() {
 	if e.refusedByVIP() {
 		return
@@ -174,7 +174,7 @@ func (e *explaining) unserved() {
 	e.noService()
 }
 
-// noService explains a packet to what is no Service's.
+// noService explains a packet to an address without a Service.
 func (e *explaining) noService() {
 	addr := e.Packet.Destination.Addr()
 	if contains(e.Globals.ServiceCIDRs, addr) && !e.traits.ServiceIPsPass && !e.isToNode() {
@@ -190,13 +190,13 @@ func (e *explaining) noService() {
 	e.because("no Service has %v/%v: %s", e.Packet.Destination, e.Packet.Protocol, where)
 }
 
-// isToNode says that the packet's destination is an address of the node.
+// isToNode says whether the destination is an address of the node.
 func (e *explaining) isToNode() bool {
 	return slices.Contains(e.NodeAddresses, e.Packet.Destination.Addr())
 }
 
-// refusedByVIP explains a packet to a VIP that refuses packets to ports that it does not
-// have; false if it does not, or there is none.
+// refusedByVIP explains a packet to a VIP that rejects packets to ports without a frontend. It
+// returns false if there is no such VIP.
 func (e *explaining) refusedByVIP() bool {
 	if e.isToNode() {
 		return false
@@ -225,7 +225,7 @@ func hasVIP(s *Service, addr netip.Addr) bool {
 	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.VIP == addr })
 }
 
-// isHealthCheck says that the packet is for the health check node port of a Service.
+// isHealthCheck says whether the packet is for the health check node port of a Service.
 func (e *explaining) isHealthCheck() bool {
 	for range e.State.ByHealthCheckNodePort(e.Packet.Destination.Port()) {
 		return e.Packet.Protocol == TCP
@@ -233,7 +233,7 @@ func (e *explaining) isHealthCheck() bool {
 	return false
 }
 
-// served explains a packet that a frontend gets.
+// served explains a packet for a frontend.
 func (e *explaining) served(s *Service, f *Frontend) {
 	e.Service, e.Frontend, e.Affinity, e.Scope = &s.Name, f, s.Affinity, f.Scope
 	e.traits = e.traitsOf(s)
@@ -267,8 +267,8 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	}
 }
 
-// shortCircuits says whether the packet is not bound by an external traffic policy
-// Local, and why.
+// shortCircuits says whether externalTrafficPolicy Local does not bind the packet, and adds
+// why.
 func (e *explaining) shortCircuits() bool {
 	to := "go to all endpoints"
 	if e.traits.LocalPolicyBindsAll {
@@ -283,11 +283,11 @@ func (e *explaining) shortCircuits() bool {
 	default:
 		return false
 	}
-	e.circuited = true
+	e.shortCircuited = true
 	return true
 }
 
-// isPods says whether the local detector takes the packet for a pod's.
+// isPods says whether the local detector recognises the packet as a pod's.
 func (e *explaining) isPods() bool {
 	name := e.Globals.PodInterface
 	if name == "" {
@@ -304,7 +304,7 @@ func (e *explaining) isNodes() bool {
 	return e.Packet.Origin == FromNode || slices.Contains(e.NodeAddresses, e.Packet.Source)
 }
 
-// forward says what happens to the source of a packet that goes to an endpoint.
+// forward explains what happens to the source of a packet that goes to an endpoint.
 func (e *explaining) forward(s *Service, f *Frontend) {
 	e.Verdict = VerdictForward
 	eligible := len(s.Endpoints(e.Scope))
@@ -313,7 +313,7 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 	case e.traits.SourceLost:
 		e.Masquerade = true
 		e.because("the endpoint sees the node's address: the proxy connects to it itself")
-	case e.circuited: // said already
+	case e.shortCircuited: // already explained
 	case f.Masquerade == MasqueradeAll:
 		e.Masquerade = true
 		e.because("the source is masqueraded: %s", masqueradeReason(f))
@@ -346,7 +346,7 @@ func masqueradeReason(f *Frontend) string {
 	return "the answer must come back by this node"
 }
 
-// list lists the endpoints, with the reasons why they do not count in the scope.
+// list lists the endpoints, with the reason for each that is not in the scope.
 func (e *explaining) list(s *Service) {
 	var remark string
 	e.Endpoints, remark = e.Resolver.considered(e.State, s.Port, e.Scope)
@@ -355,8 +355,8 @@ func (e *explaining) list(s *Service) {
 	}
 }
 
-// considered are the endpoints of the State, with why the scope leaves them out, and what
-// EditSelection has added.
+// considered returns the endpoints of the State, with the reason for each that is not in the
+// scope, and the endpoints that EditSelection adds.
 func (r *Resolver) considered(state *changetracker.State, p *changetracker.ServicePort, scope Scope) (list []ExplainedEndpoint, remark string) {
 	endpoints := state.Endpoints(p.Name)
 	var why []changetracker.Exclusion

@@ -7,47 +7,46 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Flow is an entry of connection tracking, as far as it matters who serves it.
+// Flow is the part of a conntrack entry that decides whether it is stale.
 type Flow struct {
 	Protocol Protocol
-	// Client and Dialled are source and destination of the original direction, Server
-	// is the source of the reply direction.
+	// Client and Dialled are the source and destination of the original direction. Server is
+	// the source of the reply direction.
 	Client, Dialled, Server netip.AddrPort
-	// Answered says that the client has got a packet back. Until then the kernel gives
-	// each packet the state NEW, but does not pass it through the nat chains again.
+	// Answered says whether the client has received a packet. Until then the kernel gives each
+	// packet the state NEW, but does not pass it through the nat chains again.
 	Answered bool
 }
 
-// Translated says whether the destination was translated.
+// Translated says whether the destination was translated (DNAT).
 func (f *Flow) Translated() bool { return f.Dialled != f.Server }
 
-// Flows says which of the flows that connection tracking remembers of one frontend
-// may go on.
+// Flows decides which conntrack entries of one frontend are stale.
 type Flows struct {
 	Key Key
-	// Serving are the endpoints that serve, sorted: ready or terminating, whatever
-	// policy or topology chooses for new connections.
+	// Serving are the endpoints that serve, sorted: ready or terminating, whatever traffic
+	// policy or topology select for new connections.
 	Serving []netip.AddrPort
-	// Restricted and SourceRanges are the frontend's.
+	// Restricted and SourceRanges are those of the frontend.
 	Restricted   bool
 	SourceRanges []netip.Prefix
 	// Gone says that no service port has the frontend any more.
 	Gone bool
 }
 
-// FlowsOf returns which flows of a frontend of s may go on, with these servers.
+// FlowsOf returns the Flows of a frontend of s, with these servers.
 func FlowsOf(s *Service, f *Frontend, servers []netip.AddrPort) Flows {
 	return Flows{Key: s.Key(f), Serving: servers, Restricted: f.Restricted, SourceRanges: f.SourceRanges}
 }
 
-// Stale says whether a flow must be forgotten, so that its next packet counts as
-// a new connection's.
+// Stale says whether the conntrack entry of a flow must be deleted, so that its next packet
+// counts as a new connection.
 //
-// A flow from before the Service, which was never translated, must go as soon as there
-// are endpoints. When the frontend is gone it is not ours to delete. A flow without an
-// answer is no connection yet: source ranges and the lack of endpoints apply to it as to
-// a new one, as in kube-proxy's nftables mode, whose filter rules see packets of state
-// NEW. A flow with an answer goes on when the ranges narrow.
+// A flow from before the Service existed, which was not translated, is stale as soon as there
+// are endpoints. If the frontend is gone, such a flow is not ours to delete. A flow without a
+// reply is not a connection yet: source ranges and missing endpoints apply to it as to a new
+// one, as in kube-proxy's nftables mode, whose filter rules match state NEW. A flow with a
+// reply continues when the ranges become narrower.
 func (f *Flows) Stale(flow *Flow) bool {
 	switch {
 	case f.Gone:
@@ -61,35 +60,33 @@ func (f *Flows) Stale(flow *Flow) bool {
 	return !serves
 }
 
-// Narrower says whether flows may have become stale because the source ranges are not
-// those of before.
+// Narrower says whether flows may have become stale because the source ranges changed.
 func (f *Flows) Narrower(before *Flows) bool {
 	return f.Restricted && (!before.Restricted || !slices.Equal(f.SourceRanges, before.SourceRanges))
 }
 
-// FlowCheck is what a change asks of connection tracking.
+// FlowCheck is what conntrack cleaning has to check after a change.
 type FlowCheck struct {
-	// Frontends are those whose flows to look at. Their order does not matter.
+	// Frontends are those whose flows are checked, in any order.
 	Frontends []Flows
 	// NodePortAddresses are as in Globals.
 	NodePortAddresses []netip.Prefix
 	// LoopbackNodePorts is as in Traits.
 	LoopbackNodePorts bool
-	// ServiceCIDRs are ranges that only Services have addresses in, when Frontends is
-	// everything: flows to other frontends in them are left from Services that
-	// nobody remembers, if they were translated.
+	// ServiceCIDRs are ranges in which only Services have addresses. They are set if Frontends
+	// is complete: translated flows to other frontends in these ranges are left over from
+	// deleted Services.
 	ServiceCIDRs []netip.Prefix
 }
 
-// NewFlowCheck asks for the flows of some frontends, on a node with g, where an engine
-// with t programs them. FlowsOf makes the frontends that there are; those that are gone
-// have a Key and Gone alone.
+// NewFlowCheck returns the check for some frontends, on a node with g and an engine with t.
+// FlowsOf makes the Flows of existing frontends; those that are gone have only a Key and Gone.
 func NewFlowCheck(g *Globals, t Traits, frontends ...Flows) FlowCheck {
 	return FlowCheck{Frontends: frontends, NodePortAddresses: g.NodePortAddresses, LoopbackNodePorts: t.LoopbackNodePorts}
 }
 
-// Serving returns the endpoints that take traffic, sorted, without duplicates: those
-// that serve, and those that are ready without serving (publishNotReadyAddresses).
+// Serving returns the endpoints that serve, sorted, without duplicates: those with the
+// condition serving, and those that are ready without it (publishNotReadyAddresses).
 func Serving(endpoints []changetracker.Endpoint) []netip.AddrPort {
 	var servers []netip.AddrPort
 	for i := range endpoints {

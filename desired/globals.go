@@ -5,23 +5,23 @@ import (
 	"slices"
 )
 
-// Globals is what all Services of one family share and what may change while the
+// Globals are the settings that all Services of one family share and that may change while the
 // proxy runs. Prefixes are masked, sorted, and none contains another.
 type Globals struct {
-	// ServiceCIDRs are the ranges that ClusterIPs come from. New connections to an
-	// address in them that no Service has are dropped. Empty drops nothing.
+	// ServiceCIDRs are the ranges of ClusterIPs. New connections to an address in them that no
+	// Service has are dropped. Empty drops nothing.
 	ServiceCIDRs []netip.Prefix
-	// NodePortAddresses are the node addresses that accept node ports; a /0 stands
-	// for every local address but loopback, and empty for none.
+	// NodePortAddresses are the node addresses that accept node ports. A /0 means every local
+	// address except loopback; empty means none.
 	NodePortAddresses []netip.Prefix
-	// NodeAddresses are the node's addresses, most important first, as far as the
-	// embedding program has told them.
+	// NodeAddresses are the node's addresses that the embedding program has set, the most
+	// important first.
 	NodeAddresses []netip.Addr
-	// PodCIDRs are the sources that count as pods, when the local detector works
-	// by address. Empty when it does not, or when there are none in this family.
+	// PodCIDRs are the source ranges of pods, if the local detector works by address. Empty if
+	// it does not, or if there are none in this family.
 	PodCIDRs []netip.Prefix
-	// PodInterface is the name of the interface that pod traffic arrives from, with
-	// a trailing "*" for a name prefix; empty when the detector works by address.
+	// PodInterface is the name of the interface that pod traffic arrives on, with a trailing
+	// "*" for a name prefix. Empty if the local detector works by address.
 	PodInterface string
 }
 
@@ -31,18 +31,17 @@ func (g *Globals) Equal(o *Globals) bool {
 		slices.Equal(g.NodeAddresses, o.NodeAddresses) && slices.Equal(g.PodCIDRs, o.PodCIDRs) && g.PodInterface == o.PodInterface
 }
 
-// DetectsPods says whether there is any way to tell pod traffic. Without it no
-// traffic is ever taken for a pod's.
+// DetectsPods says whether pod traffic can be detected. Without that, no traffic counts as a
+// pod's.
 func (g *Globals) DetectsPods() bool { return len(g.PodCIDRs) > 0 || g.PodInterface != "" }
 
-// SameDetection says whether pods are told apart in the same way. The ranges that
-// they come from may differ.
+// SameDetection says whether pods are detected in the same way. Their ranges may differ.
 func (g *Globals) SameDetection(o *Globals) bool {
 	return g.DetectsPods() == o.DetectsPods() && g.PodInterface == o.PodInterface
 }
 
-// AcceptsNodePorts says whether an address is one of NodeAddresses that accept node
-// ports. The node may have others that NodeAddresses does not list.
+// AcceptsNodePorts says whether an address is one of NodeAddresses that accept node ports. The
+// node may have other addresses.
 func (g *Globals) AcceptsNodePorts(a netip.Addr) bool {
 	return !a.IsLoopback() && contains(g.NodePortAddresses, a) && slices.Contains(g.NodeAddresses, a)
 }

@@ -63,6 +63,14 @@ func (c *choices) below(n int) int {
 
 func oneOf[T any](c *choices, from ...T) T { return from[c.below(len(from))] }
 
+// rarely is the exception in one of eight cases.
+func rarely[T any](c *choices, usual, exception T) T {
+	if c.below(8) == 1 {
+		return exception
+	}
+	return usual
+}
+
 func someOf[T any](c *choices, from ...T) (some []T) {
 	chosen := c.below(1 << len(from))
 	for i, item := range from {
@@ -203,7 +211,7 @@ func (w *world) change() {
 		w.services[name] = w.service(name)
 		w.tracker.Services.Update(nil, w.services[name])
 	default:
-		if old := w.slices[slice]; old != nil && w.below(3) == 1 { // made anew, with the same content
+		if old := w.slices[slice]; old != nil && w.below(3) == 1 { // deleted and created again
 			w.slices[slice] = old.DeepCopy()
 			w.slices[slice].CreationTimestamp.Time = time.Unix(int64(w.below(2)), 0)
 		} else {
@@ -213,12 +221,16 @@ func (w *world) change() {
 	}
 }
 
+func (w *world) protocols() []v1.Protocol {
+	return oneOf(w.choices, []v1.Protocol{v1.ProtocolTCP}, []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP}, []v1.Protocol{v1.ProtocolUDP}, nil)
+}
+
 func (w *world) service(name string) *v1.Service {
 	vips := []string{"192.0.2.10", "192.0.2.20", "203.0.113.1", "10.244.1.5", "2001:db8::10", "127.0.0.1", "0.0.0.0", "no address"}
 	s := proxiertest.Service("ns", name, oneOf(w.choices,
 		proxiertest.ClusterIPs(oneOf(w.choices, "10.96.0.1", "10.96.0.2", "192.0.2.20"), oneOf(w.choices, "fd00:96::1", "fd00:96::2")),
 		proxiertest.ClusterIPs(oneOf(w.choices, "10.96.0.3", "fd00:96::3"))))
-	for _, protocol := range someOf(w.choices, v1.ProtocolTCP, v1.ProtocolUDP) {
+	for _, protocol := range w.protocols() {
 		port, nodePort := oneOf[int32](w.choices, 80, 30080), oneOf[int32](w.choices, 0, 30080, 30081)
 		if nodePort == 0 {
 			proxiertest.Port("http", protocol, port)(s)
@@ -259,15 +271,17 @@ func (w *world) slice(service, name string) *discovery.EndpointSlice {
 		family, pods = discovery.AddressTypeIPv6, []string{"fd00:244:1::5", "fd00:244:2::6", "::1", "10.244.1.5"}
 	}
 	s := proxiertest.Slice("ns", service, family, proxiertest.SliceName(name))
-	for _, protocol := range someOf(w.choices, v1.ProtocolTCP, v1.ProtocolTCP, v1.ProtocolUDP) {
-		proxiertest.SlicePort(oneOf(w.choices, "http", "http", "http", "other"), protocol, oneOf[int32](w.choices, 8080, 8080, 8080, 8081))(s)
+	for _, protocol := range w.protocols() {
+		proxiertest.SlicePort(rarely(w.choices, "http", "other"), protocol, rarely[int32](w.choices, 8080, 8081))(s)
 	}
 	hints := oneOf(w.choices, []string{"here", "there", "x", "y"}, nil)
 	for _, address := range someOf(w.choices, pods...) {
 		proxiertest.Endpoint(address)(s)
 		e := &s.Endpoints[len(s.Endpoints)-1]
-		condition := func() *bool { return oneOf(w.choices, nil, new(true), new(false)) }
-		e.Conditions = discovery.EndpointConditions{Ready: condition(), Serving: condition(), Terminating: condition()}
+		if e.Conditions = (discovery.EndpointConditions{}); w.below(2) == 0 {
+			condition := func() *bool { return oneOf(w.choices, nil, new(true), new(false)) }
+			e.Conditions = discovery.EndpointConditions{Ready: condition(), Serving: condition(), Terminating: condition()}
+		}
 		if node := oneOf(w.choices, "here", "HERE.example.com.", "there", ""); node != "" {
 			e.NodeName = &node
 		}

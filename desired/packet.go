@@ -11,15 +11,13 @@ import (
 // Packet is the first packet of a connection, as it reaches the node.
 type Packet struct {
 	Protocol Protocol `json:"protocol"`
-	// Source and Destination are of the same IP family. The source's port never
-	// matters.
+	// Source and Destination are of the same IP family. The port of the source does not matter.
 	Source      netip.Addr     `json:"source"`
 	Destination netip.AddrPort `json:"destination"`
-	// Origin is where the packet comes from. Pods are told by their address or by
-	// the interface, as the proxy is configured; Origin decides in the latter case,
-	// if Interface is empty.
+	// Origin is where the packet comes from. Pods are detected by address or by interface, as
+	// configured; in the latter case Origin decides if Interface is empty.
 	Origin Origin `json:"origin"`
-	// Interface is where the packet arrives; empty if that is not known, or FromNode.
+	// Interface is where the packet arrives; empty if unknown, or with FromNode.
 	Interface string `json:"interface,omitempty"`
 }
 
@@ -38,10 +36,10 @@ func (o Origin) String() string { return enum.Name(o, originNames()...) }
 
 func originNames() []string { return []string{"", "outside", "pod", "node"} }
 
-// ErrPacket is in every error of Packet.Validate.
+// ErrPacket is wrapped by every error of Packet.Validate.
 var ErrPacket = errors.New("not a packet that can be explained")
 
-// Validate says what is wrong with a packet.
+// Validate returns every invalid field.
 func (p *Packet) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -51,7 +49,7 @@ func (p *Packet) Validate() error {
 		bad("protocol: %d is none of 6 (TCP), 17 (UDP) and 132 (SCTP)", uint8(p.Protocol))
 	}
 	if !p.Source.IsValid() {
-		bad("source: no address")
+		bad("source: missing: set an address")
 	}
 	if !p.Destination.Addr().IsValid() || p.Destination.Port() == 0 {
 		bad("destination: %v is not an address and a port", p.Destination)
@@ -65,41 +63,40 @@ func (p *Packet) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Verdict is what becomes of a packet.
+// Verdict is what happens to a packet.
 type Verdict uint8
 
 // The verdicts.
 const (
-	// VerdictPass means that the packet is no Service's: it goes where routes lead.
+	// VerdictPass means that the packet is for no Service: it is routed as usual.
 	VerdictPass Verdict = iota + 1
 	// VerdictForward translates the destination to one of the endpoints.
 	VerdictForward
 	// VerdictReject answers with ICMP port unreachable.
 	VerdictReject
-	// VerdictDrop answers nothing.
+	// VerdictDrop sends no answer.
 	VerdictDrop
 )
 
 // String is the lower-case name of the verdict.
 func (v Verdict) String() string { return enum.Name(v, "", "pass", "forward", "reject", "drop") }
 
-// Traits are what packets can see of an engine's own ways. The zero value is the
-// nftables engine's.
+// Traits are differences between engines that packets can observe. The zero value is that of
+// the nftables engine.
 type Traits struct {
-	// ServiceIPsPass leaves packets alone that are sent to a ClusterIP with a port
-	// that the Service does not have, or to an address of the Service ranges that no
-	// Service has. Without it, only those for an address of the node are left alone.
+	// ServiceIPsPass ignores packets to a ClusterIP at a port that the Service does not have,
+	// and to an address in the ServiceCIDRs that no Service has. Without it, only those to an
+	// address of the node are ignored.
 	ServiceIPsPass bool
-	// LocalPolicyBindsAll confines pods and the node itself to local endpoints under
+	// LocalPolicyBindsAll restricts pods and the node itself to local endpoints under
 	// externalTrafficPolicy Local, as long as there are any.
 	LocalPolicyBindsAll bool
-	// VIPsAreLocal refuses what is sent to another port of any VIP, as it does for
-	// ClusterIPs, since the node has the VIPs; health check node ports are answered there.
+	// VIPsAreLocal rejects packets to another port of any VIP, as for ClusterIPs, because the
+	// node has the VIPs as addresses. Health check node ports are reachable there.
 	VIPsAreLocal bool
-	// SourceLost shows endpoints an address of the node instead of the client's,
-	// whatever a frontend masquerades.
+	// SourceLost shows endpoints an address of the node instead of the client's, whatever a
+	// frontend masquerades.
 	SourceLost bool
-	// LoopbackNodePorts accepts node ports on 127.0.0.0/8, if that is among the
-	// addresses that accept them.
+	// LoopbackNodePorts accepts node ports on 127.0.0.0/8, if that is in NodePortAddresses.
 	LoopbackNodePorts bool
 }

@@ -7,8 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Minimal returns the prefixes of one family, masked, sorted, and without those
-// that another one contains. Prefixes that are not valid are left out.
+// Minimal returns the prefixes of one family, masked, sorted, and without those that another
+// one contains. Invalid prefixes are ignored.
 func Minimal(prefixes []netip.Prefix, family v1.IPFamily) []netip.Prefix {
 	var all []netip.Prefix
 	for _, p := range prefixes {
@@ -30,8 +30,7 @@ func contains(ranges []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// containsSorted is contains for ranges that are sorted and none of which contains
-// another.
+// containsSorted is contains for ranges that are sorted and of which none contains another.
 func containsSorted(ranges []netip.Prefix, a netip.Addr) bool {
 	i, found := slices.BinarySearchFunc(ranges, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
 	return found || i > 0 && ranges[i-1].Contains(a)

@@ -10,8 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Resolve decides what the data plane must do for one service port. ok is false
-// when the State has no such service port.
+// Resolve decides what the data plane must do for one service port. ok is false if the State
+// has no such service port.
 func (r *Resolver) Resolve(state *changetracker.State, name changetracker.ServicePortName) (s *Service, ok bool) {
 	port, ok := state.Service(name)
 	if !ok {
@@ -41,8 +41,8 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 	return s, true
 }
 
-// frontends lists the frontends in order of Key. Of two with the same Key the
-// kind that is named first in the list of kinds remains.
+// frontends returns the frontends in order of Key. Of two with the same Key, the kind that
+// comes first in the list of kinds remains.
 func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 	p := s.Port
 	all := make([]Frontend, 0, 2+len(p.LoadBalancerVIPs)+len(p.ExternalIPs))
@@ -71,7 +71,7 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 	return all
 }
 
-// decide sets what a frontend does, given the endpoints of its scope.
+// decide sets the Action of a frontend from the endpoints of its scope.
 func (s *Service) decide(f *Frontend, anyEndpoint bool) {
 	switch {
 	case !anyEndpoint:
@@ -84,8 +84,8 @@ func (s *Service) decide(f *Frontend, anyEndpoint bool) {
 	f.ShortCircuit = f.ShortCircuit && len(s.Cluster) > 0
 }
 
-// clusterIP is the frontend for traffic from inside. The internal traffic policy
-// chooses its endpoints and never changes what is masqueraded.
+// clusterIP returns the frontend for traffic from inside the cluster. The internal traffic
+// policy selects its endpoints and does not change what is masqueraded.
 func (r *Resolver) clusterIP(p *changetracker.ServicePort) Frontend {
 	f := Frontend{Kind: ClusterIP, VIP: p.ClusterIP, Port: p.Port, Scope: ScopeCluster}
 	if p.InternalPolicyLocal {
@@ -102,9 +102,9 @@ func (r *Resolver) clusterIP(p *changetracker.ServicePort) Frontend {
 	return f
 }
 
-// external is a frontend for traffic from outside. Policy Cluster may send it to
-// another node, and the answer must come back through this one; policy Local
-// keeps the client's address.
+// external returns a frontend for traffic from outside the cluster. Policy Cluster may send it
+// to another node, so that the reply must return through this one; policy Local keeps the
+// client's address.
 func external(p *changetracker.ServicePort, kind Kind, vip netip.Addr, port uint16) Frontend {
 	f := Frontend{Kind: kind, VIP: vip, Port: port, Scope: ScopeCluster, Masquerade: MasqueradeAll}
 	if p.ExternalPolicyLocal {
@@ -113,10 +113,9 @@ func external(p *changetracker.ServicePort, kind Kind, vip netip.Addr, port uint
 	return f
 }
 
-// sources returns who may use the load balancer VIPs. A node that is admitted by its
-// primary address, the first one of the family, may also come from any of the VIPs:
-// where a VIP is an address of the node, that is the source the node's connections
-// have.
+// sources returns the sources that may use the load balancer IPs. If the node's primary
+// address, the first one of the family, is admitted, the VIPs are admitted as sources too: if
+// a VIP is an address of the node, the node's connections to it have it as source.
 func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, ranges []netip.Prefix) {
 	if p.DenyAllSources {
 		return true, nil
@@ -140,8 +139,8 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 	return true, ranges
 }
 
-// hairpin returns the distinct addresses of the endpoints that may be on this node; the
-// input is sorted by address.
+// onNode returns the distinct addresses of the endpoints that may be on this node. The input
+// is sorted by address.
 func (r *Resolver) onNode(endpoints []changetracker.Endpoint) []netip.Addr {
 	var list []netip.Addr
 	for i := range endpoints {
@@ -153,14 +152,14 @@ func (r *Resolver) onNode(endpoints []changetracker.Endpoint) []netip.Addr {
 	return list
 }
 
-// mayBeHere says whether an endpoint may run on this node. Slices that are written by
-// hand may spell the node's name differently, or name a wrong one.
+// mayBeHere says whether an endpoint may run on this node. Slices that are written by hand may
+// spell the node's name differently, or have a wrong name.
 func (r *Resolver) mayBeHere(e *changetracker.Endpoint) bool {
 	return e.Node == "" || r.Node.Name == "" || sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())
 }
 
-// sameHost compares names of hosts as DNS does (RFC 4343), and a name without domain
-// with all that begin with it. A node of another Source is none of these.
+// sameHost compares host names as DNS does (RFC 4343). A name without a domain equals all
+// names that begin with it. A node of another Source is a different host.
 func sameHost(a, b string) bool {
 	i, j := strings.LastIndexByte(a, '/')+1, strings.LastIndexByte(b, '/')+1
 	if a[:i] != b[:j] {

@@ -11,49 +11,49 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Resolved is what the service ports of a State mean on one node, each with the frontends
-// that it gets: of several that ask for one, Claim says which. Nothing is worked out
-// before somebody asks, and a question costs what it is about, not what there is. It is
-// for lookups, not to walk.
+// Resolved is a State on one node, in which each service port has the frontends that it gets:
+// if several claim one, Claim decides. Nothing is computed in advance. A lookup costs what it
+// is about, not the size of the State. It is for lookups, not for iterating.
 //
-// It never changes, so any number of goroutines may ask it at once. It keeps its State in
-// memory. A nil one has no service ports.
+// It never changes, so several goroutines may use it at once. It keeps its State in memory. A
+// nil Resolved has no service ports.
 type Resolved struct {
 	state    *changetracker.State
 	resolver Resolver
 	globals  Globals
-	// nodeAddrs are those of the node's addresses that accept node ports: a VIP there
-	// is in the way of another service port's node port.
+	// nodeAddrs are the node's addresses that accept node ports. A VIP there conflicts with
+	// another service port's node port.
 	nodeAddrs []netip.Addr
-	// claims is where it is decided who gets a frontend, if not in the state.
-	claims    *changetracker.State
-	contested *contested
-	kept      kept
+	// claims is the State that decides who gets a frontend, if it is not state.
+	claims      *changetracker.State
+	firstClaims *firstClaims
+	kept        kept
 }
 
-// kept are service ports that are not as in a State.
+// kept are service ports that differ from those of a State, because programming them failed.
 type kept struct {
-	services map[changetracker.ServicePortName]*Service // nil: not there at all
+	services map[changetracker.ServicePortName]*Service // nil: does not exist
 	holders  map[Key]changetracker.ServicePortName
 }
 
-// contested are the first claims to Keys that many ask for: each of them wants to know.
-type contested struct {
+// firstClaims caches the first claims to Keys that many service ports claim, because the
+// claims are compared for each of them.
+type firstClaims struct {
 	mu     sync.Mutex // guards claims
 	claims map[Key]Claim
 }
 
-// manyAsk is how many must ask for a Key before its first claim is remembered.
-const manyAsk = 8
+// manyClaims is how many claims a Key must have for its first claim to be cached.
+const manyClaims = 8
 
-func (c *contested) claim(key Key) (first Claim, ok bool) {
+func (c *firstClaims) get(key Key) (first Claim, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first, ok = c.claims[key]
 	return first, ok
 }
 
-func (c *contested) remember(key Key, first Claim) {
+func (c *firstClaims) put(key Key, first Claim) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.claims == nil {
@@ -62,9 +62,9 @@ func (c *contested) remember(key Key, first Claim) {
 	c.claims[key] = first
 }
 
-// NewResolved tells what a State means on the Resolver's node, with these Globals.
+// NewResolved returns a State on the Resolver's node, with these Globals.
 func NewResolved(state *changetracker.State, resolver Resolver, globals Globals) *Resolved {
-	r := &Resolved{state: state, claims: state, resolver: resolver, globals: globals, contested: &contested{}}
+	r := &Resolved{state: state, claims: state, resolver: resolver, globals: globals, firstClaims: &firstClaims{}}
 	for _, a := range globals.NodeAddresses {
 		if globals.AcceptsNodePorts(a) {
 			r.nodeAddrs = append(r.nodeAddrs, a)
@@ -73,8 +73,8 @@ func NewResolved(state *changetracker.State, resolver Resolver, globals Globals)
 	return r
 }
 
-// View is what it was made of, as the Resolver's node sees it: the endpoints with all that
-// the trackers know. The zero View if there is none.
+// View returns the State as the Resolver's node sees it: the endpoints with all fields that
+// the trackers store. It is the zero View for nil.
 func (r *Resolved) View() changetracker.View {
 	if r == nil {
 		return changetracker.View{}
@@ -82,8 +82,8 @@ func (r *Resolved) View() changetracker.View {
 	return r.state.For(r.resolver.Node)
 }
 
-// Service returns a service port with the frontends that it gets. ok is false when there
-// is none of that name.
+// Service returns a service port with the frontends that it gets. ok is false if there is none
+// of that name.
 func (r *Resolved) Service(name changetracker.ServicePortName) (s *Service, ok bool) {
 	if r == nil {
 		return nil, false
@@ -97,9 +97,9 @@ func (r *Resolved) Service(name changetracker.ServicePortName) (s *Service, ok b
 	return s, ok
 }
 
-// Owner returns the service port that gets what clients send to a Key. That may be one
-// with a node port, if the VIP is an address of the node and its Service is older. ok is
-// false when nobody asks for the Key.
+// Owner returns the service port that gets what clients send to a Key. It may be one with a
+// node port, if the VIP is an address of the node and its Service is older. ok is false if no
+// service port claims the Key.
 func (r *Resolved) Owner(key Key) (name changetracker.ServicePortName, ok bool) {
 	if r == nil {
 		return name, false
@@ -114,7 +114,7 @@ func (r *Resolved) Owner(key Key) (name changetracker.ServicePortName, ok bool) 
 	return claim.Name, ok
 }
 
-// port is a service port that counts in who gets a frontend; nil if there is none.
+// port returns a service port as it counts in claims; nil if there is none.
 func (r *Resolved) port(name changetracker.ServicePortName) *changetracker.ServicePort {
 	port, _ := r.claims.Service(name)
 	return port
@@ -130,27 +130,27 @@ func (r *Resolved) has(key Key) bool {
 	return ok && !kept
 }
 
-// first is the first claim to a Key.
+// first returns the first claim to a Key.
 func (r *Resolved) first(key Key) (first Claim, ok bool) {
-	if first, ok = r.contested.claim(key); ok {
+	if first, ok = r.firstClaims.get(key); ok {
 		return first, true
 	}
-	asking := 0
-	for name := range r.askers(key) {
-		asking++
+	claiming := 0
+	for name := range r.claimants(key) {
+		claiming++
 		port := r.port(name)
 		kind, asks := r.resolver.kindOf(port, key.VIP)
 		if claim := claimOf(port, kind); asks && (!ok || claim.Compare(first) < 0) {
 			first, ok = claim, true
 		}
 	}
-	if ok && asking > manyAsk {
-		r.contested.remember(key, first)
+	if ok && claiming > manyClaims {
+		r.firstClaims.put(key, first)
 	}
 	return first, ok
 }
 
-func (r *Resolved) askers(key Key) iter.Seq[changetracker.ServicePortName] {
+func (r *Resolved) claimants(key Key) iter.Seq[changetracker.ServicePortName] {
 	protocol := v1.Protocol(key.Protocol.String())
 	if key.VIP.IsValid() {
 		return r.claims.ByAddr(netip.AddrPortFrom(key.VIP, key.Port), protocol)
@@ -158,7 +158,7 @@ func (r *Resolved) askers(key Key) iter.Seq[changetracker.ServicePortName] {
 	return r.claims.ByNodePort(key.Port, protocol)
 }
 
-// winner is the claim that gets what clients send to a Key.
+// winner returns the claim that gets what clients send to a Key.
 func (r *Resolved) winner(key Key) (winner Claim, ok bool) {
 	winner, ok = r.first(key)
 	if ok && slices.Contains(r.nodeAddrs, key.VIP) {
@@ -169,8 +169,8 @@ func (r *Resolved) winner(key Key) (winner Claim, ok bool) {
 	return winner, ok
 }
 
-// lost are the keys that others have of those that a service port asks for, and of the
-// addresses that it would have its node port at.
+// lost returns the Keys that a service port claims and others own, and the addresses at which
+// its node port does not count.
 func (r *Resolved) lost(name changetracker.ServicePortName, p *changetracker.ServicePort) (lost []Key) {
 	others := func(key Key) bool {
 		winner, asked := r.winner(key)
@@ -184,7 +184,7 @@ func (r *Resolved) lost(name changetracker.ServicePortName, p *changetracker.Ser
 		if key.VIP.IsValid() {
 			continue
 		}
-		for _, at := range r.inTheWay(key) {
+		for _, at := range r.conflicting(key) {
 			if others(at) {
 				lost = append(lost, at)
 			}
@@ -194,8 +194,8 @@ func (r *Resolved) lost(name changetracker.ServicePortName, p *changetracker.Ser
 	return slices.Compact(lost)
 }
 
-// moved are the service ports that may have won or lost something, because one of them was
-// different before. The zero name may be among them.
+// moved returns the service ports that may have won or lost a frontend because one of them
+// changed. The zero name may be among them.
 func (r *Resolved) moved(before *Resolved, was, is *changetracker.ServicePort) (names []changetracker.ServicePortName) {
 	keys := append(before.resolver.keys(was), r.resolver.keys(is)...)
 	slices.SortFunc(keys, Key.Compare)
@@ -206,7 +206,7 @@ func (r *Resolved) moved(before *Resolved, was, is *changetracker.ServicePort) (
 			continue
 		}
 		names = append(names, first.Name, now.Name)
-		for _, other := range r.inTheWay(key) {
+		for _, other := range r.conflicting(key) {
 			if there, ok := r.first(other); ok {
 				names = append(names, there.Name)
 			}
@@ -215,19 +215,20 @@ func (r *Resolved) moved(before *Resolved, was, is *changetracker.ServicePort) (
 	return names
 }
 
-// holder is the service port that gets the frontend of a Key. There is none if the packets
-// go to a node port whose service port does not ask for the Key.
+// holder returns the service port that gets the frontend of a Key. There is none if the
+// packets go to a node port whose service port does not claim the Key.
 func (r *Resolved) holder(key Key) (name changetracker.ServicePortName, ok bool) {
 	winner, ok := r.winner(key)
 	if !ok || winner.Kind != NodePort || !key.VIP.IsValid() {
 		return winner.Name, ok
 	}
 	p := r.port(winner.Name)
-	return winner.Name, p.Port == key.Port && r.resolver.asks(p, key.VIP)
+	return winner.Name, p.Port == key.Port && r.resolver.claims(p, key.VIP)
 }
 
-// inTheWay are the Keys at which an address of the node may be a VIP and have a node port.
-func (r *Resolved) inTheWay(key Key) (others []Key) {
+// conflicting returns the Keys that conflict with a Key at an address of the node: the node
+// port for a VIP, the VIPs for a node port.
+func (r *Resolved) conflicting(key Key) (others []Key) {
 	if slices.Contains(r.nodeAddrs, key.VIP) {
 		key.VIP = netip.Addr{}
 		return []Key{key}
@@ -240,7 +241,7 @@ func (r *Resolved) inTheWay(key Key) (others []Key) {
 	return others
 }
 
-// sameClaims says whether the same service ports would get the same.
+// sameClaims says whether the inputs of claims other than the service ports are equal.
 func (r *Resolved) sameClaims(o *Resolved) bool {
 	a, b := &r.resolver, &o.resolver
 	return slices.Equal(a.Kinds, b.Kinds) && a.DenyNodeExternalIPs == b.DenyNodeExternalIPs &&

@@ -9,7 +9,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// selection is Select for the Resolver's Node, with EditSelection after it.
+// selection is Select for the Resolver's Node, followed by EditSelection.
 func (r *Resolver) selection(state *changetracker.State, p *changetracker.ServicePort, endpoints []changetracker.Endpoint) changetracker.Selection {
 	s := changetracker.Select(p, endpoints, r.Node)
 	if r.EditSelection == nil {
@@ -29,16 +29,16 @@ func (r *Resolver) selection(state *changetracker.State, p *changetracker.Servic
 	return s
 }
 
-// canonical is list itself if it is sorted by address, without duplicates and without
-// what can be no endpoint of the service port, or else a copy that is.
+// canonical returns the list if it is sorted by address, without duplicates and invalid
+// endpoints, and otherwise a copy that is.
 func canonical(p *changetracker.ServicePort, list []changetracker.Endpoint) []changetracker.Endpoint {
 	is4 := p.Family == v1.IPv4Protocol
-	isOne := func(a netip.AddrPort) bool {
+	valid := func(a netip.AddrPort) bool {
 		return a.Port() != 0 && a.Addr().IsValid() && !a.Addr().Is4In6() && a.Addr().Is4() == is4 && !a.Addr().IsUnspecified()
 	}
 	fits := true
 	for i := range list {
-		fits = fits && isOne(list[i].Addr) && (i == 0 || list[i-1].Addr.Compare(list[i].Addr) < 0)
+		fits = fits && valid(list[i].Addr) && (i == 0 || list[i-1].Addr.Compare(list[i].Addr) < 0)
 	}
 	if fits {
 		return list
@@ -47,16 +47,16 @@ func canonical(p *changetracker.ServicePort, list []changetracker.Endpoint) []ch
 	for i := range list {
 		list[i].Addr = netip.AddrPortFrom(list[i].Addr.Addr().Unmap(), list[i].Addr.Port())
 	}
-	list = slices.DeleteFunc(list, func(e changetracker.Endpoint) bool { return !isOne(e.Addr) })
+	list = slices.DeleteFunc(list, func(e changetracker.Endpoint) bool { return !valid(e.Addr) })
 	slices.SortStableFunc(list, func(a, b changetracker.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	return slices.CompactFunc(list, func(a, b changetracker.Endpoint) bool { return a.Addr == b.Addr })
 }
 
-// serving are the endpoints that existing flows may go on with: all that serve, and what a
-// hook has added.
+// serving returns the endpoints that existing flows may continue with: all that serve, and
+// those that a hook has added.
 func (r *Resolver) serving(s *Service, endpoints, selected []changetracker.Endpoint) []netip.AddrPort {
 	if r.EditSelection == nil && len(s.Cluster) == len(endpoints) && allServe(endpoints) {
-		return s.Cluster // which is almost always so
+		return s.Cluster // the usual case
 	}
 	list := Serving(endpoints)
 	if r.EditSelection == nil {
@@ -82,7 +82,7 @@ func addresses(endpoints []changetracker.Endpoint) []netip.AddrPort {
 	return list
 }
 
-// weights returns nil when all endpoints have the same.
+// weights returns nil if all endpoints have the same weight.
 func weights(endpoints []changetracker.Endpoint) []uint16 {
 	differs := func(e changetracker.Endpoint) bool { return share(&e) != share(&endpoints[0]) }
 	if !slices.ContainsFunc(endpoints, differs) {
@@ -95,5 +95,5 @@ func weights(endpoints []changetracker.Endpoint) []uint16 {
 	return list
 }
 
-// share is the weight that counts: 0 is the default.
+// share is the effective weight: 0 means 1.
 func share(e *changetracker.Endpoint) uint16 { return max(e.Weight, 1) }

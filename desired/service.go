@@ -13,77 +13,75 @@ import (
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
-// Service is everything that an engine programs for one service port in one IP
-// family. It is immutable once resolved.
+// Service is everything that an engine programs for one service port in one IP family. It is
+// immutable.
 type Service struct {
 	Name     changetracker.ServicePortName
 	Protocol Protocol
-	// Frontends in order of Key; no two have the same Key.
+	// Frontends are in order of Key. No two have the same Key.
 	Frontends []Frontend
-	// Affinity is the ClientIP session timeout, 0 for none. All frontends of the
+	// Affinity is the timeout of ClientIP session affinity; 0 means none. All frontends of the
 	// service port share one record per client.
 	Affinity time.Duration
 	// Cluster and Local are the endpoints of the two scopes, sorted by address.
 	Cluster, Local []netip.AddrPort
-	// ClusterWeights and LocalWeights are the shares of new connections, each of at least
-	// 1, in the order of Cluster and Local. Nil when all of that scope are equal, which is
-	// almost always so. No engine uses them yet.
+	// ClusterWeights and LocalWeights are the shares of new connections, each at least 1, in
+	// the order of Cluster and Local. Nil if all weights of the scope are equal, which is the
+	// usual case. No engine uses them yet.
 	ClusterWeights, LocalWeights []uint16
-	// Serving are all endpoints that serve, sorted by address: ready or terminating,
-	// whatever policy or topology chooses for new connections. Those that exist may go
-	// on with them.
+	// Serving are all endpoints that serve, sorted by address: ready or terminating, whatever
+	// traffic policy or topology select for new connections. Existing connections to them may
+	// continue.
 	Serving []netip.AddrPort
-	// OnNode are the addresses of the endpoints that may run on this node, sorted,
-	// without duplicates: all but those that a slice says are on another node, unless
-	// their address is in the node's PodCIDRs. When such an endpoint is chosen for its
-	// own connection its source must be masqueraded, or it would drop its own packet.
+	// OnNode are the addresses of the endpoints that may be on this node, sorted, without
+	// duplicates: all except those that a slice places on another node and whose address is not
+	// in the PodCIDRs of the node. If such an endpoint is selected for its own connection
+	// (hairpin), the source must be masqueraded, or the endpoint would drop its own packet.
 	OnNode []netip.Addr
-	// Refused are the external IPs that have no frontend, because they are in the ranges
-	// of the node's pods, or with Resolver.DenyNodeExternalIPs addresses of the node
-	// (CVE-2020-8554).
+	// Refused are the external IPs that have no frontend, because they are in the PodCIDRs of
+	// the node, or, with Resolver.DenyNodeExternalIPs, addresses of the node (CVE-2020-8554).
 	Refused []netip.Addr
-	// Lost are the Keys that another service port gets, so that this one has no frontend
-	// there: see Claim. For a node port they may be addresses where it does not count.
+	// Lost are the Keys that another service port gets, so that this one has no frontend there;
+	// see Claim. For a node port they may be addresses at which it does not count.
 	Lost []Key
-	// Port is the service port that this was resolved from.
+	// Port is the service port that was resolved.
 	Port *changetracker.ServicePort
 }
 
-// Frontend is one VIP, or every accepted node address, with a port that clients
-// dial. Its protocol is that of the Service.
+// Frontend is a VIP, or all node addresses that accept node ports, with the port that clients
+// connect to. Its protocol is that of the Service.
 type Frontend struct {
 	Kind Kind
-	// VIP is the address that clients dial; invalid for Kind NodePort, where it is
-	// any node address that Globals.NodePortAddresses accepts.
+	// VIP is the address that clients connect to. It is invalid for Kind NodePort, where it is
+	// any node address in Globals.NodePortAddresses.
 	VIP  netip.Addr
 	Port uint16
-	// Scope says which endpoints of the Service answer.
+	// Scope is the set of endpoints of the Service that serve the frontend.
 	Scope Scope
-	// Action is Forward exactly when the scope has endpoints.
+	// Action is Forward exactly if the scope has endpoints.
 	Action Action
-	// Masquerade says whose source address is replaced when forwarding. A hairpin
-	// connection is masqueraded in any case.
+	// Masquerade is whose source address is replaced when forwarding. Hairpin connections are
+	// always masqueraded.
 	Masquerade Masquerade
-	// ShortCircuit sends the traffic of pods (source kept) and of the node itself
-	// (source masqueraded) to the Cluster endpoints, whatever Scope and Action say:
-	// externalTrafficPolicy Local binds only traffic from outside. Cluster is never
-	// empty then.
+	// ShortCircuit sends the traffic of pods (which keeps its source) and of the node itself
+	// (which is masqueraded) to the Cluster endpoints, whatever Scope and Action are:
+	// externalTrafficPolicy Local binds only traffic from outside. Cluster is not empty if it
+	// is set.
 	ShortCircuit bool
-	// Restricted drops every source outside SourceRanges before anything else
-	// happens, also when there are no endpoints.
+	// Restricted drops every source outside SourceRanges first, also if there are no endpoints.
 	Restricted bool
 	// SourceRanges are masked, sorted, and none contains another.
 	SourceRanges []netip.Prefix
 }
 
-// Equal says whether two frontends are the same.
+// Equal says whether two frontends are equal.
 func (f Frontend) Equal(o Frontend) bool {
 	ranges, others := f.SourceRanges, o.SourceRanges
 	f.SourceRanges, o.SourceRanges = nil, nil
 	return slices.Equal(ranges, others) && reflect.DeepEqual(f, o)
 }
 
-// Key identifies a frontend within one IP family. Its zero VIP means node port.
+// Key identifies a frontend within one IP family. The zero VIP means a node port.
 type Key struct {
 	VIP      netip.Addr
 	Protocol Protocol
@@ -109,12 +107,12 @@ func (k Key) Compare(o Key) int {
 	return int(k.Protocol) - int(o.Protocol)
 }
 
-// Key returns the identity of a frontend of s.
+// Key returns the Key of a frontend of s.
 func (s *Service) Key(f *Frontend) Key {
 	return Key{VIP: f.VIP, Protocol: s.Protocol, Port: f.Port}
 }
 
-// Endpoints returns the endpoints of one scope.
+// Endpoints returns the endpoints of a scope.
 func (s *Service) Endpoints(scope Scope) []netip.AddrPort {
 	if scope == ScopeLocal {
 		return s.Local
@@ -122,8 +120,8 @@ func (s *Service) Endpoints(scope Scope) []netip.AddrPort {
 	return s.Cluster
 }
 
-// Weights returns the weights of the endpoints of one scope, in the same order, or nil
-// when they are all equal.
+// Weights returns the weights of the endpoints of a scope, in the same order, or nil if they
+// are all equal.
 func (s *Service) Weights(scope Scope) []uint16 {
 	if scope == ScopeLocal {
 		return s.LocalWeights
@@ -131,7 +129,7 @@ func (s *Service) Weights(scope Scope) []uint16 {
 	return s.ClusterWeights
 }
 
-// find returns the frontend of a Key, nil if s has none.
+// find returns the frontend of a Key, or nil if s has none.
 func (s *Service) find(key Key) *Frontend {
 	i, ok := slices.BinarySearchFunc(s.Frontends, key, func(f Frontend, key Key) int { return s.Key(&f).Compare(key) })
 	if !ok {
@@ -140,7 +138,7 @@ func (s *Service) find(key Key) *Frontend {
 	return &s.Frontends[i]
 }
 
-// without returns s without the frontends that others have. The Keys are sorted.
+// without returns s without the frontends that other service ports own. The Keys are sorted.
 func (s *Service) without(lost []Key) *Service {
 	if len(lost) == 0 {
 		return s
@@ -164,7 +162,7 @@ const (
 	SCTP Protocol = 132
 )
 
-// ProtocolOf translates the API's protocol; ok is false for any other value.
+// ProtocolOf converts the protocol of the API. ok is false for any other value.
 func ProtocolOf(p v1.Protocol) (proto Protocol, ok bool) {
 	switch p {
 	case v1.ProtocolTCP:
@@ -178,7 +176,7 @@ func ProtocolOf(p v1.Protocol) (proto Protocol, ok bool) {
 	}
 }
 
-// String is the API's spelling.
+// String is the spelling of the API.
 func (p Protocol) String() string {
 	switch p {
 	case TCP:
@@ -192,10 +190,10 @@ func (p Protocol) String() string {
 	}
 }
 
-// Kind is how a frontend came to be.
+// Kind is the source of a frontend in the Service.
 type Kind uint8
 
-// The kinds, in the order in which they win when two Services claim one Key; see
+// The kinds, in the order in which they win if two Services claim one Key; see
 // Claim.Compare.
 const (
 	ClusterIP Kind = iota + 1
@@ -204,7 +202,7 @@ const (
 	NodePort
 )
 
-// String is the field's usual name for the kind.
+// String is the usual name of the kind.
 func (k Kind) String() string {
 	return enum.Name(k, "", "ClusterIP", "LoadBalancer", "ExternalIP", "NodePort")
 }
@@ -218,7 +216,7 @@ const (
 	ScopeLocal
 )
 
-// String is the API's name of the traffic policy.
+// String is the name of the traffic policy in the API.
 func (s Scope) String() string { return enum.Name(s, "", "Cluster", "Local") }
 
 // Action is what happens to a new connection.
@@ -231,15 +229,15 @@ const (
 	// Reject answers with ICMP port unreachable, for every protocol: no endpoint
 	// anywhere can take the connection.
 	Reject
-	// Drop answers nothing: there are endpoints, but the policy is Local and none
-	// of them is here.
+	// Drop sends no answer: there are endpoints, but the policy is Local and none
+	// of them is on this node.
 	Drop
 )
 
 // String is the lower-case name of the action.
 func (a Action) String() string { return enum.Name(a, "", "forward", "reject", "drop") }
 
-// Masquerade says whose source address a frontend replaces.
+// Masquerade is whose source address a frontend replaces.
 type Masquerade uint8
 
 // The masquerade rules.

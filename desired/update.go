@@ -8,41 +8,41 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Update is one step of an engine: what one IP family's data plane must become.
+// Update is one step of an engine: what the data plane of one IP family must become.
 type Update struct {
 	Family v1.IPFamily
-	// Full says that Changes is everything: whatever else the engine's instance
-	// owns in the kernel goes away, and what is there is checked. Otherwise only
-	// what Changes names is touched.
+	// Full means that Changes is complete: the engine deletes all other objects of its instance
+	// from the kernel and checks the existing ones. Otherwise it touches only what Changes
+	// names.
 	Full bool
-	// Changes has each service port once, in the order for engines that need several
-	// steps: first what is gone, then what loses frontends to others, then by importance.
-	// When Full, none is gone.
+	// Changes has each service port once. The order is for engines that need several steps:
+	// first deleted service ports, then those that lose frontends to others, then by
+	// importance. A Full Update has no deleted ones.
 	Changes []Change
-	// Gone are the Keys of frontends that some service port has had, and none has now,
-	// sorted. They depend on service ports alone, not on their endpoints. Also when Full.
+	// Gone are the Keys of frontends that a service port had and none has now, sorted, also if
+	// Full. They depend only on service ports, not on their endpoints.
 	Gone []Key
-	// Was is what is acknowledged: each service port as it was programmed last, for the
-	// node as it was then. Now is what is wanted. Both are there when Full, too, and hold on
-	// to States: keep neither.
+	// Was is the acknowledged state: each service port as it was programmed last, for the node
+	// as it was then. Now is the wanted state. Both are set also if Full. They keep States in
+	// memory: do not keep them.
 	Was, Now *Resolved
-	// Globals is always complete. How pods are told apart (SameDetection) changes
-	// only with a Full update.
+	// Globals is always complete. How pods are detected (SameDetection) changes only with a
+	// Full Update.
 	Globals Globals
 }
 
-// Change is what one service port becomes.
+// Change is the change of one service port.
 type Change struct {
 	Name changetracker.ServicePortName
-	// After is what to program; nil when the service port is gone.
+	// After is what to program; nil if the service port is deleted.
 	After *Service
-	// Source is what the trackers say has changed: its Added and Removed are the endpoints
-	// that differ from what is acknowledged, with zones, nodes and Ext. Nil when only
-	// frontends have moved between service ports, and when Full.
+	// Source is the change that the trackers reported: its Added and Removed are the endpoints
+	// that differ from the acknowledged ones, with zones, nodes and Ext. Nil if only frontends
+	// have moved between service ports, and if Full.
 	Source *changetracker.Change
 }
 
-// ChangesTo are the Changes that make service ports what these are, in this order.
+// ChangesTo returns the Changes that program these Services, in this order.
 func ChangesTo(services ...*Service) []Change {
 	changes := make([]Change, len(services))
 	for i, s := range services {
@@ -51,8 +51,8 @@ func ChangesTo(services ...*Service) []Change {
 	return changes
 }
 
-// Services yields what is to be there after the Update, in order: all of Changes but
-// what is gone.
+// Services yields the Services that exist after the Update, in order: all of Changes except
+// the deleted ones.
 func (u *Update) Services() iter.Seq[*Service] {
 	return func(yield func(*Service) bool) {
 		for i := range u.Changes {
@@ -63,7 +63,7 @@ func (u *Update) Services() iter.Seq[*Service] {
 	}
 }
 
-// Removed yields the names of the Changes that are gone.
+// Removed yields the names of the Changes that delete a service port.
 func (u *Update) Removed() iter.Seq[changetracker.ServicePortName] {
 	return func(yield func(changetracker.ServicePortName) bool) {
 		for i := range u.Changes {

@@ -9,13 +9,13 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Updater makes Updates of the Steps of a Tracker, for one engine and IP family: call Next
-// with each Step, and then Done, unless nothing of the Update counts as programmed. The
-// next Update must be full then. Proxier has one for each engine. It is for one goroutine.
+// Updater makes Updates from the Steps of a Tracker, for one engine and IP family. Call Next
+// with each Step, and then Done, unless nothing of the Update counts as programmed: the next
+// Update must be full then. Proxier has one for each engine. It is for one goroutine.
 type Updater struct {
 	rank map[types.NamespacedName]int // of important Services, from 1
-	// programmed is what the last Update that was done wanted, and kept what has been
-	// as before in it.
+	// programmed is the wanted state of the last Update for which Done was called. kept holds
+	// the service ports that failed in it.
 	programmed *Resolved
 	kept       kept
 	// unheld are the Keys that one service port has given up for another one that failed.
@@ -26,7 +26,7 @@ type Updater struct {
 	was, now *Resolved // of the last Update, until Done
 }
 
-// NewUpdater returns one that has programmed nothing yet. The ports of the important
+// NewUpdater returns an Updater that has programmed nothing yet. The ports of the important
 // Services come before all others.
 func NewUpdater(important ...types.NamespacedName) *Updater {
 	u := &Updater{rank: map[types.NamespacedName]int{}, lost: map[changetracker.ServicePortName][]Key{}}
@@ -38,9 +38,9 @@ func NewUpdater(important ...types.NamespacedName) *Updater {
 	return u
 }
 
-// Next returns the Update for a Step, with what failed the last time. It is full if the
-// Step's Delta is, or if that is wanted. The Resolver and the Globals may differ from
-// those before only if it is, but for Globals.ServiceCIDRs.
+// Next returns the Update for a Step, including the service ports that failed in the last one.
+// It is full if full is set or the Step's Delta is. Only in a full Update may the Resolver and
+// the Globals differ from the previous ones, except for Globals.ServiceCIDRs.
 func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globals, full bool) Update {
 	if u.programmed == nil {
 		u.programmed = NewResolved(step.Before, resolver, globals)
@@ -71,7 +71,7 @@ func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globa
 func (u *Updater) everything(now *Resolved) []Change {
 	clear(u.lost)
 	changes := make([]Change, 0, now.state.Len())
-	shared := make(map[Key]bool, 2*now.state.Len()) // false: one service port asks for it
+	shared := make(map[Key]bool, 2*now.state.Len()) // false: only one service port claims it
 	vipAtNode := false
 	for name := range now.state.All() {
 		s, ok := now.resolver.Resolve(now.state, name)
@@ -103,13 +103,13 @@ func (u *Updater) note(s *Service) {
 	}
 }
 
-// Retry has the next Update bring these service ports about, too: somebody has damaged
-// them.
+// Retry adds these service ports to the next Update, because their objects in the kernel are
+// damaged.
 func (u *Updater) Retry(names ...changetracker.ServicePortName) { u.retry = append(u.retry, names...) }
 
-// Done says that what was wanted last is programmed, but for the service ports that
-// failed, which are as they were before. It returns them without duplicates, sorted, as
-// Tracker.Apply wants them.
+// Done acknowledges the last Update, except for the service ports that failed, which keep
+// their previous state. It returns them without duplicates, sorted, as Tracker.Apply needs
+// them.
 func (u *Updater) Done(failed []changetracker.ServicePortName) []changetracker.ServicePortName {
 	was, now, unheld := u.was, u.now, u.unheld
 	if now == nil {
@@ -144,7 +144,7 @@ func (u *Updater) Done(failed []changetracker.ServicePortName) []changetracker.S
 	return failed
 }
 
-// taken are the Keys of a service port that failed which others have got nevertheless.
+// taken returns the Keys of a failed service port that others have got.
 func (u *Updater) taken(s *Service, now *Resolved) (taken []Key) {
 	for i := range s.Frontends {
 		key := s.Key(&s.Frontends[i])
@@ -156,21 +156,21 @@ func (u *Updater) taken(s *Service, now *Resolved) (taken []Key) {
 	return taken
 }
 
-// changed is an Update in the making.
+// changed is an Update that is not complete yet.
 type changed struct {
 	*Updater
 	*Update
 
 	changes []Change
 	seen    map[changetracker.ServicePortName]bool
-	// claims are the service ports that may have another frontend, or one less: those
-	// that are different, and those that win or lose something by it.
+	// claims are the service ports whose frontends may change: those that differ, and those
+	// that win or lose a frontend because of them.
 	claims []changetracker.ServicePortName
-	moved  map[changetracker.ServicePortName]bool // claims; true: gives up a frontend
+	moved  map[changetracker.ServicePortName]bool // the same names; true: gives up a frontend
 }
 
-// group puts first what is gone and then what gives up a frontend, so that Keys are free
-// before others get them, should the engine take several steps.
+// group sorts deleted service ports first and then those that give up a frontend, so that Keys
+// are free before others get them if the engine takes several steps.
 func (c *changed) group(change *Change) int {
 	switch {
 	case change.After == nil:
@@ -184,11 +184,11 @@ func (c *changed) group(change *Change) int {
 	return len(c.rank) + 1
 }
 
-// collect finds the service ports of the delta, those that failed, and those that win or
-// lose a frontend by either. One that failed may be as it was before, and not in the
-// delta: it no longer asks for what it asked for then.
+// collect finds the service ports of the delta, those that failed, and those that win or lose
+// a frontend because of either. One that failed may be back to its previous state and not in
+// the delta: its claims have changed nevertheless.
 func (c *changed) collect(delta *changetracker.Delta) {
-	if c.Full && c.programmed.state.Len()+len(c.retry) == 0 { // at start: nobody has had anything
+	if c.Full && c.programmed.state.Len()+len(c.retry) == 0 { // at start: nothing is programmed
 		return
 	}
 	c.changes = make([]Change, 0, len(delta.Changes)+len(c.retry))
@@ -222,7 +222,7 @@ func (c *changed) add(name changetracker.ServicePortName) {
 	}
 }
 
-// move notes a service port whose frontends may be others.
+// move records a service port whose frontends may change.
 func (c *changed) move(name changetracker.ServicePortName) {
 	if _, known := c.moved[name]; known || name.Name == "" {
 		return
@@ -234,7 +234,7 @@ func (c *changed) move(name changetracker.ServicePortName) {
 	c.claims = append(c.claims, name)
 }
 
-// resolve decides what becomes of the service ports.
+// resolve resolves the service ports.
 func (c *changed) resolve() {
 	for _, name := range c.claims {
 		c.add(name)
@@ -257,7 +257,7 @@ func (c *changed) resolve() {
 	}
 }
 
-// gone are the Keys that somebody has had, and nobody has now.
+// gone returns the Keys that a service port had and none has now.
 func (c *changed) gone() (gone []Key) {
 	names := c.claims
 	if c.Full && !c.programmed.sameClaims(c.Now) {
@@ -282,7 +282,7 @@ func (c *changed) gone() (gone []Key) {
 	return slices.Compact(gone)
 }
 
-// keysOf are the Keys of the frontends that a service port has.
+// keysOf returns the Keys of the frontends that a service port has.
 func (r *Resolved) keysOf(name changetracker.ServicePortName) (keys []Key) {
 	if s, kept := r.kept.services[name]; kept {
 		if s != nil {
