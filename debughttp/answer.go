@@ -15,26 +15,26 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// How many items of a list are in an answer.
+// The number of items of a list in a response.
 const (
 	defaultLimit = 100
 	maxLimit     = 1000
 )
 
-// maxTextBytes is how long a parameter may be, and errorBytes how much of an error is
-// shown: a sync may fail for each of thousands of Services.
+// maxTextBytes limits parameters. errorBytes limits errors, since a sync may fail for
+// each of thousands of Services.
 const (
 	maxTextBytes = 256
 	errorBytes   = 2000
 )
 
-// answer makes what is sent as JSON.
+// answer returns the value to send as JSON.
 type answer func(r *http.Request, q query) (any, error)
 
 func (a answer) serve(w http.ResponseWriter, r *http.Request) {
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		writeError(w, http.StatusBadRequest, "read the query: "+err.Error())
+		writeError(w, http.StatusBadRequest, "parse query: "+err.Error())
 		return
 	}
 	value, err := a(r, query{values})
@@ -45,8 +45,7 @@ func (a answer) serve(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, value)
 }
 
-// errNotFound says that there is no such Service.
-var errNotFound = errors.New("no such Service is programmed")
+var errNotFound = errors.New("no programmed Service has this name")
 
 func statusOf(err error) int {
 	var parameter *parameterError
@@ -68,19 +67,19 @@ func writeError(w http.ResponseWriter, status int, text string) {
 	}{text})
 }
 
-// writeJSON writes all or nothing of the value.
+// writeJSON writes a value, or an error if the value cannot be encoded.
 func writeJSON(w http.ResponseWriter, status int, value any) {
 	content, err := json.Marshal(value)
 	if err != nil {
-		status, content = http.StatusInternalServerError, []byte(`{"error":"encode the answer"}`)
+		status, content = http.StatusInternalServerError, []byte(`{"error":"encode response"}`)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(content)+1))
 	w.WriteHeader(status)
-	_, _ = w.Write(append(content, '\n')) // a client that is gone misses nothing
+	_, _ = w.Write(append(content, '\n')) // fails only if the client is gone
 }
 
-// parameterError says what is wrong with a parameter.
+// parameterError is the error of an invalid parameter.
 type parameterError struct{ name, want string }
 
 func (e *parameterError) Error() string { return "parameter " + e.name + ": " + e.want }
@@ -88,7 +87,7 @@ func (e *parameterError) Error() string { return "parameter " + e.name + ": " + 
 // query holds the parameters of a request.
 type query struct{ values url.Values }
 
-// text returns a parameter, empty if it is missing.
+// text returns a parameter; empty if it is missing.
 func (q query) text(name string) (string, error) {
 	text := q.values.Get(name)
 	if len(text) > maxTextBytes {
@@ -97,7 +96,7 @@ func (q query) text(name string) (string, error) {
 	return text, nil
 }
 
-// number returns a parameter, or the fallback if it is missing.
+// number returns a numeric parameter, or the fallback if it is missing.
 func (q query) number(name string, fallback, least, most int) (int, error) {
 	text := q.values.Get(name)
 	if text == "" {
@@ -112,7 +111,7 @@ func (q query) number(name string, fallback, least, most int) (int, error) {
 
 func (q query) limit() (int, error) { return q.number("limit", defaultLimit, 1, maxLimit) }
 
-// converted is never nil, because JSON's null is no list.
+// converted never returns nil, which JSON encodes as null.
 func converted[S, T any](list []S, convert func(S) T) []T {
 	all := make([]T, len(list))
 	for i := range list {
@@ -121,7 +120,7 @@ func converted[S, T any](list []S, convert func(S) T) []T {
 	return all
 }
 
-// texts is converted for what has a text already.
+// texts converts values to their texts.
 func texts[S fmt.Stringer](list []S) []string { return converted(list, S.String) }
 
 func errorText(err error) string {
@@ -139,7 +138,7 @@ func errorText(err error) string {
 	return text[:end] + "…"
 }
 
-// moment is a time as all answers have it.
+// moment converts a time to UTC, except the zero time.
 func moment(t time.Time) time.Time {
 	if t.IsZero() {
 		return t

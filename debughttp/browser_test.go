@@ -80,8 +80,8 @@ func serve(t *testing.T, p *proxy) (page string, stop func()) {
 
 func checkConsole(t *testing.T, b *browser) {
 	t.Helper()
-	if complaints := b.complaints(); len(complaints) > 0 {
-		t.Errorf("the console has complaints:\n%s", strings.Join(complaints, "\n"))
+	if lines := b.consoleErrors(); len(lines) > 0 {
+		t.Errorf("the console has errors:\n%s", strings.Join(lines, "\n"))
 	}
 }
 
@@ -96,7 +96,7 @@ func TestPageInABrowser(t *testing.T) {
 	b.awaitText("#families", "IPv6")
 	b.awaitText("#families .badge", "in sync")
 	b.awaitText("#node", "node-1")
-	b.awaitText("#notes", "no Deps.Conntrack and no Deps.Health")
+	b.awaitText("#notes", "did not set Deps.Conntrack and Deps.Health")
 	b.awaitText("#count", "307 Services, the first 100 shown")
 	b.click("#more")
 	b.await("there are more Services", "return document.querySelectorAll('#services li').length === 200")

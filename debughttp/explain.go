@@ -13,13 +13,13 @@ type explainAnswer struct {
 	Packet  packetText      `json:"packet"`
 	Verdict desired.Verdict `json:"verdict"`
 	Reasons []string        `json:"reasons"`
-	// ServicePort and Frontend are left out if the packet is for none.
+	// ServicePort and Frontend are omitted if the packet matches none.
 	ServicePort *servicePortName `json:"servicePort,omitempty"`
 	Frontend    *frontendText    `json:"frontend,omitempty"`
-	// Scope is left out if the decision fell before endpoints were asked.
+	// Scope is omitted if the verdict does not depend on endpoints.
 	Scope      desired.Scope `json:"scope,omitzero"`
 	Masquerade bool          `json:"masquerade"`
-	// AffinitySeconds is for how long the client stays with its endpoint.
+	// AffinitySeconds is the timeout of session affinity.
 	AffinitySeconds float64             `json:"affinitySeconds,omitempty"`
 	Endpoints       []explainedEndpoint `json:"endpoints"`
 }
@@ -32,11 +32,11 @@ type packetText struct {
 	Interface   string           `json:"interface,omitempty"`
 }
 
-// explainedEndpoint is an endpoint as one packet sees it.
+// explainedEndpoint is an endpoint from the view of one packet.
 type explainedEndpoint struct {
 	endpointText
 
-	// Excluded is why the packet cannot go there, empty if it can.
+	// Excluded is why the packet cannot go to the endpoint; empty if it can.
 	Excluded   changetracker.Exclusion `json:"excluded,omitempty"`
 	Masquerade bool                    `json:"masquerade"`
 }
@@ -70,7 +70,7 @@ func (h *handler) explain(r *http.Request, q query) (any, error) {
 	return a, nil
 }
 
-// packet names the parameter that is wrong.
+// packet parses the parameters of explain.
 func (q query) packet() (p desired.Packet, err error) {
 	if err := p.Protocol.UnmarshalText([]byte(strings.ToUpper(q.values.Get("protocol")))); err != nil {
 		return p, &parameterError{"protocol", "want TCP, UDP or SCTP"}

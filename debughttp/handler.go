@@ -14,8 +14,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Source is what a Handler looks into; *[proxier.Proxier] is one. Its methods are
-// called by several goroutines at once.
+// Source is what a Handler shows; *[proxier.Proxier] implements it. Several goroutines
+// call its methods at once.
 type Source interface {
 	Status() proxier.Status
 	History() []proxier.SyncReport
@@ -26,16 +26,16 @@ type Source interface {
 
 var _ Source = (*proxier.Proxier)(nil)
 
-// Option changes a Handler under construction.
+// Option is an option of Handler.
 type Option func(*handler)
 
-// Title is what the page is headed with, to tell proxies apart. Without it, that is
+// Title sets the heading of the page, to distinguish proxies. The default is
 // "serviceplane".
 func Title(text string) Option { return func(h *handler) { h.title = text } }
 
-// Handler shows the source, to everybody who asks: see "Keep it inside". It may be
-// mounted anywhere, with [http.StripPrefix]. It answers GET and HEAD only, and only
-// requests whose Host is an address, localhost or one of Hosts.
+// Handler returns a handler that shows the source to every client: see "Keep it inside".
+// It may be mounted anywhere, with [http.StripPrefix]. It accepts only GET and HEAD, and
+// only requests whose Host is an IP address, localhost or one of Hosts.
 func Handler(source Source, options ...Option) http.Handler {
 	h := &handler{source: source, title: "serviceplane", pages: pages()}
 	for _, option := range options {
@@ -60,12 +60,12 @@ type handler struct {
 	answers map[string]answer
 }
 
-// securityPolicy lets the page use its own files, and nobody show it in a frame.
+// securityPolicy allows only the page's own files, and forbids frames.
 const securityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// ServeHTTP has its own routes, because an http.ServeMux redirects to paths that it
-// knows without the prefix that was stripped.
+// ServeHTTP routes by itself: an http.ServeMux would redirect to paths without the prefix
+// that http.StripPrefix removed.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("X-Content-Type-Options", "nosniff")
@@ -79,7 +79,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
-		writeError(w, http.StatusMethodNotAllowed, "want GET")
+		writeError(w, http.StatusMethodNotAllowed, "want method GET")
 		return
 	}
 	name := strings.TrimPrefix(r.URL.Path, "/")
@@ -97,15 +97,15 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeError(w, http.StatusNotFound, "no such page")
 }
 
-// redirectToFolder sends a browser that asked for the mounting point without its
-// slash to where the page's relative URLs are right. The target is relative too, as
-// only the client knows the whole path.
+// redirectToFolder adds the missing slash to the mount point's path, so that the page's
+// relative URLs work. The redirect is relative too, since only the client knows the
+// whole path.
 func redirectToFolder(w http.ResponseWriter, r *http.Request) bool {
-	asked, err := url.ParseRequestURI(r.RequestURI)
-	if err != nil || asked.Path == "" || strings.HasSuffix(asked.Path, "/") {
+	requested, err := url.ParseRequestURI(r.RequestURI)
+	if err != nil || requested.Path == "" || strings.HasSuffix(requested.Path, "/") {
 		return false
 	}
-	w.Header().Set("Location", "./"+url.PathEscape(path.Base(asked.Path))+"/")
+	w.Header().Set("Location", "./"+url.PathEscape(path.Base(requested.Path))+"/")
 	w.WriteHeader(http.StatusTemporaryRedirect)
 	return true
 }

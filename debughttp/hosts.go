@@ -9,22 +9,21 @@ import (
 	"strings"
 )
 
-// Hosts are names that clients may use for the Handler's server, beside addresses and
-// localhost: see KnownHosts.
+// Hosts adds host names that the Handler accepts besides IP addresses and localhost: see
+// KnownHosts.
 func Hosts(names ...string) Option {
 	return func(h *handler) { h.hosts = append(h.hosts, names...) }
 }
 
-// AnyHost among the names of KnownHosts allows every name: for a server that
-// authenticates its clients.
+// AnyHost makes KnownHosts accept every name: use it only if the server authenticates
+// its clients.
 const AnyHost = "*"
 
-// KnownHosts answers requests for an IP address, for localhost and for the given
-// names, of any port, and others with 421 (RFC 9110, section 15.5.20). It keeps pages
-// of other sites from reading the answers through the browser of somebody who can
-// reach the server: a site can point its own DNS name at any address, but the
-// browser still sends that name. Clients without a Host header are no browsers, and
-// pass. Handler does this already.
+// KnownHosts passes requests to next whose Host is an IP address, localhost or one of the
+// names, with any port. It answers others with 421 (RFC 9110, section 15.5.20). This
+// prevents DNS rebinding: another site can resolve its own name to the server's address
+// and read responses through an operator's browser, but the browser sends that name.
+// Requests without a Host do not come from browsers, and pass. Handler does this already.
 func KnownHosts(next http.Handler, names ...string) http.Handler {
 	names = known(names)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -39,10 +38,10 @@ func KnownHosts(next http.Handler, names ...string) http.Handler {
 
 func refuseHost(w http.ResponseWriter, r *http.Request) {
 	writeError(w, http.StatusMisdirectedRequest,
-		fmt.Sprintf("host %q: want an IP address, localhost or a name that this server is configured to have", r.Host))
+		fmt.Sprintf("host %q: want an IP address, localhost or a configured name of this server", r.Host))
 }
 
-// known returns the names in the form that isKnown compares.
+// known normalizes the names for isKnown.
 func known(names []string) []string {
 	all := []string{"localhost"}
 	for _, name := range names {
@@ -60,7 +59,7 @@ func isKnown(host string, known []string) bool {
 	return err == nil || slices.Contains(known, name)
 }
 
-// plain is a host without port, brackets and final dot, in lower case.
+// plain removes port, brackets and final dot, and converts to lower case.
 func plain(host string) string {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

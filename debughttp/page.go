@@ -16,12 +16,12 @@ type page struct {
 	content     []byte
 }
 
-// pages returns all of them by name; the page itself has none.
+// pages returns all files by name; index.html also has the empty name.
 func pages() map[string]page {
 	all := map[string]page{}
 	entries, err := files.ReadDir("page")
 	if err != nil {
-		panic(err) // embedded: it is there or the program does not build
+		panic(err) // cannot happen: the files are embedded
 	}
 	for _, entry := range entries {
 		content, err := files.ReadFile(path.Join("page", entry.Name()))
@@ -34,7 +34,7 @@ func pages() map[string]page {
 	return all
 }
 
-// contentType does not ask the system, whose tables differ.
+// contentType does not use package mime, whose tables depend on the system.
 func contentType(name string) string {
 	switch path.Ext(name) {
 	case ".html":
@@ -53,5 +53,5 @@ func contentType(name string) string {
 func (p page) serve(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", p.contentType)
 	w.Header().Set("Content-Length", strconv.Itoa(len(p.content)))
-	_, _ = w.Write(p.content) // a client that is gone misses nothing
+	_, _ = w.Write(p.content) // fails only if the client is gone
 }

@@ -12,14 +12,12 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// needle is what Services are searched for.
+// needle is the text of a search for Services.
 type needle struct {
-	text []byte // in lower case
-	// mayBeAddress and mayBePort keep a search for a name from looking at addresses.
-	mayBeAddress, mayBePort bool
-	// whole is set if the text is an address and a port.
-	whole netip.AddrPort
-	buf   []byte // of the last text that was looked at
+	text                    []byte         // in lower case
+	mayBeAddress, mayBePort bool           // otherwise addresses or node ports are not compared
+	whole                   netip.AddrPort // if the text is an address and a port
+	buf                     []byte         // reused for the texts that are compared
 }
 
 func newNeedle(text string) *needle {
@@ -33,8 +31,8 @@ func newNeedle(text string) *needle {
 	return n
 }
 
-// matches says whether the text is in a service port's name, VIPs or node port, or in
-// the address of one of its endpoints.
+// matches reports whether a service port's name, VIPs, node port or endpoint addresses
+// contain the text.
 func (n *needle) matches(state *changetracker.State, port *changetracker.ServicePort) bool {
 	switch {
 	case len(n.text) == 0:
@@ -74,14 +72,14 @@ func (n *needle) inName(name types.NamespacedName) bool {
 
 func (n *needle) inAddress(a netip.Addr) bool { return n.in(a.AppendTo(n.buf[:0])) }
 
-// in keeps the memory of the text that it looks at.
+// in reports whether text contains the needle. It keeps the memory of text for reuse.
 func (n *needle) in(text []byte) bool {
 	n.buf = text
 	return bytes.Contains(text, n.text)
 }
 
-// search returns the names of the Services that match, at most limit of them after
-// offset in order of name, and how many match.
+// search returns the names of matching Services, sorted, from offset on and at most limit
+// of them, and the total number of matches.
 func search(states []*changetracker.State, n *needle, offset, limit int) (names []types.NamespacedName, total int) {
 	found := map[types.NamespacedName]struct{}{}
 	best := smallest{keep: offset + limit}
@@ -98,8 +96,7 @@ func search(states []*changetracker.State, n *needle, offset, limit int) (names 
 	return names[min(offset, len(names)):], len(found)
 }
 
-// smallest holds the first names of many, in order of name. It sorts only as much as
-// it keeps.
+// smallest keeps the first names in sort order. It never holds more than twice as many.
 type smallest struct {
 	keep  int
 	names []types.NamespacedName

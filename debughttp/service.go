@@ -22,7 +22,7 @@ type serviceAnswer struct {
 type servicePortInFull struct {
 	servicePortText
 
-	// Error is why the kernel may hold something older.
+	// Error is why the service port's last sync failed.
 	Error     string         `json:"error,omitempty"`
 	Frontends []frontendText `json:"frontends"`
 	Endpoints []usedEndpoint `json:"endpoints"`
@@ -32,7 +32,7 @@ type frontendText struct {
 	Kind desired.Kind `json:"kind"`
 	// Text is "address:port/PROTOCOL" or "node port N/PROTOCOL".
 	Text string `json:"text"`
-	// VIP is left out for a node port.
+	// VIP is omitted for a node port.
 	VIP          string             `json:"vip,omitempty"`
 	Port         uint16             `json:"port"`
 	Action       desired.Action     `json:"action"`
@@ -43,20 +43,20 @@ type frontendText struct {
 	SourceRanges []string           `json:"sourceRanges"`
 }
 
-// usedEndpoint is an endpoint as its service port sees it.
+// usedEndpoint is an endpoint from the view of its service port.
 type usedEndpoint struct {
 	endpointText
 
-	// Used says that some frontend may send connections to it.
+	// Used means that some frontend may send connections to the endpoint.
 	Used bool `json:"used"`
-	// Excluded is why not.
+	// Excluded is why none does.
 	Excluded changetracker.Exclusion `json:"excluded,omitempty"`
 }
 
 type endpointText struct {
 	Address string `json:"address"`
-	// State is "ready", "terminating" while it still serves, "gone" after that, or
-	// "not ready".
+	// State is "ready", "terminating" (and serving), "gone" (terminating and not serving)
+	// or "not ready".
 	State       string   `json:"state"`
 	Ready       bool     `json:"ready"`
 	Serving     bool     `json:"serving"`
@@ -96,8 +96,8 @@ func (h *handler) service(_ *http.Request, q query) (any, error) {
 	return a, nil
 }
 
-// serviceName wants both parameters. The namespace may be empty, as values that a
-// program made by hand may have none.
+// serviceName requires both parameters. The namespace may be empty, since programs may
+// create Services without one.
 func (q query) serviceName() (name types.NamespacedName, err error) {
 	if !q.values.Has("namespace") {
 		return name, &parameterError{"namespace", "is missing"}
@@ -111,8 +111,8 @@ func (q query) serviceName() (name types.NamespacedName, err error) {
 	return name, err
 }
 
-// inFull is one service port. A sync between looking at the State and at what was
-// resolved may show two moments at once; the next look shows one.
+// inFull returns one service port. If a sync happens between the reads of State and
+// Resolved, they may not match; the next request corrects that.
 func (h *handler) inFull(state *changetracker.State, name changetracker.ServicePortName) (p servicePortInFull, ok bool) {
 	s, ok := h.source.Resolved(state.Family(), name)
 	if !ok {
@@ -139,8 +139,8 @@ func (h *handler) inFull(state *changetracker.State, name changetracker.ServiceP
 	return p, true
 }
 
-// exclusions says why the wider one of the scopes that a service port uses leaves
-// endpoints out.
+// exclusions returns why endpoints are excluded from the wider scope that a service port
+// uses.
 func exclusions(view changetracker.View, p *changetracker.ServicePort, endpoints []changetracker.Endpoint) []changetracker.Exclusion {
 	if !p.UsesClusterEndpoints() {
 		why, _ := changetracker.ExplainLocal(endpoints, view.Node())
@@ -190,7 +190,7 @@ func stateOf(e *changetracker.Endpoint) string {
 	}
 }
 
-// listed is never nil, because JSON's null is no list.
+// listed never returns nil, which JSON encodes as null.
 func listed(list []string) []string {
 	if list == nil {
 		return []string{}

@@ -12,7 +12,7 @@ import (
 )
 
 type servicesAnswer struct {
-	// Total is how many Services match, Offset how many of them come before Services.
+	// Total is the number of matches, and Offset how many of them precede Services.
 	Total    int              `json:"total"`
 	Offset   int              `json:"offset"`
 	Services []serviceSummary `json:"services"`
@@ -35,11 +35,10 @@ type servicePortText struct {
 	ExternalIPs      []string    `json:"externalIPs"`
 	LoadBalancerVIPs []string    `json:"loadBalancerVIPs"`
 	InternalPolicy   string      `json:"internalTrafficPolicy"`
-	// ExternalPolicy is left out where nothing comes from outside.
+	// ExternalPolicy is omitted if the Service has no external frontends.
 	ExternalPolicy  string  `json:"externalTrafficPolicy,omitempty"`
 	AffinitySeconds float64 `json:"sessionAffinitySeconds,omitempty"`
-	// EndpointsUsable counts the endpoints that are ready, or terminate and serve
-	// still.
+	// EndpointsUsable counts the endpoints that are ready, or terminating and serving.
 	EndpointsUsable int `json:"endpointsUsable"`
 	EndpointsAll    int `json:"endpointsAll"`
 }
@@ -65,7 +64,7 @@ func (h *handler) services(_ *http.Request, q query) (any, error) {
 	}, nil
 }
 
-// states returns what is programmed, of each family that something is programmed in.
+// states returns the programmed State of each IP family that has one.
 func (h *handler) states() (states []*changetracker.State) {
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		if state := h.source.Programmed(family); state != nil {
@@ -106,8 +105,8 @@ func portText(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) 
 	return s
 }
 
-// policies returns the traffic policies; the external one is empty where nothing comes
-// from outside.
+// policies returns the traffic policies; the external one is empty if the Service has no
+// external frontends.
 func policies(p *changetracker.ServicePort) (internal, external string) {
 	internal = desired.ScopeCluster.String()
 	if p.InternalPolicyLocal {

@@ -14,7 +14,7 @@ import (
 
 type statusAnswer struct {
 	Title string `json:"title"`
-	// Now is the time here, which ages are to be reckoned from.
+	// Now is the proxy's time, for the computation of ages.
 	Now        time.Time       `json:"now"`
 	Synced     bool            `json:"synced"`
 	Waiting    []string        `json:"waiting,omitempty"`
@@ -23,7 +23,7 @@ type statusAnswer struct {
 	Families   []familyStatus  `json:"families"`
 	Tracked    trackedStatus   `json:"tracked"`
 	Conditions []conditionText `json:"conditions"`
-	// Problems are as many as the limit allows; ProblemsTotal is how many there are.
+	// Problems has at most limit entries; ProblemsTotal counts all.
 	Problems      []problemText `json:"problems"`
 	ProblemsTotal int           `json:"problemsTotal"`
 	LastQueued    time.Time     `json:"lastQueued,omitzero"`
@@ -52,8 +52,8 @@ type familyStatus struct {
 	PendingSince time.Time   `json:"pendingSince,omitzero"`
 	StaleSince   time.Time   `json:"staleSince,omitzero"`
 	ServicePorts int         `json:"servicePorts"`
-	// NoLocalInternal and NoLocalExternal count the service ports that this node
-	// drops traffic of.
+	// NoLocalInternal and NoLocalExternal count the service ports whose traffic this node
+	// drops.
 	NoLocalInternal int           `json:"noLocalEndpointsInternal"`
 	NoLocalExternal int           `json:"noLocalEndpointsExternal"`
 	Damaged         int           `json:"damaged"`

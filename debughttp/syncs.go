@@ -17,7 +17,7 @@ type syncText struct {
 	Family          v1.IPFamily `json:"family"`
 	Started         time.Time   `json:"started"`
 	DurationSeconds float64     `json:"durationSeconds"`
-	// QueuedSeconds is how long the oldest change waited; left out without changes.
+	// QueuedSeconds is how long the oldest change waited; omitted without changes.
 	QueuedSeconds float64 `json:"queuedSeconds,omitempty"`
 	Full          bool    `json:"full"`
 	Repair        bool    `json:"repair"`
@@ -37,7 +37,7 @@ type syncText struct {
 
 type stageText struct {
 	Name string `json:"name"`
-	// AfterSeconds is from the start of the sync to that of the stage.
+	// AfterSeconds is the time from the start of the sync to the start of the stage.
 	AfterSeconds    float64 `json:"afterSeconds"`
 	DurationSeconds float64 `json:"durationSeconds"`
 }

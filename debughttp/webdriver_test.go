@@ -18,20 +18,19 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// patience is how long anything in a browser may take on a busy machine.
-const patience = 30 * time.Second
-
-// browser is a session with a Chromium, by the W3C WebDriver protocol. All its
-// methods end the test if they fail.
+// browser is a session with Chromium, over the W3C WebDriver protocol. Its methods end
+// the test if they fail.
 type browser struct {
 	t       *testing.T
 	client  http.Client
 	session string // base URL
 }
 
-// startBrowser skips the test if there is no browser on this machine, or fails it if
+// startBrowser skips the test if no browser is installed, or fails it if
 // SERVICEPLANE_REQUIRE_BROWSER is 1.
 func startBrowser(t *testing.T) *browser {
 	t.Helper()
@@ -45,7 +44,7 @@ func startBrowser(t *testing.T) *browser {
 	}
 	profile := t.TempDir()
 	t.Cleanup(func() { awaitNoProcess(t, profile) })
-	b := &browser{t: t, client: http.Client{Transport: &http.Transport{}, Timeout: 2 * patience}}
+	b := &browser{t: t, client: http.Client{Transport: &http.Transport{}, Timeout: poll.Timeout}}
 	t.Cleanup(b.client.CloseIdleConnections)
 	host := startDriver(t, driver, profile)
 	var created struct {
@@ -77,8 +76,8 @@ func capabilities(chromium, profile string) any {
 	}}}
 }
 
-// startDriver starts the driver in a process group of its own, and ends the group with
-// the test. It returns where the driver listens, on a port that it chose.
+// startDriver starts the driver in its own process group, and ends the group with the
+// test. It returns the URL of the driver, which chooses a port.
 func startDriver(t *testing.T, path, dir string) (host string) {
 	t.Helper()
 	cmd := exec.Command(path, "--port=0")
@@ -116,29 +115,24 @@ func startDriver(t *testing.T, path, dir string) (host string) {
 			t.Fatal("the driver ended before it listened")
 		}
 		return "http://127.0.0.1:" + port
-	case <-time.After(patience):
-		t.Fatal("the driver does not listen")
+	case <-time.After(poll.Timeout):
+		t.Fatal("the driver does not listen in time")
 		return ""
 	}
 }
 
-// awaitNoProcess ends what the browser left behind and waits until it is gone. Its
-// processes have the profile in their command lines, but for some helpers that end with
-// them. Where there is no /proc, it does nothing.
+// awaitNoProcess ends the remaining processes of the browser and waits for their end.
+// They have the profile in their command lines, except for helpers that end with them.
+// Without /proc it does nothing.
 func awaitNoProcess(t *testing.T, profile string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	poll.Until(t, "the end of the browser's processes", func() bool {
 		left := processesWith(profile)
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("processes %v of the browser do not end", left)
-		}
 		for _, pid := range left {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
-	}
+		return len(left) == 0
+	})
 }
 
 func processesWith(argument string) (pids []int) {
@@ -156,7 +150,7 @@ func processesWith(argument string) (pids []int) {
 	return pids
 }
 
-// do sends one command. The answer's value goes into value, unless that is nil.
+// do sends one command. It decodes the result into value, unless that is nil.
 func (b *browser) do(method, path string, body, value any) {
 	b.t.Helper()
 	var content io.Reader
@@ -203,7 +197,7 @@ func (b *browser) open(url string) {
 	b.post("/url", map[string]any{"url": url}, nil)
 }
 
-// run runs the body of a function and returns what it returns, as text.
+// run runs the body of a function and returns its result as text.
 func (b *browser) run(script string, arguments ...any) string {
 	b.t.Helper()
 	if arguments == nil {
@@ -214,7 +208,7 @@ func (b *browser) run(script string, arguments ...any) string {
 	return fmt.Sprint(value)
 }
 
-// text is what an element shows; empty if there is none.
+// text returns the visible text of an element; empty if there is no such element.
 func (b *browser) text(selector string) string {
 	b.t.Helper()
 	return b.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
@@ -233,7 +227,7 @@ func (b *browser) click(selector string) {
 	b.post(b.element(selector)+"/click", map[string]any{}, nil)
 }
 
-// fill types a text where another one may be.
+// fill replaces the text of an input element.
 func (b *browser) fill(selector, text string) {
 	b.t.Helper()
 	element := b.element(selector)
@@ -241,7 +235,7 @@ func (b *browser) fill(selector, text string) {
 	b.post(element+"/value", map[string]any{"text": text}, nil)
 }
 
-// typeHere types where the focus is.
+// typeHere types into the element with the focus.
 func (b *browser) typeHere(text string) {
 	b.t.Helper()
 	active := map[string]string{}
@@ -257,17 +251,12 @@ func (b *browser) await(what, script string, arguments ...any) {
 	b.awaitValue(what, func() string { return "true" }, script, arguments...)
 }
 
-// awaitValue polls until a function's body returns what may change meanwhile.
+// awaitValue polls until a function's body returns a value that may change meanwhile.
 func (b *browser) awaitValue(what string, want func() string, script string, arguments ...any) {
 	b.t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-		got := b.run(script, arguments...)
-		if got == want() {
-			return
-		}
-		if time.Now().After(deadline) {
-			b.t.Fatalf("%s: got %s, want %s; the page shows:\n%s", what, got, want(), b.text("body"))
-		}
+	var got string
+	if !poll.Soon(func() bool { got = b.run(script, arguments...); return got == want() }) {
+		b.t.Fatalf("%s: got %s, want %s; the page shows:\n%s", what, got, want(), b.text("body"))
 	}
 }
 
@@ -278,7 +267,7 @@ func (b *browser) awaitText(selector, text string) {
 		"return [...document.querySelectorAll(arguments[0])].some((e) => e.innerText.includes(arguments[1]))", selector, text)
 }
 
-// size makes the page look as in a window of that size.
+// size sets the size of the window.
 func (b *browser) size(width, height int) {
 	b.t.Helper()
 	b.devtools("Emulation.setDeviceMetricsOverride", map[string]any{
@@ -304,8 +293,8 @@ func (b *browser) screenshot(file string) {
 	}
 }
 
-// complaints are the lines of the console since the last call that are no mere talk.
-func (b *browser) complaints() (lines []string) {
+// consoleErrors returns the errors and warnings of the console since the last call.
+func (b *browser) consoleErrors() (lines []string) {
 	b.t.Helper()
 	var log []struct{ Level, Message string }
 	b.post("/se/log", map[string]any{"type": "browser"}, &log)

@@ -2,6 +2,7 @@ package docs
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -22,6 +23,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -29,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// node is a machine that has the Service's endpoint in itself.
+// node returns a node with the Service's endpoint on it.
 func node(t *testing.T) *netns.NS {
 	t.Helper()
 	ns := netnstest.New(t)
@@ -53,7 +55,7 @@ func running(t *testing.T, f func(ctx context.Context) error) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := f(ctx); err != nil {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("run: %v", err)
 		}
 	})
 	t.Cleanup(func() {
@@ -77,7 +79,7 @@ func TestTheControllerOfTheDocument(t *testing.T) {
 	}
 	text, err := explain(t.Context(), p)
 	if err != nil || !strings.HasPrefix(text, "forward ") || !strings.Contains(text, "198.51.100.7:8080") {
-		t.Errorf("explained as %q, %v, want to see it forwarded to 198.51.100.7:8080", text, err)
+		t.Errorf("explained as %q, %v, want it forwarded to 198.51.100.7:8080", text, err)
 	}
 }
 
@@ -104,19 +106,16 @@ func TestTheDistributionOfTheDocument(t *testing.T) {
 		own.mux.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1"+path, nil))
 		return answer.Code, answer.Body.String()
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		code, text := get("/healthz")
-		if code == http.StatusOK {
-			break
+	poll.Nil(t, "/healthz is OK", func() error {
+		if code, text := get("/healthz"); code != http.StatusOK {
+			return fmt.Errorf("%d: %s", code, text)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("/healthz answers %d: %s", code, text)
-		}
-	}
+		return nil
+	})
 	if err := ask(t, ns); err != nil {
 		t.Error(err)
 	}
 	if code, text := get("/debug/services/status"); code != http.StatusOK {
-		t.Errorf("the debug page's status answers %d: %s", code, text)
+		t.Errorf("/debug/services/status: %d: %s", code, text)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
@@ -29,21 +30,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long anything may take on a busy machine.
-const patience = 20 * time.Second
-
 // holdTimeout is how long the proxy holds connections of Services without endpoints.
 const holdTimeout = 50 * time.Millisecond
 
-// world is a userspace Provider on loopback. An endpoint of 127.0.0.2 is dead, and
-// tried first.
+// world is a userspace Provider on loopback. Endpoints at 127.0.0.2 refuse connections
+// and are tried first.
 type world struct {
 	*proxier.Proxier
 
 	sockets sync.Map // of netip.AddrPort, by the name of a Service
 }
 
-// listens notes where a Service listens.
+// listens stores the address of a Service's socket.
 func (w *world) listens(ctx context.Context, at userspace.Site) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, at.Network, at.Addr.String())
 	if err == nil {
@@ -60,7 +58,7 @@ func deadFirst(_ userspace.Connection, endpoints, tried []netip.AddrPort) (netip
 	return endpoints[i], true
 }
 
-// inUserspace makes a world run until the test ends.
+// inUserspace runs a world until the test ends.
 func inUserspace(t *testing.T, observer proxier.Observer) *world {
 	t.Helper()
 	w := &world{}
@@ -93,7 +91,7 @@ func inUserspace(t *testing.T, observer proxier.Observer) *world {
 	return w
 }
 
-// add adds a Service with endpoints at some addresses, all of one port.
+// add adds a Service with endpoints at some addresses, all with the same port.
 func (w *world) add(name, vip string, port uint16, addresses ...string) {
 	w.OnServiceAdd(proxiertest.Service("test", name, proxiertest.ClusterIPs(vip), proxiertest.Port("http", v1.ProtocolTCP, 80)))
 	options := []proxiertest.SliceOption{proxiertest.SlicePort("http", v1.ProtocolTCP, int32(port))}
@@ -103,7 +101,7 @@ func (w *world) add(name, vip string, port uint16, addresses ...string) {
 	w.OnEndpointSliceAdd(proxiertest.Slice("test", name, discovery.AddressTypeIPv4, options...))
 }
 
-// ask says hello to a Service, and returns the answer and who asked whom.
+// ask sends hello to a Service, and returns the answer, the client and the destination.
 func (w *world) ask(t *testing.T, name string) (answer string, client, asked netip.AddrPort) {
 	t.Helper()
 	socket, _ := w.sockets.Load(name)
@@ -116,14 +114,14 @@ func (w *world) ask(t *testing.T, name string) (answer string, client, asked net
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(poll.Timeout))
 	_, _ = io.WriteString(conn, "hello")
 	_ = conn.CloseWrite()
-	heard, _ := io.ReadAll(conn) // an error is an answer too
+	heard, _ := io.ReadAll(conn) // an error counts as an empty answer
 	return string(heard), netip.MustParseAddrPort(conn.LocalAddr().String()), asked
 }
 
-// endpoint greets back everybody on 127.0.0.1 until the test ends.
+// endpoint answers clients on 127.0.0.1 until the test ends.
 func endpoint(t *testing.T) (port uint16) {
 	t.Helper()
 	l, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
@@ -152,21 +150,21 @@ func endpoint(t *testing.T) (port uint16) {
 // traceOf waits for the trace of the only connection of a Service.
 func traceOf(t *testing.T, exporter *tracetest.InMemoryExporter, name string) (root tracetest.SpanStub, children tracetest.SpanStubs) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	poll.Until(t, "a trace of a connection to "+name, func() bool {
 		roots, all := shown(exporter.GetSpans())
-		for i := range roots {
-			if service, _ := attr(&roots[i], semconv.K8SServiceNameKey); service.AsString() == name {
-				return roots[i], all[roots[i].SpanContext.SpanID()]
-			}
+		i := slices.IndexFunc(roots, func(s tracetest.SpanStub) bool {
+			service, _ := attr(&s, semconv.K8SServiceNameKey)
+			return service.AsString() == name
+		})
+		if i >= 0 {
+			root, children = roots[i], all[roots[i].SpanContext.SpanID()]
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no trace of a connection of %s after %v", name, patience)
-		}
-	}
+		return i >= 0
+	})
+	return root, children
 }
 
-// TestConnectionsThroughAUserspaceProxyAreTraces: one that is served, one whose first
-// endpoint is dead, and one without endpoints.
+// One connection is served, one has a dead endpoint first, and one has no endpoints.
 func TestConnectionsThroughAUserspaceProxyAreTraces(t *testing.T) {
 	provider, exporter := memory(t)
 	w := inUserspace(t, tracing.New(provider, nil))
@@ -216,7 +214,7 @@ func TestConnectionsThroughAUserspaceProxyAreTraces(t *testing.T) {
 	}
 }
 
-// wantAttrs checks what the span of a connection says.
+// wantAttrs checks attributes of a connection's span.
 func wantAttrs(t *testing.T, root *tracetest.SpanStub, more ...attribute.KeyValue) {
 	t.Helper()
 	for _, want := range append(more,
@@ -228,8 +226,8 @@ func wantAttrs(t *testing.T, root *tracetest.SpanStub, more ...attribute.KeyValu
 	}
 }
 
-// wantPhases checks that the children of a connection follow one another, and which
-// endpoints were tried: the last one with success.
+// wantPhases checks that the child spans of a connection do not overlap, and which
+// endpoints were tried; the last one succeeds.
 func wantPhases(t *testing.T, root *tracetest.SpanStub, children tracetest.SpanStubs, names, peers []string) {
 	t.Helper()
 	var gotNames, gotPeers []string

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// BenchmarkIdle reports the memory of this process that a client costs who says
-// nothing: of the heap and of stacks, without what the kernel needs for its sockets.
+// BenchmarkIdle reports this process's memory for an idle client: heap and stacks,
+// without the kernel's memory for sockets.
 //
-// Budget: 12 KiB of a TCP connection, and 8 KiB of a UDP client.
+// Budget: 12 KiB for a TCP connection, and 8 KiB for a UDP client.
 func BenchmarkIdle(b *testing.B) {
 	const clients = 1000
 	for network, protocol := range map[string]v1.Protocol{"tcp": v1.ProtocolTCP, "udp": v1.ProtocolUDP} {
@@ -20,13 +22,9 @@ func BenchmarkIdle(b *testing.B) {
 			e, at := benchEngine(b, web(protocol, startServer(b, "listen", network)))
 			goroutines, before := runtime.NumGoroutine(), liveMemory()
 			startPart(b, "hold", network, at[0], clients)
-			for deadline := time.Now().Add(patience); openClients(e) != clients; time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					b.Fatalf("%d clients, want %d", openClients(e), clients)
-				}
-			}
-			settle() // who counts as open may still be on the way to an endpoint
-			// Once, whatever b.N is.
+			poll.Until(b, fmt.Sprint(clients, " clients"), func() bool { return openClients(e) == clients })
+			settle() // open clients may still be connecting to an endpoint
+			// Measured once, whatever b.N is.
 			b.ReportMetric(float64(liveMemory()-before)/clients, "bytes/client")
 			b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/clients, "goroutines/client")
 			b.ReportMetric(0, "ns/op")
@@ -41,7 +39,7 @@ func openClients(e *Engine) (open int64) {
 	return open
 }
 
-// settle waits until no goroutine has come or gone for a while.
+// settle waits until the number of goroutines is constant for a while.
 func settle() {
 	const while = 300 * time.Millisecond
 	n, since := runtime.NumGoroutine(), time.Now()
@@ -53,7 +51,7 @@ func settle() {
 	}
 }
 
-// liveMemory is what the heap and stacks need. Pools are emptied by the second
+// liveMemory returns the memory of heap and stacks. Pools are empty after the second
 // collection.
 func liveMemory() int64 {
 	runtime.GC()

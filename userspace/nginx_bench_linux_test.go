@@ -17,6 +17,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -217,14 +218,11 @@ func freePort(b *testing.B) netip.AddrPort {
 
 func awaitListener(b *testing.B, at netip.AddrPort) {
 	b.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	poll.Nil(b, fmt.Sprint("a listener at ", at), func() error {
 		conn, err := net.Dial("tcp4", at.String())
 		if err == nil {
 			_ = conn.Close()
-			return
 		}
-		if time.Now().After(deadline) {
-			b.Fatalf("nothing listens at %v: %v", at, err)
-		}
-	}
+		return err
+	})
 }

@@ -1,9 +1,9 @@
-// Helpers to keep the page as it is and change only what differs. Everything that
-// comes from the proxy becomes text, never markup.
+// Helpers that update only what has changed. Everything from the proxy becomes text,
+// never markup.
 
 export const byId = (id) => document.getElementById(id);
 
-// element makes a node with attributes and children; strings become text.
+// element creates a node with attributes and children; strings become text.
 export function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) setAttribute(node, name, value);
@@ -25,7 +25,7 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// setAttribute takes the attribute away if the value is null.
+// setAttribute removes the attribute if the value is null.
 export function setAttribute(node, name, value) {
   if (value === null) {
     node.removeAttribute(name);
@@ -38,9 +38,8 @@ export function show(node, visible) {
   if (node.hidden === visible) node.hidden = !visible;
 }
 
-// list makes the children of parent those of the items, in their order. A child stays
-// the same node as long as there is an item with its key, so that the focus, the
-// scroll position and a selection of text survive.
+// list makes parent have one child for each item, in their order. A child is kept while
+// an item has its key, so that focus, scroll position and text selection stay.
 export function list(parent, items, keyOf, create, update) {
   const known = new Map();
   for (const child of parent.children) known.set(child.key, child);
@@ -62,7 +61,7 @@ export function list(parent, items, keyOf, create, update) {
   }
 }
 
-// table makes an empty table in a box that scrolls by itself if it is too wide.
+// table creates an empty table in a box that scrolls if it is too wide.
 export function table(label, headings) {
   const body = element("tbody");
   const row = element("tr", {}, ...headings.map((text) => element("th", { scope: "col" }, text)));
@@ -71,12 +70,12 @@ export function table(label, headings) {
   return { box, body };
 }
 
-// row makes a table row, whose cells know their headings for narrow windows.
+// row creates a table row. Its cells store their headings, for narrow windows.
 export function row(headings) {
   return element("tr", {}, ...headings.map((heading) => element("td", { "data-heading": heading })));
 }
 
-// setBadge shows a word in the colour of its tone: good, warn, bad or quiet.
+// setBadge shows a text in the color of a tone: good, warn, bad or quiet.
 export function setBadge(parent, text, tone) {
   let badge = parent.querySelector(":scope > .badge");
   if (!badge) {

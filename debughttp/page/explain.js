@@ -1,26 +1,26 @@
-// The form that explains what becomes of a packet.
+// The form that explains the verdict on a packet.
 
 import { byId, element, list, row, setBadge, setText, table } from "./dom.js";
 import { decisionTone, duration, stateTone } from "./format.js";
 
 const headings = ["Endpoint", "State", "May be chosen", "Source", "Node"];
 
-export function startExplain(ask) {
-  let asked = 0;
+export function startExplain(get) {
+  let requests = 0;
   byId("packet").addEventListener("submit", async (event) => {
     event.preventDefault();
-    const mine = ++asked;
+    const mine = ++requests;
     const parameters = Object.fromEntries(new FormData(event.target));
     try {
-      const { status, body } = await ask("explain", parameters);
-      if (mine === asked) status === 200 ? showExplanation(body) : showTrouble(body.error);
+      const { status, body } = await get("explain", parameters);
+      if (mine === requests) status === 200 ? showExplanation(body) : showError(body.error);
     } catch (error) {
-      if (mine === asked) showTrouble(error.message);
+      if (mine === requests) showError(error.message);
     }
   });
 }
 
-// fillPacket starts an explanation with what is known already.
+// fillPacket fills in the form, and focuses the next field.
 export function fillPacket(protocol, destination) {
   const { elements } = byId("packet");
   elements.protocol.value = protocol;
@@ -31,7 +31,7 @@ export function fillPacket(protocol, destination) {
   if (first === elements.destination) first.setSelectionRange(0, 0);
 }
 
-function showTrouble(text) {
+function showError(text) {
   byId("explanation").replaceChildren(element("p", { class: "error" }, text));
 }
 

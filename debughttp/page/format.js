@@ -1,10 +1,10 @@
-// How values read.
+// Texts for values.
 
 export const count = (n) => n.toLocaleString("en");
 
 export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
-// duration is at most three digits of a number of seconds.
+// duration formats seconds with at most three significant digits.
 export function duration(seconds) {
   const digits = (value) => (value >= 100 ? value.toFixed(0) : String(Number(value.toPrecision(3))));
   if (seconds >= 3600) return `${digits(seconds / 3600)} h`;
@@ -14,7 +14,7 @@ export function duration(seconds) {
   return seconds > 0 && seconds < 1e-6 ? "under 1 µs" : `${digits(seconds * 1e6)} µs`;
 }
 
-// age is how long ago a time is, by the clock of the proxy.
+// age formats the time that has passed, by the proxy's clock.
 export function age(time, now) {
   const seconds = Math.max(0, (Date.parse(now) - Date.parse(time)) / 1000);
   if (seconds < 120) return `${Math.round(seconds)} s`;

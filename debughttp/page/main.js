@@ -1,5 +1,5 @@
-// Asks the proxy every second and shows the answers, as long as somebody looks. The
-// search and the opened Service are in the address of the page.
+// Polls the proxy every second while the page is visible. The URL's fragment holds the
+// search and the opened Service.
 
 import { byId, setAttribute, setText } from "./dom.js";
 import { duration } from "./format.js";
@@ -9,75 +9,75 @@ import { showGone, showOpened, showService } from "./service.js";
 import { showSyncs, startChart } from "./syncs.js";
 import { fillPacket, startExplain } from "./explain.js";
 
-const pause = 1000;     // milliseconds between two looks
-const patience = 10000; // milliseconds until an answer is given up
-const settle = 150;     // milliseconds after the last key before a search begins
+const pollPause = 1000;       // milliseconds
+const requestTimeout = 10000; // milliseconds
+const typingPause = 150;      // milliseconds after the last key before a search begins
 
 let search = "";
 let opened = null; // namespace and name of the opened Service
 let limit = pageSize;
-let lastAnswer = null; // when the proxy answered last
+let lastAnswer = null; // time of the proxy's last response
 
-// Silence says that the proxy does not answer, whatever the cause.
-class Silence extends Error {}
+// RequestError means that the proxy did not answer, or answered with an error.
+class RequestError extends Error {}
 
-async function ask(path, parameters) {
+async function get(path, parameters) {
   let response, body;
   try {
-    response = await fetch(`${path}?${new URLSearchParams(parameters)}`, { cache: "no-store", signal: AbortSignal.timeout(patience) });
+    response = await fetch(`${path}?${new URLSearchParams(parameters)}`, { cache: "no-store", signal: AbortSignal.timeout(requestTimeout) });
     body = await response.json();
   } catch {
-    throw new Silence("The proxy does not answer.");
+    throw new RequestError("The proxy does not answer.");
   }
   return { status: response.status, body };
 }
 
-async function mustAsk(path, parameters) {
-  const { status, body } = await ask(path, parameters);
-  if (status !== 200) throw new Silence(`The proxy cannot answer: ${body?.error ?? `status ${status}`}.`);
+async function mustGet(path, parameters) {
+  const { status, body } = await get(path, parameters);
+  if (status !== 200) throw new RequestError(`The proxy returned an error: ${body?.error ?? `status ${status}`}.`);
   return body;
 }
 
 async function refreshStatus() {
-  showStatus(await mustAsk("status", { limit: pageSize }), open);
+  showStatus(await mustGet("status", { limit: pageSize }), open);
 }
 
 async function refreshServices() {
-  const asked = { search, limit };
-  const answer = await mustAsk("services", { q: search, limit });
-  if (asked.search === search && asked.limit === limit) showServices(answer, search, opened, open);
+  const requested = { search, limit };
+  const answer = await mustGet("services", { q: search, limit });
+  if (requested.search === search && requested.limit === limit) showServices(answer, search, opened, open);
 }
 
 async function refreshService() {
-  const asked = opened;
-  if (asked === null) return;
-  const { status, body } = await ask("service", asked);
-  if (asked !== opened) return;
+  const requested = opened;
+  if (requested === null) return;
+  const { status, body } = await get("service", requested);
+  if (requested !== opened) return;
   if (status === 200) {
     showService(body, fillPacket);
   } else {
-    showGone(status === 404 ? "Nothing of this Service is programmed: it is gone, waits for its sync, or is not proxied." : body?.error);
+    showGone(status === 404 ? "This Service is not programmed: it was deleted, waits for a sync, or is not proxied." : body?.error);
   }
 }
 
 async function refreshSyncs() {
-  showSyncs(await mustAsk("syncs", {}));
+  showSyncs(await mustGet("syncs", {}));
 }
 
-// refresh tells of a silent proxy; any other error is ours and for the console.
+// refresh shows request errors. Other errors are bugs of the page and go to the console.
 async function refresh(...parts) {
   try {
     await Promise.all(parts.map((part) => part()));
     lastAnswer = Date.now();
-    tell("live", "good");
+    showConnection("live", "good");
   } catch (error) {
-    if (!(error instanceof Silence)) throw error;
-    const shown = lastAnswer === null ? "" : ` What is shown is from ${duration((Date.now() - lastAnswer) / 1000)} ago.`;
-    tell(`${error.message}${shown} Still trying.`, "bad");
+    if (!(error instanceof RequestError)) throw error;
+    const shown = lastAnswer === null ? "" : ` The data is ${duration((Date.now() - lastAnswer) / 1000)} old.`;
+    showConnection(`${error.message}${shown} Trying again.`, "bad");
   }
 }
 
-function tell(text, tone) {
+function showConnection(text, tone) {
   setText(byId("connection"), text);
   setAttribute(byId("connection"), "data-tone", tone);
 }
@@ -85,7 +85,7 @@ function tell(text, tone) {
 let timer = 0;
 let polling = false;
 
-// poll ends when the page is hidden; visibilitychange starts it again.
+// poll stops while the page is hidden; visibilitychange starts it again.
 async function poll() {
   clearTimeout(timer);
   if (polling || document.hidden) return;
@@ -94,7 +94,7 @@ async function poll() {
     await refresh(refreshStatus, refreshServices, refreshService, refreshSyncs);
   } finally {
     polling = false;
-    timer = setTimeout(poll, pause);
+    timer = setTimeout(poll, pollPause);
   }
 }
 
@@ -120,7 +120,7 @@ function setOpened(service) {
   refresh(refreshService);
 }
 
-// readAddress takes over the search and the Service of a link, or of the way back.
+// readAddress reads the search and the opened Service from the URL.
 function readAddress() {
   const parameters = new URLSearchParams(location.hash.slice(1));
   search = parameters.get("q") ?? "";
@@ -140,7 +140,7 @@ byId("search").addEventListener("input", (event) => {
     limit = pageSize;
     history.replaceState(null, "", address());
     refresh(refreshServices);
-  }, settle);
+  }, typingPause);
 });
 
 byId("more").addEventListener("click", () => {
@@ -158,6 +158,6 @@ window.addEventListener("popstate", readAddress);
 document.addEventListener("visibilitychange", poll);
 
 startChart();
-startExplain(ask);
+startExplain(get);
 readAddress();
 poll();

@@ -1,19 +1,19 @@
-// The opened Service: its frontends and endpoints, as they are now.
+// The opened Service: its current frontends and endpoints.
 
 import { byId, element, list, row, setAttribute, setBadge, setText, show, table } from "./dom.js";
 import { counted, decisionTone, duration, hostPort, stateTone } from "./format.js";
 
-const frontendHeadings = ["Frontend", "Kind", "Does", "Policy", "Source", "Remarks", ""];
+const frontendHeadings = ["Frontend", "Kind", "Action", "Policy", "Source", "Remarks", ""];
 const endpointHeadings = ["Endpoint", "State", "Used", "Node", "Zone", "Hints"];
 const endpointsShown = 200;
 
 const noteForNone = "Choose a Service to see its frontends and endpoints.";
 
-// showOpened changes the heading at once; the rest comes with the answer.
+// showOpened changes the heading at once; the response fills in the rest.
 export function showOpened(opened) {
   setText(byId("service-heading"), opened ? `${opened.namespace}/${opened.name}` : "Service");
   show(byId("close"), opened !== null);
-  setNote(opened ? "asking…" : noteForNone);
+  setNote(opened ? "loading…" : noteForNone);
   byId("ports").replaceChildren();
 }
 
@@ -23,7 +23,7 @@ export function showService(service, explain) {
     (p) => createPort(p, explain), updatePort);
 }
 
-// showGone is for a Service that the proxy does not know, or knows no more.
+// showGone shows that a Service is not programmed, or no longer.
 export function showGone(text) {
   setNote(text);
   byId("ports").replaceChildren();
@@ -54,7 +54,7 @@ function updatePort(node, p) {
   const { frontends, endpoints, endpointBox, all, explain } = node.parts;
   setText(heading, [p.family, p.portName, `${p.port}/${p.protocol}`].filter(Boolean).join(" · "));
   setText(facts, factsOf(p).join(" · "));
-  setText(error, p.error ? `Not programmed, may be as it was before: ${p.error}` : "");
+  setText(error, p.error ? `Sync failed, the previous rules may still apply: ${p.error}` : "");
   list(frontends, p.frontends, (f) => f.text, (f) => createFrontend(f, p, explain), updateFrontend);
   const shown = node.showsAll ? p.endpoints : p.endpoints.slice(0, endpointsShown);
   list(endpoints, shown, (e) => e.address, () => row(endpointHeadings), updateEndpoint);
@@ -90,7 +90,7 @@ function updateFrontend(node, f) {
   setText(source, masqueradeWords[f.masquerade] ?? f.masquerade);
   const words = [];
   if (f.shortCircuit) words.push("pods and node: Cluster");
-  if (f.restricted) words.push(f.sourceRanges.length ? `only from ${f.sourceRanges.join(", ")}` : "from nowhere");
+  if (f.restricted) words.push(f.sourceRanges.length ? `only from ${f.sourceRanges.join(", ")}` : "no source allowed");
   setText(remarks, words.join("; "));
 }
 
@@ -99,7 +99,7 @@ function updateEndpoint(node, e) {
   setText(address, e.address);
   setBadge(state, e.state, stateTone(e.state));
   setAttribute(node, "data-state", e.state);
-  setText(used, e.used ? "used" : `no: ${e.excluded || "no frontend asks for it"}`);
+  setText(used, e.used ? "used" : `no: ${e.excluded || "no frontend uses it"}`);
   setText(where, [e.node, e.local ? "this node" : ""].filter(Boolean).join(" · "));
   setText(zone, e.zone ?? "");
   setText(hints, [...e.nodeHints, ...e.zoneHints].map((hint) => `for ${hint}`).join(", "));

@@ -1,4 +1,4 @@
-// The Services that the search finds.
+// The list of Services that match the search.
 
 import { byId, element, list, setAttribute, setBadge, setText, show } from "./dom.js";
 import { count, counted } from "./format.js";
@@ -10,13 +10,13 @@ export function showServices(answer, search, opened, open) {
   const shown = answer.services.length;
   const found = counted(answer.total, "Service");
   const rest = answer.total > shown ? `, the first ${count(shown)} shown` : "";
-  setText(byId("count"), answer.total === 0 && search ? "No Service has that. Headless ones are never here." : found + rest);
+  setText(byId("count"), answer.total === 0 && search ? "No Service matches. Headless Services are not listed." : found + rest);
   show(byId("more"), answer.total > shown && shown < mostServices);
   list(byId("services"), answer.services, (s) => JSON.stringify([s.namespace, s.name]),
     (s) => createService(s, open), (node, s) => updateService(node, s, opened));
 }
 
-// markOpened does not wait for the next answer.
+// markOpened marks the opened Service before the next response arrives.
 export function markOpened(opened) {
   for (const item of byId("services").children) mark(item, opened);
 }

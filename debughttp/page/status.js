@@ -1,4 +1,4 @@
-// The header: health of each family, and what an operator should look at.
+// The header: the health of each IP family, and conditions that need attention.
 
 import { byId, element, list, setAttribute, setBadge, setText } from "./dom.js";
 import { age, count, counted } from "./format.js";
@@ -23,11 +23,11 @@ function updateFamily(node, f, now) {
   setBadge(heading, ...health(f));
   const words = [counted(f.servicePorts, "service port")];
   words.push(f.lastSuccess ? `last success ${age(f.lastSuccess, now)} ago` : "no success yet");
-  if (f.staleSince) words.push(`behind for ${age(f.staleSince, now)}`);
-  else if (f.pendingSince) words.push(`a change waits for ${age(f.pendingSince, now)}`);
+  if (f.staleSince) words.push(`not up to date for ${age(f.staleSince, now)}`);
+  else if (f.pendingSince) words.push(`change pending for ${age(f.pendingSince, now)}`);
   const dropping = f.noLocalEndpointsInternal + f.noLocalEndpointsExternal;
   if (dropping > 0) words.push(`${count(dropping)} without a local endpoint`);
-  if (f.damaged > 0) words.push(`changed by others ${f.damaged === 1 ? "once" : `${count(f.damaged)} times`}, ${age(f.lastDamage.time, now)} ago`);
+  if (f.damaged > 0) words.push(`changed by other programs ${f.damaged === 1 ? "once" : `${count(f.damaged)} times`}, ${age(f.lastDamage.time, now)} ago`);
   setText(facts, words.join(" · "));
   setText(error, f.failedTotal > 0 ? "" : f.lastError ?? "");
 }
@@ -40,11 +40,11 @@ function health(f) {
 
 const failuresShown = 20;
 
-// notes are failures, conditions and problems as lines of text.
+// notes returns failures, conditions and problems as lines of text.
 function notes(status) {
   const all = [];
   if (status.waiting) all.push({ key: "waiting", tone: "warn", kind: "Waiting", text: `the first sync waits for: ${status.waiting.join(", ")}` });
-  if (status.without) all.push({ key: "without", tone: "warn", kind: "Without", text: `the program gave the proxy no Deps.${status.without.join(" and no Deps.")}: packets may miss it` });
+  if (status.without) all.push({ key: "without", tone: "warn", kind: "Without", text: `the program did not set Deps.${status.without.join(" and Deps.")}: packets may need it` });
   for (const f of status.families) {
     for (const e of f.failed.slice(0, failuresShown)) {
       all.push({

@@ -1,4 +1,4 @@
-// The last syncs: a bar each, as high as the sync was long, on a logarithmic scale.
+// The chart of the last syncs: a bar for each duration, on a logarithmic scale.
 
 import { byId, element, list, setAttribute, setText, svg } from "./dom.js";
 import { clock, count, counted, duration } from "./format.js";
@@ -12,7 +12,7 @@ const widestSlot = 18;
 const keyOf = (s) => `${s.family} ${s.started}`;
 
 let syncs = [];
-let chosen = null; // key of the sync that the pointer or an arrow key chose; null for the last one
+let chosen = null; // key of the sync chosen by pointer or arrow key; null means the last one
 
 export function showSyncs(answer) {
   syncs = answer.syncs;
@@ -44,7 +44,7 @@ const chosenSync = () => syncs.find((s) => keyOf(s) === chosen) ?? syncs.at(-1);
 
 const kindOf = (s) => (s.error ? "failed" : s.full ? "full" : "partial");
 
-// scale has whole powers of ten for its ends.
+// scaleOf returns a scale from one power of ten to another.
 function scaleOf(all) {
   const durations = all.map((s) => Math.max(s.durationSeconds, 1e-6));
   const least = Math.floor(Math.log10(Math.min(...durations)));
@@ -92,7 +92,7 @@ function drawAxes(group, lanes, scale, width) {
   });
 }
 
-// powerOfTen is the label of a line: 10 ms for -2.
+// powerOfTen returns the label of an axis line: 10 ms for -2.
 function powerOfTen(power) {
   if (power >= 0) return `${10 ** power} s`;
   if (power >= -3) return `${10 ** (power + 3)} ms`;
@@ -123,7 +123,7 @@ function createBar({ s }) {
 
 const headline = (s) => `${s.family} ${s.full ? "full" : "partial"} sync${s.repair ? " (repair)" : ""}${s.error ? ", failed" : ""}, ${duration(s.durationSeconds)}`;
 
-// describe says in words what the chosen bar shows.
+// describe shows the details of a sync as text.
 function describe(s) {
   const box = byId("sync");
   if (!box.querySelector(".stages")) {

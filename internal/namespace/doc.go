@@ -1,2 +1,2 @@
-// Package namespace goes into network namespaces.
+// Package namespace runs functions in other network namespaces.
 package namespace

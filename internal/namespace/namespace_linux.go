@@ -11,7 +11,7 @@ import (
 
 const netnsDir = "/run/netns/"
 
-// Open opens a network namespace: a path, or a name under /run/netns.
+// Open opens a network namespace by its path, or by its name under /run/netns.
 func Open(netNS string) (netns.NsHandle, error) {
 	if !strings.Contains(netNS, "/") {
 		netNS = netnsDir + netNS
@@ -23,8 +23,9 @@ func Open(netNS string) (netns.NsHandle, error) {
 	return ns, nil
 }
 
-// Visit runs f inside a network namespace, as Open names it, on a thread that ends with
-// it. What f opens stays in that namespace; goroutines that it starts are outside.
+// Visit runs f in a network namespace, which it opens with Open, on a thread that ends
+// with f. Files that f opens stay in that namespace; goroutines that f starts are not in
+// it.
 func Visit(netNS string, f func() error) error {
 	if netNS == "" {
 		return f()
@@ -33,7 +34,7 @@ func Visit(netNS string, f func() error) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = ns.Close() }() // f has what it needs
+	defer func() { _ = ns.Close() }()
 	return onThread(func() error {
 		if err := netns.Set(ns); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", netNS, err)
@@ -42,15 +43,16 @@ func Visit(netNS string, f func() error) error {
 	})
 }
 
-// onThread runs f on a thread that ends with it, or else it would serve others in the
-// wrong namespace. The main thread never ends, and would keep the namespace alive.
+// onThread runs f on a thread that ends with f; otherwise the thread would run other
+// goroutines in the wrong namespace. It avoids the main thread, which never ends and
+// would keep the namespace alive.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
-			done <- onThread(f) // on another one, as this goroutine holds the main thread
+			done <- onThread(f) // on another thread: this goroutine is locked to the main one
 			return
 		}
 		done <- f()

@@ -12,8 +12,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestAVisitLeavesNoThreadBehind, which would keep the namespace alive. The main thread
-// never ends; a program's first visit is often from there.
+// A thread that stays would keep the namespace alive. A program's first Visit is often
+// on the main thread, which never ends.
 func TestAVisitLeavesNoThreadBehind(t *testing.T) {
 	ns := netnstest.New(t)
 	there, err := os.Readlink(ns.Path()) // "net:[4026532000]"

@@ -13,50 +13,46 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What can become of a question that nobody answers, to be told apart with
-// errors.Is. The cause is wrapped too.
+// Why a request got no answer, for errors.Is. The error wraps its cause too.
 var (
-	// ErrRefused says that the connection was reset before it began, or that an
-	// ICMP port unreachable came back.
+	// ErrRefused means a RST in the handshake, or an ICMP port unreachable.
 	ErrRefused = errors.New("refused")
-	// ErrUnreachable says that there is no route, here or further on.
+	// ErrUnreachable means that a route is missing, here or on a router.
 	ErrUnreachable = errors.New("unreachable")
-	// ErrTimeout says that nothing at all came back.
+	// ErrTimeout means that no packet came back.
 	ErrTimeout = errors.New("no answer")
-	// ErrDroppedLocally says that the packet did not leave the sender's namespace.
+	// ErrDroppedLocally means that the packet did not leave the sender's namespace.
 	ErrDroppedLocally = errors.New("dropped locally")
 )
 
-// Answer is what a Server said.
+// Answer is a Server's answer.
 type Answer struct {
 	// Server is the name of the server.
 	Server string
 	// Source is the client's address as the server sees it.
 	Source netip.AddrPort
-	// Local is the server's own address that the packets reached it at.
+	// Local is the destination of the packets as the server sees it.
 	Local netip.AddrPort
 }
 
-// AskOptions refines a question. The zero value asks from any address and is
-// patient.
+// AskOptions are the options of a request.
 type AskOptions struct {
-	// From is the local address; the zero value leaves it to routing.
+	// From is the source address; with the zero value, routing chooses it.
 	From netip.Addr
-	// Timeout is how long to wait for the answer, from when the question is sent; 0
-	// means 30s, which is waited out only when something is wrong: who wants no answer
-	// has less.
+	// Timeout is how long to wait for the answer after the request is sent; 0 means 30s.
+	// Tests that expect no answer set less.
 	Timeout time.Duration
 }
 
 const (
 	defaultTimeout = 30 * time.Second
-	// refusalGrace is how long a port unreachable of the own host may take.
+	// refusalGrace is how long a port unreachable of the same host may take.
 	refusalGrace = 50 * time.Millisecond
 )
 
 // Ask opens a connection ("tcp") or sends a datagram ("udp") from inside ns and
-// returns what the Server at the other end says. The error wraps ErrRefused,
-// ErrUnreachable, ErrTimeout or ErrDroppedLocally where it is one of these.
+// returns the Server's answer. The error wraps ErrRefused, ErrUnreachable, ErrTimeout or
+// ErrDroppedLocally if it is one of these.
 func Ask(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
 	flow, err := Open(ctx, ns, network, to, opts)
 	if err != nil {
@@ -66,15 +62,15 @@ func Ask(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts As
 	return answer, errors.Join(err, flow.Close())
 }
 
-// Flow is a TCP connection, or a UDP socket with one peer, that asks the same
-// Server again and again. It is for one goroutine at a time.
+// Flow is a TCP connection, or a UDP socket with one peer, for several requests to the
+// same Server. Only one goroutine may use it at a time.
 type Flow struct {
 	conn    net.Conn
 	lines   *bufio.Scanner
 	timeout time.Duration
 }
 
-// Open begins a Flow, with the errors of Ask.
+// Open opens a Flow. Its errors are those of Ask.
 func Open(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts AskOptions) (*Flow, error) {
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout
@@ -86,10 +82,10 @@ func Open(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts A
 	return &Flow{conn: conn, lines: bufio.NewScanner(conn), timeout: opts.Timeout}, nil
 }
 
-// Close ends the flow.
+// Close closes the flow.
 func (f *Flow) Close() error { return f.conn.Close() }
 
-// Ask sends one more question over the flow, with the errors of the function Ask.
+// Ask sends a request over the flow. Its errors are those of the function Ask.
 func (f *Flow) Ask(ctx context.Context) (Answer, error) {
 	deadline := time.Now().Add(f.timeout)
 	if end, ok := ctx.Deadline(); ok && end.Before(deadline) {
@@ -109,9 +105,8 @@ func (f *Flow) Ask(ctx context.Context) (Answer, error) {
 	return parseAnswer(f.lines.Text())
 }
 
-// writeOutcome looks twice at EPERM. The kernel returns it for a datagram that a
-// rule dropped and for one that a rule rejected; in the latter case the port
-// unreachable waits on the socket.
+// writeOutcome distinguishes the two causes of EPERM: a rule dropped the datagram, or a
+// rule rejected it. In the latter case the port unreachable is queued on the socket.
 func (f *Flow) writeOutcome(err error) error {
 	if !errors.Is(err, unix.EPERM) {
 		return outcome(err)
@@ -125,8 +120,8 @@ func (f *Flow) writeOutcome(err error) error {
 	return outcome(err)
 }
 
-// dialOptional is Dial with options, whose time begins inside the namespace: getting
-// there takes long on a busy machine.
+// dialOptional is Dial with options. The timeout starts inside the namespace, since
+// entering it may take long on a busy machine.
 func (n *NS) dialOptional(ctx context.Context, network string, opts AskOptions, address string) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: opts.Timeout}
 	if opts.From.IsValid() {
@@ -152,7 +147,7 @@ func parseAnswer(line string) (a Answer, err error) {
 	return a, nil
 }
 
-// outcome adds the sentinel that the errno stands for.
+// outcome wraps the sentinel error for the errno.
 func outcome(err error) error {
 	var timeout net.Error
 	switch {

@@ -1,6 +1,6 @@
-// Package netns builds small networks out of anonymous Linux network namespaces:
-// hosts, routers and pods with real sockets in them, for tests that judge a data
-// plane by what packets do, and for programs that show one at work.
+// Package netns builds small networks from anonymous Linux network namespaces: hosts,
+// routers and pods with real sockets. Tests of a data plane use it to check what happens
+// to packets, and the quickstart to demonstrate it.
 //
 //	node, err := netns.New()            // a host: loopback up, nothing else
 //	pod, err := netns.New()
@@ -10,8 +10,8 @@
 //	server, err := netns.Serve(pod, "pod-0", 8080)
 //	answer, err := netns.Ask(ctx, node, "tcp", target, netns.AskOptions{})
 //
-// A namespace has no name anywhere: it lives as long as its NS is open or a
-// socket is in it, and dies with the process at the latest.
+// A namespace has no name: it exists as long as its NS is open or a socket is in it, and
+// ends with the process at the latest.
 //
-// Everything but this text needs Linux and CAP_SYS_ADMIN with CAP_NET_ADMIN.
+// The package needs Linux, CAP_SYS_ADMIN and CAP_NET_ADMIN.
 package netns

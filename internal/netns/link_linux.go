@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Plug is one end of a cable: the namespace it goes into, the name of its link
-// there and the link's addresses.
+// Plug is one end of a cable: its namespace, the name of its link there and the link's
+// addresses.
 type Plug struct {
 	NS    *NS
 	Link  string
 	Addrs []netip.Prefix
 }
 
-// The kernel is quick to take a cable up, unless it is starved of CPU time.
+// A link comes up within milliseconds, except on a very busy machine.
 const (
 	linkUpTimeout = 5 * time.Second
 	linkUpPoll    = time.Millisecond
@@ -28,8 +28,8 @@ const (
 // namespace.
 const loopbackIndex = 1
 
-// Connect lays a cable, a veth pair, between two namespaces or within one. It
-// returns when both ends are operational and their addresses can be used.
+// Connect creates a cable, a veth pair, between two namespaces or within one. It returns
+// when both ends are up and their addresses can be used.
 func Connect(a, b Plug) error {
 	err := a.NS.Do(func() error {
 		pair := netlink.NewVeth(netlink.LinkAttrs{Name: a.Link})
@@ -52,7 +52,7 @@ func Connect(a, b Plug) error {
 	return nil
 }
 
-// AddBridge makes a bridge with addresses of its own.
+// AddBridge creates a bridge with addresses.
 func (n *NS) AddBridge(name string, addrs ...netip.Prefix) error {
 	err := n.Do(func() error {
 		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}})
@@ -63,8 +63,8 @@ func (n *NS) AddBridge(name string, addrs ...netip.Prefix) error {
 	return n.addressAndRaise(name, addrs)
 }
 
-// Enslave makes a link a port of a bridge. A hairpin port takes back packets that
-// came in through it, as pods that call themselves need it.
+// Enslave makes a link a port of a bridge, in hairpin mode: the bridge sends packets back
+// through the port they came from, as pods that connect to themselves need.
 func (n *NS) Enslave(link, bridge string) error {
 	err := n.Do(func() error {
 		if err := netlink.LinkSetMaster(device(link), device(bridge)); err != nil {
@@ -78,7 +78,7 @@ func (n *NS) Enslave(link, bridge string) error {
 	return nil
 }
 
-// AddAddrs gives more addresses to a link, usable at once.
+// AddAddrs adds addresses to a link, which can be used at once.
 func (n *NS) AddAddrs(link string, addrs ...netip.Prefix) error {
 	return n.Do(func() error {
 		for _, addr := range addrs {
@@ -90,7 +90,7 @@ func (n *NS) AddAddrs(link string, addrs ...netip.Prefix) error {
 	})
 }
 
-// RemoveAddr takes an address from a link.
+// RemoveAddr removes an address from a link.
 func (n *NS) RemoveAddr(link string, addr netip.Prefix) error {
 	err := n.Do(func() error { return netlink.AddrDel(device(link), &netlink.Addr{IPNet: ipNet(addr)}) })
 	if err != nil {
@@ -99,7 +99,7 @@ func (n *NS) RemoveAddr(link string, addr netip.Prefix) error {
 	return nil
 }
 
-// AddRoute sends packets for dst to the neighbour via.
+// AddRoute adds a route to dst via a neighbor.
 func (n *NS) AddRoute(dst netip.Prefix, via netip.Addr) error {
 	err := n.Do(func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()})
@@ -110,10 +110,10 @@ func (n *NS) AddRoute(dst netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// AddRange makes every address of a prefix the namespace's own, without a link
-// for each: what is routed here is delivered and answered.
+// AddRange makes every address of a prefix local to the namespace: packets to them are
+// delivered.
 func (n *NS) AddRange(prefix netip.Prefix) error {
-	if prefix.Addr().Is6() { // else IPv6 does not answer datagrams from such an address
+	if prefix.Addr().Is6() { // otherwise UDP over IPv6 cannot answer from such an address
 		if err := n.SetSysctl("net/ipv6/ip_nonlocal_bind", "1"); err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func addAddr(link string, prefix netip.Prefix) error {
 	return nil
 }
 
-// awaitUp polls: a notification could come before one listens for it.
+// awaitUp polls, since a notification could arrive before the subscription.
 func awaitUp(name string) error {
 	link := device(name)
 	if err := netlink.LinkSetUp(link); err != nil { // also looks up the index
@@ -162,7 +162,7 @@ func awaitUp(name string) error {
 	for deadline := time.Now().Add(linkUpTimeout); ; <-poll.C {
 		now, err := netlink.LinkByIndex(link.Attrs().Index)
 		if err != nil {
-			return fmt.Errorf("look at link %s: %w", name, err)
+			return fmt.Errorf("read link %s: %w", name, err)
 		}
 		state := now.Attrs().OperState
 		if state == netlink.OperUp {
@@ -174,12 +174,12 @@ func awaitUp(name string) error {
 	}
 }
 
-// device refers to a link by its name; the netlink package finds the index.
+// device refers to a link by its name; package netlink looks up the index.
 func device(name string) *netlink.Device {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: name}}
 }
 
-// ipNet keeps the host bits, as addresses need them.
+// ipNet keeps the host bits, which addresses need.
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

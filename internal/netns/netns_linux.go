@@ -10,26 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Errors of building and entering namespaces, to be told apart with errors.Is.
+// Errors of building and entering namespaces, for errors.Is.
 var (
-	// ErrPrivilege says that the process may not create or enter namespaces.
+	// ErrPrivilege means that the process may not create or enter namespaces.
 	ErrPrivilege = errors.New("lacking privilege")
 	// ErrGoexit is what Do returns when its function ended the goroutine, as
 	// testing.T.FailNow does.
 	ErrGoexit = errors.New("function ended its goroutine")
 )
 
-// NS is one network namespace. Its methods may be called from several goroutines
-// at once, but not during or after Close.
+// NS is one network namespace. Several goroutines may call its methods at once, but not
+// during or after Close.
 type NS struct {
-	// file keeps the namespace alive, and is how others find it.
-	file *os.File
+	file *os.File // keeps the namespace alive
 }
 
-// New makes a network namespace with loopback up, without duplicate address
-// detection, reverse path filter and ICMP rate limits, which have no place in a
-// network of a few milliseconds. The error wraps ErrPrivilege when the process
-// may not do that.
+// New creates a network namespace with loopback up. Duplicate address detection, reverse
+// path filter and ICMP rate limits are off, since they would delay or fail tests. The
+// error wraps ErrPrivilege if the process lacks the privilege.
 func New() (*NS, error) {
 	ns := &NS{}
 	enter := func() error {
@@ -46,8 +44,8 @@ func New() (*NS, error) {
 	return ns, nil
 }
 
-// Close lets go of the namespace. What is left in it dies with the last socket
-// that is open there. Closing again does nothing.
+// Close releases the namespace. It ends with the last socket that is open in it. A second
+// Close does nothing.
 func (n *NS) Close() error {
 	if n.file == nil {
 		return nil
@@ -58,15 +56,14 @@ func (n *NS) Close() error {
 	return nil
 }
 
-// Path names the namespace for setns(2) and for tools such as nsenter(1), as long
-// as the namespace is open.
+// Path returns a path for setns(2) and tools such as nsenter(1), valid until Close.
 func (n *NS) Path() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd())
 }
 
-// Do runs f inside the namespace, in a goroutine with a thread of its own, waits
-// for it and returns its error. Sockets that f opens stay in the namespace;
-// goroutines that f starts are outside.
+// Do runs f inside the namespace, in a goroutine with its own thread, and returns its
+// error. Sockets that f opens stay in the namespace; goroutines that f starts are not in
+// it.
 func (n *NS) Do(f func() error) error {
 	return onThread(n.enter, f)
 }
@@ -78,7 +75,7 @@ func (n *NS) enter() error {
 	return nil
 }
 
-// onThread runs f on an OS thread that enter has taken to another namespace.
+// onThread runs f on an OS thread that enter has moved to another namespace.
 func onThread(enter, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -110,7 +107,7 @@ func visit(enter, f func() error) error {
 	return f()
 }
 
-// privilege adds ErrPrivilege to the errnos that mean it.
+// privilege wraps ErrPrivilege if the errno means that.
 func privilege(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("%w: %w", ErrPrivilege, err)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The raw networks of echo requests, as package net spells them.
+// The networks of package net for ICMP.
 const (
 	icmp4 = "ip4:icmp"
 	icmp6 = "ip6:ipv6-icmp"
@@ -24,9 +24,9 @@ const (
 	echoHeader               = 8
 )
 
-// Ping sends one ICMP echo request from inside ns and waits for the reply, with
-// the errors of Ask. Only one Ping at a time from one namespace to one address
-// can tell its reply.
+// Ping sends one ICMP echo request from inside ns and waits for the reply. Its errors are
+// those of Ask. Concurrent Pings from one namespace to one address may receive each
+// other's replies.
 func Ping(ctx context.Context, ns *NS, to netip.Addr, opts AskOptions) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Server tells everybody who asks, over TCP and UDP, who answers and whom it
-// sees: one line for each line or datagram that it gets.
+// Server answers each line of a TCP connection, and each datagram, with one line: its
+// name, the client's address and the destination address.
 type Server struct {
 	name    string
 	serving sync.WaitGroup
@@ -24,8 +24,8 @@ type Server struct {
 	sockets map[interface{ Close() error }]struct{} // guarded by mu
 }
 
-// Serve starts a server inside a namespace, on all its addresses and on the given
-// ports. It owns a few goroutines until Close.
+// Serve starts a server inside a namespace, on all addresses and the given ports. Its
+// goroutines run until Close.
 func Serve(ctx context.Context, ns *NS, name string, ports ...uint16) (*Server, error) {
 	s := &Server{name: name, sockets: map[interface{ Close() error }]struct{}{}}
 	for _, port := range ports {
@@ -39,8 +39,8 @@ func Serve(ctx context.Context, ns *NS, name string, ports ...uint16) (*Server, 
 	return s, nil
 }
 
-// Close ends all listening sockets and open connections, and returns when the
-// server's goroutines have ended. Closing again does nothing.
+// Close closes all sockets, and returns when the server's goroutines have ended. A second
+// Close does nothing.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -74,7 +74,7 @@ func (s *Server) open(ctx context.Context, ns *NS, digit, address string) error 
 	return nil
 }
 
-// keep hands a socket to Close; after Close it closes the socket itself.
+// keep registers a socket for Close; after Close it closes the socket at once.
 func (s *Server) keep(socket interface{ Close() error }) (kept bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,7 +141,7 @@ func (s *Server) answer(source, local netip.AddrPort) []byte {
 	return fmt.Appendln(nil, s.name, unmap(source), unmap(local))
 }
 
-// destination reads the address that a datagram was sent to.
+// destination returns the destination address of a datagram.
 func destination(control []byte) (netip.Addr, bool) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -158,7 +158,7 @@ func destination(control []byte) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// sendFrom asks for a source address and leaves the interface to routing.
+// sendFrom sets the source address; routing chooses the interface.
 func sendFrom(source netip.Addr) []byte {
 	if source.Is4() {
 		return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: source.As4()})
@@ -166,7 +166,7 @@ func sendFrom(source netip.Addr) []byte {
 	return unix.PktInfo6(&unix.Inet6Pktinfo{Addr: source.As16()})
 }
 
-// addrPort reads the address of a TCP or UDP socket.
+// addrPort converts the address of a TCP or UDP socket.
 func addrPort(addr net.Addr) netip.AddrPort {
 	if a, ok := addr.(interface{ AddrPort() netip.AddrPort }); ok {
 		return a.AddrPort()

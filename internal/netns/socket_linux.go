@@ -10,12 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listen opens a listening socket inside the namespace. The address must be
-// numeric.
+// Listen opens a listening socket inside the namespace, at a numeric address.
 func (n *NS) Listen(ctx context.Context, network, address string) (listener net.Listener, err error) {
 	err = n.Do(func() error {
 		var config net.ListenConfig
-		config.SetMultipathTCP(false) // one connection, one conntrack entry
+		config.SetMultipathTCP(false) // so that each connection has one conntrack entry
 		listener, err = config.Listen(ctx, network, address)
 		return err
 	})
@@ -25,9 +24,8 @@ func (n *NS) Listen(ctx context.Context, network, address string) (listener net.
 	return listener, nil
 }
 
-// ListenPacket opens a datagram socket inside the namespace. The address must be
-// numeric. A UDP socket reports, as control messages, which address each datagram
-// was sent to.
+// ListenPacket opens a datagram socket inside the namespace, at a numeric address. A UDP
+// socket reports the destination of each datagram in a control message.
 func (n *NS) ListenPacket(ctx context.Context, network, address string) (conn net.PacketConn, err error) {
 	err = n.Do(func() error {
 		config := net.ListenConfig{Control: reportDestination}
@@ -40,12 +38,12 @@ func (n *NS) ListenPacket(ctx context.Context, network, address string) (conn ne
 	return conn, nil
 }
 
-// Dial connects from inside the namespace to a numeric address.
+// Dial connects to a numeric address from inside the namespace.
 func (n *NS) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return n.dialOptional(ctx, network, AskOptions{}, address)
 }
 
-// DialFrom is Dial with a given local address.
+// DialFrom is Dial with a source address.
 func (n *NS) DialFrom(ctx context.Context, network string, from netip.Addr, address string) (net.Conn, error) {
 	return n.dialOptional(ctx, network, AskOptions{From: from}, address)
 }
@@ -81,8 +79,8 @@ func reportDestination(network, _ string, raw syscall.RawConn) error {
 	return setOption(raw, unix.IPPROTO_IP, unix.IP_PKTINFO)
 }
 
-// reportUnreachable makes a datagram socket fail with EHOSTUNREACH: by default
-// it hides every ICMP error but port unreachable. TCP does without.
+// reportUnreachable makes a datagram socket fail with EHOSTUNREACH: by default it reports
+// no ICMP error except port unreachable. TCP sockets need no option.
 func reportUnreachable(network, _ string, raw syscall.RawConn) error {
 	switch network {
 	case "udp4", "ip4":

@@ -11,23 +11,24 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// setting is one line of sysctl.conf, with the name as a path.
+// setting is a kernel parameter; the name is a path below /proc/sys.
 type setting struct{ name, value string }
 
-// setUp turns the namespace of the calling thread from bare to usable.
+// setUp sets the kernel parameters of the calling thread's namespace, and brings
+// loopback up.
 func setUp() error {
 	// New links copy their settings from "default".
 	settings := []setting{
-		{"net/ipv6/conf/default/accept_dad", "0"}, // else addresses are unusable for a second
+		{"net/ipv6/conf/default/accept_dad", "0"}, // otherwise addresses are unusable for a second
 		{"net/ipv6/conf/all/accept_dad", "0"},
 		{"net/ipv6/conf/default/accept_ra", "0"},
-		{"net/ipv4/conf/default/rp_filter", "0"}, // hosts may hand down a strict one
+		{"net/ipv4/conf/default/rp_filter", "0"}, // the host's may be strict, and is inherited
 		{"net/ipv4/conf/all/rp_filter", "0"},
-		{"net/ipv4/icmp_ratemask", "0"},   // else the seventh port unreachable is a timeout
-		{"net/ipv6/icmp/ratemask", "128"}, // echo requests alone: it has no word for none
+		{"net/ipv4/icmp_ratemask", "0"},   // otherwise no seventh port unreachable is sent
+		{"net/ipv6/icmp/ratemask", "128"}, // limits only echo requests: no value limits nothing
 	}
 	for _, s := range settings {
-		// What is missing, IPv6 for one, does no harm before somebody needs it.
+		// Without IPv6, for example, its parameters do not exist.
 		if err := write([]setting{s}); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -57,15 +58,15 @@ func (n *NS) Sysctl(name string) (value string, err error) {
 	return value, err
 }
 
-// Forward makes a router of the namespace, for both families.
+// Forward enables forwarding, for both IP families.
 func (n *NS) Forward() error {
 	return n.Do(func() error {
 		return write([]setting{{"net/ipv4/ip_forward", "1"}, {"net/ipv6/conf/all/forwarding", "1"}})
 	})
 }
 
-// write must run on a thread inside the namespace: /proc/sys/net shows the one of
-// the thread that opens it.
+// write must run on a thread inside the namespace: /proc/sys/net belongs to the namespace
+// of the thread that opens a file.
 func write(settings []setting) error {
 	for _, s := range settings {
 		if err := os.WriteFile(filepath.Join("/proc/sys", s.name), []byte(s.value), 0); err != nil {

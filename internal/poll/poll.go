@@ -1,5 +1,5 @@
-// Package poll waits in tests until a condition of the kernel, of a process or of a
-// goroutine holds.
+// Package poll waits in tests until a condition holds, for example one of the kernel, a
+// process or a goroutine.
 package poll
 
 import (
@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Timeout is how long anything may take on a busy machine.
+// Timeout is the longest wait, sufficient on a busy machine.
 const Timeout = time.Minute
 
-// Pauses between two looks grow, so that a quick condition is seen at once and a slow
-// one leaves the processor to what it waits for.
+// The pauses between two checks grow, so that the test reacts fast to a quick condition
+// and leaves the processor free during a slow one.
 const firstPause, longestPause = time.Millisecond, 50 * time.Millisecond
 
-// Soon says whether a condition holds within Timeout.
+// Soon waits for a condition, and returns whether it held within Timeout.
 func Soon(holds func() bool) bool {
 	pause := firstPause
 	for deadline := time.Now().Add(Timeout); !holds(); pause = min(2*pause, longestPause) {
@@ -26,8 +26,8 @@ func Soon(holds func() bool) bool {
 	return true
 }
 
-// Until returns as soon as a condition holds. If it does not within Timeout, the test
-// ends with what it waited for.
+// Until waits for a condition. If it does not hold within Timeout, the test fails with
+// the description what.
 func Until(tb testing.TB, what string, holds func() bool) {
 	tb.Helper()
 	if !Soon(holds) {
@@ -35,8 +35,8 @@ func Until(tb testing.TB, what string, holds func() bool) {
 	}
 }
 
-// Nil returns as soon as check does without an error. If that is not within Timeout,
-// the test ends with what it waited for and the last error.
+// Nil waits until check returns nil. If it does not within Timeout, the test fails with
+// the description what and the last error.
 func Nil(tb testing.TB, what string, check func() error) {
 	tb.Helper()
 	var err error

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// recording is a test that only remembers its failure.
+// recording is a testing.TB that only records its failure.
 type recording struct {
 	testing.TB
 

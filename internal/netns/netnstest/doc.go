@@ -1,2 +1,2 @@
-// Package netnstest makes network namespaces for tests, and cleans up after them.
+// Package netnstest creates network namespaces for tests, and closes them.
 package netnstest

@@ -8,8 +8,9 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// MustGo closes a namespace and waits until it has gone, which it does when no socket, no
-// thread and no open file keeps it: then its end of a cable goes, and so does the other.
+// MustGo closes a namespace and waits until the kernel has deleted it. That requires that
+// no socket, thread or open file keeps it. The kernel then deletes its end of a cable,
+// and with it the other end.
 func MustGo(tb testing.TB, ns *netns.NS) {
 	tb.Helper()
 	witness := New(tb)

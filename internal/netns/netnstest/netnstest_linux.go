@@ -9,12 +9,12 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns"
 )
 
-// RequireKernel is the environment variable that, set to 1, turns skipping into
-// failing: a build server that lost its privileges must not stay green.
+// RequireKernel is an environment variable. If it is 1, tests that would be skipped fail,
+// so that a CI machine without privileges does not pass.
 const RequireKernel = "SERVICEPLANE_REQUIRE_KERNEL"
 
-// New returns a network namespace that ends with the test. Without the privilege
-// to make one, the test is skipped, or fails if RequireKernel is set.
+// New returns a network namespace that ends with the test. Without the privilege to
+// create one, the test is skipped, or fails if RequireKernel is set.
 func New(tb testing.TB) *netns.NS {
 	tb.Helper()
 	ns, err := netns.New()
@@ -27,8 +27,8 @@ func New(tb testing.TB) *netns.NS {
 	return ns
 }
 
-// Check ends the test for an error of building a network: by skipping it if only
-// privilege is lacking and RequireKernel is not set.
+// Check fails the test if err is not nil. If privileges are missing and RequireKernel is
+// not set, it skips the test.
 func Check(tb testing.TB, err error) {
 	tb.Helper()
 	switch {
@@ -40,7 +40,7 @@ func Check(tb testing.TB, err error) {
 	}
 }
 
-// Connect lays a cable between two namespaces, each end with addresses such as
+// Connect creates a cable between two namespaces. Addresses are written as
 // "192.0.2.1/24".
 func Connect(tb testing.TB, a *netns.NS, aAddrs []string, b *netns.NS, bAddrs []string) {
 	tb.Helper()

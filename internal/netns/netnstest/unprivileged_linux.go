@@ -13,8 +13,8 @@ const unprivileged = "SERVICEPLANE_TEST_UNPRIVILEGED"
 
 const nobody = 65534
 
-// Unprivileged runs f, as the whole of a top-level test, without any privilege:
-// if this process is root's, in a child process of nobody's.
+// Unprivileged runs f, as the whole of a top-level test, without privileges: if this
+// process runs as root, in a child process of user nobody.
 func Unprivileged(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	if os.Getuid() != 0 || os.Getenv(unprivileged) == "1" {
@@ -31,8 +31,7 @@ func Unprivileged(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// copyForEverybody copies the test's program to where nobody may run it, whatever
-// the modes of the build's directories.
+// copyForEverybody copies the test's program to a directory where every user may run it.
 func copyForEverybody(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "unprivileged") //nolint:usetesting // nobody else can enter t.TempDir
