@@ -19,7 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// table is the connection tracking of a namespace.
+// table is the conntrack table of a network namespace.
 type table struct {
 	tb testing.TB
 	ns *netns.NS
@@ -41,7 +41,7 @@ func newTable(tb testing.TB) *table {
 	return &table{tb, ns, h}
 }
 
-// entry is one flow: who dials what, and who answers.
+// entry is a conntrack entry: the client, the dialled address, and the server that answers.
 type entry struct {
 	protocol                uint8
 	client, dialled, server netip.AddrPort
@@ -76,7 +76,7 @@ func tuple(protocol uint8, from, to netip.AddrPort) netlink.IPTuple {
 	}
 }
 
-// clients are those whose flows are there, by their ports.
+// clients returns the clients of all flows, by their ports.
 func (t *table) clients(family netlink.InetFamily) []uint16 {
 	t.tb.Helper()
 	flows, err := t.h.ConntrackTableList(netlink.ConntrackTable, family)
@@ -93,8 +93,8 @@ func (t *table) clients(family netlink.InetFamily) []uint16 {
 
 func at(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 
-// TestTheKernelForgetsStaleFlowsOnly, of UDP unless asked for more, and of TCP
-// only connections that nobody has answered.
+// TestTheKernelForgetsStaleFlowsOnly: UDP flows unless the options include others, and only
+// unanswered connections of TCP.
 func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 	t.Parallel()
 	check := func(vip, server string, loopback bool) desired.FlowCheck {
@@ -124,14 +124,14 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 			}
 			udp, tcp := uint8(unix.IPPROTO_UDP), uint8(unix.IPPROTO_TCP)
 			for _, e := range []entry{
-				{udp, at("198.51.100.9:1"), at("10.96.0.1:53"), at("10.244.0.1:53"), 0}, // serves
-				{udp, at("198.51.100.9:2"), at("10.96.0.1:53"), at("10.244.0.2:53"), 0}, // does not
+				{udp, at("198.51.100.9:1"), at("10.96.0.1:53"), at("10.244.0.1:53"), 0}, // serving endpoint
+				{udp, at("198.51.100.9:2"), at("10.96.0.1:53"), at("10.244.0.2:53"), 0}, // deleted endpoint
 				{udp, at("198.51.100.9:3"), at("10.96.0.1:54"), at("10.244.0.2:53"), 0}, // another port
 				{udp, at("198.51.100.9:4"), at("10.96.0.1:53"), at("10.96.0.1:53"), 0},  // not translated
 				{udp, at("198.51.100.9:5"), at("192.0.2.1:30053"), at("10.244.0.2:53"), 0},
-				{udp, at("198.51.100.9:6"), at("192.0.2.2:30053"), at("10.244.0.2:53"), 0}, // another node's
+				{udp, at("198.51.100.9:6"), at("192.0.2.2:30053"), at("10.244.0.2:53"), 0}, // of another node
 				{udp, at("127.0.0.1:7"), at("127.0.0.1:30053"), at("127.0.0.1:30053"), 0},
-				{udp, at("127.0.0.1:11"), at("127.9.9.9:30053"), at("10.244.0.2:53"), 0}, // all of 127.0.0.0/8 is the node's
+				{udp, at("127.0.0.1:11"), at("127.9.9.9:30053"), at("10.244.0.2:53"), 0}, // all of 127.0.0.0/8 belongs to the node
 				{tcp, at("198.51.100.9:8"), at("10.96.0.1:53"), at("10.244.0.2:53"), established},
 				{tcp, at("198.51.100.9:9"), at("10.96.0.1:53"), at("10.244.0.2:53"), synSent},
 				{tcp, at("198.51.100.9:10"), at("10.96.0.1:53"), at("10.244.0.1:53"), synSent},
@@ -158,7 +158,6 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 	}
 }
 
-// TestWithoutPrivilegeTheErrorSaysSo.
 func TestWithoutPrivilegeTheErrorSaysSo(t *testing.T) {
 	netnstest.Unprivileged(t, func(t *testing.T) {
 		check := desired.FlowCheck{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}

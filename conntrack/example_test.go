@@ -8,8 +8,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// A DNS Service had two endpoints, and one of them is gone. Whoever was led there must be
-// led anew.
+// A DNS Service had two endpoints, and one of them was deleted. The flows to it are stale.
 func ExampleJudge() {
 	vip, node := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.10")
 	stays, gone := netip.MustParseAddrPort("10.244.1.5:5353"), netip.MustParseAddrPort("10.244.2.7:5353")
@@ -23,7 +22,7 @@ func ExampleJudge() {
 		{Dialled: netip.AddrPortFrom(vip, 53), Server: gone},
 		{Dialled: netip.AddrPortFrom(node, 30053), Server: gone},
 		{Dialled: netip.AddrPortFrom(vip, 53), Server: netip.AddrPortFrom(vip, 53)}, // from before there were endpoints
-		{Dialled: netip.MustParseAddrPort("192.0.2.99:53"), Server: gone},           // no Service's
+		{Dialled: netip.MustParseAddrPort("192.0.2.99:53"), Server: gone},           // not of a Service
 	} {
 		flow.Protocol = desired.UDP
 		fmt.Printf("%v served by %v: stale is %v\n", flow.Dialled, flow.Server, judge.Stale(flow))

@@ -33,8 +33,8 @@ const (
 	stranger        = "198.51.100.102"
 )
 
-// history is a Provider over random Services, and a table of the flows that
-// clients opened through them.
+// history is a Provider with random Services, and a table of the flows that clients have
+// opened.
 type history struct {
 	t      *testing.T
 	rand   *rand.Rand
@@ -42,8 +42,8 @@ type history struct {
 	engine *loopbackEngine
 
 	model  map[int]*modelled
-	flows  map[desired.Flow]bool // true while nobody but us may delete it
-	broken bool                  // the next clean-ups fail
+	flows  map[desired.Flow]bool
+	broken bool // Clean fails
 	checks int
 }
 
@@ -54,11 +54,10 @@ func (*loopbackEngine) Traits(*desired.Service) desired.Traits {
 	return desired.Traits{LoopbackNodePorts: true}
 }
 
-// modelled is a Service as the history knows it: which frontends it has, and which
-// pods serve.
+// modelled is a Service: its frontends and its pods.
 type modelled struct {
 	external bool
-	guarded  bool                               // its load balancer is for the friend only
+	guarded  bool                               // its source ranges allow the friend only
 	pods     map[int]proxiertest.EndpointOption // nil is ready
 }
 
@@ -69,11 +68,10 @@ func startHistory(t *testing.T, seed uint64) *history {
 	return h
 }
 
-// start runs a Provider that knows nothing of what was before.
+// start creates a new Provider, as after a restart.
 func (h *history) start() {
 	h.engine = &loopbackEngine{}
-	// Retries are up to the test, and a sync begins only while the test waits for one: time
-	// stands still otherwise.
+	// Only the test causes syncs and retries: time passes only while it waits for a sync.
 	never := runner.Backoff{Initial: time.Hour, Max: time.Hour}
 	p, err := proxier.New(proxier.Config{
 		Families: []v1.IPFamily{v1.IPv4Protocol},
@@ -85,7 +83,7 @@ func (h *history) start() {
 	h.p = p
 	p.OnServiceCIDRsChanged([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
 	for n := range h.model {
-		h.tell(n, nil)
+		h.update(n, nil)
 	}
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
@@ -124,7 +122,7 @@ func pod(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, byte(n)}), 5353)
 }
 
-// frontends are what clients may dial for a Service.
+// frontends returns the addresses that clients may dial.
 func (m *modelled) frontends(n int) []netip.AddrPort {
 	all := []netip.AddrPort{netip.AddrPortFrom(vip(n), 53)}
 	if m.external {
@@ -160,7 +158,7 @@ func isNotServing(option proxiertest.EndpointOption) bool {
 	return e.Conditions.Serving != nil && !*e.Conditions.Serving
 }
 
-// valid says whether a flow may live, by the model alone.
+// valid decides by the model alone whether a flow may exist.
 func (h *history) valid(f desired.Flow) bool {
 	translated := f.Dialled != f.Server
 	for n, m := range h.model {
@@ -178,7 +176,7 @@ func (h *history) valid(f desired.Flow) bool {
 	return !translated || !couldBeOurs(f.Dialled)
 }
 
-// couldBeOurs says whether an address is a frontend of any Service that ever was.
+// couldBeOurs reports whether an address may have been a frontend of any Service.
 func couldBeOurs(dialled netip.AddrPort) bool {
 	for n := range historyServices {
 		if slices.Contains((&modelled{external: true}).frontends(n), dialled) {
@@ -205,7 +203,7 @@ func (h *history) change() {
 	default:
 		m.pods = h.randomPods()
 	}
-	h.tell(n, before)
+	h.update(n, before)
 }
 
 func (h *history) randomPods() map[int]proxiertest.EndpointOption {
@@ -234,10 +232,10 @@ func (h *history) object(n int) *v1.Service {
 	return proxiertest.Service("test", fmt.Sprintf("dns-%d", n), append(options, proxiertest.Port("tcp", v1.ProtocolTCP, 53))...)
 }
 
-// tell hands a Service and its endpoints to the Provider.
-func (h *history) tell(n int, before *v1.Service) {
+// update passes a Service and its endpoints to the Provider.
+func (h *history) update(n int, before *v1.Service) {
 	after := h.object(n)
-	// Past the handlers, so that only the test decides when to sync.
+	// Without the event handlers, so that only the test decides when to sync.
 	h.p.Tracker().Services.Update(before, after)
 	options := []proxiertest.SliceOption{proxiertest.SlicePort("dns", v1.ProtocolUDP, 5353), proxiertest.SlicePort("tcp", v1.ProtocolTCP, 5353)}
 	if m := h.model[n]; m != nil {
@@ -253,7 +251,7 @@ func (h *history) tell(n int, before *v1.Service) {
 	h.p.Tracker().Endpoints.EndpointSliceUpdate(slice, false)
 }
 
-// traffic opens flows: through Services, past them, and of others.
+// traffic opens flows through Services, and flows that have nothing to do with them.
 func (h *history) traffic() {
 	for n, m := range h.model {
 		for _, dialled := range m.frontends(n) {
@@ -284,16 +282,16 @@ func (h *history) traffic() {
 	}
 }
 
-// open makes a flow of a client who may be answered, or not yet.
+// open adds a flow of a random client, answered or not.
 func (h *history) open(f desired.Flow) {
 	f.Client = netip.AddrPortFrom(netip.MustParseAddr([]string{friend, stranger}[h.rand.IntN(2)]), 1024)
 	f.Answered = h.rand.IntN(2) == 0
-	if h.valid(f) || f.Protocol != desired.UDP { // a stranger's first packet is dropped
+	if h.valid(f) || f.Protocol != desired.UDP { // the first packet of a stranger is dropped
 		h.flows[f] = true
 	}
 }
 
-// settle syncs until a sync succeeds, and looks for stale flows.
+// settle syncs until a sync succeeds, and checks that no flow is stale.
 func (h *history) settle(ctx context.Context, step int) {
 	for attempt := 0; ; attempt++ {
 		engineFails := step >= 0 && attempt < 3 && h.rand.IntN(6) == 0
@@ -308,7 +306,7 @@ func (h *history) settle(ctx context.Context, step int) {
 			h.t.Fatalf("step %d: %v", step, err)
 		}
 		if h.rand.IntN(2) == 0 {
-			h.change() // life goes on between a failure and the retry
+			h.change() // between a failure and the retry
 		}
 	}
 	for f := range h.flows {
@@ -318,8 +316,8 @@ func (h *history) settle(ctx context.Context, step int) {
 	}
 }
 
-// TestNoFlowIsStaleAndNoValidOneDeleted over random histories of Services,
-// failures and restarts (CT-03…08, with the warts W-23, W-24 and W-25 mended).
+// TestNoFlowIsStaleAndNoValidOneDeleted in random histories of Services, failures and
+// restarts (CT-03…08, without W-23, W-24 and W-25).
 func TestNoFlowIsStaleAndNoValidOneDeleted(t *testing.T) {
 	t.Parallel()
 	for i := range 60 {
@@ -336,7 +334,7 @@ func (h *history) run() {
 		ctx, stop := context.WithCancel(h.t.Context())
 		done := make(chan error, 1)
 		go func() { done <- h.p.Run(ctx) }()
-		synctest.Wait() // the first sync comes by itself
+		synctest.Wait() // the first sync needs no request
 		h.settle(ctx, -1)
 		for step := range 25 {
 			for range 1 + h.rand.IntN(3) {
@@ -347,22 +345,22 @@ func (h *history) run() {
 		}
 		before := h.checks
 		if err := h.p.Sync(ctx); err != nil || h.checks != before {
-			h.t.Errorf("a sync without change: %v, looked at flows %d times, want none", err, h.checks-before)
+			h.t.Errorf("a sync without change: %v, %d checks of flows, want none", err, h.checks-before)
 		}
 		stop()
 		if err := <-done; err != nil {
 			h.t.Errorf("Run: %v", err)
 		}
-		if restarts == 1 { // with changes that nobody sees
-			h.unseen()
+		if restarts == 1 {
+			h.changeWhileStopped()
 		}
 		h.start()
 	}
 }
 
-// unseen changes Services while no Provider runs. Of one that is deleted then, the
-// next Provider can know the cluster IP only, as nobody else has such addresses.
-func (h *history) unseen() {
+// changeWhileStopped changes Services while no Provider runs. If it deletes one, the next
+// Provider can only recognize its cluster IP, by the Service CIDR.
+func (h *history) changeWhileStopped() {
 	for n := range historyServices {
 		m := h.model[n]
 		switch {

@@ -13,8 +13,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestSettingsOfANetworkNamespace are set there, in the real kernel, and restored.
-// The limit is read-only in it: a condition, and everything else is set (W-26).
+// TestSettingsOfANetworkNamespace are applied and restored in the real kernel. The limit is
+// read-only there: it is a condition, and all others are applied (W-26).
 func TestSettingsOfANetworkNamespace(t *testing.T) {
 	ns := netnstest.New(t)
 	read := func(name string) (text string) {
@@ -31,18 +31,18 @@ func TestSettingsOfANetworkNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := conntrack.NewSysctls(conntrack.SysctlOptions{
-		// Were it not read-only, this would do little harm.
+		// If it were not read-only, this value would do little harm.
 		MaxPerCore: 1, Min: int32(limit - 1), LowerMax: true, UDP: 77 * time.Second, NetNS: ns.Path(), StateDir: t.TempDir(), Instance: "test",
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	conditions := s.Apply(t.Context())
-	// Where the limit was raised without the table, that cannot be made up for in here.
+	// The size of the hash table cannot be changed in a network namespace.
 	conditions = slices.DeleteFunc(conditions, func(c proxier.Condition) bool { return strings.Contains(c.Message, "hashsize") })
 	for _, c := range conditions {
 		if c.Type != proxier.ConditionKernelSettings || !strings.Contains(c.Message, "nf_conntrack_max") {
-			t.Errorf("condition %+v, want none but about the limit", c)
+			t.Errorf("condition %+v, want one about the limit only", c)
 		}
 	}
 	if len(conditions) != 1 {

@@ -47,7 +47,7 @@ func TestWhatTheOptionsWantOfTheKernel(t *testing.T) {
 	}
 }
 
-// fakeKernel is a tree of files in place of /proc and /sys.
+// fakeKernel is a directory with the files of /proc and /sys.
 type fakeKernel struct {
 	t           *testing.T
 	root, state string
@@ -88,7 +88,7 @@ func (k *fakeKernel) expect(want map[string]string) {
 	}
 }
 
-// run is one life of the program: apply, or clean up if there are no flags.
+// run is one run of the program: it applies the options, or cleans up if there are none.
 func (k *fakeKernel) run(wanted *SysctlOptions) ([]proxier.Condition, *observer.ObservedLogs) {
 	k.t.Helper()
 	core, logs := observer.New(zap.InfoLevel)
@@ -147,7 +147,7 @@ func TestCleanUpRestoresWhatWasBefore(t *testing.T) {
 	k.run(nil)
 	k.expect(machine())
 	k.expectNoRecord()
-	k.run(nil) // nothing to do is no error
+	k.run(nil) // a second cleanup is not an error
 }
 
 // TestTheLimitIsOnlyRaised: W-26, and SYS-02.
@@ -238,7 +238,7 @@ func TestASettingThatCannotBeChangedIsACondition(t *testing.T) {
 	flags := defaults()
 	conditions, _ := k.run(&flags)
 	if len(conditions) != 3 {
-		t.Errorf("conditions %v, want one for each setting that is missing or strange: 3", conditions)
+		t.Errorf("conditions %v, want one for each of 3 settings", conditions)
 	}
 	for _, c := range conditions {
 		if c.Type != proxier.ConditionKernelSettings || c.Since.IsZero() || !strings.Contains(c.Message, "/") {
@@ -263,7 +263,7 @@ func TestAChangeThatFailedIsNotRecorded(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	// It can be read, but not written: it goes in between.
+	// It can be read but not written, as if it were removed in between.
 	if err := os.Symlink("/proc/version", path); err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestABrokenRecordIsAnErrorOfCleanUpOnly(t *testing.T) {
 	k.run(&flags)
 	k.expect(map[string]string{establPath: "86400"})
 	if info, err := os.Stat(s.record.path); err != nil || info.Mode() != 0o600 {
-		t.Errorf("record: %v, %v, want a file that is root's alone", info, err)
+		t.Errorf("record: %v, %v, want a file with mode 0600", info, err)
 	}
 }
 

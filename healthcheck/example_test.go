@@ -12,8 +12,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// A proxy whose health check node ports are answered, and its own health at port
-// 10256, as kube-proxy's.
+// A proxy that serves health check node ports, and its own health at port 10256 like
+// kube-proxy.
 func Example() {
 	config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
 	deps := proxier.Deps{Health: healthcheck.NewNodePorts(healthcheck.NodePortOptions{})}
@@ -40,7 +40,7 @@ func Example() {
 	// Output: <nil>
 }
 
-// What is wrong is said in words, for people.
+// Reasons describe faults for people.
 func ExampleJudge() {
 	status := proxier.Status{Families: map[v1.IPFamily]proxier.FamilyStatus{v1.IPv4Protocol: {}}}
 	report := healthcheck.Judge(status, 0, status.LastQueued)

@@ -20,8 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeNet is a host's TCP without sockets, so that tests in bubbles of fake time
-// can wait for it.
+// fakeNet is the TCP of a host without sockets, so that it works in synctest bubbles.
 type fakeNet struct {
 	mu        sync.Mutex // guards all below
 	listeners map[string]*fakeListener
@@ -61,7 +60,7 @@ func (f *fakeNet) Listen(_ context.Context, network, address string) (net.Listen
 	return l, nil
 }
 
-// overlap says that two listeners cannot be had at once, as on Linux.
+// overlap reports whether two listeners exclude each other, as on Linux.
 func overlap(a, b string) bool {
 	networkA, addressA, _ := strings.Cut(a, " ")
 	networkB, addressB, _ := strings.Cut(b, " ")
@@ -72,7 +71,7 @@ func overlap(a, b string) bool {
 	return portA == portB && families && (hostA == hostB || wild(hostA) || wild(hostB))
 }
 
-// open are the networks and addresses that are listened on, sorted.
+// open returns the networks and addresses with a listener, sorted.
 func (f *fakeNet) open() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -102,7 +101,7 @@ func (f *fakeNet) tried() []time.Time {
 	return slices.Clone(f.attempts)
 }
 
-// kill closes a listener under its server.
+// kill closes a listener without its server.
 func (f *fakeNet) kill(key string) {
 	f.mu.Lock()
 	l := f.listeners[key]
@@ -119,11 +118,11 @@ func (f *fakeNet) dial(key, local string) (net.Conn, error) {
 		return nil, syscall.ECONNREFUSED
 	}
 	client, server := net.Pipe()
-	l.clients <- &fakeConn{server, netip.MustParseAddrPort(local)} // there is room
+	l.clients <- &fakeConn{server, netip.MustParseAddrPort(local)} // buffered
 	return client, nil
 }
 
-// ask sends one request, and returns the code and the body of the answer.
+// ask sends a request, and returns the code and the body of the response.
 func (f *fakeNet) ask(t *testing.T, key, local string) (int, string) {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return f.dial(key, local) }}
@@ -131,7 +130,7 @@ func (f *fakeNet) ask(t *testing.T, key, local string) (int, string) {
 	return ask(t, &http.Client{Transport: transport}, "http://node/")
 }
 
-// ask returns code 0 and the error if there is no answer.
+// ask returns code 0 and the error if there is no response.
 func ask(t *testing.T, client *http.Client, url string) (code int, body string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -174,7 +173,7 @@ func (l *fakeListener) Close() error {
 		defer l.net.mu.Unlock()
 		delete(l.net.listeners, l.key)
 		for len(l.clients) > 0 {
-			(<-l.clients).Close() // as a kernel resets its backlog
+			(<-l.clients).Close() // as the kernel resets the connections of its backlog
 		}
 		err = nil
 	})
@@ -190,7 +189,7 @@ type fakeConn struct {
 
 func (c *fakeConn) LocalAddr() net.Addr { return fakeAddr{c.local} }
 
-// fakeAddr prints IPv4 in IPv6 as such, which net.TCPAddr does not.
+// fakeAddr prints IPv4-mapped IPv6 addresses as such, unlike net.TCPAddr.
 type fakeAddr struct{ netip.AddrPort }
 
 func (fakeAddr) Network() string { return "tcp" }

@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// asked is what a request at a path gets.
+// asked returns the response to a request.
 func asked(t *testing.T, handler http.Handler, method, path string) (int, map[string]any) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -51,17 +51,17 @@ func TestHealthzAndLivez(t *testing.T) {
 		path, method string
 		code         int
 		healthy      bool
-		eligible     any // nil when it is not told
+		eligible     any // nil if not reported
 		updated      bool
 		reasons      any
 	}{
 		{"not programmed yet (W-21)", proxier.Status{Families: families{"IPv4": {}}}, HealthzPath, "GET", 503, false, true, false, []any{"IPv4: not programmed yet"}},
 		{"not programmed yet (W-21)", proxier.Status{Families: families{"IPv4": {}}}, LivezPath, "GET", 503, false, nil, false, []any{"IPv4: not programmed yet"}},
-		{"all is well", healthy, HealthzPath, "GET", 200, true, true, true, nil},
-		{"all is well", healthy, LivezPath, "GET", 200, true, nil, true, nil},
+		{"healthy", healthy, HealthzPath, "GET", 200, true, true, true, nil},
+		{"healthy", healthy, LivezPath, "GET", 200, true, nil, true, nil},
 		{"any method (HC-25)", healthy, HealthzPath, "POST", 200, true, true, true, nil},
-		{"a node that goes away gets nothing new (HC-30)", draining, HealthzPath, "GET", 503, true, false, false, []any{"node: it is being deleted"}},
-		{"but its proxy is needed (HC-25)", draining, LivezPath, "GET", 200, true, nil, true, nil},
+		{"a draining node gets no new connections (HC-30)", draining, HealthzPath, "GET", 503, true, false, false, []any{"node: it is being deleted"}},
+		{"a draining node needs its proxy (HC-25)", draining, LivezPath, "GET", 200, true, nil, true, nil},
 		{"other paths", healthy, "/", "GET", 404, false, nil, false, nil},
 		{"other paths", healthy, "/healthz/more", "GET", 404, false, nil, false, nil},
 	} {
@@ -91,7 +91,7 @@ func TestHealthzAndLivez(t *testing.T) {
 	}
 }
 
-// HC-27: 503 because of the node tells when a family was updated last.
+// HC-27: 503 because of the node has the time of the last update.
 func TestAnIneligibleNodeTellsTheLastUpdate(t *testing.T) {
 	success := time.Now().Add(-time.Hour).UTC()
 	status := proxier.Status{Families: families{"IPv4": {Synced: true, LastSuccess: success}}}

@@ -17,7 +17,7 @@ type families = map[v1.IPFamily]proxier.FamilyStatus
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 6, time.UTC)
 
-// TestWhatCountsAsHealthy: HC-23, HC-24 and HC-27, with W-21 mended.
+// TestWhatCountsAsHealthy: HC-23, HC-24 and HC-27, without W-21.
 func TestWhatCountsAsHealthy(t *testing.T) {
 	early, later := noon.Add(-time.Hour), noon.Add(-time.Second)
 	well := proxier.FamilyStatus{Synced: true, LastSuccess: early}
@@ -40,7 +40,7 @@ func TestWhatCountsAsHealthy(t *testing.T) {
 		status     map[v1.IPFamily]FamilyReport
 		reasons    []string
 	}{
-		"all is well": {
+		"healthy": {
 			families: families{"IPv4": well, "IPv6": well}, healthy: true, updated: noon,
 			status: map[v1.IPFamily]FamilyReport{"IPv4": ok, "IPv6": ok},
 		},
@@ -51,11 +51,11 @@ func TestWhatCountsAsHealthy(t *testing.T) {
 		"no family at all": {
 			status: map[v1.IPFamily]FamilyReport{}, reasons: []string{"no IP family is served"},
 		},
-		"a change that waits not long": {
+		"a change waits for less than the threshold": {
 			families: families{"IPv4": soon, "IPv6": well}, healthy: true, updated: noon,
 			status: map[v1.IPFamily]FamilyReport{"IPv4": ok, "IPv6": ok},
 		},
-		"a change that waits exactly as long as it may": {
+		"a change waits for the threshold": {
 			families: families{"IPv4": late, "IPv6": newer}, updated: later,
 			status:  map[v1.IPFamily]FamilyReport{"IPv4": bad, "IPv6": {later, true}},
 			reasons: []string{"IPv4: behind for 1m0s"},
@@ -75,19 +75,19 @@ func TestWhatCountsAsHealthy(t *testing.T) {
 			status:   map[v1.IPFamily]FamilyReport{},
 			reasons:  []string{"IPv4: no such table", "IPv4: not programmed yet"},
 		},
-		"a failure that is young": {
+		"a recent failure": {
 			families: families{"IPv4": failing, "IPv6": well}, healthy: true, updated: noon,
 			status:  map[v1.IPFamily]FamilyReport{"IPv4": ok, "IPv6": ok},
 			reasons: []string{"IPv4: the kernel is full"},
 		},
-		"conditions are told, nothing else": {
+		"conditions are reported only": {
 			families: families{"IPv4": well}, conditions: []proxier.Condition{contested, settings}, healthy: true, updated: noon,
 			status:  map[v1.IPFamily]FamilyReport{"IPv4": ok},
 			reasons: []string{"IPv6 Contested: by nft", "KernelSettings: read-only"},
 		},
 	} {
 		t.Run(rule, func(t *testing.T) {
-			status := proxier.Status{Families: c.families, Conditions: c.conditions, Node: changetracker.Node{Draining: "not looked at"}}
+			status := proxier.Status{Families: c.families, Conditions: c.conditions, Node: changetracker.Node{Draining: "ignored"}}
 			want := Report{LastUpdated: c.updated, CurrentTime: noon, Healthy: c.healthy, Status: c.status, Reasons: c.reasons}
 			if diff := cmp.Diff(want, Judge(status, time.Minute, noon)); diff != "" {
 				t.Errorf("report (-want +got):\n%s", diff)

@@ -31,12 +31,12 @@ var (
 	}
 )
 
-// wellStatus is that of a healthy proxy.
-func wellStatus() proxier.Status {
+// healthyStatus is that of a healthy proxy.
+func healthyStatus() proxier.Status {
 	return proxier.Status{Families: families{"IPv4": {Synced: true, LastSuccess: time.Now()}}}
 }
 
-// services have a port and local endpoints.
+// services are health check node ports and numbers of local endpoints.
 type services map[types.NamespacedName]struct {
 	Port           uint16
 	LocalEndpoints int
@@ -52,7 +52,7 @@ func (s services) update(full bool, ranges []netip.Prefix) proxier.HealthUpdate 
 	return u
 }
 
-// full says everything about a family that listens everywhere.
+// full is a full update of a family that listens on all addresses.
 func full(family v1.IPFamily, s services) proxier.HealthUpdate {
 	return s.update(true, everywhere[family])
 }
@@ -69,13 +69,13 @@ func within(s services, ranges ...string) proxier.HealthUpdate {
 	return u
 }
 
-// bubble is NodePorts on a fake host in fake time.
+// bubble is NodePorts on a fake host in a synctest bubble.
 type bubble struct {
 	*NodePorts
 	*fakeNet
 	logs      *observer.ObservedLogs
 	addresses atomic.Pointer[[]netip.Addr] // of the host
-	listing   atomic.Pointer[error]        // why they cannot be listed
+	listErr   atomic.Pointer[error]        // of reading them
 	listed    atomic.Int32
 	status    atomic.Pointer[proxier.Status]
 	statuses  atomic.Int32
@@ -87,9 +87,9 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bubble)) {
 		b := &bubble{fakeNet: newFakeNet()}
 		core, logs := observer.New(zap.InfoLevel)
 		b.logs = logs
-		well := wellStatus()
-		b.status.Store(&well)
-		b.have()
+		healthy := healthyStatus()
+		b.status.Store(&healthy)
+		b.setAddresses()
 		b.NodePorts = NewNodePorts(NodePortOptions{Logger: zap.New(core), Addresses: b.list, Listen: b.Listen})
 		stop := background(t, func(ctx context.Context) error {
 			return b.Run(ctx, func() proxier.Status {
@@ -100,24 +100,24 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bubble)) {
 		test(t, b)
 		stop()
 		if left := b.open(); len(left) != 0 {
-			t.Errorf("Run left %v open", left)
+			t.Errorf("open after Run: %v, want none", left)
 		}
 		if left := b.Conditions(); len(left) != 0 {
-			t.Errorf("Run left conditions %v", left)
+			t.Errorf("conditions after Run: %v, want none", left)
 		}
 	})
 }
 
 func (b *bubble) list(context.Context) ([]netip.Addr, error) {
 	b.listed.Add(1)
-	if err := b.listing.Load(); err != nil {
+	if err := b.listErr.Load(); err != nil {
 		return nil, *err
 	}
 	return *b.addresses.Load(), nil
 }
 
-// have gives the host its addresses.
-func (b *bubble) have(addresses ...string) {
+// setAddresses sets the addresses of the host.
+func (b *bubble) setAddresses(addresses ...string) {
 	var all []netip.Addr
 	for _, a := range addresses {
 		all = append(all, netip.MustParseAddr(a))
@@ -142,7 +142,7 @@ func (b *bubble) expectCode(t *testing.T, rule, key, local string, want int) {
 	}
 }
 
-// HC-01 to HC-03 and HC-15: what listens follows what was told.
+// HC-01 to HC-03 and HC-15: listeners follow the updates.
 func TestListenersFollowTheServices(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.expectOpen(t, "before the first sync (HC-15)")
@@ -157,17 +157,17 @@ func TestListenersFollowTheServices(t *testing.T) {
 		b.Update("IPv4", full("IPv4", services{web: {Port: 30001}, dns: {Port: 30002, LocalEndpoints: 1}}))
 		b.expectOpen(t, "counts change", "tcp :30001", "tcp :30002")
 		if got := len(b.tried()); got != opened {
-			t.Errorf("counts opened %d listeners, want none", got-opened)
+			t.Errorf("changed counts opened %d listeners, want none", got-opened)
 		}
 		b.expectCode(t, "counts change", "tcp :30001", "10.0.0.1:30001", 503)
 		b.expectCode(t, "counts change", "tcp :30001", "[fd00::1]:30001", 200)
 
 		b.Update("IPv4", partial("IPv4", services{web: {Port: 30003, LocalEndpoints: 1}}))
-		b.expectOpen(t, "the port that was told last", "tcp :30003", "tcp :30002")
+		b.expectOpen(t, "the last new port", "tcp :30003", "tcp :30002")
 		b.Update("IPv6", full("IPv6", services{web: {Port: 30003}}))
 		b.expectOpen(t, "the other family follows", "tcp :30003", "tcp :30002")
 		b.Update("IPv4", partial("IPv4", services{web: {}}))
-		b.expectOpen(t, "a Service that is left in one family", "tcp :30003", "tcp :30002")
+		b.expectOpen(t, "a Service that remains in one family", "tcp :30003", "tcp :30002")
 		b.Update("IPv6", partial("IPv6", services{web: {}}))
 		b.expectOpen(t, "a Service without the port (HC-02)", "tcp :30002")
 		b.Update("IPv4", full("IPv4", nil))
@@ -175,7 +175,7 @@ func TestListenersFollowTheServices(t *testing.T) {
 	})
 }
 
-// Two Services change places: what opens waits for what closes.
+// Two Services swap their ports: opening waits for closing.
 func TestPortsMayBeSwapped(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.Update("IPv4", full("IPv4", services{web: {Port: 30001, LocalEndpoints: 1}, dns: {Port: 30002}}))
@@ -190,7 +190,7 @@ func TestPortsMayBeSwapped(t *testing.T) {
 	})
 }
 
-// Clients that dawdle at the old port do not delay the new one.
+// Slow clients of the old port do not delay the new one.
 func TestAPortIsFreeBeforeItsClientsAre(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.Update("IPv4", full("IPv4", services{web: {Port: 30001}}))
@@ -207,7 +207,7 @@ func TestAPortIsFreeBeforeItsClientsAre(t *testing.T) {
 	})
 }
 
-// HC-14: counts are told apart by the address that the client dialled.
+// HC-14: the address that the client dialled selects the count.
 func TestCountsAreByFamily(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.Update("IPv4", full("IPv4", services{web: {Port: 30001, LocalEndpoints: 1}, dns: {Port: 30002, LocalEndpoints: 1}}))
@@ -220,27 +220,27 @@ func TestCountsAreByFamily(t *testing.T) {
 	})
 }
 
-// HC-04 and W-18: the addresses that node ports are limited to are followed.
+// HC-04 and W-18: listeners follow the node's addresses.
 func TestAddressesAreFollowed(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
-		b.have("127.0.0.1", "10.0.0.1", "10.0.0.1", "192.0.2.7", "::1", "fd00::1", "fe80::1", "fe80::2%eth1")
+		b.setAddresses("127.0.0.1", "10.0.0.1", "10.0.0.1", "192.0.2.7", "::1", "fd00::1", "fe80::1", "fe80::2%eth1")
 		b.Update("IPv4", within(services{web: {Port: 30001}}, "10.0.0.0/8", "10.1.0.0/16"))
 		b.expectOpen(t, "one family", "tcp4 10.0.0.1:30001")
 		b.Update("IPv6", within(services{dns: {Port: 30002}}, "fd00::/8", "fe80::/10"))
 		b.expectOpen(t, "each Service in its family, link-local addresses with their zone only",
 			"tcp4 10.0.0.1:30001", "tcp6 [fd00::1]:30002", "tcp6 [fe80::2%eth1]:30002")
-		b.have("10.0.0.2", "fd00::1")
+		b.setAddresses("10.0.0.2", "fd00::1")
 		time.Sleep(addressPeriod)
 		b.expectOpen(t, "10s later", "tcp4 10.0.0.2:30001", "tcp6 [fd00::1]:30002")
-		b.have("10.0.0.2", "10.0.0.3")
+		b.setAddresses("10.0.0.2", "10.0.0.3")
 		b.Update("IPv4", within(services{web: {Port: 30001}}, "10.0.0.0/8", "10.1.0.0/16"))
 		b.expectOpen(t, "at an Update", "tcp4 10.0.0.2:30001", "tcp4 10.0.0.3:30001")
 		b.Update("IPv4", within(services{web: {Port: 30001}}, "192.0.2.0/24", "0.0.0.0/0"))
 		b.expectOpen(t, "all of one family", "tcp4 0.0.0.0:30001")
-		b.have("fd00::1")
+		b.setAddresses("fd00::1")
 		b.Update("IPv6", within(services{dns: {Port: 30002}}))
 		b.expectOpen(t, "no node ports in the other family", "tcp4 0.0.0.0:30001")
-		b.expectConditions(t, "as it was asked")
+		b.expectConditions(t, "as configured")
 		b.Update("IPv6", full("IPv6", services{dns: {Port: 30002}}))
 		b.expectOpen(t, "all of both", "tcp :30001", "tcp :30002")
 	})
@@ -262,7 +262,7 @@ func TestAddressesAreAskedForOnlyIfTheyMatter(t *testing.T) {
 	})
 }
 
-// expectConditions wants a condition for each text, which has all its words.
+// expectConditions expects one condition per text, with all parts of the text.
 func (b *bubble) expectConditions(t *testing.T, rule string, want ...string) []proxier.Condition {
 	t.Helper()
 	synctest.Wait()
@@ -283,10 +283,10 @@ func (b *bubble) expectConditions(t *testing.T, rule string, want ...string) []p
 	return got
 }
 
-// W-18, W-31: nowhere to listen is told.
+// W-18, W-31: the lack of an address is reported.
 func TestNoMatchingAddressIsACondition(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
-		b.have("10.0.0.1")
+		b.setAddresses("10.0.0.1")
 		b.Update("IPv6", within(nil, "fd00::/8"))
 		b.expectConditions(t, "without Services nothing is missing")
 		b.Update("IPv6", within(services{web: {Port: 30001}}, "fd00::/8", "2001:db8::/32"))
@@ -299,21 +299,21 @@ func TestNoMatchingAddressIsACondition(t *testing.T) {
 		if got := lines(b.logs); len(got) != 1 {
 			t.Errorf("log %q, want one line (W-38)", got)
 		}
-		b.have("fd00::1")
+		b.setAddresses("fd00::1")
 		time.Sleep(addressPeriod)
-		b.expectConditions(t, "an address has come")
-		b.expectOpen(t, "an address has come", "tcp6 [fd00::1]:30001")
+		b.expectConditions(t, "an address was added")
+		b.expectOpen(t, "an address was added", "tcp6 [fd00::1]:30001")
 	})
 }
 
-// HC-04: kube-proxy listens everywhere then, which may be too much.
+// HC-04: kube-proxy listens on all addresses then, which may be too many.
 func TestUnknownAddressesKeepWhatListens(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		boom := errors.New("netlink is closed")
-		b.have("10.0.0.1")
+		b.setAddresses("10.0.0.1")
 		b.Update("IPv4", within(services{web: {Port: 30001}}, "10.0.0.0/8"))
 		synctest.Wait()
-		b.listing.Store(&boom)
+		b.listErr.Store(&boom)
 		b.Update("IPv4", within(services{web: {Port: 30001}, dns: {Port: 30002}}, "10.0.0.0/8"))
 		b.expectOpen(t, "addresses unknown", "tcp4 10.0.0.1:30001", "tcp4 10.0.0.1:30002")
 		b.expectConditions(t, "addresses unknown", "netlink is closed")
@@ -321,19 +321,19 @@ func TestUnknownAddressesKeepWhatListens(t *testing.T) {
 		if got := lines(b.logs); len(got) != 1 {
 			t.Errorf("log %q, want one line (W-38)", got)
 		}
-		b.listing.Store(nil)
+		b.listErr.Store(nil)
 		time.Sleep(addressPeriod)
 		b.expectConditions(t, "addresses known")
 	})
 }
 
-// HC-06 and W-38: a busy port keeps nobody else from being answered, is retried
-// with backoff, said once, and is a condition until it works.
+// HC-06 and W-38: a port that is in use does not affect others, is retried with backoff, is
+// logged once, and is a condition until it works.
 func TestABusyPortIsACondition(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		busy := "tcp4 10.0.0.2:30001"
 		b.set(busy, syscall.EADDRINUSE)
-		b.have("10.0.0.1", "10.0.0.2")
+		b.setAddresses("10.0.0.1", "10.0.0.2")
 		began := time.Now()
 		b.Update("IPv4", within(services{web: {Port: 30001, LocalEndpoints: 1}, dns: {Port: 30002}}, "10.0.0.0/8"))
 		b.expectOpen(t, "one is busy", "tcp4 10.0.0.1:30001", "tcp4 10.0.0.1:30002", "tcp4 10.0.0.2:30002")
@@ -361,11 +361,11 @@ func TestABusyPortIsACondition(t *testing.T) {
 	})
 }
 
-// Two Services cannot have one port; the API server sees to that, but not at once.
+// Two Services cannot have the same port; the API server ensures that, but not at once.
 func TestAPortThatTwoServicesClaim(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.Update("IPv4", full("IPv4", services{dns: {Port: 30001}, web: {Port: 30001, LocalEndpoints: 1}}))
-		b.expectOpen(t, "claimed twice", "tcp4 0.0.0.0:30001")
+		b.expectOpen(t, "used twice", "tcp4 0.0.0.0:30001")
 		synctest.Wait()
 		conditions := b.Conditions()
 		if len(conditions) != 1 {
@@ -374,8 +374,8 @@ func TestAPortThatTwoServicesClaim(t *testing.T) {
 		b.Update("IPv4", partial("IPv4", services{dns: {}}))
 		time.Sleep(time.Minute)
 		b.Update("IPv4", partial("IPv4", services{web: {Port: 30001, LocalEndpoints: 1}}))
-		b.expectConditions(t, "claimed once")
-		b.expectCode(t, "claimed once", "tcp4 0.0.0.0:30001", "10.0.0.1:1", 200)
+		b.expectConditions(t, "used once")
+		b.expectCode(t, "used once", "tcp4 0.0.0.0:30001", "10.0.0.1:1", 200)
 	})
 }
 
@@ -390,10 +390,10 @@ func TestAdviceDependsOnTheCause(t *testing.T) {
 	}
 }
 
-// W-22: a moment without file descriptors ends no listener.
+// W-22: a temporary lack of file descriptors does not close a listener.
 func TestAllListenersSurviveALackOfDescriptors(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
-		b.have("10.0.0.1", "10.0.0.2", "10.0.0.3")
+		b.setAddresses("10.0.0.1", "10.0.0.2", "10.0.0.3")
 		b.Update("IPv4", within(services{web: {Port: 30001, LocalEndpoints: 1}, dns: {Port: 30002, LocalEndpoints: 1}}, "10.0.0.0/8"))
 		synctest.Wait()
 		keys, opened := b.open(), len(b.tried())
@@ -417,7 +417,7 @@ func TestAllListenersSurviveALackOfDescriptors(t *testing.T) {
 		}
 		b.expectConditions(t, "afterwards")
 		if got := len(b.tried()); got != opened {
-			t.Errorf("opened %d more listeners, want the first to live on", got-opened)
+			t.Errorf("opened %d more listeners, want none", got-opened)
 		}
 		if got := len(b.logs.All()); got != 2*len(keys) {
 			t.Errorf("%d lines for %d listeners, want two each (W-38)", got, len(keys))
@@ -425,7 +425,7 @@ func TestAllListenersSurviveALackOfDescriptors(t *testing.T) {
 	})
 }
 
-// W-22: a listener that is closed under us is replaced.
+// W-22: a listener that was closed by another goroutine is replaced.
 func TestADeadNodePortIsReplaced(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.Update("IPv4", full("IPv4", services{web: {Port: 30001, LocalEndpoints: 1}}))
@@ -438,26 +438,26 @@ func TestADeadNodePortIsReplaced(t *testing.T) {
 	})
 }
 
-// HC-08, HC-11: the proxy's health counts, the node's does not.
+// HC-08, HC-11: the health of the proxy matters, that of the node does not.
 func TestAnUnhealthyProxyAnswers503(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.Update("IPv4", full("IPv4", services{web: {Port: 30001, LocalEndpoints: 3}}))
 		key := "tcp4 0.0.0.0:30001"
-		draining := wellStatus()
+		draining := healthyStatus()
 		draining.Node.Draining = "it is being deleted"
-		b.bubbleStatus(draining)
-		b.expectCode(t, "a node that goes away (HC-11)", key, "10.0.0.1:1", 200)
-		b.bubbleStatus(proxier.Status{Families: families{"IPv4": {}}})
+		b.setStatus(draining)
+		b.expectCode(t, "a draining node (HC-11)", key, "10.0.0.1:1", 200)
+		b.setStatus(proxier.Status{Families: families{"IPv4": {}}})
 		b.expectCode(t, "a proxy that has not programmed", key, "10.0.0.1:1", 503)
-		b.bubbleStatus(proxier.Status{Families: families{"IPv4": {Synced: true, StaleSince: time.Now().Add(-time.Minute)}}})
+		b.setStatus(proxier.Status{Families: families{"IPv4": {Synced: true, StaleSince: time.Now().Add(-time.Minute)}}})
 		b.expectCode(t, "a proxy that is late", key, "10.0.0.1:1", 503)
-		b.bubbleStatus(wellStatus())
-		b.expectCode(t, "a proxy that is well", key, "10.0.0.1:1", 200)
+		b.setStatus(healthyStatus())
+		b.expectCode(t, "a healthy proxy", key, "10.0.0.1:1", 200)
 	})
 }
 
-// bubbleStatus replaces the status and waits until the old judgement is too old.
-func (b *bubble) bubbleStatus(s proxier.Status) {
+// setStatus replaces the status, and waits until the cached health has expired.
+func (b *bubble) setStatus(s proxier.Status) {
 	b.status.Store(&s)
 	time.Sleep(healthTTL)
 }
@@ -488,7 +488,7 @@ func TestNodePortsRunOnce(t *testing.T) {
 	}
 }
 
-// Update takes over what it needs: the caller may go on with its own.
+// Update copies its argument, which the caller may change.
 func TestUpdateKeepsNothingOfItsArgument(t *testing.T) {
 	n := NewNodePorts(NodePortOptions{})
 	u := within(services{web: {Port: 30001, LocalEndpoints: 1}}, "10.0.0.0/8")

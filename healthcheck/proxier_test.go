@@ -17,8 +17,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestARealProxier: what load balancers hear follows the endpoints and the engine's
-// health (HC-01, HC-08, HC-14, HC-23, HC-25).
+// TestARealProxier: the answers follow the endpoints and the health of the engine (HC-01,
+// HC-08, HC-14, HC-23, HC-25).
 func TestARealProxier(t *testing.T) {
 	const threshold = 300 * time.Millisecond
 	port := freePort(t)
@@ -65,9 +65,9 @@ func TestARealProxier(t *testing.T) {
 	p.OnEndpointSlicesSynced()
 	expect("an IPv4 endpoint on this node", 200, 503, 200)
 	p.OnEndpointSliceUpdate(here, there)
-	expect("it has moved", 503, 503, 200)
+	expect("the endpoint on another node", 503, 503, 200)
 	p.OnEndpointSliceUpdate(there, here)
-	expect("and come back", 200, 503, 200)
+	expect("the endpoint on this node again", 200, 503, 200)
 
 	engines[v1.IPv6Protocol].Fail(errors.New("the kernel is full"))
 	p.OnEndpointSliceAdd(proxiertest.Slice("shop", "web", discovery.AddressTypeIPv6, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080),

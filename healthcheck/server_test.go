@@ -23,7 +23,7 @@ import (
 
 const somewhere = "192.0.2.1:80"
 
-func saying(text string) http.Handler {
+func respond(text string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, text) })
 }
 
@@ -33,8 +33,8 @@ func serve(t *testing.T, s *Server) (stop func()) {
 	return background(t, s.Run)
 }
 
-// background runs a function until the test ends or stop is called. It must then
-// return nil, soon.
+// background runs a function until the test ends or stop is called. The function must then
+// return nil within 10s.
 func background(t *testing.T, run func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -50,14 +50,14 @@ func background(t *testing.T, run func(context.Context) error) (stop func()) {
 		select {
 		case <-ended:
 		case <-time.After(10 * time.Second):
-			t.Error("Run goes on 10s after the end of its context")
+			t.Error("Run did not return within 10s after the end of its context")
 		}
 	}
 	t.Cleanup(stop)
 	return stop
 }
 
-// lines are the messages of a log, with the errors in them.
+// lines returns the messages of a log with their errors.
 func lines(logs *observer.ObservedLogs) []string {
 	var all []string
 	for _, entry := range logs.All() {
@@ -66,13 +66,13 @@ func lines(logs *observer.ObservedLogs) []string {
 	return all
 }
 
-// HC-32 and W-38: tried every 5s, said once, and told until it works.
+// HC-32 and W-38: listening is retried every 5s, logged once, and a Failure until it works.
 func TestABusyAddressIsTriedUntilItIsFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)
 		host := newFakeNet()
 		host.set("tcp "+somewhere, syscall.EADDRINUSE)
-		s := &Server{Name: "test", Address: somewhere, Handler: saying("hello"), Logger: zap.New(core), Listen: host.Listen}
+		s := &Server{Name: "test", Address: somewhere, Handler: respond("hello"), Logger: zap.New(core), Listen: host.Listen}
 		began := time.Now()
 		serve(t, s)
 		time.Sleep(12 * time.Second)
@@ -108,7 +108,7 @@ func TestAServerThatEndsWhileItWaitsHasNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := newFakeNet()
 		host.set("tcp "+somewhere, syscall.EADDRINUSE)
-		s := &Server{Address: somewhere, Handler: saying(""), Listen: host.Listen}
+		s := &Server{Address: somewhere, Handler: respond(""), Listen: host.Listen}
 		began := time.Now()
 		stop := serve(t, s)
 		time.Sleep(time.Second)
@@ -122,11 +122,11 @@ func TestAServerThatEndsWhileItWaitsHasNoFailure(t *testing.T) {
 	})
 }
 
-// W-22: a listener that is closed under the server is replaced.
+// W-22: a listener that was closed by another goroutine is replaced.
 func TestADeadListenerIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := newFakeNet()
-		s := &Server{Address: somewhere, Handler: saying("hello"), Listen: host.Listen}
+		s := &Server{Address: somewhere, Handler: respond("hello"), Listen: host.Listen}
 		serve(t, s)
 		for range 3 {
 			synctest.Wait()
@@ -144,12 +144,12 @@ func TestADeadListenerIsReplaced(t *testing.T) {
 	})
 }
 
-// W-22: an error of accept that net/http gives up on is not the end either.
+// W-22: the server survives an error of accept that net/http does not retry.
 func TestAnAcceptErrorThatIsNotTemporary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)
 		host := newFakeNet()
-		s := &Server{Address: somewhere, Handler: saying("hello"), Logger: zap.New(core), Listen: host.Listen}
+		s := &Server{Address: somewhere, Handler: respond("hello"), Logger: zap.New(core), Listen: host.Listen}
 		serve(t, s)
 		synctest.Wait()
 		host.failAccept(syscall.ENOBUFS)
@@ -164,18 +164,18 @@ func TestAnAcceptErrorThatIsNotTemporary(t *testing.T) {
 			t.Errorf("answer %d %q afterwards, want 200", code, body)
 		}
 		if got := lines(logs); len(got) != 2 {
-			t.Errorf("log %q, want one line at the beginning and one at the end (W-38)", got)
+			t.Errorf("log %q, want one line for the failure and one for its end (W-38)", got)
 		}
 	})
 }
 
-// W-22: a moment without file descriptors ends nothing, and is said once (W-38).
+// W-22: a temporary lack of file descriptors ends nothing, and is logged once (W-38).
 func TestAServerSurvivesALackOfDescriptors(t *testing.T) {
 	for _, lack := range []error{syscall.EMFILE, syscall.ENFILE} {
 		synctest.Test(t, func(t *testing.T) {
 			core, logs := observer.New(zap.InfoLevel)
 			host := newFakeNet()
-			s := &Server{Address: somewhere, Handler: saying("hello"), Logger: zap.New(core), Listen: host.Listen}
+			s := &Server{Address: somewhere, Handler: respond("hello"), Logger: zap.New(core), Listen: host.Listen}
 			serve(t, s)
 			synctest.Wait()
 			host.failAccept(lack)
@@ -192,17 +192,17 @@ func TestAServerSurvivesALackOfDescriptors(t *testing.T) {
 				t.Errorf("Failure = %v afterwards, want nil", err)
 			}
 			if got := len(host.tried()); got != 1 {
-				t.Errorf("opened %d listeners, want the first to live on", got)
+				t.Errorf("opened %d listeners, want 1", got)
 			}
 			if got := lines(logs); len(got) != 2 {
-				t.Errorf("log %q, want one line at the beginning and one at the end", got)
+				t.Errorf("log %q, want one line for the failure and one for its end", got)
 			}
 		})
 	}
 }
 
-// A client that has left takes its failure along: nothing is accepted any more, and
-// nobody can tell whether it could be.
+// A failure of accept expires: after the client has left, nothing is accepted that could
+// show that accepting works again.
 func TestAnOldAcceptErrorIsNoFailure(t *testing.T) {
 	var f failureState
 	if !f.set(syscall.EMFILE, acceptFails, noon) || f.set(syscall.EMFILE, acceptFails, noon.Add(time.Second)) {
@@ -220,7 +220,7 @@ func TestAnOldAcceptErrorIsNoFailure(t *testing.T) {
 	}
 	f.set(syscall.EADDRINUSE, serverDown, noon.Add(time.Hour))
 	if _, err := f.current(noon.Add(24 * time.Hour)); !errors.Is(err, syscall.EADDRINUSE) {
-		t.Errorf("failure %v, want one of the server to last", err)
+		t.Errorf("failure %v, want one of the server to stay", err)
 	}
 }
 
@@ -262,11 +262,11 @@ func TestAServerOnRealSockets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{Address: busy.Addr().String(), Handler: saying("hello"), retry: backoff{first: time.Millisecond}}
+	s := &Server{Address: busy.Addr().String(), Handler: respond("hello"), retry: backoff{first: time.Millisecond}}
 	stop := serve(t, s)
-	poll.Until(t, "the busy address is told", func() bool { return s.Failure() != nil })
+	poll.Until(t, "a failure while the address is in use", func() bool { return s.Failure() != nil })
 	busy.Close()
-	poll.Until(t, "the free address is taken", func() bool { return s.Failure() == nil })
+	poll.Until(t, "no failure when the address is free", func() bool { return s.Failure() == nil })
 	if code, body := ask(t, client(t), "http://"+s.Address); code != 200 || body != "hello" {
 		t.Errorf("answer %d %q, want 200 hello", code, body)
 	}
@@ -276,9 +276,9 @@ func TestAServerOnRealSockets(t *testing.T) {
 	}
 }
 
-// A client that dawdles holds Run for no longer than 500ms.
+// A slow client delays the end of Run for at most 500ms.
 func TestSlowClientsDoNotHoldTheEnd(t *testing.T) {
-	s := &Server{Handler: saying("hello")}
+	s := &Server{Handler: respond("hello")}
 	stop := realServer(t, s)
 	for _, words := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"} {
 		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.Address)
@@ -297,11 +297,11 @@ func TestSlowClientsDoNotHoldTheEnd(t *testing.T) {
 	}
 }
 
-// A client that dawdles is hung up on, so that connections do not pile up.
+// A slow client is disconnected, so that connections do not accumulate.
 func TestSlowClientsAreHungUpOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := newFakeNet()
-		serve(t, &Server{Address: somewhere, Handler: saying("hello"), Listen: host.Listen})
+		serve(t, &Server{Address: somewhere, Handler: respond("hello"), Listen: host.Listen})
 		synctest.Wait()
 		conn, err := host.dial("tcp "+somewhere, somewhere)
 		if err != nil {
@@ -311,14 +311,14 @@ func TestSlowClientsAreHungUpOn(t *testing.T) {
 		if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\n"); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = io.ReadAll(conn) // ends when the server hangs up
+		_, _ = io.ReadAll(conn) // ends when the server disconnects
 		if took := time.Since(began); took > headerTimeout {
-			t.Errorf("hung up after %v, want %v", took, headerTimeout)
+			t.Errorf("disconnected after %v, want %v", took, headerTimeout)
 		}
 	})
 }
 
-// Requests that are under way at the end are finished, if they are quick.
+// A request that is running at the end is finished if it is quick.
 func TestTheLastRequestIsAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := newFakeNet()
@@ -343,7 +343,7 @@ func TestTheLastRequestIsAnswered(t *testing.T) {
 	})
 }
 
-// Run waits for handlers, whose context ends 500ms after its own.
+// Run waits for handlers. Their context ends 500ms after that of Run.
 func TestRunWaitsForItsHandlers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := newFakeNet()
@@ -386,7 +386,7 @@ func TestAPanicOfTheHandlerIsLogged(t *testing.T) {
 	}
 }
 
-// HC-07: OPTIONS * comes to the handler too, and not to net/http, which answers 200.
+// HC-07: OPTIONS * reaches the handler too; net/http would answer 200.
 func TestEveryRequestComesToTheHandler(t *testing.T) {
 	s := &Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })}
 	realServer(t, s)

@@ -23,7 +23,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// hasIPv6 says that the loopback interface has ::1, and complains loudly if not.
+// hasIPv6 reports whether the loopback interface has ::1, and logs if not.
 func hasIPv6(t *testing.T) bool {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp6", "[::1]:0")
@@ -38,7 +38,7 @@ func hasIPv6(t *testing.T) bool {
 func onSockets(t *testing.T, options NodePortOptions) *NodePorts {
 	t.Helper()
 	n := NewNodePorts(options)
-	background(t, func(ctx context.Context) error { return n.Run(ctx, wellStatus) })
+	background(t, func(ctx context.Context) error { return n.Run(ctx, healthyStatus) })
 	return n
 }
 
@@ -63,7 +63,7 @@ func TestAnAnswerOnTheWire(t *testing.T) {
 	}
 }
 
-// networks are those of all listeners, each with a blank.
+// networks returns the networks of all listeners, each followed by a blank.
 func networks(n *NodePorts) (all string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -112,7 +112,7 @@ func expectAnswer(t *testing.T, method, url string, count int) {
 	}
 }
 
-// HC-04, HC-06: one listener for each address, a busy one that is freed later.
+// HC-04, HC-06: one listener per address, one of which is in use at first.
 func TestOneListenerPerAddress(t *testing.T) {
 	port := freePort(t)
 	busy, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", fmt.Sprintf("127.0.0.1:%d", port))
@@ -140,7 +140,7 @@ func TestOneListenerPerAddress(t *testing.T) {
 	}
 }
 
-// W-19: a connection that outlives its listener gets no 200.
+// W-19: a connection that outlives its listener does not get 200.
 func TestAKeptConnectionToAGoneService(t *testing.T) {
 	port := freePort(t)
 	n := onSockets(t, NodePortOptions{})
@@ -153,11 +153,11 @@ func TestAKeptConnectionToAGoneService(t *testing.T) {
 	})
 	n.Update("IPv4", full("IPv4", nil))
 	if code, body := ask(t, keeping, url); code == http.StatusOK {
-		t.Errorf("answer %d %s for a Service that is gone", code, body)
+		t.Errorf("answer %d %s for a deleted Service, want another code", code, body)
 	}
 }
 
-// W-19: a client that was connected in time, but asks when the Service is gone.
+// W-19: a client connects before the Service is deleted, and sends its request afterwards.
 func TestALateRequestForAGoneService(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.Update("IPv4", full("IPv4", services{web: {Port: 30001, LocalEndpoints: 1}}))
@@ -169,13 +169,13 @@ func TestALateRequestForAGoneService(t *testing.T) {
 		defer conn.Close()
 		synctest.Wait()
 		b.Update("IPv4", full("IPv4", nil))
-		b.expectOpen(t, "gone")
+		b.expectOpen(t, "deleted")
 		if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
 		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil {
-			return // net/http hangs up
+			return // net/http has disconnected
 		}
 		defer answer.Body.Close()
 		if got := answer.StatusCode; got != http.StatusServiceUnavailable {
@@ -184,8 +184,8 @@ func TestALateRequestForAGoneService(t *testing.T) {
 	})
 }
 
-// W-19, W-20: a request that had come to the handler before its Service went, and
-// nobody to ask about the proxy's health.
+// W-19, W-20: a request reaches the handler before its Service is deleted, and there is no
+// status function.
 func TestTheHandlerOfAGoneServiceAnswers503(t *testing.T) {
 	n := NewNodePorts(NodePortOptions{})
 	handler := (&answerer{localEndpoints: n.localEndpoints}).handler(web)
@@ -200,14 +200,14 @@ func TestTheHandlerOfAGoneServiceAnswers503(t *testing.T) {
 	}
 	n.Update("IPv6", partial("IPv6", services{web: {}}))
 	if got := code(); got != http.StatusServiceUnavailable {
-		t.Errorf("code %d when the Service is gone, want 503", got)
+		t.Errorf("code %d after the Service was deleted, want 503", got)
 	}
 }
 
 func TestASlowClientDoesNotHoldNodePorts(t *testing.T) {
 	port := freePort(t)
 	n := NewNodePorts(NodePortOptions{})
-	stop := background(t, func(ctx context.Context) error { return n.Run(ctx, wellStatus) })
+	stop := background(t, func(ctx context.Context) error { return n.Run(ctx, healthyStatus) })
 	n.Update("IPv4", full("IPv4", services{web: {Port: port, LocalEndpoints: 1}}))
 	poll.Until(t, "it answers", func() bool { return answers(t, port) })
 	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -225,15 +225,14 @@ func TestASlowClientDoesNotHoldNodePorts(t *testing.T) {
 	}
 }
 
-// For the race detector: Updates of both families while load balancers ask and
-// somebody reads the Conditions.
+// For the race detector: Updates of both families, probes and Conditions at once.
 func TestUpdatesAndProbesAtOnce(t *testing.T) {
 	ports := []uint16{freePort(t), freePort(t), freePort(t)}
 	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	n := NewNodePorts(NodePortOptions{Addresses: func(context.Context) ([]netip.Addr, error) { return loopback, nil }})
 	background(t, func(ctx context.Context) error {
 		return n.Run(ctx, func() proxier.Status {
-			s := wellStatus()
+			s := healthyStatus()
 			s.Conditions = n.Conditions() // as Proxier.Status does
 			return s
 		})
@@ -274,15 +273,15 @@ func TestUpdatesAndProbesAtOnce(t *testing.T) {
 	})
 }
 
-// expected is a second opinion about where to listen: what each family says now,
-// and the order in which ports were told.
+// expected is an independent model of where to listen: the ports of each family, and
+// the order in which they arrived.
 type expected struct {
 	ports  map[v1.IPFamily]map[types.NamespacedName]uint16
-	latest map[types.NamespacedName][]v1.IPFamily // last told last
+	latest map[types.NamespacedName][]v1.IPFamily // in order of arrival
 	ranges map[v1.IPFamily][]netip.Prefix
 }
 
-func (e *expected) tell(family v1.IPFamily, u proxier.HealthUpdate) {
+func (e *expected) update(family v1.IPFamily, u proxier.HealthUpdate) {
 	if e.ports[family] == nil {
 		e.ports[family] = map[types.NamespacedName]uint16{}
 	}
@@ -309,9 +308,9 @@ func (e *expected) tell(family v1.IPFamily, u proxier.HealthUpdate) {
 func (e *expected) open(local []netip.Addr) []string {
 	var keys []string
 	wild := func(f v1.IPFamily) bool { return len(e.ranges[f]) > 0 && e.ranges[f][0].Bits() == 0 }
-	for name, told := range e.latest {
+	for name, arrived := range e.latest {
 		port := uint16(0)
-		for _, family := range told {
+		for _, family := range arrived {
 			if p := e.ports[family][name]; p != 0 {
 				port = p
 			}
@@ -343,8 +342,8 @@ func (e *expected) open(local []netip.Addr) []string {
 	return keys
 }
 
-// FuzzHistories: whatever was told in whatever order, what listens in the end is
-// what the last words were (HC-01 to HC-04), and nothing stays behind.
+// FuzzHistories: after any sequence of updates, the listeners are those of the last ones
+// (HC-01 to HC-04), and no others.
 func FuzzHistories(f *testing.F) {
 	for seed := range uint64(40) {
 		f.Add(seed)
@@ -352,16 +351,16 @@ func FuzzHistories(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		inBubble(t, func(t *testing.T, b *bubble) {
-			b.have("10.0.0.1", "10.0.0.2", "192.0.2.1", "fd00::1", "2001:db8::1")
+			b.setAddresses("10.0.0.1", "10.0.0.2", "192.0.2.1", "fd00::1", "2001:db8::1")
 			model := expected{map[v1.IPFamily]map[types.NamespacedName]uint16{}, map[types.NamespacedName][]v1.IPFamily{}, map[v1.IPFamily][]netip.Prefix{}}
 			for step := range 60 {
 				family, u := randomUpdate(random)
-				model.tell(family, u)
+				model.update(family, u)
 				b.Update(family, u)
 				if random.IntN(3) > 0 {
 					continue // the next one comes at once
 				}
-				time.Sleep(longestRetry + stableAfter) // for those who wait for each other's ports
+				time.Sleep(longestRetry + stableAfter) // for listeners that wait for each other's ports
 				synctest.Wait()
 				if got, want := b.open(), model.open(*b.addresses.Load()); !slices.Equal(got, want) {
 					t.Fatalf("step %d: listens on %q, want %q", step, got, want)
@@ -381,7 +380,7 @@ func randomUpdate(random *rand.Rand) (v1.IPFamily, proxier.HealthUpdate) {
 		if random.IntN(2) == 0 {
 			continue
 		}
-		// Each Service has its own ports, as the API server sees to.
+		// Each Service has its own ports, as the API server ensures.
 		port := uint16(30000 + 10*i + random.IntN(3))
 		if port%10 == 2 {
 			port = 0

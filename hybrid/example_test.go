@@ -11,7 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// Services whose name begins with "edge-" go to another engine. Real members are made by
+// Services whose name begins with "edge-" go to another engine. Real members come from
 // nftables.NewEngine, userspace.NewEngine and the like.
 func ExampleNew() {
 	kernel, sockets := &proxiertest.RecordingEngine{}, &proxiertest.RecordingEngine{}

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// journal is an engine that writes down what it is told, in one list with others.
+// journal is an engine that records its Updates in a list that it shares with others.
 type journal struct {
 	name    string
 	entries *[]string
@@ -85,8 +85,8 @@ func nameOf(name string) changetracker.ServicePortName {
 	return n
 }
 
-// TestAServicePortIsMadeBeforeItIsBroken, in partial and in full updates, in both
-// directions at once.
+// TestAServicePortIsMadeBeforeItIsBroken: the new member programs it before the old one
+// removes it, in partial and in full updates, in both directions at once.
 func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		choice := map[string]string{"x": "a", "y": "b"}
@@ -102,13 +102,13 @@ func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 		if _, err := h.Apply(t.Context(), desired.Update{Full: full, Changes: desired.ChangesTo(desiredOf("x", "y", "z")...)}); err != nil {
 			t.Fatal(err)
 		}
-		broken := slices.IndexFunc(*entries, func(e string) bool { return strings.Contains(e, "-") })
-		made := slices.IndexFunc(*entries, func(e string) bool { return strings.HasPrefix(e, "b") && strings.Contains(e, "+x") })
-		if made < 0 || broken < made || !strings.Contains((*entries)[broken], "full=false") {
-			t.Errorf("full %v: %q, want x made before anything is broken", full, *entries)
+		removed := slices.IndexFunc(*entries, func(e string) bool { return strings.Contains(e, "-") })
+		added := slices.IndexFunc(*entries, func(e string) bool { return strings.HasPrefix(e, "b") && strings.Contains(e, "+x") })
+		if added < 0 || removed < added || !strings.Contains((*entries)[removed], "full=false") {
+			t.Errorf("full %v: %q, want x added before anything is removed", full, *entries)
 		}
 		if full && !strings.Contains((*entries)[0], "+x") {
-			t.Errorf("%q, want x to stay with a while b gets it", *entries)
+			t.Errorf("%q, want a to keep x while b adds it", *entries)
 		}
 		if a.has["x"] || !a.has["y"] || !b.has["x"] || b.has["y"] {
 			t.Errorf("full %v: a has %v, b has %v, want y and z, and x", full, a.has, b.has)
@@ -116,7 +116,6 @@ func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 	}
 }
 
-// TestARefusedServicePortStaysWhereItIs.
 func TestARefusedServicePortStaysWhereItIs(t *testing.T) {
 	choice := map[string]string{}
 	h, a, b, _ := pair(t, choice)
@@ -127,10 +126,10 @@ func TestARefusedServicePortStaysWhereItIs(t *testing.T) {
 	b.fail = &proxier.ServiceError{Name: nameOf("x"), Err: errors.New("no")}
 	result, err := h.Apply(t.Context(), desired.Update{Changes: desired.ChangesTo(desiredOf("x")...)})
 	if err != nil || len(result.Failed) != 1 || result.Failed[0].Name != nameOf("x") {
-		t.Errorf("Apply = %v, %v, want that x failed", result, err)
+		t.Errorf("Apply = %v, %v, want x in Failed", result, err)
 	}
 	if !a.has["x"] {
-		t.Error("x was taken away from the engine that had it")
+		t.Error("the old member has removed x, want it kept")
 	}
 	b.fail = nil
 	if _, err := h.Apply(t.Context(), desired.Update{Changes: desired.ChangesTo(desiredOf("x")...)}); err != nil || a.has["x"] || !b.has["x"] {
@@ -145,7 +144,7 @@ func TestARefusedServicePortStaysWhereItIs(t *testing.T) {
 	}
 }
 
-// TestUnderTheDriver moves a Service when an embedder's payload says so.
+// TestUnderTheDriver moves a Service when the embedder's payload changes.
 func TestUnderTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := &able{}, &able{}
@@ -185,14 +184,14 @@ func TestUnderTheDriver(t *testing.T) {
 		}
 		updates := second.Updates()
 		if last := updates[len(updates)-1].Changes; len(last) != 1 || last[0].Source == nil || len(last[0].Source.Added) != 1 {
-			t.Errorf("the second engine is told %+v, want a with its endpoint, as if it had just come", last)
+			t.Errorf("the second engine gets %+v, want a as a new Service with its endpoint", last)
 		}
 		if first.watched.Load() != 1 || second.watched.Load() != 1 {
 			t.Error("not all engines are watched")
 		}
 		cancel()
 		if err := <-ended; err != nil || first.watched.Load()+second.watched.Load() != 0 {
-			t.Errorf("Run = %v, want nil, and nobody to watch", err)
+			t.Errorf("Run = %v, want nil and no Watch that runs", err)
 		}
 	})
 }
@@ -210,7 +209,7 @@ func TestNewNeedsEngines(t *testing.T) {
 	}
 }
 
-// able is an engine that can do all that there is.
+// able is an engine with all abilities.
 type able struct {
 	proxiertest.RecordingEngine
 	watched atomic.Int32
@@ -236,12 +235,13 @@ func (*able) Descriptors() connection.Descriptors { return connection.Descriptor
 // embedding has the methods of Engine, and no others.
 type embedding struct{ proxier.Engine }
 
-// unwrapping is the same, and says what it wraps.
+// unwrapping is the same with a method Unwrap.
 type unwrapping struct{ proxier.Engine }
 
 func (u unwrapping) Unwrap() proxier.Engine { return u.Engine }
 
-// TestTheMembersAreAsked for what they can do; it is said when none of them can.
+// TestTheMembersAreAsked: the hybrid has the abilities of its members, and returns
+// ErrUnsupported if no member has one.
 func TestTheMembersAreAsked(t *testing.T) {
 	a := &able{}
 	for name, c := range map[string]struct {

@@ -19,7 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// ableEngine is an engine that can do all that there is.
+// ableEngine is an engine with all abilities.
 type ableEngine struct{ fakeEngine }
 
 func (*ableEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{SourceLost: true} }
@@ -34,13 +34,13 @@ func (*ableEngine) Descriptors() connection.Descriptors { return connection.Desc
 // embedding has the methods of Engine, and no others.
 type embedding struct{ proxier.Engine }
 
-// unwrapping is the same, and says what it wraps.
+// unwrapping is the same with a method Unwrap.
 type unwrapping struct{ proxier.Engine }
 
 func (u unwrapping) Unwrap() proxier.Engine { return u.Engine }
 
-// TestWhatAWrappedEngineCanDo is all with Unwrap; without it nothing but Engine is left,
-// which New says.
+// TestWhatAWrappedEngineCanDo: a wrapper with Unwrap keeps all abilities; one without it
+// loses them, and New logs them.
 func TestWhatAWrappedEngineCanDo(t *testing.T) {
 	all := []string{"Watcher", "Planner", "Dumper", "OwnsNames", "Descriptors"}
 	able := &ableEngine{}
@@ -54,13 +54,13 @@ func TestWhatAWrappedEngineCanDo(t *testing.T) {
 		"embeds":                     {embedding{able}, nil, all},
 		"a pointer that embeds":      {&embedding{able}, nil, all},
 		"embeds what unwraps":        {embedding{unwrapping{able}}, nil, all},
-		"unwraps what embeds":        {unwrapping{embedding{able}}, nil, nil}, // nobody looks that deep
+		"unwraps what embeds":        {unwrapping{embedding{able}}, nil, nil}, // only one level is checked
 		"embeds what can do nothing": {embedding{embedding{able}}, nil, nil},
 		"wraps nothing":              {embedding{}, nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := proxier.Abilities(c.engine); !slices.Equal(got, c.can) {
-				t.Errorf("it can do %v, want %v", got, c.can)
+				t.Errorf("abilities %v, want %v", got, c.can)
 			}
 			core, logs := observer.New(zap.WarnLevel)
 			newProxier(t, proxier.Deps{Logger: zap.New(core)}, c.engine)
@@ -71,13 +71,13 @@ func TestWhatAWrappedEngineCanDo(t *testing.T) {
 				}
 			}
 			if !slices.Equal(got, c.hidden) {
-				t.Errorf("New says that %v is hidden, want %v", got, c.hidden)
+				t.Errorf("New logs hidden abilities %v, want %v", got, c.hidden)
 			}
 		})
 	}
 }
 
-// TestAWrapperKeepsWhatEngineHas: Close and Traits.
+// TestAWrapperKeepsWhatEngineHas checks Close and Traits.
 func TestAWrapperKeepsWhatEngineHas(t *testing.T) {
 	able := &ableEngine{}
 	w := embedding{able}
@@ -85,14 +85,14 @@ func TestAWrapperKeepsWhatEngineHas(t *testing.T) {
 		t.Errorf("Close = %v, the engine was closed %d times, want once", err, able.closed)
 	}
 	if !w.Traits(nil).SourceLost {
-		t.Error("the traits are lost")
+		t.Error("Traits of the wrapper are not those of the engine")
 	}
 }
 
-// TestAWatchThatIsNotPossibleIsACondition, and is not tried again.
+// TestAWatchThatIsNotPossibleIsACondition and is not retried.
 func TestAWatchThatIsNotPossibleIsACondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{deaf: fmt.Errorf("watch: %w", errors.ErrUnsupported)}
+		e := &fakeEngine{watchErr: fmt.Errorf("watch: %w", errors.ErrUnsupported)}
 		p := newProxier(t, proxier.Deps{}, e)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -109,8 +109,8 @@ func TestAWatchThatIsNotPossibleIsACondition(t *testing.T) {
 	})
 }
 
-// TestWhatFailedOutsideTheUpdateIsRetried without a full update, and without another
-// change: ipvs, for one, displaces others.
+// TestWhatFailedOutsideTheUpdateIsRetried by a partial update, without another change. ipvs,
+// for example, may displace another service port.
 func TestWhatFailedOutsideTheUpdateIsRetried(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))

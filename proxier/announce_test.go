@@ -21,8 +21,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// speaker is a data plane and what a router was told of it, which are held against each
-// other at each step.
+// speaker is a data plane and its announcements, which are compared after each step.
 type speaker struct {
 	*rand.Rand
 
@@ -32,13 +31,13 @@ type speaker struct {
 	withdrawn int
 	breaks    breaks
 	faults    []string
-	// isLocal are the Services of policy Local, isReady the service ports with a ready
-	// endpoint here.
+	// isLocal holds the Services with policy Local, isReady the service ports with a ready
+	// endpoint on this node.
 	isLocal map[string]bool
 	isReady map[changetracker.ServicePortName]bool
 }
 
-// breaks is what fails at random.
+// breaks selects what fails at random.
 type breaks struct{ engine, session bool }
 
 func newSpeaker(seed uint64, breaks breaks) *speaker {
@@ -53,7 +52,7 @@ func (s *speaker) fault(format string, args ...any) {
 	s.faults = append(s.faults, fmt.Sprintf(format, args...))
 }
 
-// serves says whether the data plane has a key.
+// serves reports whether the data plane has a frontend.
 func (s *speaker) serves(key desired.Key) bool {
 	for _, keys := range s.has {
 		if keys[key] {
@@ -66,20 +65,20 @@ func (s *speaker) serves(key desired.Key) bool {
 func (s *speaker) check(when string) {
 	for key := range s.announced {
 		if !s.serves(key) {
-			s.fault("%s: %v is announced, and not served", when, key)
+			s.fault("%s: %v is announced but not served", when, key)
 		}
 	}
 }
 
 func (s *speaker) Withdraw(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
-	return s.hear(family, list, func(key desired.Key) { delete(s.announced, key); s.withdrawn++ })
+	return s.receive(family, list, func(key desired.Key) { delete(s.announced, key); s.withdrawn++ })
 }
 
 func (s *speaker) Announce(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
-	return s.hear(family, list, func(key desired.Key) { s.announced[key] = true })
+	return s.receive(family, list, func(key desired.Key) { s.announced[key] = true })
 }
 
-func (s *speaker) hear(family v1.IPFamily, list []proxier.Announcement, do func(desired.Key)) error {
+func (s *speaker) receive(family v1.IPFamily, list []proxier.Announcement, do func(desired.Key)) error {
 	if family != v1.IPv4Protocol {
 		return nil
 	}
@@ -94,7 +93,7 @@ func (s *speaker) hear(family v1.IPFamily, list []proxier.Announcement, do func(
 	return nil
 }
 
-// apply is the engine's: some service ports fail, or all.
+// apply is Apply of the engine: some service ports fail, or the whole Update.
 func (s *speaker) apply(u desired.Update) (result proxier.Result, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,14 +125,14 @@ func (s *speaker) apply(u desired.Update) (result proxier.Result, err error) {
 		next[service.Name] = keys
 	}
 	s.has = next
-	if s.breaks == (breaks{}) { // what fails is withdrawn only then
+	if s.breaks == (breaks{}) { // failed service ports are withdrawn after Apply
 		s.check("Apply")
 	}
 	return result, nil
 }
 
-// TestAVIPIsAnnouncedWhileItIsServed, and at no other time: random Services come, go and
-// change, engine and announcer fail at random, and at last nothing fails any more.
+// TestAVIPIsAnnouncedWhileItIsServed and at no other time: random Services are added,
+// changed and deleted, engine and announcer fail at random, and finally nothing fails.
 func TestAVIPIsAnnouncedWhileItIsServed(t *testing.T) {
 	for seed := range uint64(150) {
 		for _, breaks := range []breaks{{}, {engine: true}, {session: true}, {engine: true, session: true}} {
@@ -161,7 +160,7 @@ func TestAVIPIsAnnouncedWhileItIsServed(t *testing.T) {
 				}
 				want := s.wanted()
 				if got := slices.SortedFunc(maps.Keys(s.announced), desired.Key.Compare); !slices.Equal(got, want) {
-					t.Errorf("seed %d: announced %v at last, want %v", seed, got, want)
+					t.Errorf("seed %d: announced %v in the end, want %v", seed, got, want)
 				}
 				if len(s.faults) > 0 {
 					t.Errorf("seed %d: %v", seed, s.faults)
@@ -174,8 +173,8 @@ func TestAVIPIsAnnouncedWhileItIsServed(t *testing.T) {
 	}
 }
 
-// change does something to one Service, or to the endpoints of one of its two ports.
-// VIPs may be those of another one.
+// change adds, changes or deletes a Service, or replaces the endpoints of one of its two
+// ports. Services may share VIPs.
 func (s *speaker) change(f *fixture) {
 	n := s.IntN(4)
 	name := string(rune('a' + n))
@@ -197,8 +196,8 @@ func (s *speaker) change(f *fixture) {
 	}
 }
 
-// endpoints are some of three, for one port: ready ones here and elsewhere, and one here
-// that is terminating.
+// endpoints returns a random subset of three endpoints of one port: a ready one on this
+// node, a ready one on another node, and a terminating one on this node.
 func (s *speaker) endpoints(n int, name, port string) *discovery.EndpointSlice {
 	list := slice(name)
 	list.Name += "-" + port
@@ -222,8 +221,8 @@ func (s *speaker) endpoints(n int, name, port string) *discovery.EndpointSlice {
 	return list
 }
 
-// wanted are the VIPs that the data plane serves; those of policy Local where a ready
-// endpoint is here.
+// wanted returns the VIPs that the data plane serves; those with policy Local only if a
+// ready endpoint is on this node.
 func (s *speaker) wanted() []desired.Key {
 	var keys []desired.Key
 	for name, of := range s.has {
@@ -238,7 +237,7 @@ func (s *speaker) wanted() []desired.Key {
 	return keys
 }
 
-// TestCleanupWithdrawsFirst, and Run leaves alone what is announced.
+// TestCleanupWithdrawsFirst, while the end of Run withdraws nothing.
 func TestCleanupWithdrawsFirst(t *testing.T) {
 	s := newSpeaker(1, breaks{})
 	var p *proxier.Proxier

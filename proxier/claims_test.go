@@ -29,7 +29,7 @@ const (
 	claimedNodePort     = 30080
 )
 
-// claimed is a Proxier in a bubble, with what its engine has and what it reports.
+// claimed is a Proxier in a bubble, with its engine and its last report.
 type claimed struct {
 	*proxier.Proxier
 
@@ -52,7 +52,7 @@ func claimedNode(addrs ...string) changetracker.Node {
 	return n
 }
 
-// newClaimed returns one that runs and knows these Services.
+// newClaimed returns one that runs with these Services.
 func newClaimed(ctx context.Context, t *testing.T, n changetracker.Node, services ...*v1.Service) *claimed {
 	t.Helper()
 	c := &claimed{engine: &proxiertest.RecordingEngine{}}
@@ -67,18 +67,18 @@ func newClaimed(ctx context.Context, t *testing.T, n changetracker.Node, service
 	}
 	c.OnServiceSynced()
 	c.OnEndpointSlicesSynced()
-	c.settle(t)
+	c.sync(t)
 	return c
 }
 
-func (c *claimed) settle(t *testing.T) {
+func (c *claimed) sync(t *testing.T) {
 	t.Helper()
 	if err := c.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// owners are the service ports that the engine has programmed, by frontend.
+// owners returns the service ports that the engine has programmed, by frontend.
 func (c *claimed) owners() map[string]string {
 	owners := map[string]string{}
 	for name, s := range c.engine.Services() {
@@ -97,7 +97,7 @@ func (c *claimed) problems() (texts []string) {
 	return texts
 }
 
-// mayClaim is a Service of an age, 0 for unknown.
+// mayClaim returns a Service with an age in seconds, 0 for unknown.
 func mayClaim(namespace, name string, age int64, port int32, opts ...proxiertest.ServiceOption) *v1.Service {
 	s := proxiertest.Service(namespace, name, append([]proxiertest.ServiceOption{
 		proxiertest.ClusterIPs(clusterIPOf(namespace + name)), proxiertest.Port("", v1.ProtocolTCP, port),
@@ -120,17 +120,17 @@ func atNodePort(s *v1.Service) {
 	s.Spec.Type, s.Spec.Ports[0].NodePort = v1.ServiceTypeNodePort, claimedNodePort
 }
 
-// TestTheOlderServiceHasTheVIP plays the ways to take somebody's traffic, whoever comes
-// first, and what becomes of it when the winner goes.
+// TestTheOlderServiceHasTheVIP tries all ways to take the traffic of another Service, in both
+// orders, and then deletes the winner.
 func TestTheOlderServiceHasTheVIP(t *testing.T) {
 	shared, atNode := proxiertest.ExternalIPs(sharedVIP), proxiertest.ExternalIPs(nodeIP)
 	balancer := proxiertest.LoadBalancer(sharedVIP)
 	sharedKey, nodePortKey, nodeKey := sharedVIP+":80/TCP", "node port 30080/TCP", nodeIP+":30080/TCP"
 	for name, test := range map[string]struct {
 		winner, loser *v1.Service
-		key           string // the winner's
-		disputed      string // if it is another one, which the loser loses
-		partly        bool   // the loser keeps its frontend for other addresses
+		key           string // of the winner's frontend
+		disputed      string // the key of the loser's frontend, if it differs
+		partly        bool   // the loser keeps its frontend at other addresses
 	}{
 		"external IP": {
 			winner: mayClaim("prod", "victim", 9, 80, shared), loser: mayClaim("aaa", "evil", 1, 80, shared), key: sharedKey,
@@ -144,10 +144,10 @@ func TestTheOlderServiceHasTheVIP(t *testing.T) {
 		"load balancer": {
 			winner: mayClaim("prod", "victim", 9, 80, balancer), loser: mayClaim("aaa", "evil", 1, 80, balancer), key: sharedKey,
 		},
-		"external IP of somebody's load balancer": {
+		"external IP is another Service's load balancer IP": {
 			winner: mayClaim("prod", "victim", 1, 80, balancer), loser: mayClaim("aaa", "evil", 9, 80, shared), key: sharedKey,
 		},
-		"external IP of somebody's cluster IP": {
+		"external IP is another Service's cluster IP": {
 			winner: mayClaim("prod", "victim", 1, 80), loser: mayClaim("aaa", "evil", 9, 80, proxiertest.ExternalIPs(clusterIPOf("prodvictim"))),
 			key: clusterIPOf("prodvictim") + ":80/TCP",
 		},
@@ -173,17 +173,17 @@ func TestTheOlderServiceHasTheVIP(t *testing.T) {
 					defer cancel()
 					c := newClaimed(ctx, t, claimedNode(nodeIP), both[0])
 					c.OnServiceAdd(both[1])
-					c.settle(t)
+					c.sync(t)
 					winner, loser := test.winner.Namespace+"/"+test.winner.Name, test.loser.Namespace+"/"+test.loser.Name
 					disputed := test.key
 					if test.disputed != "" {
 						disputed = test.disputed
 						if got := c.owners()[disputed]; got != "" {
-							t.Errorf("%s has %s, want nobody", got, disputed)
+							t.Errorf("%s has %s, want no owner", got, disputed)
 						}
 					}
 					if got := c.owners()[test.key]; got != winner+" " {
-						t.Errorf("%q have %s, want %s alone", got, test.key, winner)
+						t.Errorf("owners of %s are %q, want %s alone", test.key, got, winner)
 					}
 					if _, kept := c.owners()[nodePortKey]; test.partly && !kept {
 						t.Error("the loser has lost its node port at all addresses")
@@ -195,12 +195,12 @@ func TestTheOlderServiceHasTheVIP(t *testing.T) {
 						t.Errorf("%d problems are reported to the observer, want 1", n)
 					}
 					c.OnServiceDelete(test.winner)
-					c.settle(t)
+					c.sync(t)
 					if got := c.owners()[disputed]; got != loser+" " && !test.partly {
-						t.Errorf("%q have %s when %s is gone, want %s", got, disputed, winner, loser)
+						t.Errorf("owners of %s are %q after %s was deleted, want %s", disputed, got, winner, loser)
 					}
 					if got := c.problems(); len(got) > 0 || len(c.report.Problems) > 0 {
-						t.Errorf("problems = %q when %s is gone, %v reported", got, winner, c.report.Problems)
+						t.Errorf("problems = %q after %s was deleted, %v reported, want none", got, winner, c.report.Problems)
 					}
 				})
 			})
@@ -212,8 +212,8 @@ func withUID(uid types.UID) proxiertest.ServiceOption {
 	return func(s *v1.Service) { s.UID = uid }
 }
 
-// TestClaimsAreSettledByWhatIsThere holds a Proxier with a random history against one
-// that is started on what there is at the end, and its Explain against its engine.
+// TestClaimsAreSettledByWhatIsThere compares a Proxier with a random history to one that is
+// started with the final Services, and Explain to what the engine has programmed.
 func TestClaimsAreSettledByWhatIsThere(t *testing.T) {
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {
@@ -242,9 +242,9 @@ func TestClaimsAreSettledByWhatIsThere(t *testing.T) {
 				if r.IntN(3) == 0 {
 					continue // two changes in a sync
 				}
-				c.settle(t)
+				c.sync(t)
 			}
-			c.settle(t)
+			c.sync(t)
 			restarted := newClaimed(ctx, t, node, slices.Collect(maps.Values(services))...)
 			if got, want := c.owners(), restarted.owners(); !maps.Equal(got, want) {
 				t.Errorf("seed %d: owners %v, after a restart %v", seed, got, want)
@@ -277,7 +277,7 @@ func randomClaim(r *rand.Rand, name string) *v1.Service {
 	return mayClaim("test", name, int64(r.IntN(3)), []int32{80, claimedNodePort}[r.IntN(2)], opts...)
 }
 
-// explainsItsOwners asks about packets to every address.
+// explainsItsOwners calls Explain for packets to every address.
 func (c *claimed) explainsItsOwners(ctx context.Context, t *testing.T) {
 	t.Helper()
 	for _, addr := range []string{nodeIP, otherNodeIP, sharedVIP} {
@@ -298,7 +298,7 @@ func (c *claimed) explainsItsOwners(ctx context.Context, t *testing.T) {
 				got = e.Service.Namespace + "/" + e.Service.Name + " "
 			}
 			if got != want {
-				t.Errorf("%v is explained as %q's, and programmed for %q: %q", to, got, want, e.Reasons)
+				t.Errorf("Explain of %v: owner %q, programmed for %q: %q", to, got, want, e.Reasons)
 			}
 		}
 	}

@@ -27,7 +27,7 @@ func fullUpdates(e *fakeEngine) (n int) {
 	return n
 }
 
-// TestDamageLeadsToAFullSyncOfItsFamily and of no other.
+// TestDamageLeadsToAFullSyncOfItsFamily and not of the other one.
 func TestDamageLeadsToAFullSyncOfItsFamily(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -47,16 +47,16 @@ func TestDamageLeadsToAFullSyncOfItsFamily(t *testing.T) {
 		f.v4.damage(proxier.Damage{})
 		time.Sleep(time.Second)
 		if got, want := fullUpdates(f.v4), 3; got != want {
-			t.Errorf("%d full syncs of IPv4 after a reason to look, want %d", got, want)
+			t.Errorf("%d full syncs of IPv4 after possible damage, want %d", got, want)
 		}
 		if s := f.Status().Families[v1.IPv4Protocol]; s.Damaged != 1 {
-			t.Errorf("%d damages, want a look not to count", s.Damaged)
+			t.Errorf("%d damages, want 1: possible damage does not count", s.Damaged)
 		}
 	})
 }
 
-// TestChangesGoOnWhileARepairWaits, as long as the engine takes them; when it does
-// not, they wait for the repair, and Sync says why.
+// TestChangesGoOnWhileARepairWaits: changes are programmed while a repair is postponed. If
+// the engine fails, they wait for the repair, and Sync returns ErrContested.
 func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -102,7 +102,7 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 	})
 }
 
-// TestDamageDuringEachRepairIsRepairedInTheEnd, without any other event.
+// TestDamageDuringEachRepairIsRepairedInTheEnd without any other event.
 func TestDamageDuringEachRepairIsRepairedInTheEnd(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -122,11 +122,11 @@ func TestDamageDuringEachRepairIsRepairedInTheEnd(t *testing.T) {
 	})
 }
 
-// TestAWatchThatFailsIsStartedAgain, less and less often, and Status tells.
+// TestAWatchThatFailsIsStartedAgain with growing pauses, and Status reports it.
 func TestAWatchThatFailsIsStartedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
-		e := &fakeEngine{deaf: errors.New("no socket")}
+		e := &fakeEngine{watchErr: errors.New("no socket")}
 		p := newProxier(t, proxier.Deps{}, e)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -134,7 +134,7 @@ func TestAWatchThatFailsIsStartedAgain(t *testing.T) {
 		time.Sleep(time.Minute)
 		e.mu.Lock()
 		watches := e.watches
-		e.deaf = nil
+		e.watchErr = nil
 		e.mu.Unlock()
 		if watches < 5 || watches > 7 { // after 1s, 2s, 4s, 8s, 16s, 32s
 			t.Errorf("%d attempts in a minute, want 5 to 7", watches)
@@ -154,8 +154,8 @@ func TestAWatchThatFailsIsStartedAgain(t *testing.T) {
 	})
 }
 
-// TestDamageOfOneServicePortIsItsOwn: what an engine notices late of one service port has
-// that programmed again, also after a failure, and nothing else.
+// TestDamageOfOneServicePortIsItsOwn: after damage of one service port only that one is
+// programmed again, also if the first attempt fails.
 func TestDamageOfOneServicePortIsItsOwn(t *testing.T) {
 	run(t, withoutRetries(), func(t *testing.T, f *fixture) {
 		f.synced()
@@ -172,7 +172,7 @@ func TestDamageOfOneServicePortIsItsOwn(t *testing.T) {
 			}
 			return result, nil
 		})
-		for range 2 { // which is one thing to do
+		for range 2 { // both are repaired at once
 			f.v4.damage(proxier.Damage{Object: "group 7", Service: bad})
 		}
 		time.Sleep(time.Second)
@@ -184,7 +184,7 @@ func TestDamageOfOneServicePortIsItsOwn(t *testing.T) {
 			}
 		}
 		if status := f.Status().Families[v1.IPv4Protocol]; len(updates) < 2 || len(updates[len(updates)-1].Changes) > 1 || len(status.Failed) > 0 {
-			t.Errorf("%d updates, %v failed at last, want two and none", len(updates), status.Failed)
+			t.Errorf("%d updates, %v failed in the end, want two and none", len(updates), status.Failed)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package proxier_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,10 +21,10 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// fakeHealth remembers what it was told.
+// fakeHealth records the updates.
 type fakeHealth struct {
 	mu         sync.Mutex // guards all below
-	told       map[v1.IPFamily][]proxier.HealthUpdate
+	updates    map[v1.IPFamily][]proxier.HealthUpdate
 	running    bool
 	conditions []proxier.Condition
 }
@@ -31,10 +32,10 @@ type fakeHealth struct {
 func (h *fakeHealth) Update(family v1.IPFamily, u proxier.HealthUpdate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.told == nil {
-		h.told = map[v1.IPFamily][]proxier.HealthUpdate{}
+	if h.updates == nil {
+		h.updates = map[v1.IPFamily][]proxier.HealthUpdate{}
 	}
-	h.told[family] = append(h.told[family], u)
+	h.updates[family] = append(h.updates[family], u)
 }
 
 func (h *fakeHealth) Run(ctx context.Context, status func() proxier.Status) error {
@@ -58,16 +59,16 @@ func (h *fakeHealth) set(change func()) {
 	change()
 }
 
-// take returns what it was told of IPv4 since the last call.
+// take returns the updates of IPv4 since the last call.
 func (h *fakeHealth) take() []proxier.HealthUpdate {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	told := h.told[v1.IPv4Protocol]
-	h.told = nil
-	return told
+	updates := h.updates[v1.IPv4Protocol]
+	h.updates = nil
+	return updates
 }
 
-// loadBalancer gives a Service a health check node port.
+// loadBalancer makes a Service one of type LoadBalancer with a health check node port.
 func loadBalancer(healthPort int32) func(*v1.Service) {
 	return func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeLoadBalancer
@@ -77,8 +78,8 @@ func loadBalancer(healthPort int32) func(*v1.Service) {
 	}
 }
 
-// TestHealthChecksHearOfWhatIsProgrammed: HC-01, HC-15, and nothing of a sync that
-// failed (W-23's kind of loss).
+// TestHealthChecksHearOfWhatIsProgrammed: HC-01, HC-15. A failed sync updates nothing, and
+// the next one loses nothing (as in W-23).
 func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 	h := &fakeHealth{}
 	config := proxier.Config{Node: changetracker.Node{Name: "here"}, NodePorts: proxier.NodePorts{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
@@ -91,7 +92,7 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 		first := h.take()
 		if len(first) != 1 || !first[0].Full || len(first[0].Ports) != 1 || first[0].Ports[a] != 30001 || first[0].LocalEndpoints[a] != 0 ||
 			!slices.Equal(first[0].NodePortAddresses, config.NodePorts.Addresses) {
-			t.Fatalf("told first: %+v, want everything: a without endpoints", first)
+			t.Fatalf("first update: %+v, want a full one: a without endpoints", first)
 		}
 
 		f.v4.failWith(func(desired.Update) error { return errors.New("no") })
@@ -99,14 +100,14 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 		here.Endpoints[0].NodeName = new("here")
 		f.OnEndpointSliceAdd(here)
 		pass(time.Second)
-		if told := h.take(); len(told) != 0 {
-			t.Errorf("told of a failed sync: %+v", told)
+		if updates := h.take(); len(updates) != 0 {
+			t.Errorf("updates after a failed sync: %+v, want none", updates)
 		}
 		f.v4.failWith(nil)
 		pass(time.Minute)
-		told := h.take()
-		if len(told) != 1 || told[0].Ports[a] != 30001 || told[0].LocalEndpoints[a] != 1 {
-			t.Errorf("told after the failure: %+v, want a with 1 endpoint", told)
+		updates := h.take()
+		if len(updates) != 1 || updates[0].Ports[a] != 30001 || updates[0].LocalEndpoints[a] != 1 {
+			t.Errorf("updates after the failure: %+v, want a with 1 endpoint", updates)
 		}
 
 		for step, c := range []struct {
@@ -125,16 +126,11 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 			for _, u := range h.take() {
 				got = u.Ports
 				if u.Full {
-					t.Errorf("step %d: told of everything, want what changed", step)
+					t.Errorf("step %d: full update, want a partial one", step)
 				}
 			}
-			if len(got) != len(c.want) {
-				t.Errorf("step %d: told of %+v, want %+v", step, got, c.want)
-			}
-			for name, want := range c.want {
-				if got[name] != want {
-					t.Errorf("step %d: told of %+v, want %+v", step, got, c.want)
-				}
+			if !maps.Equal(got, c.want) {
+				t.Errorf("step %d: update of %+v, want %+v", step, got, c.want)
 			}
 		}
 		h.set(func() { h.conditions = []proxier.Condition{{Type: proxier.ConditionHealthCheckPort, Message: "busy"}} })
@@ -143,11 +139,11 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 		}
 	})
 	if h.running {
-		t.Error("Run has returned before the health checks")
+		t.Error("Run returned before Health.Run")
 	}
 }
 
-// fakeSettings are missing for some time.
+// fakeSettings fail for the first calls of Apply.
 type fakeSettings struct {
 	missing  int
 	restored int
@@ -167,8 +163,8 @@ func (s *fakeSettings) Restore(context.Context) error {
 	return s.failure
 }
 
-// TestSettingsAreTriedAgainAfterAFullSync: what is missing is a condition with the
-// time of its beginning, and never an error.
+// TestSettingsAreTriedAgainAfterAFullSync: a failed setting is a condition with the time of
+// its first failure, and not an error of a sync.
 func TestSettingsAreTriedAgainAfterAFullSync(t *testing.T) {
 	s := &fakeSettings{missing: 2}
 	runWith(t, proxier.Config{}, proxier.Deps{Settings: s}, func(t *testing.T, f *fixture) {
@@ -181,10 +177,10 @@ func TestSettingsAreTriedAgainAfterAFullSync(t *testing.T) {
 		if len(c) != 1 || c[0].Type != proxier.ConditionKernelSettings || !c[0].Since.Equal(began) {
 			t.Errorf("conditions %+v, want one since %v", c, began)
 		}
-		f.OnServiceAdd(service("a", "10.0.0.1")) // without
+		f.OnServiceAdd(service("a", "10.0.0.1")) // with a partial sync
 		pass(time.Minute)
 		if got := len(f.Status().Conditions); got != 1 || s.missing != 0 {
-			t.Errorf("%d conditions, %d attempts left, want 1 and 0: only a full sync tries again", got, s.missing)
+			t.Errorf("%d conditions, %d failures left, want 1 and 0: only a full sync retries", got, s.missing)
 		}
 		f.OnNodeChange(changetracker.Node{Name: "other"})
 		pass(time.Minute)
@@ -203,7 +199,7 @@ func TestCleanupRestoresSettings(t *testing.T) {
 	}
 }
 
-// TestHistoryKeepsTheLastSyncs, with their stages in order.
+// TestHistoryKeepsTheLastSyncs with their stages in order.
 func TestHistoryKeepsTheLastSyncs(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -234,8 +230,7 @@ func TestHistoryKeepsTheLastSyncs(t *testing.T) {
 
 type noLocal struct{ internal, external int }
 
-// TestServicePortsWithoutLocalEndpointsAreCounted incrementally, and anew by a full
-// sync: MET-11.
+// TestServicePortsWithoutLocalEndpointsAreCounted by partial and by full syncs: MET-11.
 func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	run(t, proxier.Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -269,7 +264,7 @@ func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	})
 }
 
-// TestADrainingNodeIsNoReasonToSync, but to be told.
+// TestADrainingNodeIsNoReasonToSync, but Status has it.
 func TestADrainingNodeIsNoReasonToSync(t *testing.T) {
 	run(t, proxier.Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -286,7 +281,7 @@ func TestADrainingNodeIsNoReasonToSync(t *testing.T) {
 	})
 }
 
-// TestExplainTellsOfWhatIsProgrammed, and of what could not be.
+// TestExplainTellsOfWhatIsProgrammed and which service ports failed.
 func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
 	packet := desired.Packet{
 		Protocol: desired.TCP, Source: netip.MustParseAddr("10.1.0.9"), Destination: netip.MustParseAddrPort("10.0.0.1:80"), Origin: desired.FromPod,
@@ -311,7 +306,7 @@ func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
 			t.Errorf("Resolved = %+v, %v, want one frontend", s, ok)
 		}
 		if f.Programmed(v1.IPv4Protocol).Len() != 1 || f.Programmed(v1.IPv6Protocol).Len() != 0 {
-			t.Error("Programmed is not what was programmed")
+			t.Error("Programmed: want one service port of IPv4 and none of IPv6")
 		}
 
 		refused := someError{{Name: *e.Service, Err: errors.New("too long")}}
@@ -324,7 +319,7 @@ func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
 	})
 }
 
-// TestExplainAsksForTheNodesAddresses where there is somebody to ask.
+// TestExplainAsksForTheNodesAddresses if Deps.LocalAddresses is set.
 func TestExplainAsksForTheNodesAddresses(t *testing.T) {
 	var failure error
 	addresses := func(context.Context) ([]netip.Addr, error) {

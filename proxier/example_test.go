@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// printer is a data plane of one's own: it prints, once it is no longer busy.
+// printer is an Engine that prints service ports. It fails once if it is busy.
 type printer struct{ busy bool }
 
 func (p *printer) Apply(_ context.Context, update desired.Update) (proxier.Result, error) {
@@ -35,13 +35,13 @@ func (p *printer) Close() error { return nil }
 
 func (p *printer) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
-// listener does something after each sync.
+// listener is an Observer that calls a function.
 type listener func(proxier.SyncReport)
 
 func (l listener) ObserveSync(r proxier.SyncReport) { l(r) }
 
-// An engine only says how to program. Events are tracked for it, what Services mean is
-// decided, and what fails is tried again, without losing anything.
+// An Engine only programs its data plane. The Proxier tracks events, decides what Services
+// mean, and retries failures without losing changes.
 func Example() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()

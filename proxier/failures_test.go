@@ -18,10 +18,10 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// dice make trees of errors at random.
+// dice generate random trees of errors.
 type dice struct{ *rand.Rand }
 
-// tree wraps and joins leaves, with nil and repetition among them.
+// tree wraps and joins leaves, some of them nil or repeated.
 func (r dice) tree(leaves []error) error {
 	for range r.IntN(3) {
 		leaves = append(leaves, nil)
@@ -55,7 +55,7 @@ func (r dice) wrapped(err error) error {
 	return err
 }
 
-// total is an error that concerns everything, though some look otherwise.
+// total returns an error of the whole Update, which may look like one of a service port.
 func (r dice) total(u *desired.Update) error {
 	one := &proxier.ServiceError{Err: errors.New("of one service port")}
 	if len(u.Changes) > 0 {
@@ -70,8 +70,8 @@ type emptyJoinError struct{}
 func (emptyJoinError) Error() string   { return "joins nothing" }
 func (emptyJoinError) Unwrap() []error { return nil }
 
-// TestNothingCountsAsProgrammedThatIsNot holds what the Proxier says against what its
-// engine has done, whatever failed and however the engine says it.
+// TestNothingCountsAsProgrammedThatIsNot compares the status of the Proxier to what its
+// engine has programmed, whatever failed and however the engine reports it.
 func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 	for seed := range uint64(300) {
 		r := dice{rand.New(rand.NewPCG(seed, 0))}
@@ -105,14 +105,14 @@ func TestNothingCountsAsProgrammedThatIsNot(t *testing.T) {
 			}
 			for _, name := range names {
 				if has[name] != ports[name] {
-					t.Errorf("seed %d: the engine has port %d of %s at last, want %d", seed, has[name], name, ports[name])
+					t.Errorf("seed %d: the engine has port %d of %s in the end, want %d", seed, has[name], name, ports[name])
 				}
 			}
 		})
 	}
 }
 
-// apply fails for some service ports or for all, and says so in a random way.
+// apply fails for some service ports or for all, and reports that in a random way.
 func (r dice) apply(u *desired.Update, has map[string]uint16) (proxier.Result, error) {
 	var result proxier.Result
 	failed := map[string]bool{}
@@ -125,7 +125,7 @@ func (r dice) apply(u *desired.Update, has map[string]uint16) (proxier.Result, e
 			}
 		}
 	}
-	if r.IntN(4) == 0 { // of which the Proxier knows nothing
+	if r.IntN(4) == 0 { // a service port that does not exist
 		result.Failed = append(result.Failed, &proxier.ServiceError{Name: nameOf("unknown")})
 	}
 	r.Shuffle(len(result.Failed), func(i, j int) {
@@ -138,7 +138,7 @@ func (r dice) apply(u *desired.Update, has map[string]uint16) (proxier.Result, e
 	return result, nil
 }
 
-// record is what the engine does with what did not fail.
+// record programs the service ports that did not fail.
 func record(u *desired.Update, has map[string]uint16, failed map[string]bool) {
 	for s := range u.Services() {
 		if !failed[s.Name.Name] {
@@ -147,7 +147,7 @@ func record(u *desired.Update, has map[string]uint16, failed map[string]bool) {
 	}
 }
 
-// countsAsProgrammed says whether anything lets a Service's port pass for programmed.
+// countsAsProgrammed reports whether the Proxier presents a Service's port as programmed.
 func (f *fixture) countsAsProgrammed(name string, port uint16) bool {
 	key := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Port: "web", Protocol: v1.ProtocolTCP}
 	status := f.Status().Families[v1.IPv4Protocol]
@@ -161,8 +161,7 @@ func (f *fixture) countsAsProgrammed(name string, port uint16) bool {
 	return !sorted || status.PendingSince.IsZero() || status.LastError == nil
 }
 
-// TestAnErrorNamesAServicePortOnce, and the family: who reads it sees what failed, and
-// not which layers of the program handed it on.
+// TestAnErrorNamesAServicePortOnce and the family, without the layers of the program.
 func TestAnErrorNamesAServicePortOnce(t *testing.T) {
 	died := errors.New("socket died")
 	for name, c := range map[string]struct {
@@ -211,8 +210,8 @@ func portIs(port uint16) func(*v1.Service) {
 	return func(s *v1.Service) { s.Spec.Ports[0].Port = int32(port) }
 }
 
-// TestAFailedServicePortThatIsAsBefore asks for what it asked for before: it is retried
-// although the trackers see no change, and others keep what is theirs.
+// TestAFailedServicePortThatIsAsBefore: a Service changes, fails, and changes back. It is
+// retried although the tracker has no change, and other Services keep their VIPs.
 func TestAFailedServicePortThatIsAsBefore(t *testing.T) {
 	run(t, withoutRetries(), func(t *testing.T, f *fixture) {
 		sync := func(set ...*v1.Service) error {
@@ -237,7 +236,7 @@ func TestAFailedServicePortThatIsAsBefore(t *testing.T) {
 			t.Errorf("the Update has %q, want %q", got, want)
 		}
 		if problems := f.Status().Problems; len(problems) != 0 {
-			t.Errorf("Problems = %v, want none: nobody else asks for the address", problems)
+			t.Errorf("Problems = %v, want none: only b asks for the address", problems)
 		}
 	})
 }

@@ -58,22 +58,22 @@ func runWithFlows(t *testing.T, test func(t *testing.T, f *fixture, c *fakeConnt
 	runWith(t, proxier.Config{}, proxier.Deps{Conntrack: c}, func(t *testing.T, f *fixture) { test(t, f, c) })
 }
 
-// TestFlowsAreLookedAtOnlyWhenServersGo (CT-01 with W-23 mended): no table is read
-// for a change that cannot make a flow stale.
+// TestFlowsAreLookedAtOnlyWhenServersGo: CT-01, without W-23. The conntrack table is not
+// read for a change that cannot make a flow stale.
 func TestFlowsAreLookedAtOnlyWhenServersGo(t *testing.T) {
 	runWithFlows(t, func(t *testing.T, f *fixture, c *fakeConntrack) {
 		want := 0
-		step := func(what string, looks int, change func()) {
+		step := func(what string, checks int, change func()) {
 			t.Helper()
-			want += looks
+			want += checks
 			change()
 			time.Sleep(time.Second)
 			if got := c.count(); got != want {
-				t.Errorf("%s: looked at flows %d times, want %d", what, looks+got-want, looks)
+				t.Errorf("%s: %d checks of flows, want %d", what, checks+got-want, checks)
 				want = got
 			}
 		}
-		step("nothing to look at", 0, f.synced)
+		step("no Services", 0, f.synced)
 		step("a new frontend", 1, func() { f.OnServiceAdd(service("a", "10.96.0.1")) })
 		step("the first endpoint", 1, func() { f.OnEndpointSliceAdd(slice("a", "10.0.0.1")) })
 		step("another endpoint", 0, func() { f.OnEndpointSliceUpdate(nil, slice("a", "10.0.0.1", "10.0.0.2")) })
@@ -91,20 +91,20 @@ func TestFlowsAreLookedAtOnlyWhenServersGo(t *testing.T) {
 		step("with source ranges", 1, guarded("192.0.2.0/24", "198.51.100.0/24"))
 		step("with fewer", 1, guarded("192.0.2.0/24"))
 		if check := c.last(); len(check.Frontends) != 1 || len(check.Frontends[0].SourceRanges) != 1 {
-			t.Errorf("the last look was for %+v, want the load balancer's frontend with its one range", check.Frontends)
+			t.Errorf("the last check was %+v, want the load balancer's frontend with its one range", check.Frontends)
 		}
 		step("open to all", 0, guarded())
 		step("no load balancer", 1, func() { f.OnServiceUpdate(nil, service("a", "10.96.0.1", proxiertest.ExternalIPs("198.51.100.1"))) })
 		step("deleted", 1, func() { f.OnServiceDelete(service("a", "10.96.0.1", proxiertest.ExternalIPs("198.51.100.1"))) })
 		if check := c.last(); len(check.Frontends) != 2 || !check.Frontends[0].Gone || !check.Frontends[1].Gone {
-			t.Errorf("the last look was for %+v, want both frontends gone", check.Frontends)
+			t.Errorf("the last check was %+v, want both frontends gone", check.Frontends)
 		}
 	})
 }
 
-// TestFlowsThatCannotBeCleanedStayInTheBook: a failure is retried like that of a
-// sync; a kernel without the feature makes a condition, and no sync fail.
-func TestFlowsThatCannotBeCleanedStayInTheBook(t *testing.T) {
+// TestFlowsThatCannotBeDeletedStayPending: a failure is retried like that of a sync. A
+// kernel without the feature makes a condition, but does not fail the sync.
+func TestFlowsThatCannotBeDeletedStayPending(t *testing.T) {
 	runWithFlows(t, func(t *testing.T, f *fixture, c *fakeConntrack) {
 		f.synced()
 		for name, failure := range map[string]error{
@@ -127,7 +127,7 @@ func TestFlowsThatCannotBeCleanedStayInTheBook(t *testing.T) {
 			f.Trigger()
 			time.Sleep(time.Minute)
 			if check := c.last(); len(check.Frontends) == 0 || len(f.Status().Conditions) != 0 {
-				t.Errorf("%s: in the end looked at %+v, conditions %+v; want the flows looked at", name, check, f.Status().Conditions)
+				t.Errorf("%s: the last check was %+v, conditions %+v; want the pending flows and no condition", name, check, f.Status().Conditions)
 			}
 			f.OnServiceDelete(service(name, "10.96.0.1"))
 			synctest.Wait()
@@ -135,7 +135,7 @@ func TestFlowsThatCannotBeCleanedStayInTheBook(t *testing.T) {
 	})
 }
 
-// TestFlowsOfWhatCannotBeTakenAwayGoOn until it can be.
+// TestFlowsOfWhatCannotBeTakenAwayGoOn until the frontend is removed.
 func TestFlowsOfWhatCannotBeTakenAwayGoOn(t *testing.T) {
 	runWithFlows(t, func(t *testing.T, f *fixture, c *fakeConntrack) {
 		a := service("a", "10.0.0.1")
@@ -146,12 +146,12 @@ func TestFlowsOfWhatCannotBeTakenAwayGoOn(t *testing.T) {
 		f.v4.failWith(func(u desired.Update) error { return someError{{Name: u.Changes[0].Name, Err: errors.New("busy")}} })
 		f.OnServiceDelete(a)
 		if _ = f.Sync(t.Context()); c.count() != before {
-			t.Errorf("%+v is asked while the frontend is still there", c.last())
+			t.Errorf("%+v is checked while the frontend is still programmed", c.last())
 		}
 		f.v4.failWith(nil)
 		pass(time.Hour)
 		if n := c.count(); n != before+1 || len(c.last().Frontends) != 1 || !c.last().Frontends[0].Gone {
-			t.Errorf("%d checks, the last one %+v, want one about what is gone", n-before, c.last())
+			t.Errorf("%d checks, the last one %+v, want one of the removed frontend", n-before, c.last())
 		}
 	})
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestStaleSince tells failures of everything, also of a repair, from a service
-// port that cannot be programmed.
+// TestStaleSince: failures of whole syncs count, also of a repair; a service port that
+// cannot be programmed does not.
 func TestStaleSince(t *testing.T) {
 	run(t, proxier.Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		stale := func() time.Time { return f.Status().Families[v1.IPv4Protocol].StaleSince }
@@ -22,7 +22,7 @@ func TestStaleSince(t *testing.T) {
 		f.synced()
 		synctest.Wait()
 		if got := stale(); !got.IsZero() {
-			t.Errorf("stale since %v after a sync, want not", got)
+			t.Errorf("stale since %v after a sync, want zero", got)
 		}
 
 		// A repair fails: nothing is pending.
@@ -34,15 +34,15 @@ func TestStaleSince(t *testing.T) {
 			t.Errorf("stale since %v, want it soon after %v, when the repair failed first", got, began)
 		}
 		if got := f.Status().Families[v1.IPv6Protocol].StaleSince; !got.IsZero() {
-			t.Errorf("IPv6 is stale since %v, want not", got)
+			t.Errorf("IPv6 is stale since %v, want zero", got)
 		}
 		f.v4.failWith(nil)
 		pass(2 * time.Minute)
 		if got := stale(); !got.IsZero() {
-			t.Errorf("stale since %v after the repair, want not", got)
+			t.Errorf("stale since %v after the repair, want zero", got)
 		}
 
-		// One service port fails, again and again.
+		// One service port fails repeatedly.
 		f.v4.failWith(func(u desired.Update) error {
 			for s := range u.Services() {
 				if s.Name.Name == "b" {
@@ -55,7 +55,7 @@ func TestStaleSince(t *testing.T) {
 		pass(time.Hour)
 		s := f.Status().Families[v1.IPv4Protocol]
 		if !s.StaleSince.IsZero() || s.PendingSince.IsZero() || len(s.Failed) != 1 {
-			t.Errorf("stale since %v, pending since %v, failed %v, want not, something, and one", s.StaleSince, s.PendingSince, s.Failed)
+			t.Errorf("stale since %v, pending since %v, failed %v, want zero, not zero, and one", s.StaleSince, s.PendingSince, s.Failed)
 		}
 
 		// A sync hangs.
@@ -69,7 +69,7 @@ func TestStaleSince(t *testing.T) {
 		f.v4.failWith(nil)
 		pass(2 * time.Hour)
 		if got := stale(); !got.IsZero() {
-			t.Errorf("stale since %v in the end, want not", got)
+			t.Errorf("stale since %v in the end, want zero", got)
 		}
 	})
 }

@@ -32,7 +32,7 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 			}
 		}
 	}
-	// prepare brings the proxy to where the sync begins that counts.
+	// prepare makes the changes before the measured sync.
 	for name, prepare := range map[string]func(p *proxier.Proxier, e *fakeEngine, n int){
 		"many ports": func(p *proxier.Proxier, _ *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
@@ -46,7 +46,7 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 			e.failWith(allFail)
 			_ = p.SyncNow(t.Context())
 		},
-		"many ports that cannot be taken away": func(p *proxier.Proxier, e *fakeEngine, n int) {
+		"many ports that cannot be removed": func(p *proxier.Proxier, e *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", ports(n)))
 			_ = p.SyncNow(t.Context())
 			p.OnServiceDelete(service("a", "10.96.0.1"))
@@ -64,11 +64,11 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 			_ = p.SyncNow(t.Context())
 			p.OnNodeChange(changetracker.Node{Name: "here"}) // leads to a full sync
 		},
-		"many VIPs that others have": func(p *proxier.Proxier, _ *fakeEngine, n int) {
+		"many VIPs that another Service has": func(p *proxier.Proxier, _ *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", vips(n)))
 			p.OnServiceAdd(service("b", "10.96.0.2", vips(n)))
 		},
-		"many VIPs that go": func(p *proxier.Proxier, _ *fakeEngine, n int) {
+		"many VIPs that are removed": func(p *proxier.Proxier, _ *fakeEngine, n int) {
 			p.OnServiceAdd(service("a", "10.96.0.1", vips(n)))
 			_ = p.SyncNow(t.Context())
 			p.OnServiceUpdate(nil, service("a", "10.96.0.1", vips(n), func(s *v1.Service) {

@@ -27,12 +27,12 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// owner is an engine whose objects have the instance's names.
+// owner is an engine that writes objects with the instance's Names.
 type owner struct{ *proxiertest.RecordingEngine }
 
 func (owner) OwnsNames() bool { return true }
 
-// owning is a Proxier with such engines, which programs a namespace.
+// owning returns a Proxier with such engines for a network namespace.
 func owning(t *testing.T, netNS string, names proxier.Names, families ...v1.IPFamily) *proxier.Proxier {
 	t.Helper()
 	return owningAndLogging(t, nil, netNS, names, families...)
@@ -56,11 +56,11 @@ func owningAndLogging(t *testing.T, log *zap.Logger, netNS string, names proxier
 	return p
 }
 
-// TestHoldNames is no test: the next one runs it as a process of its own.
+// TestHoldNames is not a test: holder runs it in another process.
 func TestHoldNames(t *testing.T) {
 	netNS := os.Getenv("HOLD_NAMES_IN")
 	if netNS == "" {
-		return // a skipped test would count as one that could not run
+		return // without Skip, which the test script reports as a failure
 	}
 	p := owning(t, netNS, proxier.KubeProxyNames(), v1.IPv4Protocol, v1.IPv6Protocol)
 	go func() { _ = p.Run(context.Background()) }()
@@ -68,10 +68,10 @@ func TestHoldNames(t *testing.T) {
 	if err := os.WriteFile(os.Getenv("HOLD_NAMES_READY"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the test is gone
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the test process ends
 }
 
-// holder starts a process that programs a namespace, and waits until it has.
+// holder starts a process that programs a network namespace, and waits for its first sync.
 func holder(t *testing.T, netNS string) *exec.Cmd {
 	t.Helper()
 	ready := filepath.Join(t.TempDir(), "ready")
@@ -84,9 +84,9 @@ func holder(t *testing.T, netNS string) *exec.Cmd {
 	return cmd
 }
 
-// TestTwoProcessesOfOneName: the second one writes nothing, names the first in its
-// error and Status, and takes over when the first is killed. Other names and other
-// namespaces do not matter.
+// TestTwoProcessesOfOneName: the second process writes nothing, names the first in its
+// error and Status, and takes over when the first is killed. Instances with other names or
+// in other network namespaces are not affected.
 func TestTwoProcessesOfOneName(t *testing.T) {
 	netNS := netnstest.New(t).Path()
 	first := holder(t, netNS)
@@ -133,7 +133,7 @@ func TestTwoProcessesOfOneName(t *testing.T) {
 	}
 }
 
-// running runs a Proxier until end is called, or the test ends.
+// running runs a Proxier until end is called or the test ends.
 func running(t *testing.T, p *proxier.Proxier) (end func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -149,10 +149,10 @@ func running(t *testing.T, p *proxier.Proxier) (end func()) {
 	return end
 }
 
-// TestNamesInUse: whoever shares one name with an instance at work, of another process
-// or of this one, programs nothing until that has ended, and meanwhile keeps none of its
-// other names from anybody. A process may clean up beside its own instances, as it does
-// after a change of the mode.
+// TestNamesInUse: an instance that shares one name with a running instance of another
+// process or of this one programs nothing until that has ended. Meanwhile it does not hold
+// its other names. A process may clean up beside its own instances, as it does after a
+// change of the mode.
 func TestNamesInUse(t *testing.T) {
 	base, both := proxier.KubeProxyNames(), []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	for where, first := range map[string]func(t *testing.T, netNS string) (who string, end func(), here bool){
@@ -231,11 +231,11 @@ func TestNamesInUse(t *testing.T) {
 	}
 }
 
-// TestAUserWhoSquatsOnTheLockStopsNobody: he cannot program anything, but listen, and
-// leave no room for those who ask.
+// TestAUserWhoSquatsOnTheLockStopsNobody: an unprivileged user can listen on the address of
+// the lock and fill its queue, but syncs go on.
 func TestAUserWhoSquatsOnTheLockStopsNobody(t *testing.T) {
-	for says, room := range map[string]int{"user 65534": 64, "does not accept connections": 0} {
-		t.Run(says, func(t *testing.T) {
+	for want, room := range map[string]int{"user 65534": 64, "does not accept connections": 0} {
+		t.Run(want, func(t *testing.T) {
 			netNS := netnstest.New(t).Path()
 			netnstest.Check(t, namespace.Visit(netNS, func() error { return squat(t, room) }))
 			core, logs := observer.New(zap.WarnLevel)
@@ -247,15 +247,15 @@ func TestAUserWhoSquatsOnTheLockStopsNobody(t *testing.T) {
 				}
 			}
 			end()
-			if logs.Len() != 1 || !strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), says) {
-				t.Errorf("log %v, want one line that says %q", logs.All(), says)
+			if logs.Len() != 1 || !strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), want) {
+				t.Errorf("log %v, want one line with %q", logs.All(), want)
 			}
 		})
 	}
 }
 
-// squat listens at the name of a lock as another user, whom this thread is until its end.
-// Without room, it asks itself until more would wait.
+// squat listens on the address of a lock as another user, which this thread stays until it
+// ends. If room is 0, it fills the queue.
 func squat(t *testing.T, room int) error {
 	t.Helper()
 	const nobody = 65534

@@ -43,8 +43,7 @@ func TestThePresetsAreValidAndDiffer(t *testing.T) {
 	}
 }
 
-// TestChainPrefixesOfOthersAreRefused, however they are spelled, and those that could
-// begin another prefix.
+// TestChainPrefixesOfOthersAreRefused in any case, and those with a hyphen.
 func TestChainPrefixesOfOthersAreRefused(t *testing.T) {
 	for prefix, valid := range map[string]bool{
 		"MINE": true, "SPL_MINE": true, "my.own": true, "LONGEST_POS": true, "TOO_LONG_BY1": false,
@@ -87,7 +86,7 @@ func TestValidateNamesEveryBadField(t *testing.T) {
 		change(&config)
 		err := config.Validate()
 		if !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), field) {
-			t.Errorf("%s: Validate = %v, want it named", field, err)
+			t.Errorf("%s: Validate = %v, want an error that names the field", field, err)
 		}
 	}
 }

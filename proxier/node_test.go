@@ -11,8 +11,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestTheNodeIsWaitedFor where the configuration depends on what is not known of it: a
-// first sync without that would take node ports away, or masquerade pods.
+// TestTheNodeIsWaitedFor if the configuration depends on unknown properties of the node: a
+// first sync without them would remove node ports, or masquerade pods.
 func TestTheNodeIsWaitedFor(t *testing.T) {
 	addr, podCIDR := netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("10.1.0.0/24")
 	node := changetracker.Node{Name: "here", Addresses: []netip.Addr{addr}, PodCIDRs: []netip.Prefix{podCIDR}}
@@ -30,7 +30,7 @@ func TestTheNodeIsWaitedFor(t *testing.T) {
 		"primary address, known":    {proxier.Config{NodePorts: primary, Node: node}, false, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 1 }},
 		"ranges of pods":            {proxier.Config{Masquerade: podCIDRs}, true, func(g *desired.Globals) bool { return slices.Equal(g.PodCIDRs, []netip.Prefix{podCIDR}) }},
 		"ranges of pods, known":     {proxier.Config{Masquerade: podCIDRs, Node: node}, false, func(g *desired.Globals) bool { return len(g.PodCIDRs) == 1 }},
-		"the program says so":       {proxier.Config{Tracker: changetracker.Options{AwaitNode: true}}, true, func(g *desired.Globals) bool { return len(g.NodeAddresses) == 1 }},
+		"the program demands it":    {proxier.Config{Tracker: changetracker.Options{AwaitNode: true}}, true, func(g *desired.Globals) bool { return len(g.NodeAddresses) == 1 }},
 		"a node without the family": {proxier.Config{NodePorts: primary, Node: changetracker.Node{Addresses: []netip.Addr{netip.MustParseAddr("2001:db8::1")}}}, false, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 0 }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -46,7 +46,7 @@ func TestTheNodeIsWaitedFor(t *testing.T) {
 					pass(time.Minute)
 				}
 				if updates := f.v4.updates(); len(updates) == 0 || !c.knows(&updates[0].Globals) || len(f.Status().Waiting) > 0 {
-					t.Errorf("%d updates, waiting for %v, want a first one that knows the node", len(updates), f.Status().Waiting)
+					t.Errorf("%d updates, waiting for %v, want a first one with the node", len(updates), f.Status().Waiting)
 				}
 			})
 		})

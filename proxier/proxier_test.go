@@ -30,7 +30,7 @@ func TestNothingIsWrittenBeforeBothAreSynced(t *testing.T) {
 			t.Fatalf("%d updates before the slices were synced, want 0", n)
 		}
 		if f.Status().Synced {
-			t.Error("Status says synced before anything was programmed")
+			t.Error("Status.Synced = true before the first sync, want false")
 		}
 		f.OnEndpointSlicesSynced()
 		synctest.Wait()
@@ -38,19 +38,19 @@ func TestNothingIsWrittenBeforeBothAreSynced(t *testing.T) {
 			t.Errorf("first update: full %v of %q, want a full one of a", u.Full, namesIn(u))
 		}
 		if !f.Status().Synced {
-			t.Error("Status does not say synced after the first sync")
+			t.Error("Status.Synced = false after the first sync, want true")
 		}
 	})
 }
 
-// TestSyncWaitsForWhatMustBeKnown: before anything may be written, nil would say
-// that what does not exist yet is programmed.
+// TestSyncWaitsForWhatMustBeKnown: Sync must not return nil before the first sync, which
+// waits for all inputs.
 func TestSyncWaitsForWhatMustBeKnown(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		short, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		if err := f.Sync(short); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Sync before anything is known = %v, want %v", err, context.DeadlineExceeded)
+			t.Errorf("Sync before the inputs are synced = %v, want %v", err, context.DeadlineExceeded)
 		}
 		answer := make(chan error, 1)
 		go func() { answer <- f.Sync(t.Context()) }()
@@ -62,7 +62,7 @@ func TestSyncWaitsForWhatMustBeKnown(t *testing.T) {
 	})
 }
 
-// TestSyncOfAProxyThatHasEndedSaysSo, also if it never knew anything.
+// TestSyncOfAProxyThatHasEndedSaysSo, also if it was never ready.
 func TestSyncOfAProxyThatHasEndedSaysSo(t *testing.T) {
 	p := newProxier(t, proxier.Deps{}, &fakeEngine{})
 	ctx, stop := context.WithCancel(t.Context())
@@ -75,7 +75,7 @@ func TestSyncOfAProxyThatHasEndedSaysSo(t *testing.T) {
 	}
 }
 
-// TestAFailedFirstSyncIsRetried mends W-33.
+// TestAFailedFirstSyncIsRetried: W-33 does not occur.
 func TestAFailedFirstSyncIsRetried(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		broken := errors.New("broken")
@@ -94,7 +94,7 @@ func TestAFailedFirstSyncIsRetried(t *testing.T) {
 			t.Error("no change is pending after a failed sync")
 		}
 		if six := s.Families[v1.IPv6Protocol]; !six.Synced || six.LastError != nil {
-			t.Errorf("IPv6 suffers from IPv4: %+v", six)
+			t.Errorf("IPv6 is affected by the failure of IPv4: %+v", six)
 		}
 		f.v4.failWith(nil)
 		pass(time.Minute)
@@ -107,20 +107,20 @@ func TestAFailedFirstSyncIsRetried(t *testing.T) {
 	})
 }
 
-// TestAModuleThatIsBeingLoadedIsWaitedFor: what the kernel lacks at first is no failure
-// yet, unless it lacks it for long.
+// TestAModuleThatIsBeingLoadedIsWaitedFor: a missing kernel feature is a failure only if it
+// stays missing.
 func TestAModuleThatIsBeingLoadedIsWaitedFor(t *testing.T) {
 	lacks := errors.Join(&proxier.UnsupportedError{Feature: "a feature", Err: errors.New("no such protocol")})
 	for name, c := range map[string]struct {
 		failures, attempts int
 		failure            error
 	}{
-		"not at all":       {0, 1, nil},
-		"for a moment":     {2, 3, lacks},
-		"just long enough": {3, 4, lacks},
-		"too long":         {4, 4, lacks},
-		"another failure":  {1, 1, errors.New("broken")},
-		"of one Service":   {1, 1, someError{{Err: lacks}}},
+		"not missing":                {0, 1, nil},
+		"missing for a moment":       {2, 3, lacks},
+		"missing as long as allowed": {3, 4, lacks},
+		"missing too long":           {4, 4, lacks},
+		"another failure":            {1, 1, errors.New("broken")},
+		"of one Service":             {1, 1, someError{{Err: lacks}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, withoutRetries(), func(t *testing.T, f *fixture) {
@@ -150,13 +150,13 @@ func TestAModuleThatIsBeingLoadedIsWaitedFor(t *testing.T) {
 }
 
 // TestAKernelThatLacksAFeatureIsNotAskedForever: later syncs fail at once, and a
-// partial update is never sent twice.
+// partial update is not repeated.
 func TestAKernelThatLacksAFeatureIsNotAskedForever(t *testing.T) {
 	run(t, withoutRetries(), func(t *testing.T, f *fixture) {
 		f.synced()
 		pass(time.Second)
 		f.v4.failWith(func(desired.Update) error { return &proxier.UnsupportedError{} })
-		f.Tracker().Services.Update(nil, service("a", "10.0.0.1"))     // wakes nobody
+		f.Tracker().Services.Update(nil, service("a", "10.0.0.1"))     // without a Trigger
 		for i, want := range []int{1, 1 + proxier.MaxModuleWaits, 1} { // partial, full, full
 			before, began := len(f.v4.updates()), time.Now()
 			err := f.Sync(t.Context())
@@ -167,14 +167,14 @@ func TestAKernelThatLacksAFeatureIsNotAskedForever(t *testing.T) {
 	})
 }
 
-// TestAnEndDoesNotWaitForModules: there is no other attempt when ctx has ended.
+// TestAnEndDoesNotWaitForModules: there is no retry after the end of ctx.
 func TestAnEndDoesNotWaitForModules(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		began := time.Now()
 		if f.WaitForModule(ctx, &proxier.UnsupportedError{}) || time.Since(began) > 0 {
-			t.Errorf("waited %v, and asks again", time.Since(began))
+			t.Errorf("waited %v and retries, want neither", time.Since(began))
 		}
 	})
 }
@@ -257,8 +257,8 @@ func TestEverythingIsCheckedOncePerFullSyncPeriod(t *testing.T) {
 	})
 }
 
-// TestANodeChangeReachesTheEngine mends W-17: zone, addresses and CIDRs may
-// change at run time.
+// TestANodeChangeReachesTheEngine: zone, addresses and CIDRs may change at run time; W-17
+// does not occur.
 func TestANodeChangeReachesTheEngine(t *testing.T) {
 	config := proxier.Config{
 		Node:       changetracker.Node{Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
@@ -286,7 +286,7 @@ func TestANodeChangeReachesTheEngine(t *testing.T) {
 			t.Errorf("update after node change: full %v globals %+v, want full with node ports on %v and pods", u.Full, u.Globals, want)
 		}
 		if m := u.Changes[0].After.Frontends[0].Masquerade; m != desired.MasqueradeNonPod {
-			t.Errorf("masquerade = %v once pods can be told, want non-pod", m)
+			t.Errorf("masquerade = %v after the pod ranges are known, want non-pod", m)
 		}
 		before := len(f.v4.updates())
 		f.OnNodeChange(node)
@@ -297,7 +297,7 @@ func TestANodeChangeReachesTheEngine(t *testing.T) {
 	})
 }
 
-// TestServiceCIDRsTakeEffectByThemselves mends W-34.
+// TestServiceCIDRsTakeEffectByThemselves: W-34 does not occur.
 func TestServiceCIDRsTakeEffectByThemselves(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -347,19 +347,19 @@ func TestASharedVIPHasOneOwnerWhateverTheOrder(t *testing.T) {
 				pass(time.Second)
 				u := f.v4.last()
 				if namesIn(u) != "b" || len(u.Changes[1].After.Frontends) != 2 {
-					t.Errorf("update after a is gone: %q, want b with the external IP", namesIn(u))
+					t.Errorf("update after a was deleted: %q, want b with the external IP", namesIn(u))
 				}
 				if problems := f.Status().Problems; len(problems) != 0 {
-					t.Errorf("problems = %+v after a is gone", problems)
+					t.Errorf("problems = %+v after a was deleted, want none", problems)
 				}
 			})
 		})
 	}
 }
 
-// TestRefusedExternalIPsFollowTheNode: its pod ranges, and its addresses if they are
-// denied, may be known late and change: nobody takes a pod's or the node's traffic by
-// spec.externalIPs (CVE-2020-8554).
+// TestRefusedExternalIPsFollowTheNode: pod ranges, and the node's addresses if they are
+// denied, may arrive late and change. spec.externalIPs must not take the traffic of a pod or
+// the node (CVE-2020-8554).
 func TestRefusedExternalIPsFollowTheNode(t *testing.T) {
 	frontends := func(updates []desired.Update) (kinds string) { // of the last one that is about Services
 		for _, u := range updates {
@@ -457,7 +457,7 @@ func TestCleanupReachesEveryEngine(t *testing.T) {
 	}
 }
 
-// TestTriggersOutliveAFailedSync mends W-11.
+// TestTriggersOutliveAFailedSync: W-11 does not occur.
 func TestTriggersOutliveAFailedSync(t *testing.T) {
 	o := &observed{}
 	runWith(t, proxier.Config{}, proxier.Deps{Observer: o}, func(t *testing.T, f *fixture) {

@@ -9,8 +9,7 @@ import (
 
 var tableGone = Damage{Object: "all of table ip t", By: "nft (process 7)"}
 
-// TestRepairsInARowComeLessAndLessOften has the damage come back as soon as it is
-// repaired.
+// TestRepairsInARowComeLessAndLessOften: the damage returns after each repair.
 func TestRepairsInARowComeLessAndLessOften(t *testing.T) {
 	for what, succeeded := range map[string]bool{"repaired": true, "repair fails": false} {
 		c, now := repairs{}, time.Now()
@@ -32,7 +31,7 @@ func TestRepairsInARowComeLessAndLessOften(t *testing.T) {
 	}
 }
 
-// TestARareDamageIsRepairedAtOnce however often it comes.
+// TestARareDamageIsRepairedAtOnce, however often it occurs.
 func TestARareDamageIsRepairedAtOnce(t *testing.T) {
 	c, now := repairs{}, time.Now()
 	for i := range 20 {
@@ -43,7 +42,7 @@ func TestARareDamageIsRepairedAtOnce(t *testing.T) {
 		}
 		c.repairEnded(c.seen, true, now)
 		if _, lasts := c.condition(now); lasts {
-			t.Fatalf("damage %d makes a condition", i)
+			t.Fatalf("damage %d makes a condition, want none", i)
 		}
 	}
 }
@@ -73,7 +72,7 @@ func TestARowOfRepairsEnds(t *testing.T) {
 	}
 }
 
-// TestDamageDuringARepairIsRepairedToo: the repair may have looked before it.
+// TestDamageDuringARepairIsRepairedToo: the repair may have read the object before it.
 func TestDamageDuringARepairIsRepairedToo(t *testing.T) {
 	c, now := repairs{}, time.Now()
 	c.damage(tableGone, now)

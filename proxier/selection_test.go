@@ -21,8 +21,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestEditSelectionDecidesOnTheNode: the engine gets what the hook leaves, Explain says so,
-// Refresh asks it again for one service port, and its panic takes nothing down.
+// TestEditSelectionDecidesOnTheNode: the engine gets the endpoints that the hook returns,
+// Explain reports it, Refresh calls it again for one service port, and its panic does not
+// stop the proxy.
 func TestEditSelectionDecidesOnTheNode(t *testing.T) {
 	var redirects, panics atomic.Bool
 	config := proxier.Config{Node: changetracker.Node{Name: "here"}}
@@ -51,7 +52,7 @@ func TestEditSelectionDecidesOnTheNode(t *testing.T) {
 		want := func(when string, ends int) {
 			t.Helper()
 			if !f.Tracker().Refresh(name) {
-				t.Errorf("%s: there is nothing to refresh", when)
+				t.Errorf("%s: Refresh = false, want true", when)
 			}
 			f.Trigger()
 			pass(2 * time.Second)
@@ -77,8 +78,8 @@ func TestEditSelectionDecidesOnTheNode(t *testing.T) {
 	})
 }
 
-// TestKindsAreAllThatIsProgrammed, and without load balancers and node ports nobody asks
-// for the node's health.
+// TestKindsAreAllThatIsProgrammed: without load balancers and node ports Health receives no
+// updates.
 func TestKindsAreAllThatIsProgrammed(t *testing.T) {
 	for _, c := range []struct {
 		kinds []desired.Kind

@@ -23,32 +23,32 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeEngine remembers what it was given.
+// fakeEngine records its Updates.
 type fakeEngine struct {
 	mu              sync.Mutex // guards all below
 	seen            []desired.Update
-	apply           func(desired.Update) (proxier.Result, error) // nil: all goes well
+	apply           func(desired.Update) (proxier.Result, error) // nil: always succeeds
 	closed, cleaned int
-	damaged         func(proxier.Damage) // while it is watched
-	deaf            error                // what Watch returns at once
+	damaged         func(proxier.Damage) // while Watch runs
+	watchErr        error                // if set, Watch returns it at once
 	watches         int
 }
 
-// Watch waits, unless it is deaf.
+// Watch waits for the end of ctx, unless watchErr is set.
 func (e *fakeEngine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	e.mu.Lock()
 	e.damaged = damaged
 	e.watches++
-	deaf := e.deaf
+	watchErr := e.watchErr
 	e.mu.Unlock()
-	if deaf == nil {
+	if watchErr == nil {
 		<-ctx.Done()
 		time.Sleep(time.Second) // Run must wait for it
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.damaged = nil
-	return deaf
+	return watchErr
 }
 
 func (e *fakeEngine) watched() bool {
@@ -57,7 +57,7 @@ func (e *fakeEngine) watched() bool {
 	return e.damaged != nil
 }
 
-// damage makes the engine notice a damage.
+// damage makes Watch report a damage.
 func (e *fakeEngine) damage(d proxier.Damage) {
 	e.mu.Lock()
 	damaged := e.damaged
@@ -78,7 +78,7 @@ func (e *fakeEngine) Apply(_ context.Context, u desired.Update) (proxier.Result,
 
 func (e *fakeEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
-// someError is what a fake engine fails with for some service ports only.
+// someError makes failWith report failures of single service ports.
 type someError []*proxier.ServiceError
 
 func (e someError) Error() string { return fmt.Sprint([]*proxier.ServiceError(e)) }
@@ -94,7 +94,7 @@ func (e *fakeEngine) Cleanup(context.Context) error { e.cleaned++; return nil }
 
 func (e *fakeEngine) Close() error { e.closed++; return nil }
 
-// failWith makes every Apply from now on return what fail does; nil stops that.
+// failWith makes every following Apply return the error of fail; nil stops that.
 func (e *fakeEngine) failWith(fail func(desired.Update) error) {
 	if fail == nil {
 		e.become(nil)
@@ -103,7 +103,7 @@ func (e *fakeEngine) failWith(fail func(desired.Update) error) {
 	e.become(func(u desired.Update) (proxier.Result, error) { return resultOf(fail(u)) })
 }
 
-// become makes apply the engine's Apply from now on.
+// become replaces every following Apply.
 func (e *fakeEngine) become(apply func(desired.Update) (proxier.Result, error)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -129,7 +129,7 @@ func namesIn(u desired.Update) string {
 	return strings.Join(names, " ")
 }
 
-// fixture is a Proxier of two fake engines, in a bubble of fake time.
+// fixture is a Proxier with two fake engines, in a synctest bubble.
 type fixture struct {
 	*proxier.Proxier
 	v4, v6 *fakeEngine
@@ -160,10 +160,10 @@ func runWith(t *testing.T, config proxier.Config, deps proxier.Deps, test func(t
 			t.Errorf("Run = %v, want nil when ctx ends", err)
 		}
 		if f.v4.closed == 0 || f.v6.closed == 0 {
-			t.Error("Run returned and left an engine open")
+			t.Error("an engine is not closed after Run")
 		}
 		if f.v4.watched() || f.v6.watched() {
-			t.Error("Run returned and left an engine watched")
+			t.Error("Watch still runs after Run")
 		}
 	})
 }
@@ -205,7 +205,7 @@ func slice(name string, addrs ...string) *discovery.EndpointSlice {
 	return proxiertest.Slice("test", name, discovery.AddressTypeIPv4, options...)
 }
 
-// withoutRetries leaves it to Sync when there is a sync.
+// withoutRetries is a Config with which only the test causes syncs.
 func withoutRetries() proxier.Config {
 	return proxier.Config{Runner: runner.Options{Retry: runner.Backoff{Initial: time.Hour, Max: time.Hour}}}
 }

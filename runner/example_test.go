@@ -31,7 +31,7 @@ func ExampleRunner() {
 	// <nil>
 }
 
-// Requests before a run starts come to one run, even those before Run.
+// Requests before a run starts coalesce, including those before Run.
 func ExampleRunner_Trigger() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -53,7 +53,7 @@ func ExampleRunner_Trigger() {
 	// <nil>
 }
 
-// All faults are reported at once, each on a line.
+// All invalid fields are reported at once, one per line.
 func ExampleOptions_Validate() {
 	fmt.Println(runner.Options{
 		MinInterval: time.Minute,

@@ -14,7 +14,7 @@ func TestValidateReportsAllFaults(t *testing.T) {
 	}
 	_, err := New(bad, nil)
 	if err == nil {
-		t.Fatal("New accepts nonsense")
+		t.Fatal("New = nil, want an error")
 	}
 	for _, field := range []string{"MinInterval", "Burst", "MaxInterval", "Retry.Initial", "Retry.Max", "Retry.Factor", "Retry.Jitter", "function"} {
 		if !strings.Contains(err.Error(), field) {
@@ -22,7 +22,7 @@ func TestValidateReportsAllFaults(t *testing.T) {
 		}
 	}
 	if err := (Options{MinInterval: time.Hour, MaxInterval: time.Minute}).Validate(); err == nil {
-		t.Error("MaxInterval below MinInterval is accepted (RUN-01)")
+		t.Error("Validate = nil, want an error: MaxInterval is below MinInterval (RUN-01)")
 	}
 	for field, bad := range map[string]Options{
 		"Burst":        {MinInterval: time.Hour, Burst: math.MaxInt32},
@@ -36,7 +36,7 @@ func TestValidateReportsAllFaults(t *testing.T) {
 	}
 }
 
-// RUN-14: the parameters of kube-proxy's engines can be had.
+// RUN-14: the parameters of kube-proxy's engines are valid.
 func TestValidOptionsAreAccepted(t *testing.T) {
 	for name, options := range map[string]Options{
 		"zero":       {},
@@ -70,7 +70,7 @@ func TestZeroFieldsTakeTheDocumentedDefaults(t *testing.T) {
 	}
 }
 
-// RUN-08: a pause that overflowed would be a busy loop.
+// RUN-08: an overflow of the pause would cause a busy loop.
 func TestNoPauseIsShorterThanTheFirst(t *testing.T) {
 	for name, retry := range map[string]Backoff{
 		"huge factor":     {Factor: 1e300},

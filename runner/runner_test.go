@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bench is a Runner in a bubble of fake time, and what its function did.
+// bench is a Runner in a synctest bubble, with the runs of its function.
 type bench struct {
 	*Runner
 	runs    atomic.Int32
@@ -68,8 +68,7 @@ func inBubble(t *testing.T, options Options, test func(t *testing.T, b *bench)) 
 	})
 }
 
-// at waits until the given time after the beginning and checks the number of
-// runs.
+// at waits until the given time after the start, and checks the number of runs.
 func (b *bench) at(t *testing.T, when time.Duration, wantRuns int) {
 	t.Helper()
 	time.Sleep(when - time.Since(b.start))
@@ -134,7 +133,7 @@ func TestABurstNeedsNoWaiting(t *testing.T) {
 		b.Trigger()
 		b.at(t, 999*time.Millisecond, 3)
 		b.at(t, time.Second, 4)
-		b.at(t, 2500*time.Millisecond, 4) // 1.5 tokens have grown back
+		b.at(t, 2500*time.Millisecond, 4) // the bucket has 1.5 tokens
 		b.Trigger()
 		b.at(t, 2500*time.Millisecond, 5)
 		b.Trigger()
@@ -221,7 +220,7 @@ func TestARequestDoesNotWaitForTheRetry(t *testing.T) {
 	})
 }
 
-// RUN-06: whatever comes first.
+// RUN-06: the shorter of the two pauses applies.
 func TestARetryWaitsNoLongerThanMaxInterval(t *testing.T) {
 	for name, test := range map[string]struct{ maxInterval, want time.Duration }{
 		"shorter than the pause": {time.Minute, time.Minute},
@@ -254,7 +253,7 @@ func TestARetryObeysTheRateLimit(t *testing.T) {
 	})
 }
 
-// RUN-11, mending W-13.
+// RUN-11, without W-13.
 func TestAPanicIsAnErrorAndIsRetried(t *testing.T) {
 	options := Options{MinInterval: Unlimited, Retry: Backoff{Initial: time.Second, Jitter: NoJitter}}
 	inBubble(t, options, func(t *testing.T, b *bench) {
@@ -306,7 +305,7 @@ func TestARequestBeforeRunIsKept(t *testing.T) {
 	})
 }
 
-// RUN-12, mending W-14.
+// RUN-12, without W-14.
 func TestAfterTheEndNothingHappens(t *testing.T) {
 	inBubble(t, second(), func(t *testing.T, b *bench) {
 		b.Trigger()
@@ -355,7 +354,7 @@ func TestTheFunctionGetsTheContextOfRun(t *testing.T) {
 	})
 }
 
-// TestAFunctionThatEndsItsGoroutineLeavesNobodyWaiting: a test's FailNow does so.
+// TestAFunctionThatEndsItsGoroutineLeavesNobodyWaiting: FailNow of a test ends its goroutine.
 func TestAFunctionThatEndsItsGoroutineLeavesNobodyWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, err := New(Options{}, func(context.Context) error {
@@ -386,8 +385,8 @@ func TestRunWaitsForTheFunction(t *testing.T) {
 	})
 }
 
-// TestSyncWaitsForARunThatStartsAfterIt: the run that is under way may not have
-// seen what the caller wants to be synced.
+// TestSyncWaitsForARunThatStartsAfterIt: a run that has already started may not include the
+// caller's changes.
 func TestSyncWaitsForARunThatStartsAfterIt(t *testing.T) {
 	inBubble(t, second(), func(t *testing.T, b *bench) {
 		b.lasts(5 * time.Second)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// traffic is a Runner under random requests, and the log of its runs.
+// traffic is a Runner with random requests, and a log of its runs.
 type traffic struct {
 	*rand.Rand
 	options Options
@@ -21,7 +21,7 @@ type traffic struct {
 
 type span struct{ start, end time.Time }
 
-// run takes a random time, and fails now and then.
+// run takes a random time, and fails at random.
 func (l *traffic) run(context.Context) error {
 	l.mu.Lock()
 	lasts, fails := time.Duration(l.Int64N(2_000))*time.Millisecond, l.IntN(3) == 0
@@ -48,8 +48,8 @@ func (l *traffic) ask(r *Runner) {
 	r.Trigger()
 }
 
-// TestRandomRequestsKeepTheLimitsAndNoneIsLost holds RUN-02, RUN-04, RUN-07 and
-// RUN-10 against requests at any time, runs of any length, failures and retries.
+// TestRandomRequestsKeepTheLimitsAndNoneIsLost checks RUN-02, RUN-04, RUN-07 and RUN-10 with
+// requests at any time, runs of any length, failures and retries.
 func TestRandomRequestsKeepTheLimitsAndNoneIsLost(t *testing.T) {
 	for seed := range uint64(100) {
 		synctest.Test(t, func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestRandomRequestsKeepTheLimitsAndNoneIsLost(t *testing.T) {
 			for range 100 {
 				l.ask(r)
 			}
-			time.Sleep(time.Minute) // the last request has its run, too
+			time.Sleep(time.Minute) // for the run of the last request
 			cancel()
 			if err := <-done; err != nil {
 				t.Errorf("Run = %v", err)
@@ -76,8 +76,8 @@ func TestRandomRequestsKeepTheLimitsAndNoneIsLost(t *testing.T) {
 	}
 }
 
-// checkRate: between a run and the one Burst later, one right has grown back,
-// while no run was under way.
+// checkRate: between a run and the one Burst later the bucket has gained a token, while no
+// run was active.
 func (l *traffic) checkRate(t *testing.T, seed uint64) {
 	t.Helper()
 	for i := range l.runs[1:] {
@@ -91,14 +91,14 @@ func (l *traffic) checkRate(t *testing.T, seed uint64) {
 			idle += l.runs[j+1].start.Sub(l.runs[j].end)
 		}
 		if idle < l.options.MinInterval {
-			t.Fatalf("seed %d: %d runs from run %d on with pauses of %v together, want at least %v",
+			t.Fatalf("seed %d: %d runs from run %d on with pauses of %v in total, want at least %v",
 				seed, l.options.Burst+1, i, idle, l.options.MinInterval)
 		}
 	}
 }
 
-// checkNoneLost: the run for a request begins at most MinInterval after it, or
-// after the run that it came in.
+// checkNoneLost: the run for a request starts at most MinInterval after it, or after the end
+// of the run that was active then.
 func (l *traffic) checkNoneLost(t *testing.T, seed uint64) {
 	t.Helper()
 	for n, asked := range l.asked {
@@ -118,8 +118,8 @@ func (l *traffic) checkNoneLost(t *testing.T, seed uint64) {
 	}
 }
 
-// TestEveryOfManySyncsIsAnswered: with the race detector it also proves that the
-// methods may be called from several goroutines.
+// TestEveryOfManySyncsIsAnswered: with the race detector it also shows that the methods may
+// be called from several goroutines.
 func TestEveryOfManySyncsIsAnswered(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, b *bench) {
 		b.lasts(10 * time.Millisecond)
