@@ -16,13 +16,12 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// Conformance holds a data plane against the packet behaviour table: Services
-// are given to Providers that the factory makes, and then every kind of client
-// sends real packets to every kind of address, over IPv4 and IPv6, TCP and UDP.
-// A failure is named after the rule that is broken, "PKT-22/IPv6/UDP/
-// client_to_nodePort". The features say where the data plane is meant to differ.
+// Conformance tests a data plane by the rules PKT-… of docs/RULES.md. It gives Services
+// to Providers of the factory. Then every kind of client sends packets to every kind of
+// address, over IPv4 and IPv6, TCP and UDP. A subtest has the name of its rule, such as
+// "PKT-22/IPv6/UDP/client_to_nodePort". Features declare where the data plane differs.
 //
-// It needs Linux and root, and takes well under a minute.
+// It needs Linux and root.
 func Conformance(t *testing.T, features Features, factory Factory) {
 	t.Helper()
 	s := &suite{world: NewTopology(t), features: features, factory: factory}
@@ -40,7 +39,7 @@ func Conformance(t *testing.T, features Features, factory Factory) {
 	}
 }
 
-// scenarios is the whole table, those with the same setup next to each other.
+// scenarios returns all scenarios, sorted by setup.
 func scenarios(f Features) []scenario {
 	all := slices.Concat(
 		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(), vipOnlyScenarios(),
@@ -56,8 +55,8 @@ func scenarios(f Features) []scenario {
 // setup is one way to configure the Provider.
 type setup string
 
-// The setups. The default knows pods by their cluster-wide addresses and accepts
-// node ports at all addresses.
+// The default detects pods by the cluster's pod CIDRs, and accepts node ports at all
+// addresses.
 const (
 	setupDefault       setup = ""
 	setupMasqueradeAll setup = "masquerade all"
@@ -121,9 +120,9 @@ func setups() []setup {
 	}
 }
 
-// suite is a run of the table. It is used by one goroutine at a time.
+// suite runs scenarios. One goroutine uses it at a time.
 type suite struct {
-	// adjust, if set, changes the Providers' configurations.
+	// adjust, if not nil, changes the Providers' configurations.
 	adjust   func(*proxier.Config)
 	world    *Topology
 	features Features
@@ -132,7 +131,7 @@ type suite struct {
 	serial   int // number of the last Service
 }
 
-// running is a Provider at work.
+// running is a Provider whose Run has not returned.
 type running struct {
 	setup    setup
 	provider proxier.Provider
@@ -140,7 +139,7 @@ type running struct {
 	ended    chan error
 }
 
-// use makes the Provider of a setup run, and ends the one before.
+// use returns the running Provider of a setup. It stops the one of another setup.
 func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Provider {
 	t.Helper()
 	if s.running != nil && s.running.setup == wanted {
@@ -153,7 +152,7 @@ func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Pro
 	}
 	provider, err := s.factory(config, proxier.Deps{})
 	if err != nil {
-		t.Fatalf("make provider with %q: %v", wanted, err)
+		t.Fatalf("the factory with setup %q: %v", wanted, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	s.running = &running{setup: wanted, provider: provider, cancel: cancel, ended: make(chan error, 1)}
@@ -161,12 +160,13 @@ func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Pro
 	provider.OnServiceSynced()
 	provider.OnEndpointSlicesSynced()
 	if err := provider.Sync(ctx); err != nil {
-		t.Fatalf("first sync with %q: %v", wanted, err)
+		t.Fatalf("first sync with setup %q: %v", wanted, err)
 	}
 	return provider
 }
 
-// end ends the Provider at work, nil if there is none, and leaves what it has programmed.
+// end stops the running Provider, and leaves what it programmed. It returns nil if there
+// is none.
 func (s *suite) end(t *testing.T) (last *running) {
 	t.Helper()
 	if last, s.running = s.running, nil; last == nil {
@@ -174,7 +174,7 @@ func (s *suite) end(t *testing.T) (last *running) {
 	}
 	last.cancel()
 	if err := <-last.ended; err != nil {
-		t.Errorf("Run with %q: %v", last.setup, err)
+		t.Errorf("Run with setup %q: %v", last.setup, err)
 	}
 	return last
 }
@@ -186,7 +186,7 @@ func (s *suite) stop(ctx context.Context, t *testing.T) {
 		return
 	}
 	if err := last.provider.Cleanup(ctx); err != nil {
-		t.Errorf("Cleanup with %q: %v", last.setup, err)
+		t.Errorf("Cleanup with setup %q: %v", last.setup, err)
 	}
 }
 
@@ -212,16 +212,16 @@ func (s *suite) run(ctx context.Context, t *testing.T, sc scenario) {
 	}
 }
 
-// hint says why the scenario cannot come out right with a Provider, if so.
+// hint returns why the scenario must fail with a Provider that lacks a dependency.
 func (sc *scenario) hint(status proxier.Status) string {
 	if !slices.Contains(status.Without, sc.needs) {
 		return ""
 	}
-	return "the Provider was made with Deps." + sc.needs + " nil: give proxier.New what nodedeps.Complete returns"
+	return "Deps." + sc.needs + " of the Provider is nil: give proxier.New what nodedeps.Complete returns"
 }
 
-// probe sends the packets of all probes at once, because most of the time is
-// spent in waiting for nothing to come back, and reports them one by one.
+// probe sends the packets of all probes at once, because most of the time passes in
+// waiting until a packet counts as dropped. It reports the probes one by one.
 func (s *stage) probe(ctx context.Context, t *testing.T, sc scenario) {
 	t.Helper()
 	each := func(c combo) []result {
@@ -259,7 +259,7 @@ func (s *stage) attempt(p probe, c combo) *attempt {
 	}
 }
 
-// result is what became of a probe, or of any other named check.
+// result is the outcome of a probe, or of another check with a name.
 type result struct {
 	name string
 	err  error
@@ -286,7 +286,7 @@ func (s *stage) report(t *testing.T, all []combo, check func(combo) []result) {
 	}
 }
 
-// single wraps the outcome of a check that has no parts.
+// single returns the outcome of a check that has no parts.
 func single(name string, errs ...error) []result {
 	return []result{{name: name, err: errors.Join(errs...)}}
 }

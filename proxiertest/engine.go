@@ -12,9 +12,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// RecordingEngine is a proxier.Engine without a data plane. It remembers every
-// Update, and what a data plane would hold after it. The zero value is ready for
-// use; all methods may be called from several goroutines at once.
+// RecordingEngine is a proxier.Engine without a data plane. It records every Update, and
+// stores the services that a data plane would hold after it. The zero value is ready for
+// use. Its methods can be called from several goroutines at once.
 type RecordingEngine struct {
 	mu       sync.Mutex // guards everything below
 	updates  []desired.Update
@@ -27,7 +27,7 @@ type RecordingEngine struct {
 
 var _ proxier.Engine = (*RecordingEngine)(nil)
 
-// Apply records the update and takes it over, as far as Fail and Refuse let it.
+// Apply records the update. It stores its services, unless Fail or Refuse prevent it.
 func (e *RecordingEngine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -47,7 +47,7 @@ func (e *RecordingEngine) Apply(ctx context.Context, update desired.Update) (pro
 	return proxier.Result{Failed: e.take(&update, before)}, nil
 }
 
-// take stores the services that are not refused; the others stay as before.
+// take stores the services that are not refused. The others stay as before.
 func (e *RecordingEngine) take(update *desired.Update,
 	before map[changetracker.ServicePortName]*desired.Service,
 ) (failed []*proxier.ServiceError) {
@@ -68,10 +68,10 @@ func (e *RecordingEngine) take(update *desired.Update,
 // Close does nothing.
 func (e *RecordingEngine) Close() error { return nil }
 
-// Traits are the zero value.
+// Traits returns the zero value.
 func (e *RecordingEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
-// Cleanup forgets the services, but not the recorded updates.
+// Cleanup deletes the services, but not the recorded updates.
 func (e *RecordingEngine) Cleanup(context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -80,16 +80,16 @@ func (e *RecordingEngine) Cleanup(context.Context) error {
 	return e.failure
 }
 
-// Fail makes every Apply and Cleanup from now on return err, and Apply take
-// nothing over; nil ends that.
+// Fail makes every later Apply and Cleanup return err, and Apply store no services. Nil
+// ends that.
 func (e *RecordingEngine) Fail(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.failure = err
 }
 
-// Refuse makes every Apply from now on leave one service port as it is and say
-// that it failed by err; nil ends that.
+// Refuse makes every later Apply leave one service port as it is, and report err for it.
+// Nil ends that.
 func (e *RecordingEngine) Refuse(name changetracker.ServicePortName, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -110,8 +110,8 @@ func (e *RecordingEngine) Updates() []desired.Update {
 	return slices.Clone(e.updates)
 }
 
-// Services returns what a data plane would hold now. The caller owns the map; the
-// services in it are shared and immutable.
+// Services returns the services that a data plane would hold now. The caller owns the map;
+// the services in it are shared and immutable.
 func (e *RecordingEngine) Services() map[changetracker.ServicePortName]*desired.Service {
 	e.mu.Lock()
 	defer e.mu.Unlock()

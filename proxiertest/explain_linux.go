@@ -17,17 +17,15 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Explainer is what Explanations holds against real packets; *proxier.Proxier is
-// one.
+// Explainer explains packets, as *proxier.Proxier does.
 type Explainer interface {
 	Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error)
 }
 
-// Explanations asks the Providers that the factory makes, which must be Explainers
-// too, what becomes of random packets among random Services, sends each of them for
-// real, and fails when it fares differently. packets is how many to send at least,
-// with all the setups that Conformance knows. A failure names the seed, to be given
-// again; 0 picks one.
+// Explanations compares Explain with real packets. Providers of the factory, which must be
+// Explainers, explain random packets to random Services; each packet is sent, and must have
+// the explained outcome. At least so many packets are sent, in all setups of Conformance. A
+// failure prints the seed, which repeats the run; 0 means a random seed.
 //
 // It needs Linux and root, and takes about a minute for 2,000 packets.
 func Explanations(t *testing.T, packets int, seed uint64, factory Factory) {
@@ -52,12 +50,12 @@ func Explanations(t *testing.T, packets int, seed uint64, factory Factory) {
 	t.Logf("%d packets, as explained: %v", x.sent, x.seen)
 	for _, v := range []desired.Verdict{desired.VerdictPass, desired.VerdictForward, desired.VerdictReject, desired.VerdictDrop} {
 		if x.seen[v] < x.sent/100 {
-			t.Errorf("%d of %d packets with verdict %v, want one in a hundred, or the test proves little (seed %d)", x.seen[v], x.sent, v, seed)
+			t.Errorf("%d of %d packets have verdict %v, want 1 %% at least (seed %d)", x.seen[v], x.sent, v, seed)
 		}
 	}
 }
 
-// explanations is a run of Explanations.
+// explanations is one run of Explanations.
 type explanations struct {
 	*suite
 
@@ -67,7 +65,7 @@ type explanations struct {
 }
 
 const (
-	// nodeZone is where the node is, for topology hints.
+	// nodeZone is the node's zone, for topology hints.
 	nodeZone        = "zone-a"
 	servicesInRound = 12
 	packetsInRound  = 256
@@ -76,13 +74,13 @@ const (
 
 func inZone(c *proxier.Config) { c.Node.Zone = nodeZone }
 
-// round is a set of Services, and packets to them.
+// round publishes Services, and sends packets to them.
 func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
 	t.Helper()
 	st := &stage{suite: x.suite, provider: x.use(ctx, t, s)}
 	explainer, ok := st.provider.(Explainer)
 	if !ok {
-		t.Fatalf("%T explains nothing", st.provider)
+		t.Fatalf("%T is no Explainer", st.provider)
 	}
 	if x.dice.IntN(2) == 0 {
 		st.provider.OnServiceCIDRsChanged(serviceCIDRs())
@@ -121,10 +119,10 @@ func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
 	}
 }
 
-// service is a random one.
+// service returns a random service.
 func (x *explanations) service() service {
 	s := service{external: x.dice.IntN(4) > 0, options: []ServiceOption{Created(time.Unix(int64(1+x.dice.IntN(3)), 0))}}
-	if s.external && x.dice.IntN(4) == 0 { // several want it
+	if s.external && x.dice.IntN(4) == 0 { // several services have it
 		s.nodePort = idleHostPort
 		if x.dice.IntN(2) == 0 {
 			s.options = append(s.options, ExternalIPs("192.0.2.10", "2001:db8:2::10"), atNodePort)
@@ -149,7 +147,7 @@ func (x *explanations) service() service {
 		}
 	}
 	if s.external && x.dice.IntN(6) == 0 {
-		s.vip = localVIP // several may want it
+		s.vip = localVIP // several services may have it
 	}
 	for _, at := range x.someOf([]string{string(pod0), string(pod1), string(pod2), string(remote0), string(remote1)}) {
 		s.endpoints = append(s.endpoints, endpoint{at: place(at), condition: x.condition()})
@@ -160,12 +158,12 @@ func (x *explanations) service() service {
 	return s
 }
 
-// someOf is a random choice, in order.
+// someOf returns a random subset, in order.
 func (x *explanations) someOf(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(string) bool { return x.dice.IntN(2) == 0 })
 }
 
-// condition is a random state of an endpoint, mostly ready, and often with hints.
+// condition returns a random condition, mostly ready, and often with hints.
 func (x *explanations) condition() EndpointOption {
 	switch x.dice.IntN(8) {
 	case 0:
@@ -182,7 +180,7 @@ func (x *explanations) condition() EndpointOption {
 	}
 }
 
-// shot is one packet, and who sends it.
+// shot is one packet and its sender.
 type shot struct {
 	from    seat
 	at      place
@@ -191,7 +189,7 @@ type shot struct {
 	world   *Topology
 }
 
-// shot is a random packet to one of the services' addresses.
+// shot returns a random packet to an address of a service.
 func (x *explanations) shot(s *stage) *shot {
 	places := []place{client, otherClient, node, nodeMain, nodeAsVIP, pod0, pod1, pod2, remote0}
 	at := places[x.dice.IntN(len(places))]
@@ -202,7 +200,7 @@ func (x *explanations) shot(s *stage) *shot {
 		healthOfNode, healthOfVIP, healthOfClusterIP,
 	}
 	if at == node || at == nodeMain || at == nodeAsVIP {
-		targets = append(targets, nodePortLoopback) // to others that is their own
+		targets = append(targets, nodePortLoopback) // other hosts have a loopback address of their own
 	}
 	to := s.services[x.dice.IntN(len(s.services))].targets(x.world, family)[targets[x.dice.IntN(len(targets))]]
 	one := &shot{from: s.seat(at, family), at: at, network: "tcp", world: x.world}
@@ -214,7 +212,7 @@ func (x *explanations) shot(s *stage) *shot {
 	return one
 }
 
-// origin follows the names of Topology's links.
+// origin returns the origin by the names of Topology's links.
 func origin(at place) (from desired.Origin, link string) {
 	switch at {
 	case node, nodeMain, nodeAsVIP, nodeAnywhere:
@@ -229,15 +227,15 @@ func origin(at place) (from desired.Origin, link string) {
 	return 0, ""
 }
 
-// losesAnswers says that a remote pod may answer another one, or itself, past the
-// node: that is how Topology's router does it, and no proxy's business.
+// losesAnswers reports whether the answer may bypass the node: Topology's router forwards
+// packets between remote pods directly, which no proxy can change.
 func (s *shot) losesAnswers(e *desired.Explanation) bool {
 	return s.at == remote0 && slices.ContainsFunc(e.Endpoints, func(p desired.ExplainedEndpoint) bool {
 		return p.Excluded == "" && !p.Local && !p.Masquerade
 	})
 }
 
-// check sends the packet and compares its fate with the explanation.
+// check sends the packet, and compares the outcome with the explanation.
 func (s *shot) check(ctx context.Context, e *desired.Explanation) error {
 	timeout := answerTimeout
 	if e.Verdict == desired.VerdictDrop || e.Verdict == desired.VerdictPass {
@@ -272,7 +270,7 @@ func (s *shot) check(ctx context.Context, e *desired.Explanation) error {
 	return nil
 }
 
-// judge says what is wrong with the answer to a packet that is forwarded.
+// judge checks the answer to a forwarded packet.
 func (s *shot) judge(answer Answer, e *desired.Explanation) string {
 	i := slices.IndexFunc(e.Endpoints, func(p desired.ExplainedEndpoint) bool {
 		return p.Addr == answer.Local && p.Excluded == ""
@@ -291,7 +289,7 @@ func (s *shot) judge(answer Answer, e *desired.Explanation) string {
 	return ""
 }
 
-// nodeAddrs are all addresses of the node.
+// nodeAddrs returns all addresses of the node.
 func (t *Topology) nodeAddrs() []netip.Addr {
 	addrs := slices.Clone(t.Node.Addrs)
 	for _, family := range families() {

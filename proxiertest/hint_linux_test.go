@@ -10,8 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestAFailureNamesWhatIsNil among the Deps, where the scenario needs it.
-func TestAFailureNamesWhatIsNil(t *testing.T) {
+// TestAFailureNamesTheDependencyThatIsNil, if the scenario needs it.
+func TestAFailureNamesTheDependencyThatIsNil(t *testing.T) {
 	config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
 	named := 0
 	for deps, isNil := range map[*proxier.Deps]bool{{}: true, new(nodedeps.Complete(config, proxier.Deps{})): false} {
@@ -22,7 +22,7 @@ func TestAFailureNamesWhatIsNil(t *testing.T) {
 		for _, sc := range scenarios(Features{}) {
 			hint, needs := sc.hint(p.Status()), map[string]string{"PKT-50/load_balancer": "Health", "PKT-81": "Conntrack", "PKT-85": "Conntrack"}[sc.name]
 			want := isNil && needs != ""
-			if (hint != "") != want || want && !strings.Contains(hint, "Deps."+needs+" nil") {
+			if (hint != "") != want || want && !strings.Contains(hint, "Deps."+needs+" of the Provider is nil") {
 				t.Errorf("%s without Deps %v: hint %q, want one %v", sc.name, isNil, hint, want)
 			}
 			if want {

@@ -15,31 +15,30 @@ import (
 )
 
 const (
-	// answerTimeout is how long an answer may take on a busy machine, or a refusal. It
-	// is waited out only when something is wrong. It has room for more SYNs, the second
-	// a second after the first: in Linux, a TCP socket over IPv6 does not hear the port
-	// unreachable that comes back while it is still being connected.
+	// answerTimeout limits the wait for an answer or a refusal on a busy machine. It
+	// passes only if a test fails. It has room for repeated SYNs: on Linux, a TCP socket
+	// over IPv6 ignores a port unreachable that arrives while connect is in progress.
 	answerTimeout = 30 * time.Second
-	// refusalTimeout is when a datagram is sent again that has not been refused.
+	// refusalTimeout is the wait before a datagram that was not refused is sent again.
 	refusalTimeout = 3 * time.Second
-	// silence is how long nothing must come back to call a packet dropped.
+	// silence is the time without a reply after which a packet counts as dropped.
 	silence = 350 * time.Millisecond
-	// minAsks is how many answers are looked at when one host may give them all,
-	// maxAsks how many chances everyone has who should be seen to answer. With
-	// three of them, one is missed in 64 fair draws with probability 1.6e-11.
+	// minAsks is the number of answers to check if one host may give all of them, maxAsks
+	// the number of attempts until all servers must have answered. Of three servers, 64
+	// fair draws miss one with probability 1.6e-11.
 	minAsks, maxAsks = 8, 64
 )
 
-// combo is one of the ways to dial everything: an IP family and a network.
+// combo is an IP family and a network to dial.
 type combo struct {
 	family  v1.IPFamily
 	network string
 }
 
-// String is "IPv4/TCP", for test names.
+// String returns "IPv4/TCP", for test names.
 func (c combo) String() string { return string(c.family) + "/" + strings.ToUpper(c.network) }
 
-// combos are those that a scenario is for.
+// combos returns the combinations of the scenario's families and networks.
 func (sc *scenario) combos() []combo {
 	in, networks := sc.families, sc.networks
 	if in == nil {
@@ -57,13 +56,13 @@ func (sc *scenario) combos() []combo {
 	return all
 }
 
-// seat is a place in one IP family: a host and the address that it dials from.
+// seat is a place in one IP family: a host and its source address.
 type seat struct {
 	host *Host
 	addr netip.Addr
 }
 
-// seat finds a place; the address of nodeAnywhere is invalid.
+// seat returns the seat of a place. That of nodeAnywhere has no address.
 func (s *stage) seat(at place, family v1.IPFamily) seat {
 	world, second := s.world, 0
 	if family == v1.IPv6Protocol {
@@ -94,7 +93,7 @@ func (s *stage) seat(at place, family v1.IPFamily) seat {
 	return seat{}
 }
 
-// ask dials once, with any network including icmp.
+// ask dials once. The network can also be icmp.
 func (from seat) ask(ctx context.Context, network string, to netip.AddrPort, timeout time.Duration) (Answer, error) {
 	opts := AskOptions{From: from.addr, Timeout: timeout}
 	if network == "icmp" {
@@ -103,18 +102,18 @@ func (from seat) ask(ctx context.Context, network string, to netip.AddrPort, tim
 	return from.host.Ask(ctx, network, to, opts)
 }
 
-// attempt is a probe in one combo, ready to go.
+// attempt is a probe in one combo.
 type attempt struct {
 	from    seat
 	network string
 	to      netip.AddrPort
 	want    want
 	world   *Topology
-	// sourceLost says that endpoints see the node, whatever is wanted.
+	// sourceLost means that endpoints see an address of the node, whatever want says.
 	sourceLost bool
 }
 
-// run returns nil if the packets fare as wanted.
+// run returns nil if the packets have the wanted outcome.
 func (a *attempt) run(ctx context.Context) error {
 	switch a.want.outcome {
 	case answered:
@@ -126,11 +125,11 @@ func (a *attempt) run(ctx context.Context) error {
 	case unanswered:
 		return a.fail(ctx, silence, ErrTimeout, ErrDroppedLocally, ErrRefused, ErrUnreachable)
 	}
-	return a.faultf("no such outcome")
+	return a.faultf("unknown outcome")
 }
 
-// fail asks once and wants one of the errors. A datagram is sent again where a refusal
-// does not come, as TCP does with its SYN: a kernel limits how many it sends.
+// fail asks once, and wants one of the errors. A datagram without a refusal is sent again,
+// as TCP repeats its SYN: the kernel limits its ICMP messages.
 func (a *attempt) fail(ctx context.Context, timeout time.Duration, wanted ...error) error {
 	again, first := a.want.outcome == rejected && a.network == "udp", timeout
 	if again {
@@ -149,7 +148,7 @@ func (a *attempt) fail(ctx context.Context, timeout time.Duration, wanted ...err
 	return a.faultf("%v", err)
 }
 
-// collect asks until everyone who may answer has done so.
+// collect asks until every server has answered.
 func (a *attempt) collect(ctx context.Context) error {
 	seen := map[string]int{}
 	for n := 1; n <= maxAsks; n++ {
@@ -168,7 +167,7 @@ func (a *attempt) collect(ctx context.Context) error {
 	return a.faultf("only %v answered in %d attempts", seen, maxAsks)
 }
 
-// judge looks at a single answer.
+// judge checks one answer.
 func (a *attempt) judge(answer Answer) error {
 	if !slices.Contains(a.want.servers, place(answer.Server)) {
 		return a.faultf("answered by %s at %s", answer.Server, answer.Local)
@@ -191,7 +190,7 @@ func (a *attempt) judge(answer Answer) error {
 		}
 	case masqueraded:
 		if seen == a.from.addr || !slices.Contains(a.world.Node.Addrs, seen) {
-			return a.faultf("%s saw source %s, which is not a masqueraded one", answer.Server, seen)
+			return a.faultf("%s saw source %s, which is not masqueraded", answer.Server, seen)
 		}
 	case anySource:
 	}

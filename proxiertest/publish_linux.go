@@ -14,8 +14,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// stage is a scenario in progress: its services as API objects that the Provider
-// knows, in the order of the scenario.
+// stage is a scenario in progress. The Provider has its services as API objects, in the
+// order of the scenario.
 type stage struct {
 	*suite
 
@@ -23,8 +23,8 @@ type stage struct {
 	services []*published
 }
 
-// published is one service of a stage. Its number makes its addresses unique, so
-// that no conntrack entry of an earlier scenario fits it.
+// published is one service of a stage. Its number makes its addresses unique, so that no
+// conntrack entry of an earlier scenario matches.
 type published struct {
 	number   int
 	nodePort int32
@@ -36,14 +36,14 @@ type published struct {
 
 const (
 	firstNodePort = 30000
-	// maxSliceEndpoints is what the EndpointSlice controller fills a slice with.
+	// maxSliceEndpoints is the EndpointSlice controller's default.
 	maxSliceEndpoints = 100
 )
 
 func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }
 
-// publish makes the stage's services those given and waits until they are
-// programmed. Services that were there before are updated, by their index.
+// publish replaces the stage's services, and waits until they are programmed. A service
+// with the index of an earlier one updates it.
 func (s *stage) publish(ctx context.Context, t *testing.T, services ...service) {
 	t.Helper()
 	for i, service := range services {
@@ -96,7 +96,7 @@ func (s *stage) remove(p *published) {
 	}
 }
 
-// render makes the API objects of a service.
+// render sets the API objects of a service.
 func (p *published) render(spec service) {
 	spec.namespace = cmp.Or(spec.namespace, "conformance")
 	spec.name = cmp.Or(spec.name, fmt.Sprintf("web-%d", p.number))
@@ -151,7 +151,7 @@ func (e endpoint) render(family v1.IPFamily) SliceOption {
 	return Endpoint(e.addr(family).String(), opts...)
 }
 
-// addr is where the endpoint is, without its port.
+// addr returns the endpoint's address.
 func (e endpoint) addr(family v1.IPFamily) netip.Addr {
 	if e.addrs != nil {
 		return e.addrs(family)
@@ -162,7 +162,7 @@ func (e endpoint) addr(family v1.IPFamily) netip.Addr {
 	return podAddr(e.at, family)
 }
 
-// podAddr follows the addressing of Topology.
+// podAddr returns the address of a pod of Topology.
 func podAddr(at place, family v1.IPFamily) netip.Addr {
 	subnet := map[byte]byte{'p': 1, 'r': 2}[at[0]]
 	n := at[len(at)-1] - '0'
@@ -172,7 +172,7 @@ func podAddr(at place, family v1.IPFamily) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d:%d::2", subnet, n))
 }
 
-// serviceAddr is the service's own address in a range of addresses.
+// serviceAddr returns the service's unique address in a range.
 func (p *published) serviceAddr(prefix4, subnet6 string, family v1.IPFamily) netip.Addr {
 	if family == v1.IPv4Protocol {
 		return netip.MustParseAddr(fmt.Sprintf("%s.%d.%d", prefix4, p.number>>8, p.number&0xff))
@@ -191,7 +191,7 @@ func (p *published) external(family v1.IPFamily) netip.Addr {
 	return p.serviceAddr("198.18", "18", family)
 }
 
-// sharedAddr is an external IP that no service has by itself.
+// sharedAddr is an external IP that scenarios give to several services.
 func sharedAddr(family v1.IPFamily) netip.Addr {
 	if family == v1.IPv4Protocol {
 		return netip.MustParseAddr("198.18.255.1")
@@ -206,7 +206,7 @@ func (p *published) loadBalancer(family v1.IPFamily) netip.Addr {
 	return p.serviceAddr("198.19", "19", family)
 }
 
-// targets resolves everything that can be dialled.
+// targets returns the addresses of all targets.
 func (p *published) targets(world *Topology, family v1.IPFamily) map[target]netip.AddrPort {
 	own := p.clusterIP(family)
 	// The node's addresses come in pairs, in the order of NewTopology.

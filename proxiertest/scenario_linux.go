@@ -9,73 +9,70 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// scenario is one rule about packets: Services that exist, and what whoever dials
-// them experiences.
+// scenario is one rule about packets: Services, and what happens to connections to them.
 type scenario struct {
-	// name begins with the number of the rule in the packet behaviour table,
-	// "PKT-22", and tells variants apart behind a slash.
+	// name is the rule's code in docs/RULES.md, "PKT-22", with variants after a slash.
 	name string
-	// rule is a sentence, printed when packets break it.
+	// rule is a sentence, which is printed when packets break it.
 	rule     string
 	setup    setup
 	services []service
-	// serviceCIDRs are told to the Provider while the scenario runs.
+	// serviceCIDRs are the Provider's while the scenario runs.
 	serviceCIDRs []netip.Prefix
-	// needs is the field of proxier.Deps that has to be there, if any.
+	// needs is the field of proxier.Deps that must not be nil, if any.
 	needs string
-	// networks is what to dial with; nil means tcp and udp.
+	// networks are the networks to dial; nil means tcp and udp.
 	networks []string
-	// families is where the probes apply; nil means both.
+	// families are the IP families of the probes; nil means both.
 	families []v1.IPFamily
 	probes   []probe
-	// play, if set, runs instead of the probes.
+	// play, if not nil, runs instead of the probes.
 	play func(ctx context.Context, t *testing.T, s *stage)
 }
 
 // service describes a Service with a TCP and a UDP port of the same number, in
-// both families, and with addresses of its own. Only what matters is said.
+// both families, and with addresses of its own. Zero fields have defaults.
 type service struct {
-	// namespace and name default to something unique.
+	// namespace is "conformance" by default; the default name is unique.
 	namespace, name string
 	// tcpPort and udpPort are the names of the ports; "tcp" and "udp" if empty.
 	tcpPort, udpPort string
-	// external gives it a node port, an external IP and a load balancer too.
+	// external adds a node port, external IPs and load balancer IPs.
 	external bool
-	// nodePort is a fixed node port, for an external service; 0 means its own.
+	// nodePort is the node port of an external service; 0 means a unique one.
 	nodePort int32
-	// vip is a fixed load balancer address, for an external service; nil means its
-	// own.
+	// vip is the load balancer IP of an external service; nil means a unique one.
 	vip func(family v1.IPFamily) netip.Addr
 	// podPort is where the endpoints serve; 0 means podPort.
 	podPort int32
-	// clusterIP is a fixed ClusterIP; nil means its own.
+	// clusterIP is the ClusterIP; nil means a unique one.
 	clusterIP func(family v1.IPFamily) netip.Addr
 	// options are applied last.
 	options   []ServiceOption
 	endpoints []endpoint
 }
 
-// endpoint is one pod that serves a service. The zero condition is ready.
+// endpoint is one endpoint of a service. The zero condition is ready.
 type endpoint struct {
 	at        place
 	condition EndpointOption
-	// node is what the slice says of where it runs; "" is the truth.
+	// node is its node name in the slice; "" means the real one.
 	node string
-	// addrs, if set, is where it says to be, instead of at that place.
+	// addrs, if not nil, are its addresses in the slice, instead of the place's.
 	addrs func(v1.IPFamily) netip.Addr
-	// crowd, if not 0, is an address of the crowded pod instead.
+	// crowd, if not 0, is the number of an address of the last local pod.
 	crowd int
 }
 
-// nameless is the node of an endpoint whose slice names none.
+// nameless is the node of an endpoint without a node name.
 const nameless = "-"
 
-// place is somewhere in the Topology to dial from, or to answer at.
+// place is a host and address in the Topology that dials, or serves.
 type place string
 
-// The places. The node dials from its second address, which masquerading never
-// picks; nodeMain dials from the first one. nodeAsVIP dials from the load
-// balancer's address, which the node has too, and nodeAnywhere lets routing pick.
+// The node dials from its second address, which masquerading does not use; nodeMain dials
+// from the first one. nodeAsVIP dials from a load balancer IP that the node has, and
+// nodeAnywhere from the address that routing selects.
 const (
 	client       place = "client"
 	otherClient  place = "other-client"
@@ -94,10 +91,9 @@ const (
 // target is an address and port of a service to dial.
 type target string
 
-// The targets. The node ports differ in the address: the node's main one, its
-// second one, those of its links to the client and to the first pod, and an
-// address that is also some load balancer's. At the service IP of the node, a process of
-// the node answers.
+// The node ports are at different addresses: the node's main one, its second one, those of
+// its links to the client and to the first pod, and one that is also a load balancer IP. At
+// the service IP of the node, a process of the node answers.
 const (
 	clusterIP          target = "clusterIP"
 	undefinedPort      target = "clusterIP_undefined_port"
@@ -121,7 +117,7 @@ const (
 	podAddress         target = "address_of_a_pod"
 )
 
-// probe is one packet's way and fate.
+// probe is a packet's source and destination, and what should happen to it.
 type probe struct {
 	from    place
 	to      target
@@ -129,8 +125,8 @@ type probe struct {
 	want    want
 }
 
-// want is a fate: an outcome and, if it is an answer, who may give it and whose
-// address he sees. Everyone who may answer has to do so sooner or later.
+// want is an outcome and, if it is an answer, the servers and the source address that they
+// see. Each of the servers has to answer at some time.
 type want struct {
 	outcome outcome
 	servers []place
@@ -143,17 +139,17 @@ const (
 	answered   outcome = "answered"
 	rejected   outcome = "rejected"
 	dropped    outcome = "dropped"
-	unanswered outcome = "not answered, in whatever way"
+	unanswered outcome = "not answered"
 )
 
 type source string
 
 const (
 	anySource source = "any"
-	// kept is the client's own address, but masqueraded where the client is the
-	// endpoint that was chosen, as without that it would drop its own packets.
+	// kept is the client's address. A hairpin connection is masqueraded, because the
+	// client would drop packets from its own address.
 	kept source = "kept"
-	// masqueraded is an address of the node, and not the client's.
+	// masqueraded is an address of the node that is not the client's.
 	masqueraded source = "masqueraded"
 )
 
@@ -175,7 +171,7 @@ func isDropped() want { return want{outcome: dropped} }
 
 func isUnanswered() want { return want{outcome: unanswered} }
 
-// every combines each place with each target, for the first service.
+// every returns a probe from each place to each target of the first service.
 func every(from []place, to []target, expected want) []probe {
 	var probes []probe
 	for _, place := range from {
@@ -186,7 +182,7 @@ func every(from []place, to []target, expected want) []probe {
 	return probes
 }
 
-// external is what traffic from outside can be addressed to.
+// external are the targets for traffic from outside.
 func external() []target { return []target{nodePort, externalIP, loadBalancer} }
 
 func ready(at ...place) []endpoint { return inCondition(nil, at) }
@@ -195,8 +191,7 @@ func terminating(at ...place) []endpoint { return inCondition(Terminating(), at)
 
 func notServing(at ...place) []endpoint { return inCondition(NotServing(), at) }
 
-// unready are endpoints of a Service with publishNotReadyAddresses: ready, but not
-// serving.
+// unready are endpoints as publishNotReadyAddresses makes them: ready, but not serving.
 func unready(at ...place) []endpoint {
 	return inCondition(func(e *discovery.Endpoint) { setConditions(e, true, false, false) }, at)
 }
@@ -209,7 +204,7 @@ func inCondition(condition EndpointOption, at []place) []endpoint {
 	return endpoints
 }
 
-// crowd is n endpoints of the crowded pod.
+// crowd is n endpoints at addresses of the last local pod.
 func crowd(n int) []endpoint {
 	endpoints := make([]endpoint, n)
 	for i := range endpoints {

@@ -9,11 +9,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// ServiceOption changes a Service under construction.
+// ServiceOption is an argument of Service.
 type ServiceOption func(*v1.Service)
 
-// Service builds a Service of type ClusterIP, with traffic policies Cluster and
-// without ports and addresses, and then applies the options in their order.
+// Service returns a Service of type ClusterIP, with traffic policies Cluster and without
+// ports and addresses, to which it applies the options in order.
 func Service(namespace, name string, opts ...ServiceOption) *v1.Service {
 	s := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
@@ -29,8 +29,8 @@ func Service(namespace, name string, opts ...ServiceOption) *v1.Service {
 	return s
 }
 
-// ClusterIPs sets the VIPs, at most one of each family, and with them the
-// Service's families. Without an address it takes the VIPs away.
+// ClusterIPs sets the ClusterIPs, at most one of each family, and the IP families. Without
+// an address it removes them.
 func ClusterIPs(addresses ...string) ServiceOption {
 	return func(s *v1.Service) {
 		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.IPFamilies = "", addresses, nil
@@ -47,15 +47,14 @@ func ClusterIPs(addresses ...string) ServiceOption {
 	}
 }
 
-// Headless makes the Service one that has no VIP but in DNS the addresses of its
-// endpoints.
+// Headless makes the Service headless: its ClusterIP is None.
 func Headless() ServiceOption {
 	return func(s *v1.Service) {
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone}
 	}
 }
 
-// ExternalName makes the Service an alias of a DNS name.
+// ExternalName sets type ExternalName: the Service is an alias of a DNS name.
 func ExternalName(name string) ServiceOption {
 	return func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeExternalName
@@ -71,8 +70,8 @@ func Port(name string, protocol v1.Protocol, port int32) ServiceOption {
 	}
 }
 
-// NodePort adds a port that all nodes accept too, at nodePort, and makes the
-// Service one of type NodePort unless it is a load balancer's already.
+// NodePort adds a port with a node port, and sets type NodePort unless the type is
+// LoadBalancer.
 func NodePort(name string, protocol v1.Protocol, port, nodePort int32) ServiceOption {
 	return func(s *v1.Service) {
 		s.Spec.Ports = append(s.Spec.Ports,
@@ -83,13 +82,12 @@ func NodePort(name string, protocol v1.Protocol, port, nodePort int32) ServiceOp
 	}
 }
 
-// ExternalIPs adds VIPs that somebody else routes to the node.
+// ExternalIPs adds external IPs.
 func ExternalIPs(addresses ...string) ServiceOption {
 	return func(s *v1.Service) { s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, addresses...) }
 }
 
-// LoadBalancer makes the Service one of type LoadBalancer whose load balancer has
-// these addresses.
+// LoadBalancer sets type LoadBalancer, and adds load balancer IPs to the status.
 func LoadBalancer(addresses ...string) ServiceOption {
 	return func(s *v1.Service) {
 		for _, address := range addresses {
@@ -98,7 +96,8 @@ func LoadBalancer(addresses ...string) ServiceOption {
 	}
 }
 
-// Ingress is LoadBalancer for a point that is more than an address.
+// Ingress sets type LoadBalancer, and adds an ingress to the status, which has more fields
+// than an IP.
 func Ingress(ingress v1.LoadBalancerIngress) ServiceOption {
 	return func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeLoadBalancer
@@ -106,23 +105,25 @@ func Ingress(ingress v1.LoadBalancerIngress) ServiceOption {
 	}
 }
 
-// SourceRanges limits who may use the load balancer's addresses.
+// SourceRanges sets loadBalancerSourceRanges: the clients that may use the load balancer
+// IPs.
 func SourceRanges(cidrs ...string) ServiceOption {
 	return func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = cidrs }
 }
 
-// InternalPolicyLocal keeps traffic to the VIPs of ClusterIPs on the node.
+// InternalPolicyLocal sets internalTrafficPolicy Local: ClusterIPs use local endpoints.
 func InternalPolicyLocal() ServiceOption {
 	return func(s *v1.Service) { s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal) }
 }
 
-// ExternalPolicyLocal keeps traffic from outside on the node.
+// ExternalPolicyLocal sets externalTrafficPolicy Local: external IPs, load balancer IPs
+// and node ports use local endpoints.
 func ExternalPolicyLocal() ServiceOption {
 	return func(s *v1.Service) { s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal }
 }
 
-// ClientAffinity sends a client to the same endpoint until it has been quiet for
-// the timeout, which is cut to seconds.
+// ClientAffinity sets session affinity ClientIP: a client gets the same endpoint until it
+// makes no connection for the timeout, which is truncated to seconds.
 func ClientAffinity(timeout time.Duration) ServiceOption {
 	return func(s *v1.Service) {
 		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
@@ -132,7 +133,7 @@ func ClientAffinity(timeout time.Duration) ServiceOption {
 	}
 }
 
-// Created says when the API server made the Service.
+// Created sets the creation timestamp.
 func Created(at time.Time) ServiceOption {
 	return func(s *v1.Service) { s.CreationTimestamp = metav1.NewTime(at) }
 }

@@ -8,15 +8,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// SliceOption changes an EndpointSlice under construction.
+// SliceOption is an argument of Slice.
 type SliceOption func(*discovery.EndpointSlice)
 
-// EndpointOption changes an endpoint under construction.
+// EndpointOption is an argument of Endpoint.
 type EndpointOption func(*discovery.Endpoint)
 
-// Slice builds an EndpointSlice of a Service, called "service-ipv4" or
-// "service-ipv6", without ports and endpoints, and then applies the options in
-// their order.
+// Slice returns an EndpointSlice of a Service, with the name "service-ipv4" or
+// "service-ipv6" and without ports and endpoints, to which it applies the options in order.
 func Slice(namespace, service string, family discovery.AddressType, opts ...SliceOption) *discovery.EndpointSlice {
 	s := &discovery.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -32,20 +31,20 @@ func Slice(namespace, service string, family discovery.AddressType, opts ...Slic
 	return s
 }
 
-// SliceName renames the EndpointSlice, for a Service that has several.
+// SliceName sets the name, for a Service with several EndpointSlices.
 func SliceName(name string) SliceOption {
 	return func(s *discovery.EndpointSlice) { s.Name = name }
 }
 
-// SlicePort adds a port that all endpoints of the slice have.
+// SlicePort adds a port of all endpoints.
 func SlicePort(name string, protocol v1.Protocol, port int32) SliceOption {
 	return func(s *discovery.EndpointSlice) {
 		s.Ports = append(s.Ports, discovery.EndpointPort{Name: &name, Protocol: &protocol, Port: &port})
 	}
 }
 
-// Endpoint adds an endpoint that is ready and on no known node, and then applies
-// the options to it.
+// Endpoint adds a ready endpoint without a node name, to which it applies the options in
+// order.
 func Endpoint(address string, opts ...EndpointOption) SliceOption {
 	return func(s *discovery.EndpointSlice) {
 		endpoint := discovery.Endpoint{Addresses: []string{address}}
@@ -57,22 +56,22 @@ func Endpoint(address string, opts ...EndpointOption) SliceOption {
 	}
 }
 
-// OnNode says which node an endpoint runs on.
+// OnNode sets the node name.
 func OnNode(name string) EndpointOption {
 	return func(e *discovery.Endpoint) { e.NodeName = &name }
 }
 
-// InZone says which zone an endpoint runs in.
+// InZone sets the zone.
 func InZone(name string) EndpointOption {
 	return func(e *discovery.Endpoint) { e.Zone = &name }
 }
 
-// Terminating makes an endpoint one that is about to end but still serves.
+// Terminating makes an endpoint terminating, serving and not ready.
 func Terminating() EndpointOption {
 	return func(e *discovery.Endpoint) { setConditions(e, false, true, true) }
 }
 
-// NotServing makes an endpoint one that takes no traffic.
+// NotServing makes an endpoint neither ready nor serving.
 func NotServing() EndpointOption {
 	return func(e *discovery.Endpoint) { setConditions(e, false, false, false) }
 }

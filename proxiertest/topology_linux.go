@@ -14,8 +14,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Topology is a network of real hosts around one node, for both IP families. Each
-// host is a network namespace of the test.
+// Topology is a dual-stack network of hosts around one node. Each host is a network
+// namespace of the test.
 //
 //	         Client 198.51.100.2, .3, .100-.119       LocalPods 10.244.1.2, .18, .34
 //	             │                                        │ │ │
@@ -28,11 +28,10 @@ import (
 //	                                                      │ │ │
 //	                                                   RemotePods 10.244.2.2, .18, .34
 //
-// Everybody's default route leads to the node, and the node's to the router, so
-// that packets to VIPs and the answers of remote pods to clients and to local
-// pods all come by the node. Pods serve on port 8080, over TCP and UDP. The last
-// local pod also answers on every address of 10.244.64.0/20 and
-// fd00:10:244:64::/64.
+// All hosts have the node as default route, and the node has the router. So packets to
+// VIPs, and answers of remote pods to clients and to local pods, go through the node. Pods
+// serve on port 8080, over TCP and UDP. The last local pod also has every address of
+// 10.244.64.0/20 and fd00:10:244:64::/64.
 //
 // The IPv6 addresses are 2001:db8:c::/64 around the client, 2001:db8:2::/64
 // between node and router, and fd00:10:244:1::/64 and fd00:10:244:2::/64 for pods.
@@ -43,37 +42,37 @@ type Topology struct {
 
 // Host is one host of a Topology.
 type Host struct {
-	// Name is what its servers answer with.
+	// Name is the name in the answers of its servers.
 	Name string
-	// Addrs are its own addresses; the first of each family is its main one.
+	// Addrs are its addresses. The first of each family is the main one.
 	Addrs []netip.Addr
 
 	ns *netns.NS
 }
 
-// Answer is what a server of a Topology says: its name, the client's address as
-// it sees it, and the address that it was reached at.
+// Answer is the answer of a server of a Topology: its name, the source address that it
+// saw, and the destination address.
 type Answer = netns.Answer
 
-// AskOptions sets the client's own address and the patience of Host.Ask.
+// AskOptions sets the source address and the timeout of Host.Ask.
 type AskOptions = netns.AskOptions
 
-// Flow is a connection that stays open.
+// Flow is an open connection.
 type Flow = netns.Flow
 
-// Errors of Host.Ask, to be told apart with errors.Is.
+// Errors of Host.Ask, for errors.Is.
 var (
-	// ErrRefused says that a reset or an ICMP port unreachable came back.
+	// ErrRefused means that a TCP reset or an ICMP port unreachable came back.
 	ErrRefused = netns.ErrRefused
-	// ErrUnreachable says that there is no route, here or further on.
+	// ErrUnreachable means that the host or a router has no route.
 	ErrUnreachable = netns.ErrUnreachable
-	// ErrTimeout says that nothing at all came back.
+	// ErrTimeout means that no packet came back.
 	ErrTimeout = netns.ErrTimeout
-	// ErrDroppedLocally says that the packet did not leave the host.
+	// ErrDroppedLocally means that the packet did not leave the host.
 	ErrDroppedLocally = netns.ErrDroppedLocally
 )
 
-// Addr is the host's main address of one family.
+// Addr returns the host's main address of a family.
 func (h *Host) Addr(family v1.IPFamily) netip.Addr {
 	for _, addr := range h.Addrs {
 		if addr.Is4() == (family == v1.IPv4Protocol) {
@@ -83,26 +82,26 @@ func (h *Host) Addr(family v1.IPFamily) netip.Addr {
 	return netip.Addr{}
 }
 
-// Ask opens a connection ("tcp") or sends a datagram ("udp") from the host, and
-// returns what the server at the other end says.
+// Ask opens a connection ("tcp") or sends a datagram ("udp") from the host, and returns
+// the server's answer.
 func (h *Host) Ask(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
 	return netns.Ask(ctx, h.ns, network, to, opts)
 }
 
-// Open is Ask with a connection that stays open, to ask again.
+// Open is Ask, but leaves the connection open for more requests.
 func (h *Host) Open(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (*Flow, error) {
 	return netns.Open(ctx, h.ns, network, to, opts)
 }
 
-// Do runs f in the host's network namespace: sockets that it opens, and programs that
-// it starts, are there. Goroutines of f's own are not.
+// Do calls f in the host's network namespace. Sockets that f opens and programs that it
+// starts belong there; goroutines that it starts do not.
 func (h *Host) Do(f func() error) error { return h.ns.Do(f) }
 
-// NetNS is the path of the host's network namespace, as Config.NetNS takes it.
+// NetNS returns the path of the host's network namespace, for Config.NetNS.
 func (h *Host) NetNS() string { return h.ns.Path() }
 
-// Config is the configuration of a proxy for the node, which knows the pods of
-// the whole cluster by their addresses.
+// Config returns the configuration of a proxy for the node. It detects pods by the
+// cluster's pod CIDRs.
 func (t *Topology) Config() proxier.Config {
 	return proxier.Config{
 		NetNS: t.Node.NetNS(),
@@ -121,18 +120,18 @@ const (
 	nodeName = "node"
 	// podPort is where every pod serves.
 	podPort = 8080
-	// silentPort is where nobody in a pod answers.
+	// silentPort is where no pod answers.
 	silentPort = 8081
-	// servicePort is where the router plays the load balancer of the cloud.
+	// servicePort is where the router serves, as a cloud's load balancer.
 	servicePort = 80
-	// hostPort is where a process of the node itself serves, in the range of node
-	// ports; at idleHostPort nobody does.
+	// hostPort, in the range of node ports, is where a process of the node serves. None
+	// serves at idleHostPort.
 	hostPort, idleHostPort = 31999, 31998
 	podsOfAKind            = 3
 	clientAddrs            = 20
 )
 
-// NewTopology builds a network that ends with the test.
+// NewTopology creates a network, which is deleted at the end of the test.
 func NewTopology(tb testing.TB) *Topology {
 	tb.Helper()
 	t := &Topology{
@@ -158,8 +157,8 @@ func newHost(tb testing.TB, name string, addrs ...string) *Host {
 	return host
 }
 
-// joinHosts lays the cables between node, client and router, with all addresses
-// and routes but those of the pods.
+// joinHosts connects node, client and router, with all addresses and routes except those
+// of the pods.
 func (t *Topology) joinHosts(tb testing.TB) {
 	tb.Helper()
 	for i := range clientAddrs {
@@ -173,7 +172,7 @@ func (t *Topology) joinHosts(tb testing.TB) {
 	netnstest.Check(tb, netns.Connect(
 		netns.Plug{NS: t.Node.ns, Link: "uplink", Addrs: prefixes(t.Node.Addrs[:2], 24, 64)},
 		netns.Plug{NS: t.Router.ns, Link: "uplink", Addrs: prefixes(t.Router.Addrs, 24, 64)}))
-	// On lo these two are never what masquerading on a link picks.
+	// Masquerading on a link does not use the addresses of lo.
 	netnstest.Check(tb, t.Node.ns.AddAddrs("lo", prefixes(t.Node.Addrs[2:4], 32, 128)...))
 	for _, family := range families() {
 		netnstest.Check(tb, t.Node.ns.AddAddrs("lo", prefixes([]netip.Addr{localVIP(family), localServiceIP(family)}, 32, 128)...))
@@ -184,12 +183,12 @@ func (t *Topology) joinHosts(tb testing.TB) {
 	defaultRoutes(tb, t.Client, t.Node.Addrs[4:])
 	defaultRoutes(tb, t.Router, t.Node.Addrs)
 	defaultRoutes(tb, t.Node, t.Router.Addrs)
-	for i, addr := range t.Node.Addrs[2:4] { // on the router's link by its looks, but only by its looks
+	for i, addr := range t.Node.Addrs[2:4] { // they are in the prefix of the router's link, but on lo
 		netnstest.Check(tb, t.Router.ns.AddRoute(netip.PrefixFrom(addr, addr.BitLen()), t.Node.Addrs[i]))
 	}
 }
 
-// addPods hangs pods off a host, each with a small network of its own.
+// addPods connects pods to a host, each with its own prefix.
 func (t *Topology) addPods(tb testing.TB, kind string, gateway *Host, subnet byte) []*Host {
 	tb.Helper()
 	pods := make([]*Host, podsOfAKind)
@@ -207,7 +206,7 @@ func (t *Topology) addPods(tb testing.TB, kind string, gateway *Host, subnet byt
 	return pods
 }
 
-// addCrowd gives the last local pod addresses enough to be thousands of endpoints.
+// addCrowd gives the last local pod addresses for thousands of endpoints.
 func (t *Topology) addCrowd(tb testing.TB) {
 	tb.Helper()
 	pod := t.LocalPods[podsOfAKind-1]
@@ -226,7 +225,7 @@ func crowdAddr(family v1.IPFamily, n int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("fd00:10:244:64::%x", n))
 }
 
-// localVIP is an address for a load balancer that is also an address of the node.
+// localVIP is a load balancer IP that is also an address of the node.
 func localVIP(family v1.IPFamily) netip.Addr {
 	if family == v1.IPv4Protocol {
 		return netip.MustParseAddr("198.19.255.1")
@@ -234,8 +233,8 @@ func localVIP(family v1.IPFamily) netip.Addr {
 	return netip.MustParseAddr("2001:db8:19:ffff::1")
 }
 
-// localServiceIP is an address of the node in the ranges of ClusterIPs, as a DNS cache on
-// the node may have it.
+// localServiceIP is an address of the node in the ranges of ClusterIPs, such as that of a
+// DNS cache on the node.
 func localServiceIP(family v1.IPFamily) netip.Addr {
 	if family == v1.IPv4Protocol {
 		return netip.MustParseAddr("10.96.255.1")
@@ -243,7 +242,7 @@ func localServiceIP(family v1.IPFamily) netip.Addr {
 	return netip.MustParseAddr("fd00:10:96::ff01")
 }
 
-// cloudVIP is the address of a load balancer that is a host by itself: the router.
+// cloudVIP is the address of a load balancer outside of the node: the router.
 func cloudVIP(family v1.IPFamily) netip.Addr {
 	if family == v1.IPv4Protocol {
 		return netip.MustParseAddr("203.0.113.1")
@@ -251,7 +250,7 @@ func cloudVIP(family v1.IPFamily) netip.Addr {
 	return netip.MustParseAddr("2001:db8:113::1")
 }
 
-// defaultRoutes sends everything of a family to the first via of that family.
+// defaultRoutes adds a default route for each family.
 func defaultRoutes(tb testing.TB, host *Host, via []netip.Addr) {
 	tb.Helper()
 	netnstest.Check(tb, host.ns.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), via[0]))

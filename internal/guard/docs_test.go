@@ -36,13 +36,14 @@ func texts(t *testing.T, suffix string) map[string]string {
 }
 
 var (
-	fenced     = regexp.MustCompile("(?ms)^ *```([a-z]*)\n(.*?)^ *```$")         // read-only
-	codeSpan   = regexp.MustCompile("`[^`\n]+`")                                 // read-only
-	link       = regexp.MustCompile(`\]\(([^)\s#]*)#?([^)\s]*)\)`)               // read-only
-	heading    = regexp.MustCompile(`(?m)^#+ (.*)$`)                             // read-only
-	notInASlug = regexp.MustCompile(`\]\([^)]*\)|[^\p{L}\p{M}\p{N}\p{Pc} -]`)    // read-only
-	flagName   = regexp.MustCompile(`--[a-z][a-z0-9-]*[a-z0-9]\b`)               // read-only
-	metricName = regexp.MustCompile(`\b(?:serviceplane|kubeproxy)_[a-z_]+[a-z]`) // read-only
+	fenced      = regexp.MustCompile("(?ms)^ *```([a-z]*)\n(.*?)^ *```$")         // read-only
+	codeSpan    = regexp.MustCompile("`[^`\n]+`")                                 // read-only
+	link        = regexp.MustCompile(`\]\(([^)\s#]*)#?([^)\s]*)\)`)               // read-only
+	heading     = regexp.MustCompile(`(?m)^#+ (.*)$`)                             // read-only
+	notInASlug  = regexp.MustCompile(`\]\([^)]*\)|[^\p{L}\p{M}\p{N}\p{Pc} -]`)    // read-only
+	indentation = regexp.MustCompile(`(?m)^[\t ]+`)                               // read-only
+	flagName    = regexp.MustCompile(`--[a-z][a-z0-9-]*[a-z0-9]\b`)               // read-only
+	metricName  = regexp.MustCompile(`\b(?:serviceplane|kubeproxy)_[a-z_]+[a-z]`) // read-only
 )
 
 // TestLinks: links between documents lead to a file, and to a title where they have an
@@ -90,9 +91,7 @@ func slugs(text string) (all []string) {
 }
 
 // unindent removes the indentation, which documents have less of.
-func unindent(code string) string {
-	return regexp.MustCompile(`(?m)^[\t ]+`).ReplaceAllString("\n"+code, "")
-}
+func unindent(code string) string { return indentation.ReplaceAllString("\n"+code, "") }
 
 // TestGoSnippets: the lines of Go in a document are lines of a file that is compiled.
 // "// …" stands for lines left out.

@@ -40,10 +40,8 @@ func packages(t *testing.T, goos string) (all []pkg) {
 	return all
 }
 
-// importers are the only packages that may depend on a heavy module, directly or not.
-// Paths are relative to the module and cover what is below them. Nothing else may: so
-// changetracker, desired, runner, proxier, healthcheck, debughttp, hybrid, userspace and
-// zaplog stay light.
+// importers are the only packages, by folder, that may depend on a module. So changetracker,
+// desired, runner, proxier, healthcheck, debughttp, hybrid, userspace and zaplog stay light.
 var importers = map[string][]string{
 	"k8s.io/kubernetes":              {},
 	"k8s.io/component-base":          {},

@@ -79,9 +79,7 @@ var tables = []table{ // read-only
 	},
 	{
 		name: "sizes", about: "nftables: time (floor)",
-		columns: []column{
-			{"1,000 Services", "1000", sizes}, {"5,000", "5000", sizes}, {"10,000", "10000", sizes}, {"30,000", "30000", sizes},
-		},
+		columns: []column{{"1,000 Services", "1000", sizes}, {"5,000", "5000", sizes}, {"10,000", "10000", sizes}, {"30,000", "30000", sizes}},
 		rows: []row{
 			{what: "first sync, {E} endpoints each", benchmark: onSizes + "first"},
 			{what: "one endpoint replaced", benchmark: onSizes + "replaced=1"},
@@ -100,10 +98,7 @@ var tables = []table{ // read-only
 			{what: "first sync of {N} Services × {E} endpoints", benchmark: onNFTables + "/N=45000/E=2/first"},
 			{what: "an important Service answers while {N} are loaded", benchmark: onNFTables + "/N=10000/E=10/important"},
 			{what: "a lone change among {N} Services is in the kernel, 99th percentile", benchmark: onNFTables + "/N=10000/E=10/lone"},
-			{
-				what:      "{rate} changes a second for {seconds} s among {N} Services, 99th percentile",
-				benchmark: onNFTables + "/N=10000/E=10/sustained/rate=1000/seconds=60",
-			},
+			{what: "{rate} changes a second for {seconds} s among {N} Services, 99th percentile", benchmark: onNFTables + "/N=10000/E=10/sustained/rate=1000/seconds=60"},
 		},
 	},
 	{
@@ -124,9 +119,7 @@ var tables = []table{ // read-only
 	},
 	{
 		name: "parts", about: "",
-		columns: []column{
-			{"time", "", times}, {"memory", "", []string{"bytes/client", "B/op"}}, {"allocations", "", allocs},
-		},
+		columns: []column{{"time", "", times}, {"memory", "", []string{"bytes/client", "B/op"}}, {"allocations", "", allocs}},
 		rows: []row{
 			{what: "tracking: one endpoint of {E} flipped", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=5000"},
 			{what: "tracking: one change among {N} Services", benchmark: "changetracker.BenchmarkOneChangeAmong/N=30000/E=2"},
