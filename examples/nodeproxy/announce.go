@@ -19,7 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// version is what the program was built from.
+// version returns the module's version, the revision and the version of Go.
 func version() string {
 	built := "(unknown)"
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -33,8 +33,7 @@ func version() string {
 	return built + " " + runtime.Version()
 }
 
-// untilSynced waits until everything is programmed. It returns false if ctx ends
-// before.
+// untilSynced waits for the first sync. It returns false if ctx ends first.
 func untilSynced(ctx context.Context, p *proxier.Proxier) bool {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -48,8 +47,8 @@ func untilSynced(ctx context.Context, p *proxier.Proxier) bool {
 	return true
 }
 
-// announce says that the first sync is done.
-func announce(p *proxier.Proxier, log *zap.Logger) func(context.Context) error {
+// logFirstSync logs the end of the first sync.
+func logFirstSync(p *proxier.Proxier, log *zap.Logger) func(context.Context) error {
 	began := time.Now()
 	return func(ctx context.Context) error {
 		if !untilSynced(ctx, p) {
@@ -64,18 +63,18 @@ func announce(p *proxier.Proxier, log *zap.Logger) func(context.Context) error {
 	}
 }
 
-// eventRetry is how soon the event is tried again while the API server is away.
+// eventRetry is the pause between attempts to write the event.
 const eventRetry = 15 * time.Second
 
-// writeEvent writes the event Starting on the Node, as kube-proxy does. It tries
-// until the API server answers. A refusal is only logged.
+// writeEvent writes the event Starting on the Node, as kube-proxy does. It retries until
+// the API server answers, and only logs a refusal.
 func writeEvent(ctx context.Context, client kubernetes.Interface, node string, log *zap.Logger) {
 	now := time.Now()
 	event := &events.Event{
 		ObjectMeta: metav1.ObjectMeta{Name: node + "." + strconv.FormatInt(now.UnixNano(), 16), Namespace: metav1.NamespaceDefault},
 		EventTime:  metav1.NewMicroTime(now), Type: v1.EventTypeNormal, Reason: "Starting", Action: "StartNodeproxy", Note: "nodeproxy " + version(),
 		ReportingController: "nodeproxy", ReportingInstance: "nodeproxy-" + node,
-		// As kube-proxy has it: kubectl describe node looks for the name as UID.
+		// As with kube-proxy: kubectl describe node selects events with the name as UID.
 		Regarding: v1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)},
 	}
 	for {
@@ -84,7 +83,7 @@ func writeEvent(ctx context.Context, client kubernetes.Interface, node string, l
 			return
 		}
 		if errors.As(err, new(apierrors.APIStatus)) {
-			log.Warn("the event Starting on the Node was not written", zap.Error(err))
+			log.Warn("event Starting is not written", zap.Error(err))
 			return
 		}
 		select {

@@ -19,8 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// Service web of both families, and what its manifests say. The pods are pod-1 and
-// pod-2.
+// Service web of both IP families, and its manifests. The pods are pod-1 and pod-2.
 const (
 	vip4, vip6 = "10.96.0.10:80", "[fd00:96::10]:80"
 	nodePort   = "192.0.2.10:30080"
@@ -41,7 +40,7 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.10}, {type: InternalIP,
 `
 )
 
-// webSlices say that a pod is the only endpoint.
+// webSlices returns EndpointSlices with one pod as the only endpoint.
 func webSlices(pod int) string {
 	one := `apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -54,7 +53,7 @@ endpoints: [{addresses: ["%s"], nodeName: node-1}]
 	return fmt.Sprintf(one, "v4", "IPv4", podAddr(pod, 4)) + fmt.Sprintf(one, "v6", "IPv6", podAddr(pod, 6))
 }
 
-// podAddr is the address of a pod of the node.
+// podAddr returns the address of a pod.
 func podAddr(pod, family int) string {
 	if family == 4 {
 		return fmt.Sprintf("10.244.%d.2", pod)
@@ -83,7 +82,7 @@ func newSmall(t *testing.T) *small {
 	return c
 }
 
-// connect lays a cable, with a default route through the node.
+// connect connects a namespace with the node, and adds default routes through it.
 func (c *small) connect(link string, ns *netns.NS, nodeEnd, farEnd []string) {
 	c.t.Helper()
 	parse := func(texts []string) (prefixes []netip.Prefix) {
@@ -99,12 +98,12 @@ func (c *small) connect(link string, ns *netns.NS, nodeEnd, farEnd []string) {
 		ns.AddRoute(netip.MustParsePrefix("::/0"), node[1].Addr())))
 }
 
-// flows are the ways to the Service.
+// flows returns the frontends of the Service.
 func flows() []netip.AddrPort {
 	return []netip.AddrPort{netip.MustParseAddrPort(vip4), netip.MustParseAddrPort(vip6), netip.MustParseAddrPort(nodePort)}
 }
 
-// ask opens one connection, and returns who answered or why nobody did.
+// ask opens one connection, and returns the server that answered, or the error.
 func (c *small) ask(to netip.AddrPort, opts netns.AskOptions) string {
 	c.t.Helper()
 	answer, err := netns.Ask(c.t.Context(), c.client, "tcp", to, opts)
@@ -114,7 +113,7 @@ func (c *small) ask(to netip.AddrPort, opts netns.AskOptions) string {
 	return answer.Server
 }
 
-// expectNow wants every new flow to reach a server, at once.
+// expectNow wants new connections to all frontends to reach a server.
 func (c *small) expectNow(server string) {
 	c.t.Helper()
 	for _, to := range flows() {
@@ -124,10 +123,10 @@ func (c *small) expectNow(server string) {
 	}
 }
 
-// expectSoon waits until every new flow reaches a server.
+// expectSoon waits until new connections to all frontends reach a server.
 func (c *small) expectSoon(server string) {
 	c.t.Helper()
-	again := netns.AskOptions{Timeout: 2 * time.Second} // a connection to who is gone is given up
+	again := netns.AskOptions{Timeout: 2 * time.Second} // for connections to an endpoint that is gone
 	for _, to := range flows() {
 		got := ""
 		if !poll.Soon(func() bool { got = c.ask(to, again); return got == server }) {
@@ -136,7 +135,7 @@ func (c *small) expectSoon(server string) {
 	}
 }
 
-// open opens a flow that lasts.
+// open opens a connection that stays open.
 func (c *small) open(to string) *netns.Flow {
 	c.t.Helper()
 	flow, err := netns.Open(c.t.Context(), c.client, "tcp", netip.MustParseAddrPort(to), netns.AskOptions{})
@@ -147,15 +146,15 @@ func (c *small) open(to string) *netns.Flow {
 	return flow
 }
 
-// expectOpen wants an open flow to go on.
+// expectOpen wants an open connection to work.
 func (c *small) expectOpen(flow *netns.Flow, server string) {
 	c.t.Helper()
 	if answer, err := flow.Ask(c.t.Context()); err != nil || answer.Server != server {
-		c.t.Errorf("the open flow gets %q, %v, want an answer of %s", answer.Server, err, server)
+		c.t.Errorf("the open connection gets %q, %v, want a response of %s", answer.Server, err, server)
 	}
 }
 
-// nft runs the program nft inside the node, and returns what it prints.
+// nft runs nft in the node, and returns its output.
 func (c *small) nft(args ...string) string {
 	c.t.Helper()
 	var out []byte
@@ -169,8 +168,8 @@ func (c *small) nft(args ...string) string {
 	return string(out)
 }
 
-// traces is all that a proxy could leave behind in the node.
-func (c *small) traces() string {
+// state returns the rules, addresses and settings of the node.
+func (c *small) state() string {
 	c.t.Helper()
 	text := c.nft("list", "ruleset") + "\n"
 	var addrs []string
@@ -190,7 +189,7 @@ func (c *small) traces() string {
 	return text + strings.Join(addrs, "\n") + "\n" + c.sysctls()
 }
 
-// sysctls are the settings of connection tracking in the node.
+// sysctls returns the conntrack settings of the node.
 func (c *small) sysctls() string {
 	c.t.Helper()
 	var text strings.Builder
@@ -241,7 +240,7 @@ func (d *directory) remove(name string) {
 	}
 }
 
-// objects are those of manifests, for an API server.
+// objects parses manifests for an API server.
 func objects(t *testing.T, text string) []manifest.Object {
 	t.Helper()
 	read, errs := manifest.Parse("test.yaml", []byte(text))
@@ -249,11 +248,4 @@ func objects(t *testing.T, text string) []manifest.Object {
 		t.Fatal(err)
 	}
 	return read
-}
-
-// lasts calls check for a while, to see that something stays as it is.
-func lasts(check func()) {
-	for until := time.Now().Add(2 * time.Second); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
-		check()
-	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// localMode is how the traffic of this node's pods is told from other traffic.
+// localMode is how traffic of this node's pods is detected.
 type localMode string
 
 const (
@@ -22,14 +22,13 @@ const (
 	byPrefix      localMode = "InterfaceNamePrefix"
 )
 
-// primary stands for the node's primary addresses, among ranges of them.
+// primary is the value of --nodeport-addresses for the node's primary addresses.
 const primary = "primary"
 
-// nodeAddresses stands for this node's own addresses, among ranges.
+// nodeAddresses is the value of --denied-external-ips for the node's addresses.
 const nodeAddresses = "node-addresses"
 
-// config is the engine's configuration on a node. The error names every flag that
-// is wrong.
+// config returns the configuration of the engine. The error names all invalid flags.
 func (o *options) config(node string) (proxier.Config, error) {
 	var f faults
 	c := proxier.Config{
@@ -42,7 +41,7 @@ func (o *options) config(node string) (proxier.Config, error) {
 
 		DenyNodeExternalIPs: slices.Contains(o.deniedExternalIPs, nodeAddresses),
 	}
-	if bit := o.tuned().masqueradeBit; bit >= 0 { // else it is reported
+	if bit := o.tuned().masqueradeBit; bit >= 0 { // Validate reports others
 		c.Masquerade.Mark = 1 << bit
 	}
 	return c, errors.Join(f...)
@@ -64,7 +63,7 @@ func (o *options) names(f *faults) proxier.Names {
 	return names
 }
 
-// rate limits syncs, and spaces retries. The first retry comes soon.
+// rate returns the limit of syncs and the backoff of retries.
 func (t *tuning) rate() runner.Options {
 	rate := runner.Options{MinInterval: t.minSyncPeriod, Retry: runner.Backoff{Max: t.syncPeriod}}
 	if rate.MinInterval == 0 {
@@ -98,7 +97,7 @@ func (o *options) masquerade(f *faults) proxier.Masquerade {
 const longestInterface = 15 // IFNAMSIZ of linux/if.h, without the terminating NUL
 
 func checkInterface(f *faults, flag, name string) {
-	f.check(name != "" && len(name) <= longestInterface, flag, name, "1 to 15 bytes, as --detect-local-mode needs it")
+	f.check(name != "" && len(name) <= longestInterface, flag, name, "1 to 15 bytes, because --detect-local-mode uses it")
 }
 
 func (o *options) clusterCIDRs(f *faults) []netip.Prefix {
@@ -116,7 +115,7 @@ func (o *options) clusterCIDRs(f *faults) []netip.Prefix {
 }
 
 func (o *options) nodePorts(f *faults) proxier.NodePorts {
-	if len(o.nodePortAddresses) == 0 { // as kube-proxy does
+	if len(o.nodePortAddresses) == 0 { // kube-proxy's defaults
 		return proxier.NodePorts{Primary: o.mode() == modeNFTables}
 	}
 	if slices.Equal(o.nodePortAddresses, []string{primary}) {
@@ -127,7 +126,7 @@ func (o *options) nodePorts(f *faults) proxier.NodePorts {
 	return proxier.NodePorts{Addresses: ranges}
 }
 
-// parsePrefixes reads ranges. Bits beyond a range's length do not matter.
+// parsePrefixes parses CIDRs. Host bits are ignored.
 func parsePrefixes(texts []string) (prefixes []netip.Prefix, ok bool) {
 	for _, text := range texts {
 		prefix, err := netip.ParsePrefix(text)

@@ -15,7 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// parse reads flags, with the defaults of those that are not there.
+// parse parses flags.
 func parse(t *testing.T, args ...string) *options {
 	t.Helper()
 	var o options
@@ -27,7 +27,7 @@ func parse(t *testing.T, args ...string) *options {
 	return &o
 }
 
-// byDefault is the configuration without any flag.
+// byDefault returns the configuration without flags.
 func byDefault() proxier.Config {
 	return proxier.Config{
 		Node:       changetracker.Node{Name: "node-1"},
@@ -111,7 +111,7 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 	}
 }
 
-func TestValuesThatAreRefused(t *testing.T) {
+func TestInvalidValues(t *testing.T) {
 	for args, want := range map[string]string{
 		"--nftables-masquerade-bit=-1":                                                  "--nftables-masquerade-bit=-1: want 0 to 31",
 		"--detect-local-mode=Guess":                                                     "--detect-local-mode=Guess: want ClusterCIDR, NodeCIDR",
@@ -124,9 +124,9 @@ func TestValuesThatAreRefused(t *testing.T) {
 		"--denied-external-ips=node-addresses,Node-Addresses":                           "--denied-external-ips=node-addresses,Node-Addresses: want ranges such as 10.0.0.0/8, or node-addresses",
 		"--nodeport-addresses=192.0.2.1":                                                "--nodeport-addresses=192.0.2.1: want ranges",
 		"--nftables-min-sync-period=-1s":                                                "--nftables-min-sync-period=-1s: want 0 to 1h",
-		"--nftables-min-sync-period=31s":                                                "--nftables-sync-period=30s: want 1ms or more, and no less than --nftables-min-sync-period=31s", // VAL-02
+		"--nftables-min-sync-period=31s":                                                "--nftables-sync-period=30s: want at least 1ms and --nftables-min-sync-period=31s", // VAL-02
 		"--nftables-min-sync-period=2h --nftables-sync-period=3h":                       "--nftables-min-sync-period=2h0m0s: want 0 to 1h",
-		"--nftables-min-sync-period=0 --nftables-sync-period=0":                         "--nftables-sync-period=0s: want 1ms or more",
+		"--nftables-min-sync-period=0 --nftables-sync-period=0":                         "--nftables-sync-period=0s: want at least 1ms",
 		"--config-sync-period=0":                                                        "--config-sync-period=0s: want more than 0",
 		"--conntrack-tcp-timeout-established=999ms":                                     "--conntrack-tcp-timeout-established=999ms: want 0, or 1s", // SYS-11
 		"--conntrack-tcp-timeout-close-wait=-1s":                                        "--conntrack-tcp-timeout-close-wait=-1s: want 0, or 1s",
@@ -145,8 +145,8 @@ func TestValuesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestAddressesToServeAt: OPT-02, OPT-03, VAL-03, and W-31 mended.
-func TestAddressesToServeAt(t *testing.T) {
+// TestBindAddresses: OPT-02, OPT-03, VAL-03, without W-31.
+func TestBindAddresses(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", "0.0.0.0": "0.0.0.0:99", "192.0.2.1:80": "192.0.2.1:80", "::": "[::]:99", "[::]": "[::]:99", "[::1]:65535": "[::1]:65535",
 	} {
@@ -167,6 +167,6 @@ func TestNodeName(t *testing.T) {
 		t.Errorf("nodeName = %q, %v, want node-1", got, err)
 	}
 	if got, err := parse(t).nodeName(); got == "" || got != strings.ToLower(got) || err != nil {
-		t.Errorf("nodeName = %q, %v, want the host's name in lower case", got, err)
+		t.Errorf("nodeName = %q, %v, want the host name in lower case", got, err)
 	}
 }

@@ -17,7 +17,7 @@ const (
 	configKind    = "KubeProxyConfiguration"
 )
 
-// flagsOfFields are the flags that say what a field of the file says.
+// flagsOfFields returns the flags of the file's fields.
 func flagsOfFields() map[string]string {
 	fields := map[string]string{
 		"mode": "proxy-mode", "hostnameOverride": "hostname-override", "clientConnection.kubeconfig": "kubeconfig",
@@ -42,8 +42,8 @@ func flagsOfFields() map[string]string {
 	return fields
 }
 
-// unsupported are kube-proxy's fields that this program has no use for. A value that
-// means something is reported, and ignored.
+// unsupported returns kube-proxy's fields that nodeproxy ignores. A warning names those
+// that are set.
 func unsupported() []string {
 	return []string{
 		"bindAddress", "bindAddressHardFail", "clientConnection.acceptContentTypes", "clientConnection.burst", "clientConnection.contentType",
@@ -51,8 +51,8 @@ func unsupported() []string {
 	}
 }
 
-// configFile is a KubeProxyConfiguration that becomes flags. Flags of the command line
-// win over it.
+// configFile sets flags from a KubeProxyConfiguration. Flags of the command line override
+// it.
 type configFile struct {
 	path    string
 	flags   *pflag.FlagSet
@@ -61,8 +61,8 @@ type configFile struct {
 	errs    []error
 }
 
-// readConfigFile sets the flags that a file speaks of. ignored are fields that do not
-// exist here.
+// readConfigFile sets the flags of a file's fields. It returns the unsupported fields that
+// are set.
 func readConfigFile(path string, flags *pflag.FlagSet) (ignored []string, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -84,7 +84,7 @@ func (c *configFile) fail(at *yaml.Node, format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf("%s:%d: %s", c.path, at.Line, fmt.Sprintf(format, args...)))
 }
 
-// walk goes through a mapping, field by field.
+// walk handles the fields of a mapping.
 func (c *configFile) walk(prefix string, mapping *yaml.Node) {
 	for i := 0; i+1 < len(mapping.Content); i += 2 {
 		key, value := mapping.Content[i], mapping.Content[i+1]
@@ -101,7 +101,7 @@ func (c *configFile) walk(prefix string, mapping *yaml.Node) {
 		case value.Kind == yaml.MappingNode && c.isSection(field):
 			c.walk(field+".", value)
 		default:
-			c.fail(key, "%s: no such field", field)
+			c.fail(key, "%s: unknown field", field)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func (c *configFile) isSection(field string) bool {
 	return false
 }
 
-// set sets a flag, unless the command line has it, or the value stands for the default.
+// set sets a flag, unless the command line has it, or the value means the default.
 func (c *configFile) set(field, flag string, value *yaml.Node) {
 	text, ok := textOf(value)
 	if !ok {
@@ -131,7 +131,7 @@ func (c *configFile) set(field, flag string, value *yaml.Node) {
 	}
 }
 
-// ignore notes a field whose value would have meant something.
+// ignore records an unsupported field if it is set.
 func (c *configFile) ignore(field string, value *yaml.Node) {
 	if value.Kind == yaml.MappingNode {
 		for i := 0; i+1 < len(value.Content); i += 2 {
@@ -144,7 +144,7 @@ func (c *configFile) ignore(field string, value *yaml.Node) {
 	}
 }
 
-// textOf is a value as a flag has it; nothing stands for null.
+// textOf returns a value in the syntax of flags; null is empty.
 func textOf(value *yaml.Node) (text string, ok bool) {
 	switch value.Kind {
 	case yaml.ScalarNode:

@@ -27,7 +27,7 @@ func readConfig(t *testing.T, text string, args ...string) (o *options, ignored 
 	return o, ignored, err
 }
 
-// TestFieldsBecomeFlags, and flags of the command line win.
+// TestFieldsBecomeFlags, unless the command line has the flag.
 func TestFieldsBecomeFlags(t *testing.T) {
 	o, ignored, err := readConfig(t, `
 mode: iptables
@@ -78,8 +78,8 @@ oomScoreAdj: null
 // TestUnknownFieldsAreNamed with their lines.
 func TestUnknownFieldsAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
-		"modes: iptables":            "config.yaml:3: modes: no such field",
-		"ipvs: {schedular: rr}":      "config.yaml:3: ipvs.schedular: no such field",
+		"modes: iptables":            "config.yaml:3: modes: unknown field",
+		"ipvs: {schedular: rr}":      "config.yaml:3: ipvs.schedular: unknown field",
 		"conntrack:\n  min: [1, {}]": "invalid argument",
 		"mode: {a: b}":               "config.yaml:3: mode: want a single value",
 		"iptables:\n  syncPeriod: x": "config.yaml:4: iptables.syncPeriod",

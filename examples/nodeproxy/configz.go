@@ -7,15 +7,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// configzKey is where kube-proxy's /configz has its configuration.
+// configzKey is the key of the configuration in kube-proxy's /configz.
 const configzKey = "kubeproxy.config.k8s.io"
 
-// configz answers with what the flags say, as a KubeProxyConfiguration of
-// kubeproxy.config.k8s.io/v1alpha1. It has the fields that there are flags for.
+// configz responds with the flags as a KubeProxyConfiguration of
+// kubeproxy.config.k8s.io/v1alpha1. It has the fields that have flags.
 func (o *options) configz(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_ = json.NewEncoder(w).Encode(map[string]kubeProxyConfiguration{configzKey: o.kubeProxyConfiguration()}) // the client may have gone
+	_ = json.NewEncoder(w).Encode(map[string]kubeProxyConfiguration{configzKey: o.kubeProxyConfiguration()}) // the client may be gone
 }
 
 type kubeProxyConfiguration struct {

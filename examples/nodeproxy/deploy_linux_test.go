@@ -157,7 +157,7 @@ func (d *deployment) startContainer(c *small, certificate []byte) *proxyProcess 
 	p.cmd.Env = append(p.cmd.Env, "KUBERNETES_SERVICE_PORT="+d.settings.Data["KUBERNETES_SERVICE_PORT"])
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	netnstest.Check(c.t, c.node.Do(p.cmd.Start))
-	p.attend()
+	p.watch()
 	return p
 }
 
@@ -313,7 +313,7 @@ func TestTheContainer(t *testing.T) {
 	expectServer("pod-2") // although pod-1 still answers: its conntrack entry is deleted
 	c.expectSoon("pod-2")
 	api.expect(t)
-	if _, err := p.signal(syscall.SIGTERM); err != nil {
+	if err := p.signal(syscall.SIGTERM); err != nil {
 		t.Errorf("after SIGTERM: %v, want exit code 0", err)
 	}
 	c.expectNow("pod-2")

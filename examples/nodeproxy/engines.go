@@ -17,7 +17,7 @@ import (
 	"github.com/serviceplane/serviceplane/userspace"
 )
 
-// mode is the engine, as kube-proxy names it.
+// mode is an engine, by kube-proxy's name.
 type mode string
 
 const (
@@ -29,10 +29,11 @@ const (
 
 func modes() []mode { return []mode{modeNFTables, modeIPTables, modeIPVS, modeUserspace} }
 
-// kernelModes are those that leave rules. Userspace has portals of one of them.
+// kernelModes are the modes with rules in the kernel. The portals of mode userspace are
+// rules of one of them.
 func kernelModes() []mode { return []mode{modeNFTables, modeIPTables, modeIPVS} }
 
-// mode is the one that the flags choose.
+// mode returns the mode of the flags.
 func (o *options) mode() mode {
 	if o.proxyMode == "" {
 		return modeNFTables
@@ -40,7 +41,7 @@ func (o *options) mode() mode {
 	return mode(o.proxyMode)
 }
 
-// kernelMode is whose rules there are.
+// kernelMode returns the mode of the rules in the kernel.
 func (o *options) kernelMode() mode {
 	if o.mode() == modeUserspace {
 		return mode(o.userspace.portals)
@@ -48,13 +49,13 @@ func (o *options) kernelMode() mode {
 	return o.mode()
 }
 
-// tuning are the flags that each mode with rules has of its own.
+// tuning holds the flags that each kernel mode has.
 type tuning struct {
 	masqueradeBit             int
 	minSyncPeriod, syncPeriod time.Duration
 }
 
-// tuned are the flags of the rules of the mode that is chosen.
+// tuned returns the flags of the kernel mode.
 func (o *options) tuned() *tuning {
 	switch o.kernelMode() {
 	case modeIPTables:
@@ -68,7 +69,7 @@ func (o *options) tuned() *tuning {
 	return &o.nftables
 }
 
-// provider is the proxy, with all that goes with it.
+// provider returns the proxy with its kernel settings and health check node ports.
 func (o *options) provider(config proxier.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
 	wanted := o.conntrack
 	wanted.StateDir, wanted.Instance, wanted.Logger = o.stateDir, config.Names.Instance, log
@@ -82,7 +83,7 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 	})
 }
 
-// engine is the bare proxy of a mode.
+// engine returns the proxy of a mode.
 func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	switch m {
 	case modeIPTables:
@@ -100,7 +101,7 @@ func (o *options) iptablesConfig(config proxier.Config) iptables.Config {
 	return iptables.Config{Config: config, LocalhostNodePorts: o.localhostNodePorts}
 }
 
-// sockets is the proxy in user space, with the portals that lead there.
+// sockets returns the userspace proxy with its portals.
 func (o *options) sockets(config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	ports, err := parsePorts(o.userspace.ports)
 	if err != nil {
@@ -120,12 +121,12 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps) (*proxier.Pr
 	}, deps)
 }
 
-// cleanUpModes removes what this instance has made in all modes but one. A mode that
-// the node does not have has nothing there.
-func (o *options) cleanUpModes(ctx context.Context, but mode, config proxier.Config, log *zap.Logger) error {
+// cleanUpModes removes this instance's objects of all modes except one. Modes that the
+// node does not support are skipped.
+func (o *options) cleanUpModes(ctx context.Context, except mode, config proxier.Config, log *zap.Logger) error {
 	var errs []error
 	for _, m := range kernelModes() {
-		if m == but {
+		if m == except {
 			continue
 		}
 		p, err := o.engine(m, config, proxier.Deps{Logger: log, Health: proxier.NoHealth()})
@@ -139,15 +140,15 @@ func (o *options) cleanUpModes(ctx context.Context, but mode, config proxier.Con
 	return errors.Join(errs...)
 }
 
-// succeed removes what a predecessor of another mode has left, once everything is
-// programmed in this one. A failure is logged: packets fare well with both.
-func (o *options) succeed(p *proxier.Proxier, config proxier.Config, log *zap.Logger) func(context.Context) error {
+// cleanUpOtherModes removes the rules of other modes after the first sync. It only logs a
+// failure: connections work with the rules of both modes.
+func (o *options) cleanUpOtherModes(p *proxier.Proxier, config proxier.Config, log *zap.Logger) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if !untilSynced(ctx, p) {
 			return nil
 		}
 		if err := o.cleanUpModes(ctx, o.kernelMode(), config, log); err != nil && ctx.Err() == nil {
-			log.Warn("rules of other modes are left", zap.Error(err))
+			log.Warn("rules of other modes are not removed", zap.Error(err))
 		}
 		return nil
 	}

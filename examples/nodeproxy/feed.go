@@ -16,29 +16,29 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// feed tells a provider what has changed since it was told last.
+// feed calls a provider with the differences between sets of objects.
 type feed struct {
 	node     string
 	provider proxier.Provider
 	log      *zap.Logger
-	told     map[key]manifest.Value
+	current  map[key]manifest.Value // what the provider has
 }
 
-// bring tells the provider of everything that is new, different or gone. It does
-// so in the order of the names; a Node comes first.
-func (f *feed) bring(objects map[key]manifest.Value) {
+// update passes objects that are new, changed or deleted to the provider. The Node comes
+// first, the others in the order of their names.
+func (f *feed) update(objects map[key]manifest.Value) {
 	for _, k := range sorted(objects) {
-		before, after := f.told[k], objects[k]
+		before, after := f.current[k], objects[k]
 		if before == nil || !equality.Semantic.DeepEqual(before, after) {
-			f.tell(before, after)
+			f.put(before, after)
 		}
 	}
-	for _, k := range sorted(f.told) {
+	for _, k := range sorted(f.current) {
 		if objects[k] == nil {
-			f.forget(f.told[k])
+			f.remove(f.current[k])
 		}
 	}
-	f.told = objects
+	f.current = objects
 }
 
 func sorted(objects map[key]manifest.Value) []key {
@@ -48,7 +48,7 @@ func sorted(objects map[key]manifest.Value) []key {
 	})
 }
 
-func (f *feed) tell(before, after manifest.Value) {
+func (f *feed) put(before, after manifest.Value) {
 	switch object := after.(type) {
 	case *v1.Node:
 		if object.Name == f.node {
@@ -69,9 +69,9 @@ func (f *feed) tell(before, after manifest.Value) {
 	}
 }
 
-// forget tells the provider what is gone. The node stays as it was last: it is
-// still there, as we run on it.
-func (f *feed) forget(value manifest.Value) {
+// remove deletes an object. The node stays as it was: it exists, because the proxy runs
+// on it.
+func (f *feed) remove(value manifest.Value) {
 	switch object := value.(type) {
 	case *v1.Service:
 		f.provider.OnServiceDelete(object)
@@ -80,11 +80,11 @@ func (f *feed) forget(value manifest.Value) {
 	}
 }
 
-// synced tells the provider that it has been told everything.
+// synced reports to the provider that it has all objects.
 func (f *feed) synced() {
-	if f.told[key{kind: "Node", name: f.node}] == nil {
-		f.log.Warn("no manifest of this node: its addresses, zone and pod ranges are not known", zap.String("node", f.node))
-		f.provider.OnNodeChange(changetracker.Node{Name: f.node}) // nothing else will come
+	if f.current[key{kind: "Node", name: f.node}] == nil {
+		f.log.Warn("no manifest has this Node: the proxy works without its addresses, zone and pod CIDRs", zap.String("node", f.node))
+		f.provider.OnNodeChange(changetracker.Node{Name: f.node}) // the provider waits for it
 	}
 	f.provider.OnServiceSynced()
 	f.provider.OnEndpointSlicesSynced()

@@ -8,8 +8,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// flagErrors collects what is wrong with a command line. The flag package would
-// stop at the first error.
+// flagErrors collects all errors of a command line. Package pflag stops at the first one.
 type flagErrors struct{ errs []error }
 
 func (e *flagErrors) add(format string, args ...any) {
@@ -18,13 +17,12 @@ func (e *flagErrors) add(format string, args ...any) {
 
 func (e *flagErrors) join() error { return errors.Join(e.errs...) }
 
-// tolerate makes every flag report a value that it cannot read here, and go on.
+// tolerate makes flags record invalid values instead of failing.
 func (e *flagErrors) tolerate(flags *pflag.FlagSet) {
 	flags.VisitAll(func(f *pflag.Flag) { f.Value = &tolerant{f.Value, f.Name, e} })
 }
 
-// known returns the arguments without the flags that do not exist, and reports
-// those.
+// known returns the arguments without unknown flags, and records those.
 func (e *flagErrors) known(flags *pflag.FlagSet, args []string) []string {
 	var known []string
 	for i := 0; i < len(args); i++ {
@@ -41,7 +39,7 @@ func (e *flagErrors) known(flags *pflag.FlagSet, args []string) []string {
 		case flag == nil:
 			e.add("%s: no such flag; --help lists them", name)
 			if next && !strings.HasPrefix(args[i+1], "-") {
-				i++ // its value, most likely
+				i++ // probably its value
 			}
 		case next && flag.NoOptDefVal == "" && takesNext(name):
 			known = append(known, arg, args[i+1])
@@ -53,7 +51,7 @@ func (e *flagErrors) known(flags *pflag.FlagSet, args []string) []string {
 	return known
 }
 
-// lookup finds "--name", or the first of the letters of "-abc".
+// lookup returns the flag of "--name", or of the first letter of "-abc".
 func lookup(flags *pflag.FlagSet, name string) *pflag.Flag {
 	if long, ok := strings.CutPrefix(name, "--"); ok {
 		return flags.Lookup(long)
@@ -64,23 +62,23 @@ func lookup(flags *pflag.FlagSet, name string) *pflag.Flag {
 	return flags.ShorthandLookup(name[1:2])
 }
 
-// takesNext tells "-v 4" from "-v4".
+// takesNext reports whether the value is the next argument, as in "-v 4" and not "-v4".
 func takesNext(name string) bool { return strings.HasPrefix(name, "--") || len(name) == 2 }
 
-// tolerant is a flag's value that can be anything.
+// tolerant is the value of a flag whose Set does not fail.
 type tolerant struct {
 	pflag.Value
 	name string
 	errs *flagErrors
 }
 
-// Set implements pflag.Value. A text that cannot be read changes nothing, so that
-// it is wrong in one way only.
+// Set implements pflag.Value. An invalid text keeps the previous value, so that it causes
+// one error only.
 func (t *tolerant) Set(text string) error {
 	before := t.String()
 	if err := t.Value.Set(text); err != nil {
 		t.errs.add("--%s=%s: want a value of type %s", t.name, text, t.Type())
-		return t.Value.Set(before) // a number has become 0
+		return t.Value.Set(before) // numbers were set to 0
 	}
 	return nil
 }

@@ -23,14 +23,14 @@ type virtualServers struct {
 }
 
 func (v *virtualServers) register(f *pflag.FlagSet) {
-	f.StringVar(&v.scheduler, "ipvs-scheduler", "rr", "how mode ipvs chooses an endpoint, as the kernel names it: rr, lc, sh, mh…")
-	f.StringSliceVar(&v.exclude, "ipvs-exclude-cidrs", nil, "ranges of addresses whose virtual servers mode ipvs leaves alone")
-	f.BoolVar(&v.strictARP, "ipvs-strict-arp", false, "let the node answer no ARP requests for VIPs in mode ipvs")
-	f.DurationVar(&v.minSyncPeriod, "ipvs-min-sync-period", time.Second, "least time between syncs; 0 is none")
-	f.DurationVar(&v.syncPeriod, "ipvs-sync-period", 30*time.Second, "longest time between retries of a failed sync")
-	f.DurationVar(&v.tcpTimeout, "ipvs-tcp-timeout", 0, "how long IPVS remembers idle TCP connections; 0 leaves it as it is")
-	f.DurationVar(&v.tcpFinTimeout, "ipvs-tcpfin-timeout", 0, "how long IPVS remembers TCP connections that were closed; 0 leaves it as it is")
-	f.DurationVar(&v.udpTimeout, "ipvs-udp-timeout", 0, "how long IPVS remembers UDP flows; 0 leaves it as it is")
+	f.StringVar(&v.scheduler, "ipvs-scheduler", "rr", "scheduler of mode ipvs, by its name in the kernel: rr, lc, sh, mh…")
+	f.StringSliceVar(&v.exclude, "ipvs-exclude-cidrs", nil, "CIDRs whose virtual servers mode ipvs does not delete")
+	f.BoolVar(&v.strictARP, "ipvs-strict-arp", false, "do not answer ARP requests for VIPs in mode ipvs")
+	f.DurationVar(&v.minSyncPeriod, "ipvs-min-sync-period", time.Second, "minimum time between syncs; 0 for no limit")
+	f.DurationVar(&v.syncPeriod, "ipvs-sync-period", 30*time.Second, "maximum time between retries of a failed sync")
+	f.DurationVar(&v.tcpTimeout, "ipvs-tcp-timeout", 0, "IPVS timeout of idle TCP connections; 0 keeps the value")
+	f.DurationVar(&v.tcpFinTimeout, "ipvs-tcpfin-timeout", 0, "IPVS timeout of TCP connections after a FIN; 0 keeps the value")
+	f.DurationVar(&v.udpTimeout, "ipvs-udp-timeout", 0, "IPVS timeout of UDP flows; 0 keeps the value")
 }
 
 func (v *virtualServers) validate(f *faults) {
@@ -49,8 +49,8 @@ func (v *virtualServers) provider(config proxier.Config, deps proxier.Deps) (*pr
 	exclude, _ := parsePrefixes(v.exclude) // validated
 	return ipvs.New(ipvs.Config{
 		Config: config, Scheduler: v.scheduler, ExcludeCIDRs: exclude, StrictARP: v.strictARP, SetSysctls: true,
-		HashPort: v.scheduler == "mh", // as kube-proxy does
-		Firewall: func(family v1.IPFamily) (proxier.Engine, error) { // as kube-proxy, where the programs are there
+		HashPort: v.scheduler == "mh", // as in kube-proxy
+		Firewall: func(family v1.IPFamily) (proxier.Engine, error) { // as in kube-proxy, if iptables is installed
 			return iptables.NewEngine(iptables.Config{Config: config, HealthChecksOnly: true}, family, deps)
 		},
 		TCPTimeout: v.tcpTimeout, TCPFinTimeout: v.tcpFinTimeout, UDPTimeout: v.udpTimeout,

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestTheSecondProxyWaits, in another mode too: it names the first one, and takes over
-// when that is killed. A clean-up beside the first is refused.
+// TestTheSecondProxyWaits, also in another mode: it logs the process of the first one, and
+// takes over when that is killed. --cleanup is refused while a proxy runs.
 func TestTheSecondProxyWaits(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -17,7 +17,7 @@ func TestTheSecondProxyWaits(t *testing.T) {
 
 	clean := start(t, c.node, append(flags, "--cleanup")...)
 	if clean.wait(); clean.err == nil {
-		t.Error("--cleanup beside a running proxy succeeds, want it refused")
+		t.Error("--cleanup succeeds while a proxy runs, want an error")
 	}
 	clean.waitOutput(who)
 	c.expectNow("pod-1")

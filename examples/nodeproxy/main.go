@@ -1,4 +1,4 @@
-// Nodeproxy is a node's Service proxy, usable in place of kube-proxy: it has
+// Nodeproxy is a Service proxy that can replace kube-proxy: it has
 // kube-proxy's flags, ports, metrics and names in the kernel.
 //
 //	nodeproxy --kubeconfig FILE --cluster-cidr 10.244.0.0/16
@@ -7,8 +7,7 @@
 //	        --healthz-bind-address '' --metrics-bind-address ''   # beside another one
 //	nodeproxy --cleanup
 //
-// It ends with SIGTERM or SIGINT and leaves the rules in place, as kube-proxy does;
-// --cleanup removes them.
+// It ends on SIGTERM or SIGINT. The rules stay, as with kube-proxy; --cleanup removes them.
 package main
 
 import (
@@ -26,7 +25,7 @@ import (
 )
 
 func main() {
-	// klog's logger is global: for a program to set, and before anything runs.
+	// klog's logger is global. Only a program may set it, before anything else runs.
 	klog.SetLoggerWithOptions(zapr.NewLogger(newLogger(0).Named("client-go")), klog.ContextualLogger(true))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := execute(ctx, os.Args[1:], os.Stdout)
@@ -37,16 +36,16 @@ func main() {
 	}
 }
 
-// execute runs the program with its arguments, until ctx ends. The help goes to out.
+// execute runs the program with its arguments until ctx ends. It prints the help to out.
 func execute(ctx context.Context, args []string, out io.Writer) error {
 	var o options
 	command := &cobra.Command{
 		Use:           "nodeproxy",
 		Version:       version(), // adds --version
-		Short:         "A node's Service proxy, usable in place of kube-proxy",
+		Short:         "A Service proxy that can replace kube-proxy",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.ArbitraryArgs, // reported with all else that is wrong
+		Args:          cobra.ArbitraryArgs, // reported together with bad flags
 	}
 	o.register(command.Flags())
 	command.InitDefaultHelpFlag()

@@ -27,12 +27,9 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// patience is how long anything may take on a busy machine.
-const patience = 60 * time.Second
-
-// TestABadCommandLineIsReportedAsAWhole (VAL-01 to VAL-06): each fault names the
-// flag, its value and what it may be.
-func TestABadCommandLineIsReportedAsAWhole(t *testing.T) {
+// TestAllErrorsOfACommandLineAreReported (VAL-01 to VAL-06), each with the flag, its value
+// and the allowed ones.
+func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 	args := []string{
 		"--proxy-mode=ebpf", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
 		"--nftables-sync-period=soon", "--hostname-override", " ", "--cluster-cidr=10.0.0.0/8,10.1.0.0/16", "--healthz-bind-address=localhost:1",
@@ -68,14 +65,14 @@ func TestABadCommandLineIsReportedAsAWhole(t *testing.T) {
 		}
 	}
 	if got := strings.Count(err.Error(), "\n"); got != 18 {
-		t.Errorf("%d faults, want 18", got)
+		t.Errorf("%d errors, want 18", got)
 	}
 	if t.Failed() {
 		t.Log(err)
 	}
 }
 
-func TestArgumentsThatAreNoFlags(t *testing.T) {
+func TestOtherArgumentsAreRefused(t *testing.T) {
 	for args, want := range map[string]string{
 		"start":              "start: want flags only",
 		"-- --cleanup":       "--cleanup: want flags only",
@@ -93,7 +90,7 @@ func TestArgumentsThatAreNoFlags(t *testing.T) {
 	}
 }
 
-func TestHelpListsTheFlagsAndIsNoError(t *testing.T) {
+func TestHelpListsTheFlags(t *testing.T) {
 	var out bytes.Buffer
 	if err := execute(t.Context(), []string{"--help"}, &out); err != nil {
 		t.Fatalf("execute: %v", err)
@@ -105,7 +102,7 @@ func TestHelpListsTheFlagsAndIsNoError(t *testing.T) {
 	}
 }
 
-// TestTheVersionIsPrinted, and what it was built with; nothing else happens.
+// TestTheVersionIsPrinted with the version of Go.
 func TestTheVersionIsPrinted(t *testing.T) {
 	var out bytes.Buffer
 	if err := execute(t.Context(), []string{"--version"}, &out); err != nil {
@@ -116,15 +113,15 @@ func TestTheVersionIsPrinted(t *testing.T) {
 	}
 }
 
-func TestATaskThatFailsEndsAll(t *testing.T) {
+func TestAFailedTaskEndsAll(t *testing.T) {
 	broken := errors.New("broken")
 	tasks := []task{
-		{"patient", func(ctx context.Context) error { <-ctx.Done(); return nil }},
-		{"weak", func(context.Context) error { return broken }},
+		{"waiting", func(ctx context.Context) error { <-ctx.Done(); return nil }},
+		{"failing", func(context.Context) error { return broken }},
 	}
 	err := runAll(t.Context(), tasks)
-	if !errors.Is(err, broken) || err.Error() != "run weak: broken" {
-		t.Errorf("runAll = %v, want %q", err, "run weak: broken")
+	if !errors.Is(err, broken) || err.Error() != "run failing: broken" {
+		t.Errorf("runAll = %v, want %q", err, "run failing: broken")
 	}
 }
 

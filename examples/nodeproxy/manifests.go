@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/manifest"
 )
 
-// key is what an object is known by.
+// key identifies an object.
 type key struct{ kind, namespace, name string }
 
 func keyOf(v manifest.Value) key {
@@ -28,51 +28,50 @@ func (k key) String() string {
 	return k.kind + " " + strings.TrimPrefix(k.namespace+"/"+k.name, "/")
 }
 
-// manifests is what the files of a directory hold, and held before they broke.
+// manifests holds the objects of the last valid version of each file in a directory.
 type manifests struct {
 	path  string
 	log   *zap.Logger
 	files map[string]*file // by name
-	// twice is where objects are that are in an earlier place too, as was logged.
-	twice map[string]bool
+	// duplicates holds the logged messages about objects that are in two places.
+	duplicates map[string]bool
 }
 
-// file is what was read of one file.
+// file is the state of one file.
 type file struct {
 	digest  [sha256.Size]byte
-	failure string            // why it could not be read, when it could not
-	objects []manifest.Object // of the last version that was not broken
-	emptied time.Time         // since when it holds nothing, while objects are kept
-	changed int               // how many reads in a row it changed during
+	failure string            // error of the last read
+	objects []manifest.Object // of the last valid version
+	emptied time.Time         // when it became empty, while its objects stay
+	changed int               // number of reads in a row during which it was written
 }
 
-// mostChanges is how many reads in a row a file may change during before that is logged.
+// mostChanges bounds the reads in a row that may see a file change before it is logged.
 const mostChanges = 5
 
-// emptyFor is how long a file may hold nothing before what it held is removed:
-// many programs empty a file before they write it.
-const emptyFor = 5 * time.Second
+// emptyGrace is how long the objects of a file stay after it became empty: many programs
+// truncate a file before they write it.
+const emptyGrace = 5 * time.Second
 
 func newManifests(path string, log *zap.Logger) *manifests {
-	return &manifests{path: path, log: log, files: map[string]*file{}, twice: map[string]bool{}}
+	return &manifests{path: path, log: log, files: map[string]*file{}, duplicates: map[string]bool{}}
 }
 
-// read reads the files that have changed. A file that cannot be read or is broken
-// keeps what it held. It returns when to read again at the latest. The error is the
-// directory's, or ctx's.
+// read reads the directory. A file that cannot be read, or is invalid, keeps its objects.
+// It returns the pause until the next read. The error is about the directory, or of ctx.
 func (m *manifests) read(ctx context.Context) (again time.Duration, err error) {
 	files, err := manifest.ReadDir(ctx, m.path)
 	if err != nil {
 		return 0, fmt.Errorf("read directory of manifests: %w", err)
 	}
 	there := map[string]bool{}
-	again = reread
+	again = rereadInterval
 	for f := range files {
 		if errors.Is(f.Err, os.ErrNotExist) {
-			continue // a link to nothing, or gone meanwhile
+			continue // a link without a target, or just deleted
 		}
 		there[f.Name] = true
-		again = min(again, m.take(f))
+		again = min(again, m.update(f))
 	}
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -81,8 +80,8 @@ func (m *manifests) read(ctx context.Context) (again time.Duration, err error) {
 	return again, nil
 }
 
-// take takes over what was read of a file, and returns when to read it again.
-func (m *manifests) take(read manifest.File) (again time.Duration) {
+// update stores the content of a file, and returns the pause until the next read.
+func (m *manifests) update(read manifest.File) (again time.Duration) {
 	f := m.files[read.Name]
 	if f == nil {
 		f = &file{}
@@ -91,51 +90,51 @@ func (m *manifests) take(read manifest.File) (again time.Duration) {
 	switch {
 	case errors.Is(read.Err, manifest.ErrChanging) && f.changed < mostChanges:
 		f.changed++
-		return retry
+		return retryInterval
 	case read.Err != nil:
 		if f.failure != read.Err.Error() {
-			m.log.Error("manifest cannot be read, what it held stays", zap.Error(read.Err))
+			m.log.Error("manifest cannot be read, its objects stay", zap.Error(read.Err))
 		}
 		f.failure = read.Err.Error()
-		return reread
+		return rereadInterval
 	}
 	f.failure, f.changed = "", 0
 	if digest := sha256.Sum256(read.Text); f.digest != digest {
 		f.digest = digest
 		m.parse(f, read.Name, read.Text)
 	}
-	return m.age(f, read.Name)
+	return m.expire(f, read.Name)
 }
 
-// age removes what a file held that has been empty for emptyFor.
-func (m *manifests) age(f *file, name string) (again time.Duration) {
+// expire removes the objects of a file that has been empty for emptyGrace.
+func (m *manifests) expire(f *file, name string) (again time.Duration) {
 	if f.emptied.IsZero() {
-		return reread
+		return rereadInterval
 	}
-	if left := emptyFor - time.Since(f.emptied); left > 0 {
+	if left := emptyGrace - time.Since(f.emptied); left > 0 {
 		return left
 	}
-	m.log.Warn("manifest is empty, what it held is removed", zap.String("file", name))
+	m.log.Warn("manifest is empty, its objects are removed", zap.String("file", name))
 	f.objects, f.emptied = nil, time.Time{}
-	return reread
+	return rereadInterval
 }
 
-// parse takes over what is in a file, unless it is broken.
+// parse stores the objects of a file, unless it is invalid.
 func (m *manifests) parse(f *file, name string, text []byte) {
 	objects, errs := manifest.Parse(name, text)
-	var broken, foreign []string
+	var invalid, foreign []string
 	for _, err := range errs {
 		if errors.Is(err, manifest.ErrKind) {
 			foreign = append(foreign, err.Error())
 		} else {
-			broken = append(broken, err.Error())
+			invalid = append(invalid, err.Error())
 		}
 	}
 	if len(foreign) > 0 {
 		m.log.Warn("objects of other kinds are ignored", zap.Strings("where", foreign))
 	}
-	if len(broken) > 0 {
-		m.log.Error("manifest is broken, what it held stays", zap.Strings("where", broken))
+	if len(invalid) > 0 {
+		m.log.Error("manifest is invalid, its previous objects stay", zap.Strings("where", invalid))
 		f.emptied = time.Time{}
 		return
 	}
@@ -145,14 +144,14 @@ func (m *manifests) parse(f *file, name string, text []byte) {
 	}
 	if f.emptied.IsZero() {
 		f.emptied = time.Now()
-		m.log.Warn("manifest is empty now, what it held stays for "+emptyFor.String(), zap.String("file", name))
+		m.log.Warn("manifest is empty, its objects stay for a while", zap.String("file", name), zap.Duration("for", emptyGrace))
 	}
 }
 
-// objects returns all objects. Of those in several places, the first one counts,
-// in the order of the files' names.
+// objects returns all objects. An object that is in several places is read from the
+// first one, in the order of the files' names.
 func (m *manifests) objects() map[key]manifest.Value {
-	all, first, twice := map[key]manifest.Value{}, map[key]string{}, map[string]bool{}
+	all, first, duplicates := map[key]manifest.Value{}, map[key]string{}, map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(m.files)) {
 		for _, object := range m.files[name].objects {
 			k, place := keyOf(object.Value), fmt.Sprintf("%s:%d", name, object.Line)
@@ -161,11 +160,11 @@ func (m *manifests) objects() map[key]manifest.Value {
 				continue
 			}
 			line := fmt.Sprintf("%s: %s is at %s already", place, k, first[k])
-			if twice[line] = true; !m.twice[line] {
-				m.log.Warn("object is ignored", zap.String("where", line))
+			if duplicates[line] = true; !m.duplicates[line] {
+				m.log.Warn("duplicate object is ignored", zap.String("where", line))
 			}
 		}
 	}
-	m.twice = twice
+	m.duplicates = duplicates
 	return all
 }

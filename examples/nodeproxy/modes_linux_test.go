@@ -10,7 +10,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// rules are what both modes have made in the node: names of chains and tables.
+// rules returns the chains and tables of all modes in the node.
 func (c *small) rules() string {
 	c.t.Helper()
 	var out []byte
@@ -27,14 +27,13 @@ func (c *small) rules() string {
 	return strings.Join(ours, "")
 }
 
-// TestModesSucceedEachOther: a proxy of another mode takes over without a gap, and
-// then removes what its predecessor left. --cleanup removes everything, whatever
-// the mode.
-func TestModesSucceedEachOther(t *testing.T) {
+// TestAChangeOfMode: a proxy in another mode takes over without a gap, then removes the
+// rules of the previous mode. --cleanup removes the rules of all modes.
+func TestAChangeOfMode(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
 	flags := []string{"--manifests=" + d.path, "--state-dir=" + t.TempDir(), "--cluster-cidr=10.244.0.0/16,fd00:244::/32", "--nodeport-addresses=0.0.0.0/0,::/0"}
-	serves := false // what the predecessor has left
+	serves := false // whether the rules of the previous proxy work without it
 	for _, mine := range [][]string{{"iptables"}, {"nftables"}, {"iptables"}, {"userspace"}, {"userspace", "--userspace-portals=iptables"}, {"nftables"}} {
 		m := mode(mine[0])
 		p := start(t, c.node, append(append(flags, "--proxy-mode="+mine[0]), mine[1:]...)...)
@@ -58,19 +57,15 @@ func TestModesSucceedEachOther(t *testing.T) {
 		c.expectSoon("pod-2")
 		d.write("endpoints.yaml", webSlices(1))
 		c.expectSoon("pod-1")
-		if _, err := p.signal(syscall.SIGTERM); err != nil {
+		if err := p.signal(syscall.SIGTERM); err != nil {
 			t.Errorf("the proxy ends with %v, want exit code 0", err)
 		}
-		if serves = m != modeUserspace; serves { // that one does no longer than it runs
+		if serves = m != modeUserspace; serves { // a userspace proxy serves only while it runs
 			c.expectNow("pod-1")
 		}
 	}
-	if clean := start(t, c.node, append(flags, "--cleanup")...); true { // as nftables
-		if clean.wait(); clean.err != nil {
-			t.Errorf("--cleanup: %v, want exit code 0", clean.err)
-		}
-	}
+	cleanUp(t, c.node, flags...) // in mode nftables
 	if got := c.rules(); got != "" {
-		t.Errorf("after clean-up there is\n%swant nothing", got)
+		t.Errorf("after --cleanup, rules are\n%swant none", got)
 	}
 }

@@ -2,5 +2,5 @@
 
 package main
 
-// checkPrivilege leaves it to the engine to say that it needs Linux.
+// checkPrivilege does nothing: the engine reports that it needs Linux.
 func checkPrivilege() error { return nil }

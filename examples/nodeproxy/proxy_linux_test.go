@@ -34,7 +34,7 @@ var build = sync.OnceValues(func() (string, error) {
 	return binary, nil
 })
 
-// proxyProcess is the program as a process of its own, inside a namespace.
+// proxyProcess is a process of the program in a network namespace.
 type proxyProcess struct {
 	t      *testing.T
 	ns     *netns.NS
@@ -44,8 +44,8 @@ type proxyProcess struct {
 	err    error         // of the process, once it has ended
 }
 
-// start starts the program. It is killed with the test at the latest. The
-// arguments that come first leave the machine's kernel settings alone.
+// start starts the program, and kills it at the end of the test. The first arguments keep
+// the machine's kernel settings.
 func start(t *testing.T, ns *netns.NS, args ...string) *proxyProcess {
 	t.Helper()
 	binary, err := build()
@@ -58,12 +58,12 @@ func start(t *testing.T, ns *netns.NS, args ...string) *proxyProcess {
 	if err := ns.Do(p.cmd.Start); err != nil {
 		t.Fatalf("start: %v", err)
 	}
-	p.attend()
+	p.watch()
 	return p
 }
 
-// attend waits for the process, which ends with the test at the latest.
-func (p *proxyProcess) attend() {
+// watch waits for the process, and kills it at the end of the test.
+func (p *proxyProcess) watch() {
 	go func() {
 		p.err = p.cmd.Wait()
 		close(p.ended)
@@ -76,51 +76,62 @@ func (p *proxyProcess) attend() {
 	})
 }
 
-// signal sends a signal and returns how long the process took to end, and with
-// which error.
-func (p *proxyProcess) signal(s os.Signal) (time.Duration, error) {
+// signal sends a signal, waits for the process to end, and returns its error.
+func (p *proxyProcess) signal(s os.Signal) error {
 	p.t.Helper()
-	sent := time.Now()
 	if err := p.cmd.Process.Signal(s); err != nil {
 		p.t.Fatalf("send %v: %v", s, err)
 	}
-	return p.wait().Sub(sent), p.err
+	p.wait()
+	return p.err
 }
 
-// wait waits for the process to end by itself, and returns when it did.
-func (p *proxyProcess) wait() time.Time {
+// wait waits for the process to end.
+func (p *proxyProcess) wait() {
 	p.t.Helper()
 	select {
 	case <-p.ended:
-	case <-time.After(patience):
-		p.t.Fatalf("the process goes on after %v", patience)
+	case <-time.After(poll.Timeout):
+		p.t.Fatalf("the process still runs after %v", poll.Timeout)
 	}
-	return time.Now()
 }
 
-// kill ends the process without any chance to tidy up, if it still runs.
+// kill kills the process if it still runs.
 func (p *proxyProcess) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.ended
 }
 
-// stderr is what the process has written so far.
+// stderr returns the output so far.
 func (p *proxyProcess) stderr() string { return p.output.String() }
 
-// waitHealthy waits until /healthz says that everything is programmed.
+// waitHealthy waits until /healthz reports that everything is programmed.
 func (p *proxyProcess) waitHealthy() {
 	p.t.Helper()
-	code := 0
-	ok := poll.Soon(func() bool {
-		code, _ = p.get("127.0.0.1:10256", healthcheck.HealthzPath)
-		return code == http.StatusOK
+	p.waitCode("127.0.0.1:10256", healthcheck.HealthzPath, http.StatusOK)
+}
+
+// waitCode waits until a server responds with a code; 0 is no response.
+func (p *proxyProcess) waitCode(address, path string, want int) {
+	p.t.Helper()
+	poll.Nil(p.t, fmt.Sprintf("code %d from %s%s", want, address, path), func() error {
+		if code, _ := p.get(address, path); code != want {
+			return fmt.Errorf("code %d", code)
+		}
+		return nil
 	})
-	if !ok {
-		p.t.Fatalf("/healthz answers %d, want 200", code)
+}
+
+// cleanUp runs the program with --cleanup, and wants exit code 0.
+func cleanUp(t *testing.T, ns *netns.NS, args ...string) {
+	t.Helper()
+	p := start(t, ns, append(args, "--cleanup")...)
+	if p.wait(); p.err != nil {
+		t.Errorf("--cleanup: %v, want exit code 0", p.err)
 	}
 }
 
-// waitOutput waits until the process has written all of the snippets.
+// waitOutput waits until the output contains all snippets.
 func (p *proxyProcess) waitOutput(snippets ...string) {
 	p.t.Helper()
 	for _, snippet := range snippets {
@@ -130,7 +141,7 @@ func (p *proxyProcess) waitOutput(snippets ...string) {
 	}
 }
 
-// get asks one of the process's servers. The code is 0 if there is no answer.
+// get sends a request to a server of the process. The code is 0 without a response.
 func (p *proxyProcess) get(address, path string) (code int, body string) {
 	p.t.Helper()
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
@@ -152,7 +163,7 @@ func (p *proxyProcess) get(address, path string) (code int, body string) {
 	return answer.StatusCode, string(text)
 }
 
-// health is the report of the health server.
+// health returns the report of the health server.
 func (p *proxyProcess) health() (report healthcheck.Report) {
 	p.t.Helper()
 	_, body := p.get("127.0.0.1:10256", healthcheck.HealthzPath)
@@ -162,7 +173,7 @@ func (p *proxyProcess) health() (report healthcheck.Report) {
 	return report
 }
 
-// output collects what a process writes.
+// output collects the output of a process.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu

@@ -16,11 +16,11 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// run is the proxy, or its clean-up, until ctx ends.
+// run runs the proxy until ctx ends, or the cleanup.
 func run(ctx context.Context, o *options) error {
 	log := newLogger(o.verbosity)
 	if len(o.ignored) > 0 {
-		log.Warn("fields of the configuration mean nothing here", zap.Strings("fields", o.ignored))
+		log.Warn("configuration fields are ignored: nodeproxy does not have these features", zap.Strings("fields", o.ignored))
 	}
 	node, err := o.nodeName()
 	if err != nil {
@@ -60,16 +60,16 @@ func run(ctx context.Context, o *options) error {
 	tasks := []task{
 		{"proxy", provider.Run},
 		{"source of Services", source},
-		{"succession", o.succeed(provider, config, log)},
-		{"announcement", announce(provider, log)},
+		{"cleanup of other modes", o.cleanUpOtherModes(provider, config, log)},
+		{"first sync", logFirstSync(provider, log)},
 	}
 	tasks = append(tasks, o.servers(provider, measured, registry, log)...)
 	err = runAll(ctx, tasks)
-	log.Info("ended; the rules stay")
+	log.Info("stopped, the rules stay")
 	return err
 }
 
-// source is what tells the provider of Services.
+// source returns the task that feeds the provider with Services.
 func (o *options) source(node string, p proxier.Provider, m *metrics.Metrics, log *zap.Logger) (func(context.Context) error, error) {
 	if o.manifests != "" {
 		return manifestSource(o.manifests, node, p, log)
@@ -77,9 +77,9 @@ func (o *options) source(node string, p proxier.Provider, m *metrics.Metrics, lo
 	return o.apiSource(node, p, m, log)
 }
 
-// newLogger writes for people, to stderr.
+// newLogger writes to stderr, in zap's console format.
 func newLogger(verbosity int) *zap.Logger {
-	const debug = 4 // kube-proxy's level for what only a developer wants to know
+	const debug = 4 // kube-proxy's level of debug logs
 	level := zapcore.InfoLevel
 	if verbosity >= debug {
 		level = zapcore.DebugLevel

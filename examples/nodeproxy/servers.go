@@ -23,10 +23,10 @@ const (
 	metricsPort = 10249
 )
 
-// threshold is how long a change may wait to be programmed.
+// threshold is how long a change may be pending before the proxy is unhealthy.
 func (o *options) threshold() time.Duration { return 2 * o.tuned().syncPeriod }
 
-// servers are those of health, of metrics, and of the page that shows everything.
+// servers returns the health, metrics and debug servers.
 func (o *options) servers(p *proxier.Proxier, m *metrics.Metrics, registry *prometheus.Registry, log *zap.Logger) []task {
 	health := healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{Threshold: o.threshold(), Answered: m.ObserveHealth})
 	var tasks []task
@@ -42,42 +42,42 @@ func (o *options) servers(p *proxier.Proxier, m *metrics.Metrics, registry *prom
 	return tasks
 }
 
-// metricsPages are those of kube-proxy's metrics server (HC-40). Health is for
-// everybody: a load balancer may ask by any name.
+// metricsPages has the paths of kube-proxy's metrics server (HC-40). /healthz accepts any
+// host name, for load balancers.
 func (o *options) metricsPages(registry *prometheus.Registry) http.Handler {
 	public, mux := http.NewServeMux(), http.NewServeMux()
-	public.HandleFunc("/healthz", saying("ok"))
+	public.HandleFunc("/healthz", textHandler("ok"))
 	public.Handle("/", debughttp.KnownHosts(mux, o.allowedHosts...))
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("/proxyMode", saying(string(o.mode())))
+	mux.HandleFunc("/proxyMode", textHandler(string(o.mode())))
 	mux.HandleFunc("/configz", o.configz)
 	if o.profiling {
-		mux.HandleFunc("/debug/pprof/", patient(pprof.Index))
-		mux.HandleFunc("/debug/pprof/cmdline", patient(pprof.Cmdline))
-		mux.HandleFunc("/debug/pprof/profile", patient(pprof.Profile))
-		mux.HandleFunc("/debug/pprof/symbol", patient(pprof.Symbol))
-		mux.HandleFunc("/debug/pprof/trace", patient(pprof.Trace))
+		mux.HandleFunc("/debug/pprof/", extended(pprof.Index))
+		mux.HandleFunc("/debug/pprof/cmdline", extended(pprof.Cmdline))
+		mux.HandleFunc("/debug/pprof/profile", extended(pprof.Profile))
+		mux.HandleFunc("/debug/pprof/symbol", extended(pprof.Symbol))
+		mux.HandleFunc("/debug/pprof/trace", extended(pprof.Trace))
 	}
 	return public
 }
 
-// saying answers with a text.
-func saying(text string) http.HandlerFunc {
+// textHandler responds with a text.
+func textHandler(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = io.WriteString(w, text) // the client may have gone
+		_, _ = io.WriteString(w, text) // the client may be gone
 	}
 }
 
-// longestProfile is how long a profile may take.
-const longestProfile = 5 * time.Minute
+// profileTimeout bounds the duration of a profile.
+const profileTimeout = 5 * time.Minute
 
-// patient lets an answer take longer than the server allows. Package pprof would
-// refuse to try, so it must not find the server.
-func patient(h http.HandlerFunc) http.HandlerFunc {
+// extended extends the write timeout of the server for a profile. Package pprof compares
+// the duration with the timeout of the server in the context, so the context has none.
+func extended(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(longestProfile)) // or it is cut short
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(profileTimeout)) // on an error, the profile is cut short
 		h(w, r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, nil)))
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// TestTheMetricsServersPages: HC-40. Profiles are there on request only.
+// TestTheMetricsServersPages: HC-40. Profiles need --profiling.
 func TestTheMetricsServersPages(t *testing.T) {
 	ask := func(path string, args ...string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
@@ -35,8 +35,8 @@ func TestTheMetricsServersPages(t *testing.T) {
 	}
 }
 
-// TestOtherNamesAreNotAnswered: only health is for everybody, by any name.
-func TestOtherNamesAreNotAnswered(t *testing.T) {
+// TestUnknownHostNamesAreRefused, except by /healthz.
+func TestUnknownHostNamesAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		host, path string
 		want       int
@@ -90,7 +90,7 @@ func TestConfigz(t *testing.T) {
 	}
 }
 
-func TestTheAddressOfACollectorIsCompleted(t *testing.T) {
+func TestTheURLOfACollectorGetsAPath(t *testing.T) {
 	for text, want := range map[string]string{
 		"http://127.0.0.1:4318":         "http://127.0.0.1:4318/v1/traces",
 		"https://collector.example/":    "https://collector.example/v1/traces",

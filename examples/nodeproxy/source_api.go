@@ -18,22 +18,22 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// apiSource follows the API server.
+// apiSource returns the task that watches the API server.
 func (o *options) apiSource(node string, p proxier.Provider, m *metrics.Metrics, log *zap.Logger) (func(context.Context) error, error) {
 	config, err := o.restConfig()
 	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
+		return nil, fmt.Errorf("load API server configuration: %w", err)
 	}
 	link := informer.NewLink(informer.LinkOptions{Logger: log})
 	link.Attach(config)
 	m.WatchAPIServer(link.Reachable)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
+		return nil, fmt.Errorf("load API server configuration: %w", err)
 	}
 	watch := informer.Options{NodeName: node, Resync: o.configSyncPeriod, Link: link, Logger: log}
 	return func(ctx context.Context) error {
-		return leaveSoon(ctx, func() error {
+		return returnSoon(ctx, func() error {
 			var event sync.WaitGroup
 			event.Go(func() { writeEvent(ctx, client, node, log) })
 			defer event.Wait()
@@ -42,13 +42,13 @@ func (o *options) apiSource(node string, p proxier.Provider, m *metrics.Metrics,
 	}, nil
 }
 
-// farewell is how long the client may take to end.
-const farewell = 300 * time.Millisecond
+// shutdownTimeout bounds the wait for the client after the end of the context.
+const shutdownTimeout = 300 * time.Millisecond
 
-// leaveSoon runs f, and does not wait long for it after the end of ctx. An informer
-// whose API server is away sits out a pause of up to a minute (Reflector.watchList
-// of client-go 0.37 does not look at its context then); the process ends before.
-func leaveSoon(ctx context.Context, f func() error) error {
+// returnSoon runs f, and returns at most shutdownTimeout after the end of ctx. While the
+// API server is unreachable, an informer ends up to a minute after its context: between
+// retries, Reflector.watchList of client-go 0.37 does not check it. The process ends first.
+func returnSoon(ctx context.Context, f func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- f() }()
 	select {
@@ -59,25 +59,24 @@ func leaveSoon(ctx context.Context, f func() error) error {
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(farewell):
+	case <-time.After(shutdownTimeout):
 		return nil
 	}
 }
 
-// restConfig says where the API server is: where the flags say, or else where the
-// pod that we are in has its own.
+// restConfig returns the API server of the flags, or else of the service account.
 func (o *options) restConfig() (*rest.Config, error) {
-	config, err := o.locate()
+	config, err := o.server()
 	if err != nil {
 		return nil, err
 	}
-	// Protobuf is several times cheaper than JSON, which every server knows.
+	// Protobuf costs several times less than JSON. Servers without it answer in JSON.
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return config, nil
 }
 
-func (o *options) locate() (*rest.Config, error) {
+func (o *options) server() (*rest.Config, error) {
 	if o.kubeconfig == "" && o.master == "" {
 		config, err := rest.InClusterConfig()
 		if err != nil {

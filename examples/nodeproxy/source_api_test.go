@@ -18,7 +18,7 @@ contexts: [{name: c, context: {cluster: c}}]
 current-context: c
 `
 
-func TestWhereTheAPIServerIs(t *testing.T) {
+func TestTheAddressOfTheAPIServer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(file, []byte(kubeconfig), 0o600); err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestWhereTheAPIServerIs(t *testing.T) {
 			}
 			const accepted = "application/vnd.kubernetes.protobuf,application/json"
 			if got.ContentType != "application/vnd.kubernetes.protobuf" || got.AcceptContentTypes != accepted { // OPT-15
-				t.Errorf("content type %q, accepted %q, want protobuf, or JSON if need be", got.ContentType, got.AcceptContentTypes)
+				t.Errorf("content type %q, accepted %q, want protobuf, or JSON", got.ContentType, got.AcceptContentTypes)
 			}
 		})
 	}
@@ -50,21 +50,20 @@ func TestWhereTheAPIServerIs(t *testing.T) {
 	}
 }
 
-// TestASlowClientDoesNotHoldUpTheEnd.
-func TestASlowClientDoesNotHoldUpTheEnd(t *testing.T) {
+func TestReturnSoonDoesNotWaitForASlowClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		ended := time.AfterFunc(time.Hour, stop)
 		defer ended.Stop()
 		began := time.Now()
 		slow := func() error { <-ctx.Done(); time.Sleep(time.Minute); return nil }
-		if err := leaveSoon(ctx, slow); err != nil || time.Since(began) > time.Hour+time.Second {
-			t.Errorf("leaveSoon = %v after %v, want nil after little more than 1h", err, time.Since(began))
+		if err := returnSoon(ctx, slow); err != nil || time.Since(began) > time.Hour+time.Second {
+			t.Errorf("returnSoon = %v after %v, want nil after little more than 1h", err, time.Since(began))
 		}
 		time.Sleep(time.Minute)
 	})
 	broken := errors.New("broken")
-	if err := leaveSoon(t.Context(), func() error { return broken }); !errors.Is(err, broken) {
-		t.Errorf("leaveSoon = %v, want %v", err, broken)
+	if err := returnSoon(t.Context(), func() error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("returnSoon = %v, want %v", err, broken)
 	}
 }

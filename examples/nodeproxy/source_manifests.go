@@ -14,19 +14,20 @@ import (
 )
 
 const (
-	// quiet is how long a directory must be left alone before it is read: a file
-	// that is being written is broken, or holds less than it will.
-	quiet = 100 * time.Millisecond
-	// impatience bounds the wait for quiet.
-	impatience = time.Second
-	// reread is how often the directory is read even if nothing was heard of it:
-	// some file systems tell nothing, and links lead out of the directory.
-	reread = 30 * time.Second
-	// retry is how soon a directory that cannot be read is tried again.
-	retry = time.Second
+	// debounce is the pause after the last change before the directory is read: files
+	// may be incomplete while they are written.
+	debounce = 100 * time.Millisecond
+	// debounceMax bounds the pause after the first change.
+	debounceMax = time.Second
+	// rereadInterval is the period of reads without notifications: some file systems send
+	// none, and the targets of links are not watched.
+	rereadInterval = 30 * time.Second
+	// retryInterval is the pause before a directory or file is read again after an error.
+	retryInterval = time.Second
 )
 
-// manifestSource follows a directory of files. The directory must exist.
+// manifestSource returns the task that watches a directory of manifests. The directory
+// must exist.
 func manifestSource(path, node string, p proxier.Provider, log *zap.Logger) (func(context.Context) error, error) {
 	switch info, err := os.Stat(path); {
 	case err != nil:
@@ -36,17 +37,17 @@ func manifestSource(path, node string, p proxier.Provider, log *zap.Logger) (fun
 	}
 	w := &directoryWatch{path: path, log: log, files: newManifests(path, log), feed: &feed{node: node, provider: p, log: log}}
 	return func(ctx context.Context) error {
-		return leaveSoon(ctx, func() error { return w.run(ctx) }) // a file system may not answer
+		return returnSoon(ctx, func() error { return w.run(ctx) }) // a file system may block
 	}, nil
 }
 
-// directoryWatch feeds the provider with what is in a directory.
+// directoryWatch feeds the provider with the objects in a directory.
 type directoryWatch struct {
 	path  string
 	log   *zap.Logger
 	files *manifests
 	feed  *feed
-	// failure is what was logged last about reading.
+	// failure is the error that was logged last.
 	failure string
 }
 
@@ -55,7 +56,7 @@ func (w *directoryWatch) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch manifests: %w", err)
 	}
-	defer func() { _ = watcher.Close() }() // it has nothing to lose
+	defer func() { _ = watcher.Close() }() // nothing is lost
 	again, err := w.refresh(ctx, watcher)
 	if ctx.Err() != nil {
 		return nil
@@ -67,17 +68,16 @@ func (w *directoryWatch) run(ctx context.Context) error {
 	return w.follow(ctx, watcher, again)
 }
 
-// follow reads the directory after every change, and again after some time, until
-// ctx ends.
+// follow reads the directory after changes, and periodically, until ctx ends.
 func (w *directoryWatch) follow(ctx context.Context, watcher *fsnotify.Watcher, again time.Duration) error {
 	wake := time.NewTimer(again)
 	defer wake.Stop()
-	var since time.Time // of the oldest change that is not read
+	var since time.Time // of the oldest change that was not read
 	changed := func() {
 		if since.IsZero() {
 			since = time.Now()
 		}
-		wake.Reset(min(quiet, max(0, impatience-time.Since(since))))
+		wake.Reset(min(debounce, max(0, debounceMax-time.Since(since))))
 	}
 	for {
 		select {
@@ -91,7 +91,7 @@ func (w *directoryWatch) follow(ctx context.Context, watcher *fsnotify.Watcher, 
 				changed()
 			}
 		case err := <-watcher.Errors:
-			w.log.Warn("changes of manifests may have been missed", zap.Error(err))
+			w.log.Warn("watch of manifests failed, the directory is read again", zap.Error(err))
 			changed()
 		case <-wake.C:
 			since = time.Time{}
@@ -104,22 +104,22 @@ func (w *directoryWatch) follow(ctx context.Context, watcher *fsnotify.Watcher, 
 	}
 }
 
-// next is when to read again if nothing is heard. A directory that cannot be read
-// leaves everything as it is, and is logged once.
+// next returns the pause until the next read without notifications. A directory that
+// cannot be read changes nothing, and is logged once.
 func (w *directoryWatch) next(again time.Duration, err error) time.Duration {
 	if err == nil {
 		w.failure = ""
 		return again
 	}
 	if err.Error() != w.failure {
-		w.log.Error("manifests cannot be read, what they held stays", zap.Error(err))
+		w.log.Error("directory of manifests cannot be read, its objects stay", zap.Error(err))
 		w.failure = err.Error()
 	}
-	return retry
+	return retryInterval
 }
 
-// refresh watches the directory, if it is not watched any more or is another one,
-// and then reads it. It returns when to do so again.
+// refresh watches the directory, which may have been replaced, and reads it. It returns
+// the pause until the next read.
 func (w *directoryWatch) refresh(ctx context.Context, watcher *fsnotify.Watcher) (again time.Duration, err error) {
 	if err := watcher.Add(w.path); err != nil {
 		return 0, fmt.Errorf("watch directory of manifests %s: %w", w.path, err)
@@ -127,6 +127,6 @@ func (w *directoryWatch) refresh(ctx context.Context, watcher *fsnotify.Watcher)
 	if again, err = w.files.read(ctx); err != nil {
 		return 0, err
 	}
-	w.feed.bring(w.files.objects())
+	w.feed.update(w.files.objects())
 	return again, nil
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// listener is a Provider that writes down what it is told.
+// listener is a Provider that records events.
 type listener struct {
 	proxier.Provider
 
@@ -28,31 +28,31 @@ type listener struct {
 	events []string
 }
 
-func (l *listener) hear(format string, args ...any) {
+func (l *listener) record(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.events = append(l.events, fmt.Sprintf(format, args...))
 }
 
-func (l *listener) OnServiceAdd(s *v1.Service) { l.hear("+service %s %s", s.Name, s.Spec.ClusterIP) }
+func (l *listener) OnServiceAdd(s *v1.Service) { l.record("+service %s %s", s.Name, s.Spec.ClusterIP) }
 
 func (l *listener) OnServiceUpdate(o, s *v1.Service) {
-	l.hear("service %s %s %s", s.Name, o.Spec.ClusterIP, s.Spec.ClusterIP)
+	l.record("service %s %s %s", s.Name, o.Spec.ClusterIP, s.Spec.ClusterIP)
 }
-func (l *listener) OnServiceDelete(s *v1.Service) { l.hear("-service %s", s.Name) }
-func (l *listener) OnServiceSynced()              { l.hear("services synced") }
+func (l *listener) OnServiceDelete(s *v1.Service) { l.record("-service %s", s.Name) }
+func (l *listener) OnServiceSynced()              { l.record("services synced") }
 func (l *listener) OnEndpointSliceAdd(s *discovery.EndpointSlice) {
-	l.hear("+slice %s %s", s.Name, s.Endpoints[0].Addresses[0])
+	l.record("+slice %s %s", s.Name, s.Endpoints[0].Addresses[0])
 }
 
 func (l *listener) OnEndpointSliceUpdate(_, s *discovery.EndpointSlice) {
-	l.hear("slice %s %s", s.Name, s.Endpoints[0].Addresses[0])
+	l.record("slice %s %s", s.Name, s.Endpoints[0].Addresses[0])
 }
-func (l *listener) OnEndpointSliceDelete(s *discovery.EndpointSlice) { l.hear("-slice %s", s.Name) }
-func (l *listener) OnEndpointSlicesSynced()                          { l.hear("slices synced") }
-func (l *listener) OnNodeChange(n changetracker.Node)                { l.hear("node %s %v", n.Name, n.Addresses) }
+func (l *listener) OnEndpointSliceDelete(s *discovery.EndpointSlice) { l.record("-slice %s", s.Name) }
+func (l *listener) OnEndpointSlicesSynced()                          { l.record("slices synced") }
+func (l *listener) OnNodeChange(n changetracker.Node)                { l.record("node %s %v", n.Name, n.Addresses) }
 
-// followed is a directory of manifests that a source follows.
+// followed is a directory of manifests with a running source.
 type followed struct {
 	t        *testing.T
 	dir      string
@@ -128,8 +128,7 @@ func (f *followed) expect(want ...string) {
 	f.listener.events = f.listener.events[len(want):]
 }
 
-// expectLog waits for one line with all of the snippets, and no other line. It
-// takes the line away.
+// expectLog waits for one line with all snippets, wants no other line, and removes it.
 func (f *followed) expectLog(snippets ...string) {
 	f.t.Helper()
 	poll.Soon(func() bool { return f.logs.Len() > 0 })
@@ -158,7 +157,7 @@ func node(name, addr string) string {
 	return "apiVersion: v1\nkind: Node\nmetadata: {name: " + name + "}\nstatus: {addresses: [{type: InternalIP, address: " + addr + "}]}\n---\n"
 }
 
-// started is what files of a node and a Service begin with.
+// started starts a source on files of a Node and a Service.
 func started(t *testing.T) *followed {
 	t.Helper()
 	f := follow(t, map[string]string{"node.yaml": node("node-1", "192.0.2.1"), "web.yaml": service("web", "10.0.0.1") + slice("web", "10.1.0.1")})
@@ -190,13 +189,13 @@ func TestFilesBecomeEvents(t *testing.T) {
 	}
 }
 
-func TestABrokenFileKeepsWhatItHeld(t *testing.T) {
+func TestAnInvalidFileKeepsItsObjects(t *testing.T) {
 	f := started(t)
 	broken := service("web", "10.0.0.1") + "spek: 1\n"
 	f.write("web.yaml", broken)
-	f.expectLog("manifest is broken", "web.yaml:6: want an object")
+	f.expectLog("manifest is invalid", "web.yaml:6: want an object")
 	f.write("other.yaml", service("other", "10.0.0.2"))
-	f.expect("+service other 10.0.0.2") // and not a line more about web.yaml
+	f.expect("+service other 10.0.0.2") // web.yaml is not logged again
 	f.write("web.yaml", broken+"spec: [\n")
 	f.expectLog("web.yaml:7: ")
 	f.write("web.yaml", service("web", "10.0.0.1")+slice("web", "10.1.0.2"))
@@ -206,22 +205,22 @@ func TestABrokenFileKeepsWhatItHeld(t *testing.T) {
 	}
 }
 
-func TestAllFaultsOfAFileAreInOneLine(t *testing.T) {
+func TestAllErrorsOfAFileAreInOneLine(t *testing.T) {
 	f := started(t)
 	f.write("bad.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports: 1\n  prots: 2\n")
 	f.expectLog("bad.yaml:5: spec.ports: want a list", "bad.yaml:6: spec.prots: unknown field")
 }
 
-func TestSyncedIsDeclaredAlsoIfAFileIsBroken(t *testing.T) {
+func TestSyncedIsReportedEvenIfAFileIsInvalid(t *testing.T) {
 	f := follow(t, map[string]string{"a.yaml": "a: [", "b.yaml": node("node-1", "192.0.2.1")})
 	f.expect("node node-1 [192.0.2.1]", "services synced", "slices synced")
 	f.expectLog("a.yaml:1: ")
 }
 
-func TestWithoutItsNodeTheSourceWarns(t *testing.T) {
+func TestAMissingNodeIsLogged(t *testing.T) {
 	f := follow(t, nil)
 	f.expect("node node-1 []", "services synced", "slices synced")
-	f.expectLog("no manifest of this node", "node-1")
+	f.expectLog("no manifest has this Node", "node-1")
 }
 
 func TestObjectsOfOtherKindsAreReportedAndIgnored(t *testing.T) {
@@ -231,15 +230,15 @@ func TestObjectsOfOtherKindsAreReportedAndIgnored(t *testing.T) {
 	f.expectLog("mixed.yaml:6: ", "Deployment")
 }
 
-func TestTheFirstOfTwoPlacesWins(t *testing.T) {
+func TestTheFirstOfDuplicatesCounts(t *testing.T) {
 	f := started(t)
 	f.write("zoo.yaml", service("web", "10.0.0.2"))
 	f.expectLog("zoo.yaml:1: Service default/web is at web.yaml:1 already")
 	f.write("bar.yaml", service("bar", "10.0.0.4"))
-	f.expect("+service bar 10.0.0.4") // and not a line more about zoo.yaml
+	f.expect("+service bar 10.0.0.4") // zoo.yaml is not logged again
 	f.write("abc.yaml", service("web", "10.0.0.3"))
 	f.expect("service web 10.0.0.1 10.0.0.3")
-	if got := f.logs.FilterMessage("object is ignored").Len(); got != 2 {
+	if got := f.logs.FilterMessage("duplicate object is ignored").Len(); got != 2 {
 		t.Errorf("%d lines about ignored objects, want one for each place, web.yaml and zoo.yaml", got)
 	}
 	f.logs.TakeAll()
@@ -250,7 +249,7 @@ func TestTheFirstOfTwoPlacesWins(t *testing.T) {
 	f.expect("service web 10.0.0.1 10.0.0.2", "-slice web")
 }
 
-func TestAnEditorThatRenamesIsFollowed(t *testing.T) {
+func TestRenamedFiles(t *testing.T) {
 	f := started(t)
 	f.write("web.yaml.new", service("web", "10.0.0.1")+slice("web", "10.1.0.2"))
 	f.rename("web.yaml", "web.yaml~")
@@ -258,9 +257,8 @@ func TestAnEditorThatRenamesIsFollowed(t *testing.T) {
 	f.expect("slice web 10.1.0.2")
 }
 
-// TestAFileThatIsBeingWrittenIsReadAtItsEnd: nothing is told of what it holds
-// meanwhile, whether that can be read or not.
-func TestAFileThatIsBeingWrittenIsReadAtItsEnd(t *testing.T) {
+// TestAFileIsReadAfterItWasWritten: incomplete content causes no events and no errors.
+func TestAFileIsReadAfterItWasWritten(t *testing.T) {
 	f := started(t)
 	text := service("web", "10.0.0.7") + slice("web", "10.1.0.7")
 	file, err := os.Create(filepath.Join(f.dir, "web.yaml"))
@@ -281,9 +279,8 @@ func TestAFileThatIsBeingWrittenIsReadAtItsEnd(t *testing.T) {
 	}
 }
 
-// TestAMountedConfigMapIsFollowed: the kubelet swaps the link ..data, and all files
-// are links into it.
-func TestAMountedConfigMapIsFollowed(t *testing.T) {
+// TestAMountedConfigMap: the files are links into ..data, a link that the kubelet replaces.
+func TestAMountedConfigMap(t *testing.T) {
 	f := &followed{t: t, dir: t.TempDir(), listener: &listener{}}
 	link := func(to, from string) {
 		t.Helper()
@@ -306,14 +303,14 @@ func TestAMountedConfigMapIsFollowed(t *testing.T) {
 	f.expect("service web 10.0.0.1 10.0.0.2")
 }
 
-func TestADirectoryThatIsReplacedIsFollowed(t *testing.T) {
+func TestADirectoryMayBeReplaced(t *testing.T) {
 	f := started(t)
 	parent := filepath.Dir(f.dir)
 	gone := filepath.Join(parent, "gone")
 	if err := os.Rename(f.dir, gone); err != nil {
 		t.Fatal(err)
 	}
-	f.expectLog("cannot be read, what they held stays", f.dir)
+	f.expectLog("cannot be read, its objects stay", f.dir)
 	if err := os.Mkdir(f.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +320,7 @@ func TestADirectoryThatIsReplacedIsFollowed(t *testing.T) {
 	f.expect("service web 10.0.0.2 10.0.0.3")
 }
 
-func TestADirectoryThatIsNotThereIsAnErrorAtStart(t *testing.T) {
+func TestAMissingDirectoryIsAnErrorAtStart(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if _, err := manifestSource(file, "node-1", nil, zap.NewNop()); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("manifestSource = %v, want an error that names the directory", err)
@@ -332,6 +329,6 @@ func TestADirectoryThatIsNotThereIsAnErrorAtStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := manifestSource(file, "node-1", nil, zap.NewNop()); err == nil || !strings.Contains(err.Error(), file+" is a file") {
-		t.Errorf("manifestSource = %v, want an error that says that it is a file", err)
+		t.Errorf("manifestSource = %v, want an error about a file", err)
 	}
 }

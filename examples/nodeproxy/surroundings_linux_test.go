@@ -20,9 +20,9 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestHealthFollowsSyncs: /healthz turns 503 when syncs fail for longer than the
-// threshold, and back. Another process takes the table for itself, so that the
-// kernel lets nobody else write to it, for as long as that process lives.
+// TestHealthFollowsSyncs: /healthz returns 503 while syncs fail for longer than the
+// threshold. Syncs fail because another process owns the table: the kernel refuses writes
+// of other processes until it ends.
 func TestHealthFollowsSyncs(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -30,16 +30,16 @@ func TestHealthFollowsSyncs(t *testing.T) {
 	p.waitHealthy()
 	c.expectNow("pod-1")
 
-	usurper := exec.Command("nft", "-i")
-	commands, err := usurper.StdinPipe()
+	owner := exec.Command("nft", "-i")
+	commands, err := owner.StdinPipe()
 	netnstest.Check(t, err)
-	netnstest.Check(t, c.node.Do(usurper.Start))
+	netnstest.Check(t, c.node.Do(owner.Start))
 	ended := sync.OnceFunc(func() {
-		_ = usurper.Process.Kill()
-		_ = usurper.Wait()
+		_ = owner.Process.Kill()
+		_ = owner.Wait()
 	})
 	t.Cleanup(ended)
-	// Both in one transaction: the proxy would have its table back in between.
+	// One transaction, because the proxy restores a deleted table.
 	_, err = io.WriteString(commands, "delete table ip kube-proxy; add table ip kube-proxy { flags owner; }\n")
 	netnstest.Check(t, err)
 
@@ -49,7 +49,7 @@ func TestHealthFollowsSyncs(t *testing.T) {
 		report = p.health()
 		return code == http.StatusServiceUnavailable
 	}) {
-		t.Fatalf("/healthz stays 200 while the kernel refuses everything: %+v", report)
+		t.Fatalf("/healthz stays 200 while all syncs fail: %+v", report)
 	}
 	if report.Healthy || report.Status["IPv4"].Healthy || !report.Status["IPv6"].Healthy || !strings.Contains(strings.Join(report.Reasons, "; "), "IPv4: ") {
 		t.Errorf("report %+v, want IPv4 unhealthy, with reasons, and IPv6 not", report)
@@ -62,8 +62,7 @@ func TestHealthFollowsSyncs(t *testing.T) {
 	c.expectNow("pod-1")
 }
 
-// loadBalanced is the Service web as one behind a load balancer that asks at port
-// 30999.
+// loadBalanced is a Service of type LoadBalancer with the health check node port 30999.
 const loadBalanced = `apiVersion: v1
 kind: Service
 metadata: {name: lb}
@@ -86,8 +85,8 @@ endpoints: [{addresses: ["10.244.1.2"], nodeName: node-1, conditions: %s}]
 `, conditions)
 }
 
-// TestHealthCheckNodePortsFollowEndpoints: HC-08 to HC-10, on the node's own
-// addresses; the port of a Service that is deleted answers nothing.
+// TestHealthCheckNodePortsFollowEndpoints: HC-08 to HC-10, on the node's addresses. The
+// port of a deleted Service is closed.
 func TestHealthCheckNodePortsFollowEndpoints(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -95,26 +94,17 @@ func TestHealthCheckNodePortsFollowEndpoints(t *testing.T) {
 	d.write("lb-slice.yaml", lbSlice("{ready: true}"))
 	p := start(t, c.node, "--manifests="+d.path, "--state-dir="+t.TempDir(), "--nodeport-addresses=0.0.0.0/0,::/0")
 	p.waitHealthy()
-	expect := func(when string, want int) {
-		t.Helper()
-		code := -1
-		if !poll.Soon(func() bool { code, _ = p.get("192.0.2.10:30999", "/"); return code == want }) {
-			t.Errorf("%s: code %d, want %d", when, code, want)
-		}
-	}
-	expect("a ready endpoint", http.StatusOK)
+	p.waitCode("192.0.2.10:30999", "/", http.StatusOK)
 	d.write("lb-slice.yaml", lbSlice("{ready: false, serving: true, terminating: true}"))
-	expect("only a terminating one", http.StatusServiceUnavailable)
+	p.waitCode("192.0.2.10:30999", "/", http.StatusServiceUnavailable)
 	d.write("lb-slice.yaml", lbSlice("{ready: true}"))
-	expect("ready again", http.StatusOK)
-	if code, _ := p.get("[2001:db8::10]:30999", "/"); code != http.StatusOK {
-		t.Errorf("over IPv6: code %d, want 200", code)
-	}
+	p.waitCode("192.0.2.10:30999", "/", http.StatusOK)
+	p.waitCode("[2001:db8::10]:30999", "/", http.StatusOK)
 	d.remove("lb.yaml")
-	expect("no Service", 0)
+	p.waitCode("192.0.2.10:30999", "/", 0)
 }
 
-// spans collects what a proxy exports.
+// spans collects the spans that a proxy exports.
 type spans struct {
 	mu       sync.Mutex
 	names    []string // guarded by mu
@@ -149,8 +139,8 @@ func (s *spans) has(names ...string) bool {
 		slices.Contains(s.services, "service.name=nodeproxy") && slices.Contains(s.services, "k8s.node.name=node-1")
 }
 
-// TestTracesAreExported by OTLP over HTTP, the last ones when the proxy ends, and a
-// collector that is away harms nothing.
+// TestTracesAreExported by OTLP over HTTP, the last ones when the proxy ends. The proxy
+// works while the collector is unreachable.
 func TestTracesAreExported(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -169,7 +159,7 @@ func TestTracesAreExported(t *testing.T) {
 	})
 	d.write("endpoints.yaml", webSlices(2))
 	c.expectSoon("pod-2")
-	if _, err := p.signal(syscall.SIGTERM); err != nil {
+	if err := p.signal(syscall.SIGTERM); err != nil {
 		t.Errorf("the proxy ends with %v, want exit code 0", err)
 	}
 	if want := []string{"sync", "tracker", "resolve", "plan", "apply"}; !got.has(want...) {
@@ -177,7 +167,7 @@ func TestTracesAreExported(t *testing.T) {
 	}
 }
 
-// TestTheDebugPage is there on request only, and explains packets of the real node.
+// TestTheDebugPage explains packets of the node.
 func TestTheDebugPage(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)

@@ -18,11 +18,11 @@ import (
 	"github.com/serviceplane/serviceplane/tracing"
 )
 
-// lastTraces is how long the last traces may take to be sent.
-const lastTraces = 2 * time.Second
+// flushTimeout bounds the export of the last traces.
+const flushTimeout = 2 * time.Second
 
-// traced adds traces to an Observer, if there is somewhere to send them. end sends
-// the last ones.
+// traced adds traces to an Observer, if the flags name a collector. end exports the last
+// ones.
 func (o *options) traced(ctx context.Context, node string, next proxier.Observer, log *zap.Logger) (observer proxier.Observer, end func(), err error) {
 	if o.traceEndpoint == "" {
 		return next, func() {}, nil
@@ -35,20 +35,20 @@ func (o *options) traced(ctx context.Context, node string, next proxier.Observer
 	if err != nil {
 		return nil, nil, fmt.Errorf("export traces: %w", err)
 	}
-	// The library has one place for errors of all exporters, which is this program's.
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces are lost", zap.Error(err)) }))
+	// The error handler is global in the library. Only a program may set it.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces are not exported", zap.Error(err)) }))
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(resource.NewSchemaless(
 		attribute.String("service.name", "nodeproxy"), attribute.String("k8s.node.name", node))))
 	return tracing.New(provider, next), func() {
-		last, stop := context.WithTimeout(context.WithoutCancel(ctx), lastTraces)
+		last, stop := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 		defer stop()
 		if err := provider.Shutdown(last); err != nil {
-			log.Warn("the last traces are lost", zap.Error(err))
+			log.Warn("the last traces are not exported", zap.Error(err))
 		}
 	}, nil
 }
 
-// traceURL completes the address of a collector with the path of the protocol.
+// traceURL adds the path of OTLP to the URL of a collector without one.
 func traceURL(text string) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil {

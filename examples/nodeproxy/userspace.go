@@ -18,9 +18,9 @@ type sockets struct {
 }
 
 func (s *sockets) register(f *pflag.FlagSet) {
-	f.StringVar(&s.portals, "userspace-portals", string(modeNFTables), "rules that lead to the proxy in mode userspace: nftables or iptables; their own flags apply too")
-	f.StringVar(&s.ports, "proxy-port-range", "", "ports of the node that mode userspace may use: first-last, first+count or a single one; empty, 0 and 0-0 leave the choice to the system")
-	f.DurationVar(&s.udpTimeout, "udp-timeout", time.Minute, "how long a UDP client may be quiet in mode userspace before it counts as a new one")
+	f.StringVar(&s.portals, "userspace-portals", string(modeNFTables), "rules that redirect to the proxy in mode userspace: nftables or iptables; the flags of that mode apply")
+	f.StringVar(&s.ports, "proxy-port-range", "", "ports of the node for mode userspace: first-last, first+count or a single one; empty, 0 and 0-0 for any port")
+	f.DurationVar(&s.udpTimeout, "udp-timeout", time.Minute, "idle timeout of UDP flows in mode userspace")
 }
 
 func (s *sockets) validate(f *faults) {
@@ -30,8 +30,8 @@ func (s *sockets) validate(f *faults) {
 	f.check(s.udpTimeout > 0, "udp-timeout", s.udpTimeout, "more than 0")
 }
 
-// parsePorts reads a range of ports as kube-proxy does: "first-last" or "first+count",
-// both ends included, or a single port.
+// parsePorts parses a range of ports like kube-proxy: "first-last" or "first+count", both
+// inclusive, or a single port.
 func parsePorts(text string) (userspace.PortRange, error) {
 	text = strings.TrimSpace(text)
 	if text == "" || text == "0" || text == "0-0" {

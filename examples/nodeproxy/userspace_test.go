@@ -6,7 +6,7 @@ import (
 	"github.com/serviceplane/serviceplane/userspace"
 )
 
-func TestPortRangesAreReadAsKubeProxyDoes(t *testing.T) {
+func TestPortRangesHaveKubeProxysSyntax(t *testing.T) {
 	type ports = userspace.PortRange
 	for text, want := range map[string]ports{
 		"": {}, "0": {}, "0-0": {}, "20000-20010": {First: 20000, Last: 20010}, "20000+10": {First: 20000, Last: 20010},
