@@ -1,6 +1,6 @@
-// Cni-plugin is a chained CNI plugin that gives Services to pods whose packets never
-// pass the node's own network stack, such as those of macvlan and SR-IOV. It keeps a
-// file for each pod; the agent has a proxy in the network namespace of each file's pod.
+// Cni-plugin is a chained CNI plugin that provides Services to pods whose packets bypass
+// the node's network stack, such as those of macvlan and SR-IOV. It writes a file for each
+// pod. The agent runs a proxy in the network namespace of each file's pod.
 package main
 
 import (
@@ -22,7 +22,7 @@ func main() {
 		version.PluginSupports("0.4.0", "1.0.0", "1.1.0"), "cni-plugin: Services in pods")
 }
 
-// request is what the runtime asks.
+// request is a call of the runtime.
 type request struct {
 	types.PluginConf
 	Dir  string        `json:"dir"` // of the pods' files and the agent's socket
@@ -39,7 +39,7 @@ func with(f func(r request) error) func(*skel.CmdArgs) error {
 	}
 }
 
-// file of a pod: a link to its network namespace.
+// file returns the path of a pod's file: a link to its network namespace.
 func (r request) file(container, link string) string {
 	return filepath.Join(r.Dir, r.Name+","+container+","+link+".pod")
 }
@@ -47,7 +47,7 @@ func (r request) file(container, link string) string {
 // add returns when the pod can reach Services.
 func add(r request) error {
 	if r.PrevResult == nil {
-		return types.NewError(types.ErrInvalidNetworkConfig, "chain it behind the plugin that makes the interface", "")
+		return types.NewError(types.ErrInvalidNetworkConfig, "chain it after the plugin that creates the interface", "")
 	}
 	if err := os.Symlink(r.args.Netns, r.file(r.args.ContainerID, r.args.IfName)); err != nil {
 		return types.NewError(types.ErrPluginNotAvailable, "write the pod's file", err.Error())
@@ -62,19 +62,19 @@ func check(r request) error { return r.sync(r.file(r.args.ContainerID, r.args.If
 
 func status(r request) error { return r.sync("") }
 
-func del(r request) error { return r.forget(r.file(r.args.ContainerID, r.args.IfName)) }
+func del(r request) error { return r.remove(r.file(r.args.ContainerID, r.args.IfName)) }
 
-// collect forgets the pods that the runtime does not know any more.
+// collect removes the files of pods that the runtime does not list.
 func collect(r request) error {
 	gone, err := filepath.Glob(r.file("*", "*"))
 	for _, valid := range r.ValidAttachments {
 		gone = slices.DeleteFunc(gone, func(file string) bool { return file == r.file(valid.ContainerID, valid.IfName) })
 	}
-	return errors.Join(err, r.forget(gone...))
+	return errors.Join(err, r.remove(gone...))
 }
 
-// forget does without an agent: rules go with their namespace.
-func (r request) forget(files ...string) error {
+// remove needs no agent: the kernel deletes the rules with the namespace.
+func (r request) remove(files ...string) error {
 	for _, file := range files {
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -87,11 +87,11 @@ func (r request) forget(files ...string) error {
 	return err
 }
 
-// sync has the agent look at the files, and waits for the proxy of one of them.
+// sync makes the agent read the files, and waits for the proxy of one of them.
 func (r request) sync(file string) error {
 	agent, err := rpc.Dial("unix", filepath.Join(r.Dir, "agent.sock"))
 	if err != nil {
-		return types.NewError(types.ErrPluginNotAvailable, "the agent does not answer", err.Error())
+		return types.NewError(types.ErrPluginNotAvailable, "agent is not reachable", err.Error())
 	}
 	defer func() { _ = agent.Close() }()
 	return agent.Call("Agent.Sync", file, new(bool))

@@ -26,11 +26,12 @@ import (
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// world is a network that is not the node's: the pods hang on a switch of their own,
-// as those of macvlan and SR-IOV do.
+// world is a network that bypasses the node: the pods are connected to their own switch,
+// like those of macvlan and SR-IOV.
 type world struct {
 	t       *testing.T
 	api     *apitest.Server
@@ -65,13 +66,13 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// newRuntime knows of no pods.
+// newRuntime returns a runtime without pods.
 func (w *world) newRuntime() *libcni.CNIConfig {
 	plugins := cable{Exec: &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}, w: w}
 	return libcni.NewCNIConfigWithCacheDir([]string{w.bin}, w.t.TempDir(), plugins)
 }
 
-// connect makes a network namespace on the switch.
+// connect connects a network namespace to the switch.
 func (w *world) connect(ns *netns.NS, link, addr string) {
 	w.t.Helper()
 	err := errors.Join(
@@ -84,14 +85,14 @@ func (w *world) connect(ns *netns.NS, link, addr string) {
 	}
 }
 
-// server is a pod that is there already.
+// server adds a pod with a server.
 func (w *world) server(name, addr string) {
 	ns := netnstest.New(w.t)
 	w.connect(ns, name, addr)
 	netnstest.Serve(w.t, ns, name, 8080)
 }
 
-// cable is the plugin before ours: it lays a cable to the switch.
+// cable is the previous plugin in the chain. It connects the pod to the switch.
 type cable struct {
 	invoke.Exec
 	w *world
@@ -122,13 +123,14 @@ func (c cable) ExecPlugin(ctx context.Context, path string, stdin []byte, enviro
 	return fmt.Appendf(nil, `{"cniVersion": "1.1.0", "ips": [{"address": "%s/24"}]}`, addr), nil
 }
 
-// pod is a new pod's network namespace, as the runtime makes it.
+// pod creates the network namespace of a new pod, like a runtime.
 func (w *world) pod(id string) *libcni.RuntimeConf {
 	w.pods[id] = netnstest.New(w.t)
 	return &libcni.RuntimeConf{ContainerID: id, NetNS: w.pods[id].Path(), IfName: "eth0"}
 }
 
-// startAgent returns when the runtime may use the plugin, and how to end the agent.
+// startAgent starts the agent, waits until the plugin is ready, and returns a function that
+// stops the agent.
 func (w *world) startAgent() (stop func()) {
 	w.t.Helper()
 	agent := exec.Command(filepath.Join(w.bin, "agent"), "-kubeconfig", w.api.Kubeconfig(w.t), "-node", "node-1", "-dir", w.dir)
@@ -142,7 +144,7 @@ func (w *world) startAgent() (stop func()) {
 		}
 	})
 	w.t.Cleanup(stop)
-	w.eventually("the plugin is ready", func() error { return w.runtime.GetStatusNetworkList(w.t.Context(), w.list) })
+	poll.Nil(w.t, "the plugin is ready", func() error { return w.runtime.GetStatusNetworkList(w.t.Context(), w.list) })
 	return stop
 }
 
@@ -153,7 +155,7 @@ func (w *world) publish(addr string) {
 		proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint(addr)))
 }
 
-// ask returns an error unless the Service answers to the pod, as that server.
+// ask returns an error unless the pod reaches the server through the Service.
 func (w *world) ask(id, server string) error {
 	answer, err := netns.Ask(w.t.Context(), w.pods[id], "tcp", netip.MustParseAddrPort("10.96.0.10:80"), netns.AskOptions{Timeout: time.Second})
 	if err == nil && answer.Server != server {
@@ -162,18 +164,7 @@ func (w *world) ask(id, server string) error {
 	return err
 }
 
-func (w *world) eventually(what string, f func() error) {
-	w.t.Helper()
-	err := f()
-	for deadline := time.Now().Add(20 * time.Second); err != nil; err = f() {
-		if time.Now().After(deadline) {
-			w.t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// tables are what is left in a pod.
+// tables returns the nf_tables tables in a pod.
 func (w *world) tables(id string) (names []string) {
 	w.t.Helper()
 	err := w.pods[id].Do(func() error {
@@ -200,8 +191,8 @@ func code(err error) uint {
 	return 0
 }
 
-// TestPodsHaveServices: a runtime calls the plugin, and packets go from its pod to the
-// Service and nowhere through the node.
+// TestPodsHaveServices: a runtime calls the plugin, and the pod reaches the Service without
+// the node.
 func TestPodsHaveServices(t *testing.T) {
 	w := newWorld(t)
 	w.server("server-a", "10.244.0.2")
@@ -221,13 +212,13 @@ func TestPodsHaveServices(t *testing.T) {
 		t.Error(err)
 	}
 	if got, err := types100.GetResult(result); err != nil || len(got.IPs) != 1 || got.IPs[0].Address.IP.String() != "10.244.0.101" {
-		t.Errorf("result is %v, %v, want that of the plugin before", result, err)
+		t.Errorf("result is %v, %v, want that of the previous plugin", result, err)
 	}
 	if err := w.runtime.CheckNetworkList(t.Context(), w.list, one); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
 	w.publish("10.244.0.3")
-	w.eventually("the pod follows", func() error { return w.ask("pod1", "server-b") })
+	poll.Nil(w.t, "the pod follows", func() error { return w.ask("pod1", "server-b") })
 
 	stop()
 	if err := w.ask("pod1", "server-b"); err != nil {
@@ -235,7 +226,7 @@ func TestPodsHaveServices(t *testing.T) {
 	}
 	w.publish("10.244.0.2")
 	w.startAgent()
-	w.eventually("the pod follows the next agent", func() error { return w.ask("pod1", "server-a") })
+	poll.Nil(w.t, "the pod follows the next agent", func() error { return w.ask("pod1", "server-a") })
 
 	if _, err := w.runtime.AddNetworkList(t.Context(), w.list, two); err != nil {
 		t.Fatal(err)
@@ -259,9 +250,8 @@ func TestPodsHaveServices(t *testing.T) {
 	}
 }
 
-// TestWhatARuntimeForgets: links whose pods are gone, with or without an agent to see
-// it, are collected.
-func TestWhatARuntimeForgets(t *testing.T) {
+// TestGarbageCollection: DEL works without an agent, and GC removes the other links.
+func TestGarbageCollection(t *testing.T) {
 	w := newWorld(t)
 	stop := w.startAgent()
 	one, two, three := w.pod("pod1"), w.pod("pod2"), w.pod("pod3")
@@ -283,7 +273,7 @@ func TestWhatARuntimeForgets(t *testing.T) {
 		t.Errorf("GC leaves %v", left)
 	}
 	if err := w.runtime.CheckNetworkList(t.Context(), w.list, one); err == nil {
-		t.Error("CHECK of a pod that GC has taken succeeds")
+		t.Error("CHECK of a pod that GC has removed succeeds")
 	}
 	if err := w.runtime.CheckNetworkList(t.Context(), w.list, two); err != nil {
 		t.Errorf("CHECK of a valid pod: %v", err)
@@ -294,13 +284,13 @@ func TestWhatARuntimeForgets(t *testing.T) {
 	}
 }
 
-// TestThePluginIsChained: alone it says where it belongs.
+// TestThePluginIsChained: without a previous plugin, ADD fails.
 func TestThePluginIsChained(t *testing.T) {
 	w := newWorld(t)
 	w.startAgent()
 	w.list.Plugins = w.list.Plugins[1:]
 	_, err := w.runtime.AddNetworkList(t.Context(), w.list, w.pod("pod1"))
 	if code(err) != types.ErrInvalidNetworkConfig {
-		t.Errorf("ADD without a plugin before = %v, want code %d", err, types.ErrInvalidNetworkConfig)
+		t.Errorf("ADD without a previous plugin = %v, want code %d", err, types.ErrInvalidNetworkConfig)
 	}
 }

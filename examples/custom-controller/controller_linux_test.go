@@ -13,14 +13,15 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestTheFileIsFollowed by real connections: an endpoint that is replaced, a broken
-// file that changes nothing, and a Service that goes.
-func TestTheFileIsFollowed(t *testing.T) {
+// TestConnectionsFollowTheFile: an endpoint is replaced, an invalid file changes nothing,
+// and a Service is deleted.
+func TestConnectionsFollowTheFile(t *testing.T) {
 	world := proxiertest.NewTopology(t)
 	file := filepath.Join(t.TempDir(), "services")
 	write := func(text string) {
@@ -44,12 +45,7 @@ func TestTheFileIsFollowed(t *testing.T) {
 	}
 	eventually := func(want string) {
 		t.Helper()
-		got := ask()
-		for deadline := time.Now().Add(20 * time.Second); got != want; got = ask() {
-			if time.Now().After(deadline) {
-				t.Fatalf("answered by %q, want %q", got, want)
-			}
-		}
+		poll.Until(t, "a response of "+want, func() bool { return ask() == want })
 	}
 	write(line(world.LocalPods[0]))
 	ctx, stop := context.WithCancel(t.Context())
@@ -61,7 +57,7 @@ func TestTheFileIsFollowed(t *testing.T) {
 	write("web 10.96.0.10:80 nonsense\n")
 	for range 5 {
 		if got := ask(); got != world.LocalPods[1].Name {
-			t.Errorf("with a broken file answered by %q, want what was there", got)
+			t.Errorf("with an invalid file %q answers, want %q", got, world.LocalPods[1].Name)
 		}
 	}
 	write("")

@@ -1,5 +1,5 @@
-// Custom-controller proxies Services that no Kubernetes knows of: they come from a file
-// of its own format, which is watched.
+// Custom-controller proxies Services without Kubernetes. It reads and watches a file in a
+// format of its own.
 //
 //	web  10.96.0.10:80  10.0.0.7:8080 10.0.0.8:8080
 //	dns  10.96.0.53:53  10.0.0.9:5353
@@ -38,7 +38,7 @@ func main() {
 	}
 }
 
-// run proxies what the file says, until ctx ends.
+// run proxies the Services of the file until ctx ends.
 func run(ctx context.Context, file string, config proxier.Config, log *zap.Logger) error {
 	config.Names, _ = proxier.NamesFor("custom")
 	proxy, err := nftables.New(nftables.Config{Config: config}, proxier.Deps{Logger: log})
@@ -64,24 +64,24 @@ func run(ctx context.Context, file string, config proxier.Config, log *zap.Logge
 	for {
 		select {
 		case <-watcher.Events:
-			if err := c.read(file); err != nil { // what was there stays
-				log.Warn("services are not read", zap.Error(err))
+			if err := c.read(file); err != nil { // the previous Services stay
+				log.Warn("file is invalid, the previous Services stay", zap.Error(err))
 			}
 		case err := <-watcher.Errors:
-			log.Warn("the file may have changed unnoticed", zap.Error(err))
+			log.Warn("watch failed, changes of the file may be missed", zap.Error(err))
 		case <-ctx.Done():
 			return tasks.Wait()
 		}
 	}
 }
 
-// controller hands hand-built values to the trackers.
+// controller passes the Services of the file to the trackers.
 type controller struct {
 	proxy *proxier.Proxier
 	known map[types.NamespacedName]bool
 }
 
-// read takes over what the file says now. Nothing changes unless all of it is right.
+// read passes the Services of the file to the trackers. An invalid file changes nothing.
 func (c *controller) read(file string) error {
 	services, err := parse(file)
 	if err != nil {
@@ -111,7 +111,7 @@ type service struct {
 	endpoints []changetracker.Endpoint
 }
 
-// parse reads lines of a name, a VIP and endpoints.
+// parse parses lines with a name, a VIP and endpoints.
 func parse(file string) (services []service, err error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Dryrun prints what an engine would program for a folder of manifests, or the
-// difference between two folders. It needs no privilege and touches nothing.
+// Dryrun prints what an engine would program for a directory of manifests, or the
+// difference between two directories. It needs no privilege and changes nothing.
 package main
 
 import (
@@ -27,7 +27,7 @@ import (
 
 func main() {
 	engine := flag.String("engine", "nftables", "nftables, iptables, ipvs or userspace")
-	node := flag.String("node", "", "`name` of the node, for what is local to it")
+	node := flag.String("node", "", "`name` of the node, for local endpoints")
 	flag.Parse()
 	if err := run(os.Stdout, *engine, *node, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "dryrun:", err)
@@ -35,13 +35,13 @@ func main() {
 	}
 }
 
-// run prints the plan for one folder, or how those of two differ.
-func run(out io.Writer, engine, node string, folders []string) error {
+// run prints the plan of one directory, or the difference between those of two.
+func run(out io.Writer, engine, node string, directories []string) error {
 	var plans []string
-	for _, folder := range folders {
-		plan, err := planFolder(engine, node, folder)
+	for _, directory := range directories {
+		plan, err := planDirectory(engine, node, directory)
 		if err != nil {
-			return fmt.Errorf("%s: %w", folder, err)
+			return fmt.Errorf("%s: %w", directory, err)
 		}
 		plans = append(plans, plan)
 	}
@@ -52,21 +52,21 @@ func run(out io.Writer, engine, node string, folders []string) error {
 	case 2:
 		return difflib.WriteUnifiedDiff(out, difflib.UnifiedDiff{
 			A: difflib.SplitLines(plans[0]), B: difflib.SplitLines(plans[1]),
-			FromFile: folders[0], ToFile: folders[1], Context: 1,
+			FromFile: directories[0], ToFile: directories[1], Context: 1,
 		})
 	default:
-		return errors.New("want one folder, or two to compare")
+		return errors.New("want one directory, or two to compare")
 	}
 }
 
-// planFolder is what an engine would program, in both IP families.
-func planFolder(engine, node, folder string) (string, error) {
+// planDirectory returns the engine's plan for both IP families.
+func planDirectory(engine, node, directory string) (string, error) {
 	families := []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	tracker, err := changetracker.New(changetracker.Options{Families: families, Node: changetracker.Node{Name: node}})
 	if err != nil {
 		return "", err
 	}
-	if err := load(tracker, folder); err != nil {
+	if err := load(tracker, directory); err != nil {
 		return "", err
 	}
 	var text strings.Builder
@@ -87,7 +87,7 @@ func planFolder(engine, node, folder string) (string, error) {
 	return text.String(), nil
 }
 
-// everything is what a full sync would hand to the engine.
+// everything returns the update of a full sync.
 func everything(family v1.IPFamily, state *changetracker.State) desired.Update {
 	resolver := desired.Resolver{Node: state.Node()}
 	update := desired.Update{Family: family, Full: true}
@@ -99,7 +99,7 @@ func everything(family v1.IPFamily, state *changetracker.State) desired.Update {
 	return update
 }
 
-// newPlanner makes an engine of one IP family.
+// newPlanner returns an engine for one IP family.
 func newPlanner(name string, family v1.IPFamily) (proxier.Planner, error) {
 	var engine proxier.Engine
 	var err error
@@ -115,13 +115,13 @@ func newPlanner(name string, family v1.IPFamily) (proxier.Planner, error) {
 	default:
 		err = fmt.Errorf("engine %q: want nftables, iptables, ipvs or userspace", name)
 	}
-	planner, _ := engine.(proxier.Planner) // they all are
+	planner, _ := engine.(proxier.Planner) // all engines implement it
 	return planner, err
 }
 
-// load gives the Services and EndpointSlices of a folder to the trackers.
-func load(tracker *changetracker.Tracker, folder string) error {
-	files, err := manifest.ReadDir(context.Background(), folder)
+// load passes the Services and EndpointSlices of a directory to the trackers.
+func load(tracker *changetracker.Tracker, directory string) error {
+	files, err := manifest.ReadDir(context.Background(), directory)
 	if err != nil {
 		return err
 	}

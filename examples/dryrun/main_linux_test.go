@@ -24,7 +24,7 @@ ports: [{name: http, port: 8080}]
 endpoints: [{addresses: [10.244.1.5]}]
 `
 
-func folder(t *testing.T, text string) string {
+func directory(t *testing.T, text string) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(text), 0o600); err != nil {
@@ -33,9 +33,9 @@ func folder(t *testing.T, text string) string {
 	return dir
 }
 
-// TestEveryEnginePlans, and tells what a change of an endpoint changes.
+// TestEveryEnginePlans a directory, and the change of an endpoint.
 func TestEveryEnginePlans(t *testing.T) {
-	before, after := folder(t, manifests), folder(t, strings.Replace(manifests, "10.244.1.5", "10.244.1.6", 1))
+	before, after := directory(t, manifests), directory(t, strings.Replace(manifests, "10.244.1.5", "10.244.1.6", 1))
 	for _, engine := range []string{"nftables", "iptables", "ipvs", "userspace"} {
 		t.Run(engine, func(t *testing.T) {
 			var plan, same, difference strings.Builder
@@ -48,7 +48,7 @@ func TestEveryEnginePlans(t *testing.T) {
 				}
 			}
 			if err := run(&same, engine, "node-1", []string{before, before}); err != nil || same.String() != "" {
-				t.Errorf("a folder differs from itself by %q, %v", same.String(), err)
+				t.Errorf("a directory differs from itself by %q, %v", same.String(), err)
 			}
 			if err := run(&difference, engine, "node-1", []string{before, after}); err != nil {
 				t.Fatal(err)
@@ -78,20 +78,20 @@ func fifo(t *testing.T) string {
 	return dir
 }
 
-func TestFaultsAreTold(t *testing.T) {
+func TestErrors(t *testing.T) {
 	for want, c := range map[string]struct {
-		engine  string
-		folders []string
+		engine      string
+		directories []string
 	}{
-		"want one folder": {"nftables", nil},
-		`engine "ebpf"`:   {"ebpf", []string{folder(t, manifests)}},
-		"web.yaml:":       {"nftables", []string{folder(t, "kind: Service\nmetadata: [")}},
-		"no such file":    {"nftables", []string{"/nonexist"}},
-		"not a directory": {"nftables", []string{filepath.Join(folder(t, manifests), "web.yaml")}},
-		"no manifests":    {"nftables", []string{t.TempDir()}},
-		"is a FIFO":       {"nftables", []string{folder(t, manifests), fifo(t)}},
+		"want one directory": {"nftables", nil},
+		`engine "ebpf"`:      {"ebpf", []string{directory(t, manifests)}},
+		"web.yaml:":          {"nftables", []string{directory(t, "kind: Service\nmetadata: [")}},
+		"no such file":       {"nftables", []string{"/nonexist"}},
+		"not a directory":    {"nftables", []string{filepath.Join(directory(t, manifests), "web.yaml")}},
+		"no manifests":       {"nftables", []string{t.TempDir()}},
+		"is a FIFO":          {"nftables", []string{directory(t, manifests), fifo(t)}},
 	} {
-		if err := run(&strings.Builder{}, c.engine, "", c.folders); err == nil || !strings.Contains(err.Error(), want) {
+		if err := run(&strings.Builder{}, c.engine, "", c.directories); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("run = %v, want an error with %q", err, want)
 		}
 	}

@@ -12,11 +12,12 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 const module = "github.com/serviceplane/serviceplane"
 
-// newcomer has an empty folder, and the go command.
+// newcomer has an empty directory and the go command.
 type newcomer struct {
 	t      *testing.T
 	folder string
@@ -34,8 +35,8 @@ func (n newcomer) run(command string) string {
 	return string(out)
 }
 
-// TestANewcomersFirstProgram: outside of the repository, with nothing but what the
-// README tells, a program of at most 40 lines proxies a Service.
+// TestANewcomersFirstProgram: outside of the repository, with the steps of the README, a
+// program of at most 40 lines proxies a Service.
 func TestANewcomersFirstProgram(t *testing.T) {
 	program, err := os.ReadFile("main.go")
 	if err != nil {
@@ -62,8 +63,8 @@ func TestANewcomersFirstProgram(t *testing.T) {
 	n.proxies(netip.MustParseAddrPort("10.96.0.10:80"))
 }
 
-// proxies runs the program on a node of its own, until the Service answers, and sees
-// it leave nothing.
+// proxies runs the program on a node until the Service answers, and wants no rules after
+// its end.
 func (n newcomer) proxies(service netip.AddrPort) {
 	n.t.Helper()
 	node := netnstest.New(n.t)
@@ -80,13 +81,7 @@ func (n newcomer) proxies(service netip.AddrPort) {
 		_, err := netns.Ask(n.t.Context(), node, "tcp", service, netns.AskOptions{Timeout: time.Second})
 		return err
 	}
-	err := ask()
-	for deadline := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(deadline); {
-		err = ask()
-	}
-	if err != nil {
-		n.t.Errorf("the Service does not answer: %v", err)
-	}
+	poll.Nil(n.t, "a response of the Service", ask)
 	if err := program.Process.Signal(os.Interrupt); err != nil {
 		n.t.Error(err)
 	}
@@ -94,6 +89,6 @@ func (n newcomer) proxies(service netip.AddrPort) {
 		n.t.Errorf("the program ends with %v", err)
 	}
 	if err := ask(); err == nil {
-		n.t.Error("the Service answers still, want all rules to be gone")
+		n.t.Error("the Service still answers, want no rules after the end")
 	}
 }

@@ -1,4 +1,4 @@
-// First is the smallest program: it proxies one Service, until it is interrupted.
+// First is the smallest program: it proxies one Service until it is interrupted.
 package main
 
 import (

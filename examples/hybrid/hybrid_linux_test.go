@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"sync"
 	"testing"
@@ -21,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// stage is a proxy at work in a network of namespaces.
+// stage is a running proxy in a test network.
 type stage struct {
 	t     *testing.T
 	world *proxiertest.Topology
@@ -53,7 +54,7 @@ func newStage(t *testing.T, activate func(context.Context, changetracker.Service
 	return s
 }
 
-// web is a Service that one of the engines serves.
+// web returns a Service with the annotation of an engine.
 func web(name, vip, engine string) *v1.Service {
 	s := proxiertest.Service("shop", name, proxiertest.ClusterIPs(vip), proxiertest.Port("http", v1.ProtocolTCP, 80))
 	s.Annotations = map[string]string{engineAnnotation: engine}
@@ -79,16 +80,16 @@ func (s *stage) ask(to netip.AddrPort) (netns.Answer, error) {
 	return s.world.Client.Ask(s.t.Context(), "tcp", to, proxiertest.AskOptions{Timeout: 5 * time.Second})
 }
 
-// TestASwitchOfEngineIsNotNoticed: connections are opened all the time while a
-// Service moves there and back, and one stays open. Its neighbour in the kernel's
-// engine is reached throughout, and an address that nobody has is not.
-func TestASwitchOfEngineIsNotNoticed(t *testing.T) {
+// TestAChangeOfEngineBreaksNoConnection: new connections work all the time while a Service
+// moves between the engines. Another Service in the kernel's engine stays reachable, and an
+// unused VIP unreachable.
+func TestAChangeOfEngineBreaksNoConnection(t *testing.T) {
 	s := newStage(t, nil)
 	pod := s.world.LocalPods[0]
 	s.proxy.OnServiceAdd(web("web", "10.96.0.10", kernel))
 	s.proxy.OnEndpointSliceAdd(s.slice("web", pod))
-	s.proxy.OnServiceAdd(web("neighbour", "10.96.0.11", ""))
-	s.proxy.OnEndpointSliceAdd(s.slice("neighbour", s.world.LocalPods[1]))
+	s.proxy.OnServiceAdd(web("other", "10.96.0.11", ""))
+	s.proxy.OnEndpointSliceAdd(s.slice("other", s.world.LocalPods[1]))
 	s.proxy.OnServiceSynced()
 	s.proxy.OnEndpointSlicesSynced()
 	s.sync()
@@ -105,7 +106,7 @@ func TestASwitchOfEngineIsNotNoticed(t *testing.T) {
 			case asked <- struct{}{}:
 			case <-ctx.Done():
 				return
-			default: // nobody waits
+			default: // the test is not waiting
 			}
 		}
 	})
@@ -114,7 +115,7 @@ func TestASwitchOfEngineIsNotNoticed(t *testing.T) {
 		other := map[string]string{kernel: sockets, sockets: kernel}[engine]
 		s.proxy.OnServiceUpdate(web("web", "10.96.0.10", engine), web("web", "10.96.0.10", other))
 		s.sync()
-		for range 3 { // connections, some of them begun before the switch
+		for range 3 { // connections, some of them opened before the change
 			<-asked
 		}
 		engine = other
@@ -127,23 +128,22 @@ func TestASwitchOfEngineIsNotNoticed(t *testing.T) {
 			t.Errorf("engine %s: the pod sees %v (masqueraded: %v), want an address of the node", engine, answer.Source, masqueraded)
 		}
 		if got, err := s.ask(netip.MustParseAddrPort("10.96.0.11:80")); err != nil || got.Server != s.world.LocalPods[1].Name {
-			t.Errorf("engine %s: the neighbour: %v, %v", engine, got.Server, err)
+			t.Errorf("engine %s: the other Service: %v, %v", engine, got.Server, err)
 		}
 	}
 	stop()
 	asking.Wait()
 	if _, err := s.world.Client.Ask(t.Context(), "tcp", netip.MustParseAddrPort("10.96.0.99:80"), proxiertest.AskOptions{Timeout: 300 * time.Millisecond}); err == nil {
-		t.Error("an address of the Service range that nobody has answers")
+		t.Error("an unused VIP answers")
 	}
 }
 
-// TestAServiceIsWokenUp: the client connects, waits, and is answered by the endpoint
-// that comes two seconds later.
-func TestAServiceIsWokenUp(t *testing.T) {
-	woken := make(chan changetracker.ServicePortName, 1)
+// TestAConnectionWaitsForAnEndpoint that is added after the proxy has called activate.
+func TestAConnectionWaitsForAnEndpoint(t *testing.T) {
+	activated := make(chan changetracker.ServicePortName, 1)
 	s := newStage(t, func(_ context.Context, name changetracker.ServicePortName) {
 		select {
-		case woken <- name:
+		case activated <- name:
 		default:
 		}
 	})
@@ -151,21 +151,21 @@ func TestAServiceIsWokenUp(t *testing.T) {
 	s.proxy.OnServiceSynced()
 	s.proxy.OnEndpointSlicesSynced()
 	s.sync()
-	var starting sync.WaitGroup
-	starting.Go(func() {
-		if name := <-woken; name.Name != "web" {
-			t.Errorf("woken is %v, want web", name)
-		}
-		<-time.After(2 * time.Second)
-		s.proxy.OnEndpointSliceAdd(s.slice("web", s.world.LocalPods[0]))
-	})
-	began := time.Now()
-	answer, err := s.ask(s.vip)
-	if err != nil || answer.Server != s.world.LocalPods[0].Name {
-		t.Errorf("answer of %q, %v, want the pod's", answer.Server, err)
+	answered := make(chan string, 1)
+	go func() {
+		answer, err := s.ask(s.vip)
+		answered <- fmt.Sprint(answer.Server, err)
+	}()
+	if name := <-activated; name.Name != "web" {
+		t.Errorf("activated is %v, want web", name)
 	}
-	if took := time.Since(began); took < 2*time.Second {
-		t.Errorf("answered after %v, before there was anybody", took)
+	select {
+	case got := <-answered:
+		t.Errorf("%q before there is an endpoint, want the client to wait", got)
+	default:
 	}
-	starting.Wait()
+	s.proxy.OnEndpointSliceAdd(s.slice("web", s.world.LocalPods[0]))
+	if got, want := <-answered, fmt.Sprint(s.world.LocalPods[0].Name, nil); got != want {
+		t.Errorf("%q answers, want %q", got, want)
+	}
 }

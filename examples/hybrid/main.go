@@ -1,7 +1,7 @@
-// Hybrid is a node proxy with two engines: nftables for most Services, and userspace
-// for those with the annotation serviceplane.example/engine=userspace. These may have
-// no endpoints at all: when somebody connects, their Deployment, which has the same
-// name, is scaled to one replica, and the connection waits for it.
+// Hybrid is a Service proxy with two engines: nftables for most Services, and userspace
+// for those with the annotation serviceplane.example/engine=userspace. These may have no
+// endpoints: a new connection scales the Deployment of the same name to one replica, and
+// waits for it.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 )
 
 func main() {
-	kubeconfig := flag.String("kubeconfig", "", "`file` that says how to reach the API server")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` for the API server")
 	node := flag.String("node", "", "`name` of this node")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// run is the proxy, until ctx ends.
+// run runs the proxy until ctx ends.
 func run(ctx context.Context, kubeconfig, node string) error {
 	log, err := zap.NewDevelopment()
 	if err != nil {
@@ -49,26 +49,26 @@ func run(ctx context.Context, kubeconfig, node string) error {
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("make client: %w", err)
+		return fmt.Errorf("create client: %w", err)
 	}
 	proxy, err := newProxy(proxier.Config{Node: changetracker.Node{Name: node}}, wake(client, log), log)
 	if err != nil {
 		return err
 	}
-	tasks, ctx := errgroup.WithContext(ctx) // each goes on until ctx ends, or it fails
+	tasks, ctx := errgroup.WithContext(ctx) // if a task fails, the others end
 	tasks.Go(func() error { return proxy.Run(ctx) })
 	tasks.Go(func() error { return informer.Run(ctx, client, proxy, informer.Options{NodeName: node, Logger: log}) })
 	return tasks.Wait()
 }
 
-// wake scales a Deployment from zero to one. It is called in the way of a connection,
-// and so leaves the waiting to others.
+// wake scales a Deployment from zero to one. It does not block: the proxy calls it while
+// it handles a connection.
 func wake(client kubernetes.Interface, log *zap.Logger) func(context.Context, changetracker.ServicePortName) {
 	patch := []byte(`{"spec":{"replicas":1}}`)
 	return func(ctx context.Context, name changetracker.ServicePortName) {
 		go func() {
 			_, err := client.AppsV1().Deployments(name.Namespace).Patch(ctx, name.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "scale")
-			log.Info("asked for an endpoint", zap.Stringer("service", name), zap.Error(err))
+			log.Info("scaled up", zap.Stringer("service", name), zap.Error(err))
 		}()
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/userspace"
 )
 
-// engineAnnotation names the engine of a Service; without it, it is the kernel's.
+// engineAnnotation names the engine of a Service; the default is the kernel's.
 const engineAnnotation = "serviceplane.example/engine"
 
 const (
@@ -24,8 +24,8 @@ const (
 	sockets = "userspace"
 )
 
-// newProxy has two engines for each IP family. activate is called when somebody
-// comes to a Service of sockets that has no endpoints; he waits until it has.
+// newProxy returns a proxy with two engines for each IP family. The userspace engine calls
+// activate for a connection to a Service without endpoints, which waits for one.
 func newProxy(config proxier.Config, activate func(context.Context, changetracker.ServicePortName), log *zap.Logger) (*proxier.Proxier, error) {
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations[engineAnnotation] }
 	deps := nodedeps.Complete(config, proxier.Deps{Logger: log})
@@ -33,7 +33,7 @@ func newProxy(config proxier.Config, activate func(context.Context, changetracke
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		engine, err := newEngine(config, family, activate, deps)
 		if err != nil {
-			return nil, fmt.Errorf("make engine of %s: %w", family, err)
+			return nil, fmt.Errorf("create engine of %s: %w", family, err)
 		}
 		engines[family] = engine
 	}
@@ -45,8 +45,8 @@ func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.
 	if err != nil {
 		return nil, err
 	}
-	// The portals have a table and a mark of their own. They come before the kernel's
-	// table, which drops what it does not know of the Service ranges.
+	// The portals have their own table and mark. Their priority is higher than that of the
+	// kernel's engine, which drops packets to unknown addresses in the Service CIDRs.
 	config.Masquerade.Mark = 0x8000
 	if config.Names, err = proxier.NamesFor("portals"); err != nil {
 		return nil, err
@@ -63,8 +63,8 @@ func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.
 	return hybrid.New(choose, hybrid.Member{Name: kernel, Engine: inKernel}, hybrid.Member{Name: sockets, Engine: inSockets})
 }
 
-// choose is asked for each service port that has changed.
+// choose returns the engine of a service port. It is called when the port changes.
 func choose(s *desired.Service) string {
-	name, _ := changetracker.Ext[string](s.Port.Ext) // "" is the first engine
+	name, _ := changetracker.Ext[string](s.Port.Ext) // "" selects the first engine
 	return name
 }

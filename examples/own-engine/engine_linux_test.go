@@ -18,12 +18,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// startNginx runs nginx on the node with a file of servers, and returns how to make it read that
-// again.
+// startNginx runs nginx on the node with a file of servers, and returns its reload.
 func startNginx(t *testing.T, node *proxiertest.Host, servers string) (reload func(context.Context) error) {
 	t.Helper()
 	program, err := exec.LookPath("nginx")
@@ -52,7 +52,7 @@ func startNginx(t *testing.T, node *proxiertest.Host, servers string) (reload fu
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait() // ended by a signal
+		_ = cmd.Wait() // the error is the signal
 	})
 	return func(ctx context.Context) error {
 		return exec.CommandContext(ctx, program, "-c", conf, "-e", "stderr", "-s", "reload").Run()
@@ -64,8 +64,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// TestNginxFollowsEndpoints: real connections go where the endpoints are, a reload that
-// fails is tried again, and SCTP is set aside.
+// TestNginxFollowsEndpoints: connections reach the endpoints, a failed reload is retried,
+// and the SCTP port is reported as failed.
 func TestNginxFollowsEndpoints(t *testing.T) {
 	network := proxiertest.NewTopology(t)
 	vip := netip.AddrPortFrom(network.Node.Addrs[2], 18080) // nginx listens on addresses of the node
@@ -112,13 +112,8 @@ func TestNginxFollowsEndpoints(t *testing.T) {
 
 func eventually(t *testing.T, client *proxiertest.Host, to netip.AddrPort, want string) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	poll.Until(t, "a response of "+want, func() bool {
 		answer, err := client.Ask(t.Context(), "tcp", to, proxiertest.AskOptions{Timeout: time.Second})
-		if err == nil && answer.Server == want {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%v is answered by %q, %v, want %q", to, answer.Server, err, want)
-		}
-	}
+		return err == nil && answer.Server == want
+	})
 }

@@ -1,5 +1,5 @@
-// Own-engine makes nginx proxy Services: a new engine on the Engine interface, with
-// trackers, rate limits, retries, health and metrics from serviceplane.
+// Own-engine proxies Services with nginx. It implements proxier.Engine; change tracking,
+// rate limits, retries, health and metrics come from serviceplane.
 package main
 
 import (
@@ -32,8 +32,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// servers is what nginx includes. Where nobody listens, the node refuses: at node ports,
-// and where there are no endpoints.
+// servers is the template of nginx's configuration. The node rejects connections to other
+// ports: node ports, and frontends without endpoints.
 const servers = `{{range $s := .}}{{range .Frontends}}{{if and .VIP.IsValid (eq .Action.String "forward")}}
 # {{$s.Name}}
 upstream {{$s.Protocol}}_{{.VIP}}_{{.Port}} {
@@ -47,15 +47,15 @@ server {
 }
 {{end}}{{end}}{{end}}`
 
-// nginx is an engine that has nginx do the proxying. VIPs must be addresses of the machine.
+// nginx is an engine that configures nginx. VIPs must be addresses of the machine.
 type nginx struct {
-	path     string // of the servers
+	path     string // of the configuration
 	reload   func(context.Context) error
 	services map[changetracker.ServicePortName]*desired.Service
 }
 
-// Apply implements proxier.Engine. What cannot be proxied is set aside, and the rest
-// goes in; after an error the next update is full.
+// Apply implements proxier.Engine. It reports service ports that nginx cannot proxy, and
+// programs the others. After an error the next update is full.
 func (n *nginx) Apply(ctx context.Context, update desired.Update) (result proxier.Result, err error) {
 	if update.Full {
 		n.services = map[changetracker.ServicePortName]*desired.Service{}
@@ -65,7 +65,7 @@ func (n *nginx) Apply(ctx context.Context, update desired.Update) (result proxie
 	}
 	for s := range update.Services() {
 		if s.Protocol == desired.SCTP {
-			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: fmt.Errorf("%w: nginx knows no SCTP", proxier.ErrNotSupported)})
+			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: fmt.Errorf("%w: nginx does not proxy SCTP", proxier.ErrNotSupported)})
 			continue
 		}
 		n.services[s.Name] = s
@@ -78,15 +78,14 @@ func (n *nginx) Cleanup(ctx context.Context) error      { return n.write(ctx, ni
 func (n *nginx) Close() error                           { return nil }
 func (n *nginx) Traits(*desired.Service) desired.Traits { return desired.Traits{SourceLost: true} }
 
-// write brings the file, and nginx, to what the services are. If they are so already,
-// nothing happens: Apply is idempotent.
+// write writes the configuration and reloads nginx if it has changed.
 func (n *nginx) write(ctx context.Context, services map[changetracker.ServicePortName]*desired.Service) error {
 	sorted := slices.SortedFunc(maps.Values(services), func(a, b *desired.Service) int { return a.Name.Compare(b.Name) })
 	var now bytes.Buffer
 	if err := template.Must(template.New("servers").Parse(servers)).Execute(&now, sorted); err != nil {
 		return err
 	}
-	before, _ := os.ReadFile(n.path) // there is none at first
+	before, _ := os.ReadFile(n.path) // it does not exist at first
 	if bytes.Equal(before, now.Bytes()) {
 		return nil
 	}
@@ -99,11 +98,11 @@ func (n *nginx) write(ctx context.Context, services map[changetracker.ServicePor
 	return nil
 }
 
-// newProxy is a Provider of one IP family, with the engine of this program.
+// newProxy returns a proxy for IPv4 with the engine of this program.
 func newProxy(config proxier.Config, conf string, observer proxier.Observer, reload func(context.Context) error) (*proxier.Proxier, error) {
 	config.Families = []v1.IPFamily{v1.IPv4Protocol}
 	deps := nodedeps.Complete(config, proxier.Deps{Observer: observer})
-	deps.Conntrack = nil // nginx ends connections itself
+	deps.Conntrack = nil // nginx closes connections itself
 	return proxier.New(config, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: &nginx{path: conf, reload: reload}})
 }
 
@@ -129,7 +128,7 @@ func run(ctx context.Context, kubeconfig, conf string) error {
 	http.Handle("/", healthcheck.NewHandler(proxy.Status, healthcheck.HandlerOptions{}))
 	server := healthcheck.Server{Name: "healthz", Address: "127.0.0.1:10256", Handler: http.DefaultServeMux}
 
-	tasks, ctx := errgroup.WithContext(ctx) // each goes on until ctx ends, or it fails
+	tasks, ctx := errgroup.WithContext(ctx) // if a task fails, the others end
 	tasks.Go(func() error { return proxy.Run(ctx) })
 	tasks.Go(func() error { return informer.Run(ctx, client, proxy, informer.Options{}) })
 	tasks.Go(func() error { return server.Run(ctx) })
@@ -137,7 +136,7 @@ func run(ctx context.Context, kubeconfig, conf string) error {
 }
 
 func main() {
-	kubeconfig := flag.String("kubeconfig", "", "`file` that says how to reach the API server")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` for the API server")
 	conf := flag.String("conf", "/etc/nginx/services.conf", "`file` that nginx includes in its stream block")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

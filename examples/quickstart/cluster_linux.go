@@ -10,9 +10,9 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns"
 )
 
-// cluster is a network of namespaces: the node that is shown, with a link to each
-// of its pods, a router with the pods of all other nodes behind it, and clients
-// outside. All default routes lead to the node, and the node's to the router.
+// cluster is a network of namespaces: the node with its pods, a router with the pods of all
+// other nodes, and external clients. All default routes point to the node, and the node's to
+// the router.
 type cluster struct {
 	node, router *netns.NS
 	pods         map[string]*server // by pod.key
@@ -21,7 +21,7 @@ type cluster struct {
 	namespaces   []*netns.NS
 }
 
-// server is a pod that answers, on a link to the node or to the router.
+// server is a pod with its servers, on a link to the node or to the router.
 type server struct {
 	link  link
 	addrs []netip.Addr
@@ -29,19 +29,19 @@ type server struct {
 	serve []*netns.Server
 }
 
-// link is the n-th cable between a pod and its hub, the node or the router.
+// link is the n-th link between a pod and its hub, the node or the router.
 type link struct {
 	hub, pod *netns.NS
 	n        int
 }
 
-// client is somebody who dials, with an address of each family.
+// client is a client with an address of each IP family.
 type client struct {
 	ns     *netns.NS
 	v4, v6 netip.Addr
 }
 
-// addr is the client's address for dialling to.
+// addr returns the client's address in the IP family of to.
 func (c client) addr(to netip.Addr) netip.Addr {
 	if to.Is4() {
 		return c.v4
@@ -82,7 +82,7 @@ func (c *cluster) build(ctx context.Context, all objects) error {
 	return nil
 }
 
-// buildHosts makes everything but the pods.
+// buildHosts builds everything except the pods.
 func (c *cluster) buildHosts() error {
 	c.pods, c.clients = map[string]*server{}, map[string]client{}
 	var outside *netns.NS
@@ -107,7 +107,7 @@ func (c *cluster) buildHosts() error {
 	)
 }
 
-// addPod starts a pod, or gives one that runs another address or other ports.
+// addPod starts a pod, or adds an address or ports to a running one.
 func (c *cluster) addPod(ctx context.Context, p pod, ports []uint16) error {
 	s := c.pods[p.key()]
 	if s == nil {
@@ -141,8 +141,7 @@ func (c *cluster) addPod(ctx context.Context, p pod, ports []uint16) error {
 	return nil
 }
 
-// connect hangs a new pod off the node or the router, with addresses that serve
-// the link only.
+// connect connects a new pod to the node or the router, with addresses for the link.
 func (c *cluster) connect(hub *netns.NS) (link, error) {
 	ns, err := c.namespace()
 	if err != nil {
@@ -156,7 +155,7 @@ func (c *cluster) connect(hub *netns.NS) (link, error) {
 		defaultRoute(ns, cable.end4(1), cable.end6(1)))
 }
 
-// addAddr gives the pod an address of its own, and the hub the way there.
+// addAddr adds an address to the pod, and a route for it to the hub.
 func (l link) addAddr(addr netip.Addr) error {
 	via := l.end4(2)
 	if addr.Is6() {
@@ -166,16 +165,16 @@ func (l link) addAddr(addr netip.Addr) error {
 	return errors.Join(l.pod.AddAddrs("lo", host), l.hub.AddRoute(host, netip.MustParseAddr(via)))
 }
 
-// end4 and end6 are the addresses of the link: 1 is the hub's, 2 the pod's.
+// end4 and end6 return the addresses of the link: 1 is the hub's, 2 the pod's.
 func (l link) end4(end int) string { return fmt.Sprintf("172.%d.%d.%d", 16+l.n>>8, l.n&0xff, end) }
 
 func (l link) end6(end int) string { return fmt.Sprintf("fd00:172:%x::%d", l.n, end) }
 
-// kill ends a pod: its addresses answer no more.
+// kill stops the servers of a pod.
 func (c *cluster) kill(p pod) error {
 	s := c.pods[p.key()]
 	if s == nil {
-		return nil // it had an address of the other family too
+		return nil // it was stopped with its address of the other IP family
 	}
 	delete(c.pods, p.key())
 	return s.close()
@@ -189,7 +188,7 @@ func (s *server) close() error {
 	return errors.Join(errs...)
 }
 
-// close ends everything, also after build has failed half-way.
+// close deletes everything, also after build has failed.
 func (c *cluster) close() error {
 	var errs []error
 	for _, s := range c.pods {
@@ -209,7 +208,7 @@ func (c *cluster) namespace() (*netns.NS, error) {
 	return ns, err
 }
 
-// networks reads addresses of links, each in a network of the usual size.
+// networks parses addresses of links, with a prefix length of 24 or 64.
 func networks(addrs ...string) []netip.Prefix {
 	all := make([]netip.Prefix, len(addrs))
 	for i, text := range addrs {

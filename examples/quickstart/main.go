@@ -1,15 +1,14 @@
-// Quickstart shows serviceplane at work: it builds a small cluster out of network
-// namespaces in its own process, programs the cluster's Services, and sends real
-// connections through them.
+// Quickstart demonstrates serviceplane: it builds a small cluster of network namespaces in
+// its own process, programs the cluster's Services, and sends real connections through them.
 //
-//	go run ./examples/quickstart           # as root: the show
+//	go run ./examples/quickstart           # as root: the demonstration
 //	go run ./examples/quickstart -plan     # what would be programmed
 //	go run ./examples/quickstart -f DIR    # with your own Services and EndpointSlices
 //	go run ./examples/quickstart -mode iptables
 //	go run ./examples/quickstart -mode ipvs        # on a kernel with IPVS
-//	go run ./examples/quickstart -mode userspace   # as anybody, anywhere
+//	go run ./examples/quickstart -mode userspace   # any user, any system
 //
-// Nothing is left behind: the namespaces have no names and end with the process.
+// It leaves nothing: the namespaces have no names and end with the process.
 package main
 
 import (
@@ -26,18 +25,17 @@ import (
 	"syscall"
 )
 
-// embedded holds the Services to show when there are no others.
+// embedded holds the Services that are used without -f.
 //
 //go:embed cluster/*.yaml
 var embedded embed.FS
 
-// errCannotShow says that this process may not, or this system cannot, build the
-// cluster.
+// errCannotShow is the error without the privilege or the system to build the cluster.
 var errCannotShow = errors.New("needs root on Linux")
 
 func main() {
 	dir := flag.String("f", "", "`directory` with YAML or JSON files of Services and EndpointSlices, instead of the embedded ones")
-	planOnly := flag.Bool("plan", false, "print what would be programmed, and touch nothing")
+	planOnly := flag.Bool("plan", false, "print what would be programmed, and change nothing")
 	engine := modeNFTables
 	flag.Var(&engine, "mode", "`engine`: nftables, iptables, ipvs, or userspace, which needs no privilege")
 	flag.Parse()
@@ -50,7 +48,7 @@ func main() {
 	}
 }
 
-// options are what the flags say of the engine.
+// options holds the flags about the engine.
 type options struct {
 	planOnly bool
 	mode     mode
@@ -67,7 +65,7 @@ func run(ctx context.Context, out io.Writer, dir string, o options) error {
 	}
 	if o.mode == modeUserspace {
 		if o.planOnly {
-			return errors.New("-plan: there is nothing that the userspace engine would program")
+			return errors.New("-plan: the userspace engine programs nothing")
 		}
 		return showSockets(ctx, out, objects)
 	}
@@ -78,13 +76,13 @@ func run(ctx context.Context, out io.Writer, dir string, o options) error {
 	if !errors.Is(err, errCannotShow) {
 		return err
 	}
-	if _, err := fmt.Fprintf(out, "No show: %v.\nThis is what would be programmed instead.\n\n", err); err != nil {
+	if _, err := fmt.Fprintf(out, "No demonstration: %v.\nThis is what would be programmed.\n\n", err); err != nil {
 		return err
 	}
 	return plan(ctx, out, objects, o.mode)
 }
 
-// manifests is where the files are.
+// manifests returns the directory of the files.
 func manifests(dir string) (fs.FS, error) {
 	if dir != "" {
 		return os.DirFS(dir), nil

@@ -11,14 +11,13 @@ import (
 	"github.com/serviceplane/serviceplane/internal/manifest"
 )
 
-// objects is what a cluster's API server would hand out.
+// objects holds the objects of a cluster.
 type objects struct {
 	services []*v1.Service
 	slices   []*discovery.EndpointSlice
 }
 
-// load reads all manifests of a directory. It reports everything that is wrong,
-// with file and line.
+// load reads all manifests of a directory. It returns all errors, with file and line.
 func load(source fs.FS) (objects, error) {
 	files, err := fs.ReadDir(source, ".")
 	if err != nil {
@@ -58,7 +57,7 @@ func (o *objects) read(source fs.FS, file string) error {
 	return errors.Join(errs...)
 }
 
-// add keeps an object. The show has a node of its own.
+// add adds a Service or an EndpointSlice. Nodes are ignored: the cluster has its own.
 func (o *objects) add(value manifest.Value) {
 	switch object := value.(type) {
 	case *v1.Service:
@@ -68,7 +67,7 @@ func (o *objects) add(value manifest.Value) {
 	}
 }
 
-// feed hands the objects to a proxy, as informers would.
+// feed passes the objects to a proxy, like informers.
 func (o objects) feed(p provider) {
 	for _, service := range o.services {
 		p.OnServiceAdd(service)

@@ -13,21 +13,21 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// mode is what programs the Services.
+// mode is the engine that programs the Services.
 type mode string
 
 const (
 	modeNFTables  mode = "nftables"
 	modeIPTables  mode = "iptables"
 	modeIPVS      mode = "ipvs"
-	modeUserspace mode = "userspace" // has a show of its own
+	modeUserspace mode = "userspace" // has its own demonstration
 )
 
 func modes() []string {
 	return []string{string(modeNFTables), string(modeIPTables), string(modeIPVS), string(modeUserspace)}
 }
 
-// kernelModes are those that program any kernel.
+// kernelModes returns the modes that work with any kernel.
 func kernelModes() []mode { return []mode{modeNFTables, modeIPTables} }
 
 // Set implements flag.Value.
@@ -42,7 +42,7 @@ func (m *mode) Set(text string) error {
 // String implements flag.Value.
 func (m *mode) String() string { return string(*m) }
 
-// engine returns the engine of one family.
+// engine returns the engine of one IP family.
 func (m mode) engine(config proxier.Config, family v1.IPFamily) (proxier.Engine, error) {
 	switch m {
 	case modeIPTables:

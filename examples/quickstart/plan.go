@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// plan prints what the engine would program, without any privilege.
+// plan prints what the engine would program. It needs no privilege.
 func plan(ctx context.Context, out io.Writer, all objects, m mode) error {
 	planners := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range families() {
@@ -45,7 +45,7 @@ func plan(ctx context.Context, out io.Writer, all objects, m mode) error {
 	return nil
 }
 
-// planning is an engine that only tells what another one would do.
+// planning is an engine that only plans.
 type planning struct {
 	proxier.Engine
 
@@ -55,9 +55,8 @@ type planning struct {
 	text string // guarded by mu
 }
 
-// Apply implements proxier.Engine. The first update is full, and as everything was
-// known before, it is all there is to plan; a second one, for the request to sync,
-// may bring nothing new.
+// Apply implements proxier.Engine. The first update is full, and contains everything. The
+// call of Sync may cause a second one, without changes.
 func (p *planning) Apply(_ context.Context, update desired.Update) (proxier.Result, error) {
 	if !update.Full {
 		return proxier.Result{}, nil

@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// patience is how long a connection may take: long enough for the second SYN
-	// that Linux needs to hear of a rejection over IPv6.
-	patience = 1500 * time.Millisecond
+	// timeout of a connection. It covers a second SYN, which Linux needs to receive a
+	// rejection over IPv6.
+	timeout = 1500 * time.Millisecond
 )
 
-// question is a line to be: a client and a frontend.
+// question is a line of the table before its connections: a client and a frontend.
 type question struct {
 	row     row
 	client  client
@@ -30,8 +30,8 @@ type question struct {
 	to      netip.AddrPort
 }
 
-// probe asks through every frontend of the Services, all at once, and returns the
-// lines in the order of the Services.
+// probe connects to all frontends of the Services concurrently, and returns the lines in
+// the order of the Services.
 func (c *cluster) probe(ctx context.Context, all objects) []row {
 	var questions []question
 	for _, service := range all.services {
@@ -46,7 +46,7 @@ func (c *cluster) probe(ctx context.Context, all objects) []row {
 	return rows
 }
 
-// questions are all ways to reach a Service.
+// questions returns all combinations of frontends and clients of a Service.
 func (c *cluster) questions(service *v1.Service) []question {
 	var questions []question
 	for _, port := range service.Spec.Ports {
@@ -70,7 +70,7 @@ func (c *cluster) questions(service *v1.Service) []question {
 	return questions
 }
 
-// frontend is an address of a Service, and who is to dial it.
+// frontend is a frontend of a Service, and the clients that connect to it.
 type frontend struct {
 	kind, policy string
 	addr         netip.AddrPort
@@ -113,7 +113,7 @@ func frontends(service *v1.Service, port v1.ServicePort) []frontend {
 	return all
 }
 
-// ask makes the connections of one line.
+// ask opens the connections of one line.
 func ask(ctx context.Context, q question) row {
 	if q.client.ns == nil {
 		return q.row
@@ -122,10 +122,10 @@ func ask(ctx context.Context, q question) row {
 	servers := map[string]int{}
 	var sources []string
 	for range connections {
-		answer, err := netns.Ask(ctx, q.client.ns, q.network, q.to, netns.AskOptions{From: from, Timeout: patience})
+		answer, err := netns.Ask(ctx, q.client.ns, q.network, q.to, netns.AskOptions{From: from, Timeout: timeout})
 		if err != nil {
 			servers[failure(err)]++
-			if !errors.Is(err, netns.ErrRefused) { // one wait tells enough
+			if !errors.Is(err, netns.ErrRefused) { // one timeout is enough
 				break
 			}
 			continue
@@ -144,7 +144,7 @@ func ask(ctx context.Context, q question) row {
 	return q.row
 }
 
-// describe says whose address a server saw.
+// describe returns whose address a server saw.
 func describe(seen, client netip.Addr) string {
 	if seen == client {
 		return "client's own"

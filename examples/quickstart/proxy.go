@@ -19,8 +19,7 @@ type provider = proxier.Provider
 // nodeName is the node that the proxy runs on.
 const nodeName = "node-1"
 
-// config is the proxy's configuration: what it knows of its node, and how it
-// tells pods from other clients.
+// config returns the proxy's configuration: its node and the pod CIDRs.
 func (o objects) config() proxier.Config {
 	return proxier.Config{
 		Node: changetracker.Node{
@@ -32,7 +31,7 @@ func (o objects) config() proxier.Config {
 	}
 }
 
-// podCIDRs are the networks around the endpoints, and around the pod that asks.
+// podCIDRs returns the networks of the endpoints and of the client pod.
 func (o objects) podCIDRs() []netip.Prefix {
 	addrs := []netip.Addr{netip.MustParseAddr(askingPod4), netip.MustParseAddr(askingPod6)}
 	for _, slice := range o.slices {
@@ -57,14 +56,14 @@ func (o objects) podCIDRs() []netip.Prefix {
 	return cidrs
 }
 
-// The pod on the node that is a client.
+// Addresses of the client pod on the node.
 const (
 	askingPod4 = "10.244.1.200"
 	askingPod6 = "fd00:10:244:1::200"
 )
 
-// running runs a proxy while f works with it, and waits for its end. What f does
-// comes to an end with the proxy.
+// running runs a proxy during f, and waits for its end. If the proxy ends, the context of f
+// ends too.
 func running(ctx context.Context, p provider, f func(context.Context) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -81,5 +80,5 @@ func running(ctx context.Context, p provider, f func(context.Context) error) err
 	return err
 }
 
-// families are those of the proxy.
+// families returns the proxy's IP families.
 func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }

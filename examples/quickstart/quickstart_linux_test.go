@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// show runs the program as root does, and checks that it leaves nothing behind.
+// runShow runs the program as root, and wants no tables and namespaces afterwards.
 func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string, m mode) {
 	t.Helper()
 	netnstest.New(t) // skips without root
@@ -35,13 +35,13 @@ func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string, m mod
 	}
 }
 
-func TestTheShowTellsWhatEachServiceDoes(t *testing.T) {
+func TestTheTableOfEachService(t *testing.T) {
 	for _, m := range kernelModes() {
-		t.Run(string(m), func(t *testing.T) { theShowTells(t, m) })
+		t.Run(string(m), func(t *testing.T) { checkTables(t, m) })
 	}
 }
 
-func theShowTells(t *testing.T, m mode) {
+func checkTables(t *testing.T, m mode) {
 	var out bytes.Buffer
 	runShow(t.Context(), t, &out, "", m)
 	text := out.String()
@@ -51,22 +51,22 @@ func theShowTells(t *testing.T, m mode) {
 		"both families are served":                     `\[fd00:10:96::10\]:80/TCP +ClusterIP +Cluster +client +(web-\d x\d+,? ?)+ +node\n`,
 		"a node port masquerades":                      `192\.0\.2\.10:30080/TCP +NodePort +Cluster +client +(shop-\d x\d+,? ?)+ +node\n`,
 		"policy Local uses local pods, source kept":    `192\.0\.2\.10:30443/TCP +NodePort +Local +client +edge-1 x12 +client's own\n`,
-		"source ranges let the client in":              `203\.0\.113\.10:443/TCP +LoadBalancer +Local, ranges +client +edge-1 x12 +client's own\n`,
-		"source ranges keep strangers out":             `203\.0\.113\.10:443/TCP +LoadBalancer +Local, ranges +stranger +nobody: dropped\n`,
+		"source ranges allow the client":               `203\.0\.113\.10:443/TCP +LoadBalancer +Local, ranges +client +edge-1 x12 +client's own\n`,
+		"source ranges drop other clients":             `203\.0\.113\.10:443/TCP +LoadBalancer +Local, ranges +stranger +nobody: dropped\n`,
 		"affinity sends a client to one endpoint":      `10\.96\.0\.40:80/TCP +ClusterIP +Cluster, sticky +client +cart-\d x12 +node\n`,
 		"datagrams are served":                         `10\.96\.0\.2:53/UDP +ClusterIP +Cluster +pod +(dns-\d x\d+,? ?)+ +client's own\n`,
 		"a headless Service is not programmed":         `default/db +none +nothing is programmed\n`,
 		"a Service without endpoints rejects":          `10\.96\.0\.50:80/TCP +ClusterIP +Cluster +client +nobody: rejected\n`,
-		"sync times are told":                          `synced: IPv4 [\d.µm]+s for \d+ kernel objects, IPv6 [\d.µm]+s for \d+ kernel objects\n`,
+		"sync times":                                   `synced: IPv4 [\d.µm]+s for \d+ kernel objects, IPv6 [\d.µm]+s for \d+ kernel objects\n`,
 		"the scaled Service is shown with its new pod": `default/web scaled up by web-new\n`,
 	} {
 		if !regexp.MustCompile(pattern).MatchString(text) {
 			t.Errorf("%s: nothing in the output matches %s", rule, pattern)
 		}
 	}
-	_, last, found := strings.Cut(text, "default/web without web-1, which is dead\n")
+	_, last, found := strings.Cut(text, "default/web without web-1, which has stopped\n")
 	if !found || strings.Contains(last, "web-1 ") || strings.Contains(last, "nobody") || !strings.Contains(last, "web-2 ") {
-		t.Errorf("after the death of web-1 the table is\n%s\nwant it without web-1 and without failures", last)
+		t.Errorf("after web-1 has stopped, the table is\n%s\nwant it without web-1 and without failures", last)
 	}
 	if lines := strings.Count(text, "\n"); lines > 60 {
 		t.Errorf("%d lines of output, want at most 60", lines)
@@ -84,15 +84,15 @@ func (i interrupter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestAnInterruptedShowLeavesNothing(t *testing.T) {
+func TestAnInterruptLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	runShow(ctx, t, interrupter{cancel}, "", modeNFTables)
 	if ctx.Err() == nil {
-		t.Error("the show ended without being interrupted")
+		t.Error("the demonstration ended without an interrupt")
 	}
 }
 
-func TestTheShowTakesOtherManifests(t *testing.T) {
+func TestOtherManifests(t *testing.T) {
 	dir := t.TempDir()
 	manifest := `
 apiVersion: v1
@@ -119,13 +119,13 @@ endpoints: [{addresses: [10.7.0.1], nodeName: node-1}, {addresses: [10.7.0.2]}]
 	}
 }
 
-func TestThePlanNamesEveryFrontend(t *testing.T) {
+func TestThePlanHasEveryFrontend(t *testing.T) {
 	for _, m := range kernelModes() {
-		t.Run(string(m), func(t *testing.T) { thePlanNames(t, m) })
+		t.Run(string(m), func(t *testing.T) { checkPlan(t, m) })
 	}
 }
 
-func thePlanNames(t *testing.T, m mode) {
+func checkPlan(t *testing.T, m mode) {
 	var out bytes.Buffer
 	if err := run(t.Context(), &out, "", options{planOnly: true, mode: m}); err != nil {
 		t.Fatalf("run: %v", err)
@@ -171,7 +171,7 @@ func TestWithoutPrivilegeThereIsAPlan(t *testing.T) {
 		if err := run(t.Context(), &out, "", options{mode: modeNFTables}); err != nil {
 			t.Fatalf("run: %v", err)
 		}
-		if got := out.String(); !strings.HasPrefix(got, "No show") || !strings.Contains(got, "10.96.0.10") {
+		if got := out.String(); !strings.HasPrefix(got, "No demonstration") || !strings.Contains(got, "10.96.0.10") {
 			t.Errorf("output is %.80q, want the reason and then the plan", got)
 		}
 	})
@@ -186,7 +186,7 @@ func rootTables(t *testing.T) int {
 	return len(tables)
 }
 
-// openNamespaces counts the network namespaces that the process holds on to.
+// openNamespaces counts the network namespaces that the process has open.
 func openNamespaces(t *testing.T) int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/self/fd/*")

@@ -8,37 +8,36 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// pod is a server of the cluster, as one endpoint tells of it.
+// pod is a pod of the cluster, as described by one endpoint.
 type pod struct {
 	namespace, name string
 	addr            netip.Addr
-	local           bool // on the node that is shown
+	local           bool // on the proxy's node
 }
 
-// key is what the endpoints of one pod, in both families, have in common.
+// key is the same for the endpoints of a pod in both IP families.
 func (p pod) key() string { return p.namespace + "/" + p.name }
 
-// scalable is the first Service with a VIP and several endpoints, and its slices.
-func (o objects) scalable() (star objects, found bool) {
+// scalable returns the first Service with a VIP and several endpoints, and its slices.
+func (o objects) scalable() (scaled objects, found bool) {
 	for _, service := range o.services {
-		star = objects{services: []*v1.Service{service}}
+		scaled = objects{services: []*v1.Service{service}}
 		for _, slice := range o.slices {
 			if slice.Namespace == service.Namespace && slice.Labels[discovery.LabelServiceName] == service.Name && len(slice.Endpoints) > 1 {
-				star.slices = append(star.slices, slice)
+				scaled.slices = append(scaled.slices, slice)
 			}
 		}
-		if service.Spec.ClusterIP != v1.ClusterIPNone && len(star.slices) > 0 {
-			return star, true
+		if service.Spec.ClusterIP != v1.ClusterIPNone && len(scaled.slices) > 0 {
+			return scaled, true
 		}
 	}
 	return objects{}, false
 }
 
-// name is that of the first Service.
+// name returns the name of the first Service.
 func (o objects) name() string { return o.services[0].Namespace + "/" + o.services[0].Name }
 
-// grow adds a pod to a slice: one more like the first, at the next address that the slice
-// leaves free.
+// grow adds a copy of the first pod to a slice, at the next free address.
 func grow(slice *discovery.EndpointSlice) (*discovery.EndpointSlice, pod) {
 	bigger := slice.DeepCopy()
 	added := *bigger.Endpoints[0].DeepCopy()
@@ -56,14 +55,14 @@ func grow(slice *discovery.EndpointSlice) (*discovery.EndpointSlice, pod) {
 	return bigger, podOf(bigger, len(bigger.Endpoints)-1)
 }
 
-// shrink takes the first pod out of a slice.
+// shrink removes the first pod from a slice.
 func shrink(slice *discovery.EndpointSlice) (*discovery.EndpointSlice, pod) {
 	smaller := slice.DeepCopy()
 	smaller.Endpoints = slices.Delete(smaller.Endpoints, 0, 1)
 	return smaller, podOf(slice, 0)
 }
 
-// podOf is the pod behind an endpoint, named by its targetRef or its address.
+// podOf returns the pod of an endpoint, named by its targetRef or its address.
 func podOf(slice *discovery.EndpointSlice, i int) pod {
 	endpoint := slice.Endpoints[i]
 	p := pod{namespace: slice.Namespace, local: endpoint.NodeName != nil && *endpoint.NodeName == nodeName}
@@ -77,7 +76,7 @@ func podOf(slice *discovery.EndpointSlice, i int) pod {
 	return p
 }
 
-// podPorts are the ports that the pods of a slice serve at.
+// podPorts returns the ports of the pods of a slice.
 func podPorts(slice *discovery.EndpointSlice) []uint16 {
 	var ports []uint16
 	for _, port := range slice.Ports {

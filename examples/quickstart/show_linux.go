@@ -10,13 +10,13 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// show builds the cluster, runs the proxy in it, and prints what connections
-// experience at first, after scaling a Service, and after losing an endpoint. The
-// end of ctx is the end of the show, and no error.
+// show builds the cluster, runs the proxy in it, and prints the results of connections: at
+// first, after a Service is scaled up, and after an endpoint is lost. The end of ctx ends it
+// without an error.
 func show(ctx context.Context, out io.Writer, all objects, m mode) (err error) {
-	world := &cluster{}
-	defer func() { err = errors.Join(err, world.close()) }()
-	if err := world.build(ctx, all); err != nil {
+	cluster := &cluster{}
+	defer func() { err = errors.Join(err, cluster.close()) }()
+	if err := cluster.build(ctx, all); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -27,94 +27,94 @@ func show(ctx context.Context, out io.Writer, all objects, m mode) (err error) {
 	}
 	syncs := &journal{}
 	config := all.config()
-	config.NetNS = world.node.Path()
+	config.NetNS = cluster.node.Path()
 	p, err := m.provider(config, proxier.Deps{Observer: syncs})
 	if err != nil {
 		return err
 	}
 	all.feed(p)
 	err = running(ctx, p, func(ctx context.Context) error {
-		return (&act{world: world, proxy: p, syncs: syncs, out: out}).play(ctx, all)
+		return (&demo{cluster: cluster, proxy: p, syncs: syncs, out: out}).run(ctx, all)
 	})
 	if m == modeIPVS && errors.Is(err, proxier.ErrNotSupported) {
-		err = fmt.Errorf("%w; a virtual machine has it: hack/vm/exec.sh 6.12 ./examples/quickstart -mode ipvs", err)
+		err = fmt.Errorf("%w; use a virtual machine: hack/vm/exec.sh 6.12 ./examples/quickstart -mode ipvs", err)
 	}
 	if ctx.Err() != nil {
-		err = nil // an interrupted show has ended as it was asked to
+		err = nil // interrupted by the user
 	}
 	return errors.Join(err, p.Cleanup(context.WithoutCancel(ctx)))
 }
 
-// act is the show in progress.
-type act struct {
-	world *cluster
-	proxy provider
-	syncs *journal
-	out   io.Writer
+// demo is a demonstration in progress.
+type demo struct {
+	cluster *cluster
+	proxy   provider
+	syncs   *journal
+	out     io.Writer
 }
 
-func (a *act) play(ctx context.Context, all objects) error {
-	title := fmt.Sprintf("%d Services, %d pods, one node; each line is %d connections", len(all.services), len(a.world.pods), connections)
-	if err := a.present(ctx, title, all); err != nil {
+func (d *demo) run(ctx context.Context, all objects) error {
+	title := fmt.Sprintf("%d Services, %d pods, one node; each line is %d connections", len(all.services), len(d.cluster.pods), connections)
+	if err := d.present(ctx, title, all); err != nil {
 		return err
 	}
-	star, found := all.scalable()
+	scaled, found := all.scalable()
 	if !found {
 		return nil
 	}
-	star, added, err := a.grow(ctx, star)
+	scaled, added, err := d.grow(ctx, scaled)
 	if err != nil {
 		return err
 	}
-	if err := a.present(ctx, fmt.Sprintf("%s scaled up by %s", star.name(), added), star); err != nil {
+	if err := d.present(ctx, fmt.Sprintf("%s scaled up by %s", scaled.name(), added), scaled); err != nil {
 		return err
 	}
-	star, gone, err := a.shrink(star)
+	scaled, gone, err := d.shrink(scaled)
 	if err != nil {
 		return err
 	}
-	return a.present(ctx, fmt.Sprintf("%s without %s, which is dead", star.name(), gone), star)
+	return d.present(ctx, fmt.Sprintf("%s without %s, which has stopped", scaled.name(), gone), scaled)
 }
 
-// grow starts another pod of a Service and tells the proxy.
-func (a *act) grow(ctx context.Context, star objects) (bigger objects, name string, err error) {
-	bigger.services = star.services
-	for _, slice := range star.slices {
+// grow starts another pod of a Service, and updates the proxy.
+func (d *demo) grow(ctx context.Context, scaled objects) (bigger objects, name string, err error) {
+	bigger.services = scaled.services
+	for _, slice := range scaled.slices {
 		grown, added := grow(slice)
-		if err := a.world.addPod(ctx, added, podPorts(slice)); err != nil {
+		if err := d.cluster.addPod(ctx, added, podPorts(slice)); err != nil {
 			return bigger, "", err
 		}
-		a.proxy.OnEndpointSliceUpdate(slice, grown)
+		d.proxy.OnEndpointSliceUpdate(slice, grown)
 		bigger.slices, name = append(bigger.slices, grown), added.name
 	}
 	return bigger, name, nil
 }
 
-// shrink kills a pod of a Service and tells the proxy.
-func (a *act) shrink(star objects) (smaller objects, name string, err error) {
-	smaller.services = star.services
-	for _, slice := range star.slices {
+// shrink stops a pod of a Service, and updates the proxy.
+func (d *demo) shrink(scaled objects) (smaller objects, name string, err error) {
+	smaller.services = scaled.services
+	for _, slice := range scaled.slices {
 		shrunk, gone := shrink(slice)
-		if err := a.world.kill(gone); err != nil {
+		if err := d.cluster.kill(gone); err != nil {
 			return smaller, "", err
 		}
-		a.proxy.OnEndpointSliceUpdate(slice, shrunk)
+		d.proxy.OnEndpointSliceUpdate(slice, shrunk)
 		smaller.slices, name = append(smaller.slices, shrunk), gone.name
 	}
 	return smaller, name, nil
 }
 
 // present waits until everything is programmed and prints one table.
-func (a *act) present(ctx context.Context, title string, all objects) error {
-	if err := a.proxy.Sync(ctx); err != nil {
+func (d *demo) present(ctx context.Context, title string, all objects) error {
+	if err := d.proxy.Sync(ctx); err != nil {
 		return fmt.Errorf("sync: %w", err)
 	}
-	if _, err := fmt.Fprintf(a.out, "%s\n%s\n", title, a.syncs.take()); err != nil {
+	if _, err := fmt.Fprintf(d.out, "%s\n%s\n", title, d.syncs.take()); err != nil {
 		return err
 	}
-	rows := a.world.probe(ctx, all)
+	rows := d.cluster.probe(ctx, all)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return write(a.out, rows)
+	return write(d.out, rows)
 }

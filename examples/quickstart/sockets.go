@@ -18,9 +18,8 @@ import (
 	"github.com/serviceplane/serviceplane/userspace"
 )
 
-// socketShow is the show of the userspace engine. It needs no privilege, and no
-// network but loopback: the proxy listens there, and the pods are made up by the hook
-// that dials them.
+// socketShow is the demonstration of the userspace engine. It needs no privilege, and only
+// the loopback network: the proxy listens there, and the Dial hook simulates the pods.
 type socketShow struct {
 	all     objects
 	proxy   *proxier.Proxier
@@ -30,8 +29,8 @@ type socketShow struct {
 	pods map[netip.Addr]string // names, guarded by mu
 }
 
-// showSockets proxies the Services in user space and tells what clients experience.
-// A Service without endpoints gets one as soon as somebody asks for it.
+// showSockets proxies the Services in user space and prints the results of connections. A
+// Service without endpoints gets one at the first connection.
 func showSockets(ctx context.Context, out io.Writer, all objects) error {
 	s := &socketShow{all: all, pods: map[netip.Addr]string{}}
 	for _, slice := range all.slices {
@@ -74,13 +73,13 @@ func (s *socketShow) play(ctx context.Context, out io.Writer) error {
 			})
 		}
 	}
-	if ctx.Err() == nil { // an interrupted show has ended as it was asked to
+	if ctx.Err() == nil { // not interrupted by the user
 		return write(out, rows)
 	}
 	return nil
 }
 
-// whoAnswers tells who answers at a socket.
+// whoAnswers returns which pods answer at a socket, and how often.
 func whoAnswers(ctx context.Context, site userspace.Site) string {
 	counts := map[string]int{}
 	for range connections {
@@ -89,18 +88,18 @@ func whoAnswers(ctx context.Context, site userspace.Site) string {
 	return tally(counts)
 }
 
-// longestAnswer is how long an answer may take, a pod's beginning included.
-const longestAnswer = 5 * time.Second
+// answerTimeout covers the start of a pod and its response.
+const answerTimeout = 5 * time.Second
 
 func askOnce(ctx context.Context, site userspace.Site) string {
-	d := net.Dialer{Timeout: longestAnswer}
+	d := net.Dialer{Timeout: answerTimeout}
 	conn, err := d.DialContext(ctx, strings.TrimRight(site.Network, "46"), site.Addr.String())
 	if err != nil {
-		return "nobody: reset" // at once
+		return "nobody: reset" // without a timeout
 	}
-	defer func() { _ = conn.Close() }() // everything is said
-	_ = conn.SetDeadline(time.Now().Add(longestAnswer))
-	_, _ = io.WriteString(conn, "who are you?") // that it fails, reading tells
+	defer func() { _ = conn.Close() }() // the response has arrived
+	_ = conn.SetDeadline(time.Now().Add(answerTimeout))
+	_, _ = io.WriteString(conn, "who are you?") // Read returns the error
 	name := make([]byte, 256)
 	n, err := conn.Read(name)
 	if err != nil {
@@ -109,7 +108,7 @@ func askOnce(ctx context.Context, site userspace.Site) string {
 	return string(name[:n])
 }
 
-// dial plays the pod at an endpoint: it says its name.
+// dial simulates the pod of an endpoint, which responds with its name.
 func (s *socketShow) dial(_ context.Context, _ userspace.Connection, endpoint netip.AddrPort) (net.Conn, error) {
 	s.mu.Lock()
 	name := s.pods[endpoint.Addr()]
@@ -125,8 +124,8 @@ func (s *socketShow) dial(_ context.Context, _ userspace.Connection, endpoint ne
 	return client, nil
 }
 
-// activate starts a pod for a Service that has none, as a cluster that scales from
-// zero would.
+// activate starts a pod for a Service without endpoints, like a cluster that scales from
+// zero.
 func (s *socketShow) activate(_ context.Context, name changetracker.ServicePortName) {
 	for _, service := range s.all.services {
 		if service.Namespace != name.Namespace || service.Name != name.Name {
@@ -137,10 +136,10 @@ func (s *socketShow) activate(_ context.Context, name changetracker.ServicePortN
 	}
 }
 
-// start makes up a pod and its EndpointSlice.
+// start adds a simulated pod, and returns its EndpointSlice.
 func (s *socketShow) start(service *v1.Service, family discovery.AddressType, addr string) *discovery.EndpointSlice {
 	s.mu.Lock()
-	s.pods[netip.MustParseAddr(addr)] = service.Name + ", started when it was asked for"
+	s.pods[netip.MustParseAddr(addr)] = service.Name + ", started on demand"
 	s.mu.Unlock()
 	slice := &discovery.EndpointSlice{AddressType: family, Endpoints: []discovery.Endpoint{{Addresses: []string{addr}}}}
 	slice.Namespace, slice.Name = service.Namespace, service.Name+"-"+strings.ToLower(string(family))

@@ -15,7 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// connections is how many go into one line of a table.
+// connections is the number of connections for each line of a table.
 const connections = 12
 
 // row is one line of a table: some connections from one client to one frontend.
@@ -24,7 +24,7 @@ type row struct {
 	outcome, source                  string
 }
 
-// write aligns the rows. A Service is named in its first one only.
+// write prints the rows as a table. Only the first row of a Service has its name.
 func write(out io.Writer, rows []row) error {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
@@ -50,7 +50,7 @@ func write(out io.Writer, rows []row) error {
 	return err
 }
 
-// tally prints how often each name occurred: "web-1 x5, web-2 x7".
+// tally returns how often each name occurs: "web-1 x5, web-2 x7".
 func tally(counts map[string]int) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
@@ -59,8 +59,7 @@ func tally(counts map[string]int) string {
 	return strings.Join(parts, ", ")
 }
 
-// journal is a proxier.Observer that remembers the last sync of each family that
-// changed something.
+// journal is a proxier.Observer that stores the last sync with changes of each IP family.
 type journal struct {
 	mu    sync.Mutex
 	syncs map[v1.IPFamily]proxier.SyncReport // guarded by mu
@@ -78,7 +77,7 @@ func (j *journal) ObserveSync(report proxier.SyncReport) {
 	}
 }
 
-// take describes the syncs since it was last called.
+// take describes the syncs since the last call.
 func (j *journal) take() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -1,4 +1,4 @@
-// Agent runs an nftables engine in each network namespace that the plugin has linked.
+// Agent runs an nftables engine in each network namespace with a link of the plugin.
 package main
 
 import (
@@ -28,7 +28,7 @@ import (
 )
 
 func main() {
-	kubeconfig := flag.String("kubeconfig", "", "`file` that says how to reach the API server")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` for the API server")
 	node := flag.String("node", "", "`name` of this node")
 	dir := flag.String("dir", "/run/serviceplane-cni", "`directory` of the links and the socket")
 	flag.Parse()
@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// run serves the plugin until ctx ends. What is programmed in the pods stays.
+// run serves the plugin until ctx ends. The rules in the pods stay.
 func run(ctx context.Context, kubeconfig, node, dir string) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -72,11 +72,11 @@ func run(ctx context.Context, kubeconfig, node, dir string) error {
 	return nil
 }
 
-// Agent is what the plugin talks to.
+// Agent is the plugin's RPC server.
 type Agent struct {
 	dir  string
 	log  *zap.Logger
-	bind func(proxier.Provider) (unbind func(), err error) // to the informers that all share
+	bind func(proxier.Provider) (unbind func(), err error) // to shared informers
 	mu   sync.Mutex
 	pods map[string]*pod // by link
 }
@@ -86,21 +86,21 @@ type pod struct {
 	stop func()
 }
 
-// Sync starts and stops proxies as there are links. If one of these is named, it waits
-// until everything that is known is programmed there.
+// Sync starts proxies for new links, and stops those without one. If a link is named, it
+// waits until the proxy there has programmed all changes.
 func (a *Agent) Sync(asked string, _ *bool) error {
 	a.mu.Lock()
 	links, err := filepath.Glob(filepath.Join(a.dir, "*.pod"))
 	for link, p := range a.pods {
 		if !slices.Contains(links, link) {
 			p.stop()
-			a.log.Info("pod has left", zap.String("pod", link), zap.Error(p.Cleanup(context.Background())))
+			a.log.Info("pod removed", zap.String("pod", link), zap.Error(p.Cleanup(context.Background())))
 			delete(a.pods, link)
 		}
 	}
 	for _, link := range links {
 		if a.pods[link] == nil {
-			a.log.Info("pod has come", zap.String("pod", link), zap.Error(a.start(link)))
+			a.log.Info("pod added", zap.String("pod", link), zap.Error(a.start(link)))
 		}
 	}
 	p := a.pods[asked]
@@ -116,13 +116,13 @@ func (a *Agent) Sync(asked string, _ *bool) error {
 	return p.Sync(ctx)
 }
 
-// start is called with mu held.
+// start requires that mu is held.
 func (a *Agent) start(link string) error {
 	netns, err := os.Readlink(link)
 	if _, gone := os.Stat(link); gone != nil || err != nil {
-		return errors.Join(gone, err, os.Remove(link)) // the namespace does not come back
+		return errors.Join(gone, err, os.Remove(link)) // the namespace does not exist any more
 	}
-	kinds := []desired.Kind{desired.ClusterIP, desired.LoadBalancer, desired.ExternalIP} // node ports are the node's
+	kinds := []desired.Kind{desired.ClusterIP, desired.LoadBalancer, desired.ExternalIP} // node ports belong to the node
 	config := nftables.Config{Config: proxier.Config{NetNS: netns, Kinds: kinds}}
 	p, err := nftables.New(config, proxier.Deps{Health: proxier.NoHealth(), Logger: a.log.With(zap.String("pod", link))})
 	if err != nil {
@@ -134,12 +134,12 @@ func (a *Agent) start(link string) error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = p.Run(ctx) }) // Sync tells the error
+	running.Go(func() { _ = p.Run(ctx) }) // Sync returns the error
 	a.pods[link] = &pod{Proxier: p, stop: func() { unbind(); cancel(); running.Wait() }}
 	return nil
 }
 
-// close leaves in the pods what is programmed there.
+// close stops the proxies. The rules stay.
 func (a *Agent) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
