@@ -162,7 +162,7 @@ func TestOnePortOfAServiceFails(t *testing.T) {
 	}
 	tracker.Services.Delete(web)
 	tracker.Endpoints.EndpointSliceUpdate(s, true)
-	fail(http) // the deletion of the other one
+	fail(http) // the deletion of the other service port
 	_, delta = applyAll(t, tracker, v1.IPv4Protocol)
 	wantOutline(t, delta, "default/web:http 10.96.0.10:80/TCP>- -10.0.0.1:8080")
 	applyAll(t, tracker, v1.IPv6Protocol)
@@ -318,7 +318,7 @@ func TestSetNodeMakesTheNextDeltaFull(t *testing.T) {
 	}
 }
 
-// A node's new name makes the next Delta Full, and no endpoint a different one.
+// A new name of the node makes the next Delta Full, but changes no endpoint.
 func TestNewNodeNameMovesWhatIsLocal(t *testing.T) { // EPS-16
 	tracker := mustEndpointTracker(t)
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("here")), at("10.0.0.2", onNode("there")),

@@ -91,7 +91,7 @@ func BenchmarkFlipOneEndpoint(b *testing.B) {
 	}
 }
 
-// Everything from the first event to the first Apply. Budget: 80 ms and 120,000
+// From the first event to the first Apply. Budget: 80 ms and 120,000
 // allocations (kube-proxy: 250 ms and 455,195).
 func BenchmarkInitialLoad(b *testing.B) {
 	const services, endpoints = 5_000, 10

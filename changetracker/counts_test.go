@@ -20,7 +20,7 @@ func TestChangesAreCountedOnce(t *testing.T) {
 	want("at first", Counts{})
 	dual := webService(func(s *v1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00::10"} })
 	tracker.Services.Update(nil, dual)
-	tracker.Services.Update(dual, dual) // brings nothing new
+	tracker.Services.Update(dual, dual) // no change
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("web-1", at("10.0.0.1")), false)
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("web-1", at("10.0.0.1")), false)
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("web-1", at("10.0.0.2")), false)

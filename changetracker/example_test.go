@@ -44,7 +44,7 @@ func addresses(endpoints []changetracker.Endpoint) (texts []string) {
 	return texts
 }
 
-// An informer's events go in, and whoever programs the data plane takes what has
+// The tracker receives the events of an informer, and the program applies what has
 // changed. A failure loses nothing.
 func Example() {
 	tracker, err := changetracker.New(changetracker.Options{Node: changetracker.Node{Name: "node-1"}})
@@ -79,7 +79,7 @@ func Example() {
 	// result: <nil>
 }
 
-// A program without an API server feeds values of its own.
+// A program without an API server sets its own values.
 func ExampleServiceChangeTracker_Set() {
 	tracker, err := changetracker.New(changetracker.Options{})
 	if err != nil {
@@ -162,7 +162,7 @@ func ExampleTracker_Apply() {
 	// <nil>
 }
 
-// What one State means for each of several nodes, in one process.
+// One State from the viewpoint of several nodes, in one process.
 func ExampleState_For() {
 	tracker, err := changetracker.New(changetracker.Options{})
 	if err != nil {
@@ -190,7 +190,7 @@ func ExampleState_For() {
 	// <nil>
 }
 
-// Who has an address, and which Services an address of a pod is behind.
+// Which service port has an address, and which Services have a pod as endpoint.
 func ExampleState_ByAddr() {
 	tracker, err := changetracker.New(changetracker.Options{IndexEndpoints: true})
 	if err != nil {
@@ -215,7 +215,7 @@ func ExampleState_ByAddr() {
 	// <nil>
 }
 
-// A health checker of the program's own ejects an endpoint that Kubernetes calls ready.
+// A health checker of the program ejects an endpoint that is ready in Kubernetes.
 func ExampleTracker_Override() {
 	tracker, err := changetracker.New(changetracker.Options{})
 	if err != nil {
@@ -242,7 +242,7 @@ func ExampleTracker_Override() {
 	tracker.Override(web, sick, changetracker.Override{Eject: true})
 	show()
 	tracker.Override(web, netip.MustParseAddrPort("10.1.0.6:8080"), changetracker.Override{Eject: true})
-	show() // if none is left, the checker is not believed
+	show() // if no endpoint is left, none is ejected
 	tracker.Override(web, sick, changetracker.Override{})
 	show()
 	// Output:
@@ -251,8 +251,8 @@ func ExampleTracker_Override() {
 	// [10.1.0.5:8080]
 }
 
-// A registry that is not Kubernetes tells all it has, again and again. What the program gets
-// from the API server lives beside it.
+// A registry that is not Kubernetes reports all of its content periodically. The objects of
+// the API server are tracked beside it.
 func ExampleSource_Replace() {
 	tracker, err := changetracker.New(changetracker.Options{AwaitSources: []string{"registry"}})
 	if err != nil {

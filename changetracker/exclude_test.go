@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestExclusionsAgreeWithSelect over random endpoints: the reason is empty exactly
-// for those that are selected.
+// Exclusions agree with Select over random endpoints: the reason is empty exactly for
+// those that are selected.
 func TestExclusionsAgreeWithSelect(t *testing.T) {
 	dice := rand.New(rand.NewPCG(1, 2))
 	seen := map[Exclusion]int{}

@@ -14,9 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// filler makes objects out of bytes: every pointer may be nil, every list short,
-// and every string one that somebody got wrong once. It needs no valid JSON, so
-// that the fuzzer gets deep quickly.
+// filler makes objects from bytes: every pointer may be nil, every list short and every
+// string malformed. It needs no valid JSON, so that the fuzzer reaches deep code quickly.
 type filler struct{ data []byte }
 
 func (f *filler) next() byte {
@@ -39,7 +38,7 @@ func (f *filler) text() string {
 	return texts[int(f.next())%len(texts)]
 }
 
-// relevant are the types that the trackers look into; others stay empty.
+// fill sets values of the types that the trackers read. Others stay empty.
 func (f *filler) fill(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -81,7 +80,7 @@ func (f *filler) fill(v reflect.Value) {
 	}
 }
 
-// objectsFrom reads the bytes as JSON, if they are, and as filling.
+// objectsFrom reads the bytes as JSON, if they are valid, and with a filler.
 func objectsFrom[T any](data []byte) []*T {
 	var objects []*T
 	fromJSON := new(T)
@@ -93,7 +92,7 @@ func objectsFrom[T any](data []byte) []*T {
 	return append(objects, filled)
 }
 
-// checkCanonical holds everything in a tracker against what its types promise.
+// checkCanonical checks the content of a tracker against the documentation of its types.
 func checkCanonical(t *testing.T, tracker *Tracker) {
 	t.Helper()
 	for _, family := range bothFamilies() {
@@ -193,7 +192,7 @@ func FuzzEndpointSlice(f *testing.F) {
 	f.Add([]byte("\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, s := range objectsFrom[discovery.EndpointSlice](data) {
-			// The filler seldom gets these three right, and little happens without.
+			// The filler seldom sets these three to valid values, which most code needs.
 			if len(data)%4 != 0 {
 				s.Namespace, s.Name, s.Labels = "default", "a", map[string]string{discovery.LabelServiceName: "web"}
 				s.AddressType = []discovery.AddressType{discovery.AddressTypeIPv4, discovery.AddressTypeIPv6}[len(data)%2]

@@ -14,7 +14,7 @@ func (t *Tracker) isReady() bool {
 	}
 }
 
-// TestReadyWaitsForAllInputs, in any order and however often they come.
+// Ready waits for all Inputs, in any order and however often they are reported.
 func TestReadyWaitsForAllInputs(t *testing.T) {
 	say := map[Input]func(*Tracker){
 		InputServices:       func(tr *Tracker) { tr.Synced(InputServices) },
@@ -49,7 +49,7 @@ func TestReadyWaitsForAllInputs(t *testing.T) {
 	}
 }
 
-// TestChangedTellsOfChanges, once for several, and never of what changes nothing.
+// Changed reports several changes once, and nothing if nothing changes.
 func TestChangedTellsOfChanges(t *testing.T) {
 	tracker := mustTracker(t)
 	told := func(what string, want bool) {

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// step is one event of a random history. Its seed decides everything about it, so
-// that a history may be shortened without changing what is left.
+// step is one event of a random history. Its seed decides its details, so that a
+// history can be shortened without changing the other steps.
 type step struct {
 	what verb
 	seed uint64
@@ -50,7 +50,7 @@ func (s step) String() string {
 	return fmt.Sprintf("{%s, %#x}", names[s.what], s.seed)
 }
 
-// replica is what the receiver of Deltas holds for one family.
+// replica is what the receiver of Deltas stores for one family.
 type replica map[ServicePortName]replicaPort
 
 type replicaPort struct {
@@ -58,7 +58,7 @@ type replicaPort struct {
 	endpoints map[netip.AddrPort]Endpoint
 }
 
-// change brings one Change into the replica, after a look at whether it fits.
+// change applies one Change to the replica, and checks that it fits.
 func (r replica) change(c Change, refreshed bool) error {
 	was := r[c.Name]
 	switch {
@@ -115,10 +115,10 @@ type world struct {
 	slices   map[string]*discovery.EndpointSlice
 	own      map[ServicePortName][]Endpoint
 	replicas map[v1.IPFamily]replica
-	// states are all that were seen, which must stay as they were.
+	// states are all States so far, which must not change.
 	states []*State
-	// twin sees the same slices, and neither overrides nor hooks: its endpoints are what
-	// is given to these.
+	// twin receives the same slices, but has no overrides and hooks: its endpoints are the
+	// input of these.
 	twin      *world
 	overrides map[overridden]Override
 	moods     map[ServicePortName]mood
@@ -127,21 +127,21 @@ type world struct {
 	mode
 }
 
-// overridden is what an Override is for.
+// overridden identifies the endpoint of an Override.
 type overridden struct {
 	name ServicePortName
 	addr netip.AddrPort
 }
 
-// mode is how a history is played.
+// mode is how a history is replayed.
 type mode struct {
-	// watch looks at the State around every event, to hold "changed" against the
-	// truth. It keeps changes from piling up, so half of the histories go without.
+	// watch reads the State before and after every event, to check "changed". Changes do
+	// not accumulate then, so half of the histories do without.
 	watch bool
-	// endpointsOnly plays without Services, as for an EndpointChangeTracker.
+	// endpointsOnly has no Services, like an EndpointChangeTracker.
 	endpointsOnly bool
-	// shapes plays with overrides, and edits with EditEndpoints beside them. What they
-	// hide makes "changed" a promise in one direction only.
+	// shapes uses overrides, and edits also EditEndpoints. They may hide differences, so
+	// "changed" may be true without one.
 	shapes, edits bool
 }
 
@@ -173,8 +173,8 @@ func newPlainWorld(m mode) *world {
 	}
 }
 
-// weigh gives an endpoint the weight that its zone says, as a program would read one
-// from an annotation.
+// weigh derives the weight of an endpoint from its zone, as a program would from an
+// annotation.
 func weigh(e *Endpoint, api *discovery.Endpoint, _ *discovery.EndpointSlice) {
 	if api.Zone != nil {
 		e.Weight, e.Zone = uint16(len(*api.Zone)), ""
@@ -247,7 +247,7 @@ func randomSlice(r *rand.Rand, name string) *discovery.EndpointSlice {
 	return s
 }
 
-// run plays a history and says what is wrong with it.
+// run replays a history and returns the first fault.
 func run(history []step, m mode) error {
 	w := newWorld(m)
 	for i, s := range history {
@@ -283,7 +283,7 @@ func (w *world) play(s step) error {
 	return w.fault
 }
 
-// look shows what an Apply would see.
+// look returns what an Apply would receive.
 func (w *world) look() (text string) {
 	for _, family := range bothFamilies() {
 		_ = w.tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
@@ -324,7 +324,7 @@ func (w *world) event(r *rand.Rand, what verb) (changed bool, err error) {
 		w.slices[slice] = randomSlice(r, slice)
 		return endpoints.EndpointSliceUpdate(w.slices[slice], false), nil
 	case removeSlice:
-		gone := randomSlice(r, slice) // whatever it says
+		gone := randomSlice(r, slice) // with any content
 		delete(w.slices, slice)
 		return endpoints.EndpointSliceUpdate(gone, true), nil
 	case setEndpoints:
@@ -372,7 +372,7 @@ func (w *world) checkSetNode(was Node) error {
 	return nil
 }
 
-// relist delivers all objects again, and says so if that was a change.
+// relist delivers all objects again, and returns an error if that is a change.
 func (w *world) relist(to *Tracker) error {
 	changed := ""
 	for name, s := range w.services {
@@ -455,7 +455,7 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 	return fault
 }
 
-// checkRefreshed says that a service port was asked for, and is not in the Delta.
+// checkRefreshed returns an error if a refreshed service port is not in the Delta.
 func (w *world) checkRefreshed(step Step) error {
 	for name, asked := range w.refreshed[step.After.Family()] {
 		_, exists := step.After.Service(name)
@@ -473,7 +473,7 @@ func restore(next, held replica, name ServicePortName) {
 	}
 }
 
-// checkState holds what a State counts against what it lists.
+// checkState compares the counts of a State with its content.
 func checkState(s *State) error {
 	ports, health := 0, map[types.NamespacedName]uint16{}
 	local := map[types.NamespacedName]map[netip.Addr]bool{}
@@ -516,7 +516,7 @@ func checkState(s *State) error {
 	return checkLookups(s)
 }
 
-// finish compares with a tracker that saw nothing but the last version of all.
+// finish compares with a tracker that received only the last version of each object.
 func (w *world) finish() error {
 	fresh := newWorld(mode{endpointsOnly: w.endpointsOnly, shapes: w.shapes, edits: w.edits})
 	fresh.tracker.SetNode(w.node)
@@ -546,7 +546,7 @@ func (w *world) finish() error {
 	return errors.Join(w.fault, fresh.fault)
 }
 
-// shorten drops steps for as long as the history fails without them.
+// shorten drops steps as long as the history fails without them.
 func shorten(history []step, fails func([]step) bool) []step {
 	for chunk := len(history) / 2; chunk > 0; {
 		shorter := false

@@ -17,7 +17,7 @@ import (
 func TestDecorateServiceMayChangeAllButTheIdentity(t *testing.T) {
 	for name, c := range map[string]struct {
 		hook func(*ServicePort)
-		// want edits what an undecorated port would be.
+		// want edits the undecorated port.
 		want func(*ServicePort)
 	}{
 		"payload": {
@@ -220,7 +220,7 @@ func TestEachProblemIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// A log that is slow, or asks the tracker something, must not hold it up.
+// A logger that is slow, or calls the tracker, must not block it.
 func TestLogIsWrittenWithoutTheLock(t *testing.T) {
 	core, _ := observer.New(zapcore.DebugLevel)
 	var tracker *Tracker

@@ -19,7 +19,7 @@ type frontend struct {
 	protocol v1.Protocol
 }
 
-// walked is what a walk through a State finds, for comparison with lookups.
+// walked is the result of iterating over a State, for comparison with lookups.
 type walked struct {
 	frontends map[frontend][]ServicePortName
 	vips      map[netip.Addr][]*ServicePort
@@ -65,8 +65,8 @@ func walkState(s *State) walked {
 	return w
 }
 
-// checkLookups holds what is looked up in a State against what it lists: all that is
-// there, and that nothing else is.
+// checkLookups compares all lookups in a State with its content: everything is found,
+// and nothing else.
 func checkLookups(s *State) error {
 	w := walkState(s)
 	for at, want := range w.frontends {
@@ -127,7 +127,7 @@ func sameLookup[T comparable](what string, got iter.Seq[T], want []T) error {
 	return nil
 }
 
-// TestLookups says what counts as the same address, and what is found nowhere.
+// Lookups: which addresses are equal, and what is not found.
 func TestLookups(t *testing.T) {
 	for _, indexed := range []bool{false, true} {
 		tracker := mustTracker(t, func(o *Options) { o.IndexEndpoints = indexed })

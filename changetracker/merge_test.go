@@ -10,7 +10,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// EPS-18, and EPS-20 in its mended form: by number, not by text.
+// EPS-18, and EPS-20 as fixed here: in order of number, not of text.
 func TestSlicesAreMergedInNumericalOrder(t *testing.T) {
 	tracker := mustEndpointTracker(t)
 	b := webSlice("b", at("10.0.0.10"), at("10.0.0.9"))
@@ -28,8 +28,8 @@ func TestSlicesAreMergedInNumericalOrder(t *testing.T) {
 	}
 }
 
-// EPS-19 and W-04: which record of one address counts does not depend on when or
-// in which order they came.
+// EPS-19 and W-04: which record of one address counts does not depend on the order of
+// events.
 func TestDuplicateThatCountsIsAlwaysTheSame(t *testing.T) {
 	type rec struct {
 		ready, serving, terminating bool
@@ -84,7 +84,7 @@ func TestDuplicateThatCountsIsAlwaysTheSame(t *testing.T) {
 	}
 }
 
-// Of two pods with one address, the one that ends had it before (k/k#135593).
+// Of two pods with one address, the terminating one had it before (k/k#135593).
 func TestAReusedAddressIsThatOfThePodThatStays(t *testing.T) {
 	value := func(ready, serving, terminating bool) int {
 		return 4*count(!terminating) + 2*count(ready) + count(serving)
@@ -110,8 +110,8 @@ func TestAReusedAddressIsThatOfThePodThatStays(t *testing.T) {
 	}
 }
 
-// A record that does not count may change without anybody noticing, and shows
-// when the one that counts goes away.
+// A change of a record that does not count is no change. The record is used when the one
+// that counts is deleted.
 func TestDuplicateThatDoesNotCountIsNoChange(t *testing.T) {
 	tracker := mustEndpointTracker(t)
 	up := webSlice("up", at("10.0.0.1"))
@@ -130,7 +130,7 @@ func TestDuplicateThatDoesNotCountIsNoChange(t *testing.T) {
 	wantOutline(t, delta, "default/web:http ->- -10.0.0.1:8080 +10.0.0.1:8080 notready terminating serving=false")
 }
 
-// W-04: a slice that was deleted and made again unseen is a newer one.
+// W-04: a slice that was deleted and created again between two events is a newer one.
 func TestNewerSliceWinsAlsoWhenOnlyItsAgeChanged(t *testing.T) {
 	tracker := mustEndpointTracker(t)
 	tracker.Endpoints.EndpointSliceUpdate(created(webSlice("a", at("10.0.0.1", onNode("of-a"))), 5), false)
@@ -144,8 +144,8 @@ func TestNewerSliceWinsAlsoWhenOnlyItsAgeChanged(t *testing.T) {
 	}
 }
 
-// Many changes of one port between two Applies are no longer remembered one by
-// one; neither order of few and many may lose any.
+// Many changes of one port between two Applies are no longer stored one by one. No order
+// of few and many may lose one.
 func TestManyAddressesAndFewBetweenTwoApplies(t *testing.T) {
 	many := func(name string, third int) *discovery.EndpointSlice {
 		s := webSlice(name)
@@ -181,8 +181,8 @@ func TestManyAddressesAndFewBetweenTwoApplies(t *testing.T) {
 	}
 }
 
-// The merged list is made in steps from the former one; here the steps are many
-// and the slices large. The oracle merges from scratch.
+// The merged list is built from the previous one, here in many steps with large slices.
+// The oracle merges from scratch.
 func TestMergingInStepsIsLikeMergingAtOnce(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	tracker := mustTracker(t)
@@ -224,7 +224,7 @@ func TestMergingInStepsIsLikeMergingAtOnce(t *testing.T) {
 	}
 }
 
-// sizes shows how much a tracker holds, for comparison with a fresh one.
+// sizes returns how much a tracker stores, for comparison with a fresh one.
 func sizes(t *Tracker) string {
 	s := t.store
 	text := fmt.Sprintf("slices %d, problems %d", len(s.homes), len(s.problems.byObject))

@@ -10,7 +10,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// Each step is followed by an Apply; want is what that Apply shows of the endpoints.
+// An Apply follows each step; want are its endpoints.
 func TestOverride(t *testing.T) {
 	one, two := addrPort("10.0.0.1:8080"), addrPort("10.0.0.2:8080")
 	const change = "default/web:http 10.96.0.10:80/TCP>10.96.0.10:80/TCP"
@@ -134,8 +134,8 @@ func TestOverrideCountsForHealthChecks(t *testing.T) {
 	}
 }
 
-// The hook runs for a service port when that or its endpoints have changed, or after
-// Refresh, and at no other time.
+// The hook runs for a service port only if the service port or its endpoints have
+// changed, or after Refresh.
 func TestEditEndpointsRunsWhenItMust(t *testing.T) {
 	var ran []string
 	var last ServicePortName
@@ -188,7 +188,7 @@ func TestEditEndpointsRunsWhenItMust(t *testing.T) {
 	}
 }
 
-// Events need not wait for a hook, and what they bring is not lost.
+// Events do not wait for a hook, and are not lost.
 func TestEventsArriveWhileEditEndpointsRuns(t *testing.T) {
 	var tracker *Tracker
 	runs := 0

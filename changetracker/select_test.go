@@ -11,7 +11,7 @@ import (
 	"testing/quick"
 )
 
-// endpointsFrom makes endpoints out of words: each is a name of one letter, then
+// endpointsFrom makes endpoints from words: each is a name of one letter, then
 // flags: R ready, S serving and terminating, L local, U serving only, and hints
 // as zone=x,y or node=x.
 func endpointsFrom(t *testing.T, words string) []Endpoint {
@@ -147,7 +147,7 @@ func TestSelectWithoutPort(t *testing.T) {
 	}
 }
 
-// naiveSelect is the specification read aloud.
+// naiveSelect follows the specification literally.
 func naiveSelect(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 	pick := func(rule func(Endpoint) bool) (list []Endpoint) {
 		for _, e := range endpoints {

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// families are the cluster IPs under which a Service is proxied, "" for not.
+// families returns the cluster IPs under which a Service is proxied; "" if it is not.
 func clusterIPs(t *testing.T, tracker *Tracker) (texts [2]string) {
 	t.Helper()
 	for i, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
@@ -160,7 +160,7 @@ func TestLabelAndSelectDecideWhoseServiceItIs(t *testing.T) {
 	}
 }
 
-// TRK-08: whatever makes a Service not ours is a delete, and the reverse an add.
+// TRK-08: a Service that is no longer for this proxy is deleted, and the reverse is an add.
 func TestIgnoredServiceCountsAsDeleted(t *testing.T) {
 	for name, edit := range map[string]func(*v1.Service){
 		"headless":     func(s *v1.Service) { s.Spec.ClusterIP = v1.ClusterIPNone },
@@ -202,8 +202,8 @@ func TestUpdateNeedsAName(t *testing.T) { // TRK-40
 	}
 }
 
-// TRK-44 is mended (W-03): a relist that brings no old version leaves no port
-// behind, and identical content is no change.
+// TRK-44 is fixed (W-03): a relist without the old version leaves no port behind, and
+// identical content is no change.
 func TestReplayWithoutOldVersionLeaksNoPort(t *testing.T) {
 	tracker := mustTracker(t)
 	two := func(s *v1.Service) {

@@ -62,7 +62,7 @@ func TestServiceValuesAreCanonicalPerFamily(t *testing.T) {
 	}
 }
 
-// W-09 and TRK-46: what behaves alike is not a change.
+// W-09 and TRK-46: a difference without effect is no change.
 func TestRepresentationIsNoChange(t *testing.T) {
 	plain := func(s *v1.Service) {
 		s.Spec.ExternalIPs = []string{"192.0.2.1", "192.0.2.2"}

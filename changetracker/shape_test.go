@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// mood is what EditEndpoints of a world does with a service port.
+// mood is what EditEndpoints does with a service port.
 type mood int
 
 const (
@@ -22,7 +22,7 @@ const (
 	moods
 )
 
-// extra is what the mood adds gives to a service port.
+// extra is the endpoint that the mood adds.
 func extra(p *ServicePort) Endpoint {
 	e := Endpoint{Addr: netip.MustParseAddrPort("10.0.0.0:8080"), Ready: true, Weight: 7}
 	if p.Family == v1.IPv6Protocol {
@@ -56,7 +56,7 @@ func (m mood) edit(p *ServicePort, list []Endpoint) []Endpoint {
 	return list
 }
 
-// expect is what a port's endpoints are to be in that mood.
+// expect returns the endpoints of a port in that mood.
 func (m mood) expect(p *ServicePort, list map[netip.AddrPort]Endpoint) map[netip.AddrPort]Endpoint {
 	next, preferred := map[netip.AddrPort]Endpoint{}, false
 	for _, e := range list {
@@ -77,7 +77,7 @@ func randomPort(r *rand.Rand, name types.NamespacedName) ServicePortName {
 	return ServicePortName{name, pick(r, "http", "http", "http", ""), pick(r, v1.ProtocolTCP, v1.ProtocolTCP, v1.ProtocolUDP)}
 }
 
-// targets are some endpoints of one service port, or one that may not exist.
+// targets returns some endpoints of one service port, or one that may not exist.
 func (w *world) targets(r *rand.Rand, name types.NamespacedName) (targets []overridden) {
 	_ = w.twin.tracker.Apply(pick(r, bothFamilies()...), func(step Step) ([]ServicePortName, error) {
 		service, _ := step.After.services.Get(name)

@@ -216,7 +216,7 @@ func TestEndpointFields(t *testing.T) {
 	})
 }
 
-// EPS-31 and W-05: only what makes a difference is a change.
+// EPS-31 and W-05: only a difference is a change.
 func TestOnlyDifferencesAreChanges(t *testing.T) {
 	base := func() *discovery.EndpointSlice {
 		s := webSlice("a", at("10.0.0.1", onNode("n")), at("10.0.0.2"))
@@ -265,7 +265,7 @@ func TestOnlyDifferencesAreChanges(t *testing.T) {
 	}
 }
 
-// EPS-32, mended (W-05), and TRK-42: what cancels out is not in the Delta.
+// EPS-32, fixed (W-05), and TRK-42: changes that cancel out are not in the Delta.
 func TestChangesThatCancelOutAreNotInTheDelta(t *testing.T) {
 	off := at("10.0.0.1", conditions(false, false, false))
 	for name, c := range map[string]struct {
@@ -389,7 +389,7 @@ func TestEndpointsWaitForTheirServicePort(t *testing.T) { // EPS-37
 	tracker.Services.Delete(web)
 	_, delta = applyAll(t, tracker, v1.IPv4Protocol)
 	wantOutline(t, delta, "default/web:http 10.96.0.10:80/TCP>- -10.0.0.1:8080")
-	// What changes while nobody looks must show when somebody does again.
+	// A change without a service port shows when the service port is back.
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.2")), false)
 	tracker.Services.Update(nil, webService())
 	_, delta = applyAll(t, tracker, v1.IPv4Protocol)

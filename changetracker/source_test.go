@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// sourceModel is what one Source was given.
+// sourceModel is the content of one Source.
 type sourceModel struct {
 	services map[string][]ServicePort
 	slices   map[string]*discovery.EndpointSlice
@@ -31,7 +31,7 @@ func newSourceModel() *sourceModel {
 	}
 }
 
-// manySources is a tracker with three Sources, and what they were given.
+// manySources is a tracker with three Sources, and their content.
 type manySources struct {
 	tracker *Tracker
 	models  map[string]*sourceModel
@@ -51,7 +51,7 @@ func sourcePort(from, service string, key portKey, family v1.IPFamily) ServicePo
 	return ServicePort{Name: servicePortName(service, key), Family: family, ClusterIP: vip, Port: 80}
 }
 
-// sourcePorts are random service ports of a Service; none is none.
+// sourcePorts returns random service ports of a Service, or none.
 func sourcePorts(r *rand.Rand, from, service string) (ports []ServicePort) {
 	for _, key := range randomPorts(r) {
 		for _, family := range pick(r, []v1.IPFamily{v1.IPv4Protocol}, []v1.IPFamily{v1.IPv6Protocol}, []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}) {
@@ -93,7 +93,7 @@ func sourceSlice(r *rand.Rand, name string) *discovery.EndpointSlice {
 	return s
 }
 
-// event does something to a Source, and to its model.
+// event changes a Source and its model.
 func (w *manySources) event(r *rand.Rand) (what string, changed, exact bool, err error) {
 	from, name, slice := pick(r, sourceNames...), pick(r, "a", "b"), pick(r, "s1", "s2")
 	m, s := w.models[from], w.tracker.Source(from)
@@ -148,7 +148,7 @@ func (w *manySources) event(r *rand.Rand) (what string, changed, exact bool, err
 	return fmt.Sprintf("%q: %s", from, what), changed, exact, err
 }
 
-// want is the naive way to a State: everything anew, and every record looked at.
+// want builds a State naively: from scratch, comparing every record.
 func (w *manySources) want(family v1.IPFamily) string {
 	var lines []string
 	for _, name := range []string{"a", "b"} {
@@ -233,7 +233,7 @@ func statesText(s *State) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestSourcesAgreeWithANaiveModel over random histories, with Applies that fail.
+// Sources agree with a naive model over random histories, with Applies that fail.
 func TestSourcesAgreeWithANaiveModel(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -273,7 +273,7 @@ func TestSourcesAgreeWithANaiveModel(t *testing.T) {
 	}
 }
 
-// TestAnErrorOfReplaceNamesEverything, and nothing has changed.
+// An error of Replace names every invalid value, and nothing has changed.
 func TestAnErrorOfReplaceNamesEverything(t *testing.T) {
 	tracker := mustTracker(t, func(o *Options) { o.AwaitSources = []string{"west"} })
 	west := tracker.Source("west")
@@ -310,8 +310,8 @@ func TestAnErrorOfReplaceNamesEverything(t *testing.T) {
 	}
 }
 
-// TestASnapshotIsSeenWhole by whoever applies while it is put in place: the version is in
-// the service port and in both of its endpoints.
+// An Apply that runs during Replace sees all of a Snapshot or nothing: the version is in the
+// service port and in both of its endpoints.
 func TestASnapshotIsSeenWhole(t *testing.T) {
 	tracker := mustTracker(t)
 	var feeding sync.WaitGroup
@@ -349,7 +349,7 @@ func TestASnapshotIsSeenWhole(t *testing.T) {
 	}
 }
 
-// TestNodesOfAnotherClusterAreOthers, though they have the names of ours.
+// Nodes of another cluster are different nodes, even with the names of ours.
 func TestNodesOfAnotherClusterAreOthers(t *testing.T) {
 	hinted := func(e *discovery.Endpoint) {
 		e.Hints = &discovery.EndpointHints{ForNodes: []discovery.ForNode{{Name: "here"}}}
@@ -385,7 +385,7 @@ func TestNodesOfAnotherClusterAreOthers(t *testing.T) {
 	}
 }
 
-// TestProblemsOfSources are told apart, and go with their objects.
+// Problems of Sources are separate, and end with their objects.
 func TestProblemsOfSources(t *testing.T) {
 	tracker := mustTracker(t)
 	for _, from := range []string{"", "west"} {

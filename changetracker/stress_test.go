@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// churn delivers one random event about one of a number of Services, and notes it
-// in last.
+// churn delivers one random event of one of a number of Services, and records it in
+// last.
 func churn(r *rand.Rand, tracker *Tracker, services int, last map[string]any) {
 	n := r.IntN(services)
 	name, slice := fmt.Sprintf("svc-%d", n), fmt.Sprintf("slice-%d-%d", n, r.IntN(3))
@@ -100,7 +100,7 @@ func TestNothingIsLeftOfWhatIsGone(t *testing.T) {
 	}
 }
 
-// The race detector judges this one; in the end the State must be right as well.
+// For the race detector. In the end the State must be right, too.
 func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 	const writers, events = 4, 500
 	heavy := func(o *Options) {

@@ -40,8 +40,8 @@ func mustTracker(tb testing.TB, edits ...func(*Options)) *Tracker {
 	return tracker
 }
 
-// mustEndpointTracker is a tracker without Services, to which every port matters:
-// what is inside of an EndpointChangeTracker on its own.
+// mustEndpointTracker is a tracker without Services, to which every port matters, like
+// an EndpointChangeTracker on its own.
 func mustEndpointTracker(tb testing.TB, edits ...func(*Options)) *Tracker {
 	tb.Helper()
 	tracker := mustTracker(tb, edits...)
@@ -121,7 +121,7 @@ func applyAll(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State
 	return state, delta
 }
 
-// peek shows what an Apply would see, and consumes nothing.
+// peek returns what an Apply would receive, and consumes nothing.
 func peek(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State, delta Delta) {
 	tb.Helper()
 	err := tracker.Apply(family, func(step Step) ([]ServicePortName, error) {

@@ -11,7 +11,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// nodesOfViews are some that random endpoints and hints name, and some that they do not.
+// nodesOfViews are nodes, some of which random endpoints and hints name.
 func nodesOfViews() []Node {
 	return []Node{{Name: "n0", Zone: "1"}, {Name: "n1", Zone: "22"}, {Name: "n1"}, {Zone: "1"}, {Name: "n2", Zone: "4"}}
 }
@@ -29,8 +29,7 @@ func randomHints(r *rand.Rand, s *discovery.EndpointSlice) {
 	}
 }
 
-// Any tracker's view of a node is what a tracker of that node has of its own, and what the
-// specification read aloud says.
+// The view of a node is the same in any tracker, and agrees with the specification.
 func TestAnyNodesView(t *testing.T) {
 	differ := 0
 	for seed := range uint64(150) {
@@ -101,7 +100,7 @@ func naiveLocalReady(v View, name ServicePortName) int {
 }
 
 func TestViewOfWhatIsNotThere(t *testing.T) {
-	tracker := mustEndpointTracker(t) // which has endpoints, and no service ports
+	tracker := mustEndpointTracker(t) // it has endpoints, but no service ports
 	tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("here"))), false)
 	state, _ := applyAll(t, tracker, v1.IPv4Protocol)
 	view := state.For(Node{Name: "here"})

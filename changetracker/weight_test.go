@@ -8,8 +8,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// A weight is a field like any other: a change of it is a change of the endpoint, but
-// from 0 to 1 nothing changes.
+// A change of the weight is a change of the endpoint, except between 0 and 1.
 func TestWeightIsAField(t *testing.T) {
 	for _, c := range []struct {
 		from, to uint16
@@ -53,8 +52,8 @@ func TestWeightIsAField(t *testing.T) {
 	}
 }
 
-// The record that counts brings its weight; of two in one slice that are alike it is
-// the greater one, in whatever order they come.
+// The weight is that of the record that counts; of two records in one slice that differ
+// in nothing else it is the greater one, in any order.
 func TestWeightComesWithTheRecordThatCounts(t *testing.T) {
 	weights := map[string]uint16{"10": 10, "20": 20}
 	for name, c := range map[string]struct {

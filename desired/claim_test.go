@@ -11,8 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// TestClaimsHaveOneOrder whatever claims there are, and a name decides only between
-// Services of one age.
+// Claims have a total order, and the name decides only between Services of one age.
 func TestClaimsHaveOneOrder(t *testing.T) {
 	type raw struct{ Kind, Age, UID, Name uint8 }
 	claim := func(r raw) Claim {

@@ -119,7 +119,7 @@ func (e *explaining) choose() (*Service, *Frontend) {
 	owner, _ = e.resolved.Owner(nodePort)
 	s, f := e.frontend(owner, nodePort)
 	if isVIP {
-		e.because("%v is a VIP of %v too, but the Service that has the node port is older", to, first.Name)
+		e.because("%v is also a VIP of %v, but the Service that has the node port is older", to, first.Name)
 	} else if s == nil || e.acceptsNodePorts(e.traitsOf(s)) != nil {
 		return nil, nil
 	}
@@ -153,7 +153,7 @@ func (e *explaining) acceptsNodePorts(t Traits) error {
 	case addr.IsLoopback() && (addr.Is6() || !t.LoopbackNodePorts):
 		return fmt.Errorf("%v is a loopback address", addr)
 	case !addr.IsLoopback() && !slices.Contains(e.NodeAddresses, addr):
-		return fmt.Errorf("%v is no address of this node", addr)
+		return fmt.Errorf("%v is not an address of this node", addr)
 	case !contains(e.Globals.NodePortAddresses, addr):
 		return fmt.Errorf("%v is not among the addresses that accept node ports", addr)
 	}
@@ -179,13 +179,13 @@ func (e *explaining) noService() {
 	addr := e.Packet.Destination.Addr()
 	if contains(e.Globals.ServiceCIDRs, addr) && !e.traits.ServiceIPsPass && !e.isToNode() {
 		e.Verdict = VerdictDrop
-		e.because("%v is in a range of cluster IPs, and no Service has it", addr)
+		e.because("%v is in a range of cluster IPs, but no Service has it", addr)
 		return
 	}
 	e.Verdict = VerdictPass
-	where := "the packet goes where routes lead"
+	where := "the packet is routed as usual"
 	if e.isToNode() {
-		where = "the packet is for the node itself, which has the address"
+		where = "the node itself has the address"
 	}
 	e.because("no Service has %v/%v: %s", e.Packet.Destination, e.Packet.Protocol, where)
 }
@@ -213,7 +213,7 @@ func (e *explaining) refusedByVIP() bool {
 		e.because("%v is %s of Service %v, which has no port %d/%v", addr, what, s.Name.NamespacedName, port, e.Packet.Protocol)
 		if e.Verdict = VerdictReject; t.VIPsAreLocal && e.isHealthCheck() {
 			e.Verdict = VerdictPass
-			e.because("%d is a health check node port, and the node has the address: the server that listens there answers", port)
+			e.because("%d is a health check node port, and the node has the address: the health check server answers", port)
 		}
 		return true
 	}
@@ -240,7 +240,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	e.because("%v is the %v of %v", s.Key(f), f.Kind, s.Name)
 	if f.Restricted && !contains(f.SourceRanges, e.Packet.Source) {
 		e.Verdict, e.Scope = VerdictDrop, 0
-		e.because("source %v is in none of the source ranges %v", e.Packet.Source, f.SourceRanges)
+		e.because("source %v is not in the source ranges %v", e.Packet.Source, f.SourceRanges)
 		e.list(s)
 		return
 	}
@@ -260,7 +260,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 		e.because("traffic policy %v: there are endpoints, but none on this node", e.Scope)
 	case Reject:
 		e.Verdict = VerdictReject
-		e.because("no endpoint anywhere can take the connection")
+		e.because("no endpoint on any node can take the connection")
 	}
 	if e.Verdict != VerdictForward {
 		e.Affinity = 0
@@ -272,7 +272,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 func (e *explaining) shortCircuits() bool {
 	to := "go to all endpoints"
 	if e.traits.LocalPolicyBindsAll {
-		to = "go to those on this node if there are any, and else to all endpoints"
+		to = "go to the endpoints on this node if there are any, otherwise to all endpoints"
 	}
 	switch {
 	case e.isPods():
@@ -312,14 +312,14 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 	switch {
 	case e.traits.SourceLost:
 		e.Masquerade = true
-		e.because("the endpoint sees the node's address: the proxy connects to it itself")
+		e.because("the endpoint sees the node's address, because the proxy opens the connection itself")
 	case e.shortCircuited: // already explained
 	case f.Masquerade == MasqueradeAll:
 		e.Masquerade = true
 		e.because("the source is masqueraded: %s", masqueradeReason(f))
 	case f.Masquerade == MasqueradeNonPod && !e.isPods():
 		e.Masquerade = true
-		e.because("the source is masqueraded: %v is not a pod's", e.Packet.Source)
+		e.because("the source is masqueraded: %v is not the address of a pod", e.Packet.Source)
 	default:
 		e.because("the source is kept")
 	}
@@ -334,16 +334,16 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 		hairpin := p.Addr.Addr() == e.Packet.Source && slices.Contains(s.OnNode, e.Packet.Source)
 		p.Masquerade = e.Masquerade || hairpin
 		if hairpin && !e.Masquerade {
-			e.because("the source is masqueraded if the packet goes back to where it comes from, %v", p.Addr)
+			e.because("the source is masqueraded if the packet returns to the endpoint that sent it, %v", p.Addr)
 		}
 	}
 }
 
 func masqueradeReason(f *Frontend) string {
 	if f.Kind == ClusterIP {
-		return "the proxy masquerades everything"
+		return "MasqueradeAll is set"
 	}
-	return "the answer must come back by this node"
+	return "the reply must return through this node"
 }
 
 // list lists the endpoints, with the reason for each that is not in the scope.

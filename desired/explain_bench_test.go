@@ -10,7 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Explain among 10,000 Services, two endpoints each: it costs what the packet may be for.
+// BenchmarkExplain explains among 10,000 Services with two endpoints each. It costs only the
+// service ports that the packet may be for.
 func BenchmarkExplain(b *testing.B) {
 	const services = 10_000
 	var ports []changetracker.ServicePort

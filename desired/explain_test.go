@@ -16,8 +16,8 @@ import (
 
 var nodeIP = netip.MustParseAddr("192.0.2.10")
 
-// explainer knows web, which has everything, and other, whose node port is web's
-// port.
+// explainer has the Services web, with all kinds of frontends, and other, whose node port is
+// the port of web.
 func explainer(t *testing.T, change func(*changetracker.ServicePort), endpoints ...changetracker.Endpoint) *Explainer {
 	t.Helper()
 	web := changetracker.ServicePort{
@@ -31,8 +31,7 @@ func explainer(t *testing.T, change func(*changetracker.ServicePort), endpoints 
 	return explainerOf(t, []changetracker.ServicePort{web, {Name: other, ClusterIP: clusterIP.Next(), Port: 1, NodePort: 30080}}, endpoints...)
 }
 
-// explainerOf knows service ports, each of a Service of its own, that all have the
-// same endpoints.
+// explainerOf has service ports, each of its own Service, that all have the same endpoints.
 func explainerOf(tb testing.TB, ports []changetracker.ServicePort, endpoints ...changetracker.Endpoint) *Explainer {
 	tb.Helper()
 	node := changetracker.Node{Name: "here", Zone: "a"}
@@ -72,7 +71,7 @@ func packetTo(text string) Packet {
 	}
 }
 
-// A Resolver decides for its own Node, whatever the tracker's is; so does Explain.
+// Resolve and Explain decide for the Resolver's Node, whatever the tracker's node is.
 func TestResolveAndExplainForAnyNode(t *testing.T) {
 	x := explainer(t, func(p *changetracker.ServicePort) { p.InternalPolicyLocal = true }, inZone(local(1), "a"), inZone(remote(2), "b"), inZone(remote(3), "a"))
 	for _, c := range []struct {
@@ -107,8 +106,8 @@ func TestResolveAndExplainForAnyNode(t *testing.T) {
 	}
 }
 
-// TestWhatIsExplained has what real packets cannot show, or seldom meet; the rest
-// is compared with them by proxiertest.Explanations.
+// The cases that real packets cannot show or seldom reach. proxiertest.Explanations compares
+// the others with real packets.
 func TestWhatIsExplained(t *testing.T) {
 	policyLocal := func(p *changetracker.ServicePort) { p.ExternalPolicyLocal = true }
 	here, there := local(1), remote(2)
@@ -128,8 +127,8 @@ func TestWhatIsExplained(t *testing.T) {
 			endpoints: []changetracker.Endpoint{there}, packet: packetTo("192.0.2.10:30443"),
 			verdict: VerdictForward, service: "test/web:http", reason: "node port 30443/TCP is the NodePort",
 		},
-		"a node port at somebody else's address": {
-			packet: packetTo("192.0.2.11:30443"), verdict: VerdictPass, reason: "192.0.2.11 is no address of this node",
+		"a node port at an address of another machine": {
+			packet: packetTo("192.0.2.11:30443"), verdict: VerdictPass, reason: "192.0.2.11 is not an address of this node",
 		},
 		"a node port on loopback": {
 			packet: packetTo("127.0.0.1:30443"), verdict: VerdictPass, reason: "127.0.0.1 is a loopback address",
@@ -145,35 +144,35 @@ func TestWhatIsExplained(t *testing.T) {
 			packet:  from(packetTo("203.0.113.1:30080"), FromOutside, "veth12"),
 			verdict: VerdictForward, service: "test/web:http", reason: "does not bind pods",
 		},
-		"a pod whose interface is not known": {
+		"a pod whose interface is unknown": {
 			change: policyLocal, endpoints: []changetracker.Endpoint{there},
 			packet:  from(packetTo("203.0.113.1:30080"), FromPod, ""),
 			verdict: VerdictForward, service: "test/web:http", reason: "does not bind pods",
 		},
-		"somebody else's interface": {
+		"another interface": {
 			change: policyLocal, endpoints: []changetracker.Endpoint{there},
 			packet:  from(packetTo("203.0.113.1:30080"), FromPod, "eth0"),
 			verdict: VerdictDrop, service: "test/web:http", reason: "none on this node",
 		},
-		"the node, from an address that is not known": {
+		"the node, from an unknown address": {
 			change: policyLocal, endpoints: []changetracker.Endpoint{there},
 			packet:  from(packetTo("203.0.113.1:30080"), FromNode, ""),
 			verdict: VerdictForward, service: "test/web:http", reason: "does not bind the node itself",
 		},
-		"hints that do not count": {
+		"hints that are not used": {
 			endpoints: []changetracker.Endpoint{inZone(local(1), "a"), there}, packet: packetTo("203.0.113.1:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "hints for zones do not count: 10.244.0.2:8080 has none",
 		},
-		"hints that count": {
+		"hints that are used": {
 			endpoints: []changetracker.Endpoint{inZone(local(1), "a"), inZone(there, "b")}, packet: packetTo("203.0.113.1:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "1 of 2 endpoints may be chosen",
 		},
-		"nothing but terminating ones": {
+		"only terminating endpoints": {
 			endpoints: []changetracker.Endpoint{terminating(there)}, packet: packetTo("203.0.113.1:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "no endpoint is ready",
 		},
-		"nobody": {packet: packetTo("203.0.113.1:30080"), verdict: VerdictReject, service: "test/web:http", reason: "no endpoint anywhere"},
-		"an IPv4 address in the clothes of IPv6": {
+		"no endpoints": {packet: packetTo("203.0.113.1:30080"), verdict: VerdictReject, service: "test/web:http", reason: "no endpoint on any node"},
+		"an IPv4-mapped IPv6 address": {
 			endpoints: []changetracker.Endpoint{there}, packet: packetTo("[::ffff:203.0.113.1]:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "LoadBalancer",
 		},

@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// byWalk is Explain that looks up nothing, and goes through all Services instead.
+// byWalk is Explain without lookups: it iterates over all Services.
 func (x *Explainer) byWalk(packet Packet) Explanation {
 	e := x.explaining(packet)
 	if service, frontend := e.walkChoice(); service != nil {
@@ -27,7 +27,7 @@ func (x *Explainer) byWalk(packet Packet) Explanation {
 	return e.Explanation
 }
 
-// walk yields all that is resolved, in order of port and name.
+// walk returns all resolved Services, in order of port and name.
 func (e *explaining) walk() (all []*Service) {
 	for name := range e.State.All() {
 		s, _ := e.Resolver.Resolve(e.State, name)
@@ -45,7 +45,7 @@ type candidate struct {
 
 func (c candidate) claim() Claim { return claimOf(c.service.Port, c.frontend.Kind) }
 
-// beat makes c the frontend f of s, if that has the better claim.
+// beat replaces c by the frontend f of s if that has the better claim.
 func (c *candidate) beat(s *Service, f *Frontend) {
 	if c.service == nil || claimOf(s.Port, f.Kind).Compare(c.claim()) < 0 {
 		*c = candidate{s, f}
@@ -72,7 +72,7 @@ func (e *explaining) walkChoice() (*Service, *Frontend) {
 	case vip.service == nil:
 		return nodePort.service, nodePort.frontend
 	case nodePort.service != nil && atNode && vip.claim().YieldsTo(nodePort.claim()):
-		e.because("%v is a VIP of %v too, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
+		e.because("%v is also a VIP of %v, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
 		return nodePort.service, nodePort.frontend
 	}
 	return vip.service, vip.frontend
@@ -97,7 +97,7 @@ func (e *explaining) walkUnserved() {
 		health := slices.Collect(maps.Values(e.State.HealthCheckNodePorts()))
 		if t.VIPsAreLocal && e.Packet.Protocol == TCP && slices.Contains(health, port) {
 			e.Verdict = VerdictPass
-			e.because("%d is a health check node port, and the node has the address: the server that listens there answers", port)
+			e.because("%d is a health check node port, and the node has the address: the health check server answers", port)
 		}
 		return
 	}
@@ -111,7 +111,7 @@ func (e *explaining) walkUnserved() {
 	e.noService()
 }
 
-// TestExplainFindsWhatAWalkFinds in States where Services get in each other's way.
+// Explain agrees with the iteration in random States whose Services conflict.
 func TestExplainFindsWhatAWalkFinds(t *testing.T) {
 	seen := map[Verdict]int{}
 	for seed := range uint64(300) {
@@ -148,7 +148,7 @@ func asJSON(t *testing.T, v any) string {
 
 func oneOf[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
 
-// someOf are up to two of a list.
+// someOf returns up to two items of a list.
 func someOf[T any](r *rand.Rand, from ...T) (some []T) {
 	for range r.IntN(3) {
 		some = append(some, oneOf(r, from...))
@@ -192,7 +192,7 @@ func randomExplainer(t *testing.T, r *rand.Rand) *Explainer {
 	if r.IntN(4) == 0 {
 		x.Globals.NodePortAddresses = nil
 	}
-	own := make([]Traits, 9) // as of a Hybrid, and last of addresses without a Service
+	own := make([]Traits, 9) // one for each Service, as in a Hybrid; the last for addresses without one
 	for i := range own {
 		own[i] = Traits{ServiceIPsPass: r.IntN(3) == 0, VIPsAreLocal: r.IntN(3) == 0, LoopbackNodePorts: r.IntN(2) == 0}
 	}

@@ -12,7 +12,7 @@ func TestWhichFlowsAreStale(t *testing.T) {
 	t.Parallel()
 	vip, a, b := netip.MustParseAddrPort("10.96.0.1:53"), netip.MustParseAddrPort("10.244.0.1:53"), netip.MustParseAddrPort("10.244.0.2:53")
 	client := netip.MustParseAddrPort("198.51.100.9:1234")
-	serving, nobody, gone := Flows{Serving: []netip.AddrPort{a}}, Flows{}, Flows{Gone: true}
+	serving, none, gone := Flows{Serving: []netip.AddrPort{a}}, Flows{}, Flows{Gone: true}
 	guarded := func(f Flows, ranges ...string) Flows {
 		f.Restricted = true
 		for _, r := range ranges {
@@ -26,19 +26,19 @@ func TestWhichFlowsAreStale(t *testing.T) {
 		server               netip.AddrPort
 		answered, unanswered bool // whether it is stale
 	}{
-		"its endpoint serves":                        {serving, a, false, false},
-		"its endpoint is gone (PKT-81)":              {serving, b, true, true},
-		"never translated, now there is one":         {serving, vip, true, true},
-		"no endpoint serves any more (PKT-82)":       {nobody, a, true, true},
-		"never translated, and nobody to go to":      {nobody, vip, false, true},
-		"the frontend is gone (W-24)":                {gone, a, true, true},
-		"never translated, and no Service's now":     {gone, vip, false, false},
-		"within the ranges":                          {guarded(serving, in...), a, false, false},
-		"outside the ranges (PKT-85)":                {guarded(serving, out...), a, false, true},
-		"nobody may":                                 {guarded(serving), a, false, true},
-		"within the ranges, and its endpoint gone":   {guarded(serving, in...), b, true, true},
-		"outside the ranges, and nobody to go to":    {guarded(nobody, out...), vip, false, true},
-		"outside the ranges of what is no Service's": {guarded(gone, out...), vip, false, false},
+		"its endpoint serves":                           {serving, a, false, false},
+		"its endpoint is gone (PKT-81)":                 {serving, b, true, true},
+		"never translated, now there is an endpoint":    {serving, vip, true, true},
+		"no endpoint serves (PKT-82)":                   {none, a, true, true},
+		"never translated, and no endpoint":             {none, vip, false, true},
+		"the frontend is gone (W-24)":                   {gone, a, true, true},
+		"never translated, and the frontend is gone":    {gone, vip, false, false},
+		"within the ranges":                             {guarded(serving, in...), a, false, false},
+		"outside the ranges (PKT-85)":                   {guarded(serving, out...), a, false, true},
+		"no source may":                                 {guarded(serving), a, false, true},
+		"within the ranges, and its endpoint gone":      {guarded(serving, in...), b, true, true},
+		"outside the ranges, and no endpoint":           {guarded(none, out...), vip, false, true},
+		"outside the ranges of a frontend that is gone": {guarded(gone, out...), vip, false, false},
 	} {
 		for answered, want := range map[bool]bool{true: c.answered, false: c.unanswered} {
 			if got := c.flows.Stale(&Flow{Client: client, Dialled: vip, Server: c.server, Answered: answered}); got != want {
@@ -48,7 +48,7 @@ func TestWhichFlowsAreStale(t *testing.T) {
 	}
 }
 
-// TestServersServe: ready or not, terminating or not, once each (CT-03).
+// Servers are ready or serving, terminating or not, once each (CT-03).
 func TestServersServe(t *testing.T) {
 	t.Parallel()
 	a, b := netip.MustParseAddrPort("10.244.0.1:53"), netip.MustParseAddrPort("10.244.0.2:53")

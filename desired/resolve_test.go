@@ -22,7 +22,7 @@ var (
 	}
 )
 
-// endpoints, told apart by their last byte.
+// The endpoints differ in the last byte of their address.
 func local(n byte) changetracker.Endpoint {
 	e := remote(n)
 	e.Node = "here"
@@ -60,7 +60,7 @@ func resolve(t *testing.T, r Resolver, port changetracker.ServicePort, endpoints
 		t.Fatalf("new tracker: %v", err)
 	}
 	port.Name, port.Port = webName, 80
-	if port.Family == "" { // or else it has none
+	if port.Family == "" { // otherwise it has no ClusterIP
 		port.ClusterIP = clusterIP
 	}
 	if _, err := tracker.Services.Set(webName.NamespacedName, port); err != nil {
@@ -82,7 +82,7 @@ func resolve(t *testing.T, r Resolver, port changetracker.ServicePort, endpoints
 	return s, ok
 }
 
-// text is a frontend in a few words, for tables.
+// text renders a frontend in a few words, for tables.
 func text(f *Frontend) string {
 	words := []string{f.Kind.String(), f.Action.String()}
 	if f.Action == Forward {
@@ -105,7 +105,7 @@ func numbers(endpoints []netip.AddrPort) string {
 	return strings.Join(ns, ",")
 }
 
-// everywhere is a service port with every kind of frontend.
+// everywhere returns a service port with all kinds of frontends.
 func everywhere() changetracker.ServicePort {
 	return changetracker.ServicePort{
 		NodePort: 30080, ExternalIPs: []netip.Addr{externalIP}, LoadBalancerVIPs: []netip.Addr{vip},
@@ -138,7 +138,7 @@ func TestFrontends(t *testing.T) {
 			resolver: Resolver{DetectsPods: true, MasqueradeAll: true}, endpoints: []changetracker.Endpoint{remote(1)},
 			cluster: "1", want: []string{"ClusterIP forward Cluster masquerade=all"},
 		},
-		"PKT-04 nobody can be told to be a pod": {
+		"PKT-04 pods cannot be detected": {
 			endpoints: []changetracker.Endpoint{remote(1)},
 			cluster:   "1", want: []string{"ClusterIP forward Cluster masquerade=keep"},
 		},
@@ -190,7 +190,7 @@ func TestFrontends(t *testing.T) {
 				"ExternalIP forward Local masquerade=keep short-circuit", "LoadBalancer forward Local masquerade=keep short-circuit",
 			},
 		},
-		"PKT-72 endpoints that do not serve are none": {
+		"PKT-72 endpoints that do not serve do not count": {
 			endpoints: []changetracker.Endpoint{notReady(remote(1)), notReady(local(2))},
 			want:      []string{"ClusterIP reject"},
 		},
@@ -219,7 +219,7 @@ func TestFrontends(t *testing.T) {
 			resolver: pods, port: changetracker.ServicePort{Family: v1.IPv4Protocol, NodePort: 30080, InternalPolicyLocal: true},
 			endpoints: []changetracker.Endpoint{remote(1)}, cluster: "1", want: []string{"NodePort forward Cluster masquerade=all"},
 		},
-		"nothing is left of a node port": {
+		"a node port alone, and node ports are off": {
 			resolver: Resolver{Kinds: []Kind{ClusterIP, LoadBalancer, ExternalIP}}, port: changetracker.ServicePort{Family: v1.IPv4Protocol, NodePort: 30080},
 			endpoints: []changetracker.Endpoint{remote(1)}, cluster: "1",
 		},
@@ -271,14 +271,14 @@ func TestSourceRanges(t *testing.T) {
 		port changetracker.ServicePort
 		want string
 	}{
-		"nobody is kept out":       {port: changetracker.ServicePort{}, want: ""},
-		"PKT-41 sources are named": {port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}}, want: " from=[192.168.0.0/16]"},
-		"PKT-42 the node is admitted, and so are the VIPs": {
+		"no source ranges":     {port: changetracker.ServicePort{}, want: ""},
+		"PKT-41 source ranges": {port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}}, want: " from=[192.168.0.0/16]"},
+		"PKT-42 the node is admitted, so the VIPs are": {
 			node: []netip.Addr{netip.MustParseAddr("192.168.1.1")},
 			port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}},
 			want: " from=[192.168.0.0/16 203.0.113.1/32]",
 		},
-		"PKT-42 the node's primary address counts, whatever others come before of the other family": {
+		"PKT-42 the primary address is the first of the family": {
 			node: []netip.Addr{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.168.1.1"), netip.MustParseAddr("10.0.0.1")},
 			port: changetracker.ServicePort{LoadBalancerSourceRanges: []netip.Prefix{lan}},
 			want: " from=[192.168.0.0/16 203.0.113.1/32]",
@@ -316,7 +316,7 @@ func TestSourceRanges(t *testing.T) {
 	}
 }
 
-// PKT-02, where the slice does not say, or not rightly, which node an endpoint is on.
+// PKT-02, if the slice has no node name, or a wrong one.
 func TestHairpinLeavesOutOnlyWhatIsElsewhere(t *testing.T) {
 	for _, c := range []struct {
 		node, endpoint, podCIDR string
@@ -401,7 +401,7 @@ func ExampleResolver() {
 	// <nil>
 }
 
-// Weights are there when they make a difference, in the order of the endpoints.
+// Weights are set only if they differ, in the order of the endpoints.
 func TestWeights(t *testing.T) {
 	weighing := func(e changetracker.Endpoint, weight uint16) changetracker.Endpoint {
 		e.Weight = weight

@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// localRedirect keeps traffic on the node as long as there is somebody.
+// localRedirect keeps traffic on the node as long as it has endpoints.
 func localRedirect(_ changetracker.View, _ *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection {
 	if len(s.Local) > 0 {
 		s.Cluster = s.Local
@@ -21,7 +21,7 @@ func localRedirect(_ changetracker.View, _ *changetracker.ServicePort, s changet
 	return s
 }
 
-// Local redirect: a node uses its own servers as long as it has some, whatever the policy.
+// Local redirect: a node uses its own endpoints as long as it has some, whatever the policy.
 func ExampleResolver_editSelection() {
 	resolver := Resolver{
 		Node: changetracker.Node{Name: "node-1"},
@@ -32,7 +32,7 @@ func ExampleResolver_editSelection() {
 			return s
 		},
 	}
-	dns := changetracker.ServicePort{Name: webName, ClusterIP: clusterIP, Port: 53, Ext: true} // commonly from an annotation, by DecorateService
+	dns := changetracker.ServicePort{Name: webName, ClusterIP: clusterIP, Port: 53, Ext: true} // DecorateService may set it from an annotation
 	tracker, err := changetracker.New(changetracker.Options{})
 	if err == nil {
 		_, err = tracker.Services.Set(webName.NamespacedName, dns)
@@ -56,7 +56,7 @@ func ExampleResolver_editSelection() {
 	// <nil>
 }
 
-// own returns endpoints of the program's own.
+// own is a hook that returns these endpoints.
 func own(cluster, local []changetracker.Endpoint, isAny bool) func(changetracker.View, *changetracker.ServicePort, changetracker.Selection) changetracker.Selection {
 	return func(changetracker.View, *changetracker.ServicePort, changetracker.Selection) changetracker.Selection {
 		return changetracker.Selection{Cluster: cluster, Local: local, Any: isAny}
@@ -65,7 +65,7 @@ func own(cluster, local []changetracker.Endpoint, isAny bool) func(changetracker
 
 func TestEditSelection(t *testing.T) {
 	list := func(endpoints ...changetracker.Endpoint) []changetracker.Endpoint { return endpoints }
-	bare := changetracker.Endpoint{Addr: remote(9).Addr} // and neither ready nor serving
+	bare := changetracker.Endpoint{Addr: remote(9).Addr} // neither ready nor serving
 	six, portless, mapped := remote(8), remote(8), remote(3)
 	six.Addr = netip.MustParseAddrPort("[fd00::1]:80")
 	portless.Addr = netip.AddrPortFrom(portless.Addr.Addr(), 0)
@@ -74,7 +74,7 @@ func TestEditSelection(t *testing.T) {
 	for name, c := range map[string]struct {
 		edit      hook
 		endpoints []changetracker.Endpoint
-		want      string // cluster, local, serving and those on the node; then what the ClusterIP and, under policy Local, the VIP do
+		want      string // cluster, local, serving and on-node endpoints; the actions of the ClusterIP and of the VIP with policy Local
 	}{
 		"none":                      {nil, list(remote(1), local(2)), "1,2 2 1,2 2 forward forward"},
 		"local redirect":            {localRedirect, list(remote(1), local(2), local(3)), "2,3 2,3 1,2,3 2,3 forward forward"},
@@ -105,7 +105,7 @@ func TestEditSelection(t *testing.T) {
 	}
 }
 
-// The hook sees the node's view, and what policies and topology leave.
+// The hook receives the view of the node, and the selection after policies and topology.
 func TestEditSelectionSeesTheView(t *testing.T) {
 	x := explainer(t, nil, inZone(local(1), "a"), inZone(remote(2), "b"))
 	for zone, want := range map[string]string{"a": "there a 1", "b": "there b 2", "": "there  1,2"} {
@@ -125,7 +125,7 @@ func TestEditSelectionSeesTheView(t *testing.T) {
 	}
 }
 
-// Explain tells the endpoints that Resolve has, whatever a hook does.
+// Explain and Resolve have the same endpoints, whatever the hook does.
 func TestExplainAgreesWithEditSelection(t *testing.T) {
 	seen := map[changetracker.Exclusion]int{}
 	for seed := range uint64(300) {

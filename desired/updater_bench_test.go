@@ -10,8 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// The Update of one changed endpoint, and that of everything, among Services with a
-// ClusterIP, a node port and an external IP each.
+// BenchmarkUpdater makes the Update of one changed endpoint and the full one, among Services
+// with a ClusterIP, a node port and an external IP each.
 func BenchmarkUpdater(b *testing.B) {
 	const services = 30_000
 	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})

@@ -14,8 +14,8 @@ func nameOf(text string) changetracker.ServicePortName {
 	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: text}, Protocol: v1.ProtocolTCP}
 }
 
-// TestOneThatGivesUpAFrontendComesFirst, so that the next one finds it free, unless it is
-// to be there at once.
+// A service port that gives up a frontend comes before the one that gets it; important
+// Services come first among the others.
 func TestOneThatGivesUpAFrontendComesFirst(t *testing.T) {
 	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
 	if err != nil {

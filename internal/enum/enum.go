@@ -1,11 +1,10 @@
-// Package enum names the values of enumerations, also those that do not exist yet.
+// Package enum names the values of enumerations, including unknown ones.
 package enum
 
 import "strconv"
 
-// Name is the name of v among those of an enumeration, which begin with the zero
-// value's. A value without one is "unknown_9", for instance, which is fit for people
-// and for the label of a metric.
+// Name returns the name of v. The names begin with that of the zero value. A value without a
+// name is "unknown_9", for instance, which is fit for people and for a metric label.
 func Name[T ~uint8](v T, names ...string) string {
 	if int(v) < len(names) {
 		return names[v]

@@ -2,22 +2,21 @@ package persist
 
 import "slices"
 
-// Editor makes a new version out of an old one. Nodes that it has copied once
-// are its own and change in place, so a batch allocates far less than as many
-// single changes. It is for one goroutine.
+// Editor makes a new version from an old one. It changes nodes that it has copied once in
+// place, so a batch allocates far less than as many single changes. It is for one goroutine.
 type Editor[K comparable, V any] struct {
 	version Map[K, V]
 	owner   *token
 }
 
-// Map returns the version with all changes so far. The Editor may go on: later
-// changes do not show in it.
+// Map returns the version with all changes so far. Later changes of the Editor do not affect
+// it.
 func (e *Editor[K, V]) Map() Map[K, V] {
-	e.owner = new(token) // what we made is shared from now on
+	e.owner = new(token) // the nodes are shared from now on
 	return e.version
 }
 
-// Get is Map.Get on what has been edited so far.
+// Get is Map.Get with the changes so far.
 func (e *Editor[K, V]) Get(key K) (value V, ok bool) { return e.version.Get(key) }
 
 // Set adds key or replaces its value.
@@ -30,7 +29,7 @@ func (e *Editor[K, V]) Set(key K, value V) {
 	}
 }
 
-// Delete removes key and says whether it was there.
+// Delete removes key and says whether it existed.
 func (e *Editor[K, V]) Delete(key K) (was bool) {
 	if _, was = e.version.Get(key); !was { // so that a miss copies nothing
 		return false
@@ -40,7 +39,7 @@ func (e *Editor[K, V]) Delete(key K) (was bool) {
 	return true
 }
 
-// own returns n, or a copy of it, that the Editor may change.
+// own returns n, or a copy of it that the Editor may change.
 func (e *Editor[K, V]) own(n *node[K, V]) *node[K, V] {
 	if n.owner == e.owner {
 		return n
@@ -89,7 +88,7 @@ func (n *node[K, V]) setColliding(l leaf[K, V]) (added bool) {
 	return true
 }
 
-// remove takes out a key that is there.
+// remove removes a key that exists.
 func (e *Editor[K, V]) remove(n *node[K, V], shift uint, hash uint64, key K) *node[K, V] {
 	n = e.own(n)
 	if shift > lastShift {

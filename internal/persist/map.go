@@ -1,9 +1,8 @@
-// Package persist holds a persistent hash map: versions that share structure, so
-// that keeping an old version costs nothing and making a new one costs what
-// changed.
+// Package persist is a persistent hash map: versions share structure, so that keeping an old
+// version costs nothing and a new one costs what changed.
 //
-// It is a hash array mapped trie, 32 ways wide (Bagwell, "Ideal Hash Trees",
-// 2001), in the compressed form of Steindorf and Vinju (CHAMP, 2015).
+// It is a hash array mapped trie, 32 ways wide (Bagwell, "Ideal Hash Trees", 2001), in the
+// compressed form of Steindorfer and Vinju (CHAMP, 2015).
 package persist
 
 import (
@@ -11,8 +10,8 @@ import (
 	"iter"
 )
 
-// Map is one immutable version. Any number of goroutines may read it, also while
-// an Editor makes later versions of it. Make the first one with New.
+// Map is one immutable version. Several goroutines may read it, also while an Editor makes
+// later versions. Make the first version with New.
 type Map[K comparable, V any] struct {
 	root *node[K, V]
 	size int
@@ -32,7 +31,7 @@ func newWithHash[K comparable, V any](hash func(K) uint64) Map[K, V] {
 // Len is the number of keys.
 func (m Map[K, V]) Len() int { return m.size }
 
-// Get returns the value of key, and whether there is one.
+// Get returns the value of key. ok is false if there is none.
 func (m Map[K, V]) Get(key K) (value V, ok bool) {
 	n, h := m.root, m.hash(key)
 	for shift := uint(0); ; shift += bitsPerLevel {
@@ -59,7 +58,7 @@ func (m Map[K, V]) All() iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) { m.root.each(yield) }
 }
 
-// Edit starts a batch of changes that leaves m as it is.
+// Edit starts a batch of changes. It does not change m.
 func (m Map[K, V]) Edit() *Editor[K, V] {
 	return &Editor[K, V]{version: m, owner: new(token)}
 }

@@ -7,13 +7,13 @@ import (
 
 const (
 	bitsPerLevel = 5
-	// lastShift is the last level that still finds bits of a 64-bit hash. Keys that
-	// agree in all of them share one node below it, which is searched linearly.
+	// lastShift is the last level that uses bits of a 64-bit hash. Keys with equal hashes share
+	// one node below it, which is searched linearly.
 	lastShift = 60
 )
 
-// token marks the nodes that an Editor made and may therefore change in place.
-// It has a size, because pointers to distinct empty values may be equal.
+// token marks the nodes that an Editor made and may change in place. It has a size, because
+// pointers to distinct empty values may be equal.
 type token struct{ _ byte }
 
 type leaf[K comparable, V any] struct {
@@ -21,11 +21,10 @@ type leaf[K comparable, V any] struct {
 	value V
 }
 
-// node is one level of the trie. A slot, five bits of the hash, is empty, or a
-// leaf, or a subtree, as the bitmaps say; leaves and kids are packed in the order
-// of their slots. A node other than the root holds at least two keys, so that one
-// content has one shape whatever its history. Below lastShift both bitmaps are
-// unused.
+// node is one level of the trie. A slot (five bits of the hash) is empty, a leaf or a subtree,
+// as the bitmaps say. leaves and kids are packed in the order of their slots. Every node
+// except the root has at least two keys, so the shape depends only on the content and not on
+// its history. Below lastShift both bitmaps are unused.
 type node[K comparable, V any] struct {
 	owner           *token
 	leafMap, kidMap uint32
@@ -37,7 +36,7 @@ func bitOf(hash uint64, shift uint) uint32 {
 	return 1 << (hash >> shift & (1<<bitsPerLevel - 1))
 }
 
-// index is the place of a slot in a packed list.
+// index returns the position of a slot in a packed list.
 func index(bitmap, bit uint32) int { return bits.OnesCount32(bitmap & (bit - 1)) }
 
 func (n *node[K, V]) colliding(key K) int {
@@ -65,5 +64,5 @@ func (n *node[K, V]) each(yield func(K, V) bool) bool {
 	return true
 }
 
-// lone says that the node would be a leaf of its parent.
+// lone says whether the node has one key only, so that its parent must hold it as a leaf.
 func (n *node[K, V]) lone() bool { return len(n.leaves) == 1 && len(n.kids) == 0 }

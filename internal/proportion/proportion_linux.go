@@ -9,21 +9,20 @@ import (
 )
 
 const (
-	// factor is how many times larger the large work is. In proportion is 8 times the
-	// time, or 10 with the logarithm of sorting; the square is 64 times.
+	// factor is how many times larger the large work is. Work in proportion takes 8 times as
+	// long, or 10 times with the logarithm of sorting; quadratic work takes 64 times as long.
 	factor = 8
 	most   = 4 * factor
-	// clock is what a shorter time counts as: the kernel counts in ticks.
+	// clock is the minimum that a time counts as, because the kernel counts in ticks.
 	clock   = 5 * time.Millisecond
 	forever = time.Duration(1<<63 - 1)
-	// attempts are how often each size is measured in a round; the best one counts. Where
-	// others disturb, there are several rounds.
+	// attempts is how often each size is measured in a round; the best one counts. There are
+	// several rounds because other programs may disturb.
 	attempts, rounds = 4, 3
 )
 
-// Check fails the test if work of 8 times a size takes much more than 8 times the time
-// of this process. prepare sets up work of size n and returns it. The garbage collector
-// is off meanwhile.
+// Check fails the test if work of 8 times a size takes much more than 8 times the CPU time.
+// prepare sets up work of size n and returns it. The garbage collector is off.
 func Check(t *testing.T, size int, prepare func(n int) (work func())) {
 	t.Helper()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
@@ -50,7 +49,7 @@ func best(t *testing.T, size int, prepare func(n int) (work func())) time.Durati
 	return least
 }
 
-// cpuTime is what the process has used: other programs do not count.
+// cpuTime returns the user time of the process, so other programs do not count.
 func cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	var used syscall.Rusage
