@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Conformance needs the network namespaces of Linux, and skips the test here.
+// Conformance needs the network namespaces of Linux. On other systems it skips the test.
 func Conformance(t *testing.T, _ Features, _ Factory) {
 	t.Helper()
 	t.Skip("no network namespaces on " + runtime.GOOS)

@@ -19,10 +19,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// speaker tells a router which VIPs to send here: external ones, each as long as any port
-// of it is served.
+// speaker announces external VIPs to a router, each as long as a port of it is served.
 type speaker struct {
-	mu     sync.Mutex // guards all below; both families may call at once
+	mu     sync.Mutex // guards the fields below; both families call at once
 	served map[netip.Addr]map[desired.Key]bool
 	down   error // of the session
 }

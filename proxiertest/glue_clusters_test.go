@@ -16,12 +16,12 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// clusterSet merges what several clusters export into one proxy. Each cluster has a client
-// of its own, as it has informers of its own in a real program.
+// clusterSet merges the exported objects of several clusters into one proxy. Each cluster
+// has a client of its own, as it has informers of its own in a real program.
 type clusterSet struct{ proxy *proxier.Proxier }
 
-// exported passes on a slice of a cluster: one that a Service of that cluster has becomes
-// one of the ServiceImport. The object of the cluster is not changed.
+// exported forwards an EndpointSlice of a cluster: that of a Service becomes one of the
+// ServiceImport. The cluster's object is not changed.
 func (c *clusterSet) exported(cluster string, s *discovery.EndpointSlice, gone bool) {
 	s = s.DeepCopy()
 	s.Labels = map[string]string{changetracker.LabelServiceImport: s.Labels[discovery.LabelServiceName]}
@@ -30,21 +30,21 @@ func (c *clusterSet) exported(cluster string, s *discovery.EndpointSlice, gone b
 	}
 }
 
-// listed passes on that a cluster's first list is complete.
+// listed forwards that a cluster's first list is complete.
 func (c *clusterSet) listed(cluster string) {
 	c.proxy.Tracker().Source(cluster).Synced()
 	c.proxy.Trigger()
 }
 
-// left forgets a cluster.
+// left deletes the objects of a cluster.
 func (c *clusterSet) left(cluster string) {
 	if _, err := c.proxy.Tracker().Source(cluster).Replace(changetracker.Snapshot{}); err != nil {
-		panic(err) // nothing can be wrong with nothing
+		panic(err) // an empty snapshot is valid
 	}
 	c.proxy.Trigger()
 }
 
-// TestGlueOfTwoClusters whose slices and nodes have the same names, behind one clusterset IP.
+// TestGlueOfTwoClusters whose EndpointSlices and nodes have the same names, behind one clusterset IP.
 func TestGlueOfTwoClusters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := &proxiertest.RecordingEngine{}
@@ -90,7 +90,7 @@ func TestGlueOfTwoClusters(t *testing.T) {
 			if got := addrs(s.Local); got != local {
 				t.Errorf("%s: endpoints of this node%s, want%s", when, got, local)
 			}
-			if !slices.Equal(s.OnNode, localAddrs(s.Local)) { // nobody else's pods are masqueraded as ours
+			if !slices.Equal(s.OnNode, localAddrs(s.Local)) { // pods of another cluster are not masqueraded as local ones
 				t.Errorf("%s: endpoints that may be on this node %v, want %v", when, s.OnNode, s.Local)
 			}
 		}

@@ -24,7 +24,7 @@ type bucket struct {
 	local  bool
 }
 
-// flow leads to a group, or to those buckets of it that are on the node.
+// flow leads to a group, or to those of its buckets that are on the node.
 type flow struct {
 	group  changetracker.ServicePortName
 	scope  desired.Scope
@@ -64,13 +64,13 @@ func (b *bridge) Apply(_ context.Context, u desired.Update) (result proxier.Resu
 	}
 	for _, key := range u.Gone {
 		if left, there := b.flows[key]; there && !failed[left.group] {
-			b.Errorf("%v of %v is gone, and still there", key, left.group)
+			b.Errorf("%v of %v is deleted, and still exists", key, left.group)
 		}
 	}
 	return result, nil
 }
 
-// setBuckets goes by what the trackers say alone, unless everything is to be made anew.
+// setBuckets applies the trackers' changes alone, unless the update is full.
 func (b *bridge) setBuckets(u *desired.Update, c *desired.Change) {
 	if c.After == nil {
 		delete(b.groups, c.Name)
@@ -104,7 +104,7 @@ func (b *bridge) setFlows(u *desired.Update, c *desired.Change) {
 			if b.flows[key].group == c.Name {
 				delete(b.flows, key)
 			} else if _, taken := b.flows[key]; !taken {
-				b.Errorf("%v had %v, as it is said, and has not", c.Name, key)
+				b.Errorf("%v should have had %v, and has not", c.Name, key)
 			}
 		}
 	}
@@ -135,7 +135,7 @@ func fromScratch(p *proxier.Proxier) *bridge {
 	return b
 }
 
-// TestGlueOfAnEngineWithFlows: whatever fails, the tables are at last those of one that starts anew.
+// TestGlueOfAnEngineWithFlows: whatever fails, the tables finally equal those of a new engine.
 func TestGlueOfAnEngineWithFlows(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
@@ -163,14 +163,14 @@ func TestGlueOfAnEngineWithFlows(t *testing.T) {
 				}
 			}
 			if b.fulls > 30 {
-				t.Errorf("seed %d: everything was made anew %d times in 60 syncs", seed, b.fulls)
+				t.Errorf("seed %d: %d of 60 syncs were full", seed, b.fulls)
 			}
 		})
 	}
 }
 
 func (b *bridge) change(p *proxier.Proxier) {
-	synctest.Wait() // for syncs that were asked for
+	synctest.Wait() // for requested syncs
 	i := b.IntN(5)
 	name := changetracker.ServicePortName{Protocol: v1.ProtocolTCP}
 	name.Namespace, name.Name = "shop", string(rune('a'+i))

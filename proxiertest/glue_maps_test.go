@@ -17,13 +17,13 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// bpfMaps is a data plane of one's own, as programs in the kernel read it: a frontend has
-// the number of a service, and that has numbered back ends. Numbers stay as long as the
-// service port does, since connections hold them. There is no driver, only trackers.
+// bpfMaps is a data plane of maps for BPF programs: a frontend has the number of a service,
+// and a service has numbered backends. A service port keeps its number, because connections
+// store it. There is no driver, only trackers.
 type bpfMaps struct {
 	tracker  *changetracker.Tracker
 	resolver desired.Resolver
-	room     int // for back ends of one service
+	room     int // for backends of one service
 
 	next      uint32
 	ids       map[changetracker.ServicePortName]uint32
@@ -42,10 +42,10 @@ func newBPFMaps(node changetracker.Node) (*bpfMaps, error) {
 	}, err
 }
 
-// run writes what has changed until ctx ends.
+// run writes changes until ctx ends.
 func (m *bpfMaps) run(ctx context.Context) {
 	select {
-	case <-m.tracker.Ready(): // before, the maps have what the program before has left
+	case <-m.tracker.Ready(): // until then, the maps of the previous process stay
 	case <-ctx.Done():
 		return
 	}
@@ -65,7 +65,7 @@ func (m *bpfMaps) apply(step changetracker.Step) (failed []changetracker.Service
 	for _, change := range step.Delta.Changes {
 		names = append(names, change.Name)
 	}
-	if step.Delta.Full { // trust nothing
+	if step.Delta.Full { // write everything
 		m.fulls++
 		names = slices.Concat(slices.Collect(maps.Keys(m.ids)), names)
 		for name := range step.After.All() {
@@ -94,7 +94,7 @@ func (m *bpfMaps) put(s *desired.Service) {
 		id = m.next
 		m.ids[s.Name] = id
 	}
-	m.backends[id] = s.Cluster // before what leads there
+	m.backends[id] = s.Cluster // before the frontends that lead there
 	for _, key := range m.keys[s.Name] {
 		delete(m.frontends, key)
 	}
@@ -160,7 +160,7 @@ func TestGlueOfTrackersAlone(t *testing.T) {
 		slice("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5")
 		want("more than there is room for: as it was", 1, "10.1.0.2", "10.1.0.3")
 		m.room = 4
-		m.tracker.SetNode(changetracker.Node{Name: "here", Zone: "a"}) // anything that leads to an Apply
+		m.tracker.SetNode(changetracker.Node{Name: "here", Zone: "a"}) // causes an Apply
 		want("there is room", 1, "10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5")
 		name := changetracker.ServicePortName{NamespacedName: web, Port: "http", Protocol: v1.ProtocolTCP}
 		m.tracker.Override(name, netip.MustParseAddrPort("10.1.0.3:8080"), changetracker.Override{Eject: true})
@@ -170,7 +170,7 @@ func TestGlueOfTrackersAlone(t *testing.T) {
 		service()
 		want("it is back as another one, and the override has ended with it", 2, "10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5")
 		if m.fulls != 2 {
-			t.Errorf("everything was gone through %d times, want 2: at first, and for the node", m.fulls)
+			t.Errorf("%d full Applies, want 2: the first one, and one for the node", m.fulls)
 		}
 	})
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// switches is one process that programs the switch of every node, as OVN's northbound
-// database has it: one tracker that belongs to no node, and a resolver for each. A row is
-// written only where a node's view has changed.
+// switches is one process that programs the switch of every node, like OVN's northbound
+// database: one tracker without a node, and a resolver for each node. It writes only the
+// rows of nodes whose view changed.
 type switches struct {
 	tracker *changetracker.Tracker
 	state   *changetracker.State
@@ -30,7 +30,7 @@ type switches struct {
 	fulls   int
 }
 
-// switchNode is the node that a switch is on now.
+// switchNode is the current node of a switch.
 type switchNode struct {
 	name string // of the switch
 	node changetracker.Node
@@ -47,7 +47,7 @@ func newSwitches() (*switches, error) {
 func (s *switches) run(ctx context.Context) {
 	for {
 		select {
-		case n := <-s.moved: // no tracker has to know, and no other switch is looked at
+		case n := <-s.moved: // the tracker and the other switches are not involved
 			s.nodes[n.name] = &desired.Resolver{Node: n.node, EditSelection: redirect}
 			s.rewrite(n.name)
 		case <-s.tracker.Changed():
@@ -58,7 +58,7 @@ func (s *switches) run(ctx context.Context) {
 	}
 }
 
-// redirect keeps a Service of the namespace local on each node where it has a server.
+// redirect keeps a Service of the namespace local on each node that has an endpoint.
 func redirect(_ changetracker.View, p *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection {
 	if p.Name.Namespace == "local" && len(s.Local) > 0 {
 		s.Cluster = s.Local
@@ -109,7 +109,7 @@ func (s *switches) write(name string, port changetracker.ServicePortName) {
 	s.written[name]++
 }
 
-// rowOf is "VIP action: endpoints" of each frontend.
+// rowOf returns "VIP action: endpoints" for each frontend.
 func rowOf(s *desired.Service) string {
 	var texts []string
 	for i := range s.Frontends {
@@ -147,7 +147,7 @@ func TestGlueOfOneProcessForAllNodes(t *testing.T) {
 				e.Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: zone}}}
 			}
 		}
-		// want says which rows a switch has, and which switches were written to since.
+		// want checks the rows of each switch, and the switches written to since.
 		want := func(when, written string, rows map[string]string) {
 			t.Helper()
 			synctest.Wait()
@@ -193,7 +193,7 @@ func TestGlueOfOneProcessForAllNodes(t *testing.T) {
 			"s2": web + "drop:; 10.96.0.2 forward: 10.1.0.2; 10.96.0.3 forward: 10.2.0.4",
 		})
 		if s.fulls != len(s.nodes) {
-			t.Errorf("a switch was gone through for the tracker %d times, want once each", s.fulls)
+			t.Errorf("%d full comparisons of switches, want one each", s.fulls)
 		}
 	})
 }

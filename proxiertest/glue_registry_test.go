@@ -18,8 +18,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// response is all that a registry has, as xDS servers and Consul tell it. It has names and
-// addresses of its own, and no ClusterIPs.
+// response holds all services of a registry, as xDS servers and Consul return them, with
+// names and addresses, but without ClusterIPs.
 type response struct {
 	version  string
 	services []registered
@@ -31,11 +31,11 @@ type registered struct {
 	backends []string
 }
 
-// subscriber puts what a registry says in place, a response at a time.
+// subscriber applies the responses of a registry one by one.
 type subscriber struct {
 	proxy  *proxier.Proxier
-	active string   // the version in place
-	nacks  []string // what the registry is told of responses that are refused
+	active string   // the applied version
+	nacks  []string // the errors that it returned for refused responses
 }
 
 func (s *subscriber) receive(r response) {
@@ -83,7 +83,7 @@ func snapshotOf(r response) (changetracker.Snapshot, error) {
 	return s, nil
 }
 
-// dialled is what an engine has: what clients dial, and where they get to.
+// dialled returns the engine's frontends with their endpoints.
 func dialled(engine *proxiertest.RecordingEngine) string {
 	var lines []string
 	for _, s := range engine.Services() {
@@ -96,7 +96,7 @@ func dialled(engine *proxiertest.RecordingEngine) string {
 	return strings.Join(lines, ", ")
 }
 
-// TestGlueOfARegistryWithoutKubernetes: versions of everything, each put in place at once.
+// TestGlueOfARegistryWithoutKubernetes: each version replaces everything at once.
 func TestGlueOfARegistryWithoutKubernetes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := &proxiertest.RecordingEngine{}
@@ -120,9 +120,9 @@ func TestGlueOfARegistryWithoutKubernetes(t *testing.T) {
 			updates  int // so far
 			nack     string
 		}{
-			{[]registered{db, {"web", ":0", nil}}, "", 0, "registry/web: Port: invalid value 0"}, // nothing is written yet
+			{[]registered{db, {"web", ":0", nil}}, "", 0, "registry/web: Port: invalid value 0"}, // before the first write
 			{[]registered{db, web}, before, 1, ""},
-			{moved, after, 2, ""}, // a VIP changes hands
+			{moved, after, 2, ""}, // a VIP moves to another service
 			{[]registered{db, {"bad", "198.51.100.3:80", []string{"0.0.0.0:80", "127.0.0.1:80"}}}, after, 2, "endpoint address: invalid value 0.0.0.0:80"},
 			{moved, after, 2, ""},
 			{[]registered{db, web}, before, 3, ""},
@@ -141,11 +141,11 @@ func TestGlueOfARegistryWithoutKubernetes(t *testing.T) {
 				t.Errorf("version %d: %q after %d updates, want %q after %d", i, got, len(changing), c.want, c.updates)
 			}
 			if refused := len(registry.nacks) > 0; refused != (c.nack != "") || refused && !strings.Contains(registry.nacks[0], c.nack) {
-				t.Errorf("version %d is answered by %q, want %q", i, registry.nacks, c.nack)
+				t.Errorf("version %d: the registry received %q, want %q", i, registry.nacks, c.nack)
 			}
 		}
 		if registry.active != "6" {
-			t.Errorf("version %s is in place, want 6", registry.active)
+			t.Errorf("version %s is applied, want 6", registry.active)
 		}
 		stop()
 		if err := <-ended; err != nil {

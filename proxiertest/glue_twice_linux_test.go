@@ -18,8 +18,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// serve runs a proxy in this process until ctx ends, as one of several parts of a larger
-// program. ready is called when everything is programmed.
+// serve runs a proxy until ctx ends, as a part of a larger program. It calls ready when
+// everything is programmed.
 func serve(ctx context.Context, config nftables.Config, feed func(proxier.EventHandler), ready func(*proxier.Proxier)) error {
 	p, err := nftables.New(config, proxier.Deps{})
 	if err != nil {
@@ -39,8 +39,8 @@ func serve(ctx context.Context, config nftables.Config, feed func(proxier.EventH
 	return <-ended
 }
 
-// TestGlueOfAProgramThatStartsItTwice in one process, with the same names: nothing of the
-// first time is in the way, or is lost, and no goroutine stays.
+// TestGlueOfAProgramThatStartsItTwice in one process, with the same names: the second start
+// takes over the objects of the first one, and no goroutine remains.
 func TestGlueOfAProgramThatStartsItTwice(t *testing.T) {
 	ns := netnstest.New(t)
 	config := nftables.Config{Config: proxier.Config{
@@ -75,7 +75,7 @@ func TestGlueOfAProgramThatStartsItTwice(t *testing.T) {
 			t.Errorf("%s: %v", when, err)
 		}
 		if !holds() {
-			t.Errorf("%s: the Service goes when the proxy ends", when)
+			t.Errorf("%s: the Service is deleted when the proxy ends", when)
 		}
 	}
 	poll.Until(t, "the goroutines end", func() bool { return runtime.NumGoroutine() <= before })

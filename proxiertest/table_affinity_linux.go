@@ -12,44 +12,44 @@ import (
 
 const (
 	longAffinity = 10 * time.Minute
-	// shortAffinity is waited for, with margins for a busy machine: questions come
-	// at a third of it to refresh it, and it has ended for sure after quietTime.
+	// shortAffinity is a timeout that the test waits for, with margins for a busy
+	// machine: it is refreshed at a third of it, and has ended after quietTime.
 	shortAffinity = 2 * time.Second
 	refreshEvery  = shortAffinity / 3
 	quietTime     = shortAffinity + time.Second
 )
 
-// affinityScenarios are about clients that return. Twenty of them, each with its
-// own address, make it impossible that all land where they have been by chance.
+// affinityScenarios are about session affinity. Twenty clients, each with its own address,
+// do not all get the same endpoint again by chance.
 func affinityScenarios() []scenario {
 	return []scenario{
 		{
-			name: "PKT-60", rule: "A client reaches the same endpoint through every frontend of a service port.",
+			name: "PKT-60", rule: "With session affinity, a client reaches the same endpoint through every frontend of a service port.",
 			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
 			play:     playStickiness,
 		},
 		{
-			name: "PKT-60/timeout", rule: "Affinity ends after its timeout without a connection; every connection starts it anew.",
+			name: "PKT-60/timeout", rule: "Session affinity ends after the timeout without a connection; every connection restarts the timeout.",
 			services: []service{sticky(shortAffinity, ready(pod0, pod1, remote0))},
 			play:     playTimeout,
 		},
 		{
-			name: "PKT-60/ports", rule: "The ports of a Service have affinity each for itself.",
+			name: "PKT-60/ports", rule: "Each port of a Service has session affinity of its own.",
 			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
 			play:     playPortsApart,
 		},
 		{
-			name: "PKT-61", rule: "A client whose endpoint is gone gets another one, and stays there; nobody else moves.",
+			name: "PKT-61", rule: "A client whose endpoint is gone gets another one, and stays there; other clients stay where they are.",
 			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
 			play:     playLostEndpoint,
 		},
 		{
-			name: "PKT-61/policy", rule: "Affinity never sends a client to an endpoint that its way may not use.",
+			name: "PKT-61/policy", rule: "Session affinity never sends a client to an endpoint that the traffic policy excludes.",
 			services: []service{sticky(longAffinity, ready(pod1, remote0, remote1), ExternalPolicyLocal())},
 			play:     playPolicyOverAffinity,
 		},
 		{
-			name: "PKT-62", rule: "All processes behind one address are one client.",
+			name: "PKT-62", rule: "All processes with one source address are one client.",
 			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
 			play:     playSharedAddress,
 		},
@@ -60,15 +60,15 @@ func sticky(timeout time.Duration, endpoints []endpoint, opts ...ServiceOption) 
 	return service{external: true, endpoints: endpoints, options: append(opts, ClientAffinity(timeout))}
 }
 
-// round is where each of the clients was sent.
+// round is the endpoint of each client.
 type round []string
 
-// ask lets every client ask once.
+// ask sends one request of every client.
 func (s *stage) ask(ctx context.Context, c combo, at target) (round, error) {
 	return s.askInTurn(ctx, c, at, slices.Values(clientNumbers()))
 }
 
-// clientNumbers are those of all clients.
+// clientNumbers returns the numbers of all clients.
 func clientNumbers() []int {
 	numbers := make([]int, clientAddrs)
 	for i := range numbers {
@@ -90,7 +90,7 @@ func (s *stage) askInTurn(ctx context.Context, c combo, at target, clients iter.
 	return servers, nil
 }
 
-// client is one of the many: its own address, none of which other probes use.
+// client returns the n-th client, whose address no other probe uses.
 func (s *stage) client(i int, c combo) seat {
 	from := seat{host: s.world.Client}
 	for _, addr := range s.world.Client.Addrs[4:] {
@@ -104,11 +104,11 @@ func (s *stage) client(i int, c combo) seat {
 	return from
 }
 
-// expect asks again and compares with where the clients were before.
+// expect asks again, and compares with the endpoints before.
 func (s *stage) expect(ctx context.Context, c combo, at target, before round) error {
 	now, err := s.ask(ctx, c, at)
 	if err == nil && !slices.Equal(now, before) {
-		err = fmt.Errorf("%s: clients are sent to %v, want the same as before, %v", at, now, before)
+		err = fmt.Errorf("%s: clients reach %v, want the same as before, %v", at, now, before)
 	}
 	return err
 }
@@ -133,8 +133,8 @@ func playStickiness(ctx context.Context, t *testing.T, s *stage) {
 }
 
 // playPortsApart compares the two ports of the Service, which differ in protocol.
-// The clients ask the second one in the opposite order: where endpoints take turns,
-// that makes a difference, unless the ports share what they remember.
+// The clients ask the second one in the opposite order: so they get other endpoints, unless
+// the ports share session affinity.
 func playPortsApart(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	for _, family := range families() {
@@ -150,17 +150,17 @@ func playPortsApart(ctx context.Context, t *testing.T, s *stage) {
 				t.Fatal(err)
 			}
 			if slices.Equal(tcp, udp) { // by chance: 3^-20
-				t.Errorf("all %d clients are sent to the same endpoint on both ports", len(tcp))
+				t.Errorf("all %d clients reach the same endpoint on both ports", len(tcp))
 			}
 		})
 	}
 }
 
-// spread complains if all clients were sent to one server, which a stickiness
-// that is keyed by the Service alone would do.
+// spread returns an error if all clients reached one server, as with session affinity by
+// Service instead of by client.
 func spread(r round) error {
 	if len(r) > 0 && len(slices.Compact(slices.Clone(r))) == 1 {
-		return fmt.Errorf("all %d clients are sent to %s", len(r), r[0])
+		return fmt.Errorf("all %d clients reach %s", len(r), r[0])
 	}
 	return nil
 }
@@ -185,13 +185,13 @@ func playTimeout(ctx context.Context, t *testing.T, s *stage) {
 		}
 		later, err := s.ask(ctx, c, clusterIP)
 		if err == nil && slices.Equal(first, later) { // by chance: 3^-20
-			err = fmt.Errorf("all %d clients are sent where they were, %v after their last connection", len(later), quietTime)
+			err = fmt.Errorf("all %d clients reach the same endpoint %v after their last connection", len(later), quietTime)
 		}
 		return append(results, single("ended", err)...)
 	})
 }
 
-// pause waits for the kernel's clock, which no test can turn.
+// pause waits for the kernel's timeout, as synctest does not fake the kernel's clock.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -223,7 +223,7 @@ func playLostEndpoint(ctx context.Context, t *testing.T, s *stage) {
 		moved[c] = now
 		for i := range before {
 			if stayed := now[i] == before[i]; stayed == (before[i] == string(pod1)) {
-				t.Errorf("%s: client %d was sent to %s and now, without %s, to %s", c, i, before[i], pod1, now[i])
+				t.Errorf("%s: client %d reached %s, and without %s it reaches %s", c, i, before[i], pod1, now[i])
 			}
 		}
 	}
@@ -243,7 +243,7 @@ func playPolicyOverAffinity(ctx context.Context, t *testing.T, s *stage) {
 		inside, err := s.ask(ctx, c, clusterIP)
 		results := single("inside", err)
 		if !slices.Contains(inside, string(remote0)) && !slices.Contains(inside, string(remote1)) {
-			results = append(results, single("inside", fmt.Errorf("no client is sent to a remote endpoint: %v", inside))...)
+			results = append(results, single("inside", fmt.Errorf("no client reaches a remote endpoint: %v", inside))...)
 		}
 		onlyLocal := slices.Repeat(round{string(pod1)}, clientAddrs)
 		return append(results, single("outside",
@@ -263,7 +263,7 @@ func playSharedAddress(ctx context.Context, t *testing.T, s *stage) {
 	})
 }
 
-// oneServer asks often, from a new port each time, and wants one server.
+// oneServer asks often, from a new port each time, and wants the same server.
 func (s *stage) oneServer(ctx context.Context, from seat, network string, to netip.AddrPort) error {
 	first := ""
 	for range 3 * minAsks {

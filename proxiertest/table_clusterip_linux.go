@@ -8,16 +8,15 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// clusterIPScenarios are about sources: who is masqueraded on the way to a
-// ClusterIP.
+// clusterIPScenarios are about masquerading of packets to a ClusterIP.
 func clusterIPScenarios() []scenario {
 	services := []service{{endpoints: ready(pod1, remote0)}}
-	local := []service{{endpoints: ready(pod1, pod2)}} // answers remote pods by way of the node
+	local := []service{{endpoints: ready(pod1, pod2)}} // their answers to remote pods go through the node
 	table := func(name, rule string, setup setup, services []service, probes ...[]probe) scenario {
 		return scenario{name: name, rule: rule, setup: setup, services: services, probes: slices.Concat(probes...)}
 	}
 	toVIP := []target{clusterIP}
-	// Under policy Local, pods keep their source on their way to all addresses.
+	// Under externalTrafficPolicy Local, pods keep their source to all addresses.
 	named := func(node string) []service {
 		endpoints := append(ready(remote0), endpoint{at: pod0, node: node})
 		return []service{{external: true, options: []ServiceOption{ExternalPolicyLocal()}, endpoints: endpoints}}
@@ -68,7 +67,7 @@ func clusterIPPolicyScenarios() []scenario {
 	local := []ServiceOption{InternalPolicyLocal()}
 	return []scenario{
 		{
-			name: "PKT-07", rule: "internalTrafficPolicy Local confines a ClusterIP to local endpoints and changes no masquerading.",
+			name: "PKT-07", rule: "Under internalTrafficPolicy Local, a ClusterIP leads to local endpoints, and masquerading is the same.",
 			services: []service{{options: local, endpoints: ready(pod1, remote0)}},
 			probes: slices.Concat(
 				every([]place{pod0, pod1, remote1}, toVIP, keptBy(pod1)),
@@ -76,13 +75,13 @@ func clusterIPPolicyScenarios() []scenario {
 			),
 		},
 		{
-			name: "PKT-07/no_detector", rule: "internalTrafficPolicy Local changes no masquerading without a way to tell pods either.",
+			name: "PKT-07/no_detector", rule: "Masquerading is the same under internalTrafficPolicy Local, also without detection of local traffic.",
 			setup:    setupNoDetector,
 			services: []service{{options: local, endpoints: ready(pod1, remote0)}},
 			probes:   every([]place{pod0, node, client}, toVIP, keptBy(pod1)),
 		},
 		{
-			name: "PKT-08", rule: "internalTrafficPolicy Local drops when all endpoints are elsewhere.",
+			name: "PKT-08", rule: "Under internalTrafficPolicy Local, packets are dropped if all endpoints are on other nodes.",
 			services: []service{
 				{options: local, endpoints: ready(remote0)},
 				{options: local, endpoints: ready(remote0), external: true},
@@ -93,7 +92,7 @@ func clusterIPPolicyScenarios() []scenario {
 			),
 		},
 		{
-			name: "PKT-09", rule: "A ClusterIP without endpoints rejects everybody.",
+			name: "PKT-09", rule: "A ClusterIP without endpoints rejects all clients.",
 			services: []service{{}, {options: local}},
 			probes: slices.Concat(
 				every([]place{pod0, node, client, remote0}, toVIP, isRejected()),
@@ -103,8 +102,8 @@ func clusterIPPolicyScenarios() []scenario {
 	}
 }
 
-// serviceAddressScenarios are about packets to service addresses that are no
-// frontend of any Service.
+// serviceAddressScenarios are about packets to addresses of the Service ranges that are no
+// frontend.
 func serviceAddressScenarios(f Features) []scenario {
 	refusal, silence := isRejected(), isDropped()
 	if f.ServiceIPsPass {
@@ -128,7 +127,7 @@ func serviceAddressScenarios(f Features) []scenario {
 			probes:   every(everybody, []target{clusterIP}, refusal),
 		},
 		{
-			name: "PKT-11", rule: "An address in the ranges of Services that no Service has drops.",
+			name: "PKT-11", rule: "Packets to an unallocated address of the Service ranges are dropped.",
 			services:     []service{{endpoints: ready(pod1)}},
 			serviceCIDRs: serviceCIDRs(),
 			probes: slices.Concat(
@@ -137,13 +136,13 @@ func serviceAddressScenarios(f Features) []scenario {
 			),
 		},
 		{
-			name: "PKT-12", rule: "A ClusterIP rejects what is not TCP, UDP or SCTP, such as pings.",
+			name: "PKT-12", rule: "A ClusterIP rejects protocols other than TCP, UDP and SCTP, such as pings.",
 			services: []service{{endpoints: ready(pod1)}},
 			networks: []string{"icmp"},
 			probes:   every(everybody, []target{clusterIP}, refusal),
 		},
 		{
-			name: "PKT-14", rule: "An address that the node itself has is left alone, although it is in the ranges of Services.",
+			name: "PKT-14", rule: "An address of the node within the Service ranges reaches the node.",
 			services:     []service{{endpoints: ready(pod1)}},
 			serviceCIDRs: serviceCIDRs(),
 			probes: slices.Concat(
@@ -152,7 +151,7 @@ func serviceAddressScenarios(f Features) []scenario {
 			),
 		},
 		{
-			name: "PKT-14/cluster_IP", rule: "A Service wins over an address of the node, but not at ports that it does not have.",
+			name: "PKT-14/cluster_IP", rule: "A ClusterIP that is an address of the node reaches the Service at its ports, and the node at others.",
 			services:     []service{{endpoints: ready(pod1), clusterIP: localServiceIP}},
 			serviceCIDRs: serviceCIDRs(),
 			probes: slices.Concat(
@@ -164,13 +163,13 @@ func serviceAddressScenarios(f Features) []scenario {
 	}
 }
 
-// unproxiedScenarios are about Services that have nothing to proxy. Their
-// external address is that of a real host, which answers if nothing is in its way.
+// unproxiedScenarios are about Services that are not proxied. Their external IP is the
+// address of a host, which answers if the packet reaches it.
 func unproxiedScenarios() []scenario {
 	cloud := ExternalIPs(cloudVIP(v1.IPv4Protocol).String(), cloudVIP(v1.IPv6Protocol).String())
 	passes := func(name string, opts ...ServiceOption) scenario {
 		return scenario{
-			name: "PKT-13/" + name, rule: "A Service without a VIP is not programmed, not even at its external IPs.",
+			name: "PKT-13/" + name, rule: "A Service without a ClusterIP is not programmed, not even at its external IPs.",
 			services: []service{{endpoints: ready(pod1), options: append(opts, cloud)}},
 			probes:   every([]place{pod0, client, node}, []target{cloudLoadBalancer}, keptBy(router)),
 		}
@@ -182,11 +181,11 @@ func unproxiedScenarios() []scenario {
 	}
 }
 
-// annotationKeep on a Service keeps its ClusterIP under setupNoClusterIPs.
+// annotationKeep keeps the ClusterIP of a Service under setupNoClusterIPs.
 const annotationKeep = "proxiertest/keep-cluster-ip"
 
-// vipOnlyScenarios are about service ports without ClusterIP: one of external addresses
-// only, and one of a node port only.
+// vipOnlyScenarios are about service ports without ClusterIP: one with external addresses
+// only, and one with a node port only.
 func vipOnlyScenarios() []scenario {
 	everybody := []place{pod0, node, client}
 	noNodePort := func(s *v1.Service) {
@@ -194,7 +193,7 @@ func vipOnlyScenarios() []scenario {
 			s.Spec.Ports[i].NodePort = 0
 		}
 	}
-	refused := func(s *v1.Service) { // what is left cannot be dialled at all
+	refused := func(s *v1.Service) { // it has no frontend left
 		s.Spec.ExternalIPs, s.Status.LoadBalancer.Ingress = []string{podAddr(pod2, v1.IPv4Protocol).String(), podAddr(pod2, v1.IPv6Protocol).String()}, nil
 	}
 	noVIPs := func(s *v1.Service) { s.Spec.ExternalIPs, s.Status.LoadBalancer.Ingress = nil, nil }
@@ -213,7 +212,7 @@ func vipOnlyScenarios() []scenario {
 	}
 	return []scenario{
 		{
-			name: "PKT-15", rule: "A service port without ClusterIP is served at its other VIPs, or its node port, and nowhere else.",
+			name: "PKT-15", rule: "A service port whose ClusterIP a hook removed is served at its other VIPs, or its node port, only.",
 			setup: setupNoClusterIPs,
 			play: func(ctx context.Context, t *testing.T, s *stage) {
 				t.Helper()
@@ -227,13 +226,13 @@ func vipOnlyScenarios() []scenario {
 			},
 		},
 		{
-			name: "PKT-15/local", rule: "External traffic policy Local binds it as it does others; internalTrafficPolicy means nothing to it.",
+			name: "PKT-15/local", rule: "externalTrafficPolicy Local applies to it; internalTrafficPolicy does not.",
 			setup:    setupNoClusterIPs,
 			services: services(ExternalPolicyLocal(), InternalPolicyLocal()),
 			probes:   slices.Concat(every([]place{client}, vips, keptBy(pod1)), toSecond(every([]place{client}, []target{nodePort}, keptBy(pod1)))),
 		},
 		{
-			name: "PKT-15/no_endpoints", rule: "Without endpoints it rejects.",
+			name: "PKT-15/no_endpoints", rule: "Without endpoints, it rejects.",
 			setup:    setupNoClusterIPs,
 			services: []service{{external: true, options: []ServiceOption{noNodePort}}, {external: true, options: []ServiceOption{noVIPs}}},
 			probes:   slices.Concat(every([]place{client, pod0}, vips, isRejected()), toSecond(every([]place{client, pod0}, []target{nodePort}, isRejected()))),
@@ -241,7 +240,7 @@ func vipOnlyScenarios() []scenario {
 	}
 }
 
-// toSecond turns probes to the second service of the scenario.
+// toSecond makes the second service the destination of probes.
 func toSecond(probes []probe) []probe {
 	for i := range probes {
 		probes[i].service = 1

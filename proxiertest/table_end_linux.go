@@ -9,7 +9,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// endScenarios are about what a Provider leaves behind.
+// endScenarios are about the kernel objects that remain after a Provider.
 func endScenarios() []scenario {
 	const rule = "Nothing of a Provider that has ended keeps its network namespace: no socket and no thread."
 	return []scenario{
@@ -22,8 +22,8 @@ func endScenarios() []scenario {
 	}
 }
 
-// elsewhere runs a Provider in a network namespace of its own, which must go when the
-// Provider has ended.
+// elsewhere runs a Provider in a network namespace of its own, which must be deleted after
+// the Provider ended.
 func (s *suite) elsewhere(ctx context.Context, t *testing.T, end func(other *suite)) {
 	t.Helper()
 	ns := netnstest.New(t)
@@ -33,5 +33,5 @@ func (s *suite) elsewhere(ctx context.Context, t *testing.T, end func(other *sui
 	st.publish(ctx, t, service{external: true, options: []ServiceOption{healthChecked}, endpoints: ready(pod1)})
 	end(other)
 	netnstest.MustGo(t, ns)
-	runtime.KeepAlive(st) // or its sockets may go with it
+	runtime.KeepAlive(st) // a finalizer would close its sockets
 }

@@ -13,31 +13,31 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
-// externalScenarios are about node ports, external IPs and load balancers under
+// externalScenarios are about node ports, external IPs and load balancer IPs under
 // externalTrafficPolicy Cluster.
 func externalScenarios() []scenario {
 	everybody := []place{pod0, node, client, remote1}
 	return []scenario{
 		{
-			name: "PKT-20", rule: "Everybody is masqueraded on the way to an external destination, under policy Cluster.",
+			name: "PKT-20", rule: "Under externalTrafficPolicy Cluster, all clients of external frontends are masqueraded.",
 			services: []service{{external: true, endpoints: ready(pod0, pod1, remote0)}},
 			probes:   every(everybody, external(), masqueradedTo(pod0, pod1, remote0)),
 		},
 		{
-			name: "PKT-20/no_detector", rule: "Everybody is masqueraded also without a way to tell pods.",
+			name: "PKT-20/no_detector", rule: "All clients are masqueraded, also without detection of local traffic.",
 			setup:    setupNoDetector,
 			services: []service{{external: true, endpoints: ready(pod1, remote0)}},
 			probes:   every(everybody, external(), masqueradedTo(pod1, remote0)),
 		},
 		{
-			name: "PKT-28", rule: "internalTrafficPolicy Local binds the ClusterIP only.",
+			name: "PKT-28", rule: "internalTrafficPolicy Local applies to the ClusterIP only.",
 			services: []service{{external: true, options: []ServiceOption{InternalPolicyLocal()}, endpoints: ready(pod1, remote0)}},
 			probes: slices.Concat(
 				every(everybody, external(), masqueradedTo(pod1, remote0)),
 				every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
 		},
 		{
-			name: "PKT-34", rule: "Where a load balancer's address and port are also a node's address and node port, the former counts.",
+			name: "PKT-34", rule: "A load balancer IP and port wins over a node port at the same address and port.",
 			services: []service{
 				{external: true, endpoints: ready(pod1), vip: localVIP, options: []ServiceOption{atNodePort}},
 				{external: true, endpoints: ready(remote0), nodePort: idleHostPort},
@@ -47,7 +47,7 @@ func externalScenarios() []scenario {
 				toSecond(every([]place{pod0, client, node}, []target{nodePort, nodePortSecondary}, masqueradedTo(remote0)))),
 		},
 		{
-			name: "PKT-36", rule: "A load balancer that wants its packets to itself gets them; all other frontends work.",
+			name: "PKT-36", rule: "A load balancer IP with ipMode Proxy is not programmed; all other frontends work.",
 			services: []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{cloudIngress}}},
 			probes: slices.Concat(
 				every([]place{pod0, client, node}, []target{cloudLoadBalancer}, keptBy(router)),
@@ -57,7 +57,7 @@ func externalScenarios() []scenario {
 	}
 }
 
-// refusedScenarios are about values that the proxy sets aside.
+// refusedScenarios are about addresses that are not programmed.
 func refusedScenarios() []scenario {
 	loopback := func(family v1.IPFamily) netip.Addr {
 		if family == v1.IPv4Protocol {
@@ -67,7 +67,7 @@ func refusedScenarios() []scenario {
 	}
 	return []scenario{
 		{
-			name: "PKT-29/loopback_endpoint", rule: "No endpoint leads to what the node serves to itself.",
+			name: "PKT-29/loopback_endpoint", rule: "An endpoint at a loopback address is not used.",
 			services: []service{{external: true, endpoints: append(ready(pod1), endpoint{addrs: loopback})}},
 			play: func(ctx context.Context, t *testing.T, s *stage) {
 				t.Helper()
@@ -79,7 +79,7 @@ func refusedScenarios() []scenario {
 			},
 		},
 		{
-			name: "PKT-29/external_IP_of_a_pod", rule: "An external IP in the pods' ranges counts for nothing, and the other addresses work.",
+			name: "PKT-29/external_IP_of_a_pod", rule: "An external IP in the pod CIDRs is not programmed; the other addresses work.",
 			services: []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{ExternalIPs(
 				podAddr(pod2, v1.IPv4Protocol).String(), podAddr(pod2, v1.IPv6Protocol).String())}}},
 			probes: slices.Concat(
@@ -87,7 +87,7 @@ func refusedScenarios() []scenario {
 				every([]place{client, pod0}, external(), masqueradedTo(pod1))),
 		},
 		{
-			name: "PKT-29/external_IP_of_the_node", rule: "Where external IPs may not be addresses of the node, those that it has at the moment count for nothing.",
+			name: "PKT-29/external_IP_of_the_node", rule: "With DenyNodeExternalIPs, an external IP that is an address of the node is not programmed.",
 			setup: setupDenyNode,
 			services: []service{{external: true, nodePort: idleHostPort, endpoints: ready(pod1), options: []ServiceOption{
 				ExternalIPs("192.0.2.10", "2001:db8:2::10", "192.0.2.20", "2001:db8:2::20"), atNodePort,
@@ -108,8 +108,8 @@ func refusedScenarios() []scenario {
 	}
 }
 
-// disputeScenarios are about addresses that several Services ask for. The younger one
-// comes first, by its name too.
+// disputeScenarios are about addresses of several Services. The younger Service is
+// published first, and is first by name.
 func disputeScenarios() []scenario {
 	shared := ExternalIPs(sharedAddr(v1.IPv4Protocol).String(), sharedAddr(v1.IPv6Protocol).String())
 	nodeAddrs := ExternalIPs("192.0.2.10", "2001:db8:2::10")
@@ -128,24 +128,24 @@ func disputeScenarios() []scenario {
 	everybody := []place{pod0, client, node}
 	return []scenario{
 		{
-			name: "PKT-37", rule: "Of two Services with one external IP the older one has it, until it is deleted.",
+			name: "PKT-37", rule: "Of two Services with one external IP, the older one has it until it is deleted.",
 			services: []service{younger(shared, noNodePorts), older(shared, noNodePorts)},
 			play:     playDispute([]target{sharedExternalIP}),
 		},
 		{
-			name: "PKT-38", rule: "A younger Service's external IP takes no node port away at an address of the node, until that is gone.",
+			name: "PKT-38", rule: "A younger Service's external IP at an address of the node does not win over a node port of an older Service.",
 			services: []service{younger(nodeAddrs, atNodePort), older()},
 			play:     playDispute([]target{nodePort}),
 		},
 		{
-			name: "PKT-38/older_external_IP", rule: "An older Service's external IP has its packets also where a node has the address.",
+			name: "PKT-38/older_external_IP", rule: "An older Service's external IP at an address of the node wins over a node port.",
 			services: []service{younger(), older(nodeAddrs, atNodePort)},
 			probes: slices.Concat(
 				every(everybody, []target{nodePort}, masqueradedTo(pod1)),
 				every(everybody, []target{nodePortSecondary}, masqueradedTo(remote0))),
 		},
 		{
-			name: "PKT-38/older_external_IP_without_endpoints", rule: "It refuses them, and the other Service does not get them instead.",
+			name: "PKT-38/older_external_IP_without_endpoints", rule: "Without endpoints, it rejects, and the other Service gets no packets.",
 			services: []service{younger(), withoutEndpoints(older(nodeAddrs, atNodePort))},
 			probes: slices.Concat(
 				every(everybody, []target{nodePort}, isRejected()),
@@ -172,23 +172,23 @@ func withoutEndpoints(s service) service {
 	return s
 }
 
-// noNodePorts takes a Service's node ports away.
+// noNodePorts removes the node ports of a Service.
 func noNodePorts(s *v1.Service) {
 	for i := range s.Spec.Ports {
 		s.Spec.Ports[i].NodePort = 0
 	}
 }
 
-// atNodePort moves a Service to the port that another one has as its node port,
-// and gives it no node ports of its own.
+// atNodePort gives a Service the port that is another one's node port, and no node ports of
+// its own.
 func atNodePort(s *v1.Service) {
 	for i := range s.Spec.Ports {
 		s.Spec.Ports[i].Port, s.Spec.Ports[i].NodePort = idleHostPort, 0
 	}
 }
 
-// cloudIngress replaces the load balancer by one that is not the node's business:
-// ipMode Proxy (KEP-1860), and a host name.
+// cloudIngress replaces the ingress by two that are not programmed: one with ipMode Proxy
+// (KEP-1860), and a host name.
 func cloudIngress(s *v1.Service) {
 	s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{Hostname: "lb.example.com"}}
 	for _, family := range families() {
@@ -208,39 +208,39 @@ func externalPolicyScenarios(f Features) []scenario {
 	}
 	return []scenario{
 		{
-			name: "PKT-21", rule: "Under policy Local, a host outside the cluster keeps its source and reaches local endpoints only.",
+			name: "PKT-21", rule: "Under externalTrafficPolicy Local, a client outside the cluster keeps its source and reaches local endpoints.",
 			services: here,
 			probes:   every([]place{client, otherClient}, external(), keptBy(pod1)),
 		},
 		{
-			name: "PKT-21/node_pod_CIDRs", rule: "Under policy Local, a pod of another node is outside where only the node's range counts.",
+			name: "PKT-21/node_pod_CIDRs", rule: "Under externalTrafficPolicy Local with NodePodCIDRs, a pod of another node is outside the cluster.",
 			setup:    setupNodePodCIDRs,
 			services: here,
 			probes:   every([]place{client, remote1}, external(), keptBy(pod1)),
 		},
 		{
-			name: "PKT-22", rule: "Under policy Local, a host outside the cluster is dropped when all endpoints are elsewhere.",
+			name: "PKT-22", rule: "Under externalTrafficPolicy Local, packets from outside are dropped if all endpoints are on other nodes.",
 			services: elsewhere,
 			probes:   every([]place{client}, external(), isDropped()),
 		},
 		{
-			name: "PKT-23", rule: "Policy Local does not bind pods: they reach all endpoints and keep their source.",
+			name: "PKT-23", rule: "Under externalTrafficPolicy Local, pods reach all endpoints and keep their source.",
 			services: here,
 			probes:   every([]place{pod0, pod1}, external(), keptBy(insiders...)),
 		},
 		{
-			name: "PKT-23/none_local", rule: "Policy Local does not bind pods, also when all endpoints are elsewhere.",
+			name: "PKT-23/none_local", rule: "Under externalTrafficPolicy Local, pods reach all endpoints, also if these are on other nodes.",
 			services: elsewhere,
 			probes:   every([]place{pod0}, external(), keptBy(remote0, remote1)),
 		},
 		{
-			name: "PKT-23/interface_prefix", rule: "Policy Local does not bind pods that are told by their interfaces.",
+			name: "PKT-23/interface_prefix", rule: "Under externalTrafficPolicy Local, pods that are detected by interface reach all endpoints.",
 			setup:    setupInterfaces,
 			services: here,
 			probes:   every([]place{pod0}, external(), keptBy(insiders...)),
 		},
 		{
-			name: "PKT-24", rule: "Without a way to tell pods, policy Local binds them.",
+			name: "PKT-24", rule: "Without detection of local traffic, externalTrafficPolicy Local applies to pods.",
 			setup:    setupNoDetector,
 			services: slices.Concat(here, elsewhere),
 			probes: slices.Concat(
@@ -248,7 +248,7 @@ func externalPolicyScenarios(f Features) []scenario {
 				toSecond(every([]place{pod0}, external(), isDropped()))),
 		},
 		{
-			name: "PKT-25", rule: "Policy Local does not bind the node itself, which is masqueraded.",
+			name: "PKT-25", rule: "Under externalTrafficPolicy Local, the node reaches all endpoints and is masqueraded.",
 			services: slices.Concat(here, elsewhere),
 			probes: slices.Concat(
 				every([]place{node}, external(), masqueradedTo(insiders...)),
@@ -257,8 +257,8 @@ func externalPolicyScenarios(f Features) []scenario {
 	}
 }
 
-// healthCheckScenarios are about health check node ports. The host's own process
-// plays the health check: the table is about packets, and not about who listens.
+// healthCheckScenarios are about packets to health check node ports, where a process of the
+// test listens.
 func healthCheckScenarios(f Features) []scenario {
 	atVIP, atClusterIP := isUnanswered(), isRejected()
 	if f.VIPsAreLocal {
@@ -269,7 +269,7 @@ func healthCheckScenarios(f Features) []scenario {
 	}
 	outside := []place{client, otherClient, pod0, remote1}
 	return []scenario{{
-		name: "PKT-50", rule: "A health check node port is answered at the node's addresses, also where they are VIPs, with endpoints or without.",
+		name: "PKT-50", rule: "A health check node port is reached at all of the node's addresses, also at VIPs, with endpoints and without.",
 		services: []service{
 			{external: true, options: []ServiceOption{healthChecked}, endpoints: ready(pod1)},
 			{external: true, options: []ServiceOption{healthChecked}, vip: localVIP},
@@ -284,13 +284,13 @@ func healthCheckScenarios(f Features) []scenario {
 	}}
 }
 
-// healthChecked gives a Service a health check node port.
+// healthChecked adds a health check node port.
 func healthChecked(s *v1.Service) {
 	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 	s.Spec.HealthCheckNodePort = hostPort
 }
 
-// emptyScenarios are about external destinations of Services without endpoints.
+// emptyScenarios are about external frontends without endpoints.
 func emptyScenarios(f Features) []scenario {
 	local := []ServiceOption{ExternalPolicyLocal()}
 	fromNode := isRejected()
@@ -299,14 +299,14 @@ func emptyScenarios(f Features) []scenario {
 	}
 	return []scenario{
 		{
-			name: "PKT-26", rule: "External destinations of a Service without endpoints reject everybody.",
+			name: "PKT-26", rule: "External frontends without endpoints reject all clients.",
 			services: []service{{external: true}, {external: true, options: local}},
 			probes: slices.Concat(
 				every([]place{pod0, client, remote0}, external(), isRejected()),
 				toSecond(every([]place{pod0, client}, external(), isRejected()))),
 		},
 		{
-			name: "PKT-27", rule: "External destinations of a Service without endpoints reject the node itself.",
+			name: "PKT-27", rule: "External frontends without endpoints reject the node.",
 			services: []service{{external: true}, {external: true, options: local}},
 			probes: slices.Concat(
 				every([]place{node}, []target{externalIP, loadBalancer}, fromNode),
@@ -323,10 +323,10 @@ func loopbackScenarios(f Features) []scenario {
 		{external: true, endpoints: ready(pod1), nodePort: hostPort},
 	}
 	refused := slices.Concat(
-		every([]place{nodeAnywhere}, []target{nodePortLoopback}, isRejected()), // by the host, for want of a socket
+		every([]place{nodeAnywhere}, []target{nodePortLoopback}, isRejected()), // by the kernel: no socket
 		toSecond(every([]place{nodeAnywhere}, []target{nodePortLoopback}, answeredBy(node))))
 	here := scenario{
-		name: "PKT-32/127.0.0.1", rule: "A node port is not accepted at 127.0.0.1: the host answers, or refuses.",
+		name: "PKT-32/127.0.0.1", rule: "A node port is not accepted at 127.0.0.1: a process of the node answers, or the kernel rejects.",
 		services: services, families: []v1.IPFamily{v1.IPv4Protocol}, probes: refused,
 	}
 	if f.LoopbackNodePorts {
@@ -334,18 +334,18 @@ func loopbackScenarios(f Features) []scenario {
 		here.probes = every([]place{nodeAnywhere}, []target{nodePortLoopback}, answeredBy(pod1))
 	}
 	return []scenario{here, {
-		name: "PKT-32/::1", rule: "A node port is not accepted at ::1: the host answers, or refuses.",
+		name: "PKT-32/::1", rule: "A node port is not accepted at ::1: a process of the node answers, or the kernel rejects.",
 		services: services, families: []v1.IPFamily{v1.IPv6Protocol}, probes: refused,
 	}}
 }
 
-// nodePortScenarios are about which of the node's addresses accept node ports.
+// nodePortScenarios are about the node's addresses that accept node ports.
 func nodePortScenarios(f Features) []scenario {
 	all := []target{nodePort, nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP}
 	others := []target{nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP}
 	limited := func(name string, setup setup) scenario {
 		return scenario{
-			name: name, rule: "Node addresses outside those for node ports belong to the host's own sockets.",
+			name: name, rule: "Addresses that do not accept node ports lead to processes of the node.",
 			setup: setup,
 			services: []service{
 				{external: true, endpoints: ready(pod1), nodePort: hostPort},
@@ -354,7 +354,7 @@ func nodePortScenarios(f Features) []scenario {
 			probes: slices.Concat(
 				every([]place{pod0, client, node, remote0}, []target{nodePort}, masqueradedTo(pod1)),
 				every([]place{pod0, client, remote0}, others, keptBy(node)),
-				toSecond(every([]place{pod0, client, node}, others, isRejected()))), // by the host, for want of a socket
+				toSecond(every([]place{pod0, client, node}, others, isRejected()))), // by the kernel: no socket
 		}
 	}
 	empty := keptBy(node)
@@ -371,14 +371,14 @@ func nodePortScenarios(f Features) []scenario {
 		limited("PKT-31", setupAddresses),
 		limited("PKT-31/primary", setupPrimary),
 		{
-			name: "PKT-35", rule: "A node port without endpoints rejects, and without local ones under policy Local drops.",
+			name: "PKT-35", rule: "A node port without endpoints rejects; without local ones under externalTrafficPolicy Local, it drops.",
 			services: []service{{external: true}, {external: true, options: []ServiceOption{ExternalPolicyLocal()}, endpoints: ready(remote0)}},
 			probes: slices.Concat(
 				every([]place{pod0, client, node}, all, isRejected()),
 				toSecond(every([]place{client}, all, isDropped()))),
 		},
 		{
-			name: "PKT-35/addresses", rule: "A node port without endpoints leaves the node's other addresses to the host.",
+			name: "PKT-35/addresses", rule: "A node port without endpoints does not reject at addresses that do not accept node ports.",
 			setup:    setupAddresses,
 			services: []service{{external: true, nodePort: hostPort}},
 			probes: slices.Concat(
@@ -386,7 +386,7 @@ func nodePortScenarios(f Features) []scenario {
 				every([]place{client}, others, empty)),
 		},
 		{
-			name: "PKT-35/addresses_none_local", rule: "A node port without local endpoints leaves the node's other addresses to the host.",
+			name: "PKT-35/addresses_none_local", rule: "A node port without local endpoints does not drop at addresses that do not accept node ports.",
 			setup: setupAddresses,
 			services: []service{{
 				external: true, nodePort: hostPort, options: []ServiceOption{ExternalPolicyLocal()}, endpoints: ready(remote0),

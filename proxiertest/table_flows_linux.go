@@ -27,23 +27,23 @@ func flowScenarios(f Features) []scenario {
 		atLoopback = []probe{{from: nodeAnywhere, to: nodePortLoopback}, {from: nodeAnywhere, to: nodePortLoopback2}}
 	}
 	return []scenario{{
-		name: "PKT-80", rule: "No change of a Service or of its endpoints touches an established connection.",
+		name: "PKT-80", rule: "No change of a Service or of its endpoints breaks an established connection.",
 		services: []service{{external: true, endpoints: ready(pod1)}},
 		play:     playEstablished,
 	}, {
-		name: "PKT-81", needs: "Conntrack", rule: "A UDP client that goes on sending follows the endpoints, and is left alone while its own one serves.",
+		name: "PKT-81", needs: "Conntrack", rule: "A UDP client that continues to send keeps its endpoint while that serves, and then gets another one.",
 		services: []service{{external: true, endpoints: ready(pod1)}},
 		play:     playFollowing(following, atLoopback),
 	}, {
-		name: "PKT-85", needs: "Conntrack", rule: "A UDP client that only sends, and gets no answer, meets changes of a Service as a new one does.",
+		name: "PKT-85", needs: "Conntrack", rule: "Changes of a Service apply to a UDP client that sends and gets no answer as to a new client.",
 		services: []service{{external: true, podPort: silentPort, endpoints: ready(pod1)}},
 		play:     playOneWay,
 	}}
 }
 
-// playFollowing keeps one UDP socket open for each way to the Service, from before
-// the Service exists until after it is gone: both are for either IP family, four for
-// IPv4 only.
+// playFollowing keeps one UDP socket open for each probe, from before the Service exists
+// until after its deletion. The probes of both are for both IP families, those of four for
+// IPv4.
 func playFollowing(both, four []probe) func(context.Context, *testing.T, *stage) {
 	return func(ctx context.Context, t *testing.T, s *stage) {
 		t.Helper()
@@ -57,7 +57,7 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 	s.remove(first)
 	s.sync(ctx, t)
 	flows := append(s.sockets(ctx, t, families(), both), s.sockets(ctx, t, families()[:1], four)...)
-	for _, e := range flows { // nobody answers, but the kernel remembers the way
+	for _, e := range flows { // no answer, but a conntrack entry
 		if _, err := e.ask(ctx, silence); err == nil {
 			t.Errorf("%s: answered without a Service", e.name)
 		}
@@ -71,7 +71,7 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 	for _, step := range []struct {
 		name      string
 		endpoints []endpoint
-		server    place // who answers now; empty for nobody
+		server    place // that answers now; empty for none
 	}{
 		{"scaled_up", ready(pod0, pod1, remote0), pod1},
 		{"terminating_but_serving", append(terminating(pod1), ready(remote0)...), pod1},
@@ -96,7 +96,7 @@ func (s *stage) sync(ctx context.Context, t *testing.T) {
 	}
 }
 
-// sockets opens a UDP socket for each way to the first service, and sends nothing.
+// sockets opens a UDP socket for each probe of the first service, and sends nothing.
 func (s *stage) sockets(ctx context.Context, t *testing.T, families []v1.IPFamily, ways []probe) []established {
 	t.Helper()
 	var flows []established
@@ -108,14 +108,14 @@ func (s *stage) sockets(ctx context.Context, t *testing.T, families []v1.IPFamil
 			if err != nil {
 				t.Fatalf("%s: %v", p.name(), err)
 			}
-			t.Cleanup(func() { _ = flow.Close() }) // a late port unreachable is no news
+			t.Cleanup(func() { _ = flow.Close() }) // it may return a late port unreachable
 			flows = append(flows, established{combo: combo{family: family, network: "udp"}, name: p.name(), flow: flow})
 		}
 	}
 	return flows
 }
 
-// allFollow asks once through every flow.
+// allFollow sends one request through every flow.
 func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established, step string, server place) {
 	t.Helper()
 	for _, e := range flows {
@@ -127,7 +127,7 @@ func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established
 			got, err := e.ask(ctx, timeout)
 			switch {
 			case server == "" && err == nil:
-				t.Errorf("answered by %s, want nobody", got.Server)
+				t.Errorf("answered by %s, want no answer", got.Server)
 			case server != "" && (err != nil || got.Server != string(server)):
 				t.Errorf("got %q, %v; want an answer of %s", got.Server, err, server)
 			}
@@ -135,7 +135,7 @@ func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established
 	}
 }
 
-// established is a connection that has been answered.
+// established is a connection with an answer.
 type established struct {
 	combo combo
 	name  string
@@ -143,7 +143,7 @@ type established struct {
 	first Answer
 }
 
-// ask waits less than the flow itself would.
+// ask has a shorter timeout than the flow.
 func (e established) ask(ctx context.Context, timeout time.Duration) (Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -157,7 +157,7 @@ func playEstablished(ctx context.Context, t *testing.T, s *stage) {
 	steps := []struct {
 		name     string
 		services []service
-		tcpOnly  bool // the step takes the endpoint away
+		tcpOnly  bool // the step removes the endpoint
 		proof    probe
 	}{
 		{"scaled_up", []service{{external: true, endpoints: ready(pod0, pod1, remote0)}}, false, probe{pod2, clusterIP, 0, keptBy(pod0, pod1, remote0)}},
@@ -169,7 +169,7 @@ func playEstablished(ctx context.Context, t *testing.T, s *stage) {
 	}
 	for _, step := range steps {
 		s.publish(ctx, t, step.services...)
-		if len(step.services) > 0 { // new connections must have felt the change
+		if len(step.services) > 0 { // new connections must see the change
 			s.probe(ctx, t, scenario{networks: []string{"tcp"}, probes: []probe{step.proof}})
 		}
 		for _, e := range flows {
@@ -185,7 +185,7 @@ func playEstablished(ctx context.Context, t *testing.T, s *stage) {
 	}
 }
 
-// establish opens one connection of each kind, and closes them with the test.
+// establish opens a connection of each kind, which the end of the test closes.
 func (s *stage) establish(ctx context.Context, t *testing.T) []established {
 	t.Helper()
 	var flows []established

@@ -10,22 +10,23 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// checkedPort is a health check node port that nobody else has.
+// checkedPort is a health check node port that no other test uses.
 const checkedPort = 32610
 
-// refusedCheck is what a load balancer gets where nothing listens.
+// refusedCheck is the result of a check without a listener.
 const refusedCheck = "refused"
 
-// loadBalancerScenarios are about what load balancers are told.
+// loadBalancerScenarios are about the answers of health check node ports.
 func loadBalancerScenarios() []scenario {
 	return []scenario{{
 		name: "PKT-50/load_balancer", needs: "Health",
-		rule:     "A health check node port answers 200 while policy Local has ready endpoints on the node, 503 while not, and is closed under policy Cluster.",
+		rule:     "Under externalTrafficPolicy Local, a health check node port answers 200 with ready local endpoints, otherwise 503; under Cluster it is closed.",
 		services: []service{checked(ExternalPolicyLocal())},
 		play:     playHealthChecks,
 	}}
@@ -61,29 +62,23 @@ func playHealthChecks(ctx context.Context, t *testing.T, s *stage) {
 				}
 			})
 			if !ok {
-				return // each of the others may take as long
+				return // the others may take as long
 			}
 		}
 	}
 }
 
-// awaitCheck asks until the answer is the wanted one, or answerTimeout has passed: who
-// listens hears of a change after the sync.
+// awaitCheck repeats the check until the answer is the wanted one, or poll.Timeout passes:
+// the listener receives a change after the sync.
 func awaitCheck(ctx context.Context, from seat, to netip.AddrPort, want string) (got string) {
-	for end := time.Now().Add(answerTimeout); ; {
+	poll.Soon(func() bool {
 		got = check(ctx, from, to)
-		if got == want || time.Now().After(end) {
-			return got
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err().Error()
-		}
-	}
+		return got == want || ctx.Err() != nil
+	})
+	return got
 }
 
-// check asks once, and returns the status of the answer.
+// check sends one request, and returns the status of the answer.
 func check(ctx context.Context, from seat, to netip.AddrPort) string {
 	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 		err = from.host.Do(func() error {

@@ -14,13 +14,13 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns"
 )
 
-// sink takes datagrams in and answers none.
+// sink receives datagrams and answers none.
 type sink struct {
 	mu  sync.Mutex // guards got
 	got map[string]int
 }
 
-// openSink makes a pod take in what comes to silentPort, until the test ends.
+// openSink receives datagrams at silentPort of a pod until the test ends.
 func openSink(ctx context.Context, t *testing.T, pod *netns.NS) *sink {
 	t.Helper()
 	s := &sink{got: map[string]int{}}
@@ -58,7 +58,7 @@ func (s *sink) count(name string) int {
 	return s.got[name]
 }
 
-// sender is a UDP socket that only sends, always the same.
+// sender is a UDP socket that sends, and always the same datagram.
 type sender struct {
 	probe
 
@@ -69,7 +69,7 @@ type sender struct {
 
 const sendPause = 20 * time.Millisecond
 
-// refused sends, and says whether a port unreachable has come back.
+// refused sends, and reports whether a port unreachable came back.
 func (s *sender) refused() bool {
 	_, err := s.conn.Write([]byte(s.name))
 	_ = s.conn.SetReadDeadline(time.Now().Add(sendPause))
@@ -77,7 +77,7 @@ func (s *sender) refused() bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(heard, unix.ECONNREFUSED)
 }
 
-// arrives says whether something of what is sent comes to the sink.
+// arrives sends, and reports whether a datagram reaches the sink.
 func (s *sender) arrives(patience time.Duration) bool {
 	before := s.sink.count(s.name)
 	for end := time.Now().Add(patience); time.Now().Before(end); {
@@ -88,11 +88,11 @@ func (s *sender) arrives(patience time.Duration) bool {
 	return false
 }
 
-// fares checks what becomes of the sender's packets.
+// fares checks the outcome of the sender's packets.
 func (s *sender) fares(t *testing.T, wanted outcome) {
 	t.Helper()
 	switch wanted {
-	case answered: // only in theory
+	case answered: // no scenario wants it
 		if !s.arrives(answerTimeout) {
 			t.Error("nothing arrives")
 		}
@@ -114,8 +114,7 @@ func (s *sender) fares(t *testing.T, wanted outcome) {
 	}
 }
 
-// playOneWay never answers clients, whose sockets stay open from before the Service
-// exists.
+// playOneWay never answers. The clients' sockets are opened before the Service exists.
 func playOneWay(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	first := s.services[0]
@@ -168,7 +167,7 @@ func (s *stage) allFare(t *testing.T, step string, senders []*sender, wanted fun
 	})
 }
 
-// senders opens a socket for each way to the first service.
+// senders opens a socket for each probe of the first service.
 func (s *stage) senders(ctx context.Context, t *testing.T, to *sink) (all []*sender) {
 	t.Helper()
 	for _, family := range families() {

@@ -12,23 +12,22 @@ import (
 )
 
 const (
-	// draws is the number of connections that uniform spreading is judged by.
+	// draws is the number of connections in a test of uniform distribution.
 	draws = 2000
-	// drawers dial at the same time.
+	// drawers is the number of clients that dial at the same time.
 	drawers = 4
-	// many endpoints is more than the thousand that kube-proxy changes its ways at.
+	// manyEndpoints is above 1,000, where kube-proxy's iptables mode skips full syncs.
 	manyEndpoints = 1200
 	manyDraws     = 400
-	// manyDistinct is how many of them answer at least: 340 are expected, and the
-	// standard deviation is 6.
+	// manyDistinct is the least number of them that answer: 340 are expected, with a
+	// standard deviation of 6.
 	manyDistinct = 290
 )
 
-// spreadScenarios are about fairness: every endpoint of a Service is as likely as
-// the others.
+// spreadScenarios are about the distribution of connections over endpoints.
 func spreadScenarios() []scenario {
-	// The limits are the quantiles of the chi-squared distribution for one false
-	// alarm in a million; the table draws twelve samples in each run.
+	// The limits are quantiles of the chi-squared distribution for one false alarm in a
+	// million samples; each run has twelve.
 	limits := []struct {
 		endpoints int
 		limit     float64
@@ -65,12 +64,12 @@ func uniform(counts map[netip.Addr]int, endpoints int, limit float64, c combo) e
 		sum += off * off / expected
 	}
 	if len(counts) > endpoints || sum > limit {
-		return fmt.Errorf("%d connections spread as %v, chi-squared %.1f, want at most %.1f", draws, counts, sum, limit)
+		return fmt.Errorf("%d connections are distributed as %v: chi-squared %.1f, want at most %.1f", draws, counts, sum, limit)
 	}
 	return nil
 }
 
-// draw counts who answers a number of connections to the first ClusterIP.
+// draw counts the answers of each server to connections to the first ClusterIP.
 func (s *stage) draw(ctx context.Context, c combo, n int) (map[netip.Addr]int, error) {
 	to := s.services[0].targets(s.world, c.family)[clusterIP]
 	from := s.seat(client, c.family)
@@ -100,7 +99,7 @@ func (s *stage) draw(ctx context.Context, c combo, n int) (map[netip.Addr]int, e
 	return counts, firstErr
 }
 
-// extremeScenarios are about what is large, long or rare.
+// extremeScenarios are about many endpoints, long names and SCTP.
 func extremeScenarios(f Features) []scenario {
 	sctp := func(s *v1.Service) {
 		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "sctp", Protocol: v1.ProtocolSCTP, Port: servicePort, NodePort: s.Spec.Ports[0].NodePort})
@@ -111,7 +110,7 @@ func extremeScenarios(f Features) []scenario {
 	}
 	scenarios := []scenario{
 		{
-			name: "many_endpoints", rule: "A Service with more than a thousand endpoints uses them all.",
+			name: "many_endpoints", rule: "A Service with more than a thousand endpoints uses all of them.",
 			services: []service{{endpoints: crowd(manyEndpoints)}},
 			play:     playMany,
 		},

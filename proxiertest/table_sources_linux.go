@@ -18,7 +18,7 @@ func sourceRangeScenarios() []scenario {
 	balancer := []target{loadBalancer}
 	return []scenario{
 		{
-			name: "PKT-42/second_address", rule: "As a VIP, the node itself is let in only if its primary address is in the ranges.",
+			name: "PKT-42/second_address", rule: "A packet of the node from a VIP is accepted only if the node's primary address is in the ranges.",
 			setup:    setupTwoAddresses,
 			services: []service{{external: true, vip: localVIP, options: []ServiceOption{secondOnly}, endpoints: ready(pod1, remote0)}},
 			probes: slices.Concat(
@@ -26,42 +26,41 @@ func sourceRangeScenarios() []scenario {
 				every([]place{nodeAsVIP, nodeMain}, balancer, isDropped())),
 		},
 		{
-			name: "PKT-40", rule: "Sources within the ranges reach the load balancer's endpoints.",
+			name: "PKT-40", rule: "Clients within the source ranges reach the endpoints of a load balancer IP.",
 			services: guarded(clientOnly),
 			probes:   every([]place{client}, balancer, masqueradedTo(pod1, remote0)),
 		},
 		{
-			name: "PKT-40/local", rule: "Sources within the ranges keep their address under policy Local.",
+			name: "PKT-40/local", rule: "Clients within the source ranges keep their source under externalTrafficPolicy Local.",
 			services: guarded(clientOnly, ExternalPolicyLocal()),
 			probes:   every([]place{client}, balancer, keptBy(pod1)),
 		},
 		{
-			name: "PKT-41", rule: "Sources outside the ranges are dropped, pods too.",
+			name: "PKT-41", rule: "Packets from outside the source ranges are dropped, also those of pods.",
 			services: guarded(clientOnly),
 			probes:   every([]place{otherClient, pod0, remote0}, balancer, isDropped()),
 		},
 		{
-			name: "PKT-41/local", rule: "Sources outside the ranges are dropped under policy Local, pods too.",
+			name: "PKT-41/local", rule: "Packets from outside the source ranges are dropped under externalTrafficPolicy Local, also those of pods.",
 			services: guarded(clientOnly, ExternalPolicyLocal()),
 			probes:   every([]place{otherClient, pod0}, balancer, isDropped()),
 		},
 		{
-			name: "PKT-42", rule: "The node itself is let in by its address, and as any of the Service's own VIPs.",
+			name: "PKT-42", rule: "If its address is in the ranges, the node is accepted from it, and from any VIP of the Service.",
 			services: []service{{external: true, vip: localVIP, options: []ServiceOption{nodeOnly}, endpoints: ready(pod1, remote0)}},
 			probes: slices.Concat(
 				every([]place{nodeMain}, balancer, answeredBy(pod1, remote0)),
 				every([]place{nodeAsVIP}, balancer, masqueradedTo(pod1, remote0))),
 		},
 		{
-			name: "PKT-43", rule: "The node itself is dropped from an address outside the ranges.",
+			name: "PKT-43", rule: "The node is dropped if its address is outside the ranges.",
 			services: guarded(nodeOnly),
 			probes:   every([]place{node}, balancer, isDropped()),
 		},
 	}
 }
 
-// openSourceRangeScenarios are about loadBalancerSourceRanges that do not keep
-// everybody out whom they do not name.
+// openSourceRangeScenarios are about loadBalancerSourceRanges that accept other clients.
 func openSourceRangeScenarios() []scenario {
 	guarded := func(ranges ...string) []service {
 		return []service{{external: true, options: []ServiceOption{SourceRanges(ranges...)}, endpoints: ready(pod1, remote0)}}
@@ -70,19 +69,19 @@ func openSourceRangeScenarios() []scenario {
 	everybody := []place{client, otherClient, pod0}
 	return []scenario{
 		{
-			name: "PKT-44", rule: "The ranges do not guard node ports, external IPs and ClusterIPs.",
+			name: "PKT-44", rule: "Source ranges do not apply to node ports, external IPs and ClusterIPs.",
 			services: guarded("198.51.100.2/32", "2001:db8:c::2/128"),
 			probes: slices.Concat(
 				every([]place{otherClient, pod0, node}, []target{nodePort, externalIP}, masqueradedTo(pod1, remote0)),
 				every([]place{otherClient}, []target{clusterIP}, masqueradedTo(pod1, remote0))),
 		},
 		{
-			name: "PKT-45", rule: "A range of everything lets everybody in.",
+			name: "PKT-45", rule: "A range with prefix length 0 accepts all clients.",
 			services: guarded("198.51.100.2/32", "0.0.0.0/0", "2001:db8:c::2/128", "::/0"),
 			probes:   every([]place{otherClient, pod0, node}, balancer, masqueradedTo(pod1, remote0)),
 		},
 		{
-			name: "PKT-45/sloppy", rule: "Spaces around ranges are trimmed, and what is no range is ignored.",
+			name: "PKT-45/sloppy", rule: "Spaces around ranges are trimmed, and malformed ranges are ignored.",
 			services: guarded(" 198.51.100.2/32 ", "", "everybody", "2001:db8:c::2/128\t"),
 			probes: slices.Concat(
 				every([]place{client}, balancer, masqueradedTo(pod1, remote0)),
@@ -96,24 +95,24 @@ func openSourceRangeScenarios() []scenario {
 				every([]place{otherClient}, balancer, isDropped())),
 		},
 		{
-			name: "PKT-46/malformed", rule: "Ranges none of which is one do not guard.",
+			name: "PKT-46/malformed", rule: "If all ranges are malformed, all clients are accepted.",
 			services: guarded("everybody", "10.0.0.0/99"),
 			probes:   every(everybody, balancer, masqueradedTo(pod1, remote0)),
 		},
 		{
-			name: "PKT-46/strict", rule: "With StrictSourceRanges they let nobody in.",
+			name: "PKT-46/strict", rule: "With StrictSourceRanges, no client is accepted then.",
 			setup:    setupStrictRanges,
 			services: guarded("everybody", "10.0.0.0/99"),
 			probes:   every(everybody, balancer, isDropped()),
 		},
 		{
-			name: "PKT-46/IPv4_ranges", rule: "Ranges of the other family only do not guard this one.",
+			name: "PKT-46/IPv4_ranges", rule: "If all ranges are of the other IP family, all clients are accepted.",
 			services: guarded("198.51.100.2/32"),
 			families: []v1.IPFamily{v1.IPv6Protocol},
 			probes:   every(everybody, balancer, masqueradedTo(pod1, remote0)),
 		},
 		{
-			name: "PKT-46/IPv6_ranges", rule: "Ranges of the other family only do not guard this one.",
+			name: "PKT-46/IPv6_ranges", rule: "If all ranges are of the other IP family, all clients are accepted.",
 			services: guarded("2001:db8:c::2/128"),
 			families: []v1.IPFamily{v1.IPv4Protocol},
 			probes:   every(everybody, balancer, masqueradedTo(pod1, remote0)),
@@ -127,7 +126,7 @@ func emptySourceRangeScenarios(f Features) []scenario {
 		outside = isRejected()
 	}
 	return []scenario{{
-		name: "PKT-47", rule: "Sources outside the ranges are dropped also when there are no endpoints; the others are rejected.",
+		name: "PKT-47", rule: "Without endpoints, clients outside the ranges are dropped, and the others are rejected.",
 		services: []service{{external: true, options: []ServiceOption{SourceRanges("198.51.100.2/32", "2001:db8:c::2/128")}}},
 		probes: slices.Concat(
 			every([]place{otherClient, pod0}, []target{loadBalancer}, outside),
@@ -135,7 +134,7 @@ func emptySourceRangeScenarios(f Features) []scenario {
 	}}
 }
 
-// conditionScenarios are about endpoints that come and go.
+// conditionScenarios are about the conditions of endpoints.
 func conditionScenarios(f Features) []scenario {
 	inside := remote0
 	if f.LocalPolicyBindsAll {
@@ -144,21 +143,21 @@ func conditionScenarios(f Features) []scenario {
 	local := []ServiceOption{ExternalPolicyLocal()}
 	return []scenario{
 		{
-			name: "PKT-70", rule: "Ready endpoints are used, and while there are any, no others.",
+			name: "PKT-70", rule: "If there are ready endpoints, they alone are used.",
 			services: []service{{external: true, endpoints: slices.Concat(ready(pod1, remote0), terminating(pod0), notServing(remote1))}},
 			probes: slices.Concat(
 				every([]place{pod2}, []target{clusterIP}, keptBy(pod1, remote0)),
 				every([]place{client}, external(), masqueradedTo(pod1, remote0))),
 		},
 		{
-			name: "PKT-71", rule: "Without ready endpoints, terminating ones that still serve are used.",
+			name: "PKT-71", rule: "Without ready endpoints, terminating ones that serve are used.",
 			services: []service{{external: true, endpoints: slices.Concat(terminating(pod1, remote0), notServing(pod0))}},
 			probes: slices.Concat(
 				every([]place{pod2}, []target{clusterIP}, keptBy(pod1, remote0)),
 				every([]place{client}, external(), masqueradedTo(pod1, remote0))),
 		},
 		{
-			name: "PKT-71/scopes", rule: "Terminating endpoints are resorted to in each scope by itself.",
+			name: "PKT-71/scopes", rule: "Terminating endpoints are used in each scope independently.",
 			services: []service{{external: true, options: local, endpoints: slices.Concat(terminating(pod1), ready(remote0))}},
 			probes: slices.Concat(
 				every([]place{client}, external(), keptBy(pod1)),
@@ -166,7 +165,7 @@ func conditionScenarios(f Features) []scenario {
 				every([]place{pod0}, []target{clusterIP}, keptBy(remote0))),
 		},
 		{
-			name: "PKT-72", rule: "Endpoints that do not serve count for nothing.",
+			name: "PKT-72", rule: "Endpoints that do not serve are not used.",
 			services: []service{
 				{external: true, endpoints: notServing(pod1, remote0)},
 				{external: true, options: local, endpoints: notServing(pod1, remote0)},
