@@ -109,22 +109,20 @@ func (n Names) checkChainPrefix() error {
 	switch {
 	case hyphen:
 		return fmt.Errorf("%w: Names.ChainPrefix: %q contains a hyphen, which ends the prefix: use '_' instead", ErrInvalidConfig, n.ChainPrefix)
-	case slices.Contains(otherOwners(), strings.ToUpper(first)) && !isKubeProxy:
+	case slices.Contains(foreignPrefixes, strings.ToUpper(first)) && !isKubeProxy:
 		return fmt.Errorf("%w: Names.ChainPrefix: chains %s-… belong to another program: choose another prefix, or use KubeProxyNames unchanged",
 			ErrInvalidConfig, n.ChainPrefix)
 	}
 	return nil
 }
 
-// otherOwners are the chain prefixes of well-known programs, up to a hyphen: kube-proxy,
+// foreignPrefixes are the chain prefixes of well-known programs, up to a hyphen: kube-proxy,
 // kubelet, CRI-O and kube-router; CNI plugins; container engines; service meshes; firewalls.
-func otherOwners() []string {
-	return []string{
-		"KUBE", "CRIO", "CNI", "CALI", "CILIUM", "ANTREA", "FLANNEL", "WEAVE", "OVN", "AWS", "AZURE", "GKE", "IP",
-		"DOCKER", "NETAVARK", "PODMAN", "LIBVIRT", "LXC", "LXD", "INCUS",
-		"ISTIO", "LINKERD", "CONSUL", "TS", "WG", "NM", "UFW", "F2B", "FAIL2BAN", "FIREWALLD", "SSHGUARD", "CSF", "MINIUPNPD",
-		"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING",
-	}
+var foreignPrefixes = []string{ // read-only
+	"KUBE", "CRIO", "CNI", "CALI", "CILIUM", "ANTREA", "FLANNEL", "WEAVE", "OVN", "AWS", "AZURE", "GKE", "IP",
+	"DOCKER", "NETAVARK", "PODMAN", "LIBVIRT", "LXC", "LXD", "INCUS",
+	"ISTIO", "LINKERD", "CONSUL", "TS", "WG", "NM", "UFW", "F2B", "FAIL2BAN", "FIREWALLD", "SSHGUARD", "CSF", "MINIUPNPD",
+	"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING",
 }
 
 const nameChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
