@@ -3,11 +3,9 @@ package proxier_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -87,26 +85,6 @@ func TestAWrapperKeepsWhatEngineHas(t *testing.T) {
 	if !w.Traits(nil).SourceLost {
 		t.Error("Traits of the wrapper are not those of the engine")
 	}
-}
-
-// TestAWatchThatIsNotPossibleIsACondition and is not retried.
-func TestAWatchThatIsNotPossibleIsACondition(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{watchErr: fmt.Errorf("watch: %w", errors.ErrUnsupported)}
-		p := newProxier(t, proxier.Deps{}, e)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- p.Run(ctx) }()
-		pass(time.Hour)
-		conditions := p.Status().Conditions
-		if len(conditions) != 1 || conditions[0].Type != proxier.ConditionUnwatched || e.watches != 1 {
-			t.Errorf("conditions = %v after %d watches, want Unwatched after one", conditions, e.watches)
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // TestWhatFailedOutsideTheUpdateIsRetried by a partial update, without another change. ipvs,

@@ -1,7 +1,6 @@
 package proxier_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -122,36 +121,42 @@ func TestDamageDuringEachRepairIsRepairedInTheEnd(t *testing.T) {
 	})
 }
 
-// TestAWatchThatFailsIsStartedAgain with growing pauses, and Status reports it.
-func TestAWatchThatFailsIsStartedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		now := time.Now()
-		e := &fakeEngine{watchErr: errors.New("no socket")}
-		p := newProxier(t, proxier.Deps{}, e)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- p.Run(ctx) }()
-		time.Sleep(time.Minute)
-		e.mu.Lock()
-		watches := e.watches
-		e.watchErr = nil
-		e.mu.Unlock()
-		if watches < 5 || watches > 7 { // after 1s, 2s, 4s, 8s, 16s, 32s
-			t.Errorf("%d attempts in a minute, want 5 to 7", watches)
-		}
-		c := p.Status().Conditions
-		if len(c) != 1 || c[0].Type != proxier.ConditionUnwatched || c[0].Message != "no socket" || !c[0].Since.Equal(now) {
-			t.Errorf("conditions %+v, want unwatched since the beginning, with the reason", c)
-		}
-		time.Sleep(2 * time.Minute)
-		if c := p.Status().Conditions; len(c) != 0 {
-			t.Errorf("conditions %+v after the watch works, want none", c)
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-	})
+// TestAWatchThatFails is started again with growing pauses, unless the engine cannot watch.
+// Status reports it as long as it does not work.
+func TestAWatchThatFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		err   error
+		calls int // within a minute
+		works bool
+	}{
+		"works later":  {errors.New("no socket"), 6, true}, // after 0, 1, 3, 7, 15 and 31 seconds
+		"not possible": {fmt.Errorf("watch: %w", errors.ErrUnsupported), 1, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, began := newFixture(t, proxier.Config{}, proxier.Deps{}), time.Now()
+				f.v4.watchErr = c.err
+				f.run(t, func(t *testing.T, f *fixture) {
+					pass(time.Minute)
+					got := f.Status().Conditions
+					if len(got) != 1 || got[0].Type != proxier.ConditionUnwatched || got[0].Message != c.err.Error() || !got[0].Since.Equal(began) {
+						t.Errorf("conditions %+v, want unwatched since the start, with the reason", got)
+					}
+					f.v4.mu.Lock()
+					calls := f.v4.watches
+					f.v4.watchErr = nil
+					f.v4.mu.Unlock()
+					if calls != c.calls {
+						t.Errorf("Watch was called %d times in a minute, want %d", calls, c.calls)
+					}
+					pass(2 * time.Minute)
+					if got := f.Status().Conditions; (len(got) == 0) != c.works {
+						t.Errorf("conditions %+v two minutes later, want none: %t", got, c.works)
+					}
+				})
+			})
+		})
+	}
 }
 
 // TestDamageOfOneServicePortIsItsOwn: after damage of one service port only that one is

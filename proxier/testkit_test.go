@@ -143,29 +143,39 @@ func run(t *testing.T, config proxier.Config, test func(t *testing.T, f *fixture
 
 func runWith(t *testing.T, config proxier.Config, deps proxier.Deps, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		f := &fixture{v4: &fakeEngine{}, v6: &fakeEngine{}}
-		p, err := proxier.New(config, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: f.v4, v1.IPv6Protocol: f.v6})
-		if err != nil {
-			t.Fatalf("New: %v", err)
-		}
-		f.Proxier = p
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel() // also when the test ends early
-		done := make(chan error, 1)
-		go func() { done <- p.Run(ctx) }()
-		test(t, f)
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil when ctx ends", err)
-		}
-		if f.v4.closed == 0 || f.v6.closed == 0 {
-			t.Error("an engine is not closed after Run")
-		}
-		if f.v4.watched() || f.v6.watched() {
-			t.Error("Watch still runs after Run")
-		}
-	})
+	synctest.Test(t, func(t *testing.T) { newFixture(t, config, deps).run(t, test) })
+}
+
+// newFixture returns one that does not run yet.
+func newFixture(t *testing.T, config proxier.Config, deps proxier.Deps) *fixture {
+	t.Helper()
+	f := &fixture{v4: &fakeEngine{}, v6: &fakeEngine{}}
+	p, err := proxier.New(config, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: f.v4, v1.IPv6Protocol: f.v6})
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	f.Proxier = p
+	return f
+}
+
+// run runs the Proxier during a test.
+func (f *fixture) run(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel() // also if the test ends early
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	test(t, f)
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Run = %v, want nil when ctx ends", err)
+	}
+	if f.v4.closed == 0 || f.v6.closed == 0 {
+		t.Error("an engine is not closed after Run")
+	}
+	if f.v4.watched() || f.v6.watched() {
+		t.Error("Watch still runs after Run")
+	}
 }
 
 func (f *fixture) synced() {
