@@ -13,13 +13,13 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// numberedService is one of many.
+// numberedService returns one of many Services.
 func numberedService(i int) *v1.Service {
 	return proxiertest.Service("load", fmt.Sprintf("service-%05d", i),
 		proxiertest.ClusterIPs(fmt.Sprintf("10.97.%d.%d", i>>8, i&255)), proxiertest.Port("http", v1.ProtocolTCP, 80))
 }
 
-// numberedSlice has one of many Services' endpoints.
+// numberedSlice returns the endpoints of one of many Services.
 func numberedSlice(i, endpoints int) *discovery.EndpointSlice {
 	options := []proxiertest.SliceOption{proxiertest.SlicePort("http", v1.ProtocolTCP, 8080)}
 	for n := range endpoints {

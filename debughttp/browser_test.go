@@ -20,10 +20,10 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// evil is a name that the API would not let through, and the trackers do.
+// evil is a name that the API server would reject; the trackers do not.
 const evil = `<img src=x onerror="window.injected=1"><script>window.injected=1</script>`
 
-// busyProxy runs with some Services, among them one with evil names.
+// busyProxy returns a proxy with some Services, one of them with evil names.
 func busyProxy(t *testing.T) *proxy {
 	t.Helper()
 	p := newProxy(t)
@@ -85,10 +85,20 @@ func checkConsole(t *testing.T, b *browser) {
 	}
 }
 
-// TestPageInABrowser is what an operator does during a roll-out.
-func TestPageInABrowser(t *testing.T) {
-	p := busyProxy(t)
+// All tests of the page share a browser, which takes seconds to start.
+func TestPage(t *testing.T) {
 	b := startBrowser(t)
+	for name, test := range map[string]func(t *testing.T, b *browser){
+		"rollout": pageDuringRollout, "markup": pageKeepsMarkupAsText, "link": pageIsOneLink,
+		"phone": pageFitsAPhone, "hidden": hiddenPageSendsNothing, "silent": pageShowsThatTheProxyIsSilent,
+	} {
+		t.Run(name, func(t *testing.T) { b.reset(t); test(t, b) })
+	}
+}
+
+// An operator uses the page during a rollout.
+func pageDuringRollout(t *testing.T, b *browser) {
+	p := busyProxy(t)
 	page, _ := serve(t, p)
 	b.size(1200, 900)
 	b.open(page)
@@ -101,7 +111,7 @@ func TestPageInABrowser(t *testing.T) {
 	b.click("#more")
 	b.await("there are more Services", "return document.querySelectorAll('#services li').length === 200")
 
-	// Search, and open what is found.
+	// Search, and open the result.
 	b.run("window.notReloaded = true; document.querySelector('#search').focus()")
 	b.typeHere("shop/we")
 	b.await("the search finds one Service", "return document.querySelectorAll('#services li').length === 1")
@@ -120,7 +130,7 @@ func TestPageInABrowser(t *testing.T) {
 	stateOf("10.244.1.5:8080", "ready")
 	stateOf("10.244.2.6:8080", "not ready")
 
-	// The page follows a change, and all else stays as it is.
+	// The page follows a change, and keeps its state.
 	b.run(`document.querySelector("#search").focus();
 		window.row = document.querySelector("tr[data-state]");
 		document.scrollingElement.scrollTop = 40`)
@@ -133,7 +143,7 @@ func TestPageInABrowser(t *testing.T) {
 		document.querySelector("#services button") === window.found`)
 	b.awaitText("#services .badge", "3 of 4")
 
-	// Why does the load balancer's traffic go nowhere else?
+	// Explain packets to the load balancer IP.
 	b.click("[aria-label='Explain a packet to 198.51.100.10:80/TCP']")
 	b.await("the form has the destination and waits for the source", `return document.activeElement.name === "source" &&
 		document.querySelector("[name=destination]").value === "198.51.100.10:80"`)
@@ -147,7 +157,7 @@ func TestPageInABrowser(t *testing.T) {
 	b.awaitText("#reasons li", "no endpoint on this node is ready")
 	b.awaitText("#explanation", "on another node")
 
-	// One bar for each sync, whether it failed or not.
+	// Failed syncs have bars too.
 	p.rollOut(t, 12)
 	p.engines[v1.IPv4Protocol].Fail(errors.New("netlink receive: no buffer space available"))
 	p.OnEndpointSliceUpdate(nil, numberedSlice(1, 1))
@@ -173,8 +183,8 @@ func TestPageInABrowser(t *testing.T) {
 	}
 }
 
-// TestPageKeepsMarkupAsText: names are shown, and never run.
-func TestPageKeepsMarkupAsText(t *testing.T) {
+// Markup in names is shown as text.
+func pageKeepsMarkupAsText(t *testing.T, b *browser) {
 	p := busyProxy(t)
 	name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: evil, Name: evil}, Port: evil, Protocol: v1.ProtocolTCP}
 	p.engines[v1.IPv4Protocol].Refuse(name, errors.New(evil))
@@ -185,7 +195,6 @@ func TestPageKeepsMarkupAsText(t *testing.T) {
 	if err := p.Sync(t.Context()); err == nil {
 		t.Fatal("Sync = nil, want the refusal")
 	}
-	b := startBrowser(t)
 	page, _ := serve(t, p)
 	b.open(page + "#q=10.96.0.99")
 	b.awaitText("#services", evil)
@@ -203,11 +212,10 @@ func TestPageKeepsMarkupAsText(t *testing.T) {
 	checkConsole(t, b)
 }
 
-// TestPageIsOneLink: the address holds the search and the opened Service, and the way
-// back leads to the Service before.
-func TestPageIsOneLink(t *testing.T) {
+// The URL holds the search and the opened Service, and the browser's back button leads to
+// the previous Service.
+func pageIsOneLink(t *testing.T, b *browser) {
 	p := busyProxy(t)
-	b := startBrowser(t)
 	page, _ := serve(t, p)
 	b.open(page + "#q=shop&namespace=shop&name=orders")
 	b.awaitText("#service-heading", "shop/orders")
@@ -226,10 +234,9 @@ func TestPageIsOneLink(t *testing.T) {
 	checkConsole(t, b)
 }
 
-// TestPageFitsAPhone: nothing is wider than a narrow window, in the dark too.
-func TestPageFitsAPhone(t *testing.T) {
+// Nothing is wider than a narrow window; there is a dark mode.
+func pageFitsAPhone(t *testing.T, b *browser) {
 	p := busyProxy(t)
-	b := startBrowser(t)
 	page, _ := serve(t, p)
 	b.size(400, 800)
 	b.devtools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": "dark"}}})
@@ -246,10 +253,9 @@ func TestPageFitsAPhone(t *testing.T) {
 	checkConsole(t, b)
 }
 
-// TestHiddenPageAsksNothing, and asks at once when it is seen again.
-func TestHiddenPageAsksNothing(t *testing.T) {
+// A hidden page sends no requests, and sends some at once when it is visible again.
+func hiddenPageSendsNothing(t *testing.T, b *browser) {
 	p := busyProxy(t)
-	b := startBrowser(t)
 	page, _ := serve(t, p)
 	b.open(page)
 	b.awaitText("#connection", "live")
@@ -265,10 +271,9 @@ func TestHiddenPageAsksNothing(t *testing.T) {
 	checkConsole(t, b)
 }
 
-// TestPageSaysThatTheProxyIsSilent, and goes on trying.
-func TestPageSaysThatTheProxyIsSilent(t *testing.T) {
+// The page shows that the proxy does not answer, and tries again.
+func pageShowsThatTheProxyIsSilent(t *testing.T, b *browser) {
 	p := busyProxy(t)
-	b := startBrowser(t)
 	page, stop := serve(t, p)
 	b.open(page)
 	b.awaitText("#connection", "live")

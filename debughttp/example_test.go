@@ -14,8 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// A program has a server for its operators at a loopback address already, and shows
-// its proxy there.
+// A program serves the page to its operators on a loopback address.
 func ExampleHandler() {
 	engines := map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: &proxiertest.RecordingEngine{}}
 	p, err := proxier.New(proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, proxier.Deps{}, engines)

@@ -25,7 +25,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// webProxy runs with one Service in it that is programmed.
+// webProxy returns a proxy with one programmed Service.
 func webProxy(t *testing.T, change ...func(*proxier.Config, *proxier.Deps)) (*proxy, http.Handler) {
 	t.Helper()
 	p := newProxy(t, change...)
@@ -247,8 +247,8 @@ func TestServiceTellsWhyItFailed(t *testing.T) {
 	wantAt(t, a, `"no room"`, "servicePorts", 1, "error")
 }
 
-// TestEndpointUseFollowsTheScopes: what only the Local scope asks for, or only the
-// Cluster scope, is used too, and the reason is that of the scope that could be wider.
+// An endpoint of only the Local scope, or only the Cluster scope, is used too. The reason
+// for an exclusion is that of the wider scope.
 func TestEndpointUseFollowsTheScopes(t *testing.T) {
 	p := newProxy(t)
 	p.OnServiceAdd(proxiertest.Service("shop", "web", proxiertest.ClusterIPs("10.96.0.10"),
@@ -409,7 +409,7 @@ func TestOnlyReadingIsAnswered(t *testing.T) {
 	}
 }
 
-// TestPageIsWholeWhereverItIsMounted: behind a real server, so that HEAD has no body.
+// The server is real, so that responses to HEAD have no body.
 func TestPageIsWholeWhereverItIsMounted(t *testing.T) {
 	_, h := webProxy(t)
 	mux := http.NewServeMux()
@@ -446,8 +446,7 @@ func TestPageIsWholeWhereverItIsMounted(t *testing.T) {
 	}
 }
 
-// TestPageAllowsNothingFromElsewhere: the page has no code or style of its own that
-// the policy would have to allow.
+// The page has no inline code or style, which the policy would have to allow.
 func TestPageAllowsNothingFromElsewhere(t *testing.T) {
 	w := httptest.NewRecorder()
 	debughttp.Handler(&fakeSource{}).ServeHTTP(w, request(http.MethodGet, "/"))
@@ -467,7 +466,7 @@ func TestPageAllowsNothingFromElsewhere(t *testing.T) {
 	}
 }
 
-// fetch follows redirects and returns the body and where it was.
+// fetch follows redirects and returns the body and its URL.
 func fetch(t *testing.T, server *httptest.Server, method, target, wantType string) (body string, at *url.URL) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, target, nil)
@@ -489,7 +488,7 @@ func fetch(t *testing.T, server *httptest.Server, method, target, wantType strin
 	return string(content), response.Request.URL
 }
 
-// fakeSource answers what it holds.
+// fakeSource is a Source with fixed results.
 type fakeSource struct {
 	debughttp.Source
 

@@ -12,8 +12,7 @@ import (
 	"github.com/serviceplane/serviceplane/debughttp"
 )
 
-// ask sends a request over a socket, as a client of its own would, and returns the
-// status.
+// ask sends a request over a socket, as other clients do, and returns the status.
 func ask(t *testing.T, server *httptest.Server, request string) int {
 	t.Helper()
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())
@@ -32,7 +31,7 @@ func ask(t *testing.T, server *httptest.Server, request string) int {
 	return answer.StatusCode
 }
 
-// TestHosts: who asks by a name that is not ours is another site's page.
+// A request with another host name comes from another site's page.
 func TestHosts(t *testing.T) {
 	guarded := debughttp.KnownHosts(http.NotFoundHandler(), "Node-1.example.", "proxy.example:8080")
 	for name, c := range map[string]struct {
@@ -85,7 +84,7 @@ func TestAnyHostAllowsAll(t *testing.T) {
 	}
 }
 
-// TestAForeignHostIsToldWhy, and nothing else.
+// A request with a foreign host gets only the reason.
 func TestAForeignHostIsToldWhy(t *testing.T) {
 	a := get(t, debughttp.Handler(&fakeSource{}), "http://evil.example/status", http.StatusMisdirectedRequest)
 	if text, _ := at(t, a, "error").(string); !strings.Contains(text, `host "evil.example": want an IP address, localhost or`) || len(a) != 1 {

@@ -23,14 +23,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// proxy is a Proxier that runs with engines that only record.
+// proxy is a running Proxier with recording engines.
 type proxy struct {
 	*proxier.Proxier
 
 	engines map[v1.IPFamily]*proxiertest.RecordingEngine
 }
 
-// newProxy makes a Proxier of both families, which does not run yet.
+// newProxy returns a Proxier of both IP families, which does not run yet.
 func newProxy(tb testing.TB, change ...func(*proxier.Config, *proxier.Deps)) *proxy {
 	tb.Helper()
 	config := proxier.Config{
@@ -57,7 +57,7 @@ func newProxy(tb testing.TB, change ...func(*proxier.Config, *proxier.Deps)) *pr
 	return p
 }
 
-// run runs the proxy until the test ends, and says that all objects are there.
+// run runs the proxy until the test ends, with complete first lists.
 func (p *proxy) run(tb testing.TB) {
 	tb.Helper()
 	p.OnServiceSynced()
@@ -73,7 +73,7 @@ func (p *proxy) run(tb testing.TB) {
 	})
 }
 
-// sync waits until what was said to the proxy is programmed.
+// sync waits until all changes are programmed.
 func (p *proxy) sync(tb testing.TB) {
 	tb.Helper()
 	if err := p.Sync(tb.Context()); err != nil {
@@ -81,7 +81,7 @@ func (p *proxy) sync(tb testing.TB) {
 	}
 }
 
-// webService is a Service that has everything.
+// webService returns a Service with every kind of frontend.
 func webService() *v1.Service {
 	return proxiertest.Service("shop", "web",
 		proxiertest.ClusterIPs("10.96.0.10", "fd00:96::10"),
@@ -106,7 +106,7 @@ func webSlice6() *discovery.EndpointSlice {
 		proxiertest.Endpoint("fd00:244:1::5", proxiertest.OnNode("node-1")))
 }
 
-// request asks for a path at localhost, or for a URL.
+// request returns a request for a path at localhost, or for a URL.
 func request(method, target string) *http.Request {
 	r := httptest.NewRequest(method, target, http.NoBody)
 	if strings.HasPrefix(target, "/") {
@@ -115,7 +115,7 @@ func request(method, target string) *http.Request {
 	return r
 }
 
-// get asks a Handler, checks what all answers have in common, and returns the answer.
+// get sends a request to a Handler, checks the common headers, and returns the response.
 func get(tb testing.TB, h http.Handler, target string, wantStatus int) (answer map[string]any) {
 	tb.Helper()
 	w := httptest.NewRecorder()
@@ -138,7 +138,7 @@ func get(tb testing.TB, h http.Handler, target string, wantStatus int) (answer m
 	return answer
 }
 
-// at walks into an answer: a name for an object's field, a number for a list's item.
+// at returns a part of a response: a step is the name of a field or the number of an item.
 func at(tb testing.TB, value any, path ...any) any {
 	tb.Helper()
 	for _, step := range path {
@@ -160,7 +160,7 @@ func at(tb testing.TB, value any, path ...any) any {
 	return value
 }
 
-// compact is a value as JSON, to be compared.
+// compact returns a value as JSON, for comparison.
 func compact(tb testing.TB, value any) string {
 	tb.Helper()
 	var text strings.Builder

@@ -53,8 +53,18 @@ func startBrowser(t *testing.T) *browser {
 	b.session = host + "/session"
 	b.do(http.MethodPost, "", capabilities(chromium, profile), &created)
 	b.session += "/" + created.ID
-	t.Cleanup(func() { b.do(http.MethodDelete, "", nil, nil) })
+	t.Cleanup(func() { b.t = t; b.do(http.MethodDelete, "", nil, nil) })
 	return b
+}
+
+// reset closes the page, and makes b a browser for another test.
+func (b *browser) reset(t *testing.T) {
+	t.Helper()
+	b.t = t
+	b.open("about:blank")
+	b.devtools("Emulation.clearDeviceMetricsOverride", map[string]any{})
+	b.devtools("Emulation.setEmulatedMedia", map[string]any{"features": []any{}})
+	b.consoleErrors()
 }
 
 func lacking(t *testing.T, err error) {

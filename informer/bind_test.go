@@ -30,9 +30,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// recorder is a Provider that only notes what it is told.
+// recorder is a Provider that only records its calls.
 type recorder struct {
-	proxier.Provider // nil: what is not overridden must not be called
+	proxier.Provider // nil: other methods must not be called
 
 	mu    sync.Mutex // guards all below
 	calls []string
@@ -132,7 +132,7 @@ func headless(s *discovery.EndpointSlice) *discovery.EndpointSlice {
 	return s
 }
 
-// fixture is a bound factory of a fake API server.
+// fixture is a bound factory with a fake API server.
 type fixture struct {
 	*recorder
 	client  *fake.Clientset
@@ -162,7 +162,7 @@ func bound(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 	return f
 }
 
-// TestDefaults: CFG-01's period, and NODE-01's spelling of names.
+// CFG-01's period, and NODE-01's spelling of names.
 func TestDefaults(t *testing.T) {
 	if got, want := (Options{}).withDefaults().resync(), 15*time.Minute; got != want {
 		t.Errorf("resync %v, want %v", got, want)
@@ -184,8 +184,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestEverythingArrivesBeforeSynced (CFG-10, CFG-12): all objects of the first
-// lists come before both announcements, each of which comes once.
+// All objects of the first lists come before both calls of synced, each of which comes
+// once (CFG-10, CFG-12).
 func TestEverythingArrivesBeforeSynced(t *testing.T) {
 	f := bound(t, Options{NodeName: "me"}, service("a", "10.96.0.1"), service("b", "10.96.0.2"), slice("a-1", "10.244.0.1"),
 		node("me", "z", v1.NodeAddress{Type: v1.NodeInternalIP, Address: "192.0.2.1"}), node("other", "z"), cidr("c", "10.96.0.0/16"))
@@ -198,7 +198,7 @@ func TestEverythingArrivesBeforeSynced(t *testing.T) {
 		}
 	}
 	if slices.Contains(calls, "node other") {
-		t.Errorf("calls %v: another node was passed on (CFG-05)", calls)
+		t.Errorf("calls %v: want no call for another node (CFG-05)", calls)
 	}
 	for _, once := range []string{"services synced", "slices synced"} {
 		if n := count(calls, once); n != 1 {
@@ -216,8 +216,7 @@ func count(calls []string, call string) (n int) {
 	return n
 }
 
-// TestSyncedWaitsForTheHandler (CFG-12): that an object is cached is not enough, the
-// Provider must have it.
+// Synced waits until the Provider, and not only the cache, has the objects (CFG-12).
 func TestSyncedWaitsForTheHandler(t *testing.T) {
 	for _, what := range []string{"add a", "add slice a", "node me", "cidrs"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -244,7 +243,7 @@ func TestSyncedWaitsForTheHandler(t *testing.T) {
 	}
 }
 
-// slowRecorder takes its time with one call.
+// slowRecorder blocks in one call.
 type slowRecorder struct {
 	recorder
 	at               string
@@ -278,9 +277,8 @@ func (r *slowRecorder) OnServiceCIDRsChanged(cidrs []netip.Prefix) {
 	r.recorder.OnServiceCIDRsChanged(cidrs)
 }
 
-// TestWhoBindsLateHearsEverything (CFG-13, CFG-30 with W-16 mended): each Provider
-// of a factory gets every event, and one that comes when all is running gets what
-// there is, the node's zone included.
+// Each Provider of a factory gets every event. One that is bound to a running factory gets
+// all objects, including the node's zone (CFG-13, CFG-30; W-16 does not happen).
 func TestWhoBindsLateHearsEverything(t *testing.T) {
 	f := bound(t, Options{NodeName: "me"}, service("a", "10.96.0.1"), slice("a"), node("me", "zone-a"), cidr("c", "10.96.0.0/16"))
 	f.eventually(t, "slices synced")
@@ -304,11 +302,11 @@ func TestWhoBindsLateHearsEverything(t *testing.T) {
 	f.create(t, service("c", "10.96.0.3"))
 	f.eventually(t, "add c")
 	if calls := late.all(); slices.Contains(calls, "add c") {
-		t.Errorf("calls %v of the Provider that was taken off, want no more", calls)
+		t.Errorf("calls %v of the disconnected Provider, want no more", calls)
 	}
 }
 
-// TestAnotherNodeIsNoEvent (CFG-05): neither when it changes nor when it goes.
+// Changes and the deletion of another node are no events (CFG-05).
 func TestAnotherNodeIsNoEvent(t *testing.T) {
 	f := bound(t, Options{NodeName: "me"}, node("me", "z"), node("other", "z"))
 	f.eventually(t, "slices synced")
@@ -327,8 +325,8 @@ func TestAnotherNodeIsNoEvent(t *testing.T) {
 	}
 }
 
-// TestABoundProxierChoosesItself: an unfiltered factory hands over Services of
-// others and headless ones; one that changes hands by its label comes and goes.
+// An unfiltered factory delivers headless Services and those of other proxies. A Service
+// whose label changes is added or removed.
 func TestABoundProxierChoosesItself(t *testing.T) {
 	for _, names := range []struct{ mine, theirs string }{{"", "other"}, {"mine", "other"}, {"mine", ""}} {
 		none := ownedService("none", v1.ClusterIPNone, names.mine)
@@ -362,7 +360,7 @@ func TestABoundProxierChoosesItself(t *testing.T) {
 	}
 }
 
-// ownedService is one for the proxy of that name; the default proxy has none.
+// ownedService returns a Service with the label for a proxy; empty means no label.
 func ownedService(name, ip, proxy string) *v1.Service {
 	if proxy == "" {
 		return service(name, ip)
@@ -370,7 +368,7 @@ func ownedService(name, ip, proxy string) *v1.Service {
 	return labelledService(name, ip, proxy)
 }
 
-// TestTheFirstSyncWaitsOnlySoLong for a Node that does not exist (NODE-03).
+// The first sync waits at most WaitTimeout for a Node that does not exist (NODE-03).
 func TestTheFirstSyncWaitsOnlySoLong(t *testing.T) {
 	f := bound(t, Options{NodeName: "nobody", WaitTimeout: 50 * time.Millisecond}, service("a", "10.96.0.1"))
 	f.eventually(t, "slices synced")
@@ -388,8 +386,7 @@ func (f *fixture) create(t *testing.T, object runtime.Object) {
 	}
 }
 
-// TestHeadlessSlicesStopHere (CFG-03): a slice that gains the label counts as
-// deleted, one that loses it as added.
+// A slice that gains the label counts as deleted, one that loses it as added (CFG-03).
 func TestHeadlessSlicesStopHere(t *testing.T) {
 	f := bound(t, Options{}, slice("plain"), headless(slice("headless")))
 	f.eventually(t, "slices synced")
@@ -409,8 +406,8 @@ func TestHeadlessSlicesStopHere(t *testing.T) {
 	}
 }
 
-// TestTombstonesAndWrongTypes (CFG-11): a deletion that was missed comes with the
-// last known object; anything else is named in the log and dropped.
+// A missed deletion is delivered with the last known object. Objects of other types are
+// logged and dropped (CFG-11).
 func TestTombstonesAndWrongTypes(t *testing.T) {
 	core, logs := observer.New(zap.DebugLevel)
 	r := &recorder{}
@@ -440,12 +437,12 @@ func TestTombstonesAndWrongTypes(t *testing.T) {
 	}
 	if !notHeadless(node("n", "")) || !notHeadless(cache.DeletedFinalStateUnknown{Obj: slice("a")}) ||
 		notHeadless(cache.DeletedFinalStateUnknown{Obj: headless(slice("a"))}) {
-		t.Error("the filter of slices judges wrongly")
+		t.Error("notHeadless is wrong")
 	}
 }
 
-// TestStopIsFinal: after it nothing reaches the Provider, also when the factory
-// was never started, or stop is called again.
+// After stop, no event reaches the Provider. Stop may be called twice, and before the
+// factory is started.
 func TestStopIsFinal(t *testing.T) {
 	synctest.Test(t, testStopIsFinal)
 }
@@ -473,8 +470,8 @@ func testStopIsFinal(t *testing.T) {
 	}
 }
 
-// TestAResyncIsCheap (CFG-01): it reaches the Provider as updates, and is no news
-// of the Node or the ServiceCIDRs.
+// A resync reaches the Provider as updates, but not for the Node and the ServiceCIDRs
+// (CFG-01).
 func TestAResyncIsCheap(t *testing.T) {
 	f := bound(t, Options{NodeName: "me", Resync: time.Second}, service("a", "10.96.0.1"), node("me", "z"), cidr("c", "10.96.0.0/16"))
 	poll.Until(t, "resyncs", func() bool { return count(f.all(), "update a") > 1 })
@@ -483,9 +480,9 @@ func TestAResyncIsCheap(t *testing.T) {
 	}
 }
 
-// TestTheNodeIsFollowed (NODE-04, NODE-06, CFG-30): InternalIPs first, what is no
-// address left out; changes of addresses, ranges and zone are passed on; the last
-// state outlives the object.
+// InternalIPs come first, invalid addresses are ignored, changes of addresses, pod CIDRs
+// and zone are delivered, and the last state stays after the deletion (NODE-04, NODE-06,
+// CFG-30).
 func TestTheNodeIsFollowed(t *testing.T) {
 	me := node("me", "zone-a",
 		v1.NodeAddress{Type: v1.NodeExternalIP, Address: "203.0.113.7"},
@@ -527,11 +524,11 @@ func TestTheNodeIsFollowed(t *testing.T) {
 	poll.Until(t, "a line about the deletion", func() bool { return f.logs.FilterMessageSnippet("deleted").Len() == 1 })
 	poll.Until(t, "the deletion", func() bool { return f.lastNode().Draining != "" })
 	if n, last := count(f.all(), "node me"), f.lastNode(); n != 3 || last.Zone != "zone-b" || len(last.Addresses) != 1 {
-		t.Errorf("%d node changes, the last one %+v, want 3, no heartbeat among them, and nothing forgotten", n, last)
+		t.Errorf("%d node changes, the last one %+v, want 3 without the heartbeat, and the last state", n, last)
 	}
 }
 
-// TestANodeThatIsAboutToGo: HC-30.
+// HC-30.
 func TestANodeThatIsAboutToGo(t *testing.T) {
 	for want, node := range map[string]*v1.Node{
 		"":                          {Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "node.kubernetes.io/unschedulable"}}}},
@@ -546,8 +543,8 @@ func TestANodeThatIsAboutToGo(t *testing.T) {
 	}
 }
 
-// TestServiceCIDRsAreAddedUp (CFG-20, CFG-21 with W-15 mended): sorted, without
-// duplicates; a range that two objects have outlives one of them.
+// The ranges are sorted, without duplicates. A range of two objects stays when one is
+// deleted (CFG-20, CFG-21; W-15 does not happen).
 func TestServiceCIDRsAreAddedUp(t *testing.T) {
 	f := bound(t, Options{}, cidr("a", "fd00::/108", "10.96.0.0/16"), cidr("b", "10.96.0.0/16", "10.200.1.0/24", "nonsense"))
 	f.eventually(t, "slices synced")

@@ -15,12 +15,12 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// web is what the API server has.
+// web returns the Service of the API server.
 func web() *v1.Service {
 	return proxiertest.Service("default", "web", proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("http", v1.ProtocolTCP, 80))
 }
 
-// newProvider stands for nftables.New and the like.
+// newProvider takes the place of nftables.New.
 func newProvider() (*proxier.Proxier, *proxiertest.RecordingEngine) {
 	engine := &proxiertest.RecordingEngine{}
 	p, err := proxier.New(proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}, proxier.Deps{},
@@ -31,7 +31,7 @@ func newProvider() (*proxier.Proxier, *proxiertest.RecordingEngine) {
 	return p, engine
 }
 
-// show prints what is programmed once there is something.
+// show waits until something is programmed, and prints it.
 func show(ctx context.Context, p *proxier.Proxier, engine *proxiertest.RecordingEngine) {
 	for ctx.Err() == nil && len(engine.Services()) == 0 {
 		if err := p.Sync(ctx); err != nil {
@@ -43,7 +43,7 @@ func show(ctx context.Context, p *proxier.Proxier, engine *proxiertest.Recording
 	}
 }
 
-// A program without informers lets Run have its own.
+// Run creates informers.
 func ExampleRun() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
@@ -59,7 +59,7 @@ func ExampleRun() {
 	// Output: default/web:http 10.96.0.10:80/TCP
 }
 
-// A program that has informers already binds them.
+// Bind uses the informers of the program.
 func ExampleBind() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -35,7 +35,7 @@ func serviceImport(spec map[string]any) *unstructured.Unstructured {
 	}}
 }
 
-// webImport is of type ClusterSetIP, with a port web.
+// webImport returns a ServiceImport of type ClusterSetIP, with a port web.
 func webImport(ips ...any) *unstructured.Unstructured {
 	return serviceImport(map[string]any{
 		"type": "ClusterSetIP", "ips": ips, "ports": []any{map[string]any{"name": "web", "protocol": "TCP", "port": int64(80)}},
@@ -47,7 +47,7 @@ func dynamicClient(objects ...runtime.Object) *dynamicfake.FakeDynamicClient {
 		map[schema.GroupVersionResource]string{serviceImports: "ServiceImportList"}, objects...)
 }
 
-// TestServiceOfAServiceImport reads the fields that KEP-1645 gives it.
+// The fields are those of KEP-1645.
 func TestServiceOfAServiceImport(t *testing.T) {
 	spec := map[string]any{
 		"type": "ClusterSetIP", "ips": []any{"fd00:30::1", "172.30.0.1"}, "sessionAffinity": "ClientIP", "internalTrafficPolicy": "Local",
@@ -103,8 +103,8 @@ func TestServiceOfAServiceImport(t *testing.T) {
 	}
 }
 
-// TestAnImportedServiceIsProxied with the endpoints of all clusters, beside the Service of
-// the same name.
+// An imported Service has the endpoints of all clusters. The cluster's own Service of the
+// same name is independent of it.
 func TestAnImportedServiceIsProxied(t *testing.T) {
 	importedSlice := func(cluster, addr string) *discovery.EndpointSlice {
 		s := slice("web-"+cluster, addr)
@@ -157,8 +157,8 @@ func TestAnImportedServiceIsProxied(t *testing.T) {
 	c.mustHold(t, "10.96.0.1=10.244.0.1")
 }
 
-// TestServiceImportsThatCannotBeWatched: a cluster without the resource is none the worse
-// for it, and gets it later; one that refuses holds up the first sync only so long.
+// A missing resource delays nothing, and may be installed later. A forbidden one delays
+// the first sync by WaitTimeout at most.
 func TestServiceImportsThatCannotBeWatched(t *testing.T) {
 	resource := serviceImports.GroupResource()
 	for name, c := range map[string]struct {
@@ -187,7 +187,7 @@ func TestServiceImportsThatCannotBeWatched(t *testing.T) {
 					time.Sleep(100 * time.Millisecond)
 				}
 				if waited := time.Since(begun).Truncate(time.Second); waited != c.waited {
-					t.Errorf("the first sync waits for %v, want %v", waited, c.waited)
+					t.Errorf("the first sync waited for %v, want %v", waited, c.waited)
 				}
 				time.Sleep(4 * time.Minute)
 				var lines []string

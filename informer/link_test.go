@@ -25,7 +25,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// linked is a Link, what it logs, and a configuration of clients that use it.
+// linked returns a Link, its log, and a client configuration that uses it.
 func linked(url string, o LinkOptions) (*Link, *observer.ObservedLogs, *rest.Config) {
 	core, logs := observer.New(zap.InfoLevel)
 	o.Logger = zap.New(core)
@@ -44,8 +44,7 @@ func client(t *testing.T, config *rest.Config) kubernetes.Interface {
 	return c
 }
 
-// TestARefusedConnectionIsSaid, with real client-go, which tells nobody. The server
-// is away at the start, comes, goes and comes again.
+// The server starts after the client, stops and starts again. client-go does not log that.
 func TestARefusedConnectionIsSaid(t *testing.T) {
 	t.Parallel()
 	server := apitest.New(t, apitest.Options{WatchList: true})
@@ -64,7 +63,7 @@ func TestARefusedConnectionIsSaid(t *testing.T) {
 		return func() bool { return logs.FilterMessageSnippet(message).Len() == 1 }
 	}
 	for range 2 {
-		poll.Until(t, "a line about the absence", lines("does not answer"))
+		poll.Until(t, "a line about the failure", lines("does not answer"))
 		line := fmt.Sprint(logs.FilterMessageSnippet("does not answer").All()[0].ContextMap())
 		if !strings.Contains(line, strings.TrimPrefix(server.URL(), "http://")) || !strings.Contains(line, "connection refused") {
 			t.Errorf("log %s, want the address and the cause", line)
@@ -73,19 +72,18 @@ func TestARefusedConnectionIsSaid(t *testing.T) {
 			t.Errorf("reachable %t after %d failures, want false after some", reached, failures)
 		}
 		server.Start(t)
-		poll.Until(t, "a line about its return", lines("answers again"))
+		poll.Until(t, "a line about the recovery", lines("answers again"))
 		if reached, _ := link.Reachable(); !reached {
 			t.Error("not reachable, want it again")
 		}
 		logs.TakeAll()
 		link.mu.Lock()
-		link.logged = time.Time{} // as if it were long ago
+		link.logged = time.Time{} // so that the next failure is logged
 		link.mu.Unlock()
 		server.Stop()
 	}
 }
 
-// TestEveryCauseIsSaid.
 func TestEveryCauseIsSaid(t *testing.T) {
 	status := func(code int) *httptest.Server {
 		return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }))
@@ -99,7 +97,7 @@ func TestEveryCauseIsSaid(t *testing.T) {
 	for name, c := range map[string]struct {
 		server *httptest.Server
 		url    string
-		want   string // empty for nothing said
+		want   string // empty means no line
 	}{
 		"unknown name": {nil, "http://no-such-host.invalid:1", "no-such-host.invalid"},
 		"certificate":  {secure, secure.URL, "x509: "},
@@ -143,8 +141,8 @@ func TestEveryCauseIsSaid(t *testing.T) {
 	}
 }
 
-// TestAFaultIsSaidNowAndThen: when it begins, when its cause changes, and each
-// Repeat; its end if its beginning was said.
+// A failure is logged when it begins, when its cause changes, and after each Repeat. Its
+// end is logged if its beginning was.
 func TestAFaultIsSaidNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		link, logs, _ := linked("", LinkOptions{Repeat: time.Minute})
@@ -192,8 +190,8 @@ func TestAFaultIsSaidNowAndThen(t *testing.T) {
 	})
 }
 
-// TestAServerThatAcceptsAndNeverAnswers, over plain HTTP/1.1: Run gives up on each
-// request and says so, and follows the server when it answers again.
+// The server accepts connections and does not answer, over HTTP/1.1. Requests time out,
+// and Run works when the server answers again.
 func TestAServerThatAcceptsAndNeverAnswers(t *testing.T) {
 	t.Parallel()
 	api := apitest.New(t, apitest.Options{})
@@ -228,8 +226,7 @@ func TestAServerThatAcceptsAndNeverAnswers(t *testing.T) {
 	r.eventually(t, "slices synced")
 }
 
-// TestAWatchEndsWhenItShould: it may be longer than the limit of a header, but one
-// whose server has forgotten it ends.
+// A watch may last longer than HeaderTimeout, but not longer than its own timeout.
 func TestAWatchEndsWhenItShould(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		link, _, _ := linked("", LinkOptions{HeaderTimeout: 10 * time.Second})

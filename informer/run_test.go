@@ -36,7 +36,7 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// cluster is a real Proxier of a recording engine, fed from an API server.
+// cluster is a Proxier with a recording engine, connected to an API server.
 type cluster struct {
 	*apitest.Server // nil with a fake client
 	engine          *proxiertest.RecordingEngine
@@ -96,7 +96,7 @@ func newProxier(t *testing.T, engine proxier.Engine, proxyName string) *proxier.
 	return p
 }
 
-// requests are what the API server was asked, if there is one.
+// requests returns the requests to the API server, if there is one.
 func (c *cluster) requests() []string {
 	if c.Server == nil {
 		return nil
@@ -104,12 +104,12 @@ func (c *cluster) requests() []string {
 	return c.Requests()
 }
 
-// asked says whether there was a request of a kind, such as "LIST services".
+// asked reports whether there was a request of a kind, such as "LIST services".
 func (c *cluster) asked(what string) bool {
 	return slices.ContainsFunc(c.Requests(), func(r string) bool { return strings.HasPrefix(r, what+"?") })
 }
 
-// holds is what the engine has: each VIP with its endpoints.
+// holds returns the state of the engine: each VIP with its endpoints.
 func (c *cluster) holds() string {
 	var lines []string
 	for _, s := range c.engine.Services() {
@@ -152,8 +152,8 @@ func bothWays(t *testing.T, test func(t *testing.T, o apitest.Options)) {
 	}
 }
 
-// TestRunFollowsAnAPIServer through real HTTP: what exists, what is selected
-// (CFG-02, CFG-03), what changes, and relabelling in both directions.
+// Existing objects, selections (CFG-02, CFG-03), changes, and relabelling in both
+// directions, over real HTTP.
 func TestRunFollowsAnAPIServer(t *testing.T) {
 	bothWays(t, func(t *testing.T, o apitest.Options) {
 		none := proxiertest.Service("test", "none", proxiertest.Headless(), proxiertest.Port("web", v1.ProtocolTCP, 80))
@@ -179,7 +179,7 @@ func TestRunFollowsAnAPIServer(t *testing.T) {
 	})
 }
 
-// TestWhatClientGoSaysIsLogged: the API server's warnings, by the options' logger.
+// The API server's warnings, which client-go logs, go to Options.Logger.
 func TestWhatClientGoSaysIsLogged(t *testing.T) {
 	c := startCluster(t, apitest.Options{Warning: "slices of v0 are deprecated"}, Options{}, service("a", "10.96.0.1"))
 	poll.Until(t, "a line of client-go about the warning", func() bool {
@@ -189,7 +189,7 @@ func TestWhatClientGoSaysIsLogged(t *testing.T) {
 	})
 }
 
-// TestTheServerSelects what is sent at all: CFG-02, CFG-03, CFG-05, CFG-20.
+// The requests have selectors: CFG-02, CFG-03, CFG-05, CFG-20.
 func TestTheServerSelects(t *testing.T) {
 	bothWays(t, func(t *testing.T, o apitest.Options) {
 		c := startCluster(t, o, Options{NodeName: "me"}, service("a", "10.96.0.1"), slice("a", "10.244.0.1"), node("me", ""))
@@ -214,7 +214,6 @@ func TestTheServerSelects(t *testing.T) {
 	})
 }
 
-// TestRunServesAnotherProxyName selects by the label's value.
 func TestRunServesAnotherProxyName(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, apitest.Options{WatchList: true}, Options{ServiceProxyName: "mine"},
@@ -222,8 +221,8 @@ func TestRunServesAnotherProxyName(t *testing.T) {
 	c.mustHold(t, "10.96.0.2=")
 }
 
-// TestRunSurvivesTheServersAbsence, and learns what changed and what was deleted
-// meanwhile, also when the server has forgotten how it came to that.
+// After an outage of the server, Run receives the changes and deletions that happened
+// meanwhile, even if the server has compacted its history.
 func TestRunSurvivesTheServersAbsence(t *testing.T) {
 	bothWays(t, func(t *testing.T, o apitest.Options) {
 		for _, compact := range []string{"with its history", "without its history"} {
@@ -248,8 +247,8 @@ func TestRunSurvivesTheServersAbsence(t *testing.T) {
 	})
 }
 
-// TestRunEndsUpRight whatever happens in between: changes while the server is
-// there, away, without its history, or going and coming.
+// In random histories, changes happen while the server runs, is down, has compacted its
+// history, or restarts.
 func TestRunEndsUpRight(t *testing.T) {
 	bothWays(t, func(t *testing.T, o apitest.Options) {
 		for seed := range uint64(4) {
@@ -290,7 +289,7 @@ func TestRunEndsUpRight(t *testing.T) {
 	})
 }
 
-// toggle lets a server that is away come back, and one that is there go.
+// toggle starts a server that is down, and stops one that runs.
 func (c *cluster) toggle(t *testing.T, away bool) {
 	t.Helper()
 	if away {
@@ -300,7 +299,7 @@ func (c *cluster) toggle(t *testing.T, away bool) {
 	c.Stop()
 }
 
-// TestRunWaitsForAServerThatIsNotThere: nothing is written before it comes.
+// Nothing is programmed before the server starts.
 func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
 	t.Parallel()
 	server := apitest.New(t, apitest.Options{})
@@ -331,8 +330,7 @@ func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestAnOldAPIServerHasNoServiceCIDRs: it is waited for no longer than WaitTimeout,
-// and complained about once.
+// The first sync waits for ServiceCIDRs up to WaitTimeout, and logs that once.
 func TestAnOldAPIServerHasNoServiceCIDRs(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, apitest.Options{Hidden: []string{"servicecidrs"}}, Options{WaitTimeout: 100 * time.Millisecond},
@@ -343,8 +341,8 @@ func TestAnOldAPIServerHasNoServiceCIDRs(t *testing.T) {
 	}
 }
 
-// TestAForbiddenKindDoesNotHoldUp the first sync: who may not see the Node and the
-// ServiceCIDRs gets on without, and reads in the log what was given up.
+// Without permission to read the Node and the ServiceCIDRs, the first sync happens without
+// them, and the log names them.
 func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
 	t.Parallel()
 	client := fake.NewClientset(service("a", "10.96.0.1"))
@@ -366,7 +364,7 @@ func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
 	}
 	given := logs.FilterMessageSnippet("first sync starts without").FilterField(zap.Strings("missing", []string{"ServiceCIDRs", "Node me"}))
 	if given.Len() != 1 || logs.FilterMessageSnippet("watch API server").Len() != 2 {
-		t.Errorf("log %v, want one line for what was given up, and one for each error", logs.All())
+		t.Errorf("log %v, want one line about the missing objects, and one for each error", logs.All())
 	}
 	cancel()
 	if err := <-done; err != nil {
@@ -374,8 +372,8 @@ func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
 	}
 }
 
-// TestAnErrorIsOneLine until it changes, or comes back after it was over. What ends
-// a watch in the course of things is none.
+// An error is logged once until it changes, or occurs again after repeatAfter. The normal
+// end of a watch is no error.
 func TestAnErrorIsOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
@@ -404,14 +402,13 @@ func TestAnErrorIsOneLine(t *testing.T) {
 	})
 }
 
-// TestBadOptionsAreAnError before anything starts.
 func TestBadOptionsAreAnError(t *testing.T) {
 	if err := Run(t.Context(), fake.NewClientset(), &recorder{}, Options{WaitTimeout: -1}); err == nil || !strings.Contains(err.Error(), "WaitTimeout") {
 		t.Errorf("Run = %v, want an error that names WaitTimeout", err)
 	}
 }
 
-// TestObjectsAreStoredSlim: what no proxy reads costs no memory.
+// Fields that no proxy reads are dropped.
 func TestObjectsAreStoredSlim(t *testing.T) {
 	n := node("me", "z")
 	n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}
@@ -422,6 +419,6 @@ func TestObjectsAreStoredSlim(t *testing.T) {
 	}
 	tombstone := cache.DeletedFinalStateUnknown{Key: "me"}
 	if got, err := slim(tombstone); err != nil || got != tombstone {
-		t.Errorf("slim = %v, %v, want what is no object as it is", got, err)
+		t.Errorf("slim = %v, %v, want other types unchanged", got, err)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// measure returns Metrics and where they are registered.
+// measure returns Metrics and their registry.
 func measure(t *testing.T, o metrics.Options) (*metrics.Metrics, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -32,7 +32,7 @@ func measure(t *testing.T, o metrics.Options) (*metrics.Metrics, *prometheus.Reg
 	return m, registry
 }
 
-// connectionTo is a connection of IPv4 and TCP that was served.
+// connectionTo reports a served TCP connection over IPv4.
 func connectionTo(service string) connection.Report {
 	return connection.Report{
 		Name: changetracker.ServicePortName{
@@ -43,8 +43,8 @@ func connectionTo(service string) connection.Report {
 	}
 }
 
-// series counts those of each metric, and all. The text is not parsed: with many
-// series that takes long.
+// series counts the series of each metric, and all. It does not parse the text, which
+// takes long with many series.
 func series(t *testing.T, registry *prometheus.Registry) (byName map[string]int, total int) {
 	t.Helper()
 	families, err := registry.Gather()
@@ -59,7 +59,7 @@ func series(t *testing.T, registry *prometheus.Registry) (byName map[string]int,
 	return byName, total
 }
 
-// ofConnections are the metrics of connections alone.
+// ofConnections returns only the metrics of connections.
 func ofConnections(families map[string]*dto.MetricFamily) (names []string) {
 	for name := range families {
 		if strings.Contains(name, "connection") {
@@ -70,7 +70,7 @@ func ofConnections(families map[string]*dto.MetricFamily) (names []string) {
 	return names
 }
 
-// labelSets are the values of all series of a metric, in the order of their names.
+// labelSets returns the label values of all series of a metric, sorted by label.
 func labelSets(f *dto.MetricFamily) (names string, values []string) {
 	for _, m := range f.GetMetric() {
 		var n, v []string
@@ -83,8 +83,7 @@ func labelSets(f *dto.MetricFamily) (names string, values []string) {
 	return names, values
 }
 
-// TestTheMetricsOfConnections are there from the first scrape on, with all of their
-// series, in mode userspace.
+// In mode userspace, all series exist from the first scrape on.
 func TestTheMetricsOfConnections(t *testing.T) {
 	_, registry := measure(t, metrics.Options{Mode: "userspace"})
 	families := scrape(t, registry)
@@ -130,8 +129,8 @@ func TestTheMetricsOfConnections(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreOfUserspaceOnly: in other modes there is nothing to see, and
-// nothing to fear. An unknown mode has what all modes have (MET-30).
+// Other modes have no metrics of connections, and ignore reports. An unknown mode has the
+// metrics of all modes (MET-30).
 func TestConnectionsAreOfUserspaceOnly(t *testing.T) {
 	for _, mode := range []string{"", "unknown", "nftables", "iptables", "ipvs"} {
 		m, registry := measure(t, metrics.Options{Mode: mode, PerService: true})
@@ -142,7 +141,7 @@ func TestConnectionsAreOfUserspaceOnly(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreMeasured by their IP family, protocol and outcome.
+// Connections are counted by IP family, protocol and outcome.
 func TestConnectionsAreMeasured(t *testing.T) {
 	m, registry := measure(t, metrics.Options{Mode: "userspace"})
 	m.ObserveConnection(connectionTo("web"))
@@ -191,7 +190,7 @@ func TestConnectionsAreMeasured(t *testing.T) {
 	}
 }
 
-// sum is that of a histogram's observations.
+// sum returns the sum of a histogram's observations.
 func sum(f *dto.MetricFamily, labels []string) float64 {
 	for _, m := range f.GetMetric() {
 		if hasAll(m, labels) {
@@ -201,8 +200,7 @@ func sum(f *dto.MetricFamily, labels []string) float64 {
 	return math.NaN()
 }
 
-// TestConnectionsToAnyNumberOfServicesAddNoSeries unless that is asked for, and then
-// they add eight at most for each service port.
+// With PerService, there are up to eight series for each service port.
 func TestConnectionsToAnyNumberOfServicesAddNoSeries(t *testing.T) {
 	const services = 2000
 	for name, c := range map[string]struct {
@@ -233,7 +231,7 @@ func TestConnectionsToAnyNumberOfServicesAddNoSeries(t *testing.T) {
 	}
 }
 
-// TestConnectionsPerService count for the service port that the client asked for.
+// Connections count for the service port that the client dialled.
 func TestConnectionsPerService(t *testing.T) {
 	m, registry := measure(t, metrics.Options{Mode: "userspace", PerService: true})
 	m.ObserveConnection(connectionTo("web"))

@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// What a scrape reads after the first sync, in part.
+// Some metrics after the first sync.
 func Example() {
 	registry := prometheus.NewRegistry()
 	families := []v1.IPFamily{v1.IPv4Protocol}

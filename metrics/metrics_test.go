@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// scrape asks a registry as Prometheus does, and reads the answer as it does.
+// scrape scrapes a registry as Prometheus does.
 func scrape(t *testing.T, registry *prometheus.Registry) map[string]*dto.MetricFamily {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -47,7 +47,7 @@ func scrape(t *testing.T, registry *prometheus.Registry) map[string]*dto.MetricF
 		t.Errorf("lint: %v", err)
 	}
 	for _, p := range problems {
-		// kube-proxy's names of gauges, which we keep.
+		// Names of kube-proxy's gauges, which must stay.
 		if p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" && p.Metric != "kubeproxy_sync_proxy_rules_iptables_total" {
 			t.Errorf("lint: %s: %s", p.Metric, p.Text)
 		}
@@ -55,7 +55,7 @@ func scrape(t *testing.T, registry *prometheus.Registry) map[string]*dto.MetricF
 	return families
 }
 
-// value is that of the one series that has all the given labels, "name=value".
+// value returns the value of the one series with all these labels, "name=value".
 func value(t *testing.T, families map[string]*dto.MetricFamily, name string, labels ...string) float64 {
 	t.Helper()
 	for _, m := range families[name].GetMetric() {
@@ -65,7 +65,7 @@ func value(t *testing.T, families map[string]*dto.MetricFamily, name string, lab
 		if h := m.GetHistogram(); h != nil {
 			return float64(h.GetSampleCount())
 		}
-		return m.GetCounter().GetValue() + m.GetGauge().GetValue() // there is one of them
+		return m.GetCounter().GetValue() + m.GetGauge().GetValue() // one of them is 0
 	}
 	t.Errorf("no %s with %v", name, labels)
 	return math.NaN()
@@ -80,7 +80,7 @@ func hasAll(m *dto.Metric, labels []string) bool {
 	return true
 }
 
-// proxy is a Provider at work, with its metrics.
+// proxy is a running Provider with metrics.
 type proxy struct {
 	*proxier.Proxier
 
@@ -137,9 +137,8 @@ func (p *proxy) add(name string, number int, options ...proxiertest.ServiceOptio
 		proxiertest.SlicePort("", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.0.1", proxiertest.OnNode("there"))))
 }
 
-// TestEveryNameOfKubeProxy is there from the first scrape on, with its type and
-// labels: MET-01 to MET-11, MET-13, MET-14 and MET-18 to MET-21. The others are of
-// other modes.
+// All metrics of kube-proxy in this mode exist from the first scrape on, with type and
+// labels: MET-01 to MET-11, MET-13, MET-14 and MET-18 to MET-21.
 func TestEveryNameOfKubeProxy(t *testing.T) {
 	families := scrape(t, start(t).registry)
 	family := "ip_family"
@@ -187,7 +186,7 @@ func TestEveryNameOfKubeProxy(t *testing.T) {
 	}
 }
 
-// TestHistogramsReachOneHour, and have kube-proxy's buckets below.
+// Histograms have kube-proxy's buckets, and more up to one hour.
 func TestHistogramsReachOneHour(t *testing.T) {
 	families := scrape(t, start(t).registry)
 	for name, theirs := range map[string][]float64{
@@ -214,7 +213,7 @@ func TestHistogramsReachOneHour(t *testing.T) {
 	}
 }
 
-// TestSyncsAreMeasured: MET-01 to MET-05, MET-11, MET-18 to MET-20.
+// MET-01 to MET-05, MET-11, MET-18 to MET-20.
 func TestSyncsAreMeasured(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m, err := metrics.New(registry, metrics.Options{Mode: "nftables"})
@@ -268,7 +267,7 @@ func TestSyncsAreMeasured(t *testing.T) {
 	}
 }
 
-// TestWhatIsReadAtAScrape: MET-06 to MET-10, and what kube-proxy lacks.
+// MET-06 to MET-10, and metrics that kube-proxy does not have.
 func TestWhatIsReadAtAScrape(t *testing.T) {
 	p := start(t)
 	began := time.Now()
@@ -330,8 +329,7 @@ func TestWhatIsReadAtAScrape(t *testing.T) {
 	}
 }
 
-// TestTheNumberOfSeriesDoesNotDependOnServices: 2,000 of them, with all kinds of
-// things wrong, add none.
+// 2,000 Services with all kinds of problems add no series.
 func TestTheNumberOfSeriesDoesNotDependOnServices(t *testing.T) {
 	p := start(t)
 	count := func() map[string]int {
@@ -359,8 +357,8 @@ func TestTheNumberOfSeriesDoesNotDependOnServices(t *testing.T) {
 	}
 }
 
-// TestProvidersShareARegistry when a label tells them apart, and do not disturb
-// each other when none does.
+// Providers can share a registry if a label distinguishes them. Without the label, the
+// second one fails and the first one stays.
 func TestProvidersShareARegistry(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	for _, instance := range []string{"a", "b"} {
@@ -381,7 +379,7 @@ func TestProvidersShareARegistry(t *testing.T) {
 	}
 }
 
-// TestTheMetricsOfIPTables: MET-12, MET-15 to MET-17.
+// MET-12, MET-15 to MET-17.
 func TestTheMetricsOfIPTables(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m, err := metrics.New(registry, metrics.Options{Mode: "iptables"})
@@ -416,7 +414,7 @@ func TestTheMetricsOfIPTables(t *testing.T) {
 	}
 }
 
-// TestTheAPIServersMetrics are there once somebody knows.
+// The metrics of the API server exist after WatchAPIServer.
 func TestTheAPIServersMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m, err := metrics.New(registry, metrics.Options{})

@@ -32,8 +32,8 @@ var (
 	alive = netip.MustParseAddrPort("[2001:db8::2]:8081")
 )
 
-// connection was held for a second, tried for another one to reach a dead endpoint,
-// reached the other one after a third, and lasted ten.
+// connection waited for a second, tried a dead endpoint for a second, connected to another
+// one after a third, and lasted ten.
 func servedOne() connection.Report {
 	return connection.Report{
 		Name: changetracker.ServicePortName{
@@ -49,14 +49,14 @@ func servedOne() connection.Report {
 	}
 }
 
-// unserved is a connection for which there were no endpoints.
+// unserved reports a connection without endpoints.
 func unserved() connection.Report {
 	r := servedOne()
 	r.Endpoint, r.Attempts, r.Outcome = netip.AddrPort{}, nil, connection.NoEndpoints
 	return r
 }
 
-// phase is what matters of a span.
+// phase holds the tested fields of a span.
 type phase struct {
 	Name     string
 	From, To time.Duration // since the connection began
@@ -65,8 +65,8 @@ type phase struct {
 	Error    string
 }
 
-// shown returns the spans of connections among others: the roots in the order in
-// which they began, and the children of each.
+// shown returns the spans of connections: the roots sorted by start, and the children of
+// each.
 func shown(spans tracetest.SpanStubs) (roots tracetest.SpanStubs, children map[trace.SpanID]tracetest.SpanStubs) {
 	children = map[trace.SpanID]tracetest.SpanStubs{}
 	for _, s := range spans {
@@ -120,7 +120,6 @@ func one(t *testing.T, spans tracetest.SpanStubs) (root tracetest.SpanStub, phas
 	return roots[0], phases
 }
 
-// TestAConnectionIsATrace of what it went through.
 func TestAConnectionIsATrace(t *testing.T) {
 	provider, exporter := memory(t)
 	tracing.New(provider, nil).ObserveConnection(servedOne())
@@ -137,7 +136,7 @@ func TestAConnectionIsATrace(t *testing.T) {
 	if !root.StartTime.Equal(began) {
 		t.Errorf("began at %v, want %v", root.StartTime, began)
 	}
-	// The names are those of the conventions, where there are some.
+	// The names are those of the semantic conventions, if they have one.
 	want := []attribute.KeyValue{
 		semconv.K8SNamespaceName("test"), semconv.K8SServiceName("web"), tracing.AttributePortName.String("http"),
 		tracing.AttributeOutcome.String("served"),
@@ -152,8 +151,8 @@ func TestAConnectionIsATrace(t *testing.T) {
 	}
 }
 
-// TestWhatWasNotServedIsAnError, with the reason if there is one, and shows no phase
-// that it did not come to.
+// A connection that was not served is an error, with the reason if there is one, and has
+// spans only for the phases that it reached.
 func TestWhatWasNotServedIsAnError(t *testing.T) {
 	root := func(reason string) phase {
 		return phase{Name: "connection", To: 10 * time.Second, Kind: trace.SpanKindServer, Error: reason}
@@ -210,7 +209,7 @@ func TestWhatWasNotServedIsAnError(t *testing.T) {
 	}
 }
 
-// TestAddressesThatNobodyKnowsAreLeftOut of the span.
+// Unknown addresses are omitted.
 func TestAddressesThatNobodyKnowsAreLeftOut(t *testing.T) {
 	provider, exporter := memory(t)
 	report := servedOne()
@@ -226,7 +225,7 @@ func TestAddressesThatNobodyKnowsAreLeftOut(t *testing.T) {
 	}
 }
 
-// listener is an Observer of connections behind a Tracer.
+// listener is an Observer of connections, called by a Tracer.
 type listener struct {
 	recorder
 
@@ -235,8 +234,7 @@ type listener struct {
 
 func (l *listener) ObserveConnection(connection.Report) { l.connections.Add(1) }
 
-// TestTheNextObserverHearsOfConnections, if it wants to, and whether or not there
-// are traces.
+// The next Observer is called if it is a connection.Observer, with and without traces.
 func TestTheNextObserverHearsOfConnections(t *testing.T) {
 	provider, _ := memory(t)
 	next := &listener{}
@@ -245,11 +243,11 @@ func TestTheNextObserverHearsOfConnections(t *testing.T) {
 	if got := next.connections.Load(); got != 2 {
 		t.Errorf("it heard of %d connections, want 2", got)
 	}
-	tracing.New(provider, &recorder{}).ObserveConnection(servedOne()) // knows nothing of connections
+	tracing.New(provider, &recorder{}).ObserveConnection(servedOne()) // recorder is no connection.Observer
 }
 
-// TestSamplingIsTheProvidersBusiness: what it does not want is not recorded, and the
-// sampler knows the Service and the outcome.
+// A connection that the sampler rejects is not recorded. The sampler gets the Service and
+// the outcome.
 func TestSamplingIsTheProvidersBusiness(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
 	sampler := &onlyFailures{}
@@ -285,8 +283,8 @@ func (s *onlyFailures) ShouldSample(p sdktrace.SamplingParameters) sdktrace.Samp
 
 func (s *onlyFailures) Description() string { return "onlyFailures" }
 
-// TestAConnectionWithoutTracesIsFree, and one that is not sampled costs the same,
-// however much there is to tell.
+// A connection without traces allocates nothing. The cost of one that is not sampled does
+// not depend on its report.
 func TestAConnectionWithoutTracesIsFree(t *testing.T) {
 	report, short := servedOne(), unserved()
 	free := tracing.New(noop.NewTracerProvider(), nil)

@@ -37,7 +37,7 @@ func ExampleNew() {
 	if err := p.Run(ctx); err != nil {
 		log.Panic(err)
 	}
-	if err := provider.Shutdown(ctx); err != nil { // or the last traces are lost
+	if err := provider.Shutdown(ctx); err != nil { // exports the last traces
 		log.Panic(err)
 	}
 }
@@ -62,7 +62,7 @@ func ExampleNew_connections() {
 	}
 }
 
-// sampler wants every sync and every connection that was not served, and a share of
+// sampler samples every sync and every connection that was not served, and a share of
 // the others.
 type sampler struct{ served sdktrace.Sampler }
 

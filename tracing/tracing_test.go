@@ -32,19 +32,19 @@ func memory(t *testing.T) (*sdktrace.TracerProvider, *tracetest.InMemoryExporter
 	return provider, exporter
 }
 
-// recorder is the Observer behind a Tracer.
+// recorder is an Observer, called by a Tracer.
 type recorder struct{ reports atomic.Int64 }
 
 func (r *recorder) ObserveSync(proxier.SyncReport) { r.reports.Add(1) }
 
-// TestASyncIsATrace, from what the Provider itself reports.
+// The traces come from the reports of a Provider.
 func TestASyncIsATrace(t *testing.T) {
 	provider, exporter := memory(t)
 	next := &recorder{}
 	p := start(t, proxier.Deps{Observer: tracing.New(provider, next), Health: proxier.NoHealth()})
 	before := next.reports.Load()
 	trigger := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
-	// Without a request to sync, so that both come in the same one.
+	// No Sync in between, so that one sync has both.
 	p.Tracker().Services.Update(nil, proxiertest.Service("test", "web", proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("", v1.ProtocolTCP, 80)))
 	slice := proxiertest.Slice("test", "web", discovery.AddressTypeIPv4, proxiertest.SlicePort("", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.0.1"))
 	slice.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
@@ -74,7 +74,7 @@ func TestASyncIsATrace(t *testing.T) {
 	}
 }
 
-// start makes a Provider of IPv4 run that has synced once.
+// start runs a Provider of IPv4 and waits for its first sync.
 func start(t *testing.T, deps proxier.Deps) *proxier.Proxier {
 	t.Helper()
 	p, err := proxier.New(
@@ -119,8 +119,8 @@ func traceWith(t *testing.T, spans tracetest.SpanStubs, attr attribute.KeyValue)
 	return nil
 }
 
-// wantTree checks that the spans are those named, that all are children of the
-// first one, and that they follow one another within it.
+// wantTree checks the names of the spans, that all are children of the first one, and
+// that they do not overlap.
 func wantTree(t *testing.T, trace map[string]tracetest.SpanStub, names ...string) {
 	t.Helper()
 	if diff := cmp.Diff(slices.Sorted(slices.Values(names)), slices.Sorted(maps.Keys(trace))); diff != "" {
@@ -140,7 +140,7 @@ func wantTree(t *testing.T, trace map[string]tracetest.SpanStub, names ...string
 	}
 }
 
-// TestTheStagesOfAReport become spans, and its error the trace's.
+// The stages of a report become spans, and its error that of the trace.
 func TestTheStagesOfAReport(t *testing.T) {
 	provider, exporter := memory(t)
 	tracer := tracing.New(provider, nil)
@@ -182,7 +182,7 @@ func TestTheStagesOfAReport(t *testing.T) {
 	}
 }
 
-// TestASyncThatOnlyWaitedIsNoTrace: it has nothing to show.
+// A contested sync did nothing, and has no trace.
 func TestASyncThatOnlyWaitedIsNoTrace(t *testing.T) {
 	provider, exporter := memory(t)
 	next := &recorder{}

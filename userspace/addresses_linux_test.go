@@ -16,8 +16,8 @@ import (
 
 const dummyName = "vips"
 
-// dummy are Addresses of a device that leads nowhere: a bridge without ports, as not
-// every kernel has dummy devices.
+// dummy is an Addresses that uses a bridge without ports, since not every kernel has
+// dummy devices.
 type dummy struct{ ns *netns.NS }
 
 func newDummy(t *testing.T, ns *netns.NS) dummy {
@@ -41,12 +41,12 @@ func mustHaveAddr(t *testing.T, ns *netns.NS, addr netip.Addr, want bool) {
 		t.Fatal(err)
 	}
 	if got := slices.Contains(local, addr); got != want {
-		t.Errorf("address %v is there: %v, want %v (of %v)", addr, got, want, local)
+		t.Errorf("address %v is local: %v, want %v (of %v)", addr, got, want, local)
 	}
 }
 
-// TestVIPsOnADummyDevice: two VIPs with two service ports each are served to clients
-// here and far away, until their last port goes (W-U6).
+// Two VIPs with two service ports each serve local and remote clients until their last
+// port is removed (W-U6).
 func TestVIPsOnADummyDevice(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		e := inNode(t, n, s.family, Config{Place: PlaceFrontends, Addresses: newDummy(t, n.node)})
@@ -79,7 +79,7 @@ func TestVIPsOnADummyDevice(t *testing.T) {
 	})
 }
 
-// TestAnAddressThatIsNotHereIsAnErrorOfItsService, without Addresses.
+// Without Addresses, a VIP that is not local is an error of its Service.
 func TestAnAddressThatIsNotHereIsAnErrorOfItsService(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		e := inNode(t, n, s.family, Config{Place: PlaceFrontends})
@@ -91,12 +91,12 @@ func TestAnAddressThatIsNotHereIsAnErrorOfItsService(t *testing.T) {
 			Globals: desired.Globals{NodePortAddresses: []netip.Prefix{here}},
 		}
 		if failureOf(e.Apply(t.Context(), update)) == nil {
-			t.Error("Apply = nil, want an error of the Service whose VIP is not here")
+			t.Error("Apply = nil, want an error of the Service whose VIP is not local")
 		}
 		mustAnswer(t, n.away, "tcp", netip.AddrPortFrom(s.node, 30080), "one")
 		netnstest.Check(t, n.node.AddAddrs("lo", netip.PrefixFrom(s.vips[0], s.vips[0].BitLen())))
 		if err := failureOf(e.Apply(t.Context(), update)); err != nil {
-			t.Errorf("Apply = %v when the address is there, want nil", err)
+			t.Errorf("Apply = %v with the address, want nil", err)
 		}
 		mustAnswer(t, n.away, "tcp", netip.AddrPortFrom(s.vips[0], 80), "one")
 	})

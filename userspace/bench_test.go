@@ -12,7 +12,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// BenchmarkThroughput moves bytes over one connection: directly, and by the proxy.
+// BenchmarkThroughput measures one connection, without and with the proxy.
 func BenchmarkThroughput(b *testing.B) {
 	const chunk = 1 << 20
 	sink, stop := source(b, chunk)
@@ -43,7 +43,7 @@ func BenchmarkThroughput(b *testing.B) {
 	}
 }
 
-// source sends as long as somebody listens.
+// source starts a server that sends until the client closes.
 func source(b *testing.B, chunk int) (addr net.Addr, stop func()) {
 	b.Helper()
 	l, err := net.ListenTCP("tcp4", nil)

@@ -19,15 +19,15 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// budgetModel is what a history must have made of a budget, kept as simply as can be.
+// budgetModel is a naive model of a budget.
 type budgetModel struct {
 	*Budget
 
 	t      *testing.T
 	random *rand.Rand
 	listen int
-	live   map[*lease]int64 // when its client said something last
-	ended  int              // how many were told so
+	live   map[*lease]int64 // with their last activity
+	ended  int              // calls of end
 }
 
 func budgetName(i int) changetracker.ServicePortName {
@@ -36,7 +36,7 @@ func budgetName(i int) changetracker.ServicePortName {
 
 func budgetClient(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) }
 
-// has counts what a service port has, and what each of its clients has.
+// has returns the descriptors of a service port, and of each of its clients.
 func (m *budgetModel) has(name changetracker.ServicePortName) (all int, clients map[netip.Addr]int) {
 	clients = map[netip.Addr]int{}
 	for l := range m.live {
@@ -48,7 +48,7 @@ func (m *budgetModel) has(name changetracker.ServicePortName) (all int, clients 
 	return all, clients
 }
 
-// names are the service ports that have something.
+// names returns the descriptors of each service port.
 func (m *budgetModel) names() map[changetracker.ServicePortName]int {
 	all := map[changetracker.ServicePortName]int{}
 	for l := range m.live {
@@ -57,7 +57,7 @@ func (m *budgetModel) names() map[changetracker.ServicePortName]int {
 	return all
 }
 
-// take does one step, and checks who was refused and who was ended.
+// take calls Budget.take, and checks which leases were refused or ended.
 func (m *budgetModel) take(name changetracker.ServicePortName, client netip.Addr, n int, replace bool) {
 	own, ofClients := m.has(name)
 	shares := m.names()
@@ -67,7 +67,7 @@ func (m *budgetModel) take(name changetracker.ServicePortName, client netip.Addr
 	l, _ := m.Budget.take(name, client, n, replace, func() { m.ended++ })
 	gone := m.gone()
 	if len(gone) != m.ended {
-		m.t.Fatalf("%d leases are gone, and %d were told so", len(gone), m.ended)
+		m.t.Fatalf("%d leases ended, with %d calls of end", len(gone), m.ended)
 	}
 	for _, e := range gone {
 		m.mustYield(e, name, own+n, shares)
@@ -90,7 +90,7 @@ func (m *budgetModel) take(name changetracker.ServicePortName, client netip.Addr
 	}
 }
 
-// gone takes the leases out of the model that the budget does not have any more.
+// gone returns the leases of the model that have ended in the budget.
 func (m *budgetModel) gone() (gone []*lease) {
 	for l := range m.live {
 		if l.pos == absent {
@@ -100,11 +100,11 @@ func (m *budgetModel) gone() (gone []*lease) {
 	return gone
 }
 
-// mustYield says that a lease was the right one to end.
+// mustYield checks that a lease was the right one to end, and removes it.
 func (m *budgetModel) mustYield(l *lease, by changetracker.ServicePortName, wants int, shares map[changetracker.ServicePortName]int) {
 	m.t.Helper()
 	if l.share.name != by && shares[l.share.name] <= wants {
-		m.t.Fatalf("%v, which has %d, gave way to %v, which wants %d", l.share.name, shares[l.share.name], by, wants)
+		m.t.Fatalf("a lease of %v, with %d descriptors, ended in favor of %v, with %d", l.share.name, shares[l.share.name], by, wants)
 	}
 	for o, last := range m.live {
 		if o.client == l.client && o.pos != absent && last < m.live[l] {
@@ -131,9 +131,9 @@ func (m *budgetModel) check() {
 	}
 }
 
-// TestDescriptorsAreSharedFairly: over random histories, nobody below an equal share
-// is refused, who gives way has the most and was quiet the longest, the sum stays
-// within the limit, and nothing is left at the end.
+// In random histories, no service port below an equal share is refused, the lease that
+// ends belongs to the heaviest and is the idlest, the sum stays within the limit, and
+// nothing is left at the end.
 func TestDescriptorsAreSharedFairly(t *testing.T) {
 	for seed := range uint64(40) {
 		synctest.Test(t, func(t *testing.T) {
@@ -141,9 +141,9 @@ func TestDescriptorsAreSharedFairly(t *testing.T) {
 			m := &budgetModel{Budget: NewBudget(8 + random.IntN(60)), t: t, random: random, live: map[*lease]int64{}}
 			services := 1 + random.IntN(8)
 			for range 600 {
-				time.Sleep(time.Nanosecond) // no two stamps are the same
+				time.Sleep(time.Nanosecond) // so that all times differ
 				switch step := random.IntN(20); {
-				case step < 12: // low numbers are greedy
+				case step < 12: // low numbers take more
 					name, client := budgetName(min(random.IntN(services), random.IntN(services))), budgetClient(min(random.IntN(5), random.IntN(5)))
 					if random.IntN(2) == 0 {
 						m.take(name, client, descriptorsPerFlow, true)
@@ -166,7 +166,7 @@ func TestDescriptorsAreSharedFairly(t *testing.T) {
 				default:
 					l := m.any()
 					l.release()
-					l.release() // once is enough, twice does no harm
+					l.release() // the second call does nothing
 					delete(m.live, l)
 				}
 				m.check()
@@ -182,7 +182,7 @@ func TestDescriptorsAreSharedFairly(t *testing.T) {
 	}
 }
 
-// TestABudgetIsSafeForManyAtOnce, whoever ends whom.
+// Several goroutines use a budget at once.
 func TestABudgetIsSafeForManyAtOnce(t *testing.T) {
 	b := NewBudget(64)
 	var running sync.WaitGroup
@@ -207,8 +207,7 @@ func TestABudgetIsSafeForManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnOperatorHearsOfAShortage once a minute while it lasts, and a condition says so
-// until nobody was refused for a minute.
+// A shortage is logged once a minute, and reported until a minute without refusals.
 func TestAnOperatorHearsOfAShortage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := NewBudget(descriptorsPerConnection + 1) // and none for pipes
@@ -239,7 +238,7 @@ func TestAnOperatorHearsOfAShortage(t *testing.T) {
 	})
 }
 
-// TestABudgetKnowsTheProcess: without a number it leaves room for others.
+// By default, a budget leaves descriptors to the rest of the process.
 func TestABudgetKnowsTheProcess(t *testing.T) {
 	d, limit := NewBudget(0).Descriptors(), processLimit()
 	if d.Limit <= 0 || d.Limit > limit-min(limit/reserveFraction, maxReserve) {
@@ -250,7 +249,7 @@ func TestABudgetKnowsTheProcess(t *testing.T) {
 	}
 }
 
-// TestEndpointsChangeWhileTheyAnswer: the flows that end are busy passing answers back.
+// Flows end while they forward answers.
 func TestEndpointsChangeWhileTheyAnswer(t *testing.T) {
 	a, b := udpServer(t, "a"), udpServer(t, "b")
 	e := engine(t)

@@ -13,15 +13,15 @@ import (
 	"github.com/serviceplane/serviceplane/userspace"
 )
 
-// withNFTables makes Providers whose portals are nf_tables rules.
+// withNFTables returns a Provider with portals of nftables.
 func withNFTables(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 	return withPortals(config, deps, func(family v1.IPFamily) (proxier.Engine, error) {
 		return nftables.NewEngine(nftables.Config{Config: config}, family, deps)
 	})
 }
 
-// withIPTables makes Providers whose portals are iptables rules, in chains that are
-// called as those of kube-proxy's userspace mode.
+// withIPTables returns a Provider with portals of iptables, in chains with the names of
+// kube-proxy's userspace mode.
 func withIPTables(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 	config.Names = proxier.KubeProxyNames()
 	return withPortals(config, deps, func(family v1.IPFamily) (proxier.Engine, error) {
@@ -34,7 +34,7 @@ func withPortals(config proxier.Config, deps proxier.Deps, portals func(v1.IPFam
 	return userspace.New(userspace.Config{Config: config, ShareNodePorts: true, Portals: portals}, deps)
 }
 
-// deviations are what a proxy of sockets cannot do.
+// deviations are the features that a proxy of sockets cannot have.
 func deviations() proxiertest.Features {
 	return proxiertest.Features{SourceLost: true, NoSCTP: true}
 }

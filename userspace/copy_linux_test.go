@@ -11,8 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// TestPiecesOfAnySizeArriveInOrder: small ones go through buffers and large ones by
-// splice(2), and both take turns on one connection, in both directions at once.
+// Small pieces go through buffers and large ones through splice(2). Both alternate on one
+// connection, in both directions at once.
 func TestPiecesOfAnySizeArriveInOrder(t *testing.T) {
 	echo := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })
 	e := engine(t)
@@ -29,13 +29,13 @@ func TestPiecesOfAnySizeArriveInOrder(t *testing.T) {
 		piece := make([]byte, size)
 		_, _ = random.Read(piece)
 		sent = append(sent, piece...)
-		go func() { _, _ = conn.Write(piece) }() // what is heard says whether it worked
+		go func() { _, _ = conn.Write(piece) }() // the answer shows whether it worked
 		got := make([]byte, size)
 		if n, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(got, piece) {
 			t.Fatalf("piece of %d bytes: got %d bytes, %v, equal: %v; want all of them", size, n, err, bytes.Equal(got, piece))
 		}
 	}
-	go func() { // in one go, until all has been said
+	go func() { // all in one write
 		_, _ = conn.Write(sent)
 		_ = conn.(*net.TCPConn).CloseWrite()
 	}()

@@ -16,8 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// pipes is a network in memory: a listener, and endpoints that echo. Time stands
-// still in it while nobody has anything to do.
+// pipes is a network in memory, for synctest: a listener, and endpoints that echo.
 type pipes struct {
 	incoming chan net.Conn
 	once     sync.Once
@@ -45,7 +44,7 @@ func (p *pipes) Close() error {
 
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
-// dial is a client's.
+// dial connects a client.
 func (p *pipes) dial(t *testing.T) net.Conn {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -53,14 +52,14 @@ func (p *pipes) dial(t *testing.T) net.Conn {
 	return ours
 }
 
-// echo is an endpoint's.
+// echo is the Dial hook: it connects to an endpoint that echoes.
 func (p *pipes) echo(context.Context, Connection, netip.AddrPort) (net.Conn, error) {
 	ours, theirs := net.Pipe()
 	p.echoing.Go(func() { _, _ = io.Copy(theirs, theirs) })
 	return ours, nil
 }
 
-// lives says whether a connection is passed on in both directions.
+// lives reports whether a connection works in both directions.
 func lives(conn net.Conn) bool {
 	if _, err := io.WriteString(conn, "x"); err != nil {
 		return false
@@ -71,7 +70,7 @@ func lives(conn net.Conn) bool {
 
 const drain = time.Minute
 
-// draining is an engine in memory with one connection, that has a clock of its own.
+// draining is an engine with one connection, in memory and in a synctest bubble.
 type draining struct {
 	*Engine
 	*pipes
@@ -112,7 +111,7 @@ func (d *draining) serve(t *testing.T, endpoints ...netip.AddrPort) {
 func (d *draining) mustLive(t *testing.T, when string) {
 	t.Helper()
 	if !lives(d.conn) {
-		t.Fatalf("%s: the connection is cut, want it to go on", when)
+		t.Fatalf("%s: the connection is cut, want it open", when)
 	}
 }
 
@@ -120,31 +119,29 @@ func (d *draining) mustBeCut(t *testing.T, when string) {
 	t.Helper()
 	synctest.Wait()
 	if lives(d.conn) {
-		t.Fatalf("%s: the connection goes on, want it cut", when)
+		t.Fatalf("%s: the connection is open, want it cut", when)
 	}
 }
 
-// TestConnectionsToAGoneEndpointAreCutAfterDrain, and not earlier.
 func TestConnectionsToAGoneEndpointAreCutAfterDrain(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
 		time.Sleep(time.Hour)
 		d.mustLive(t, "while the endpoint is there")
 		d.serve(t, d.b)
 		time.Sleep(drain - time.Second)
-		d.serve(t, d.b) // news of others do not make it longer
+		d.serve(t, d.b) // another update does not extend it
 		d.mustLive(t, "a second before the end")
 		time.Sleep(time.Second)
 		d.mustBeCut(t, "at the end")
 	})
 }
 
-// TestAnEndpointThatComesBackInTimeKeepsItsConnections, and has the whole time again
-// when it goes once more.
+// If the endpoint is removed again, its connections drain for the whole time again.
 func TestAnEndpointThatComesBackInTimeKeepsItsConnections(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
 		d.serve(t, d.b)
 		time.Sleep(drain / 2)
-		d.serve(t, d.b) // still not
+		d.serve(t, d.b)
 		d.serve(t, d.a, d.b)
 		time.Sleep(10 * drain)
 		d.mustLive(t, "after it came back")
@@ -156,7 +153,6 @@ func TestAnEndpointThatComesBackInTimeKeepsItsConnections(t *testing.T) {
 	})
 }
 
-// TestConnectionsOfARemovedServiceAreCutAfterDrain.
 func TestConnectionsOfARemovedServiceAreCutAfterDrain(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
 		apply(t, d.Engine)
@@ -167,8 +163,7 @@ func TestConnectionsOfARemovedServiceAreCutAfterDrain(t *testing.T) {
 	})
 }
 
-// TestATerminatingEndpointThatServesKeepsItsConnections: the time begins when it
-// serves no more.
+// Drain begins when a terminating endpoint stops serving.
 func TestATerminatingEndpointThatServesKeepsItsConnections(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
 		s := servicePort("web", v1.ProtocolTCP, []desired.Frontend{clusterIP("10.96.0.1", 80)}, d.b)
@@ -182,7 +177,6 @@ func TestATerminatingEndpointThatServesKeepsItsConnections(t *testing.T) {
 	})
 }
 
-// TestWithoutDrainConnectionsGoOnForEver.
 func TestWithoutDrainConnectionsGoOnForEver(t *testing.T) {
 	testDraining(t, 0, func(t *testing.T, d *draining) {
 		d.serve(t, d.b)
@@ -194,7 +188,6 @@ func TestWithoutDrainConnectionsGoOnForEver(t *testing.T) {
 	})
 }
 
-// TestOnlyConnectionsToTheGoneEndpointAreCut.
 func TestOnlyConnectionsToTheGoneEndpointAreCut(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
 		d.serve(t, d.b)
@@ -206,12 +199,11 @@ func TestOnlyConnectionsToTheGoneEndpointAreCut(t *testing.T) {
 		time.Sleep(drain)
 		d.mustBeCut(t, "at the end")
 		if !lives(other) {
-			t.Error("the connection to the other endpoint is cut too, want it to go on")
+			t.Error("the connection to the other endpoint is cut too, want it open")
 		}
 	})
 }
 
-// TestAConnectionThatEndsByItselfLeavesNoDeadline.
 func TestAConnectionThatEndsByItselfLeavesNoDeadline(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
 		drainer := d.services[servicePort("web", v1.ProtocolTCP, nil).Name].drainer
@@ -226,7 +218,7 @@ func TestAConnectionThatEndsByItselfLeavesNoDeadline(t *testing.T) {
 	})
 }
 
-// TestAHeldConnectionEndsInTime: with its Service, or when it has waited long enough.
+// A waiting connection ends with its Service, or after Hold.Timeout.
 func TestAHeldConnectionEndsInTime(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(t *testing.T, e *Engine)
@@ -262,13 +254,13 @@ func TestAHeldConnectionEndsInTime(t *testing.T) {
 	}
 }
 
-// stuck is an endpoint's connection that takes nothing.
+// stuck is a Dial hook: its endpoint reads nothing.
 func stuck(context.Context, Connection, netip.AddrPort) (net.Conn, error) {
 	ours, _ := net.Pipe()
 	return ours, nil
 }
 
-// TestCloseEndsAnEndpointThatTakesNoHeader of the PROXY protocol.
+// The endpoint does not read the header of the PROXY protocol.
 func TestCloseEndsAnEndpointThatTakesNoHeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newPipes()
@@ -281,13 +273,13 @@ func TestCloseEndsAnEndpointThatTakesNoHeader(t *testing.T) {
 		conn := network.dial(t)
 		defer conn.Close()
 		synctest.Wait()
-		if err := e.Close(); err != nil { // would never return
+		if err := e.Close(); err != nil { // returns
 			t.Error(err)
 		}
 	})
 }
 
-// TestUDPFlowsStayWithAnEndpointThatServes, while it terminates, and end when it does.
+// A UDP flow stays with a terminating endpoint while that serves.
 func TestUDPFlowsStayWithAnEndpointThatServes(t *testing.T) {
 	a, b := udpServer(t, "a"), udpServer(t, "b")
 	e := engine(t)

@@ -19,21 +19,20 @@ import (
 
 func hello(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello from the pod") }
 
-// sliceOf is what the API server says of a Service with one endpoint.
+// sliceOf returns an EndpointSlice with one endpoint.
 func sliceOf(pod *httptest.Server) *discovery.EndpointSlice {
 	at := netip.MustParseAddrPort(pod.Listener.Addr().String())
 	return proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4,
 		proxiertest.SlicePort("http", v1.ProtocolTCP, int32(at.Port())), proxiertest.Endpoint(at.Addr().String()))
 }
 
-// A Service from zero: its endpoint is started when the first client comes, who waits
-// for it.
+// Scale from zero: the first client's connection starts the endpoint, and waits for it.
 func Example() {
 	pod := httptest.NewServer(http.HandlerFunc(hello))
 	defer pod.Close()
 	var p *proxier.Proxier
 	config := userspace.Config{Config: proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}}
-	config.Tracker.LoopbackEndpoints = true // the backend of this example is a socket of its own
+	config.Tracker.LoopbackEndpoints = true // this example's endpoint is on loopback
 	config.Hooks.Activate = func(_ context.Context, name changetracker.ServicePortName) {
 		fmt.Println("somebody asks for", name)
 		p.OnEndpointSliceAdd(sliceOf(pod))
@@ -54,7 +53,7 @@ func Example() {
 	go func() { ended <- p.Run(ctx) }()
 	fmt.Println("sync:", p.Sync(ctx))
 
-	// With portals, whoever dials the VIP is led to this socket.
+	// With portals, clients of the VIP would connect to this socket.
 	response, err := pod.Client().Get("http://" + engine.Sockets()[0].Addr.String())
 	if err == nil {
 		answer, _ := io.ReadAll(response.Body)

@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// files makes room for many descriptors, as far as this process may, and returns
-// how many there can be.
+// files raises the limit of descriptors to wanted, if possible, and returns the limit.
 func files(t *testing.T, wanted uint64) uint64 {
 	t.Helper()
 	var before unix.Rlimit

@@ -4,5 +4,5 @@ package userspace
 
 import "testing"
 
-// files says that a few thousand descriptors can be had anywhere.
+// files returns a limit of descriptors that every system has.
 func files(*testing.T, uint64) uint64 { return 4096 }

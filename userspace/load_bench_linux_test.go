@@ -17,21 +17,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// partVariable makes this program one part of a benchmark. Clients and servers are
-// processes of their own, as far from the engine as from another proxy, and made of
-// bare system calls, so that what is compared is the proxies.
+// partVariable makes this program one part of a benchmark. Clients and servers are other
+// processes and use plain system calls, so that the benchmark compares only the proxies.
 const partVariable = "SERVICEPLANE_BENCH_PART"
 
-// What is said on a short connection.
+// The request and the answer of a short connection.
 const (
 	requestSize = 100
 	answerSize  = 200
 )
 
-// startPart starts a part, which ends with the benchmark, and returns what it says.
+// startPart starts a part, which ends with the benchmark, and returns its first line.
 func startPart(tb testing.TB, args ...any) (line string) {
 	tb.Helper()
-	// Not the context of tb, which ends before the end of its standard input does.
+	// Not tb.Context, which would kill the part before its standard input ends.
 	ctx, kill := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestBenchmarkPart$", "-test.timeout=0")
 	cmd.Env = append(os.Environ(), partVariable+"="+strings.TrimSpace(fmt.Sprintln(args...)))
@@ -48,7 +47,7 @@ func startPart(tb testing.TB, args ...any) (line string) {
 		tb.Fatalf("start part %v: %v", args, err)
 	}
 	tb.Cleanup(func() {
-		_ = life.Close() // by that it ends, even if this process dies
+		_ = life.Close() // ends the part; so does the end of this process
 		late := time.AfterFunc(patience, kill)
 		_, _ = io.Copy(io.Discard, out)
 		_ = cmd.Wait()
@@ -61,7 +60,7 @@ func startPart(tb testing.TB, args ...any) (line string) {
 	return strings.TrimSpace(line)
 }
 
-// startServer starts a part that says where it listens.
+// startServer starts a part that prints its address.
 func startServer(tb testing.TB, args ...any) netip.AddrPort {
 	tb.Helper()
 	line := startPart(tb, args...)
@@ -72,7 +71,7 @@ func startServer(tb testing.TB, args ...any) netip.AddrPort {
 	return addr
 }
 
-// startMeter starts a part that measures something, and returns the figure.
+// startMeter starts a part that measures, and returns its result.
 func startMeter(tb testing.TB, args ...any) float64 {
 	tb.Helper()
 	line := startPart(tb, args...)
@@ -83,7 +82,7 @@ func startMeter(tb testing.TB, args ...any) float64 {
 	return figure
 }
 
-// TestBenchmarkPart tests nothing: it is what the parts of benchmarks run.
+// This is no test: parts of benchmarks run it.
 func TestBenchmarkPart(*testing.T) {
 	args := strings.Fields(os.Getenv(partVariable))
 	if len(args) == 0 {
@@ -140,7 +139,7 @@ func (p part) number(text string) int {
 	return n
 }
 
-// listen returns a listening socket, and says where it is.
+// listen returns a listening socket, and prints its address.
 func (p part) listen() (fd int) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	p.check("socket", err)
@@ -173,7 +172,7 @@ func (p part) each(serve func(fd int)) {
 	}
 }
 
-// source sends as long as somebody listens.
+// source sends until the client closes.
 func (p part) source(fd int) {
 	data := make([]byte, 256<<10)
 	for {
@@ -183,9 +182,8 @@ func (p part) source(fd int) {
 	}
 }
 
-// splice passes on what comes from a server, by nothing but the two system calls that
-// it takes, in one thread that blocks. It is no strict limit: a proxy may well be a
-// little faster in a round.
+// splice forwards from a server with the fewest system calls, in one blocking thread. It
+// is no strict limit: in some rounds a proxy is a little faster.
 func (p part) splice(client, server int) {
 	defer unix.Close(server)
 	const size = 1 << 20
@@ -208,8 +206,8 @@ func (p part) splice(client, server int) {
 	}
 }
 
-// pull tells how many bytes come in a second by one connection. They are not copied
-// out of the kernel.
+// pull measures the bytes per second of one connection, without copying them to user
+// space.
 func (p part) pull(from string, length time.Duration) {
 	fd := p.dial(from)
 	buffer := make([]byte, 1<<20)
@@ -221,7 +219,7 @@ func (p part) pull(from string, length time.Duration) {
 		total += n
 		took := time.Since(begin)
 		switch {
-		case !warm && took > length/4: // the windows are open now
+		case !warm && took > length/4: // the TCP windows are open now
 			warm, total, begin = true, 0, time.Now()
 		case warm && took > length:
 			p.say(float64(total) / took.Seconds())
@@ -259,7 +257,7 @@ func (p *poller) wait() []unix.EpollEvent {
 	}
 }
 
-// answer answers a request on each connection, and closes that.
+// answer answers one request on each connection.
 func (p part) answer() {
 	l, poll := p.listen(), p.poller()
 	poll.add(l)
@@ -281,8 +279,8 @@ func (p part) answer() {
 	}
 }
 
-// ask tells how many connections can be made in a second: each by one of some clients,
-// with a request, and an answer until its end.
+// ask measures the connections per second of several clients, each with a request and an
+// answer.
 func (p part) ask(to string, clients int, length time.Duration) {
 	poll := p.poller()
 	request, answer := make([]byte, requestSize), make([]byte, 4096)
@@ -325,7 +323,7 @@ func (p part) ask(to string, clients int, length time.Duration) {
 	}
 }
 
-// listenIdle takes TCP connections and keeps them, or echoes datagrams.
+// listenIdle accepts TCP connections and keeps them open, or echoes datagrams.
 func (p part) listenIdle(network string) {
 	if network == "tcp" {
 		l := p.listen()
@@ -346,7 +344,7 @@ func (p part) listenIdle(network string) {
 	}
 }
 
-// hold opens connections, or asks with a datagram from as many sockets, and keeps them.
+// hold opens connections, or sends a datagram from as many sockets, and keeps them open.
 func (p part) hold(network, to string, n int) {
 	conns := make([]net.Conn, n)
 	for i := range conns {
@@ -363,7 +361,7 @@ func (p part) hold(network, to string, n int) {
 	select {}
 }
 
-// nginx runs it, and ends it with this process.
+// nginx runs nginx, and ends it with this process.
 func (p part) nginx(args []string) {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stderr = os.Stderr

@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// fakeNetsh is a script that notes its arguments, one call a line, and a machine
-// whose addresses are lines of a file.
+// fakeNetsh is a script that records its arguments, one call per line. It keeps the
+// addresses in a file.
 type fakeNetsh struct {
 	dir       string
 	localCall int
-	late      int // how many looks an address stays invisible after it was added
+	late      int // how many calls of local do not list a new address
 }
 
-// newFakeNetsh writes the script: what it ends with decides how it exits.
+// newFakeNetsh writes the script, which ends with the line last.
 func newFakeNetsh(t *testing.T, last string) *fakeNetsh {
 	t.Helper()
 	if runtime.GOOS == "windows" {
@@ -82,7 +82,7 @@ func (f *fakeNetsh) addresses(timeout time.Duration) Addresses {
 	return NewNetsh(NetshOptions{Command: f.command(), Timeout: timeout, Local: f.local})
 }
 
-// mustHaveRun compares all calls; a space is a "_" in them.
+// mustHaveRun compares all calls; spaces within arguments are "_".
 func (f *fakeNetsh) mustHaveRun(t *testing.T, want ...string) {
 	t.Helper()
 	if got := f.lines("calls"); !slices.Equal(got, want) {
@@ -99,7 +99,6 @@ func mustDo(t *testing.T, do func(context.Context, netip.Addr) error, addr strin
 
 const nic = "vEthernet_(HNS_Internal_NIC)"
 
-// TestNetshAddsAndDeletes addresses of both families, of one interface.
 func TestNetshAddsAndDeletes(t *testing.T) {
 	f := newFakeNetsh(t, "")
 	a := f.addresses(patience)
@@ -120,13 +119,12 @@ func TestNetshAddsAndDeletes(t *testing.T) {
 	}
 }
 
-// TestNetshWaitsUntilAnAddressCanBeSeen, but not for ever.
 func TestNetshWaitsUntilAnAddressCanBeSeen(t *testing.T) {
 	f := newFakeNetsh(t, "")
 	f.late = 3
 	mustDo(t, f.addresses(patience).Add, "10.96.0.1")
 	if f.localCall != f.late {
-		t.Errorf("%d looks in vain, want %d", f.localCall, f.late)
+		t.Errorf("%d calls of Local, want %d", f.localCall, f.late)
 	}
 	never := newFakeNetsh(t, "")
 	never.late = 1 << 30
@@ -136,7 +134,7 @@ func TestNetshWaitsUntilAnAddressCanBeSeen(t *testing.T) {
 	}
 }
 
-// TestNetshLeavesAddressesOfOthersAlone: what was there before is used, not removed.
+// An address that exists before is used and not removed.
 func TestNetshLeavesAddressesOfOthersAlone(t *testing.T) {
 	f := newFakeNetsh(t, "")
 	f.have(t, "10.96.0.1")
@@ -149,7 +147,7 @@ func TestNetshLeavesAddressesOfOthersAlone(t *testing.T) {
 	}
 }
 
-// TestNetshRemovesWhatCameTooLate: the address was added, although Add failed.
+// The address was added although Add failed.
 func TestNetshRemovesWhatCameTooLate(t *testing.T) {
 	f := newFakeNetsh(t, "")
 	f.late = 1 << 30
@@ -165,7 +163,7 @@ func TestNetshRemovesWhatCameTooLate(t *testing.T) {
 	}
 }
 
-// TestNetshTellsWhatWentWrong: the words of netsh, the exit code, and its arguments.
+// The error has the output of netsh, its exit code and its arguments.
 func TestNetshTellsWhatWentWrong(t *testing.T) {
 	f := newFakeNetsh(t, "echo 'The requested operation requires elevation.'; exit 1\n")
 	f.late = 1 << 30
@@ -186,7 +184,7 @@ func TestNetshTellsWhatWentWrong(t *testing.T) {
 	}
 }
 
-// TestNetshServesBothFamiliesAtOnce: their engines may share it.
+// The engines of both IP families may share it.
 func TestNetshServesBothFamiliesAtOnce(t *testing.T) {
 	f := newFakeNetsh(t, "")
 	a := f.addresses(10 * time.Second)

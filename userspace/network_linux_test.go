@@ -15,7 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// side is what a test in the network needs of an IP family.
+// side holds the addresses of an IP family in the network.
 type side struct {
 	family     v1.IPFamily
 	node, away netip.Addr   // the ends of the cable
@@ -42,8 +42,8 @@ func sides() []side {
 	}
 }
 
-// network is a node, and somebody far away who is a client and has the endpoints
-// "one" at port 8081 and "two" at port 8082. All packets to VIPs come to the node.
+// network is a node and a remote host. The host is a client, and has the endpoints "one"
+// at port 8081 and "two" at port 8082. It routes VIPs to the node.
 type network struct{ node, away *netns.NS }
 
 func newNetwork(t *testing.T) *network {
@@ -61,7 +61,7 @@ func newNetwork(t *testing.T) *network {
 func (s *side) one() netip.AddrPort { return netip.AddrPortFrom(s.away, 8081) }
 func (s *side) two() netip.AddrPort { return netip.AddrPortFrom(s.away, 8082) }
 
-// eachFamily runs a test for both, in a network of its own.
+// eachFamily runs a test for both IP families, each in a new network.
 func eachFamily(t *testing.T, test func(t *testing.T, n *network, s *side)) {
 	t.Helper()
 	for _, s := range sides() {
@@ -69,7 +69,7 @@ func eachFamily(t *testing.T, test func(t *testing.T, n *network, s *side)) {
 	}
 }
 
-// mustAnswer asks over a protocol, and says who must answer.
+// mustAnswer checks which server answers a request.
 func mustAnswer(t *testing.T, from *netns.NS, protocol string, to netip.AddrPort, want string) {
 	t.Helper()
 	if got, err := netns.Ask(t.Context(), from, protocol, to, netns.AskOptions{Timeout: patience}); err != nil || got.Server != want {
@@ -77,10 +77,10 @@ func mustAnswer(t *testing.T, from *netns.NS, protocol string, to netip.AddrPort
 	}
 }
 
-// mustNotAnswer says that a question must fail, with an error if that is known.
+// mustNotAnswer checks that a request fails, with want unless that is nil.
 func mustNotAnswer(t *testing.T, from *netns.NS, protocol string, to netip.AddrPort, want error) {
 	t.Helper()
-	// A refusal that comes during connect(2) itself is noticed at the second packet only.
+	// A refusal during connect(2) is reported only at the second packet.
 	got, err := netns.Ask(t.Context(), from, protocol, to, netns.AskOptions{Timeout: 5 * time.Second})
 	if err == nil || want != nil && !errors.Is(err, want) {
 		t.Errorf("%s to %v: answer of %q, %v, want %v", protocol, to, got.Server, err, want)
@@ -91,7 +91,7 @@ func vipFrontend(vip netip.Addr, port uint16) desired.Frontend {
 	return clusterIP(vip.String(), port)
 }
 
-// program applies a full update, of a family.
+// program applies a full update.
 func program(t *testing.T, e *Engine, globals desired.Globals, services ...*desired.Service) {
 	t.Helper()
 	if _, err := e.Apply(t.Context(), desired.Update{Family: e.family, Full: true, Globals: globals, Changes: desired.ChangesTo(services...)}); err != nil {
@@ -103,14 +103,14 @@ func bothProtocols() map[string]v1.Protocol {
 	return map[string]v1.Protocol{"tcp": v1.ProtocolTCP, "udp": v1.ProtocolUDP}
 }
 
-// inNode is an engine of a node of the network, that ends with the test.
+// inNode returns an engine on the node, which is closed at the end of the test.
 func inNode(t *testing.T, n *network, family v1.IPFamily, config Config) *Engine {
 	t.Helper()
 	config.NetNS = n.node.Path()
 	return engineOf(t, family, proxier.Deps{}, config)
 }
 
-// dialIn opens a connection inside a namespace, that ends with the test.
+// dialIn opens a connection inside a namespace, which is closed at the end of the test.
 func dialIn(t *testing.T, ns *netns.NS, network string, to netip.AddrPort) net.Conn {
 	t.Helper()
 	conn, err := ns.Dial(t.Context(), network, to.String())

@@ -21,15 +21,15 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// benchFull asks for long runs and large sizes; without it the benchmarks only prove
-// that they work.
+// benchFull is an environment variable for long runs and large sizes. Without it the
+// benchmarks only show that they work.
 const benchFull = "SERVICEPLANE_BENCH_FULL"
 
-// BenchmarkProxies compares ways to the same server, one after the other in each
-// round, and reports medians, also of the ratios within a round: of the bytes that come in a second by one connection,
-// and of the connections that are made in a second, each for a request and an answer.
-// "direct" is without a proxy, "limit" a bare loop of splice(2) for one connection,
-// and "nginx" its module for streams, with one worker and with two.
+// BenchmarkProxies compares proxies in front of the same server. Each round measures all
+// of them. It reports medians, also of the ratios within a round, of the bytes per second
+// of one connection, and of the connections per second, each with a request and an
+// answer. "direct" is without a proxy, "limit" a loop of splice(2) for one connection,
+// and "nginx" its stream module, with one worker and with two.
 //
 // Budgets: 0.8 of the limit, and 0.6 of nginx's connections.
 func BenchmarkProxies(b *testing.B) {
@@ -50,20 +50,20 @@ func BenchmarkProxies(b *testing.B) {
 	}
 }
 
-// way is a way to a server.
+// way is one of the compared addresses of a server.
 type way struct {
 	name string
 	to   netip.AddrPort
 }
 
-// contest measures ways in turn.
+// contest measures ways in rounds.
 type contest struct {
 	ways  []way
 	unit  string
 	scale float64
 
 	figures map[string][]float64
-	total   map[string]float64 // of what the figures count in a second
+	total   map[string]float64 // of bytes or connections
 	cpu     time.Duration      // of this process, in which the engine is
 }
 
@@ -83,7 +83,7 @@ func (c *contest) run(b *testing.B, part func(way) []any) {
 				c.cpu += cpuTime() - before
 			}
 			c.figures[w.name] = append(c.figures[w.name], figure*c.scale)
-			c.total[w.name] += figure * length.Seconds() * 5 / 4 // with the warming up
+			c.total[w.name] += figure * length.Seconds() * 5 / 4 // including the warm-up
 		}
 	}
 	for _, w := range c.ways {
@@ -95,8 +95,8 @@ func (c *contest) run(b *testing.B, part func(way) []any) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// ratio is between what a round has shown of the engine and of another way: the speed
-// of a shared machine changes from round to round.
+// ratio returns the median of the ratios between the engine and another way in a round,
+// since the speed of a shared machine changes from round to round.
 func (c *contest) ratio(other string) float64 {
 	var ratios []float64
 	for i, figure := range c.figures[other] {
@@ -110,7 +110,7 @@ func median(figures []float64) float64 {
 	return sorted[len(sorted)/2]
 }
 
-// cpuTime is what this process has used.
+// cpuTime returns the CPU time of this process.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
@@ -119,7 +119,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// benchEngine starts an engine with some Services, and returns the ways to them.
+// benchEngine starts an engine with some Services, and returns their addresses.
 func benchEngine(b *testing.B, services ...*desired.Service) (e *Engine, at []netip.AddrPort) {
 	b.Helper()
 	e, err := NewEngine(Config{}, v1.IPv4Protocol, proxier.Deps{})
@@ -143,8 +143,8 @@ func benchEngine(b *testing.B, services ...*desired.Service) (e *Engine, at []ne
 	return e, at
 }
 
-// startNginx starts nginx, and returns the way to each of some servers. Its buffers
-// are larger than by default, which makes it faster here.
+// startNginx starts nginx, and returns its address for each server. Its buffers are
+// larger than by default, which makes it faster here.
 func startNginx(b *testing.B, workers int, servers ...netip.AddrPort) (at []netip.AddrPort) {
 	b.Helper()
 	program, err := exec.LookPath("nginx")
@@ -197,7 +197,7 @@ func streamModule(program string) string {
 	return "load_module " + module + ";"
 }
 
-// lacksNginx ends the benchmark where nginx, or its module, is not there.
+// lacksNginx skips the benchmark if nginx, or its module, is not installed.
 func lacksNginx(b *testing.B, err error) {
 	b.Helper()
 	if os.Getenv(netnstest.RequireKernel) == "1" {

@@ -15,13 +15,12 @@ const (
 	// asNobody is set in the child process of TestAnOrdinaryUserCanProxy.
 	asNobody = "SERVICEPLANE_TEST_AS_NOBODY"
 	nobody   = 65534
-	// longTests need no privilege either, but take long, and many files.
+	// longTests need no privilege either, but take long and need many descriptors.
 	longTests = "^(TestIdleConnectionsAreHeld|TestShortConnectionsLeaveNothing)$"
 )
 
-// TestAnOrdinaryUserCanProxy runs all other tests once more, as a user without any
-// privilege: without portals there is nothing that needs one, and the rest says why it
-// is skipped.
+// This runs the package's other tests again, as a user without privileges. Only tests
+// with portals need privileges; they say why they are skipped.
 func TestAnOrdinaryUserCanProxy(t *testing.T) {
 	if os.Getenv(asNobody) != "" {
 		return
@@ -49,7 +48,7 @@ func TestAnOrdinaryUserCanProxy(t *testing.T) {
 	mustExplainSkips(t, string(out))
 }
 
-// mustExplainSkips says that only tests with networks of their own are skipped.
+// mustExplainSkips checks that only tests with network namespaces are skipped.
 func mustExplainSkips(t *testing.T, out string) {
 	t.Helper()
 	for line := range strings.Lines(out) {
@@ -65,7 +64,7 @@ func mustExplainSkips(t *testing.T, out string) {
 	}
 }
 
-// privateDir is nobody's: other users cannot look into it.
+// privateDir returns a directory of user nobody.
 func privateDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "nobody") //nolint:usetesting // nobody else can enter t.TempDir
@@ -83,7 +82,7 @@ func privateDir(t *testing.T) string {
 	return dir
 }
 
-// copyProgram copies the test's program to where nobody may run it.
+// copyProgram copies the test's program to where user nobody may run it.
 func copyProgram(t *testing.T, dir string) string {
 	t.Helper()
 	program, err := os.ReadFile(os.Args[0])

@@ -20,7 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// needsAliases skips where 127.0.0.0/8 is not all this machine's.
+// needsAliases skips the test if 127.0.0.0/8 is not local.
 func needsAliases(t *testing.T) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -28,13 +28,13 @@ func needsAliases(t *testing.T) {
 	}
 }
 
-// placed is an engine that listens on the frontends themselves.
+// placed returns an engine with PlaceFrontends.
 func placed(t *testing.T, change ...func(*Config)) *Engine {
 	t.Helper()
 	return engine(t, append(change, func(c *Config) { c.Place = PlaceFrontends })...)
 }
 
-// portOn is one that nobody has, over TCP and UDP.
+// portOn returns a port that is free for TCP and UDP.
 func portOn(t *testing.T, addr string) uint16 {
 	t.Helper()
 	for range 20 {
@@ -63,7 +63,7 @@ func nodePort(port uint16) desired.Frontend {
 	return desired.Frontend{Kind: desired.NodePort, Port: port, Scope: desired.ScopeCluster, Action: desired.Forward}
 }
 
-// servicePort is one with these frontends.
+// servicePort returns a service port with these frontends.
 func servicePort(name string, protocol v1.Protocol, frontends []desired.Frontend, endpoints ...netip.AddrPort) *desired.Service {
 	s := web(protocol, endpoints...)
 	s.Name = changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Protocol: protocol}
@@ -75,7 +75,7 @@ func addrPortOf(addr string, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(addr), port)
 }
 
-// mustFail says that nobody is there for new connections.
+// mustFail checks that a connection fails.
 func mustFail(t *testing.T, to netip.AddrPort) {
 	t.Helper()
 	if got, err := ask(t, to, "hello"); err == nil {
@@ -83,8 +83,7 @@ func mustFail(t *testing.T, to netip.AddrPort) {
 	}
 }
 
-// TestVIPsAreListenedOnAtTheirOwnPorts: two ports of one VIP, of both protocols, and
-// one of another VIP at the same port.
+// There are two ports of one VIP, for both protocols, and one of another VIP.
 func TestVIPsAreListenedOnAtTheirOwnPorts(t *testing.T) {
 	needsAliases(t)
 	first, second := portOn(t, "127.1.2.3"), portOn(t, "127.1.2.3")
@@ -104,7 +103,6 @@ func TestVIPsAreListenedOnAtTheirOwnPorts(t *testing.T) {
 	mustFail(t, addrPortOf("127.1.2.4", second))
 }
 
-// TestNodePortsListenWhereTheyAreAccepted, and nowhere else.
 func TestNodePortsListenWhereTheyAreAccepted(t *testing.T) {
 	needsAliases(t)
 	for name, c := range map[string]struct {
@@ -143,7 +141,7 @@ func TestNodePortsListenWhereTheyAreAccepted(t *testing.T) {
 	}
 }
 
-// TestAFrontendMovesFromOneServiceToAnother in a single update, whatever their order.
+// A frontend moves between Services in a single update, in any order of the Services.
 func TestAFrontendMovesFromOneServiceToAnother(t *testing.T) {
 	needsAliases(t)
 	for _, protocol := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
@@ -191,8 +189,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// TestATakenPortIsOpenedAsSoonAsItIsFree: until then it is one ServiceError, and all
-// others are served.
+// A port in use is one ServiceError, and all other sockets are open.
 func TestATakenPortIsOpenedAsSoonAsItIsFree(t *testing.T) {
 	needsAliases(t)
 	taken, free := portOn(t, "127.1.2.3"), portOn(t, "127.1.2.3")
@@ -220,7 +217,7 @@ func TestATakenPortIsOpenedAsSoonAsItIsFree(t *testing.T) {
 	mustAsk(t, addrPortOf("127.1.2.3", taken), "both heard hello")
 }
 
-// addressRecord notes what it is asked.
+// addressRecord is an Addresses that records its calls.
 type addressRecord struct {
 	calls []string
 	have  map[netip.Addr]bool
@@ -258,8 +255,7 @@ func (r *addressRecord) mustHear(t *testing.T, when string, want ...string) {
 	}
 }
 
-// TestAddressesStayWhileAnyPortIsThere (W-U6): they are added before the first socket
-// and removed after the last one.
+// Addresses are added before the first socket and removed after the last one (W-U6).
 func TestAddressesStayWhileAnyPortIsThere(t *testing.T) {
 	needsAliases(t)
 	record := &addressRecord{}
@@ -297,7 +293,7 @@ func TestAddressesStayWhileAnyPortIsThere(t *testing.T) {
 	record.mustHear(t, "closed", "-127.1.2.3", "-127.1.2.4")
 }
 
-// TestAnAddressThatCannotBeAddedConcernsOneServiceOnly, and is tried again.
+// An address that cannot be added is an error of one service port, and is retried.
 func TestAnAddressThatCannotBeAddedConcernsOneServiceOnly(t *testing.T) {
 	needsAliases(t)
 	bad := netip.MustParseAddr("127.1.2.4")
@@ -322,7 +318,7 @@ func TestAnAddressThatCannotBeAddedConcernsOneServiceOnly(t *testing.T) {
 	mustAsk(t, addrPortOf("127.1.2.4", port), "a heard hello")
 }
 
-// TestAnAddressGoesWithASocketThatCannotBeOpened: nobody else uses it.
+// If the only socket of an address cannot be opened, the address is removed.
 func TestAnAddressGoesWithASocketThatCannotBeOpened(t *testing.T) {
 	record := &addressRecord{}
 	e := placed(t, func(c *Config) {
@@ -336,8 +332,7 @@ func TestAnAddressGoesWithASocketThatCannotBeOpened(t *testing.T) {
 	record.mustHear(t, "after the failure", "+127.1.2.3", "-127.1.2.3")
 }
 
-// TestAddressesAreThoseThatWereAskedFor, wherever the embedding program really
-// listens.
+// The address is the frontend's, even if the Listen hook listens elsewhere.
 func TestAddressesAreThoseThatWereAskedFor(t *testing.T) {
 	record := &addressRecord{}
 	e := placed(t, func(c *Config) {

@@ -21,7 +21,7 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// reports are what an observer is told of connections.
+// reports is an observer that records the reports of connections.
 type reports struct {
 	mu  sync.Mutex // guards all below
 	all []connection.Report
@@ -35,7 +35,7 @@ func (r *reports) ObserveConnection(report connection.Report) {
 	r.all = append(r.all, report)
 }
 
-// next waits for a report, and takes it out.
+// next waits for a report, and removes it.
 func (r *reports) next(t *testing.T) connection.Report {
 	t.Helper()
 	var report connection.Report
@@ -51,26 +51,26 @@ func (r *reports) next(t *testing.T) connection.Report {
 	return report
 }
 
-// observed is an engine with somebody who listens.
+// observed returns an engine with an observer.
 func observed(t *testing.T, config Config) (*Engine, *reports) {
 	t.Helper()
 	r := &reports{}
 	return engineOf(t, v1.IPv4Protocol, proxier.Deps{Observer: r}, config), r
 }
 
-// refusing is an address where nobody listens.
+// refusing returns an address without a listener.
 func refusing(t *testing.T) netip.AddrPort {
 	t.Helper()
 	return addrPortOf("127.0.0.1", portOn(t, "127.0.0.1"))
 }
 
-// wanted is what a report must say; times are checked apart.
+// wanted is the expected content of a report, without times.
 type wanted struct {
 	outcome        connection.Outcome
 	endpoint       netip.AddrPort
-	attempts       []netip.AddrPort // all but the last failed, and that too if nobody served
+	attempts       []netip.AddrPort // the last one succeeds if there is an endpoint
 	sent, received int64
-	err            error // what Err wraps; nil for none at all
+	err            error // wrapped by Err; nil means no error
 }
 
 func mustReport(t *testing.T, got connection.Report, protocol v1.Protocol, client, asked netip.AddrPort, want wanted) {
@@ -110,14 +110,14 @@ func mustHaveAttempts(t *testing.T, got connection.Report, want wanted) {
 	}
 }
 
-// talk says something to the socket, waits for the end and returns who it was.
+// talk sends a text, waits for the end, and returns the client's address.
 func talk(t *testing.T, to netip.AddrPort) (client netip.AddrPort) {
 	t.Helper()
 	client = addrPortOf("127.0.0.1", portOn(t, "127.0.0.1"))
 	dialer := net.Dialer{Timeout: patience, LocalAddr: net.TCPAddrFromAddrPort(client)}
 	conn, err := dialer.DialContext(t.Context(), "tcp", to.String())
 	if errors.Is(err, syscall.ECONNRESET) {
-		return client // so soon
+		return client // the proxy was faster
 	}
 	if err != nil {
 		t.Error(err)
@@ -133,7 +133,6 @@ func talk(t *testing.T, to netip.AddrPort) (client netip.AddrPort) {
 	return client
 }
 
-// TestEveryOutcomeOfTCPIsReported, with all that is known of it.
 func TestEveryOutcomeOfTCPIsReported(t *testing.T) {
 	alive, dead := named(t, "alive"), refusing(t)
 	resets := server(t, func(conn *net.TCPConn) {
@@ -212,7 +211,7 @@ func TestEveryOutcomeOfTCPIsReported(t *testing.T) {
 	}
 }
 
-// TestHeldAndTooManyAreReported: who waits for endpoints, and who may not.
+// One connection waits for endpoints, and another one is beyond the limit.
 func TestHeldAndTooManyAreReported(t *testing.T) {
 	activated := make(chan struct{}, 1)
 	e, heard := observed(t, Config{
@@ -237,7 +236,7 @@ func TestHeldAndTooManyAreReported(t *testing.T) {
 	}
 }
 
-// TestACutIsReported when the proxy ends a connection.
+// The proxy ends a connection.
 func TestACutIsReported(t *testing.T) {
 	echo := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })
 	e, heard := observed(t, Config{})
@@ -259,7 +258,7 @@ func TestACutIsReported(t *testing.T) {
 		wanted{connection.Cut, echo, []netip.AddrPort{echo}, 1, 1, errCut})
 }
 
-// TestManyBytesAreCounted, by the way of splicing and by the others.
+// Bytes are counted with and without splice(2).
 func TestManyBytesAreCounted(t *testing.T) {
 	const size = 5 << 20
 	echo := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })
@@ -292,7 +291,7 @@ func TestManyBytesAreCounted(t *testing.T) {
 	}
 }
 
-// halves is a TCP connection that is not the standard library's own.
+// halves is a TCP connection of another type than *net.TCPConn.
 type halves struct {
 	net.Conn
 
@@ -310,7 +309,6 @@ func dialHalves(ctx context.Context, _ Connection, endpoint netip.AddrPort) (net
 	return halves{conn, tcp}, nil
 }
 
-// TestEveryOutcomeOfUDPIsReported when a flow ends.
 func TestEveryOutcomeOfUDPIsReported(t *testing.T) {
 	alive := udpServer(t, "a")
 	broken := netip.MustParseAddrPort("127.0.0.1:9")
@@ -318,7 +316,7 @@ func TestEveryOutcomeOfUDPIsReported(t *testing.T) {
 	for name, c := range map[string]struct {
 		endpoints []netip.AddrPort
 		ranges    []netip.Prefix
-		removed   bool // what ends the flow; or else it is idle
+		removed   bool // removal ends the flow; otherwise it is idle
 		hooks     Hooks
 		want      wanted
 	}{
@@ -382,7 +380,7 @@ func TestEveryOutcomeOfUDPIsReported(t *testing.T) {
 	}
 }
 
-// TestAUDPClientThatMakesRoomIsCut, and says so.
+// A flow that ends in favor of a new client is reported as cut.
 func TestAUDPClientThatMakesRoomIsCut(t *testing.T) {
 	alive := udpServer(t, "a")
 	e, heard := observed(t, Config{UDPClients: 1})

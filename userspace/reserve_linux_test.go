@@ -30,7 +30,7 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// portalled is a running Provider whose portals are nftables.
+// portalled is a running Provider with portals of nftables.
 type portalled struct {
 	*network
 	*side
@@ -41,10 +41,10 @@ type portalled struct {
 	stop   func() // ends Run, and waits for it
 }
 
-// startPortals starts one; it ends with the test.
+// startPortals starts a Provider, which ends with the test.
 func startPortals(t *testing.T, n *network, s *side, change ...func(*Config)) *portalled {
 	t.Helper()
-	netnstest.Check(t, n.node.AddRoute(s.vipRange, s.away)) // or the node's own packets to VIPs would not set out
+	netnstest.Check(t, n.node.AddRoute(s.vipRange, s.away)) // the node's own packets to VIPs need a route
 	p := &portalled{network: n, side: s, heard: &reports{}}
 	config := Config{Config: proxier.Config{
 		Families: []v1.IPFamily{s.family}, NetNS: n.node.Path(), Node: changetracker.Node{Name: "node", Addresses: []netip.Addr{s.node}},
@@ -88,14 +88,14 @@ func startPortals(t *testing.T, n *network, s *side, change ...func(*Config)) *p
 
 const nodePortNumber = 30080
 
-// service is a Service at a VIP of the network and maybe node port 30080, over TCP and
-// UDP.
+// service returns a Service with a VIP of the network, over TCP and UDP, and a node port
+// unless that is 0.
 func (p *portalled) service(name string, vip int, nodePort int32) *v1.Service {
 	return proxiertest.Service("test", name, proxiertest.ClusterIPs(p.vips[vip].String()),
 		proxiertest.NodePort("t", v1.ProtocolTCP, 80, nodePort), proxiertest.NodePort("u", v1.ProtocolUDP, 80, nodePort))
 }
 
-// slice has the endpoint at one of the ports of the network.
+// slice returns an EndpointSlice with a port of the network.
 func (p *portalled) slice(name string, port int32, endpoints ...proxiertest.SliceOption) *discovery.EndpointSlice {
 	family := discovery.AddressTypeIPv4
 	if p.family == v1.IPv6Protocol {
@@ -124,7 +124,7 @@ func (p *portalled) mustSync(t *testing.T) {
 	}
 }
 
-// mustFailFor says that a sync fails for the service ports of one Service only.
+// mustFailFor checks that a sync fails only for the service ports of one Service.
 func (p *portalled) mustFailFor(t *testing.T, name string, want error) {
 	t.Helper()
 	err := p.Sync(t.Context())
@@ -136,8 +136,8 @@ func (p *portalled) mustFailFor(t *testing.T, name string, want error) {
 	}
 }
 
-// TestANodePortOfSomebodyElse: only the service port that wants it has an error, its
-// ClusterIP works, and it opens as soon as the port is free.
+// Another program uses the node port. Only that service port has an error, its ClusterIP
+// works, and its node port opens as soon as it is free.
 func TestANodePortOfSomebodyElse(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		program, err := netns.Serve(t.Context(), n.node, "program", nodePortNumber)
@@ -163,7 +163,7 @@ func TestANodePortOfSomebodyElse(t *testing.T) {
 	})
 }
 
-// mustBind says whether a program of the node can have a port.
+// mustBind checks whether a program of the node can bind a port.
 func mustBind(t *testing.T, ns *netns.NS, at netip.AddrPort, want error) {
 	t.Helper()
 	l, err := ns.Listen(t.Context(), "tcp", at.String())
@@ -182,7 +182,7 @@ func mustBind(t *testing.T, ns *netns.NS, at netip.AddrPort, want error) {
 	}
 }
 
-// TestAClaimedNodePortIsNobodyElses, until its Service goes.
+// No other program can bind a node port until its Service is deleted.
 func TestAClaimedNodePortIsNobodyElses(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		p := startPortals(t, n, s)
@@ -204,7 +204,7 @@ func TestAClaimedNodePortIsNobodyElses(t *testing.T) {
 	})
 }
 
-// TestASharedNodePortIsLedToThePortal, whoever has it on the node.
+// With ShareNodePorts, the portal works although another program uses the port.
 func TestASharedNodePortIsLedToThePortal(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		netnstest.Serve(t, n.node, "program", nodePortNumber)
@@ -217,7 +217,7 @@ func TestASharedNodePortIsLedToThePortal(t *testing.T) {
 	})
 }
 
-// TestNobodyGetsAroundPoliciesByAProxyPort: only portals lead there.
+// Clients that connect to a proxy port itself are refused.
 func TestNobodyGetsAroundPoliciesByAProxyPort(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		p := startPortals(t, n, s)
@@ -256,7 +256,7 @@ func mustRunNFT(t *testing.T, ns *netns.NS, arguments ...string) string {
 	return string(out)
 }
 
-// TestDamagedPortalsAreRepaired as soon as they are seen, and Cleanup leaves none.
+// Damage is repaired at once, and Cleanup removes all portals.
 func TestDamagedPortalsAreRepaired(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		p := startPortals(t, n, s)
@@ -273,13 +273,13 @@ func TestDamagedPortalsAreRepaired(t *testing.T) {
 			t.Fatalf("Cleanup = %v, want nil", err)
 		}
 		if left := mustRunNFT(t, n.node, "list", "ruleset"); strings.TrimSpace(left) != "" {
-			t.Errorf("after Cleanup there is\n%s\nwant nothing", left)
+			t.Errorf("after Cleanup:\n%s\nwant no table", left)
 		}
 		mustBind(t, n.node, p.nodePort(), nil)
 	})
 }
 
-// TestSocketsMoveWithTheNodesAddress, and open connections live on.
+// The node's address changes; open connections continue.
 func TestSocketsMoveWithTheNodesAddress(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		next := s.more[0]
@@ -303,7 +303,7 @@ func TestSocketsMoveWithTheNodesAddress(t *testing.T) {
 			}
 		}
 		if answer, err := flow.Ask(t.Context()); err != nil || answer.Server != "one" {
-			t.Errorf("the open connection after the move: %v, %v, want it to go on", answer, err)
+			t.Errorf("the open connection after the move: %v, %v, want it to work", answer, err)
 		}
 		for protocol := range bothProtocols() {
 			mustAnswer(t, n.away, protocol, p.vip(0), "one")
@@ -314,7 +314,7 @@ func TestSocketsMoveWithTheNodesAddress(t *testing.T) {
 	})
 }
 
-// TestAClientWaitsForTheFirstEndpoint at a ClusterIP: scale from zero.
+// Scale from zero: a client of the ClusterIP waits for the first endpoint.
 func TestAClientWaitsForTheFirstEndpoint(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		activated := make(chan string, 16)
@@ -337,11 +337,11 @@ func TestAClientWaitsForTheFirstEndpoint(t *testing.T) {
 				t.Errorf("activated %q, want %q", got, "web")
 			}
 		case err := <-answers:
-			t.Fatalf("answered %v, and nobody was asked for endpoints", err)
+			t.Fatalf("answer %v without a call of Activate", err)
 		}
 		select {
 		case err := <-answers:
-			t.Fatalf("answered %v before there was an endpoint", err)
+			t.Fatalf("answer %v before there was an endpoint", err)
 		case <-time.After(2 * time.Second):
 		}
 		p.OnEndpointSliceAdd(p.slice("web", 8081, proxiertest.Endpoint(s.away.String())))
@@ -355,7 +355,7 @@ func TestAClientWaitsForTheFirstEndpoint(t *testing.T) {
 	})
 }
 
-// TestReportsNameTheVIP that a client dialled, and not the proxy port it was led to.
+// Reports have the VIP that the client dialled, and not the proxy port.
 func TestReportsNameTheVIP(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		p := startPortals(t, n, s)
@@ -375,7 +375,7 @@ func TestReportsNameTheVIP(t *testing.T) {
 	})
 }
 
-// TestAClientOfMultipathTCPIsServed, and its VIP is known.
+// The client uses Multipath TCP; the report has the VIP that it dialled.
 func TestAClientOfMultipathTCPIsServed(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		p := startPortals(t, n, s)
@@ -401,7 +401,7 @@ func TestAClientOfMultipathTCPIsServed(t *testing.T) {
 	})
 }
 
-// blind is an engine whose portals lead nobody, so that all come past them.
+// blind returns an engine whose portals do nothing, so that all clients bypass them.
 func blind(t *testing.T, n *network, s *side) *Engine {
 	t.Helper()
 	return inNode(t, n, s.family, Config{
@@ -414,7 +414,7 @@ func everyNodePort(s *side) desired.Globals {
 	return desired.Globals{NodePortAddresses: []netip.Prefix{netip.PrefixFrom(s.node, 0).Masked()}}
 }
 
-// TestWhoComesPastThePortalsIsRefused at a claimed port, as if nobody had it.
+// A client that bypasses the portals is refused at a reserved port.
 func TestWhoComesPastThePortalsIsRefused(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		e := blind(t, n, s)
@@ -432,7 +432,7 @@ func TestWhoComesPastThePortalsIsRefused(t *testing.T) {
 	})
 }
 
-// TestAClaimMovesFromOneServiceToAnother in a single update, whatever their order.
+// A reserved port moves between Services in a single update, in any order of the Services.
 func TestAClaimMovesFromOneServiceToAnother(t *testing.T) {
 	n, s := newNetwork(t), sides()[0]
 	e := blind(t, n, &s)
@@ -450,7 +450,7 @@ func TestAClaimMovesFromOneServiceToAnother(t *testing.T) {
 		}
 		if l, err := n.node.Listen(t.Context(), "tcp", netip.AddrPortFrom(s.node, nodePortNumber).String()); err == nil {
 			_ = l.Close()
-			t.Errorf("round %d: a program can have the port, want it claimed", round)
+			t.Errorf("round %d: a program can bind the port, want it reserved", round)
 		}
 	}
 }

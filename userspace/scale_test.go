@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// descriptors counts those of the process; 0 where there is no way to know.
+// descriptors counts the open descriptors of the process; 0 without /proc.
 func descriptors() int {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -25,14 +25,14 @@ func descriptors() int {
 	return len(files)
 }
 
-// TestIdleConnectionsAreHeld: thousands of them, and each still works afterwards.
+// Thousands of idle connections stay open, and each works afterwards.
 func TestIdleConnectionsAreHeld(t *testing.T) {
 	connections := 10000
-	if have := int(files(t, 50000)); have < 50000 { // each takes four, as everything is in this process
+	if have := int(files(t, 50000)); have < 50000 { // each needs four: this process is client, proxy and endpoint
 		connections = have/4 - 200
 		t.Logf("only %d descriptors: %d connections", have, connections)
 	}
-	// Splicing would take two descriptors more for each.
+	// Splicing would need two more descriptors for each.
 	echo := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(struct{ io.Writer }{conn}, struct{ io.Reader }{conn}) })
 	e := engine(t)
 	apply(t, e, web(v1.ProtocolTCP, echo))
@@ -70,11 +70,11 @@ func TestIdleConnectionsAreHeld(t *testing.T) {
 		}
 	})
 	if n := failed.Load(); n != 0 {
-		t.Errorf("%d of %d connections do not work any more", n, connections)
+		t.Errorf("%d of %d connections no longer work", n, connections)
 	}
 }
 
-// parallel calls f for each number below n, some of them at a time.
+// parallel calls f for each number below n, with atOnce goroutines.
 func parallel(n, atOnce int, f func(i int)) {
 	var next atomic.Int64
 	var running sync.WaitGroup
@@ -88,8 +88,8 @@ func parallel(n, atOnce int, f func(i int)) {
 	running.Wait()
 }
 
-// TestShortConnectionsLeaveNothing: no descriptor, no goroutine and no memory. How
-// many they are is for the environment to say; hundreds of thousands take a while.
+// Connections leak no descriptor, no goroutine and no memory. With SERVICEPLANE_SOAK set,
+// there are ten times as many.
 func TestShortConnectionsLeaveNothing(t *testing.T) {
 	total := 20000
 	if os.Getenv("SERVICEPLANE_SOAK") != "" {
@@ -112,7 +112,7 @@ func TestShortConnectionsLeaveNothing(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	round(total / 20) // pools are filled
+	round(total / 20) // fills the pools
 	goroutines, files, heap := runtime.NumGoroutine(), descriptors(), round(total/20)
 	heap = max(heap, round(total))
 	after := round(total / 20)
@@ -135,7 +135,7 @@ func short(ctx context.Context, t *testing.T, to string) {
 	}
 	defer conn.Close()
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // or the ports of the machine wait in TIME_WAIT
+		_ = tcp.SetLinger(0) // avoids TIME_WAIT, which would exhaust the ports
 	}
 	if got, err := io.ReadAll(conn); string(got) != "hello" || err != nil {
 		t.Errorf("answer %q, %v", got, err)

@@ -19,9 +19,8 @@ import (
 	"github.com/serviceplane/serviceplane/userspace"
 )
 
-// BenchmarkTargets measures syncs of one engine from the Update to its sockets:
-// "loopback" without portals, in this process's network namespace, and "portals" with
-// nftables in a namespace of its own.
+// BenchmarkTargets measures Apply: "loopback" without portals, in this process's network
+// namespace, and "portals" with nftables in a new namespace.
 //
 // Budgets: the first sync 0.2 s for 1,000 Services and 1 s for 5,000, without portals;
 // one endpoint replaced 1 ms and 500 allocations, and 100 endpoints 10 ms, at any size.
@@ -42,7 +41,7 @@ func BenchmarkTargets(b *testing.B) {
 	}
 }
 
-// portalConfig is that of an engine with portals in a new namespace.
+// portalConfig configures an engine with portals in a new namespace.
 func portalConfig(tb testing.TB) userspace.Config {
 	tb.Helper()
 	config := proxier.Config{NetNS: netnstest.New(tb).Path()}
@@ -129,7 +128,7 @@ func reportMilliseconds(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// benchServices are ClusterIP Services with one TCP port.
+// benchServices returns ClusterIP Services with one TCP port.
 func benchServices(n, endpoints int) []*desired.Service {
 	all := make([]*desired.Service, n)
 	for i := range all {
@@ -152,8 +151,7 @@ func benchServices(n, endpoints int) []*desired.Service {
 	return all
 }
 
-// withOther returns a copy of a Service with another endpoint in the place of its
-// last one.
+// withOther returns a copy of a Service with another last endpoint.
 func withOther(s *desired.Service, i int) *desired.Service {
 	other := *s
 	other.Cluster = slices.Clone(s.Cluster)

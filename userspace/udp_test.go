@@ -18,8 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// TestABusyMachineIsNoSlowEndpoint: an attempt's time begins when the dial does, and
-// UDP has none, since nobody is asked there.
+// An attempt's timeout starts with the dial. UDP has no timeout.
 func TestABusyMachineIsNoSlowEndpoint(t *testing.T) {
 	protocols := map[string]desired.Protocol{"tcp4": desired.TCP, "tcp6": desired.TCP, "udp4": desired.UDP, "udp6": desired.UDP}
 	loopback := map[byte]string{'4': "127.0.0.1:0", '6': "[::1]:0"}
@@ -28,7 +27,7 @@ func TestABusyMachineIsNoSlowEndpoint(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &socket{protocol: protocol, site: Site{Network: network}, config: &Config{}, counts: &counts{}}
 				s.inside = func(f func() error) error {
-					time.Sleep(time.Hour) // the thread does not get to run
+					time.Sleep(time.Hour) // the thread is not scheduled
 					return f()
 				}
 				endpoint := listens(t, network, loopback[network[3]])
@@ -42,7 +41,7 @@ func TestABusyMachineIsNoSlowEndpoint(t *testing.T) {
 	}
 }
 
-// listens is the address of an endpoint that the kernel answers for.
+// listens opens a socket, without a server, and returns its address.
 func listens(t *testing.T, network, address string) netip.AddrPort {
 	t.Helper()
 	var l net.ListenConfig
@@ -91,14 +90,14 @@ func (l *letters) Close() error {
 	return nil
 }
 
-// line is a flow's socket in memory. The endpoint at its other end echoes.
+// line is a flow's socket in memory. The endpoint at the other end echoes.
 type line struct {
 	net.Conn
 
 	far    net.Conn
 	closed chan struct{}
-	// writing comes before a datagram is sent, and late when the deadline has passed
-	// and nobody knows yet. Each comes once.
+	// writing is called before a datagram is sent, and late after a read deadline has
+	// passed. Each is called once.
 	writing atomic.Pointer[func() error]
 	late    atomic.Pointer[func()]
 }
@@ -131,8 +130,7 @@ func (l *line) Close() error {
 	return l.Conn.Close()
 }
 
-// TestNoDatagramIsLostWhenItsFlowEnds: each case ends the flow, or nearly, after the
-// second datagram has found it.
+// Each case ends the flow after the second datagram has found it.
 func TestNoDatagramIsLostWhenItsFlowEnds(t *testing.T) {
 	const idle = time.Minute
 	a, b := netip.MustParseAddrPort("192.0.2.11:80"), netip.MustParseAddrPort("192.0.2.12:80")
@@ -189,7 +187,7 @@ func TestNoDatagramIsLostWhenItsFlowEnds(t *testing.T) {
 				} else {
 					late := func() {
 						client.in <- "2"
-						time.Sleep(time.Second) // it is written meanwhile
+						time.Sleep(time.Second) // meanwhile it is written
 					}
 					l.late.Store(&late)
 					time.Sleep(idle)
@@ -203,8 +201,7 @@ func TestNoDatagramIsLostWhenItsFlowEnds(t *testing.T) {
 	}
 }
 
-// deaf is a socket that is not read: what the kernel has to say about it comes to the
-// writer.
+// deaf is a socket that is not read, so that writes return the kernel's errors.
 type deaf struct {
 	*net.UDPConn
 
@@ -222,7 +219,7 @@ func (d *deaf) Close() error {
 	return d.UDPConn.Close()
 }
 
-// TestAWriterThatIsRefusedBeginsAnew, with the kernel's own refusals.
+// A write that the kernel refuses begins a new flow.
 func TestAWriterThatIsRefusedBeginsAnew(t *testing.T) {
 	gone, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
 	if err != nil {
@@ -242,9 +239,9 @@ func TestAWriterThatIsRefusedBeginsAnew(t *testing.T) {
 		}
 	})
 	apply(t, e, web(v1.ProtocolUDP, dead, udpServer(t, "alive")))
-	for range 2 { // one of them begins with the dead endpoint
+	for range 2 { // one of them starts with the dead endpoint
 		conn := dialUDP(t, at(t, e, RoleInternal))
-		poll.Until(t, "an answer of the endpoint that lives", func() bool {
+		poll.Until(t, "an answer of the other endpoint", func() bool {
 			_, _ = io.WriteString(conn, "1")
 			_ = conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 			_, err := conn.Read(make([]byte, maxDatagram))

@@ -28,14 +28,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long anything may take on a busy machine.
+// patience is the timeout of clients, sufficient on a busy machine.
 const patience = 20 * time.Second
 
 func webName(protocol v1.Protocol) changetracker.ServicePortName {
 	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: "web"}, Protocol: protocol}
 }
 
-// web is a Service with these endpoints, for clients inside the cluster.
+// web returns a Service with a ClusterIP and endpoints.
 func web(protocol v1.Protocol, endpoints ...netip.AddrPort) *desired.Service {
 	number, _ := desired.ProtocolOf(protocol)
 	slices.SortFunc(endpoints, netip.AddrPort.Compare)
@@ -51,7 +51,7 @@ func web(protocol v1.Protocol, endpoints ...netip.AddrPort) *desired.Service {
 	return s
 }
 
-// engine is one that ends with the test.
+// engine returns an engine that is closed at the end of the test.
 func engine(t *testing.T, change ...func(*Config)) *Engine {
 	t.Helper()
 	var config Config
@@ -77,7 +77,7 @@ func apply(t *testing.T, e *Engine, services ...*desired.Service) {
 	}
 }
 
-// at is where the only socket of a role is.
+// at returns the address of the only socket of a role.
 func at(t *testing.T, e *Engine, role Role) netip.AddrPort {
 	t.Helper()
 	for _, site := range e.Sockets() {
@@ -116,17 +116,17 @@ func server(t *testing.T, serve func(conn *net.TCPConn)) netip.AddrPort {
 	return addrPort(l.Addr())
 }
 
-// named says its name and then everything that it hears, after the client has said
-// all.
+// named starts a server that answers with its name and the request, after the client has
+// closed its half.
 func named(t *testing.T, name string) netip.AddrPort {
 	t.Helper()
 	return server(t, func(conn *net.TCPConn) {
-		heard, _ := io.ReadAll(conn) // ends when the client's half does
+		heard, _ := io.ReadAll(conn)
 		_, _ = fmt.Fprintf(conn, "%s heard %s", name, heard)
 	})
 }
 
-// ask says something, closes its half, and returns the answer.
+// ask sends a text, closes its half, and returns the answer.
 func ask(t *testing.T, to netip.AddrPort, text string) (string, error) {
 	t.Helper()
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(t.Context(), "tcp", to.String())
@@ -152,8 +152,7 @@ func mustAsk(t *testing.T, to netip.AddrPort, want string) {
 	}
 }
 
-// TestConnectionsGoRoundAndEndHalfByHalf: the request ends with a FIN, and the
-// answer comes after it (W-U3).
+// The request ends with a FIN, and the answer comes after it (W-U3).
 func TestConnectionsGoRoundAndEndHalfByHalf(t *testing.T) {
 	a, b := named(t, "a"), named(t, "b")
 	e := engine(t)
@@ -171,8 +170,8 @@ func TestConnectionsGoRoundAndEndHalfByHalf(t *testing.T) {
 	}
 }
 
-// TestADeadEndpointIsSkipped: one that refuses, and one that says nothing at all,
-// cost the client one attempt of 250 ms at most.
+// An endpoint that refuses, or does not answer, costs the client one attempt of at most
+// 250 ms.
 func TestADeadEndpointIsSkipped(t *testing.T) {
 	refuses, err := net.ListenTCP("tcp4", nil)
 	if err != nil {
@@ -203,7 +202,7 @@ func TestADeadEndpointIsSkipped(t *testing.T) {
 	}
 }
 
-// TestNobodyThereIsAReset, and not an empty answer.
+// Without endpoints, the client gets a reset instead of an empty answer.
 func TestNobodyThereIsAReset(t *testing.T) {
 	e := engine(t)
 	apply(t, e, web(v1.ProtocolTCP))
@@ -212,8 +211,7 @@ func TestNobodyThereIsAReset(t *testing.T) {
 	}
 }
 
-// TestHeldUntilEndpointsCome: scale from zero. Activate is called once; too many
-// connections are reset.
+// Scale from zero: connections wait for endpoints, and those beyond the limit are reset.
 func TestHeldUntilEndpointsCome(t *testing.T) {
 	var asked atomic.Int64
 	e := engine(t, func(c *Config) {
@@ -248,14 +246,14 @@ func TestHeldUntilEndpointsCome(t *testing.T) {
 		}
 	}
 	if got := asked.Load(); got < 1 || got > 3 {
-		t.Errorf("asked %d times for endpoints, want once a second at most", got)
+		t.Errorf("Activate was called %d times, want once per second at most", got)
 	}
 	if to != at(t, e, RoleInternal) {
 		t.Error("the socket has moved, want it where it was")
 	}
 }
 
-// TestAffinityLastsWhileItsEndpointDoes, for all sockets of the service port.
+// Session affinity applies to all sockets of the service port, while the endpoint exists.
 func TestAffinityLastsWhileItsEndpointDoes(t *testing.T) {
 	a, b := named(t, "a"), named(t, "b")
 	e := engine(t)
@@ -284,7 +282,7 @@ func TestAffinityLastsWhileItsEndpointDoes(t *testing.T) {
 	mustAsk(t, at(t, e, RoleInternal), want)
 }
 
-// TestPoliciesAndSourceRanges are those of the frontend that a socket is for.
+// Each socket has the traffic policy and the source ranges of its frontend.
 func TestPoliciesAndSourceRanges(t *testing.T) {
 	here, there := named(t, "here"), named(t, "there")
 	s := web(v1.ProtocolTCP, here, there)
@@ -319,7 +317,7 @@ func TestPoliciesAndSourceRanges(t *testing.T) {
 	}
 }
 
-// TestEndpointsLearnTheClientsAddress by the PROXY protocol.
+// The PROXY protocol sends the client's address to the endpoint.
 func TestEndpointsLearnTheClientsAddress(t *testing.T) {
 	header := make(chan []byte, 1)
 	endpoint := server(t, func(conn *net.TCPConn) {
@@ -339,7 +337,6 @@ func TestEndpointsLearnTheClientsAddress(t *testing.T) {
 	}
 }
 
-// TestTheHeaderOfThePROXYProtocol, byte by byte.
 func TestTheHeaderOfThePROXYProtocol(t *testing.T) {
 	signature := "\x0d\x0a\x0d\x0a\x00\x0d\x0a\x51\x55\x49\x54\x0a\x21"
 	got := string(proxyHeader(netip.MustParseAddrPort("192.0.2.1:258"), netip.MustParseAddrPort("198.51.100.2:80")))
@@ -353,7 +350,7 @@ func TestTheHeaderOfThePROXYProtocol(t *testing.T) {
 	}
 }
 
-// flaky is a listener whose accept fails for some time.
+// flaky is a listener whose first calls of Accept fail.
 type flaky struct {
 	net.Listener
 
@@ -367,7 +364,7 @@ func (f *flaky) Accept() (net.Conn, error) {
 	return f.Listener.Accept()
 }
 
-// TestTooManyOpenFilesIsAPause, and no end (W-U2).
+// Accept is retried after EMFILE (W-U2).
 func TestTooManyOpenFilesIsAPause(t *testing.T) {
 	e := engine(t, func(c *Config) {
 		c.Hooks.Listen = func(ctx context.Context, at Site) (net.Listener, error) {
@@ -381,7 +378,7 @@ func TestTooManyOpenFilesIsAPause(t *testing.T) {
 	mustAsk(t, at(t, e, RoleInternal), "a heard hello")
 }
 
-// failureOf is everything that an Apply failed of.
+// failureOf joins all errors of an Apply.
 func failureOf(result proxier.Result, err error) error {
 	for _, failed := range result.Failed {
 		err = errors.Join(err, failed)
@@ -389,7 +386,7 @@ func failureOf(result proxier.Result, err error) error {
 	return err
 }
 
-// TestAPortThatIsTakenConcernsOneServiceOnly, and SCTP is refused with a reason.
+// A port in use is an error of one service port only, and so is SCTP.
 func TestAPortThatIsTakenConcernsOneServiceOnly(t *testing.T) {
 	e := engine(t, func(c *Config) {
 		c.Hooks.ListenPacket = func(context.Context, Site) (net.PacketConn, error) { return nil, syscall.EADDRINUSE }
@@ -403,7 +400,7 @@ func TestAPortThatIsTakenConcernsOneServiceOnly(t *testing.T) {
 	mustAsk(t, at(t, e, RoleInternal), "a heard hello")
 }
 
-// TestEstablishedConnectionsOutliveTheirEndpoint, and end with their Service.
+// Without Drain, connections outlive their endpoint and their Service.
 func TestEstablishedConnectionsOutliveTheirEndpoint(t *testing.T) {
 	echo := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })
 	e := engine(t)
@@ -445,7 +442,7 @@ func TestEstablishedConnectionsOutliveTheirEndpoint(t *testing.T) {
 	}
 }
 
-// udpServer answers each datagram with its name and the datagram.
+// udpServer starts a server that answers each datagram with its name and the datagram.
 func udpServer(t *testing.T, name string) netip.AddrPort {
 	t.Helper()
 	conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
@@ -495,7 +492,7 @@ func dialUDP(t *testing.T, to netip.AddrPort) net.Conn {
 	return conn
 }
 
-// TestDatagramsOfAnySize (W-U4): each client has an endpoint, until that goes.
+// Each client has an endpoint until that is removed (W-U4).
 func TestDatagramsOfAnySize(t *testing.T) {
 	a, b := udpServer(t, "a"), udpServer(t, "b")
 	e := engine(t)
@@ -520,7 +517,7 @@ func TestDatagramsOfAnySize(t *testing.T) {
 	}
 }
 
-// TestUDPClientsAreForgotten when they are quiet, and when there are too many.
+// UDP flows end when they are idle, and when there are too many.
 func TestUDPClientsAreForgotten(t *testing.T) {
 	e := engine(t, func(c *Config) { c.UDPIdle, c.UDPClients = 300*time.Millisecond, 4 })
 	apply(t, e, web(v1.ProtocolUDP, udpServer(t, "a")))
@@ -538,7 +535,7 @@ func TestUDPClientsAreForgotten(t *testing.T) {
 	poll.Until(t, "no clients", func() bool { return open() == 0 })
 }
 
-// TestPortsComeFromTheRange, and come again late.
+// A released port is reused as late as possible.
 func TestPortsComeFromTheRange(t *testing.T) {
 	p := newPortPool(PortRange{First: 40000, Last: 40003})
 	var seen []uint16
@@ -556,7 +553,7 @@ func TestPortsComeFromTheRange(t *testing.T) {
 	p.release(seen[0])
 	for _, want := range []uint16{seen[0], seen[3]} {
 		if got, err := p.take(); got != want || err != nil {
-			t.Errorf("take = %d, %v, want %d: it was given back longer ago in the row", got, err, want)
+			t.Errorf("take = %d, %v, want %d, which is next in the range", got, err, want)
 		}
 	}
 }

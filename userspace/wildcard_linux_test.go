@@ -11,8 +11,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
-// TestEveryAddressOfANodeAnswersForItself: a client far away that is connected to one
-// of them hears the answer, and another one sees it come from there.
+// Answers come from the node address that a remote client sent to, for connected and
+// unconnected sockets.
 func TestEveryAddressOfANodeAnswersForItself(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		for _, addr := range s.more {
@@ -40,7 +40,7 @@ func TestEveryAddressOfANodeAnswersForItself(t *testing.T) {
 	})
 }
 
-// mustComeFrom asks with a socket that hears everybody.
+// mustComeFrom sends a datagram from an unconnected socket.
 func mustComeFrom(t *testing.T, n *network, s *side, to netip.AddrPort) {
 	t.Helper()
 	conn, err := n.away.ListenPacket(t.Context(), "udp", netip.AddrPortFrom(s.away, 0).String())
@@ -57,7 +57,7 @@ func mustComeFrom(t *testing.T, n *network, s *side, to netip.AddrPort) {
 	}
 }
 
-// TestALinkLocalAddressAnswersForItself: which interface it is on must be said too.
+// Answers from a link-local address need the interface.
 func TestALinkLocalAddressAnswersForItself(t *testing.T) {
 	n := newNetwork(t)
 	s := sides()[1]

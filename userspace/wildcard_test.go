@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// needsWildcards skips on systems that do not tell what a datagram was sent to.
+// needsWildcards skips the test if the system does not report a datagram's destination.
 func needsWildcards(t *testing.T) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -24,7 +24,7 @@ func needsWildcards(t *testing.T) {
 	}
 }
 
-// skipUnless skips when this machine lacks an address, as some do IPv6.
+// skipUnless skips the test if this machine lacks an address, for example of IPv6.
 func skipUnless(t *testing.T, addr netip.Addr) {
 	t.Helper()
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
@@ -37,7 +37,7 @@ func skipUnless(t *testing.T, addr netip.Addr) {
 	_ = conn.Close()
 }
 
-// engineOf is an engine of any family, that ends with the test.
+// engineOf returns an engine of an IP family, which is closed at the end of the test.
 func engineOf(t *testing.T, family v1.IPFamily, deps proxier.Deps, config Config) *Engine {
 	t.Helper()
 	e, err := NewEngine(config, family, deps)
@@ -52,7 +52,7 @@ func engineOf(t *testing.T, family v1.IPFamily, deps proxier.Deps, config Config
 	return e
 }
 
-// askFrom sends a datagram and returns the answer and where that came from.
+// askFrom sends a datagram and returns the answer and its source.
 func askFrom(t *testing.T, conn *net.UDPConn, to netip.AddrPort, datagram string) (answer string, from netip.AddrPort) {
 	t.Helper()
 	if _, err := conn.WriteToUDPAddrPort([]byte(datagram), to); err != nil {
@@ -67,7 +67,7 @@ func askFrom(t *testing.T, conn *net.UDPConn, to netip.AddrPort, datagram string
 	return string(buffer[:n]), unmapped(from)
 }
 
-// udpServerAt is udpServer at any address.
+// udpServerAt is udpServer at an address.
 func udpServerAt(t *testing.T, name string, addr netip.Addr) netip.AddrPort {
 	t.Helper()
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
@@ -115,8 +115,8 @@ func loopbacks() []loopback {
 	}
 }
 
-// TestAnswersComeFromTheAddressThatWasAsked, when the socket is on all of them:
-// clients that are connected hear nothing else.
+// The socket is bound to all addresses. A connected client receives an answer only if it
+// comes from the address that the client sent to.
 func TestAnswersComeFromTheAddressThatWasAsked(t *testing.T) {
 	needsWildcards(t)
 	for _, family := range loopbacks() {
@@ -148,8 +148,7 @@ func TestAnswersComeFromTheAddressThatWasAsked(t *testing.T) {
 	}
 }
 
-// TestOneClientPortHasAFlowForEachAddressItAsks: the answers of one must not come
-// from the address of the other.
+// Datagrams of one client port to two addresses are two flows.
 func TestOneClientPortHasAFlowForEachAddressItAsks(t *testing.T) {
 	needsWildcards(t)
 	e := engine(t, func(c *Config) { c.Listen = []netip.Addr{netip.IPv4Unspecified()} })
@@ -182,7 +181,7 @@ func TestOneClientPortHasAFlowForEachAddressItAsks(t *testing.T) {
 	}
 }
 
-// TestAWildcardTellsWhatWasAsked to whoever observes connections.
+// Reports have the address that the client sent to.
 func TestAWildcardTellsWhatWasAsked(t *testing.T) {
 	needsWildcards(t)
 	var picked atomic.Value
@@ -207,7 +206,6 @@ func TestAWildcardTellsWhatWasAsked(t *testing.T) {
 	}
 }
 
-// TestNodePortsOnAllAddresses of a machine, each answering for itself.
 func TestNodePortsOnAllAddresses(t *testing.T) {
 	needsWildcards(t)
 	port := portOn(t, "0.0.0.0")

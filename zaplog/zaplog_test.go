@@ -42,8 +42,7 @@ func Example() {
 	// level=WARN msg="the table was changed by somebody else" program=mine logger=nftables rules=2 error=busy
 }
 
-// plain is a logr.LogSink of the oldest kind, which knows no slog. It writes lines like
-// those of slog's JSON.
+// plain is a logr.LogSink without support for slog. It writes lines like slog's JSON.
 type plain struct {
 	out    *bytes.Buffer
 	max    int
@@ -74,7 +73,7 @@ func jsonHandler(out *bytes.Buffer, level slog.Level) slog.Handler {
 	return slog.NewJSONHandler(out, &slog.HandlerOptions{Level: level, AddSource: true})
 }
 
-// ways are all that lead from zap to JSON, whose logger wants what is at level or above.
+// ways returns all ways from zap to JSON, for lines at level or above.
 func ways() map[string]func(out *bytes.Buffer, level slog.Level) *zap.Logger {
 	return map[string]func(out *bytes.Buffer, level slog.Level) *zap.Logger{
 		"slog": func(out *bytes.Buffer, level slog.Level) *zap.Logger {
@@ -89,7 +88,7 @@ func ways() map[string]func(out *bytes.Buffer, level slog.Level) *zap.Logger {
 	}
 }
 
-// decode reads one line of JSON, without its time and place.
+// decode decodes one line of JSON, without time and source position.
 func decode(t *testing.T, text []byte) map[string]any {
 	t.Helper()
 	var line map[string]any
@@ -102,7 +101,7 @@ func decode(t *testing.T, text []byte) map[string]any {
 	return line
 }
 
-// flat is a line as loggers without groups have it: "a": {"b": 1} is "a.b": 1.
+// flat returns a line without groups: "a": {"b": 1} becomes "a.b": 1.
 func flat(line map[string]any) map[string]any {
 	all := map[string]any{}
 	for key, v := range line {
@@ -127,8 +126,7 @@ func (p pod) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	}))
 }
 
-// TestEveryFieldArrivesAsZapWritesIt: zap's own JSON is the model, for fields of a line
-// and for those of its logger.
+// The expected result is zap's own JSON, for fields of a line and of its logger.
 func TestEveryFieldArrivesAsZapWritesIt(t *testing.T) {
 	now := time.Date(2026, 5, 4, 3, 2, 1, 987654321, time.UTC)
 	cases := map[string][]zap.Field{
@@ -147,7 +145,7 @@ func TestEveryFieldArrivesAsZapWritesIt(t *testing.T) {
 		"namespaces": {zap.Int("outside", 1), zap.Namespace("a"), zap.Int("inside", 2), zap.Namespace("b"), zap.Object("pod", pod{"deep"})},
 	}
 	for name, fields := range cases {
-		for split := range len(fields) + 1 { // so many are the logger's
+		for split := range len(fields) + 1 { // the number of fields of the logger
 			var model bytes.Buffer
 			config := zap.NewProductionEncoderConfig()
 			config.EncodeTime, config.EncodeDuration = zapcore.RFC3339NanoTimeEncoder, zapcore.NanosDurationEncoder
@@ -173,7 +171,7 @@ func TestEveryFieldArrivesAsZapWritesIt(t *testing.T) {
 	}
 }
 
-// TestLevels arrive, and what nobody wants is not formatted.
+// Levels are kept, and rejected lines are not formatted.
 func TestLevels(t *testing.T) {
 	cases := []struct {
 		level      zapcore.Level
@@ -214,11 +212,11 @@ func TestLevels(t *testing.T) {
 	}
 }
 
-// TestTheCallerIsKept: handlers show the line of the call to zap.
+// The source position is that of the call to zap.
 func TestTheCallerIsKept(t *testing.T) {
 	for way, from := range ways() {
 		if way == "logr without slog" {
-			continue // such a sink counts frames by itself
+			continue // this sink counts frames itself
 		}
 		var out bytes.Buffer
 		log := from(&out, slog.LevelInfo)
@@ -241,7 +239,7 @@ func TestTheCallerIsKept(t *testing.T) {
 	}
 }
 
-// TestTheWholeWayAround: slog's own test of handlers, from slog by zapr to zap and back.
+// This is slog's own test of handlers, from slog through zapr to zap and back.
 func TestTheWholeWayAround(t *testing.T) {
 	var out bytes.Buffer
 	slogtest.Run(t, func(*testing.T) slog.Handler {
@@ -256,8 +254,8 @@ func TestTheWholeWayAround(t *testing.T) {
 	})
 }
 
-// TestALoggerOfZaprIsZapAgain, with its levels, fields, name and callers, but not if it
-// was lowered.
+// FromLogr returns zapr's zap.Logger with its levels, fields, name and callers, unless
+// its level was changed by V.
 func TestALoggerOfZaprIsZapAgain(t *testing.T) {
 	core, logs := observer.New(zap.DebugLevel)
 	from := zapr.NewLogger(zap.New(core, zap.AddCaller())).WithName("program").WithValues("n", 1)
@@ -275,7 +273,6 @@ func TestALoggerOfZaprIsZapAgain(t *testing.T) {
 	}
 }
 
-// TestNoLoggerIsSilent.
 func TestNoLoggerIsSilent(t *testing.T) {
 	for name, log := range map[string]*zap.Logger{
 		"slog": zaplog.FromSlog(nil), "logr": zaplog.FromLogr(logr.Logger{}), "discarded": zaplog.FromLogr(logr.Discard()),
@@ -292,7 +289,7 @@ type failing struct{ slog.Handler }
 
 func (failing) Handle(context.Context, slog.Record) error { return errors.New("disk full") }
 
-// TestAFailureIsReported as zap does it: not in the log.
+// A handler's error goes to zap's error output.
 func TestAFailureIsReported(t *testing.T) {
 	var complaints bytes.Buffer
 	log := zaplog.FromSlog(slog.New(failing{slog.NewTextHandler(&complaints, nil)}))

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// pair is two hosts on one cable, and a server on each of them.
+// pair is two hosts with a cable, and a server on each.
 func pair(t *testing.T) (a, b *netns.NS) {
 	t.Helper()
 	a, b = netnstest.New(t), netnstest.New(t)
@@ -41,7 +41,7 @@ func TestDoRunsInsideAndThreadsComeHome(t *testing.T) {
 	if inside == home {
 		t.Errorf("Do ran in the namespace %s of the process", home)
 	}
-	for range 50 { // whichever threads the runtime picks now
+	for range 50 { // on different threads
 		var got string
 		var wait sync.WaitGroup
 		wait.Go(func() {
