@@ -18,7 +18,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -110,10 +109,16 @@ func TestNginxFollowsEndpoints(t *testing.T) {
 	}
 }
 
+// eventually has a loop of its own: this test could be in another module.
 func eventually(t *testing.T, client *proxiertest.Host, to netip.AddrPort, want string) {
 	t.Helper()
-	poll.Until(t, "a response of "+want, func() bool {
+	for end := time.Now().Add(time.Minute); ; <-time.After(20 * time.Millisecond) {
 		answer, err := client.Ask(t.Context(), "tcp", to, proxiertest.AskOptions{Timeout: time.Second})
-		return err == nil && answer.Server == want
-	})
+		switch {
+		case err == nil && answer.Server == want:
+			return
+		case time.Now().After(end):
+			t.Fatalf("%v answers %q, %v; want %q", to, answer.Server, err, want)
+		}
+	}
 }
