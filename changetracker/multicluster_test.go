@@ -19,7 +19,7 @@ func TestImportedSlices(t *testing.T) {
 		node      string
 	}{
 		"a slice of the cluster": {labels: map[string]string{discovery.LabelServiceName: "web"}, node: "here"},
-		"an imported slice, and nobody knows which cluster is ours": {
+		"an imported slice, and our cluster has no name": {
 			labels: map[string]string{LabelServiceImport: "web", LabelSourceCluster: "west"}, imported: true,
 		},
 		"imported from another cluster": {
@@ -28,7 +28,7 @@ func TestImportedSlices(t *testing.T) {
 		"imported from our own": {
 			own: "east", labels: map[string]string{LabelServiceImport: "web", LabelSourceCluster: "east"}, imported: true, node: "here",
 		},
-		"imported from who knows where": {own: "east", labels: map[string]string{LabelServiceImport: "web"}, imported: true},
+		"imported without a source cluster": {own: "east", labels: map[string]string{LabelServiceImport: "web"}, imported: true},
 		"the derived Service is a real one": {
 			labels: map[string]string{LabelServiceImport: "any", LabelSourceCluster: "west", discovery.LabelServiceName: "web"}, node: "here",
 		},

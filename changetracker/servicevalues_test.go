@@ -72,7 +72,7 @@ func TestRepresentationIsNoChange(t *testing.T) {
 		"order of external IPs":     func(s *v1.Service) { slices.Reverse(s.Spec.ExternalIPs) },
 		"duplicate external IP":     func(s *v1.Service) { s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, "192.0.2.1") },
 		"no ranges, or everybody":   func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"0.0.0.0/0", "::/0"} },
-		"everybody and somebody":    func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8", "0.0.0.0/0", "::/0"} },
+		"a /0 and another range":    func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8", "0.0.0.0/0", "::/0"} },
 		"order of ports":            func(s *v1.Service) { slices.Reverse(s.Spec.Ports) },
 		"TRK-06 labels":             func(s *v1.Service) { s.Labels = map[string]string{"a": "b"} },
 		"TRK-06 annotations":        func(s *v1.Service) { s.Annotations = map[string]string{"a": "b"} },

@@ -32,9 +32,9 @@ const (
 )
 
 // String is "outside", "pod" or "node".
-func (o Origin) String() string { return enum.Name(o, originNames()...) }
+func (o Origin) String() string { return enum.Name(o, originNames...) }
 
-func originNames() []string { return []string{"", "outside", "pod", "node"} }
+var originNames = []string{"", "outside", "pod", "node"} // read-only
 
 // ErrPacket is wrapped by every error of Packet.Validate.
 var ErrPacket = errors.New("not a packet that can be explained")

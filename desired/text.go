@@ -28,7 +28,7 @@ func (o Origin) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
 
 // UnmarshalText is the inverse of MarshalText.
 func (o *Origin) UnmarshalText(text []byte) error {
-	i := slices.Index(originNames(), string(text))
+	i := slices.Index(originNames, string(text))
 	if i <= 0 {
 		return fmt.Errorf("%w: origin %q: want outside, pod or node", ErrPacket, text)
 	}
