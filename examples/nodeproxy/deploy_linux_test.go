@@ -123,8 +123,9 @@ func TestTheImage(t *testing.T) {
 	}
 }
 
-// container mounts the root file system and /proc/sys read-only and the account where
-// clients look for it, gives up all rights but the manifest's, and becomes the program.
+// container is a script. It mounts the root file system and /proc/sys read-only, and the
+// service account at its path, drops all capabilities except the manifest's, and executes
+// the program.
 const container = `account=$1; capabilities=$2; shift 2
 mount -t tmpfs tmpfs /var/run
 mkdir -p /var/run/secrets/kubernetes.io
@@ -135,8 +136,8 @@ mount -o remount,bind,ro /proc/sys
 mount -o remount,bind,ro /
 exec setpriv --bounding-set="-all$capabilities" --inh-caps=-all --no-new-privs "$@"`
 
-// startContainer starts the program as the manifest says, on a node with an API server
-// of that certificate.
+// startContainer starts the program with the arguments, capabilities and environment of the
+// manifest, and a service account with the API server's certificate.
 func (d *deployment) startContainer(c *small, certificate []byte) *proxyProcess {
 	c.t.Helper()
 	binary, err := build()
@@ -161,7 +162,7 @@ func (d *deployment) startContainer(c *small, certificate []byte) *proxyProcess 
 	return p
 }
 
-// token is what the API server knows the service account by.
+// token is the token of the service account.
 const token = "token of system:serviceaccount:kube-system:nodeproxy"
 
 // guardedAPI is an API server that allows one service account what a ClusterRole grants.
@@ -272,7 +273,7 @@ func TestTheContainer(t *testing.T) {
 	listener, err := c.node.Listen(t.Context(), "tcp", "127.0.0.1:"+d.settings.Data["KUBERNETES_SERVICE_PORT"])
 	netnstest.Check(t, err)
 	server := httptest.NewUnstartedServer(api)
-	_ = server.Listener.Close() // of the wrong namespace
+	_ = server.Listener.Close() // it is in another namespace
 	server.Listener, server.EnableHTTP2 = listener, true
 	server.StartTLS()
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })

@@ -48,9 +48,12 @@ func (l *listener) OnEndpointSliceAdd(s *discovery.EndpointSlice) {
 func (l *listener) OnEndpointSliceUpdate(_, s *discovery.EndpointSlice) {
 	l.record("slice %s %s", s.Name, s.Endpoints[0].Addresses[0])
 }
-func (l *listener) OnEndpointSliceDelete(s *discovery.EndpointSlice) { l.record("-slice %s", s.Name) }
-func (l *listener) OnEndpointSlicesSynced()                          { l.record("slices synced") }
-func (l *listener) OnNodeChange(n changetracker.Node)                { l.record("node %s %v", n.Name, n.Addresses) }
+
+func (l *listener) OnEndpointSliceDelete(s *discovery.EndpointSlice) {
+	l.record("-slice %s", s.Name)
+}
+func (l *listener) OnEndpointSlicesSynced()           { l.record("slices synced") }
+func (l *listener) OnNodeChange(n changetracker.Node) { l.record("node %s %v", n.Name, n.Addresses) }
 
 // followed is a directory of manifests with a running source.
 type followed struct {

@@ -27,27 +27,26 @@ const (
 	loadVIP      = "10.96.0.1"
 	stickyVIP    = "10.96.0.2"
 	loadServices = 1000 // besides the two above
-	loadClients  = 20   // with an address each, on session affinity
-	loadFlows    = 20   // that stay open
+	loadClients  = 20   // addresses with session affinity
+	loadFlows    = 20   // connections that stay open
 	loadWorkers  = 4
-	// loadPatience is less than the kernel takes to repeat a lost SYN: a packet that
-	// is lost is a failure.
-	loadPatience = 900 * time.Millisecond
+	// loadTimeout is less than the kernel's time until it repeats a SYN, so that a lost
+	// packet is a failure.
+	loadTimeout = 900 * time.Millisecond
 )
 
-// loaded is a node with three pods on it, a client network, and traffic that
-// never stops.
+// loaded is a node with three pods, a client network, and continuous traffic.
 type loaded struct {
 	client, node *netns.NS
 	manifests    string // of the Services with traffic, and many others
-	others       string // of as many more Services, for a second instance
+	others       string // of as many other Services, for a second instance
 
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
 	counts counts
 }
 
-// counts is what happened to the traffic so far.
+// counts are the results of the traffic so far.
 type counts struct {
 	connections, failed, resets, answers, moved atomic.Int64
 }
@@ -71,7 +70,7 @@ func newLoaded(t *testing.T) *loaded {
 	return l
 }
 
-// cable lays a cable from the node.
+// cable connects a namespace with the node.
 func (l *loaded) cable(t *testing.T, link, gateway string, ns *netns.NS, addrs ...string) {
 	t.Helper()
 	far := netns.Plug{NS: ns, Link: "eth0"}
@@ -126,8 +125,8 @@ endpoints:
 	}
 }
 
-// begin starts the traffic: new connections, connections that stay open, and
-// clients that expect to meet the same pod again.
+// begin starts the traffic: new connections, connections that stay open, and clients with
+// session affinity.
 func (l *loaded) begin(t *testing.T) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -149,7 +148,7 @@ func (l *loaded) begin(t *testing.T) {
 		from := netip.MustParseAddr(fmt.Sprintf("198.51.100.%d", 10+i))
 		first, err := netns.Ask(ctx, l.client, "tcp", sticky, netns.AskOptions{From: from})
 		if err != nil {
-			t.Fatalf("first question of %v: %v", from, err)
+			t.Fatalf("first request of %v: %v", from, err)
 		}
 		l.wg.Go(func() { l.expect(ctx, sticky, from, first.Server) })
 	}
@@ -164,7 +163,7 @@ func wait(ctx context.Context, d time.Duration) {
 
 func (l *loaded) connectAgainAndAgain(ctx context.Context, to netip.AddrPort) {
 	for ; ctx.Err() == nil; wait(ctx, 4*time.Millisecond) {
-		_, err := netns.Ask(ctx, l.client, "tcp", to, netns.AskOptions{Timeout: loadPatience})
+		_, err := netns.Ask(ctx, l.client, "tcp", to, netns.AskOptions{Timeout: loadTimeout})
 		l.note(ctx, err)
 	}
 }
@@ -198,7 +197,7 @@ func (l *loaded) keepAsking(ctx context.Context, flow *netns.Flow) {
 
 func (l *loaded) expect(ctx context.Context, to netip.AddrPort, from netip.Addr, server string) {
 	for ; ctx.Err() == nil; wait(ctx, 50*time.Millisecond) {
-		a, err := netns.Ask(ctx, l.client, "tcp", to, netns.AskOptions{From: from, Timeout: loadPatience})
+		a, err := netns.Ask(ctx, l.client, "tcp", to, netns.AskOptions{From: from, Timeout: loadTimeout})
 		l.note(ctx, err)
 		if err == nil && a.Server != server {
 			l.counts.moved.Add(1)
@@ -207,13 +206,14 @@ func (l *loaded) expect(ctx context.Context, to netip.AddrPort, from netip.Addr,
 	}
 }
 
-// row is what happened to the traffic during one event.
+// row holds the results of the traffic during one event.
 type row struct {
 	what, note                                  string
 	connections, failed, answers, resets, moved int64
 }
 
-// during lets something happen, and the traffic go on for a moment.
+// during runs an event, and returns the results of the traffic during it and two seconds
+// after: a lost packet is noticed after loadTimeout.
 func (l *loaded) during(t *testing.T, what string, event func() (note string)) row {
 	t.Helper()
 	before := l.snapshot()
@@ -246,10 +246,10 @@ func table(rows []row) string {
 	return b.String()
 }
 
-// TestTrafficDoesNotNotice what happens to the proxy: no new connection fails, no
-// open one is reset, no client with session affinity meets another pod. Only when
-// somebody flushes the rules there is a gap, until they are back.
-func TestTrafficDoesNotNotice(t *testing.T) {
+// TestTrafficIsNotAffected by restarts of the proxy and by a second instance: no new
+// connection fails, no open one is reset, and session affinity holds. Only a flush of the
+// rules makes connections fail, until the proxy has restored them.
+func TestTrafficIsNotAffected(t *testing.T) {
 	l := newLoaded(t)
 	flags := []string{"--manifests=" + l.manifests, "--cluster-cidr=10.244.0.0/16", "--state-dir=" + t.TempDir(), "--metrics-bind-address="}
 	p := start(t, l.node, flags...)
@@ -277,7 +277,7 @@ func TestTrafficDoesNotNotice(t *testing.T) {
 			return again()
 		}),
 		l.during(t, "restart with another masquerade bit", func() string { p.kill(); return again("--nftables-masquerade-bit=20") }),
-		l.during(t, "restart with another way to tell pods", func() string {
+		l.during(t, "restart with another --detect-local-mode", func() string {
 			p.kill()
 			return again("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=pod")
 		}),
@@ -285,7 +285,7 @@ func TestTrafficDoesNotNotice(t *testing.T) {
 	}
 	for _, r := range rows {
 		if r.failed+r.resets+r.moved != 0 || r.connections < 100 || r.answers < 100 {
-			t.Errorf("%s: %+v; want much traffic and nothing wrong", r.what, r)
+			t.Errorf("%s: %+v; want at least 100 connections and answers, and no failures", r.what, r)
 		}
 	}
 	rows = append(rows, l.during(t, "nft flush ruleset", func() string {
@@ -295,7 +295,7 @@ func TestTrafficDoesNotNotice(t *testing.T) {
 	l.stop()
 }
 
-// secondInstance lets another proxy, with Services of its own, come and go.
+// secondInstance starts, stops and cleans up another proxy with other Services.
 func (l *loaded) secondInstance(t *testing.T) {
 	t.Helper()
 	second := []string{

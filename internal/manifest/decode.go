@@ -51,7 +51,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at place) {
 	if isNull(n) {
 		return
 	}
-	_, decodesItself := v.Addr().Interface().(json.Unmarshaler)
+	_, decodesItself := reflect.TypeAssert[json.Unmarshaler](v.Addr())
 	switch kind := v.Kind(); {
 	case decodesItself:
 		d.json(n, v, at)
