@@ -113,7 +113,7 @@ func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 	}
 	return func(w *wire) {
 		for _, id := range changed {
-			w.replaceIntervals(&e.specs[id], ranges(prefixesOf(want, id)))
+			w.replaceIntervals(&setSpecs[id], ranges(prefixesOf(want, id)))
 			e.report.Writes++
 		}
 	}
@@ -156,7 +156,7 @@ func (e *Engine) writeClass(w *wire, c class) error {
 		return err
 	}
 	for _, in := range from {
-		w.verdictElement(&e.specs[in], uint32(c), c.chain())
+		w.verdictElement(&setSpecs[in], uint32(c), c.chain())
 	}
 	return nil
 }

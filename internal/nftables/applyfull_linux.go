@@ -62,7 +62,7 @@ func (e *Engine) load(ctx context.Context, update desired.Update, hints map[chan
 		return err
 	}
 	if err := e.send(ctx, w); err != nil {
-		return e.explain(ctx, err)
+		return e.explain(ctx, err, e.features())
 	}
 	return e.writeAll(ctx, update, &reconciler{t: &e.step}, hints)
 }
@@ -98,7 +98,7 @@ func (e *Engine) scaffold(w *wire) error {
 
 // setSize bounds the sets that packets write; 0 is no bound.
 func (e *Engine) setSize(spec *setSpec) uint32 {
-	if spec.flags&flagEval != 0 {
+	if spec.flags()&flagEval != 0 {
 		return e.config.AffinityRecords
 	}
 	return 0

@@ -63,17 +63,17 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	l := e.state.layout
-	if l.rules.specs == nil {
+	if l.rules.mark == 0 {
 		l = e.layoutFor(&desired.Globals{})
 	}
 	if o == nil {
-		_, err := fmt.Fprintf(w, "# no table %s %s\n", l.rules.ip(), e.config.Names.Table)
+		_, err := fmt.Fprintf(w, "# no table %s %s\n", l.nftFamily(), e.config.Names.Table)
 		return err
 	}
 	v := view{layout: &l, table: e.config.Names.Table, chains: append(l.chains(), o.classChains(&l)...), verdicts: map[setID][]string{}}
 	encoded := map[setID][]byte{}
-	for i := range e.specs {
-		spec := &e.specs[i]
+	for i := range setSpecs {
+		spec := &setSpecs[i]
 		reset := func() { encoded[spec.id], v.verdicts[spec.id] = nil, nil }
 		err := e.listElements(ctx, spec, reset, func(el element) {
 			if el.chain != "" {
@@ -103,15 +103,15 @@ func (v *view) addrLen() int { return v.layout.addrLen() }
 
 func (v *view) lead(class uint32, chain string, from []setID) {
 	for _, in := range from {
-		v.verdicts[in] = append(v.verdicts[in], fmt.Sprintf("%#08x : %s %s", class, v.layout.rules.specs[in].verdict(), chain))
+		v.verdicts[in] = append(v.verdicts[in], fmt.Sprintf("%#08x : %s %s", class, setSpecs[in].verdict(), chain))
 	}
 }
 
 func (v *view) print(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "table %s %s {\n\tcomment %q\n", v.layout.rules.ip(), v.table, tableComment)
-	for i := range v.layout.rules.specs {
-		v.printSet(&b, &v.layout.rules.specs[i])
+	fmt.Fprintf(&b, "table %s %s {\n\tcomment %q\n", v.layout.nftFamily(), v.table, tableComment)
+	for i := range setSpecs {
+		v.printSet(&b, &setSpecs[i])
 	}
 	for i := range v.chains {
 		v.printChain(&b, &v.chains[i])
@@ -142,7 +142,7 @@ func (v *view) printChain(b *strings.Builder, c *chainSpec) {
 		fmt.Fprintf(b, "\t\ttype nat hook %s priority %d; policy accept;\n", c.hook.name, c.hook.priority)
 	}
 	for _, r := range c.rules {
-		fmt.Fprintf(b, "\t\t%s\n", r.text)
+		fmt.Fprintf(b, "\t\t%s\n", r)
 	}
 	b.WriteString("\t}\n")
 }

@@ -22,7 +22,6 @@ type Engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
-	specs  []setSpec
 	open   func() (kernel, error)
 	// watches is shared by the engines of one Provider.
 	watches *watches
@@ -68,12 +67,10 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	specs := setSpecs()
 	return &Engine{
 		config: config,
 		family: family,
 		log:    lightdeps.Logger(deps.Logger, "nftables", family),
-		specs:  specs,
 		open: func() (kernel, error) {
 			s, err := openSocket(config.NetNS)
 			if err != nil {
@@ -84,7 +81,6 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		watches:    newWatches(),
 		loadWrites: loadWrites,
 		batch:      wire{family: netfilterFamily(family), table: config.Names.Table},
-		step:       transaction{specs: specs},
 	}, nil
 }
 
@@ -236,7 +232,6 @@ func (e *Engine) layoutFor(g *desired.Globals) layout {
 			detectsPods:  g.DetectsPods(),
 			podInterface: g.PodInterface,
 			inFront:      e.holds != nil,
-			specs:        e.specs,
 		},
 	}
 }

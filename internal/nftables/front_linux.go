@@ -113,10 +113,10 @@ func (f *Front) Frontends(ctx context.Context) ([]desired.Key, error) {
 	}
 	var keys []desired.Key
 	for _, id := range []setID{setServices, setNodePorts} {
-		if _, there := o.sets[f.specs[id].name]; !there {
+		if _, there := o.sets[setSpecs[id].name]; !there {
 			continue
 		}
-		if err := f.observeSet(ctx, o, &f.specs[id]); err != nil {
+		if err := f.observeSet(ctx, o, &setSpecs[id]); err != nil {
 			return nil, err
 		}
 		for text := range o.element[id] {

@@ -64,9 +64,9 @@ func (e *Engine) mend(
 func (m *mender) createSets(ctx context.Context) error {
 	w := m.newBatch()
 	empty := len(w.messages)
-	for i := range m.specs {
-		if _, ok := m.observed.sets[m.specs[i].name]; !ok {
-			w.newSet(&m.specs[i], m.addrLen(), m.setSize(&m.specs[i]))
+	for i := range setSpecs {
+		if _, ok := m.observed.sets[setSpecs[i].name]; !ok {
+			w.newSet(&setSpecs[i], m.addrLen(), m.setSize(&setSpecs[i]))
 		}
 	}
 	m.newSets = len(w.messages) > empty
@@ -131,9 +131,9 @@ func (m *mender) createChains(ctx context.Context) error {
 				continue
 			}
 			if ok {
-				w.deleteMark(&m.specs[id], class)
+				w.deleteMark(&setSpecs[id], class)
 			}
-			w.verdictElement(&m.specs[id], class, wanted[id][class])
+			w.verdictElement(&setSpecs[id], class, wanted[id][class])
 		}
 	}
 	return m.sendUnless(ctx, w, empty)
@@ -231,7 +231,7 @@ func (m *mender) removeRest(ctx context.Context) error {
 func (m *mender) removeElements(ctx context.Context) error {
 	t := m.rest.t
 	for id := range m.observed.element {
-		keyLen := padded(m.specs[id].key, m.addrLen())
+		keyLen := padded(setSpecs[id].key, m.addrLen())
 		for key := range m.observed.element[id] {
 			t.remove(setID(id), elementOf(key[:keyLen]), elementOf(key[keyLen:]))
 			if t.elements < stepElements {
@@ -256,7 +256,7 @@ func (m *mender) removeVerdicts(w *wire) {
 	for id, have := range m.observed.verdict {
 		for _, class := range slices.Sorted(maps.Keys(have)) {
 			if _, ok := wanted[id][class]; !ok {
-				w.deleteMark(&m.specs[id], class)
+				w.deleteMark(&setSpecs[id], class)
 			}
 		}
 	}
@@ -264,8 +264,8 @@ func (m *mender) removeVerdicts(w *wire) {
 
 func (m *mender) removeSets(w *wire) {
 	ours := map[string]bool{}
-	for i := range m.specs {
-		ours[m.specs[i].name] = true
+	for i := range setSpecs {
+		ours[setSpecs[i].name] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.observed.sets)) {
 		if !ours[name] && !m.observed.sets[name].anonymous {

@@ -285,13 +285,13 @@ func TestATableThatCannotBeMendedIsReplaced(t *testing.T) {
 // changes a set gives it a new name; this list only grows.
 func TestNamesOfSetsStandForTheirShapes(t *testing.T) {
 	shapes := map[string]string{}
-	specs := setSpecs()
-	for i := range specs {
-		text := typeName(specs[i].key, 4)
-		if specs[i].data != nil {
-			text += " : " + typeName(specs[i].data, 4)
+	for i := range setSpecs {
+		spec := &setSpecs[i]
+		text := typeName(spec.key, 4)
+		if spec.data != nil {
+			text += " : " + typeName(spec.data, 4)
 		}
-		shapes[specs[i].name] = fmt.Sprintf("%s, flags %#x", text, specs[i].flags)
+		shapes[spec.name] = fmt.Sprintf("%s, flags %#x", text, spec.flags())
 	}
 	const vip, port = "ipv4_addr . inet_proto . inet_service", "inet_proto . inet_service"
 	released := map[string]string{

@@ -141,7 +141,7 @@ func shapeOf(attrs []byte) string {
 }
 
 func (s *setSpec) shape(addrLen int) string {
-	b := binary.BigEndian.AppendUint32(nil, s.flags)
+	b := binary.BigEndian.AppendUint32(nil, s.flags())
 	b = binary.BigEndian.AppendUint32(b, dataType(s.key, addrLen))
 	b = binary.BigEndian.AppendUint32(b, uint32(padded(s.key, addrLen)))
 	b = binary.BigEndian.AppendUint32(b, dataType(s.data, addrLen))
@@ -164,8 +164,8 @@ func (o *observation) isOurs(l *layout) bool {
 		return false
 	}
 	addrLen := l.addrLen()
-	for i := range l.rules.specs {
-		s := &l.rules.specs[i]
+	for i := range setSpecs {
+		s := &setSpecs[i]
 		if set, ok := o.sets[s.name]; ok && set.shape != s.shape(addrLen) {
 			return false
 		}
@@ -211,8 +211,8 @@ func (c *chainSpec) checksums(family uint8) ([]string, error) {
 
 // observeVerdicts reads the verdict maps.
 func (e *Engine) observeVerdicts(ctx context.Context, o *observation) error {
-	for i := range e.specs {
-		spec := &e.specs[i]
+	for i := range setSpecs {
+		spec := &setSpecs[i]
 		if !spec.isVerdictMap() {
 			continue
 		}
@@ -229,8 +229,8 @@ func (e *Engine) observeVerdicts(ctx context.Context, o *observation) error {
 
 // observeElements reads all other sets but the one that packets write.
 func (e *Engine) observeElements(ctx context.Context, o *observation) error {
-	for i := range e.specs {
-		spec := &e.specs[i]
+	for i := range setSpecs {
+		spec := &setSpecs[i]
 		var err error
 		switch {
 		case spec.id == setAffinity || spec.isVerdictMap():
@@ -267,7 +267,7 @@ func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) 
 		err := e.listElements(ctx, spec, reset, func(el element) {
 			o.element[spec.id][string(el.key)+string(el.keyEnd)] = string(el.data)
 		})
-		if err != nil || !set.counted || spec.flags&flagInterval != 0 || len(o.element[spec.id]) == set.count {
+		if err != nil || !set.counted || spec.flags()&flagInterval != 0 || len(o.element[spec.id]) == set.count {
 			return err
 		}
 		select {

@@ -11,26 +11,25 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// minKernel is the oldest kernel that the tests run on. The youngest part of the
-// layout is reject in a prerouting chain (5.9), so that older ones may do.
+// minKernel is the oldest kernel that the tests run on. Older ones may work: the newest
+// part of the layout is reject in a prerouting chain (5.9).
 const minKernel = "6.1"
 
-// feature is one thing that the layout needs of the kernel.
+// feature is a part of nf_tables that the layout needs.
 type feature struct {
 	name, option string
 	exprs        []expr.Any
 	set          *setSpec
 }
 
-// explain finds out, after the layout was refused, which feature the kernel
-// lacks. It tries each one by itself in a transaction that cannot succeed, so
-// that nothing is left behind.
-func (e *Engine) explain(ctx context.Context, refused error) error {
+// explain adds the missing features to an error of the kernel. It tries each feature
+// alone, in a transaction that always fails, so that nothing is left in the kernel.
+func (e *Engine) explain(ctx context.Context, refused error, features []feature) error {
 	if errors.Is(refused, proxier.ErrPermission) {
 		return refused
 	}
 	errs := []error{refused}
-	for _, f := range e.features() {
+	for _, f := range features {
 		if err := e.probe(ctx, f); err != nil {
 			errs = append(errs, &proxier.UnsupportedError{
 				Feature: "nf_tables " + f.name + " on " + kernelRelease(),
@@ -44,12 +43,12 @@ func (e *Engine) explain(ctx context.Context, refused error) error {
 
 func (e *Engine) features() []feature {
 	r := &e.state.layout.rules
-	_, mark := r.setMark()
+
 	return []feature{
-		{name: "concatenated keys", option: "CONFIG_NF_TABLES", set: &e.specs[setServices]},
-		{name: "ranges in concatenated keys", option: "CONFIG_NF_TABLES", set: &e.specs[setSourceRanges]},
-		{name: "ranges", option: "CONFIG_NF_TABLES", set: &e.specs[setServiceCIDRs]},
-		{name: "maps written by packets", option: "CONFIG_NF_TABLES", set: &e.specs[setAffinity]},
+		{name: "concatenated keys", option: "CONFIG_NF_TABLES", set: &setSpecs[setServices]},
+		{name: "ranges in concatenated keys", option: "CONFIG_NF_TABLES", set: &setSpecs[setSourceRanges]},
+		{name: "ranges", option: "CONFIG_NF_TABLES", set: &setSpecs[setServiceCIDRs]},
+		{name: "maps written by packets", option: "CONFIG_NF_TABLES", set: &setSpecs[setAffinity]},
 		{name: "expression fib", option: "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6", exprs: []expr.Any{
 			&expr.Fib{Register: reg(0), ResultADDRTYPE: true, FlagDADDR: true},
 		}},
@@ -58,9 +57,9 @@ func (e *Engine) features() []feature {
 		}},
 		{name: "expression nat", option: "CONFIG_NFT_NAT", exprs: append([]expr.Any{r.daddr(0)},
 			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(e.batch.family), RegAddrMin: reg(0)})},
-		{name: "expression reject", option: "CONFIG_NFT_REJECT", exprs: r.reject().exprs},
+		{name: "expression reject", option: "CONFIG_NFT_REJECT", exprs: r.reject()},
 		{name: "expression ct", option: "CONFIG_NFT_CT", exprs: []expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: reg(0)}}},
-		{name: "setting the packet mark", option: "CONFIG_NF_TABLES", exprs: mark},
+		{name: "setting the packet mark", option: "CONFIG_NF_TABLES", exprs: r.setMark()},
 		{name: "setting the packet priority", option: "CONFIG_NF_TABLES", exprs: []expr.Any{priority(0), setPriority(reg(0))}},
 	}
 }
@@ -76,7 +75,7 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	} else {
 		chain := chainSpec{
 			name: "probe", hook: &hookSpec{hookPrerouting, "prerouting", e.config.DNATPriority},
-			rules: []ruleSpec{{text: f.name, exprs: f.exprs}},
+			rules: []rule{f.exprs},
 		}
 		if err := w.chains([]chainSpec{chain}); err != nil {
 			return err

@@ -197,8 +197,8 @@ func TestAMissingNamespaceIsNamed(t *testing.T) {
 	}
 }
 
-// TestAMissingFeatureIsNamed asks the kernel for a thing that it does not have,
-// in the way that a missing module would look.
+// TestAMissingFeatureIsNamed probes a feature that no kernel has, as if a module were
+// missing.
 func TestAMissingFeatureIsNamed(t *testing.T) {
 	w := &world{family: v1.IPv4Protocol}
 	ns := netnstest.New(t)
@@ -209,9 +209,11 @@ func TestAMissingFeatureIsNamed(t *testing.T) {
 			t.Errorf("this kernel lacks %s: %v", f.name, err)
 		}
 	}
-	e.specs[setAffinity].flags |= 0x8000 // no kernel knows this flag
-	err := e.explain(t.Context(), errInjected)
-	if !errors.Is(err, proxier.ErrNotSupported) || !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "maps written by packets") {
+	unknown := setSpecs[setAffinity]
+	unknown.extra |= 0x8000 // no kernel has this flag
+	features := append(e.features(), feature{name: "flags of the future", set: &unknown})
+	err := e.explain(t.Context(), errInjected, features)
+	if !errors.Is(err, proxier.ErrNotSupported) || !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "flags of the future") {
 		t.Errorf("explain = %v, want the feature named", err)
 	}
 	if n := strings.Count(err.Error(), "is missing"); n != 1 {

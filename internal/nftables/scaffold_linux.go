@@ -10,8 +10,8 @@ import (
 // scaffold writes the constant part of the table.
 func (w *wire) scaffold(l *layout, sizeOf func(*setSpec) uint32) error {
 	w.newTable()
-	for i := range l.rules.specs {
-		spec := &l.rules.specs[i]
+	for i := range setSpecs {
+		spec := &setSpecs[i]
 		w.newSet(spec, l.addrLen(), sizeOf(spec))
 	}
 	if err := w.chains(l.chains()); err != nil {
@@ -19,7 +19,7 @@ func (w *wire) scaffold(l *layout, sizeOf func(*setSpec) uint32) error {
 	}
 	for class, to := range staticClasses() {
 		for _, in := range to.from {
-			w.verdictElement(&l.rules.specs[in], class, to.chain)
+			w.verdictElement(&setSpecs[in], class, to.chain)
 		}
 	}
 	return nil
@@ -37,20 +37,20 @@ func (w *wire) chains(chains []chainSpec) error {
 			if err != nil {
 				return err
 			}
-			w.newRule(chains[i].name, r.text, exprs, sum)
+			w.newRule(chains[i].name, r, exprs, sum)
 		}
 	}
 	return nil
 }
 
-// encode returns the expressions in the kernel's form and a checksum of them, by
-// which the rule is known again when it is read back.
-func (r *ruleSpec) encode(family uint8) (exprs [][]byte, sum []byte, err error) {
+// encode returns the expressions as netlink attributes, and a checksum of them that
+// identifies the rule when it is read back.
+func (r rule) encode(family uint8) (exprs [][]byte, sum []byte, err error) {
 	h := sha256.New()
-	for _, e := range r.exprs {
+	for _, e := range r {
 		b, err := expr.Marshal(family, e)
 		if err != nil {
-			return nil, nil, fmt.Errorf("encode rule %q: %w", r.text, err)
+			return nil, nil, fmt.Errorf("encode rule %q: %w", r, err)
 		}
 		exprs = append(exprs, b)
 		h.Write(b)

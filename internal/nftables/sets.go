@@ -74,9 +74,9 @@ type setSpec struct {
 	name  string
 	key   []field
 	data  []field // nil for a plain set
-	flags uint32
-	jumps bool   // a verdict map: packets come back from its chains
-	note  string // what an element means, in one line
+	extra uint32  // flags that do not follow from key and data
+	jumps bool    // a verdict map: packets come back from its chains
+	note  string  // what an element means, in one line
 }
 
 func (s *setSpec) verdict() string {
@@ -86,60 +86,67 @@ func (s *setSpec) verdict() string {
 	return "goto"
 }
 
+func (s *setSpec) flags() uint32 {
+	flags := s.extra
+	if len(s.key) > 1 {
+		flags |= flagConcat
+	}
+	if s.data != nil {
+		flags |= flagMap
+	}
+	return flags
+}
+
 func (s *setSpec) isVerdictMap() bool { return len(s.data) > 0 && s.data[0] == fieldVerdict }
 
-// setSpecs returns the shape of every set, indexed by setID. A name stands for
-// its shape and for what the elements mean, once and for all, because a table
-// stays in use while another version takes it over: who changes either gives the
-// set a new name.
-func setSpecs() []setSpec {
-	tuple := []field{fieldAddr, fieldProto, fieldPort}
-	nodePort := []field{fieldProto, fieldPort}
-	mark, verdict, addr := []field{fieldMark}, []field{fieldVerdict}, []field{fieldAddr}
-	endpoint := []field{fieldAddr, fieldPort}
-	tupleAnd := func(f field) []field { return []field{fieldAddr, fieldProto, fieldPort, f} }
-	nodePortAnd := func(f field) []field { return []field{fieldProto, fieldPort, f} }
+// What keys and data consist of.
+var (
+	addrField              = []field{fieldAddr}                                   // read-only
+	addrPairFields         = []field{fieldAddr, fieldAddr}                        // read-only
+	markField              = []field{fieldMark}                                   // read-only
+	verdictField           = []field{fieldVerdict}                                // read-only
+	endpointFields         = []field{fieldAddr, fieldPort}                        // read-only
+	vipFields              = []field{fieldAddr, fieldProto, fieldPort}            // read-only
+	vipAndIndexFields      = []field{fieldAddr, fieldProto, fieldPort, fieldMark} // read-only
+	vipAndSourceFields     = []field{fieldAddr, fieldProto, fieldPort, fieldAddr} // read-only
+	nodePortFields         = []field{fieldProto, fieldPort}                       // read-only
+	nodePortAndIndexFields = []field{fieldProto, fieldPort, fieldMark}            // read-only
+	recordFields           = []field{fieldMark, fieldAddr}                        // read-only
+)
 
-	specs := []setSpec{
-		{id: setServices, name: "services", key: tuple, data: mark, note: "VIP to class"},
-		{id: setNodePorts, name: "nodeports", key: nodePort, data: mark, note: "node port to class"},
-		{id: setClasses, name: "classes", key: mark, data: verdict, note: "class to chain"},
-		{id: setClusterIPs, name: "cluster-ips", key: addr, note: "every ClusterIP: its other ports are rejected"},
-		{id: setServiceCIDRs, name: "service-cidrs", key: addr, flags: flagInterval, note: "where ClusterIPs come from: the rest of it is dropped"},
-		{id: setNodePortAddresses, name: "nodeport-addresses", key: addr, flags: flagInterval, note: "local addresses that accept node ports"},
-		{id: setPodCIDRs, name: "pod-cidrs", key: addr, flags: flagInterval, note: "sources that count as pods"},
-		{id: setFirewalled, name: "firewalled", key: tuple, data: mark, note: "VIP with source ranges to class"},
-		{id: setFirewalledClasses, name: "firewalled-classes", key: mark, data: verdict, note: "class to chain, behind the source ranges"},
-		{id: setSourceRanges, name: "source-ranges", key: tupleAnd(fieldAddr), flags: flagInterval, note: "VIP and the sources it admits"},
-		{id: setLocals, name: "locals", key: tuple, data: mark, note: "VIP with external policy Local to class, for outside traffic"},
-		{id: setNodePortLocals, name: "nodeport-locals", key: nodePort, data: mark, note: "the same for node ports"},
-		{id: setLocalClasses, name: "local-classes", key: mark, data: verdict, note: "class to chain, for outside traffic"},
-		{id: setShortCircuits, name: "short-circuits", key: tuple, data: mark, note: "VIP with external policy Local to class, for pods and the node"},
-		{id: setNodePortShortCircuits, name: "nodeport-short-circuits", key: nodePort, data: mark, note: "the same for node ports"},
-		{id: setShortCircuitClasses, name: "short-circuit-classes", key: mark, data: verdict, note: "class to chain, for pods and the node"},
-		{id: setEndpoints, name: "endpoints", key: tupleAnd(fieldMark), data: endpoint, note: "VIP and index to endpoint"},
-		{id: setNodePortEndpoints, name: "nodeport-endpoints", key: nodePortAnd(fieldMark), data: endpoint, note: "node port and index to endpoint"},
-		{id: setHairpin, name: "hairpin", key: []field{fieldAddr, fieldAddr}, note: "endpoints that may be on this node, as source and destination"},
-		{id: setHealthPorts, name: "health-ports", key: nodePort, note: "where the node answers at VIPs that it has: only for an engine behind this one"},
-		{id: setAffinityKeys, name: "affinity-keys", key: tuple, data: mark, note: "VIP to the affinity id of its service port, and its timeout"},
-		{id: setNodePortAffinityKeys, name: "nodeport-affinity-keys", key: nodePort, data: mark, note: "the same for node ports"},
-		{id: setAffinityTimeouts, name: "affinity-timeouts", key: mark, data: verdict, jumps: true, note: "timeout to the chain that makes a record last as long"},
-		{id: setAffinityCounts, name: "affinity-counts", key: mark, data: mark, note: "affinity id and scope to class of endpoints to draw from"},
-		{id: setAffinityDraws, name: "affinity-draws", key: mark, data: verdict, jumps: true, note: "class to the chain that draws"},
-		{id: setAffinityPicks, name: "affinity-picks", key: tupleAnd(fieldMark), data: mark, note: "VIP and index to affinity endpoint id"},
-		{id: setNodePortAffinityPicks, name: "nodeport-affinity-picks", key: nodePortAnd(fieldMark), data: mark, note: "the same for node ports"},
-		{id: setAffinityEndpoints, name: "affinity-endpoints", key: mark, data: endpoint, note: "affinity endpoint id to endpoint"},
-		{id: setAffinity, name: "affinity", key: []field{fieldMark, fieldAddr}, data: mark, flags: flagTimeout | flagEval, note: "written by packets: affinity id and client to affinity endpoint id"},
-	}
-	for i := range specs {
-		if len(specs[i].key) > 1 {
-			specs[i].flags |= flagConcat
-		}
-		if specs[i].data != nil {
-			specs[i].flags |= flagMap
-		}
-	}
-	return specs
+// setSpecs is the shape of every set. A name stands for a shape and for the meaning of
+// the elements, in all versions, because another version takes over the table while it
+// is in use: whoever changes either renames the set.
+var setSpecs = [numSets]setSpec{ // read-only
+	setServices:              {id: setServices, name: "services", key: vipFields, data: markField, note: "VIP to class"},
+	setNodePorts:             {id: setNodePorts, name: "nodeports", key: nodePortFields, data: markField, note: "node port to class"},
+	setClasses:               {id: setClasses, name: "classes", key: markField, data: verdictField, note: "class to chain"},
+	setClusterIPs:            {id: setClusterIPs, name: "cluster-ips", key: addrField, note: "every ClusterIP: its other ports are rejected"},
+	setServiceCIDRs:          {id: setServiceCIDRs, name: "service-cidrs", key: addrField, extra: flagInterval, note: "ranges of ClusterIPs: addresses that are not in use are dropped"},
+	setNodePortAddresses:     {id: setNodePortAddresses, name: "nodeport-addresses", key: addrField, extra: flagInterval, note: "local addresses that accept node ports"},
+	setPodCIDRs:              {id: setPodCIDRs, name: "pod-cidrs", key: addrField, extra: flagInterval, note: "sources that count as pods"},
+	setFirewalled:            {id: setFirewalled, name: "firewalled", key: vipFields, data: markField, note: "VIP with source ranges to class"},
+	setFirewalledClasses:     {id: setFirewalledClasses, name: "firewalled-classes", key: markField, data: verdictField, note: "class to chain, after the source ranges"},
+	setSourceRanges:          {id: setSourceRanges, name: "source-ranges", key: vipAndSourceFields, extra: flagInterval, note: "VIP and the sources it admits"},
+	setLocals:                {id: setLocals, name: "locals", key: vipFields, data: markField, note: "VIP with external policy Local to class, for external traffic"},
+	setNodePortLocals:        {id: setNodePortLocals, name: "nodeport-locals", key: nodePortFields, data: markField, note: "the same for node ports"},
+	setLocalClasses:          {id: setLocalClasses, name: "local-classes", key: markField, data: verdictField, note: "class to chain, for external traffic"},
+	setShortCircuits:         {id: setShortCircuits, name: "short-circuits", key: vipFields, data: markField, note: "VIP with external policy Local to class, for pods and the node"},
+	setNodePortShortCircuits: {id: setNodePortShortCircuits, name: "nodeport-short-circuits", key: nodePortFields, data: markField, note: "the same for node ports"},
+	setShortCircuitClasses:   {id: setShortCircuitClasses, name: "short-circuit-classes", key: markField, data: verdictField, note: "class to chain, for pods and the node"},
+	setEndpoints:             {id: setEndpoints, name: "endpoints", key: vipAndIndexFields, data: endpointFields, note: "VIP and index to endpoint"},
+	setNodePortEndpoints:     {id: setNodePortEndpoints, name: "nodeport-endpoints", key: nodePortAndIndexFields, data: endpointFields, note: "node port and index to endpoint"},
+	setHairpin:               {id: setHairpin, name: "hairpin", key: addrPairFields, note: "endpoints that may be on this node, as source and destination"},
+	setHealthPorts:           {id: setHealthPorts, name: "health-ports", key: nodePortFields, note: "health check ports that the node serves at VIPs: only in front of another engine"},
+	setAffinityKeys:          {id: setAffinityKeys, name: "affinity-keys", key: vipFields, data: markField, note: "VIP to the affinity id of its service port, and its timeout"},
+	setNodePortAffinityKeys:  {id: setNodePortAffinityKeys, name: "nodeport-affinity-keys", key: nodePortFields, data: markField, note: "the same for node ports"},
+	setAffinityTimeouts:      {id: setAffinityTimeouts, name: "affinity-timeouts", key: markField, data: verdictField, jumps: true, note: "timeout to the chain that sets it in a record"},
+	setAffinityCounts:        {id: setAffinityCounts, name: "affinity-counts", key: markField, data: markField, note: "affinity id and scope to the class that draws one of their endpoints"},
+	setAffinityDraws:         {id: setAffinityDraws, name: "affinity-draws", key: markField, data: verdictField, jumps: true, note: "class to the chain that draws an endpoint"},
+	setAffinityPicks:         {id: setAffinityPicks, name: "affinity-picks", key: vipAndIndexFields, data: markField, note: "VIP and index to affinity endpoint id"},
+	setNodePortAffinityPicks: {id: setNodePortAffinityPicks, name: "nodeport-affinity-picks", key: nodePortAndIndexFields, data: markField, note: "the same for node ports"},
+	setAffinityEndpoints:     {id: setAffinityEndpoints, name: "affinity-endpoints", key: markField, data: endpointFields, note: "affinity endpoint id to endpoint"},
+	setAffinity:              {id: setAffinity, name: "affinity", key: recordFields, data: markField, extra: flagTimeout | flagEval, note: "written by packets: affinity id and client to affinity endpoint id"},
 }
 
 // fieldLen is the length of a field in a key, before padding to 4 bytes.
@@ -237,5 +244,4 @@ func forKind(k desired.Key, vip, nodePort setID) setID {
 	return nodePort
 }
 
-// setName is the name of a set in the table.
-func setName(id setID) string { return setSpecs()[id].name }
+func setName(id setID) string { return setSpecs[id].name }

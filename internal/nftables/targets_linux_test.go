@@ -516,8 +516,8 @@ func (p *programmed) measureDump(b *testing.B, runs int) time.Duration {
 	e.kernel = openKernel(b, p.ns)
 	defer e.kernel.close()
 	return measure(runs, func() {}, func() {
-		for i := range e.specs {
-			if err := e.listElements(b.Context(), &e.specs[i], func() {}, func(element) {}); err != nil {
+		for i := range setSpecs {
+			if err := e.listElements(b.Context(), &setSpecs[i], func() {}, func(element) {}); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -4,7 +4,6 @@ package nftables
 // calls does not matter: all deletions go before all additions, so that a key may
 // change hands.
 type transaction struct {
-	specs    []setSpec
 	adds     [numSets]encoded
 	deletes  [numSets]encoded
 	classes  []class // whose chains do not exist yet
@@ -38,10 +37,10 @@ func (e *encoded) append(key, keyEnd, data elementBytes) {
 // write adds the elements to a batch.
 func (t *transaction) write(w *wire) {
 	for i := range t.deletes {
-		w.elements(deleteElements(), &t.specs[i], t.deletes[i])
+		w.elements(deleteElements(), &setSpecs[i], t.deletes[i])
 	}
 	for i := range t.adds {
-		w.elements(addElements(), &t.specs[i], t.adds[i])
+		w.elements(addElements(), &setSpecs[i], t.adds[i])
 	}
 }
 

@@ -17,7 +17,7 @@ func (e *Engine) removeUnusedClasses(ctx context.Context) error {
 	w := e.newBatch()
 	for _, c := range unused {
 		for _, in := range c.reachedFrom() {
-			w.deleteMark(&e.specs[in], uint32(c))
+			w.deleteMark(&setSpecs[in], uint32(c))
 			e.report.Writes++
 		}
 	}

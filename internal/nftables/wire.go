@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 )
 
@@ -311,7 +312,7 @@ func (w *wire) newSet(spec *setSpec, addrLen int, size uint32) {
 	w.begin(msgNewSet, nlmCreate, "add", "set "+spec.name)
 	w.attrString(setAttrTable, w.table)
 	w.attrString(setAttrName, spec.name)
-	w.attrUint32(setAttrFlags, spec.flags)
+	w.attrUint32(setAttrFlags, spec.flags())
 	w.attrUint32(setAttrKey, dataType(spec.key, addrLen))
 	w.attrUint32(setAttrKeyLen, uint32(padded(spec.key, addrLen)))
 	if spec.data != nil {
@@ -364,8 +365,8 @@ func (w *wire) deleteChain(name string) {
 
 // newRule appends a rule whose expressions are encoded already, with a checksum
 // of them in its user data.
-func (w *wire) newRule(chain, text string, exprs [][]byte, sum []byte) {
-	w.begin(msgNewRule, nlmCreate|nlmAppend, "add", "rule \""+text+"\" in chain "+chain)
+func (w *wire) newRule(chain string, text fmt.Stringer, exprs [][]byte, sum []byte) {
+	w.begin(msgNewRule, nlmCreate|nlmAppend, "add", fmt.Sprintf("rule %q in chain %s", text, chain))
 	w.attrString(ruleTable, w.table)
 	w.attrString(ruleChain, chain)
 	w.nest(ruleExprs, func() {

@@ -79,9 +79,9 @@ func orNil(b []byte) []byte {
 func FuzzMessagesOfTheKernel(f *testing.F) {
 	w := &wire{family: familyIPv4, table: "t"}
 	w.newTable()
-	spec := setSpecs()[setServices]
-	w.newSet(&spec, 4, 0)
-	w.verdictElement(&spec, 1, "chain")
+	spec := &setSpecs[setServices]
+	w.newSet(spec, 4, 0)
+	w.verdictElement(spec, 1, "chain")
 	f.Add(w.buf)
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		for m := range messagesOf(b) {
@@ -100,8 +100,8 @@ func FuzzMessagesOfTheKernel(f *testing.F) {
 
 func TestVerdictElementsEncodeAsTheLibraryDoes(t *testing.T) {
 	w := &wire{family: familyIPv4, table: "t"}
-	spec := setSpecs()[setClasses]
-	w.verdictElement(&spec, classReject, "reject")
+	spec := &setSpecs[setClasses]
+	w.verdictElement(spec, classReject, "reject")
 	ours := netlinkx.Find(w.buf[nlmsgHeaderLen+nfgenHeaderLen:], elemsList)
 	theirs := libraryElements(t, library.SetElement{
 		Key: nativeMark(classReject), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: "reject"},

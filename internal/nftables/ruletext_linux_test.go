@@ -1,0 +1,58 @@
+package nftables
+
+import (
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+// TestRulesArePrintedAsNFTDoes compares the rules of Dump with those of "nft list": every
+// chain, and every way to recognize pods.
+func TestRulesArePrintedAsNFTDoes(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		m := model{}
+		for n := range 30 {
+			m[name(n)] = w.service(n)
+		}
+		for _, podInterface := range []string{"", "veth0", "cali*"} {
+			update := m.full(w)
+			if podInterface != "" {
+				update.Globals.PodCIDRs, update.Globals.PodInterface = nil, podInterface
+			}
+			ns := netnstest.New(t)
+			e := w.engine(t, ns)
+			mustApply(t, e, update)
+			compareRules(t, e, ns)
+		}
+		ns := netnstest.New(t)
+		f := w.front(t, ns)
+		f.must(t, m.full(w), Behind{Holds: func(netip.Addr) bool { return true }})
+		compareRules(t, f.Engine, ns)
+	})
+}
+
+func compareRules(t *testing.T, e *Engine, ns *netns.NS) {
+	t.Helper()
+	var dump strings.Builder
+	netnstest.Check(t, e.Dump(t.Context(), &dump))
+	got, want := ruleLines(dump.String()), ruleLines(mustList(t, ns))
+	if len(want) < 50 || !slices.Equal(got, want) {
+		t.Errorf("printed\n%s\nnft prints\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// ruleLines are the rules of a ruleset, each after the name of its chain; sorted by
+// chain, because Dump has an order of its own.
+func ruleLines(text string) []string {
+	var chains []string
+	for _, chain := range regexp.MustCompile(`(?s)\tchain \S+ \{\n.*?\n\t\}`).FindAllString(text, -1) {
+		chains = append(chains, regexp.MustCompile(`(?m)^\t\t(comment|type) .*\n`).ReplaceAllString(chain, ""))
+	}
+	slices.Sort(chains)
+	return strings.Split(strings.Join(chains, "\n"), "\n")
+}
