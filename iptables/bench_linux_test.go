@@ -21,15 +21,14 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// benchFull asks for the sizes of large clusters; without it the benchmark only
-// proves that it works.
+// benchFull enables the sizes of large clusters; otherwise the benchmark only checks that it
+// runs.
 const benchFull = "SERVICEPLANE_BENCH_FULL"
 
 // BenchmarkTargets measures the syncs of one engine from the Update to the tables of
-// the kernel. Beside each figure stands its floor in the same run: what the bare
-// program needs for the same bytes, into an empty namespace for the first sync, or for
-// reading both tables where nothing is written. "empty" is a program that has nothing
-// to do in the table of the translations.
+// the kernel. Each figure has its floor from the same run: the time of the bare program for
+// the same bytes, into an empty namespace for the first sync, or for reading both tables if
+// nothing is written. "empty" is a run of the program without changes in the nat table.
 func BenchmarkTargets(b *testing.B) {
 	const endpoints = 10
 	sizes := map[Variant][]int{VariantLegacy: {1000}, VariantNFT: {1000}}
@@ -103,7 +102,7 @@ func replaced(s *desired.Service, i int) *desired.Service {
 	return &other
 }
 
-// bench is what is measured.
+// bench is one configuration to measure.
 type bench struct {
 	variant  Variant
 	names    proxier.Names
@@ -124,7 +123,7 @@ func (c *bench) engine(tb testing.TB, ns *netns.NS) *Engine {
 	return e
 }
 
-// update has some Services, and is partial.
+// update returns a partial Update with some Services.
 func (c *bench) update(services []*desired.Service) desired.Update {
 	return desired.Update{
 		Family: v1.IPv4Protocol, Changes: desired.ChangesTo(services...),
@@ -148,7 +147,7 @@ func (c *bench) apply(tb testing.TB, e *Engine, u desired.Update) {
 	}
 }
 
-// program opens the programs with nothing around them.
+// program opens the programs without an engine.
 func (c *bench) program(b *testing.B, ns *netns.NS) *tool {
 	b.Helper()
 	p, err := openTool(b.Context(), toolConfig{
@@ -160,10 +159,10 @@ func (c *bench) program(b *testing.B, ns *netns.NS) *tool {
 	return p
 }
 
-// floorRuns is how often something bare is measured.
+// floorRuns is how often a floor is measured.
 const floorRuns = 2
 
-// floor reports how long something bare takes at least.
+// floor reports the shortest time of several runs.
 func floor(b *testing.B, unit string, f func(ctx context.Context, i int) error) {
 	b.Helper()
 	var took []time.Duration
@@ -177,8 +176,8 @@ func floor(b *testing.B, unit string, f func(ctx context.Context, i int) error) 
 	b.ReportMetric(float64(slices.Min(took).Microseconds())/1000, unit)
 }
 
-// report adds up what syncs did, and reports it for each. Own is what the engine
-// needs besides the programs.
+// report sums up syncs, and reports the average. Own is the time of the engine without the
+// programs.
 type report struct {
 	writes, bytes int
 	kernel        time.Duration
@@ -224,7 +223,7 @@ func (c *bench) first(b *testing.B) {
 	floor(b, "floor-ms", func(ctx context.Context, i int) error { return bare[i].restore(ctx, text) })
 }
 
-// restart is the first sync of a new engine where everything is as it must be.
+// restart is the first sync of a new engine without differences.
 func (c *bench) restart(b *testing.B) {
 	b.ReportAllocs()
 	var r report
@@ -244,7 +243,7 @@ func (c *bench) restart(b *testing.B) {
 	c.readFloor(b)
 }
 
-// full is a full sync of an engine that knows everything to be as it must be.
+// full is a full sync without differences.
 func (c *bench) full(b *testing.B, e *Engine) {
 	b.ReportAllocs()
 	var r report
@@ -282,7 +281,7 @@ func (c *bench) replace(b *testing.B, e *Engine, services, whole int) {
 		s := c.services[(i*37)%len(c.services)]
 		versions[0], versions[1] = append(versions[0], replaced(s, i)), append(versions[1], s)
 	}
-	c.apply(b, e, c.fullUpdate()) // what a floor before this has written is damage
+	c.apply(b, e, c.fullUpdate()) // the previous floor has damaged the tables
 	b.ResetTimer()
 	for i := range b.N {
 		c.apply(b, e, c.update(versions[i%2]))
@@ -298,7 +297,7 @@ func (c *bench) replace(b *testing.B, e *Engine, services, whole int) {
 	floor(b, "floor-ms", func(ctx context.Context, i int) error { return p.restore(ctx, [][]byte{there, back}[i%2]) })
 }
 
-// between is what an engine writes where some Services become others.
+// between returns the script that replaces some Services by others.
 func between(m *model, before, after []*desired.Service) []byte {
 	have, want := ruleset{}, ruleset{}
 	for i := range before {

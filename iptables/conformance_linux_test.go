@@ -8,14 +8,14 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// deviations are what iptables lets pass that the reference refuses, and what it
-// accepts on request.
+// deviations are the differences from the reference: packets that iptables does not refuse,
+// and those that it accepts on request.
 func deviations() proxiertest.Features {
 	return proxiertest.Features{ServiceIPsPass: true, LoopbackNodePorts: true}
 }
 
-// provider uses one variant, and names of our own or kube-proxy's: with these,
-// each endpoint has a chain.
+// provider uses one variant, and default names or kube-proxy's; with the latter each endpoint
+// has a chain.
 func provider(variant iptables.Variant, names proxier.Names) proxiertest.Factory {
 	return func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 		config.Names = names

@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a namespace with a Provider of one variant.
+// world is a network namespace for Providers of one variant.
 type world struct {
 	t       *testing.T
 	ns      *netns.NS
@@ -43,6 +43,7 @@ func everyVariant(t *testing.T, test func(t *testing.T, w *world)) {
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		for _, names := range []proxier.Names{proxier.KubeProxyNames(), proxier.DefaultNames()} {
 			t.Run(string(variant)+"/"+names.Instance, func(t *testing.T) {
+				t.Parallel()
 				test(t, &world{t, netnstest.New(t), variant, names})
 			})
 		}
@@ -61,7 +62,7 @@ func (w *world) config() Config {
 	}
 }
 
-// start makes a Provider run until the test ends, or stop is called.
+// start runs a Provider until the test ends, or stop is called.
 func (w *world) start(change ...func(*Config)) (p *proxier.Proxier, stop func()) {
 	w.t.Helper()
 	config := w.config()
@@ -89,7 +90,7 @@ func (w *world) start(change ...func(*Config)) (p *proxier.Proxier, stop func())
 	return p, stop
 }
 
-// startWith makes one run that knows some Services from the beginning.
+// startWith runs a Provider that has Services at its first sync.
 func (w *world) startWith(services func(p *proxier.Proxier), change ...func(*Config)) (p *proxier.Proxier, stop func()) {
 	w.t.Helper()
 	p, stop = w.start(change...)
@@ -123,23 +124,24 @@ func (w *world) iptables(args ...string) string {
 	return w.run("iptables-"+string(w.variant), append([]string{"-w"}, args...)...)
 }
 
-// save is what both tables of both families hold, without counters and times.
+// save returns both tables of both families, without counters and times.
 func (w *world) save() string {
 	w.t.Helper()
-	text := ""
+	var text strings.Builder
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, table := range []string{"nat", "filter"} {
 			for line := range strings.Lines(w.run(program+"-"+string(w.variant)+"-save", "-t", table)) {
 				if !strings.HasPrefix(line, "#") {
-					text += strings.TrimRight(strings.Split(line, " [")[0], "\n") + "\n"
+					line, _, _ = strings.Cut(strings.TrimSuffix(line, "\n"), " [")
+					text.WriteString(line + "\n")
 				}
 			}
 		}
 	}
-	return text
+	return text.String()
 }
 
-// add gives the Provider some Services of all kinds.
+// add adds Services of all kinds.
 func add(p *proxier.Proxier, from, to int) {
 	for i := from; i < to; i++ {
 		name := fmt.Sprintf("web-%d", i)
@@ -187,7 +189,7 @@ func (w *world) sync(p *proxier.Proxier) {
 	}
 }
 
-// lastWrites is how much the last sync of each family wrote.
+// lastWrites returns the report of the last sync of each family.
 func lastWrites(p *proxier.Proxier) map[v1.IPFamily]proxier.SyncReport {
 	last := map[v1.IPFamily]proxier.SyncReport{}
 	for _, r := range p.History() {
@@ -196,14 +198,14 @@ func lastWrites(p *proxier.Proxier) map[v1.IPFamily]proxier.SyncReport {
 	return last
 }
 
-// TestWhatIsThereIsNotWrittenAgain: what the programs print is what was written, so
-// that a full sync, and a restart, find nothing to do.
-func TestWhatIsThereIsNotWrittenAgain(t *testing.T) {
+// TestSyncsWriteWhatChanged: a restart writes nothing, a change of one endpoint writes few
+// bytes, and partial syncs leave what a full sync would write.
+func TestSyncsWriteWhatChanged(t *testing.T) {
 	everyVariant(t, func(t *testing.T, w *world) {
-		_, stop := w.startWith(some(40))
-		before := w.save()
+		p, stop := w.startWith(some(60))
+		whole, before := bytesWritten(p, time.Time{}), w.save()
 		stop()
-		p, _ := w.startWith(some(40))
+		p, stop = w.startWith(some(60))
 		for _, r := range p.History() {
 			if r.Apply.Writes != 0 {
 				t.Errorf("%s: a restart wrote %d rules and chains, full %v, want 0", r.Family, r.Apply.Writes, r.Full)
@@ -212,22 +214,15 @@ func TestWhatIsThereIsNotWrittenAgain(t *testing.T) {
 		if diff := gocmp.Diff(before, w.save()); diff != "" {
 			t.Errorf("rules (-before +after a restart):\n%s", diff)
 		}
-	})
-}
 
-// TestChangesAddUp: a history of partial syncs leaves what a full one would write.
-func TestChangesAddUp(t *testing.T) {
-	everyVariant(t, func(t *testing.T, w *world) {
-		p, stop := w.startWith(some(30))
-		add(p, 30, 60)
+		began := time.Now()
+		p.OnEndpointSliceAdd(slice("web-8", discovery.AddressTypeIPv4, append(endpoints4(8, 8), "10.244.99.99")...))
 		w.sync(p)
-		for i := 10; i < 45; i++ {
-			p.OnServiceDelete(proxiertest.Service("test", fmt.Sprintf("web-%d", i)))
+		if one := bytesWritten(p, began); one == 0 || one*50 > whole {
+			t.Errorf("one endpoint: %d of %d bytes, want at most 2 %%", one, whole)
 		}
-		w.sync(p)
-		for i := range 10 {
-			p.OnEndpointSliceAdd(slice(fmt.Sprintf("web-%d", i), discovery.AddressTypeIPv4, endpoints4(i, 20-i)...))
-		}
+
+		changeMany(p)
 		w.sync(p)
 		for family, r := range lastWrites(p) {
 			if r.Full {
@@ -237,25 +232,26 @@ func TestChangesAddUp(t *testing.T) {
 		partial := w.save()
 		stop()
 		other := &world{t, netnstest.New(t), w.variant, w.names}
-		q, _ := other.startWith(some(10))
-		add(q, 45, 60)
-		for i := range 10 {
-			q.OnEndpointSliceAdd(slice(fmt.Sprintf("web-%d", i), discovery.AddressTypeIPv4, endpoints4(i, 20-i)...))
-		}
-		for i := 10; i < 45; i++ { // whose endpoints were left
-			if i%5 != 4 {
-				q.OnEndpointSliceAdd(slice(fmt.Sprintf("web-%d", i), discovery.AddressTypeIPv4, endpoints4(i, 1+i%20)...))
-			}
-		}
-		other.sync(q)
+		other.startWith(func(p *proxier.Proxier) { add(p, 0, 60); changeMany(p) })
 		if diff := gocmp.Diff(other.save(), partial); diff != "" {
 			t.Errorf("rules (-from scratch +by changes):\n%s", diff)
 		}
 	})
 }
 
-// bytesWritten is what all syncs of IPv4 since then have written. There may be more
-// of them than were asked for.
+// changeMany adds, deletes and changes Services.
+func changeMany(p *proxier.Proxier) {
+	add(p, 60, 90)
+	for i := 10; i < 45; i++ {
+		p.OnServiceDelete(proxiertest.Service("test", fmt.Sprintf("web-%d", i)))
+	}
+	for i := range 10 {
+		p.OnEndpointSliceAdd(slice(fmt.Sprintf("web-%d", i), discovery.AddressTypeIPv4, endpoints4(i, 20-i)...))
+	}
+}
+
+// bytesWritten sums the bytes of all IPv4 syncs since a time. There may be more syncs than
+// the test requested.
 func bytesWritten(p *proxier.Proxier, since time.Time) (sum int) {
 	for _, r := range p.History() {
 		if r.Family == v1.IPv4Protocol && r.Started.After(since) {
@@ -265,48 +261,33 @@ func bytesWritten(p *proxier.Proxier, since time.Time) (sum int) {
 	return sum
 }
 
-// TestAOneEndpointChangeWritesLittle.
-func TestAOneEndpointChangeWritesLittle(t *testing.T) {
+// TestDamageIsRepaired, while the rules of other programs keep their order. That each kind
+// of damage is detected is for TestWatcherDetectsDamage.
+func TestDamageIsRepaired(t *testing.T) {
 	everyVariant(t, func(t *testing.T, w *world) {
-		p, _ := w.startWith(some(200))
-		whole, before := bytesWritten(p, time.Time{}), time.Now()
-		p.OnEndpointSliceAdd(slice("web-8", discovery.AddressTypeIPv4, append(endpoints4(8, 8), "10.244.99.99")...))
-		w.sync(p)
-		if one := bytesWritten(p, before); one == 0 || one*50 > whole {
-			t.Errorf("one endpoint: %d bytes of %d, want 2 in 100 at most", one, whole)
-		}
-	})
-}
-
-// TestDamageIsRepairedSoon, within two seconds and a bit of notice, and the rules of
-// others are left as they are, in their order.
-func TestDamageIsRepairedSoon(t *testing.T) {
-	everyVariant(t, func(t *testing.T, w *world) {
-		w.iptables("-t", "nat", "-A", "OUTPUT", "-d", "192.0.2.99/32", "-m", "comment", "--comment", "of somebody else", "-j", "RETURN")
+		w.iptables("-t", "nat", "-A", "OUTPUT", "-d", "192.0.2.99/32", "-m", "comment", "--comment", "of another program", "-j", "RETURN")
 		w.iptables("-N", "FOREIGN")
 		w.iptables("-A", "FORWARD", "-j", "FOREIGN")
 		p, _ := w.startWith(some(20))
 		before := w.save()
 		n := chainNames{w.names.ChainPrefix}
-		for damage, do := range map[string]func(){
-			"a chain is flushed":      func() { w.iptables("-t", "nat", "-F", n.services()) },
-			"a rule is deleted":       func() { w.iptables("-t", "nat", "-D", n.postrouting(), "1") },
-			"a jump is deleted":       func() { w.iptables("-t", "nat", "-D", "OUTPUT", "1") },
-			"a filter jump is gone":   func() { w.iptables("-D", "INPUT", "1") },
-			"a rule of ours is added": func() { w.iptables("-t", "nat", "-A", n.mark(), "-j", "RETURN") },
+		for damage, commands := range map[string][][]string{
+			"chains": {{"-t", "nat", "-F", n.services()}, {"-t", "nat", "-D", n.postrouting(), "1"}, {"-t", "nat", "-A", n.mark(), "-j", "RETURN"}},
+			"jumps":  {{"-t", "nat", "-D", "OUTPUT", "1"}, {"-D", "INPUT", "1"}},
 		} {
 			began := time.Now()
-			do() // may be repaired before anybody else can look
+			for _, args := range commands {
+				w.iptables(args...)
+			}
 			if !poll.Soon(func() bool { return bytesWritten(p, began) > 0 && w.save() == before }) {
 				t.Fatalf("%s (-before +now):\n%s", damage, gocmp.Diff(before, w.save()))
 			}
-			t.Logf("%s: repaired after %v", damage, time.Since(began).Round(10*time.Millisecond))
 		}
 	})
 }
 
-// TestCleanupLeavesWhatIsNotOurs, in both variants, byte for byte.
-func TestCleanupLeavesWhatIsNotOurs(t *testing.T) {
+// TestCleanupKeepsRulesOfOtherPrograms, in both variants, byte for byte.
+func TestCleanupKeepsRulesOfOtherPrograms(t *testing.T) {
 	everyVariant(t, func(t *testing.T, w *world) {
 		w.iptables("-t", "nat", "-N", "KUBE-HOSTPORTS")
 		w.iptables("-t", "nat", "-A", "PREROUTING", "-m", "comment", "--comment", "host ports", "-j", "KUBE-HOSTPORTS")
@@ -345,9 +326,9 @@ func TestCleanupLeavesWhatIsNotOurs(t *testing.T) {
 	})
 }
 
-// TestAPredecessorIsTakenOver: kube-proxy's own chains and jumps go, and what
-// leads to chains that we have too stays in its place.
-func TestAPredecessorIsTakenOver(t *testing.T) {
+// TestTakeOverFromKubeProxy: chains and jumps that only kube-proxy has are deleted, and jumps
+// to chains that the engine has too keep their place.
+func TestTakeOverFromKubeProxy(t *testing.T) {
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) {
 			w := &world{t, netnstest.New(t), variant, proxier.KubeProxyNames()}
@@ -361,7 +342,7 @@ func TestAPredecessorIsTakenOver(t *testing.T) {
 			w.startWith(some(3))
 			got := w.iptables("-S", "INPUT")
 			if n := strings.Count(got, "-j KUBE-SERVICES\n"); n != 1 || strings.Contains(got, "FIREWALL") || strings.Contains(got, "EXTERNAL") || !strings.HasSuffix(got, "--dport 22 -j ACCEPT\n") {
-				t.Errorf("INPUT is\n%swant one jump to KUBE-SERVICES, none to what only kube-proxy has, and the other rule last", got)
+				t.Errorf("INPUT is\n%swant one jump to KUBE-SERVICES, none to chains that only kube-proxy has, and the other rule last", got)
 			}
 			if text := w.save(); strings.Contains(text, "OLDOLD") || strings.Contains(text, "KUBE-PROXY-FIREWALL") {
 				t.Errorf("chains of the predecessor are left:\n%s", text)
@@ -370,7 +351,7 @@ func TestAPredecessorIsTakenOver(t *testing.T) {
 	}
 }
 
-// startOdd makes a Provider of IPv4 run whose programs are odd in some way.
+// startOdd runs a Provider of IPv4 with other programs or another lock.
 func (w *world) startOdd(odd toolConfig) *proxier.Proxier {
 	w.t.Helper()
 	config := w.config().WithDefaults()
@@ -386,23 +367,15 @@ func (w *world) startOdd(odd toolConfig) *proxier.Proxier {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(w.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	w.t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			w.t.Errorf("Run = %v, want nil", err)
-		}
-	})
+	w.runProvider(p)
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
 	return p
 }
 
-// TestALockThatSomebodyHolds makes syncs fail one after the other, and never two at
-// once; Status says since when; and soon after its release everything is programmed.
-func TestALockThatSomebodyHolds(t *testing.T) {
+// TestSyncsFailWhileTheLockIsHeld: each fails with errLocked, Status reports since when, and
+// after the release everything is programmed.
+func TestSyncsFailWhileTheLockIsHeld(t *testing.T) {
 	w := &world{t, netnstest.New(t), VariantLegacy, proxier.DefaultNames()}
 	path := filepath.Join(t.TempDir(), "lock")
 	p := w.startOdd(toolConfig{lockFile: path, lockWait: time.Second})
@@ -419,24 +392,28 @@ func TestALockThatSomebodyHolds(t *testing.T) {
 	began := time.Now()
 	add(p, 3, 5)
 	family := func() proxier.FamilyStatus { return p.Status().Families[v1.IPv4Protocol] }
-	if !poll.Soon(func() bool { return errors.Is(family().LastError, errLocked) && time.Since(began) > 4*time.Second }) {
-		t.Fatalf("last error %v, want %v", family().LastError, errLocked)
+	failures := func() (n int) {
+		for _, r := range p.History() {
+			if errors.Is(r.Err, errLocked) {
+				n++
+			}
+		}
+		return n
 	}
-	if since := family().StaleSince; since.Before(began.Add(-time.Second)) || since.After(began.Add(2*time.Second)) {
-		t.Errorf("stale since %v, want since about %v", since, began)
+	poll.Until(t, "the first sync fails", func() bool { return failures() > 0 })
+	failed := time.Now()
+	poll.Until(t, "the retry fails", func() bool { return failures() > 1 })
+	if since := family().StaleSince; since.Before(began) || since.After(failed) {
+		t.Errorf("stale since %v, want between %v and %v", since, began, failed)
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
-	released := time.Now()
-	if !poll.Soon(func() bool { return strings.Contains(w.save(), "test/web-4") }) {
-		t.Fatalf("not programmed %v after the release: %v", time.Since(released), family().LastError)
-	}
-	t.Logf("programmed %v after the release", time.Since(released).Round(time.Millisecond))
+	poll.Until(t, "the Services are programmed", func() bool { return strings.Contains(w.save(), "test/web-4") })
 }
 
-// TestPacketsOutOfOrderAreDropped unless somebody wants them: PKT-83.
-func TestPacketsOutOfOrderAreDropped(t *testing.T) {
+// TestInvalidPacketsAreDropped, unless configured otherwise: PKT-83.
+func TestInvalidPacketsAreDropped(t *testing.T) {
 	w := &world{t, netnstest.New(t), VariantNFT, proxier.KubeProxyNames()}
 	drops := func() bool { return strings.Contains(w.iptables("-S", "KUBE-FORWARD"), "--ctstate INVALID -j DROP") }
 	_, stop := w.startWith(some(1))
@@ -452,12 +429,12 @@ func TestPacketsOutOfOrderAreDropped(t *testing.T) {
 	netnstest.Check(t, w.ns.Do(func() error { return os.WriteFile(tcpBeLiberal, []byte("1"), 0o600) }))
 	w.startWith(some(1))
 	if drops() {
-		t.Error("a rule about INVALID, want none where the kernel is liberal")
+		t.Error("a rule about INVALID, want none with nf_conntrack_tcp_be_liberal")
 	}
 }
 
-// picky is a restore program that refuses lines about one Service. It names the
-// line, or that of the COMMIT behind it, as iptables-legacy does for the kernel.
+// picky creates a restore program that refuses lines about one Service. Its error names the
+// line, or that of COMMIT, as iptables-legacy does if the kernel refuses a rule.
 func picky(t *testing.T, variant Variant, pattern string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -480,7 +457,7 @@ func picky(t *testing.T, variant Variant, pattern string) (dir string) {
 	return dir
 }
 
-// TestAServiceThatIsRefusedIsSetAside while the rest goes in, and is named.
+// TestAServiceThatIsRefusedIsSetAside, while all others are programmed.
 func TestAServiceThatIsRefusedIsSetAside(t *testing.T) {
 	for names, pattern := range map[string]string{"its line": "A .*test/bad:", "COMMIT": "COMMIT"} {
 		t.Run(names, func(t *testing.T) {

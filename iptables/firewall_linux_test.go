@@ -18,8 +18,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestHealthCheckNodePortsBehindAFirewall that drops whatever it does not know: load
-// balancers get their whole answer, over both families, and nothing else is open.
+// TestHealthCheckNodePortsBehindAFirewall: with policy DROP at INPUT, load balancers get a
+// complete response from health check node ports, over both families.
 func TestHealthCheckNodePortsBehindAFirewall(t *testing.T) {
 	everyVariant(t, func(t *testing.T, w *world) {
 		client := netnstest.New(t)
@@ -27,7 +27,7 @@ func TestHealthCheckNodePortsBehindAFirewall(t *testing.T) {
 		for _, program := range []string{"iptables", "ip6tables"} {
 			w.run(program+"-"+string(w.variant), "-P", "INPUT", "DROP")
 		}
-		w.run("ip6tables-"+string(w.variant), "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT") // to be found at all
+		w.run("ip6tables-"+string(w.variant), "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT") // neighbour discovery
 		config := w.config().WithDefaults()
 		config.Node = changetracker.Node{Name: "node"}
 		deps := lightdeps.Complete(proxier.Deps{}, config.NetNS)
@@ -35,7 +35,7 @@ func TestHealthCheckNodePortsBehindAFirewall(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.run4ever(p)
+		w.runProvider(p)
 		p.OnServiceAdd(proxiertest.Service("test", "web", proxiertest.ClusterIPs("10.96.0.1", "fd00:96::1"),
 			proxiertest.NodePort("http", v1.ProtocolTCP, 80, 30080), proxiertest.LoadBalancer("198.19.0.1"),
 			proxiertest.ExternalPolicyLocal(), func(s *v1.Service) { s.Spec.HealthCheckNodePort = 30999 }))
@@ -45,7 +45,7 @@ func TestHealthCheckNodePortsBehindAFirewall(t *testing.T) {
 		w.sync(p)
 		c := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DialContext: client.Dial, DisableKeepAlives: true}}
 		for _, node := range []string{"192.0.2.1", "[2001:db8::1]"} {
-			// The server opens after the sync.
+			// The server starts after the sync.
 			poll.Nil(t, "health check node port of "+node, func() error { return askHealth(&c, node) })
 		}
 	})

@@ -22,7 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// update makes the test write what it would otherwise compare with.
+// update makes the test write the golden files instead of comparing.
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 // goldenCase is one Service, and the node that programs it.
@@ -38,7 +38,7 @@ type goldenCase struct {
 	endpoints []changetracker.Endpoint
 }
 
-// golden is a case over IPv4, with names of our own, where pods are told by CIDR.
+// golden is a case over IPv4, with the default names and pods detected by CIDR.
 func golden(about string, change ...func(*goldenCase)) goldenCase {
 	c := goldenCase{
 		about: about, family: v1.IPv4Protocol, protocol: v1.ProtocolTCP, resolver: desired.Resolver{Node: changetracker.Node{Name: "here"}},
@@ -83,7 +83,7 @@ func manyRemotes(n byte) func(*goldenCase) {
 	return remotes(numbers...)
 }
 
-// everywhere gives the Service all kinds of addresses.
+// everywhere adds addresses of all kinds to the Service.
 func everywhere(c *goldenCase) {
 	c.port.NodePort = 30080
 	c.port.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.20")}
@@ -120,7 +120,7 @@ func udp(c *goldenCase) { c.protocol = v1.ProtocolUDP }
 
 func sctp(c *goldenCase) { c.protocol = v1.ProtocolSCTP }
 
-// v6 comes before everything that has addresses.
+// v6 must precede all options with addresses.
 func v6(c *goldenCase) {
 	c.family = v1.IPv6Protocol
 	c.port.ClusterIP = netip.MustParseAddr("fd00:96::10")
@@ -149,7 +149,7 @@ func acceptOn(ranges ...string) func(*goldenCase) {
 	}
 }
 
-// goldenCases are the behaviours, by the name of their file.
+// goldenCases are the cases by the name of their file.
 func goldenCases() map[string]goldenCase {
 	return map[string]goldenCase{
 		"clusterip":              golden("A cluster IP; pods keep their source (PKT-01, PKT-03).", remotes(1, 2, 3)),
@@ -194,7 +194,7 @@ func goldenCases() map[string]goldenCase {
 	}
 }
 
-// rules are what is given to iptables-restore, with a heading.
+// rules returns the input of iptables-restore, with a heading.
 func (c *goldenCase) rules(t *testing.T) string {
 	t.Helper()
 	name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: "web"}, Port: "http", Protocol: c.protocol}
@@ -250,14 +250,13 @@ func TestRulesOfEachBehaviour(t *testing.T) {
 	}
 	for _, file := range files {
 		if _, ok := cases[strings.TrimSuffix(filepath.Base(file), ".rules")]; !ok {
-			t.Errorf("%s belongs to no case", file)
+			t.Errorf("%s has no case", file)
 		}
 	}
 }
 
-// TestToolsPrintWhatTheyWereGiven: a table that is read back is exactly what was
-// written, so that an engine can compare texts.
-func TestToolsPrintWhatTheyWereGiven(t *testing.T) {
+// TestSavedRulesEqualRestoredRules, so that the engine can compare them as text.
+func TestSavedRulesEqualRestoredRules(t *testing.T) {
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) {
 			tools := map[v1.IPFamily]*tool{}
@@ -278,7 +277,7 @@ func TestToolsPrintWhatTheyWereGiven(t *testing.T) {
 	}
 }
 
-// checkRoundTrip loads a golden file in a new namespace, and compares what is there.
+// checkRoundTrip loads a golden file in a new network namespace, and compares the tables.
 func checkRoundTrip(t *testing.T, programs tool, c *goldenCase) {
 	t.Helper()
 	programs.config.netNS = netnstest.New(t).Path()
@@ -305,8 +304,8 @@ func checkRoundTrip(t *testing.T, programs tool, c *goldenCase) {
 	}
 }
 
-// goldenTable is what a kernel must hold after one table of a golden file. What is
-// inserted first is last.
+// goldenTable returns the rules after loading one table of a golden file. The rule inserted
+// first is the last one.
 func goldenTable(t *testing.T, text, table string, names chainNames) observed {
 	t.Helper()
 	_, rest, _ := strings.Cut(text, "*"+table+"\n")

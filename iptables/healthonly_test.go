@@ -12,15 +12,15 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestHealthChecksOnlyIsNothingElse: one jump and its tree, in chains that the whole
-// engine of the same names does not own, and the other way round.
-func TestHealthChecksOnlyIsNothingElse(t *testing.T) {
+// TestHealthChecksOnly programs one jump and its tree, in chains that an engine with the same
+// Names but all rules does not own, and the reverse.
+func TestHealthChecksOnly(t *testing.T) {
 	for _, names := range []proxier.Names{proxier.DefaultNames(), proxier.KubeProxyNames()} {
 		only, whole := Config{Config: proxier.Config{Names: names}, HealthChecksOnly: true}, Config{Config: proxier.Config{Names: names}}
 		m := newModel(&only, v1.IPv4Protocol, desired.Globals{})
 		name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: "web"}, Protocol: v1.ProtocolTCP}
 		s := &desired.Service{Name: name, Protocol: desired.TCP, Port: &changetracker.ServicePort{HealthCheckNodePort: 31999}}
-		for range 2 { // the second time there is nothing new
+		for range 2 { // the second time changes nothing
 			m.set(name, m.planPort(s))
 		}
 		all := m.allChains()

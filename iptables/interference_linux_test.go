@@ -18,21 +18,22 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// meddled are real programs beside which somebody else is at work: each hook runs once,
-// before a program starts or after it has ended.
-type meddled struct {
+// hookedTool runs hooks of the test beside the real programs: each hook runs once, before a
+// program starts or after it has ended.
+type hookedTool struct {
 	*tool
 
 	hooks *hooks
 }
 
 type hooks struct {
-	all sync.Map // of func(), by their moments
-	// saves counts how often a table was read.
+	all sync.Map // of func() by moment
+	// saves counts the reads of tables.
 	saves atomic.Int32
 }
 
@@ -44,37 +45,37 @@ func (h *hooks) run(moment string) {
 	}
 }
 
-func (m *meddled) save(ctx context.Context, table string) ([]byte, error) {
-	m.hooks.saves.Add(1)
-	defer m.hooks.run("after save")
-	return m.tool.save(ctx, table)
+func (t *hookedTool) save(ctx context.Context, table string) ([]byte, error) {
+	t.hooks.saves.Add(1)
+	defer t.hooks.run("after save")
+	return t.tool.save(ctx, table)
 }
 
-func (m *meddled) restore(ctx context.Context, input []byte) error {
-	m.hooks.run("before restore")
-	defer m.hooks.run("after restore")
-	return m.tool.restore(ctx, input)
+func (t *hookedTool) restore(ctx context.Context, input []byte) error {
+	t.hooks.run("before restore")
+	defer t.hooks.run("after restore")
+	return t.tool.restore(ctx, input)
 }
 
-// nameless does not say who did the damage, so that each of many is repaired at once.
-type nameless struct{ *Engine }
+// anonymous does not report who did the damage, so that no backoff delays repairs.
+type anonymous struct{ *Engine }
 
-func (n *nameless) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
-	return n.Engine.Watch(ctx, func(proxier.Damage) { damaged(proxier.Damage{}) })
+func (a *anonymous) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+	return a.Engine.Watch(ctx, func(proxier.Damage) { damaged(proxier.Damage{}) })
 }
 
-// startMeddled makes a Provider of both families run; the hooks are those of IPv4.
-func (w *world) startMeddled() (*proxier.Proxier, *hooks) {
+// startHooked runs a Provider of both families; the hooks are for IPv4.
+func (w *world) startHooked() (*proxier.Proxier, *hooks) {
 	w.t.Helper()
 	config, h := w.config().WithDefaults(), &hooks{}
-	p, err := lightdeps.Provider(config.Config, proxier.Deps{}, func(family v1.IPFamily) (*nameless, error) {
+	p, err := lightdeps.Provider(config.Config, proxier.Deps{}, func(family v1.IPFamily) (*anonymous, error) {
 		e, err := NewEngine(config, family, proxier.Deps{})
 		if err != nil {
 			return nil, err
 		}
 		e.watchPeriod /= 50
 		if family != v1.IPv4Protocol {
-			return &nameless{e}, nil
+			return &anonymous{e}, nil
 		}
 		open := e.open
 		e.open = func(ctx context.Context) (kernel, error) {
@@ -82,14 +83,14 @@ func (w *world) startMeddled() (*proxier.Proxier, *hooks) {
 			if err != nil {
 				return nil, err
 			}
-			return &meddled{k.(*tool), h}, nil
+			return &hookedTool{k.(*tool), h}, nil
 		}
-		return &nameless{e}, nil
+		return &anonymous{e}, nil
 	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.run4ever(p)
+	w.runProvider(p)
 	add(p, 0, 6)
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
@@ -97,7 +98,7 @@ func (w *world) startMeddled() (*proxier.Proxier, *hooks) {
 	return p, h
 }
 
-func (w *world) run4ever(p *proxier.Proxier) {
+func (w *world) runProvider(p *proxier.Proxier) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
@@ -109,8 +110,8 @@ func (w *world) run4ever(p *proxier.Proxier) {
 	})
 }
 
-// ours4 is what both tables of IPv4 hold, chain by chain, but for a chain LOST.
-func (w *world) ours4() string {
+// saved4 returns the rules of both IPv4 tables, sorted by chain, without the chain LOST.
+func (w *world) saved4() string {
 	var lines []string
 	for _, table := range []string{"nat", "filter"} {
 		for line := range strings.Lines(w.run("iptables-"+string(w.variant)+"-save", "-t", table)) {
@@ -128,14 +129,14 @@ func (w *world) ours4() string {
 	return strings.Join(lines, "\n")
 }
 
-// change moves an endpoint of a Service that has nothing to do with the damage.
+// change replaces the endpoint of a Service that the damage does not concern.
 func (w *world) change(p *proxier.Proxier, to string) error {
 	p.OnEndpointSliceAdd(slice("web-5", discovery.AddressTypeIPv4, to))
 	return p.Sync(w.t.Context())
 }
 
-// TestDamageBesideASyncIsRepaired: whatever somebody destroys, and at whatever moment of
-// a sync of something else, soon the tables are what they must be.
+// TestDamageBesideASyncIsRepaired: any damage, at any moment of a sync of another Service,
+// is repaired.
 func TestDamageBesideASyncIsRepaired(t *testing.T) {
 	n := chainNames{proxier.DefaultNames().ChainPrefix}
 	web := n.cluster(identity(portName("test", "web-0", "http")))
@@ -161,17 +162,17 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 		{"a chain is renamed", [][]string{{"-t", "nat", "-E", web, "LOST"}}},
 	}
 	moments := map[string]func(h *hooks, damage, change func()){
-		"before":                 func(_ *hooks, damage, change func()) { damage(); change() },
-		"between look and write": func(h *hooks, damage, change func()) { h.set("before restore", damage); change() },
-		"between write and look": func(h *hooks, damage, change func()) { h.set("after restore", damage); change() },
-		"after":                  func(_ *hooks, damage, change func()) { change(); damage() },
-		"before, and after":      func(_ *hooks, damage, change func()) { damage(); change(); damage() },
+		"before":                  func(_ *hooks, damage, change func()) { damage(); change() },
+		"between check and write": func(h *hooks, damage, change func()) { h.set("before restore", damage); change() },
+		"between write and check": func(h *hooks, damage, change func()) { h.set("after restore", damage); change() },
+		"after":                   func(_ *hooks, damage, change func()) { change(); damage() },
+		"before, and after":       func(_ *hooks, damage, change func()) { damage(); change(); damage() },
 		"on both sides of the write": func(h *hooks, damage, change func()) {
 			h.set("before restore", damage)
 			h.set("after restore", damage)
 			change()
 		},
-		"within the repair": func(h *hooks, damage, change func()) { // after it has read, and then after it has written
+		"within the repair": func(h *hooks, damage, change func()) { // after the repair has read, and again after it has written
 			damage()
 			h.set("after save", damage)
 			h.set("after restore", damage)
@@ -183,24 +184,24 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 			t.Run(string(variant)+"/"+moment, func(t *testing.T) {
 				t.Parallel()
 				w := &world{t, netnstest.New(t), variant, proxier.DefaultNames()}
-				p, h := w.startMeddled()
+				p, h := w.startHooked()
 				ends := [2]string{"10.244.5.8", "10.244.5.9"}
 				var want [2]string
 				for i, end := range ends {
 					if err := w.change(p, end); err != nil {
 						t.Fatal(err)
 					}
-					want[i] = w.ours4()
+					want[i] = w.saved4()
 				}
 				for i, d := range damages {
 					do := func() {
 						for _, args := range d.do {
-							_ = w.try(args...) // what is not there any more cannot be destroyed twice
+							_ = w.try(args...) // fails for what is already deleted
 						}
 					}
 					order(h, do, func() {
 						if err := w.change(p, ends[i%2]); err != nil {
-							t.Logf("%s: sync: %v", d.what, err) // it is tried again
+							t.Logf("%s: sync: %v", d.what, err) // it is retried
 						}
 					})
 					w.becomes(d.what, want[i%2])
@@ -217,25 +218,21 @@ func (w *world) try(args ...string) error {
 	})
 }
 
-// becomes waits until the tables are as they must be.
+// becomes waits until the tables are repaired.
 func (w *world) becomes(after, want string) {
 	w.t.Helper()
-	began := time.Now()
-	for got := w.ours4(); got != want; got = w.ours4() {
-		if time.Since(began) > 20*time.Second {
-			w.t.Fatalf("%s: not repaired (-want +now):\n%s", after, gocmp.Diff(want, got))
-		}
-		time.Sleep(20 * time.Millisecond)
+	if !poll.Soon(func() bool { return w.saved4() == want }) {
+		w.t.Fatalf("%s: not repaired (-want +now):\n%s", after, gocmp.Diff(want, w.saved4()))
 	}
 }
 
-// TestChangesAreWrittenWithoutReading: where nobody interferes, no change has a table
-// read, although the other family's engine writes to nf_tables at the same time.
+// TestChangesAreWrittenWithoutReading: without interference no change reads a table,
+// although the engine of the other family writes to nf_tables at the same time.
 func TestChangesAreWrittenWithoutReading(t *testing.T) {
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) {
 			w := &world{t, netnstest.New(t), variant, proxier.DefaultNames()}
-			p, h := w.startMeddled()
+			p, h := w.startHooked()
 			read := h.saves.Load()
 			for i := range 10 {
 				add(p, 6+3*i, 9+3*i)
@@ -252,8 +249,8 @@ func TestChangesAreWrittenWithoutReading(t *testing.T) {
 	}
 }
 
-// TestOthersCauseNoFullSync: whatever others do to what is theirs, beside our writes and
-// between them, no table is read for it.
+// TestOthersCauseNoFullSync: changes of other programs to their own rules, during and
+// between the engine's writes, cause no read of a table.
 func TestOthersCauseNoFullSync(t *testing.T) {
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) {
@@ -261,7 +258,7 @@ func TestOthersCauseNoFullSync(t *testing.T) {
 			w := &world{t, netnstest.New(t), variant, proxier.DefaultNames()}
 			four, six := "iptables-"+string(variant), "ip6tables-"+string(variant)
 			w.run(four, "-t", "nat", "-N", "OTHER")
-			p, h := w.startMeddled()
+			p, h := w.startHooked()
 			read := h.saves.Load()
 			for i, command := range [][]string{
 				{four, "-t", "nat", "-A", "OTHER", "-p", "tcp", "-j", "RETURN"},

@@ -14,24 +14,24 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// burglar is a neighbour who sends to a node's 127.0.0.1 all the time.
-type burglar struct {
+// intruder is a neighbour that sends to 127.0.0.1 of a node all the time.
+type intruder struct {
 	*world
 
-	inside atomic.Int32 // packets that got through
+	inside atomic.Int32 // packets that the node received
 	sent   atomic.Int32
 }
 
 const settingAll, settingLink = "net/ipv4/conf/all/route_localnet", "net/ipv4/conf/eth0/route_localnet"
 
-func newBurglar(t *testing.T, variant Variant) *burglar {
+func newIntruder(t *testing.T, variant Variant) *intruder {
 	t.Helper()
-	b := &burglar{world: &world{t, netnstest.New(t), variant, proxier.DefaultNames()}}
+	b := &intruder{world: &world{t, netnstest.New(t), variant, proxier.DefaultNames()}}
 	neighbour := netnstest.New(t)
 	netnstest.Connect(t, neighbour, []string{"192.0.2.2/24"}, b.ns, []string{"192.0.2.1/24"})
 	at, err := b.ns.ListenPacket(t.Context(), "udp", "127.0.0.1:7777")
 	netnstest.Check(t, err)
-	netnstest.Check(t, neighbour.SetSysctl(settingAll, "1")) // for the way out
+	netnstest.Check(t, neighbour.SetSysctl(settingAll, "1")) // to send them
 	b.ns, neighbour = neighbour, b.ns                        // run acts in ns
 	b.run("ip", "addr", "del", "127.0.0.1/8", "dev", "lo")
 	b.run("ip", "route", "add", "127.0.0.1/32", "via", "192.0.2.1", "src", "192.0.2.2")
@@ -52,7 +52,7 @@ func newBurglar(t *testing.T, variant Variant) *burglar {
 	go func() {
 		defer func() { done <- struct{}{} }()
 		for i := 0; ctx.Err() == nil; i++ {
-			conn, err := neighbour.DialFrom(ctx, "udp", netip.MustParseAddr("192.0.2.2"), "127.0.0.1:7777") // a flow of its own
+			conn, err := neighbour.DialFrom(ctx, "udp", netip.MustParseAddr("192.0.2.2"), "127.0.0.1:7777") // a new flow
 			if err == nil {
 				_, err = conn.Write(binary.BigEndian.AppendUint32(nil, uint32(i)))
 				_ = conn.Close()
@@ -60,7 +60,10 @@ func newBurglar(t *testing.T, variant Variant) *burglar {
 			if err == nil {
 				b.sent.Add(1)
 			}
-			time.Sleep(2 * time.Millisecond) // often enough to meet a gap
+			select { // often enough to hit a gap
+			case <-ctx.Done():
+			case <-time.After(2 * time.Millisecond):
+			}
 		}
 	}()
 	t.Cleanup(func() {
@@ -72,22 +75,22 @@ func newBurglar(t *testing.T, variant Variant) *burglar {
 	return b
 }
 
-// mustStayOut waits until more packets were sent, and says that none got in.
-func (b *burglar) mustStayOut(after string) {
+// mustStayOut waits until more packets were sent; none may be received.
+func (b *intruder) mustStayOut(after string) {
 	b.t.Helper()
 	b.await(func(more int32) bool { return more > 20 })
 	if n := b.inside.Load(); n != 0 {
-		b.t.Fatalf("%s: %d packets for 127.0.0.1 got in, want 0", after, n)
+		b.t.Fatalf("%s: %d packets for 127.0.0.1 received, want 0", after, n)
 	}
 }
 
-func (b *burglar) await(is func(more int32) bool) {
+func (b *intruder) await(is func(more int32) bool) {
 	b.t.Helper()
 	sent := b.sent.Load()
-	poll.Until(b.t, "the neighbour sends on", func() bool { return is(b.sent.Load() - sent) })
+	poll.Until(b.t, "the neighbour sends more packets", func() bool { return is(b.sent.Load() - sent) })
 }
 
-func (b *burglar) setting(want string) {
+func (b *intruder) setting(want string) {
 	b.t.Helper()
 	got, err := b.ns.Sysctl(settingAll)
 	netnstest.Check(b.t, err)
@@ -96,39 +99,39 @@ func (b *burglar) setting(want string) {
 	}
 }
 
-// TestNobodyGetsToLoopbackAddresses at any moment: while node ports are accepted there,
-// when that ends in whatever way, and afterwards.
-func TestNobodyGetsToLoopbackAddresses(t *testing.T) {
+// TestOtherHostsNeverReachLoopbackAddresses: while node ports are accepted there, when that
+// ends in any way, and afterwards.
+func TestOtherHostsNeverReachLoopbackAddresses(t *testing.T) {
 	away := func(c *Config) { c.LocalhostNodePorts = false }
-	cleanup := func(b *burglar, p *proxier.Proxier) {
+	cleanup := func(b *intruder, p *proxier.Proxier) {
 		b.t.Helper()
 		if err := p.Cleanup(b.t.Context()); err != nil {
 			b.t.Errorf("Cleanup = %v, want nil", err)
 		}
 	}
-	ends := map[string]func(b *burglar, p *proxier.Proxier, stop func()){
-		"clean-up by the same process": func(b *burglar, p *proxier.Proxier, stop func()) { stop(); cleanup(b, p) },
-		"clean-up by another process": func(b *burglar, _ *proxier.Proxier, stop func()) {
+	ends := map[string]func(b *intruder, p *proxier.Proxier, stop func()){
+		"clean-up by the same process": func(b *intruder, p *proxier.Proxier, stop func()) { stop(); cleanup(b, p) },
+		"clean-up by another process": func(b *intruder, _ *proxier.Proxier, stop func()) {
 			stop()
 			other, _ := b.start()
 			cleanup(b, other)
 		},
-		"clean-up that looks for both variants": func(b *burglar, _ *proxier.Proxier, stop func()) {
+		"clean-up of both variants": func(b *intruder, _ *proxier.Proxier, stop func()) {
 			stop()
 			other, _ := b.start(func(c *Config) { c.Variant = VariantDetect })
 			cleanup(b, other)
 		},
-		"a start without these node ports": func(b *burglar, _ *proxier.Proxier, stop func()) {
+		"a start without these node ports": func(b *intruder, _ *proxier.Proxier, stop func()) {
 			stop()
 			b.startWith(some(3), away)
 		},
-		"a start without these node ports, and clean-up": func(b *burglar, _ *proxier.Proxier, stop func()) {
+		"a start without these node ports, and clean-up": func(b *intruder, _ *proxier.Proxier, stop func()) {
 			stop()
 			p, stop := b.startWith(some(3), away)
 			stop()
 			cleanup(b, p)
 		},
-		"a restart, and clean-up by a third process": func(b *burglar, _ *proxier.Proxier, stop func()) {
+		"a restart, and clean-up by a third process": func(b *intruder, _ *proxier.Proxier, stop func()) {
 			stop()
 			_, stop = b.startWith(some(2))
 			stop()
@@ -141,9 +144,9 @@ func TestNobodyGetsToLoopbackAddresses(t *testing.T) {
 			for administrator, setting := range map[string]string{"": "", ", where an administrator has set it": settingAll, ", for one interface": settingLink} {
 				t.Run(string(variant)+"/"+name+administrator, func(t *testing.T) {
 					t.Parallel()
-					b := newBurglar(t, variant)
+					b := newIntruder(t, variant)
 					if setting == "" {
-						b.mustStayOut("before all")
+						b.mustStayOut("before the start")
 					}
 					p, stop := b.startOpen(setting)
 					b.setting("1")
@@ -156,7 +159,7 @@ func TestNobodyGetsToLoopbackAddresses(t *testing.T) {
 					b.setting(want)
 					b.mustStayOut("after " + name)
 					if leftover := strings.Contains(b.save(), "-LOCALNET"); leftover != (setting != "") {
-						t.Errorf("the rule is there: %v, want it only while somebody else's setting stands", leftover)
+						t.Errorf("the rule exists: %v, want it only while another program's setting is 1", leftover)
 					}
 				})
 			}
@@ -164,12 +167,12 @@ func TestNobodyGetsToLoopbackAddresses(t *testing.T) {
 	}
 }
 
-// startOpen starts a Provider, where an administrator has a setting. What got in before
-// the rule was there is his to answer for.
-func (b *burglar) startOpen(setting string) (p *proxier.Proxier, stop func()) {
+// startOpen starts a Provider after an administrator has set a setting. Packets received
+// before the rule exists do not count.
+func (b *intruder) startOpen(setting string) (p *proxier.Proxier, stop func()) {
 	if setting != "" {
 		netnstest.Check(b.t, b.ns.SetSysctl(setting, "1"))
-		b.await(func(int32) bool { return b.inside.Load() > 0 }) // so the test is able to see them
+		b.await(func(int32) bool { return b.inside.Load() > 0 }) // the test can detect packets
 	}
 	p, stop = b.startWith(some(3))
 	b.inside.Store(0)

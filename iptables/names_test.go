@@ -19,7 +19,7 @@ func portName(namespace, name, port string) changetracker.ServicePortName {
 	}
 }
 
-// TestKubeProxysNames are those that other software computes.
+// TestKubeProxysNames: other programs compute these names.
 func TestKubeProxysNames(t *testing.T) {
 	n := chainNames{proxier.KubeProxyNames().ChainPrefix}
 	one, four := identity(portName("ns1", "svc1", "p80")), identity(portName("ns4", "svc4", "p80"))
@@ -47,8 +47,8 @@ func TestNamesFitTheKernelWithAnyPrefix(t *testing.T) {
 	}
 }
 
-// TestWhatIsOurs: chains of others that begin alike are not.
-func TestWhatIsOurs(t *testing.T) {
+// TestOwnedChains: similar names of other programs are not owned.
+func TestOwnedChains(t *testing.T) {
 	for _, owner := range []struct {
 		of     string
 		prefix string
@@ -66,7 +66,7 @@ func TestWhatIsOurs(t *testing.T) {
 			"KUBE-ROUTER-INPUT", "KUBE-ROUTER-SERVICES", "KUBE-NWPLCY-DEFAULT", "KUBE-NWPLCY-XPGD46QRK7WJZT7O", "KUBE-POD-FW-XPGD46QRK7WJZT7O",
 		}},
 		{"kube-vip", "KUBE", false, []string{"KUBE-VIP-EGRESS", "KUBE-VIPS-EGRESS"}},
-		{"programs nobody knows", "KUBE", false, []string{
+		{"unknown programs", "KUBE", false, []string{
 			"KUBE-SVC-X", "KUBE-SVC-XPGD46QRK7WJZT7OA", "KUBE-SVC-xpgd46qrk7wjzt7o", "KUBE-SVC-XPGD46QRK7WJZT71", "KUBE-FW-POLICY", "KUBE-SERVICES-2",
 			"KUBE-PORTS-9", "KUBE-PORTS-", "KUBE-CHECK-1FFFFF", "KUBE-VIPS-1A-17", "KUBE-VIPS-", "KUBE-", "KUBE", "KUBEX-SERVICES",
 		}},
@@ -84,7 +84,7 @@ func TestWhatIsOurs(t *testing.T) {
 	}
 }
 
-// everyName are chains of all forms that an instance can have.
+// everyName returns chains of all forms that an instance can have.
 func everyName(n chainNames) []string {
 	all := []string{
 		n.services(), n.nodePorts(), n.postrouting(), n.mark(), n.markNonPod(), n.hairpin(), n.forward(), n.localnet(), n.health(),
@@ -111,9 +111,8 @@ func everyName(n chainNames) []string {
 	return all
 }
 
-// TestNoInstanceHasAnothersNames: whatever two instances are called, and whatever form a
-// name has.
-func TestNoInstanceHasAnothersNames(t *testing.T) {
+// TestInstancesShareNoNames, for any two names of instances and any form of name.
+func TestInstancesShareNoNames(t *testing.T) {
 	instances := []proxier.Names{proxier.DefaultNames(), proxier.KubeProxyNames()}
 	words := []string{
 		"edge", "edge-fw", "edge-f", "edgefw", "kube", "docker", "spl", "cni", "ipvs", "a-ipvs", "vips", "ports", "self", "check", "portals",

@@ -15,8 +15,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// neighbours are rules of other programs as they make them: CRI-O's host ports, kubelet,
-// kube-router, kube-vip, Docker, Calico and Antrea. <pod> is the address of a pod, and <at> that with its port.
+// neighbours are rules as other programs create them: CRI-O's host ports, kubelet,
+// kube-router, kube-vip, Docker, Calico and Antrea. <pod> stands for a pod's address, <at>
+// for its address and port.
 const neighbours = `*nat
 :KUBE-MARK-MASQ - [0:0]
 :KUBE-MARK-DROP - [0:0]
@@ -64,18 +65,18 @@ COMMIT
 COMMIT
 `
 
-// street is a node with neighbours, a pod whose host port they serve, and a client.
-type street struct {
+// sharedNode is a node with rules of other programs, a pod with a host port, and a client.
+type sharedNode struct {
 	*world
 
 	client *netns.NS
 	hosts  []netip.AddrPort
 }
 
-func newStreet(t *testing.T, variant Variant, names proxier.Names) *street {
+func newSharedNode(t *testing.T, variant Variant, names proxier.Names) *sharedNode {
 	t.Helper()
 	w := &world{t, netnstest.New(t), variant, names}
-	s := &street{w, netnstest.New(t), []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:8081"), netip.MustParseAddrPort("[2001:db8::1]:8081")}}
+	s := &sharedNode{w, netnstest.New(t), []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:8081"), netip.MustParseAddrPort("[2001:db8::1]:8081")}}
 	pod := netnstest.New(t)
 	netnstest.Connect(t, s.client, []string{"192.0.2.2/24", "2001:db8::2/64"}, w.ns, []string{"192.0.2.1/24", "2001:db8::1/64"})
 	netnstest.Check(t, netns.Connect(
@@ -95,8 +96,8 @@ func newStreet(t *testing.T, variant Variant, names proxier.Names) *street {
 	return s
 }
 
-// others are the rules of all tables that are not the instance's.
-func (s *street) others() string {
+// others returns the rules of all tables that do not belong to the instance.
+func (s *sharedNode) others() string {
 	n := chainNames{s.names.ChainPrefix}
 	var all []string
 	for _, program := range []string{"iptables", "ip6tables"} {
@@ -113,9 +114,8 @@ func (s *street) others() string {
 	return strings.Join(all, "\n")
 }
 
-// TestNeighboursAreLeftAlone by whatever an instance does, to the letter, and CRI-O's
-// host ports go on.
-func TestNeighboursAreLeftAlone(t *testing.T) {
+// TestRulesOfOtherProgramsStay exactly as they are, and CRI-O's host ports keep working.
+func TestRulesOfOtherProgramsStay(t *testing.T) {
 	instances := []proxier.Names{proxier.KubeProxyNames(), proxier.DefaultNames()}
 	for _, name := range []string{"edge", "edge-fw", "kube", "docker"} {
 		n, err := proxier.NamesFor(name)
@@ -128,7 +128,7 @@ func TestNeighboursAreLeftAlone(t *testing.T) {
 		for _, names := range instances[:3] {
 			t.Run(string(variant)+"/"+names.Instance, func(t *testing.T) {
 				t.Parallel()
-				s := newStreet(t, variant, names)
+				s := newSharedNode(t, variant, names)
 				for _, other := range instances {
 					if other != names {
 						_, stop := (&world{t, s.ns, variant, other}).startWith(some(3), func(c *Config) { c.LocalhostNodePorts = false })
@@ -143,7 +143,7 @@ func TestNeighboursAreLeftAlone(t *testing.T) {
 					}
 					for _, host := range s.hosts {
 						if a, err := netns.Ask(t.Context(), s.client, "tcp", host, netns.AskOptions{}); err != nil || a.Server != "pod" {
-							t.Fatalf("host port %v after %s: %+v, %v, want an answer of the pod", host, after, a, err)
+							t.Fatalf("host port %v after %s: %+v, %v, want a response of the pod", host, after, a, err)
 						}
 					}
 				}
@@ -169,8 +169,8 @@ func TestNeighboursAreLeftAlone(t *testing.T) {
 	}
 }
 
-// nothingLeft says that all chains of the instance are gone but one that others use.
-func (s *street) nothingLeft() {
+// nothingLeft checks that all chains of the instance are deleted, but one that others use.
+func (s *sharedNode) nothingLeft() {
 	s.t.Helper()
 	n := chainNames{s.names.ChainPrefix}
 	for line := range strings.Lines(s.save()) {

@@ -30,17 +30,17 @@ func TestParse(t *testing.T) {
 		"chains of others": {
 			":OUTPUT ACCEPT [1:60]\n:SPLENDID - [0:0]\n-A OUTPUT -j SPLENDID\n-A SPLENDID -j RETURN\n", observed{chains: ruleset{}},
 		},
-		"a rule of somebody that only counts": {"-A OUTPUT\n", observed{chains: ruleset{}}},
-		"a chain of ours without rules":       {":SPL-SERVICES - [0:0]\n", observed{chains: ruleset{"SPL-SERVICES": {}}}},
+		"a foreign rule that only counts": {"-A OUTPUT\n", observed{chains: ruleset{}}},
+		"a chain of ours without rules":   {":SPL-SERVICES - [0:0]\n", observed{chains: ruleset{"SPL-SERVICES": {}}}},
 		"rules of ours in their order": {
 			":SPL-SVC-AAAAAAAAAAAAAAAA - [3:180]\n-A SPL-SVC-AAAAAAAAAAAAAAAA -p tcp -j SPL-SVC-BBBBBBBBBBBBBBBB\n-A SPL-SVC-AAAAAAAAAAAAAAAA -j RETURN\n",
 			observed{chains: ruleset{"SPL-SVC-AAAAAAAAAAAAAAAA": {"-p tcp -j SPL-SVC-BBBBBBBBBBBBBBBB", "-j RETURN"}}},
 		},
-		"a jump of somebody's chain to ours": {
+		"a jump of a foreign chain to ours": {
 			":OUTPUT ACCEPT [0:0]\n-A OUTPUT -j LOG\n-A OUTPUT -m comment --comment \"to us\" -j SPL-SERVICES\n",
 			observed{chains: ruleset{}, jumps: []foreignJump{{"OUTPUT", "SPL-SERVICES", `-m comment --comment "to us" -j SPL-SERVICES`}}},
 		},
-		"a jump that only a comment or a prefix speaks of": {
+		"a jump in a comment or a prefix only": {
 			"-A OUTPUT -m comment --comment \"not -j SPL-SVC-AAAAAAAAAAAAAAAA any more\"\n" +
 				"-A OUTPUT -j LOG --log-prefix \"see -j SPL-SVC-BBBBBBBBBBBBBBBB now\"\n", observed{chains: ruleset{}},
 		},
@@ -57,14 +57,14 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestParseTellsTheLine(t *testing.T) {
+func TestParseErrorsNameTheLine(t *testing.T) {
 	for text, want := range map[string]string{
 		"*nat\n:SPL-SERVICES\n":                             "line 2",
 		"*nat\n# a\n: - [0:0]\n":                            "line 3",
 		"*nat\n-A OUTPUT " + strings.Repeat("x", 1<<20+100): "line 2",
 	} {
 		if _, err := parse([]byte(text), chainNames{"SPL"}.owns); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("parse of %.40q = %v, want an error that says %s", text, err, want)
+			t.Errorf("parse of %.40q = %v, want an error with %s", text, err, want)
 		}
 	}
 }
@@ -109,7 +109,7 @@ func TestRuleWithoutComment(t *testing.T) {
 	}
 }
 
-func TestJumpsAreSettled(t *testing.T) {
+func TestRepairJumps(t *testing.T) {
 	want := []jump{
 		{tableNAT, "OUTPUT", "SPL-SERVICES", `-m comment --comment "ours" -j SPL-SERVICES`},
 		{tableNAT, "POSTROUTING", "SPL-POSTROUTING", "-j SPL-POSTROUTING"},
@@ -125,12 +125,12 @@ func TestJumpsAreSettled(t *testing.T) {
 		"all are missing": {nil, nil, []string{
 			`-I OUTPUT 1 -m comment --comment "ours" -j SPL-SERVICES`, "-I POSTROUTING 1 -j SPL-POSTROUTING",
 		}},
-		"all are there, one with another comment": {there, nil, nil},
-		"one is there twice":                      {append(there[:2:2], there[1]), []string{"-D POSTROUTING -j SPL-POSTROUTING"}, nil},
-		"one leads elsewhere, of another version": {
+		"all exist, one with another comment": {there, nil, nil},
+		"one is duplicate":                    {append(there[:2:2], there[1]), []string{"-D POSTROUTING -j SPL-POSTROUTING"}, nil},
+		"one to a chain of another version": {
 			append(there[:2:2], foreignJump{"OUTPUT", "SPL-OLD", "-p tcp -j SPL-OLD"}), []string{"-D OUTPUT -p tcp -j SPL-OLD"}, nil,
 		},
-		"one matches less than it must": {
+		"one matches fewer packets": {
 			[]foreignJump{{"OUTPUT", "SPL-SERVICES", "-p tcp -j SPL-SERVICES"}, there[1]},
 			[]string{"-D OUTPUT -p tcp -j SPL-SERVICES"},
 			[]string{`-I OUTPUT 1 -m comment --comment "ours" -j SPL-SERVICES`},
@@ -145,8 +145,7 @@ func TestJumpsAreSettled(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever a program prints, what was read is printed again, and then
-// read, as the same.
+// FuzzParse: parsed rules are the same after printing and parsing them again, for any text.
 func FuzzParse(f *testing.F) {
 	f.Add(":OUTPUT ACCEPT [1:60]\n:SPL-SVC-AAAAAAAAAAAAAAAA - [0:0]\n-A OUTPUT -j SPL-SVC-AAAAAAAAAAAAAAAA\n-A SPL-SVC-AAAAAAAAAAAAAAAA -p tcp -m comment --comment \"a \\\"b\\\"\" -j RETURN\n")
 	f.Add("-A OUTPUT\n-A SPL-SVC-AAAAAAAAAAAAAAAA \n:SPL-SVC-BBBBBBBBBBBBBBBB")
@@ -158,7 +157,7 @@ func FuzzParse(f *testing.F) {
 	owns := chainNames{"SPL"}.owns
 	f.Fuzz(func(t *testing.T, text string) {
 		first, err := parse([]byte(text), owns)
-		if err != nil || strings.Contains(text, "\r") { // no program ends lines so
+		if err != nil || strings.Contains(text, "\r") { // no program prints these
 			return
 		}
 		deletes, _ := repairJumps(tableNAT, nil, first.jumps)
@@ -186,7 +185,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzComment: any text can be a comment, and is gone without it.
+// FuzzComment: withoutComment removes a comment with any text.
 func FuzzComment(f *testing.F) {
 	f.Add("plain")
 	f.Add(`a "b" \ -j KUBE-SVC-A`)
@@ -205,19 +204,19 @@ func FuzzComment(f *testing.F) {
 	})
 }
 
-// randomServices makes Services. Addresses for outside change hands, but no two
-// have the same at a time.
+// randomServices creates random Services. External addresses move between Services, but no
+// two have the same address at a time.
 type randomServices struct {
 	dice  *rand.Rand
 	taken map[int]int // which Service has which number of such an address
 }
 
-// release frees the address of a Service.
+// release frees the external address of a Service.
 func (s *randomServices) release(i int) {
 	maps.DeleteFunc(s.taken, func(_, owner int) bool { return owner == i })
 }
 
-// take finds it another one. There are few, so that they soon have other owners.
+// take gives it another one. There are few, so that they soon get other owners.
 func (s *randomServices) take(i int) (number int, ok bool) {
 	number = s.dice.IntN(i + 20)
 	if _, isTaken := s.taken[number]; isTaken {
@@ -227,7 +226,7 @@ func (s *randomServices) take(i int) (number int, ok bool) {
 	return number, true
 }
 
-// service is what one of the Services may be at some time.
+// service returns a random version of one Service.
 func (s *randomServices) service(i int) *desired.Service {
 	name := changetracker.ServicePortName{
 		NamespacedName: types.NamespacedName{Namespace: "test", Name: "web-" + strconv.Itoa(i)}, Port: "http", Protocol: v1.ProtocolTCP,
@@ -265,7 +264,7 @@ func (s *randomServices) service(i int) *desired.Service {
 	if !ok {
 		return out
 	}
-	// Frontends for outside agree in scope, as the Resolver has it.
+	// External frontends have the same scope, as those of the Resolver.
 	frontend(desired.Frontend{Kind: desired.LoadBalancer, VIP: vip(11, number), Port: 80})
 	np := out.Frontends[1]
 	np.Kind, np.VIP, np.Port = desired.NodePort, netip.Addr{}, uint16(30000+number)
@@ -291,10 +290,11 @@ func pureGlobals() desired.Globals {
 	}
 }
 
-// tables is what a kernel holds.
+// tables is the state of a kernel.
 type tables map[string]ruleset
 
-// commit does what iptables-restore does with a table, and complains as it would.
+// commit applies one table of a script, as iptables-restore does. A jump to a missing chain
+// is an error.
 func (k tables) commit(t *testing.T, text string) {
 	t.Helper()
 	table, text, _ := strings.Cut(text, "\n")
@@ -320,7 +320,7 @@ func (k tables) commit(t *testing.T, text string) {
 	}
 }
 
-// clean takes nil chains out, which stand for none.
+// clean removes nil chains, which stand for deleted ones.
 func clean(want map[string]ruleset) tables {
 	k := tables{}
 	for table, chains := range want {
@@ -330,8 +330,8 @@ func clean(want map[string]ruleset) tables {
 	return k
 }
 
-// treated says what a first packet meets: "translate", "refuse", or nothing.
-// inRanges says that its source is in all source ranges.
+// treated returns what happens to the first packet of a connection: "translate", "refuse",
+// or "". inRanges means that its source is in all source ranges.
 func (k tables) treated(names chainNames, key desired.Key, inRanges bool) string {
 	root := names.services()
 	if !key.VIP.IsValid() {
@@ -347,14 +347,14 @@ func (k tables) treated(names chainNames, key desired.Key, inRanges bool) string
 	return ""
 }
 
-// probe is a first packet; pods and the node itself send others.
+// probe is the first packet of a connection from outside.
 type probe struct {
 	key      desired.Key
 	inRanges bool
 }
 
-// in says whether a rule with a target is met. Draws are not looked at, because any
-// endpoint will do.
+// in reports whether the packet matches a rule with a target. It ignores probabilities,
+// because any endpoint will do.
 func (p probe) in(table ruleset, chain, target string) bool {
 	for _, r := range table[chain] {
 		if !p.meets(r) {
@@ -375,7 +375,7 @@ func (p probe) meets(r rule) bool {
 	return p.isDestined(r) && (p.inRanges || !slices.Contains(fields, "-s"))
 }
 
-// isDestined looks at a packet's destination only.
+// isDestined matches the destination only.
 func (p probe) isDestined(r rule) bool {
 	fields := strings.Fields(string(r.withoutComment()))
 	for i := 1; i < len(fields); i++ {
@@ -408,11 +408,10 @@ func (p probe) isIn(r rule, text string) bool {
 	return matches(string(r), p.key)
 }
 
-// TestChangesOfAModelAddUp: after any history, what a model says that has changed
-// adds up to what one from scratch has; the steps of each change are what the kernel
-// accepts; and in none of them is there a packet that leaks, as long as something is
-// done with it before and after.
-func TestChangesOfAModelAddUp(t *testing.T) {
+// TestModelAfterAnyHistory: the changes of a model lead to the same chains as a new model. The
+// kernel accepts each step of a change, and no packet leaks between steps if a rule matches
+// it before and after the change.
+func TestModelAfterAnyHistory(t *testing.T) {
 	for _, names := range []proxier.Names{proxier.DefaultNames(), proxier.KubeProxyNames()} {
 		for seed := range uint64(2) {
 			t.Run(fmt.Sprintf("%s/seed %d", names.Instance, seed), func(t *testing.T) { followChanges(t, names, seed) })
@@ -430,7 +429,7 @@ func followChanges(t *testing.T, names proxier.Names, seed uint64) {
 	for round := range rounds {
 		before := maps.Clone(now)
 		for _, i := range random.dice.Perm(services)[:25] {
-			if s, ok := now[i]; ok && random.dice.IntN(rounds) < round { // grows, and then shrinks
+			if s, ok := now[i]; ok && random.dice.IntN(rounds) < round { // first more Services, then fewer
 				m.set(s.Name, nil)
 				random.release(i)
 				delete(now, i)
@@ -438,7 +437,7 @@ func followChanges(t *testing.T, names proxier.Names, seed uint64) {
 			}
 			now[i] = random.service(i)
 		}
-		for _, i := range random.dice.Perm(services) { // who gives an address away may be later
+		for _, i := range random.dice.Perm(services) { // the previous owner of an address may come later
 			if s := now[i]; s != nil && s != before[i] {
 				m.set(s.Name, m.planPort(s))
 			}
@@ -455,11 +454,11 @@ func followChanges(t *testing.T, names proxier.Names, seed uint64) {
 		if diff := cmp.Diff(want, clean(m.allChains())); diff != "" {
 			t.Fatalf("round %d, %d services (-from scratch +everything):\n%.3000s", round, len(now), diff)
 		}
-		noneIsLost(t, kernel, m)
+		allReachable(t, kernel, m)
 	}
 }
 
-// takeSteps applies one change table by table, and looks at packets in between.
+// takeSteps applies one change table by table, and checks packets in between.
 func takeSteps(t *testing.T, kernel tables, m *model, before, now map[int]*desired.Service) {
 	t.Helper()
 	want := m.changedChains()
@@ -479,15 +478,15 @@ func takeSteps(t *testing.T, kernel tables, m *model, before, now map[int]*desir
 		}
 	}
 	watched := map[probe][]string{}
-	look := func() {
+	check := func() {
 		for p := range packets {
 			watched[p] = append(watched[p], kernel.treated(m.names, p.key, p.inRanges))
 		}
 	}
-	look()
+	check()
 	for _, step := range strings.Split(compose(nat, filter).b.String(), "*")[1:] {
 		kernel.commit(t, step)
-		look()
+		check()
 	}
 	for p, states := range watched {
 		if first, last := states[0], states[len(states)-1]; first != "" && last != "" && slices.Contains(states, "") {
@@ -496,8 +495,8 @@ func takeSteps(t *testing.T, kernel tables, m *model, before, now map[int]*desir
 	}
 }
 
-// noneIsLost: every chain is reached from one that a built-in chain jumps to.
-func noneIsLost(t *testing.T, kernel tables, m *model) {
+// allReachable checks that every chain is reachable from a built-in chain.
+func allReachable(t *testing.T, kernel tables, m *model) {
 	t.Helper()
 	for table, chains := range kernel {
 		reached := map[string]bool{}
@@ -517,9 +516,9 @@ func noneIsLost(t *testing.T, kernel tables, m *model) {
 			}
 		}
 		for chain := range chains {
-			// These are there before somebody needs them.
+			// These exist even if no Service needs them.
 			if !reached[chain] && chain != m.names.mark() && chain != m.names.markNonPod() {
-				t.Errorf("table %s: nobody jumps to %s", table, chain)
+				t.Errorf("table %s: %s is not reachable", table, chain)
 			}
 		}
 	}

@@ -13,14 +13,14 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// chainsOf are the chains of a tree, from the beginning.
+// chainsOf returns all chains of a tree.
 func chainsOf(t *tree) ruleset {
 	all := ruleset{}
 	t.all(func(n *node) { all[n.chain] = t.rules(n) })
 	return all
 }
 
-// follow keeps chains up to date by what a tree says that has changed.
+// follow applies the changes of a tree to chains.
 func follow(chains ruleset, t *tree) {
 	for chain, n := range t.takeChanged() {
 		if n == nil {
@@ -35,7 +35,7 @@ func destinationOf(key desired.Key, text string) destination {
 	return destination{key: key, rules: []rule{rule(key.String() + " " + text)}}
 }
 
-// keyspace is a place that random keys come from.
+// keyspace generates random keys.
 type keyspace struct {
 	bits int
 	pick func(dice *rand.Rand) desired.Key
@@ -65,9 +65,9 @@ func keyspaces() map[string]keyspace {
 	}
 }
 
-// TestATreeDependsOnlyOnWhatIsInIt: after any history, what it says that changed
-// adds up to what a tree from scratch has, and no chain is long.
-func TestATreeDependsOnlyOnWhatIsInIt(t *testing.T) {
+// TestTreeAfterAnyHistory: the changes of a tree lead to the same chains as a new tree with the
+// same keys, and no chain is long.
+func TestTreeAfterAnyHistory(t *testing.T) {
 	for name, space := range keyspaces() {
 		t.Run(name, func(t *testing.T) {
 			dice := rand.New(rand.NewPCG(1, 2))
@@ -75,7 +75,7 @@ func TestATreeDependsOnlyOnWhatIsInIt(t *testing.T) {
 			for round := range 60 {
 				for range 20 {
 					key := space.pick(dice)
-					if dice.IntN(60) < round { // grows first, and then shrinks
+					if dice.IntN(60) < round { // first more keys, then fewer
 						for key = range model {
 							break
 						}
@@ -112,7 +112,7 @@ func TestATreeDependsOnlyOnWhatIsInIt(t *testing.T) {
 	}
 }
 
-// TestPacketsFindTheirLeaf through the matches of the inner chains, in few rules.
+// TestPacketsFindTheirLeaf through the rules of inner chains, in few rules.
 func TestPacketsFindTheirLeaf(t *testing.T) {
 	dice := rand.New(rand.NewPCG(3, 4))
 	tr := newTree("ROOT", "T-", v4Bits)
@@ -138,12 +138,12 @@ func TestPacketsFindTheirLeaf(t *testing.T) {
 				}
 			}
 			if next == nil {
-				t.Fatalf("%v is lost in %s", key, n.chain)
+				t.Fatalf("%v matches no rule of %s", key, n.chain)
 			}
 			n = next
 		}
 		if _, found := n.search(key); !found {
-			t.Fatalf("%v is not in %s, where its packets go", key, n.chain)
+			t.Fatalf("%v is not in its leaf %s", key, n.chain)
 		}
 		most = max(most, walked+len(n.destinations))
 	}
@@ -152,7 +152,7 @@ func TestPacketsFindTheirLeaf(t *testing.T) {
 	}
 }
 
-// matches is what the kernel does with the destination of a dispatch rule.
+// matches matches the destination of a rule as the kernel does.
 func matches(text string, key desired.Key) bool {
 	fields := strings.Fields(text)
 	i := slices.Index(fields, "-d")
@@ -177,7 +177,7 @@ func matches(text string, key desired.Key) bool {
 	return true
 }
 
-func TestNamesOfAddressesReadLikeTheirEnd(t *testing.T) {
+func TestNamesOfChainsEndLikeTheirAddresses(t *testing.T) {
 	tr := newTree("ROOT", "KUBE-VIPS-", v4Bits)
 	for i := range 300 {
 		tr.put(destinationOf(desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Protocol: desired.TCP, Port: 80}, "x"))

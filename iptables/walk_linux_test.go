@@ -18,7 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// counted are the rules of a table with how many packets each has matched.
+// counted holds the rules of a table with their packet counters.
 type counted map[string][]countedRule
 
 type countedRule struct {
@@ -26,7 +26,7 @@ type countedRule struct {
 	packets int
 }
 
-// counters reads a table of the legacy variant.
+// counters reads the counters of a table of the legacy variant.
 func counters(t *testing.T, ns *netns.NS, table string) counted {
 	t.Helper()
 	var out []byte
@@ -51,9 +51,9 @@ func counters(t *testing.T, ns *netns.NS, table string) counted {
 	return all
 }
 
-// walk follows one of some packets, by the counters before and after all of them. It
-// goes where a rule has matched some and has the packet's destination. A
-// chain is walked to the rule that ends it, and rules that do not match are walked too.
+// walk follows one of several packets, by the counters before and after all of them. A rule
+// matches the packet if it counted packets and has the packet's destination. All rules up to
+// the one that ends the chain count, also those that do not match.
 type walk struct {
 	packet probe
 	rules  int
@@ -85,18 +85,18 @@ func (w *walk) through(before, after counted, chain string) (end rule) {
 	return ""
 }
 
-// meets looks at the destination; the counters know the rest.
+// meets matches the destination; the counters show the rest.
 func (w *walk) meets(r rule) bool {
 	isLocal := w.packet.key.VIP == netip.MustParseAddr(walker)
 	return w.packet.isDestined(r) && (isLocal || !strings.Contains(string(r), "--dst-type LOCAL"))
 }
 
-// walker is the only address of the node that the packets are sent on.
+// walker is the only address of the node.
 const walker = "192.0.2.1"
 
-// TestAFirstPacketWalksFewRules among 10,000 Services: it goes through the rules of
-// OUTPUT and POSTROUTING, of both tables, and not through more than 200.
-func TestAFirstPacketWalksFewRules(t *testing.T) {
+// TestAFirstPacketPassesFewRules among 10,000 Services: at most 200 rules of OUTPUT and
+// POSTROUTING in both tables.
+func TestAFirstPacketPassesFewRules(t *testing.T) {
 	const services, packets = 10000, 100 // of each kind
 	ns, peer := netnstest.New(t), netnstest.New(t)
 	netnstest.Connect(t, ns, []string{walker + "/24"}, peer, []string{"192.0.2.2/24"})
@@ -126,7 +126,7 @@ func TestAFirstPacketWalksFewRules(t *testing.T) {
 	}
 }
 
-// walks sends packets and counts the rules that they go through.
+// walks sends packets and counts the rules that they pass.
 type walks struct {
 	t             *testing.T
 	ns            *netns.NS
@@ -141,7 +141,7 @@ func (w *walks) read() {
 	}
 }
 
-// follow walks all hooks, and says what becomes of the packet.
+// follow walks all hooks, and returns what happens to the packet.
 func (w *walks) follow(key desired.Key) (whole walk, end string) {
 	w.t.Helper()
 	whole.packet.key = key
@@ -162,8 +162,8 @@ func (w *walks) follow(key desired.Key) (whole walk, end string) {
 	return whole, end
 }
 
-// check sends a packet to each destination. No two lead to the same Service, or else
-// the draws of one would pass for the other's.
+// check sends a packet to each destination. No two may be of the same Service, because their
+// counters could not be distinguished.
 func (w *walks) check(kind string, destinations []desired.Key) {
 	w.t.Helper()
 	const most = 200
@@ -183,14 +183,14 @@ func (w *walks) check(kind string, destinations []desired.Key) {
 	w.t.Logf("%s: %d rules at most, %d on average, ends %v; the longest way is %v",
 		kind, longest.rules, total/len(destinations), ends, longest.path)
 	if ends["DNAT"] == 0 || ends["REJECT"] == 0 || ends["DNAT"]+ends["REJECT"] != len(destinations) {
-		w.t.Errorf("%s: %d packets end so: %v, want all translated or refused", kind, len(destinations), ends)
+		w.t.Errorf("%s: %d packets end as %v, want all translated or refused", kind, len(destinations), ends)
 	}
 	if longest.rules > most {
-		w.t.Errorf("%s: a packet walks %d rules, want %d at most", kind, longest.rules, most)
+		w.t.Errorf("%s: a packet passes %d rules, want at most %d", kind, longest.rules, most)
 	}
 }
 
-// reach gives a Service a node port, and to every tenth no endpoints.
+// reach adds a node port to a Service; every tenth Service gets no endpoints.
 func reach(s *desired.Service, i int) {
 	s.Frontends = append(s.Frontends, desired.Frontend{
 		Kind: desired.NodePort, Port: uint16(20000 + i), Scope: desired.ScopeCluster, Action: desired.Forward, Masquerade: desired.MasqueradeAll,
@@ -204,8 +204,8 @@ func reach(s *desired.Service, i int) {
 	}
 }
 
-// knock sends a first packet, and does not wait for an answer: the packet has gone
-// through the rules when connect returns.
+// knock sends the first packet of a connection. It does not wait for a response: the packet
+// has passed the rules when connect returns.
 func knock(t *testing.T, ns *netns.NS, to netip.AddrPort) {
 	t.Helper()
 	netnstest.Check(t, ns.Do(func() error {

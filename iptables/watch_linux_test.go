@@ -31,21 +31,21 @@ func mustWatch(tb testing.TB, tool *tool) watcher {
 			tb.Errorf("close: %v", err)
 		}
 	})
-	mustLook(tb, w)
+	mustCheck(tb, w)
 	return w
 }
 
-func mustLook(tb testing.TB, w watcher) *proxier.Damage {
+func mustCheck(tb testing.TB, w watcher) *proxier.Damage {
 	tb.Helper()
 	d, err := w.check(true)
 	if err != nil {
-		tb.Fatalf("look: %v", err)
+		tb.Fatalf("check: %v", err)
 	}
 	return d
 }
 
-// somebody runs the program that people use, with the arguments in a line.
-func somebody(t *testing.T, tool *tool, line string) {
+// runOther runs iptables as another program would, with the arguments in a line.
+func runOther(t *testing.T, tool *tool, line string) {
 	t.Helper()
 	program := "iptables-" + string(tool.variant)
 	if tool.config.family == v1.IPv6Protocol {
@@ -61,7 +61,7 @@ func somebody(t *testing.T, tool *tool, line string) {
 	}
 }
 
-// loadOurs loads what the changes of the tests meet.
+// loadOurs loads the rules that the tests change.
 func loadOurs(tb testing.TB, tool *tool) {
 	tb.Helper()
 	mustRestore(tb, tool,
@@ -71,7 +71,7 @@ func loadOurs(tb testing.TB, tool *tool) {
 		"-A SP-TOP -j SP-LEAF", "-A SP-LEAF -p tcp -j RETURN", "-A SP-LEAF -p udp -j RETURN", "COMMIT")
 }
 
-func TestWatcherSeesWhatOthersDidToUs(t *testing.T) {
+func TestWatcherDetectsDamage(t *testing.T) {
 	changes := map[string]string{
 		"a chain is flushed":        "-t nat -F SP-LEAF",
 		"a rule is deleted":         "-t nat -D SP-LEAF 1",
@@ -96,27 +96,27 @@ func TestWatcherSeesWhatOthersDidToUs(t *testing.T) {
 		loadOurs(t, tool)
 		w := mustWatch(t, tool)
 		for name, line := range changes {
-			if d := mustLook(t, w); d != nil {
+			if d := mustCheck(t, w); d != nil {
 				t.Errorf("%s: %v before it, want nothing", name, d)
 			}
-			somebody(t, tool, line)
-			d := mustLook(t, w)
+			runOther(t, tool, line)
+			d := mustCheck(t, w)
 			if d == nil {
-				t.Errorf("%s: nothing seen", name)
+				t.Errorf("%s: not detected", name)
 			} else if isNamed := strings.Contains(d.Object, " of table ip") && strings.Contains(d.By, "tables-nft (process "); isNamed != (tool.variant == VariantNFT) {
 				t.Errorf("%s: damage = %+v, want names with the nft variant only", name, *d)
 			}
 			for _, table := range []string{"nat", "filter"} {
-				somebody(t, tool, "-t "+table+" -F")
-				somebody(t, tool, "-t "+table+" -X")
+				runOther(t, tool, "-t "+table+" -F")
+				runOther(t, tool, "-t "+table+" -X")
 			}
 			loadOurs(t, tool)
-			mustLook(t, w)
+			mustCheck(t, w)
 		}
 	})
 }
 
-func TestWatcherTellsOwnWritesFromOthers(t *testing.T) {
+func TestWatcherDistinguishesOwnWrites(t *testing.T) {
 	leaf := map[chainID][]rule{{tableNAT, "SP-LEAF"}: {"-p tcp -j RETURN", "-p sctp -j RETURN"}}
 	leafAndJump := maps.Clone(leaf)
 	leafAndJump[chainID{tableNAT, "PREROUTING"}] = []rule{"-p tcp -j SP-TOP", "-j SP-TOP"}
@@ -124,20 +124,20 @@ func TestWatcherTellsOwnWritesFromOthers(t *testing.T) {
 	inserted := append([]string{"*nat", "-I PREROUTING 1 -p tcp -j SP-TOP"}, write[1:]...)
 	for name, c := range map[string]struct {
 		script        []string
-		before, after string // what somebody does
+		before, after string // commands of another program
 		written       map[chainID][]rule
-		isSeen        bool
+		isDamage      bool
 	}{
 		"nobody":                          {script: write, written: leaf},
-		"the same elsewhere":              {script: write, written: leaf, before: "-t nat -R SP-TOP 1 -j SP-FREE", isSeen: true},
-		"the same elsewhere, later":       {script: write, written: leaf, after: "-t nat -R SP-TOP 1 -j SP-FREE", isSeen: true},
-		"a jump is limited":               {script: write, written: leaf, after: "-t nat -R PREROUTING 1 -p tcp -j SP-TOP", isSeen: true},
-		"a rule of what was written goes": {script: write, written: leaf, after: "-t nat -D SP-LEAF 1", isSeen: true},
-		"a written rule is replaced":      {script: write, written: leaf, after: "-t nat -R SP-LEAF 1 -p udp -j RETURN", isSeen: true},
-		"a written chain is flushed":      {script: write, written: leaf, after: "-t nat -F SP-LEAF", isSeen: true},
+		"the same elsewhere":              {script: write, written: leaf, before: "-t nat -R SP-TOP 1 -j SP-FREE", isDamage: true},
+		"the same elsewhere, later":       {script: write, written: leaf, after: "-t nat -R SP-TOP 1 -j SP-FREE", isDamage: true},
+		"a jump is limited":               {script: write, written: leaf, after: "-t nat -R PREROUTING 1 -p tcp -j SP-TOP", isDamage: true},
+		"a rule of what was written goes": {script: write, written: leaf, after: "-t nat -D SP-LEAF 1", isDamage: true},
+		"a written rule is replaced":      {script: write, written: leaf, after: "-t nat -R SP-LEAF 1 -p udp -j RETURN", isDamage: true},
+		"a written chain is flushed":      {script: write, written: leaf, after: "-t nat -F SP-LEAF", isDamage: true},
 		"a chain of others":               {script: write, written: leaf, before: "-t nat -A FOREIGN -j RETURN", after: "-t nat -N OTHER"},
 		"a jump of ours":                  {script: inserted, written: leafAndJump},
-		"a jump of ours, and it goes":     {script: inserted, written: leafAndJump, after: "-t nat -D PREROUTING 1", isSeen: true},
+		"a jump of ours, and it goes":     {script: inserted, written: leafAndJump, after: "-t nat -D PREROUTING 1", isDamage: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachTool(t, func(t *testing.T, tool *tool) {
@@ -149,11 +149,11 @@ func TestWatcherTellsOwnWritesFromOthers(t *testing.T) {
 				}
 				err := w.during(func() error {
 					if c.before != "" {
-						somebody(t, tool, c.before)
+						runOther(t, tool, c.before)
 					}
 					mustRestore(t, tool, c.script...)
 					if c.after != "" {
-						somebody(t, tool, c.after)
+						runOther(t, tool, c.after)
 					}
 					return nil
 				})
@@ -161,18 +161,18 @@ func TestWatcherTellsOwnWritesFromOthers(t *testing.T) {
 					t.Fatal(err)
 				}
 				d, err := w.wrote(&effect{transactions: 1, written: c.written})
-				if (d != nil) != c.isSeen || err != nil {
-					t.Errorf("wrote = %v, %v, want damage: %v", d, err, c.isSeen)
+				if (d != nil) != c.isDamage || err != nil {
+					t.Errorf("wrote = %v, %v, want damage: %v", d, err, c.isDamage)
 				}
-				if d := mustLook(t, w); d != nil {
-					t.Errorf("look afterwards = %v, want nothing", d)
+				if d := mustCheck(t, w); d != nil {
+					t.Errorf("check afterwards = %v, want nothing", d)
 				}
 			})
 		})
 	}
 }
 
-func TestWatcherIgnoresOthersAndTheSame(t *testing.T) {
+func TestWatcherIgnoresOtherChains(t *testing.T) {
 	changes := []string{
 		"-t nat -A FOREIGN -p tcp -j RETURN", "-t nat -A FOREIGN -j SP-FREE", "-t nat -F FOREIGN", "-t nat -N FOREIGN-2", "-t nat -X FOREIGN-2",
 		"-t nat -A PREROUTING -p tcp -j RETURN", "-t nat -I PREROUTING -p tcp -j FOREIGN", "-t nat -D PREROUTING -j FOREIGN",
@@ -182,17 +182,17 @@ func TestWatcherIgnoresOthersAndTheSame(t *testing.T) {
 		loadOurs(t, tool)
 		w := mustWatch(t, tool)
 		for _, line := range changes {
-			somebody(t, tool, line)
-			if d := mustLook(t, w); d != nil {
+			runOther(t, tool, line)
+			if d := mustCheck(t, w); d != nil {
 				t.Errorf("%s: %v, want nothing", line, d)
 			}
 		}
 	})
 }
 
-// TestNFTWatcherThatLostCountsTransactions: where the buffer is too small, their number
-// tells whether somebody else wrote.
-func TestNFTWatcherThatLostCountsTransactions(t *testing.T) {
+// TestNFTWatcherCountsTransactionsAfterAnOverrun: if the buffer is too small, the number of
+// transactions shows whether another program wrote.
+func TestNFTWatcherCountsTransactionsAfterAnOverrun(t *testing.T) {
 	tool := mustOpenTool(t, testConfig(t, netnstest.New(t), VariantNFT, v1.IPv4Protocol))
 	loadOurs(t, tool)
 	w := mustWatch(t, tool).(*nftWatcher)
@@ -206,16 +206,16 @@ func TestNFTWatcherThatLostCountsTransactions(t *testing.T) {
 	for _, theirs := range []string{"", "-t nat -N OTHER"} {
 		mustRestore(t, tool, append(script, "COMMIT")...)
 		if theirs != "" {
-			somebody(t, tool, theirs)
+			runOther(t, tool, theirs)
 		}
 		d, err := w.wrote(&effect{transactions: 1})
 		if (d != nil) != (theirs != "") || err != nil {
 			t.Errorf("wrote = %v, %v beside %q", d, err, theirs)
 		}
 	}
-	somebody(t, tool, "-t nat -E SP-MANY LOST")
-	if mustLook(t, w) == nil {
-		t.Error("a change afterwards is not seen")
+	runOther(t, tool, "-t nat -E SP-MANY LOST")
+	if mustCheck(t, w) == nil {
+		t.Error("a change afterwards is not detected")
 	}
 }
 
@@ -227,7 +227,7 @@ func TestFamilyFilter(t *testing.T) {
 	program, complete := bpf.Disassemble(raw)
 	vm, err := bpf.NewVM(program)
 	if err != nil || !complete {
-		t.Fatalf("the filter is no program: %v", err)
+		t.Fatalf("the filter is not a program: %v", err)
 	}
 	type message struct {
 		kind, family byte
@@ -245,7 +245,7 @@ func TestFamilyFilter(t *testing.T) {
 		"the other family":           {[]message{rule6, rule6, rule6}, false},
 		"an element":                 {[]message{{unix.NFT_MSG_NEWSETELEM, ip4, 20}}, false},
 		"a rule behind others":       {[]message{rule6, {unix.NFT_MSG_NEWSETELEM, ip4, 5}, rule6, {unix.NFT_MSG_DELRULE, ip4, 4}}, true},
-		"more than are looked at":    {slices.Repeat([]message{{unix.NFT_MSG_DELRULE, ip6, 4}}, 40), true},
+		"more than are checked":      {slices.Repeat([]message{{unix.NFT_MSG_DELRULE, ip6, 4}}, 40), true},
 		"the other family at length": {slices.Repeat([]message{rule6}, 12), false},
 	} {
 		var packet []byte
@@ -272,12 +272,12 @@ func TestWatcherCreatesNoTable(t *testing.T) {
 			}
 		}
 		created := mustOpenTool(t, testConfig(t, ns, VariantLegacy, family)) // creates them
-		if d := mustLook(t, w); d != nil {
-			t.Errorf("look = %v with empty tables, want nothing", d)
+		if d := mustCheck(t, w); d != nil {
+			t.Errorf("check = %v with empty tables, want nothing", d)
 		}
 		loadOurs(t, created)
-		if d := mustLook(t, w); d == nil {
-			t.Error("chains are not seen")
+		if d := mustCheck(t, w); d == nil {
+			t.Error("chains are not detected")
 		}
 	}
 }
@@ -306,8 +306,8 @@ func TestWatcherOutsideOfAnyNamespaceFails(t *testing.T) {
 	}
 }
 
-// BenchmarkLook has 5,000 Services of ten endpoints.
-func BenchmarkLook(b *testing.B) {
+// BenchmarkCheck has 5,000 Services of ten endpoints.
+func BenchmarkCheck(b *testing.B) {
 	for _, v := range []Variant{VariantNFT, VariantLegacy} {
 		ns := netnstest.New(b)
 		tool := mustOpenTool(b, testConfig(b, ns, v, v1.IPv4Protocol))
@@ -322,7 +322,7 @@ func BenchmarkLook(b *testing.B) {
 		w := mustWatch(b, tool)
 		b.Run(string(v), func(b *testing.B) {
 			for b.Loop() {
-				mustLook(b, w)
+				mustCheck(b, w)
 			}
 		})
 	}
