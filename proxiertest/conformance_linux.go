@@ -28,6 +28,9 @@ func Conformance(t *testing.T, features Features, factory Factory) {
 	ctx := t.Context()
 	t.Cleanup(func() { s.stop(context.WithoutCancel(ctx), t) })
 	for _, scenario := range scenarios(features) {
+		if len(features.Only) > 0 && !slices.Contains(features.Only, scenario.name) {
+			continue
+		}
 		t.Run(scenario.name, func(t *testing.T) {
 			for prefix, reason := range features.Skip {
 				if scenario.name == prefix || strings.HasPrefix(scenario.name, prefix+"/") {
