@@ -9,9 +9,8 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// BenchmarkTargets measures syncs of one engine from the Update to a kernel in memory,
-// which answers at once. So it is the time of the engine alone; a kernel of its own has
-// to take as many messages as each figure has beside it.
+// BenchmarkTargets measures syncs of one engine with a kernel in memory: the time of the
+// engine alone. Each figure has the number of messages to the kernel.
 func BenchmarkTargets(b *testing.B) {
 	const endpoints = 10
 	for _, n := range []int{1000, 5000} {
@@ -31,7 +30,7 @@ func BenchmarkTargets(b *testing.B) {
 				b.Run(fmt.Sprintf("replaced=%d", count), func(b *testing.B) {
 					there, back := benchReplaced(services, count)
 					updates := []desired.Update{partial(there...), partial(back...)}
-					mustApply(b, e, updates[0]) // from now on each endpoint is known, and drains
+					mustApply(b, e, updates[0]) // now each endpoint exists, and drains
 					mustApply(b, e, updates[1])
 					benchUpdates(b, n, func(i int) { mustApply(b, e, updates[i%2]) })
 				})
@@ -40,7 +39,7 @@ func BenchmarkTargets(b *testing.B) {
 	}
 }
 
-// benchUpdates reports how many messages each update is, beside its time and memory.
+// benchUpdates reports the messages of each update, with its time and memory.
 func benchUpdates(b *testing.B, n *node, update func(i int)) {
 	b.Helper()
 	b.ReportAllocs()
@@ -83,8 +82,7 @@ func benchServices(n, endpoints int) []*desired.Service {
 	return all
 }
 
-// benchReplaced are some Services with another endpoint in the place of their last one,
-// and as they were.
+// benchReplaced returns some Services with their last endpoint replaced, and the originals.
 func benchReplaced(services []*desired.Service, count int) (there, back []*desired.Service) {
 	for i := range count {
 		s := services[i*37%len(services)]

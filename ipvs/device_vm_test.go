@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// bare is a network namespace with engines on it, of any names.
+// bare is a network namespace for engines with any Names.
 type bare struct {
 	t  *testing.T
 	ns string
@@ -32,7 +32,7 @@ func (b bare) engine(family v1.IPFamily, names proxier.Names) *Engine {
 	return e
 }
 
-// apply starts an engine, as a process does, with one Service.
+// apply creates an engine, as a new process does, and programs one Service.
 func (b bare) apply(family v1.IPFamily, names proxier.Names, vip string) error {
 	e := b.engine(family, names)
 	defer func() { _ = e.Close() }() // the objects stay
@@ -77,10 +77,9 @@ const (
 	pod6             = "[2001:db8::1]:8080"
 )
 
-// TestADeviceOfSomebodyElse that has our device's name stays as it is, with its
-// addresses and the virtual servers there, whatever we do. The sync says so, and
-// succeeds once the device has gone.
-func TestADeviceOfSomebodyElse(t *testing.T) {
+// TestForeignDevice: another program's device with the name of the instance's device stays as
+// it is, with its addresses and virtual servers. Syncs fail until it is deleted.
+func TestForeignDevice(t *testing.T) {
 	own, kubeProxy := proxier.DefaultNames(), proxier.KubeProxyNames()
 	edge, err := proxier.NamesFor("edge")
 	if err != nil {
@@ -129,7 +128,7 @@ func TestADeviceOfSomebodyElse(t *testing.T) {
 					t.Errorf("%s: Apply = %v, want an error that names the device, and what to do", family, err)
 				}
 				if err := b.engine(family, c.names).Cleanup(t.Context()); err != nil {
-					t.Errorf("%s: Cleanup = %v, want nil: there is nothing of ours", family, err)
+					t.Errorf("%s: Cleanup = %v, want nil: the instance has no objects", family, err)
 				}
 			}
 			if got := look(); got != before {
@@ -146,7 +145,7 @@ func TestADeviceOfSomebodyElse(t *testing.T) {
 	}
 }
 
-// cleansUp cleans up one family after the other. The device goes with the last.
+// cleansUp cleans up one family after the other. The last one deletes the device.
 func (b bare) cleansUp(names proxier.Names) {
 	b.t.Helper()
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
@@ -162,7 +161,7 @@ func (b bare) cleansUp(names proxier.Names) {
 	}
 }
 
-// TestBothFamiliesMakeOneDevice, at the same time, and each process knows it again.
+// TestBothFamiliesMakeOneDevice at the same time, and a second process recognizes it.
 func TestBothFamiliesMakeOneDevice(t *testing.T) {
 	b := bare{t, netnstest.New(t).Path()}
 	names := proxier.DefaultNames()

@@ -102,9 +102,9 @@ func TestAVIPStaysWhileItsConnectionsDrain(t *testing.T) {
 	n.mustBind(t)
 }
 
-// TestAPolicyThatLeavesNobodyCutsNoConnection: neither TCP nor UDP, as long as the
-// endpoint serves (PKT-80, PKT-81).
-func TestAPolicyThatLeavesNobodyCutsNoConnection(t *testing.T) {
+// TestAPolicyWithoutEndpointsCutsNoConnection of TCP or UDP, while the endpoint is serving
+// (PKT-80, PKT-81).
+func TestAPolicyWithoutEndpointsCutsNoConnection(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
 		n := newFakeNode()
@@ -129,9 +129,9 @@ func TestAPolicyThatLeavesNobodyCutsNoConnection(t *testing.T) {
 	}
 }
 
-// TestAChangeCostsAsMuchInAnyCluster: one endpoint replaced is two messages, one added
-// is one, and memory does not depend on the number of Services either.
-func TestAChangeCostsAsMuchInAnyCluster(t *testing.T) {
+// TestCostOfAChange: replacing an endpoint takes two messages, adding one takes one, and
+// memory does not depend on the number of Services.
+func TestCostOfAChange(t *testing.T) {
 	for _, services := range []int{10, 10_000} {
 		t.Run(fmt.Sprint(services), func(t *testing.T) {
 			n := newFakeNode()
@@ -178,7 +178,7 @@ func TestAChangeCostsAsMuchInAnyCluster(t *testing.T) {
 func clusterName(i int) string { return fmt.Sprintf("svc-%05d", i) }
 func clusterVIP(i int) string  { return fmt.Sprintf("10.96.%d.%d", i/250, i%250+1) }
 
-// cluster is a number of service ports with two endpoints each.
+// cluster returns n service ports with two endpoints each.
 func cluster(n int) []*desired.Service {
 	all := make([]*desired.Service, n)
 	for i := range all {
@@ -204,8 +204,8 @@ func TestTheSameFullUpdateAgainWritesNothing(t *testing.T) {
 	}
 }
 
-// TestForeignObjectsAreLeftAlone by full syncs, repairs and Cleanup.
-func TestForeignObjectsAreLeftAlone(t *testing.T) {
+// TestForeignObjectsStay after full syncs, repairs and Cleanup.
+func TestForeignObjectsStay(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
 	foreign := map[serverKey]*virtual{
@@ -242,8 +242,8 @@ func TestForeignObjectsAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestANodesOwnAddressAsVIPKeepsItsOtherPorts: it is not on the device, and the rules do
-// not refuse what is not for the Service, also when the node gets the address later.
+// TestANodesOwnAddressAsVIPKeepsItsOtherPorts: it is not on the device, and the rules do not
+// refuse other ports, also if the node gets the address later.
 func TestANodesOwnAddressAsVIPKeepsItsOtherPorts(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -266,8 +266,8 @@ func TestANodesOwnAddressAsVIPKeepsItsOtherPorts(t *testing.T) {
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", nodeAddr+":80/TCP="+pod1+"*1", later+":80/TCP="+pod1+"*1")
 }
 
-// TestASuccessorRemovesWhatVanishedMeanwhile: what is on the device and what the rules
-// know is ours, from an engine that is gone.
+// TestASuccessorRemovesWhatVanishedMeanwhile: addresses on the device and frontends in the
+// rules belong to the instance, also if a predecessor wrote them.
 func TestASuccessorRemovesWhatVanishedMeanwhile(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -281,7 +281,7 @@ func TestASuccessorRemovesWhatVanishedMeanwhile(t *testing.T) {
 	n.mustBind(t, webVIP)
 }
 
-// TestASuccessorFinishesDraining: weight 0 tells it what drains.
+// TestASuccessorFinishesDraining: it recognizes draining real servers by weight 0.
 func TestASuccessorFinishesDraining(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -298,9 +298,9 @@ func TestASuccessorFinishesDraining(t *testing.T) {
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
 }
 
-// TestWhatDrainsIsRefusedAndStaysOurs: the rules know it until it is gone, for the sake
-// of the VIP's other ports, and of a successor. A service port that takes it back has it.
-func TestWhatDrainsIsRefusedAndStaysOurs(t *testing.T) {
+// TestRulesRefuseDrainingServers until they are deleted, because of the VIP's other ports and
+// of a successor. A service port can take such a virtual server back.
+func TestRulesRefuseDrainingServers(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
 	e := n.engine(t, func(c *Config) { c.Drain = time.Hour })
@@ -330,7 +330,7 @@ func TestWhatDrainsIsRefusedAndStaysOurs(t *testing.T) {
 	}
 }
 
-// TestAnUnknownSchedulerConcernsOneServicePort, which is tried again.
+// TestAnUnknownSchedulerConcernsOneServicePort, which is retried.
 func TestAnUnknownSchedulerConcernsOneServicePort(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -360,9 +360,9 @@ func TestAnUnknownSchedulerConcernsOneServicePort(t *testing.T) {
 	n.mustHold(t, dnsVIP+":80/TCP="+pod2+"*1", webVIP+":80/TCP="+pod1+"*1")
 }
 
-// TestAFailedCallAsksForAFullUpdateAndLosesNothing makes each call of a full and of a
-// partial update fail in turn, before its effect and after it.
-func TestAFailedCallAsksForAFullUpdateAndLosesNothing(t *testing.T) {
+// TestAFailedCallNeedsAFullUpdateAndLosesNothing makes each call of a full and of a partial
+// update fail in turn, before its effect and after it.
+func TestAFailedCallNeedsAFullUpdateAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	before := full(withFrontend(service("web", webVIP, pod1, pod2), desired.NodePort, "", 30080), service("dns", dnsVIP, pod1))
 	after := []*desired.Service{service("web", webVIP, pod2, pod3), service("api", "198.51.100.3", pod1)}
@@ -408,8 +408,8 @@ func TestAFailedCallAsksForAFullUpdateAndLosesNothing(t *testing.T) {
 	}
 }
 
-// recovers checks that a failure is told, that a partial update is refused after it, and
-// that a full one brings everything about.
+// recovers checks that a failure is returned, that a partial update is refused after it, and
+// that a full one programs everything.
 func recovers(t *testing.T, what string, n *node, e *Engine, err error, u desired.Update) {
 	t.Helper()
 	if !errors.Is(err, errFault) {
@@ -430,7 +430,7 @@ func recovers(t *testing.T, what string, n *node, e *Engine, err error, u desire
 	}
 }
 
-// TestAnAddressThatCouldNotBeRemovedIsTriedAgain by the next look at what drains.
+// TestAnAddressThatCouldNotBeRemovedIsTriedAgain when drained real servers are deleted.
 func TestAnAddressThatCouldNotBeRemovedIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -444,9 +444,9 @@ func TestAnAddressThatCouldNotBeRemovedIsTriedAgain(t *testing.T) {
 	n.mustBind(t, dnsVIP)
 }
 
-// TestAVIPThatChangesIsTakenAway with the last of its connections, and not while another
-// service port has it.
-func TestAVIPThatChangesIsTakenAway(t *testing.T) {
+// TestAnOldVIPIsRemoved with the last of its connections, and not while another service port
+// has it.
+func TestAnOldVIPIsRemoved(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
 	e := n.engine(t)
@@ -460,8 +460,8 @@ func TestAVIPThatChangesIsTakenAway(t *testing.T) {
 	n.mustBind(t, "198.51.100.9", dnsVIP)
 }
 
-// TestADeviceThatSomebodyDeletedComesBack with its addresses.
-func TestADeviceThatSomebodyDeletedComesBack(t *testing.T) {
+// TestADeletedDeviceIsRecreated with its addresses.
+func TestADeletedDeviceIsRecreated(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
 	e := n.engine(t)
@@ -476,9 +476,9 @@ func TestADeviceThatSomebodyDeletedComesBack(t *testing.T) {
 	}
 }
 
-// TestExcludedRangesAreLeftAlone: VIPs in them get no address and no virtual server, and
-// what is there of them stays.
-func TestExcludedRangesAreLeftAlone(t *testing.T) {
+// TestExcludedRangesStay: VIPs in them get no address and no virtual server, and existing
+// ones stay.
+func TestExcludedRangesStay(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
 	const excluded, stranger = "203.0.113.1", "203.0.113.2"
@@ -490,8 +490,8 @@ func TestExcludedRangesAreLeftAlone(t *testing.T) {
 	n.mustBind(t, webVIP, stranger)
 }
 
-// TestNodePortsFollowTheNodesAddresses (NODE-04): a change is damage, and the repair
-// brings the virtual servers about.
+// TestNodePortsFollowTheNodesAddresses (NODE-04): a change is damage, and the repair writes
+// the virtual servers.
 func TestNodePortsFollowTheNodesAddresses(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -542,9 +542,9 @@ func addrUpdate(addr string, link int, isNew bool) netlink.AddrUpdate {
 	return netlink.AddrUpdate{LinkAddress: net.IPNet{IP: net.ParseIP(addr)}, LinkIndex: link, NewAddr: isNew}
 }
 
-// TestAVIPGoesBeforeANodePort where it is an address of the node, whichever comes first,
-// and the node port has its place again afterwards.
-func TestAVIPGoesBeforeANodePort(t *testing.T) {
+// TestAVIPHasPrecedenceOverANodePort if it is an address of the node, in any order of
+// creation. When the VIP is removed, the node port gets the virtual server.
+func TestAVIPHasPrecedenceOverANodePort(t *testing.T) {
 	t.Parallel()
 	vip := withFrontend(service("vip", webVIP, pod1), desired.ExternalIP, nodeAddr, 30080)
 	port := withFrontend(service("port", dnsVIP, pod2), desired.NodePort, "", 30080)
@@ -576,7 +576,7 @@ func TestAVIPGoesBeforeANodePort(t *testing.T) {
 	}
 }
 
-// TestAFailedCleanupKeepsTheRules, or nobody would know any more what is ours.
+// TestAFailedCleanupKeepsTheRules, because the next one needs them to recognize virtual servers.
 func TestAFailedCleanupKeepsTheRules(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -592,8 +592,8 @@ func TestAFailedCleanupKeepsTheRules(t *testing.T) {
 	n.mustHold(t)
 }
 
-// TestAnEngineThatCannotStartSaysSo, and holds nothing.
-func TestAnEngineThatCannotStartSaysSo(t *testing.T) {
+// TestAFailedStartClosesEverything, and returns the error.
+func TestAFailedStartClosesEverything(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
 	for what, breaks := range map[string]func(g *system){

@@ -15,8 +15,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// An annotation of a Service chooses its scheduler, and one of the endpoints takes more
-// connections than the others. To plan needs no privilege.
+// An annotation of a Service chooses its scheduler, and one endpoint gets more connections
+// than the others. Plan needs no privilege.
 func ExampleConfig_tune() {
 	config := ipvs.Config{}
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations["example.com/scheduler"] }
@@ -44,7 +44,7 @@ func ExampleConfig_tune() {
 			update.Changes = append(update.Changes, desired.Change{Name: name, After: service})
 		}
 		plan, err := engine.Plan(update)
-		servers, _, _ := strings.Cut(plan, "\n\n") // and then the rules in front of them
+		servers, _, _ := strings.Cut(plan, "\n\n") // the rules follow
 		fmt.Println(servers)
 		return nil, err
 	})

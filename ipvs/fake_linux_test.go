@@ -24,20 +24,20 @@ type node struct {
 	kernel *fakeKernel
 	device *fakeDevice
 	rules  *fakeRules
-	// events are the writes to all three, in order, if wanted.
+	// events are the writes to all three, in order, after record.
 	events []string
 }
 
 func (k *fakeKernel) setTimeouts(*Config) error { return k.call(func() error { return nil }) }
 func (k *fakeKernel) Close()                    {}
 
-// fakeHolder is the dummy device, and the addresses of the other links.
+// fakeDevice is the dummy device, and the addresses of the other links.
 type fakeDevice struct {
 	exists        bool
 	here          map[netip.Addr]bool
 	elsewhere     []netip.Addr
 	calls, writes int
-	// fault makes the call fail that comes after so many others; below 0 none does.
+	// failAfter makes the call fail that follows so many others; below 0 none fails.
 	failAfter int
 	hear      func(event string)
 }
@@ -102,7 +102,7 @@ func (d *fakeDevice) delete() error {
 	return d.call(func() { d.exists, d.here = false, map[netip.Addr]bool{} })
 }
 
-// fakeRules are the rules in front. What they are told of last is what they hold.
+// fakeRules are the rules in front of IPVS, in memory.
 type fakeRules struct {
 	services map[changetracker.ServicePortName]*desired.Service
 	behind   nftables.Behind
@@ -168,7 +168,7 @@ func (r *fakeRules) Plan(desired.Update, func(netip.Addr) bool) (string, error) 
 }
 func (r *fakeRules) Close() error { return nil }
 
-// closes says whether the rules refuse other ports of a VIP that they know.
+// closes reports whether the rules refuse other ports of a VIP.
 func (r *fakeRules) closes(vip string) bool {
 	keys, _ := r.Frontends(context.Background())
 	addr := netip.MustParseAddr(vip)
@@ -190,7 +190,7 @@ func newFakeNode() *node {
 	return n
 }
 
-// record notes all writes from now on.
+// record records all writes from now on.
 func (n *node) record() {
 	n.events = nil
 	hear := func(event string) { n.events = append(n.events, event) }
@@ -207,7 +207,7 @@ func (n *node) record() {
 	}
 }
 
-// engine starts an engine on the node, as a process does.
+// engine creates an engine on the node, as a new process does.
 func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 	tb.Helper()
 	var config Config
@@ -284,7 +284,7 @@ func withFrontend(s *desired.Service, kind desired.Kind, vip string, port uint16
 	return &c
 }
 
-// tendAfter lets the engine look after what drains when some time has passed.
+// deleteDrainedAfter makes the engine delete drained real servers after some time.
 func deleteDrainedAfter(e *Engine, d time.Duration) {
 	now := time.Now().Add(d)
 	e.table.now = func() time.Time { return now }

@@ -13,25 +13,25 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeKernel is IPVS in memory. It is as strict as the real one about what is there.
+// fakeKernel is IPVS in memory. Like the real one it returns errors for missing objects.
 type fakeKernel struct {
 	virtuals map[serverKey]*virtual
 	busy     map[serverKey]map[netip.AddrPort]int
-	// missing are the schedulers that it has not.
+	// missing are the errors for schedulers that it does not have.
 	missing map[string]error
-	// hidden are those that a glance does not show.
+	// hidden are the virtual servers that ListFast does not return.
 	hidden map[serverKey]bool
 	// calls counts all calls, and writes those that change something.
 	calls, writes int
-	// fault makes a call fail, and lost says that an answer was lost by it.
+	// fault makes a call fail; lost means that a response was lost by it.
 	fault fault
 	lost  bool
-	// hear is told of each write before it happens, if set.
+	// hear, if set, is called before each write.
 	hear func(verb string, key serverKey, real netip.AddrPort, weight int)
 }
 
-// fault makes the call fail that comes after so many others. It may have had its
-// effect: then only the answer is lost.
+// fault makes the call fail that follows after others. If it is late, the call has had its
+// effect, and only the response is lost.
 type fault struct {
 	armed, late bool
 	after       int
@@ -46,7 +46,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{virtuals: map[serverKey]*virtual{}, busy: map[serverKey]map[netip.AddrPort]int{}, missing: map[string]error{}}
 }
 
-// call lets effect happen, unless the call fails before.
+// call runs effect, unless the call fails before.
 func (k *fakeKernel) call(effect func() error) error {
 	k.calls++
 	due := k.fault.armed && k.fault.after == 0
@@ -60,7 +60,7 @@ func (k *fakeKernel) call(effect func() error) error {
 	k.fault = fault{}
 	if late {
 		k.lost = true
-		_ = effect() // nobody hears of it
+		_ = effect() // the response is lost
 	}
 	return errFault
 }
@@ -83,7 +83,7 @@ func (k *fakeKernel) List() (all map[serverKey]*virtual, err error) {
 	return all, err
 }
 
-// Glance shows what List does, but for what is hidden.
+// ListFast returns what List does, except what is hidden.
 func (k *fakeKernel) ListFast() (map[serverKey]*virtual, error) {
 	all, err := k.List()
 	maps.DeleteFunc(all, func(key serverKey, _ *virtual) bool { return k.hidden[key] })
@@ -167,7 +167,7 @@ func (k *fakeKernel) DeleteReal(key serverKey, real netip.AddrPort) error {
 	})
 }
 
-// connect begins a connection, if the real server takes one.
+// connect begins a connection, if the real server takes new ones.
 func (k *fakeKernel) connect(key serverKey, real netip.AddrPort) {
 	v := k.virtuals[key]
 	if v == nil || v.reals[real] == 0 {

@@ -21,9 +21,9 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// TestHealthChecksPassAFirewall: INPUT drops what nobody accepts, and load balancers get
-// an answer at the health check node port, at the node's address and at a VIP, until
-// the Service has none any more. Other ports stay closed.
+// TestHealthChecksPassAFirewall: with policy DROP at INPUT, load balancers get a response from
+// the health check node port, at the node's address and at a VIP, while the Service has one.
+// Other ports stay closed.
 func TestHealthChecksPassAFirewall(t *testing.T) {
 	for _, variant := range []iptables.Variant{iptables.VariantNFT, iptables.VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) { testFirewall(t, variant) })
@@ -96,10 +96,10 @@ func testFirewall(t *testing.T, variant iptables.Variant) {
 	}
 	check("with a health check node port", health, true)
 	check("another port", other, false)
-	run("iptables-"+string(variant), "-F", "INPUT") // somebody else
+	run("iptables-"+string(variant), "-F", "INPUT") // another program
 	run("ip6tables-"+string(variant), "-F", "INPUT")
 	run("ip6tables-"+string(variant), "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT")
-	for _, addr := range vips { // a lost SYN is repeated for as long as it takes to notice
+	for _, addr := range vips { // the client repeats its SYN until the repair
 		if _, err := netns.Ask(t.Context(), away, "tcp", netip.AddrPortFrom(addr, health), netns.AskOptions{Timeout: 20 * time.Second}); err != nil {
 			t.Errorf("after a flush: %v port %d: %v, want an answer", addr, health, err)
 		}

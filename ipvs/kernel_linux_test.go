@@ -29,7 +29,7 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// node is the node of a topology with a proxy at work.
+// node is the node of a topology with a running Provider.
 type node struct {
 	t     *testing.T
 	world *proxiertest.Topology
@@ -40,7 +40,7 @@ type node struct {
 	reports *reports
 }
 
-// reports are what the syncs of the IPv4 engine wrote.
+// reports counts the writes of IPv4 syncs.
 type reports struct {
 	mu     sync.Mutex
 	writes []int
@@ -54,7 +54,7 @@ func (r *reports) ObserveSync(s proxier.SyncReport) {
 	}
 }
 
-// total is what has been written since the last call.
+// total returns the writes since the last call.
 func (r *reports) total() (writes int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -72,14 +72,14 @@ func newNode(t *testing.T, change ...func(*ipvs.Config)) *node {
 	return n
 }
 
-// newIdleNode has no proxy yet.
+// newIdleNode returns a node without a Provider.
 func newIdleNode(t *testing.T) *node {
 	t.Helper()
 	world := proxiertest.NewTopology(t)
 	return &node{t: t, world: world, ns: world.Node.NetNS()}
 }
 
-// start starts a proxy, which ends with the test or by stop.
+// start starts a Provider, which ends with the test or by stop.
 func (n *node) start(change ...func(*ipvs.Config)) {
 	n.t.Helper()
 	config := ipvs.Config{Config: n.world.Config(), SetSysctls: true}
@@ -109,7 +109,7 @@ func (n *node) start(change ...func(*ipvs.Config)) {
 	n.t.Cleanup(n.stop)
 }
 
-// synced says that everything is there, and programs it.
+// synced reports that all objects were delivered, and waits for the first sync.
 func (n *node) synced() {
 	n.t.Helper()
 	n.proxy.OnServiceSynced()
@@ -124,7 +124,7 @@ func (n *node) sync() {
 	}
 }
 
-// run runs a program in the node: a witness that knows nothing of this library.
+// run runs a program on the node: an oracle that is independent of this library.
 func (n *node) run(program string, args ...string) string {
 	n.t.Helper()
 	var out []byte
@@ -160,7 +160,7 @@ func (n *node) ask() (string, error) {
 	return answer.Server, err
 }
 
-// everybody asks often, and wants all of the answers from some pods.
+// everybody sends many requests; exactly these pods must answer.
 func (n *node) everybody(want ...*proxiertest.Host) {
 	n.t.Helper()
 	seen := map[string]bool{}
@@ -181,9 +181,9 @@ func (n *node) everybody(want ...*proxiertest.Host) {
 	}
 }
 
-// TestDrainingLetsConnectionsEnd: an open connection to an endpoint that is gone lives
-// on, new ones go elsewhere, a restart in the middle changes nothing, the endpoint that
-// returns takes new ones again, and the deadline cuts what is left.
+// TestDrainingLetsConnectionsEnd: an open connection to a removed endpoint continues, new ones
+// use other endpoints, also after a restart. An endpoint that returns gets new connections
+// again. The deadline ends the remaining connections.
 func TestDrainingLetsConnectionsEnd(t *testing.T) {
 	const drain = 6 * time.Second
 	n := newNode(t, func(c *ipvs.Config) { c.Drain = time.Hour })
@@ -253,10 +253,9 @@ func TestTheLastEndpointGoes(t *testing.T) {
 	}
 }
 
-// TestOthersAreLeftAlone by sync, repair and clean-up: virtual servers and addresses
-// that somebody else has made (W-V2). An external IP that is the node's own address
-// serves, and does not cut the node off.
-func TestOthersAreLeftAlone(t *testing.T) {
+// TestObjectsOfOtherProgramsStay after sync, repair and clean-up: virtual servers and addresses
+// (W-V2). An external IP that is the node's own address works, and the node keeps its ports.
+func TestObjectsOfOtherProgramsStay(t *testing.T) {
 	n := newNode(t)
 	main := n.world.Node.Addr(v1.IPv4Protocol)
 	n.run("ip", "link", "add", "other0", "type", "dummy")
@@ -307,9 +306,9 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestTakingOverFromKubeProxy: of what it leaves on kube-ipvs0, virtual servers that are
-// wanted stay with their connections, and the rest goes, in both IP families. So it is at
-// node ports that are wanted. Others' objects stay.
+// TestTakingOverFromKubeProxy: of the virtual servers on kube-ipvs0, and of those for wanted
+// node ports, wanted ones keep their connections, and all others are deleted, in both IP
+// families. Objects of other programs stay.
 func TestTakingOverFromKubeProxy(t *testing.T) {
 	n := newIdleNode(t)
 	const gone, gone6 = "10.96.0.99", "fd00:10:96::99"
@@ -378,8 +377,7 @@ func TestTakingOverFromKubeProxy(t *testing.T) {
 	}
 }
 
-// TestAMissingSchedulerConcernsOneService: Linux 6.1 has no twos, and nothing has
-// nonsense.
+// TestAMissingSchedulerConcernsOneService: the others are programmed.
 func TestAMissingSchedulerConcernsOneService(t *testing.T) {
 	n := newNode(t, func(c *ipvs.Config) {
 		c.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations["scheduler"] }
@@ -424,8 +422,8 @@ func (n *node) open() *proxiertest.Flow {
 	return flow
 }
 
-// TestOneChangeIsOneExchange among 2,000 Services: an endpoint more is one message to
-// the kernel, one that is replaced are two, and a restart writes nothing.
+// TestOneChangeIsOneExchange among 2,000 Services: adding an endpoint takes one message to the
+// kernel, replacing one takes two, and a restart writes nothing.
 func TestOneChangeIsOneExchange(t *testing.T) {
 	const services = 2000
 	n := newNode(t)
@@ -477,7 +475,7 @@ func TestOneChangeIsOneExchange(t *testing.T) {
 	n.everybody(n.world.LocalPods[0])
 }
 
-// TestWithoutPrivilege says so. It is run again as nobody.
+// TestWithoutPrivilege runs itself again as nobody: the error is ErrPermission.
 func TestWithoutPrivilege(t *testing.T) {
 	const marker, nobody = "SERVICEPLANE_AS_NOBODY", 65534
 	if os.Getenv(marker) == "" {
@@ -505,7 +503,7 @@ func TestWithoutPrivilege(t *testing.T) {
 	running.Wait()
 }
 
-// TestKernelSettings are set on request only, in the node's network namespace; without
+// TestKernelSettings: they are set on request only, in the node's network namespace. Without
 // the one that masquerading needs, nothing is programmed.
 func TestKernelSettings(t *testing.T) {
 	n := newNode(t, func(c *ipvs.Config) { c.StrictARP = true })

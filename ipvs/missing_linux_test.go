@@ -14,7 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestAKernelWithoutIPVS says which module it lacks, and has nothing to clean up.
+// TestAKernelWithoutIPVS: the error names the missing module, and Cleanup succeeds.
 func TestAKernelWithoutIPVS(t *testing.T) {
 	ns := netnstest.New(t)
 	if findIPVS() == nil {

@@ -15,7 +15,7 @@ func plannedNode() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("192.0.2.250"), netip.MustParseAddr("192.0.2.251")}
 }
 
-// plannedService has one endpoint here, A, and another one, B.
+// plannedService has a local endpoint A, and a remote endpoint B.
 func plannedService(frontends ...desired.Frontend) *desired.Service {
 	both := []netip.AddrPort{endpointA(), endpointB()}
 	return &desired.Service{

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// As Linux 6.1 prints it, with spaces at the ends of lines.
+// The format of Linux 6.1, with trailing spaces.
 const procText = `IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags
   -> RemoteAddress:Port Forward Weight ActiveConn InActConn
@@ -41,8 +41,8 @@ func TestParseProc(t *testing.T) {
 	}
 }
 
-// TestParseProcSaysWhatItDoesNotKnow, rather than that something is not there.
-func TestParseProcSaysWhatItDoesNotKnow(t *testing.T) {
+// TestParseProcErrors: a malformed line is an error, not a missing server.
+func TestParseProcErrors(t *testing.T) {
 	t.Parallel()
 	const virtual = "TCP  0A600001:0050 rr \n"
 	for _, line := range []string{

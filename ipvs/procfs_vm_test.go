@@ -16,9 +16,10 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestAGlanceShowsWhatTheKernelHas, as far as it goes, of both IP families, beside virtual
-// servers of others. It shows all, unless something keeps the namespaces of earlier tests.
-func TestAGlanceShowsWhatTheKernelHas(t *testing.T) {
+// TestListFastReturnsWhatListDoes, without timeouts and most flags, for both IP families and
+// beside virtual servers of other programs. It may be incomplete while the network namespaces
+// of earlier tests exist.
+func TestListFastReturnsWhatListDoes(t *testing.T) {
 	b := bare{t, netnstest.New(t).Path()}
 	dice := rand.New(rand.NewPCG(1, 2))
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
@@ -41,20 +42,20 @@ func TestAGlanceShowsWhatTheKernelHas(t *testing.T) {
 			v.settings = settings{scheduler: v.scheduler, flags: v.flags & flagPersistent}
 		}
 		var got map[serverKey]*virtual
-		poll.Until(t, "all are shown, when the namespaces of earlier tests have gone", func() bool {
+		poll.Until(t, "all are returned, when the namespaces of earlier tests are deleted", func() bool {
 			got, err = k.ListFast()
 			return err != nil || len(got) == len(all)
 		})
 		if err != nil || text(got) != text(all) {
-			t.Errorf("%s: Glance = %v\n%swant\n%s", family, err, text(got), text(all))
+			t.Errorf("%s: ListFast = %v\n%swant\n%s", family, err, text(got), text(all))
 		}
 		if got, err := k.Get(tcpKey(ofFamily(family, "192.0.2.99:80", "[2001:db8::99]:80"))); err != nil || got != nil {
-			t.Errorf("%s: Get of what is not there = %v, %v, want none", family, got, err)
+			t.Errorf("%s: Get of a missing one = %v, %v, want none", family, got, err)
 		}
 	}
 }
 
-// TestOtherNamespacesHideNoDamage, although the kernel then leaves some out of its list.
+// TestOtherNamespacesHideNoDamage, although the kernel then omits virtual servers.
 func TestOtherNamespacesHideNoDamage(t *testing.T) {
 	var kernels []*netlinkKernel
 	for range 2 {
@@ -72,7 +73,7 @@ func TestOtherNamespacesHideNoDamage(t *testing.T) {
 			t.Fatalf("List has %d virtual servers, %v, want 300", len(all), err)
 		}
 		shown, err := k.ListFast()
-		t.Logf("%d of %d are shown", len(shown), len(all))
+		t.Logf("%d of %d are returned", len(shown), len(all))
 		table := newTable(k, 0, time.Now)
 		for key, v := range all {
 			table.adopt(key, v)
@@ -92,7 +93,7 @@ func TestOtherNamespacesHideNoDamage(t *testing.T) {
 	}
 }
 
-// fill makes virtual servers of all protocols, with few and with many real servers.
+// fill creates virtual servers of all protocols, with few and with many real servers.
 func fill(tb testing.TB, k *netlinkKernel, dice *rand.Rand, base string, n int) {
 	tb.Helper()
 	addr := netip.MustParseAddr(base)
@@ -119,8 +120,8 @@ func fill(tb testing.TB, k *netlinkKernel, dice *rand.Rand, base string, n int) 
 	}
 }
 
-// BenchmarkLook compares the ways to see whether all virtual servers are there.
-func BenchmarkLook(b *testing.B) {
+// BenchmarkList compares the ways to list all virtual servers.
+func BenchmarkList(b *testing.B) {
 	k, err := openKernel(netnstest.New(b).Path(), v1.IPv4Protocol, ForwardMasquerade)
 	if err != nil {
 		b.Fatal(err)
@@ -130,10 +131,10 @@ func BenchmarkLook(b *testing.B) {
 	for _, more := range []int{1000, 9000} {
 		fill(b, k, rand.New(rand.NewPCG(1, 2)), fmt.Sprintf("10.%d.0.0", more/100), more)
 		n += more
-		for what, look := range map[string]func() (map[serverKey]*virtual, error){"list": k.List, "glance": k.ListFast} {
+		for what, list := range map[string]func() (map[serverKey]*virtual, error){"list": k.List, "fast": k.ListFast} {
 			b.Run(fmt.Sprintf("N=%d/%s", n, what), func(b *testing.B) {
 				for b.Loop() {
-					if all, err := look(); err != nil || len(all) != n {
+					if all, err := list(); err != nil || len(all) != n {
 						b.Fatalf("%d virtual servers, %v, want %d", len(all), err, n)
 					}
 				}

@@ -13,14 +13,14 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestWatchTendsAndHearsOfAddresses, in a network namespace of its own.
-func TestWatchTendsAndHearsOfAddresses(t *testing.T) {
+// TestWatchReportsAddressesAndDeletesDrained, in a network namespace of its own.
+func TestWatchReportsAddressesAndDeletesDrained(t *testing.T) {
 	ns := netnstest.New(t)
 	n := newFakeNode()
 	e := n.engine(t, func(c *Config) { c.NetNS = ns.Path() })
 	mustApply(t, e, full(service("web", webVIP, pod1)))
 	mustApply(t, e, removal("web"))
-	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr("192.0.2.77")) // came while nobody listened
+	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr("192.0.2.77")) // added before Watch subscribed
 	damages := make(chan proxier.Damage, 10)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -30,7 +30,7 @@ func TestWatchTendsAndHearsOfAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitDamage(t, damages, "address 203.0.113.5 of the node")
-	poll.Until(t, "Watch deletes what has drained", func() bool {
+	poll.Until(t, "Watch deletes drained real servers", func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		return len(n.kernel.virtuals) == 0
@@ -52,8 +52,9 @@ func TestWatchEndsWithTheWatchOfTheRules(t *testing.T) {
 	}
 }
 
-// TestWhatSomebodyChangedIsMissed, beside our own change, once; and not what drained.
-func TestWhatSomebodyChangedIsMissed(t *testing.T) {
+// TestDamageIsReportedOnce, also beside a change by the engine; deleting drained servers is
+// no damage.
+func TestDamageIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	web := tcpKey(webVIP + ":80")
 	server, reals := "virtual server "+webVIP+":80/TCP", "real servers of virtual server "+webVIP+":80/TCP"
@@ -76,44 +77,44 @@ func TestWhatSomebodyChangedIsMissed(t *testing.T) {
 			mustApply(t, e, removal("dns"))
 			deleteDrainedAfter(e, 0)
 			if text, _ := e.checkServers(); text != "" {
-				t.Errorf("look finds %s, want nothing", text)
+				t.Errorf("checkServers = %s, want nothing", text)
 			}
 			c.damage(n.kernel)
 			mustApply(t, e, partial(service("dns", dnsVIP, pod2)))
 			if text, _ := e.checkServers(); text != c.want {
-				t.Errorf("look = %q, want %q", text, c.want)
+				t.Errorf("checkServers = %q, want %q", text, c.want)
 			}
 			if text, _ := e.checkServers(); text != "" {
-				t.Errorf("look finds %s again, want it told once", text)
+				t.Errorf("checkServers = %s again, want it once", text)
 			}
 			mustApply(t, e, full(service("web", webVIP, pod1)))
 			if text, _ := e.checkServers(); text != "" {
-				t.Errorf("look finds %s after the repair, want nothing", text)
+				t.Errorf("checkServers = %s after the repair, want nothing", text)
 			}
 		})
 	}
 }
 
-// TestWhatAGlanceDoesNotShowIsNoDamage: while the kernel prints all virtual servers, the
-// other IP family may write some, and then the list lacks others.
-func TestWhatAGlanceDoesNotShowIsNoDamage(t *testing.T) {
+// TestAnIncompleteListIsNoDamage: while the kernel lists all virtual servers, the other IP
+// family may write, and then the list is incomplete.
+func TestAnIncompleteListIsNoDamage(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
 	e := n.engine(t)
 	mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod2)))
 	n.kernel.hidden = map[serverKey]bool{tcpKey(webVIP + ":80"): true}
 	if text, _ := e.checkServers(); text != "" {
-		t.Errorf("look finds %s, want nothing", text)
+		t.Errorf("checkServers = %s, want nothing", text)
 	}
 	delete(n.kernel.virtuals[tcpKey(dnsVIP+":80")].reals, netip.MustParseAddrPort(pod2))
 	if text, _ := e.checkServers(); !strings.Contains(text, dnsVIP) {
-		t.Errorf("look = %q, want that of dns", text)
+		t.Errorf("checkServers = %q, want that of dns", text)
 	}
 }
 
 func awaitDamage(t *testing.T, damages <-chan proxier.Damage, want string) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(poll.Timeout)
 	for {
 		select {
 		case d := <-damages:
@@ -121,7 +122,7 @@ func awaitDamage(t *testing.T, damages <-chan proxier.Damage, want string) {
 				return
 			}
 		case <-deadline:
-			t.Fatalf("no damage was told, want %q", want)
+			t.Fatalf("no damage reported, want %q", want)
 		}
 	}
 }
