@@ -62,15 +62,18 @@ func (l *lock) bind(socket string, name ownedName, family v1.IPFamily, allowOwn 
 		if err != nil || own && allowOwn {
 			return err
 		}
-		if !own || attempt == forkAttempts {
+		if !own && who != startingOrEnding || attempt == forkAttempts {
 			return inUseError(name, family, who)
 		}
 		<-time.After(forkPause)
 	}
 }
 
-// A child process holds a copy of a closed socket between fork and execve(2).
+// A child process holds a copy of a closed socket between fork and execve(2). It may have
+// closed the copy between bind and connect, and then connect is refused.
 const (
+	startingOrEnding = "a process that is starting or ending"
+
 	forkAttempts = 5
 	forkPause    = 10 * time.Millisecond
 )
@@ -115,7 +118,7 @@ func holder(address syscall.Sockaddr) (who string, own bool, err error) {
 	defer func() { _ = syscall.Close(fd) }()
 	err = syscall.Connect(fd, address)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return "a process that is starting or ending", false, nil
+		return startingOrEnding, false, nil
 	}
 	if err != nil { // the queue is full; a serviceplane process drains it
 		return "", false, foreignLockError{fmt.Errorf("a process that does not accept connections holds it: %w", err)}
