@@ -165,7 +165,7 @@ func pageDuringRollout(t *testing.T, b *browser) {
 		t.Fatal("Sync = nil, want the failure")
 	}
 	b.awaitText("#families .badge", "failing")
-	b.await("a bar tells of the failure", "return document.querySelector('#chart .bar[data-kind=failed]') !== null")
+	b.await("a bar shows the failure", "return document.querySelector('#chart .bar[data-kind=failed]') !== null")
 	p.engines[v1.IPv4Protocol].Fail(nil) // the next syncs may be more than a history holds
 	p.rollOut(t, 18)
 	b.await("no family is failing", "return !document.querySelector('#families').innerText.includes('failing')")
@@ -230,7 +230,7 @@ func pageIsOneLink(t *testing.T, b *browser) {
 	b.awaitText("#ports", "10.244.5.2:9000")
 	b.click("#close")
 	b.awaitText("#service-note", "Choose a Service")
-	b.await("the address forgets it", "return location.hash === '#q=shop'")
+	b.await("the URL has no Service", "return location.hash === '#q=shop'")
 	checkConsole(t, b)
 }
 
@@ -283,5 +283,5 @@ func pageShowsThatTheProxyIsSilent(t *testing.T, b *browser) {
 	b.awaitText("#connection", "does not answer")
 	b.awaitText("#services", "load") // what was known stays
 	b.run("window.asked = 0")
-	b.await("it goes on trying", "return window.asked > 8") // four for one look
+	b.await("it tries again", "return window.asked > 8") // four requests each time
 }

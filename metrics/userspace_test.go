@@ -27,15 +27,15 @@ import (
 // patience is how long anything may take on a busy machine.
 const patience = 20 * time.Second
 
-// world is a userspace Provider on loopback. An endpoint of 127.0.0.2 is dead, and
-// tried first.
+// world is a userspace Provider on loopback. Endpoints at 127.0.0.2 refuse connections
+// and are tried first.
 type world struct {
 	*proxier.Proxier
 
 	sockets sync.Map // of addresses, by the name of a Service
 }
 
-// listens notes where a TCP service port listens.
+// listens stores the address of a TCP socket.
 func (w *world) listens(ctx context.Context, at userspace.Site) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, at.Network, at.Addr.String())
 	if err == nil {
@@ -44,7 +44,7 @@ func (w *world) listens(ctx context.Context, at userspace.Site) (net.Listener, e
 	return l, err
 }
 
-// listensForPackets notes where a UDP service port listens.
+// listensForPackets stores the address of a UDP socket.
 func (w *world) listensForPackets(ctx context.Context, at userspace.Site) (net.PacketConn, error) {
 	c, err := (&net.ListenConfig{}).ListenPacket(ctx, at.Network, at.Addr.String())
 	if err == nil {
@@ -61,7 +61,7 @@ func deadFirst(_ userspace.Connection, endpoints, tried []netip.AddrPort) (netip
 	return endpoints[i], true
 }
 
-// inUserspace makes a world run until the test ends.
+// inUserspace runs a world until the test ends.
 func inUserspace(t *testing.T, observer proxier.Observer, change ...func(*userspace.Config)) *world {
 	t.Helper()
 	w := &world{}
@@ -98,7 +98,7 @@ func inUserspace(t *testing.T, observer proxier.Observer, change ...func(*usersp
 	return w
 }
 
-// add adds a Service whose endpoints are at one port of some addresses.
+// add adds a Service with endpoints at some addresses, all with the same port.
 func (w *world) add(name, vip string, protocol v1.Protocol, port uint16, addresses ...string) {
 	w.OnServiceAdd(proxiertest.Service("test", name, proxiertest.ClusterIPs(vip), proxiertest.Port("main", protocol, 80)))
 	options := []proxiertest.SliceOption{proxiertest.SlicePort("main", protocol, int32(port))}
@@ -108,7 +108,7 @@ func (w *world) add(name, vip string, protocol v1.Protocol, port uint16, address
 	w.OnEndpointSliceAdd(proxiertest.Slice("test", name, discovery.AddressTypeIPv4, options...))
 }
 
-// ask says hello to a Service, and returns the answer, or "" if there is none.
+// ask sends hello to a Service, and returns the answer, or "" if there is none.
 func (w *world) ask(t *testing.T, network, name string) string {
 	t.Helper()
 	socket, _ := w.sockets.Load(name)
@@ -123,11 +123,11 @@ func (w *world) ask(t *testing.T, network, name string) string {
 		t.Fatal(err)
 	}
 	answer := make([]byte, 100)
-	n, _ := conn.Read(answer) // an error is an answer too
+	n, _ := conn.Read(answer) // an error counts as an empty answer
 	return string(answer[:n])
 }
 
-// endpoint greets back everybody on 127.0.0.1 until the test ends, by TCP.
+// endpoint answers TCP clients on 127.0.0.1 until the test ends.
 func endpoint(t *testing.T) (port uint16) {
 	t.Helper()
 	l, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
@@ -146,7 +146,7 @@ func endpoint(t *testing.T) (port uint16) {
 	return netip.MustParseAddrPort(l.Addr().String()).Port()
 }
 
-// datagramEndpoint is endpoint by UDP.
+// datagramEndpoint is endpoint for UDP.
 func datagramEndpoint(t *testing.T) (port uint16) {
 	t.Helper()
 	c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
@@ -163,7 +163,7 @@ func datagramEndpoint(t *testing.T) (port uint16) {
 	return netip.MustParseAddrPort(c.LocalAddr().String()).Port()
 }
 
-// serve repeats once until it fails, which it does when the test ends.
+// serve calls once until it fails, at the end of the test.
 func serve(t *testing.T, socket io.Closer, once func() error) {
 	t.Helper()
 	var running sync.WaitGroup
@@ -177,7 +177,7 @@ func serve(t *testing.T, socket io.Closer, once func() error) {
 	})
 }
 
-// counting tells when a connection has been counted.
+// counting signals each counted connection on done.
 type counting struct {
 	*metrics.Metrics
 
@@ -201,8 +201,8 @@ func (c counting) wait(t *testing.T, n int) {
 	}
 }
 
-// TestConnectionsThroughAUserspaceProxyAreMeasured: two that are served, one whose
-// first endpoint is dead, one without endpoints, and a UDP client's flow.
+// Two connections are served, one has a dead endpoint first, one has no endpoints, and one
+// is a UDP client's flow.
 func TestConnectionsThroughAUserspaceProxyAreMeasured(t *testing.T) {
 	m, registry := measure(t, metrics.Options{Mode: "userspace", PerService: true})
 	counted := counting{Metrics: m, done: make(chan struct{}, 5)}
@@ -261,8 +261,8 @@ func TestConnectionsThroughAUserspaceProxyAreMeasured(t *testing.T) {
 	}
 }
 
-// TestAShortageOfDescriptorsIsMeasured: there is room for two sockets and one
-// connection, so that the second one is refused.
+// The budget suffices for two sockets and one connection; the second connection is
+// refused.
 func TestAShortageOfDescriptorsIsMeasured(t *testing.T) {
 	m, registry := measure(t, metrics.Options{Mode: "userspace"})
 	w := inUserspace(t, m, func(c *userspace.Config) { c.Budget = userspace.NewBudget(4) })
@@ -298,8 +298,7 @@ func TestAShortageOfDescriptorsIsMeasured(t *testing.T) {
 	}
 }
 
-// wantReset dials, and wants the connection to end at once: while it is dialled, or
-// when it is read from.
+// wantReset connects, and expects a reset, of the handshake or of a read.
 func wantReset(t *testing.T, to string) {
 	t.Helper()
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(t.Context(), "tcp", to)

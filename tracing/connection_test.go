@@ -161,9 +161,9 @@ func TestWhatWasNotServedIsAnError(t *testing.T) {
 		change func(*connection.Report)
 		want   []phase
 	}{
-		"nobody came": {
-			func(r *connection.Report) { r.Err = errors.New("nobody is there") },
-			[]phase{root("nobody is there"), {Name: "held", To: time.Second, Kind: trace.SpanKindInternal}},
+		"no endpoints": {
+			func(r *connection.Report) { r.Err = errors.New("no endpoints") },
+			[]phase{root("no endpoints"), {Name: "held", To: time.Second, Kind: trace.SpanKindInternal}},
 		},
 		"no reason": {
 			func(r *connection.Report) { r.Held, r.Outcome = 0, connection.NotAdmitted },

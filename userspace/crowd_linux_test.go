@@ -32,23 +32,23 @@ import (
 
 const (
 	// crowdedNode is the network namespace of TestACrowdLeavesRoomForOthers, in its
-	// child process, which may have so many descriptors.
+	// child process, which may have fewDescriptors.
 	crowdedNode       = "SERVICEPLANE_TEST_CROWDED_NODE"
 	fewDescriptors    = 1024
 	crowdPatience     = 20 * time.Second
 	crowds            = 6    // Services whose clients are too many
 	crowdDatagrams    = 1000 // UDP clients of each
-	crowdConnections  = 600  // TCP clients of one that say nothing
+	crowdConnections  = 600  // idle TCP clients of one Service
 	crowdPort         = 8081
 	crowdHealthz      = "192.0.2.1:10256"
-	crowdEndpoint     = "192.0.2.2" // and who comes in crowds
-	crowdStranger     = "192.0.2.3" // a client who is not one of them
+	crowdEndpoint     = "192.0.2.2" // and address of the many clients
+	crowdStranger     = "192.0.2.3" // address of another client
 	quietService      = 90
 	movedService      = 91
 	newService        = 92
 	slowService       = 93
 	quietDatagrams    = 94
-	crowdedDescriptor = 64 // at least so many are free while there is a crowd
+	crowdedDescriptor = 64 // the least number of free descriptors meanwhile
 )
 
 // crowdVIP is the ClusterIP of a Service of the test.
@@ -56,9 +56,9 @@ func crowdVIP(number int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(number)}), 80)
 }
 
-// TestACrowdLeavesRoomForOthers: in a process that may have 1,024 descriptors, the UDP
-// clients of six Services and the silent TCP clients of another one could use each
-// many times. Everybody else is served, health answers, and changes are programmed.
+// The process has 1,024 descriptors. The UDP clients of six Services and the idle TCP
+// clients of another one could use many times more. All other clients are served, health
+// checks work, and changes are programmed.
 func TestACrowdLeavesRoomForOthers(t *testing.T) {
 	if path := os.Getenv(crowdedNode); path != "" {
 		beCrowdedNode(t, path)
@@ -103,7 +103,7 @@ func TestACrowdLeavesRoomForOthers(t *testing.T) {
 	}
 
 	if got := child.healthz(t, away); got != http.StatusOK {
-		t.Errorf("/healthz says %d, want %d", got, http.StatusOK)
+		t.Errorf("status of /healthz %d, want %d", got, http.StatusOK)
 	}
 	reach("TCP to another Service", "tcp", crowdVIP(quietService))
 	reach("UDP to another Service", "udp", crowdVIP(quietDatagrams))
@@ -136,7 +136,7 @@ type crowdedChild struct {
 
 func startCrowdedNode(t *testing.T, node *netns.NS) *crowdedChild {
 	t.Helper()
-	ctx, kill := context.WithCancel(context.Background()) // it ends with its standard input
+	ctx, kill := context.WithCancel(context.Background()) // the child ends with its standard input
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=2m")
 	cmd.Env = append(os.Environ(), crowdedNode+"="+node.Path())
 	cmd.Stderr = os.Stderr
@@ -166,7 +166,7 @@ func startCrowdedNode(t *testing.T, node *netns.NS) *crowdedChild {
 	return c
 }
 
-// tell gives an order, and returns the answer.
+// tell sends a command, and returns the answer.
 func (c *crowdedChild) tell(t *testing.T, order string) string {
 	t.Helper()
 	if _, err := fmt.Fprintln(c.say, order); err != nil {
@@ -179,7 +179,7 @@ func (c *crowdedChild) tell(t *testing.T, order string) string {
 	return strings.TrimSpace(line)
 }
 
-// open counts its descriptors.
+// open counts the child's descriptors.
 func (c *crowdedChild) open(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.pid))
@@ -205,7 +205,7 @@ func (c *crowdedChild) healthz(t *testing.T, from *netns.NS) int {
 	return answer.StatusCode
 }
 
-// beCrowdedNode is what the child does: it proxies, and does what it is told.
+// beCrowdedNode runs the child: a proxy that obeys commands.
 func beCrowdedNode(t *testing.T, path string) {
 	limit := unix.Rlimit{Cur: fewDescriptors, Max: fewDescriptors}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

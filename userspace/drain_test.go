@@ -224,8 +224,8 @@ func TestAHeldConnectionEndsInTime(t *testing.T) {
 		end  func(t *testing.T, e *Engine)
 		wait time.Duration
 	}{
-		"nobody comes":        {func(*testing.T, *Engine) {}, 2 * time.Minute},
-		"the Service is gone": {func(t *testing.T, e *Engine) { apply(t, e) }, 0},
+		"timeout":         {func(*testing.T, *Engine) {}, 2 * time.Minute},
+		"Service removed": {func(t *testing.T, e *Engine) { apply(t, e) }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

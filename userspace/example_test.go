@@ -34,7 +34,7 @@ func Example() {
 	config := userspace.Config{Config: proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}}
 	config.Tracker.LoopbackEndpoints = true // this example's endpoint is on loopback
 	config.Hooks.Activate = func(_ context.Context, name changetracker.ServicePortName) {
-		fmt.Println("somebody asks for", name)
+		fmt.Println("activate", name)
 		p.OnEndpointSliceAdd(sliceOf(pod))
 	}
 	engine, err := userspace.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
@@ -64,7 +64,7 @@ func Example() {
 	fmt.Println("run:", <-ended, err)
 	// Output:
 	// sync: <nil>
-	// somebody asks for shop/web:http
+	// activate shop/web:http
 	// hello from the pod
 	// run: <nil> <nil>
 }

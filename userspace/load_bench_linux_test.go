@@ -66,7 +66,7 @@ func startServer(tb testing.TB, args ...any) netip.AddrPort {
 	line := startPart(tb, args...)
 	addr, err := netip.ParseAddrPort(line)
 	if err != nil {
-		tb.Fatalf("part %v says %q, want an address", args, line)
+		tb.Fatalf("part %v prints %q, want an address", args, line)
 	}
 	return addr
 }
@@ -77,7 +77,7 @@ func startMeter(tb testing.TB, args ...any) float64 {
 	line := startPart(tb, args...)
 	figure, err := strconv.ParseFloat(line, 64)
 	if err != nil {
-		tb.Fatalf("part %v says %q, want a number", args, line)
+		tb.Fatalf("part %v prints %q, want a number", args, line)
 	}
 	return figure
 }

@@ -58,7 +58,7 @@ func (f *fakeNetsh) lines(name string) []string {
 	return strings.Fields(strings.ReplaceAll(string(text), " ", "_"))
 }
 
-// local hides addresses for as many calls as late says.
+// local does not list new addresses for the first late calls.
 func (f *fakeNetsh) local() ([]netip.Addr, error) {
 	var addrs []netip.Addr
 	for _, line := range f.lines("addresses") {
@@ -104,10 +104,10 @@ func TestNetshAddsAndDeletes(t *testing.T) {
 	a := f.addresses(patience)
 	mustDo(t, a.Add, "10.96.0.1")
 	mustDo(t, a.Add, "fd00::1")
-	mustDo(t, a.Add, "10.96.0.1") // is there
+	mustDo(t, a.Add, "10.96.0.1") // added already
 	mustDo(t, a.Remove, "10.96.0.1")
 	mustDo(t, a.Remove, "fd00::1")
-	mustDo(t, a.Remove, "fd00::1") // is gone
+	mustDo(t, a.Remove, "fd00::1") // removed already
 	f.mustHaveRun(t,
 		"|interface|ipv4|add|address|name="+nic+"|address=10.96.0.1|mask=255.255.255.255|store=active|skipassource=true",
 		"|interface|ipv6|add|address|interface="+nic+"|address=fd00::1/128|store=active|skipassource=true",
@@ -153,7 +153,7 @@ func TestNetshRemovesWhatCameTooLate(t *testing.T) {
 	f.late = 1 << 30
 	a := f.addresses(300 * time.Millisecond)
 	if err := a.Add(t.Context(), netip.MustParseAddr("10.96.0.1")); err == nil {
-		t.Fatal("Add = nil, want an error: nobody sees the address")
+		t.Fatal("Add = nil, want an error: the address is not listed")
 	}
 	f.late = 0
 	mustDo(t, a.Add, "10.96.0.1") // it is there by now, and still ours

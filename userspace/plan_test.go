@@ -113,7 +113,7 @@ func TestNodePortsListenWhereTheyAreAccepted(t *testing.T) {
 		"two addresses":   {[]string{"127.1.2.3/32", "127.1.2.4/32"}, []string{"127.1.2.3", "127.1.2.4"}, []string{"127.0.0.1", "127.1.2.5"}},
 		"a range":         {[]string{"127.0.0.0/24"}, []string{"127.0.0.1"}, []string{"127.1.2.3"}},
 		"nowhere":         {nil, nil, []string{"127.0.0.1"}},
-		"somebody else's": {[]string{"192.0.2.77/32", "127.1.2.3/32"}, []string{"127.1.2.3"}, []string{"127.0.0.1"}},
+		"another machine": {[]string{"192.0.2.77/32", "127.1.2.3/32"}, []string{"127.1.2.3"}, []string{"127.0.0.1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			port := portOn(t, "0.0.0.0")
@@ -193,11 +193,11 @@ func errorText(err error) string {
 func TestATakenPortIsOpenedAsSoonAsItIsFree(t *testing.T) {
 	needsAliases(t)
 	taken, free := portOn(t, "127.1.2.3"), portOn(t, "127.1.2.3")
-	somebody, err := net.Listen("tcp", addrPortOf("127.1.2.3", taken).String())
+	other, err := net.Listen("tcp", addrPortOf("127.1.2.3", taken).String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer somebody.Close()
+	defer other.Close()
 	e := placed(t)
 	both := servicePort("both", v1.ProtocolTCP, []desired.Frontend{clusterIP("127.1.2.3", taken), clusterIP("127.1.2.4", taken)}, named(t, "both"))
 	update := desired.Update{Full: true, Changes: desired.ChangesTo(
@@ -210,7 +210,7 @@ func TestATakenPortIsOpenedAsSoonAsItIsFree(t *testing.T) {
 	}
 	mustAsk(t, addrPortOf("127.1.2.3", free), "free heard hello")
 	mustAsk(t, addrPortOf("127.1.2.4", taken), "both heard hello")
-	_ = somebody.Close()
+	_ = other.Close()
 	if err := failureOf(e.Apply(t.Context(), desired.Update{Changes: desired.ChangesTo(both)})); err != nil {
 		t.Errorf("Apply = %v when the port is free, want nil", err)
 	}

@@ -97,7 +97,7 @@ func (t *tcpSocket) connection(conn net.Conn) (c Connection, viaPortal bool) {
 }
 
 // serve serves a connection until it or connCtx ends. ctx ends with the socket. Finding
-// an endpoint is a function of its own, to keep the stack of idle connections small.
+// an endpoint is a separate function, to keep the stack of idle connections small.
 func (t *tcpSocket) serve(ctx, connCtx context.Context, conn net.Conn, l *lease) {
 	j, r := t.newRelay(ctx, connCtx, conn)
 	defer func() { t.ended(r) }()

@@ -36,10 +36,10 @@ func Example() {
 		},
 	}))
 	log := zaplog.FromSlog(program.With("program", "mine")) // this is a proxier.Deps.Logger
-	log.Named("nftables").Warn("the table was changed by somebody else", zap.Int("rules", 2), zap.Error(errors.New("busy")))
+	log.Named("nftables").Warn("table was changed by another program", zap.Int("rules", 2), zap.Error(errors.New("busy")))
 	log.Debug("not seen: the program's level is Info")
 	// Output:
-	// level=WARN msg="the table was changed by somebody else" program=mine logger=nftables rules=2 error=busy
+	// level=WARN msg="table was changed by another program" program=mine logger=nftables rules=2 error=busy
 }
 
 // plain is a logr.LogSink without support for slog. It writes lines like slog's JSON.

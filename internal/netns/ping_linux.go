@@ -63,8 +63,8 @@ func Ping(ctx context.Context, ns *NS, to netip.Addr, opts AskOptions) error {
 	}
 }
 
-// echo builds a request without payload. The kernel fills in the checksum of
-// ICMPv6, whose pseudo header it alone knows, and overwrites ours.
+// echo builds a request without payload. For ICMPv6 the kernel overwrites the checksum,
+// since it includes a pseudo header.
 func echo(request byte) []byte {
 	message := make([]byte, echoHeader)
 	message[0] = request
