@@ -26,7 +26,7 @@ func TestParse(t *testing.T) {
 		want observed
 	}{
 		"nothing":                 {"", observed{chains: ruleset{}}},
-		"comments, table, commit": {"# by somebody\n*nat\nCOMMIT\n", observed{chains: ruleset{}}},
+		"comments, table, commit": {"# a comment\n*nat\nCOMMIT\n", observed{chains: ruleset{}}},
 		"chains of others": {
 			":OUTPUT ACCEPT [1:60]\n:SPLENDID - [0:0]\n-A OUTPUT -j SPLENDID\n-A SPLENDID -j RETURN\n", observed{chains: ruleset{}},
 		},

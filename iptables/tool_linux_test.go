@@ -278,7 +278,7 @@ func TestDetectionPrefersTheVariantInUse(t *testing.T) {
 		nft, legacy []string
 		want        Variant
 	}{
-		"nothing": {want: VariantNFT}, // the fake program iptables says so
+		"nothing": {want: VariantNFT}, // that of the fake program iptables
 		"nft rules": {
 			nft: []string{"*nat", ":A - [0:0]", "COMMIT"}, want: VariantNFT,
 		},

@@ -128,7 +128,7 @@ func TestWatcherDistinguishesOwnWrites(t *testing.T) {
 		written       map[chainID][]rule
 		isDamage      bool
 	}{
-		"nobody":                          {script: write, written: leaf},
+		"no other program":                {script: write, written: leaf},
 		"the same elsewhere":              {script: write, written: leaf, before: "-t nat -R SP-TOP 1 -j SP-FREE", isDamage: true},
 		"the same elsewhere, later":       {script: write, written: leaf, after: "-t nat -R SP-TOP 1 -j SP-FREE", isDamage: true},
 		"a jump is limited":               {script: write, written: leaf, after: "-t nat -R PREROUTING 1 -p tcp -j SP-TOP", isDamage: true},

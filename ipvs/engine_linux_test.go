@@ -355,7 +355,7 @@ func TestAnUnknownSchedulerConcernsOneServicePort(t *testing.T) {
 	refuses(full(web, dns))
 	n.mustHold(t, dnsVIP+":80/TCP="+pod2+"*1")
 	refuses(partial(web))
-	delete(n.kernel.missing, "mh") // somebody has loaded the module
+	delete(n.kernel.missing, "mh") // the module is loaded now
 	mustApply(t, e, partial(web))
 	n.mustHold(t, dnsVIP+":80/TCP="+pod2+"*1", webVIP+":80/TCP="+pod1+"*1")
 }

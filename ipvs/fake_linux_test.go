@@ -39,7 +39,7 @@ type fakeDevice struct {
 	calls, writes int
 	// failAfter makes the call fail that follows so many others; below 0 none fails.
 	failAfter int
-	hear      func(event string)
+	onWrite   func(event string)
 }
 
 const deviceLink, otherLink = 7, 2
@@ -57,8 +57,8 @@ func (d *fakeDevice) call(effect func()) error {
 func (d *fakeDevice) write(verb string, addrs []netip.Addr) {
 	d.writes += len(addrs)
 	for _, a := range addrs {
-		if d.hear != nil {
-			d.hear(fmt.Sprintf("%s address %v", verb, a))
+		if d.onWrite != nil {
+			d.onWrite(fmt.Sprintf("%s address %v", verb, a))
 		}
 	}
 }
@@ -109,7 +109,7 @@ type fakeRules struct {
 	updates  int
 	cleanups int
 	err      error // of every call, if set
-	hear     func(event string)
+	onWrite  func(event string)
 	watch    func(ctx context.Context) error
 }
 
@@ -118,8 +118,8 @@ func (r *fakeRules) Apply(_ context.Context, update desired.Update, behind nftab
 	if r.err != nil {
 		return proxier.Result{}, r.err
 	}
-	if r.hear != nil {
-		r.hear("rules")
+	if r.onWrite != nil {
+		r.onWrite("rules")
 	}
 	if update.Full {
 		r.services = map[changetracker.ServicePortName]*desired.Service{}
@@ -193,16 +193,16 @@ func newFakeNode() *node {
 // record records all writes from now on.
 func (n *node) record() {
 	n.events = nil
-	hear := func(event string) { n.events = append(n.events, event) }
-	n.rules.hear, n.device.hear = hear, hear
-	n.kernel.hear = func(verb string, key serverKey, real netip.AddrPort, weight int) {
+	onWrite := func(event string) { n.events = append(n.events, event) }
+	n.rules.onWrite, n.device.onWrite = onWrite, onWrite
+	n.kernel.onWrite = func(verb string, key serverKey, real netip.AddrPort, weight int) {
 		switch verb {
 		case "put real":
-			hear(fmt.Sprintf("put real %v -> %v weight %d", key, real, weight))
+			onWrite(fmt.Sprintf("put real %v -> %v weight %d", key, real, weight))
 		case "delete real":
-			hear(fmt.Sprintf("delete real %v -> %v", key, real))
+			onWrite(fmt.Sprintf("delete real %v -> %v", key, real))
 		default:
-			hear(fmt.Sprintf("%s %v", verb, key))
+			onWrite(fmt.Sprintf("%s %v", verb, key))
 		}
 	}
 }

@@ -26,8 +26,8 @@ type fakeKernel struct {
 	// fault makes a call fail; lost means that a response was lost by it.
 	fault fault
 	lost  bool
-	// hear, if set, is called before each write.
-	hear func(verb string, key serverKey, real netip.AddrPort, weight int)
+	// onWrite, if set, is called before each write.
+	onWrite func(verb string, key serverKey, real netip.AddrPort, weight int)
 }
 
 // fault makes the call fail that follows after others. If it is late, the call has had its
@@ -67,8 +67,8 @@ func (k *fakeKernel) call(effect func() error) error {
 
 func (k *fakeKernel) write(verb string, key serverKey, real netip.AddrPort, weight int) {
 	k.writes++
-	if k.hear != nil {
-		k.hear(verb, key, real, weight)
+	if k.onWrite != nil {
+		k.onWrite(verb, key, real, weight)
 	}
 }
 

@@ -230,7 +230,7 @@ func TestDrainingLetsConnectionsEnd(t *testing.T) {
 		return !strings.Contains(n.run("ipvsadm", "-Ln"), pods[0].Addr(v1.IPv4Protocol).String()+":8080")
 	})
 	if answer, err := flow.Ask(t.Context()); err == nil {
-		t.Errorf("after the deadline: answered by %s, want nobody", answer.Server)
+		t.Errorf("after the deadline: answered by %s, want no response", answer.Server)
 	}
 	n.everybody(pods[1])
 }

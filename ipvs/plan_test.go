@@ -62,12 +62,12 @@ func TestFrontendsBecomeVirtualServers(t *testing.T) {
 			frontends: []desired.Frontend{planned(desired.NodePort, "", 30080, local)},
 			want:      map[string][]netip.AddrPort{"192.0.2.250:30080": here, "192.0.2.251:30080": here},
 		},
-		"local policy without endpoints here: nobody, but those that serve keep their connections (PKT-80)": {
+		"local policy without local endpoints: no real servers, but serving endpoints keep their connections (PKT-80)": {
 			frontends: []desired.Frontend{planned(desired.ClusterIP, "198.51.100.1", 80, local)},
 			change:    nowhere,
 			want:      map[string][]netip.AddrPort{"198.51.100.1:80": nil},
 		},
-		"local policy from outside without endpoints here: pods and the node reach all (PKT-23)": {
+		"external local policy without local endpoints: pods and the node reach all (PKT-23)": {
 			frontends: []desired.Frontend{planned(desired.LoadBalancer, "198.51.100.2", 80, local)},
 			change:    circuited,
 			want:      map[string][]netip.AddrPort{"198.51.100.2:80": all},

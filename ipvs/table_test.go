@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// want is what the engine asks of a virtual server: nil reals mean that it is gone.
+// want is a virtual server that the engine needs; nil reals mean none.
 type want struct {
 	name      string
 	scheduler string
@@ -21,8 +21,8 @@ type want struct {
 	serving   []netip.AddrPort
 }
 
-// history is a virtual server with two endpoints, and what befell it. It knows,
-// independently of the table, what must be.
+// history is a virtual server with two endpoints, and the steps that led to its state. It
+// derives the expected state independently of the table.
 type history struct {
 	past   []string
 	key    serverKey
@@ -30,17 +30,17 @@ type history struct {
 	table  *table
 	now    time.Time
 	want   want
-	// dirty says that what is wanted is not there, since a call has failed.
+	// dirty means that the wanted state is not programmed, because a call has failed.
 	dirty bool
-	// since is when an endpoint lost its right to connections, and latest is when it
-	// must be gone. After a failure or a restart it may last longer.
+	// since is when an endpoint began to drain, and latest is when it must be deleted, which
+	// is later after a failure or a restart.
 	since, latest map[netip.AddrPort]time.Time
 	broken        []string
 }
 
 const (
 	testDrain = time.Minute
-	// halfDrain is how time passes.
+	// halfDrain is the step in which time passes.
 	halfDrain = testDrain / 2
 )
 
@@ -58,14 +58,14 @@ func newHistory(protocol desired.Protocol) *history {
 }
 
 func (h *history) listen() {
-	h.kernel.hear = func(verb string, _ serverKey, real netip.AddrPort, _ int) {
+	h.kernel.onWrite = func(verb string, _ serverKey, real netip.AddrPort, _ int) {
 		if verb == "delete real" {
 			h.deleted(real)
 		}
 	}
 }
 
-// fork is a history that has the same past.
+// fork copies a history.
 func (h *history) fork() *history {
 	f := *h
 	f.since, f.latest = maps.Clone(h.since), maps.Clone(h.latest)
@@ -98,7 +98,7 @@ func (h *history) breaks(format string, args ...any) {
 	h.broken = append(h.broken, fmt.Sprintf(format, args...))
 }
 
-// entitled says whether an endpoint may have connections without end.
+// entitled reports whether connections to an endpoint may continue without limit.
 func (h *history) entitled(addr netip.AddrPort) bool {
 	_, wanted := h.want.reals[addr]
 	return wanted || h.want.reals != nil && slices.Contains(h.want.serving, addr)
@@ -109,7 +109,7 @@ func (h *history) takesNew(addr netip.AddrPort) bool {
 	return v != nil && v.reals[addr] > 0
 }
 
-// deleted is the first law: connections of TCP have their time.
+// deleted checks the first law: TCP connections continue until the deadline.
 func (h *history) deleted(addr netip.AddrPort) {
 	if h.entitled(addr) {
 		h.breaks("%v was deleted, want it kept: it is wanted, or serves", addr)
@@ -119,7 +119,7 @@ func (h *history) deleted(addr netip.AddrPort) {
 	}
 }
 
-// ask makes the table do what the engine would ask of it.
+// ask calls the table as the engine would.
 func (h *history) ask(w want) {
 	before := map[netip.AddrPort]bool{endpointA(): h.entitled(endpointA()), endpointB(): h.entitled(endpointB())}
 	h.want = w
@@ -135,7 +135,7 @@ func (h *history) ask(w want) {
 }
 
 func (h *history) apply() {
-	if h.dirty && h.kernel.lost { // what it cannot know, the engine reads
+	if h.dirty && h.kernel.lost { // the engine reads the unknown state
 		h.relist(h.table)
 		return
 	}
@@ -156,7 +156,7 @@ func (h *history) program() {
 	h.ended(err)
 }
 
-// ended checks what is so after each success.
+// ended checks the result of a call.
 func (h *history) ended(err error) {
 	if err != nil && !errors.Is(err, errFault) && (!h.kernel.lost || !errors.Is(err, errGone)) {
 		h.breaks("unexpected error: %v", err)
@@ -166,7 +166,7 @@ func (h *history) ended(err error) {
 	}
 }
 
-// checkWanted is the law of weights: exactly who is wanted takes new connections.
+// checkWanted checks the law of weights: exactly the wanted endpoints get new connections.
 func (h *history) checkWanted() {
 	v := h.kernel.virtuals[h.key]
 	if len(h.want.reals) > 0 && (v == nil || v.scheduler != h.want.scheduler) {
@@ -183,10 +183,10 @@ func (h *history) checkWanted() {
 	}
 	for addr, weight := range v.reals {
 		if _, wanted := h.want.reals[addr]; !wanted && weight != 0 {
-			h.breaks("%v has weight %d, want 0: nobody wants it", addr, weight)
+			h.breaks("%v has weight %d, want 0: it is not wanted", addr, weight)
 		}
 		if h.key.protocol == desired.UDP && !h.entitled(addr) {
-			h.breaks("%v is there, want it gone: datagrams have nothing to finish", addr)
+			h.breaks("%v is there, want it gone: UDP does not drain", addr)
 		}
 	}
 	if len(h.want.reals) == 0 && len(v.reals) == 0 {
@@ -218,10 +218,10 @@ func (h *history) checkAgreement() {
 	}
 }
 
-// tend lets the table look after what drains; then nothing may be left of what has
-// no connections, or has had its time.
+// tend deletes drained real servers. Then none may be left without connections, or after its
+// deadline.
 func (h *history) tend() {
-	if h.dirty { // the engine asks again before it tends
+	if h.dirty { // the engine programs again before it deletes
 		return
 	}
 	err := h.table.deleteDrained()
@@ -245,7 +245,7 @@ func (h *history) tend() {
 	}
 }
 
-// relist makes a new table of what the kernel holds, as a full sync does.
+// relist creates a new table from the state of the kernel, as a full sync does.
 func (h *history) relist(before *table) {
 	h.table, h.kernel.lost = h.newTable(), false
 	if v := h.kernel.virtuals[h.key]; v != nil {
@@ -260,7 +260,7 @@ func (h *history) relist(before *table) {
 	h.program()
 }
 
-// state is all that decides what can happen next.
+// state is all that determines the next steps.
 type state struct {
 	want        string
 	dirty, lost bool
@@ -308,7 +308,7 @@ func (h *history) state() state {
 	return s
 }
 
-// ahead is how far a time is in the future, in steps; -1 if there is none.
+// ahead returns how far a time is in the future, in steps; -1 for the zero time.
 func (h *history) ahead(t time.Time) int {
 	if t.IsZero() {
 		return -1
@@ -316,7 +316,7 @@ func (h *history) ahead(t time.Time) int {
 	return int(max(0, t.Sub(h.now)) / halfDrain)
 }
 
-// step is something that may happen at any time.
+// step is an event that may happen at any time.
 type step struct {
 	name string
 	do   func(h *history)
@@ -336,7 +336,7 @@ func steps() []step {
 		asks("want A and B", "rr", map[netip.AddrPort]int{a: 1, b: 1}, a, b),
 		asks("want A, B terminates", "rr", map[netip.AddrPort]int{a: 1}, a, b),
 		asks("want B, and A with weight 0", "rr", map[netip.AddrPort]int{a: 0, b: 1}, a, b),
-		asks("want nobody, A serves", "rr", map[netip.AddrPort]int{}, a),
+		asks("want no endpoint, A serves", "rr", map[netip.AddrPort]int{}, a),
 		asks("want none", "", nil),
 		{"a client of A", func(h *history) {
 			if h.kernel.busy[h.key][a] == 0 {
@@ -389,7 +389,7 @@ func TestEveryHistoryOfAVirtualServerKeepsTheLaws(t *testing.T) {
 	}
 }
 
-// after is the history after one more step.
+// after returns the history after one more step.
 func (h *history) after(t *testing.T, s *step) *history {
 	t.Helper()
 	f := h.fork()
@@ -401,8 +401,8 @@ func (h *history) after(t *testing.T, s *step) *history {
 	return f
 }
 
-// TestAVirtualServerForNobodyIsNotMade, not even for a moment.
-func TestAVirtualServerForNobodyIsNotMade(t *testing.T) {
+// TestAVirtualServerWithoutRealServersIsNotCreated, not even temporarily.
+func TestAVirtualServerWithoutRealServersIsNotCreated(t *testing.T) {
 	t.Parallel()
 	k := newFakeKernel()
 	table := newTable(k, testDrain, time.Now)
