@@ -150,7 +150,7 @@ func pageDuringRollout(t *testing.T, b *browser) {
 	b.typeHere("192.0.2.99")
 	b.click("#packet button")
 	b.awaitText("#verdict", "drop")
-	b.awaitText("#reasons li", "none of the source ranges")
+	b.awaitText("#reasons li", "is not in the source ranges")
 	b.fill("[name=source]", "203.0.113.7")
 	b.click("#packet button")
 	b.awaitText("#verdict", "forward")
