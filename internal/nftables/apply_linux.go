@@ -8,6 +8,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"golang.org/x/sys/unix"
 )
 
 // stepElements is how many element writes one transaction holds at most, give or
@@ -168,12 +169,12 @@ const loadWrites = 1000
 
 func (e *Engine) newBatch() *wire {
 	e.batch.buf, e.batch.messages = e.batch.buf[:0], e.batch.messages[:0]
-	e.batch.batchMarker(nfnlBatchBegin)
+	e.batch.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
 	return &e.batch
 }
 
 func (e *Engine) send(ctx context.Context, w *wire) error {
-	w.batchMarker(nfnlBatchEnd)
+	w.batchMarker(unix.NFNL_MSG_BATCH_END)
 	e.report.Transactions++
 	e.report.Bytes += len(w.buf)
 	if e.report.Writes > e.loadWrites {
@@ -181,5 +182,5 @@ func (e *Engine) send(ctx context.Context, w *wire) error {
 			return err
 		}
 	}
-	return e.watches.transaction(func() error { return e.kernel.commit(ctx, w) })
+	return e.listeners.transaction(func() error { return e.kernel.commit(ctx, w) })
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"golang.org/x/sys/unix"
 )
 
 // applyFull brings everything in line with the update, whatever the kernel holds.
@@ -98,7 +99,7 @@ func (e *Engine) scaffold(w *wire) error {
 
 // setSize bounds the sets that packets write; 0 is no bound.
 func (e *Engine) setSize(spec *setSpec) uint32 {
-	if spec.flags()&flagEval != 0 {
+	if spec.flags()&unix.NFT_SET_EVAL != 0 {
 		return e.config.AffinityRecords
 	}
 	return 0

@@ -23,8 +23,8 @@ type Engine struct {
 	family v1.IPFamily
 	log    *zap.Logger
 	open   func() (kernel, error)
-	// watches is shared by the engines of one Provider.
-	watches *watches
+	// listeners is shared by the engines of one Provider.
+	listeners *listeners
 	// holds is that of Behind; nil unless there is an engine behind this one.
 	holds func(netip.Addr) bool
 
@@ -36,7 +36,7 @@ type Engine struct {
 	failedMends int
 	report      proxier.ApplyReport
 	loadWrites  int         // how much is a load: the constant, but for tests
-	loading     bool        // watches knows that much is being written
+	loading     bool        // listeners knows that much is being written
 	batch       wire        // memory that every batch reuses
 	step        transaction // memory that every step reuses
 }
@@ -78,24 +78,24 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 			}
 			return s, nil
 		},
-		watches:    newWatches(),
+		listeners:    newListeners(),
 		loadWrites: loadWrites,
 		batch:      wire{family: netfilterFamily(family), table: config.Names.Table},
 	}, nil
 }
 
-// New returns a Provider with an engine for each family, which share their watches.
+// New returns a Provider with an engine for each family, which share their listeners.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
 	deps = nodedeps.Complete(config.Config, deps)
-	shared := newWatches()
+	shared := newListeners()
 	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) {
 		engine, err := NewEngine(config, family, deps)
 		if engine != nil {
-			engine.watches = shared
+			engine.listeners = shared
 		}
 		return engine, err
 	})
@@ -103,9 +103,9 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 
 func netfilterFamily(family v1.IPFamily) uint8 {
 	if family == v1.IPv4Protocol {
-		return familyIPv4
+		return unix.NFPROTO_IPV4
 	}
-	return familyIPv6
+	return unix.NFPROTO_IPV6
 }
 
 // errNotFull is a bug of the caller: it must send a full Update first, after every
@@ -143,34 +143,34 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	return nil
 }
 
-// beginLoad makes the watches step aside.
+// beginLoad makes the listeners step aside.
 func (e *Engine) beginLoad(ctx context.Context) error {
 	if e.loading {
 		return nil
 	}
 	e.loading = true
-	return e.watches.beginLoad(func() (uint32, error) { return e.generation(ctx) })
+	return e.listeners.beginLoad(func() (uint32, error) { return e.generation(ctx) })
 }
 
-// endLoad lets the watches listen again, if they stepped aside.
+// endLoad lets the listeners listen again, if they stepped aside.
 func (e *Engine) endLoad(ctx context.Context, outcome error) error {
 	if !e.loading {
 		return nil
 	}
 	e.loading = false
 	if outcome != nil {
-		return e.watches.endLoad(nil) // the next update is full
+		return e.listeners.endLoad(nil) // the next update is full
 	}
-	return e.watches.endLoad(func() (uint32, error) { return e.generation(ctx) })
+	return e.listeners.endLoad(func() (uint32, error) { return e.generation(ctx) })
 }
 
 // generation asks for the number of transactions in the network namespace so far.
 func (e *Engine) generation(ctx context.Context) (uint32, error) {
 	w := &wire{family: e.batch.family, table: e.batch.table}
-	w.begin(msgGetGen, nlmAck, "get", "generation")
+	w.begin(msgGetGen, unix.NLM_F_ACK, "get", "generation")
 	w.end()
 	var id uint32
-	err := e.kernel.dump(ctx, w, func() {}, func(attrs []byte) { id = netlinkx.Uint32(netlinkx.Find(attrs, genID)) })
+	err := e.kernel.dump(ctx, w, func() {}, func(attrs []byte) { id = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID)) })
 	return id, err
 }
 
@@ -218,7 +218,7 @@ func (e *Engine) connect() error {
 		return err
 	}
 	e.kernel = &timedKernel{kernel: k, waited: &e.report.Kernel}
-	return e.watches.writesFrom(e, k.port())
+	return e.listeners.writesFrom(e, k.port())
 }
 
 // layoutFor returns the layout that suits the globals.

@@ -23,6 +23,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -296,7 +297,7 @@ func (k *faultyKernel) commit(ctx context.Context, w *wire) error {
 	for i := range w.messages {
 		if k.failAt.Add(-1) == 0 {
 			// An unknown message type: the kernel refuses it and rolls all back.
-			binary.NativeEndian.PutUint16(w.buf[w.messages[i].start+4:], subsysNFTables<<8|0xff)
+			binary.NativeEndian.PutUint16(w.buf[w.messages[i].start+4:], unix.NFNL_SUBSYS_NFTABLES<<8|0xff)
 		}
 	}
 	return k.kernel.commit(ctx, w)

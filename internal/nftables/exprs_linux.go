@@ -12,20 +12,10 @@ import (
 
 // Numbers of the kernel's headers that package unix does not have.
 const (
+	dynsetDelete = 2    // NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h
 	ctStatusDNAT = 0x20 // IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h
 	portICMP     = 3    // ICMP_PORT_UNREACH of linux/icmp.h
 	portICMPv6   = 4    // ICMPV6_PORT_UNREACH of linux/icmpv6.h
-)
-
-// Numbers of the kernel's headers under the names that are used here.
-const (
-	rtnLocal     = unix.RTN_LOCAL
-	ngRandom     = unix.NFT_NG_RANDOM
-	dynsetAdd    = unix.NFT_DYNSET_OP_ADD
-	dynsetUpdate = unix.NFT_DYNSET_OP_UPDATE
-	dynsetDelete = 2 // NFT_DYNSET_OP_DELETE, which package unix does not have
-	familyIPv4   = unix.NFPROTO_IPV4
-	familyIPv6   = unix.NFPROTO_IPV6
 )
 
 // reg is the nth of the kernel's sixteen registers of 4 bytes, NFT_REG32_00 and
@@ -104,7 +94,7 @@ func dispatch(classes setID) rule {
 func (r *rules) refuse(in setID, chain string, elsewhere bool) rule {
 	match := rule{r.daddr(0), lookupSet(in, reg(0))}
 	if elsewhere {
-		match = append(match, daddrType(0), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: nativeUint32(rtnLocal)})
+		match = append(match, daddrType(0), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: nativeUint32(unix.RTN_LOCAL)})
 	}
 	return append(match, gotoChain(chain))
 }
@@ -112,9 +102,9 @@ func (r *rules) refuse(in setID, chain string, elsewhere bool) rule {
 // dnat translates the destination to the value of a key in a map, and resets
 // skb->priority.
 func (r *rules) dnat(key rule, in setID) rule {
-	family, port := uint32(familyIPv4), reg(9)
+	family, port := uint32(unix.NFPROTO_IPV4), reg(9)
 	if r.v6 {
-		family, port = familyIPv6, reg(12)
+		family, port = unix.NFPROTO_IPV6, reg(12)
 	}
 	return append(key, lookup(in, reg(0), reg(8)),
 		&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0)),

@@ -151,7 +151,7 @@ func (s *socket) commit(ctx context.Context, w *wire) error {
 func firstError(answers []byte, w *wire) error {
 	for answer := range messagesOf(answers) {
 		errno := answer.errno()
-		if answer.typ != nlmsgError || errno == 0 {
+		if answer.typ != unix.NLMSG_ERROR || errno == 0 {
 			continue
 		}
 		m := message{op: "commit", object: "transaction"}
@@ -185,9 +185,9 @@ func (s *socket) dumpOnce(ctx context.Context, w *wire, each func(attrs []byte))
 			return false, classify("list", object, err)
 		}
 		for m := range messagesOf(s.receive[:n]) {
-			interrupted = interrupted || m.flags&nlmIntr != 0
+			interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
 			switch m.typ {
-			case nlmsgDone, nlmsgError:
+			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
 				if errno := m.errno(); errno != 0 {
 					return false, classify("list", object, unix.Errno(errno))
 				}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"golang.org/x/sys/unix"
 )
 
 // chainSpec is one chain of the table. A base chain has a hook.
@@ -26,13 +27,6 @@ type hookSpec struct {
 // rule is a rule in the kernel's terms. String prints it in nft's.
 type rule []expr.Any
 
-// Netfilter hook numbers, NF_INET_* of linux/netfilter.h.
-const (
-	hookPrerouting  = 0
-	hookOutput      = 3
-	hookPostrouting = 4
-)
-
 // layout builds the chains of one family's table from what is fixed while the
 // engine lives.
 type layout struct {
@@ -43,9 +37,9 @@ type layout struct {
 
 func (l *layout) family() uint8 {
 	if l.rules.v6 {
-		return familyIPv6
+		return unix.NFPROTO_IPV6
 	}
-	return familyIPv4
+	return unix.NFPROTO_IPV4
 }
 
 // nftFamily is the family as nft names it.
@@ -66,9 +60,9 @@ func (l *layout) chains() []chainSpec {
 		{name: chainLocal, rules: r.local()},
 		{name: chainFirewall, rules: r.firewall()},
 		{name: chainServices, rules: r.services()},
-		{name: "prerouting", hook: &hookSpec{hookPrerouting, "prerouting", l.dnatPriority}, rules: toServices},
-		{name: "output", hook: &hookSpec{hookOutput, "output", l.dnatPriority}, rules: toServices},
-		{name: "postrouting", hook: &hookSpec{hookPostrouting, "postrouting", l.snatPriority}, rules: r.postrouting()},
+		{name: "prerouting", hook: &hookSpec{unix.NF_INET_PRE_ROUTING, "prerouting", l.dnatPriority}, rules: toServices},
+		{name: "output", hook: &hookSpec{unix.NF_INET_LOCAL_OUT, "output", l.dnatPriority}, rules: toServices},
+		{name: "postrouting", hook: &hookSpec{unix.NF_INET_POST_ROUTING, "postrouting", l.snatPriority}, rules: r.postrouting()},
 	}...)
 }
 
@@ -148,7 +142,7 @@ func (r *rules) nodePorts() rule {
 		loopback = netip.MustParsePrefix("::1/128")
 	}
 	e := append(nodePort(), lookup(setNodePorts, reg(0), reg(12)),
-		daddrType(0), &expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: nativeUint32(rtnLocal)},
+		daddrType(0), &expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: nativeUint32(unix.RTN_LOCAL)},
 		r.daddr(0))
 	e = append(e, notInPrefix(reg(0), loopback)...)
 	return append(e, r.daddr(0), lookupSet(setNodePortAddresses, reg(0)), setPriority(reg(12)))
@@ -170,7 +164,7 @@ func (r *rules) local() []rule {
 	}
 	fromNode := rule{
 		&expr.Fib{Register: reg(0), ResultADDRTYPE: true, FlagSADDR: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: nativeUint32(rtnLocal)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: nativeUint32(unix.RTN_LOCAL)},
 	}
 	return append(list,
 		append(append(fromNode, r.setMark()...), gotoChain(chainShortCircuit)),
@@ -218,7 +212,7 @@ func (r *rules) index(endpoints int, from uint32) rule {
 		return rule{&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0))}
 	}
 	return rule{
-		&expr.Numgen{Register: reg(0), Modulus: uint32(endpoints), Type: ngRandom, Offset: from},
+		&expr.Numgen{Register: reg(0), Modulus: uint32(endpoints), Type: unix.NFT_NG_RANDOM, Offset: from},
 		setPriority(reg(0)),
 	}
 }
@@ -264,7 +258,7 @@ func (r *rules) affinityTimeout(timeout time.Duration) []rule {
 	update := rule{priority(0), and(0, 0, isTimeout), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: nativeUint32(isTimeout)}}
 	return []rule{
 		append(r.recordKey(), lookup(setAffinity, reg(0), reg(12)), setPriority(reg(12))),
-		append(update, r.record(dynsetUpdate, timeout)...),
+		append(update, r.record(unix.NFT_DYNSET_OP_UPDATE, timeout)...),
 	}
 }
 
@@ -287,7 +281,7 @@ const provisionalTimeout = time.Second
 // affinityWrite writes a record of the endpoint in skb->priority. "add" and "update" do
 // not change the data of an existing record, so it is deleted first.
 func (r *rules) affinityWrite() rule {
-	return append(r.record(dynsetDelete, 0), r.record(dynsetAdd, provisionalTimeout)...)
+	return append(r.record(dynsetDelete, 0), r.record(unix.NFT_DYNSET_OP_ADD, provisionalTimeout)...)
 }
 
 // record changes the client's record, which maps affinity id and source to endpoint id.

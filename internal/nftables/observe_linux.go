@@ -58,13 +58,13 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	}
 	reset := func() { o.sets = map[string]observedSet{} }
 	err = e.list(ctx, msgGetSet, "sets", reset, func(attrs []byte) {
-		if netlinkx.String(netlinkx.Find(attrs, setAttrTable)) != e.config.Names.Table {
+		if netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_TABLE)) != e.config.Names.Table {
 			return
 		}
 		count := netlinkx.Find(attrs, setAttrCount)
-		o.sets[netlinkx.String(netlinkx.Find(attrs, setAttrName))] = observedSet{
+		o.sets[netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_NAME))] = observedSet{
 			shape:     shapeOf(attrs),
-			anonymous: netlinkx.Uint32(netlinkx.Find(attrs, setAttrFlags))&flagAnonymous != 0,
+			anonymous: netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0,
 			count:     int(netlinkx.Uint32(count)),
 			counted:   count != nil,
 		}
@@ -81,10 +81,10 @@ const (
 
 func (e *Engine) observeTable(ctx context.Context) (o *observation, err error) {
 	err = e.list(ctx, msgGetTable, "tables", func() { o = nil }, func(attrs []byte) {
-		if netlinkx.String(netlinkx.Find(attrs, tableName)) == e.config.Names.Table {
+		if netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)) == e.config.Names.Table {
 			o = &observation{
 				comment: comment(netlinkx.Find(attrs, tableUserdata)),
-				dormant: netlinkx.Uint32(netlinkx.Find(attrs, tableFlags))&flagDormant != 0,
+				dormant: netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0,
 			}
 		}
 	})
@@ -93,8 +93,8 @@ func (e *Engine) observeTable(ctx context.Context) (o *observation, err error) {
 
 func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 	err := e.list(ctx, msgGetChain, "chains", func() { o.chains = map[string]*observedChain{} }, func(attrs []byte) {
-		if netlinkx.String(netlinkx.Find(attrs, chainTable)) == e.config.Names.Table {
-			o.chains[netlinkx.String(netlinkx.Find(attrs, chainName))] = parseChain(attrs)
+		if netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_TABLE)) == e.config.Names.Table {
+			o.chains[netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_NAME))] = parseChain(attrs)
 		}
 	})
 	if err != nil {
@@ -106,19 +106,19 @@ func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 		}
 	}
 	return e.list(ctx, msgGetRule, "rules", forget, func(attrs []byte) {
-		c := o.chains[netlinkx.String(netlinkx.Find(attrs, ruleChain))]
-		if c != nil && netlinkx.String(netlinkx.Find(attrs, ruleTable)) == e.config.Names.Table {
-			c.rules = append(c.rules, string(netlinkx.Find(attrs, ruleUserdata)))
+		c := o.chains[netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_CHAIN))]
+		if c != nil && netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_TABLE)) == e.config.Names.Table {
+			c.rules = append(c.rules, string(netlinkx.Find(attrs, unix.NFTA_RULE_USERDATA)))
 		}
 	})
 }
 
 func parseChain(attrs []byte) *observedChain {
 	c := &observedChain{comment: comment(netlinkx.Find(attrs, chainUserdata))}
-	if h := netlinkx.Find(attrs, chainHook); h != nil {
+	if h := netlinkx.Find(attrs, unix.NFTA_CHAIN_HOOK); h != nil {
 		c.isBase = true
-		c.hook = netlinkx.Uint32(netlinkx.Find(h, hookNumber))
-		c.priority = int32(netlinkx.Uint32(netlinkx.Find(h, hookPrio)))
+		c.hook = netlinkx.Uint32(netlinkx.Find(h, unix.NFTA_HOOK_HOOKNUM))
+		c.priority = int32(netlinkx.Uint32(netlinkx.Find(h, unix.NFTA_HOOK_PRIORITY)))
 	}
 	return c
 }
@@ -134,7 +134,7 @@ func comment(user []byte) string {
 // shapeOf sums up what a set is, as shape does for what it should be.
 func shapeOf(attrs []byte) string {
 	var b []byte
-	for _, typ := range []uint16{setAttrFlags, setAttrKey, setAttrKeyLen, setAttrData, setAttrDatLen} {
+	for _, typ := range []uint16{unix.NFTA_SET_FLAGS, unix.NFTA_SET_KEY_TYPE, unix.NFTA_SET_KEY_LEN, unix.NFTA_SET_DATA_TYPE, unix.NFTA_SET_DATA_LEN} {
 		b = binary.BigEndian.AppendUint32(b, netlinkx.Uint32(netlinkx.Find(attrs, typ)))
 	}
 	return hex.EncodeToString(b)
@@ -151,7 +151,7 @@ func (s *setSpec) shape(addrLen int) string {
 // list dumps objects of our family.
 func (e *Engine) list(ctx context.Context, typ uint16, object string, reset func(), each func(attrs []byte)) error {
 	w := &wire{family: e.batch.family, table: e.batch.table}
-	w.begin(typ, nlmDump, "list", object)
+	w.begin(typ, unix.NLM_F_DUMP, "list", object)
 	w.end()
 	return e.kernel.dump(ctx, w, reset, each)
 }
@@ -267,7 +267,7 @@ func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) 
 		err := e.listElements(ctx, spec, reset, func(el element) {
 			o.element[spec.id][string(el.key)+string(el.keyEnd)] = string(el.data)
 		})
-		if err != nil || !set.counted || spec.flags()&flagInterval != 0 || len(o.element[spec.id]) == set.count {
+		if err != nil || !set.counted || spec.flags()&unix.NFT_SET_INTERVAL != 0 || len(o.element[spec.id]) == set.count {
 			return err
 		}
 		select {
@@ -282,12 +282,12 @@ func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) 
 
 func (e *Engine) listElements(ctx context.Context, spec *setSpec, reset func(), each func(element)) error {
 	w := &wire{family: e.batch.family, table: e.batch.table}
-	w.begin(msgGetElement, nlmDump, "list", "elements of set "+spec.name)
-	w.attrString(elemsTable, w.table)
-	w.attrString(elemsSet, spec.name)
+	w.begin(msgGetElement, unix.NLM_F_DUMP, "list", "elements of set "+spec.name)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
 	w.end()
 	return e.kernel.dump(ctx, w, reset, func(attrs []byte) {
-		for _, item := range netlinkx.Attributes(netlinkx.Find(attrs, elemsList)) {
+		for _, item := range netlinkx.Attributes(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			if el := parseElement(item); el.key != nil {
 				each(el)
 			}

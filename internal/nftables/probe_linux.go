@@ -53,7 +53,7 @@ func (e *Engine) features() []feature {
 			&expr.Fib{Register: reg(0), ResultADDRTYPE: true, FlagDADDR: true},
 		}},
 		{name: "expression numgen", option: "CONFIG_NFT_NUMGEN", exprs: []expr.Any{
-			&expr.Numgen{Register: reg(0), Modulus: 2, Type: ngRandom},
+			&expr.Numgen{Register: reg(0), Modulus: 2, Type: unix.NFT_NG_RANDOM},
 		}},
 		{name: "expression nat", option: "CONFIG_NFT_NAT", exprs: append([]expr.Any{r.daddr(0)},
 			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(e.batch.family), RegAddrMin: reg(0)})},
@@ -74,7 +74,7 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 		w.newSet(f.set, 4*e.state.layout.rules.addrRegs(), e.config.AffinityRecords)
 	} else {
 		chain := chainSpec{
-			name: "probe", hook: &hookSpec{hookPrerouting, "prerouting", e.config.DNATPriority},
+			name: "probe", hook: &hookSpec{unix.NF_INET_PRE_ROUTING, "prerouting", e.config.DNATPriority},
 			rules: []rule{f.exprs},
 		}
 		if err := w.chains([]chainSpec{chain}); err != nil {
@@ -83,8 +83,8 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	}
 	const poison = "chain that is not there"
 	w.begin(msgDelChain, 0, "delete", poison)
-	w.attrString(chainTable, w.table)
-	w.attrString(chainName, "not-there")
+	w.attrString(unix.NFTA_CHAIN_TABLE, w.table)
+	w.attrString(unix.NFTA_CHAIN_NAME, "not-there")
 	w.end()
 	err := e.send(ctx, w)
 	var refused *writeError

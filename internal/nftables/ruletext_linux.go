@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // String prints a rule as nft does. Expressions pass values through registers; the
@@ -63,7 +64,7 @@ func (p *printer) expression(e expr.Any) {
 	case *expr.Dynset:
 		p.dynset(e)
 	case *expr.NAT:
-		p.statement("dnat %s to %s", either(e.Family == familyIPv6, "ip6", "ip"), p.at(e.RegAddrMin).text)
+		p.statement("dnat %s to %s", either(e.Family == unix.NFPROTO_IPV6, "ip6", "ip"), p.at(e.RegAddrMin).text)
 	case *expr.Masq:
 		p.statement("masquerade fully-random")
 	case *expr.Reject:
@@ -176,7 +177,7 @@ func (p *printer) lookup(e *expr.Lookup) {
 }
 
 func (p *printer) dynset(e *expr.Dynset) {
-	operation := map[uint32]string{dynsetAdd: "add", dynsetUpdate: "update", dynsetDelete: "delete"}[e.Operation]
+	operation := map[uint32]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update", dynsetDelete: "delete"}[e.Operation]
 	timeout := ""
 	if e.Timeout != 0 {
 		timeout = " timeout " + duration(e.Timeout)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // scaffold writes the constant part of the table.
@@ -60,15 +61,15 @@ func (r rule) encode(family uint8) (exprs [][]byte, sum []byte, err error) {
 
 // newChain creates a chain without its rules.
 func (w *wire) newChain(c *chainSpec) {
-	w.begin(msgNewChain, nlmCreate, "add", "chain "+c.name)
-	w.attrString(chainTable, w.table)
-	w.attrString(chainName, c.name)
+	w.begin(msgNewChain, unix.NLM_F_CREATE, "add", "chain "+c.name)
+	w.attrString(unix.NFTA_CHAIN_TABLE, w.table)
+	w.attrString(unix.NFTA_CHAIN_NAME, c.name)
 	if c.hook != nil {
-		w.nest(chainHook, func() {
-			w.attrUint32(hookNumber, c.hook.number)
-			w.attrUint32(hookPrio, uint32(c.hook.priority))
+		w.nest(unix.NFTA_CHAIN_HOOK, func() {
+			w.attrUint32(unix.NFTA_HOOK_HOOKNUM, c.hook.number)
+			w.attrUint32(unix.NFTA_HOOK_PRIORITY, uint32(c.hook.priority))
 		})
-		w.attrString(chainType, "nat")
+		w.attrString(unix.NFTA_CHAIN_TYPE, "nat")
 		w.attr(chainUserdata, userdataString(udataComment, layoutVersion))
 	}
 	w.end()

@@ -337,7 +337,7 @@ func startConfigured(tb testing.TB, c *cluster, ns *netns.NS, own proxier.Config
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
 	// A watch that begins after the first write asks for one more sync.
-	poll.Until(tb, "the watch begins", engine.watches.listening)
+	poll.Until(tb, "the watch begins", engine.listeners.listening)
 	p.stop = func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -455,10 +455,10 @@ func longestCommit(b *testing.B, ns *netns.NS, stop <-chan struct{}) (longest ti
 			return longest
 		default:
 		}
-		w := &wire{family: familyIPv4, table: "somebody-else"}
-		w.batchMarker(nfnlBatchBegin)
+		w := &wire{family: unix.NFPROTO_IPV4, table: "somebody-else"}
+		w.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
 		w.newTable()
-		w.batchMarker(nfnlBatchEnd)
+		w.batchMarker(unix.NFNL_MSG_BATCH_END)
 		start := time.Now()
 		if err := k.commit(b.Context(), w); err != nil {
 			b.Errorf("commit: %v", err)

@@ -14,6 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
+	"golang.org/x/sys/unix"
 )
 
 // measureSustained is the 99th percentile of the time from an event to the
@@ -110,10 +111,10 @@ func (p *programmed) measureRepair(b *testing.B, runs int) figure {
 	p.onRepair.Store(&repairs)
 	f := measure(runs, func() {}, func() {
 		before := repairs.Load()
-		w := &wire{family: familyIPv4, table: p.engine.config.Names.Table}
-		w.batchMarker(nfnlBatchBegin)
+		w := &wire{family: unix.NFPROTO_IPV4, table: p.engine.config.Names.Table}
+		w.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
 		w.deleteTable()
-		w.batchMarker(nfnlBatchEnd)
+		w.batchMarker(unix.NFNL_MSG_BATCH_END)
 		if err := k.commit(context.WithoutCancel(b.Context()), w); err != nil {
 			b.Fatalf("delete the table: %v", err)
 		}

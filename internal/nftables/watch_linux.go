@@ -22,18 +22,18 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		return err
 	}
 	l := &listener{
-		socket: s, watches: e.watches,
+		socket: s, listeners: e.listeners,
 		family: e.batch.family, table: e.config.Names.Table, damaged: damaged,
 	}
 	stop := context.AfterFunc(ctx, func() {
 		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
 	})
-	err = e.watches.add(l)
+	err = e.listeners.add(l)
 	if err == nil {
 		err = l.listen(ctx)
 	}
 	stop()
-	err = errors.Join(err, e.watches.remove(l))
+	err = errors.Join(err, e.listeners.remove(l))
 	select {
 	case <-ctx.Done():
 		return nil
@@ -45,7 +45,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 // listener hears of the changes of one table that are not ours.
 type listener struct {
 	socket  *socket
-	watches *watches
+	listeners *listeners
 	family  uint8
 	table   string
 	damaged func(proxier.Damage)
@@ -99,7 +99,7 @@ func (l *listener) hear(notifications []byte) (loudness int) {
 	}
 	for m := range messagesOf(notifications) {
 		l.heard++
-		if m.typ>>8 != subsysNFTables || len(m.body) < nfgenHeaderLen {
+		if m.typ>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.body) < nfgenHeaderLen {
 			continue
 		}
 		attrs := m.body[nfgenHeaderLen:]
@@ -107,7 +107,7 @@ func (l *listener) hear(notifications []byte) (loudness int) {
 			l.tell(netlinkx.Author(attrs))
 			continue
 		}
-		if m.body[0] == l.family && netlinkx.String(netlinkx.Find(attrs, tableName)) == l.table && len(l.pending) == 0 {
+		if m.body[0] == l.family && netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)) == l.table && len(l.pending) == 0 {
 			l.pending = append(l.pending, proxier.Damage{Object: objectOf(m.typ, attrs) + l.inTable()})
 		}
 	}
@@ -115,7 +115,7 @@ func (l *listener) hear(notifications []byte) (loudness int) {
 }
 
 func (l *listener) inTable() string {
-	if l.family == familyIPv6 {
+	if l.family == unix.NFPROTO_IPV6 {
 		return " of table ip6 " + l.table
 	}
 	return " of table ip " + l.table
@@ -136,13 +136,13 @@ func (l *listener) tell(by string) {
 func objectOf(typ uint16, attrs []byte) string {
 	switch typ {
 	case msgNewChain, msgDelChain:
-		return "chain " + netlinkx.String(netlinkx.Find(attrs, chainName))
+		return "chain " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_NAME))
 	case msgNewRule, msgDelRule:
-		return "rules in chain " + netlinkx.String(netlinkx.Find(attrs, ruleChain))
+		return "rules in chain " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_CHAIN))
 	case msgNewSet, msgDelSet:
-		return "set " + netlinkx.String(netlinkx.Find(attrs, setAttrName))
+		return "set " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_NAME))
 	case msgNewElement, msgDelElement:
-		return "elements of set " + netlinkx.String(netlinkx.Find(attrs, elemsSet))
+		return "elements of set " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_SET))
 	default:
 		return "all"
 	}
@@ -166,18 +166,18 @@ func (l *listener) stepAside(ctx context.Context) error {
 	}
 	l.deafEnd = time.Now()
 	l.pending = nil
-	return l.watches.add(l)
+	return l.listeners.add(l)
 }
 
 func (l *listener) join() error {
-	if err := l.socket.conn.JoinGroup(groupTables); err != nil {
+	if err := l.socket.conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
 		return classify("listen", "to changes of nf_tables", err)
 	}
 	return nil
 }
 
 func (l *listener) leave() error {
-	if err := l.socket.conn.LeaveGroup(groupTables); err != nil {
+	if err := l.socket.conn.LeaveGroup(unix.NFNLGRP_NFTABLES); err != nil {
 		return classify("stop listening", "to changes of nf_tables", err)
 	}
 	return nil

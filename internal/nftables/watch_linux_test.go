@@ -16,6 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
+	"golang.org/x/sys/unix"
 )
 
 // watched is a running Provider over a small cluster in a namespace of its own.
@@ -40,7 +41,7 @@ func startWatchedAside(t *testing.T, services, writes int) *watched {
 	return w
 }
 
-func (w *watches) listening() bool {
+func (w *listeners) listening() bool {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	return len(w.listeners) > 0
@@ -181,8 +182,8 @@ func TestALoudNeighbourIsNotListenedTo(t *testing.T) {
 	intact := canonical(nftOutput(t, w.ns, "list", "table", "ip", "serviceplane"))
 	spec := setSpec{name: "large", key: []field{fieldMark}}
 	load := func(first uint32, scaffold bool) {
-		b := &wire{family: familyIPv4, table: "neighbour"}
-		b.batchMarker(nfnlBatchBegin)
+		b := &wire{family: unix.NFPROTO_IPV4, table: "neighbour"}
+		b.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
 		if scaffold {
 			b.newTable()
 			b.newSet(&spec, 4, 0)
@@ -192,7 +193,7 @@ func TestALoudNeighbourIsNotListenedTo(t *testing.T) {
 			elements.append(markData(first+i), elementBytes{}, elementBytes{})
 		}
 		b.elements(addElements(), &spec, elements)
-		b.batchMarker(nfnlBatchEnd)
+		b.batchMarker(unix.NFNL_MSG_BATCH_END)
 		if err := k.commit(t.Context(), b); err != nil {
 			t.Fatalf("neighbour: %v", err)
 		}
@@ -252,10 +253,10 @@ func TestNobodyFightsForever(t *testing.T) {
 	defer k.close()
 	deleted := 0
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		b := &wire{family: familyIPv4, table: "serviceplane"}
-		b.batchMarker(nfnlBatchBegin)
+		b := &wire{family: unix.NFPROTO_IPV4, table: "serviceplane"}
+		b.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
 		b.deleteTable()
-		b.batchMarker(nfnlBatchEnd)
+		b.batchMarker(unix.NFNL_MSG_BATCH_END)
 		if k.commit(t.Context(), b) == nil {
 			deleted++
 		}

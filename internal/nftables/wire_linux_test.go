@@ -11,6 +11,7 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"golang.org/x/sys/unix"
 )
 
 // libraryElements returns the element list that the library would send.
@@ -20,8 +21,8 @@ func libraryElements(t *testing.T, elements ...library.SetElement) []byte {
 	conn, err := library.New(library.WithTestDial(func(requests []netlink.Message) ([]netlink.Message, error) {
 		var acks []netlink.Message
 		for _, m := range requests {
-			if uint16(m.Header.Type)>>8 == subsysNFTables {
-				list = bytes.Clone(netlinkx.Find(m.Data[nfgenHeaderLen:], elemsList))
+			if uint16(m.Header.Type)>>8 == unix.NFNL_SUBSYS_NFTABLES {
+				list = bytes.Clone(netlinkx.Find(m.Data[nfgenHeaderLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS))
 			}
 			if m.Header.Flags&netlink.Acknowledge != 0 {
 				acks = append(acks, netlink.Message{Header: netlink.Header{Type: netlink.Error, Sequence: m.Header.Sequence}, Data: make([]byte, 4)})
@@ -77,7 +78,7 @@ func orNil(b []byte) []byte {
 
 // FuzzMessagesOfTheKernel feeds the decoder anything at all.
 func FuzzMessagesOfTheKernel(f *testing.F) {
-	w := &wire{family: familyIPv4, table: "t"}
+	w := &wire{family: unix.NFPROTO_IPV4, table: "t"}
 	w.newTable()
 	spec := &setSpecs[setServices]
 	w.newSet(spec, 4, 0)
@@ -99,10 +100,10 @@ func FuzzMessagesOfTheKernel(f *testing.F) {
 }
 
 func TestVerdictElementsEncodeAsTheLibraryDoes(t *testing.T) {
-	w := &wire{family: familyIPv4, table: "t"}
+	w := &wire{family: unix.NFPROTO_IPV4, table: "t"}
 	spec := &setSpecs[setClasses]
 	w.verdictElement(spec, classReject, "reject")
-	ours := netlinkx.Find(w.buf[nlmsgHeaderLen+nfgenHeaderLen:], elemsList)
+	ours := netlinkx.Find(w.buf[nlmsgHeaderLen+nfgenHeaderLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	theirs := libraryElements(t, library.SetElement{
 		Key: nativeMark(classReject), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: "reject"},
 	})
@@ -114,8 +115,8 @@ func TestVerdictElementsEncodeAsTheLibraryDoes(t *testing.T) {
 func TestIntervalEdgesEncodeAsTheLibraryDoes(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.0.0")
 	for _, end := range []bool{false, true} {
-		ours := parseElement(netlinkx.Find(appendIntervalEdge(nil, addr, end), listElem))
-		theirs := parseElement(netlinkx.Find(libraryElements(t, library.SetElement{Key: addr.AsSlice(), IntervalEnd: end}), listElem))
+		ours := parseElement(netlinkx.Find(appendIntervalEdge(nil, addr, end), unix.NFTA_LIST_ELEM))
+		theirs := parseElement(netlinkx.Find(libraryElements(t, library.SetElement{Key: addr.AsSlice(), IntervalEnd: end}), unix.NFTA_LIST_ELEM))
 		if !bytes.Equal(ours.key, theirs.key) || ours.end != theirs.end || ours.end != end {
 			t.Errorf("end %v: ours %+v, theirs %+v", end, ours, theirs)
 		}

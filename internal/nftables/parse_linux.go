@@ -5,6 +5,7 @@ import (
 	"iter"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"golang.org/x/sys/unix"
 )
 
 // header is one netlink message, taken apart.
@@ -63,15 +64,15 @@ func parseElement(b []byte) element {
 	var e element
 	for typ, value := range netlinkx.Attributes(b) {
 		switch typ {
-		case elemKey:
-			e.key = netlinkx.Find(value, dataValue)
+		case unix.NFTA_SET_ELEM_KEY:
+			e.key = netlinkx.Find(value, unix.NFTA_DATA_VALUE)
 		case elemKeyEnd:
-			e.keyEnd = netlinkx.Find(value, dataValue)
-		case elemData:
-			e.data = netlinkx.Find(value, dataValue)
-			e.chain = netlinkx.String(netlinkx.Find(value, dataVerdict, verdictChain))
-		case elemFlags:
-			e.end = len(value) == 4 && binary.BigEndian.Uint32(value)&intervalEnd != 0
+			e.keyEnd = netlinkx.Find(value, unix.NFTA_DATA_VALUE)
+		case unix.NFTA_SET_ELEM_DATA:
+			e.data = netlinkx.Find(value, unix.NFTA_DATA_VALUE)
+			e.chain = netlinkx.String(netlinkx.Find(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN))
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.end = len(value) == 4 && binary.BigEndian.Uint32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		}
 	}
 	return e

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"golang.org/x/sys/unix"
 )
 
 // setID names one of the sets and maps of the layout. Their number is constant:
@@ -55,18 +56,8 @@ const (
 	fieldVerdict
 )
 
-// Flags of a set, NFT_SET_* of linux/netfilter/nf_tables.h.
-const (
-	flagAnonymous = 0x01
-	flagInterval  = 0x04
-	flagMap       = 0x08
-	flagTimeout   = 0x10
-	flagEval      = 0x20
-	flagConcat    = 0x80
-)
-
-// flagDormant is NFT_TABLE_F_DORMANT: the chains of the table have no hooks.
-const flagDormant = 0x01
+// flagConcat is NFT_SET_CONCAT of linux/netfilter/nf_tables.h, which package unix does not have.
+const flagConcat = 0x80
 
 // setSpec is the shape of one set or map.
 type setSpec struct {
@@ -92,7 +83,7 @@ func (s *setSpec) flags() uint32 {
 		flags |= flagConcat
 	}
 	if s.data != nil {
-		flags |= flagMap
+		flags |= unix.NFT_SET_MAP
 	}
 	return flags
 }
@@ -122,12 +113,12 @@ var setSpecs = [numSets]setSpec{ // read-only
 	setNodePorts:             {id: setNodePorts, name: "nodeports", key: nodePortFields, data: markField, note: "node port to class"},
 	setClasses:               {id: setClasses, name: "classes", key: markField, data: verdictField, note: "class to chain"},
 	setClusterIPs:            {id: setClusterIPs, name: "cluster-ips", key: addrField, note: "every ClusterIP: its other ports are rejected"},
-	setServiceCIDRs:          {id: setServiceCIDRs, name: "service-cidrs", key: addrField, extra: flagInterval, note: "ranges of ClusterIPs: addresses that are not in use are dropped"},
-	setNodePortAddresses:     {id: setNodePortAddresses, name: "nodeport-addresses", key: addrField, extra: flagInterval, note: "local addresses that accept node ports"},
-	setPodCIDRs:              {id: setPodCIDRs, name: "pod-cidrs", key: addrField, extra: flagInterval, note: "sources that count as pods"},
+	setServiceCIDRs:          {id: setServiceCIDRs, name: "service-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "ranges of ClusterIPs: addresses that are not in use are dropped"},
+	setNodePortAddresses:     {id: setNodePortAddresses, name: "nodeport-addresses", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "local addresses that accept node ports"},
+	setPodCIDRs:              {id: setPodCIDRs, name: "pod-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "sources that count as pods"},
 	setFirewalled:            {id: setFirewalled, name: "firewalled", key: vipFields, data: markField, note: "VIP with source ranges to class"},
 	setFirewalledClasses:     {id: setFirewalledClasses, name: "firewalled-classes", key: markField, data: verdictField, note: "class to chain, after the source ranges"},
-	setSourceRanges:          {id: setSourceRanges, name: "source-ranges", key: vipAndSourceFields, extra: flagInterval, note: "VIP and the sources it admits"},
+	setSourceRanges:          {id: setSourceRanges, name: "source-ranges", key: vipAndSourceFields, extra: unix.NFT_SET_INTERVAL, note: "VIP and the sources it admits"},
 	setLocals:                {id: setLocals, name: "locals", key: vipFields, data: markField, note: "VIP with external policy Local to class, for external traffic"},
 	setNodePortLocals:        {id: setNodePortLocals, name: "nodeport-locals", key: nodePortFields, data: markField, note: "the same for node ports"},
 	setLocalClasses:          {id: setLocalClasses, name: "local-classes", key: markField, data: verdictField, note: "class to chain, for external traffic"},
@@ -146,7 +137,7 @@ var setSpecs = [numSets]setSpec{ // read-only
 	setAffinityPicks:         {id: setAffinityPicks, name: "affinity-picks", key: vipAndIndexFields, data: markField, note: "VIP and index to affinity endpoint id"},
 	setNodePortAffinityPicks: {id: setNodePortAffinityPicks, name: "nodeport-affinity-picks", key: nodePortAndIndexFields, data: markField, note: "the same for node ports"},
 	setAffinityEndpoints:     {id: setAffinityEndpoints, name: "affinity-endpoints", key: markField, data: endpointFields, note: "affinity endpoint id to endpoint"},
-	setAffinity:              {id: setAffinity, name: "affinity", key: recordFields, data: markField, extra: flagTimeout | flagEval, note: "written by packets: affinity id and client to affinity endpoint id"},
+	setAffinity:              {id: setAffinity, name: "affinity", key: recordFields, data: markField, extra: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, note: "written by packets: affinity id and client to affinity endpoint id"},
 }
 
 // fieldLen is the length of a field in a key, before padding to 4 bytes.

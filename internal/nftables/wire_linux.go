@@ -4,101 +4,46 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 )
 
-// The numbers of the netlink messages and attributes that we write and read
-// ourselves, from linux/netlink.h, linux/netfilter/nfnetlink.h and
-// linux/netfilter/nf_tables.h.
+// Messages of nf_tables and attributes, for the code here and for what reads them.
 const (
-	nlmsgError     = 2
-	nlmsgDone      = 3
-	nlmsgHeaderLen = 16
-	nfgenHeaderLen = 4
+	nlmsgHeaderLen = unix.NLMSG_HDRLEN
+	nfgenHeaderLen = 4 // sizeof(struct nfgenmsg)
 
-	nlmRequest = 0x001
-	nlmAck     = 0x004
-	nlmDump    = 0x300
-	nlmCreate  = 0x400
-	nlmAppend  = 0x800
-	nlmIntr    = 0x010 // in a dump: it was interrupted by a change
-
-	nlaNested = 0x8000
-
-	nfnlBatchBegin = 0x10
-	nfnlBatchEnd   = 0x11
-	subsysNFTables = 10
-
-	msgNewTable   = subsysNFTables << 8
-	msgGetTable   = subsysNFTables<<8 | 1
-	msgDelTable   = subsysNFTables<<8 | 2
-	msgNewChain   = subsysNFTables<<8 | 3
-	msgGetChain   = subsysNFTables<<8 | 4
-	msgDelChain   = subsysNFTables<<8 | 5
-	msgNewRule    = subsysNFTables<<8 | 6
-	msgGetRule    = subsysNFTables<<8 | 7
-	msgDelRule    = subsysNFTables<<8 | 8
-	msgNewSet     = subsysNFTables<<8 | 9
-	msgGetSet     = subsysNFTables<<8 | 10
-	msgNewElement = subsysNFTables<<8 | 12
-	msgGetElement = subsysNFTables<<8 | 13
-	msgDelSet     = subsysNFTables<<8 | 11
-	msgDelElement = subsysNFTables<<8 | 14
-	msgNewGen     = subsysNFTables<<8 | 15
-	msgGetGen     = subsysNFTables<<8 | 16
-
-	genID       = 1
-	genProcess  = 2
-	genProgram  = 3
-	groupTables = 7 // NFNLGRP_NFTABLES
-
-	tableName     = 1
-	tableFlags    = 2
-	tableUserdata = 6
-
-	chainTable    = 1
-	chainName     = 3
-	chainHook     = 4
-	chainType     = 7
-	chainUserdata = 12
-	hookNumber    = 1
-	hookPrio      = 2
-	ruleTable     = 1
-	ruleChain     = 2
-	ruleExprs     = 4
-	ruleUserdata  = 7
-	setAttrTable  = 1
-	setAttrName   = 2
-	setAttrFlags  = 3
-	setAttrKey    = 4
-	setAttrKeyLen = 5
-	setAttrData   = 6
-	setAttrDatLen = 7
-	setAttrDesc   = 9
-	setAttrID     = 10
-	setAttrUser   = 13
-	setAttrCount  = 20
-	descSize      = 1
-	descConcat    = 2
-	fieldLength   = 1
-
-	elemsTable    = 1
-	elemsSet      = 2
-	elemsList     = 3
-	listElem      = 1
-	elemKey       = 1
-	elemData      = 2
-	elemFlags     = 3
-	elemKeyEnd    = 10
-	dataValue     = 1
-	dataVerdict   = 2
-	verdictCode   = 1
-	verdictChain  = 2
-	verdictJump   = 0xfffffffd // NFT_JUMP, -3
-	verdictGoto   = 0xfffffffc // NFT_GOTO, -4
-	intervalEnd   = 1          // NFT_SET_ELEM_INTERVAL_END
-	dataTypeGoto  = 0xffffff00 // NFT_DATA_VERDICT
-	maxMessageLen = 60 << 10   // an attribute's length has 16 bits
+	msgNewTable   = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE
+	msgGetTable   = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE
+	msgDelTable   = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE
+	msgNewChain   = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWCHAIN
+	msgGetChain   = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
+	msgDelChain   = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELCHAIN
+	msgNewRule    = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE
+	msgGetRule    = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE
+	msgDelRule    = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELRULE
+	msgNewSet     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWSET
+	msgGetSet     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSET
+	msgDelSet     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELSET
+	msgNewElement = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWSETELEM
+	msgGetElement = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM
+	msgDelElement = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELSETELEM
+	msgNewGen     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
+	msgGetGen     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
 )
+
+// Attributes of linux/netfilter/nf_tables.h that package unix does not have.
+const (
+	tableUserdata = 6  // NFTA_TABLE_USERDATA
+	chainUserdata = 12 // NFTA_CHAIN_USERDATA
+	descConcat    = 2  // NFTA_SET_DESC_CONCAT
+	fieldLength   = 1  // NFTA_SET_FIELD_LEN
+	setAttrCount  = 20 // NFTA_SET_COUNT
+	elemKeyEnd    = 10 // NFTA_SET_ELEM_KEY_END
+)
+
+// maxMessageLen leaves room below the 16 bits of an attribute's length.
+const maxMessageLen = 60 << 10
 
 // Data types as nft numbers them, in include/datatype.h of its source. A
 // concatenation shifts them together, 6 bits each.
@@ -133,7 +78,7 @@ func (w *wire) begin(typ, flags uint16, op, object string) {
 	w.messages = append(w.messages, message{op: op, object: object, start: len(w.buf)})
 	b := binary.NativeEndian.AppendUint32(w.buf, 0) // length, set by end
 	b = binary.NativeEndian.AppendUint16(b, typ)
-	b = binary.NativeEndian.AppendUint16(b, nlmRequest|flags)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|flags)
 	b = binary.NativeEndian.AppendUint32(b, uint32(len(w.messages)-1))
 	b = binary.NativeEndian.AppendUint32(b, 0) // the kernel fills in the port id
 	w.buf = append(b, w.family, 0, 0, 0)       // struct nfgenmsg: family, version 0, resource 0
@@ -150,7 +95,7 @@ func (w *wire) batchMarker(typ uint16) {
 	w.begin(typ, 0, "commit", "transaction")
 	n := len(w.buf)
 	w.buf[n-4] = 0 // AF_UNSPEC
-	binary.BigEndian.PutUint16(w.buf[n-2:], subsysNFTables)
+	binary.BigEndian.PutUint16(w.buf[n-2:], unix.NFNL_SUBSYS_NFTABLES)
 	w.end()
 }
 
@@ -169,7 +114,7 @@ func (w *wire) attrUint32(typ uint16, v uint32) {
 // nest writes an attribute that holds what write writes.
 func (w *wire) nest(typ uint16, write func()) {
 	start := len(w.buf)
-	w.buf = appendAttrHeader(w.buf, typ|nlaNested, 0)
+	w.buf = appendAttrHeader(w.buf, typ|unix.NLA_F_NESTED, 0)
 	write()
 	binary.NativeEndian.PutUint16(w.buf[start:], uint16(len(w.buf)-start))
 }
@@ -190,31 +135,31 @@ func appendAttr(b []byte, typ uint16, data []byte) []byte {
 // has one, and its data if the set is a map.
 func appendElement(b []byte, key, keyEnd, data []byte) []byte {
 	start := len(b)
-	b = appendAttrHeader(b, listElem|nlaNested, 0)
-	b = appendNestedValue(b, elemKey, key)
+	b = appendAttrHeader(b, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, 0)
+	b = appendNestedValue(b, unix.NFTA_SET_ELEM_KEY, key)
 	if keyEnd != nil {
 		b = appendNestedValue(b, elemKeyEnd, keyEnd)
 	}
 	if data != nil {
-		b = appendNestedValue(b, elemData, data)
+		b = appendNestedValue(b, unix.NFTA_SET_ELEM_DATA, data)
 	}
 	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
 	return b
 }
 
 func appendNestedValue(b []byte, typ uint16, value []byte) []byte {
-	b = appendAttrHeader(b, typ|nlaNested, 4+align4(len(value)))
-	return appendAttr(b, dataValue, value)
+	b = appendAttrHeader(b, typ|unix.NLA_F_NESTED, 4+align4(len(value)))
+	return appendAttr(b, unix.NFTA_DATA_VALUE, value)
 }
 
 // appendIntervalEdge writes the first address of an interval, or the first one
 // after it.
 func appendIntervalEdge(b []byte, a netip.Addr, end bool) []byte {
 	start := len(b)
-	b = appendAttrHeader(b, listElem|nlaNested, 0)
-	b = appendNestedValue(b, elemKey, a.AsSlice())
+	b = appendAttrHeader(b, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, 0)
+	b = appendNestedValue(b, unix.NFTA_SET_ELEM_KEY, a.AsSlice())
 	if end {
-		b = binary.BigEndian.AppendUint32(appendAttrHeader(b, elemFlags, 4), intervalEnd)
+		b = binary.BigEndian.AppendUint32(appendAttrHeader(b, unix.NFTA_SET_ELEM_FLAGS, 4), unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
 	return b
@@ -226,7 +171,7 @@ type elementOp struct {
 	name       string
 }
 
-func addElements() elementOp { return elementOp{msgNewElement, nlmCreate, "add"} }
+func addElements() elementOp { return elementOp{msgNewElement, unix.NLM_F_CREATE, "add"} }
 
 func deleteElements() elementOp { return elementOp{msgDelElement, 0, "delete"} }
 
@@ -241,28 +186,28 @@ func (w *wire) elements(op elementOp, spec *setSpec, elements encoded) {
 
 func (w *wire) elementMessage(op elementOp, spec *setSpec, encoded []byte) {
 	w.begin(op.typ, op.flags, op.name, "elements of set "+spec.name)
-	w.attrString(elemsTable, w.table)
-	w.attrString(elemsSet, spec.name)
-	w.nest(elemsList, func() { w.buf = append(w.buf, encoded...) })
+	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
+	w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() { w.buf = append(w.buf, encoded...) })
 	w.end()
 }
 
 // verdictElement adds an element of a verdict map that leads to a chain.
 func (w *wire) verdictElement(spec *setSpec, key uint32, chain string) {
-	code := uint32(verdictGoto)
+	code := int32(unix.NFT_GOTO)
 	if spec.jumps {
-		code = verdictJump
+		code = unix.NFT_JUMP
 	}
-	w.begin(msgNewElement, nlmCreate, "add", "element of map "+spec.name+" for chain "+chain)
-	w.attrString(elemsTable, w.table)
-	w.attrString(elemsSet, spec.name)
-	w.nest(elemsList, func() {
-		w.nest(listElem, func() {
-			w.nest(elemKey, func() { w.attr(dataValue, nativeMark(key)) })
-			w.nest(elemData, func() {
-				w.nest(dataVerdict, func() {
-					w.attrUint32(verdictCode, code)
-					w.attrString(verdictChain, chain)
+	w.begin(msgNewElement, unix.NLM_F_CREATE, "add", "element of map "+spec.name+" for chain "+chain)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
+	w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+		w.nest(unix.NFTA_LIST_ELEM, func() {
+			w.nest(unix.NFTA_SET_ELEM_KEY, func() { w.attr(unix.NFTA_DATA_VALUE, nativeMark(key)) })
+			w.nest(unix.NFTA_SET_ELEM_DATA, func() {
+				w.nest(unix.NFTA_DATA_VERDICT, func() {
+					w.attrUint32(unix.NFTA_VERDICT_CODE, uint32(code))
+					w.attrString(unix.NFTA_VERDICT_CHAIN, chain)
 				})
 			})
 		})
@@ -280,14 +225,14 @@ func nativeMark(m uint32) []byte { return binary.NativeEndian.AppendUint32(nil, 
 // flush empties a set.
 func (w *wire) flush(spec *setSpec) {
 	w.begin(msgDelElement, 0, "flush", "set "+spec.name)
-	w.attrString(elemsTable, w.table)
-	w.attrString(elemsSet, spec.name)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
 	w.end()
 }
 
 func (w *wire) newTable() {
-	w.begin(msgNewTable, nlmCreate, "add", "table "+w.table)
-	w.attrString(tableName, w.table)
+	w.begin(msgNewTable, unix.NLM_F_CREATE, "add", "table "+w.table)
+	w.attrString(unix.NFTA_TABLE_NAME, w.table)
 	w.attr(tableUserdata, userdataString(udataComment, tableComment))
 	w.end()
 }
@@ -295,86 +240,86 @@ func (w *wire) newTable() {
 // wakeTable takes away the flag that makes a table do nothing.
 func (w *wire) wakeTable() {
 	w.begin(msgNewTable, 0, "wake", "table "+w.table)
-	w.attrString(tableName, w.table)
-	w.attrUint32(tableFlags, 0)
+	w.attrString(unix.NFTA_TABLE_NAME, w.table)
+	w.attrUint32(unix.NFTA_TABLE_FLAGS, 0)
 	w.end()
 }
 
 func (w *wire) deleteTable() {
 	w.begin(msgDelTable, 0, "delete", "table "+w.table)
-	w.attrString(tableName, w.table)
+	w.attrString(unix.NFTA_TABLE_NAME, w.table)
 	w.end()
 }
 
 // newSet creates a set. size bounds the number of elements that packets may add;
 // 0 is for sets that only we write.
 func (w *wire) newSet(spec *setSpec, addrLen int, size uint32) {
-	w.begin(msgNewSet, nlmCreate, "add", "set "+spec.name)
-	w.attrString(setAttrTable, w.table)
-	w.attrString(setAttrName, spec.name)
-	w.attrUint32(setAttrFlags, spec.flags())
-	w.attrUint32(setAttrKey, dataType(spec.key, addrLen))
-	w.attrUint32(setAttrKeyLen, uint32(padded(spec.key, addrLen)))
+	w.begin(msgNewSet, unix.NLM_F_CREATE, "add", "set "+spec.name)
+	w.attrString(unix.NFTA_SET_TABLE, w.table)
+	w.attrString(unix.NFTA_SET_NAME, spec.name)
+	w.attrUint32(unix.NFTA_SET_FLAGS, spec.flags())
+	w.attrUint32(unix.NFTA_SET_KEY_TYPE, dataType(spec.key, addrLen))
+	w.attrUint32(unix.NFTA_SET_KEY_LEN, uint32(padded(spec.key, addrLen)))
 	if spec.data != nil {
-		w.attrUint32(setAttrData, dataType(spec.data, addrLen))
-		w.attrUint32(setAttrDatLen, uint32(padded(spec.data, addrLen)))
+		w.attrUint32(unix.NFTA_SET_DATA_TYPE, dataType(spec.data, addrLen))
+		w.attrUint32(unix.NFTA_SET_DATA_LEN, uint32(padded(spec.data, addrLen)))
 	}
-	w.attrUint32(setAttrID, uint32(spec.id)+1)
+	w.attrUint32(unix.NFTA_SET_ID, uint32(spec.id)+1)
 	if size != 0 || len(spec.key) > 1 {
-		w.nest(setAttrDesc, func() { w.setDescription(spec, addrLen, size) })
+		w.nest(unix.NFTA_SET_DESC, func() { w.setDescription(spec, addrLen, size) })
 	}
-	w.attr(setAttrUser, setUserdata(spec))
+	w.attr(unix.NFTA_SET_USERDATA, setUserdata(spec))
 	w.end()
 }
 
 func (w *wire) setDescription(spec *setSpec, addrLen int, size uint32) {
 	if size != 0 {
-		w.attrUint32(descSize, size)
+		w.attrUint32(unix.NFTA_SET_DESC_SIZE, size)
 	}
 	if len(spec.key) < 2 {
 		return
 	}
 	w.nest(descConcat, func() {
 		for _, f := range spec.key {
-			w.nest(listElem, func() { w.attrUint32(fieldLength, uint32(fieldLen(f, addrLen))) })
+			w.nest(unix.NFTA_LIST_ELEM, func() { w.attrUint32(fieldLength, uint32(fieldLen(f, addrLen))) })
 		}
 	})
 }
 
 func (w *wire) deleteSet(name string) {
 	w.begin(msgDelSet, 0, "delete", "set "+name)
-	w.attrString(setAttrTable, w.table)
-	w.attrString(setAttrName, name)
+	w.attrString(unix.NFTA_SET_TABLE, w.table)
+	w.attrString(unix.NFTA_SET_NAME, name)
 	w.end()
 }
 
 // flushChain deletes the rules of a chain.
 func (w *wire) flushChain(name string) {
 	w.begin(msgDelRule, 0, "flush", "chain "+name)
-	w.attrString(ruleTable, w.table)
-	w.attrString(ruleChain, name)
+	w.attrString(unix.NFTA_RULE_TABLE, w.table)
+	w.attrString(unix.NFTA_RULE_CHAIN, name)
 	w.end()
 }
 
 func (w *wire) deleteChain(name string) {
 	w.begin(msgDelChain, 0, "delete", "chain "+name)
-	w.attrString(chainTable, w.table)
-	w.attrString(chainName, name)
+	w.attrString(unix.NFTA_CHAIN_TABLE, w.table)
+	w.attrString(unix.NFTA_CHAIN_NAME, name)
 	w.end()
 }
 
 // newRule appends a rule whose expressions are encoded already, with a checksum
 // of them in its user data.
 func (w *wire) newRule(chain string, text fmt.Stringer, exprs [][]byte, sum []byte) {
-	w.begin(msgNewRule, nlmCreate|nlmAppend, "add", fmt.Sprintf("rule %q in chain %s", text, chain))
-	w.attrString(ruleTable, w.table)
-	w.attrString(ruleChain, chain)
-	w.nest(ruleExprs, func() {
+	w.begin(msgNewRule, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add", fmt.Sprintf("rule %q in chain %s", text, chain))
+	w.attrString(unix.NFTA_RULE_TABLE, w.table)
+	w.attrString(unix.NFTA_RULE_CHAIN, chain)
+	w.nest(unix.NFTA_RULE_EXPRESSIONS, func() {
 		for _, e := range exprs {
-			w.attr(listElem|nlaNested, e)
+			w.attr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, e)
 		}
 	})
-	w.attr(ruleUserdata, userdata(udataChecksum, sum))
+	w.attr(unix.NFTA_RULE_USERDATA, userdata(udataChecksum, sum))
 	w.end()
 }
 
@@ -396,7 +341,7 @@ func dataType(fields []field, addrLen int) uint32 {
 		case fieldMark:
 			ft = typeMark
 		case fieldVerdict:
-			return dataTypeGoto
+			return unix.NFT_DATA_VERDICT
 		}
 		t = t<<typeBits | ft
 	}

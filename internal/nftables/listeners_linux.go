@@ -8,10 +8,10 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// watches are the listeners of the engines of one Provider. While any of the
+// listeners are the listeners of the engines of one Provider. While any of the
 // engines loads much, none of them listens: the kernel would write a notification
 // for each element as long as anybody in the network namespace does.
-type watches struct {
+type listeners struct {
 	// mu is held for reading by transactions, and for writing by who changes the
 	// fields below.
 	mu        sync.RWMutex
@@ -25,13 +25,13 @@ type watches struct {
 	used   atomic.Bool // there was a transaction
 }
 
-func newWatches() *watches {
-	return &watches{listeners: map[*listener]bool{}, ports: map[*Engine]uint32{}}
+func newListeners() *listeners {
+	return &listeners{listeners: map[*listener]bool{}, ports: map[*Engine]uint32{}}
 }
 
 // add makes a listener listen, at once or after the loads that are under way. What
 // happened before it listened it cannot know.
-func (w *watches) add(l *listener) error {
+func (w *listeners) add(l *listener) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.listeners[l] = true
@@ -50,7 +50,7 @@ func (w *watches) add(l *listener) error {
 }
 
 // remove closes a listener.
-func (w *watches) remove(l *listener) error {
+func (w *listeners) remove(l *listener) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.listeners, l)
@@ -58,7 +58,7 @@ func (w *watches) remove(l *listener) error {
 }
 
 // writesFrom says which socket an engine writes with from now on.
-func (w *watches) writesFrom(e *Engine, port uint32) error {
+func (w *listeners) writesFrom(e *Engine, port uint32) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ports[e] = port
@@ -70,7 +70,7 @@ func (w *watches) writesFrom(e *Engine, port uint32) error {
 }
 
 // transaction runs one transaction of an engine, and counts it.
-func (w *watches) transaction(commit func() error) error {
+func (w *listeners) transaction(commit func() error) error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	w.used.Store(true)
@@ -83,7 +83,7 @@ func (w *watches) transaction(commit func() error) error {
 
 // beginLoad stops listening. generation is how to ask for the kernel's count of
 // transactions.
-func (w *watches) beginLoad(generation func() (uint32, error)) error {
+func (w *listeners) beginLoad(generation func() (uint32, error)) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.loads++
@@ -105,7 +105,7 @@ func (w *watches) beginLoad(generation func() (uint32, error)) error {
 
 // endLoad listens again, and has everything checked if somebody else committed a
 // transaction meanwhile. Without generation, after a failure, it does not look.
-func (w *watches) endLoad(generation func() (uint32, error)) error {
+func (w *listeners) endLoad(generation func() (uint32, error)) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.loads--
