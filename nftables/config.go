@@ -8,12 +8,12 @@ import (
 // Config configures the nftables engine.
 type Config struct {
 	proxier.Config
-	// DNATPriority and SNATPriority are the priorities of the nat chains at the
-	// prerouting and output hooks, and at the postrouting hook. 0 means the
-	// kernel's own NF_IP_PRI_NAT_DST (-100) and NF_IP_PRI_NAT_SRC (100).
+	// DNATPriority and SNATPriority are the priorities of the nat chains at the hooks
+	// prerouting and output, and at postrouting. 0 means the kernel's NF_IP_PRI_NAT_DST
+	// (-100) and NF_IP_PRI_NAT_SRC (100).
 	DNATPriority, SNATPriority int32
-	// AffinityRecords bounds how many clients can have session affinity at a time,
-	// per family; the ones beyond it are balanced like any other. 0 means 1048576.
+	// AffinityRecords limits the number of clients with session affinity at a time, per
+	// family; further clients are balanced without affinity. 0 means 1048576.
 	AffinityRecords uint32
 }
 

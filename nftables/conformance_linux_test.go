@@ -16,8 +16,8 @@ func provider(config proxier.Config, deps proxier.Deps) (proxier.Provider, error
 	return nftables.New(nftables.Config{Config: config}, deps)
 }
 
-// TestPackets sends real packets by the table of scenarios. This engine is the
-// reference: it declares no differences.
+// TestPackets sends real packets for the table of scenarios. This engine is the reference:
+// it declares no differences.
 func TestPackets(t *testing.T) {
 	proxiertest.Conformance(t, proxiertest.Features{}, provider)
 }

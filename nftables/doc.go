@@ -1,13 +1,13 @@
 // Package nftables is the engine that programs Services into nf_tables, over
-// netlink, without the nft program. It is the one to take unless something speaks
-// for another: a change costs what it changes, whatever the number of Services. It
-// works on Linux only; elsewhere it builds, and New returns proxier.ErrNotSupported.
+// netlink, without the nft program. It is the default choice: the cost of a change does
+// not depend on the number of Services. It works on Linux only; elsewhere it builds, and
+// New returns proxier.ErrNotSupported.
 //
 // # Layout
 //
-// Each IP family has one table with a constant number of sets and maps. Chains
-// exist per class of frontends, such as "three endpoints, source kept", and not
-// per Service. Whatever else changes with Services and endpoints is an element:
+// Each IP family has one table with a constant number of sets and maps. Chains exist per
+// class of frontends, such as "three endpoints, source kept", and not per Service. All
+// that changes with Services and endpoints is elements:
 //
 //	prerouting, output (nat, -100)
 //	  └ services
@@ -23,13 +23,13 @@
 //	                    masqueraded, draw an index below N, go to pick
 //	pick                endpoints: VIP . protocol . port . index → dnat
 //	MASQ-SCOPE-affinity mark the packet likewise, go to affinity-SCOPE: the endpoint in
-//	                    the client's record, or else a new record of one that is drawn
+//	                    the client's record, or else a new record of a random one
 //	affinity-record     affinity-keys, affinity-timeouts → affinity-timeout-T
-//	affinity-timeout-T  affinity: client → endpoint; the record lasts for another T
+//	affinity-timeout-T  affinity: client → endpoint; restarts the timeout T of the record
 //	affinity-draw       affinity-counts, affinity-draws → affinity-draw-SCOPE-N
 //
 //	postrouting (nat, 100)
-//	  masquerade what is marked, and connections of an endpoint to itself
+//	  masquerade marked packets, and connections of an endpoint to itself
 //
 // # A packet's way
 //
@@ -48,33 +48,29 @@
 //
 // # Costs
 //
-// A changed endpoint is one element deleted and one added per frontend, whatever
-// the number of Services; one that may be on this node is in the set hairpin too. The maps endpoints and nodeport-endpoints are each
-// bound to a single rule, since the kernel does work for each binding when an
-// element is added. The first load goes in steps of about 500 elements, so that
-// other users of netlink in the same network namespace wait a few milliseconds
-// at most.
+// A changed endpoint is one element deleted and one added per frontend; an endpoint that
+// may be on this node is also in the set hairpin. The maps endpoints and
+// nodeport-endpoints are each bound to a single rule, because an added element costs the
+// kernel time for each binding. The first load has steps of about 500 elements, so that
+// other programs in the network namespace wait a few milliseconds at most.
 //
-// Each commit of anybody in the network namespace walks all chains. A class that
-// nobody needs any more goes with the sync that leaves more than 128 of them. In use
-// there are at most 254 affinity timeouts, and for each number of endpoints that some
-// service port has, six chains and two with session affinity: they only add up. Who
-// wants N different numbers of endpoints needs N²/2 endpoints, so there are few.
+// Each commit in the network namespace walks all chains. A sync deletes the unused classes
+// if there are more than 128. There are at most 254 affinity timeouts, and for each number
+// of endpoints that a service port has, six chains and two with session affinity. N
+// different numbers of endpoints need N²/2 endpoints, so there are few.
 //
 // # Predecessors, other versions, and damage by others
 //
-// A table that carries our comment stays in use: sets that are missing are
-// created, elements are compared and written one by one, and rules that are not as
-// they should be, because of another version or configuration or because somebody
-// changed them, are exchanged in one transaction. What is too much goes last. No
-// packet meets a gap, and session affinity lasts. The base chains carry the
-// version of the layout. Any other table of our name is replaced in one
-// transaction.
+// A table with our comment stays in use: missing sets are created, only different elements
+// are written, and rules of another version or configuration, or damaged ones, are
+// replaced in one transaction. Extra objects are deleted last. No packet misses the rules,
+// and session affinity lasts. The base chains have the version of the layout. Any other
+// table of our name is replaced in one transaction.
 //
-// The kernel tells of changes by others as they happen, and a full sync repairs
-// them. The engine does not listen while it loads more than 1,000 elements, since
-// notifications make each of them several times dearer: it then asks for the number
-// of transactions, and looks at everything again if some were not its own.
+// The kernel reports changes by other programs, and a full sync repairs them. The engine
+// does not listen while it writes more than 1,000 elements, because notifications make
+// each write several times slower. It then reads the number of transactions, and checks
+// everything again if some were not its own.
 //
 // # Limits
 //

@@ -49,8 +49,7 @@ func ExampleNew() {
 	}
 }
 
-// What one replaced endpoint means to the kernel: an element, and no rule. To plan needs
-// no privilege.
+// A replaced endpoint is one element in the kernel, and no rule. Plan needs no privileges.
 func ExampleEngine_Plan() {
 	engine, err := nftables.NewEngine(nftables.Config{}, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {

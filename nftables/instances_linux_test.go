@@ -61,9 +61,9 @@ func (i *instance) mustAnswer(t *testing.T, from, endpoint *proxiertest.Host, so
 	}
 }
 
-// TestInstancesShareANodeAndAProcess runs two Providers with other names, marks
-// and priorities in one namespace and a third one in another namespace. Each has
-// its own Service; one of them goes, and the others do not notice.
+// TestInstancesShareANodeAndAProcess runs two Providers with different names, marks and
+// priorities in one namespace, and a third one in another namespace. Each has its own
+// Service. One of them stops, and the others are not affected.
 func TestInstancesShareANodeAndAProcess(t *testing.T) {
 	t.Parallel()
 	net := proxiertest.NewTopology(t)

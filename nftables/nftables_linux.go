@@ -25,9 +25,8 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	return &Engine{e}, nil
 }
 
-// New returns a Provider with an nftables engine for each family of the config,
-// which also forgets stale UDP flows and answers at health check node ports,
-// unless deps say otherwise.
+// New returns a Provider with an nftables engine for each family of the config. It also
+// deletes stale UDP flows and serves health check node ports, unless deps replace that.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	return engine.New(engine.Config(config), deps)
 }
@@ -50,18 +49,17 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits { return e.engine.Tra
 // OwnsNames is true, see proxier.Engine: the table has the name of the instance.
 func (e *Engine) OwnsNames() bool { return e.engine.OwnsNames() }
 
-// Watch implements proxier.Watcher: the kernel tells about each change of
-// nf_tables, by whomever. It is not heard during our own large loads, which that
-// would slow down tenfold; what others did meanwhile is told by the number of
-// transactions.
+// Watch implements proxier.Watcher: the kernel reports each change of nf_tables. Watch
+// pauses during our own large changes, which it would slow down tenfold; it then compares
+// the numbers of transactions.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	return e.engine.Watch(ctx, damaged)
 }
 
-// Plan implements proxier.Planner. The text is close to nft's own syntax, with a
-// line for each element, but made to be read: it cannot be loaded.
+// Plan implements proxier.Planner. The text is for people: rules are in nft's syntax, and
+// each element has a line. nft cannot load it.
 func (e *Engine) Plan(update desired.Update) (string, error) { return e.engine.Plan(update) }
 
-// Dump implements proxier.Dumper: it reads the table back from the kernel. Rules
-// are printed as the engine would write them if they are unchanged.
+// Dump implements proxier.Dumper: it reads the elements and the names of the chains from
+// the kernel. It prints the rules that the engine wants in them.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error { return e.engine.Dump(ctx, w) }

@@ -9,8 +9,8 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// adoptAll finds out at which indexes the endpoints of the service ports stand in
-// the kernel, and under which numbers affinity records know them.
+// adoptAll finds the indexes of the service ports' endpoints in the kernel, and their
+// numbers in affinity records.
 func (e *Engine) adoptAll(update *desired.Update, o *observation) map[changetracker.ServicePortName]*placed {
 	hints := make(map[changetracker.ServicePortName]*placed, len(update.Changes))
 	taken := map[uint32]bool{}
@@ -33,7 +33,7 @@ func (e *Engine) adoptAll(update *desired.Update, o *observation) map[changetrac
 	return hints
 }
 
-// adoptAffinity takes over the number of a service port, unless it is taken.
+// adoptAffinity takes over the number of a service port, unless another one has it.
 func (e *Engine) adoptAffinity(s *desired.Service, key desired.Key, o *observation, taken map[uint32]bool) *affinityService {
 	data := o.element[forKind(key, setAffinityKeys, setNodePortAffinityKeys)][keyString(frontendKey(key))]
 	if len(data) != 4 {
@@ -47,8 +47,8 @@ func (e *Engine) adoptAffinity(s *desired.Service, key desired.Key, o *observati
 	return e.state.affinity.adopt(s.Name, id)
 }
 
-// listOf reads the endpoints of one scope under the key of a frontend, in order
-// of index. Those of a service port with affinity are numbered as they were.
+// listOf reads the endpoints of one scope under the key of a frontend, in the order of
+// their indexes. With session affinity they keep their numbers.
 func (o *observation) listOf(key desired.Key, scope int, affinity *affinityService) []target {
 	x := indexed{in: forKind(key, setEndpoints, setNodePortEndpoints), from: offset(indexScope(scope))}
 	if affinity != nil {
@@ -96,8 +96,8 @@ func parseAddrPort(data string) (ap netip.AddrPort, ok bool) {
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16([]byte(data[n:]))), ok
 }
 
-// globals returns want with every list that the kernel does not hold taken out,
-// so that it counts as changed.
+// globals returns want without the lists that the kernel does not hold, so that these count
+// as changed.
 func (o *observation) globals(want *desired.Globals) desired.Globals {
 	g := *want
 	for _, id := range intervalSets() {

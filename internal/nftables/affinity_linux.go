@@ -7,10 +7,9 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// affinityIDs numbers the service ports with session affinity, and their
-// endpoints, for the records that packets write. Numbers are handed out in turn,
-// so that one that became free is not taken again while records may still hold
-// it.
+// affinityIDs numbers the service ports with session affinity, and their endpoints, for the
+// records that packets write. Numbers are used in turn: a free number is not used again
+// soon, because records may still hold it.
 type affinityIDs struct {
 	services map[changetracker.ServicePortName]*affinityService
 	used     map[uint32]bool
@@ -28,8 +27,7 @@ func newAffinityIDs() affinityIDs {
 	return affinityIDs{services: map[changetracker.ServicePortName]*affinityService{}, used: map[uint32]bool{}}
 }
 
-// service returns the numbers of a service port; ok is false when there are none
-// left.
+// service returns the numbers of a service port; ok is false if no number is free.
 func (a *affinityIDs) service(name changetracker.ServicePortName) (s *affinityService, ok bool) {
 	if s, ok = a.services[name]; ok {
 		return s, true
@@ -57,7 +55,7 @@ func (a *affinityIDs) release(name changetracker.ServicePortName) {
 	}
 }
 
-// keepOnly releases the numbers of all service ports that placed does not have.
+// keepOnly releases the numbers of all service ports that are not in placed.
 func (a *affinityIDs) keepOnly(placed map[changetracker.ServicePortName]*placed) {
 	for name := range a.services {
 		if placed[name] == nil {
@@ -66,11 +64,11 @@ func (a *affinityIDs) keepOnly(placed map[changetracker.ServicePortName]*placed)
 	}
 }
 
-// key is what records of the service port begin with.
+// key is the first part of the service port's records.
 func (s *affinityService) key() uint32 { return s.id << affinitySlotLen }
 
-// endpoint returns the number of an endpoint. There is always one, because no
-// service port has more than maxAffinitySlot endpoints at a time; see keep.
+// endpoint returns the number of an endpoint. One is always free, because no service port
+// has more than maxAffinitySlot endpoints at a time; see keep.
 func (s *affinityService) endpoint(addr netip.AddrPort) uint32 {
 	slot, ok := s.slots[addr]
 	if !ok {
@@ -86,7 +84,7 @@ func (s *affinityService) adopt(addr netip.AddrPort, slot uint32) {
 	s.used[slot] = true
 }
 
-// keep forgets the endpoints that are in none of the sorted lists.
+// keep releases the endpoints that are in none of the sorted lists.
 func (s *affinityService) keep(lists ...[]netip.AddrPort) {
 	for addr, slot := range s.slots {
 		inList := func(list []netip.AddrPort) bool {

@@ -11,13 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stepElements is how many element writes one transaction holds at most, give or
-// take one service port. Nobody else in the network namespace can commit
-// meanwhile: this many take about a millisecond, and larger steps are no faster.
+// stepElements is about the largest number of element writes of one transaction; it may be
+// exceeded by one service port. Other programs in the network namespace cannot commit
+// meanwhile: so many writes take about a millisecond, and larger steps are no faster.
 const stepElements = 500
 
-// applyChanges writes the difference that the update makes to each of its service
-// ports.
+// applyChanges writes the differences between the update and the kernel, by service port.
 func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error {
 	if !e.state.globals.SameDetection(&update.Globals) {
 		return errNotFull
@@ -39,8 +38,8 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 	return e.removeUnusedClasses(ctx)
 }
 
-// change notes the difference between what is placed for a service port and what
-// must be; s is nil when it is gone.
+// change adds the difference between the current and the wanted elements of a service port
+// to the transaction; s is nil if the service port is deleted.
 func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *desired.Service) {
 	prev := e.state.placed[name]
 	var next *placed
@@ -56,25 +55,24 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 	e.state.count(prev, -1)
 }
 
-// place works out where a service port stands in the sets. New classes are noted
-// in t.
+// place computes the elements of a service port. It adds new classes to t.
 func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed {
 	pl := placer{holds: e.holds, class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
 	if s.Affinity > 0 && pl.holds == nil {
 		if pl.affinity, _ = e.state.affinity.service(s.Name); pl.affinity == nil {
-			e.log.Warn("no affinity ids left, session affinity is off", zap.Stringer("service", s.Name))
+			e.log.Warn("session affinity is off: no number is free for the service port", zap.Stringer("service", s.Name))
 		}
 	}
 	if pl.affinity == nil {
 		e.state.affinity.release(s.Name)
 	}
 	if most := pl.limit(); len(s.Cluster) > most || len(s.Local) > most {
-		e.log.Warn("too many endpoints, the rest gets no traffic", zap.Stringer("service", s.Name), zap.Int("limit", most))
+		e.log.Warn("too many endpoints: further endpoints get no traffic", zap.Stringer("service", s.Name), zap.Int("limit", most))
 	}
 	return pl.place(prev, s)
 }
 
-// count adds what a service port needs of the shared sets and of the classes.
+// count adds the references of a service port to the shared sets and to the classes.
 func (s *state) count(p *placed, n int) {
 	if p == nil {
 		return
@@ -100,8 +98,8 @@ func (e *Engine) beginStep() *transaction {
 	return &e.step
 }
 
-// changedGlobals returns a writer of what differs from the globals in the kernel,
-// nil if nothing does.
+// changedGlobals returns a function that writes the globals that differ from the kernel's,
+// nil if none does.
 func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 	var changed []setID
 	for _, id := range intervalSets() {
@@ -120,8 +118,8 @@ func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 	}
 }
 
-// commit writes a step as one transaction, with more after it, and empties it.
-// Nothing is sent when there is nothing to write.
+// commit sends a step as one transaction, with more after it, and empties it. An empty step
+// is not sent.
 func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) error {
 	e.state.flushCounts(t)
 	if t.empty() && more == nil {
@@ -162,9 +160,9 @@ func (e *Engine) writeClass(w *wire, c class) error {
 	return nil
 }
 
-// loadWrites is how much one update may write before our own listeners step
-// aside. Each write costs about 10 µs more while anybody listens; stepping aside
-// costs a few system calls, and maybe a check of everything afterwards.
+// loadWrites is the number of writes of one update from which our own listeners pause. With
+// a listener in the network namespace each write takes about 10 µs more. A pause costs a
+// few system calls, and sometimes a check of the whole table afterwards.
 const loadWrites = 1000
 
 func (e *Engine) newBatch() *wire {

@@ -10,10 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// applyFull brings everything in line with the update, whatever the kernel holds.
-// A table of ours, of this version or another, is mended while it stays in use;
-// what is too much goes last. Any other table of our name is replaced in one
-// transaction.
+// applyFull makes the table match the update, whatever the kernel holds. A table of ours,
+// of this version or another, is repaired in place while packets use it; extra objects are
+// deleted last. Any other table of our name is replaced in one transaction.
 func (e *Engine) applyFull(ctx context.Context, update desired.Update, trusted bool) error {
 	observed, err := e.observe(ctx)
 	if err != nil {
@@ -23,21 +22,21 @@ func (e *Engine) applyFull(ctx context.Context, update desired.Update, trusted b
 	switch {
 	case observed == nil:
 		return e.load(ctx, update, hints)
-	case e.failedMends >= maxFailedMends || !observed.isOurs(&e.state.layout):
-		e.log.Info("replacing a table that is not ours, or cannot be mended",
+	case e.failedRepairs >= maxFailedRepairs || !observed.isOurs(&e.state.layout):
+		e.log.Info("replacing the table: it belongs to another program or cannot be repaired",
 			zap.String("table", e.config.Names.Table), zap.String("comment", observed.comment))
 		return e.replace(ctx, update, hints)
 	}
-	e.failedMends++ // Apply forgets them when it succeeds
-	return e.mend(ctx, update, observed, hints)
+	e.failedRepairs++ // Apply forgets them when it succeeds
+	return e.repair(ctx, update, observed, hints)
 }
 
-// maxFailedMends is how often mending may fail in a row before the table is
-// replaced. The first failure may be somebody else's doing, at the same time.
-const maxFailedMends = 2
+// maxFailedRepairs is the number of repairs that may fail in a row before the table is
+// replaced. The first failure may be caused by a concurrent change of another program.
+const maxFailedRepairs = 2
 
-// begin starts a new state. It returns what the last one had placed, to keep
-// endpoints at their indexes.
+// begin starts a new state. It returns the placements of the last one, so that endpoints
+// keep their indexes.
 func (e *Engine) begin(l layout, trusted bool) map[changetracker.ServicePortName]*placed {
 	hints, affinity := e.state.placed, e.state.affinity
 	if !trusted {
@@ -56,7 +55,7 @@ func (e *Engine) begin(l layout, trusted bool) map[changetracker.ServicePortName
 	return hints
 }
 
-// load fills a table that does not exist yet.
+// load creates and fills a table.
 func (e *Engine) load(ctx context.Context, update desired.Update, hints map[changetracker.ServicePortName]*placed) error {
 	w := e.newBatch()
 	if err := e.scaffold(w); err != nil {
@@ -68,8 +67,7 @@ func (e *Engine) load(ctx context.Context, update desired.Update, hints map[chan
 	return e.writeAll(ctx, update, &reconciler{t: &e.step}, hints)
 }
 
-// replace puts a new table in the place of one that is not as it should be, in
-// one transaction: no packet sees a moment without.
+// replace replaces a table in one transaction, so that packets never miss it.
 func (e *Engine) replace(ctx context.Context, update desired.Update, hints map[changetracker.ServicePortName]*placed) error {
 	oneStep := func() error { return nil }
 	if err := e.placeAll(&update, &reconciler{t: &e.step}, hints, oneStep); err != nil {
@@ -97,7 +95,7 @@ func (e *Engine) scaffold(w *wire) error {
 	return nil
 }
 
-// setSize bounds the sets that packets write; 0 is no bound.
+// setSize is the limit of the sets that packets write; 0 is no limit.
 func (e *Engine) setSize(spec *setSpec) uint32 {
 	if spec.flags()&unix.NFT_SET_EVAL != 0 {
 		return e.config.AffinityRecords
@@ -107,8 +105,8 @@ func (e *Engine) setSize(spec *setSpec) uint32 {
 
 func (e *Engine) addrLen() int { return e.state.layout.addrLen() }
 
-// writeAll writes the elements of every service port that the reconciler misses,
-// and the globals, in steps.
+// writeAll writes, in steps, all elements that the reconciler does not have, and the
+// globals.
 func (e *Engine) writeAll(
 	ctx context.Context, update desired.Update, r *reconciler, hints map[changetracker.ServicePortName]*placed,
 ) error {
@@ -128,8 +126,7 @@ func (e *Engine) writeAll(
 	return nil
 }
 
-// placeAll puts every service port into the sets, with a call of stepDone after
-// each.
+// placeAll places every service port, and calls stepDone after each.
 func (e *Engine) placeAll(
 	update *desired.Update, r *reconciler, hints map[changetracker.ServicePortName]*placed, stepDone func() error,
 ) error {

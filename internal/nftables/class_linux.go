@@ -10,11 +10,10 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// The number that a packet carries in skb->priority from one rule to the next.
-// Bit 31 marks our own: a class, or an index for an affinity pick. The rest of
-// the range belongs to affinity: bit 30 is the scope, then 17 bits of service
-// port and 13 bits of endpoint. The last numbers of endpoints stand for no
-// endpoint, but for how long records last.
+// Rules pass a number on in skb->priority. Bit 31 marks a class, or an index for an
+// affinity pick. The rest of the range is for session affinity: bit 30 is the scope, then
+// 17 bits number the service port and 13 bits the endpoint. The last endpoint numbers stand
+// for timeouts of records.
 const (
 	ownBit           = 1 << 31
 	affinityLocal    = 1 << 30
@@ -27,13 +26,13 @@ const (
 	affinityIDMask   = maxAffinityID << affinitySlotLen
 	affinityMask     = affinityIDMask | affinitySlotMask
 
-	// localOffset is where the indexes of the Local scope begin, in the same maps as
-	// those of the Cluster scope. It bounds the endpoints of a service port too.
+	// localOffset is the first index of the Local scope, in the same maps as the Cluster
+	// scope. It also limits the endpoints of a service port.
 	localOffset  = 1 << 16
 	maxEndpoints = localOffset
 )
 
-// Classes that exist always.
+// Classes that always exist.
 const (
 	classReject uint32 = ownBit + 1 + iota
 	classDrop
@@ -54,10 +53,10 @@ const (
 	chainAffinityDraw   = "affinity-draw"
 )
 
-// affinityChain is the chain of all frontends with session affinity and that scope.
+// affinityChain is the chain of all frontends with session affinity and this scope.
 func affinityChain(s desired.Scope) string { return "affinity-" + strings.ToLower(s.String()) }
 
-// treatment is what frontends with the same endpoints may differ in.
+// treatment is how packets of a frontend are handled, beside its endpoints.
 type treatment struct {
 	masquerade desired.Masquerade
 	scope      desired.Scope
@@ -85,8 +84,8 @@ func (t treatment) number() uint32 {
 	return uint32(t.masquerade)<<1 | uint32(t.scope-desired.ScopeCluster)
 }
 
-// reachedFrom lists the verdict maps that may lead to a chain with the treatment.
-// No map leads back to a chain that leads to it, or the kernel would see a loop.
+// reachedFrom lists the verdict maps that may lead to a chain with the treatment. No map
+// leads back to a chain that leads to it, because the kernel rejects loops.
 func (t treatment) reachedFrom() []setID {
 	from := []setID{setClasses}
 	switch {
@@ -100,21 +99,20 @@ func (t treatment) reachedFrom() []setID {
 	return from
 }
 
-// affinityClass is the class of frontends with session affinity. It exists always:
-// how many endpoints there are and how long records last is said elsewhere.
+// affinityClass is the class of frontends with session affinity. It always exists: the
+// number of endpoints and the timeout are in other maps.
 func affinityClass(t treatment) uint32 { return classAffinity + t.number() }
 
 func affinityClassChain(t treatment) string { return t.String() + "-affinity" }
 
-// class is the number of a chain that exists as long as somebody needs it, by which
-// a verdict map leads there. The number tells what the chain does. There are three
-// kinds, so that what they tell adds up and does not multiply:
+// class is the number of a chain that exists while it has users; a verdict map leads from
+// the number to the chain. There are three kinds, so that the numbers of chains add up and
+// do not multiply:
 //
-//   - for frontends without session affinity, how many endpoints they have and how
-//     they are treated: "all-cluster-3";
-//   - for service ports with session affinity, how many endpoints a scope has:
-//     "affinity-draw-cluster-3";
-//   - for those too, how long records last: "affinity-timeout-10800s".
+// - frontends without session affinity: number of endpoints and treatment, "all-cluster-3";
+// - service ports with session affinity: number of endpoints of a scope,
+// "affinity-draw-cluster-3";
+// - service ports with session affinity: timeout of records, "affinity-timeout-10800s".
 type class uint32
 
 const (
@@ -136,7 +134,7 @@ func (c class) isTimeout() bool { return c >= firstTimeout && c <= affinitySlotM
 
 func (c class) isDraw() bool { return c&(classOfCount|classIsDraw) == classOfCount|classIsDraw }
 
-// isCounted says whether c is a class at all, and no number that exists always.
+// isCounted reports whether c is a class that exists only while it has users.
 func (c class) isCounted() bool { return c&classOfCount == classOfCount || c.isTimeout() }
 
 func (c class) endpoints() int { return int(c & classCountMask) }
@@ -188,17 +186,17 @@ func parseClass(chain string) (c class, ok bool) {
 	return c, c.chain() == chain
 }
 
-// seconds is how timeouts are spelled.
+// seconds prints a timeout.
 func seconds(d time.Duration) string { return fmt.Sprintf("%ds", int(d/time.Second)) }
 
-// longestTimeout is the longest that the API allows, in seconds: a day.
+// longestTimeout is the API's limit, a day in seconds.
 const longestTimeout = 24 * 60 * 60
 
-// timeoutStep says in which units timeouts are told up to some length.
+// timeoutStep is the unit of timeouts up to some length.
 type timeoutStep struct{ upTo, unit time.Duration }
 
-// timeoutSteps make 254 timeouts, whatever Services ask for: a timeout is part of a
-// rule, and each one has a chain.
+// timeoutSteps make 254 timeouts at most: a timeout is part of a rule, so each one has a
+// chain.
 func timeoutSteps() [5]timeoutStep {
 	return [...]timeoutStep{
 		{time.Minute, time.Second},
@@ -209,7 +207,7 @@ func timeoutSteps() [5]timeoutStep {
 	}
 }
 
-// timeoutClass rounds up to the next timeout that there is.
+// timeoutClass rounds up to the next of these timeouts.
 func timeoutClass(d time.Duration) class {
 	n, from := class(firstTimeout-1), time.Duration(0)
 	for _, s := range timeoutSteps() {
@@ -236,7 +234,7 @@ func (c class) timeout() time.Duration {
 	return from
 }
 
-// offset is where the indexes of the scope begin.
+// offset is the first index of the scope.
 func offset(scope desired.Scope) uint32 {
 	if scope == desired.ScopeLocal {
 		return localOffset
@@ -244,8 +242,8 @@ func offset(scope desired.Scope) uint32 {
 	return 0
 }
 
-// staticClass is where a class that exists always leads to, and from which
-// verdict maps.
+// staticClass is the chain of a class that always exists, and the verdict maps that lead
+// there.
 type staticClass struct {
 	chain string
 	from  []setID

@@ -12,11 +12,11 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// tenants is how many service ports the tenant of the tests below has.
+// tenants is the number of service ports of the tenant in the tests below.
 const tenants = 8
 
-// tenant draws the nth service port of somebody who varies all that classes are made
-// of: the affinity timeout, the number of endpoints, policies and masquerading.
+// tenant draws the nth service port of a tenant who varies everything that makes a class:
+// affinity timeout, number of endpoints, policies and masquerading.
 func (w *world) tenant(n int) *desired.Service {
 	s := &desired.Service{Name: name(n), Protocol: desired.TCP}
 	for i := range w.rand.IntN(60) {
@@ -40,7 +40,7 @@ func (w *world) tenant(n int) *desired.Service {
 	return s
 }
 
-// victim is somebody else's service port, with clients that have an affinity record.
+// victim is the service port of another tenant, with clients that have an affinity record.
 type victim struct {
 	*world
 	net     *proxiertest.Topology
@@ -59,7 +59,7 @@ func (v *victim) endpoints(n int, affinity time.Duration) *desired.Service {
 	return s
 }
 
-// mustStay says that each client is still answered, by the one that answered it first.
+// mustStay checks that each client still gets answers from the same endpoint.
 func (v *victim) mustStay(t *testing.T, when string) {
 	t.Helper()
 	first := v.servers == nil
@@ -82,8 +82,8 @@ func (v *victim) mustStay(t *testing.T, when string) {
 	}
 }
 
-// mustCount says that the classes are those that somebody needs, and not too many more,
-// and that the kernel has their chains and no others.
+// mustCount checks that the classes are those with users and a limited number of others,
+// and that the kernel has exactly their chains.
 func mustCount(t *testing.T, e *Engine, most int) {
 	t.Helper()
 	needed := map[class]int{}
@@ -113,8 +113,8 @@ func mustCount(t *testing.T, e *Engine, most int) {
 	}
 }
 
-// TestATenantWhoVariesEverythingMakesNoChainsPileUp changes service ports a thousand
-// times. Now and then the kernel refuses something, or a full sync comes.
+// TestATenantWhoVariesEverythingMakesNoChainsPileUp changes service ports a thousand times,
+// with errors of the kernel and full syncs in between.
 func TestATenantWhoVariesEverythingMakesNoChainsPileUp(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		v := &victim{world: w, net: proxiertest.NewTopology(t)}
@@ -131,8 +131,8 @@ func TestATenantWhoVariesEverythingMakesNoChainsPileUp(t *testing.T) {
 		m[name(1000)] = v.endpoints(3, time.Hour)
 		mustApply(t, e, m.full(w))
 		v.mustStay(t, "first")
-		// What is always there; and for each service port, three frontends with two
-		// classes each, two scopes and a timeout.
+		// The constant chains; and for each service port three frontends with two classes
+		// each, two scopes and a timeout.
 		const most = 40 + spareClasses + (tenants+1)*(3*2+3)
 		for i := range 1000 {
 			n := w.rand.IntN(tenants)
@@ -164,7 +164,7 @@ func TestATenantWhoVariesEverythingMakesNoChainsPileUp(t *testing.T) {
 	})
 }
 
-// TestTimeoutsAddUpToFewChains gives each of some thousand service ports another timeout.
+// TestTimeoutsAddUpToFewChains gives each of thousands of service ports its own timeout.
 func TestTimeoutsAddUpToFewChains(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		e, m := w.engine(t, netnstest.New(t)), model{}

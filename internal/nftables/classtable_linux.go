@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// classTable knows which classes have a chain, and how many frontends and service
-// ports need each. There are no more than somebody needs, and spareClasses.
+// classTable holds the classes that have a chain, and the number of frontends and service
+// ports that need each. At most spareClasses of them are unused.
 type classTable struct {
 	users  map[class]int
 	unused int // how many nobody needs
@@ -22,7 +22,7 @@ func (t *classTable) adopt(c class) {
 	}
 }
 
-// exist notes a class in the transaction if it has no chain yet.
+// exist adds a class to the transaction if it has no chain yet.
 func (t *classTable) exist(c class, tx *transaction) uint32 {
 	if _, ok := t.users[c]; !ok {
 		t.adopt(c)
@@ -31,7 +31,7 @@ func (t *classTable) exist(c class, tx *transaction) uint32 {
 	return uint32(c)
 }
 
-// count notes that n more, or less, need a class.
+// count changes the number of users of a class by n.
 func (t *classTable) count(c class, n int) {
 	before := t.users[c]
 	t.users[c] = before + n
@@ -46,7 +46,7 @@ func (t *classTable) count(c class, n int) {
 // sorted lists all classes in order of number.
 func (t *classTable) sorted() []class { return slices.Sorted(maps.Keys(t.users)) }
 
-// takeUnused forgets the classes that nobody needs, and returns them.
+// takeUnused removes the classes without users, and returns them.
 func (t *classTable) takeUnused() []class {
 	var unused []class
 	for c, n := range t.users {
@@ -59,7 +59,7 @@ func (t *classTable) takeUnused() []class {
 	return unused
 }
 
-// classes yields the classes that a service port needs, each as often as it does.
+// classes yields the classes that a service port needs, each once per use.
 func (p *placed) classes(yield func(class) bool) {
 	for i := range p.frontends {
 		f := &p.frontends[i]

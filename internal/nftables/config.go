@@ -7,7 +7,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Config is that of the public package, which says what its fields mean.
+// Config is the configuration; the public package documents its fields.
 type Config struct {
 	proxier.Config
 	DNATPriority, SNATPriority int32
@@ -18,7 +18,7 @@ const (
 	defaultDNATPriority    = -100
 	defaultSNATPriority    = 100
 	defaultAffinityRecords = 1 << 20
-	// minNATPriority is what conntrack needs: nat chains must come after it
+	// minNATPriority follows from conntrack: nat chains must run after it
 	// (NF_IP_PRI_CONNTRACK of linux/netfilter_ipv4.h).
 	minNATPriority = -200
 )

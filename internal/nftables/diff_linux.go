@@ -8,19 +8,19 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// elementSink takes the elements of service ports, one by one.
+// elementSink receives the elements of service ports.
 type elementSink interface {
 	put(in setID, key, keyEnd, data elementBytes)
 	remove(in setID, key, keyEnd elementBytes)
 }
 
-// mapped is one element of a frontend that maps its key to a number.
+// mapped is an element that maps the key of a frontend to a number.
 type mapped struct {
 	in    setID
 	value uint32
 }
 
-// values lists the maps that the frontend is in.
+// values lists the elements of the frontend in maps to numbers.
 func (f *placedFrontend) values() [5]mapped {
 	return [5]mapped{
 		{forKind(f.key, setServices, setNodePorts), f.entry},
@@ -31,7 +31,7 @@ func (f *placedFrontend) values() [5]mapped {
 	}
 }
 
-// indexed is one list of endpoints under the key of a frontend.
+// indexed is a list of endpoints under the key of a frontend.
 type indexed struct {
 	in   setID
 	from uint32 // the index of the first
@@ -118,7 +118,7 @@ func (p *placed) all() []placedFrontend {
 	return p.frontends
 }
 
-// affinityDraw is the element that says from how many endpoints of a scope to draw.
+// affinityDraw is the element with the number of endpoints of a scope.
 func (p *placed) affinityDraw(i int) mapped {
 	if p == nil {
 		return mapped{in: setAffinityCounts}
@@ -133,8 +133,8 @@ func (p *placed) affinityList(i int) []target {
 	return p.lists[i]
 }
 
-// diffFrontend writes the difference of one frontend; a frontend without values
-// stands for one that is not there.
+// diffFrontend writes the difference of one frontend. A frontend without values does not
+// exist.
 func diffFrontend(sink elementSink, prev, next *placed, old, now *placedFrontend) {
 	key := frontendKey(now.key)
 	was, is := old.values(), now.values()
@@ -216,8 +216,8 @@ func diffAffinityEndpoints(sink elementSink, was, is []target) {
 	}
 }
 
-// reconciler is an elementSink that writes only what the kernel does not have. It
-// strikes off what it has, so that the rest is what is too much.
+// reconciler is an elementSink that writes only elements that the kernel does not have. It
+// removes those that it has from its lists, so that the extra elements remain there.
 type reconciler struct {
 	t    *transaction
 	have *[numSets]map[string]string // nil when the table is new

@@ -45,7 +45,7 @@ func (e *Engine) plan(update desired.Update, holds func(netip.Addr) bool) (strin
 	return b.String(), err
 }
 
-// placeAllInto gathers everything that a new table would hold in one transaction.
+// placeAllInto adds all elements of a new table to one transaction.
 func (e *Engine) placeAllInto(update *desired.Update, t *transaction) {
 	for s := range update.Services() {
 		e.change(t, s.Name, s)

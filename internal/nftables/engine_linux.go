@@ -17,7 +17,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family by netlink, as the public package says.
+// Engine programs one IP family over netlink; see the public package.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -25,23 +25,23 @@ type Engine struct {
 	open   func() (kernel, error)
 	// listeners is shared by the engines of one Provider.
 	listeners *listeners
-	// holds is that of Behind; nil unless there is an engine behind this one.
+	// holds is Behind.Holds; nil unless this engine is in front of another.
 	holds func(netip.Addr) bool
 
 	kernel kernel // nil until it is needed
 	state  state
-	// trusted says that state is what the kernel holds.
+	// trusted means that state matches the kernel.
 	trusted bool
-	// failedMends counts the attempts to mend the table that failed in a row.
-	failedMends int
-	report      proxier.ApplyReport
-	loadWrites  int         // how much is a load: the constant, but for tests
-	loading     bool        // listeners knows that much is being written
-	batch       wire        // memory that every batch reuses
-	step        transaction // memory that every step reuses
+	// failedRepairs counts the repairs of the table that failed in a row.
+	failedRepairs int
+	report        proxier.ApplyReport
+	loadWrites    int         // how much is a load: the constant, but for tests
+	loading       bool        // listeners knows that much is being written
+	batch         wire        // memory that every batch reuses
+	step          transaction // memory that every step reuses
 }
 
-// state is what the engine believes to be in the kernel.
+// state is the content of the kernel, as far as the engine knows.
 type state struct {
 	globals    desired.Globals
 	layout     layout
@@ -54,7 +54,7 @@ type state struct {
 	healthPorts *refCounts[uint16]
 }
 
-// flushCounts writes what has changed in the sets that service ports share.
+// flushCounts writes the changes of the shared sets.
 func (s *state) flushCounts(sink elementSink) {
 	s.clusterIPs.flush(sink)
 	s.hairpins.flush(sink)
@@ -78,13 +78,13 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 			}
 			return s, nil
 		},
-		listeners:    newListeners(),
+		listeners:  newListeners(),
 		loadWrites: loadWrites,
 		batch:      wire{family: netfilterFamily(family), table: config.Names.Table},
 	}, nil
 }
 
-// New returns a Provider with an engine for each family, which share their listeners.
+// New returns a Provider with an engine for each family. They share their listeners.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
@@ -108,9 +108,9 @@ func netfilterFamily(family v1.IPFamily) uint8 {
 	return unix.NFPROTO_IPV6
 }
 
-// errNotFull is a bug of the caller: it must send a full Update first, after every
-// failure, and when pods are told apart in another way.
-var errNotFull = errors.New("nftables: a partial update where a full one is needed")
+// errNotFull is a bug of the caller: the first Update, the one after a failure, and the one
+// after a change of pod detection must be full.
+var errNotFull = errors.New("nftables: a full update is needed, got a partial one")
 
 // Apply implements proxier.Engine.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
@@ -136,14 +136,15 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	}
 	err = errors.Join(err, e.endLoad(ctx, err))
 	if err != nil {
-		// Answers to what failed may still be on their way: a new socket knows nothing of them.
+		// The kernel may still send answers to the failed transaction: a new socket does
+		// not receive them.
 		return errors.Join(err, e.Close())
 	}
-	e.trusted, e.failedMends = true, 0
+	e.trusted, e.failedRepairs = true, 0
 	return nil
 }
 
-// beginLoad makes the listeners step aside.
+// beginLoad pauses the listeners.
 func (e *Engine) beginLoad(ctx context.Context) error {
 	if e.loading {
 		return nil
@@ -152,7 +153,7 @@ func (e *Engine) beginLoad(ctx context.Context) error {
 	return e.listeners.beginLoad(func() (uint32, error) { return e.generation(ctx) })
 }
 
-// endLoad lets the listeners listen again, if they stepped aside.
+// endLoad resumes the listeners, if they paused.
 func (e *Engine) endLoad(ctx context.Context, outcome error) error {
 	if !e.loading {
 		return nil
@@ -164,7 +165,7 @@ func (e *Engine) endLoad(ctx context.Context, outcome error) error {
 	return e.listeners.endLoad(func() (uint32, error) { return e.generation(ctx) })
 }
 
-// generation asks for the number of transactions in the network namespace so far.
+// generation returns the number of transactions in the network namespace so far.
 func (e *Engine) generation(ctx context.Context) (uint32, error) {
 	w := &wire{family: e.batch.family, table: e.batch.table}
 	w.begin(msgGetGen, unix.NLM_F_ACK, "get", "generation")
@@ -221,7 +222,7 @@ func (e *Engine) connect() error {
 	return e.listeners.writesFrom(e, k.port())
 }
 
-// layoutFor returns the layout that suits the globals.
+// layoutFor returns the layout for these globals.
 func (e *Engine) layoutFor(g *desired.Globals) layout {
 	return layout{
 		dnatPriority: e.config.DNATPriority,

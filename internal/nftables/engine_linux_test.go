@@ -50,8 +50,8 @@ func (w *world) endpoints(most int) []netip.AddrPort {
 	return slices.Compact(list)
 }
 
-// service draws the nth service port; its identity and its ClusterIP do not
-// change from draw to draw.
+// service draws the nth service port. Its identity and its ClusterIP are the same in each
+// draw.
 func (w *world) service(n int) *desired.Service {
 	s := &desired.Service{
 		Name:     name(n),
@@ -116,7 +116,7 @@ func (w *world) globals() desired.Globals {
 	}
 }
 
-// model is what an engine must hold: the last word on each service port.
+// model is the wanted content of an engine.
 type model map[changetracker.ServicePortName]*desired.Service
 
 func (m model) full(w *world) desired.Update {
@@ -186,9 +186,8 @@ func mustWriteNothing(t *testing.T, e *Engine, u desired.Update, when string) {
 	}
 }
 
-// TestAnyHistoryEndsInTheSameTable holds the incremental way against the full
-// one: after every change a full sync, of the engine and of a new one that has
-// just started, finds nothing to write.
+// TestAnyHistoryEndsInTheSameTable compares incremental with full syncs: after every
+// change, a full sync of the engine and of a new one finds nothing to write.
 func TestAnyHistoryEndsInTheSameTable(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		ns := netnstest.New(t)
@@ -273,15 +272,14 @@ func mustList(t *testing.T, ns *netns.NS) string {
 	return string(out)
 }
 
-// faultyKernel makes the kernel itself refuse one message of the batches, or
-// fails a dump.
+// faultyKernel makes the kernel reject one message of the batches, or fails a dump.
 type faultyKernel struct {
 	kernel
 	failAt *atomic.Int64 // counts messages and dumps down; the one that makes it 0 fails
 }
 
-// makeFaulty makes every kernel that the engine opens a faulty one, and returns
-// what they all count down.
+// makeFaulty replaces every kernel that the engine opens by a faulty one, and returns their
+// common countdown.
 func (e *Engine) makeFaulty() *atomic.Int64 {
 	failAt, open := &atomic.Int64{}, e.open
 	e.open = func() (kernel, error) {
@@ -296,7 +294,8 @@ var errInjected = errors.New("injected")
 func (k *faultyKernel) commit(ctx context.Context, w *wire) error {
 	for i := range w.messages {
 		if k.failAt.Add(-1) == 0 {
-			// An unknown message type: the kernel refuses it and rolls all back.
+			// An unknown message type: the kernel rejects it and rolls the transaction
+			// back.
 			binary.NativeEndian.PutUint16(w.buf[w.messages[i].start+4:], unix.NFNL_SUBSYS_NFTABLES<<8|0xff)
 		}
 	}
@@ -355,8 +354,8 @@ func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
 	})
 }
 
-// TestUnusedClassesGo runs through many endpoint counts: the sync that leaves one class
-// too many takes them all away, and a full sync is not needed for it.
+// TestUnusedClassesGo uses many endpoint counts: a sync deletes all unused classes when
+// there are too many, without a full sync.
 func TestUnusedClassesGo(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		e := w.engine(t, netnstest.New(t))
@@ -431,8 +430,8 @@ func ipKeyword(family v1.IPFamily) string {
 	return "ip6"
 }
 
-// TestDamageIsMendedByAFullSync, whatever somebody does behind the engine's back.
-func TestDamageIsMendedByAFullSync(t *testing.T) {
+// TestDamageIsRepairedByAFullSync damages the table in many ways.
+func TestDamageIsRepairedByAFullSync(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		ns := netnstest.New(t)
 		e := w.engine(t, ns)

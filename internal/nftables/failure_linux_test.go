@@ -21,10 +21,9 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// TestAFailedSyncLosesNoEvent makes each netlink message of a sync fail in turn,
-// behind a whole Provider. The events of the failed sync must be in the kernel
-// after the next one, without being sent again, and a further sync must find
-// nothing to write.
+// TestAFailedSyncLosesNoEvent lets each netlink message of a Provider's sync fail. The next
+// sync must program the events without getting them again, and the one after it must write
+// nothing.
 func TestAFailedSyncLosesNoEvent(t *testing.T) {
 	t.Parallel()
 	f := startFailing(t, newCluster(8, 5))
@@ -58,7 +57,7 @@ func TestAFailedSyncLosesNoEvent(t *testing.T) {
 	}
 }
 
-// failing is a Provider whose kernel refuses messages on request.
+// failing is a Provider with a kernel that rejects messages on request.
 type failing struct {
 	*programmed
 	failAt *atomic.Int64
@@ -66,7 +65,7 @@ type failing struct {
 
 func startFailing(t *testing.T, c *cluster) *failing {
 	t.Helper()
-	// Retries by themselves would race with those of the test.
+	// Automatic retries would race with those of the test.
 	limits := runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: time.Hour, Max: time.Hour}}
 	p := startLimited(t, c, netnstest.New(t), limits)
 	t.Cleanup(p.stop)
@@ -75,9 +74,9 @@ func startFailing(t *testing.T, c *cluster) *failing {
 	return f
 }
 
-// change makes events of several kinds, past the handlers so that one sync gets
-// them all: a Service scaled, one with a new endpoint, one gone and one come. It
-// returns the endpoints that each VIP must have.
+// change makes events of several kinds, without the handlers, so that one sync gets them
+// all: a Service scaled, one with a new endpoint, one deleted and one added. It returns the
+// endpoints that each VIP must have.
 func (f *failing) change(round int) map[string][]string {
 	tracker, c := f.Tracker(), f.cluster
 	scaled, moved, flipped := round%3, 3+round%2, 5+round%3
@@ -86,7 +85,7 @@ func (f *failing) change(round int) map[string][]string {
 	for _, i := range []int{scaled, moved} {
 		tracker.Endpoints.EndpointSliceUpdate(c.slices[i], false)
 	}
-	// The flipped one disappears and comes back under another address.
+	// This endpoint is replaced by one with another address.
 	tracker.Services.Update(c.services[flipped], nil)
 	renewed := c.services[flipped].DeepCopy()
 	renewed.Spec.ClusterIP = netip.AddrFrom4([4]byte{10, 200, byte(round >> 8), byte(round)}).String()
@@ -136,7 +135,8 @@ func (f *failing) mustHold(t *testing.T, want map[string][]string) {
 	}
 }
 
-// TestAKernelWithoutNFTables says which modules it lacks, and has nothing to clean up.
+// TestAKernelWithoutNFTables expects an error that names the missing modules, and a cleanup
+// without error.
 func TestAKernelWithoutNFTables(t *testing.T) {
 	t.Parallel()
 	e, err := NewEngine(Config{}, v1.IPv4Protocol, proxier.Deps{})

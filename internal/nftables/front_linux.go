@@ -13,23 +13,23 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Front decides everything but the endpoint, in front of an engine such as ipvs that takes
-// packets behind it: what is dropped, refused and masqueraded. Nothing is translated.
+// Front handles packets in front of an engine such as ipvs, which then only chooses the
+// endpoint: a Front drops, rejects and masquerades. It does not translate.
 type Front struct {
 	*Engine
 
-	// refused is that of Behind, as it is in the kernel.
+	// refused is Behind.Refused, as it is in the kernel.
 	refused map[desired.Key]bool
 }
 
-// Behind is what the engine behind a Front tells it with each update.
+// Behind is the state of the engine behind a Front, passed with each update.
 type Behind struct {
-	// Holds says whether a VIP is an address of the node only because that engine has put
-	// it there. At other ports it is refused, or one would reach programs of the node, and
-	// what comes from it is masqueraded.
+	// Holds reports whether a VIP is an address of the node only because that engine added
+	// it. The VIP's other ports are rejected, so that clients do not reach programs of the
+	// node, and connections from the VIP are masqueraded.
 	Holds func(vip netip.Addr) bool
-	// Refused are the frontends that take no new connection, though no service port has
-	// them: all of them, each time. The map is not changed any more.
+	// Refused are all frontends that accept no new connections although no service port has
+	// them. The map must not be changed afterwards.
 	Refused map[desired.Key]bool
 }
 
@@ -43,7 +43,7 @@ func NewFront(config proxier.Config, family v1.IPFamily, deps proxier.Deps) (*Fr
 	return &Front{Engine: e}, nil
 }
 
-// Apply is that of proxier.Engine, with what the engine behind tells.
+// Apply is proxier.Engine's Apply, with the state of the engine behind.
 func (f *Front) Apply(ctx context.Context, update desired.Update, behind Behind) (proxier.Result, error) {
 	if update.Full {
 		f.refused = nil
@@ -66,7 +66,7 @@ func (f *Front) Apply(ctx context.Context, update desired.Update, behind Behind)
 	return result, err
 }
 
-// missing are the keys that others lacks, in order.
+// missing returns the keys that others does not have, sorted.
 func missing(keys, others map[desired.Key]bool) (list []desired.Key) {
 	for key := range keys {
 		if !others[key] {
@@ -77,7 +77,7 @@ func missing(keys, others map[desired.Key]bool) (list []desired.Key) {
 	return list
 }
 
-// refusal is what the sets hold of a frontend that is refused.
+// refusal is the placement of a refused frontend.
 func refusal(key desired.Key) *desired.Service {
 	return &desired.Service{
 		Name: refusedName(key), Protocol: key.Protocol,
@@ -87,7 +87,7 @@ func refusal(key desired.Key) *desired.Service {
 	}
 }
 
-// refusedName is no Service's, as it has no namespace.
+// refusedName cannot be the name of a Service, because it has no namespace.
 func refusedName(key desired.Key) changetracker.ServicePortName {
 	return changetracker.ServicePortName{Port: key.String()}
 }
@@ -97,8 +97,8 @@ func (f *Front) Plan(update desired.Update, holds func(vip netip.Addr) bool) (st
 	return f.plan(update, holds)
 }
 
-// Frontends reads which frontends the table in the kernel has, in no order: before the
-// first Apply, those of a predecessor.
+// Frontends returns the frontends of the table in the kernel, unsorted. Before the first
+// Apply these are the frontends of the previous process.
 func (f *Front) Frontends(ctx context.Context) ([]desired.Key, error) {
 	if err := f.connect(); err != nil {
 		return nil, err

@@ -33,9 +33,9 @@ func (f *Front) must(t *testing.T, u desired.Update, b Behind) proxier.ApplyRepo
 	return f.report
 }
 
-// TestAFrontHoldsWhatItIsTold after any history, in which frontends of service ports come
-// to be refused, and are taken back: no endpoints, the frontends of both, and the VIPs
-// that the engine behind holds.
+// TestAFrontHoldsWhatItIsTold runs random histories in which frontends are refused and
+// accepted again: those without endpoints, those that Behind refuses, and VIPs that the
+// engine behind holds.
 func TestAFrontHoldsWhatItIsTold(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		const services = 20
@@ -109,7 +109,7 @@ func (f *Front) mustHold(t *testing.T, m model, b Behind) {
 	}
 }
 
-// TestWhatAFrontLetsThrough: the server on the node stands for the engine behind.
+// TestWhatAFrontLetsThrough uses a server on the node in place of the engine behind.
 func TestWhatAFrontLetsThrough(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		node, client := netnstest.New(t), netnstest.New(t)

@@ -7,11 +7,11 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// addrRange is a range of addresses, both ends included.
+// addrRange is a range of addresses, including both ends.
 type addrRange struct{ first, last netip.Addr }
 
-// ranges turns sorted prefixes, none of which contains another, into ranges that
-// do not touch: the kernel refuses an interval that begins where another ends.
+// ranges turns sorted prefixes, none of which contains another, into ranges that are not
+// adjacent: the kernel rejects an interval that begins where another ends.
 func ranges(prefixes []netip.Prefix) []addrRange {
 	var rs []addrRange
 	for _, p := range prefixes {
@@ -25,10 +25,10 @@ func ranges(prefixes []netip.Prefix) []addrRange {
 	return rs
 }
 
-// intervalSets are the sets that hold what all Services share.
+// intervalSets are the sets with the globals.
 func intervalSets() []setID { return []setID{setServiceCIDRs, setNodePortAddresses, setPodCIDRs} }
 
-// prefixesOf is what an interval set must hold.
+// prefixesOf returns the wanted content of an interval set.
 func prefixesOf(g *desired.Globals, id setID) []netip.Prefix {
 	switch id {
 	case setServiceCIDRs:
@@ -40,8 +40,8 @@ func prefixesOf(g *desired.Globals, id setID) []netip.Prefix {
 	}
 }
 
-// replaceIntervals empties an interval set and fills it anew. The sets are small
-// and change rarely.
+// replaceIntervals replaces the content of an interval set. These sets are small and change
+// rarely.
 func (w *wire) replaceIntervals(spec *setSpec, rs []addrRange) {
 	w.flush(spec)
 	if len(rs) == 0 {
@@ -57,7 +57,7 @@ func (w *wire) replaceIntervals(spec *setSpec, rs []addrRange) {
 	w.elementMessage(addElements(), spec, b)
 }
 
-// rangesOf reads ranges back from the elements of an interval set.
+// rangesOf returns the ranges in the elements of an interval set.
 func rangesOf(elements []element) []addrRange {
 	slices.SortFunc(elements, func(a, b element) int {
 		return slices.Compare(a.key, b.key)
@@ -77,8 +77,7 @@ func rangesOf(elements []element) []addrRange {
 	return rs
 }
 
-// refCounts counts how many service ports need an address, or a port, in a set that
-// they share.
+// refCounts counts the service ports that need an address or a port in a shared set.
 type refCounts[K comparable] struct {
 	in     setID
 	key    func(K) elementBytes
@@ -106,7 +105,7 @@ func (r *refCounts[K]) add(a K, n int) {
 	}
 }
 
-// flush writes what the additions since the last flush came to.
+// flush writes the changes since the last flush.
 func (r *refCounts[K]) flush(sink elementSink) {
 	for a, was := range r.before {
 		is := r.counts[a] > 0

@@ -13,10 +13,9 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestDamageBesideASyncIsRepaired: whatever somebody destroys, before, while and after
-// something else is synced, soon the table is what it must be. The listener hears of
-// it; while the engine writes much and does not listen, the number of transactions
-// tells.
+// TestDamageBesideASyncIsRepaired damages the table before, during and after a sync of
+// something else. The listener notices it, or, while it pauses, the number of transactions
+// does.
 func TestDamageBesideASyncIsRepaired(t *testing.T) {
 	t.Parallel()
 	moments := map[string]func(r *recorder, damage, sync func()){
@@ -70,7 +69,7 @@ func repairsBesideASync(t *testing.T, w *watched, script string, order func(r *r
 	poll.Until(t, "repair", func() bool { return canonical(tryNFT(w.ns, "list ruleset")) == want })
 }
 
-// damages are what somebody else can do to a table, for damageTo.
+// damages are changes by another program, for damageTo.
 func damages() map[string]string {
 	return map[string]string{
 		"ruleset flushed":      "flush ruleset",
@@ -93,8 +92,8 @@ func damages() map[string]string {
 	}
 }
 
-// damageTo completes a damage to the table of a family, with a ClusterIP and an address
-// that is none.
+// damageTo fills a damage in for the table of a family, with a ClusterIP and an address
+// that is not one.
 func damageTo(ns *netns.NS, script string, family v1.IPFamily, used, free netip.Addr) string {
 	ip := ipKeyword(family)
 	text := tryNFT(ns, "-a", "list", "chain", ip, "serviceplane", "services")
@@ -107,7 +106,7 @@ func (w *watched) damage(script string) string {
 	return damageTo(w.ns, script, v1.IPv4Protocol, netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.99.3"))
 }
 
-// tryNFT runs a script of nft, which fails if it finds nothing.
+// tryNFT runs a script of nft, which may fail if the object is missing.
 func tryNFT(ns *netns.NS, script ...string) (text string) {
 	_ = ns.Do(func() error {
 		out, err := exec.Command("nft", script...).CombinedOutput()

@@ -14,14 +14,14 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// kernel is nf_tables as the engine sees it.
+// kernel is the engine's access to nf_tables.
 type kernel interface {
 	// commit sends the messages of w as one transaction: all or nothing.
 	commit(ctx context.Context, w *wire) error
-	// dump calls each with the attributes of every object that answers the request
-	// in w, which holds one message. It may call reset and begin again.
+	// dump calls each with the attributes of every object that answers the request in w,
+	// which holds one message. If it has to start again, it calls reset.
 	dump(ctx context.Context, w *wire, reset func(), each func(attrs []byte)) error
-	// port is the address of the socket, by which the kernel names who did something.
+	// port is the address of the socket. Notifications name it as the origin of a change.
 	port() uint32
 	close() error
 }
@@ -34,7 +34,7 @@ type socket struct {
 	limit   int    // what one send may hold
 }
 
-var errInterrupted = errors.New("interrupted by changes each time")
+var errInterrupted = errors.New("interrupted by other changes each time")
 
 const (
 	// sendBuffer holds the largest transaction: the atomic replacement of a table.
@@ -78,7 +78,7 @@ func (s *socket) tune() error {
 		return fmt.Errorf("tune netlink socket: %w", err)
 	}
 	s.raw = raw
-	// Errors then name the header of the message that failed, not all of it.
+	// Errors then contain only the header of the refused message.
 	if err := s.conn.SetOption(netlink.CapAcknowledge, true); err != nil {
 		return fmt.Errorf("tune netlink socket: %w", err)
 	}
@@ -88,11 +88,11 @@ func (s *socket) tune() error {
 	}))
 }
 
-// enlarge sets a buffer as large as the privileges allow, and returns its size.
+// enlarge makes a buffer as large as the privileges allow, and returns its size.
 func enlarge(fd, force, option, size int) int {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size) != nil {
-		// Without CAP_NET_ADMIN in the initial user namespace the system's limit
-		// holds; what we got is read back.
+		// Without CAP_NET_ADMIN in the initial user namespace the limit of the system
+		// applies, so the size is read back.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, size)
 	}
 	got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
@@ -118,9 +118,8 @@ func (s *socket) port() (port uint32) {
 	return port
 }
 
-// commit needs no acknowledgements: the kernel works off the whole transaction
-// within the send, so that afterwards its errors are waiting to be read, or
-// there are none.
+// commit requests no acknowledgements: the kernel processes the whole transaction during
+// the send. Its errors, if any, can be read right after it.
 func (s *socket) commit(ctx context.Context, w *wire) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -147,7 +146,7 @@ func (s *socket) commit(ctx context.Context, w *wire) error {
 	}
 }
 
-// firstError finds the first refused message in the kernel's answers.
+// firstError returns the first refused message in the kernel's answers.
 func firstError(answers []byte, w *wire) error {
 	for answer := range messagesOf(answers) {
 		errno := answer.errno()
@@ -220,7 +219,7 @@ func (s *socket) read(flags int) (n int, err error) {
 	return n, err
 }
 
-// unreachable says why there is no socket to nf_tables.
+// unreachable explains why the socket to nf_tables cannot be opened.
 func unreachable(err error) error {
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return &proxier.UnsupportedError{
@@ -231,7 +230,7 @@ func unreachable(err error) error {
 	return classify("open netlink socket", "to nf_tables", err)
 }
 
-// writeError says what the kernel refused.
+// writeError names the object that the kernel refused.
 type writeError struct {
 	op     string // "add", "delete", "list"…
 	object string // e.g. "element of set services in table ip serviceplane"
@@ -241,7 +240,7 @@ type writeError struct {
 func (e *writeError) Error() string { return fmt.Sprintf("%s %s: %v", e.op, e.object, e.err) }
 func (e *writeError) Unwrap() error { return e.err }
 
-// classify turns an errno into an error that says what to do about it.
+// classify turns an errno into an error that says what to do.
 func classify(op, object string, err error) error {
 	failed := &writeError{op: op, object: object, err: err}
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {

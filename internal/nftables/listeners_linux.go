@@ -8,18 +8,18 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// listeners are the listeners of the engines of one Provider. While any of the
-// engines loads much, none of them listens: the kernel would write a notification
-// for each element as long as anybody in the network namespace does.
+// listeners are the listeners of all engines of one Provider. They pause while any of the
+// engines makes a large change: with a listener in the network namespace, the kernel writes
+// a notification for each element.
 type listeners struct {
-	// mu is held for reading by transactions, and for writing by who changes the
-	// fields below.
+	// mu is held for reading by transactions, and for writing by all who change the fields
+	// below.
 	mu        sync.RWMutex
 	listeners map[*listener]bool
 	ports     map[*Engine]uint32 // of the sockets that the engines write with
 	loads     int                // under way
-	// before is the kernel's count of transactions when the first of the loads
-	// began; ours counts those of the engines since.
+	// before is the kernel's count of transactions at the begin of the first load; ours
+	// counts the engines' transactions since then.
 	before uint32
 	ours   atomic.Uint32
 	used   atomic.Bool // there was a transaction
@@ -29,8 +29,8 @@ func newListeners() *listeners {
 	return &listeners{listeners: map[*listener]bool{}, ports: map[*Engine]uint32{}}
 }
 
-// add makes a listener listen, at once or after the loads that are under way. What
-// happened before it listened it cannot know.
+// add starts a listener, at once or after the current loads. It cannot know of changes
+// before that.
 func (w *listeners) add(l *listener) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -57,7 +57,7 @@ func (w *listeners) remove(l *listener) error {
 	return l.socket.close()
 }
 
-// writesFrom says which socket an engine writes with from now on.
+// writesFrom sets the socket that an engine writes with.
 func (w *listeners) writesFrom(e *Engine, port uint32) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,7 +69,7 @@ func (w *listeners) writesFrom(e *Engine, port uint32) error {
 	return errors.Join(errs...)
 }
 
-// transaction runs one transaction of an engine, and counts it.
+// transaction runs and counts one transaction of an engine.
 func (w *listeners) transaction(commit func() error) error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -81,8 +81,7 @@ func (w *listeners) transaction(commit func() error) error {
 	return err
 }
 
-// beginLoad stops listening. generation is how to ask for the kernel's count of
-// transactions.
+// beginLoad pauses all listeners. generation returns the kernel's count of transactions.
 func (w *listeners) beginLoad(generation func() (uint32, error)) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,8 +102,9 @@ func (w *listeners) beginLoad(generation func() (uint32, error)) error {
 	return errors.Join(errs...)
 }
 
-// endLoad listens again, and has everything checked if somebody else committed a
-// transaction meanwhile. Without generation, after a failure, it does not look.
+// endLoad resumes all listeners, and requests a check of everything if another program
+// committed a transaction meanwhile. After a failure generation is nil, and it requests
+// none.
 func (w *listeners) endLoad(generation func() (uint32, error)) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

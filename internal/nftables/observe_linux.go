@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
-// observation is what the kernel holds under the name of our table.
+// observation is the content of our table in the kernel.
 type observation struct {
 	comment string
 	dormant bool
@@ -39,7 +39,7 @@ type observedChain struct {
 	rules    []string // checksums
 }
 
-// observe reads the table back; nil means that there is none.
+// observe reads the table; nil means that it does not exist.
 func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	o, err := e.observeTable(ctx)
 	for attempt := 1; attempt < moduleAttempts && errors.Is(err, unix.EINVAL); attempt++ {
@@ -72,8 +72,8 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	return o, err
 }
 
-// While the kernel loads nf_tables for somebody else, such as the engine of the other
-// family, it takes a message for it to be invalid.
+// While the kernel loads nf_tables for another socket, such as that of the other family, it
+// rejects messages as invalid.
 const (
 	moduleAttempts = 8
 	modulePause    = 50 * time.Millisecond
@@ -123,7 +123,7 @@ func parseChain(attrs []byte) *observedChain {
 	return c
 }
 
-// comment reads the comment of a table or a chain out of its user data.
+// comment returns the comment in the user data of a table or a chain.
 func comment(user []byte) string {
 	if len(user) < 2 || user[0] != udataComment || len(user) < 2+int(user[1]) {
 		return ""
@@ -131,7 +131,7 @@ func comment(user []byte) string {
 	return netlinkx.String(user[2 : 2+int(user[1])])
 }
 
-// shapeOf sums up what a set is, as shape does for what it should be.
+// shapeOf describes a set in the kernel, as shape does for the wanted set.
 func shapeOf(attrs []byte) string {
 	var b []byte
 	for _, typ := range []uint16{unix.NFTA_SET_FLAGS, unix.NFTA_SET_KEY_TYPE, unix.NFTA_SET_KEY_LEN, unix.NFTA_SET_DATA_TYPE, unix.NFTA_SET_DATA_LEN} {
@@ -156,9 +156,8 @@ func (e *Engine) list(ctx context.Context, typ uint16, object string, reset func
 	return e.kernel.dump(ctx, w, reset, each)
 }
 
-// isOurs says whether the table is one of ours, of whatever version, so that it
-// can stay in use while it is mended: a set that has one of our names holds what
-// we take it for.
+// isOurs reports whether the table is ours, of any version, so that it can be repaired in
+// use: sets with our names hold what the names mean.
 func (o *observation) isOurs(l *layout) bool {
 	if o.comment != tableComment {
 		return false
@@ -173,7 +172,7 @@ func (o *observation) isOurs(l *layout) bool {
 	return true
 }
 
-// classChains are the chains that the classes among the chains' names need.
+// classChains returns the chains of the classes that are in the kernel.
 func (o *observation) classChains(l *layout) []chainSpec {
 	var specs []chainSpec
 	for name := range o.chains {
@@ -196,7 +195,7 @@ func (o *observation) hasChain(want *chainSpec, l *layout) (bool, error) {
 	return slices.Equal(have.rules, sums), err
 }
 
-// checksums are what the kernel holds with the rules of a chain.
+// checksums returns the user data of the wanted rules of a chain.
 func (c *chainSpec) checksums(family uint8) ([]string, error) {
 	sums := make([]string, len(c.rules))
 	for i := range c.rules {
@@ -227,7 +226,7 @@ func (e *Engine) observeVerdicts(ctx context.Context, o *observation) error {
 	return nil
 }
 
-// observeElements reads all other sets but the one that packets write.
+// observeElements reads all other sets, except the one that packets write.
 func (e *Engine) observeElements(ctx context.Context, o *observation) error {
 	for i := range setSpecs {
 		spec := &setSpecs[i]
@@ -250,15 +249,15 @@ func (e *Engine) observeElements(ctx context.Context, o *observation) error {
 	return nil
 }
 
-// Reading a hash table that the kernel is just resizing, as it does for a while
-// after many additions, may leave elements out.
+// While the kernel resizes a hash table, for a while after many additions, a dump may lack
+// elements.
 const (
 	resizeAttempts = 6
 	resizePause    = 5 * time.Millisecond // doubled each time
 )
 
-// observeSet reads a set until it has as many elements as the kernel counts,
-// where the kernel tells (newer ones do), or patience ends.
+// observeSet reads a set until it has as many elements as the kernel counts (newer kernels
+// do), at most a few times.
 func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) error {
 	set := o.sets[spec.name]
 	reset := func() { o.element[spec.id] = make(map[string]string, set.count) }

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// header is one netlink message, taken apart.
+// header is one parsed netlink message.
 type header struct {
 	typ, flags uint16
 	seq        uint32
 	body       []byte
 }
 
-// nextMessage takes the first message off b, which holds at least a header. A
-// length that makes no sense ends the buffer.
+// nextMessage returns the first message of b, which holds at least a header. An invalid
+// length ends the buffer.
 func nextMessage(b []byte) (m header, rest []byte) {
 	n := int(binary.NativeEndian.Uint32(b))
 	if n < nlmsgHeaderLen || n > len(b) {
@@ -44,8 +44,7 @@ func messagesOf(b []byte) iter.Seq[header] {
 	}
 }
 
-// errno is what a message that ends something, or answers to something, says of
-// the outcome; 0 is success.
+// errno is the result in an error or done message; 0 is success.
 func (m header) errno() int {
 	if len(m.body) < 4 {
 		return 0
@@ -53,7 +52,7 @@ func (m header) errno() int {
 	return -int(int32(binary.NativeEndian.Uint32(m.body)))
 }
 
-// element is one element of a set as the kernel holds it.
+// element is an element of a set in the kernel.
 type element struct {
 	key, keyEnd, data []byte
 	chain             string // of a verdict

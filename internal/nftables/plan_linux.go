@@ -7,17 +7,17 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// placed is a service port as it stands in the sets: what was written, or is
-// about to be. It is not changed once it is made.
+// placed is a service port with its elements. It is not changed after it was made.
 type placed struct {
 	frontends []placedFrontend // in order of key
-	// lists holds the endpoints of each scope, at the index that a packet draws.
+	// lists holds the endpoints of each scope, at their indexes.
 	lists   [2][]target
 	hairpin []netip.Addr
-	// health is a health check node port, for a Front; 0 for none.
+	// health is the health check node port, for a Front; 0 for none.
 	health uint16
-	// affinity is what affinity records begin with, 0 without session affinity;
-	// timeout says how long they last, and draws how many endpoints each scope has.
+	// affinity is the number of the service port in affinity records, 0 without session
+	// affinity; timeout is that of the records, draws the number of endpoints of each
+	// scope.
 	affinity uint32
 	timeout  class
 	draws    [2]class
@@ -29,8 +29,7 @@ type target struct {
 	id   uint32 // of the endpoint in affinity records; 0 without affinity
 }
 
-// placedFrontend is a frontend with the values of its elements; 0 stands for no
-// element.
+// placedFrontend is a frontend with the values of its elements; 0 means no element.
 type placedFrontend struct {
 	key        desired.Key
 	closed     bool   // at all other ports of its VIP
@@ -51,13 +50,13 @@ func indexScope(i int) desired.Scope { return desired.ScopeCluster + desired.Sco
 type placer struct {
 	class    func(class) uint32 // makes it exist
 	affinity *affinityService   // nil without session affinity
-	// holds is that of Behind. Unless it is nil no endpoint is chosen: classes differ by
-	// the rest only.
+	// holds is Behind.Holds. If it is not nil, the rules choose no endpoint, so the classes
+	// do not depend on the number of endpoints.
 	holds func(netip.Addr) bool
 }
 
-// place keeps endpoints that are in prev at their index as far as possible: each
-// move costs kernel writes.
+// place keeps endpoints of prev at their indexes where possible: each move costs kernel
+// writes.
 func (pl placer) place(prev *placed, s *desired.Service) *placed {
 	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.OnNode}
 	if pl.holds != nil && s.Port != nil {
@@ -78,8 +77,8 @@ func (pl placer) place(prev *placed, s *desired.Service) *placed {
 	return p
 }
 
-// closes says whether the VIP takes nothing at other ports: a ClusterIP, or what is an
-// address of the node only because the engine behind has put it there.
+// closes reports whether other ports of the VIP are rejected: those of a ClusterIP, and of
+// an address that the engine behind added to the node.
 func (pl placer) closes(f *desired.Frontend) bool {
 	if pl.holds != nil {
 		return f.VIP.IsValid() && pl.holds(f.VIP)
@@ -105,8 +104,8 @@ func (p *placed) list(i int) []target {
 	return p.lists[i]
 }
 
-// frontend chooses the classes by what packets meet first: source ranges, then
-// the difference between inside and outside, then the endpoints.
+// frontend chooses the classes in the order of the checks of a packet: source ranges,
+// external or internal traffic, endpoints.
 func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) placedFrontend {
 	pf := placedFrontend{key: s.Key(f), closed: pl.closes(f), ranges: f.SourceRanges}
 	if p.affinity != 0 {
@@ -124,7 +123,7 @@ func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) pl
 	return pf
 }
 
-// forward is the class for one of the endpoints of a scope.
+// forward returns the class that forwards to the endpoints of a scope.
 func (pl placer) forward(p *placed, t treatment) uint32 {
 	switch {
 	case p.affinity != 0:
@@ -150,9 +149,8 @@ func (pl placer) action(pf *placedFrontend, p *placed, f *desired.Frontend) uint
 	}
 }
 
-// arrange puts the sorted endpoints at indexes 0 to n-1: those of prev stay where
-// they are, unless their index is beyond the new end, and the others fill the
-// holes.
+// arrange puts the sorted endpoints at indexes 0 to n-1. Endpoints of prev keep their index
+// unless it is n or more; the others fill the holes.
 func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, scope int) []target {
 	endpoints = endpoints[:min(len(endpoints), pl.limit())]
 	if len(endpoints) == 0 || pl.holds != nil {
@@ -178,8 +176,8 @@ func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, scope int) [
 	return list
 }
 
-// limit is how many endpoints a service port can have. Those beyond it, in order
-// of address, get no traffic.
+// limit is the largest number of endpoints of a service port. Further endpoints, in the
+// order of their addresses, get no traffic.
 func (pl placer) limit() int {
 	if pl.affinity != nil {
 		return maxAffinitySlot
@@ -194,7 +192,7 @@ func (pl placer) target(addr netip.AddrPort, scope int) target {
 	return target{addr: addr, id: pl.affinity.endpoint(addr) | scopeBit(scope)}
 }
 
-// scopeBit tells the scopes apart in affinity numbers.
+// scopeBit distinguishes the scopes in affinity numbers.
 func scopeBit(scope int) uint32 {
 	if indexScope(scope) == desired.ScopeLocal {
 		return affinityLocal

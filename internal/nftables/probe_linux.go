@@ -64,7 +64,7 @@ func (e *Engine) features() []feature {
 	}
 }
 
-// probe returns why the kernel refuses a feature, nil if it does not.
+// probe returns the kernel's error for a feature, nil if it has the feature.
 func (e *Engine) probe(ctx context.Context, f feature) error {
 	w := e.newBatch()
 	w.table += "-probe"

@@ -20,7 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// provider starts a Provider for a namespace; it ends with the test.
+// provider starts a Provider in a namespace. It ends with the test.
 func provider(t *testing.T, ns *netns.NS, change ...func(*Config)) *proxier.Proxier {
 	t.Helper()
 	config := Config{Config: proxier.Config{NetNS: ns.Path(), Runner: runner.Options{MinInterval: runner.Unlimited}}}
@@ -43,8 +43,8 @@ func provider(t *testing.T, ns *netns.NS, change ...func(*Config)) *proxier.Prox
 	return p
 }
 
-// TestBadObjectsHoldUpNoGoodOne gives the Provider 10,000 good Services and ten
-// bad ones: one sync programs all the good, and Status names each of the bad.
+// TestBadObjectsHoldUpNoGoodOne gives the Provider 10,000 good Services and ten bad ones.
+// One sync programs all good ones, and Status names each bad one.
 func TestBadObjectsHoldUpNoGoodOne(t *testing.T) {
 	const good = 10000
 	ns := netnstest.New(t)
@@ -152,8 +152,8 @@ func TestPlanShowsWhatApplyPrograms(t *testing.T) {
 	})
 }
 
-// elementLines are the lines of a plan that stand for elements, but for intervals,
-// which the kernel tells by their edges.
+// elementLines are the lines of a plan for elements, except intervals, which the kernel
+// reports as edges.
 func elementLines(text string) []string {
 	var lines []string
 	set := ""
@@ -247,15 +247,15 @@ func TestConfigReportsEveryFault(t *testing.T) {
 	}
 }
 
-// TestNodePortsOutliveANodeThatIsKnownLate: a Provider that starts before it knows the
-// node's primary address leaves the table as it is.
+// TestNodePortsOutliveANodeThatIsKnownLate: a Provider leaves the table unchanged until it
+// has the node's primary address.
 func TestNodePortsOutliveANodeThatIsKnownLate(t *testing.T) {
 	ns := netnstest.New(t)
 	node := changetracker.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
 	c := newCluster(1, 1)
 	c.services[0].Spec.Ports[0].NodePort = 30080
 	c.services[0].Spec.Type = v1.ServiceTypeNodePort
-	// during runs a Provider that has been told all but the node.
+	// during runs a Provider with all inputs except the node.
 	during := func(node changetracker.Node, do func(p *proxier.Proxier)) {
 		t.Run("provider", func(t *testing.T) {
 			p := provider(t, ns, func(c *Config) { c.Node, c.NodePorts.Primary = node, true })

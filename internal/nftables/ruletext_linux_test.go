@@ -46,8 +46,7 @@ func compareRules(t *testing.T, e *Engine, ns *netns.NS) {
 	}
 }
 
-// ruleLines are the rules of a ruleset, each after the name of its chain; sorted by
-// chain, because Dump has an order of its own.
+// ruleLines are the chains of a ruleset with their rules, sorted by name.
 func ruleLines(text string) []string {
 	var chains []string
 	for _, chain := range regexp.MustCompile(`(?s)\tchain \S+ \{\n.*?\n\t\}`).FindAllString(text, -1) {

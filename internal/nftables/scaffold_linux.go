@@ -26,8 +26,8 @@ func (w *wire) scaffold(l *layout, sizeOf func(*setSpec) uint32) error {
 	return nil
 }
 
-// chains writes chains with their rules. The chains come first, so that rules
-// may lead to any of them.
+// chains writes chains with their rules. All chains come first, because rules may lead to
+// any of them.
 func (w *wire) chains(chains []chainSpec) error {
 	for i := range chains {
 		w.newChain(&chains[i])

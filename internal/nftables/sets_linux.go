@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setID names one of the sets and maps of the layout. Their number is constant:
-// everything that changes with Services is an element.
+// setID is one of the sets and maps of the layout. Their number is constant: all that
+// changes with Services is elements.
 type setID uint8
 
 const (
@@ -45,7 +45,7 @@ const (
 	numSets
 )
 
-// field is one component of a set's key or data.
+// field is a component of a set's key or data.
 type field uint8
 
 const (
@@ -167,8 +167,8 @@ func padded(fields []field, addrLen int) int {
 	return n
 }
 
-// elementBytes holds the key or the data of an element in the kernel's form. The
-// longest is a VIP with a source range: 16 + 4 + 4 + 16 bytes.
+// elementBytes is the key or the data of an element, as the kernel expects it. The longest
+// is a VIP with a source range: 16 + 4 + 4 + 16 bytes.
 type elementBytes struct {
 	n   uint8
 	buf [40]byte
@@ -205,7 +205,7 @@ func (e elementBytes) port(p uint16) elementBytes {
 	return e
 }
 
-// mark appends a number in the byte order of packet marks: the machine's.
+// mark appends a number in the machine's byte order, as packet marks have it.
 func (e elementBytes) mark(m uint32) elementBytes {
 	binary.NativeEndian.PutUint32(e.buf[e.n:], m)
 	e.n += 4
@@ -227,7 +227,7 @@ func addrPortData(ap netip.AddrPort) elementBytes {
 
 func markData(m uint32) elementBytes { return elementBytes{}.mark(m) }
 
-// forKind picks the map of VIPs or its twin for node ports.
+// forKind returns the map of VIPs, or the same map for node ports.
 func forKind(k desired.Key, vip, nodePort setID) setID {
 	if k.VIP.IsValid() {
 		return vip

@@ -27,16 +27,15 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// benchFull asks for the sizes of large clusters; without it the benchmark only
-// proves that it works.
+// benchFull selects the sizes of large clusters; otherwise the benchmark only proves that
+// it works.
 const benchFull = "SERVICEPLANE_BENCH_FULL"
 
-// BenchmarkTargets measures a sync from the event to the programmed kernel. Beside
-// each figure stands its floor in the same run: the very bytes that the engine sent,
-// sent again by a bare netlink loop into an empty namespace. Each figure is a median
-// of several runs, whatever b.N is.
+// BenchmarkTargets measures a sync from the event to the programmed kernel. Each figure has
+// its floor in the same run: a bare netlink loop sends the engine's bytes again, into an
+// empty namespace. Each figure is a median of several runs, whatever b.N is.
 func BenchmarkTargets(b *testing.B) {
-	// All of them but for the last size, at which only a small change is measured.
+	// All of them, except at the last size, which only measures a small change.
 	sizes, loads, last, runs, seconds := []int{100, 1000}, [][2]int{{50, 5}}, 30_000, 3, 1
 	if os.Getenv(benchFull) == "1" {
 		sizes, loads, last, runs, seconds = []int{1000, 5000, 10_000, 30_000}, [][2]int{{5000, 50}, {45_000, 2}}, 0, 7, 60
@@ -63,7 +62,7 @@ func BenchmarkTargets(b *testing.B) {
 	}
 }
 
-// sized gives a cluster to benchmarks that bear its size in their name.
+// sized runs benchmarks with a cluster whose size is in their name.
 func sized(b *testing.B, services, endpoints int, f func(b *testing.B, c *cluster)) {
 	b.Run(fmt.Sprintf("N=%d/E=%d", services, endpoints), func(b *testing.B) { f(b, newCluster(services, endpoints)) })
 }
@@ -85,7 +84,7 @@ func benchSyncs(b *testing.B, c *cluster, runs int) {
 	b.Run("restart", func(b *testing.B) { p.measureRestart(b, 3).report(b) })
 }
 
-// benchTime measures how soon a change is in the kernel.
+// benchTime measures the time until a change is in the kernel.
 func benchTime(b *testing.B, c *cluster, runs, seconds int) {
 	b.Run("important", func(b *testing.B) { measureFirstService(b, c, runs).report(b) })
 	b.Run("lone", func(b *testing.B) {
@@ -99,7 +98,7 @@ func benchTime(b *testing.B, c *cluster, runs, seconds int) {
 	})
 }
 
-// liveHeap is what the heap needs. Pools are emptied by the second collection.
+// liveHeap is the size of the live heap. The second collection empties pools.
 func liveHeap() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -108,14 +107,14 @@ func liveHeap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// figure is the median of several runs. What is zero, or nil, has not been measured.
+// figure is the median of several runs. Zero or nil was not measured.
 type figure struct {
 	wall, cpu, floor time.Duration
 	allocs, bytes    uint64 // of memory
 	written          *tally // of one run
 }
 
-// tally counts what syncs have written.
+// tally counts the writes of syncs.
 type tally struct{ writes, transactions float64 }
 
 func (f figure) report(b *testing.B) {
@@ -155,7 +154,7 @@ func measure(runs int, prepare, f func()) figure {
 	return figure{wall: median(walls), cpu: median(cpus), allocs: median(allocs), bytes: median(bytes)}
 }
 
-// measureLoop is measure for what is too short to be timed once.
+// measureLoop is measure for functions that are too short to be timed once.
 func measureLoop(times int, f func(i int)) figure {
 	runtime.GC()
 	var before, after runtime.MemStats
@@ -230,12 +229,12 @@ func replaced(slice *discovery.EndpointSlice, i int) *discovery.EndpointSlice {
 	return &other
 }
 
-// recorder keeps what the engine sends.
+// recorder records the batches of the engine.
 type recorder struct {
 	kernel
 	on      bool
 	batches [][]byte
-	// before and after are run once each, around the next commit.
+	// before and after run once each, around the next commit.
 	before, after atomic.Pointer[func()]
 }
 
@@ -296,7 +295,7 @@ func (p *programmed) tally() tally {
 	return tally{float64(p.writes.Load()), float64(p.transactions.Load())}
 }
 
-// since is what each of some runs has written.
+// since returns the writes of each of some runs.
 func (p *programmed) since(before tally, runs int) *tally {
 	now, n := p.tally(), float64(runs)
 	return &tally{(now.writes - before.writes) / n, (now.transactions - before.transactions) / n}
@@ -336,7 +335,7 @@ func startConfigured(tb testing.TB, c *cluster, ns *netns.NS, own proxier.Config
 	ctx, cancel := context.WithCancel(tb.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
-	// A watch that begins after the first write asks for one more sync.
+	// A watch that starts after the first write requests one more sync.
 	poll.Until(tb, "the watch begins", engine.listeners.listening)
 	p.stop = func() {
 		cancel()
@@ -371,7 +370,7 @@ func newProgrammed(b *testing.B, c *cluster) *programmed {
 	return p
 }
 
-// replay sends recorded batches with nothing around them.
+// replay sends only the recorded batches.
 func replay(b *testing.B, k kernel, batches [][]byte) {
 	for _, batch := range batches {
 		if err := k.commit(b.Context(), &wire{buf: batch}); err != nil {
@@ -388,8 +387,8 @@ func openKernel(b *testing.B, ns *netns.NS) kernel {
 	return k
 }
 
-// measureFirst is everything from the first event on: tracking, resolving,
-// encoding and programming.
+// measureFirst measures everything from the first event on: tracking, resolving, encoding
+// and programming.
 func measureFirst(b *testing.B, c *cluster, runs int) figure {
 	var p *programmed
 	f := measure(runs, func() {
@@ -419,9 +418,9 @@ func measureFirst(b *testing.B, c *cluster, runs int) figure {
 	return f
 }
 
-// measureWait is the longest time that somebody else's smallest transaction takes
-// during a first sync: nf_tables lets in one at a time per network namespace. The
-// floor is the longest time without us.
+// measureWait is the longest time of another program's smallest transaction during a first
+// sync: nf_tables processes one transaction at a time per network namespace. The floor is
+// the longest time without a sync.
 func measureWait(b *testing.B, c *cluster, runs int) figure {
 	b.Helper()
 	var waits, alone []time.Duration
@@ -444,7 +443,7 @@ func measureWait(b *testing.B, c *cluster, runs int) figure {
 	return figure{wall: median(waits), floor: median(alone)}
 }
 
-// longestCommit writes tables of its own, one after the other.
+// longestCommit creates tables of its own, one after the other.
 func longestCommit(b *testing.B, ns *netns.NS, stop <-chan struct{}) (longest time.Duration) {
 	b.Helper()
 	k := openKernel(b, ns)
@@ -477,7 +476,7 @@ func (p *programmed) measureReplace(b *testing.B, services, times int) figure {
 		versions[0] = append(versions[0], replaced(slice, i))
 		versions[1] = append(versions[1], slice)
 	}
-	// Past the Provider's handlers, which would have a sync begin at the first event.
+	// Without the Provider's handlers, which would start a sync at the first event.
 	step := func(i int) {
 		for _, slice := range versions[i%2] {
 			p.Tracker().Endpoints.EndpointSliceUpdate(slice, false)
@@ -493,12 +492,12 @@ func (p *programmed) measureReplace(b *testing.B, services, times int) figure {
 	step(back)
 	p.recorder.on = false
 	batches := p.recorder.batches
-	// Through the idle engine's own socket: another one's writes would be damage.
+	// Through the idle engine's own socket: writes of another socket would count as damage.
 	f.floor = measureLoop(times, func(i int) { replay(b, p.recorder.kernel, batches[i%2:i%2+1]) }).wall
 	return f
 }
 
-// measureFull makes the provider check everything against the kernel.
+// measureFull measures a full sync, which compares everything with the kernel.
 func (p *programmed) measureFull(b *testing.B, runs int) figure {
 	n, before := 0, p.tally()
 	f := measure(runs, func() {
@@ -510,7 +509,7 @@ func (p *programmed) measureFull(b *testing.B, runs int) figure {
 	return f
 }
 
-// measureDump reads all sets of the table and does nothing with them.
+// measureDump only reads all sets of the table.
 func (p *programmed) measureDump(b *testing.B, runs int) time.Duration {
 	e := *p.engine
 	e.kernel = openKernel(b, p.ns)

@@ -11,7 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
-// typeName is how nft calls the type of a key, or of data.
+// typeName is nft's name of the type of a key or of data.
 func typeName(fields []field, addrLen int) string {
 	names := make([]string, len(fields))
 	for i, f := range fields {
@@ -34,8 +34,8 @@ func typeName(fields []field, addrLen int) string {
 	return strings.Join(names, " . ")
 }
 
-// fieldsText prints concatenated fields as nft does. With a last key it prints
-// the range between both, as a prefix.
+// fieldsText prints concatenated fields as nft does. With a last key it prints the range as
+// a prefix.
 func fieldsText(fields []field, addrLen int, first, last []byte) string {
 	var parts []string
 	for _, f := range fields {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// timedKernel adds up how long the kernel takes.
+// timedKernel measures the time of the kernel's calls.
 type timedKernel struct {
 	kernel
 

@@ -17,10 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// measureSustained is the 99th percentile of the time from an event to the
-// programmed kernel, with the default rate limits. The events, each another
-// endpoint of another Service, come at fixed times. rate is how many came in a
-// second.
+// measureSustained is the 99th percentile of the time from an event to the programmed
+// kernel, with the default rate limits. Each event changes an endpoint of another Service,
+// at a fixed time. rate is the number of events per second.
 func measureSustained(b *testing.B, c *cluster, events int, every time.Duration) (f figure, rate float64) {
 	b.Helper()
 	p := startLimited(b, c, netnstest.New(b), runner.Options{})
@@ -28,7 +27,7 @@ func measureSustained(b *testing.B, c *cluster, events int, every time.Duration)
 	p.load(b)
 	cpu, start := cpuTime(), time.Now()
 	for i := range events {
-		// A beat that is late is made up for, so that the rate holds.
+		// A late beat shortens the next wait, so that the rate stays.
 		time.Sleep(time.Until(start.Add(time.Duration(i) * every)))
 		slice := replaced(c.slices[i*37%len(c.slices)], i)
 		p.mu.Lock()
@@ -50,9 +49,8 @@ func measureSustained(b *testing.B, c *cluster, events int, every time.Duration)
 	return f, rate
 }
 
-// measureFirstService is the time from the start of the first sync until a
-// connection to a Service is established that the embedding program calls
-// important, while all the others are loaded.
+// measureFirstService is the time from the start of the first sync until a connection to an
+// important Service is established, while all others are loaded.
 func measureFirstService(b *testing.B, c *cluster, runs int) figure {
 	b.Helper()
 	const last = "10.0.0.0/8"
@@ -91,7 +89,7 @@ func measureFirstService(b *testing.B, c *cluster, runs int) figure {
 	return f
 }
 
-// stopAndClean ends a Provider after its sync, and takes its table away.
+// stopAndClean stops a Provider after its sync, and deletes its table.
 func (p *programmed) stopAndClean(b *testing.B) {
 	p.sync(b)
 	p.stop()
@@ -100,9 +98,8 @@ func (p *programmed) stopAndClean(b *testing.B) {
 	}
 }
 
-// measureRepair is the time from the moment that somebody else deletes the table
-// until all of it is back. It may be measured three times: further repairs in a
-// row begin to wait.
+// measureRepair is the time from the deletion of the table by another program until it is
+// complete again. It may be measured three times: further repairs are delayed.
 func (p *programmed) measureRepair(b *testing.B, runs int) figure {
 	b.Helper()
 	k := openKernel(b, p.ns)

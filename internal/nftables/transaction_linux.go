@@ -1,8 +1,7 @@
 package nftables
 
-// transaction gathers the element writes of one step. Within it the order of
-// calls does not matter: all deletions go before all additions, so that a key may
-// change hands.
+// transaction collects the element writes of one step, in any order: all deletions are sent
+// before all additions, so that a key may move between service ports.
 type transaction struct {
 	adds     [numSets]encoded
 	deletes  [numSets]encoded
@@ -10,7 +9,7 @@ type transaction struct {
 	elements int
 }
 
-// encoded holds elements of one set in the kernel's form, all of one length.
+// encoded holds elements of one set, as the kernel expects them, all of one length.
 type encoded struct {
 	buf  []byte
 	size int

@@ -2,13 +2,13 @@ package nftables
 
 import "context"
 
-// spareClasses is how many unused classes may stay: endpoint counts come and go,
-// and each commit of anybody in the network namespace walks all chains.
+// spareClasses is the number of unused classes that may stay: endpoint counts change often.
+// Each commit in the network namespace walks all chains, so there is a limit.
 const spareClasses = 128
 
-// removeUnusedClasses deletes the chains of classes that nobody needs any more, once
-// there are many. The elements that lead to them go in a transaction of their own,
-// because kernels before 6.2 still count them as users within the same one.
+// removeUnusedClasses deletes the chains of unused classes if there are many. The elements
+// that lead to them are deleted in their own transaction, because kernels before 6.2 count
+// them as users within the same one.
 func (e *Engine) removeUnusedClasses(ctx context.Context) error {
 	if e.state.classes.unused <= spareClasses {
 		return nil

@@ -42,28 +42,28 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	}
 }
 
-// listener hears of the changes of one table that are not ours.
+// listener receives notifications of changes of one table by other programs.
 type listener struct {
-	socket  *socket
+	socket    *socket
 	listeners *listeners
-	family  uint8
-	table   string
-	damaged func(proxier.Damage)
-	// pending is what was changed by the transaction whose end is not yet heard of.
+	family    uint8
+	table     string
+	damaged   func(proxier.Damage)
+	// pending are the changes of the current transaction.
 	pending []proxier.Damage
-	// heard counts the notifications since a time, at most a second ago.
-	heard int
-	since time.Time
-	// deaf is how long the listener stepped aside last, until deafEnd.
-	deaf    time.Duration
-	deafEnd time.Time
+	// received counts the notifications since a time, at most a second ago.
+	received int
+	since    time.Time
+	// pause is the length of the last pause, which ended at pauseEnd.
+	pause    time.Duration
+	pauseEnd time.Time
 }
 
 const (
-	shortestDeaf = time.Second
-	longestDeaf  = time.Minute
-	// tooLoud is how many notifications a second make the listener step aside.
-	tooLoud = 10000
+	shortestPause = time.Second
+	longestPause  = time.Minute
+	// maxRate is the number of notifications a second from which the listener pauses.
+	maxRate = 10000
 )
 
 // listen reads until ctx ends or reading fails.
@@ -72,7 +72,7 @@ func (l *listener) listen(ctx context.Context) error {
 		n, err := l.socket.read(0)
 		switch {
 		case err == nil:
-			if l.hear(l.socket.receive[:n]) > tooLoud {
+			if l.receive(l.socket.receive[:n]) > maxRate {
 				err = l.stepAside(ctx)
 			}
 			if err != nil {
@@ -90,28 +90,28 @@ func (l *listener) listen(ctx context.Context) error {
 	}
 }
 
-// hear looks for our table in the notifications of one or more transactions. The
-// last one of each transaction says who did it. It returns how many notifications
-// there were in the last second or less.
-func (l *listener) hear(notifications []byte) (loudness int) {
+// receive searches the notifications of one or more transactions for our table. The last
+// notification of each transaction names its program. It returns the number of
+// notifications in the last second or less.
+func (l *listener) receive(notifications []byte) (rate int) {
 	if time.Since(l.since) > time.Second {
-		l.heard, l.since = 0, time.Now()
+		l.received, l.since = 0, time.Now()
 	}
 	for m := range messagesOf(notifications) {
-		l.heard++
+		l.received++
 		if m.typ>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.body) < nfgenHeaderLen {
 			continue
 		}
 		attrs := m.body[nfgenHeaderLen:]
 		if m.typ == msgNewGen {
-			l.tell(netlinkx.Author(attrs))
+			l.report(netlinkx.Author(attrs))
 			continue
 		}
 		if m.body[0] == l.family && netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)) == l.table && len(l.pending) == 0 {
 			l.pending = append(l.pending, proxier.Damage{Object: objectOf(m.typ, attrs) + l.inTable()})
 		}
 	}
-	return l.heard
+	return l.received
 }
 
 func (l *listener) inTable() string {
@@ -121,9 +121,8 @@ func (l *listener) inTable() string {
 	return " of table ip " + l.table
 }
 
-// tell reports what the transaction that just ended has changed, if it was ours to
-// be changed.
-func (l *listener) tell(by string) {
+// report reports the changes of the transaction that just ended.
+func (l *listener) report(by string) {
 	for _, d := range l.pending {
 		d.By = by
 		l.damaged(d)
@@ -131,8 +130,8 @@ func (l *listener) tell(by string) {
 	l.pending = l.pending[:0]
 }
 
-// objectOf names what a notification is about. The numbers of the attributes are
-// those of each kind of object; the table has number 1 in all of them.
+// objectOf names the object of a notification. The numbers of attributes depend on the kind
+// of object, but attribute 1 is always the table.
 func objectOf(typ uint16, attrs []byte) string {
 	switch typ {
 	case msgNewChain, msgDelChain:
@@ -148,23 +147,23 @@ func objectOf(typ uint16, attrs []byte) string {
 	}
 }
 
-// stepAside leaves the group for a while: somebody writes so much that we may not
-// be able to read it, and listening makes each of his writes several times dearer.
-// Afterwards nobody knows what he wrote.
+// stepAside leaves the multicast group for a while: another program writes so much that
+// notifications may be lost, and a listener slows each of its writes down. Its changes
+// meanwhile are unknown.
 func (l *listener) stepAside(ctx context.Context) error {
-	if time.Since(l.deafEnd) > longestDeaf {
-		l.deaf = 0
+	if time.Since(l.pauseEnd) > longestPause {
+		l.pause = 0
 	}
-	l.deaf = min(max(2*l.deaf, shortestDeaf), longestDeaf)
+	l.pause = min(max(2*l.pause, shortestPause), longestPause)
 	if err := l.leave(); err != nil {
 		return err
 	}
 	select {
-	case <-time.After(l.deaf):
+	case <-time.After(l.pause):
 	case <-ctx.Done():
 		return nil
 	}
-	l.deafEnd = time.Now()
+	l.pauseEnd = time.Now()
 	l.pending = nil
 	return l.listeners.add(l)
 }
@@ -183,9 +182,9 @@ func (l *listener) leave() error {
 	return nil
 }
 
-// ignore makes the kernel drop notifications about transactions of these sockets
-// before they wake us up. The header of a notification has the port of the socket
-// that caused it at offset 12 (struct nlmsghdr of linux/netlink.h).
+// ignore makes the kernel drop the notifications about transactions of these sockets. The
+// header of a notification has the port of the socket that caused it at offset 12 (struct
+// nlmsghdr of linux/netlink.h).
 func (l *listener) ignore(ports map[*Engine]uint32) error {
 	program := []bpf.Instruction{bpf.LoadAbsolute{Off: 12, Size: 4}}
 	for _, port := range ports {

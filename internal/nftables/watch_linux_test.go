@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watched is a running Provider over a small cluster in a namespace of its own.
+// watched is a running Provider of a small cluster in its own namespace.
 type watched struct {
 	*programmed
 }
@@ -29,8 +29,8 @@ func startWatched(t *testing.T, services int) *watched {
 	return startWatchedAside(t, services, loadWrites)
 }
 
-// startWatchedAside has the listeners step aside during each update that writes more
-// than so much.
+// startWatchedAside makes the listeners pause during each update with more writes than
+// this.
 func startWatchedAside(t *testing.T, services, writes int) *watched {
 	t.Helper()
 	p := startLimited(t, newCluster(services, 10), netnstest.New(t), runner.Options{})
@@ -68,16 +68,16 @@ func nftOutput(t *testing.T, ns *netns.NS, args ...string) string {
 	return string(out)
 }
 
-// canonical is a listing without the order of elements, which is that of a hash,
-// and of what belongs to one table.
+// canonical is a listing without the order of elements, which depends on a hash, and
+// without what belongs to one table.
 func canonical(ruleset string) string {
 	words := strings.FieldsFunc(ruleset, func(r rune) bool { return strings.ContainsRune(" \t\n,{}", r) })
 	slices.Sort(words)
 	return strings.Join(words, " ")
 }
 
-// TestDamageByOthersIsNoticedAndRepaired has somebody else change the table in
-// many ways, and a Service change afterwards.
+// TestDamageByOthersIsNoticedAndRepaired changes the table as another program in many ways,
+// and a Service afterwards.
 func TestDamageByOthersIsNoticedAndRepaired(t *testing.T) {
 	t.Parallel()
 	for what, command := range damages() {
@@ -91,7 +91,7 @@ func TestDamageByOthersIsNoticedAndRepaired(t *testing.T) {
 			t.Logf("repaired and listed again after %v", time.Since(began))
 			status := w.family()
 			if by := status.LastDamage.By; status.Damaged != 1 || !strings.HasPrefix(by, "nft (process ") {
-				t.Errorf("%d damages, the last one %v; want one by nft and its process", status.Damaged, status.LastDamage)
+				t.Errorf("%d damages, last %v; want one by nft and its process", status.Damaged, status.LastDamage)
 			}
 			w.OnEndpointSliceUpdate(nil, replaced(w.cluster.slices[7], 1))
 			w.sync(t)
@@ -102,8 +102,8 @@ func TestDamageByOthersIsNoticedAndRepaired(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoDamage counts neither our own writes, few or many, nor what packets
-// write, nor the tables of others.
+// TestWhatIsNoDamage checks that our own writes, few or many, writes by packets, and
+// foreign tables do not count.
 func TestWhatIsNoDamage(t *testing.T) {
 	t.Parallel()
 	w := startWatched(t, 2000) // more than loadWrites
@@ -119,7 +119,7 @@ func TestWhatIsNoDamage(t *testing.T) {
 	mustNFT(t, w.ns, "add table ip foreign { chain c { type nat hook prerouting priority 0; }; set s { type mark; elements = { 1, 2 }; }; }")
 	mustNFT(t, w.ns, "delete table ip foreign")
 	syncs := w.syncs.Load()
-	// A damage that is noticed says that everything before it was heard.
+	// Notifications arrive in order: after this damage all earlier ones have arrived.
 	mustNFT(t, w.ns, "add chain ip serviceplane marker")
 	poll.Until(t, "damage noticed", func() bool { return w.family().Damaged > 0 })
 	w.sync(t)
@@ -131,8 +131,8 @@ func TestWhatIsNoDamage(t *testing.T) {
 	}
 }
 
-// TestDamageDuringALoadIsNoticed deletes elements while the engine writes so much
-// that it does not listen.
+// TestDamageDuringALoadIsNoticed deletes elements during a large change, while the listener
+// pauses.
 func TestDamageDuringALoadIsNoticed(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
@@ -154,7 +154,7 @@ func TestDamageDuringALoadIsNoticed(t *testing.T) {
 	})
 }
 
-// saboteur does something between two transactions.
+// saboteur runs a function between two transactions.
 type saboteur struct {
 	kernel
 	at      int64
@@ -169,8 +169,8 @@ func (k *saboteur) commit(ctx context.Context, w *wire) error {
 	return k.kernel.commit(ctx, w)
 }
 
-// TestALoudNeighbourIsNotListenedTo has somebody else load a large set of his own.
-// Each of his elements costs him more while we listen.
+// TestALoudNeighbourIsNotListenedTo loads a large set as another program. A listener would
+// slow it down.
 func TestALoudNeighbourIsNotListenedTo(t *testing.T) {
 	t.Parallel()
 	w := startWatched(t, 20)
@@ -216,8 +216,8 @@ func TestALoudNeighbourIsNotListenedTo(t *testing.T) {
 	}
 }
 
-// TestAWatchThatBeginsLateAsksForALook: what happened since the first write it
-// cannot know. Before that there is nothing to look at.
+// TestAWatchThatBeginsLateAsksForALook: a watch that starts after the first write requests
+// a check, an earlier one does not.
 func TestAWatchThatBeginsLateAsksForALook(t *testing.T) {
 	t.Parallel()
 	w := &world{family: v1.IPv4Protocol}
@@ -240,8 +240,8 @@ func TestAWatchThatBeginsLateAsksForALook(t *testing.T) {
 	}
 }
 
-// TestNobodyFightsForever has somebody delete the table as soon as he sees it. We
-// must give way, say so, and have the last word when he stops.
+// TestNobodyFightsForever deletes the table as soon as it is repaired. The proxy must delay
+// repairs, report it, and repair the table when that ends.
 func TestNobodyFightsForever(t *testing.T) {
 	t.Parallel()
 	w := startWatched(t, 20)

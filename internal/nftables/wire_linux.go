@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Messages of nf_tables and attributes, for the code here and for what reads them.
+// Types of messages, and lengths of headers.
 const (
 	nlmsgHeaderLen = unix.NLMSG_HDRLEN
 	nfgenHeaderLen = 4 // sizeof(struct nfgenmsg)
@@ -45,8 +45,8 @@ const (
 // maxMessageLen leaves room below the 16 bits of an attribute's length.
 const maxMessageLen = 60 << 10
 
-// Data types as nft numbers them, in include/datatype.h of its source. A
-// concatenation shifts them together, 6 bits each.
+// Data types of nft, see include/datatype.h of its source. A concatenation packs them into
+// 6 bits each.
 const (
 	typeIPv4  = 7
 	typeIPv6  = 8
@@ -56,8 +56,7 @@ const (
 	typeBits  = 6
 )
 
-// message is a part of a batch that the kernel answers for as one: what it is
-// about, for errors.
+// message is a message of a batch, with a description for errors.
 type message struct {
 	op, object string
 	start      int // offset in the buffer
@@ -84,7 +83,7 @@ func (w *wire) begin(typ, flags uint16, op, object string) {
 	w.buf = append(b, w.family, 0, 0, 0)       // struct nfgenmsg: family, version 0, resource 0
 }
 
-// end completes the message that was begun last.
+// end completes the current message.
 func (w *wire) end() {
 	start := w.messages[len(w.messages)-1].start
 	binary.NativeEndian.PutUint32(w.buf[start:], uint32(len(w.buf)-start))
@@ -111,7 +110,7 @@ func (w *wire) attrUint32(typ uint16, v uint32) {
 	w.buf = binary.BigEndian.AppendUint32(appendAttrHeader(w.buf, typ, 4), v)
 }
 
-// nest writes an attribute that holds what write writes.
+// nest writes an attribute whose content is what write writes.
 func (w *wire) nest(typ uint16, write func()) {
 	start := len(w.buf)
 	w.buf = appendAttrHeader(w.buf, typ|unix.NLA_F_NESTED, 0)
@@ -165,7 +164,7 @@ func appendIntervalEdge(b []byte, a netip.Addr, end bool) []byte {
 	return b
 }
 
-// elementOp is what a message does with elements.
+// elementOp is an operation on elements.
 type elementOp struct {
 	typ, flags uint16
 	name       string
@@ -175,7 +174,7 @@ func addElements() elementOp { return elementOp{msgNewElement, unix.NLM_F_CREATE
 
 func deleteElements() elementOp { return elementOp{msgDelElement, 0, "delete"} }
 
-// elements writes as many messages as the elements need, none of which is split.
+// elements writes the elements in as many messages as they need. It splits no element.
 func (w *wire) elements(op elementOp, spec *setSpec, elements encoded) {
 	for rest := elements.buf; len(rest) > 0; {
 		n := min(len(rest), maxMessageLen/elements.size*elements.size)
@@ -237,7 +236,7 @@ func (w *wire) newTable() {
 	w.end()
 }
 
-// wakeTable takes away the flag that makes a table do nothing.
+// wakeTable clears the flag dormant of a table.
 func (w *wire) wakeTable() {
 	w.begin(msgNewTable, 0, "wake", "table "+w.table)
 	w.attrString(unix.NFTA_TABLE_NAME, w.table)
@@ -251,8 +250,8 @@ func (w *wire) deleteTable() {
 	w.end()
 }
 
-// newSet creates a set. size bounds the number of elements that packets may add;
-// 0 is for sets that only we write.
+// newSet creates a set. size limits the number of elements; 0 is for sets that packets do
+// not write.
 func (w *wire) newSet(spec *setSpec, addrLen int, size uint32) {
 	w.begin(msgNewSet, unix.NLM_F_CREATE, "add", "set "+spec.name)
 	w.attrString(unix.NFTA_SET_TABLE, w.table)
@@ -308,8 +307,7 @@ func (w *wire) deleteChain(name string) {
 	w.end()
 }
 
-// newRule appends a rule whose expressions are encoded already, with a checksum
-// of them in its user data.
+// newRule appends a rule of encoded expressions, with their checksum in its user data.
 func (w *wire) newRule(chain string, text fmt.Stringer, exprs [][]byte, sum []byte) {
 	w.begin(msgNewRule, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add", fmt.Sprintf("rule %q in chain %s", text, chain))
 	w.attrString(unix.NFTA_RULE_TABLE, w.table)
@@ -323,7 +321,7 @@ func (w *wire) newRule(chain string, text fmt.Stringer, exprs [][]byte, sum []by
 	w.end()
 }
 
-// dataType is what nft calls the type of a key, or of data.
+// dataType is nft's number of the type of a key or of data.
 func dataType(fields []field, addrLen int) uint32 {
 	var t uint32
 	for _, f := range fields {
@@ -349,8 +347,8 @@ func dataType(fields []field, addrLen int) uint32 {
 }
 
 const (
-	// tableComment marks a table as ours: its sets are what setSpecs says, as far as
-	// they have the same names, in whatever version.
+	// tableComment marks a table as ours. In all versions, its sets have the meaning that
+	// setSpecs gives their names.
 	tableComment = "programmed by serviceplane"
 	// layoutVersion is the comment of the base chains. They are replaced in the same
 	// transaction as all other rules.
@@ -358,8 +356,8 @@ const (
 	checksumLen   = 8
 )
 
-// User data is a list of type, length, value with one byte each for the first
-// two: libnftnl's udata.h. Ours is far from the types that nft knows.
+// User data is a list of type, length and value, with one byte each for type and length
+// (udata.h of libnftnl). Our types are far from those of nft.
 const (
 	udataComment       = 0 // of tables and of chains
 	udataKeyByteOrder  = 0
@@ -375,8 +373,8 @@ func userdata(typ uint8, value []byte) []byte {
 
 func userdataString(typ uint8, s string) []byte { return userdata(typ, append([]byte(s), 0)) }
 
-// setUserdata tells nft the byte order of keys and data, without which it prints
-// ranges and marks wrongly.
+// setUserdata sets the byte order of keys and data. Without it nft prints ranges and marks
+// wrongly.
 func setUserdata(spec *setSpec) []byte {
 	u := userdata(udataKeyByteOrder, byteOrder(spec.key))
 	if len(spec.data) > 0 && spec.data[0] != fieldVerdict {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// libraryElements returns the element list that the library would send.
+// libraryElements returns the element list as the library encodes it.
 func libraryElements(t *testing.T, elements ...library.SetElement) []byte {
 	t.Helper()
 	var list []byte
@@ -43,8 +43,8 @@ func libraryElements(t *testing.T, elements ...library.SetElement) []byte {
 	return list
 }
 
-// FuzzElementsEncodeAsTheLibraryDoes holds our encoder of the element path
-// against the one of github.com/google/nftables.
+// FuzzElementsEncodeAsTheLibraryDoes compares our encoder of elements with that of
+// github.com/google/nftables.
 func FuzzElementsEncodeAsTheLibraryDoes(f *testing.F) {
 	f.Add([]byte{10, 0, 0, 1}, []byte{}, []byte{1, 2, 3, 4})
 	f.Add([]byte{10, 0, 0, 1, 6, 0, 0}, []byte{10, 0, 0, 2, 6, 0, 0}, []byte{})
@@ -76,7 +76,7 @@ func orNil(b []byte) []byte {
 	return b
 }
 
-// FuzzMessagesOfTheKernel feeds the decoder anything at all.
+// FuzzMessagesOfTheKernel decodes random bytes.
 func FuzzMessagesOfTheKernel(f *testing.F) {
 	w := &wire{family: unix.NFPROTO_IPV4, table: "t"}
 	w.newTable()
@@ -123,8 +123,8 @@ func TestIntervalEdgesEncodeAsTheLibraryDoes(t *testing.T) {
 	}
 }
 
-// FuzzChainNamesOfClasses checks that a chain's name tells its class, and that
-// nothing else is taken for one.
+// FuzzChainNamesOfClasses checks that a class can be parsed from its chain's name, and from
+// no other name.
 func FuzzChainNamesOfClasses(f *testing.F) {
 	f.Add("keep-cluster-3")
 	f.Add("affinity-draw-local-12")
@@ -153,8 +153,8 @@ func TestChainNamesTellTheClass(t *testing.T) {
 	}
 }
 
-// TestTimeoutsAreRoundedUp: there are few enough, none is shorter than what was asked
-// for or longer by more than a fifth, and what people write stays what it is.
+// TestTimeoutsAreRoundedUp: there are few timeouts, none is shorter than requested or more
+// than a fifth longer, and common values stay.
 func TestTimeoutsAreRoundedUp(t *testing.T) {
 	distinct := map[class]bool{}
 	for n := range longestTimeout {

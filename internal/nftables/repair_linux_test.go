@@ -17,8 +17,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// predecessor is a table in use, which another process has left: with Services of
-// all sorts, one of which has session affinity and a client on record.
+// predecessor is the table of a previous process, in use: with Services of all kinds, one
+// of them with session affinity and a client's record.
 type predecessor struct {
 	*world
 	ns     *netns.NS
@@ -40,8 +40,8 @@ func startPredecessor(t *testing.T, w *world) *predecessor {
 	w.add(sticky, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
 
 	e := w.engine(t, p.ns)
-	// Others had affinity before, so that the numbers are not what a new engine
-	// would choose.
+	// Other service ports had affinity before, so that a new engine would choose other
+	// numbers.
 	for n := 30; n < 34; n++ {
 		other := *sticky
 		other.Name = name(n)
@@ -65,9 +65,9 @@ func (p *predecessor) tableHandle(t *testing.T) string {
 	return handle
 }
 
-// mustBeMended says that a table was taken over as it stood, that the client's
-// record is still there and good, and that everything else is as it should be.
-func (p *predecessor) mustBeMended(t *testing.T, e *Engine, u desired.Update) {
+// mustBeRepaired checks that the engine kept the table and the client's record, and that
+// everything else matches the update.
+func (p *predecessor) mustBeRepaired(t *testing.T, e *Engine, u desired.Update) {
 	t.Helper()
 	if got := p.tableHandle(t); got != p.handle {
 		t.Errorf("the table has handle %s, want it to be the one with handle %s", got, p.handle)
@@ -94,7 +94,7 @@ func (p *predecessor) mustBeMended(t *testing.T, e *Engine, u desired.Update) {
 	}
 }
 
-// engineLike starts another engine of the same configuration.
+// engineLike starts another engine with the same configuration.
 func (p *predecessor) engineLike(t *testing.T, e *Engine) *Engine {
 	t.Helper()
 	return p.engineWith(t, func(c *Config) { *c = e.config })
@@ -112,8 +112,8 @@ func (p *predecessor) engineWith(t *testing.T, change func(*Config)) *Engine {
 	return e
 }
 
-// TestATableOfAnotherConfigurationStaysInUse starts with another mark, other
-// priorities and another way to tell pods: all of them are in the rules.
+// TestATableOfAnotherConfigurationStaysInUse changes the mark, the priorities and pod
+// detection: all of them are in the rules.
 func TestATableOfAnotherConfigurationStaysInUse(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
@@ -123,7 +123,7 @@ func TestATableOfAnotherConfigurationStaysInUse(t *testing.T) {
 			c.Masquerade.Mark, c.DNATPriority, c.SNATPriority = 1<<20, -90, 110
 		})
 		mustApply(t, e, u)
-		p.mustBeMended(t, e, u)
+		p.mustBeRepaired(t, e, u)
 		list := mustList(t, p.ns)
 		for _, want := range []string{"priority -90;", "priority srcnat + 10;", "0x00100000", `iifname != "veth*"`} {
 			if !strings.Contains(list, want) {
@@ -133,9 +133,9 @@ func TestATableOfAnotherConfigurationStaysInUse(t *testing.T) {
 	})
 }
 
-// TestATableOfAnotherVersionIsTakenOver turns the table into what another version
-// may have left: other rules and another version in the base chains, sets that we
-// do not have and the lack of some that we have, chains that lead to each other.
+// TestATableOfAnotherVersionIsTakenOver gives the table what another version may leave:
+// other rules, another version in the base chains, unknown sets, missing sets, chains that
+// lead to each other.
 func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 	older := `
 		flush chain IP serviceplane prerouting
@@ -164,7 +164,7 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
 		mustNFT(t, p.ns, strings.ReplaceAll(older, "IP", ipKeyword(w.family)))
-		// A class that did not exist, for which a chain is in the way.
+		// A new class whose chain already exists.
 		grown := *p.m[name(1)]
 		grown.Affinity, grown.Local, grown.Frontends, grown.Cluster = 0, nil, nil, nil
 		for i := range 7 {
@@ -175,15 +175,14 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 		e := w.engine(t, p.ns)
 		u := p.m.full(w)
 		mustApply(t, e, u)
-		p.mustBeMended(t, e, u)
+		p.mustBeRepaired(t, e, u)
 		if list := mustList(t, p.ns); strings.Count(list, `comment "serviceplane layout 1"`) != 3 {
 			t.Errorf("want the version in three base chains:\n%s", list)
 		}
 	})
 }
 
-// TestTheVersionIsKept says in a base chain that it is of another version; it has
-// the right rules.
+// TestTheVersionIsKept changes the version in one base chain with the right rules.
 func TestTheVersionIsKept(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
@@ -213,14 +212,14 @@ func TestTheVersionIsKept(t *testing.T) {
 			t.Fatalf("%d chains of another version, want 1", n)
 		}
 		mustApply(t, e, u)
-		p.mustBeMended(t, e, u)
+		p.mustBeRepaired(t, e, u)
 		if n := strings.Count(mustList(t, p.ns), `comment "serviceplane layout 1"`); n != 3 {
 			t.Errorf("%d base chains of this version, want 3", n)
 		}
 	})
 }
 
-// TestATableOfSomebodyElseIsReplaced: kube-proxy's has our name in nodeproxy.
+// TestATableOfSomebodyElseIsReplaced: in nodeproxy, kube-proxy's table has our name.
 func TestATableOfSomebodyElseIsReplaced(t *testing.T) {
 	foreign := `table IP serviceplane {
 		comment "rules for kube-proxy"
@@ -255,9 +254,9 @@ func TestATableOfSomebodyElseIsReplaced(t *testing.T) {
 	}
 }
 
-// TestATableThatCannotBeMendedIsReplaced has a chain of ours held by a map of
-// somebody else's, so that it cannot become a base chain again.
-func TestATableThatCannotBeMendedIsReplaced(t *testing.T) {
+// TestATableThatCannotBeRepairedIsReplaced makes a foreign map refer to one of our chains,
+// so that it cannot become a base chain again.
+func TestATableThatCannotBeRepairedIsReplaced(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
 		ip := ipKeyword(w.family)
@@ -270,9 +269,9 @@ func TestATableThatCannotBeMendedIsReplaced(t *testing.T) {
 			}`, "IP", ip))
 		e := w.engine(t, p.ns)
 		u := p.m.full(w)
-		for range maxFailedMends {
+		for range maxFailedRepairs {
 			if _, err := e.Apply(t.Context(), u); err == nil {
-				t.Fatal("the table could be mended: this test is no test")
+				t.Fatal("the table could be repaired: this test proves nothing")
 			}
 		}
 		mustApply(t, e, u)
@@ -281,8 +280,8 @@ func TestATableThatCannotBeMendedIsReplaced(t *testing.T) {
 	})
 }
 
-// TestNamesOfSetsStandForTheirShapes: versions that share a table rely on it. Who
-// changes a set gives it a new name; this list only grows.
+// TestNamesOfSetsStandForTheirShapes: versions that share a table rely on it. A changed set
+// gets a new name; this list only grows.
 func TestNamesOfSetsStandForTheirShapes(t *testing.T) {
 	shapes := map[string]string{}
 	for i := range setSpecs {
