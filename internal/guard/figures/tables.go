@@ -85,7 +85,7 @@ var tables = []table{ // read-only
 			{what: "one endpoint replaced", benchmark: onSizes + "replaced=1"},
 			{what: "full sync, nothing changed", benchmark: onSizes + "full"},
 			{what: "restart on the populated kernel", benchmark: onSizes + "restart"},
-			{what: "the table deleted by somebody, all of it back", benchmark: onSizes + "deleted"},
+			{what: "the table deleted by another program, all of it restored", benchmark: onSizes + "deleted"},
 			{what: "longest wait of another writer during the first sync", benchmark: onSizes + "wait"},
 			{what: "live heap afterwards, without the informers' objects", benchmark: onSizes + "heap"},
 		},
