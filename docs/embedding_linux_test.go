@@ -25,6 +25,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -118,4 +119,28 @@ func TestTheDistributionOfTheDocument(t *testing.T) {
 	if code, text := get("/debug/services/status"); code != http.StatusOK {
 		t.Errorf("/debug/services/status: %d: %s", code, text)
 	}
+}
+
+// newEngine stands for the engine of a reader.
+func newEngine(config proxier.Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
+	return nftables.NewEngine(nftables.Config{Config: config}, family, deps)
+}
+
+func TestYourEngine(t *testing.T) {
+	features := proxiertest.Features{
+		Only: []string{"PKT-01"},                         // without it, all scenarios run
+		Skip: map[string]string{"PKT-60": "no affinity"}, // a rule and the reason
+	}
+	proxiertest.Conformance(t, features, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+		deps = nodedeps.Complete(config, deps)
+		engines := map[v1.IPFamily]proxier.Engine{}
+		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+			engine, err := newEngine(config, family, deps)
+			if err != nil {
+				return nil, err
+			}
+			engines[family] = engine
+		}
+		return proxier.New(config, deps, engines)
+	})
 }
