@@ -98,13 +98,13 @@ func canonicalPrefix(p netip.Prefix) netip.Prefix {
 	return p.Masked()
 }
 
-// dialable says whether clients can connect to the address at all. A zone has a meaning only
+// dialable reports whether clients can connect to the address at all. A zone has a meaning only
 // on the node that wrote it.
 func dialable(a netip.Addr) bool {
 	return a.IsValid() && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast()
 }
 
-// special says whether the address means a different machine on each node, or the node itself.
+// special reports whether the address means a different machine on each node, or the node itself.
 func special(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() }
 
 // canonicalAddrs sorts a list in place and drops duplicates. It returns nil for an empty list.

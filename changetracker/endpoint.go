@@ -19,7 +19,7 @@ type Endpoint struct {
 	// the default and means 1; the trackers store 0 for 1. It never means no traffic; for that
 	// see Override.Eject.
 	Weight uint16
-	// Zone and Node are where the endpoint runs; empty if unknown. View.Local says whether it
+	// Zone and Node are where the endpoint runs; empty if unknown. View.Local reports whether it
 	// is local.
 	Zone, Node string
 	// ZoneHints and NodeHints name the zones and nodes that should use this endpoint according
@@ -29,7 +29,7 @@ type Endpoint struct {
 	Ext any
 }
 
-// Usable says whether the endpoint may receive traffic in some situation: it is ready, or it
+// Usable reports whether the endpoint may receive traffic in some situation: it is ready, or it
 // serves while it terminates (KEP-1669).
 func (e *Endpoint) Usable() bool { return e.Ready || e.Serving && e.Terminating }
 
@@ -69,7 +69,7 @@ func (e *Endpoint) String() string {
 	return s
 }
 
-// draining says whether the endpoint serves while it terminates.
+// draining reports whether the endpoint serves while it terminates.
 func (e *Endpoint) draining() bool { return e.Serving && e.Terminating }
 
 // rank orders the records of one address by their conditions, the highest first (W-04): not
@@ -136,7 +136,7 @@ func searchEndpoint(list []Endpoint, addr netip.AddrPort) (index int, found bool
 	return low, low < len(list) && list[low].Addr == addr
 }
 
-// hasAddr says whether a sorted list has an endpoint with that address, at any port.
+// hasAddr reports whether a sorted list has an endpoint with that address, at any port.
 func hasAddr(list []Endpoint, addr netip.Addr) bool {
 	i, _ := searchEndpoint(list, netip.AddrPortFrom(addr, 0))
 	return i < len(list) && list[i].Addr.Addr() == addr

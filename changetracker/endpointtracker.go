@@ -33,7 +33,7 @@ func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed 
 
 // EndpointSliceUpdate stores the current version of a slice, or removes the slice. A slice is
 // identified by its own name: when its label names another Service than before, it moves
-// there. changed says whether the next Apply sees a different State than without the call.
+// there. changed reports whether the next Apply sees a different State than without the call.
 //
 // Several slices of a Service may have the same address and port. The record that counts does
 // not depend on the order of events: first one that is not terminating, then one that is

@@ -187,7 +187,7 @@ func (f *family) placeByHand(from string, service types.NamespacedName, s *heldS
 	return changed
 }
 
-// uses says whether the endpoints of a port matter. A slice may have thousands of ports that
+// uses reports whether the endpoints of a port matter. A slice may have thousands of ports that
 // its Service does not have.
 func (f *family) uses(s *heldService, key portKey) bool {
 	return f.endpointsOnly || s.port(key) != nil
@@ -276,7 +276,7 @@ func (f *family) override(name ServicePortName, addr netip.AddrPort, o Override)
 	return true
 }
 
-// has says whether the next State has an endpoint, apart from what EditEndpoints does.
+// has reports whether the next State has an endpoint, apart from what EditEndpoints does.
 func (f *family) has(s *heldService, key portKey, addr netip.AddrPort) bool {
 	var buffer [16]contribution
 	return f.uses(s, key) && winner(s.contributions(buffer[:0], key), addr).endpoint != nil

@@ -57,7 +57,7 @@ func (h *heldSlice) contributions(buffer []contribution, key portKey) []contribu
 	return buffer
 }
 
-// succeeds says whether the slice wins over o for an address of which both have an equally
+// succeeds reports whether the slice wins over o for an address of which both have an equally
 // good record: the newer slice does, then the one whose Source and name sort first.
 func (h *heldSlice) succeeds(o *heldSlice) bool {
 	if c := h.created.Compare(o.created); c != 0 {
@@ -195,7 +195,7 @@ func (c *contribution) addr(e *Endpoint) netip.AddrPort {
 	return netip.AddrPortFrom(e.Addr.Addr(), c.number)
 }
 
-// complete says whether the endpoints' Addr has the port.
+// complete reports whether the endpoints' Addr has the port.
 func (c *contribution) complete() bool { return c.endpoints[0].Addr.Port() != 0 }
 
 // find returns the endpoint with the address, or nil.

@@ -10,7 +10,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// survives runs a hook of the embedding program and says whether it returned. A hook that
+// survives runs a hook of the embedding program and reports whether it returned. A hook that
 // panics must not end the node's proxy.
 func (c *config) survives(hook string, run func()) (ok bool) { return survives(hook, c.warn, run) }
 
@@ -25,7 +25,7 @@ func survives(hook string, warn func(string, ...zap.Field), run func()) (ok bool
 	return true
 }
 
-// selects says whether the Service is for this proxy (CFG-02 for the label). A Select hook
+// selects reports whether the Service is for this proxy (CFG-02 for the label). A Select hook
 // that panics is ignored.
 func (c *config) selects(service *v1.Service) bool {
 	name, labelled := service.Labels[LabelServiceProxyName]

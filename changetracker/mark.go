@@ -21,7 +21,7 @@ type touched struct {
 
 func (t *touched) none() bool { return t == nil || !t.all && len(t.addrs) == 0 }
 
-// repeats says whether overrides and hooks must run again.
+// repeats reports whether overrides and hooks must run again.
 func (t *touched) repeats() bool { return t != nil && t.again }
 
 func (t *touched) merge(o touched) {
@@ -52,7 +52,7 @@ func (m *mark) refresh(key portKey) {
 	m.refreshed[key] = struct{}{}
 }
 
-// refreshes says whether Refresh names a port that the Service has.
+// refreshes reports whether Refresh names a port that the Service has.
 func (m *mark) refreshes(p *portState) bool {
 	if len(m.refreshed) == 0 || p == nil || p.port == nil {
 		return false

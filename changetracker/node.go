@@ -44,6 +44,6 @@ func (n *Node) equal(o *Node) bool {
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
 }
 
-// hosts says whether an endpoint on the named node is local (EPS-16). Nothing is local to a
+// hosts reports whether an endpoint on the named node is local (EPS-16). Nothing is local to a
 // node without a name.
 func (n *Node) hosts(node string) bool { return n.Name != "" && n.Name == node }

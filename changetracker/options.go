@@ -95,7 +95,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// mayServe says whether an endpoint may have the address. The API server refuses special
+// mayServe reports whether an endpoint may have the address. The API server refuses special
 // addresses (ValidateEndpointIP), because they expose services that the node offers only to
 // itself.
 func (o *Options) mayServe(a netip.Addr) bool {

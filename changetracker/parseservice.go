@@ -60,7 +60,7 @@ func (c *config) parseService(service *v1.Service, f *findings) (ports perFamily
 	return ports
 }
 
-// proxied says whether a proxy handles the Service at all (TRK-01, TRK-02). Only the singular
+// proxied reports whether a proxy handles the Service at all (TRK-01, TRK-02). Only the singular
 // cluster IP decides.
 func proxied(service *v1.Service) bool {
 	ip := service.Spec.ClusterIP

@@ -15,7 +15,7 @@ type Selection struct {
 	Local []Endpoint
 	// All is the union of the endpoints that frontends use, in the order of the input.
 	All []Endpoint
-	// Any says whether at least one endpoint on any node can take traffic. If Local is empty,
+	// Any reports whether at least one endpoint on any node can take traffic. If Local is empty,
 	// it decides between drop (true) and reject (false).
 	Any bool
 }
@@ -82,7 +82,7 @@ func summarise(endpoints []Endpoint, node *Node) (s summary) {
 	return s
 }
 
-// hinted says whether a hint names the node or zone. Without a name, nothing matches.
+// hinted reports whether a hint names the node or zone. Without a name, nothing matches.
 func hinted(hints []string, name string) bool {
 	return name != "" && slices.Contains(hints, name)
 }

@@ -119,20 +119,20 @@ func (p *ServicePort) vips() iter.Seq[netip.Addr] {
 	}
 }
 
-// ExternallyAccessible says whether the service port is reachable from outside the cluster in
+// ExternallyAccessible reports whether the service port is reachable from outside the cluster in
 // this family: by node port, external IP or load balancer IP.
 func (p *ServicePort) ExternallyAccessible() bool {
 	return p.NodePort != 0 || len(p.ExternalIPs) > 0 || len(p.LoadBalancerVIPs) > 0
 }
 
-// UsesClusterEndpoints says whether some frontend may send traffic to endpoints on any node.
+// UsesClusterEndpoints reports whether some frontend may send traffic to endpoints on any node.
 // This includes externalTrafficPolicy Local, because it does not bind pods and the node
 // itself.
 func (p *ServicePort) UsesClusterEndpoints() bool {
 	return !p.InternalPolicyLocal || p.ExternallyAccessible()
 }
 
-// UsesLocalEndpoints says whether some frontend may send traffic only to endpoints on this
+// UsesLocalEndpoints reports whether some frontend may send traffic only to endpoints on this
 // node.
 func (p *ServicePort) UsesLocalEndpoints() bool {
 	return p.InternalPolicyLocal || p.ExternalPolicyLocal && p.ExternallyAccessible()

@@ -32,7 +32,7 @@ func (t *ServiceChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed [
 
 // Update stores the current version of a Service. With a nil current it removes the Service
 // that previous names; previous is not used otherwise, because the tracker holds the last
-// version itself. changed says whether the next Apply sees a different State than without the
+// version itself. changed reports whether the next Apply sees a different State than without the
 // call.
 //
 // The Service is neither changed nor kept. Invalid values are set aside one by one; see

@@ -95,7 +95,7 @@ func (t *Tracker) Changed() <-chan struct{} { return t.store.changed }
 // not, at which the service port does not have the endpoint. So it may arrive before the
 // endpoint, unless an Apply runs in between.
 //
-// It is a change of that service port only. changed says whether an Apply may see a
+// It is a change of that service port only. changed reports whether an Apply may see a
 // difference. While a service port has overrides, other calls may report changed for a
 // difference that an override hides.
 func (t *Tracker) Override(name ServicePortName, addr netip.AddrPort, o Override) (changed bool) {
@@ -113,7 +113,7 @@ func (t *Tracker) Override(name ServicePortName, addr netip.AddrPort, o Override
 // Refresh puts a service port into the next Delta even if it does not differ, because
 // something that the result of a hook depends on has changed. Options.EditEndpoints runs
 // again, and so do the hooks of the receiver, such as desired.Resolver.EditSelection. changed
-// says whether there is such a service port.
+// reports whether there is such a service port.
 func (t *Tracker) Refresh(name ServicePortName) (changed bool) {
 	s := t.store
 	s.mu.Lock()

@@ -24,7 +24,7 @@ func (v View) State() *State { return v.state }
 // Node returns the node of the View.
 func (v View) Node() Node { return v.node }
 
-// Local says whether an endpoint runs on the node. It is false if the node or the endpoint has
+// Local reports whether an endpoint runs on the node. It is false if the node or the endpoint has
 // no node name.
 func (v View) Local(e *Endpoint) bool { return v.node.hosts(e.Node) }
 

@@ -32,7 +32,7 @@ func (c Claim) Compare(o Claim) int {
 	return cmp.Or(cmp.Compare(c.Kind, o.Kind), c.compareAge(o))
 }
 
-// YieldsTo says whether a claim to a VIP that is an address of the node, and accepts node
+// YieldsTo reports whether a claim to a VIP that is an address of the node, and accepts node
 // ports, loses against another service port's claim to the node port of the same number. The
 // older Service wins. The kind does not matter, except that a ClusterIP always wins.
 func (c Claim) YieldsTo(nodePort Claim) bool {

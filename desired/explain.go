@@ -26,7 +26,7 @@ type Explanation struct {
 	// Scope is the set of endpoints that the packet may go to, short-circuiting included; 0 if
 	// the packet is dropped earlier.
 	Scope Scope `json:"scope,omitempty"`
-	// Masquerade says whether the packet's source is replaced, whatever the endpoint.
+	// Masquerade reports whether the packet's source is replaced, whatever the endpoint.
 	Masquerade bool `json:"masquerade"`
 	// Affinity is how long the client stays with its endpoint; 0 means that each connection may
 	// go to any of them.
@@ -39,11 +39,11 @@ type Explanation struct {
 type ExplainedEndpoint struct {
 	changetracker.Endpoint
 
-	// Local says whether the endpoint runs on the Resolver's node.
+	// Local reports whether the endpoint runs on the Resolver's node.
 	Local bool `json:"local"`
 	// Excluded is why the packet cannot go there; empty if it can.
 	Excluded changetracker.Exclusion `json:"excluded,omitempty"`
-	// Masquerade says whether the packet's source is replaced if it goes there: because the
+	// Masquerade reports whether the packet's source is replaced if it goes there: because the
 	// Explanation says so, or because the packet comes from there (hairpin).
 	Masquerade bool `json:"masquerade"`
 }
@@ -190,7 +190,7 @@ func (e *explaining) noService() {
 	e.because("no Service has %v/%v: %s", e.Packet.Destination, e.Packet.Protocol, where)
 }
 
-// isToNode says whether the destination is an address of the node.
+// isToNode reports whether the destination is an address of the node.
 func (e *explaining) isToNode() bool {
 	return slices.Contains(e.NodeAddresses, e.Packet.Destination.Addr())
 }
@@ -220,12 +220,12 @@ func (e *explaining) refusedByVIP() bool {
 	return false
 }
 
-// hasVIP says whether some frontend has the address.
+// hasVIP reports whether some frontend has the address.
 func hasVIP(s *Service, addr netip.Addr) bool {
 	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.VIP == addr })
 }
 
-// isHealthCheck says whether the packet is for the health check node port of a Service.
+// isHealthCheck reports whether the packet is for the health check node port of a Service.
 func (e *explaining) isHealthCheck() bool {
 	for range e.State.ByHealthCheckNodePort(e.Packet.Destination.Port()) {
 		return e.Packet.Protocol == TCP
@@ -267,7 +267,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	}
 }
 
-// shortCircuits says whether externalTrafficPolicy Local does not bind the packet, and adds
+// shortCircuits reports whether externalTrafficPolicy Local does not bind the packet, and adds
 // why.
 func (e *explaining) shortCircuits() bool {
 	to := "go to all endpoints"
@@ -287,7 +287,7 @@ func (e *explaining) shortCircuits() bool {
 	return true
 }
 
-// isPods says whether the local detector recognises the packet as a pod's.
+// isPods reports whether the local detector recognises the packet as a pod's.
 func (e *explaining) isPods() bool {
 	name := e.Globals.PodInterface
 	if name == "" {

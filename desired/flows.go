@@ -13,12 +13,12 @@ type Flow struct {
 	// Client and Dialled are the source and destination of the original direction. Server is
 	// the source of the reply direction.
 	Client, Dialled, Server netip.AddrPort
-	// Answered says whether the client has received a packet. Until then the kernel gives each
+	// Answered reports whether the client has received a packet. Until then the kernel gives each
 	// packet the state NEW, but does not pass it through the nat chains again.
 	Answered bool
 }
 
-// Translated says whether the destination was translated (DNAT).
+// Translated reports whether the destination was translated (DNAT).
 func (f *Flow) Translated() bool { return f.Dialled != f.Server }
 
 // Flows decides which conntrack entries of one frontend are stale.
@@ -39,7 +39,7 @@ func FlowsOf(s *Service, f *Frontend, servers []netip.AddrPort) Flows {
 	return Flows{Key: s.Key(f), Serving: servers, Restricted: f.Restricted, SourceRanges: f.SourceRanges}
 }
 
-// Stale says whether the conntrack entry of a flow must be deleted, so that its next packet
+// Stale reports whether the conntrack entry of a flow must be deleted, so that its next packet
 // counts as a new connection.
 //
 // A flow from before the Service existed, which was not translated, is stale as soon as there
@@ -60,7 +60,7 @@ func (f *Flows) Stale(flow *Flow) bool {
 	return !serves
 }
 
-// Narrower says whether flows may have become stale because the source ranges changed.
+// Narrower reports whether flows may have become stale because the source ranges changed.
 func (f *Flows) Narrower(before *Flows) bool {
 	return f.Restricted && (!before.Restricted || !slices.Equal(f.SourceRanges, before.SourceRanges))
 }

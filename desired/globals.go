@@ -25,22 +25,22 @@ type Globals struct {
 	PodInterface string
 }
 
-// Equal says whether two Globals are the same.
+// Equal reports whether two Globals are the same.
 func (g *Globals) Equal(o *Globals) bool {
 	return slices.Equal(g.ServiceCIDRs, o.ServiceCIDRs) && slices.Equal(g.NodePortAddresses, o.NodePortAddresses) &&
 		slices.Equal(g.NodeAddresses, o.NodeAddresses) && slices.Equal(g.PodCIDRs, o.PodCIDRs) && g.PodInterface == o.PodInterface
 }
 
-// DetectsPods says whether pod traffic can be detected. Without that, no traffic counts as a
+// DetectsPods reports whether pod traffic can be detected. Without that, no traffic counts as a
 // pod's.
 func (g *Globals) DetectsPods() bool { return len(g.PodCIDRs) > 0 || g.PodInterface != "" }
 
-// SameDetection says whether pods are detected in the same way. Their ranges may differ.
+// SameDetection reports whether pods are detected in the same way. Their ranges may differ.
 func (g *Globals) SameDetection(o *Globals) bool {
 	return g.DetectsPods() == o.DetectsPods() && g.PodInterface == o.PodInterface
 }
 
-// AcceptsNodePorts says whether an address is one of NodeAddresses that accept node ports. The
+// AcceptsNodePorts reports whether an address is one of NodeAddresses that accept node ports. The
 // node may have other addresses.
 func (g *Globals) AcceptsNodePorts(a netip.Addr) bool {
 	return !a.IsLoopback() && contains(g.NodePortAddresses, a) && slices.Contains(g.NodeAddresses, a)

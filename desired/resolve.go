@@ -152,7 +152,7 @@ func (r *Resolver) onNode(endpoints []changetracker.Endpoint) []netip.Addr {
 	return list
 }
 
-// mayBeHere says whether an endpoint may run on this node. Slices that are written by hand may
+// mayBeHere reports whether an endpoint may run on this node. Slices that are written by hand may
 // spell the node's name differently, or have a wrong name.
 func (r *Resolver) mayBeHere(e *changetracker.Endpoint) bool {
 	return e.Node == "" || r.Node.Name == "" || sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())

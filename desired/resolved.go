@@ -120,7 +120,7 @@ func (r *Resolved) port(name changetracker.ServicePortName) *changetracker.Servi
 	return port
 }
 
-// has says whether some service port has the frontend of a Key.
+// has reports whether some service port has the frontend of a Key.
 func (r *Resolved) has(key Key) bool {
 	if _, ok := r.kept.holders[key]; ok {
 		return true
@@ -241,7 +241,7 @@ func (r *Resolved) conflicting(key Key) (others []Key) {
 	return others
 }
 
-// sameClaims says whether the inputs of claims other than the service ports are equal.
+// sameClaims reports whether the inputs of claims other than the service ports are equal.
 func (r *Resolved) sameClaims(o *Resolved) bool {
 	a, b := &r.resolver, &o.resolver
 	return slices.Equal(a.Kinds, b.Kinds) && a.DenyNodeExternalIPs == b.DenyNodeExternalIPs &&

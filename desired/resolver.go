@@ -13,7 +13,7 @@ type Resolver struct {
 	Node changetracker.Node
 	// MasqueradeAll replaces the source of every connection to a ClusterIP.
 	MasqueradeAll bool
-	// DetectsPods says whether pod traffic can be detected. Without it, connections to a
+	// DetectsPods reports whether pod traffic can be detected. Without it, connections to a
 	// ClusterIP keep their source.
 	DetectsPods bool
 	// Kinds are the kinds of frontends to program; empty means all.
@@ -32,15 +32,15 @@ type Resolver struct {
 	DenyNodeExternalIPs bool
 }
 
-// has says whether frontends of a kind are programmed.
+// has reports whether frontends of a kind are programmed.
 func (r *Resolver) has(kind Kind) bool { return len(r.Kinds) == 0 || slices.Contains(r.Kinds, kind) }
 
-// refuses says whether an external IP would take over traffic to pods or to the node.
+// refuses reports whether an external IP would take over traffic to pods or to the node.
 func (r *Resolver) refuses(vip netip.Addr) bool {
 	return contains(r.Node.PodCIDRs, vip) || r.DenyNodeExternalIPs && slices.Contains(r.Node.Addresses, vip)
 }
 
-// claims says whether a service port has a frontend at an address, unless another one wins it.
+// claims reports whether a service port has a frontend at an address, unless another one wins it.
 func (r *Resolver) claims(p *changetracker.ServicePort, vip netip.Addr) bool {
 	_, asks := r.kindOf(p, vip)
 	return asks

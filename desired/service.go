@@ -74,7 +74,7 @@ type Frontend struct {
 	SourceRanges []netip.Prefix
 }
 
-// Equal says whether two frontends are equal.
+// Equal reports whether two frontends are equal.
 func (f Frontend) Equal(o Frontend) bool {
 	ranges, others := f.SourceRanges, o.SourceRanges
 	f.SourceRanges, o.SourceRanges = nil, nil

@@ -9,7 +9,7 @@ import (
 // ports that need each. At most spareClasses of them are unused.
 type classTable struct {
 	users  map[class]int
-	unused int // how many nobody needs
+	unused int // classes without users
 }
 
 func newClassTable() *classTable { return &classTable{users: map[class]int{}} }

@@ -29,7 +29,7 @@ func (e *Editor[K, V]) Set(key K, value V) {
 	}
 }
 
-// Delete removes key and says whether it existed.
+// Delete removes key and reports whether it existed.
 func (e *Editor[K, V]) Delete(key K) (was bool) {
 	if _, was = e.version.Get(key); !was { // so that a miss copies nothing
 		return false

@@ -64,5 +64,5 @@ func (n *node[K, V]) each(yield func(K, V) bool) bool {
 	return true
 }
 
-// lone says whether the node has one key only, so that its parent must hold it as a leaf.
+// lone reports whether the node has one key only, so that its parent must hold it as a leaf.
 func (n *node[K, V]) lone() bool { return len(n.leaves) == 1 && len(n.kids) == 0 }
