@@ -178,6 +178,7 @@ func pageDuringRollout(t *testing.T, b *browser) {
 	b.await("the arrow key chooses a sync", "return document.querySelectorAll('#chart [data-chosen]').length === 1")
 	checkConsole(t, b)
 	if file := os.Getenv("SERVICEPLANE_SCREENSHOT"); file != "" {
+		b.size(1200, 1000)
 		b.run("document.activeElement.blur(); document.scrollingElement.scrollTop = 0")
 		b.screenshot(file)
 	}
