@@ -28,13 +28,13 @@ func provider(udpTimeout time.Duration) proxiertest.Factory {
 
 func TestPackets(t *testing.T) {
 	features := deviations()
-	features.Skip = map[string]string{affinityTimeout: "see TestAffinityEndsAfterItsTimeout"}
+	features.Select = func(name string) bool { return name != affinityTimeout }
 	proxiertest.Conformance(t, features, provider(0))
 }
 
 func TestAffinityEndsAfterItsTimeout(t *testing.T) {
 	features := deviations()
-	features.Only = []string{affinityTimeout}
+	features.Select = func(name string) bool { return name == affinityTimeout }
 	proxiertest.Conformance(t, features, provider(time.Second))
 }
 

@@ -28,7 +28,7 @@ func Conformance(t *testing.T, features Features, factory Factory) {
 	ctx := t.Context()
 	t.Cleanup(func() { s.stop(context.WithoutCancel(ctx), t) })
 	for _, scenario := range scenarios(features) {
-		if len(features.Only) > 0 && !slices.Contains(features.Only, scenario.name) {
+		if features.Select != nil && !features.Select(scenario.name) {
 			continue
 		}
 		t.Run(scenario.name, func(t *testing.T) {

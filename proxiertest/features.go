@@ -47,6 +47,6 @@ type Features struct {
 	VIPsAreLocal bool
 	// Skip has the names of scenarios that do not apply, such as "PKT-60", with reasons.
 	Skip map[string]string
-	// Only names the scenarios to run, all others are left out; empty means all.
-	Only []string
+	// Select, if not nil, chooses the scenarios to run by their names.
+	Select func(name string) bool
 }
