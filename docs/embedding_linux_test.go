@@ -128,8 +128,8 @@ func newEngine(config proxier.Config, family v1.IPFamily, deps proxier.Deps) (pr
 
 func TestYourEngine(t *testing.T) {
 	features := proxiertest.Features{
-		Only: []string{"PKT-01"},                         // without it, all scenarios run
-		Skip: map[string]string{"PKT-60": "no affinity"}, // a rule and the reason
+		Select: func(name string) bool { return name == "PKT-01" }, // without it, all scenarios run
+		Skip:   map[string]string{"PKT-60": "no affinity"},         // a rule and the reason
 	}
 	proxiertest.Conformance(t, features, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 		deps = nodedeps.Complete(config, deps)
