@@ -34,7 +34,7 @@ runs() {
     echo './ipvs -tags=vm -run=TestPackets|TestAffinityEnds -skip=/spreading'
   fi
   if [ "$1" = 6.1 ]; then
-    echo ./conntrack
+    echo './conntrack -skip=TestNoFlowIsStale'
     echo './internal/netns -run=TestOutcomes'
     echo './userspace -run=TestIdleConnectionsAreHeld' # descriptors have no limit there
   fi
