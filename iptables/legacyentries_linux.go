@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -109,7 +110,8 @@ func (l entryLayout) parse(info *tableInfo, blob []byte) (entries []entry, begin
 		}
 		data := blob[target+targetData : end]
 		e := entry{at, target, blob[target:end], nowhere}
-		switch unix.ByteSliceToString(blob[target+targetName:][:xtExtensionMaxNameLen]) {
+		name, _, _ := bytes.Cut(blob[target+targetName:][:xtExtensionMaxNameLen], []byte{0})
+		switch string(name) { // which allocates nothing
 		case "ERROR":
 			begins[end] = unix.ByteSliceToString(data[:min(xtFunctionMaxNameLen, len(data))])
 		case "": // the standard target: a verdict, or the offset to jump to
