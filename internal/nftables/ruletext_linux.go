@@ -31,8 +31,9 @@ type value struct {
 	text      string
 	registers int                 // that it fills
 	constant  func([]byte) string // prints what the value is compared or combined with
-	bits      int                 // of a prefix that an address is compared with
-	immediate []byte              // instead of a text
+	isAddress bool
+	bits      int    // of the prefix that an address is compared with
+	immediate []byte // instead of a text
 }
 
 func (p *printer) at(register uint32) *value { return &p.registers[register-reg(0)] }
@@ -71,6 +72,8 @@ func (p *printer) expression(e expr.Any) {
 		p.statement("reject")
 	case *expr.Verdict:
 		p.statement("%s", verdictText(e))
+	default:
+		p.statement("%T", e) // no rule of ours has it: the test against nft would fail
 	}
 }
 
@@ -113,7 +116,7 @@ func payloadValue(e *expr.Payload) value {
 	}
 	family := either(e.Len == 16, "ip6", "ip")
 	source := e.Offset == 12 || e.Offset == 8 // of struct iphdr, of struct ipv6hdr
-	return value{text: family + " " + either(source, "saddr", "daddr"), registers: int(e.Len) / 4, constant: address}
+	return value{text: family + " " + either(source, "saddr", "daddr"), registers: int(e.Len) / 4, constant: address, isAddress: true}
 }
 
 func numgenText(e *expr.Numgen) string {
@@ -126,7 +129,7 @@ func numgenText(e *expr.Numgen) string {
 
 // combined is the value after "&", "|", or after the mask of a prefix.
 func (v value) combined(e *expr.Bitwise) value {
-	if e.Len != 4 || v.text == "ip daddr" {
+	if v.isAddress {
 		for _, b := range e.Mask {
 			for ; b != 0; b <<= 1 {
 				v.bits++
