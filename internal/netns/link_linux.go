@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -49,7 +50,37 @@ func Connect(a, b Plug) error {
 			return err
 		}
 	}
-	return nil
+	return errors.Join(a.learn(b), b.learn(a))
+}
+
+// learn makes the addresses of the other end permanent neighbors. On a busy machine an
+// answer to neighbor discovery can come too late, and the kernel then answers a first
+// packet with "no route to host".
+func (p Plug) learn(other Plug) error {
+	var mac net.HardwareAddr
+	err := other.NS.Do(func() error {
+		link, err := netlink.LinkByName(other.Link)
+		if err == nil {
+			mac = link.Attrs().HardwareAddr
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read link %s: %w", other.Link, err)
+	}
+	return p.NS.Do(func() error {
+		link, err := netlink.LinkByName(p.Link)
+		if err != nil {
+			return fmt.Errorf("read link %s: %w", p.Link, err)
+		}
+		for _, addr := range other.Addrs {
+			neighbor := &netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.Addr().AsSlice(), HardwareAddr: mac}
+			if err := netlink.NeighSet(neighbor); err != nil {
+				return fmt.Errorf("add neighbor %s to link %s: %w", addr.Addr(), p.Link, err)
+			}
+		}
+		return nil
+	})
 }
 
 // AddBridge creates a bridge with addresses.

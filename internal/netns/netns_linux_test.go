@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -103,6 +104,21 @@ func TestConnectedHostsTalkAtOnce(t *testing.T) {
 	}
 	if err := netns.Ping(t.Context(), a, netip.MustParseAddr("2001:db8::2"), netns.AskOptions{}); err != nil {
 		t.Errorf("Ping over IPv6: %v", err)
+	}
+}
+
+// Without neighbor discovery, a busy machine cannot make it fail.
+func TestNoHostSearchesForItsNeighbors(t *testing.T) {
+	a, b := pair(t)
+	for host, want := range map[*netns.NS]int{a: 4, b: 2} {
+		netnstest.Check(t, host.Do(func() error {
+			known, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+			known = slices.DeleteFunc(known, func(n netlink.Neigh) bool { return n.State != netlink.NUD_PERMANENT })
+			if len(known) != want {
+				t.Errorf("permanent neighbors %v, want %d", known, want)
+			}
+			return err
+		}))
 	}
 }
 
