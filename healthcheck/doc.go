@@ -2,7 +2,8 @@
 //
 // NodePorts is a proxier.Health: it listens on the health check node port of every
 // Service that has one, and reports to load balancers how many endpoints of the Service are
-// on this node. One NodePorts serves both IP families. It recovers by itself when addresses
+// on this node. One NodePorts serves both IP families: an IPv4 Service is also answered for at
+// the node's IPv6 addresses. It recovers by itself when addresses
 // are added or removed, ports are in use for a while, or the process runs out of file
 // descriptors; while a fault lasts, it is a proxier.Condition.
 //

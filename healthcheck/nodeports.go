@@ -45,8 +45,9 @@ type NodePortOptions struct {
 	Listen ListenFunc
 }
 
-// NodePorts answers at the health check node ports of Services, in both families. If
-// all addresses accept node ports, it has one listener per Service, and otherwise one per
+// NodePorts answers at the health check node ports of Services, at every address of the node
+// that accepts node ports of any family, whatever the families of the Service. If all
+// addresses accept node ports, it has one listener per Service, and otherwise one per
 // Service and address. All methods may be called from several goroutines at once.
 type NodePorts struct {
 	options NodePortOptions
@@ -255,7 +256,7 @@ func (n *NodePorts) updateNoAddressLocked(err error) {
 		return
 	}
 	for family, p := range n.ports.families {
-		if p.needsAddresses() && len(matching(p.ranges, n.addrs)) == 0 {
+		if len(p.services) > 0 && p.limited() && len(matching(p.ranges, n.addrs)) == 0 {
 			set(family, fmt.Sprintf("health check node ports of %d Services do not answer: the node has no address in %s: "+
 				"give it one, or change the node port addresses", len(p.services), join(p.ranges)))
 		}

@@ -227,19 +227,20 @@ func TestAddressesAreFollowed(t *testing.T) {
 		b.Update("IPv4", within(services{web: {Port: 30001}}, "10.0.0.0/8", "10.1.0.0/16"))
 		b.expectOpen(t, "one family", "tcp4 10.0.0.1:30001")
 		b.Update("IPv6", within(services{dns: {Port: 30002}}, "fd00::/8", "fe80::/10"))
-		b.expectOpen(t, "each Service in its family, link-local addresses with their zone only",
-			"tcp4 10.0.0.1:30001", "tcp6 [fd00::1]:30002", "tcp6 [fe80::2%eth1]:30002")
+		b.expectOpen(t, "each Service in both families, link-local addresses with their zone only",
+			"tcp4 10.0.0.1:30001", "tcp6 [fd00::1]:30001", "tcp6 [fe80::2%eth1]:30001",
+			"tcp4 10.0.0.1:30002", "tcp6 [fd00::1]:30002", "tcp6 [fe80::2%eth1]:30002")
 		b.setAddresses("10.0.0.2", "fd00::1")
 		time.Sleep(addressPeriod)
-		b.expectOpen(t, "10s later", "tcp4 10.0.0.2:30001", "tcp6 [fd00::1]:30002")
+		b.expectOpen(t, "10s later", "tcp4 10.0.0.2:30001", "tcp6 [fd00::1]:30001", "tcp4 10.0.0.2:30002", "tcp6 [fd00::1]:30002")
 		b.setAddresses("10.0.0.2", "10.0.0.3")
 		b.Update("IPv4", within(services{web: {Port: 30001}}, "10.0.0.0/8", "10.1.0.0/16"))
-		b.expectOpen(t, "at an Update", "tcp4 10.0.0.2:30001", "tcp4 10.0.0.3:30001")
+		b.expectOpen(t, "at an Update", "tcp4 10.0.0.2:30001", "tcp4 10.0.0.3:30001", "tcp4 10.0.0.2:30002", "tcp4 10.0.0.3:30002")
 		b.Update("IPv4", within(services{web: {Port: 30001}}, "192.0.2.0/24", "0.0.0.0/0"))
-		b.expectOpen(t, "all of one family", "tcp4 0.0.0.0:30001")
+		b.expectOpen(t, "all of one family", "tcp4 0.0.0.0:30001", "tcp4 0.0.0.0:30002")
 		b.setAddresses("fd00::1")
 		b.Update("IPv6", within(services{dns: {Port: 30002}}))
-		b.expectOpen(t, "no node ports in the other family", "tcp4 0.0.0.0:30001")
+		b.expectOpen(t, "no node ports in the other family", "tcp4 0.0.0.0:30001", "tcp4 0.0.0.0:30002")
 		b.expectConditions(t, "as configured")
 		b.Update("IPv6", full("IPv6", services{dns: {Port: 30002}}))
 		b.expectOpen(t, "all of both", "tcp :30001", "tcp :30002")
@@ -249,12 +250,12 @@ func TestAddressesAreFollowed(t *testing.T) {
 func TestAddressesAreAskedForOnlyIfTheyMatter(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.Update("IPv4", full("IPv4", services{web: {Port: 30001}}))
-		b.Update("IPv6", within(nil, "fd00::/8"))
+		b.Update("IPv6", within(services{web: {Port: 30001}}))
 		time.Sleep(time.Minute - time.Second)
 		if got := b.listed.Load(); got != 0 {
 			t.Errorf("addresses listed %d times, want never", got)
 		}
-		b.Update("IPv6", within(services{web: {Port: 30001}}, "fd00::/8"))
+		b.Update("IPv6", within(nil, "fd00::/8"))
 		time.Sleep(time.Minute)
 		if got := b.listed.Load(); got != 7 {
 			t.Errorf("addresses listed %d times in a minute, want 7", got)

@@ -99,42 +99,34 @@ func (t *portTable) local(name types.NamespacedName, family v1.IPFamily) int {
 
 // needsAddresses reports whether where to listen depends on the node's addresses.
 func (t *portTable) needsAddresses() bool {
+	services, limited := false, false
 	for _, p := range t.families {
-		if p.needsAddresses() {
-			return true
-		}
+		services = services || len(p.services) > 0
+		limited = limited || p.limited()
 	}
-	return false
+	return services && limited
 }
 
-func (p *familyPorts) needsAddresses() bool {
-	return len(p.services) > 0 && len(p.ranges) > 0 && !p.anyAddress()
-}
+// limited reports whether the family listens on some addresses only.
+func (p *familyPorts) limited() bool { return len(p.ranges) > 0 && !p.anyAddress() }
 
 // anyAddress reports whether the ranges include all addresses.
 func (p *familyPorts) anyAddress() bool {
 	return slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Bits() == 0 })
 }
 
-// keys returns where to listen, given the node's addresses.
+// keys returns where to listen, given the node's addresses: for every Service on all of them,
+// whatever its families. A load balancer may check an IPv4 Service at a node's IPv6 address.
 func (t *portTable) keys(nodeAddrs []netip.Addr) map[listenKey]struct{} {
 	keys := map[listenKey]struct{}{}
 	hosts := t.hosts(nodeAddrs)
 	for name, port := range t.ports() {
 		for _, h := range hosts {
-			if h.family != "" && !t.families[h.family].has(name) {
-				continue
-			}
 			address := net.JoinHostPort(h.host, strconv.Itoa(int(port)))
 			keys[listenKey{name, h.family, h.network, address}] = struct{}{}
 		}
 	}
 	return keys
-}
-
-func (p *familyPorts) has(name types.NamespacedName) bool {
-	_, ok := p.services[name]
-	return ok
 }
 
 // ports returns one port per Service: the one that arrived last, if the families disagree.

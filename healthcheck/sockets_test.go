@@ -323,9 +323,6 @@ func (e *expected) open(local []netip.Addr) []string {
 			continue
 		}
 		for family, network := range map[v1.IPFamily]string{v1.IPv4Protocol: "tcp4", v1.IPv6Protocol: "tcp6"} {
-			if e.ports[family][name] == 0 {
-				continue
-			}
 			if wild(family) {
 				all := map[v1.IPFamily]string{v1.IPv4Protocol: "0.0.0.0", v1.IPv6Protocol: "[::]"}
 				keys = append(keys, fmt.Sprintf("%s %s:%d", network, all[family], port))

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -29,6 +30,11 @@ func loadBalancerScenarios() []scenario {
 		rule:     "Under externalTrafficPolicy Local, a health check node port answers 200 with ready local endpoints, otherwise 503; under Cluster it is closed.",
 		services: []service{checked(ExternalPolicyLocal())},
 		play:     playHealthChecks,
+	}, {
+		name: "PKT-50/service_of_one_family", needs: "Health", setup: setupPrimary,
+		rule:     "A health check node port answers at every address that accepts node ports, whatever the IP families of the Service.",
+		services: []service{checked(ExternalPolicyLocal())},
+		play:     playChecksOfOneFamily,
 	}}
 }
 
@@ -41,18 +47,51 @@ func checked(policy ServiceOption, endpoints ...endpoint) service {
 func playHealthChecks(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	local, cluster := ExternalPolicyLocal(), func(*v1.Service) {}
-	for _, step := range []struct {
-		name    string
-		service service
-		want    string
-	}{
+	s.check(ctx, t, []checkStep{
 		{"no_endpoints", checked(local), "503"},
 		{"endpoint_elsewhere", checked(local, ready(remote0)...), "503"},
 		{"endpoint_here", checked(local, ready(remote0, pod1)...), "200"},
 		{"endpoint_here_terminates", checked(local, terminating(pod1)...), "503"},
 		{"back_again", checked(local, ready(pod1)...), "200"},
 		{"policy_cluster", checked(cluster, ready(pod1)...), refusedCheck},
-	} {
+	})
+}
+
+func playChecksOfOneFamily(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	local := ExternalPolicyLocal()
+	only := func(keep v1.IPFamily, endpoints ...endpoint) service {
+		spec := checked(local, endpoints...)
+		spec.options = append(spec.options, onlyFamily(keep))
+		return spec
+	}
+	s.check(ctx, t, []checkStep{
+		{"IPv4_only", only(v1.IPv4Protocol, ready(pod1)...), "200"},
+		{"IPv4_only_endpoint_elsewhere", only(v1.IPv4Protocol, ready(remote0)...), "503"},
+		{"IPv6_only", only(v1.IPv6Protocol, ready(pod1)...), "200"},
+		{"both", checked(local, ready(pod1)...), "200"},
+		{"policy_cluster", checked(func(*v1.Service) {}, ready(pod1)...), refusedCheck},
+	})
+}
+
+// onlyFamily removes the cluster IPs of the other family.
+func onlyFamily(keep v1.IPFamily) ServiceOption {
+	return func(s *v1.Service) {
+		i := slices.Index(s.Spec.IPFamilies, keep)
+		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.IPFamilies = s.Spec.ClusterIPs[i], s.Spec.ClusterIPs[i:i+1], []v1.IPFamily{keep}
+	}
+}
+
+// checkStep is a version of a service, and the answer at both of the node's main addresses.
+type checkStep struct {
+	name    string
+	service service
+	want    string
+}
+
+func (s *stage) check(ctx context.Context, t *testing.T, steps []checkStep) {
+	t.Helper()
+	for _, step := range steps {
 		s.publish(ctx, t, step.service)
 		for _, family := range families() {
 			from, to := s.seat(client, family), netip.AddrPortFrom(s.world.Node.Addr(family), checkedPort)
