@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -21,14 +20,9 @@ import (
 
 // version returns the module's version, the revision and the version of Go.
 func version() string {
-	built := "(unknown)"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		built = info.Main.Version
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				built += " " + s.Value
-			}
-		}
+	built := buildVersion()
+	if revision := buildSetting("vcs.revision"); revision != "" {
+		built += " " + revision
 	}
 	return built + " " + runtime.Version()
 }

@@ -51,7 +51,7 @@ func (o *options) externalIPs(f *faults) changetracker.ExternalIPPolicy {
 	ranges := slices.DeleteFunc(slices.Clone(o.deniedExternalIPs), func(text string) bool { return text == nodeAddresses })
 	denied, ok := parsePrefixes(ranges)
 	f.check(ok, "denied-external-ips", strings.Join(o.deniedExternalIPs, ","), "ranges such as 10.0.0.0/8, or node-addresses")
-	return changetracker.ExternalIPPolicy{Refuse: o.refuseExternalIPs, Denied: denied}
+	return changetracker.ExternalIPPolicy{Refuse: o.refuseExternalIPs || !o.kubeProxy.gates.enabled(gateExternalIPs), Denied: denied}
 }
 
 func (o *options) names(f *faults) proxier.Names {

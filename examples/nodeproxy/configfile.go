@@ -25,6 +25,10 @@ func flagsOfFields() map[string]string {
 		"detectLocal.bridgeInterface": "pod-bridge-interface", "detectLocal.interfaceNamePrefix": "pod-interface-name-prefix",
 		"nodePortAddresses": "nodeport-addresses", "portRange": "proxy-port-range", "configSyncPeriod": "config-sync-period",
 		"healthzBindAddress": "healthz-bind-address", "metricsBindAddress": "metrics-bind-address", "enableProfiling": "profiling",
+		"bindAddress": "bind-address", "bindAddressHardFail": "bind-address-hard-fail", "oomScoreAdj": "oom-score-adj", "featureGates": "feature-gates",
+		"clientConnection.qps": "kube-api-qps", "clientConnection.burst": "kube-api-burst", "clientConnection.contentType": "kube-api-content-type",
+		"logging.format": "logging-format", "logging.verbosity": "v",
+		"udpIdleTimeout":         "udp-timeout", // of v1alpha1 until 1.25
 		"nftables.masqueradeAll": "masquerade-all", "iptables.masqueradeAll": "masquerade-all",
 		"iptables.localhostNodePorts": "iptables-localhost-nodeports",
 		"ipvs.scheduler":              "ipvs-scheduler", "ipvs.excludeCIDRs": "ipvs-exclude-cidrs", "ipvs.strictARP": "ipvs-strict-arp",
@@ -42,28 +46,19 @@ func flagsOfFields() map[string]string {
 	return fields
 }
 
-// unsupported returns kube-proxy's fields that nodeproxy ignores. A warning names those
-// that are set.
-func unsupported() []string {
-	return []string{
-		"bindAddress", "bindAddressHardFail", "clientConnection.acceptContentTypes", "clientConnection.burst", "clientConnection.contentType",
-		"clientConnection.qps", "featureGates", "logging", "oomScoreAdj", "showHiddenMetricsForVersion", "winkernel", "windowsRunAsService",
-	}
-}
-
 // configFile sets flags from a KubeProxyConfiguration. Flags of the command line override
 // it.
 type configFile struct {
 	path    string
 	flags   *pflag.FlagSet
 	fields  map[string]string
-	ignored []string
+	ignored []ignored
 	errs    []error
 }
 
-// readConfigFile sets the flags of a file's fields. It returns the unsupported fields that
-// are set.
-func readConfigFile(path string, flags *pflag.FlagSet) (ignored []string, err error) {
+// readConfigFile sets the flags of a file's fields. It returns the fields without effect
+// that are set.
+func readConfigFile(path string, flags *pflag.FlagSet) ([]ignored, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
@@ -90,14 +85,15 @@ func (c *configFile) walk(prefix string, mapping *yaml.Node) {
 		key, value := mapping.Content[i], mapping.Content[i+1]
 		field := prefix + key.Value
 		flag, known := c.fields[field]
+		row, isIgnored := fieldWithoutEffect(field)
 		switch {
 		case field == "apiVersion" && value.Value != configVersion, field == "kind" && value.Value != configKind:
 			c.fail(value, "%s is %q, want a %s of %s", field, value.Value, configKind, configVersion)
 		case field == "apiVersion" || field == "kind":
 		case known:
 			c.set(field, flag, value)
-		case slices.ContainsFunc(unsupported(), func(u string) bool { return field == u || strings.HasPrefix(field, u+".") }):
-			c.ignore(field, value)
+		case isIgnored:
+			c.ignore(&row, field, value)
 		case value.Kind == yaml.MappingNode && c.isSection(field):
 			c.walk(field+".", value)
 		default:
@@ -118,12 +114,14 @@ func (c *configFile) isSection(field string) bool {
 // set sets a flag, unless the command line has it, or the value means the default.
 func (c *configFile) set(field, flag string, value *yaml.Node) {
 	text, ok := textOf(value)
+	if value.Kind == yaml.MappingNode && flag == "feature-gates" {
+		text, ok = pairsOf(value), true
+	}
 	if !ok {
 		c.fail(value, "%s: want a single value, or a list of them", field)
 		return
 	}
-	zeroIsDefault := strings.HasSuffix(strings.ToLower(field), "syncperiod") || flag == "masquerade-all"
-	if text == "" || zeroIsDefault && isZero(text) || c.flags.Changed(flag) {
+	if text == "" || zeroIsDefault(flag) && isZero(text) || c.flags.Changed(flag) {
 		return
 	}
 	if err := c.flags.Set(flag, text); err != nil {
@@ -131,16 +129,24 @@ func (c *configFile) set(field, flag string, value *yaml.Node) {
 	}
 }
 
-// ignore records an unsupported field if it is set.
-func (c *configFile) ignore(field string, value *yaml.Node) {
+// zeroIsDefault reports whether 0 and false mean the default, as in the files that kubeadm
+// writes.
+func zeroIsDefault(flag string) bool {
+	return strings.HasSuffix(flag, "sync-period") ||
+		slices.Contains([]string{"masquerade-all", "kube-api-qps", "kube-api-burst", "udp-timeout"}, flag)
+}
+
+// ignore records a field without effect if it is set.
+func (c *configFile) ignore(row *noEffect, field string, value *yaml.Node) {
 	if value.Kind == yaml.MappingNode {
 		for i := 0; i+1 < len(value.Content); i += 2 {
-			c.ignore(field+"."+value.Content[i].Value, value.Content[i+1])
+			c.ignore(row, field+"."+value.Content[i].Value, value.Content[i+1])
 		}
 		return
 	}
-	if text, _ := textOf(value); !isZero(text) && text != "0.0.0.0" && text != "::" {
-		c.ignored = append(c.ignored, field)
+	text, _ := textOf(value)
+	if value.Kind == yaml.SequenceNode && len(value.Content) > 0 || !row.isDefault(text) {
+		c.ignored = append(c.ignored, ignored{field, row.why})
 	}
 }
 
@@ -161,6 +167,15 @@ func textOf(value *yaml.Node) (text string, ok bool) {
 	case yaml.DocumentNode, yaml.MappingNode, yaml.AliasNode:
 	}
 	return "", false
+}
+
+// pairsOf returns a mapping in the syntax of flags.
+func pairsOf(mapping *yaml.Node) string {
+	var pairs []string
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		pairs = append(pairs, mapping.Content[i].Value+"="+mapping.Content[i+1].Value)
+	}
+	return strings.Join(pairs, ",")
 }
 
 func isZero(text string) bool { return slices.Contains([]string{"", "0", "0s", "false"}, text) }

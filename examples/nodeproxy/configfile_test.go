@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func readConfig(t *testing.T, text string, args ...string) (o *options, ignored []string, err error) {
+func readConfig(t *testing.T, text string, args ...string) (o *options, settings []string, err error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+text), 0o600); err != nil {
@@ -23,8 +23,11 @@ func readConfig(t *testing.T, text string, args ...string) (o *options, ignored 
 	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	ignored, err = readConfigFile(file, flags)
-	return o, ignored, err
+	ignored, err := readConfigFile(file, flags)
+	for _, i := range ignored {
+		settings = append(settings, i.what)
+	}
+	return o, settings, err
 }
 
 // TestFieldsBecomeFlags, unless the command line has the flag.
@@ -35,19 +38,26 @@ bindAddress: 0.0.0.0
 clusterCIDR: 10.244.0.0/16,fd00:244::/48
 detectLocalMode: ""
 nodePortAddresses: [192.0.2.0/24, "::/0"]
-clientConnection: {kubeconfig: /etc/kubeconfig, qps: 5}
+clientConnection: {kubeconfig: /etc/kubeconfig, qps: 50, burst: 0, contentType: application/json, acceptContentTypes: application/json}
+featureGates: {AllowServiceExternalIPs: false, Unknown: true}
+logging: {format: json, verbosity: 4, flushFrequency: 5s, vmodule: [{filePattern: a, verbosity: 9}], options: {json: {infoBufferSize: "0"}, text: {splitStream: true}}}
 configSyncPeriod: 0s
 conntrack: {maxPerCore: 0, min: null, tcpEstablishedTimeout: 1h, tcpBeLiberal: true}
 iptables: {masqueradeAll: true, masqueradeBit: 3, localhostNodePorts: false, syncPeriod: 7s, minSyncPeriod: 0s}
 nftables: {masqueradeAll: false, masqueradeBit: null}
 ipvs: {scheduler: lc, strictARP: true, excludeCIDRs: null, tcpTimeout: 0s}
-winkernel: {enableDSR: false, networkName: ""}
-oomScoreAdj: null
+winkernel: {enableDSR: true, networkName: ""}
+oomScoreAdj: 0
+udpIdleTimeout: 250ms
+bindAddressHardFail: true
+showHiddenMetricsForVersion: "1.36"
 `, "--iptables-masquerade-bit=5")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"clientConnection.qps"}; !slices.Equal(ignored, want) {
+	if want := []string{
+		"clientConnection.acceptContentTypes", "logging.vmodule", "logging.options.text.splitStream", "winkernel.enableDSR", "showHiddenMetricsForVersion",
+	}; !slices.Equal(ignored, want) {
 		t.Errorf("ignored are %q, want %q", ignored, want)
 	}
 	for what, ok := range map[string]bool{
@@ -67,6 +77,12 @@ oomScoreAdj: null
 		"syncPeriod":            o.iptables.syncPeriod == 7*time.Second,
 		"minSyncPeriod":         o.iptables.minSyncPeriod == time.Second,
 		"nftables":              o.nftables.masqueradeBit == 14,
+		"qps, burst and type":   o.kubeProxy.apiQPS == 50 && o.kubeProxy.apiBurst == 10 && o.kubeProxy.apiContentType == "application/json",
+		"featureGates":          o.kubeProxy.gates.String() == "AllowServiceExternalIPs=false,Unknown=true",
+		"logging":               o.kubeProxy.logFormat == "json" && o.verbosity == 4,
+		"oomScoreAdj":           o.kubeProxy.oomScoreAdj == 0,
+		"udpIdleTimeout":        o.userspace.udpTimeout == 250*time.Millisecond,
+		"bindAddressHardFail":   o.kubeProxy.hardFail,
 		"scheduler":             o.ipvs.scheduler == "lc" && o.ipvs.strictARP,
 	} {
 		if !ok {
@@ -78,12 +94,14 @@ oomScoreAdj: null
 // TestUnknownFieldsAreNamed with their lines.
 func TestUnknownFieldsAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
-		"modes: iptables":            "config.yaml:3: modes: unknown field",
-		"ipvs: {schedular: rr}":      "config.yaml:3: ipvs.schedular: unknown field",
-		"conntrack:\n  min: [1, {}]": "invalid argument",
-		"mode: {a: b}":               "config.yaml:3: mode: want a single value",
-		"iptables:\n  syncPeriod: x": "config.yaml:4: iptables.syncPeriod",
-		"kind: Pod":                  `config.yaml:3: kind is "Pod"`,
+		"modes: iptables":               "config.yaml:3: modes: unknown field",
+		"ipvs: {schedular: rr}":         "config.yaml:3: ipvs.schedular: unknown field",
+		"conntrack:\n  min: [1, {}]":    "invalid argument",
+		"mode: {a: b}":                  "config.yaml:3: mode: want a single value",
+		"iptables:\n  syncPeriod: x":    "config.yaml:4: iptables.syncPeriod",
+		"featureGates: {A: 1x}":         "A=1x",
+		"iptables: {masqueradeBits: 1}": "iptables.masqueradeBits: unknown field",
+		"kind: Pod":                     `config.yaml:3: kind is "Pod"`,
 	} {
 		if _, _, err := readConfig(t, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want an error with %q", text, err, want)

@@ -107,7 +107,8 @@ func TestTheImage(t *testing.T) {
 	file := read("deploy/Dockerfile")
 	for _, want := range []string{
 		"FROM --platform=$BUILDPLATFORM golang:" + version + " AS build\n", "examples/nodeproxy/deploy/build.sh /nodeproxy\n",
-		"FROM scratch\nCOPY --from=build /nodeproxy /nodeproxy\nENTRYPOINT [\"/nodeproxy\"]\n",
+		"ln -s /nodeproxy /links/usr/bin/kube-proxy && ln -s /nodeproxy /links/usr/local/bin/kube-proxy\n",
+		"FROM scratch\nCOPY --from=build /links /\nCOPY --from=build /nodeproxy /nodeproxy\nENTRYPOINT [\"/nodeproxy\"]\n",
 	} {
 		if !strings.Contains(file, want) {
 			t.Errorf("the Dockerfile lacks %q", want)

@@ -71,9 +71,7 @@ func (o *options) tuned() *tuning {
 
 // provider returns the proxy with its kernel settings and health check node ports.
 func (o *options) provider(config proxier.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
-	wanted := o.conntrack
-	wanted.StateDir, wanted.Instance, wanted.Logger = o.stateDir, config.Names.Instance, log
-	settings, err := conntrack.NewSysctls(wanted)
+	settings, err := o.sysctls(config.Names.Instance, log)
 	if err != nil {
 		return nil, err
 	}

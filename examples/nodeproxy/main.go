@@ -25,8 +25,6 @@ import (
 )
 
 func main() {
-	// klog's logger is global. Only a program may set it, before anything else runs.
-	klog.SetLoggerWithOptions(zapr.NewLogger(newLogger(0).Named("client-go")), klog.ContextualLogger(true))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := execute(ctx, os.Args[1:], os.Stdout)
 	stop()
@@ -34,6 +32,16 @@ func main() {
 		fmt.Fprintln(os.Stderr, "nodeproxy:", err)
 		os.Exit(1)
 	}
+}
+
+// perform does what the flags say.
+func (o *options) perform(ctx context.Context) error {
+	if o.kubeProxy.writeConfigTo != "" {
+		return o.writeConfig()
+	}
+	// klog's logger is global. Only a program may set it, before anything else runs.
+	klog.SetLoggerWithOptions(zapr.NewLogger(newLogger(0, o.kubeProxy.logFormat).Named("client-go")), klog.ContextualLogger(true))
+	return run(ctx, o)
 }
 
 // execute runs the program with its arguments until ctx ends. It prints the help to out.
@@ -47,6 +55,7 @@ func execute(ctx context.Context, args []string, out io.Writer) error {
 		SilenceUsage:  true,
 		Args:          cobra.ArbitraryArgs, // reported together with bad flags
 	}
+	command.Flags().SetNormalizeFunc(wordSeparators)
 	o.register(command.Flags())
 	command.InitDefaultHelpFlag()
 	command.InitDefaultVersionFlag()
@@ -62,10 +71,12 @@ func execute(ctx context.Context, args []string, out io.Writer) error {
 				errs.add("--config=%s: %w", o.configFile, err)
 			}
 		}
+		o.complete(command.Flags())
 		if err := errors.Join(errs.join(), o.Validate()); err != nil {
 			return fmt.Errorf("bad command line:\n%w", err)
 		}
-		return run(ctx, &o)
+		o.flags = flagValues(command.Flags())
+		return o.perform(ctx)
 	}
 	command.SetArgs(errs.known(command.Flags(), args))
 	command.SetOut(out)

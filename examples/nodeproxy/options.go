@@ -17,8 +17,11 @@ import (
 // options holds the flags. Names and defaults are kube-proxy's, except for the last ones.
 type options struct {
 	configFile                              string
-	ignored                                 []string // fields of the file
+	ignored                                 []ignored // of the command line and the file
 	proxyMode, kubeconfig, master, hostname string
+	modeIsSet, oomScoreIsSet                bool
+	kubeProxy                               kubeProxyFlags
+	flags                                   map[string]string // all of them, with their values
 
 	clusterCIDR, detectLocalMode, podBridge, podPrefix string
 	masqueradeAll                                      bool
@@ -74,6 +77,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.traceEndpoint, "trace-otlp-endpoint", "", "URL of a collector for traces, by OTLP over HTTP, such as http://127.0.0.1:4318; empty for none")
 	f.StringVar(&o.debugAddress, "debug-bind-address", "", "address and port of the debug page, which shows Services and explains packets; use a loopback address, because it has no access control; empty for none")
 	f.StringSliceVar(&o.allowedHosts, "allowed-hosts", nil, "host names that clients may use for the metrics and debug servers, in addition to IP addresses and localhost; \"*\" for any name")
+	o.kubeProxy.register(f)
 	f.StringVar(&o.stateDir, "state-dir", "/run/serviceplane", "directory for the previous values of changed kernel settings")
 }
 
@@ -117,6 +121,7 @@ func (o *options) Validate() error {
 	o.iptables.validate(&f, modeIPTables)
 	o.ipvs.validate(&f)
 	o.userspace.validate(&f)
+	o.kubeProxy.validate(&f, o.mode())
 	f.check(o.configSyncPeriod > 0, "config-sync-period", o.configSyncPeriod, "more than 0")
 	f.check(o.verbosity >= 0, "v", o.verbosity, "0 or more")
 	f.checkAddress("healthz-bind-address", o.healthzAddress)

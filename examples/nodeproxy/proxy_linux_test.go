@@ -40,6 +40,7 @@ type proxyProcess struct {
 	ns     *netns.NS
 	cmd    *exec.Cmd
 	output output
+	log    string        // file of the output instead; "" for none
 	ended  chan struct{} // closed when the process has ended
 	err    error         // of the process, once it has ended
 }
@@ -103,7 +104,14 @@ func (p *proxyProcess) kill() {
 }
 
 // stderr returns the output so far.
-func (p *proxyProcess) stderr() string { return p.output.String() }
+func (p *proxyProcess) stderr() string {
+	text := p.output.String()
+	if p.log != "" {
+		file, _ := os.ReadFile(p.log) // there is none before the program starts
+		text += string(file)
+	}
+	return text
+}
 
 // waitHealthy waits until /healthz reports that everything is programmed.
 func (p *proxyProcess) waitHealthy() {

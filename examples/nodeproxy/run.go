@@ -18,10 +18,8 @@ import (
 
 // run runs the proxy until ctx ends, or the cleanup.
 func run(ctx context.Context, o *options) error {
-	log := newLogger(o.verbosity)
-	if len(o.ignored) > 0 {
-		log.Warn("configuration fields are ignored: nodeproxy does not have these features", zap.Strings("fields", o.ignored))
-	}
+	log := newLogger(o.verbosity, o.kubeProxy.logFormat)
+	o.warn(log)
 	node, err := o.nodeName()
 	if err != nil {
 		return err
@@ -33,8 +31,12 @@ func run(ctx context.Context, o *options) error {
 	if err := checkPrivilege(); err != nil {
 		return err
 	}
+	o.adjustOOMScore(log)
+	if o.kubeProxy.initOnly {
+		return o.initialize(ctx, config.Names.Instance, log)
+	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
 	measured, err := metrics.New(registry, metrics.Options{Mode: string(o.mode())})
 	if err != nil {
 		return err
@@ -56,6 +58,7 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	o.logMode(log)
 	log.Info("starting", zap.String("version", version()), zap.String("mode", string(o.mode())), zap.String("node", node), zap.String("instance", config.Names.Instance))
 	tasks := []task{
 		{"proxy", provider.Run},
@@ -77,12 +80,15 @@ func (o *options) source(node string, p proxier.Provider, m *metrics.Metrics, lo
 	return o.apiSource(node, p, m, log)
 }
 
-// newLogger writes to stderr, in zap's console format.
-func newLogger(verbosity int) *zap.Logger {
+// newLogger writes to stderr, in zap's console format or as JSON.
+func newLogger(verbosity int, format string) *zap.Logger {
 	const debug = 4 // kube-proxy's level of debug logs
 	level := zapcore.InfoLevel
 	if verbosity >= debug {
 		level = zapcore.DebugLevel
+	}
+	if format == logJSON {
+		return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.Lock(os.Stderr), level))
 	}
 	encoding := zap.NewDevelopmentEncoderConfig()
 	encoding.EncodeLevel = zapcore.CapitalLevelEncoder

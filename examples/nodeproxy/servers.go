@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,13 +36,36 @@ func (o *options) servers(p *proxier.Proxier, m *metrics.Metrics, registry *prom
 	serve := func(name, text string, port uint16, handler http.Handler) {
 		if address, _ := bindAddress(text, port); address != "" {
 			s := &healthcheck.Server{Name: name, Address: address, Handler: handler, Logger: log}
-			tasks = append(tasks, task{name + " server", s.Run})
+			tasks = append(tasks, task{name + " server", o.runServer(s)})
 		}
 	}
 	serve("health", o.healthzAddress, healthzPort, health)
 	serve("metrics", o.metricsAddress, metricsPort, o.metricsPages(registry))
 	serve("debug", o.debugAddress, 0, debughttp.Handler(p, debughttp.Title("nodeproxy"), debughttp.Hosts(o.allowedHosts...)))
 	return tasks
+}
+
+// runServer returns the function that runs a server. With --bind-address-hard-fail, it ends
+// with the first failure to listen (HC-32).
+func (o *options) runServer(s *healthcheck.Server) func(context.Context) error {
+	if !o.kubeProxy.hardFail {
+		return s.Run
+	}
+	return func(ctx context.Context) error {
+		trying, stop := context.WithCancelCause(ctx)
+		defer stop(nil)
+		s.Listen = func(ctx context.Context, network, address string) (net.Listener, error) {
+			l, err := new(net.ListenConfig).Listen(ctx, network, address)
+			if err != nil && ctx.Err() == nil {
+				stop(fmt.Errorf("%w (--bind-address-hard-fail)", err))
+			}
+			return l, err
+		}
+		if err := s.Run(trying); err != nil || ctx.Err() != nil {
+			return err
+		}
+		return context.Cause(trying)
+	}
 }
 
 // metricsPages has the paths of kube-proxy's metrics server (HC-40). /healthz accepts any
@@ -51,12 +77,22 @@ func (o *options) metricsPages(registry *prometheus.Registry) http.Handler {
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/proxyMode", textHandler(string(o.mode())))
 	mux.HandleFunc("/configz", o.configz)
+	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode"}
+	if o.kubeProxy.gates.enabled(gateFlagz) {
+		mux.Handle("/flagz", o.flagz())
+		paths = append(paths, "/flagz")
+	}
 	if o.profiling {
+		paths = append(paths, "/debug")
 		mux.HandleFunc("/debug/pprof/", extended(pprof.Index))
 		mux.HandleFunc("/debug/pprof/cmdline", extended(pprof.Cmdline))
 		mux.HandleFunc("/debug/pprof/profile", extended(pprof.Profile))
 		mux.HandleFunc("/debug/pprof/symbol", extended(pprof.Symbol))
 		mux.HandleFunc("/debug/pprof/trace", extended(pprof.Trace))
+	}
+	if o.kubeProxy.gates.enabled(gateStatusz) {
+		slices.Sort(paths)
+		mux.Handle("/statusz", statusz(time.Now(), paths))
 	}
 	return public
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -22,6 +23,15 @@ func TestTheMetricsServersPages(t *testing.T) {
 		if w.Body.String() != want || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" || w.Header().Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s = %q with %v, want %q as plain text, nosniff", path, w.Body, w.Header(), want)
 		}
+	}
+	for path, gate := range map[string]string{"/flagz": gateFlagz, "/statusz": gateStatusz} {
+		with, without := ask(path), ask(path, "--feature-gates="+gate+"=false")
+		if with.Code != http.StatusOK || !strings.Contains(with.Body.String(), "nodeproxy "+path[1:]+"\n") || without.Code != http.StatusNotFound {
+			t.Errorf("%s: %d and %s, and %d with the gate off, want 200, the page and 404", path, with.Code, with.Body, without.Code)
+		}
+	}
+	if got := ask("/statusz").Body.String(); !strings.Contains(got, "Paths: /configz /flagz /healthz /metrics /proxyMode\n") {
+		t.Errorf("/statusz is %s, want the paths of the server", got)
 	}
 	for _, path := range []string{"/debug/pprof/", "/debug/pprof/profile?seconds=1", "/debug/pprof/heap"} {
 		if got := ask(path).Code; got != http.StatusNotFound {
@@ -63,7 +73,7 @@ func TestUnknownHostNamesAreRefused(t *testing.T) {
 func TestConfigz(t *testing.T) {
 	w := httptest.NewRecorder()
 	o := parse(t, "--cluster-cidr=10.244.0.0/16", "--nftables-min-sync-period=2s", "--conntrack-udp-timeout=77s", "--metrics-bind-address=192.0.2.1",
-		"--nodeport-addresses=192.0.2.0/24", "--kubeconfig=/etc/kubeconfig", "--profiling", "--hostname-override=n", "--proxy-port-range=20000+5")
+		"--nodeport-addresses=192.0.2.0/24", "--kubeconfig=/etc/kubeconfig", "--profiling", "--hostname-override=n", "--proxy-port-range=20000+5", "--feature-gates=KubeProxyIPVS=true")
 	o.configz(w, nil)
 	var got map[string]map[string]any
 	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
@@ -71,8 +81,17 @@ func TestConfigz(t *testing.T) {
 	}
 	want := map[string]map[string]any{"kubeproxy.config.k8s.io": {
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables", "hostnameOverride": "n",
-		"clientConnection": map[string]any{"kubeconfig": "/etc/kubeconfig"},
-		"clusterCIDR":      "10.244.0.0/16", "detectLocalMode": "ClusterCIDR", "nodePortAddresses": []any{"192.0.2.0/24"}, "portRange": "20000+5",
+		"clientConnection": map[string]any{
+			"kubeconfig": "/etc/kubeconfig", "acceptContentTypes": "", "contentType": "application/vnd.kubernetes.protobuf", "qps": 5.0, "burst": 10.0,
+		},
+		"logging": map[string]any{"format": "text", "flushFrequency": "5s", "verbosity": 0.0}, "featureGates": map[string]any{"KubeProxyIPVS": true},
+		"bindAddress": "0.0.0.0", "bindAddressHardFail": false, "showHiddenMetricsForVersion": "", "oomScoreAdj": -999.0,
+		"ipvs": map[string]any{
+			"syncPeriod": "30s", "minSyncPeriod": "1s", "scheduler": "rr", "excludeCIDRs": []any{}, "strictARP": false,
+			"tcpTimeout": "0s", "tcpFinTimeout": "0s", "udpTimeout": "0s",
+		},
+		"winkernel":   map[string]any{"networkName": "", "sourceVip": "", "enableDSR": false, "rootHnsEndpointName": "", "forwardHealthCheckVip": false},
+		"clusterCIDR": "10.244.0.0/16", "detectLocalMode": "ClusterCIDR", "nodePortAddresses": []any{"192.0.2.0/24"}, "portRange": "20000+5",
 		"detectLocal":      map[string]any{"bridgeInterface": "", "interfaceNamePrefix": ""},
 		"configSyncPeriod": "15m0s", "healthzBindAddress": "0.0.0.0:10256", "metricsBindAddress": "192.0.2.1:10249", "enableProfiling": true,
 		"nftables": map[string]any{"masqueradeBit": 14.0, "masqueradeAll": false, "syncPeriod": "30s", "minSyncPeriod": "2s"},

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -70,9 +69,7 @@ func (o *options) restConfig() (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Protobuf costs several times less than JSON. Servers without it answer in JSON.
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	o.kubeProxy.tuneClient(config)
 	return config, nil
 }
 
