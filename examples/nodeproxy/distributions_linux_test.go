@@ -148,6 +148,10 @@ func TestCommandLinesOfDistributions(t *testing.T) {
 			if _, got := p.get("127.0.0.1:10249", "/proxyMode"); got != string(d.mode) {
 				t.Errorf("the mode is %q, want %q", got, d.mode)
 			}
+			_, metrics := p.get("127.0.0.1:10249", "/metrics")
+			if !strings.Contains(metrics, `rest_client_requests_total{code="200",host="127.0.0.1:6443",method="GET"} `) {
+				t.Error("/metrics lack rest_client_requests_total")
+			}
 			if got := p.ignoredSettings(); !slices.Equal(got, d.warnings) {
 				t.Errorf("the settings without effect are %q, want %q", got, d.warnings)
 			}

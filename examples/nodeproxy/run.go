@@ -7,12 +7,9 @@ import (
 	"os"
 	"sync"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -35,13 +32,11 @@ func run(ctx context.Context, o *options) error {
 	if o.kubeProxy.initOnly {
 		return o.initialize(ctx, config.Names.Instance, log)
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
-	measured, err := metrics.New(registry, metrics.Options{Mode: string(o.mode())})
+	measured, err := o.measure()
 	if err != nil {
 		return err
 	}
-	observer, endTraces, err := o.traced(ctx, node, measured, log)
+	observer, endTraces, err := o.traced(ctx, node, measured.Metrics, log)
 	if err != nil {
 		return err
 	}
@@ -66,14 +61,14 @@ func run(ctx context.Context, o *options) error {
 		{"cleanup of other modes", o.cleanUpOtherModes(provider, config, log)},
 		{"first sync", logFirstSync(provider, log)},
 	}
-	tasks = append(tasks, o.servers(provider, measured, registry, log)...)
+	tasks = append(tasks, o.servers(provider, measured, log)...)
 	err = runAll(ctx, tasks)
 	log.Info("stopped, the rules stay")
 	return err
 }
 
 // source returns the task that feeds the provider with Services.
-func (o *options) source(node string, p proxier.Provider, m *metrics.Metrics, log *zap.Logger) (func(context.Context) error, error) {
+func (o *options) source(node string, p proxier.Provider, m *measured, log *zap.Logger) (func(context.Context) error, error) {
 	if o.manifests != "" {
 		return manifestSource(o.manifests, node, p, log)
 	}

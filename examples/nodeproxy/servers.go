@@ -16,7 +16,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/debughttp"
 	"github.com/serviceplane/serviceplane/healthcheck"
-	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -30,7 +29,7 @@ const (
 func (o *options) threshold() time.Duration { return 2 * o.tuned().syncPeriod }
 
 // servers returns the health, metrics and debug servers.
-func (o *options) servers(p *proxier.Proxier, m *metrics.Metrics, registry *prometheus.Registry, log *zap.Logger) []task {
+func (o *options) servers(p *proxier.Proxier, m *measured, log *zap.Logger) []task {
 	health := healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{Threshold: o.threshold(), Answered: m.ObserveHealth})
 	var tasks []task
 	serve := func(name, text string, port uint16, handler http.Handler) {
@@ -40,7 +39,7 @@ func (o *options) servers(p *proxier.Proxier, m *metrics.Metrics, registry *prom
 		}
 	}
 	serve("health", o.healthzAddress, healthzPort, health)
-	serve("metrics", o.metricsAddress, metricsPort, o.metricsPages(registry))
+	serve("metrics", o.metricsAddress, metricsPort, o.metricsPages(m.registry))
 	serve("debug", o.debugAddress, 0, debughttp.Handler(p, debughttp.Title("nodeproxy"), debughttp.Hosts(o.allowedHosts...)))
 	return tasks
 }

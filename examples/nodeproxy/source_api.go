@@ -13,18 +13,18 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/serviceplane/serviceplane/informer"
-	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // apiSource returns the task that watches the API server.
-func (o *options) apiSource(node string, p proxier.Provider, m *metrics.Metrics, log *zap.Logger) (func(context.Context) error, error) {
+func (o *options) apiSource(node string, p proxier.Provider, m *measured, log *zap.Logger) (func(context.Context) error, error) {
 	config, err := o.restConfig()
 	if err != nil {
 		return nil, fmt.Errorf("load API server configuration: %w", err)
 	}
 	link := informer.NewLink(informer.LinkOptions{Logger: log})
 	link.Attach(config)
+	config.Wrap(m.client.Wrap)
 	m.WatchAPIServer(link.Reachable)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

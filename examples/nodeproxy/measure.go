@@ -1,0 +1,31 @@
+package main
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/serviceplane/serviceplane/metrics"
+)
+
+// measured holds what /metrics shows.
+type measured struct {
+	*metrics.Metrics
+
+	registry *prometheus.Registry
+	client   *metrics.Client
+}
+
+// measure returns the metrics of the mode, the client, the process and the build.
+func (o *options) measure() (*measured, error) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
+	m, err := metrics.New(registry, metrics.Options{Mode: string(o.mode())})
+	if err != nil {
+		return nil, err
+	}
+	client, err := metrics.NewClient(registry)
+	if err != nil {
+		return nil, err
+	}
+	return &measured{m, registry, client}, nil
+}
