@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
@@ -48,10 +50,35 @@ func openKernel(netNS string, family v1.IPFamily, forward Forward) (k *netlinkKe
 }
 
 func findIPVS() error {
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+	_, err := netlink.GenlFamilyGet("IPVS")
+	if errors.Is(err, unix.ENOENT) && loadIPVS() == nil {
+		_, err = netlink.GenlFamilyGet("IPVS")
+	}
+	if err != nil {
 		return missing("IPVS", "ip_vs", err)
 	}
 	return nil
+}
+
+// loadIPVS makes a kernel load ip_vs that does not when its netlink family is requested, as
+// Linux 5.10. Every kernel loads an extension of iptables when nf_tables is asked for its
+// revision, and the match ipvs needs ip_vs.
+func loadIPVS() error {
+	const (
+		compatGet   = 0 // NFNL_MSG_COMPAT_GET, and its attributes NFTA_COMPAT_NAME, _REV and _TYPE
+		compatName  = 1
+		compatRev   = 2
+		compatType  = 3
+		typeMatch   = 0
+		anyRevision = 0
+	)
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFT_COMPAT<<8|compatGet, unix.NLM_F_ACK)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: unix.NFNETLINK_V0})
+	request.AddData(nl.NewRtAttr(compatName, nl.ZeroTerminated("ipvs")))
+	request.AddData(nl.NewRtAttr(compatRev, binary.BigEndian.AppendUint32(nil, anyRevision)))
+	request.AddData(nl.NewRtAttr(compatType, binary.BigEndian.AppendUint32(nil, typeMatch)))
+	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	return err
 }
 
 // ipvsLoaded reports whether IPVS is loaded.

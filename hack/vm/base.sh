@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # base.sh KERNEL builds the parts of a virtual machine and prints their directory:
 # vmlinuz, and base.cpio with the kernel's network modules, busybox and the programs
-# that tests need. KERNEL is 6.1 or 6.12, Debian's builds. A second call uses the
-# cache. It needs root to install missing packages.
+# that tests need. KERNEL is 5.10, 6.1 or 6.12, Debian's builds. A second call uses
+# the cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=hack/tools.sh
@@ -16,28 +16,59 @@ modules=(virtio_pci virtio_console veth bridge br_netfilter dummy vrf tun)
 applets=(sh mount umount modprobe insmod lsmod cat ls ip tar id env true false seq head tail wc sort
   awk sed poweroff dmesg echo mkdir ln cp rm chmod sleep sysctl grep ps stty uname)
 
-# metapackage prints the package that always depends on the newest build.
-metapackage() {
+# origin KERNEL prints the Debian release that has the kernel, and the package there
+# that always depends on the newest build.
+origin() {
   case "$1" in
-  6.1) echo linux-image-cloud-amd64 ;;
-  6.12) echo linux-image-6.12-cloud-amd64 ;;
+  5.10) echo bullseye linux-image-cloud-amd64 ;;
+  6.1) echo bookworm linux-image-cloud-amd64 ;;
+  6.12) echo bookworm linux-image-6.12-cloud-amd64 ;;
   *)
-    echo "kernel $1: want 6.1 or 6.12" >&2
+    echo "kernel $1: want 5.10, 6.1 or 6.12" >&2
     return 1
     ;;
   esac
 }
 
+# mirrors RELEASE prints the lines of a sources.list: the release's security updates, at
+# the mirrors where this machine gets its own. They have each kernel's newest build.
+mirrors() {
+  apt-get indextargets --format '$(CREATED_BY) $(ORIGIN) $(REPO_URI) $(RELEASE)' |
+    sed -n "s|^Packages Debian \([^ ]*\) [a-z]*-security\$|deb [signed-by=$keys] \1 $1-security main|p" | sort -u
+}
+
+# configure DIRECTORY RELEASE gives apt a state of its own: packages of another release
+# must never be installed on this machine.
+configure() {
+  mkdir -p "$1/lists/partial" "$1/cache/archives/partial"
+  mirrors "$2" >"$1/sources.list"
+  if [ ! -s "$1/sources.list" ]; then # the names of mirrors come from their lists
+    apt-get update -q >&2
+    mirrors "$2" >"$1/sources.list"
+  fi
+  cat >"$1/apt.conf" <<EOF
+Dir::Etc::SourceList "$1/sources.list";
+Dir::Etc::SourceParts "/dev/null";
+Dir::State::Lists "$1/lists";
+Dir::State::Status "/dev/null";
+Dir::Cache "$1/cache";
+Acquire::Languages "none";
+APT::Sandbox::User "root";
+EOF
+  export APT_CONFIG="$1/apt.conf"
+}
+
 # package prints the name of the newest build; old ones leave the archive.
 package() {
-  apt-cache depends "$1" 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1
+  { apt-cache depends "$1" 2>/dev/null || true; } | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1
 }
 
 candidate() { apt-cache policy "$1" | sed -n 's/^ *Candidate: //p'; }
 
-# unpack DIRECTORY PACKAGE downloads a package, without installing it.
+# unpack DIRECTORY PACKAGE downloads a package, without installing it. apt checks that
+# Debian signed it.
 unpack() {
-  (cd "$1" && apt-get download -q -o APT::Sandbox::User=root "$2" >/dev/null)
+  (cd "$1" && apt-get download -q "$2" >/dev/null)
   dpkg-deb -x "$1"/*.deb "$1/x"
 }
 
@@ -136,18 +167,28 @@ build() {
   mv "$work/parts" "$1"
 }
 
-meta="$(metapackage "$1")"
-if [ -z "$(package "$meta")" ]; then
-  apt-get update -q >&2
-fi
+# parts_of PACKAGE prints where its parts are. What they are made of is in the name.
+parts_of() {
+  local recipe
+  recipe="$(cat hack/vm/base.sh hack/vm/init "$(command -v nft)" "$(command -v iptables-nft)" | sha256sum | cut -c 1-12)"
+  echo "$cache/${1}_$(candidate "$1")-$recipe"
+}
+
+keys=/usr/share/keyrings/debian-archive-keyring.gpg
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/serviceplane/vm"
+origin="$(origin "$1")"
+read -r release meta <<<"$origin"
+configure "$cache/apt-$release" "$release"
 kernel="$(package "$meta")"
+if [ -z "$kernel" ] || [ ! -e "$(parts_of "$kernel")/release" ]; then
+  apt-get update -q >&2 # the archive may have a newer one, and have it alone
+  kernel="$(package "$meta")"
+fi
 if [ -z "$kernel" ]; then
-  echo "package $meta: not in this machine's Debian archive" >&2
+  echo "package $meta of Debian $release: not at the mirrors of $cache/apt-$release/sources.list" >&2
   exit 1
 fi
-# What the parts are made of is part of their name.
-recipe="$(cat hack/vm/base.sh hack/vm/init "$(command -v nft)" "$(command -v iptables-nft)" | sha256sum | cut -c 1-12)"
-parts="${XDG_CACHE_HOME:-$HOME/.cache}/serviceplane/vm/${kernel}_$(candidate "$kernel")-$recipe"
+parts="$(parts_of "$kernel")"
 if [ ! -e "$parts/release" ]; then
   echo "making a virtual machine of $kernel" >&2
   build "$parts" "$kernel"
