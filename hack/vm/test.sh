@@ -1,39 +1,66 @@
 #!/usr/bin/env bash
-# test.sh [-all] [KERNEL…] runs kernel tests on other kernels than this machine's, in
-# virtual machines: 6.1, the oldest that README promises, and 6.12, unless others are
-# named. With -all it also runs, on each kernel, what depends little on the kernel.
+# test.sh [-all | -packets] [KERNEL…] runs kernel tests on other kernels than this
+# machine's, in virtual machines: 5.10, the oldest that README promises, and 6.12, unless
+# others are named. With -all it also runs 6.1, and on each kernel what depends little on
+# the kernel. With -packets it runs the packet tests of every engine and no others, also on
+# this machine's kernel, and prints the table of docs/ENGINES.md.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=hack/tools.sh
 source hack/tools.sh
 
-all=
-if [ "${1:-}" = -all ]; then
-  all=yes
+oldest=5.10
+selection=short
+kernels=("$oldest" 6.12)
+case "${1:-}" in
+-all | -packets)
+  selection="${1#-}"
+  kernels=("$oldest" 6.1 6.12)
   shift
+  ;;
+esac
+if [ "$selection" = packets ]; then
+  kernels+=(host)
 fi
-kernels=("${@:-6.1 6.12}")
-read -ra kernels <<<"${kernels[*]}"
+if [ "$#" -gt 0 ]; then
+  kernels=("$@")
+fi
 
 # runs KERNEL prints packages, and which of their tests; all, if none are named. In
 # emulation everything takes several times as long, so what depends little on the
 # kernel is left out. IPVS runs nowhere else. In -skip, a pattern that begins with a
 # slash must be the last one: it hides those after it.
 runs() {
-  if [ "$all" ]; then
+  case "$selection $1" in
+  packets*)
+    echo './iptables -run=^TestPacketsWithNFT$ -skip=/spreading'
+    echo './iptables -run=^TestPacketsWithLegacy$ -skip=/spreading'
+    echo './userspace -run=^TestPackets$ -skip=/spreading'
+    echo './userspace -run=^TestPacketsWithIPTables$ -skip=/spreading'
+    echo './nftables -run=^TestPackets$ -skip=/spreading'
+    if [ "$1" != host ]; then
+      echo './ipvs -tags=vm -run=^(TestPackets|TestAffinityEndsAfterItsTimeout)$ -skip=/spreading'
+    fi
+    return
+    ;;
+  all*)
     echo './ipvs -tags=vm -skip=TestEveryHistory'
-    echo './nftables -skip=/spreading'
+    echo './nftables -skip=/spreading/(7|10)_endpoints'
     echo ./internal/nftables
     echo './iptables -run=TestPacketsWith -skip=/spreading'
-  elif [ "$1" = 6.1 ]; then
+    echo './userspace -run=^TestPackets(WithIPTables)?$ -skip=/spreading'
+    ;;
+  "short $oldest")
     echo './ipvs -tags=vm -skip=TestEveryHistory|/spreading/(7|10)_endpoints'
     echo './iptables -run=TestPacketsWithLegacy -skip=/spreading'
     echo './nftables -skip=TestExplainAgrees|/spreading'
     echo './internal/nftables -skip=TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour|TestAnyFailedMessage'
-  else
+    ;;
+  *)
     echo './ipvs -tags=vm -run=TestPackets|TestAffinityEnds -skip=/spreading'
-  fi
-  if [ "$1" = 6.1 ]; then
+    ;;
+  esac
+  if [ "$1" = "$oldest" ]; then
     echo './conntrack -skip=TestNoFlowIsStale'
     echo './internal/netns -run=TestOutcomes'
     echo './userspace -run=TestIdleConnectionsAreHeld' # descriptors have no limit there
@@ -47,9 +74,24 @@ logs="$(mktemp -d)"
 trap 'rm -rf "$logs"' EXIT
 status=0
 
+# start KERNEL ARGUMENT… runs tests in a virtual machine, or here if KERNEL is host.
+start() {
+  local kernel="$1"
+  shift
+  if [ "$kernel" = host ]; then
+    set -- -timeout=14m "$@"
+  else
+    set -- -timeout=14m -exec "$PWD/hack/vm/run" "$@"
+  fi
+  SERVICEPLANE_VM="${machines[$kernel]}" SERVICEPLANE_REQUIRE_KERNEL=1 CGO_ENABLED=0 go test -count=1 -json "$@"
+}
+
 declare -A machines
 for kernel in "${kernels[@]}"; do
-  machines[$kernel]="$(hack/vm/base.sh "$kernel")"
+  machines[$kernel]=
+  if [ "$kernel" != host ]; then
+    machines[$kernel]="$(hack/vm/base.sh "$kernel")"
+  fi
   mkdir "$logs/$kernel"
 done
 
@@ -61,9 +103,7 @@ for kernel in "${kernels[@]}"; do
       wait -n || status=1
     fi
     started=$((started + 1))
-    SERVICEPLANE_VM="${machines[$kernel]}" SERVICEPLANE_REQUIRE_KERNEL=1 CGO_ENABLED=0 \
-      go test -count=1 -timeout=14m -json -exec "$PWD/hack/vm/run" "${arguments[@]}" \
-      >"$logs/$kernel/$started" </dev/null &
+    start "$kernel" "${arguments[@]}" >"$logs/$kernel/$started" </dev/null &
   done < <(runs "$kernel")
 done
 for ((left = started < 2 ? started : 2; left > 0; left--)); do
@@ -71,8 +111,15 @@ for ((left = started < 2 ? started : 2; left > 0; left--)); do
 done
 
 for kernel in "${kernels[@]}"; do
-  echo "Linux $(cat "${machines[$kernel]}/release"):"
+  release="$(uname -r)"
+  if [ "$kernel" != host ]; then
+    release="$(cat "${machines[$kernel]}/release")"
+  fi
+  echo "Linux $release:"
   cat "$logs/$kernel"/* >"$logs/$kernel.json"
   go run ./internal/guard/summary "$logs/$kernel.json" || status=1
 done
+if [ "$selection" = packets ]; then
+  go run ./internal/guard/kernels "${kernels[@]/#/$logs/}" | sed "s/^| host |/| $(uname -r | cut -d . -f 1,2), this machine's |/" || status=1
+fi
 exit "$status"

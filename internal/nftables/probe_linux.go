@@ -11,9 +11,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// minKernel is the oldest kernel that the tests run on. Older ones may work: the newest
-// part of the layout is reject in a prerouting chain (5.9).
-const minKernel = "6.1"
+// minKernel is the oldest kernel that the tests run on. The newest part of the layout is user
+// data of tables and chains (5.10), by which a successor recognizes them.
+const minKernel = "5.10"
 
 // feature is a part of nf_tables that the layout needs.
 type feature struct {
