@@ -46,16 +46,6 @@ func (p *printer) expression(e expr.Any) {
 	switch e := e.(type) {
 	case *expr.Meta:
 		p.meta(e)
-	case *expr.Payload:
-		*p.at(e.DestRegister) = payloadValue(e)
-	case *expr.Fib:
-		*p.at(e.Register) = value{text: "fib " + either(e.FlagSADDR, "saddr", "daddr") + " type", registers: 1, constant: routeType}
-	case *expr.Ct:
-		*p.at(e.Register) = value{text: "ct status", registers: 1, constant: ctStatus}
-	case *expr.Numgen:
-		*p.at(e.Register) = value{text: numgenText(e), registers: 1}
-	case *expr.Immediate:
-		*p.at(e.Register) = value{immediate: e.Data, registers: 1}
 	case *expr.Bitwise:
 		*p.at(e.DestRegister) = p.at(e.SourceRegister).combined(e)
 	case *expr.Cmp:
@@ -72,6 +62,24 @@ func (p *printer) expression(e expr.Any) {
 		p.statement("reject")
 	case *expr.Verdict:
 		p.statement("%s", verdictText(e))
+	default:
+		p.load(e)
+	}
+}
+
+// load prints nothing: the expression sets a register, which a later one uses.
+func (p *printer) load(e expr.Any) {
+	switch e := e.(type) {
+	case *expr.Payload:
+		*p.at(e.DestRegister) = payloadValue(e)
+	case *expr.Fib:
+		*p.at(e.Register) = value{text: "fib " + either(e.FlagSADDR, "saddr", "daddr") + " type", registers: 1, constant: routeType}
+	case *expr.Ct:
+		*p.at(e.Register) = value{text: "ct status", registers: 1, constant: ctStatus}
+	case *expr.Numgen:
+		*p.at(e.Register) = value{text: numgenText(e), registers: 1}
+	case *expr.Immediate:
+		*p.at(e.Register) = value{immediate: e.Data, registers: 1}
 	default:
 		p.statement("%T", e) // no rule of ours has it: the test against nft would fail
 	}
