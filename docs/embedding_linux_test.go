@@ -17,7 +17,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/serviceplane/serviceplane/internal/apitest"
@@ -94,11 +93,7 @@ func TestTheDistributionOfTheDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	own := program{client: client, registry: prometheus.NewRegistry(), mux: http.NewServeMux(), log: zap.NewNop()}
+	own := program{config: config, registry: prometheus.NewRegistry(), mux: http.NewServeMux(), log: zap.NewNop()}
 	running(t, func(ctx context.Context) error {
 		return inProcess(ctx, own, proxier.Config{NetNS: ns.Path()}, "node-1")
 	})

@@ -16,7 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/debughttp"
@@ -172,7 +172,7 @@ func Example_sources() {
 
 // program is what a distribution's node binary has anyway.
 type program struct {
-	client   kubernetes.Interface
+	config   *rest.Config
 	registry prometheus.Registerer
 	mux      *http.ServeMux
 	log      *zap.Logger
@@ -197,7 +197,7 @@ func inProcess(ctx context.Context, own program, config proxier.Config, node str
 	tasks, ctx := errgroup.WithContext(ctx)
 	tasks.Go(func() error { return p.Run(ctx) })
 	tasks.Go(func() error {
-		return informer.Run(ctx, own.client, p, informer.Options{NodeName: node, Logger: own.log})
+		return informer.Run(ctx, own.config, p, informer.Options{NodeName: node, Logger: own.log})
 	})
 	return tasks.Wait() // every goroutine has ended, the rules stay
 }

@@ -10,39 +10,47 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Bind connects the informers of the caller's factory to a Provider. The caller then
-// starts the factory, even if it runs already: Start starts the informers that are new.
-// Bind drops events that the Provider does not need: those of other nodes, and of
+// Informers are the informers that Bind connects. Services and EndpointSlices are
+// required, and Nodes if Options.NodeName is set.
+type Informers struct {
+	Services, EndpointSlices, ServiceCIDRs, Nodes cache.SharedIndexInformer
+	// ServiceImports is an informer of NewServiceImports, or of the same objects.
+	ServiceImports cache.SharedIndexInformer
+}
+
+// missing returns an error that names the informers that are required and missing.
+func (i *Informers) missing(o Options) error {
+	var errs []error
+	if i.Services == nil {
+		errs = append(errs, errors.New("Services is nil: the Provider cannot work without them"))
+	}
+	if i.EndpointSlices == nil {
+		errs = append(errs, errors.New("EndpointSlices is nil: the Provider cannot work without them"))
+	}
+	if (i.Nodes != nil) != (o.NodeName != "") {
+		errs = append(errs, errors.New("Nodes and option NodeName: set both, or neither"))
+	}
+	return errors.Join(errs...)
+}
+
+// Bind connects informers of the caller to a Provider. The caller runs them, before or
+// after. Bind drops events that the Provider does not need: those of other nodes, and of
 // EndpointSlices of headless Services.
 //
 // stop disconnects the Provider, and returns when no more event will reach it. It may be
-// called more than once, and before the factory is started, but not by the Provider
-// during an event. With Options.ServiceImports it may take a minute while the API server
-// does not answer.
-func Bind(factory informers.SharedInformerFactory, p proxier.EventHandler, o Options) (stop func(), err error) {
-	s := sources{
-		services: factory.Core().V1().Services().Informer(),
-		slices:   factory.Discovery().V1().EndpointSlices().Informer(),
-		cidrs:    factory.Networking().V1().ServiceCIDRs().Informer(),
-	}
-	if o.nodeName() != "" {
-		s.nodes = factory.Core().V1().Nodes().Informer()
-	}
-	return bind(s, p, o.withDefaults())
+// called more than once, and before the informers run, but not by the Provider during an
+// event.
+func Bind(i Informers, p proxier.EventHandler, o Options) (stop func(), err error) {
+	return bind(i, p, o.withDefaults())
 }
 
-// sources are the informers to bind; nodes may be nil.
-type sources struct {
-	services, slices, nodes, cidrs cache.SharedIndexInformer
-}
-
-// binding connects sources to a Provider.
+// binding connects informers to a Provider.
 type binding struct {
 	provider proxier.EventHandler
 	options  Options
@@ -50,8 +58,6 @@ type binding struct {
 	delivery *delivery
 	bound    map[string]registration // by kind
 	node     *nodeFeed
-	cidrs    *cidrFeed
-	imports  *importFeed
 }
 
 type registration struct {
@@ -59,24 +65,24 @@ type registration struct {
 	handle   cache.ResourceEventHandlerRegistration
 }
 
-func bind(s sources, p proxier.EventHandler, o Options) (stop func(), err error) {
+func bind(i Informers, p proxier.EventHandler, o Options) (stop func(), err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("informer options: %w", err)
 	}
+	if err := i.missing(o); err != nil {
+		return nil, fmt.Errorf("bind informers: %w", err)
+	}
 	b := &binding{
 		provider: p, options: o, log: o.Logger, delivery: &delivery{log: o.Logger}, bound: map[string]registration{},
-		node:  &nodeFeed{provider: p, name: o.nodeName(), seen: make(chan struct{})},
-		cidrs: &cidrFeed{provider: p, store: s.cidrs.GetStore(), log: o.Logger},
+		node: &nodeFeed{provider: p, name: o.nodeName(), seen: make(chan struct{})},
 	}
-	b.imports = newImportFeed(b.delivery, p, o)
-	if err := b.register(s); err != nil {
+	if err := b.register(i); err != nil {
 		b.unbind()
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // stop ends it
 	var waiting sync.WaitGroup
 	waiting.Go(func() { b.announce(ctx) })
-	waiting.Go(func() { b.imports.run(ctx) })
 	return func() {
 		cancel()
 		waiting.Wait()
@@ -85,26 +91,31 @@ func bind(s sources, p proxier.EventHandler, o Options) (stop func(), err error)
 }
 
 // register adds all handlers.
-func (b *binding) register(s sources) error {
+func (b *binding) register(i Informers) error {
+	p, imports := b.provider, importFeed{provider: b.provider, log: b.log}
+	cidrs := &cidrFeed{provider: p, log: b.log, list: i.ServiceCIDRs}
 	return errors.Join(
-		b.add(kindServices, s.services, handle(b.delivery, events[*v1.Service]{
-			add: b.provider.OnServiceAdd, update: b.provider.OnServiceUpdate, remove: b.provider.OnServiceDelete,
+		b.add(kindServices, i.Services, handle(b.delivery, events[*v1.Service]{
+			add: p.OnServiceAdd, update: p.OnServiceUpdate, remove: p.OnServiceDelete,
 		})),
-		b.add(kindSlices, s.slices, cache.FilteringResourceEventHandler{
+		b.add(kindSlices, i.EndpointSlices, cache.FilteringResourceEventHandler{
 			FilterFunc: notHeadless,
 			Handler: handle(b.delivery, events[*discovery.EndpointSlice]{
-				add: b.provider.OnEndpointSliceAdd, update: b.provider.OnEndpointSliceUpdate, remove: b.provider.OnEndpointSliceDelete,
+				add: p.OnEndpointSliceAdd, update: p.OnEndpointSliceUpdate, remove: p.OnEndpointSliceDelete,
 			}),
 		}),
-		b.add(kindCIDRs, s.cidrs, handle(b.delivery, events[*networking.ServiceCIDR]{
-			add:    func(*networking.ServiceCIDR) { b.cidrs.changed() },
-			update: func(_, _ *networking.ServiceCIDR) { b.cidrs.changed() },
-			remove: func(*networking.ServiceCIDR) { b.cidrs.changed() },
+		b.add(kindCIDRs, i.ServiceCIDRs, handle(b.delivery, events[*networking.ServiceCIDR]{
+			add:    func(*networking.ServiceCIDR) { cidrs.changed() },
+			update: func(_, _ *networking.ServiceCIDR) { cidrs.changed() },
+			remove: func(*networking.ServiceCIDR) { cidrs.changed() },
 		})),
-		b.add(kindNodes, s.nodes, handle(b.delivery, events[*v1.Node]{
+		b.add(kindNodes, i.Nodes, handle(b.delivery, events[*v1.Node]{
 			add:    b.node.changed,
 			update: func(_, node *v1.Node) { b.node.changed(node) },
 			remove: b.node.deleted(b.log),
+		})),
+		b.add(kindImports, i.ServiceImports, handle(b.delivery, events[*unstructured.Unstructured]{
+			add: imports.added, update: imports.updated, remove: imports.deleted,
 		})),
 	)
 }
@@ -168,14 +179,13 @@ func (b *binding) awaitRequired(ctx context.Context, kind string) bool {
 func (b *binding) awaitOptional(ctx context.Context) (missing []string) {
 	waiting, cancel := context.WithTimeout(ctx, b.options.WaitTimeout)
 	defer cancel()
-	if !arrived(waiting, b.bound[kindCIDRs].handle.HasSyncedChecker().Done()) {
-		missing = append(missing, kindCIDRs)
+	for _, kind := range []string{kindCIDRs, kindImports} {
+		if r, ok := b.bound[kind]; ok && !arrived(waiting, r.handle.HasSyncedChecker().Done()) {
+			missing = append(missing, kind)
+		}
 	}
 	if b.node.name != "" && !arrived(waiting, b.node.seen) {
 		missing = append(missing, "Node "+b.node.name)
-	}
-	if !arrived(waiting, b.imports.synced) {
-		missing = append(missing, kindImports)
 	}
 	return missing
 }

@@ -147,7 +147,7 @@ func bound(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 	o.Logger = zap.New(core)
 	f := &fixture{recorder: &recorder{}, client: fake.NewClientset(objects...), logs: logs}
 	f.factory = informers.NewSharedInformerFactory(f.client, o.Resync)
-	stop, err := Bind(f.factory, f, o)
+	stop, err := bindFactory(f.factory, f, o)
 	if err != nil {
 		t.Fatalf("Bind: %v", err)
 	}
@@ -162,6 +162,18 @@ func bound(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 	return f
 }
 
+// bindFactory binds the informers of a factory.
+func bindFactory(f informers.SharedInformerFactory, p proxier.EventHandler, o Options) (stop func(), err error) {
+	i := Informers{
+		Services: f.Core().V1().Services().Informer(), EndpointSlices: f.Discovery().V1().EndpointSlices().Informer(),
+		ServiceCIDRs: f.Networking().V1().ServiceCIDRs().Informer(),
+	}
+	if o.NodeName != "" {
+		i.Nodes = f.Core().V1().Nodes().Informer()
+	}
+	return Bind(i, p, o)
+}
+
 // CFG-01's period, and NODE-01's spelling of names.
 func TestDefaults(t *testing.T) {
 	if got, want := (Options{}).withDefaults().resync(), 15*time.Minute; got != want {
@@ -173,7 +185,7 @@ func TestDefaults(t *testing.T) {
 	if got, want := (Options{NodeName: " Node-1\n"}).nodeName(), "node-1"; got != want {
 		t.Errorf("node name %q, want %q", got, want)
 	}
-	_, err := Bind(informers.NewSharedInformerFactory(fake.NewClientset(), 0), &recorder{}, Options{NodeName: " ", WaitTimeout: -1, Resync: -2})
+	_, err := bindFactory(informers.NewSharedInformerFactory(fake.NewClientset(), 0), &recorder{}, Options{NodeName: " ", WaitTimeout: -1, Resync: -2})
 	if err == nil {
 		t.Fatal("Bind with bad options: no error")
 	}
@@ -222,7 +234,7 @@ func TestSyncedWaitsForTheHandler(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			slow := &slowRecorder{at: what, release: make(chan struct{}), reached: make(chan struct{})}
 			factory := informers.NewSharedInformerFactory(fake.NewClientset(service("a", "10.96.0.1"), slice("a"), node("me", "z"), cidr("c", "10.96.0.0/16")), 0)
-			stop, err := Bind(factory, slow, Options{NodeName: "me", WaitTimeout: time.Hour})
+			stop, err := bindFactory(factory, slow, Options{NodeName: "me", WaitTimeout: time.Hour})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -283,7 +295,7 @@ func TestWhoBindsLateHearsEverything(t *testing.T) {
 	f := bound(t, Options{NodeName: "me"}, service("a", "10.96.0.1"), slice("a"), node("me", "zone-a"), cidr("c", "10.96.0.0/16"))
 	f.eventually(t, "slices synced")
 	late := &recorder{}
-	stop, err := Bind(f.factory, late, Options{NodeName: "me"})
+	stop, err := bindFactory(f.factory, late, Options{NodeName: "me"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +346,7 @@ func TestABoundProxierChoosesItself(t *testing.T) {
 		c := &cluster{engine: &proxiertest.RecordingEngine{}, logs: &observer.ObservedLogs{}}
 		factory := informers.NewSharedInformerFactory(client, 0)
 		p := newProxier(t, c.engine, names.mine)
-		stop, err := Bind(factory, p, Options{ServiceProxyName: names.mine})
+		stop, err := bindFactory(factory, p, Options{ServiceProxyName: names.mine})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -460,7 +472,7 @@ func testStopIsFinal(t *testing.T) {
 	f.stop()
 
 	r := &recorder{}
-	stop, err := Bind(informers.NewSharedInformerFactory(fake.NewClientset(), 0), r, Options{})
+	stop, err := bindFactory(informers.NewSharedInformerFactory(fake.NewClientset(), 0), r, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 
 	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -47,16 +48,17 @@ func show(ctx context.Context, p *proxier.Proxier, engine *proxiertest.Recording
 func ExampleRun() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
-	client := fake.NewClientset(web())
-	p, engine := newProvider()
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	p, _ := newProvider()
 
 	var running sync.WaitGroup
 	running.Go(func() { _ = p.Run(ctx) })
-	running.Go(func() { _ = informer.Run(ctx, client, p, informer.Options{}) })
-	show(ctx, p, engine)
-	stop()
+	running.Go(func() { _ = informer.Run(ctx, config, p, informer.Options{}) })
 	running.Wait()
-	// Output: default/web:http 10.96.0.10:80/TCP
 }
 
 // Bind uses the informers of the program.
@@ -66,7 +68,11 @@ func ExampleBind() {
 	factory := informers.NewSharedInformerFactory(fake.NewClientset(web()), 0)
 	p, engine := newProvider()
 
-	stop, err := informer.Bind(factory, p, informer.Options{})
+	stop, err := informer.Bind(informer.Informers{
+		Services:       factory.Core().V1().Services().Informer(),
+		EndpointSlices: factory.Discovery().V1().EndpointSlices().Informer(),
+		ServiceCIDRs:   factory.Networking().V1().ServiceCIDRs().Informer(),
+	}, p, informer.Options{})
 	if err != nil {
 		fmt.Println(err)
 		return

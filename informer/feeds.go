@@ -54,7 +54,7 @@ func (f *nodeFeed) deleted(log *zap.Logger) func(*v1.Node) {
 // uses it.
 type cidrFeed struct {
 	provider proxier.EventHandler
-	store    cache.Store
+	list     cache.SharedIndexInformer
 	log      *zap.Logger
 	last     []netip.Prefix
 	bad      map[string]bool // invalid ranges, which are logged once
@@ -65,7 +65,7 @@ type cidrFeed struct {
 func (f *cidrFeed) changed() {
 	var cidrs []netip.Prefix
 	bad := map[string]bool{}
-	for _, object := range f.store.List() {
+	for _, object := range f.list.GetStore().List() {
 		s, ok := object.(*networking.ServiceCIDR)
 		if !ok {
 			continue

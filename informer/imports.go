@@ -2,7 +2,6 @@ package informer
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -13,7 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 	netutils "k8s.io/utils/net"
 
@@ -24,93 +24,78 @@ import (
 // serviceImports is the resource of the Multi-Cluster Services API (KEP-1645).
 var serviceImports = schema.GroupVersionResource{Group: "multicluster.x-k8s.io", Version: "v1alpha1", Resource: "serviceimports"} // read-only
 
+// NewServiceImports returns an informer of the ServiceImports of the Multi-Cluster Services
+// API (KEP-1645, multicluster.x-k8s.io/v1alpha1), for Bind. The caller runs it. The Provider
+// gets each as a Service with the name of changetracker.ImportedService and the clusterset
+// IPs as ClusterIPs; its endpoints are the imported EndpointSlices. The type Headless is not
+// proxied. An API server without the resource has no ServiceImports; it is asked again each
+// minute. Resync, Link and Logger of the Options matter.
+func NewServiceImports(client dynamic.Interface, o Options) (cache.SharedIndexInformer, error) {
+	return newServiceImports(client, o.withDefaults())
+}
+
+func newServiceImports(client dynamic.Interface, o Options) (cache.SharedIndexInformer, error) {
+	s := &importSource{resource: client.Resource(serviceImports), log: o.Logger}
+	from := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{ListWithContextFunc: s.list, WatchFuncWithContext: s.watch}, s)
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(serviceImports.GroupVersion().WithKind("ServiceImport"))
+	return o.newInformer(kindImports, from, object)
+}
+
+// importSource lists and watches ServiceImports. Only the goroutine of an informer uses it.
+type importSource struct {
+	resource dynamic.ResourceInterface
+	log      *zap.Logger
+	absent   bool          // the API server does not have the resource
+	pause    time.Duration // before the API server is asked for it again; 0 if it was never absent
+}
+
+// IsWatchListSemanticsUnSupported makes an informer begin with a list, not with a watch.
+func (*importSource) IsWatchListSemanticsUnSupported() bool { return true }
+
+func (s *importSource) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	list, err := s.resource.List(ctx, o)
+	if s.absent = apierrors.IsNotFound(err); !s.absent {
+		return list, err
+	}
+	if s.pause == 0 {
+		s.pause = time.Second
+		s.log.Info("no ServiceImports: the API server does not have the resource, install its CRD to use them")
+	}
+	return &unstructured.UnstructuredList{}, nil
+}
+
+// watch makes the informer list again after a pause if the resource is absent.
+func (s *importSource) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	if !s.absent {
+		return s.resource.Watch(ctx, o)
+	}
+	select {
+	case <-time.After(s.pause):
+		s.pause = min(2*s.pause, time.Minute)
+	case <-ctx.Done():
+	}
+	return nil, apierrors.NewResourceExpired("the resource was absent")
+}
+
 // importFeed delivers ServiceImports as Services.
 type importFeed struct {
-	delivery *delivery
 	provider proxier.EventHandler
-	options  Options
-
-	// synced is closed by markSynced, when the first list has been delivered, or the
-	// resource does not exist.
-	synced     chan struct{}
-	markSynced func()
+	log      *zap.Logger
 }
 
-func newImportFeed(d *delivery, p proxier.EventHandler, o Options) *importFeed {
-	f := &importFeed{delivery: d, provider: p, options: o, synced: make(chan struct{})}
-	f.markSynced = sync.OnceFunc(func() { close(f.synced) })
-	if o.ServiceImports == nil {
-		f.markSynced()
-	}
-	return f
-}
-
-// run watches ServiceImports until ctx ends.
-func (f *importFeed) run(ctx context.Context) {
-	w := newWatchErrors(f.options, kindImports)
-	if f.options.ServiceImports == nil || !f.await(ctx, w) {
-		return
-	}
-	i := dynamicinformer.NewFilteredDynamicInformer(f.options.ServiceImports, serviceImports, metav1.NamespaceAll,
-		f.options.resync(), cache.Indexers{}, nil).Informer()
-	f.logError(i.SetWatchErrorHandlerWithContext(w.handle))
-	f.logError(i.SetTransform(slim))
-	on := f.provider
-	registered, err := i.AddEventHandler(handle(f.delivery, events[*unstructured.Unstructured]{
-		add:    func(o *unstructured.Unstructured) { on.OnServiceAdd(f.service(o)) },
-		update: func(was, is *unstructured.Unstructured) { on.OnServiceUpdate(f.service(was), f.service(is)) },
-		remove: func(o *unstructured.Unstructured) { on.OnServiceDelete(f.service(o)) },
-	}))
-	f.logError(err)
-	var waiting sync.WaitGroup
-	waiting.Go(func() {
-		if arrived(ctx, registered.HasSyncedChecker().Done()) {
-			f.markSynced()
-		}
-	})
-	i.RunWithContext(f.options.clientLogs(ctx))
-	waiting.Wait()
-}
-
-// logError logs an error that informers return only after their start.
-func (f *importFeed) logError(err error) {
-	if err != nil {
-		f.options.Logger.Error("set up informer of ServiceImports", zap.Error(err))
-	}
-}
-
-// await returns true when the API server has the resource, and false when ctx ends. An
-// informer would wait too, but it logs every attempt and ends late.
-func (f *importFeed) await(ctx context.Context, w *watchErrors) bool {
-	pause, missing := time.Second, false
-	for {
-		_, err := f.options.ServiceImports.Resource(serviceImports).List(ctx, metav1.ListOptions{Limit: 1})
-		switch {
-		case err == nil:
-			return true
-		case ctx.Err() != nil:
-		case !apierrors.IsNotFound(err):
-			w.handle(ctx, nil, err)
-		case !missing:
-			missing = true
-			f.options.Logger.Info("no ServiceImports: the API server does not have the resource, install its CRD to use them")
-			f.markSynced()
-		}
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, time.Minute)
-		case <-ctx.Done():
-			return false
-		}
-	}
+func (f importFeed) added(o *unstructured.Unstructured)   { f.provider.OnServiceAdd(f.service(o)) }
+func (f importFeed) deleted(o *unstructured.Unstructured) { f.provider.OnServiceDelete(f.service(o)) }
+func (f importFeed) updated(was, is *unstructured.Unstructured) {
+	f.provider.OnServiceUpdate(f.service(was), f.service(is))
 }
 
 // service returns the Service for a ServiceImport. For an invalid one it has only the
 // name, and is not proxied.
-func (f *importFeed) service(object *unstructured.Unstructured) *v1.Service {
+func (f importFeed) service(object *unstructured.Unstructured) *v1.Service {
 	service, err := serviceOf(object)
 	if err != nil {
-		f.options.Logger.Warn("ignore invalid ServiceImport", zap.String("namespace", object.GetNamespace()), zap.String("name", object.GetName()), zap.Error(err))
+		f.log.Warn("ignore invalid ServiceImport", zap.String("namespace", object.GetNamespace()), zap.String("name", object.GetName()), zap.Error(err))
 	}
 	return service
 }

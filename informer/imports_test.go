@@ -14,7 +14,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -24,7 +23,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/internal/apitest"
 )
 
 func serviceImport(spec map[string]any) *unstructured.Unstructured {
@@ -111,28 +110,12 @@ func TestAnImportedServiceIsProxied(t *testing.T) {
 		s.Labels = map[string]string{changetracker.LabelServiceImport: "web", changetracker.LabelSourceCluster: cluster}
 		return s
 	}
-	imports := dynamicClient(webImport("172.30.0.1"))
-	client := fake.NewClientset(service("web", "10.96.0.1"), slice("web", "10.244.0.1"), importedSlice("east", "10.1.0.1"), importedSlice("west", "10.2.0.1"))
-	core, logs := observer.New(zap.DebugLevel)
-	c := &cluster{engine: &proxiertest.RecordingEngine{}, logs: logs}
-	p := newProxier(t, c.engine, "")
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 2)
-	go func() { ended <- p.Run(ctx) }()
-	go func() { ended <- Run(ctx, client, p, Options{ServiceImports: imports, Logger: zap.New(core)}) }()
-	defer func() {
-		cancel()
-		for range 2 {
-			if err := <-ended; err != nil {
-				t.Errorf("Run: %v", err)
-			}
-		}
-	}()
+	c := startCluster(t, apitest.Options{}, Options{ServiceImports: true}, webImport("172.30.0.1"),
+		service("web", "10.96.0.1"), slice("web", "10.244.0.1"), importedSlice("east", "10.1.0.1"), importedSlice("west", "10.2.0.1"))
 	c.mustHold(t, "10.96.0.1=10.244.0.1 172.30.0.1=10.1.0.1,10.2.0.1")
 	if updates := c.engine.Updates(); len(slices.Collect(updates[0].Services())) != 2 {
 		t.Errorf("the first update has %+v, want the imported Service in it", updates[0])
 	}
-	resource := imports.Resource(serviceImports).Namespace("test")
 	for _, change := range []struct {
 		object *unstructured.Unstructured
 		want   string
@@ -143,17 +126,13 @@ func TestAnImportedServiceIsProxied(t *testing.T) {
 		{serviceImport(map[string]any{"ips": "172.30.0.3"}), "10.96.0.1=10.244.0.1"},
 		{webImport("172.30.0.4"), "10.96.0.1=10.244.0.1 172.30.0.4=10.1.0.1,10.2.0.1"},
 	} {
-		if _, err := resource.Update(ctx, change.object, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		c.Put(t, change.object)
 		c.mustHold(t, change.want)
 	}
-	if logs.FilterMessage("ignore invalid ServiceImport").Len() == 0 {
-		t.Errorf("log %v, want a line about what could not be read", logs.All())
+	if c.logs.FilterMessage("ignore invalid ServiceImport").Len() == 0 {
+		t.Errorf("log %v, want a line about what could not be read", c.logs.All())
 	}
-	if err := resource.Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	c.Delete(t, webImport())
 	c.mustHold(t, "10.96.0.1=10.244.0.1")
 }
 
@@ -176,12 +155,20 @@ func TestServiceImportsThatCannotBeWatched(t *testing.T) {
 				core, logs := observer.New(zap.InfoLevel)
 				r := &recorder{}
 				factory := informers.NewSharedInformerFactory(fake.NewClientset(service("a", "10.96.0.1")), 0)
-				stop, err := Bind(factory, r, Options{ServiceImports: imports, Logger: zap.New(core)})
+				o := Options{Logger: zap.New(core)}
+				watched, err := NewServiceImports(imports, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				stop, err := Bind(Informers{
+					Services: factory.Core().V1().Services().Informer(), EndpointSlices: factory.Discovery().V1().EndpointSlices().Informer(), ServiceImports: watched,
+				}, r, o)
 				if err != nil {
 					t.Fatal(err)
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				factory.StartWithContext(ctx)
+				go watched.RunWithContext(ctx)
 				begun := time.Now()
 				for !slices.Contains(r.all(), "slices synced") && time.Since(begun) < time.Hour {
 					time.Sleep(100 * time.Millisecond)

@@ -53,7 +53,7 @@ func TestARefusedConnectionIsSaid(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := Run(ctx, client(t, config), &recorder{}, Options{WaitTimeout: time.Millisecond, Link: link}); err != nil {
+		if err := Run(ctx, config, &recorder{}, Options{WaitTimeout: time.Millisecond, Link: link}); err != nil {
 			t.Errorf("Run: %v", err)
 		}
 	})
@@ -217,7 +217,7 @@ func TestAServerThatAcceptsAndNeverAnswers(t *testing.T) {
 	link, logs, config := linked("http://"+l.Addr().String(), LinkOptions{HeaderTimeout: 200 * time.Millisecond})
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &recorder{}
-	running.Go(func() { _ = Run(ctx, client(t, config), r, Options{WaitTimeout: time.Millisecond, Link: link}) })
+	running.Go(func() { _ = Run(ctx, config, r, Options{WaitTimeout: time.Millisecond, Link: link}) })
 	defer cancel()
 	poll.Until(t, "a line about the silence", func() bool {
 		return logs.FilterMessageSnippet("does not answer").Len() == 1 && strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()), "within 200ms")

@@ -11,36 +11,31 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/zapr"
 	"go.uber.org/zap"
-	"k8s.io/client-go/dynamic"
 )
 
 // Options are the options of Bind and Run.
 type Options struct {
 	// NodeName is the name of the Node whose addresses, zone and pod CIDRs the Provider
 	// gets. If it is empty, those of the Provider's Config stay. It is trimmed and
-	// converted to lower case.
+	// converted to lower case. Bind also needs Informers.Nodes.
 	NodeName string
 	// ServiceProxyName is the value of changetracker.LabelServiceProxyName that
 	// Services must carry, the same as in the Provider's Tracker options. Empty means
 	// Services without the label. Bind ignores it: the Provider filters then.
 	ServiceProxyName string
-	// Resync is how often Run delivers every object again. 0 means 15m, Never no
-	// resync. Bind uses the factory's.
+	// Resync is how often the informers of Run and NewServiceImports deliver every object
+	// again. 0 means 15m, Never no resync.
 	Resync time.Duration
-	// ServiceImports, if set, is the client to watch ServiceImports with, of the
-	// Multi-Cluster Services API (KEP-1645, multicluster.x-k8s.io/v1alpha1). The Provider
-	// gets each as a Service with the name of changetracker.ImportedService and the
-	// clusterset IPs as ClusterIPs; its endpoints are the imported EndpointSlices. The
-	// type Headless is not proxied. If the API server does not have the resource, it is
-	// requested again each minute. Set changetracker.Options.Cluster too, so that imported
-	// endpoints on this node count as local.
-	ServiceImports dynamic.Interface
+	// ServiceImports makes Run watch ServiceImports too. Set changetracker.Options.Cluster,
+	// so that imported endpoints on this node count as local. Bind has
+	// Informers.ServiceImports.
+	ServiceImports bool
 	// WaitTimeout is how long the first sync waits for the Node, the ServiceCIDRs and the
 	// ServiceImports, after Services and EndpointSlices have arrived. An old API server
 	// has no ServiceCIDRs, and a Node may not exist yet. 0 means 5s.
 	WaitTimeout time.Duration
-	// Link is the Link that Run's client is attached to, if any. Run then does not log
-	// that the API server does not answer.
+	// Link is the Link that Run's configuration is attached to, if any. Run then does not
+	// log that the API server does not answer.
 	Link *Link
 	// Logger receives log lines for operators, and with Run also those of client-go, under
 	// the name client-go; nil is silent.

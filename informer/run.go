@@ -2,14 +2,19 @@ package informer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -24,63 +29,69 @@ import (
 // An unreachable API server is no error: the Provider keeps its state, and Run tries
 // again. Run may then return up to a minute after the end of ctx, because client-go 0.37
 // does not interrupt its pause between two attempts.
-func Run(ctx context.Context, client kubernetes.Interface, p proxier.EventHandler, o Options) error {
+func Run(ctx context.Context, config *rest.Config, p proxier.EventHandler, o Options) error {
 	o = o.withDefaults()
-	own := &ownInformers{client: client, options: o}
-	s := sources{
-		services: own.factory(servicesOf(o.ServiceProxyName)).Core().V1().Services().Informer(),
-		slices:   own.factory(labelled("!" + v1.IsHeadlessService)).Discovery().V1().EndpointSlices().Informer(),
-		cidrs:    own.factory(nil).Networking().V1().ServiceCIDRs().Informer(),
+	own, err := newInformers(config, o)
+	if err != nil {
+		return fmt.Errorf("create informers: %w", err)
 	}
-	if o.nodeName() != "" {
-		s.nodes = own.factory(named(o.nodeName())).Core().V1().Nodes().Informer()
-	}
-	if err := own.prepare(s); err != nil {
-		return err
-	}
-	stop, err := bind(s, p, o)
+	stop, err := bind(own, p, o)
 	if err != nil {
 		return err
 	}
-	for _, f := range own.factories {
-		f.StartWithContext(o.clientLogs(ctx))
+	var running sync.WaitGroup
+	for _, i := range []cache.SharedIndexInformer{own.Services, own.EndpointSlices, own.ServiceCIDRs, own.Nodes, own.ServiceImports} {
+		if i != nil {
+			running.Go(func() { i.RunWithContext(o.clientLogs(ctx)) })
+		}
 	}
 	<-ctx.Done()
 	stop()
-	for _, f := range own.factories {
-		f.Shutdown()
-	}
+	running.Wait()
 	return nil
 }
 
-// ownInformers has one factory for each selection of objects.
-type ownInformers struct {
-	client    kubernetes.Interface
-	options   Options
-	factories []informers.SharedInformerFactory
-}
-
-func (i *ownInformers) factory(selection func(*metav1.ListOptions)) informers.SharedInformerFactory {
-	f := informers.NewSharedInformerFactoryWithOptions(i.client, i.options.resync(),
-		informers.WithTweakListOptions(selection), informers.WithTransform(slim))
-	i.factories = append(i.factories, f)
-	return f
-}
-
-// prepare sets the error handlers of the informers.
-func (i *ownInformers) prepare(s sources) error {
-	for kind, informer := range map[string]cache.SharedIndexInformer{
-		kindServices: s.services, kindSlices: s.slices, kindCIDRs: s.cidrs, kindNodes: s.nodes,
-	} {
-		if informer == nil {
-			continue
-		}
-		w := newWatchErrors(i.options, kind)
-		if err := informer.SetWatchErrorHandlerWithContext(w.handle); err != nil {
-			return fmt.Errorf("watch %s: %w", kind, err)
-		}
+// newInformers returns the informers of Run.
+func newInformers(config *rest.Config, o Options) (i Informers, err error) {
+	c, err := newClients(config)
+	if err != nil {
+		return i, err
 	}
-	return nil
+	var errs []error
+	informer := func(kind string, group schema.GroupVersion, resource string, selection func(*metav1.ListOptions), object runtime.Object) cache.SharedIndexInformer {
+		from, err := c.source(group, resource, selection)
+		if err != nil {
+			errs = append(errs, err)
+			return nil
+		}
+		made, err := o.newInformer(kind, from, object)
+		errs = append(errs, err)
+		return made
+	}
+	i.Services = informer(kindServices, v1.SchemeGroupVersion, "services", servicesOf(o.ServiceProxyName), &v1.Service{})
+	i.EndpointSlices = informer(kindSlices, discovery.SchemeGroupVersion, "endpointslices", labelled("!"+v1.IsHeadlessService), &discovery.EndpointSlice{})
+	i.ServiceCIDRs = informer(kindCIDRs, networking.SchemeGroupVersion, "servicecidrs", func(*metav1.ListOptions) {}, &networking.ServiceCIDR{})
+	if o.nodeName() != "" {
+		i.Nodes = informer(kindNodes, v1.SchemeGroupVersion, "nodes", named(o.nodeName()), &v1.Node{})
+	}
+	if o.ServiceImports {
+		client, err := c.untyped()
+		if err != nil {
+			return i, err
+		}
+		i.ServiceImports, err = newServiceImports(client, o)
+		errs = append(errs, err)
+	}
+	return i, errors.Join(errs...)
+}
+
+// newInformer returns an informer that drops what no proxy reads and logs errors once.
+func (o Options) newInformer(kind string, from cache.ListerWatcher, object runtime.Object) (cache.SharedIndexInformer, error) {
+	i := cache.NewSharedIndexInformer(from, object, o.resync(), cache.Indexers{})
+	if err := errors.Join(i.SetTransform(slim), i.SetWatchErrorHandlerWithContext(newWatchErrors(o, kind).handle)); err != nil {
+		return nil, fmt.Errorf("watch %s: %w", kind, err)
+	}
+	return i, nil
 }
 
 func servicesOf(proxyName string) func(*metav1.ListOptions) {

@@ -20,11 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
-	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -54,7 +50,6 @@ func startCluster(t *testing.T, server apitest.Options, o Options, objects ...ru
 	config, p := clientConfig(t, c.Server), newProxier(t, c.engine, o.ServiceProxyName)
 	c.link = NewLink(LinkOptions{})
 	c.link.Attach(config)
-	client := client(t, config)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -63,7 +58,7 @@ func startCluster(t *testing.T, server apitest.Options, o Options, objects ...ru
 		}
 	})
 	running.Go(func() {
-		if err := Run(ctx, client, p, o); err != nil {
+		if err := Run(ctx, config, p, o); err != nil {
 			t.Errorf("Run: %v", err)
 		}
 	})
@@ -304,12 +299,12 @@ func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
 	t.Parallel()
 	server := apitest.New(t, apitest.Options{})
 	server.Stop()
-	client := client(t, clientConfig(t, server))
+	config := clientConfig(t, server)
 	r := &recorder{}
 	core, logs := observer.New(zap.DebugLevel)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Run(ctx, client, r, Options{WaitTimeout: time.Millisecond, Logger: zap.New(core)}) }()
+	go func() { done <- Run(ctx, config, r, Options{WaitTimeout: time.Millisecond, Logger: zap.New(core)}) }()
 	absence := func() []observer.LoggedEntry { return logs.FilterMessageSnippet("nothing is programmed yet").All() }
 	poll.Until(t, "a line about the absence", func() bool { return len(absence()) == 1 })
 	if got := absence()[0].LoggerName; got != "informer" {
@@ -345,30 +340,12 @@ func TestAnOldAPIServerHasNoServiceCIDRs(t *testing.T) {
 // them, and the log names them.
 func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
 	t.Parallel()
-	client := fake.NewClientset(service("a", "10.96.0.1"))
-	for _, resource := range []string{"nodes", "servicecidrs"} {
-		forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no role"))
-		client.PrependReactor("list", resource, func(ktesting.Action) (bool, runtime.Object, error) { return true, nil, forbidden })
-		client.PrependWatchReactor(resource, func(ktesting.Action) (bool, watch.Interface, error) { return true, nil, forbidden })
-	}
-	core, logs := observer.New(zap.DebugLevel)
-	r := &recorder{}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- Run(ctx, client, r, Options{NodeName: "me", WaitTimeout: 50 * time.Millisecond, Logger: zap.New(core)})
-	}()
-	r.eventually(t, "slices synced")
-	if calls := r.all(); !slices.Contains(calls, "add a") {
-		t.Errorf("calls %v, want the Service", calls)
-	}
-	given := logs.FilterMessageSnippet("first sync starts without").FilterField(zap.Strings("missing", []string{"ServiceCIDRs", "Node me"}))
-	if given.Len() != 1 || logs.FilterMessageSnippet("watch API server").Len() != 2 {
-		t.Errorf("log %v, want one line about the missing objects, and one for each error", logs.All())
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("Run = %v, want nil when ctx ends", err)
+	c := startCluster(t, apitest.Options{Forbidden: []string{"nodes", "servicecidrs"}}, Options{NodeName: "me", WaitTimeout: 50 * time.Millisecond},
+		service("a", "10.96.0.1"), slice("a", "10.244.0.1"))
+	c.mustHold(t, "10.96.0.1=10.244.0.1")
+	given := c.logs.FilterMessageSnippet("first sync starts without").FilterField(zap.Strings("missing", []string{"ServiceCIDRs", "Node me"}))
+	if given.Len() != 1 || c.logs.FilterMessageSnippet("watch API server").Len() != 2 {
+		t.Errorf("log %v, want one line about the missing objects, and one for each error", c.logs.All())
 	}
 }
 
@@ -403,7 +380,7 @@ func TestAnErrorIsOneLine(t *testing.T) {
 }
 
 func TestBadOptionsAreAnError(t *testing.T) {
-	if err := Run(t.Context(), fake.NewClientset(), &recorder{}, Options{WaitTimeout: -1}); err == nil || !strings.Contains(err.Error(), "WaitTimeout") {
+	if err := Run(t.Context(), &rest.Config{}, &recorder{}, Options{WaitTimeout: -1}); err == nil || !strings.Contains(err.Error(), "WaitTimeout") {
 		t.Errorf("Run = %v, want an error that names WaitTimeout", err)
 	}
 }

@@ -37,7 +37,7 @@ func ExampleNew() {
 	}
 
 	// Call these from your informers' handlers, and the Update and Delete ones; or
-	// let package informer do it: informer.Bind(factory, p, informer.Options{}).
+	// let package informer do it: informer.Bind(informers, p, informer.Options{}).
 	p.OnServiceAdd(service)
 	p.OnEndpointSliceAdd(slice)
 	// Nothing is written before both of these.

@@ -57,7 +57,7 @@ func run(ctx context.Context, kubeconfig, node string) error {
 	}
 	tasks, ctx := errgroup.WithContext(ctx) // if a task fails, the others end
 	tasks.Go(func() error { return proxy.Run(ctx) })
-	tasks.Go(func() error { return informer.Run(ctx, client, proxy, informer.Options{NodeName: node, Logger: log}) })
+	tasks.Go(func() error { return informer.Run(ctx, config, proxy, informer.Options{NodeName: node, Logger: log}) })
 	return tasks.Wait()
 }
 

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
@@ -26,7 +26,7 @@ func (o *options) apiSource(node string, p proxier.Provider, m *measured, log *z
 	link.Attach(config)
 	config.Wrap(m.client.Wrap)
 	m.WatchAPIServer(link.Reachable)
-	client, err := kubernetes.NewForConfig(config)
+	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("load API server configuration: %w", err)
 	}
@@ -36,7 +36,7 @@ func (o *options) apiSource(node string, p proxier.Provider, m *measured, log *z
 			var event sync.WaitGroup
 			event.Go(func() { writeEvent(ctx, client, node, log) })
 			defer event.Wait()
-			return informer.Run(ctx, client, p, watch)
+			return informer.Run(ctx, config, p, watch)
 		})
 	}, nil
 }

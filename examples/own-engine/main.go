@@ -20,7 +20,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -111,10 +110,6 @@ func run(ctx context.Context, kubeconfig, conf string) error {
 	if err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return err
-	}
 	measured, err := metrics.New(prometheus.DefaultRegisterer, metrics.Options{Mode: "nginx"})
 	if err != nil {
 		return err
@@ -130,7 +125,7 @@ func run(ctx context.Context, kubeconfig, conf string) error {
 
 	tasks, ctx := errgroup.WithContext(ctx) // if a task fails, the others end
 	tasks.Go(func() error { return proxy.Run(ctx) })
-	tasks.Go(func() error { return informer.Run(ctx, client, proxy, informer.Options{}) })
+	tasks.Go(func() error { return informer.Run(ctx, config, proxy, informer.Options{}) })
 	tasks.Go(func() error { return server.Run(ctx) })
 	return tasks.Wait()
 }

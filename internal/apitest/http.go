@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -31,6 +32,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource := path.Base(r.URL.Path)
 	if !known || r.Method != http.MethodGet || slices.Contains(s.options.Hidden, resource) {
 		answerStatus(w, apierrors.NewNotFound(schema.GroupResource{Resource: resource}, ""))
+		return
+	}
+	if slices.Contains(s.options.Forbidden, resource) {
+		answerStatus(w, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no role")))
 		return
 	}
 	query := r.URL.Query()

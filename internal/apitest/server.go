@@ -36,6 +36,8 @@ type Options struct {
 	Warning string
 	// Hidden lists resources that are not served, such as "servicecidrs".
 	Hidden []string
+	// Forbidden lists resources that the client has no permission for.
+	Forbidden []string
 }
 
 // Server is an API server. Its methods are safe for concurrent use.

@@ -9,6 +9,7 @@ import (
 	networking "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -32,9 +33,23 @@ func (c change) lastSeen() runtime.Object {
 	return object
 }
 
+// serviceImports is the group of the Multi-Cluster Services API (KEP-1645).
+var serviceImports = schema.GroupVersion{Group: "multicluster.x-k8s.io", Version: "v1alpha1"} // read-only
+
+// ServiceImport returns a ServiceImport without a spec.
+func ServiceImport(namespace, name string) *unstructured.Unstructured {
+	i := &unstructured.Unstructured{}
+	i.SetGroupVersionKind(serviceImports.WithKind("ServiceImport"))
+	i.SetNamespace(namespace)
+	i.SetName(name)
+	return i
+}
+
 // kindOf returns the resource and the kind of an object.
 func kindOf(object runtime.Object) (resource string, kind schema.GroupVersionKind, ok bool) {
-	switch object.(type) {
+	switch o := object.(type) {
+	case *unstructured.Unstructured:
+		return "serviceimports", o.GroupVersionKind(), true
 	case *v1.Service:
 		return "services", v1.SchemeGroupVersion.WithKind("Service"), true
 	case *v1.Node:
@@ -51,7 +66,7 @@ func kindOf(object runtime.Object) (resource string, kind schema.GroupVersionKin
 // bookmarkKinds returns the kinds of objects by resource.
 func bookmarkKinds() map[string]schema.GroupVersionKind {
 	kinds := map[string]schema.GroupVersionKind{}
-	for _, object := range []runtime.Object{&v1.Service{}, &v1.Node{}, &discovery.EndpointSlice{}, &networking.ServiceCIDR{}} {
+	for _, object := range []runtime.Object{&v1.Service{}, &v1.Node{}, &discovery.EndpointSlice{}, &networking.ServiceCIDR{}, ServiceImport("", "")} {
 		if resource, kind, ok := kindOf(object); ok {
 			kinds[resource] = kind
 		}
@@ -64,8 +79,9 @@ func listKinds() map[string]schema.GroupVersionKind {
 	return map[string]schema.GroupVersionKind{
 		"/api/v1/services": v1.SchemeGroupVersion.WithKind("ServiceList"),
 		"/api/v1/nodes":    v1.SchemeGroupVersion.WithKind("NodeList"),
-		"/apis/discovery.k8s.io/v1/endpointslices": discovery.SchemeGroupVersion.WithKind("EndpointSliceList"),
-		"/apis/networking.k8s.io/v1/servicecidrs":  networking.SchemeGroupVersion.WithKind("ServiceCIDRList"),
+		"/apis/discovery.k8s.io/v1/endpointslices":            discovery.SchemeGroupVersion.WithKind("EndpointSliceList"),
+		"/apis/networking.k8s.io/v1/servicecidrs":             networking.SchemeGroupVersion.WithKind("ServiceCIDRList"),
+		"/apis/multicluster.x-k8s.io/v1alpha1/serviceimports": serviceImports.WithKind("ServiceImportList"),
 	}
 }
 

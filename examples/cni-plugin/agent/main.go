@@ -54,7 +54,12 @@ func run(ctx context.Context, kubeconfig, node, dir string) error {
 	defer factory.Shutdown()
 	a := &Agent{dir: dir, log: zap.NewExample(), pods: map[string]*pod{}, bind: func(p proxier.Provider) (unbind func(), err error) {
 		defer factory.Start(ctx.Done())
-		return informer.Bind(factory, p, informer.Options{NodeName: node})
+		return informer.Bind(informer.Informers{
+			Services:       factory.Core().V1().Services().Informer(),
+			EndpointSlices: factory.Discovery().V1().EndpointSlices().Informer(),
+			ServiceCIDRs:   factory.Networking().V1().ServiceCIDRs().Informer(),
+			Nodes:          factory.Core().V1().Nodes().Informer(),
+		}, p, informer.Options{NodeName: node})
 	}}
 	server, socket := rpc.NewServer(), filepath.Join(dir, "agent.sock")
 	if err := errors.Join(server.Register(a), os.MkdirAll(dir, 0o700), os.RemoveAll(socket), a.Sync("", nil)); err != nil {
