@@ -7,17 +7,17 @@ import (
 	"go.uber.org/zap"
 )
 
-// holdNames takes the lock of the family's Names, or keeps it. With allowOwn it ignores
-// locks of other Providers of this process.
+// holdNames takes the lock of the family's Names, or keeps it. For a cleanup it
+// ignores locks of other Providers of this process, and only returns the error.
 //
 // Any local user can bind the address of the lock. A user who may not program the kernel
 // must not keep the node from having Services, so such a lock is logged and ignored.
-func (f *family) holdNames(allowOwn bool) error {
+func (f *family) holdNames(cleanup bool) error {
 	if o, ok := As[owner](f.engine); !ok || !o.OwnsNames() {
 		return nil
 	}
 	f.lock.drainQueue()
-	err := f.lock.take(f.config, f.name, allowOwn)
+	err := f.lock.take(f.config, f.name, cleanup)
 	if foreign := (foreignLockError{}); errors.As(err, &foreign) {
 		if f.foreignLock != err.Error() {
 			f.log.Warn("lock of the names is not available, syncing without it", zap.Error(err))
@@ -27,6 +27,7 @@ func (f *family) holdNames(allowOwn bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
+	case cleanup:
 	case !errors.Is(err, ErrInUse):
 		f.inUse = Condition{}
 	case f.inUse.Message != err.Error():
@@ -38,9 +39,9 @@ func (f *family) holdNames(allowOwn bool) error {
 
 // holdAllNames takes the locks of all families in their order, and stops at the first
 // one that is taken. So if several instances wait, one of them gets all locks.
-func holdAllNames(families []*family, allowOwn bool) error {
+func holdAllNames(families []*family, cleanup bool) error {
 	for _, f := range families {
-		if err := f.holdNames(allowOwn); err != nil {
+		if err := f.holdNames(cleanup); err != nil {
 			return err
 		}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -19,7 +20,9 @@ func TestTheSecondProxyWaits(t *testing.T) {
 	if clean.wait(); clean.err == nil {
 		t.Error("--cleanup succeeds while a proxy runs, want an error")
 	}
-	clean.waitOutput(who)
+	if said := clean.stderr(); strings.Count(said, who) != 1 || strings.Contains(said, "nothing is programmed") {
+		t.Errorf("--cleanup prints\n%swant one error", said)
+	}
 	c.expectNow("pod-1")
 
 	second := start(t, c.node, append(flags, "--proxy-mode=iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0", "--healthz-bind-address=127.0.0.1:20256")...)

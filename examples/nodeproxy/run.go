@@ -47,7 +47,11 @@ func run(ctx context.Context, o *options) error {
 	}
 	measured.Watch(provider.Status)
 	if o.cleanup {
-		return errors.Join(provider.Cleanup(ctx), o.cleanUpModes(ctx, o.kernelMode(), config, log))
+		err := provider.Cleanup(ctx)
+		if errors.Is(err, proxier.ErrInUse) { // the other modes have the same names
+			return err
+		}
+		return errors.Join(err, o.cleanUpModes(ctx, o.kernelMode(), config, log))
 	}
 	source, err := o.source(node, provider, measured, log)
 	if err != nil {
