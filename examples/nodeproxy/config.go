@@ -37,7 +37,7 @@ func (o *options) config(node string) (proxier.Config, error) {
 		Runner:     o.tuned().rate(),
 		Masquerade: o.masquerade(&f),
 		NodePorts:  o.nodePorts(&f),
-		Tracker:    changetracker.Options{StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f)},
+		Tracker:    changetracker.Options{StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f), Cluster: o.clusterID},
 
 		DenyNodeExternalIPs: slices.Contains(o.deniedExternalIPs, nodeAddresses),
 	}

@@ -1,19 +1,23 @@
 package main
 
 import (
+	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/apitest"
+	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
@@ -123,6 +127,45 @@ func TestAPIServer(t *testing.T) {
 			c.expectNow("pod-1")
 		})
 	}
+}
+
+// TestServiceImports: a client reaches the endpoints of all clusters at a cluster set IP.
+func TestServiceImports(t *testing.T) {
+	t.Parallel()
+	c := newSmall(t)
+	listener, err := c.node.Listen(t.Context(), "tcp", "127.0.0.1:6443")
+	netnstest.Check(t, err)
+	api := apitest.New(t, apitest.Options{Listener: listener})
+	for _, o := range objects(t, thisNode+"---\n"+webService+"---\n"+webSlices(1)+importedSlice("east", 1)+importedSlice("west", 2)) {
+		api.Put(t, o.Value)
+	}
+	p := start(t, c.node, "--kubeconfig="+api.Kubeconfig(t), "--service-imports", "--cluster-id=east", "--state-dir="+t.TempDir())
+	p.waitHealthy()
+	c.expectNow("pod-1")
+
+	imported := apitest.ServiceImport("default", "web")
+	imported.Object["spec"] = map[string]any{"type": "ClusterSetIP", "ips": []any{"172.30.0.1"}, "ports": []any{map[string]any{"port": int64(80)}}}
+	api.Put(t, imported)
+	for _, server := range []string{"pod-1", "pod-2"} {
+		poll.Until(t, "an answer of "+server, func() bool {
+			return c.ask(netip.MustParseAddrPort("172.30.0.1:80"), netns.AskOptions{Timeout: time.Second}) == server
+		})
+	}
+	api.Delete(t, imported)
+	poll.Until(t, "no table with the cluster set IP", func() bool { return !strings.Contains(c.nft("list", "ruleset"), "172.30.0.1") })
+	c.expectNow("pod-1")
+}
+
+// importedSlice returns the EndpointSlice of a cluster, with one pod as the endpoint.
+func importedSlice(cluster string, pod int) string {
+	return fmt.Sprintf(`apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: imported-%[1]s, labels: {multicluster.kubernetes.io/service-name: web, multicluster.kubernetes.io/source-cluster: %[1]s}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: ["%[2]s"], nodeName: node-1}]
+---
+`, cluster, podAddr(pod, 4))
 }
 
 // TestARestartKeepsFlows: the rules stay when the proxy is killed, and the next one adopts

@@ -43,6 +43,8 @@ type options struct {
 	cleanup                        bool
 
 	manifests, instance, stateDir string
+	serviceImports                bool
+	clusterID                     string
 }
 
 func (o *options) register(f *pflag.FlagSet) {
@@ -73,6 +75,8 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof/ at --metrics-bind-address")
 	registerConntrack(f, &o.conntrack)
 	f.StringVar(&o.manifests, "manifests", "", "directory of YAML and JSON files (16 MiB each, 64 MiB together at most) with Services, EndpointSlices and Nodes, instead of an API server")
+	f.BoolVar(&o.serviceImports, "service-imports", false, "also watch ServiceImports of the Multi-Cluster Services API (KEP-1645), and program their cluster set IPs like cluster IPs")
+	f.StringVar(&o.clusterID, "cluster-id", "", "name of this cluster in its cluster set, for --service-imports: with it, imported endpoints on this node count as local")
 	f.StringVar(&o.instance, "instance", "", "name of this instance if several proxies run on the node; each needs its own masquerade bit; default is to use kube-proxy's names")
 	f.StringVar(&o.traceEndpoint, "trace-otlp-endpoint", "", "URL of a collector for traces, by OTLP over HTTP, such as http://127.0.0.1:4318; empty for none")
 	f.StringVar(&o.debugAddress, "debug-bind-address", "", "address and port of the debug page, which shows Services and explains packets; use a loopback address, because it has no access control; empty for none")
@@ -116,7 +120,9 @@ func (o *options) Validate() error {
 	if o.manifests != "" {
 		f.check(o.kubeconfig == "", "kubeconfig", o.kubeconfig, "nothing beside --manifests")
 		f.check(o.master == "", "master", o.master, "nothing beside --manifests")
+		f.check(!o.serviceImports, "service-imports", o.serviceImports, "nothing beside --manifests")
 	}
+	f.check(o.clusterID == "" || o.serviceImports, "cluster-id", o.clusterID, "nothing without --service-imports")
 	o.nftables.validate(&f, modeNFTables)
 	o.iptables.validate(&f, modeIPTables)
 	o.ipvs.validate(&f)
