@@ -94,6 +94,7 @@ if [ "$(uname -s)" = Linux ] && [ "$(id -u)" = 0 ]; then
   step 'nft, which tests compare output with' need_apt nft nftables
   step 'iptables, both variants' need_apt iptables iptables
   step 'nginx, for benchmarks' need_nginx
+  step 'programs of others, whose rules stay' hack/foreign.sh
   export SERVICEPLANE_REQUIRE_BROWSER=1
   step 'Chromium, for tests of the page' browser
 else
