@@ -1,6 +1,8 @@
 package coexistence
 
 import (
+	"slices"
+
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/conntrack"
@@ -74,7 +76,7 @@ func newUserspace(config proxier.Config) (*proxier.Proxier, error) {
 func (e engine) never(all outcomes) outcomes {
 	left := outcomes{}
 	for what, names := range all {
-		if policy := ownPolicy(); e.sourceLost && all.names(policy.name, what) && len(names) == 1 {
+		if e.sourceLost && slices.Equal(names, []string{ownPolicy().name}) {
 			left[what] = names
 		}
 	}

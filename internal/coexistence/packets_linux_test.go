@@ -200,13 +200,12 @@ func (w *world) measureAll(ctx context.Context, timeout func(probe) time.Duratio
 	found := outcomes{}
 	for _, p := range w.probes() {
 		v4, v6 := byProbe[p.name][v1.IPv4Protocol], byProbe[p.name][v1.IPv6Protocol]
-		switch {
-		case v4 == v6:
+		if v4 == v6 {
 			found.add(v4, p.name)
-		default:
-			found.add(v4, p.name+" (IPv4)")
-			found.add(v6, p.name+" (IPv6)")
+			continue
 		}
+		found.add(v4, p.name+" (IPv4)")
+		found.add(v6, p.name+" (IPv6)")
 	}
 	return found
 }

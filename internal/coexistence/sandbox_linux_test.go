@@ -3,6 +3,7 @@ package coexistence
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,6 +27,9 @@ const (
 
 // roots returns the directory with a root of each release.
 var roots = sync.OnceValues(func() (string, error) { // read-only
+	if os.Getuid() != 0 {
+		return "", errors.New("want root, to build roots of Debian")
+	}
 	var stderr strings.Builder
 	script := exec.Command("../../hack/foreign.sh")
 	script.Stderr = &stderr
@@ -39,12 +43,7 @@ var roots = sync.OnceValues(func() (string, error) { // read-only
 // mustRoots skips the test where the programs cannot be had, unless tests may not be skipped.
 func mustRoots(t *testing.T) string {
 	t.Helper()
-	dir, err := "", error(nil)
-	if os.Getuid() != 0 {
-		err = fmt.Errorf("want root, to build roots of Debian")
-	} else {
-		dir, err = roots()
-	}
+	dir, err := roots()
 	switch {
 	case err == nil:
 	case os.Getenv(netnstest.RequireKernel) != "1":

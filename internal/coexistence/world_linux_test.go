@@ -119,10 +119,13 @@ func fill(text string, family v1.IPFamily) string {
 	return strings.NewReplacer(values...).Replace(text)
 }
 
-// script runs the same commands for each family.
+// script runs commands, once for each family if they name addresses.
 func (w *world) script(commands string) {
 	w.t.Helper()
-	for _, family := range families() {
+	for i, family := range families() {
+		if i > 0 && !strings.Contains(commands, "<") {
+			break
+		}
 		w.run(fill(strings.ReplaceAll(commands, "<iptables>", program(family)), family))
 	}
 }
