@@ -13,6 +13,10 @@ import (
 type HandlerOptions struct {
 	// Threshold is how long a change may wait to be programmed; 0 means 60s.
 	Threshold time.Duration
+	// UnhealthyConditions are types of Conditions that make the answer at HealthzPath 503
+	// while the Status has one of them. The answer at LivezPath does not depend on them: a
+	// restart of the proxy would not help.
+	UnhealthyConditions []string
 	// Answered, if set, is called for every answer at one of the paths. It must be
 	// safe for concurrent calls.
 	Answered func(path string, code int)
@@ -48,6 +52,10 @@ func (h *handler) healthz(w http.ResponseWriter, _ *http.Request) {
 	report := Judge(status, h.options.Threshold, time.Now())
 	eligible := status.Node.Draining == ""
 	report.NodeEligible = &eligible
+	unhealthy := func(c proxier.Condition) bool { return slices.Contains(h.options.UnhealthyConditions, c.Type) }
+	if slices.ContainsFunc(status.Conditions, unhealthy) {
+		report.Healthy, report.LastUpdated = false, report.newest()
+	}
 	if !eligible {
 		report.LastUpdated = report.newest()
 		report.Reasons = append(report.Reasons, "node: "+status.Node.Draining)

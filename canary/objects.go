@@ -1,0 +1,51 @@
+package canary
+
+import (
+	"net/netip"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Namespace is that of the canary's Services, "canary-ipv4" and "canary-ipv6". The dot makes
+// it an invalid name of a Kubernetes namespace (RFC 1123 label), so no Service of a cluster is
+// in it.
+const Namespace = "serviceplane.internal"
+
+const (
+	// servicePort is the port of the VIPs: discard (RFC 863).
+	servicePort = 9
+	portName    = "canary"
+)
+
+func metaOf(vip netip.AddrPort) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: Namespace, Name: "canary-" + strings.ToLower(string(familyOf(vip.Addr())))}
+}
+
+func serviceOf(vip netip.AddrPort) *v1.Service {
+	address := vip.Addr().String()
+	return &v1.Service{
+		ObjectMeta: metaOf(vip),
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeClusterIP, ClusterIP: address, ClusterIPs: []string{address},
+			IPFamilies: []v1.IPFamily{familyOf(vip.Addr())},
+			Ports:      []v1.ServicePort{{Name: portName, Protocol: v1.ProtocolTCP, Port: int32(vip.Port())}},
+		},
+	}
+}
+
+func sliceOf(vip, endpoint netip.AddrPort) *discovery.EndpointSlice {
+	meta := metaOf(vip)
+	meta.Labels = map[string]string{discovery.LabelServiceName: meta.Name}
+	return &discovery.EndpointSlice{
+		ObjectMeta:  meta,
+		AddressType: discovery.AddressType(familyOf(vip.Addr())),
+		Ports:       []discovery.EndpointPort{{Name: new(portName), Protocol: new(v1.ProtocolTCP), Port: new(int32(endpoint.Port()))}},
+		Endpoints: []discovery.Endpoint{{
+			Addresses:  []string{endpoint.Addr().String()},
+			Conditions: discovery.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
+		}},
+	}
+}
