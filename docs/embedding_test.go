@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/serviceplane/serviceplane/canary"
+	"github.com/serviceplane/serviceplane/canary/nftrace"
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/debughttp"
 	"github.com/serviceplane/serviceplane/desired"
@@ -200,6 +202,21 @@ func inProcess(ctx context.Context, own program, config proxier.Config, node str
 		return informer.Run(ctx, own.config, p, informer.Options{NodeName: node, Logger: own.log})
 	})
 	return tasks.Wait() // every goroutine has ended, the rules stay
+}
+
+// withCanary serves a proxy whose own connections test its rules.
+func withCanary(ctx context.Context, own program, p *proxier.Proxier, observer *metrics.Metrics) error {
+	tests, err := canary.New(canary.Options{Explain: nftrace.Explain(""), Logger: own.log})
+	if err != nil {
+		return err
+	}
+	status := tests.Extend(p.Status) // with a Condition while the tests fail
+	observer.Watch(status)
+	observer.WatchCanary(tests.Status)
+	own.mux.Handle("/healthz", healthcheck.NewHandler(status, healthcheck.HandlerOptions{
+		UnhealthyConditions: []string{canary.ConditionCanary}, // without it, only a reason in the answer
+	}))
+	return tests.Run(ctx, p) // beside p.Run
 }
 
 // Programs that have another logger than zap's.

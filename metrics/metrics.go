@@ -39,6 +39,7 @@ type Metrics struct {
 	flowsDeleted, repairs, writes, transactions, bytes *prometheus.CounterVec
 
 	connections *connections // only in mode userspace
+	canary      *canaryCollector
 }
 
 var _ proxier.Observer = (*Metrics)(nil)
@@ -58,6 +59,7 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 		o.Families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	}
 	m := &Metrics{
+		canary:      newCanaryCollector(),
 		syncs:       histogram("sync_proxy_rules_duration_seconds", "Duration of syncs, including failed ones.", durations),
 		full:        histogram("sync_full_proxy_rules_duration_seconds", "Duration of full syncs.", durations),
 		partial:     histogram("sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs.", durations),
@@ -78,7 +80,7 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 	}
 	all := []prometheus.Collector{
 		m.syncs, m.full, m.partial, m.programming, m.conntrack, m.lastSuccess, m.noLocalEndpoints, m.healthz, m.livez,
-		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newStatusCollector(&m.sources),
+		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newStatusCollector(&m.sources), m.canary,
 	}
 	ofMode := modeCounters(o.Mode)
 	for _, c := range ofMode {

@@ -23,6 +23,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/canary"
 	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -430,6 +431,40 @@ func TestTheAPIServersMetrics(t *testing.T) {
 		families := scrape(t, registry)
 		if up, n := value(t, families, reachable), value(t, families, failures); (up == 1) != now || n != 7 {
 			t.Errorf("reachable %v after %v failures, want %t after 7", up, n, now)
+		}
+	}
+}
+
+// The metrics of a canary exist after WatchCanary.
+func TestTheCanarysMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	m, err := metrics.New(registry, metrics.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const passing = "serviceplane_canary_passing"
+	if families := scrape(t, registry); families[passing] != nil {
+		t.Error("there is a metric of the canary before WatchCanary")
+	}
+	for state, want := range map[canary.State]float64{canary.StateWaiting: 0, canary.StatePassing: 1, canary.StateFailing: 0, canary.StateUntested: 0} {
+		m.WatchCanary(func() map[v1.IPFamily]canary.FamilyStatus {
+			return map[v1.IPFamily]canary.FamilyStatus{v1.IPv6Protocol: {
+				State: state, Passed: 5, Failed: 2, LastSuccess: time.Unix(1700000000, 0), Took: 2 * time.Millisecond,
+			}}
+		})
+		families := scrape(t, registry)
+		for metric, want := range map[string]float64{
+			passing: want,
+			"serviceplane_canary_last_success_timestamp_seconds": 1700000000,
+			"serviceplane_canary_duration_seconds":               0.002,
+		} {
+			if got := value(t, families, metric, "ip_family=IPv6"); got != want {
+				t.Errorf("state %v: %s is %v, want %v", state, metric, got, want)
+			}
+		}
+		const tests = "serviceplane_canary_tests_total"
+		if passed, failed := value(t, families, tests, "result=passed"), value(t, families, tests, "result=failed"); passed != 5 || failed != 2 {
+			t.Errorf("tests passed %v, failed %v, want 5 and 2", passed, failed)
 		}
 	}
 }

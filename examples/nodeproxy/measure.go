@@ -29,3 +29,11 @@ func (o *options) measure() (*measured, error) {
 	}
 	return &measured{m, registry, client}, nil
 }
+
+// watch shows the status of a proxy, and the results of its canary.
+func (m *measured) watch(p *testedProxy) {
+	m.Watch(p.Status)
+	if p.canary != nil {
+		m.WatchCanary(p.canary.Status)
+	}
+}

@@ -32,6 +32,7 @@ type options struct {
 	localhostNodePorts                                 bool
 	ipvs                                               virtualServers
 	userspace                                          sockets
+	canary                                             canaryFlags
 
 	configSyncPeriod               time.Duration
 	healthzAddress, metricsAddress string
@@ -67,6 +68,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "accept node ports on 127.0.0.0/8")
 	o.ipvs.register(f)
 	o.userspace.register(f)
+	o.canary.register(f)
 	f.DurationVar(&o.configSyncPeriod, "config-sync-period", 15*time.Minute, "period of informer resyncs")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "0.0.0.0:10256", "address of the health server; empty for none")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address of the metrics server; empty for none")
@@ -127,6 +129,7 @@ func (o *options) Validate() error {
 	o.iptables.validate(&f, modeIPTables)
 	o.ipvs.validate(&f)
 	o.userspace.validate(&f)
+	o.canary.validate(&f)
 	o.kubeProxy.validate(&f, o.mode())
 	f.check(o.configSyncPeriod > 0, "config-sync-period", o.configSyncPeriod, "more than 0")
 	f.check(o.verbosity >= 0, "v", o.verbosity, "0 or more")

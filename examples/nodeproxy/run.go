@@ -45,7 +45,6 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	measured.Watch(provider.Status)
 	if o.cleanup {
 		err := provider.Cleanup(ctx)
 		if errors.Is(err, proxier.ErrInUse) { // the other modes have the same names
@@ -53,6 +52,11 @@ func run(ctx context.Context, o *options) error {
 		}
 		return errors.Join(err, o.cleanUpModes(ctx, o.kernelMode(), config, log))
 	}
+	tested, err := o.tested(provider, log)
+	if err != nil {
+		return err
+	}
+	measured.watch(tested)
 	source, err := o.source(node, provider, measured, log)
 	if err != nil {
 		return err
@@ -64,8 +68,9 @@ func run(ctx context.Context, o *options) error {
 		{"source of Services", source},
 		{"cleanup of other modes", o.cleanUpOtherModes(provider, config, log)},
 		{"first sync", logFirstSync(provider, log)},
+		{"canary", tested.runCanary},
 	}
-	tasks = append(tasks, o.servers(provider, measured, log)...)
+	tasks = append(tasks, o.servers(tested, measured, log)...)
 	err = runAll(ctx, tasks)
 	log.Info("stopped, the rules stay")
 	return err

@@ -16,7 +16,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/debughttp"
 	"github.com/serviceplane/serviceplane/healthcheck"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // kube-proxy's ports.
@@ -29,8 +28,10 @@ const (
 func (o *options) threshold() time.Duration { return 2 * o.tuned().syncPeriod }
 
 // servers returns the health, metrics and debug servers.
-func (o *options) servers(p *proxier.Proxier, m *measured, log *zap.Logger) []task {
-	health := healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{Threshold: o.threshold(), Answered: m.ObserveHealth})
+func (o *options) servers(p *testedProxy, m *measured, log *zap.Logger) []task {
+	health := healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{
+		Threshold: o.threshold(), Answered: m.ObserveHealth, UnhealthyConditions: o.canary.unhealthy(),
+	})
 	var tasks []task
 	serve := func(name, text string, port uint16, handler http.Handler) {
 		if address, _ := bindAddress(text, port); address != "" {

@@ -41,7 +41,7 @@ func packages(t *testing.T, goos string) (all []pkg) {
 }
 
 // importers are the only packages, by folder, that may depend on a module. So changetracker,
-// desired, runner, proxier, healthcheck, debughttp, hybrid, userspace and zaplog stay light.
+// desired, runner, proxier, canary, healthcheck, debughttp, hybrid, userspace and zaplog stay light.
 var importers = map[string][]string{
 	"k8s.io/kubernetes":     {},
 	"k8s.io/component-base": {},
@@ -68,7 +68,7 @@ var importers = map[string][]string{
 }
 
 var netlinkUsers = []string{
-	"conntrack", "examples", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "proxiertest",
+	"canary/nftrace", "conntrack", "examples", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "proxiertest",
 }
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
