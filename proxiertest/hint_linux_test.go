@@ -30,7 +30,7 @@ func TestAFailureNamesTheDependencyThatIsNil(t *testing.T) {
 			}
 		}
 	}
-	if named != 3 {
-		t.Errorf("%d scenarios need some of the Deps, want 3", named)
+	if named != 4 {
+		t.Errorf("%d scenarios need some of the Deps, want 4", named)
 	}
 }

@@ -74,7 +74,7 @@ func (o *options) tested(p *proxier.Proxier, log *zap.Logger) (*testedProxy, err
 		return &testedProxy{Proxier: p}, nil
 	}
 	vips, _ := o.canary.addresses() // nil means the default
-	const tolerated = 3 // intervals
+	const tolerated = 3             // intervals
 	c, err := canary.New(canary.Options{VIPs: vips, Interval: o.canary.interval, Threshold: tolerated * o.canary.interval, Logger: log, Explain: nftrace.Explain("")})
 	return &testedProxy{p, c}, err
 }
