@@ -219,6 +219,8 @@ func withCanary(ctx context.Context, own program, p *proxier.Proxier, observer *
 	return tests.Run(ctx, p) // beside p.Run
 }
 
+var _ = withCanary // compiled for the document only
+
 // Programs that have another logger than zap's.
 func Example_loggers() {
 	own := funcr.New(func(_, line string) { fmt.Println(line) }, funcr.Options{})
