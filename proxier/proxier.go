@@ -122,12 +122,14 @@ func (p *Proxier) Run(ctx context.Context) error {
 	if healthErr != nil {
 		err = errors.Join(err, fmt.Errorf("serve health check node ports: %w", healthErr))
 	}
-	for _, f := range p.families {
+	releaseNames(p.families) // before Close, in which engines may serve open connections for a while
+	errs := make([]error, len(p.families))
+	for i, f := range p.families {
 		f.repairTimer.Stop()
-		err = errors.Join(err, f.engine.Close())
+		running.Go(func() { errs[i] = f.engine.Close() })
 	}
-	releaseNames(p.families)
-	return err
+	running.Wait()
+	return errors.Join(append(errs, err)...)
 }
 
 // Trigger implements Provider.

@@ -157,10 +157,12 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 	return errors.Join(err, e.shutdown(ctx))
 }
 
-// Close ends all sockets and connections, and waits for them. The portals stay in the
+// Close lets connections continue for Config.Linger. Then it ends all sockets and
+// connections, and waits for them. The portals stay in the
 // kernel and refuse clients until the next start updates them. Apply may be called
 // again after Close; that update must be full.
 func (e *Engine) Close() error {
+	e.linger()
 	err := e.shutdown(context.Background()) //nolint:forbidigo // addresses are always removed
 	if e.portals != nil {
 		err = errors.Join(err, e.portals.Close())

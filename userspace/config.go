@@ -53,6 +53,11 @@ type Config struct {
 	// Drain is how long TCP connections may last after their endpoint or Service was
 	// removed; 0 means without limit.
 	Drain time.Duration
+	// Linger is how long connections may continue after Run has ended otherwise. Meanwhile
+	// the sockets accept new ones, and the Names are free: another process can program the
+	// node in any mode. It is over early when there has been no connection for five seconds.
+	// 0 means that all connections end at once.
+	Linger time.Duration
 	// Hold limits the connections that wait for endpoints.
 	Hold Hold
 	// ProxyProtocol sends the client's address to TCP endpoints, with version 2 of the
@@ -153,7 +158,7 @@ func (c Config) Validate() error {
 	}
 	for field, n := range map[string]int64{
 		"UDPIdle": int64(c.UDPIdle), "UDPClients": int64(c.UDPClients), "Connections": int64(c.Connections),
-		"Drain": int64(c.Drain), "Hold.MaxPerService": int64(c.Hold.MaxPerService), "Hold.Timeout": int64(c.Hold.Timeout),
+		"Drain": int64(c.Drain), "Linger": int64(c.Linger), "Hold.MaxPerService": int64(c.Hold.MaxPerService), "Hold.Timeout": int64(c.Hold.Timeout),
 	} {
 		if n < 0 {
 			bad(field, "%d is negative", n)

@@ -36,7 +36,7 @@
 //
 // # Limits
 //
-// SCTP is not supported. A restart ends all connections. A TCP connection needs two
+// SCTP is not supported. A restart ends all connections, unless Config.Linger is set. A TCP connection needs two
 // descriptors, and a UDP client one: a Budget shares those of the process among the
 // service ports.
 package userspace

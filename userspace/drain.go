@@ -73,6 +73,31 @@ func (d *drainer) update(removed func(endpoint netip.AddrPort) bool) {
 	}
 }
 
+// lingerPause is how long there must be no connection before linger returns early, and
+// lingerPeriod how often it looks.
+const lingerPause, lingerPeriod = 5 * time.Second, 100 * time.Millisecond
+
+// linger waits for connections to end.
+func (e *Engine) linger() {
+	if e.config.Linger == 0 || len(e.services) == 0 {
+		return
+	}
+	now := time.Now()
+	end, quiet, accepted := now.Add(e.config.Linger), now, int64(0)
+	tick := time.NewTicker(lingerPeriod)
+	defer tick.Stop()
+	for ; now.Before(end) && now.Sub(quiet) < lingerPause; now = <-tick.C {
+		var all Traffic
+		for _, t := range e.Traffic() {
+			all.Accepted += t.Accepted
+			all.Open += t.Open
+		}
+		if all.Open > 0 || all.Accepted != accepted {
+			quiet, accepted = now, all.Accepted
+		}
+	}
+}
+
 // setDeadline starts or stops the deadline of a connection. The caller holds d.mu.
 func (d *drainer) setDeadline(conn *drainingConn) {
 	switch removed := d.removed(conn.endpoint); {
