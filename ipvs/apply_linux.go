@@ -49,12 +49,12 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 		return err
 	}
 	if update.Full {
-		if err := errors.Join(e.device.ensure(), e.observe(ctx)); err != nil {
+		if err := errors.Join(e.device.ensure(), e.findLeft(), e.observe(ctx), e.takeBack()); err != nil {
 			e.disconnect()
 			return err
 		}
 	}
-	if err := e.program(ctx, update); err != nil {
+	if err := errors.Join(e.program(ctx, update), e.endLeft()); err != nil {
 		e.disconnect()
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	"go.uber.org/zap"
+
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -15,7 +17,10 @@ import (
 func (e *Engine) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	err := e.removeAll(ctx)
+	err := errors.Join(e.findLeft(), e.removeAll(ctx))
+	if err == nil {
+		err = e.endLeft()
+	}
 	e.disconnect()
 	if failure := e.firewall.cleanup(ctx); failure != nil {
 		return errors.Join(err, failure)
@@ -23,7 +28,24 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 	if err != nil && !errors.Is(err, proxier.ErrNotSupported) {
 		return err // the rules stay: the next attempt needs them to recognize virtual servers
 	}
-	return e.rules.Cleanup(ctx)
+	return errors.Join(e.rules.Cleanup(ctx), e.removeSets())
+}
+
+// removeSets deletes the ipsets of a kube-proxy that had the instance's names.
+func (e *Engine) removeSets() error {
+	if e.config.Names != proxier.KubeProxyNames() {
+		return nil
+	}
+	l, err := openLeft(e)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	if err = l.removeSets(); errors.Is(err, errSetInUse) {
+		e.log.Warn("ipsets stay", zap.Error(err))
+		return nil
+	}
+	return err
 }
 
 func (e *Engine) removeAll(ctx context.Context) error {

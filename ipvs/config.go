@@ -33,7 +33,7 @@ type Config struct {
 	// connections: open TCP, closed TCP, and UDP. 0 leaves the kernel's setting.
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
 	// Drain is how long connections to a removed real server may continue; 0 means 15m. UDP
-	// flows end at once.
+	// flows end at once. For Leaving, it is how long all connections may, UDP flows too.
 	Drain time.Duration
 	// ExcludeCIDRs are addresses that the engine never changes, nor virtual servers there.
 	ExcludeCIDRs []netip.Prefix

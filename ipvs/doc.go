@@ -31,6 +31,17 @@
 // are deleted at once, unless their endpoint is still serving. A successor recognizes
 // draining real servers by their weight.
 //
+// # Leaving
+//
+// When the node has another engine, Leaving removes all objects without ending connections.
+// New ones go by the rules of the other engine, which come before IPVS. Open ones, UDP
+// flows too, stay in IPVS at weight 0. The VIPs are local routes then, and no addresses:
+// the node's own new connections would have a VIP as their source otherwise, and end with
+// it. A table NAME.ipvs-leaving names the virtual servers, so that the next process
+// continues, and refuses what no rule of the other engine translates. A virtual server
+// without connections is deleted, with its conntrack entries. After the last one, or after
+// Config.Drain, nothing is left. If the engine returns before, it takes over the rest.
+//
 // # Ownership
 //
 // The hardware address of the device is derived from the Names, so that a successor

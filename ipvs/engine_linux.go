@@ -52,6 +52,10 @@ type Engine struct {
 	nodePorts map[serverKey]nodePortClaim
 	// refused are draining virtual servers, where the rules refuse new connections.
 	refused map[serverKey]bool
+	// left is what Leaving has in the kernel, until this engine has taken it over; claimed
+	// reports which virtual servers on addresses of the node belong to the instance too.
+	left    *left
+	claimed func(serverKey) bool
 	globals desired.Globals
 	report  proxier.ApplyReport
 	// failed are the service ports that the kernel refuses in the current Apply.
@@ -64,6 +68,8 @@ type system struct {
 	device func() (vipDevice, error)
 	// loaded reports whether IPVS is loaded.
 	loaded func() (bool, error)
+	// left opens what Leaving has in the kernel, nil if there is nothing.
+	left func() (*left, error)
 	// check checks the kernel settings, and passes warnings to advise.
 	check func(advise func(text string)) error
 }
@@ -195,6 +201,7 @@ func (e *Engine) realSystem() system {
 		kernel: func() (kernelConn, error) { return openKernel(c.NetNS, e.family, c.Forward) },
 		device: func() (vipDevice, error) { return openDevice(c.NetNS, c.Names, e.family) },
 		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
+		left:   e.openLeft,
 		check:  e.checkSysctls,
 	}
 }
@@ -207,6 +214,10 @@ func (e *Engine) disconnect() {
 	if e.device != nil {
 		e.device.close()
 		e.device = nil
+	}
+	if e.left != nil {
+		e.left.close()
+		e.left = nil
 	}
 	e.trusted = false
 }

@@ -223,6 +223,7 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 		kernel: func() (kernelConn, error) { return n.kernel, nil },
 		device: func() (vipDevice, error) { return n.device, nil },
 		loaded: func() (bool, error) { return true, nil },
+		left:   func() (*left, error) { return nil, nil },
 		check:  func(func(string)) error { return nil },
 	}
 	return e

@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -29,7 +30,8 @@ func (e *Engine) observe(ctx context.Context) error {
 	e.table = newTable(e.kernel, e.config.Drain, time.Now)
 	for key, v := range all {
 		addr := key.addr.Addr()
-		if e.excluded(addr) || !here[addr] && !owned[key] {
+		claimed := e.claimed != nil && e.claimed(key) && slices.Contains(elsewhere, addr)
+		if e.excluded(addr) || !here[addr] && !owned[key] && !claimed {
 			continue
 		}
 		e.table.adopt(key, v)
@@ -49,7 +51,7 @@ func (e *Engine) owned(ctx context.Context, local []netip.Addr) (map[serverKey]b
 	if err != nil {
 		return nil, err
 	}
-	owned := map[serverKey]bool{}
+	owned := maps.Clone(e.leftServers())
 	for _, f := range frontends {
 		addrs := []netip.Addr{f.VIP}
 		if !f.VIP.IsValid() {

@@ -19,13 +19,19 @@ type Flow struct {
 	Source, Destination, Server netip.AddrPort
 	// Answered means that a packet of the reply direction has been seen.
 	Answered bool
+	// Translated means that a rule has translated the destination, and not IPVS, which
+	// does so by itself.
+	Translated bool
 	// TCPState is TCP_CONNTRACK_* of linux/netfilter/nf_conntrack_tcp.h, 0 for
 	// other protocols.
 	TCPState uint8
 }
 
-// ipsSeenReply is IPS_SEEN_REPLY of linux/netfilter/nf_conntrack_common.h.
-const ipsSeenReply = 1 << 1
+// IPS_SEEN_REPLY and IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
+const (
+	ipsSeenReply = 1 << 1
+	ipsDNAT      = 1 << 5
+)
 
 // DeleteFlows deletes the entries of one address family for which stale returns true, and
 // returns how many. If the dump is interrupted, it repeats it. The netlink package has such
@@ -68,7 +74,8 @@ func parseFlow(attrs []byte) (f Flow, ok bool) {
 		f.Protocol = number[0]
 	}
 	if status := Find(attrs, nl.CTA_STATUS); len(status) == 4 {
-		f.Answered = binary.BigEndian.Uint32(status)&ipsSeenReply != 0
+		bits := binary.BigEndian.Uint32(status)
+		f.Answered, f.Translated = bits&ipsSeenReply != 0, bits&ipsDNAT != 0
 	}
 	if state := Find(attrs, nl.CTA_PROTOINFO, nl.CTA_PROTOINFO_TCP, nl.CTA_PROTOINFO_TCP_STATE); len(state) == 1 {
 		f.TCPState = state[0]
