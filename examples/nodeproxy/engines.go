@@ -12,6 +12,7 @@ import (
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/ipvs"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace"
@@ -107,7 +108,7 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps) (*proxier.Pr
 	}
 	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	return userspace.New(userspace.Config{
-		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout,
+		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger,
 		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
 			if o.kernelMode() == modeIPTables {
 				portals := o.iptablesConfig(config)
@@ -119,14 +120,11 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps) (*proxier.Pr
 	}, deps)
 }
 
-// cleanUpModes removes this instance's objects of all modes except one. Modes that the
-// node does not support are skipped.
-func (o *options) cleanUpModes(ctx context.Context, except mode, config proxier.Config, log *zap.Logger) error {
+// cleanUpModes removes this instance's objects of some modes. Modes that the node does not
+// support are skipped.
+func (o *options) cleanUpModes(ctx context.Context, modes []mode, config proxier.Config, log *zap.Logger) error {
 	var errs []error
-	for _, m := range kernelModes() {
-		if m == except {
-			continue
-		}
+	for _, m := range modes {
 		p, err := o.engine(m, config, proxier.Deps{Logger: log, Health: proxier.NoHealth()})
 		if err == nil {
 			err = p.Cleanup(ctx)
@@ -138,14 +136,25 @@ func (o *options) cleanUpModes(ctx context.Context, except mode, config proxier.
 	return errors.Join(errs...)
 }
 
-// cleanUpOtherModes removes the rules of other modes after the first sync. It only logs a
-// failure: connections work with the rules of both modes.
-func (o *options) cleanUpOtherModes(p *proxier.Proxier, config proxier.Config, log *zap.Logger) func(context.Context) error {
+// otherModes returns the kernel modes except that of the flags.
+func (o *options) otherModes() []mode {
+	return slices.DeleteFunc(kernelModes(), func(m mode) bool { return m == o.kernelMode() })
+}
+
+// cleanUpOtherModes removes the rules of other modes after the first sync, and those of
+// mode ipvs when their connections have ended. It only logs a failure: connections work
+// with the rules of both modes.
+func (o *options) cleanUpOtherModes(p *proxier.Proxier, l *ipvs.Leaving, config proxier.Config, log *zap.Logger) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if !untilSynced(ctx, p) {
 			return nil
 		}
-		if err := o.cleanUpModes(ctx, o.kernelMode(), config, log); err != nil && ctx.Err() == nil {
+		others := slices.DeleteFunc(o.otherModes(), func(m mode) bool { return m == modeIPVS })
+		err := o.cleanUpModes(ctx, others, config, log)
+		if l != nil {
+			err = errors.Join(err, l.Run(ctx))
+		}
+		if err != nil && ctx.Err() == nil {
 			log.Warn("rules of other modes are not removed", zap.Error(err))
 		}
 		return nil

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/iptables"
@@ -20,6 +23,7 @@ type virtualServers struct {
 	exclude                               []string
 	strictARP                             bool
 	tcpTimeout, tcpFinTimeout, udpTimeout time.Duration
+	leaveTimeout                          time.Duration
 }
 
 func (v *virtualServers) register(f *pflag.FlagSet) {
@@ -31,12 +35,14 @@ func (v *virtualServers) register(f *pflag.FlagSet) {
 	f.DurationVar(&v.tcpTimeout, "ipvs-tcp-timeout", 0, "IPVS timeout of idle TCP connections; 0 keeps the value")
 	f.DurationVar(&v.tcpFinTimeout, "ipvs-tcpfin-timeout", 0, "IPVS timeout of TCP connections after a FIN; 0 keeps the value")
 	f.DurationVar(&v.udpTimeout, "ipvs-udp-timeout", 0, "IPVS timeout of UDP flows; 0 keeps the value")
+	f.DurationVar(&v.leaveTimeout, "ipvs-leave-timeout", 24*time.Hour, "how long open connections may continue after a change from mode ipvs to another one")
 }
 
 func (v *virtualServers) validate(f *faults) {
 	v.tuning.validate(f, modeIPVS)
 	_, ok := parsePrefixes(v.exclude)
 	f.check(ok, "ipvs-exclude-cidrs", strings.Join(v.exclude, ","), "ranges such as 192.0.2.0/24")
+	f.check(v.leaveTimeout > 0, "ipvs-leave-timeout", v.leaveTimeout, "more than 0")
 	f.check(len(v.scheduler) <= 15, "ipvs-scheduler", v.scheduler, "15 bytes at most")
 	for flag, timeout := range map[string]time.Duration{
 		"ipvs-tcp-timeout": v.tcpTimeout, "ipvs-tcpfin-timeout": v.tcpFinTimeout, "ipvs-udp-timeout": v.udpTimeout,
@@ -45,14 +51,40 @@ func (v *virtualServers) validate(f *faults) {
 	}
 }
 
+// leaving returns what removes the objects of mode ipvs in another mode, when their
+// connections have ended. It is nil in mode ipvs, and where there is no IPVS.
+func (o *options) leaving(config proxier.Config, registry prometheus.Registerer, log *zap.Logger) (*ipvs.Leaving, error) {
+	if o.kernelMode() == modeIPVS {
+		return nil, nil
+	}
+	deps := proxier.Deps{Logger: log}
+	before := o.ipvs.config(config, deps)
+	before.Drain = o.ipvs.leaveTimeout
+	l, err := ipvs.NewLeaving(before, deps)
+	if errors.Is(err, proxier.ErrNotSupported) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l, registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "serviceplane_ipvs_leaving_connections",
+		Help: "Number of connections that still pass IPVS after a change from mode ipvs.",
+	}, func() float64 { return float64(l.Connections()) }))
+}
+
 func (v *virtualServers) provider(config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
+	return ipvs.New(v.config(config, deps), deps)
+}
+
+func (v *virtualServers) config(config proxier.Config, deps proxier.Deps) ipvs.Config {
 	exclude, _ := parsePrefixes(v.exclude) // validated
-	return ipvs.New(ipvs.Config{
+	return ipvs.Config{
 		Config: config, Scheduler: v.scheduler, ExcludeCIDRs: exclude, StrictARP: v.strictARP, SetSysctls: true,
 		HashPort: v.scheduler == "mh", // as in kube-proxy
 		Firewall: func(family v1.IPFamily) (proxier.Engine, error) { // as in kube-proxy, if iptables is installed
 			return iptables.NewEngine(iptables.Config{Config: config, HealthChecksOnly: true}, family, deps)
 		},
 		TCPTimeout: v.tcpTimeout, TCPFinTimeout: v.tcpFinTimeout, UDPTimeout: v.udpTimeout,
-	}, deps)
+	}
 }

@@ -18,7 +18,14 @@ import (
 // built is the directory of the program, if a test has built it.
 var built string
 
+// asProgram makes the tests the program itself, where nothing can build it.
+const asProgram = "SERVICEPLANE_TEST_IS_NODEPROXY"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		os.Exit(0)
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if err := os.RemoveAll(built); err != nil {
 			fmt.Fprintln(os.Stderr, "remove the program:", err)

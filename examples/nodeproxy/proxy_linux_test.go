@@ -22,6 +22,9 @@ import (
 
 // build builds the program as the image has it, once for all tests. TestMain removes it.
 var build = sync.OnceValues(func() (string, error) {
+	if inVM() {
+		return os.Executable() // the machine has no Go
+	}
 	dir, err := os.MkdirTemp("", "nodeproxy")
 	if err != nil {
 		return "", err
@@ -55,6 +58,7 @@ func start(t *testing.T, ns *netns.NS, args ...string) *proxyProcess {
 	}
 	args = append([]string{"--hostname-override=node-1", "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1"}, args...)
 	p := &proxyProcess{t: t, ns: ns, cmd: exec.Command(binary, args...), ended: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), asProgram+"=yes")
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	if err := ns.Do(p.cmd.Start); err != nil {
 		t.Fatalf("start: %v", err)

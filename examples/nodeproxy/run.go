@@ -50,7 +50,7 @@ func run(ctx context.Context, o *options) error {
 		if errors.Is(err, proxier.ErrInUse) { // the other modes have the same names
 			return err
 		}
-		return errors.Join(err, o.cleanUpModes(ctx, o.kernelMode(), config, log))
+		return errors.Join(err, o.cleanUpModes(ctx, o.otherModes(), config, log))
 	}
 	tested, err := o.tested(provider, log)
 	if err != nil {
@@ -62,16 +62,19 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	o.logMode(log)
+	leaving, err := o.leaving(config, measured.registry, log)
+	if err != nil {
+		return err
+	}
 	log.Info("starting", zap.String("version", version()), zap.String("mode", string(o.mode())), zap.String("node", node), zap.String("instance", config.Names.Instance))
 	tasks := []task{
 		{"proxy", provider.Run},
 		{"source of Services", source},
-		{"cleanup of other modes", o.cleanUpOtherModes(provider, config, log)},
+		{"cleanup of other modes", o.cleanUpOtherModes(provider, leaving, config, log)},
 		{"first sync", logFirstSync(provider, log)},
 		{"canary", tested.runCanary},
 	}
-	tasks = append(tasks, o.servers(tested, measured, log)...)
-	err = runAll(ctx, tasks)
+	err = runAll(ctx, append(tasks, o.servers(tested, measured, log)...))
 	log.Info("stopped, the rules stay")
 	return err
 }

@@ -15,11 +15,13 @@ import (
 type sockets struct {
 	portals, ports string
 	udpTimeout     time.Duration
+	linger         time.Duration
 }
 
 func (s *sockets) register(f *pflag.FlagSet) {
 	f.StringVar(&s.portals, "userspace-portals", string(modeNFTables), "rules that redirect to the proxy in mode userspace: nftables or iptables; the flags of that mode apply")
 	f.StringVar(&s.ports, "proxy-port-range", "", "ports of the node for mode userspace: first-last, first+count or a single one; empty, 0 and 0-0 for any port")
+	f.DurationVar(&s.linger, "userspace-linger", 0, "how long connections of mode userspace may continue after SIGTERM, while the next proxy starts; 0 ends them at once")
 	f.DurationVar(&s.udpTimeout, "udp-timeout", time.Minute, "idle timeout of UDP flows in mode userspace")
 }
 
@@ -27,6 +29,7 @@ func (s *sockets) validate(f *faults) {
 	f.check(s.portals == string(modeNFTables) || s.portals == string(modeIPTables), "userspace-portals", s.portals, "nftables or iptables")
 	_, err := parsePorts(s.ports)
 	f.check(err == nil, "proxy-port-range", s.ports, "two ports from 1 to 65535 such as 20000-21000, the lower one first, or 20000+1000, or a single one")
+	f.check(s.linger >= 0, "userspace-linger", s.linger, "0 or more")
 	f.check(s.udpTimeout > 0, "udp-timeout", s.udpTimeout, "more than 0")
 }
 

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.."
 source hack/tools.sh
 
 # The programs in the machine, beside busybox's.
-programs=(nft ipvsadm xtables-nft-multi xtables-legacy-multi)
+programs=(nft ipvsadm ipset xtables-nft-multi xtables-legacy-multi)
 # Modules that nothing loads by name, beside all of netfilter's.
 modules=(virtio_pci virtio_console veth bridge br_netfilter dummy vrf tun)
 # What /init and people need of busybox.
@@ -143,6 +143,7 @@ populate() {
   take_iptables "$root"
   printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$root/etc/passwd"
   printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
+  printf 'tcp 6 TCP\nudp 17 UDP\n' >"$root/etc/protocols" # for ipset
   cp hack/vm/init "$root/init"
   chmod +x "$root/init"
 }

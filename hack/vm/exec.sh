@@ -8,7 +8,7 @@ source hack/tools.sh
 
 kernel="$1" package="$2"
 shift 2
-for needed in nft:nftables iptables:iptables ipvsadm:ipvsadm qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod xz:xz-utils; do
+for needed in nft:nftables iptables:iptables ipvsadm:ipvsadm ipset:ipset qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod xz:xz-utils; do
   need_apt "${needed%%:*}" "${needed#*:}" >/dev/null
 done
 work="$(mktemp -d)"

@@ -63,11 +63,12 @@ runs() {
   if [ "$1" = "$oldest" ]; then
     echo './conntrack -skip=TestNoFlowIsStale'
     echo './internal/netns -run=TestOutcomes'
+    echo './examples/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
     echo './userspace -run=TestIdleConnectionsAreHeld' # descriptors have no limit there
   fi
 }
 
-for needed in nft:nftables iptables:iptables ipvsadm:ipvsadm qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod xz:xz-utils; do
+for needed in nft:nftables iptables:iptables ipvsadm:ipvsadm ipset:ipset qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod xz:xz-utils; do
   need_apt "${needed%%:*}" "${needed#*:}" >/dev/null
 done
 logs="$(mktemp -d)"
