@@ -53,6 +53,8 @@ runs() {
   "short $oldest")
     echo './ipvs -tags=vm -skip=TestEveryHistory|/spreading/(7|10)_endpoints'
     echo './iptables -run=TestPacketsWithLegacy -skip=/spreading'
+    echo './iptables -run=^TestPacketsWithNFT$/^PKT-(01|23|47|61)$'
+    echo './userspace -run=^TestPackets(WithIPTables)?$/^PKT-(01|30)$'
     echo './nftables -skip=TestExplainAgrees|/spreading'
     echo './internal/nftables -skip=TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour|TestAnyFailedMessage'
     ;;
