@@ -40,7 +40,7 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 	for _, t := range tools {
 		errs = append(errs, e.cleanTables(ctx, t))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, e.removeCounters())...)
 }
 
 // restoreLocalnet restores route_localnet if this process or a predecessor has set it.

@@ -17,7 +17,7 @@
 //
 //	INPUT, FORWARD, OUTPUT (filter)
 //	  └ SERVICES      the same tree; rejects or drops: no endpoints, or not in the source ranges
-//	  └ FORWARD       drops INVALID packets; accepts masqueraded packets and replies
+//	  └ FORWARD       drops INVALID packets (see Counters); accepts masqueraded packets and replies
 //	  └ HEALTH        accepts health check node ports
 //
 // Names begin with Names.ChainPrefix. With proxier.KubeProxyNames or session affinity,

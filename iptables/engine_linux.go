@@ -35,8 +35,10 @@ type Engine struct {
 	// trusted means that have, jumps and rules are what the kernel holds.
 	trusted bool
 	// updated are the service ports that the current update sets.
-	updated  map[changetracker.ServicePortName]step
-	refused  map[changetracker.ServicePortName]refusal
+	updated map[changetracker.ServicePortName]step
+	refused map[changetracker.ServicePortName]refusal
+	// counts means that rules can count by nfacct.
+	counts   bool
 	report   proxier.ApplyReport
 	guard    guard
 	localnet localnet
@@ -136,6 +138,7 @@ func (e *Engine) connect(ctx context.Context) error {
 			return watchError(err)
 		}
 	}
+	e.counts = e.ensureCounters(ctx, k)
 	e.kernel = &timedKernel{kernel: k, spent: &e.report.Kernel}
 	return nil
 }

@@ -82,7 +82,11 @@ func (p *planner) fixedFilter() ruleset {
 		newRule().comment("kubernetes forwarding conntrack rule").add("-m conntrack --ctstate RELATED,ESTABLISHED").target("-j ACCEPT"),
 	}
 	if !p.options.keepInvalid {
-		forward = append([]rule{newRule().add("-m conntrack --ctstate INVALID").target("-j DROP")}, forward...)
+		invalid := newRule().add("-m conntrack --ctstate INVALID").target("-j DROP")
+		if p.options.counts {
+			invalid = newRule().add("-m conntrack --ctstate INVALID").add("%s", newRule().nfacct(n.invalidCounter())).target("-j DROP")
+		}
+		forward = append([]rule{invalid}, forward...)
 	}
 	chains := ruleset{n.forward(): forward}
 	if p.localhost() {

@@ -16,6 +16,8 @@ import (
 // options are the fields of Config that change rules.
 type options struct {
 	localhostNodePorts, keepInvalid, portals, healthChecksOnly bool
+	// counts means that nfacct works, and that its objects exist.
+	counts bool
 }
 
 // planner turns service ports into chains and rules. It is pure.
@@ -91,7 +93,7 @@ func (p *portPlanner) scopeChain(s desired.Scope) string {
 func (p *portPlanner) frontend(f *desired.Frontend) {
 	l := destination{key: p.s.Key(f), owner: p.s.Name}
 	if f.Action == desired.Forward || f.ShortCircuit {
-		l.rules = []rule{p.match(f).jump(p.entry(f))}
+		l.rules = append(p.countLocalhost(f), p.match(f).jump(p.entry(f)))
 	}
 	if isExternal := f.Kind == desired.LoadBalancer || f.Kind == desired.ExternalIP; isExternal && (f.Restricted || f.Action != desired.Forward) {
 		// The address may belong to the node: packets that are refused must not reach the
@@ -104,6 +106,16 @@ func (p *portPlanner) frontend(f *desired.Frontend) {
 	if l.rules = p.refusals(f); len(l.rules) > 0 {
 		p.filter = append(p.filter, l)
 	}
+}
+
+// countLocalhost returns a rule that counts connections to a node port at a loopback
+// address. It has no target, so that they go on to the next rule.
+func (p *portPlanner) countLocalhost(f *desired.Frontend) []rule {
+	if !p.options.counts || f.Kind != desired.NodePort || !p.localhost() {
+		return nil
+	}
+	r := newRule().to(netip.MustParsePrefix("127.0.0.0/8")).protocol(p.s.Protocol).port(p.s.Protocol, f.Port)
+	return []rule{r.nfacct(p.names.localhostCounter())}
 }
 
 // match matches the destination; a comment names the service port.

@@ -70,6 +70,11 @@ func (t *ruleText) chance(wanted, of int) *ruleText {
 	return t.add("-m statistic --mode random --probability %s", strconv.FormatFloat(p, 'f', 11, 64))
 }
 
+// nfacct ends a rule that counts and has no target. iptables-save prints two spaces.
+func (t *ruleText) nfacct(counter string) rule {
+	return t.target("-m nfacct --nfacct-name  " + counter)
+}
+
 func (t *ruleText) jump(chain string) rule { return t.target("-j " + chain) }
 
 func (t *ruleText) target(text string) rule {

@@ -53,3 +53,5 @@ func (e *Engine) Plan(update desired.Update) (text string, err error) {
 func errUnsupported() error {
 	return fmt.Errorf("iptables on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
 }
+
+func (c *Counters) read(string) (uint64, bool) { return 0, false }

@@ -158,6 +158,14 @@ func (m *Metrics) WatchAPIServer(reachable func() (now bool, failures uint64)) {
 	m.sources.apiServer.Store(&reachable)
 }
 
+// WatchPackets sets the functions that read the kernel's counts of packets:
+// LocalhostNodePorts and Invalid of iptables.Counters. Each scrape calls them. Without
+// them, and when they return false, those metrics are missing.
+func (m *Metrics) WatchPackets(localhostNodePorts, invalid func() (packets uint64, ok bool)) {
+	m.sources.localhostNodePorts.Store(&localhostNodePorts)
+	m.sources.invalid.Store(&invalid)
+}
+
 // ObserveHealth counts a response of the health server. Use it as
 // healthcheck.HandlerOptions.Answered.
 func (m *Metrics) ObserveHealth(path string, code int) {

@@ -415,6 +415,25 @@ func TestTheMetricsOfIPTables(t *testing.T) {
 	}
 }
 
+// TestPacketsOfTheKernel: MET-22 and MET-23. What the kernel does not count is missing.
+func TestPacketsOfTheKernel(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	m, err := metrics.New(registry, metrics.Options{Mode: "iptables"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const localhost, invalid = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"
+	families := scrape(t, registry)
+	if families[localhost] != nil || families[invalid] != nil {
+		t.Error("there are metrics of packets before WatchPackets")
+	}
+	m.WatchPackets(func() (uint64, bool) { return 7, true }, func() (uint64, bool) { return 9, false })
+	families = scrape(t, registry)
+	if got := value(t, families, localhost); got != 7 || families[invalid] != nil {
+		t.Errorf("%v packets to node ports, and %v invalid ones, want 7 and none", got, families[invalid])
+	}
+}
+
 // The metrics of the API server exist after WatchAPIServer.
 func TestTheAPIServersMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()

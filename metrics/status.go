@@ -15,6 +15,8 @@ import (
 type sources struct {
 	status    atomic.Pointer[func() proxier.Status]
 	apiServer atomic.Pointer[func() (reachable bool, failures uint64)]
+
+	localhostNodePorts, invalid atomic.Pointer[func() (packets uint64, ok bool)]
 }
 
 // statusCollector collects the metrics that are read from the Status at each scrape.
@@ -27,6 +29,7 @@ type statusCollector struct {
 
 	descriptors, descriptorLimit, descriptorLosses *prometheus.Desc
 	reachable, unreached                           *prometheus.Desc
+	localhostNodePorts, invalid                    *prometheus.Desc
 }
 
 func newStatusCollector(s *sources) *statusCollector {
@@ -53,6 +56,9 @@ func newStatusCollector(s *sources) *statusCollector {
 		descriptorLosses: desc(serviceplane, "client_descriptors_short_total", "Clients refused for lack of descriptors, or ended to give their descriptors to others.", "what", labelFamily),
 		reachable:        desc(serviceplane, "apiserver_reachable", "1 if the API server answered the last request, 0 if not."),
 		unreached:        desc(serviceplane, "apiserver_failures_total", "Requests that the API server did not answer, or answered with 401, 429 or 5xx."),
+
+		localhostNodePorts: desc(kubeProxy, "iptables_localhost_nodeports_accepted_packets_total", "Connections accepted at node ports of loopback addresses."),
+		invalid:            desc(kubeProxy, "iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because connection tracking has no valid state for them."),
 	}
 }
 
@@ -62,7 +68,7 @@ func (p *statusCollector) Describe(out chan<- *prometheus.Desc) {
 		p.endpointsPending, p.endpointsTotal, p.servicesPending, p.servicesTotal, p.lastQueued,
 		p.setAside, p.pending, p.ports, p.failed, p.damages, p.condition, p.without,
 		p.descriptors, p.descriptorLimit, p.descriptorLosses,
-		p.reachable, p.unreached,
+		p.reachable, p.unreached, p.localhostNodePorts, p.invalid,
 	} {
 		out <- d
 	}
@@ -77,6 +83,16 @@ func (p *statusCollector) Collect(out chan<- prometheus.Metric) {
 		now, failures := (*reachable)()
 		send(p.reachable, prometheus.GaugeValue, map[bool]float64{true: 1}[now])
 		send(p.unreached, prometheus.CounterValue, float64(failures))
+	}
+	for desc, read := range map[*prometheus.Desc]*func() (uint64, bool){
+		p.localhostNodePorts: p.sources.localhostNodePorts.Load(), p.invalid: p.sources.invalid.Load(),
+	} {
+		if read == nil {
+			continue
+		}
+		if packets, ok := (*read)(); ok {
+			send(desc, prometheus.CounterValue, float64(packets))
+		}
 	}
 	if status := p.sources.status.Load(); status != nil {
 		p.collect((*status)(), send)

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
@@ -183,4 +185,35 @@ func TestFlagzOfTheProcess(t *testing.T) {
 	if !strings.Contains(metrics, "kubernetes_build_info{build_date=") || !strings.Contains(metrics, `go_version="go1`) {
 		t.Error("/metrics lack kubernetes_build_info")
 	}
+}
+
+// TestLocalhostNodePortsAreMeasured in mode iptables, as far as the kernel has nfacct; in
+// other modes the metric is missing (MET-23).
+func TestLocalhostNodePortsAreMeasured(t *testing.T) {
+	t.Parallel()
+	const metric = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"
+	for _, m := range []mode{modeIPTables, modeNFTables} {
+		c, d := newSmall(t), newDirectory(t)
+		p := start(t, c.node, "--manifests="+d.path, "--state-dir="+t.TempDir(), "--proxy-mode="+string(m))
+		p.waitHealthy()
+		_, before := p.get("127.0.0.1:10249", "/metrics")
+		if m != modeIPTables {
+			if strings.Contains(before, metric) {
+				t.Errorf("mode %s has the metric", m)
+			}
+			continue
+		}
+		if _, err := netns.Ask(t.Context(), c.node, "tcp", netip.MustParseAddrPort("127.0.0.1:30080"), netns.AskOptions{}); err != nil {
+			t.Errorf("connect to the node port: %v", err)
+		}
+		_, after := p.get("127.0.0.1:10249", "/metrics")
+		if !strings.Contains(before, "\n"+metric+" 0\n") || !strings.Contains(after, "\n"+metric+" 1\n") {
+			t.Errorf("%s is %q, and %q after a connection, want 0 and 1", metric, lineOf(before, metric), lineOf(after, metric))
+		}
+	}
+}
+
+// lineOf returns the line of a metric.
+func lineOf(text, metric string) string {
+	return regexp.MustCompile(`(?m)^` + metric + `.*$`).FindString(text)
 }

@@ -4,7 +4,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/metrics"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // measured holds what /metrics shows.
@@ -35,5 +37,13 @@ func (m *measured) watch(p *testedProxy) {
 	m.Watch(p.Status)
 	if p.canary != nil {
 		m.WatchCanary(p.canary.Status)
+	}
+}
+
+// watchPackets shows what the kernel counts in mode iptables.
+func (o *options) watchPackets(m *measured, config proxier.Config) {
+	if o.mode() == modeIPTables {
+		packets := iptables.NewCounters(o.iptablesConfig(config))
+		m.WatchPackets(packets.LocalhostNodePorts, packets.Invalid)
 	}
 }

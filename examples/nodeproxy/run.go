@@ -57,6 +57,7 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	measured.watch(tested)
+	o.watchPackets(measured, config)
 	source, err := o.source(node, provider, measured, log)
 	if err != nil {
 		return err

@@ -1,0 +1,155 @@
+package iptables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/namespace"
+)
+
+// Messages and attributes of linux/netfilter/nfnetlink_acct.h.
+const (
+	acctNew = 0
+	acctGet = 1
+	acctDel = 3
+
+	acctName    = 1
+	acctPackets = 2
+)
+
+// acct creates, reads and deletes accounting objects in a network namespace, as in
+// namespace.Visit. It needs a kernel with nfnetlink_acct.
+type acct struct{ netNS string }
+
+// execute sends a message about an object, and returns the kernel's answers.
+func (a acct) execute(message uint16, name string, flags netlink.HeaderFlags) (answers []netlink.Message, err error) {
+	attributes := netlink.NewAttributeEncoder()
+	attributes.String(acctName, name)
+	data, err := attributes.Encode()
+	if err != nil {
+		return nil, err
+	}
+	request := netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_ACCT<<8 | message), Flags: netlink.Request | flags},
+		Data:   append([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, data...), // struct nfgenmsg
+	}
+	err = namespace.Visit(a.netNS, func() error {
+		conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		if err != nil {
+			return err
+		}
+		answers, err = conn.Execute(request)
+		return errors.Join(err, conn.Close())
+	})
+	return answers, err
+}
+
+// ensure creates the object with count 0, unless it exists.
+func (a acct) ensure(name string) error {
+	_, err := a.execute(acctNew, name, netlink.Create|netlink.Acknowledge)
+	if err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) { // EBUSY: a newer kernel, for an object in use
+		return fmt.Errorf("create counter %s: %w", name, err)
+	}
+	return nil
+}
+
+// remove deletes the object, unless it is gone or the rules of the other IP family use it.
+func (a acct) remove(name string) error {
+	_, err := a.execute(acctDel, name, netlink.Acknowledge)
+	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) && !isWithoutAcct(err) {
+		return fmt.Errorf("delete counter %s: %w", name, err)
+	}
+	return nil
+}
+
+// isWithoutAcct reports whether an error means that the kernel has no nfnetlink_acct.
+func isWithoutAcct(err error) bool {
+	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
+}
+
+// packets returns the count of the object. It lists all objects, because the kernel marks
+// the answer about a single one as the first of several, and sends no end.
+func (a acct) packets(name string) (count uint64, err error) {
+	answers, err := a.execute(acctGet, name, netlink.Dump)
+	if err != nil {
+		return 0, err
+	}
+	for _, answer := range answers {
+		if found, count, err := readAcct(answer.Data); err != nil || found == name {
+			return count, err
+		}
+	}
+	return 0, fmt.Errorf("read counter %s: %w", name, unix.ENOENT)
+}
+
+// readAcct reads the kernel's message about an object.
+func readAcct(message []byte) (name string, packets uint64, err error) {
+	const header = 4 // struct nfgenmsg
+	attributes, err := netlink.NewAttributeDecoder(message[min(header, len(message)):])
+	if err != nil {
+		return "", 0, err
+	}
+	attributes.ByteOrder = binary.BigEndian
+	for attributes.Next() {
+		switch attributes.Type() {
+		case acctName:
+			name = attributes.String()
+		case acctPackets:
+			packets = attributes.Uint64()
+		}
+	}
+	return name, packets, attributes.Err()
+}
+
+func (c *Counters) read(name string) (uint64, bool) {
+	packets, err := acct{c.netNS}.packets(name)
+	return packets, err == nil
+}
+
+// counting is implemented by kernels that know whether rules can count by nfacct.
+type counting interface {
+	counts(ctx context.Context, counter string) error
+}
+
+// counts tries a rule with a counter, which must exist.
+func (t *tool) counts(ctx context.Context, counter string) error {
+	for _, table := range []string{tableFilter, tableNAT} {
+		if err := t.tryFeatures(ctx, table, []feature{{rule: "-m nfacct --nfacct-name " + counter}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ensureCounters makes the counters of the rules if the kernel and the programs can count.
+// It returns false if they cannot: the rules work without.
+func (e *Engine) ensureCounters(ctx context.Context, k kernel) bool {
+	c, ok := k.(counting)
+	if !ok || e.config.HealthChecksOnly {
+		return false
+	}
+	names := e.config.chains()
+	err := errors.Join(acct{e.config.NetNS}.ensure(names.localhostCounter()), acct{e.config.NetNS}.ensure(names.invalidCounter()))
+	if err == nil {
+		err = c.counts(ctx, names.localhostCounter())
+	}
+	if err != nil {
+		e.log.Debug("packets are not counted: nfacct does not work", zap.Error(err))
+	}
+	return err == nil
+}
+
+// removeCounters deletes the counters, which no rule of this family uses any more.
+func (e *Engine) removeCounters() error {
+	if e.config.HealthChecksOnly {
+		return nil
+	}
+	names := e.config.chains()
+	return errors.Join(acct{e.config.NetNS}.remove(names.localhostCounter()), acct{e.config.NetNS}.remove(names.invalidCounter()))
+}
