@@ -33,6 +33,7 @@ func (c *Counters) Invalid() (packets uint64, ok bool) { return c.read(c.names.i
 func (n chainNames) localhostCounter() string {
 	return n.counter("localhost_nps_accepted_pkts", "localhost_nps")
 }
+
 func (n chainNames) invalidCounter() string {
 	return n.counter("ct_state_invalid_dropped_pkts", "invalid")
 }
