@@ -17,9 +17,9 @@ func provider(config proxier.Config, deps proxier.Deps) (proxier.Provider, error
 }
 
 // TestPackets sends real packets for the table of scenarios. This engine is the reference:
-// it declares no differences.
+// its only difference is that rules hand values on in the priority of a packet.
 func TestPackets(t *testing.T) {
-	proxiertest.Conformance(t, proxiertest.Features{}, provider)
+	proxiertest.Conformance(t, proxiertest.Features{FirstPriorityLost: true}, provider)
 }
 
 // TestExplainAgreesWithPackets sends random packets among random Services.

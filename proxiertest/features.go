@@ -45,6 +45,9 @@ type Features struct {
 	// VIPsAreLocal adds the VIPs to an interface of the node, which therefore also
 	// answers there at health check node ports (PKT-50).
 	VIPsAreLocal bool
+	// FirstPriorityLost makes the first packet of the node's own connections leave with
+	// priority 0, whatever SO_PRIORITY its socket has (PKT-87).
+	FirstPriorityLost bool
 	// Skip has the names of scenarios that do not apply, such as "PKT-60", with reasons.
 	Skip map[string]string
 	// Select, if not nil, chooses the scenarios to run by their names.

@@ -1,0 +1,144 @@
+package proxiertest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
+)
+
+// socketPriority is an SO_PRIORITY of its own, which is no class of an engine.
+const socketPriority = 5
+
+// priorityScenarios are about the packets of the node's own sockets.
+func priorityScenarios() []scenario {
+	return []scenario{{
+		name:     "PKT-87",
+		rule:     "Every packet of the node's own connection to a Service leaves with the priority of its socket (SO_PRIORITY), also the first one.",
+		services: []service{{endpoints: ready(remote0)}},
+		play:     playPriority,
+	}}
+}
+
+func playPriority(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	if s.features.SourceLost {
+		t.Skip("the proxy's sockets send, not those of clients")
+	}
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("needs the program nft, to observe packets")
+	}
+	nft := func(args ...string) (out []byte) {
+		t.Helper()
+		netnstest.Check(t, s.world.Node.Do(func() (err error) {
+			out, err = exec.CommandContext(ctx, "nft", args...).CombinedOutput()
+			if err != nil {
+				t.Logf("nft %v: %s", args, out)
+			}
+			return err
+		}))
+		return out
+	}
+	// After the network stack, and before any queue.
+	nft(fmt.Sprintf(`table inet observer {
+		counter kept { }
+		counter lost { }
+		chain leaving {
+			type filter hook postrouting priority 500
+			oifname "lo" accept
+			meta l4proto { tcp, udp } th dport %d meta priority 0:%x counter name kept accept
+			meta l4proto { tcp, udp } th dport %d counter name lost
+		}
+	}`, podPort, socketPriority, podPort))
+	defer nft("delete", "table", "inet", "observer")
+	for _, family := range families() {
+		for _, network := range []string{"tcp", "udp"} {
+			t.Run(string(family)+"/"+network, func(t *testing.T) {
+				to := s.services[0].targets(s.world, family)[clusterIP]
+				observe := func(from *Host) (kept, lost int) {
+					nft("reset", "counters", "table", "inet", "observer")
+					netnstest.Check(t, from.Do(func() error { return sendWithPriority(ctx, network, to) }))
+					poll.Until(t, "packets leave", func() bool {
+						kept, lost = counters(t, nft("-j", "list", "counters", "table", "inet", "observer"))
+						return kept+lost >= packetsWithPriority
+					})
+					return kept, lost
+				}
+				want := 0
+				if s.features.FirstPriorityLost {
+					want = 1
+				}
+				if kept, lost := observe(s.world.Node); lost != want {
+					t.Errorf("%d packets left with the priority of the socket, and %d without it, want %d", kept, lost, want)
+				}
+				if kept, _ := observe(s.world.LocalPods[0]); kept != 0 {
+					t.Errorf("%d packets of a pod have the priority of its socket: no veth pair passes it on", kept)
+				}
+			})
+		}
+	}
+}
+
+// packetsWithPriority is the least number of packets that sendWithPriority sends.
+const packetsWithPriority = 3
+
+// sendWithPriority opens a connection whose socket has a priority, and asks three times.
+func sendWithPriority(ctx context.Context, network string, to netip.AddrPort) error {
+	d := net.Dialer{Timeout: answerTimeout, Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		controlErr := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, socketPriority)
+		})
+		if err == nil {
+			err = controlErr
+		}
+		return err
+	}}
+	conn, err := d.DialContext(ctx, network, to.String())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(answerTimeout))
+	for range packetsWithPriority {
+		if _, err := conn.Write([]byte("x\n")); err != nil {
+			return err
+		}
+		if _, err := conn.Read(make([]byte, 512)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// counters reads those of the observer.
+func counters(t *testing.T, text []byte) (kept, lost int) {
+	t.Helper()
+	var document struct {
+		NFTables []struct {
+			Counter struct {
+				Name    string `json:"name"`
+				Packets int    `json:"packets"`
+			} `json:"counter"`
+		} `json:"nftables"`
+	}
+	netnstest.Check(t, json.Unmarshal(text, &document))
+	for _, o := range document.NFTables {
+		switch o.Counter.Name {
+		case "kept":
+			kept = o.Counter.Packets
+		case "lost":
+			lost = o.Counter.Packets
+		}
+	}
+	return kept, lost
+}
