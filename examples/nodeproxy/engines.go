@@ -136,6 +136,15 @@ func (o *options) cleanUpModes(ctx context.Context, modes []mode, config proxier
 	return errors.Join(errs...)
 }
 
+// cleanUpAll removes this instance's objects of all modes.
+func (o *options) cleanUpAll(ctx context.Context, p *proxier.Proxier, config proxier.Config, log *zap.Logger) error {
+	err := p.Cleanup(ctx)
+	if errors.Is(err, proxier.ErrInUse) { // the other modes have the same names
+		return err
+	}
+	return errors.Join(err, o.cleanUpModes(ctx, o.otherModes(), config, log))
+}
+
 // otherModes returns the kernel modes except that of the flags.
 func (o *options) otherModes() []mode {
 	return slices.DeleteFunc(kernelModes(), func(m mode) bool { return m == o.kernelMode() })

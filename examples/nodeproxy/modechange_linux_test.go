@@ -86,7 +86,10 @@ func (m *modeChange) run(t *testing.T) {
 		c.node.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("192.0.2.1")),
 		c.node.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr("2001:db8::1"))))
 	d.write("service.yaml", bothProtocols)
-	d.write("endpoints.yaml", strings.ReplaceAll(webSlices(1), "ports: [{port: 8080}]", "ports: [{name: tcp, port: 8080}, {name: udp, port: 8080, protocol: UDP}]"))
+	// With one endpoint, a connection could go on by chance.
+	d.write("endpoints.yaml", strings.NewReplacer("ports: [{port: 8080}]", "ports: [{name: tcp, port: 8080}, {name: udp, port: 8080, protocol: UDP}]",
+		podAddr(1, 4)+`"]`, podAddr(1, 4)+`"]}, {addresses: ["`+podAddr(2, 4)+`"]`,
+		podAddr(1, 6)+`"]`, podAddr(1, 6)+`"]}, {addresses: ["`+podAddr(2, 6)+`"]`).Replace(webSlices(1)))
 	flags := []string{"--manifests=" + d.path, "--state-dir=" + t.TempDir(), "--nodeport-addresses=0.0.0.0/0,::/0", fmt.Sprintf("--ipvs-udp-timeout=%ds", udpTimeout()), "--udp-timeout=20s", "--userspace-linger=10m"}
 	var old *proxyProcess
 	if m.from == kubeProxyIPVS {
@@ -248,7 +251,10 @@ ip -6 addr add fd00:96::10/128 dev kube-ipvs0
 		"-u 10.96.0.10:53 10.244.1.2", "-u [fd00:96::10]:53 [fd00:244:1::2]", "-u 192.0.2.10:30053 10.244.1.2", "-u [2001:db8::10]:30053 [fd00:244:1::2]",
 	} {
 		f := strings.Fields(server)
-		fmt.Fprintf(&b, "ipvsadm -A %s %s -s rr\nipvsadm -a %s %s -r %s:8080 -m -w 1\n", f[0], f[1], f[0], f[1], f[2])
+		fmt.Fprintf(&b, "ipvsadm -A %s %s -s rr\n", f[0], f[1])
+		for _, pod := range []string{f[2], strings.NewReplacer("244.1.", "244.2.", "244:1:", "244:2:").Replace(f[2])} {
+			fmt.Fprintf(&b, "ipvsadm -a %s %s -r %s:8080 -m -w 1\n", f[0], f[1], pod)
+		}
 	}
 	fmt.Fprintf(&b, "ipvsadm --set 900 120 %d\n", udpTimeout())
 	for _, family := range []struct{ prefix, inet, iptables, vip, pod string }{

@@ -46,11 +46,7 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	if o.cleanup {
-		err := provider.Cleanup(ctx)
-		if errors.Is(err, proxier.ErrInUse) { // the other modes have the same names
-			return err
-		}
-		return errors.Join(err, o.cleanUpModes(ctx, o.otherModes(), config, log))
+		return o.cleanUpAll(ctx, provider, config, log)
 	}
 	tested, err := o.tested(provider, log)
 	if err != nil {
@@ -62,12 +58,11 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	o.logMode(log)
 	leaving, err := o.leaving(config, measured.registry, log)
 	if err != nil {
 		return err
 	}
-	log.Info("starting", zap.String("version", version()), zap.String("mode", string(o.mode())), zap.String("node", node), zap.String("instance", config.Names.Instance))
+	o.logStart(node, config.Names.Instance, log)
 	tasks := []task{
 		{"proxy", provider.Run},
 		{"source of Services", source},
@@ -78,6 +73,12 @@ func run(ctx context.Context, o *options) error {
 	err = runAll(ctx, append(tasks, o.servers(tested, measured, log)...))
 	log.Info("stopped, the rules stay")
 	return err
+}
+
+// logStart logs what starts.
+func (o *options) logStart(node, instance string, log *zap.Logger) {
+	o.logMode(log)
+	log.Info("starting", zap.String("version", version()), zap.String("mode", string(o.mode())), zap.String("node", node), zap.String("instance", instance))
 }
 
 // source returns the task that feeds the provider with Services.
