@@ -122,6 +122,12 @@ func (m *modeChange) run(t *testing.T) {
 	next := start(t, c.node, append(flags, "--proxy-mode="+m.to)...)
 	next.waitHealthy()
 	t.Logf("%d new connections: the new proxy has synced", f.made.Load())
+	if strings.HasSuffix(m.from, string(modeIPVS)) {
+		const families = 2
+		poll.Until(t, "connections drain", func() bool {
+			return strings.Count(next.stderr(), "connections of the previous mode may end") == families
+		})
+	}
 	wait(3)
 	round := f.exchanged.Load()
 	poll.Until(t, "an exchange over all connections", func() bool {
@@ -153,13 +159,13 @@ func (c *small) targets() []target {
 	netnstest.Check(c.t, c.client.AddAddrs("eth0", netip.PrefixFrom(other4, 24), netip.PrefixFrom(other6, 64)))
 	return []target{
 		{from: c.client, network: "tcp", address: vip4},
-		{from: c.client, network: "tcp", address: vip6},
+		{from: c.client, network: "tcp", address: vip6, source: netip.MustParseAddr("2001:db8::1")},
 		{from: c.client, network: "tcp", address: nodePort, source: other4},
 		{from: c.client, network: "udp", address: "10.96.0.10:53"},
 		{from: c.node, network: "tcp", address: vip4},
 		{from: c.node, network: "tcp", address: vip6},
 		{from: c.client, network: "tcp", address: "[2001:db8::10]:30080", source: other6},
-		{from: c.client, network: "udp", address: "[fd00:96::10]:53"},
+		{from: c.client, network: "udp", address: "[fd00:96::10]:53", source: netip.MustParseAddr("2001:db8::1")},
 	}
 }
 

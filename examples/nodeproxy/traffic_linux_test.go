@@ -65,9 +65,24 @@ func (to target) dial(t *testing.T) (*heldConn, error) {
 	return &heldConn{Conn: conn, name: to.network + " " + to.address, lines: bufio.NewScanner(conn)}, nil
 }
 
-// exchange sends a request and waits for the response.
-func (h *heldConn) exchange() error {
-	if err := h.SetDeadline(time.Now().Add(exchangeTimeout)); err != nil {
+// exchange sends a request and waits for the response. A lost datagram is sent again, as
+// clients do.
+func (h *heldConn) exchange() (err error) {
+	if _, isUDP := h.Conn.(*net.UDPConn); !isUDP {
+		return h.try(exchangeTimeout)
+	}
+	const attempts = 4
+	for range attempts {
+		if err = h.try(exchangeTimeout / attempts); err == nil {
+			return nil
+		}
+		h.lines = bufio.NewScanner(h.Conn)
+	}
+	return err
+}
+
+func (h *heldConn) try(timeout time.Duration) error {
+	if err := h.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
 	if _, err := h.Write([]byte("?\n")); err != nil {
