@@ -184,22 +184,25 @@ func (w *world) measureAll(ctx context.Context, timeout func(probe) time.Duratio
 		all sync.WaitGroup
 		mu  sync.Mutex
 	)
-	byProbe := map[string]map[v1.IPFamily]string{}
+	type sent struct {
+		probe  string
+		family v1.IPFamily
+	}
+	results := map[sent]string{} // guarded by mu
 	for _, p := range w.probes() {
-		byProbe[p.name] = map[v1.IPFamily]string{}
 		for _, family := range families() {
 			all.Go(func() {
 				got := w.outcome(ctx, p, family, timeout(p))
 				mu.Lock()
 				defer mu.Unlock()
-				byProbe[p.name][family] = got
+				results[sent{p.name, family}] = got
 			})
 		}
 	}
 	all.Wait()
 	found := outcomes{}
 	for _, p := range w.probes() {
-		v4, v6 := byProbe[p.name][v1.IPv4Protocol], byProbe[p.name][v1.IPv6Protocol]
+		v4, v6 := results[sent{p.name, v1.IPv4Protocol}], results[sent{p.name, v1.IPv6Protocol}]
 		if v4 == v6 {
 			found.add(v4, p.name)
 			continue
