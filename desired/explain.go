@@ -94,6 +94,7 @@ type explaining struct {
 	resolved       *Resolved
 	traits         Traits // of the engine that handles the packet
 	shortCircuited bool   // externalTrafficPolicy Local does not bind the packet
+	atSocket       bool   // a socket at localhost gets the packet
 }
 
 func (x *Explainer) explaining(packet Packet) *explaining {
@@ -150,6 +151,8 @@ func (e *explaining) services(names iter.Seq[changetracker.ServicePortName]) ite
 func (e *explaining) acceptsNodePorts(t Traits) error {
 	addr := e.Packet.Destination.Addr()
 	switch {
+	case e.reachesSocket(t):
+		return nil
 	case addr.IsLoopback() && (addr.Is6() || !t.LoopbackNodePorts):
 		return fmt.Errorf("%v is a loopback address", addr)
 	case !addr.IsLoopback() && !slices.Contains(e.NodeAddresses, addr):
@@ -158,6 +161,11 @@ func (e *explaining) acceptsNodePorts(t Traits) error {
 		return fmt.Errorf("%v is not among the addresses that accept node ports", addr)
 	}
 	return nil
+}
+
+// reachesSocket reports whether a socket at localhost gets the packet, if it is for a node port.
+func (e *explaining) reachesSocket(t Traits) bool {
+	return t.LocalhostSockets && e.Globals.LocalhostNodePorts && e.Packet.Protocol != SCTP && isLocalhost(e.Packet.Destination.Addr())
 }
 
 // unserved explains a packet that is for no frontend.
@@ -238,6 +246,9 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	e.Service, e.Frontend, e.Affinity, e.Scope = &s.Name, f, s.Affinity, f.Scope
 	e.traits = e.traitsOf(s)
 	e.because("%v is the %v of %v", s.Key(f), f.Kind, s.Name)
+	if e.atSocket = e.reachesSocket(e.traits); e.atSocket {
+		e.traits.SourceLost, e.traits.LocalPolicyBindsAll = true, false
+	}
 	if f.Restricted && !contains(f.SourceRanges, e.Packet.Source) {
 		e.Verdict, e.Scope = VerdictDrop, 0
 		e.because("source %v is not in the source ranges %v", e.Packet.Source, f.SourceRanges)

@@ -14,6 +14,10 @@ type Globals struct {
 	// NodePortAddresses are the node addresses that accept node ports. A /0 means every local
 	// address except loopback; empty means none.
 	NodePortAddresses []netip.Prefix
+	// LocalhostNodePorts asks for node ports at 127.0.0.1 or ::1 too, from engines that serve
+	// them there with sockets (Traits.LocalhostSockets). Whether rules of an engine accept them
+	// depends on NodePortAddresses and Traits.LoopbackNodePorts alone.
+	LocalhostNodePorts bool
 	// NodeAddresses are the node's addresses that the embedding program has set, the most
 	// important first.
 	NodeAddresses []netip.Addr
@@ -28,7 +32,7 @@ type Globals struct {
 // Equal reports whether two Globals are the same.
 func (g *Globals) Equal(o *Globals) bool {
 	return slices.Equal(g.ServiceCIDRs, o.ServiceCIDRs) && slices.Equal(g.NodePortAddresses, o.NodePortAddresses) &&
-		slices.Equal(g.NodeAddresses, o.NodeAddresses) && slices.Equal(g.PodCIDRs, o.PodCIDRs) && g.PodInterface == o.PodInterface
+		g.LocalhostNodePorts == o.LocalhostNodePorts && slices.Equal(g.NodeAddresses, o.NodeAddresses) && slices.Equal(g.PodCIDRs, o.PodCIDRs) && g.PodInterface == o.PodInterface
 }
 
 // DetectsPods reports whether pod traffic can be detected. Without that, no traffic counts as a

@@ -99,4 +99,8 @@ type Traits struct {
 	SourceLost bool
 	// LoopbackNodePorts accepts node ports on 127.0.0.0/8, if that is in NodePortAddresses.
 	LoopbackNodePorts bool
+	// LocalhostSockets accepts node ports at 127.0.0.1 and ::1 if Globals.LocalhostNodePorts is
+	// set, by sockets of the proxy: endpoints see an address of the node, and
+	// externalTrafficPolicy Local does not bind the clients.
+	LocalhostSockets bool
 }

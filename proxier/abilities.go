@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
 )
 
 // abilities lists what an engine can do beside Engine.
@@ -56,5 +57,14 @@ func warnOfHiddenAbilities(log *zap.Logger, e Engine) {
 	if names := hiddenAbilities(e); len(names) > 0 {
 		log.Warn("engine wrapper hides abilities: give it a method Unwrap() proxier.Engine, or these methods",
 			zap.String("wrapper", fmt.Sprintf("%T", e)), zap.Strings("hidden", names))
+	}
+}
+
+// warnOfLocalhost warns if node ports should be accepted at localhost, and the engine cannot.
+func (f *family) warnOfLocalhost() {
+	traits := f.engine.Traits(nil)
+	byRules := traits.LoopbackNodePorts && f.name == v1.IPv4Protocol
+	if f.config.localhostNodePorts(f.name) && !traits.LocalhostSockets && !byRules {
+		f.log.Warn("node ports are not accepted at localhost, the engine cannot: see package userspace/localhost")
 	}
 }

@@ -81,14 +81,20 @@ type Masquerade struct {
 	PodInterfacePrefix string
 }
 
-// NodePorts selects the node addresses that accept node ports.
+// NodePorts selects the node addresses that accept node ports: those that any of its fields
+// names. The zero value selects all addresses but the loopback ones.
 type NodePorts struct {
-	// Addresses limits node ports to local addresses in these ranges. A family
-	// without a range accepts them on all its addresses, as with kube-proxy.
+	// Addresses are ranges of local addresses. If nothing else is set, a family without a
+	// range accepts node ports on all its addresses, as with kube-proxy. The range /0 does not
+	// include loopback addresses; others that contain 127.0.0.1 or ::1 are like Localhost.
 	Addresses []netip.Prefix
-	// Primary limits node ports to the first address of each family in
-	// Node.Addresses. A family without an address accepts none. Excludes Addresses.
+	// Primary is the first address of each family in Node.Addresses. A family without an
+	// address accepts none there.
 	Primary bool
+	// Localhost is 127.0.0.1 and ::1 (KEP-6032). The engines of package userspace/localhost
+	// serve node ports there, and the IPv4 engine of package iptables with LocalhostNodePorts.
+	// New logs a warning if the engine of a family cannot.
+	Localhost bool
 }
 
 // trackerOptions returns the options of the change tracker, with the fields that the

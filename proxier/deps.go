@@ -27,6 +27,9 @@ type Deps struct {
 	Announcer Announcer
 	// Settings are kernel settings to apply when Run begins.
 	Settings Settings
+	// Wrap replaces the engine of each IP family by one that wraps it, for example by
+	// localhost.Wrap of package userspace/localhost. New calls it.
+	Wrap func(family v1.IPFamily, engine Engine) (Engine, error)
 	// LocalAddresses returns the addresses of the node's interfaces, in the network
 	// namespace that is programmed. Only Explain calls it. If it is nil, Explain uses the
 	// addresses in Config.Node.

@@ -64,15 +64,12 @@ func TestChainPrefixesOfOthersAreRefused(t *testing.T) {
 func TestValidateNamesEveryBadField(t *testing.T) {
 	prefix := netip.MustParsePrefix("10.0.0.0/8")
 	for field, change := range map[string]func(*proxier.Config){
-		"Families":                func(c *proxier.Config) { c.Families = append(c.Families, c.Families[0]) },
-		"FullSyncPeriod":          func(c *proxier.Config) { c.FullSyncPeriod = -time.Second },
-		"Masquerade.Mark":         func(c *proxier.Config) { c.Masquerade.Mark = 0x6000 },
-		"Masquerade":              func(c *proxier.Config) { c.Masquerade.NodePodCIDRs, c.Masquerade.PodInterface = true, "cni0" },
-		"Masquerade.PodCIDRs[1]":  func(c *proxier.Config) { c.Masquerade.PodCIDRs = []netip.Prefix{prefix, {}} },
-		"Masquerade.PodInterface": func(c *proxier.Config) { c.Masquerade.PodInterface = strings.Repeat("x", 16) },
-		"NodePorts": func(c *proxier.Config) {
-			c.NodePorts = proxier.NodePorts{Primary: true, Addresses: []netip.Prefix{prefix}}
-		},
+		"Families":                    func(c *proxier.Config) { c.Families = append(c.Families, c.Families[0]) },
+		"FullSyncPeriod":              func(c *proxier.Config) { c.FullSyncPeriod = -time.Second },
+		"Masquerade.Mark":             func(c *proxier.Config) { c.Masquerade.Mark = 0x6000 },
+		"Masquerade":                  func(c *proxier.Config) { c.Masquerade.NodePodCIDRs, c.Masquerade.PodInterface = true, "cni0" },
+		"Masquerade.PodCIDRs[1]":      func(c *proxier.Config) { c.Masquerade.PodCIDRs = []netip.Prefix{prefix, {}} },
+		"Masquerade.PodInterface":     func(c *proxier.Config) { c.Masquerade.PodInterface = strings.Repeat("x", 16) },
 		"Kinds[1]":                    func(c *proxier.Config) { c.Kinds = []desired.Kind{desired.ClusterIP, 9} },
 		"NodePorts.Addresses[0]":      func(c *proxier.Config) { c.NodePorts.Addresses = []netip.Prefix{{}} },
 		"Names.Table":                 func(c *proxier.Config) { c.Names.Table = "" },

@@ -15,9 +15,12 @@ func (c *Config) globalsFor(family v1.IPFamily, node changetracker.Node, service
 	return desired.Globals{
 		ServiceCIDRs:      desired.Minimal(serviceCIDRs, family),
 		NodePortAddresses: c.nodePortAddresses(family, node),
-		NodeAddresses:     ofFamily(node.Addresses, family),
-		PodCIDRs:          c.Masquerade.podCIDRs(family, node),
-		PodInterface:      c.Masquerade.podInterface(),
+
+		LocalhostNodePorts: c.localhostNodePorts(family),
+
+		NodeAddresses: ofFamily(node.Addresses, family),
+		PodCIDRs:      c.Masquerade.podCIDRs(family, node),
+		PodInterface:  c.Masquerade.podInterface(),
 	}
 }
 
@@ -45,14 +48,28 @@ func (c *Config) nodePortAddresses(family v1.IPFamily, node changetracker.Node) 
 	if !c.programs(desired.NodePort) {
 		return nil
 	}
-	if c.NodePorts.Primary {
-		return primaryAddress(family, node)
+	n := &c.NodePorts
+	accepting := slices.Clone(n.Addresses)
+	if n.Primary {
+		accepting = append(accepting, primaryAddress(family, node)...)
 	}
-	if own := desired.Minimal(c.NodePorts.Addresses, family); len(own) > 0 {
+	if n.Localhost {
+		accepting = append(accepting, host(desired.Localhost(family)))
+	}
+	if own := desired.Minimal(accepting, family); len(own) > 0 || n.Primary {
 		return own
 	}
 	return []netip.Prefix{everything(family)}
 }
+
+// localhostNodePorts reports whether localhost accepts node ports.
+func (c *Config) localhostNodePorts(family v1.IPFamily) bool {
+	localhost := desired.Localhost(family)
+	return c.programs(desired.NodePort) && (c.NodePorts.Localhost ||
+		slices.ContainsFunc(c.NodePorts.Addresses, func(p netip.Prefix) bool { return p.Bits() > 0 && p.Contains(localhost) }))
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func primaryAddress(family v1.IPFamily, node changetracker.Node) []netip.Prefix {
 	i := slices.IndexFunc(node.Addresses, func(a netip.Addr) bool {
@@ -61,7 +78,7 @@ func primaryAddress(family v1.IPFamily, node changetracker.Node) []netip.Prefix 
 	if i < 0 {
 		return nil
 	}
-	return []netip.Prefix{netip.PrefixFrom(node.Addresses[i], node.Addresses[i].BitLen())}
+	return []netip.Prefix{host(node.Addresses[i])}
 }
 
 func everything(family v1.IPFamily) netip.Prefix {

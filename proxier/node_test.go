@@ -1,6 +1,7 @@
 package proxier_test
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -47,6 +48,49 @@ func TestTheNodeIsWaitedFor(t *testing.T) {
 				}
 				if updates := f.v4.updates(); len(updates) == 0 || !c.knows(&updates[0].Globals) || len(f.Status().Waiting) > 0 {
 					t.Errorf("%d updates, waiting for %v, want a first one with the node", len(updates), f.Status().Waiting)
+				}
+			})
+		})
+	}
+}
+
+// TestNodePortsAreAcceptedWhereAnyFieldSays, at localhost only if that is asked for.
+func TestNodePortsAreAcceptedWhereAnyFieldSays(t *testing.T) {
+	prefixes := func(texts ...string) (all []netip.Prefix) {
+		for _, text := range texts {
+			all = append(all, netip.MustParsePrefix(text))
+		}
+		return all
+	}
+	node := changetracker.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+	for name, c := range map[string]struct {
+		config proxier.NodePorts
+		v4, v6 string // accepting ranges, and "+" if localhost accepts them
+	}{
+		"nothing is set":         {proxier.NodePorts{}, "[0.0.0.0/0]", "[::/0]"},
+		"primary":                {proxier.NodePorts{Primary: true}, "[192.0.2.1/32]", "[2001:db8::1/128]"},
+		"localhost alone":        {proxier.NodePorts{Localhost: true}, "[127.0.0.1/32]+", "[::1/128]+"},
+		"primary and localhost":  {proxier.NodePorts{Primary: true, Localhost: true}, "[127.0.0.1/32 192.0.2.1/32]+", "[::1/128 2001:db8::1/128]+"},
+		"primary and a range":    {proxier.NodePorts{Primary: true, Addresses: prefixes("198.51.100.0/24")}, "[192.0.2.1/32 198.51.100.0/24]", "[2001:db8::1/128]"},
+		"all":                    {proxier.NodePorts{Addresses: prefixes("0.0.0.0/0", "::/0")}, "[0.0.0.0/0]", "[::/0]"},
+		"all and localhost":      {proxier.NodePorts{Localhost: true, Addresses: prefixes("0.0.0.0/0", "::/0")}, "[0.0.0.0/0]+", "[::/0]+"},
+		"a range with localhost": {proxier.NodePorts{Addresses: prefixes("127.0.0.0/8", "192.0.2.0/24")}, "[127.0.0.0/8 192.0.2.0/24]+", "[::/0]"},
+		"another loopback range": {proxier.NodePorts{Addresses: prefixes("127.0.2.0/24", "::1/128")}, "[127.0.2.0/24]", "[::1/128]+"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, proxier.Config{Node: node, NodePorts: c.config}, func(t *testing.T, f *fixture) {
+				f.OnServiceAdd(service("a", "10.0.0.1"))
+				f.synced()
+				pass(time.Second)
+				text := func(g desired.Globals) string {
+					got := fmt.Sprint(g.NodePortAddresses)
+					if g.LocalhostNodePorts {
+						got += "+"
+					}
+					return got
+				}
+				if four, six := text(f.v4.last().Globals), text(f.v6.last().Globals); four != c.v4 || six != c.v6 {
+					t.Errorf("node ports are accepted at %s and %s, want %s and %s", four, six, c.v4, c.v6)
 				}
 			})
 		})

@@ -73,6 +73,11 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		if engine == nil {
 			return nil, fmt.Errorf("%w: Families: no engine for %s", ErrInvalidConfig, name)
 		}
+		if deps.Wrap != nil {
+			if engine, err = deps.Wrap(name, engine); err != nil {
+				return nil, fmt.Errorf("wrap the engine of %s: %w", name, err)
+			}
+		}
 		p.families = append(p.families, p.newFamily(name, engine, deps))
 	}
 	return p, nil
@@ -100,6 +105,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		damagedPorts:  map[changetracker.ServicePortName]bool{},
 	}
 	warnOfHiddenAbilities(f.log, engine)
+	f.warnOfLocalhost()
 	return f
 }
 

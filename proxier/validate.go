@@ -59,9 +59,6 @@ func (c Config) Validate() error {
 	if bits.OnesCount32(c.Masquerade.Mark) != 1 {
 		bad("Masquerade.Mark", "%#x is not a single bit", c.Masquerade.Mark)
 	}
-	if c.NodePorts.Primary && len(c.NodePorts.Addresses) > 0 {
-		bad("NodePorts", "Primary and Addresses are both set, want one at most")
-	}
 	for i, kind := range c.Kinds {
 		if kind < desired.ClusterIP || kind > desired.NodePort {
 			bad(fmt.Sprintf("Kinds[%d]", i), "%d is not a kind of frontend", kind)

@@ -69,6 +69,7 @@ const (
 	setupInterface     setup = "interface"
 	setupAddresses     setup = "node port addresses"
 	setupPrimary       setup = "primary node port address"
+	setupLocalhost     setup = "node ports at localhost too"
 	setupTwoAddresses  setup = "second address known"
 	setupNoPodCIDRs    setup = "unknown pod CIDRs of the node"
 	setupStrictRanges  setup = "strict source ranges"
@@ -97,6 +98,8 @@ func (s setup) config(world *Topology) proxier.Config {
 		config.Node.Addresses = world.Node.Addrs[:4]
 	case setupPrimary:
 		config.NodePorts.Primary = true
+	case setupLocalhost:
+		config.NodePorts = proxier.NodePorts{Primary: true, Localhost: true}
 	case setupNoPodCIDRs:
 		config.Node.PodCIDRs = nil
 	case setupStrictRanges:
@@ -119,7 +122,7 @@ func dropClusterIP(p *changetracker.ServicePort, s *v1.Service) {
 func setups() []setup {
 	return []setup{
 		setupDefault, setupMasqueradeAll, setupNoDetector, setupNodePodCIDRs, setupInterfaces, setupInterface,
-		setupAddresses, setupPrimary, setupNoPodCIDRs, setupStrictRanges, setupDenyNode, setupNoClusterIPs,
+		setupAddresses, setupPrimary, setupLocalhost, setupNoPodCIDRs, setupStrictRanges, setupDenyNode, setupNoClusterIPs,
 	}
 }
 

@@ -18,6 +18,10 @@ type Features struct {
 	ServiceIPsPass bool
 	// LoopbackNodePorts accepts node ports on 127.0.0.0/8, but not on ::1 (PKT-32).
 	LoopbackNodePorts bool
+	// LocalhostSockets accepts node ports at 127.0.0.1 and ::1 by sockets if
+	// Config.NodePorts.Localhost is set; Services that share the port with a program of the
+	// node then fail (PKT-32).
+	LocalhostSockets bool
 	// RangesNeedEndpoints rejects packets to a load balancer IP without endpoints from
 	// outside its source ranges, instead of dropping them (PKT-47).
 	RangesNeedEndpoints bool

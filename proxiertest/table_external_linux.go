@@ -333,10 +333,43 @@ func loopbackScenarios(f Features) []scenario {
 		here.rule = "A node port is accepted at 127.0.0.1."
 		here.probes = every([]place{nodeAnywhere}, []target{nodePortLoopback}, answeredBy(pod1))
 	}
-	return []scenario{here, {
+	return append(localhostScenarios(f), here, scenario{
 		name: "PKT-32/::1", rule: "A node port is not accepted at ::1: a process of the node answers, or the kernel rejects.",
 		services: services, families: []v1.IPFamily{v1.IPv6Protocol}, probes: refused,
+	})
+}
+
+// localhostScenarios are about node ports at 127.0.0.1 and ::1 if they are asked for.
+func localhostScenarios(f Features) []scenario {
+	local := []ServiceOption{ExternalPolicyLocal(), InternalPolicyLocal()}
+	both := scenario{
+		name: "PKT-32/asked", rule: "A node port is not accepted at localhost by an engine that cannot, also if it is asked for.", setup: setupLocalhost,
+		services: []service{{external: true, endpoints: ready(pod1, remote0)}, {external: true, options: local, endpoints: ready(remote0)}},
+		probes:   every([]place{client, remote0}, []target{nodePort}, masqueradedTo(pod1, remote0)), // as elsewhere
+	}
+	atLocalhost := func(want want) []probe { return every([]place{nodeAnywhere}, []target{nodePortLoopback}, want) }
+	accepted := slices.Concat(both.probes, atLocalhost(masqueradedTo(pod1, remote0)), toSecond(atLocalhost(masqueradedTo(remote0))))
+	all := []scenario{{
+		name: "PKT-32/empty", rule: "A node port without endpoints rejects at localhost.", setup: setupLocalhost,
+		services: []service{{external: true}}, probes: atLocalhost(isRejected()),
 	}}
+	if f.LocalhostSockets || f.LoopbackNodePorts {
+		served := both
+		served.name, served.probes = "PKT-32/served", accepted
+		served.rule = "A node port is accepted at localhost if it is asked for, whatever the external traffic policy."
+		if !f.LocalhostSockets {
+			served.families = []v1.IPFamily{v1.IPv4Protocol}
+		}
+		all = append(all, served)
+	}
+	if f.LocalhostSockets {
+		return all
+	}
+	if f.LoopbackNodePorts {
+		both.families = []v1.IPFamily{v1.IPv6Protocol}
+	}
+	both.probes = append(both.probes, atLocalhost(isRejected())...)
+	return append(all, both)
 }
 
 // nodePortScenarios are about the node's addresses that accept node ports.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -39,21 +40,49 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update, result *prox
 	if e.config.Place == PlaceFrontends { // a new socket may need the address of an old one
 		err = e.closeSockets(ctx)
 	}
-	failed := map[changetracker.ServicePortName]bool{}
-	for i := range update.Changes {
-		s := update.Changes[i].After
-		if s == nil {
-			continue
-		}
-		if err := e.setService(ctx, s, plans[i]); err != nil {
-			failed[s.Name] = e.services[s.Name] == nil || !e.hasAllSockets(s.Name, plans[i])
-			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: err, Partial: true})
-		}
+	failed, setErr := e.setServices(ctx, update, plans, result)
+	if err = errors.Join(err, setErr); setErr != nil {
+		return err
 	}
 	if portalErr := e.applyPortals(ctx, update, failed, result); portalErr != nil {
 		return errors.Join(err, portalErr) // the old portals may still lead to sockets in e.closing
 	}
 	return errors.Join(err, e.closeSockets(ctx))
+}
+
+// setServices creates or updates the service ports of an update. Those in failed lack
+// sockets. If sockets have to be opened, the thread enters Config.NetNS once for all of
+// them, because entering it takes milliseconds.
+func (e *Engine) setServices(ctx context.Context, update *desired.Update, plans []map[socketKey]policy, result *proxier.Result) (failed map[changetracker.ServicePortName]bool, err error) {
+	failed = map[changetracker.ServicePortName]bool{}
+	set := func() error {
+		for i := range update.Changes {
+			s := update.Changes[i].After
+			if s == nil {
+				continue
+			}
+			if err := e.setService(ctx, s, plans[i]); err != nil {
+				failed[s.Name] = e.services[s.Name] == nil || !e.hasAllSockets(s.Name, plans[i])
+				result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: err, Partial: true})
+			}
+		}
+		return nil
+	}
+	if !e.opens(update, plans) {
+		return failed, set()
+	}
+	return failed, namespace.Visit(e.config.NetNS, set)
+}
+
+// opens reports whether an update needs further sockets.
+func (e *Engine) opens(update *desired.Update, plans []map[socketKey]policy) bool {
+	for i := range update.Changes {
+		s := e.services[update.Changes[i].Name]
+		if len(plans[i]) > 0 && (s == nil || len(s.sockets) < len(plans[i])) {
+			return true
+		}
+	}
+	return false
 }
 
 // start starts the sweep of session affinities.

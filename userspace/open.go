@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
-// open opens a socket. It adds the address first if necessary.
+// open opens a socket, inside Config.NetNS: see setServices. It adds the address first if necessary.
 func (e *Engine) open(ctx context.Context, want *desired.Service, s *service, key socketKey) (*socket, error) {
 	if err := e.addresses.acquire(ctx, key.addr.Addr()); err != nil {
 		return nil, err
@@ -76,14 +76,12 @@ func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*soc
 	}
 	var bound net.Addr
 	e.config.Budget.listen(1)
-	err := socket.inside(func() (err error) {
-		if want.Protocol == desired.TCP {
-			bound, err = e.openTCP(ctx, socket, site)
-		} else {
-			bound, err = e.openUDP(ctx, socket, site)
-		}
-		return err
-	})
+	var err error
+	if want.Protocol == desired.TCP {
+		bound, err = e.openTCP(ctx, socket, site)
+	} else {
+		bound, err = e.openUDP(ctx, socket, site)
+	}
 	if err != nil {
 		e.config.Budget.listen(-1)
 		stop()

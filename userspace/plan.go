@@ -188,13 +188,16 @@ func (e *Engine) nodePortAddrs() (addrs []netip.Addr, err error) {
 	if len(accepted) == 0 {
 		return nil, nil
 	}
-	local, err := lightdeps.LocalAddresses(e.config.NetNS) // the prefixes may contain addresses of other machines
-	if err != nil {
-		return nil, err
+	loopback := slices.DeleteFunc(slices.Clone(accepted), func(p netip.Prefix) bool { return !p.IsSingleIP() || !p.Addr().IsLoopback() })
+	var local []netip.Addr
+	if len(loopback) < len(accepted) {
+		if local, err = lightdeps.LocalAddresses(e.config.NetNS); err != nil { // the prefixes may contain addresses of other machines
+			return nil, err
+		}
 	}
-	for _, prefix := range accepted {
-		if addr := prefix.Addr(); prefix.IsSingleIP() && addr.IsLoopback() { // all of 127.0.0.0/8 is local, but an interface lists only 127.0.0.1
-			local = append(local, addr)
+	for _, p := range loopback { // all of 127.0.0.0/8 is local, but an interface lists only 127.0.0.1
+		if !slices.Contains(local, p.Addr()) {
+			local = append(local, p.Addr())
 		}
 	}
 	return slices.DeleteFunc(local, func(a netip.Addr) bool { return !contains(accepted, a) }), nil

@@ -22,8 +22,12 @@ const (
 	byPrefix      localMode = "InterfaceNamePrefix"
 )
 
-// primary is the value of --nodeport-addresses for the node's primary addresses.
-const primary = "primary"
+// Words in --nodeport-addresses, beside ranges.
+const (
+	primary    = "primary"   // the node's primary addresses
+	loopback   = "localhost" // 127.0.0.1 and ::1
+	everywhere = "all"       // all addresses but the loopback ones
+)
 
 // nodeAddresses is the value of --denied-external-ips for the node's addresses.
 const nodeAddresses = "node-addresses"
@@ -118,12 +122,31 @@ func (o *options) nodePorts(f *faults) proxier.NodePorts {
 	if len(o.nodePortAddresses) == 0 { // kube-proxy's defaults
 		return proxier.NodePorts{Primary: o.mode() == modeNFTables}
 	}
-	if slices.Equal(o.nodePortAddresses, []string{primary}) {
-		return proxier.NodePorts{Primary: true}
-	}
-	ranges, ok := parsePrefixes(o.nodePortAddresses)
-	f.check(ok, "nodeport-addresses", strings.Join(o.nodePortAddresses, ","), "ranges such as 192.0.2.0/24, or primary and nothing else")
-	return proxier.NodePorts{Addresses: ranges}
+	var n proxier.NodePorts
+	ranges := slices.DeleteFunc(slices.Clone(o.nodePortAddresses), func(text string) bool {
+		switch text {
+		case primary:
+			n.Primary = true
+		case loopback:
+			n.Localhost = true
+		case everywhere:
+			n.Addresses = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+		default:
+			return false
+		}
+		return true
+	})
+	addresses, ok := parsePrefixes(ranges)
+	f.check(ok, "nodeport-addresses", strings.Join(o.nodePortAddresses, ","), "ranges such as 192.0.2.0/24, primary, localhost or all")
+	n.Addresses = append(n.Addresses, addresses...)
+	return n
+}
+
+// socketsAtLocalhost reports whether sockets serve node ports at localhost if
+// --nodeport-addresses has it. Without --iptables-localhost-nodeports, which forbids what a
+// range would allow, the word localhost asks for them.
+func (o *options) socketsAtLocalhost() bool {
+	return o.kernelMode() != modeIPTables || o.localhostNodePorts || slices.Contains(o.nodePortAddresses, loopback)
 }
 
 // parsePrefixes parses CIDRs. Host bits are ignored.

@@ -60,6 +60,12 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 		"NPA-01 ranges": {"--nodeport-addresses=192.0.2.0/24 --nodeport-addresses=::/0", func(c *proxier.Config) {
 			c.NodePorts = proxier.NodePorts{Addresses: []netip.Prefix{cidr("192.0.2.0/24"), cidr("::/0")}}
 		}},
+		"NPA-07 mixed": {"--nodeport-addresses=primary,localhost,192.0.2.0/24", func(c *proxier.Config) {
+			c.NodePorts = proxier.NodePorts{Primary: true, Localhost: true, Addresses: []netip.Prefix{cidr("192.0.2.0/24")}}
+		}},
+		"NPA-07 all": {"--nodeport-addresses=all,localhost", func(c *proxier.Config) {
+			c.NodePorts = proxier.NodePorts{Localhost: true, Addresses: []netip.Prefix{cidr("0.0.0.0/0"), cidr("::/0")}}
+		}},
 		"external IPs": {"--refuse-external-ips --denied-external-ips=192.0.2.0/24,2001:db8::/32", func(c *proxier.Config) {
 			c.Tracker.ExternalIPs = changetracker.ExternalIPPolicy{Refuse: true, Denied: []netip.Prefix{cidr("192.0.2.0/24"), cidr("2001:db8::/32")}}
 		}},

@@ -16,6 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace"
+	"github.com/serviceplane/serviceplane/userspace/localhost"
 )
 
 // mode is an engine, by kube-proxy's name.
@@ -76,21 +77,26 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 	if err != nil {
 		return nil, err
 	}
-	return o.engine(o.mode(), config, proxier.Deps{
+	deps := proxier.Deps{
 		Logger: log, Observer: observer, Settings: settings,
 		Health: healthcheck.NewNodePorts(healthcheck.NodePortOptions{Logger: log, Threshold: o.threshold()}),
-	})
+	}
+	budget := userspace.NewBudget(0)
+	if o.socketsAtLocalhost() {
+		deps.Wrap = localhost.Wrap(userspace.Config{Config: config, Budget: budget, UDPIdle: o.userspace.udpTimeout}, deps)
+	}
+	return o.engine(o.mode(), config, deps, budget)
 }
 
-// engine returns the proxy of a mode.
-func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
+// engine returns the proxy of a mode. Its sockets share the budget; nil means one of its own.
+func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps, budget *userspace.Budget) (*proxier.Proxier, error) {
 	switch m {
 	case modeIPTables:
 		return iptables.New(o.iptablesConfig(config), deps)
 	case modeIPVS:
 		return o.ipvs.provider(config, deps)
 	case modeUserspace:
-		return o.sockets(config, deps)
+		return o.sockets(config, deps, budget)
 	case modeNFTables:
 	}
 	return nftables.New(nftables.Config{Config: config}, deps)
@@ -101,14 +107,14 @@ func (o *options) iptablesConfig(config proxier.Config) iptables.Config {
 }
 
 // sockets returns the userspace proxy with its portals.
-func (o *options) sockets(config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
+func (o *options) sockets(config proxier.Config, deps proxier.Deps, budget *userspace.Budget) (*proxier.Proxier, error) {
 	ports, err := parsePorts(o.userspace.ports)
 	if err != nil {
 		return nil, err
 	}
 	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	return userspace.New(userspace.Config{
-		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger,
+		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger, Budget: budget,
 		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
 			if o.kernelMode() == modeIPTables {
 				portals := o.iptablesConfig(config)
@@ -125,7 +131,7 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps) (*proxier.Pr
 func (o *options) cleanUpModes(ctx context.Context, modes []mode, config proxier.Config, log *zap.Logger) error {
 	var errs []error
 	for _, m := range modes {
-		p, err := o.engine(m, config, proxier.Deps{Logger: log, Health: proxier.NoHealth()})
+		p, err := o.engine(m, config, proxier.Deps{Logger: log, Health: proxier.NoHealth()}, nil)
 		if err == nil {
 			err = p.Cleanup(ctx)
 		}

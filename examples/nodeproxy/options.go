@@ -62,7 +62,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.refuseExternalIPs, "refuse-external-ips", false, "ignore spec.externalIPs of all Services")
 	f.StringSliceVar(&o.deniedExternalIPs, "denied-external-ips", nil, "CIDRs in which external IPs are refused, in addition to pod CIDRs, loopback, link-local and multicast; \"node-addresses\" for the addresses of this node")
 	f.BoolVar(&o.strictSourceRanges, "strict-source-ranges", false, "drop all traffic to a load balancer IP if no source range of its IP family is valid, instead of allowing all clients")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node addresses that accept node ports, or \"primary\"; default is primary in mode nftables, and all addresses in other modes")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that accept node ports: CIDRs, primary, localhost and all, which does not include localhost; default is primary in mode nftables, and all in other modes")
 	o.nftables.register(f, modeNFTables)
 	o.iptables.register(f, modeIPTables)
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "accept node ports on 127.0.0.0/8")
