@@ -123,6 +123,6 @@ for kernel in "${kernels[@]}"; do
   go run ./internal/guard/summary "$logs/$kernel.json" || status=1
 done
 if [ "$selection" = packets ]; then
-  go run ./internal/guard/kernels "${kernels[@]/#/$logs/}" | sed "s/^| host |/| $(uname -r | cut -d . -f 1,2), this machine's |/" || status=1
+  go run ./hack/vm/kernels "${kernels[@]/#/$logs/}" | sed "s/^| host |/| $(uname -r | cut -d . -f 1,2), this machine's |/" || status=1
 fi
 exit "$status"

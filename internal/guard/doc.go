@@ -1,5 +1,4 @@
-// Package guard holds the tests of what no package can test alone: who may import what,
-// and whether the documents are true. Its programs summarize a test run (summary), keep
-// the tables of docs/PERFORMANCE.md (figures) and compare API changes with CHANGELOG.md
-// (promise).
+// Package guard tests what no package can test alone: who may import what, and whether the
+// documents are true. Its programs summarize a test run (summary), keep the tables of
+// docs/PERFORMANCE.md (figures) and compare API changes with CHANGELOG.md (promise).
 package guard

@@ -43,12 +43,11 @@ func packages(t *testing.T, goos string) (all []pkg) {
 // importers are the only packages, by folder, that may depend on a module. So changetracker,
 // desired, runner, proxier, canary, healthcheck, debughttp, hybrid, userspace and zaplog stay light.
 var importers = map[string][]string{
-	"k8s.io/kubernetes":     {},
-	"k8s.io/component-base": {},
-	"k8s.io/apiserver":      {},
-	"k8s.io/client-go":      {"informer", "internal/apitest", "examples"},
-	// The clientset has every API group: it adds 13 MB to a program.
-	"k8s.io/client-go/kubernetes":    {"examples/cni-plugin", "examples/hybrid"},
+	"k8s.io/kubernetes":              {},
+	"k8s.io/component-base":          {},
+	"k8s.io/apiserver":               {},
+	"k8s.io/client-go":               {"informer", "internal/apitest", "examples"},
+	"k8s.io/client-go/kubernetes":    {"examples/cni-plugin", "examples/hybrid"}, // every API group: 13 MB
 	"k8s.io/client-go/informers":     {"examples/cni-plugin"},
 	"github.com/containernetworking": {"examples"},
 	"github.com/spf13":               {"examples"},
@@ -67,9 +66,7 @@ var importers = map[string][]string{
 	module + "/userspace": {"userspace", "examples"},
 }
 
-var netlinkUsers = []string{
-	"canary/nftrace", "conntrack", "examples", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "proxiertest",
-}
+var netlinkUsers = []string{"canary/nftrace", "conntrack", "examples", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 
