@@ -28,13 +28,13 @@ type Informers struct {
 func (i *Informers) missing(o Options) error {
 	var errs []error
 	if i.Services == nil {
-		errs = append(errs, errors.New("Services is nil: the Provider cannot work without them"))
+		errs = append(errs, errors.New("no Services: set Informers.Services"))
 	}
 	if i.EndpointSlices == nil {
-		errs = append(errs, errors.New("EndpointSlices is nil: the Provider cannot work without them"))
+		errs = append(errs, errors.New("no EndpointSlices: set Informers.EndpointSlices"))
 	}
 	if (i.Nodes != nil) != (o.NodeName != "") {
-		errs = append(errs, errors.New("Nodes and option NodeName: set both, or neither"))
+		errs = append(errs, errors.New("only one of Informers.Nodes and Options.NodeName: set both, or neither"))
 	}
 	return errors.Join(errs...)
 }

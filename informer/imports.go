@@ -86,6 +86,7 @@ type importFeed struct {
 
 func (f importFeed) added(o *unstructured.Unstructured)   { f.provider.OnServiceAdd(f.service(o)) }
 func (f importFeed) deleted(o *unstructured.Unstructured) { f.provider.OnServiceDelete(f.service(o)) }
+
 func (f importFeed) updated(was, is *unstructured.Unstructured) {
 	f.provider.OnServiceUpdate(f.service(was), f.service(is))
 }

@@ -33,16 +33,12 @@ func (o *options) measure() (*measured, error) {
 }
 
 // watch shows the status of a proxy, and the results of its canary.
-func (m *measured) watch(p *testedProxy) {
+func (m *measured) watch(o *options, p *testedProxy, config proxier.Config) {
 	m.Watch(p.Status)
 	if p.canary != nil {
 		m.WatchCanary(p.canary.Status)
 	}
-}
-
-// watchPackets shows what the kernel counts in mode iptables.
-func (o *options) watchPackets(m *measured, config proxier.Config) {
-	if o.mode() == modeIPTables {
+	if o.mode() == modeIPTables { // the kernel counts
 		packets := iptables.NewCounters(o.iptablesConfig(config))
 		m.WatchPackets(packets.LocalhostNodePorts, packets.Invalid)
 	}

@@ -52,8 +52,7 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	measured.watch(tested)
-	o.watchPackets(measured, config)
+	measured.watch(o, tested, config)
 	source, err := o.source(node, provider, measured, log)
 	if err != nil {
 		return err

@@ -59,9 +59,9 @@ func Connect(a, b Plug) error {
 func (p Plug) learn(other Plug) error {
 	var mac net.HardwareAddr
 	err := other.NS.Do(func() error {
-		link, err := netlink.LinkByName(other.Link)
+		link, err := net.InterfaceByName(other.Link)
 		if err == nil {
-			mac = link.Attrs().HardwareAddr
+			mac = link.HardwareAddr
 		}
 		return err
 	})
@@ -69,12 +69,12 @@ func (p Plug) learn(other Plug) error {
 		return fmt.Errorf("read link %s: %w", other.Link, err)
 	}
 	return p.NS.Do(func() error {
-		link, err := netlink.LinkByName(p.Link)
+		link, err := net.InterfaceByName(p.Link)
 		if err != nil {
 			return fmt.Errorf("read link %s: %w", p.Link, err)
 		}
 		for _, addr := range other.Addrs {
-			neighbor := &netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.Addr().AsSlice(), HardwareAddr: mac}
+			neighbor := &netlink.Neigh{LinkIndex: link.Index, State: netlink.NUD_PERMANENT, IP: addr.Addr().AsSlice(), HardwareAddr: mac}
 			if err := netlink.NeighSet(neighbor); err != nil {
 				return fmt.Errorf("add neighbor %s to link %s: %w", addr.Addr(), p.Link, err)
 			}
