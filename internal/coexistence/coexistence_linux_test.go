@@ -13,7 +13,17 @@ import (
 // update makes the test write the table instead of comparing.
 var update = flag.Bool("update", false, "rewrite the table of docs/COEXISTENCE.md")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// atOnce is how many cases run at a time, more than there are processors: most of their
+// time they wait for packets and repairs.
+const atOnce = "8"
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", atOnce); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // TestBeside: the rules of other programs stay exactly as they are, whatever an engine does,
 // and packets fare as docs/COEXISTENCE.md says.
