@@ -1,6 +1,7 @@
 package localhost_test
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -40,6 +41,13 @@ func TestPacketsWithIPTables(t *testing.T) {
 	})
 }
 
+// TestExplainAgreesWithPackets accepts node ports at localhost in every setup.
 func TestExplainAgreesWithPackets(t *testing.T) {
-	proxiertest.Explanations(t, 1024, 0, withNFTables)
+	proxiertest.Explanations(t, 1024, 0, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+		if ports := &config.NodePorts; !ports.Primary && len(ports.Addresses) == 0 {
+			ports.Addresses = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+		}
+		config.NodePorts.Localhost = true
+		return withNFTables(config, deps)
+	})
 }

@@ -16,8 +16,8 @@
 // is free; its other frontends work. Node ports of SCTP are not served. Connections end with
 // the process, unlike those that the kernel forwards.
 //
-// On Linux the sockets are bound to the interface lo: other hosts cannot reach them even if
-// route_localnet is set (CVE-2020-8558).
+// Other hosts cannot reach the sockets: on Linux those at 127.0.0.1 are bound to the interface
+// lo, because route_localnet would let packets pass (CVE-2020-8558).
 //
 // The package builds on all platforms.
 package localhost
