@@ -40,7 +40,7 @@ func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 	args := []string{
 		"--proxy-mode=ebpf", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
 		"--nftables-sync-period=soon", "--hostname-override", " ", "--cluster-cidr=10.0.0.0/8,10.1.0.0/16", "--healthz-bind-address=localhost:1",
-		"--metrics-bind-address=127.0.0.1:0", "--conntrack-udp-timeout=10ms", "--conntrack-min=-1", "--nodeport-addresses=primary,10.0.0.0/8",
+		"--metrics-bind-address=127.0.0.1:0", "--conntrack-udp-timeout=10ms", "--conntrack-min=-1", "--nodeport-addresses=primary,10.0.0.0",
 		"--manifests=/x", "--kubeconfig=/y", "--master=z", "--instance=Not_This", "-v", "-1", "--state-dir=",
 	}
 	err := execute(t.Context(), args, nil)
@@ -60,7 +60,7 @@ func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 		"--metrics-bind-address=127.0.0.1:0: want an IP address",
 		"--conntrack-udp-timeout=10ms: want 0, or 1s and more",
 		"--conntrack-min=-1: want 0 or more",
-		"--nodeport-addresses=primary,10.0.0.0/8: want ranges such as 192.0.2.0/24, or primary and nothing else",
+		"--nodeport-addresses=primary,10.0.0.0: want ranges such as 192.0.2.0/24, primary, localhost or all",
 		"--kubeconfig=/y: want nothing beside --manifests",
 		"--master=z: want nothing beside --manifests",
 		"--instance=Not_This: want 1 to 7 lower-case letters",
