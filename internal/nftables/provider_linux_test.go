@@ -228,7 +228,7 @@ func TestConfigReportsEveryFault(t *testing.T) {
 			Families:   []v1.IPFamily{"IPv5"},
 			Names:      proxier.Names{Table: strings.Repeat("x", 300), ChainPrefix: "a b"},
 			Masquerade: proxier.Masquerade{Mark: 3, PodInterface: strings.Repeat("x", 16), NodePodCIDRs: true},
-			NodePorts:  proxier.NodePorts{Primary: true, Addresses: []netip.Prefix{{}}},
+			NodePorts:  proxier.NodePorts{Addresses: []netip.Prefix{{}}},
 			Runner:     runner.Options{Burst: -1},
 		},
 		DNATPriority: -300,
@@ -239,7 +239,7 @@ func TestConfigReportsEveryFault(t *testing.T) {
 	}
 	for _, field := range []string{
 		"Families", "Names.Table", "Names.ChainPrefix", "Names.Device", "Masquerade.Mark",
-		"Masquerade", "Masquerade.PodInterface", "NodePorts", "NodePorts.Addresses[0]", "Runner", "DNATPriority",
+		"Masquerade", "Masquerade.PodInterface", "NodePorts.Addresses[0]", "Runner", "DNATPriority",
 	} {
 		if !strings.Contains(err.Error(), field+":") && !strings.Contains(err.Error(), field+" is") {
 			t.Errorf("the error does not name %s:\n%v", field, err)
