@@ -49,7 +49,7 @@ func scenarios(f Features) []scenario {
 		externalScenarios(), refusedScenarios(), disputeScenarios(), externalPolicyScenarios(f), healthCheckScenarios(f), loadBalancerScenarios(), emptyScenarios(f),
 		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), openSourceRangeScenarios(), emptySourceRangeScenarios(f),
 		conditionScenarios(f), affinityScenarios(), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
-		canaryScenarios(), priorityScenarios(), endScenarios(),
+		canaryScenarios(), priorityScenarios(f), endScenarios(),
 	)
 	slices.SortStableFunc(all, func(a, b scenario) int { return strings.Compare(string(a.setup), string(b.setup)) })
 	return all

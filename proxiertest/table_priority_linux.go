@@ -21,7 +21,10 @@ import (
 const socketPriority = 5
 
 // priorityScenarios are about the packets of the node's own sockets.
-func priorityScenarios() []scenario {
+func priorityScenarios(f Features) []scenario {
+	if f.SourceLost { // the proxy's sockets send, not those of clients
+		return nil
+	}
 	return []scenario{{
 		name:     "PKT-87",
 		rule:     "Every packet of the node's own connection to a Service leaves with the priority of its socket (SO_PRIORITY), also the first one.",
@@ -32,9 +35,6 @@ func priorityScenarios() []scenario {
 
 func playPriority(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
-	if s.features.SourceLost {
-		t.Skip("the proxy's sockets send, not those of clients")
-	}
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("needs the program nft, to observe packets")
 	}
