@@ -24,17 +24,21 @@ func provider(variant iptables.Variant, names proxier.Names) proxiertest.Factory
 }
 
 func TestPacketsWithNFT(t *testing.T) {
+	t.Parallel()
 	proxiertest.Conformance(t, deviations(), provider(iptables.VariantNFT, proxier.KubeProxyNames()))
 }
 
 func TestPacketsWithLegacy(t *testing.T) {
+	t.Parallel()
 	proxiertest.Conformance(t, deviations(), provider(iptables.VariantLegacy, proxier.DefaultNames()))
 }
 
 func TestExplainAgreesWithPacketsOfNFT(t *testing.T) {
+	t.Parallel()
 	proxiertest.Explanations(t, 2048, 0, provider(iptables.VariantNFT, proxier.DefaultNames()))
 }
 
 func TestExplainAgreesWithPacketsOfLegacy(t *testing.T) {
+	t.Parallel()
 	proxiertest.Explanations(t, 2048, 0, provider(iptables.VariantLegacy, proxier.KubeProxyNames()))
 }

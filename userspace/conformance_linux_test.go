@@ -40,15 +40,18 @@ func deviations() proxiertest.Features {
 }
 
 func TestPackets(t *testing.T) {
+	t.Parallel()
 	proxiertest.Conformance(t, deviations(), withNFTables)
 }
 
 func TestPacketsWithIPTables(t *testing.T) {
+	t.Parallel()
 	features := deviations()
 	features.ServiceIPsPass, features.LoopbackNodePorts = true, true
 	proxiertest.Conformance(t, features, withIPTables)
 }
 
 func TestExplainAgreesWithPackets(t *testing.T) {
+	t.Parallel()
 	proxiertest.Explanations(t, 2048, 0, withNFTables)
 }

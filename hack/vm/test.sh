@@ -45,6 +45,8 @@ runs() {
     ;;
   all*)
     echo './ipvs -tags=vm -skip=TestEveryHistory'
+    echo './examples/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
+    echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS'
     echo './nftables -skip=/spreading/(7|10)_endpoints'
     echo ./internal/nftables
     echo './iptables -run=TestPacketsWith -skip=/spreading'
@@ -53,6 +55,8 @@ runs() {
   "short $oldest")
     echo './ipvs -tags=vm -skip=TestEveryHistory|/spreading/(7|10)_endpoints'
     echo './iptables -run=TestPacketsWithLegacy -skip=/spreading'
+    echo './examples/nodeproxy -run=TestNoConnectionIsCut/(nftables_to_ipvs|ipvs_to_nftables|kube-proxy)'
+    echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS/PKT-32'
     echo './iptables -run=^TestPacketsWithNFT$/^PKT-(01|23|47|61)$'
     echo './userspace -run=^TestPackets(WithIPTables)?$/^PKT-(01|30)$'
     echo './nftables -skip=TestExplainAgrees|/spreading'
@@ -65,7 +69,6 @@ runs() {
   if [ "$1" = "$oldest" ]; then
     echo './conntrack -skip=TestNoFlowIsStale'
     echo './internal/netns -run=TestOutcomes'
-    echo './examples/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
     echo './userspace -run=TestIdleConnectionsAreHeld' # descriptors have no limit there
   fi
 }

@@ -46,8 +46,9 @@ type AskOptions struct {
 
 const (
 	defaultTimeout = 30 * time.Second
-	// refusalGrace is how long a port unreachable of the same host may take.
-	refusalGrace = 50 * time.Millisecond
+	// refusalGrace is how long a port unreachable of the same host may take: in emulation
+	// on a busy machine, more than 50 ms.
+	refusalGrace = 500 * time.Millisecond
 )
 
 // Ask opens a connection ("tcp") or sends a datagram ("udp") from inside ns and
