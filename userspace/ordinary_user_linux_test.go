@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -57,9 +58,9 @@ func mustExplainSkips(t *testing.T, out string) {
 			continue
 		}
 		name, _, _ := strings.Cut(skipped, " ")
-		_, after, _ := strings.Cut(out, "=== RUN   "+name+"\n")
-		if said, _, _ := strings.Cut(after, "\n"); !strings.Contains(said, ": needs ") {
-			t.Errorf("as nobody: %s is skipped with %q, want what it needs", name, said)
+		said := regexp.MustCompile(`(?m)^=== (RUN|CONT|NAME) +` + regexp.QuoteMeta(name) + `\n .*: needs `)
+		if !said.MatchString(out) {
+			t.Errorf("as nobody: %s is skipped and does not say what it needs\n%s", name, out)
 		}
 	}
 }
