@@ -20,6 +20,19 @@ import (
 // socketPriority is an SO_PRIORITY of its own, which is no class of an engine.
 const socketPriority = 5
 
+// priorityObserver counts what leaves after the network stack, and before any queue, of
+// connections from one port.
+const priorityObserver = `table inet observer {
+	counter kept { }
+	counter lost { }
+	chain leaving {
+		type filter hook postrouting priority 500
+		oifname "lo" accept
+		meta l4proto %[1]s ct original proto-src %[2]d meta priority 0:%[3]x counter name kept accept
+		meta l4proto %[1]s ct original proto-src %[2]d counter name lost
+	}
+}`
+
 // priorityScenarios are about the packets of the node's own sockets.
 func priorityScenarios(f Features) []scenario {
 	if f.SourceLost { // the proxy's sockets send, not those of clients
@@ -49,25 +62,16 @@ func playPriority(ctx context.Context, t *testing.T, s *stage) {
 		}))
 		return out
 	}
-	// After the network stack, and before any queue.
-	nft(fmt.Sprintf(`table inet observer {
-		counter kept { }
-		counter lost { }
-		chain leaving {
-			type filter hook postrouting priority 500
-			oifname "lo" accept
-			meta l4proto { tcp, udp } th dport %d meta priority 0:%x counter name kept accept
-			meta l4proto { tcp, udp } th dport %d counter name lost
-		}
-	}`, podPort, socketPriority, podPort))
-	defer nft("delete", "table", "inet", "observer")
+	port := 20000 // another one for each connection: late packets of the one before do not count
 	for _, family := range families() {
 		for _, network := range []string{"tcp", "udp"} {
 			t.Run(string(family)+"/"+network, func(t *testing.T) {
 				to := s.services[0].targets(s.world, family)[clusterIP]
 				observe := func(from *Host) (kept, lost int) {
-					nft("reset", "counters", "table", "inet", "observer")
-					netnstest.Check(t, from.Do(func() error { return sendWithPriority(ctx, network, to) }))
+					port++
+					nft(fmt.Sprintf(priorityObserver, network, port, socketPriority))
+					defer nft("delete", "table", "inet", "observer")
+					netnstest.Check(t, from.Do(func() error { return sendWithPriority(ctx, network, port, to) }))
 					poll.Until(t, "packets leave", func() bool {
 						kept, lost = counters(t, nft("-j", "list", "counters", "table", "inet", "observer"))
 						return kept+lost >= packetsWithPriority
@@ -93,8 +97,12 @@ func playPriority(ctx context.Context, t *testing.T, s *stage) {
 const packetsWithPriority = 3
 
 // sendWithPriority opens a connection whose socket has a priority, and asks three times.
-func sendWithPriority(ctx context.Context, network string, to netip.AddrPort) error {
-	d := net.Dialer{Timeout: answerTimeout, Control: func(_, _ string, raw syscall.RawConn) (err error) {
+func sendWithPriority(ctx context.Context, network string, port int, to netip.AddrPort) error {
+	var from net.Addr = &net.TCPAddr{Port: port}
+	if network == "udp" {
+		from = &net.UDPAddr{Port: port}
+	}
+	d := net.Dialer{Timeout: answerTimeout, LocalAddr: from, Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		controlErr := raw.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, socketPriority)
 		})
