@@ -83,7 +83,7 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 	}
 	budget := userspace.NewBudget(0)
 	if o.socketsAtLocalhost() {
-		deps.Wrap = localhost.Wrap(userspace.Config{Config: config, Budget: budget, UDPIdle: o.userspace.udpTimeout}, deps)
+		deps.Wrap = localhost.Wrap(userspace.Config{Config: config, Budget: budget, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger}, deps)
 	}
 	return o.engine(o.mode(), config, deps, budget)
 }

@@ -21,7 +21,7 @@ type sockets struct {
 func (s *sockets) register(f *pflag.FlagSet) {
 	f.StringVar(&s.portals, "userspace-portals", string(modeNFTables), "rules that redirect to the proxy in mode userspace: nftables or iptables; the flags of that mode apply")
 	f.StringVar(&s.ports, "proxy-port-range", "", "ports of the node for mode userspace: first-last, first+count or a single one; empty, 0 and 0-0 for any port")
-	f.DurationVar(&s.linger, "userspace-linger", 0, "how long connections of mode userspace may continue after SIGTERM, while the next proxy starts; 0 ends them at once")
+	f.DurationVar(&s.linger, "userspace-linger", 0, "how long connections of mode userspace, and to node ports at localhost, may continue after SIGTERM, while the next proxy starts; 0 ends them at once")
 	f.DurationVar(&s.udpTimeout, "udp-timeout", time.Minute, "idle timeout of UDP flows in mode userspace")
 }
 

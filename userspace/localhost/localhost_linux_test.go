@@ -283,11 +283,13 @@ func (n *node) fullSyncs() (full int) {
 }
 
 // TestConnectionsDrain: one lasts while its endpoint is removed, and until the Provider ends,
-// or for Config.Drain.
+// or for Config.Drain, or Config.Linger.
 func TestConnectionsDrain(t *testing.T) {
-	for title, drain := range map[string]time.Duration{"without limit": 0, "limited": time.Millisecond} {
+	for title, limit := range map[string]struct{ drain, linger time.Duration }{
+		"without limit": {}, "limited": {drain: time.Millisecond}, "lingering": {linger: time.Hour},
+	} {
 		t.Run(title, func(t *testing.T) {
-			n := newNode(t, func(c *userspace.Config) { c.Drain = drain })
+			n := newNode(t, func(c *userspace.Config) { c.Drain, c.Linger = limit.drain, limit.linger })
 			n.servers(t)
 			n.OnServiceAdd(service("web", 30080))
 			n.set("web", 1)
@@ -300,7 +302,7 @@ func TestConnectionsDrain(t *testing.T) {
 			n.set("web")
 			n.sync(t)
 			n.mustRefuse(t, 30080)
-			if drain > 0 {
+			if limit.drain > 0 {
 				poll.Until(t, "the connection has ended", func() bool { _, err := flow.Ask(t.Context()); return err != nil })
 				return
 			}
@@ -308,6 +310,13 @@ func TestConnectionsDrain(t *testing.T) {
 				t.Errorf("the connection ended with its endpoint: %v", err)
 			}
 			n.stop()
+			if limit.linger > 0 {
+				poll.Until(t, "Run ends otherwise", func() bool { return n.Sync(t.Context()) != nil })
+				if _, err := flow.Ask(t.Context()); err != nil {
+					t.Errorf("the connection does not linger: %v", err)
+				}
+				return // without the connection, the Provider ends
+			}
 			n.ended <- <-n.ended // Run has returned
 			if _, err := flow.Ask(t.Context()); err == nil {
 				t.Error("the connection outlives the Provider")
