@@ -65,7 +65,8 @@ func TestARefusedConnectionIsSaid(t *testing.T) {
 	for range 2 {
 		poll.Until(t, "a line about the failure", lines("does not answer"))
 		line := fmt.Sprint(logs.FilterMessageSnippet("does not answer").All()[0].ContextMap())
-		if !strings.Contains(line, strings.TrimPrefix(server.URL(), "http://")) || !strings.Contains(line, "connection refused") {
+		// A connection that the server has not accepted when it stops is reset.
+		if !strings.Contains(line, strings.TrimPrefix(server.URL(), "http://")) || !strings.Contains(line, "connect: connection re") {
 			t.Errorf("log %s, want the address and the cause", line)
 		}
 		if reached, failures := link.Reachable(); reached || failures == 0 {

@@ -22,7 +22,8 @@ type engine struct {
 	damage string
 	// sourceLost means that endpoints see an address of the node.
 	sourceLost bool
-	// next is the mode that the node changes to.
+	// next is the mode that the node changes to. It has other kernel objects, so that the
+	// clean-up of this one leaves it alone.
 	next string
 }
 
@@ -39,7 +40,7 @@ func engines() []engine {
 			name: "iptables-legacy", iptables: iptables.VariantLegacy, create: newIPTables(iptables.VariantLegacy), next: "nftables",
 			damage: "iptables-legacy -t nat -F KUBE-SERVICES\nip6tables-legacy -t nat -F KUBE-SERVICES\n",
 		},
-		{name: "userspace", iptables: iptables.VariantNFT, create: newUserspace, damage: deleteTables, sourceLost: true, next: "nftables"},
+		{name: "userspace", iptables: iptables.VariantNFT, create: newUserspace, damage: deleteTables, sourceLost: true, next: "iptables-nft"},
 	}
 }
 
