@@ -104,11 +104,7 @@ func (m *modeChange) run(t *testing.T) {
 	m.held = int64(each * len(targets))
 	wait := func(share int64) {
 		want := f.made.Load() + (int64(*connections)-m.held)/share
-		for before := int64(-1); f.made.Load() < want; before = f.made.Load() {
-			if !poll.Soon(func() bool { return f.made.Load() >= want }) && f.made.Load() == before {
-				t.Fatalf("no new connections: %s", strings.Join(f.errs, "\n"))
-			}
-		}
+		f.reach(t, "new connections", &f.made, func() int64 { return want })
 	}
 	wait(3)
 	t.Logf("%d new connections: the old proxy ends", f.made.Load())
@@ -130,10 +126,10 @@ func (m *modeChange) run(t *testing.T) {
 	}
 	wait(3)
 	round := f.exchanged.Load()
-	poll.Until(t, "an exchange over all connections", func() bool {
+	f.reach(t, "exchange over all connections", &f.exchanged, func() int64 {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.exchanged.Load() >= round+2*(m.held-int64(f.cut)) || f.cut == int(m.held)
+		return round + 2*(m.held-int64(f.cut))
 	})
 	wait(3)
 	f.end()

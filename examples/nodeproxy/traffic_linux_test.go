@@ -7,12 +7,14 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // traffic is what clients do while the mode of a node changes: they keep connections open
@@ -92,6 +94,18 @@ func (h *heldConn) try(timeout time.Duration) error {
 		return fmt.Errorf("no response: %w", cmp.Or(h.lines.Err(), io.EOF))
 	}
 	return nil
+}
+
+// reach waits until a counter has a value, however slow it is: it must not stand still.
+func (f *traffic) reach(t *testing.T, what string, counter *atomic.Int64, want func() int64) {
+	t.Helper()
+	for before := int64(-1); counter.Load() < want(); before = counter.Load() {
+		if !poll.Soon(func() bool { return counter.Load() >= want() }) && counter.Load() == before {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			t.Fatalf("no %s: %s", what, strings.Join(f.errs, "\n"))
+		}
+	}
 }
 
 // newTraffic opens connections to each target, and starts to exchange and to open more.
