@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,15 +33,10 @@ type claimed struct {
 	*proxier.Proxier
 
 	engine *proxiertest.RecordingEngine
-	mu     sync.Mutex // guards report
-	report proxier.SyncReport
+	report proxier.SyncReport // may be read after sync
 }
 
-func (c *claimed) ObserveSync(r proxier.SyncReport) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.report = r
-}
+func (c *claimed) ObserveSync(r proxier.SyncReport) { c.report = r }
 
 func claimedNode(addrs ...string) changetracker.Node {
 	n := changetracker.Node{Name: "node"}
@@ -71,11 +65,14 @@ func newClaimed(ctx context.Context, t *testing.T, n changetracker.Node, service
 	return c
 }
 
+// sync returns when the Proxier rests: the request that Sync makes can cause another sync
+// after the one that answers it.
 func (c *claimed) sync(t *testing.T) {
 	t.Helper()
 	if err := c.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	synctest.Wait()
 }
 
 // owners returns the service ports that the engine has programmed, by frontend.
