@@ -23,6 +23,7 @@
 //   - changetracker: Services and EndpointSlices to State and Delta.
 //   - desired: frontends, endpoints, session affinity, source ranges and masquerade of
 //     each Service port.
+//   - maglev: the tables of a consistent hash.
 //   - runner: runs a function with a rate limit, retries and backoff.
 //   - proxier: Provider, Engine, Config and Status, and the driver of all engines.
 //

@@ -24,6 +24,9 @@ func (p *ServicePort) canonicalise() error {
 	if p.SessionAffinity < 0 {
 		invalid("SessionAffinity", p.SessionAffinity)
 	}
+	if p.Balancing > LeastConnections {
+		invalid("Balancing", p.Balancing)
+	}
 	if p.ClusterIP = p.ClusterIP.Unmap(); !p.ClusterIP.IsValid() {
 		p.InternalPolicyLocal = false
 	}

@@ -44,6 +44,8 @@ const (
 	// ReasonNoSourceRange is for source ranges of which none is valid and of the IP
 	// family of a load balancer VIP.
 	ReasonNoSourceRange Reason = "no source range of the IP family"
+	// ReasonUnsupported is for a load balancing policy that the engine does not have.
+	ReasonUnsupported Reason = "not supported by the engine"
 )
 
 // Reasons returns all reasons.

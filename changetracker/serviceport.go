@@ -95,6 +95,8 @@ type ServicePort struct {
 	// SessionAffinity is the timeout of ClientIP affinity; 0 means no affinity. The API allows
 	// 1s to 24h.
 	SessionAffinity time.Duration
+	// Balancing is how an endpoint is chosen. The trackers leave it at Random.
+	Balancing Balancing
 	// CreationTimestamp and UID are those of the Service, the time in UTC. They decide which of
 	// several Services gets a VIP. A Service with the zero time counts as the youngest.
 	CreationTimestamp time.Time
@@ -152,6 +154,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 	return p.Name == o.Name && p.Family == o.Family && p.ClusterIP == o.ClusterIP && p.Port == o.Port &&
 		p.NodePort == o.NodePort && p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
+		p.Balancing == o.Balancing &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal &&
 		p.CreationTimestamp.Equal(o.CreationTimestamp) && p.UID == o.UID &&
 		slices.Equal(p.ExternalIPs, o.ExternalIPs) &&

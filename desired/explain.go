@@ -31,6 +31,8 @@ type Explanation struct {
 	// Affinity is how long the client stays with its endpoint; 0 means that each connection may
 	// go to any of them.
 	Affinity time.Duration `json:"affinity,omitempty"`
+	// Balancing is how an endpoint is chosen for a connection, by the weights of the endpoints.
+	Balancing changetracker.Balancing `json:"balancing,omitempty"`
 	// Endpoints are all endpoints of the service port, sorted by address.
 	Endpoints []ExplainedEndpoint `json:"endpoints,omitempty"`
 }
@@ -248,6 +250,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	e.because("%v is the %v of %v", s.Key(f), f.Kind, s.Name)
 	if e.atSocket = e.reachesSocket(e.traits); e.atSocket {
 		e.traits.SourceLost, e.traits.LocalPolicyBindsAll = true, false
+		e.traits.LeastConnections, e.traits.NoHash = true, false
 	}
 	if f.Restricted && !contains(f.SourceRanges, e.Packet.Source) {
 		e.Verdict, e.Scope = VerdictDrop, 0
@@ -334,6 +337,7 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 	default:
 		e.because("the source is kept")
 	}
+	e.balance(s)
 	if s.Affinity > 0 {
 		e.because("session affinity: the client stays with its endpoint for %v after its last connection, at any address of the Service", s.Affinity)
 	}
@@ -347,6 +351,21 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 		if hairpin && !e.Masquerade {
 			e.because("the source is masqueraded if the packet returns to the endpoint that sent it, %v", p.Addr)
 		}
+	}
+}
+
+// balance explains how an endpoint is chosen.
+func (e *explaining) balance(s *Service) {
+	e.Balancing = e.traits.Balancing(s)
+	share := ""
+	if s.Weights(e.Scope) != nil {
+		share = ", in proportion to the weights"
+	}
+	switch wanted := s.balancing(); {
+	case wanted != e.Balancing:
+		e.because("load balancing policy %v: this engine does not have it, and chooses an endpoint at random%s", wanted, share)
+	case wanted != changetracker.Random || share != "":
+		e.because("load balancing policy %v%s", wanted, share)
 	}
 }
 

@@ -172,6 +172,18 @@ func TestWhatIsExplained(t *testing.T) {
 			verdict: VerdictForward, service: "test/web:http", reason: "no endpoint is ready",
 		},
 		"no endpoints": {packet: packetTo("203.0.113.1:30080"), verdict: VerdictReject, service: "test/web:http", reason: "no endpoint on any node"},
+		"weights": {
+			endpoints: []changetracker.Endpoint{weighted(here, 2), there}, packet: packetTo("203.0.113.1:30080"),
+			verdict: VerdictForward, service: "test/web:http", reason: "load balancing policy random, in proportion to the weights",
+		},
+		"a policy": {
+			change: balancing(changetracker.SourceHash), endpoints: []changetracker.Endpoint{there}, packet: packetTo("203.0.113.1:30080"),
+			verdict: VerdictForward, service: "test/web:http", reason: "load balancing policy source-hash",
+		},
+		"a policy of other engines": {
+			change: balancing(changetracker.LeastConnections), endpoints: []changetracker.Endpoint{weighted(here, 2), there}, packet: packetTo("203.0.113.1:30080"),
+			verdict: VerdictForward, service: "test/web:http", reason: "this engine does not have it, and chooses an endpoint at random, in proportion to the weights",
+		},
 		"an IPv4-mapped IPv6 address": {
 			endpoints: []changetracker.Endpoint{there}, packet: packetTo("[::ffff:203.0.113.1]:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "LoadBalancer",
@@ -190,6 +202,35 @@ func TestWhatIsExplained(t *testing.T) {
 				t.Errorf("verdict %v, service %q, reasons %q, want %v, %q and %q", got.Verdict, service, got.Reasons, c.verdict, c.service, c.reason)
 			}
 		})
+	}
+}
+
+func weighted(e changetracker.Endpoint, weight uint16) changetracker.Endpoint {
+	e.Weight = weight
+	return e
+}
+
+func balancing(b changetracker.Balancing) func(*changetracker.ServicePort) {
+	return func(p *changetracker.ServicePort) { p.Balancing = b }
+}
+
+// Each policy, with engines that have it or not; Random is what remains.
+func TestTraitsDecideThePolicy(t *testing.T) {
+	for _, c := range []struct {
+		traits Traits
+		want   string
+	}{
+		{Traits{}, "random source-hash source-port-hash random"},
+		{Traits{NoHash: true}, "random random random random"},
+		{Traits{LeastConnections: true}, "random source-hash source-port-hash least-connections"},
+	} {
+		var got []string
+		for b := changetracker.Random; b <= changetracker.LeastConnections; b++ {
+			got = append(got, c.traits.Balancing(&Service{Port: &changetracker.ServicePort{Balancing: b}}).String())
+		}
+		if text := strings.Join(got, " "); text != c.want {
+			t.Errorf("%+v: %s, want %s", c.traits, text, c.want)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
@@ -103,4 +104,21 @@ type Traits struct {
 	// set, by sockets of the proxy: endpoints see an address of the node, and
 	// externalTrafficPolicy Local does not bind the clients.
 	LocalhostSockets bool
+	// LeastConnections is whether the engine has this policy. Without it, service ports that
+	// ask for it have Random.
+	LeastConnections bool
+	// NoHash is whether the engine lacks the policies SourceHash and SourcePortHash: service
+	// ports that ask for one have Random.
+	NoHash bool
+}
+
+// Balancing returns the policy by which an engine with these Traits chooses an endpoint of a
+// service port.
+func (t Traits) Balancing(s *Service) changetracker.Balancing {
+	switch wanted := s.balancing(); {
+	case wanted.Hashes() && t.NoHash, wanted == changetracker.LeastConnections && !t.LeastConnections:
+		return changetracker.Random
+	default:
+		return wanted
+	}
 }

@@ -27,7 +27,7 @@ type Service struct {
 	Cluster, Local []netip.AddrPort
 	// ClusterWeights and LocalWeights are the shares of new connections, each at least 1, in
 	// the order of Cluster and Local. Nil if all weights of the scope are equal, which is the
-	// usual case. No engine uses them yet.
+	// usual case. Port.Balancing is how an endpoint is chosen.
 	ClusterWeights, LocalWeights []uint16
 	// Serving are all endpoints that serve, sorted by address: ready or terminating, whatever
 	// traffic policy or topology select for new connections. Existing connections to them may
@@ -127,6 +127,14 @@ func (s *Service) Weights(scope Scope) []uint16 {
 		return s.LocalWeights
 	}
 	return s.ClusterWeights
+}
+
+// balancing is the policy that the service port asks for.
+func (s *Service) balancing() changetracker.Balancing {
+	if s.Port == nil {
+		return changetracker.Random
+	}
+	return s.Port.Balancing
 }
 
 // find returns the frontend of a Key, or nil if s has none.

@@ -10,8 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// updateConflicts records the service ports that do not get all frontends that they ask
-// for, and logs new conflicts.
+// updateConflicts records the service ports that do not get what they ask for, a frontend or
+// their load balancing policy, and logs new conflicts.
 func (f *family) updateConflicts(update *desired.Update) {
 	if update.Full {
 		maps.DeleteFunc(f.denied, func(name changetracker.ServicePortName, _ *desired.Service) bool {
@@ -22,7 +22,7 @@ func (f *family) updateConflicts(update *desired.Update) {
 	for i := range update.Changes {
 		name, s := update.Changes[i].Name, update.Changes[i].After
 		before := f.denied[name]
-		if s == nil || len(s.Lost)+len(s.Refused) == 0 {
+		if s == nil || len(s.Lost)+len(s.Refused) == 0 && f.balances(s) {
 			delete(f.denied, name)
 			continue
 		}
@@ -36,6 +36,10 @@ func (f *family) updateConflicts(update *desired.Update) {
 			f.log.Warn("external IPs refused, they are addresses of the node or its pods: remove them from the Service",
 				zap.Stringer("service", name), zap.Stringers("externalIPs", s.Refused))
 		}
+		if !f.balances(s) && (before == nil || before.Port.Balancing != s.Port.Balancing) {
+			f.log.Warn("the engine does not have the load balancing policy of the service port, and chooses endpoints at random: choose another policy or engine",
+				zap.Stringer("service", name), zap.Stringer("policy", s.Port.Balancing))
+		}
 	}
 	if !update.Full && !slices.ContainsFunc(update.Changes, changesFrontends) {
 		return
@@ -46,12 +50,17 @@ func (f *family) updateConflicts(update *desired.Update) {
 	f.conflicts = conflicts
 }
 
+// balances reports whether the engine has the load balancing policy of a service port.
+func (f *family) balances(s *desired.Service) bool {
+	return f.engine.Traits(s).Balancing(s) == s.Port.Balancing
+}
+
 // changesFrontends reports whether a change may affect more than endpoints.
 func changesFrontends(c desired.Change) bool {
 	return c.Source == nil || c.Source.Before != c.Source.After
 }
 
-// listConflicts lists the frontends that service ports ask for and do not get.
+// listConflicts lists what service ports ask for and do not get.
 func (f *family) listConflicts(now *desired.Resolved) []changetracker.Problem {
 	refused := map[changetracker.Problem]bool{} // a set: several ports of a Service have the same address
 	var problems []changetracker.Problem
@@ -59,6 +68,11 @@ func (f *family) listConflicts(now *desired.Resolved) []changetracker.Problem {
 		object := "Service " + name.NamespacedName.String()
 		for _, a := range s.Refused {
 			refused[changetracker.Problem{Object: object, Field: "spec.externalIPs", Value: a.String(), Reason: changetracker.ReasonRefused}] = true
+		}
+		if !f.balances(s) {
+			problems = append(problems, changetracker.Problem{
+				Object: object, Field: "port " + name.Port, Value: "load balancing policy " + s.Port.Balancing.String(), Reason: changetracker.ReasonUnsupported,
+			})
 		}
 		for _, k := range s.Lost {
 			owner, _ := now.Owner(k)

@@ -3,6 +3,7 @@ package proxier_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -428,6 +429,40 @@ func TestRefusedExternalIPsFollowTheNode(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A policy that the engine does not have is a problem of its Service, and the Service works.
+func TestPoliciesOfOtherEnginesAreProblems(t *testing.T) {
+	wanted := changetracker.Random
+	config := proxier.Config{Tracker: changetracker.Options{DecorateService: func(p *changetracker.ServicePort, _ *v1.Service) { p.Balancing = wanted }}}
+	run(t, config, func(t *testing.T, f *fixture) {
+		f.synced()
+		for i, step := range []struct {
+			policy   changetracker.Balancing
+			problems int
+		}{
+			{changetracker.Random, 0}, {changetracker.LeastConnections, 1}, {changetracker.LeastConnections, 1}, {changetracker.SourceHash, 0},
+			{changetracker.LeastConnections, 1}, {changetracker.SourcePortHash, 0},
+		} {
+			wanted = step.policy
+			f.OnServiceAdd(service("a", fmt.Sprintf("10.0.0.%d", i+1)))
+			if err := f.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			problems := slices.DeleteFunc(f.Status().Problems, func(p changetracker.Problem) bool {
+				return p.Reason != changetracker.ReasonUnsupported || p.Object != "Service test/a" || p.Value != "load balancing policy least-connections"
+			})
+			if len(problems) != step.problems || f.ProblemCounts()[changetracker.ReasonUnsupported] != step.problems {
+				t.Errorf("step %d, policy %v: problems %v, want %d", i, step.policy, f.Status().Problems, step.problems)
+			}
+			updates := f.v4.updates()
+			for s := range updates[len(updates)-1].Services() {
+				if s.Port.Balancing != step.policy {
+					t.Errorf("step %d: the engine got policy %v, want %v", i, s.Port.Balancing, step.policy)
+				}
+			}
+		}
+	})
 }
 
 func TestImportantServicesComeFirst(t *testing.T) {

@@ -48,7 +48,7 @@ func scenarios(f Features) []scenario {
 		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(), vipOnlyScenarios(),
 		externalScenarios(), refusedScenarios(), disputeScenarios(), externalPolicyScenarios(f), healthCheckScenarios(f), loadBalancerScenarios(), emptyScenarios(f),
 		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), openSourceRangeScenarios(), emptySourceRangeScenarios(f),
-		conditionScenarios(f), affinityScenarios(), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
+		conditionScenarios(f), affinityScenarios(), balancingScenarios(f), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
 		canaryScenarios(), priorityScenarios(f), endScenarios(),
 	)
 	slices.SortStableFunc(all, func(a, b scenario) int { return strings.Compare(string(a.setup), string(b.setup)) })
@@ -80,6 +80,7 @@ const (
 func (s setup) config(world *Topology) proxier.Config {
 	config := world.Config()
 	config.Runner = runner.Options{MinInterval: runner.Unlimited}
+	config.Tracker.DecorateService, config.Tracker.DecorateEndpoint = chooseBalancing, chooseWeight
 	switch s {
 	case setupDefault:
 	case setupMasqueradeAll:
@@ -107,7 +108,10 @@ func (s setup) config(world *Topology) proxier.Config {
 	case setupDenyNode:
 		config.DenyNodeExternalIPs = true
 	case setupNoClusterIPs:
-		config.Tracker.DecorateService = dropClusterIP
+		config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {
+			chooseBalancing(p, s)
+			dropClusterIP(p, s)
+		}
 	}
 	return config
 }

@@ -52,6 +52,8 @@ type Features struct {
 	// FirstPriorityLost makes the first packet of the node's own connections leave with
 	// priority 0, whatever SO_PRIORITY its socket has (PKT-87).
 	FirstPriorityLost bool
+	// LeastConnections and NoHash are those of desired.Traits (PKT-91, PKT-93).
+	LeastConnections, NoHash bool
 	// Skip has the names of scenarios that do not apply, such as "PKT-60", with reasons.
 	Skip map[string]string
 	// Select, if not nil, chooses the scenarios to run by their names.

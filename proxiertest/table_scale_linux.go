@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -47,31 +48,42 @@ func playSpread(endpoints int, limit float64) func(context.Context, *testing.T, 
 	return func(ctx context.Context, t *testing.T, s *stage) {
 		t.Helper()
 		s.report(t, (&scenario{}).combos(), func(c combo) []result {
-			counts, err := s.draw(ctx, c, draws)
+			counts, err := s.draw(ctx, c, clusterIP, draws)
 			if err == nil {
-				err = uniform(counts, endpoints, limit, c)
+				err = distributed(counts, slices.Repeat([]int{1}, endpoints), limit, c)
 			}
 			return single("uniform", err)
 		})
 	}
 }
 
-// uniform is Pearson's chi-squared test.
-func uniform(counts map[netip.Addr]int, endpoints int, limit float64, c combo) error {
-	expected, sum := float64(draws)/float64(endpoints), 0.0
-	for n := range endpoints {
-		off := float64(counts[crowdAddr(c.family, n+1)]) - expected
-		sum += off * off / expected
+// distributed is Pearson's chi-squared test of answers by a crowd with these weights.
+func distributed(counts map[netip.Addr]int, weights []int, limit float64, c combo) error {
+	asked, total, sum := 0, 0, 0.0
+	for _, n := range counts {
+		asked += n
 	}
-	if len(counts) > endpoints || sum > limit {
-		return fmt.Errorf("%d connections are distributed as %v: chi-squared %.1f, want at most %.1f", draws, counts, sum, limit)
+	for _, w := range weights {
+		total += w
+	}
+	for i, w := range weights {
+		got, expected := float64(counts[crowdAddr(c.family, i+1)]), float64(asked*w)/float64(total)
+		switch {
+		case w > 0:
+			sum += (got - expected) * (got - expected) / expected
+		case got > 0:
+			return fmt.Errorf("%v connections to endpoint %d, whose weight is 0", got, i+1)
+		}
+	}
+	if len(counts) > len(weights) || sum > limit {
+		return fmt.Errorf("%d connections to endpoints with weights %v are distributed as %v: chi-squared %.1f, want at most %.1f", asked, weights, counts, sum, limit)
 	}
 	return nil
 }
 
-// draw counts the answers of each server to connections to the first ClusterIP.
-func (s *stage) draw(ctx context.Context, c combo, n int) (map[netip.Addr]int, error) {
-	to := s.services[0].targets(s.world, c.family)[clusterIP]
+// draw counts the answers of each server to connections to the first service.
+func (s *stage) draw(ctx context.Context, c combo, at target, n int) (map[netip.Addr]int, error) {
+	to := s.services[0].targets(s.world, c.family)[at]
 	from := s.seat(client, c.family)
 	var (
 		mu       sync.Mutex // guards counts and firstErr
@@ -144,7 +156,7 @@ func extremeScenarios(f Features) []scenario {
 func playMany(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	s.report(t, (&scenario{}).combos(), func(c combo) []result {
-		counts, err := s.draw(ctx, c, manyDraws)
+		counts, err := s.draw(ctx, c, clusterIP, manyDraws)
 		if err != nil {
 			return single("used", err)
 		}

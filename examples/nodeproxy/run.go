@@ -25,6 +25,7 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	balancing{log}.decorate(&config.Tracker)
 	if err := checkPrivilege(); err != nil {
 		return err
 	}

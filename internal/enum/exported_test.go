@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/userspace"
 	"github.com/serviceplane/serviceplane/userspace/connection"
@@ -16,15 +17,16 @@ import (
 func TestEveryValueHasItsOwnName(t *testing.T) {
 	t.Parallel()
 	for name, value := range map[string]func(uint8) fmt.Stringer{
-		"desired.Protocol":   func(v uint8) fmt.Stringer { return desired.Protocol(v) },
-		"desired.Kind":       func(v uint8) fmt.Stringer { return desired.Kind(v) },
-		"desired.Scope":      func(v uint8) fmt.Stringer { return desired.Scope(v) },
-		"desired.Action":     func(v uint8) fmt.Stringer { return desired.Action(v) },
-		"desired.Masquerade": func(v uint8) fmt.Stringer { return desired.Masquerade(v) },
-		"desired.Verdict":    func(v uint8) fmt.Stringer { return desired.Verdict(v) },
-		"desired.Origin":     func(v uint8) fmt.Stringer { return desired.Origin(v) },
-		"connection.Outcome": func(v uint8) fmt.Stringer { return connection.Outcome(v) },
-		"userspace.Role":     func(v uint8) fmt.Stringer { return userspace.Role(v) },
+		"changetracker.Balancing": func(v uint8) fmt.Stringer { return changetracker.Balancing(v) },
+		"desired.Protocol":        func(v uint8) fmt.Stringer { return desired.Protocol(v) },
+		"desired.Kind":            func(v uint8) fmt.Stringer { return desired.Kind(v) },
+		"desired.Scope":           func(v uint8) fmt.Stringer { return desired.Scope(v) },
+		"desired.Action":          func(v uint8) fmt.Stringer { return desired.Action(v) },
+		"desired.Masquerade":      func(v uint8) fmt.Stringer { return desired.Masquerade(v) },
+		"desired.Verdict":         func(v uint8) fmt.Stringer { return desired.Verdict(v) },
+		"desired.Origin":          func(v uint8) fmt.Stringer { return desired.Origin(v) },
+		"connection.Outcome":      func(v uint8) fmt.Stringer { return connection.Outcome(v) },
+		"userspace.Role":          func(v uint8) fmt.Stringer { return userspace.Role(v) },
 	} {
 		seen := map[string]int{}
 		for n := range 256 {

@@ -39,6 +39,8 @@ type Answer struct {
 type AskOptions struct {
 	// From is the source address; with the zero value, routing chooses it.
 	From netip.Addr
+	// FromPort is the source port; 0 means any. It needs From.
+	FromPort uint16
 	// Timeout is how long to wait for the answer after the request is sent; 0 means 30s.
 	// Tests that expect no answer set less.
 	Timeout time.Duration
@@ -127,7 +129,7 @@ func (n *NS) dialOptional(ctx context.Context, network string, opts AskOptions, 
 	dialer := net.Dialer{Timeout: opts.Timeout}
 	if opts.From.IsValid() {
 		var err error
-		if dialer.LocalAddr, err = localAddr(network, opts.From); err != nil {
+		if dialer.LocalAddr, err = localAddr(network, netip.AddrPortFrom(opts.From, opts.FromPort)); err != nil {
 			return nil, err
 		}
 	}

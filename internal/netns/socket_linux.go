@@ -58,17 +58,16 @@ func (n *NS) dial(ctx context.Context, dialer net.Dialer, network, address strin
 	return conn, err
 }
 
-func localAddr(network string, from netip.Addr) (net.Addr, error) {
-	local := netip.AddrPortFrom(from, 0)
+func localAddr(network string, from netip.AddrPort) (net.Addr, error) {
 	switch network {
 	case "tcp", "tcp4", "tcp6":
-		return net.TCPAddrFromAddrPort(local), nil
+		return net.TCPAddrFromAddrPort(from), nil
 	case "udp", "udp4", "udp6":
-		return net.UDPAddrFromAddrPort(local), nil
+		return net.UDPAddrFromAddrPort(from), nil
 	case icmp4, icmp6:
-		return &net.IPAddr{IP: from.AsSlice()}, nil
+		return &net.IPAddr{IP: from.Addr().AsSlice()}, nil
 	default:
-		return nil, fmt.Errorf("dial from %s: %w", from, net.UnknownNetworkError(network))
+		return nil, fmt.Errorf("dial from %s: %w", from.Addr(), net.UnknownNetworkError(network))
 	}
 }
 

@@ -1,0 +1,262 @@
+package proxiertest
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// annotationBalancing chooses the load balancing policy of a Service.
+const annotationBalancing = "proxiertest/balancing"
+
+func balanced(b changetracker.Balancing) ServiceOption {
+	return func(s *v1.Service) { s.Annotations = map[string]string{annotationBalancing: b.String()} }
+}
+
+func chooseBalancing(p *changetracker.ServicePort, s *v1.Service) {
+	if text := s.Annotations[annotationBalancing]; text != "" {
+		_ = p.Balancing.UnmarshalText([]byte(text)) // it is the text of balanced
+	}
+}
+
+// weight gives an endpoint a weight. One of weight 0 gets no new connections, and keeps
+// those that it has.
+func weight(n int) EndpointOption {
+	return func(e *discovery.Endpoint) { e.Hostname = new("weight-" + strconv.Itoa(n)) }
+}
+
+func chooseWeight(e *changetracker.Endpoint, api *discovery.Endpoint, _ *discovery.EndpointSlice) {
+	if api.Hostname == nil {
+		return
+	}
+	if text, ok := strings.CutPrefix(*api.Hostname, "weight-"); ok {
+		n, _ := strconv.Atoi(text)
+		e.Weight, e.Ready = uint16(n), e.Ready && n > 0
+	}
+}
+
+// weightedCrowd is a crowd with weights.
+func weightedCrowd(weights ...int) []endpoint {
+	endpoints := crowd(len(weights))
+	for i, w := range weights {
+		endpoints[i].condition = weight(w)
+	}
+	return endpoints
+}
+
+const (
+	// weightedDraws is the number of connections in a test of weights, and weightedLimit the
+	// quantile of the chi-squared distribution with two degrees of freedom for one false alarm
+	// in a million.
+	weightedDraws = 400
+	weightedLimit = 27.63
+	// hashedFlows is the number of flows in a test of a consistent hash, and maxMoved the
+	// greatest share of them that may move beside those of the endpoint that has gone.
+	hashedFlows, firstHashedPort = 400, 20000
+	maxMoved                     = 0.02
+	// heldConnections are open at the same time in a test of least connections.
+	heldConnections = 12
+)
+
+// balancingScenarios are about load balancing policies and weights.
+func balancingScenarios(f Features) []scenario {
+	hashed := func(b changetracker.Balancing, options ...ServiceOption) service {
+		return service{external: true, endpoints: crowd(10), options: append(options, balanced(b))}
+	}
+	weights := []int{1, 2, 5, 0}
+	all := []scenario{
+		{
+			name: "PKT-90", rule: "Connections are distributed in proportion to the weights of the endpoints. One of weight 0 gets none.",
+			services: []service{{external: true, endpoints: weightedCrowd(weights...)}},
+			play:     playWeights(weights, clusterIP, nodePort),
+		},
+		{
+			name: "PKT-90/policy", rule: "Weights apply to the endpoints that the traffic policy allows.",
+			services: []service{{external: true, endpoints: append(weightedCrowd(weights...), endpoint{at: remote0, condition: weight(100)}), options: []ServiceOption{ExternalPolicyLocal()}}},
+			play:     playWeights(weights, nodePort),
+		},
+		{
+			name: "PKT-90/affinity", rule: "With weights and any policy, session affinity keeps a client at its endpoint.",
+			services: []service{sticky(longAffinity, []endpoint{{at: pod0, condition: weight(2)}, {at: pod1}, {at: remote0}}, balanced(changetracker.LeastConnections))},
+			play:     playStickiness,
+		},
+	}
+	if !f.NoHash {
+		all = append(all, []scenario{
+			{
+				name: "PKT-91", rule: "With policy source-hash, a client gets the same endpoint at every frontend, and on every node with the same endpoints.",
+				services: []service{hashed(changetracker.SourceHash)},
+				play:     playHash,
+			},
+			{
+				name: "PKT-92", rule: "When one of ten endpoints goes, at most 2 % of the flows move beside its own.",
+				services: []service{hashed(changetracker.SourcePortHash)},
+				play:     playDisruption,
+			},
+			{
+				name: "PKT-92/affinity", rule: "A consistent hash chooses the first endpoint of a client with session affinity.",
+				services: []service{hashed(changetracker.SourceHash, ClientAffinity(longAffinity))},
+				play:     playHash,
+			},
+		}...)
+	}
+	if f.LeastConnections {
+		all = append(all, scenario{
+			name: "PKT-93", rule: "With policy least-connections, a connection goes to the endpoint with the fewest open ones, by weight.",
+			services: []service{{external: true, endpoints: weightedCrowd(1, 1, 2), options: []ServiceOption{balanced(changetracker.LeastConnections)}}},
+			play:     playLeast,
+		})
+	}
+	return all
+}
+
+func playWeights(weights []int, at ...target) func(context.Context, *testing.T, *stage) {
+	return func(ctx context.Context, t *testing.T, s *stage) {
+		t.Helper()
+		s.report(t, (&scenario{}).combos(), func(c combo) (results []result) {
+			for _, to := range at {
+				counts, err := s.draw(ctx, c, to, weightedDraws)
+				if err == nil {
+					err = distributed(counts, weights, weightedLimit, c)
+				}
+				results = append(results, single("to_"+string(to), err)...)
+			}
+			return results
+		})
+	}
+}
+
+// endpoints are those that flows reach, in order.
+type reached []netip.Addr
+
+// numbered asks from each of these numbers, which are the clients or the ports of one.
+func (s *stage) numbered(n int, ask func(i int) (Answer, error)) (all reached, err error) {
+	for i := range n {
+		answer, err := ask(i)
+		if err != nil {
+			return nil, fmt.Errorf("number %d: %w", i, err)
+		}
+		all = append(all, answer.Local.Addr())
+	}
+	return all, nil
+}
+
+func (s *stage) byClient(ctx context.Context, c combo, at target) (reached, error) {
+	to := s.services[0].targets(s.world, c.family)[at]
+	return s.numbered(clientAddrs, func(i int) (Answer, error) { return s.client(i, c).ask(ctx, c.network, to, answerTimeout) })
+}
+
+// playHash compares frontends, connections and nodes. The other node learns of the
+// endpoints in another order.
+func playHash(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	other := &stage{suite: &suite{world: NewTopology(t), features: s.features, factory: s.factory, adjust: s.adjust}}
+	other.provider = other.use(ctx, t, setupDefault)
+	defer other.stop(ctx, t)
+	spec := service{external: true, endpoints: crowd(10), options: []ServiceOption{balanced(changetracker.SourceHash)}}
+	few, reversed := spec, spec
+	few.endpoints = crowd(3)
+	reversed.endpoints = crowd(10)
+	slices.Reverse(reversed.endpoints)
+	other.publish(ctx, t, few)
+	other.publish(ctx, t, reversed)
+	s.report(t, (&scenario{}).combos(), func(c combo) []result {
+		first, err := s.byClient(ctx, c, clusterIP)
+		results := single("first", err)
+		if distinct := slices.Compact(slices.SortedFunc(slices.Values(first), netip.Addr.Compare)); err == nil && len(distinct) < 4 {
+			results = append(results, single("spread", fmt.Errorf("%d clients reach %v only", clientAddrs, distinct))...)
+		}
+		for _, at := range []target{clusterIP, nodePort, loadBalancer} {
+			again, err := s.byClient(ctx, c, at)
+			if err == nil && !slices.Equal(first, again) {
+				err = fmt.Errorf("clients reach %v, want the same as before, %v", again, first)
+			}
+			results = append(results, single("again_to_"+string(at), err)...)
+		}
+		elsewhere, err := other.byClient(ctx, c, nodePort)
+		if err == nil && !slices.Equal(first, elsewhere) {
+			err = fmt.Errorf("clients reach %v through another node, want the same as here, %v", elsewhere, first)
+		}
+		return append(results, single("through_another_node", err)...)
+	})
+}
+
+// byPort asks from many ports of one client.
+func (s *stage) byPort(ctx context.Context, c combo, at target) (reached, error) {
+	from, to := s.seat(client, c.family), s.services[0].targets(s.world, c.family)[at]
+	return s.numbered(hashedFlows, func(i int) (Answer, error) {
+		return from.host.Ask(ctx, c.network, to, AskOptions{From: from.addr, FromPort: uint16(firstHashedPort + i), Timeout: answerTimeout})
+	})
+}
+
+// playDisruption asks at another frontend each time: the same ports are in use at the one
+// before.
+func playDisruption(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	combos := (&scenario{}).combos()
+	before := make([]reached, len(combos))
+	for i, c := range combos {
+		var err error
+		if before[i], err = s.byPort(ctx, c, clusterIP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const gone = 3 // its number in the crowd
+	s.publish(ctx, t, service{
+		external: true, endpoints: slices.Delete(crowd(10), gone-1, gone), options: []ServiceOption{balanced(changetracker.SourcePortHash)},
+	})
+	s.report(t, combos, func(c combo) []result {
+		was := before[slices.Index(combos, c)]
+		now, err := s.byPort(ctx, c, loadBalancer)
+		if err != nil {
+			return single("asked", err)
+		}
+		own, moved := 0, 0
+		for i := range was {
+			switch {
+			case was[i] == crowdAddr(c.family, gone):
+				own++
+			case was[i] != now[i]:
+				moved++
+			}
+		}
+		if own < hashedFlows/20 || own > hashedFlows/5 {
+			err = fmt.Errorf("%d of %d flows were at one of ten endpoints", own, hashedFlows)
+		}
+		if float64(moved) > maxMoved*hashedFlows {
+			err = fmt.Errorf("%d of %d flows moved, and %d with their endpoint; want at most %v of the others", moved, hashedFlows, own, maxMoved)
+		}
+		return single("moved", err)
+	})
+}
+
+// playLeast holds connections.
+func playLeast(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	s.report(t, (&scenario{networks: []string{"tcp"}}).combos(), func(c combo) []result {
+		counts := map[netip.Addr]int{}
+		for range heldConnections {
+			e, err := s.open(ctx, probe{from: client, to: clusterIP}, c)
+			if err != nil {
+				return single("held", err)
+			}
+			defer func() { _ = e.flow.Close() }()
+			counts[e.first.Local.Addr()]++
+		}
+		for n, want := range []int{heldConnections / 4, heldConnections / 4, heldConnections / 2} {
+			if got := counts[crowdAddr(c.family, n+1)]; got != want {
+				return single("held", fmt.Errorf("endpoint %d has %d of %d open connections, want %d", n+1, got, heldConnections, want))
+			}
+		}
+		return single("held")
+	})
+}
