@@ -15,6 +15,9 @@ type Endpoint struct {
 	// Ready, Serving and Terminating are the EndpointSlice conditions. An absent condition has
 	// the default of the API: ready, serving, not terminating.
 	Ready, Serving, Terminating bool
+	// Ejected means that the endpoint would be usable, and that an Override ejects it: it is
+	// neither Ready nor Serving therefore.
+	Ejected bool
 	// Weight is the endpoint's share of new connections, relative to the other endpoints. 0 is
 	// the default and means 1; the trackers store 0 for 1. It never means no traffic; for that
 	// see Override.Eject.
@@ -38,7 +41,7 @@ func (e *Endpoint) Equal(o *Endpoint) bool { return e.Addr == o.Addr && e.alike(
 
 // alike compares everything but Addr and Ext.
 func (e *Endpoint) alike(o *Endpoint) bool {
-	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating &&
+	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating && e.Ejected == o.Ejected &&
 		e.share() == o.share() && e.Zone == o.Zone && e.Node == o.Node &&
 		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
 }
@@ -57,7 +60,10 @@ func canonicalWeight(weight uint16) uint16 {
 // String is the address, with the conditions and the weight if they are not the default.
 func (e *Endpoint) String() string {
 	s := e.Addr.String()
-	if !e.Ready {
+	switch {
+	case e.Ejected:
+		s += " ejected"
+	case !e.Ready:
 		s += " notready"
 	}
 	if e.Terminating {

@@ -9,6 +9,7 @@ type Exclusion string
 // The reasons to leave an endpoint out.
 const (
 	ExcludedNotReady   Exclusion = "not ready"
+	ExcludedEjected    Exclusion = "ejected: it fails, for a health check of the program"
 	ExcludedNotServing Exclusion = "terminating, and serves no more"
 	ExcludedDraining   Exclusion = "terminating, and others are ready"
 	ExcludedElsewhere  Exclusion = "on another node"
@@ -53,6 +54,8 @@ func (r rule) excludes(e *Endpoint) Exclusion {
 	switch {
 	case r.selects(e):
 		return ""
+	case e.Ejected:
+		return ExcludedEjected
 	case e.Terminating && !e.Serving:
 		return ExcludedNotServing
 	case !e.Usable():

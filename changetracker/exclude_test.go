@@ -37,7 +37,7 @@ func TestExclusionsAgreeWithSelect(t *testing.T) {
 		}
 	}
 	for _, reason := range []Exclusion{
-		ExcludedNotReady, ExcludedNotServing, ExcludedDraining, ExcludedElsewhere, ExcludedByNodeHint, ExcludedByZoneHint,
+		ExcludedNotReady, ExcludedNotServing, ExcludedDraining, ExcludedElsewhere, ExcludedByNodeHint, ExcludedByZoneHint, ExcludedEjected,
 	} {
 		if seen[reason] == 0 {
 			t.Errorf("reason %q never came up", reason)
@@ -55,7 +55,7 @@ func randomEndpoint(dice *rand.Rand, i int) Endpoint {
 		e.Ready, e.Terminating = false, true
 	case 1:
 		e.Ready, e.Serving = false, false
-		e.Terminating = dice.IntN(2) == 0
+		e.Terminating, e.Ejected = dice.IntN(2) == 0, dice.IntN(3) == 0
 	}
 	if dice.IntN(4) > 0 {
 		e.ZoneHints = []string{[]string{"a", "b"}[dice.IntN(2)]}

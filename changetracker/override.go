@@ -33,7 +33,7 @@ func (o overrides) apply(list []Endpoint) []Endpoint {
 			e.Weight = canonicalWeight(own.Weight)
 		}
 		if own.Eject && ejects {
-			e.Ready, e.Serving = false, false
+			e.Ready, e.Serving, e.Ejected = false, false, e.Usable()
 		}
 	}
 	return list

@@ -25,12 +25,12 @@ func TestOverride(t *testing.T) {
 		return func(tracker *Tracker) bool { return tracker.Endpoints.EndpointSliceUpdate(s, false) }
 	}
 	eject := Override{Eject: true}
-	ejectOne := step{override(one, eject), " -10.0.0.1:8080 +10.0.0.1:8080 notready"}
+	ejectOne := step{override(one, eject), " -10.0.0.1:8080 +10.0.0.1:8080 ejected"}
 	for name, steps := range map[string][]step{
 		"eject, and restore exactly": {
 			ejectOne,
 			{override(one, eject), ""},
-			{override(one, Override{}), " -10.0.0.1:8080 notready +10.0.0.1:8080"},
+			{override(one, Override{}), " -10.0.0.1:8080 ejected +10.0.0.1:8080"},
 			{override(one, Override{}), ""},
 		},
 		"weight": {
@@ -39,9 +39,9 @@ func TestOverride(t *testing.T) {
 		},
 		"when all are ejected, none is": {
 			ejectOne,
-			{override(two, eject), " -10.0.0.1:8080 notready +10.0.0.1:8080"},
-			{slice(webSlice("b", at("10.0.0.3"))), " -10.0.0.1:8080 -10.0.0.2:8080 +10.0.0.1:8080 notready +10.0.0.2:8080 notready +10.0.0.3:8080"},
-			{slice(webSlice("b")), " -10.0.0.1:8080 notready -10.0.0.2:8080 notready -10.0.0.3:8080 +10.0.0.1:8080 +10.0.0.2:8080"},
+			{override(two, eject), " -10.0.0.1:8080 ejected +10.0.0.1:8080"},
+			{slice(webSlice("b", at("10.0.0.3"))), " -10.0.0.1:8080 -10.0.0.2:8080 +10.0.0.1:8080 ejected +10.0.0.2:8080 ejected +10.0.0.3:8080"},
+			{slice(webSlice("b")), " -10.0.0.1:8080 ejected -10.0.0.2:8080 ejected -10.0.0.3:8080 +10.0.0.1:8080 +10.0.0.2:8080"},
 		},
 		"one that still serves while it terminates is usable": {
 			{
@@ -56,11 +56,11 @@ func TestOverride(t *testing.T) {
 				slice(webSlice("a", at("10.0.0.2")))(tracker)
 				return slice(webSlice("b", at("10.0.0.1")))(tracker)
 			}, ""},
-			{slice(webSlice("b", at("10.0.0.1", onNode("here")))), " -10.0.0.1:8080 notready +10.0.0.1:8080 notready"},
+			{slice(webSlice("b", at("10.0.0.1", onNode("here")))), " -10.0.0.1:8080 ejected +10.0.0.1:8080 ejected"},
 		},
 		"it ends with the endpoint": {
 			ejectOne,
-			{slice(webSlice("a", at("10.0.0.2"))), " -10.0.0.1:8080 notready"},
+			{slice(webSlice("a", at("10.0.0.2"))), " -10.0.0.1:8080 ejected"},
 			{slice(webSlice("a", at("10.0.0.1"), at("10.0.0.2"))), " +10.0.0.1:8080"},
 		},
 		"it ends with the service port": {
@@ -81,7 +81,7 @@ func TestOverride(t *testing.T) {
 			{func(tracker *Tracker) bool {
 				override(addrPort("10.0.0.3:8080"), eject)(tracker)
 				return slice(webSlice("b", at("10.0.0.3")))(tracker)
-			}, " +10.0.0.3:8080 notready"},
+			}, " +10.0.0.3:8080 ejected"},
 		},
 		"an address of IPv4 in IPv6": {{override(addrPort("[::ffff:10.0.0.1]:8080"), eject), ejectOne.want}},
 	} {

@@ -55,8 +55,8 @@ type usedEndpoint struct {
 
 type endpointText struct {
 	Address string `json:"address"`
-	// State is "ready", "terminating" (and serving), "gone" (terminating and not serving)
-	// or "not ready".
+	// State is "ready", "terminating" (and serving), "gone" (terminating and not serving),
+	// "ejected" (by an Override) or "not ready".
 	State       string   `json:"state"`
 	Ready       bool     `json:"ready"`
 	Serving     bool     `json:"serving"`
@@ -185,6 +185,8 @@ func stateOf(e *changetracker.Endpoint) string {
 		return "terminating"
 	case e.Terminating:
 		return "gone"
+	case e.Ejected:
+		return "ejected"
 	default:
 		return "not ready"
 	}

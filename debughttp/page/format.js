@@ -27,7 +27,7 @@ export const clock = (time) => new Date(time).toLocaleTimeString("en-GB");
 
 export const hostPort = (address, port) => (address.includes(":") ? `[${address}]:${port}` : `${address}:${port}`);
 
-const stateTones = { ready: "good", terminating: "warn", "not ready": "bad", gone: "quiet" };
+const stateTones = { ready: "good", terminating: "warn", "not ready": "bad", ejected: "bad", gone: "quiet" };
 
 export const stateTone = (state) => stateTones[state] ?? "quiet";
 

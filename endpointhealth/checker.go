@@ -1,0 +1,317 @@
+package endpointhealth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Checker checks the endpoints of one Provider. Its methods may be called from several
+// goroutines at once.
+type Checker struct {
+	options Options
+	log     *zap.Logger
+	passive passive
+
+	mu      sync.Mutex // guards all below
+	started bool
+	run     *run // nil before Run
+}
+
+// New returns a Checker. It starts nothing. The error names every invalid option.
+func New(options Options) (*Checker, error) {
+	if err := options.Validate(); err != nil {
+		return nil, fmt.Errorf("endpoint health: %w", err)
+	}
+	options = options.withDefaults()
+	return &Checker{options: options, log: options.Logger, passive: newPassive()}, nil
+}
+
+// Run checks until ctx ends. It returns nil after all of its goroutines have ended and its
+// Overrides are removed; checks that run end with ctx. Run may be called once.
+func (c *Checker) Run(ctx context.Context, source Source) error {
+	c.mu.Lock()
+	wasStarted := c.started
+	c.started = true
+	if !wasStarted {
+		c.run = newRun(c, source)
+	}
+	r := c.run
+	c.mu.Unlock()
+	if wasStarted {
+		return errors.New("endpoint health: Run was called twice: make one Checker for each Provider")
+	}
+	limited, stop := context.WithCancel(ctx)
+	r.loop(limited)
+	stop()
+	r.checking.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.end()
+	return nil
+}
+
+// run is what the goroutine of Run works with. It holds the lock of the Checker except while
+// it waits.
+type run struct {
+	*Checker
+	source   Source
+	dialer   dialer
+	results  chan result
+	checking sync.WaitGroup
+	counters Counters
+
+	states  [2]*changetracker.State // that were read last
+	walks   uint64
+	ports   map[portKey]*servicePort
+	targets map[targetKey]*target
+	places  map[place][]*target
+	timers  timers
+	running int       // checks
+	waiting []*target // for others to end
+
+	dirty    map[*servicePort]struct{}
+	since    time.Time // dirty is not empty
+	changed  bool      // an Override that no sync was requested for
+	asked    time.Time // for a sync
+	nextRead time.Time
+	untested bool // the last check could not be made
+}
+
+func newRun(c *Checker, source Source) *run {
+	return &run{
+		Checker: c, source: source, dialer: dialer{c.options.NetNS}, results: make(chan result, c.options.Concurrency),
+		ports: map[portKey]*servicePort{}, targets: map[targetKey]*target{}, places: map[place][]*target{}, dirty: map[*servicePort]struct{}{},
+	}
+}
+
+// result is that of a check.
+type result struct {
+	target  *target
+	started time.Time
+	err     error
+}
+
+func (c *run) loop(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-c.passive.wake:
+		case r := <-c.results:
+			c.locked(func() { c.take(r, time.Now()) })
+		}
+		var wake time.Time
+		c.locked(func() { wake = c.step(ctx, time.Now()) })
+		timer.Reset(time.Until(wake))
+	}
+}
+
+func (c *run) locked(do func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	do()
+}
+
+// step does what is due, and returns when to wake up.
+func (c *run) step(ctx context.Context, now time.Time) (wake time.Time) {
+	if !now.Before(c.nextRead) {
+		c.read(now)
+		c.nextRead = now.Add(c.options.Pause)
+	}
+	c.judgeReports(now)
+	for t := c.timers.due(now); t != nil; t = c.timers.due(now) {
+		t.fire(now)
+	}
+	for len(c.waiting) > 0 && c.running < c.options.Concurrency {
+		t := c.waiting[0]
+		c.waiting = c.waiting[1:]
+		if c.targets[t.targetKey] == t {
+			c.check(ctx, t, now)
+		}
+	}
+	wake = c.nextRead
+	if at := c.flush(now); !at.IsZero() && at.Before(wake) {
+		wake = at
+	}
+	if len(c.timers) > 0 && c.timers[0].at.Before(wake) {
+		wake = c.timers[0].at
+	}
+	return wake
+}
+
+// fire is called when a target's timer is due.
+func (c *run) fire(t *target, now time.Time) {
+	if t.policy.Probe != nil {
+		c.waiting = append(c.waiting, t)
+		return
+	}
+	if t.failing && t.pass(now) {
+		c.markDirty(t)
+	}
+}
+
+// check starts a check.
+func (c *run) check(ctx context.Context, t *target, now time.Time) {
+	c.running++
+	c.counters.Checks++
+	limit := t.policy.Timeout
+	target := Target{Addr: t.addr, Protocol: t.protocol, Dial: c.dialer.dial}
+	c.checking.Go(func() {
+		limited, stop := context.WithTimeout(ctx, limit)
+		defer stop()
+		err := survive(func() error { return t.policy.Probe.Check(limited, target) })
+		if err != nil && limited.Err() != nil && ctx.Err() == nil {
+			err = errTimeout
+		}
+		c.results <- result{t, now, err} // has room
+	})
+}
+
+// errPanic means that a Probe panicked: a bug in the program must not eject endpoints.
+var errPanic = errors.New("probe panicked")
+
+func survive(check func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v", errPanic, r)
+		}
+	}()
+	return check()
+}
+
+// take takes over the result of a check.
+func (c *run) take(r result, now time.Time) {
+	c.running--
+	t := r.target
+	if c.targets[t.targetKey] != t {
+		return // nobody needs it any more
+	}
+	next := t.next(r.started)
+	if next.Before(now) {
+		next = now
+	}
+	c.timers.set(&t.timer, next)
+	if local := r.err != nil && (isLocal(r.err) || errors.Is(r.err, errPanic)); local {
+		c.counters.Untested++
+		if !c.untested {
+			c.log.Warn("endpoint cannot be checked, which does not count as its failure", zap.Stringer("endpoint", t.addr), zap.Error(r.err))
+		}
+		c.untested = true
+		return
+	}
+	c.untested = false
+	if r.err != nil {
+		c.counters.Failures++
+	}
+	if t.result(r.err, now) {
+		c.markDirty(t)
+	}
+}
+
+func (c *run) markDirty(t *target) {
+	for s := range t.users {
+		c.dirty[s] = struct{}{}
+	}
+}
+
+// judgeReports takes over what was reported about connections.
+func (c *run) judgeReports(now time.Time) {
+	c.passive.each(func(at place, failures int, reason string) (done bool) {
+		targets := c.places[at]
+		done = true
+		for _, t := range targets {
+			if t.failing {
+				continue
+			}
+			if failures < t.policy.PassiveFailures {
+				done = false
+				continue
+			}
+			t.fail("connections: "+reason, now)
+			if t.policy.Probe == nil {
+				c.timers.set(&t.timer, now.Add(t.hold))
+			}
+			c.markDirty(t)
+		}
+		return done
+	})
+}
+
+// flush decides about the dirty service ports and requests one sync for all that changed. It
+// returns when to call it again, zero if there is nothing to do.
+func (c *run) flush(now time.Time) (again time.Time) {
+	if len(c.dirty) == 0 && !c.changed {
+		c.since = time.Time{}
+		return time.Time{}
+	}
+	if c.since.IsZero() {
+		c.since = now
+	}
+	at := c.since.Add(c.options.Pause / gatherShare)
+	if soonest := c.asked.Add(c.options.Pause); at.Before(soonest) {
+		at = soonest
+	}
+	if now.Before(at) {
+		return at
+	}
+	for s := range c.dirty {
+		if again := s.decide(now); again.IsZero() {
+			c.timers.stop(&s.timer)
+		} else {
+			c.timers.set(&s.timer, again)
+		}
+		c.override(s)
+	}
+	clear(c.dirty)
+	c.since = time.Time{}
+	if c.changed {
+		c.changed, c.asked = false, now
+		c.counters.Syncs++
+		c.source.Trigger()
+	}
+	return time.Time{}
+}
+
+// override gives the members of a service port the Overrides that they should have.
+func (c *run) override(s *servicePort) {
+	for _, m := range s.members {
+		if m.wanted == m.set {
+			continue
+		}
+		c.source.Tracker().Override(s.name, m.addr, m.wanted)
+		c.changed = true
+		switch {
+		case m.wanted.Eject && !m.set.Eject:
+			c.counters.Ejections++
+			c.log.Warn("endpoint ejected", zap.Stringer("service", s.name), zap.Stringer("endpoint", m.addr),
+				zap.String("reason", m.target.reason), zap.Duration("for", m.target.hold))
+		case m.set.Eject && !m.wanted.Eject:
+			c.counters.Returns++
+			c.log.Info("endpoint returned", zap.Stringer("service", s.name), zap.Stringer("endpoint", m.addr), zap.Bool("failing", m.target.failing))
+		}
+		m.scaled = m.scaled || m.set.Weight != 0 || m.wanted.Weight != 0
+		m.set = m.wanted
+	}
+}
+
+// end removes all Overrides.
+func (c *run) end() {
+	for key, s := range c.ports {
+		c.drop(s)
+		delete(c.ports, key)
+	}
+	if c.changed {
+		c.changed = false
+		c.source.Trigger()
+	}
+}

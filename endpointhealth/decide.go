@@ -1,0 +1,108 @@
+package endpointhealth
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// choose returns which members to eject: those whose target fails, those that are ejected
+// already first, then the ones that have failed for longest, as far as the quotas of both
+// lists allow.
+func (s *servicePort) choose() map[*member]bool {
+	var inCluster, inLocal int
+	var failing []*member
+	for _, m := range s.members {
+		inCluster, inLocal = inCluster+count(m.cluster), inLocal+count(m.local)
+		if m.target.failing {
+			failing = append(failing, m)
+		}
+	}
+	slices.SortStableFunc(failing, func(a, b *member) int {
+		return cmp.Or(count(b.set.Eject)-count(a.set.Eject), a.target.since.Compare(b.target.since), a.target.addr.Compare(b.target.addr))
+	})
+	cluster, local := s.policy.quota(inCluster), s.policy.quota(inLocal)
+	ejected := map[*member]bool{}
+	for _, m := range failing {
+		if m.cluster && cluster == 0 || m.local && local == 0 {
+			continue
+		}
+		cluster, local = cluster-count(m.cluster), local-count(m.local)
+		ejected[m] = true
+	}
+	return ejected
+}
+
+func count(is bool) int {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// decide sets the Override that each member should have, and returns when to decide again; zero
+// if nothing is going to change by time alone.
+func (s *servicePort) decide(now time.Time) (again time.Time) {
+	ejected := s.choose()
+	for _, m := range s.members {
+		was := m.wanted.Eject
+		m.wanted = changetracker.Override{Eject: ejected[m]}
+		switch {
+		case m.wanted.Eject:
+			m.returned = time.Time{}
+		case was && s.policy.SlowStart > 0:
+			m.returned = now
+		}
+	}
+	return s.ramp(now)
+}
+
+// ramp weights the members while some of them have returned within SlowStart.
+func (s *servicePort) ramp(now time.Time) (again time.Time) {
+	steps := s.steps()
+	ramping := false
+	for _, m := range s.members {
+		if m.returned.IsZero() {
+			continue
+		}
+		passed := m.step(now, &s.policy)
+		if steps < 2 || passed >= s.policy.SlowStartSteps-1 {
+			m.returned = time.Time{}
+			continue
+		}
+		ramping = true
+		last := time.Duration(s.policy.SlowStartSteps - 1)
+		next := m.returned.Add((s.policy.SlowStart*time.Duration(passed+1) + last - 1) / last) // rounded up
+		if again.IsZero() || next.Before(again) {
+			again = next
+		}
+	}
+	if !ramping {
+		return time.Time{}
+	}
+	for _, m := range s.members {
+		share := steps
+		if !m.returned.IsZero() {
+			share = 1 + m.step(now, &s.policy)*(steps-1)/(s.policy.SlowStartSteps-1)
+		}
+		m.wanted.Weight = uint16(int(max(m.weight, 1)) * share) //nolint:gosec // steps bounds it
+	}
+	return again
+}
+
+// step is the number of steps that have passed since the return.
+func (m *member) step(now time.Time, p *Policy) int {
+	return int(now.Sub(m.returned) * time.Duration(p.SlowStartSteps-1) / p.SlowStart)
+}
+
+// steps is by how much weights can be multiplied, at most SlowStartSteps.
+func (s *servicePort) steps() int {
+	heaviest := 1
+	for _, m := range s.members {
+		heaviest = max(heaviest, int(m.weight))
+	}
+	return min(s.policy.SlowStartSteps, math.MaxUint16/heaviest)
+}

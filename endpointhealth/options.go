@@ -1,0 +1,74 @@
+package endpointhealth
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Source is the proxy whose endpoints are checked; *[proxier.Proxier] implements it. Several
+// goroutines call its methods at once.
+type Source interface {
+	// Tracker has the endpoints. The Checker only calls its method Override.
+	Tracker() *changetracker.Tracker
+	// Programmed returns the State that is in use; nil if there is none yet, or none of that
+	// family.
+	Programmed(family v1.IPFamily) *changetracker.State
+	// Trigger requests a sync after Overrides.
+	Trigger()
+}
+
+// Options configure New.
+type Options struct {
+	// Choose decides for each service port whether its endpoints are checked, and how. It must
+	// be pure: it is called again only if the service port changes. What it needs of the Service's
+	// annotations, changetracker.Options.DecorateService can put in Ext. A Policy that Validate
+	// refuses is logged once, and the service port is not checked.
+	Choose func(port *changetracker.ServicePort) (policy Policy, ok bool)
+	// Concurrency is how many checks may run at once; 0 means 128. More wait.
+	Concurrency int
+	// Pause is the least time between two syncs that the Checker asks for; 0 means 1s. Decisions
+	// wait for a tenth of it, so that several of them become one sync. It is also how often the
+	// State is read for new endpoints.
+	Pause time.Duration
+	// NetNS is that of proxier.Config: the network namespace from which to check. Empty means
+	// that of the process. With it, each check costs a thread for its duration.
+	NetNS string
+	// Logger receives one line for each ejection and each return; nil means no logging.
+	Logger *zap.Logger
+}
+
+const (
+	defaultConcurrency = 128
+	defaultPause       = time.Second
+	gatherShare        = 10 // of Pause
+)
+
+func (o Options) withDefaults() Options {
+	o.Concurrency = cmp.Or(o.Concurrency, defaultConcurrency)
+	o.Pause = cmp.Or(o.Pause, defaultPause)
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
+	return o
+}
+
+// Validate reports every invalid option.
+func (o Options) Validate() error {
+	o = o.withDefaults()
+	var errs []error
+	if o.Choose == nil {
+		errs = append(errs, errors.New("Choose: is nil: give a function that returns a Policy for the service ports to check"))
+	}
+	if o.Concurrency < 0 {
+		errs = append(errs, fmt.Errorf("Concurrency: %d: want 0 or more", o.Concurrency))
+	}
+	if o.Pause < 0 {
+		errs = append(errs, fmt.Errorf("Pause: %v: want 0 or more", o.Pause))
+	}
+	return errors.Join(errs...)
+}

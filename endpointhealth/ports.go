@@ -1,0 +1,235 @@
+package endpointhealth
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// portKey identifies a service port in one IP family.
+type portKey struct {
+	family v1.IPFamily
+	name   changetracker.ServicePortName
+}
+
+// servicePort is a service port of the State. It is kept without members if it is not checked,
+// so that Choose is called once.
+type servicePort struct {
+	portKey
+	port      *changetracker.ServicePort
+	endpoints []changetracker.Endpoint // that members were made of
+	checked   bool
+	policy    Policy
+	members   []*member // sorted by address
+	timer     timer     // for the next step of a slow start
+	read      uint64    // the walk that saw it last
+}
+
+// member is an endpoint that the node may use for a service port.
+type member struct {
+	addr   netip.AddrPort
+	target *target
+	// cluster and local are the lists that have it, and that frontends use.
+	cluster, local bool
+	// weight is what slices and hooks say. scaled means that the State may have the weight of an
+	// Override.
+	weight uint16
+	scaled bool
+	// wanted is the Override that it should have, set the one that it has.
+	wanted, set changetracker.Override
+	returned    time.Time // when its slow start began
+}
+
+// read takes over the States of both families, if they are others than before.
+func (c *run) read(now time.Time) {
+	for i, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		state := c.source.Programmed(family)
+		if state == nil || state == c.states[i] {
+			continue
+		}
+		c.states[i] = state
+		c.walk(family, state, now)
+	}
+}
+
+// walk compares each service port of a State with what it was. It costs one look-up for each
+// service port, and more only for those that have changed.
+func (c *run) walk(family v1.IPFamily, state *changetracker.State, now time.Time) {
+	c.walks++
+	for name, port := range state.All() {
+		key := portKey{family, name}
+		s := c.ports[key]
+		if s == nil {
+			s = &servicePort{portKey: key}
+			c.ports[key] = s
+		}
+		s.read = c.walks
+		if s.port != port {
+			s.port = port
+			c.choose(s)
+		}
+		if !s.checked {
+			continue
+		}
+		if list := state.Endpoints(name); !same(list, s.endpoints) {
+			s.endpoints = list
+			c.setMembers(s, list, state.Node(), now)
+		}
+	}
+	for key, s := range c.ports {
+		if key.family == family && s.read != c.walks {
+			c.drop(s)
+			delete(c.ports, key)
+		}
+	}
+}
+
+// same reports whether two lists are one in memory: a State never changes a list.
+func same(a, b []changetracker.Endpoint) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// choose asks for the Policy of a service port. If it has another one than before, its
+// endpoints begin anew.
+func (c *run) choose(s *servicePort) {
+	policy, ok := c.policyOf(s)
+	if ok == s.checked && policy == s.policy {
+		s.endpoints = nil // traffic policies may differ
+		return
+	}
+	c.drop(s)
+	s.checked, s.policy = ok, policy
+	s.timer.fire = func(time.Time) { c.dirty[s] = struct{}{} }
+}
+
+func (c *run) policyOf(s *servicePort) (policy Policy, ok bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			c.log.Warn("hook panicked, the endpoints are not checked", zap.String("hook", "Choose"), zap.Stringer("service", s.name), zap.Any("panic", r))
+			policy, ok = Policy{}, false
+		}
+	}()
+	if policy, ok = c.options.Choose(s.port); !ok {
+		return Policy{}, false
+	}
+	policy = policy.WithDefaults()
+	err := policy.Validate()
+	if err == nil {
+		err = policy.fits(s.name.Protocol)
+	}
+	if err != nil {
+		c.log.Warn("health check policy refused, the endpoints are not checked", zap.Stringer("service", s.name), zap.Error(err))
+		return Policy{}, false
+	}
+	return policy, true
+}
+
+// setMembers takes over the endpoints of a service port.
+func (c *run) setMembers(s *servicePort, list []changetracker.Endpoint, node changetracker.Node, now time.Time) {
+	list = slices.Clone(list)
+	for i := range list {
+		if e := &list[i]; e.Ejected { // as it would be otherwise
+			e.Ready, e.Serving = !e.Terminating, true
+		}
+	}
+	selected := changetracker.Select(s.port, list, node)
+	before := s.members
+	s.members = make([]*member, 0, len(selected.All))
+	for i := range selected.All {
+		e := &selected.All[i]
+		m := find(before, e.Addr)
+		if m == nil {
+			m = &member{addr: e.Addr, weight: e.Weight, target: c.use(s, e.Addr, now)}
+		}
+		m.cluster = s.port.UsesClusterEndpoints() && has(selected.Cluster, e.Addr)
+		m.local = s.port.UsesLocalEndpoints() && has(selected.Local, e.Addr)
+		m.read(e.Weight)
+		if m.set != (changetracker.Override{}) { // it ended if the endpoint was away meanwhile
+			c.changed = c.source.Tracker().Override(s.name, m.addr, m.set) || c.changed
+		}
+		s.members = append(s.members, m)
+	}
+	for _, m := range before {
+		if find(s.members, m.addr) == nil {
+			c.release(s, m)
+		}
+	}
+	c.dirty[s] = struct{}{}
+}
+
+// read takes over the weight in the State, unless it is one that an Override gave.
+func (m *member) read(weight uint16) {
+	plain := max(m.weight, 1)
+	switch {
+	case m.set.Weight != 0:
+		m.scaled = true
+	case m.scaled && weight > plain && weight%plain == 0 && weight/plain <= maxSteps:
+	default:
+		m.weight, m.scaled = weight, false
+	}
+}
+
+func find(members []*member, addr netip.AddrPort) *member {
+	i, ok := slices.BinarySearchFunc(members, addr, func(m *member, addr netip.AddrPort) int { return m.addr.Compare(addr) })
+	if !ok {
+		return nil
+	}
+	return members[i]
+}
+
+func has(list []changetracker.Endpoint, addr netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(list, addr, func(e changetracker.Endpoint, addr netip.AddrPort) int { return e.Addr.Compare(addr) })
+	return ok
+}
+
+// use returns the target of an endpoint, which other service ports may share.
+func (c *run) use(s *servicePort, addr netip.AddrPort, now time.Time) *target {
+	key := targetKey{place{addr, s.name.Protocol}, s.policy.check()}
+	t := c.targets[key]
+	if t == nil {
+		t = &target{targetKey: key, users: map[*servicePort]struct{}{}}
+		t.timer.fire = func(now time.Time) { c.fire(t, now) }
+		c.targets[key] = t
+		c.places[key.place] = append(c.places[key.place], t)
+		if key.policy.Probe != nil {
+			c.timers.set(&t.timer, t.first(now))
+		}
+	}
+	t.users[s] = struct{}{}
+	return t
+}
+
+// release ends the check of an endpoint for a service port, and its Override.
+func (c *run) release(s *servicePort, m *member) {
+	if m.set != (changetracker.Override{}) {
+		c.changed = c.source.Tracker().Override(s.name, m.addr, changetracker.Override{}) || c.changed
+		m.set = changetracker.Override{}
+	}
+	t := m.target
+	delete(t.users, s)
+	if len(t.users) > 0 {
+		return
+	}
+	c.timers.stop(&t.timer)
+	delete(c.targets, t.targetKey)
+	rest := slices.DeleteFunc(c.places[t.place], func(o *target) bool { return o == t })
+	if c.places[t.place] = rest; len(rest) == 0 {
+		delete(c.places, t.place)
+		c.passive.forget(t.place)
+	}
+}
+
+// drop ends the checks of a service port.
+func (c *run) drop(s *servicePort) {
+	for _, m := range s.members {
+		c.release(s, m)
+	}
+	s.members, s.endpoints = nil, nil
+	c.timers.stop(&s.timer)
+	delete(c.dirty, s)
+}
