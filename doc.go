@@ -37,6 +37,7 @@
 // Integration and observation:
 //   - informer: from client-go's informers to a Provider. No other package needs client-go.
 //   - canary, canary/nftrace: tests the data plane with connections of its own.
+//   - endpointhealth: ejects endpoints that fail although they are ready.
 //   - healthcheck: health check node ports, /healthz and /livez.
 //   - metrics, tracing: Prometheus and OpenTelemetry.
 //   - debughttp: a page that shows a running proxy.

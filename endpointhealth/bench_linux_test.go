@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"syscall"
 	"testing"
 	"time"
@@ -23,7 +25,7 @@ const benchEndpoints = 1000
 
 // BenchmarkThousandEndpoints checks 1,000 endpoints of 100 Services over loopback. An operation
 // is one check of each: ten seconds' work with the default interval. %core is the share of a
-// core that this work takes then, with what the servers of the test need.
+// core that this work takes then.
 func BenchmarkThousandEndpoints(b *testing.B) {
 	p := benchPlane(b)
 	const interval = 4 * time.Second
@@ -67,18 +69,11 @@ func benchPlane(b *testing.B) *plane {
 		b.Fatal(err)
 	}
 	p := &plane{tracker: tracker, states: map[v1.IPFamily]*changetracker.State{}}
-	var config net.ListenConfig
-	l, err := config.Listen(b.Context(), "tcp4", "0.0.0.0:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = l.Close() })
-	go answer(l)
-	port := netip.MustParseAddrPort(l.Addr().String()).Port()
+	port := startServer(b)
 	for s := range benchEndpoints / 10 {
 		service := fmt.Sprintf("web-%d", s)
 		tracker.Services.Update(nil, proxiertest.Service("default", service, proxiertest.ClusterIPs(fmt.Sprintf("10.96.1.%d", s)), proxiertest.Port("http", v1.ProtocolTCP, 80)))
-		parts := []proxiertest.SliceOption{proxiertest.SlicePort("http", v1.ProtocolTCP, int32(port))}
+		parts := []proxiertest.SliceOption{proxiertest.SlicePort("http", v1.ProtocolTCP, port)}
 		for e := range 10 {
 			parts = append(parts, proxiertest.Endpoint(fmt.Sprintf("127.0.%d.%d", s+1, e+1)))
 		}
@@ -86,6 +81,42 @@ func benchPlane(b *testing.B) *plane {
 	}
 	p.sync()
 	return p
+}
+
+const serverVariable = "ENDPOINTHEALTH_TEST_SERVER"
+
+// startServer starts the server in a process of its own, so that its time does not count.
+func startServer(b *testing.B) (port int32) {
+	b.Helper()
+	server := exec.CommandContext(b.Context(), os.Args[0], "-test.run=^TestServer$")
+	server.Env = append(os.Environ(), serverVariable+"=1")
+	server.Stderr = os.Stderr
+	out, err := server.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
+	if _, err := fmt.Fscanln(out, &port); err != nil {
+		b.Fatalf("the server does not say its port: %v", err)
+	}
+	return port
+}
+
+// TestServer is the process that startServer starts.
+func TestServer(t *testing.T) {
+	if os.Getenv(serverVariable) == "" {
+		t.Skip("it is for the benchmark")
+	}
+	var config net.ListenConfig
+	l, err := config.Listen(t.Context(), "tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(os.Stdout, netip.MustParseAddrPort(l.Addr().String()).Port())
+	answer(l)
 }
 
 // answer answers each request with an empty page, and each connection without one with nothing.

@@ -50,6 +50,7 @@ func (c *Checker) Run(ctx context.Context, source Source) error {
 	limited, stop := context.WithCancel(ctx)
 	r.loop(limited)
 	stop()
+	close(r.work)
 	r.checking.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,6 +64,7 @@ type run struct {
 	*Checker
 	source   Source
 	dialer   dialer
+	work     chan func() // without a buffer
 	results  chan result
 	checking sync.WaitGroup
 	counters Counters
@@ -86,7 +88,7 @@ type run struct {
 
 func newRun(c *Checker, source Source) *run {
 	return &run{
-		Checker: c, source: source, dialer: dialer{c.options.NetNS}, results: make(chan result, c.options.Concurrency),
+		Checker: c, source: source, dialer: dialer{c.options.NetNS}, work: make(chan func()), results: make(chan result, c.options.Concurrency),
 		ports: map[portKey]*servicePort{}, targets: map[targetKey]*target{}, places: map[place][]*target{}, dirty: map[*servicePort]struct{}{},
 	}
 }
@@ -166,7 +168,7 @@ func (c *run) check(ctx context.Context, t *target, now time.Time) {
 	c.counters.Checks++
 	limit := t.policy.Timeout
 	target := Target{Addr: t.addr, Protocol: t.protocol, Dial: c.dialer.dial}
-	c.checking.Go(func() {
+	work := func() {
 		limited, stop := context.WithTimeout(ctx, limit)
 		defer stop()
 		err := survive(func() error { return t.policy.Probe.Check(limited, target) })
@@ -174,7 +176,17 @@ func (c *run) check(ctx context.Context, t *target, now time.Time) {
 			err = errTimeout
 		}
 		c.results <- result{t, now, err} // has room
-	})
+	}
+	select {
+	case c.work <- work: // to a goroutine that waits, whose stack has grown already
+	default:
+		c.checking.Go(func() {
+			for work != nil {
+				work()
+				work = <-c.work
+			}
+		})
+	}
 }
 
 // errPanic means that a Probe panicked: a bug in the program must not eject endpoints.

@@ -2,6 +2,7 @@ package endpointhealth
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -96,11 +97,15 @@ func (p HTTP) Check(ctx context.Context, target Target) error {
 		return fmt.Errorf("connect: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
-	if err := request.Write(conn); err != nil {
+	var text bytes.Buffer
+	if err := request.Write(&text); err != nil {
+		return fmt.Errorf("request: %w", err)
+	}
+	if _, err := conn.Write(text.Bytes()); err != nil {
 		return fmt.Errorf("send: %w", cause(err))
 	}
-	const longestHeader = 1 << 16
-	response, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, longestHeader)), request)
+	const longestHeader, usualHeader = 1 << 16, 1 << 10
+	response, err := http.ReadResponse(bufio.NewReaderSize(io.LimitReader(conn, longestHeader), usualHeader), request)
 	if err != nil {
 		return fmt.Errorf("receive: %w", cause(err))
 	}
