@@ -120,7 +120,7 @@ func TestShare(t *testing.T) {
 				for i := range c.endpoints {
 					k.breaks(at(i+1), errSick)
 				}
-				time.Sleep(time.Hour)
+				time.Sleep(10 * time.Minute)
 				if got := k.unusual(); len(got) != c.want {
 					t.Errorf("%q, want %d", got, c.want)
 				}
@@ -131,7 +131,7 @@ func TestShare(t *testing.T) {
 				for i := range c.endpoints {
 					k.breaks(at(i+1), nil)
 				}
-				k.after(time.Hour)
+				k.after(10 * time.Minute)
 			})
 		})
 	}
@@ -331,7 +331,7 @@ func TestEndpointsComeAndGo(t *testing.T) {
 		if checks := k.checks(); len(checks) != 3 || k.checker.Status().Endpoints != 3 {
 			t.Errorf("checks of %v", checks)
 		}
-		k.tracker.Services.Delete(name("web").NamespacedName)
+		k.tracker.Services.Delete(webName().NamespacedName)
 		k.sync()
 		k.after(time.Minute)
 		if s := k.checker.Status(); s.Endpoints != 0 || s.Failing != 0 {
@@ -378,7 +378,7 @@ func TestChoose(t *testing.T) {
 // TestValidate: errors name each field that is wrong.
 func TestValidate(t *testing.T) {
 	if _, err := endpointhealth.New(endpointhealth.Options{Concurrency: -1, Pause: -1}); err == nil ||
-		!strings.Contains(err.Error(), "Choose: is nil") || !strings.Contains(err.Error(), "Concurrency: -1") || !strings.Contains(err.Error(), "Pause: -1ns") {
+		!strings.Contains(err.Error(), "Choose: nil: want a function") || !strings.Contains(err.Error(), "Concurrency: -1") || !strings.Contains(err.Error(), "Pause: -1ns") {
 		t.Errorf("New: %v", err)
 	}
 	type uncomparable struct {

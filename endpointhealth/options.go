@@ -61,14 +61,13 @@ func (o Options) withDefaults() Options {
 func (o Options) Validate() error {
 	o = o.withDefaults()
 	var errs []error
-	if o.Choose == nil {
-		errs = append(errs, errors.New("Choose: is nil: give a function that returns a Policy for the service ports to check"))
+	check := func(ok bool, field string, value any, want string) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s: %v: want %s", field, value, want))
+		}
 	}
-	if o.Concurrency < 0 {
-		errs = append(errs, fmt.Errorf("Concurrency: %d: want 0 or more", o.Concurrency))
-	}
-	if o.Pause < 0 {
-		errs = append(errs, fmt.Errorf("Pause: %v: want 0 or more", o.Pause))
-	}
+	check(o.Choose != nil, "Choose", "nil", "a function that returns a Policy for the service ports to check")
+	check(o.Concurrency > 0, "Concurrency", o.Concurrency, "0 or more")
+	check(o.Pause > 0, "Pause", o.Pause, "0 or more")
 	return errors.Join(errs...)
 }

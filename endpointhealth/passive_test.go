@@ -25,7 +25,7 @@ func (b *both) ObserveConnection(r connection.Report) { b.connections++ }
 // connect reports a connection that tried these endpoints, of which the last answered, unless
 // it failed too.
 func (k *kit) connect(observer proxier.Observer, err error, endpoints ...int) {
-	r := connection.Report{Name: name("web"), Family: v1.IPv4Protocol, Protocol: desired.TCP}
+	r := connection.Report{Name: webName(), Family: v1.IPv4Protocol, Protocol: desired.TCP}
 	for _, i := range endpoints {
 		r.Attempts = append(r.Attempts, connection.Attempt{Endpoint: endpoint(i), Err: err})
 	}

@@ -23,9 +23,8 @@ type place struct {
 // target is an endpoint that is checked, for one or more service ports.
 type target struct {
 	targetKey
-	users   map[*servicePort]struct{}
-	timer   timer
-	running bool // a check is
+	users map[*servicePort]struct{}
+	timer timer
 
 	failures, successes int // in a row
 	failing             bool

@@ -113,8 +113,8 @@ type kit struct {
 	stop    func()
 }
 
-func name(service string) changetracker.ServicePortName {
-	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "default", Name: service}, Port: "http", Protocol: v1.ProtocolTCP}
+func webName() changetracker.ServicePortName {
+	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "default", Name: "web"}, Port: "http", Protocol: v1.ProtocolTCP}
 }
 
 // inBubble runs test with a Checker that checks every service port by the policy, and whose
@@ -129,7 +129,7 @@ func inBubble(t *testing.T, policy endpointhealth.Policy, n int, test func(k *ki
 		k := &kit{t: t, plane: &plane{
 			tracker: tracker, states: map[v1.IPFamily]*changetracker.State{}, broken: map[string]error{}, checked: map[string][]time.Time{},
 		}}
-		var core, logs = observer.New(zap.InfoLevel)
+		core, logs := observer.New(zap.InfoLevel)
 		k.logs = logs
 		if policy.Probe == nil {
 			policy.Probe = k.plane
@@ -155,7 +155,7 @@ func (k *kit) weighted(weights ...uint16) {
 	for i, weight := range weights {
 		list = append(list, changetracker.Endpoint{Addr: endpoint(i + 1), Ready: true, Serving: true, Weight: weight})
 	}
-	if _, err := k.tracker.Endpoints.Set(name("web"), list...); err != nil {
+	if _, err := k.tracker.Endpoints.Set(webName(), list...); err != nil {
 		k.t.Fatal(err)
 	}
 	k.sync()
@@ -168,10 +168,10 @@ func (k *kit) service(service string, options ...proxiertest.ServiceOption) {
 	}, options...)...))
 }
 
-func (k *kit) endpoints(service string, n int, options ...proxiertest.EndpointOption) {
+func (k *kit) endpoints(service string, n int) {
 	parts := []proxiertest.SliceOption{proxiertest.SlicePort("http", v1.ProtocolTCP, 80)}
 	for i := range n {
-		parts = append(parts, proxiertest.Endpoint(endpoint(i+1).Addr().String(), options...))
+		parts = append(parts, proxiertest.Endpoint(endpoint(i+1).Addr().String()))
 	}
 	k.tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("default", service, discovery.AddressTypeIPv4, parts...), false)
 	k.sync()
@@ -212,7 +212,7 @@ func (k *kit) after(wait time.Duration, want ...string) {
 }
 
 func (k *kit) unusual() (list []string) {
-	for _, e := range k.Programmed(v1.IPv4Protocol).Endpoints(name("web")) {
+	for _, e := range k.Programmed(v1.IPv4Protocol).Endpoints(webName()) {
 		if text := e.String(); text != e.Addr.String() {
 			list = append(list, text)
 		}
@@ -235,7 +235,7 @@ func (k *kit) until(limit time.Duration, want string) time.Duration {
 }
 
 func (k *kit) texts() (list []string) {
-	for _, e := range k.Programmed(v1.IPv4Protocol).Endpoints(name("web")) {
+	for _, e := range k.Programmed(v1.IPv4Protocol).Endpoints(webName()) {
 		list = append(list, e.String())
 	}
 	return list
