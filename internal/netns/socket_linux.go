@@ -51,6 +51,9 @@ func (n *NS) DialFrom(ctx context.Context, network string, from netip.Addr, addr
 func (n *NS) dial(ctx context.Context, dialer net.Dialer, network, address string) (conn net.Conn, err error) {
 	dialer.SetMultipathTCP(false)
 	dialer.Control = reportUnreachable
+	if from, ok := dialer.LocalAddr.(*net.TCPAddr); ok && from.Port != 0 {
+		dialer.Control = shareAddress
+	}
 	err = n.Do(func() error {
 		conn, err = dialer.DialContext(ctx, network, address)
 		return err
@@ -89,6 +92,11 @@ func reportUnreachable(network, _ string, raw syscall.RawConn) error {
 	default:
 		return nil
 	}
+}
+
+// shareAddress lets a TCP socket have the port of one that has ended (TIME_WAIT).
+func shareAddress(_, _ string, raw syscall.RawConn) error {
+	return setOption(raw, unix.SOL_SOCKET, unix.SO_REUSEADDR)
 }
 
 func setOption(raw syscall.RawConn, level, option int) error {

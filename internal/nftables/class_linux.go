@@ -7,7 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
 // Rules pass a number on in skb->priority. Bit 31 marks a class, or an index for an
@@ -105,12 +107,38 @@ func affinityClass(t treatment) uint32 { return classAffinity + t.number() }
 
 func affinityClassChain(t treatment) string { return t.String() + "-affinity" }
 
+// choice is how rules choose a slot, of which each holds an endpoint.
+type choice uint8
+
+const (
+	atRandom choice = iota
+	bySource
+	bySourcePort
+	numChoices
+)
+
+// String is a part of the names of chains.
+func (c choice) String() string { return enum.Name(c, "", "source-", "source-port-") }
+
+// choiceOf returns the choice for a service port.
+func choiceOf(s *desired.Service) choice {
+	switch (desired.Traits{}).Balancing(s) {
+	case changetracker.SourceHash:
+		return bySource
+	case changetracker.SourcePortHash:
+		return bySourcePort
+	case changetracker.Random, changetracker.LeastConnections:
+	}
+	return atRandom
+}
+
 // class is the number of a chain that exists while it has users; a verdict map leads from
 // the number to the chain. There are three kinds, so that the numbers of chains add up and
 // do not multiply:
 //
-// - frontends without session affinity: number of endpoints and treatment, "all-cluster-3";
-// - service ports with session affinity: number of endpoints of a scope,
+// - frontends without session affinity: treatment, choice and number of slots,
+// "all-cluster-3", "all-cluster-source-4093";
+// - service ports with session affinity: choice and number of slots of a scope,
 // "affinity-draw-cluster-3";
 // - service ports with session affinity: timeout of records, "affinity-timeout-10800s".
 type class uint32
@@ -118,16 +146,17 @@ type class uint32
 const (
 	classOfCount      class = ownBit | 1<<30
 	classIsDraw       class = 1 << 29
+	classChoiceBit          = 27
 	classTreatmentBit       = 24
 	classCountMask    class = 1<<classTreatmentBit - 1
 )
 
-func forwardingClass(t treatment, endpoints int) class {
-	return classOfCount | class(t.number())<<classTreatmentBit | class(endpoints)
+func forwardingClass(t treatment, c choice, slots int) class {
+	return classOfCount | class(c)<<classChoiceBit | class(t.number())<<classTreatmentBit | class(slots)
 }
 
-func drawClass(s desired.Scope, endpoints int) class {
-	return forwardingClass(treatment{scope: s}, endpoints) | classIsDraw
+func drawClass(s desired.Scope, c choice, slots int) class {
+	return forwardingClass(treatment{scope: s}, c, slots) | classIsDraw
 }
 
 func (c class) isTimeout() bool { return c >= firstTimeout && c <= affinitySlotMask }
@@ -137,7 +166,9 @@ func (c class) isDraw() bool { return c&(classOfCount|classIsDraw) == classOfCou
 // isCounted reports whether c is a class that exists only while it has users.
 func (c class) isCounted() bool { return c&classOfCount == classOfCount || c.isTimeout() }
 
-func (c class) endpoints() int { return int(c & classCountMask) }
+func (c class) slots() int { return int(c & classCountMask) }
+
+func (c class) choice() choice { return choice(c >> classChoiceBit & 3) }
 
 func (c class) treatment() treatment {
 	n := c >> classTreatmentBit & 7
@@ -150,9 +181,9 @@ func (c class) chain() string {
 	case c.isTimeout():
 		return "affinity-timeout-" + seconds(c.timeout())
 	case c.isDraw():
-		return chainAffinityDraw + "-" + strings.ToLower(c.treatment().scope.String()) + "-" + strconv.Itoa(c.endpoints())
+		return chainAffinityDraw + "-" + strings.ToLower(c.treatment().scope.String()) + "-" + c.choice().String() + strconv.Itoa(c.slots())
 	default:
-		return c.treatment().String() + "-" + strconv.Itoa(c.endpoints())
+		return c.treatment().String() + "-" + c.choice().String() + strconv.Itoa(c.slots())
 	}
 }
 
@@ -177,9 +208,11 @@ func parseClass(chain string) (c class, ok bool) {
 	}
 	c = timeoutClass(time.Duration(n) * time.Second)
 	for t := range treatments() {
-		for _, other := range []class{forwardingClass(t, n), drawClass(t.scope, n)} {
-			if other.chain() == chain {
-				c = other
+		for by := range numChoices {
+			for _, other := range []class{forwardingClass(t, by, n), drawClass(t.scope, by, n)} {
+				if other.chain() == chain {
+					c = other
+				}
 			}
 		}
 	}

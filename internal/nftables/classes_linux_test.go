@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -27,6 +28,10 @@ func (w *world) tenant(n int) *desired.Service {
 	}
 	if w.rand.IntN(2) == 0 {
 		s.Affinity = time.Duration(1+w.rand.IntN(86400)) * time.Second
+	}
+	w.balance(s)
+	if len(s.Cluster) > 2 { // a large table for each of the thousand changes
+		s.Port.Balancing = changetracker.Random
 	}
 	masquerade := desired.MasqueradeNone + desired.Masquerade(w.rand.IntN(3))
 	scope := desired.ScopeCluster + desired.Scope(w.rand.IntN(2))

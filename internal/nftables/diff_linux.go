@@ -31,7 +31,7 @@ func (f *placedFrontend) values() [5]mapped {
 	}
 }
 
-// indexed is a list of endpoints under the key of a frontend.
+// indexed is the slots of a scope under the key of a frontend.
 type indexed struct {
 	in   setID
 	from uint32 // the index of the first
@@ -127,10 +127,14 @@ func (p *placed) affinityDraw(i int) mapped {
 }
 
 func (p *placed) affinityList(i int) []target {
-	if p == nil || p.affinity == 0 {
+	switch {
+	case p == nil || p.affinity == 0:
 		return nil
+	case p.distinct[i] != nil:
+		return p.distinct[i]
+	default:
+		return p.lists[i]
 	}
-	return p.lists[i]
 }
 
 // diffFrontend writes the difference of one frontend. A frontend without values does not

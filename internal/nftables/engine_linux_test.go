@@ -22,6 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/maglev"
 	"github.com/serviceplane/serviceplane/proxier"
 	"golang.org/x/sys/unix"
 )
@@ -66,6 +67,7 @@ func (w *world) service(n int) *desired.Service {
 			s.Local = append(s.Local, e)
 		}
 	}
+	w.balance(s)
 	if len(s.Cluster) > 0 {
 		s.OnNode = []netip.Addr{s.Cluster[0].Addr()}
 	}
@@ -85,6 +87,31 @@ func (w *world) service(n int) *desired.Service {
 	}
 	slices.SortFunc(s.Frontends, func(a, b desired.Frontend) int { return s.Key(&a).Compare(s.Key(&b)) })
 	return s
+}
+
+// balance draws weights and a load balancing policy.
+func (w *world) balance(s *desired.Service) {
+	s.Port = &changetracker.ServicePort{Balancing: changetracker.Random}
+	if w.rand.IntN(3) == 0 {
+		s.ClusterWeights, s.LocalWeights = w.weights(len(s.Cluster)), w.weights(len(s.Local))
+	}
+	if w.rand.IntN(10) == 0 || len(s.Cluster) < 3 {
+		s.Port.Balancing = changetracker.Balancing(w.rand.IntN(4))
+	}
+}
+
+// weights draws different ones, as desired.Service has them.
+func (w *world) weights(n int) (list []uint16) {
+	if n < 2 {
+		return nil
+	}
+	for i := range n {
+		list = append(list, uint16(i+1+w.rand.IntN([]int{3, 1000}[w.rand.IntN(2)])))
+	}
+	if slices.Min(list) == slices.Max(list) {
+		return nil
+	}
+	return list
 }
 
 func (w *world) add(s *desired.Service, f desired.Frontend) {
@@ -227,7 +254,8 @@ func mustMatch(t *testing.T, e *Engine, m model) {
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
 			frontends++
-			for scope, want := range [][]netip.AddrPort{s.Cluster, s.Local} {
+			for scope := range 2 {
+				want := slots(s, indexScope(scope))
 				uses := f.Action == desired.Forward && scopeIndex(f.Scope) == scope || f.ShortCircuit && scope == 0
 				if !uses {
 					want = nil
@@ -243,6 +271,24 @@ func mustMatch(t *testing.T, e *Engine, m model) {
 	}
 }
 
+// slots are what the kernel should hold: in order with a consistent hash, else sorted.
+func slots(s *desired.Service, scope desired.Scope) (list []netip.AddrPort) {
+	endpoints, weights := s.Endpoints(scope), s.Weights(scope)
+	switch {
+	case len(endpoints) < 2, choiceOf(s) == atRandom && weights == nil:
+		return endpoints
+	case choiceOf(s) == atRandom:
+		for i, n := range shares(weights) {
+			list = append(list, slices.Repeat(endpoints[i:i+1], int(n))...)
+		}
+	default:
+		for _, i := range maglev.Table(endpoints, weights) {
+			list = append(list, endpoints[i])
+		}
+	}
+	return list
+}
+
 func (o *observation) endpointsUnder(s *desired.Service, f *desired.Frontend, scope int) []netip.AddrPort {
 	var affinity *affinityService
 	if id := o.element[forKind(s.Key(f), setAffinityKeys, setNodePortAffinityKeys)][keyString(frontendKey(s.Key(f)))]; id != "" {
@@ -255,7 +301,9 @@ func (o *observation) endpointsUnder(s *desired.Service, f *desired.Frontend, sc
 	for _, target := range o.listOf(s.Key(f), scope, affinity) {
 		list = append(list, target.addr)
 	}
-	slices.SortFunc(list, netip.AddrPort.Compare)
+	if choiceOf(s) == atRandom || len(s.Endpoints(indexScope(scope))) < 2 {
+		slices.SortFunc(list, netip.AddrPort.Compare)
+	}
 	return list
 }
 

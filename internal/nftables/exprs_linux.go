@@ -70,6 +70,10 @@ func dport(n int) expr.Any {
 	return &expr.Payload{DestRegister: reg(n), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
+func sport(n int) expr.Any {
+	return &expr.Payload{DestRegister: reg(n), Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2}
+}
+
 func priority(n int) expr.Any { return &expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg(n)} }
 
 func setPriority(from uint32) expr.Any {

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/jhash"
 	"golang.org/x/sys/unix"
 )
 
@@ -73,9 +74,9 @@ func (l *layout) classChain(c class) chainSpec {
 	case c.isTimeout():
 		spec.rules = r.affinityTimeout(c.timeout())
 	case c.isDraw():
-		spec.rules = []rule{r.index(c.endpoints(), ownBit+offset(t.scope))}
+		spec.rules = []rule{r.index(c, ownBit+offset(t.scope))}
 	default:
-		index := r.index(c.endpoints(), offset(t.scope))
+		index := r.index(c, offset(t.scope))
 		if !r.inFront {
 			index = append(index, gotoChain(chainPick))
 		}
@@ -206,14 +207,25 @@ func (r *rules) masquerade(m desired.Masquerade) []rule {
 	}
 }
 
-// index draws the index of an endpoint, all with the same probability.
-func (r *rules) index(endpoints int, from uint32) rule {
-	if r.inFront {
+// index chooses the index of a slot for a class: at random, or by a hash of the source.
+func (r *rules) index(c class, from uint32) rule {
+	slots := uint32(c.slots())
+	switch by := c.choice(); {
+	case r.inFront:
 		return rule{&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0))}
-	}
-	return rule{
-		&expr.Numgen{Register: reg(0), Modulus: uint32(endpoints), Type: unix.NFT_NG_RANDOM, Offset: from},
-		setPriority(reg(0)),
+	case by == atRandom:
+		return rule{
+			&expr.Numgen{Register: reg(0), Modulus: slots, Type: unix.NFT_NG_RANDOM, Offset: from},
+			setPriority(reg(0)),
+		}
+	default:
+		key, registers := rule{r.saddr(0)}, r.addrRegs()
+		if by == bySourcePort {
+			key, registers = append(key, sport(registers)), registers+1
+		}
+		return append(key, &expr.Hash{
+			SourceRegister: reg(0), DestRegister: reg(0), Length: uint32(4 * registers), Modulus: slots, Seed: jhash.Seed, Offset: from, Type: expr.HashTypeJenkins,
+		}, setPriority(reg(0)))
 	}
 }
 

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/serviceplane/serviceplane/desired"
 )
@@ -10,20 +9,26 @@ import (
 // placed is a service port with its elements. It is not changed after it was made.
 type placed struct {
 	frontends []placedFrontend // in order of key
-	// lists holds the endpoints of each scope, at their indexes.
-	lists   [2][]target
+	choice    choice
+	// lists holds the endpoints in the slots of each scope.
+	lists [2][]target
+	// distinct are the endpoints of each scope once, if an endpoint may have several slots
+	// and there is session affinity.
+	distinct [2][]target
+	// hashed is what the slots of each scope were computed from, with a consistent hash.
+	hashed  [2]*hashed
 	hairpin []netip.Addr
 	// health is the health check node port, for a Front; 0 for none.
 	health uint16
 	// affinity is the number of the service port in affinity records, 0 without session
-	// affinity; timeout is that of the records, draws the number of endpoints of each
-	// scope.
+	// affinity; timeout is that of the records, draws the choice and the number of slots of
+	// each scope.
 	affinity uint32
 	timeout  class
 	draws    [2]class
 }
 
-// target is an endpoint at its index.
+// target is an endpoint in a slot.
 type target struct {
 	addr netip.AddrPort
 	id   uint32 // of the endpoint in affinity records; 0 without affinity
@@ -58,7 +63,7 @@ type placer struct {
 // place keeps endpoints of prev at their indexes where possible: each move costs kernel
 // writes.
 func (pl placer) place(prev *placed, s *desired.Service) *placed {
-	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.OnNode}
+	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), choice: choiceOf(s), hairpin: s.OnNode}
 	if pl.holds != nil && s.Port != nil {
 		p.health = s.Port.HealthCheckNodePort
 	}
@@ -66,7 +71,7 @@ func (pl placer) place(prev *placed, s *desired.Service) *placed {
 		pl.affinity.keep(s.Cluster, s.Local)
 	}
 	for i := range p.lists {
-		p.lists[i] = pl.arrange(prev.list(i), s.Endpoints(indexScope(i)), i)
+		pl.placeScope(p, prev, s, i)
 	}
 	if pl.affinity != nil {
 		pl.placeAffinity(p, s)
@@ -91,7 +96,7 @@ func (pl placer) placeAffinity(p *placed, s *desired.Service) {
 	pl.class(p.timeout)
 	for i := range p.lists {
 		if n := len(p.lists[i]); n > 0 {
-			p.draws[i] = drawClass(indexScope(i), n)
+			p.draws[i] = drawClass(indexScope(i), p.choice, n)
 			pl.class(p.draws[i])
 		}
 	}
@@ -129,9 +134,9 @@ func (pl placer) forward(p *placed, t treatment) uint32 {
 	case p.affinity != 0:
 		return affinityClass(t)
 	case pl.holds != nil:
-		return pl.class(forwardingClass(t, 1))
+		return pl.class(forwardingClass(t, atRandom, 1))
 	default:
-		return pl.class(forwardingClass(t, len(p.lists[scopeIndex(t.scope)])))
+		return pl.class(forwardingClass(t, p.choice, len(p.lists[scopeIndex(t.scope)])))
 	}
 }
 
@@ -147,33 +152,6 @@ func (pl placer) action(pf *placedFrontend, p *placed, f *desired.Frontend) uint
 	default:
 		return classReject
 	}
-}
-
-// arrange puts the sorted endpoints at indexes 0 to n-1. Endpoints of prev keep their index
-// unless it is n or more; the others fill the holes.
-func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, scope int) []target {
-	endpoints = endpoints[:min(len(endpoints), pl.limit())]
-	if len(endpoints) == 0 || pl.holds != nil {
-		return nil
-	}
-	list := make([]target, len(endpoints))
-	stays := make([]bool, len(endpoints))
-	for i := range min(len(prev), len(list)) {
-		if j, ok := slices.BinarySearchFunc(endpoints, prev[i].addr, netip.AddrPort.Compare); ok {
-			list[i], stays[j] = pl.target(endpoints[j], scope), true
-		}
-	}
-	hole := 0
-	for j, addr := range endpoints {
-		if stays[j] {
-			continue
-		}
-		for list[hole].addr.IsValid() {
-			hole++
-		}
-		list[hole] = pl.target(addr, scope)
-	}
-	return list
 }
 
 // limit is the largest number of endpoints of a service port. Further endpoints, in the

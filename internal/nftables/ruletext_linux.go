@@ -78,6 +78,8 @@ func (p *printer) load(e expr.Any) {
 		*p.at(e.Register) = value{text: "ct status", registers: 1, constant: ctStatus}
 	case *expr.Numgen:
 		*p.at(e.Register) = value{text: numgenText(e), registers: 1}
+	case *expr.Hash:
+		*p.at(e.DestRegister) = value{text: p.hashText(e), registers: 1}
 	case *expr.Immediate:
 		*p.at(e.Register) = value{immediate: e.Data, registers: 1}
 	default:
@@ -120,7 +122,7 @@ func metaField(key expr.MetaKey) (name string, constant func([]byte) string) {
 
 func payloadValue(e *expr.Payload) value {
 	if e.Base == expr.PayloadBaseTransportHeader {
-		return value{text: "th dport", registers: 1}
+		return value{text: "th " + either(e.Offset == 0, "sport", "dport"), registers: 1}
 	}
 	family := either(e.Len == 16, "ip6", "ip")
 	source := e.Offset == 12 || e.Offset == 8 // of struct iphdr, of struct ipv6hdr
@@ -128,11 +130,22 @@ func payloadValue(e *expr.Payload) value {
 }
 
 func numgenText(e *expr.Numgen) string {
-	text := fmt.Sprintf("numgen random mod %d", e.Modulus)
-	if e.Offset != 0 {
-		text += fmt.Sprintf(" offset %d", e.Offset)
+	return fmt.Sprintf("numgen random mod %d", e.Modulus) + offsetText(e.Offset)
+}
+
+func (p *printer) hashText(e *expr.Hash) string {
+	var key []string
+	for from, end := e.SourceRegister, e.SourceRegister+e.Length/4; from < end; from += uint32(p.at(from).registers) {
+		key = append(key, p.at(from).text)
 	}
-	return text
+	return fmt.Sprintf("jhash %s mod %d seed 0x%x", strings.Join(key, " . "), e.Modulus, e.Seed) + offsetText(e.Offset)
+}
+
+func offsetText(offset uint32) string {
+	if offset == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" offset %d", offset)
 }
 
 // combined is the value after "&", "|", or after the mask of a prefix.

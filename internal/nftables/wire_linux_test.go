@@ -128,6 +128,7 @@ func TestIntervalEdgesEncodeAsTheLibraryDoes(t *testing.T) {
 func FuzzChainNamesOfClasses(f *testing.F) {
 	f.Add("keep-cluster-3")
 	f.Add("affinity-draw-local-12")
+	f.Add("all-cluster-source-port-4093")
 	f.Add("affinity-timeout-10800s")
 	f.Fuzz(func(t *testing.T, name string) {
 		if class, ok := parseClass(name); ok && class.chain() != name {
@@ -140,7 +141,9 @@ func TestChainNamesTellTheClass(t *testing.T) {
 	var classes []class
 	for n := range treatments() {
 		for _, endpoints := range []int{1, 10, maxEndpoints} {
-			classes = append(classes, forwardingClass(n, endpoints), drawClass(n.scope, endpoints))
+			for by := range numChoices {
+				classes = append(classes, forwardingClass(n, by, endpoints), drawClass(n.scope, by, endpoints))
+			}
 		}
 	}
 	for _, timeout := range []time.Duration{1, 10800, longestTimeout} {

@@ -1,0 +1,156 @@
+package nftables
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/maglev"
+)
+
+// hashed is what the slots of a consistent hash are computed from.
+type hashed struct {
+	endpoints []netip.AddrPort
+	weights   []uint16
+}
+
+func (h *hashed) equal(o *hashed) bool {
+	return h != nil && slices.Equal(h.endpoints, o.endpoints) && slices.Equal(h.weights, o.weights)
+}
+
+// placeScope gives the endpoints of a scope their slots.
+func (pl placer) placeScope(p, prev *placed, s *desired.Service, scope int) {
+	endpoints, weights := s.Endpoints(indexScope(scope)), s.Weights(indexScope(scope))
+	if most := pl.limit(); len(endpoints) > most {
+		endpoints = endpoints[:most]
+		weights = weights[:min(len(weights), most)]
+	}
+	switch {
+	case len(endpoints) == 0 || pl.holds != nil:
+		return
+	case len(endpoints) == 1 || weights == nil && p.choice == atRandom:
+		p.lists[scope] = pl.arrange(prev.list(scope), endpoints, nil, scope)
+		return
+	case p.choice == atRandom:
+		p.lists[scope] = pl.arrange(prev.list(scope), endpoints, shares(weights), scope)
+	default:
+		p.hashed[scope] = &hashed{endpoints, weights}
+		if prev != nil && prev.hashed[scope].equal(p.hashed[scope]) && pl.numbersAs(prev) {
+			p.lists[scope], p.distinct[scope] = prev.lists[scope], prev.distinct[scope]
+			return
+		}
+		p.lists[scope] = pl.tableOf(p.hashed[scope], scope)
+	}
+	if pl.affinity != nil {
+		p.distinct[scope] = pl.arrange(prev.affinityList(scope), endpoints, nil, scope)
+	}
+}
+
+// numbersAs reports whether endpoints have the same numbers in affinity records as before.
+func (pl placer) numbersAs(prev *placed) bool {
+	if pl.affinity == nil {
+		return prev.affinity == 0
+	}
+	return prev.affinity == pl.affinity.key()
+}
+
+// tableOf fills the slots of a consistent hash.
+func (pl placer) tableOf(h *hashed, scope int) []target {
+	targets := make([]target, len(h.endpoints))
+	for i, addr := range h.endpoints {
+		targets[i] = pl.target(addr, scope)
+	}
+	table := maglev.Table(h.endpoints, h.weights)
+	list := make([]target, len(table))
+	for slot, endpoint := range table {
+		list[slot] = targets[endpoint]
+	}
+	return list
+}
+
+// arrange fills slots with the sorted endpoints, with so many for each, nil for one. Slots of
+// prev keep their endpoint if it still has one to get; the others are filled in order.
+func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, counts []uint16, scope int) []target {
+	size := len(endpoints)
+	if counts != nil {
+		size = 0
+		for _, n := range counts {
+			size += int(n)
+		}
+	}
+	list, left := make([]target, size), make([]uint16, len(endpoints))
+	for j := range left {
+		left[j] = 1
+		if counts != nil {
+			left[j] = counts[j]
+		}
+	}
+	for i := range min(len(prev), len(list)) {
+		if j, ok := slices.BinarySearchFunc(endpoints, prev[i].addr, netip.AddrPort.Compare); ok && left[j] > 0 {
+			list[i] = pl.target(endpoints[j], scope)
+			left[j]--
+		}
+	}
+	hole := 0
+	for j, addr := range endpoints {
+		for ; left[j] > 0; left[j]-- {
+			for list[hole].addr.IsValid() {
+				hole++
+			}
+			list[hole] = pl.target(addr, scope)
+		}
+	}
+	return list
+}
+
+// Weights are exact up to so many slots. Above, there is one number of slots, but for many
+// endpoints, as each number of slots has chains of its own.
+const exactSlots, roundedSlots, slotsPerEndpoint = 128, 1024, 8
+
+// shares returns the number of slots of each endpoint, at least one, in proportion to the
+// weights. With a rounded number of slots, the greatest remainders get what is left.
+func shares(weights []uint16) []uint16 {
+	divisor, total := 0, 0
+	for _, w := range weights {
+		total += int(w)
+		divisor = gcd(divisor, int(w))
+	}
+	counts := make([]uint16, len(weights))
+	if total/divisor <= exactSlots {
+		for i, w := range weights {
+			counts[i] = w / uint16(divisor)
+		}
+		return counts
+	}
+	size := roundedSlots
+	for size < slotsPerEndpoint*len(weights) && size < maxEndpoints {
+		size *= 2
+	}
+	order := make([]int, len(weights))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(weights[a], weights[b]) })
+	for len(order) > 0 && int(weights[order[0]])*size < total { // whose share is less than a slot
+		counts[order[0]] = 1
+		total, size, order = total-int(weights[order[0]]), size-1, order[1:]
+	}
+	left := size
+	for _, i := range order {
+		counts[i] = uint16(int(weights[i]) * size / total)
+		left -= int(counts[i])
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(int(weights[b])*size%total, int(weights[a])*size%total) })
+	for _, i := range order[:left] {
+		counts[i]++
+	}
+	return counts
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}

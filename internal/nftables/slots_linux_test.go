@@ -1,0 +1,140 @@
+package nftables
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/maglev"
+)
+
+// TestSharesFollowWeights: exactly with few slots, otherwise within one slot, but that every
+// endpoint has one. The numbers of slots are few.
+func TestSharesFollowWeights(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	sizes := map[int]bool{}
+	cases := [][]uint16{{1, 2, 5}, {2, 4, 10}, {65535, 1}, {65535, 65534}, {1, 127}, {1, 128}, {300, 301, 302}, slices.Repeat([]uint16{1, 65535}, 2000)}
+	for range 300 {
+		var weights []uint16
+		for range 2 + random.IntN(400) {
+			weights = append(weights, uint16(1+random.IntN(1<<(1+random.IntN(16))-1)))
+		}
+		cases = append(cases, weights)
+	}
+	for _, weights := range cases {
+		counts, size, total, divisor := shares(weights), 0, 0, 0
+		for i, w := range weights {
+			size, total, divisor = size+int(counts[i]), total+int(w), gcd(divisor, int(w))
+		}
+		if sizes[size] = true; total/divisor <= exactSlots && size != total/divisor {
+			t.Errorf("%v: %d slots, want exactly %d", weights, size, total/divisor)
+		}
+		small := 0 // endpoints whose share is less than a slot: the others pay for their slots
+		for i, w := range weights {
+			if int(w)*size < total {
+				small++
+			}
+			if slices.ContainsFunc(weights, func(o uint16) bool { return o < w && counts[slices.Index(weights, o)] > counts[i] }) {
+				t.Errorf("%v: endpoint %d has %d slots, less than a lighter one", weights, i, counts[i])
+			}
+		}
+		for i, w := range weights {
+			exact := float64(size) * float64(w) / float64(total)
+			if d := float64(counts[i]) - exact; counts[i] == 0 || d > 1 || -d > 1+exact*float64(2*small)/float64(size) {
+				t.Errorf("%v: endpoint %d has %d of %d slots, want %.2f", weights, i, counts[i], size, exact)
+			}
+		}
+	}
+	for size := range sizes {
+		if size > exactSlots && size&(size-1) != 0 {
+			t.Errorf("%d slots, want at most %d or a power of two", size, exactSlots)
+		}
+	}
+}
+
+// balanced is a service port with one frontend.
+func (w *world) balanced(endpoints int, policy changetracker.Balancing) *desired.Service {
+	s := &desired.Service{Name: name(0), Protocol: desired.TCP, Port: &changetracker.ServicePort{Balancing: policy}}
+	for i := range endpoints {
+		s.Cluster = append(s.Cluster, netip.AddrPortFrom(w.addr(244, i), 8080))
+	}
+	w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
+	return s
+}
+
+// TestOnlyChangedSlotsAreWritten: a deletion and an addition for each, and at most a new
+// chain and the number of slots of the frontend.
+func TestOnlyChangedSlotsAreWritten(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		weighted := func(weights ...uint16) *desired.Service {
+			s := w.balanced(len(weights), changetracker.Random)
+			s.ClusterWeights = weights
+			return s
+		}
+		without := func(gone int) *desired.Service {
+			s := w.balanced(10, changetracker.SourceHash)
+			s.Cluster = slices.Delete(s.Cluster, gone, gone+1)
+			return s
+		}
+		hashed := func() *desired.Service { return w.balanced(10, changetracker.SourceHash) }
+		ported := w.balanced(10, changetracker.SourcePortHash)
+		slotsOf := maglev.Size(10)
+		for title, c := range map[string]struct {
+			from, to *desired.Service
+			most     int
+		}{
+			"a weight of an exact sum": {weighted(1, 2, 5), weighted(1, 2, 6), 1 + classWrites},
+			"a lower weight":           {weighted(1, 2, 6), weighted(1, 2, 5), 3 + classWrites},
+			"a weight of many":         {weighted(1000, 999, 998), weighted(1000, 999, 1200), 2 * 70},
+			"weights become equal":     {weighted(1, 2), weighted(2, 2), 1 + classWrites},
+			"one endpoint of ten":      {hashed(), without(3), 2 * slotsOf * 12 / 100},
+			"the hash of ports too":    {hashed(), ported, classWrites},
+			"nothing":                  {hashed(), hashed(), 0},
+		} {
+			t.Run(title, func(t *testing.T) {
+				if c.to.ClusterWeights != nil && slices.Min(c.to.ClusterWeights) == slices.Max(c.to.ClusterWeights) {
+					c.to.ClusterWeights = nil
+				}
+				e, m := w.engine(t, netnstest.New(t)), model{c.from.Name: c.from}
+				mustApply(t, e, m.full(w))
+				mustMatch(t, e, m)
+				m[c.to.Name] = c.to
+				mustApply(t, e, desired.Update{Family: w.family, Changes: desired.ChangesTo(c.to), Globals: w.globals()})
+				if got := e.report.Writes; got > c.most {
+					t.Errorf("%d writes, want at most %d", got, c.most)
+				}
+				mustMatch(t, e, m)
+				mustWriteNothing(t, e, m.full(w), "full sync")
+			})
+		}
+	})
+}
+
+// classWrites is a new chain in its three verdict maps, and another class for one frontend.
+const classWrites = 1 + 3 + 2
+
+// TestHashedSlotsAreComputedOnce: a change of the frontends does not compute them again.
+func TestHashedSlotsAreComputedOnce(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		e, s := w.engine(t, netnstest.New(t)), w.balanced(10, changetracker.SourceHash)
+		m := model{s.Name: s}
+		mustApply(t, e, m.full(w))
+		first := &e.state.placed[s.Name].lists[0][0]
+		again := w.balanced(10, changetracker.SourceHash)
+		w.add(again, desired.Frontend{Kind: desired.ExternalIP, VIP: w.addr(201, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeAll})
+		m[s.Name] = again
+		mustApply(t, e, desired.Update{Family: w.family, Changes: desired.ChangesTo(again), Globals: w.globals()})
+		if &e.state.placed[s.Name].lists[0][0] != first {
+			t.Error("the slots were computed again")
+		}
+		mustMatch(t, e, m)
+		mustApply(t, e, m.full(w))
+		if &e.state.placed[s.Name].lists[0][0] != first {
+			t.Error("a full sync has computed the slots again")
+		}
+	})
+}
