@@ -11,7 +11,7 @@ import (
 // deviations are the differences from the reference: packets that iptables does not refuse,
 // and those that it accepts on request.
 func deviations() proxiertest.Features {
-	return proxiertest.Features{ServiceIPsPass: true, LoopbackNodePorts: true}
+	return proxiertest.Features{ServiceIPsPass: true, LoopbackNodePorts: true, NoHash: true}
 }
 
 // provider uses one variant, and default names or kube-proxy's; with the latter each endpoint

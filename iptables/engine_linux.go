@@ -111,7 +111,7 @@ func (e *Engine) Plan(update desired.Update) (text string, err error) {
 
 // Traits implements proxier.Engine.
 func (e *Engine) Traits(*desired.Service) desired.Traits {
-	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.LocalhostNodePorts}
+	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.LocalhostNodePorts, NoHash: true}
 }
 
 // OwnsNames is true, see proxier.Engine: the chains have names of the instance.

@@ -73,6 +73,15 @@ func endpointsAt(node string, numbers ...byte) func(*goldenCase) {
 
 func remotes(numbers ...byte) func(*goldenCase) { return endpointsAt("there", numbers...) }
 
+// weights gives the endpoints their weights.
+func weights(list ...uint16) func(*goldenCase) {
+	return func(c *goldenCase) {
+		for i := range c.endpoints {
+			c.endpoints[i].Weight = list[i]
+		}
+	}
+}
+
 func locals(numbers ...byte) func(*goldenCase) { return endpointsAt("here", numbers...) }
 
 func manyRemotes(n byte) func(*goldenCase) {
@@ -177,6 +186,7 @@ func goldenCases() map[string]goldenCase {
 		"sixteen-endpoints":      golden("As many endpoints as a chain draws from.", manyRemotes(16)),
 		"forty-endpoints":        golden("More endpoints than a chain draws from: groups.", manyRemotes(40)),
 		"forty-endpoints-kube":   golden("Groups, with a chain for each endpoint.", manyRemotes(40), kubeNames),
+		"weights":                golden("Endpoints with weights 1, 2 and 5.", remotes(1, 2, 3), weights(1, 2, 5)),
 		"hairpin":                golden("Endpoints here that may come back to themselves.", remotes(1), locals(2, 3)),
 		"hairpin-v6":             golden("Endpoints here that may come back to themselves, over IPv6.", v6, remotes(1), locals(2, 3)),
 		"udp":                    golden("UDP.", udp, everywhere, remotes(1, 2)),

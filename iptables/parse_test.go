@@ -243,6 +243,9 @@ func (s *randomServices) service(i int) *desired.Service {
 	if s.dice.IntN(4) == 0 {
 		out.Affinity = time.Hour
 	}
+	if s.dice.IntN(3) == 0 {
+		out.ClusterWeights, out.LocalWeights = s.weights(len(out.Cluster)), s.weights(len(out.Local))
+	}
 	if s.dice.IntN(4) == 0 {
 		out.Port.HealthCheckNodePort = uint16(20000 + i)
 	}
@@ -277,6 +280,13 @@ func (s *randomServices) service(i int) *desired.Service {
 		lb.Restricted, lb.SourceRanges = true, []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	}
 	return out
+}
+
+func (s *randomServices) weights(n int) (list []uint16) {
+	for range n {
+		list = append(list, uint16(1+s.dice.IntN(1000)))
+	}
+	return list
 }
 
 func pureConfig(names proxier.Names) *Config {

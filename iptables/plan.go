@@ -258,7 +258,7 @@ func (p *portPlanner) endpoints() {
 		if p.s.Affinity > 0 {
 			rules = append(rules, p.affinity(endpoints)...)
 		}
-		p.chains[chain] = append(rules, p.choose(chain, endpoints, 0)...)
+		p.chains[chain] = append(rules, p.choose(chain, choices{endpoints, p.s.Weights(scope)}, 0)...)
 	}
 }
 
@@ -303,41 +303,76 @@ func dnat(protocol desired.Protocol, to netip.AddrPort) string {
 // divided into groups by a hash, so that a new endpoint changes one group only.
 const maxChoices = 16
 
-// choose returns the rules that choose an endpoint, all with the same probability.
-func (p *portPlanner) choose(path string, endpoints []netip.AddrPort, depth int) []rule {
-	if len(endpoints) <= maxChoices {
-		return p.chooseEndpoint(endpoints)
+// choices are endpoints with their weights, nil if they are all equal.
+type choices struct {
+	endpoints []netip.AddrPort
+	weights   []uint16
+}
+
+func (c *choices) weight(i int) int {
+	if c.weights == nil {
+		return 1
 	}
-	var groups [16][]netip.AddrPort
-	for _, e := range endpoints {
+	return int(c.weights[i])
+}
+
+func (c *choices) total() (sum int) {
+	if c.weights == nil {
+		return len(c.endpoints)
+	}
+	for _, w := range c.weights {
+		sum += int(w)
+	}
+	return sum
+}
+
+// add adds an endpoint of o.
+func (c *choices) add(o *choices, i int) {
+	c.endpoints = append(c.endpoints, o.endpoints[i])
+	if o.weights != nil {
+		c.weights = append(c.weights, o.weights[i])
+	}
+}
+
+// choose returns the rules that choose an endpoint, with probabilities in proportion to
+// the weights.
+func (p *portPlanner) choose(path string, from choices, depth int) []rule {
+	if len(from.endpoints) <= maxChoices {
+		return p.chooseEndpoint(from)
+	}
+	var groups [16]choices
+	for i, e := range from.endpoints {
 		sum := sha256.Sum256([]byte(e.String()))
 		digit := sum[depth/2] >> (digitBits * (depth % 2)) & 15
-		groups[digit] = append(groups[digit], e)
+		groups[digit].add(&from, i)
 	}
 	var rules []rule
-	left := len(endpoints)
-	for i, group := range groups {
-		if len(group) == 0 {
+	left := from.total()
+	for i := range groups {
+		group := &groups[i]
+		if len(group.endpoints) == 0 {
 			continue
 		}
 		chain := p.names.group(fmt.Sprintf("%s %s %d", p.id, path, i))
-		r := newRule().comment("%s: %d of %d endpoints", p.s.Name, len(group), len(endpoints))
-		rules = append(rules, r.chance(len(group), left).jump(chain))
-		p.chains[chain] = p.choose(chain, group, depth+1)
-		left -= len(group)
+		r := newRule().comment("%s: %d of %d endpoints", p.s.Name, len(group.endpoints), len(from.endpoints))
+		rules = append(rules, r.chance(group.total(), left).jump(chain))
+		p.chains[chain] = p.choose(chain, *group, depth+1)
+		left -= group.total()
 	}
 	return rules
 }
 
-func (p *portPlanner) chooseEndpoint(endpoints []netip.AddrPort) []rule {
-	rules := make([]rule, len(endpoints))
-	for i, e := range endpoints {
+func (p *portPlanner) chooseEndpoint(from choices) []rule {
+	rules := make([]rule, len(from.endpoints))
+	left := from.total()
+	for i, e := range from.endpoints {
 		r := newRule()
 		inline := !p.perEndpoint && p.s.Affinity == 0
 		if inline {
 			r.protocol(p.s.Protocol)
 		}
-		r.comment("%s -> %s", p.s.Name, e).chance(1, len(endpoints)-i)
+		r.comment("%s -> %s", p.s.Name, e).chance(from.weight(i), left)
+		left -= from.weight(i)
 		if inline {
 			rules[i] = r.target(dnat(p.s.Protocol, e))
 		} else {
