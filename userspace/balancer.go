@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -10,21 +9,15 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// balancer chooses endpoints of a service port by round robin. With session affinity, a
-// client gets the same endpoint again, at all sockets of the service port.
+// balancer chooses endpoints of a service port by its load balancing policy. With session
+// affinity, a client gets the same endpoint again, at all sockets of the service port.
 type balancer struct {
 	mu         sync.Mutex // guards all below
-	scopes     [2]roundRobin
+	scopes     [2]picker
 	affinity   time.Duration
 	affinities map[netip.Addr]affinity
-	serving    []netip.AddrPort // sorted
-}
-
-// roundRobin holds the endpoints of a scope.
-type roundRobin struct {
-	endpoints []netip.AddrPort // sorted
-	next      int
-	arrived   chan struct{} // closed while there are endpoints
+	serving    []netip.AddrPort       // sorted
+	open       map[netip.AddrPort]int // connections by endpoint; none is 0
 }
 
 // affinity is the endpoint of a client with session affinity.
@@ -34,7 +27,7 @@ type affinity struct {
 }
 
 func newBalancer() *balancer {
-	b := &balancer{affinities: map[netip.Addr]affinity{}}
+	b := &balancer{affinities: map[netip.Addr]affinity{}, open: map[netip.AddrPort]int{}}
 	for i := range b.scopes {
 		b.scopes[i].arrived = make(chan struct{})
 	}
@@ -43,8 +36,8 @@ func newBalancer() *balancer {
 
 func scopeIndex(s desired.Scope) int { return int(s - desired.ScopeCluster) }
 
-// update sets the endpoints and the session affinity. Round robin continues where it
-// was, if possible; clients keep endpoints that still exist.
+// update sets endpoints, policy and session affinity. Clients keep endpoints that still
+// exist.
 func (b *balancer) update(s *desired.Service) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -52,30 +45,9 @@ func (b *balancer) update(s *desired.Service) {
 	if b.affinity == 0 {
 		clear(b.affinities)
 	}
-	b.scopes[scopeIndex(desired.ScopeCluster)].update(s.Cluster)
-	b.scopes[scopeIndex(desired.ScopeLocal)].update(s.Local)
-}
-
-func (rr *roundRobin) update(endpoints []netip.AddrPort) {
-	if len(rr.endpoints) > 0 && len(endpoints) > 0 {
-		rr.next, _ = slices.BinarySearchFunc(endpoints, rr.endpoints[rr.next%len(rr.endpoints)], netip.AddrPort.Compare)
+	for i := range b.scopes {
+		b.scopes[i].update(s, desired.ScopeCluster+desired.Scope(i))
 	}
-	wasEmpty := len(rr.endpoints) == 0
-	if wasEmpty && len(endpoints) > 0 { // nodes begin with different endpoints
-		rr.next = rand.IntN(len(endpoints))
-	}
-	rr.endpoints = endpoints
-	switch {
-	case wasEmpty && len(endpoints) > 0:
-		close(rr.arrived)
-	case !wasEmpty && len(endpoints) == 0:
-		rr.arrived = make(chan struct{})
-	}
-}
-
-func (rr *roundRobin) has(endpoint netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(rr.endpoints, endpoint, netip.AddrPort.Compare)
-	return ok
 }
 
 // list returns the endpoints of a scope, and a channel that is closed when there are
@@ -83,8 +55,8 @@ func (rr *roundRobin) has(endpoint netip.AddrPort) bool {
 func (b *balancer) list(scope desired.Scope) (endpoints []netip.AddrPort, arrived <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	rr := &b.scopes[scopeIndex(scope)]
-	return rr.endpoints, rr.arrived
+	p := &b.scopes[scopeIndex(scope)]
+	return p.endpoints, p.arrived
 }
 
 // serves reports whether an endpoint serves, so that UDP flows to it may continue.
@@ -97,26 +69,35 @@ func (b *balancer) serves(endpoint netip.AddrPort) bool {
 
 // pick chooses an endpoint that is not in tried. Session affinity applies only to the
 // first attempt.
-func (b *balancer) pick(scope desired.Scope, client netip.Addr, tried []netip.AddrPort, now time.Time) (endpoint netip.AddrPort, ok bool) {
+func (b *balancer) pick(scope desired.Scope, client netip.AddrPort, tried []netip.AddrPort, now time.Time) (endpoint netip.AddrPort, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	rr := &b.scopes[scopeIndex(scope)]
-	if a, ok := b.affinities[client]; ok && len(tried) == 0 && rr.has(a.endpoint) && now.Sub(a.last) < b.affinity {
-		b.affinities[client] = affinity{a.endpoint, now}
+	p := &b.scopes[scopeIndex(scope)]
+	if a, ok := b.affinities[client.Addr()]; ok && len(tried) == 0 && p.has(a.endpoint) && now.Sub(a.last) < b.affinity {
+		b.affinities[client.Addr()] = affinity{a.endpoint, now}
 		return a.endpoint, true
 	}
-	for range rr.endpoints {
-		endpoint = rr.endpoints[rr.next%len(rr.endpoints)]
-		rr.next = (rr.next + 1) % len(rr.endpoints)
-		if slices.Contains(tried, endpoint) {
-			continue
-		}
-		if b.affinity > 0 {
-			b.affinities[client] = affinity{endpoint, now}
-		}
-		return endpoint, true
+	endpoint, ok = p.pick(client, tried, b.open)
+	if ok && b.affinity > 0 {
+		b.affinities[client.Addr()] = affinity{endpoint, now}
 	}
-	return netip.AddrPort{}, false
+	return endpoint, ok
+}
+
+// opens counts a connection to an endpoint, from the attempt to open it on.
+func (b *balancer) opens(endpoint netip.AddrPort) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.open[endpoint]++
+}
+
+// closes ends what opens began.
+func (b *balancer) closes(endpoint netip.AddrPort) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open[endpoint]--; b.open[endpoint] == 0 {
+		delete(b.open, endpoint)
+	}
 }
 
 // sweep drops session affinities that have timed out.

@@ -36,7 +36,7 @@ func withPortals(config proxier.Config, deps proxier.Deps, portals func(v1.IPFam
 
 // deviations are the features that a proxy of sockets cannot have.
 func deviations() proxiertest.Features {
-	return proxiertest.Features{SourceLost: true, NoSCTP: true}
+	return proxiertest.Features{SourceLost: true, NoSCTP: true, LeastConnections: true}
 }
 
 func TestPackets(t *testing.T) {

@@ -22,7 +22,7 @@ type Hooks struct {
 	// attempt. A connection without a method CloseWrite is closed as soon as the client
 	// closes its half.
 	Dial func(ctx context.Context, c Connection, endpoint netip.AddrPort) (net.Conn, error)
-	// Pick chooses an endpoint; if ok is false, round robin does. tried are the
+	// Pick chooses an endpoint; if ok is false, the load balancing policy does. tried are the
 	// endpoints that did not answer.
 	Pick func(c Connection, endpoints, tried []netip.AddrPort) (endpoint netip.AddrPort, ok bool)
 	// Activate is called when a connection or a datagram arrives for a service port

@@ -41,14 +41,14 @@ func (e *Engine) OwnsNames() bool {
 	return ok && o.OwnsNames()
 }
 
-// Traits implements proxier.Engine. They are those of the portals, and endpoints see
-// the node's address instead of the client's.
+// Traits implements proxier.Engine. They are those of the portals; endpoints see the node's
+// address instead of the client's, and sockets have all load balancing policies.
 func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	var t desired.Traits
 	if e.portals != nil {
 		t = e.portals.Traits(s)
 	}
-	t.SourceLost = true
+	t.SourceLost, t.LeastConnections, t.NoHash = true, policies.LeastConnections, policies.NoHash
 	return t
 }
 

@@ -108,6 +108,8 @@ func (s *socket) ended(r *connection.Report) {
 	if r.Endpoint == (netip.AddrPort{}) {
 		s.counts.Refused.Add(1)
 		s.log.Debug("connection not served", zap.Stringer("client", r.Client), zap.Error(r.Err))
+	} else {
+		s.balancer.closes(r.Endpoint)
 	}
 	r.Duration = time.Since(r.Began)
 	s.observe(*r)
@@ -138,7 +140,7 @@ func (s *socket) pick(c Connection, scope desired.Scope, tried []netip.AddrPort)
 			return endpoint, true
 		}
 	}
-	return s.balancer.pick(scope, c.Client.Addr(), tried, time.Now())
+	return s.balancer.pick(scope, c.Client, tried, time.Now())
 }
 
 // dial connects to an endpoint. The timeout starts after the switch to the network
@@ -164,9 +166,11 @@ func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort
 // attempt connects to an endpoint, and records the attempt in the report.
 func (s *socket) attempt(ctx context.Context, c Connection, r *connection.Report, endpoint netip.AddrPort, timeout time.Duration) (net.Conn, error) {
 	began := time.Now()
+	s.balancer.opens(endpoint)
 	conn, err := s.dial(ctx, c, endpoint, timeout)
 	r.Attempts = append(r.Attempts, connection.Attempt{Endpoint: endpoint, Began: began, Duration: time.Since(began), Err: err})
 	if err != nil {
+		s.balancer.closes(endpoint)
 		s.counts.Retried.Add(1)
 		return nil, fmt.Errorf("dial %v: %w", endpoint, err)
 	}
