@@ -9,10 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
 // annotationBalancing chooses the load balancing policy of a Service.
@@ -198,8 +200,8 @@ func (s *stage) byPort(ctx context.Context, c combo, at target) (reached, error)
 	})
 }
 
-// playDisruption asks at another frontend each time: the same ports are in use at the one
-// before.
+// playDisruption asks at another frontend each time, as the same ports are in use at the one
+// before, and flushes conntrack: the kernel would give the flows other ports.
 func playDisruption(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	combos := (&scenario{}).combos()
@@ -210,6 +212,7 @@ func playDisruption(ctx context.Context, t *testing.T, s *stage) {
 			t.Fatal(err)
 		}
 	}
+	netnstest.Check(t, s.world.Node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	const gone = 3 // its number in the crowd
 	s.publish(ctx, t, service{
 		external: true, endpoints: slices.Delete(crowd(10), gone-1, gone), options: []ServiceOption{balanced(changetracker.SourcePortHash)},
