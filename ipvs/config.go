@@ -16,8 +16,9 @@ import (
 // Config configures the IPVS engine.
 type Config struct {
 	proxier.Config
-	// Scheduler is the name of a scheduler of the kernel, such as "rr", "lc" or "mh"; ""
-	// means "rr". It needs the module ip_vs_NAME.
+	// Scheduler is the name of a scheduler of the kernel for service ports with policy
+	// Random, such as "rr", "lc" or "mh"; "" means "rr". It needs the module ip_vs_NAME. If
+	// weights differ, rr is wrr, and lc is wlc.
 	Scheduler string
 	// HashPort makes the schedulers sh and mh hash the source port too. HashFallback makes
 	// them choose another real server if the first one has weight 0.
@@ -53,10 +54,10 @@ type Config struct {
 
 // Tuning holds the settings of one service port. Zero fields mean those of the Config.
 type Tuning struct {
+	// Scheduler wins over the load balancing policy of the service port.
 	Scheduler string
-	// Weight returns an endpoint's share of connections, for schedulers with weights; nil
-	// means 1 for all. An endpoint with weight 0 gets no new connections.
-	Weight func(endpoint netip.AddrPort) int
+	// HashPort, HashFallback and OnePacket are those of the Config.
+	HashPort, HashFallback, OnePacket bool
 }
 
 // Forward is a forwarding method.

@@ -17,7 +17,7 @@ import (
 const affinityTimeout = "PKT-60/timeout"
 
 func deviations() proxiertest.Features {
-	return proxiertest.Features{LocalPolicyBindsAll: true, AffinityPerFrontend: true, AffinityOutlivesTimeout: true, VIPsAreLocal: true, FirstPriorityLost: true}
+	return proxiertest.Features{LocalPolicyBindsAll: true, AffinityPerFrontend: true, AffinityOutlivesTimeout: true, VIPsAreLocal: true, FirstPriorityLost: true, LeastConnections: true}
 }
 
 func provider(udpTimeout time.Duration) proxiertest.Factory {

@@ -160,7 +160,7 @@ func (e *Engine) OwnsNames() bool { return true }
 
 // Traits implements proxier.Engine.
 func (e *Engine) Traits(*desired.Service) desired.Traits {
-	return desired.Traits{LocalPolicyBindsAll: true, VIPsAreLocal: true}
+	return traits
 }
 
 // connect opens the sockets, unless they are open.

@@ -22,8 +22,10 @@ func ExampleConfig_tune() {
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations["example.com/scheduler"] }
 	config.Tune = func(s *desired.Service) ipvs.Tuning {
 		scheduler, _ := changetracker.Ext[string](s.Port.Ext)
-		shares := map[netip.Addr]int{netip.MustParseAddr("10.244.2.7"): 3}
-		return ipvs.Tuning{Scheduler: scheduler, Weight: func(endpoint netip.AddrPort) int { return max(1, shares[endpoint.Addr()]) }}
+		return ipvs.Tuning{Scheduler: scheduler}
+	}
+	config.Tracker.DecorateEndpoint = func(e *changetracker.Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) {
+		e.Weight = map[netip.Addr]uint16{netip.MustParseAddr("10.244.2.7"): 3}[e.Addr.Addr()]
 	}
 	engine, errEngine := ipvs.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	tracker, errTracker := changetracker.New(config.Tracker)
@@ -32,7 +34,7 @@ func ExampleConfig_tune() {
 		return
 	}
 	web := proxiertest.Service("shop", "web", proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("http", v1.ProtocolTCP, 80))
-	web.Annotations = map[string]string{"example.com/scheduler": "wlc"}
+	web.Annotations = map[string]string{"example.com/scheduler": "sed"}
 	tracker.Services.Update(nil, web)
 	tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4,
 		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5"), proxiertest.Endpoint("10.244.2.7")), false)
@@ -50,7 +52,7 @@ func ExampleConfig_tune() {
 	})
 	fmt.Println(err)
 	// Output:
-	// 10.96.0.10:80/TCP wlc
+	// 10.96.0.10:80/TCP sed
 	//   -> 10.244.1.5:8080 weight 1
 	//   -> 10.244.2.7:8080 weight 3
 	// <nil>

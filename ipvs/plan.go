@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 )
 
@@ -33,9 +34,6 @@ const (
 	// flagHashed is set by the kernel.
 	flagHashed = 0x02
 )
-
-// maxWeight is the limit of ipvsadm. The sums of the schedulers do not overflow with it.
-const maxWeight = 65535
 
 // settings are those of a virtual server.
 type settings struct {
@@ -78,14 +76,14 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 	all := map[serverKey]*virtual{}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		endpoints := s.Endpoints(f.Scope)
-		if len(endpoints) == 0 && f.ShortCircuit { // for pods and the node; the rules drop other packets
-			endpoints = s.Cluster
+		scope := f.Scope
+		if len(s.Endpoints(scope)) == 0 && f.ShortCircuit { // for pods and the node; the rules drop other packets
+			scope = desired.ScopeCluster
 		}
-		if len(endpoints) == 0 && len(s.Serving) == 0 {
+		if len(s.Endpoints(scope)) == 0 && len(s.Serving) == 0 {
 			continue
 		}
-		v := p.virtual(s, endpoints)
+		v := p.virtual(s, scope)
 		v.nodePort = f.Kind == desired.NodePort
 		addrs := []netip.Addr{f.VIP}
 		if f.Kind == desired.NodePort {
@@ -101,37 +99,59 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 	return all
 }
 
-func (p *planner) virtual(s *desired.Service, endpoints []netip.AddrPort) *virtual {
+func (p *planner) virtual(s *desired.Service, scope desired.Scope) *virtual {
+	endpoints, weights := s.Endpoints(scope), s.Weights(scope)
+	v := &virtual{settings: p.settings(s, weights != nil), reals: make(map[netip.AddrPort]int, len(endpoints)), serving: s.Serving}
+	for i, endpoint := range endpoints {
+		v.reals[endpoint] = 1
+		if weights != nil {
+			v.reals[endpoint] = int(weights[i])
+		}
+	}
+	return v
+}
+
+// traits are those of this engine.
+var traits = desired.Traits{LocalPolicyBindsAll: true, VIPsAreLocal: true, LeastConnections: true} // read-only
+
+// weighted are the schedulers with weights, by the same ones without.
+var weighted = map[string]string{"rr": "wrr", "lc": "wlc"} // read-only
+
+// settings chooses the scheduler by the load balancing policy.
+func (p *planner) settings(s *desired.Service, weights bool) settings {
 	var own Tuning
 	if p.config.Tune != nil {
 		own = p.config.Tune(s)
 	}
-	v := &virtual{settings: settings{scheduler: p.config.Scheduler}, reals: make(map[netip.AddrPort]int, len(endpoints)), serving: s.Serving}
-	if own.Scheduler != "" {
-		v.scheduler = own.Scheduler
+	out, policy := settings{scheduler: p.config.Scheduler}, traits.Balancing(s)
+	fallback, port := p.config.HashFallback || own.HashFallback, p.config.HashPort || own.HashPort
+	switch {
+	case own.Scheduler != "":
+		out.scheduler = own.Scheduler
+	case policy.Hashes(): // a real server that drains must not keep its clients
+		out.scheduler, fallback, port = "mh", true, policy == changetracker.SourcePortHash
+	case policy == changetracker.LeastConnections:
+		out.scheduler = "lc"
+	}
+	if with := weighted[out.scheduler]; weights && own.Scheduler == "" && with != "" {
+		out.scheduler = with
 	}
 	if s.Affinity > 0 {
-		v.flags |= flagPersistent
-		v.timeout = s.Affinity
+		out.flags |= flagPersistent
+		out.timeout = s.Affinity
 	}
-	if s.Protocol == desired.UDP && p.config.OnePacket {
-		v.flags |= flagOnePacket
+	if s.Protocol == desired.UDP && (p.config.OnePacket || own.OnePacket) {
+		out.flags |= flagOnePacket
 	}
-	if v.scheduler == "sh" || v.scheduler == "mh" {
-		if p.config.HashFallback {
-			v.flags |= flagHashFallback
+	if out.scheduler == "sh" || out.scheduler == "mh" {
+		if fallback {
+			out.flags |= flagHashFallback
 		}
-		if p.config.HashPort {
-			v.flags |= flagHashPort
-		}
-	}
-	for _, endpoint := range endpoints {
-		v.reals[endpoint] = 1
-		if own.Weight != nil {
-			v.reals[endpoint] = min(max(0, own.Weight(endpoint)), maxWeight)
+		if port {
+			out.flags |= flagHashPort
 		}
 	}
-	return v
+	return out
 }
 
 // isLocalOnly reports whether an address can never accept node ports: loopback, and

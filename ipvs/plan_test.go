@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 )
 
@@ -162,22 +163,45 @@ func TestSettingsOfAVirtualServer(t *testing.T) {
 	}
 }
 
-func TestWeightsAreTunedWithinTheirBounds(t *testing.T) {
+// TestPoliciesChooseSchedulers, unless Tune does.
+func TestPoliciesChooseSchedulers(t *testing.T) {
 	t.Parallel()
-	for weight, want := range map[int]int{-1: 0, 0: 0, 7: 7, 65535: 65535, 65536: 65535} {
-		config := Config{Tune: func(s *desired.Service) Tuning {
-			return Tuning{Weight: func(endpoint netip.AddrPort) int {
-				if s.Protocol == desired.TCP && endpoint == endpointB() {
-					return weight
-				}
-				return 1
-			}}
-		}}.WithDefaults()
+	const mh, mhPort = flagHashFallback, flagHashFallback | flagHashPort
+	for _, c := range []struct {
+		policy          changetracker.Balancing
+		config          Config
+		equal, weighted settings
+	}{
+		{changetracker.Random, Config{}, settings{scheduler: "rr"}, settings{scheduler: "wrr"}},
+		{changetracker.Random, Config{Scheduler: "lc"}, settings{scheduler: "lc"}, settings{scheduler: "wlc"}},
+		{changetracker.Random, Config{Scheduler: "sed"}, settings{scheduler: "sed"}, settings{scheduler: "sed"}},
+		{changetracker.SourceHash, Config{HashPort: true}, settings{scheduler: "mh", flags: mh}, settings{scheduler: "mh", flags: mh}},
+		{changetracker.SourcePortHash, Config{}, settings{scheduler: "mh", flags: mhPort}, settings{scheduler: "mh", flags: mhPort}},
+		{changetracker.LeastConnections, Config{Scheduler: "mh"}, settings{scheduler: "lc"}, settings{scheduler: "wlc"}},
+		{changetracker.SourceHash, Config{Tune: func(*desired.Service) Tuning { return Tuning{Scheduler: "rr"} }}, settings{scheduler: "rr"}, settings{scheduler: "rr"}},
+		{
+			changetracker.Random, Config{Tune: func(*desired.Service) Tuning { return Tuning{Scheduler: "sh", HashPort: true, HashFallback: true} }},
+			settings{scheduler: "sh", flags: mhPort}, settings{scheduler: "sh", flags: mhPort},
+		},
+	} {
+		config := c.config.WithDefaults()
 		p := planner{config: &config}
-		v := p.virtuals(plannedService(planned(desired.ClusterIP, "198.51.100.1", 80, desired.ScopeCluster)))[tcpKey("198.51.100.1:80")]
-		if got := v.reals; got[endpointA()] != 1 || got[endpointB()] != want {
-			t.Errorf("weights = %v, want 1 and %d, for %d", got, want, weight)
+		s := plannedService(planned(desired.ClusterIP, "198.51.100.1", 80, desired.ScopeCluster))
+		s.Port = &changetracker.ServicePort{Balancing: c.policy}
+		if v := p.virtuals(s)[tcpKey("198.51.100.1:80")]; v.settings != c.equal || v.reals[endpointA()] != 1 || v.reals[endpointB()] != 1 {
+			t.Errorf("%v: %+v, want %+v and weights 1", c.policy, v, c.equal)
 		}
+		s.ClusterWeights = slices.Repeat([]uint16{1}, len(s.Cluster))
+		s.ClusterWeights[slices.Index(s.Cluster, endpointB())] = 65535
+		if v := p.virtuals(s)[tcpKey("198.51.100.1:80")]; v.settings != c.weighted || v.reals[endpointA()] != 1 || v.reals[endpointB()] != 65535 {
+			t.Errorf("%v: %+v, want %+v and weights 1 and 65535", c.policy, v, c.weighted)
+		}
+	}
+	config := Config{Tune: func(*desired.Service) Tuning { return Tuning{OnePacket: true} }}.WithDefaults()
+	p, s := planner{config: &config}, plannedService(planned(desired.ClusterIP, "198.51.100.1", 80, desired.ScopeCluster))
+	s.Protocol = desired.UDP
+	if v := p.virtuals(s)[serverKey{desired.UDP, netip.MustParseAddrPort("198.51.100.1:80")}]; v.flags != flagOnePacket {
+		t.Errorf("one packet: flags %#x, want %#x", v.flags, flagOnePacket)
 	}
 }
 
