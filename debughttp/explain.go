@@ -20,8 +20,10 @@ type explainAnswer struct {
 	Scope      desired.Scope `json:"scope,omitzero"`
 	Masquerade bool          `json:"masquerade"`
 	// AffinitySeconds is the timeout of session affinity.
-	AffinitySeconds float64             `json:"affinitySeconds,omitempty"`
-	Endpoints       []explainedEndpoint `json:"endpoints"`
+	AffinitySeconds float64 `json:"affinitySeconds,omitempty"`
+	// Balancing is the load balancing policy; random is omitted.
+	Balancing changetracker.Balancing `json:"loadBalancing,omitempty"`
+	Endpoints []explainedEndpoint     `json:"endpoints"`
 }
 
 type packetText struct {
@@ -56,7 +58,7 @@ func (h *handler) explain(r *http.Request, q query) (any, error) {
 			Origin: e.Packet.Origin, Interface: e.Packet.Interface,
 		},
 		Verdict: e.Verdict, Reasons: listed(e.Reasons), Scope: e.Scope, Masquerade: e.Masquerade,
-		AffinitySeconds: e.Affinity.Seconds(),
+		AffinitySeconds: e.Affinity.Seconds(), Balancing: e.Balancing,
 		Endpoints: converted(e.Endpoints, func(p desired.ExplainedEndpoint) explainedEndpoint {
 			return explainedEndpoint{endpointText: endpointOf(&p.Endpoint, p.Local), Excluded: p.Excluded, Masquerade: p.Masquerade}
 		}),

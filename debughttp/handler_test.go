@@ -162,6 +162,17 @@ func TestServiceSummaryHasItsPorts(t *testing.T) {
 	wantAt(t, a, `[]`, "services", 0, "servicePorts", 1, "externalIPs")
 }
 
+func TestPoliciesAndWeightsAreShown(t *testing.T) {
+	_, h := webProxy(t, func(c *proxier.Config, _ *proxier.Deps) {
+		c.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.Balancing = changetracker.SourceHash }
+		c.Tracker.DecorateEndpoint = func(e *changetracker.Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) { e.Weight = 7 }
+	})
+	wantAt(t, get(t, h, "/services", http.StatusOK), `"source-hash"`, "services", 0, "servicePorts", 0, "loadBalancing")
+	a := get(t, h, "/explain?protocol=tcp&source=203.0.113.7&destination=198.51.100.10:80&origin=outside&interface=eth0", http.StatusOK)
+	wantAt(t, a, `"source-hash"`, "loadBalancing")
+	wantAt(t, a, `7`, "endpoints", 0, "weight")
+}
+
 func TestAServicePortWithoutClusterIP(t *testing.T) {
 	_, h := webProxy(t, func(c *proxier.Config, _ *proxier.Deps) {
 		c.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.ClusterIP, p.NodePort = netip.Addr{}, 30080 }

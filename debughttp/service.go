@@ -57,15 +57,17 @@ type endpointText struct {
 	Address string `json:"address"`
 	// State is "ready", "terminating" (and serving), "gone" (terminating and not serving),
 	// "ejected" (by an Override) or "not ready".
-	State       string   `json:"state"`
-	Ready       bool     `json:"ready"`
-	Serving     bool     `json:"serving"`
-	Terminating bool     `json:"terminating"`
-	Local       bool     `json:"local"`
-	Node        string   `json:"node,omitempty"`
-	Zone        string   `json:"zone,omitempty"`
-	NodeHints   []string `json:"nodeHints"`
-	ZoneHints   []string `json:"zoneHints"`
+	State       string `json:"state"`
+	Ready       bool   `json:"ready"`
+	Serving     bool   `json:"serving"`
+	Terminating bool   `json:"terminating"`
+	Local       bool   `json:"local"`
+	// Weight is omitted if it is 1, the default.
+	Weight    uint16   `json:"weight,omitempty"`
+	Node      string   `json:"node,omitempty"`
+	Zone      string   `json:"zone,omitempty"`
+	NodeHints []string `json:"nodeHints"`
+	ZoneHints []string `json:"zoneHints"`
 }
 
 func (h *handler) service(_ *http.Request, q query) (any, error) {
@@ -173,7 +175,7 @@ func frontendOf(key desired.Key, f *desired.Frontend) frontendText {
 func endpointOf(e *changetracker.Endpoint, local bool) endpointText {
 	return endpointText{
 		Address: e.Addr.String(), State: stateOf(e), Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
-		Local: local, Node: e.Node, Zone: e.Zone, NodeHints: listed(e.NodeHints), ZoneHints: listed(e.ZoneHints),
+		Local: local, Weight: e.Weight, Node: e.Node, Zone: e.Zone, NodeHints: listed(e.NodeHints), ZoneHints: listed(e.ZoneHints),
 	}
 }
 

@@ -38,6 +38,8 @@ type servicePortText struct {
 	// ExternalPolicy is omitted if the Service has no external frontends.
 	ExternalPolicy  string  `json:"externalTrafficPolicy,omitempty"`
 	AffinitySeconds float64 `json:"sessionAffinitySeconds,omitempty"`
+	// Balancing is the load balancing policy; random is omitted.
+	Balancing changetracker.Balancing `json:"loadBalancing,omitempty"`
 	// EndpointsUsable counts the endpoints that are ready, or terminating and serving.
 	EndpointsUsable int `json:"endpointsUsable"`
 	EndpointsAll    int `json:"endpointsAll"`
@@ -91,7 +93,7 @@ func portText(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) 
 		Family: p.Family, PortName: p.Name.Port, Protocol: p.Name.Protocol, Port: p.Port,
 		NodePort: p.NodePort, HealthCheckPort: p.HealthCheckNodePort,
 		ExternalIPs: texts(p.ExternalIPs), LoadBalancerVIPs: texts(p.LoadBalancerVIPs),
-		AffinitySeconds: p.SessionAffinity.Seconds(), EndpointsAll: len(endpoints),
+		AffinitySeconds: p.SessionAffinity.Seconds(), Balancing: p.Balancing, EndpointsAll: len(endpoints),
 	}
 	if p.ClusterIP.IsValid() {
 		s.ClusterIP = p.ClusterIP.String()

@@ -23,7 +23,8 @@
 // Names begin with Names.ChainPrefix. With proxier.KubeProxyNames or session affinity,
 // each endpoint has its own chain SEP-…, as other programs expect. Otherwise the service
 // port's chain translates directly, which loads several times faster. Service ports with
-// more than 16 endpoints choose in two or more steps.
+// more than 16 endpoints choose in two or more steps. Weights of endpoints are the
+// probabilities of the rules; the load balancing policy is always Random.
 //
 // # What a sync writes
 //

@@ -23,6 +23,15 @@
 // table masquerades packets with the mark, hairpin connections, and connections of the node
 // from a VIP: this needs IPVS with connection tracking (net.ipv4.vs.conntrack).
 //
+// # Load balancing
+//
+// With policy Random, the Config's scheduler chooses the real server: round robin, unless it
+// says otherwise. SourceHash and SourcePortHash are the scheduler mh, with a fallback, so
+// that a draining real server keeps no new clients, LeastConnections is lc. If weights differ,
+// rr is wrr and lc is wlc. A changed policy edits the virtual server, and connections stay.
+// The table of mh depends on the order in which real servers were added too, so that two
+// nodes agree in all slots only if they added them in the same order.
+//
 // # Draining
 //
 // A real server that is no longer wanted gets weight 0: its TCP connections continue, new

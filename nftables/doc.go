@@ -20,7 +20,8 @@
 //	local               pods, node → short-circuit; others: locals → class
 //	short-circuit       short-circuits → class
 //	MASQ-SCOPE-N        one per class: mark the packet if its source is to be
-//	                    masqueraded, draw an index below N, go to pick
+//	                    masqueraded, draw the index of one of N slots, go to pick
+//	MASQ-SCOPE-source-N, MASQ-SCOPE-source-port-N: the same with a hash of the source
 //	pick                endpoints: VIP . protocol . port . index → dnat
 //	MASQ-SCOPE-affinity mark the packet likewise, go to affinity-SCOPE: the endpoint in
 //	                    the client's record, or else a new record of a random one
@@ -45,6 +46,14 @@
 // does not live that long and the packet mark has other users. A locally
 // generated first packet of a connection through a VIP loses its SO_PRIORITY;
 // other packets keep it.
+//
+// # Load balancing
+//
+// A slot holds an endpoint, and an endpoint has as many slots as its weight says: exactly up to
+// 128 slots, otherwise 1,024, or at least 8 for each endpoint. With the policies SourceHash and
+// SourcePortHash, slots are those of package maglev, and the index is the kernel's jhash of
+// the client's address, or address and port, with a constant seed. Seed and tables never
+// change, so that nodes of different versions agree. The policy LeastConnections is Random.
 //
 // # Costs
 //

@@ -13,6 +13,7 @@ import (
 
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -137,6 +138,7 @@ func (x *explanations) service() service {
 		{ExternalPolicyLocal(), 2},
 		{healthChecked, 4},
 		{ClientAffinity(time.Hour), 4},
+		{balanced(changetracker.Balancing(x.dice.IntN(4))), 3},
 		{SourceRanges(x.someOf([]string{
 			"198.51.100.2/32", "198.51.100.3/32", "10.244.1.0/28", "192.0.2.0/24", "192.0.2.20/32",
 			"2001:db8:c::2/128", "2001:db8:c::3/128", "fd00:10:244:1::/80", "2001:db8:2::/64", "2001:db8:2::20/128",
@@ -163,7 +165,7 @@ func (x *explanations) someOf(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(string) bool { return x.dice.IntN(2) == 0 })
 }
 
-// condition returns a random condition, mostly ready, and often with hints.
+// condition returns a random condition, mostly ready, and often with hints or a weight.
 func (x *explanations) condition() EndpointOption {
 	switch x.dice.IntN(8) {
 	case 0:
@@ -175,6 +177,8 @@ func (x *explanations) condition() EndpointOption {
 		return func(e *discovery.Endpoint) {
 			e.Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: zone}}}
 		}
+	case 5:
+		return weight(x.dice.IntN(4))
 	default:
 		return nil
 	}

@@ -53,6 +53,7 @@ function outcome(e) {
   const words = [];
   if (e.masquerade) words.push("source masqueraded");
   if (e.affinitySeconds) words.push(`same endpoint for ${duration(e.affinitySeconds)}`);
+  if (e.loadBalancing) words.push(`load balancing ${e.loadBalancing}`);
   return words.map((word) => ` · ${word}`).join("");
 }
 

@@ -67,6 +67,7 @@ function factsOf(p) {
   const facts = [`${p.endpointsUsable} of ${counted(p.endpointsAll, "endpoint")} usable`, `internal policy ${p.internalTrafficPolicy}`];
   if (p.externalTrafficPolicy) facts.push(`external policy ${p.externalTrafficPolicy}`);
   if (p.sessionAffinitySeconds) facts.push(`session affinity ${duration(p.sessionAffinitySeconds)}`);
+  if (p.loadBalancing) facts.push(`load balancing ${p.loadBalancing}`);
   if (p.healthCheckNodePort) facts.push(`health check node port ${p.healthCheckNodePort}`);
   return facts;
 }
@@ -100,7 +101,7 @@ function updateEndpoint(node, e) {
   setBadge(state, e.state, stateTone(e.state));
   setAttribute(node, "data-state", e.state);
   setText(used, e.used ? "used" : `no: ${e.excluded || "no frontend uses it"}`);
-  setText(where, [e.node, e.local ? "this node" : ""].filter(Boolean).join(" · "));
+  setText(where, [e.node, e.local ? "this node" : "", e.weight ? `weight ${e.weight}` : ""].filter(Boolean).join(" · "));
   setText(zone, e.zone ?? "");
   setText(hints, [...e.nodeHints, ...e.zoneHints].map((hint) => `for ${hint}`).join(", "));
 }

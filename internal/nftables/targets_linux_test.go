@@ -476,6 +476,11 @@ func (p *programmed) measureReplace(b *testing.B, services, times int) figure {
 		versions[0] = append(versions[0], replaced(slice, i))
 		versions[1] = append(versions[1], slice)
 	}
+	return p.measureVersions(b, versions, times)
+}
+
+// measureVersions measures syncs that change slices from one version to the other, and back.
+func (p *programmed) measureVersions(b *testing.B, versions [2][]*discovery.EndpointSlice, times int) figure {
 	// Without the Provider's handlers, which would start a sync at the first event.
 	step := func(i int) {
 		for _, slice := range versions[i%2] {

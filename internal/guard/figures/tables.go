@@ -25,13 +25,14 @@ type row struct {
 
 // The benchmarks of the engines, which name the same syncs alike.
 const (
-	onNFTables = "internal/nftables.BenchmarkTargets"
-	onLegacy   = "iptables.BenchmarkTargets/legacy/serviceplane"
-	onNFTool   = "iptables.BenchmarkTargets/nft/serviceplane"
-	onIPVS     = "ipvs.BenchmarkTargets/fake"
-	onSockets  = "userspace.BenchmarkTargets/loopback"
-	onPortals  = "userspace.BenchmarkTargets/portals"
-	onSizes    = onNFTables + "/N=*/E=10/"
+	onNFTables  = "internal/nftables.BenchmarkTargets"
+	onBalancing = "internal/nftables.BenchmarkBalancing"
+	onLegacy    = "iptables.BenchmarkTargets/legacy/serviceplane"
+	onNFTool    = "iptables.BenchmarkTargets/nft/serviceplane"
+	onIPVS      = "ipvs.BenchmarkTargets/fake"
+	onSockets   = "userspace.BenchmarkTargets/loopback"
+	onPortals   = "userspace.BenchmarkTargets/portals"
+	onSizes     = onNFTables + "/N=*/E=10/"
 )
 
 var (
@@ -99,6 +100,18 @@ var tables = []table{ // read-only
 			{what: "an important Service answers while {N} are loaded", benchmark: onNFTables + "/N=10000/E=10/important"},
 			{what: "a lone change among {N} Services is in the kernel, 99th percentile", benchmark: onNFTables + "/N=10000/E=10/lone"},
 			{what: "{rate} changes a second for {seconds} s among {N} Services, 99th percentile", benchmark: onNFTables + "/N=10000/E=10/sustained/rate=1000/seconds=60"},
+		},
+	},
+	{
+		name: "balancing", about: "nftables",
+		columns: []column{{"time (floor)", "", times}, {"elements", "", []string{"writes"}}, {"memory of each Service", "", []string{"bytes/service"}}},
+		rows: []row{
+			{what: "one endpoint's weight changed among {N} Services × {E} endpoints", benchmark: onBalancing + "/N=10000/E=10/weight"},
+			{what: "{N} Services × {E} endpoints with a consistent hash", benchmark: onBalancing + "/N=100/E=10/hashed"},
+			{what: "one endpoint replaced among them", benchmark: onBalancing + "/N=100/E=10/hashed/replaced=1"},
+			{what: "{N} Services × {E} endpoints with a consistent hash", benchmark: onBalancing + "/N=100/E=100/hashed"},
+			{what: "one endpoint replaced among them", benchmark: onBalancing + "/N=100/E=100/hashed/replaced=1"},
+			{what: "the table of a consistent hash, 100 endpoints", benchmark: "maglev.BenchmarkTable/100_endpoints"},
 		},
 	},
 	{
