@@ -156,8 +156,11 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
 		p.Balancing == o.Balancing &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal &&
-		p.CreationTimestamp.Equal(o.CreationTimestamp) && p.UID == o.UID &&
-		slices.Equal(p.ExternalIPs, o.ExternalIPs) &&
+		p.CreationTimestamp.Equal(o.CreationTimestamp) && p.UID == o.UID && p.equalLists(o)
+}
+
+func (p *ServicePort) equalLists(o *ServicePort) bool {
+	return slices.Equal(p.ExternalIPs, o.ExternalIPs) &&
 		slices.Equal(p.LoadBalancerVIPs, o.LoadBalancerVIPs) &&
 		slices.Equal(p.LoadBalancerSourceRanges, o.LoadBalancerSourceRanges)
 }

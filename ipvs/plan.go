@@ -117,25 +117,13 @@ var traits = desired.Traits{LocalPolicyBindsAll: true, VIPsAreLocal: true, Least
 // weighted are the schedulers with weights, by the same ones without.
 var weighted = map[string]string{"rr": "wrr", "lc": "wlc"} // read-only
 
-// settings chooses the scheduler by the load balancing policy.
+// settings returns those of the virtual servers of a service port.
 func (p *planner) settings(s *desired.Service, weights bool) settings {
 	var own Tuning
 	if p.config.Tune != nil {
 		own = p.config.Tune(s)
 	}
-	out, policy := settings{scheduler: p.config.Scheduler}, traits.Balancing(s)
-	fallback, port := p.config.HashFallback || own.HashFallback, p.config.HashPort || own.HashPort
-	switch {
-	case own.Scheduler != "":
-		out.scheduler = own.Scheduler
-	case policy.Hashes(): // a real server that drains must not keep its clients
-		out.scheduler, fallback, port = "mh", true, policy == changetracker.SourcePortHash
-	case policy == changetracker.LeastConnections:
-		out.scheduler = "lc"
-	}
-	if with := weighted[out.scheduler]; weights && own.Scheduler == "" && with != "" {
-		out.scheduler = with
-	}
+	out := p.schedule(s, own, weights)
 	if s.Affinity > 0 {
 		out.flags |= flagPersistent
 		out.timeout = s.Affinity
@@ -143,13 +131,34 @@ func (p *planner) settings(s *desired.Service, weights bool) settings {
 	if s.Protocol == desired.UDP && (p.config.OnePacket || own.OnePacket) {
 		out.flags |= flagOnePacket
 	}
-	if out.scheduler == "sh" || out.scheduler == "mh" {
-		if fallback {
-			out.flags |= flagHashFallback
-		}
-		if port {
-			out.flags |= flagHashPort
-		}
+	return out
+}
+
+// schedule chooses the scheduler, with its flags, by the load balancing policy, unless Tune
+// names one.
+func (p *planner) schedule(s *desired.Service, own Tuning, weights bool) (out settings) {
+	fallback, port := p.config.HashFallback || own.HashFallback, p.config.HashPort || own.HashPort
+	switch policy := traits.Balancing(s); {
+	case own.Scheduler != "":
+		out.scheduler = own.Scheduler
+	case policy.Hashes(): // a real server that drains must not keep its clients
+		out.scheduler, fallback, port = "mh", true, policy == changetracker.SourcePortHash
+	case policy == changetracker.LeastConnections:
+		out.scheduler = "lc"
+	default:
+		out.scheduler = p.config.Scheduler
+	}
+	if with := weighted[out.scheduler]; weights && own.Scheduler == "" && with != "" {
+		out.scheduler = with
+	}
+	if out.scheduler != "sh" && out.scheduler != "mh" {
+		return out
+	}
+	if fallback {
+		out.flags |= flagHashFallback
+	}
+	if port {
+		out.flags |= flagHashPort
 	}
 	return out
 }

@@ -166,6 +166,7 @@ func TestSettingsOfAVirtualServer(t *testing.T) {
 // TestPoliciesChooseSchedulers, unless Tune does.
 func TestPoliciesChooseSchedulers(t *testing.T) {
 	t.Parallel()
+	hashed := func(*desired.Service) Tuning { return Tuning{Scheduler: "sh", HashPort: true, HashFallback: true} }
 	const mh, mhPort = flagHashFallback, flagHashFallback | flagHashPort
 	for _, c := range []struct {
 		policy          changetracker.Balancing
@@ -179,10 +180,7 @@ func TestPoliciesChooseSchedulers(t *testing.T) {
 		{changetracker.SourcePortHash, Config{}, settings{scheduler: "mh", flags: mhPort}, settings{scheduler: "mh", flags: mhPort}},
 		{changetracker.LeastConnections, Config{Scheduler: "mh"}, settings{scheduler: "lc"}, settings{scheduler: "wlc"}},
 		{changetracker.SourceHash, Config{Tune: func(*desired.Service) Tuning { return Tuning{Scheduler: "rr"} }}, settings{scheduler: "rr"}, settings{scheduler: "rr"}},
-		{
-			changetracker.Random, Config{Tune: func(*desired.Service) Tuning { return Tuning{Scheduler: "sh", HashPort: true, HashFallback: true} }},
-			settings{scheduler: "sh", flags: mhPort}, settings{scheduler: "sh", flags: mhPort},
-		},
+		{changetracker.Random, Config{Tune: hashed}, settings{scheduler: "sh", flags: mhPort}, settings{scheduler: "sh", flags: mhPort}},
 	} {
 		config := c.config.WithDefaults()
 		p := planner{config: &config}

@@ -46,14 +46,7 @@ func Table(endpoints []netip.AddrPort, weights []uint16) []uint16 {
 		return nil
 	}
 	size := uint32(Size(len(endpoints)))
-	all := make([]permutation, len(endpoints))
-	greatest := uint32(1)
-	for i, e := range endpoints {
-		all[i] = permute(e, size)
-		if weights != nil {
-			greatest = max(greatest, uint32(weights[i]))
-		}
-	}
+	all, greatest := permutations(endpoints, weights, size)
 	// In each round, an endpoint takes the next free slot of its permutation. One with half of
 	// the greatest weight takes its turn in every second round.
 	const free = MaxEndpoints
@@ -61,12 +54,10 @@ func Table(endpoints []netip.AddrPort, weights []uint16) []uint16 {
 	for left := size; ; {
 		for i := range all {
 			p := &all[i]
-			if weights != nil {
-				if p.credit += uint32(weights[i]); p.credit < greatest {
-					continue
-				}
-				p.credit -= greatest
+			if p.credit += p.weight; p.credit < greatest {
+				continue
 			}
+			p.credit -= greatest
 			next := p.next
 			for table[next] != free {
 				if next += p.skip; next >= size {
@@ -84,15 +75,27 @@ func Table(endpoints []netip.AddrPort, weights []uint16) []uint16 {
 // permutation is the order in which an endpoint prefers slots: every skip-th, which is all of
 // them, as the size is prime.
 type permutation struct {
-	next, skip uint32
-	credit     uint32 // for its next turn
+	next, skip     uint32
+	weight, credit uint32 // for its next turn
+}
+
+func permutations(endpoints []netip.AddrPort, weights []uint16, size uint32) (all []permutation, greatest uint32) {
+	all, greatest = make([]permutation, len(endpoints)), 1
+	for i, e := range endpoints {
+		all[i] = permute(e, size)
+		if weights != nil {
+			all[i].weight = uint32(weights[i])
+			greatest = max(greatest, all[i].weight)
+		}
+	}
+	return all, greatest
 }
 
 // permute returns the permutation of an endpoint. It must never change: during an upgrade,
 // nodes of two versions have to agree.
 func permute(e netip.AddrPort, size uint32) permutation {
 	h := hash(e)
-	return permutation{next: uint32(h % uint64(size)), skip: uint32(h>>32%uint64(size-1)) + 1}
+	return permutation{weight: 1, next: uint32(h % uint64(size)), skip: uint32(h>>32%uint64(size-1)) + 1}
 }
 
 // hash is FNV-1a of the address, as 16 bytes, and the port, mixed as splitmix64 does.

@@ -27,19 +27,7 @@ func (f *family) updateConflicts(update *desired.Update) {
 			continue
 		}
 		f.denied[name] = s
-		if len(s.Lost) > 0 && (before == nil || !slices.Equal(s.Lost, before.Lost)) {
-			owner, _ := update.Now.Owner(s.Lost[0])
-			f.log.Warn("frontend belongs to another service port: remove it from one of the two Services", zap.Stringer("service", name),
-				zap.Stringer("frontend", s.Lost[0]), zap.Stringer("owner", owner))
-		}
-		if len(s.Refused) > 0 && (before == nil || !slices.Equal(s.Refused, before.Refused)) {
-			f.log.Warn("external IPs refused, they are addresses of the node or its pods: remove them from the Service",
-				zap.Stringer("service", name), zap.Stringers("externalIPs", s.Refused))
-		}
-		if !f.balances(s) && (before == nil || before.Port.Balancing != s.Port.Balancing) {
-			f.log.Warn("the engine does not have the load balancing policy of the service port, and chooses endpoints at random: choose another policy or engine",
-				zap.Stringer("service", name), zap.Stringer("policy", s.Port.Balancing))
-		}
+		f.logConflicts(update.Now, before, s)
 	}
 	if !update.Full && !slices.ContainsFunc(update.Changes, changesFrontends) {
 		return
@@ -48,6 +36,26 @@ func (f *family) updateConflicts(update *desired.Update) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.conflicts = conflicts
+}
+
+// logConflicts logs what a service port lacks now and did not lack before; before may be nil.
+func (f *family) logConflicts(now *desired.Resolved, before, s *desired.Service) {
+	if before == nil {
+		before = &desired.Service{Port: &changetracker.ServicePort{}}
+	}
+	if len(s.Lost) > 0 && !slices.Equal(s.Lost, before.Lost) {
+		owner, _ := now.Owner(s.Lost[0])
+		f.log.Warn("frontend belongs to another service port: remove it from one of the two Services", zap.Stringer("service", s.Name),
+			zap.Stringer("frontend", s.Lost[0]), zap.Stringer("owner", owner))
+	}
+	if len(s.Refused) > 0 && !slices.Equal(s.Refused, before.Refused) {
+		f.log.Warn("external IPs refused, they are addresses of the node or its pods: remove them from the Service",
+			zap.Stringer("service", s.Name), zap.Stringers("externalIPs", s.Refused))
+	}
+	if !f.balances(s) && before.Port.Balancing != s.Port.Balancing {
+		f.log.Warn("the engine does not have the load balancing policy of the service port, and chooses endpoints at random: choose another policy or engine",
+			zap.Stringer("service", s.Name), zap.Stringer("policy", s.Port.Balancing))
+	}
 }
 
 // balances reports whether the engine has the load balancing policy of a service port.

@@ -441,8 +441,12 @@ func TestPoliciesOfOtherEnginesAreProblems(t *testing.T) {
 			policy   changetracker.Balancing
 			problems int
 		}{
-			{changetracker.Random, 0}, {changetracker.LeastConnections, 1}, {changetracker.LeastConnections, 1}, {changetracker.SourceHash, 0},
-			{changetracker.LeastConnections, 1}, {changetracker.SourcePortHash, 0},
+			{changetracker.Random, 0},
+			{changetracker.LeastConnections, 1},
+			{changetracker.LeastConnections, 1},
+			{changetracker.SourceHash, 0},
+			{changetracker.LeastConnections, 1},
+			{changetracker.SourcePortHash, 0},
 		} {
 			wanted = step.policy
 			f.OnServiceAdd(service("a", fmt.Sprintf("10.0.0.%d", i+1)))

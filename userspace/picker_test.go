@@ -78,7 +78,7 @@ func TestLeastConnectionsAreChosen(t *testing.T) {
 		t.Errorf("%d connections are open, want 3", b.open[s.Cluster[0]])
 	}
 	// Short connections, one after the other, go to all endpoints.
-	b, s = balancing(3, changetracker.LeastConnections)
+	b, _ = balancing(3, changetracker.LeastConnections)
 	seen := map[netip.AddrPort]int{}
 	for range 6 {
 		for e := range picked(b, 1) {

@@ -73,6 +73,7 @@ func (o *options) tuned() *tuning {
 
 // provider returns the proxy with its kernel settings and health check node ports.
 func (o *options) provider(config proxier.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
+	balancing{log}.decorate(&config.Tracker)
 	settings, err := o.sysctls(config.Names.Instance, log)
 	if err != nil {
 		return nil, err

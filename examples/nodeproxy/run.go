@@ -25,7 +25,6 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	balancing{log}.decorate(&config.Tracker)
 	if err := checkPrivilege(); err != nil {
 		return err
 	}
