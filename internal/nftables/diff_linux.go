@@ -130,8 +130,8 @@ func (p *placed) affinityList(i int) []target {
 	switch {
 	case p == nil || p.affinity == 0:
 		return nil
-	case p.distinct[i] != nil:
-		return p.distinct[i]
+	case p.balanced != nil && p.balanced.distinct[i] != nil:
+		return p.balanced.distinct[i]
 	default:
 		return p.lists[i]
 	}

@@ -9,15 +9,11 @@ import (
 // placed is a service port with its elements. It is not changed after it was made.
 type placed struct {
 	frontends []placedFrontend // in order of key
-	choice    choice
 	// lists holds the endpoints in the slots of each scope.
 	lists [2][]target
-	// distinct are the endpoints of each scope once, if an endpoint may have several slots
-	// and there is session affinity.
-	distinct [2][]target
-	// hashed is what the slots of each scope were computed from, with a consistent hash.
-	hashed  [2]*hashed
-	hairpin []netip.Addr
+	// balanced is nil with a slot for each endpoint, chosen at random.
+	balanced *balanced
+	hairpin  []netip.Addr
 	// health is the health check node port, for a Front; 0 for none.
 	health uint16
 	// affinity is the number of the service port in affinity records, 0 without session
@@ -63,7 +59,7 @@ type placer struct {
 // place keeps endpoints of prev at their indexes where possible: each move costs kernel
 // writes.
 func (pl placer) place(prev *placed, s *desired.Service) *placed {
-	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), choice: choiceOf(s), hairpin: s.OnNode}
+	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.OnNode}
 	if pl.holds != nil && s.Port != nil {
 		p.health = s.Port.HealthCheckNodePort
 	}
@@ -96,7 +92,7 @@ func (pl placer) placeAffinity(p *placed, s *desired.Service) {
 	pl.class(p.timeout)
 	for i := range p.lists {
 		if n := len(p.lists[i]); n > 0 {
-			p.draws[i] = drawClass(indexScope(i), p.choice, n)
+			p.draws[i] = drawClass(indexScope(i), p.choice(), n)
 			pl.class(p.draws[i])
 		}
 	}
@@ -136,7 +132,7 @@ func (pl placer) forward(p *placed, t treatment) uint32 {
 	case pl.holds != nil:
 		return pl.class(forwardingClass(t, atRandom, 1))
 	default:
-		return pl.class(forwardingClass(t, p.choice, len(p.lists[scopeIndex(t.scope)])))
+		return pl.class(forwardingClass(t, p.choice(), len(p.lists[scopeIndex(t.scope)])))
 	}
 }
 

@@ -9,6 +9,29 @@ import (
 	"github.com/serviceplane/serviceplane/maglev"
 )
 
+// balanced is the part of a service port that has weights or a consistent hash.
+type balanced struct {
+	choice choice
+	// distinct are the endpoints of each scope once, with session affinity.
+	distinct [2][]target
+	// hashed is what the slots of each scope were computed from, with a consistent hash.
+	hashed [2]*hashed
+}
+
+func (p *placed) choice() choice {
+	if p.balanced == nil {
+		return atRandom
+	}
+	return p.balanced.choice
+}
+
+func (p *placed) hashed(scope int) *hashed {
+	if p == nil || p.balanced == nil {
+		return nil
+	}
+	return p.balanced.hashed[scope]
+}
+
 // hashed is what the slots of a consistent hash are computed from.
 type hashed struct {
 	endpoints []netip.AddrPort
@@ -26,24 +49,29 @@ func (pl placer) placeScope(p, prev *placed, s *desired.Service, scope int) {
 		endpoints = endpoints[:most]
 		weights = weights[:min(len(weights), most)]
 	}
+	choice := choiceOf(s)
+	if choice != atRandom || weights != nil {
+		p.balanced = cmp.Or(p.balanced, &balanced{choice: choice})
+	}
 	switch {
 	case len(endpoints) == 0 || pl.holds != nil:
 		return
-	case len(endpoints) == 1 || weights == nil && p.choice == atRandom:
+	case len(endpoints) == 1 || p.balanced == nil || choice == atRandom && weights == nil:
 		p.lists[scope] = pl.arrange(prev.list(scope), endpoints, nil, scope)
 		return
-	case p.choice == atRandom:
+	case choice == atRandom:
 		p.lists[scope] = pl.arrange(prev.list(scope), endpoints, shares(weights), scope)
 	default:
-		p.hashed[scope] = &hashed{endpoints, weights}
-		if prev != nil && prev.hashed[scope].equal(p.hashed[scope]) && pl.numbersAs(prev) {
-			p.lists[scope], p.distinct[scope] = prev.lists[scope], prev.distinct[scope]
+		h := &hashed{endpoints, weights}
+		p.balanced.hashed[scope] = h
+		if prev.hashed(scope).equal(h) && pl.numbersAs(prev) {
+			p.lists[scope], p.balanced.distinct[scope] = prev.lists[scope], prev.balanced.distinct[scope]
 			return
 		}
-		p.lists[scope] = pl.tableOf(p.hashed[scope], scope)
+		p.lists[scope] = pl.tableOf(h, scope)
 	}
 	if pl.affinity != nil {
-		p.distinct[scope] = pl.arrange(prev.affinityList(scope), endpoints, nil, scope)
+		p.balanced.distinct[scope] = pl.arrange(prev.affinityList(scope), endpoints, nil, scope)
 	}
 }
 
