@@ -143,13 +143,30 @@ func TestTheFirstToFailGoes(t *testing.T) {
 	inBubble(t, endpointhealth.Policy{}, 4, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
-		for _, i := range []int{3, 2, 4} {
+		for _, i := range []int{3, 2, 4, 1} {
 			k.breaks(at(i), errSick)
 			time.Sleep(time.Minute)
 		}
 		k.after(time.Minute, at(2)+" ejected", at(3)+" ejected")
 		k.breaks(at(3), nil)
 		k.after(time.Minute, at(2)+" ejected", at(4)+" ejected")
+	})
+}
+
+// TestNobodyTakesTurns: an endpoint that is ejected stays so, although the service port gets
+// another one that has failed for longer, for another service port.
+func TestNobodyTakesTurns(t *testing.T) {
+	inBubble(t, endpointhealth.Policy{MaxEjected: 0.34}, 3, func(k *kit) {
+		k.service("a")
+		k.endpoints("a", 4)
+		k.run()
+		k.after(time.Minute)
+		k.breaks(at(4), errSick)
+		k.after(time.Minute)
+		k.breaks(at(2), errSick)
+		k.after(time.Minute, at(2)+" ejected")
+		k.endpoints("web", 4)
+		k.after(time.Minute, at(2)+" ejected")
 	})
 }
 

@@ -57,6 +57,7 @@ func TestReports(t *testing.T) {
 		report(4, syscall.ECONNREFUSED, time.Second)
 		report(1, nil, 0)
 		report(4, syscall.ECONNREFUSED, time.Second)
+		k.after(time.Second)
 		report(100, syscall.EMFILE, time.Second)
 		time.Sleep(time.Minute)
 		report(20, syscall.ECONNREFUSED, 31*time.Second)
@@ -123,6 +124,32 @@ func TestSlowStart(t *testing.T) {
 			t.Errorf("%d syncs, want 4", n)
 		}
 		k.after(time.Hour)
+	})
+}
+
+// TestSlowStartOfALateState: a State that is read after the end of a slow start may be older. Its
+// weights are not taken for those of slices.
+func TestSlowStartOfALateState(t *testing.T) {
+	policy := endpointhealth.Policy{SlowStart: 10 * time.Second, EjectFor: time.Second, MaxEjectFor: time.Second, MaxEjected: 1}
+	inBubble(t, policy, 0, func(k *kit) {
+		k.weighted(2, 3, 5)
+		k.run()
+		k.after(time.Minute, k.unusual()...)
+		k.breaks(at(1), errSick)
+		k.breaks(at(2), errSick)
+		k.after(time.Minute, at(1)+" ejected weight=2", at(2)+" ejected weight=3", at(3)+" weight=5")
+		k.late = true
+		k.breaks(at(1), nil)
+		time.Sleep(5 * time.Minute) // its slow start is over, and the State still has the last step's weights
+		k.breaks(at(2), nil)
+		for k.checker.Status().Starting == 0 {
+			time.Sleep(time.Second / 10)
+		}
+		k.late = false
+		k.sync()
+		if got := k.unusual(); !slices.Equal(got, []string{at(1) + " weight=8", at(2) + " weight=3", at(3) + " weight=20"}) {
+			t.Errorf("%q at the beginning of a slow start", got)
+		}
 	})
 }
 

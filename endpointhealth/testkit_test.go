@@ -34,6 +34,7 @@ type plane struct {
 	mu       sync.Mutex // guards all below
 	states   map[v1.IPFamily]*changetracker.State
 	triggers []time.Time
+	late     bool // the State that is programmed is always one sync behind
 	// broken are the endpoints that do not answer. checked has the times of their checks.
 	broken  map[string]error
 	checked map[string][]time.Time
@@ -63,6 +64,10 @@ func (p *plane) sync() {
 		_ = p.tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
+			if p.late && step.Before.Len() > 0 {
+				p.states[family] = step.Before
+				return nil, nil
+			}
 			p.states[family] = step.After
 			return nil, nil
 		})
