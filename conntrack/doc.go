@@ -10,6 +10,8 @@
 // Valid entries are not deleted: endpoints that terminate but still serve keep their
 // flows. Changes of traffic policy or topology affect new connections only.
 //
+// ReportConnections watches how connections through Services end, for package endpointhealth.
+//
 // A Cleaner is a proxier.Conntrack. The kernel engines of this library use it by default.
 // Sysctls sets the limits of connection tracking, as kube-proxy does. Judge is pure and
 // builds on all platforms; the others work on Linux only.

@@ -5,6 +5,7 @@ package conntrack
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"runtime"
 
 	v1 "k8s.io/api/core/v1"
@@ -23,6 +24,11 @@ func New(o Options) *Cleaner { return &Cleaner{options: o} }
 
 // Tracks implements proxier.Conntrack.
 func (c *Cleaner) Tracks(p desired.Protocol) bool { return c.options.tracks(p) }
+
+// ReportConnections returns proxier.ErrNotSupported.
+func ReportConnections(context.Context, string, func(endpoint netip.AddrPort, protocol v1.Protocol, err error)) error {
+	return fmt.Errorf("watch connections on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
+}
 
 // Clean returns proxier.ErrNotSupported.
 func (c *Cleaner) Clean(context.Context, v1.IPFamily, desired.FlowCheck) (deleted int, err error) {

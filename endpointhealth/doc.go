@@ -8,8 +8,9 @@
 //   - Active: it runs the Probe of a service port's Policy at each endpoint that the node may
 //     use: TCP, HTTP, or a function of the program (Func), for example for UDP. Service ports
 //     with the same endpoint and the same Policy share one check.
-//   - Passive: package userspace reports the connections that it opened (Observer), and any
-//     other source calls Report.
+//   - Passive: package userspace reports the connections that it opened (Observer). Beside
+//     engines of the kernel, ReportConnections of package conntrack reports those that the kernel
+//     has tracked. Any other source calls Report.
 //
 // # Decisions
 //

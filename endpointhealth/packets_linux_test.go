@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"sync"
@@ -14,7 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/endpointhealth"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -35,7 +36,7 @@ var vips = map[v1.IPFamily]netip.AddrPort{
 	v1.IPv4Protocol: netip.MustParseAddrPort("10.96.0.10:80"), v1.IPv6Protocol: netip.MustParseAddrPort("[fd00:10:96::10]:80"),
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, policy endpointhealth.Policy) *world {
 	t.Helper()
 	w := &world{Topology: proxiertest.NewTopology(t), t: t}
 	config := w.Config()
@@ -55,14 +56,16 @@ func newWorld(t *testing.T) *world {
 	p.OnEndpointSlicesSynced()
 	w.checker, err = endpointhealth.New(endpointhealth.Options{
 		NetNS: config.NetNS, Logger: zaptest.NewLogger(t), Pause: 50 * time.Millisecond,
-		Choose: func(*changetracker.ServicePort) (endpointhealth.Policy, bool) {
-			return endpointhealth.Policy{Probe: endpointhealth.TCP{}, Interval: 500 * time.Millisecond, Timeout: 500 * time.Millisecond, EjectFor: 100 * time.Millisecond}, true
-		},
+		Choose: always(policy),
 	})
 	netnstest.Check(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	for _, run := range []func() error{func() error { return p.Run(ctx) }, func() error { return w.checker.Run(ctx, p) }} {
+	for _, run := range []func() error{
+		func() error { return p.Run(ctx) },
+		func() error { return w.checker.Run(ctx, p) },
+		func() error { return conntrack.ReportConnections(ctx, config.NetNS, w.checker.Report) },
+	} {
 		running.Go(func() {
 			if err := run(); err != nil {
 				t.Error(err)
@@ -126,7 +129,9 @@ func (w *world) ejected() (list []netip.Addr) {
 // gets no connections after its second failed check, in both families, and gets some again.
 func TestPackets(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newWorld(t, endpointhealth.Policy{
+		Probe: endpointhealth.TCP{}, Interval: 500 * time.Millisecond, Timeout: 500 * time.Millisecond, EjectFor: 100 * time.Millisecond,
+	})
 	w.expect("at first", "remote-0", "remote-1", "remote-2")
 	sick := w.RemotePods[1]
 	for _, verdict := range []string{"drop", "reject with tcp reset"} {
@@ -136,5 +141,43 @@ func TestPackets(t *testing.T) {
 		w.nft(sick, "delete table inet sick")
 		poll.Until(t, "returned: "+verdict, func() bool { return w.checker.Status().Ejected == 0 })
 		w.expect("without "+verdict, "remote-0", "remote-1", "remote-2")
+	}
+}
+
+// knock opens some connections in both families, whether they are answered or not.
+func (w *world) knock() {
+	for range 10 {
+		for _, vip := range vips {
+			_, _ = w.LocalPods[0].Ask(w.t.Context(), "tcp", vip, proxiertest.AskOptions{Timeout: 50 * time.Millisecond})
+		}
+	}
+}
+
+// TestPassivePackets is EHC-20 with packets: connections through a Service that an endpoint does not
+// answer eject it, with no check of its own, and so do refused ones. The others go on.
+func TestPassivePackets(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, endpointhealth.Policy{PassiveFailures: 2, MaxEjected: 0.7, EjectFor: 5 * time.Minute})
+	w.expect("at first", "remote-0", "remote-1", "remote-2")
+	for _, c := range []struct {
+		verdict, timeout string // of SYN_SENT, in seconds
+		sick             *proxiertest.Host
+		left             []string
+	}{
+		{"drop", "1", w.RemotePods[1], []string{"remote-0", "remote-2"}},
+		{"reject with tcp reset", "120", w.RemotePods[2], []string{"remote-0"}},
+	} {
+		netnstest.Check(t, w.Node.Do(func() error {
+			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_syn_sent", []byte(c.timeout), 0)
+		}))
+		w.nft(c.sick, "add table inet sick; add chain inet sick in { type filter hook input priority 0; }; add rule inet sick in tcp dport 8080 "+c.verdict)
+		poll.Until(t, "ejected: "+c.verdict, func() bool {
+			w.knock()
+			return slices.Contains(w.ejected(), c.sick.Addrs[0]) && slices.Contains(w.ejected(), c.sick.Addrs[1])
+		})
+		w.expect(c.verdict, c.left...)
+	}
+	if s := w.checker.Status(); s.Checks != 0 || s.Returns != 0 {
+		t.Errorf("status %+v, want no checks and no returns", s)
 	}
 }
