@@ -52,7 +52,7 @@ func readEnded(ctx context.Context, s *nl.NetlinkSocket, ended func(*Flow)) erro
 		messages, _, err := s.Receive()
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // the end of ctx has closed the socket
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
