@@ -63,10 +63,11 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 }
 
 // program writes an update in this order: rules, new addresses, virtual servers, old
-// addresses, rules for what has drained, and the firewall.
+// addresses, rules for what was held and for what has drained, and the firewall.
 func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	wanted := e.wanted(update)
-	if err := e.applyRules(ctx, update, wanted); err != nil {
+	held := e.rescheduled(wanted)
+	if err := e.applyRules(ctx, update, wanted, held); err != nil {
 		return err
 	}
 	began := time.Now()
@@ -77,7 +78,7 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(e.releaseDrained(ctx), e.firewall.apply(ctx, update))
+	return errors.Join(e.releaseHeld(ctx, held), e.releaseDrained(ctx), e.firewall.apply(ctx, update))
 }
 
 func (e *Engine) wanted(update *desired.Update) []wantedPort {
@@ -91,9 +92,9 @@ func (e *Engine) wanted(update *desired.Update) []wantedPort {
 	return all
 }
 
-func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort) error {
+func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort, held []*desired.Service) error {
 	refused := e.drainingServers(update, wanted)
-	result, err := e.rules.Apply(ctx, *update, e.behind(refused))
+	result, err := e.rules.Apply(ctx, holding(*update, held), e.behind(refused))
 	e.report = result.Report
 	if err == nil {
 		e.refused, e.globals = refused, update.Globals

@@ -16,9 +16,9 @@ import (
 // Config configures the IPVS engine.
 type Config struct {
 	proxier.Config
-	// Scheduler is the name of a scheduler of the kernel for service ports with policy
-	// Random, such as "rr", "lc" or "mh"; "" means "rr". It needs the module ip_vs_NAME. If
-	// weights differ, rr is wrr, and lc is wlc.
+	// Scheduler is the name of a scheduler of the kernel, such as "rr", "lc" or "mh"; ""
+	// means "rr". It needs the module ip_vs_NAME. It is for service ports with policy
+	// changetracker.Random; other policies have their own schedulers.
 	Scheduler string
 	// HashPort makes the schedulers sh and mh hash the source port too. HashFallback makes
 	// them choose another real server if the first one has weight 0.
@@ -52,11 +52,13 @@ type Config struct {
 	SetSysctls bool
 }
 
-// Tuning holds the settings of one service port. Zero fields mean those of the Config.
+// Tuning holds the settings of one service port. Zero fields mean those of the Config, and of
+// the load balancing policy of the service port.
 type Tuning struct {
-	// Scheduler wins over the load balancing policy of the service port.
+	// Scheduler replaces the Config's, and the one of the policy, if it is not "".
 	Scheduler string
-	// HashPort, HashFallback and OnePacket are those of the Config.
+	// HashPort, HashFallback and OnePacket do for the service port what those of the Config do
+	// for all.
 	HashPort, HashFallback, OnePacket bool
 }
 

@@ -17,7 +17,10 @@ import (
 const affinityTimeout = "PKT-60/timeout"
 
 func deviations() proxiertest.Features {
-	return proxiertest.Features{LocalPolicyBindsAll: true, AffinityPerFrontend: true, AffinityOutlivesTimeout: true, VIPsAreLocal: true, FirstPriorityLost: true, LeastConnections: true}
+	return proxiertest.Features{
+		LocalPolicyBindsAll: true, AffinityPerFrontend: true, AffinityOutlivesTimeout: true, VIPsAreLocal: true, FirstPriorityLost: true,
+		LeastConnections: true, HashFollowsHistory: true,
+	}
 }
 
 func provider(udpTimeout time.Duration) proxiertest.Factory {

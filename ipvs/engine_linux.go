@@ -159,9 +159,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 func (e *Engine) OwnsNames() bool { return true }
 
 // Traits implements proxier.Engine.
-func (e *Engine) Traits(*desired.Service) desired.Traits {
-	return traits
-}
+func (e *Engine) Traits(*desired.Service) desired.Traits { return traits() }
 
 // connect opens the sockets, unless they are open.
 func (e *Engine) connect() error {

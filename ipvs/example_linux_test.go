@@ -20,12 +20,14 @@ import (
 func ExampleConfig_tune() {
 	config := ipvs.Config{}
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations["example.com/scheduler"] }
+	config.Tracker.DecorateEndpoint = func(e *changetracker.Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) {
+		if e.Addr.Addr() == netip.MustParseAddr("10.244.2.7") {
+			e.Weight = 3
+		}
+	}
 	config.Tune = func(s *desired.Service) ipvs.Tuning {
 		scheduler, _ := changetracker.Ext[string](s.Port.Ext)
 		return ipvs.Tuning{Scheduler: scheduler}
-	}
-	config.Tracker.DecorateEndpoint = func(e *changetracker.Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) {
-		e.Weight = map[netip.Addr]uint16{netip.MustParseAddr("10.244.2.7"): 3}[e.Addr.Addr()]
 	}
 	engine, errEngine := ipvs.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	tracker, errTracker := changetracker.New(config.Tracker)

@@ -43,10 +43,23 @@ type settings struct {
 	timeout time.Duration
 }
 
+// satisfy reports whether a virtual server with these settings does what is wanted. One with
+// the weighted form of the scheduler does, as the weights are equal then: it stays, because a
+// kernel that changes the scheduler refuses new connections meanwhile.
+func (s settings) satisfy(want settings) bool {
+	if s == want {
+		return true
+	}
+	want.scheduler = weighted(want.scheduler)
+	return s == want
+}
+
 // virtual is a virtual server with the weights of its real servers.
 type virtual struct {
 	settings
 
+	// instead are the settings for a kernel without the scheduler.
+	instead settings
 	// nodePort means that it is for a node port, on an address of the node.
 	nodePort bool
 	reals    map[netip.AddrPort]int
@@ -74,6 +87,10 @@ type planner struct {
 // rules refuse new ones.
 func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 	all := map[serverKey]*virtual{}
+	var own Tuning
+	if p.config.Tune != nil {
+		own = p.config.Tune(s)
+	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		scope := f.Scope
@@ -83,7 +100,7 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 		if len(s.Endpoints(scope)) == 0 && len(s.Serving) == 0 {
 			continue
 		}
-		v := p.virtual(s, scope)
+		v := p.virtual(s, scope, own)
 		v.nodePort = f.Kind == desired.NodePort
 		addrs := []netip.Addr{f.VIP}
 		if f.Kind == desired.NodePort {
@@ -99,68 +116,86 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 	return all
 }
 
-func (p *planner) virtual(s *desired.Service, scope desired.Scope) *virtual {
+func (p *planner) virtual(s *desired.Service, scope desired.Scope, own Tuning) *virtual {
 	endpoints, weights := s.Endpoints(scope), s.Weights(scope)
-	v := &virtual{settings: p.settings(s, weights != nil), reals: make(map[netip.AddrPort]int, len(endpoints)), serving: s.Serving}
+	v := &virtual{reals: make(map[netip.AddrPort]int, len(endpoints)), serving: s.Serving}
 	for i, endpoint := range endpoints {
 		v.reals[endpoint] = 1
 		if weights != nil {
 			v.reals[endpoint] = int(weights[i])
 		}
 	}
+	v.settings = p.settings(s, own)
+	if weights != nil {
+		v.scheduler = weighted(v.scheduler)
+	}
+	v.instead = p.common(s, p.config.Scheduler, Tuning{OnePacket: own.OnePacket})
 	return v
 }
 
-// traits are those of this engine.
-var traits = desired.Traits{LocalPolicyBindsAll: true, VIPsAreLocal: true, LeastConnections: true} // read-only
-
-// weighted are the schedulers with weights, by the same ones without.
-var weighted = map[string]string{"rr": "wrr", "lc": "wlc"} // read-only
-
-// settings returns those of the virtual servers of a service port.
-func (p *planner) settings(s *desired.Service, weights bool) settings {
-	var own Tuning
-	if p.config.Tune != nil {
-		own = p.config.Tune(s)
+// settings returns those of a service port whose weights are equal.
+func (p *planner) settings(s *desired.Service, own Tuning) settings {
+	policy := traits().Balancing(s)
+	switch {
+	case own.Scheduler != "":
+		return p.common(s, own.Scheduler, own)
+	case policy.Hashes():
+		// A real server that drains keeps its part of the table: its clients need the fallback.
+		v := p.common(s, "", own)
+		v.scheduler = schedulerMaglev
+		v.flags |= flagHashFallback
+		if policy == changetracker.SourcePortHash || own.HashPort {
+			v.flags |= flagHashPort
+		}
+		return v
+	case policy == changetracker.LeastConnections:
+		return p.common(s, "lc", own)
+	default:
+		return p.common(s, p.config.Scheduler, own)
 	}
-	out := p.schedule(s, own, weights)
-	if s.Affinity > 0 {
-		out.flags |= flagPersistent
-		out.timeout = s.Affinity
-	}
-	if s.Protocol == desired.UDP && (p.config.OnePacket || own.OnePacket) {
-		out.flags |= flagOnePacket
-	}
-	return out
 }
 
-// schedule chooses the scheduler, with its flags, by the load balancing policy, unless Tune
-// names one.
-func (p *planner) schedule(s *desired.Service, own Tuning, weights bool) (out settings) {
-	fallback, port := p.config.HashFallback || own.HashFallback, p.config.HashPort || own.HashPort
-	switch policy := traits.Balancing(s); {
-	case own.Scheduler != "":
-		out.scheduler = own.Scheduler
-	case policy.Hashes(): // a real server that drains must not keep its clients
-		out.scheduler, fallback, port = "mh", true, policy == changetracker.SourcePortHash
-	case policy == changetracker.LeastConnections:
-		out.scheduler = "lc"
+// common returns settings with a scheduler, and with the flags that do not depend on the
+// policy.
+func (p *planner) common(s *desired.Service, scheduler string, own Tuning) settings {
+	v := settings{scheduler: scheduler}
+	if s.Affinity > 0 {
+		v.flags |= flagPersistent
+		v.timeout = s.Affinity
+	}
+	if s.Protocol == desired.UDP && (p.config.OnePacket || own.OnePacket) {
+		v.flags |= flagOnePacket
+	}
+	if scheduler == "sh" || scheduler == schedulerMaglev {
+		if p.config.HashFallback || own.HashFallback {
+			v.flags |= flagHashFallback
+		}
+		if p.config.HashPort || own.HashPort {
+			v.flags |= flagHashPort
+		}
+	}
+	return v
+}
+
+// schedulerMaglev chooses by a consistent hash.
+const schedulerMaglev = "mh"
+
+// weighted returns the scheduler that does what another one does, in proportion to weights.
+// The others respect them by themselves.
+func weighted(scheduler string) string {
+	switch scheduler {
+	case "rr":
+		return "wrr"
+	case "lc":
+		return "wlc"
 	default:
-		out.scheduler = p.config.Scheduler
+		return scheduler
 	}
-	if with := weighted[out.scheduler]; weights && own.Scheduler == "" && with != "" {
-		out.scheduler = with
-	}
-	if out.scheduler != "sh" && out.scheduler != "mh" {
-		return out
-	}
-	if fallback {
-		out.flags |= flagHashFallback
-	}
-	if port {
-		out.flags |= flagHashPort
-	}
-	return out
+}
+
+// traits are those of the engine.
+func traits() desired.Traits {
+	return desired.Traits{LocalPolicyBindsAll: true, VIPsAreLocal: true, LeastConnections: true}
 }
 
 // isLocalOnly reports whether an address can never accept node ports: loopback, and

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -125,37 +126,61 @@ func TestSettingsOfAVirtualServer(t *testing.T) {
 	hashing := func(scheduler string) Config {
 		return Config{Scheduler: scheduler, HashPort: true, HashFallback: true}
 	}
+	tuned := func(c Config, own Tuning) Config {
+		c.Tune = func(*desired.Service) Tuning { return own }
+		return c
+	}
 	tests := map[string]struct {
 		config   Config
-		protocol desired.Protocol
+		protocol desired.Protocol // TCP if it is 0
 		affinity time.Duration
+		policy   changetracker.Balancing
+		weights  []uint16
 		want     settings
 	}{
-		"defaults":               {protocol: desired.TCP, want: settings{scheduler: "rr"}},
+		"defaults":               {want: settings{scheduler: "rr"}},
 		"a scheduler":            {config: Config{Scheduler: "wlc"}, protocol: desired.SCTP, want: settings{scheduler: "wlc"}},
-		"affinity":               {protocol: desired.TCP, affinity: 3 * time.Hour, want: settings{scheduler: "rr", flags: 0x1, timeout: 3 * time.Hour}},
+		"affinity":               {affinity: 3 * time.Hour, want: settings{scheduler: "rr", flags: 0x1, timeout: 3 * time.Hour}},
 		"one packet":             {config: Config{OnePacket: true}, protocol: desired.UDP, want: settings{scheduler: "rr", flags: 0x4}},
-		"one packet, but TCP":    {config: Config{OnePacket: true}, protocol: desired.TCP, want: settings{scheduler: "rr"}},
+		"one packet, but TCP":    {config: Config{OnePacket: true}, want: settings{scheduler: "rr"}},
 		"one packet, affinity":   {config: Config{OnePacket: true}, protocol: desired.UDP, affinity: time.Minute, want: settings{scheduler: "rr", flags: 0x5, timeout: time.Minute}},
-		"hash of ports, sh":      {config: hashing("sh"), protocol: desired.TCP, want: settings{scheduler: "sh", flags: 0x18}},
-		"hash of ports, mh":      {config: hashing("mh"), protocol: desired.TCP, want: settings{scheduler: "mh", flags: 0x18}},
-		"hash of ports, but rr":  {config: hashing("rr"), protocol: desired.TCP, want: settings{scheduler: "rr"}},
-		"mh with fallback alone": {config: Config{Scheduler: "mh", HashFallback: true}, protocol: desired.TCP, want: settings{scheduler: "mh", flags: 0x8}},
-		"sh with port alone":     {config: Config{Scheduler: "sh", HashPort: true}, protocol: desired.TCP, want: settings{scheduler: "sh", flags: 0x10}},
-		"tuned": {
-			config: Config{HashPort: true, Tune: func(*desired.Service) Tuning {
-				return Tuning{Scheduler: "sh"}
-			}}, protocol: desired.TCP, want: settings{scheduler: "sh", flags: 0x10},
+		"hash of ports, sh":      {config: hashing("sh"), want: settings{scheduler: "sh", flags: 0x18}},
+		"hash of ports, mh":      {config: hashing("mh"), want: settings{scheduler: "mh", flags: 0x18}},
+		"hash of ports, but rr":  {config: hashing("rr"), want: settings{scheduler: "rr"}},
+		"mh with fallback alone": {config: Config{Scheduler: "mh", HashFallback: true}, want: settings{scheduler: "mh", flags: 0x8}},
+		"sh with port alone":     {config: Config{Scheduler: "sh", HashPort: true}, want: settings{scheduler: "sh", flags: 0x10}},
+
+		"weights":                    {weights: []uint16{1, 2}, want: settings{scheduler: "wrr"}},
+		"weights, lc":                {config: Config{Scheduler: "lc"}, weights: []uint16{1, 2}, want: settings{scheduler: "wlc"}},
+		"weights, sh":                {config: Config{Scheduler: "sh"}, weights: []uint16{1, 2}, want: settings{scheduler: "sh"}},
+		"hash of addresses":          {policy: changetracker.SourceHash, want: settings{scheduler: "mh", flags: 0x8}},
+		"hash, whatever the config":  {config: hashing("sh"), policy: changetracker.SourceHash, want: settings{scheduler: "mh", flags: 0x8}},
+		"hash of addresses, weights": {policy: changetracker.SourceHash, weights: []uint16{1, 2}, want: settings{scheduler: "mh", flags: 0x8}},
+		"hash of ports":              {policy: changetracker.SourcePortHash, want: settings{scheduler: "mh", flags: 0x18}},
+		"hash, affinity, one packet": {
+			config: Config{OnePacket: true}, protocol: desired.UDP, affinity: time.Hour, policy: changetracker.SourcePortHash,
+			want: settings{scheduler: "mh", flags: 0x1d, timeout: time.Hour},
 		},
+		"least connections":           {config: hashing("mh"), policy: changetracker.LeastConnections, want: settings{scheduler: "lc"}},
+		"least connections, weights":  {policy: changetracker.LeastConnections, weights: []uint16{1, 2}, want: settings{scheduler: "wlc"}},
+		"least connections, affinity": {policy: changetracker.LeastConnections, affinity: time.Hour, want: settings{scheduler: "lc", flags: 0x1, timeout: time.Hour}},
+
+		"tuned":                   {config: tuned(Config{HashPort: true}, Tuning{Scheduler: "sh"}), want: settings{scheduler: "sh", flags: 0x10}},
+		"tuned flags":             {config: tuned(Config{Scheduler: "mh"}, Tuning{HashPort: true, HashFallback: true}), want: settings{scheduler: "mh", flags: 0x18}},
+		"tuned one packet":        {config: tuned(Config{}, Tuning{OnePacket: true}), protocol: desired.UDP, want: settings{scheduler: "rr", flags: 0x4}},
+		"tuned against a policy":  {config: tuned(Config{}, Tuning{Scheduler: "sed"}), policy: changetracker.SourceHash, want: settings{scheduler: "sed"}},
+		"tuned hash of a policy":  {config: tuned(Config{}, Tuning{HashPort: true}), policy: changetracker.SourceHash, want: settings{scheduler: "mh", flags: 0x18}},
+		"tuned scheduler, weight": {config: tuned(Config{}, Tuning{Scheduler: "lc"}), weights: []uint16{3, 1}, want: settings{scheduler: "wlc"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			config := test.config.WithDefaults()
 			s := plannedService(planned(desired.ClusterIP, "198.51.100.1", 80, desired.ScopeCluster))
-			s.Protocol, s.Affinity = test.protocol, test.affinity
+			s.Protocol, s.Affinity, s.ClusterWeights = cmp.Or(test.protocol, desired.TCP), test.affinity, test.weights
+			s.Port = &changetracker.ServicePort{Balancing: test.policy}
 			p := planner{config: &config}
-			v := p.virtuals(s)[serverKey{test.protocol, netip.MustParseAddrPort("198.51.100.1:80")}]
+			v := p.virtuals(s)[serverKey{s.Protocol, netip.MustParseAddrPort("198.51.100.1:80")}]
 			if v == nil || v.settings != test.want {
 				t.Errorf("virtual server = %+v, want %+v", v, test.want)
 			}
@@ -163,43 +188,28 @@ func TestSettingsOfAVirtualServer(t *testing.T) {
 	}
 }
 
-// TestPoliciesChooseSchedulers, unless Tune does.
-func TestPoliciesChooseSchedulers(t *testing.T) {
+// TestWeightsAreThoseOfTheScope: with few local endpoints, those of all endpoints do not count.
+func TestWeightsAreThoseOfTheScope(t *testing.T) {
 	t.Parallel()
-	hashed := func(*desired.Service) Tuning { return Tuning{Scheduler: "sh", HashPort: true, HashFallback: true} }
-	const mh, mhPort = flagHashFallback, flagHashFallback | flagHashPort
-	for _, c := range []struct {
-		policy          changetracker.Balancing
-		config          Config
-		equal, weighted settings
-	}{
-		{changetracker.Random, Config{}, settings{scheduler: "rr"}, settings{scheduler: "wrr"}},
-		{changetracker.Random, Config{Scheduler: "lc"}, settings{scheduler: "lc"}, settings{scheduler: "wlc"}},
-		{changetracker.Random, Config{Scheduler: "sed"}, settings{scheduler: "sed"}, settings{scheduler: "sed"}},
-		{changetracker.SourceHash, Config{HashPort: true}, settings{scheduler: "mh", flags: mh}, settings{scheduler: "mh", flags: mh}},
-		{changetracker.SourcePortHash, Config{}, settings{scheduler: "mh", flags: mhPort}, settings{scheduler: "mh", flags: mhPort}},
-		{changetracker.LeastConnections, Config{Scheduler: "mh"}, settings{scheduler: "lc"}, settings{scheduler: "wlc"}},
-		{changetracker.SourceHash, Config{Tune: func(*desired.Service) Tuning { return Tuning{Scheduler: "rr"} }}, settings{scheduler: "rr"}, settings{scheduler: "rr"}},
-		{changetracker.Random, Config{Tune: hashed}, settings{scheduler: "sh", flags: mhPort}, settings{scheduler: "sh", flags: mhPort}},
-	} {
-		config := c.config.WithDefaults()
-		p := planner{config: &config}
-		s := plannedService(planned(desired.ClusterIP, "198.51.100.1", 80, desired.ScopeCluster))
-		s.Port = &changetracker.ServicePort{Balancing: c.policy}
-		if v := p.virtuals(s)[tcpKey("198.51.100.1:80")]; v.settings != c.equal || v.reals[endpointA()] != 1 || v.reals[endpointB()] != 1 {
-			t.Errorf("%v: %+v, want %+v and weights 1", c.policy, v, c.equal)
-		}
-		s.ClusterWeights = slices.Repeat([]uint16{1}, len(s.Cluster))
-		s.ClusterWeights[slices.Index(s.Cluster, endpointB())] = 65535
-		if v := p.virtuals(s)[tcpKey("198.51.100.1:80")]; v.settings != c.weighted || v.reals[endpointA()] != 1 || v.reals[endpointB()] != 65535 {
-			t.Errorf("%v: %+v, want %+v and weights 1 and 65535", c.policy, v, c.weighted)
-		}
+	const cluster, local, circuit = "198.51.100.1", "198.51.100.2", "198.51.100.3"
+	a, b := endpointA(), endpointB()
+	config := Config{}.WithDefaults()
+	s := plannedService(planned(desired.ClusterIP, cluster, 80, desired.ScopeCluster), planned(desired.LoadBalancer, local, 80, desired.ScopeLocal))
+	s.ClusterWeights = []uint16{2, 65535}
+	p := planner{config: &config}
+	got := p.virtuals(s)
+	if v := got[tcpKey(cluster+":80")]; !maps.Equal(v.reals, map[netip.AddrPort]int{a: 2, b: 65535}) || v.scheduler != "wrr" {
+		t.Errorf("all endpoints = %+v, want weights 2 and 65535, and wrr", v)
 	}
-	config := Config{Tune: func(*desired.Service) Tuning { return Tuning{OnePacket: true} }}.WithDefaults()
-	p, s := planner{config: &config}, plannedService(planned(desired.ClusterIP, "198.51.100.1", 80, desired.ScopeCluster))
-	s.Protocol = desired.UDP
-	if v := p.virtuals(s)[serverKey{desired.UDP, netip.MustParseAddrPort("198.51.100.1:80")}]; v.flags != flagOnePacket {
-		t.Errorf("one packet: flags %#x, want %#x", v.flags, flagOnePacket)
+	if v := got[tcpKey(local+":80")]; !maps.Equal(v.reals, map[netip.AddrPort]int{a: 1}) || v.scheduler != "rr" {
+		t.Errorf("local endpoints = %+v, want weight 1, and rr", v)
+	}
+	alone := planned(desired.ExternalIP, circuit, 80, desired.ScopeLocal)
+	alone.ShortCircuit, alone.Action = true, desired.Drop
+	s = plannedService(alone)
+	s.Local, s.ClusterWeights, s.LocalWeights = nil, []uint16{1, 3}, nil
+	if v := p.virtuals(s)[tcpKey(circuit+":80")]; !maps.Equal(v.reals, map[netip.AddrPort]int{a: 1, b: 3}) || v.scheduler != "wrr" {
+		t.Errorf("endpoints for pods and the node = %+v, want weights 1 and 3, and wrr", v)
 	}
 }
 

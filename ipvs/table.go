@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // kernel is IPVS in one network namespace for one IP family. Deleting what does not exist
@@ -59,6 +60,8 @@ type table struct {
 	// was deleted.
 	perAddr map[netip.Addr]int
 	freed   map[netip.Addr]bool
+	// lacks are the schedulers that the kernel does not have.
+	lacks map[string]bool
 }
 
 // virtualServer is a virtual server of the instance.
@@ -78,7 +81,7 @@ type realServer struct {
 func newTable(k kernel, drain time.Duration, now func() time.Time) *table {
 	return &table{
 		kernel: k, drain: drain, now: now, virtuals: map[serverKey]*virtualServer{}, draining: map[serverKey]bool{},
-		perAddr: map[netip.Addr]int{}, freed: map[netip.Addr]bool{},
+		perAddr: map[netip.Addr]int{}, freed: map[netip.Addr]bool{}, lacks: map[string]bool{},
 	}
 }
 
@@ -153,22 +156,12 @@ func (t *table) set(key serverKey, want *virtual) error {
 	if e == nil && len(want.reals) == 0 {
 		return nil
 	}
-	if e == nil || e.settings != want.settings {
-		as := update
-		if e == nil {
-			as = create
-		}
-		if err := t.write(t.kernel.Put(key, want.settings, as)); err != nil {
-			return fmt.Errorf("put virtual server %v with scheduler %s: %w", key, want.scheduler, err)
-		}
-		if e == nil {
-			e = &virtualServer{reals: map[netip.AddrPort]*realServer{}}
-			t.put(key, e)
-		}
-		e.settings = want.settings
+	e, refusal, err := t.setSettings(key, e, want)
+	if err != nil {
+		return err
 	}
 	e.wanted = len(want.reals) > 0
-	var errs []error
+	errs := []error{refusal}
 	for _, addr := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
 		errs = append(errs, t.setReal(key, e, addr, want.reals[addr]))
 	}
@@ -183,6 +176,54 @@ func (t *table) set(key serverKey, want *virtual) error {
 		errs = append(errs, t.startDraining(key, e, addr))
 	}
 	return errors.Join(append(errs, t.deleteIdle(key, e))...)
+}
+
+// reschedules reports whether set will change the scheduler of a virtual server. Until that is
+// done the kernel has none, and refuses new connections (ip_vs_edit_service of
+// net/netfilter/ipvs/ip_vs_ctl.c, which waits for an RCU grace period).
+func (t *table) reschedules(key serverKey, want *virtual) bool {
+	e := t.virtuals[key]
+	return e != nil && e.scheduler != want.scheduler && !e.satisfy(want.settings) && !t.lacks[want.scheduler]
+}
+
+// setSettings creates a virtual server, or changes its settings; connections stay. If the
+// kernel lacks the scheduler, the virtual server gets the settings instead, and refusal says
+// so: the next call tries again.
+func (t *table) setSettings(key serverKey, e *virtualServer, want *virtual) (_ *virtualServer, refusal, err error) {
+	if e != nil && e.satisfy(want.settings) {
+		return e, nil, nil
+	}
+	now := want.settings
+	err = t.putSettings(key, e, now)
+	t.lacks[now.scheduler] = errors.Is(err, proxier.ErrNotSupported)
+	if t.lacks[now.scheduler] && want.instead.scheduler != "" && want.instead.scheduler != now.scheduler {
+		refusal, now, err = err, want.instead, nil
+		if e == nil || !e.satisfy(now) {
+			err = t.putSettings(key, e, now)
+		} else {
+			now = e.settings
+		}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if e == nil {
+		e = &virtualServer{reals: map[netip.AddrPort]*realServer{}}
+		t.put(key, e)
+	}
+	e.settings = now
+	return e, refusal, nil
+}
+
+func (t *table) putSettings(key serverKey, e *virtualServer, s settings) error {
+	as := update
+	if e == nil {
+		as = create
+	}
+	if err := t.write(t.kernel.Put(key, s, as)); err != nil {
+		return fmt.Errorf("put virtual server %v with scheduler %s: %w", key, s.scheduler, err)
+	}
+	return nil
 }
 
 func (t *table) setReal(key serverKey, e *virtualServer, addr netip.AddrPort, weight int) error {

@@ -11,14 +11,15 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // want is a virtual server that the engine needs; nil reals mean none.
 type want struct {
-	name      string
-	scheduler string
-	reals     map[netip.AddrPort]int
-	serving   []netip.AddrPort
+	name     string
+	settings settings
+	reals    map[netip.AddrPort]int
+	serving  []netip.AddrPort
 }
 
 // history is a virtual server with two endpoints, and the steps that led to its state. It
@@ -147,13 +148,27 @@ func (h *history) program() {
 	if h.want.reals == nil {
 		err = h.table.remove(h.key)
 	} else {
-		err = h.table.set(h.key, &virtual{settings: settings{scheduler: h.want.scheduler}, reals: h.want.reals, serving: h.want.serving})
+		err = h.table.set(h.key, &virtual{settings: h.want.settings, instead: plain(), reals: h.want.reals, serving: h.want.serving})
+	}
+	if isMissing(err) {
+		if h.kernel.missing[h.want.settings.scheduler] == nil {
+			h.breaks("%v, though the kernel has the scheduler", err)
+		}
+		err = nil // the engine reports it, and trusts the table
 	}
 	h.dirty = err != nil
 	if err == nil {
 		h.checkWanted()
 	}
 	h.ended(err)
+}
+
+// plain are the settings for a kernel without the wanted scheduler.
+func plain() settings { return settings{scheduler: "rr"} }
+
+// isMissing reports whether an error is only that the kernel lacks a scheduler.
+func isMissing(err error) bool {
+	return errors.Is(err, proxier.ErrNotSupported) && !errors.Is(err, errFault) && !errors.Is(err, errGone)
 }
 
 // ended checks the result of a call.
@@ -169,12 +184,18 @@ func (h *history) ended(err error) {
 // checkWanted checks the law of weights: exactly the wanted endpoints get new connections.
 func (h *history) checkWanted() {
 	v := h.kernel.virtuals[h.key]
-	if len(h.want.reals) > 0 && (v == nil || v.scheduler != h.want.scheduler) {
-		h.breaks("virtual server = %+v, want scheduler %s", v, h.want.scheduler)
-		return
+	if len(h.want.reals) > 0 && v == nil {
+		h.breaks("there is no virtual server, want it with %+v", h.want.settings)
 	}
 	if v == nil {
 		return
+	}
+	expected := h.want.settings
+	if h.kernel.missing[expected.scheduler] != nil && v.settings != expected {
+		expected = plain()
+	}
+	if h.want.reals != nil && !v.satisfy(expected) {
+		h.breaks("virtual server has %+v, want %+v", v.settings, expected)
 	}
 	for addr, weight := range h.want.reals {
 		if got, there := v.reals[addr]; !there || got != weight {
@@ -324,7 +345,7 @@ type step struct {
 
 func steps() []step {
 	asks := func(name, scheduler string, reals map[netip.AddrPort]int, serving ...netip.AddrPort) step {
-		return step{name, func(h *history) { h.ask(want{name, scheduler, reals, serving}) }}
+		return step{name, func(h *history) { h.ask(want{name, settings{scheduler: scheduler}, reals, serving}) }}
 	}
 	fails := func(f fault) func(*history) {
 		return func(h *history) { h.kernel.fault = f }
@@ -354,6 +375,21 @@ func steps() []step {
 	}
 }
 
+// hashSteps change the policy.
+func hashSteps() []step {
+	a, b := endpointA(), endpointB()
+	hashes := func(name string, missing map[string]error) step {
+		return step{name, func(h *history) {
+			h.kernel.missing = missing
+			h.ask(want{name, settings{scheduler: schedulerMaglev, flags: flagHashFallback}, map[netip.AddrPort]int{a: 1, b: 2}, []netip.AddrPort{a, b}})
+		}}
+	}
+	return []step{
+		hashes("want A and B by a hash, with weights", nil),
+		hashes("want A and B by a hash that the kernel lacks", map[string]error{schedulerMaglev: &proxier.UnsupportedError{Feature: "mh"}}),
+	}
+}
+
 // longestHistory is enough to reach each transition of a real server, with faults
 // before and after it.
 const longestHistory = 8
@@ -366,6 +402,9 @@ func TestEveryHistoryOfAVirtualServerKeepsTheLaws(t *testing.T) {
 		t.Run(protocol.String(), func(t *testing.T) {
 			t.Parallel()
 			all := steps()
+			if protocol == desired.TCP { // UDP differs in draining only
+				all = append(all, hashSteps()...)
+			}
 			seen := map[state]bool{}
 			latest := []*history{newHistory(protocol)}
 			for range longestHistory {

@@ -17,8 +17,8 @@ func text(all map[serverKey]*virtual) string {
 		if v.flags&flagPersistent != 0 {
 			fmt.Fprintf(&b, " persistent %v", v.timeout)
 		}
-		if rest := v.flags &^ flagPersistent; rest != 0 {
-			fmt.Fprintf(&b, " flags %#x", rest)
+		for _, f := range v.flagNames() {
+			b.WriteString(" " + f)
 		}
 		b.WriteByte('\n')
 		for _, addr := range slices.SortedFunc(maps.Keys(v.reals), netip.AddrPort.Compare) {
@@ -26,4 +26,21 @@ func text(all map[serverKey]*virtual) string {
 		}
 	}
 	return b.String()
+}
+
+// flagNames returns the names that ipvsadm has for the flags, except persistence.
+func (s settings) flagNames() (names []string) {
+	for _, f := range []struct {
+		flag uint32
+		name string
+	}{{flagOnePacket, "ops"}, {flagHashFallback, s.scheduler + "-fallback"}, {flagHashPort, s.scheduler + "-port"}} {
+		if s.flags&f.flag != 0 {
+			names = append(names, f.name)
+		}
+	}
+	const named = flagPersistent | flagOnePacket | flagHashFallback | flagHashPort
+	if rest := s.flags &^ named; rest != 0 {
+		names = append(names, fmt.Sprintf("flags %#x", rest))
+	}
+	return names
 }

@@ -52,6 +52,10 @@ type Features struct {
 	// FirstPriorityLost makes the first packet of the node's own connections leave with
 	// priority 0, whatever SO_PRIORITY its socket has (PKT-87).
 	FirstPriorityLost bool
+	// HashFollowsHistory makes a consistent hash depend on the order in which the endpoints
+	// came: with ten of them, on another node up to 2 % of the clients get another endpoint
+	// (PKT-91).
+	HashFollowsHistory bool
 	// LeastConnections and NoHash are those of desired.Traits (PKT-91, PKT-93).
 	LeastConnections, NoHash bool
 	// Skip has the names of scenarios that do not apply, such as "PKT-60", with reasons.

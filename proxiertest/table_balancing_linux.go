@@ -157,8 +157,8 @@ func (s *stage) byClient(ctx context.Context, c combo, at target) (reached, erro
 	return s.numbered(clientAddrs, func(i int) (Answer, error) { return s.client(i, c).ask(ctx, c.network, to, answerTimeout) })
 }
 
-// playHash compares frontends, connections and nodes. The other node learns of the
-// endpoints in another order.
+// playHash compares frontends, connections and nodes. The other node learns of the last
+// endpoints first.
 func playHash(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	other := &stage{suite: &suite{world: NewTopology(t), features: s.features, factory: s.factory, adjust: s.adjust}}
@@ -166,11 +166,15 @@ func playHash(ctx context.Context, t *testing.T, s *stage) {
 	defer other.stop(ctx, t)
 	spec := service{external: true, endpoints: crowd(10), options: []ServiceOption{balanced(changetracker.SourceHash)}}
 	few, reversed := spec, spec
-	few.endpoints = crowd(3)
+	few.endpoints = crowd(10)[7:]
 	reversed.endpoints = crowd(10)
 	slices.Reverse(reversed.endpoints)
 	other.publish(ctx, t, few)
 	other.publish(ctx, t, reversed)
+	otherwise := 0 // clients
+	if s.features.HashFollowsHistory {
+		otherwise = 1
+	}
 	s.report(t, (&scenario{}).combos(), func(c combo) []result {
 		first, err := s.byClient(ctx, c, clusterIP)
 		results := single("first", err)
@@ -185,11 +189,21 @@ func playHash(ctx context.Context, t *testing.T, s *stage) {
 			results = append(results, single("again_to_"+string(at), err)...)
 		}
 		elsewhere, err := other.byClient(ctx, c, nodePort)
-		if err == nil && !slices.Equal(first, elsewhere) {
-			err = fmt.Errorf("clients reach %v through another node, want the same as here, %v", elsewhere, first)
+		if n := moved(first, elsewhere); err == nil && n > otherwise {
+			err = fmt.Errorf("%d of %d clients reach another endpoint through another node, want %d at most: %v, and here %v", n, clientAddrs, otherwise, elsewhere, first)
 		}
 		return append(results, single("through_another_node", err)...)
 	})
+}
+
+// moved counts the flows that reach another endpoint.
+func moved(before, after reached) (n int) {
+	for i := range min(len(before), len(after)) {
+		if before[i] != after[i] {
+			n++
+		}
+	}
+	return n
 }
 
 // byPort asks from many ports of one client.
@@ -223,20 +237,19 @@ func playDisruption(ctx context.Context, t *testing.T, s *stage) {
 		if err != nil {
 			return single("asked", err)
 		}
-		own, moved := 0, 0
+		own := 0
 		for i := range was {
-			switch {
-			case was[i] == crowdAddr(c.family, gone):
+			if was[i] == crowdAddr(c.family, gone) {
 				own++
-			case was[i] != now[i]:
-				moved++
+				was[i] = now[i]
 			}
 		}
+		others := moved(was, now)
 		if own < hashedFlows/20 || own > hashedFlows/5 {
 			err = fmt.Errorf("%d of %d flows were at one of ten endpoints", own, hashedFlows)
 		}
-		if float64(moved) > maxMoved*hashedFlows {
-			err = fmt.Errorf("%d of %d flows moved, and %d with their endpoint; want at most %v of the others", moved, hashedFlows, own, maxMoved)
+		if float64(others) > maxMoved*hashedFlows {
+			err = fmt.Errorf("%d of %d flows moved, and %d with their endpoint; want at most %v of the others", others, hashedFlows, own, maxMoved)
 		}
 		return single("moved", err)
 	})

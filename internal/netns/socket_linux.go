@@ -52,7 +52,7 @@ func (n *NS) dial(ctx context.Context, dialer net.Dialer, network, address strin
 	dialer.SetMultipathTCP(false)
 	dialer.Control = reportUnreachable
 	if from, ok := dialer.LocalAddr.(*net.TCPAddr); ok && from.Port != 0 {
-		dialer.Control = shareAddress
+		dialer.Control = reuseAddress
 	}
 	err = n.Do(func() error {
 		conn, err = dialer.DialContext(ctx, network, address)
@@ -94,8 +94,8 @@ func reportUnreachable(network, _ string, raw syscall.RawConn) error {
 	}
 }
 
-// shareAddress lets a TCP socket have the port of one that has ended (TIME_WAIT).
-func shareAddress(_, _ string, raw syscall.RawConn) error {
+// reuseAddress allows a source port that a closed connection to another address still has.
+func reuseAddress(_, _ string, raw syscall.RawConn) error {
 	return setOption(raw, unix.SOL_SOCKET, unix.SO_REUSEADDR)
 }
 

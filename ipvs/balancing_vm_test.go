@@ -1,0 +1,66 @@
+//go:build vm
+
+package ipvs_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/ipvs"
+)
+
+// TestAChangedPolicyRefusesNoConnection, although the kernel has no scheduler for a moment.
+// Open connections stay.
+func TestAChangedPolicyRefusesNoConnection(t *testing.T) {
+	const annotation, dialers = "example.com/policy", 4
+	n := newNode(t, func(c *ipvs.Config) {
+		c.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {
+			_ = p.Balancing.UnmarshalText([]byte(s.Annotations[annotation])) // random without it
+		}
+	})
+	before := web()
+	n.proxy.OnServiceAdd(before)
+	n.proxy.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0], n.world.LocalPods[1]))
+	n.synced()
+	flow := n.open()
+	var (
+		all   sync.WaitGroup
+		ended atomic.Bool
+		asked atomic.Int32
+	)
+	for range dialers {
+		all.Go(func() {
+			for !ended.Load() {
+				if _, err := n.ask(); err != nil {
+					t.Errorf("after %d connections: %v, want an answer", asked.Load(), err)
+				}
+				asked.Add(1)
+			}
+		})
+	}
+	for _, step := range []struct{ policy, scheduler string }{
+		{"source-hash", "mh mh-fallback"}, {"source-port-hash", "mh mh-fallback mh-port"},
+		{"least-connections", "lc"}, {"random", "rr"}, {"source-hash", "mh mh-fallback"}, {"random", "rr"},
+	} {
+		after := web()
+		after.Annotations = map[string]string{annotation: step.policy}
+		n.proxy.OnServiceUpdate(before, after)
+		n.sync()
+		before = after
+		if got, want := n.run("ipvsadm", "-Ln"), fmt.Sprintf("TCP  %s:80 %s", webVIP, step.scheduler); !strings.Contains(strings.ReplaceAll(got, ",", " "), want) {
+			t.Errorf("policy %s: ipvsadm lists\n%swant %s", step.policy, got, want)
+		}
+		if _, err := flow.Ask(t.Context()); err != nil {
+			t.Errorf("policy %s: the open connection: %v, want an answer", step.policy, err)
+		}
+	}
+	ended.Store(true)
+	all.Wait()
+	t.Logf("%d connections", asked.Load())
+}
