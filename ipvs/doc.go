@@ -27,11 +27,12 @@
 //
 // With policy Random, the Config's scheduler chooses the real server: round robin, unless it
 // says otherwise. SourceHash and SourcePortHash are the scheduler mh, with a fallback, so
-// that a draining real server keeps no new clients, LeastConnections is lc. If weights differ,
-// rr is wrr and lc is wlc. A changed policy edits the virtual server, and connections stay. While
-// the kernel changes a scheduler it has none: the rules drop new connections for that moment,
-// so that clients try again and are not refused. The table of mh depends on the order in which real servers were added too, so that two
-// nodes agree in all slots only if they added them in the same order.
+// that a draining real server keeps no new clients, LeastConnections is lc. If weights
+// differ, rr is wrr and lc is wlc. A changed policy edits the virtual server, and connections
+// stay. While the kernel changes a scheduler it has none: the rules drop new connections for
+// that moment, so that clients try again and are not refused. The table of mh depends on the
+// order in which real servers were added too, so that two nodes agree in all slots only if
+// they added them in the same order.
 //
 // # Draining
 //
