@@ -111,15 +111,14 @@ func floor(r *result, unit string) string {
 	return ""
 }
 
-// show formats a value: counts exactly, anything else with two significant digits, as
-// more of them differ from run to run.
+// show formats a value: counts exactly, anything else with two significant digits.
 func show(value float64, unit string) string {
 	switch {
 	case unit == "ns/op":
 		return inSteps(value, "ns", "µs", "ms", "s")
 	case unit == "ms" || strings.HasSuffix(unit, "-ms"):
 		return inSteps(value*1e6, "ns", "µs", "ms", "s")
-	case unit == "B/op" || unit == "bytes/client":
+	case unit == "B/op" || strings.HasPrefix(unit, "bytes/"):
 		return inSteps(value, "B", "kB", "MB", "GB")
 	case strings.HasSuffix(unit, "MB"):
 		return inSteps(value*1e6, "B", "kB", "MB", "GB")
@@ -134,8 +133,7 @@ func show(value float64, unit string) string {
 	}
 }
 
-// inSteps formats a value in the largest unit that keeps it above 1. Each unit is a
-// thousand times the one before.
+// inSteps formats a value in the largest of units, a thousand times each, that keeps it above 1.
 func inSteps(value float64, units ...string) string {
 	for len(units) > 1 && value >= 995 { // rounded to 1000
 		value, units = value/1000, units[1:]

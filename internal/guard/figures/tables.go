@@ -25,14 +25,13 @@ type row struct {
 
 // The benchmarks of the engines, which name the same syncs alike.
 const (
-	onNFTables  = "internal/nftables.BenchmarkTargets"
-	onBalancing = "internal/nftables.BenchmarkBalancing"
-	onLegacy    = "iptables.BenchmarkTargets/legacy/serviceplane"
-	onNFTool    = "iptables.BenchmarkTargets/nft/serviceplane"
-	onIPVS      = "ipvs.BenchmarkTargets/fake"
-	onSockets   = "userspace.BenchmarkTargets/loopback"
-	onPortals   = "userspace.BenchmarkTargets/portals"
-	onSizes     = onNFTables + "/N=*/E=10/"
+	onNFTables = "internal/nftables.BenchmarkTargets"
+	onLegacy   = "iptables.BenchmarkTargets/legacy/serviceplane"
+	onNFTool   = "iptables.BenchmarkTargets/nft/serviceplane"
+	onIPVS     = "ipvs.BenchmarkTargets/fake"
+	onSockets  = "userspace.BenchmarkTargets/loopback"
+	onPortals  = "userspace.BenchmarkTargets/portals"
+	onSizes    = onNFTables + "/N=*/E=10/"
 )
 
 var (
@@ -41,8 +40,7 @@ var (
 	sizes  = []string{"ms", "ns/op", "heap-MB"} // read-only
 )
 
-// syncs are the syncs that all engines have; userspace has no restart, as its sockets
-// end with their process.
+// syncs are those that all engines have. The sockets of userspace end with their process.
 var syncs = []row{ // read-only
 	{what: "first sync of {N} Services × {E} endpoints", benchmark: "*/N=5000/E=10/first"},
 	{what: "one endpoint replaced among them", benchmark: "*/N=5000/E=10/replaced=1"},
@@ -103,18 +101,6 @@ var tables = []table{ // read-only
 		},
 	},
 	{
-		name: "balancing", about: "nftables",
-		columns: []column{{"time (floor)", "", times}, {"elements", "", []string{"writes"}}, {"memory of each Service", "", []string{"bytes/service"}}},
-		rows: []row{
-			{what: "one endpoint's weight changed among {N} Services × {E} endpoints", benchmark: onBalancing + "/N=10000/E=10/weight"},
-			{what: "{N} Services × {E} endpoints with a consistent hash", benchmark: onBalancing + "/N=100/E=10/hashed"},
-			{what: "one endpoint replaced among them", benchmark: onBalancing + "/N=100/E=10/hashed/replaced=1"},
-			{what: "{N} Services × {E} endpoints with a consistent hash", benchmark: onBalancing + "/N=100/E=100/hashed"},
-			{what: "one endpoint replaced among them", benchmark: onBalancing + "/N=100/E=100/hashed/replaced=1"},
-			{what: "the table of a consistent hash, 100 endpoints", benchmark: "maglev.BenchmarkTable/100_endpoints"},
-		},
-	},
-	{
 		name: "proxies", about: "userspace",
 		columns: []column{
 			{"no proxy", "", []string{"direct-*"}},
@@ -132,11 +118,15 @@ var tables = []table{ // read-only
 	},
 	{
 		name: "parts", about: "",
-		columns: []column{{"time", "", times}, {"memory", "", []string{"bytes/client", "B/op"}}, {"allocations", "", allocs}},
+		columns: []column{{"time", "", times}, {"memory", "", []string{"bytes/client", "bytes/service", "B/op"}}, {"allocations", "", allocs}},
 		rows: []row{
 			{what: "tracking: one endpoint of {E} flipped", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=5000"},
 			{what: "tracking: one change among {N} Services", benchmark: "changetracker.BenchmarkOneChangeAmong/N=30000/E=2"},
 			{what: "tracking: initial load of {N} Services × {E} endpoints", benchmark: "changetracker.BenchmarkInitialLoad/N=5000/E=10"},
+			{what: "nftables: one endpoint's weight changed among {N} Services", benchmark: "internal/nftables.BenchmarkBalancing/N=10000/E=10/weight"},
+			{what: "nftables: a Service with a consistent hash, {E} endpoints", benchmark: "internal/nftables.BenchmarkBalancing/N=100/E=100/hashed"},
+			{what: "nftables: one of its endpoints replaced", benchmark: "internal/nftables.BenchmarkBalancing/N=100/E=100/hashed/replaced=1"},
+			{what: "maglev: the table of 100 endpoints", benchmark: "maglev.BenchmarkTable/100_endpoints"},
 			{what: "conntrack: {stale} stale flows deleted among {flows}", benchmark: "conntrack.BenchmarkClean/flows=100000/stale=1000"},
 			{what: "userspace: an idle TCP connection, of {clients}", benchmark: "userspace.BenchmarkIdle/tcp/clients=1000"},
 			{what: "userspace: an idle UDP client, of {clients}", benchmark: "userspace.BenchmarkIdle/udp/clients=1000"},
