@@ -4,15 +4,19 @@ package ipvs_test
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/ipvs"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // TestAChangedPolicyRefusesNoConnection, although the kernel has no scheduler for a moment.
@@ -28,7 +32,13 @@ func TestAChangedPolicyRefusesNoConnection(t *testing.T) {
 	n.proxy.OnServiceAdd(before)
 	n.proxy.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0], n.world.LocalPods[1]))
 	n.synced()
-	flow := n.open()
+	from, to := n.world.LocalPods[2], netip.MustParseAddrPort(webVIP+":80")
+	patient := proxiertest.AskOptions{Timeout: 30 * time.Second} // what is dropped is sent again
+	flow, err := from.Open(t.Context(), "tcp", to, patient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = flow.Close() }()
 	var (
 		all   sync.WaitGroup
 		ended atomic.Bool
@@ -37,7 +47,7 @@ func TestAChangedPolicyRefusesNoConnection(t *testing.T) {
 	for range dialers {
 		all.Go(func() {
 			for !ended.Load() {
-				if _, err := n.ask(); err != nil {
+				if _, err := from.Ask(t.Context(), "tcp", to, patient); err != nil {
 					t.Errorf("after %d connections: %v, want an answer", asked.Load(), err)
 				}
 				asked.Add(1)
@@ -52,6 +62,8 @@ func TestAChangedPolicyRefusesNoConnection(t *testing.T) {
 		{"source-hash", "mh (mh-fallback)"},
 		{"random", "rr"},
 	} {
+		more := asked.Load() + dialers
+		poll.Until(t, "connections are made between changes", func() bool { return asked.Load() >= more })
 		after := web()
 		after.Annotations = map[string]string{annotation: step.policy}
 		n.proxy.OnServiceUpdate(before, after)

@@ -138,6 +138,7 @@ func TestInvalidValues(t *testing.T) {
 		"--conntrack-tcp-timeout-close-wait=-1s":                                        "--conntrack-tcp-timeout-close-wait=-1s: want 0, or 1s",
 		"--proxy-port-range=5-4":                                                        "--proxy-port-range=5-4: want two ports",
 		"--ipvs-exclude-cidrs=10.0.0.1":                                                 "--ipvs-exclude-cidrs=10.0.0.1: want ranges",
+		"--ipvs-scheduler-flags=fallback,source":                                        "--ipvs-scheduler-flags=fallback,source: want fallback, port or ops",
 		"--ipvs-tcp-timeout=1500ms":                                                     "--ipvs-tcp-timeout=1.5s: want whole seconds",
 		"--ipvs-udp-timeout=-1s":                                                        "--ipvs-udp-timeout=-1s: want whole seconds",
 		"--ipvs-min-sync-period=-1s":                                                    "--ipvs-min-sync-period=-1s: want 0 to 1h",

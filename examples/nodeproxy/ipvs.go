@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ type virtualServers struct {
 	tuning
 
 	scheduler                             string
+	schedulerFlags                        []string
 	exclude                               []string
 	strictARP                             bool
 	tcpTimeout, tcpFinTimeout, udpTimeout time.Duration
@@ -28,6 +30,7 @@ type virtualServers struct {
 
 func (v *virtualServers) register(f *pflag.FlagSet) {
 	f.StringVar(&v.scheduler, "ipvs-scheduler", "rr", "scheduler of mode ipvs, by its name in the kernel: rr, lc, sh, mh…")
+	f.StringSliceVar(&v.schedulerFlags, "ipvs-scheduler-flags", nil, "flags of virtual servers in mode ipvs: fallback and port for the schedulers sh and mh (mh always has port), and ops, which schedules each UDP datagram")
 	f.StringSliceVar(&v.exclude, "ipvs-exclude-cidrs", nil, "CIDRs whose virtual servers mode ipvs does not delete")
 	f.BoolVar(&v.strictARP, "ipvs-strict-arp", false, "do not answer ARP requests for VIPs in mode ipvs")
 	f.DurationVar(&v.minSyncPeriod, "ipvs-min-sync-period", time.Second, "minimum time between syncs; 0 for no limit")
@@ -38,12 +41,25 @@ func (v *virtualServers) register(f *pflag.FlagSet) {
 	f.DurationVar(&v.leaveTimeout, "ipvs-leave-timeout", 24*time.Hour, "how long open connections may continue after a change from mode ipvs to another one")
 }
 
+// The flags of virtual servers, by their names in ipvsadm.
+const (
+	schedulerFallback  = "fallback"
+	schedulerPort      = "port"
+	schedulerOnePacket = "ops"
+)
+
+func (v *virtualServers) has(flag string) bool { return slices.Contains(v.schedulerFlags, flag) }
+
 func (v *virtualServers) validate(f *faults) {
 	v.tuning.validate(f, modeIPVS)
 	_, ok := parsePrefixes(v.exclude)
 	f.check(ok, "ipvs-exclude-cidrs", strings.Join(v.exclude, ","), "ranges such as 192.0.2.0/24")
 	f.check(v.leaveTimeout > 0, "ipvs-leave-timeout", v.leaveTimeout, "more than 0")
 	f.check(len(v.scheduler) <= 15, "ipvs-scheduler", v.scheduler, "15 bytes at most")
+	unknown := slices.DeleteFunc(slices.Clone(v.schedulerFlags), func(s string) bool {
+		return s == schedulerFallback || s == schedulerPort || s == schedulerOnePacket
+	})
+	f.check(len(unknown) == 0, "ipvs-scheduler-flags", strings.Join(v.schedulerFlags, ","), "fallback, port or ops")
 	for flag, timeout := range map[string]time.Duration{
 		"ipvs-tcp-timeout": v.tcpTimeout, "ipvs-tcpfin-timeout": v.tcpFinTimeout, "ipvs-udp-timeout": v.udpTimeout,
 	} {
@@ -81,7 +97,8 @@ func (v *virtualServers) config(config proxier.Config, deps proxier.Deps) ipvs.C
 	exclude, _ := parsePrefixes(v.exclude) // validated
 	return ipvs.Config{
 		Config: config, Scheduler: v.scheduler, ExcludeCIDRs: exclude, StrictARP: v.strictARP, SetSysctls: true,
-		HashPort: v.scheduler == "mh", // as in kube-proxy
+		HashPort:     v.scheduler == "mh" || v.has(schedulerPort), // mh as in kube-proxy
+		HashFallback: v.has(schedulerFallback), OnePacket: v.has(schedulerOnePacket),
 		Firewall: func(family v1.IPFamily) (proxier.Engine, error) { // as in kube-proxy, if iptables is installed
 			return iptables.NewEngine(iptables.Config{Config: config, HealthChecksOnly: true}, family, deps)
 		},
