@@ -95,7 +95,7 @@ func (w *world) balance(s *desired.Service) {
 	if w.rand.IntN(3) == 0 {
 		s.ClusterWeights, s.LocalWeights = w.weights(len(s.Cluster)), w.weights(len(s.Local))
 	}
-	if w.rand.IntN(10) == 0 || len(s.Cluster) < 3 {
+	if w.rand.IntN(100) == 0 || len(s.Cluster) < 3 && w.rand.IntN(4) == 0 { // a table is large
 		s.Port.Balancing = changetracker.Balancing(w.rand.IntN(4))
 	}
 }
@@ -413,6 +413,7 @@ func TestUnusedClassesGo(t *testing.T) {
 		for n := range 2 * spareClasses {
 			s := *w.service(0)
 			s.Affinity, s.Local, s.Cluster, s.Frontends = 0, nil, nil, nil
+			s.ClusterWeights, s.LocalWeights, s.Port = nil, nil, nil
 			for i := range n + 1 {
 				s.Cluster = append(s.Cluster, netip.AddrPortFrom(w.addr(244, i), 80))
 			}

@@ -35,6 +35,7 @@ func startPredecessor(t *testing.T, w *world) *predecessor {
 	}
 	sticky := p.m[name(0)]
 	sticky.Affinity = 3 * time.Hour
+	sticky.ClusterWeights, sticky.LocalWeights, sticky.Port = nil, nil, nil
 	sticky.Cluster = []netip.AddrPort{netip.AddrPortFrom(w.addr(244, 1), 8080), netip.AddrPortFrom(w.addr(244, 2), 8080)}
 	sticky.Local, sticky.OnNode, sticky.Frontends = nil, nil, nil
 	w.add(sticky, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
@@ -167,6 +168,7 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 		// A new class whose chain already exists.
 		grown := *p.m[name(1)]
 		grown.Affinity, grown.Local, grown.Frontends, grown.Cluster = 0, nil, nil, nil
+		grown.ClusterWeights, grown.LocalWeights, grown.Port = nil, nil, nil
 		for i := range 7 {
 			grown.Cluster = append(grown.Cluster, netip.AddrPortFrom(w.addr(244, 100+i), 8080))
 		}
