@@ -68,6 +68,9 @@ func (w *world) service(n int) *desired.Service {
 		}
 	}
 	w.balance(s)
+	if n%10 > 0 { // a table is large
+		s.Port.Balancing = changetracker.Random
+	}
 	if len(s.Cluster) > 0 {
 		s.OnNode = []netip.Addr{s.Cluster[0].Addr()}
 	}
@@ -95,7 +98,7 @@ func (w *world) balance(s *desired.Service) {
 	if w.rand.IntN(3) == 0 {
 		s.ClusterWeights, s.LocalWeights = w.weights(len(s.Cluster)), w.weights(len(s.Local))
 	}
-	if w.rand.IntN(100) == 0 || len(s.Cluster) < 3 && w.rand.IntN(4) == 0 { // a table is large
+	if w.rand.IntN(20) == 0 || len(s.Cluster) < 3 { // the table for more is large
 		s.Port.Balancing = changetracker.Balancing(w.rand.IntN(4))
 	}
 }
@@ -367,11 +370,11 @@ func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
 		failAt := e.makeFaulty()
 		m := model{}
 		load := func() desired.Update { return m.full(w) }
-		change := func() desired.Update { return m.step(w, 20, 6) }
+		change := func() desired.Update { return m.step(w, 10, 4) }
 		for what, next := range map[string]func() desired.Update{"load": load, "change": change} {
 			failed := 0
 			for {
-				for n := range 20 {
+				for n := range 10 {
 					m[name(n)] = w.service(n)
 				}
 				mustApply(t, e, m.full(w))
