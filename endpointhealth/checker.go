@@ -224,6 +224,8 @@ func (c *run) take(r result, now time.Time) {
 	c.untested = false
 	if r.err != nil {
 		c.counters.Failures++
+	} else {
+		c.counters.Passed++
 	}
 	if t.result(r.err, now) {
 		c.markDirty(t)
@@ -242,7 +244,7 @@ func (c *run) judgeReports(now time.Time) {
 		targets := c.places[at]
 		done = true
 		for _, t := range targets {
-			if t.failing {
+			if t.failing || t.policy.PassiveFailures < 0 {
 				continue
 			}
 			if failures < t.policy.PassiveFailures {

@@ -358,23 +358,25 @@ func TestEndpointsComeAndGo(t *testing.T) {
 }
 
 // TestChoose: only chosen service ports are checked, each is asked for once, and a Policy that
-// is invalid is logged once.
+// is invalid is logged once, as is an error and a panic.
 func TestChoose(t *testing.T) {
 	inBubble(t, endpointhealth.Policy{}, 2, func(k *kit) {
 		asked := 0
-		k.options.Choose = func(p *changetracker.ServicePort) (endpointhealth.Policy, bool) {
+		k.options.Choose = func(p *changetracker.ServicePort) (endpointhealth.Policy, bool, error) {
 			asked++
 			switch p.Name.Name {
 			case "web":
-				return endpointhealth.Policy{}, false
+				return endpointhealth.Policy{}, false, nil
 			case "a":
-				return endpointhealth.Policy{Probe: k.plane, Timeout: time.Hour}, true
+				return endpointhealth.Policy{Probe: k.plane, Timeout: time.Hour}, true, nil
+			case "c":
+				return endpointhealth.Policy{Probe: k.plane}, true, errSick
 			case "bb":
 				panic("a bug")
 			}
-			return endpointhealth.Policy{Probe: endpointhealth.TCP{}}, true
+			return endpointhealth.Policy{Probe: endpointhealth.TCP{}}, true, nil
 		}
-		for _, other := range []string{"a", "bb"} {
+		for _, other := range []string{"a", "bb", "c"} {
 			k.service(other)
 			k.endpoints(other, 2)
 		}
@@ -383,10 +385,10 @@ func TestChoose(t *testing.T) {
 			k.endpoints("web", 2+i)
 			k.after(time.Minute)
 		}
-		if s := k.checker.Status(); asked != 3 || s.Endpoints != 0 || len(k.checks()) != 0 {
+		if s := k.checker.Status(); asked != 4 || s.Refused != 3 || s.Endpoints != 0 || len(k.checks()) != 0 {
 			t.Errorf("asked %d times, status %+v", asked, s)
 		}
-		if lines := k.logs.TakeAll(); len(lines) != 2 {
+		if lines := k.logs.TakeAll(); len(lines) != 3 {
 			t.Errorf("log %v", lines)
 		}
 	})

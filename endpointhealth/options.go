@@ -28,9 +28,10 @@ type Source interface {
 type Options struct {
 	// Choose decides for each service port whether its endpoints are checked, and how. It must
 	// be pure: it is called again only if the service port changes. What it needs of the Service's
-	// annotations, changetracker.Options.DecorateService can put in Ext. A Policy that Validate
-	// refuses is logged once, and the service port is not checked.
-	Choose func(port *changetracker.ServicePort) (policy Policy, ok bool)
+	// annotations, changetracker.Options.DecorateService can put in Ext. If it returns an error,
+	// or a Policy that Validate refuses, this is logged once, Status counts it, and the service
+	// port is not checked.
+	Choose func(port *changetracker.ServicePort) (policy Policy, ok bool, err error)
 	// Concurrency is how many checks may run at once; 0 means 128. More wait.
 	Concurrency int
 	// Pause is the least time between two syncs that the Checker asks for; 0 means 1s. Decisions

@@ -91,6 +91,20 @@ func TestReportsAndChecks(t *testing.T) {
 	})
 }
 
+// TestReportsDoNotCount: with a negative PassiveFailures, only checks eject.
+func TestReportsDoNotCount(t *testing.T) {
+	inBubble(t, endpointhealth.Policy{PassiveFailures: -1}, 3, func(k *kit) {
+		k.run()
+		k.after(time.Minute)
+		for range 100 {
+			k.connect(k.checker.Observer(nil), errTest, 2)
+		}
+		k.after(time.Second)
+		k.breaks(at(2), errSick)
+		k.after(30*time.Second, at(2)+" ejected")
+	})
+}
+
 var errTest = errors.New("reset")
 
 // TestSlowStart is EHC-09: a returning endpoint gets its share in the given number of steps, by

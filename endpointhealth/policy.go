@@ -30,7 +30,8 @@ type Policy struct {
 	// ejected within three intervals.
 	Failures, Successes int
 	// PassiveFailures is how many connections in a row must fail, of which each follows the one
-	// before within 30s; 0 means 5.
+	// before within 30s; 0 means 5, less than 0 that connections do not count. Mind that a
+	// client which a network policy stops looks like an endpoint that does not answer.
 	PassiveFailures int
 	// EjectFor is how long the first ejection lasts at least; 0 means 30s. Each further one
 	// lasts twice as long, at most MaxEjectFor; 0 means 5m. A doubling is forgotten for each
@@ -93,7 +94,7 @@ func (p Policy) Validate() error {
 	check(p.Jitter > 0 && p.Jitter < 1, "Jitter", p.Jitter, "a share between 0 and 1")
 	check(p.Failures > 0, "Failures", p.Failures, "at least 1")
 	check(p.Successes > 0, "Successes", p.Successes, "at least 1")
-	check(p.PassiveFailures > 0, "PassiveFailures", p.PassiveFailures, "at least 1")
+	check(p.Probe != nil || p.PassiveFailures > 0, "PassiveFailures", p.PassiveFailures, "at least 1, as there is no Probe")
 	check(p.EjectFor > 0 && p.EjectFor <= p.MaxEjectFor, "EjectFor", p.EjectFor, "more than 0, and at most MaxEjectFor")
 	check(p.MaxEjectFor <= longest, "MaxEjectFor", p.MaxEjectFor, "less than 73 years")
 	check(p.MaxEjected > 0 && p.MaxEjected <= 1, "MaxEjected", p.MaxEjected, "a share above 0, at most 1")

@@ -1,6 +1,8 @@
 package endpointhealth
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -24,6 +26,7 @@ type servicePort struct {
 	port      *changetracker.ServicePort
 	endpoints []changetracker.Endpoint // that members were made of
 	checked   bool
+	refused   bool // its Policy
 	policy    Policy
 	members   []*member // sorted by address
 	timer     timer     // for the next step of a slow start
@@ -97,7 +100,10 @@ func same(a, b []changetracker.Endpoint) bool {
 // choose asks for the Policy of a service port. If it has another one than before, its
 // endpoints begin anew.
 func (c *run) choose(s *servicePort) {
-	policy, ok := c.policyOf(s)
+	policy, ok, err := c.policyOf(s)
+	if s.refused = err != nil; s.refused {
+		c.log.Warn("health check refused, the endpoints are not checked", zap.Stringer("service", s.name), zap.Error(err))
+	}
 	if ok == s.checked && policy == s.policy {
 		s.endpoints = nil // traffic policies may differ
 		return
@@ -107,26 +113,20 @@ func (c *run) choose(s *servicePort) {
 	s.timer.fire = func(time.Time) { c.dirty[s] = struct{}{} }
 }
 
-func (c *run) policyOf(s *servicePort) (policy Policy, ok bool) {
+func (c *run) policyOf(s *servicePort) (policy Policy, ok bool, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			c.log.Warn("hook panicked, the endpoints are not checked", zap.String("hook", "Choose"), zap.Stringer("service", s.name), zap.Any("panic", r))
-			policy, ok = Policy{}, false
+			policy, ok, err = Policy{}, false, fmt.Errorf("hook Choose panicked: %v", r)
 		}
 	}()
-	if policy, ok = c.options.Choose(s.port); !ok {
-		return Policy{}, false
+	if policy, ok, err = c.options.Choose(s.port); err != nil || !ok {
+		return Policy{}, false, err
 	}
 	policy = policy.WithDefaults()
-	err := policy.Validate()
-	if err == nil {
-		err = policy.fits(s.name.Protocol)
+	if err := errors.Join(policy.Validate(), policy.fits(s.name.Protocol)); err != nil {
+		return Policy{}, false, err
 	}
-	if err != nil {
-		c.log.Warn("health check policy refused, the endpoints are not checked", zap.Stringer("service", s.name), zap.Error(err))
-		return Policy{}, false
-	}
-	return policy, true
+	return policy, true, nil
 }
 
 // setMembers takes over the endpoints of a service port.

@@ -12,9 +12,9 @@ import (
 
 // Counters count events since the start.
 type Counters struct {
-	// Checks were started. Failures of them failed, and Untested could not be made for a reason
-	// on this node.
-	Checks, Failures, Untested uint64
+	// Checks were started. Of those that ended, and that a service port still needs, Passed
+	// succeeded, Failures failed, and Untested could not be made for a reason on this node.
+	Checks, Passed, Failures, Untested uint64
 	// Ejections and Returns count changes of an endpoint of a service port, and Syncs the syncs
 	// that were requested for all changes, also of weights.
 	Ejections, Returns, Syncs uint64
@@ -28,6 +28,9 @@ type Status struct {
 	Endpoints, Failing int
 	// Ejected, Kept and Starting count endpoints of service ports by State.
 	Ejected, Kept, Starting int
+	// Refused is how many service ports, of each IP family, are not checked because Choose
+	// returned an error or an invalid Policy. The log says why.
+	Refused int
 	// Late is how many checks are due and wait for others to end: see Options.Concurrency.
 	Late int
 	// Unusual lists the endpoints that Ejected, Kept and Starting count, sorted by service port
@@ -77,6 +80,7 @@ func (c *Checker) Status() Status {
 		status.Failing += count(t.failing)
 	}
 	for _, s := range r.ports {
+		status.Refused += count(s.refused)
 		for _, m := range s.members {
 			status.add(s, m)
 		}

@@ -149,8 +149,8 @@ func inBubble(t *testing.T, policy endpointhealth.Policy, n int, test func(k *ki
 	})
 }
 
-func always(policy endpointhealth.Policy) func(*changetracker.ServicePort) (endpointhealth.Policy, bool) {
-	return func(*changetracker.ServicePort) (endpointhealth.Policy, bool) { return policy, true }
+func always(policy endpointhealth.Policy) func(*changetracker.ServicePort) (endpointhealth.Policy, bool, error) {
+	return func(*changetracker.ServicePort) (endpointhealth.Policy, bool, error) { return policy, true, nil }
 }
 
 // weighted gives web endpoints of these weights.
