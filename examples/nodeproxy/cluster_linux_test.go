@@ -65,12 +65,13 @@ func podAddr(pod, family int) string {
 type small struct {
 	t            *testing.T
 	node, client *netns.NS
+	pods         []*netns.NS
 }
 
 // newSmall builds the network, without any proxy. It skips without root.
 func newSmall(t *testing.T) *small {
 	t.Helper()
-	c := &small{t, netnstest.New(t), netnstest.New(t)}
+	c := &small{t: t, node: netnstest.New(t), client: netnstest.New(t)}
 	netnstest.Check(t, c.node.Forward())
 	c.connect("client", c.client, []string{"192.0.2.10/24", "2001:db8::10/64"}, []string{"192.0.2.1/24", "2001:db8::1/64"})
 	for n := 1; n <= 2; n++ {
@@ -78,6 +79,7 @@ func newSmall(t *testing.T) *small {
 		gateway := []string{fmt.Sprintf("10.244.%d.1/24", n), fmt.Sprintf("fd00:244:%d::1/64", n)}
 		c.connect(fmt.Sprintf("pod%d", n), pod, gateway, []string{podAddr(n, 4) + "/24", podAddr(n, 6) + "/64"})
 		netnstest.Serve(t, pod, fmt.Sprintf("pod-%d", n), 8080)
+		c.pods = append(c.pods, pod)
 	}
 	return c
 }
@@ -157,13 +159,19 @@ func (c *small) expectOpen(flow *netns.Flow, server string) {
 // nft runs nft in the node, and returns its output.
 func (c *small) nft(args ...string) string {
 	c.t.Helper()
+	return nftIn(c.t, c.node, args...)
+}
+
+// nftIn runs nft in a namespace, and returns its output.
+func nftIn(t *testing.T, ns *netns.NS, args ...string) string {
+	t.Helper()
 	var out []byte
-	err := c.node.Do(func() (err error) {
-		out, err = exec.CommandContext(c.t.Context(), "nft", args...).CombinedOutput()
+	err := ns.Do(func() (err error) {
+		out, err = exec.CommandContext(t.Context(), "nft", args...).CombinedOutput()
 		return err
 	})
 	if err != nil {
-		c.t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out)
+		t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return string(out)
 }

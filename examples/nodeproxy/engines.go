@@ -74,6 +74,9 @@ func (o *options) tuned() *tuning {
 // provider returns the proxy with its kernel settings and health check node ports.
 func (o *options) provider(config proxier.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
 	balancing{log}.decorate(&config.Tracker)
+	if o.health.enabled {
+		config.Tracker.DecorateService = o.health.decorate(config.Tracker.DecorateService)
+	}
 	settings, err := o.sysctls(config.Names.Instance, log)
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/serviceplane/serviceplane/endpointhealth"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -32,11 +33,14 @@ func (o *options) measure() (*measured, error) {
 	return &measured{m, registry, client}, nil
 }
 
-// watch shows the status of a proxy, and the results of its canary.
-func (m *measured) watch(o *options, p *testedProxy, config proxier.Config) {
+// watch shows the status of a proxy, the results of its canary, and of health checks.
+func (m *measured) watch(o *options, p *testedProxy, health *endpointhealth.Checker, config proxier.Config) {
 	m.Watch(p.Status)
 	if p.canary != nil {
 		m.WatchCanary(p.canary.Status)
+	}
+	if health != nil {
+		m.WatchEndpointHealth(health.Status)
 	}
 	if o.mode() == modeIPTables { // the kernel counts
 		packets := iptables.NewCounters(o.iptablesConfig(config))

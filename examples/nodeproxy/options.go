@@ -33,6 +33,7 @@ type options struct {
 	ipvs                                               virtualServers
 	userspace                                          sockets
 	canary                                             canaryFlags
+	health                                             healthFlags
 
 	configSyncPeriod               time.Duration
 	healthzAddress, metricsAddress string
@@ -69,6 +70,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	o.ipvs.register(f)
 	o.userspace.register(f)
 	o.canary.register(f)
+	o.health.register(f)
 	f.DurationVar(&o.configSyncPeriod, "config-sync-period", 15*time.Minute, "period of informer resyncs")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "0.0.0.0:10256", "address of the health server; empty for none")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address of the metrics server; empty for none")
@@ -130,6 +132,7 @@ func (o *options) Validate() error {
 	o.ipvs.validate(&f)
 	o.userspace.validate(&f)
 	o.canary.validate(&f)
+	o.health.validate(&f)
 	o.kubeProxy.validate(&f, o.mode())
 	f.check(o.configSyncPeriod > 0, "config-sync-period", o.configSyncPeriod, "more than 0")
 	f.check(o.verbosity >= 0, "v", o.verbosity, "0 or more")

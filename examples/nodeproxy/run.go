@@ -36,12 +36,12 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	observer, endTraces, err := o.traced(ctx, node, measured.Metrics, log)
+	observed, endTraces, err := o.observed(ctx, node, measured, log)
 	if err != nil {
 		return err
 	}
 	defer endTraces()
-	provider, err := o.provider(config, observer, log)
+	provider, err := o.provider(config, observed.Observer, log)
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	measured.watch(o, tested, config)
+	measured.watch(o, tested, observed.health, config)
 	source, err := o.source(node, provider, measured, log)
 	if err != nil {
 		return err
@@ -62,13 +62,13 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	o.logStart(node, config.Names.Instance, log)
-	tasks := []task{
+	tasks := append(observed.tasks(provider, o.mode()), []task{
 		{"proxy", provider.Run},
 		{"source of Services", source},
 		{"cleanup of other modes", o.cleanUpOtherModes(provider, leaving, config, log)},
 		{"first sync", logFirstSync(provider, log)},
 		{"canary", tested.runCanary},
-	}
+	}...)
 	err = runAll(ctx, append(tasks, o.servers(tested, measured, log)...))
 	log.Info("stopped, the rules stay")
 	return err
