@@ -23,19 +23,22 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// ServeHTTP answers lists and watches.
+// ServeHTTP answers lists and watches, and requests for one object.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if s.options.Warning != "" {
 		w.Header().Set("Warning", fmt.Sprintf("299 - %q", s.options.Warning))
 	}
-	kind, known := listKinds()[r.URL.Path]
-	resource := path.Base(r.URL.Path)
-	if !known || r.Method != http.MethodGet || slices.Contains(s.options.Hidden, resource) {
-		answerStatus(w, apierrors.NewNotFound(schema.GroupResource{Resource: resource}, ""))
+	t, known := s.parsePath(r.URL.Path)
+	if !known || slices.Contains(s.options.Hidden, t.Name) {
+		answerStatus(w, apierrors.NewNotFound(schema.GroupResource{Resource: path.Base(r.URL.Path)}, ""))
 		return
 	}
-	if slices.Contains(s.options.Forbidden, resource) {
-		answerStatus(w, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no role")))
+	if slices.Contains(s.options.Forbidden, t.Name) {
+		answerStatus(w, apierrors.NewForbidden(t.groupResource(), "", errors.New("no role")))
+		return
+	}
+	if t.name != "" || r.Method == http.MethodPost {
+		s.object(w, r, t)
 		return
 	}
 	query := r.URL.Query()
@@ -44,13 +47,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answerStatus(w, apierrors.NewBadRequest(err.Error()))
 		return
 	}
+	wanted.namespace = t.namespace
 	if query.Get("watch") == "true" || query.Get("watch") == "1" {
-		s.record("WATCH", resource, query)
-		s.watch(w, r, resource, wanted)
+		s.record("WATCH", t.Name, query)
+		s.watch(w, r, t.Resource, wanted)
 		return
 	}
-	s.record("LIST", resource, query)
-	s.list(w, resource, kind, wanted)
+	s.record("LIST", t.Name, query)
+	s.list(w, t.Resource, wanted)
 }
 
 func parseSelection(query url.Values) (selection, error) {
@@ -83,10 +87,10 @@ type list struct {
 	Items           []runtime.Object `json:"items"`
 }
 
-func (s *Server) list(w http.ResponseWriter, resource string, kind schema.GroupVersionKind, wanted selection) {
-	items, version := s.selected(resource, wanted)
+func (s *Server) list(w http.ResponseWriter, resource Resource, wanted selection) {
+	items, version := s.selected(resource.Name, wanted)
 	answer := list{Items: items}
-	answer.APIVersion, answer.Kind = kind.ToAPIVersionAndKind()
+	answer.APIVersion, answer.Kind = resource.GroupVersion().WithKind(resource.Kind + "List").ToAPIVersionAndKind()
 	answer.ResourceVersion = strconv.FormatUint(version, 10)
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(answer) // the client may be gone
@@ -105,7 +109,7 @@ func (s *Server) selected(resource string, wanted selection) ([]runtime.Object, 
 	return items, s.version
 }
 
-func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string, wanted selection) {
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource Resource, wanted selection) {
 	query := r.URL.Query()
 	initial := query.Get("sendInitialEvents") == "true"
 	if initial && (!s.options.WatchList || query.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchNotOlderThan)) {
@@ -142,7 +146,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string, 
 type stream struct {
 	*Server
 	out       http.ResponseWriter
-	resource  string
+	resource  Resource
 	wanted    selection
 	bookmarks bool
 	seen      uint64 // the version of the last change that was checked
@@ -161,7 +165,7 @@ func (s *stream) send(typ watch.EventType, object any) {
 
 // sendInitial sends all objects as added.
 func (s *stream) sendInitial() {
-	items, version := s.selected(s.resource, s.wanted)
+	items, version := s.selected(s.resource.Name, s.wanted)
 	for _, item := range items {
 		s.send(watch.Added, item)
 	}
@@ -173,9 +177,8 @@ func (s *stream) sendBookmark(annotations map[string]string) {
 	if !s.bookmarks {
 		return
 	}
-	kind := bookmarkKinds()[s.resource]
 	mark := metav1.PartialObjectMetadata{}
-	mark.APIVersion, mark.Kind = kind.ToAPIVersionAndKind()
+	mark.APIVersion, mark.Kind = s.resource.ToAPIVersionAndKind()
 	mark.ResourceVersion = strconv.FormatUint(s.seen, 10)
 	mark.Annotations = annotations
 	s.send(watch.Bookmark, mark)
@@ -220,7 +223,7 @@ func (s *stream) since() (changes []change, more <-chan struct{}, lost bool) {
 func (s *stream) sendChanges(changes []change) {
 	sent := false
 	for _, c := range changes {
-		if c.resource == s.resource && s.sendChange(c) {
+		if c.resource == s.resource.Name && s.sendChange(c) {
 			sent = true
 		}
 	}

@@ -1,6 +1,6 @@
 // Package apitest is a small Kubernetes API server for tests. It serves lists and watches
-// of Services, EndpointSlices, Nodes and ServiceCIDRs over HTTP, and can be stopped and
-// started again.
+// of Services, EndpointSlices, Nodes and ServiceCIDRs over HTTP, and of other Resources, and
+// can be stopped and started again. Clients may also write objects, one at a time.
 package apitest
 
 import (
@@ -17,6 +17,7 @@ import (
 	"sync"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -38,12 +39,19 @@ type Options struct {
 	Hidden []string
 	// Forbidden lists resources that the client has no permission for.
 	Forbidden []string
+	// Resources are served besides those that every Server has.
+	Resources []Resource
+	// Admit may change an object that a client writes, or refuse it with an error. The old one
+	// is nil if there was none.
+	Admit func(before, after *unstructured.Unstructured) error
 }
 
 // Server is an API server. Its methods are safe for concurrent use.
 type Server struct {
-	options Options
-	address string
+	options   Options
+	address   string
+	resources []Resource
+	writing   sync.Mutex // held while a client's request for one object is answered
 
 	mu        sync.Mutex // guards all below, except serving
 	version   uint64
@@ -68,7 +76,7 @@ func New(tb testing.TB, o Options) *Server {
 		o.Listener = l
 	}
 	s := &Server{
-		options: o, address: o.Listener.Addr().String(), version: 1, // clients use 0 for any version
+		options: o, address: o.Listener.Addr().String(), resources: slices.Concat(builtin(), o.Resources), version: 1, // clients use 0 for any version
 		stored: map[string]map[string]runtime.Object{}, changed: make(chan struct{}),
 	}
 	if o.Listen == nil {

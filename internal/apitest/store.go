@@ -5,15 +5,11 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
-	networking "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // change is a change of one object. Before is nil for a new object, after for a deleted one.
@@ -33,63 +29,11 @@ func (c change) lastSeen() runtime.Object {
 	return object
 }
 
-// serviceImports is the group of the Multi-Cluster Services API (KEP-1645).
-var serviceImports = schema.GroupVersion{Group: "multicluster.x-k8s.io", Version: "v1alpha1"} // read-only
-
-// ServiceImport returns a ServiceImport without a spec.
-func ServiceImport(namespace, name string) *unstructured.Unstructured {
-	i := &unstructured.Unstructured{}
-	i.SetGroupVersionKind(serviceImports.WithKind("ServiceImport"))
-	i.SetNamespace(namespace)
-	i.SetName(name)
-	return i
-}
-
-// kindOf returns the resource and the kind of an object.
-func kindOf(object runtime.Object) (resource string, kind schema.GroupVersionKind, ok bool) {
-	switch o := object.(type) {
-	case *unstructured.Unstructured:
-		return "serviceimports", o.GroupVersionKind(), true
-	case *v1.Service:
-		return "services", v1.SchemeGroupVersion.WithKind("Service"), true
-	case *v1.Node:
-		return "nodes", v1.SchemeGroupVersion.WithKind("Node"), true
-	case *discovery.EndpointSlice:
-		return "endpointslices", discovery.SchemeGroupVersion.WithKind("EndpointSlice"), true
-	case *networking.ServiceCIDR:
-		return "servicecidrs", networking.SchemeGroupVersion.WithKind("ServiceCIDR"), true
-	default:
-		return "", schema.GroupVersionKind{}, false
-	}
-}
-
-// bookmarkKinds returns the kinds of objects by resource.
-func bookmarkKinds() map[string]schema.GroupVersionKind {
-	kinds := map[string]schema.GroupVersionKind{}
-	for _, object := range []runtime.Object{&v1.Service{}, &v1.Node{}, &discovery.EndpointSlice{}, &networking.ServiceCIDR{}, ServiceImport("", "")} {
-		if resource, kind, ok := kindOf(object); ok {
-			kinds[resource] = kind
-		}
-	}
-	return kinds
-}
-
-// listKinds returns the kinds of lists by path.
-func listKinds() map[string]schema.GroupVersionKind {
-	return map[string]schema.GroupVersionKind{
-		"/api/v1/services": v1.SchemeGroupVersion.WithKind("ServiceList"),
-		"/api/v1/nodes":    v1.SchemeGroupVersion.WithKind("NodeList"),
-		"/apis/discovery.k8s.io/v1/endpointslices":            discovery.SchemeGroupVersion.WithKind("EndpointSliceList"),
-		"/apis/networking.k8s.io/v1/servicecidrs":             networking.SchemeGroupVersion.WithKind("ServiceCIDRList"),
-		"/apis/multicluster.x-k8s.io/v1alpha1/serviceimports": serviceImports.WithKind("ServiceImportList"),
-	}
-}
-
 // Put creates or replaces objects.
 func (s *Server) Put(tb testing.TB, objects ...runtime.Object) {
 	tb.Helper()
 	for _, object := range objects {
-		resource, name, after := prepare(tb, object)
+		resource, name, after := s.prepare(tb, object)
 		s.change(resource, name, after)
 	}
 }
@@ -98,25 +42,25 @@ func (s *Server) Put(tb testing.TB, objects ...runtime.Object) {
 func (s *Server) Delete(tb testing.TB, objects ...runtime.Object) {
 	tb.Helper()
 	for _, object := range objects {
-		resource, name, _ := prepare(tb, object)
+		resource, name, _ := s.prepare(tb, object)
 		s.change(resource, name, nil)
 	}
 }
 
 // prepare returns a copy of an object for the store.
-func prepare(tb testing.TB, object runtime.Object) (resource, name string, stored runtime.Object) {
+func (s *Server) prepare(tb testing.TB, object runtime.Object) (resource, name string, stored runtime.Object) {
 	tb.Helper()
-	resource, kind, ok := kindOf(object)
+	r, ok := s.resourceOf(object)
 	if !ok {
 		tb.Fatalf("%T: no such resource", object)
 	}
 	stored = object.DeepCopyObject()
-	stored.GetObjectKind().SetGroupVersionKind(kind)
+	stored.GetObjectKind().SetGroupVersionKind(r.GroupVersionKind)
 	accessor, err := meta.Accessor(stored)
 	if err != nil {
 		tb.Fatalf("%T: %v", object, err)
 	}
-	return resource, accessor.GetNamespace() + "/" + accessor.GetName(), stored
+	return r.Name, accessor.GetNamespace() + "/" + accessor.GetName(), stored
 }
 
 // change stores an object, or deletes it if after is nil, and wakes the watches.
@@ -165,8 +109,9 @@ func (s *Server) expired(version uint64) bool {
 
 // selection holds a client's selectors.
 type selection struct {
-	labels labels.Selector
-	fields fields.Selector
+	namespace string // empty for all
+	labels    labels.Selector
+	fields    fields.Selector
 }
 
 func (s selection) matches(object runtime.Object) bool {
@@ -175,6 +120,9 @@ func (s selection) matches(object runtime.Object) bool {
 	}
 	accessor, err := meta.Accessor(object)
 	if err != nil {
+		return false
+	}
+	if s.namespace != "" && s.namespace != accessor.GetNamespace() {
 		return false
 	}
 	set := fields.Set{metav1.ObjectNameField: accessor.GetName()}

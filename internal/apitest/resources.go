@@ -1,0 +1,104 @@
+package apitest
+
+import (
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Resource is a kind of objects that a Server has.
+type Resource struct {
+	schema.GroupVersionKind
+	// Name is the name in paths, such as "services".
+	Name string
+}
+
+// builtin are the resources that every Server has.
+func builtin() []Resource {
+	return []Resource{
+		{v1.SchemeGroupVersion.WithKind("Service"), "services"},
+		{v1.SchemeGroupVersion.WithKind("Node"), "nodes"},
+		{discovery.SchemeGroupVersion.WithKind("EndpointSlice"), "endpointslices"},
+		{networking.SchemeGroupVersion.WithKind("ServiceCIDR"), "servicecidrs"},
+		{serviceImports.WithKind("ServiceImport"), "serviceimports"},
+	}
+}
+
+// serviceImports is the group of the Multi-Cluster Services API (KEP-1645).
+var serviceImports = schema.GroupVersion{Group: "multicluster.x-k8s.io", Version: "v1alpha1"} // read-only
+
+// ServiceImport returns a ServiceImport without a spec.
+func ServiceImport(namespace, name string) *unstructured.Unstructured {
+	i := &unstructured.Unstructured{}
+	i.SetGroupVersionKind(serviceImports.WithKind("ServiceImport"))
+	i.SetNamespace(namespace)
+	i.SetName(name)
+	return i
+}
+
+// resourceOf returns the resource of an object.
+func (s *Server) resourceOf(object runtime.Object) (Resource, bool) {
+	kind := object.GetObjectKind().GroupVersionKind()
+	switch object.(type) { // whose kind is often not set
+	case *v1.Service:
+		kind = v1.SchemeGroupVersion.WithKind("Service")
+	case *v1.Node:
+		kind = v1.SchemeGroupVersion.WithKind("Node")
+	case *discovery.EndpointSlice:
+		kind = discovery.SchemeGroupVersion.WithKind("EndpointSlice")
+	case *networking.ServiceCIDR:
+		kind = networking.SchemeGroupVersion.WithKind("ServiceCIDR")
+	}
+	i := slices.IndexFunc(s.resources, func(r Resource) bool { return r.GroupVersionKind == kind })
+	if i < 0 {
+		return Resource{}, false
+	}
+	return s.resources[i], true
+}
+
+// target is what a path names: a resource, and perhaps a namespace, an object and its status.
+type target struct {
+	Resource
+	namespace, name string
+	status          bool
+}
+
+// key is the name of the object in the store.
+func (t target) key() string { return t.namespace + "/" + t.name }
+
+func (t target) groupResource() schema.GroupResource {
+	return schema.GroupResource{Group: t.Group, Resource: t.Name}
+}
+
+// parsePath parses "/api/v1/…" and "/apis/GROUP/VERSION/…".
+func (s *Server) parsePath(path string) (t target, ok bool) {
+	segments := strings.Split(strings.TrimPrefix(path, "/"), "/")
+	var group schema.GroupVersion
+	switch {
+	case len(segments) > 2 && segments[0] == "api":
+		group, segments = schema.GroupVersion{Version: segments[1]}, segments[2:]
+	case len(segments) > 3 && segments[0] == "apis":
+		group, segments = schema.GroupVersion{Group: segments[1], Version: segments[2]}, segments[3:]
+	default:
+		return t, false
+	}
+	if segments[0] == "namespaces" && len(segments) > 2 {
+		t.namespace, segments = segments[1], segments[2:]
+	}
+	i := slices.IndexFunc(s.resources, func(r Resource) bool { return r.GroupVersion() == group && r.Name == segments[0] })
+	if i < 0 || len(segments) > 3 {
+		return t, false
+	}
+	t.Resource = s.resources[i]
+	if len(segments) > 1 {
+		t.name = segments[1]
+	}
+	t.status = len(segments) == 3
+	return t, !t.status || segments[2] == "status"
+}
