@@ -45,12 +45,21 @@ formatted() {
   fi
 }
 
+# everywhere COMMAND… runs a command in each module: this one, and those of examples with
+# dependencies that no embedder should get.
+everywhere() {
+  local module
+  for module in . examples/gateway; do
+    (cd "$module" && "$@")
+  done
+}
+
 # platforms proves that everything, tests included, compiles on a system that is not
 # Linux, that portable packages build on Windows, and engines on another processor. To
 # compile everything for each of them would take minutes.
 platforms() {
   GOOS=darwin go build "${portable[@]}"
-  GOOS=darwin go vet ./...
+  GOOS=darwin everywhere go vet ./...
   GOOS=windows go vet "${portable[@]}"
   GOOS=linux GOARCH=arm64 go vet ./nftables ./internal/nftables ./iptables ./ipvs ./conntrack ./userspace
 }
@@ -61,12 +70,14 @@ platforms() {
 # do not disturb each other: each has network namespaces of its own. The longest two
 # come first.
 tests() {
-  local race=(-race) status=0
+  local flags=(-race) status=0
   if [ "$(go env CGO_ENABLED)" != 1 ]; then # so it is without a C compiler
     echo '!! NO C COMPILER: the tests run without the race detector.'
-    race=()
+    flags=()
   fi
-  go test "${race[@]}" -count=1 -p "$((2 * $(getconf _NPROCESSORS_ONLN)))" -timeout=20m -json ./userspace ./iptables ./... >"$work/tests.json" || status=1
+  flags+=(-count=1 -p "$((2 * $(getconf _NPROCESSORS_ONLN)))" -timeout=20m -json)
+  go test "${flags[@]}" ./userspace ./iptables ./... >"$work/tests.json" || status=1
+  go test -C examples/gateway "${flags[@]}" ./... >>"$work/tests.json" || status=1
   go run ./internal/guard/summary "$work/tests.json" >"$work/tests" || status=1
   cat "$work/tests"
   return "$status"
@@ -101,17 +112,17 @@ else
   echo '!! NOT ROOT ON LINUX: kernel tests are skipped; run as root to test packets.'
 fi
 step 'format' formatted
-step 'module is tidy' go mod tidy -diff
-step 'build, with the examples' go build ./...
+step 'modules are tidy' everywhere go mod tidy -diff
+step 'build, with the examples' everywhere go build ./...
 step "nodeproxy's binary, as in its image" examples/nodeproxy/deploy/build.sh "$work/nodeproxy"
-step 'go vet' go vet ./...
+step 'go vet' everywhere go vet ./...
 step 'other platforms' platforms
 step 'git, for the tag of the last release' need_apt git git
 step 'apidiff' need_apidiff
 export SERVICEPLANE_REQUIRE_APIDIFF=1
 step 'API against the last release' hack/api.sh
 step 'linter' need_golangci_lint
-step 'lint, with staticcheck and gofumpt' "$GOLANGCI_LINT" run ./...
+step 'lint, with staticcheck and gofumpt' everywhere "$GOLANGCI_LINT" run ./...
 step 'tests' tests
 step '200,000 short connections' soak
 if [ "${SERVICEPLANE_REQUIRE_KERNEL:-}" = 1 ]; then
