@@ -11,12 +11,13 @@ package maglev
 
 import (
 	"encoding/binary"
+	"math"
 	"net/netip"
 	"slices"
 )
 
-// MaxEndpoints is the greatest number of endpoints in a table.
-const MaxEndpoints = 1<<16 - 1
+// MaxEndpoints is the greatest number of endpoints in a table: each needs a slot.
+const MaxEndpoints = largest
 
 // sizes are prime, as the permutations need. They are large enough that at most 2 % of the
 // slots move beside those of an endpoint that goes.
@@ -49,7 +50,7 @@ func Table(endpoints []netip.AddrPort, weights []uint16) []uint16 {
 	all, greatest := permutations(endpoints, weights, size)
 	// In each round, an endpoint takes the next free slot of its permutation. One with half of
 	// the greatest weight takes its turn in every second round.
-	const free = MaxEndpoints
+	const free = math.MaxUint16 // more than any index
 	table := slices.Repeat([]uint16{free}, int(size))
 	for left := size; ; {
 		for i := range all {

@@ -53,6 +53,18 @@ func TestSharesFollowWeights(t *testing.T) {
 	}
 }
 
+// TestTheMostEndpoints: each has a slot, and those above the limit have none.
+func TestTheMostEndpoints(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{maglev.MaxEndpoints, maglev.MaxEndpoints + 1, 1 << 16} {
+		for endpoint, slots := range shares(maglev.Table(endpoints(n), nil), n) {
+			if want := 1; endpoint < maglev.MaxEndpoints && slots != want || endpoint >= maglev.MaxEndpoints && slots != 0 {
+				t.Fatalf("endpoint %d of %d has %d slots", endpoint, n, slots)
+			}
+		}
+	}
+}
+
 // TestEqualWeightsAreNoWeights: the table is the same.
 func TestEqualWeightsAreNoWeights(t *testing.T) {
 	t.Parallel()

@@ -83,8 +83,8 @@
 //
 // # Limits
 //
-// A service port uses its first 65,536 endpoints, or 7,935 with session affinity;
-// 131,071 service ports per family can have session affinity. A timeout of session
+// A service port uses its first 65,536 endpoints, 65,521 with a consistent hash, or 7,935 with
+// session affinity; 131,071 service ports per family can have session affinity. A timeout of session
 // affinity is rounded up: to ten seconds if it is more than a minute, to a minute if
 // it is more than ten, to ten minutes if it is more than an hour, to half an hour if it
 // is more than twelve. The longest is a day.

@@ -68,13 +68,13 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	f.full = true // unless this succeeds
 	f.updater.Retry(f.takeDamagedPorts()...)
 	update := f.updater.Next(step, f.resolver, f.globals, o.Full)
-	f.updateConflicts(&update)
 	o.watch.lap(StageResolve)
 	f.announcements.withdrawRemoved(ctx, o.state, &update)
 	result, err := f.engine.Apply(ctx, update)
 	for o.Full && f.waitForModule(ctx, err) {
 		result, err = f.engine.Apply(ctx, update)
 	}
+	f.updateConflicts(&update) // the engine may learn from the kernel what it cannot do
 	o.Apply = result.Report
 	o.watch.split(StagePlan, StageApply, o.Apply.Kernel)
 	if o.Err = err; err != nil {

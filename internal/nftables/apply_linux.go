@@ -57,7 +57,7 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 
 // place computes the elements of a service port. It adds new classes to t.
 func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed {
-	pl := placer{holds: e.holds, class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
+	pl := placer{holds: e.holds, traits: e.Traits(s), class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
 	if s.Affinity > 0 && pl.holds == nil {
 		if pl.affinity, _ = e.state.affinity.service(s.Name); pl.affinity == nil {
 			e.log.Warn("session affinity is off: no number is free for the service port", zap.Stringer("service", s.Name))
@@ -66,7 +66,7 @@ func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed
 	if pl.affinity == nil {
 		e.state.affinity.release(s.Name)
 	}
-	if most := pl.limit(); len(s.Cluster) > most || len(s.Local) > most {
+	if most := pl.limit(s); len(s.Cluster) > most || len(s.Local) > most {
 		e.log.Warn("too many endpoints: further endpoints get no traffic", zap.Stringer("service", s.Name), zap.Int("limit", most))
 	}
 	return pl.place(prev, s)

@@ -120,9 +120,9 @@ const (
 // String is a part of the names of chains.
 func (c choice) String() string { return enum.Name(c, "", "source-", "source-port-") }
 
-// choiceOf returns the choice for a service port.
-func choiceOf(s *desired.Service) choice {
-	switch (desired.Traits{}).Balancing(s) {
+// choiceOf returns the choice for a service port of an engine with these traits.
+func choiceOf(s *desired.Service, of desired.Traits) choice {
+	switch of.Balancing(s) {
 	case changetracker.SourceHash:
 		return bySource
 	case changetracker.SourcePortHash:

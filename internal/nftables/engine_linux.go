@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -27,6 +28,8 @@ type Engine struct {
 	listeners *listeners
 	// holds is Behind.Holds; nil unless this engine is in front of another.
 	holds func(netip.Addr) bool
+	// hash is hashUnknown, hashThere or hashMissing; Traits reads it beside Apply.
+	hash atomic.Uint32
 
 	kernel kernel // nil until it is needed
 	state  state
@@ -125,8 +128,9 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	}
 	trusted := e.trusted
 	e.trusted = false // unless all goes well
-	var err error
+	err := e.findHash(ctx, &update)
 	switch {
+	case err != nil:
 	case update.Full:
 		err = e.applyFull(ctx, update, trusted)
 	case trusted:
@@ -138,7 +142,7 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	if err != nil {
 		// The kernel may still send answers to the failed transaction: a new socket does
 		// not receive them.
-		return errors.Join(err, e.Close())
+		return e.explainRule(ctx, errors.Join(err, e.Close()))
 	}
 	e.trusted, e.failedRepairs = true, 0
 	return nil
@@ -177,9 +181,6 @@ func (e *Engine) generation(ctx context.Context) (uint32, error) {
 
 // OwnsNames is true, see proxier.Engine.
 func (e *Engine) OwnsNames() bool { return true }
-
-// Traits implements proxier.Engine.
-func (e *Engine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
 // Close closes the netlink socket. The kernel objects stay. A later call opens a
 // new socket.

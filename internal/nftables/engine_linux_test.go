@@ -278,9 +278,9 @@ func mustMatch(t *testing.T, e *Engine, m model) {
 func slots(s *desired.Service, scope desired.Scope) (list []netip.AddrPort) {
 	endpoints, weights := s.Endpoints(scope), s.Weights(scope)
 	switch {
-	case len(endpoints) < 2, choiceOf(s) == atRandom && weights == nil:
+	case len(endpoints) < 2, choiceOf(s, desired.Traits{}) == atRandom && weights == nil:
 		return endpoints
-	case choiceOf(s) == atRandom:
+	case choiceOf(s, desired.Traits{}) == atRandom:
 		for i, n := range shares(weights) {
 			list = append(list, slices.Repeat(endpoints[i:i+1], int(n))...)
 		}
@@ -304,7 +304,7 @@ func (o *observation) endpointsUnder(s *desired.Service, f *desired.Frontend, sc
 	for _, target := range o.listOf(s.Key(f), scope, affinity) {
 		list = append(list, target.addr)
 	}
-	if choiceOf(s) == atRandom || len(s.Endpoints(indexScope(scope))) < 2 {
+	if choiceOf(s, desired.Traits{}) == atRandom || len(s.Endpoints(indexScope(scope))) < 2 {
 		slices.SortFunc(list, netip.AddrPort.Compare)
 	}
 	return list

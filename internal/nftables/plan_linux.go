@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/maglev"
 )
 
 // placed is a service port with its elements. It is not changed after it was made.
@@ -54,6 +55,8 @@ type placer struct {
 	// holds is Behind.Holds. If it is not nil, the rules choose no endpoint, so the classes
 	// do not depend on the number of endpoints.
 	holds func(netip.Addr) bool
+	// traits are those of the engine.
+	traits desired.Traits
 }
 
 // place keeps endpoints of prev at their indexes where possible: each move costs kernel
@@ -152,11 +155,15 @@ func (pl placer) action(pf *placedFrontend, p *placed, f *desired.Frontend) uint
 
 // limit is the largest number of endpoints of a service port. Further endpoints, in the
 // order of their addresses, get no traffic.
-func (pl placer) limit() int {
-	if pl.affinity != nil {
+func (pl placer) limit(s *desired.Service) int {
+	switch {
+	case pl.affinity != nil:
 		return maxAffinitySlot
+	case choiceOf(s, pl.traits) != atRandom:
+		return maglev.MaxEndpoints
+	default:
+		return maxEndpoints
 	}
-	return maxEndpoints
 }
 
 func (pl placer) target(addr netip.AddrPort, scope int) target {

@@ -31,14 +31,19 @@ func (e *Engine) explain(ctx context.Context, refused error, features []feature)
 	errs := []error{refused}
 	for _, f := range features {
 		if err := e.probe(ctx, f); err != nil {
-			errs = append(errs, &proxier.UnsupportedError{
-				Feature: "nf_tables " + f.name + " on " + kernelRelease(),
-				Hint:    fmt.Sprintf("want Linux %s or newer with %s", minKernel, f.option),
-				Err:     err,
-			})
+			errs = append(errs, f.missing(err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// missing is the error that a kernel does not have the feature.
+func (f *feature) missing(err error) error {
+	return &proxier.UnsupportedError{
+		Feature: "nf_tables " + f.name + " on " + kernelRelease(),
+		Hint:    fmt.Sprintf("want Linux %s or newer with %s", minKernel, f.option),
+		Err:     err,
+	}
 }
 
 func (e *Engine) features() []feature {
@@ -86,7 +91,9 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	w.attrString(unix.NFTA_CHAIN_TABLE, w.table)
 	w.attrString(unix.NFTA_CHAIN_NAME, "not-there")
 	w.end()
+	before := e.report
 	err := e.send(ctx, w)
+	e.report.Transactions, e.report.Bytes = before.Transactions, before.Bytes // nothing is written
 	var refused *writeError
 	if errors.As(err, &refused) && refused.object == poison+" in table "+w.table {
 		return nil

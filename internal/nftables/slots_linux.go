@@ -45,11 +45,11 @@ func (h *hashed) equal(o *hashed) bool {
 // placeScope gives the endpoints of a scope their slots.
 func (pl placer) placeScope(p, prev *placed, s *desired.Service, scope int) {
 	endpoints, weights := s.Endpoints(indexScope(scope)), s.Weights(indexScope(scope))
-	if most := pl.limit(); len(endpoints) > most {
+	if most := pl.limit(s); len(endpoints) > most {
 		endpoints = endpoints[:most]
 		weights = weights[:min(len(weights), most)]
 	}
-	choice := choiceOf(s)
+	choice := choiceOf(s, pl.traits)
 	if choice != atRandom || weights != nil {
 		p.balanced = cmp.Or(p.balanced, &balanced{choice: choice})
 	}

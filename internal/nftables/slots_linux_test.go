@@ -5,6 +5,11 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -116,6 +121,38 @@ func TestOnlyChangedSlotsAreWritten(t *testing.T) {
 
 // classWrites is a new chain in its three verdict maps, and another class for one frontend.
 const classWrites = 1 + 3 + 2
+
+// TestTheMostEndpoints: each up to the limit has a slot, and one log line tells of the others.
+func TestTheMostEndpoints(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		policy   changetracker.Balancing
+		affinity time.Duration
+		most     int
+	}{
+		{changetracker.Random, 0, maxEndpoints}, {changetracker.SourceHash, 0, maglev.MaxEndpoints},
+		{changetracker.Random, time.Hour, maxAffinitySlot}, {changetracker.SourceHash, time.Hour, maxAffinitySlot},
+	} {
+		for _, n := range []int{c.most, c.most + 1} {
+			s := (&world{family: v1.IPv4Protocol}).balanced(0, c.policy)
+			s.Affinity = c.affinity
+			for i := range n {
+				s.Cluster = append(s.Cluster, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80))
+			}
+			core, logs := observer.New(zap.WarnLevel)
+			e := &Engine{log: zap.New(core)}
+			e.begin(e.layoutFor(&desired.Globals{}), false)
+			p := e.place(nil, s, &e.step)
+			slots := map[netip.AddrPort]int{}
+			for _, target := range p.lists[0] {
+				slots[target.addr]++
+			}
+			if len(slots) != c.most || slots[s.Cluster[c.most-1]] == 0 || logs.Len() != n-c.most {
+				t.Errorf("%v, affinity %v, %d endpoints: %d have slots, want %d; %d log lines", c.policy, c.affinity, n, len(slots), c.most, logs.Len())
+			}
+		}
+	}
+}
 
 // TestHashedSlotsAreComputedOnce: a change of the frontends does not compute them again.
 func TestHashedSlotsAreComputedOnce(t *testing.T) {

@@ -516,8 +516,7 @@ func (p *programmed) measureFull(b *testing.B, runs int) figure {
 
 // measureDump only reads all sets of the table.
 func (p *programmed) measureDump(b *testing.B, runs int) time.Duration {
-	e := *p.engine
-	e.kernel = openKernel(b, p.ns)
+	e := &Engine{config: p.engine.config, family: p.engine.family, kernel: openKernel(b, p.ns), state: p.engine.state, batch: p.engine.batch}
 	defer e.kernel.close()
 	return measure(runs, func() {}, func() {
 		for i := range setSpecs {

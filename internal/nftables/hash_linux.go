@@ -1,0 +1,99 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// The values of Engine.hash: whether the kernel has the expression for consistent hashes.
+const (
+	hashUnknown uint32 = iota
+	hashThere
+	hashMissing
+)
+
+// Traits implements proxier.Engine. They depend on the kernel, once a service port has asked for
+// a consistent hash.
+func (e *Engine) Traits(*desired.Service) desired.Traits {
+	return desired.Traits{NoHash: e.hash.Load() == hashMissing}
+}
+
+const (
+	hashProbes = 3
+	hashPause  = 100 * time.Millisecond
+)
+
+func pause(ctx context.Context) (passed bool) {
+	select {
+	case <-time.After(hashPause):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// findHash finds out whether the kernel has consistent hashes, before the first service port
+// gets one: a rule with an unknown expression would fail the whole transaction. A full update
+// asks again for what was missing: its module may have been loaded.
+func (e *Engine) findHash(ctx context.Context, update *desired.Update) error {
+	known := e.hash.Load()
+	if e.holds != nil || known == hashThere || known == hashMissing && !update.Full || !asksForHash(update) {
+		return nil
+	}
+	l := e.layoutFor(&update.Globals)
+	f := feature{name: "expression hash", option: "CONFIG_NFT_HASH", exprs: l.rules.index(forwardingClass(treatment{}, bySourcePort, 1), 0)}
+	err := e.probe(ctx, f)
+	for range hashProbes { // its module may still be loading for the other family
+		if known == hashMissing || !isUnknown(err) || !pause(ctx) {
+			break
+		}
+		err = e.probe(ctx, f)
+	}
+	switch {
+	case err == nil:
+		e.hash.Store(hashThere)
+	case !isUnknown(err):
+		return fmt.Errorf("probe nf_tables for consistent hashes: %w", err)
+	case known == hashUnknown:
+		e.log.Warn("kernel has no consistent hashes: endpoints are chosen at random", zap.Error(f.missing(err)))
+		e.hash.Store(hashMissing)
+	}
+	return nil
+}
+
+func asksForHash(update *desired.Update) bool {
+	for s := range update.Services() {
+		if (desired.Traits{}).Balancing(s).Hashes() {
+			return true
+		}
+	}
+	return false
+}
+
+// isUnknown reports whether the kernel refused a rule because it does not know an expression, or
+// a set or chain of the rule is not there.
+func isUnknown(err error) bool {
+	var refused *writeError
+	return errors.As(err, &refused) && strings.HasPrefix(refused.object, "rule ") && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP))
+}
+
+// explainRule adds the missing features to an error about a rule: classes come after the
+// scaffold, so the kernel may lack what only they need.
+func (e *Engine) explainRule(ctx context.Context, err error) error {
+	if !isUnknown(err) || errors.Is(err, proxier.ErrNotSupported) {
+		return err
+	}
+	if opening := e.connect(); opening != nil {
+		return errors.Join(err, opening)
+	}
+	return errors.Join(e.explain(ctx, err, e.features()), e.Close())
+}
