@@ -23,7 +23,9 @@ type explainAnswer struct {
 	AffinitySeconds float64 `json:"affinitySeconds,omitempty"`
 	// Balancing is the load balancing policy; random is omitted.
 	Balancing changetracker.Balancing `json:"loadBalancing,omitempty"`
-	Endpoints []explainedEndpoint     `json:"endpoints"`
+	// Scheduler is that of IPVS, omitted with other engines.
+	Scheduler string              `json:"scheduler,omitempty"`
+	Endpoints []explainedEndpoint `json:"endpoints"`
 }
 
 type packetText struct {
@@ -58,7 +60,7 @@ func (h *handler) explain(r *http.Request, q query) (any, error) {
 			Origin: e.Packet.Origin, Interface: e.Packet.Interface,
 		},
 		Verdict: e.Verdict, Reasons: listed(e.Reasons), Scope: e.Scope, Masquerade: e.Masquerade,
-		AffinitySeconds: e.Affinity.Seconds(), Balancing: e.Balancing,
+		AffinitySeconds: e.Affinity.Seconds(), Balancing: e.Balancing, Scheduler: e.Scheduler,
 		Endpoints: converted(e.Endpoints, func(p desired.ExplainedEndpoint) explainedEndpoint {
 			return explainedEndpoint{endpointText: endpointOf(&p.Endpoint, p.Local), Excluded: p.Excluded, Masquerade: p.Masquerade}
 		}),

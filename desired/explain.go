@@ -33,6 +33,9 @@ type Explanation struct {
 	Affinity time.Duration `json:"affinity,omitempty"`
 	// Balancing is how an endpoint is chosen for a connection, by the weights of the endpoints.
 	Balancing changetracker.Balancing `json:"balancing,omitempty"`
+	// Scheduler is the name of the scheduler of IPVS that chooses it; empty in other engines.
+	// Balancing is the policy that is most like it.
+	Scheduler string `json:"scheduler,omitempty"`
 	// Endpoints are all endpoints of the service port, sorted by address.
 	Endpoints []ExplainedEndpoint `json:"endpoints,omitempty"`
 }
@@ -250,7 +253,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	e.because("%v is the %v of %v", s.Key(f), f.Kind, s.Name)
 	if e.atSocket = e.reachesSocket(e.traits); e.atSocket {
 		e.traits.SourceLost, e.traits.LocalPolicyBindsAll = true, false
-		e.traits.LeastConnections, e.traits.NoHash = true, false
+		e.traits.LeastConnections, e.traits.NoHash, e.traits.Scheduler = true, false, Scheduler{}
 	}
 	if f.Restricted && !contains(f.SourceRanges, e.Packet.Source) {
 		e.Verdict, e.Scope = VerdictDrop, 0
@@ -361,7 +364,13 @@ func (e *explaining) balance(s *Service) {
 	if s.Weights(e.Scope) != nil {
 		share = ", in proportion to the weights"
 	}
-	switch wanted := s.balancing(); {
+	wanted, by := s.balancing(), e.traits.Scheduler
+	if by.Name != "" {
+		e.Balancing, e.Scheduler = by.Balancing, by.Name
+	}
+	switch {
+	case wanted != e.Balancing && by.Name != "":
+		e.because("load balancing policy %v: the settings of the engine choose the scheduler %s instead%s", wanted, by.Name, share)
 	case wanted != e.Balancing:
 		e.because("load balancing policy %v: this engine does not have it, and chooses an endpoint at random%s", wanted, share)
 	case wanted != changetracker.Random || share != "":

@@ -110,6 +110,17 @@ type Traits struct {
 	// NoHash is whether the engine lacks the policies SourceHash and SourcePortHash: service
 	// ports that ask for one have Random.
 	NoHash bool
+	// Scheduler is what chooses the endpoints of the service port, in an engine whose settings
+	// may replace the load balancing policy: IPVS. Its zero value means the policy.
+	Scheduler Scheduler
+}
+
+// Scheduler is a scheduler of IPVS.
+type Scheduler struct {
+	// Name is the kernel's, such as "wrr".
+	Name string
+	// Balancing is the policy that is most like it.
+	Balancing changetracker.Balancing
 }
 
 // Balancing returns the policy by which an engine with these Traits chooses an endpoint of a

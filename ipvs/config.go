@@ -24,7 +24,8 @@ type Config struct {
 	// them choose another real server if the first one has weight 0.
 	HashPort, HashFallback bool
 	// Tune, if set, returns the settings of one service port, for example from an annotation
-	// that Tracker.DecorateService has stored in Port.Ext. It must be pure.
+	// that Tracker.DecorateService has stored in Port.Ext. It must be pure; several goroutines
+	// may call it at once.
 	Tune func(s *desired.Service) Tuning
 	// Forward is how packets are forwarded to real servers.
 	Forward Forward

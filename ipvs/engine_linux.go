@@ -159,7 +159,10 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 func (e *Engine) OwnsNames() bool { return true }
 
 // Traits implements proxier.Engine.
-func (e *Engine) Traits(*desired.Service) desired.Traits { return traits() }
+func (e *Engine) Traits(s *desired.Service) desired.Traits {
+	p := planner{config: &e.config}
+	return p.traits(s)
+}
 
 // connect opens the sockets, unless they are open.
 func (e *Engine) connect() error {

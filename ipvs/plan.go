@@ -87,10 +87,7 @@ type planner struct {
 // rules refuse new ones.
 func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 	all := map[serverKey]*virtual{}
-	var own Tuning
-	if p.config.Tune != nil {
-		own = p.config.Tune(s)
-	}
+	own := p.tuning(s)
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		scope := f.Scope
@@ -114,6 +111,13 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 		}
 	}
 	return all
+}
+
+func (p *planner) tuning(s *desired.Service) (own Tuning) {
+	if p.config.Tune != nil {
+		own = p.config.Tune(s)
+	}
+	return own
 }
 
 func (p *planner) virtual(s *desired.Service, scope desired.Scope, own Tuning) *virtual {
@@ -196,6 +200,35 @@ func weighted(scheduler string) string {
 // traits are those of the engine.
 func traits() desired.Traits {
 	return desired.Traits{LocalPolicyBindsAll: true, VIPsAreLocal: true, LeastConnections: true}
+}
+
+// traits are those of the engine for a service port, which may be nil.
+func (p *planner) traits(s *desired.Service) desired.Traits {
+	t := traits()
+	if s == nil {
+		return t
+	}
+	v := p.settings(s, p.tuning(s))
+	if s.Weights(desired.ScopeCluster) != nil || s.Weights(desired.ScopeLocal) != nil {
+		v.scheduler = weighted(v.scheduler)
+	}
+	t.Scheduler = desired.Scheduler{Name: v.scheduler, Balancing: v.balancing()}
+	return t
+}
+
+// balancing is the policy that is most like the scheduler.
+func (s settings) balancing() changetracker.Balancing {
+	switch s.scheduler {
+	case "sh", schedulerMaglev:
+		if s.flags&flagHashPort != 0 {
+			return changetracker.SourcePortHash
+		}
+		return changetracker.SourceHash
+	case "lc", "wlc", "sed", "nq":
+		return changetracker.LeastConnections
+	default:
+		return changetracker.Random
+	}
 }
 
 // isLocalOnly reports whether an address can never accept node ports: loopback, and

@@ -48,7 +48,7 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	if e.portals != nil {
 		t = e.portals.Traits(s)
 	}
-	t.SourceLost, t.LeastConnections, t.NoHash = true, policies.LeastConnections, policies.NoHash
+	t.SourceLost, t.LeastConnections, t.NoHash, t.Scheduler = true, policies.LeastConnections, policies.NoHash, policies.Scheduler
 	return t
 }
 

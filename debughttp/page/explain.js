@@ -54,6 +54,7 @@ function outcome(e) {
   if (e.masquerade) words.push("source masqueraded");
   if (e.affinitySeconds) words.push(`same endpoint for ${duration(e.affinitySeconds)}`);
   if (e.loadBalancing) words.push(`load balancing ${e.loadBalancing}`);
+  if (e.scheduler) words.push(`scheduler ${e.scheduler} of IPVS`);
   return words.map((word) => ` · ${word}`).join("");
 }
 
