@@ -15,6 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // annotationBalancing chooses the load balancing policy of a Service.
@@ -255,24 +256,53 @@ func playDisruption(ctx context.Context, t *testing.T, s *stage) {
 	})
 }
 
-// playLeast holds connections.
+// playLeast holds connections, and ends those to the last endpoint: it gets the next ones.
 func playLeast(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	s.report(t, (&scenario{networks: []string{"tcp"}}).combos(), func(c combo) []result {
-		counts := map[netip.Addr]int{}
-		for range heldConnections {
-			e, err := s.open(ctx, probe{from: client, to: clusterIP}, c)
-			if err != nil {
-				return single("held", err)
-			}
-			defer func() { _ = e.flow.Close() }()
-			counts[e.first.Local.Addr()]++
+		held := map[netip.Addr][]established{}
+		defer func() { closeAll(held) }()
+		if err := s.hold(ctx, c, heldConnections, held); err != nil {
+			return single("held", err)
 		}
 		for n, want := range []int{heldConnections / 4, heldConnections / 4, heldConnections / 2} {
-			if got := counts[crowdAddr(c.family, n+1)]; got != want {
+			if got := len(held[crowdAddr(c.family, n+1)]); got != want {
 				return single("held", fmt.Errorf("endpoint %d has %d of %d open connections, want %d", n+1, got, heldConnections, want))
 			}
 		}
-		return single("held")
+		last := crowdAddr(c.family, 3)
+		closeAll(map[netip.Addr][]established{last: held[last]})
+		delete(held, last)
+		var err error
+		poll.Soon(func() bool { // the engine sees their ends somewhat later
+			next := map[netip.Addr][]established{}
+			defer closeAll(next)
+			if err = s.hold(ctx, c, heldConnections/2, next); err == nil && len(next[last]) != heldConnections/2 {
+				err = fmt.Errorf("the endpoint without connections gets %d of %d, want all", len(next[last]), heldConnections/2)
+			}
+			return err == nil
+		})
+		return single("held", err)
 	})
+}
+
+// hold opens connections, by their endpoints.
+func (s *stage) hold(ctx context.Context, c combo, n int, held map[netip.Addr][]established) error {
+	for range n {
+		e, err := s.open(ctx, probe{from: client, to: clusterIP}, c)
+		if err != nil {
+			return err
+		}
+		at := e.first.Local.Addr()
+		held[at] = append(held[at], e)
+	}
+	return nil
+}
+
+func closeAll(held map[netip.Addr][]established) {
+	for _, flows := range held {
+		for _, e := range flows {
+			_ = e.flow.Close()
+		}
+	}
 }

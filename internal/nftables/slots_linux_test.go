@@ -130,8 +130,10 @@ func TestTheMostEndpoints(t *testing.T) {
 		affinity time.Duration
 		most     int
 	}{
-		{changetracker.Random, 0, maxEndpoints}, {changetracker.SourceHash, 0, maglev.MaxEndpoints},
-		{changetracker.Random, time.Hour, maxAffinitySlot}, {changetracker.SourceHash, time.Hour, maxAffinitySlot},
+		{changetracker.Random, 0, maxEndpoints},
+		{changetracker.SourceHash, 0, maglev.MaxEndpoints},
+		{changetracker.Random, time.Hour, maxAffinitySlot},
+		{changetracker.SourceHash, time.Hour, maxAffinitySlot},
 	} {
 		for _, n := range []int{c.most, c.most + 1} {
 			s := (&world{family: v1.IPv4Protocol}).balanced(0, c.policy)
