@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -18,12 +19,19 @@ import (
 // proxier.Conntrack. Its methods may be called from several goroutines at once.
 type Cleaner struct {
 	options Options
+	ending  map[v1.IPFamily]*ender
 }
 
-var _ proxier.Conntrack = (*Cleaner)(nil)
+var _ proxier.ConnectionEnder = (*Cleaner)(nil)
 
 // New returns a Cleaner. It opens no socket.
-func New(o Options) *Cleaner { return &Cleaner{options: o} }
+func New(o Options) *Cleaner {
+	c := &Cleaner{options: o, ending: map[v1.IPFamily]*ender{}}
+	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		c.ending[family] = newEnder(&endingTable{netNS: o.NetNS, name: o.Table, family: family})
+	}
+	return c
+}
 
 // Tracks implements proxier.Conntrack.
 func (c *Cleaner) Tracks(p desired.Protocol) bool { return c.options.tracks(p) }
@@ -45,12 +53,19 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 			return 0, classify(err)
 		}
 	}
-	judge := NewJudge(check, addrs)
+	judge, ending := NewJudge(check, addrs), c.ending[family]
 	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), func(f *netlinkx.Flow) bool {
-		return c.mayDelete(f) && judge.Stale(desired.Flow{
-			Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered,
-		})
+		flow := desired.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered}
+		if judge.Ends(flow) {
+			if f.TCPState == tcpSynSent { // its client tries again, and gets another endpoint
+				return true
+			}
+			ending.found(f)
+			return false
+		}
+		return c.mayDelete(f) && judge.Stale(flow)
 	})
+	ending.begin()
 	return deleted, classify(err)
 }
 
@@ -63,12 +78,8 @@ func (c *Cleaner) mayDelete(f *netlinkx.Flow) bool {
 const tcpSynSent = 1 // TCP_CONNTRACK_SYN_SENT of linux/netfilter/nf_conntrack_tcp.h
 
 func hasNodePort(check desired.FlowCheck) bool {
-	for i := range check.Frontends {
-		if !check.Frontends[i].Key.VIP.IsValid() {
-			return true
-		}
-	}
-	return false
+	isNodePort := func(f desired.Flows) bool { return !f.Key.VIP.IsValid() }
+	return slices.ContainsFunc(check.Frontends, isNodePort) || slices.ContainsFunc(check.End, isNodePort)
 }
 
 func number(family v1.IPFamily) int {

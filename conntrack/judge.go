@@ -10,6 +10,7 @@ import (
 // Judge decides which flows are stale. It is immutable.
 type Judge struct {
 	frontends map[desired.Key]*desired.Flows
+	ends      map[desired.Key]*desired.Flows // those of check.End
 	check     desired.FlowCheck
 	node      map[netip.Addr]bool
 }
@@ -19,12 +20,10 @@ type Judge struct {
 // one.
 func NewJudge(check desired.FlowCheck, nodeAddrs []netip.Addr) *Judge {
 	j := &Judge{
-		frontends: make(map[desired.Key]*desired.Flows, len(check.Frontends)),
+		frontends: byKey(check.Frontends),
+		ends:      byKey(check.End),
 		check:     check,
 		node:      make(map[netip.Addr]bool, len(nodeAddrs)),
-	}
-	for i := range check.Frontends {
-		j.frontends[check.Frontends[i].Key] = &check.Frontends[i]
 	}
 	for _, addr := range nodeAddrs {
 		j.node[addr] = true
@@ -32,19 +31,42 @@ func NewJudge(check desired.FlowCheck, nodeAddrs []netip.Addr) *Judge {
 	return j
 }
 
+func byKey(all []desired.Flows) map[desired.Key]*desired.Flows {
+	found := make(map[desired.Key]*desired.Flows, len(all))
+	for i := range all {
+		found[all[i].Key] = &all[i]
+	}
+	return found
+}
+
 // Stale reports whether a flow must be deleted.
 func (j *Judge) Stale(f desired.Flow) bool {
-	key := desired.Key{VIP: f.Dialled.Addr(), Protocol: f.Protocol, Port: f.Dialled.Port()}
-	if flows, ok := j.frontends[key]; ok {
+	if flows := j.find(j.frontends, &f); flows != nil {
 		return flows.Stale(&f)
 	}
-	if j.acceptsNodePorts(key.VIP) {
-		key.VIP = netip.Addr{}
-		if flows, ok := j.frontends[key]; ok {
-			return flows.Stale(&f)
-		}
-	}
 	return f.Translated() && within(j.check.ServiceCIDRs, f.Dialled.Addr())
+}
+
+// Ends reports whether a connection must end because its endpoint is gone for good.
+func (j *Judge) Ends(f desired.Flow) bool {
+	if len(j.ends) == 0 || f.Protocol != desired.TCP || !f.Translated() {
+		return false
+	}
+	flows := j.find(j.ends, &f)
+	return flows != nil && flows.Stale(&f)
+}
+
+// find returns the frontend that a flow belongs to, or nil.
+func (j *Judge) find(frontends map[desired.Key]*desired.Flows, f *desired.Flow) *desired.Flows {
+	key := desired.Key{VIP: f.Dialled.Addr(), Protocol: f.Protocol, Port: f.Dialled.Port()}
+	if flows, ok := frontends[key]; ok {
+		return flows
+	}
+	if !j.acceptsNodePorts(key.VIP) {
+		return nil
+	}
+	key.VIP = netip.Addr{}
+	return frontends[key]
 }
 
 // acceptsNodePorts reports whether an address accepts node ports. All of 127.0.0.0/8

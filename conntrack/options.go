@@ -7,11 +7,15 @@ import "github.com/serviceplane/serviceplane/desired"
 type Options struct {
 	// NetNS is the network namespace, as in proxier.Config.
 	NetNS string
+	// Table is the nf_tables table that exists while connections end, in each family. Empty
+	// means "serviceplane.ending".
+	Table string
 	// SCTP also deletes stale SCTP associations, which outlive their endpoints while
 	// heartbeats continue.
 	SCTP bool
 	// UnansweredTCP also deletes stale TCP connections in state SYN_SENT: a client repeats
-	// its first packet for a minute or two. Established connections are never deleted.
+	// its first packet for a minute or two. Established connections are
+	// never deleted; those of ServicePorts with EndConnections are reset.
 	UnansweredTCP bool
 }
 

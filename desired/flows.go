@@ -77,6 +77,10 @@ type FlowCheck struct {
 	// is complete: translated flows to other frontends in these ranges are left over from
 	// deleted Services.
 	ServiceCIDRs []netip.Prefix
+	// End are frontends with EndConnections, in any order, with all endpoints of the slices as
+	// Serving. Their established TCP connections to other endpoints must end. Only a
+	// proxier.ConnectionEnder gets them.
+	End []Flows
 }
 
 // NewFlowCheck returns the check for some frontends, on a node with g and an engine with t.

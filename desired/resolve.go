@@ -37,6 +37,9 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 		s.Local, s.LocalWeights = addresses(selection.Local), weights(selection.Local)
 	}
 	s.Serving = r.serving(s, endpoints, selection.All)
+	if s.EndsConnections() {
+		s.Listed = addresses(endpoints)
+	}
 	s.Frontends = r.frontends(s, selection.Any)
 	return s, true
 }

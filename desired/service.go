@@ -33,6 +33,10 @@ type Service struct {
 	// traffic policy or topology select for new connections. Existing connections to them may
 	// continue.
 	Serving []netip.AddrPort
+	// Listed are all endpoints of the EndpointSlices, sorted by address, whatever their
+	// conditions. They are set only for a TCP service port with Port.EndConnections: established
+	// connections to other endpoints end.
+	Listed []netip.AddrPort
 	// OnNode are the addresses of the endpoints that may be on this node, sorted, without
 	// duplicates: all except those that a slice places on another node and whose address is not
 	// in the PodCIDRs of the node. If such an endpoint is selected for its own connection
@@ -135,6 +139,11 @@ func (s *Service) balancing() changetracker.Balancing {
 		return changetracker.Random
 	}
 	return s.Port.Balancing
+}
+
+// EndsConnections reports whether connections to endpoints end that are gone for good.
+func (s *Service) EndsConnections() bool {
+	return s.Protocol == TCP && s.Port != nil && s.Port.EndConnections
 }
 
 // find returns the frontend of a Key, or nil if s has none.

@@ -28,6 +28,7 @@ type statusCollector struct {
 	setAside, pending, ports, failed, damages, condition, without *prometheus.Desc
 
 	descriptors, descriptorLimit, descriptorLosses *prometheus.Desc
+	ending, ended                                  *prometheus.Desc
 	reachable, unreached                           *prometheus.Desc
 	localhostNodePorts, invalid                    *prometheus.Desc
 }
@@ -54,6 +55,8 @@ func newStatusCollector(s *sources) *statusCollector {
 		descriptors:      desc(serviceplane, "client_descriptors", "Descriptors of this process that clients hold. IP families may share them.", labelFamily),
 		descriptorLimit:  desc(serviceplane, "client_descriptors_limit", "Descriptors that clients may hold.", labelFamily),
 		descriptorLosses: desc(serviceplane, "client_descriptors_short_total", "Clients refused for lack of descriptors, or ended to give their descriptors to others.", "what", labelFamily),
+		ending:           desc(serviceplane, "connections_ending", "TCP connections to endpoints that are gone, whose clients have not received a RST yet.", labelFamily),
+		ended:            desc(serviceplane, "connections_ended_total", "TCP connections to endpoints that are gone, whose clients have received a RST.", labelFamily),
 		reachable:        desc(serviceplane, "apiserver_reachable", "1 if the API server answered the last request, 0 if not."),
 		unreached:        desc(serviceplane, "apiserver_failures_total", "Requests that the API server did not answer, or answered with 401, 429 or 5xx."),
 
@@ -67,7 +70,7 @@ func (p *statusCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		p.endpointsPending, p.endpointsTotal, p.servicesPending, p.servicesTotal, p.lastQueued,
 		p.setAside, p.pending, p.ports, p.failed, p.damages, p.condition, p.without,
-		p.descriptors, p.descriptorLimit, p.descriptorLosses,
+		p.descriptors, p.descriptorLimit, p.descriptorLosses, p.ending, p.ended,
 		p.reachable, p.unreached, p.localhostNodePorts, p.invalid,
 	} {
 		out <- d
@@ -120,6 +123,8 @@ func (p *statusCollector) collect(s proxier.Status, send func(*prometheus.Desc, 
 		send(p.ports, prometheus.GaugeValue, float64(f.ServicePorts), family)
 		send(p.failed, prometheus.GaugeValue, float64(len(f.Failed)), family)
 		send(p.damages, prometheus.CounterValue, float64(f.Damaged), family)
+		send(p.ending, prometheus.GaugeValue, float64(f.Ending.Open), family)
+		send(p.ended, prometheus.CounterValue, float64(f.Ending.Ended), family)
 		if d := f.Descriptors; d.Limit > 0 {
 			send(p.descriptors, prometheus.GaugeValue, float64(d.Used), family)
 			send(p.descriptorLimit, prometheus.GaugeValue, float64(d.Limit), family)

@@ -54,6 +54,34 @@ type Conntrack interface {
 	Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error)
 }
 
+// ConnectionEnder is a Conntrack that also ends TCP connections to endpoints that are gone for
+// good, of service ports with EndConnections: both ends get a RST. New calls it if
+// Deps.Conntrack implements it.
+//
+// Clean finds the connections, by FlowCheck.End, and RunEnding ends them, so that no sync
+// waits for that.
+type ConnectionEnder interface {
+	Conntrack
+	// RunEnding ends connections until ctx ends. Then it removes its kernel objects, and
+	// returns after all of its goroutines have ended. It touches no kernel object of a family
+	// before the first Clean of it, which always comes, and then removes what an earlier
+	// process has left. After failures it tries again.
+	RunEnding(ctx context.Context, log *zap.Logger) error
+	// EndingStatus returns the part of FamilyStatus, and ConditionConnections while it cannot
+	// end connections; otherwise the zero Condition.
+	EndingStatus(family v1.IPFamily) (EndingStatus, Condition)
+	// CleanupEnding removes what an earlier process has left in the kernel.
+	CleanupEnding(ctx context.Context, family v1.IPFamily) error
+}
+
+// EndingStatus counts the TCP connections that end because their endpoint is gone for good.
+type EndingStatus struct {
+	// Open are those that must end, but whose client has not received a RST yet.
+	Open int
+	// Ended are those whose client has, since the start.
+	Ended int
+}
+
 // Settings are kernel settings that a proxy needs beside what its engine programs,
 // such as the limits of connection tracking. Calls never overlap.
 type Settings interface {

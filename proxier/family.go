@@ -31,6 +31,7 @@ type family struct {
 	moduleWaits   int // how often waitForModule may still wait
 	denied        map[changetracker.ServicePortName]*desired.Service
 	flows         *flowTracker
+	ending        *endTracker // nil: none
 	noLocal       noLocalCounter
 	announcements *announcements
 	lock          lock

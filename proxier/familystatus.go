@@ -68,6 +68,11 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	}
 	add(f.repairs.condition(now))
 	add(f.staleFlows, f.staleFlows.Type != "")
+	if f.ending != nil {
+		var c Condition
+		s.Ending, c = f.ending.ender.EndingStatus(f.name)
+		add(c, c.Type != "")
+	}
 	add(f.inUse, f.inUse.Type != "")
 	add(f.watcher.condition(now))
 	add(descriptorCondition(&s.Descriptors))

@@ -12,9 +12,11 @@ import (
 // flowTracker decides for which frontends the conntrack table must be searched for stale
 // flows. It is owned by the goroutine that syncs the family.
 type flowTracker struct {
-	tracks     func(desired.Protocol) bool // as Conntrack.Tracks
+	tracks     func(*desired.Service) bool
+	ends       func(*desired.Service, *Result) []netip.AddrPort // of flows that may continue
 	programmed map[changetracker.ServicePortName]portFlows
 	pending    map[desired.Key]desired.Flows // to be searched for
+	added      int                           // counts what has become pending
 	// serviceCIDRs includes all ClusterIPs in the next search: an earlier process may have
 	// left stale flows of Services that do not exist any more.
 	serviceCIDRs bool
@@ -28,19 +30,26 @@ type portFlows struct {
 
 func newFlowTracker(c Conntrack) *flowTracker {
 	t := &flowTracker{programmed: map[changetracker.ServicePortName]portFlows{}, pending: map[desired.Key]desired.Flows{}}
-	t.tracks = func(desired.Protocol) bool { return false }
+	t.tracks, t.ends = func(*desired.Service) bool { return false }, servingEnds
 	if c != nil {
-		t.tracks, t.serviceCIDRs = c.Tracks, true
+		t.tracks, t.serviceCIDRs = func(s *desired.Service) bool { return c.Tracks(s.Protocol) }, true
 	}
 	return t
+}
+
+func servingEnds(s *desired.Service, result *Result) []netip.AddrPort {
+	if ends, terminated := result.FlowEnds[s.Name]; terminated {
+		return ends
+	}
+	return s.Serving
 }
 
 // update takes over what an Update has programmed.
 func (t *flowTracker) update(state *changetracker.State, u *desired.Update, result *Result) {
 	changed := map[changetracker.ServicePortName]portFlows{}
 	for s := range u.Services() {
-		if t.tracks(s.Protocol) {
-			changed[s.Name] = portFlowsOf(s, result)
+		if t.tracks(s) {
+			changed[s.Name] = portFlowsOf(s, t.ends(s, result))
 		}
 	}
 	gone := slices.Collect(u.Removed())
@@ -71,11 +80,8 @@ func (t *flowTracker) update(state *changetracker.State, u *desired.Update, resu
 	}
 }
 
-func portFlowsOf(s *desired.Service, result *Result) portFlows {
-	p := portFlows{ends: s.Serving}
-	if ends, terminated := result.FlowEnds[s.Name]; terminated {
-		p.ends = ends
-	}
+func portFlowsOf(s *desired.Service, ends []netip.AddrPort) portFlows {
+	p := portFlows{ends: ends}
 	for i := range s.Frontends {
 		p.frontends = append(p.frontends, desired.FlowsOf(s, &s.Frontends[i], p.ends))
 	}
@@ -96,6 +102,7 @@ func (t *flowTracker) removeFrontends(name changetracker.ServicePortName, now po
 	for _, f := range t.programmed[name].frontends {
 		if now.find(f.Key) == nil {
 			t.pending[f.Key] = desired.Flows{Key: f.Key, Gone: true}
+			t.added++
 		}
 	}
 }
@@ -107,7 +114,12 @@ func (t *flowTracker) addFrontends(before, now portFlows) {
 	all := len(before.ends) == 0 && len(now.ends) > 0 || anyLost(before.ends, now.ends)
 	for _, f := range now.frontends {
 		_, isPending := t.pending[f.Key]
-		if old := before.find(f.Key); all || isPending || old == nil || f.Narrower(old) {
+		old := before.find(f.Key)
+		changed := all || old == nil || f.Narrower(old)
+		if changed {
+			t.added++
+		}
+		if changed || isPending {
 			t.pending[f.Key] = f
 		}
 	}

@@ -100,6 +100,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		moduleWaits:   maxModuleWaits,
 		denied:        map[changetracker.ServicePortName]*desired.Service{},
 		flows:         newFlowTracker(deps.Conntrack),
+		ending:        newEndTracker(deps.Conntrack, p.Trigger),
 		announcements: newAnnouncements(deps.Announcer, name),
 		repairTimer:   timer,
 		damagedPorts:  map[changetracker.ServicePortName]bool{},
@@ -122,16 +123,24 @@ func (p *Proxier) Run(ctx context.Context) error {
 	}
 	var healthErr error
 	running.Go(func() { healthErr = p.health.Run(untilEnd, p.Status) })
+	var endingErr error
+	if e := p.families[0].ending; e != nil {
+		running.Go(func() { endingErr = e.ender.RunEnding(untilEnd, p.log) })
+	}
 	err := p.runner.Run(ctx)
 	stop()
 	running.Wait()
 	if healthErr != nil {
 		err = errors.Join(err, fmt.Errorf("serve health check node ports: %w", healthErr))
 	}
+	if endingErr != nil {
+		err = errors.Join(err, fmt.Errorf("end connections: %w", endingErr))
+	}
 	releaseNames(p.families) // before Close, in which engines may serve open connections for a while
 	errs := make([]error, len(p.families))
 	for i, f := range p.families {
 		f.repairTimer.Stop()
+		f.ending.stop()
 		running.Go(func() { errs[i] = f.engine.Close() })
 	}
 	running.Wait()
@@ -219,7 +228,7 @@ func (p *Proxier) Cleanup(ctx context.Context) error {
 	var errs []error
 	for _, f := range p.families {
 		f.full = true
-		errs = append(errs, f.announcements.withdrawAll(ctx))
+		errs = append(errs, f.announcements.withdrawAll(ctx), f.ending.cleanup(ctx, f.name))
 		if err := f.engine.Cleanup(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("clean up %s: %w", f.name, err))
 		}

@@ -9,10 +9,14 @@ import (
 	"go.uber.org/zap"
 )
 
-// cleanFlows deletes the flows that may be stale. If that fails, they stay pending. A
+// cleanFlows deletes the flows that may be stale, and finds the connections that must end. If that fails, they stay pending. A
 // kernel that does not support it makes a condition, but does not fail the sync.
 func (f *family) cleanFlows(ctx context.Context) (deleted int, checked bool, err error) {
-	check, ok := f.flows.check(&f.globals, f.engine.Traits(nil))
+	traits, now := f.engine.Traits(nil), time.Now()
+	check, ok := f.flows.check(&f.globals, traits)
+	if ends, due := f.ending.due(now); due {
+		check.End, ok = ends, true
+	}
 	if !ok {
 		return 0, false, nil
 	}
@@ -22,6 +26,7 @@ func (f *family) cleanFlows(ctx context.Context) (deleted int, checked bool, err
 	}
 	if err == nil {
 		f.flows.done()
+		f.ending.done(now)
 	} else {
 		err = fmt.Errorf("delete stale flows: %w", err)
 	}

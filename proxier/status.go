@@ -38,6 +38,9 @@ type Status struct {
 
 // The types of Conditions.
 const (
+	// ConditionConnections means that TCP connections to endpoints that are gone cannot be ended,
+	// although a Service asks for that.
+	ConditionConnections = "Connections"
 	// ConditionContested means that another program keeps changing our kernel objects.
 	// Repairs are delayed with a growing backoff of at most a minute.
 	ConditionContested = "Contested"
@@ -105,6 +108,9 @@ type FamilyStatus struct {
 	// Descriptors counts the file descriptors that clients use, for engines that report
 	// them; see Engine.
 	Descriptors connection.Descriptors
+	// Ending counts the TCP connections to endpoints that are gone for good; see
+	// ConnectionEnder.
+	Ending EndingStatus
 	// Failed are the service ports that are not programmed as desired, sorted by name, each
 	// with its cause. They are retried.
 	Failed []*ServiceError

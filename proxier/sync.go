@@ -87,6 +87,7 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	o.failed = failures(result.Failed)
 	o.retry = f.updater.Done(namesOf(o.failed))
 	f.flows.update(o.state, &update, &result)
+	f.ending.update(o.state, &update, &result)
 	f.noLocal.update(&update)
 	o.Err = errors.Join(joined(o.failed), f.announcements.announceProgrammed(ctx, &update, o.failed))
 	o.health = healthUpdate(o.state, step.Delta, o.Full)

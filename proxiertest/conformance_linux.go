@@ -48,7 +48,7 @@ func scenarios(f Features) []scenario {
 		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(), vipOnlyScenarios(),
 		externalScenarios(), refusedScenarios(), disputeScenarios(), externalPolicyScenarios(f), healthCheckScenarios(f), loadBalancerScenarios(), emptyScenarios(f),
 		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), openSourceRangeScenarios(), emptySourceRangeScenarios(f),
-		conditionScenarios(f), affinityScenarios(), balancingScenarios(f), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
+		conditionScenarios(f), affinityScenarios(), balancingScenarios(f), endingScenarios(), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
 		canaryScenarios(), priorityScenarios(f), endScenarios(),
 	)
 	slices.SortStableFunc(all, func(a, b scenario) int { return strings.Compare(string(a.setup), string(b.setup)) })

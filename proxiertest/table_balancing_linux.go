@@ -26,6 +26,7 @@ func balanced(b changetracker.Balancing) ServiceOption {
 }
 
 func chooseBalancing(p *changetracker.ServicePort, s *v1.Service) {
+	chooseEnding(p, s)
 	if text := s.Annotations[annotationBalancing]; text != "" {
 		_ = p.Balancing.UnmarshalText([]byte(text)) // it is the text of balanced
 	}

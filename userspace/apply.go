@@ -106,7 +106,7 @@ func (e *Engine) remove(name changetracker.ServicePortName) {
 	e.closing = slices.AppendSeq(e.closing, maps.Values(s.sockets))
 	e.config.Budget.listen(-len(s.reservations))
 	s.reservations.releaseAll()
-	s.drainer.update(func(netip.AddrPort) bool { return true })
+	s.drainer.remove()
 }
 
 // setService creates or updates a service port. Existing sockets keep their ports and
@@ -126,7 +126,7 @@ func (e *Engine) setService(ctx context.Context, want *desired.Service, listener
 		e.mu.Unlock()
 	}
 	s.balancer.update(want)
-	s.drainer.update(func(endpoint netip.AddrPort) bool { return !s.balancer.serves(endpoint) })
+	s.drainer.update(func(endpoint netip.AddrPort) bool { return !s.balancer.serves(endpoint) }, goneFrom(want))
 	var errs []error
 	if e.portals != nil {
 		errs = append(errs, e.reserve(s, want))
@@ -135,6 +135,17 @@ func (e *Engine) setService(ctx context.Context, want *desired.Service, listener
 		errs = append(errs, e.setSocket(ctx, want, s, key, &p))
 	}
 	return errors.Join(errs...)
+}
+
+// goneFrom tells which endpoints are gone for good, nil if connections to them do not end.
+func goneFrom(s *desired.Service) func(endpoint netip.AddrPort) bool {
+	if !s.EndsConnections() {
+		return nil
+	}
+	return func(endpoint netip.AddrPort) bool {
+		_, listed := slices.BinarySearchFunc(s.Listed, endpoint, netip.AddrPort.Compare)
+		return !listed
+	}
 }
 
 // setSocket opens a socket, or updates the policy of an open one.

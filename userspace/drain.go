@@ -5,16 +5,20 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // drainer ends the TCP connections of a service port that last longer than Config.Drain
-// after their endpoint was removed.
+// after their endpoint was removed, and, if the service port asks for it, those whose endpoint
+// is gone for good.
 type drainer struct {
 	timeout time.Duration // 0: never
 
 	mu         sync.Mutex // guards all below
 	byEndpoint map[netip.AddrPort]map[*drainingConn]struct{}
 	removed    func(endpoint netip.AddrPort) bool
+	gone       func(endpoint netip.AddrPort) bool // nil: connections to such ones do not end
 }
 
 // drainingConn is one open connection.
@@ -22,6 +26,7 @@ type drainingConn struct {
 	endpoint netip.AddrPort
 	cancel   func()
 	deadline *time.Timer // nil while its endpoint exists
+	lasts    time.Duration
 }
 
 func newDrainer(timeout time.Duration) *drainer {
@@ -34,13 +39,13 @@ func newDrainer(timeout time.Duration) *drainer {
 // add registers a connection until ended is called. connCtx is derived from ctx; the
 // connection must end with it.
 func (d *drainer) add(ctx context.Context, endpoint netip.AddrPort) (connCtx context.Context, ended func()) {
-	if d.timeout == 0 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.timeout == 0 && d.gone == nil {
 		return ctx, func() {}
 	}
 	connCtx, cancel := context.WithCancel(ctx)
 	conn := &drainingConn{endpoint: endpoint, cancel: cancel}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if d.byEndpoint[endpoint] == nil {
 		d.byEndpoint[endpoint] = map[*drainingConn]struct{}{}
 	}
@@ -60,12 +65,12 @@ func (d *drainer) add(ctx context.Context, endpoint netip.AddrPort) (connCtx con
 	}
 }
 
-// update sets which endpoints are removed. Connections to an endpoint that is back have
-// no deadline.
-func (d *drainer) update(removed func(endpoint netip.AddrPort) bool) {
+// update sets which endpoints are removed, and which are gone for good; gone may be nil.
+// Connections to an endpoint that is back have no deadline.
+func (d *drainer) update(removed, gone func(endpoint netip.AddrPort) bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.removed = removed
+	d.removed, d.gone = removed, gone
 	for _, conns := range d.byEndpoint {
 		for conn := range conns {
 			d.setDeadline(conn)
@@ -98,13 +103,43 @@ func (e *Engine) linger() {
 	}
 }
 
+// remove sets that no endpoint is left.
+func (d *drainer) remove() {
+	d.mu.Lock()
+	ends := d.gone != nil
+	d.mu.Unlock()
+	all := func(netip.AddrPort) bool { return true }
+	if ends {
+		d.update(all, all)
+		return
+	}
+	d.update(all, nil)
+}
+
+// lifetime is how long connections to an endpoint may last; 0 means no limit. The caller holds
+// d.mu.
+func (d *drainer) lifetime(endpoint netip.AddrPort) time.Duration {
+	var after time.Duration
+	if d.timeout > 0 && d.removed(endpoint) {
+		after = d.timeout
+	}
+	if d.gone != nil && d.gone(endpoint) && (after == 0 || after > proxier.EndGrace) {
+		after = proxier.EndGrace
+	}
+	return after
+}
+
 // setDeadline starts or stops the deadline of a connection. The caller holds d.mu.
 func (d *drainer) setDeadline(conn *drainingConn) {
-	switch removed := d.removed(conn.endpoint); {
-	case removed && conn.deadline == nil:
-		conn.deadline = time.AfterFunc(d.timeout, conn.cancel)
-	case !removed && conn.deadline != nil:
+	lasts := d.lifetime(conn.endpoint)
+	if lasts == conn.lasts {
+		return
+	}
+	if conn.deadline != nil {
 		conn.deadline.Stop()
 		conn.deadline = nil
+	}
+	if conn.lasts = lasts; lasts > 0 {
+		conn.deadline = time.AfterFunc(lasts, conn.cancel)
 	}
 }

@@ -123,6 +123,30 @@ func (d *draining) mustBeCut(t *testing.T, when string) {
 	}
 }
 
+// TestConnectionsToAnEndpointThatIsInNoSliceAreCut if the service port asks for it: CT-10, CT-11.
+func TestConnectionsToAnEndpointThatIsInNoSliceAreCut(t *testing.T) {
+	testDraining(t, 0, func(t *testing.T, d *draining) {
+		list := func(ends bool, listed []netip.AddrPort, serving ...netip.AddrPort) {
+			t.Helper()
+			s := servicePort("web", v1.ProtocolTCP, []desired.Frontend{clusterIP("10.96.0.1", 80)}, serving...)
+			s.Port, s.Listed = &changetracker.ServicePort{EndConnections: ends}, listed
+			apply(t, d.Engine, s)
+			time.Sleep(time.Hour)
+			synctest.Wait()
+		}
+		list(false, nil, d.b)
+		d.mustLive(t, "without the option")
+		_ = d.conn.Close()
+		list(true, []netip.AddrPort{d.a}, d.a)
+		d.conn = d.dial(t)
+		d.mustLive(t, "with the option")
+		list(true, []netip.AddrPort{d.a, d.b}, d.b)
+		d.mustLive(t, "while the endpoint does not serve")
+		list(true, []netip.AddrPort{d.b}, d.b)
+		d.mustBeCut(t, "after the endpoint is gone")
+	})
+}
+
 func TestConnectionsToAGoneEndpointAreCutAfterDrain(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
 		time.Sleep(time.Hour)

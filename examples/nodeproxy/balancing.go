@@ -21,6 +21,9 @@ const (
 	ciliumAnnotation     = "service.cilium.io/lb-algorithm"
 
 	weightAnnotation = "serviceplane.io/weight"
+
+	// endAnnotation on a Service ends TCP connections to endpoints that are gone, if it is "true".
+	endAnnotation = "serviceplane.io/end-connections"
 )
 
 // balancing reads annotations, and logs what it cannot read.
@@ -33,6 +36,12 @@ func (b balancing) decorate(o *changetracker.Options) {
 
 // service is a changetracker.Options.DecorateService.
 func (b balancing) service(p *changetracker.ServicePort, s *v1.Service) {
+	if text, ok := s.Annotations[endAnnotation]; ok {
+		var err error
+		if p.EndConnections, err = strconv.ParseBool(text); err != nil {
+			b.ignore(s.Namespace+"/"+s.Name, endAnnotation, text, err)
+		}
+	}
 	if text, ok := s.Annotations[balancingAnnotation]; ok {
 		if err := p.Balancing.UnmarshalText([]byte(text)); err != nil {
 			b.ignore(s.Namespace+"/"+s.Name, balancingAnnotation, text, err)

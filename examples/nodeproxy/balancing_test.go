@@ -54,6 +54,21 @@ func TestAnnotationsChooseThePolicy(t *testing.T) {
 	}
 }
 
+func TestAnAnnotationEndsConnections(t *testing.T) {
+	for text, c := range map[string]struct {
+		want  bool
+		lines int
+	}{"true": {true, 0}, "false": {false, 0}, "on": {false, 1}} {
+		log, logs := observer.New(zapcore.WarnLevel)
+		p := changetracker.ServicePort{}
+		b := balancing{zap.New(log)}
+		b.service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotated(endAnnotation, text) }))
+		if p.EndConnections != c.want || logs.Len() != c.lines {
+			t.Errorf("%s: %v and %d lines, want %v and %d", text, p.EndConnections, logs.Len(), c.want, c.lines)
+		}
+	}
+}
+
 func TestAnnotationsGiveWeights(t *testing.T) {
 	for text, c := range map[string]struct {
 		weight uint16

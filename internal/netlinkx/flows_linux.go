@@ -25,6 +25,67 @@ type Flow struct {
 	// TCPState is TCP_CONNTRACK_* of linux/netfilter/nf_conntrack_tcp.h, 0 for
 	// other protocols.
 	TCPState uint8
+
+	attrs []byte // of the message; valid while it is read
+}
+
+// Handle identifies an entry for as long as it exists.
+type Handle struct {
+	// ID is the kernel's number of the entry, as nf_tables' ct id has it. It is hashed.
+	ID [4]byte
+	// ReplyTo is the destination of the reply direction.
+	ReplyTo netip.AddrPort
+	// Zone reports whether the entry has a zone.
+	Zone bool
+
+	original string // the attributes by which the kernel finds the entry
+}
+
+// Handle returns the handle of a flow that is being listed.
+func (f *Flow) Handle() Handle {
+	h := Handle{Zone: Find(f.attrs, nl.CTA_ZONE) != nil, original: string(identity(f.attrs))}
+	copy(h.ID[:], Find(f.attrs, nl.CTA_ID))
+	_, h.ReplyTo = parseTuple(Find(f.attrs, nl.CTA_TUPLE_REPLY))
+	return h
+}
+
+// Exists reports whether the kernel still has the entry.
+func (s *Socket) Exists(family uint8, h *Handle) (bool, error) {
+	get := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, family)
+	get.AddRawData([]byte(h.original))
+	answers, err := get.Execute(unix.NETLINK_NETFILTER, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("get flow: %w", err)
+	}
+	for _, message := range answers {
+		if id := Find(message[min(nl.SizeofNfgenmsg, len(message)):], nl.CTA_ID); string(id) == string(h.ID[:]) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Delete deletes the entry, if the kernel still has it.
+func (s *Socket) Delete(family uint8, h *Handle) error {
+	_, err := s.remove(family, []byte(h.original))
+	return err
+}
+
+func (s *Socket) remove(family uint8, id []byte) (deleted bool, err error) {
+	r := s.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, family)
+	r.AddRawData(id)
+	_, err = r.Execute(unix.NETLINK_NETFILTER, 0)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOENT): // it has expired
+		return false, nil
+	default:
+		return false, fmt.Errorf("delete flow: %w", err)
+	}
 }
 
 // IPS_SEEN_REPLY and IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
@@ -51,14 +112,12 @@ func DeleteFlows(s *Socket, family uint8, stale func(*Flow) bool) (deleted int, 
 			return fmt.Errorf("list flows: %w", err)
 		}
 		for _, id := range chosen {
-			remove := s.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, family)
-			remove.AddRawData(id)
-			_, deleteErr := remove.Execute(unix.NETLINK_NETFILTER, 0)
-			switch {
-			case deleteErr == nil:
+			done, err := s.remove(family, id)
+			if err != nil {
+				return err
+			}
+			if done {
 				deleted++
-			case !errors.Is(deleteErr, unix.ENOENT): // it has expired
-				return fmt.Errorf("delete flow: %w", deleteErr)
 			}
 		}
 		return err
@@ -67,6 +126,7 @@ func DeleteFlows(s *Socket, family uint8, stale func(*Flow) bool) (deleted int, 
 }
 
 func parseFlow(attrs []byte) (f Flow, ok bool) {
+	f.attrs = attrs
 	orig, reply := Find(attrs, nl.CTA_TUPLE_ORIG), Find(attrs, nl.CTA_TUPLE_REPLY)
 	f.Source, f.Destination = parseTuple(orig)
 	f.Server, _ = parseTuple(reply)

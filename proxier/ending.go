@@ -1,0 +1,136 @@
+package proxier
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// EndGrace is how long an endpoint must be in no EndpointSlice until connections to it end.
+// An endpoint that moves from one slice to another may be in neither for a moment. Later losses
+// of the same family extend the wait, to endGraceLimit at most.
+const (
+	EndGrace      = 3 * time.Second
+	endGraceLimit = 5 * EndGrace
+)
+
+// endTracker decides for which frontends the conntrack table must be searched for
+// connections to endpoints that are gone for good. It is owned by the goroutine that syncs
+// the family, except ender. A nil endTracker does nothing.
+type endTracker struct {
+	ender ConnectionEnder
+	flows *flowTracker
+	// first and last are when the first and last of the pending flows came.
+	first, last time.Time
+	searched    bool
+	timer       *time.Timer
+}
+
+// newEndTracker returns nil if c cannot end connections.
+func newEndTracker(c Conntrack, trigger func()) *endTracker {
+	ender, ok := c.(ConnectionEnder)
+	if !ok {
+		return nil
+	}
+	t := &endTracker{ender: ender, flows: newFlowTracker(nil), timer: time.AfterFunc(longestPause, trigger)}
+	t.timer.Stop()
+	t.flows.tracks = (*desired.Service).EndsConnections
+	t.flows.ends = func(s *desired.Service, _ *Result) []netip.AddrPort { return s.Listed }
+	return t
+}
+
+// update takes over what an Update has programmed.
+func (t *endTracker) update(state *changetracker.State, u *desired.Update, result *Result) {
+	if t == nil {
+		return
+	}
+	before := t.flows.added
+	t.flows.update(state, u, result)
+	if len(t.flows.programmed)+len(t.flows.pending) > 0 {
+		t.release(u)
+	}
+	switch now := time.Now(); {
+	case len(t.flows.pending) == 0:
+		t.first = time.Time{}
+	case t.first.IsZero():
+		t.first, t.last = now, now
+	case t.flows.added > before:
+		t.last = now
+	}
+	if !t.first.IsZero() {
+		t.timer.Reset(max(time.Until(t.deadline()), 0))
+	}
+}
+
+// release forgets service ports that do not ask for ended connections any more. Their
+// frontends may have belonged to one that does.
+func (t *endTracker) release(u *desired.Update) {
+	for s := range u.Services() {
+		if t.flows.tracks(s) {
+			continue
+		}
+		delete(t.flows.programmed, s.Name)
+		for i := range s.Frontends {
+			delete(t.flows.pending, s.Key(&s.Frontends[i]))
+		}
+	}
+}
+
+func (t *endTracker) deadline() time.Time {
+	end, limit := t.last.Add(EndGrace), t.first.Add(endGraceLimit)
+	if limit.Before(end) {
+		return limit
+	}
+	return end
+}
+
+// due returns the frontends to search for now. The first search comes at once, also without
+// any: the ender then removes what an earlier process has left.
+func (t *endTracker) due(now time.Time) (ends []desired.Flows, due bool) {
+	switch {
+	case t == nil:
+		return nil, false
+	case !t.first.IsZero() && !now.Before(t.deadline()):
+		for _, f := range t.flows.pending {
+			ends = append(ends, f)
+		}
+		return ends, true
+	default:
+		return nil, !t.searched
+	}
+}
+
+// done is called after a successful search that began at now.
+func (t *endTracker) done(now time.Time) {
+	if t == nil {
+		return
+	}
+	t.searched = true
+	if !t.first.IsZero() && !now.Before(t.deadline()) {
+		t.flows.done()
+		t.first = time.Time{}
+		t.timer.Stop()
+	}
+}
+
+func (t *endTracker) stop() {
+	if t != nil {
+		t.timer.Stop()
+	}
+}
+
+func (t *endTracker) cleanup(ctx context.Context, family v1.IPFamily) error {
+	if t == nil {
+		return nil
+	}
+	if err := t.ender.CleanupEnding(ctx, family); err != nil {
+		return fmt.Errorf("clean up the ending of connections: %w", err)
+	}
+	return nil
+}
