@@ -105,6 +105,7 @@ func admit(tb testing.TB) func(before, after *unstructured.Unstructured) error {
 			return nil
 		}
 		defaulting.Default(after.Object, r.structural)
+		defaulting.PruneNonNullableNullsWithoutDefaults(after.Object, r.structural)
 		var old map[string]any
 		if before != nil {
 			old = before.Object

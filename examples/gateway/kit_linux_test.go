@@ -38,13 +38,22 @@ type cluster struct {
 	config *rest.Config
 }
 
-func newCluster(tb testing.TB, more ...apitest.Resource) *cluster {
+// newCluster starts a server, which also calls seen, if not nil, with each object that a client
+// writes.
+func newCluster(tb testing.TB, seen func(before, after *unstructured.Unstructured) error, more ...apitest.Resource) *cluster {
 	tb.Helper()
-	resources := append(more, apitest.Resource{GroupVersionKind: v1.SchemeGroupVersion.WithKind("Namespace"), Name: "namespaces"})
+	resources := append([]apitest.Resource{{GroupVersionKind: v1.SchemeGroupVersion.WithKind("Namespace"), Name: "namespaces"}}, more...)
 	for _, r := range crds(tb) {
 		resources = append(resources, r.Resource)
 	}
-	c := &cluster{tb: tb, Server: apitest.New(tb, apitest.Options{Resources: resources, Admit: admit(tb)})}
+	valid := admit(tb)
+	c := &cluster{tb: tb, Server: apitest.New(tb, apitest.Options{Resources: resources, Admit: func(before, after *unstructured.Unstructured) error {
+		err := valid(before, after)
+		if err == nil && seen != nil {
+			err = seen(before, after)
+		}
+		return err
+	}})}
 	c.config = &rest.Config{Host: c.URL(), ContentConfig: rest.ContentConfig{ContentType: "application/json"}, QPS: -1}
 	client, err := dynamic.NewForConfig(c.config)
 	if err != nil {
@@ -155,7 +164,7 @@ type stage struct {
 // newStage starts the program.
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	s := &stage{cluster: newCluster(t), world: proxiertest.NewTopology(t)}
+	s := &stage{cluster: newCluster(t, nil), world: proxiertest.NewTopology(t)}
 	s.apply(gatewayGroup + "kind: GatewayClass\nmetadata: {name: test}\nspec: {controllerName: " + string(testController) + "}")
 	pool, err := parsePool(testPool)
 	if err != nil {
