@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
@@ -34,11 +33,10 @@ const (
 	// endingPriority is after NF_IP_PRI_CONNTRACK (-200), and before all rules that
 	// translate, and before IPVS.
 	endingPriority = -190
-	// registers of 4 bytes, NFT_REG32_00 and up
+	// firstRegister is the first one of 4 bytes, NFT_REG32_00.
 	firstRegister = 8
 	original      = 0 // IP_CT_DIR_ORIGINAL
 	reply         = 1 // IP_CT_DIR_REPLY
-	ctID          = expr.CtKey(unix.NFT_CT_ID)
 	synOrRST      = 0x02 | 0x04
 	flagsOffset   = 13
 )
@@ -106,54 +104,36 @@ func (t *endingTable) remove() error {
 }
 
 func (t *endingTable) list(conns []*resettingConn) error {
-	err := t.change(func(c *nftables.Conn) error {
-		set := t.set()
-		if t.made {
-			return c.SetAddElements(set, elements(conns))
-		}
-		c.AddTable(set.Table)
-		c.DelTable(set.Table)
-		c.AddTable(set.Table)
-		if err := c.AddSet(set, nil); err != nil {
+	if !t.made {
+		if err := t.create(); err != nil {
 			return err
 		}
-		for name, hook := range map[string]*nftables.ChainHook{
-			"prerouting": nftables.ChainHookPrerouting, "output": nftables.ChainHookOutput,
-		} {
-			chain := c.AddChain(&nftables.Chain{
-				Name: name, Table: set.Table, Type: nftables.ChainTypeFilter, Hooknum: hook,
-				Priority: nftables.ChainPriorityRef(endingPriority),
-			})
-			c.AddRule(&nftables.Rule{Table: set.Table, Chain: chain, Exprs: t.rule(set)})
-		}
-		return c.SetAddElements(set, elements(conns))
-	})
+	}
+	err := t.change(func(c *nftables.Conn) error { return c.SetAddElements(t.set(), elements(conns)) })
 	t.made = err == nil
 	return err
 }
 
-// rule is "tcp flags & (syn | rst) == 0 ct direction . ct id . ct reply saddr . ct reply
-// proto-src @connections reject with tcp reset". Packets with SYN are those that provoke, and
-// those of new connections.
-func (t *endingTable) rule(set *nftables.Set) []expr.Any {
-	port := uint32(firstRegister + 3)
-	if t.family == v1.IPv6Protocol {
-		port += 3
+// create replaces the table by an empty one.
+func (t *endingTable) create() error {
+	set, chains := t.set(), []string{"prerouting", "output"}
+	hooks := []*nftables.ChainHook{nftables.ChainHookPrerouting, nftables.ChainHookOutput}
+	err := t.change(func(c *nftables.Conn) error {
+		c.AddTable(set.Table)
+		c.DelTable(set.Table)
+		c.AddTable(set.Table)
+		for i, name := range chains {
+			c.AddChain(&nftables.Chain{
+				Name: name, Table: set.Table, Type: nftables.ChainTypeFilter, Hooknum: hooks[i],
+				Priority: nftables.ChainPriorityRef(endingPriority),
+			})
+		}
+		return c.AddSet(set, nil)
+	})
+	if err != nil {
+		return err
 	}
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: []byte{unix.IPPROTO_TCP}},
-		&expr.Payload{DestRegister: firstRegister, Base: expr.PayloadBaseTransportHeader, Offset: flagsOffset, Len: 1},
-		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 1, Mask: []byte{synOrRST}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: []byte{0}},
-		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: firstRegister},
-		&expr.Ct{Key: ctID, Register: firstRegister + 1},
-		// The kernel reads the first byte of the direction, of which expr writes four in network byte order.
-		&expr.Ct{Key: expr.CtKeySRC, Direction: reply << 24, Register: firstRegister + 2},
-		&expr.Ct{Key: expr.CtKeyPROTOSRC, Direction: reply << 24, Register: port},
-		&expr.Lookup{SourceRegister: firstRegister, SetName: set.Name, SetID: set.ID},
-		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
-	}
+	return t.visit(func() error { return t.addRules(set, chains) })
 }
 
 // elements are the keys of both directions.

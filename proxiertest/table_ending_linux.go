@@ -41,22 +41,21 @@ func endingService(at ...place) service {
 	return service{external: true, endpoints: ready(at...), options: []ServiceOption{endsConnections()}}
 }
 
-// open TCP connection, whose client waits for data.
+// openConn is a TCP connection, whose client waits for data.
 type openConn struct {
 	name   string
 	conn   net.Conn
 	reader *bufio.Reader
 }
 
-func (s *stage) dial(ctx context.Context, t *testing.T, from place, family v1.IPFamily, name string, to netip.AddrPort) *openConn {
+func dialFrom(ctx context.Context, t *testing.T, from seat, name string, to netip.AddrPort) *openConn {
 	t.Helper()
-	seat := s.seat(from, family)
-	conn, err := seat.host.ns.DialFrom(ctx, "tcp", seat.addr, to.String())
+	conn, err := from.host.ns.DialFrom(ctx, "tcp", from.addr, to.String())
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	c := &openConn{name: fmt.Sprintf("%s_%s_from_%s", family, name, from), conn: conn, reader: bufio.NewReader(conn)}
+	c := &openConn{name: fmt.Sprintf("%s_from_%s_to_%s", name, from.host.Name, to), conn: conn, reader: bufio.NewReader(conn)}
 	if err := c.ask(); err != nil {
 		t.Fatalf("%s: %v", c.name, err)
 	}
@@ -99,7 +98,7 @@ func (s *stage) dialAll(ctx context.Context, t *testing.T, service int, name str
 		for _, p := range []probe{
 			{from: pod0, to: clusterIP}, {from: node, to: clusterIP}, {from: client, to: nodePort}, {from: client, to: loadBalancer},
 		} {
-			all = append(all, s.dial(ctx, t, p.from, family, name+"_"+string(p.to), at[p.to]))
+			all = append(all, dialFrom(ctx, t, s.seat(p.from, family), name+"_"+string(p.to), at[p.to]))
 		}
 	}
 	return all
@@ -112,7 +111,7 @@ func playEnding(ctx context.Context, t *testing.T, s *stage) {
 	others = append(others, s.dialAll(ctx, t, 2, "not_ready")...)
 	others = append(others, s.dialAll(ctx, t, 3, "without_option")...)
 	for _, family := range families() {
-		others = append(others, s.dial(ctx, t, pod0, family, "direct", netip.AddrPortFrom(podAddr(pod1, family), podPort)))
+		others = append(others, dialFrom(ctx, t, s.seat(pod0, family), "direct", netip.AddrPortFrom(podAddr(pod1, family), podPort)))
 	}
 	other := service{external: true, endpoints: ready(pod1)}
 	notReady := endingService(pod0)
