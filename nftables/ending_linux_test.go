@@ -58,7 +58,9 @@ func TestConnectionsEndWithoutARouteToTheirPod(t *testing.T) {
 	run(t, net.Node, "ip", "route", "add", "blackhole", addr.String()+"/32")
 	run(t, net.Client, "nft", "add table ip lost; add chain ip lost in { type filter hook input priority 0; policy drop; }")
 	i.OnEndpointSliceDelete(proxiertest.Slice("default", "web", discovery.AddressTypeIPv4))
-	poll.Until(t, "a table ends the connection", func() bool { return strings.Contains(tables(), "reject with tcp reset") && strings.Contains(tables(), table) })
+	poll.Until(t, "a table ends the connection", func() bool {
+		return strings.Contains(tables(), "reject with tcp reset") && strings.Contains(tables(), table)
+	})
 	run(t, net.Node, "nft", "delete", "table", "ip", table)
 	poll.Until(t, "the table is back", func() bool { return strings.Contains(tables(), table) })
 	if s := i.Status().Families[v1.IPv4Protocol].Ending; s != (proxier.EndingStatus{Open: 1}) {
