@@ -96,7 +96,7 @@ func (o *objects) endpoints(p *servicePort) []netip.AddrPort {
 			if err != nil {
 				continue // the API allows host names
 			}
-			family, at := familyOf(addr), netip.AddrPortFrom(addr, port)
+			family, at := familyOf(addr), netip.AddrPortFrom(addr.Unmap(), port)
 			switch {
 			case deref(e.Conditions.Ready, true):
 				ready[family] = append(ready[family], at)
@@ -193,7 +193,7 @@ func gcd(a, b uint64) uint64 {
 func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }
 
 func familyOf(addr netip.Addr) v1.IPFamily {
-	if addr.Is4() {
+	if addr.Unmap().Is4() {
 		return v1.IPv4Protocol
 	}
 	return v1.IPv6Protocol

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
@@ -135,15 +137,16 @@ func (c *controller) sync(ctx context.Context) error {
 func (c *controller) program(ctx context.Context, p *plan) (failures, error) {
 	var next plannedServices
 	next.ports, next.endpoints = p.services()
-	tracker := c.proxy.Tracker()
-	var errs []error
+	tracker, failed := c.proxy.Tracker(), failures{}
 	for name, ports := range next.ports {
-		_, err := tracker.Services.Set(name, ports...)
-		errs = append(errs, err)
+		if _, err := tracker.Services.Set(name, ports...); err != nil {
+			failed.add(err, ports)
+		}
 	}
 	for name, endpoints := range next.endpoints {
-		_, err := tracker.Endpoints.Set(name, endpoints...)
-		errs = append(errs, err)
+		if _, err := tracker.Endpoints.Set(name, endpoints...); err != nil {
+			failed[name] = err
+		}
 	}
 	for name := range c.known.ports {
 		if _, ok := next.ports[name]; !ok {
@@ -152,37 +155,33 @@ func (c *controller) program(ctx context.Context, p *plan) (failures, error) {
 	}
 	for name := range c.known.endpoints {
 		if _, ok := next.endpoints[name]; !ok {
-			_, err := tracker.Endpoints.Set(name)
-			errs = append(errs, err)
+			_, _ = tracker.Endpoints.Set(name) // no endpoints are never invalid
 		}
 	}
 	c.known = next
 	c.proxy.OnServiceSynced()
 	c.proxy.OnEndpointSlicesSynced()
 	c.proxy.Trigger()
+	invalid := errors.Join(slices.Collect(maps.Values(failed))...)
 	err := c.proxy.Sync(ctx)
-	return c.failures(err), errors.Join(append(errs, err)...)
+	if err != nil {
+		c.addFailures(failed)
+	}
+	return failed, errors.Join(invalid, err)
 }
 
-// failures returns what the last sync of the proxy could not program.
-func (c *controller) failures(err error) failures {
-	failed := failures{}
-	if err == nil {
-		return failed
-	}
+// addFailures adds what the last sync of the proxy could not program.
+func (c *controller) addFailures(failed failures) {
 	for _, family := range c.proxy.Status().Families {
 		for _, e := range family.Failed {
 			failed[e.Name] = e
 		}
 		if family.LastError != nil && len(family.Failed) == 0 { // everything failed
 			for _, ports := range c.known.ports {
-				for i := range ports {
-					failed[ports[i].Name] = family.LastError
-				}
+				failed.add(family.LastError, ports)
 			}
 		}
 	}
-	return failed
 }
 
 // write writes the statuses that have changed.

@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -244,4 +247,31 @@ func TestRoutesAttachAndDetach(t *testing.T) {
 			t.Error("a deleted Gateway still answers")
 		}
 	})
+}
+
+// TestInvalidEndpointsFailOneListener, which its status says. The others go on.
+func TestInvalidEndpointsFailOneListener(t *testing.T) {
+	s := newStage(t)
+	pod := s.world.RemotePods[0]
+	s.backend("apps", "web", pod)
+	s.apply(edge)
+	s.apply(both("web", ref("web", 1)))
+	g := s.awaitGateway(2)
+	slice := proxiertest.Slice("apps", "web", discovery.AddressTypeIPv4, proxiertest.SliceName("bad"), proxiertest.SlicePort("tcp", v1.ProtocolTCP, 8080), proxiertest.Endpoint("127.0.0.1"))
+	s.Put(t, slice) // a real API server refuses it
+	programmed := func() (all string) {
+		s.read("apps", "edge", g, "Gateway")
+		for _, l := range g.Status.Listeners {
+			all += string(meta.FindStatusCondition(l.Conditions, string(gw.ListenerConditionProgrammed)).Status) + " "
+		}
+		return all
+	}
+	poll.Until(t, "the TCP listener is not programmed", func() bool { return programmed() == "False True " })
+	s.apply(both("web", ref("web", 1), ref("missing", 0)))
+	s.awaitBoth(gw.RouteReasonBackendNotFound)
+	s.frontends(t, g, 80, func(t *testing.T, network string, to netip.AddrPort) {
+		expect(t, s.ask(t, network, to, 5), map[string]float64{pod.Name: 1})
+	})
+	s.Delete(t, slice)
+	poll.Until(t, "both listeners are programmed", func() bool { return programmed() == "True True " })
 }

@@ -74,6 +74,12 @@ func classStatus(c *gw.GatewayClass) gw.GatewayClassStatus {
 // failures are the service ports that the engine could not program, with their errors.
 type failures map[changetracker.ServicePortName]error
 
+func (f failures) add(err error, ports []changetracker.ServicePort) {
+	for i := range ports {
+		f[ports[i].Name] = err
+	}
+}
+
 // gatewayStatus returns the status of a Gateway after a sync.
 func (p *plan) gatewayStatus(g *gateway, failed failures) gw.GatewayStatus {
 	status := *g.Status.DeepCopy()
