@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 // fakeTable is a kernel in which every provoked client gets a RST, except those in deaf.
 type fakeTable struct {
+	mu               sync.Mutex // guards all below
 	err              error
 	listed           map[[4]byte]bool
 	deaf, gone, done map[[4]byte]bool
@@ -32,6 +34,8 @@ func newFakeTable() *fakeTable {
 }
 
 func (k *fakeTable) remove() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.err == nil {
 		k.removals++
 		clear(k.listed)
@@ -40,6 +44,8 @@ func (k *fakeTable) remove() error {
 }
 
 func (k *fakeTable) list(conns []*resettingConn) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.err != nil {
 		return k.err
 	}
@@ -51,6 +57,8 @@ func (k *fakeTable) list(conns []*resettingConn) error {
 }
 
 func (k *fakeTable) reset() (map[[4]byte]bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	reset := map[[4]byte]bool{}
 	for id := range k.done {
 		reset[id] = k.listed[id]
@@ -59,10 +67,14 @@ func (k *fakeTable) reset() (map[[4]byte]bool, error) {
 }
 
 func (k *fakeTable) existing(conns []*resettingConn) ([]*resettingConn, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(conns), func(c *resettingConn) bool { return k.gone[c.handle.ID] }), k.err
 }
 
 func (k *fakeTable) provoke(conns []*resettingConn) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.provoked += len(conns)
 	for _, c := range conns {
 		if !k.deaf[c.handle.ID] && k.listed[c.handle.ID] {
@@ -73,10 +85,21 @@ func (k *fakeTable) provoke(conns []*resettingConn) error {
 }
 
 func (k *fakeTable) forget(conns []*resettingConn, _ bool) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	for _, c := range conns {
 		delete(k.listed, c.handle.ID)
 	}
 	return k.err
+}
+
+// counts is what a fakeTable has counted.
+type counts struct{ listed, provoked, most, removals int }
+
+func (k *fakeTable) counts() counts {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return counts{len(k.listed), k.provoked, k.most, k.removals}
 }
 
 func number4(n int) (id [4]byte) {
@@ -95,8 +118,8 @@ func testEnder(t *testing.T, n int, prepare func(k *fakeTable), test func(t *tes
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- e.run(ctx, zap.New(core)) }()
-		synctest.Wait()
-		if k.removals != 0 {
+		synctest.Wait() // orders the ender before us
+		if k.counts().removals != 0 {
 			t.Error("removed a table before the first Clean, which may be that of another instance")
 		}
 		for i := range n {
@@ -111,8 +134,8 @@ func testEnder(t *testing.T, n int, prepare func(k *fakeTable), test func(t *tes
 		if err := <-ended; err != nil {
 			t.Errorf("run = %v, want nil", err)
 		}
-		if len(k.listed) > 0 {
-			t.Errorf("%d connections are listed after the end, want no table", len(k.listed))
+		if k.counts().listed > 0 {
+			t.Errorf("%d connections are listed after the end, want no table", k.counts().listed)
 		}
 	})
 }
@@ -127,19 +150,22 @@ func TestConnectionsEndWithinBounds(t *testing.T) {
 	}
 	testEnder(t, n, deaf, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
 		time.Sleep(10 * time.Second)
-		if limit := roundSize * int(11*time.Second/roundPause); k.provoked > limit {
-			t.Errorf("%d packets in 10 s, want %d at most", k.provoked, limit)
+		synctest.Wait()
+		if limit := roundSize * int(11*time.Second/roundPause); k.counts().provoked > limit {
+			t.Errorf("%d packets in 10 s, want %d at most", k.counts().provoked, limit)
 		}
 		time.Sleep(10 * time.Minute)
-		if k.most > maxResetting {
-			t.Errorf("%d connections at a time, want %d at most", k.most, maxResetting)
+		synctest.Wait()
+		if k.counts().most > maxResetting {
+			t.Errorf("%d connections at a time, want %d at most", k.counts().most, maxResetting)
 		}
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		if s, _ := e.status(); s != (proxier.EndingStatus{Ended: n / 2}) {
 			t.Errorf("status %+v, want %d ended, and none open", s, n/2)
 		}
-		if len(k.listed) > 0 || k.removals != 1 {
-			t.Errorf("%d are listed after %d removals, want no table after one", len(k.listed), k.removals)
+		if k.counts().listed > 0 || k.counts().removals != 1 {
+			t.Errorf("%d are listed after %d removals, want no table after one", k.counts().listed, k.counts().removals)
 		}
 	})
 }
@@ -148,8 +174,9 @@ func TestConnectionsEndWithinBounds(t *testing.T) {
 func TestConnectionsThatEndThemselvesAreForgotten(t *testing.T) {
 	testEnder(t, 1, func(k *fakeTable) { k.gone[number4(0)] = true }, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
 		time.Sleep(10 * time.Second)
-		if s, _ := e.status(); s != (proxier.EndingStatus{}) || k.provoked != 0 {
-			t.Errorf("status %+v, %d packets, want nothing", s, k.provoked)
+		synctest.Wait()
+		if s, _ := e.status(); s != (proxier.EndingStatus{}) || k.counts().provoked != 0 {
+			t.Errorf("status %+v, %d packets, want nothing", s, k.counts().provoked)
 		}
 	})
 }
@@ -158,12 +185,16 @@ func TestConnectionsThatEndThemselvesAreForgotten(t *testing.T) {
 func TestAFailureToEndIsRetried(t *testing.T) {
 	testEnder(t, 1, func(k *fakeTable) { k.err = errors.New("no nf_tables") }, func(t *testing.T, e *ender, k *fakeTable, logged *observer.ObservedLogs) {
 		time.Sleep(5 * time.Minute)
+		synctest.Wait()
 		s, condition := e.status()
 		if s.Open != 1 || condition.Type != proxier.ConditionConnections || condition.Message != "no nf_tables" || logged.Len() != 1 {
 			t.Errorf("status %+v, condition %+v, %d lines; want one of each", s, condition, logged.Len())
 		}
+		k.mu.Lock()
 		k.err = nil
+		k.mu.Unlock()
 		time.Sleep(2 * longestWait)
+		synctest.Wait()
 		if s, condition := e.status(); s != (proxier.EndingStatus{Ended: 1}) || condition.Type != "" {
 			t.Errorf("status %+v, condition %+v afterwards, want one ended", s, condition)
 		}
