@@ -36,7 +36,7 @@ func TestAnOrdinaryUserCanProxy(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("as nobody: %v\n%s", err, out)
+		t.Fatalf("as nobody: %v\n%s", err, failures(string(out)))
 	}
 	for _, name := range []string{
 		"TestConnectionsGoRoundAndEndHalfByHalf", "TestDatagramsOfAnySize", "TestVIPsAreListenedOnAtTheirOwnPorts",
@@ -47,6 +47,44 @@ func TestAnOrdinaryUserCanProxy(t *testing.T) {
 		}
 	}
 	mustExplainSkips(t, string(out))
+}
+
+// failures returns, of the verbose output of tests, what those that failed and their subtests have
+// printed, and the end, where a panic or a leak of goroutines would be. All of it is too long to
+// find them.
+func failures(out string) string {
+	const last = 60 // lines
+	lines := strings.SplitAfter(out, "\n")
+	of, by, failed := "", map[string][]string{}, []string{}
+	said := regexp.MustCompile(`^=== (?:RUN|CONT|NAME|PAUSE) +([^\s/]+)|^ *--- (?:PASS|FAIL|SKIP): ([^\s/]+)`)
+	for _, line := range lines {
+		if m := said.FindStringSubmatch(line); m != nil {
+			of = m[1] + m[2]
+		}
+		if name, ok := strings.CutPrefix(line, "--- FAIL: "); ok {
+			name, _, _ = strings.Cut(name, " ")
+			failed = append(failed, name)
+		}
+		by[of] = append(by[of], line)
+	}
+	var b strings.Builder
+	for _, name := range failed {
+		b.WriteString(strings.Join(by[name], ""))
+	}
+	b.WriteString("the end of the output:\n")
+	b.WriteString(strings.Join(lines[max(0, len(lines)-last):], ""))
+	return b.String()
+}
+
+// TestFailuresAreFound: the reason of a failure is in what is printed of a long output.
+func TestFailuresAreFound(t *testing.T) {
+	out := "=== RUN   TestA\n    a.go:1: boring\n=== RUN   TestB\n=== RUN   TestB/one\n=== CONT  TestA\n=== NAME  TestB/one\n    b.go:7: the reason\n" +
+		"--- FAIL: TestB (0.00s)\n    --- FAIL: TestB/one (0.00s)\n--- PASS: TestA (0.00s)\n" + strings.Repeat("=== RUN   TestC\n--- PASS: TestC (0.00s)\n", 100) +
+		"FAIL\ngoleak: Errors on successful test run\n"
+	got := failures(out)
+	if !strings.Contains(got, "the reason") || !strings.Contains(got, "goleak") || strings.Contains(got, "boring") || strings.Count(got, "\n") > 80 {
+		t.Errorf("of the output remains\n%s", got)
+	}
 }
 
 // mustExplainSkips checks that only tests with network namespaces are skipped.
