@@ -28,10 +28,25 @@ const benchEndpoints = 1000
 // core that this work takes then.
 func BenchmarkThousandEndpoints(b *testing.B) {
 	p := benchPlane(b)
-	const interval = 4 * time.Second
-	for name, probe := range map[string]endpointhealth.Probe{"tcp": endpointhealth.TCP{}, "http": endpointhealth.HTTP{}} {
-		b.Run(name, func(b *testing.B) {
-			checker, err := endpointhealth.New(endpointhealth.Options{Choose: always(endpointhealth.Policy{Probe: probe, Interval: interval, Timeout: interval})})
+	interval := time.Second
+	if os.Getenv("SERVICEPLANE_BENCH_FULL") != "" {
+		interval = 4 * time.Second
+	}
+	const here = "/proc/self/ns/net" // a namespace, as any other
+	for _, c := range []struct {
+		name  string
+		probe endpointhealth.Probe
+		netNS string
+	}{
+		{"tcp", endpointhealth.TCP{}, ""},
+		{"http", endpointhealth.HTTP{}, ""},
+		{"tcp/namespace", endpointhealth.TCP{}, here},
+		{"http/namespace", endpointhealth.HTTP{}, here},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			checker, err := endpointhealth.New(endpointhealth.Options{
+				NetNS: c.netNS, Choose: always(endpointhealth.Policy{Probe: c.probe, Interval: interval, Timeout: interval}),
+			})
 			if err != nil {
 				b.Fatal(err)
 			}

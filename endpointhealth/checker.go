@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
 // Checker checks the endpoints of one Provider. Its methods may be called from several
@@ -52,6 +53,7 @@ func (c *Checker) Run(ctx context.Context, source Source) error {
 	stop()
 	close(r.work)
 	r.checking.Wait()
+	r.dialer.threads.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r.end()
@@ -88,7 +90,7 @@ type run struct {
 
 func newRun(c *Checker, source Source) *run {
 	return &run{
-		Checker: c, source: source, dialer: dialer{c.options.NetNS}, work: make(chan func()), results: make(chan result, c.options.Concurrency),
+		Checker: c, source: source, dialer: dialer{namespace.NewThreads(c.options.NetNS)}, work: make(chan func()), results: make(chan result, c.options.Concurrency),
 		ports: map[portKey]*servicePort{}, targets: map[targetKey]*target{}, places: map[place][]*target{}, dirty: map[*servicePort]struct{}{},
 	}
 }
@@ -145,8 +147,8 @@ func (c *run) step(ctx context.Context, now time.Time) (wake time.Time) {
 	if at := c.flush(now); !at.IsZero() && at.Before(wake) {
 		wake = at
 	}
-	if len(c.timers) > 0 && c.timers[0].at.Before(wake) {
-		wake = c.timers[0].at
+	if len(c.timers) > 0 && c.timers[0].latest().Before(wake) {
+		wake = c.timers[0].latest()
 	}
 	return wake
 }

@@ -39,7 +39,7 @@ type Options struct {
 	// State is read for new endpoints.
 	Pause time.Duration
 	// NetNS is that of proxier.Config: the network namespace from which to check. Empty means
-	// that of the process. With it, each check costs a thread for its duration.
+	// that of the process. With it, a check occupies a thread while it connects.
 	NetNS string
 	// Logger receives one line for each ejection and each return; nil means no logging.
 	Logger *zap.Logger

@@ -197,6 +197,7 @@ func (c *run) use(s *servicePort, addr netip.AddrPort, now time.Time) *target {
 		c.targets[key] = t
 		c.places[key.place] = append(c.places[key.place], t)
 		if key.policy.Probe != nil {
+			t.timer.slack = time.Duration(float64(key.policy.Interval) * min(slackShare, key.policy.Jitter))
 			c.timers.set(&t.timer, t.first(now))
 		}
 	}

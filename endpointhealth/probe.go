@@ -158,10 +158,10 @@ func isLocal(err error) bool {
 }
 
 // dialer connects in a network namespace.
-type dialer struct{ netNS string }
+type dialer struct{ threads *namespace.Threads }
 
 func (d dialer) dial(ctx context.Context, network string, to netip.AddrPort) (conn net.Conn, err error) {
-	err = namespace.Visit(d.netNS, func() error {
+	err = d.threads.Visit(func() error {
 		dialer := net.Dialer{KeepAlive: -1}
 		conn, err = dialer.DialContext(ctx, network, to.String())
 		return err

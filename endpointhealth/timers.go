@@ -7,19 +7,24 @@ import (
 
 // timer calls a function at a time. One timer of the operating system serves them all.
 type timer struct {
-	at    time.Time
+	at time.Time
+	// slack is how much later it may be, so that one awakening serves several.
+	slack time.Duration
 	fire  func(now time.Time)
 	index int // in the heap, from 1; 0 means not in it
 }
 
-// timers is a heap, the earliest first.
+// latest is when it must be served.
+func (t *timer) latest() time.Time { return t.at.Add(t.slack) }
+
+// timers is a heap, the one first that must be served first.
 type timers []*timer
 
 // Len implements heap.Interface.
 func (h timers) Len() int { return len(h) }
 
 // Less implements heap.Interface.
-func (h timers) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
+func (h timers) Less(i, j int) bool { return h[i].latest().Before(h[j].latest()) }
 
 // Swap implements heap.Interface.
 func (h timers) Swap(i, j int) {

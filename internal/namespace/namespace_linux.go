@@ -30,14 +30,9 @@ func Visit(netNS string, f func() error) error {
 	if netNS == "" {
 		return f()
 	}
-	ns, err := Open(netNS)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = ns.Close() }()
 	return onThread(func() error {
-		if err := netns.Set(ns); err != nil {
-			return fmt.Errorf("enter network namespace %s: %w", netNS, err)
+		if err := enter(netNS); err != nil {
+			return err
 		}
 		return f()
 	})

@@ -126,6 +126,8 @@ func show(value float64, unit string) string {
 		return inSteps(value*1e6, "B/s", "kB/s", "MB/s", "GB/s")
 	case strings.HasSuffix(unit, "conn/s"):
 		return twoDigits(value)
+	case unit == "%core":
+		return twoDigits(value) + " % of a core"
 	case strings.Contains(unit, "/nginx"):
 		return strconv.FormatFloat(value, 'f', 2, 64)
 	default:

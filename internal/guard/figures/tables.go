@@ -118,7 +118,7 @@ var tables = []table{ // read-only
 	},
 	{
 		name: "parts", about: "",
-		columns: []column{{"time", "", times}, {"memory", "", []string{"bytes/client", "bytes/service", "B/op"}}, {"allocations", "", allocs}},
+		columns: []column{{"time", "", append([]string{"%core"}, times...)}, {"memory", "", []string{"bytes/client", "bytes/service", "B/op"}}, {"allocations", "", allocs}},
 		rows: []row{
 			{what: "tracking: one endpoint of {E} flipped", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=5000"},
 			{what: "tracking: one change among {N} Services", benchmark: "changetracker.BenchmarkOneChangeAmong/N=30000/E=2"},
@@ -127,6 +127,10 @@ var tables = []table{ // read-only
 			{what: "nftables: a Service with a consistent hash, {E} endpoints", benchmark: "internal/nftables.BenchmarkBalancing/N=100/E=100/hashed"},
 			{what: "nftables: one of its endpoints replaced", benchmark: "internal/nftables.BenchmarkBalancing/N=100/E=100/hashed/replaced=1"},
 			{what: "maglev: the table of 100 endpoints", benchmark: "maglev.BenchmarkTable/100_endpoints"},
+			{what: "endpointhealth: 1,000 endpoints checked every 10 s by TCP", benchmark: "endpointhealth.BenchmarkThousandEndpoints/tcp"},
+			{what: "endpointhealth: the same by HTTP", benchmark: "endpointhealth.BenchmarkThousandEndpoints/http"},
+			{what: "endpointhealth: by TCP, from another network namespace", benchmark: "endpointhealth.BenchmarkThousandEndpoints/tcp/namespace"},
+			{what: "endpointhealth: by HTTP, from there", benchmark: "endpointhealth.BenchmarkThousandEndpoints/http/namespace"},
 			{what: "conntrack: {stale} stale flows deleted among {flows}", benchmark: "conntrack.BenchmarkClean/flows=100000/stale=1000"},
 			{what: "userspace: an idle TCP connection, of {clients}", benchmark: "userspace.BenchmarkIdle/tcp/clients=1000"},
 			{what: "userspace: an idle UDP client, of {clients}", benchmark: "userspace.BenchmarkIdle/udp/clients=1000"},
