@@ -40,7 +40,10 @@ func newEndTracker(c Conntrack, trigger func()) *endTracker {
 	}
 	t := &endTracker{ender: ender, flows: newFlowTracker(nil), timer: time.AfterFunc(longestPause, trigger)}
 	t.timer.Stop()
-	t.flows.tracks = (*desired.Service).EndsConnections
+	t.flows.tracks = func(s *desired.Service, result *Result) bool {
+		_, terminates := result.FlowEnds[s.Name] // then the engine ends its connections itself
+		return s.EndsConnections() && !terminates
+	}
 	t.flows.ends = func(s *desired.Service, _ *Result) []netip.AddrPort { return s.Listed }
 	return t
 }
@@ -53,7 +56,7 @@ func (t *endTracker) update(state *changetracker.State, u *desired.Update, resul
 	before := t.flows.added
 	t.flows.update(state, u, result)
 	if len(t.flows.programmed)+len(t.flows.pending) > 0 {
-		t.release(u)
+		t.release(u, result)
 	}
 	switch now := time.Now(); {
 	case len(t.flows.pending) == 0:
@@ -70,9 +73,9 @@ func (t *endTracker) update(state *changetracker.State, u *desired.Update, resul
 
 // release forgets service ports that do not ask for ended connections any more. Their
 // frontends may have belonged to one that does.
-func (t *endTracker) release(u *desired.Update) {
+func (t *endTracker) release(u *desired.Update, result *Result) {
 	for s := range u.Services() {
-		if t.flows.tracks(s) {
+		if t.flows.tracks(s, result) {
 			continue
 		}
 		delete(t.flows.programmed, s.Name)

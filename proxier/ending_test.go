@@ -154,6 +154,26 @@ func TestASearchThatFailsIsRepeated(t *testing.T) {
 	})
 }
 
+// TestAnEngineEndsItsOwnConnections: those that end at its sockets are not searched for.
+func TestAnEngineEndsItsOwnConnections(t *testing.T) {
+	runEnding(t, func(t *testing.T, f *fixture, e *fakeEnder) {
+		f.v4.mu.Lock()
+		f.v4.apply = func(u desired.Update) (proxier.Result, error) {
+			result := proxier.Result{FlowEnds: map[changetracker.ServicePortName][]netip.AddrPort{}}
+			for s := range u.Services() {
+				result.FlowEnds[s.Name] = nil
+			}
+			return result, nil
+		}
+		f.v4.mu.Unlock()
+		f.OnEndpointSliceUpdate(nil, slice("a", "10.0.0.2"))
+		time.Sleep(10 * proxier.EndGrace)
+		if all := e.ends(); len(all) > 0 {
+			t.Errorf("searches %+v, want none", all)
+		}
+	})
+}
+
 // TestCleanupRemovesWhatEndsConnections, in both families.
 func TestCleanupRemovesWhatEndsConnections(t *testing.T) {
 	e := &fakeEnder{}

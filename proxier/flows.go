@@ -12,7 +12,7 @@ import (
 // flowTracker decides for which frontends the conntrack table must be searched for stale
 // flows. It is owned by the goroutine that syncs the family.
 type flowTracker struct {
-	tracks     func(*desired.Service) bool
+	tracks     func(*desired.Service, *Result) bool
 	ends       func(*desired.Service, *Result) []netip.AddrPort // of flows that may continue
 	programmed map[changetracker.ServicePortName]portFlows
 	pending    map[desired.Key]desired.Flows // to be searched for
@@ -30,9 +30,9 @@ type portFlows struct {
 
 func newFlowTracker(c Conntrack) *flowTracker {
 	t := &flowTracker{programmed: map[changetracker.ServicePortName]portFlows{}, pending: map[desired.Key]desired.Flows{}}
-	t.tracks, t.ends = func(*desired.Service) bool { return false }, servingEnds
+	t.tracks, t.ends = func(*desired.Service, *Result) bool { return false }, servingEnds
 	if c != nil {
-		t.tracks, t.serviceCIDRs = func(s *desired.Service) bool { return c.Tracks(s.Protocol) }, true
+		t.tracks, t.serviceCIDRs = func(s *desired.Service, _ *Result) bool { return c.Tracks(s.Protocol) }, true
 	}
 	return t
 }
@@ -48,7 +48,7 @@ func servingEnds(s *desired.Service, result *Result) []netip.AddrPort {
 func (t *flowTracker) update(state *changetracker.State, u *desired.Update, result *Result) {
 	changed := map[changetracker.ServicePortName]portFlows{}
 	for s := range u.Services() {
-		if t.tracks(s) {
+		if t.tracks(s, result) {
 			changed[s.Name] = portFlowsOf(s, t.ends(s, result))
 		}
 	}
