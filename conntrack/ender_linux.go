@@ -2,12 +2,14 @@ package conntrack
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -328,11 +330,10 @@ func (e *ender) status() (s proxier.EndingStatus, condition proxier.Condition) {
 // RunEnding implements proxier.ConnectionEnder.
 func (c *Cleaner) RunEnding(ctx context.Context, log *zap.Logger) error {
 	var running sync.WaitGroup
-	errs := make(chan error, len(c.ending))
-	for family, e := range c.ending {
-		running.Go(func() { errs <- e.run(ctx, log.With(zap.String("family", string(family)))) })
+	var errs [2]error
+	for i, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		running.Go(func() { errs[i] = c.ending[family].run(ctx, log.With(zap.String("family", string(family)))) })
 	}
 	running.Wait()
-	close(errs)
-	return joined(errs)
+	return errors.Join(errs[:]...)
 }

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -207,7 +208,7 @@ func TestSegmentsHaveAValidChecksum(t *testing.T) {
 		from, to := netip.MustParseAddrPort(addrs[0]), netip.MustParseAddrPort(addrs[1])
 		p := segment(from, to, flagSYN)
 		tcp := p[len(p)-tcpHeaderLen:]
-		sum := slices.Concat(from.Addr().AsSlice(), to.Addr().AsSlice(), []byte{0, tcpHeaderLen, 0, protocolTCP}, tcp)
+		sum := slices.Concat(from.Addr().AsSlice(), to.Addr().AsSlice(), []byte{0, tcpHeaderLen, 0, unix.IPPROTO_TCP}, tcp)
 		if got := checksum(sum); got != 0 {
 			t.Errorf("checksum of %v = %#x, want 0", addrs, got)
 		}

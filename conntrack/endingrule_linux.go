@@ -30,7 +30,7 @@ func (t *endingTable) ruleOf(set *nftables.Set) ([]byte, error) {
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: []byte{unix.IPPROTO_TCP}},
 		&expr.Payload{DestRegister: firstRegister, Base: expr.PayloadBaseTransportHeader, Offset: flagsOffset, Len: 1},
-		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 1, Mask: []byte{synOrRST}, Xor: []byte{0}},
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 1, Mask: []byte{flagSYN | flagRST}, Xor: []byte{0}},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: []byte{0}},
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: firstRegister},
 		&expr.Ct{Key: ctID, Register: firstRegister + 1},

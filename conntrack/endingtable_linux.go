@@ -37,7 +37,6 @@ const (
 	firstRegister = 8
 	original      = 0 // IP_CT_DIR_ORIGINAL
 	reply         = 1 // IP_CT_DIR_REPLY
-	synOrRST      = 0x02 | 0x04
 	flagsOffset   = 13
 )
 
@@ -255,12 +254,4 @@ func (c *Cleaner) EndingStatus(family v1.IPFamily) (proxier.EndingStatus, proxie
 func (c *Cleaner) CleanupEnding(_ context.Context, family v1.IPFamily) error {
 	t := endingTable{netNS: c.options.NetNS, name: c.options.Table, family: family}
 	return t.remove()
-}
-
-func joined(errs <-chan error) error {
-	var all []error
-	for err := range errs {
-		all = append(all, err)
-	}
-	return errors.Join(all...)
 }

@@ -3,17 +3,19 @@ package conntrack
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 )
 
 // Flags of the TCP header (RFC 9293, section 3.1).
 const (
 	flagSYN = 0x02
+	flagRST = 0x04
 	flagACK = 0x10
 )
 
 const (
 	tcpHeaderLen = 20
-	protocolTCP  = 6
 	hopLimit     = 64
 )
 
@@ -24,14 +26,14 @@ func segment(from, to netip.AddrPort, flags byte) []byte {
 	binary.BigEndian.PutUint16(tcp[2:], to.Port())
 	tcp[12], tcp[13] = tcpHeaderLen/4<<4, flags
 	addrs := append(from.Addr().AsSlice(), to.Addr().AsSlice()...)
-	pseudo := append(append([]byte(nil), addrs...), 0, 0, 0, tcpHeaderLen, 0, 0, 0, protocolTCP)
+	pseudo := append(append([]byte(nil), addrs...), 0, 0, 0, tcpHeaderLen, 0, 0, 0, unix.IPPROTO_TCP)
 	binary.BigEndian.PutUint16(tcp[16:], checksum(append(pseudo, tcp...)))
 	if from.Addr().Is4() {
 		// The kernel fills in the checksum and the identification.
-		header := []byte{0x45, 0, 0, 20 + tcpHeaderLen, 0, 0, 0, 0, hopLimit, protocolTCP, 0, 0}
+		header := []byte{0x45, 0, 0, 20 + tcpHeaderLen, 0, 0, 0, 0, hopLimit, unix.IPPROTO_TCP, 0, 0}
 		return append(append(header, addrs...), tcp...)
 	}
-	header := []byte{0x60, 0, 0, 0, 0, tcpHeaderLen, protocolTCP, hopLimit}
+	header := []byte{0x60, 0, 0, 0, 0, tcpHeaderLen, unix.IPPROTO_TCP, hopLimit}
 	return append(append(header, addrs...), tcp...)
 }
 

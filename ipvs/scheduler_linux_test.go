@@ -1,15 +1,18 @@
 package ipvs
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // TestTheSchedulerIsExplained: Explain names the scheduler of the virtual server, also one that
@@ -65,5 +68,111 @@ func TestTheSchedulerIsExplained(t *testing.T) {
 				t.Error("there is a scheduler without a service port")
 			}
 		})
+	}
+}
+
+// TestAnUnknownSchedulerConcernsOneServicePort, which has the config's meanwhile, also after
+// changes and a restart, and is retried. If it is the config's, there is no virtual server.
+func TestAnUnknownSchedulerConcernsOneServicePort(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	n.kernel.missing["mh"] = &proxier.UnsupportedError{Feature: "IPVS scheduler mh", Err: unix.ENOENT}
+	e := n.engine(t)
+	hashed := func(endpoints ...string) *desired.Service {
+		s := service("web", webVIP, endpoints...)
+		s.Port = &changetracker.ServicePort{Balancing: changetracker.SourceHash}
+		return s
+	}
+	refuses := func(u desired.Update) {
+		t.Helper()
+		result, err := e.Apply(t.Context(), u)
+		failed := result.Failed
+		if err != nil || len(failed) != 1 || failed[0].Name != portName("web") || !errors.Is(failed[0], proxier.ErrNotSupported) {
+			t.Fatalf("Apply = %v, %v, want that web failed by ErrNotSupported", failed, err)
+		}
+	}
+	has := func(scheduler, pod string) {
+		t.Helper()
+		n.mustHold(t, dnsVIP+":80/TCP="+pod2+"*1", webVIP+":80/TCP="+pod+"*1")
+		if got := n.kernel.virtuals[tcpKey(webVIP+":80")].scheduler; got != scheduler {
+			t.Errorf("scheduler = %s, want %s", got, scheduler)
+		}
+	}
+	dns := service("dns", dnsVIP, pod2)
+	refuses(full(hashed(pod1), dns))
+	has("rr", pod1)
+	refuses(partial(hashed(pod3)))
+	deleteDrainedAfter(e, 0)
+	has("rr", pod3)
+	e = n.engine(t)
+	refuses(full(hashed(pod3), dns))
+	has("rr", pod3)
+	delete(n.kernel.missing, "mh") // the module is loaded now
+	mustApply(t, e, partial(hashed(pod3)))
+	has("mh", pod3)
+	n = newFakeNode()
+	n.kernel.missing["lc"] = &proxier.UnsupportedError{Feature: "IPVS scheduler lc", Err: unix.ENOENT}
+	e = n.engine(t, func(c *Config) { c.Scheduler = "lc" })
+	refuses(full(service("web", webVIP, pod1)))
+	n.mustHold(t)
+}
+
+// TestAPolicyChangesInPlace: each change is one write to the virtual server, and none to its
+// real servers, except their weights. While the scheduler changes the rules drop what is new.
+// The weighted form of a scheduler stays.
+func TestAPolicyChangesInPlace(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode()
+	e := n.engine(t)
+	mustApply(t, e, full(service("web", webVIP, pod1, pod2)))
+	put, weight := "put 198.51.100.1:80/TCP", "put real 198.51.100.1:80/TCP -> "+pod2+" weight "
+	for _, step := range []struct {
+		what      string
+		policy    changetracker.Balancing
+		weight    uint16 // of the second endpoint
+		scheduler string
+		flags     uint32
+		want      []string
+	}{
+		{"hashed", changetracker.SourceHash, 1, "mh", 0x8, []string{put}},
+		{"hashed with ports", changetracker.SourcePortHash, 1, "mh", 0x18, []string{put}},
+		{"hashed with weights", changetracker.SourcePortHash, 7, "mh", 0x18, []string{weight + "7"}},
+		{"least connections", changetracker.LeastConnections, 7, "wlc", 0, []string{put}},
+		{"other weights", changetracker.LeastConnections, 5, "wlc", 0, []string{weight + "5"}},
+		{"equal weights", changetracker.LeastConnections, 1, "wlc", 0, []string{weight + "1"}},
+		{"drawn", changetracker.Random, 1, "rr", 0, []string{put}},
+		{"drawn with weights", changetracker.Random, 2, "wrr", 0, []string{put, weight + "2"}},
+		{"equal weights again", changetracker.Random, 1, "wrr", 0, []string{weight + "1"}},
+	} {
+		s := service("web", webVIP, pod1, pod2)
+		s.Port = &changetracker.ServicePort{Balancing: step.policy}
+		if step.weight > 1 {
+			s.ClusterWeights = []uint16{1, step.weight}
+		}
+		n.record()
+		reschedules := step.want[0] == put && step.what != "hashed with ports"
+		write, action := n.kernel.onWrite, func() desired.Action { return n.rules.services[s.Name].Frontends[0].Action }
+		n.kernel.onWrite = func(verb string, key serverKey, real netip.AddrPort, weight int) {
+			if held := action() == desired.Drop; verb == "put" && held != reschedules {
+				t.Errorf("%s: the rules drop new connections: %t, want %t", step.what, held, reschedules)
+			}
+			write(verb, key, real, weight)
+		}
+		mustApply(t, e, partial(s))
+		want := append([]string{"rules"}, step.want...)
+		if reschedules {
+			want = append(want, "rules")
+		}
+		if got := action(); got != desired.Forward {
+			t.Errorf("%s: afterwards the rules have action %v, want Forward", step.what, got)
+		}
+		n.mustSee(t, want...)
+		if got := n.kernel.virtuals[tcpKey(webVIP+":80")].settings; got != (settings{scheduler: step.scheduler, flags: step.flags}) {
+			t.Errorf("%s: settings = %+v, want %s with flags %#x", step.what, got, step.scheduler, step.flags)
+		}
+		e = n.engine(t) // the next process finds all of it
+		n.record()
+		mustApply(t, e, full(s))
+		n.mustSee(t, "rules")
 	}
 }
