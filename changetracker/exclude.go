@@ -9,7 +9,7 @@ type Exclusion string
 // The reasons to leave an endpoint out.
 const (
 	ExcludedNotReady   Exclusion = "not ready"
-	ExcludedEjected    Exclusion = "ejected: it fails, for a health check of the program"
+	ExcludedEjected    Exclusion = "ejected by an Override, such as a failed health check"
 	ExcludedNotServing Exclusion = "terminating, and serves no more"
 	ExcludedDraining   Exclusion = "terminating, and others are ready"
 	ExcludedElsewhere  Exclusion = "on another node"

@@ -316,7 +316,7 @@ func (e *ender) record(err error, log *zap.Logger) {
 	}
 	e.mu.Unlock()
 	if err != nil && before.Type == "" {
-		log.Warn("connections to endpoints that are gone do not end", zap.Error(err))
+		log.Warn("connections to endpoints that are gone are not ended, will be retried", zap.Error(err))
 	}
 }
 
