@@ -30,8 +30,9 @@ type wantedPort struct {
 
 // portState holds the virtual servers and VIPs that a service port has.
 type portState struct {
-	keys []serverKey // sorted
-	vips []netip.Addr
+	keys      []serverKey // sorted
+	vips      []netip.Addr
+	frontends []desired.Key
 }
 
 // nodePortClaim is a virtual server that a service port needs for a node port.
@@ -116,6 +117,7 @@ func (e *Engine) applyServers(update *desired.Update, wanted []wantedPort) error
 	if err := e.bind(wanted); err != nil {
 		return err
 	}
+	e.ownFirst(wanted)
 	var errs []error
 	for name := range update.Removed() {
 		errs = append(errs, e.removePort(name))
@@ -127,6 +129,18 @@ func (e *Engine) applyServers(update *desired.Update, wanted []wantedPort) error
 		errs = append(errs, e.removeLeftovers())
 	}
 	return errors.Join(append(errs, e.unbind())...)
+}
+
+// ownFirst gives the virtual servers of VIPs to their service ports before any is written: a
+// node port of another one, which comes earlier, would drain them for a moment.
+func (e *Engine) ownFirst(wanted []wantedPort) {
+	for i := range wanted {
+		for key, v := range wanted[i].virtuals {
+			if !v.nodePort {
+				e.owners[key] = wanted[i].service.Name
+			}
+		}
+	}
 }
 
 // setPort writes the virtual servers of a service port.
@@ -146,12 +160,32 @@ func (e *Engine) setPort(w *wantedPort) error {
 		errs = append(errs, e.recordRefusal(name, e.table.set(key, v)))
 	}
 	e.use(now.vips, 1)
+	for i := range w.service.Frontends {
+		now.frontends = append(now.frontends, w.service.Key(&w.service.Frontends[i]))
+	}
+	e.serve(name, before, now)
 	if before != nil {
 		e.use(before.vips, -1)
 		errs = append(errs, e.dropServers(name, before.keys, now.keys))
 	}
 	e.services[name] = now
 	return errors.Join(errs...)
+}
+
+// serve records which service port has each frontend. Both states may be nil.
+func (e *Engine) serve(name changetracker.ServicePortName, before, now *portState) {
+	if before != nil {
+		for _, f := range before.frontends {
+			if e.frontends[f] == name {
+				delete(e.frontends, f)
+			}
+		}
+	}
+	if now != nil {
+		for _, f := range now.frontends {
+			e.frontends[f] = name
+		}
+	}
 }
 
 // dropServers removes the virtual servers that a service port no longer has.
@@ -188,6 +222,7 @@ func (e *Engine) removePort(name changetracker.ServicePortName) error {
 		return nil
 	}
 	delete(e.services, name)
+	e.serve(name, p, nil)
 	e.use(p.vips, -1)
 	return e.dropServers(name, p.keys, nil)
 }

@@ -14,13 +14,11 @@ import (
 // the VIP would reach programs of the node, and a successor could not recognize the
 // virtual server.
 func (e *Engine) drainingServers(update *desired.Update, wanted []wantedPort) map[serverKey]bool {
-	draining := map[serverKey]bool{}
+	draining := maps.Clone(e.table.draining)
 	if update.Full {
 		for key := range e.table.virtuals {
 			draining[key] = true
 		}
-	} else {
-		maps.Copy(draining, e.refused)
 	}
 	leaving := map[changetracker.ServicePortName]bool{}
 	for name := range update.Removed() {
@@ -36,12 +34,14 @@ func (e *Engine) drainingServers(update *desired.Update, wanted []wantedPort) ma
 			inRules[s.Key(&s.Frontends[f])] = true
 		}
 	}
+	served := func(f desired.Key) bool {
+		owner, stays := e.frontends[f]
+		return inRules[f] || stays && !leaving[owner]
+	}
 	maps.DeleteFunc(draining, func(key serverKey, _ bool) bool {
 		nodePort := desired.Key{Protocol: key.protocol, Port: key.addr.Port()}
-		next, waits := e.nodePorts[key]
-		return e.table.virtuals[key] == nil || key.protocol == desired.UDP || inRules[key.frontend()] ||
-			waits && !leaving[next.name] ||
-			inRules[nodePort] && slices.Contains(e.local, key.addr.Addr())
+		return e.table.virtuals[key] == nil || key.protocol == desired.UDP || served(key.frontend()) ||
+			served(nodePort) && slices.Contains(e.local, key.addr.Addr())
 	})
 	return draining
 }

@@ -45,8 +45,10 @@ type Engine struct {
 	// local are the node's other addresses.
 	local    []netip.Addr
 	services map[changetracker.ServicePortName]*portState
-	// owners are the service ports of the virtual servers.
-	owners map[serverKey]changetracker.ServicePortName
+	// owners are the service ports of the virtual servers, frontends those of the frontends,
+	// which have no virtual server without endpoints.
+	owners    map[serverKey]changetracker.ServicePortName
+	frontends map[desired.Key]changetracker.ServicePortName
 	// nodePorts are the virtual servers that node ports need. If a VIP is an address of the
 	// node, its virtual server has precedence over theirs.
 	nodePorts map[serverKey]nodePortClaim

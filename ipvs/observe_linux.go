@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 )
 
 // observe reads the state of the kernel. It drops the state of all service ports, which a
@@ -40,6 +41,7 @@ func (e *Engine) observe(ctx context.Context) error {
 	e.boundVIPs, e.local, e.reported = here, elsewhere, false
 	e.vipUses, e.idleVIPs = map[netip.Addr]int{}, maps.Clone(here)
 	e.services = map[changetracker.ServicePortName]*portState{}
+	e.frontends = map[desired.Key]changetracker.ServicePortName{}
 	e.owners, e.nodePorts = map[serverKey]changetracker.ServicePortName{}, map[serverKey]nodePortClaim{}
 	return nil
 }
