@@ -2,6 +2,7 @@ package netns_test
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"runtime"
@@ -104,6 +105,25 @@ func TestConnectedHostsTalkAtOnce(t *testing.T) {
 	}
 	if err := netns.Ping(t.Context(), a, netip.MustParseAddr("2001:db8::2"), netns.AskOptions{}); err != nil {
 		t.Errorf("Ping over IPv6: %v", err)
+	}
+}
+
+// Otherwise the conntrack entry of a connection that got no answer decides about a later one.
+func TestNoSourcePortIsUsedTwice(t *testing.T) {
+	a, _ := pair(t)
+	for from, to := range map[string]string{"192.0.2.1": "192.0.2.2:8080", "2001:db8::1": "[2001:db8::2]:8080"} {
+		used := map[string]bool{}
+		for range 500 { // if they were drawn from 14,000, two would be the same
+			conn, err := a.DialFrom(t.Context(), "tcp", netip.MustParseAddr(from), to)
+			netnstest.Check(t, err)
+			port := conn.LocalAddr().String()
+			if used[port] {
+				t.Fatalf("%s is used again after %d connections to %s", port, len(used), to)
+			}
+			used[port] = true
+			netnstest.Check(t, conn.(*net.TCPConn).SetLinger(0)) // the port is not in TIME_WAIT
+			netnstest.Check(t, conn.Close())
+		}
 	}
 }
 

@@ -51,8 +51,11 @@ func (n *NS) DialFrom(ctx context.Context, network string, from netip.Addr, addr
 func (n *NS) dial(ctx context.Context, dialer net.Dialer, network, address string) (conn net.Conn, err error) {
 	dialer.SetMultipathTCP(false)
 	dialer.Control = reportUnreachable
-	if from, ok := dialer.LocalAddr.(*net.TCPAddr); ok && from.Port != 0 {
-		dialer.Control = reuseAddress
+	if from, ok := dialer.LocalAddr.(*net.TCPAddr); ok {
+		dialer.Control = newPort
+		if from.Port != 0 {
+			dialer.Control = reuseAddress
+		}
 	}
 	err = n.Do(func() error {
 		conn, err = dialer.DialContext(ctx, network, address)
@@ -92,6 +95,13 @@ func reportUnreachable(network, _ string, raw syscall.RawConn) error {
 	default:
 		return nil
 	}
+}
+
+// newPort lets connect(2) choose the source port, which takes one after the other. bind(2)
+// draws it at random: sooner or later the one of a connection that got no answer before, which
+// still has a conntrack entry without NAT.
+func newPort(_, _ string, raw syscall.RawConn) error {
+	return setOption(raw, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT)
 }
 
 // reuseAddress allows a source port that a closed connection to another address still has.
