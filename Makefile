@@ -1,4 +1,4 @@
-.PHONY: quickstart test lint bench performance fuzz
+.PHONY: quickstart test lint bench performance fuzz sbom
 
 quickstart: ## a small cluster in one process, with real connections
 	go run ./examples/quickstart
@@ -17,3 +17,7 @@ performance: ## measures, and writes docs/PERFORMANCE.md; as root, on a quiet ma
 
 fuzz: ## each fuzz target for a minute
 	FUZZTIME=1m ./hack/fuzz.sh
+
+sbom: ## writes which modules nodeproxy links: bin/nodeproxy.cdx.json
+	mkdir -p bin
+	./hack/supplychain.sh -sbom bin/nodeproxy.cdx.json

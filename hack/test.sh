@@ -114,10 +114,10 @@ fi
 step 'format' formatted
 step 'modules are tidy' everywhere go mod tidy -diff
 step 'build, with the examples' everywhere go build ./...
-step "nodeproxy's binary, as in its image" examples/nodeproxy/deploy/build.sh "$work/nodeproxy"
 step 'go vet' everywhere go vet ./...
 step 'other platforms' platforms
 step 'git, for the tag of the last release' need_apt git git
+step "nodeproxy's binary, as in its image: same bytes, SBOM, licences" hack/supplychain.sh
 step 'apidiff' need_apidiff
 export SERVICEPLANE_REQUIRE_APIDIFF=1
 step 'API against the last release' hack/api.sh

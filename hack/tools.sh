@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the tools of the other scripts, at fixed versions, into a cache. Source
-# this file; it sets GOLANGCI_LINT and APIDIFF to the paths of the tools.
+# this file; it sets GOLANGCI_LINT, APIDIFF and SUPPLYCHAIN to the paths of the tools.
 set -euo pipefail
 
 GOLANGCI_LINT_VERSION=v2.15.0
@@ -11,6 +11,8 @@ APIDIFF_VERSION=v0.0.0-20261014143641-f0251eb4aa3e
 TOOLS="${XDG_CACHE_HOME:-$HOME/.cache}/serviceplane/bin/$(go env GOVERSION)"
 GOLANGCI_LINT="$TOOLS/$GOLANGCI_LINT_VERSION/golangci-lint"
 APIDIFF="$TOOLS/$APIDIFF_VERSION/apidiff"
+# A folder, with a name of its own for the versions that hack/supplychain pins.
+SUPPLYCHAIN="$TOOLS/supplychain-$(cksum <"$(dirname "${BASH_SOURCE[0]}")/supplychain/go.sum" | cut -d' ' -f1)"
 
 need_golangci_lint() {
   if [ ! -x "$GOLANGCI_LINT" ]; then
@@ -24,6 +26,13 @@ need_apidiff() {
   if [ ! -x "$APIDIFF" ]; then
     echo "installing apidiff $APIDIFF_VERSION"
     GOBIN="$(dirname "$APIDIFF")" go install "golang.org/x/exp/cmd/apidiff@$APIDIFF_VERSION"
+  fi
+}
+
+need_supplychain() {
+  if [ ! -x "$SUPPLYCHAIN/go-licenses" ]; then
+    echo "installing the tools of hack/supplychain"
+    go build -C "$(dirname "${BASH_SOURCE[0]}")/supplychain" -o "$SUPPLYCHAIN/" tool
   fi
 }
 
