@@ -41,6 +41,7 @@
 //   - healthcheck: health check node ports, /healthz and /livez.
 //   - metrics, tracing: Prometheus and OpenTelemetry.
 //   - debughttp: a page that shows a running proxy.
+//   - spctl: a command line that shows the same.
 //   - zaplog: makes a *zap.Logger from a slog.Logger or a logr.Logger.
 //   - proxiertest: tests for embedders and for engines.
 package serviceplane

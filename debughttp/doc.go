@@ -35,10 +35,15 @@
 //	syncs                              the last syncs, oldest first
 //	explain?protocol=&source=&destination=&origin=&interface=
 //	                                   the verdict on a packet
+//	watch                              a line of JSON for each change of a service port
 //
 // limit is 100 by default, and at most 1000. Times are in RFC 3339, durations in seconds;
 // unknown fields, and fields that do not apply, are omitted. An error is {"error": "…"}:
 // 400 for an invalid parameter, which the text names, 404 for a Service that is not
 // programmed, and 503 from explain while nothing is programmed in the packet's IP
 // family. New versions may add fields.
+//
+// watch does not end until the client goes away, and has no past changes. It compares States
+// every 200 ms, so that it shows what is left of several changes within that time. Its first
+// line, and one every 30 s, has the type watching; the others added, changed or removed.
 package debughttp

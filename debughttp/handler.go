@@ -83,6 +83,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := strings.TrimPrefix(r.URL.Path, "/")
+	if name == "watch" {
+		h.watch(w, r)
+		return
+	}
 	if answer, ok := h.answers[name]; ok {
 		answer.serve(w, r)
 		return

@@ -152,7 +152,7 @@ func (o *options) cleanUpAll(ctx context.Context, p *proxier.Proxier, config pro
 	if errors.Is(err, proxier.ErrInUse) { // the other modes have the same names
 		return err
 	}
-	return errors.Join(err, o.cleanUpModes(ctx, o.otherModes(), config, log))
+	return errors.Join(err, o.cleanUpModes(ctx, o.otherModes(), config, log), o.removeLeftSocket(ctx))
 }
 
 // otherModes returns the kernel modes except that of the flags.

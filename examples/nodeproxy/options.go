@@ -38,6 +38,7 @@ type options struct {
 	configSyncPeriod               time.Duration
 	healthzAddress, metricsAddress string
 	debugAddress, traceEndpoint    string
+	debugSocket                    debugSocket
 	allowedHosts                   []string
 	profiling                      bool
 	conntrack                      conntrack.SysctlOptions
@@ -84,6 +85,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.instance, "instance", "", "name of this instance if several proxies run on the node; each needs its own masquerade bit; default is to use kube-proxy's names")
 	f.StringVar(&o.traceEndpoint, "trace-otlp-endpoint", "", "URL of a collector for traces, by OTLP over HTTP, such as http://127.0.0.1:4318; empty for none")
 	f.StringVar(&o.debugAddress, "debug-bind-address", "", "address and port of the debug page, which shows Services and explains packets; use a loopback address, because it has no access control; empty for none")
+	o.debugSocket.register(f)
 	f.StringSliceVar(&o.allowedHosts, "allowed-hosts", nil, "host names that clients may use for the metrics and debug servers, in addition to IP addresses and localhost; \"*\" for any name")
 	o.kubeProxy.register(f)
 	f.StringVar(&o.stateDir, "state-dir", "/run/serviceplane", "directory for the previous values of changed kernel settings")

@@ -42,7 +42,7 @@ func (o *options) servers(p *testedProxy, m *measured, log *zap.Logger) []task {
 	serve("health", o.healthzAddress, healthzPort, health)
 	serve("metrics", o.metricsAddress, metricsPort, o.metricsPages(m.registry))
 	serve("debug", o.debugAddress, 0, debughttp.Handler(p, debughttp.Title("nodeproxy"), debughttp.Hosts(o.allowedHosts...)))
-	return tasks
+	return append(tasks, o.socketServer(debughttp.Handler(p, debughttp.Title("nodeproxy")), log)...)
 }
 
 // runServer returns the function that runs a server. With --bind-address-hard-fail, it ends

@@ -50,11 +50,11 @@ var importers = map[string][]string{
 	"k8s.io/client-go/kubernetes":    {"examples/cni-plugin", "examples/hybrid"}, // every API group: 13 MB
 	"k8s.io/client-go/informers":     {"examples/cni-plugin"},
 	"github.com/containernetworking": {"examples"},
-	"github.com/spf13":               {"examples"},
+	"github.com/spf13":               {"spctl", "examples"},
 	"github.com/fsnotify":            {"examples"},
 	"github.com/prometheus":          {"metrics", "examples"},
 	"go.opentelemetry.io":            {"tracing", "examples"},
-	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/manifest", "examples"},
+	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/manifest", "spctl", "examples"},
 	"github.com/moby/ipvs":           {"ipvs", "examples"},
 	"github.com/vishvananda/netlink": netlinkUsers,
 	"github.com/mdlayher/netlink":    netlinkUsers,

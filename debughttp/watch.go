@@ -1,0 +1,175 @@
+package debughttp
+
+import (
+	"encoding/json"
+	"iter"
+	"net/http"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// watchPeriod is how often a watch looks for changes. heartbeat is how often it sends
+// something, so that it notices that its client is gone.
+const (
+	watchPeriod = 200 * time.Millisecond
+	heartbeat   = 30 * time.Second
+)
+
+// The types of watchEvent.
+const (
+	eventWatching = "watching" // at the start, and every 30 s
+	eventAdded    = "added"
+	eventChanged  = "changed"
+	eventRemoved  = "removed"
+)
+
+// watchEvent is one line of a watch: a change of a programmed service port.
+type watchEvent struct {
+	Time time.Time `json:"time"`
+	Type string    `json:"type"`
+	// The rest is omitted for the type watching.
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	// ServicePort is the service port after the change, or before it was removed.
+	ServicePort *servicePortText `json:"servicePort,omitempty"`
+	// EndpointsAdded have a new address or another state; EndpointsRemoved are addresses.
+	EndpointsAdded   []endpointText `json:"endpointsAdded,omitempty"`
+	EndpointsRemoved []string       `json:"endpointsRemoved,omitempty"`
+}
+
+// watch sends changes, one JSON object a line, until the client is gone.
+func (h *handler) watch(w http.ResponseWriter, r *http.Request) {
+	stream := &stream{http.NewResponseController(w), json.NewEncoder(w)}
+	_ = stream.SetReadDeadline(time.Time{}) // the server's would end the request; recorders have none
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	if r.Method == http.MethodHead {
+		return
+	}
+	before := h.watched()
+	looks := time.NewTicker(watchPeriod)
+	defer looks.Stop()
+	for last := (time.Time{}); ; {
+		if time.Since(last) >= heartbeat {
+			if last = time.Now(); stream.send(&watchEvent{Time: moment(last), Type: eventWatching}) != nil {
+				return
+			}
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-looks.C:
+		}
+		for family, after := range h.watched() {
+			for event := range changes(before[family], after) {
+				if stream.send(&event) != nil {
+					return
+				}
+			}
+			before[family] = after
+		}
+	}
+}
+
+// watched returns the State of each IP family that has one.
+func (h *handler) watched() map[v1.IPFamily]*changetracker.State {
+	all := map[v1.IPFamily]*changetracker.State{}
+	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		if state := h.source.Programmed(family); state != nil {
+			all[family] = state
+		}
+	}
+	return all
+}
+
+// stream sends lines that arrive at once.
+type stream struct {
+	*http.ResponseController
+	lines *json.Encoder
+}
+
+func (s *stream) send(event *watchEvent) error {
+	_ = s.SetWriteDeadline(time.Now().Add(heartbeat)) // of this line; recorders have none
+	if err := s.lines.Encode(event); err != nil {
+		return err
+	}
+	return s.Flush()
+}
+
+// changes returns what differs between two States; before may be nil.
+func changes(before, after *changetracker.State) iter.Seq[watchEvent] {
+	return func(yield func(watchEvent) bool) {
+		if before == after {
+			return // most of the time
+		}
+		now := moment(time.Now())
+		for name, port := range after.All() {
+			event, ok := change(before, after, name, port)
+			if event.Time = now; ok && !yield(event) {
+				return
+			}
+		}
+		if before == nil {
+			return
+		}
+		for name, port := range before.All() {
+			if _, ok := after.Service(name); !ok && !yield(eventOf(now, eventRemoved, port, before.Endpoints(name))) {
+				return
+			}
+		}
+	}
+}
+
+func eventOf(now time.Time, kind string, port *changetracker.ServicePort, endpoints []changetracker.Endpoint) watchEvent {
+	text := portText(port, endpoints)
+	return watchEvent{Time: now, Type: kind, Namespace: port.Name.Namespace, Name: port.Name.Name, ServicePort: &text}
+}
+
+// change returns the change of one service port.
+func change(before, after *changetracker.State, name changetracker.ServicePortName, port *changetracker.ServicePort) (e watchEvent, ok bool) {
+	endpoints := after.Endpoints(name)
+	var oldPort *changetracker.ServicePort
+	var oldEndpoints []changetracker.Endpoint
+	kind := eventAdded
+	if before != nil {
+		if p, ok := before.Service(name); ok {
+			kind, oldPort, oldEndpoints = eventChanged, p, before.Endpoints(name)
+		}
+	}
+	samePort := oldPort == port || oldPort != nil && oldPort.Equal(port)
+	if samePort && sameMemory(oldEndpoints, endpoints) {
+		return e, false
+	}
+	e = eventOf(time.Time{}, kind, port, endpoints)
+	view := after.For(after.Node())
+	for i := range endpoints {
+		if old, ok := find(oldEndpoints, &endpoints[i]); !ok || !old.Equal(&endpoints[i]) {
+			e.EndpointsAdded = append(e.EndpointsAdded, endpointOf(&endpoints[i], view.Local(&endpoints[i])))
+		}
+	}
+	for i := range oldEndpoints {
+		if _, ok := find(endpoints, &oldEndpoints[i]); !ok {
+			e.EndpointsRemoved = append(e.EndpointsRemoved, oldEndpoints[i].Addr.String())
+		}
+	}
+	return e, !samePort || len(e.EndpointsAdded)+len(e.EndpointsRemoved) > 0
+}
+
+// sameMemory reports that two States share the endpoints, as they do if nothing changed.
+func sameMemory(a, b []changetracker.Endpoint) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// find returns the endpoint with an address.
+func find(endpoints []changetracker.Endpoint, like *changetracker.Endpoint) (*changetracker.Endpoint, bool) {
+	i, ok := slices.BinarySearchFunc(endpoints, like, func(e changetracker.Endpoint, like *changetracker.Endpoint) int {
+		return e.Addr.Compare(like.Addr)
+	})
+	if !ok {
+		return nil, false
+	}
+	return &endpoints[i], true
+}

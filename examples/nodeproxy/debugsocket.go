@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/pflag"
+	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/healthcheck"
+)
+
+// noSocket is the value of --debug-socket for none.
+const noSocket = "off"
+
+// debugSocket is the flag of the debug handler's socket.
+type debugSocket struct{ path string }
+
+func (s *debugSocket) register(f *pflag.FlagSet) {
+	f.StringVar(&s.path, "debug-socket", "", "unix socket of the debug page and of spctl, which only root may connect to; default is debug.sock in --state-dir, or debug-NAME.sock with --instance=NAME, if nodeproxy runs as root; off for none")
+}
+
+// socketPath returns the path of the socket; empty for none.
+func (o *options) socketPath() string {
+	switch {
+	case o.debugSocket.path == noSocket:
+		return ""
+	case o.debugSocket.path != "":
+		return o.debugSocket.path
+	case os.Geteuid() != 0:
+		return ""
+	}
+	name := "debug.sock"
+	if o.instance != "" {
+		name = "debug-" + o.instance + ".sock"
+	}
+	return filepath.Join(o.stateDir, name)
+}
+
+// socketServer returns the task that serves a handler at the socket. A socket that cannot be
+// opened does not end the proxy.
+func (o *options) socketServer(handler http.Handler, log *zap.Logger) []task {
+	path := o.socketPath()
+	if path == "" {
+		return nil
+	}
+	server := &healthcheck.Server{Name: "debug socket", Address: path, Handler: handler, Logger: log, Listen: listenOnSocket}
+	return []task{{"debug socket", server.Run}}
+}
+
+// listenOnSocket listens on a socket that only root and the process's own user may connect
+// to. It replaces the socket of a process that has ended. Closing the listener removes the
+// socket.
+func listenOnSocket(ctx context.Context, _, path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	if err := removeSocket(ctx, path); err != nil {
+		return nil, err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return &privateListener{listener}, nil
+}
+
+var errListens = errors.New("another process listens")
+
+// removeSocket removes the socket that a process left behind. It is an error if a process
+// listens on it.
+func removeSocket(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s is a file, and no socket: remove it, or choose another path with --debug-socket", path)
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if err == nil {
+		_ = conn.Close()
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%w on %s: stop it, or choose another path with --debug-socket", errListens, path)
+	}
+	return os.Remove(path)
+}
+
+// removeLeftSocket removes the socket of a process that was killed.
+func (o *options) removeLeftSocket(ctx context.Context) error {
+	path := o.socketPath()
+	if path == "" {
+		return nil
+	}
+	if err := removeSocket(ctx, path); err != nil && !errors.Is(err, errListens) {
+		return fmt.Errorf("remove debug socket: %w", err)
+	}
+	_ = os.Remove(filepath.Dir(path)) // only if it is empty
+	return nil
+}
+
+// privateListener refuses other users, whatever the mode of the socket's file becomes.
+type privateListener struct{ net.Listener }
+
+// Accept waits for the next connection of a user who may connect.
+func (l *privateListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil || isPrivileged(conn) {
+			return conn, err
+		}
+		_ = conn.Close()
+	}
+}

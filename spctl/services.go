@@ -1,0 +1,317 @@
+package spctl
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// servicesAnswer has the fields of debughttp's services that tables show.
+type servicesAnswer struct {
+	Total    int       `json:"total"`
+	Services []service `json:"services"`
+}
+
+type service struct {
+	Namespace    string        `json:"namespace"`
+	Name         string        `json:"name"`
+	ServicePorts []servicePort `json:"servicePorts"`
+}
+
+type servicePort struct {
+	Family           string   `json:"family"`
+	PortName         string   `json:"portName"`
+	Protocol         string   `json:"protocol"`
+	ClusterIP        string   `json:"clusterIP"`
+	Port             uint16   `json:"port"`
+	NodePort         uint16   `json:"nodePort"`
+	HealthCheckPort  uint16   `json:"healthCheckNodePort"`
+	ExternalIPs      []string `json:"externalIPs"`
+	LoadBalancerVIPs []string `json:"loadBalancerVIPs"`
+	InternalPolicy   string   `json:"internalTrafficPolicy"`
+	ExternalPolicy   string   `json:"externalTrafficPolicy"`
+	AffinitySeconds  float64  `json:"sessionAffinitySeconds"`
+	Balancing        string   `json:"loadBalancing"`
+	EndpointsUsable  int      `json:"endpointsUsable"`
+	EndpointsAll     int      `json:"endpointsAll"`
+
+	// Of a single Service only.
+	Error     string     `json:"error"`
+	Frontends []frontend `json:"frontends"`
+	Endpoints []endpoint `json:"endpoints"`
+}
+
+type frontend struct {
+	Kind         string   `json:"kind"`
+	Text         string   `json:"text"`
+	Action       string   `json:"action"`
+	Scope        string   `json:"scope"`
+	Masquerade   string   `json:"masquerade"`
+	ShortCircuit bool     `json:"shortCircuit"`
+	Restricted   bool     `json:"restricted"`
+	SourceRanges []string `json:"sourceRanges"`
+}
+
+type endpoint struct {
+	Address    string `json:"address"`
+	State      string `json:"state"`
+	Local      bool   `json:"local"`
+	Weight     uint16 `json:"weight"`
+	Node       string `json:"node"`
+	Zone       string `json:"zone"`
+	Used       bool   `json:"used"`
+	Excluded   string `json:"excluded"`
+	Masquerade bool   `json:"masquerade"` // of explain
+}
+
+// title is the port as kubectl shows it, with the port's name.
+func (p *servicePort) title() string {
+	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.PortName, p.Port, p.Protocol))
+}
+
+func (p *servicePort) endpoints() string {
+	return fmt.Sprintf("%d/%d", p.EndpointsUsable, p.EndpointsAll)
+}
+
+func (p *servicePort) external() string {
+	return list(slices.Concat(p.LoadBalancerVIPs, p.ExternalIPs))
+}
+
+func (p *servicePort) policy() string {
+	if p.ExternalPolicy == "" || p.ExternalPolicy == p.InternalPolicy {
+		return p.InternalPolicy
+	}
+	return p.InternalPolicy + ", external " + p.ExternalPolicy
+}
+
+func (a *app) services() *cobra.Command {
+	var limit int
+	c := &cobra.Command{
+		Use:     "services [TEXT]",
+		Aliases: []string{"service", "svc"},
+		Short:   "List Services, or those whose name, VIP, node port or endpoint address contains a text",
+		Args:    cobra.MaximumNArgs(1),
+		Example: "services\nservices web\nservices 10.96.0.10\nservices -o json > before.json",
+	}
+	c.Flags().IntVar(&limit, "limit", 0, "how many Services to list; 0 for all")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		p, err := a.connect(a.address)
+		if err != nil {
+			return err
+		}
+		content, err := a.listed(c.Context(), p, searching(args), limit)
+		if err != nil {
+			return err
+		}
+		return a.print(c, content, func(w *printer) error { return w.services(content) })
+	}
+	return c
+}
+
+func searching(args []string) url.Values {
+	query := url.Values{}
+	if len(args) > 0 {
+		query.Set("q", args[0])
+	}
+	return query
+}
+
+// pageSize is the largest limit of debughttp.
+const pageSize = 1000
+
+// listed returns the answer of services from all pages, or the first limit Services.
+func (a *app) listed(ctx context.Context, p *proxy, query url.Values, limit int) (json.RawMessage, error) {
+	type page struct {
+		Total    int               `json:"total"`
+		Offset   int               `json:"offset"`
+		Services []json.RawMessage `json:"services"`
+	}
+	all := page{Services: []json.RawMessage{}}
+	for limit <= 0 || len(all.Services) < limit {
+		query.Set("offset", strconv.Itoa(len(all.Services)))
+		query.Set("limit", strconv.Itoa(pageSize))
+		if limit > 0 {
+			query.Set("limit", strconv.Itoa(min(pageSize, limit-len(all.Services))))
+		}
+		content, err := a.fetch(ctx, p, "services", query)
+		if err != nil {
+			return nil, err
+		}
+		next, err := decode[page](content)
+		if err != nil {
+			return nil, err
+		}
+		all.Total, all.Services = next.Total, append(all.Services, next.Services...)
+		if len(next.Services) == 0 || len(all.Services) >= next.Total {
+			break
+		}
+	}
+	return json.Marshal(all)
+}
+
+// fetch sends one GET with the time limit of requests.
+func (a *app) fetch(ctx context.Context, p *proxy, path string, query url.Values) (json.RawMessage, error) {
+	ctx, stop := a.limited(ctx)
+	defer stop()
+	return p.get(ctx, path, query)
+}
+
+// named is a service port with the Service that it belongs to.
+type named struct {
+	*service
+	*servicePort
+}
+
+func (w *printer) services(content json.RawMessage) error {
+	answer, err := decode[servicesAnswer](content)
+	if err != nil {
+		return err
+	}
+	if len(answer.Services) == 0 {
+		w.line("no Services")
+	}
+	rows(w, "NAMESPACE NAME PORT FAMILY CLUSTER-IP EXTERNAL-IP NODE-PORT ENDPOINTS POLICY", ports(answer.Services), func(p named) []string {
+		return []string{
+			p.Namespace, p.Name, p.title(), p.Family, p.ClusterIP, p.external(), count(int(p.NodePort)), p.endpoints(), p.policy(),
+		}
+	})
+	if n := answer.Total - len(answer.Services); n > 0 {
+		w.line(fmt.Sprintf("and %d more", n))
+	}
+	return nil
+}
+
+// ports returns all service ports of Services.
+func ports(services []service) (all []named) {
+	for i := range services {
+		for j := range services[i].ServicePorts {
+			all = append(all, named{&services[i], &services[i].ServicePorts[j]})
+		}
+	}
+	return all
+}
+
+func (a *app) get() *cobra.Command {
+	return &cobra.Command{
+		Use:               "get NAMESPACE/NAME",
+		Short:             "Show one Service with its frontends and endpoints",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeServices,
+		RunE: func(c *cobra.Command, args []string) error {
+			query, err := serviceQuery(args[0])
+			if err != nil {
+				return err
+			}
+			return a.show(c, "service", query, (*printer).service)
+		},
+	}
+}
+
+// show asks for one answer and prints it.
+func (a *app) show(c *cobra.Command, path string, query url.Values, table func(*printer, json.RawMessage) error) error {
+	p, err := a.connect(a.address)
+	if err != nil {
+		return err
+	}
+	content, err := a.fetch(c.Context(), p, path, query)
+	if err != nil {
+		return err
+	}
+	return a.print(c, content, func(w *printer) error { return table(w, content) })
+}
+
+// serviceQuery parses NAMESPACE/NAME; without a namespace it is default, as with kubectl.
+func serviceQuery(text string) (url.Values, error) {
+	namespace, name, ok := strings.Cut(text, "/")
+	if !ok {
+		namespace, name = "default", text
+	}
+	if name == "" || strings.Contains(name, "/") {
+		return nil, fmt.Errorf("%s: want NAMESPACE/NAME, or the name of a Service in namespace default", text)
+	}
+	return url.Values{"namespace": {namespace}, "name": {name}}, nil
+}
+
+func (w *printer) service(content json.RawMessage) error {
+	s, err := decode[service](content)
+	if err != nil {
+		return err
+	}
+	w.fields("Service", s.Namespace+"/"+s.Name)
+	for i := range s.ServicePorts {
+		w.port(&s.ServicePorts[i])
+	}
+	return nil
+}
+
+func (w *printer) port(p *servicePort) {
+	w.section("%s, %s", p.title(), p.Family)
+	affinity := ""
+	if p.AffinitySeconds > 0 {
+		affinity = fmt.Sprintf("ClientIP, %gs", p.AffinitySeconds)
+	}
+	w.fields("Policy", p.policy(), "Affinity", affinity, "Balancing", p.Balancing,
+		"Health check port", count(int(p.HealthCheckPort)), "Error", p.Error)
+	rows(w, "FRONTEND KIND ACTION SCOPE MASQUERADE SOURCES", p.Frontends, func(f frontend) []string {
+		return []string{f.Text, f.Kind, f.Action, f.Scope, f.Masquerade, f.sources()}
+	})
+	rows(w, "ENDPOINT STATE NODE ZONE USED", p.Endpoints, func(e endpoint) []string {
+		return []string{e.Address, e.State, e.place(), e.Zone, e.use()}
+	})
+}
+
+func (f *frontend) sources() string {
+	if f.Restricted && len(f.SourceRanges) == 0 {
+		return "none"
+	}
+	return cmp.Or(list(f.SourceRanges), "all")
+}
+
+// place is the node, and whether it is the proxy's.
+func (e *endpoint) place() string {
+	if e.Local {
+		return strings.TrimSpace(e.Node + " (local)")
+	}
+	return e.Node
+}
+
+func (e *endpoint) use() string {
+	if e.Used {
+		return yesNo(true)
+	}
+	return "no: " + cmp.Or(e.Excluded, "unknown")
+}
+
+// completeServices completes the names of programmed Services.
+func (a *app) completeServices(c *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	const most = 100
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	p, err := a.connect(a.address)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	content, err := a.listed(c.Context(), p, url.Values{"q": {typed}}, most)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	answer, err := decode[servicesAnswer](content)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []cobra.Completion
+	for _, s := range answer.Services {
+		if name := s.Namespace + "/" + s.Name; strings.HasPrefix(name, typed) {
+			names = append(names, name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

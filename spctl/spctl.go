@@ -1,0 +1,101 @@
+package spctl
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// DefaultAddress is where nodeproxy listens for root.
+const DefaultAddress = "unix:///run/serviceplane/debug.sock"
+
+// The exit statuses of a program, as [ExitStatus] returns them.
+const (
+	// StatusDifferent means that the command did its work and found differences.
+	StatusDifferent = 1
+	// StatusFailed means that the command could not do its work.
+	StatusFailed = 2
+)
+
+// ErrDifferent is the error of a command that compares and found differences. It has
+// printed them.
+var ErrDifferent = errors.New("there are differences")
+
+// ExitStatus returns the exit status of a program for the error of its command: 0 for
+// nil, StatusDifferent for ErrDifferent, and StatusFailed for others.
+func ExitStatus(err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, ErrDifferent):
+		return StatusDifferent
+	default:
+		return StatusFailed
+	}
+}
+
+// Options are the options of New. The zero value is that of the program spctl.
+type Options struct {
+	// Use is the name of the command; default is spctl.
+	Use string
+	// Address is the default of --address; default is DefaultAddress.
+	Address string
+	// Client sends the requests; default is one without a proxy or a timeout of its own.
+	// Addresses that begin with unix: do not use it.
+	Client *http.Client
+}
+
+// app is one command with its flags.
+type app struct {
+	options Options
+	address string
+	output  format
+	timeout time.Duration
+}
+
+// New returns a command with the subcommands that the package documents. Commands share
+// nothing. The caller executes it, with a context that ends when the user interrupts, and
+// prints its error, which cobra does not: see ExitStatus.
+func New(options Options) *cobra.Command {
+	const timeout = 30 * time.Second
+	if options.Use == "" {
+		options.Use = "spctl"
+	}
+	if options.Address == "" {
+		options.Address = DefaultAddress
+	}
+	a := &app{options: options, output: asTable}
+	command := &cobra.Command{
+		Use:           options.Use,
+		Short:         "Show what a running Service proxy programs, and why",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	flags := command.PersistentFlags()
+	flags.StringVar(&a.address, "address", options.Address, "where the proxy listens: http://HOST:PORT, or unix:///PATH for a socket")
+	flags.VarP(&a.output, "output", "o", "table, json or yaml")
+	flags.DurationVar(&a.timeout, "request-timeout", timeout, "how long one request may take; 0 for no limit")
+	must(command.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats(), cobra.ShellCompDirectiveNoFileComp)))
+	command.AddCommand(a.services(), a.get(), a.explain(), a.status(), a.syncs(), a.watch())
+	return command
+}
+
+// must panics if the package declares its own flags wrongly.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// limited returns a context for one request.
+func (a *app) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.timeout <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, a.timeout)
+}
