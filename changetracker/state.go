@@ -59,6 +59,16 @@ func (s *State) All() iter.Seq2[ServicePortName, *ServicePort] {
 	}
 }
 
+// Changed yields the names of the Services whose service ports or endpoints differ between two
+// States, in no particular order. Between States of one tracker it costs about what has
+// changed; otherwise it yields all Services of both, some of them twice. since may be nil.
+func (s *State) Changed(since *State) iter.Seq[types.NamespacedName] {
+	if since == nil {
+		since = &State{snapshot: newSnapshot(false)}
+	}
+	return s.services.Changed(since.services, func(a, b *serviceState) bool { return a == b })
+}
+
 // ServicePorts returns the names of the service ports of a Service, sorted.
 func (s *State) ServicePorts(name types.NamespacedName) []ServicePortName {
 	service, ok := s.services.Get(name)

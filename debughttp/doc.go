@@ -30,12 +30,36 @@
 // The paths are relative to where the Handler is mounted; the method is GET:
 //
 //	status?limit=                      families, conditions, problems and the node
-//	services?q=&limit=&offset=         Services that match q, sorted by name
+//	services?q=&namespace=&filter=&limit=&offset=
+//	                                   Services that match, and how many have each filter
+//	namespaces                         the namespaces, with the number of Services
 //	service?namespace=&name=           one Service with all details
 //	syncs                              the last syncs, oldest first
 //	explain?protocol=&source=&destination=&origin=&interface=
 //	                                   the verdict on a packet
 //	watch                              a line of JSON for each change of a service port
+//
+// Services come sorted by namespace and name, with numbers in them by value. With q, those that
+// have it as namespace/name, name, VIP, node port or endpoint address come first, then those
+// that begin with it, then those that contain it; q may also be a VIP or endpoint with its port.
+// filter is a list, separated by commas, of what a Service must have on some service port:
+//
+//	failed          the last sync could not program it
+//	no-endpoints    frontends that reject, because nothing can take the connections
+//	dropping        frontends that drop what comes from outside, because of policy Local or
+//	                because no source is admitted
+//	lost            a frontend that belongs to another Service
+//	ejected         an endpoint that an Override ejects
+//	external        a node port, load balancer IP or external IP
+//	affinity        session affinity
+//	balancing       a load balancing policy other than random
+//
+// The verdict on a Service is the first of these that is true: failed, no frontends,
+// no endpoints (all frontends reject), drops (none forwards, some drop), partly rejects,
+// partly drops, works.
+//
+// The first list makes an index, of about 2 kB for each Service; later ones bring it up to date.
+// It is dropped after five minutes without a request.
 //
 // limit is 100 by default, and at most 1000. Times are in RFC 3339, durations in seconds;
 // unknown fields, and fields that do not apply, are omitted. An error is {"error": "…"}:

@@ -20,7 +20,7 @@ type Source interface {
 	Status() proxier.Status
 	History() []proxier.SyncReport
 	Programmed(family v1.IPFamily) *changetracker.State
-	Resolved(family v1.IPFamily, name changetracker.ServicePortName) (*desired.Service, bool)
+	Resolved(family v1.IPFamily) *desired.Resolved
 	Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error)
 }
 
@@ -42,11 +42,12 @@ func Handler(source Source, options ...Option) http.Handler {
 		option(h)
 	}
 	h.answers = map[string]answer{
-		"status":   h.status,
-		"services": h.services,
-		"service":  h.service,
-		"syncs":    h.syncs,
-		"explain":  h.explain,
+		"status":     h.status,
+		"services":   h.services,
+		"service":    h.service,
+		"namespaces": h.namespaces,
+		"syncs":      h.syncs,
+		"explain":    h.explain,
 	}
 	h.hosts = known(h.hosts)
 	return h
@@ -58,6 +59,7 @@ type handler struct {
 	title   string
 	pages   map[string]page
 	answers map[string]answer
+	index   index
 }
 
 // securityPolicy allows only the page's own files, and forbids frames.

@@ -1,120 +1,151 @@
 package debughttp
 
 import (
-	"bytes"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 )
 
 // needle is the text of a search for Services.
 type needle struct {
-	text                    []byte         // in lower case
-	mayBeAddress, mayBePort bool           // otherwise addresses or node ports are not compared
-	whole                   netip.AddrPort // if the text is an address and a port
-	buf                     []byte         // reused for the texts that are compared
+	text           string         // in lower case
+	line, lineHead string         // the text as a whole line, and as the beginning of one
+	whole          netip.AddrPort // if the text is an address and a port
 }
 
 func newNeedle(text string) *needle {
-	text = strings.ToLower(strings.TrimSpace(text))
-	n := &needle{text: []byte(text)}
-	n.mayBeAddress = strings.Trim(text, "0123456789abcdef:.") == ""
-	n.mayBePort = strings.Trim(text, "0123456789") == ""
-	if whole, err := netip.ParseAddrPort(text); err == nil {
+	n := &needle{text: strings.ToLower(strings.TrimSpace(strings.ReplaceAll(text, "\n", " ")))}
+	if whole, err := netip.ParseAddrPort(n.text); err == nil {
 		n.whole = netip.AddrPortFrom(whole.Addr().Unmap(), whole.Port())
+		n.text = n.whole.Addr().String()
+	}
+	n.lineHead = "\n" + n.text
+	n.line = n.lineHead + "\n"
+	return n
+}
+
+// rank says how well a Service matches: better ones come first.
+type rank int
+
+// The ranks. A name, namespace/name, VIP, node port or endpoint address is the text, begins with
+// it, or contains it.
+const (
+	rankExact rank = iota
+	rankPrefix
+	rankContains
+	ranks
+	noMatch = ranks
+)
+
+func (n *needle) rank(now *programmed, s *listedService) rank {
+	switch {
+	case n.text == "":
+		return rankExact
+	case !strings.Contains(s.text, n.text):
+		return noMatch
+	case n.whole.IsValid():
+		if strings.Contains(s.text, n.line) && n.isWhole(now, s.name) {
+			return rankExact
+		}
+		return noMatch
+	case strings.Contains(s.text, n.line):
+		return rankExact
+	case strings.Contains(s.text, n.lineHead):
+		return rankPrefix
+	default:
+		return rankContains
+	}
+}
+
+// isWhole reports whether a Service has a VIP or endpoint with that address and port.
+func (n *needle) isWhole(now *programmed, name types.NamespacedName) (is bool) {
+	addr := n.whole.Addr()
+	now.servicePorts(name, func(family *desired.Resolved, port changetracker.ServicePortName) {
+		p, ok := family.State().Service(port)
+		isVIP := ok && (p.ClusterIP == addr || slices.Contains(p.ExternalIPs, addr) || slices.Contains(p.LoadBalancerVIPs, addr))
+		is = is || isVIP && p.Port == n.whole.Port() ||
+			slices.ContainsFunc(family.State().Endpoints(port), func(e changetracker.Endpoint) bool { return e.Addr == n.whole })
+	})
+	return is
+}
+
+// selection is a request for Services.
+type selection struct {
+	needle        *needle
+	namespace     string // empty: all
+	filters       filters
+	failed        map[types.NamespacedName]bool
+	offset, limit int
+}
+
+// found are the Services of a selection.
+type found struct {
+	// matches are the first ones of each rank, as many as the window may need.
+	matches [ranks][]*listedService
+	totals  [ranks]int
+	// all are the Services that would match without filters, and counts those that have each.
+	all    int
+	counts [len(filterNames)]int
+}
+
+func (s *selection) from(all []*listedService, now *programmed) (f found) {
+	for _, service := range all {
+		if s.namespace != "" && service.name.Namespace != s.namespace {
+			continue
+		}
+		rank := s.needle.rank(now, service)
+		if rank == noMatch {
+			continue
+		}
+		has := service.filters
+		if s.failed[service.name] {
+			has |= isFailed
+		}
+		f.count(has)
+		if has&s.filters != s.filters {
+			continue
+		}
+		if f.totals[rank]++; f.totals[rank] <= s.offset+s.limit {
+			f.matches[rank] = append(f.matches[rank], service)
+		}
+	}
+	return f
+}
+
+func (f *found) count(has filters) {
+	f.all++
+	for i := range f.counts {
+		f.counts[i] += int(has >> i & 1)
+	}
+}
+
+func (f *found) total() (n int) {
+	for _, total := range f.totals {
+		n += total
 	}
 	return n
 }
 
-// matches reports whether a service port's name, VIPs, node port or endpoint addresses
-// contain the text.
-func (n *needle) matches(state *changetracker.State, port *changetracker.ServicePort) bool {
-	switch {
-	case len(n.text) == 0:
-		return true
-	case n.inName(port.Name.NamespacedName):
-		return true
-	case n.mayBePort && port.NodePort != 0 && n.in(strconv.AppendUint(n.buf[:0], uint64(port.NodePort), 10)):
-		return true
-	case n.whole.IsValid():
-		return n.isWhole(state, port)
-	case !n.mayBeAddress:
-		return false
+// window returns some of the Services, the best matches first.
+func (f *found) window(offset, limit int) (some []*listedService) {
+	for rank, list := range f.matches {
+		skipped := min(offset, len(list))
+		some = append(some, first(limit-len(some), list[skipped:])...)
+		offset -= min(offset, f.totals[rank])
 	}
-	if n.inAddress(port.ClusterIP) || slices.ContainsFunc(port.ExternalIPs, n.inAddress) ||
-		slices.ContainsFunc(port.LoadBalancerVIPs, n.inAddress) {
-		return true
+	return some
+}
+
+// countsByName are the counts as the answer has them.
+func (f *found) countsByName() map[string]int {
+	counts := map[string]int{"all": f.all}
+	for i, name := range filterNames {
+		counts[name] = f.counts[i]
 	}
-	return slices.ContainsFunc(state.Endpoints(port.Name), func(e changetracker.Endpoint) bool {
-		return n.inAddress(e.Addr.Addr())
-	})
-}
-
-func (n *needle) isWhole(state *changetracker.State, port *changetracker.ServicePort) bool {
-	addr := n.whole.Addr()
-	isVIP := port.ClusterIP == addr || slices.Contains(port.ExternalIPs, addr) || slices.Contains(port.LoadBalancerVIPs, addr)
-	if isVIP && port.Port == n.whole.Port() {
-		return true
-	}
-	return slices.ContainsFunc(state.Endpoints(port.Name), func(e changetracker.Endpoint) bool { return e.Addr == n.whole })
-}
-
-func (n *needle) inName(name types.NamespacedName) bool {
-	n.buf = append(n.buf[:0], strings.ToLower(name.Namespace)...)
-	n.buf = append(n.buf, '/')
-	return n.in(append(n.buf, strings.ToLower(name.Name)...))
-}
-
-func (n *needle) inAddress(a netip.Addr) bool { return n.in(a.AppendTo(n.buf[:0])) }
-
-// in reports whether text contains the needle. It keeps the memory of text for reuse.
-func (n *needle) in(text []byte) bool {
-	n.buf = text
-	return bytes.Contains(text, n.text)
-}
-
-// search returns the names of matching Services, sorted, from offset on and at most limit
-// of them, and the total number of matches.
-func search(states []*changetracker.State, n *needle, offset, limit int) (names []types.NamespacedName, total int) {
-	found := map[types.NamespacedName]struct{}{}
-	best := smallest{keep: offset + limit}
-	for _, state := range states {
-		for name, port := range state.All() {
-			if _, known := found[name.NamespacedName]; known || !n.matches(state, port) {
-				continue
-			}
-			found[name.NamespacedName] = struct{}{}
-			best.add(name.NamespacedName)
-		}
-	}
-	names = best.sorted()
-	return names[min(offset, len(names)):], len(found)
-}
-
-// smallest keeps the first names in sort order. It never holds more than twice as many.
-type smallest struct {
-	keep  int
-	names []types.NamespacedName
-}
-
-func (s *smallest) add(name types.NamespacedName) {
-	s.names = append(s.names, name)
-	if len(s.names) >= 2*s.keep {
-		s.names = s.sorted()
-	}
-}
-
-func (s *smallest) sorted() []types.NamespacedName {
-	slices.SortFunc(s.names, func(a, b types.NamespacedName) int {
-		if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Name, b.Name)
-	})
-	return s.names[:min(s.keep, len(s.names))]
+	return counts
 }

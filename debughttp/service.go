@@ -75,23 +75,20 @@ func (h *handler) service(_ *http.Request, q query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	status := h.source.Status()
+	status, now := h.source.Status(), h.programmed()
 	a := serviceAnswer{Namespace: name.Namespace, Name: name.Name, ServicePorts: []servicePortInFull{}}
-	for _, state := range h.states() {
-		family := status.Families[state.Family()]
-		for _, name := range state.ServicePorts(name) {
-			port, ok := h.inFull(state, name)
-			if !ok {
-				continue
-			}
-			for _, failed := range family.Failed {
-				if failed.Name == name {
-					port.Error = errorText(failed.Err)
-				}
-			}
-			a.ServicePorts = append(a.ServicePorts, port)
+	now.servicePorts(name, func(family *desired.Resolved, name changetracker.ServicePortName) {
+		port, ok := inFull(family, name)
+		if !ok {
+			return
 		}
-	}
+		for _, failed := range status.Families[family.State().Family()].Failed {
+			if failed.Name == name {
+				port.Error = errorText(failed.Err)
+			}
+		}
+		a.ServicePorts = append(a.ServicePorts, port)
+	})
 	if len(a.ServicePorts) == 0 {
 		return nil, fmt.Errorf("%w: %s", errNotFound, name)
 	}
@@ -113,13 +110,13 @@ func (q query) serviceName() (name types.NamespacedName, err error) {
 	return name, err
 }
 
-// inFull returns one service port. If a sync happens between the reads of State and
-// Resolved, they may not match; the next request corrects that.
-func (h *handler) inFull(state *changetracker.State, name changetracker.ServicePortName) (p servicePortInFull, ok bool) {
-	s, ok := h.source.Resolved(state.Family(), name)
+// inFull returns one service port.
+func inFull(family *desired.Resolved, name changetracker.ServicePortName) (p servicePortInFull, ok bool) {
+	s, ok := family.Service(name)
 	if !ok {
 		return p, false
 	}
+	state := family.State()
 	endpoints := state.Endpoints(name)
 	p = servicePortInFull{
 		servicePortText: portText(s.Port, endpoints),

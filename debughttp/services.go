@@ -13,14 +13,18 @@ import (
 
 type servicesAnswer struct {
 	// Total is the number of matches, and Offset how many of them precede Services.
-	Total    int              `json:"total"`
-	Offset   int              `json:"offset"`
+	Total  int `json:"total"`
+	Offset int `json:"offset"`
+	// Counts are the Services in the namespace that match q, by filter, and all of them.
+	Counts   map[string]int   `json:"counts"`
 	Services []serviceSummary `json:"services"`
 }
 
 type serviceSummary struct {
-	Namespace    string            `json:"namespace"`
-	Name         string            `json:"name"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Verdict is what becomes of connections to its frontends.
+	Verdict      verdict           `json:"verdict"`
 	ServicePorts []servicePortText `json:"servicePorts"`
 }
 
@@ -46,46 +50,79 @@ type servicePortText struct {
 }
 
 func (h *handler) services(_ *http.Request, q query) (any, error) {
-	limit, err := q.limit()
+	wanted, err := h.selection(q)
 	if err != nil {
 		return nil, err
 	}
-	offset, err := q.number("offset", 0, 0, math.MaxInt32)
-	if err != nil {
-		return nil, err
-	}
-	text, err := q.text("q")
-	if err != nil {
-		return nil, err
-	}
-	states := h.states()
-	names, total := search(states, newNeedle(text), offset, limit)
+	now := h.programmed()
+	f := wanted.from(h.index.services(now), &now)
 	return servicesAnswer{
-		Total: total, Offset: offset,
-		Services: converted(names, func(name types.NamespacedName) serviceSummary { return summary(states, name) }),
+		Total: f.total(), Offset: wanted.offset, Counts: f.countsByName(),
+		Services: converted(f.window(wanted.offset, wanted.limit), func(s *listedService) serviceSummary {
+			summary := now.summary(s)
+			if wanted.failed[s.name] {
+				summary.Verdict = verdictFailed
+			}
+			return summary
+		}),
 	}, nil
 }
 
-// states returns the programmed State of each IP family that has one.
-func (h *handler) states() (states []*changetracker.State) {
-	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		if state := h.source.Programmed(family); state != nil {
-			states = append(states, state)
+func (h *handler) selection(q query) (s selection, err error) {
+	if s.limit, err = q.limit(); err != nil {
+		return s, err
+	}
+	if s.offset, err = q.number("offset", 0, 0, math.MaxInt32); err != nil {
+		return s, err
+	}
+	text, err := q.text("q")
+	if err != nil {
+		return s, err
+	}
+	if s.namespace, err = q.text("namespace"); err != nil {
+		return s, err
+	}
+	if s.filters, err = q.filters(); err != nil {
+		return s, err
+	}
+	s.needle, s.failed = newNeedle(text), map[types.NamespacedName]bool{}
+	for _, family := range h.source.Status().Families {
+		for _, failed := range family.Failed {
+			s.failed[failed.Name.NamespacedName] = true
 		}
 	}
-	return states
+	return s, nil
 }
 
-func summary(states []*changetracker.State, name types.NamespacedName) serviceSummary {
-	s := serviceSummary{Namespace: name.Namespace, Name: name.Name, ServicePorts: []servicePortText{}}
-	for _, state := range states {
-		for _, name := range state.ServicePorts(name) {
-			if port, ok := state.Service(name); ok {
-				s.ServicePorts = append(s.ServicePorts, portText(port, state.Endpoints(name)))
-			}
+func (p *programmed) summary(l *listedService) serviceSummary {
+	s := serviceSummary{Namespace: l.name.Namespace, Name: l.name.Name, Verdict: l.verdict, ServicePorts: []servicePortText{}}
+	p.servicePorts(l.name, func(family *desired.Resolved, name changetracker.ServicePortName) {
+		if port, ok := family.State().Service(name); ok {
+			s.ServicePorts = append(s.ServicePorts, portText(port, family.State().Endpoints(name)))
 		}
-	}
+	})
 	return s
+}
+
+type namespacesAnswer struct {
+	Namespaces []namespaceText `json:"namespaces"`
+}
+
+type namespaceText struct {
+	Name string `json:"name"`
+	// Services counts the programmed ones.
+	Services int `json:"services"`
+}
+
+func (h *handler) namespaces(*http.Request, query) (any, error) {
+	a := namespacesAnswer{Namespaces: []namespaceText{}}
+	for _, s := range h.index.services(h.programmed()) {
+		if n := len(a.Namespaces); n == 0 || a.Namespaces[n-1].Name != s.name.Namespace {
+			a.Namespaces = append(a.Namespaces, namespaceText{Name: s.name.Namespace})
+		}
+		a.Namespaces[len(a.Namespaces)-1].Services++
+	}
+	return a, nil
 }
 
 func portText(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) servicePortText {

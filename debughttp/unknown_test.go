@@ -30,9 +30,7 @@ func (u unknownValues) frontend() desired.Frontend {
 	}
 }
 
-func (u unknownValues) Resolved(_ v1.IPFamily, name changetracker.ServicePortName) (*desired.Service, bool) {
-	return &desired.Service{Name: name, Protocol: desired.TCP, Frontends: []desired.Frontend{u.frontend()}}, true
-}
+func (unknownValues) Resolved(v1.IPFamily) *desired.Resolved { return nil }
 
 func (u unknownValues) Explain(_ context.Context, p desired.Packet) (desired.Explanation, error) {
 	f := u.frontend()

@@ -35,7 +35,7 @@ func TestRandomHistoriesAgreeWithTheOracle(t *testing.T) {
 	for _, what := range []string{
 		"ClusterIP forward", "ClusterIP drop", "ClusterIP reject", "LoadBalancer forward", "LoadBalancer drop", "LoadBalancer reject",
 		"ExternalIP forward", "ExternalIP drop", "ExternalIP reject", "NodePort forward", "NodePort drop", "NodePort reject",
-		"restricted", "short circuit", "lost", "refused", "on node", "failed",
+		"restricted", "short circuit", "lost", "refused", "on node", "failed", "changed", "unchanged", "all changed",
 	} {
 		if seen[what] < 100 {
 			t.Errorf("%s: seen %d times, want 100 or more: the histories are too tame", what, seen[what])
@@ -101,6 +101,7 @@ type plane struct {
 	programmed map[changetracker.ServicePortName]decision
 	owed       map[desired.Key]bool // frontends that it has had since an Update said that they are gone
 	unsure     bool                 // the next Update must be full
+	wanted     *desired.Resolved    // at the last sync
 }
 
 func replay(t *testing.T, history []byte, seen map[string]int) {
@@ -305,6 +306,8 @@ func (w *world) sync(family v1.IPFamily) {
 		w.checkResolved("acknowledged", u.Was, p.programmed)
 		want := decide(&w.cluster, family)
 		w.checkResolved("wanted", u.Now, want)
+		w.checkChanged(p.wanted, u.Now)
+		p.wanted = u.Now
 		next, failed := w.program(p, &u)
 		w.compare("programmed", next, want)
 		gone := maps.Clone(p.owed)
@@ -385,6 +388,29 @@ func (w *world) checkResolved(what string, r *desired.Resolved, want map[changet
 			if owner, _ := r.Owner(f.key); owner != name {
 				w.Errorf("%s: %v is %v's, want %v's", what, f.key, owner, name)
 			}
+		}
+	}
+}
+
+// checkChanged: Changed names every Service that differs.
+func (w *world) checkChanged(before, now *desired.Resolved) {
+	names, all := now.Changed(before)
+	if all {
+		w.seen["all changed"]++
+		return
+	}
+	for _, name := range w.names {
+		was, had := before.Service(name)
+		is, has := now.Service(name)
+		differs := had != has || has && !reflect.DeepEqual(decisionOf(was), decisionOf(is)) ||
+			!reflect.DeepEqual(before.State().Endpoints(name), now.State().Endpoints(name))
+		switch named := slices.Contains(names, name.NamespacedName); {
+		case differs && !named:
+			w.Errorf("%v has changed, and Changed names only %v", name, names)
+		case differs:
+			w.seen["changed"]++
+		case !named:
+			w.seen["unchanged"]++
 		}
 	}
 }

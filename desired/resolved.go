@@ -1,19 +1,22 @@
 package desired
 
 import (
+	"cmp"
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
 // Resolved is a State on one node, in which each service port has the frontends that it gets:
-// if several claim one, Claim decides. Nothing is computed in advance. A lookup costs what it
-// is about, not the size of the State. It is for lookups, not for iterating.
+// if several claim one, Claim decides. Nothing is computed in advance: a lookup costs what it
+// is about, not the size of the State.
 //
 // It never changes, so several goroutines may use it at once. It keeps its State in memory. A
 // nil Resolved has no service ports.
@@ -80,6 +83,41 @@ func (r *Resolved) View() changetracker.View {
 		return changetracker.View{}
 	}
 	return r.state.For(r.resolver.Node)
+}
+
+// State returns the State; nil for a nil Resolved.
+func (r *Resolved) State() *changetracker.State {
+	if r == nil {
+		return nil
+	}
+	return r.state
+}
+
+// Changed returns the names of the Services that may differ between two Resolved, sorted: they
+// have changed, or have won or lost a frontend because others have. all means that any Service
+// may differ: the nodes or settings do, or an EditSelection decides, whose other inputs are
+// unknown. Otherwise it costs about what has changed.
+func (r *Resolved) Changed(since *Resolved) (names []types.NamespacedName, all bool) {
+	switch {
+	case r == since:
+		return nil, false
+	case r == nil || since == nil || !r.sameClaims(since) || !r.resolver.equal(&since.resolver):
+		return nil, true
+	}
+	for name := range r.state.Changed(since.state) {
+		names = append(names, name)
+		for _, port := range slices.Concat(since.state.ServicePorts(name), r.state.ServicePorts(name)) {
+			if was, is := since.port(port), r.port(port); was != is {
+				for _, other := range r.moved(since, was, is) {
+					names = append(names, other.NamespacedName)
+				}
+			}
+		}
+	}
+	slices.SortFunc(names, func(a, b types.NamespacedName) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	return slices.Compact(names), false
 }
 
 // Service returns a service port with the frontends that it gets. ok is false if there is none

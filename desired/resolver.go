@@ -32,6 +32,12 @@ type Resolver struct {
 	DenyNodeExternalIPs bool
 }
 
+// equal reports whether two Resolvers are known to decide alike.
+func (r *Resolver) equal(o *Resolver) bool {
+	return r.EditSelection == nil && o.EditSelection == nil && r.MasqueradeAll == o.MasqueradeAll && r.DetectsPods == o.DetectsPods &&
+		r.Node.Name == o.Node.Name && r.Node.Zone == o.Node.Zone
+}
+
 // has reports whether frontends of a kind are programmed.
 func (r *Resolver) has(kind Kind) bool { return len(r.Kinds) == 0 || slices.Contains(r.Kinds, kind) }
 

@@ -302,7 +302,7 @@ func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
 		if err != nil || e.Verdict != desired.VerdictForward || len(e.Endpoints) != 1 {
 			t.Errorf("Explain = %+v, %v, want one endpoint to forward to", e, err)
 		}
-		if s, ok := f.Resolved(v1.IPv4Protocol, *e.Service); !ok || len(s.Frontends) != 1 {
+		if s, ok := f.Resolved(v1.IPv4Protocol).Service(*e.Service); !ok || len(s.Frontends) != 1 {
 			t.Errorf("Resolved = %+v, %v, want one frontend", s, ok)
 		}
 		if f.Programmed(v1.IPv4Protocol).Len() != 1 || f.Programmed(v1.IPv6Protocol).Len() != 0 {

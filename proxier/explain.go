@@ -31,14 +31,12 @@ func (p *Proxier) programmedOf(name v1.IPFamily) (programmed, []*ServiceError) {
 	return programmed{}, nil
 }
 
-// Resolved returns what is programmed for one service port, without the frontends that
-// belong to another one. ok is false if the service port does not exist.
-func (p *Proxier) Resolved(family v1.IPFamily, name changetracker.ServicePortName) (s *desired.Service, ok bool) {
+// Resolved returns what is programmed in an IP family: each service port without the frontends
+// that belong to another one. It is nil, and has no service ports, before the first successful
+// sync, and the same until the next one.
+func (p *Proxier) Resolved(family v1.IPFamily) *desired.Resolved {
 	now, _ := p.programmedOf(family)
-	if now.state == nil {
-		return nil, false
-	}
-	return desired.NewResolved(now.state, now.resolver, now.globals).Service(name)
+	return now.resolved
 }
 
 // Explain reports what happens to the first packet of a connection: its frontend, the

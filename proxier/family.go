@@ -61,6 +61,7 @@ type programmed struct {
 	state    *changetracker.State
 	resolver desired.Resolver
 	globals  desired.Globals
+	resolved *desired.Resolved // the state, as resolver and globals decide
 	traits   func(*desired.Service) desired.Traits
 }
 

@@ -99,7 +99,10 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 // afterApply does the parts of a sync that follow programming.
 func (f *family) afterApply(ctx context.Context, o *outcome) error {
 	f.locked(func() {
-		f.programmed = programmed{state: o.state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits}
+		f.programmed = programmed{
+			state: o.state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits,
+			resolved: desired.NewResolved(o.state, f.resolver, f.globals),
+		}
 	})
 	o.watch.last = time.Now()
 	deleted, checked, err := f.cleanFlows(ctx)

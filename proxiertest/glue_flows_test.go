@@ -127,7 +127,7 @@ func fromScratch(p *proxier.Proxier) *bridge {
 	b := &bridge{groups: map[changetracker.ServicePortName]map[netip.AddrPort]bucket{}, flows: map[desired.Key]flow{}}
 	view := p.Programmed(v1.IPv4Protocol).For(p.Status().Node)
 	for name := range view.State().All() {
-		s, _ := p.Resolved(v1.IPv4Protocol, name)
+		s, _ := p.Resolved(v1.IPv4Protocol).Service(name)
 		b.addFlows(s)
 		b.groups[name] = map[netip.AddrPort]bucket{}
 		b.addBuckets(name, view, view.State().Endpoints(name))

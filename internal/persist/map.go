@@ -13,9 +13,10 @@ import (
 // Map is one immutable version. Several goroutines may read it, also while an Editor makes
 // later versions. Make the first version with New.
 type Map[K comparable, V any] struct {
-	root *node[K, V]
-	size int
-	hash func(K) uint64
+	root   *node[K, V]
+	size   int
+	hash   func(K) uint64
+	origin *token // the same for all versions that come from one call of New
 }
 
 // New returns the empty map.
@@ -25,7 +26,7 @@ func New[K comparable, V any]() Map[K, V] {
 }
 
 func newWithHash[K comparable, V any](hash func(K) uint64) Map[K, V] {
-	return Map[K, V]{root: &node[K, V]{}, hash: hash}
+	return Map[K, V]{root: &node[K, V]{}, hash: hash, origin: new(token)}
 }
 
 // Len is the number of keys.

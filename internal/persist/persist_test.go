@@ -2,6 +2,7 @@ package persist
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"math/rand/v2"
 	"testing"
@@ -60,6 +61,40 @@ func replay(m Map[uint16, int], steps []edit) error {
 		if err := same(v.version, v.want); err != nil {
 			return fmt.Errorf("version %d: %w", i, err)
 		}
+		for _, other := range []int{max(i, 1) - 1, 0} {
+			since := versions[other]
+			if err := sameChanges(v.version.Changed(since.version, equal), v.want, since.want); err != nil {
+				return fmt.Errorf("version %d since version %d: %w", i, other, err)
+			}
+			if err := sameChanges(since.version.Changed(v.version, equal), v.want, since.want); err != nil {
+				return fmt.Errorf("version %d since version %d: %w", other, i, err)
+			}
+		}
+	}
+	return nil
+}
+
+func equal(a, b int) bool { return a == b }
+
+// sameChanges holds the keys that Changed yielded against two Go maps.
+func sameChanges(changed iter.Seq[uint16], a, b map[uint16]int) error {
+	want := map[uint16]bool{}
+	for _, pair := range [][2]map[uint16]int{{a, b}, {b, a}} {
+		for key, value := range pair[0] {
+			if other, ok := pair[1][key]; !ok || other != value {
+				want[key] = true
+			}
+		}
+	}
+	got := map[uint16]bool{}
+	for key := range changed {
+		if got[key] {
+			return fmt.Errorf("Changed yields %d twice", key)
+		}
+		got[key] = true
+	}
+	if !maps.Equal(got, want) {
+		return fmt.Errorf("Changed = %v, want %v", got, want)
 	}
 	return nil
 }
@@ -170,6 +205,42 @@ func TestAllStopsWhenAsked(t *testing.T) {
 		}
 		if seen != stop {
 			t.Errorf("keys seen = %d, want %d", seen, stop)
+		}
+	}
+}
+
+func TestChangedSkipsWhatVersionsShare(t *testing.T) {
+	e := New[int, int]().Edit()
+	for i := range 10_000 {
+		e.Set(i, i)
+	}
+	before := e.Map()
+	e.Set(77, -1)
+	compared := 0
+	for key := range e.Map().Changed(before, func(a, b int) bool { compared++; return a == b }) {
+		if key != 77 {
+			t.Errorf("Changed yields %d, want only 77", key)
+		}
+	}
+	if compared == 0 || compared > 32*3 {
+		t.Errorf("values compared = %d, want at most those of the nodes on the way to one key", compared)
+	}
+}
+
+func TestChangedOfOtherMapsIsEverything(t *testing.T) {
+	a, b := New[int, int]().Edit(), New[int, int]().Edit()
+	a.Set(1, 1)
+	b.Set(1, 1)
+	b.Set(2, 2)
+	for stop, want := range map[int]int{1: 1, 2: 2, 9: 3} {
+		seen := 0
+		for range a.Map().Changed(b.Map(), equal) {
+			if seen++; seen == stop {
+				break
+			}
+		}
+		if seen != want {
+			t.Errorf("keys seen = %d, want %d", seen, want)
 		}
 	}
 }

@@ -1,0 +1,192 @@
+package debughttp
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// indexLifetime is how long the index is kept without a request, since it needs memory for each
+// Service.
+const indexLifetime = 5 * time.Minute
+
+// index has what the list needs of each Service. The first request makes it, and later ones
+// bring it up to date, which costs what has changed since.
+type index struct {
+	mu      sync.Mutex // guards all below
+	indexed programmed
+	sorted  []*listedService
+	forget  *time.Timer
+}
+
+// programmed is what is programmed in each IP family; nil before the first successful sync.
+type programmed [2]*desired.Resolved
+
+// programmed reads both families. If a sync happens in between, the next request corrects that.
+func (h *handler) programmed() programmed {
+	return programmed{h.source.Resolved(v1.IPv4Protocol), h.source.Resolved(v1.IPv6Protocol)}
+}
+
+// servicePorts yields the names of the service ports of a Service, by family.
+func (p *programmed) servicePorts(name types.NamespacedName, yield func(*desired.Resolved, changetracker.ServicePortName)) {
+	for _, family := range p {
+		if state := family.State(); state != nil {
+			for _, port := range state.ServicePorts(name) {
+				yield(family, port)
+			}
+		}
+	}
+}
+
+// listedService is a Service in the index. It never changes.
+type listedService struct {
+	name    types.NamespacedName
+	text    string // see searchText
+	verdict verdict
+	filters filters
+}
+
+// services returns all Services, sorted by name. The caller must not change the list.
+func (x *index) services(now programmed) []*listedService {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.forget == nil {
+		x.forget = time.AfterFunc(indexLifetime, x.clear)
+	}
+	x.forget.Reset(indexLifetime)
+	changed, all := now.changed(&x.indexed)
+	if all {
+		x.sorted = nil
+	}
+	x.indexed = now
+	if len(changed) > 0 {
+		x.update(changed)
+	}
+	return x.sorted
+}
+
+func (x *index) clear() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.indexed, x.sorted = programmed{}, nil
+}
+
+// changed returns the names of the Services that may differ, perhaps some of them twice. If all
+// may, these are the names of all Services.
+func (p *programmed) changed(since *programmed) (names []types.NamespacedName, all bool) {
+	for i, family := range p {
+		some, every := family.Changed(since[i])
+		names, all = append(names, some...), all || every
+	}
+	if !all {
+		return names, false
+	}
+	names = names[:0]
+	for _, family := range p {
+		if state := family.State(); state != nil {
+			for name := range state.Changed(nil) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names, true
+}
+
+// update replaces Services in the index.
+func (x *index) update(changed []types.NamespacedName) {
+	now := make([]*listedService, 0, len(changed))
+	done := make(map[types.NamespacedName]struct{}, len(changed))
+	for _, name := range changed {
+		if _, again := done[name]; again {
+			continue
+		}
+		done[name] = struct{}{}
+		if s := x.indexed.listed(name); s != nil {
+			now = append(now, s)
+		}
+	}
+	slices.SortFunc(now, func(a, b *listedService) int { return compareNames(a.name, b.name) })
+	x.sorted = merged(x.sorted, now, done)
+}
+
+// merged returns a new list of the old Services that have not changed, and the others.
+func merged(old, others []*listedService, changed map[types.NamespacedName]struct{}) []*listedService {
+	all := make([]*listedService, 0, len(old)+len(others))
+	for _, s := range old {
+		if _, ok := changed[s.name]; ok {
+			continue
+		}
+		for len(others) > 0 && compareNames(others[0].name, s.name) < 0 {
+			all, others = append(all, others[0]), others[1:]
+		}
+		all = append(all, s)
+	}
+	return append(all, others...)
+}
+
+// listed returns a Service, or nil if it has no service ports.
+func (p *programmed) listed(name types.NamespacedName) *listedService {
+	s := &listedService{name: name}
+	var count tally
+	text := newSearchText(name)
+	p.servicePorts(name, func(family *desired.Resolved, port changetracker.ServicePortName) {
+		if resolved, ok := family.Service(port); ok {
+			endpoints := family.State().Endpoints(port)
+			count.add(resolved)
+			s.filters |= filtersOf(resolved, endpoints)
+			text.add(resolved.Port, endpoints)
+		}
+	})
+	if text.ports == 0 {
+		return nil
+	}
+	s.verdict, s.text = count.verdict(), string(text.lines)
+	return s
+}
+
+// searchText is what a search looks at: namespace/name, name, the VIPs, the node ports and the
+// addresses of the endpoints, each between line feeds.
+type searchText struct {
+	lines []byte
+	ports int
+	last  netip.Addr
+}
+
+func newSearchText(name types.NamespacedName) *searchText {
+	clean := func(text string) string { return strings.ToLower(strings.ReplaceAll(text, "\n", " ")) }
+	return &searchText{lines: []byte("\n" + clean(name.Namespace+"/"+name.Name) + "\n" + clean(name.Name) + "\n")}
+}
+
+func (t *searchText) add(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) {
+	t.ports++
+	t.address(p.ClusterIP)
+	for _, list := range [...][]netip.Addr{p.ExternalIPs, p.LoadBalancerVIPs} {
+		for _, vip := range list {
+			t.address(vip)
+		}
+	}
+	if p.NodePort != 0 {
+		t.lines = append(strconv.AppendUint(t.lines, uint64(p.NodePort), 10), '\n')
+	}
+	for i := range endpoints {
+		if a := endpoints[i].Addr.Addr(); a != t.last {
+			t.address(a)
+			t.last = a
+		}
+	}
+}
+
+func (t *searchText) address(a netip.Addr) {
+	if a.IsValid() {
+		t.lines = append(a.AppendTo(t.lines), '\n')
+	}
+}
