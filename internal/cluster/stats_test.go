@@ -1,0 +1,59 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// change is a write to the API, on its way to the kernels.
+type change struct {
+	position int // in the log
+	at       time.Time
+}
+
+// stats counts what a run does.
+type stats struct {
+	touched []int                 // by node: service ports that watched changes have made different
+	writes  []int                 // by node: without full syncs
+	full    []int                 // by node: full syncs
+	delays  []time.Duration       // from a change to one node
+	slowest map[int]time.Duration // from a change to its last node
+}
+
+func newStats(nodes int) *stats {
+	return &stats{touched: make([]int, nodes), writes: make([]int, nodes), full: make([]int, nodes), slowest: map[int]time.Duration{}}
+}
+
+// applied takes in a successful Apply.
+func (s *stats) applied(node int, seen seen, writes int, now time.Time) {
+	if seen.full {
+		s.full[node]++
+	} else {
+		s.writes[node] += writes
+	}
+	for _, c := range seen.pending {
+		d := now.Sub(c.at)
+		s.delays = append(s.delays, d)
+		s.slowest[c.position] = max(s.slowest[c.position], d)
+	}
+}
+
+// distribution describes a list of values.
+func distribution[T int | time.Duration](values []T) string {
+	if len(values) == 0 {
+		return "none"
+	}
+	values = slices.Sorted(slices.Values(values))
+	at := func(share float64) T { return values[int(share*float64(len(values)-1))] }
+	return fmt.Sprintf("p50 %v, p99 %v, max %v of %d", at(0.5), at(0.99), at(1), len(values))
+}
+
+func (s *stats) String() string {
+	var slowest []time.Duration
+	for _, d := range s.slowest {
+		slowest = append(slowest, d)
+	}
+	return fmt.Sprintf("from a change to its last node: %s\nfrom a change to one node: %s\nwrites of a node: %s\nchanged service ports of a node: %s\nfull syncs of a node: %s",
+		distribution(slowest), distribution(s.delays), distribution(s.writes), distribution(s.touched), distribution(s.full))
+}
