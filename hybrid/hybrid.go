@@ -37,6 +37,7 @@ var _ interface {
 	proxier.Watcher
 	proxier.Planner
 	proxier.Dumper
+	proxier.Counter
 } = (*Engine)(nil)
 
 // New returns an Engine. choose returns the name of the member for a service port, for
@@ -264,6 +265,29 @@ func (h *Engine) Dump(ctx context.Context, w io.Writer) error {
 		_, err := io.WriteString(w, h.title(i))
 		return true, errors.Join(err, d.Dump(ctx, w))
 	})
+}
+
+// Counts implements proxier.Counter. It joins the numbers of the members that count. A service
+// port that moves to another member begins at zero.
+func (h *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
+	var all proxier.Counts
+	err := h.each("count connections", func(_ int, e proxier.Engine) (bool, error) {
+		c, ok := proxier.As[proxier.Counter](e)
+		if !ok {
+			return false, nil
+		}
+		counts, err := c.Counts(ctx)
+		if errors.Is(err, errors.ErrUnsupported) {
+			return false, nil
+		}
+		if all.Since.IsZero() || counts.Since.Before(all.Since) && !counts.Since.IsZero() {
+			all.Since = counts.Since
+		}
+		all.ServicePorts = append(all.ServicePorts, counts.ServicePorts...)
+		return true, err
+	})
+	slices.SortFunc(all.ServicePorts, func(a, b proxier.ServicePortCounts) int { return a.Name.Compare(b.Name) })
+	return all, err
 }
 
 func (h *Engine) title(i int) string { return "# " + h.members[i].Name + "\n" }

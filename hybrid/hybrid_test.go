@@ -283,3 +283,57 @@ func of(t *testing.T, members ...Member) *Engine {
 	}
 	return h
 }
+
+// counter is an engine that counts, or says that it does not.
+type counter struct {
+	journal
+
+	counts proxier.Counts
+	err    error
+}
+
+func (c *counter) Counts(context.Context) (proxier.Counts, error) { return c.counts, c.err }
+
+func TestCountsAreThoseOfAllMembersThatCount(t *testing.T) {
+	early := time.Unix(1_000_000_000, 0)
+	of := func(since time.Time, names ...string) *counter {
+		c := &counter{counts: proxier.Counts{Since: since}}
+		for i, name := range names {
+			c.counts.ServicePorts = append(c.counts.ServicePorts, proxier.ServicePortCounts{Name: nameOf(name), Connections: uint64(i + 1)})
+		}
+		return c
+	}
+	off := &counter{err: fmt.Errorf("off: %w", errors.ErrUnsupported)}
+	failing := &counter{err: errors.New("no kernel")}
+	for name, c := range map[string]struct {
+		members []proxier.Engine
+		names   string
+		err     string
+	}{
+		"all":              {[]proxier.Engine{of(early.Add(time.Hour), "b", "d"), of(early, "a", "c")}, "a b c d", ""},
+		"one is off":       {[]proxier.Engine{off, of(early, "a"), &journal{}}, "a", ""},
+		"not yet begun":    {[]proxier.Engine{of(early, "a"), of(time.Time{})}, "a", ""},
+		"a member fails":   {[]proxier.Engine{of(early, "a"), failing}, "a", "no kernel"},
+		"no member counts": {[]proxier.Engine{off, &journal{}}, "", "unsupported operation"},
+	} {
+		var members []Member
+		for i, e := range c.members {
+			members = append(members, Member{Name: fmt.Sprint(i), Engine: e})
+		}
+		h, err := New(func(*desired.Service) string { return "0" }, members...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := h.Counts(t.Context())
+		var names []string
+		for _, p := range got.ServicePorts {
+			names = append(names, p.Name.Name)
+		}
+		if all := strings.Join(names, " "); all != c.names || all != "" && !got.Since.Equal(early) {
+			t.Errorf("%s: counts of %q since %v, want those of %q since %v", name, all, got.Since, c.names, early)
+		}
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: error %v, want %q", name, err, c.err)
+		}
+	}
+}

@@ -22,7 +22,8 @@
 //	MASQ-SCOPE-N        one per class: mark the packet if its source is to be
 //	                    masqueraded, draw the index of one of N slots, go to pick
 //	MASQ-SCOPE-source-N, MASQ-SCOPE-source-port-N: the same with a hash of the source
-//	pick                endpoints: VIP . protocol . port . index → dnat
+//	pick                endpoints: VIP . protocol . port . index → dnat; with
+//	                    CountConnections also endpoint-counters: the same key
 //	MASQ-SCOPE-affinity mark the packet likewise, go to affinity-SCOPE: the endpoint in
 //	                    the client's record, or else a new record of a random one
 //	affinity-record     affinity-keys, affinity-timeouts → affinity-timeout-T
@@ -59,14 +60,34 @@
 //
 // A changed endpoint is one element deleted and one added per frontend; an endpoint that
 // may be on this node is also in the set hairpin. The maps endpoints and
-// nodeport-endpoints are each bound to a single rule, because an added element costs the
-// kernel time for each binding. The first load has steps of about 500 elements, so that
+// nodeport-endpoints are each bound to a single rule, or two with CountConnections, because an
+// added element costs the kernel time for each binding. The first load has steps of about 500 elements, so that
 // other programs in the network namespace wait a few milliseconds at most.
 //
 // Each commit in the network namespace walks all chains. A sync deletes the unused classes
 // if there are more than 128. There are at most 254 affinity timeouts, and for each number
 // of endpoints that a service port has, six chains and two with session affinity. N
 // different numbers of endpoints need N²/2 endpoints, so there are few.
+//
+// # Counting connections
+//
+// With Config.CountConnections, the rules that translate also count, in sets that packets
+// write: endpoint-counters, nodeport-endpoint-counters and affinity-endpoint-counters have the
+// keys of the maps endpoints, nodeport-endpoints and affinity-endpoints. Only the first packet of
+// a connection gets there. So each connection is counted once, when its endpoint is chosen,
+// whether or not the endpoint answers. If a later rule drops that packet, and the client sends it
+// again, it counts again.
+//
+// An endpoint has no counter before its first connection, so that syncs do not become slower. A
+// counter stays when its element in the map is written again. When it gets another endpoint, the
+// engine reads it right afterwards, by its key, and adds the difference to the numbers of the
+// last endpoint. Connections of the next endpoint since the change, usually less than a
+// millisecond, count for the last one. The numbers of a service port lose nothing in
+// syncs. They lose what was not read if another program deletes the table or its counters. Full
+// syncs delete the counters that no endpoint has.
+//
+// Each set has room for 1,048,576 counters: further endpoints work and are not counted. Without
+// CountConnections the sets are empty.
 //
 // # Predecessors, other versions, and damage by others
 //

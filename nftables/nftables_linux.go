@@ -11,8 +11,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family by netlink. It implements proxier.Engine, Planner, Dumper
-// and Watcher. Calls must not overlap, but Watch runs beside all others.
+// Engine programs one IP family by netlink. It implements proxier.Engine, Planner, Dumper,
+// Watcher and Counter. Calls must not overlap, but Watch and Counts run beside all others.
 type Engine struct{ engine *engine.Engine }
 
 // NewEngine returns the engine of one family. It opens no socket and writes
@@ -63,3 +63,6 @@ func (e *Engine) Plan(update desired.Update) (string, error) { return e.engine.P
 // Dump implements proxier.Dumper: it reads the elements and the names of the chains from
 // the kernel. It prints the rules that the engine wants in them.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error { return e.engine.Dump(ctx, w) }
+
+// Counts implements proxier.Counter: it reads the counters from the kernel.
+func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) { return e.engine.Counts(ctx) }

@@ -19,6 +19,7 @@ func abilities(e Engine) []string {
 		{"Watcher", can[Watcher](e)},
 		{"Planner", can[Planner](e)},
 		{"Dumper", can[Dumper](e)},
+		{"Counter", can[Counter](e)},
 		{"OwnsNames", can[owner](e)},
 		{"Descriptors", can[descriptorHolder](e)},
 	} {

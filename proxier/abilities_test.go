@@ -26,8 +26,9 @@ func (*ableEngine) Dump(_ context.Context, w io.Writer) error {
 	_, err := io.WriteString(w, "the dump")
 	return err
 }
-func (*ableEngine) OwnsNames() bool                     { return false }
-func (*ableEngine) Descriptors() connection.Descriptors { return connection.Descriptors{Limit: 7} }
+func (*ableEngine) Counts(context.Context) (proxier.Counts, error) { return proxier.Counts{}, nil }
+func (*ableEngine) OwnsNames() bool                                { return false }
+func (*ableEngine) Descriptors() connection.Descriptors            { return connection.Descriptors{Limit: 7} }
 
 // embedding has the methods of Engine, and no others.
 type embedding struct{ proxier.Engine }
@@ -40,7 +41,7 @@ func (u unwrapping) Unwrap() proxier.Engine { return u.Engine }
 // TestWhatAWrappedEngineCanDo: a wrapper with Unwrap keeps all abilities; one without it
 // loses them, and New logs them.
 func TestWhatAWrappedEngineCanDo(t *testing.T) {
-	all := []string{"Watcher", "Planner", "Dumper", "OwnsNames", "Descriptors"}
+	all := []string{"Watcher", "Planner", "Dumper", "Counter", "OwnsNames", "Descriptors"}
 	able := &ableEngine{}
 	for name, c := range map[string]struct {
 		engine      proxier.Engine

@@ -34,6 +34,7 @@ type family struct {
 	ending        *endTracker // nil: none
 	noLocal       noLocalCounter
 	announcements *announcements
+	counting      *sharedReading
 	lock          lock
 	foreignLock   string // the last foreignLockError that was logged
 	repairTimer   *time.Timer

@@ -102,6 +102,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		flows:         newFlowTracker(deps.Conntrack),
 		ending:        newEndTracker(deps.Conntrack, p.Trigger),
 		announcements: newAnnouncements(deps.Announcer, name),
+		counting:      newSharedReading(),
 		repairTimer:   timer,
 		damagedPorts:  map[changetracker.ServicePortName]bool{},
 	}

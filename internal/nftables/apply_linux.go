@@ -50,7 +50,7 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 		delete(e.state.placed, name)
 		e.state.affinity.release(name)
 	}
-	diff(t, prev, next)
+	diff(e.sink(t, name, prev), prev, next)
 	e.state.count(next, 1)
 	e.state.count(prev, -1)
 }
@@ -129,8 +129,12 @@ func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) e
 	if err := e.writeStep(w, t, more); err != nil {
 		return err
 	}
+	departed := t.departing
 	t.reset()
-	return e.send(ctx, w)
+	if err := e.send(ctx, w); err != nil {
+		return err
+	}
+	return e.settle(ctx, departed)
 }
 
 func (e *Engine) writeStep(w *wire, t *transaction, more func(*wire)) error {

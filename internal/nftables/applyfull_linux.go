@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"slices"
 
 	"go.uber.org/zap"
 
@@ -18,17 +19,23 @@ func (e *Engine) applyFull(ctx context.Context, update desired.Update, trusted b
 	if err != nil {
 		return err
 	}
-	hints := e.begin(e.layoutFor(&update.Globals), trusted)
+	layout := e.layoutFor(&update.Globals)
+	ours := observed != nil && observed.isOurs(&layout)
+	before, err := e.beginFull(ctx, observed, ours)
+	if err != nil {
+		return err
+	}
+	hints := e.begin(layout, trusted)
 	switch {
 	case observed == nil:
 		return e.load(ctx, update, hints)
-	case e.failedRepairs >= maxFailedRepairs || !observed.isOurs(&e.state.layout):
+	case e.failedRepairs >= maxFailedRepairs || !ours:
 		e.log.Info("replacing the table: it belongs to another program or cannot be repaired",
 			zap.String("table", e.config.Names.Table), zap.String("comment", observed.comment))
 		return e.replace(ctx, update, hints)
 	}
 	e.failedRepairs++ // Apply forgets them when it succeeds
-	return e.repair(ctx, update, observed, hints)
+	return e.repair(ctx, update, observed, hints, before)
 }
 
 // maxFailedRepairs is the number of repairs that may fail in a row before the table is
@@ -84,7 +91,11 @@ func (e *Engine) replace(ctx context.Context, update desired.Update, hints map[c
 	}
 	e.state.globals = update.Globals
 	e.step.reset()
-	return e.send(ctx, w)
+	err := e.send(ctx, w)
+	if err == nil && e.counting() {
+		e.counts.ledger.ForgetAll()
+	}
+	return err
 }
 
 func (e *Engine) scaffold(w *wire) error {
@@ -97,10 +108,14 @@ func (e *Engine) scaffold(w *wire) error {
 
 // setSize is the limit of the sets that packets write; 0 is no limit.
 func (e *Engine) setSize(spec *setSpec) uint32 {
-	if spec.flags()&unix.NFT_SET_EVAL != 0 {
+	switch {
+	case slices.Contains(counterSets(), spec.id):
+		return e.counterLimit
+	case spec.flags()&unix.NFT_SET_EVAL != 0:
 		return e.config.AffinityRecords
+	default:
+		return 0
 	}
-	return 0
 }
 
 func (e *Engine) addrLen() int { return e.state.layout.addrLen() }

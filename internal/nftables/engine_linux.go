@@ -40,6 +40,8 @@ type Engine struct {
 	report        proxier.ApplyReport
 	loadWrites    int         // how much is a load: the constant, but for tests
 	loading       bool        // listeners knows that much is being written
+	counts        *counts     // nil if connections are not counted
+	counterLimit  uint32      // of each set of counters: the constant, but for tests
 	batch         wire        // memory that every batch reuses
 	step          transaction // memory that every step reuses
 }
@@ -70,8 +72,13 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
+	var counts *counts
+	if config.CountConnections {
+		counts = newCounts()
+	}
 	return &Engine{
 		config: config,
+		counts: counts,
 		family: family,
 		log:    lightdeps.Logger(deps.Logger, "nftables", family),
 		open: func() (kernel, error) {
@@ -81,9 +88,10 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 			}
 			return s, nil
 		},
-		listeners:  newListeners(),
-		loadWrites: loadWrites,
-		batch:      wire{family: netfilterFamily(family), table: config.Names.Table},
+		listeners:    newListeners(),
+		loadWrites:   loadWrites,
+		counterLimit: counterLimit,
+		batch:        wire{family: netfilterFamily(family), table: config.Names.Table},
 	}, nil
 }
 
@@ -117,6 +125,7 @@ var errNotFull = errors.New("nftables: a full update is needed, got a partial on
 
 // Apply implements proxier.Engine.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+	defer e.counts.lock()()
 	e.report = proxier.ApplyReport{}
 	err := e.apply(ctx, update)
 	return proxier.Result{Report: e.report}, err
@@ -128,7 +137,7 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	}
 	trusted := e.trusted
 	e.trusted = false // unless all goes well
-	err := e.findHash(ctx, &update)
+	err := errors.Join(e.findHash(ctx, &update), e.findCounters(ctx, &update))
 	switch {
 	case err != nil:
 	case update.Full:
@@ -234,6 +243,7 @@ func (e *Engine) layoutFor(g *desired.Globals) layout {
 			detectsPods:  g.DetectsPods(),
 			podInterface: g.PodInterface,
 			inFront:      e.holds != nil,
+			counts:       e.counting() && e.holds == nil,
 		},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables/expr"
@@ -103,16 +104,32 @@ func (r *rules) refuse(in setID, chain string, elsewhere bool) rule {
 	return append(match, gotoChain(chain))
 }
 
-// dnat translates the destination to the value of a key in a map, and resets
-// skb->priority.
-func (r *rules) dnat(key rule, in setID) rule {
+// dnat translates the destination to the value of a key in a map, and resets skb->priority.
+// If connections are counted, a rule before it does so and counts. That rule does nothing if
+// the set of counters is full, because a failed write ends a rule.
+func (r *rules) dnat(key rule, in setID) []rule {
 	family, port := uint32(unix.NFPROTO_IPV4), reg(9)
 	if r.v6 {
 		family, port = unix.NFPROTO_IPV6, reg(12)
 	}
-	return append(key, lookup(in, reg(0), reg(8)),
+	find := append(key, lookup(in, reg(0), reg(8)))
+	translate := rule{
 		&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0)),
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: reg(8), RegProtoMin: port})
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: reg(8), RegProtoMin: port},
+	}
+	plain := slices.Concat(find, translate)
+	if !r.counts {
+		return []rule{plain}
+	}
+	counters, _ := countersOf(in)
+	return []rule{slices.Concat(find, rule{count(counters)}, translate), plain}
+}
+
+// count adds one to the counter of the key from register 0 on.
+func count(counters setID) expr.Any {
+	return &expr.Dynset{
+		SrcRegKey: reg(0), SetName: setName(counters), Operation: unix.NFT_DYNSET_OP_ADD, Exprs: []expr.Any{&expr.Counter{}},
+	}
 }
 
 // fromPod matches pod traffic with op CmpOpEq, all other traffic with CmpOpNeq.

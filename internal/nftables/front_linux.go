@@ -35,6 +35,7 @@ type Behind struct {
 
 // NewFront returns the engine of one family.
 func NewFront(config proxier.Config, family v1.IPFamily, deps proxier.Deps) (*Front, error) {
+	config.CountConnections = false // the engine behind knows the endpoints
 	e, err := NewEngine(Config{Config: config}, family, deps)
 	if err != nil {
 		return nil, err

@@ -28,13 +28,13 @@ func (e *Engine) Traits(*desired.Service) desired.Traits {
 }
 
 const (
-	hashProbes = 3
-	hashPause  = 100 * time.Millisecond
+	featureProbes = 3
+	featurePause  = 100 * time.Millisecond
 )
 
 func pause(ctx context.Context) (passed bool) {
 	select {
-	case <-time.After(hashPause):
+	case <-time.After(featurePause):
 		return true
 	case <-ctx.Done():
 		return false
@@ -51,13 +51,7 @@ func (e *Engine) findHash(ctx context.Context, update *desired.Update) error {
 	}
 	l := e.layoutFor(&update.Globals)
 	f := feature{name: "expression hash", option: "CONFIG_NFT_HASH", exprs: l.rules.index(forwardingClass(treatment{}, bySourcePort, 1), 0)}
-	err := e.probe(ctx, f)
-	for range hashProbes { // its module may still be loading for the other family
-		if known == hashMissing || !isUnknown(err) || !pause(ctx) {
-			break
-		}
-		err = e.probe(ctx, f)
-	}
+	err := e.probeUnlessLoading(ctx, f, known == hashMissing)
 	switch {
 	case err == nil:
 		e.hash.Store(hashThere)
@@ -68,6 +62,19 @@ func (e *Engine) findHash(ctx context.Context, update *desired.Update) error {
 		e.hash.Store(hashMissing)
 	}
 	return nil
+}
+
+// probeUnlessLoading waits a while for a module that may be loading for the other family, unless
+// the feature was missing before.
+func (e *Engine) probeUnlessLoading(ctx context.Context, f feature, wasMissing bool) error {
+	err := e.probe(ctx, f)
+	for range featureProbes {
+		if wasMissing || !isUnknown(err) || !pause(ctx) {
+			break
+		}
+		err = e.probe(ctx, f)
+	}
+	return err
 }
 
 func asksForHash(update *desired.Update) bool {

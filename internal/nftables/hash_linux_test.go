@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -80,8 +82,8 @@ func TestAKernelWithoutHashes(t *testing.T) {
 		if len(problems) != 1 || problems[0].Reason != changetracker.ReasonUnsupported || problems[0].Object != "Service bench/service-1" {
 			t.Errorf("problems %v, want one of service-1", problems)
 		}
-		if *met != 1+hashProbes {
-			t.Errorf("%d rules with hashes, want one probe and its %d repetitions", *met, hashProbes)
+		if *met != 1+featureProbes {
+			t.Errorf("%d rules with hashes, want one probe and its %d repetitions", *met, featureProbes)
 		}
 	}
 	// The module is loaded.
@@ -115,4 +117,34 @@ func TestAKernelWithoutNumbers(t *testing.T) {
 			t.Errorf("%d features named, want 1: %v", n, err)
 		}
 	}
+}
+
+// TestAKernelWithoutCounters: connections work and are not counted. Counts names what is missing.
+// After the module was loaded, the next full sync turns counting on.
+func TestAKernelWithoutCounters(t *testing.T) {
+	t.Parallel()
+	w := &world{rand: rand.New(rand.NewPCG(1, 0)), family: v1.IPv4Protocol}
+	c, m := newCounted(t, w), w.udp(5)
+	core, logs := observer.New(zap.WarnLevel)
+	c.log = zap.New(core)
+	open := c.open
+	met := c.lack("counter")
+	for range 2 {
+		mustApply(t, c.Engine, m.full(w))
+		_, err := c.Counts(t.Context())
+		var lacks *proxier.UnsupportedError
+		if !errors.As(err, &lacks) || !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(lacks.Hint, "CONFIG_NFT_COUNTER") {
+			t.Errorf("counts = %v, want an UnsupportedError about counters", err)
+		}
+	}
+	if want := 1 + featureProbes + 1; *met != want || logs.Len() != 1 {
+		t.Errorf("%d rules with counters and %d warnings, want %d probes and one warning", *met, logs.Len(), want)
+	}
+	c.connectAtRandom(m, 20)
+	clear(c.sent)
+	netnstest.Check(t, c.Close())
+	c.open = open
+	mustApply(t, c.Engine, m.full(w))
+	c.connectAtRandom(m, 20)
+	c.check(m, "after the module was loaded")
 }

@@ -21,6 +21,9 @@ type kernel interface {
 	// dump calls each with the attributes of every object that answers the request in w,
 	// which holds one message. If it has to start again, it calls reset.
 	dump(ctx context.Context, w *wire, reset func(), each func(attrs []byte)) error
+	// query calls each with the attributes of every object that the requests in w name, one
+	// each. Objects that do not exist are left out.
+	query(ctx context.Context, w *wire, each func(attrs []byte)) error
 	// port is the address of the socket. Notifications name it as the origin of a change.
 	port() uint32
 	close() error
@@ -196,6 +199,29 @@ func (s *socket) dumpOnce(ctx context.Context, w *wire, each func(attrs []byte))
 			}
 		}
 	}
+}
+
+func (s *socket) query(ctx context.Context, w *wire, each func(attrs []byte)) error {
+	object := w.messages[0].object
+	if err := s.send(w.buf); err != nil {
+		return classify("read", object, err)
+	}
+	for answers := 0; answers < len(w.messages); {
+		n, err := s.read(0)
+		if err != nil {
+			return classify("read", object, err)
+		}
+		for m := range messagesOf(s.receive[:n]) {
+			answers++
+			switch errno := unix.Errno(m.errno()); {
+			case m.typ != unix.NLMSG_ERROR:
+				each(m.body[min(nfgenHeaderLen, len(m.body)):])
+			case errno != unix.ENOENT:
+				return classify("read", object, errno)
+			}
+		}
+	}
+	return ctx.Err()
 }
 
 func (s *socket) send(b []byte) error {

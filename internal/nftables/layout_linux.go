@@ -109,6 +109,7 @@ type rules struct {
 	detectsPods  bool   // by address or by interface
 	podInterface string // exact, or a prefix when it ends in "*"; empty means by address
 	inFront      bool   // of another engine: nothing is translated
+	counts       bool   // connections are counted
 }
 
 func (r *rules) services() []rule {
@@ -186,13 +187,10 @@ func (r *rules) shortCircuit() []rule {
 }
 
 // pick translates to the endpoint at the index in skb->priority, and leaves the
-// priority 0. It is the only rule bound to each of the two large maps: every further
-// rule would make it more expensive to add an element.
+// priority 0. No other rules are bound to the two large maps: every further rule would make
+// it more expensive to add an element.
 func (r *rules) pick() []rule {
-	return []rule{
-		r.dnat(r.tupleAndIndex(), setEndpoints),
-		r.dnat(nodePortAndIndex(), setNodePortEndpoints),
-	}
+	return append(r.dnat(r.tupleAndIndex(), setEndpoints), r.dnat(nodePortAndIndex(), setNodePortEndpoints)...)
 }
 
 // masquerade marks the packets that the class masquerades.
@@ -236,21 +234,19 @@ func (r *rules) index(c class, from uint32) rule {
 func (r *rules) affinity(scope desired.Scope) []rule {
 	toRecord := append([]rule{jump(chainAffinityRecord)}, r.affinityTranslation(scope)...)
 	draw := jump(chainAffinityDraw)
-	return slices.Concat(toRecord, []rule{draw, r.affinityWrite()}, toRecord, []rule{draw, r.affinityDNAT()})
+	return slices.Concat(toRecord, []rule{draw, r.affinityWrite()}, toRecord, []rule{draw}, r.affinityDNAT())
 }
 
 // affinityTranslation forwards to the endpoint in skb->priority, if the scope has it.
 func (r *rules) affinityTranslation(scope desired.Scope) []rule {
 	if scope == desired.ScopeCluster {
-		return []rule{r.affinityDNAT()}
+		return r.affinityDNAT()
 	}
-	return []rule{
-		{priority(0), or(0, affinityLocal), setPriority(reg(0))},
-		r.affinityDNAT(),
-	}
+	local := rule{priority(0), or(0, affinityLocal), setPriority(reg(0))}
+	return append([]rule{local}, r.affinityDNAT()...)
 }
 
-func (r *rules) affinityDNAT() rule { return r.dnat(rule{priority(0)}, setAffinityEndpoints) }
+func (r *rules) affinityDNAT() []rule { return r.dnat(rule{priority(0)}, setAffinityEndpoints) }
 
 // affinityRecord goes to the chain of the timeout, with affinity id and timeout in
 // skb->priority. The chain returns with the endpoint there, if the client has a record.

@@ -232,7 +232,7 @@ func (e *Engine) observeElements(ctx context.Context, o *observation) error {
 		spec := &setSpecs[i]
 		var err error
 		switch {
-		case spec.id == setAffinity || spec.isVerdictMap():
+		case spec.id == setAffinity || spec.isVerdictMap() || e.counting() && slices.Contains(counterSets(), spec.id):
 		case slices.Contains(intervalSets(), spec.id):
 			var elements []element
 			err = e.listElements(ctx, spec, func() { elements = nil }, func(el element) {
@@ -280,16 +280,19 @@ func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) 
 }
 
 func (e *Engine) listElements(ctx context.Context, spec *setSpec, reset func(), each func(element)) error {
+	return e.listElementsOf(ctx, e.kernel, spec, reset, each)
+}
+
+// listElementsOf uses another socket.
+func (e *Engine) listElementsOf(ctx context.Context, k kernel, spec *setSpec, reset func(), each func(element)) error {
 	w := &wire{family: e.batch.family, table: e.batch.table}
 	w.begin(msgGetElement, unix.NLM_F_DUMP, "list", "elements of set "+spec.name)
 	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
 	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
 	w.end()
-	return e.kernel.dump(ctx, w, reset, func(attrs []byte) {
-		for _, item := range netlinkx.Attributes(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-			if el := parseElement(item); el.key != nil {
-				each(el)
-			}
+	return k.dump(ctx, w, reset, func(attrs []byte) {
+		for el := range elementsOf(attrs) {
+			each(el)
 		}
 	})
 }

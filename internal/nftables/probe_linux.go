@@ -15,7 +15,7 @@ import (
 // data of tables and chains (5.10), by which a successor recognizes them.
 const minKernel = "5.10"
 
-// feature is a part of nf_tables that the layout needs.
+// feature is a part of nf_tables that the layout needs: a set, a rule, or both.
 type feature struct {
 	name, option string
 	exprs        []expr.Any
@@ -77,7 +77,8 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	w.newTable()
 	if f.set != nil {
 		w.newSet(f.set, 4*e.state.layout.rules.addrRegs(), e.config.AffinityRecords)
-	} else {
+	}
+	if f.exprs != nil {
 		chain := chainSpec{
 			name: "probe", hook: &hookSpec{unix.NF_INET_PRE_ROUTING, "prerouting", e.config.DNATPriority},
 			rules: []rule{f.exprs},

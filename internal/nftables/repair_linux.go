@@ -25,6 +25,7 @@ type repair struct {
 // repair adds what is missing, and then deletes what is extra.
 func (e *Engine) repair(
 	ctx context.Context, update desired.Update, o *observation, hints map[changetracker.ServicePortName]*placed,
+	before *owners,
 ) error {
 	r := &repair{Engine: e, observed: o, rest: reconciler{t: &e.step, have: &o.element}}
 	if err := r.createSets(ctx); err != nil {
@@ -57,7 +58,10 @@ func (e *Engine) repair(
 			return err
 		}
 	}
-	return r.removeRest(ctx)
+	if err := r.removeRest(ctx); err != nil {
+		return err
+	}
+	return r.endFull(ctx, before)
 }
 
 // createSets creates the missing sets.

@@ -206,7 +206,14 @@ func (p *printer) dynset(e *expr.Dynset) {
 	if e.Timeout != 0 {
 		timeout = " timeout " + duration(e.Timeout)
 	}
-	p.statement("%s @%s { %s%s : %s }", operation, e.SetName, p.key(e.SrcRegKey, setNamed(e.SetName)), timeout, p.at(e.SrcRegData).text)
+	value := ""
+	if e.SrcRegData != 0 {
+		value = " : " + p.at(e.SrcRegData).text
+	}
+	if len(e.Exprs) > 0 {
+		value = " counter" // the only one that we use
+	}
+	p.statement("%s @%s { %s%s%s }", operation, e.SetName, p.key(e.SrcRegKey, setNamed(e.SetName)), timeout, value)
 }
 
 func setNamed(name string) *setSpec {

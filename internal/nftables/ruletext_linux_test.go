@@ -30,6 +30,10 @@ func TestRulesArePrintedAsNFTDoes(t *testing.T) {
 			compareRules(t, e, ns)
 		}
 		ns := netnstest.New(t)
+		counting := w.counting(t, ns, true)
+		mustApply(t, counting, m.full(w))
+		compareRules(t, counting, ns)
+		ns = netnstest.New(t)
 		f := w.front(t, ns)
 		f.must(t, m.full(w), Behind{Holds: func(netip.Addr) bool { return true }})
 		compareRules(t, f.Engine, ns)

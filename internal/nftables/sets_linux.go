@@ -42,6 +42,9 @@ const (
 	setNodePortAffinityPicks
 	setAffinityEndpoints
 	setAffinity
+	setEndpointCounters
+	setNodePortEndpointCounters
+	setAffinityEndpointCounters
 	numSets
 )
 
@@ -109,35 +112,38 @@ var (
 // the elements, in all versions, because another version takes over the table while it
 // is in use: whoever changes either renames the set.
 var setSpecs = [numSets]setSpec{ // read-only
-	setServices:              {id: setServices, name: "services", key: vipFields, data: markField, note: "VIP to class"},
-	setNodePorts:             {id: setNodePorts, name: "nodeports", key: nodePortFields, data: markField, note: "node port to class"},
-	setClasses:               {id: setClasses, name: "classes", key: markField, data: verdictField, note: "class to chain"},
-	setClusterIPs:            {id: setClusterIPs, name: "cluster-ips", key: addrField, note: "every ClusterIP: its other ports are rejected"},
-	setServiceCIDRs:          {id: setServiceCIDRs, name: "service-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "ranges of ClusterIPs: addresses that are not in use are dropped"},
-	setNodePortAddresses:     {id: setNodePortAddresses, name: "nodeport-addresses", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "local addresses that accept node ports"},
-	setPodCIDRs:              {id: setPodCIDRs, name: "pod-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "sources that count as pods"},
-	setFirewalled:            {id: setFirewalled, name: "firewalled", key: vipFields, data: markField, note: "VIP with source ranges to class"},
-	setFirewalledClasses:     {id: setFirewalledClasses, name: "firewalled-classes", key: markField, data: verdictField, note: "class to chain, after the source ranges"},
-	setSourceRanges:          {id: setSourceRanges, name: "source-ranges", key: vipAndSourceFields, extra: unix.NFT_SET_INTERVAL, note: "VIP and the sources it admits"},
-	setLocals:                {id: setLocals, name: "locals", key: vipFields, data: markField, note: "VIP with external policy Local to class, for external traffic"},
-	setNodePortLocals:        {id: setNodePortLocals, name: "nodeport-locals", key: nodePortFields, data: markField, note: "the same for node ports"},
-	setLocalClasses:          {id: setLocalClasses, name: "local-classes", key: markField, data: verdictField, note: "class to chain, for external traffic"},
-	setShortCircuits:         {id: setShortCircuits, name: "short-circuits", key: vipFields, data: markField, note: "VIP with external policy Local to class, for pods and the node"},
-	setNodePortShortCircuits: {id: setNodePortShortCircuits, name: "nodeport-short-circuits", key: nodePortFields, data: markField, note: "the same for node ports"},
-	setShortCircuitClasses:   {id: setShortCircuitClasses, name: "short-circuit-classes", key: markField, data: verdictField, note: "class to chain, for pods and the node"},
-	setEndpoints:             {id: setEndpoints, name: "endpoints", key: vipAndIndexFields, data: endpointFields, note: "VIP and index to endpoint"},
-	setNodePortEndpoints:     {id: setNodePortEndpoints, name: "nodeport-endpoints", key: nodePortAndIndexFields, data: endpointFields, note: "node port and index to endpoint"},
-	setHairpin:               {id: setHairpin, name: "hairpin", key: addrPairFields, note: "endpoints that may be on this node, as source and destination"},
-	setHealthPorts:           {id: setHealthPorts, name: "health-ports", key: nodePortFields, note: "health check ports that the node serves at VIPs: only in front of another engine"},
-	setAffinityKeys:          {id: setAffinityKeys, name: "affinity-keys", key: vipFields, data: markField, note: "VIP to the affinity id of its service port, and its timeout"},
-	setNodePortAffinityKeys:  {id: setNodePortAffinityKeys, name: "nodeport-affinity-keys", key: nodePortFields, data: markField, note: "the same for node ports"},
-	setAffinityTimeouts:      {id: setAffinityTimeouts, name: "affinity-timeouts", key: markField, data: verdictField, jumps: true, note: "timeout to the chain that sets it in a record"},
-	setAffinityCounts:        {id: setAffinityCounts, name: "affinity-counts", key: markField, data: markField, note: "affinity id and scope to the class that draws one of their endpoints"},
-	setAffinityDraws:         {id: setAffinityDraws, name: "affinity-draws", key: markField, data: verdictField, jumps: true, note: "class to the chain that draws an endpoint"},
-	setAffinityPicks:         {id: setAffinityPicks, name: "affinity-picks", key: vipAndIndexFields, data: markField, note: "VIP and index to affinity endpoint id"},
-	setNodePortAffinityPicks: {id: setNodePortAffinityPicks, name: "nodeport-affinity-picks", key: nodePortAndIndexFields, data: markField, note: "the same for node ports"},
-	setAffinityEndpoints:     {id: setAffinityEndpoints, name: "affinity-endpoints", key: markField, data: endpointFields, note: "affinity endpoint id to endpoint"},
-	setAffinity:              {id: setAffinity, name: "affinity", key: recordFields, data: markField, extra: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, note: "written by packets: affinity id and client to affinity endpoint id"},
+	setServices:                 {id: setServices, name: "services", key: vipFields, data: markField, note: "VIP to class"},
+	setNodePorts:                {id: setNodePorts, name: "nodeports", key: nodePortFields, data: markField, note: "node port to class"},
+	setClasses:                  {id: setClasses, name: "classes", key: markField, data: verdictField, note: "class to chain"},
+	setClusterIPs:               {id: setClusterIPs, name: "cluster-ips", key: addrField, note: "every ClusterIP: its other ports are rejected"},
+	setServiceCIDRs:             {id: setServiceCIDRs, name: "service-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "ranges of ClusterIPs: addresses that are not in use are dropped"},
+	setNodePortAddresses:        {id: setNodePortAddresses, name: "nodeport-addresses", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "local addresses that accept node ports"},
+	setPodCIDRs:                 {id: setPodCIDRs, name: "pod-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "sources that count as pods"},
+	setFirewalled:               {id: setFirewalled, name: "firewalled", key: vipFields, data: markField, note: "VIP with source ranges to class"},
+	setFirewalledClasses:        {id: setFirewalledClasses, name: "firewalled-classes", key: markField, data: verdictField, note: "class to chain, after the source ranges"},
+	setSourceRanges:             {id: setSourceRanges, name: "source-ranges", key: vipAndSourceFields, extra: unix.NFT_SET_INTERVAL, note: "VIP and the sources it admits"},
+	setLocals:                   {id: setLocals, name: "locals", key: vipFields, data: markField, note: "VIP with external policy Local to class, for external traffic"},
+	setNodePortLocals:           {id: setNodePortLocals, name: "nodeport-locals", key: nodePortFields, data: markField, note: "the same for node ports"},
+	setLocalClasses:             {id: setLocalClasses, name: "local-classes", key: markField, data: verdictField, note: "class to chain, for external traffic"},
+	setShortCircuits:            {id: setShortCircuits, name: "short-circuits", key: vipFields, data: markField, note: "VIP with external policy Local to class, for pods and the node"},
+	setNodePortShortCircuits:    {id: setNodePortShortCircuits, name: "nodeport-short-circuits", key: nodePortFields, data: markField, note: "the same for node ports"},
+	setShortCircuitClasses:      {id: setShortCircuitClasses, name: "short-circuit-classes", key: markField, data: verdictField, note: "class to chain, for pods and the node"},
+	setEndpoints:                {id: setEndpoints, name: "endpoints", key: vipAndIndexFields, data: endpointFields, note: "VIP and index to endpoint"},
+	setNodePortEndpoints:        {id: setNodePortEndpoints, name: "nodeport-endpoints", key: nodePortAndIndexFields, data: endpointFields, note: "node port and index to endpoint"},
+	setHairpin:                  {id: setHairpin, name: "hairpin", key: addrPairFields, note: "endpoints that may be on this node, as source and destination"},
+	setHealthPorts:              {id: setHealthPorts, name: "health-ports", key: nodePortFields, note: "health check ports that the node serves at VIPs: only in front of another engine"},
+	setAffinityKeys:             {id: setAffinityKeys, name: "affinity-keys", key: vipFields, data: markField, note: "VIP to the affinity id of its service port, and its timeout"},
+	setNodePortAffinityKeys:     {id: setNodePortAffinityKeys, name: "nodeport-affinity-keys", key: nodePortFields, data: markField, note: "the same for node ports"},
+	setAffinityTimeouts:         {id: setAffinityTimeouts, name: "affinity-timeouts", key: markField, data: verdictField, jumps: true, note: "timeout to the chain that sets it in a record"},
+	setAffinityCounts:           {id: setAffinityCounts, name: "affinity-counts", key: markField, data: markField, note: "affinity id and scope to the class that draws one of their endpoints"},
+	setAffinityDraws:            {id: setAffinityDraws, name: "affinity-draws", key: markField, data: verdictField, jumps: true, note: "class to the chain that draws an endpoint"},
+	setAffinityPicks:            {id: setAffinityPicks, name: "affinity-picks", key: vipAndIndexFields, data: markField, note: "VIP and index to affinity endpoint id"},
+	setNodePortAffinityPicks:    {id: setNodePortAffinityPicks, name: "nodeport-affinity-picks", key: nodePortAndIndexFields, data: markField, note: "the same for node ports"},
+	setAffinityEndpoints:        {id: setAffinityEndpoints, name: "affinity-endpoints", key: markField, data: endpointFields, note: "affinity endpoint id to endpoint"},
+	setAffinity:                 {id: setAffinity, name: "affinity", key: recordFields, data: markField, extra: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, note: "written by packets: affinity id and client to affinity endpoint id"},
+	setEndpointCounters:         {id: setEndpointCounters, name: "endpoint-counters", key: vipAndIndexFields, extra: unix.NFT_SET_EVAL, note: "written by packets: connections by VIP and index, if they are counted"},
+	setNodePortEndpointCounters: {id: setNodePortEndpointCounters, name: "nodeport-endpoint-counters", key: nodePortAndIndexFields, extra: unix.NFT_SET_EVAL, note: "the same for node ports"},
+	setAffinityEndpointCounters: {id: setAffinityEndpointCounters, name: "affinity-endpoint-counters", key: markField, extra: unix.NFT_SET_EVAL, note: "written by packets: connections by affinity endpoint id, if they are counted"},
 }
 
 // fieldLen is the length of a field in a key, before padding to 4 bytes.

@@ -23,3 +23,9 @@ func (k *timedKernel) dump(ctx context.Context, w *wire, reset func(), each func
 	defer func() { *k.waited += time.Since(began) }()
 	return k.kernel.dump(ctx, w, reset, each)
 }
+
+func (k *timedKernel) query(ctx context.Context, w *wire, each func(attrs []byte)) error {
+	began := time.Now()
+	defer func() { *k.waited += time.Since(began) }()
+	return k.kernel.query(ctx, w, each)
+}

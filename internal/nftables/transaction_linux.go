@@ -7,6 +7,8 @@ type transaction struct {
 	deletes  [numSets]encoded
 	classes  []class // whose chains do not exist yet
 	elements int
+	// departing are the counters whose elements in maps to endpoints are deleted.
+	departing []departure
 }
 
 // encoded holds elements of one set, as the kernel expects them, all of one length.
@@ -51,4 +53,5 @@ func (t *transaction) reset() {
 	}
 	t.classes = t.classes[:0]
 	t.elements = 0
+	t.departing = t.departing[:0]
 }

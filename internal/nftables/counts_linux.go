@@ -1,0 +1,373 @@
+package nftables
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/counting"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Packets count connections in sets of their own, under the keys of the maps to endpoints: only
+// the first packet of a connection reaches the rules of these maps. So endpoints without
+// connections cost nothing, and elements of the maps may be written again without harm.
+
+// countersOf returns the set of the counters of a map to endpoints; ok is false for other sets.
+func countersOf(in setID) (counters setID, ok bool) {
+	switch in {
+	case setEndpoints:
+		return setEndpointCounters, true
+	case setNodePortEndpoints:
+		return setNodePortEndpointCounters, true
+	case setAffinityEndpoints:
+		return setAffinityEndpointCounters, true
+	default:
+		return 0, false
+	}
+}
+
+// counterSets are the sets of counters.
+func counterSets() []setID {
+	return []setID{setEndpointCounters, setNodePortEndpointCounters, setAffinityEndpointCounters}
+}
+
+// counterLimit is the size of each set. A connection whose counter does not fit is not counted.
+const counterLimit = 1 << 20
+
+// counterKey identifies a counter.
+type counterKey struct {
+	in  setID
+	key elementBytes
+}
+
+// counts is the state of counting.
+type counts struct {
+	// mu is held by Apply, so that state and kernel agree, and to add a reading. It also guards
+	// Engine.state then.
+	mu     sync.Mutex
+	ledger *counting.Ledger[counterKey]
+	// found means that the kernel can count; missing is what it lacks.
+	found   bool
+	missing error
+}
+
+func newCounts() *counts { return &counts{ledger: counting.NewLedger[counterKey]()} }
+
+// lock locks what Counts reads; c is nil if connections are not counted.
+func (c *counts) lock() (unlock func()) {
+	if c == nil {
+		return func() {}
+	}
+	c.mu.Lock()
+	return c.mu.Unlock
+}
+
+// errNotCounted is the answer of an engine that does not count.
+var errNotCounted = fmt.Errorf("CountConnections is off: %w", errors.ErrUnsupported)
+
+// counting reports whether connections are counted. It is called by Apply.
+func (e *Engine) counting() bool { return e.counts != nil && e.counts.missing == nil }
+
+// findCounters finds out, before the first full update, whether the kernel can count. A further
+// full update asks again for what was missing: its module may have been loaded.
+func (e *Engine) findCounters(ctx context.Context, update *desired.Update) error {
+	c := e.counts
+	if c == nil || c.found || !update.Full {
+		return nil
+	}
+	f := feature{
+		name: "counters in sets", option: "CONFIG_NFT_COUNTER", set: &setSpecs[setAffinityEndpointCounters],
+		exprs: append(rule{priority(0)}, count(setAffinityEndpointCounters)),
+	}
+	switch err := e.probeUnlessLoading(ctx, f, c.missing != nil); {
+	case err == nil:
+		c.found, c.missing = true, nil
+	case !isUnknown(err):
+		return fmt.Errorf("probe nf_tables for counters: %w", err)
+	case c.missing == nil:
+		c.missing = fmt.Errorf("%w: %w", errors.ErrUnsupported, f.missing(err))
+		e.log.Warn("connections are not counted: the kernel cannot", zap.Error(c.missing))
+	}
+	return nil
+}
+
+// Counts implements proxier.Counter.
+func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
+	if e.counts == nil {
+		return proxier.Counts{}, errNotCounted
+	}
+	unlock := e.counts.lock()
+	began, missing := e.counts.ledger.Clock(), e.counts.missing
+	unlock()
+	if missing != nil {
+		return proxier.Counts{}, missing
+	}
+	values, err := e.readCounters(ctx)
+	if err != nil {
+		return proxier.Counts{}, err
+	}
+	defer e.counts.lock()()
+	if len(values) > 0 {
+		o := e.state.owners()
+		for counter, value := range values {
+			e.counts.ledger.Add(counter, value, o.of(counter), began)
+		}
+	}
+	e.counts.ledger.Keep(e.state.endpointsOf)
+	return e.counts.ledger.Counts(), nil
+}
+
+// readCounters reads all counters, with a socket of its own.
+func (e *Engine) readCounters(ctx context.Context) (values map[counterKey]uint64, err error) {
+	k, err := e.open()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, k.close()) }()
+	values = map[counterKey]uint64{}
+	for _, id := range counterSets() {
+		err := e.listCounters(ctx, k, id, values)
+		if err != nil && !errors.Is(err, unix.ENOENT) { // before the first sync, or damaged
+			return nil, err
+		}
+	}
+	return values, nil
+}
+
+// listCounters reads the counters of a set. While nf_tables changes it may miss some, which the
+// next reading has.
+func (e *Engine) listCounters(ctx context.Context, k kernel, id setID, values map[counterKey]uint64) error {
+	err := e.listElementsOf(ctx, k, &setSpecs[id], func() {}, func(el element) {
+		values[counterKey{id, elementOf(string(el.key))}] = el.packets
+	})
+	if errors.Is(err, errInterrupted) {
+		return nil
+	}
+	return err
+}
+
+// beginFull is called before a full sync. It returns the owners of counters, nil if connections
+// are not counted. What the counters of a previous process have counted is nobody's.
+func (e *Engine) beginFull(ctx context.Context, o *observation, ours bool) (*owners, error) {
+	if !e.counting() {
+		return nil, nil
+	}
+	before := e.state.owners()
+	e.counts.ledger.Begin(time.Now())
+	if !ours {
+		e.counts.ledger.ForgetAll()
+		return before, nil
+	}
+	values := map[counterKey]uint64{}
+	for _, id := range counterSets() {
+		if _, there := o.sets[setName(id)]; !there {
+			continue
+		}
+		if err := e.listCounters(ctx, e.kernel, id, values); err != nil {
+			return nil, err
+		}
+	}
+	for counter, value := range values {
+		e.counts.ledger.Add(counter, value, before.of(counter), e.counts.ledger.Clock())
+	}
+	return before, nil
+}
+
+// endFull adds what was counted during the full sync: for the owners from before it, as settle
+// does. It deletes the counters without owner, which do not count any more.
+func (e *Engine) endFull(ctx context.Context, before *owners) error {
+	if !e.counting() {
+		return nil
+	}
+	now, t, values := e.state.owners(), e.beginStep(), map[counterKey]uint64{}
+	for _, id := range counterSets() {
+		if err := e.listCounters(ctx, e.kernel, id, values); err != nil {
+			return err
+		}
+	}
+	for counter, value := range values {
+		e.counts.ledger.Add(counter, value, cmp.Or(before.of(counter), now.of(counter)), e.counts.ledger.Clock())
+	}
+	var stale []counterKey
+	for counter := range values {
+		if now.of(counter) != (counting.Owner{}) {
+			continue
+		}
+		t.remove(counter.in, counter.key, elementBytes{})
+		if stale = append(stale, counter); t.elements < stepElements {
+			continue
+		}
+		if err := e.commit(ctx, t, nil); err != nil {
+			return err
+		}
+	}
+	err := e.commit(ctx, t, nil)
+	if err == nil && len(stale) > 0 {
+		e.counts.ledger.Forget(stale...)
+	}
+	return err
+}
+
+// departure is a counter that loses its owner with the transaction.
+type departure struct {
+	counterKey
+
+	owner counting.Owner
+}
+
+// departures is the sink of a transaction that also lists the counters that lose their owner.
+type departures struct {
+	*transaction
+
+	name changetracker.ServicePortName
+	prev *placed
+}
+
+func (d departures) remove(in setID, key, keyEnd elementBytes) {
+	d.transaction.remove(in, key, keyEnd)
+	if counters, ok := countersOf(in); ok {
+		d.departing = append(d.departing, departure{
+			counterKey{counters, key}, counting.Owner{Name: d.name, Endpoint: d.prev.endpointAt(counters, key)},
+		})
+	}
+}
+
+// sink returns the sink for the changes of a service port.
+func (e *Engine) sink(t *transaction, name changetracker.ServicePortName, prev *placed) elementSink {
+	if !e.counting() || prev == nil {
+		return t
+	}
+	return departures{t, name, prev}
+}
+
+// settleBatch is how many counters are read at once: the answers must fit the socket's buffer.
+const settleBatch = 256
+
+// settle adds what counters have counted for the owners that they have just lost. A connection
+// that the next owner of a counter got since then counts for the last one.
+func (e *Engine) settle(ctx context.Context, departed []departure) error {
+	for rest := departed; len(rest) > 0; {
+		batch := rest[:min(len(rest), settleBatch)]
+		rest = rest[len(batch):]
+		w := &wire{family: e.batch.family, table: e.batch.table}
+		owners := make(map[counterKey]counting.Owner, len(batch))
+		for _, d := range batch {
+			owners[d.counterKey] = d.owner
+			w.getElement(&setSpecs[d.in], d.key)
+		}
+		err := e.kernel.query(ctx, w, func(attrs []byte) {
+			in := setNamed(netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_SET))).id
+			for el := range elementsOf(attrs) {
+				counter := counterKey{in, elementOf(string(el.key))}
+				e.counts.ledger.Add(counter, el.packets, owners[counter], e.counts.ledger.Clock())
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// getElement requests one element.
+func (w *wire) getElement(spec *setSpec, key elementBytes) {
+	w.elementMessage(elementOp{msgGetElement, 0, "read"}, spec, appendElement(nil, key.bytes(), nil, nil))
+}
+
+// endpointAt returns the endpoint that a counter of the service port counts.
+func (p *placed) endpointAt(counters setID, key elementBytes) netip.AddrPort {
+	number := binary.NativeEndian.Uint32(key.buf[key.n-4:])
+	if counters == setAffinityEndpointCounters {
+		for i := range p.lists {
+			for _, t := range p.affinityList(i) {
+				if t.id == number {
+					return t.addr
+				}
+			}
+		}
+		return netip.AddrPort{}
+	}
+	scope := scopeIndex(desired.ScopeCluster)
+	if number >= localOffset {
+		scope, number = scopeIndex(desired.ScopeLocal), number-localOffset
+	}
+	if list := p.lists[scope]; int(number) < len(list) {
+		return list[number].addr
+	}
+	return netip.AddrPort{}
+}
+
+// owners finds the owners of counters in a state.
+type owners struct {
+	frontends map[desired.Key]portOf
+	affinity  map[elementBytes]counting.Owner
+}
+
+type portOf struct {
+	name changetracker.ServicePortName
+	*placed
+}
+
+func (s *state) owners() *owners {
+	o := &owners{frontends: map[desired.Key]portOf{}, affinity: map[elementBytes]counting.Owner{}}
+	for name, p := range s.placed {
+		if p.affinity == 0 {
+			for i := range p.frontends {
+				o.frontends[p.frontends[i].key] = portOf{name, p}
+			}
+			continue
+		}
+		for i := range p.lists {
+			for _, t := range p.affinityList(i) {
+				o.affinity[markData(t.id)] = counting.Owner{Name: name, Endpoint: t.addr}
+			}
+		}
+	}
+	return o
+}
+
+// of returns the owner of a counter; the zero Owner if it has none.
+func (o *owners) of(c counterKey) counting.Owner {
+	if c.in == setAffinityEndpointCounters {
+		return o.affinity[c.key]
+	}
+	port, ok := o.frontends[parseFrontendKey(c.key.buf[:c.key.n-4])]
+	if !ok {
+		return counting.Owner{}
+	}
+	endpoint := port.endpointAt(c.in, c.key)
+	if !endpoint.IsValid() {
+		return counting.Owner{}
+	}
+	return counting.Owner{Name: port.name, Endpoint: endpoint}
+}
+
+// endpointsOf returns the endpoints of a service port; ok is false if it does not exist.
+func (s *state) endpointsOf(name changetracker.ServicePortName) (has map[netip.AddrPort]bool, ok bool) {
+	p := s.placed[name]
+	if p == nil {
+		return nil, false
+	}
+	has = map[netip.AddrPort]bool{}
+	for i := range p.lists {
+		for _, t := range p.lists[i] {
+			has[t.addr] = true
+		}
+		for _, t := range p.affinityList(i) {
+			has[t.addr] = true
+		}
+	}
+	return has, true
+}

@@ -1,0 +1,128 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Counter is an Engine that can count connections: see Config.CountConnections.
+type Counter interface {
+	// Counts returns the numbers of one family, sorted by name and by endpoint. It runs
+	// concurrently with the engine's other methods. It returns an error that is
+	// errors.ErrUnsupported if no part of the engine counts.
+	Counts(ctx context.Context) (Counts, error)
+}
+
+// Counts are the numbers of new connections through service ports.
+type Counts struct {
+	// Since is when counting began. It begins with the first sync, and again when the process
+	// starts again; zero means that there was no sync yet.
+	Since time.Time
+	// ServicePorts has the service ports that have had connections.
+	ServicePorts []ServicePortCounts
+}
+
+// ServicePortCounts are the numbers of a service port.
+type ServicePortCounts struct {
+	Name changetracker.ServicePortName
+	// Connections is the number of new connections that were sent to an endpoint. While the
+	// service port exists, it never falls: it includes endpoints that are gone.
+	Connections uint64
+	// Endpoints has the endpoints that have had connections, of those that the service port
+	// has now. An endpoint that was gone and returns begins at zero.
+	Endpoints []EndpointCounts
+}
+
+// EndpointCounts are the numbers of an endpoint of a service port.
+type EndpointCounts struct {
+	Endpoint    netip.AddrPort
+	Connections uint64
+}
+
+// Counts returns the numbers of connections in an IP family. Concurrent calls share one
+// reading of the kernel. The error is errors.ErrUnsupported if Config.CountConnections is off
+// or the engine cannot count. Callers share the slices of the answer, and must not change them.
+func (p *Proxier) Counts(ctx context.Context, name v1.IPFamily) (Counts, error) {
+	for _, f := range p.families {
+		if f.name == name {
+			c, ok := As[Counter](f.engine)
+			if !ok {
+				break
+			}
+			counts, err := f.counting.share(ctx, c.Counts)
+			if err != nil {
+				err = fmt.Errorf("count connections of %s: %w", name, err)
+			}
+			return counts, err
+		}
+	}
+	return Counts{}, fmt.Errorf("count connections of %s: the engine cannot: %w", name, errors.ErrUnsupported)
+}
+
+// sharedReading lets concurrent callers share a reading that begins after all of them called.
+type sharedReading struct {
+	mu   sync.Mutex
+	next *pendingReading // has not begun; nil if nobody waits for it
+	turn chan struct{}   // full while a reading runs
+}
+
+type pendingReading struct {
+	done      chan struct{}
+	abandoned bool // its caller has given up
+	counts    Counts
+	err       error
+}
+
+func newSharedReading() *sharedReading { return &sharedReading{turn: make(chan struct{}, 1)} }
+
+// share returns the outcome of a reading. The first caller runs it, with its own context.
+func (s *sharedReading) share(ctx context.Context, read func(context.Context) (Counts, error)) (Counts, error) {
+	for {
+		s.mu.Lock()
+		p, leads := s.next, s.next == nil
+		if leads {
+			p = &pendingReading{done: make(chan struct{})}
+			s.next = p
+		}
+		s.mu.Unlock()
+		if leads {
+			s.run(ctx, p, read)
+			return p.counts, p.err
+		}
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			return Counts{}, ctx.Err()
+		}
+		if !p.abandoned {
+			return p.counts, p.err
+		}
+	}
+}
+
+func (s *sharedReading) run(ctx context.Context, p *pendingReading, read func(context.Context) (Counts, error)) {
+	defer close(p.done)
+	begin := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.next = nil
+	}
+	select {
+	case s.turn <- struct{}{}:
+		begin()
+		p.counts, p.err = read(ctx)
+		<-s.turn
+	case <-ctx.Done():
+		begin()
+		p.err = ctx.Err()
+	}
+	p.abandoned = ctx.Err() != nil
+}
