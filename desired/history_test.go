@@ -16,6 +16,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/oracle"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -87,7 +88,7 @@ var serviceNames = []string{"a", "b", "c", "d"} // read-only
 type world struct {
 	*testing.T
 	*choices
-	cluster
+	oracle.Cluster
 
 	names   []changetracker.ServicePortName // that there may be
 	tracker *changetracker.Tracker
@@ -98,7 +99,7 @@ type world struct {
 // plane is the data plane of a family: it has what Updates say, but for what fails.
 type plane struct {
 	updater    *desired.Updater
-	programmed map[changetracker.ServicePortName]decision
+	programmed map[changetracker.ServicePortName]oracle.Decision
 	owed       map[desired.Key]bool // frontends that it has had since an Update said that they are gone
 	unsure     bool                 // the next Update must be full
 	wanted     *desired.Resolved    // at the last sync
@@ -106,13 +107,13 @@ type plane struct {
 
 func replay(t *testing.T, history []byte, seen map[string]int) {
 	w := &world{T: t, choices: &choices{history}, planes: map[v1.IPFamily]*plane{}, seen: seen}
-	w.cluster = cluster{
-		services: map[string]*v1.Service{}, slices: map[string]*discovery.EndpointSlice{}, kinds: []string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"},
-		detectsPods: w.below(2) == 0, masqueradeAll: w.below(4) == 1, strictSourceRanges: w.below(2) == 0, denyNodeExternalIPs: w.below(4) == 1,
-		nodePortAddresses: prefixes(oneOf(w.choices, []string{"0.0.0.0/0", "::/0"}, []string{"192.0.2.0/28"}, nil)...),
+	w.Cluster = oracle.Cluster{
+		Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}, Kinds: []string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"},
+		DetectsPods: w.below(2) == 0, MasqueradeAll: w.below(4) == 1, StrictSourceRanges: w.below(2) == 0, DenyNodeExternalIPs: w.below(4) == 1,
+		NodePortAddresses: prefixes(oneOf(w.choices, []string{"0.0.0.0/0", "::/0"}, []string{"192.0.2.0/28"}, nil)...),
 	}
 	if w.below(4) == 1 {
-		w.kinds = someOf(w.choices, w.kinds...)
+		w.Kinds = someOf(w.choices, w.Kinds...)
 	}
 	for _, service := range serviceNames {
 		for _, protocol := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
@@ -133,17 +134,17 @@ func replay(t *testing.T, history []byte, seen map[string]int) {
 		}
 	}
 	scratch := w.newTracker()
-	scratch.SetNode(w.node)
-	for _, s := range w.services {
+	scratch.SetNode(w.Node)
+	for _, s := range w.Services {
 		scratch.Services.Update(nil, s)
 	}
-	for _, s := range w.slices {
+	for _, s := range w.Slices {
 		scratch.Endpoints.EndpointSliceUpdate(s, false)
 	}
 	for _, family := range families() {
 		w.sync(family)
 		_ = scratch.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			w.checkResolved("from scratch", desired.NewResolved(step.After, w.resolver(), w.globals()), decide(&w.cluster, family))
+			w.checkResolved("from scratch", desired.NewResolved(step.After, w.resolver(), w.globals()), oracle.Decide(&w.Cluster, family))
 			return nil, nil
 		})
 	}
@@ -152,7 +153,7 @@ func replay(t *testing.T, history []byte, seen map[string]int) {
 func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }
 
 func (w *world) newTracker() *changetracker.Tracker {
-	tracker, err := changetracker.New(changetracker.Options{StrictSourceRanges: w.strictSourceRanges})
+	tracker, err := changetracker.New(changetracker.Options{StrictSourceRanges: w.StrictSourceRanges})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -160,9 +161,9 @@ func (w *world) newTracker() *changetracker.Tracker {
 }
 
 func (w *world) resolver() desired.Resolver {
-	r := desired.Resolver{Node: w.node, MasqueradeAll: w.masqueradeAll, DetectsPods: w.detectsPods, DenyNodeExternalIPs: w.denyNodeExternalIPs}
+	r := desired.Resolver{Node: w.Node, MasqueradeAll: w.MasqueradeAll, DetectsPods: w.DetectsPods, DenyNodeExternalIPs: w.DenyNodeExternalIPs}
 	for kind := desired.ClusterIP; kind <= desired.NodePort; kind++ {
-		if slices.Contains(w.kinds, kind.String()) {
+		if slices.Contains(w.Kinds, kind.String()) {
 			r.Kinds = append(r.Kinds, kind)
 		}
 	}
@@ -173,7 +174,7 @@ func (w *world) resolver() desired.Resolver {
 }
 
 func (w *world) globals() desired.Globals {
-	return desired.Globals{NodePortAddresses: w.nodePortAddresses, NodeAddresses: w.node.Addresses}
+	return desired.Globals{NodePortAddresses: w.NodePortAddresses, NodeAddresses: w.Node.Addresses}
 }
 
 func prefixes(texts ...string) (all []netip.Prefix) {
@@ -196,29 +197,29 @@ func (w *world) change() {
 	slice := name + oneOf(w.choices, "-1", "-2", "-6")
 	switch w.below(16) {
 	case 0:
-		delete(w.services, name)
+		delete(w.Services, name)
 		w.tracker.Services.Update(proxiertest.Service("ns", name), nil)
 	case 1:
-		delete(w.slices, slice)
+		delete(w.Slices, slice)
 		w.tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("ns", name, discovery.AddressTypeIPv4, proxiertest.SliceName(slice)), true)
 	case 2:
-		w.node = changetracker.Node{
+		w.Node = changetracker.Node{
 			Name: oneOf(w.choices, "here", "here.example.com", ""), Zone: oneOf(w.choices, "x", ""),
 			Addresses: addrs(someOf(w.choices, "2001:db8::10", "192.0.2.20", "192.0.2.10", "127.0.0.1")...),
 			PodCIDRs:  prefixes(someOf(w.choices, "10.244.1.0/24", "fd00:244:1::/48")...),
 		}
-		w.tracker.SetNode(w.node)
+		w.tracker.SetNode(w.Node)
 	case 3, 4, 5, 6, 7, 8:
-		w.services[name] = w.service(name)
-		w.tracker.Services.Update(nil, w.services[name])
+		w.Services[name] = w.service(name)
+		w.tracker.Services.Update(nil, w.Services[name])
 	default:
-		if old := w.slices[slice]; old != nil && w.below(3) == 1 { // deleted and created again
-			w.slices[slice] = old.DeepCopy()
-			w.slices[slice].CreationTimestamp.Time = time.Unix(int64(w.below(2)), 0)
+		if old := w.Slices[slice]; old != nil && w.below(3) == 1 { // deleted and created again
+			w.Slices[slice] = old.DeepCopy()
+			w.Slices[slice].CreationTimestamp.Time = time.Unix(int64(w.below(2)), 0)
 		} else {
-			w.slices[slice] = w.slice(oneOf(w.choices, name, name, name, "a"), slice)
+			w.Slices[slice] = w.slice(oneOf(w.choices, name, name, name, "a"), slice)
 		}
-		w.tracker.Endpoints.EndpointSliceUpdate(w.slices[slice], false)
+		w.tracker.Endpoints.EndpointSliceUpdate(w.Slices[slice], false)
 	}
 }
 
@@ -304,7 +305,7 @@ func (w *world) sync(family v1.IPFamily) {
 	_ = w.tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 		u := p.updater.Next(step, w.resolver(), w.globals(), p.unsure || w.below(8) == 1)
 		w.checkResolved("acknowledged", u.Was, p.programmed)
-		want := decide(&w.cluster, family)
+		want := oracle.Decide(&w.Cluster, family)
 		w.checkResolved("wanted", u.Now, want)
 		w.checkChanged(p.wanted, u.Now)
 		p.wanted = u.Now
@@ -314,7 +315,7 @@ func (w *world) sync(family v1.IPFamily) {
 		for key := range keysOf(next) {
 			delete(gone, key)
 		}
-		if want := slices.SortedFunc(maps.Keys(gone), byKey); !slices.Equal(u.Gone, want) {
+		if want := slices.SortedFunc(maps.Keys(gone), oracle.ByKey); !slices.Equal(u.Gone, want) {
 			w.Errorf("%v are gone, want %v", u.Gone, want)
 		}
 		if p.unsure = w.below(8) == 1; p.unsure {
@@ -326,10 +327,10 @@ func (w *world) sync(family v1.IPFamily) {
 }
 
 // program returns what the plane would have after the Update, and what of it fails.
-func (w *world) program(p *plane, u *desired.Update) (next map[changetracker.ServicePortName]decision, failed []changetracker.ServicePortName) {
+func (w *world) program(p *plane, u *desired.Update) (next map[changetracker.ServicePortName]oracle.Decision, failed []changetracker.ServicePortName) {
 	next = maps.Clone(p.programmed)
 	if u.Full || next == nil {
-		next = map[changetracker.ServicePortName]decision{}
+		next = map[changetracker.ServicePortName]oracle.Decision{}
 	}
 	for i, c := range u.Changes {
 		if c.After != nil {
@@ -346,14 +347,14 @@ func (w *world) program(p *plane, u *desired.Update) (next map[changetracker.Ser
 }
 
 // acknowledge: what failed is as it was, but for frontends that others have now.
-func (p *plane) acknowledge(u *desired.Update, next map[changetracker.ServicePortName]decision, failed []changetracker.ServicePortName) {
+func (p *plane) acknowledge(u *desired.Update, next map[changetracker.ServicePortName]oracle.Decision, failed []changetracker.ServicePortName) {
 	for _, name := range failed {
 		delete(next, name)
 	}
 	taken := keysOf(next)
 	for _, name := range failed {
 		if d, had := p.programmed[name]; had {
-			d.frontends = slices.DeleteFunc(slices.Clone(d.frontends), func(f frontend) bool { return taken[f.key] })
+			d.Frontends = slices.DeleteFunc(slices.Clone(d.Frontends), func(f oracle.Frontend) bool { return taken[f.Key] })
 			next[name] = d
 		}
 	}
@@ -364,19 +365,19 @@ func (p *plane) acknowledge(u *desired.Update, next map[changetracker.ServicePor
 	p.programmed = next
 }
 
-func keysOf(all map[changetracker.ServicePortName]decision) map[desired.Key]bool {
+func keysOf(all map[changetracker.ServicePortName]oracle.Decision) map[desired.Key]bool {
 	keys := map[desired.Key]bool{}
 	for _, d := range all {
-		for _, f := range d.frontends {
-			keys[f.key] = true
+		for _, f := range d.Frontends {
+			keys[f.Key] = true
 		}
 	}
 	return keys
 }
 
 // checkResolved compares all service ports, and the owner of each frontend.
-func (w *world) checkResolved(what string, r *desired.Resolved, want map[changetracker.ServicePortName]decision) {
-	got := map[changetracker.ServicePortName]decision{}
+func (w *world) checkResolved(what string, r *desired.Resolved, want map[changetracker.ServicePortName]oracle.Decision) {
+	got := map[changetracker.ServicePortName]oracle.Decision{}
 	for _, name := range w.names {
 		if s, ok := r.Service(name); ok {
 			got[name] = decisionOf(s)
@@ -384,9 +385,9 @@ func (w *world) checkResolved(what string, r *desired.Resolved, want map[changet
 	}
 	w.compare(what, got, want)
 	for name, d := range want {
-		for _, f := range d.frontends {
-			if owner, _ := r.Owner(f.key); owner != name {
-				w.Errorf("%s: %v is %v's, want %v's", what, f.key, owner, name)
+		for _, f := range d.Frontends {
+			if owner, _ := r.Owner(f.Key); owner != name {
+				w.Errorf("%s: %v is %v's, want %v's", what, f.Key, owner, name)
 			}
 		}
 	}
@@ -416,14 +417,14 @@ func (w *world) checkChanged(before, now *desired.Resolved) {
 }
 
 // compare: what service ports have lost matters only in what is wanted.
-func (w *world) compare(what string, got, want map[changetracker.ServicePortName]decision) {
+func (w *world) compare(what string, got, want map[changetracker.ServicePortName]oracle.Decision) {
 	for _, name := range w.names {
 		d, wanted := got[name], want[name]
 		if what == "acknowledged" {
-			d.lost, wanted.lost = nil, nil
+			d.Lost, wanted.Lost = nil, nil
 		}
-		if len(d.frontends)+len(wanted.frontends) == 0 {
-			d.frontends, wanted.frontends = nil, nil
+		if len(d.Frontends)+len(wanted.Frontends) == 0 {
+			d.Frontends, wanted.Frontends = nil, nil
 		}
 		if !reflect.DeepEqual(d, wanted) {
 			w.Errorf("%s: %v/%s is\n%+v, want\n%+v", what, name, name.Protocol, d, wanted)
@@ -432,32 +433,32 @@ func (w *world) compare(what string, got, want map[changetracker.ServicePortName
 	}
 }
 
-func (w *world) count(d *decision) {
-	for _, f := range d.frontends {
-		w.seen[f.kind+" "+f.action]++
-		if f.restricted {
+func (w *world) count(d *oracle.Decision) {
+	for _, f := range d.Frontends {
+		w.seen[f.Kind+" "+f.Action]++
+		if f.Restricted {
 			w.seen["restricted"]++
 		}
-		if f.shortCircuit {
+		if f.ShortCircuit {
 			w.seen["short circuit"]++
 		}
 	}
-	w.seen["lost"] += len(d.lost)
-	w.seen["refused"] += len(d.refused)
-	w.seen["on node"] += len(d.onNode)
+	w.seen["lost"] += len(d.Lost)
+	w.seen["refused"] += len(d.Refused)
+	w.seen["on node"] += len(d.OnNode)
 }
 
 // decisionOf is a Service in the oracle's terms.
-func decisionOf(s *desired.Service) decision {
-	d := decision{
-		affinity: s.Affinity, cluster: slices.Clone(s.Cluster), local: slices.Clone(s.Local), serving: slices.Clone(s.Serving),
-		onNode: slices.Clone(s.OnNode), refused: slices.Clone(s.Refused), lost: slices.Clone(s.Lost),
+func decisionOf(s *desired.Service) oracle.Decision {
+	d := oracle.Decision{
+		Affinity: s.Affinity, Cluster: slices.Clone(s.Cluster), Local: slices.Clone(s.Local), Serving: slices.Clone(s.Serving),
+		OnNode: slices.Clone(s.OnNode), Refused: slices.Clone(s.Refused), Lost: slices.Clone(s.Lost),
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		d.frontends = append(d.frontends, frontend{
-			key: s.Key(f), kind: f.Kind.String(), action: f.Action.String(), scope: f.Scope.String(), masquerade: f.Masquerade.String(),
-			shortCircuit: f.ShortCircuit, restricted: f.Restricted, ranges: f.SourceRanges,
+		d.Frontends = append(d.Frontends, oracle.Frontend{
+			Key: s.Key(f), Kind: f.Kind.String(), Action: f.Action.String(), Scope: f.Scope.String(), Masquerade: f.Masquerade.String(),
+			ShortCircuit: f.ShortCircuit, Restricted: f.Restricted, Ranges: f.SourceRanges,
 		})
 	}
 	return d

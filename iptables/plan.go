@@ -95,7 +95,8 @@ func (p *portPlanner) frontend(f *desired.Frontend) {
 	if f.Action == desired.Forward || f.ShortCircuit {
 		l.rules = append(p.countLocalhost(f), p.match(f).jump(p.entry(f)))
 	}
-	if isExternal := f.Kind == desired.LoadBalancer || f.Kind == desired.ExternalIP; isExternal && (f.Restricted || f.Action != desired.Forward) {
+	mayBeNodes := f.Kind == desired.LoadBalancer || f.Kind == desired.ExternalIP || p.globals.AcceptsNodePorts(f.VIP)
+	if f.VIP.IsValid() && mayBeNodes && (f.Restricted || f.Action != desired.Forward) {
 		// The address may belong to the node: packets that are refused must not reach the
 		// node port of another Service instead.
 		l.rules = append(l.rules, p.match(f).target("-j ACCEPT"))

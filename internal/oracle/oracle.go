@@ -1,4 +1,6 @@
-package desired_test
+// Package oracle says what a cluster's Services mean on one node: naively, from the API objects,
+// for tests that compare.
+package oracle
 
 import (
 	"cmp"
@@ -23,46 +25,49 @@ import (
 // It is written to be read: each method is one rule. It assumes that values are spelled
 // canonically and that a slice has an address once.
 type oracle struct {
-	*cluster
+	*Cluster
 
 	family v1.IPFamily
 	ports  []*servicePort
 	owners map[desired.Key]claim
 }
 
-// cluster is the input: the API objects, the node, and the configuration of the proxy.
-type cluster struct {
-	services map[string]*v1.Service
-	slices   map[string]*discovery.EndpointSlice
-	node     changetracker.Node
+// Cluster is the input: the API objects, the node, and the configuration of the proxy.
+type Cluster struct {
+	Services map[string]*v1.Service
+	Slices   map[string]*discovery.EndpointSlice
+	Node     changetracker.Node
 
-	detectsPods, masqueradeAll, strictSourceRanges, denyNodeExternalIPs bool
+	DetectsPods, MasqueradeAll, StrictSourceRanges, DenyNodeExternalIPs bool
 
-	kinds             []string // that are programmed
-	nodePortAddresses []netip.Prefix
+	Kinds             []string // that are programmed
+	NodePortAddresses []netip.Prefix
+	ServiceCIDRs      []netip.Prefix // for packets only
 }
 
-// decision is what one service port means for packets.
-type decision struct {
-	affinity                time.Duration
-	cluster, local, serving []netip.AddrPort
-	onNode, refused         []netip.Addr
-	frontends               []frontend
-	lost                    []desired.Key // frontends that other service ports own
+// Decision is what one service port means for packets.
+type Decision struct {
+	Affinity                time.Duration
+	Cluster, Local, Serving []netip.AddrPort
+	OnNode, Refused         []netip.Addr
+	Frontends               []Frontend
+	Lost                    []desired.Key // frontends that other service ports own
 }
 
-type frontend struct {
-	key                             desired.Key
-	kind, action, scope, masquerade string
-	shortCircuit, restricted        bool
-	ranges                          []netip.Prefix
+// Frontend is a VIP or node port of the service port.
+type Frontend struct {
+	Key                             desired.Key
+	Kind, Action, Scope, Masquerade string
+	ShortCircuit, Restricted        bool
+	Ranges                          []netip.Prefix
 }
 
-func decide(c *cluster, family v1.IPFamily) map[changetracker.ServicePortName]decision {
-	o := &oracle{cluster: c, family: family}
+// Decide returns what each service port of the family means.
+func Decide(c *Cluster, family v1.IPFamily) map[changetracker.ServicePortName]Decision {
+	o := &oracle{Cluster: c, family: family}
 	o.findPorts()
 	o.findOwners()
-	all := map[changetracker.ServicePortName]decision{}
+	all := map[changetracker.ServicePortName]Decision{}
 	for _, p := range o.ports {
 		all[p.name] = o.decide(p)
 	}
@@ -85,7 +90,7 @@ type servicePort struct {
 // findPorts: a Service is proxied in the families in which it has a cluster IP, unless it is
 // for another proxy. Headless Services and those of type ExternalName are not (PKT-13).
 func (o *oracle) findPorts() {
-	for _, s := range o.services {
+	for _, s := range o.Services {
 		_, elsewhere := s.Labels["service.kubernetes.io/service-proxy-name"]
 		i := slices.Index(s.Spec.IPFamilies, o.family)
 		if elsewhere || s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == v1.ClusterIPNone || i < 0 {
@@ -136,7 +141,7 @@ type claim struct {
 func (o *oracle) claims(p *servicePort) (all []claim) {
 	add := func(kind string, vip netip.Addr, port uint16) {
 		key := desired.Key{VIP: vip, Protocol: p.protocol, Port: port}
-		if slices.Contains(o.kinds, kind) && !slices.ContainsFunc(all, func(c claim) bool { return c.key == key }) {
+		if slices.Contains(o.Kinds, kind) && !slices.ContainsFunc(all, func(c claim) bool { return c.key == key }) {
 			all = append(all, claim{p, kind, key})
 		}
 	}
@@ -158,7 +163,7 @@ func (o *oracle) claims(p *servicePort) (all []claim) {
 // refuses: an external IP must not take over the traffic of pods, nor that of the node if
 // configured so (CVE-2020-8554).
 func (o *oracle) refuses(a netip.Addr) bool {
-	return within(o.node.PodCIDRs, a) || o.denyNodeExternalIPs && slices.Contains(o.node.Addresses, a)
+	return within(o.Node.PodCIDRs, a) || o.DenyNodeExternalIPs && slices.Contains(o.Node.Addresses, a)
 }
 
 func within(ranges []netip.Prefix, a netip.Addr) bool {
@@ -205,10 +210,10 @@ func (p *servicePort) older(o *servicePort) bool {
 
 // acceptsNodePorts: never at loopback addresses (PKT-30 to PKT-32).
 func (o *oracle) acceptsNodePorts(a netip.Addr) bool {
-	return a.IsValid() && !a.IsLoopback() && slices.Contains(o.node.Addresses, a) && within(o.nodePortAddresses, a)
+	return a.IsValid() && !a.IsLoopback() && slices.Contains(o.Node.Addresses, a) && within(o.NodePortAddresses, a)
 }
 
-func (o *oracle) decide(p *servicePort) (d decision) {
+func (o *oracle) decide(p *servicePort) (d Decision) {
 	endpoints := o.endpoints(p)
 	internalLocal := ptr.Deref(p.service.Spec.InternalTrafficPolicy, "") == v1.ServiceInternalTrafficPolicyLocal
 	accessible := p.nodePort != 0 || len(p.loadBalancer)+len(p.external) > 0
@@ -216,87 +221,88 @@ func (o *oracle) decide(p *servicePort) (d decision) {
 	var used []endpoint
 	if !internalLocal || accessible {
 		used = o.clusterEndpoints(endpoints)
-		d.cluster = addresses(used)
+		d.Cluster = addresses(used)
 	}
 	if internalLocal || externalLocal {
 		local := o.localEndpoints(endpoints)
-		d.local, used = addresses(local), append(used, local...)
+		d.Local, used = addresses(local), append(used, local...)
 	}
-	d.serving = addresses(only(endpoints, func(e endpoint) bool { return e.ready || e.serving }))
-	d.onNode = o.onNode(used)
+	d.Serving = addresses(only(endpoints, func(e endpoint) bool { return e.ready || e.serving }))
+	d.OnNode = o.onNode(used)
 	if spec := p.service.Spec; spec.SessionAffinity == v1.ServiceAffinityClientIP {
-		d.affinity = time.Duration(*spec.SessionAffinityConfig.ClientIP.TimeoutSeconds) * time.Second
+		d.Affinity = time.Duration(*spec.SessionAffinityConfig.ClientIP.TimeoutSeconds) * time.Second
 	}
 	for _, a := range p.external {
-		if o.refuses(a) && slices.Contains(o.kinds, "ExternalIP") {
-			d.refused = append(d.refused, a)
+		if o.refuses(a) && slices.Contains(o.Kinds, "ExternalIP") {
+			d.Refused = append(d.Refused, a)
 		}
 	}
 	anywhere := slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.ready || e.draining() })
 	for _, c := range o.claims(p) {
 		if o.owners[c.key].name != p.name {
-			d.lost = append(d.lost, c.key)
+			d.Lost = append(d.Lost, c.key)
 			continue
 		}
 		f := o.frontend(c, internalLocal, externalLocal)
 		d.act(&f, anywhere)
-		d.frontends = append(d.frontends, f)
+		d.Frontends = append(d.Frontends, f)
 		for key, owner := range o.owners { // no node port where another service port has the VIP
-			if f.kind == "NodePort" && key.Protocol == p.protocol && key.Port == p.nodePort && o.acceptsNodePorts(key.VIP) && owner.name != p.name {
-				d.lost = append(d.lost, key)
+			if f.Kind == "NodePort" && key.Protocol == p.protocol && key.Port == p.nodePort && o.acceptsNodePorts(key.VIP) && owner.name != p.name {
+				d.Lost = append(d.Lost, key)
 			}
 		}
 	}
-	slices.SortFunc(d.refused, netip.Addr.Compare)
-	slices.SortFunc(d.frontends, func(a, b frontend) int { return byKey(a.key, b.key) })
-	slices.SortFunc(d.lost, byKey)
-	d.lost = slices.Compact(d.lost)
+	slices.SortFunc(d.Refused, netip.Addr.Compare)
+	slices.SortFunc(d.Frontends, func(a, b Frontend) int { return ByKey(a.Key, b.Key) })
+	slices.SortFunc(d.Lost, ByKey)
+	d.Lost = slices.Compact(d.Lost)
 	return d
 }
 
-func byKey(a, b desired.Key) int {
+// ByKey orders frontends.
+func ByKey(a, b desired.Key) int {
 	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
 }
 
 // frontend: which endpoints answer, and whose source is masqueraded.
-func (o *oracle) frontend(c claim, internalLocal, externalLocal bool) frontend {
-	f := frontend{key: c.key, kind: c.kind, scope: "Cluster"}
+func (o *oracle) frontend(c claim, internalLocal, externalLocal bool) Frontend {
+	f := Frontend{Key: c.key, Kind: c.kind, Scope: "Cluster"}
 	switch {
 	case c.kind == "ClusterIP": // PKT-01 to PKT-07: the traffic policy does not matter for the source
-		if f.masquerade = "keep"; o.masqueradeAll {
-			f.masquerade = "all"
-		} else if o.detectsPods {
-			f.masquerade = "non-pod"
+		if f.Masquerade = "keep"; o.MasqueradeAll {
+			f.Masquerade = "all"
+		} else if o.DetectsPods {
+			f.Masquerade = "non-pod"
 		}
 		if internalLocal {
-			f.scope = "Local"
+			f.Scope = "Local"
 		}
 	case externalLocal: // PKT-21 to PKT-25: keeps the source; does not bind pods and the node
-		f.scope, f.masquerade, f.shortCircuit = "Local", "keep", true
+		f.Scope, f.Masquerade, f.ShortCircuit = "Local", "keep", true
 	default: // PKT-20: the reply must return through this node
-		f.masquerade = "all"
+		f.Masquerade = "all"
 	}
 	if c.kind == "LoadBalancer" { // PKT-40 to PKT-44: no other kind is restricted
-		f.restricted, f.ranges = o.sourceRanges(c.servicePort)
+		f.Restricted, f.Ranges = o.sourceRanges(c.servicePort)
 	}
 	return f
 }
 
 // act: no endpoint anywhere rejects (PKT-09, PKT-26); none in the scope drops (PKT-08, PKT-22).
-func (d *decision) act(f *frontend, anywhere bool) {
-	scope := d.cluster
-	if f.scope == "Local" {
-		scope = d.local
+func (d *Decision) act(f *Frontend, anywhere bool) {
+	scope := d.Cluster
+	if f.Scope == "Local" {
+		scope = d.Local
 	}
 	switch {
 	case !anywhere:
-		f.action = "reject"
+		f.Action = "reject"
 	case len(scope) == 0:
-		f.action = "drop"
+		f.Action = "drop"
 	default:
-		f.action = "forward"
+		f.Action = "forward"
 	}
-	f.shortCircuit = f.shortCircuit && len(d.cluster) > 0
+	f.ShortCircuit = f.ShortCircuit && len(d.Cluster) > 0
 }
 
 // sourceRanges: a /0 opens everything (PKT-45). A list without a range of the family opens
@@ -315,10 +321,10 @@ func (o *oracle) sourceRanges(p *servicePort) (restricted bool, ranges []netip.P
 		ranges = append(ranges, r.Masked())
 	}
 	if len(ranges) == 0 {
-		return len(given) > 0 && o.strictSourceRanges, nil
+		return len(given) > 0 && o.StrictSourceRanges, nil
 	}
-	ofFamily := slices.IndexFunc(o.node.Addresses, func(a netip.Addr) bool { return a.Is4() == (o.family == v1.IPv4Protocol) })
-	if ofFamily >= 0 && within(ranges, o.node.Addresses[ofFamily]) {
+	ofFamily := slices.IndexFunc(o.Node.Addresses, func(a netip.Addr) bool { return a.Is4() == (o.family == v1.IPv4Protocol) })
+	if ofFamily >= 0 && within(ranges, o.Node.Addresses[ofFamily]) {
 		for _, a := range p.loadBalancer {
 			ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
 		}
@@ -363,7 +369,7 @@ func (e endpoint) draining() bool { return e.serving && e.terminating }
 // endpoints of a service port, sorted by address, each as the slice with the best record has it.
 func (o *oracle) endpoints(p *servicePort) []endpoint {
 	best := map[netip.AddrPort]endpoint{}
-	for _, slice := range o.slices {
+	for _, slice := range o.Slices {
 		if slice.Labels[discovery.LabelServiceName] != p.name.Name || string(slice.AddressType) != string(o.family) {
 			continue
 		}
@@ -419,8 +425,8 @@ func (o *oracle) clusterEndpoints(all []endpoint) []endpoint {
 		own   string
 		hints func(endpoint) []string
 	}{
-		{o.node.Name, func(e endpoint) []string { return e.nodeHints }},
-		{o.node.Zone, func(e endpoint) []string { return e.zoneHints }},
+		{o.Node.Name, func(e endpoint) []string { return e.nodeHints }},
+		{o.Node.Zone, func(e endpoint) []string { return e.zoneHints }},
 	} {
 		unhinted := only(ready, func(e endpoint) bool { return len(topology.hints(e)) == 0 })
 		matching := only(ready, func(e endpoint) bool { return slices.Contains(topology.hints(e), topology.own) })
@@ -433,7 +439,7 @@ func (o *oracle) clusterEndpoints(all []endpoint) []endpoint {
 
 // localEndpoints: those of this node, whatever the hints (TOP-04).
 func (o *oracle) localEndpoints(all []endpoint) []endpoint {
-	local := only(all, func(e endpoint) bool { return o.node.Name != "" && e.node == o.node.Name })
+	local := only(all, func(e endpoint) bool { return o.Node.Name != "" && e.node == o.Node.Name })
 	if ready := only(local, func(e endpoint) bool { return e.ready }); len(ready) > 0 {
 		return ready
 	}
@@ -445,10 +451,10 @@ func (o *oracle) localEndpoints(all []endpoint) []endpoint {
 func (o *oracle) onNode(used []endpoint) (addrs []netip.Addr) {
 	host := func(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }
 	for _, e := range used {
-		mine, theirs := host(o.node.Name), host(e.node)
+		mine, theirs := host(o.Node.Name), host(e.node)
 		same := mine == theirs || strings.HasPrefix(theirs, mine+".") && !strings.Contains(mine, ".") ||
 			strings.HasPrefix(mine, theirs+".") && !strings.Contains(theirs, ".")
-		if e.node == "" || mine == "" || same || within(o.node.PodCIDRs, e.addr.Addr()) {
+		if e.node == "" || mine == "" || same || within(o.Node.PodCIDRs, e.addr.Addr()) {
 			addrs = append(addrs, e.addr.Addr())
 		}
 	}

@@ -1,0 +1,136 @@
+package oracle
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// Packet is the first packet of a connection.
+type Packet struct {
+	Protocol    desired.Protocol
+	Source      netip.AddrPort
+	Destination netip.AddrPort
+	FromNode    bool // a process of the node sends it
+}
+
+// Outcome is what may become of a packet: "forward", "reject", "drop", or "pass" if it is
+// not for a Service.
+type Outcome struct {
+	Verdict    string
+	Endpoint   netip.AddrPort // of "forward"
+	Masquerade bool
+}
+
+// Fates decides about packets.
+type Fates struct {
+	// ServiceIPsPass is for engines with this trait: ClusterIPs refuse nothing.
+	ServiceIPsPass bool
+
+	oracle    oracle
+	decisions map[changetracker.ServicePortName]Decision
+}
+
+// NewFates prepares for the packets of a family.
+func NewFates(c *Cluster, family v1.IPFamily) *Fates {
+	f := &Fates{oracle: oracle{Cluster: c, family: family}, decisions: Decide(c, family)}
+	f.oracle.findPorts()
+	f.oracle.findOwners()
+	return f
+}
+
+// Of returns all that may become of a packet, sorted. Each way of a random choice is one.
+func (f *Fates) Of(p Packet) []Outcome {
+	name, key, ok := f.frontendOf(p)
+	if !ok {
+		return []Outcome{{Verdict: f.unserved(p.Destination.Addr())}}
+	}
+	d := f.decisions[name]
+	i := slices.IndexFunc(d.Frontends, func(o Frontend) bool { return o.Key == key })
+	return f.served(p, &d, &d.Frontends[i])
+}
+
+// frontendOf: a VIP wins over a node port, unless the node port's Service is older (PKT-34,
+// PKT-38). A node port is accepted at the node's addresses (PKT-30, PKT-31).
+func (f *Fates) frontendOf(p Packet) (name changetracker.ServicePortName, key desired.Key, ok bool) {
+	key = desired.Key{VIP: p.Destination.Addr(), Protocol: p.Protocol, Port: p.Destination.Port()}
+	owner, ok := f.oracle.owners[key]
+	if !ok && f.oracle.acceptsNodePorts(key.VIP) {
+		owner, ok = f.oracle.owners[desired.Key{Protocol: key.Protocol, Port: key.Port}]
+	}
+	if !ok {
+		return name, key, false
+	}
+	return owner.name, owner.key, true
+}
+
+// unserved: other ports of a ClusterIP reject (PKT-10), addresses without a Service in the
+// ranges of Services drop (PKT-11), and the node keeps its own addresses (PKT-14).
+func (f *Fates) unserved(a netip.Addr) string {
+	isClusterIP := func(c claim) bool {
+		return c.key.VIP == a && slices.ContainsFunc(f.oracle.ports, func(p *servicePort) bool {
+			return p.name == c.name && p.clusterIP == a
+		})
+	}
+	switch {
+	case f.ServiceIPsPass, f.IsLocal(a):
+		return "pass"
+	case slices.ContainsFunc(slices.Collect(maps.Values(f.oracle.owners)), isClusterIP):
+		return "reject"
+	case within(f.oracle.ServiceCIDRs, a):
+		return "drop"
+	default:
+		return "pass"
+	}
+}
+
+// IsLocal reports whether an address is the node's.
+func (f *Fates) IsLocal(a netip.Addr) bool {
+	return a.IsLoopback() || slices.Contains(f.oracle.Node.Addresses, a)
+}
+
+// served: source ranges come first (PKT-47). Policy Local does not bind pods and the node
+// (PKT-23, PKT-25).
+func (f *Fates) served(p Packet, d *Decision, at *Frontend) []Outcome {
+	from := p.Source.Addr()
+	fromNode := p.FromNode || f.IsLocal(from)
+	fromPod := f.oracle.DetectsPods && within(f.oracle.Node.PodCIDRs, from)
+	if at.Restricted && !within(at.Ranges, from) {
+		return []Outcome{{Verdict: "drop"}}
+	}
+	endpoints, masquerade := d.Cluster, at.Masquerade == "all" || at.Masquerade == "non-pod" && !fromPod
+	switch {
+	case at.ShortCircuit && (fromPod || fromNode):
+		masquerade = !fromPod
+	case at.Action != "forward":
+		return []Outcome{{Verdict: at.Action}}
+	case at.Scope == "Local":
+		endpoints = d.Local
+	}
+	var all []Outcome
+	for _, e := range endpoints {
+		hairpin := e.Addr() == from && slices.Contains(d.OnNode, from) // PKT-02
+		all = append(all, Outcome{Verdict: "forward", Endpoint: e, Masquerade: masquerade || hairpin})
+	}
+	return Sorted(all)
+}
+
+// Sorted orders outcomes, and removes those that are there twice.
+func Sorted(all []Outcome) []Outcome {
+	slices.SortFunc(all, func(a, b Outcome) int {
+		return cmp.Or(cmp.Compare(a.Verdict, b.Verdict), a.Endpoint.Compare(b.Endpoint))
+	})
+	return slices.Compact(all)
+}
+
+// IsServed reports whether a destination is a frontend.
+func (f *Fates) IsServed(protocol desired.Protocol, to netip.AddrPort) bool {
+	_, _, ok := f.frontendOf(Packet{Protocol: protocol, Destination: to})
+	return ok
+}
