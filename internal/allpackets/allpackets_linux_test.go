@@ -102,9 +102,9 @@ func compare(t *testing.T, e engine, seed uint64, seen map[string]int) {
 	m, ns := newMaker(seed), netnstest.New(t)
 	c := m.cluster()
 	p := start(t, e, c, ns)
-	for range 3 {
+	for round := range 3 {
 		if err := p.Sync(t.Context()); err != nil {
-			t.Error(err)
+			t.Errorf("seed %d, round %d: %v", seed, round, err)
 		}
 		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 			rules, err := e.read(ns, family)
@@ -114,7 +114,7 @@ func compare(t *testing.T, e engine, seed uint64, seen map[string]int) {
 			fates := oracle.NewFates(c, family)
 			fates.ServiceIPsPass = e.servicesPass
 			if comparePackets(t, rules, packets(c, family, fates), fates, seen); t.Failed() {
-				t.Fatalf("seed %d", seed)
+				t.Fatalf("seed %d, round %d", seed, round)
 			}
 		}
 		m.change(c, p)
@@ -211,8 +211,16 @@ type source struct {
 func sources(c *oracle.Cluster, is4 bool) []source {
 	node := parsed(netip.MustParseAddr, "192.0.2.10", "2001:db8::10")
 	pods := parsed(netip.MustParseAddr, "10.244.1.5", "10.244.1.99", "10.244.2.6", "10.244.200.1", "fd00:244:1::5", "fd00:244:1::99", "fd00:244:2::6", "2001:db8:5::9")
-	all := []source{{node[0], true}, {node[1], true}, {pods[0], false}, {pods[4], false}, {pods[1], false}, {pods[5], false},
-		{netip.MustParseAddr("203.0.113.250"), false}, {netip.MustParseAddr("2001:db8:9::9"), false}}
+	all := []source{
+		{node[0], true},
+		{node[1], true},
+		{pods[0], false},
+		{pods[4], false},
+		{pods[1], false},
+		{pods[5], false},
+		{netip.MustParseAddr("203.0.113.250"), false},
+		{netip.MustParseAddr("2001:db8:9::9"), false},
+	}
 	for _, a := range c.Node.Addresses {
 		all = append(all, source{a, true}, source{a, false})
 	}
@@ -265,8 +273,10 @@ func destinations(c *oracle.Cluster, is4 bool) []netip.Addr {
 		for _, ingress := range s.Status.LoadBalancer.Ingress {
 			vips = append(vips, ingress.IP)
 		}
-		for _, a := range parsed(netip.MustParseAddr, vips...) {
-			set[a] = true
+		for _, vip := range vips {
+			if a, err := netip.ParseAddr(vip); err == nil { // not "None"
+				set[a] = true
+			}
 		}
 	}
 	maps.DeleteFunc(set, func(a netip.Addr, _ bool) bool { return a.Is4() != is4 })

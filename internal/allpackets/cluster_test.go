@@ -134,6 +134,15 @@ func (m *maker) service(name string, i int) *v1.Service {
 		proxiertest.LoadBalancer(vips...)(s)
 		proxiertest.SourceRanges(m.some("192.0.2.0/28", "192.0.2.0/24", "198.51.100.0/25", "10.244.2.0/24", "2001:db8::/124", "2001:db8:5::/64", "0.0.0.0/0")...)(s)
 	}
+	mode := v1.LoadBalancerIPModeProxy
+	switch m.IntN(24) {
+	case 0:
+		proxiertest.Headless()(s)
+	case 1:
+		s.Labels = map[string]string{changetracker.LabelServiceProxyName: "another"}
+	case 2:
+		proxiertest.Ingress(v1.LoadBalancerIngress{IP: "203.0.113.9", IPMode: &mode})(s)
+	}
 	for _, edit := range []proxiertest.ServiceOption{
 		proxiertest.InternalPolicyLocal(), proxiertest.ExternalPolicyLocal(), proxiertest.ClientAffinity(time.Hour),
 	} {
@@ -157,8 +166,10 @@ func (m *maker) slice(service string, family discovery.AddressType, i int) *disc
 		proxiertest.Endpoint(address)(s)
 		e := &s.Endpoints[len(s.Endpoints)-1]
 		// An address has one node: the engines know it by address.
-		e.NodeName = map[string]*string{"10.244.1.5": new("here"), "10.244.2.6": new("there"), "10.244.2.7": new("there"),
-			"fd00:244:1::5": new("here"), "fd00:244:2::6": new("there"), "fd00:244:2::7": new("there")}[address]
+		e.NodeName = map[string]*string{
+			"10.244.1.5": new("here"), "10.244.2.6": new("there"), "10.244.2.7": new("there"),
+			"fd00:244:1::5": new("here"), "fd00:244:2::6": new("there"), "fd00:244:2::7": new("there"),
+		}[address]
 		if m.IntN(3) == 0 {
 			condition := func() *bool { return pick(m, nil, new(true), new(false)) }
 			e.Conditions = discovery.EndpointConditions{Ready: condition(), Serving: condition(), Terminating: condition()}

@@ -225,20 +225,47 @@ func diffAffinityEndpoints(sink elementSink, was, is []target) {
 type reconciler struct {
 	t    *transaction
 	have *[numSets]map[string]string // nil when the table is new
+	// ranges holds the keys of source ranges by VIP, once it is needed.
+	ranges map[string][]string
 }
 
 func (r *reconciler) put(in setID, key, keyEnd, data elementBytes) {
 	if r.have != nil && len(r.have[in]) > 0 {
 		k := string(key.bytes()) + string(keyEnd.bytes())
-		if old, ok := r.have[in][k]; ok {
+		old, ok := r.have[in][k]
+		switch {
+		case ok:
 			delete(r.have[in], k)
 			if old == string(data.bytes()) {
 				return
 			}
 			r.t.remove(in, key, keyEnd)
+		case in == setSourceRanges:
+			r.removeOverlapping(k)
 		}
 	}
 	r.t.put(in, key, keyEnd, data)
 }
 
 func (r *reconciler) remove(setID, elementBytes, elementBytes) {}
+
+// removeOverlapping removes the source ranges of a VIP that overlap a new one. They are extra,
+// but the kernel rejects a range that overlaps another (nft_pipapo_insert), so they cannot
+// stay until the end. A key is both ends of the range: VIP, protocol, port, address.
+func (r *reconciler) removeOverlapping(k string) {
+	have, end := r.have[setSourceRanges], len(k)/2
+	addr := (end - 8) / 2 // the length of an address, protocol and port having 4 bytes each
+	vip := func(k string) string { return k[:end-addr] }
+	if r.ranges == nil {
+		r.ranges = map[string][]string{}
+		for o := range have {
+			r.ranges[vip(o)] = append(r.ranges[vip(o)], o)
+		}
+	}
+	for _, o := range r.ranges[vip(k)] {
+		if _, extra := have[o]; extra && o[:end] <= k[end:] && k[:end] <= o[end:] {
+			delete(have, o)
+			r.t.remove(setSourceRanges, elementOf(o[:end]), elementOf(o[end:]))
+		}
+	}
+}

@@ -184,6 +184,39 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 	})
 }
 
+// TestNewSourceRangesOverlapOldOnes: a repair replaces source ranges by others that begin, end
+// or lie in them, or around them. Each pair begins with a new engine, as after a restart.
+func TestNewSourceRangesOverlapOldOnes(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		p := startPredecessor(t, w)
+		at := w.addr(5, 0)
+		var all []netip.Prefix
+		for _, bits := range []int{at.BitLen() - 16, at.BitLen() - 8, at.BitLen()} {
+			all = append(all, netip.PrefixFrom(at, bits).Masked())
+		}
+		all = append(all, netip.PrefixFrom(lastAddr(all[1]), at.BitLen()))
+		guarded := *p.m[name(1)]
+		guarded.Frontends = nil
+		p.m[name(1)] = &guarded
+		for _, old := range all {
+			for _, next := range all {
+				for _, ranges := range [][]netip.Prefix{{old}, {next}} {
+					guarded.Frontends = nil
+					w.add(&guarded, desired.Frontend{
+						Kind: desired.LoadBalancer, VIP: w.addr(203, 1), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeAll, Restricted: true, SourceRanges: ranges,
+					})
+					e := p.engineWith(t, func(*Config) {})
+					mustApply(t, e, p.m.full(w))
+					mustMatch(t, e, p.m)
+				}
+				if got := p.tableHandle(t); got != p.handle {
+					t.Fatalf("from %v to %v: the table was replaced", old, next)
+				}
+			}
+		}
+	})
+}
+
 // TestTheVersionIsKept changes the version in one base chain with the right rules.
 func TestTheVersionIsKept(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {

@@ -96,31 +96,33 @@ func (o *oracle) findPorts() {
 		if elsewhere || s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == v1.ClusterIPNone || i < 0 {
 			continue
 		}
-		ip, ok := o.vip(s.Spec.ClusterIPs[i])
-		if !ok {
-			continue
-		}
-		for _, port := range s.Spec.Ports {
-			p := &servicePort{
-				name: changetracker.ServicePortName{
-					NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, Port: port.Name, Protocol: port.Protocol,
-				},
-				service: s, number: uint16(port.Port), nodePort: uint16(port.NodePort), clusterIP: ip,
-				protocol: map[v1.Protocol]desired.Protocol{"TCP": 6, "UDP": 17, "SCTP": 132}[port.Protocol],
+		if ip, ok := o.vip(s.Spec.ClusterIPs[i]); ok {
+			for _, port := range s.Spec.Ports {
+				o.ports = append(o.ports, o.servicePort(s, port, ip))
 			}
-			for _, ingress := range s.Status.LoadBalancer.Ingress {
-				if a, ok := o.vip(ingress.IP); ok && (ingress.IPMode == nil || *ingress.IPMode == v1.LoadBalancerIPModeVIP) {
-					p.loadBalancer = append(p.loadBalancer, a)
-				}
-			}
-			for _, text := range s.Spec.ExternalIPs {
-				if a, ok := o.vip(text); ok && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
-					p.external = append(p.external, a)
-				}
-			}
-			o.ports = append(o.ports, p)
 		}
 	}
+}
+
+func (o *oracle) servicePort(s *v1.Service, port v1.ServicePort, ip netip.Addr) *servicePort {
+	p := &servicePort{
+		name: changetracker.ServicePortName{
+			NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, Port: port.Name, Protocol: port.Protocol,
+		},
+		service: s, number: uint16(port.Port), nodePort: uint16(port.NodePort), clusterIP: ip,
+		protocol: map[v1.Protocol]desired.Protocol{"TCP": 6, "UDP": 17, "SCTP": 132}[port.Protocol],
+	}
+	for _, ingress := range s.Status.LoadBalancer.Ingress {
+		if a, ok := o.vip(ingress.IP); ok && (ingress.IPMode == nil || *ingress.IPMode == v1.LoadBalancerIPModeVIP) {
+			p.loadBalancer = append(p.loadBalancer, a)
+		}
+	}
+	for _, text := range s.Spec.ExternalIPs {
+		if a, ok := o.vip(text); ok && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+			p.external = append(p.external, a)
+		}
+	}
+	return p
 }
 
 // vip parses an address of the family that clients can dial.
@@ -232,11 +234,7 @@ func (o *oracle) decide(p *servicePort) (d Decision) {
 	if spec := p.service.Spec; spec.SessionAffinity == v1.ServiceAffinityClientIP {
 		d.Affinity = time.Duration(*spec.SessionAffinityConfig.ClientIP.TimeoutSeconds) * time.Second
 	}
-	for _, a := range p.external {
-		if o.refuses(a) && slices.Contains(o.Kinds, "ExternalIP") {
-			d.Refused = append(d.Refused, a)
-		}
-	}
+	d.Refused = o.refused(p)
 	anywhere := slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.ready || e.draining() })
 	for _, c := range o.claims(p) {
 		if o.owners[c.key].name != p.name {
@@ -246,17 +244,35 @@ func (o *oracle) decide(p *servicePort) (d Decision) {
 		f := o.frontend(c, internalLocal, externalLocal)
 		d.act(&f, anywhere)
 		d.Frontends = append(d.Frontends, f)
-		for key, owner := range o.owners { // no node port where another service port has the VIP
-			if f.Kind == "NodePort" && key.Protocol == p.protocol && key.Port == p.nodePort && o.acceptsNodePorts(key.VIP) && owner.name != p.name {
-				d.Lost = append(d.Lost, key)
-			}
+		if f.Kind == "NodePort" {
+			d.Lost = append(d.Lost, o.lostNodePorts(p)...)
 		}
 	}
-	slices.SortFunc(d.Refused, netip.Addr.Compare)
 	slices.SortFunc(d.Frontends, func(a, b Frontend) int { return ByKey(a.Key, b.Key) })
 	slices.SortFunc(d.Lost, ByKey)
 	d.Lost = slices.Compact(d.Lost)
 	return d
+}
+
+// refused are the external IPs that are not programmed.
+func (o *oracle) refused(p *servicePort) (all []netip.Addr) {
+	for _, a := range p.external {
+		if o.refuses(a) && slices.Contains(o.Kinds, "ExternalIP") {
+			all = append(all, a)
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return all
+}
+
+// lostNodePorts: there is no node port where another service port has the VIP.
+func (o *oracle) lostNodePorts(p *servicePort) (lost []desired.Key) {
+	for key, owner := range o.owners {
+		if key.Protocol == p.protocol && key.Port == p.nodePort && o.acceptsNodePorts(key.VIP) && owner.name != p.name {
+			lost = append(lost, key)
+		}
+	}
+	return lost
 }
 
 // ByKey orders frontends.
