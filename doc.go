@@ -42,6 +42,7 @@
 //   - metrics, tracing: Prometheus and OpenTelemetry.
 //   - debughttp: a page that shows a running proxy.
 //   - spctl: a command line that shows the same.
+//   - packettrace: follows packets through the rules of a node.
 //   - zaplog: makes a *zap.Logger from a slog.Logger or a logr.Logger.
 //   - proxiertest: tests for embedders and for engines.
 package serviceplane

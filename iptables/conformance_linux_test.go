@@ -42,3 +42,8 @@ func TestExplainAgreesWithPacketsOfLegacy(t *testing.T) {
 	t.Parallel()
 	proxiertest.Explanations(t, 2048, 0, provider(iptables.VariantLegacy, proxier.KubeProxyNames()))
 }
+
+func TestTraceAgreesWithExplainOfNFT(t *testing.T) {
+	t.Parallel()
+	proxiertest.Traces(t, 200, 0, proxier.DefaultNames(), provider(iptables.VariantNFT, proxier.DefaultNames()))
+}

@@ -26,3 +26,8 @@ func TestPackets(t *testing.T) {
 func TestExplainAgreesWithPackets(t *testing.T) {
 	proxiertest.Explanations(t, 2048, 0, provider)
 }
+
+// TestTraceAgreesWithExplain follows random packets through the rules.
+func TestTraceAgreesWithExplain(t *testing.T) {
+	proxiertest.Traces(t, 200, 0, proxier.DefaultNames(), provider)
+}

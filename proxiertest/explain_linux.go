@@ -31,14 +31,23 @@ type Explainer interface {
 // It needs Linux and root, and takes about a minute for 2,000 packets.
 func Explanations(t *testing.T, packets int, seed uint64, factory Factory) {
 	t.Helper()
+	x := &explanations{atOnce: packetsAtOnce, inRound: packetsInRound, check: (*shot).check}
+	x.run(t, packets, seed, factory)
+	for _, v := range []desired.Verdict{desired.VerdictPass, desired.VerdictForward, desired.VerdictReject, desired.VerdictDrop} {
+		if x.seen[v] < x.sent/100 {
+			t.Errorf("%d of %d packets have verdict %v, want 1 %% at least", x.seen[v], x.sent, v)
+		}
+	}
+}
+
+// run sends packets until so many are sent, in all setups.
+func (x *explanations) run(t *testing.T, packets int, seed uint64, factory Factory) {
+	t.Helper()
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	x := &explanations{
-		suite: &suite{world: NewTopology(t), factory: factory, adjust: inZone},
-		dice:  rand.New(rand.NewPCG(seed, 0)),
-		seen:  map[desired.Verdict]int{},
-	}
+	x.suite = &suite{world: NewTopology(t), factory: factory, adjust: inZone}
+	x.dice, x.seen = rand.New(rand.NewPCG(seed, 0)), map[desired.Verdict]int{}
 	ctx := t.Context()
 	t.Cleanup(func() { x.stop(context.WithoutCancel(ctx), t) })
 	rounds := setups()
@@ -48,17 +57,17 @@ func Explanations(t *testing.T, packets int, seed uint64, factory Factory) {
 			t.Fatalf("seed %d, setup %q", seed, rounds[n%len(rounds)])
 		}
 	}
-	t.Logf("%d packets, as explained: %v", x.sent, x.seen)
-	for _, v := range []desired.Verdict{desired.VerdictPass, desired.VerdictForward, desired.VerdictReject, desired.VerdictDrop} {
-		if x.seen[v] < x.sent/100 {
-			t.Errorf("%d of %d packets have verdict %v, want 1 %% at least (seed %d)", x.seen[v], x.sent, v, seed)
-		}
-	}
+	t.Logf("seed %d: %d packets, as explained: %v", seed, x.sent, x.seen)
 }
 
-// explanations is one run of Explanations.
+// explanations is one run of Explanations or Traces.
 type explanations struct {
 	*suite
+
+	// check sends a packet and compares what happens with the explanation.
+	check func(*shot, context.Context, *desired.Explanation) error
+	// inRound are the packets to one set of Services, atOnce those on their way.
+	inRound, atOnce int
 
 	dice *rand.Rand
 	sent int
@@ -95,8 +104,8 @@ func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
 	defer func() { st.publish(ctx, t) }()
 
 	var sending sync.WaitGroup
-	slots := make(chan struct{}, packetsAtOnce)
-	errs := make([]error, packetsInRound)
+	slots := make(chan struct{}, x.atOnce)
+	errs := make([]error, x.inRound)
 	for i := range errs {
 		shot := x.shot(st)
 		explanation, err := explainer.Explain(ctx, shot.packet)
@@ -111,7 +120,7 @@ func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
 		slots <- struct{}{}
 		sending.Go(func() {
 			defer func() { <-slots }()
-			errs[i] = shot.check(ctx, &explanation)
+			errs[i] = x.check(shot, ctx, &explanation)
 		})
 	}
 	sending.Wait()

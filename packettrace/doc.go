@@ -1,0 +1,27 @@
+// Package packettrace follows real packets through the rules of nf_tables on a node: through
+// the tables of all programs, also those of iptables-nft. It answers which rule ended the way
+// of a packet, and compares that with what Explain says.
+//
+//	result, err := packettrace.Trace(ctx, packettrace.Options{Packet: packet, Send: true})
+//	judgement := packettrace.Judge(&result, &explanation, proxier.DefaultNames())
+//
+// # How it works
+//
+// While Trace runs there is a table "serviceplane-trace-…" in the IP family of the packet. Its
+// first chains set nftrace for the packets that match, and for no others; its chains at the
+// begin and the end of each hook record that a packet came that far, and its addresses there.
+// The kernel sends an event for each rule that such a packet matches, as for nft monitor trace.
+// The table accepts everything.
+//
+// The kernel deletes the table with the socket that made it, also if the program is killed
+// (since Linux 5.12). With an older kernel, the next Trace in the network namespace deletes
+// what a killed program has left there.
+//
+// # What it cannot see
+//
+// Rules of iptables-legacy, BPF programs, routing and chains of the families netdev and bridge
+// produce no events. If a packet is lost there, Packet.Lost says after which point, and Judge
+// says what may have done it.
+//
+// Trace needs Linux and the privilege CAP_NET_ADMIN in the network namespace.
+package packettrace

@@ -1,0 +1,245 @@
+package packettrace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/enum"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Outcome is what happened to a packet.
+type Outcome uint8
+
+// The outcomes.
+const (
+	// OutcomeUnseen means that no packet came.
+	OutcomeUnseen Outcome = iota + 1
+	// OutcomeTranslated means that the packet got another destination, and was delivered there
+	// or left the node.
+	OutcomeTranslated
+	// OutcomePassed means that the packet was delivered or left the node with its destination.
+	OutcomePassed
+	// OutcomeRejected means that a rule answered with an ICMP message or a TCP reset.
+	OutcomeRejected
+	// OutcomeDropped means that a rule or a policy dropped the packet.
+	OutcomeDropped
+	// OutcomeLost means that the packet disappeared, and no rule of nf_tables did it.
+	OutcomeLost
+)
+
+// String is the lower-case name of the outcome.
+func (o Outcome) String() string {
+	return enum.Name(o, "", "unseen", "translated", "passed", "rejected", "dropped", "lost")
+}
+
+// MarshalText is String.
+func (o Outcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// Judgement compares the way of a packet with its explanation.
+type Judgement struct {
+	Outcome Outcome
+	// By says in words who decided.
+	By string
+	// Step is the rule or policy that ended the packet; nil if none did.
+	Step *Step
+	// Destination is where the packet went at the end. Source is the one it had then.
+	Source, Destination netip.AddrPort
+	// Agrees reports whether the packet did what the explanation says.
+	Agrees bool
+	// Reasons are why Agrees is false, and hints.
+	Reasons []string
+}
+
+// Ours reports whether a rule or a chain belongs to the proxy with these names, whatever its
+// engine. A rule of a built-in chain that jumps to a chain of the proxy does.
+func Ours(s *Step, names proxier.Names) bool {
+	if s.Family != "ip" && s.Family != "ip6" {
+		return false
+	}
+	if s.Table == names.Table || s.Table == names.Table+".ipvs" {
+		return true
+	}
+	prefix := names.ChainPrefix + "-"
+	if !slices.Contains([]string{"nat", "filter", "mangle"}, s.Table) {
+		return false
+	}
+	return strings.HasPrefix(s.Chain, prefix) || strings.HasPrefix(s.Verdict, "jump "+prefix) || strings.HasPrefix(s.Verdict, "goto "+prefix)
+}
+
+// Judge judges the packets of a trace. It returns the judgement of the first packet that
+// does not agree with the explanation, or else of the first one. It does not know the
+// engine userspace, which ends connections at its own sockets.
+func Judge(r *Result, e *desired.Explanation, names proxier.Names) Judgement {
+	if len(r.Packets) == 0 {
+		return unseen(r)
+	}
+	var first *Judgement
+	for i := range r.Packets {
+		j := judging{packet: &r.Packets[i], explanation: e, names: names, legacy: r.LegacyTables}
+		j.judge()
+		if !j.Agrees {
+			return j.Judgement
+		}
+		if first == nil {
+			first = &j.Judgement
+		}
+	}
+	return *first
+}
+
+func unseen(r *Result) Judgement {
+	j := Judgement{Outcome: OutcomeUnseen, By: "no such packet came in time"}
+	j.Reasons = []string{"before its rules a packet can be stopped on its way to the node, by XDP and other BPF programs, and by chains of the families netdev and bridge"}
+	if r.Sent != "" {
+		j.Reasons = append(j.Reasons, "sending the packet: "+r.Sent)
+	}
+	return j
+}
+
+// judging is a Judgement that is not complete yet.
+type judging struct {
+	Judgement
+
+	packet      *Packet
+	explanation *desired.Explanation
+	names       proxier.Names
+	legacy      []string
+}
+
+func (j *judging) because(format string, args ...any) {
+	j.Reasons = append(j.Reasons, fmt.Sprintf(format, args...))
+}
+
+func (j *judging) judge() {
+	hops := j.packet.Hops
+	var first, last Hop
+	if len(hops) > 0 {
+		first, last = hops[0], hops[len(hops)-1]
+	}
+	j.Source, j.Destination = last.Source, last.Destination
+	if n := len(j.packet.Steps); n > 0 && j.packet.Steps[n-1].Ends() {
+		j.stopped(&j.packet.Steps[n-1])
+	} else if j.packet.Lost {
+		j.lost(last)
+	} else {
+		j.arrived(first, last)
+	}
+}
+
+// stopped judges a packet that a rule or a policy stopped.
+func (j *judging) stopped(s *Step) {
+	j.Step, j.Outcome = s, OutcomeDropped
+	did, want := "dropped", desired.VerdictDrop
+	if s.Verdict == verdictReject {
+		j.Outcome, did, want = OutcomeRejected, "rejected", desired.VerdictReject
+	}
+	by := "the policy"
+	if !s.Policy {
+		by = fmt.Sprintf("rule '%s' (handle %d)", s.Rule, s.Handle)
+	}
+	ours := Ours(s, j.names)
+	whose := "not a rule of this proxy"
+	if s.Policy {
+		whose = "not a chain of this proxy"
+	}
+	if ours {
+		whose = "a rule of this proxy"
+	}
+	j.By = fmt.Sprintf("%s by %s of chain %s in table %s %s: %s", did, by, s.Chain, s.Family, s.Table, whose)
+	switch {
+	case ours && j.explanation.Verdict == want:
+		j.Agrees = true
+	case ours:
+		j.because("the explanation says %v: the rules of this proxy are not those that it wants", j.explanation.Verdict)
+	default:
+		j.because("the explanation says %v, but another program stops the packet", j.explanation.Verdict)
+	}
+}
+
+// lost judges a packet that disappeared.
+func (j *judging) lost(last Hop) {
+	j.Outcome = OutcomeLost
+	if last.End {
+		j.By = fmt.Sprintf("lost after hook %s: the kernel has no route for it, or its reverse path filter or a BPF program dropped it", last.Hook)
+		j.Agrees = j.explanation.Verdict == desired.VerdictPass
+		if !j.Agrees {
+			j.because("the explanation says %v", j.explanation.Verdict)
+		}
+		return
+	}
+	j.By = fmt.Sprintf("lost in hook %s, and no rule of nf_tables did it: rules of iptables-legacy and BPF programs cannot be seen", last.Hook)
+	if len(j.legacy) > 0 {
+		j.because("iptables-legacy has the tables %s here: see iptables-legacy-save -c (ip6tables-legacy-save -c)", strings.Join(j.legacy, ", "))
+	} else {
+		j.because("iptables-legacy has no tables here: look for BPF programs")
+	}
+	j.because("the explanation says %v", j.explanation.Verdict)
+}
+
+// arrived judges a packet that was delivered or left the node.
+func (j *judging) arrived(first, last Hop) {
+	where := "left the node"
+	if last.Hook == "input" {
+		where = "was delivered on the node"
+	}
+	if first.Destination == last.Destination {
+		j.Outcome, j.By = OutcomePassed, "no rule translated the packet: it "+where
+		if j.Agrees = j.explanation.Verdict == desired.VerdictPass; !j.Agrees {
+			j.because("the explanation says %v: the proxy's rules are gone or incomplete, or other rules accept the packet first", j.explanation.Verdict)
+		}
+		return
+	}
+	j.Outcome = OutcomeTranslated
+	j.By = fmt.Sprintf("translated to %v%s, it %s%s", last.Destination, j.translator(), where, sourceText(first, last))
+	j.Agrees = j.translationAgrees(first, last)
+}
+
+func sourceText(first, last Hop) string {
+	if first.Source.Addr() == last.Source.Addr() {
+		return " with its source"
+	}
+	return fmt.Sprintf(" with source %v", last.Source.Addr())
+}
+
+// translator returns the last rule that decided in the hook where the packet was translated.
+func (j *judging) translator() string {
+	for i := len(j.packet.Steps) - 1; i >= 0; i-- {
+		s := &j.packet.Steps[i]
+		if s.translates() {
+			return fmt.Sprintf(" by rule (handle %d) of chain %s in table %s %s", s.Handle, s.Chain, s.Family, s.Table)
+		}
+	}
+	return ""
+}
+
+// translates reports whether the text of a rule is about the destination.
+func (s *Step) translates() bool {
+	return strings.Contains(s.Rule, "dnat") || strings.Contains(s.Rule, "DNAT")
+}
+
+func (j *judging) translationAgrees(first, last Hop) bool {
+	e := j.explanation
+	if e.Verdict != desired.VerdictForward {
+		j.because("the explanation says %v, but the packet was translated", e.Verdict)
+		return false
+	}
+	i := slices.IndexFunc(e.Endpoints, func(p desired.ExplainedEndpoint) bool { return p.Addr == last.Destination })
+	if i < 0 || e.Endpoints[i].Excluded != "" {
+		j.because("%v is not among the endpoints that the packet may go to", last.Destination)
+		return false
+	}
+	changed := first.Source.Addr() != last.Source.Addr()
+	switch {
+	case changed && !e.Endpoints[i].Masquerade:
+		j.because("the source became %v, but the explanation says that it is kept", last.Source.Addr())
+		return false
+	case !changed && e.Endpoints[i].Masquerade && e.Packet.Origin != desired.FromNode:
+		j.because("the source was kept, but the explanation says that it is masqueraded")
+		return false
+	}
+	return true
+}

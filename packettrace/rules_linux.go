@@ -1,0 +1,249 @@
+package packettrace
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/userdata"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
+)
+
+// deleteLeftovers deletes the tables of traces whose program was killed.
+func (s *session) deleteLeftovers() error {
+	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, netlink.Dump, func(*netlink.AttributeEncoder) {}))
+	if err != nil {
+		return fmt.Errorf("list tables: %w", err)
+	}
+	for _, m := range answers {
+		name := attribute(m, unix.NFTA_TABLE_NAME)
+		if !strings.HasPrefix(name, tablePrefix) {
+			continue
+		}
+		held, err := lock(name)
+		if err != nil {
+			continue // in use
+		}
+		left := &table{name: name, family: m.Data[0]}
+		err = transact(s.owner, left.deletion())
+		_ = unix.Close(held)
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) { // the kernel deletes it just now
+			return fmt.Errorf("delete table %s of a killed program: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// attribute returns a text of a message about nf_tables.
+func attribute(m netlink.Message, typ uint16) (text string) {
+	if len(m.Data) < nfgenLen {
+		return ""
+	}
+	ad, err := netlink.NewAttributeDecoder(m.Data[nfgenLen:])
+	if err != nil {
+		return ""
+	}
+	for ad.Next() {
+		if ad.Type() == typ {
+			text = ad.String()
+		}
+	}
+	return text
+}
+
+// place is a rule or a chain.
+type place struct {
+	family, table, chain string
+	handle               uint64
+}
+
+// hook is where a base chain is.
+type hook struct {
+	name     string
+	priority int
+}
+
+// resolve completes the steps with the hooks of base chains and the texts of rules. What was
+// deleted meanwhile has no text.
+func (s *session) resolve(packets []Packet) {
+	bases, texts := map[place]hook{}, map[place]ruleText{}
+	for i := range packets {
+		for j := range packets[i].Steps {
+			step := &packets[i].Steps[j]
+			base := place{step.Family, step.Table, step.Hook, 0}
+			if _, known := bases[base]; !known {
+				bases[base] = s.hook(base)
+			}
+			step.Hook, step.Priority = bases[base].name, bases[base].priority
+			if step.Handle == 0 {
+				continue
+			}
+			at := place{step.Family, step.Table, step.Chain, step.Handle}
+			if _, known := texts[at]; !known {
+				texts[at] = s.rule(at)
+			}
+			step.Rule, step.Comment = texts[at].text, texts[at].comment
+			if texts[at].rejects && step.Verdict == verdictDrop {
+				step.Verdict = verdictReject
+			}
+		}
+	}
+}
+
+// hook returns that of a base chain.
+func (s *session) hook(at place) (h hook) {
+	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETCHAIN, familyNumber(at.family), 0, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_CHAIN_TABLE, at.table)
+		ae.String(unix.NFTA_CHAIN_NAME, at.chain)
+	}))
+	if err != nil || len(answers) == 0 || len(answers[0].Data) < nfgenLen {
+		return h
+	}
+	ad, err := netlink.NewAttributeDecoder(answers[0].Data[nfgenLen:])
+	if err != nil {
+		return h
+	}
+	for ad.Next() {
+		if ad.Type() != unix.NFTA_CHAIN_HOOK {
+			continue
+		}
+		ad.Nested(func(nested *netlink.AttributeDecoder) error {
+			nested.ByteOrder = binary.BigEndian
+			for nested.Next() {
+				switch nested.Type() {
+				case unix.NFTA_HOOK_HOOKNUM:
+					h.name = hooks[int(nested.Uint32())]
+				case unix.NFTA_HOOK_PRIORITY:
+					h.priority = int(int32(nested.Uint32()))
+				}
+			}
+			return nil
+		})
+	}
+	return h
+}
+
+// ruleText describes a rule.
+type ruleText struct {
+	text, comment string
+	rejects       bool
+}
+
+// rule reads a rule.
+func (s *session) rule(at place) (r ruleText) {
+	family := familyNumber(at.family)
+	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETRULE, family, 0, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_RULE_TABLE, at.table)
+		ae.String(unix.NFTA_RULE_CHAIN, at.chain)
+		ae.Uint64(unix.NFTA_RULE_HANDLE, at.handle)
+	}))
+	if err != nil || len(answers) == 0 || len(answers[0].Data) < nfgenLen {
+		return r
+	}
+	ad, err := netlink.NewAttributeDecoder(answers[0].Data[nfgenLen:])
+	if err != nil {
+		return r
+	}
+	for ad.Next() {
+		switch ad.Type() {
+		case unix.NFTA_RULE_EXPRESSIONS:
+			p := printer{family: family, elements: func(set string) []element { return s.elements(family, at.table, set) }}
+			p.rule(ad.Bytes())
+			r.text, r.rejects = p.text(), p.rejects
+			r.comment = p.comment
+		case unix.NFTA_RULE_USERDATA:
+			if comment, ok := userdata.GetString(ad.Bytes(), userdata.TypeComment); ok {
+				r.comment = comment
+			}
+		}
+	}
+	return r
+}
+
+// element is one of a set: a value, or a range if end is set.
+type element struct{ first, end []byte }
+
+// elements reads a set.
+func (s *session) elements(family byte, table, set string) (list []element) {
+	const flagEnd = 1 // NFT_SET_ELEM_INTERVAL_END: the element is the first value after a range
+	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETSETELEM, family, netlink.Dump, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		ae.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	}))
+	if err != nil {
+		return nil
+	}
+	var ends [][]byte
+	for _, m := range answers {
+		if len(m.Data) < nfgenLen {
+			continue
+		}
+		for _, encoded := range netlinkx.Attributes(netlinkx.Find(m.Data[nfgenLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			key := netlinkx.Find(encoded, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
+			if netlinkx.Uint32(netlinkx.Find(encoded, unix.NFTA_SET_ELEM_FLAGS))&flagEnd != 0 {
+				ends = append(ends, key)
+			} else {
+				list = append(list, element{first: key})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b element) int { return bytes.Compare(a.first, b.first) })
+	slices.SortFunc(ends, bytes.Compare)
+	for i := range list {
+		next, _ := slices.BinarySearchFunc(ends, list[i].first, bytes.Compare)
+		if next < len(ends) {
+			list[i].end = before(ends[next])
+		} else if len(ends) > 0 { // the range up to the greatest value has no end
+			list[i].end = bytes.Repeat([]byte{0xff}, len(list[i].first))
+		}
+	}
+	return list
+}
+
+// before returns the value before b, which is a number in network byte order.
+func before(b []byte) []byte {
+	b = slices.Clone(b)
+	for i := len(b) - 1; i >= 0; i-- {
+		if b[i]--; b[i] != 0xff {
+			break
+		}
+	}
+	return b
+}
+
+// legacyTables returns the tables of iptables-legacy in a network namespace.
+func legacyTables(netNS string, family byte) (names []string, err error) {
+	file := "ip_tables_names"
+	if family == unix.NFPROTO_IPV6 {
+		file = "ip6_tables_names"
+	}
+	err = namespace.Visit(netNS, func() error {
+		f, err := os.Open("/proc/thread-self/net/" + file)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // its module is not loaded
+		}
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		lines := bufio.NewScanner(f)
+		for lines.Scan() {
+			names = append(names, lines.Text())
+		}
+		return lines.Err()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the tables of iptables-legacy: %w", err)
+	}
+	return names, nil
+}

@@ -1,0 +1,250 @@
+package packettrace
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/namespace"
+)
+
+const (
+	// traceGroup is NFNLGRP_NFTRACE of linux/netfilter/nfnetlink.h.
+	traceGroup = 9
+	// settleTime is for how long a packet may be silent before it counts as lost, and for how
+	// long an answer may take after the packet has left.
+	settleTime = time.Second
+	// drainTime is for how long events are read after Options.While has returned.
+	drainTime = 100 * time.Millisecond
+	// bufferBytes is room for the events of MaxLimit packets that pass some 10 rules each.
+	bufferBytes = 4 << 20
+	tablePrefix = "serviceplane-trace-"
+)
+
+// Trace follows packets until Options.Limit of them have ended, or until the Timeout or ctx
+// ends, which is no error. Several may run at once, in several programs. An error wraps
+// ErrOptions if the options are invalid, and os.ErrPermission without CAP_NET_ADMIN.
+func Trace(ctx context.Context, o Options) (Result, error) {
+	if err := o.Validate(); err != nil {
+		return Result{}, err
+	}
+	r, err := trace(ctx, o.withDefaults(), flagOwner)
+	if err != nil {
+		return Result{}, fmt.Errorf("trace packets: %w", err)
+	}
+	return r, nil
+}
+
+func trace(ctx context.Context, o Options, flags uint32) (r Result, err error) {
+	ctx, stop := context.WithTimeout(ctx, o.Timeout)
+	defer stop()
+	if o.Send {
+		s, err := newSender(o.SendFrom, o.Packet)
+		if err != nil {
+			return r, err
+		}
+		defer s.close()
+		o.Matches[0].Source = netip.AddrPortFrom(o.Packet.Source, s.port)
+		o.While = func(ctx context.Context) error {
+			err := s.send(ctx)
+			r.Sent = outcome(err)
+			return err
+		}
+	}
+	t := newTable(&o)
+	session, err := open(&o, t, flags)
+	if err != nil {
+		return r, err
+	}
+	defer session.close()
+	c := newCollector(t.name, o.Limit)
+	if err := session.follow(ctx, c, o.While); err != nil {
+		return r, err
+	}
+	r.Packets = c.result()
+	session.resolve(r.Packets)
+	r.LegacyTables, err = legacyTables(o.NetNS, t.family)
+	return r, err
+}
+
+func newTable(o *Options) *table {
+	t := &table{name: tablePrefix + rand.Text(), family: unix.NFPROTO_IPV6, limit: o.Limit, matches: o.Matches}
+	t.bits = o.Matches[0].bits()
+	if t.bits == netip.IPv4Unspecified().BitLen() {
+		t.family = unix.NFPROTO_IPV4
+	}
+	return t
+}
+
+// session holds the sockets of a trace.
+type session struct {
+	table    *table
+	listener *netlink.Conn // of events
+	owner    *netlink.Conn // of the table
+	lock     int           // tells others that the table is in use
+	deletes  bool          // the kernel does not delete the table
+}
+
+// open creates the table.
+func open(o *Options, t *table, flags uint32) (s *session, err error) {
+	s = &session{table: t, lock: -1}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	err = namespace.Visit(o.NetNS, func() (err error) {
+		if s.lock, err = lock(t.name); err != nil {
+			return fmt.Errorf("lock table %s: %w", t.name, err)
+		}
+		if s.listener, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err == nil {
+			s.owner, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		}
+		if err != nil {
+			return fmt.Errorf("open netlink socket: %w", err)
+		}
+		return s.deleteLeftovers()
+	})
+	if err != nil {
+		return s, err
+	}
+	if err := errors.Join(s.listener.SetReadBuffer(bufferBytes), s.listener.JoinGroup(traceGroup)); err != nil {
+		return s, fmt.Errorf("listen to traces: %w", err)
+	}
+	err = t.install(s.owner, flags)
+	if flags != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) { // before Linux 5.12
+		flags = 0
+		err = t.install(s.owner, flags)
+	}
+	s.deletes = err == nil && flags == 0
+	return s, err
+}
+
+func (s *session) close() {
+	if s.deletes {
+		_ = transact(s.owner, s.table.deletion())
+	}
+	for _, conn := range []*netlink.Conn{s.listener, s.owner} {
+		if conn != nil {
+			_ = conn.Close()
+		}
+	}
+	if s.lock >= 0 {
+		_ = unix.Close(s.lock)
+	}
+}
+
+// lock holds an abstract unix socket of the network namespace: it fails while another program
+// holds it, and ends with the program.
+func lock(name string) (fd int, err error) {
+	if fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return -1, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: "@" + name}); err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// follow reads events until the trace ends. It returns after while has returned.
+func (s *session) follow(ctx context.Context, c *collector, while func(context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	f := following{collector: c, events: make(chan event), failed: make(chan error, 1), silence: time.NewTimer(settleTime)}
+	if while != nil {
+		f.running = make(chan struct{})
+		go func() {
+			defer close(f.running)
+			_ = while(ctx)
+		}()
+	}
+	returned, ended := f.running, make(chan struct{})
+	go func() { f.failed <- s.read(f.events, ended) }()
+	err := f.run(ctx)
+	stop()
+	if returned != nil {
+		<-returned
+	}
+	close(ended)
+	_ = s.listener.SetReadDeadline(time.Unix(1, 0))
+	if err == nil {
+		err = <-f.failed
+	}
+	return err
+}
+
+// read sends events until the trace has ended or reading fails.
+func (s *session) read(events chan<- event, ended <-chan struct{}) error {
+	for {
+		messages, err := s.listener.Receive()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil
+		case err != nil:
+			return fmt.Errorf("read events: %w: trace fewer packets", err)
+		}
+		for _, m := range messages {
+			e, err := parse(m)
+			if err != nil {
+				continue // another message
+			}
+			select {
+			case events <- e:
+			case <-ended:
+				return nil
+			}
+		}
+	}
+}
+
+// following decides when a trace ends.
+type following struct {
+	*collector
+
+	events  chan event
+	failed  chan error
+	running chan struct{} // closed when Options.While has returned; nil if it is not running
+	silence *time.Timer   // no event came for some time
+}
+
+// run returns an error only if reading fails.
+func (f *following) run(ctx context.Context) error {
+	ended, last := ctx.Done(), false // last means that no more packets are wanted
+	for !f.done() || f.running != nil && !f.stopped() {
+		select {
+		case e := <-f.events:
+			f.add(e)
+			f.silence.Reset(settleTime)
+		case <-f.running:
+			f.running, last = nil, true
+			f.silence.Reset(drainTime)
+		case <-ended:
+			ended, last = nil, true
+			f.silence.Reset(drainTime)
+		case <-f.silence.C:
+			if last && f.running == nil || ended == nil || len(f.packets) == f.limit {
+				return nil
+			}
+		case err := <-f.failed:
+			return err
+		}
+	}
+	return nil
+}
+
+// stopped reports whether a rule or a policy stopped every packet: no answer will come.
+func (f *following) stopped() bool {
+	for _, p := range f.packets {
+		if n := len(p.Steps); n == 0 || !p.Steps[n-1].Ends() {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,14 @@
+//go:build !linux
+
+package packettrace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Trace returns an error that wraps errors.ErrUnsupported: only Linux has nf_tables.
+func Trace(context.Context, Options) (Result, error) {
+	return Result{}, fmt.Errorf("trace packets: %w: use Linux", errors.ErrUnsupported)
+}
