@@ -37,6 +37,7 @@
 //	syncs                              the last syncs, oldest first
 //	explain?protocol=&source=&destination=&origin=&interface=
 //	                                   the verdict on a packet
+//	state?namespace=                   all Services with their endpoints, for comparison
 //	watch                              a line of JSON for each change of a service port
 //
 // Services come sorted by namespace and name, with numbers in them by value. With q, those that

@@ -33,6 +33,9 @@ type Option func(*handler)
 // "serviceplane".
 func Title(text string) Option { return func(h *handler) { h.title = text } }
 
+// Version sets the version of the program, for status.
+func Version(text string) Option { return func(h *handler) { h.version = text } }
+
 // Handler returns a handler that shows the source to every client: see "Keep it inside".
 // It may be mounted anywhere, with [http.StripPrefix]. It accepts only GET and HEAD, and
 // only requests whose Host is an IP address, localhost or one of Hosts.
@@ -48,6 +51,7 @@ func Handler(source Source, options ...Option) http.Handler {
 		"namespaces": h.namespaces,
 		"syncs":      h.syncs,
 		"explain":    h.explain,
+		"state":      h.state,
 	}
 	h.hosts = known(h.hosts)
 	return h
@@ -57,6 +61,7 @@ type handler struct {
 	hosts   []string
 	source  Source
 	title   string
+	version string
 	pages   map[string]page
 	answers map[string]answer
 	index   index

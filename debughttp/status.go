@@ -13,7 +13,8 @@ import (
 )
 
 type statusAnswer struct {
-	Title string `json:"title"`
+	Title   string `json:"title"`
+	Version string `json:"version,omitempty"`
 	// Now is the proxy's time, for the computation of ages.
 	Now        time.Time       `json:"now"`
 	Synced     bool            `json:"synced"`
@@ -106,7 +107,7 @@ func (h *handler) status(_ *http.Request, q query) (any, error) {
 	}
 	s := h.source.Status()
 	a := statusAnswer{
-		Title: h.title, Now: moment(time.Now()), Synced: s.Synced, LastQueued: moment(s.LastQueued),
+		Title: h.title, Version: h.version, Now: moment(time.Now()), Synced: s.Synced, LastQueued: moment(s.LastQueued),
 		Waiting: converted(s.Waiting, func(i changetracker.Input) string { return string(i) }),
 		Without: s.Without,
 		Node: nodeStatus{

@@ -84,3 +84,26 @@ func TestWatchHead(t *testing.T) {
 		t.Errorf("HEAD = %d %q %v, want headers only", w.Code, w.Body, w.Header())
 	}
 }
+
+// TestState has all Services with their endpoints, or those of a namespace.
+func TestState(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	h := debughttp.Handler(p, debughttp.Version("v1"))
+	wantAt(t, get(t, h, "/state", http.StatusOK), `[]`, "services")
+	p.run(t)
+	p.OnServiceAdd(webService())
+	p.OnEndpointSliceAdd(webSlice())
+	p.OnServiceAdd(proxiertest.Service("other", "idle", proxiertest.ClusterIPs("10.96.0.11"), proxiertest.Port("", "TCP", 80)))
+	p.sync(t)
+	all := get(t, h, "/state", http.StatusOK)
+	wantAt(t, all, `"node-1"`, "node")
+	wantAt(t, all, `"idle"`, "services", 0, "name")
+	wantAt(t, all, `[]`, "services", 0, "servicePorts", 0, "endpoints")
+	wantAt(t, all, `30080`, "services", 1, "servicePorts", 0, "nodePort")
+	wantAt(t, all, `{"address":"10.244.2.6:8080","state":"not ready"}`, "services", 1, "servicePorts", 0, "endpoints", 2)
+	wantAt(t, all, `"IPv6"`, "services", 1, "servicePorts", 1, "family")
+	some := get(t, h, "/state?namespace=shop", http.StatusOK)
+	wantAt(t, some, `"web"`, "services", 0, "name")
+	wantAt(t, get(t, h, "/status", http.StatusOK), `"v1"`, "version")
+}

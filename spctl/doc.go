@@ -7,13 +7,28 @@
 //	explain SOURCE DESTINATION   the verdict on a packet, and the reasons
 //	status                       families, failures and conditions
 //	syncs                        the last syncs
+//	state                        everything that is programmed, for diff
+//	diff [FILE…]                 what differs between files, proxies and nodes
 //	watch [NAMESPACE/NAME]       changes, as they are programmed
+//	verify                       the kernel, compared with what should be programmed
+//	rules NAMESPACE/NAME         what the engine programs for one Service
+//	counts [NAMESPACE/NAME]      connections, packets and bytes
+//	trace SOURCE DESTINATION     the way of one real packet, compared with explain
+//
+// A proxy that does not serve what a subcommand needs is an error of that subcommand.
 //
 // # Where it connects
 //
 // --address is the URL of a debughttp.Handler: http://127.0.0.1:10290, with the path of the
 // mount point if there is one, or unix:///run/serviceplane/debug.sock for a handler that
 // listens on a unix socket.
+//
+// With Options.Nodes, the command shows several nodes side by side, as a kubectl plugin does.
+//
+// # Exit status
+//
+// verify and diff find differences, and trace that a packet does not go as explained: then the
+// status is 1. It is 2 if the command could not do its work, or if a node did not answer.
 //
 // # Output
 //

@@ -124,7 +124,7 @@ func (a *app) explain() *cobra.Command {
 		if err := p.parse(args); err != nil {
 			return err
 		}
-		to, err := a.connect(a.address)
+		to, err := a.one(c.Context())
 		if err != nil {
 			return err
 		}

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -22,6 +24,7 @@ type servicesAnswer struct {
 type service struct {
 	Namespace    string        `json:"namespace"`
 	Name         string        `json:"name"`
+	Verdict      string        `json:"verdict"`
 	ServicePorts []servicePort `json:"servicePorts"`
 }
 
@@ -101,12 +104,21 @@ func (a *app) services() *cobra.Command {
 		Example: "services\nservices web\nservices 10.96.0.10\nservices -o json > before.json",
 	}
 	c.Flags().IntVar(&limit, "limit", 0, "how many Services to list; 0 for all")
+	wanted := selected(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		p, err := a.connect(a.address)
+		if a.options.Nodes != nil {
+			query := wanted(args)
+			if query.Has("filter") {
+				return errors.New("a filter lists the Services of one node: name it with --node")
+			}
+			text := query.Get("q")
+			return a.perNode(c, "state", url.Values{"namespace": query["namespace"]}, func(w *printer, r []response) error { return w.sideBySide(r, text, limit) }, nil)
+		}
+		p, err := a.one(c.Context())
 		if err != nil {
 			return err
 		}
-		content, err := a.listed(c.Context(), p, searching(args), limit)
+		content, err := a.listed(c.Context(), p, wanted(args), limit)
 		if err != nil {
 			return err
 		}
@@ -115,12 +127,43 @@ func (a *app) services() *cobra.Command {
 	return c
 }
 
-func searching(args []string) url.Values {
-	query := url.Values{}
-	if len(args) > 0 {
-		query.Set("q", args[0])
+// selected adds the flags that select Services. query returns the parameters of services.
+func selected(c *cobra.Command) (query func(args []string) url.Values) {
+	var namespace string
+	var filters []string
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
+	c.Flags().StringSliceVar(&filters, "filter", nil, "only Services that have all of these on some port: "+strings.Join(knownFilters(), ", "))
+	must(c.RegisterFlagCompletionFunc("filter", cobra.FixedCompletions(knownFilters(), cobra.ShellCompDirectiveNoFileComp)))
+	short := map[string]*bool{
+		"no-endpoints": c.Flags().Bool("no-endpoints", false, "only Services that reject connections for want of endpoints"),
+		"dropping":     c.Flags().Bool("dropping", false, "only Services that drop what comes from outside"),
+		"failed":       c.Flags().Bool("failed", false, "only Services that the last sync could not program"),
 	}
-	return query
+	return func(args []string) url.Values {
+		query := url.Values{}
+		if len(args) > 0 {
+			query.Set("q", args[0])
+		}
+		if namespace != "" {
+			query.Set("namespace", namespace)
+		}
+		all := slices.Clone(filters)
+		for name, set := range short {
+			if *set {
+				all = append(all, name)
+			}
+		}
+		if len(all) > 0 {
+			slices.Sort(all)
+			query.Set("filter", list(all))
+		}
+		return query
+	}
+}
+
+// knownFilters are debughttp's, for the help. The proxy refuses others.
+func knownFilters() []string {
+	return []string{"failed", "no-endpoints", "dropping", "lost", "ejected", "external", "affinity", "balancing"}
 }
 
 // pageSize is the largest limit of debughttp.
@@ -158,7 +201,7 @@ func (a *app) listed(ctx context.Context, p *proxy, query url.Values, limit int)
 
 // fetch sends one GET with the time limit of requests.
 func (a *app) fetch(ctx context.Context, p *proxy, path string, query url.Values) (json.RawMessage, error) {
-	ctx, stop := a.limited(ctx)
+	ctx, stop := a.limited(ctx, 0)
 	defer stop()
 	return p.get(ctx, path, query)
 }
@@ -177,9 +220,9 @@ func (w *printer) services(content json.RawMessage) error {
 	if len(answer.Services) == 0 {
 		w.line("no Services")
 	}
-	rows(w, "NAMESPACE NAME PORT FAMILY CLUSTER-IP EXTERNAL-IP NODE-PORT ENDPOINTS POLICY", ports(answer.Services), func(p named) []string {
+	rows(w, "NAMESPACE NAME PORT FAMILY CLUSTER-IP EXTERNAL-IP NODE-PORT ENDPOINTS POLICY VERDICT", ports(answer.Services), func(p named) []string {
 		return []string{
-			p.Namespace, p.Name, p.title(), p.Family, p.ClusterIP, p.external(), count(int(p.NodePort)), p.endpoints(), p.policy(),
+			p.Namespace, p.Name, p.title(), p.Family, p.ClusterIP, p.external(), count(int(p.NodePort)), p.endpoints(), p.policy(), p.Verdict,
 		}
 	})
 	if n := answer.Total - len(answer.Services); n > 0 {
@@ -196,6 +239,43 @@ func ports(services []service) (all []named) {
 		}
 	}
 	return all
+}
+
+// sideBySide prints the Services of several nodes. Where they differ, it shows the first one's.
+func (w *printer) sideBySide(answers []response, text string, limit int) error {
+	var sides []side
+	first := map[field]named{}
+	nodes := map[field]int{}
+	for i := range answers {
+		state, err := decode[stateAnswer](answers[i].Answer)
+		if err != nil {
+			return fmt.Errorf("%s: %w", answers[i].Node, err)
+		}
+		sides = append(sides, side{answers[i].Node, state.fields()})
+		for _, p := range ports(state.Services) {
+			key := p.key()
+			if nodes[key]++; nodes[key] == 1 {
+				first[key] = p
+			}
+		}
+	}
+	differing := map[field]int{}
+	for _, d := range differences(sides) {
+		differing[field{d.Namespace, d.Name, d.Port, d.Family, ""}]++
+	}
+	keys := slices.SortedFunc(maps.Keys(first), field.compare)
+	keys = slices.DeleteFunc(keys, func(k field) bool { return !strings.Contains(k.namespace+"/"+k.name, text) })
+	if limit > 0 {
+		keys = keys[:min(limit, len(keys))]
+	}
+	rows(w, "NAMESPACE NAME PORT FAMILY CLUSTER-IP ENDPOINTS NODES DIFFERENCES", keys, func(k field) []string {
+		p := first[k]
+		return []string{
+			p.Namespace, p.Name, p.title(), p.Family, p.ClusterIP, p.endpoints(),
+			fmt.Sprintf("%d/%d", nodes[k], len(answers)), count(differing[k]),
+		}
+	})
+	return nil
 }
 
 func (a *app) get() *cobra.Command {
@@ -216,7 +296,7 @@ func (a *app) get() *cobra.Command {
 
 // show asks for one answer and prints it.
 func (a *app) show(c *cobra.Command, path string, query url.Values, table func(*printer, json.RawMessage) error) error {
-	p, err := a.connect(a.address)
+	p, err := a.one(c.Context())
 	if err != nil {
 		return err
 	}
@@ -295,7 +375,7 @@ func (a *app) completeServices(c *cobra.Command, args []string, typed string) ([
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	p, err := a.connect(a.address)
+	p, err := a.one(c.Context())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

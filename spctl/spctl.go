@@ -46,12 +46,17 @@ type Options struct {
 	// Client sends the requests; default is one without a proxy or a timeout of its own.
 	// Addresses that begin with unix: do not use it.
 	Client *http.Client
+	// Nodes lists the proxies of several nodes. If it is set, --node takes the place of
+	// --address: services, status, verify and diff show all nodes side by side, unless it names some;
+	// the other subcommands ask the one that it names. It is called once for each command.
+	Nodes func(ctx context.Context) ([]Node, error)
 }
 
 // app is one command with its flags.
 type app struct {
 	options Options
 	address string
+	nodes   []string
 	output  format
 	timeout time.Duration
 }
@@ -77,11 +82,15 @@ func New(options Options) *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	flags := command.PersistentFlags()
-	flags.StringVar(&a.address, "address", options.Address, "where the proxy listens: http://HOST:PORT, or unix:///PATH for a socket")
+	if options.Nodes == nil {
+		flags.StringVar(&a.address, "address", options.Address, "where the proxy listens: http://HOST:PORT, or unix:///PATH for a socket")
+	} else {
+		flags.StringSliceVar(&a.nodes, "node", nil, "names of nodes; default is all, where a command shows several")
+	}
 	flags.VarP(&a.output, "output", "o", "table, json or yaml")
 	flags.DurationVar(&a.timeout, "request-timeout", timeout, "how long one request may take; 0 for no limit")
 	must(command.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats(), cobra.ShellCompDirectiveNoFileComp)))
-	command.AddCommand(a.services(), a.get(), a.explain(), a.status(), a.syncs(), a.watch())
+	command.AddCommand(a.services(), a.get(), a.explain(), a.status(), a.syncs(), a.watch(), a.state(), a.diff(), a.verify(), a.rules(), a.counts(), a.trace())
 	return command
 }
 
@@ -92,10 +101,10 @@ func must(err error) {
 	}
 }
 
-// limited returns a context for one request.
-func (a *app) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+// limited returns a context for one request, which may take longer by extra.
+func (a *app) limited(ctx context.Context, extra time.Duration) (context.Context, context.CancelFunc) {
 	if a.timeout <= 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeout(ctx, a.timeout)
+	return context.WithTimeout(ctx, a.timeout+extra)
 }

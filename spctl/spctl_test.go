@@ -36,7 +36,7 @@ var update = flag.Bool("update", false, "write what the commands print to testda
 
 // newProxy returns a Proxier with one Service of two ports in both IP families. It runs
 // until the test ends.
-func newProxy(t *testing.T) *proxier.Proxier {
+func newProxy(t *testing.T, change ...func(*proxier.Proxier)) *proxier.Proxier {
 	t.Helper()
 	config := proxier.Config{
 		Node: changetracker.Node{
@@ -61,6 +61,9 @@ func newProxy(t *testing.T) *proxier.Proxier {
 		proxiertest.Endpoint("10.244.1.5", proxiertest.OnNode("node-1"), proxiertest.InZone("zone-a")),
 		proxiertest.Endpoint("10.244.2.5", proxiertest.OnNode("node-2"), proxiertest.InZone("zone-b")),
 		proxiertest.Endpoint("10.244.2.6", proxiertest.OnNode("node-2"), proxiertest.NotServing())))
+	for _, c := range change {
+		c(p)
+	}
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
 	ctx, stop := context.WithCancel(t.Context())
@@ -89,8 +92,13 @@ func serve(t *testing.T, handler http.Handler) (address string) {
 // run executes a command and returns what it prints.
 func run(t *testing.T, address string, args ...string) (string, error) {
 	t.Helper()
+	return runWith(t, spctl.Options{Address: address}, args...)
+}
+
+func runWith(t *testing.T, options spctl.Options, args ...string) (string, error) {
+	t.Helper()
 	var out bytes.Buffer
-	command := spctl.New(spctl.Options{Address: address})
+	command := spctl.New(options)
 	command.SetArgs(args)
 	command.SetOut(&out)
 	command.SetErr(&out)
@@ -99,6 +107,7 @@ func run(t *testing.T, address string, args ...string) (string, error) {
 }
 
 var (
+	addresses = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
 	times     = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`)
 	ages      = regexp.MustCompile(`\b\d+[smhd] ago\b`)
 	durations = regexp.MustCompile(`\b[0-9.]+(ns|µs|ms)\b`)
@@ -108,30 +117,94 @@ var (
 
 // normalized replaces what differs from run to run, and the width of columns with it.
 func normalized(text string) string {
+	text = addresses.ReplaceAllString(text, "ADDRESS")
 	text = durations.ReplaceAllString(ages.ReplaceAllString(times.ReplaceAllString(text, "TIME"), "AGO"), "DURATION")
 	return variable.ReplaceAllStringFunc(text, func(line string) string { return gaps.ReplaceAllString(line, "  ") })
+}
+
+// transcript runs commands and returns what they print, with their errors.
+func transcript(t *testing.T, options spctl.Options, lines ...string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, line := range lines {
+		out, err := runWith(t, options, strings.Fields(line)...)
+		all.WriteString("$ spctl " + line + "\n" + out)
+		if err != nil {
+			fmt.Fprintf(&all, "exit status %d: %v\n", spctl.ExitStatus(err), err)
+		}
+		all.WriteString("\n")
+	}
+	return normalized(all.String())
 }
 
 // TestCommands compares what commands print with testdata/commands.txt.
 func TestCommands(t *testing.T) {
 	t.Parallel()
-	address := serve(t, debughttp.Handler(newProxy(t), debughttp.Title("test")))
-	var all strings.Builder
-	for _, line := range []string{
-		"services", "services web", "services 10.244.2.6", "services nothing", "services --limit 1", "services web -o yaml",
+	address := serve(t, debughttp.Handler(newProxy(t), debughttp.Title("test"), debughttp.Version("v1")))
+	golden(t, "commands.txt", transcript(t, spctl.Options{Address: address},
+		"services", "services web", "services 10.244.2.6", "services nothing", "services --limit 1", "services -n none", "services --no-endpoints", "services --filter affinity,external --no-endpoints", "services --filter fast",
+		"services web -o yaml",
 		"services idle -o json", "get shop/web", "get shop/idle", "status",
 		"explain 10.244.1.5 10.96.0.10:80", "explain 10.244.1.5 10.96.0.11:53/udp", "explain 192.0.2.10 192.0.2.10:30080",
 		"explain --from 203.0.113.1 --to 198.51.100.10:80 --origin outside --interface eth0", "explain 10.244.1.5 10.96.0.99:80 -o yaml",
 		"__complete get shop/w", "__complete services --output t",
-	} {
-		out, err := run(t, address, strings.Fields(line)...)
-		all.WriteString("$ spctl " + line + "\n" + out)
+	))
+}
+
+// otherProxy has one endpoint more and a Service less than newProxy, and another node port.
+func otherProxy(p *proxier.Proxier) {
+	p.OnServiceDelete(proxiertest.Service("shop", "idle"))
+	p.OnServiceAdd(proxiertest.Service("shop", "web", proxiertest.ClusterIPs("10.96.0.10", "fd00:96::10"), proxiertest.NodePort("http", v1.ProtocolTCP, 80, 30081),
+		proxiertest.LoadBalancer("198.51.100.10"), proxiertest.SourceRanges("203.0.113.0/24"), proxiertest.ExternalPolicyLocal(), proxiertest.ClientAffinity(time.Hour)))
+	p.OnEndpointSliceAdd(proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4, proxiertest.SliceName("more"), proxiertest.SlicePort("http", v1.ProtocolTCP, 8080),
+		proxiertest.Endpoint("10.244.3.5", proxiertest.OnNode("node-3"))))
+}
+
+// TestNodes compares what commands print about several nodes with testdata/nodes.txt. node-4
+// does not answer.
+func TestNodes(t *testing.T) {
+	t.Parallel()
+	same, other := serve(t, debughttp.Handler(newProxy(t), debughttp.Version("v1"))), serve(t, debughttp.Handler(newProxy(t, otherProxy), debughttp.Version("v2")))
+	nodes := []spctl.Node{{Name: "node-1", Address: same}, {Name: "node-2", Address: same}, {Name: "node-3", Address: other}}
+	options := spctl.Options{Nodes: func(context.Context) ([]spctl.Node, error) {
+		return append(nodes, spctl.Node{Name: "node-4", Err: errors.New("the pod is not ready")}), nil
+	}}
+	golden(t, "nodes.txt", transcript(t, options,
+		"services", "services web --node node-1,node-2", "status", "diff", "diff --node node-1,node-2", "diff -o yaml --node node-1,node-3",
+		"get shop/web", "get shop/idle --node node-1", "status --node node-9"))
+}
+
+// TestDiffWithAFile: what command state printed before a change.
+func TestDiffWithAFile(t *testing.T) {
+	t.Parallel()
+	same, other := serve(t, debughttp.Handler(newProxy(t))), serve(t, debughttp.Handler(newProxy(t, otherProxy)))
+	for _, format := range []string{"json", "yaml"} {
+		before, err := run(t, same, "state", "-o", format)
 		if err != nil {
-			all.WriteString("error: " + err.Error() + "\n")
+			t.Fatal(err)
 		}
-		all.WriteString("\n")
+		file := filepath.Join(t.TempDir(), "before")
+		if err := os.WriteFile(file, []byte(before), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := run(t, same, "diff", file); err != nil || !strings.HasPrefix(out, "no differences") {
+			t.Errorf("diff of nothing prints\n%s%v, want no differences", out, err)
+		}
+		out, err := run(t, other, "diff", file)
+		if spctl.ExitStatus(err) != spctl.StatusDifferent || !strings.Contains(out, "endpoint 10.244.3.5:8080") {
+			t.Errorf("diff prints\n%s%v, want the endpoint and ErrDifferent", out, err)
+		}
 	}
-	golden(t, "commands.txt", normalized(all.String()))
+	services := filepath.Join(t.TempDir(), "services")
+	if err := os.WriteFile(services, []byte(`{"services": []}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run(t, same, "diff", services); err == nil || !strings.Contains(err.Error(), "want the output of command state") {
+		t.Errorf("diff with another file = %v, want an error that says which", err)
+	}
+	if _, err := run(t, same, "diff"); err == nil || !strings.Contains(err.Error(), "--with ADDRESS") {
+		t.Errorf("diff with nothing = %v, want an error that says what is missing", err)
+	}
 }
 
 // golden compares a text with a file of testdata, which -update writes.

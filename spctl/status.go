@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 // statusAnswer has the fields of debughttp's status that tables show.
 type statusAnswer struct {
 	Title      string      `json:"title"`
+	Version    string      `json:"version"`
 	Now        time.Time   `json:"now"`
 	Synced     bool        `json:"synced"`
 	Waiting    []string    `json:"waiting"`
@@ -74,7 +76,11 @@ func (a *app) status() *cobra.Command {
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.show(c, "status", url.Values{}, (*printer).status)
+			table := (*printer).statuses
+			if a.options.Nodes == nil {
+				table = func(w *printer, one []response) error { return w.status(one[0].Answer) }
+			}
+			return a.perNode(c, "status", url.Values{}, table, nil)
 		},
 	}
 }
@@ -88,15 +94,10 @@ func (w *printer) status(content json.RawMessage) error {
 	if len(s.Waiting) > 0 {
 		synced += ", waiting for " + strings.Join(s.Waiting, ", ")
 	}
-	w.fields("Proxy", s.Title, "Node", s.Node.Name, "Zone", s.Node.Zone, "Addresses", list(s.Node.Addresses),
+	w.fields("Proxy", strings.TrimSpace(s.Title+" "+s.Version), "Node", s.Node.Name, "Zone", s.Node.Zone, "Addresses", list(s.Node.Addresses),
 		"Pod CIDRs", list(s.Node.PodCIDRs), "Synced", synced, "Without", strings.Join(s.Without, ", "))
 	w.section("IP families:")
-	rows(w, "FAMILY SYNCED LAST-SYNC PENDING SERVICE-PORTS FAILED DROPPING DAMAGED", s.Families, func(f family) []string {
-		return []string{
-			f.Family, yesNo(f.Synced), ago(s.Now, f.LastSuccess), age(s.Now, f.PendingSince), fmt.Sprint(f.ServicePorts),
-			fmt.Sprint(f.FailedTotal), fmt.Sprint(f.NoInternal + f.NoExternal), fmt.Sprint(f.Damaged),
-		}
-	})
+	rows(w, familyHeading, s.Families, func(f family) []string { return f.cells(s.Now) })
 	for i := range s.Families {
 		w.failures(&s.Families[i])
 	}
@@ -112,6 +113,36 @@ func (w *printer) status(content json.RawMessage) error {
 	rows(w, "OBJECT FIELD VALUE REASON", s.Problems, func(p problem) []string {
 		return []string{p.Object, p.Field, p.Value, p.Reason}
 	})
+	return nil
+}
+
+const familyHeading = "FAMILY SYNCED LAST-SYNC PENDING SERVICE-PORTS FAILED DROPPING DAMAGED"
+
+func (f *family) cells(now time.Time) []string {
+	return []string{
+		f.Family, yesNo(f.Synced), ago(now, f.LastSuccess), age(now, f.PendingSince), fmt.Sprint(f.ServicePorts),
+		fmt.Sprint(f.FailedTotal), fmt.Sprint(f.NoInternal + f.NoExternal), fmt.Sprint(f.Damaged),
+	}
+}
+
+// statuses prints several nodes side by side.
+func (w *printer) statuses(answers []response) error {
+	nodes, err := parts(answers, func(s *statusAnswer) []statusAnswer { return []statusAnswer{*s} })
+	if err != nil {
+		return err
+	}
+	var table [][]string
+	for _, n := range nodes {
+		var conditions []string
+		for _, c := range n.part.Conditions {
+			conditions = append(conditions, c.Type)
+		}
+		for i := range n.part.Families {
+			cells := n.part.Families[i].cells(n.part.Now)
+			table = append(table, slices.Concat([]string{n.node, n.part.Version}, cells, []string{list(conditions)}))
+		}
+	}
+	rows(w, "NODE VERSION "+familyHeading+" CONDITIONS", table, func(cells []string) []string { return cells })
 	return nil
 }
 

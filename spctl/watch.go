@@ -48,7 +48,7 @@ func (a *app) watch() *cobra.Command {
 			}
 			only = query.Get("namespace") + "/" + query.Get("name")
 		}
-		p, err := a.connect(a.address)
+		p, err := a.one(c.Context())
 		if err != nil {
 			return err
 		}
@@ -113,12 +113,13 @@ func (e *watchEvent) String() string {
 	if p == nil {
 		p = &servicePort{}
 	}
-	text := fmt.Sprintf("%s %s %s/%s %s %s: %s endpoints", e.Time.Format(time.TimeOnly), e.Type, e.Namespace, e.Name, p.title(), p.Family, p.endpoints())
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s %s %s/%s %s %s: %s endpoints", e.Time.Format(time.TimeOnly), e.Type, e.Namespace, e.Name, p.title(), p.Family, p.endpoints())
 	for _, added := range e.EndpointsAdded {
-		text += fmt.Sprintf(", +%s (%s)", added.Address, added.State)
+		fmt.Fprintf(&text, ", +%s (%s)", added.Address, added.State)
 	}
 	if len(e.EndpointsRemoved) > 0 {
-		text += ", -" + strings.Join(e.EndpointsRemoved, ", -")
+		text.WriteString(", -" + strings.Join(e.EndpointsRemoved, ", -"))
 	}
-	return text
+	return text.String()
 }

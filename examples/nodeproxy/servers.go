@@ -41,8 +41,9 @@ func (o *options) servers(p *testedProxy, m *measured, log *zap.Logger) []task {
 	}
 	serve("health", o.healthzAddress, healthzPort, health)
 	serve("metrics", o.metricsAddress, metricsPort, o.metricsPages(m.registry))
-	serve("debug", o.debugAddress, 0, debughttp.Handler(p, debughttp.Title("nodeproxy"), debughttp.Hosts(o.allowedHosts...)))
-	return append(tasks, o.socketServer(debughttp.Handler(p, debughttp.Title("nodeproxy")), log)...)
+	about := []debughttp.Option{debughttp.Title("nodeproxy"), debughttp.Version(version())}
+	serve("debug", o.debugAddress, 0, debughttp.Handler(p, append(about, debughttp.Hosts(o.allowedHosts...))...))
+	return append(tasks, o.socketServer(debughttp.Handler(p, about...), log)...)
 }
 
 // runServer returns the function that runs a server. With --bind-address-hard-fail, it ends

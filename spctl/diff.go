@@ -1,0 +1,249 @@
+package spctl
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+)
+
+// stateAnswer is debughttp's state.
+type stateAnswer struct {
+	Node     string    `json:"node"`
+	Services []service `json:"services"`
+}
+
+// absent is the value of a field on a side that does not have it.
+const absent = "absent"
+
+// field is one field of a service port.
+type field struct{ namespace, name, port, family, field string }
+
+func (f field) compare(g field) int {
+	return cmp.Or(cmp.Compare(f.namespace, g.namespace), cmp.Compare(f.name, g.name), cmp.Compare(f.port, g.port),
+		cmp.Compare(f.family, g.family), cmp.Compare(f.field, g.field))
+}
+
+// key is the field that says whether the service port exists.
+func (p *named) key() field { return field{p.Namespace, p.Name, p.port(), p.Family, ""} }
+
+// fields returns the values of a State that do not depend on the node.
+func (s *stateAnswer) fields() map[field]string {
+	all := map[field]string{}
+	for _, p := range ports(s.Services) {
+		at := p.key()
+		all[at] = "present"
+		set := func(name, value string) {
+			if at.field = name; value != "" {
+				all[at] = value
+			}
+		}
+		set("port", fmt.Sprint(p.Port))
+		set("cluster IP", p.ClusterIP)
+		set("external IPs", list(p.ExternalIPs))
+		set("load balancer IPs", list(p.LoadBalancerVIPs))
+		set("node port", count(int(p.NodePort)))
+		set("health check node port", count(int(p.HealthCheckPort)))
+		set("internal traffic policy", p.InternalPolicy)
+		set("external traffic policy", p.ExternalPolicy)
+		set("session affinity", count(int(p.AffinitySeconds)))
+		set("load balancing", p.Balancing)
+		for i := range p.Endpoints {
+			e := &p.Endpoints[i]
+			set("endpoint "+e.Address, strings.TrimSpace(e.State+" "+e.weight()))
+		}
+	}
+	return all
+}
+
+func (e *endpoint) weight() string {
+	if e.Weight == 0 {
+		return ""
+	}
+	return fmt.Sprintf("weight %d", e.Weight)
+}
+
+// side is one of the States that are compared.
+type side struct {
+	name   string
+	fields map[field]string
+}
+
+// difference is a field that does not have the same value on all sides.
+type difference struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Port      string `json:"port"`
+	Family    string `json:"family"`
+	// Field is empty for a service port that some sides do not have.
+	Field  string  `json:"field,omitempty"`
+	Values []value `json:"values"`
+}
+
+// value is a value with the sides that have it.
+type value struct {
+	Value string   `json:"value"`
+	In    []string `json:"in"`
+}
+
+// differences compares sides. If a service port is absent on one, its fields are not
+// compared.
+func differences(sides []side) []difference {
+	var all []field
+	for i := range sides {
+		for f := range sides[i].fields {
+			all = append(all, f)
+		}
+	}
+	slices.SortFunc(all, field.compare)
+	found := []difference{}
+	for _, f := range slices.Compact(all) {
+		with := sides
+		if whole := f; f.field != "" {
+			whole.field = ""
+			with = slices.DeleteFunc(slices.Clone(sides), func(s side) bool { return s.fields[whole] == "" })
+		}
+		if values := valuesOf(f, with); len(values) > 1 {
+			found = append(found, difference{f.namespace, f.name, f.port, f.family, f.field, values})
+		}
+	}
+	return found
+}
+
+// valuesOf returns the different values of a field, that of most sides first.
+func valuesOf(f field, sides []side) (values []value) {
+	for i := range sides {
+		text := cmp.Or(sides[i].fields[f], absent)
+		at := slices.IndexFunc(values, func(v value) bool { return v.Value == text })
+		if at < 0 {
+			at = len(values)
+			values = append(values, value{Value: text})
+		}
+		values[at].In = append(values[at].In, sides[i].name)
+	}
+	slices.SortStableFunc(values, func(a, b value) int { return cmp.Compare(len(b.In), len(a.In)) })
+	return values
+}
+
+func (a *app) state() *cobra.Command {
+	return &cobra.Command{
+		Use:               "state",
+		Short:             "Print everything that is programmed, for diff",
+		Long:              "Print all Services with their endpoints, as JSON, or as YAML with --output=yaml. Command diff compares a file of this output with a proxy.",
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if a.output == asTable {
+				a.output = asJSON
+			}
+			return a.show(c, "state", url.Values{}, nil)
+		},
+	}
+}
+
+func (a *app) diff() *cobra.Command {
+	var with []string
+	c := &cobra.Command{
+		Use:   "diff [FILE…]",
+		Short: "Compare what is programmed with a file of command state, or with other proxies",
+		Long: "Compare the Services and endpoints that are programmed with files of command state, or with other proxies. " +
+			"The exit status is 1 if there are differences.",
+		Example: "state > before.json; diff before.json\ndiff --with http://192.0.2.2:10290",
+	}
+	c.Flags().StringArrayVar(&with, "with", nil, "address of another proxy; may be repeated")
+	c.RunE = func(c *cobra.Command, files []string) error {
+		nodes, err := a.sides(c.Context())
+		if err != nil {
+			return err
+		}
+		for _, address := range with {
+			nodes = append(nodes, Node{Name: address, Address: address})
+		}
+		if len(nodes)+len(files) < 2 {
+			return errors.New("nothing to compare with: want a file of command state, or --with ADDRESS")
+		}
+		answers := a.ask(c.Context(), nodes, "state", nil)
+		for _, name := range files {
+			content, err := readState(name)
+			if err != nil {
+				return err
+			}
+			answers = append(answers, response{Node: name, Answer: content})
+		}
+		return a.compared(c, answers)
+	}
+	return c
+}
+
+// readState returns the content of a file as JSON.
+func readState(name string) (json.RawMessage, error) {
+	content, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("read file: %w", err)
+	}
+	var document any
+	if err := yaml.Unmarshal(content, &document); err != nil { // JSON is YAML
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	return json.Marshal(document)
+}
+
+// compared prints the differences of answers.
+func (a *app) compared(c *cobra.Command, answers []response) error {
+	var sides []side
+	for i := range answers {
+		if answers[i].err != nil {
+			continue
+		}
+		state, err := decode[stateAnswer](answers[i].Answer)
+		if err != nil {
+			return fmt.Errorf("%s: %w", answers[i].Node, err)
+		}
+		if state.Node == "" {
+			return fmt.Errorf("%s: want the output of command state", answers[i].Node)
+		}
+		sides = append(sides, side{answers[i].Node, state.fields()})
+	}
+	found := differences(sides)
+	content, err := json.Marshal(struct {
+		Differences []difference `json:"differences"`
+	}{found})
+	if err != nil {
+		return fmt.Errorf("print differences: %w", err)
+	}
+	err = a.print(c, content, func(w *printer) error {
+		w.differences(len(sides), found)
+		w.unreachable(answers)
+		return nil
+	})
+	if err := errors.Join(err, unanswered(answers)); err != nil || len(found) == 0 {
+		return err
+	}
+	return ErrDifferent
+}
+
+func (w *printer) differences(sides int, all []difference) {
+	if len(all) == 0 {
+		w.line(fmt.Sprintf("no differences between %d proxies or files", sides))
+	}
+	type cell struct {
+		*difference
+		*value
+	}
+	var cells []cell
+	for i := range all {
+		for j := range all[i].Values {
+			cells = append(cells, cell{&all[i], &all[i].Values[j]})
+		}
+	}
+	rows(w, "NAMESPACE NAME PORT FAMILY FIELD VALUE IN", cells, func(c cell) []string {
+		return []string{c.Namespace, c.Name, c.Port, c.Family, cmp.Or(c.Field, "service port"), c.Value, summed(c.In)}
+	})
+}
