@@ -215,3 +215,23 @@ func FuzzEndpointSlice(f *testing.F) {
 		}
 	})
 }
+
+// FuzzAddresses: addresses and ranges are canonical, so what was read is read again as the
+// same, and a range holds the address that it is written with.
+func FuzzAddresses(f *testing.F) {
+	for _, text := range []string{"10.0.0.1", "010.000.0.1", " fd00::1 ", "::ffff:10.0.0.1", "10.0.0.1/8", "::ffff:10.0.0.0/104", "fe80::1%eth0", "::ffff:0:0/90", "1.2.3.4/033"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if a, ok := parseAddr(text); ok {
+			if again, ok := parseAddr(a.String()); !ok || again != a || a.Is4In6() {
+				t.Errorf("%q is %v, which is %v, %v", text, a, again, ok)
+			}
+		}
+		if p, ok := parseRange(text); ok {
+			if again, ok := parseRange(p.String()); !ok || again != p || p != p.Masked() {
+				t.Errorf("%q is %v, which is %v, %v", text, p, again, ok)
+			}
+		}
+	})
+}

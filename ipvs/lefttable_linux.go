@@ -69,7 +69,9 @@ func (t *leftTable) read() (servers map[serverKey]bool, vips map[netip.Addr]bool
 		return nil, nil, err
 	}
 	for i := range keys {
-		servers[t.parseServer(keys[i].Key)] = true
+		if key, ok := parseServer(keys[i].Key); ok {
+			servers[key] = true
+		}
 	}
 	if keys, err = t.conn.GetSetElements(t.vips); err != nil {
 		return nil, nil, err
@@ -88,10 +90,15 @@ func serverElement(key serverKey) nftables.SetElement {
 	return nftables.SetElement{Key: append(b, 0, 0)}
 }
 
-func (t *leftTable) parseServer(b []byte) serverKey {
-	n := len(b) - 8
-	addr, _ := netip.AddrFromSlice(b[:n])
-	return serverKey{desired.Protocol(b[n]), netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[n+4:]))}
+// parseServer is the inverse of serverElement. Somebody else may have made a set of this
+// name with other keys.
+func parseServer(b []byte) (key serverKey, ok bool) {
+	n := max(len(b)-len("p000PP00"), 0)
+	addr, ok := netip.AddrFromSlice(b[:n])
+	if !ok {
+		return serverKey{}, false
+	}
+	return serverKey{desired.Protocol(b[n]), netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[n+4:]))}, true
 }
 
 func vipElement(vip netip.Addr) nftables.SetElement { return nftables.SetElement{Key: vip.AsSlice()} }

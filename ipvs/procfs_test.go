@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -53,4 +54,40 @@ func TestParseProcErrors(t *testing.T) {
 			t.Errorf("parseProc(%q) = %v, %v, want an error that quotes the line", line, all, err)
 		}
 	}
+}
+
+// FuzzParseProc: what was parsed, printed as the kernel prints it, is parsed as the same.
+func FuzzParseProc(f *testing.F) {
+	f.Add([]byte(procText))
+	f.Add([]byte("TCP  0A600001:0050 rr \n  -> 0AF40101:1F90      Masq    -1      0          0\nTCP 0A600001:0050 wlc"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, isFamily := range []func(netip.Addr) bool{netip.Addr.Is4, netip.Addr.Is6} {
+			first, err := parseProc(b, isFamily)
+			if err != nil {
+				continue
+			}
+			second, err := parseProc(printProc(first), isFamily)
+			if got, want := text(second), text(first); err != nil || got != want {
+				t.Errorf("parseProc = %v\n%swant\n%s", err, got, want)
+			}
+		}
+	})
+}
+
+func printProc(all map[serverKey]*virtual) (b []byte) {
+	for key, v := range all {
+		flags := map[bool]string{true: "persistent 75000 FFFFFFFF"}[v.flags == flagPersistent]
+		b = fmt.Appendf(b, "%s  %s %s %s\n", key.protocol, procAddr(key.addr), v.scheduler, flags)
+		for addr, weight := range v.reals {
+			b = fmt.Appendf(b, "  -> %s      Masq    %d      0          0\n", procAddr(addr), weight)
+		}
+	}
+	return b
+}
+
+func procAddr(a netip.AddrPort) string {
+	if a.Addr().Is4() {
+		return fmt.Sprintf("%X:%04X", a.Addr().AsSlice(), a.Port())
+	}
+	return fmt.Sprintf("[%s]:%04X", a.Addr().StringExpanded(), a.Port())
 }

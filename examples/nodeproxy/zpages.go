@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"mime"
 	"net/http"
 	"runtime"
@@ -171,7 +172,7 @@ func parseAccept(headers []string) (all []accepted) {
 		}
 		a := accepted{mediaType, params, 1}
 		if q, ok := params["q"]; ok {
-			if a.quality, err = strconv.ParseFloat(q, 64); err != nil || a.quality <= 0 {
+			if a.quality, err = strconv.ParseFloat(q, 64); err != nil || math.IsNaN(a.quality) || a.quality <= 0 {
 				continue
 			}
 		}

@@ -9,9 +9,10 @@ import (
 	library "github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
-
-	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 // libraryElements returns the element list as the library encodes it.
@@ -217,4 +218,19 @@ func TestRangesAreWhatTheKernelAccepts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzFrontendKey: the key of a frontend is read as it was written.
+func FuzzFrontendKey(f *testing.F) {
+	f.Add([]byte{10, 96, 0, 1}, uint8(6), uint16(80))
+	f.Add([]byte{}, uint8(17), uint16(53))
+	f.Fuzz(func(t *testing.T, vip []byte, protocol uint8, port uint16) {
+		want := desired.Key{Protocol: desired.Protocol(protocol), Port: port}
+		if addr, ok := netip.AddrFromSlice(vip); ok {
+			want.VIP = addr
+		}
+		if got := parseFrontendKey([]byte(keyString(frontendKey(want)))); got != want {
+			t.Errorf("%+v came back as %+v", want, got)
+		}
+	})
 }
