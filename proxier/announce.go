@@ -24,7 +24,8 @@ type Announcement struct {
 // Announcer advertises the VIPs that this node serves, by BGP, ARP, NDP or routes. A VIP is
 // served as long as one of its Announcements is. Calls for both IP families may overlap.
 // After an error the same announcements are passed again by the next sync, which follows
-// soon. Syncs wait for the Announcer, so the context ends after a few seconds.
+// soon, unless they have changed. As nobody knows what the failed call has done, Announce may
+// then get a Key that is announced already, and Withdraw one that is not. Syncs wait for the Announcer, so the context ends after a few seconds.
 type Announcer interface {
 	// Withdraw is called before the frontends are removed from the data plane, and before
 	// Cleanup.
@@ -43,7 +44,7 @@ type announcements struct {
 	announcer  Announcer // nil: none
 	family     v1.IPFamily
 	programmed map[changetracker.ServicePortName][]Announcement // sorted by Key
-	announced  map[desired.Key]Announcement
+	announced  map[desired.Key]sent
 	// changed holds the keys whose programmed and announced state may differ, with what is
 	// programmed; the zero Announcement means nothing.
 	changed map[desired.Key]Announcement
@@ -51,10 +52,18 @@ type announcements struct {
 	next map[changetracker.ServicePortName][]Announcement
 }
 
+// sent is an announcement that was passed to the Announcer. It is unsure if the last call with
+// it failed: the Announcer may have done all, a part or nothing of it.
+type sent struct {
+	Announcement
+
+	unsure bool
+}
+
 func newAnnouncements(a Announcer, family v1.IPFamily) *announcements {
 	return &announcements{
 		announcer: a, family: family, programmed: map[changetracker.ServicePortName][]Announcement{},
-		announced: map[desired.Key]Announcement{}, changed: map[desired.Key]Announcement{},
+		announced: map[desired.Key]sent{}, changed: map[desired.Key]Announcement{},
 	}
 }
 
@@ -180,10 +189,10 @@ func (b *announcements) flush(ctx context.Context) error {
 	for key, now := range b.changed {
 		was, isAnnounced := b.announced[key]
 		switch {
-		case was == now || now == (Announcement{}) && !isAnnounced:
+		case was == sent{Announcement: now} || now == (Announcement{}) && !isAnnounced:
 			delete(b.changed, key)
 		case now == (Announcement{}):
-			gone = append(gone, was)
+			gone = append(gone, was.Announcement)
 		default:
 			added = append(added, now)
 		}
@@ -201,7 +210,7 @@ func (b *announcements) withdraw(ctx context.Context, list []Announcement) error
 	known := list[:0]
 	for _, a := range list {
 		if was, ok := b.announced[a.Key]; ok {
-			known = append(known, was)
+			known = append(known, was.Announcement)
 		}
 	}
 	return b.send(ctx, "withdraw", b.announcer.Withdraw, known, func(a Announcement) { delete(b.announced, a.Key) })
@@ -209,12 +218,13 @@ func (b *announcements) withdraw(ctx context.Context, list []Announcement) error
 
 func (b *announcements) announce(ctx context.Context, list []Announcement) error {
 	return b.send(ctx, "announce", b.announcer.Announce, list, func(a Announcement) {
-		b.announced[a.Key] = a
+		b.announced[a.Key] = sent{Announcement: a}
 		delete(b.changed, a.Key)
 	})
 }
 
 // send passes announcements to the Announcer, and calls done for each if it accepts them.
+// Otherwise it is unsure about each.
 func (b *announcements) send(ctx context.Context, verb string, call func(context.Context, v1.IPFamily, []Announcement) error,
 	list []Announcement, done func(Announcement),
 ) error {
@@ -225,6 +235,9 @@ func (b *announcements) send(ctx context.Context, verb string, call func(context
 	ctx, stop := context.WithTimeout(ctx, announceTimeout)
 	defer stop()
 	if err := call(ctx, b.family, slices.Clone(list)); err != nil {
+		for _, a := range list {
+			b.announced[a.Key] = sent{a, true}
+		}
 		return fmt.Errorf("%s %d VIPs and ports, %v first: %w", verb, len(list), list[0].Key, err)
 	}
 	for _, a := range list {

@@ -84,7 +84,10 @@ func (s *speaker) receive(family v1.IPFamily, list []proxier.Announcement, do fu
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.breaks.session && s.IntN(4) == 0 {
+	if s.breaks.session && s.IntN(4) == 0 { // in the middle
+		for _, a := range list[:s.IntN(len(list)+1)] {
+			do(a.Key)
+		}
 		return errors.New("the session is down")
 	}
 	for _, a := range list {

@@ -172,10 +172,11 @@ func (e *Engine) endLoad(ctx context.Context, outcome error) error {
 		return nil
 	}
 	e.loading = false
+	var failed uint8
 	if outcome != nil {
-		return e.listeners.endLoad(nil) // the next update is full
+		failed = e.batch.family
 	}
-	return e.listeners.endLoad(func() (uint32, error) { return e.generation(ctx) })
+	return e.listeners.endLoad(failed, func() (uint32, error) { return e.generation(ctx) })
 }
 
 // generation returns the number of transactions in the network namespace so far.

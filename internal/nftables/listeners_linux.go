@@ -22,7 +22,7 @@ type listeners struct {
 	// counts the engines' transactions since then.
 	before uint32
 	ours   atomic.Uint32
-	used   atomic.Bool // there was a transaction
+	used   atomic.Bool // an engine has accessed the kernel
 }
 
 func newListeners() *listeners {
@@ -57,10 +57,11 @@ func (w *listeners) remove(l *listener) error {
 	return l.socket.close()
 }
 
-// writesFrom sets the socket that an engine writes with.
+// writesFrom sets the socket that an engine accesses the kernel with from now on.
 func (w *listeners) writesFrom(e *Engine, port uint32) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.used.Store(true) // what it reads may change before a listener starts
 	w.ports[e] = port
 	var errs []error
 	for l := range w.listeners {
@@ -73,7 +74,6 @@ func (w *listeners) writesFrom(e *Engine, port uint32) error {
 func (w *listeners) transaction(commit func() error) error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	w.used.Store(true)
 	err := commit()
 	if err == nil {
 		w.ours.Add(1)
@@ -103,9 +103,10 @@ func (w *listeners) beginLoad(generation func() (uint32, error)) error {
 }
 
 // endLoad resumes all listeners, and requests a check of everything if another program
-// committed a transaction meanwhile. After a failure generation is nil, and it requests
-// none.
-func (w *listeners) endLoad(generation func() (uint32, error)) error {
+// committed a transaction meanwhile. It requests none from failed, the family whose update
+// failed if there is one: its next update is full. Another family's load, which ended before,
+// needs the check all the same.
+func (w *listeners) endLoad(failed uint8, generation func() (uint32, error)) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.loads--
@@ -116,13 +117,12 @@ func (w *listeners) endLoad(generation func() (uint32, error)) error {
 	for l := range w.listeners {
 		errs = append(errs, l.join())
 	}
-	if generation == nil {
-		return errors.Join(errs...)
-	}
 	after, err := generation()
 	if err != nil || after-w.before != w.ours.Load() {
 		for l := range w.listeners {
-			l.damaged(proxier.Damage{})
+			if l.family != failed {
+				l.damaged(proxier.Damage{})
+			}
 		}
 	}
 	return errors.Join(append(errs, err)...)

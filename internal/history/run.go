@@ -1,0 +1,390 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// Plane is a network namespace that Providers of one engine program, one after another.
+type Plane interface {
+	// Config has what all Providers share; the history sets the rest.
+	Config() proxier.Config
+	// Engines returns the engines of a new process. Each of their calls to the kernel goes
+	// through calls.
+	Engines(config proxier.Config, calls *Calls) (map[v1.IPFamily]proxier.Engine, error)
+	// Kernel returns what the kernel holds of the engine, as text that does not depend on the
+	// history before; "" is nothing.
+	Kernel() (string, error)
+	// Damage changes or deletes the engine's objects as another program. It may fail, if
+	// the objects are not there.
+	Damage(number int, objects *Objects)
+}
+
+// run is a history that runs.
+type run struct {
+	plane, fresh Plane
+	config       proxier.Config
+	objects      Objects
+	life         *life
+	flows        *flows
+	patience     time.Duration
+	settled      bool // nothing happened since the last Settle
+}
+
+// life is one process.
+type life struct {
+	*proxier.Proxier
+
+	calls *Calls
+	side  *side
+	stop  context.CancelFunc
+	ended chan error
+}
+
+// Run runs a history in plane. It compares with what a new Provider programs in fresh, which
+// must be empty, and is again afterwards. The kernel must become right within patience of each
+// Settle. Run leaves plane empty too.
+func Run(ctx context.Context, plane, fresh Plane, steps []Step, patience time.Duration) (err error) {
+	r := &run{
+		plane: plane, fresh: fresh, patience: patience, flows: newFlows(),
+		objects: Objects{Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}},
+	}
+	r.config = plane.Config()
+	r.config.Runner = runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: time.Millisecond, Max: 20 * time.Millisecond}}
+	defer func() {
+		err = errors.Join(err, r.end(), r.clean(context.WithoutCancel(ctx), plane))
+	}()
+	for i := range steps {
+		if err := r.step(ctx, &steps[i]); err != nil {
+			return fmt.Errorf("step %d (%v): %w", i, &steps[i], err)
+		}
+	}
+	return nil
+}
+
+func (r *run) step(ctx context.Context, s *Step) error {
+	if err := r.reviveOrStart(ctx, s); err != nil {
+		return err
+	}
+	before := r.settled
+	r.settled = false
+	switch s.Kind {
+	case SetService, DeleteService, SetSlice, DeleteSlice, SetNode:
+		r.event(s)
+		return r.flows.note(ctx, r)
+	case Sync:
+		r.settled = before
+		return ignore(r.life.Sync(ctx)) // it may fail because of what was planned
+	case Fail, Lose:
+		r.life.calls.Plan(Intervention{Call: s.Call, Err: s.Error, Late: s.Kind == Lose})
+	case Kill:
+		r.life.calls.Plan(Intervention{Call: s.Call, Kill: true, Late: s.Late})
+	case Damage:
+		r.plane.Damage(s.Damage, &r.objects)
+	case DamageAt:
+		r.damageAt(s)
+	case Restart:
+		return r.restart(ctx, before)
+	case Cleanup:
+		return r.leaveAndReturn(ctx)
+	case Settle:
+		return r.settle(ctx, s.Late)
+	}
+	return nil
+}
+
+func ignore(error) error { return nil }
+
+// reviveOrStart starts a process if there is none, or the last one was killed. The first one
+// starts after the first events.
+func (r *run) reviveOrStart(ctx context.Context, s *Step) error {
+	switch {
+	case r.life != nil && !r.life.calls.Dead():
+		return nil
+	case r.life == nil && (s.Kind == SetService || s.Kind == SetSlice || s.Kind == SetNode):
+		return nil
+	}
+	if err := r.end(); err != nil {
+		return err
+	}
+	return r.start(ctx)
+}
+
+func (r *run) damageAt(s *Step) {
+	objects := r.objects
+	do := func() { r.plane.Damage(s.Damage, &objects) }
+	i := Intervention{Call: s.Call}
+	if s.Late || s.Twice {
+		i.After = do
+	}
+	if !s.Late || s.Twice {
+		i.Before = do
+	}
+	r.life.calls.Plan(i)
+}
+
+// event changes the objects, and tells the process, if there is one.
+func (r *run) event(s *Step) {
+	h := proxier.EventHandler(nobody{})
+	if r.life != nil {
+		h = r.life
+	}
+	switch s.Kind {
+	case SetService:
+		set(r.objects.Services, s.Service.Name, s.Service, h.OnServiceAdd, h.OnServiceUpdate)
+	case DeleteService:
+		remove(r.objects.Services, s.Service.Name, h.OnServiceDelete)
+	case SetSlice:
+		set(r.objects.Slices, s.Slice.Name, s.Slice, h.OnEndpointSliceAdd, h.OnEndpointSliceUpdate)
+	case DeleteSlice:
+		remove(r.objects.Slices, s.Slice.Name, h.OnEndpointSliceDelete)
+	default:
+		r.objects.Node = s.Node
+		h.OnNodeChange(s.Node)
+	}
+}
+
+func set[T any](all map[string]*T, name string, object *T, added func(*T), updated func(old, now *T)) {
+	old := all[name]
+	if all[name] = object; old == nil {
+		added(object)
+	} else {
+		updated(old, object)
+	}
+}
+
+func remove[T any](all map[string]*T, name string, deleted func(*T)) {
+	old := all[name]
+	if delete(all, name); old != nil {
+		deleted(old)
+	}
+}
+
+// nobody hears no events.
+type nobody struct{ proxier.EventHandler }
+
+func (nobody) OnServiceAdd(*v1.Service)                            {}
+func (nobody) OnServiceUpdate(_, _ *v1.Service)                    {}
+func (nobody) OnServiceDelete(*v1.Service)                         {}
+func (nobody) OnEndpointSliceAdd(*discovery.EndpointSlice)         {}
+func (nobody) OnEndpointSliceUpdate(_, _ *discovery.EndpointSlice) {}
+func (nobody) OnEndpointSliceDelete(*discovery.EndpointSlice)      {}
+func (nobody) OnNodeChange(changetracker.Node)                     {}
+
+// newLife starts a process with these engines, and gives it all objects.
+func (r *run) newLife(ctx context.Context, calls *Calls, side *side, engines map[v1.IPFamily]proxier.Engine) (*life, error) {
+	config := r.config
+	config.Node = r.objects.Node
+	p, err := proxier.New(config, proxier.Deps{Conntrack: side, Health: side, Announcer: side, Observer: side}, engines)
+	if err != nil {
+		return nil, err
+	}
+	l := &life{Proxier: p, calls: calls, side: side, ended: make(chan error, 1)}
+	ctx, l.stop = context.WithCancel(ctx)
+	go func() { l.ended <- p.Run(ctx) }()
+	l.load(&r.objects)
+	return l, nil
+}
+
+// load gives the objects to a process, in random order.
+func (l *life) load(o *Objects) {
+	events := []func(){func() { l.OnNodeChange(o.Node) }}
+	for _, s := range o.Services {
+		events = append(events, func() { l.OnServiceAdd(s) })
+	}
+	for _, s := range o.Slices {
+		events = append(events, func() { l.OnEndpointSliceAdd(s) })
+	}
+	rand.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
+	for _, event := range events {
+		event()
+	}
+	l.OnServiceCIDRsChanged(ServiceCIDRs())
+	l.OnServiceSynced()
+	l.OnEndpointSlicesSynced()
+}
+
+func (r *run) start(ctx context.Context) (err error) {
+	calls := &Calls{}
+	engines, err := r.plane.Engines(r.config, calls)
+	if err != nil {
+		return err
+	}
+	r.flows.restarted()
+	r.life, err = r.newLife(ctx, calls, newSide(calls, r.flows), engines)
+	return err
+}
+
+// end ends the process, if there is one.
+func (r *run) end() error {
+	if r.life == nil {
+		return nil
+	}
+	l := r.life
+	r.life = nil
+	return l.end()
+}
+
+func (l *life) end() error {
+	l.stop()
+	if err := <-l.ended; err != nil && !l.calls.Dead() {
+		return fmt.Errorf("end of Run: %w", err)
+	}
+	return nil
+}
+
+// restart ends the process and starts another. If everything was settled, that one must write
+// nothing.
+func (r *run) restart(ctx context.Context, settled bool) error {
+	if err := r.end(); err != nil {
+		return err
+	}
+	if err := r.start(ctx); err != nil || !settled {
+		return err
+	}
+	if err := r.life.Sync(ctx); err != nil {
+		return fmt.Errorf("first sync after a restart: %w", err)
+	}
+	if n := r.life.side.writes(); n > 0 {
+		return fmt.Errorf("a restart wrote %d objects though the kernel was right", n)
+	}
+	return nil
+}
+
+// leaveAndReturn removes all objects, as before a change to another engine, and starts again.
+func (r *run) leaveAndReturn(ctx context.Context) error {
+	if err := r.end(); err != nil {
+		return err
+	}
+	if err := r.clean(ctx, r.plane); err != nil {
+		return err
+	}
+	return r.start(ctx)
+}
+
+// clean removes all objects of the engine.
+func (r *run) clean(ctx context.Context, plane Plane) error {
+	config := r.config
+	config.NetNS = plane.Config().NetNS
+	engines, err := plane.Engines(config, &Calls{})
+	if err != nil {
+		return err
+	}
+	p, err := proxier.New(config, proxier.Deps{}, engines)
+	if err != nil {
+		return err
+	}
+	if err := p.Cleanup(ctx); err != nil {
+		return err
+	}
+	left, err := plane.Kernel()
+	if err == nil && left != "" {
+		err = fmt.Errorf("left by Cleanup:\n%s", left)
+	}
+	return err
+}
+
+// wanted returns what a new process programs in an empty network namespace.
+func (r *run) wanted(ctx context.Context) (text string, err error) {
+	there := *r
+	there.plane, there.config.NetNS = r.fresh, r.fresh.Config().NetNS
+	calls := &Calls{}
+	engines, err := r.fresh.Engines(there.config, calls)
+	if err != nil {
+		return "", err
+	}
+	l, err := there.newLife(ctx, calls, newSide(calls, newFlows()), engines)
+	if err != nil {
+		return "", err
+	}
+	err = l.Sync(ctx)
+	if err == nil {
+		text, err = r.fresh.Kernel()
+	}
+	return text, errors.Join(err, l.end(), there.clean(ctx, r.fresh))
+}
+
+// settle waits until the kernel is right, without or with a request for a sync.
+func (r *run) settle(ctx context.Context, ask bool) error {
+	r.life.calls.Cancel()
+	want, err := r.wanted(ctx)
+	if err != nil {
+		return fmt.Errorf("program the objects in an empty network namespace: %w", err)
+	}
+	var last error
+	if ask {
+		last = r.life.Sync(ctx)
+	}
+	var got string
+	if !r.soon(func() bool {
+		if got, last = r.plane.Kernel(); last != nil || got != want {
+			return false
+		}
+		last = r.life.Sync(ctx)
+		return last == nil
+	}) {
+		return fmt.Errorf("not settled within %v: %w\n%s\nstatus: %+v", r.patience, last, difference(got, want), r.life.Status().Families)
+	}
+	return r.mustBeIdle(ctx, want)
+}
+
+// mustBeIdle: another sync writes nothing, and all that is beside the kernel is right.
+func (r *run) mustBeIdle(ctx context.Context, want string) error {
+	before := r.life.side.writes()
+	if err := r.life.Sync(ctx); err != nil {
+		return fmt.Errorf("sync once more: %w", err)
+	}
+	if n := r.life.side.writes() - before; n > 0 {
+		return fmt.Errorf("an idle sync wrote %d objects", n)
+	}
+	got, err := r.plane.Kernel()
+	if err == nil && got != want {
+		err = fmt.Errorf("an idle sync changed the kernel:\n%s", difference(got, want))
+	}
+	r.settled = err == nil
+	return errors.Join(err, r.checkSide(ctx))
+}
+
+// soon waits until a condition holds.
+func (r *run) soon(holds func() bool) bool {
+	pause := time.Millisecond
+	for deadline := time.Now().Add(r.patience); !holds(); pause = min(2*pause, 50*time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+		<-time.After(pause)
+	}
+	return true
+}
+
+// difference lists the lines that only one of two texts has.
+func difference(got, want string) string {
+	have, need := strings.Split(got, "\n"), strings.Split(want, "\n")
+	var text strings.Builder
+	for _, line := range have {
+		if !slices.Contains(need, line) {
+			text.WriteString("unexpected: " + line + "\n")
+		}
+	}
+	for _, line := range need {
+		if !slices.Contains(have, line) {
+			text.WriteString("missing: " + line + "\n")
+		}
+	}
+	if text.Len() == 0 && got != want {
+		text.WriteString("the same lines, but some more often\n")
+	}
+	return text.String()
+}

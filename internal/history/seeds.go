@@ -1,0 +1,89 @@
+package history
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+// SeedVariable and SeedsVariable are environment variables: the one seed that tests of
+// histories run, and how many new ones they run instead of few.
+const (
+	SeedVariable  = "SERVICEPLANE_HISTORY_SEED"
+	SeedsVariable = "SERVICEPLANE_HISTORY_SEEDS"
+)
+
+// stepsPerHistory is the number of random steps of a history.
+const stepsPerHistory = 30
+
+// Test runs histories of new seeds. planes returns two planes that end with the test.
+// workers of them run at a time. If one fails, Test shortens it and prints what is left.
+func Test(t *testing.T, few, workers int, planes func(t *testing.T, seed uint64) (plane, fresh Plane)) {
+	t.Helper()
+	first, count := seeds(t, few)
+	t.Logf("%d seeds from %d; to run one again: %s=N go test -run '%s'", count, first, SeedVariable, t.Name())
+	next := make(chan uint64)
+	var running sync.WaitGroup
+	for range min(workers, count) {
+		running.Go(func() {
+			for seed := range next {
+				testSeed(t, seed, planes)
+			}
+		})
+	}
+	for i := range uint64(count) {
+		if t.Failed() {
+			break
+		}
+		next <- first + i
+	}
+	close(next)
+	running.Wait()
+}
+
+func seeds(t *testing.T, few int) (first uint64, count int) {
+	t.Helper()
+	if text := os.Getenv(SeedVariable); text != "" {
+		seed, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("read %s: %v", SeedVariable, err)
+		}
+		return seed, 1
+	}
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // never fails
+	if text := os.Getenv(SeedsVariable); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatalf("read %s: %v", SeedsVariable, err)
+		}
+		few = n
+	}
+	return uint64(binary.NativeEndian.Uint32(b[:])), few
+}
+
+// patience is how long a kernel may take to become right on a busy machine, and
+// shortPatience is enough while a history that has failed is shortened.
+const patience, shortPatience = time.Minute, 8 * time.Second
+
+func testSeed(t *testing.T, seed uint64, planes func(t *testing.T, seed uint64) (plane, fresh Plane)) {
+	t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+		steps := New(seed, stepsPerHistory)
+		plane, fresh := planes(t, seed)
+		err := Run(t.Context(), plane, fresh, steps, patience)
+		if err == nil {
+			return
+		}
+		t.Errorf("seed %d: %v", seed, err)
+		short := Shrink(t.Context(), steps, 2*time.Minute, func(ctx context.Context, steps []Step) bool {
+			return Run(ctx, plane, fresh, steps, shortPatience) != nil
+		})
+		t.Logf("%d steps, shortened to %d:\n%s", len(steps), len(short), Text(short))
+		t.Logf("its error: %v", Run(t.Context(), plane, fresh, short, shortPatience))
+	})
+}

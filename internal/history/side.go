@@ -1,0 +1,311 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// side is what a process does beside the engine: conntrack, health checks, announcements,
+// reports. It checks the calls themselves; checkSide checks their results.
+type side struct {
+	proxier.Health
+
+	calls *Calls
+	flows *flows
+
+	mu        sync.Mutex // guards all below
+	wrong     error
+	written   int
+	health    map[v1.IPFamily]*healthTable
+	announced map[v1.IPFamily]map[desired.Key]proxier.Announcement
+}
+
+type healthTable struct {
+	ports map[types.NamespacedName]uint16
+	local map[types.NamespacedName]int
+	full  int
+}
+
+func newSide(calls *Calls, flows *flows) *side {
+	s := &side{
+		Health: proxier.NoHealth(), calls: calls, flows: flows,
+		health: map[v1.IPFamily]*healthTable{}, announced: map[v1.IPFamily]map[desired.Key]proxier.Announcement{},
+	}
+	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		s.health[family] = &healthTable{ports: map[types.NamespacedName]uint16{}, local: map[types.NamespacedName]int{}}
+		s.announced[family] = map[desired.Key]proxier.Announcement{}
+	}
+	return s
+}
+
+func (s *side) writes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.written
+}
+
+// ObserveSync implements proxier.Observer.
+func (s *side) ObserveSync(r proxier.SyncReport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.written += r.Apply.Writes
+}
+
+// Update implements proxier.Health.
+func (s *side) Update(family v1.IPFamily, u proxier.HealthUpdate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.health[family]
+	if u.Full {
+		clear(t.ports)
+		clear(t.local)
+		t.full++
+	} else if len(u.Ports) == 0 {
+		s.wrong = errors.Join(s.wrong, errors.New("an update of health checks changes nothing"))
+	}
+	for name, port := range u.Ports {
+		delete(t.ports, name)
+		delete(t.local, name)
+		if port != 0 {
+			t.ports[name], t.local[name] = port, u.LocalEndpoints[name]
+		}
+	}
+}
+
+// Announce implements proxier.Announcer.
+func (s *side) Announce(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
+	return s.announcing(func() {
+		for _, a := range list {
+			if s.announced[family][a.Key] == a && s.calls.Fired() == 0 {
+				s.wrong = errors.Join(s.wrong, fmt.Errorf("%v is announced again", a))
+			}
+			s.announced[family][a.Key] = a
+		}
+	})
+}
+
+// Withdraw implements proxier.Announcer.
+func (s *side) Withdraw(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
+	return s.announcing(func() {
+		for _, a := range list {
+			if _, ok := s.announced[family][a.Key]; !ok && s.calls.Fired() == 0 {
+				s.wrong = errors.Join(s.wrong, fmt.Errorf("%v is withdrawn, but not announced", a))
+			}
+			delete(s.announced[family], a.Key)
+		}
+	})
+}
+
+func (s *side) announcing(do func()) error {
+	return s.calls.Do(func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		do()
+		return nil
+	})
+}
+
+// Tracks implements proxier.Conntrack.
+func (s *side) Tracks(p desired.Protocol) bool { return p == desired.UDP }
+
+// Clean implements proxier.Conntrack.
+func (s *side) Clean(_ context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
+	err = s.calls.Do(func() error {
+		deleted = s.flows.clean(family, &check)
+		return nil
+	})
+	return deleted, err
+}
+
+// flowKey is a connection in connection tracking.
+type flowKey struct {
+	family v1.IPFamily
+	key    desired.Key
+	server netip.AddrPort
+}
+
+// flows is the connection tracking of a node.
+type flows struct {
+	mu    sync.Mutex
+	there map[flowKey]bool
+	// began are those that were there after the last check. stale are those that some state of the API server has made stale since they began.
+	began, stale map[flowKey]bool
+	// another says that another process started since the last check.
+	another bool
+}
+
+func newFlows() *flows { return &flows{there: map[flowKey]bool{}, stale: map[flowKey]bool{}} }
+
+func (f *flows) restarted() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.another = true
+}
+
+// clean does what package conntrack does: it deletes the flows that a check finds stale.
+func (f *flows) clean(family v1.IPFamily, check *desired.FlowCheck) (deleted int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for k := range f.there {
+		if k.family == family && f.isStale(k, check) {
+			delete(f.there, k)
+			deleted++
+		}
+	}
+	return deleted
+}
+
+func (f *flows) isStale(k flowKey, check *desired.FlowCheck) bool {
+	flow := desired.Flow{Protocol: k.key.Protocol, Dialled: netip.AddrPortFrom(k.key.VIP, k.key.Port), Server: k.server, Answered: true}
+	for i := range check.Frontends {
+		if check.Frontends[i].Key == k.key {
+			return check.Frontends[i].Stale(&flow)
+		}
+	}
+	for _, cidr := range check.ServiceCIDRs {
+		if k.key.VIP.IsValid() && cidr.Contains(k.key.VIP) {
+			return true
+		}
+	}
+	return false
+}
+
+// note records which flows the present objects make stale.
+func (f *flows) note(ctx context.Context, r *run) error {
+	if len(f.began) == 0 {
+		return nil
+	}
+	e, err := r.expect(ctx)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	serves := e.flows()
+	for k := range f.began {
+		if !serves[k] {
+			f.stale[k] = true
+		}
+	}
+	return nil
+}
+
+// check compares the flows with the model, and lets new ones begin.
+func (f *flows) check(e *expected) (err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := e.flows()
+	for k := range f.there {
+		unknown := f.another && (!k.key.VIP.IsValid() || !inAny(k.key.VIP)) && !e.has(k)
+		if !next[k] && !unknown {
+			err = errors.Join(err, fmt.Errorf("the flow %v is stale and was not deleted", k))
+		}
+	}
+	for k := range f.began {
+		if next[k] && !f.stale[k] && !f.there[k] {
+			err = errors.Join(err, fmt.Errorf("the flow %v was deleted, and was never stale", k))
+		}
+	}
+	f.there, f.began, f.stale, f.another = next, maps.Clone(next), map[flowKey]bool{}, false
+	return err
+}
+
+func inAny(a netip.Addr) bool {
+	for _, cidr := range ServiceCIDRs() {
+		if cidr.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// expected is what the objects require beside the kernel.
+type expected struct {
+	services map[v1.IPFamily]map[changetracker.ServicePortName]*desired.Service
+	side     *side
+}
+
+// expect gives the objects to a Provider without a data plane.
+func (r *run) expect(ctx context.Context) (*expected, error) {
+	recorders := map[v1.IPFamily]*proxiertest.RecordingEngine{}
+	engines := map[v1.IPFamily]proxier.Engine{}
+	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		recorders[family] = &proxiertest.RecordingEngine{}
+		engines[family] = recorders[family]
+	}
+	e := &expected{services: map[v1.IPFamily]map[changetracker.ServicePortName]*desired.Service{}}
+	calls := &Calls{}
+	e.side = newSide(calls, newFlows())
+	l, err := r.newLife(ctx, calls, e.side, engines)
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(l.Sync(ctx), l.end())
+	for family, recorder := range recorders {
+		e.services[family] = recorder.Services()
+	}
+	return e, err
+}
+
+// flows yields each UDP flow that there may be.
+func (e *expected) flows() map[flowKey]bool {
+	all := map[flowKey]bool{}
+	for family, services := range e.services {
+		for _, s := range services {
+			for i := range s.Frontends {
+				for _, server := range s.Serving {
+					if s.Protocol == desired.UDP {
+						all[flowKey{family, s.Key(&s.Frontends[i]), server}] = true
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// has reports whether there is a frontend with the flow's key.
+func (e *expected) has(k flowKey) bool {
+	for _, s := range e.services[k.family] {
+		for i := range s.Frontends {
+			if s.Key(&s.Frontends[i]) == k.key {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// checkSide compares what is beside the kernel with the model.
+func (r *run) checkSide(ctx context.Context) error {
+	e, err := r.expect(ctx)
+	if err != nil {
+		return err
+	}
+	err = r.flows.check(e)
+	have, want := r.life.side, e.side
+	have.mu.Lock()
+	defer have.mu.Unlock()
+	err = errors.Join(err, have.wrong)
+	for family := range have.health {
+		if h, w := have.health[family], want.health[family]; !maps.Equal(h.ports, w.ports) || !maps.Equal(h.local, w.local) {
+			err = errors.Join(err, fmt.Errorf("%s: health checks are %+v, want %+v", family, *h, *w))
+		}
+		if h, w := have.announced[family], want.announced[family]; !maps.Equal(h, w) {
+			err = errors.Join(err, fmt.Errorf("%s: announced is %v, want %v", family, h, w))
+		}
+	}
+	return err
+}

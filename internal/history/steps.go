@@ -1,0 +1,187 @@
+package history
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"syscall"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Kind says what happens in a step.
+type Kind string
+
+// The kinds of steps.
+const (
+	SetService    Kind = "set Service"
+	DeleteService Kind = "delete Service"
+	SetSlice      Kind = "set EndpointSlice"
+	DeleteSlice   Kind = "delete EndpointSlice"
+	SetNode       Kind = "set node"
+	Sync          Kind = "sync"
+	Fail          Kind = "fail"    // the call with number Call from now fails
+	Lose          Kind = "lose"    // its answer is lost
+	Kill          Kind = "kill"    // the process dies before it, or after it if Late
+	Damage        Kind = "damage"  // another program changes our objects now
+	DamageAt      Kind = "beside"  // it does so before a call, after it if Late, and at both if Twice
+	Restart       Kind = "restart" // the process ends and starts again
+	Cleanup       Kind = "cleanup" // the process ends, and its objects are removed, before it starts again
+	Settle        Kind = "settle"  // all faults end; then the kernel must become right
+)
+
+// Step is one step of a history. It does not depend on the steps before it.
+type Step struct {
+	Kind    Kind
+	Service *v1.Service              // of SetService and DeleteService
+	Slice   *discovery.EndpointSlice // of SetSlice and DeleteSlice
+	Node    changetracker.Node
+	Call    int
+	Error   syscall.Errno
+	Late    bool
+	Twice   bool
+	Damage  int // chooses the damage
+}
+
+// String prints a step in one line.
+func (s Step) String() string {
+	switch s.Kind {
+	case SetService, DeleteService:
+		return fmt.Sprintf("%s %s: %s %v affinity %s, policies %s %s, ports %v, external %v, load balancer %v %v", s.Kind, s.Service.Name,
+			s.Service.Spec.Type, s.Service.Spec.ClusterIPs, s.Service.Spec.SessionAffinity, *s.Service.Spec.InternalTrafficPolicy,
+			s.Service.Spec.ExternalTrafficPolicy, portsText(s.Service), s.Service.Spec.ExternalIPs,
+			s.Service.Status.LoadBalancer.Ingress, s.Service.Spec.LoadBalancerSourceRanges)
+	case SetSlice, DeleteSlice:
+		return fmt.Sprintf("%s %s: %v", s.Kind, s.Slice.Name, endpointsText(s.Slice))
+	case SetNode:
+		return fmt.Sprintf("%s %+v", s.Kind, s.Node)
+	case Fail, Lose:
+		return fmt.Sprintf("%s call %d: %v", s.Kind, s.Call, s.Error)
+	case Kill:
+		return fmt.Sprintf("%s at call %d, late %t", s.Kind, s.Call, s.Late)
+	case Damage:
+		return fmt.Sprintf("%s %d", s.Kind, s.Damage)
+	case DamageAt:
+		return fmt.Sprintf("%s call %d: damage %d, late %t, twice %t", s.Kind, s.Call, s.Damage, s.Late, s.Twice)
+	default:
+		return string(s.Kind)
+	}
+}
+
+func portsText(s *v1.Service) (texts []string) {
+	for _, p := range s.Spec.Ports {
+		texts = append(texts, fmt.Sprintf("%s %d/%d", p.Protocol, p.Port, p.NodePort))
+	}
+	return texts
+}
+
+func endpointsText(s *discovery.EndpointSlice) string {
+	var texts []string
+	for _, e := range s.Endpoints {
+		texts = append(texts, fmt.Sprintf("%s on %s ready %t serving %t", e.Addresses[0], *e.NodeName, *e.Conditions.Ready, *e.Conditions.Serving))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// Text prints the steps of a history.
+func Text(steps []Step) string {
+	var text strings.Builder
+	for i := range steps {
+		fmt.Fprintf(&text, "%3d %v\n", i, &steps[i])
+	}
+	return text.String()
+}
+
+// damagesPerLife limits the changes by other programs between two restarts: after more of
+// them repairs wait, as package proxier documents.
+const damagesPerLife = 2
+
+// writer makes up a history.
+type writer struct {
+	dice
+
+	damages int // since the last restart
+	last    *Step
+}
+
+// New returns the history of a seed. It ends with Settle.
+func New(seed uint64, length int) []Step {
+	w := writer{dice: dice{rand.New(rand.NewPCG(seed, 20))}}
+	steps := []Step{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}
+	for range 3 {
+		steps = append(steps, Step{Kind: SetService, Service: w.service()}, Step{Kind: SetSlice, Slice: w.slice()})
+	}
+	for range length {
+		if w.IntN(7) == 0 {
+			steps = append(steps, Step{Kind: Settle, Late: w.IntN(2) == 0})
+			continue
+		}
+		steps = append(steps, w.step())
+	}
+	return append(steps, Step{Kind: Settle})
+}
+
+func (w *writer) step() Step {
+	if n := w.IntN(20); n < 13 {
+		s := w.event(n)
+		w.last = &s
+		return s
+	}
+	return w.accident()
+}
+
+func (w *writer) event(n int) Step {
+	switch n {
+	case 0:
+		return Step{Kind: DeleteService, Service: w.service()}
+	case 1:
+		return Step{Kind: DeleteSlice, Slice: w.slice()}
+	case 2:
+		return Step{Kind: SetNode, Node: w.node()}
+	case 3:
+		if w.last != nil { // the same event again, or the same endpoints in another order
+			return w.again(*w.last)
+		}
+		fallthrough
+	case 4, 5, 6, 7:
+		return Step{Kind: SetService, Service: w.service()}
+	default:
+		return Step{Kind: SetSlice, Slice: w.slice()}
+	}
+}
+
+func (w *writer) again(s Step) Step {
+	if s.Kind == SetSlice {
+		s.Slice = s.Slice.DeepCopy()
+		w.Shuffle(len(s.Slice.Endpoints), func(i, j int) {
+			s.Slice.Endpoints[i], s.Slice.Endpoints[j] = s.Slice.Endpoints[j], s.Slice.Endpoints[i]
+		})
+	}
+	return s
+}
+
+// Errors are what calls to the kernel fail with.
+var Errors = []syscall.Errno{ // read-only
+	syscall.ENOBUFS, syscall.EINTR, syscall.EBUSY, syscall.EPERM, syscall.ENOSPC, syscall.ENOMEM, syscall.ETIMEDOUT, syscall.EAGAIN,
+}
+
+func (w *writer) accident() Step {
+	s := Step{Call: w.IntN(12), Late: w.IntN(2) == 0}
+	switch kind := oneOf(w.dice, Sync, Sync, Fail, Fail, Lose, Kill, Kill, Damage, DamageAt, DamageAt, Restart, Cleanup); {
+	case slices.Contains([]Kind{Damage, DamageAt}, kind) && w.damages == damagesPerLife:
+		s.Kind = Sync
+	case kind == Damage || kind == DamageAt:
+		s.Kind, s.Damage, s.Twice = kind, w.IntN(1000), w.IntN(3) == 0
+		w.damages++
+	default:
+		s.Kind, s.Error = kind, oneOf(w.dice, Errors...)
+		if kind == Restart || kind == Cleanup {
+			w.damages = 0
+		}
+	}
+	return s
+}
