@@ -1,0 +1,260 @@
+package soak
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/userspace"
+)
+
+// The defaults are a short run of every engine.
+var (
+	engine   = flag.String("engine", "", "only this engine: nftables, iptables-nft, iptables-legacy or userspace")
+	services = flag.Int("services", 60, "how many Services there are")
+	events   = flag.Int("events", 1500, "how many changes")
+	atOnce   = flag.Int("at-once", 50, "how many changes come between two waits until all are programmed")
+	rate     = flag.Int("rate", 0, "changes a second, for the time of -for, instead of -events and -at-once")
+	duration = flag.Duration("for", time.Minute, "how long changes come with -rate")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	goleak.VerifyTestMain(m)
+}
+
+func engines() map[string]proxiertest.Factory {
+	withIPTables := func(v iptables.Variant) proxiertest.Factory {
+		return func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+			return iptables.New(iptables.Config{Config: config, Variant: v}, deps)
+		}
+	}
+	return map[string]proxiertest.Factory{
+		"nftables": func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+			return nftables.New(nftables.Config{Config: config}, deps)
+		},
+		"iptables-nft":    withIPTables(iptables.VariantNFT),
+		"iptables-legacy": withIPTables(iptables.VariantLegacy),
+		"userspace": func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+			deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
+			return userspace.New(userspace.Config{Config: config, UDPIdle: time.Second, ShareNodePorts: true, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
+				return nftables.NewEngine(nftables.Config{Config: config}, family, deps)
+			}}, deps)
+		},
+	}
+}
+
+// TestSoak: after many changes, with connections meanwhile, the proxy and the kernel hold what
+// they held in the beginning, and what a new proxy makes of the same objects. No connection
+// fails.
+func TestSoak(t *testing.T) {
+	for name, factory := range engines() {
+		if *engine == "" || *engine == name {
+			t.Run(name, func(t *testing.T) { soak(t, factory) })
+		}
+	}
+}
+
+func soak(t *testing.T, factory proxiertest.Factory) {
+	seed := rand.Uint64()
+	t.Logf("%d Services, seed %d", *services, seed)
+	fresh := begin(t, factory, proxiertest.NewTopology(t), seed)
+	want := inKernel(t, fresh.topology.Node)
+	fresh.end()
+
+	topology := proxiertest.NewTopology(t)
+	empty := inKernel(t, topology.Node)
+	n := begin(t, factory, topology, seed)
+	before := measure(t, topology.Node)
+	t.Logf("before: %v", before)
+	stop := n.connect()
+	times := n.change()
+	stop()
+	n.world.restore()
+	n.sync()
+	after := n.settle(before)
+	t.Logf("after:  %v", after)
+	t.Logf("connections: %d, failed: %d; changes: %d", n.connections.Load(), n.failed.Load(), n.changes)
+	slices.Sort(times)
+	t.Logf("time to programmed: p50 %v, p99 %v, longest %v, of %d", times[len(times)/2], times[len(times)*99/100], times[len(times)-1], len(times))
+	after.check(t, before)
+	after.kernel.check(t, "in the end", want)
+	if n.failed.Load() > 0 || n.connections.Load() == 0 {
+		t.Errorf("%d of %d connections failed, the first: %v", n.failed.Load(), n.connections.Load(), n.firstFault.Load())
+	}
+	n.end()
+	runtime.KeepAlive(n.world)
+
+	restarted := begin(t, factory, topology, seed)
+	inKernel(t, topology.Node).check(t, "after a restart", want)
+	restarted.end()
+	netnstest.Check(t, restarted.provider.Cleanup(t.Context()))
+	if got := inKernel(t, topology.Node); got != empty {
+		t.Errorf("the kernel's tables after Cleanup: %+v, want %+v", got, empty)
+	}
+}
+
+// node is a running proxy with its world.
+type node struct {
+	t        *testing.T
+	topology *proxiertest.Topology
+	provider proxier.Provider
+	world    *world
+	end      func()
+	changes  int
+	printed  time.Time
+
+	connections, failed atomic.Int64
+	firstFault          atomic.Value
+}
+
+func begin(t *testing.T, factory proxiertest.Factory, topology *proxiertest.Topology, seed uint64) *node {
+	t.Helper()
+	n := &node{t: t, topology: topology, printed: time.Now()}
+	forgetSoon(t, n.topology.Node)
+	var pods []netip.Addr
+	for _, pod := range append(slices.Clone(n.topology.LocalPods), n.topology.RemotePods...) {
+		pods = append(pods, pod.Addr(v1.IPv4Protocol), pod.Addr(v1.IPv6Protocol))
+	}
+	var err error
+	n.provider, err = factory(n.topology.Config(), proxier.Deps{})
+	netnstest.Check(t, err)
+	n.world = newWorld(n.provider, seed, pods, *services)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- n.provider.Run(ctx) }()
+	n.end = sync.OnceFunc(func() {
+		cancel()
+		netnstest.Check(t, <-ended)
+	})
+	t.Cleanup(n.end)
+	n.sync()
+	return n
+}
+
+func (n *node) sync() {
+	n.t.Helper()
+	if err := n.provider.Sync(n.t.Context()); err != nil {
+		n.t.Fatalf("sync: %v", err)
+	}
+}
+
+// change makes the changes of the flags. It returns how long some of them took to be programmed.
+func (n *node) change() (times []time.Duration) {
+	if *rate == 0 {
+		for n.changes < *events {
+			for range *atOnce {
+				n.event()
+			}
+			times = append(times, n.timed())
+		}
+		return times
+	}
+	ctx, cancel := context.WithTimeout(n.t.Context(), *duration)
+	defer cancel()
+	// Changes do not wait for each other: the clock of the next is already running.
+	samples := make(chan time.Duration)
+	var sampling sync.WaitGroup
+	sampling.Go(func() {
+		for ctx.Err() == nil {
+			samples <- n.timed()
+		}
+		close(samples)
+	})
+	tick := time.NewTicker(time.Second / time.Duration(*rate))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			n.event()
+		case taken, ok := <-samples:
+			if !ok {
+				sampling.Wait()
+				return times
+			}
+			times = append(times, taken)
+		}
+	}
+}
+
+// event makes a change. Now and then it prints how far the test is.
+func (n *node) event() {
+	n.world.event()
+	n.changes++
+	if time.Since(n.printed) > time.Minute {
+		n.printed = time.Now()
+		var memory runtime.MemStats
+		runtime.ReadMemStats(&memory)
+		n.t.Logf("%d changes, %d connections, %d failed, %d goroutines, heap %d MB", n.changes, n.connections.Load(), n.failed.Load(), runtime.NumGoroutine(), memory.HeapAlloc/1e6)
+	}
+}
+
+// timed returns how long it takes until the last change is programmed.
+func (n *node) timed() time.Duration {
+	start := time.Now()
+	if err := n.provider.Sync(n.t.Context()); err != nil {
+		n.t.Errorf("sync: %v", err)
+	}
+	return time.Since(start)
+}
+
+// connect makes connections to the used Services until stop is called.
+func (n *node) connect() (stop func()) {
+	ctx, cancel := context.WithCancel(n.t.Context())
+	var clients sync.WaitGroup
+	for i, from := range []*proxiertest.Host{n.topology.Client, n.topology.LocalPods[0], n.topology.Node} {
+		clients.Go(func() {
+			for c := i; ctx.Err() == nil; c++ {
+				network := []string{"tcp", "tcp", "udp"}[c%3]
+				to := netip.AddrPortFrom(clusterIP(c%used, c/used%2), 80)
+				_, err := from.Ask(ctx, network, to, proxiertest.AskOptions{})
+				if ctx.Err() != nil {
+					return
+				}
+				n.connections.Add(1)
+				if err != nil {
+					n.failed.Add(1)
+					n.firstFault.CompareAndSwap(nil, fmt.Sprintf("%s %s to %v: %v", from.Name, network, to, err))
+				}
+				pause(ctx, 2*time.Millisecond)
+			}
+		})
+	}
+	return func() { cancel(); clients.Wait() }
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// settle waits until connections have ended everywhere, and measures.
+func (n *node) settle(before use) (after use) {
+	poll.Soon(func() bool {
+		after = measure(n.t, n.topology.Node)
+		return after.goroutines <= before.goroutines && after.descriptors <= before.descriptors && after.flows <= before.flows
+	})
+	return after
+}
