@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 
@@ -89,7 +88,9 @@ func checkConsole(t *testing.T, b *browser) {
 func TestPage(t *testing.T) {
 	b := startBrowser(t)
 	for name, test := range map[string]func(t *testing.T, b *browser){
-		"rollout": pageDuringRollout, "markup": pageKeepsMarkupAsText, "link": pageIsOneLink,
+		"rollout": pageDuringRollout, "filters": pageFiltersServices, "keys": pageFollowsKeys, "thirty thousand": pageScrollsThirtyThousand,
+		"copy": pageCopiesCommands, "back": pageGoesBack, "traffic": pageShowsTraffic, "changes": pageShowsChanges, "failed": pageShowsFailures,
+		"markup": pageKeepsMarkupAsText, "link": pageIsOneLink,
 		"phone": pageFitsAPhone, "hidden": hiddenPageSendsNothing, "silent": pageShowsThatTheProxyIsSilent,
 	} {
 		t.Run(name, func(t *testing.T) { b.reset(t); test(t, b) })
@@ -107,17 +108,15 @@ func pageDuringRollout(t *testing.T, b *browser) {
 	b.awaitText("#families .badge", "in sync")
 	b.awaitText("#node", "node-1")
 	b.awaitText("#notes", "did not set Deps.Conntrack and Deps.Health")
-	b.awaitText("#count", "307 Services, the first 100 shown")
-	b.click("#more")
-	b.await("there are more Services", "return document.querySelectorAll('#services li').length === 200")
+	b.awaitText("#count", "307 Services")
 
 	// Search, and open the result.
 	b.run("window.notReloaded = true; document.querySelector('#search').focus()")
 	b.typeHere("shop/we")
-	b.await("the search finds one Service", "return document.querySelectorAll('#services li').length === 1")
+	b.await("the search finds one Service", "return document.querySelectorAll('#rows [role=row]').length === 1")
 	b.awaitText("#count", "1 Service")
-	b.run("window.found = document.querySelector('#services button')")
-	b.click("#services button")
+	b.awaitText("#rows", "198.51.100.10")
+	b.click("#rows a")
 	b.awaitText("#service-heading", "shop/web")
 	b.awaitText("#ports", "198.51.100.10:80")
 	b.awaitText("#ports", "only from 203.0.113.0/24")
@@ -131,17 +130,15 @@ func pageDuringRollout(t *testing.T, b *browser) {
 	stateOf("10.244.2.6:8080", "not ready")
 
 	// The page follows a change, and keeps its state.
-	b.run(`document.querySelector("#search").focus();
+	b.run(`document.querySelector("[name=source]").focus();
 		window.row = document.querySelector("tr[data-state]");
 		document.scrollingElement.scrollTop = 40`)
 	p.OnEndpointSliceUpdate(nil, webSlice(proxiertest.Terminating()))
 	p.sync(t)
 	stateOf("10.244.1.5:8080", "terminating")
 	b.await("the page was not reloaded, and kept focus, text, scroll position and nodes", `return window.notReloaded === true &&
-		document.activeElement.id === "search" && document.activeElement.value === "shop/we" && document.scrollingElement.scrollTop === 40 &&
-		document.querySelector("tr[data-state]") === window.row && window.row.dataset.state === "terminating" &&
-		document.querySelector("#services button") === window.found`)
-	b.awaitText("#services .badge", "3 of 4")
+		document.activeElement.name === "source" && document.querySelector("#search").value === "shop/we" && document.scrollingElement.scrollTop === 40 &&
+		document.querySelector("tr[data-state]") === window.row && window.row.dataset.state === "terminating"`)
 
 	// Explain packets to the load balancer IP.
 	b.click("[aria-label='Explain a packet to 198.51.100.10:80/TCP']")
@@ -177,11 +174,9 @@ func pageDuringRollout(t *testing.T, b *browser) {
 	b.typeHere("\ue012") // arrow to the left
 	b.await("the arrow key chooses a sync", "return document.querySelectorAll('#chart [data-chosen]').length === 1")
 	checkConsole(t, b)
-	if file := os.Getenv("SERVICEPLANE_SCREENSHOT"); file != "" {
-		b.size(1200, 1000)
-		b.run("document.activeElement.blur(); document.scrollingElement.scrollTop = 0")
-		b.screenshot(file)
-	}
+	b.size(1200, 1000)
+	b.run("document.activeElement.blur(); document.scrollingElement.scrollTop = 0")
+	b.picture("rollout")
 }
 
 // Markup in names is shown as text.
@@ -198,9 +193,10 @@ func pageKeepsMarkupAsText(t *testing.T, b *browser) {
 	}
 	page, _ := serve(t, p)
 	b.open(page + "#q=10.96.0.99")
-	b.awaitText("#services", evil)
+	b.awaitText("#rows", evil)
 	b.awaitText("#notes", evil)
-	b.click("#services button")
+	b.awaitText("#namespace", evil)
+	b.click("#rows a")
 	b.awaitText("#service-heading", evil+"/"+evil)
 	b.awaitText("#ports h3", evil)
 	b.awaitText("tr[data-state]", evil)
@@ -221,17 +217,16 @@ func pageIsOneLink(t *testing.T, b *browser) {
 	b.open(page + "#q=shop&namespace=shop&name=orders")
 	b.awaitText("#service-heading", "shop/orders")
 	b.awaitText("#ports", "10.244.5.2:9000")
-	b.await("the link fills the search", "return document.querySelector('#search').value === 'shop' && document.querySelectorAll('#services li').length === 6")
-	b.awaitText("#services [aria-current]", "orders")
-	b.click("#services li:first-child button")
+	b.await("the link fills the search", "return document.querySelector('#search').value === 'shop'")
+	b.click("#close")
+	b.await("the URL has no Service", "return location.hash === '#q=shop' && document.querySelector('#service').hidden")
+	b.await("the list is that of the search", "return document.querySelectorAll('#rows [role=row]').length === 6")
+	b.click("#rows a")
 	b.awaitText("#service-heading", "shop/cart")
 	b.awaitText("#ports", "reject")
 	b.await("the address follows", "return location.hash === '#q=shop&namespace=shop&name=cart'")
-	b.run("history.back()")
+	b.run("history.go(-2)")
 	b.awaitText("#ports", "10.244.5.2:9000")
-	b.click("#close")
-	b.awaitText("#service-note", "Choose a Service")
-	b.await("the URL has no Service", "return location.hash === '#q=shop'")
 	checkConsole(t, b)
 }
 
@@ -239,18 +234,32 @@ func pageIsOneLink(t *testing.T, b *browser) {
 func pageFitsAPhone(t *testing.T, b *browser) {
 	p := busyProxy(t)
 	page, _ := serve(t, p)
-	b.size(400, 800)
+	b.size(390, 844)
+	b.open(page)
+	b.awaitText("#rows", "load/service-00001")
+	b.await("the list is as wide as the window, with the verdict and the endpoints in each row", `const row = document.querySelector("#rows .row"), box = row.getBoundingClientRect();
+		return document.documentElement.scrollWidth <= 390 && [1, 4].every((i) => {
+			const cell = row.children[i].getBoundingClientRect();
+			return cell.width > 0 && cell.left >= box.left && cell.right <= box.right && cell.bottom <= box.bottom + 1;
+		})`)
+	b.picture("phone")
 	b.devtools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": "dark"}}})
+	b.click("#rows [role=row]:last-child a")
 	b.open(page + "#namespace=shop&name=web")
 	b.awaitText("#ports", "10.244.1.5:8080")
 	b.fill("[name=source]", "203.0.113.7")
 	b.fill("[name=destination]", "198.51.100.10:80")
 	b.click("#packet button")
 	b.awaitText("#verdict", "forward")
-	b.await("the page is as wide as the window", "return document.documentElement.scrollWidth <= 400")
+	b.await("the page is as wide as the window", "return document.documentElement.scrollWidth <= 390")
 	b.await("no table is wider than its box", "return [...document.querySelectorAll('.table')].every((e) => e.scrollWidth <= e.clientWidth)")
 	b.await("the ground is dark", "return getComputedStyle(document.body).backgroundColor === 'rgb(20, 22, 26)'")
-	b.await("all that is filled in has a label", `return [...document.querySelectorAll("input, select, button")].every((e) => e.labels?.length || e.innerText || e.ariaLabel)`)
+	b.picture("phone-dark")
+	b.size(1280, 860)
+	b.run("document.scrollingElement.scrollTop = 0")
+	b.picture("dark")
+	b.size(390, 844)
+	b.await("all that is filled in has a label", `return [...document.querySelectorAll("input, select, button")].filter((e) => e.checkVisibility()).every((e) => e.labels?.length || e.innerText || e.ariaLabel)`)
 	checkConsole(t, b)
 }
 
@@ -282,7 +291,7 @@ func pageShowsThatTheProxyIsSilent(t *testing.T, b *browser) {
 	b.run(`window.asked = 0; const real = window.fetch; window.fetch = (...all) => { window.asked++; return real(...all); }`)
 	stop()
 	b.awaitText("#connection", "does not answer")
-	b.awaitText("#services", "load") // what was known stays
+	b.awaitText("#rows", "load") // what was known stays
 	b.run("window.asked = 0")
 	b.await("it tries again", "return window.asked > 8") // four requests each time
 }

@@ -5,10 +5,14 @@
 //
 //   - whether each IP family is programmed, what failed, and other conditions that need
 //     an operator's attention;
-//   - the Services, with a search by name, VIP, node port or endpoint address, and the
-//     frontends and endpoints of one of them;
+//   - the Services, with filters, a search by name, VIP, node port or endpoint address, and a
+//     verdict on each;
+//   - a Service with its frontends and endpoints, what changes in them, and, if the engine has
+//     them, its rules and the counts of its connections;
 //   - the last syncs, with the duration of each stage;
 //   - the verdict on a packet, and the reasons.
+//
+// Its URL holds what it shows.
 //
 // All of it is what is programmed: a pending change is not shown. The Handler works with
 // a *proxier.Proxier of any engine.
@@ -38,6 +42,7 @@
 //	explain?protocol=&source=&destination=&origin=&interface=
 //	                                   the verdict on a packet
 //	state?namespace=                   all Services with their endpoints, for comparison
+//	report                             status, syncs and all Services with all details, as a file
 //	watch                              a line of JSON for each change of a service port
 //
 // Services come sorted by namespace and name, with numbers in them by value. With q, those that

@@ -27,7 +27,7 @@ func ExampleHandler() {
 
 	server := httptest.NewServer(mux) // at 127.0.0.1
 	defer server.Close()
-	response, err := server.Client().Get(server.URL + "/debug/serviceplane/services?q=web")
+	response, err := server.Client().Get(server.URL + "/debug/serviceplane/service?namespace=shop&name=web")
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -35,5 +35,5 @@ func ExampleHandler() {
 	defer response.Body.Close()
 	answer, err := io.ReadAll(response.Body)
 	fmt.Println(response.StatusCode, strings.TrimSpace(string(answer)), err)
-	// Output: 200 {"total":0,"offset":0,"services":[]} <nil>
+	// Output: 404 {"error":"no programmed Service has this name: shop/web"} <nil>
 }

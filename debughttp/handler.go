@@ -90,8 +90,12 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := strings.TrimPrefix(r.URL.Path, "/")
-	if name == "watch" {
+	switch name {
+	case "watch":
 		h.watch(w, r)
+		return
+	case "report":
+		h.report(w, r)
 		return
 	}
 	if answer, ok := h.answers[name]; ok {

@@ -444,11 +444,11 @@ func TestPageIsWholeWhereverItIsMounted(t *testing.T) {
 				continue
 			}
 			references++
-			kind := map[string]string{"css": "text/css; charset=utf-8", "svg": "image/svg+xml", ".js": "text/javascript; charset=utf-8"}
+			kind := map[string]string{"css": "text/css; charset=utf-8", "svg": "image/svg+xml", ".js": "text/javascript; charset=utf-8", "ort": "application/json"}
 			fetch(t, server, http.MethodGet, base.JoinPath(reference).String(), kind[reference[len(reference)-3:]])
 		}
-		if references != 3 {
-			t.Errorf("the page has %d references, want 3", references)
+		if references != 4 {
+			t.Errorf("the page has %d references, want 4", references)
 		}
 		fetch(t, server, http.MethodGet, base.JoinPath("syncs").String(), "application/json")
 		if body, _ := fetch(t, server, http.MethodHead, base.JoinPath("services").String(), "application/json"); body != "" {

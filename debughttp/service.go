@@ -7,10 +7,12 @@ import (
 	"net/netip"
 	"slices"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 type serviceAnswer struct {
@@ -76,23 +78,37 @@ func (h *handler) service(_ *http.Request, q query) (any, error) {
 		return nil, err
 	}
 	status, now := h.source.Status(), h.programmed()
-	a := serviceAnswer{Namespace: name.Namespace, Name: name.Name, ServicePorts: []servicePortInFull{}}
-	now.servicePorts(name, func(family *desired.Resolved, name changetracker.ServicePortName) {
-		port, ok := inFull(family, name)
-		if !ok {
-			return
-		}
-		for _, failed := range status.Families[family.State().Family()].Failed {
-			if failed.Name == name {
-				port.Error = errorText(failed.Err)
-			}
-		}
-		a.ServicePorts = append(a.ServicePorts, port)
-	})
+	a := now.inFull(name, failuresOf(&status))
 	if len(a.ServicePorts) == 0 {
 		return nil, fmt.Errorf("%w: %s", errNotFound, name)
 	}
 	return a, nil
+}
+
+// failures are the errors of the service ports that could not be programmed.
+type failures map[v1.IPFamily]map[changetracker.ServicePortName]error
+
+func failuresOf(s *proxier.Status) failures {
+	all := failures{}
+	for family, status := range s.Families {
+		all[family] = make(map[changetracker.ServicePortName]error, len(status.Failed))
+		for _, failed := range status.Failed {
+			all[family][failed.Name] = failed.Err
+		}
+	}
+	return all
+}
+
+// inFull returns a Service with all its service ports.
+func (p *programmed) inFull(name types.NamespacedName, failed failures) serviceAnswer {
+	a := serviceAnswer{Namespace: name.Namespace, Name: name.Name, ServicePorts: []servicePortInFull{}}
+	p.servicePorts(name, func(family *desired.Resolved, name changetracker.ServicePortName) {
+		if port, ok := inFull(family, name); ok {
+			port.Error = errorText(failed[family.State().Family()][name])
+			a.ServicePorts = append(a.ServicePorts, port)
+		}
+	})
+	return a
 }
 
 // serviceName requires both parameters. The namespace may be empty, since programs may

@@ -2,6 +2,7 @@ package debughttp
 
 import (
 	"cmp"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -15,6 +16,8 @@ import (
 type statusAnswer struct {
 	Title   string `json:"title"`
 	Version string `json:"version,omitempty"`
+	// Answers are the paths of the JSON that the Handler has, sorted.
+	Answers []string `json:"answers"`
 	// Now is the proxy's time, for the computation of ages.
 	Now        time.Time       `json:"now"`
 	Synced     bool            `json:"synced"`
@@ -106,8 +109,13 @@ func (h *handler) status(_ *http.Request, q query) (any, error) {
 		return nil, err
 	}
 	s := h.source.Status()
+	return h.statusOf(&s, limit), nil
+}
+
+func (h *handler) statusOf(s *proxier.Status, limit int) statusAnswer {
 	a := statusAnswer{
-		Title: h.title, Version: h.version, Now: moment(time.Now()), Synced: s.Synced, LastQueued: moment(s.LastQueued),
+		Title: h.title, Version: h.version, Answers: slices.Sorted(maps.Keys(h.answers)),
+		Now: moment(time.Now()), Synced: s.Synced, LastQueued: moment(s.LastQueued),
 		Waiting: converted(s.Waiting, func(i changetracker.Input) string { return string(i) }),
 		Without: s.Without,
 		Node: nodeStatus{
@@ -130,7 +138,7 @@ func (h *handler) status(_ *http.Request, q query) (any, error) {
 		a.Families = append(a.Families, familyText(name, &family, limit))
 	}
 	slices.SortFunc(a.Families, func(a, b familyStatus) int { return cmp.Compare(a.Family, b.Family) })
-	return a, nil
+	return a
 }
 
 func familyText(name v1.IPFamily, f *proxier.FamilyStatus, limit int) familyStatus {

@@ -1,24 +1,53 @@
 // The form that explains the verdict on a packet.
 
 import { byId, element, list, row, setBadge, setText, table } from "./dom.js";
+import { curl, showCopy, spctl } from "./copy.js";
 import { decisionTone, duration, stateTone } from "./format.js";
 
 const headings = ["Endpoint", "State", "May be chosen", "Source", "Node"];
 
-export function startExplain(get) {
-  let requests = 0;
-  byId("packet").addEventListener("submit", async (event) => {
+let get = null;
+let requests = 0;
+
+// startExplain calls change with the packet whenever the form asks for one. It shows the packet
+// unless change returns false: then it is the same as before.
+export function startExplain(getAnswer, change) {
+  get = getAnswer;
+  byId("packet").addEventListener("submit", (event) => {
     event.preventDefault();
-    const mine = ++requests;
-    const parameters = Object.fromEntries(new FormData(event.target));
-    try {
-      const { status, body } = await get("explain", parameters);
-      if (mine === requests) status === 200 ? showExplanation(body) : showError(body.error);
-    } catch (error) {
-      if (mine === requests) showError(error.message);
-    }
+    const packet = Object.fromEntries(new FormData(event.target));
+    if (!change(packet)) explain(packet);
   });
 }
+
+// showPacket fills in the form, and explains the packet.
+export function showPacket(packet) {
+  const { elements } = byId("packet");
+  for (const [name, value] of Object.entries(packet)) if (elements[name].value !== value) elements[name].value = value;
+  explain(packet);
+}
+
+async function explain(packet) {
+  const mine = ++requests;
+  const parameters = Object.fromEntries(Object.entries(packet).filter(([, value]) => value));
+  try {
+    const { status, body } = await get("explain", parameters);
+    if (mine !== requests) return;
+    if (status !== 200) {
+      showError(body.error);
+      return;
+    }
+    showExplanation(body);
+    showCopy("copy-packet", {
+      curl: () => curl("explain", parameters),
+      spctl: () => spctl("explain", ...spctlFlags(packet), packet.source, `${packet.destination}/${packet.protocol}`),
+    });
+  } catch (error) {
+    if (mine === requests) showError(error.message);
+  }
+}
+
+const spctlFlags = (packet) => [`--origin=${packet.origin}`, ...(packet.interface ? [`--interface=${packet.interface}`] : [])];
 
 // fillPacket fills in the form, and focuses the next field.
 export function fillPacket(protocol, destination) {
@@ -46,6 +75,7 @@ function showExplanation(e) {
     list(body, e.endpoints, (p) => p.address, () => row(headings), updateEndpoint);
     children.push(box);
   }
+  children.push(element("p", { id: "copy-packet", class: "copy" }));
   byId("explanation").replaceChildren(...children);
 }
 

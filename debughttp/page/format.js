@@ -34,3 +34,20 @@ export const stateTone = (state) => stateTones[state] ?? "quiet";
 const decisionTones = { forward: "good", reject: "bad", drop: "bad", pass: "quiet" };
 
 export const decisionTone = (decision) => decisionTones[decision] ?? "quiet";
+
+const verdictTones = {
+  works: "good", "partly drops": "warn", "partly rejects": "warn", "no frontends": "warn", drops: "bad", "no endpoints": "bad", failed: "bad",
+};
+
+export const verdictTone = (verdict) => verdictTones[verdict] ?? "quiet";
+
+// bytes formats a number of bytes in powers of 1000.
+export function bytes(n) {
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let unit = 0;
+  while (n >= 999.5 && unit < units.length - 1) {
+    n /= 1000;
+    unit++;
+  }
+  return `${n >= 100 || unit === 0 ? n.toFixed(0) : Number(n.toPrecision(3))} ${units[unit]}`;
+}

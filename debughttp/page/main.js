@@ -1,21 +1,25 @@
-// Polls the proxy every second while the page is visible. The URL's fragment holds the
-// search and the opened Service.
+// Polls the proxy every second while the page is visible. The URL's fragment holds what the
+// page shows: the search, the opened Service and the explained packet.
 
-import { byId, setAttribute, setText } from "./dom.js";
+import { byId, setAttribute, setText, show } from "./dom.js";
 import { duration } from "./format.js";
 import { showStatus } from "./status.js";
-import { markOpened, mostServices, pageSize, showServices } from "./services.js";
-import { showGone, showOpened, showService } from "./service.js";
+import { showChips, showNamespaces, knownFilters } from "./chips.js";
+import { showCount, startList } from "./list.js";
+import { showGone, showOpened, showRules, showService } from "./service.js";
+import { showTraffic } from "./traffic.js";
 import { showSyncs, startChart } from "./syncs.js";
-import { fillPacket, startExplain } from "./explain.js";
+import { fillPacket, showPacket, startExplain } from "./explain.js";
+import { curl, showCopy, spctl } from "./copy.js";
+import { startKeys } from "./keys.js";
 
 const pollPause = 1000;       // milliseconds
 const requestTimeout = 10000; // milliseconds
 const typingPause = 150;      // milliseconds after the last key before a search begins
+const notesShown = 100;
 
-let search = "";
-let opened = null; // namespace and name of the opened Service
-let limit = pageSize;
+// view is what the URL holds.
+let view = { q: "", namespace: "", filters: new Set(), opened: null, packet: null };
 let lastAnswer = null; // time of the proxy's last response
 
 // RequestError means that the proxy did not answer, or answered with an error.
@@ -38,21 +42,48 @@ async function mustGet(path, parameters) {
   return body;
 }
 
+// searchParameters are those of the request for the list.
+function searchParameters() {
+  const parameters = {};
+  if (view.q) parameters.q = view.q;
+  if (view.namespace) parameters.namespace = view.namespace;
+  if (view.filters.size) parameters.filter = [...view.filters].join(",");
+  return parameters;
+}
+
+const services = startList({
+  fetchWindow: (offset, limit) => mustGet("services", { ...searchParameters(), offset, limit }),
+  href: (service) => fragment({ ...view, opened: service }),
+  onOpen: open,
+});
+
+let behind = 0; // milliseconds of the proxy's clock behind that of the browser
+
 async function refreshStatus() {
-  showStatus(await mustGet("status", { limit: pageSize }), open);
+  const status = await mustGet("status", { limit: notesShown });
+  behind = Date.now() - Date.parse(status.now);
+  available = new Set(status.answers);
+  showStatus(status, { open, filter: (name) => change({ q: "", namespace: "", filters: new Set([name]), opened: null }) });
 }
 
 async function refreshServices() {
-  const requested = { search, limit };
-  const answer = await mustGet("services", { q: search, limit });
-  if (requested.search === search && requested.limit === limit) showServices(answer, search, opened, open);
+  if (view.opened) return;
+  const searched = view;
+  const answer = await services.refresh();
+  if (!answer || searched !== view) return;
+  showCount(answer.total, Object.keys(searchParameters()).length > 0);
+  showChips(answer.counts, view.filters, toggle);
+}
+
+async function refreshNamespaces() {
+  if (!view.opened) showNamespaces((await mustGet("namespaces", {})).namespaces, view.namespace);
 }
 
 async function refreshService() {
-  const requested = opened;
+  const requested = view.opened;
   if (requested === null) return;
   const { status, body } = await get("service", requested);
-  if (requested !== opened) return;
+  if (requested !== view.opened) return;
   if (status === 200) {
     showService(body, fillPacket);
   } else {
@@ -60,9 +91,22 @@ async function refreshService() {
   }
 }
 
-async function refreshSyncs() {
-  showSyncs(await mustGet("syncs", {}));
+// Not every proxy has these answers.
+const optional = { counts: showTraffic, rules: showRules };
+let available = new Set();
+
+async function refreshOptional(path) {
+  const requested = view.opened;
+  if (requested === null || !available.has(path) || path === "rules" && !byId("rules").hidden && !byId("rules").open) return;
+  const { status, body } = await get(path, requested);
+  if (requested === view.opened) optional[path](status === 200 ? body : null);
 }
+
+async function refreshSyncs() {
+  showSyncs(await mustGet("syncs", {}), Date.now() - behind);
+}
+
+const refreshOpened = () => refresh(refreshService, () => refreshOptional("counts"), () => refreshOptional("rules"));
 
 // refresh shows request errors. Other errors are bugs of the page and go to the console.
 async function refresh(...parts) {
@@ -91,73 +135,112 @@ async function poll() {
   if (polling || document.hidden) return;
   polling = true;
   try {
-    await refresh(refreshStatus, refreshServices, refreshService, refreshSyncs);
+    await Promise.all([refresh(refreshStatus, refreshServices, refreshNamespaces, refreshSyncs), refreshOpened()]);
   } finally {
     polling = false;
     timer = setTimeout(poll, pollPause);
   }
 }
 
-function address() {
+// fragment is the URL of a view.
+function fragment(v) {
   const parameters = new URLSearchParams();
-  if (search) parameters.set("q", search);
-  if (opened) {
-    parameters.set("namespace", opened.namespace);
-    parameters.set("name", opened.name);
+  if (v.q) parameters.set("q", v.q);
+  if (v.namespace) parameters.set("in", v.namespace);
+  if (v.filters.size) parameters.set("filter", [...v.filters].join(","));
+  if (v.opened) {
+    parameters.set("namespace", v.opened.namespace);
+    parameters.set("name", v.opened.name);
   }
+  for (const [name, value] of Object.entries(v.packet ?? {})) if (value) parameters.set(name, value);
   return `#${parameters}`;
 }
 
-function open(service) {
-  setOpened(service);
-  history.pushState(null, "", address());
-}
+const packetFields = ["protocol", "origin", "source", "destination", "interface"];
 
-function setOpened(service) {
-  opened = service;
-  showOpened(opened);
-  markOpened(opened);
-  refresh(refreshService);
-}
-
-// readAddress reads the search and the opened Service from the URL.
-function readAddress() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
-  search = parameters.get("q") ?? "";
-  if (byId("search").value !== search) byId("search").value = search;
+// parsed is the view of a URL.
+function parsed(hash) {
+  const parameters = new URLSearchParams(hash.slice(1));
   const name = parameters.get("name");
-  const linked = name ? { namespace: parameters.get("namespace") ?? "", name } : null;
-  if (JSON.stringify(linked) !== JSON.stringify(opened)) setOpened(linked);
-  refresh(refreshServices);
+  const packet = Object.fromEntries(packetFields.map((field) => [field, parameters.get(field) ?? ""]));
+  return {
+    q: parameters.get("q") ?? "", namespace: parameters.get("in") ?? "",
+    filters: new Set((parameters.get("filter") ?? "").split(",").filter((f) => knownFilters.has(f))),
+    opened: name ? { namespace: parameters.get("namespace") ?? "", name } : null,
+    packet: packet.destination ? packet : null,
+  };
 }
+
+// change shows another view, which the back button leaves. It returns false for the same view.
+function change(parts) {
+  const next = { ...view, ...parts };
+  if (fragment(next) === fragment(view)) return false;
+  history.pushState(null, "", fragment(next));
+  go(next);
+  return true;
+}
+
+function open(service) {
+  change({ opened: service });
+}
+
+function toggle(filter) {
+  const filters = new Set(view.filters);
+  if (!filters.delete(filter)) filters.add(filter);
+  change({ filters });
+}
+
+const searchOf = (v) => fragment({ ...v, opened: null, packet: null });
+
+// go shows a view.
+function go(next) {
+  const before = view;
+  view = next;
+  if (byId("search").value !== view.q) byId("search").value = view.q;
+  if (byId("namespace").value !== view.namespace) byId("namespace").value = view.namespace;
+  show(byId("list"), view.opened === null);
+  show(byId("service"), view.opened !== null);
+  if (searchOf(before) !== searchOf(view)) services.restart();
+  if (JSON.stringify(before.opened) !== JSON.stringify(view.opened)) {
+    showOpened(view.opened);
+    if (view.opened) showServiceCommands(view.opened);
+    else services.focusActive();
+  }
+  if (view.packet && JSON.stringify(before.packet) !== JSON.stringify(view.packet)) showPacket(view.packet);
+  showCopy("copy-list", {
+    curl: () => curl("services", searchParameters()),
+    spctl: () => spctl("services", ...(view.q ? [view.q] : [])),
+  });
+  refresh(refreshServices, refreshNamespaces);
+  refreshOpened();
+}
+
+function showServiceCommands({ namespace, name }) {
+  showCopy("copy-service", { curl: () => curl("service", { namespace, name }), spctl: () => spctl("get", `${namespace}/${name}`) });
+}
+
+const readAddress = () => go(parsed(location.hash));
 
 let typing = 0;
 
 byId("search").addEventListener("input", (event) => {
   clearTimeout(typing);
   typing = setTimeout(() => {
-    search = event.target.value;
-    limit = pageSize;
-    history.replaceState(null, "", address());
-    refresh(refreshServices);
+    const next = { ...view, q: event.target.value, opened: null };
+    if (view.opened) history.pushState(null, "", fragment(next));
+    else history.replaceState(null, "", fragment(next));
+    go(next);
   }, typingPause);
 });
 
-byId("more").addEventListener("click", () => {
-  limit = Math.min(mostServices, limit + pageSize);
-  refresh(refreshServices);
-});
-
-byId("close").addEventListener("click", () => {
-  open(null);
-  byId("search").focus();
-});
-
+byId("namespace").addEventListener("change", (event) => change({ namespace: event.target.value, opened: null }));
+byId("close").addEventListener("click", () => open(null));
 window.addEventListener("hashchange", readAddress);
 window.addEventListener("popstate", readAddress);
 document.addEventListener("visibilitychange", poll);
 
+startKeys({ move: (step) => { if (!view.opened) services.move(step); }, close: () => open(null) });
 startChart();
-startExplain(get);
+startExplain(get, (packet) => change({ packet }));
 readAddress();
 poll();

@@ -1,32 +1,40 @@
-// The opened Service: its current frontends and endpoints.
+// The opened Service: its frontends, endpoints, connections and rules.
 
 import { byId, element, list, row, setAttribute, setBadge, setText, show, table } from "./dom.js";
+import { forget, showChanges } from "./changes.js";
+import { showTraffic } from "./traffic.js";
 import { counted, decisionTone, duration, hostPort, stateTone } from "./format.js";
 
 const frontendHeadings = ["Frontend", "Kind", "Action", "Policy", "Source", "Remarks", ""];
 const endpointHeadings = ["Endpoint", "State", "Used", "Node", "Zone", "Hints"];
 const endpointsShown = 200;
 
-const noteForNone = "Choose a Service to see its frontends and endpoints.";
-
 // showOpened changes the heading at once; the response fills in the rest.
 export function showOpened(opened) {
   setText(byId("service-heading"), opened ? `${opened.namespace}/${opened.name}` : "Service");
-  show(byId("close"), opened !== null);
-  setNote(opened ? "loading…" : noteForNone);
+  setNote("loading…");
   byId("ports").replaceChildren();
+  forget();
+  showTraffic(null);
+  showRules(null);
+  byId("rules").open = false;
+  if (opened && !document.activeElement?.closest("input, select")) byId("service-heading").focus();
 }
 
 export function showService(service, explain) {
   setNote("");
   list(byId("ports"), service.servicePorts, (p) => JSON.stringify([p.family, p.portName, p.protocol]),
     (p) => createPort(p, explain), updatePort);
+  showChanges(service);
 }
 
 // showGone shows that a Service is not programmed, or no longer.
 export function showGone(text) {
   setNote(text);
   byId("ports").replaceChildren();
+  showTraffic(null);
+  showRules(null);
+  showChanges({ servicePorts: [] });
 }
 
 function setNote(text) {
@@ -104,4 +112,14 @@ function updateEndpoint(node, e) {
   setText(where, [e.node, e.local ? "this node" : "", e.weight ? `weight ${e.weight}` : ""].filter(Boolean).join(" · "));
   setText(zone, e.zone ?? "");
   setText(hints, [...e.nodeHints, ...e.zoneHints].map((hint) => `for ${hint}`).join(", "));
+}
+
+// showRules shows what the engine programs for the Service; null hides it.
+export function showRules(answer) {
+  show(byId("rules"), answer !== null);
+  list(byId("rule-texts"), answer?.families ?? [], (f) => f.family,
+    () => element("div", {}, element("h3"), element("pre", { tabindex: 0 })), (node, f) => {
+      setText(node.firstElementChild, f.family);
+      setText(node.lastElementChild, f.text);
+    });
 }

@@ -1,35 +1,50 @@
 // The header: the health of each IP family, and conditions that need attention.
 
-import { byId, element, list, setAttribute, setBadge, setText } from "./dom.js";
+import { byId, element, list, setAttribute, setBadge, setText, show as setVisible } from "./dom.js";
 import { age, count, counted } from "./format.js";
 
-export function showStatus(status, open) {
+// showStatus shows the answer. show.open opens a Service, show.filter lists Services.
+export function showStatus(status, show) {
   setText(byId("title"), status.title);
   const name = status.node.name || "node without a name";
   setText(byId("node"), [name, status.node.zone, ...status.node.addresses].filter(Boolean).join(" · "));
   document.title = `${status.title} · ${name}`;
-  list(byId("families"), status.families, (f) => f.family, createFamily, (node, f) => updateFamily(node, f, status.now));
-  list(byId("notes"), notes(status), (n) => n.key, (n) => createNote(n, open), updateNote);
+  list(byId("families"), status.families, (f) => f.family, () => createFamily(show), (node, f) => updateFamily(node, f, status.now));
+  list(byId("notes"), notes(status), (n) => n.key, (n) => createNote(n, show), updateNote);
 }
 
-function createFamily() {
-  const family = element("li", { class: "family" }, element("div", { class: "heading" }, element("strong")), element("p", { class: "quiet" }), element("p", { class: "error" }));
-  return family;
+// The counts of a family that lead to a list.
+const links = [
+  { filter: "failed", number: (f) => f.failedTotal, text: "failed" },
+  { filter: "dropping", number: (f) => f.noLocalEndpointsInternal + f.noLocalEndpointsExternal, text: "without a local endpoint" },
+];
+
+function createFamily(show) {
+  const lists = element("p", { class: "lists" }, ...links.map((l) => {
+    const button = element("button", { type: "button", class: "link", "data-filter": l.filter });
+    button.addEventListener("click", () => show.filter(l.filter));
+    return button;
+  }));
+  return element("li", { class: "family" }, element("div", { class: "heading" }, element("strong")), element("p", { class: "quiet" }),
+    element("p", { class: "error" }), lists);
 }
 
 function updateFamily(node, f, now) {
-  const [heading, facts, error] = node.children;
+  const [heading, facts, error, lists] = node.children;
   setText(heading.firstElementChild, f.family);
   setBadge(heading, ...health(f));
   const words = [counted(f.servicePorts, "service port")];
   words.push(f.lastSuccess ? `last success ${age(f.lastSuccess, now)} ago` : "no success yet");
   if (f.staleSince) words.push(`not up to date for ${age(f.staleSince, now)}`);
   else if (f.pendingSince) words.push(`change pending for ${age(f.pendingSince, now)}`);
-  const dropping = f.noLocalEndpointsInternal + f.noLocalEndpointsExternal;
-  if (dropping > 0) words.push(`${count(dropping)} without a local endpoint`);
   if (f.damaged > 0) words.push(`changed by other programs ${f.damaged === 1 ? "once" : `${count(f.damaged)} times`}, ${age(f.lastDamage.time, now)} ago`);
   setText(facts, words.join(" · "));
   setText(error, f.failedTotal > 0 ? "" : f.lastError ?? "");
+  links.forEach((l, i) => {
+    const number = l.number(f);
+    setText(lists.children[i], number > 0 ? `${counted(number, "service port")} ${l.text}` : "");
+    setVisible(lists.children[i], number > 0);
+  });
 }
 
 function health(f) {
@@ -69,12 +84,12 @@ function notes(status) {
   return all;
 }
 
-function createNote(note, open) {
+function createNote(note, show) {
   const item = element("li", { class: "note" }, element("span", { class: "badge" }));
   if (note.service) {
     const { namespace, name } = note.service;
     const button = element("button", { type: "button", class: "link" });
-    button.addEventListener("click", () => open({ namespace, name }));
+    button.addEventListener("click", () => show.open({ namespace, name }));
     item.append(button);
   } else {
     item.append(element("span"));
