@@ -8,6 +8,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 )
@@ -105,62 +106,71 @@ func changes(before, after *changetracker.State) iter.Seq[watchEvent] {
 		if before == after {
 			return // most of the time
 		}
-		now := moment(time.Now())
-		for name, port := range after.All() {
-			event, ok := change(before, after, name, port)
-			if event.Time = now; ok && !yield(event) {
+		now, seen := moment(time.Now()), map[types.NamespacedName]bool{}
+		for name := range after.Changed(before) {
+			if seen[name] {
+				continue
+			}
+			seen[name] = true
+			for event := range changesOf(name, before, after) {
+				if event.Time = now; !yield(event) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// changesOf returns the changes of the service ports of one Service.
+func changesOf(name types.NamespacedName, before, after *changetracker.State) iter.Seq[watchEvent] {
+	return func(yield func(watchEvent) bool) {
+		for _, name := range after.ServicePorts(name) {
+			if event, ok := change(name, before, after); ok && !yield(event) {
 				return
 			}
 		}
 		if before == nil {
 			return
 		}
-		for name, port := range before.All() {
-			if _, ok := after.Service(name); !ok && !yield(eventOf(now, eventRemoved, port, before.Endpoints(name))) {
+		for _, name := range before.ServicePorts(name) {
+			port, _ := before.Service(name)
+			if _, ok := after.Service(name); !ok && !yield(eventOf(eventRemoved, port, before.Endpoints(name))) {
 				return
 			}
 		}
 	}
 }
 
-func eventOf(now time.Time, kind string, port *changetracker.ServicePort, endpoints []changetracker.Endpoint) watchEvent {
+func eventOf(kind string, port *changetracker.ServicePort, endpoints []changetracker.Endpoint) watchEvent {
 	text := portText(port, endpoints)
-	return watchEvent{Time: now, Type: kind, Namespace: port.Name.Namespace, Name: port.Name.Name, ServicePort: &text}
+	return watchEvent{Type: kind, Namespace: port.Name.Namespace, Name: port.Name.Name, ServicePort: &text}
 }
 
-// change returns the change of one service port.
-func change(before, after *changetracker.State, name changetracker.ServicePortName, port *changetracker.ServicePort) (e watchEvent, ok bool) {
-	endpoints := after.Endpoints(name)
+// change returns the change of one service port, which after has.
+func change(name changetracker.ServicePortName, before, after *changetracker.State) (e watchEvent, ok bool) {
 	var oldPort *changetracker.ServicePort
-	var oldEndpoints []changetracker.Endpoint
+	var old []changetracker.Endpoint
 	kind := eventAdded
 	if before != nil {
-		if p, ok := before.Service(name); ok {
-			kind, oldPort, oldEndpoints = eventChanged, p, before.Endpoints(name)
+		if oldPort, ok = before.Service(name); ok {
+			kind, old = eventChanged, before.Endpoints(name)
 		}
 	}
-	samePort := oldPort == port || oldPort != nil && oldPort.Equal(port)
-	if samePort && sameMemory(oldEndpoints, endpoints) {
-		return e, false
-	}
-	e = eventOf(time.Time{}, kind, port, endpoints)
+	port, _ := after.Service(name)
+	endpoints := after.Endpoints(name)
+	e = eventOf(kind, port, endpoints)
 	view := after.For(after.Node())
 	for i := range endpoints {
-		if old, ok := find(oldEndpoints, &endpoints[i]); !ok || !old.Equal(&endpoints[i]) {
+		if was, ok := find(old, &endpoints[i]); !ok || !was.Equal(&endpoints[i]) {
 			e.EndpointsAdded = append(e.EndpointsAdded, endpointOf(&endpoints[i], view.Local(&endpoints[i])))
 		}
 	}
-	for i := range oldEndpoints {
-		if _, ok := find(endpoints, &oldEndpoints[i]); !ok {
-			e.EndpointsRemoved = append(e.EndpointsRemoved, oldEndpoints[i].Addr.String())
+	for i := range old {
+		if _, ok := find(endpoints, &old[i]); !ok {
+			e.EndpointsRemoved = append(e.EndpointsRemoved, old[i].Addr.String())
 		}
 	}
-	return e, !samePort || len(e.EndpointsAdded)+len(e.EndpointsRemoved) > 0
-}
-
-// sameMemory reports that two States share the endpoints, as they do if nothing changed.
-func sameMemory(a, b []changetracker.Endpoint) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+	return e, oldPort == nil || !oldPort.Equal(port) || len(e.EndpointsAdded)+len(e.EndpointsRemoved) > 0
 }
 
 // find returns the endpoint with an address.

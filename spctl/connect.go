@@ -60,6 +60,9 @@ func (p *proxy) request(ctx context.Context, method, path string, query url.Valu
 	if err != nil {
 		return nil, fmt.Errorf("ask %s: %w", p.name, err)
 	}
+	if method == http.MethodPost { // pages of other sites cannot send this without a permission
+		request.Header.Set("Content-Type", "application/json")
+	}
 	response, err := p.client.Do(request)
 	if err != nil {
 		return nil, p.unreachable(ctx, err)

@@ -65,6 +65,7 @@ func (a *app) watch() *cobra.Command {
 // follow prints events until there were enough. An interrupt is the usual end.
 func (a *app) follow(c *cobra.Command, body io.Reader, only string, most int) error {
 	lines := bufio.NewReader(body)
+	said := false
 	for printed := 0; most == 0 || printed < most; {
 		line, err := lines.ReadBytes('\n')
 		switch {
@@ -78,6 +79,10 @@ func (a *app) follow(c *cobra.Command, body io.Reader, only string, most int) er
 		event, err := decode[watchEvent](line)
 		if err != nil {
 			return err
+		}
+		if event.Type == watching && !said {
+			said = true
+			_, _ = fmt.Fprintln(c.ErrOrStderr(), "watching until interrupted") // for people
 		}
 		if event.Type == watching || only != "" && event.Namespace+"/"+event.Name != only {
 			continue

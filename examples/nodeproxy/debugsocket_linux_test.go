@@ -23,21 +23,20 @@ func TestTheDebugSocket(t *testing.T) {
 	flags := []string{"--manifests=" + d.path, "--state-dir=" + state, "--metrics-bind-address="}
 	first := start(t, c.node, flags...)
 	first.waitHealthy()
+	waitSocket(t, socket)
 	if got := spctlRuns(t, socket, "services"); !strings.Contains(got, "10.96.0.10") {
 		t.Errorf("services are\n%swant the VIP of the Service", got)
 	}
-	for path, want := range map[string]os.FileMode{state: os.ModeDir | 0o700, socket: os.ModeSocket | 0o600} {
-		info, err := os.Stat(path)
-		if netnstest.Check(t, err); info.Mode() != want {
-			t.Errorf("mode of %s is %v, want %v", path, info.Mode(), want)
-		}
+	info, err := os.Stat(socket)
+	if netnstest.Check(t, err); info.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("mode of the socket is %v, want 0600", info.Mode())
 	}
 
 	other := start(t, c.node, "--manifests="+d.path, "--state-dir="+t.TempDir(), "--debug-socket="+socket, "--instance=edge", "--nftables-masquerade-bit=15",
 		"--metrics-bind-address=", "--healthz-bind-address=127.0.0.1:20256")
 	other.waitOutput("another process listens on "+socket, "the first sync is done")
 	first.kill()
-	poll.Until(t, "the second instance at the socket", func() bool { return dialsSocket(socket) })
+	waitSocket(t, socket)
 	if err := other.signal(syscall.SIGTERM); err != nil {
 		t.Errorf("the second instance ends with %v, want exit code 0", err)
 	}
@@ -47,12 +46,18 @@ func TestTheDebugSocket(t *testing.T) {
 
 	last := start(t, c.node, flags...)
 	last.waitHealthy()
-	poll.Until(t, "the socket", func() bool { return dialsSocket(socket) })
+	waitSocket(t, socket)
 	last.kill()
 	cleanUp(t, c.node, flags...)
 	if _, err := os.Stat(state); !os.IsNotExist(err) {
 		t.Errorf("the directory after --cleanup: %v, want it gone", err)
 	}
+}
+
+// waitSocket waits until a process listens on a socket.
+func waitSocket(t *testing.T, path string) {
+	t.Helper()
+	poll.Until(t, "a process at "+path, func() bool { return dialsSocket(path) })
 }
 
 func dialsSocket(path string) bool {
@@ -102,6 +107,24 @@ func TestTheDebugSocketRefusesOthers(t *testing.T) {
 	}
 	t.Setenv(socketOfRoot, socket)
 	netnstest.Unprivileged(t, func(*testing.T) {})
+}
+
+// TestTheSocketsFolder is for its user only if it is new. The folder stays, and the socket
+// does not.
+func TestTheSocketsFolder(t *testing.T) {
+	t.Parallel()
+	folder := filepath.Join(t.TempDir(), "new")
+	socket := filepath.Join(folder, "debug.sock")
+	listener, err := listenOnSocket(t.Context(), "", socket)
+	netnstest.Check(t, err)
+	info, err := os.Stat(folder)
+	if netnstest.Check(t, err); info.Mode() != os.ModeDir|0o700 {
+		t.Errorf("mode of the folder is %v, want 0700", info.Mode())
+	}
+	netnstest.Check(t, listener.Close())
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("the folder has %v, %v, want nothing", left, err)
+	}
 }
 
 // TestAFileThatIsNoSocketStays.

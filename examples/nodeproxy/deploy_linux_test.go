@@ -89,8 +89,11 @@ func TestTheManifest(t *testing.T) {
 			t.Errorf("%s (-manifest +want):\n%s", what, diff)
 		}
 	}
-	if !pod.HostNetwork || pod.HostPID || pod.HostIPC || pod.SecurityContext != nil || len(pod.Volumes)+len(pod.InitContainers) > 0 || len(pod.Containers) != 1 {
+	if !pod.HostNetwork || pod.HostPID || pod.HostIPC || pod.SecurityContext != nil || len(pod.InitContainers) > 0 || len(pod.Containers) != 1 {
 		t.Errorf("pod is %+v, want one container that shares nothing with the node but the network", pod)
+	}
+	if mounts := d.container().VolumeMounts; len(pod.Volumes) != 1 || pod.Volumes[0].EmptyDir == nil || len(mounts) != 1 || mounts[0].Name != pod.Volumes[0].Name || mounts[0].MountPath != runFolder {
+		t.Errorf("volumes are %+v at %+v, want an empty one for the socket", pod.Volumes, mounts)
 	}
 }
 
@@ -107,7 +110,7 @@ func TestTheImage(t *testing.T) {
 	file := read("deploy/Dockerfile")
 	for _, want := range []string{
 		"FROM --platform=$BUILDPLATFORM golang:" + version + " AS build\n", "examples/nodeproxy/deploy/build.sh /nodeproxy\n",
-		"ln -s /nodeproxy /links/usr/bin/kube-proxy && ln -s /nodeproxy /links/usr/local/bin/kube-proxy\n",
+		"ln -s /nodeproxy /links/usr/bin/spctl && \\\n    ln -s /nodeproxy /links/usr/bin/kube-proxy && ln -s /nodeproxy /links/usr/local/bin/kube-proxy\n",
 		"FROM scratch\nCOPY --from=build /links /\nCOPY --from=build /nodeproxy /nodeproxy\nENTRYPOINT [\"/nodeproxy\"]\n",
 	} {
 		if !strings.Contains(file, want) {
@@ -124,14 +127,18 @@ func TestTheImage(t *testing.T) {
 	}
 }
 
+// runFolder is where the container may write.
+const runFolder = "/run/serviceplane"
+
 // container is a script. It mounts the root file system and /proc/sys read-only, and the
 // service account at its path, drops all capabilities except the manifest's, and executes
 // the program.
 const container = `account=$1; capabilities=$2; shift 2
 mount -t tmpfs tmpfs /var/run
-mkdir -p /var/run/secrets/kubernetes.io
+mkdir -p /var/run/secrets/kubernetes.io /var/run/serviceplane
 cp -r "$account" /var/run/secrets/kubernetes.io/serviceaccount
 mount -o remount,ro /var/run
+mount -t tmpfs tmpfs /var/run/serviceplane
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
 mount -o remount,bind,ro /
@@ -295,6 +302,11 @@ func TestTheContainer(t *testing.T) {
 		if !strings.Contains(string(status), want) {
 			t.Errorf("status is\n%swant %q", status, want)
 		}
+	}
+	socket := fmt.Sprintf("/proc/%d/root%s/debug.sock", p.cmd.Process.Pid, runFolder)
+	waitSocket(t, socket)
+	if got := spctlRuns(t, socket, "services", "web"); !strings.Contains(got, "10.96.0.10") {
+		t.Errorf("spctl in the container prints\n%swant the Service", got)
 	}
 	c.expectNow("pod-1")
 	flow, err := netns.Open(t.Context(), c.client, "udp", netip.MustParseAddrPort("10.96.0.53:53"), netns.AskOptions{})

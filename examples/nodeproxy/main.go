@@ -7,6 +7,8 @@
 //	        --healthz-bind-address '' --metrics-bind-address ''   # beside another one
 //	nodeproxy --cleanup
 //
+// Called by the name spctl, it is that command line, for the nodeproxy that runs on the node.
+//
 // It ends on SIGTERM or SIGINT. The rules stay, as with kube-proxy; --cleanup removes them.
 package main
 
@@ -17,22 +19,31 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/go-logr/zapr"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
+
+	"github.com/serviceplane/serviceplane/spctl"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := execute(ctx, os.Args[1:], os.Stdout)
+	name, status, run := "nodeproxy", failed, func() error { return execute(ctx, os.Args[1:], os.Stdout) }
+	if filepath.Base(os.Args[0]) == "spctl" { // a link in the image
+		name, status, run = "spctl", spctl.ExitStatus, func() error { return spctl.New(spctl.Options{}).ExecuteContext(ctx) }
+	}
+	err := run()
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "nodeproxy:", err)
-		os.Exit(1)
+		fmt.Fprintln(os.Stderr, name+":", err)
+		os.Exit(status(err))
 	}
 }
+
+func failed(error) int { return 1 }
 
 // perform does what the flags say.
 func (o *options) perform(ctx context.Context) error {

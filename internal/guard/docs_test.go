@@ -11,8 +11,11 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/serviceplane/serviceplane/metrics"
+	"github.com/serviceplane/serviceplane/spctl"
 )
 
 const root = "../.."
@@ -113,7 +116,7 @@ func TestGoSnippets(t *testing.T) {
 }
 
 // TestFlagsAndMetrics: docs/MIGRATING.md names every flag of nodeproxy and every metric.
-// Documents name no other flags, except in rows that say "not there" or "no effect".
+// Documents name no flags but those and spctl's, except in rows that say "not there" or "no effect".
 func TestFlagsAndMetrics(t *testing.T) {
 	t.Parallel()
 	command := exec.CommandContext(t.Context(), "go", "run", "./examples/nodeproxy", "--help")
@@ -135,13 +138,25 @@ func TestFlagsAndMetrics(t *testing.T) {
 			t.Errorf("docs/MIGRATING.md does not name %s", name)
 		}
 	}
+	exist = append(exist, flagsOf(spctl.New(spctl.Options{}))...)
 	for name, text := range documents {
 		for _, flag := range regexp.MustCompile("`("+flagName.String()+")[^`]*`").FindAllStringSubmatch(text, -1) {
 			if name != "CHANGELOG.md" && !slices.Contains(exist, flag[1]) && !regexp.MustCompile(`(?m)^\|.*`+flag[1]+`.*\| (?:not there|no effect)`).MatchString(documents["docs/MIGRATING.md"]) {
-				t.Errorf("%s: nodeproxy has no flag %s", name, flag[1])
+				t.Errorf("%s: nodeproxy and spctl have no flag %s", name, flag[1])
 			}
 		}
 	}
+}
+
+// flagsOf returns the flags of a command and its subcommands.
+func flagsOf(c *cobra.Command) (flags []string) {
+	note := func(f *pflag.Flag) { flags = append(flags, "--"+f.Name) }
+	c.Flags().VisitAll(note)
+	c.PersistentFlags().VisitAll(note)
+	for _, sub := range c.Commands() {
+		flags = append(flags, flagsOf(sub)...)
+	}
+	return flags
 }
 
 // recorder notes the names of metrics.

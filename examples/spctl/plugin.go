@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/serviceplane/serviceplane/spctl"
+)
+
+// cluster finds the proxies of all nodes: pods that the API server forwards requests to.
+type cluster struct {
+	kubeconfig, context string
+	namespace, selector string
+	port                int
+}
+
+// plugin returns the command that asks the nodes of a cluster.
+func plugin() *cobra.Command {
+	const debugPort = 10290
+	c := &cluster{}
+	command := spctl.New(spctl.Options{Use: "kubectl-serviceplane", Nodes: c.nodes})
+	command.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl serviceplane"}
+	flags := command.PersistentFlags()
+	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file; default is $KUBECONFIG, or ~/.kube/config")
+	flags.StringVar(&c.context, "context", "", "context of the kubeconfig")
+	flags.StringVar(&c.namespace, "proxy-namespace", "kube-system", "namespace of the proxies' pods")
+	flags.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/name=nodeproxy", "label selector of the proxies' pods")
+	flags.IntVar(&c.port, "proxy-port", debugPort, "port of the proxies' debug server, which listens on the pods' addresses")
+	return command
+}
+
+// nodes lists the pods of the proxies.
+func (c *cluster) nodes(ctx context.Context) ([]spctl.Node, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.kubeconfig
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: c.context}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("load kubeconfig: %w", err)
+	}
+	base, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("read the API server's address: %w", err)
+	}
+	transport, err := rest.TransportFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the API server: %w", err)
+	}
+	pods := base.JoinPath("api/v1/namespaces", c.namespace, "pods")
+	list, err := c.list(ctx, &http.Client{Transport: transport}, *pods)
+	if err != nil {
+		return nil, fmt.Errorf("list pods of %s: %w", c.namespace, err)
+	}
+	if len(list.Items) == 0 {
+		return nil, fmt.Errorf("no pod in %s has the labels %s: see --selector and --proxy-namespace", c.namespace, c.selector)
+	}
+	toPods := &http.Client{Transport: forPods{transport}}
+	all := make([]spctl.Node, 0, len(list.Items))
+	for i := range list.Items {
+		pod := &list.Items[i]
+		node := spctl.Node{Name: pod.Spec.NodeName, Client: toPods, Address: pods.JoinPath(pod.Name+":"+strconv.Itoa(c.port), "proxy").String()}
+		if pod.Status.Phase != v1.PodRunning {
+			node.Err = fmt.Errorf("pod %s is %s", pod.Name, pod.Status.Phase)
+		}
+		all = append(all, node)
+	}
+	return all, nil
+}
+
+func (c *cluster) list(ctx context.Context, client *http.Client, pods url.URL) (*v1.PodList, error) {
+	pods.RawQuery = url.Values{"labelSelector": {c.selector}}.Encode()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, pods.String(), http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Accept", "application/json")
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	content, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s", response.Status, content)
+	}
+	list := &v1.PodList{}
+	return list, json.Unmarshal(content, list)
+}
+
+// forPods sets a Host that debughttp accepts: the API server passes the client's own on to the
+// pod, which is the API server's name.
+type forPods struct{ http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (t forPods) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Host = "localhost"
+	return t.RoundTripper.RoundTrip(r)
+}
