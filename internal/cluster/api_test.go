@@ -123,15 +123,16 @@ type reflector struct {
 func (f *reflector) connect(r *replica) {
 	f.disconnect()
 	f.replica, f.sent = r, f.rv
-	switch q := f.proc.node.sim.quirks; {
+	switch s := f.proc.node.sim; {
 	case !f.listed:
 		f.list()
-	case q.skipMissed:
+	case s.quirks.skipMissed:
 		f.sent = max(f.sent, r.applied)
 		f.watch()
-	case r.applied-f.rv > f.proc.node.sim.window:
+	case r.applied-f.rv > s.window:
 		f.list()
 	default:
+		s.note(watchResumed)
 		f.watch()
 	}
 }
@@ -165,6 +166,7 @@ func (f *reflector) send(position int) {
 	f.schedule(f.proc.node.sim.span(100*time.Microsecond, 5*time.Millisecond, "watch", f.proc.node.id, position), func() {
 		if f.epoch == epoch && !f.proc.stopped {
 			f.rv = position + 1
+			f.proc.node.newest = max(f.proc.node.newest, f.rv)
 			f.deliver(e.key, e.obj, change{position, e.at})
 		}
 	})
@@ -203,6 +205,7 @@ func (f *reflector) list() {
 // and then watches.
 func (f *reflector) replace() {
 	s, items := f.proc.node.sim, maps.Clone(f.replica.store[f.kind])
+	f.noteList(items)
 	f.rv, f.sent, f.listed = f.replica.applied, f.replica.applied, true
 	for k := range f.cache {
 		if _, exists := items[k]; !exists && !s.quirks.relistAdds {
@@ -226,6 +229,25 @@ func (f *reflector) replace() {
 		}
 	})
 	f.watch()
+}
+
+// noteList counts what a list shows that the process has not seen happen.
+func (f *reflector) noteList(items map[string]metav1.Object) {
+	n := f.proc.node
+	switch {
+	case f.listed:
+		n.sim.note(listedAgain)
+	case f.replica.applied < n.newest:
+		n.sim.note(listedOld)
+	}
+	n.newest = max(n.newest, f.replica.applied)
+	for k, old := range f.cache {
+		if now := items[k]; now == nil {
+			n.sim.note(missedDelete)
+		} else if now.GetUID() != old.GetUID() {
+			n.sim.note(missedReplace)
+		}
+	}
 }
 
 func deleted(obj metav1.Object) int {

@@ -306,7 +306,15 @@ func (c *checked) after(u *desired.Update, wanted map[changetracker.ServicePortN
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	kernel := c.node.kernel[c.family]
-	if err != nil || len(result.Failed) > 0 {
+	switch {
+	case p.stopped:
+		c.node.sim.note(applyCut)
+	case err != nil:
+		c.node.sim.note(applyFailed)
+	case len(result.Failed) > 0:
+		c.node.sim.note(applyPartly)
+	}
+	if p.broken[c.family] = err != nil || len(result.Failed) > 0; p.broken[c.family] {
 		p.failed[c.family], p.again[c.family] = now, true
 	}
 	if err != nil {

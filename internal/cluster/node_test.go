@@ -29,9 +29,11 @@ type node struct {
 	proc   *process // nil while no proxy runs
 	starts int      // of processes
 	up     bool
+	newest int // the newest resource version that any of its processes has received
 
 	mu      sync.Mutex // guards all below
 	failing failure    // what the kernel does now
+	outages int        // how often it began to fail
 	slow    time.Time  // until then the kernel is slow
 	applies [len(families)]int
 }
@@ -47,14 +49,16 @@ type process struct {
 	written  int // writes to the kernels before the start
 	reflect  [kinds]*reflector
 
-	mu       sync.Mutex // guards all below
-	view     view       // what the process has received, as the oracle reads it
+	mu       sync.Mutex                     // guards all below
+	view     view                           // what the process has received, as the oracle reads it
+	rules    map[types.NamespacedName]rules // of Services in the view, as far as computed
 	complete [kinds]bool
 	dirty    [len(families)]map[types.NamespacedName]bool // Services with events that no successful Apply has seen
 	changed  map[types.NamespacedName]time.Time           // when the last event of a Service came
 	gone     map[target]time.Time                         // since when an endpoint is not in the view
 	pending  [len(families)][]change                      // that are not programmed yet
 	failed   [len(families)]time.Time                     // when the last Apply failed, in whole or in part
+	broken   [len(families)]bool                          // the last Apply failed, in whole or in part
 	again    [len(families)]bool                          // the next Update may be full
 }
 
@@ -71,9 +75,10 @@ type target struct {
 // start runs a proxy, which knows nothing but its node.
 func (n *node) start() {
 	n.starts++
+	n.sim.note(proxyStarted)
 	p := &process{
 		node: n, ended: make(chan struct{}), view: newView(n.name, n.zone), written: n.written(),
-		changed: map[types.NamespacedName]time.Time{}, gone: map[target]time.Time{},
+		rules: map[types.NamespacedName]rules{}, changed: map[types.NamespacedName]time.Time{}, gone: map[target]time.Time{},
 		again: [len(families)]bool{true, true},
 	}
 	engines := map[v1.IPFamily]proxier.Engine{}
@@ -188,9 +193,15 @@ func (p *process) observe(k kind, key string, objects [2]metav1.Object, c change
 		about = objects[0]
 	}
 	service := serviceOf(k, about)
-	before := p.view.rules(service)
+	before, known := p.rules[service]
+	if !known {
+		before = p.view.rules(service)
+	}
+	p.noteRivals(k, service, now)
 	p.view.set(k, key, service, objects[1])
+	p.noteRivals(k, service, now)
 	after := p.view.rules(service)
+	p.rules[service] = after
 	p.changed[service] = now
 	if k == slicesKind {
 		p.noteGone(service, objects, now)
@@ -209,6 +220,21 @@ func (p *process) observe(k kind, key string, objects [2]metav1.Object, c change
 		if c != (change{}) {
 			p.pending[i] = append(p.pending[i], c)
 			p.node.sim.stats.touched[p.node.id] += n
+		}
+	}
+}
+
+// noteRivals notes that an event of a Service is one of all that claim the same.
+func (p *process) noteRivals(k kind, service types.NamespacedName, now time.Time) {
+	if k != servicesKind {
+		return
+	}
+	for _, rival := range p.view.rivals(service) {
+		p.changed[rival] = now
+		delete(p.rules, rival)
+		p.node.sim.note(rivals)
+		for i := range families {
+			p.dirty[i][rival] = true
 		}
 	}
 }
@@ -268,6 +294,7 @@ func (n *node) relabel(zone string) {
 		p.view.zone = zone
 		p.again = [len(families)]bool{true, true}
 		clear(p.changed) // what the view wants is different now
+		clear(p.rules)
 		p.mu.Unlock()
 		p.feed.OnNodeChange(changetracker.Node{Name: n.name, Zone: zone})
 	}

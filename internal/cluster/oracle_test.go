@@ -20,10 +20,62 @@ type view struct {
 	node, zone string
 	services   map[types.NamespacedName]*v1.Service
 	slices     map[types.NamespacedName]map[string]*discovery.EndpointSlice // by Service, then by key
+	claims     map[front]map[types.NamespacedName]bool
+}
+
+// front is an address and a port of clients; a node port has no address. All are TCP.
+type front struct {
+	vip  string
+	port int32
 }
 
 func newView(node, zone string) view {
-	return view{node, zone, map[types.NamespacedName]*v1.Service{}, map[types.NamespacedName]map[string]*discovery.EndpointSlice{}}
+	return view{
+		node, zone,
+		map[types.NamespacedName]*v1.Service{},
+		map[types.NamespacedName]map[string]*discovery.EndpointSlice{},
+		map[front]map[types.NamespacedName]bool{},
+	}
+}
+
+// frontsOf lists what a Service claims.
+func frontsOf(s *v1.Service) (all []front) {
+	if s == nil {
+		return nil
+	}
+	for i := range s.Spec.Ports {
+		for _, vip := range s.Spec.ClusterIPs {
+			all = append(all, front{vip, s.Spec.Ports[i].Port})
+		}
+		if n := s.Spec.Ports[i].NodePort; n != 0 {
+			all = append(all, front{"", n})
+		}
+	}
+	return all
+}
+
+// rivals lists the Services that claim something that a Service claims.
+func (v *view) rivals(service types.NamespacedName) (all []types.NamespacedName) {
+	for _, f := range frontsOf(v.services[service]) {
+		for rival := range v.claims[f] {
+			if rival != service {
+				all = append(all, rival)
+			}
+		}
+	}
+	return all
+}
+
+// owns reports whether a Service gets what it claims: the older one does, then that whose UID
+// sorts first. Two have the same claim only while a list is taken over.
+func (v *view) owns(s *v1.Service, f front) bool {
+	for name := range v.claims[f] {
+		o := v.services[name]
+		if o.CreationTimestamp.Before(&s.CreationTimestamp) || o.CreationTimestamp.Equal(&s.CreationTimestamp) && o.UID < s.UID {
+			return false
+		}
+	}
+	return true
 }
 
 // serviceOf names the Service that an object is about.
@@ -38,10 +90,20 @@ func serviceOf(k kind, o metav1.Object) types.NamespacedName {
 // set stores an object, or removes it if it is nil.
 func (v *view) set(k kind, key string, service types.NamespacedName, o metav1.Object) {
 	switch {
-	case k == servicesKind && o == nil:
-		delete(v.services, service)
 	case k == servicesKind:
-		v.services[service] = o.(*v1.Service)
+		for _, f := range frontsOf(v.services[service]) {
+			delete(v.claims[f], service)
+		}
+		v.services[service], _ = o.(*v1.Service)
+		for _, f := range frontsOf(v.services[service]) {
+			if v.claims[f] == nil {
+				v.claims[f] = map[types.NamespacedName]bool{}
+			}
+			v.claims[f][service] = true
+		}
+		if o == nil {
+			delete(v.services, service)
+		}
 	case o == nil:
 		delete(v.slices[service], key)
 	default:
@@ -52,15 +114,17 @@ func (v *view) set(k kind, key string, service types.NamespacedName, o metav1.Ob
 	}
 }
 
-// rules are those of a Service in each family.
-func (v *view) rules(service types.NamespacedName) (rules [len(families)]map[changetracker.ServicePortName]*rule) {
+// rules are those of a Service, by family.
+type rules [len(families)]map[changetracker.ServicePortName]*rule
+
+func (v *view) rules(service types.NamespacedName) (all rules) {
 	for i, family := range families {
-		rules[i] = map[changetracker.ServicePortName]*rule{}
+		all[i] = map[changetracker.ServicePortName]*rule{}
 		for _, name := range v.names(service) {
-			rules[i][name] = v.rule(name, family)
+			all[i][name] = v.rule(name, family)
 		}
 	}
-	return rules
+	return all
 }
 
 // different counts the service ports that differ.
@@ -153,10 +217,12 @@ func (v *view) rule(name changetracker.ServicePortName, family v1.IPFamily) *rul
 		}
 	}
 	r := &rule{}
-	if port.NodePort != 0 {
+	if port.NodePort != 0 && v.owns(s, front{"", port.NodePort}) {
 		r.fronts = fmt.Sprintf("NodePort %d %s local %v;", port.NodePort, action(external), external)
 	}
-	r.fronts += fmt.Sprintf("ClusterIP %s:%d %s local %v;", s.Spec.ClusterIPs[slices.Index(s.Spec.IPFamilies, family)], port.Port, action(internal), internal)
+	if vip := s.Spec.ClusterIPs[slices.Index(s.Spec.IPFamilies, family)]; v.owns(s, front{vip, port.Port}) {
+		r.fronts += fmt.Sprintf("ClusterIP %s:%d %s local %v;", vip, port.Port, action(internal), internal)
+	}
 	r.fronts += fmt.Sprintf("affinity %v", s.Spec.SessionAffinity == v1.ServiceAffinityClientIP)
 	if !internal || port.NodePort != 0 {
 		r.cluster = addresses(cluster)

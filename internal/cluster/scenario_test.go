@@ -18,7 +18,7 @@ type scenario struct {
 	window                int
 	ops                   []op
 	quirks                quirks
-	length                time.Duration // of the time in which things happen
+	bursts                int // in which things happen
 }
 
 // op is one thing that happens. Its index decides about its details, so that a scenario with
@@ -31,24 +31,42 @@ type op struct {
 
 // workloadOps change what the API server has; faultOps what the nodes get to know and can do.
 var (
-	workloadOps = []string{"scale", "zero", "roll", "flap", "policy", "ports", "recreate", "hints", "rebalance"}                // read-only
-	faultOps    = []string{"stall", "gap", "restart", "crash", "kernel", "slow", "relabel", "resync", "node loss", "zone loss"} // read-only
+	workloadOps = []string{"scale", "zero", "roll", "flap", "policy", "affinity", "ports", "recreate", "swap", "hints", "rebalance"}                     // read-only
+	faultOps    = []string{"stall", "gap", "gap", "gap", "restart", "restart", "crash", "kernel", "slow", "relabel", "resync", "node loss", "zone loss"} // read-only
 )
+
+// newLargeScenario makes a cluster with many nodes.
+func newLargeScenario(seed uint64, nodes int, faults bool) scenario {
+	r := rand.New(rand.NewPCG(seed, 2))
+	sc := scenario{seed: seed, nodes: nodes, apps: 30, replicas: 3, window: 40, bursts: 6}
+	sc.addOps(r, 30, workloadOps)
+	if faults {
+		sc.addOps(r, 40, faultOps)
+	}
+	return sc
+}
 
 // newScenario makes a small cluster from a seed.
 func newScenario(seed uint64) scenario {
 	r := rand.New(rand.NewPCG(seed, 1))
-	sc := scenario{seed: seed, nodes: 3 + r.IntN(8), apps: 2 + r.IntN(4), replicas: 1 + r.IntN(3), window: 1 + r.IntN(10), length: 30 * time.Second}
+	sc := scenario{seed: seed, nodes: 3 + r.IntN(8), apps: 2 + r.IntN(4), replicas: 1 + r.IntN(3), window: 1 + r.IntN(10), bursts: 1 + r.IntN(4)}
 	sc.addOps(r, 8+r.IntN(12), workloadOps)
 	sc.addOps(r, 4+r.IntN(10), faultOps)
 	return sc
 }
 
+// burst is how long ops follow each other. Between bursts nothing happens for longer than the
+// runner may wait with another try.
+const (
+	burst      = 10 * time.Second
+	burstEvery = 60 * time.Second
+)
+
 func (sc *scenario) addOps(r *rand.Rand, count int, kinds []string) {
 	for range count {
 		sc.ops = append(sc.ops, op{
 			index: len(sc.ops), kind: kinds[r.IntN(len(kinds))],
-			at: 2*time.Second + time.Duration(r.Int64N(int64(sc.length-2*time.Second))),
+			at: 2*time.Second + time.Duration(r.IntN(sc.bursts))*burstEvery + jitter(r, burst),
 		})
 	}
 }
@@ -76,9 +94,10 @@ func (sc scenario) run(t *testing.T) (res result) {
 		for _, o := range sc.ops {
 			s.at(s.begin.Add(o.at), func() { w.do(o) })
 		}
-		s.runUntil(s.begin.Add(sc.length))
+		end := s.begin.Add(time.Duration(sc.bursts) * burstEvery)
+		s.runUntil(end)
 		w.heal()
-		s.runUntil(s.begin.Add(sc.length + 3*time.Minute))
+		s.runUntil(end.Add(3 * time.Minute))
 		w.checkEnd()
 		for _, n := range w.nodes {
 			n.stop()
@@ -116,7 +135,11 @@ func (w *world) do(o op) {
 	}
 	switch o.kind {
 	case "stall":
-		w.api.replicas[r.IntN(len(w.api.replicas))].stalled = time.Now().Add(jitter(r, 10*time.Second))
+		w.api.replicas[r.IntN(len(w.api.replicas))].stalled = time.Now().Add(2*time.Second + jitter(r, 8*time.Second))
+		for range 3 {
+			n := w.nodes[r.IntN(len(w.nodes))]
+			w.sim.after(time.Second, func() { n.restart(jitter(r, time.Second)) })
+		}
 		return
 	case "zone loss":
 		lost := zone(r.IntN(3))
@@ -126,6 +149,13 @@ func (w *world) do(o op) {
 			}
 		}
 		return
+	}
+	if o.kind == "gap" || o.kind == "kernel" || o.kind == "stall" { // something changes meanwhile
+		for range 1 + r.IntN(3) {
+			missed := workloadOps[r.IntN(len(workloadOps))]
+			a := w.apps[r.IntN(len(w.apps))]
+			w.sim.after(jitter(r, time.Second), func() { w.change(missed, a, r) })
+		}
 	}
 	for range 1 + len(w.nodes)/20 {
 		w.disturb(o.kind, w.nodes[r.IntN(len(w.nodes))], r)
@@ -152,7 +182,12 @@ func (w *world) change(kind string, a *app, r *rand.Rand) {
 		w.publishService(a)
 		w.sim.after(jitter(r, time.Second), func() { w.publish(a) })
 	case "recreate":
-		w.recreate(a, r)
+		w.recreate(r, a)
+	case "swap":
+		w.recreate(r, a, w.apps[r.IntN(len(w.apps))])
+	case "affinity":
+		a.affinity = !a.affinity
+		w.publishService(a)
 	case "hints":
 		a.hints = !a.hints
 		w.publish(a)
@@ -177,29 +212,28 @@ func (w *world) flap(a *app, r *rand.Rand) {
 	w.publish(a)
 }
 
-// recreate deletes a Service, and its slices a moment later. Then it comes back at other
-// addresses.
-func (w *world) recreate(a *app, r *rand.Rand) {
-	if !a.exists {
-		return
+// recreate deletes Services, and their slices a moment later. Then they come back, with
+// addresses that may have been those of another one.
+func (w *world) recreate(r *rand.Rand, some ...*app) {
+	for _, a := range some {
+		if !a.exists {
+			continue
+		}
+		w.destroy(a)
+		if r.IntN(2) == 0 {
+			w.sim.after(jitter(r, time.Second), func() { w.collect(a) })
+		}
+		w.sim.after(jitter(r, 4*time.Second), func() { w.create(a) })
 	}
-	a.exists = false
-	w.publishService(a)
-	if r.IntN(2) == 0 {
-		w.sim.after(jitter(r, time.Second), func() {
-			for _, key := range sortedKeys(a.written) {
-				if !a.exists {
-					w.publishSlice(a, key, nil)
-				}
-			}
-		})
+}
+
+// collect deletes the slices of a Service that does not exist.
+func (w *world) collect(a *app) {
+	for _, key := range sortedKeys(a.written) {
+		if !a.exists {
+			w.publishSlice(a, key, nil)
+		}
 	}
-	w.sim.after(jitter(r, 4*time.Second), func() {
-		a.exists = true
-		a.created++
-		w.publishService(a)
-		w.publish(a)
-	})
 }
 
 // disturb plays a fault at one node.
@@ -207,16 +241,22 @@ func (w *world) disturb(kind string, n *node, r *rand.Rand) {
 	switch kind {
 	case "gap":
 		w.gap(n, r)
+		w.gap(w.nodes[r.IntN(len(w.nodes))], r)
 	case "restart":
 		n.restart(jitter(r, 3*time.Second))
 	case "crash": // soon after a change, which may be in the middle of an Apply
 		w.change("flap", w.apps[r.IntN(len(w.apps))], r)
 		w.sim.after(jitter(r, 60*time.Millisecond), func() { n.restart(jitter(r, time.Second)) })
 	case "kernel":
-		n.mu.Lock()
-		n.failing = works + 1 + failure(r.IntN(int(failures)-1))
-		n.mu.Unlock()
-		w.sim.after(jitter(r, 5*time.Second), n.mend)
+		how, until := works+1+failure(r.IntN(int(failures)-1)), jitter(r, 5*time.Second)
+		for _, n := range []*node{n, w.nodes[r.IntN(len(w.nodes))]} {
+			n.fail(how)
+			w.sim.after(until, n.mend)
+		}
+		// What a kernel took although it failed is undone before the next try.
+		a := w.apps[r.IntN(len(w.apps))]
+		w.sim.after(until-min(until, jitter(r, 300*time.Millisecond)), func() { w.change("affinity", a, r) })
+		w.sim.after(until+jitter(r, 100*time.Millisecond), func() { w.change("affinity", a, r) })
 	case "slow":
 		n.mu.Lock()
 		n.slow = time.Now().Add(jitter(r, 5*time.Second))
@@ -244,6 +284,7 @@ func (w *world) gap(n *node, r *rand.Rand) {
 			continue
 		}
 		f.disconnect()
+		w.sim.note(watchBroke)
 		connection, epoch := int(r.Int32()), f.epoch
 		w.sim.after(jitter(r, 5*time.Second), func() {
 			if !p.stopped && f.epoch == epoch {
@@ -253,10 +294,32 @@ func (w *world) gap(n *node, r *rand.Rand) {
 	}
 }
 
-func (n *node) mend() {
+// fail makes the kernel of a node fail.
+func (n *node) fail(how failure) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.failing = how
+	n.outages++
+}
+
+// mend ends that. After the longest pause of the runner everything must be programmed.
+func (n *node) mend() {
+	n.mu.Lock()
 	n.failing = works
+	outages, p := n.outages, n.proc
+	n.mu.Unlock()
+	n.sim.after(30*time.Second+followLimit, func() {
+		if p == nil || p.stopped || n.isSlow() || n.outages != outages {
+			return
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for i, broken := range p.broken {
+			if broken {
+				n.sim.violate("recovers in time", "%s %s: nothing has succeeded since the kernel works again", n.name, families[i])
+			}
+		}
+	})
 }
 
 // lose takes a node down with its pods, which others replace. It boots later, with nothing in
@@ -266,6 +329,7 @@ func (w *world) lose(n *node, r *rand.Rand) {
 		return
 	}
 	n.up = false
+	w.sim.note(nodeLost)
 	n.stop()
 	w.sim.after(jitter(r, 2*time.Second), func() {
 		for _, a := range w.apps {
@@ -312,23 +376,24 @@ func (w *world) heal() {
 
 // checkEnd compares every kernel with the final state of the API server.
 func (w *world) checkEnd() {
-	for _, n := range w.nodes {
-		v := newView(n.name, n.zone)
-		for k := range kinds {
-			for key, o := range w.api.latest[k] {
-				v.set(k, key, serviceOf(k, o), o)
-			}
+	final := newView("", "")
+	for k := range kinds {
+		for key, o := range w.api.latest[k] {
+			final.set(k, key, serviceOf(k, o), o)
 		}
+	}
+	for _, n := range w.nodes {
+		final.node, final.zone = n.name, n.zone
 		for i, family := range families {
 			services := map[types.NamespacedName]bool{}
-			for service := range v.services {
+			for service := range final.services {
 				services[service] = true
 			}
 			for _, name := range n.kernel[i].names() {
 				services[name.NamespacedName] = true
 			}
 			for service := range services {
-				for _, difference := range n.kernel[i].differences(&v, i, service) {
+				for _, difference := range n.kernel[i].differences(&final, i, service) {
 					w.sim.violate("converges", "%s %s: %s", n.name, family, difference)
 				}
 			}

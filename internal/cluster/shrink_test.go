@@ -25,7 +25,7 @@ func (sc scenario) shrink(fails func(scenario) bool) scenario {
 	}
 }
 
-// keep returns the scenario with only the ops of a list of indexes, which command prints.
+// keep returns the scenario with only the ops of a list of indexes: see indexes.
 func (sc scenario) keep(list string) (scenario, error) {
 	var wanted []int
 	for text := range strings.SplitSeq(list, ",") {
@@ -39,13 +39,13 @@ func (sc scenario) keep(list string) (scenario, error) {
 	return sc, nil
 }
 
-// command plays the scenario again.
-func (sc scenario) command() string {
-	var indexes []string
+// indexes is the list for keep.
+func (sc scenario) indexes() string {
+	var list []string
 	for _, o := range sc.ops {
-		indexes = append(indexes, strconv.Itoa(o.index))
+		list = append(list, strconv.Itoa(o.index))
 	}
-	return fmt.Sprintf("go test ./internal/cluster -run TestSeeds -seed %d -keep %s", sc.seed, strings.Join(indexes, ","))
+	return strings.Join(list, ",")
 }
 
 // story lists the ops in the order in which they happen.

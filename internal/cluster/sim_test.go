@@ -101,3 +101,10 @@ func (s *sim) violate(property, format string, args ...any) {
 	defer s.mu.Unlock()
 	s.violations = append(s.violations, fmt.Sprintf("%v: %s: ", time.Since(s.begin), property)+fmt.Sprintf(format, args...))
 }
+
+// note counts that something happened.
+func (s *sim) note(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stats.happened[what]++
+}

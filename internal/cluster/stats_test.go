@@ -19,10 +19,32 @@ type stats struct {
 	full    []int                 // by node: full syncs
 	delays  []time.Duration       // from a change to one node
 	slowest map[int]time.Duration // from a change to its last node
+	// happened counts what went wrong.
+	happened map[string]int
+}
+
+// The faults that must happen for a property to mean something.
+const (
+	watchBroke    = "watches that broke"
+	watchResumed  = "watches that resumed where they were"
+	listedAgain   = "lists of a running proxy"
+	listedOld     = "first lists of a proxy that are older than what its kernel has"
+	missedDelete  = "objects that a list shows to be deleted"
+	missedReplace = "objects that a list shows to be replaced by others of the same name"
+	rivals        = "Services that claim the same for a moment"
+	applyFailed   = "Applies that failed"
+	applyPartly   = "Applies that failed for some service ports"
+	applyCut      = "Applies during which the proxy was stopped"
+	nodeLost      = "nodes that went down"
+	proxyStarted  = "starts of proxies"
+)
+
+var mustHappen = []string{
+	watchBroke, watchResumed, listedAgain, listedOld, missedDelete, missedReplace, rivals, applyFailed, applyPartly, applyCut, nodeLost, proxyStarted,
 }
 
 func newStats(nodes int) *stats {
-	return &stats{touched: make([]int, nodes), writes: make([]int, nodes), full: make([]int, nodes), slowest: map[int]time.Duration{}}
+	return &stats{touched: make([]int, nodes), writes: make([]int, nodes), full: make([]int, nodes), slowest: map[int]time.Duration{}, happened: map[string]int{}}
 }
 
 // applied takes in a successful Apply.

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -25,18 +26,22 @@ type workload struct {
 	api   *apiServer
 	nodes []*node
 	apps  []*app
-	used  map[int]bool // numbers of pods, which decide their addresses: free ones are used again
-	slots int          // endpoints per slice
+	slots int // endpoints per slice
+	// What is in use: numbers of pods and of Services, which decide their addresses, and node
+	// ports. What is free is used again, the lowest first.
+	used, vips, nodePorts map[int]bool
+	services              int // how many were created
 }
 
 type app struct {
 	name               string
-	id                 int
 	exists             bool
-	created            int // how often
+	created            time.Time // like uid and vip: of the Service that exists now
+	uid, vip           int
 	ports              int
 	nodePort           bool
-	internal, external bool // policies Local
+	nodePorts          []int // that it has
+	internal, external bool  // policies Local
 	affinity, hints    bool
 	keepEmpty          bool // slices without endpoints stay
 	pods               []*pod
@@ -59,11 +64,11 @@ const (
 )
 
 func newWorkload(s *sim, api *apiServer, nodes []*node, apps int) *workload {
-	w := &workload{sim: s, api: api, nodes: nodes, used: map[int]bool{}, slots: 4}
+	w := &workload{sim: s, api: api, nodes: nodes, slots: 4, used: map[int]bool{}, vips: map[int]bool{}, nodePorts: map[int]bool{}}
 	for i := range apps {
 		r := rand.New(rand.NewPCG(s.seed, s.number("app", i)))
 		a := &app{
-			name: fmt.Sprintf("app-%d", i), id: i, exists: true, ports: 1 + r.IntN(2), nodePort: r.IntN(3) == 0,
+			name: fmt.Sprintf("app-%d", i), ports: 1 + r.IntN(2), nodePort: r.IntN(3) == 0,
 			internal: r.IntN(5) == 0, external: r.IntN(2) == 0, affinity: r.IntN(4) == 0, hints: r.IntN(3) == 0,
 			keepEmpty: r.IntN(2) == 0, written: map[string]bool{},
 		}
@@ -71,20 +76,46 @@ func newWorkload(s *sim, api *apiServer, nodes []*node, apps int) *workload {
 		for range r.IntN(7) {
 			w.add(a, r).state = ready
 		}
-		w.publishService(a)
-		w.publish(a)
+		w.create(a)
 	}
 	return w
 }
 
+// take returns the lowest free number.
+func take(used map[int]bool) (n int) {
+	for used[n] {
+		n++
+	}
+	used[n] = true
+	return n
+}
+
+// create creates the Service of an application, and its slices.
+func (w *workload) create(a *app) {
+	w.services++
+	a.exists, a.created, a.uid, a.vip = true, time.Now().Truncate(time.Second), w.services, take(w.vips)
+	w.publishService(a)
+	w.publish(a)
+}
+
+// destroy deletes the Service. Its slices stay for a moment.
+func (w *workload) destroy(a *app) {
+	a.exists = false
+	w.freeNodePorts(a)
+	delete(w.vips, a.vip)
+	w.api.write(servicesKind, namespace+"/"+a.name, nil)
+}
+
+func (w *workload) freeNodePorts(a *app) {
+	for _, n := range a.nodePorts {
+		delete(w.nodePorts, n)
+	}
+	a.nodePorts = nil
+}
+
 // add places a new pod on a node that is up.
 func (w *workload) add(a *app, r *rand.Rand) *pod {
-	p := &pod{}
-	for w.used[p.number] {
-		p.number++
-	}
-	w.used[p.number] = true
-	p.node = w.nodes[r.IntN(len(w.nodes))]
+	p := &pod{number: take(w.used), node: w.nodes[r.IntN(len(w.nodes))]}
 	for range 10 {
 		if p.node.up {
 			break
@@ -178,20 +209,21 @@ func (w *workload) rebalance(a *app, r *rand.Rand) {
 	w.publish(a)
 }
 
-// publishService writes or deletes the Service.
+// publishService writes the Service.
 func (w *workload) publishService(a *app) {
-	key := namespace + "/" + a.name
 	if !a.exists {
-		w.api.write(servicesKind, key, nil)
 		return
 	}
-	vip := a.id + a.created*len(w.apps)%250 // a Service that is created again has other addresses
 	options := []proxiertest.ServiceOption{
-		proxiertest.ClusterIPs(fmt.Sprintf("10.96.%d.%d", vip/250, 1+vip%250), fmt.Sprintf("fd00:96::%x", 1+vip)),
+		proxiertest.ClusterIPs(fmt.Sprintf("10.96.%d.%d", a.vip/250, 1+a.vip%250), fmt.Sprintf("fd00:96::%x", 1+a.vip)),
+		proxiertest.Created(a.created),
 	}
+	w.freeNodePorts(a)
 	for i := range a.ports {
 		if a.nodePort {
-			options = append(options, proxiertest.NodePort(fmt.Sprintf("p%d", i), v1.ProtocolTCP, int32(80+i), int32(30000+10*a.id+i)))
+			n := take(w.nodePorts)
+			a.nodePorts = append(a.nodePorts, n)
+			options = append(options, proxiertest.NodePort(fmt.Sprintf("p%d", i), v1.ProtocolTCP, int32(80+i), int32(30000+n)))
 		} else {
 			options = append(options, proxiertest.Port(fmt.Sprintf("p%d", i), v1.ProtocolTCP, int32(80+i)))
 		}
@@ -205,7 +237,9 @@ func (w *workload) publishService(a *app) {
 	if a.affinity {
 		options = append(options, proxiertest.ClientAffinity(time.Hour))
 	}
-	w.api.write(servicesKind, key, proxiertest.Service(namespace, a.name, options...))
+	s := proxiertest.Service(namespace, a.name, options...)
+	s.UID = types.UID(fmt.Sprintf("%08d", a.uid))
+	w.api.write(servicesKind, namespace+"/"+a.name, s)
 }
 
 // publish brings the slices to what the pods are.
