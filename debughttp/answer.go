@@ -13,6 +13,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
 )
 
 // The number of items of a list in a response.
@@ -39,6 +40,9 @@ func (a answer) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	value, err := a(r, query{values})
 	if err != nil {
+		if errors.Is(err, errBusy) {
+			w.Header().Set("Retry-After", "1")
+		}
 		writeError(w, statusOf(err), strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
@@ -54,7 +58,7 @@ func statusOf(err error) int {
 		return http.StatusBadRequest
 	case errors.Is(err, errNotFound):
 		return http.StatusNotFound
-	case errors.Is(err, proxier.ErrNotProgrammed):
+	case errors.Is(err, proxier.ErrNotProgrammed), errors.Is(err, errBusy), errors.Is(err, runner.ErrEnded):
 		return http.StatusServiceUnavailable
 	default:
 		return http.StatusInternalServerError

@@ -44,6 +44,7 @@
 //	state?namespace=                   all Services with their endpoints, for comparison
 //	report                             status, syncs and all Services with all details, as a file
 //	watch                              a line of JSON for each change of a service port
+//	verify                             the differences between the kernel and what is programmed
 //
 // Services come sorted by namespace and name, with numbers in them by value. With q, those that
 // have it as namespace/name, name, VIP, node port or endpoint address come first, then those
@@ -72,6 +73,9 @@
 // 400 for an invalid parameter, which the text names, 404 for a Service that is not
 // programmed, and 503 from explain while nothing is programmed in the packet's IP
 // family. New versions may add fields.
+//
+// verify reads the whole kernel, and syncs wait meanwhile; a second request gets 503 with
+// Retry-After.
 //
 // watch does not end until the client goes away, and has no past changes. It compares States
 // every 200 ms, so that it shows what is left of several changes within that time. Its first

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"path"
 	"strings"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -22,6 +23,7 @@ type Source interface {
 	Programmed(family v1.IPFamily) *changetracker.State
 	Resolved(family v1.IPFamily) *desired.Resolved
 	Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error)
+	Verify(ctx context.Context) (map[v1.IPFamily]proxier.Verification, error)
 }
 
 var _ Source = (*proxier.Proxier)(nil)
@@ -52,6 +54,7 @@ func Handler(source Source, options ...Option) http.Handler {
 		"syncs":      h.syncs,
 		"explain":    h.explain,
 		"state":      h.state,
+		"verify":     h.verify,
 	}
 	h.hosts = known(h.hosts)
 	return h
@@ -65,6 +68,8 @@ type handler struct {
 	pages   map[string]page
 	answers map[string]answer
 	index   index
+
+	verifying sync.Mutex // held by a request for verify
 }
 
 // securityPolicy allows only the page's own files, and forbids frames.

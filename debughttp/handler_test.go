@@ -409,7 +409,7 @@ func TestErrorsHaveTheirStatus(t *testing.T) {
 
 func TestOnlyReadingIsAnswered(t *testing.T) {
 	_, h := webProxy(t)
-	for _, target := range []string{"/", "/status", "/services", "/service", "/syncs", "/explain", "/page.css"} {
+	for _, target := range []string{"/", "/status", "/services", "/service", "/syncs", "/explain", "/verify", "/page.css"} {
 		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions, http.MethodPatch} {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, request(method, target))

@@ -23,6 +23,10 @@ type unknownValues uint8
 func (unknownValues) Status() proxier.Status                      { return proxier.Status{} }
 func (unknownValues) History() []proxier.SyncReport               { return nil }
 func (unknownValues) Programmed(v1.IPFamily) *changetracker.State { return nil }
+func (unknownValues) Verify(context.Context) (map[v1.IPFamily]proxier.Verification, error) {
+	return nil, nil
+}
+
 func (u unknownValues) frontend() desired.Frontend {
 	return desired.Frontend{
 		Kind: desired.Kind(u), Scope: desired.Scope(u), Action: desired.Action(u), Masquerade: desired.Masquerade(u),

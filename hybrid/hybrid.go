@@ -38,6 +38,7 @@ var _ interface {
 	proxier.Planner
 	proxier.Dumper
 	proxier.Counter
+	proxier.Verifier
 } = (*Engine)(nil)
 
 // New returns an Engine. choose returns the name of the member for a service port, for
@@ -236,11 +237,7 @@ func (h *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 // Plan implements proxier.Planner. It joins the plans of the members that have one, each
 // under the member's name.
 func (h *Engine) Plan(update desired.Update) (string, error) {
-	parts := h.updates(&update)
-	for s := range update.Services() {
-		to := h.index(s)
-		parts[to].Changes = append(parts[to].Changes, desired.Change{Name: s.Name, After: s})
-	}
+	parts := h.parts(&update)
 	var text strings.Builder
 	err := h.each("plan", func(i int, e proxier.Engine) (bool, error) {
 		p, ok := proxier.As[proxier.Planner](e)
@@ -288,6 +285,32 @@ func (h *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	})
 	slices.SortFunc(all.ServicePorts, func(a, b proxier.ServicePortCounts) int { return a.Name.Compare(b.Name) })
 	return all, err
+}
+
+// parts is a full Update for each member, with the service ports that it should have.
+func (h *Engine) parts(update *desired.Update) []desired.Update {
+	parts := h.updates(update)
+	for s := range update.Services() {
+		to := h.index(s)
+		parts[to].Changes = append(parts[to].Changes, desired.Change{Name: s.Name, After: s})
+	}
+	return parts
+}
+
+// Verify implements proxier.Verifier. It joins the reports of the members that can verify.
+func (h *Engine) Verify(ctx context.Context, update desired.Update) (total proxier.VerifyReport, err error) {
+	parts := h.parts(&update)
+	err = h.each("verify", func(i int, e proxier.Engine) (bool, error) {
+		v, ok := proxier.As[proxier.Verifier](e)
+		if !ok {
+			return false, nil
+		}
+		report, err := v.Verify(ctx, parts[i])
+		total.Checked += report.Checked
+		total.Differences = append(total.Differences, report.Differences...)
+		return true, err
+	})
+	return total, err
 }
 
 func (h *Engine) title(i int) string { return "# " + h.members[i].Name + "\n" }

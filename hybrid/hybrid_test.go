@@ -229,6 +229,10 @@ func (*able) Dump(_ context.Context, w io.Writer) error {
 	return err
 }
 
+func (*able) Verify(context.Context, desired.Update) (proxier.VerifyReport, error) {
+	return proxier.VerifyReport{Checked: 7}, nil
+}
+
 func (*able) OwnsNames() bool                     { return true }
 func (*able) Descriptors() connection.Descriptors { return connection.Descriptors{Limit: 7} }
 
@@ -260,13 +264,14 @@ func TestTheMembersAreAsked(t *testing.T) {
 			end()
 			plan, err := h.Plan(desired.Update{})
 			var dump strings.Builder
-			for what, err := range map[string]error{"Plan": err, "Dump": h.Dump(ended, &dump), "Watch": h.Watch(ended, func(proxier.Damage) {})} {
+			report, verifyErr := h.Verify(t.Context(), desired.Update{})
+			for what, err := range map[string]error{"Plan": err, "Verify": verifyErr, "Dump": h.Dump(ended, &dump), "Watch": h.Watch(ended, func(proxier.Damage) {})} {
 				if errors.Is(err, errors.ErrUnsupported) == c.can {
 					t.Errorf("%s = %v, want unsupported: %t", what, err, !c.can)
 				}
 			}
-			if strings.Contains(plan, "the plan") != c.can || strings.Contains(dump.String(), "the dump") != c.can {
-				t.Errorf("plan %q, dump %q", plan, dump.String())
+			if strings.Contains(plan, "the plan") != c.can || strings.Contains(dump.String(), "the dump") != c.can || (report.Checked == 7) != c.can {
+				t.Errorf("plan %q, dump %q, report %v", plan, dump.String(), report)
 			}
 			if h.OwnsNames() != c.can || (h.Descriptors().Limit == 7) != c.can {
 				t.Errorf("OwnsNames = %t, Descriptors = %v, want those of the engine: %t", h.OwnsNames(), h.Descriptors(), c.can)

@@ -12,7 +12,7 @@ import (
 )
 
 // Engine programs one IP family by netlink. It implements proxier.Engine, Planner, Dumper,
-// Watcher and Counter. Calls must not overlap, but Watch and Counts run beside all others.
+// Watcher, Verifier and Counter. Calls must not overlap, but Watch and Counts run beside all others.
 type Engine struct{ engine *engine.Engine }
 
 // NewEngine returns the engine of one family. It opens no socket and writes
@@ -66,3 +66,9 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error { return e.engine.
 
 // Counts implements proxier.Counter: it reads the counters from the kernel.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) { return e.engine.Counts(ctx) }
+
+// Verify implements proxier.Verifier: it compares the table, its sets and chains, each
+// element, and the expressions of each rule. Records of session affinity are not compared.
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+	return e.engine.Verify(ctx, update)
+}

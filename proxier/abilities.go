@@ -20,6 +20,7 @@ func abilities(e Engine) []string {
 		{"Planner", can[Planner](e)},
 		{"Dumper", can[Dumper](e)},
 		{"Counter", can[Counter](e)},
+		{"Verifier", can[Verifier](e)},
 		{"OwnsNames", can[owner](e)},
 		{"Descriptors", can[descriptorHolder](e)},
 	} {

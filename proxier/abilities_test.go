@@ -26,6 +26,11 @@ func (*ableEngine) Dump(_ context.Context, w io.Writer) error {
 	_, err := io.WriteString(w, "the dump")
 	return err
 }
+
+func (*ableEngine) Verify(context.Context, desired.Update) (proxier.VerifyReport, error) {
+	return proxier.VerifyReport{}, nil
+}
+
 func (*ableEngine) Counts(context.Context) (proxier.Counts, error) { return proxier.Counts{}, nil }
 func (*ableEngine) OwnsNames() bool                                { return false }
 func (*ableEngine) Descriptors() connection.Descriptors            { return connection.Descriptors{Limit: 7} }
@@ -41,7 +46,7 @@ func (u unwrapping) Unwrap() proxier.Engine { return u.Engine }
 // TestWhatAWrappedEngineCanDo: a wrapper with Unwrap keeps all abilities; one without it
 // loses them, and New logs them.
 func TestWhatAWrappedEngineCanDo(t *testing.T) {
-	all := []string{"Watcher", "Planner", "Dumper", "Counter", "OwnsNames", "Descriptors"}
+	all := []string{"Watcher", "Planner", "Dumper", "Counter", "Verifier", "OwnsNames", "Descriptors"}
 	able := &ableEngine{}
 	for name, c := range map[string]struct {
 		engine      proxier.Engine

@@ -14,7 +14,7 @@ import (
 // Engine is the data plane of one IP family. Calls of Apply, Cleanup and Close never overlap.
 //
 // An engine may have further abilities, each with its own methods:
-//   - Watch, Plan, Dump and Counts: see Watcher, Planner, Dumper and Counter.
+//   - Watch, Plan, Dump, Counts and Verify: see Watcher, Planner, Dumper, Counter and Verifier.
 //   - OwnsNames() bool: true means that it writes kernel objects with the instance's Names,
 //     which exist once per network namespace. From its first sync until Run ends, its
 //     Proxier keeps other Proxiers with one of these Names from writing in the same IP

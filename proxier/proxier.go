@@ -30,7 +30,7 @@ type Proxier struct {
 	runner   *runner.Runner
 	families []*family
 	history  history
-	syncing  sync.Mutex   // held by a sync and by Cleanup
+	syncing  exclusive    // held by a sync, by Cleanup and by Verify
 	queued   atomic.Int64 // time of the last Trigger, in Unix nanoseconds
 
 	mu           sync.Mutex // guards all below
@@ -131,6 +131,7 @@ func (p *Proxier) Run(ctx context.Context) error {
 	err := p.runner.Run(ctx)
 	stop()
 	running.Wait()
+	p.endVerify(ctx)
 	if healthErr != nil {
 		err = errors.Join(err, fmt.Errorf("serve health check node ports: %w", healthErr))
 	}
@@ -167,19 +168,14 @@ func (p *Proxier) Sync(ctx context.Context) error {
 }
 
 // isReady reports whether everything is known that the first sync needs.
-func (p *Proxier) isReady() bool {
-	select {
-	case <-p.tracker.Ready():
-		return true
-	default:
-		return false
-	}
-}
+func (p *Proxier) isReady() bool { return isClosed(p.tracker.Ready()) }
 
 // sync programs all families concurrently and independently.
 func (p *Proxier) sync(ctx context.Context) error {
-	p.syncing.Lock()
-	defer p.syncing.Unlock()
+	if err := p.syncing.lock(ctx); err != nil {
+		return err
+	}
+	defer p.syncing.unlock()
 	if !p.isReady() {
 		return nil
 	}
@@ -220,8 +216,10 @@ func (p *Proxier) report(o *outcome) {
 // Cleanup implements Provider. A failure of one family does not stop the cleanup of the
 // other.
 func (p *Proxier) Cleanup(ctx context.Context) error {
-	p.syncing.Lock()
-	defer p.syncing.Unlock()
+	if err := p.syncing.lock(ctx); err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	defer p.syncing.unlock()
 	defer releaseNames(p.families)
 	if err := holdAllNames(p.families, true); err != nil {
 		return fmt.Errorf("clean up: %w", err)

@@ -214,6 +214,20 @@ func mustWriteNothing(t *testing.T, e *Engine, u desired.Update, when string) {
 	if r := mustApply(t, e, u); r.Writes != 0 || r.Transactions != 0 {
 		t.Errorf("%s: %d writes in %d transactions, want none", when, r.Writes, r.Transactions)
 	}
+	if u.Full {
+		if r := mustVerify(t, e, u); len(r.Differences) > 0 {
+			t.Errorf("%s: Verify has %d differences: %v", when, len(r.Differences), r.Differences[:min(len(r.Differences), 5)])
+		}
+	}
+}
+
+func mustVerify(t *testing.T, e *Engine, u desired.Update) proxier.VerifyReport {
+	t.Helper()
+	r, err := e.Verify(t.Context(), u)
+	if err != nil {
+		t.Fatalf("verify: %v", err)
+	}
+	return r
 }
 
 // TestAnyHistoryEndsInTheSameTable compares incremental with full syncs: after every

@@ -19,9 +19,23 @@ type observation struct {
 	dormant bool
 	sets    map[string]observedSet
 	chains  map[string]*observedChain  // by name
-	verdict [numSets]map[uint32]string // class to chain
+	verdict [numSets]map[uint32]lead   // class to chain
 	ranges  [numSets][]addrRange       // of the interval sets
 	element [numSets]map[string]string // key, and its end, to data
+}
+
+// lead is the data of an element of a verdict map.
+type lead struct {
+	chain string
+	jumps bool // and comes back
+}
+
+// String prints it as nft does; the zero lead is "".
+func (l lead) String() string {
+	if l.chain == "" {
+		return ""
+	}
+	return either(l.jumps, "jump ", "goto ") + l.chain
 }
 
 type observedSet struct {
@@ -36,7 +50,10 @@ type observedChain struct {
 	priority int32
 	isBase   bool
 	comment  string
+	typ      string   // of a base chain
+	policy   uint32   // of a base chain
 	rules    []string // checksums
+	bodies   []string // the expressions of each rule
 }
 
 // observe reads the table; nil means that it does not exist.
@@ -102,13 +119,14 @@ func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 	}
 	forget := func() {
 		for _, c := range o.chains {
-			c.rules = nil
+			c.rules, c.bodies = nil, nil
 		}
 	}
 	return e.list(ctx, msgGetRule, "rules", forget, func(attrs []byte) {
 		c := o.chains[netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_CHAIN))]
 		if c != nil && netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_TABLE)) == e.config.Names.Table {
 			c.rules = append(c.rules, string(netlinkx.Find(attrs, unix.NFTA_RULE_USERDATA)))
+			c.bodies = append(c.bodies, string(netlinkx.Find(attrs, unix.NFTA_RULE_EXPRESSIONS)))
 		}
 	})
 }
@@ -117,6 +135,7 @@ func parseChain(attrs []byte) *observedChain {
 	c := &observedChain{comment: comment(netlinkx.Find(attrs, chainUserdata))}
 	if h := netlinkx.Find(attrs, unix.NFTA_CHAIN_HOOK); h != nil {
 		c.isBase = true
+		c.typ, c.policy = netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_TYPE)), netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_CHAIN_POLICY))
 		c.hook = netlinkx.Uint32(netlinkx.Find(h, unix.NFTA_HOOK_HOOKNUM))
 		c.priority = int32(netlinkx.Uint32(netlinkx.Find(h, unix.NFTA_HOOK_PRIORITY)))
 	}
@@ -185,10 +204,7 @@ func (o *observation) classChains(l *layout) []chainSpec {
 
 func (o *observation) hasChain(want *chainSpec, l *layout) (bool, error) {
 	have := o.chains[want.name]
-	if have == nil || have.isBase != (want.hook != nil) {
-		return false, nil
-	}
-	if h := want.hook; h != nil && (have.hook != h.number || have.priority != h.priority || have.comment != layoutVersion) {
+	if have == nil || have.String() != want.kind() {
 		return false, nil
 	}
 	sums, err := want.checksums(l.family())
@@ -210,29 +226,33 @@ func (c *chainSpec) checksums(family uint8) ([]string, error) {
 
 // observeVerdicts reads the verdict maps.
 func (e *Engine) observeVerdicts(ctx context.Context, o *observation) error {
-	for i := range setSpecs {
-		spec := &setSpecs[i]
-		if !spec.isVerdictMap() {
-			continue
-		}
-		reset := func() { o.verdict[spec.id] = map[uint32]string{} }
-		err := e.listElements(ctx, spec, reset, func(el element) {
-			o.verdict[spec.id][binary.NativeEndian.Uint32(el.key)] = el.chain
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return e.observeSets(ctx, o, (*setSpec).isVerdictMap)
 }
 
-// observeElements reads all other sets, except the one that packets write.
+// observeElements reads all other sets, except those that packets write.
 func (e *Engine) observeElements(ctx context.Context, o *observation) error {
+	return e.observeSets(ctx, o, func(s *setSpec) bool { return !e.packetsWrite(s) && !s.isVerdictMap() })
+}
+
+// packetsWrite reports whether packets add elements to the set.
+func (e *Engine) packetsWrite(s *setSpec) bool {
+	return s.id == setAffinity || e.counting() && slices.Contains(counterSets(), s.id)
+}
+
+// observeSets reads the sets for which among is true.
+func (e *Engine) observeSets(ctx context.Context, o *observation, among func(*setSpec) bool) error {
 	for i := range setSpecs {
 		spec := &setSpecs[i]
+		if !among(spec) {
+			continue
+		}
 		var err error
 		switch {
-		case spec.id == setAffinity || spec.isVerdictMap() || e.counting() && slices.Contains(counterSets(), spec.id):
+		case spec.isVerdictMap():
+			reset := func() { o.verdict[spec.id] = map[uint32]lead{} }
+			err = e.listElements(ctx, spec, reset, func(el element) {
+				o.verdict[spec.id][binary.NativeEndian.Uint32(el.key)] = lead{el.chain, el.jumps}
+			})
 		case slices.Contains(intervalSets(), spec.id):
 			var elements []element
 			err = e.listElements(ctx, spec, func() { elements = nil }, func(el element) {

@@ -56,6 +56,7 @@ func (m header) errno() int {
 type element struct {
 	key, keyEnd, data []byte
 	chain             string // of a verdict
+	jumps             bool   // to the chain; otherwise it goes there
 	end               bool   // the exclusive end of an interval, not an element
 	packets           uint64 // that its counter has counted
 }
@@ -82,6 +83,7 @@ func parseElement(b []byte) element {
 		case unix.NFTA_SET_ELEM_DATA:
 			e.data = netlinkx.Find(value, unix.NFTA_DATA_VALUE)
 			e.chain = netlinkx.String(netlinkx.Find(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN))
+			e.jumps = int32(netlinkx.Uint32(netlinkx.Find(value, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE))) == unix.NFT_JUMP
 		case unix.NFTA_SET_ELEM_EXPR:
 			if n := netlinkx.Find(value, unix.NFTA_EXPR_DATA, unix.NFTA_COUNTER_PACKETS); len(n) == 8 {
 				e.packets = binary.BigEndian.Uint64(n)

@@ -90,8 +90,8 @@ func (r *repair) sendUnless(ctx context.Context, w *wire, empty int) error {
 // adoptClasses takes over the classes in the kernel.
 func (r *repair) adoptClasses() {
 	for _, elements := range r.observed.verdict {
-		for id, chain := range elements {
-			if c, ok := parseClass(chain); ok && uint32(c) == id {
+		for id, to := range elements {
+			if c, ok := parseClass(to.chain); ok && uint32(c) == id {
 				r.state.classes.adopt(c)
 			}
 		}
@@ -131,26 +131,26 @@ func (r *repair) createChains(ctx context.Context) error {
 	for id := range wanted {
 		have := r.observed.verdict[id]
 		for _, class := range slices.Sorted(maps.Keys(wanted[id])) {
-			chain, ok := have[class]
-			if ok && chain == wanted[id][class] {
+			to, ok := have[class]
+			if ok && to == wanted[id][class] {
 				continue
 			}
 			if ok {
 				w.deleteMark(&setSpecs[id], class)
 			}
-			w.verdictElement(&setSpecs[id], class, wanted[id][class])
+			w.verdictElement(&setSpecs[id], class, wanted[id][class].chain)
 		}
 	}
 	return r.sendUnless(ctx, w, empty)
 }
 
 // wantedVerdicts are the elements of the verdict maps.
-func wantedVerdicts(classes []class) (want [numSets]map[uint32]string) {
+func wantedVerdicts(classes []class) (want [numSets]map[uint32]lead) {
 	add := func(in setID, class uint32, chain string) {
 		if want[in] == nil {
-			want[in] = map[uint32]string{}
+			want[in] = map[uint32]lead{}
 		}
-		want[in][class] = chain
+		want[in][class] = lead{chain, setSpecs[in].jumps}
 	}
 	for class, to := range staticClasses() {
 		for _, in := range to.from {

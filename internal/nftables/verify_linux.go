@@ -1,0 +1,351 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Verify implements proxier.Verifier.
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+	return e.verify(ctx, &update, nil)
+}
+
+func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(netip.Addr) bool) (proxier.VerifyReport, error) {
+	if err := e.connect(); err != nil {
+		return proxier.VerifyReport{}, err
+	}
+	scratch, err := NewEngine(e.config, e.family, proxier.Deps{})
+	if err != nil {
+		return proxier.VerifyReport{}, err
+	}
+	scratch.holds = holds
+	scratch.hash.Store(e.hash.Load())
+	if e.counts != nil {
+		scratch.counts.missing = e.counts.missing
+	}
+	scratch.begin(scratch.layoutFor(&update.Globals), false)
+	v := &verification{scratch: scratch, update: update, layout: &scratch.state.layout}
+	v.where = " in table " + v.layout.nftFamily() + " " + e.config.Names.Table
+	if v.have, err = e.observe(ctx); err != nil {
+		return proxier.VerifyReport{}, err
+	}
+	if v.have == nil {
+		v.differs(proxier.Difference{Object: v.where[len(" in "):], Problem: proxier.DifferenceMissing})
+		return v.report, nil
+	}
+	v.table()
+	v.sets()
+	among := func(s *setSpec) bool { return v.comparable[s.id] && !e.packetsWrite(s) }
+	if err := e.observeSets(ctx, v.have, among); err != nil {
+		return proxier.VerifyReport{}, err
+	}
+	v.elements()
+	v.intervals()
+	v.verdicts()
+	return v.report, v.chains()
+}
+
+// verification compares the table in the kernel with a plan from scratch. The plan takes
+// over the indexes and numbers of the kernel, because any are right that are consistent.
+type verification struct {
+	scratch *Engine // it has no socket
+	update  *desired.Update
+	layout  *layout
+	have    *observation
+	// comparable are the sets that exist with their shape.
+	comparable [numSets]bool
+	owners     map[string]changetracker.ServicePortName
+	service    changetracker.ServicePortName // whose elements are compared
+	where      string
+	report     proxier.VerifyReport
+}
+
+func (v *verification) differs(d proxier.Difference) {
+	v.report.Differences = append(v.report.Differences, d)
+	v.report.Checked++
+}
+
+// compare compares the texts of an object; "" is none.
+func (v *verification) compare(object, want, have string) {
+	switch {
+	case want == have:
+		v.report.Checked++
+	case want == "":
+		v.differs(proxier.Difference{Object: object, Problem: proxier.DifferenceUnexpected, Have: have})
+	case have == "":
+		v.differs(proxier.Difference{Object: object, Problem: proxier.DifferenceMissing, Want: want})
+	default:
+		v.differs(proxier.Difference{Object: object, Problem: proxier.DifferenceChanged, Want: want, Have: have})
+	}
+}
+
+func (v *verification) table() {
+	v.compare(v.where[len(" in "):], "comment "+tableComment, "comment "+v.have.comment+either(v.have.dormant, ", dormant", ""))
+}
+
+func (v *verification) sets() {
+	known := map[string]bool{}
+	for i := range setSpecs {
+		s := &setSpecs[i]
+		known[s.name] = true
+		have, exists := v.have.sets[s.name]
+		want := s.shape(v.layout.addrLen())
+		v.compare(s.kind()+" "+s.name+v.where, "shape "+want, either(exists, "shape "+have.shape, ""))
+		v.comparable[s.id] = exists && have.shape == want
+	}
+	for name, s := range v.have.sets {
+		if !known[name] && !s.anonymous {
+			v.compare("set "+name+v.where, "", "shape "+s.shape)
+		}
+	}
+}
+
+// kind is what nft calls the set.
+func (s *setSpec) kind() string { return either(s.data != nil, "map", "set") }
+
+// elements compares the elements of service ports.
+func (v *verification) elements() {
+	hints := v.hints()
+	for s := range v.update.Services() {
+		v.service = s.Name
+		p := v.scratch.place(hints[s.Name], s, &v.scratch.step)
+		v.scratch.state.count(p, 1)
+		diff(v, nil, p)
+	}
+	v.service = changetracker.ServicePortName{}
+	v.scratch.state.flushCounts(v)
+	for id := range v.have.element {
+		spec := &setSpecs[id]
+		for key, data := range v.have.element[id] {
+			keyLen := padded(spec.key, v.layout.addrLen())
+			v.differs(proxier.Difference{
+				Object: v.elementName(spec, key[:keyLen], key[keyLen:]), Problem: proxier.DifferenceUnexpected,
+				Have: v.dataText(spec, data), Service: v.ownerOf(spec, key),
+			})
+		}
+	}
+}
+
+// put implements elementSink. What remains of the observation is unexpected.
+func (v *verification) put(in setID, key, keyEnd, data elementBytes) {
+	if !v.comparable[in] {
+		return // which is a difference of the set
+	}
+	spec, k, want := &setSpecs[in], string(key.bytes())+string(keyEnd.bytes()), string(data.bytes())
+	have, ok := v.have.element[in][k]
+	delete(v.have.element[in], k)
+	if ok && have == want {
+		v.report.Checked++
+		return
+	}
+	d := proxier.Difference{
+		Object: v.elementName(spec, string(key.bytes()), string(keyEnd.bytes())), Problem: proxier.DifferenceMissing,
+		Want: v.dataText(spec, want), Service: v.service,
+	}
+	if ok {
+		d.Problem, d.Have = proxier.DifferenceChanged, v.dataText(spec, have)
+	}
+	v.differs(d)
+}
+
+func (v *verification) remove(setID, elementBytes, elementBytes) {}
+
+func (v *verification) elementName(spec *setSpec, key, keyEnd string) string {
+	return "element " + fieldsText(spec.key, v.layout.addrLen(), []byte(key), []byte(keyEnd)) + " of " + spec.kind() + " " + spec.name + v.where
+}
+
+// dataText is the data of an element, with the chain that a class stands for.
+func (v *verification) dataText(spec *setSpec, data string) string {
+	text := fieldsText(spec.data, v.layout.addrLen(), []byte(data), nil)
+	if len(spec.data) != 1 || spec.data[0] != fieldMark || len(data) != 4 {
+		return text
+	}
+	c := class(binary.NativeEndian.Uint32([]byte(data)))
+	static, ok := staticClasses()[uint32(c)]
+	switch {
+	case ok:
+		return text + " (" + static.chain + ")"
+	case c&classOfCount == classOfCount:
+		return text + " (" + c.chain() + ")"
+	default:
+		return text
+	}
+}
+
+// ownerOf is the service port with the frontend or the affinity number of an element's key.
+func (v *verification) ownerOf(spec *setSpec, key string) changetracker.ServicePortName {
+	if v.owners == nil {
+		v.owners = map[string]changetracker.ServicePortName{}
+		for s := range v.update.Services() {
+			for i := range s.Frontends {
+				v.owners[keyString(frontendKey(s.Key(&s.Frontends[i])))] = s.Name
+			}
+		}
+		for name, numbers := range v.scratch.state.affinity.services {
+			v.owners[keyString(markData(numbers.key()))] = name
+		}
+	}
+	switch {
+	case spec.id == setAffinityCounts || spec.id == setAffinityEndpoints:
+		return v.owners[keyString(markData(binary.NativeEndian.Uint32([]byte(key))&affinityIDMask))]
+	case len(spec.key) >= len(vipFields) && slices.Equal(spec.key[:len(vipFields)], vipFields):
+		return v.owners[key[:padded(vipFields, v.layout.addrLen())]]
+	case slices.Equal(spec.key[:1], nodePortFields[:1]) && spec.id != setHealthPorts:
+		return v.owners[key[:padded(nodePortFields, v.layout.addrLen())]]
+	default:
+		return changetracker.ServicePortName{}
+	}
+}
+
+// intervals compares the sets with the globals.
+func (v *verification) intervals() {
+	for _, id := range intervalSets() {
+		if !v.comparable[id] {
+			continue
+		}
+		want, have := ranges(prefixesOf(&v.update.Globals, id)), v.have.ranges[id]
+		report := func(r addrRange, problem string) {
+			object := v.elementName(&setSpecs[id], string(r.first.AsSlice()), string(r.last.AsSlice()))
+			v.differs(proxier.Difference{Object: object, Problem: problem})
+		}
+		for _, r := range want {
+			if slices.Contains(have, r) {
+				v.report.Checked++
+			} else {
+				report(r, proxier.DifferenceMissing)
+			}
+		}
+		for _, r := range have {
+			if !slices.Contains(want, r) {
+				report(r, proxier.DifferenceUnexpected)
+			}
+		}
+	}
+}
+
+// classes are those of the plan, and those whose chains the engine may keep without users.
+func (v *verification) classes() []class {
+	for name := range v.have.chains {
+		if c, ok := parseClass(name); ok {
+			v.scratch.state.classes.adopt(c)
+		}
+	}
+	return v.scratch.state.classes.sorted()
+}
+
+func (v *verification) verdicts() {
+	wanted := wantedVerdicts(v.classes())
+	for i := range setSpecs {
+		spec := &setSpecs[i]
+		if !spec.isVerdictMap() || !v.comparable[i] {
+			continue
+		}
+		have := v.have.verdict[i]
+		for class, want := range wanted[i] {
+			v.compare(v.leadName(spec, class), want.String(), have[class].String())
+		}
+		for class, to := range have {
+			if _, ok := wanted[i][class]; !ok {
+				v.compare(v.leadName(spec, class), "", to.String())
+			}
+		}
+	}
+}
+
+func (v *verification) leadName(spec *setSpec, class uint32) string {
+	return v.elementName(spec, string(nativeMark(class)), "")
+}
+
+func (v *verification) chains() error {
+	known := map[string]bool{}
+	wanted := v.layout.chains()
+	for _, c := range v.classes() {
+		wanted = append(wanted, v.layout.classChain(c))
+	}
+	for _, c := range wanted {
+		known[c.name] = true
+		if err := v.chain(&c); err != nil {
+			return err
+		}
+	}
+	for name, c := range v.have.chains {
+		if !known[name] {
+			v.compare("chain "+name+v.where, "", c.String()+fmt.Sprintf(" with %d rules", len(c.bodies)))
+		}
+	}
+	return nil
+}
+
+func (v *verification) chain(want *chainSpec) error {
+	object := "chain " + want.name + v.where
+	have := v.have.chains[want.name]
+	if have == nil {
+		v.compare(object, want.kind(), "")
+		return nil
+	}
+	v.compare(object, want.kind(), have.String())
+	wanted := make([]wantedRule, len(want.rules))
+	for i, r := range want.rules {
+		exprs, _, err := r.encode(v.layout.family())
+		if err != nil {
+			return err
+		}
+		wanted[i] = wantedRule{meaning: meaningOfAll(exprs), text: r.String()}
+	}
+	v.rules(object, wanted, have.bodies)
+	return nil
+}
+
+type wantedRule struct{ meaning, text string }
+
+// rules compares the rules of a chain. Those at both ends that are equal are not numbered
+// anew by one that is missing or unexpected between them.
+func (v *verification) rules(chain string, want []wantedRule, have []string) {
+	equal := func(w wantedRule, body string) bool { return w.meaning == meaningOf([]byte(body)) }
+	n := 1
+	for len(want) > 0 && len(have) > 0 && equal(want[0], have[0]) {
+		want, have, n = want[1:], have[1:], n+1
+		v.report.Checked++
+	}
+	for len(want) > 0 && len(have) > 0 && equal(want[len(want)-1], have[len(have)-1]) {
+		want, have = want[:len(want)-1], have[:len(have)-1]
+		v.report.Checked++
+	}
+	for i := range max(len(want), len(have)) {
+		var wanted, had string
+		if i < len(want) {
+			wanted = want[i].text
+		}
+		if i < len(have) {
+			had = namesOf([]byte(have[i]))
+		}
+		if i < len(want) && i < len(have) && equal(want[i], have[i]) {
+			had = wanted
+		}
+		v.compare(fmt.Sprintf("rule %d of %s", n+i, chain), wanted, had)
+	}
+}
+
+// kind is the chain's type, hook, priority and version.
+func (c *chainSpec) kind() string {
+	if c.hook == nil {
+		return "regular"
+	}
+	return (&observedChain{isBase: true, typ: "nat", hook: c.hook.number, priority: c.hook.priority, policy: acceptPolicy, comment: layoutVersion}).String()
+}
+
+// String is comparable with chainSpec.kind.
+func (c *observedChain) String() string {
+	if !c.isBase {
+		return "regular"
+	}
+	return strings.TrimSpace(fmt.Sprintf("type %s hook %d priority %d policy %s %s", c.typ, c.hook, c.priority, either(c.policy == acceptPolicy, "accept", "drop"), c.comment))
+}

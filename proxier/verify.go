@@ -1,0 +1,222 @@
+package proxier
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// Verifier is an Engine that can compare the kernel with what it should hold.
+type Verifier interface {
+	// Verify reads the engine's objects from the kernel, and compares them with what Apply
+	// would program from scratch for the Update, which is full. It writes nothing, and does
+	// not trust what the engine remembers of earlier Updates. What is left to choice is no
+	// difference, such as the order of endpoints or of numbers, and neither is what packets
+	// write. It returns an error that is errors.ErrUnsupported if no part of the engine can
+	// verify. Calls never overlap with Apply, Cleanup or Close.
+	Verify(ctx context.Context, update desired.Update) (VerifyReport, error)
+}
+
+// VerifyReport is what an engine found.
+type VerifyReport struct {
+	// Checked is the number of objects that were compared: elements, rules, chains, virtual
+	// servers, sockets.
+	Checked int
+	// Differences are in any order.
+	Differences []Difference
+}
+
+// Difference is an object in the kernel that is not as it should be.
+type Difference struct {
+	// Object is, for example, "element 10.96.0.10 . tcp . 80 of map services in table ip kube-proxy".
+	Object string
+	// Problem is one of DifferenceMissing, DifferenceUnexpected and DifferenceChanged.
+	Problem string
+	// Want and Have are what the object should hold and holds, in words of the engine's own
+	// tools. Want is empty if the object is unexpected, Have if it is missing. Both may be
+	// empty for objects without content.
+	Want, Have string
+	// Service is the service port that the object is for; the zero name if it is for none or
+	// for several, or if that is unknown.
+	Service changetracker.ServicePortName
+}
+
+// The values of Difference.Problem.
+const (
+	// DifferenceMissing means that the object is not in the kernel.
+	DifferenceMissing = "missing"
+	// DifferenceUnexpected means that the object is in the kernel, and should not be.
+	DifferenceUnexpected = "unexpected"
+	// DifferenceChanged means that the object's content is another one.
+	DifferenceChanged = "different"
+)
+
+// String returns "object: problem: want …, have …".
+func (d Difference) String() string {
+	text := d.Object + ": " + d.Problem
+	if d.Want != "" {
+		text += ": want " + d.Want
+	}
+	if d.Have != "" {
+		text += ": have " + d.Have
+	}
+	return text
+}
+
+// MaxDifferences is how many Differences a Verification lists.
+const MaxDifferences = 1000
+
+// Verification is the result for one IP family.
+type Verification struct {
+	VerifyReport // its Differences are sorted by Object; at most MaxDifferences
+
+	// Total is the number of differences, of which Differences may be the first.
+	Total int
+	// Err is nil if the kernel was compared; otherwise the rest is empty. It is
+	// ErrNotProgrammed before the first successful sync, and errors.ErrUnsupported if the
+	// engine cannot verify.
+	Err error
+}
+
+// Agrees reports whether the kernel was compared, and holds what it should.
+func (v *Verification) Agrees() bool { return v.Err == nil && v.Total == 0 }
+
+// Verify compares, in each IP family, the kernel with the State that is programmed: see
+// Programmed. It changes nothing. Changes that wait for their sync are no difference. Service
+// ports in Status.Failed may differ, and after a failed sync any may.
+//
+// It waits for a sync that runs, and syncs wait for it: for about as long as a full sync. The
+// error is that of ctx, or runner.ErrEnded when Run ends or has ended.
+func (p *Proxier) Verify(ctx context.Context) (map[v1.IPFamily]Verification, error) {
+	if err := p.syncing.lock(ctx); err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	defer p.syncing.unlock()
+	if isClosed(p.runner.Done()) {
+		return nil, fmt.Errorf("verify: %w", runner.ErrEnded)
+	}
+	untilEnd, stop := context.WithCancelCause(ctx)
+	found := make([]Verification, len(p.families))
+	var running, watching sync.WaitGroup
+	watching.Go(func() {
+		select {
+		case <-p.runner.Done():
+			stop(runner.ErrEnded)
+		case <-untilEnd.Done():
+		}
+	})
+	for i, f := range p.families {
+		running.Go(func() { found[i] = f.verify(untilEnd) })
+	}
+	running.Wait()
+	err := context.Cause(untilEnd)
+	stop(nil)
+	watching.Wait()
+	if err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	results := make(map[v1.IPFamily]Verification, len(p.families))
+	for i, f := range p.families {
+		results[f.name] = found[i]
+	}
+	return results, nil
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// endVerify waits until Verify has returned. A later call returns runner.ErrEnded.
+func (p *Proxier) endVerify(ctx context.Context) {
+	_ = p.syncing.lock(context.WithoutCancel(ctx)) // which does not end
+	p.syncing.unlock()
+}
+
+func (f *family) verify(ctx context.Context) Verification {
+	var now programmed
+	f.locked(func() { now = f.programmed })
+	if now.state == nil {
+		return Verification{Err: fmt.Errorf("verify: %w in %s", ErrNotProgrammed, f.name)}
+	}
+	engine, ok := As[Verifier](f.engine)
+	if !ok {
+		return Verification{Err: fmt.Errorf("verify: %w by the engine of %s", errors.ErrUnsupported, f.name)}
+	}
+	report, err := engine.Verify(ctx, now.update())
+	if err != nil {
+		return Verification{Err: fmt.Errorf("verify %s: %w", f.name, err)}
+	}
+	slices.SortFunc(report.Differences, compareDifferences)
+	v := Verification{VerifyReport: report, Total: len(report.Differences)}
+	v.Differences = v.Differences[:min(v.Total, MaxDifferences)]
+	return v
+}
+
+func compareDifferences(a, b Difference) int {
+	return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Problem, b.Problem), cmp.Compare(a.Want, b.Want), cmp.Compare(a.Have, b.Have))
+}
+
+// update returns the full Update that programs this from scratch.
+func (p *programmed) update() desired.Update {
+	step := changetracker.Step{Before: p.state, After: p.state, Delta: changetracker.Delta{Full: true}}
+	return desired.NewUpdater().Next(step, p.resolver, p.globals, true)
+}
+
+// exclusive is a mutex that can be waited for with a context.
+type exclusive struct {
+	mu    sync.Mutex // guards all below
+	held  bool
+	freed chan struct{} // closed by unlock; nil while nobody waits
+}
+
+func (e *exclusive) lock(ctx context.Context) error {
+	for {
+		freed := e.take()
+		if freed == nil {
+			return nil
+		}
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// take returns nil if it has the lock, and otherwise what to wait for.
+func (e *exclusive) take() (freed <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.held {
+		e.held = true
+		return nil
+	}
+	if e.freed == nil {
+		e.freed = make(chan struct{})
+	}
+	return e.freed
+}
+
+func (e *exclusive) unlock() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.held = false
+	if e.freed != nil {
+		close(e.freed)
+		e.freed = nil
+	}
+}
