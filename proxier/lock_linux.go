@@ -162,6 +162,8 @@ func (l *lock) drainQueue() {
 
 func (l *lock) release() {
 	for _, socket := range *l {
+		// A child process may hold a copy until its execve. It must not count as this one.
+		_ = syscall.Shutdown(socket, syscall.SHUT_RDWR)
 		_ = syscall.Close(socket)
 	}
 	*l = nil

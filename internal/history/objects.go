@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -99,7 +100,8 @@ func (d dice) loadBalancer(s *v1.Service, vips []string) {
 	}
 	if d.IntN(2) == 0 {
 		proxiertest.ExternalPolicyLocal()(s)
-		s.Spec.HealthCheckNodePort = oneOf[int32](d, 32000, 32001)
+		// The API server gives no port to two Services.
+		s.Spec.HealthCheckNodePort = 32000 + 2*int32(slices.Index(serviceNames, s.Name)) + d.Int32N(2)
 	}
 }
 
