@@ -179,12 +179,15 @@ func (n *node) change() (times []time.Duration) {
 		}
 		close(samples)
 	})
-	tick := time.NewTicker(time.Second / time.Duration(*rate))
+	start := time.Now()
+	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		select {
-		case <-tick.C:
-			n.event()
+		case <-tick.C: // which a busy machine may miss
+			for due := int(time.Since(start).Seconds() * float64(*rate)); n.changes < due; {
+				n.event()
+			}
 		case taken, ok := <-samples:
 			if !ok {
 				sampling.Wait()
