@@ -14,6 +14,7 @@ import (
 // countsAnswer is debughttp's counts.
 type countsAnswer struct {
 	Since        time.Time `json:"since"`
+	Total        int       `json:"total"`
 	ServicePorts []struct {
 		service
 		servicePort
@@ -74,7 +75,9 @@ func (w *printer) counts(content json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	w.fields("Since", answer.Since.Format(time.RFC3339))
+	if !answer.Since.IsZero() {
+		w.fields("Since", answer.Since.Format(time.RFC3339))
+	}
 	var table [][]string
 	for i := range answer.ServicePorts {
 		p := &answer.ServicePorts[i]
@@ -86,6 +89,9 @@ func (w *printer) counts(content json.RawMessage) error {
 		}
 	}
 	rows(w, "NAMESPACE NAME PORT FAMILY ENDPOINT CONNECTIONS PACKETS BYTES", table, func(cells []string) []string { return cells })
+	if n := answer.Total - len(answer.ServicePorts); n > 0 {
+		w.line(fmt.Sprintf("and %d more service ports; see --limit", n))
+	}
 	if len(table) == 0 {
 		w.line("nothing was counted")
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,12 +19,14 @@ type traceAnswer struct {
 		Chain   string `json:"chain"`
 		Hook    string `json:"hook"`
 		Rule    string `json:"rule"`
+		Comment string `json:"comment"`
 		Verdict string `json:"verdict"`
 		Ours    bool   `json:"ours"`
 	} `json:"steps"`
 	Verdict string        `json:"verdict"`
 	By      string        `json:"by"`
 	Reasons []string      `json:"reasons"`
+	Sent    string        `json:"sent"`
 	Explain explainAnswer `json:"explain"`
 	Agrees  bool          `json:"agrees"`
 }
@@ -91,7 +94,7 @@ func (w *printer) trace(t *traceAnswer) error {
 	if !t.Agrees {
 		agrees = "no, it says: " + t.Explain.Verdict
 	}
-	w.fields("Packet", t.Explain.Packet.String(), "Verdict", t.Verdict, "By", t.By, "As explained", agrees)
+	w.fields("Packet", t.Explain.Packet.String(), "Sent", t.Sent, "Verdict", t.Verdict, "By", t.By, "As explained", agrees)
 	for _, reason := range t.Reasons {
 		w.line("  " + oneLine(reason))
 	}
@@ -102,9 +105,17 @@ func (w *printer) trace(t *traceAnswer) error {
 	w.line("TABLE\tCHAIN\tHOOK\tOURS\tVERDICT\tRULE")
 	for i := range t.Steps {
 		s := &t.Steps[i]
-		w.row(s.Family+" "+s.Table, s.Chain, s.Hook, yesNo(s.Ours), s.Verdict, cmp.Or(s.Rule, "policy"))
+		w.row(s.Family+" "+s.Table, s.Chain, s.Hook, yesNo(s.Ours), s.Verdict, strings.TrimSpace(cmp.Or(s.Rule, "policy")+" "+quoted(s.Comment)))
 	}
 	return nil
+}
+
+// quoted is the comment of a rule, as nft has it.
+func quoted(comment string) string {
+	if comment == "" {
+		return ""
+	}
+	return "comment " + strconv.Quote(comment)
 }
 
 // port is the name of a counted port.
