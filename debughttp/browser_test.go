@@ -77,10 +77,14 @@ func serve(t *testing.T, p *proxy) (page string, stop func()) {
 	}
 }
 
+// checkConsole: Chromium logs every response that is no success, and 501 says that an engine
+// lacks something.
 func checkConsole(t *testing.T, b *browser) {
 	t.Helper()
-	if lines := b.consoleErrors(); len(lines) > 0 {
-		t.Errorf("the console has errors:\n%s", strings.Join(lines, "\n"))
+	for _, line := range b.consoleErrors() {
+		if !strings.Contains(line, "status of 501") {
+			t.Errorf("the console has an error: %s", line)
+		}
 	}
 }
 

@@ -49,8 +49,10 @@ func (p *programmed) servicePorts(name types.NamespacedName, yield func(*desired
 
 // listedService is a Service in the index. It never changes.
 type listedService struct {
-	name    types.NamespacedName
-	text    string // see searchText
+	name types.NamespacedName
+	// text is what a search looks at: namespace/name, name, the VIPs, the node ports and the
+	// addresses of the endpoints, each between line feeds.
+	text    string
 	verdict verdict
 	filters filters
 }
@@ -64,11 +66,10 @@ func (x *index) services(now programmed) []*listedService {
 	}
 	x.forget.Reset(indexLifetime)
 	changed, all := now.changed(&x.indexed)
-	if all {
-		x.sorted = nil
-	}
 	x.indexed = now
-	if len(changed) > 0 {
+	if all {
+		x.sorted = now.everything()
+	} else if len(changed) > 0 {
 		x.update(changed)
 	}
 	return x.sorted
@@ -80,25 +81,39 @@ func (x *index) clear() {
 	x.indexed, x.sorted = programmed{}, nil
 }
 
-// changed returns the names of the Services that may differ, perhaps some of them twice. If all
-// may, these are the names of all Services.
+// changed returns the names of the Services that may differ, perhaps some of them twice. all means
+// that any may.
 func (p *programmed) changed(since *programmed) (names []types.NamespacedName, all bool) {
 	for i, family := range p {
 		some, every := family.Changed(since[i])
 		names, all = append(names, some...), all || every
 	}
-	if !all {
-		return names, false
-	}
-	names = names[:0]
+	return names, all
+}
+
+// everything returns all Services, sorted by name.
+func (p *programmed) everything() []*listedService {
+	drafts := map[types.NamespacedName]*draft{}
 	for _, family := range p {
-		if state := family.State(); state != nil {
-			for name := range state.Changed(nil) {
-				names = append(names, name)
+		for s := range family.All() {
+			d, ok := drafts[s.Name.NamespacedName]
+			if !ok {
+				d = newDraft(s.Name.NamespacedName)
+				drafts[s.Name.NamespacedName] = d
 			}
+			d.add(family, s)
 		}
 	}
-	return names, true
+	all := make([]*listedService, 0, len(drafts))
+	for _, d := range drafts {
+		all = append(all, d.finish())
+	}
+	sortByName(all)
+	return all
+}
+
+func sortByName(list []*listedService) {
+	slices.SortFunc(list, func(a, b *listedService) int { return compareNames(a.name, b.name) })
 }
 
 // update replaces Services in the index.
@@ -114,7 +129,7 @@ func (x *index) update(changed []types.NamespacedName) {
 			now = append(now, s)
 		}
 	}
-	slices.SortFunc(now, func(a, b *listedService) int { return compareNames(a.name, b.name) })
+	sortByName(now)
 	x.sorted = merged(x.sorted, now, done)
 }
 
@@ -135,58 +150,69 @@ func merged(old, others []*listedService, changed map[types.NamespacedName]struc
 
 // listed returns a Service, or nil if it has no service ports.
 func (p *programmed) listed(name types.NamespacedName) *listedService {
-	s := &listedService{name: name}
-	var count tally
-	text := newSearchText(name)
+	d := newDraft(name)
 	p.servicePorts(name, func(family *desired.Resolved, port changetracker.ServicePortName) {
-		if resolved, ok := family.Service(port); ok {
-			endpoints := family.State().Endpoints(port)
-			count.add(resolved)
-			s.filters |= filtersOf(resolved, endpoints)
-			text.add(resolved.Port, endpoints)
+		if s, ok := family.Service(port); ok {
+			d.add(family, s)
 		}
 	})
-	if text.ports == 0 {
-		return nil
-	}
-	s.verdict, s.text = count.verdict(), string(text.lines)
-	return s
+	return d.finish()
 }
 
-// searchText is what a search looks at: namespace/name, name, the VIPs, the node ports and the
-// addresses of the endpoints, each between line feeds.
-type searchText struct {
-	lines []byte
+// draft is a Service whose service ports are being added.
+type draft struct {
+	listedService
+
+	tally tally
 	ports int
 	last  netip.Addr
+	lines []byte
 }
 
-func newSearchText(name types.NamespacedName) *searchText {
+func newDraft(name types.NamespacedName) *draft {
 	clean := func(text string) string { return strings.ToLower(strings.ReplaceAll(text, "\n", " ")) }
-	return &searchText{lines: []byte("\n" + clean(name.Namespace+"/"+name.Name) + "\n" + clean(name.Name) + "\n")}
+	return &draft{
+		listedService: listedService{name: name},
+		lines:         []byte("\n" + clean(name.Namespace+"/"+name.Name) + "\n" + clean(name.Name) + "\n"),
+	}
 }
 
-func (t *searchText) add(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) {
-	t.ports++
-	t.address(p.ClusterIP)
+func (d *draft) add(family *desired.Resolved, s *desired.Service) {
+	endpoints := family.State().Endpoints(s.Name)
+	d.ports++
+	d.tally.add(s)
+	d.filters |= filtersOf(s, endpoints)
+	d.addresses(s.Port, endpoints)
+}
+
+// finish returns nil if there are no service ports.
+func (d *draft) finish() *listedService {
+	if d.ports == 0 {
+		return nil
+	}
+	return &listedService{name: d.name, text: string(d.lines), verdict: d.tally.verdict(), filters: d.filters}
+}
+
+func (d *draft) addresses(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) {
+	d.address(p.ClusterIP)
 	for _, list := range [...][]netip.Addr{p.ExternalIPs, p.LoadBalancerVIPs} {
 		for _, vip := range list {
-			t.address(vip)
+			d.address(vip)
 		}
 	}
 	if p.NodePort != 0 {
-		t.lines = append(strconv.AppendUint(t.lines, uint64(p.NodePort), 10), '\n')
+		d.lines = append(strconv.AppendUint(d.lines, uint64(p.NodePort), 10), '\n')
 	}
 	for i := range endpoints {
-		if a := endpoints[i].Addr.Addr(); a != t.last {
-			t.address(a)
-			t.last = a
+		if a := endpoints[i].Addr.Addr(); a != d.last {
+			d.address(a)
+			d.last = a
 		}
 	}
 }
 
-func (t *searchText) address(a netip.Addr) {
+func (d *draft) address(a netip.Addr) {
 	if a.IsValid() {
-		t.lines = append(a.AppendTo(t.lines), '\n')
+		d.lines = append(a.AppendTo(d.lines), '\n')
 	}
 }

@@ -15,29 +15,45 @@ func compareNames(a, b types.NamespacedName) int {
 // compareNatural orders texts by their bytes, and numbers in them by value: web-2 precedes web-10.
 // Texts that differ only in leading zeros are ordered by their bytes.
 func compareNatural(a, b string) int {
-	first, second := a, b
-	for a != "" && b != "" {
-		n, m := digits(a), digits(b)
-		if n > 0 && m > 0 {
-			x, y := strings.TrimLeft(a[:n], "0"), strings.TrimLeft(b[:m], "0")
-			if c := cmp.Or(cmp.Compare(len(x), len(y)), strings.Compare(x, y)); c != 0 {
-				return c
-			}
-			a, b = a[n:], b[m:]
-			continue
-		}
-		if a[0] != b[0] {
-			return cmp.Compare(a[0], b[0])
-		}
-		a, b = a[1:], b[1:]
+	if a == b {
+		return 0
 	}
-	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(first, second))
+	return cmp.Or(compareValues(a, b), strings.Compare(a, b))
 }
 
-// digits returns the length of the number that a text begins with.
-func digits(text string) (n int) {
-	for n < len(text) && '0' <= text[n] && text[n] <= '9' {
+// compareValues returns 0 for texts that differ only in leading zeros.
+func compareValues(a, b string) int {
+	for {
+		differ := commonPrefix(a, b)
+		number := differ
+		for number > 0 && isDigit(a[number-1]) {
+			number--
+		}
+		n, m := digits(a[number:]), digits(b[number:])
+		if n == 0 || m == 0 {
+			return strings.Compare(a[differ:], b[differ:])
+		}
+		x, y := strings.TrimLeft(a[number:number+n], "0"), strings.TrimLeft(b[number:number+m], "0")
+		if c := cmp.Or(cmp.Compare(len(x), len(y)), strings.Compare(x, y)); c != 0 {
+			return c
+		}
+		a, b = a[number+n:], b[number+m:]
+	}
+}
+
+func commonPrefix(a, b string) (n int) {
+	for n < len(a) && n < len(b) && a[n] == b[n] {
 		n++
 	}
 	return n
 }
+
+// digits returns the length of the number that a text begins with.
+func digits(text string) (n int) {
+	for n < len(text) && isDigit(text[n]) {
+		n++
+	}
+	return n
+}
+
+func isDigit(b byte) bool { return '0' <= b && b <= '9' }

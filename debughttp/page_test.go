@@ -180,7 +180,7 @@ func pageCopiesCommands(t *testing.T, b *browser) {
 	}
 	b.awaitText("#copy-list", "Copy as curl")
 	copies("#copy-list button:first-child", "curl -s '"+address+"/services?q=it%27s&filter=dropping'")
-	copies("#copy-list button:last-child", "spctl --address="+address+` services 'it'\''s'`)
+	copies("#copy-list button:last-child", "spctl --address="+address+` services --filter=dropping -- 'it'\''s'`)
 	b.open(page + "#namespace=shop&name=web")
 	b.awaitText("#ports", "198.51.100.10:80")
 	b.run(`window.copied = ""; navigator.clipboard.writeText = async (text) => { window.copied = text; }`)

@@ -3,6 +3,7 @@ package debughttp_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -104,6 +105,21 @@ func webSlice6() *discovery.EndpointSlice {
 	return proxiertest.Slice("shop", "web", discovery.AddressTypeIPv6,
 		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080),
 		proxiertest.Endpoint("fd00:244:1::5", proxiertest.OnNode("node-1")))
+}
+
+// numberedService returns one of many Services.
+func numberedService(i int) *v1.Service {
+	return proxiertest.Service("load", fmt.Sprintf("service-%05d", i),
+		proxiertest.ClusterIPs(fmt.Sprintf("10.97.%d.%d", i>>8, i&255)), proxiertest.Port("http", v1.ProtocolTCP, 80))
+}
+
+// numberedSlice returns the endpoints of one of many Services.
+func numberedSlice(i, endpoints int) *discovery.EndpointSlice {
+	options := []proxiertest.SliceOption{proxiertest.SlicePort("http", v1.ProtocolTCP, 8080)}
+	for n := range endpoints {
+		options = append(options, proxiertest.Endpoint(fmt.Sprintf("10.%d.%d.%d", 128+n, i>>8, i&255)))
+	}
+	return proxiertest.Slice("load", fmt.Sprintf("service-%05d", i), discovery.AddressTypeIPv4, options...)
 }
 
 // request returns a request for a path at localhost, or for a URL.

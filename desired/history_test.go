@@ -384,6 +384,16 @@ func (w *world) checkResolved(what string, r *desired.Resolved, want map[changet
 		}
 	}
 	w.compare(what, got, want)
+	all := 0
+	for s := range r.All() {
+		all++
+		if one, ok := r.Service(s.Name); !ok || !reflect.DeepEqual(decisionOf(one), decisionOf(s)) {
+			w.Errorf("%s: All has\n%+v\nand Service\n%+v", what, decisionOf(s), one)
+		}
+	}
+	if all != len(got) {
+		w.Errorf("%s: All has %d service ports, want %d", what, all, len(got))
+	}
 	for name, d := range want {
 		for _, f := range d.Frontends {
 			if owner, _ := r.Owner(f.Key); owner != name {

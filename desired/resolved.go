@@ -135,6 +135,56 @@ func (r *Resolved) Service(name changetracker.ServicePortName) (s *Service, ok b
 	return s, ok
 }
 
+// All yields each service port with the frontends that it gets, in no particular order. It costs
+// less than Service for each.
+func (r *Resolved) All() iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
+		if r == nil {
+			return
+		}
+		for _, s := range r.kept.services {
+			if s != nil && !yield(s) {
+				return
+			}
+		}
+		all, contested := r.asked()
+		for _, s := range all {
+			if _, kept := r.kept.services[s.Name]; kept {
+				continue
+			}
+			if contested(s) {
+				s = s.without(r.lost(s.Name, s.Port))
+			}
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+// asked returns all service ports with the frontends that they ask for. contested reports
+// whether others may get some of them.
+func (r *Resolved) asked() (all []*Service, contested func(*Service) bool) {
+	all = make([]*Service, 0, r.state.Len())
+	shared := make(map[Key]bool, 2*r.state.Len()) // false: only one service port claims it
+	vipAtNode := false
+	for name := range r.state.All() {
+		s, ok := r.resolver.Resolve(r.state, name)
+		if !ok {
+			continue
+		}
+		all = append(all, s)
+		for i := range s.Frontends {
+			key := s.Key(&s.Frontends[i])
+			_, shared[key] = shared[key]
+			vipAtNode = vipAtNode || slices.Contains(r.nodeAddrs, key.VIP)
+		}
+	}
+	return all, func(s *Service) bool {
+		return vipAtNode || r.claims != r.state || slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return shared[s.Key(&f)] })
+	}
+}
+
 // Owner returns the service port that gets what clients send to a Key. It may be one with a
 // node port, if the VIP is an address of the node and its Service is older. ok is false if no
 // service port claims the Key.

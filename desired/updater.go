@@ -71,26 +71,9 @@ func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globa
 func (u *Updater) everything(now *Resolved) []Change {
 	clear(u.lost)
 	changes := make([]Change, 0, now.state.Len())
-	shared := make(map[Key]bool, 2*now.state.Len()) // false: only one service port claims it
-	vipAtNode := false
-	for name := range now.state.All() {
-		s, ok := now.resolver.Resolve(now.state, name)
-		if !ok {
-			continue
-		}
-		changes = append(changes, Change{Name: name, After: s})
-		for i := range s.Frontends {
-			key := s.Key(&s.Frontends[i])
-			_, shared[key] = shared[key]
-			vipAtNode = vipAtNode || slices.Contains(now.nodeAddrs, key.VIP)
-		}
-	}
-	for i := range changes {
-		s := changes[i].After
-		if vipAtNode || slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return shared[s.Key(&f)] }) {
-			changes[i].After = s.without(now.lost(s.Name, s.Port))
-			u.note(changes[i].After)
-		}
+	for s := range now.All() {
+		changes = append(changes, Change{Name: s.Name, After: s})
+		u.note(s)
 	}
 	return changes
 }

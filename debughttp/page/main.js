@@ -91,14 +91,17 @@ async function refreshService() {
   }
 }
 
-// Not every proxy has these answers.
+// Not every version has these answers, and not every engine. What one lacks is not asked for
+// again.
 const optional = { counts: showTraffic, rules: showRules };
 let available = new Set();
+const lacking = new Set();
 
 async function refreshOptional(path) {
   const requested = view.opened;
-  if (requested === null || !available.has(path) || path === "rules" && !byId("rules").hidden && !byId("rules").open) return;
+  if (requested === null || !available.has(path) || lacking.has(path) || path === "rules" && !byId("rules").hidden && !byId("rules").open) return;
   const { status, body } = await get(path, requested);
+  if (status === 404 || status === 501) lacking.add(path);
   if (requested === view.opened) optional[path](status === 200 ? body : null);
 }
 
@@ -209,11 +212,13 @@ function go(next) {
   if (view.packet && JSON.stringify(before.packet) !== JSON.stringify(view.packet)) showPacket(view.packet);
   showCopy("copy-list", {
     curl: () => curl("services", searchParameters()),
-    spctl: () => spctl("services", ...(view.q ? [view.q] : [])),
+    spctl: () => spctl("services", ...spctlFlags(), ...(view.q ? ["--", view.q] : [])),
   });
   refresh(refreshServices, refreshNamespaces);
   refreshOpened();
 }
+
+const spctlFlags = () => [...(view.namespace ? [`--namespace=${view.namespace}`] : []), ...(view.filters.size ? [`--filter=${[...view.filters].join(",")}`] : [])];
 
 function showServiceCommands({ namespace, name }) {
   showCopy("copy-service", { curl: () => curl("service", { namespace, name }), spctl: () => spctl("get", `${namespace}/${name}`) });

@@ -16,7 +16,7 @@ export function showTraffic(answer) {
     return;
   }
   const now = { time: performance.now(), counts: new Map() };
-  setText(byId("traffic-note"), `${counted(answer.servicePorts.reduce((n, p) => n + p.connections, 0), "connection")} in ${age(answer.since, new Date().toISOString())}`);
+  setText(byId("traffic-note"), `${counted(answer.servicePorts.reduce((n, p) => n + p.connections, 0), "connection")}${answer.since ? ` in ${age(answer.since, new Date().toISOString())}` : ""}`);
   list(byId("counters"), answer.servicePorts, (p) => JSON.stringify([p.family, p.portName, p.protocol]), createPort, (node, p) => updatePort(node, p, now));
   last = now;
 }
