@@ -20,9 +20,9 @@
 // # Keep it inside
 //
 // The Handler does not authenticate clients. It shows the names and addresses of all
-// Services and pods, and the proxy's errors; it changes nothing. Serve it only where
-// operators can reach it, on a loopback address or behind an authenticating proxy. Do
-// not make it reachable from outside, nor from pods.
+// Services and pods, and the proxy's errors; it changes nothing, except with the option
+// Tracer. Serve it only where operators can reach it, on a loopback address or behind an
+// authenticating proxy. Do not make it reachable from outside, nor from pods.
 //
 // Browsers must not give the responses to other sites, and such a site can resolve its
 // own name to the server's address (DNS rebinding). So the Handler accepts only requests
@@ -45,6 +45,9 @@
 //	report                             status, syncs and all Services with all details, as a file
 //	watch                              a line of JSON for each change of a service port
 //	verify                             the differences between the kernel and what is programmed
+//	trace?…&packets=&timeout=&send=&netns=
+//	                                   POST, and only with the option Tracer: what happens to a
+//	                                   real packet; the first parameters are those of explain
 //
 // Services come sorted by namespace and name, with numbers in them by value. With q, those that
 // have it as namespace/name, name, VIP, node port or endpoint address come first, then those

@@ -54,6 +54,10 @@ func (h *handler) explain(r *http.Request, q query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	return explainAnswerOf(&e), nil
+}
+
+func explainAnswerOf(e *desired.Explanation) explainAnswer {
 	a := explainAnswer{
 		Packet: packetText{
 			Protocol: e.Packet.Protocol, Source: e.Packet.Source.String(), Destination: e.Packet.Destination.String(),
@@ -71,7 +75,7 @@ func (h *handler) explain(r *http.Request, q query) (any, error) {
 		frontend := frontendOf(key, e.Frontend)
 		a.ServicePort, a.Frontend = &name, &frontend
 	}
-	return a, nil
+	return a
 }
 
 // packet parses the parameters of explain.

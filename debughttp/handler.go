@@ -39,8 +39,8 @@ func Title(text string) Option { return func(h *handler) { h.title = text } }
 func Version(text string) Option { return func(h *handler) { h.version = text } }
 
 // Handler returns a handler that shows the source to every client: see "Keep it inside".
-// It may be mounted anywhere, with [http.StripPrefix]. It accepts only GET and HEAD, and
-// only requests whose Host is an IP address, localhost or one of Hosts.
+// It may be mounted anywhere, with [http.StripPrefix]. It accepts only GET and HEAD,
+// and POST for the Tracer's path, and only requests whose Host is an IP address, localhost or one of Hosts.
 func Handler(source Source, options ...Option) http.Handler {
 	h := &handler{source: source, title: "serviceplane", pages: pages()}
 	for _, option := range options {
@@ -70,6 +70,9 @@ type handler struct {
 	index   index
 
 	verifying sync.Mutex // held by a request for verify
+
+	tracer func(context.Context, TraceRequest) (TraceAnswer, error) // nil without one
+	traces chan struct{}                                            // has an element for each that runs
 }
 
 // securityPolicy allows only the page's own files, and forbids frames.
@@ -89,12 +92,16 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuseHost(w, r)
 		return
 	}
+	name := strings.TrimPrefix(r.URL.Path, "/")
+	if name == "trace" && h.tracer != nil {
+		h.trace(w, r)
+		return
+	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
 		writeError(w, http.StatusMethodNotAllowed, "want method GET")
 		return
 	}
-	name := strings.TrimPrefix(r.URL.Path, "/")
 	switch name {
 	case "watch":
 		h.watch(w, r)

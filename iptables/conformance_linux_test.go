@@ -47,3 +47,9 @@ func TestTraceAgreesWithExplainOfNFT(t *testing.T) {
 	t.Parallel()
 	proxiertest.Traces(t, 200, 0, proxier.DefaultNames(), provider(iptables.VariantNFT, proxier.DefaultNames()))
 }
+
+// TestTraceAgreesWithExplainOfLegacy although the rules that stop packets cannot be seen.
+func TestTraceAgreesWithExplainOfLegacy(t *testing.T) {
+	t.Parallel()
+	proxiertest.Traces(t, 80, 0, proxier.DefaultNames(), provider(iptables.VariantLegacy, proxier.DefaultNames()))
+}

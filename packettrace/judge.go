@@ -42,6 +42,8 @@ func (o Outcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil 
 // Judgement compares the way of a packet with its explanation.
 type Judgement struct {
 	Outcome Outcome
+	// Packet is the judged one of the Result; nil if no packet came.
+	Packet *Packet
 	// By says in words who decided.
 	By string
 	// Step is the rule or policy that ended the packet; nil if none did.
@@ -60,7 +62,7 @@ func Ours(s *Step, names proxier.Names) bool {
 	if s.Family != "ip" && s.Family != "ip6" {
 		return false
 	}
-	if s.Table == names.Table || s.Table == names.Table+".ipvs" {
+	if s.Table == names.Table || strings.HasPrefix(s.Table, names.Table+".") { // "….ipvs"
 		return true
 	}
 	prefix := names.ChainPrefix + "-"
@@ -79,7 +81,7 @@ func Judge(r *Result, e *desired.Explanation, names proxier.Names) Judgement {
 	}
 	var first *Judgement
 	for i := range r.Packets {
-		j := judging{packet: &r.Packets[i], explanation: e, names: names, legacy: r.LegacyTables}
+		j := judging{Judgement: Judgement{Packet: &r.Packets[i]}, explanation: e, names: names, legacy: r.LegacyTables}
 		j.judge()
 		if !j.Agrees {
 			return j.Judgement
@@ -93,10 +95,10 @@ func Judge(r *Result, e *desired.Explanation, names proxier.Names) Judgement {
 
 func unseen(r *Result) Judgement {
 	j := Judgement{Outcome: OutcomeUnseen, By: "no such packet came in time"}
-	j.Reasons = []string{"before its rules a packet can be stopped on its way to the node, by XDP and other BPF programs, and by chains of the families netdev and bridge"}
 	if r.Sent != "" {
-		j.Reasons = append(j.Reasons, "sending the packet: "+r.Sent)
+		j.By = "the packet was sent, but did not come: " + r.Sent
 	}
+	j.Reasons = []string{"a packet can be stopped before the rules: by the routes of the sender, by XDP and other BPF programs, and by chains of the families netdev and bridge"}
 	return j
 }
 
@@ -104,7 +106,6 @@ func unseen(r *Result) Judgement {
 type judging struct {
 	Judgement
 
-	packet      *Packet
 	explanation *desired.Explanation
 	names       proxier.Names
 	legacy      []string
@@ -115,15 +116,15 @@ func (j *judging) because(format string, args ...any) {
 }
 
 func (j *judging) judge() {
-	hops := j.packet.Hops
+	hops := j.Packet.Hops
 	var first, last Hop
 	if len(hops) > 0 {
 		first, last = hops[0], hops[len(hops)-1]
 	}
 	j.Source, j.Destination = last.Source, last.Destination
-	if n := len(j.packet.Steps); n > 0 && j.packet.Steps[n-1].Ends() {
-		j.stopped(&j.packet.Steps[n-1])
-	} else if j.packet.Lost {
+	if n := len(j.Packet.Steps); n > 0 && j.Packet.Steps[n-1].Ends() {
+		j.stopped(&j.Packet.Steps[n-1])
+	} else if j.Packet.Lost {
 		j.lost(last)
 	} else {
 		j.arrived(first, last)
@@ -172,6 +173,11 @@ func (j *judging) lost(last Hop) {
 		return
 	}
 	j.By = fmt.Sprintf("lost in hook %s, and no rule of nf_tables did it: rules of iptables-legacy and BPF programs cannot be seen", last.Hook)
+	if v := j.explanation.Verdict; len(j.legacy) > 0 && (v == desired.VerdictDrop || v == desired.VerdictReject) {
+		j.because("the explanation says %v: the proxy's own rules of iptables-legacy do that unseen, and so do others", v)
+		j.Agrees = true
+		return
+	}
 	if len(j.legacy) > 0 {
 		j.because("iptables-legacy has the tables %s here: see iptables-legacy-save -c (ip6tables-legacy-save -c)", strings.Join(j.legacy, ", "))
 	} else {
@@ -207,8 +213,8 @@ func sourceText(first, last Hop) string {
 
 // translator returns the last rule that decided in the hook where the packet was translated.
 func (j *judging) translator() string {
-	for i := len(j.packet.Steps) - 1; i >= 0; i-- {
-		s := &j.packet.Steps[i]
+	for i := len(j.Packet.Steps) - 1; i >= 0; i-- {
+		s := &j.Packet.Steps[i]
 		if s.translates() {
 			return fmt.Sprintf(" by rule (handle %d) of chain %s in table %s %s", s.Handle, s.Chain, s.Family, s.Table)
 		}

@@ -109,6 +109,12 @@ func TestJudge(t *testing.T) {
 			explained(desired.VerdictForward, false, ""),
 			OutcomeLost, false, "iptables-legacy has the tables filter, nat here",
 		},
+		"lost as explained, maybe by the proxy": {
+			Packet{Hops: []Hop{arrives}, Lost: true},
+			[]string{"filter"},
+			explained(desired.VerdictReject, false, ""),
+			OutcomeLost, true, "the proxy's own rules of iptables-legacy do that unseen, and so do others",
+		},
 		"lost in a hook without iptables-legacy": {
 			Packet{Hops: []Hop{arrives, hop("forward", client, pod)}, Lost: true},
 			nil, explained(desired.VerdictPass, false, ""),

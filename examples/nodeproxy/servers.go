@@ -43,7 +43,7 @@ func (o *options) servers(p *testedProxy, m *measured, log *zap.Logger) []task {
 	serve("metrics", o.metricsAddress, metricsPort, o.metricsPages(m.registry))
 	about := []debughttp.Option{debughttp.Title("nodeproxy"), debughttp.Version(version())}
 	serve("debug", o.debugAddress, 0, debughttp.Handler(p, append(about, debughttp.Hosts(o.allowedHosts...))...))
-	return append(tasks, o.socketServer(debughttp.Handler(p, about...), log)...)
+	return append(tasks, o.socketServer(debughttp.Handler(p, o.socketOptions(p, about)...), log)...)
 }
 
 // runServer returns the function that runs a server. With --bind-address-hard-fail, it ends
