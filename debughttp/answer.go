@@ -60,6 +60,8 @@ func statusOf(err error) int {
 		return http.StatusNotFound
 	case errors.Is(err, proxier.ErrNotProgrammed), errors.Is(err, errBusy), errors.Is(err, runner.ErrEnded):
 		return http.StatusServiceUnavailable
+	case errors.Is(err, errors.ErrUnsupported):
+		return http.StatusNotImplemented
 	default:
 		return http.StatusInternalServerError
 	}

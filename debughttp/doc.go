@@ -43,6 +43,8 @@
 //	                                   the verdict on a packet
 //	state?namespace=                   all Services with their endpoints, for comparison
 //	report                             status, syncs and all Services with all details, as a file
+//	counts?namespace=&name=&limit=     the numbers of new connections of service ports, and of
+//	                                   their endpoints; most connections first
 //	watch                              a line of JSON for each change of a service port
 //	verify                             the differences between the kernel and what is programmed
 //	trace?…&packets=&timeout=&send=&netns=
@@ -75,7 +77,7 @@
 // unknown fields, and fields that do not apply, are omitted. An error is {"error": "…"}:
 // 400 for an invalid parameter, which the text names, 404 for a Service that is not
 // programmed, and 503 from explain while nothing is programmed in the packet's IP
-// family. New versions may add fields.
+// family, and 501 from counts if connections are not counted. New versions may add fields.
 //
 // verify reads the whole kernel, and syncs wait meanwhile; a second request gets 503 with
 // Retry-After.

@@ -24,6 +24,7 @@ type Source interface {
 	Resolved(family v1.IPFamily) *desired.Resolved
 	Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error)
 	Verify(ctx context.Context) (map[v1.IPFamily]proxier.Verification, error)
+	Counts(ctx context.Context, family v1.IPFamily) (proxier.Counts, error)
 }
 
 var _ Source = (*proxier.Proxier)(nil)
@@ -55,6 +56,7 @@ func Handler(source Source, options ...Option) http.Handler {
 		"explain":    h.explain,
 		"state":      h.state,
 		"verify":     h.verify,
+		"counts":     h.counts,
 	}
 	h.hosts = known(h.hosts)
 	return h

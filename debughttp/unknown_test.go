@@ -36,6 +36,10 @@ func (u unknownValues) frontend() desired.Frontend {
 
 func (unknownValues) Resolved(v1.IPFamily) *desired.Resolved { return nil }
 
+func (unknownValues) Counts(context.Context, v1.IPFamily) (proxier.Counts, error) {
+	return proxier.Counts{}, nil
+}
+
 func (u unknownValues) Explain(_ context.Context, p desired.Packet) (desired.Explanation, error) {
 	f := u.frontend()
 	return desired.Explanation{

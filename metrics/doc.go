@@ -9,7 +9,12 @@
 // The number of series does not depend on the number of Services: the labels are the
 // IP family, a traffic policy, a status code, the protocol, outcome and direction of a
 // connection, and the fixed lists of reasons and conditions. Only
-// Options.PerService, which is off by default, changes that.
+// Options.PerService, which is off by default, changes that, and WatchCounts, which has a
+// limit:
+//
+//	serviceplane_service_new_connections_total{ip_family,namespace,service,port,protocol}
+//
+// It counts each new connection for which the engine has chosen an endpoint.
 //
 // # Connections
 //

@@ -41,6 +41,7 @@ type Metrics struct {
 	connections *connections // only in mode userspace
 	canary      *canaryCollector
 	health      *healthCollector
+	counts      *countCollector
 }
 
 var _ proxier.Observer = (*Metrics)(nil)
@@ -62,6 +63,7 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 	m := &Metrics{
 		canary:      newCanaryCollector(),
 		health:      newHealthCollector(),
+		counts:      newCountCollector(o.Families),
 		syncs:       histogram("sync_proxy_rules_duration_seconds", "Duration of syncs, including failed ones.", durations),
 		full:        histogram("sync_full_proxy_rules_duration_seconds", "Duration of full syncs.", durations),
 		partial:     histogram("sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs.", durations),
@@ -82,7 +84,7 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 	}
 	all := []prometheus.Collector{
 		m.syncs, m.full, m.partial, m.programming, m.conntrack, m.lastSuccess, m.noLocalEndpoints, m.healthz, m.livez,
-		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newStatusCollector(&m.sources), m.canary, m.health,
+		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newStatusCollector(&m.sources), m.canary, m.health, m.counts,
 	}
 	ofMode := modeCounters(o.Mode)
 	for _, c := range ofMode {

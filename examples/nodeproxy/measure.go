@@ -42,6 +42,9 @@ func (m *measured) watch(o *options, p *testedProxy, health *endpointhealth.Chec
 	if health != nil {
 		m.WatchEndpointHealth(health.Status)
 	}
+	if o.countConnections {
+		m.WatchCounts(p.Counts, 0)
+	}
 	if o.mode() == modeIPTables { // the kernel counts
 		packets := iptables.NewCounters(o.iptablesConfig(config))
 		m.WatchPackets(packets.LocalhostNodePorts, packets.Invalid)

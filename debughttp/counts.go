@@ -1,0 +1,88 @@
+package debughttp
+
+import (
+	"cmp"
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+type countsAnswer struct {
+	// Since is omitted before the first sync.
+	Since time.Time `json:"since,omitzero"`
+	// Total is the number of service ports that match.
+	Total        int           `json:"total"`
+	ServicePorts []countedPort `json:"servicePorts"`
+}
+
+type countedPort struct {
+	servicePortName
+
+	Family      v1.IPFamily       `json:"family"`
+	Connections uint64            `json:"connections"`
+	Endpoints   []countedEndpoint `json:"endpoints"`
+}
+
+type countedEndpoint struct {
+	Address     string `json:"address"`
+	Connections uint64 `json:"connections"`
+}
+
+// counts is the number of connections of service ports, those with the most first.
+func (h *handler) counts(r *http.Request, q query) (any, error) {
+	namespace, nsErr := q.text("namespace")
+	name, nameErr := q.text("name")
+	limit, limitErr := q.limit()
+	if err := errors.Join(nsErr, nameErr, limitErr); err != nil {
+		return nil, err
+	}
+	all := countsAnswer{ServicePorts: []countedPort{}}
+	var unsupported error
+	counting := false
+	for family := range h.source.Status().Families {
+		counts, err := h.source.Counts(r.Context(), family)
+		if errors.Is(err, errors.ErrUnsupported) {
+			unsupported = err
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		counting = true
+		all.add(family, &counts, namespace, name)
+	}
+	if !counting && unsupported != nil {
+		return nil, unsupported
+	}
+	slices.SortFunc(all.ServicePorts, func(a, b countedPort) int {
+		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
+			cmp.Compare(a.PortName, b.PortName), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Family, b.Family))
+	})
+	all.Total = len(all.ServicePorts)
+	all.ServicePorts = all.ServicePorts[:min(limit, all.Total)]
+	return all, nil
+}
+
+// add adds the service ports of a family that have the namespace and the name, where they are
+// not empty.
+func (a *countsAnswer) add(family v1.IPFamily, counts *proxier.Counts, namespace, name string) {
+	if since := moment(counts.Since); a.Since.IsZero() || !since.IsZero() && since.Before(a.Since) {
+		a.Since = since
+	}
+	for _, p := range counts.ServicePorts {
+		if namespace != "" && p.Name.Namespace != namespace || name != "" && p.Name.Name != name {
+			continue
+		}
+		a.ServicePorts = append(a.ServicePorts, countedPort{
+			servicePortName: nameOf(p.Name), Family: family, Connections: p.Connections,
+			Endpoints: converted(p.Endpoints, func(e proxier.EndpointCounts) countedEndpoint {
+				return countedEndpoint{Address: e.Endpoint.String(), Connections: e.Connections}
+			}),
+		})
+	}
+}

@@ -1,0 +1,83 @@
+package metrics_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/metrics"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// TestMetricsOfCounts: at most so many service ports have a series, the rest is in one sum. A
+// series never falls while its service port exists, and no connection is in two series.
+func TestMetricsOfCounts(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	m, err := metrics.New(registry, metrics.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const metric = "serviceplane_service_new_connections_total"
+	if families := scrape(t, registry); families[metric] != nil {
+		t.Error("there is the metric before WatchCounts")
+	}
+	var now string
+	var failure error
+	m.WatchCounts(func(ctx context.Context, family v1.IPFamily) (counts proxier.Counts, err error) {
+		if _, limited := ctx.Deadline(); !limited || family != v1.IPv4Protocol {
+			t.Errorf("asked for %s, with a deadline: %v", family, limited)
+		}
+		for part := range strings.FieldsSeq(now) {
+			p := proxier.ServicePortCounts{Name: changetracker.ServicePortName{
+				NamespacedName: types.NamespacedName{Namespace: "shop", Name: part[:1]}, Port: "http", Protocol: v1.ProtocolTCP,
+			}}
+			if _, err := fmt.Sscan(part[2:], &p.Connections); err != nil {
+				t.Fatal(err)
+			}
+			counts.ServicePorts = append(counts.ServicePorts, p)
+		}
+		return counts, failure
+	}, 2)
+	for _, step := range []struct{ counts, series string }{
+		{"", ""},
+		{"b=5", "b=5"},
+		{"a=1 b=6", "a=1 b=6"},
+		{"a=1 b=6 c=3", "a=1 b=6 others=3"},
+		{"a=2 b=6 c=4 d=10", "a=2 b=6 others=14"},
+		{"b=7 c=5 d=10", "b=7 others=15"},         // a is deleted; the others stay where they were
+		{"b=7 c=6 d=10 e=1", "b=7 e=1 others=16"}, // a new one takes its place
+		{"b=7 d=10 e=1", "b=7 e=1 others=16"},     // the sum keeps what c had
+		{"b=7 c=2 d=10 e=2", "b=7 e=2 others=18"}, // another c
+		{"b=7 c=1 d=10 e=2", "b=7 e=2 others=19"}, // c counts anew in another engine
+	} {
+		now = step.counts
+		var got []string
+		for _, series := range scrape(t, registry)[metric].GetMetric() {
+			labels := map[string]string{}
+			for _, l := range series.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			name := labels["service"]
+			if want := map[string]string{"ip_family": "IPv4", "namespace": "shop", "service": name, "port": "http", "protocol": "TCP"}; name != "others" && fmt.Sprint(labels) != fmt.Sprint(want) {
+				t.Errorf("labels %v, want %v", labels, want)
+			}
+			got = append(got, fmt.Sprintf("%s=%v", name, series.GetCounter().GetValue()))
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != step.series {
+			t.Errorf("counts %q: series %q, want %q", step.counts, got, step.series)
+		}
+	}
+	failure = errors.New("no kernel")
+	if families := scrape(t, registry); families[metric] != nil {
+		t.Error("there are numbers although they could not be read")
+	}
+}
