@@ -76,6 +76,16 @@ var (
 	programs   = []string{"iptables-legacy-save", "ip6tables-legacy-save"}                  // read-only
 )
 
+// needPrograms skips the test if a program is missing that prints the kernel's tables.
+func needPrograms(t *testing.T) {
+	t.Helper()
+	for _, program := range append([]string{"nft"}, programs...) {
+		if _, err := exec.LookPath(program); err != nil && os.Getenv(netnstest.RequireKernel) != "1" {
+			t.Skipf("install nftables and iptables: %v", err)
+		}
+	}
+}
+
 // inKernel counts what all tables of a node hold, but for the chains that iptables itself
 // makes and never deletes. nft shows the tables of iptables-nft too.
 func inKernel(t *testing.T, node *proxiertest.Host) (k kernelUse) {

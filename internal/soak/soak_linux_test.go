@@ -30,7 +30,7 @@ import (
 var (
 	engine   = flag.String("engine", "", "only this engine: nftables, iptables-nft, iptables-legacy or userspace")
 	services = flag.Int("services", 60, "how many Services there are")
-	events   = flag.Int("events", 1500, "how many changes")
+	events   = flag.Int("events", 1000, "how many changes")
 	atOnce   = flag.Int("at-once", 50, "how many changes come between two waits until all are programmed")
 	rate     = flag.Int("rate", 0, "changes a second, for the time of -for, instead of -events and -at-once")
 	duration = flag.Duration("for", time.Minute, "how long changes come with -rate")
@@ -66,6 +66,7 @@ func engines() map[string]proxiertest.Factory {
 // they held in the beginning, and what a new proxy makes of the same objects. No connection
 // fails.
 func TestSoak(t *testing.T) {
+	needPrograms(t)
 	for name, factory := range engines() {
 		if *engine == "" || *engine == name {
 			t.Run(name, func(t *testing.T) { soak(t, factory) })
