@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -22,10 +23,24 @@ import (
 // other programs: see package history.
 func TestHistories(t *testing.T) {
 	t.Parallel()
+	eachHistoryVariant(t, func(t *testing.T, planes history.Planes) { t.Helper(); history.Test(t, 2, 2, planes) })
+}
+
+// TestEachCallOfAHistory lets each run of a program fail.
+func TestEachCallOfAHistory(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(history.SeedsVariable) == "" {
+		t.Skip("takes minutes: set " + history.SeedsVariable)
+	}
+	eachHistoryVariant(t, history.TestEachCall)
+}
+
+func eachHistoryVariant(t *testing.T, test func(*testing.T, history.Planes)) {
+	t.Helper()
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) {
 			t.Parallel()
-			history.Test(t, 2, 2, func(t *testing.T, seed uint64) (plane, fresh history.Plane) {
+			test(t, func(t *testing.T, seed uint64) (plane, fresh history.Plane) {
 				t.Helper()
 				p := historyPlane{ns: netnstest.New(t), variant: variant, localhost: seed%2 == 0, lockFile: filepath.Join(t.TempDir(), "lock")}
 				p.shared.Masquerade.All = seed%5 == 0

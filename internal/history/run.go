@@ -41,6 +41,9 @@ type run struct {
 	flows        *flows
 	patience     time.Duration
 	settled      bool // nothing happened since the last Settle
+	fired        int  // interventions in processes that have ended
+	// next are interventions in the next process.
+	next []Intervention
 }
 
 // life is one process.
@@ -56,22 +59,27 @@ type life struct {
 // Run runs a history in plane. It compares with what a new Provider programs in fresh, which
 // must be empty, and is again afterwards. The kernel must become right within patience of each
 // Settle. Run leaves plane empty too.
-func Run(ctx context.Context, plane, fresh Plane, steps []Step, patience time.Duration) (err error) {
+func Run(ctx context.Context, plane, fresh Plane, steps []Step, patience time.Duration) error {
+	_, err := runCounting(ctx, plane, fresh, steps, patience)
+	return err
+}
+
+// runCounting also returns how many of the planned interventions happened.
+func runCounting(ctx context.Context, plane, fresh Plane, steps []Step, patience time.Duration) (fired int, err error) {
 	r := &run{
 		plane: plane, fresh: fresh, patience: patience, flows: newFlows(),
 		objects: Objects{Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}},
 	}
 	r.config = plane.Config()
 	r.config.Runner = runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: time.Millisecond, Max: 20 * time.Millisecond}}
-	defer func() {
-		err = errors.Join(err, r.end(), r.clean(context.WithoutCancel(ctx), plane))
-	}()
 	for i := range steps {
-		if err := r.step(ctx, &steps[i]); err != nil {
-			return fmt.Errorf("step %d (%v): %w", i, &steps[i], err)
+		if err = r.step(ctx, &steps[i]); err != nil {
+			err = fmt.Errorf("step %d (%v): %w", i, &steps[i], err)
+			break
 		}
 	}
-	return nil
+	err = errors.Join(err, r.end(), r.clean(context.WithoutCancel(ctx), plane))
+	return r.fired, err
 }
 
 func (r *run) step(ctx context.Context, s *Step) error {
@@ -88,9 +96,9 @@ func (r *run) step(ctx context.Context, s *Step) error {
 		r.settled = before
 		return ignore(r.life.Sync(ctx)) // it may fail because of what was planned
 	case Fail, Lose:
-		r.life.calls.Plan(Intervention{Call: s.Call, Err: s.Error, Late: s.Kind == Lose})
+		r.plan(s, Intervention{Call: s.Call, Err: s.Error, Late: s.Kind == Lose})
 	case Kill:
-		r.life.calls.Plan(Intervention{Call: s.Call, Kill: true, Late: s.Late})
+		r.plan(s, Intervention{Call: s.Call, Kill: true, Late: s.Late})
 	case Damage:
 		r.plane.Damage(s.Damage, &r.objects)
 	case DamageAt:
@@ -103,6 +111,15 @@ func (r *run) step(ctx context.Context, s *Step) error {
 		return r.settle(ctx, s.Late)
 	}
 	return nil
+}
+
+// plan plans an intervention in this process or in the next.
+func (r *run) plan(s *Step, i Intervention) {
+	if s.Next {
+		r.next = append(r.next, i)
+	} else {
+		r.life.calls.Plan(i)
+	}
 }
 
 func ignore(error) error { return nil }
@@ -217,7 +234,8 @@ func (l *life) load(o *Objects) {
 }
 
 func (r *run) start(ctx context.Context) (err error) {
-	calls := &Calls{}
+	calls := &Calls{planned: r.next}
+	r.next = nil
 	engines, err := r.plane.Engines(r.config, calls)
 	if err != nil {
 		return err
@@ -234,7 +252,9 @@ func (r *run) end() error {
 	}
 	l := r.life
 	r.life = nil
-	return l.end()
+	err := l.end()
+	r.fired += l.calls.Fired()
+	return err
 }
 
 func (l *life) end() error {
@@ -254,7 +274,7 @@ func (r *run) restart(ctx context.Context, settled bool) error {
 	if err := r.start(ctx); err != nil || !settled {
 		return err
 	}
-	if err := r.life.Sync(ctx); err != nil {
+	if err := r.whenFree(func() error { return r.life.Sync(ctx) }); err != nil {
 		return fmt.Errorf("first sync after a restart: %w", err)
 	}
 	if n := r.life.side.writes(); n > 0 {
@@ -286,7 +306,7 @@ func (r *run) clean(ctx context.Context, plane Plane) error {
 	if err != nil {
 		return err
 	}
-	if err := p.Cleanup(ctx); err != nil {
+	if err := r.whenFree(func() error { return p.Cleanup(ctx) }); err != nil {
 		return err
 	}
 	left, err := plane.Kernel()
@@ -309,7 +329,7 @@ func (r *run) wanted(ctx context.Context) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	err = l.Sync(ctx)
+	err = r.whenFree(func() error { return l.Sync(ctx) })
 	if err == nil {
 		text, err = r.fresh.Kernel()
 	}
@@ -355,6 +375,16 @@ func (r *run) mustBeIdle(ctx context.Context, want string) error {
 	}
 	r.settled = err == nil
 	return errors.Join(err, r.checkSide(ctx))
+}
+
+// whenFree repeats what needs the lock of the names: on a busy machine a program that another
+// test starts may have a copy of the lock for long, between fork and execve.
+func (r *run) whenFree(do func() error) (err error) {
+	r.soon(func() bool {
+		err = do()
+		return !errors.Is(err, proxier.ErrInUse)
+	})
+	return err
 }
 
 // soon waits until a condition holds.

@@ -18,12 +18,14 @@ const (
 	SeedsVariable = "SERVICEPLANE_HISTORY_SEEDS"
 )
 
+// Planes returns two empty planes that end with the test: see Run.
+type Planes func(t *testing.T, seed uint64) (plane, fresh Plane)
+
 // stepsPerHistory is the number of random steps of a history.
 const stepsPerHistory = 30
 
-// Test runs histories of new seeds. planes returns two planes that end with the test.
-// workers of them run at a time. If one fails, Test shortens it and prints what is left.
-func Test(t *testing.T, few, workers int, planes func(t *testing.T, seed uint64) (plane, fresh Plane)) {
+// Test runs histories of new seeds, as many workers at a time. If one fails, Test shortens it and prints what is left.
+func Test(t *testing.T, few, workers int, planes Planes) {
 	t.Helper()
 	first, count := seeds(t, few)
 	t.Logf("%d seeds from %d; to run one again: %s=N go test -run '%s'", count, first, SeedVariable, t.Name())
@@ -55,8 +57,6 @@ func seeds(t *testing.T, few int) (first uint64, count int) {
 		}
 		return seed, 1
 	}
-	var b [4]byte
-	_, _ = rand.Read(b[:]) // never fails
 	if text := os.Getenv(SeedsVariable); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil {
@@ -64,14 +64,28 @@ func seeds(t *testing.T, few int) (first uint64, count int) {
 		}
 		few = n
 	}
-	return uint64(binary.NativeEndian.Uint32(b[:])), few
+	return newSeed(), few
+}
+
+// Few returns few, or many with SeedsVariable.
+func Few(few, many int) int {
+	if os.Getenv(SeedsVariable) != "" {
+		return many
+	}
+	return few
+}
+
+func newSeed() uint64 {
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return uint64(binary.NativeEndian.Uint32(b[:]))
 }
 
 // patience is how long a kernel may take to become right on a busy machine, and
 // shortPatience is enough while a history that has failed is shortened.
 const patience, shortPatience = time.Minute, 8 * time.Second
 
-func testSeed(t *testing.T, seed uint64, planes func(t *testing.T, seed uint64) (plane, fresh Plane)) {
+func testSeed(t *testing.T, seed uint64, planes Planes) {
 	t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 		steps := New(seed, stepsPerHistory)
 		plane, fresh := planes(t, seed)

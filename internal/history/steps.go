@@ -44,7 +44,8 @@ type Step struct {
 	Error   syscall.Errno
 	Late    bool
 	Twice   bool
-	Damage  int // chooses the damage
+	Next    bool // the calls are those of the next process
+	Damage  int  // chooses the damage
 }
 
 // String prints a step in one line.

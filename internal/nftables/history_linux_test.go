@@ -24,18 +24,32 @@ import (
 // programs: see package history.
 func TestHistories(t *testing.T) {
 	t.Parallel()
-	history.Test(t, 20, 2, func(t *testing.T, seed uint64) (plane, fresh history.Plane) {
-		t.Helper()
-		p := historyPlane{ns: netnstest.New(t), loadWrites: []int{0, 20, loadWrites}[seed%3]}
-		if seed%2 == 0 {
-			p.shared.Masquerade.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
-		}
-		p.shared.Masquerade.All = seed%5 == 0
-		p.shared.NodePorts.Primary = seed%7 == 0
-		f := p
-		f.ns = netnstest.New(t)
-		return p, f
-	})
+	history.Test(t, 20, 2, historyPlanes)
+}
+
+// TestEachCallOfAHistory lets each transaction and each dump of a history fail.
+func TestEachCallOfAHistory(t *testing.T) {
+	t.Parallel()
+	history.TestEachCall(t, historyPlanes)
+}
+
+// TestHistoriesCatchPlantedBugs checks the histories themselves.
+func TestHistoriesCatchPlantedBugs(t *testing.T) {
+	t.Parallel()
+	history.TestPlanted(t, history.Few(1, 12), historyPlanes)
+}
+
+func historyPlanes(t *testing.T, seed uint64) (plane, fresh history.Plane) {
+	t.Helper()
+	p := historyPlane{ns: netnstest.New(t), loadWrites: []int{0, 20, loadWrites}[seed%3]}
+	if seed%2 == 0 {
+		p.shared.Masquerade.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
+	}
+	p.shared.Masquerade.All = seed%5 == 0
+	p.shared.NodePorts.Primary = seed%7 == 0
+	f := p
+	f.ns = netnstest.New(t)
+	return p, f
 }
 
 // historyPlane is a network namespace for histories.

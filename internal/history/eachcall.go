@@ -1,0 +1,84 @@
+package history
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// TestEachCall lets each call to the kernel of one change, and of the first sync of another
+// process, fail in turn: with an error, after which the kernel has done nothing; with a lost
+// answer; by the death of the process before the call or after it. With SeedsVariable each
+// call has all faults. Otherwise every third has one; each run draws others.
+func TestEachCall(t *testing.T, planes Planes) {
+	t.Helper()
+	seed := newSeed()
+	if text := os.Getenv(SeedVariable); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("read %s: %v", SeedVariable, err)
+		}
+		seed = n
+	}
+	d := dice{rand.New(rand.NewPCG(seed, 21))}
+	t.Logf("to run the same again: %s=%d go test -run '%s'", SeedVariable, seed, t.Name())
+	plane, fresh := planes(t, seed)
+	before := []Step{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}
+	var change []Step
+	for range 6 {
+		before = append(before, Step{Kind: SetService, Service: d.service()}, Step{Kind: SetSlice, Slice: d.slice()})
+		change = append(change, Step{Kind: SetService, Service: d.service()}, Step{Kind: SetSlice, Slice: d.slice()})
+	}
+	before = append(before, Step{Kind: Settle})
+	for what, steps := range map[string]func(fault Step) []Step{
+		"change": func(fault Step) []Step {
+			return slices.Concat(before, []Step{fault}, change, []Step{{Kind: Sync}, {Kind: Settle}})
+		},
+		"another process": func(fault Step) []Step {
+			fault.Next = true
+			return slices.Concat(before, []Step{fault}, change, []Step{{Kind: Restart}, {Kind: Sync}, {Kind: Settle}})
+		},
+	} {
+		n := d.eachCall(t, plane, fresh, steps)
+		t.Logf("%s: %d faults", what, n)
+		if n == 0 && !t.Failed() {
+			t.Errorf("%s: no call to the kernel could fail", what)
+		}
+	}
+}
+
+// eachCall returns the number of faults that happened.
+func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault Step) []Step) (n int) {
+	t.Helper()
+	stride := Few(3, 1)
+	for call := d.IntN(stride); ; call += stride {
+		happened := false
+		for _, fault := range d.faults() {
+			fault.Call = call
+			fired, err := runCounting(t.Context(), plane, fresh, steps(fault), patience)
+			if err != nil {
+				t.Errorf("%v: %v", fault, err)
+				return n
+			}
+			n += fired
+			happened = happened || fired > 0
+		}
+		if !happened {
+			return n
+		}
+	}
+}
+
+// faults returns some of all faults of one call, or all with SeedsVariable.
+func (d dice) faults() []Step {
+	all := []Step{{Kind: Kill}, {Kind: Kill, Late: true}}
+	for _, e := range Errors {
+		all = append(all, Step{Kind: Fail, Error: e}, Step{Kind: Lose, Error: e})
+	}
+	d.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all[:Few(1, len(all))]
+}
