@@ -12,7 +12,8 @@ import (
 // drainingServers returns the virtual servers that no service port will have, and that may
 // still have connections. The rules refuse new connections there: otherwise other ports of
 // the VIP would reach programs of the node, and a successor could not recognize the
-// virtual server.
+// virtual server. Those of UDP do not drain; the rules have them until they are removed if
+// nothing else would tell a successor about them, because they are on addresses of the node.
 func (e *Engine) drainingServers(update *desired.Update, wanted []wantedPort) map[serverKey]bool {
 	draining := maps.Clone(e.table.draining)
 	if update.Full {
@@ -40,8 +41,8 @@ func (e *Engine) drainingServers(update *desired.Update, wanted []wantedPort) ma
 	}
 	maps.DeleteFunc(draining, func(key serverKey, _ bool) bool {
 		nodePort := desired.Key{Protocol: key.protocol, Port: key.addr.Port()}
-		return e.table.virtuals[key] == nil || key.protocol == desired.UDP || served(key.frontend()) ||
-			served(nodePort) && slices.Contains(e.local, key.addr.Addr())
+		onNode := slices.Contains(e.local, key.addr.Addr())
+		return e.table.virtuals[key] == nil || key.protocol == desired.UDP && !onNode || served(key.frontend()) || served(nodePort) && onNode
 	})
 	return draining
 }

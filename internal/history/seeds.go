@@ -88,16 +88,19 @@ const patience, shortPatience = time.Minute, 8 * time.Second
 func testSeed(t *testing.T, seed uint64, planes Planes) {
 	t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 		steps := New(seed, stepsPerHistory)
-		plane, fresh := planes(t, seed)
-		err := Run(t.Context(), plane, fresh, steps, patience)
+		run := func(ctx context.Context, steps []Step, patience time.Duration) error {
+			plane, fresh := planes(t, seed) // new ones: a failed history may leave something
+			return Run(ctx, plane, fresh, steps, patience)
+		}
+		err := run(t.Context(), steps, patience)
 		if err == nil {
 			return
 		}
 		t.Errorf("seed %d: %v", seed, err)
 		short := Shrink(t.Context(), steps, 2*time.Minute, func(ctx context.Context, steps []Step) bool {
-			return Run(ctx, plane, fresh, steps, shortPatience) != nil
+			return run(ctx, steps, shortPatience) != nil
 		})
 		t.Logf("%d steps, shortened to %d:\n%s", len(steps), len(short), Text(short))
-		t.Logf("its error: %v", Run(t.Context(), plane, fresh, short, shortPatience))
+		t.Logf("its error: %v", run(t.Context(), short, shortPatience))
 	})
 }
