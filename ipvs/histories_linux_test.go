@@ -141,9 +141,11 @@ type calledKernel struct{ calledNode }
 func (k calledKernel) fake() *fakeKernel { return k.plane.node.kernel }
 
 func (k calledKernel) List() (map[serverKey]*virtual, error) { return get(k.calledNode, k.fake().List) }
+
 func (k calledKernel) ListFast() (map[serverKey]*virtual, error) {
 	return get(k.calledNode, k.fake().ListFast)
 }
+
 func (k calledKernel) Get(key serverKey) (*virtual, error) {
 	return get(k.calledNode, func() (*virtual, error) { return k.fake().Get(key) })
 }
@@ -155,9 +157,11 @@ func (k calledKernel) Connections(key serverKey) (map[netip.AddrPort]int, error)
 func (k calledKernel) Put(key serverKey, s settings, as change) error {
 	return k.do(func() error { return k.fake().Put(key, s, as) })
 }
+
 func (k calledKernel) Delete(key serverKey) error {
 	return k.do(func() error { return k.fake().Delete(key) })
 }
+
 func (k calledKernel) PutReal(key serverKey, real netip.AddrPort, weight int, as change) error {
 	return k.do(func() error { return k.fake().PutReal(key, real, weight, as) })
 }
