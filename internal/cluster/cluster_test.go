@@ -15,8 +15,9 @@ import (
 var (
 	seed   = flag.Uint64("seed", 0, "the only seed to run; 0 means new ones")
 	keep   = flag.String("keep", "", "indexes of the ops to play, with -seed; empty means all")
-	seeds  = flag.Int("seeds", 0, "how many seeds to run, from 1; 0 means new ones for the time of -budget")
-	nodes  = flag.Int("nodes", 10, "how many nodes TestLarge has")
+	first  = flag.Uint64("first", 1, "the first seed of -seeds")
+	seeds  = flag.Uint64("seeds", 0, "how many seeds to run, from -first; 0 means new ones for the time of -budget")
+	nodes  = flag.Int("nodes", 5, "how many nodes TestLarge has")
 	budget = flag.Duration("budget", 10*time.Second, "how long to run new seeds")
 )
 
@@ -35,14 +36,14 @@ func TestSeeds(t *testing.T) {
 		playSeed(t, *seed, sum)
 	case *seeds != 0:
 		for i := range *seeds {
-			playSeed(t, uint64(i+1), sum)
+			playSeed(t, *first+i, sum)
 		}
 	default:
-		first, played := rand.Uint64N(1<<40), uint64(0)
-		for begin := time.Now(); time.Since(begin) < *budget && !t.Failed(); played++ {
-			playSeed(t, first+played, sum)
+		begin, played := rand.Uint64N(1<<40), uint64(0)
+		for start := time.Now(); time.Since(start) < *budget && !t.Failed(); played++ {
+			playSeed(t, begin+played, sum)
 		}
-		t.Logf("%d seeds from %d", played, first)
+		t.Logf("%d seeds from %d", played, begin)
 	}
 }
 
@@ -64,7 +65,26 @@ func playSeed(t *testing.T, seed uint64, sum map[string]int) {
 	}
 	sc = sc.shrink(func(smaller scenario) bool { return len(smaller.run(t).violations) > 0 })
 	t.Errorf("seed %d: these ops are enough:\n%s\n%s\ngo test ./internal/cluster -run TestSeeds -seed %d -keep %s",
-		seed, sc.story(), strings.Join(sc.run(t).violations, "\n"), seed, sc.indexes())
+		seed, sc.story(), lines(sc.run(t).violations), seed, sc.indexes())
+}
+
+func lines(violations []violation) string {
+	var all []string
+	for _, v := range violations {
+		all = append(all, v.String())
+	}
+	return strings.Join(all, "\n")
+}
+
+// properties lists the properties that do not hold.
+func properties(violations []violation) string {
+	var all []string
+	for _, v := range violations {
+		if !slices.Contains(all, v.property) {
+			all = append(all, v.property)
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // happened lists what went wrong.
@@ -93,20 +113,20 @@ func TestFaultsHappen(t *testing.T) {
 // TestLarge plays one large cluster, without and with faults, and prints how long changes take
 // and how much the nodes write.
 func TestLarge(t *testing.T) {
-	first := *seed
-	if first == 0 {
-		first = rand.Uint64N(1 << 40)
+	chosen := *seed
+	if chosen == 0 {
+		chosen = rand.Uint64N(1 << 40)
 	}
 	for _, faults := range []bool{false, true} {
 		t.Run(fmt.Sprintf("faults %v", faults), func(t *testing.T) {
-			res := newLargeScenario(first, *nodes, faults).run(t)
-			t.Logf("seed %d, %d nodes:\n%s", first, *nodes, res.stats)
+			res := newLargeScenario(chosen, *nodes, faults).run(t)
+			t.Logf("seed %d, %d nodes:\n%s", chosen, *nodes, res.stats)
 			for i := range res.violations[:min(20, len(res.violations))] {
-				t.Errorf("seed %d: %s", first, res.violations[i])
+				t.Errorf("seed %d: %v", chosen, res.violations[i])
 			}
 			for node, writes := range res.stats.writes {
 				if !faults && writes > res.stats.touched[node] {
-					t.Errorf("seed %d: node %d writes %d times for %d changed service ports", first, node, writes, res.stats.touched[node])
+					t.Errorf("seed %d: node %d writes %d times for %d changed service ports", chosen, node, writes, res.stats.touched[node])
 				}
 			}
 		})
@@ -130,7 +150,7 @@ func TestPlantedFaults(t *testing.T) {
 				sc := newScenario(seed + 1)
 				sc.quirks = fault.quirks
 				if violations := sc.run(t).violations; len(violations) > 0 {
-					t.Logf("caught by seed %d: %s", seed+1, violations[0])
+					t.Logf("caught by seed %d: %s\n%s", seed+1, properties(violations), violations[0])
 					return
 				}
 			}

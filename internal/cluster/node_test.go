@@ -195,12 +195,19 @@ func (p *process) observe(k kind, key string, objects [2]metav1.Object, c change
 	service := serviceOf(k, about)
 	before, known := p.rules[service]
 	if !known {
-		before = p.view.rules(service)
+		for i, family := range families {
+			before[i] = p.view.rules(service, family)
+		}
 	}
 	p.noteRivals(k, service, now)
 	p.view.set(k, key, service, objects[1])
 	p.noteRivals(k, service, now)
-	after := p.view.rules(service)
+	after := before
+	for i, family := range families {
+		if k == servicesKind || familyOf(about) == family {
+			after[i] = p.view.rules(service, family)
+		}
+	}
 	p.rules[service] = after
 	p.changed[service] = now
 	if k == slicesKind {

@@ -117,12 +117,10 @@ func (v *view) set(k kind, key string, service types.NamespacedName, o metav1.Ob
 // rules are those of a Service, by family.
 type rules [len(families)]map[changetracker.ServicePortName]*rule
 
-func (v *view) rules(service types.NamespacedName) (all rules) {
-	for i, family := range families {
-		all[i] = map[changetracker.ServicePortName]*rule{}
-		for _, name := range v.names(service) {
-			all[i][name] = v.rule(name, family)
-		}
+func (v *view) rules(service types.NamespacedName, family v1.IPFamily) map[changetracker.ServicePortName]*rule {
+	all := map[changetracker.ServicePortName]*rule{}
+	for _, name := range v.names(service) {
+		all[name] = v.rule(name, family)
 	}
 	return all
 }

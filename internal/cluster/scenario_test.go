@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -41,7 +42,7 @@ func newLargeScenario(seed uint64, nodes int, faults bool) scenario {
 	sc := scenario{seed: seed, nodes: nodes, apps: 30, replicas: 3, window: 40, bursts: 6}
 	sc.addOps(r, 30, workloadOps)
 	if faults {
-		sc.addOps(r, 40, faultOps)
+		sc.addOps(r, 25, faultOps)
 	}
 	return sc
 }
@@ -49,9 +50,9 @@ func newLargeScenario(seed uint64, nodes int, faults bool) scenario {
 // newScenario makes a small cluster from a seed.
 func newScenario(seed uint64) scenario {
 	r := rand.New(rand.NewPCG(seed, 1))
-	sc := scenario{seed: seed, nodes: 3 + r.IntN(8), apps: 2 + r.IntN(4), replicas: 1 + r.IntN(3), window: 1 + r.IntN(10), bursts: 1 + r.IntN(4)}
-	sc.addOps(r, 8+r.IntN(12), workloadOps)
-	sc.addOps(r, 4+r.IntN(10), faultOps)
+	sc := scenario{seed: seed, nodes: 3 + r.IntN(1+r.IntN(8)), apps: 2 + r.IntN(3), replicas: 1 + r.IntN(3), window: 1 + r.IntN(10), bursts: 1 + r.IntN(4)}
+	sc.addOps(r, 5+r.IntN(8), workloadOps)
+	sc.addOps(r, 4+r.IntN(8), faultOps)
 	return sc
 }
 
@@ -73,7 +74,7 @@ func (sc *scenario) addOps(r *rand.Rand, count int, kinds []string) {
 
 // result is what a run shows.
 type result struct {
-	violations []string
+	violations []violation
 	digest     uint64
 	stats      *stats
 }
@@ -103,7 +104,7 @@ func (sc scenario) run(t *testing.T) (res result) {
 			n.stop()
 		}
 		synctest.Wait()
-		slices.Sort(s.violations)
+		slices.SortFunc(s.violations, func(a, b violation) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.text, b.text)) })
 		res = result{s.violations, s.digest, s.stats}
 	})
 	return res
@@ -157,9 +158,11 @@ func (w *world) do(o op) {
 			w.sim.after(jitter(r, time.Second), func() { w.change(missed, a, r) })
 		}
 	}
+	var some []*node
 	for range 1 + len(w.nodes)/20 {
-		w.disturb(o.kind, w.nodes[r.IntN(len(w.nodes))], r)
+		some = append(some, w.nodes[r.IntN(len(w.nodes))])
 	}
+	w.disturb(o.kind, some, r)
 }
 
 // change plays an op of the workload on one application.
@@ -236,40 +239,50 @@ func (w *world) collect(a *app) {
 	}
 }
 
-// disturb plays a fault at one node.
-func (w *world) disturb(kind string, n *node, r *rand.Rand) {
+// disturb plays a fault at some nodes.
+func (w *world) disturb(kind string, some []*node, r *rand.Rand) {
 	switch kind {
-	case "gap":
-		w.gap(n, r)
-		w.gap(w.nodes[r.IntN(len(w.nodes))], r)
-	case "restart":
-		n.restart(jitter(r, 3*time.Second))
 	case "crash": // soon after a change, which may be in the middle of an Apply
 		w.change("flap", w.apps[r.IntN(len(w.apps))], r)
-		w.sim.after(jitter(r, 60*time.Millisecond), func() { n.restart(jitter(r, time.Second)) })
 	case "kernel":
-		how, until := works+1+failure(r.IntN(int(failures)-1)), jitter(r, 5*time.Second)
-		for _, n := range []*node{n, w.nodes[r.IntN(len(w.nodes))]} {
-			n.fail(how)
-			w.sim.after(until, n.mend)
-		}
-		// What a kernel took although it failed is undone before the next try.
-		a := w.apps[r.IntN(len(w.apps))]
-		w.sim.after(until-min(until, jitter(r, 300*time.Millisecond)), func() { w.change("affinity", a, r) })
-		w.sim.after(until+jitter(r, 100*time.Millisecond), func() { w.change("affinity", a, r) })
-	case "slow":
-		n.mu.Lock()
-		n.slow = time.Now().Add(jitter(r, 5*time.Second))
-		n.mu.Unlock()
-	case "relabel":
-		n.relabel(zone(r.IntN(3)))
-	case "resync":
-		if n.proc != nil {
-			n.proc.reflect[r.IntN(int(kinds))].resync()
-		}
-	case "node loss":
-		w.lose(n, r)
+		w.outage(append(some, w.nodes[r.IntN(len(w.nodes))]), r)
+	case "gap":
+		some = append(some, w.nodes[r.IntN(len(w.nodes))])
 	}
+	for _, n := range some {
+		switch kind {
+		case "gap":
+			w.gap(n, r)
+		case "restart":
+			n.restart(jitter(r, 3*time.Second))
+		case "crash":
+			w.sim.after(jitter(r, 60*time.Millisecond), func() { n.restart(jitter(r, time.Second)) })
+		case "slow":
+			n.mu.Lock()
+			n.slow = time.Now().Add(jitter(r, 5*time.Second))
+			n.mu.Unlock()
+		case "relabel":
+			n.relabel(zone(r.IntN(3)))
+		case "resync":
+			if n.proc != nil {
+				n.proc.reflect[r.IntN(int(kinds))].resync()
+			}
+		case "node loss":
+			w.lose(n, r)
+		}
+	}
+}
+
+// outage makes kernels fail. What they took although they failed is undone before the next try.
+func (w *world) outage(some []*node, r *rand.Rand) {
+	how, until := works+1+failure(r.IntN(int(failures)-1)), jitter(r, 5*time.Second)
+	for _, n := range some {
+		n.fail(how)
+		w.sim.after(until, n.mend)
+	}
+	a := w.apps[r.IntN(len(w.apps))]
+	w.sim.after(until-min(until, jitter(r, 300*time.Millisecond)), func() { w.change("affinity", a, r) })
+	w.sim.after(until+jitter(r, 100*time.Millisecond), func() { w.change("affinity", a, r) })
 }
 
 // gap cuts one or both watches, which resume at any replica.

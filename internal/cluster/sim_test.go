@@ -24,7 +24,7 @@ type sim struct {
 	stats  *stats
 
 	mu         sync.Mutex // guards all below
-	violations []string
+	violations []violation
 	digest     uint64 // of everything that was programmed, in any order
 }
 
@@ -95,11 +95,18 @@ func (s *sim) span(low, high time.Duration, what string, parts ...int) time.Dura
 	return low + time.Duration(s.number(what, parts...)%uint64(high-low))
 }
 
-// violate records that a property does not hold.
+// violation says that a property does not hold.
+type violation struct {
+	at             time.Duration
+	property, text string
+}
+
+func (v violation) String() string { return fmt.Sprintf("%v: %s: %s", v.at, v.property, v.text) }
+
 func (s *sim) violate(property, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.violations = append(s.violations, fmt.Sprintf("%v: %s: ", time.Since(s.begin), property)+fmt.Sprintf(format, args...))
+	s.violations = append(s.violations, violation{time.Since(s.begin), property, fmt.Sprintf(format, args...)})
 }
 
 // note counts that something happened.
