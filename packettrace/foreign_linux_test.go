@@ -106,3 +106,14 @@ func TestAPacketWithoutARouteIsLost(t *testing.T) {
 		t.Errorf("%+v, want %q", j, want)
 	}
 }
+
+// TestADropOnTheWayBackLeavesTheConnectionUnanswered: the packet itself goes as explained.
+func TestADropOnTheWayBackLeavesTheConnectionUnanswered(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, engines["nftables"])
+	w.shell("nft add table inet foreign; add chain inet foreign strict { type filter hook forward priority 0; }; add rule inet foreign strict tcp sport 8080 drop")
+	j := w.judge(w.toService(desired.TCP, v1.IPv4Protocol))
+	if !j.Agrees || j.Outcome != packettrace.OutcomeTranslated || !strings.Contains(strings.Join(j.Reasons, "\n"), "no answer came") {
+		t.Errorf("%+v, want it translated, and a reason", j)
+	}
+}

@@ -81,7 +81,7 @@ func Judge(r *Result, e *desired.Explanation, names proxier.Names) Judgement {
 	}
 	var first *Judgement
 	for i := range r.Packets {
-		j := judging{Judgement: Judgement{Packet: &r.Packets[i]}, explanation: e, names: names, legacy: r.LegacyTables}
+		j := judging{Judgement: Judgement{Packet: &r.Packets[i]}, explanation: e, names: names, legacy: r.LegacyTables, sent: r.Sent}
 		j.judge()
 		if !j.Agrees {
 			return j.Judgement
@@ -109,6 +109,7 @@ type judging struct {
 	explanation *desired.Explanation
 	names       proxier.Names
 	legacy      []string
+	sent        string // Result.Sent
 }
 
 func (j *judging) because(format string, args ...any) {
@@ -202,6 +203,12 @@ func (j *judging) arrived(first, last Hop) {
 	j.Outcome = OutcomeTranslated
 	j.By = fmt.Sprintf("translated to %v%s, it %s%s", last.Destination, j.translator(), where, sourceText(first, last))
 	j.Agrees = j.translationAgrees(first, last)
+	switch j.sent {
+	case sentUnanswered:
+		j.because("no answer came: the endpoint does not answer, or something stops its packets on the way back")
+	case sentRefused:
+		j.because("the connection was refused: by the endpoint, if it does not listen there, or by something on the way to it")
+	}
 }
 
 func sourceText(first, last Hop) string {

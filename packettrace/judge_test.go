@@ -139,6 +139,18 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestWhatAnEndpointAnswersIsAHint, and does not change whether the packet went as explained.
+func TestWhatAnEndpointAnswersIsAHint(t *testing.T) {
+	t.Parallel()
+	packets := []Packet{{Hops: []Hop{hop("prerouting", client, vip), hop("postrouting$", client, pod)}}}
+	for sent, want := range map[string]string{sentAnswered: "", sentUnanswered: "no answer came", sentRefused: "the connection was refused"} {
+		j := Judge(&Result{Packets: packets, Sent: sent}, explained(desired.VerdictForward, false, ""), proxier.DefaultNames())
+		if got := strings.Join(j.Reasons, ""); !j.Agrees || (got == "") != (want == "") || !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %+v, want it to agree with reason %q", sent, j, want)
+		}
+	}
+}
+
 // TestTheFirstPacketThatDisagreesIsShown of several.
 func TestTheFirstPacketThatDisagreesIsShown(t *testing.T) {
 	t.Parallel()

@@ -102,11 +102,11 @@ func (s *sender) send(ctx context.Context) error {
 func outcome(err error) string {
 	switch {
 	case err == nil:
-		return "answered"
+		return sentAnswered
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, unix.ETIMEDOUT):
-		return "no answer"
+		return sentUnanswered
 	case errors.Is(err, unix.ECONNREFUSED):
-		return "connection refused"
+		return sentRefused
 	default:
 		if errno, ok := errors.AsType[unix.Errno](err); ok {
 			return errno.Error()

@@ -65,7 +65,8 @@ type Match struct {
 type Result struct {
 	// Packets are the traced packets in the order of their arrival.
 	Packets []Packet `json:"packets"`
-	// Sent is how it went to send the packet; empty without Options.Send.
+	// Sent is how it went to send the packet: answered, no answer, connection refused, or an
+	// error. It is empty without Options.Send.
 	Sent string `json:"sent,omitempty"`
 	// LegacyTables are the tables of iptables-legacy in the network namespace and the IP
 	// family; their rules cannot be seen.
@@ -124,6 +125,13 @@ const (
 	verdictDrop   = "drop"
 	verdictReject = "reject"
 	verdictStolen = "stolen"
+)
+
+// Values of Result.Sent; others are errors.
+const (
+	sentAnswered   = "answered"
+	sentUnanswered = "no answer"
+	sentRefused    = "connection refused"
 )
 
 // Ends reports whether the packet goes no further.
