@@ -56,9 +56,10 @@ func (t *table) install(conn *netlink.Conn, flags uint32) error {
 	return nil
 }
 
-// transact sends a transaction, and waits for the acknowledgement of its first message that
-// asks for one, or an error.
+// transact sends a transaction, and waits for the acknowledgement of its last message. What
+// comes before that is the first error.
 func transact(conn *netlink.Conn, messages []netlink.Message) error {
+	messages[len(messages)-1].Header.Flags |= netlink.Acknowledge
 	list := append([]netlink.Message{marker(unix.NFNL_MSG_BATCH_BEGIN)}, messages...)
 	if _, err := conn.SendMessages(append(list, marker(unix.NFNL_MSG_BATCH_END))); err != nil {
 		return err
@@ -71,7 +72,7 @@ func transact(conn *netlink.Conn, messages []netlink.Message) error {
 }
 
 func (t *table) messages(flags uint32) ([]netlink.Message, error) {
-	list := []netlink.Message{t.message(unix.NFT_MSG_NEWTABLE, netlink.Acknowledge, func(ae *netlink.AttributeEncoder) {
+	list := []netlink.Message{t.message(unix.NFT_MSG_NEWTABLE, 0, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_TABLE_NAME, t.name)
 		ae.Uint32(unix.NFTA_TABLE_FLAGS, flags)
 	})}
@@ -98,7 +99,7 @@ func (t *table) messages(flags uint32) ([]netlink.Message, error) {
 
 // deletion deletes a table.
 func (t *table) deletion() []netlink.Message {
-	m := t.message(unix.NFT_MSG_DELTABLE, netlink.Acknowledge, func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_TABLE_NAME, t.name) })
+	m := t.message(unix.NFT_MSG_DELTABLE, 0, func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_TABLE_NAME, t.name) })
 	m.Header.Flags &^= netlink.Create // means NLM_F_NONREC here
 	return []netlink.Message{m}
 }

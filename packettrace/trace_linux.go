@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -25,6 +26,7 @@ const (
 	drainTime = 100 * time.Millisecond
 	// bufferBytes is room for the events of MaxLimit packets that pass some 10 rules each.
 	bufferBytes = 4 << 20
+	maxMessage  = 64 << 10
 	tablePrefix = "serviceplane-trace-"
 )
 
@@ -165,23 +167,49 @@ func (s *session) follow(ctx context.Context, c *collector, while func(context.C
 			_ = while(ctx)
 		}()
 	}
-	returned, ended := f.running, make(chan struct{})
-	go func() { f.failed <- s.read(f.events, ended) }()
+	returned := f.running
+	go func() { f.failed <- s.read(f.events) }()
 	err := f.run(ctx)
 	stop()
 	if returned != nil {
 		<-returned
 	}
-	close(ended)
 	_ = s.listener.SetReadDeadline(time.Unix(1, 0))
+	for e := range f.events {
+		f.add(e)
+	}
 	if err == nil {
 		err = <-f.failed
 	}
-	return err
+	return errors.Join(err, s.readRest(f.collector))
 }
 
-// read sends events until the trace has ended or reading fails.
-func (s *session) read(events chan<- event, ended <-chan struct{}) error {
+// readRest reads what the socket still has. On a busy machine it may be all.
+func (s *session) readRest(c *collector) error {
+	raw, err := s.listener.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("read events: %w", err)
+	}
+	buffer := make([]byte, maxMessage)
+	return raw.Control(func(fd uintptr) {
+		for {
+			n, _, err := unix.Recvfrom(int(fd), buffer, unix.MSG_DONTWAIT)
+			if err != nil || n == 0 {
+				return
+			}
+			messages, _ := syscall.ParseNetlinkMessage(buffer[:n])
+			for _, m := range messages {
+				if e, err := parse(netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(m.Header.Type)}, Data: m.Data}); err == nil {
+					c.add(e)
+				}
+			}
+		}
+	})
+}
+
+// read sends events until the deadline of the socket, or until reading fails.
+func (s *session) read(events chan<- event) error {
+	defer close(events)
 	for {
 		messages, err := s.listener.Receive()
 		switch {
@@ -191,14 +219,8 @@ func (s *session) read(events chan<- event, ended <-chan struct{}) error {
 			return fmt.Errorf("read events: %w: trace fewer packets", err)
 		}
 		for _, m := range messages {
-			e, err := parse(m)
-			if err != nil {
-				continue // another message
-			}
-			select {
-			case events <- e:
-			case <-ended:
-				return nil
+			if e, err := parse(m); err == nil { // not another message
+				events <- e
 			}
 		}
 	}
@@ -219,7 +241,10 @@ func (f *following) run(ctx context.Context) error {
 	ended, last := ctx.Done(), false // last means that no more packets are wanted
 	for !f.done() || f.running != nil && !f.stopped() {
 		select {
-		case e := <-f.events:
+		case e, reading := <-f.events:
+			if !reading {
+				return <-f.failed
+			}
 			f.add(e)
 			f.silence.Reset(settleTime)
 		case <-f.running:
@@ -232,8 +257,6 @@ func (f *following) run(ctx context.Context) error {
 			if last && f.running == nil || ended == nil || len(f.packets) == f.limit {
 				return nil
 			}
-		case err := <-f.failed:
-			return err
 		}
 	}
 	return nil
