@@ -2,8 +2,8 @@ package soak
 
 import (
 	"context"
+	"errors"
 	"flag"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
@@ -93,13 +93,13 @@ func soak(t *testing.T, factory proxiertest.Factory) {
 	n.sync()
 	after := n.settle(before)
 	t.Logf("after:  %v", after)
-	t.Logf("connections: %d, failed: %d; changes: %d", n.connections.Load(), n.failed.Load(), n.changes)
+	t.Logf("connections: %d, failed: %d, datagrams sent twice: %d; changes: %d", n.connections.Load(), n.failed.Load(), n.repeated.Load(), n.changes)
 	slices.Sort(times)
 	t.Logf("time to programmed: p50 %v, p99 %v, longest %v, of %d", times[len(times)/2], times[len(times)*99/100], times[len(times)-1], len(times))
 	after.check(t, before)
 	after.kernel.check(t, "in the end", want)
-	if n.failed.Load() > 0 || n.connections.Load() == 0 {
-		t.Errorf("%d of %d connections failed, the first: %v", n.failed.Load(), n.connections.Load(), n.firstFault.Load())
+	if n.connections.Load() == 0 {
+		t.Error("there were no connections")
 	}
 	n.end()
 	runtime.KeepAlive(n.world)
@@ -123,8 +123,7 @@ type node struct {
 	changes  int
 	printed  time.Time
 
-	connections, failed atomic.Int64
-	firstFault          atomic.Value
+	connections, failed, repeated atomic.Int64 // repeated are datagrams
 }
 
 func begin(t *testing.T, factory proxiertest.Factory, topology *proxiertest.Topology, seed uint64) *node {
@@ -229,20 +228,37 @@ func (n *node) connect() (stop func()) {
 			for c := i; ctx.Err() == nil; c++ {
 				network := []string{"tcp", "tcp", "udp"}[c%3]
 				to := netip.AddrPortFrom(clusterIP(c%used, c/used%2), 80)
-				_, err := from.Ask(ctx, network, to, proxiertest.AskOptions{})
+				err := n.ask(ctx, from, network, to)
 				if ctx.Err() != nil {
 					return
 				}
 				n.connections.Add(1)
-				if err != nil {
-					n.failed.Add(1)
-					n.firstFault.CompareAndSwap(nil, fmt.Sprintf("%s %s to %v: %v", from.Name, network, to, err))
+				if err != nil && n.failed.Add(1) <= 10 {
+					n.t.Errorf("%s %s to %v: %v", from.Name, network, to, err)
 				}
 				pause(ctx, 2*time.Millisecond)
 			}
 		})
 	}
 	return func() { cancel(); clients.Wait() }
+}
+
+// ask opens a connection. A datagram is sent a second time if no answer came, as clients do:
+// when an endpoint goes, so do its flows, and with them answers on their way.
+func (n *node) ask(ctx context.Context, from *proxiertest.Host, network string, to netip.AddrPort) error {
+	if network == "tcp" {
+		_, err := from.Ask(ctx, network, to, proxiertest.AskOptions{})
+		return err
+	}
+	flow, err := from.Open(ctx, network, to, proxiertest.AskOptions{Timeout: 5 * time.Second})
+	if err != nil {
+		return err
+	}
+	if _, err = flow.Ask(ctx); errors.Is(err, proxiertest.ErrTimeout) && ctx.Err() == nil {
+		n.repeated.Add(1)
+		_, err = flow.Ask(ctx)
+	}
+	return errors.Join(err, flow.Close())
 }
 
 func pause(ctx context.Context, d time.Duration) {
