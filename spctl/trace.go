@@ -2,13 +2,16 @@ package spctl
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // traceAnswer is debughttp's trace.
@@ -31,62 +34,88 @@ type traceAnswer struct {
 	Agrees  bool          `json:"agrees"`
 }
 
+// tracing are the flags of trace.
+type tracing struct {
+	packet
+
+	timeout time.Duration
+	packets int
+	send    bool
+	netns   string
+}
+
+func (t *tracing) register(f *pflag.FlagSet) {
+	t.packet.register(f)
+	f.DurationVar(&t.timeout, "timeout", 0, "how long to wait for the packet; 0 for the proxy's default")
+	f.IntVar(&t.packets, "packets", 0, "how many packets to follow at most; 0 for the proxy's default")
+	f.BoolVar(&t.send, "send", false, "send the packet: a TCP SYN, or a UDP datagram")
+	f.StringVar(&t.netns, "netns", "", "network namespace to send from; default is the node's")
+}
+
+// query returns the parameters of trace.
+func (t *tracing) query(ctx context.Context, a *app, to *proxy) (url.Values, error) {
+	query, err := t.packet.query(ctx, a, to)
+	if err != nil {
+		return nil, err
+	}
+	query.Set("send", strconv.FormatBool(t.send))
+	if t.timeout > 0 {
+		query.Set("timeout", t.timeout.String())
+	}
+	if t.packets > 0 {
+		query.Set("packets", strconv.Itoa(t.packets))
+	}
+	if t.netns != "" {
+		query.Set("netns", t.netns)
+	}
+	return query, nil
+}
+
 func (a *app) trace() *cobra.Command {
-	var p packet
-	var timeout time.Duration
-	var packets int
-	var send bool
-	var netns string
+	var t tracing
 	c := &cobra.Command{
 		Use:   "trace" + packetUse,
 		Short: "Follow one real packet through the tables of the node, and compare with explain",
 		Long: "Follow the first packet of a connection through all tables and chains of the node, also those of other programs, and compare with explain. " +
 			"It waits for such a packet, or sends one itself. The exit status is 1 if the node does something else than explain says.",
 		Example: "trace 10.244.0.1 10.96.0.10:80 --send\ntrace 10.244.0.1 10.96.0.10:80/UDP --timeout 1m",
+		RunE:    func(c *cobra.Command, args []string) error { return a.follows(c, &t, args) },
 	}
-	p.register(c.Flags())
-	c.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait for the packet; 0 for the proxy's default")
-	c.Flags().IntVar(&packets, "packets", 0, "how many packets to follow at most; 0 for the proxy's default")
-	c.Flags().BoolVar(&send, "send", false, "send the packet: a TCP SYN, or a UDP datagram")
-	c.Flags().StringVar(&netns, "netns", "", "network namespace to send from; default is the node's")
-	c.RunE = func(c *cobra.Command, args []string) error {
-		if err := p.parse(args); err != nil {
-			return err
-		}
-		to, err := a.one(c.Context())
-		if err != nil {
-			return err
-		}
-		query, err := p.query(c.Context(), a, to)
-		if err != nil {
-			return err
-		}
-		if timeout > 0 {
-			query.Set("timeout", timeout.String())
-		}
-		if packets > 0 {
-			query.Set("packets", strconv.Itoa(packets))
-		}
-		if query.Set("send", strconv.FormatBool(send)); netns != "" {
-			query.Set("netns", netns)
-		}
-		ctx, stop := a.limited(c.Context(), timeout)
-		defer stop()
-		content, err := to.send(ctx, http.MethodPost, "trace", query)
-		if err != nil {
-			return err
-		}
-		answer, err := decode[traceAnswer](content)
-		if err != nil {
-			return err
-		}
-		err = a.print(c, content, func(w *printer) error { return w.trace(&answer) })
-		if err == nil && !answer.Agrees {
-			return ErrDifferent
-		}
+	t.register(c.Flags())
+	return c
+}
+
+// follows asks for a trace and prints it.
+func (a *app) follows(c *cobra.Command, t *tracing, args []string) error {
+	if err := t.parse(args); err != nil {
 		return err
 	}
-	return c
+	to, err := a.one(c.Context())
+	if err != nil {
+		return err
+	}
+	query, err := t.query(c.Context(), a, to)
+	if err != nil {
+		return err
+	}
+	if !t.send {
+		_, _ = fmt.Fprintln(c.ErrOrStderr(), "waiting for such a packet") // for people
+	}
+	ctx, stop := a.limited(c.Context(), t.timeout)
+	defer stop()
+	content, err := to.send(ctx, http.MethodPost, "trace", query)
+	if err != nil {
+		return err
+	}
+	answer, err := decode[traceAnswer](content)
+	if err != nil {
+		return err
+	}
+	err = a.print(c, content, func(w *printer) error { return w.trace(&answer) })
+	if err == nil && !answer.Agrees {
+		return fmt.Errorf("the packet does not go as explained: %w", ErrDifferent)
+	}
+	return err
 }
 
 func (w *printer) trace(t *traceAnswer) error {
