@@ -79,6 +79,7 @@ fi
   bench ./changetracker '^Benchmark(FlipOneEndpoint|InitialLoad|OneChangeAmong)$' -benchtime=0.2s -count=3
   bench ./tracing '^BenchmarkUnsampledConnection$' -benchtime=0.2s -count=3
   if [ "${1:-}" != -write ]; then # what no table shows
+    bench ./internal/nftables '^BenchmarkCounts$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/./^kube-proxy$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/^legacy$/^serviceplane$/^N=10000$' -benchtime=1x
   fi

@@ -13,6 +13,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
@@ -277,13 +278,9 @@ func (h *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 		if errors.Is(err, errors.ErrUnsupported) {
 			return false, nil
 		}
-		if all.Since.IsZero() || counts.Since.Before(all.Since) && !counts.Since.IsZero() {
-			all.Since = counts.Since
-		}
-		all.ServicePorts = append(all.ServicePorts, counts.ServicePorts...)
+		all = counting.Sum(all, counts)
 		return true, err
 	})
-	slices.SortFunc(all.ServicePorts, func(a, b proxier.ServicePortCounts) int { return a.Name.Compare(b.Name) })
 	return all, err
 }
 

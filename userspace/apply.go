@@ -87,6 +87,7 @@ func (e *Engine) opens(update *desired.Update, plans []map[socketKey]policy) boo
 
 // start starts the sweep of session affinities.
 func (e *Engine) start() {
+	e.begin()
 	if e.end != nil {
 		return
 	}

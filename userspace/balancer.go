@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -18,6 +19,7 @@ type balancer struct {
 	affinities map[netip.Addr]affinity
 	serving    []netip.AddrPort       // sorted
 	open       map[netip.AddrPort]int // connections by endpoint; none is 0
+	served     served
 }
 
 // affinity is the endpoint of a client with session affinity.
@@ -27,7 +29,7 @@ type affinity struct {
 }
 
 func newBalancer() *balancer {
-	b := &balancer{affinities: map[netip.Addr]affinity{}, open: map[netip.AddrPort]int{}}
+	b := &balancer{affinities: map[netip.Addr]affinity{}, open: map[netip.AddrPort]int{}, served: served{endpoints: map[netip.AddrPort]uint64{}}}
 	for i := range b.scopes {
 		b.scopes[i].arrived = make(chan struct{})
 	}
@@ -48,6 +50,7 @@ func (b *balancer) update(s *desired.Service) {
 	for i := range b.scopes {
 		b.scopes[i].update(s, desired.ScopeCluster+desired.Scope(i))
 	}
+	maps.DeleteFunc(b.served.endpoints, func(endpoint netip.AddrPort, _ uint64) bool { return !b.hasEndpoint(endpoint) })
 }
 
 // list returns the endpoints of a scope, and a channel that is closed when there are

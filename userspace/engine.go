@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
@@ -18,8 +19,8 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// Engine proxies one IP family. It implements proxier.Engine, Planner, Dumper and
-// Watcher. Close ends all connections. Calls of Apply, Cleanup and Close must not
+// Engine proxies one IP family. It implements proxier.Engine, Planner, Dumper,
+// Watcher and Counter. Close ends all connections. Calls of Apply, Cleanup and Close must not
 // overlap; all other methods may be called at any time.
 type Engine struct {
 	config  Config
@@ -42,6 +43,7 @@ type Engine struct {
 
 	mu       sync.Mutex // guards the map and the sockets of services; never held during I/O
 	services map[changetracker.ServicePortName]*service
+	began    time.Time // of the first Apply
 }
 
 // service is one service port.
@@ -60,6 +62,7 @@ var _ interface {
 	proxier.Planner
 	proxier.Dumper
 	proxier.Watcher
+	proxier.Counter
 } = (*Engine)(nil)
 
 // NewEngine returns the engine of one IP family. The first Apply opens the sockets.

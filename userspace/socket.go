@@ -175,6 +175,7 @@ func (s *socket) attempt(ctx context.Context, c Connection, r *connection.Report
 		return nil, fmt.Errorf("dial %v: %w", endpoint, err)
 	}
 	r.Endpoint = endpoint
+	s.balancer.connected(endpoint)
 	return conn, nil
 }
 

@@ -120,6 +120,8 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps, budget *user
 	return userspace.New(userspace.Config{
 		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger, Budget: budget,
 		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
+			config := config
+			config.CountConnections = false // the sockets count
 			if o.kernelMode() == modeIPTables {
 				portals := o.iptablesConfig(config)
 				portals.Portals = true

@@ -4,7 +4,6 @@ package counting
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -132,16 +131,5 @@ func (l *Ledger[K]) Keep(endpoints func(changetracker.ServicePortName) (map[neti
 
 // Counts returns the numbers, sorted.
 func (l *Ledger[K]) Counts() proxier.Counts {
-	counts := proxier.Counts{Since: l.since, ServicePorts: make([]proxier.ServicePortCounts, 0, len(l.ports))}
-	for name, p := range l.ports {
-		of := proxier.ServicePortCounts{Name: name, Connections: p.gone}
-		for endpoint, n := range p.endpoints {
-			of.Connections += n
-			of.Endpoints = append(of.Endpoints, proxier.EndpointCounts{Endpoint: endpoint, Connections: n})
-		}
-		slices.SortFunc(of.Endpoints, func(a, b proxier.EndpointCounts) int { return a.Endpoint.Compare(b.Endpoint) })
-		counts.ServicePorts = append(counts.ServicePorts, of)
-	}
-	slices.SortFunc(counts.ServicePorts, func(a, b proxier.ServicePortCounts) int { return a.Name.Compare(b.Name) })
-	return counts
+	return proxier.Counts{Since: l.since, ServicePorts: list(l.ports)}
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 func name(n string) changetracker.ServicePortName {
@@ -21,9 +22,11 @@ func owner(service string, endpoint byte) Owner {
 }
 
 // text prints the numbers: "a=3(.1=2)" has 3 connections, of which endpoint 10.0.0.1 has 2.
-func (l *Ledger[K]) text() string {
+func (l *Ledger[K]) text() string { return textOf(l.Counts()) }
+
+func textOf(counts proxier.Counts) string {
 	var parts []string
-	for _, p := range l.Counts().ServicePorts {
+	for _, p := range counts.ServicePorts {
 		var endpoints []string
 		for _, e := range p.Endpoints {
 			endpoints = append(endpoints, fmt.Sprintf(".%d=%d", e.Endpoint.Addr().As4()[3], e.Connections))
@@ -31,6 +34,27 @@ func (l *Ledger[K]) text() string {
 		parts = append(parts, fmt.Sprintf("%s=%d(%s)", p.Name.Name, p.Connections, strings.Join(endpoints, " ")))
 	}
 	return strings.Join(parts, " ")
+}
+
+func TestSum(t *testing.T) {
+	count := func(n map[string]Owner) proxier.Counts {
+		l := NewLedger[string]()
+		for counter, of := range n {
+			l.Add(counter, uint64(len(counter)), of, 0)
+		}
+		return l.Counts()
+	}
+	a := count(map[string]Owner{"1": owner("a", 1), "22": owner("a", 2), "4444": owner("c", 1)})
+	b := count(map[string]Owner{"333": owner("a", 2), "1": owner("b", 1)})
+	b.ServicePorts[0].Connections += 10 // of endpoints that are gone
+	early, late := time.Unix(1, 0), time.Unix(2, 0)
+	for _, times := range [][3]time.Time{{early, late, early}, {late, early, early}, {late, {}, late}, {{}, late, late}} {
+		a.Since, b.Since = times[0], times[1]
+		sum := Sum(a, b)
+		if text := textOf(sum); text != "a=16(.1=1 .2=5) b=1(.1=1) c=4(.1=4)" || !sum.Since.Equal(times[2]) {
+			t.Errorf("sum of %v and %v: %s since %v", a, b, text, sum.Since)
+		}
+	}
 }
 
 func TestLedger(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace"
@@ -217,6 +218,21 @@ func (e *Engine) Descriptors() connection.Descriptors {
 
 // Sockets returns where node ports are served, sorted by service port.
 func (e *Engine) Sockets() []userspace.Site { return e.sockets.Sockets() }
+
+// Counts implements proxier.Counter: it adds the connections at localhost to those of the wrapped
+// engine, if that one counts.
+func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
+	c, ok := proxier.As[proxier.Counter](e.kernel)
+	if !ok {
+		return proxier.Counts{}, fmt.Errorf("count connections: %w by the wrapped engine", errors.ErrUnsupported)
+	}
+	counts, err := c.Counts(ctx)
+	if err != nil {
+		return counts, err
+	}
+	local, err := e.sockets.Counts(ctx)
+	return counting.Sum(counts, local), err
+}
 
 // Traffic returns the counters of every service port with a node port.
 func (e *Engine) Traffic() map[changetracker.ServicePortName]userspace.Traffic {
