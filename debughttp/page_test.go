@@ -55,6 +55,10 @@ func pageFiltersServices(t *testing.T, b *browser) {
 	verdict("rejects-some", "partly rejects")
 	b.await("the chips have counts", `return document.querySelector("[data-filter=dropping].chip").innerText.replace(/\s+/g, " ") === "dropping 2"`)
 	b.await("chips without Services are left out", `return document.querySelector(".chip[data-filter=ejected]") === null`)
+	b.await("the columns do not move each other", `const box = (id) => document.getElementById(id).getBoundingClientRect(), gap = 20;
+		return box("explain").top - box("health").bottom < gap && box("find").top - box("history").bottom < gap && box("history").left > box("health").right`)
+	b.await("the table has its roles", `return document.querySelector("#services").role === "table" && document.querySelectorAll("#services [role=columnheader]").length === 5 &&
+		[...document.querySelectorAll("#rows [role=row]")].every((r) => r.querySelectorAll(":scope > [role=cell]").length === 5)`)
 	b.picture("seven")
 	b.click(".chip[data-filter=dropping]")
 	rows("the ones that drop", "shop/drops-all shop/drops-outside")
@@ -284,7 +288,7 @@ func pageShowsTraffic(t *testing.T, b *browser) {
 	b.click("#rules summary")
 	b.awaitText("#rules pre", "10.96.0.10 . tcp . 80")
 	b.awaitText("#rules pre", evil)
-	b.run("document.scrollingElement.scrollTop = 360")
+	b.run("document.scrollingElement.scrollTop = 100_000")
 	b.picture("traffic")
 	checkConsole(t, b)
 

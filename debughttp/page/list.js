@@ -140,16 +140,21 @@ function updateRow(row, s, href) {
   setText(namespace, `${s.namespace}/`);
   setText(own, s.name);
   setBadge(verdict, s.verdict, verdictTone(s.verdict));
-  const vips = [...new Set(s.servicePorts.flatMap((p) => [p.clusterIP ?? [], p.loadBalancerVIPs, p.externalIPs].flat()))];
-  setText(addresses, vips.join(", "));
-  setAttribute(addresses, "title", vips.length > 1 ? vips.join(", ") : null);
-  setText(ports, [...new Set(s.servicePorts.map((p) => `${p.port}${p.nodePort ? `:${p.nodePort}` : ""}/${p.protocol}`))].join(", "));
+  setWhole(addresses, s.servicePorts.flatMap((p) => [p.clusterIP ?? [], p.loadBalancerVIPs, p.externalIPs].flat()));
+  setWhole(ports, s.servicePorts.map((p) => `${p.port}${p.nodePort ? `:${p.nodePort}` : ""}/${p.protocol}`));
   let usable = 0, all = 0;
   for (const p of s.servicePorts) {
     usable += p.endpointsUsable;
     all += p.endpointsAll;
   }
   setText(endpoints, `${count(usable)} of ${count(all)} usable`);
+}
+
+// setWhole shows different texts in a cell, all of them on demand.
+function setWhole(cell, texts) {
+  const different = [...new Set(texts)];
+  setText(cell, different.join(", "));
+  setAttribute(cell, "title", different.length > 1 ? different.join(", ") : null);
 }
 
 // showCount says how many Services are found.
