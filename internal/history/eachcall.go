@@ -13,7 +13,7 @@ import (
 // TestEachCall lets each call to the kernel of one change, and of the first sync of another
 // process, fail in turn: with an error, after which the kernel has done nothing; with a lost
 // answer; by the death of the process before the call or after it. With SeedsVariable each
-// call has all faults. Otherwise every third has one; each run draws others.
+// call has all faults. Otherwise about every third has one; each run draws others.
 func TestEachCall(t *testing.T, planes Planes) {
 	t.Helper()
 	seed := newSeed()
@@ -45,7 +45,7 @@ func TestEachCall(t *testing.T, planes Planes) {
 	} {
 		n := d.eachCall(t, plane, fresh, steps)
 		t.Logf("%s: %d faults", what, n)
-		if n == 0 && !t.Failed() {
+		if n == 0 && !t.Failed() && !hasSockets(plane) { // which may need no other socket
 			t.Errorf("%s: no call to the kernel could fail", what)
 		}
 	}
@@ -54,8 +54,7 @@ func TestEachCall(t *testing.T, planes Planes) {
 // eachCall returns the number of faults that happened.
 func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault Step) []Step) (n int) {
 	t.Helper()
-	stride := Few(3, 1)
-	for call := d.IntN(stride); ; call += stride {
+	for call := 0; ; call += 1 + d.IntN(Few(5, 1)) {
 		happened := false
 		for _, fault := range d.faults() {
 			fault.Call = call

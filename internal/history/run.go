@@ -32,6 +32,15 @@ type Plane interface {
 	Damage(number int, objects *Objects)
 }
 
+// Sockets is a Plane whose engines serve clients by sockets of the process. A restart has to
+// open them again, and connection tracking has nothing of such engines.
+type Sockets interface{ HasSockets() }
+
+func hasSockets(p Plane) bool {
+	_, ok := p.(Sockets)
+	return ok
+}
+
 // run is a history that runs.
 type run struct {
 	plane, fresh Plane
@@ -204,7 +213,11 @@ func (nobody) OnNodeChange(changetracker.Node)                     {}
 func (r *run) newLife(ctx context.Context, calls *Calls, side *side, engines map[v1.IPFamily]proxier.Engine) (*life, error) {
 	config := r.config
 	config.Node = r.objects.Node
-	p, err := proxier.New(config, proxier.Deps{Conntrack: side, Health: side, Announcer: side, Observer: side}, engines)
+	deps := proxier.Deps{Conntrack: side, Health: side, Announcer: side, Observer: side}
+	if hasSockets(r.plane) {
+		deps.Conntrack = nil
+	}
+	p, err := proxier.New(config, deps, engines)
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +290,7 @@ func (r *run) restart(ctx context.Context, settled bool) error {
 	if err := r.whenFree(func() error { return r.life.Sync(ctx) }); err != nil {
 		return fmt.Errorf("first sync after a restart: %w", err)
 	}
-	if n := r.life.side.writes(); n > 0 {
+	if n := r.life.side.writes(); n > 0 && !hasSockets(r.plane) {
 		return fmt.Errorf("a restart wrote %d objects though the kernel was right", n)
 	}
 	return nil
