@@ -44,3 +44,8 @@ func TestAffinityEndsAfterItsTimeout(t *testing.T) {
 func TestExplainAgreesWithPackets(t *testing.T) {
 	proxiertest.Explanations(t, 1024, 0, provider(0))
 }
+
+// TestTraceAgreesWithExplain although IPVS, and no rule, translates the packets.
+func TestTraceAgreesWithExplain(t *testing.T) {
+	proxiertest.Traces(t, 80, 0, proxier.DefaultNames(), provider(0))
+}
