@@ -46,6 +46,7 @@
 //	counts?namespace=&name=&limit=     the numbers of new connections of service ports, and of
 //	                                   their endpoints; most connections first
 //	watch                              a line of JSON for each change of a service port
+//	rules?namespace=&name=             what the engine programs for one Service
 //	verify                             the differences between the kernel and what is programmed
 //	trace?…&packets=&timeout=&send=&netns=
 //	                                   POST, and only with the option Tracer: what happens to a

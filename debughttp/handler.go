@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -25,6 +26,7 @@ type Source interface {
 	Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error)
 	Verify(ctx context.Context) (map[v1.IPFamily]proxier.Verification, error)
 	Counts(ctx context.Context, family v1.IPFamily) (proxier.Counts, error)
+	Rules(ctx context.Context, name types.NamespacedName) (map[v1.IPFamily]string, error)
 }
 
 var _ Source = (*proxier.Proxier)(nil)
@@ -57,6 +59,7 @@ func Handler(source Source, options ...Option) http.Handler {
 		"state":      h.state,
 		"verify":     h.verify,
 		"counts":     h.counts,
+		"rules":      h.rules,
 	}
 	h.hosts = known(h.hosts)
 	return h

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/debughttp"
@@ -24,6 +25,10 @@ func (unknownValues) Status() proxier.Status                      { return proxi
 func (unknownValues) History() []proxier.SyncReport               { return nil }
 func (unknownValues) Programmed(v1.IPFamily) *changetracker.State { return nil }
 func (unknownValues) Verify(context.Context) (map[v1.IPFamily]proxier.Verification, error) {
+	return nil, nil
+}
+
+func (unknownValues) Rules(context.Context, types.NamespacedName) (map[v1.IPFamily]string, error) {
 	return nil, nil
 }
 

@@ -25,9 +25,7 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	}
 	if update.Full {
 		e.refused = map[changetracker.ServicePortName]refusal{}
-		e.model = newModel(&e.config, e.family, update.Globals)
-		e.model.options.counts = e.counts
-		e.model.options.keepInvalid = e.config.KeepInvalid || isTCPLiberal(e.config.NetNS)
+		e.model = e.newModel(update.Globals)
 	}
 	e.model.globals = update.Globals
 	e.updated = map[changetracker.ServicePortName]step{}

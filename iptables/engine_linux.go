@@ -15,7 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family. It implements proxier.Engine, Planner, Dumper
+// Engine programs one IP family. It implements proxier.Engine, Planner, Dumper, Verifier
 // and Watcher. Calls must not overlap, but Watch and Traits run beside all others.
 type Engine struct {
 	config Config

@@ -65,11 +65,17 @@ func (w *world) config() Config {
 // start runs a Provider until the test ends, or stop is called.
 func (w *world) start(change ...func(*Config)) (p *proxier.Proxier, stop func()) {
 	w.t.Helper()
+	return w.startDeps(proxier.Deps{}, change...)
+}
+
+func (w *world) startDeps(deps proxier.Deps, change ...func(*Config)) (p *proxier.Proxier, stop func()) {
+	w.t.Helper()
+	deps.Health = proxier.NoHealth()
 	config := w.config()
 	for _, c := range change {
 		c(&config)
 	}
-	p, err := New(config, proxier.Deps{Health: proxier.NoHealth()})
+	p, err := New(config, deps)
 	if err != nil {
 		w.t.Fatal(err)
 	}

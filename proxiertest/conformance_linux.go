@@ -214,10 +214,34 @@ func (s *suite) run(ctx context.Context, t *testing.T, sc scenario) {
 	} else {
 		st.probe(ctx, t, sc)
 	}
+	s.verify(ctx, t)
 	if t.Failed() {
 		t.Log(sc.rule)
 		if hint := sc.hint(st.provider.Status()); hint != "" {
 			t.Log(hint)
+		}
+	}
+}
+
+// verify checks that the kernel holds what is programmed, if the engine can tell.
+func (s *suite) verify(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if s.running == nil {
+		return
+	}
+	provider, ok := s.running.provider.(interface {
+		Verify(ctx context.Context) (map[v1.IPFamily]proxier.Verification, error)
+	})
+	if !ok {
+		return
+	}
+	results, err := provider.Verify(ctx)
+	if err != nil {
+		t.Errorf("Verify: %v", err)
+	}
+	for family, v := range results {
+		if !v.Agrees() && !errors.Is(v.Err, errors.ErrUnsupported) {
+			t.Errorf("Verify: %s: %v, %d differences: %v", family, v.Err, v.Total, v.Differences)
 		}
 	}
 }

@@ -1,0 +1,183 @@
+package iptables
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Verify implements proxier.Verifier: it compares the output of iptables-save with the
+// chains that a new engine would write, and the jumps to them in built-in chains. A chain of
+// ours that is empty may be there if a chain of another program jumps to it.
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.connect(ctx); err != nil {
+		return proxier.VerifyReport{}, err
+	}
+	v := &verification{model: e.newModel(update.Globals), program: "iptables"}
+	if e.family == v1.IPv6Protocol {
+		v.program = "ip6tables"
+	}
+	for s := range update.Services() {
+		v.model.set(s.Name, v.model.planPort(s))
+	}
+	want := v.model.allChains()
+	for _, table := range []string{tableNAT, tableFilter} {
+		have, err := observe(ctx, e.kernel, table, v.model.names)
+		if err != nil {
+			return proxier.VerifyReport{}, err
+		}
+		if table == tableFilter {
+			if err := v.expectLocalnet(&e.localnet, &have, want[table]); err != nil {
+				return proxier.VerifyReport{}, err
+			}
+		}
+		v.table(table, want[table], &have)
+	}
+	return v.report, nil
+}
+
+// newModel is the model of a full update.
+func (e *Engine) newModel(globals desired.Globals) *model {
+	m := newModel(&e.config, e.family, globals)
+	m.options.counts = e.counts
+	m.options.keepInvalid = e.config.KeepInvalid || isTCPLiberal(e.config.NetNS)
+	return m
+}
+
+// verification compares tables with a model.
+type verification struct {
+	model   *model
+	program string // "iptables" or "ip6tables"
+	// byChain and byRule are the service ports of their chains and rules; built when needed.
+	byChain map[string]changetracker.ServicePortName
+	byRule  map[rule]changetracker.ServicePortName
+	report  proxier.VerifyReport
+}
+
+// expectLocalnet adds the rules that keep other hosts from loopback addresses. Whether they
+// include the record depends on who has set route_localnet, and they may stay when they are
+// no longer needed.
+func (v *verification) expectLocalnet(l *localnet, o *observed, want ruleset) error {
+	chain := v.model.names.localnet()
+	have := o.chains[chain]
+	if v.model.localhost() {
+		if slices.Contains(have, localnetRecord) {
+			want[chain] = []rule{localnetRule, localnetRecord}
+		}
+		return nil
+	}
+	if have == nil {
+		return nil
+	}
+	_, some, err := l.read()
+	if some {
+		want[chain], v.model.keepsLocalnet = []rule{localnetRule}, true
+	}
+	return err
+}
+
+func (v *verification) table(table string, want ruleset, have *observed) {
+	where := " in table " + table + " of " + v.program
+	referenced := have.referenced()
+	for chain, rules := range want {
+		if had, ok := have.chains[chain]; ok {
+			v.report.Checked++
+			v.rules(chain, where, rules, had)
+			continue
+		}
+		v.differs("chain "+chain+where, proxier.DifferenceMissing, chain, "")
+	}
+	for chain, rules := range have.chains {
+		if _, ok := want[chain]; !ok && (len(rules) > 0 || !referenced[chain]) {
+			v.differs("chain "+chain+where, proxier.DifferenceUnexpected, chain, "")
+		}
+	}
+	jumps := v.model.jumps()
+	v.report.Checked += len(jumps)
+	deletes, inserts := repairJumps(table, jumps, have.jumps)
+	for _, command := range deletes {
+		v.differs("rule -A "+strings.TrimPrefix(command, "-D ")+where, proxier.DifferenceUnexpected, "", "")
+	}
+	for _, command := range inserts {
+		fields := strings.SplitN(command, " ", 4) // -I chain 1 rule
+		v.differs("rule -A "+fields[1]+" "+fields[3]+where, proxier.DifferenceMissing, "", "")
+	}
+}
+
+// rules compares the rules of a chain, and then their order.
+func (v *verification) rules(chain, where string, want, have []rule) {
+	v.report.Checked += len(want)
+	if slices.Equal(want, have) {
+		return
+	}
+	missing, unexpected := lessEach(want, have), lessEach(have, want)
+	for _, r := range missing {
+		v.differs("rule -A "+chain+" "+string(r)+where, proxier.DifferenceMissing, chain, r)
+	}
+	for _, r := range unexpected {
+		v.differs("rule -A "+chain+" "+string(r)+where, proxier.DifferenceUnexpected, chain, r)
+	}
+	if len(missing)+len(unexpected) == 0 {
+		v.report.Differences = append(v.report.Differences, proxier.Difference{
+			Object: "order of the rules of chain " + chain + where, Problem: proxier.DifferenceChanged,
+			Want: joinRules(want), Have: joinRules(have), Service: v.owner(chain, ""),
+		})
+	}
+}
+
+func joinRules(rules []rule) string {
+	var b strings.Builder
+	for i, r := range rules {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(string(r))
+	}
+	return b.String()
+}
+
+// lessEach returns rules without others, one for one.
+func lessEach(rules, others []rule) []rule {
+	left := make(map[rule]int, len(others))
+	for _, r := range others {
+		left[r]++
+	}
+	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool {
+		left[r]--
+		return left[r] >= 0
+	})
+}
+
+// differs adds a difference of an object whose name is its whole content.
+func (v *verification) differs(object, problem, chain string, r rule) {
+	v.report.Differences = append(v.report.Differences, proxier.Difference{Object: object, Problem: problem, Service: v.owner(chain, r)})
+}
+
+// owner is the service port of a chain, or of a rule in a chain that all share.
+func (v *verification) owner(chain string, r rule) changetracker.ServicePortName {
+	if v.byChain == nil {
+		v.byChain, v.byRule = map[string]changetracker.ServicePortName{}, map[rule]changetracker.ServicePortName{}
+		for name, p := range v.model.ports {
+			for c := range p.chains {
+				v.byChain[c] = name
+			}
+			for _, d := range slices.Concat(p.nat, p.filter) {
+				for _, r := range d.rules {
+					v.byRule[r] = name
+				}
+			}
+		}
+	}
+	if name, ok := v.byChain[chain]; ok {
+		return name
+	}
+	return v.byRule[r]
+}
