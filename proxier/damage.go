@@ -48,7 +48,7 @@ func (f *family) damaged(d Damage) {
 	}
 	now := time.Now()
 	f.mu.Lock()
-	first := d != (Damage{}) && !f.repairs.damaged()
+	first := d != (Damage{}) && f.repairs.beginsRow(now)
 	f.repairs.damage(d, now)
 	wait := f.scheduleRepairLocked(now)
 	f.mu.Unlock()
@@ -111,7 +111,11 @@ func (f *family) repairState(now time.Time) repairState {
 func (f *family) fullSyncEnded(started damageCounts) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	wasDamaged := f.repairs.damaged()
 	now := time.Now()
 	f.repairs.repairEnded(started, !f.full, now)
 	f.scheduleRepairLocked(now)
+	if wasDamaged && !f.full && f.repairs.inRow == 1 {
+		f.log.Info("kernel objects are repaired after another program changed them")
+	}
 }

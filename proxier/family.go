@@ -37,6 +37,7 @@ type family struct {
 	counting      *sharedReading
 	lock          lock
 	foreignLock   string // the last foreignLockError that was logged
+	loggedFailure string // of the last sync, if it failed as a whole
 	repairTimer   *time.Timer
 
 	mu           sync.Mutex // guards all below
@@ -70,7 +71,9 @@ type programmed struct {
 type outcome struct {
 	SyncReport
 	watch      stopwatch
-	programmed bool // everything but the service ports in failed
+	programmed bool  // everything but the service ports in failed
+	announced  error // of the announcer
+	failure    error // beside those of service ports
 	failed     []*ServiceError
 	retry      []changetracker.ServicePortName
 	state      *changetracker.State

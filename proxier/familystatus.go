@@ -12,26 +12,25 @@ import (
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// record updates the family's status after a sync, and logs the outcome.
+// record updates the family's status after a sync, and logs what has become better or worse.
 func (f *family) record(o *outcome) {
-	switch wasFailing := f.updateStatus(o); {
-	case errors.Is(o.Err, ErrContested):
+	failedBefore := f.updateStatus(o)
+	if errors.Is(o.Err, ErrContested) {
 		f.log.Debug("sync postponed", zap.Error(o.Err))
-	case o.Err != nil:
-		f.log.Warn("sync failed, will be retried", zap.Error(o.Err))
-	case wasFailing:
-		f.log.Info("sync succeeded after failures")
-	default:
-		f.log.Debug("synced", zap.Bool("full", o.Full), zap.Int("changes", o.Changes), zap.Duration("took", o.Duration))
+		return
 	}
+	f.logFailures(o)
+	f.logServices(failedBefore, o.failed)
+	f.log.Debug("synced", zap.Bool("full", o.Full), zap.Int("changes", o.Changes), zap.Duration("took", o.Duration), zap.Error(o.Err))
 }
 
-func (f *family) updateStatus(o *outcome) (wasFailing bool) {
+// updateStatus returns the service ports that failed before.
+func (f *family) updateStatus(o *outcome) (failedBefore []*ServiceError) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lag.syncEnded(o.programmed)
 	s := &f.recorded
-	wasFailing = s.LastError != nil
+	failedBefore = s.Failed
 	if !o.programmed { // earlier failures remain
 		o.failed = firstOfEach(append(slices.Clone(o.failed), s.Failed...))
 	}
@@ -47,7 +46,7 @@ func (f *family) updateStatus(o *outcome) (wasFailing bool) {
 		s.LastSuccess = ended
 	}
 	s.Synced = s.Synced || o.Full && !f.full
-	return wasFailing
+	return failedBefore
 }
 
 // status returns the family's part of Status. pending is since when a change waits.

@@ -30,6 +30,8 @@ type Proxier struct {
 	runner   *runner.Runner
 	families []*family
 	history  history
+	created  time.Time
+	logged   bool         // the first sync; guarded by syncing
 	syncing  exclusive    // held by a sync, by Cleanup and by Verify
 	queued   atomic.Int64 // time of the last Trigger, in Unix nanoseconds
 
@@ -47,7 +49,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Proxier{config: config, observer: deps.Observer, local: deps.LocalAddresses, node: config.Node}
+	p := &Proxier{config: config, created: time.Now(), observer: deps.Observer, local: deps.LocalAddresses, node: config.Node}
 	if deps.Conntrack == nil {
 		p.without = append(p.without, "Conntrack")
 	}
@@ -198,6 +200,7 @@ func (p *Proxier) sync(ctx context.Context) error {
 	running.Wait()
 	if anyFull.Load() {
 		p.settings.retry(ctx)
+		p.logFirstSync()
 	}
 	return errors.Join(errs...)
 }

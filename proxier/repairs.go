@@ -45,6 +45,11 @@ func (r *repairs) pending() bool { return r.seen.reasons > r.repaired.reasons }
 // damaged reports whether there is damage to repair.
 func (r *repairs) damaged() bool { return r.seen.damages > r.repaired.damages }
 
+// beginsRow reports whether a damage at now does not follow soon after another one.
+func (r *repairs) beginsRow(now time.Time) bool {
+	return !r.damaged() && (r.inRow == 0 || now.Sub(r.ended) > r.quiet())
+}
+
 // repairEnded records the end of a repair that started with these counts. A failed repair
 // counts in the row too, since another program may have interfered with it.
 func (r *repairs) repairEnded(started damageCounts, succeeded bool, now time.Time) {

@@ -36,8 +36,9 @@ func (f *family) sync(ctx context.Context, serviceCIDRs []netip.Prefix, lockErr 
 	if o.Full {
 		f.fullSyncEnded(repair.counts)
 	}
-	if o.programmed {
-		o.Err = errors.Join(o.Err, f.afterApply(ctx, o))
+	if o.failure = o.Err; o.programmed {
+		after := f.afterApply(ctx, o)
+		o.Err, o.failure = errors.Join(o.Err, after), errors.Join(o.announced, after)
 	}
 	if o.Err != nil {
 		o.Err = fmt.Errorf("%s: %w", f.name, o.Err)
@@ -89,7 +90,8 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	f.flows.update(o.state, &update, &result)
 	f.ending.update(o.state, &update, &result)
 	f.noLocal.update(&update)
-	o.Err = errors.Join(joined(o.failed), f.announcements.announceProgrammed(ctx, &update, o.failed))
+	o.announced = f.announcements.announceProgrammed(ctx, &update, o.failed)
+	o.Err = errors.Join(joined(o.failed), o.announced)
 	o.health = healthUpdate(o.state, step.Delta, o.Full)
 	for i := range step.Delta.Changes {
 		o.Triggers = append(o.Triggers, step.Delta.Changes[i].Triggers...)

@@ -43,22 +43,6 @@ func untilSynced(ctx context.Context, p *proxier.Proxier) bool {
 	return true
 }
 
-// logFirstSync logs the end of the first sync.
-func logFirstSync(p *proxier.Proxier, log *zap.Logger) func(context.Context) error {
-	began := time.Now()
-	return func(ctx context.Context) error {
-		if !untilSynced(ctx, p) {
-			return nil
-		}
-		fields := []zap.Field{zap.Duration("after", time.Since(began))}
-		for family, f := range p.Status().Families {
-			fields = append(fields, zap.Int("servicePorts"+string(family), f.ServicePorts))
-		}
-		log.Info("the first sync is done", fields...)
-		return nil
-	}
-}
-
 // eventRetry is the pause between attempts to write the event.
 const eventRetry = 15 * time.Second
 

@@ -66,7 +66,6 @@ func run(ctx context.Context, o *options) error {
 		{"proxy", provider.Run},
 		{"source of Services", source},
 		{"cleanup of other modes", o.cleanUpOtherModes(provider, leaving, config, log)},
-		{"first sync", logFirstSync(provider, log)},
 		{"canary", tested.runCanary},
 	}...)
 	err = runAll(ctx, append(tasks, o.servers(tested, measured, log)...))
