@@ -82,6 +82,7 @@ type rules interface {
 	proxier.Dumper
 	Apply(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.Result, error)
 	Plan(update desired.Update, holds func(vip netip.Addr) bool) (string, error)
+	Verify(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.VerifyReport, error)
 	Frontends(ctx context.Context) ([]desired.Key, error)
 	Cleanup(ctx context.Context) error
 	Close() error

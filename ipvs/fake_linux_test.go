@@ -166,6 +166,17 @@ func (r *fakeRules) Dump(_ context.Context, w io.Writer) error {
 func (r *fakeRules) Plan(desired.Update, func(netip.Addr) bool) (string, error) {
 	return "the rules\n", nil
 }
+
+// Verify finds that the rules hold what they should, beside one object.
+func (r *fakeRules) Verify(_ context.Context, update desired.Update, behind nftables.Behind) (proxier.VerifyReport, error) {
+	for s := range update.Services() {
+		if _, there := r.services[s.Name]; !there || len(behind.Refused) != len(r.behind.Refused) {
+			return proxier.VerifyReport{Differences: []proxier.Difference{{Object: "rules", Problem: proxier.DifferenceChanged, Service: s.Name}}}, r.err
+		}
+	}
+	return proxier.VerifyReport{Checked: 1}, r.err
+}
+
 func (r *fakeRules) Close() error { return nil }
 
 // closes reports whether the rules refuse other ports of a VIP.

@@ -63,6 +63,7 @@ var _ interface {
 	proxier.Dumper
 	proxier.Watcher
 	proxier.Counter
+	proxier.Verifier
 } = (*Engine)(nil)
 
 // NewEngine returns the engine of one IP family. The first Apply opens the sockets.

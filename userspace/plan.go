@@ -40,11 +40,7 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 		}
 		lines := make([]string, 0, len(listeners))
 		for key, p := range listeners {
-			addr := key.addr.String()
-			if key.addr.Port() == 0 {
-				addr = key.addr.Addr().String() + ", any proxy port"
-			}
-			lines = append(lines, fmt.Sprintf("  %v: %s -> %v %v\n", key.role, addr, p.action, s.Endpoints(p.scope)))
+			lines = append(lines, fmt.Sprintf("  %v: %s -> %v %v\n", key.role, placeText(key.addr), p.action, s.Endpoints(p.scope)))
 		}
 		slices.Sort(lines)
 		fmt.Fprintf(&text, "%v\n%s", s.Name, strings.Join(lines, ""))

@@ -98,6 +98,15 @@ func (f *Front) Plan(update desired.Update, holds func(vip netip.Addr) bool) (st
 	return f.plan(update, holds)
 }
 
+// Verify is that of proxier.Verifier, with the state of the engine behind.
+func (f *Front) Verify(ctx context.Context, update desired.Update, behind Behind) (proxier.VerifyReport, error) {
+	update.Changes = slices.Clone(update.Changes)
+	for _, key := range missing(behind.Refused, nil) {
+		update.Changes = append(update.Changes, desired.ChangesTo(refusal(key))...)
+	}
+	return f.verify(ctx, &update, behind.Holds)
+}
+
 // Frontends returns the frontends of the table in the kernel, unsorted. Before the first
 // Apply these are the frontends of the previous process.
 func (f *Front) Frontends(ctx context.Context) ([]desired.Key, error) {

@@ -58,6 +58,7 @@ func TestAFrontHoldsWhatItIsTold(t *testing.T) {
 			}
 			f.must(t, u, b)
 			f.mustHold(t, m, b)
+			f.mustVerify(t, m.full(w), b)
 			for what, f := range map[string]*Front{"full sync": f, "restart": w.front(t, ns)} {
 				if r := f.must(t, m.full(w), b); r.Writes != 0 {
 					t.Errorf("%s: %d writes, want none", what, r.Writes)
@@ -65,6 +66,19 @@ func TestAFrontHoldsWhatItIsTold(t *testing.T) {
 			}
 		}
 	})
+}
+
+func (f *Front) mustVerify(t *testing.T, u desired.Update, b Behind) {
+	t.Helper()
+	report, err := f.Verify(t.Context(), u, b)
+	if err != nil || report.Checked == 0 || len(report.Differences) > 0 {
+		t.Errorf("Verify = %v, %d checked, %v", err, report.Checked, report.Differences)
+	}
+	b.Refused = maps.Clone(b.Refused)
+	b.Refused[desired.Key{Protocol: desired.TCP, Port: 9}] = true
+	if report, _ = f.Verify(t.Context(), u, b); !slices.Equal(found(&report), []string{"missing element tcp . 9 of map nodeports*"}) {
+		t.Errorf("Verify with another refused frontend = %v", report.Differences)
+	}
 }
 
 func (f *Front) mustHold(t *testing.T, m model, b Behind) {

@@ -115,7 +115,9 @@ func (s *setSpec) kind() string { return either(s.data != nil, "map", "set") }
 func (v *verification) elements() {
 	hints := v.hints()
 	for s := range v.update.Services() {
-		v.service = s.Name
+		if v.service = s.Name; s.Name.Name == "" { // one that a Front refuses
+			v.service = changetracker.ServicePortName{}
+		}
 		p := v.scratch.place(hints[s.Name], s, &v.scratch.step)
 		v.scratch.state.count(p, 1)
 		diff(v, nil, p)

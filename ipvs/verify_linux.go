@@ -1,0 +1,223 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Verify implements proxier.Verifier: it compares the addresses of the device, the virtual
+// servers with their schedulers, flags, real servers and weights, and the rules in front. Real
+// servers of weight 0 that are no endpoints may drain, except those of UDP. A virtual server may
+// have the weighted form of its scheduler, or another one if the kernel lacks its own.
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+	v := &verification{engine: e, want: map[serverKey]wantedServer{}, vips: map[netip.Addr]changetracker.ServicePortName{}}
+	behind, err := e.verifyServers(v, &update)
+	if err != nil {
+		return proxier.VerifyReport{}, err
+	}
+	rules, err := e.rules.Verify(ctx, update, behind)
+	v.join(rules)
+	if err == nil {
+		err = e.verifyFirewall(ctx, &update, v)
+	}
+	return v.report, err
+}
+
+func (e *Engine) verifyServers(v *verification, update *desired.Update) (behind nftables.Behind, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.kernel == nil { // without the writes of connect
+		if err := e.openAll(); err != nil {
+			return behind, err
+		}
+		defer e.disconnect()
+	}
+	if err := e.device.find(); err != nil {
+		return behind, err
+	}
+	here, elsewhere, err := e.device.addresses()
+	if err != nil {
+		return behind, err
+	}
+	have, err := e.kernel.List()
+	if err != nil {
+		return behind, err
+	}
+	v.here, v.have = here, have
+	v.expect(update, elsewhere)
+	v.servers()
+	v.addresses()
+	behind = e.behind(e.refused)
+	behind.Holds = v.holds
+	return behind, nil
+}
+
+// verifyFirewall asks the engine that opens health check node ports, if it can verify.
+func (e *Engine) verifyFirewall(ctx context.Context, update *desired.Update, v *verification) error {
+	if e.firewall == nil || e.firewall.missing {
+		return nil
+	}
+	engine, ok := proxier.As[proxier.Verifier](e.firewall.engine)
+	if !ok {
+		return nil
+	}
+	report, err := engine.Verify(ctx, e.firewall.update(update))
+	v.join(report)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return err
+}
+
+// verification compares what the kernel has with what a new engine would write.
+type verification struct {
+	engine    *Engine
+	elsewhere []netip.Addr
+	here      map[netip.Addr]bool
+	have      map[serverKey]*virtual
+	want      map[serverKey]wantedServer
+	vips      map[netip.Addr]changetracker.ServicePortName // wanted on the device; the zero name if several ports need it
+	report    proxier.VerifyReport
+}
+
+type wantedServer struct {
+	*virtual
+
+	name changetracker.ServicePortName
+}
+
+func (v *verification) join(r proxier.VerifyReport) {
+	v.report.Checked += r.Checked
+	v.report.Differences = append(v.report.Differences, r.Differences...)
+}
+
+// holds is Engine.holds with the addresses that the node has now.
+func (v *verification) holds(vip netip.Addr) bool {
+	return !slices.Contains(v.elsewhere, vip) && !v.engine.excluded(vip)
+}
+
+// expect plans the virtual servers and the addresses of the device.
+func (v *verification) expect(update *desired.Update, elsewhere []netip.Addr) {
+	v.elsewhere = elsewhere
+	p := planner{config: &v.engine.config, nodeAddrs: nodePortAddrs(elsewhere, update.Globals.NodePortAddresses)}
+	for s := range update.Services() {
+		for key, server := range p.virtuals(s) {
+			other, taken := v.want[key]
+			if !v.engine.excluded(key.addr.Addr()) && (!taken || other.nodePort && !server.nodePort) {
+				v.want[key] = wantedServer{server, s.Name}
+			}
+		}
+		for i := range s.Frontends {
+			vip := s.Frontends[i].VIP
+			if !vip.IsValid() || !v.holds(vip) {
+				continue
+			}
+			if name, known := v.vips[vip]; known && name != s.Name {
+				v.vips[vip] = changetracker.ServicePortName{}
+			} else {
+				v.vips[vip] = s.Name
+			}
+		}
+	}
+}
+
+func (v *verification) differs(object, problem, want, have string, service changetracker.ServicePortName) {
+	v.report.Differences = append(v.report.Differences, proxier.Difference{Object: object, Problem: problem, Want: want, Have: have, Service: service})
+}
+
+func (v *verification) servers() {
+	for key, want := range v.want {
+		object := fmt.Sprintf("virtual server %v", key)
+		v.report.Checked++
+		have := v.have[key]
+		switch {
+		case have == nil:
+			v.differs(object, proxier.DifferenceMissing, want.settings.String(), "", want.name)
+			continue
+		case !v.satisfied(have.settings, want.virtual):
+			v.differs(object, proxier.DifferenceChanged, want.settings.String(), have.settings.String(), want.name)
+		}
+		v.reals(key, want, have.reals)
+	}
+	for key, have := range v.have {
+		addr := key.addr.Addr()
+		if _, wanted := v.want[key]; wanted || !v.here[addr] || v.engine.excluded(addr) || drains(key, have) {
+			continue
+		}
+		v.differs(fmt.Sprintf("virtual server %v", key), proxier.DifferenceUnexpected, "", have.settings.String(), changetracker.ServicePortName{})
+	}
+}
+
+// drains reports whether a virtual server that is not wanted waits for its connections.
+func drains(key serverKey, have *virtual) bool {
+	for _, weight := range have.reals {
+		if weight != 0 {
+			return false
+		}
+	}
+	return len(have.reals) > 0 && key.protocol != desired.UDP
+}
+
+func (v *verification) satisfied(have settings, want *virtual) bool {
+	lacks := v.engine.table != nil && v.engine.table.lacks[want.scheduler]
+	return have.satisfy(want.settings) || lacks && have.satisfy(want.instead)
+}
+
+func (v *verification) reals(key serverKey, want wantedServer, have map[netip.AddrPort]int) {
+	for addr, weight := range want.reals {
+		v.report.Checked++
+		text := fmt.Sprintf("weight %d", weight)
+		switch had, ok := have[addr]; {
+		case !ok:
+			v.differs(object(key, addr), proxier.DifferenceMissing, text, "", want.name)
+		case had != weight:
+			v.differs(object(key, addr), proxier.DifferenceChanged, text, fmt.Sprintf("weight %d", had), want.name)
+		}
+	}
+	for addr, weight := range have {
+		if _, wanted := want.reals[addr]; !wanted && (weight != 0 || key.protocol == desired.UDP) {
+			v.differs(object(key, addr), proxier.DifferenceUnexpected, "", fmt.Sprintf("weight %d", weight), want.name)
+		}
+	}
+}
+
+// addresses compares those of the device. Draining virtual servers keep theirs.
+func (v *verification) addresses() {
+	where := " of device " + v.engine.config.Names.Device
+	for vip, name := range v.vips {
+		if v.report.Checked++; !v.here[vip] {
+			v.differs("address "+vip.String()+where, proxier.DifferenceMissing, "", "", name)
+		}
+	}
+	draining := map[netip.Addr]bool{}
+	for key, have := range v.have {
+		if drains(key, have) {
+			draining[key.addr.Addr()] = true
+		}
+	}
+	for addr := range v.here {
+		if _, wanted := v.vips[addr]; !wanted && !draining[addr] {
+			v.differs("address "+addr.String()+where, proxier.DifferenceUnexpected, "", "", changetracker.ServicePortName{})
+		}
+	}
+}
+
+// String is the scheduler with what belongs to it.
+func (s settings) String() string {
+	text := "scheduler " + s.scheduler
+	if s.flags != 0 {
+		text += fmt.Sprintf(", flags %#x", s.flags)
+	}
+	if s.timeout != 0 {
+		text += fmt.Sprintf(", timeout %v", s.timeout)
+	}
+	return text
+}

@@ -1,0 +1,83 @@
+package userspace
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Verify implements proxier.Verifier: it compares the open sockets with those that a new engine
+// would open, and asks the engine of the portals. Other programs cannot change sockets, but a
+// port may be taken. SCTP, which is not proxied, is no difference.
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (report proxier.VerifyReport, err error) {
+	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
+	if err := planner.chooseAddress(&update); err != nil {
+		return report, err
+	}
+	portals := desired.Update{Family: update.Family, Full: true, Globals: update.Globals}
+	known := map[changetracker.ServicePortName]bool{}
+	for want := range update.Services() {
+		if want.Protocol == desired.SCTP {
+			continue
+		}
+		listeners, err := planner.listeners(want)
+		if err != nil {
+			return report, err
+		}
+		known[want.Name] = true
+		s := e.services[want.Name]
+		compareSockets(&report, want.Name, listeners, s)
+		if s != nil && e.portals != nil {
+			portals.Changes = append(portals.Changes, desired.ChangesTo(e.portalOf(s, want))...)
+		}
+	}
+	for name, s := range e.services {
+		if !known[name] {
+			compareSockets(&report, name, nil, s)
+		}
+	}
+	if verifier, ok := proxier.As[proxier.Verifier](e.portals); ok {
+		inPortals, err := verifier.Verify(ctx, portals)
+		report.Checked += inPortals.Checked
+		report.Differences = append(report.Differences, inPortals.Differences...)
+		if err != nil {
+			return report, fmt.Errorf("portals: %w", err)
+		}
+	}
+	return report, nil
+}
+
+// compareSockets compares those of one service port; s may be nil.
+func compareSockets(report *proxier.VerifyReport, name changetracker.ServicePortName, want map[socketKey]policy, s *service) {
+	var have map[socketKey]*socket
+	if s != nil {
+		have = s.sockets
+	}
+	differs := func(key socketKey, problem, text string) {
+		report.Differences = append(report.Differences, proxier.Difference{
+			Object: fmt.Sprintf("socket of role %v of %v at %v", key.role, name, placeText(key.addr)), Problem: problem, Have: text, Service: name,
+		})
+	}
+	for key := range want {
+		if report.Checked++; have[key] == nil {
+			differs(key, proxier.DifferenceMissing, "")
+		}
+	}
+	for key, socket := range have {
+		if _, ok := want[key]; !ok {
+			differs(key, proxier.DifferenceUnexpected, socket.site.Addr.String())
+		}
+	}
+}
+
+// placeText is where a socket listens; port 0 means any proxy port.
+func placeText(at netip.AddrPort) string {
+	if at.Port() == 0 {
+		return at.Addr().String() + ", any proxy port"
+	}
+	return at.String()
+}
