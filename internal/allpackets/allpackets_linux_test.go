@@ -27,7 +27,7 @@ import (
 
 var (
 	firstSeed = flag.Uint64("allpackets.seed", 0, "the first seed; 0 takes a new one")
-	seeds     = flag.Int("allpackets.seeds", 2, "how many seeds")
+	seeds     = flag.Int("allpackets.seeds", 1, "how many seeds")
 )
 
 // engine makes a Provider in a network namespace, and reads its rules.
@@ -76,11 +76,7 @@ func readNFTables(ns *netns.NS, family v1.IPFamily) (ruleset, error) {
 // TestAllPackets programs clusters of 50 Services, and compares what the rules do with what
 // the oracle says, for each packet that a State distinguishes.
 func TestAllPackets(t *testing.T) {
-	seed := *firstSeed
-	if seed == 0 {
-		seed = rand.Uint64N(1 << 32)
-	}
-	t.Logf("replay with -allpackets.seed=%d -allpackets.seeds=%d", seed, *seeds)
+	seed := seedOf(t)
 	for _, e := range engines() {
 		t.Run(e.name, func(t *testing.T) {
 			seen := map[string]int{}
@@ -97,6 +93,17 @@ func TestAllPackets(t *testing.T) {
 	}
 }
 
+func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }
+
+func seedOf(t *testing.T) uint64 {
+	t.Helper()
+	if *firstSeed == 0 {
+		*firstSeed = rand.Uint64N(1 << 32)
+	}
+	t.Logf("replay with -allpackets.seed=%d -allpackets.seeds=%d", *firstSeed, *seeds)
+	return *firstSeed
+}
+
 // compare compares all packets after the first sync, and after each of two changes.
 func compare(t *testing.T, e engine, seed uint64, seen map[string]int) {
 	m, ns := newMaker(seed), netnstest.New(t)
@@ -106,7 +113,7 @@ func compare(t *testing.T, e engine, seed uint64, seen map[string]int) {
 		if err := p.Sync(t.Context()); err != nil {
 			t.Errorf("seed %d, round %d: %v", seed, round, err)
 		}
-		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		for _, family := range families() {
 			rules, err := e.read(ns, family)
 			if err != nil {
 				t.Fatalf("read the rules of %s: %v", family, err)

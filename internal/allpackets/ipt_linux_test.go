@@ -36,8 +36,13 @@ func readIPTables(ns *netns.NS, family v1.IPFamily, variant string) (ruleset, er
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", program, err)
 	}
+	return parseRules(string(out))
+}
+
+// parseRules parses the output of iptables-save.
+func parseRules(saved string) (ruleset, error) {
 	rules, table := iptRules{}, ""
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(saved) {
 		words := words(line)
 		switch {
 		case len(words) == 0:
