@@ -88,8 +88,11 @@ func faults() []fault {
 // catchers are tests that may catch the fault, in order.
 func (f *fault) catchers() [][]string {
 	packets := "-run=^TestAllPackets$/^nftables$"
-	if strings.HasPrefix(f.file, "iptables/") {
+	switch {
+	case strings.HasPrefix(f.file, "iptables/"):
 		packets = "-run=^(TestAllPackets|TestNothingLeaksDuringAChange)$/legacy"
+	case strings.HasPrefix(f.file, "proxier/"):
+		packets = "-run=^TestAllPackets$"
 	}
 	return [][]string{
 		{"./internal/allpackets", packets, "-allpackets.seed=1", "-allpackets.seeds=3"},
