@@ -344,3 +344,38 @@ func TestExplainAsksForTheNodesAddresses(t *testing.T) {
 		}
 	})
 }
+
+// TestAHealthCheckEndsThoughItsServiceWasNeverProgrammed: the engine refuses a Service with a
+// health check node port, which is served all the same until the Service is deleted.
+func TestAHealthCheckEndsThoughItsServiceWasNeverProgrammed(t *testing.T) {
+	h := &fakeHealth{}
+	runWith(t, withoutRetries(), proxier.Deps{Health: h}, func(t *testing.T, f *fixture) {
+		name := types.NamespacedName{Namespace: "test", Name: "a"}
+		f.v4.become(func(u desired.Update) (result proxier.Result, err error) {
+			for s := range u.Services() {
+				result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: errors.New("refused"), Partial: true})
+			}
+			return result, nil
+		})
+		f.synced()
+		synctest.Wait()
+		refused := service("a", "10.0.0.1", loadBalancer(30001))
+		f.Tracker().Services.Update(nil, refused)
+		_ = f.Sync(t.Context()) // it returns the refusal
+		synctest.Wait()
+		if got := h.take(); len(got) == 0 || got[len(got)-1].Ports[name] != 30001 {
+			t.Fatalf("health updates %+v, want port 30001", got)
+		}
+		f.Tracker().Services.Delete(name)
+		if err := f.Sync(t.Context()); err != nil {
+			t.Fatalf("sync: %v", err)
+		}
+		got := h.take()
+		if len(got) != 1 {
+			t.Fatalf("%d health updates after the deletion, want one", len(got))
+		}
+		if port, told := got[0].Ports[name]; !told || port != 0 {
+			t.Errorf("health update %+v, want that the port is gone", got[0])
+		}
+	})
+}

@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -23,16 +24,20 @@ type family struct {
 	health    Health
 	trigger   func() // requests a sync
 
-	resolver      desired.Resolver
-	globals       desired.Globals
-	updater       *desired.Updater
-	full          bool // the next Update must be full: at start, and after a failure
-	lastFull      time.Time
-	moduleWaits   int // how often waitForModule may still wait
-	denied        map[changetracker.ServicePortName]*desired.Service
-	flows         *flowTracker
-	ending        *endTracker // nil: none
-	noLocal       noLocalCounter
+	resolver    desired.Resolver
+	globals     desired.Globals
+	updater     *desired.Updater
+	full        bool // the next Update must be full: at start, and after a failure
+	lastFull    time.Time
+	moduleWaits int // how often waitForModule may still wait
+	denied      map[changetracker.ServicePortName]*desired.Service
+	flows       *flowTracker
+	ending      *endTracker // nil: none
+	noLocal     noLocalCounter
+	// unprogrammed are the Services with a health check and service ports that failed in the
+	// last sync. If such a service port is deleted before it was ever programmed, no Delta
+	// says so, but the health check has begun.
+	unprogrammed  map[types.NamespacedName]bool
 	announcements *announcements
 	counting      *sharedReading
 	lock          lock

@@ -92,7 +92,7 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	f.noLocal.update(&update)
 	o.announced = f.announcements.announceProgrammed(ctx, &update, o.failed)
 	o.Err = errors.Join(joined(o.failed), o.announced)
-	o.health = healthUpdate(o.state, step.Delta, o.Full)
+	o.health = f.healthUpdate(o, step.Delta)
 	for i := range step.Delta.Changes {
 		o.Triggers = append(o.Triggers, step.Delta.Changes[i].Triggers...)
 	}
