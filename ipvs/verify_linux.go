@@ -140,10 +140,10 @@ func (v *verification) servers() {
 		have := v.have[key]
 		switch {
 		case have == nil:
-			v.differs(object, proxier.DifferenceMissing, want.settings.String(), "", want.name)
+			v.differs(object, proxier.DifferenceMissing, want.String(), "", want.name)
 			continue
 		case !v.satisfied(have.settings, want.virtual):
-			v.differs(object, proxier.DifferenceChanged, want.settings.String(), have.settings.String(), want.name)
+			v.differs(object, proxier.DifferenceChanged, want.String(), have.String(), want.name)
 		}
 		v.reals(key, want, have.reals)
 	}
@@ -152,7 +152,7 @@ func (v *verification) servers() {
 		if _, wanted := v.want[key]; wanted || !v.here[addr] || v.engine.excluded(addr) || drains(key, have) {
 			continue
 		}
-		v.differs(fmt.Sprintf("virtual server %v", key), proxier.DifferenceUnexpected, "", have.settings.String(), changetracker.ServicePortName{})
+		v.differs(fmt.Sprintf("virtual server %v", key), proxier.DifferenceUnexpected, "", have.String(), changetracker.ServicePortName{})
 	}
 }
 
