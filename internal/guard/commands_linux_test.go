@@ -12,7 +12,7 @@ import (
 )
 
 // elsewhere are commands that other tests run, or that need a cluster.
-var elsewhere = regexp.MustCompile(`(?m)^(\./hack/|make |go (get|test) |.*\$KUBECONFIG).*\n`) // read-only
+var elsewhere = regexp.MustCompile(`(?m)^([A-Z_]+=\S+ )*(\./hack/|hack/|make |go (get|test) |.*\$KUBECONFIG).*\n`) // read-only
 
 // isolate makes the repository read-only, /run empty, and files of those kernel settings
 // that are not per network namespace. It interrupts programs that run for 30 s.
