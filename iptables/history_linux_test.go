@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -29,9 +28,6 @@ func TestHistories(t *testing.T) {
 // TestEachCallOfAHistory lets each run of a program fail.
 func TestEachCallOfAHistory(t *testing.T) {
 	t.Parallel()
-	if os.Getenv(history.SeedsVariable) == "" {
-		t.Skip("takes minutes: set " + history.SeedsVariable)
-	}
 	eachHistoryVariant(t, history.TestEachCall)
 }
 

@@ -328,8 +328,14 @@ func metaValue(key expr.MetaKey) value {
 		return value{text: "iifname", format: interfaceName}
 	case expr.MetaKeyOIFNAME:
 		return value{text: "oifname", format: interfaceName}
+	case expr.MetaKeyIIF:
+		return value{text: "iif", format: index}
+	case expr.MetaKeyOIF:
+		return value{text: "oif", format: index}
 	case expr.MetaKeyMARK:
 		return value{text: "meta mark", format: hexadecimal}
+	case expr.MetaKeyPRIORITY:
+		return value{text: "meta priority", format: hexadecimal}
 	case expr.MetaKeyNFTRACE:
 		return value{text: "meta nftrace", format: number}
 	default:
@@ -456,6 +462,14 @@ func number(b []byte) string {
 		return hexadecimal(b)
 	}
 	return strconv.FormatUint(binary.BigEndian.Uint64(append(make([]byte, most-len(b)), b...)), 10)
+}
+
+// index prints the number of an interface, in the byte order of the machine.
+func index(b []byte) string {
+	if len(b) != 4 {
+		return hexadecimal(b)
+	}
+	return strconv.FormatUint(uint64(binary.NativeEndian.Uint32(b)), 10)
 }
 
 // hexadecimal prints a number of four bytes in the byte order of the machine, and others in

@@ -26,7 +26,7 @@ func TestTheCanary(t *testing.T) {
 			p.waitHealthy()
 			p.expectMetrics(`serviceplane_canary_passing{ip_family="IPv4"} 1`, `serviceplane_canary_passing{ip_family="IPv6"} 1`)
 			c.nft("add table inet foreign; add chain inet foreign strict { type filter hook input priority 0; }; add rule inet foreign strict meta l4proto tcp ct state new iif lo tcp dport 32768-65535 drop")
-			p.waitOutput("canary fails", "stopped by the rule with handle 2 of chain strict in table inet foreign")
+			p.waitOutput("canary fails", "32768-65535 drop' with handle 2 of chain strict in table inet foreign")
 			p.expectMetrics(`serviceplane_canary_passing{ip_family="IPv6"} 0`, `serviceplane_condition{ip_family="IPv4",type="Canary"} 1`)
 			code := http.StatusOK
 			if mode == canaryDecides {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -149,7 +150,7 @@ func (r *run) reviveOrStart(ctx context.Context, s *Step) error {
 }
 
 func (r *run) damageAt(s *Step) {
-	objects := r.objects
+	objects := Objects{Services: maps.Clone(r.objects.Services), Slices: maps.Clone(r.objects.Slices), Node: r.objects.Node}
 	do := func() { r.plane.Damage(s.Damage, &objects) }
 	i := Intervention{Call: s.Call}
 	if s.Late || s.Twice {
