@@ -145,6 +145,18 @@ func TestVerifyAcceptsWhatTheKernelHasInstead(t *testing.T) {
 	mustFind(t, e, "with another one", "different least virtual server 10.96.0.3:80/TCP")
 }
 
+// TestVerifyWantsNoServerWithoutEndpoints, if a traffic policy excludes all that serve.
+func TestVerifyWantsNoServerWithoutEndpoints(t *testing.T) {
+	t.Parallel()
+	e := newFakeNode().engine(t)
+	s := service("web", "10.96.0.1", podA)
+	s.Frontends[0].Scope, s.Frontends[0].Action = desired.ScopeLocal, desired.Drop
+	mustApply(t, e, full(s))
+	if report, err := e.Verify(t.Context(), full(s)); err != nil || len(report.Differences) > 0 {
+		t.Errorf("Verify = %v, %v, want no difference", report.Differences, err)
+	}
+}
+
 // TestVerifyOfAnEngineThatWasClosed reads the kernel, and writes no settings.
 func TestVerifyOfAnEngineThatWasClosed(t *testing.T) {
 	t.Parallel()
