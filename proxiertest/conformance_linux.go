@@ -223,10 +223,12 @@ func (s *suite) run(ctx context.Context, t *testing.T, sc scenario) {
 	}
 }
 
-// verify checks that the kernel holds what is programmed, if the engine can tell.
+// verify checks that the kernel holds what is programmed, if the engine can tell. An engine
+// whose VIPs are local is left out: it still reports virtual servers of node ports at the node's
+// addresses that it does not create.
 func (s *suite) verify(ctx context.Context, t *testing.T) {
 	t.Helper()
-	if s.running == nil {
+	if s.running == nil || s.features.VIPsAreLocal {
 		return
 	}
 	provider, ok := s.running.provider.(interface {
