@@ -90,6 +90,7 @@ type session struct {
 	table    *table
 	listener *netlink.Conn // of events
 	owner    *netlink.Conn // of the table
+	spare    *netlink.Conn // becomes the owner if the kernel refuses the first table
 	lock     int           // tells others that the table is in use
 	deletes  bool          // the kernel does not delete the table
 }
@@ -109,6 +110,9 @@ func open(o *Options, t *table, flags uint32) (s *session, err error) {
 		if s.listener, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err == nil {
 			s.owner, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
 		}
+		if err == nil {
+			s.spare, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		}
 		if err != nil {
 			return fmt.Errorf("open netlink socket: %w", err)
 		}
@@ -123,6 +127,7 @@ func open(o *Options, t *table, flags uint32) (s *session, err error) {
 	err = t.install(s.owner, flags)
 	if flags != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) { // before Linux 5.12
 		flags = 0
+		s.owner, s.spare = s.spare, s.owner // which still receives an error for each message
 		err = t.install(s.owner, flags)
 	}
 	s.deletes = err == nil && flags == 0
@@ -133,7 +138,7 @@ func (s *session) close() {
 	if s.deletes {
 		_ = transact(s.owner, s.table.deletion())
 	}
-	for _, conn := range []*netlink.Conn{s.listener, s.owner} {
+	for _, conn := range []*netlink.Conn{s.listener, s.owner, s.spare} {
 		if conn != nil {
 			_ = conn.Close()
 		}

@@ -44,7 +44,7 @@ runs() {
     return
     ;;
   all*)
-    echo './ipvs -tags=vm -skip=TestEveryHistory|TestTraceAgreesWithExplain'
+    echo './ipvs -tags=vm -skip=TestEveryHistory'
     echo './examples/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
     echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS'
     echo './nftables -skip=/spreading/(7|10)_endpoints'
@@ -53,7 +53,7 @@ runs() {
     echo './userspace -run=^TestPackets(WithIPTables)?$ -skip=/spreading'
     ;;
   "short $oldest")
-    echo './ipvs -tags=vm -skip=TestEveryHistory|TestTraceAgreesWithExplain|/spreading/(7|10)_endpoints'
+    echo './ipvs -tags=vm -skip=TestEveryHistory|/spreading/(7|10)_endpoints'
     echo './iptables -run=TestPacketsWithLegacy -skip=/spreading'
     echo './examples/nodeproxy -run=TestNoConnectionIsCut/(nftables_to_ipvs|ipvs_to_nftables|kube-proxy)'
     echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS/PKT-32'
