@@ -242,7 +242,7 @@ func (s *suite) verify(ctx context.Context, t *testing.T) {
 		results, err := provider.Verify(ctx)
 		for family, v := range results {
 			if !v.Agrees() && !errors.Is(v.Err, errors.ErrUnsupported) {
-				err = errors.Join(err, fmt.Errorf("%s: %v, %d differences: %v", family, v.Err, v.Total, v.Differences))
+				err = errors.Join(err, v.Err, fmt.Errorf("%s: %d differences: %v", family, v.Total, v.Differences))
 			}
 		}
 		return err
