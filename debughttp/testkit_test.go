@@ -1,7 +1,6 @@
 package debughttp_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -61,17 +60,7 @@ func newProxy(tb testing.TB, change ...func(*proxier.Config, *proxier.Deps)) *pr
 // run runs the proxy until the test ends, with complete first lists.
 func (p *proxy) run(tb testing.TB) {
 	tb.Helper()
-	p.OnServiceSynced()
-	p.OnEndpointSlicesSynced()
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	tb.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			tb.Errorf("Run = %v", err)
-		}
-	})
+	proxiertest.Run(tb, p)
 }
 
 // sync waits until all changes are programmed.

@@ -16,19 +16,7 @@ type rulesAnswer struct {
 }
 
 func (a *app) rules() *cobra.Command {
-	return &cobra.Command{
-		Use:               "rules NAMESPACE/NAME",
-		Short:             "Print what the engine programs for one Service",
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeServices,
-		RunE: func(c *cobra.Command, args []string) error {
-			query, err := serviceQuery(args[0])
-			if err != nil {
-				return err
-			}
-			return a.show(c, "rules", query, (*printer).rules)
-		},
-	}
+	return a.ofService("rules", "Print what the engine programs for one Service", "rules", (*printer).rules)
 }
 
 func (w *printer) rules(content json.RawMessage) error {

@@ -279,9 +279,14 @@ func (w *printer) sideBySide(answers []response, text string, limit int) error {
 }
 
 func (a *app) get() *cobra.Command {
+	return a.ofService("get", "Show one Service with its frontends and endpoints", "service", (*printer).service)
+}
+
+// ofService returns a subcommand that asks for something of one Service.
+func (a *app) ofService(name, short, path string, table func(*printer, json.RawMessage) error) *cobra.Command {
 	return &cobra.Command{
-		Use:               "get NAMESPACE/NAME",
-		Short:             "Show one Service with its frontends and endpoints",
+		Use:               name + " NAMESPACE/NAME",
+		Short:             short,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeServices,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -289,7 +294,7 @@ func (a *app) get() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(c, "service", query, (*printer).service)
+			return a.show(c, path, query, table)
 		},
 	}
 }

@@ -64,17 +64,7 @@ func newProxy(t *testing.T, change ...func(*proxier.Proxier)) *proxier.Proxier {
 	for _, c := range change {
 		c(p)
 	}
-	p.OnServiceSynced()
-	p.OnEndpointSlicesSynced()
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-	})
+	proxiertest.Run(t, p)
 	if err := p.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}

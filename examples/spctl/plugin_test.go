@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -36,17 +35,7 @@ func debugHandler(t *testing.T, node, vip string) http.Handler {
 		t.Fatal(err)
 	}
 	p.OnServiceAdd(proxiertest.Service("shop", "web", proxiertest.ClusterIPs(vip), proxiertest.Port("http", v1.ProtocolTCP, 80)))
-	p.OnServiceSynced()
-	p.OnEndpointSlicesSynced()
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-	})
+	proxiertest.Run(t, p)
 	if err := p.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package allpackets
 
 import (
-	"context"
 	"flag"
 	"maps"
 	"math/rand/v2"
@@ -23,6 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/iptables"
 	nftengine "github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 var (
@@ -173,17 +173,7 @@ func start(t *testing.T, e engine, c *oracle.Cluster, ns *netns.NS) *proxier.Pro
 		p.OnEndpointSliceAdd(s)
 	}
 	p.OnServiceCIDRsChanged(c.ServiceCIDRs)
-	p.OnServiceSynced()
-	p.OnEndpointSlicesSynced()
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error)
-	go func() { ended <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	proxiertest.Run(t, p)
 	return p
 }
 
