@@ -432,6 +432,46 @@ func TestWhoComesPastThePortalsIsRefused(t *testing.T) {
 	})
 }
 
+// While a process only lingers, the next one gets its node ports.
+func TestWhoLingersReservesNothing(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		e := inNode(t, n, s.family, Config{
+			Listen: []netip.Addr{s.node}, Linger: time.Hour, // or lingerPause, without connections
+			Portals: func(v1.IPFamily) (proxier.Engine, error) { return &proxiertest.RecordingEngine{}, nil },
+		})
+		var services []*desired.Service
+		for _, protocol := range bothProtocols() {
+			services = append(services, servicePort("web", protocol, []desired.Frontend{nodePort(nodePortNumber)}, s.one()))
+		}
+		program(t, e, everyNodePort(s), services...)
+		at := netip.AddrPortFrom(s.node, nodePortNumber)
+		mustBind(t, n.node, at, syscall.EADDRINUSE)
+		closed := make(chan error, 1)
+		go func() { closed <- e.Close() }()
+		poll.Until(t, "the ports are free", func() bool {
+			l, err := n.node.Listen(t.Context(), "tcp", at.String())
+			if err != nil {
+				return false
+			}
+			_ = l.Close()
+			c, err := n.node.ListenPacket(t.Context(), "udp", at.String())
+			if err != nil {
+				return false
+			}
+			_ = c.Close()
+			return true
+		})
+		select {
+		case err := <-closed:
+			t.Errorf("Close = %v before the ports were free, want it to linger", err)
+		default:
+		}
+		if err := <-closed; err != nil {
+			t.Errorf("Close = %v, want nil", err)
+		}
+	})
+}
+
 // A reserved port moves between Services in a single update, in any order of the Services.
 func TestAClaimMovesFromOneServiceToAnother(t *testing.T) {
 	n, s := newNetwork(t), sides()[0]

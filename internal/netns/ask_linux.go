@@ -74,15 +74,48 @@ type Flow struct {
 }
 
 // Open opens a Flow. Its errors are those of Ask.
-func Open(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts AskOptions) (*Flow, error) {
+func Open(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts AskOptions) (flow *Flow, err error) {
+	doErr := ns.Do(func() error {
+		flow, err = OpenHere(ctx, network, to, opts)
+		return err
+	})
+	return flow, doErr
+}
+
+// OpenHere is Open from the namespace of the calling thread, for clients that open many flows
+// in one function of NS.Do: to enter a namespace costs more than a connection.
+func OpenHere(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (*Flow, error) {
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout
 	}
-	conn, err := ns.dialOptional(ctx, network, opts, to.String())
+	dialer, err := opts.dialer(network)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := dialer.DialContext(ctx, network, to.String())
 	if err != nil {
 		return nil, outcome(err)
 	}
 	return &Flow{conn: conn, lines: bufio.NewScanner(conn), timeout: opts.Timeout}, nil
+}
+
+// SentAgain returns how many packets of a TCP connection the host had to send again.
+func (f *Flow) SentAgain() (packets uint32, err error) {
+	tcp, ok := f.conn.(*net.TCPConn)
+	if !ok {
+		return 0, nil
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	controlErr := raw.Control(func(fd uintptr) {
+		var info *unix.TCPInfo
+		if info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			packets = info.Total_retrans
+		}
+	})
+	return packets, errors.Join(err, controlErr)
 }
 
 // Close closes the flow.
@@ -105,7 +138,7 @@ func (f *Flow) Ask(ctx context.Context) (Answer, error) {
 		f.lines = bufio.NewScanner(f.conn) // the next datagram may be answered
 		return Answer{}, err
 	}
-	return parseAnswer(f.lines.Text())
+	return ParseAnswer(f.lines.Text())
 }
 
 // writeOutcome distinguishes the two causes of EPERM: a rule dropped the datagram, or a
@@ -123,20 +156,22 @@ func (f *Flow) writeOutcome(err error) error {
 	return outcome(err)
 }
 
-// dialOptional is Dial with options. The timeout starts inside the namespace, since
-// entering it may take long on a busy machine.
-func (n *NS) dialOptional(ctx context.Context, network string, opts AskOptions, address string) (net.Conn, error) {
-	dialer := net.Dialer{Timeout: opts.Timeout}
-	if opts.From.IsValid() {
+// dialer returns the dialer of a request. Its timeout starts when it dials: entering a
+// namespace may take long on a busy machine.
+func (o AskOptions) dialer(network string) (*net.Dialer, error) {
+	dialer := &net.Dialer{Timeout: o.Timeout}
+	if o.From.IsValid() {
 		var err error
-		if dialer.LocalAddr, err = localAddr(network, netip.AddrPortFrom(opts.From, opts.FromPort)); err != nil {
+		if dialer.LocalAddr, err = localAddr(network, netip.AddrPortFrom(o.From, o.FromPort)); err != nil {
 			return nil, err
 		}
 	}
-	return n.dial(ctx, dialer, network, address)
+	configure(dialer)
+	return dialer, nil
 }
 
-func parseAnswer(line string) (a Answer, err error) {
+// ParseAnswer parses what a Server sends.
+func ParseAnswer(line string) (a Answer, err error) {
 	var source, local string
 	if _, err := fmt.Sscan(line, &a.Server, &source, &local); err != nil {
 		return Answer{}, fmt.Errorf("parse answer %q: %w", line, err)

@@ -35,7 +35,7 @@ func Ping(ctx context.Context, ns *NS, to netip.Addr, opts AskOptions) error {
 	if to.Is6() {
 		network, request, reply = icmp6, echoRequest6, echoReply6
 	}
-	conn, err := ns.dialOptional(ctx, network, opts, to.String())
+	conn, err := ns.dial(ctx, network, opts, to.String())
 	if err != nil {
 		return outcome(err)
 	}

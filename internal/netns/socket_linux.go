@@ -40,15 +40,28 @@ func (n *NS) ListenPacket(ctx context.Context, network, address string) (conn ne
 
 // Dial connects to a numeric address from inside the namespace.
 func (n *NS) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return n.dialOptional(ctx, network, AskOptions{}, address)
+	return n.DialFrom(ctx, network, netip.Addr{}, address)
 }
 
 // DialFrom is Dial with a source address.
 func (n *NS) DialFrom(ctx context.Context, network string, from netip.Addr, address string) (net.Conn, error) {
-	return n.dialOptional(ctx, network, AskOptions{From: from}, address)
+	return n.dial(ctx, network, AskOptions{From: from}, address)
 }
 
-func (n *NS) dial(ctx context.Context, dialer net.Dialer, network, address string) (conn net.Conn, err error) {
+func (n *NS) dial(ctx context.Context, network string, opts AskOptions, address string) (conn net.Conn, err error) {
+	dialer, err := opts.dialer(network)
+	if err != nil {
+		return nil, err
+	}
+	err = n.Do(func() error {
+		conn, err = dialer.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// configure sets the options of the sockets that a dialer opens.
+func configure(dialer *net.Dialer) {
 	dialer.SetMultipathTCP(false)
 	dialer.Control = reportUnreachable
 	if from, ok := dialer.LocalAddr.(*net.TCPAddr); ok {
@@ -57,11 +70,6 @@ func (n *NS) dial(ctx context.Context, dialer net.Dialer, network, address strin
 			dialer.Control = reuseAddress
 		}
 	}
-	err = n.Do(func() error {
-		conn, err = dialer.DialContext(ctx, network, address)
-		return err
-	})
-	return conn, err
 }
 
 func localAddr(network string, from netip.AddrPort) (net.Addr, error) {

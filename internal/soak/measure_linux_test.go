@@ -52,17 +52,6 @@ func flows(t *testing.T, node *proxiertest.Host) (n int) {
 	return n
 }
 
-// forgetSoon makes the node's connection tracking forget connections that ended a second ago,
-// so that no test waits for minutes.
-func forgetSoon(t *testing.T, node *proxiertest.Host) {
-	t.Helper()
-	for _, timeout := range []string{"tcp_timeout_time_wait", "tcp_timeout_close", "tcp_timeout_last_ack", "tcp_timeout_fin_wait", "tcp_timeout_close_wait", "udp_timeout", "udp_timeout_stream"} {
-		netnstest.Check(t, node.Do(func() error {
-			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+timeout, []byte("1"), 0)
-		}))
-	}
-}
-
 // Lines of nft list ruleset, and of the programs that print the tables of iptables.
 var (
 	nftChain   = regexp.MustCompile(`(?m)^\tchain .*`)                                      // read-only

@@ -129,7 +129,7 @@ type node struct {
 func begin(t *testing.T, factory proxiertest.Factory, topology *proxiertest.Topology, seed uint64) *node {
 	t.Helper()
 	n := &node{t: t, topology: topology, printed: time.Now()}
-	forgetSoon(t, n.topology.Node)
+	netnstest.ForgetSoon(t, n.topology.Node, time.Second)
 	var pods []netip.Addr
 	for _, pod := range append(slices.Clone(n.topology.LocalPods), n.topology.RemotePods...) {
 		pods = append(pods, pod.Addr(v1.IPv4Protocol), pod.Addr(v1.IPv6Protocol))

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 )
@@ -37,6 +39,21 @@ func Check(tb testing.TB, err error) {
 		tb.Skipf("needs network namespaces: %v", err)
 	default:
 		tb.Fatalf("build network: %v", err)
+	}
+}
+
+// ForgetSoon makes the connection tracking of a namespace forget TCP connections that ended a
+// second ago, and flows of UDP after a time of silence, so that no test waits for minutes.
+func ForgetSoon(tb testing.TB, ns interface{ Do(f func() error) error }, udp time.Duration) {
+	tb.Helper()
+	timeouts := map[string]time.Duration{"udp_timeout": udp, "udp_timeout_stream": udp}
+	for _, state := range []string{"time_wait", "close", "last_ack", "fin_wait", "close_wait"} {
+		timeouts["tcp_timeout_"+state] = time.Second
+	}
+	for name, timeout := range timeouts {
+		Check(tb, ns.Do(func() error {
+			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+name, strconv.AppendInt(nil, int64(timeout/time.Second), 10), 0)
+		}))
 	}
 }
 

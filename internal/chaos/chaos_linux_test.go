@@ -1,0 +1,232 @@
+package chaos
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/serviceplane/serviceplane/internal/poll"
+)
+
+// The defaults are a short run of every engine.
+var (
+	engineFlag  = flag.String("engine", "", "only this engine: nftables, iptables-nft, iptables-legacy, userspace or ipvs")
+	eventFlag   = flag.String("event", "", "only events whose names begin so")
+	seedFlag    = flag.Uint64("seed", 0, "the seed of the events; 0 for a new one")
+	duration    = flag.Duration("for", 24*time.Second, "how long events happen, of all engines together")
+	connections = flag.Int("connections", 300, "how many connections there are at least while an event happens")
+	services    = flag.Int("services", 20, "how many more Services there are than those with clients; at most 200")
+	before      = flag.String("before", "HEAD~1", "the commit of the version before, for git")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	goleak.VerifyTestMain(m)
+}
+
+// TestChaos: what docs/RELIABILITY.md promises to clients holds, whatever happens to the proxy.
+func TestChaos(t *testing.T) {
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	var some []engine
+	for _, e := range engines() {
+		switch {
+		case *engineFlag != "" && *engineFlag != e.name:
+		case e.missing() == "":
+			some = append(some, e)
+		case *engineFlag != "":
+			t.Fatalf("%s: %s", e.name, e.missing())
+		default:
+			t.Logf("%s: not here: %s", e.name, e.missing())
+		}
+	}
+	made := newBuilds(t)
+	for _, e := range some {
+		t.Run(e.name, func(t *testing.T) {
+			t.Logf("seed %d: again with -engine %s -seed %d -for %v -connections %d -services %d", seed, e.name, seed, *duration, *connections, *services)
+			g := newGame(t, made, e, seed)
+			g.play(*duration / time.Duration(len(some)))
+		})
+	}
+}
+
+// game is a run of one engine.
+type game struct {
+	*world
+
+	engine  engine
+	builds  *builds
+	seed    uint64
+	dir     string
+	path    string
+	dice    *rand.Rand // of the current event
+	proxy   *proxy
+	starts  int
+	leaving []*proxy // which were asked to end
+	table   table
+}
+
+func newGame(t *testing.T, b *builds, e engine, seed uint64) *game {
+	t.Helper()
+	g := &game{world: newWorld(t), engine: e, builds: b, seed: seed, dir: t.TempDir(), path: toolPath(t, e.variant)}
+	g.start(b.this())
+	g.mustFollow()
+	return g
+}
+
+// play lets events happen for a time, one at least.
+func (g *game) play(howLong time.Duration) {
+	g.clients.start(g.t.Context())
+	g.t.Cleanup(g.clients.working.Wait)
+	g.mustSettle(1)
+	end := time.Now().Add(howLong)
+	for n := uint64(0); ; {
+		round := g.events()
+		rand.New(rand.NewPCG(g.seed, n)).Shuffle(len(round), func(i, k int) { round[i], round[k] = round[k], round[i] })
+		for _, e := range round {
+			if n++; n > 1 && time.Now().After(end) || g.t.Context().Err() != nil {
+				g.t.Logf("%s:\n%s", g.engine.name, &g.table)
+				return
+			}
+			g.dice = rand.New(rand.NewPCG(g.seed, n))
+			g.happen(e)
+		}
+	}
+}
+
+// events are those that can happen here.
+func (g *game) events() []event {
+	return slices.DeleteFunc(allEvents(g.engine), func(e event) bool {
+		return !strings.HasPrefix(e.name, *eventFlag) || e.missing != nil && e.missing() != ""
+	})
+}
+
+// happen plays an event, and judges what became of the clients meanwhile.
+func (g *game) happen(e event) {
+	g.t.Helper()
+	earlier := g.clients.ledger.begin()
+	start := time.Now()
+	g.t.Logf("%s %s", start.Format("15:04:05.000"), e.name)
+	e.play(g)
+	g.mustFollow()
+	follows := time.Since(start)
+	g.mustSettle(0)
+	poll.Soon(func() bool {
+		sum, _, _ := g.clients.ledger.read()
+		return sum.since(earlier).connections >= *connections
+	})
+	sum, disturbed, notes := g.clients.ledger.read()
+	o := outcome{event: e, counts: sum.since(earlier), follows: follows}
+	if disturbed.After(start) {
+		o.repaired = disturbed.Sub(start)
+	}
+	g.t.Logf("%s: %v", e.name, o)
+	if broken := e.promise.broken(o.counts); broken != "" {
+		g.t.Errorf("%s: %s, which must not be (seed %d)\n%s\nthe proxy:\n%s", e.name, broken, g.seed, strings.Join(notes, "\n"), tail(g.proxy.log))
+	}
+	g.table.add(o)
+	g.leave()
+}
+
+// mustSettle waits until every client has made some requests after another that succeed.
+func (g *game) mustSettle(rounds int) {
+	g.t.Helper()
+	g.clients.unsettle()
+	if !poll.Soon(func() bool { return g.clients.unsettled(rounds) == nil }) {
+		_, _, notes := g.clients.ledger.read()
+		g.t.Fatalf("not every client's requests succeed again within %v: %s\n%s\nthe proxy:\n%s",
+			poll.Timeout, g.clients.unsettled(rounds).name, strings.Join(notes, "\n"), tail(g.proxy.log))
+	}
+}
+
+// outcome is what became of the clients during an event.
+type outcome struct {
+	counts
+
+	event    event
+	repaired time.Duration // until no client was disturbed any more
+	follows  time.Duration // until the proxy programmed changes again
+}
+
+func (o outcome) String() string {
+	return fmt.Sprintf("%d connections, %d answers, %d failed, %d reset, %d moved, %d sent again, repaired after %v, follows after %v",
+		o.connections, o.answers, o.failed, o.reset, o.moved, o.again, o.repaired.Round(time.Millisecond), o.follows.Round(time.Millisecond))
+}
+
+// table has the outcomes of all events so far.
+type table struct{ rows []*row }
+
+// row sums the outcomes of one event.
+type row struct {
+	counts
+
+	event             event
+	times             int
+	repaired, follows time.Duration // the longest
+}
+
+func (t *table) add(o outcome) {
+	i := slices.IndexFunc(t.rows, func(r *row) bool { return r.event.name == o.event.name })
+	if i < 0 {
+		i = len(t.rows)
+		t.rows = append(t.rows, &row{event: o.event})
+	}
+	r := t.rows[i]
+	r.times++
+	r.counts = r.plus(o.counts)
+	r.repaired, r.follows = max(r.repaired, o.repaired), max(r.follows, o.follows)
+}
+
+// String is a table for docs/RELIABILITY.md. What is promised to be 0 is bold.
+func (t *table) String() string {
+	var b strings.Builder
+	b.WriteString("| Event | Times | Connections | Answers on open ones | Failed | Reset | Affinity changed | Sent again | Disturbed for | Follows changes after |\n")
+	b.WriteString("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n")
+	slices.SortFunc(t.rows, func(a, b *row) int { return strings.Compare(a.event.name, b.event.name) })
+	for _, r := range t.rows {
+		p := r.event.promise
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %s | %s | %s | %d | %s | %s |\n", r.event.name, r.times, r.connections, r.answers,
+			cell(r.failed, p.failed), cell(r.reset, p.reset), cell(r.moved, p.moved), r.again, short(r.repaired), short(r.follows))
+	}
+	return b.String()
+}
+
+func cell(n int, promised bool) string {
+	if promised {
+		return fmt.Sprintf("**%d**", n)
+	}
+	return fmt.Sprint(n)
+}
+
+func short(d time.Duration) string {
+	if d == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.1f s", d.Seconds())
+}
+
+// promise says which counts an event leaves 0.
+type promise struct{ failed, reset, moved bool }
+
+// broken says what a promise does not allow.
+func (p promise) broken(c counts) string {
+	var all []string
+	for _, one := range []struct {
+		promised bool
+		n        int
+		what     string
+	}{{p.failed, c.failed, "connections failed"}, {p.reset, c.reset, "open connections were reset"}, {p.moved, c.moved, "clients with session affinity changed their endpoint"}} {
+		if one.promised && one.n > 0 {
+			all = append(all, fmt.Sprintf("%d %s", one.n, one.what))
+		}
+	}
+	return strings.Join(all, ", ")
+}
