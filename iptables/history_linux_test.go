@@ -1,21 +1,27 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/history"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // TestHistories runs random histories of the cluster, the process, the iptables programs and
@@ -31,6 +37,32 @@ func TestEachCallOfAHistory(t *testing.T) {
 	eachHistoryVariant(t, history.TestEachCall)
 }
 
+// TestRulesChangedRightAfterTheirFirstWrite: another program replaces a rule after each run of
+// a program, also before the engine has read what it has written. The number of rules stays.
+func TestRulesChangedRightAfterTheirFirstWrite(t *testing.T) {
+	t.Parallel()
+	const replacesRuleOfServices = 2 * 10 // in IPv4: see historyDamages
+	eachHistoryVariant(t, func(t *testing.T, planes history.Planes) {
+		t.Helper()
+		plane, fresh := planes(t, 1)
+		for call := range 8 {
+			steps := []history.Step{{Kind: history.SetNode, Node: changetracker.Node{Name: "here"}}}
+			for i := range 2 {
+				web := proxiertest.Service("ns", "a", proxiertest.ClusterIPs(fmt.Sprintf("10.96.0.%d", 1+i)), proxiertest.Port("http", v1.ProtocolTCP, 80))
+				slice := proxiertest.Slice("ns", "a", discovery.AddressTypeIPv4, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5"))
+				steps = append(steps, history.Step{Kind: history.SetService, Service: web}, history.Step{Kind: history.SetSlice, Slice: slice},
+					history.Step{Kind: history.Sync}, history.Step{Kind: history.Settle})
+				if i == 0 {
+					steps = append(steps, history.Step{Kind: history.DamageAt, Call: call, Late: true, Damage: replacesRuleOfServices})
+				}
+			}
+			if err := history.Run(t.Context(), plane, fresh, steps, time.Minute); err != nil {
+				t.Fatalf("call %d: %v", call, err)
+			}
+		}
+	})
+}
+
 func eachHistoryVariant(t *testing.T, test func(*testing.T, history.Planes)) {
 	t.Helper()
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
@@ -38,11 +70,11 @@ func eachHistoryVariant(t *testing.T, test func(*testing.T, history.Planes)) {
 			t.Parallel()
 			test(t, func(t *testing.T, seed uint64) (plane, fresh history.Plane) {
 				t.Helper()
-				p := historyPlane{ns: netnstest.New(t), variant: variant, localhost: seed%2 == 0, lockFile: filepath.Join(t.TempDir(), "lock")}
+				p := historyPlane{ns: netnstest.New(t), variant: variant, localhost: seed%2 == 0, lockFile: filepath.Join(t.TempDir(), "lock"), lost: &lostRecord{}}
 				p.shared.Masquerade.All = seed%5 == 0
 				p.shared.NodePorts.Primary = seed%7 == 0
 				f := p
-				f.ns = netnstest.New(t)
+				f.ns, f.tools = netnstest.New(t), &sync.Map{}
 				return p, f
 			})
 		})
@@ -56,6 +88,24 @@ type historyPlane struct {
 	localhost bool
 	lockFile  string
 	shared    proxier.Config
+	lost      *lostRecord
+	// tools, unless nil, are found and checked once for all processes.
+	tools *sync.Map
+}
+
+// tool opens the programs of a family.
+func (p historyPlane) tool(ctx context.Context, c toolConfig) (*tool, error) {
+	if p.tools == nil {
+		return openTool(ctx, c)
+	}
+	if t, ok := p.tools.Load(c.family); ok {
+		return t.(*tool), nil
+	}
+	t, err := openTool(ctx, c)
+	if err == nil {
+		p.tools.Store(c.family, t)
+	}
+	return t, err
 }
 
 // Config implements history.Plane.
@@ -67,6 +117,7 @@ func (p historyPlane) Config() proxier.Config {
 
 // Engines implements history.Plane.
 func (p historyPlane) Engines(config proxier.Config, calls *history.Calls) (map[v1.IPFamily]proxier.Engine, error) {
+	p.lost.lost.CompareAndSwap(false, p.lost.flushed.Load())
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		e, err := NewEngine(Config{Config: config, Variant: p.variant, LocalhostNodePorts: p.localhost}, family, proxier.Deps{})
@@ -77,11 +128,11 @@ func (p historyPlane) Engines(config proxier.Config, calls *history.Calls) (map[
 		e.open = func(ctx context.Context) (k kernel, err error) {
 			c := e.toolConfig(p.variant)
 			c.lockFile = p.lockFile
-			err = calls.Do(func() error {
-				t, err := openTool(ctx, c)
+			err = calls.DoOrHang(func() error {
+				t, err := p.tool(ctx, c)
 				k = &calledTool{t, calls}
 				return err
-			})
+			}, func() error { return hangs(ctx, c) })
 			return k, err
 		}
 		engines[family] = e
@@ -97,15 +148,22 @@ type calledTool struct {
 }
 
 func (t *calledTool) save(ctx context.Context, table string) (text []byte, err error) {
-	err = t.calls.Do(func() error {
+	err = t.calls.DoOrHang(func() error {
 		text, err = t.tool.save(ctx, table)
 		return err
-	})
+	}, func() error { return hangs(ctx, t.config) })
 	return text, err
 }
 
 func (t *calledTool) restore(ctx context.Context, input []byte) error {
-	return t.calls.Do(func() error { return t.tool.restore(ctx, input) })
+	return t.calls.DoOrHang(func() error { return t.tool.restore(ctx, input) }, func() error { return hangs(ctx, t.config) })
+}
+
+// hangs runs a program that does not end, as the engine runs those of iptables.
+func hangs(ctx context.Context, c toolConfig) error {
+	c.timeout = 50 * time.Millisecond
+	_, err := c.run(ctx, 0, nil, "sleep", "600")
+	return err
 }
 
 // Damage implements history.Plane.
@@ -118,7 +176,11 @@ func (p historyPlane) Damage(number int, o *history.Objects) {
 	}
 	program := []string{"iptables", "ip6tables"}[number%2] + "-" + string(p.variant)
 	all := historyDamages(service)
-	for _, args := range all[number/2%len(all)] {
+	damage := all[number/2%len(all)]
+	if p.localhost && program == "iptables-"+string(p.variant) && len(damage[0]) == 1 { // filter
+		p.lost.flushed.Store(true)
+	}
+	for _, args := range damage {
 		_ = p.ns.Do(func() error { return p.command(program, append([]string{"-w"}, args...)...).Run() }) // it may be gone already
 	}
 }
@@ -155,40 +217,51 @@ func (p historyPlane) command(name string, args ...string) *exec.Cmd {
 func (p historyPlane) Kernel() (string, error) {
 	var lines []string
 	for _, program := range []string{"iptables", "ip6tables"} {
-		for _, table := range []string{"nat", "filter", "mangle"} {
-			var out []byte
-			err := p.ns.Do(func() (err error) {
-				out, err = p.command(program+"-"+string(p.variant)+"-save", "-t", table).Output()
-				return err
-			})
-			if err != nil {
-				return "", fmt.Errorf("save table %s: %w", table, err)
-			}
-			lines = append(lines, normalLines(program+" "+table, string(out))...)
+		var out []byte
+		err := p.ns.Do(func() (err error) {
+			out, err = p.command(program + "-" + string(p.variant) + "-save").Output()
+			return err
+		})
+		if err != nil {
+			return "", fmt.Errorf("save the tables of %s: %w", program, err)
 		}
+		lines = append(lines, p.lost.without(normalLines(program, string(out)))...)
 	}
-	slices.SortStableFunc(lines, func(a, b string) int { return cmp.Compare(chainOf(a), chainOf(b)) })
 	return strings.Join(lines, "\n"), nil
 }
 
-// normalLines are the chains and rules of a saved table, without counters and without the
-// built-in chains themselves.
-func normalLines(where, saved string) (lines []string) {
+// normalLines are the chains of all saved tables, sorted, each with its rules, without
+// counters. Built-in chains without rules are left out.
+func normalLines(program, saved string) (lines []string) {
+	chains, table := map[string][]string{}, ""
 	for line := range strings.Lines(saved) {
 		line = strings.TrimSpace(line)
 		isOwn := strings.HasPrefix(line, ":") && strings.Contains(line, " - [")
-		if line, _, _ = strings.Cut(line, " ["); isOwn || strings.HasPrefix(line, "-A ") {
-			lines = append(lines, where+" "+line)
+		line, _, _ = strings.Cut(line, " [")
+		switch name, _, _ := strings.Cut(strings.TrimPrefix(line[min(1, len(line)):], "A "), " "); {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+		case isOwn, strings.HasPrefix(line, "-A "):
+			chains[table+" "+name] = append(chains[table+" "+name], program+" "+table+" "+line)
 		}
+	}
+	for _, chain := range slices.Sorted(maps.Keys(chains)) {
+		lines = append(lines, chains[chain]...)
 	}
 	return lines
 }
 
-// chainOf returns the program, table and chain of a line.
-func chainOf(line string) string {
-	fields := strings.Fields(line)
-	if strings.HasPrefix(fields[2], ":") {
-		return strings.Join(fields[:2], " ") + " " + fields[2][1:]
+// lostRecord says whether both planes leave out the rules that keep other hosts from loopback
+// addresses: if another program flushes them, and the process dies before it repairs them,
+// nobody knows any more that route_localnet was 0 before. Then they stay, with the setting.
+type lostRecord struct{ flushed, lost atomic.Bool }
+
+func (l *lostRecord) without(lines []string) []string {
+	if slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, "route_localnet was 0 before") }) {
+		l.flushed.Store(false)
 	}
-	return strings.Join(fields[:2], " ") + " " + fields[3]
+	if !l.lost.Load() {
+		return lines
+	}
+	return slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, proxier.DefaultNames().ChainPrefix+"-LOCALNET") })
 }

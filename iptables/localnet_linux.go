@@ -29,7 +29,8 @@ const localnetRecord rule = `-m comment --comment "route_localnet was 0 before"`
 type localnet struct {
 	netNS string
 	log   *zap.Logger
-	// isOurs means that this process has set it.
+	// isOurs means that this process has set it, or has read the record: another program may
+	// delete that.
 	isOurs bool
 }
 
@@ -37,6 +38,7 @@ type localnet struct {
 // It is called before the filter table is written, with the rules that the chain holds;
 // isUsed means that node ports are accepted on loopback addresses.
 func (l *localnet) rules(have []rule, isUsed bool) ([]rule, error) {
+	l.isOurs = l.owns(have)
 	if have == nil && !isUsed {
 		return nil, nil
 	}

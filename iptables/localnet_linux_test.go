@@ -178,3 +178,26 @@ func (b *intruder) startOpen(setting string) (p *proxier.Proxier, stop func()) {
 	b.inside.Store(0)
 	return p, stop
 }
+
+// TestTheRecordOfAnEarlierProcessIsWrittenAgain after another program has flushed it: the
+// clean-up restores the setting.
+func TestTheRecordOfAnEarlierProcessIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+		t.Run(string(variant), func(t *testing.T) {
+			t.Parallel()
+			b := &intruder{world: &world{t, netnstest.New(t), variant, proxier.DefaultNames()}}
+			_, stop := b.startWith(some(1))
+			stop()
+			p, stop := b.startWith(some(1))
+			b.run("iptables-"+string(variant), "-w", "-F")
+			poll.Until(t, "the record is written again", func() bool { return strings.Contains(b.save(), "route_localnet was 0 before") })
+			stop()
+			netnstest.Check(t, p.Cleanup(t.Context()))
+			b.setting("0")
+			if strings.Contains(b.save(), "-LOCALNET") {
+				t.Error("clean-up left the rule")
+			}
+		})
+	}
+}

@@ -22,7 +22,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		case <-tick.C:
 		case <-e.written:
 		}
-		damage, err := e.checkTables()
+		damage, err := e.checkTables(ctx)
 		if err != nil {
 			return err
 		}
@@ -34,7 +34,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 
 // checkTables returns damage by another program, once for each write. It returns nil
 // while a write is in progress, because the write itself checks.
-func (e *Engine) checkTables() (*proxier.Damage, error) {
+func (e *Engine) checkTables(ctx context.Context) (*proxier.Damage, error) {
 	if !e.mu.TryLock() {
 		return nil, nil
 	}
@@ -43,6 +43,9 @@ func (e *Engine) checkTables() (*proxier.Damage, error) {
 		return nil, nil // the next write is a full one
 	}
 	intact, err := e.guard.check(false)
+	if err == nil && intact {
+		intact, err = e.confirm(ctx)
+	}
 	if err != nil || intact {
 		return nil, err
 	}

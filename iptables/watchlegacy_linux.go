@@ -18,8 +18,9 @@ type legacyWatcher struct {
 	last   digests // as read last
 	infos  map[string]tableInfo
 	// hashes holds the hash of each rule that was written before. So a change by another
-	// program to a chain that was just written is detected too, except in new rules.
-	hashes map[rule]uint64
+	// program to a chain that was just written is detected too. New rules need a confirmation.
+	hashes       map[rule]uint64
+	confirmation confirmation
 	// readAt is when the entries were read last, took how long that took.
 	readAt time.Time
 	took   time.Duration
@@ -85,7 +86,8 @@ const maxStaleHashes = 1000
 
 // learn stores the hashes of the written rules. To drop those of deleted rules, it
 // sometimes stores the hashes of all rules anew. It returns false if a rule has another
-// hash than before.
+// hash than before. Then it forgets all hashes: another program may have changed the rule now
+// or then.
 func (w *legacyWatcher) learn(o *effect) bool {
 	chains := o.written
 	all := o.isFull || len(w.hashes) > maxStaleHashes+2*(o.have[tableNAT].count()+o.have[tableFilter].count())
@@ -94,14 +96,18 @@ func (w *legacyWatcher) learn(o *effect) bool {
 	}
 	for id, rules := range chains {
 		if !w.match(w.last[id], rules) {
+			clear(w.hashes)
 			return false
 		}
 	}
+	known := w.hashes
 	if all {
 		w.hashes = map[rule]uint64{}
 	}
 	for id, rules := range chains {
 		for i, r := range rules {
+			_, isKnown := known[r]
+			w.confirmation.needed = w.confirmation.needed || !isKnown
 			w.hashes[r] = w.last[id][i]
 		}
 	}

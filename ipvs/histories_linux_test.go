@@ -86,8 +86,10 @@ func (p *historyPlane) Damage(number int, _ *histories.Objects) {
 	case 2:
 		clear(k.virtuals[key].reals)
 	default:
-		for real := range k.virtuals[key].reals {
-			k.virtuals[key].reals[real] = 7
+		for real, weight := range k.virtuals[key].reals {
+			if weight > 0 { // what drains at an address of the node may be another program's
+				k.virtuals[key].reals[real] = 7
+			}
 		}
 	}
 }
@@ -212,6 +214,12 @@ func (r calledRules) Apply(ctx context.Context, u desired.Update, behind nftable
 
 func (r calledRules) Frontends(ctx context.Context) ([]desired.Key, error) {
 	return get(r.calledNode, func() ([]desired.Key, error) { return r.fakeRules.Frontends(ctx) })
+}
+
+// Verify does not compare the keys that are refused while they drain: another process learns
+// them when it programs.
+func (r calledRules) Verify(ctx context.Context, u desired.Update, _ nftables.Behind) (proxier.VerifyReport, error) {
+	return get(r.calledNode, func() (proxier.VerifyReport, error) { return r.fakeRules.Verify(ctx, u, r.behind) })
 }
 
 func (r calledRules) Cleanup(ctx context.Context) error {

@@ -24,6 +24,9 @@ type Intervention struct {
 	// asked for, and only the answer is lost.
 	Err  error
 	Late bool
+	// Hang means that the call gives no answer until its time is over. A call that has no such
+	// time fails with Err.
+	Hang bool
 	// Kill means that the process dies at the call: before the kernel does anything, or after
 	// it if Late.
 	Kill bool
@@ -69,7 +72,10 @@ func (c *Calls) Dead() bool {
 }
 
 // Do makes a call to the kernel, or lets it fail.
-func (c *Calls) Do(call func() error) error {
+func (c *Calls) Do(call func() error) error { return c.DoOrHang(call, nil) }
+
+// DoOrHang is Do for a call that may hang: then hang is called instead.
+func (c *Calls) DoOrHang(call, hang func() error) error {
 	now, dead := c.next()
 	if dead {
 		return ErrDead
@@ -83,6 +89,9 @@ func (c *Calls) Do(call func() error) error {
 		}
 	}
 	for _, i := range now {
+		if i.Hang && hang != nil {
+			return hang()
+		}
 		if err := i.error(); err != nil {
 			if i.Late {
 				_ = call() // its answer is lost

@@ -12,7 +12,7 @@ import (
 
 // TestEachCall lets each call to the kernel of one change, and of the first sync of another
 // process, fail in turn: with an error, after which the kernel has done nothing; with a lost
-// answer; by the death of the process before the call or after it. With SeedsVariable each
+// answer; with no answer; because another program changes our objects before or after it; by the death of the process before the call or after it. With SeedsVariable each
 // call has all faults. Otherwise about every third has one; each run draws others.
 func TestEachCall(t *testing.T, planes Planes) {
 	t.Helper()
@@ -74,9 +74,12 @@ func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault Step) 
 
 // faults returns some of all faults of one call, or all with SeedsVariable.
 func (d dice) faults() []Step {
-	all := []Step{{Kind: Kill}, {Kind: Kill, Late: true}}
+	all := []Step{{Kind: Kill}, {Kind: Kill, Late: true}, {Kind: Hang}}
 	for _, e := range Errors {
 		all = append(all, Step{Kind: Fail, Error: e}, Step{Kind: Lose, Error: e})
+	}
+	for _, late := range []bool{false, true} {
+		all = append(all, Step{Kind: DamageAt, Late: late, Damage: d.IntN(1000)})
 	}
 	d.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all[:Few(1, len(all))]

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -42,6 +43,15 @@ func hasSockets(p Plane) bool {
 	return ok
 }
 
+// Modes is a Plane with several engines, of which each process has one.
+type Modes interface {
+	Plane
+	// SetMode chooses the engine of the processes that start later.
+	SetMode(number int)
+	// CleanOthers removes what the other engines have programmed, while a process runs.
+	CleanOthers(ctx context.Context) error
+}
+
 // run is a history that runs.
 type run struct {
 	plane, fresh Plane
@@ -51,6 +61,7 @@ type run struct {
 	flows        *flows
 	patience     time.Duration
 	settled      bool // nothing happened since the last Settle
+	mixed        bool // another engine may have left objects
 	fired        int  // interventions in processes that have ended
 	// next are interventions in the next process.
 	next []Intervention
@@ -62,6 +73,7 @@ type life struct {
 
 	calls *Calls
 	side  *side
+	told  changetracker.Counts // the calls with objects
 	stop  context.CancelFunc
 	ended chan error
 }
@@ -107,6 +119,8 @@ func (r *run) step(ctx context.Context, s *Step) error {
 		return ignore(r.life.Sync(ctx)) // it may fail because of what was planned
 	case Fail, Lose:
 		r.plan(s, Intervention{Call: s.Call, Err: s.Error, Late: s.Kind == Lose})
+	case Hang:
+		r.plan(s, Intervention{Call: s.Call, Err: syscall.ETIMEDOUT, Hang: true})
 	case Kill:
 		r.plan(s, Intervention{Call: s.Call, Kill: true, Late: s.Late})
 	case Damage:
@@ -117,6 +131,10 @@ func (r *run) step(ctx context.Context, s *Step) error {
 		return r.restart(ctx, before)
 	case Cleanup:
 		return r.leaveAndReturn(ctx)
+	case Inspect:
+		return r.inspect(ctx, s.Damage, before)
+	case Mode:
+		return r.changeMode(ctx, s)
 	case Settle:
 		return r.settle(ctx, s.Late)
 	}
@@ -159,7 +177,7 @@ func (r *run) damageAt(s *Step) {
 	if !s.Late || s.Twice {
 		i.Before = do
 	}
-	r.life.calls.Plan(i)
+	r.plan(s, i)
 }
 
 // event changes the objects, and tells the process, if there is one.
@@ -167,6 +185,7 @@ func (r *run) event(s *Step) {
 	h := proxier.EventHandler(nobody{})
 	if r.life != nil {
 		h = r.life
+		r.life.told = r.told(s, r.life.told)
 	}
 	switch s.Kind {
 	case SetService:
@@ -174,13 +193,32 @@ func (r *run) event(s *Step) {
 	case DeleteService:
 		remove(r.objects.Services, s.Service.Name, h.OnServiceDelete)
 	case SetSlice:
-		set(r.objects.Slices, s.Slice.Name, s.Slice, h.OnEndpointSliceAdd, h.OnEndpointSliceUpdate)
+		set(r.objects.Slices, s.Slice.Name, triggered(s.Slice), h.OnEndpointSliceAdd, h.OnEndpointSliceUpdate)
 	case DeleteSlice:
 		remove(r.objects.Slices, s.Slice.Name, h.OnEndpointSliceDelete)
 	default:
 		r.objects.Node = s.Node
 		h.OnNodeChange(s.Node)
 	}
+}
+
+// told adds an event to a count. The deletion of what is not there is none.
+func (r *run) told(s *Step, c changetracker.Counts) changetracker.Counts {
+	switch {
+	case s.Kind == SetService, s.Kind == DeleteService && r.objects.Services[s.Service.Name] != nil:
+		c.Services++
+	case s.Kind == SetSlice, s.Kind == DeleteSlice && r.objects.Slices[s.Slice.Name] != nil:
+		c.EndpointSlices += r.counts(s.Slice)
+	}
+	return c
+}
+
+// counts returns 1 for a slice of a family that the Plane has.
+func (r *run) counts(s *discovery.EndpointSlice) uint64 {
+	if families := r.config.Families; len(families) > 0 && !slices.Contains(families, v1.IPFamily(s.AddressType)) {
+		return 0
+	}
+	return 1
 }
 
 func set[T any](all map[string]*T, name string, object *T, added func(*T), updated func(old, now *T)) {
@@ -197,6 +235,13 @@ func remove[T any](all map[string]*T, name string, deleted func(*T)) {
 	if delete(all, name); old != nil {
 		deleted(old)
 	}
+}
+
+// triggered returns a slice whose cause the control plane sees now.
+func triggered(s *discovery.EndpointSlice) *discovery.EndpointSlice {
+	s = s.DeepCopy()
+	s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
+	return s
 }
 
 // nobody hears no events.
@@ -226,6 +271,10 @@ func (r *run) newLife(ctx context.Context, calls *Calls, side *side, engines map
 	ctx, l.stop = context.WithCancel(ctx)
 	go func() { l.ended <- p.Run(ctx) }()
 	l.load(&r.objects)
+	l.told.Services = uint64(len(r.objects.Services))
+	for _, s := range r.objects.Slices {
+		l.told.EndpointSlices += r.counts(s)
+	}
 	return l, nil
 }
 
@@ -310,6 +359,11 @@ func (r *run) leaveAndReturn(ctx context.Context) error {
 
 // clean removes all objects of the engine.
 func (r *run) clean(ctx context.Context, plane Plane) error {
+	if m, ok := plane.(Modes); ok {
+		if err := r.whenFree(func() error { return m.CleanOthers(ctx) }); err != nil {
+			return err
+		}
+	}
 	config := r.config
 	config.NetNS = plane.Config().NetNS
 	engines, err := plane.Engines(config, &Calls{})
@@ -353,6 +407,9 @@ func (r *run) wanted(ctx context.Context) (text string, err error) {
 // settle waits until the kernel is right, without or with a request for a sync.
 func (r *run) settle(ctx context.Context, ask bool) error {
 	r.life.calls.Cancel()
+	if err := r.unmix(ctx); err != nil {
+		return err
+	}
 	want, err := r.wanted(ctx)
 	if err != nil {
 		return fmt.Errorf("program the objects in an empty network namespace: %w", err)
@@ -388,7 +445,7 @@ func (r *run) mustBeIdle(ctx context.Context, want string) error {
 		err = fmt.Errorf("an idle sync changed the kernel:\n%s", difference(got, want))
 	}
 	r.settled = err == nil
-	return errors.Join(err, r.checkSide(ctx))
+	return errors.Join(err, r.mustVerify(ctx), r.checkSide(ctx))
 }
 
 // whenFree repeats what needs the lock of the names: on a busy machine a program that another

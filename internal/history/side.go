@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,6 +30,10 @@ type side struct {
 	mu        sync.Mutex // guards all below
 	wrong     error
 	written   int
+	deleted   int // flows
+	reported  int // deleted flows
+	last      map[v1.IPFamily]proxier.SyncReport
+	triggers  map[v1.IPFamily]map[time.Time]bool
 	health    map[v1.IPFamily]*healthTable
 	announced map[v1.IPFamily]map[desired.Key]proxier.Announcement
 }
@@ -41,11 +47,13 @@ type healthTable struct {
 func newSide(calls *Calls, flows *flows) *side {
 	s := &side{
 		Health: proxier.NoHealth(), calls: calls, flows: flows,
+		last: map[v1.IPFamily]proxier.SyncReport{}, triggers: map[v1.IPFamily]map[time.Time]bool{},
 		health: map[v1.IPFamily]*healthTable{}, announced: map[v1.IPFamily]map[desired.Key]proxier.Announcement{},
 	}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		s.health[family] = &healthTable{ports: map[types.NamespacedName]uint16{}, local: map[types.NamespacedName]int{}}
 		s.announced[family] = map[desired.Key]proxier.Announcement{}
+		s.triggers[family] = map[time.Time]bool{}
 	}
 	return s
 }
@@ -61,6 +69,14 @@ func (s *side) ObserveSync(r proxier.SyncReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.written += r.Apply.Writes
+	s.reported += r.FlowsDeleted
+	s.last[r.Family] = r
+	for _, at := range r.Triggers {
+		if s.triggers[r.Family][at] {
+			s.wrong = errors.Join(s.wrong, fmt.Errorf("%s: the trigger of %v is reported again", r.Family, at))
+		}
+		s.triggers[r.Family][at] = true
+	}
 }
 
 // Update implements proxier.Health.
@@ -124,6 +140,9 @@ func (s *side) Tracks(p desired.Protocol) bool { return p == desired.UDP }
 func (s *side) Clean(_ context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
 	err = s.calls.Do(func() error {
 		deleted = s.flows.clean(family, &check)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.deleted += deleted
 		return nil
 	})
 	return deleted, err
@@ -234,7 +253,9 @@ func inAny(a netip.Addr) bool {
 // expected is what the objects require beside the kernel.
 type expected struct {
 	services map[v1.IPFamily]map[changetracker.ServicePortName]*desired.Service
+	updates  map[v1.IPFamily]desired.Update // full
 	side     *side
+	status   proxier.Status
 }
 
 // expect gives the objects to a Provider without a data plane.
@@ -245,18 +266,24 @@ func (r *run) expect(ctx context.Context) (*expected, error) {
 		recorders[family] = &proxiertest.RecordingEngine{}
 		engines[family] = recorders[family]
 	}
-	e := &expected{services: map[v1.IPFamily]map[changetracker.ServicePortName]*desired.Service{}}
+	e := &expected{services: map[v1.IPFamily]map[changetracker.ServicePortName]*desired.Service{}, updates: map[v1.IPFamily]desired.Update{}}
 	calls := &Calls{}
 	e.side = newSide(calls, newFlows())
 	l, err := r.newLife(ctx, calls, e.side, engines)
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(l.Sync(ctx), l.end())
-	for family, recorder := range recorders {
-		e.services[family] = recorder.Services()
+	err = l.Sync(ctx)
+	e.status = l.Status()
+	if err = errors.Join(err, l.end()); err != nil {
+		return nil, err
 	}
-	return e, err
+	for family, recorder := range recorders {
+		if updates := recorder.Updates(); len(updates) > 0 { // not of a family that the Plane lacks
+			e.services[family], e.updates[family] = recorder.Services(), updates[0]
+		}
+	}
+	return e, nil
 }
 
 // flows yields each UDP flow that there may be.
@@ -298,9 +325,14 @@ func (r *run) checkSide(ctx context.Context) error {
 		err = r.flows.check(e)
 	}
 	have, want := r.life.side, e.side
+	var reported error
+	r.soon(func() bool { // a repair may still run
+		reported = errors.Join(have.checkReports(want), checkStatus(r.life.Status(), e.status, r.life.told))
+		return reported == nil
+	})
 	have.mu.Lock()
 	defer have.mu.Unlock()
-	err = errors.Join(err, have.wrong)
+	err = errors.Join(err, have.wrong, reported)
 	for family := range have.health {
 		if h, w := have.health[family], want.health[family]; !maps.Equal(h.ports, w.ports) || !maps.Equal(h.local, w.local) {
 			err = errors.Join(err, fmt.Errorf("%s: health checks are %+v, want %+v", family, *h, *w))
@@ -308,6 +340,39 @@ func (r *run) checkSide(ctx context.Context) error {
 		if h, w := have.announced[family], want.announced[family]; !maps.Equal(h, w) {
 			err = errors.Join(err, fmt.Errorf("%s: announced is %v, want %v", family, h, w))
 		}
+	}
+	return err
+}
+
+// checkReports compares what was reported with what happened, and with the model.
+func (s *side) checkReports(want *side) (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls.Fired() == 0 && s.deleted != s.reported {
+		err = fmt.Errorf("%d flows were deleted, %d are reported", s.deleted, s.reported)
+	}
+	for family, w := range want.last {
+		h := s.last[family]
+		if h.ServicePorts != w.ServicePorts || h.Failed != 0 || h.Err != nil || h.Changes != 0 ||
+			h.NoLocalInternal != w.NoLocalInternal || h.NoLocalExternal != w.NoLocalExternal {
+			err = errors.Join(err, fmt.Errorf("%s: the report of an idle sync is %+v, want the counts of %+v", family, h, w))
+		}
+	}
+	return err
+}
+
+// checkStatus compares what a process says about itself with what one says that has just
+// started. told counts the events.
+func checkStatus(have, want proxier.Status, told changetracker.Counts) (err error) {
+	for family, w := range want.Families {
+		h := have.Families[family]
+		if !h.Synced || len(h.Failed) > 0 || h.LastError != nil || h.ServicePorts != w.ServicePorts || h.NoLocalInternal != w.NoLocalInternal ||
+			h.NoLocalExternal != w.NoLocalExternal || !h.PendingSince.IsZero() || !h.StaleSince.IsZero() {
+			err = errors.Join(err, fmt.Errorf("%s: the status is %+v, want the counts of %+v", family, h, w))
+		}
+	}
+	if !slices.Equal(have.Problems, want.Problems) || have.Tracked != told || len(have.Waiting) > 0 {
+		err = errors.Join(err, fmt.Errorf("problems are %v of %+v, waiting for %v; want %v of %+v", have.Problems, have.Tracked, have.Waiting, want.Problems, told))
 	}
 	return err
 }

@@ -26,11 +26,14 @@ const (
 	Sync          Kind = "sync"
 	Fail          Kind = "fail"    // the call with number Call from now fails
 	Lose          Kind = "lose"    // its answer is lost
+	Hang          Kind = "hang"    // it has no answer until its time is over
 	Kill          Kind = "kill"    // the process dies before it, or after it if Late
 	Damage        Kind = "damage"  // another program changes our objects now
 	DamageAt      Kind = "beside"  // it does so before a call, after it if Late, and at both if Twice
 	Restart       Kind = "restart" // the process ends and starts again
 	Cleanup       Kind = "cleanup" // the process ends, and its objects are removed, before it starts again
+	Inspect       Kind = "inspect" // the process ends, another program changes our objects, and Verify must name that
+	Mode          Kind = "mode"    // the process ends, and that of another engine starts, if the Plane has Modes
 	Settle        Kind = "settle"  // all faults end; then the kernel must become right
 )
 
@@ -45,7 +48,7 @@ type Step struct {
 	Late    bool
 	Twice   bool
 	Next    bool // the calls are those of the next process
-	Damage  int  // chooses the damage
+	Damage  int  // chooses the damage, or the engine
 }
 
 // String prints a step in one line.
@@ -60,11 +63,11 @@ func (s Step) String() string {
 		return fmt.Sprintf("%s %s: %v", s.Kind, s.Slice.Name, endpointsText(s.Slice))
 	case SetNode:
 		return fmt.Sprintf("%s %+v", s.Kind, s.Node)
-	case Fail, Lose:
+	case Fail, Lose, Hang:
 		return fmt.Sprintf("%s call %d: %v", s.Kind, s.Call, s.Error)
 	case Kill:
 		return fmt.Sprintf("%s at call %d, late %t", s.Kind, s.Call, s.Late)
-	case Damage:
+	case Damage, Inspect, Mode:
 		return fmt.Sprintf("%s %d", s.Kind, s.Damage)
 	case DamageAt:
 		return fmt.Sprintf("%s call %d: damage %d, late %t, twice %t", s.Kind, s.Call, s.Damage, s.Late, s.Twice)
@@ -119,6 +122,9 @@ func New(seed uint64, length int) []Step {
 	for range length {
 		if w.IntN(7) == 0 {
 			steps = append(steps, Step{Kind: Settle, Late: w.IntN(2) == 0})
+			if w.IntN(3) == 0 {
+				steps = append(steps, Step{Kind: Inspect, Damage: w.IntN(1000)})
+			}
 			continue
 		}
 		steps = append(steps, w.step())
@@ -172,15 +178,15 @@ var Errors = []syscall.Errno{ // read-only
 
 func (w *writer) accident() Step {
 	s := Step{Call: w.IntN(12), Late: w.IntN(2) == 0}
-	switch kind := oneOf(w.dice, Sync, Sync, Fail, Fail, Lose, Kill, Kill, Damage, DamageAt, DamageAt, Restart, Cleanup); {
+	switch kind := oneOf(w.dice, Sync, Sync, Fail, Fail, Lose, Hang, Kill, Kill, Damage, DamageAt, DamageAt, Restart, Cleanup, Mode); {
 	case slices.Contains([]Kind{Damage, DamageAt}, kind) && w.damages == damagesPerLife:
 		s.Kind = Sync
 	case kind == Damage || kind == DamageAt:
 		s.Kind, s.Damage, s.Twice = kind, w.IntN(1000), w.IntN(3) == 0
 		w.damages++
 	default:
-		s.Kind, s.Error = kind, oneOf(w.dice, Errors...)
-		if kind == Restart || kind == Cleanup {
+		s.Kind, s.Error, s.Damage = kind, oneOf(w.dice, Errors...), w.IntN(1000)
+		if slices.Contains([]Kind{Restart, Cleanup, Inspect, Mode}, kind) {
 			w.damages = 0
 		}
 	}

@@ -1,0 +1,44 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// changeMode ends the process, and starts that of another engine. Its objects and those of the
+// old engine are there together, until the latter are removed: at once if Late, or otherwise
+// at the next Settle.
+func (r *run) changeMode(ctx context.Context, s *Step) error {
+	plane, ok := r.plane.(Modes)
+	if !ok {
+		return nil
+	}
+	if err := r.end(); err != nil {
+		return err
+	}
+	plane.SetMode(s.Damage)
+	if fresh, ok := r.fresh.(Modes); ok {
+		fresh.SetMode(s.Damage)
+	}
+	r.mixed = true
+	if err := r.start(ctx); err != nil || !s.Late {
+		return err
+	}
+	return r.unmix(ctx)
+}
+
+// unmix removes what other engines have programmed, after a sync.
+func (r *run) unmix(ctx context.Context) error {
+	plane, ok := r.plane.(Modes)
+	if !ok || !r.mixed {
+		return nil
+	}
+	var last error
+	if !r.soon(func() bool { last = r.life.Sync(ctx); return last == nil }) {
+		return fmt.Errorf("the first sync of an engine after another: %w", last)
+	}
+	err := r.whenFree(func() error { return plane.CleanOthers(ctx) })
+	r.mixed = err != nil
+	return errors.Join(err)
+}

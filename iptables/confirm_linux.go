@@ -1,0 +1,54 @@
+package iptables
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// confirmation is what a watcher cannot know by itself. The kernel gives no text of the
+// entries of the legacy variant, so nobody knows the hash of a new rule: what another program
+// makes of it, before the entries are read after its first write, looks like the rule itself.
+type confirmation struct {
+	needed bool // there are new rules since the last one
+	at     time.Time
+	took   time.Duration
+}
+
+// isDue is false for so long that confirmations take at most one part in readShare of the
+// time.
+func (c *confirmation) isDue() bool { return c.needed && time.Since(c.at) > readShare*c.took }
+
+// confirm compares the text of the tables with what the engine has written. It returns false
+// if another program has changed them. Without an answer the next call tries again.
+func (e *Engine) confirm(ctx context.Context) (intact bool, err error) {
+	w, ok := e.guard.watcher.(*legacyWatcher)
+	if !ok || !w.confirmation.isDue() {
+		return true, nil
+	}
+	if intact, err := e.guard.check(true); err != nil || !intact {
+		return intact, err
+	}
+	began := time.Now()
+	for _, table := range []string{tableNAT, tableFilter} {
+		have, err := observe(ctx, e.kernel, table, e.model.names)
+		if err != nil {
+			e.log.Warn("tables not compared after a write: trying again", zap.Error(err))
+			w.confirmation.at, w.confirmation.took = time.Now(), time.Since(began)
+			return true, nil
+		}
+		deletes, inserts := repairJumps(table, e.model.jumps(), have.jumps)
+		if len(deletes)+len(inserts) > 0 || !maps.EqualFunc(have.chains, e.have[table], slices.Equal[[]rule]) {
+			e.guard.record(&proxier.Damage{})
+			clear(w.hashes)
+			return false, nil
+		}
+	}
+	w.confirmation = confirmation{at: time.Now(), took: time.Since(began)}
+	return e.guard.check(true) // nobody changed them meanwhile
+}
