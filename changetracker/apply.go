@@ -35,6 +35,7 @@ type attempt struct {
 	full     int    // family.fullWanted when the State was built
 	sequence uint64 // of the last trigger that the State includes
 	counts   pendingCounts
+	heard    Versions
 	// carriers are the names of the Changes that have triggers.
 	carriers []ServicePortName
 }
@@ -69,7 +70,8 @@ func (s *store) begin(f *family) (Step, attempt) {
 func (s *store) prepare(f *family, services []rebuilt) (attempt, []rebuilt) {
 	s.mu.Lock()
 	defer s.unlock()
-	a := attempt{node: s.node, full: f.fullWanted, sequence: s.sequence, counts: f.counts}
+	a := attempt{node: s.node, full: f.fullWanted, sequence: s.sequence, counts: f.counts, heard: s.heard}
+	f.upToDate = false
 	services = f.rebuildDirty(services)
 	f.dirtySince = time.Time{}
 	f.pendingSince = f.oldestPending()
@@ -280,6 +282,8 @@ func (s *store) commit(f *family, a attempt, failed []ServicePortName) {
 		f.fullSince = time.Time{}
 	}
 	f.pendingSince = f.oldestPending()
+	f.applied, f.upToDate = a.heard, true
+	f.heard(s.heard)
 }
 
 // stillPending returns the failed service ports that differ in next, by Service. failed is

@@ -46,6 +46,10 @@ type family struct {
 	committed    snapshot // the State after the last successful Apply
 	// committedNode is the node of that Apply.
 	committedNode Node
+	// applied are the Versions that committed has, but for service ports that failed. upToDate
+	// means that no Apply has begun since.
+	applied  Versions
+	upToDate bool
 }
 
 func newFamily(c *config, index int) *family {

@@ -25,6 +25,7 @@ type store struct {
 	problems  problemSet
 	sequence  uint64 // of triggers
 	arrived   Counts
+	heard     Versions
 	lines     []logLine
 	gate      gate
 }

@@ -47,10 +47,36 @@ func (i *Informers) missing(o Options) error {
 // called more than once, and before the informers run, but not by the Provider during an
 // event.
 func Bind(i Informers, p proxier.EventHandler, o Options) (stop func(), err error) {
-	return bind(i, p, o.withDefaults())
+	o = o.withDefaults()
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	if err := i.missing(o); err != nil {
+		return nil, fmt.Errorf("bind informers: %w", err)
+	}
+	return bind(i.feeds(), p, o)
 }
 
-// binding connects informers to a Provider.
+// feed is an informer or a mirror.
+type feed interface {
+	AddEventHandler(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
+	RemoveEventHandler(cache.ResourceEventHandlerRegistration) error
+}
+
+// feeds returns the informers by kind.
+func (i *Informers) feeds() map[string]feed {
+	all := map[string]feed{}
+	for kind, informer := range map[string]cache.SharedIndexInformer{
+		kindServices: i.Services, kindSlices: i.EndpointSlices, kindCIDRs: i.ServiceCIDRs, kindNodes: i.Nodes, kindImports: i.ServiceImports,
+	} {
+		if informer != nil {
+			all[kind] = informer
+		}
+	}
+	return all
+}
+
+// binding connects feeds to a Provider.
 type binding struct {
 	provider proxier.EventHandler
 	options  Options
@@ -61,22 +87,16 @@ type binding struct {
 }
 
 type registration struct {
-	informer cache.SharedIndexInformer
-	handle   cache.ResourceEventHandlerRegistration
+	feed   feed
+	handle cache.ResourceEventHandlerRegistration
 }
 
-func bind(i Informers, p proxier.EventHandler, o Options) (stop func(), err error) {
-	if err := o.validate(); err != nil {
-		return nil, fmt.Errorf("informer options: %w", err)
-	}
-	if err := i.missing(o); err != nil {
-		return nil, fmt.Errorf("bind informers: %w", err)
-	}
+func bind(feeds map[string]feed, p proxier.EventHandler, o Options) (stop func(), err error) {
 	b := &binding{
 		provider: p, options: o, log: o.Logger, delivery: &delivery{log: o.Logger}, bound: map[string]registration{},
 		node: &nodeFeed{provider: p, name: o.nodeName(), seen: make(chan struct{})},
 	}
-	if err := b.register(i); err != nil {
+	if err := b.register(feeds); err != nil {
 		b.unbind()
 		return nil, err
 	}
@@ -91,44 +111,35 @@ func bind(i Informers, p proxier.EventHandler, o Options) (stop func(), err erro
 }
 
 // register adds all handlers.
-func (b *binding) register(i Informers) error {
-	p, imports := b.provider, importFeed{provider: b.provider, log: b.log}
-	cidrs := &cidrFeed{provider: p, log: b.log, list: i.ServiceCIDRs}
-	return errors.Join(
-		b.add(kindServices, i.Services, handle(b.delivery, events[*v1.Service]{
+func (b *binding) register(feeds map[string]feed) error {
+	p, imports, cidrs := b.provider, importFeed{provider: b.provider, log: b.log}, newCIDRFeed(b.provider, b.log)
+	handlers := map[string]cache.ResourceEventHandler{
+		kindServices: handle(b.delivery, events[*v1.Service]{
 			add: p.OnServiceAdd, update: p.OnServiceUpdate, remove: p.OnServiceDelete,
-		})),
-		b.add(kindSlices, i.EndpointSlices, cache.FilteringResourceEventHandler{
+		}),
+		kindSlices: cache.FilteringResourceEventHandler{
 			FilterFunc: notHeadless,
 			Handler: handle(b.delivery, events[*discovery.EndpointSlice]{
 				add: p.OnEndpointSliceAdd, update: p.OnEndpointSliceUpdate, remove: p.OnEndpointSliceDelete,
 			}),
+		},
+		kindCIDRs: handle(b.delivery, events[*networking.ServiceCIDR]{
+			add: cidrs.changed, update: func(_, s *networking.ServiceCIDR) { cidrs.changed(s) }, remove: cidrs.deleted,
 		}),
-		b.add(kindCIDRs, i.ServiceCIDRs, handle(b.delivery, events[*networking.ServiceCIDR]{
-			add:    func(*networking.ServiceCIDR) { cidrs.changed() },
-			update: func(_, _ *networking.ServiceCIDR) { cidrs.changed() },
-			remove: func(*networking.ServiceCIDR) { cidrs.changed() },
-		})),
-		b.add(kindNodes, i.Nodes, handle(b.delivery, events[*v1.Node]{
-			add:    b.node.changed,
-			update: func(_, node *v1.Node) { b.node.changed(node) },
-			remove: b.node.deleted(b.log),
-		})),
-		b.add(kindImports, i.ServiceImports, handle(b.delivery, events[*unstructured.Unstructured]{
+		kindNodes: handle(b.delivery, events[*v1.Node]{
+			add: b.node.changed, update: func(_, node *v1.Node) { b.node.changed(node) }, remove: b.node.deleted(b.log),
+		}),
+		kindImports: handle(b.delivery, events[*unstructured.Unstructured]{
 			add: imports.added, update: imports.updated, remove: imports.deleted,
-		})),
-	)
-}
-
-func (b *binding) add(kind string, informer cache.SharedIndexInformer, handler cache.ResourceEventHandler) error {
-	if informer == nil {
-		return nil
+		}),
 	}
-	handle, err := informer.AddEventHandler(handler)
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", kind, err)
+	for kind, from := range feeds {
+		handle, err := from.AddEventHandler(handlers[kind])
+		if err != nil {
+			return fmt.Errorf("watch %s: %w", kind, err)
+		}
+		b.bound[kind] = registration{feed: from, handle: handle}
 	}
-	b.bound[kind] = registration{informer: informer, handle: handle}
 	return nil
 }
 
@@ -136,7 +147,7 @@ func (b *binding) add(kind string, informer cache.SharedIndexInformer, handler c
 func (b *binding) unbind() {
 	b.delivery.stop()
 	for _, r := range b.bound {
-		if err := r.informer.RemoveEventHandler(r.handle); err != nil {
+		if err := r.feed.RemoveEventHandler(r.handle); err != nil {
 			b.log.Warn("remove event handler: it stays registered but inactive", zap.Error(err))
 		}
 	}

@@ -46,9 +46,10 @@ func (r *recorder) note(call string) {
 	r.calls = append(r.calls, call)
 }
 
-func (r *recorder) OnServiceAdd(s *v1.Service)                    { r.note("add " + s.Name) }
-func (r *recorder) OnServiceUpdate(_, s *v1.Service)              { r.note("update " + s.Name) }
-func (r *recorder) OnServiceDelete(s *v1.Service)                 { r.note("delete " + s.Name) }
+func (r *recorder) OnServiceAdd(s *v1.Service)       { r.note("add " + s.Name) }
+func (r *recorder) OnServiceUpdate(_, s *v1.Service) { r.note("update " + s.Name) }
+func (r *recorder) OnServiceDelete(s *v1.Service)    { r.note("delete " + s.Name) }
+
 func (r *recorder) OnServiceSynced()                              { r.note("services synced") }
 func (r *recorder) OnEndpointSlicesSynced()                       { r.note("slices synced") }
 func (r *recorder) OnEndpointSliceAdd(s *discovery.EndpointSlice) { r.note("add slice " + s.Name) }
@@ -59,6 +60,8 @@ func (r *recorder) OnEndpointSliceUpdate(_, s *discovery.EndpointSlice) {
 func (r *recorder) OnEndpointSliceDelete(s *discovery.EndpointSlice) {
 	r.note("delete slice " + s.Name)
 }
+
+func (r *recorder) OnVersion(changetracker.Input, string) {}
 
 func (r *recorder) OnNodeChange(n changetracker.Node) {
 	r.mu.Lock()
@@ -143,10 +146,15 @@ type fixture struct {
 
 func bound(t *testing.T, o Options, objects ...runtime.Object) *fixture {
 	t.Helper()
+	return boundWithResync(t, 0, o, objects...)
+}
+
+func boundWithResync(t *testing.T, resync time.Duration, o Options, objects ...runtime.Object) *fixture {
+	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
 	o.Logger = zap.New(core)
 	f := &fixture{recorder: &recorder{}, client: fake.NewClientset(objects...), logs: logs}
-	f.factory = informers.NewSharedInformerFactory(f.client, o.Resync)
+	f.factory = informers.NewSharedInformerFactory(f.client, resync)
 	stop, err := bindFactory(f.factory, f, o)
 	if err != nil {
 		t.Fatalf("Bind: %v", err)
@@ -174,22 +182,16 @@ func bindFactory(f informers.SharedInformerFactory, p proxier.EventHandler, o Op
 	return Bind(i, p, o)
 }
 
-// CFG-01's period, and NODE-01's spelling of names.
+// NODE-01's spelling of names.
 func TestDefaults(t *testing.T) {
-	if got, want := (Options{}).withDefaults().resync(), 15*time.Minute; got != want {
-		t.Errorf("resync %v, want %v", got, want)
-	}
-	if got := (Options{Resync: Never}).withDefaults().resync(); got != 0 {
-		t.Errorf("resync %v, want client-go's 0 for never", got)
-	}
 	if got, want := (Options{NodeName: " Node-1\n"}).nodeName(), "node-1"; got != want {
 		t.Errorf("node name %q, want %q", got, want)
 	}
-	_, err := bindFactory(informers.NewSharedInformerFactory(fake.NewClientset(), 0), &recorder{}, Options{NodeName: " ", WaitTimeout: -1, Resync: -2})
+	_, err := bindFactory(informers.NewSharedInformerFactory(fake.NewClientset(), 0), &recorder{}, Options{NodeName: " ", WaitTimeout: -1})
 	if err == nil {
 		t.Fatal("Bind with bad options: no error")
 	}
-	for _, field := range []string{"NodeName", "WaitTimeout", "Resync"} {
+	for _, field := range []string{"NodeName", "WaitTimeout"} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("Bind with bad options = %v, want an error that names %s", err, field)
 		}
@@ -485,7 +487,7 @@ func testStopIsFinal(t *testing.T) {
 // A resync reaches the Provider as updates, but not for the Node and the ServiceCIDRs
 // (CFG-01).
 func TestAResyncIsCheap(t *testing.T) {
-	f := bound(t, Options{NodeName: "me", Resync: time.Second}, service("a", "10.96.0.1"), node("me", "z"), cidr("c", "10.96.0.0/16"))
+	f := boundWithResync(t, time.Second, Options{NodeName: "me"}, service("a", "10.96.0.1"), node("me", "z"), cidr("c", "10.96.0.0/16"))
 	poll.Until(t, "resyncs", func() bool { return count(f.all(), "update a") > 1 })
 	if calls := f.all(); count(calls, "node me") != 1 || count(calls, "cidrs") != 1 {
 		t.Errorf("calls %v, want Node and ServiceCIDRs once", calls)

@@ -12,7 +12,8 @@
 //	}, provider, informer.Options{NodeName: node})
 //	factory.Start(ctx.Done())
 //
-// For other programs, Run creates informers, with filters that the API server applies:
+// For other programs, Run watches the API server, with filters that the server applies. It
+// stores no objects, so it needs far less memory than informers:
 //
 //	err := informer.Run(ctx, config, provider, informer.Options{NodeName: node})
 //

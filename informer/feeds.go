@@ -1,6 +1,8 @@
 package informer
 
 import (
+	"errors"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -9,7 +11,6 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -44,7 +45,6 @@ func (f *nodeFeed) deleted(log *zap.Logger) func(*v1.Node) {
 			return
 		}
 		log.Warn("Node was deleted: its last state stays in use", zap.String("node", f.name))
-		f.last = NodeOf(node)
 		f.last.Draining = "the Node object is deleted"
 		f.provider.OnNodeChange(f.last)
 	}
@@ -54,44 +54,54 @@ func (f *nodeFeed) deleted(log *zap.Logger) func(*v1.Node) {
 // uses it.
 type cidrFeed struct {
 	provider proxier.EventHandler
-	list     cache.SharedIndexInformer
 	log      *zap.Logger
+	objects  map[string][]netip.Prefix // by name: a deleted object may share a range with another one
 	last     []netip.Prefix
-	bad      map[string]bool // invalid ranges, which are logged once
+	bad      map[string]string // by name of the object, the errors that were logged
 }
 
-// changed collects all ranges again: a deleted object may share a range with another
-// one.
-func (f *cidrFeed) changed() {
+func newCIDRFeed(p proxier.EventHandler, log *zap.Logger) *cidrFeed {
+	return &cidrFeed{provider: p, log: log, objects: map[string][]netip.Prefix{}, bad: map[string]string{}}
+}
+
+func (f *cidrFeed) changed(s *networking.ServiceCIDR) {
 	var cidrs []netip.Prefix
-	bad := map[string]bool{}
-	for _, object := range f.list.GetStore().List() {
-		s, ok := object.(*networking.ServiceCIDR)
-		if !ok {
+	var errs []error
+	for _, text := range s.Spec.CIDRs {
+		cidr, err := netip.ParsePrefix(text)
+		if err != nil {
+			errs = append(errs, err)
 			continue
 		}
-		for _, text := range s.Spec.CIDRs {
-			cidr, err := netip.ParsePrefix(text)
-			if err != nil {
-				bad[text] = true
-				f.report(s.Name, text, err)
-				continue
-			}
-			cidrs = append(cidrs, cidr.Masked())
-		}
+		cidrs = append(cidrs, cidr.Masked())
 	}
-	f.bad = bad
-	slices.SortFunc(cidrs, netip.Prefix.Compare)
-	cidrs = slices.Compact(cidrs)
-	if !slices.Equal(cidrs, f.last) {
+	f.report(s.Name, errors.Join(errs...))
+	f.objects[s.Name] = cidrs
+	f.deliver()
+}
+
+func (f *cidrFeed) deleted(s *networking.ServiceCIDR) {
+	delete(f.objects, s.Name)
+	delete(f.bad, s.Name)
+	f.deliver()
+}
+
+func (f *cidrFeed) deliver() {
+	cidrs := slices.SortedFunc(slices.Values(slices.Concat(slices.Collect(maps.Values(f.objects))...)), netip.Prefix.Compare)
+	if cidrs = slices.Compact(cidrs); !slices.Equal(cidrs, f.last) {
 		f.last = cidrs
 		f.provider.OnServiceCIDRsChanged(cidrs)
 	}
 }
 
-// report logs an invalid range once.
-func (f *cidrFeed) report(object, text string, err error) {
-	if !f.bad[text] {
-		f.log.Warn("ignore invalid range of ServiceCIDR", zap.String("object", object), zap.String("cidr", text), zap.Error(err))
+// report logs the invalid ranges of an object, once.
+func (f *cidrFeed) report(object string, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
 	}
+	if text != "" && text != f.bad[object] {
+		f.log.Warn("ignore invalid ranges of ServiceCIDR", zap.String("object", object), zap.Error(err))
+	}
+	f.bad[object] = text
 }

@@ -2,6 +2,8 @@ package informer
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -29,17 +31,36 @@ var serviceImports = schema.GroupVersionResource{Group: "multicluster.x-k8s.io",
 // gets each as a Service with the name of changetracker.ImportedService and the clusterset
 // IPs as ClusterIPs; its endpoints are the imported EndpointSlices. The type Headless is not
 // proxied. An API server without the resource has no ServiceImports; it is asked again each
-// minute. Resync, Link and Logger of the Options matter.
+// minute. Link and Logger of the Options matter.
 func NewServiceImports(client dynamic.Interface, o Options) (cache.SharedIndexInformer, error) {
 	return newServiceImports(client, o.withDefaults())
 }
 
 func newServiceImports(client dynamic.Interface, o Options) (cache.SharedIndexInformer, error) {
+	i := cache.NewSharedIndexInformer(importsOf(client, o), newServiceImport(), 0, cache.Indexers{})
+	if err := errors.Join(i.SetTransform(withoutManagedFields), i.SetWatchErrorHandlerWithContext(newWatchErrors(o, kindImports).handle)); err != nil {
+		return nil, fmt.Errorf("watch %s: %w", kindImports, err)
+	}
+	return i, nil
+}
+
+// withoutManagedFields drops what no proxy reads, before the informer stores the object.
+func withoutManagedFields(object any) (any, error) {
+	if o, ok := object.(named); ok {
+		o.SetManagedFields(nil)
+	}
+	return object, nil
+}
+
+func importsOf(client dynamic.Interface, o Options) cache.ListerWatcher {
 	s := &importSource{resource: client.Resource(serviceImports), log: o.Logger}
-	from := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{ListWithContextFunc: s.list, WatchFuncWithContext: s.watch}, s)
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{ListWithContextFunc: s.list, WatchFuncWithContext: s.watch}, s)
+}
+
+func newServiceImport() *unstructured.Unstructured {
 	object := &unstructured.Unstructured{}
 	object.SetGroupVersionKind(serviceImports.GroupVersion().WithKind("ServiceImport"))
-	return o.newInformer(kindImports, from, object)
+	return object
 }
 
 // importSource lists and watches ServiceImports. Only the goroutine of an informer uses it.

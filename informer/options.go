@@ -23,9 +23,6 @@ type Options struct {
 	// Services must carry, the same as in the Provider's Tracker options. Empty means
 	// Services without the label. Bind ignores it: the Provider filters then.
 	ServiceProxyName string
-	// Resync is how often the informers of Run and NewServiceImports deliver every object
-	// again. 0 means 15m, Never no resync.
-	Resync time.Duration
 	// ServiceImports makes Run watch ServiceImports too. Set changetracker.Options.Cluster,
 	// so that imported endpoints on this node count as local. Bind has
 	// Informers.ServiceImports.
@@ -42,16 +39,12 @@ type Options struct {
 	Logger *zap.Logger
 }
 
-// Never disables Options.Resync and LinkOptions.HeaderTimeout.
+// Never disables LinkOptions.HeaderTimeout.
 const Never time.Duration = -1
 
-const (
-	defaultResync      = 15 * time.Minute // kube-proxy's --config-sync-period
-	defaultWaitTimeout = 5 * time.Second
-)
+const defaultWaitTimeout = 5 * time.Second
 
 func (o Options) withDefaults() Options {
-	o.Resync = cmp.Or(o.Resync, defaultResync)
 	o.WaitTimeout = cmp.Or(o.WaitTimeout, defaultWaitTimeout)
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
@@ -65,20 +58,17 @@ func (o Options) validate() error {
 	if o.NodeName != "" && o.nodeName() == "" {
 		errs = append(errs, fmt.Errorf("option NodeName: %q is blank", o.NodeName))
 	}
-	if o.Resync < 0 && o.Resync != Never {
-		errs = append(errs, fmt.Errorf("option Resync: %v is negative", o.Resync))
-	}
 	if o.WaitTimeout < 0 {
 		errs = append(errs, fmt.Errorf("option WaitTimeout: %v is negative", o.WaitTimeout))
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("informer options: %w", err)
+	}
+	return nil
 }
 
 // nodeName returns the name of the Node object.
 func (o Options) nodeName() string { return strings.ToLower(strings.TrimSpace(o.NodeName)) }
-
-// resync returns the period for client-go, where 0 means never.
-func (o Options) resync() time.Duration { return max(o.Resync, 0) }
 
 // clientLogs makes client-go log to o.Logger instead of klog.
 func (o Options) clientLogs(ctx context.Context) context.Context {

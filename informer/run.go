@@ -9,41 +9,45 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Run creates informers and delivers their events to a Provider until ctx ends. It
+// Run watches the API server and delivers what it says to a Provider until ctx ends. It
 // returns nil after all goroutines have ended. The API server sends only Services that
 // have a ClusterIP and the right label, EndpointSlices of Services that are not
-// headless, and one Node.
+// headless, and one Node. Run stores only their names: an object that changes is delivered
+// as if it was new, and one whose deletion was missed has only its name then. Run also says
+// OnVersion.
 //
 // An unreachable API server is no error: the Provider keeps its state, and Run tries
 // again. Run may then return up to a minute after the end of ctx, because client-go 0.37
 // does not interrupt its pause between two attempts.
 func Run(ctx context.Context, config *rest.Config, p proxier.EventHandler, o Options) error {
 	o = o.withDefaults()
-	own, err := newInformers(config, o)
+	if err := o.validate(); err != nil {
+		return err
+	}
+	mirrors, err := newMirrors(config, p, o)
 	if err != nil {
-		return fmt.Errorf("create informers: %w", err)
+		return fmt.Errorf("create clients: %w", err)
+	}
+	own := map[string]feed{}
+	for kind, m := range mirrors {
+		own[kind] = m
 	}
 	stop, err := bind(own, p, o)
 	if err != nil {
 		return err
 	}
 	var running sync.WaitGroup
-	for _, i := range []cache.SharedIndexInformer{own.Services, own.EndpointSlices, own.ServiceCIDRs, own.Nodes, own.ServiceImports} {
-		if i != nil {
-			running.Go(func() { i.RunWithContext(o.clientLogs(ctx)) })
-		}
+	for kind, m := range mirrors {
+		running.Go(func() { m.run(o.clientLogs(ctx), newWatchErrors(o, kind)) })
 	}
 	<-ctx.Done()
 	stop()
@@ -51,47 +55,35 @@ func Run(ctx context.Context, config *rest.Config, p proxier.EventHandler, o Opt
 	return nil
 }
 
-// newInformers returns the informers of Run.
-func newInformers(config *rest.Config, o Options) (i Informers, err error) {
+// newMirrors returns the mirrors of Run, by kind.
+func newMirrors(config *rest.Config, p proxier.EventHandler, o Options) (map[string]*mirror, error) {
 	c, err := newClients(config)
 	if err != nil {
-		return i, err
+		return nil, err
 	}
+	mirrors := map[string]*mirror{}
 	var errs []error
-	informer := func(kind string, group schema.GroupVersion, resource string, selection func(*metav1.ListOptions), object runtime.Object) cache.SharedIndexInformer {
+	add := func(kind string, group schema.GroupVersion, resource string, selection func(*metav1.ListOptions), nameless func() named) {
 		from, err := c.source(group, resource, selection)
-		if err != nil {
-			errs = append(errs, err)
-			return nil
-		}
-		made, err := o.newInformer(kind, from, object)
+		mirrors[kind] = newMirror(from, nameless)
 		errs = append(errs, err)
-		return made
 	}
-	i.Services = informer(kindServices, v1.SchemeGroupVersion, "services", servicesOf(o.ServiceProxyName), &v1.Service{})
-	i.EndpointSlices = informer(kindSlices, discovery.SchemeGroupVersion, "endpointslices", labelled("!"+v1.IsHeadlessService), &discovery.EndpointSlice{})
-	i.ServiceCIDRs = informer(kindCIDRs, networking.SchemeGroupVersion, "servicecidrs", func(*metav1.ListOptions) {}, &networking.ServiceCIDR{})
+	add(kindServices, v1.SchemeGroupVersion, "services", servicesOf(o.ServiceProxyName), func() named { return &v1.Service{} })
+	add(kindSlices, discovery.SchemeGroupVersion, "endpointslices", labelled("!"+v1.IsHeadlessService), func() named { return &discovery.EndpointSlice{} })
+	add(kindCIDRs, networking.SchemeGroupVersion, "servicecidrs", func(*metav1.ListOptions) {}, func() named { return &networking.ServiceCIDR{} })
 	if o.nodeName() != "" {
-		i.Nodes = informer(kindNodes, v1.SchemeGroupVersion, "nodes", named(o.nodeName()), &v1.Node{})
+		add(kindNodes, v1.SchemeGroupVersion, "nodes", nodeNamed(o.nodeName()), func() named { return &v1.Node{} })
 	}
 	if o.ServiceImports {
 		client, err := c.untyped()
 		if err != nil {
-			return i, err
+			return nil, err
 		}
-		i.ServiceImports, err = newServiceImports(client, o)
-		errs = append(errs, err)
+		mirrors[kindImports] = newMirror(importsOf(client, o), func() named { return newServiceImport() })
 	}
-	return i, errors.Join(errs...)
-}
-
-// newInformer returns an informer that drops what no proxy reads and logs errors once.
-func (o Options) newInformer(kind string, from cache.ListerWatcher, object runtime.Object) (cache.SharedIndexInformer, error) {
-	i := cache.NewSharedIndexInformer(from, object, o.resync(), cache.Indexers{})
-	if err := errors.Join(i.SetTransform(slim), i.SetWatchErrorHandlerWithContext(newWatchErrors(o, kind).handle)); err != nil {
-		return nil, fmt.Errorf("watch %s: %w", kind, err)
-	}
-	return i, nil
+	mirrors[kindServices].heard = func(version string) { p.OnVersion(changetracker.InputServices, version) }
+	mirrors[kindSlices].heard = func(version string) { p.OnVersion(changetracker.InputEndpointSlices, version) }
+	return mirrors, errors.Join(errs...)
 }
 
 func servicesOf(proxyName string) func(*metav1.ListOptions) {
@@ -108,19 +100,8 @@ func labelled(selector string) func(*metav1.ListOptions) {
 	return func(o *metav1.ListOptions) { o.LabelSelector = selector }
 }
 
-func named(name string) func(*metav1.ListOptions) {
+func nodeNamed(name string) func(*metav1.ListOptions) {
 	return func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 	}
-}
-
-// slim drops fields that no proxy reads, before the informer stores the object.
-func slim(object any) (any, error) {
-	if o, err := meta.Accessor(object); err == nil {
-		o.SetManagedFields(nil)
-	}
-	if node, ok := object.(*v1.Node); ok {
-		node.Status.Images = nil
-	}
-	return object, nil
 }

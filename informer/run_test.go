@@ -18,10 +18,8 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -36,6 +34,7 @@ import (
 type cluster struct {
 	*apitest.Server // nil with a fake client
 	engine          *proxiertest.RecordingEngine
+	proxier         *proxier.Proxier
 	logs            *observer.ObservedLogs
 	link            *Link
 	end             func()
@@ -43,12 +42,17 @@ type cluster struct {
 
 func startCluster(t *testing.T, server apitest.Options, o Options, objects ...runtime.Object) *cluster {
 	t.Helper()
+	return startClusterWith(t, func(e *proxiertest.RecordingEngine) proxier.Engine { return e }, server, o, objects...)
+}
+
+func startClusterWith(t *testing.T, wrap func(*proxiertest.RecordingEngine) proxier.Engine, server apitest.Options, o Options, objects ...runtime.Object) *cluster {
+	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
 	o.Logger = zap.New(core)
 	c := &cluster{Server: apitest.New(t, server), engine: &proxiertest.RecordingEngine{}, logs: logs}
 	c.Put(t, objects...)
-	config, p := clientConfig(t, c.Server), newProxier(t, c.engine, o.ServiceProxyName)
-	c.link = NewLink(LinkOptions{})
+	config, p := clientConfig(t, c.Server), newProxier(t, wrap(c.engine), o.ServiceProxyName)
+	c.proxier, c.link = p, NewLink(LinkOptions{})
 	c.link.Attach(config)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -382,20 +386,5 @@ func TestAnErrorIsOneLine(t *testing.T) {
 func TestBadOptionsAreAnError(t *testing.T) {
 	if err := Run(t.Context(), &rest.Config{}, &recorder{}, Options{WaitTimeout: -1}); err == nil || !strings.Contains(err.Error(), "WaitTimeout") {
 		t.Errorf("Run = %v, want an error that names WaitTimeout", err)
-	}
-}
-
-// Fields that no proxy reads are dropped.
-func TestObjectsAreStoredSlim(t *testing.T) {
-	n := node("me", "z")
-	n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}
-	n.Status.Images = []v1.ContainerImage{{SizeBytes: 1}}
-	got, err := slim(n)
-	if kept, ok := got.(*v1.Node); err != nil || !ok || kept.ManagedFields != nil || kept.Status.Images != nil || kept.Name != "me" {
-		t.Errorf("slim = %+v, %v, want the Node without managed fields and images", got, err)
-	}
-	tombstone := cache.DeletedFinalStateUnknown{Key: "me"}
-	if got, err := slim(tombstone); err != nil || got != tombstone {
-		t.Errorf("slim = %v, %v, want other types unchanged", got, err)
 	}
 }

@@ -60,10 +60,10 @@ func (f *family) damaged(d Damage) {
 // damagedPort makes the next sync program a service port again.
 func (f *family) damagedPort(d *Damage) {
 	f.mu.Lock()
-	known := f.damagedPorts[d.Service]
-	f.damagedPorts[d.Service] = true
+	taken, known := f.damagedPorts[d.Service]
+	f.damagedPorts[d.Service] = false
 	f.mu.Unlock()
-	if known {
+	if known && !taken {
 		return
 	}
 	f.trigger()
@@ -71,12 +71,14 @@ func (f *family) damagedPort(d *Damage) {
 		zap.Stringer("service", d.Service), zap.Stringer("what", d))
 }
 
-// takeDamagedPorts returns the service ports that were damaged since the last call.
+// takeDamagedPorts returns the service ports that are to be repaired.
 func (f *family) takeDamagedPorts() []changetracker.ServicePortName {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	names := slices.Collect(maps.Keys(f.damagedPorts))
-	clear(f.damagedPorts)
+	for _, name := range names {
+		f.damagedPorts[name] = true
+	}
 	return names
 }
 

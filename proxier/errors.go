@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 )
@@ -58,6 +59,9 @@ type ServiceError struct {
 	Err  error // the cause
 	// Partial means that the service port may not be in its previous state either.
 	Partial bool
+	// Since is the start of the first of the latest consecutive syncs in which the service
+	// port failed. The Proxier sets it.
+	Since time.Time
 }
 
 // Error names the service port and the cause.
@@ -81,6 +85,21 @@ func failures(failed []*ServiceError) []*ServiceError {
 		}
 	}
 	return firstOfEach(failed)
+}
+
+// dated sets Since of failures that are sorted by name.
+func (f *family) dated(failed []*ServiceError, now time.Time) []*ServiceError {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, e := range failed {
+		e := *e
+		e.Since = now
+		if before := findFailure(f.recorded.Failed, &e); before != nil {
+			e.Since = before.Since
+		}
+		failed[i] = &e
+	}
+	return failed
 }
 
 // firstOfEach sorts failures by service port and keeps the first one of each.

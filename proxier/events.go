@@ -38,6 +38,11 @@ func (p *Proxier) OnEndpointSliceDelete(slice *discovery.EndpointSlice) { p.onSl
 // OnEndpointSlicesSynced implements Provider.
 func (p *Proxier) OnEndpointSlicesSynced() { p.synced(changetracker.InputEndpointSlices) }
 
+// OnVersion implements Provider.
+func (p *Proxier) OnVersion(input changetracker.Input, version string) {
+	p.tracker.Heard(input, version)
+}
+
 // OnNodeChange implements Provider.
 func (p *Proxier) OnNodeChange(node changetracker.Node) {
 	p.mu.Lock()

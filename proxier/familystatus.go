@@ -3,6 +3,7 @@ package proxier
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -29,6 +30,9 @@ func (f *family) updateStatus(o *outcome) (failedBefore []*ServiceError) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lag.syncEnded(o.programmed)
+	if f.broken = o.failure != nil; o.programmed {
+		maps.DeleteFunc(f.damagedPorts, func(_ changetracker.ServicePortName, taken bool) bool { return taken })
+	}
 	s := &f.recorded
 	failedBefore = s.Failed
 	if !o.programmed { // earlier failures remain
@@ -55,6 +59,9 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	defer f.mu.Unlock()
 	s = f.recorded
 	s.PendingSince, s.StaleSince = pending, f.lag.since(pending)
+	if !f.broken && !f.repairs.pending() && len(f.damagedPorts) == 0 {
+		s.Versions = f.tracker.Applied(f.name)
+	}
 	s.Damaged, s.LastDamage, s.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime
 	if h, ok := As[descriptorHolder](f.engine); ok {
 		s.Descriptors = h.Descriptors()

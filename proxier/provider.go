@@ -14,16 +14,24 @@ import (
 // goroutines at once. They only record the event and request a sync. They never access
 // the kernel, so an informer's goroutine may call them.
 type EventHandler interface {
+	// OnServiceAdd may come for a Service that is known: it replaces it then.
 	OnServiceAdd(service *v1.Service)
 	OnServiceUpdate(oldService, service *v1.Service)
+	// OnServiceDelete needs only the Namespace and Name.
 	OnServiceDelete(service *v1.Service)
 	// OnServiceSynced is called after every existing Service was added.
 	OnServiceSynced()
+	// OnEndpointSliceAdd may come for a slice that is known: it replaces it then.
 	OnEndpointSliceAdd(slice *discovery.EndpointSlice)
 	OnEndpointSliceUpdate(oldSlice, slice *discovery.EndpointSlice)
+	// OnEndpointSliceDelete needs only the Namespace and Name.
 	OnEndpointSliceDelete(slice *discovery.EndpointSlice)
 	// OnEndpointSlicesSynced is called after every existing EndpointSlice was added.
 	OnEndpointSlicesSynced()
+	// OnVersion says that every event of the Services or of the EndpointSlices up to a version
+	// was delivered. It is optional: see FamilyStatus.Versions. The version is the
+	// resourceVersion of the API server, or a number of another source that grows.
+	OnVersion(input changetracker.Input, version string)
 	// OnNodeChange replaces the description of the node; a change causes a full sync.
 	OnNodeChange(node changetracker.Node)
 	// OnServiceCIDRsChanged replaces the ranges of ClusterIPs.

@@ -88,6 +88,11 @@ type FamilyStatus struct {
 	// PendingSince is when the oldest change that is not programmed yet arrived; zero if
 	// there is none.
 	PendingSince time.Time
+	// Versions are those up to which every change is programmed, but for the service ports in
+	// Failed: see EventHandler.OnVersion. They are empty if nobody calls it, before the first
+	// sync, after a sync that failed as a whole, and while damage by another program is not
+	// repaired.
+	Versions changetracker.Versions
 	// StaleSince is since when the data plane may be out of date: the start of the first of
 	// the latest consecutive failed syncs, the start of the running sync, or the arrival of
 	// the oldest change that no sync has tried yet, whichever is oldest. Zero if there is

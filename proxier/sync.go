@@ -16,6 +16,7 @@ func (f *family) sync(ctx context.Context, serviceCIDRs []netip.Prefix, lockErr 
 	o := &outcome{SyncReport: SyncReport{Family: f.name, Queued: f.tracker.PendingSince(f.name), Started: time.Now()}}
 	f.locked(func() { f.lag.syncStarted(o.Started) })
 	repair := f.repairState(o.Started)
+	var after error
 	switch {
 	case lockErr != nil:
 		o.Err = lockErr
@@ -30,6 +31,7 @@ func (f *family) sync(ctx context.Context, serviceCIDRs []netip.Prefix, lockErr 
 			if !o.programmed {
 				return nil, o.Err
 			}
+			after = f.afterApply(ctx, o)
 			return o.retry, nil
 		})
 	}
@@ -37,7 +39,6 @@ func (f *family) sync(ctx context.Context, serviceCIDRs []netip.Prefix, lockErr 
 		f.fullSyncEnded(repair.counts)
 	}
 	if o.failure = o.Err; o.programmed {
-		after := f.afterApply(ctx, o)
 		o.Err, o.failure = errors.Join(o.Err, after), errors.Join(o.announced, after)
 	}
 	if o.Err != nil {
@@ -85,7 +86,7 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	if o.Full {
 		f.lastFull = o.Started
 	}
-	o.failed = failures(result.Failed)
+	o.failed = f.dated(failures(result.Failed), o.Started)
 	o.retry = f.updater.Done(namesOf(o.failed))
 	f.flows.update(o.state, &update, &result)
 	f.ending.update(o.state, &update, &result)

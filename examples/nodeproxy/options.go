@@ -72,7 +72,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	o.userspace.register(f)
 	o.canary.register(f)
 	o.health.register(f)
-	f.DurationVar(&o.configSyncPeriod, "config-sync-period", 15*time.Minute, "period of informer resyncs")
+	f.DurationVar(&o.configSyncPeriod, "config-sync-period", 15*time.Minute, "accepted as kube-proxy has it; nothing has to be delivered again")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "0.0.0.0:10256", "address of the health server; empty for none")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address of the metrics server; empty for none")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "log level; 4 and higher for debugging")

@@ -30,7 +30,7 @@ func (o *options) apiSource(node string, p proxier.Provider, m *measured, log *z
 	if err != nil {
 		return nil, fmt.Errorf("load API server configuration: %w", err)
 	}
-	watch := informer.Options{NodeName: node, Resync: o.configSyncPeriod, ServiceImports: o.serviceImports, Link: link, Logger: log}
+	watch := informer.Options{NodeName: node, ServiceImports: o.serviceImports, Link: link, Logger: log}
 	return func(ctx context.Context) error {
 		return returnSoon(ctx, func() error {
 			var event sync.WaitGroup

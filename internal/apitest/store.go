@@ -29,6 +29,13 @@ func (c change) lastSeen() runtime.Object {
 	return object
 }
 
+// Version returns the version of the last change.
+func (s *Server) Version() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.version
+}
+
 // Put creates or replaces objects.
 func (s *Server) Put(tb testing.TB, objects ...runtime.Object) {
 	tb.Helper()
