@@ -71,7 +71,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 
 func (e *Engine) toolConfig(v Variant) toolConfig {
 	return toolConfig{
-		family: e.family, netNS: e.config.NetNS, variant: v, lockWait: e.config.LockWait, timeout: e.config.Timeout, log: e.log,
+		family: e.family, netNS: e.config.NetNS, names: e.config.chains(), variant: v, lockWait: e.config.LockWait, timeout: e.config.Timeout, log: e.log,
 	}
 }
 

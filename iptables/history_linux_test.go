@@ -37,30 +37,38 @@ func TestEachCallOfAHistory(t *testing.T) {
 	eachHistoryVariant(t, history.TestEachCall)
 }
 
-// TestRulesChangedRightAfterTheirFirstWrite: another program replaces a rule after each run of
-// a program, also before the engine has read what it has written. The number of rules stays.
-func TestRulesChangedRightAfterTheirFirstWrite(t *testing.T) {
+// TestChangesBesideEachRunOfAProgram: another program replaces a rule after each run, also
+// before the engine has read what it has written, so that the number of rules stays; or it
+// deletes all chains before each run, so that the program refuses what the engine writes.
+func TestChangesBesideEachRunOfAProgram(t *testing.T) {
 	t.Parallel()
-	const replacesRuleOfServices = 2 * 10 // in IPv4: see historyDamages
+	const deletesAll, replacesRuleOfServices = 2 * 2, 2 * 10 // in IPv4: see historyDamages
 	eachHistoryVariant(t, func(t *testing.T, planes history.Planes) {
 		t.Helper()
 		plane, fresh := planes(t, 1)
-		for call := range 8 {
-			steps := []history.Step{{Kind: history.SetNode, Node: changetracker.Node{Name: "here"}}}
-			for i := range 2 {
-				web := proxiertest.Service("ns", "a", proxiertest.ClusterIPs(fmt.Sprintf("10.96.0.%d", 1+i)), proxiertest.Port("http", v1.ProtocolTCP, 80))
-				slice := proxiertest.Slice("ns", "a", discovery.AddressTypeIPv4, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5"))
-				steps = append(steps, history.Step{Kind: history.SetService, Service: web}, history.Step{Kind: history.SetSlice, Slice: slice},
-					history.Step{Kind: history.Sync}, history.Step{Kind: history.Settle})
-				if i == 0 {
-					steps = append(steps, history.Step{Kind: history.DamageAt, Call: call, Late: true, Damage: replacesRuleOfServices})
+		for call := range 7 {
+			for damage, late := range map[int]bool{deletesAll: false, replacesRuleOfServices: true} {
+				at := history.Step{Kind: history.DamageAt, Call: call, Late: late, Damage: damage}
+				steps := slices.Concat(aService("10.96.0.1"), []history.Step{at}, aService("10.96.0.2"))
+				if err := history.Run(t.Context(), plane, fresh, steps, time.Minute); err != nil {
+					t.Fatalf("%v: %v", &at, err)
 				}
-			}
-			if err := history.Run(t.Context(), plane, fresh, steps, time.Minute); err != nil {
-				t.Fatalf("call %d: %v", call, err)
 			}
 		}
 	})
+}
+
+// aService changes a Service and an EndpointSlice.
+func aService(ip string) []history.Step {
+	web := proxiertest.Service("ns", "a", proxiertest.ClusterIPs(ip), proxiertest.Port("http", v1.ProtocolTCP, 80))
+	slice := proxiertest.Slice("ns", "a", discovery.AddressTypeIPv4, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5"))
+	return []history.Step{
+		{Kind: history.SetNode, Node: changetracker.Node{Name: "here"}},
+		{Kind: history.SetService, Service: web},
+		{Kind: history.SetSlice, Slice: slice},
+		{Kind: history.Sync},
+		{Kind: history.Settle},
+	}
 }
 
 func eachHistoryVariant(t *testing.T, test func(*testing.T, history.Planes)) {

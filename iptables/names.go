@@ -31,6 +31,9 @@ func (n chainNames) forward() string     { return n.prefix + "-FORWARD" }
 func (n chainNames) localnet() string    { return n.prefix + "-LOCALNET" }
 func (n chainNames) health() string      { return n.prefix + "-HEALTH" }
 
+// scratch is a chain that exists for a moment when the engine starts: see checkFeatures.
+func (n chainNames) scratch() string { return n.prefix + "-SCRATCH" }
+
 // The chains of kube-proxy's userspace mode: for pods and other hosts, and for the node
 // itself.
 func (n chainNames) portalsContainer() string { return n.prefix + "-PORTALS-CONTAINER" }
@@ -85,7 +88,7 @@ func (n chainNames) owns(chain string) bool {
 		return false
 	}
 	switch rest {
-	case "SERVICES", "NODEPORTS", "POSTROUTING", "MARK-MASQ", "MARK-NON-POD", "HAIRPIN", "FORWARD", "LOCALNET", "HEALTH":
+	case "SERVICES", "NODEPORTS", "POSTROUTING", "MARK-MASQ", "MARK-NON-POD", "HAIRPIN", "FORWARD", "LOCALNET", "HEALTH", "SCRATCH":
 		return true
 	case "EXTERNAL-SERVICES", "PROXY-FIREWALL", "PROXY-CANARY", "PORTALS-CONTAINER", "PORTALS-HOST",
 		"NODEPORT-CONTAINER", "NODEPORT-HOST", "NODEPORT-NON-LOCAL",

@@ -32,9 +32,6 @@ type feature struct {
 	module string
 }
 
-// scratchChain is a temporary chain with a rule for each feature.
-const scratchChain = "SERVICEPLANE-SCRATCH"
-
 // features returns the features that one table needs.
 func (t *tool) features(table string) []feature {
 	reject, destination := "ipt_REJECT", "192.0.2.1:80"
@@ -50,7 +47,7 @@ func (t *tool) features(table string) []feature {
 	return []feature{
 		{"comment", "-m comment --comment scratch", "xt_comment"},
 		{"statistic", "-m statistic --mode random --probability 0.5", "xt_statistic"},
-		{"recent", "-m recent --name " + scratchChain + " --rcheck --seconds 10 --reap", "xt_recent"},
+		{"recent", "-m recent --name " + t.config.names.scratch() + " --rcheck --seconds 10 --reap", "xt_recent"},
 		{"addrtype", "-m addrtype --dst-type LOCAL", "xt_addrtype"},
 		{"conntrack", "-m conntrack --ctstate INVALID", "xt_conntrack"},
 		{"mark", "-m mark --mark 0x1/0x1", "xt_mark"},
@@ -98,14 +95,16 @@ func (t *tool) checkFeatures(ctx context.Context) error {
 }
 
 // tryFeatures loads a rule for each feature, and deletes the chain. If the rules are
-// refused, nothing was loaded.
+// refused, nothing was loaded. The chain has a name of the instance: if the process dies between
+// the two commits, a later Cleanup or sync deletes it.
 func (t *tool) tryFeatures(ctx context.Context, table string, features []feature) error {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, scratchChain)
+	scratch := t.config.names.scratch()
+	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, scratch)
 	for _, f := range features {
-		fmt.Fprintf(&b, "-A %s %s\n", scratchChain, f.rule)
+		fmt.Fprintf(&b, "-A %s %s\n", scratch, f.rule)
 	}
-	fmt.Fprintf(&b, "COMMIT\n*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, scratchChain, scratchChain)
+	fmt.Fprintf(&b, "COMMIT\n*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, scratch, scratch)
 	return t.restore(ctx, b.Bytes())
 }
 

@@ -20,14 +20,15 @@ import (
 const maxRefusals = 8
 
 // write brings the tables to the model: the changes, or everything after reading the
-// tables. It sets aside the service ports that iptables-restore refuses.
+// tables. It sets aside the service ports that iptables-restore refuses twice: the first time
+// another program may have deleted a chain meanwhile.
 func (e *Engine) write(ctx context.Context, everything bool) error {
 	for attempt := 0; ; attempt++ {
 		script, err := e.writeOnce(ctx, everything)
 		if _, refused := errors.AsType[*restoreError](err); !refused {
 			return err
 		}
-		if attempt == maxRefusals || !e.refuseNamed(err, script) {
+		if attempt > maxRefusals || attempt > 0 && !e.refuseNamed(err, script) {
 			return e.isolate(ctx, err)
 		}
 		everything = true // some tables may have been committed

@@ -23,7 +23,8 @@ import (
 // toolConfig configures which programs run, where and for how long.
 type toolConfig struct {
 	family  v1.IPFamily
-	netNS   string  // as in namespace.Visit
+	netNS   string // as in namespace.Visit
+	names   chainNames
 	variant Variant // VariantDetect: see detect
 	// lockWait is how long restore waits for the lock of the legacy variant. It is
 	// rounded up to seconds, at least one.

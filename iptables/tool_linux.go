@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // tool runs the programs of one variant for one IP family in one network namespace. It is
@@ -25,6 +27,9 @@ type tool struct {
 func openTool(ctx context.Context, c toolConfig) (*tool, error) {
 	if c.log == nil {
 		c.log = zap.NewNop()
+	}
+	if c.names.prefix == "" {
+		c.names.prefix = proxier.DefaultNames().ChainPrefix
 	}
 	v := c.variant
 	if v == VariantDetect {

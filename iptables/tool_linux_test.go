@@ -100,11 +100,27 @@ func TestRestoredRulesAreSaved(t *testing.T) {
 func TestOpenLeavesNoScratchChain(t *testing.T) {
 	eachTool(t, func(t *testing.T, tool *tool) {
 		for _, table := range []string{"nat", "filter"} {
-			if got := mustSave(t, tool, table); strings.Contains(got, scratchChain) || strings.Contains(got, "-A") {
+			if got := mustSave(t, tool, table); strings.Contains(got, "SCRATCH") || strings.Contains(got, "-A") {
 				t.Errorf("table %s has %q after openTool, want nothing of ours", table, got)
 			}
 		}
 	})
+}
+
+// TestCleanupDeletesTheScratchChain of a process that died while it started.
+func TestCleanupDeletesTheScratchChain(t *testing.T) {
+	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+		w := &world{t, netnstest.New(t), variant, proxier.DefaultNames()}
+		for _, table := range []string{"nat", "filter"} {
+			w.run("iptables-"+string(variant), "-w", "-t", table, "-N", chainNames{w.names.ChainPrefix}.scratch())
+		}
+		p, stop := w.start()
+		stop()
+		netnstest.Check(t, p.Cleanup(t.Context()))
+		if got := w.save(); strings.Contains(got, "SCRATCH") {
+			t.Errorf("%s: after Cleanup there is %q", variant, got)
+		}
+	}
 }
 
 func TestSaveCreatesNoTable(t *testing.T) {
