@@ -119,10 +119,17 @@ func (g *game) happen(e event) {
 	g.mustFollow()
 	follows := time.Since(start)
 	g.mustSettle(0)
-	poll.Soon(func() bool {
+	for last, more := 0, true; more; {
+		more = !poll.Soon(func() bool { // or as long as it takes
+			sum, _, _ := g.clients.ledger.read()
+			return sum.since(earlier).connections >= *connections
+		})
 		sum, _, _ := g.clients.ledger.read()
-		return sum.since(earlier).connections >= *connections
-	})
+		if more && sum.connections == last {
+			g.t.Fatalf("no client has made a connection within %v", poll.Timeout)
+		}
+		last = sum.connections
+	}
 	sum, disturbed, notes := g.clients.ledger.read()
 	o := outcome{event: e, counts: sum.since(earlier), follows: follows}
 	if disturbed.After(start) {

@@ -1,10 +1,5 @@
 package chaos
 
-import (
-	"os"
-	"strings"
-)
-
 // flush is a command of another program that deletes what connections need.
 type flush struct{ name, command string }
 
@@ -58,10 +53,7 @@ func (e engine) missing() string {
 	if e.name != "ipvs" {
 		return ""
 	}
-	if modules, err := os.ReadFile("/proc/modules"); err == nil && strings.Contains(string(modules), "nf_conntrack") && exists(inVM) {
-		return ""
-	}
-	if exists("/proc/net/ip_vs") {
+	if notInVM() == "" || exists("/proc/net/ip_vs") {
 		return ""
 	}
 	return "this kernel has no IPVS: run it in a virtual machine"

@@ -1,8 +1,11 @@
 package chaos
 
 import (
+	"fmt"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // event is what may happen to a node.
@@ -23,8 +26,10 @@ func allEvents(e engine) []event {
 	death := promise{}
 	// A process that ends in peace hands over its connections, but does not know who its clients were.
 	handover := promise{failed: true, reset: true}
+	full := promise{} // nothing that is new passes
 	if e.steady() {
 		death, handover = unnoticed, unnoticed
+		full = promise{reset: true, moved: true}
 	}
 	all := []event{
 		{name: "nothing", promise: unnoticed, play: func(*game) {}},
@@ -51,6 +56,9 @@ func allEvents(e engine) []event {
 			g.wait(2 * longest)
 			g.api.Start(g.t)
 		}},
+		{name: "no more memory, start", promise: death, play: noMemory},
+		{name: "connection tracking is full", promise: full, play: trackingFull},
+		{name: "the clock jumps a day ahead, and back", promise: unnoticed, play: clockJumps, missing: notInVM},
 		{name: "tables of others come and go", promise: unnoticed, play: foreignTables},
 	}
 	for _, f := range e.flushes {
@@ -143,6 +151,63 @@ func stopped(g *game) {
 	pause(g.t.Context(), 2*time.Second)
 	if err := g.proxy.Process.Signal(syscall.SIGCONT); err != nil {
 		g.t.Fatalf("send SIGCONT: %v", err)
+	}
+}
+
+// noMemory lets the proxy, and the programs that it runs, have no more memory than now, while
+// it has more and more to do.
+func noMemory(g *game) {
+	pid := g.proxy.Process.Pid
+	if err := unix.Prlimit(pid, unix.RLIMIT_DATA, &unix.Rlimit{Cur: 1 << 20, Max: 1 << 20}, nil); err != nil {
+		g.t.Fatalf("limit the memory of the proxy: %v", err)
+	}
+	if notInVM() == "" {
+		// In a control group, the kernel kills a process that has too much.
+		g.shell(fmt.Sprintf(`mkdir -p /run/cgroup
+mount -t cgroup2 cgroup2 /run/cgroup
+echo +memory >/run/cgroup/cgroup.subtree_control
+mkdir -p /run/cgroup/proxy
+echo %d >/run/cgroup/proxy/cgroup.procs
+echo 1M >/run/cgroup/proxy/memory.max
+umount /run/cgroup`, pid))
+	}
+	for range 20 {
+		g.scale()
+		g.mark()
+	}
+	g.wait(2 * longest)
+	select {
+	case <-g.proxy.ended:
+		g.t.Logf("the proxy has ended: %v", g.proxy.err)
+	default:
+		g.t.Log("the proxy still runs")
+	}
+	g.kill()
+	g.start(g.builds.this())
+}
+
+// notInVM says why something cannot happen to this machine.
+func notInVM() string {
+	if exists(inVM) {
+		return ""
+	}
+	return "only in a virtual machine"
+}
+
+// clockJumps sets the clock of the machine.
+func clockJumps(g *game) {
+	const day = 24 * 60 * 60
+	for _, jump := range []int64{day, -day} {
+		var now unix.Timeval
+		if err := unix.Gettimeofday(&now); err != nil {
+			g.t.Fatalf("read the clock: %v", err)
+		}
+		now.Sec += jump
+		if err := unix.Settimeofday(&now); err != nil {
+			g.t.Fatalf("set the clock: %v", err)
+		}
+		g.scale()
+		g.mustFollow()
 	}
 }
 

@@ -66,7 +66,7 @@ var importers = map[string][]string{
 	module + "/userspace": {"userspace", "examples"},
 }
 
-var netlinkUsers = []string{"canary/nftrace", "conntrack", "examples", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
+var netlinkUsers = []string{"canary/nftrace", "conntrack", "examples", "internal/chaos", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 
