@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -102,6 +103,17 @@ func (t *flowTracker) removeFrontends(name changetracker.ServicePortName, now po
 	for _, f := range t.programmed[name].frontends {
 		if now.find(f.Key) == nil {
 			t.pending[f.Key] = desired.Flows{Key: f.Key, Gone: true}
+			t.added++
+		}
+	}
+}
+
+// suspect makes all flows of service ports pending: some may have begun while rules were
+// missing. They were not translated, and stay so for as long as their clients send.
+func (t *flowTracker) suspect(names iter.Seq[changetracker.ServicePortName]) {
+	for name := range names {
+		for _, f := range t.programmed[name].frontends {
+			t.pending[f.Key] = f
 			t.added++
 		}
 	}

@@ -3,6 +3,8 @@ package proxier_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -98,6 +100,43 @@ func TestFlowsAreLookedAtOnlyWhenServersGo(t *testing.T) {
 		step("deleted", 1, func() { f.OnServiceDelete(service("a", "10.96.0.1", proxiertest.ExternalIPs("198.51.100.1"))) })
 		if check := c.last(); len(check.Frontends) != 2 || !check.Frontends[0].Gone || !check.Frontends[1].Gone {
 			t.Errorf("the last check was %+v, want both frontends gone", check.Frontends)
+		}
+	})
+}
+
+// TestFlowsOfTheTimeOfDamageAreLookedAt: packets were not translated while rules were missing,
+// and the flows that began then would stay so for ever.
+func TestFlowsOfTheTimeOfDamageAreLookedAt(t *testing.T) {
+	runWithFlows(t, func(t *testing.T, f *fixture, c *fakeConntrack) {
+		for i, name := range []string{"a", "b"} {
+			f.OnServiceAdd(service(name, fmt.Sprintf("10.96.0.%d", i+1)))
+		}
+		f.synced()
+		synctest.Wait()
+		b, _ := f.v4.last().Now.Owner(desired.Key{VIP: netip.MustParseAddr("10.96.0.2"), Protocol: desired.TCP, Port: 80})
+		for what, step := range map[string]struct {
+			damage    proxier.Damage
+			fails     bool
+			frontends int
+		}{
+			"all rules":                       {damage: tableGone, frontends: 2},
+			"those of one service port":       {damage: proxier.Damage{Object: "group 7", Service: b}, frontends: 1},
+			"one, and the first repair fails": {damage: proxier.Damage{Object: "group 7", Service: b}, fails: true, frontends: 1},
+		} {
+			before := c.count()
+			if step.fails {
+				f.v4.failWith(func(desired.Update) error { return errors.New("busy") })
+			}
+			f.v4.damage(step.damage)
+			time.Sleep(100 * time.Millisecond)
+			if step.fails && c.count() != before {
+				t.Errorf("%s: flows are deleted while rules are missing", what)
+			}
+			f.v4.failWith(nil)
+			time.Sleep(time.Minute)
+			if got := c.count() - before; got != 1 || len(c.last().Frontends) != step.frontends {
+				t.Errorf("%s: %d checks, the last one of %d frontends, want one of %d", what, got, len(c.last().Frontends), step.frontends)
+			}
 		}
 	})
 }

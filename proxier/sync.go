@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -68,7 +70,12 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	o.state, o.Repair, o.Changes, o.ServicePorts = step.After, repair, len(step.Delta.Changes), step.After.Len()
 	o.Full = step.Delta.Full || f.full || repair || o.Started.Sub(f.lastFull) >= f.config.FullSyncPeriod
 	f.full = true // unless this succeeds
-	f.updater.Retry(f.takeDamagedPorts()...)
+	damaged := f.takeDamagedPorts()
+	f.updater.Retry(damaged...)
+	f.flows.suspect(slices.Values(damaged))
+	if repair {
+		f.flows.suspect(maps.Keys(f.flows.programmed))
+	}
 	update := f.updater.Next(step, f.resolver, f.globals, o.Full)
 	o.watch.lap(StageResolve)
 	f.announcements.withdrawRemoved(ctx, o.state, &update)

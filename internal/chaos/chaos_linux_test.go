@@ -164,8 +164,8 @@ type outcome struct {
 }
 
 func (o outcome) String() string {
-	return fmt.Sprintf("%d connections, %d answers, %d failed, %d reset, %d moved, %d sent again, repaired after %v, follows after %v",
-		o.connections, o.answers, o.failed, o.reset, o.moved, o.again, o.repaired.Round(time.Millisecond), o.follows.Round(time.Millisecond))
+	return fmt.Sprintf("%d connections, %d answers, %d failed, %d reset, %d moved, %d deaf, %d sent again, repaired after %v, follows after %v",
+		o.connections, o.answers, o.failed, o.reset, o.moved, o.deaf, o.again, o.repaired.Round(time.Millisecond), o.follows.Round(time.Millisecond))
 }
 
 // table has the outcomes of all events so far.
@@ -195,13 +195,13 @@ func (t *table) add(o outcome) {
 // String is a table for docs/RELIABILITY.md. What is promised to be 0 is bold.
 func (t *table) String() string {
 	var b strings.Builder
-	b.WriteString("| Event | Times | Connections | Answers on open ones | Failed | Reset | Affinity changed | Sent again | Disturbed for | Follows changes after |\n")
-	b.WriteString("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n")
+	b.WriteString("| Event | Times | Connections | Answers on open ones | Failed | Reset | Affinity changed | Deaf | Sent again | Disturbed for | Follows changes after |\n")
+	b.WriteString("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	slices.SortFunc(t.rows, func(a, b *row) int { return strings.Compare(a.event.name, b.event.name) })
 	for _, r := range t.rows {
 		p := r.event.promise
-		fmt.Fprintf(&b, "| %s | %d | %d | %d | %s | %s | %s | %d | %s | %s |\n", r.event.name, r.times, r.connections, r.answers,
-			cell(r.failed, p.failed), cell(r.reset, p.reset), cell(r.moved, p.moved), r.again, short(r.repaired), short(r.follows))
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %s | %s | %s | %s | %d | %s | %s |\n", r.event.name, r.times, r.connections, r.answers,
+			cell(r.failed, p.failed), cell(r.reset, p.reset), cell(r.moved, p.moved), cell(r.deaf, p.deaf), r.again, short(r.repaired), short(r.follows))
 	}
 	return b.String()
 }
@@ -221,7 +221,7 @@ func short(d time.Duration) string {
 }
 
 // promise says which counts an event leaves 0.
-type promise struct{ failed, reset, moved bool }
+type promise struct{ failed, reset, moved, deaf bool }
 
 // broken says what a promise does not allow.
 func (p promise) broken(c counts) string {
@@ -230,7 +230,7 @@ func (p promise) broken(c counts) string {
 		promised bool
 		n        int
 		what     string
-	}{{p.failed, c.failed, "connections failed"}, {p.reset, c.reset, "open connections were reset"}, {p.moved, c.moved, "clients with session affinity changed their endpoint"}} {
+	}{{p.failed, c.failed, "connections failed"}, {p.reset, c.reset, "open connections were reset"}, {p.moved, c.moved, "clients with session affinity changed their endpoint"}, {p.deaf, c.deaf, "clients of UDP got no answer, however often they sent again"}} {
 		if one.promised && one.n > 0 {
 			all = append(all, fmt.Sprintf("%d %s", one.n, one.what))
 		}

@@ -19,8 +19,10 @@ import (
 
 const (
 	// patience is how long a client waits for an answer. The kernel sends lost packets of TCP
-	// again meanwhile, and a client those of UDP.
+	// again meanwhile.
 	patience = 10 * time.Second
+	// patienceUDP is how long a client of UDP sends again: far longer than a repair takes.
+	patienceUDP = 30 * time.Second
 	// retryUDP is when a datagram is sent again, as the kernel does with the first packet of TCP.
 	retryUDP = time.Second
 	// pace is the pause of a client between two requests.
@@ -259,8 +261,11 @@ func receive(ctx context.Context, socket *net.UDPConn, from netip.AddrPort) (pro
 // insist sends a datagram until there is an answer.
 func insist(seen *counts, send func() error) error {
 	err := send()
-	for end := time.Now().Add(patience); errors.Is(err, netns.ErrTimeout) && time.Now().Before(end); err = send() {
+	for end := time.Now().Add(patienceUDP); errors.Is(err, netns.ErrTimeout) && time.Now().Before(end); err = send() {
 		seen.again = 1
+	}
+	if errors.Is(err, netns.ErrTimeout) {
+		seen.deaf = 1
 	}
 	return err
 }

@@ -22,10 +22,10 @@ const longest = 500 * time.Millisecond
 // allEvents are what may happen to an engine. After each, the proxy that is expected runs.
 func allEvents(e engine) []event {
 	// Without a proxy, nothing changes for clients, unless connections are those of the process.
-	unnoticed := promise{failed: true, reset: true, moved: true}
+	unnoticed := promise{failed: true, reset: true, moved: true, deaf: true}
 	death := promise{}
 	// A process that ends in peace hands over its connections, but does not know who its clients were.
-	handover := promise{failed: true, reset: true}
+	handover := promise{failed: true, reset: true, deaf: true}
 	full := promise{} // nothing that is new passes
 	if e.steady() {
 		death, handover = unnoticed, unnoticed
@@ -62,7 +62,7 @@ func allEvents(e engine) []event {
 		{name: "tables of others come and go", promise: unnoticed, play: foreignTables},
 	}
 	for _, f := range e.flushes {
-		all = append(all, event{name: f.name, play: func(g *game) { g.shell(f.command) }})
+		all = append(all, event{name: f.name, promise: promise{deaf: true}, play: func(g *game) { g.shell(f.command) }})
 	}
 	return all
 }

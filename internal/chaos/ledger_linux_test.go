@@ -13,20 +13,21 @@ type counts struct {
 	failed      int // new connections that were refused, reset, or not answered for patience
 	reset       int // open connections that ended
 	moved       int // clients with session affinity that got another endpoint
+	deaf        int // clients of UDP that got no answer, however often they sent again
 	again       int // requests of which a packet was sent again
 }
 
 func (c counts) since(before counts) counts {
 	return counts{
 		connections: c.connections - before.connections, answers: c.answers - before.answers, failed: c.failed - before.failed,
-		reset: c.reset - before.reset, moved: c.moved - before.moved, again: c.again - before.again,
+		reset: c.reset - before.reset, moved: c.moved - before.moved, deaf: c.deaf - before.deaf, again: c.again - before.again,
 	}
 }
 
 func (c counts) plus(more counts) counts {
 	return counts{
 		connections: c.connections + more.connections, answers: c.answers + more.answers, failed: c.failed + more.failed,
-		reset: c.reset + more.reset, moved: c.moved + more.moved, again: c.again + more.again,
+		reset: c.reset + more.reset, moved: c.moved + more.moved, deaf: c.deaf + more.deaf, again: c.again + more.again,
 	}
 }
 
