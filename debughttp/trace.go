@@ -48,6 +48,8 @@ type TraceStep struct {
 	Rule    string `json:"rule,omitempty"`
 	Comment string `json:"comment,omitempty"`
 	Handle  uint64 `json:"handle"`
+	// Command prints the rule by its handle, if Rule is not complete.
+	Command string `json:"command,omitempty"`
 	Verdict string `json:"verdict"`
 	// Ours reports whether the rule is this proxy's.
 	Ours bool `json:"ours"`

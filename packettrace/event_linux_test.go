@@ -56,7 +56,9 @@ func FuzzParse(f *testing.F) {
 	f.Add(encoded(f))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		_, _ = parse(netlink.Message{Header: netlink.Header{Type: msgTrace}, Data: data})
-		p := printer{family: unix.NFPROTO_IPV4}
+		p := printer{family: unix.NFPROTO_IPV4, device: func(uint32) string { return "" }, set: func(string) *set {
+			return &set{anonymous: true, keySize: 8, elements: func() []element { return []element{{first: data}} }}
+		}}
 		p.rule(data)
 		_ = p.text()
 	})

@@ -1,6 +1,9 @@
 package packettrace_test
 
 import (
+	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,6 +11,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/packettrace"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // TestARuleOfAnotherProgramIsNamed: whatever it is that stops a packet to a Service, the
@@ -69,6 +73,97 @@ func TestARuleOfAnotherProgramIsNamed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// passes are the hooks that packets to a Service pass on the node: from a host, to Services whose
+// endpoint is a pod of the node (10) or the node itself (11).
+var passes = []struct {
+	origin desired.Origin
+	vip    int
+	hooks  []string
+}{
+	{desired.FromOutside, 10, []string{"prerouting", "forward", "postrouting"}},
+	{desired.FromOutside, 11, []string{"prerouting", "input"}},
+	{desired.FromPod, 10, []string{"prerouting", "forward", "postrouting"}},
+	{desired.FromPod, 11, []string{"prerouting", "input"}},
+	{desired.FromNode, 10, []string{"output", "postrouting"}},
+	{desired.FromNode, 11, []string{"output", "postrouting", "input"}}, // nothing of prerouting is called for it: it has a route
+}
+
+// planters add a rule that drops, to a hook and an IP family. They return its chain.
+var planters = map[string]func(w *world, hook string, family v1.IPFamily) (c chainOf, remove string){
+	"nft": func(w *world, hook string, _ v1.IPFamily) (chainOf, string) {
+		w.shell("nft add table inet foreign; add chain inet foreign strict { type filter hook " + hook + " priority 5; }; add rule inet foreign strict tcp dport { 80, 8080, 31999 } counter drop")
+		return chainOf{"inet", "foreign", "strict"}, "nft delete table inet foreign"
+	},
+	"iptables-nft": func(w *world, hook string, family v1.IPFamily) (chainOf, string) {
+		program, c := "iptables-nft", chainOf{"ip", "mangle", strings.ToUpper(hook)}
+		if family == v1.IPv6Protocol {
+			program, c.family = "ip6tables-nft", "ip6"
+		}
+		rule := fmt.Sprintf("%s -p tcp -m multiport --dports 80,8080,31999 -m comment --comment strict -j DROP", c.chain)
+		w.shell(program + " -t mangle -A " + rule)
+		return c, program + " -t mangle -D " + rule
+	},
+}
+
+// TestADropInEachHookIsNamed: with table, chain, and the rule as nft prints it, for packets from
+// pods, from the node and from outside.
+func TestADropInEachHookIsNamed(t *testing.T) {
+	for name, engine := range engines {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, engine)
+			for program, plant := range planters {
+				for _, way := range passes {
+					for _, hook := range way.hooks {
+						for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+							from := map[desired.Origin]*proxiertest.Host{desired.FromOutside: w.Client, desired.FromPod: w.LocalPods[1], desired.FromNode: w.Node}[way.origin]
+							packet := desired.Packet{Protocol: desired.TCP, Source: from.Addr(family), Origin: way.origin, Destination: w.vip(way.vip, family)}
+							what := fmt.Sprintf("%s in %s, %v from %v to %v", program, hook, family, way.origin, packet.Destination)
+							in, remove := plant(w, hook, family)
+							rules := rulesByNFT(t, func(script string) string { return w.command(w.Node, "sh", "-e", "-c", script) }, in)
+							w.mustBlame(what, from, packet, in, rules[len(rules)-1], hook)
+							w.shell(remove)
+						}
+					}
+				}
+			}
+			for _, way := range passes { // without a rule of others
+				from := map[desired.Origin]*proxiertest.Host{desired.FromOutside: w.Client, desired.FromPod: w.LocalPods[1], desired.FromNode: w.Node}[way.origin]
+				packet := desired.Packet{Protocol: desired.TCP, Source: from.Addr(v1.IPv4Protocol), Origin: way.origin, Destination: w.vip(way.vip, v1.IPv4Protocol)}
+				if j := w.judgeFrom(from, packet); !j.Agrees || j.Outcome != packettrace.OutcomeTranslated {
+					t.Errorf("%+v: %+v, want it translated", packet, j)
+				}
+			}
+		})
+	}
+}
+
+// vip is the ClusterIP with a last number, at port 80.
+func (w *world) vip(last int, family v1.IPFamily) netip.AddrPort {
+	if family == v1.IPv6Protocol {
+		return netip.MustParseAddrPort(fmt.Sprintf("[fd00:96::%d]:80", last))
+	}
+	return netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", last))
+}
+
+// mustBlame sends a packet: the judgement names the rule of another program.
+func (w *world) mustBlame(what string, from *proxiertest.Host, packet desired.Packet, in chainOf, rule, hook string) {
+	w.t.Helper()
+	j := w.judgeFrom(from, packet)
+	if j.Step == nil || j.Outcome != packettrace.OutcomeDropped || j.Agrees {
+		w.t.Errorf("%s: %+v, want it dropped", what, j)
+		return
+	}
+	s := j.Step
+	got := []string{s.Family, s.Table, s.Chain, s.Hook, s.Rule}
+	if want := []string{in.family, in.table, in.chain, hook, rule}; !slices.Equal(got, want) {
+		w.t.Errorf("%s: the judgement names\n%q, want\n%q", what, got, want)
+	}
+	if by := fmt.Sprintf("dropped by rule '%s' (handle %d) of chain %s in table %s %s: not a rule of this proxy", rule, s.Handle, in.chain, in.family, in.table); j.By != by {
+		w.t.Errorf("%s: in words\n%s, want\n%s", what, j.By, by)
 	}
 }
 

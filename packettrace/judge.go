@@ -95,8 +95,12 @@ func Judge(r *Result, e *desired.Explanation, names proxier.Names) Judgement {
 
 func unseen(r *Result) Judgement {
 	j := Judgement{Outcome: OutcomeUnseen, By: "no such packet came in time"}
-	if r.Sent != "" {
+	switch r.Sent {
+	case "":
+	case sentAnswered, sentUnanswered, sentRefused:
 		j.By = "the packet was sent, but did not come: " + r.Sent
+	default:
+		j.By = "the packet could not be sent: " + r.Sent
 	}
 	j.Reasons = []string{"a packet can be stopped before the rules: by the routes of the sender, by XDP and other BPF programs, and by chains of the families netdev and bridge"}
 	return j
@@ -142,6 +146,9 @@ func (j *judging) stopped(s *Step) {
 	by := "the policy"
 	if !s.Policy {
 		by = fmt.Sprintf("rule '%s' (handle %d)", s.Rule, s.Handle)
+		if s.Command != "" {
+			j.because("the rule is not printed as a whole: %s shows it, with handle %d", s.Command, s.Handle)
+		}
 	}
 	ours := Ours(s, j.names)
 	whose := "not a rule of this proxy"
@@ -250,7 +257,7 @@ func (j *judging) translationAgrees(first, last Hop) bool {
 	case changed && !e.Endpoints[i].Masquerade:
 		j.because("the source became %v, but the explanation says that it is kept", last.Source.Addr())
 		return false
-	case !changed && e.Endpoints[i].Masquerade && e.Packet.Origin != desired.FromNode:
+	case !changed && e.Endpoints[i].Masquerade && e.Packet.Origin != desired.FromNode && last.Hook != "input": // masquerading is after that hook
 		j.because("the source was kept, but the explanation says that it is masqueraded")
 		return false
 	}

@@ -44,6 +44,9 @@ type world struct {
 	proxy *proxier.Proxier
 }
 
+// Service shop/host, at cluster IPs 10.96.0.11 and fd00:96::11, has the node itself as endpoint.
+const hostPort = 31999
+
 // newWorld runs a proxy until the test ends; without an engine there is none.
 func newWorld(t *testing.T, engine func(proxier.Config) (*proxier.Proxier, error)) *world {
 	t.Helper()
@@ -67,6 +70,10 @@ func newWorld(t *testing.T, engine func(proxier.Config) (*proxier.Proxier, error
 		w.proxy.OnEndpointSliceAdd(proxiertest.Slice("shop", "web", family,
 			proxiertest.SlicePort("tcp", v1.ProtocolTCP, 8080), proxiertest.SlicePort("udp", v1.ProtocolUDP, 8080), proxiertest.Endpoint(pod)))
 	}
+	w.proxy.OnServiceAdd(proxiertest.Service("shop", "host", proxiertest.ClusterIPs("10.96.0.11", "fd00:96::11"), proxiertest.Port("tcp", v1.ProtocolTCP, 80)))
+	for family, addrType := range map[v1.IPFamily]discovery.AddressType{v1.IPv4Protocol: discovery.AddressTypeIPv4, v1.IPv6Protocol: discovery.AddressTypeIPv6} {
+		w.proxy.OnEndpointSliceAdd(proxiertest.Slice("shop", "host", addrType, proxiertest.SlicePort("tcp", v1.ProtocolTCP, hostPort), proxiertest.Endpoint(w.Node.Addr(family).String())))
+	}
 	w.proxy.OnServiceSynced()
 	w.proxy.OnEndpointSlicesSynced()
 	netnstest.Check(t, w.proxy.Sync(t.Context()))
@@ -82,10 +89,10 @@ func (w *world) toService(protocol desired.Protocol, family v1.IPFamily) desired
 	return desired.Packet{Protocol: protocol, Source: w.Client.Addr(family), Destination: to, Origin: desired.FromOutside}
 }
 
-// send sends a packet of the client, and traces it.
-func (w *world) send(p desired.Packet) packettrace.Result {
+// send sends a packet of a host, and traces it.
+func (w *world) send(from *proxiertest.Host, p desired.Packet) packettrace.Result {
 	w.t.Helper()
-	result, err := packettrace.Trace(w.t.Context(), packettrace.Options{NetNS: w.Node.NetNS(), Packet: p, Send: true, SendFrom: w.Client.NetNS()})
+	result, err := packettrace.Trace(w.t.Context(), packettrace.Options{NetNS: w.Node.NetNS(), Packet: p, Send: true, SendFrom: from.NetNS()})
 	netnstest.Check(w.t, err)
 	return result
 }
@@ -93,7 +100,12 @@ func (w *world) send(p desired.Packet) packettrace.Result {
 // judge sends a packet of the client, and judges its way.
 func (w *world) judge(p desired.Packet) packettrace.Judgement {
 	w.t.Helper()
-	result := w.send(p)
+	return w.judgeFrom(w.Client, p)
+}
+
+func (w *world) judgeFrom(from *proxiertest.Host, p desired.Packet) packettrace.Judgement {
+	w.t.Helper()
+	result := w.send(from, p)
 	explanation, err := w.proxy.Explain(w.t.Context(), p)
 	netnstest.Check(w.t, err)
 	return packettrace.Judge(&result, &explanation, proxier.DefaultNames())

@@ -2,13 +2,12 @@ package packettrace
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/google/nftables/userdata"
@@ -16,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
-	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 // deleteLeftovers deletes the tables of traces whose program was killed.
@@ -93,6 +91,9 @@ func (s *session) resolve(packets []Packet) {
 				texts[at] = s.rule(at)
 			}
 			step.Rule, step.Comment = texts[at].text, texts[at].comment
+			if texts[at].unknown {
+				step.Command = fmt.Sprintf("nft -a list chain %s %s %s", at.family, at.table, at.chain)
+			}
 			if texts[at].rejects && step.Verdict == verdictDrop {
 				step.Verdict = verdictReject
 			}
@@ -135,14 +136,13 @@ func (s *session) hook(at place) (h hook) {
 
 // ruleText describes a rule.
 type ruleText struct {
-	text, comment string
-	rejects       bool
+	text, comment    string
+	rejects, unknown bool
 }
 
 // rule reads a rule.
 func (s *session) rule(at place) (r ruleText) {
-	family := familyNumber(at.family)
-	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETRULE, family, 0, func(ae *netlink.AttributeEncoder) {
+	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETRULE, familyNumber(at.family), 0, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_RULE_TABLE, at.table)
 		ae.String(unix.NFTA_RULE_CHAIN, at.chain)
 		ae.Uint64(unix.NFTA_RULE_HANDLE, at.handle)
@@ -150,75 +150,31 @@ func (s *session) rule(at place) (r ruleText) {
 	if err != nil || len(answers) == 0 || len(answers[0].Data) < nfgenLen {
 		return r
 	}
-	ad, err := netlink.NewAttributeDecoder(answers[0].Data[nfgenLen:])
-	if err != nil {
-		return r
-	}
-	for ad.Next() {
-		switch ad.Type() {
-		case unix.NFTA_RULE_EXPRESSIONS:
-			p := printer{family: family, elements: func(set string) []element { return s.elements(family, at.table, set) }}
-			p.rule(ad.Bytes())
-			r.text, r.rejects = p.text(), p.rejects
-			r.comment = p.comment
-		case unix.NFTA_RULE_USERDATA:
-			if comment, ok := userdata.GetString(ad.Bytes(), userdata.TypeComment); ok {
-				r.comment = comment
-			}
-		}
+	return s.describe(at.table, answers[0].Data)
+}
+
+// describe decodes a message about a rule.
+func (s *session) describe(table string, message []byte) (r ruleText) {
+	family, a := message[0], attributesOf(message[nfgenLen:])
+	p := printer{family: family, device: s.device, set: func(name string) *set { return s.readSet(family, table, name) }}
+	p.rule(a[unix.NFTA_RULE_EXPRESSIONS])
+	r = ruleText{p.text(), p.comment, p.rejects, p.unknown}
+	if comment, ok := userdata.GetString(a[unix.NFTA_RULE_USERDATA], userdata.TypeComment); ok {
+		r.comment = comment
 	}
 	return r
 }
 
-// element is one of a set: a value, or a range if end is set.
-type element struct{ first, end []byte }
-
-// elements reads a set.
-func (s *session) elements(family byte, table, set string) (list []element) {
-	const flagEnd = 1 // NFT_SET_ELEM_INTERVAL_END: the element is the first value after a range
-	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETSETELEM, family, netlink.Dump, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-		ae.String(unix.NFTA_SET_ELEM_LIST_SET, set)
-	}))
-	if err != nil {
-		return nil
-	}
-	var ends [][]byte
-	for _, m := range answers {
-		if len(m.Data) < nfgenLen {
-			continue
+// device returns the name of an interface; empty if it is gone.
+func (s *session) device(index uint32) (name string) {
+	_ = namespace.Visit(s.netNS, func() error { // without a name the number is printed
+		i, err := net.InterfaceByIndex(int(index))
+		if err == nil {
+			name = i.Name
 		}
-		for _, encoded := range netlinkx.Attributes(netlinkx.Find(m.Data[nfgenLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-			key := netlinkx.Find(encoded, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
-			if netlinkx.Uint32(netlinkx.Find(encoded, unix.NFTA_SET_ELEM_FLAGS))&flagEnd != 0 {
-				ends = append(ends, key)
-			} else {
-				list = append(list, element{first: key})
-			}
-		}
-	}
-	slices.SortFunc(list, func(a, b element) int { return bytes.Compare(a.first, b.first) })
-	slices.SortFunc(ends, bytes.Compare)
-	for i := range list {
-		next, _ := slices.BinarySearchFunc(ends, list[i].first, bytes.Compare)
-		if next < len(ends) {
-			list[i].end = before(ends[next])
-		} else if len(ends) > 0 { // the range up to the greatest value has no end
-			list[i].end = bytes.Repeat([]byte{0xff}, len(list[i].first))
-		}
-	}
-	return list
-}
-
-// before returns the value before b, which is a number in network byte order.
-func before(b []byte) []byte {
-	b = slices.Clone(b)
-	for i := len(b) - 1; i >= 0; i-- {
-		if b[i]--; b[i] != 0xff {
-			break
-		}
-	}
-	return b
+		return err
+	})
+	return name
 }
 
 // legacyTables returns the tables of iptables-legacy in a network namespace.

@@ -109,9 +109,12 @@ type Step struct {
 	// Handle is that of the rule, as nft -a list ruleset prints it; 0 for the policy of a
 	// base chain.
 	Handle uint64 `json:"handle,omitempty"`
-	// Rule is the text of the rule, like nft's; a part that is not known is the name of the
-	// expression. It is empty without Handle, and if the rule was deleted meanwhile.
+	// Rule is the text of the rule as nft list prints it, without the numbers of counters. It is
+	// empty without Handle, and if the rule was deleted meanwhile.
 	Rule string `json:"rule,omitempty"`
+	// Command prints the rule by its Handle. It is empty if Rule is complete; otherwise a part of
+	// Rule is only the name of an expression or of an extension of iptables.
+	Command string `json:"command,omitempty"`
 	// Comment is that of the rule.
 	Comment string `json:"comment,omitempty"`
 	// Policy means that no rule of the base chain decided.

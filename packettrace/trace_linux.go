@@ -87,6 +87,7 @@ func newTable(o *Options) *table {
 
 // session holds the sockets of a trace.
 type session struct {
+	netNS    string
 	table    *table
 	listener *netlink.Conn // of events
 	owner    *netlink.Conn // of the table
@@ -97,7 +98,7 @@ type session struct {
 
 // open creates the table.
 func open(o *Options, t *table, flags uint32) (s *session, err error) {
-	s = &session{table: t, lock: -1}
+	s = &session{netNS: o.NetNS, table: t, lock: -1}
 	defer func() {
 		if err != nil {
 			s.close()

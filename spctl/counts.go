@@ -62,7 +62,7 @@ func (a *app) counts() *cobra.Command {
 				return err
 			}
 		}
-		if limit > 0 {
+		if limit != 0 {
 			query.Set("limit", strconv.Itoa(limit))
 		}
 		return a.show(c, "counts", query, (*printer).counts)

@@ -27,8 +27,12 @@
 //
 // # Exit status
 //
-// verify and diff find differences, and trace that a packet does not go as explained: then the
-// status is 1. It is 2 if the command could not do its work, or if a node did not answer.
+// [ExitStatus] is, for every subcommand:
+//
+//	0  it did its work, and what it compares agrees
+//	1  verify or diff found a difference, or trace a packet that does not go as explained
+//	2  it could not do its work: the arguments are wrong, the proxy or one of several nodes does
+//	   not answer, it has no such Service, or trace followed no packet
 //
 // # Output
 //

@@ -3,6 +3,7 @@ package spctl
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -22,6 +23,8 @@ type traceAnswer struct {
 		Chain   string `json:"chain"`
 		Hook    string `json:"hook"`
 		Rule    string `json:"rule"`
+		Handle  uint64 `json:"handle"`
+		Command string `json:"command"`
 		Comment string `json:"comment"`
 		Verdict string `json:"verdict"`
 		Ours    bool   `json:"ours"`
@@ -59,10 +62,10 @@ func (t *tracing) query(ctx context.Context, a *app, to *proxy) (url.Values, err
 		return nil, err
 	}
 	query.Set("send", strconv.FormatBool(t.send))
-	if t.timeout > 0 {
+	if t.timeout != 0 {
 		query.Set("timeout", t.timeout.String())
 	}
-	if t.packets > 0 {
+	if t.packets != 0 {
 		query.Set("packets", strconv.Itoa(t.packets))
 	}
 	if t.netns != "" {
@@ -77,7 +80,7 @@ func (a *app) trace() *cobra.Command {
 		Use:   "trace" + packetUse,
 		Short: "Follow one real packet through the tables of the node, and compare with explain",
 		Long: "Follow the first packet of a connection through all tables and chains of the node, also those of other programs, and compare with explain. " +
-			"It waits for such a packet, or sends one itself. The exit status is 1 if the node does something else than explain says.",
+			"It waits for such a packet, or sends one itself. The exit status is 1 if the node does something else than explain says, and 2 if no packet was followed.",
 		Example: "trace 10.244.0.1 10.96.0.10:80 --send\ntrace 10.244.0.1 10.96.0.10:80/UDP --timeout 1m",
 		RunE:    func(c *cobra.Command, args []string) error { return a.follows(c, &t, args) },
 	}
@@ -112,10 +115,27 @@ func (a *app) follows(c *cobra.Command, t *tracing, args []string) error {
 		return err
 	}
 	err = a.print(c, content, func(w *printer) error { return w.trace(&answer) })
-	if err == nil && !answer.Agrees {
+	if err != nil {
+		return err
+	}
+	return answer.result()
+}
+
+// unseen is the verdict of a trace without a packet.
+const unseen = "unseen"
+
+// result is what the exit status says.
+func (t *traceAnswer) result() error {
+	switch {
+	case t.Agrees:
+		return nil
+	case t.Verdict == unseen && t.Sent != "":
+		return fmt.Errorf("no packet was followed; the result of sending one: %s", t.Sent)
+	case t.Verdict == unseen:
+		return errors.New("no packet was followed: none came in time; see --timeout, or --send one")
+	default:
 		return fmt.Errorf("the packet does not go as explained: %w", ErrDifferent)
 	}
-	return err
 }
 
 func (w *printer) trace(t *traceAnswer) error {
@@ -134,7 +154,7 @@ func (w *printer) trace(t *traceAnswer) error {
 	w.line("TABLE\tCHAIN\tHOOK\tOURS\tVERDICT\tRULE")
 	for i := range t.Steps {
 		s := &t.Steps[i]
-		w.row(s.Family+" "+s.Table, s.Chain, s.Hook, yesNo(s.Ours), s.Verdict, strings.TrimSpace(cmp.Or(s.Rule, "policy")+" "+quoted(s.Comment)))
+		w.row(s.Family+" "+s.Table, s.Chain, s.Hook, yesNo(s.Ours), s.Verdict, strings.TrimSpace(cmp.Or(s.Rule, "policy")+" "+quoted(s.Comment)+whole(s.Command, s.Handle)))
 	}
 	return nil
 }
@@ -145,6 +165,14 @@ func quoted(comment string) string {
 		return ""
 	}
 	return "comment " + strconv.Quote(comment)
+}
+
+// whole says how to see a rule of which a part is only a name.
+func whole(command string, handle uint64) string {
+	if command == "" {
+		return ""
+	}
+	return fmt.Sprintf(" # whole: %s, handle %d", command, handle)
 }
 
 // port is the name of a counted port.

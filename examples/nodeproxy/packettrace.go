@@ -35,7 +35,7 @@ func (o *options) socketOptions(p *testedProxy, list []debughttp.Option) []debug
 			s := &j.Packet.Steps[i]
 			a.Steps = append(a.Steps, debughttp.TraceStep{
 				Family: s.Family, Table: s.Table, Chain: s.Chain, Hook: s.Hook, Rule: s.Rule, Comment: s.Comment,
-				Handle: s.Handle, Verdict: s.Verdict, Ours: packettrace.Ours(s, names),
+				Handle: s.Handle, Command: s.Command, Verdict: s.Verdict, Ours: packettrace.Ours(s, names),
 			})
 		}
 		return a, nil
