@@ -35,7 +35,9 @@ func (p *planner) jumps() []jump {
 	}
 	all = append(all, letIn)
 	if p.localhost() || p.keepsLocalnet {
-		all = append(all, jump{tableFilter, "INPUT", n.localnet(), newRule().comment("block incoming localnet connections").jump(n.localnet())})
+		for _, hook := range []string{"FORWARD", "INPUT"} {
+			all = append(all, jump{tableFilter, hook, n.localnet(), newRule().comment("block incoming localnet connections").jump(n.localnet())})
+		}
 	}
 	return all
 }
@@ -90,14 +92,21 @@ func (p *planner) fixedFilter() ruleset {
 	}
 	chains := ruleset{n.forward(): forward}
 	if p.localhost() {
-		chains[n.localnet()] = []rule{localnetRule}
+		chains[n.localnet()] = localnetRules()
 	}
 	return chains
 }
 
-// localnetRule drops packets from other hosts to loopback addresses (CVE-2020-8558).
-const localnetRule rule = `! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo -m comment --comment "from other hosts" ` +
-	`-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`
+// localnetRules drop packets from other hosts with loopback addresses: to them (CVE-2020-8558), and
+// from them. With route_localnet, the kernel refuses a source of 127.0.0.1 only; the answers stay
+// on the node, but one packet is enough for a datagram.
+func localnetRules() []rule {
+	return []rule{
+		`! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo -m comment --comment "from other hosts" ` +
+			`-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`,
+		`-s 127.0.0.0/8 ! -i lo -m comment --comment "not from this host" -j DROP`,
+	}
+}
 
 // toNodePorts returns the rules that jump to the node ports, after those for VIPs.
 func (p *planner) toNodePorts() []rule {
@@ -106,6 +115,9 @@ func (p *planner) toNodePorts() []rule {
 		loopback = netip.MustParsePrefix("::1/128")
 	}
 	var rules []rule
+	if p.localhost() { // otherwise they are open to other hosts: the packets do not get to INPUT
+		rules = append(rules, newRule().to(loopback).add("-m addrtype ! --src-type LOCAL").target("-j RETURN"))
+	}
 	addJump := func(r *ruleText) {
 		rules = append(rules, r.add("-m addrtype --dst-type LOCAL").
 			comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain").jump(p.names.nodePorts()))

@@ -52,9 +52,9 @@ func (l *localnet) rules(have []rule, isUsed bool) ([]rule, error) {
 	case err != nil:
 		return nil, err
 	case isUsed && (l.owns(have) || !all):
-		return []rule{localnetRule, localnetRecord}, nil
+		return append(localnetRules(), localnetRecord), nil
 	case isUsed || some:
-		return []rule{localnetRule}, nil
+		return localnetRules(), nil
 	}
 	return nil, nil
 }

@@ -70,7 +70,7 @@ func (v *verification) expectLocalnet(l *localnet, o *observed, want ruleset) er
 	have := o.chains[chain]
 	if v.model.localhost() {
 		if slices.Contains(have, localnetRecord) {
-			want[chain] = []rule{localnetRule, localnetRecord}
+			want[chain] = append(localnetRules(), localnetRecord)
 		}
 		return nil
 	}
@@ -79,7 +79,7 @@ func (v *verification) expectLocalnet(l *localnet, o *observed, want ruleset) er
 	}
 	_, some, err := l.read()
 	if some {
-		want[chain], v.model.keepsLocalnet = []rule{localnetRule}, true
+		want[chain], v.model.keepsLocalnet = localnetRules(), true
 	}
 	return err
 }

@@ -35,6 +35,7 @@ type udpFlow struct {
 	from     origin
 	upstream net.Conn
 	at       *list.Element
+	served   bool // its endpoint, when it was chosen
 	report   *connection.Report
 	lease    *lease
 	cut      atomic.Bool // the proxy ended it
@@ -166,7 +167,9 @@ func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
 	if oldest != nil {
 		oldest.end()
 	}
-	if closed || f.evicted.Load() { // before f was in u.flows
+	gone := f.served && !u.balancer.serves(f.report.Endpoint)
+	if closed || gone || f.evicted.Load() { // before f was in u.flows
+		u.remove(f)
 		f.end()
 	}
 	u.running.Go(func() { u.answer(f) })
@@ -190,6 +193,7 @@ func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err 
 		f.report.Outcome = connection.TooMany
 		return errNoDescriptors
 	}
+	f.served = u.balancer.serves(endpoint)
 	if f.upstream, err = u.attempt(ctx, c, f.report, endpoint, dialTimeouts[0]); err != nil {
 		f.lease.release()
 		f.report.Outcome = connection.Unreachable

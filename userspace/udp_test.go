@@ -201,6 +201,56 @@ func TestNoDatagramIsLostWhenItsFlowEnds(t *testing.T) {
 	}
 }
 
+// The endpoint goes while the socket to it is opened: no later change would end the flow.
+func TestAFlowThatBeginsDuringAChangeLeavesItsEndpoint(t *testing.T) {
+	a, b := netip.MustParseAddrPort("192.0.2.11:80"), netip.MustParseAddrPort("192.0.2.12:80")
+	synctest.Test(t, func(t *testing.T) {
+		client := &letters{in: make(chan string), out: make(chan string, 1), closed: make(chan struct{})}
+		var e *Engine
+		with := func(endpoint netip.AddrPort) {
+			apply(t, e, servicePort("web", v1.ProtocolUDP, web(v1.ProtocolUDP, endpoint).Frontends, endpoint))
+		}
+		change := func() { with(b) }
+		e = engine(t, func(c *Config) {
+			c.Hooks.ListenPacket = func(context.Context, Site) (net.PacketConn, error) { return client, nil }
+			c.Hooks.Dial = func(_ context.Context, _ Connection, endpoint netip.AddrPort) (net.Conn, error) {
+				if change != nil {
+					change()
+					change = nil
+				}
+				near, far := net.Pipe()
+				go func() {
+					defer func() { _ = far.Close() }()
+					buffer := make([]byte, 64)
+					for {
+						if _, err := far.Read(buffer); err != nil {
+							return
+						}
+						_, _ = far.Write([]byte(endpoint.String()))
+					}
+				}()
+				return near, nil
+			}
+		})
+		with(a)
+		for _, datagram := range []string{"first", "second"} {
+			client.in <- datagram
+			synctest.Wait()
+			select {
+			case got := <-client.out:
+				if got != b.String() {
+					t.Errorf("%s datagram: answer of %s, want %s", datagram, got, b)
+				}
+			default:
+				t.Errorf("%s datagram is lost", datagram)
+			}
+		}
+		if err := e.Close(); err != nil {
+			t.Errorf("Close = %v, want nil", err)
+		}
+	})
+}
+
 // deaf is a socket that is not read, so that writes return the kernel's errors.
 type deaf struct {
 	*net.UDPConn

@@ -32,6 +32,9 @@ type Outcome struct {
 type Fates struct {
 	// ServiceIPsPass is for engines with this trait: ClusterIPs refuse nothing.
 	ServiceIPsPass bool
+	// LoopbackNodePorts is for engines with this trait: the node's own processes reach node
+	// ports at 127.0.0.0/8 too, if the addresses of node ports include it.
+	LoopbackNodePorts bool
 
 	oracle    oracle
 	decisions map[changetracker.ServicePortName]Decision
@@ -61,13 +64,19 @@ func (f *Fates) Of(p Packet) []Outcome {
 func (f *Fates) frontendOf(p Packet) (name changetracker.ServicePortName, key desired.Key, ok bool) {
 	key = desired.Key{VIP: p.Destination.Addr(), Protocol: p.Protocol, Port: p.Destination.Port()}
 	owner, ok := f.oracle.owners[key]
-	if !ok && f.oracle.acceptsNodePorts(key.VIP) {
+	if !ok && (f.oracle.acceptsNodePorts(key.VIP) || f.atLoopback(p)) {
 		owner, ok = f.oracle.owners[desired.Key{Protocol: key.Protocol, Port: key.Port}]
 	}
 	if !ok {
 		return name, key, false
 	}
 	return owner.name, owner.key, true
+}
+
+// atLoopback: other hosts reach no node port at loopback addresses (PKT-32).
+func (f *Fates) atLoopback(p Packet) bool {
+	to := p.Destination.Addr()
+	return f.LoopbackNodePorts && p.FromNode && to.Is4() && to.IsLoopback() && within(f.oracle.NodePortAddresses, to)
 }
 
 // unserved: other ports of a ClusterIP reject (PKT-10), addresses without a Service in the

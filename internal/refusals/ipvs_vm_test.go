@@ -1,0 +1,24 @@
+//go:build vm
+
+package refusals
+
+import (
+	"testing"
+
+	"github.com/serviceplane/serviceplane/ipvs"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+func newIPVS() engine {
+	return engine{name: "ipvs", create: func(c proxier.Config) (*proxier.Proxier, error) {
+		return ipvs.New(ipvs.Config{Config: c, SetSysctls: true}, proxier.Deps{})
+	}}
+}
+
+func TestRefusalsOfIPVS(t *testing.T) {
+	for _, s := range settings() {
+		t.Run(s.name, func(t *testing.T) { refuse(t, newIPVS(), s) })
+	}
+}
+
+func TestNothingGetsThroughDuringAChangeOfIPVS(t *testing.T) { change(t, newIPVS()) }
