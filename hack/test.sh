@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
 source hack/tools.sh
 
-portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./healthcheck ./canary ./canary/nftrace ./metrics ./tracing ./debughttp ./userspace ./zaplog ./packettrace)
+portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./healthcheck ./programmed ./canary ./canary/nftrace ./metrics ./tracing ./debughttp ./userspace ./zaplog ./packettrace)
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 

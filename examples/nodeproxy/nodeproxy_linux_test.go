@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/netns"
@@ -111,7 +113,8 @@ func TestAPIServer(t *testing.T) {
 			p.waitHealthy()
 			c.expectNow("pod-1")
 			put(webSlices(2))
-			c.expectSoon("pod-2")
+			p.waitProgrammed(changetracker.Versions{EndpointSlices: strconv.FormatUint(api.Version(), 10)})
+			c.expectNow("pod-2")
 
 			api.Stop()
 			put(webSlices(1))

@@ -15,9 +15,13 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/programmed"
 )
 
 // build builds the program as the image has it, once for all tests. TestMain removes it.
@@ -153,15 +157,34 @@ func (p *proxyProcess) waitOutput(snippets ...string) {
 	}
 }
 
-// get sends a request to a server of the process. The code is 0 without a response.
-func (p *proxyProcess) get(address, path string) (code int, body string) {
-	p.t.Helper()
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+// client returns a client in the node's network namespace.
+func (p *proxyProcess) client() *http.Client {
+	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return p.ns.Dial(ctx, network, address)
 		},
 	}}
+}
+
+// waitProgrammed waits until the proxy says that it has programmed some versions.
+func (p *proxyProcess) waitProgrammed(versions changetracker.Versions) {
+	p.t.Helper()
+	ctx, stop := context.WithTimeout(p.t.Context(), time.Minute)
+	defer stop()
+	err := programmed.Wait(ctx, programmed.Waiting{
+		Nodes: func(context.Context) ([]string, error) { return []string{"node-1"}, nil },
+		Ask:   programmed.Client(p.client(), func(string) string { return "http://127.0.0.1:10256/programmed" }),
+	}, programmed.Change{Service: types.NamespacedName{Namespace: "default", Name: "web"}, Versions: versions})
+	if err != nil {
+		p.t.Error(err)
+	}
+}
+
+// get sends a request to a server of the process. The code is 0 without a response.
+func (p *proxyProcess) get(address, path string) (code int, body string) {
+	p.t.Helper()
+	client := p.client()
 	request, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, "http://"+address+path, nil)
 	if err != nil {
 		p.t.Fatal(err)

@@ -68,7 +68,7 @@ func run(ctx context.Context, o *options) error {
 		{"cleanup of other modes", o.cleanUpOtherModes(provider, leaving, config, log)},
 		{"canary", tested.runCanary},
 	}...)
-	err = runAll(ctx, append(tasks, o.servers(tested, measured, log)...))
+	err = runAll(ctx, append(tasks, o.servers(node, tested, measured, log)...))
 	log.Info("stopped, the rules stay")
 	return err
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/debughttp"
 	"github.com/serviceplane/serviceplane/healthcheck"
+	"github.com/serviceplane/serviceplane/programmed"
 )
 
 // kube-proxy's ports.
@@ -28,10 +29,12 @@ const (
 func (o *options) threshold() time.Duration { return 2 * o.tuned().syncPeriod }
 
 // servers returns the health, metrics and debug servers.
-func (o *options) servers(p *testedProxy, m *measured, log *zap.Logger) []task {
-	health := healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{
+func (o *options) servers(node string, p *testedProxy, m *measured, log *zap.Logger) []task {
+	health := http.NewServeMux()
+	health.Handle("/", healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{
 		Threshold: o.threshold(), Answered: m.ObserveHealth, UnhealthyConditions: o.canary.unhealthy(),
-	})
+	}))
+	health.Handle("/programmed", programmed.Handler(node, p.Status))
 	var tasks []task
 	serve := func(name, text string, port uint16, handler http.Handler) {
 		if address, _ := bindAddress(text, port); address != "" {

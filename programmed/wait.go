@@ -1,0 +1,151 @@
+package programmed
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Waiting says whom Wait asks, and how.
+type Waiting struct {
+	// Nodes returns the names of the nodes that must have a Change. Wait calls it again before
+	// each round, so that it does not wait for a node that is gone. Which nodes count is the
+	// caller's policy: a node that is not ready may still send connections.
+	Nodes func(ctx context.Context) ([]string, error)
+	// Ask returns the Report of a node, with the failures of at least this Service: see Client.
+	// Several calls run at once.
+	Ask func(ctx context.Context, node string, service types.NamespacedName) (Report, error)
+	// Interval is the pause between two rounds; 0 means 100ms. AtOnce is how many nodes are asked at once; 0
+	// means 50. Timeout is how long a node may take to answer; 0 means 5s.
+	Interval, Timeout time.Duration
+	AtOnce            int
+}
+
+// BehindError names the nodes that did not have a Change when Wait ended.
+type BehindError struct {
+	// Nodes are the reasons, by node.
+	Nodes map[string]error
+	// Cause is why Wait did not go on, such as context.DeadlineExceeded.
+	Cause error
+}
+
+// mostNamed is how many nodes a BehindError names.
+const mostNamed = 10
+
+// Error names the first nodes.
+func (e *BehindError) Error() string {
+	var lines []string
+	for _, node := range slices.Sorted(maps.Keys(e.Nodes)) {
+		if len(lines) == mostNamed {
+			lines = append(lines, fmt.Sprintf("and %d more", len(e.Nodes)-mostNamed))
+			break
+		}
+		lines = append(lines, fmt.Sprintf("node %s: %v", node, e.Nodes[node]))
+	}
+	return fmt.Sprintf("%d nodes have not programmed the change (%v): %s", len(e.Nodes), e.Cause, strings.Join(lines, "; "))
+}
+
+// Unwrap returns the Cause.
+func (e *BehindError) Unwrap() error { return e.Cause }
+
+// Wait returns nil when all nodes have programmed a Change. A node that has it is not asked
+// again. When ctx ends first, the error is a *BehindError. Other errors are those of a Change
+// that cannot be waited for.
+func Wait(ctx context.Context, w Waiting, c Change) error {
+	if err := c.validate(); err != nil {
+		return err
+	}
+	w.Interval, w.Timeout, w.AtOnce = cmp.Or(w.Interval, 100*time.Millisecond), cmp.Or(w.Timeout, 5*time.Second), cmp.Or(w.AtOnce, 50)
+	have, behind := map[string]bool{}, map[string]error{}
+	for {
+		nodes, err := w.Nodes(ctx)
+		switch {
+		case err == nil:
+			behind = w.round(ctx, c, slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return have[n] }))
+			for _, n := range nodes {
+				have[n] = behind[n] == nil
+			}
+			if len(behind) == 0 {
+				return nil
+			}
+		case len(behind) == 0:
+			behind["?"] = fmt.Errorf("list nodes: %w", err)
+		}
+		select {
+		case <-time.After(w.Interval):
+		case <-ctx.Done():
+			return &BehindError{Nodes: behind, Cause: context.Cause(ctx)}
+		}
+	}
+}
+
+// round asks nodes, and returns why some do not have the Change.
+func (w *Waiting) round(ctx context.Context, c Change, nodes []string) (behind map[string]error) {
+	var (
+		mu     sync.Mutex // guards behind
+		asking sync.WaitGroup
+		slots  = make(chan struct{}, w.AtOnce)
+	)
+	behind = map[string]error{}
+	for _, node := range nodes {
+		slots <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-slots }()
+			if err := w.ask(ctx, c, node); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				behind[node] = err
+			}
+		})
+	}
+	asking.Wait()
+	return behind
+}
+
+func (w *Waiting) ask(ctx context.Context, c Change, node string) error {
+	ctx, stop := context.WithTimeout(ctx, w.Timeout)
+	defer stop()
+	report, err := w.Ask(ctx, node, c.Service)
+	if err != nil {
+		return err
+	}
+	return report.Missing(c)
+}
+
+// maxAnswer bounds the answer of a node.
+const maxAnswer = 1 << 20
+
+// Client returns a function for Waiting.Ask that asks the Handler of each node. address returns
+// its URL, such as "http://192.0.2.1:10256/programmed".
+func Client(client *http.Client, address func(node string) string) func(context.Context, string, types.NamespacedName) (Report, error) {
+	return func(ctx context.Context, node string, service types.NamespacedName) (r Report, err error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, address(node)+"?service="+url.QueryEscape(service.String()), http.NoBody)
+		if err != nil {
+			return r, err
+		}
+		answer, err := client.Do(request)
+		if err != nil {
+			return r, err
+		}
+		defer func() { err = errors.Join(err, answer.Body.Close()) }()
+		if answer.StatusCode != http.StatusOK {
+			return r, fmt.Errorf("%s: status %s", request.URL, answer.Status)
+		}
+		if err := json.NewDecoder(io.LimitReader(answer.Body, maxAnswer)).Decode(&r); err != nil {
+			return r, fmt.Errorf("%s: answer is not a report: %w", request.URL, err)
+		}
+		return r, nil
+	}
+}
