@@ -118,7 +118,11 @@ func (g *game) happen(e event) {
 	e.play(g)
 	g.mustFollow()
 	follows := time.Since(start)
-	g.mustSettle(0)
+	rounds := 0
+	if !e.promise.moved {
+		rounds = 1 // otherwise the next event seems to move clients
+	}
+	g.mustSettle(rounds)
 	for last, more := 0, true; more; {
 		more = !poll.Soon(func() bool { // or as long as it takes
 			sum, _, _ := g.clients.ledger.read()

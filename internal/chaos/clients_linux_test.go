@@ -55,6 +55,7 @@ type client struct {
 	ways   []way
 	sticky bool
 	ledger *ledger
+	ports  *atomic.Uint32 // the last port of a datagram's socket; all clients share it
 
 	// Of its goroutine:
 	homes map[way]string
@@ -77,6 +78,7 @@ type clients struct {
 	ledger  ledger
 	working sync.WaitGroup
 	leases  atomic.Int64
+	ports   atomic.Uint32
 }
 
 // add adds clients of each kind on a host to a Service.
@@ -91,7 +93,7 @@ func (cs *clients) add(host *proxiertest.Host, s *service) {
 		for _, k := range kinds() {
 			c := &client{
 				name: fmt.Sprintf("%s of %s to %s, %s", k, host.Name, s.name, family),
-				host: host, kind: k, sticky: s.sticky, ledger: &cs.ledger, homes: map[way]string{}, flows: map[way]*flow{},
+				host: host, kind: k, sticky: s.sticky, ledger: &cs.ledger, ports: &cs.ports, homes: map[way]string{}, flows: map[way]*flow{},
 			}
 			for _, to := range s.frontends(k.network(), family) {
 				if host.Name == nodeName {
@@ -212,14 +214,7 @@ func (c *client) shortTCP(ctx context.Context, w way, seen *counts) (answer prox
 // shortUDP sends a datagram from a new socket, which has no peer.
 func (c *client) shortUDP(ctx context.Context, w way, seen *counts) (answer proxiertest.Answer, err error) {
 	seen.connections = 1
-	from := netip.AddrPortFrom(w.from, 0)
-	if !w.from.IsValid() {
-		from = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-		if w.to.Addr().Is6() {
-			from = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
-		}
-	}
-	socket, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(from))
+	socket, err := c.bind(w)
 	if err != nil {
 		return answer, err
 	}
@@ -235,6 +230,27 @@ func (c *client) shortUDP(ctx context.Context, w way, seen *counts) (answer prox
 		seen.failed = 1
 	}
 	return answer, err
+}
+
+// bind opens a socket at the next port. The system would draw one at random: sooner or later
+// that of an earlier socket, whose flow connection tracking still knows.
+func (c *client) bind(w way) (socket *net.UDPConn, err error) {
+	from := w.from
+	switch {
+	case from.IsValid():
+	case w.to.Addr().Is4():
+		from = netip.IPv4Unspecified()
+	default:
+		from = netip.IPv6Unspecified()
+	}
+	const first, ports = 2000, 28000 // below those that systems choose
+	for range ports {
+		port := first + uint16(c.ports.Add(1)%ports)
+		if socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, port))); err == nil {
+			return socket, nil
+		}
+	}
+	return nil, err
 }
 
 // receive waits for an answer from an address.

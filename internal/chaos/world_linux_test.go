@@ -53,7 +53,7 @@ func newWorld(t *testing.T) *world {
 		t: t, Topology: proxiertest.NewTopology(t),
 		web: &service{"web", 1, false}, sticky: &service{"sticky", 2, true}, marker: &service{"marker", 3, false},
 	}
-	netnstest.ForgetSoon(t, w.Node, 30*time.Second)
+	netnstest.ForgetSoon(t, w.Node, 20*time.Second)
 	for _, host := range []*proxiertest.Host{w.Node, w.Client, w.LocalPods[0], w.LocalPods[1]} {
 		netnstest.Check(t, host.Do(func() error { // thousands of connections a second to one address need each port soon again
 			return os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0)
@@ -196,11 +196,13 @@ func (w *world) mark() {
 }
 
 // mustFollow waits until the proxy has programmed all changes so far.
-func (w *world) mustFollow() {
+func (g *game) mustFollow() {
+	w := g.world
 	w.t.Helper()
 	w.mark()
 	want := w.pods()[w.marked%len(w.pods())].Name
-	poll.Nil(w.t, "the proxy programs changes", func() error {
+	var err error
+	follows := func() error {
 		for _, family := range families() {
 			to := w.marker.frontends("tcp", family)[0]
 			answer, err := w.Client.Ask(w.t.Context(), "tcp", to, proxiertest.AskOptions{From: w.Client.Addr(family), Timeout: patience})
@@ -212,7 +214,10 @@ func (w *world) mustFollow() {
 			}
 		}
 		return nil
-	})
+	}
+	if !poll.Soon(func() bool { err = follows(); return err == nil }) {
+		w.t.Fatalf("the proxy does not program changes within %v: %v\nthe proxy:\n%s", poll.Timeout, err, tail(g.proxy.log))
+	}
 }
 
 func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }

@@ -42,12 +42,12 @@ func Check(tb testing.TB, err error) {
 	}
 }
 
-// ForgetSoon makes the connection tracking of a namespace forget TCP connections that ended a
-// second ago, and flows of UDP after a time of silence, so that no test waits for minutes.
+// ForgetSoon makes the connection tracking of a namespace forget TCP connections that ended, or
+// were not answered, a second ago, and flows of UDP after a time of silence, so that no test waits for minutes.
 func ForgetSoon(tb testing.TB, ns interface{ Do(f func() error) error }, udp time.Duration) {
 	tb.Helper()
 	timeouts := map[string]time.Duration{"udp_timeout": udp, "udp_timeout_stream": udp}
-	for _, state := range []string{"time_wait", "close", "last_ack", "fin_wait", "close_wait"} {
+	for _, state := range []string{"syn_sent", "time_wait", "close", "last_ack", "fin_wait", "close_wait"} {
 		timeouts["tcp_timeout_"+state] = time.Second
 	}
 	for name, timeout := range timeouts {
