@@ -23,6 +23,7 @@ var (
 	connections = flag.Int("connections", 300, "how many connections there are at least while an event happens")
 	services    = flag.Int("services", 20, "how many more Services there are than those with clients; at most 200")
 	before      = flag.String("before", "HEAD~1", "the commit of the version before, for git")
+	programs    = flag.String("programs", inVM, "a directory with programs nodeproxy and nodeproxy.before; what it has is not built")
 )
 
 func TestMain(m *testing.M) {

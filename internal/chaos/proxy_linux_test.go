@@ -32,13 +32,13 @@ func newBuilds(t *testing.T) *builds {
 	t.Helper()
 	b := &builds{dir: t.TempDir()}
 	b.this = sync.OnceValue(func() program {
-		if p := filepath.Join(inVM, "nodeproxy"); exists(p) {
+		if p := filepath.Join(*programs, "nodeproxy"); exists(p) {
 			return program{p, "this version"}
 		}
 		return program{b.build(t, "../..", "nodeproxy"), "this version"}
 	})
 	b.before = sync.OnceValue(func() program {
-		if p := filepath.Join(inVM, "nodeproxy.before"); exists(p) {
+		if p := filepath.Join(*programs, "nodeproxy.before"); exists(p) {
 			return program{p, "the version before"}
 		}
 		tree := filepath.Join(b.dir, "tree")
