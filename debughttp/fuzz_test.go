@@ -1,6 +1,7 @@
 package debughttp_test
 
 import (
+	"context"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -10,8 +11,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/serviceplane/serviceplane/debughttp"
+	"github.com/serviceplane/serviceplane/desired"
 )
 
 // FuzzQuery: no request is an error of the server, and every answer to a known path is JSON.
@@ -22,7 +25,7 @@ func FuzzQuery(f *testing.F) {
 	p.OnEndpointSliceAdd(webSlice())
 	p.sync(f)
 	handler := debughttp.Handler(p)
-	paths := []string{"status", "services", "service", "namespaces", "syncs", "explain", "state"}
+	paths := []string{"status", "services", "service", "namespaces", "syncs", "explain", "state", "verify", "counts", "rules", "report"}
 	for i, query := range []string{
 		"", "text=web&limit=1&offset=0", "namespace=default&name=web&family=IPv4", "limit=9999999999999999999",
 		"protocol=tcp&source=10.0.0.1&destination=10.96.0.1:80&origin=pod&interface=eth0", "%zz=1;a=b", "name=%00%ff",
@@ -36,8 +39,43 @@ func FuzzQuery(f *testing.F) {
 		r.Host, r.URL.RawQuery = "localhost", query
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, r)
-		if w.Code >= http.StatusInternalServerError || !json.Valid(w.Body.Bytes()) {
+		if w.Code >= http.StatusInternalServerError && w.Code != http.StatusNotImplemented || !json.Valid(w.Body.Bytes()) {
 			t.Errorf("%s?%s: status %d: %s", r.URL.Path, query, w.Code, w.Body)
+		}
+	})
+}
+
+// FuzzTrace: what reaches the Tracer is valid and within bounds, and everything else is an error of
+// the client.
+func FuzzTrace(f *testing.F) {
+	for _, query := range []string{
+		"protocol=tcp&source=10.0.0.1&destination=10.96.0.1:80&origin=pod&packets=3&timeout=5s&send=true&netns=pod",
+		"protocol=UDP&source=::1&destination=[::1]:53&origin=node&timeout=-1s", "protocol=SCTP&source=10.0.0.1&destination=10.96.0.1:9&origin=outside&send=1",
+		"protocol=tcp&source=10.0.0.1&destination=[::1]:80&origin=pod", "netns=../../x", "packets=99999999999999999999", "timeout=9999h", "%zz", "",
+	} {
+		f.Add("POST", query, "application/json", "")
+		f.Add("GET", query, "text/plain", "https://example.com")
+	}
+	f.Fuzz(func(t *testing.T, method, query, contentType, origin string) {
+		reached := false
+		handler := debughttp.Handler(&fakeSource{}, debughttp.Tracer(func(_ context.Context, r debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
+			reached = true
+			if err := r.Packet.Validate(); err != nil || r.Packets < 1 || r.Packets > 100 || r.Timeout <= 0 || r.Timeout > 5*time.Minute ||
+				r.NetNS != "" && !r.Send || len(r.NetNS) > 256 || r.Send && r.Packet.Protocol == desired.SCTP {
+				t.Errorf("the Tracer gets %+v: %v", r, err)
+			}
+			return debughttp.TraceAnswer{}, nil
+		}))
+		r := httptest.NewRequest(http.MethodPost, "/trace", nil)
+		r.Method, r.Host, r.URL.RawQuery = method, "localhost", query
+		r.Header.Set("Content-Type", contentType)
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		if reached != (w.Code == http.StatusOK) || reached && method != http.MethodPost || w.Code >= http.StatusInternalServerError || !json.Valid(w.Body.Bytes()) {
+			t.Errorf("%s /trace?%s: reached %v, status %d: %s", method, query, reached, w.Code, w.Body)
 		}
 	})
 }

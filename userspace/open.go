@@ -97,6 +97,7 @@ func (e *Engine) openTCP(ctx context.Context, s *socket, at Site) (net.Addr, err
 	if err != nil {
 		return nil, err
 	}
+	_, s.ofKernel = l.(syscall.Conn)
 	s.close = func() { _ = l.Close() } // ends accept
 	s.start = func() { serveTCP(ctx, s, l) }
 	return l.Addr(), nil
@@ -107,6 +108,7 @@ func (e *Engine) openUDP(ctx context.Context, s *socket, at Site) (net.Addr, err
 	if err != nil {
 		return nil, err
 	}
+	_, s.ofKernel = c.(syscall.Conn)
 	s.start = func() { serveUDP(ctx, s, c) }
 	return c.LocalAddr(), nil
 }

@@ -22,6 +22,7 @@ type socket struct {
 	requested netip.AddrPort // site.Addr, with port 0 if the system chose the port
 	family    v1.IPFamily
 	protocol  desired.Protocol
+	ofKernel  bool // not another listener that a hook returned
 	config    *Config
 	log       *zap.Logger
 	balancer  *balancer

@@ -11,14 +11,18 @@ import (
 )
 
 // Verify implements proxier.Verifier: it compares the open sockets with those that a new engine
-// would open, and asks the engine of the portals. Other programs cannot change sockets, but a
-// port may be taken. SCTP, which is not proxied, is no difference.
+// would open, and on Linux with those of the network namespace, since root can close sockets of
+// others. It asks the engine of the portals too. SCTP, which is not proxied, is no difference.
 func (e *Engine) Verify(ctx context.Context, update desired.Update) (report proxier.VerifyReport, err error) {
 	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
 	if err := planner.chooseAddress(&update); err != nil {
 		return report, err
 	}
 	portals := desired.Update{Family: update.Family, Full: true, Globals: update.Globals}
+	inKernel, err := listening(e.config.NetNS, e.family)
+	if err != nil {
+		return report, err
+	}
 	known := map[changetracker.ServicePortName]bool{}
 	for want := range update.Services() {
 		if want.Protocol == desired.SCTP {
@@ -30,14 +34,14 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (report prox
 		}
 		known[want.Name] = true
 		s := e.services[want.Name]
-		compareSockets(&report, want.Name, listeners, s)
+		compareSockets(&report, want.Name, listeners, s, inKernel)
 		if s != nil && e.portals != nil {
 			portals.Changes = append(portals.Changes, desired.ChangesTo(e.portalOf(s, want))...)
 		}
 	}
 	for name, s := range e.services {
 		if !known[name] {
-			compareSockets(&report, name, nil, s)
+			compareSockets(&report, name, nil, s, inKernel)
 		}
 	}
 	if verifier, ok := proxier.As[proxier.Verifier](e.portals); ok {
@@ -51,8 +55,14 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (report prox
 	return report, nil
 }
 
-// compareSockets compares those of one service port; s may be nil.
-func compareSockets(report *proxier.VerifyReport, name changetracker.ServicePortName, want map[socketKey]policy, s *service) {
+// listener is a socket that accepts clients.
+type listener struct {
+	protocol desired.Protocol
+	addr     netip.AddrPort
+}
+
+// compareSockets compares those of one service port; s may be nil, and inKernel if that is unknown.
+func compareSockets(report *proxier.VerifyReport, name changetracker.ServicePortName, want map[socketKey]policy, s *service, inKernel map[listener]bool) {
 	var have map[socketKey]*socket
 	if s != nil {
 		have = s.sockets
@@ -68,8 +78,12 @@ func compareSockets(report *proxier.VerifyReport, name changetracker.ServicePort
 		}
 	}
 	for key, socket := range have {
-		if _, ok := want[key]; !ok {
+		_, wanted := want[key]
+		switch {
+		case !wanted:
 			differs(key, proxier.DifferenceUnexpected, socket.site.Addr.String())
+		case inKernel != nil && socket.ofKernel && !inKernel[listener{socket.protocol, socket.site.Addr}]:
+			differs(key, proxier.DifferenceMissing, "") // another program has closed it
 		}
 	}
 }
