@@ -8,7 +8,7 @@
 //
 //	http.Handle("/programmed", programmed.Handler(node, proxy.Status)) // on each node
 //
-//	err := programmed.Wait(ctx, programmed.Waiting{Nodes: nodes, Ask: ask}, programmed.Change{
+//	err := programmed.Wait(ctx, programmed.Waiting{Nodes: nodes, Ask: programmed.Client(http.DefaultClient, address)}, programmed.Change{
 //		Service:  service,
 //		Versions: changetracker.Versions{EndpointSlices: slice.ResourceVersion},
 //	})
