@@ -145,9 +145,24 @@ func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy,
 		}
 	}
 	for family := range p.externals {
-		p.externals[family] = canonicalAddrs(p.externals[family])
-		p.vips[family] = canonicalAddrs(p.vips[family])
+		p.externals[family] = bounded(canonicalAddrs(p.externals[family]), len(service.Spec.Ports), "spec.externalIPs", f)
+		p.vips[family] = bounded(canonicalAddrs(p.vips[family]), len(service.Spec.Ports), "status.loadBalancer.ingress", f)
 	}
+}
+
+// maxFrontends is how many frontends of a Service its external IPs may make in an IP family, and
+// its load balancer IPs. The API server allows tens of thousands of ports and of addresses, which
+// is more frontends than any node has memory for.
+const maxFrontends = 1 << 16
+
+// bounded returns the first addresses, as many as are allowed for a number of ports.
+func bounded(addrs []netip.Addr, ports int, field string, f *findings) []netip.Addr {
+	limit := maxFrontends / max(ports, 1)
+	if len(addrs) <= limit {
+		return addrs
+	}
+	f.add(ReasonRefused, fmt.Sprintf("%d addresses with %d ports each: the first %d are used", len(addrs), ports, limit), "%s", field)
+	return addrs[:limit]
 }
 
 // parseSourceRanges parses the sources that may use the load balancer IPs (TRK-12).

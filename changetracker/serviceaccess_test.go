@@ -115,6 +115,42 @@ func TestExternalIPsCanBeRefused(t *testing.T) {
 	}
 }
 
+// Frontends are ports times addresses: a Service of 1 MB could have a billion.
+func TestAServiceHasABoundedNumberOfFrontends(t *testing.T) {
+	for ports, want := range map[int]int{1: 2000, 32: 2000, 500: 131, 5000: 13} {
+		tracker := mustTracker(t)
+		tracker.Services.Update(nil, webService(func(s *v1.Service) {
+			first := s.Spec.Ports[0]
+			for i := range ports - 1 {
+				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("more-", i), Protocol: v1.ProtocolTCP, Port: first.Port + int32(i) + 1})
+			}
+			for i := range 2000 {
+				address := netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}).String()
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, address)
+				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: address})
+			}
+		}))
+		tracker.Services.Update(nil, webService(func(s *v1.Service) { s.Name, s.Spec.ExternalIPs = "small", []string{"192.0.2.1"} }))
+		state, _ := peek(t, tracker, v1.IPv4Protocol)
+		p := mustService(t, state, http)
+		if len(p.ExternalIPs) != want || len(p.LoadBalancerVIPs) != want {
+			t.Errorf("%d ports: %d external and %d load balancer IPs, want %d", ports, len(p.ExternalIPs), len(p.LoadBalancerVIPs), want)
+		}
+		small := http
+		small.Name = "small"
+		if got := len(mustService(t, state, small).ExternalIPs); got != 1 {
+			t.Errorf("%d ports: the other Service has %d external IPs, want 1", ports, got)
+		}
+		refused := 0
+		if want < 2000 {
+			refused = 2
+		}
+		if got := tracker.ProblemCounts()[ReasonRefused]; got != refused {
+			t.Errorf("%d ports: %d problems, want %d: %v", ports, got, refused, tracker.Problems())
+		}
+	}
+}
+
 // TRK-27 and TRK-28 are per family.
 func TestExternalAccessIsPerFamily(t *testing.T) {
 	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
