@@ -57,29 +57,87 @@ func (f *family) damaged(d Damage) {
 	}
 }
 
-// damagedPort makes the next sync program a service port again.
+// damagedPort is a service port that another program changed. Its damages are a burst until it is
+// left alone for shortestQuiet.
+type damagedPort struct {
+	last    time.Time
+	waiting bool // for a sync
+	taken   bool // by a sync that has not succeeded yet
+	logged  bool // the damage; its repair not yet
+}
+
+// pending reports whether a sync has to repair it.
+func (d *damagedPort) pending() bool { return d.waiting || d.taken }
+
+func (d *damagedPort) ended(now time.Time) bool {
+	return !d.pending() && !d.logged && now.Sub(d.last) > shortestQuiet
+}
+
+// damagedPort makes the next sync program a service port again. It logs the first damage of a burst.
 func (f *family) damagedPort(d *Damage) {
+	now := time.Now()
 	f.mu.Lock()
-	taken, known := f.damagedPorts[d.Service]
-	f.damagedPorts[d.Service] = false
-	f.mu.Unlock()
-	if known && !taken {
-		return
+	maps.DeleteFunc(f.damagedPorts, func(_ changetracker.ServicePortName, port *damagedPort) bool { return port.ended(now) })
+	port := f.damagedPorts[d.Service]
+	first := port == nil
+	if first {
+		port = &damagedPort{logged: len(f.damagedPorts) < mostServiceLines}
+		f.damagedPorts[d.Service] = port
 	}
-	f.trigger()
-	f.log.Warn("service port was damaged, will be programmed again",
-		zap.Stringer("service", d.Service), zap.Stringer("what", d))
+	known, ports := port.waiting, len(f.damagedPorts)
+	port.last, port.waiting = now, true
+	f.mu.Unlock()
+	if !known {
+		f.trigger()
+	}
+	switch {
+	case first && ports <= mostServiceLines:
+		f.log.Warn("service port was damaged, will be programmed again", append(serviceFields(d.Service), zap.Stringer("what", *d))...)
+	case first && ports == mostServiceLines+1:
+		f.log.Warn("further service ports were damaged, will be programmed again")
+	}
 }
 
 // takeDamagedPorts returns the service ports that are to be repaired.
-func (f *family) takeDamagedPorts() []changetracker.ServicePortName {
+func (f *family) takeDamagedPorts() (names []changetracker.ServicePortName) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	names := slices.Collect(maps.Keys(f.damagedPorts))
-	for _, name := range names {
-		f.damagedPorts[name] = true
+	for name, port := range f.damagedPorts {
+		if port.pending() {
+			port.waiting, port.taken = false, true
+			names = append(names, name)
+		}
 	}
 	return names
+}
+
+// repairedPorts ends the repairs that a sync has done, and logs the first one of each burst whose
+// damage was logged. failed are the service ports that the sync could not program.
+func (f *family) repairedPorts(failed []*ServiceError) {
+	var repaired []changetracker.ServicePortName
+	f.locked(func() {
+		for name, port := range f.damagedPorts {
+			port.taken = false
+			if port.logged && !port.waiting && findFailure(failed, &ServiceError{Name: name}) == nil {
+				port.logged = false
+				repaired = append(repaired, name)
+			}
+		}
+	})
+	slices.SortFunc(repaired, changetracker.ServicePortName.Compare)
+	for _, name := range repaired {
+		f.log.Info("service port is repaired after it was damaged", serviceFields(name)...)
+	}
+}
+
+// portRepairsPendingLocked reports whether a service port has to be repaired.
+func (f *family) portRepairsPendingLocked() bool {
+	for _, port := range f.damagedPorts {
+		if port.pending() {
+			return true
+		}
+	}
+	return false
 }
 
 // scheduleRepairLocked triggers a sync when the repair is due.

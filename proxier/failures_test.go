@@ -10,9 +10,7 @@ import (
 	"testing/synctest"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -149,7 +147,7 @@ func record(u *desired.Update, has map[string]uint16, failed map[string]bool) {
 
 // countsAsProgrammed reports whether the Proxier presents a Service's port as programmed.
 func (f *fixture) countsAsProgrammed(name string, port uint16) bool {
-	key := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Port: "web", Protocol: v1.ProtocolTCP}
+	key := serviceName(name)
 	status := f.Status().Families[v1.IPv4Protocol]
 	failed := slices.ContainsFunc(status.Failed, func(e *proxier.ServiceError) bool { return e.Name == key })
 	if state := f.Programmed(v1.IPv4Protocol); state != nil && !failed {

@@ -45,18 +45,17 @@ type family struct {
 	loggedFailure string // of the last sync, if it failed as a whole
 	repairTimer   *time.Timer
 
-	mu         sync.Mutex // guards all below
-	recorded   FamilyStatus
-	programmed programmed
-	conflicts  []changetracker.Problem
-	staleFlows Condition
-	inUse      Condition
-	lag        lag
-	repairs    repairs
-	watcher    watchState
-	broken     bool // the last sync failed, and not only for single service ports
-	// damagedPorts is true for those that a sync has taken to repair them.
-	damagedPorts map[changetracker.ServicePortName]bool
+	mu           sync.Mutex // guards all below
+	recorded     FamilyStatus
+	programmed   programmed
+	conflicts    []changetracker.Problem
+	staleFlows   Condition
+	inUse        Condition
+	lag          lag
+	repairs      repairs
+	watcher      watchState
+	broken       bool // the last sync failed, and not only for single service ports
+	damagedPorts map[changetracker.ServicePortName]*damagedPort
 }
 
 func (f *family) locked(do func()) {

@@ -3,7 +3,6 @@ package proxier
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -15,6 +14,9 @@ import (
 
 // record updates the family's status after a sync, and logs what has become better or worse.
 func (f *family) record(o *outcome) {
+	if o.programmed {
+		f.repairedPorts(o.failed)
+	}
 	failedBefore := f.updateStatus(o)
 	if errors.Is(o.Err, ErrContested) {
 		f.log.Debug("sync postponed", zap.Error(o.Err))
@@ -30,9 +32,7 @@ func (f *family) updateStatus(o *outcome) (failedBefore []*ServiceError) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lag.syncEnded(o.programmed)
-	if f.broken = o.failure != nil; o.programmed {
-		maps.DeleteFunc(f.damagedPorts, func(_ changetracker.ServicePortName, taken bool) bool { return taken })
-	}
+	f.broken = o.failure != nil
 	s := &f.recorded
 	failedBefore = s.Failed
 	if !o.programmed { // earlier failures remain
@@ -59,7 +59,7 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	defer f.mu.Unlock()
 	s = f.recorded
 	s.PendingSince, s.StaleSince = pending, f.lag.since(pending)
-	if !f.broken && !f.repairs.pending() && len(f.damagedPorts) == 0 {
+	if !f.broken && !f.repairs.pending() && !f.portRepairsPendingLocked() {
 		s.Versions = f.tracker.Applied(f.name)
 	}
 	s.Damaged, s.LastDamage, s.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime

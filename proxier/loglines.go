@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/changetracker"
 )
 
 // logFirstSync logs once that all IP families are programmed.
@@ -59,15 +61,19 @@ func (f *family) logServices(before, now []*ServiceError) {
 		}
 	}
 	for _, e := range worse[:min(len(worse), mostServiceLines)] {
-		f.log.Warn("service port is not programmed as it should be, will be retried",
-			zap.Stringer("service", e.Name), zap.String("protocol", string(e.Name.Protocol)), zap.Error(e.Err))
+		f.log.Warn("service port is not programmed as it should be, will be retried", append(serviceFields(e.Name), zap.Error(e.Err))...)
 	}
 	for _, e := range better[:min(len(better), mostServiceLines)] {
-		f.log.Info("service port does not fail any more", zap.Stringer("service", e.Name), zap.String("protocol", string(e.Name.Protocol)))
+		f.log.Info("service port does not fail any more", serviceFields(e.Name)...)
 	}
 	if rest := max(0, len(worse)-mostServiceLines) + max(0, len(better)-mostServiceLines); rest > 0 {
 		f.log.Warn("further service ports fail, or do not any more: see Status.Failed", zap.Int("more", rest), zap.Int("failing", len(now)))
 	}
+}
+
+// serviceFields name a service port.
+func serviceFields(name changetracker.ServicePortName) []zap.Field {
+	return []zap.Field{zap.Stringer("service", name), zap.String("protocol", string(name.Protocol))}
 }
 
 func findFailure(sorted []*ServiceError, like *ServiceError) *ServiceError {

@@ -9,7 +9,10 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
@@ -37,6 +40,11 @@ func logged(t *testing.T, test func(t *testing.T, f *fixture, lines func() []str
 			return lines
 		})
 	})
+}
+
+// serviceName is the name of a port of service.
+func serviceName(name string) changetracker.ServicePortName {
+	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Port: "web", Protocol: v1.ProtocolTCP}
 }
 
 func mustLog(t *testing.T, when string, got []string, want ...string) {
@@ -164,5 +172,55 @@ func TestABurstOfDamageIsLoggedOnce(t *testing.T) {
 			pass(time.Hour)
 		}
 		mustLog(t, "afterwards", lines())
+	})
+}
+
+// TestABurstOfDamageToAServicePortIsLoggedOnce, with who did it, and its repair too, also if that
+// fails at first.
+func TestABurstOfDamageToAServicePortIsLoggedOnce(t *testing.T) {
+	const (
+		lineHit  = "warn service port was damaged, will be programmed again test/a:web"
+		lineMend = "info service port is repaired after it was damaged test/a:web"
+	)
+	logged(t, func(t *testing.T, f *fixture, lines func() []string) {
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.OnServiceAdd(service("b", "10.0.0.2"))
+		f.synced()
+		pass(time.Second)
+		lines()
+		hit := proxier.Damage{Object: "virtual server", By: "ipvsadm (process 1)", Service: serviceName("a")}
+		for range 2 {
+			for range 30 {
+				f.v4.damage(hit)
+				f.v4.damage(hit)
+				pass(time.Second)
+			}
+			mustLog(t, "a burst", lines(), lineMend, lineHit)
+			pass(time.Hour)
+		}
+		mustLog(t, "afterwards", lines())
+		f.v4.failWith(func(desired.Update) error { return errors.New("no kernel") })
+		f.v4.damage(hit)
+		pass(time.Minute)
+		mustLog(t, "while the repair fails", lines(), lineHit, lineFailed)
+		f.v4.failWith(nil)
+		pass(time.Minute)
+		mustLog(t, "when it succeeds", lines(), lineMend, lineSucceed)
+	})
+}
+
+// TestManyDamagedServicePortsAreCounted: their lines have a bound.
+func TestManyDamagedServicePortsAreCounted(t *testing.T) {
+	logged(t, func(t *testing.T, f *fixture, lines func() []string) {
+		f.synced()
+		pass(time.Second)
+		lines()
+		for n := range 100 {
+			f.v4.damage(proxier.Damage{Object: "virtual server", Service: serviceName(fmt.Sprint("s-", n))})
+		}
+		pass(time.Second)
+		if got := lines(); len(got) != 41 || !slices.Contains(got, "warn further service ports were damaged, will be programmed again") {
+			t.Errorf("%d lines: %q, want 20 service ports that were damaged and repaired, and that there are more", len(got), got)
+		}
 	})
 }

@@ -106,7 +106,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		announcements: newAnnouncements(deps.Announcer, name),
 		counting:      newSharedReading(),
 		repairTimer:   timer,
-		damagedPorts:  map[changetracker.ServicePortName]bool{},
+		damagedPorts:  map[changetracker.ServicePortName]*damagedPort{},
 	}
 	warnOfHiddenAbilities(f.log, engine)
 	f.warnOfLocalhost()

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -56,12 +57,21 @@ func (o *options) socketServer(handler http.Handler, log *zap.Logger) []task {
 }
 
 // listenOnSocket listens on a socket that only root and the process's own user may connect
-// to. It replaces the socket of a process that has ended. Closing the listener removes the
-// socket.
-func listenOnSocket(ctx context.Context, _, path string) (net.Listener, error) {
+// to. It replaces the socket of a process that has ended: a lock beside it tells, so that of
+// several processes that start at once only one does. Closing the listener removes both.
+func listenOnSocket(ctx context.Context, _, path string) (_ net.Listener, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
+	release, err := ownSocket(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
 	if err := removeSocket(ctx, path); err != nil {
 		return nil, err
 	}
@@ -72,7 +82,7 @@ func listenOnSocket(ctx context.Context, _, path string) (net.Listener, error) {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	return &privateListener{listener}, nil
+	return &privateListener{listener, sync.OnceFunc(release)}, nil
 }
 
 var errListens = errors.New("another process listens")
@@ -89,14 +99,18 @@ func removeSocket(ctx context.Context, path string) error {
 	case info.Mode().Type() != fs.ModeSocket:
 		return fmt.Errorf("%s is a file, and no socket: remove it, or choose another path with --debug-socket", path)
 	}
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path) // of a process without the lock
 	if err == nil {
 		_ = conn.Close()
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%w on %s: stop it, or choose another path with --debug-socket", errListens, path)
+		return listens(path)
 	}
 	return os.Remove(path)
+}
+
+func listens(path string) error {
+	return fmt.Errorf("%w on %s: stop it, or choose another path with --debug-socket", errListens, path)
 }
 
 // removeLeftSocket removes the socket of a process that was killed.
@@ -105,7 +119,15 @@ func (o *options) removeLeftSocket(ctx context.Context) error {
 	if path == "" {
 		return nil
 	}
-	if err := removeSocket(ctx, path); err != nil && !errors.Is(err, errListens) {
+	release, err := ownSocket(path)
+	switch {
+	case errors.Is(err, errListens), errors.Is(err, fs.ErrNotExist): // of a running process, or there is no folder
+		return nil
+	case err == nil:
+		err = removeSocket(ctx, path)
+		release()
+	}
+	if err != nil && !errors.Is(err, errListens) {
 		return fmt.Errorf("remove debug socket: %w", err)
 	}
 	_ = os.Remove(filepath.Dir(path)) // only if it is empty
@@ -113,7 +135,17 @@ func (o *options) removeLeftSocket(ctx context.Context) error {
 }
 
 // privateListener refuses other users, whatever the mode of the socket's file becomes.
-type privateListener struct{ net.Listener }
+type privateListener struct {
+	net.Listener
+
+	release func() // ends the ownership of the socket's path
+}
+
+// Close removes the socket.
+func (l *privateListener) Close() error {
+	defer l.release()
+	return l.Listener.Close()
+}
 
 // Accept waits for the next connection of a user who may connect.
 func (l *privateListener) Accept() (net.Conn, error) {

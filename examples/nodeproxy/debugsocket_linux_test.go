@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -137,5 +138,45 @@ func TestAFileThatIsNoSocketStays(t *testing.T) {
 	}
 	if text, err := os.ReadFile(path); string(text) != "mine" {
 		t.Errorf("the file has %q, %v, want its text", text, err)
+	}
+}
+
+// TestOneOfManyStartersListens at the socket of a process that was killed, time after time: the
+// others get the error, nobody removes its socket, and connections reach it.
+func TestOneOfManyStartersListens(t *testing.T) {
+	t.Parallel()
+	const starters, rounds = 16, 100
+	folder := t.TempDir()
+	socket := filepath.Join(folder, "debug.sock")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	netnstest.Check(t, err)
+	dead.SetUnlinkOnClose(false)
+	netnstest.Check(t, dead.Close())
+	for round := range rounds {
+		var starting sync.WaitGroup
+		listening := make(chan net.Listener, starters)
+		for range starters {
+			starting.Go(func() {
+				listener, err := listenOnSocket(t.Context(), "", socket)
+				if err == nil {
+					listening <- listener
+				} else if !errors.Is(err, errListens) {
+					t.Errorf("listenOnSocket = %v, want %v", err, errListens)
+				}
+			})
+		}
+		starting.Wait()
+		close(listening)
+		if len(listening) != 1 || !dialsSocket(socket) {
+			t.Fatalf("round %d: %d processes listen, and a client connects: %v; want one that can be reached", round, len(listening), dialsSocket(socket))
+		}
+		listener := <-listening
+		if round%2 == 0 { // killed: the lock ends, and the files stay
+			listener.(*privateListener).Listener.(*net.UnixListener).SetUnlinkOnClose(false)
+		}
+		netnstest.Check(t, listener.Close())
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("the folder has %v, %v, want nothing", left, err)
 	}
 }

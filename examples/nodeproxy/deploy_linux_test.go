@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"debug/elf"
 	"encoding/pem"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,11 +43,15 @@ type deployment struct {
 	daemonSet apps.DaemonSet
 }
 
-// readDeployment fails on unknown and duplicate fields.
-func readDeployment(t *testing.T) *deployment {
+// readDeployment fails on unknown and duplicate fields. Options are lines that are comments until
+// someone wants them.
+func readDeployment(t *testing.T, options ...string) *deployment {
 	t.Helper()
 	text, err := os.ReadFile("deploy/daemonset.yaml")
 	netnstest.Check(t, err)
+	for _, option := range options {
+		text = bytes.ReplaceAll(text, []byte("# OPTION "+option+": "), nil)
+	}
 	d := &deployment{}
 	objects := []runtime.Object{&d.settings, &d.account, &d.role, &d.binding, &d.daemonSet}
 	documents := strings.Split(string(text), "\n---\n")
@@ -94,6 +100,23 @@ func TestTheManifest(t *testing.T) {
 	}
 	if mounts := d.container().VolumeMounts; len(pod.Volumes) != 1 || pod.Volumes[0].EmptyDir == nil || len(mounts) != 1 || mounts[0].Name != pod.Volumes[0].Name || mounts[0].MountPath != runFolder {
 		t.Errorf("volumes are %+v at %+v, want an empty one for the socket", pod.Volumes, mounts)
+	}
+}
+
+// TestThePluginFindsThePods of the manifest, with the port of its option, without flags.
+func TestThePluginFindsThePods(t *testing.T) {
+	t.Parallel()
+	d := readDeployment(t, "PAGE")
+	source, err := os.ReadFile("../spctl/plugin.go")
+	netnstest.Check(t, err)
+	label := "app.kubernetes.io/name=" + d.daemonSet.Spec.Template.Labels["app.kubernetes.io/name"]
+	for _, want := range []string{`"proxy-namespace", "` + d.daemonSet.Namespace + `"`, `"selector", "l", "` + label + `"`, "debugPort = 10290"} {
+		if !strings.Contains(string(source), want) {
+			t.Errorf("the plugin's source lacks %q", want)
+		}
+	}
+	if args := d.container().Args; !slices.Contains(args, "--debug-bind-address=$(NODE_IP):10290") || len(args) != len(readDeployment(t).container().Args)+1 {
+		t.Errorf("the arguments with the option are %q, want one more than without: the page", args)
 	}
 }
 
@@ -160,7 +183,11 @@ func (d *deployment) startContainer(c *small, certificate []byte) *proxyProcess 
 	p := &proxyProcess{t: c.t, ns: c.node, ended: make(chan struct{})}
 	p.cmd = exec.Command("unshare", "--mount", "sh", "-ec", container, "sh", account, capabilities, binary)
 	for _, arg := range d.container().Args {
-		p.cmd.Args = append(p.cmd.Args, strings.ReplaceAll(arg, "$(NODE_NAME)", "node-1"))
+		for _, variable := range d.container().Env {
+			value := map[string]string{"spec.nodeName": "node-1", "status.hostIP": "192.0.2.10"}[variable.ValueFrom.FieldRef.FieldPath]
+			arg = strings.ReplaceAll(arg, "$("+variable.Name+")", value)
+		}
+		p.cmd.Args = append(p.cmd.Args, arg)
 	}
 	p.cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "KUBERNETES_SERVICE_HOST=127.0.0.1"} // SET THIS, 1 of 2
 	p.cmd.Env = append(p.cmd.Env, "KUBERNETES_SERVICE_PORT="+d.settings.Data["KUBERNETES_SERVICE_PORT"])
@@ -270,7 +297,7 @@ func (a *guardedAPI) expect(t *testing.T) {
 // manifest, against an API server that grants what the ClusterRole does.
 func TestTheContainer(t *testing.T) {
 	t.Parallel()
-	c, d := newSmall(t), readDeployment(t)
+	c, d := newSmall(t), readDeployment(t, "PAGE")
 	api := newGuardedAPI(t, &d.role)
 	put := func(text string) {
 		for _, o := range objects(t, text) {
@@ -295,6 +322,10 @@ func TestTheContainer(t *testing.T) {
 	}
 	if code, _ := p.get("192.0.2.10:10256", "/healthz"); code != http.StatusOK {
 		t.Errorf("load balancers get %d from /healthz, want 200", code)
+	}
+	// The API server's pod proxy connects to the address of the pod, which is the node's.
+	if code, page := p.get("192.0.2.10:10290", "/service?namespace=default&name=web"); code != http.StatusOK || !strings.Contains(page, "10.96.0.10") {
+		t.Errorf("the pod proxy gets %d from the debug page, %s, want the Service", code, page)
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	netnstest.Check(t, err)
