@@ -120,8 +120,9 @@ func (g *game) happen(e event) {
 	g.mustFollow()
 	follows := time.Since(start)
 	rounds := 0
-	if !e.promise.moved {
-		rounds = 1 // otherwise the next event seems to move clients
+	if !e.promise.moved { // otherwise the next event seems to move clients
+		g.clients.renew()
+		rounds = 1
 	}
 	g.mustSettle(rounds)
 	for last, more := 0, true; more; {

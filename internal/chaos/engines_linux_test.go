@@ -12,6 +12,9 @@ type engine struct {
 	// lingers means that connections are those of the process: after SIGTERM it goes on with
 	// them, while the next one starts.
 	lingers bool
+	// tellsRepairs means that no repair goes unnoticed, and so all flows are checked after it.
+	// The engine iptables also repairs while it applies a change, and does not say so.
+	tellsRepairs bool
 	// bit is the flag of the mark's bit.
 	bit string
 }
@@ -26,7 +29,7 @@ func engines() []engine {
 	return []engine{
 		{
 			name: "nftables", variant: "nft", flags: []string{"--proxy-mode=nftables", "--nftables-min-sync-period=0s"},
-			flushes: []flush{ruleset, tables}, bit: "--nftables-masquerade-bit=20",
+			flushes: []flush{ruleset, tables}, tellsRepairs: true, bit: "--nftables-masquerade-bit=20",
 		},
 		{
 			name: "iptables-nft", variant: "nft", flags: []string{"--proxy-mode=iptables", "--iptables-min-sync-period=0s"},
@@ -39,7 +42,7 @@ func engines() []engine {
 		{
 			name: "userspace", variant: "nft", lingers: true,
 			flags:   []string{"--proxy-mode=userspace", "--nftables-min-sync-period=0s", "--userspace-linger=10m", "--udp-timeout=2s"},
-			flushes: []flush{ruleset, tables}, bit: "--nftables-masquerade-bit=20",
+			flushes: []flush{ruleset, tables}, tellsRepairs: true, bit: "--nftables-masquerade-bit=20",
 		},
 		{
 			name: "ipvs", variant: "nft", flags: []string{"--proxy-mode=ipvs", "--ipvs-min-sync-period=0s"},

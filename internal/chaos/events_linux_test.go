@@ -62,7 +62,7 @@ func allEvents(e engine) []event {
 		{name: "tables of others come and go", promise: unnoticed, play: foreignTables},
 	}
 	for _, f := range e.flushes {
-		all = append(all, event{name: f.name, promise: promise{deaf: true}, play: func(g *game) { g.shell(f.command) }})
+		all = append(all, event{name: f.name, promise: promise{deaf: e.tellsRepairs}, play: func(g *game) { g.shell(f.command) }})
 	}
 	return all
 }
