@@ -496,34 +496,51 @@ func TestCleanupReachesEveryEngine(t *testing.T) {
 	}
 }
 
-// TestTriggersOutliveAFailedSync: W-11 does not occur.
+// TestTriggersOutliveAFailedSync: W-11 does not occur, whether the sync fails or a service port.
 func TestTriggersOutliveAFailedSync(t *testing.T) {
-	o := &observed{}
-	runWith(t, proxier.Config{}, proxier.Deps{Observer: o}, func(t *testing.T, f *fixture) {
-		f.OnServiceAdd(service("a", "10.0.0.1"))
-		f.synced()
-		pass(time.Second)
-		f.v4.failWith(func(desired.Update) error { return errors.New("broken") })
-		s := slice("a", "10.1.0.1")
-		trigger := time.Now()
-		s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
-		f.OnEndpointSliceAdd(s)
-		pass(300 * time.Millisecond)
-		f.v4.failWith(nil)
-		pass(time.Minute)
-		var got []time.Time
-		failures := 0
-		for _, r := range o.reports {
-			got = append(got, r.Triggers...)
-			if r.Err != nil {
-				failures++
-				if len(r.Triggers) != 0 {
-					t.Errorf("a failed sync reports triggers %v, want none", r.Triggers)
-				}
+	for what, fail := range map[string]func(desired.Update) (proxier.Result, error){
+		"sync": func(desired.Update) (proxier.Result, error) { return proxier.Result{}, errors.New("broken") },
+		"service port": func(u desired.Update) (r proxier.Result, err error) {
+			for s := range u.Services() {
+				r.Failed = append(r.Failed, &proxier.ServiceError{Name: s.Name, Err: errors.New("refused")})
+			}
+			return r, nil
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			o := &observed{}
+			runWith(t, proxier.Config{}, proxier.Deps{Observer: o}, func(t *testing.T, f *fixture) {
+				f.OnServiceAdd(service("a", "10.0.0.1"))
+				f.synced()
+				pass(time.Second)
+				f.v4.become(fail)
+				s := slice("a", "10.1.0.1")
+				trigger := time.Now()
+				s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
+				f.OnEndpointSliceAdd(s)
+				pass(300 * time.Millisecond)
+				f.v4.become(nil)
+				pass(time.Minute)
+				o.mustHaveTrigger(t, trigger)
+			})
+		})
+	}
+}
+
+func (o *observed) mustHaveTrigger(t *testing.T, trigger time.Time) {
+	t.Helper()
+	var got []time.Time
+	failures := 0
+	for _, r := range o.reports {
+		got = append(got, r.Triggers...)
+		if r.Err != nil {
+			failures++
+			if len(r.Triggers) != 0 {
+				t.Errorf("a failed sync reports triggers %v, want none", r.Triggers)
 			}
 		}
-		if failures == 0 || len(got) != 1 || !got[0].Equal(trigger) {
-			t.Errorf("%d failures, triggers %v, want %v once", failures, got, trigger)
-		}
-	})
+	}
+	if failures == 0 || len(got) != 1 || !got[0].Equal(trigger) {
+		t.Errorf("%d failures, triggers %v, want %v once", failures, got, trigger)
+	}
 }

@@ -101,8 +101,14 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	o.announced = f.announcements.announceProgrammed(ctx, &update, o.failed)
 	o.Err = errors.Join(joined(o.failed), o.announced)
 	o.health = f.healthUpdate(o, step.Delta)
-	for i := range step.Delta.Changes {
-		o.Triggers = append(o.Triggers, step.Delta.Changes[i].Triggers...)
+	failed := make(map[changetracker.ServicePortName]bool, len(o.retry))
+	for _, name := range o.retry {
+		failed[name] = true
+	}
+	for i := range step.Delta.Changes { // the tracker returns those of ports that failed once more
+		if c := &step.Delta.Changes[i]; !failed[c.Name] {
+			o.Triggers = append(o.Triggers, c.Triggers...)
+		}
 	}
 }
 
