@@ -186,8 +186,8 @@ func packets(c *oracle.Cluster, family v1.IPFamily, fates *oracle.Fates) (all []
 			for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP, desired.SCTP} {
 				to := netip.AddrPortFrom(dst, port)
 				from := sources
-				if !fates.IsServed(protocol, to) {
-					from = sources[:4]
+				if !fates.IsServed(protocol, to) && len(sources) > 3 { // the node, and a client
+					from = []source{sources[0], sources[3]}
 				}
 				for _, s := range from {
 					all = append(all, oracle.Packet{Protocol: protocol, Source: netip.AddrPortFrom(s.addr, 40000), Destination: to, FromNode: s.isNode})

@@ -122,8 +122,8 @@ func (m *maker) service(name string, i int) *v1.Service {
 	s.UID = types.UID("uid-" + name)
 	for _, protocol := range pick(m, []v1.Protocol{v1.ProtocolTCP}, []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP}, []v1.Protocol{v1.ProtocolUDP}, []v1.Protocol{v1.ProtocolSCTP}) {
 		port := pick[int32](m, 80, 81, 443, 30080)
-		if m.IntN(2) == 0 {
-			proxiertest.NodePort("http", protocol, port, 30080+m.Int32N(16))(s)
+		if m.IntN(8) > 0 { // iptables divides more than 16 node ports of a protocol
+			proxiertest.NodePort("http", protocol, port, 30080+m.Int32N(48))(s)
 		} else {
 			proxiertest.Port("http", protocol, port)(s)
 		}

@@ -80,6 +80,7 @@ func faults() []fault {
 		{"iptables/fixed.go", `addJump(newRule().add("! -d %s", prefixText(loopback)))`, `addJump(newRule())`},
 		{"iptables/apply_linux.go", `changeOf(e.have[tableFilter], want[tableFilter], true)`, `changeOf(e.have[tableFilter], want[tableFilter], false)`},
 		{"iptables/diff.go", `c.first.chains[chain] = slices.Concat(rules, old)`, `c.first.chains[chain] = old`},
+		{"iptables/tree.go", `high := low | uint16(1<<bits-1)`, `high := low | uint16(1<<bits-1)>>1`},
 		{"iptables/plan.go", `case f.Action == desired.Drop:`, `case f.Action == desired.Drop && f.Kind == desired.ClusterIP:`},
 	}
 }
