@@ -23,6 +23,9 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	if !update.Full && (!trusted || !e.sameGlobals(&update.Globals)) {
 		return errNotFull
 	}
+	if err := e.beginTally(ctx); err != nil {
+		return err
+	}
 	if update.Full {
 		e.refused = map[changetracker.ServicePortName]refusal{}
 		e.model = e.newModel(update.Globals)
@@ -38,6 +41,7 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	if err := e.write(ctx, update.Full); err != nil {
 		return err
 	}
+	e.tally.applied(update, e.model)
 	e.trusted = true
 	return e.allowLocalnet()
 }
@@ -58,6 +62,7 @@ func (e *Engine) set(name changetracker.ServicePortName, p *portPlan) {
 	if p != nil {
 		e.updated[name] = step{before: e.model.ports[name], after: p}
 	}
+	e.tally.own(name, p)
 	e.model.set(name, p)
 }
 
@@ -75,13 +80,17 @@ func (e *Engine) writeOnce(ctx context.Context, everything bool) (text string, e
 	}
 	if s.b.Len() > 0 {
 		e.report.Writes, e.report.Bytes, e.report.Transactions = s.writes, s.b.Len(), s.tables
-		if err := e.guard.during(func() error { return e.kernel.restore(ctx, s.b.Bytes()) }); err != nil {
+		if err := e.guard.during(s.chains, func() error { return e.kernel.restore(ctx, s.b.Bytes()) }); err != nil {
 			return s.b.String(), err
 		}
 		e.record(want)
 	}
 	e.report.Rules, e.report.RulesWritten = maps.Clone(e.rules), s.rules
-	return "", e.guard.wrote(e.effectOf(s, everything))
+	if err := e.guard.wrote(e.effectOf(s, everything)); err != nil {
+		return "", err
+	}
+	e.settleTally()
+	return "", nil
 }
 
 // compose returns the script to run, and the chains that it changes.

@@ -33,6 +33,20 @@ func TestPacketsWithLegacy(t *testing.T) {
 	proxiertest.Conformance(t, deviations(), provider(iptables.VariantLegacy, proxier.DefaultNames()))
 }
 
+// TestCounts with rules that translate in the chain of the service port, and in chains of
+// endpoints.
+func TestCounts(t *testing.T) {
+	t.Parallel()
+	for _, variant := range []iptables.Variant{iptables.VariantNFT, iptables.VariantLegacy} {
+		for _, names := range []proxier.Names{proxier.DefaultNames(), proxier.KubeProxyNames()} {
+			t.Run(string(variant)+"/"+names.Instance, func(t *testing.T) {
+				t.Parallel()
+				proxiertest.Counts(t, provider(variant, names))
+			})
+		}
+	}
+}
+
 func TestExplainAgreesWithPacketsOfNFT(t *testing.T) {
 	t.Parallel()
 	proxiertest.Explanations(t, 2048, 0, provider(iptables.VariantNFT, proxier.DefaultNames()))

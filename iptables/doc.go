@@ -42,6 +42,13 @@
 // 50,000 rules. It reads less often if that takes more than 5 % of the time, unless the
 // size of a table changes.
 //
+// # Counting connections
+//
+// Rules that translate see only first packets, so with Config.CountConnections their counters are
+// the numbers of connections, which Counts reads. When a chain is written again, its rules count
+// from 0: the nft variant reports what they had when they were deleted; with the legacy variant the
+// engine reads them just before, and loses what comes between.
+//
 // # Limits
 //
 // Session affinity uses the kernel's xt_recent, which stores 100 clients of each endpoint,

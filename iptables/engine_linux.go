@@ -15,8 +15,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family. It implements proxier.Engine, Planner, Dumper, Verifier
-// and Watcher. Calls must not overlap, but Watch and Traits run beside all others.
+// Engine programs one IP family. It implements proxier.Engine, Planner, Dumper, Verifier,
+// Watcher and Counter. Calls must not overlap, but Watch, Counts and Traits run beside all others.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -39,6 +39,7 @@ type Engine struct {
 	refused map[changetracker.ServicePortName]refusal
 	// counts means that rules can count by nfacct.
 	counts   bool
+	tally    *tally // of new connections; nil if they are not counted
 	report   proxier.ApplyReport
 	guard    guard
 	localnet localnet
@@ -63,6 +64,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	log := lightdeps.Logger(deps.Logger, "iptables", family)
 	e := &Engine{
 		config: config, family: family, log: log, written: make(chan struct{}, 1), watchPeriod: watchPeriod,
+		tally:    newTally(config.CountConnections),
 		localnet: localnet{netNS: config.NetNS, log: log},
 	}
 	e.open = func(ctx context.Context) (kernel, error) { return openTool(ctx, e.toolConfig(config.Variant)) }
@@ -72,6 +74,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 func (e *Engine) toolConfig(v Variant) toolConfig {
 	return toolConfig{
 		family: e.family, netNS: e.config.NetNS, names: e.config.chains(), variant: v, lockWait: e.config.LockWait, timeout: e.config.Timeout, log: e.log,
+		counting: e.config.CountConnections,
 	}
 }
 

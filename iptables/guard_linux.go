@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"fmt"
 	"maps"
 
@@ -13,10 +14,15 @@ type watcher interface {
 	// check returns what another program has changed since the last call, nil if nothing.
 	// An expensive check may be postponed, unless it is for everything.
 	check(everything bool) (*proxier.Damage, error)
-	// during runs a write.
-	during(write func() error) error
+	// during runs a write that changes chains.
+	during(chains map[chainID]bool, write func() error) error
 	// wrote is check after a write of this engine.
 	wrote(o *effect) (*proxier.Damage, error)
+	// counters reads the counters of the rules that exist; last returns their values at the last
+	// reading. After it, ended returns those of rules that were deleted before.
+	counters(ctx context.Context, last func(counterKey) uint64) (counterValues, error)
+	// ended returns which counters have ended since the last call.
+	ended() endings
 	close() error
 }
 
@@ -78,12 +84,12 @@ func (g *guard) check(everything bool) (intact bool, err error) {
 }
 
 // during runs a write.
-func (g *guard) during(write func() error) error {
+func (g *guard) during(chains map[chainID]bool, write func() error) error {
 	g.intact = false // until wrote has checked
 	if g.watcher == nil {
 		return write()
 	}
-	return g.watcher.during(write)
+	return g.watcher.during(chains, write)
 }
 
 // wrote runs after a write, also after one that had nothing to write.

@@ -21,10 +21,7 @@ func (t *legacyTables) digest(table string, owned func(chain string) bool, into 
 	if err != nil || blob == nil {
 		return info, err
 	}
-	layout := layoutIPv4
-	if t.family == v1.IPv6Protocol {
-		layout = layoutIPv6
-	}
+	layout := layoutOf(t.family)
 	entries, begins, err := layout.parse(&info, blob)
 	if err != nil {
 		return info, fmt.Errorf("parse legacy table %s: %w", table, err)
@@ -66,6 +63,13 @@ var (
 	layoutIPv6 = entryLayout{136, 140, 168} // read-only
 )
 
+func layoutOf(family v1.IPFamily) entryLayout {
+	if family == v1.IPv6Protocol {
+		return layoutIPv6
+	}
+	return layoutIPv4
+}
+
 // entry is a rule, or the end of a chain.
 type entry struct {
 	at, target int
@@ -77,10 +81,19 @@ type entry struct {
 
 const nowhere = -1
 
+// targetName is the name of the target, "" for a verdict or a jump.
+func (e *entry) targetName() string {
+	if e.action == nil {
+		return ""
+	}
+	return unix.ByteSliceToString(e.action[targetName:][:xtExtensionMaxNameLen])
+}
+
 // Offsets in struct xt_entry_target, sizes of its name and of the name in an ERROR target
 // (linux/netfilter/x_tables.h).
 const (
 	targetName            = 2
+	targetRevision        = 31
 	targetData            = 32
 	xtExtensionMaxNameLen = 29
 	xtFunctionMaxNameLen  = 30

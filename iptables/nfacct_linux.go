@@ -112,8 +112,8 @@ func (c *Counters) read(name string) (uint64, bool) {
 	return packets, err == nil
 }
 
-// counting is implemented by kernels that know whether rules can count by nfacct.
-type counting interface {
+// nfacctKernel is implemented by kernels that know whether rules can count by nfacct.
+type nfacctKernel interface {
 	counts(ctx context.Context, counter string) error
 }
 
@@ -130,7 +130,7 @@ func (t *tool) counts(ctx context.Context, counter string) error {
 // ensureCounters makes the counters of the rules if the kernel and the programs can count.
 // It returns false if they cannot: the rules work without.
 func (e *Engine) ensureCounters(ctx context.Context, k kernel) bool {
-	c, ok := k.(counting)
+	c, ok := k.(nfacctKernel)
 	if !ok || e.config.HealthChecksOnly {
 		return false
 	}

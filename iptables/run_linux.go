@@ -31,6 +31,7 @@ type toolConfig struct {
 	lockWait time.Duration
 	timeout  time.Duration // of each run of a program, without lockWait
 	log      *zap.Logger   // nil logs nothing
+	counting bool          // watchers read the counters of rules
 	// dir is the directory of the programs, for tests; "" means PATH.
 	dir string
 	// lockFile is the lock of the legacy variant, for tests; "" means the default, which

@@ -66,9 +66,9 @@ func findTool(ctx context.Context, c toolConfig) (*tool, error) {
 // watcher implements watchable.
 func (t *tool) watcher(owned func(chain string) bool) (watcher, error) {
 	if t.variant == VariantLegacy {
-		return newLegacyWatcher(t.config.family, t.config.netNS, owned)
+		return newLegacyWatcher(t.config, owned)
 	}
-	return newNFTWatcher(t.config.family, t.config.netNS, owned)
+	return newNFTWatcher(t.config, owned)
 }
 
 // save returns the output of the save program for one table, nothing if the table does not

@@ -147,7 +147,7 @@ func TestWatcherDistinguishesOwnWrites(t *testing.T) {
 				if d, err := w.wrote(&effect{transactions: 1, written: leaf}); d != nil || err != nil {
 					t.Fatalf("wrote = %v, %v at first, want nothing", d, err)
 				}
-				err := w.during(func() error {
+				err := w.during(nil, func() error {
 					if c.before != "" {
 						runOther(t, tool, c.before)
 					}
@@ -292,7 +292,7 @@ func TestUnprivilegedWatchIsErrPermission(t *testing.T) {
 		if _, err := legacy.info("nat"); !errors.Is(err, proxier.ErrPermission) {
 			t.Errorf("info = %v, want ErrPermission", err)
 		}
-		if _, err := newNFTWatcher(v1.IPv4Protocol, "", ours); !errors.Is(err, proxier.ErrPermission) {
+		if _, err := newNFTWatcher(toolConfig{family: v1.IPv4Protocol}, ours); !errors.Is(err, proxier.ErrPermission) {
 			t.Errorf("newNFTWatcher = %v, want ErrPermission", err)
 		}
 	})

@@ -1,11 +1,10 @@
 package iptables
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"time"
-
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -24,14 +23,20 @@ type legacyWatcher struct {
 	// readAt is when the entries were read last, took how long that took.
 	readAt time.Time
 	took   time.Duration
+	// lock keeps the programs from changing tables; counting means that counters are read before
+	// a write.
+	lock          func(ctx context.Context, f func() error) error
+	counting      bool
+	endedCounters []endedCounter
+	flushed       map[string]bool // chains of the table nat
 }
 
 // readShare limits reading without a visible change to one part in readShare of the time.
 const readShare = 20
 
-func newLegacyWatcher(family v1.IPFamily, netNS string, owned func(chain string) bool) (*legacyWatcher, error) {
-	tables, err := openLegacyTables(family, netNS)
-	return &legacyWatcher{tables: tables, owned: owned, hashes: map[rule]uint64{}}, err
+func newLegacyWatcher(c toolConfig, owned func(chain string) bool) (*legacyWatcher, error) {
+	tables, err := openLegacyTables(c.family, c.netNS)
+	return &legacyWatcher{tables: tables, owned: owned, hashes: map[rule]uint64{}, lock: c.lock, counting: c.counting}, err
 }
 
 // check implements watcher.
@@ -57,7 +62,12 @@ func (w *legacyWatcher) check(everything bool) (*proxier.Damage, error) {
 func (d digests) equal(o digests) bool { return maps.EqualFunc(d, o, slices.Equal[[]uint64]) }
 
 // during implements watcher.
-func (w *legacyWatcher) during(write func() error) error { return write() }
+func (w *legacyWatcher) during(chains map[chainID]bool, write func() error) error {
+	if w.counting {
+		return w.endingWith(chains, write)
+	}
+	return write()
+}
 
 // wrote implements watcher.
 func (w *legacyWatcher) wrote(o *effect) (*proxier.Damage, error) {

@@ -39,6 +39,11 @@ type nftWatcher struct {
 	overrun bool
 	// newest is the largest handle of a chain in each table; new chains get larger ones.
 	newest map[string]uint64
+	// counting means that deleted rules are looked at: what they had counted; endedLost means
+	// that notifications of some are missing.
+	counting      bool
+	endedCounters []endedCounter
+	endedLost     bool
 }
 
 // transaction is what a transaction changes.
@@ -46,6 +51,7 @@ type transaction struct {
 	damage  proxier.Damage // its Object is "" if no chain of the instance changes
 	process uint32
 	newest  map[string]uint64 // of the chains that it creates or renames
+	ended   []endedCounter    // of the rules that it deletes
 }
 
 const (
@@ -54,13 +60,13 @@ const (
 	maxMessage  = 64 << 10
 )
 
-// newNFTWatcher listens in a network namespace, as in namespace.Visit.
-func newNFTWatcher(family v1.IPFamily, netNS string, owned func(chain string) bool) (w *nftWatcher, err error) {
-	w = &nftWatcher{family: unix.NFPROTO_IPV4, owned: owned, buffer: make([]byte, maxMessage)}
-	if family == v1.IPv6Protocol {
+// newNFTWatcher listens in the network namespace.
+func newNFTWatcher(c toolConfig, owned func(chain string) bool) (w *nftWatcher, err error) {
+	w = &nftWatcher{family: unix.NFPROTO_IPV4, owned: owned, buffer: make([]byte, maxMessage), counting: c.counting}
+	if c.family == v1.IPv6Protocol {
 		w.family = unix.NFPROTO_IPV6
 	}
-	err = namespace.Visit(netNS, func() (err error) {
+	err = namespace.Visit(c.netNS, func() (err error) {
 		if w.requests, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err == nil {
 			w.events, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
 		}
@@ -113,7 +119,7 @@ func (w *nftWatcher) check(bool) (*proxier.Damage, error) { return w.wrote(&effe
 
 // during implements watcher. It receives during the write, whose own notifications would
 // fill the buffer.
-func (w *nftWatcher) during(write func() error) error {
+func (w *nftWatcher) during(_ map[chainID]bool, write func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- w.receive(0) }()
 	err := write()
@@ -177,7 +183,7 @@ func (w *nftWatcher) receive(flags int) error {
 		case err != nil:
 			return err
 		case errors.Is(got, unix.ENOBUFS) || got == nil && n > len(w.buffer):
-			w.overrun = true
+			w.overrun, w.endedLost = true, w.counting
 			w.current = transaction{}
 		case errors.Is(got, unix.EINTR):
 		case got != nil:
@@ -216,6 +222,7 @@ func (w *nftWatcher) commit(attrs []byte) {
 	t := w.current
 	w.current = transaction{}
 	w.generation = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID))
+	w.endedCounters = append(w.endedCounters, t.ended...)
 	for table, handle := range t.newest {
 		w.newest[table] = max(w.newest[table], handle)
 	}
@@ -244,6 +251,11 @@ func (w *nftWatcher) change(typ uint16, attrs []byte) {
 		chain := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_CHAIN))
 		if w.owned(chain) || slices.Contains(builtInChains, chain) && w.jumps(attrs) {
 			object = "rules in chain " + chain
+		}
+		if w.counting && typ == unix.NFT_MSG_DELRULE {
+			if c, ok := w.counter(attrs); ok {
+				w.current.ended = append(w.current.ended, c)
+			}
 		}
 	}
 	if object != "" && w.current.damage.Object == "" {
@@ -309,13 +321,13 @@ func (w *nftWatcher) resync() error {
 	return nil
 }
 
-func (w *nftWatcher) request(typ uint16, flags netlink.HeaderFlags) ([]netlink.Message, error) {
+func (w *nftWatcher) request(typ uint16, flags netlink.HeaderFlags, attrs ...byte) ([]netlink.Message, error) {
 	messages, err := w.requests.Execute(netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ), Flags: flags},
-		Data:   []byte{w.family, unix.NFNETLINK_V0, 0, 0},
+		Data:   append([]byte{w.family, unix.NFNETLINK_V0, 0, 0}, attrs...),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list chains of nf_tables: %w", permission(err))
+		return nil, fmt.Errorf("read nf_tables: %w", permission(err))
 	}
 	return messages, nil
 }

@@ -59,6 +59,7 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 		e.disconnect()
 		return err
 	}
+	e.tally.applied(update)
 	e.trusted = true
 	return nil
 }
@@ -117,8 +118,7 @@ func (e *Engine) applyServers(update *desired.Update, wanted []wantedPort) error
 	if err := e.bind(wanted); err != nil {
 		return err
 	}
-	e.ownFirst(wanted)
-	var errs []error
+	errs := []error{e.ownFirst(wanted)}
 	for name := range update.Removed() {
 		errs = append(errs, e.removePort(name))
 	}
@@ -133,14 +133,16 @@ func (e *Engine) applyServers(update *desired.Update, wanted []wantedPort) error
 
 // ownFirst gives the virtual servers of VIPs to their service ports before any is written: a
 // node port of another one, which comes earlier, would drain them for a moment.
-func (e *Engine) ownFirst(wanted []wantedPort) {
+func (e *Engine) ownFirst(wanted []wantedPort) error {
+	var errs []error
 	for i := range wanted {
 		for key, v := range wanted[i].virtuals {
 			if !v.nodePort {
-				e.owners[key] = wanted[i].service.Name
+				errs = append(errs, e.own(key, wanted[i].service.Name))
 			}
 		}
 	}
+	return errors.Join(errs...)
 }
 
 // setPort writes the virtual servers of a service port.
@@ -156,8 +158,7 @@ func (e *Engine) setPort(w *wantedPort) error {
 		if owner, owned := e.owners[key]; owned && owner != name && v.nodePort {
 			continue // a VIP that is an address of the node has precedence
 		}
-		e.owners[key] = name
-		errs = append(errs, e.recordRefusal(name, e.table.set(key, v)))
+		errs = append(errs, e.own(key, name), e.recordRefusal(name, e.table.set(key, v)))
 	}
 	e.use(now.vips, 1)
 	for i := range w.service.Frontends {
@@ -209,11 +210,11 @@ func (e *Engine) dropServers(name changetracker.ServicePortName, before, now []s
 func (e *Engine) handOver(key serverKey) error {
 	next, waits := e.nodePorts[key]
 	if !waits {
+		err := e.table.remove(key) // while it is still its own that count
 		delete(e.owners, key)
-		return e.table.remove(key)
+		return err
 	}
-	e.owners[key] = next.name
-	return e.recordRefusal(next.name, e.table.set(key, next.virtual))
+	return errors.Join(e.own(key, next.name), e.recordRefusal(next.name, e.table.set(key, next.virtual)))
 }
 
 func (e *Engine) removePort(name changetracker.ServicePortName) error {

@@ -49,3 +49,8 @@ func TestExplainAgreesWithPackets(t *testing.T) {
 func TestTraceAgreesWithExplain(t *testing.T) {
 	proxiertest.Traces(t, 80, 0, proxier.DefaultNames(), provider(0))
 }
+
+// TestCounts counts connections exactly.
+func TestCounts(t *testing.T) {
+	proxiertest.Counts(t, provider(0))
+}

@@ -54,6 +54,18 @@
 // without connections is deleted, with its conntrack entries. After the last one, or after
 // Config.Drain, nothing is left. If the engine returns before, it takes over the rest.
 //
+// # Counting connections
+//
+// With Config.CountConnections, Counts adds up the kernel's counters of real servers. They count
+// each connection, or UDP flow, when its real server is chosen, also packets of flows that are
+// scheduled one by one. What the rules refuse is not counted. A changed weight keeps the counter.
+// The kernel sums up its counters every two seconds: a reading is up to that old. So with
+// CountConnections real servers drain for three seconds at least. UDP flows of the last two seconds
+// before their endpoint is removed are not counted. The kernel keeps a deleted real server while
+// it has connections: if it returns, it continues to count. If the process has restarted in
+// between, what it had counted before counts again. With the sysctl net.ipv4.vs.run_estimation 0
+// the kernel does not sum up, and nothing is counted.
+//
 // # Ownership
 //
 // The hardware address of the device is derived from the Names, so that a successor

@@ -19,8 +19,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family. It implements proxier.Engine, Watcher, Planner
-// and Dumper. Calls must not overlap, but Watch and Traits run beside all others.
+// Engine programs one IP family. It implements proxier.Engine, Watcher, Planner, Dumper,
+// Verifier and Counter. Calls must not overlap, but Watch, Counts and Traits run beside all others.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -60,6 +60,7 @@ type Engine struct {
 	claimed func(serverKey) bool
 	globals desired.Globals
 	report  proxier.ApplyReport
+	tally   *tally // of new connections; nil if they are not counted
 	// failed are the service ports that the kernel refuses in the current Apply.
 	failed []*proxier.ServiceError
 }
@@ -126,7 +127,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	}
 	e := &Engine{
 		config: config, family: family, rules: front,
-		log: lightdeps.Logger(deps.Logger, "ipvs", family),
+		log: lightdeps.Logger(deps.Logger, "ipvs", family), tally: newTally(config.CountConnections),
 	}
 	e.system = e.realSystem()
 	if config.Firewall != nil {

@@ -17,6 +17,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeKernel struct {
 	virtuals map[serverKey]*virtual
 	busy     map[serverKey]map[netip.AddrPort]int
+	// counted are the counters of real servers; kept are those that the kernel keeps after the real
+	// server was deleted, because connections refer to it.
+	counted map[counterKey]uint32
+	kept    map[counterKey]bool
 	// missing are the errors for schedulers that it does not have.
 	missing map[string]error
 	// hidden are the virtual servers that ListFast does not return.
@@ -43,7 +47,10 @@ var (
 )
 
 func newFakeKernel() *fakeKernel {
-	return &fakeKernel{virtuals: map[serverKey]*virtual{}, busy: map[serverKey]map[netip.AddrPort]int{}, missing: map[string]error{}}
+	return &fakeKernel{
+		virtuals: map[serverKey]*virtual{}, busy: map[serverKey]map[netip.AddrPort]int{}, missing: map[string]error{},
+		counted: map[counterKey]uint32{}, kept: map[counterKey]bool{},
+	}
 }
 
 // call runs effect, unless the call fails before.
@@ -76,7 +83,10 @@ func (k *fakeKernel) List() (all map[serverKey]*virtual, err error) {
 	err = k.call(func() error {
 		all = make(map[serverKey]*virtual, len(k.virtuals))
 		for key, v := range k.virtuals {
-			all[key] = &virtual{settings: v.settings, reals: maps.Clone(v.reals)}
+			all[key] = &virtual{settings: v.settings, reals: maps.Clone(v.reals), counted: map[netip.AddrPort]uint32{}}
+			for real := range v.reals {
+				all[key].counted[real] = k.counted[counterKey{key, real}]
+			}
 		}
 		return nil
 	})
@@ -98,12 +108,17 @@ func (k *fakeKernel) Get(key serverKey) (v *virtual, err error) {
 	return all[key], err
 }
 
-func (k *fakeKernel) Connections(key serverKey) (busy map[netip.AddrPort]int, err error) {
+func (k *fakeKernel) Loads(key serverKey) (all loads, err error) {
 	err = k.call(func() error {
-		busy = maps.Clone(k.busy[key])
+		all = loads{}
+		if v := k.virtuals[key]; v != nil {
+			for real := range v.reals {
+				all[real] = load{k.busy[key][real], k.counted[counterKey{key, real}]}
+			}
+		}
 		return nil
 	})
-	return busy, err
+	return all, err
 }
 
 func (k *fakeKernel) Put(key serverKey, s settings, as change) error {
@@ -132,6 +147,7 @@ func (k *fakeKernel) Delete(key serverKey) error {
 		}
 		delete(k.virtuals, key)
 		delete(k.busy, key)
+		maps.DeleteFunc(k.counted, func(c counterKey, _ uint32) bool { return c.server == key })
 		return nil
 	})
 }
@@ -163,6 +179,9 @@ func (k *fakeKernel) DeleteReal(key serverKey, real netip.AddrPort) error {
 		k.write("delete real", key, real, 0)
 		delete(v.reals, real)
 		delete(k.busy[key], real)
+		if !k.kept[counterKey{key, real}] {
+			delete(k.counted, counterKey{key, real})
+		}
 		return nil
 	})
 }
@@ -177,6 +196,7 @@ func (k *fakeKernel) connect(key serverKey, real netip.AddrPort) {
 		k.busy[key] = map[netip.AddrPort]int{}
 	}
 	k.busy[key][real]++
+	k.counted[counterKey{key, real}]++
 }
 
 // hangUp ends all connections to a real server.

@@ -152,8 +152,8 @@ func (k calledKernel) Get(key serverKey) (*virtual, error) {
 	return get(k.calledNode, func() (*virtual, error) { return k.fake().Get(key) })
 }
 
-func (k calledKernel) Connections(key serverKey) (map[netip.AddrPort]int, error) {
-	return get(k.calledNode, func() (map[netip.AddrPort]int, error) { return k.fake().Connections(key) })
+func (k calledKernel) Loads(key serverKey) (loads, error) {
+	return get(k.calledNode, func() (loads, error) { return k.fake().Loads(key) })
 }
 
 func (k calledKernel) Put(key serverKey, s settings, as change) error {

@@ -132,7 +132,7 @@ func (k *netlinkKernel) List() (map[serverKey]*virtual, error) {
 func (k *netlinkKernel) virtual(s *ipvs.Service) (*virtual, error) {
 	v := &virtual{
 		settings: settings{scheduler: s.SchedName, flags: s.Flags &^ flagHashed},
-		reals:    map[netip.AddrPort]int{},
+		reals:    map[netip.AddrPort]int{}, counted: map[netip.AddrPort]uint32{},
 	}
 	if v.flags&flagPersistent != 0 {
 		v.timeout = time.Duration(s.Timeout) * time.Second
@@ -142,7 +142,8 @@ func (k *netlinkKernel) virtual(s *ipvs.Service) (*virtual, error) {
 		return nil, fmt.Errorf("list real servers: %w", err)
 	}
 	for _, d := range destinations {
-		v.reals[netip.AddrPortFrom(addrOf(d.Address), d.Port)] = d.Weight
+		real := netip.AddrPortFrom(addrOf(d.Address), d.Port)
+		v.reals[real], v.counted[real] = d.Weight, d.Stats.Connections
 	}
 	return v, nil
 }
@@ -180,17 +181,17 @@ func addrOf(ip net.IP) netip.Addr {
 	return addr.Unmap()
 }
 
-// Connections implements kernel.
-func (k *netlinkKernel) Connections(key serverKey) (map[netip.AddrPort]int, error) {
+// Loads implements kernel.
+func (k *netlinkKernel) Loads(key serverKey) (loads, error) {
 	destinations, err := k.handle.GetDestinations(k.service(key, settings{}))
 	if err != nil {
 		return nil, err
 	}
-	busy := make(map[netip.AddrPort]int, len(destinations))
+	all := make(loads, len(destinations))
 	for _, d := range destinations {
-		busy[netip.AddrPortFrom(addrOf(d.Address), d.Port)] = d.ActiveConnections + d.InactiveConnections
+		all[netip.AddrPortFrom(addrOf(d.Address), d.Port)] = load{d.ActiveConnections + d.InactiveConnections, d.Stats.Connections}
 	}
-	return busy, nil
+	return all, nil
 }
 
 // Put implements kernel. An update fails if another program has deleted the virtual server,

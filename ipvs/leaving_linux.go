@@ -202,13 +202,13 @@ func (f *leavingFamily) stopNew() error {
 func (f *leavingFamily) step(age time.Duration) (connections int, done bool, err error) {
 	idle := map[serverKey]bool{}
 	for key := range f.servers {
-		busy, err := f.engine.kernel.Connections(key)
+		busy, err := f.engine.kernel.Loads(key)
 		if err != nil && !isGone(err) {
 			return connections, false, fmt.Errorf("count connections of virtual server %v: %w", key, err)
 		}
 		n := 0
 		for _, of := range busy {
-			n += of
+			n += of.open
 		}
 		if n > 0 && age < f.engine.config.Drain {
 			connections += n

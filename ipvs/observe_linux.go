@@ -27,8 +27,10 @@ func (e *Engine) observe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	e.tally.observe(all)
 	before := e.table
 	e.table = newTable(e.kernel, e.config.Drain, time.Now)
+	e.table.tally = e.tally
 	for key, v := range all {
 		addr := key.addr.Addr()
 		claimed := e.claimed != nil && e.claimed(key) && slices.Contains(elsewhere, addr)
@@ -43,6 +45,9 @@ func (e *Engine) observe(ctx context.Context) error {
 	e.services = map[changetracker.ServicePortName]*portState{}
 	e.frontends = map[desired.Key]changetracker.ServicePortName{}
 	e.owners, e.nodePorts = map[serverKey]changetracker.ServicePortName{}, map[serverKey]nodePortClaim{}
+	if e.tally != nil {
+		e.tally.owners, e.tally.servers = e.owners, e.table.virtuals
+	}
 	return nil
 }
 

@@ -66,6 +66,8 @@ type virtual struct {
 	// serving are all serving endpoints, sorted. Their connections continue; those that are
 	// not in reals get no new ones.
 	serving []netip.AddrPort
+	// counted are the connections that the kernel has counted; nil in a plan.
+	counted map[netip.AddrPort]uint32
 }
 
 // serves reports whether connections to an endpoint may continue.

@@ -23,12 +23,29 @@ type kernel interface {
 	ListFast() (map[serverKey]*virtual, error)
 	// Get returns one virtual server, nil if it does not exist.
 	Get(key serverKey) (*virtual, error)
-	// Connections counts the connections of each real server of a virtual server.
-	Connections(key serverKey) (map[netip.AddrPort]int, error)
+	// Loads returns the connections of each real server of a virtual server.
+	Loads(key serverKey) (loads, error)
 	Put(key serverKey, s settings, as change) error
 	Delete(key serverKey) error
 	PutReal(key serverKey, real netip.AddrPort, weight int, as change) error
 	DeleteReal(key serverKey, real netip.AddrPort) error
+}
+
+// load is how many connections a real server has, and has had since it was added.
+type load struct {
+	open  int
+	total uint32
+}
+
+type loads map[netip.AddrPort]load
+
+// connections returns the totals.
+func (l loads) connections() map[netip.AddrPort]uint32 {
+	totals := make(map[netip.AddrPort]uint32, len(l))
+	for real, of := range l {
+		totals[real] = of.total
+	}
+	return totals
 }
 
 // change is how to write an object.
@@ -62,6 +79,7 @@ type table struct {
 	freed   map[netip.Addr]bool
 	// lacks are the schedulers that the kernel does not have.
 	lacks map[string]bool
+	tally *tally // nil if connections are not counted
 }
 
 // virtualServer is a virtual server of the instance.
@@ -162,20 +180,30 @@ func (t *table) set(key serverKey, want *virtual) error {
 	}
 	e.wanted = len(want.reals) > 0
 	errs := []error{refusal}
+	var created, leaving []netip.AddrPort
+	drained := false
 	for _, addr := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
+		if e.reals[addr] == nil {
+			created = append(created, addr)
+		}
 		errs = append(errs, t.setReal(key, e, addr, want.reals[addr]))
 	}
+	errs = append(errs, t.accountReturned(key, created))
 	for _, addr := range slices.SortedFunc(maps.Keys(e.reals), netip.AddrPort.Compare) {
 		if _, ok := want.reals[addr]; ok {
 			continue
 		}
 		if want.serves(addr) { // it is terminating, or a traffic policy has changed
+			drained = drained || e.reals[addr].weight != 0
 			errs = append(errs, t.setReal(key, e, addr, 0))
 			continue
 		}
-		errs = append(errs, t.startDraining(key, e, addr))
+		leaving = append(leaving, addr)
 	}
-	return errors.Join(append(errs, t.deleteIdle(key, e))...)
+	if drained {
+		errs = append(errs, t.account(key))
+	}
+	return errors.Join(append(errs, t.startDraining(key, e, leaving), t.deleteIdle(key, e))...)
 }
 
 // reschedules reports whether set will change the scheduler of a virtual server. Until that is
@@ -243,13 +271,44 @@ func (t *table) setReal(key serverKey, e *virtualServer, addr netip.AddrPort, we
 	return nil
 }
 
-// startDraining stops new connections to a real server. UDP has no connections to finish, so
-// the real server is deleted.
-func (t *table) startDraining(key serverKey, e *virtualServer, addr netip.AddrPort) error {
-	r := e.reals[addr]
+// startDraining stops new connections to real servers. UDP has no connections to finish, so
+// the real servers are deleted.
+func (t *table) startDraining(key serverKey, e *virtualServer, addrs []netip.AddrPort) error {
 	if key.protocol == desired.UDP {
-		return t.deleteReal(key, e, addr)
+		return t.deleteReals(key, e, addrs)
 	}
+	drained := false
+	var errs []error
+	for _, addr := range addrs {
+		drained = drained || e.reals[addr].weight != 0
+		errs = append(errs, t.drainReal(key, e, addr))
+	}
+	if drained {
+		errs = append(errs, t.account(key))
+	}
+	return errors.Join(errs...)
+}
+
+// deleteReals deletes real servers. If their connections are counted, they get no new ones before
+// the last reading.
+func (t *table) deleteReals(key serverKey, e *virtualServer, addrs []netip.AddrPort) error {
+	var errs []error
+	if t.tally != nil && len(addrs) > 0 {
+		for _, addr := range addrs {
+			if e.reals[addr].weight != 0 {
+				errs = append(errs, t.setReal(key, e, addr, 0))
+			}
+		}
+		errs = append(errs, t.account(key))
+	}
+	for _, addr := range addrs {
+		errs = append(errs, t.deleteReal(key, e, addr))
+	}
+	return errors.Join(errs...)
+}
+
+func (t *table) drainReal(key serverKey, e *virtualServer, addr netip.AddrPort) error {
+	r := e.reals[addr]
 	if !r.deadline.IsZero() {
 		return nil
 	}
@@ -268,6 +327,9 @@ func (t *table) deleteReal(key serverKey, e *virtualServer, addr netip.AddrPort)
 		return fmt.Errorf("delete %s: %w", object(key, addr), err)
 	}
 	delete(e.reals, addr)
+	if t.tally != nil {
+		t.tally.depart(key, addr)
+	}
 	return nil
 }
 
@@ -278,11 +340,8 @@ func (t *table) remove(key serverKey) error {
 		return nil
 	}
 	e.wanted = false
-	var errs []error
-	for _, addr := range slices.SortedFunc(maps.Keys(e.reals), netip.AddrPort.Compare) {
-		errs = append(errs, t.startDraining(key, e, addr))
-	}
-	return errors.Join(append(errs, t.deleteIdle(key, e))...)
+	err := t.startDraining(key, e, slices.SortedFunc(maps.Keys(e.reals), netip.AddrPort.Compare))
+	return errors.Join(err, t.deleteIdle(key, e))
 }
 
 // deleteIdle deletes a virtual server that is not wanted and has no real servers.
@@ -300,6 +359,9 @@ func (t *table) deleteIdle(key serverKey, e *virtualServer) error {
 		delete(t.perAddr, addr)
 	}
 	t.freed[addr] = true
+	if t.tally != nil {
+		t.tally.forget(key)
+	}
 	return nil
 }
 
@@ -314,9 +376,12 @@ func (t *table) deleteDrained() error {
 }
 
 func (t *table) deleteDrainedOf(key serverKey, e *virtualServer) error {
-	busy, err := t.kernel.Connections(key)
+	busy, err := t.kernel.Loads(key)
 	if err != nil {
 		return fmt.Errorf("count connections of virtual server %v: %w", key, err)
+	}
+	if t.tally != nil {
+		t.tally.addNow(key, busy)
 	}
 	now, left := t.now(), false
 	var errs []error
@@ -325,7 +390,7 @@ func (t *table) deleteDrainedOf(key serverKey, e *virtualServer) error {
 		if until.IsZero() {
 			continue
 		}
-		if busy[addr] > 0 && now.Before(until) {
+		if busy[addr].open > 0 && now.Before(until) || t.tally != nil && now.Before(until.Add(statsDelay-t.drain)) {
 			left = true
 			continue
 		}

@@ -31,3 +31,8 @@ func TestExplainAgreesWithPackets(t *testing.T) {
 func TestTraceAgreesWithExplain(t *testing.T) {
 	proxiertest.Traces(t, 200, 0, proxier.DefaultNames(), provider)
 }
+
+// TestCounts counts connections exactly.
+func TestCounts(t *testing.T) {
+	proxiertest.Counts(t, provider)
+}

@@ -57,9 +57,8 @@ type Config struct {
 	// the thread that creates the engine's sockets.
 	NetNS string
 	// CountConnections makes the engine count new connections by service port and endpoint: see
-	// Proxier.Counts, and docs/PERFORMANCE.md for what it costs. Packages nftables and
-	// userspace count; iptables and ipvs ignore it, as does nftables on kernels without
-	// CONFIG_NFT_COUNTER.
+	// Proxier.Counts, and docs/PERFORMANCE.md for what it costs. nftables ignores it on kernels
+	// without CONFIG_NFT_COUNTER.
 	CountConnections bool
 	// Important are Services to program first in the first sync, after
 	// default/kubernetes and kube-system/kube-dns.

@@ -55,3 +55,9 @@ func TestExplainAgreesWithPackets(t *testing.T) {
 	t.Parallel()
 	proxiertest.Explanations(t, 2048, 0, withNFTables)
 }
+
+// TestCounts counts connections exactly.
+func TestCounts(t *testing.T) {
+	t.Parallel()
+	proxiertest.Counts(t, withNFTables)
+}

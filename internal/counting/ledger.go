@@ -3,14 +3,18 @@
 package counting
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Owner is the endpoint whose connections a counter counts.
+// Owner is the endpoint whose connections a counter counts. Without an endpoint, the counter is one
+// of an endpoint that the service port does not have any more.
 type Owner struct {
 	Name     changetracker.ServicePortName
 	Endpoint netip.AddrPort
@@ -53,6 +57,9 @@ func (l *Ledger[K]) Begin(now time.Time) {
 	}
 }
 
+// Value is what a counter had at its last Add, 0 if it is unknown.
+func (l *Ledger[K]) Value(counter K) uint64 { return l.seen[counter].value }
+
 // Clock advances with each Add and Forget. Who reads counters takes the time before, for Add.
 func (l *Ledger[K]) Clock() uint64 { return l.clock }
 
@@ -76,8 +83,12 @@ func (l *Ledger[K]) Add(counter K, value uint64, owner Owner, began uint64) {
 	if owner != (Owner{}) {
 		now.port, now.endpoint = l.port(owner.Name), owner.Endpoint
 	}
-	if now.port != nil && more > 0 {
+	switch {
+	case now.port == nil || more == 0:
+	case now.endpoint.IsValid():
 		now.port.endpoints[now.endpoint] += more
+	default:
+		now.port.gone += more
 	}
 	l.seen[counter] = now
 }
@@ -99,6 +110,12 @@ func (l *Ledger[K]) Forget(counters ...K) {
 	l.forget()
 }
 
+// ForgetIf is Forget for the counters that gone selects.
+func (l *Ledger[K]) ForgetIf(gone func(K) bool) {
+	maps.DeleteFunc(l.seen, func(counter K, _ reading) bool { return gone(counter) })
+	l.forget()
+}
+
 // ForgetAll is for when no counter exists any more.
 func (l *Ledger[K]) ForgetAll() {
 	clear(l.seen)
@@ -110,21 +127,39 @@ func (l *Ledger[K]) forget() {
 	l.forgotten = l.clock
 }
 
-// Keep removes the numbers of service ports that do not exist. It adds the numbers of endpoints
-// that a service port does not have any more to those of its other endpoints that are gone.
-// endpoints returns false for a service port that does not exist.
-func (l *Ledger[K]) Keep(endpoints func(changetracker.ServicePortName) (map[netip.AddrPort]bool, bool)) {
-	for name, p := range l.ports {
-		has, exists := endpoints(name)
-		if !exists {
-			delete(l.ports, name)
-			continue
+// Applied is called after an update, when what its counters had is added. It removes the numbers
+// of service ports that do not exist any more, and adds those of endpoints that a service port
+// does not have any more to its total: what comes again begins at zero.
+func (l *Ledger[K]) Applied(update *desired.Update) {
+	if update.Full {
+		gone := maps.Clone(l.ports)
+		for s := range update.Services() {
+			delete(gone, s.Name)
 		}
-		for endpoint, n := range p.endpoints {
-			if !has[endpoint] {
-				p.gone += n
-				delete(p.endpoints, endpoint)
-			}
+		for name := range gone {
+			delete(l.ports, name)
+		}
+	}
+	for name := range update.Removed() {
+		delete(l.ports, name)
+	}
+	for s := range update.Services() {
+		if p := l.ports[s.Name]; p != nil {
+			p.keep(s)
+		}
+	}
+}
+
+// keep keeps the numbers of the endpoints that the service port has.
+func (p *port) keep(s *desired.Service) {
+	has := make(map[netip.AddrPort]bool, len(s.Cluster)+len(s.Local))
+	for _, e := range slices.Concat(s.Cluster, s.Local) {
+		has[e] = true
+	}
+	for endpoint, n := range p.endpoints {
+		if !has[endpoint] {
+			p.gone += n
+			delete(p.endpoints, endpoint)
 		}
 	}
 }

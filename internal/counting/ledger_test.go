@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -19,6 +20,11 @@ func name(n string) changetracker.ServicePortName {
 
 func owner(service string, endpoint byte) Owner {
 	return Owner{name(service), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, endpoint}), 80)}
+}
+
+func service(name string, endpoint byte) *desired.Service {
+	of := owner(name, endpoint)
+	return &desired.Service{Name: of.Name, Local: []netip.AddrPort{of.Endpoint}}
 }
 
 // text prints the numbers: "a=3(.1=2)" has 3 connections, of which endpoint 10.0.0.1 has 2.
@@ -79,11 +85,13 @@ func TestLedger(t *testing.T) {
 		{"from before it was forgotten", func() { l.Forget("x"); l.Add("x", 7, a2, old) }, "a=15(.1=6 .2=9) b=1(.1=1)"},
 		{"all began again", func() { l.ForgetAll(); l.Add("y", 7, a2, old); add("y", 1, a1) }, "a=16(.1=7 .2=9) b=1(.1=1)"},
 		{"an endpoint and a service port are gone", func() {
-			l.Keep(func(n changetracker.ServicePortName) (map[netip.AddrPort]bool, bool) {
-				return map[netip.AddrPort]bool{a1.Endpoint: true}, n.Name == "a"
-			})
+			l.Applied(&desired.Update{Changes: []desired.Change{{Name: name("b")}, {Name: name("a"), After: service("a", 1)}}})
 		}, "a=16(.1=7)"},
 		{"the endpoint returns", func() { add("z", 1, a2) }, "a=17(.1=7 .2=1)"},
+		{"a full update has one less", func() {
+			add("v", 1, b1)
+			l.Applied(&desired.Update{Full: true, Changes: []desired.Change{{Name: name("a"), After: service("a", 2)}}})
+		}, "a=17(.2=1)"},
 	} {
 		if step.do(); l.text() != step.want {
 			t.Errorf("%s: %s, want %s", step.does, l.text(), step.want)

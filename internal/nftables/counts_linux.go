@@ -125,7 +125,6 @@ func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 			e.counts.ledger.Add(counter, value, o.of(counter), began)
 		}
 	}
-	e.counts.ledger.Keep(e.state.endpointsOf)
 	return e.counts.ledger.Counts(), nil
 }
 
@@ -352,22 +351,4 @@ func (o *owners) of(c counterKey) counting.Owner {
 		return counting.Owner{}
 	}
 	return counting.Owner{Name: port.name, Endpoint: endpoint}
-}
-
-// endpointsOf returns the endpoints of a service port; ok is false if it does not exist.
-func (s *state) endpointsOf(name changetracker.ServicePortName) (has map[netip.AddrPort]bool, ok bool) {
-	p := s.placed[name]
-	if p == nil {
-		return nil, false
-	}
-	has = map[netip.AddrPort]bool{}
-	for i := range p.lists {
-		for _, t := range p.lists[i] {
-			has[t.addr] = true
-		}
-		for _, t := range p.affinityList(i) {
-			has[t.addr] = true
-		}
-	}
-	return has, true
 }

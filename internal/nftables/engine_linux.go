@@ -153,6 +153,9 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 		// not receive them.
 		return e.explainRule(ctx, errors.Join(err, e.Close()))
 	}
+	if e.counting() {
+		e.counts.ledger.Applied(&update)
+	}
 	e.trusted, e.failedRepairs = true, 0
 	return nil
 }

@@ -1,0 +1,56 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// own gives a virtual server to a service port. What was counted is that of the last one.
+func (e *Engine) own(key serverKey, name changetracker.ServicePortName) error {
+	var err error
+	if last, owned := e.owners[key]; owned && last != name {
+		err = e.table.account(key)
+	}
+	e.owners[key] = name
+	return err
+}
+
+// errNotCounted is the answer of an engine that does not count.
+var errNotCounted = fmt.Errorf("CountConnections is off: %w", errors.ErrUnsupported)
+
+// Counts implements proxier.Counter: it adds up the kernel's counters of real servers, over all
+// virtual servers of a service port.
+func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
+	if e.tally == nil {
+		return proxier.Counts{}, errNotCounted
+	}
+	e.mu.Lock()
+	began, programmed := e.tally.ledger.Clock(), e.table != nil
+	e.mu.Unlock()
+	var all map[serverKey]*virtual
+	if programmed {
+		k, err := e.system.kernel() // of its own, so that no sync waits
+		if err != nil {
+			return proxier.Counts{}, err
+		}
+		defer k.Close()
+		if all, err = k.List(); err != nil {
+			return proxier.Counts{}, err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return proxier.Counts{}, err
+	}
+	for key, v := range all {
+		if e.table != nil && e.table.virtuals[key] != nil {
+			e.tally.add(key, v.counted, began)
+		}
+	}
+	return e.tally.ledger.Counts(), nil
+}

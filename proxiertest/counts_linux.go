@@ -1,0 +1,228 @@
+package proxiertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Counter counts connections, as *proxier.Proxier does.
+type Counter interface {
+	Counts(ctx context.Context, family v1.IPFamily) (proxier.Counts, error)
+}
+
+// Counts compares the numbers of Config.CountConnections with the connections that it opens to
+// all kinds of addresses, over both families, TCP and UDP: they must be equal, for each service
+// port and each endpoint, also after changes of endpoints and of Services, a full sync and a
+// restart. Some seconds may pass until they are. Providers of the factory must be Counters.
+//
+// It needs Linux and root.
+func Counts(t *testing.T, factory Factory) {
+	t.Helper()
+	c := &countsTest{suite: &suite{world: NewTopology(t), factory: factory, adjust: func(config *proxier.Config) { config.CountConnections = true }}, port: firstPortOfCounts}
+	ctx := t.Context()
+	t.Cleanup(func() { c.stop(context.WithoutCancel(ctx), t) })
+	c.begin(ctx, t)
+	two := []endpoint{{at: pod0}, {at: remote0}}
+	var crowd []endpoint
+	for n := range 24 {
+		crowd = append(crowd, endpoint{at: pod2, crowd: n + 1})
+	}
+	sticky := []ServiceOption{ClientAffinity(time.Hour)}
+	services := func(web, many, affine []endpoint) []service {
+		return []service{
+			{name: "web", external: true, endpoints: web}, {name: "many", endpoints: many}, {name: "sticky", endpoints: affine, options: sticky},
+		}
+	}
+	for _, step := range []struct {
+		name     string
+		services []service
+		before   func()
+	}{
+		{name: "at first", services: services(two, crowd, two)},
+		{name: "with another endpoint", services: services(append(two, endpoint{at: pod1}), crowd[:23], append(two, endpoint{at: pod1}))},
+		{name: "with one endpoint less", services: services([]endpoint{{at: remote0}, {at: pod1}}, crowd[2:], []endpoint{{at: remote0}, {at: pod1}})},
+		{name: "after an endpoint was gone", services: services(two, crowd, two)},
+		{name: "in a full sync", services: services(two, crowd[:20], two), before: func() { c.move("zone-of-counts") }},
+		{name: "without endpoints", services: services(nil, nil, nil)},
+		{name: "after no endpoints", services: services(two, crowd, two)},
+		{name: "without one Service", services: services(two, crowd, two)[:2]},
+		{name: "with that Service again", services: services(two, crowd, two)},
+		{name: "after a restart", services: services(two, crowd, two), before: func() { c.end(t); c.begin(ctx, t) }},
+	} {
+		if step.before != nil {
+			step.before()
+		}
+		c.publish(ctx, t, step.services...)
+		c.forgetGone()
+		c.connect(ctx, t)
+		if t.Failed() {
+			t.Fatalf("%s", step.name)
+		}
+		poll.Nil(t, "counts "+step.name, func() error { return c.check(ctx) })
+	}
+}
+
+const firstPortOfCounts = 2000
+
+// countsTest is one run of Counts.
+type countsTest struct {
+	*suite
+	*stage
+
+	// sent are the connections since the Provider began.
+	sent map[v1.IPFamily]map[changetracker.ServicePortName]*sentTo
+	// port is the source port of the last connection.
+	port uint16
+}
+
+// sentTo are the connections to a service port, and to each endpoint that it has.
+type sentTo struct {
+	all       uint64
+	endpoints map[netip.AddrPort]uint64
+}
+
+// begin starts a Provider that knows no Services.
+func (c *countsTest) begin(ctx context.Context, t *testing.T) {
+	t.Helper()
+	before := c.stage
+	c.sent = map[v1.IPFamily]map[changetracker.ServicePortName]*sentTo{}
+	for _, family := range families() {
+		c.sent[family] = map[changetracker.ServicePortName]*sentTo{}
+	}
+	c.stage = &stage{suite: c.suite}
+	if before != nil {
+		c.suite.serial = 0
+	}
+	c.stage.provider = c.use(ctx, t, setupDefault)
+}
+
+// move changes the node's zone, which causes a full sync.
+func (c *countsTest) move(zone string) {
+	n := setupDefault.config(c.world).Node
+	n.Zone = zone
+	c.provider.OnNodeChange(n)
+}
+
+func (p *published) has(family v1.IPFamily, addr netip.Addr) bool {
+	for _, slice := range p.slices {
+		for i := range slice.Endpoints {
+			if v1.IPFamily(slice.AddressType) == family && slices.Contains(slice.Endpoints[i].Addresses, addr.String()) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// forgetGone forgets Services and endpoints that are gone: they begin again at zero.
+func (c *countsTest) forgetGone() {
+	for family, ports := range c.sent {
+		maps.DeleteFunc(ports, func(name changetracker.ServicePortName, of *sentTo) bool {
+			i := slices.IndexFunc(c.services, func(p *published) bool { return p.object.Name == name.Name })
+			if i < 0 {
+				return true
+			}
+			maps.DeleteFunc(of.endpoints, func(e netip.AddrPort, _ uint64) bool { return !c.services[i].has(family, e.Addr()) })
+			return false
+		})
+	}
+}
+
+// connect opens connections to all addresses of all Services, several to each.
+func (c *countsTest) connect(ctx context.Context, t *testing.T) {
+	t.Helper()
+	for _, p := range c.services {
+		if len(p.slices) == 0 {
+			continue
+		}
+		for _, family := range families() {
+			to := p.targets(c.world, family)
+			dials := map[*Host][]netip.AddrPort{c.world.LocalPods[1]: {to[clusterIP]}, c.world.Node: {to[clusterIP]}}
+			if p.object.Spec.Type == v1.ServiceTypeLoadBalancer {
+				dials[c.world.Client] = []netip.AddrPort{to[nodePort], to[nodePortSecondary], to[externalIP], to[loadBalancer]}
+				dials[c.world.Node] = append(dials[c.world.Node], to[nodePort], to[externalIP])
+			}
+			for from, targets := range dials {
+				for _, target := range targets {
+					c.dial(ctx, t, p, family, from, target)
+				}
+			}
+		}
+	}
+}
+
+// dial opens connections to one address.
+func (c *countsTest) dial(ctx context.Context, t *testing.T, p *published, family v1.IPFamily, from *Host, to netip.AddrPort) {
+	t.Helper()
+	const times = 3
+	for _, port := range p.object.Spec.Ports {
+		network := map[v1.Protocol]string{v1.ProtocolTCP: "tcp", v1.ProtocolUDP: "udp"}[port.Protocol]
+		name := changetracker.ServicePortName{Port: port.Name, Protocol: port.Protocol}
+		name.Namespace, name.Name = p.object.Namespace, p.object.Name
+		of := c.sent[family][name]
+		if of == nil {
+			of = &sentTo{endpoints: map[netip.AddrPort]uint64{}}
+			c.sent[family][name] = of
+		}
+		for range times {
+			c.port++ // of the same one, the kernel may know an earlier datagram
+			answer, err := from.Ask(ctx, network, to, AskOptions{From: from.Addr(family), FromPort: c.port, Timeout: answerTimeout})
+			if err != nil {
+				t.Errorf("%s from %s to %v of %s: %v", network, from.Name, to, name, err)
+				continue
+			}
+			of.all++
+			of.endpoints[answer.Local]++
+		}
+	}
+}
+
+// check compares the counts with the connections.
+func (c *countsTest) check(ctx context.Context) error {
+	counter, ok := c.provider.(Counter)
+	if !ok {
+		return fmt.Errorf("%T is no Counter", c.provider)
+	}
+	var errs []error
+	for family, ports := range c.sent {
+		got, err := counter.Counts(ctx, family)
+		if err != nil {
+			return fmt.Errorf("counts of %s: %w", family, err)
+		}
+		if got.Since.IsZero() {
+			errs = append(errs, fmt.Errorf("%s: nothing counts", family))
+		}
+		want := map[changetracker.ServicePortName]string{}
+		for name, of := range ports {
+			want[name] = fmt.Sprintf("%d %v", of.all, of.endpoints)
+		}
+		for _, p := range got.ServicePorts {
+			have := map[netip.AddrPort]uint64{}
+			for _, e := range p.Endpoints {
+				if e.Connections > 0 {
+					have[e.Endpoint] = e.Connections
+				}
+			}
+			if text := fmt.Sprintf("%d %v", p.Connections, have); text != want[p.Name] {
+				errs = append(errs, fmt.Errorf("%s of %s: counted %s, want %s", p.Name, family, text, want[p.Name]))
+			}
+			delete(want, p.Name)
+		}
+		for name, text := range want {
+			errs = append(errs, fmt.Errorf("%s of %s: not counted, want %s", name, family, text))
+		}
+	}
+	return errors.Join(errs...)
+}
