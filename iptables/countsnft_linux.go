@@ -21,6 +21,16 @@ func (w *nftWatcher) ended() (e endings) {
 	return e
 }
 
+// end records the counter of a deleted rule.
+func (w *nftWatcher) end(typ uint16, attrs []byte) {
+	if !w.counting || typ != unix.NFT_MSG_DELRULE {
+		return
+	}
+	if c, ok := w.counter(attrs); ok {
+		w.current.ended = append(w.current.ended, c)
+	}
+}
+
 // counters implements watcher. It reads again if another program deletes rules meanwhile, so that
 // the values are of rules that exist.
 func (w *nftWatcher) counters(ctx context.Context, _ func(counterKey) uint64) (values counterValues, err error) {

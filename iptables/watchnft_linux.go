@@ -252,11 +252,7 @@ func (w *nftWatcher) change(typ uint16, attrs []byte) {
 		if w.owned(chain) || slices.Contains(builtInChains, chain) && w.jumps(attrs) {
 			object = "rules in chain " + chain
 		}
-		if w.counting && typ == unix.NFT_MSG_DELRULE {
-			if c, ok := w.counter(attrs); ok {
-				w.current.ended = append(w.current.ended, c)
-			}
-		}
+		w.end(typ, attrs)
 	}
 	if object != "" && w.current.damage.Object == "" {
 		w.current.damage.Object = object + " of table " + w.program() + " " + table

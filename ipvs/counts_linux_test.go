@@ -160,8 +160,13 @@ func TestCountersWrapAndBeginAgain(t *testing.T) {
 		value uint32
 		want  uint64
 	}{
-		{0, 5, 5}, {5, 9, 9}, {9, 3, 3},
-		{math.MaxUint32 - 1, 4, 1<<32 + 4}, {1<<32 + 4, 6, 1<<32 + 6}, {1<<33 - 1, 0, 1 << 33}, {1<<33 + 8, 2, 2},
+		{0, 5, 5},
+		{5, 9, 9},
+		{9, 3, 3},
+		{math.MaxUint32 - 1, 4, 1<<32 + 4},
+		{1<<32 + 4, 6, 1<<32 + 6},
+		{1<<33 - 1, 0, 1 << 33},
+		{1<<33 + 8, 2, 2},
 	} {
 		if got := widen(c.last, c.value); got != c.want {
 			t.Errorf("%d after %d = %d, want %d", c.value, c.last, got, c.want)

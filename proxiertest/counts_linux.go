@@ -204,25 +204,32 @@ func (c *countsTest) check(ctx context.Context) error {
 		if got.Since.IsZero() {
 			errs = append(errs, fmt.Errorf("%s: nothing counts", family))
 		}
-		want := map[changetracker.ServicePortName]string{}
-		for name, of := range ports {
-			want[name] = fmt.Sprintf("%d %v", of.all, of.endpoints)
-		}
-		for _, p := range got.ServicePorts {
-			have := map[netip.AddrPort]uint64{}
-			for _, e := range p.Endpoints {
-				if e.Connections > 0 {
-					have[e.Endpoint] = e.Connections
-				}
+		errs = append(errs, differences(family, &got, ports))
+	}
+	return errors.Join(errs...)
+}
+
+// differences compares the counts of a family.
+func differences(family v1.IPFamily, got *proxier.Counts, ports map[changetracker.ServicePortName]*sentTo) error {
+	want := map[changetracker.ServicePortName]string{}
+	for name, of := range ports {
+		want[name] = fmt.Sprintf("%d %v", of.all, of.endpoints)
+	}
+	var errs []error
+	for _, p := range got.ServicePorts {
+		have := map[netip.AddrPort]uint64{}
+		for _, e := range p.Endpoints {
+			if e.Connections > 0 {
+				have[e.Endpoint] = e.Connections
 			}
-			if text := fmt.Sprintf("%d %v", p.Connections, have); text != want[p.Name] {
-				errs = append(errs, fmt.Errorf("%s of %s: counted %s, want %s", p.Name, family, text, want[p.Name]))
-			}
-			delete(want, p.Name)
 		}
-		for name, text := range want {
-			errs = append(errs, fmt.Errorf("%s of %s: not counted, want %s", name, family, text))
+		if text := fmt.Sprintf("%d %v", p.Connections, have); text != want[p.Name] {
+			errs = append(errs, fmt.Errorf("%s of %s: counted %s, want %s", p.Name, family, text, want[p.Name]))
 		}
+		delete(want, p.Name)
+	}
+	for name, text := range want {
+		errs = append(errs, fmt.Errorf("%s of %s: not counted, want %s", name, family, text))
 	}
 	return errors.Join(errs...)
 }
