@@ -103,9 +103,9 @@ func (c *countsTest) begin(ctx context.Context, t *testing.T) {
 	}
 	c.stage = &stage{suite: c.suite}
 	if before != nil {
-		c.suite.serial = 0
+		c.serial = 0
 	}
-	c.stage.provider = c.use(ctx, t, setupDefault)
+	c.provider = c.use(ctx, t, setupDefault)
 }
 
 // move changes the node's zone, which causes a full sync.
@@ -156,7 +156,7 @@ func (c *countsTest) connect(ctx context.Context, t *testing.T) {
 			}
 			for from, targets := range dials {
 				for _, target := range targets {
-					c.dial(ctx, t, p, family, from, target)
+					c.dial(ctx, t, p, from, target)
 				}
 			}
 		}
@@ -164,8 +164,12 @@ func (c *countsTest) connect(ctx context.Context, t *testing.T) {
 }
 
 // dial opens connections to one address.
-func (c *countsTest) dial(ctx context.Context, t *testing.T, p *published, family v1.IPFamily, from *Host, to netip.AddrPort) {
+func (c *countsTest) dial(ctx context.Context, t *testing.T, p *published, from *Host, to netip.AddrPort) {
 	t.Helper()
+	family := v1.IPv6Protocol
+	if to.Addr().Is4() {
+		family = v1.IPv4Protocol
+	}
 	const times = 3
 	for _, port := range p.object.Spec.Ports {
 		network := map[v1.Protocol]string{v1.ProtocolTCP: "tcp", v1.ProtocolUDP: "udp"}[port.Protocol]
