@@ -18,7 +18,8 @@
 // The first packet of a connection passes the table in prerouting, or in output if it is
 // from the node itself. The table refuses packets to frontends without endpoints, from
 // outside the source ranges, and to other ports of a VIP. It may set the masquerade mark.
-// Packets to a health check node port go to the node. IPVS takes the others at the input or
+// Packets to a health check node port go to the node. Packets to a frontend that connection
+// tracking calls INVALID meet no rule of NAT, and are dropped. IPVS takes the others at the input or
 // output hook, translates the destination and stores the connection. In postrouting the
 // table masquerades packets with the mark, hairpin connections, and connections of the node
 // from a VIP: this needs IPVS with connection tracking (net.ipv4.vs.conntrack).

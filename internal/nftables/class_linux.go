@@ -46,6 +46,7 @@ const (
 const (
 	chainReject         = "reject"
 	chainDrop           = "drop"
+	chainInvalid        = "invalid"
 	chainFirewall       = "firewall"
 	chainLocal          = "local"
 	chainShortCircuit   = "short-circuit"

@@ -139,7 +139,7 @@ func (v *view) printChain(b *strings.Builder, c *chainSpec) {
 	fmt.Fprintf(b, "\n\tchain %s {\n", c.name)
 	if c.hook != nil {
 		fmt.Fprintf(b, "\t\tcomment %q\n", layoutVersion)
-		fmt.Fprintf(b, "\t\ttype nat hook %s priority %d; policy accept;\n", c.hook.name, c.hook.priority)
+		fmt.Fprintf(b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.hook.kind, c.hook.name, c.hook.priority)
 	}
 	for _, r := range c.rules {
 		fmt.Fprintf(b, "\t\t%s\n", r)

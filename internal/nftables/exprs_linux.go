@@ -13,10 +13,11 @@ import (
 
 // Numbers of the kernel's headers that package unix does not have.
 const (
-	dynsetDelete = 2    // NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h
-	ctStatusDNAT = 0x20 // IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h
-	portICMP     = 3    // ICMP_PORT_UNREACH of linux/icmp.h
-	portICMPv6   = 4    // ICMPV6_PORT_UNREACH of linux/icmpv6.h
+	dynsetDelete   = 2    // NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h
+	ctStatusDNAT   = 0x20 // IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h
+	ctStateInvalid = 0x01 // NF_CT_STATE_INVALID_BIT of net/netfilter/nf_conntrack.h
+	portICMP       = 3    // ICMP_PORT_UNREACH of linux/icmp.h
+	portICMPv6     = 4    // ICMPV6_PORT_UNREACH of linux/icmpv6.h
 )
 
 // reg is the nth of the kernel's sixteen registers of 4 bytes, NFT_REG32_00 and

@@ -20,6 +20,7 @@ type chainSpec struct {
 }
 
 type hookSpec struct {
+	kind     string
 	number   uint32
 	name     string
 	priority int32
@@ -53,7 +54,7 @@ func (l *layout) addrLen() int { return 4 * l.rules.addrRegs() }
 func (l *layout) chains() []chainSpec {
 	r := &l.rules
 	toServices := []rule{jump(chainServices)}
-	return append(l.affinityChains(), []chainSpec{
+	specs := append(l.affinityChains(), []chainSpec{
 		{name: chainReject, rules: []rule{r.reject()}},
 		{name: chainDrop, rules: []rule{{&expr.Verdict{Kind: expr.VerdictDrop}}}},
 		{name: chainPick, rules: r.pick()},
@@ -61,10 +62,18 @@ func (l *layout) chains() []chainSpec {
 		{name: chainLocal, rules: r.local()},
 		{name: chainFirewall, rules: r.firewall()},
 		{name: chainServices, rules: r.services()},
-		{name: "prerouting", hook: &hookSpec{unix.NF_INET_PRE_ROUTING, "prerouting", l.dnatPriority}, rules: toServices},
-		{name: "output", hook: &hookSpec{unix.NF_INET_LOCAL_OUT, "output", l.dnatPriority}, rules: toServices},
-		{name: "postrouting", hook: &hookSpec{unix.NF_INET_POST_ROUTING, "postrouting", l.snatPriority}, rules: r.postrouting()},
+		{name: "prerouting", hook: &hookSpec{"nat", unix.NF_INET_PRE_ROUTING, "prerouting", l.dnatPriority}, rules: toServices},
+		{name: "output", hook: &hookSpec{"nat", unix.NF_INET_LOCAL_OUT, "output", l.dnatPriority}, rules: toServices},
+		{name: "postrouting", hook: &hookSpec{"nat", unix.NF_INET_POST_ROUTING, "postrouting", l.snatPriority}, rules: r.postrouting()},
 	}...)
+	if r.inFront {
+		specs = append(specs,
+			chainSpec{name: chainInvalid, rules: r.invalid()},
+			chainSpec{name: "invalid-prerouting", hook: &hookSpec{"filter", unix.NF_INET_PRE_ROUTING, "prerouting", l.dnatPriority}, rules: toInvalid()},
+			chainSpec{name: "invalid-output", hook: &hookSpec{"filter", unix.NF_INET_LOCAL_OUT, "output", l.dnatPriority}, rules: toInvalid()},
+		)
+	}
+	return specs
 }
 
 // classChain returns the chain of a class.
@@ -127,6 +136,19 @@ func (r *rules) services() []rule {
 		r.refuse(setClusterIPs, chainReject, !r.inFront),
 		r.refuse(setServiceCIDRs, chainDrop, true),
 	)
+}
+
+// toInvalid leads packets that connection tracking calls INVALID to their chain.
+func toInvalid() []rule {
+	match := rule{&expr.Ct{Key: expr.CtKeySTATE, Register: reg(0)}, and(0, 0, ctStateInvalid), notZero(0)}
+	return []rule{append(match, jump(chainInvalid)...)}
+}
+
+// invalid drops such packets if they are for a frontend: they meet no rule of NAT, so nothing
+// has decided about them, but the engine behind would forward them.
+func (r *rules) invalid() []rule {
+	drop := &expr.Verdict{Kind: expr.VerdictDrop}
+	return []rule{append(carry(r.tuple(), setServices), drop), append(r.nodePorts(), drop)}
 }
 
 // healthChecks accepts the node's health check ports at VIPs that are addresses of the

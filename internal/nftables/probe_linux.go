@@ -80,7 +80,7 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	}
 	if f.exprs != nil {
 		chain := chainSpec{
-			name: "probe", hook: &hookSpec{unix.NF_INET_PRE_ROUTING, "prerouting", e.config.DNATPriority},
+			name: "probe", hook: &hookSpec{"nat", unix.NF_INET_PRE_ROUTING, "prerouting", e.config.DNATPriority},
 			rules: []rule{f.exprs},
 		}
 		if err := w.chains([]chainSpec{chain}); err != nil {

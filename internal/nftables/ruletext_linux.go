@@ -32,6 +32,7 @@ type value struct {
 	registers int                 // that it fills
 	constant  func([]byte) string // prints what the value is compared or combined with
 	isAddress bool
+	isFlag    bool
 	bits      int    // of the prefix that an address is compared with
 	immediate []byte // instead of a text
 }
@@ -75,7 +76,10 @@ func (p *printer) load(e expr.Any) {
 	case *expr.Fib:
 		*p.at(e.Register) = value{text: "fib " + either(e.FlagSADDR, "saddr", "daddr") + " type", registers: 1, constant: routeType}
 	case *expr.Ct:
-		*p.at(e.Register) = value{text: "ct status", registers: 1, constant: ctStatus}
+		*p.at(e.Register) = value{text: "ct status", registers: 1, constant: ctStatus, isFlag: true}
+		if e.Key == expr.CtKeySTATE {
+			*p.at(e.Register) = value{text: "ct state", registers: 1, constant: ctState, isFlag: true}
+		}
 	case *expr.Numgen:
 		*p.at(e.Register) = value{text: numgenText(e), registers: 1}
 	case *expr.Hash:
@@ -159,7 +163,7 @@ func (v value) combined(e *expr.Bitwise) value {
 		return v
 	}
 	switch {
-	case v.text == "ct status": // nft prints the test of a flag without the mask
+	case v.isFlag: // nft prints its test without the mask
 	case binary.NativeEndian.Uint32(e.Xor) == 0:
 		v.text += " & " + v.constant(e.Mask)
 	default:
@@ -173,7 +177,7 @@ func (v value) compared(e *expr.Cmp) string {
 	if v.bits != 0 {
 		with += fmt.Sprintf("/%d", v.bits)
 	}
-	return v.text + either(e.Op == expr.CmpOpNeq && with != "dnat", " != ", " ") + with
+	return v.text + either(e.Op == expr.CmpOpNeq && !v.isFlag, " != ", " ") + with
 }
 
 // key joins the values that a set is searched for.
@@ -265,6 +269,8 @@ func interfaceName(b []byte) string {
 func routeType([]byte) string { return "local" }
 
 func ctStatus([]byte) string { return "dnat" }
+
+func ctState([]byte) string { return "invalid" }
 
 // duration prints whole seconds without parts that are 0, and 24 hours as a day.
 func duration(d time.Duration) string {

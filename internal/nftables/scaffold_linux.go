@@ -69,7 +69,7 @@ func (w *wire) newChain(c *chainSpec) {
 			w.attrUint32(unix.NFTA_HOOK_HOOKNUM, c.hook.number)
 			w.attrUint32(unix.NFTA_HOOK_PRIORITY, uint32(c.hook.priority))
 		})
-		w.attrString(unix.NFTA_CHAIN_TYPE, "nat")
+		w.attrString(unix.NFTA_CHAIN_TYPE, c.hook.kind)
 		w.attr(chainUserdata, userdataString(udataComment, layoutVersion))
 	}
 	w.end()

@@ -341,7 +341,7 @@ func (c *chainSpec) kind() string {
 	if c.hook == nil {
 		return "regular"
 	}
-	return (&observedChain{isBase: true, typ: "nat", hook: c.hook.number, priority: c.hook.priority, policy: acceptPolicy, comment: layoutVersion}).String()
+	return (&observedChain{isBase: true, typ: c.hook.kind, hook: c.hook.number, priority: c.hook.priority, policy: acceptPolicy, comment: layoutVersion}).String()
 }
 
 // String is comparable with chainSpec.kind.
