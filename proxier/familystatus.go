@@ -59,8 +59,11 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	defer f.mu.Unlock()
 	s = f.recorded
 	s.PendingSince, s.StaleSince = pending, f.lag.since(pending)
-	if !f.broken && !f.repairs.pending() && !f.portRepairsPendingLocked() {
+	if f.lag.running.IsZero() { // otherwise Failed is not yet that of what the tracker has applied
 		s.Versions = f.tracker.Applied(f.name)
+	}
+	if f.broken || f.repairs.pending() || f.portRepairsPendingLocked() {
+		s.Versions = changetracker.Versions{}
 	}
 	s.Damaged, s.LastDamage, s.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime
 	if h, ok := As[descriptorHolder](f.engine); ok {

@@ -71,7 +71,12 @@ func playPriority(ctx context.Context, t *testing.T, s *stage) {
 					port++
 					nft(fmt.Sprintf(priorityObserver, network, port, socketPriority))
 					defer nft("delete", "table", "inet", "observer")
-					netnstest.Check(t, from.Do(func() error { return sendWithPriority(ctx, network, port, to) }))
+					var conn net.Conn
+					netnstest.Check(t, from.Do(func() (err error) {
+						conn, err = sendWithPriority(ctx, network, port, to)
+						return err
+					}))
+					defer func() { _ = conn.Close() }() // afterwards: the kernel may answer for a socket that is gone
 					poll.Until(t, "packets leave", func() bool {
 						kept, lost = counters(t, nft("-j", "list", "counters", "table", "inet", "observer"))
 						return kept+lost >= packetsWithPriority
@@ -97,7 +102,7 @@ func playPriority(ctx context.Context, t *testing.T, s *stage) {
 const packetsWithPriority = 3
 
 // sendWithPriority opens a connection whose socket has a priority, and asks three times.
-func sendWithPriority(ctx context.Context, network string, port int, to netip.AddrPort) error {
+func sendWithPriority(ctx context.Context, network string, port int, to netip.AddrPort) (conn net.Conn, err error) {
 	var from net.Addr = &net.TCPAddr{Port: port}
 	if network == "udp" {
 		from = &net.UDPAddr{Port: port}
@@ -111,21 +116,25 @@ func sendWithPriority(ctx context.Context, network string, port int, to netip.Ad
 		}
 		return err
 	}}
-	conn, err := d.DialContext(ctx, network, to.String())
+	conn, err = d.DialContext(ctx, network, to.String())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { _ = conn.Close() }()
+	defer func() {
+		if err != nil {
+			_ = conn.Close()
+		}
+	}()
 	_ = conn.SetDeadline(time.Now().Add(answerTimeout))
 	for range packetsWithPriority {
-		if _, err := conn.Write([]byte("x\n")); err != nil {
-			return err
+		if _, err = conn.Write([]byte("x\n")); err != nil {
+			return nil, err
 		}
-		if _, err := conn.Read(make([]byte, 512)); err != nil {
-			return err
+		if _, err = conn.Read(make([]byte, 512)); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return conn, nil
 }
 
 // counters reads those of the observer.
