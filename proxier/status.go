@@ -91,7 +91,7 @@ type FamilyStatus struct {
 	// Versions are those up to which every change is programmed, but for the service ports in
 	// Failed: see EventHandler.OnVersion. They are empty if nobody calls it, before the first
 	// sync, after a sync that failed as a whole, and while damage by another program is not
-	// repaired.
+	// repaired. They tell nothing about changes of the node.
 	Versions changetracker.Versions
 	// StaleSince is since when the data plane may be out of date: the start of the first of
 	// the latest consecutive failed syncs, the start of the running sync, or the arrival of

@@ -3,10 +3,13 @@ package cluster
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
 )
 
 // kind is a resource that the nodes watch.
@@ -168,6 +171,7 @@ func (f *reflector) send(position int) {
 			f.rv = position + 1
 			f.proc.node.newest = max(f.proc.node.newest, f.rv)
 			f.deliver(e.key, e.obj, change{position, e.at})
+			f.proc.feed.OnVersion(f.kind.input(), f.version())
 		}
 	})
 }
@@ -212,6 +216,7 @@ func (f *reflector) replace() {
 			items[k] = nil
 		}
 	}
+	version := f.version()
 	keys := slices.Sorted(maps.Keys(items))
 	slices.SortStableFunc(keys, func(a, b string) int { return deleted(items[a]) - deleted(items[b]) })
 	for chunk := range slices.Chunk(keys, f.chunk()) {
@@ -225,6 +230,7 @@ func (f *reflector) replace() {
 	}
 	f.schedule(time.Microsecond, func() {
 		if !f.proc.stopped {
+			f.proc.feed.OnVersion(f.kind.input(), version)
 			f.proc.finish(f.kind)
 		}
 	})
@@ -248,6 +254,17 @@ func (f *reflector) noteList(items map[string]metav1.Object) {
 			n.sim.note(missedReplace)
 		}
 	}
+}
+
+// version is what the reflector has received, or will have when it has taken over a list.
+func (f *reflector) version() string { return strconv.Itoa(f.rv) }
+
+// input is what the Provider calls a kind.
+func (k kind) input() changetracker.Input {
+	if k == servicesKind {
+		return changetracker.InputServices
+	}
+	return changetracker.InputEndpointSlices
 }
 
 func deleted(obj metav1.Object) int {

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,6 +61,7 @@ type process struct {
 	failed   [len(families)]time.Time                     // when the last Apply failed, in whole or in part
 	broken   [len(families)]bool                          // the last Apply failed, in whole or in part
 	again    [len(families)]bool                          // the next Update may be full
+	moved    [len(families)]bool                          // the node is in another zone, which may not be programmed
 }
 
 // followLimit is how long a change may take from its event to the kernel: a running Apply, the
@@ -217,6 +219,7 @@ func (p *process) observe(k kind, key string, objects [2]metav1.Object, c change
 		if k == servicesKind || familyOf(about) == family {
 			p.dirty[i][service] = true
 		}
+		p.node.sim.after(p.node.sim.span(0, followLimit, "claim", p.node.id, int(now.UnixNano())), func() { p.checkClaim(i, service) })
 		n := different(before[i], after[i])
 		if n == 0 {
 			continue // and if the kernel fails now, the runner need not try again at once
@@ -293,13 +296,35 @@ func (p *process) checkFollowed(family int, service types.NamespacedName, since 
 	}
 }
 
+// checkClaim runs some time after an event: if the Status has the versions of everything that
+// was received, the kernel has what they say, but for service ports that failed.
+func (p *process) checkClaim(family int, service types.NamespacedName) {
+	if p.stopped {
+		return
+	}
+	status := p.provider.Status().Families[families[family]]
+	want := changetracker.Versions{Services: p.reflect[servicesKind].version(), EndpointSlices: p.reflect[slicesKind].version()}
+	if status.Versions != want || slices.ContainsFunc(status.Failed, func(e *proxier.ServiceError) bool { return e.Name.NamespacedName == service }) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.moved[family] = p.moved[family] && !status.PendingSince.IsZero(); p.moved[family] {
+		return // a change of the node has no version
+	}
+	p.node.sim.note(claimed)
+	for _, difference := range p.node.kernel[family].differences(&p.view, family, service) {
+		p.node.sim.violate("has what it says", "%s %s says that it has %+v: %s", p.node.name, families[family], want, difference)
+	}
+}
+
 // relabel moves the node to another zone.
 func (n *node) relabel(zone string) {
 	n.zone = zone
 	if p := n.proc; p != nil {
 		p.mu.Lock()
 		p.view.zone = zone
-		p.again = [len(families)]bool{true, true}
+		p.again, p.moved = [len(families)]bool{true, true}, [len(families)]bool{true, true}
 		clear(p.changed) // what the view wants is different now
 		clear(p.rules)
 		p.mu.Unlock()

@@ -30,6 +30,7 @@ const (
 	listedAgain   = "lists of a running proxy"
 	listedOld     = "first lists of a proxy that are older than what its kernel has"
 	missedDelete  = "objects that a list shows to be deleted"
+	claimed       = "checks of a Service on a node that said it has programmed all that it had received"
 	missedReplace = "objects that a list shows to be replaced by others of the same name"
 	rivals        = "Services that claim the same for a moment"
 	applyFailed   = "Applies that failed"
@@ -40,7 +41,7 @@ const (
 )
 
 var mustHappen = []string{
-	watchBroke, watchResumed, listedAgain, listedOld, missedDelete, missedReplace, rivals, applyFailed, applyPartly, applyCut, nodeLost, proxyStarted,
+	watchBroke, watchResumed, listedAgain, listedOld, missedDelete, missedReplace, claimed, rivals, applyFailed, applyPartly, applyCut, nodeLost, proxyStarted,
 }
 
 func newStats(nodes int) *stats {
