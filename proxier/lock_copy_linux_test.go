@@ -1,6 +1,8 @@
 package proxier
 
 import (
+	"os/exec"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -38,4 +40,34 @@ func TestACopyOfAReleasedLockIsNobodys(t *testing.T) {
 		defer second.release()
 		return second.bind(socket, name, v1.IPv4Protocol, false)
 	}))
+}
+
+// TestALockIsTakenAgainAtOnce: also by a program that starts other programs all the time.
+func TestALockIsTakenAgainAtOnce(t *testing.T) {
+	ns, name := netnstest.New(t), ownedName{"table", "serviceplane"}
+	socket, enough := socketName(name, v1.IPv4Protocol), make(chan struct{})
+	var starting sync.WaitGroup
+	for range 4 {
+		starting.Go(func() {
+			for !isClosed(enough) {
+				if err := exec.CommandContext(t.Context(), "true").Run(); err != nil {
+					t.Errorf("start a program: %v", err)
+					return
+				}
+			}
+		})
+	}
+	err := ns.Do(func() error {
+		for range 2000 {
+			var l lock
+			if err := l.bind(socket, name, v1.IPv4Protocol, false); err != nil {
+				return err
+			}
+			l.release()
+		}
+		return nil
+	})
+	close(enough)
+	starting.Wait()
+	netnstest.Check(t, err)
 }

@@ -69,12 +69,12 @@ func (l *lock) bind(socket string, name ownedName, family v1.IPFamily, allowOwn 
 	}
 }
 
-// A child process holds a copy of a closed socket between fork and execve(2). It may have
-// closed the copy between bind and connect, and then connect is refused.
+// Another process may be between bind and listen, or a child of it between fork and execve(2),
+// with a copy of a closed socket. Then connect is refused.
 const (
 	startingOrEnding = "a process that is starting or ending"
 
-	forkAttempts = 5
+	forkAttempts = 50
 	forkPause    = 10 * time.Millisecond
 )
 
@@ -160,9 +160,15 @@ func (l *lock) drainQueue() {
 	}
 }
 
+// release waits until no child of this process is between fork and execve(2), which would have a
+// copy of each socket, and so the lock. execve closes the copy soon after package syscall goes on.
 func (l *lock) release() {
+	if len(*l) > 0 {
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+	}
 	for _, socket := range *l {
-		// A child process may hold a copy until its execve. It must not count as this one.
+		// A child that was not made by package syscall may still have a copy. It must not count as this process.
 		_ = syscall.Shutdown(socket, syscall.SHUT_RDWR)
 		_ = syscall.Close(socket)
 	}
