@@ -83,7 +83,11 @@ func (k *fakeKernel) List() (all map[serverKey]*virtual, err error) {
 	err = k.call(func() error {
 		all = make(map[serverKey]*virtual, len(k.virtuals))
 		for key, v := range k.virtuals {
-			all[key] = &virtual{settings: v.settings, reals: maps.Clone(v.reals), counted: map[netip.AddrPort]uint32{}}
+			all[key] = &virtual{settings: v.settings, reals: maps.Clone(v.reals)}
+			if len(k.counted) == 0 { // nobody has connected, or counts
+				continue
+			}
+			all[key].counted = map[netip.AddrPort]uint32{}
 			for real := range v.reals {
 				all[key].counted[real] = k.counted[counterKey{key, real}]
 			}

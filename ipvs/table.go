@@ -183,12 +183,14 @@ func (t *table) set(key serverKey, want *virtual) error {
 	var created, leaving []netip.AddrPort
 	drained := false
 	for _, addr := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
-		if e.reals[addr] == nil {
+		if t.tally != nil && e.reals[addr] == nil {
 			created = append(created, addr)
 		}
 		errs = append(errs, t.setReal(key, e, addr, want.reals[addr]))
 	}
-	errs = append(errs, t.accountReturned(key, created))
+	if len(created) > 0 {
+		errs = append(errs, t.accountReturned(key, created))
+	}
 	for _, addr := range slices.SortedFunc(maps.Keys(e.reals), netip.AddrPort.Compare) {
 		if _, ok := want.reals[addr]; ok {
 			continue
