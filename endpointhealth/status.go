@@ -43,7 +43,7 @@ type State uint8
 
 // The states.
 const (
-	// StateEjected endpoints get no new connections.
+	// StateEjected endpoints get no new connections from the next sync on.
 	StateEjected State = iota + 1
 	// StateKept endpoints fail, and are used, because too many others are ejected.
 	StateKept

@@ -39,6 +39,7 @@ func TestAnEndpointThatStopsAnswering(t *testing.T) {
 			nftIn(t, n.pods[1], "add table inet broken; add chain inet broken in { type filter hook input priority 0; }; add rule inet broken in tcp dport 8080 "+c.broken)
 			ejected := `serviceplane_endpoint_health_service_endpoints{state="ejected"} `
 			n.expectMetricUnderLoad(p, ejected+"2") // one of each IP family
+			p.waitNothingPending()
 			n.expectNow("pod-1")
 			nftIn(t, n.pods[1], "delete", "table", "inet", "broken")
 			p.expectMetrics(ejected + "0")

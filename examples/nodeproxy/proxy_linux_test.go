@@ -181,6 +181,13 @@ func (p *proxyProcess) waitProgrammed(versions changetracker.Versions) {
 	}
 }
 
+// waitNothingPending waits until everything that the trackers have heard is programmed. Decisions
+// of checks are pending before their metrics show them.
+func (p *proxyProcess) waitNothingPending() {
+	p.t.Helper()
+	p.expectMetrics(`serviceplane_pending_seconds{ip_family="IPv4"} 0`, `serviceplane_pending_seconds{ip_family="IPv6"} 0`)
+}
+
 // get sends a request to a server of the process. The code is 0 without a response.
 func (p *proxyProcess) get(address, path string) (code int, body string) {
 	p.t.Helper()
