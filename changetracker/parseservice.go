@@ -161,7 +161,7 @@ func bounded(addrs []netip.Addr, ports int, field string, f *findings) []netip.A
 	if len(addrs) <= limit {
 		return addrs
 	}
-	f.add(ReasonRefused, fmt.Sprintf("%d addresses with %d ports each: the first %d are used", len(addrs), ports, limit), "%s", field)
+	f.add(ReasonTooMany, fmt.Sprintf("%d addresses with %d ports each: the first %d are used", len(addrs), ports, limit), "%s", field)
 	return addrs[:limit]
 }
 

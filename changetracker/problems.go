@@ -41,6 +41,8 @@ const (
 	ReasonMissing         Reason = "missing value"
 	// ReasonRefused is for an external IP that ExternalIPPolicy does not accept.
 	ReasonRefused Reason = "refused by policy"
+	// ReasonTooMany is for a list of which a Service uses only the first values.
+	ReasonTooMany Reason = "too many"
 	// ReasonNoSourceRange is for source ranges of which none is valid and of the IP
 	// family of a load balancer VIP.
 	ReasonNoSourceRange Reason = "no source range of the IP family"
@@ -53,7 +55,7 @@ func Reasons() []Reason {
 	return []Reason{
 		ReasonInvalidAddress, ReasonInvalidCIDR, ReasonInvalidPort, ReasonInvalidProtocol,
 		ReasonWrongFamily, ReasonNoPorts, ReasonDuplicate, ReasonMissing,
-		ReasonRefused, ReasonNoSourceRange,
+		ReasonRefused, ReasonTooMany, ReasonNoSourceRange, ReasonUnsupported,
 	}
 }
 

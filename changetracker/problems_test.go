@@ -2,6 +2,10 @@ package changetracker
 
 import (
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,6 +24,31 @@ func TestValuesAreCutBetweenCharacters(t *testing.T) {
 		if got := readable(value); got != want {
 			t.Errorf("readable(%q) = %q, want %q", value, got, want)
 		}
+	}
+}
+
+// Reasons has each constant of the type.
+func TestReasonsAreComplete(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "problems.go", nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := Reasons()
+	declared := 0
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok || fmt.Sprint(spec.Type) != "Reason" {
+			return true
+		}
+		declared++
+		text, ok := spec.Values[0].(*ast.BasicLit)
+		if !ok || !slices.Contains(listed, Reason(strings.Trim(text.Value, `"`))) {
+			t.Errorf("Reasons lacks %s", spec.Names[0])
+		}
+		return true
+	})
+	if declared != len(listed) {
+		t.Errorf("%d constants are declared, and Reasons has %d", declared, len(listed))
 	}
 }
 

@@ -141,12 +141,12 @@ func TestAServiceHasABoundedNumberOfFrontends(t *testing.T) {
 		if got := len(mustService(t, state, small).ExternalIPs); got != 1 {
 			t.Errorf("%d ports: the other Service has %d external IPs, want 1", ports, got)
 		}
-		refused := 0
+		cut := 0
 		if want < 2000 {
-			refused = 2
+			cut = 2
 		}
-		if got := tracker.ProblemCounts()[ReasonRefused]; got != refused {
-			t.Errorf("%d ports: %d problems, want %d: %v", ports, got, refused, tracker.Problems())
+		if got := tracker.ProblemCounts()[ReasonTooMany]; got != cut {
+			t.Errorf("%d ports: %d problems, want %d: %v", ports, got, cut, tracker.Problems())
 		}
 	}
 }

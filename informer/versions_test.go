@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,6 +26,7 @@ import (
 // API server.
 type claims struct {
 	*cluster
+	slow   *slowEngine
 	random *rand.Rand
 	was    map[string][]valueAt // by object, oldest first
 	last   map[string]uint64    // version of the last change, by kind
@@ -100,6 +101,7 @@ func isFailed(failed []*proxier.ServiceError, n string) bool {
 // change changes one object, the server, or how the engine fails.
 func (c *claims) change(t *testing.T) {
 	t.Helper()
+	c.slow.change(false)
 	n := strconv.Itoa(c.random.IntN(claimedServices))
 	switch c.random.IntN(20) {
 	case 0:
@@ -128,6 +130,7 @@ func (c *claims) change(t *testing.T) {
 // settle makes everything work, and waits until the node says that it has all changes.
 func (c *claims) settle(t *testing.T) {
 	t.Helper()
+	c.slow.change(true)
 	c.works()
 	if c.away {
 		c.toggle(t, true)
@@ -142,12 +145,53 @@ func (c *claims) settle(t *testing.T) {
 	c.check(t)
 }
 
-// slowEngine takes a while, so that events come during an Apply.
-type slowEngine struct{ *proxiertest.RecordingEngine }
+// slowEngine waits for the next change in every other Apply, so that events come during it.
+type slowEngine struct {
+	*proxiertest.RecordingEngine
 
-func (e slowEngine) Apply(ctx context.Context, u desired.Update) (proxier.Result, error) {
-	time.Sleep(time.Duration(len(e.Updates())%4) * time.Millisecond)
+	mu      sync.Mutex // guards all below
+	settles bool       // no change comes
+	changed chan struct{}
+}
+
+func newSlowEngine() *slowEngine {
+	e := &slowEngine{changed: make(chan struct{})}
+	e.change(true)
+	return e
+}
+
+func (e *slowEngine) wrap(recording *proxiertest.RecordingEngine) proxier.Engine {
+	e.RecordingEngine = recording
+	return e
+}
+
+func (e *slowEngine) Apply(ctx context.Context, u desired.Update) (proxier.Result, error) {
+	if len(e.Updates())%2 == 0 {
+		select {
+		case <-e.next():
+		case <-ctx.Done():
+		}
+	}
 	return e.RecordingEngine.Apply(ctx, u)
+}
+
+// next returns what is closed when there is no reason to wait.
+func (e *slowEngine) next() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.changed
+}
+
+// change ends the waiting, and says whether the next Apply may wait.
+func (e *slowEngine) change(settles bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.settles {
+		close(e.changed)
+	}
+	if e.settles = settles; !settles {
+		e.changed = make(chan struct{})
+	}
 }
 
 // works ends all failures of the engine.
@@ -181,8 +225,8 @@ func TestANodeHasWhatItSays(t *testing.T) {
 		for seed := range uint64(4) {
 			t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 				t.Parallel()
-				c := &claims{random: rand.New(rand.NewPCG(seed, 22)), was: map[string][]valueAt{}, last: map[string]uint64{}, breaks: 10}
-				c.cluster = startClusterWith(t, func(e *proxiertest.RecordingEngine) proxier.Engine { return slowEngine{e} }, o, Options{})
+				c := &claims{random: rand.New(rand.NewPCG(seed, 22)), was: map[string][]valueAt{}, last: map[string]uint64{}, breaks: 10, slow: newSlowEngine()}
+				c.cluster = startClusterWith(t, c.slow.wrap, o, Options{})
 				for range 10 {
 					for range 40 {
 						c.change(t)

@@ -16,7 +16,7 @@ import (
 // sync programs the family, unless lockErr says that another instance holds its names.
 func (f *family) sync(ctx context.Context, serviceCIDRs []netip.Prefix, lockErr error) *outcome {
 	o := &outcome{SyncReport: SyncReport{Family: f.name, Queued: f.tracker.PendingSince(f.name), Started: time.Now()}}
-	f.locked(func() {
+	f.locked(func() { // the Status during this sync has the Failed of what is applied now
 		f.recorded.Versions = f.tracker.Applied(f.name)
 		f.lag.syncStarted(o.Started)
 	})

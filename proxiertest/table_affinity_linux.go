@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 const (
@@ -177,8 +179,8 @@ func playTimeout(ctx context.Context, t *testing.T, s *stage) {
 		if err != nil {
 			return results
 		}
-		if err := pause(ctx, quietTime); err != nil {
-			return single("ended", err)
+		if !poll.Pause(ctx, quietTime) {
+			return single("ended", ctx.Err())
 		}
 		later, err := s.ask(ctx, c, clusterIP)
 		if err == nil && slices.Equal(last, later) { // by chance: 3^-20
@@ -207,8 +209,8 @@ func (s *stage) refreshOnce(ctx context.Context, c combo) (first round, inTime b
 	began := time.Now()
 	first, err = s.ask(ctx, c, clusterIP)
 	for before := began; err == nil && time.Since(began) < shortAffinity+refreshEvery; {
-		if err := pause(ctx, time.Until(before.Add(refreshEvery))); err != nil {
-			return nil, true, err
+		if !poll.Pause(ctx, time.Until(before.Add(refreshEvery))) {
+			return nil, true, ctx.Err()
 		}
 		now := time.Now()
 		err = s.expect(ctx, c, clusterIP, first)
@@ -218,18 +220,6 @@ func (s *stage) refreshOnce(ctx context.Context, c combo) (first round, inTime b
 		before = now
 	}
 	return first, true, err
-}
-
-// pause waits for the kernel's timeout, as synctest does not fake the kernel's clock.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 func playLostEndpoint(ctx context.Context, t *testing.T, s *stage) {

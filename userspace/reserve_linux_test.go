@@ -414,17 +414,25 @@ func everyNodePort(s *side) desired.Globals {
 	return desired.Globals{NodePortAddresses: []netip.Prefix{netip.PrefixFrom(s.node, 0).Masked()}}
 }
 
+// reserveBoth programs a node port of both protocols, which then nobody else can bind, and
+// returns its address.
+func reserveBoth(t *testing.T, n *network, s *side, e *Engine) netip.AddrPort {
+	t.Helper()
+	var services []*desired.Service
+	for _, protocol := range bothProtocols() {
+		services = append(services, servicePort("web", protocol, []desired.Frontend{nodePort(nodePortNumber)}, s.one()))
+	}
+	program(t, e, everyNodePort(s), services...)
+	at := netip.AddrPortFrom(s.node, nodePortNumber)
+	mustBind(t, n.node, at, syscall.EADDRINUSE)
+	return at
+}
+
 // A client that bypasses the portals is refused at a reserved port.
 func TestWhoComesPastThePortalsIsRefused(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		e := blind(t, n, s)
-		var services []*desired.Service
-		for _, protocol := range bothProtocols() {
-			services = append(services, servicePort("web", protocol, []desired.Frontend{nodePort(nodePortNumber)}, s.one()))
-		}
-		program(t, e, everyNodePort(s), services...)
-		at := netip.AddrPortFrom(s.node, nodePortNumber)
-		mustBind(t, n.node, at, syscall.EADDRINUSE)
+		at := reserveBoth(t, n, s, e)
 		for protocol := range bothProtocols() {
 			mustNotAnswer(t, n.away, protocol, at, netns.ErrRefused)
 			mustNotAnswer(t, n.node, protocol, at, netns.ErrRefused)
@@ -439,13 +447,7 @@ func TestWhoLingersReservesNothing(t *testing.T) {
 			Listen: []netip.Addr{s.node}, Linger: time.Hour, // or lingerPause, without connections
 			Portals: func(v1.IPFamily) (proxier.Engine, error) { return &proxiertest.RecordingEngine{}, nil },
 		})
-		var services []*desired.Service
-		for _, protocol := range bothProtocols() {
-			services = append(services, servicePort("web", protocol, []desired.Frontend{nodePort(nodePortNumber)}, s.one()))
-		}
-		program(t, e, everyNodePort(s), services...)
-		at := netip.AddrPortFrom(s.node, nodePortNumber)
-		mustBind(t, n.node, at, syscall.EADDRINUSE)
+		at := reserveBoth(t, n, s, e)
 		closed := make(chan error, 1)
 		go func() { closed <- e.Close() }()
 		poll.Until(t, "the ports are free", func() bool {

@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -117,7 +118,7 @@ func (cs *clients) start(ctx context.Context) {
 			_ = c.host.Do(func() error { // no error is possible
 				for n := 0; ctx.Err() == nil; n++ {
 					c.use(ctx, c.ways[n%len(c.ways)], cs.leases.Load())
-					pause(ctx, pace)
+					poll.Pause(ctx, pace)
 				}
 				return nil
 			})
@@ -328,13 +329,4 @@ func (c *client) long(ctx context.Context, w way, leases int64, seen *counts) (p
 	_ = f.Close()
 	delete(c.flows, w)
 	return answer, err
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

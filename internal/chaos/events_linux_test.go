@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
 // event is what may happen to a node.
@@ -148,7 +150,7 @@ func stopped(g *game) {
 		g.t.Fatalf("send SIGSTOP: %v", err)
 	}
 	g.scale()
-	pause(g.t.Context(), 2*time.Second)
+	poll.Pause(g.t.Context(), 2*time.Second)
 	if err := g.proxy.Process.Signal(syscall.SIGCONT); err != nil {
 		g.t.Fatalf("send SIGCONT: %v", err)
 	}

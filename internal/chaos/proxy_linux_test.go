@@ -201,5 +201,5 @@ func (g *game) shell(command string) {
 
 // wait lets time pass: what happens next comes at any moment of what the proxy does.
 func (g *game) wait(atMost time.Duration) {
-	pause(g.t.Context(), time.Duration(g.dice.Int64N(int64(atMost))))
+	poll.Pause(g.t.Context(), time.Duration(g.dice.Int64N(int64(atMost))))
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -156,26 +157,15 @@ func (e *engine) Apply(ctx context.Context, u desired.Update) (r proxier.Result,
 	if failing == failsBetween {
 		cut = int(random % uint64(cut+1))
 	}
-	if !pause(ctx, took/2) || failing == failsBefore {
+	if !poll.Pause(ctx, took/2) || failing == failsBefore {
 		return r, errors.Join(ctx.Err(), errKernel)
 	}
 	r.Report.Transactions = 1
 	r.Report.Writes, r.Failed = e.write(&u, cut, failing == failsSome, random)
-	if !pause(ctx, took-took/2) || failing == failsBetween || failing == failsAfter {
+	if !poll.Pause(ctx, took-took/2) || failing == failsBetween || failing == failsAfter {
 		return r, errors.Join(ctx.Err(), errKernel)
 	}
 	return r, nil
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // write programs the first changes of an Update. If it fails some, it leaves these as they are.

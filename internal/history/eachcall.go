@@ -11,9 +11,15 @@ import (
 )
 
 // TestEachCall lets each call to the kernel of one change, and of the first sync of another
-// process, fail in turn: with an error, after which the kernel has done nothing; with a lost
-// answer; with no answer; because another program changes our objects before or after it; by the death of the process before the call or after it. With SeedsVariable each
-// call has all faults. Otherwise about every third has one; each run draws others.
+// process, fail in turn:
+//
+//   - with an error, after which the kernel has done nothing;
+//   - with a lost answer, or with none;
+//   - because another program changes our objects before or after it;
+//   - by the death of the process before or after it.
+//
+// With SeedsVariable each call has all faults. Otherwise about every third has one; each run
+// draws others.
 func TestEachCall(t *testing.T, planes Planes) {
 	t.Helper()
 	seed := newSeed()

@@ -236,7 +236,7 @@ func (n *node) connect() (stop func()) {
 				if err != nil && n.failed.Add(1) <= 10 {
 					n.t.Errorf("%s %s to %v: %v", from.Name, network, to, err)
 				}
-				pause(ctx, 2*time.Millisecond)
+				poll.Pause(ctx, 2*time.Millisecond)
 			}
 		})
 	}
@@ -259,15 +259,6 @@ func (n *node) ask(ctx context.Context, from *proxiertest.Host, network string, 
 		_, err = flow.Ask(ctx)
 	}
 	return errors.Join(err, flow.Close())
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 // settle waits until connections have ended everywhere, and measures.
