@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/apiclient"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -57,14 +58,14 @@ func Run(ctx context.Context, config *rest.Config, p proxier.EventHandler, o Opt
 
 // newMirrors returns the mirrors of Run, by kind.
 func newMirrors(config *rest.Config, p proxier.EventHandler, o Options) (map[string]*mirror, error) {
-	c, err := newClients(config)
+	c, err := apiclient.New(config)
 	if err != nil {
 		return nil, err
 	}
 	mirrors := map[string]*mirror{}
 	var errs []error
 	add := func(kind string, group schema.GroupVersion, resource string, selection func(*metav1.ListOptions), nameless func() named) {
-		from, err := c.source(group, resource, selection)
+		from, err := c.Source(group, resource, metav1.NamespaceAll, selection)
 		mirrors[kind] = newMirror(from, nameless)
 		errs = append(errs, err)
 	}
@@ -75,7 +76,7 @@ func newMirrors(config *rest.Config, p proxier.EventHandler, o Options) (map[str
 		add(kindNodes, v1.SchemeGroupVersion, "nodes", nodeNamed(o.nodeName()), func() named { return &v1.Node{} })
 	}
 	if o.ServiceImports {
-		client, err := c.untyped()
+		client, err := c.Untyped()
 		if err != nil {
 			return nil, err
 		}

@@ -73,12 +73,18 @@ func Wait(ctx context.Context, w Waiting, c Change) error {
 		nodes, err := w.Nodes(ctx)
 		switch {
 		case err == nil:
+			before := behind
 			behind = w.round(ctx, c, slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return have[n] }))
 			for _, n := range nodes {
 				have[n] = behind[n] == nil
 			}
 			if len(behind) == 0 {
 				return nil
+			}
+			if ctx.Err() != nil { // it cut the answers off: those before say more
+				for n := range behind {
+					behind[n] = cmp.Or(before[n], behind[n])
+				}
 			}
 		case len(behind) == 0:
 			behind["?"] = fmt.Errorf("list nodes: %w", err)

@@ -46,7 +46,7 @@ var importers = map[string][]string{
 	"k8s.io/kubernetes":              {},
 	"k8s.io/component-base":          {},
 	"k8s.io/apiserver":               {},
-	"k8s.io/client-go":               {"informer", "internal/apitest", "examples"},
+	"k8s.io/client-go":               {"informer", "internal/apiclient", "internal/apitest", "programmed/cluster", "examples"},
 	"k8s.io/client-go/kubernetes":    {"examples/cni-plugin", "examples/hybrid"}, // every API group: 13 MB
 	"k8s.io/client-go/informers":     {"examples/cni-plugin"},
 	"github.com/containernetworking": {"examples"},

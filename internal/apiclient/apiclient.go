@@ -1,10 +1,13 @@
-package informer
+// Package apiclient makes clients of an API server for the few resources that this module
+// knows, without those of all API groups.
+package apiclient
 
 import (
 	"cmp"
 	"fmt"
 	"net/http"
 
+	coordination "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
@@ -18,43 +21,49 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// clients makes clients of one API server. They share connections and a rate limit.
-type clients struct {
+// Clients makes clients of one API server. They share connections and a rate limit.
+type Clients struct {
 	config *rest.Config
 	http   *http.Client
 }
 
-func newClients(config *rest.Config) (clients, error) {
+// New returns Clients that send as a configuration says.
+func New(config *rest.Config) (Clients, error) {
 	config = rest.CopyConfig(config)
 	config.UserAgent = cmp.Or(config.UserAgent, rest.DefaultKubernetesUserAgent())
 	if config.RateLimiter == nil && config.QPS >= 0 { // negative means no limit
 		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(cmp.Or(config.QPS, rest.DefaultQPS), cmp.Or(config.Burst, rest.DefaultBurst))
 	}
 	scheme := runtime.NewScheme()
-	types := runtime.NewSchemeBuilder(v1.AddToScheme, discovery.AddToScheme, networking.AddToScheme)
+	types := runtime.NewSchemeBuilder(v1.AddToScheme, discovery.AddToScheme, networking.AddToScheme, coordination.AddToScheme)
 	if err := types.AddToScheme(scheme); err != nil {
-		return clients{}, fmt.Errorf("register types: %w", err)
+		return Clients{}, fmt.Errorf("register types: %w", err)
 	}
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	client, err := rest.HTTPClientFor(config)
-	return clients{config: config, http: client}, err
+	return Clients{config: config, http: client}, err
 }
 
-// source lists and watches a resource of all namespaces.
-func (c clients) source(group schema.GroupVersion, resource string, selection func(*metav1.ListOptions)) (cache.ListerWatcher, error) {
+// For returns the client of a group.
+func (c Clients) For(group schema.GroupVersion) (*rest.RESTClient, error) {
 	config := rest.CopyConfig(c.config)
 	config.GroupVersion, config.APIPath = &group, "/apis"
 	if group.Group == "" {
 		config.APIPath = "/api"
 	}
-	client, err := rest.RESTClientForConfigAndClient(config, c.http)
+	return rest.RESTClientForConfigAndClient(config, c.http)
+}
+
+// Source lists and watches a resource of a namespace, or of all.
+func (c Clients) Source(group schema.GroupVersion, resource, namespace string, selection func(*metav1.ListOptions)) (cache.ListerWatcher, error) {
+	client, err := c.For(group)
 	if err != nil {
 		return nil, err
 	}
-	return cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, selection), nil
+	return cache.NewFilteredListWatchFromClient(client, resource, namespace, selection), nil
 }
 
-// untyped is a client of resources without Go types.
-func (c clients) untyped() (dynamic.Interface, error) {
+// Untyped is a client of resources without Go types.
+func (c Clients) Untyped() (dynamic.Interface, error) {
 	return dynamic.NewForConfigAndClient(c.config, c.http)
 }

@@ -1,0 +1,350 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/informer"
+	"github.com/serviceplane/serviceplane/internal/apitest"
+	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/programmed"
+	"github.com/serviceplane/serviceplane/programmed/cluster"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+var yes = true
+
+// testCluster is an API server and the proxies of nodes.
+type testCluster struct {
+	*apitest.Server
+	t          *testing.T
+	kubeconfig string
+	port       string
+	nodes      []*testNode
+}
+
+// testNode is a Provider that follows the API server, and answers at an address of its own.
+type testNode struct {
+	engine *proxiertest.RecordingEngine
+	proxy  *proxier.Proxier
+	asked  atomic.Int64
+}
+
+// newCluster starts nodes node-1 and so on. All listen at the same port.
+func newCluster(t *testing.T, nodes int) *testCluster {
+	t.Helper()
+	c := &testCluster{Server: apitest.New(t, apitest.Options{}), t: t}
+	c.kubeconfig = c.Kubeconfig(t)
+	for _, name := range []string{"web", "api"} {
+		c.Put(t, proxiertest.Service("shop", name, proxiertest.ClusterIPs(map[string]string{"web": "10.96.0.1", "api": "10.96.0.2"}[name]), proxiertest.Port("http", v1.ProtocolTCP, 80)))
+	}
+	for _, l := range listen(t, nodes) {
+		c.add(l)
+	}
+	return c
+}
+
+// listen opens listeners at several addresses, with one port.
+func listen(t *testing.T, n int) (all []net.Listener) {
+	t.Helper()
+	poll.Nil(t, "a port that is free at all addresses", func() (err error) {
+		port := "0"
+		all = nil
+		for i := range n {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.7.%d:%s", i+1, port))
+			if err != nil {
+				for _, l := range all {
+					_ = l.Close()
+				}
+				return err
+			}
+			_, port, _ = net.SplitHostPort(l.Addr().String())
+			all = append(all, l)
+		}
+		return nil
+	})
+	return all
+}
+
+func (c *testCluster) add(l net.Listener) {
+	c.t.Helper()
+	n, name := &testNode{engine: &proxiertest.RecordingEngine{}}, "node-"+strconv.Itoa(len(c.nodes)+1)
+	host, port, _ := net.SplitHostPort(l.Addr().String())
+	c.port = port
+	c.Put(c.t, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"proxy": "ours"}}, Status: v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: host}}}})
+	config, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	n.proxy, err = proxier.New(proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{
+		MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: 10 * time.Millisecond, Max: 50 * time.Millisecond},
+	}}, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: n.engine})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(c.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = n.proxy.Run(ctx) })
+	running.Go(func() { _ = informer.Run(ctx, config, n.proxy, informer.Options{NodeName: name}) })
+	handler := programmed.Handler(name, n.proxy.Status)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n.asked.Add(1)
+		handler.ServeHTTP(w, r)
+	}))
+	_ = server.Listener.Close()
+	server.Listener = l
+	server.Start()
+	c.t.Cleanup(func() { server.CloseClientConnections(); server.Close(); stop(); running.Wait() })
+	c.nodes = append(c.nodes, n)
+}
+
+// pod returns an endpoint; ready and ending are its conditions.
+func pod(name string, ending bool) discovery.Endpoint {
+	ready := !ending
+	return discovery.Endpoint{
+		Addresses: []string{"10.244.0." + name}, TargetRef: &v1.ObjectReference{Kind: "Pod", Name: "pod-" + name},
+		Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &yes, Terminating: &ending},
+	}
+}
+
+// put stores the EndpointSlice of a Service.
+func (c *testCluster) put(service string, endpoints ...discovery.Endpoint) {
+	c.t.Helper()
+	s := proxiertest.Slice("shop", service, discovery.AddressTypeIPv4, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080))
+	s.Endpoints = endpoints
+	c.Put(c.t, s)
+}
+
+// follow waits until some nodes have programmed all that was put.
+func (c *testCluster) follow(nodes ...*testNode) {
+	c.t.Helper()
+	version := strconv.FormatUint(c.Version(), 10)
+	for _, n := range nodes {
+		poll.Nil(c.t, "a node that follows", func() error {
+			report := programmed.NewReport("", n.proxy.Status(), time.Now())
+			return report.Missing(programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}})
+		})
+	}
+}
+
+// sends reports whether a node sends to a pod.
+func (n *testNode) sends(name string) bool {
+	for _, s := range n.engine.Services() {
+		for _, e := range s.Cluster {
+			if e.Addr().String() == "10.244.0."+name {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// hook is a run of the program as a pod's hook.
+type hook struct {
+	ended chan struct{}
+	err   error
+}
+
+// hook starts the program for a pod. It ends with ctx, as at its deadline.
+func (c *testCluster) hook(ctx context.Context, name string, args ...string) *hook {
+	h := &hook{ended: make(chan struct{})}
+	env := map[string]string{"POD_NAME": "pod-" + name, "POD_NAMESPACE": "shop", "POD_IPS": "10.244.0." + name}
+	go func() {
+		defer close(h.ended)
+		h.err = run(ctx, append(args, "--kubeconfig="+c.kubeconfig, "--port="+c.port, "--deadline=10m"), func(k string) string { return env[k] })
+	}()
+	return h
+}
+
+func (h *hook) running() bool {
+	select {
+	case <-h.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// watched waits until a hook watches: other than nodes, it selects nothing.
+func (c *testCluster) watched() {
+	c.t.Helper()
+	poll.Until(c.t, "the hook watches", func() bool {
+		return strings.Contains(strings.Join(c.Requests(), "\n"), "WATCH endpointslices?sendInitialEvents=false&allowWatchBookmarks=true&resourceVersion=")
+	})
+}
+
+// waitRounds waits until a node was asked in several rounds: all others were asked in the one before.
+func (n *testNode) waitRounds(t *testing.T) {
+	t.Helper()
+	const rounds = 3
+	before := n.asked.Load()
+	poll.Until(t, "more questions", func() bool { return n.asked.Load() >= before+rounds })
+}
+
+// The hook waits for the EndpointSlice, then for the last node. Then no node sends to the pod.
+func TestTheSlowNodeIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	slow := c.nodes[1]
+	c.put("web", pod("1", false), pod("2", false))
+	c.follow(c.nodes...)
+	h := c.hook(t.Context(), "1")
+	c.watched()
+	slow.engine.Fail(errors.New("busy"))
+	c.put("web", pod("1", true), pod("2", false))
+	c.follow(c.nodes[0], c.nodes[2])
+	slow.waitRounds(t)
+	if !h.running() {
+		t.Errorf("the hook ended with %v before the slow node followed", h.err)
+	}
+	slow.engine.Fail(nil)
+	<-h.ended
+	if h.err != nil {
+		t.Errorf("the hook ended with %v, want no error", h.err)
+	}
+	for i, n := range c.nodes {
+		if n.sends("1") || !n.sends("2") {
+			t.Errorf("node %d sends to the pod that ends, or not to the other", i+1)
+		}
+	}
+}
+
+// At the deadline the error names the nodes that are behind and why, and only those.
+func TestTheDeadline(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	c.put("web", pod("1", false), pod("2", false))
+	c.follow(c.nodes...)
+	c.nodes[2].engine.Fail(errors.New("out of memory"))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	h := c.hook(ctx, "1")
+	c.watched()
+	c.put("web", pod("1", true), pod("2", false))
+	c.follow(c.nodes[0], c.nodes[1])
+	for _, n := range c.nodes[2:] {
+		n.waitRounds(t)
+	}
+	stop()
+	<-h.ended
+	behind, ok := errors.AsType[*programmed.BehindError](h.err)
+	if !ok || len(behind.Nodes) != 1 || behind.Nodes["node-3"] == nil || status(h.err) != 1 || !strings.Contains(h.err.Error(), "change of shop/web: 1 nodes") ||
+		!strings.Contains(h.err.Error(), "node node-3: IPv4: the last sync failed: IPv4: out of memory") {
+		t.Errorf("the hook ended with %v (%d), want node-3 and its reason, and status 1", h.err, status(h.err))
+	}
+}
+
+// A pod that stays in its EndpointSlice: the error says so.
+func TestAPodThatStays(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1)
+	c.put("web", pod("1", false), pod("2", false))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	h := c.hook(ctx, "1")
+	c.watched()
+	stop()
+	<-h.ended
+	if e, ok := errors.AsType[*cluster.NotLeftError](h.err); !ok || !errors.Is(h.err, context.Canceled) || status(h.err) != 1 || !strings.Contains(e.Error(), "still has the pod as ready") {
+		t.Errorf("the hook ended with %v, want that the pod still gets connections", h.err)
+	}
+}
+
+// A service port that fails on a node is an exception of its Service: hooks of others' pods end.
+func TestAFailedServicePort(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 2)
+	c.put("web", pod("1", false), pod("2", false))
+	c.put("api", pod("3", false), pod("4", false))
+	c.follow(c.nodes...)
+	c.nodes[1].engine.Refuse(changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: "api"}, Port: "http", Protocol: v1.ProtocolTCP}, errors.New("no room"))
+	c.put("web", pod("1", true), pod("2", false))
+	c.put("api", pod("3", true), pod("4", false))
+	web := c.hook(t.Context(), "1")
+	<-web.ended
+	if web.err != nil {
+		t.Errorf("the hook of the other Service ended with %v, want no error", web.err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	c.follow(c.nodes[0])
+	api := c.hook(ctx, "3")
+	c.nodes[1].waitRounds(t)
+	stop()
+	<-api.ended
+	if text := fmt.Sprint(api.err); !strings.Contains(text, `node node-2: IPv4: port "http" (TCP) fails since`) || !strings.Contains(text, "no room") || strings.Contains(text, "node-1") {
+		t.Errorf("the hook of the Service that fails ended with %v, want node-2 and its reason", api.err)
+	}
+}
+
+// Nodes that do not count: by their labels, and because they are long not Ready.
+func TestNodesThatDoNotCount(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 2)
+	dead := c.nodes[1]
+	dead.engine.Fail(errors.New("dead"))
+	c.Put(t, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}, Status: v1.NodeStatus{
+		Addresses:  []v1.NodeAddress{{Type: v1.NodeExternalIP, Address: "127.0.7.2"}},
+		Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionUnknown, LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Hour))}},
+	}})
+	c.put("web", pod("1", true), pod("2", false))
+	c.follow(c.nodes[0])
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	h := c.hook(ctx, "1")
+	dead.waitRounds(t)
+	stop()
+	<-h.ended
+	if text := fmt.Sprint(h.err); !strings.Contains(text, "node node-2: ") || strings.Contains(text, "node-1") {
+		t.Errorf("the hook ended with %v, want the node that is not ready", h.err)
+	}
+	for _, flag := range []string{"--ignore-not-ready-for=5m", "--node-selector=proxy=ours"} {
+		h := c.hook(t.Context(), "1", flag)
+		<-h.ended
+		if h.err != nil {
+			t.Errorf("%s: the hook ended with %v, want no error", flag, h.err)
+		}
+	}
+}
+
+// What a hook cannot do is an error at once, with another status.
+func TestFailures(t *testing.T) {
+	t.Parallel()
+	forbidden := apitest.New(t, apitest.Options{Forbidden: []string{"endpointslices"}})
+	all := map[string]string{"POD_NAME": "a", "POD_NAMESPACE": "shop", "POD_IPS": "10.244.0.1"}
+	for want, test := range map[string]struct {
+		env  map[string]string
+		args []string
+	}{
+		"is not set: take them from the downward API":                    {env: map[string]string{"POD_NAME": "a"}},
+		"--node-selector=a=b=c":                                          {env: all, args: []string{"--node-selector=a=b=c"}},
+		"unknown flag":                                                   {env: all, args: []string{"--nonsense"}},
+		"load API server configuration":                                  {env: all, args: []string{"--kubeconfig=/not/there"}},
+		"watch EndpointSlices of namespace shop: endpointslices.discove": {env: all, args: []string{"--kubeconfig=" + forbidden.Kubeconfig(t)}},
+		"copy: want the name of one file":                                {args: []string{"copy"}},
+	} {
+		err := run(t.Context(), test.args, func(k string) string { return test.env[k] })
+		if err == nil || !strings.Contains(err.Error(), want) || status(err) != statusFailed {
+			t.Errorf("run = %v (%d), want an error with %q and status 2", err, status(err), want)
+		}
+	}
+}

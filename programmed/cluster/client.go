@@ -1,0 +1,144 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/serviceplane/serviceplane/internal/apiclient"
+)
+
+// Client is a client of an API server. Its methods are safe for concurrent use.
+type Client struct {
+	clients apiclient.Clients
+	core    *rest.RESTClient // Nodes
+}
+
+// New returns a Client. It sends nothing yet.
+func New(config *rest.Config) (*Client, error) {
+	clients, err := apiclient.New(config)
+	if err != nil {
+		return nil, fmt.Errorf("create client: %w", err)
+	}
+	core, err := clients.For(v1.SchemeGroupVersion)
+	if err != nil {
+		return nil, fmt.Errorf("create client: %w", err)
+	}
+	return &Client{clients: clients, core: core}, nil
+}
+
+func (c *Client) slices(namespace string) (cache.ListerWatcherWithContext, error) {
+	lw, err := c.clients.Source(discovery.SchemeGroupVersion, "endpointslices", namespace, func(*metav1.ListOptions) {})
+	return cache.ToListerWatcherWithContext(lw), err
+}
+
+// object is what follow passes on.
+type object[T any] interface {
+	*T
+	metav1.Object
+}
+
+// events take what follow hears: lists, and the changes after them.
+type events[P any] struct {
+	set     func(P)
+	deleted func(object P) // with the version of the deletion
+	all     func(objects []P, version string)
+}
+
+// watchPause is the pause before a watch that has ended begins again.
+const watchPause = time.Second
+
+// follow lists objects and watches them, until ctx ends or a request fails.
+func follow[T any, P object[T]](ctx context.Context, from cache.ListerWatcherWithContext, to events[P]) error {
+	list, err := from.ListWithContext(ctx, metav1.ListOptions{ResourceVersion: "0"}) // from the API server's memory
+	if err != nil {
+		return err
+	}
+	accessor, err := meta.ListAccessor(list)
+	if err != nil {
+		return err
+	}
+	items, err := meta.ExtractList(list)
+	if err != nil {
+		return err
+	}
+	objects := make([]P, 0, len(items))
+	for _, item := range items {
+		if o, ok := item.(P); ok {
+			objects = append(objects, o)
+		}
+	}
+	version := accessor.GetResourceVersion()
+	to.all(objects, version)
+	for {
+		if version, err = watchFrom(ctx, from, version, to); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(watchPause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// watchFrom watches until the API server ends the watch, and returns the version to continue from.
+func watchFrom[T any, P object[T]](ctx context.Context, from cache.ListerWatcherWithContext, version string, to events[P]) (string, error) {
+	w, err := from.WatchWithContext(ctx, metav1.ListOptions{ResourceVersion: version, AllowWatchBookmarks: true})
+	if err != nil {
+		return version, err
+	}
+	defer w.Stop()
+	for event := range w.ResultChan() {
+		if event.Type == watch.Error {
+			return version, apierrors.FromObject(event.Object)
+		}
+		o, ok := event.Object.(P)
+		if !ok {
+			continue
+		}
+		version = o.GetResourceVersion()
+		switch event.Type {
+		case watch.Deleted:
+			to.deleted(o)
+		case watch.Bookmark:
+		default:
+			to.set(o)
+		}
+	}
+	return version, nil
+}
+
+// isFinal reports whether an error of the API server will not go away by itself.
+func isFinal(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err)
+}
+
+// keepFollowing repeats follow after failures. It ends with ctx, or with a failure that is final.
+// failed gets each failure.
+func keepFollowing[T any, P object[T]](ctx context.Context, from cache.ListerWatcherWithContext, to events[P], failed func(error)) error {
+	for {
+		err := follow(ctx, from, to)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case isFinal(err):
+			return err
+		}
+		failed(err)
+		select {
+		case <-time.After(watchPause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

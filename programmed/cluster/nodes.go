@@ -1,0 +1,110 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/programmed"
+)
+
+// NodeOptions say which nodes are asked, and where. The zero value asks all nodes at nodeproxy's
+// port.
+type NodeOptions struct {
+	Policy programmed.Policy
+	// Port is where each node answers at /programmed; 0 means 10256, that of nodeproxy's health.
+	Port uint16
+	// Client asks the nodes; nil means one without a proxy.
+	Client *http.Client
+}
+
+// nodesRefresh is how long a list of Nodes is used before the next one.
+const nodesRefresh = 5 * time.Second
+
+// nodes lists Nodes now and then.
+type nodes struct {
+	client *Client
+	policy programmed.Policy
+
+	mu     sync.Mutex // guards all below
+	listed time.Time
+	names  []string
+	addrs  map[string]string // by name
+}
+
+// list returns the nodes that count. When a new list fails, those of the last one count.
+func (n *nodes) list(ctx context.Context) ([]string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := time.Now()
+	if !n.listed.IsZero() && now.Sub(n.listed) < nodesRefresh {
+		return n.names, nil
+	}
+	var all v1.NodeList
+	if err := n.client.core.Get().Resource("nodes").VersionedParams(&metav1.ListOptions{ResourceVersion: "0"}, metav1.ParameterCodec).Do(ctx).Into(&all); err != nil {
+		if n.listed.IsZero() {
+			return nil, err
+		}
+		return n.names, nil
+	}
+	n.listed, n.names, n.addrs = now, nil, map[string]string{}
+	for i := range all.Items {
+		node := &all.Items[i]
+		if n.policy.Counts(node, now) {
+			n.names = append(n.names, node.Name)
+			n.addrs[node.Name] = address(node)
+		}
+	}
+	return n.names, nil
+}
+
+// address returns where a node can be dialled: its internal address before others, or nothing.
+func address(node *v1.Node) (addr string) {
+	for _, a := range node.Status.Addresses {
+		switch a.Type {
+		case v1.NodeInternalIP:
+			return a.Address
+		case v1.NodeExternalIP:
+			addr = cmp.Or(addr, a.Address)
+		}
+	}
+	return addr
+}
+
+func (n *nodes) address(node string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.addrs[node]
+}
+
+// Dial returns how to ask all nodes directly, at their internal addresses.
+func (c *Client) Dial(o NodeOptions) programmed.Waiting {
+	const port = 10256
+	n := &nodes{client: c, policy: o.Policy}
+	if o.Client == nil {
+		o.Client = &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: 1}}
+	}
+	ask := programmed.Client(o.Client, func(node string) string {
+		return "http://" + net.JoinHostPort(n.address(node), strconv.Itoa(int(cmp.Or(o.Port, port)))) + "/programmed"
+	})
+	return programmed.Waiting{Nodes: n.list, Ask: func(ctx context.Context, node string, service types.NamespacedName) (programmed.Report, error) {
+		if n.address(node) == "" {
+			return programmed.Report{}, errors.New("its Node has no address")
+		}
+		report, err := ask(ctx, node, service)
+		if err == nil && report.Node != node {
+			err = fmt.Errorf("node %q answers at its address %s", report.Node, n.address(node))
+		}
+		return report, err
+	}}
+}
