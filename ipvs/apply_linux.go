@@ -32,7 +32,13 @@ type wantedPort struct {
 type portState struct {
 	keys      []serverKey // sorted
 	vips      []netip.Addr
-	frontends []desired.Key
+	frontends map[desired.Key]desired.Frontend // each as admission returns it
+}
+
+// served is a frontend with its service port.
+type served struct {
+	name      changetracker.ServicePortName
+	admission desired.Frontend
 }
 
 // nodePortClaim is a virtual server that a service port needs for a node port.
@@ -60,15 +66,15 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 		return err
 	}
 	e.tally.applied(update)
-	e.trusted = true
+	e.trusted, e.found = true, nil
 	return nil
 }
 
-// program writes an update in this order: rules, new addresses, virtual servers, old
-// addresses, rules for what was held and for what has drained, and the firewall.
+// program writes an update in this order: rules that refuse, new addresses, virtual servers,
+// old addresses, rules that accept, and the firewall.
 func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	wanted := e.wanted(update)
-	held := e.rescheduled(wanted)
+	held := e.held(wanted)
 	if err := e.applyRules(ctx, update, wanted, held); err != nil {
 		return err
 	}
@@ -80,7 +86,7 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(e.releaseHeld(ctx, held), e.releaseDrained(ctx), e.firewall.apply(ctx, update))
+	return errors.Join(e.releaseHeld(ctx, wanted, held), e.releaseGone(ctx), e.firewall.apply(ctx, update))
 }
 
 func (e *Engine) wanted(update *desired.Update) []wantedPort {
@@ -94,8 +100,8 @@ func (e *Engine) wanted(update *desired.Update) []wantedPort {
 	return all
 }
 
-func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort, held []*desired.Service) error {
-	refused := e.drainingServers(update, wanted)
+func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort, held map[desired.Key]bool) error {
+	refused := e.leavingServers(update, wanted)
 	result, err := e.rules.Apply(ctx, holding(*update, held), e.behind(refused))
 	e.report = result.Report
 	if err == nil {
@@ -148,7 +154,10 @@ func (e *Engine) ownFirst(wanted []wantedPort) error {
 // setPort writes the virtual servers of a service port.
 func (e *Engine) setPort(w *wantedPort) error {
 	name, before := w.service.Name, e.services[w.service.Name]
-	now := &portState{keys: slices.SortedFunc(maps.Keys(w.virtuals), compareKeys), vips: w.vips}
+	now := &portState{
+		keys: slices.SortedFunc(maps.Keys(w.virtuals), compareKeys), vips: w.vips,
+		frontends: make(map[desired.Key]desired.Frontend, len(w.service.Frontends)),
+	}
 	var errs []error
 	for _, key := range now.keys {
 		v := w.virtuals[key]
@@ -162,7 +171,8 @@ func (e *Engine) setPort(w *wantedPort) error {
 	}
 	e.use(now.vips, 1)
 	for i := range w.service.Frontends {
-		now.frontends = append(now.frontends, w.service.Key(&w.service.Frontends[i]))
+		f := &w.service.Frontends[i]
+		now.frontends[w.service.Key(f)] = admission(f)
 	}
 	e.serve(name, before, now)
 	if before != nil {
@@ -176,15 +186,15 @@ func (e *Engine) setPort(w *wantedPort) error {
 // serve records which service port has each frontend. Both states may be nil.
 func (e *Engine) serve(name changetracker.ServicePortName, before, now *portState) {
 	if before != nil {
-		for _, f := range before.frontends {
-			if e.frontends[f] == name {
+		for f := range before.frontends {
+			if e.frontends[f].name == name {
 				delete(e.frontends, f)
 			}
 		}
 	}
 	if now != nil {
-		for _, f := range now.frontends {
-			e.frontends[f] = name
+		for f, admission := range now.frontends {
+			e.frontends[f] = served{name, admission}
 		}
 	}
 }

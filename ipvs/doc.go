@@ -24,6 +24,13 @@
 // table masquerades packets with the mark, hairpin connections, and connections of the node
 // from a VIP: this needs IPVS with connection tracking (net.ipv4.vs.conntrack).
 //
+// # Changes
+//
+// Rules, addresses and virtual servers do not change at once. At each moment a packet fares as
+// before a change or as after it, or is refused: the rules close first. A frontend that is new,
+// or that opens to more clients while its real servers change, drops new connections until
+// they are written. What goes is refused until its virtual server and VIP are gone.
+//
 // # Load balancing
 //
 // With policy Random, the Config's scheduler chooses the real server: round robin, unless it

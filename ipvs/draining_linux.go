@@ -3,22 +3,26 @@ package ipvs
 import (
 	"context"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// drainingServers returns the virtual servers that no service port will have, and that may
-// still have connections. The rules refuse new connections there: otherwise other ports of
-// the VIP would reach programs of the node, and a successor could not recognize the
-// virtual server. Those of UDP do not drain; the rules have them until they are removed if
-// nothing else would tell a successor about them, because they are on addresses of the node.
-func (e *Engine) drainingServers(update *desired.Update, wanted []wantedPort) map[serverKey]bool {
+// leavingServers returns the virtual servers that no service port will have, and that may
+// still be there, and the frontends without virtual server whose VIP may be. The rules refuse
+// new connections there until they are gone: otherwise clients outside the source ranges would
+// reach endpoints, others programs of the node, and a successor could not recognize the
+// virtual server.
+func (e *Engine) leavingServers(update *desired.Update, wanted []wantedPort) map[serverKey]bool {
 	draining := maps.Clone(e.table.draining)
 	if update.Full {
 		for key := range e.table.virtuals {
 			draining[key] = true
+		}
+		for f := range e.found {
+			addVIP(draining, f)
 		}
 	}
 	leaving := map[changetracker.ServicePortName]bool{}
@@ -36,18 +40,25 @@ func (e *Engine) drainingServers(update *desired.Update, wanted []wantedPort) ma
 		}
 	}
 	served := func(f desired.Key) bool {
-		owner, stays := e.frontends[f]
-		return inRules[f] || stays && !leaving[owner]
+		s, stays := e.frontends[f]
+		return inRules[f] || stays && !leaving[s.name]
 	}
 	maps.DeleteFunc(draining, func(key serverKey, _ bool) bool {
 		nodePort := desired.Key{Protocol: key.protocol, Port: key.addr.Port()}
 		onNode := slices.Contains(e.local, key.addr.Addr())
-		return e.table.virtuals[key] == nil || key.protocol == desired.UDP && !onNode || served(key.frontend()) || served(nodePort) && onNode
+		return e.table.virtuals[key] == nil && !e.boundVIPs[key.addr.Addr()] || served(key.frontend()) || served(nodePort) && onNode
 	})
 	return draining
 }
 
-// addServers adds the virtual servers of a service port.
+// addVIP adds the place of the virtual server of a frontend, unless it is a node port.
+func addVIP(to map[serverKey]bool, f desired.Key) {
+	if f.VIP.IsValid() {
+		to[serverKey{f.Protocol, netip.AddrPortFrom(f.VIP, f.Port)}] = true
+	}
+}
+
+// addServers adds the virtual servers of a service port, and its VIPs.
 func (e *Engine) addServers(to map[serverKey]bool, name changetracker.ServicePortName) {
 	p := e.services[name]
 	if p == nil {
@@ -58,10 +69,15 @@ func (e *Engine) addServers(to map[serverKey]bool, name changetracker.ServicePor
 			to[key] = true
 		}
 	}
+	for f := range p.frontends {
+		if e.frontends[f].name == name {
+			addVIP(to, f)
+		}
+	}
 }
 
-// releaseDrained removes virtual servers that have drained from the rules.
-func (e *Engine) releaseDrained(ctx context.Context) error {
+// releaseGone removes from the rules what they refused until it was gone.
+func (e *Engine) releaseGone(ctx context.Context) error {
 	refused := maps.Clone(e.refused)
 	maps.DeleteFunc(refused, func(key serverKey, _ bool) bool { return e.table.virtuals[key] == nil })
 	if len(refused) == len(e.refused) {

@@ -48,7 +48,10 @@ type Engine struct {
 	// owners are the service ports of the virtual servers, frontends those of the frontends,
 	// which have no virtual server without endpoints.
 	owners    map[serverKey]changetracker.ServicePortName
-	frontends map[desired.Key]changetracker.ServicePortName
+	frontends map[desired.Key]served
+	// found are the frontends of the rules that a full update finds in the kernel, and whether
+	// each is open to everybody; nil during other updates.
+	found map[desired.Key]bool
 	// nodePorts are the virtual servers that node ports need. If a VIP is an address of the
 	// node, its virtual server has precedence over theirs.
 	nodePorts map[serverKey]nodePortClaim
@@ -84,7 +87,7 @@ type rules interface {
 	Apply(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.Result, error)
 	Plan(update desired.Update, holds func(vip netip.Addr) bool) (string, error)
 	Verify(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.VerifyReport, error)
-	Frontends(ctx context.Context) ([]desired.Key, error)
+	Frontends(ctx context.Context) (map[desired.Key]bool, error)
 	Cleanup(ctx context.Context) error
 	Close() error
 }

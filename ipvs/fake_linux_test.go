@@ -140,14 +140,18 @@ func (r *fakeRules) Cleanup(context.Context) error {
 	return r.err
 }
 
-func (r *fakeRules) Frontends(context.Context) (keys []desired.Key, err error) {
-	keys = slices.Collect(maps.Keys(r.behind.Refused))
+func (r *fakeRules) Frontends(context.Context) (map[desired.Key]bool, error) {
+	open := map[desired.Key]bool{}
+	for key := range r.behind.Refused {
+		open[key] = false
+	}
 	for _, s := range r.services {
 		for i := range s.Frontends {
-			keys = append(keys, s.Key(&s.Frontends[i]))
+			f := &s.Frontends[i]
+			open[s.Key(f)] = f.Action == desired.Forward && !f.Restricted && !f.ShortCircuit
 		}
 	}
-	return keys, r.err
+	return open, r.err
 }
 
 func (r *fakeRules) Watch(ctx context.Context, _ func(proxier.Damage)) error {
@@ -183,7 +187,12 @@ func (r *fakeRules) Close() error { return nil }
 func (r *fakeRules) closes(vip string) bool {
 	keys, _ := r.Frontends(context.Background())
 	addr := netip.MustParseAddr(vip)
-	return slices.ContainsFunc(keys, func(k desired.Key) bool { return k.VIP == addr }) && r.behind.Holds(addr)
+	for k := range keys {
+		if k.VIP == addr {
+			return r.behind.Holds(addr)
+		}
+	}
+	return false
 }
 
 // nodeAddr is the node's own address.

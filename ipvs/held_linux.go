@@ -2,41 +2,68 @@ package ipvs
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// rescheduled returns the service ports whose virtual servers get another scheduler. The rules
-// hold their new connections meanwhile: a client sends again what is dropped, and gives up
-// when it is refused.
-func (e *Engine) rescheduled(wanted []wantedPort) (held []*desired.Service) {
+// admission returns the part of a frontend that says who may connect.
+func admission(f *desired.Frontend) desired.Frontend {
+	return desired.Frontend{Action: f.Action, ShortCircuit: f.ShortCircuit, Restricted: f.Restricted, SourceRanges: f.SourceRanges}
+}
+
+// held returns the frontends where the rules drop new connections until the virtual servers
+// are written, as rules and virtual servers cannot change at once. A client sends again what
+// is dropped, and gives up when it is refused. Frontends are held if they open while their
+// virtual servers change: clients that were refused would reach endpoints from before, or
+// programs of the node. They are also held while a virtual server has no scheduler.
+func (e *Engine) held(wanted []wantedPort) map[desired.Key]bool {
+	held := map[desired.Key]bool{}
 	for i := range wanted {
-		for key, v := range wanted[i].virtuals {
-			if e.table.reschedules(key, v) {
-				held = append(held, wanted[i].service)
-				break
+		w := &wanted[i]
+		for key, v := range w.virtuals {
+			f := key.frontend()
+			if v.nodePort {
+				f.VIP = netip.Addr{}
+			}
+			isNew := !e.boundVIPs[key.addr.Addr()] && e.holds(key.addr.Addr())
+			if e.table.reschedules(key, v) || (isNew || e.table.redirects(key, v)) && e.opens(w.service, f) {
+				held[f] = true
 			}
 		}
 	}
 	return held
 }
 
-// holding returns an update that drops new connections to the service ports in held.
-func holding(update desired.Update, held []*desired.Service) desired.Update {
+// opens reports whether a frontend may accept connections which the rules refuse now.
+func (e *Engine) opens(s *desired.Service, key desired.Key) bool {
+	i := slices.IndexFunc(s.Frontends, func(f desired.Frontend) bool { return s.Key(&f) == key })
+	if i < 0 {
+		return false
+	}
+	f := admission(&s.Frontends[i])
+	before, known := e.frontends[key]
+	return (f.Action == desired.Forward || f.ShortCircuit) && (!known || !before.admission.Equal(f)) && !e.found[key]
+}
+
+// holding returns an update that drops new connections to the frontends in held.
+func holding(update desired.Update, held map[desired.Key]bool) desired.Update {
 	if len(held) == 0 {
 		return update
 	}
 	update.Changes = slices.Clone(update.Changes)
 	for i := range update.Changes {
 		c := &update.Changes[i]
-		if c.After == nil || !slices.Contains(held, c.After) {
+		if c.After == nil {
 			continue
 		}
 		s := *c.After
 		s.Frontends = slices.Clone(s.Frontends)
-		for f := range s.Frontends {
-			s.Frontends[f].Action, s.Frontends[f].ShortCircuit = desired.Drop, false
+		for i := range s.Frontends {
+			if f := &s.Frontends[i]; held[s.Key(f)] {
+				f.Action, f.ShortCircuit = desired.Drop, false
+			}
 		}
 		c.After = &s
 	}
@@ -44,10 +71,37 @@ func holding(update desired.Update, held []*desired.Service) desired.Update {
 }
 
 // releaseHeld accepts new connections again.
-func (e *Engine) releaseHeld(ctx context.Context, held []*desired.Service) error {
+func (e *Engine) releaseHeld(ctx context.Context, wanted []wantedPort, held map[desired.Key]bool) error {
 	if len(held) == 0 {
 		return nil
 	}
-	_, err := e.rules.Apply(ctx, desired.Update{Family: e.family, Globals: e.globals, Changes: desired.ChangesTo(held...)}, e.behind(e.refused))
+	update := desired.Update{Family: e.family, Globals: e.globals}
+	for i := range wanted {
+		s := wanted[i].service
+		if slices.ContainsFunc(s.Frontends, func(f desired.Frontend) bool { return held[s.Key(&f)] }) {
+			update.Changes = append(update.Changes, desired.Change{Name: s.Name, After: s})
+		}
+	}
+	_, err := e.rules.Apply(ctx, update, e.behind(e.refused))
 	return err
+}
+
+// redirects reports whether set will change which real servers get new connections.
+func (t *table) redirects(key serverKey, want *virtual) bool {
+	taking := 0 // what is wanted, less what is there
+	for _, weight := range want.reals {
+		taking += min(weight, 1)
+	}
+	if e := t.virtuals[key]; e != nil {
+		for addr, r := range e.reals {
+			if r.weight == 0 {
+				continue
+			}
+			if want.reals[addr] == 0 {
+				return true
+			}
+			taking--
+		}
+	}
+	return taking != 0
 }

@@ -212,8 +212,8 @@ func (r calledRules) Apply(ctx context.Context, u desired.Update, behind nftable
 	})
 }
 
-func (r calledRules) Frontends(ctx context.Context) ([]desired.Key, error) {
-	return get(r.calledNode, func() ([]desired.Key, error) { return r.fakeRules.Frontends(ctx) })
+func (r calledRules) Frontends(ctx context.Context) (map[desired.Key]bool, error) {
+	return get(r.calledNode, func() (map[desired.Key]bool, error) { return r.fakeRules.Frontends(ctx) })
 }
 
 // Verify does not compare the keys that are refused while they drain: another process learns

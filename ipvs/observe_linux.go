@@ -23,10 +23,11 @@ func (e *Engine) observe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	owned, err := e.owned(ctx, elsewhere)
+	found, err := e.rules.Frontends(ctx)
 	if err != nil {
 		return err
 	}
+	owned := e.owned(found, elsewhere)
 	e.tally.observe(all)
 	before := e.table
 	e.table = newTable(e.kernel, e.config.Drain, time.Now)
@@ -43,7 +44,7 @@ func (e *Engine) observe(ctx context.Context) error {
 	e.boundVIPs, e.local, e.reported = here, elsewhere, false
 	e.vipUses, e.idleVIPs = map[netip.Addr]int{}, maps.Clone(here)
 	e.services = map[changetracker.ServicePortName]*portState{}
-	e.frontends = map[desired.Key]changetracker.ServicePortName{}
+	e.frontends, e.found = map[desired.Key]served{}, found
 	e.owners, e.nodePorts = map[serverKey]changetracker.ServicePortName{}, map[serverKey]nodePortClaim{}
 	if e.tally != nil {
 		e.tally.owners, e.tally.servers = e.owners, e.table.virtuals
@@ -53,13 +54,9 @@ func (e *Engine) observe(ctx context.Context) error {
 
 // owned returns the virtual servers on addresses of other devices that belong to this
 // instance, because the rules, perhaps of a predecessor, or the table contain them.
-func (e *Engine) owned(ctx context.Context, local []netip.Addr) (map[serverKey]bool, error) {
-	frontends, err := e.rules.Frontends(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (e *Engine) owned(frontends map[desired.Key]bool, local []netip.Addr) map[serverKey]bool {
 	owned := maps.Clone(e.leftServers())
-	for _, f := range frontends {
+	for f := range frontends {
 		addrs := []netip.Addr{f.VIP}
 		if !f.VIP.IsValid() {
 			addrs = local
@@ -73,7 +70,7 @@ func (e *Engine) owned(ctx context.Context, local []netip.Addr) (map[serverKey]b
 			owned[key] = true
 		}
 	}
-	return owned, nil
+	return owned
 }
 
 // Dump implements proxier.Dumper: it prints the instance's virtual servers and rules.

@@ -163,7 +163,7 @@ func (e *Engine) deleteDrained(ctx context.Context) {
 	if !e.trusted || len(e.table.draining) == 0 {
 		return
 	}
-	if err := errors.Join(e.table.deleteDrained(), e.unbind(), e.releaseDrained(ctx)); err != nil {
+	if err := errors.Join(e.table.deleteDrained(), e.unbind(), e.releaseGone(ctx)); err != nil {
 		e.log.Warn("drained real servers not deleted: retrying", zap.Error(err))
 	}
 }

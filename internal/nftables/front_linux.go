@@ -107,9 +107,9 @@ func (f *Front) Verify(ctx context.Context, update desired.Update, behind Behind
 	return f.verify(ctx, &update, behind.Holds)
 }
 
-// Frontends returns the frontends of the table in the kernel, unsorted. Before the first
-// Apply these are the frontends of the previous process.
-func (f *Front) Frontends(ctx context.Context) ([]desired.Key, error) {
+// Frontends returns the frontends of the table in the kernel, and whether each is open to
+// everybody. Before the first Apply these are the frontends of the previous process.
+func (f *Front) Frontends(ctx context.Context) (map[desired.Key]bool, error) {
 	if err := f.connect(); err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (f *Front) Frontends(ctx context.Context) ([]desired.Key, error) {
 	if !o.isOurs(&l) {
 		return nil, nil
 	}
-	var keys []desired.Key
+	open := map[desired.Key]bool{}
 	for _, id := range []setID{setServices, setNodePorts} {
 		if _, there := o.sets[setSpecs[id].name]; !there {
 			continue
@@ -129,11 +129,23 @@ func (f *Front) Frontends(ctx context.Context) ([]desired.Key, error) {
 		if err := f.observeSet(ctx, o, &setSpecs[id]); err != nil {
 			return nil, err
 		}
-		for text := range o.element[id] {
-			keys = append(keys, parseFrontendKey([]byte(text)))
+		for text, class := range o.element[id] {
+			open[parseFrontendKey([]byte(text))] = isOpen(class)
 		}
 	}
-	return keys, nil
+	return open, nil
+}
+
+// isOpen reports whether a frontend of this class, as the kernel stores it, refuses nobody.
+func isOpen(class string) bool {
+	if len(class) != 4 {
+		return false
+	}
+	switch binary.NativeEndian.Uint32([]byte(class)) {
+	case classReject, classDrop, classFirewall, classLocal:
+		return false
+	}
+	return true
 }
 
 // parseFrontendKey is the inverse of frontendKey.
