@@ -20,13 +20,14 @@ import (
 type Cleaner struct {
 	options Options
 	ending  map[v1.IPFamily]*ender
+	traffic *traffic
 }
 
 var _ proxier.ConnectionEnder = (*Cleaner)(nil)
 
 // New returns a Cleaner. It opens no socket.
 func New(o Options) *Cleaner {
-	c := &Cleaner{options: o, ending: map[v1.IPFamily]*ender{}}
+	c := &Cleaner{options: o, ending: map[v1.IPFamily]*ender{}, traffic: newTraffic(o.NetNS)}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		c.ending[family] = newEnder(&endingTable{netNS: o.NetNS, name: o.Table, family: family})
 	}

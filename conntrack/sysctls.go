@@ -34,6 +34,9 @@ type SysctlOptions struct {
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
 	// TCPBeLiberal accepts TCP packets outside the window as valid.
 	TCPBeLiberal bool
+	// Accounting counts the packets and bytes of connections that begin from then on, as
+	// proxier.Config.CountTraffic needs.
+	Accounting bool
 
 	// NetNS is the network namespace, as in proxier.Config. The limit belongs to the
 	// initial network namespace of the machine and is read-only in others.
@@ -160,8 +163,13 @@ func (o *SysctlOptions) settings(cpus int) []setting {
 			all = append(all, setting{path: conntrackDir + timeout.name, value: int64(timeout.value / time.Second)})
 		}
 	}
-	if o.TCPBeLiberal {
-		all = append(all, setting{path: conntrackDir + "tcp_be_liberal", value: 1})
+	for _, s := range []struct {
+		name string
+		on   bool
+	}{{"tcp_be_liberal", o.TCPBeLiberal}, {"acct", o.Accounting}} {
+		if s.on {
+			all = append(all, setting{path: conntrackDir + s.name, value: 1})
+		}
 	}
 	return all
 }

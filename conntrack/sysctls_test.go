@@ -33,6 +33,7 @@ func TestWhatTheOptionsWantOfTheKernel(t *testing.T) {
 		"SYS-01 too much":           {SysctlOptions{MaxPerCore: 32768, Min: 2 << 20}, 64, limited(1<<20, 1<<18)},
 		"SYS-01 min is not bounded": {SysctlOptions{MaxPerCore: 1, Min: 2 << 20}, 64, limited(2<<20, 1<<19)},
 		"SYS-08":                    {SysctlOptions{Min: 131072}, 8, nil},
+		"accounting":                {SysctlOptions{Accounting: true}, 1, []setting{{path: conntrackDir + "acct", value: 1}}},
 		"SYS-05 to SYS-07": {SysctlOptions{TCPBeLiberal: true, UDP: time.Minute, UDPStream: 3*time.Minute + 999*time.Millisecond}, 1, []setting{
 			{path: conntrackDir + "udp_timeout", value: 60},
 			{path: conntrackDir + "udp_timeout_stream", value: 180},

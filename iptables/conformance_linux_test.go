@@ -47,6 +47,17 @@ func TestCounts(t *testing.T) {
 	}
 }
 
+// TestTraffic counts packets and bytes exactly.
+func TestTraffic(t *testing.T) {
+	t.Parallel()
+	for _, variant := range []iptables.Variant{iptables.VariantNFT, iptables.VariantLegacy} {
+		t.Run(string(variant), func(t *testing.T) {
+			t.Parallel()
+			proxiertest.Traffic(t, provider(variant, proxier.DefaultNames()))
+		})
+	}
+}
+
 func TestExplainAgreesWithPacketsOfNFT(t *testing.T) {
 	t.Parallel()
 	proxiertest.Explanations(t, 2048, 0, provider(iptables.VariantNFT, proxier.DefaultNames()))

@@ -54,3 +54,8 @@ func TestTraceAgreesWithExplain(t *testing.T) {
 func TestCounts(t *testing.T) {
 	proxiertest.Counts(t, provider(0))
 }
+
+// TestTraffic counts packets and bytes exactly.
+func TestTraffic(t *testing.T) {
+	proxiertest.Traffic(t, provider(0))
+}

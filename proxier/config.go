@@ -60,6 +60,11 @@ type Config struct {
 	// Proxier.Counts, and docs/PERFORMANCE.md for what it costs. nftables ignores it on kernels
 	// without CONFIG_NFT_COUNTER.
 	CountConnections bool
+	// CountTraffic makes Proxier.Counts tell packets and bytes by service port and endpoint. For engines
+	// in the kernel, Deps.Conntrack counts them, if it is a TrafficCounter: it needs the kernel setting
+	// net.netfilter.nf_conntrack_acct, for example by SysctlOptions.Accounting of package conntrack.
+	// Connections from before that setting have no traffic, others from when Run began.
+	CountTraffic bool
 	// Important are Services to program first in the first sync, after
 	// default/kubernetes and kube-system/kube-dns.
 	Important []types.NamespacedName

@@ -13,7 +13,8 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Counter is an Engine that can count connections: see Config.CountConnections.
+// Counter is an Engine that can count connections: see Config.CountConnections. One that
+// terminates connections itself also counts their traffic: see Config.CountTraffic.
 type Counter interface {
 	// Counts returns the numbers of one family, sorted by name and by endpoint. It runs
 	// concurrently with the engine's other methods. It returns an error that is
@@ -21,21 +22,30 @@ type Counter interface {
 	Counts(ctx context.Context) (Counts, error)
 }
 
-// Counts are the numbers of new connections through service ports.
+// Counts are the numbers of new connections through service ports, and their traffic.
 type Counts struct {
 	// Since is when counting began. It begins with the first sync, and again when the process
 	// starts again; zero means that there was no sync yet.
 	Since time.Time
 	// ServicePorts has the service ports that have had connections.
 	ServicePorts []ServicePortCounts
+	// Traffic says that traffic is counted: see Config.CountTraffic. Otherwise no Traffic grows, and
+	// TrafficProblem is why, if that was asked for.
+	Traffic        bool
+	TrafficProblem string
+	// TrafficLosses is how often the kernel dropped notifications of flows that had ended. Each time,
+	// the traffic of some flows since their last reading is missing.
+	TrafficLosses uint64
 }
 
 // ServicePortCounts are the numbers of a service port.
 type ServicePortCounts struct {
 	Name changetracker.ServicePortName
 	// Connections is the number of new connections that were sent to an endpoint. While the
-	// service port exists, it never falls: it includes endpoints that are gone.
+	// service port exists, it never falls: it includes endpoints that are gone. The same holds for
+	// Traffic.
 	Connections uint64
+	Traffic     Traffic
 	// Endpoints has the endpoints that have had connections, of those that the service port
 	// has now. An endpoint that was gone and returns begins at zero.
 	Endpoints []EndpointCounts
@@ -45,19 +55,35 @@ type ServicePortCounts struct {
 type EndpointCounts struct {
 	Endpoint    netip.AddrPort
 	Connections uint64
+	Traffic     Traffic
 }
 
-// Counts returns the numbers of connections in an IP family. Concurrent calls share one
-// reading of the kernel. The error is errors.ErrUnsupported if Config.CountConnections is off
-// or the engine cannot count. Callers share the slices of the answer, and must not change them.
+// Traffic is what passed through connections, to the endpoint (In) and from it (Out). If the
+// kernel counts it, the bytes include the headers of IP and above, and a packet is one of the
+// kernel, which may be several on the wire. Engines with sockets of their own count only
+// the bytes that they copy: of those, Packets are 0 where Bytes are not.
+type Traffic struct {
+	PacketsIn, PacketsOut, BytesIn, BytesOut uint64
+}
+
+// Plus returns the sum.
+func (t Traffic) Plus(o Traffic) Traffic {
+	return Traffic{t.PacketsIn + o.PacketsIn, t.PacketsOut + o.PacketsOut, t.BytesIn + o.BytesIn, t.BytesOut + o.BytesOut}
+}
+
+// Minus returns the difference.
+func (t Traffic) Minus(o Traffic) Traffic {
+	return Traffic{t.PacketsIn - o.PacketsIn, t.PacketsOut - o.PacketsOut, t.BytesIn - o.BytesIn, t.BytesOut - o.BytesOut}
+}
+
+// Counts returns the numbers of connections in an IP family, and their traffic. Concurrent calls
+// share one reading of the kernel. The error is errors.ErrUnsupported if Config.CountConnections
+// and Config.CountTraffic are off or the engine cannot count. Callers share the slices of the
+// answer, and must not change them.
 func (p *Proxier) Counts(ctx context.Context, name v1.IPFamily) (Counts, error) {
 	for _, f := range p.families {
 		if f.name == name {
-			c, ok := As[Counter](f.engine)
-			if !ok {
-				break
-			}
-			counts, err := f.counting.share(ctx, c.Counts)
+			counts, err := f.counting.share(ctx, f.counts)
 			if err != nil {
 				err = fmt.Errorf("count connections of %s: %w", name, err)
 			}
@@ -65,6 +91,19 @@ func (p *Proxier) Counts(ctx context.Context, name v1.IPFamily) (Counts, error) 
 		}
 	}
 	return Counts{}, fmt.Errorf("count connections of %s: the engine cannot: %w", name, errors.ErrUnsupported)
+}
+
+// counts joins what the engine counts with what connection tracking does.
+func (f *family) counts(ctx context.Context) (counts Counts, err error) {
+	if c, ok := As[Counter](f.engine); ok {
+		counts, err = c.Counts(ctx)
+	} else {
+		err = fmt.Errorf("the engine cannot: %w", errors.ErrUnsupported)
+	}
+	if f.traffic == nil || err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return counts, err
+	}
+	return f.traffic.AddTraffic(ctx, f.name, counts)
 }
 
 // sharedReading lets concurrent callers share a reading that begins after all of them called.

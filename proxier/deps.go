@@ -74,6 +74,21 @@ type ConnectionEnder interface {
 	CleanupEnding(ctx context.Context, family v1.IPFamily) error
 }
 
+// TrafficCounter is a Conntrack that also counts packets and bytes. New calls it if
+// Config.CountTraffic is set and Deps.Conntrack implements it.
+type TrafficCounter interface {
+	Conntrack
+	// RunTraffic counts until ctx ends. It calls begun when counting has begun, or cannot: no
+	// sync happens before. After failures it tries again.
+	RunTraffic(ctx context.Context, log *zap.Logger, begun func()) error
+	// FollowTraffic is called after each Apply that succeeded: flows are those of the service ports
+	// of the update, except those that selected does not select: their engine counts. check says
+	// where node ports are accepted, and has no frontends.
+	FollowTraffic(update *desired.Update, check desired.FlowCheck, selected func(*desired.Service) bool)
+	// AddTraffic returns counts with the traffic of an IP family.
+	AddTraffic(ctx context.Context, family v1.IPFamily, counts Counts) (Counts, error)
+}
+
 // EndingStatus counts the TCP connections that end because their endpoint is gone for good.
 type EndingStatus struct {
 	// Open are those that must end, but whose client has not received a RST yet.

@@ -32,7 +32,8 @@ type family struct {
 	moduleWaits int // how often waitForModule may still wait
 	denied      map[changetracker.ServicePortName]*desired.Service
 	flows       *flowTracker
-	ending      *endTracker // nil: none
+	ending      *endTracker    // nil: none
+	traffic     TrafficCounter // nil: none
 	noLocal     noLocalCounter
 	// unprogrammed are the Services with a health check and service ports that failed in the
 	// last sync. If such a service port is deleted before it was ever programmed, no Delta

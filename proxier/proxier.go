@@ -108,6 +108,9 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		repairTimer:   timer,
 		damagedPorts:  map[changetracker.ServicePortName]*damagedPort{},
 	}
+	if p.config.CountTraffic {
+		f.traffic, _ = deps.Conntrack.(TrafficCounter)
+	}
 	warnOfHiddenAbilities(f.log, engine)
 	f.warnOfLocalhost()
 	return f
@@ -130,6 +133,12 @@ func (p *Proxier) Run(ctx context.Context) error {
 	if e := p.families[0].ending; e != nil {
 		running.Go(func() { endingErr = e.ender.RunEnding(untilEnd, p.log) })
 	}
+	var trafficErr error
+	if t := p.families[0].traffic; t != nil {
+		begun, begin := context.WithCancel(ctx)
+		running.Go(func() { trafficErr = t.RunTraffic(untilEnd, p.log, begin) })
+		<-begun.Done()
+	}
 	err := p.runner.Run(ctx)
 	stop()
 	running.Wait()
@@ -139,6 +148,9 @@ func (p *Proxier) Run(ctx context.Context) error {
 	}
 	if endingErr != nil {
 		err = errors.Join(err, fmt.Errorf("end connections: %w", endingErr))
+	}
+	if trafficErr != nil {
+		err = errors.Join(err, fmt.Errorf("count traffic: %w", trafficErr))
 	}
 	releaseNames(p.families) // before Close, in which engines may serve open connections for a while
 	errs := make([]error, len(p.families))

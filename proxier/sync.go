@@ -100,6 +100,7 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	o.retry = f.updater.Done(namesOf(o.failed))
 	f.flows.update(o.state, &update, &result)
 	f.ending.update(o.state, &update, &result)
+	f.followTraffic(&update, &result)
 	f.noLocal.update(&update)
 	o.announced = f.announcements.announceProgrammed(ctx, &update, o.failed)
 	o.Err = errors.Join(joined(o.failed), o.announced)
@@ -113,6 +114,18 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 			o.Triggers = append(o.Triggers, c.Triggers...)
 		}
 	}
+}
+
+// followTraffic tells which flows are those of service ports. The engine counts the traffic
+// of flows that end at its own sockets.
+func (f *family) followTraffic(update *desired.Update, result *Result) {
+	if f.traffic == nil {
+		return
+	}
+	f.traffic.FollowTraffic(update, desired.NewFlowCheck(&f.globals, f.engine.Traits(nil)), func(s *desired.Service) bool {
+		_, terminates := result.FlowEnds[s.Name]
+		return !terminates
+	})
 }
 
 // afterApply does the parts of a sync that follow programming.

@@ -41,8 +41,35 @@ type reading struct {
 
 // port has the numbers of a service port: of each endpoint, and of all endpoints that are gone.
 type port struct {
-	gone      uint64
-	endpoints map[netip.AddrPort]uint64
+	gone      numbers
+	endpoints map[netip.AddrPort]numbers
+}
+
+type numbers struct {
+	connections uint64
+	traffic     proxier.Traffic
+}
+
+func (n numbers) plus(more numbers) numbers {
+	return numbers{n.connections + more.connections, n.traffic.Plus(more.traffic)}
+}
+
+func (n numbers) minus(less numbers) numbers {
+	return numbers{n.connections - less.connections, n.traffic.Minus(less.traffic)}
+}
+
+func newPort() *port { return &port{endpoints: map[netip.AddrPort]numbers{}} }
+
+// add adds to the numbers of an endpoint, or of those that are gone.
+func (p *port) add(endpoint netip.AddrPort, more numbers) {
+	if more == (numbers{}) {
+		return
+	}
+	if endpoint.IsValid() {
+		p.endpoints[endpoint] = p.endpoints[endpoint].plus(more)
+	} else {
+		p.gone = p.gone.plus(more)
+	}
 }
 
 // NewLedger returns a Ledger without numbers.
@@ -83,12 +110,8 @@ func (l *Ledger[K]) Add(counter K, value uint64, owner Owner, began uint64) {
 	if owner != (Owner{}) {
 		now.port, now.endpoint = l.port(owner.Name), owner.Endpoint
 	}
-	switch {
-	case now.port == nil || more == 0:
-	case now.endpoint.IsValid():
-		now.port.endpoints[now.endpoint] += more
-	default:
-		now.port.gone += more
+	if now.port != nil {
+		now.port.add(now.endpoint, numbers{connections: more})
 	}
 	l.seen[counter] = now
 }
@@ -96,7 +119,7 @@ func (l *Ledger[K]) Add(counter K, value uint64, owner Owner, began uint64) {
 func (l *Ledger[K]) port(name changetracker.ServicePortName) *port {
 	p := l.ports[name]
 	if p == nil {
-		p = &port{endpoints: map[netip.AddrPort]uint64{}}
+		p = newPort()
 		l.ports[name] = p
 	}
 	return p
@@ -152,16 +175,19 @@ func (l *Ledger[K]) Applied(update *desired.Update) {
 
 // keep keeps the numbers of the endpoints that the service port has.
 func (p *port) keep(s *desired.Service) {
-	has := make(map[netip.AddrPort]bool, len(s.Cluster)+len(s.Local))
-	for _, e := range slices.Concat(s.Cluster, s.Local) {
-		has[e] = true
-	}
 	for endpoint, n := range p.endpoints {
-		if !has[endpoint] {
-			p.gone += n
+		if !has(s, endpoint) {
+			p.gone = p.gone.plus(n)
 			delete(p.endpoints, endpoint)
 		}
 	}
+}
+
+// has reports whether a service port has an endpoint.
+func has(s *desired.Service, endpoint netip.AddrPort) bool {
+	_, cluster := slices.BinarySearchFunc(s.Cluster, endpoint, netip.AddrPort.Compare)
+	_, local := slices.BinarySearchFunc(s.Local, endpoint, netip.AddrPort.Compare)
+	return cluster || local
 }
 
 // Counts returns the numbers, sorted.

@@ -1,17 +1,21 @@
 package counting
 
 import (
+	"cmp"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Sum adds up the counts of two engines that serve different connections.
+// Sum adds up the counts of two engines that serve different connections, or different counts of
+// one engine.
 func Sum(a, b proxier.Counts) proxier.Counts {
-	sum := proxier.Counts{Since: a.Since}
+	sum := proxier.Counts{
+		Since: a.Since, Traffic: a.Traffic || b.Traffic, TrafficProblem: cmp.Or(a.TrafficProblem, b.TrafficProblem),
+		TrafficLosses: a.TrafficLosses + b.TrafficLosses,
+	}
 	if sum.Since.IsZero() || !b.Since.IsZero() && b.Since.Before(sum.Since) {
 		sum.Since = b.Since
 	}
@@ -20,13 +24,13 @@ func Sum(a, b proxier.Counts) proxier.Counts {
 		for _, of := range counts.ServicePorts {
 			p := ports[of.Name]
 			if p == nil {
-				p = &port{endpoints: map[netip.AddrPort]uint64{}}
+				p = newPort()
 				ports[of.Name] = p
 			}
-			p.gone += of.Connections
+			p.gone = p.gone.plus(numbers{of.Connections, of.Traffic})
 			for _, e := range of.Endpoints {
-				p.gone -= e.Connections
-				p.endpoints[e.Endpoint] += e.Connections
+				p.gone = p.gone.minus(numbers{e.Connections, e.Traffic})
+				p.add(e.Endpoint, numbers{e.Connections, e.Traffic})
 			}
 		}
 	}
@@ -38,11 +42,13 @@ func Sum(a, b proxier.Counts) proxier.Counts {
 func list(ports map[changetracker.ServicePortName]*port) []proxier.ServicePortCounts {
 	all := make([]proxier.ServicePortCounts, 0, len(ports))
 	for _, name := range slices.SortedFunc(maps.Keys(ports), changetracker.ServicePortName.Compare) {
-		of := proxier.ServicePortCounts{Name: name, Connections: ports[name].gone}
-		for endpoint, n := range ports[name].endpoints {
-			of.Connections += n
-			of.Endpoints = append(of.Endpoints, proxier.EndpointCounts{Endpoint: endpoint, Connections: n})
+		p, sum := ports[name], ports[name].gone
+		of := proxier.ServicePortCounts{Name: name}
+		for endpoint, n := range p.endpoints {
+			sum = sum.plus(n)
+			of.Endpoints = append(of.Endpoints, proxier.EndpointCounts{Endpoint: endpoint, Connections: n.connections, Traffic: n.traffic})
 		}
+		of.Connections, of.Traffic = sum.connections, sum.traffic
 		slices.SortFunc(of.Endpoints, func(a, b proxier.EndpointCounts) int { return a.Endpoint.Compare(b.Endpoint) })
 		all = append(all, of)
 	}

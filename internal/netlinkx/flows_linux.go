@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"net/netip"
 	"slices"
 
@@ -100,16 +101,13 @@ const (
 func DeleteFlows(s *Socket, family uint8, stale func(*Flow) bool) (deleted int, err error) {
 	err = retry(func() error {
 		var chosen [][]byte
-		dump := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
-		err := dump.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-			attrs := message[min(nl.SizeofNfgenmsg, len(message)):]
-			if flow, ok := parseFlow(attrs); ok && stale(&flow) {
-				chosen = append(chosen, identity(attrs))
+		err := s.list(family, func(flow *Flow) {
+			if stale(flow) {
+				chosen = append(chosen, identity(flow.attrs))
 			}
-			return true
 		})
 		if err != nil && !interrupted(err) {
-			return fmt.Errorf("list flows: %w", err)
+			return err
 		}
 		for _, id := range chosen {
 			done, err := s.remove(family, id)
@@ -123,6 +121,59 @@ func DeleteFlows(s *Socket, family uint8, stale func(*Flow) bool) (deleted int, 
 		return err
 	})
 	return deleted, err
+}
+
+// ListFlows calls each for the entries of one address family, more than once if the dump is
+// interrupted.
+func ListFlows(s *Socket, family uint8, each func(*Flow)) error {
+	return retry(func() error { return s.list(family, each) })
+}
+
+func (s *Socket) list(family uint8, each func(*Flow)) error {
+	dump := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
+	err := dump.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+		if flow, ok := parseFlow(message[min(nl.SizeofNfgenmsg, len(message)):]); ok {
+			each(&flow)
+		}
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("list flows: %w", err)
+	}
+	return nil
+}
+
+// Hash identifies an entry that is being listed, or whose end is being told: two have the same
+// Hash with a probability of about 2 to the power of -64.
+func (f *Flow) Hash(seed maphash.Seed) uint64 {
+	return maphash.Comparable(seed, struct {
+		source, destination netip.AddrPort
+		protocol            uint8
+		id                  uint32
+	}{f.Source, f.Destination, f.Protocol, Uint32(Find(f.attrs, nl.CTA_ID))})
+}
+
+// Volume is what passed in one direction of an entry.
+type Volume struct{ Packets, Bytes uint64 }
+
+// Volumes are those of an entry that is being listed, or whose end is being told; ok is false if
+// the kernel did not count them.
+func (f *Flow) Volumes() (original, reply Volume, ok bool) {
+	to, from := Find(f.attrs, nl.CTA_COUNTERS_ORIG), Find(f.attrs, nl.CTA_COUNTERS_REPLY)
+	return parseVolume(to), parseVolume(from), to != nil
+}
+
+func parseVolume(counters []byte) (v Volume) {
+	for typ, value := range Attributes(counters) {
+		switch {
+		case len(value) != 8:
+		case typ == nl.CTA_COUNTERS_PACKETS:
+			v.Packets = binary.BigEndian.Uint64(value)
+		case typ == nl.CTA_COUNTERS_BYTES:
+			v.Bytes = binary.BigEndian.Uint64(value)
+		}
+	}
+	return v
 }
 
 func parseFlow(attrs []byte) (f Flow, ok bool) {

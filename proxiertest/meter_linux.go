@@ -1,0 +1,123 @@
+package proxiertest
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"os"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// meter counts the packets that a host sends and receives, by flow. The bytes are those of IP.
+type meter struct {
+	mu    sync.Mutex // guards all below
+	flows map[wire]proxier.Traffic
+	// sent and acknowledged are sequence numbers of TCP, of the client (0) and of its server (1).
+	sent, acknowledged map[wire][2]uint32
+}
+
+// wire is a flow as its client sees it.
+type wire struct {
+	network        string
+	client, target netip.AddrPort
+}
+
+// newMeter counts until the end of the test.
+func newMeter(tb testing.TB, host *Host) *meter {
+	tb.Helper()
+	const everyProtocol = 0x0300 // ETH_P_ALL in network byte order
+	var file *os.File
+	netnstest.Check(tb, host.Do(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, everyProtocol)
+		if err == nil {
+			file = os.NewFile(uintptr(fd), "packets of "+host.Name)
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20) // packets must not be lost
+		}
+		return err
+	}))
+	conn, err := file.SyscallConn()
+	netnstest.Check(tb, err)
+	m := &meter{flows: map[wire]proxier.Traffic{}, sent: map[wire][2]uint32{}, acknowledged: map[wire][2]uint32{}}
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		packet := make([]byte, 256)
+		_ = conn.Read(func(fd uintptr) bool { // until Close
+			for {
+				n, from, err := unix.Recvfrom(int(fd), packet, unix.MSG_TRUNC)
+				if err != nil {
+					return false
+				}
+				if link, ok := from.(*unix.SockaddrLinklayer); ok {
+					m.add(packet[:min(n, len(packet))], uint64(n), link.Pkttype == unix.PACKET_OUTGOING)
+				}
+			}
+		})
+	})
+	tb.Cleanup(func() {
+		_ = file.Close()
+		reading.Wait()
+	})
+	return m
+}
+
+// of returns the traffic of a flow: in is what the client has sent.
+func (m *meter) of(flow wire) proxier.Traffic {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.flows[flow]
+}
+
+// isQuiet reports whether both ends have acknowledged what they got. Some do so later.
+func (m *meter) isQuiet(flow wire) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sent[flow] == m.acknowledged[flow]
+}
+
+// add adds a packet, of which b is the beginning.
+func (m *meter) add(b []byte, size uint64, out bool) {
+	head := b
+	var source, destination netip.Addr
+	var protocol byte
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4:
+		source, destination, protocol = netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:])), b[9]
+		b = b[min(int(b[0]&15)*4, len(b)):]
+	case len(b) >= 40 && b[0]>>4 == 6:
+		source, destination, protocol = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:])), b[6]
+		b = b[40:]
+	}
+	payload := size - (uint64(len(head)) - uint64(len(b)))
+	network := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[protocol]
+	if network == "" || len(b) < 4 {
+		return
+	}
+	flow := wire{network, netip.AddrPortFrom(source, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(destination, binary.BigEndian.Uint16(b[2:]))}
+	more := proxier.Traffic{PacketsIn: 1, BytesIn: size}
+	if !out {
+		flow.client, flow.target = flow.target, flow.client
+		more = proxier.Traffic{PacketsOut: 1, BytesOut: size}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.flows[flow] = m.flows[flow].Plus(more)
+	if network == "tcp" && len(b) >= 20 {
+		const fin, syn, reset = 1, 2, 4
+		sender := 0
+		if !out {
+			sender = 1
+		}
+		sent, acknowledged := m.sent[flow], m.acknowledged[flow]
+		sent[sender] = binary.BigEndian.Uint32(b[4:]) + uint32(payload) - 4*uint32(b[12]>>4) + uint32(b[13]&fin) + uint32(b[13]&syn)/syn
+		acknowledged[1-sender] = binary.BigEndian.Uint32(b[8:])
+		if b[13]&reset != 0 {
+			acknowledged = sent
+		}
+		m.sent[flow], m.acknowledged[flow] = sent, acknowledged
+	}
+}
