@@ -66,7 +66,25 @@ func repairsBesideASync(t *testing.T, w *watched, script string, order func(r *r
 			t.Logf("sync: %v", err) // it is tried again
 		}
 	})
-	poll.Until(t, "repair", func() bool { return canonical(tryNFT(w.ns, "list ruleset")) == want })
+	var got string
+	if !poll.Soon(func() bool { got = canonical(tryNFT(w.ns, "list ruleset")); return got == want }) {
+		t.Fatalf("not repaired within %v: %+v\nmore than before: %q\nless: %q", poll.Timeout, w.family(), without(got, want), without(want, got))
+	}
+}
+
+// without returns the words of a canonical ruleset that another one does not have, or not as
+// often.
+func without(ruleset, other string) (words []string) {
+	left := map[string]int{}
+	for word := range strings.FieldsSeq(other) {
+		left[word]++
+	}
+	for word := range strings.FieldsSeq(ruleset) {
+		if left[word]--; left[word] < 0 {
+			words = append(words, word)
+		}
+	}
+	return words
 }
 
 // damages are changes by another program, for damageTo.

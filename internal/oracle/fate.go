@@ -35,6 +35,12 @@ type Fates struct {
 	// LoopbackNodePorts is for engines with this trait: the node's own processes reach node
 	// ports at 127.0.0.0/8 too, if the addresses of node ports include it.
 	LoopbackNodePorts bool
+	// LocalPolicyBindsAll is for engines with this trait: under policy Local, pods and the node
+	// get local endpoints too, if there are any.
+	LocalPolicyBindsAll bool
+	// VIPsAreLocal is for engines with this trait: other ports of all VIPs reject, and health check
+	// node ports are answered there.
+	VIPsAreLocal bool
 
 	oracle    oracle
 	decisions map[changetracker.ServicePortName]Decision
@@ -52,7 +58,7 @@ func NewFates(c *Cluster, family v1.IPFamily) *Fates {
 func (f *Fates) Of(p Packet) []Outcome {
 	name, key, ok := f.frontendOf(p)
 	if !ok {
-		return []Outcome{{Verdict: f.unserved(p.Destination.Addr())}}
+		return []Outcome{{Verdict: f.unserved(p)}}
 	}
 	d := f.decisions[name]
 	i := slices.IndexFunc(d.Frontends, func(o Frontend) bool { return o.Key == key })
@@ -81,16 +87,24 @@ func (f *Fates) atLoopback(p Packet) bool {
 
 // unserved: other ports of a ClusterIP reject (PKT-10), addresses without a Service in the
 // ranges of Services drop (PKT-11), and the node keeps its own addresses (PKT-14).
-func (f *Fates) unserved(a netip.Addr) string {
+func (f *Fates) unserved(p Packet) string {
+	a := p.Destination.Addr()
+	isVIP := func(c claim) bool { return c.key.VIP == a }
 	isClusterIP := func(c claim) bool {
 		return c.key.VIP == a && slices.ContainsFunc(f.oracle.ports, func(p *servicePort) bool {
 			return p.name == c.name && p.clusterIP == a
 		})
 	}
+	owners := slices.Collect(maps.Values(f.oracle.owners))
 	switch {
 	case f.ServiceIPsPass, f.IsLocal(a):
 		return "pass"
-	case slices.ContainsFunc(slices.Collect(maps.Values(f.oracle.owners)), isClusterIP):
+	case f.VIPsAreLocal && slices.ContainsFunc(owners, isVIP):
+		if p.Protocol == 6 && f.oracle.hasHealthCheck(p.Destination.Port()) {
+			return "pass"
+		}
+		return "reject"
+	case slices.ContainsFunc(owners, isClusterIP):
 		return "reject"
 	case within(f.oracle.ServiceCIDRs, a):
 		return "drop"
@@ -117,6 +131,9 @@ func (f *Fates) served(p Packet, d *Decision, at *Frontend) []Outcome {
 	switch {
 	case at.ShortCircuit && (fromPod || fromNode):
 		masquerade = !fromPod
+		if f.LocalPolicyBindsAll && len(d.Local) > 0 {
+			endpoints = d.Local
+		}
 	case at.Action != "forward":
 		return []Outcome{{Verdict: at.Action}}
 	case at.Scope == "Local":

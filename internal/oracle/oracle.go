@@ -131,6 +131,11 @@ func (o *oracle) vip(text string) (netip.Addr, bool) {
 	return a, err == nil && a.Is4() == (o.family == v1.IPv4Protocol) && !a.IsUnspecified() && !a.IsMulticast()
 }
 
+// hasHealthCheck reports whether a port is a health check node port (HC-03).
+func (o *oracle) hasHealthCheck(port uint16) bool {
+	return slices.ContainsFunc(o.ports, func(p *servicePort) bool { return uint16(p.service.Spec.HealthCheckNodePort) == port })
+}
+
 // claim is a service port's request for a frontend.
 type claim struct {
 	*servicePort

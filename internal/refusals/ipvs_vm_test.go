@@ -10,7 +10,7 @@ import (
 )
 
 func newIPVS() engine {
-	return engine{name: "ipvs", create: func(c proxier.Config) (*proxier.Proxier, error) {
+	return engine{name: "ipvs", ownsVIPs: true, create: func(c proxier.Config) (*proxier.Proxier, error) {
 		return ipvs.New(ipvs.Config{Config: c, SetSysctls: true}, proxier.Deps{})
 	}}
 }
@@ -22,3 +22,5 @@ func TestRefusalsOfIPVS(t *testing.T) {
 }
 
 func TestNothingGetsThroughDuringAChangeOfIPVS(t *testing.T) { change(t, newIPVS()) }
+
+func TestIPVSAgrees(t *testing.T) { agree(t, newIPVS()) }

@@ -123,7 +123,10 @@ func destinations(c *oracle.Cluster, n int, family v1.IPFamily) (all []destinati
 	add := func(what, address string, port int) {
 		all = append(all, destination{what, netip.AddrPortFrom(netip.MustParseAddr(address), uint16(port))})
 	}
-	s := c.Services[name(n)]
+	var external []string
+	if s := c.Services[name(n)]; s != nil {
+		external = s.Spec.ExternalIPs
+	}
 	nodePort, own := firstNodePort+n, map[string]bool{}
 	for i, kind := range []string{"ClusterIP", "external IP", "load balancer IP"} {
 		vip := vips(n, family)[i]
@@ -134,7 +137,7 @@ func destinations(c *oracle.Cluster, n int, family v1.IPFamily) (all []destinati
 		add(kind+", health check port", vip, firstHealth+n)
 		add(kind+", port of the endpoint", vip, 8080)
 	}
-	for _, text := range s.Spec.ExternalIPs {
+	for _, text := range external {
 		if a := netip.MustParseAddr(text); a.Is4() == (family == v1.IPv4Protocol) && !own[text] {
 			add("external IP that is not allowed", text, servicePort)
 		}
@@ -193,6 +196,8 @@ type engine struct {
 	passes bool
 	// localhost is the trait LoopbackNodePorts.
 	localhost bool
+	// ownsVIPs means the traits LocalPolicyBindsAll and VIPsAreLocal.
+	ownsVIPs bool
 	// sockets means that endpoints see no TCP packets of clients.
 	sockets bool
 }
@@ -283,6 +288,7 @@ func (b *bench) fates() (all [2]*oracle.Fates) {
 	for i, family := range families() {
 		all[i] = oracle.NewFates(b.cluster, family)
 		all[i].ServiceIPsPass, all[i].LoopbackNodePorts = b.engine.passes, b.engine.localhost
+		all[i].LocalPolicyBindsAll, all[i].VIPsAreLocal = b.engine.ownsVIPs, b.engine.ownsVIPs
 	}
 	return all
 }
