@@ -130,10 +130,7 @@ func (f *Fates) served(p Packet, d *Decision, at *Frontend) []Outcome {
 	endpoints, masquerade := d.Cluster, at.Masquerade == "all" || at.Masquerade == "non-pod" && !fromPod
 	switch {
 	case at.ShortCircuit && (fromPod || fromNode):
-		masquerade = !fromPod
-		if f.LocalPolicyBindsAll && len(d.Local) > 0 {
-			endpoints = d.Local
-		}
+		masquerade, endpoints = !fromPod, f.unbound(d)
 	case at.Action != "forward":
 		return []Outcome{{Verdict: at.Action}}
 	case at.Scope == "Local":
@@ -145,6 +142,14 @@ func (f *Fates) served(p Packet, d *Decision, at *Frontend) []Outcome {
 		all = append(all, Outcome{Verdict: "forward", Endpoint: e, Masquerade: masquerade || hairpin})
 	}
 	return Sorted(all)
+}
+
+// unbound are the endpoints for those whom policy Local does not bind.
+func (f *Fates) unbound(d *Decision) []netip.AddrPort {
+	if f.LocalPolicyBindsAll && len(d.Local) > 0 {
+		return d.Local
+	}
+	return d.Cluster
 }
 
 // Sorted orders outcomes, and removes those that are there twice.
