@@ -15,6 +15,10 @@ import (
 type countsAnswer struct {
 	// Since is omitted before the first sync.
 	Since time.Time `json:"since,omitzero"`
+	// Traffic says that traffic is counted, and TrafficProblem why not, if that was asked for.
+	Traffic        bool   `json:"traffic,omitempty"`
+	TrafficProblem string `json:"trafficProblem,omitempty"`
+	TrafficLosses  uint64 `json:"trafficLosses,omitempty"`
 	// Total is the number of service ports that match.
 	Total        int           `json:"total"`
 	ServicePorts []countedPort `json:"servicePorts"`
@@ -23,17 +27,49 @@ type countsAnswer struct {
 type countedPort struct {
 	servicePortName
 
+	countedTraffic
+
 	Family      v1.IPFamily       `json:"family"`
 	Connections uint64            `json:"connections"`
 	Endpoints   []countedEndpoint `json:"endpoints"`
 }
 
 type countedEndpoint struct {
+	countedTraffic
+
 	Address     string `json:"address"`
 	Connections uint64 `json:"connections"`
 }
 
-// counts is the number of connections of service ports, those with the most first.
+// countedTraffic is a proxier.Traffic. What is not counted is omitted.
+type countedTraffic struct {
+	PacketsIn  *uint64 `json:"packetsIn,omitempty"`
+	PacketsOut *uint64 `json:"packetsOut,omitempty"`
+	BytesIn    *uint64 `json:"bytesIn,omitempty"`
+	BytesOut   *uint64 `json:"bytesOut,omitempty"`
+}
+
+// trafficOf omits packets where only bytes are counted.
+func trafficOf(t proxier.Traffic, counted bool) (c countedTraffic) {
+	if !counted && t == (proxier.Traffic{}) {
+		return c
+	}
+	c.BytesIn, c.BytesOut = &t.BytesIn, &t.BytesOut
+	if t.PacketsIn+t.PacketsOut > 0 || t.BytesIn+t.BytesOut == 0 {
+		c.PacketsIn, c.PacketsOut = &t.PacketsIn, &t.PacketsOut
+	}
+	return c
+}
+
+func (t *countedTraffic) bytes() uint64 {
+	if t.BytesIn == nil {
+		return 0
+	}
+	return *t.BytesIn + *t.BytesOut
+}
+
+// counts is the number of connections of service ports, and their traffic, those with the most
+// first.
 func (h *handler) counts(r *http.Request, q query) (any, error) {
 	namespace, nsErr := q.text("namespace")
 	name, nameErr := q.text("name")
@@ -60,7 +96,7 @@ func (h *handler) counts(r *http.Request, q query) (any, error) {
 		return nil, unsupported
 	}
 	slices.SortFunc(all.ServicePorts, func(a, b countedPort) int {
-		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
+		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(b.bytes(), a.bytes()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
 			cmp.Compare(a.PortName, b.PortName), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Family, b.Family))
 	})
 	all.Total = len(all.ServicePorts)
@@ -74,14 +110,16 @@ func (a *countsAnswer) add(family v1.IPFamily, counts *proxier.Counts, namespace
 	if since := moment(counts.Since); a.Since.IsZero() || !since.IsZero() && since.Before(a.Since) {
 		a.Since = since
 	}
+	a.Traffic = a.Traffic || counts.Traffic
+	a.TrafficProblem, a.TrafficLosses = cmp.Or(a.TrafficProblem, counts.TrafficProblem), max(a.TrafficLosses, counts.TrafficLosses)
 	for _, p := range counts.ServicePorts {
 		if namespace != "" && p.Name.Namespace != namespace || name != "" && p.Name.Name != name {
 			continue
 		}
 		a.ServicePorts = append(a.ServicePorts, countedPort{
-			servicePortName: nameOf(p.Name), Family: family, Connections: p.Connections,
+			servicePortName: nameOf(p.Name), countedTraffic: trafficOf(p.Traffic, counts.Traffic), Family: family, Connections: p.Connections,
 			Endpoints: converted(p.Endpoints, func(e proxier.EndpointCounts) countedEndpoint {
-				return countedEndpoint{Address: e.Endpoint.String(), Connections: e.Connections}
+				return countedEndpoint{countedTraffic: trafficOf(e.Traffic, counts.Traffic), Address: e.Endpoint.String(), Connections: e.Connections}
 			}),
 		})
 	}

@@ -44,7 +44,7 @@
 //	state?namespace=                   all Services with their endpoints, for comparison
 //	report                             status, syncs and all Services with all details, as a file
 //	counts?namespace=&name=&limit=     the numbers of new connections of service ports, and of
-//	                                   their endpoints; most connections first
+//	                                   their endpoints, and their traffic; most connections first
 //	watch                              a line of JSON for each change of a service port
 //	rules?namespace=&name=             what the engine programs for one Service
 //	verify                             the differences between the kernel and what is programmed

@@ -249,11 +249,11 @@ func counting(h http.Handler, connections *atomic.Int64) http.Handler {
 	})
 	mux.HandleFunc("/counts", func(w http.ResponseWriter, r *http.Request) {
 		n := connections.Add(7)
-		_ = json.NewEncoder(w).Encode(map[string]any{"since": "2026-01-02T03:04:05Z", "servicePorts": []any{map[string]any{
+		_ = json.NewEncoder(w).Encode(map[string]any{"since": "2026-01-02T03:04:05Z", "traffic": true, "trafficLosses": 1, "servicePorts": []any{map[string]any{
 			"namespace": r.FormValue("namespace"), "name": r.FormValue("name"), "portName": "http", "protocol": "TCP", "family": "IPv4",
-			"connections": n, "packets": 10 * n, "bytes": 1500 * n,
+			"connections": n, "packetsIn": 5 * n, "packetsOut": 5 * n, "bytesIn": 500 * n, "bytesOut": 1000 * n,
 			"endpoints": []any{
-				map[string]any{"address": "10.244.1.5:8080", "connections": n - 5, "packets": 6 * n, "bytes": 900 * n},
+				map[string]any{"address": "10.244.1.5:8080", "connections": n - 5, "packetsIn": 3 * n, "packetsOut": 3 * n, "bytesIn": 300 * n, "bytesOut": 600 * n},
 				map[string]any{"address": "10.244.2.5:8080", "connections": 5},
 			},
 		}}})
@@ -285,6 +285,8 @@ func pageShowsTraffic(t *testing.T, b *browser) {
 	b.await("the other one grows", `return /^[\d.]+\/s$/.test([...document.querySelectorAll("#counters tr")].find((r) => r.children[0]?.innerText === "10.244.1.5:8080")?.children[2].innerText ?? "")
 		&& parseFloat([...document.querySelectorAll("#counters tr")].find((r) => r.children[0]?.innerText === "10.244.1.5:8080").children[2].innerText) > 0`)
 	b.awaitText("#counters", "kB/s")
+	b.await("packets are in both directions", `return /^(\d+) \/ \1$/.test([...document.querySelectorAll("#counters tr")].find((r) => r.children[0]?.innerText === "10.244.1.5:8080")?.children[3].innerText ?? "")`)
+	b.awaitText("#traffic-note", "dropped notifications 1 time")
 	b.click("#rules summary")
 	b.awaitText("#rules pre", "10.96.0.10 . tcp . 80")
 	b.awaitText("#rules pre", evil)

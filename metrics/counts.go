@@ -26,10 +26,26 @@ const (
 // Counts returns the numbers of connections of an IP family: Proxier.Counts of package proxier.
 type Counts func(context.Context, v1.IPFamily) (proxier.Counts, error)
 
-// countCollector collects the numbers of connections of service ports at each scrape.
+// numbers of a service port, in the order of countCollector.numbers.
+const (
+	connectionsOf = iota
+	packetsIn
+	packetsOut
+	bytesIn
+	bytesOut
+	kindsOfNumbers
+)
+
+type numbers [kindsOfNumbers]uint64
+
+func numbersOf(p *proxier.ServicePortCounts) numbers {
+	return numbers{p.Connections, p.Traffic.PacketsIn, p.Traffic.PacketsOut, p.Traffic.BytesIn, p.Traffic.BytesOut}
+}
+
+// countCollector collects the numbers of service ports at each scrape.
 type countCollector struct {
-	connections *prometheus.Desc
-	families    []v1.IPFamily
+	connections, packets, bytes, losses *prometheus.Desc
+	families                            []v1.IPFamily
 
 	mu       sync.Mutex // guards all below
 	read     Counts     // nil: none
@@ -40,28 +56,35 @@ type countCollector struct {
 // countSeries are the series of a family. A service port stays where it was first.
 type countSeries struct {
 	own   map[changetracker.ServicePortName]bool
-	other map[changetracker.ServicePortName]uint64 // and the number that is in the sum
-	sum   uint64
+	other map[changetracker.ServicePortName]numbers // and the numbers that are in the sum
+	sum   numbers
 }
 
 func newCountCollector(families []v1.IPFamily) *countCollector {
+	const service = "service"
+	labels := []string{labelFamily, labelNamespace, labelService, labelPort, labelProtocol}
+	const rest = "; service others is the sum of the service ports that have no series of their own."
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(prometheus.BuildFQName(serviceplane, "", name), help, labels, nil)
+	}
 	c := &countCollector{
-		connections: prometheus.NewDesc(prometheus.BuildFQName(serviceplane, "", "service_new_connections_total"),
-			"New connections to a service port that were sent to an endpoint; service others is the sum of the service ports that have no series of their own.",
-			[]string{labelFamily, labelNamespace, labelService, labelPort, labelProtocol}, nil),
-		families: families,
-		byFamily: map[v1.IPFamily]*countSeries{},
+		connections: desc(service+"_new_connections_total", "New connections to a service port that were sent to an endpoint"+rest, labels...),
+		packets:     desc(service+"_traffic_packets_total", "Packets of a service port to its endpoints (in) and from them (out)"+rest, append(labels, labelDirection)...),
+		bytes:       desc(service+"_traffic_bytes_total", "Bytes of a service port to its endpoints (in) and from them (out)"+rest, append(labels, labelDirection)...),
+		losses:      desc("traffic_losses_total", "How often the kernel dropped notifications of connections that had ended; each time, some traffic was not counted."),
+		families:    families,
+		byFamily:    map[v1.IPFamily]*countSeries{},
 	}
 	for _, family := range families {
-		c.byFamily[family] = &countSeries{own: map[changetracker.ServicePortName]bool{}, other: map[changetracker.ServicePortName]uint64{}}
+		c.byFamily[family] = &countSeries{own: map[changetracker.ServicePortName]bool{}, other: map[changetracker.ServicePortName]numbers{}}
 	}
 	return c
 }
 
 // WatchCounts sets the function that returns the numbers of connections: Proxier.Counts, with
-// Config.CountConnections. Without it, that metric is missing. In each IP family, the first
-// service ports that get connections have a series of their own, as many as most says; the
-// others share one. most is 1000 if it is 0 or less.
+// Config.CountConnections or Config.CountTraffic. What is not counted has no metric. In each IP
+// family, the first service ports that get connections have a series of their own, as many as
+// most says; the others share one. most is 1000 if it is 0 or less.
 func (m *Metrics) WatchCounts(counts Counts, most int) {
 	if most <= 0 {
 		most = defaultCounted
@@ -72,7 +95,11 @@ func (m *Metrics) WatchCounts(counts Counts, most int) {
 }
 
 // Describe implements prometheus.Collector.
-func (c *countCollector) Describe(out chan<- *prometheus.Desc) { out <- c.connections }
+func (c *countCollector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.connections, c.packets, c.bytes, c.losses} {
+		out <- d
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (c *countCollector) Collect(out chan<- prometheus.Metric) {
@@ -83,22 +110,46 @@ func (c *countCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), countsTimeout) //nolint:forbidigo // a scrape has none
 	defer cancel()
+	losses, traffic := uint64(0), false
 	for _, family := range c.families {
 		counts, err := c.read(ctx, family)
 		if err != nil {
 			continue // the engine cannot count, or the next scrape has the numbers
 		}
-		send := func(n changetracker.ServicePortName, value uint64) {
-			out <- prometheus.MustNewConstMetric(c.connections, prometheus.CounterValue, float64(value),
-				string(family), n.Namespace, n.Name, n.Port, string(n.Protocol))
-		}
-		c.byFamily[family].update(&counts, c.most, send)
+		traffic, losses = traffic || counts.Traffic, max(losses, counts.TrafficLosses)
+		c.byFamily[family].update(&counts, c.most, func(n changetracker.ServicePortName, values numbers) {
+			c.send(out, family, n, values, &counts)
+		})
+	}
+	if traffic {
+		out <- prometheus.MustNewConstMetric(c.losses, prometheus.CounterValue, float64(losses))
+	}
+}
+
+// send sends the numbers of a service port that are known: engines that count no connections have
+// none, and some count bytes but no packets.
+func (c *countCollector) send(out chan<- prometheus.Metric, family v1.IPFamily, n changetracker.ServicePortName, values numbers, counts *proxier.Counts) {
+	labels := []string{string(family), n.Namespace, n.Name, n.Port, string(n.Protocol)}
+	one := func(desc *prometheus.Desc, value uint64, more ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(value), append(labels, more...)...)
+	}
+	if values[connectionsOf] > 0 || !counts.Traffic {
+		one(c.connections, values[connectionsOf])
+	}
+	hasBytes, hasPackets := values[bytesIn]+values[bytesOut] > 0, values[packetsIn]+values[packetsOut] > 0
+	if hasBytes || counts.Traffic {
+		one(c.bytes, values[bytesIn], "in")
+		one(c.bytes, values[bytesOut], "out")
+	}
+	if hasPackets || counts.Traffic && !hasBytes {
+		one(c.packets, values[packetsIn], "in")
+		one(c.packets, values[packetsOut], "out")
 	}
 }
 
 // update sends the series. No series falls while its service port exists, nor does their sum
 // because a service port gets another series.
-func (s *countSeries) update(counts *proxier.Counts, most int, send func(changetracker.ServicePortName, uint64)) {
+func (s *countSeries) update(counts *proxier.Counts, most int, send func(changetracker.ServicePortName, numbers)) {
 	exist := make(map[changetracker.ServicePortName]bool, len(counts.ServicePorts))
 	for i := range counts.ServicePorts {
 		exist[counts.ServicePorts[i].Name] = true
@@ -118,16 +169,19 @@ func (s *countSeries) update(counts *proxier.Counts, most int, send func(changet
 		last, isOther := s.other[p.Name]
 		if !isOther && (s.own[p.Name] || len(s.own) < most) {
 			s.own[p.Name] = true
-			send(p.Name, p.Connections)
+			send(p.Name, numbersOf(p))
 			continue
 		}
-		if p.Connections < last { // it has moved to another engine
-			last = 0
+		now := numbersOf(p)
+		for kind := range now {
+			if now[kind] < last[kind] { // it has moved to another engine
+				last[kind] = 0
+			}
+			s.sum[kind] += now[kind] - last[kind]
 		}
-		s.sum += p.Connections - last
-		s.other[p.Name] = p.Connections
+		s.other[p.Name] = now
 	}
-	if s.sum > 0 {
+	if s.sum != (numbers{}) {
 		send(changetracker.ServicePortName{NamespacedName: types.NamespacedName{Name: others}}, s.sum)
 	}
 }

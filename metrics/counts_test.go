@@ -81,3 +81,65 @@ func TestMetricsOfCounts(t *testing.T) {
 		t.Error("there are numbers although they could not be read")
 	}
 }
+
+// TestMetricsOfTraffic: what is not counted has no series, and the sum of others is one of each
+// number.
+func TestMetricsOfTraffic(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	m, err := metrics.New(registry, metrics.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := func(name string, connections uint64, traffic proxier.Traffic) proxier.ServicePortCounts {
+		of := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: name}, Protocol: v1.ProtocolUDP}
+		return proxier.ServicePortCounts{Name: of, Connections: connections, Traffic: traffic}
+	}
+	var now proxier.Counts
+	m.WatchCounts(func(_ context.Context, family v1.IPFamily) (counts proxier.Counts, err error) {
+		if family == v1.IPv6Protocol {
+			return proxier.Counts{}, errors.ErrUnsupported
+		}
+		return now, nil
+	}, 1)
+	full := proxier.Traffic{PacketsIn: 1, PacketsOut: 2, BytesIn: 30, BytesOut: 40}
+	for _, step := range []struct {
+		name   string
+		counts proxier.Counts
+		want   []string
+	}{
+		{
+			"both",
+			proxier.Counts{Traffic: true, ServicePorts: []proxier.ServicePortCounts{port("a", 7, full)}},
+			[]string{"bytes a in 30", "bytes a out 40", "connections a 7", "losses 0", "packets a in 1", "packets a out 2"},
+		},
+		{
+			"bytes of sockets",
+			proxier.Counts{Traffic: true, ServicePorts: []proxier.ServicePortCounts{port("a", 7, proxier.Traffic{BytesIn: 5})}},
+			[]string{"bytes a in 5", "bytes a out 0", "connections a 7", "losses 0"},
+		},
+		{
+			"traffic alone",
+			proxier.Counts{Traffic: true, TrafficLosses: 3, ServicePorts: []proxier.ServicePortCounts{port("a", 0, full), port("b", 0, full), port("c", 0, full)}},
+			[]string{"bytes a in 30", "bytes a out 40", "bytes others in 60", "bytes others out 80", "losses 3", "packets a in 1", "packets a out 2", "packets others in 2", "packets others out 4"},
+		},
+	} {
+		now = step.counts
+		var got []string
+		for metric, kind := range map[string]string{
+			"service_new_connections_total": "connections", "service_traffic_bytes_total": "bytes", "service_traffic_packets_total": "packets", "traffic_losses_total": "losses",
+		} {
+			for _, series := range scrape(t, registry)["serviceplane_"+metric].GetMetric() {
+				labels := map[string]string{}
+				for _, l := range series.GetLabel() {
+					labels[l.GetName()] = l.GetValue()
+				}
+				words := strings.Fields(fmt.Sprint(kind, " ", labels["service"], " ", labels["direction"], " ", series.GetCounter().GetValue()))
+				got = append(got, strings.Join(words, " "))
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, step.want) {
+			t.Errorf("%s: series %q, want %q", step.name, got, step.want)
+		}
+	}
+}

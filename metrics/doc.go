@@ -13,8 +13,13 @@
 // limit:
 //
 //	serviceplane_service_new_connections_total{ip_family,namespace,service,port,protocol}
+//	serviceplane_service_traffic_packets_total{ip_family,namespace,service,port,protocol,direction}
+//	serviceplane_service_traffic_bytes_total{ip_family,namespace,service,port,protocol,direction}
+//	serviceplane_traffic_losses_total
 //
-// It counts each new connection for which the engine has chosen an endpoint.
+// The first one counts each new connection for which the engine has chosen an endpoint, the others
+// what passed through connections, to endpoints ("in") and from them ("out"), and how often the
+// kernel dropped notifications from which they are counted.
 //
 // # Connections
 //

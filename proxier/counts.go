@@ -60,8 +60,8 @@ type EndpointCounts struct {
 
 // Traffic is what passed through connections, to the endpoint (In) and from it (Out). If the
 // kernel counts it, the bytes include the headers of IP and above, and a packet is one of the
-// kernel, which may be several on the wire. Engines with sockets of their own count only
-// the bytes that they copy: of those, Packets are 0 where Bytes are not.
+// kernel, which may be several on the wire. Engines with sockets of their own count the
+// bytes that they copy, and no packets.
 type Traffic struct {
 	PacketsIn, PacketsOut, BytesIn, BytesOut uint64
 }

@@ -13,9 +13,11 @@ import (
 
 // countsAnswer is debughttp's counts.
 type countsAnswer struct {
-	Since        time.Time `json:"since"`
-	Total        int       `json:"total"`
-	ServicePorts []struct {
+	Since          time.Time `json:"since"`
+	TrafficProblem string    `json:"trafficProblem"`
+	TrafficLosses  uint64    `json:"trafficLosses"`
+	Total          int       `json:"total"`
+	ServicePorts   []struct {
 		service
 		servicePort
 		traffic
@@ -28,15 +30,17 @@ type countsAnswer struct {
 	} `json:"servicePorts"`
 }
 
-// traffic is what was counted. Bytes and Packets are nil if they are unknown.
+// traffic is what was counted: to endpoints (in) and from them (out). What is nil is unknown.
 type traffic struct {
 	Connections uint64  `json:"connections"`
-	Bytes       *uint64 `json:"bytes"`
-	Packets     *uint64 `json:"packets"`
+	PacketsIn   *uint64 `json:"packetsIn"`
+	PacketsOut  *uint64 `json:"packetsOut"`
+	BytesIn     *uint64 `json:"bytesIn"`
+	BytesOut    *uint64 `json:"bytesOut"`
 }
 
 func (t *traffic) cells() []string {
-	return []string{fmt.Sprint(t.Connections), number(t.Packets), number(t.Bytes)}
+	return []string{fmt.Sprint(t.Connections), number(t.PacketsIn), number(t.PacketsOut), number(t.BytesIn), number(t.BytesOut)}
 }
 
 func number(n *uint64) string {
@@ -78,6 +82,12 @@ func (w *printer) counts(content json.RawMessage) error {
 	if !answer.Since.IsZero() {
 		w.fields("Since", answer.Since.Format(time.RFC3339))
 	}
+	if answer.TrafficProblem != "" {
+		w.fields("No traffic", answer.TrafficProblem)
+	}
+	if answer.TrafficLosses > 0 {
+		w.fields("Losses", fmt.Sprintf("%d times; then some traffic is missing", answer.TrafficLosses))
+	}
 	var table [][]string
 	for i := range answer.ServicePorts {
 		p := &answer.ServicePorts[i]
@@ -88,7 +98,7 @@ func (w *printer) counts(content json.RawMessage) error {
 			table = append(table, slices.Concat(name, []string{e.Address}, e.cells()))
 		}
 	}
-	rows(w, "NAMESPACE NAME PORT FAMILY ENDPOINT CONNECTIONS PACKETS BYTES", table, func(cells []string) []string { return cells })
+	rows(w, "NAMESPACE NAME PORT FAMILY ENDPOINT CONNECTIONS PACKETS-IN PACKETS-OUT BYTES-IN BYTES-OUT", table, func(cells []string) []string { return cells })
 	if n := answer.Total - len(answer.ServicePorts); n > 0 {
 		w.line(fmt.Sprintf("and %d more service ports; see --limit", n))
 	}

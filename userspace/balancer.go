@@ -29,7 +29,7 @@ type affinity struct {
 }
 
 func newBalancer() *balancer {
-	b := &balancer{affinities: map[netip.Addr]affinity{}, open: map[netip.AddrPort]int{}, served: served{endpoints: map[netip.AddrPort]uint64{}}}
+	b := &balancer{affinities: map[netip.Addr]affinity{}, open: map[netip.AddrPort]int{}, served: served{&tally{}, map[netip.AddrPort]*tally{}}}
 	for i := range b.scopes {
 		b.scopes[i].arrived = make(chan struct{})
 	}
@@ -50,7 +50,7 @@ func (b *balancer) update(s *desired.Service) {
 	for i := range b.scopes {
 		b.scopes[i].update(s, desired.ScopeCluster+desired.Scope(i))
 	}
-	maps.DeleteFunc(b.served.endpoints, func(endpoint netip.AddrPort, _ uint64) bool { return !b.hasEndpoint(endpoint) })
+	maps.DeleteFunc(b.served.endpoints, func(endpoint netip.AddrPort, _ *tally) bool { return !b.hasEndpoint(endpoint) })
 }
 
 // list returns the endpoints of a scope, and a channel that is closed when there are

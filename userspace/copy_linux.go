@@ -16,8 +16,8 @@ import (
 // calls, and lets the kernel splice large ones. It takes a buffer or a pipe only while
 // there is data: an idle connection uses neither memory nor the two descriptors of a
 // pipe in each direction.
-func copyAll(to, from net.Conn, buffers *sync.Pool, l *lease) (total int64, err error) {
-	_, toTCP := to.(*net.TCPConn)
+func copyAll(to passingWriter, from net.Conn, buffers *sync.Pool, l *lease) (total int64, err error) {
+	_, toTCP := to.Conn.(*net.TCPConn)
 	fromTCP, ok := from.(*net.TCPConn)
 	if !toTCP || !ok {
 		return io.Copy(to, activityReader{from, l})
@@ -44,10 +44,11 @@ func copyAll(to, from net.Conn, buffers *sync.Pool, l *lease) (total int64, err 
 
 // direction is one direction of a TCP connection.
 type direction struct {
-	to, from net.Conn
-	raw      syscall.RawConn // of from
-	buffers  *sync.Pool      // of *[copyBufferSize]byte
-	lease    *lease
+	to      passingWriter
+	from    net.Conn
+	raw     syscall.RawConn // of from
+	buffers *sync.Pool      // of *[copyBufferSize]byte
+	lease   *lease
 
 	// The result of tryRead.
 	buffer  *[copyBufferSize]byte
@@ -108,5 +109,7 @@ func (d *direction) splice() (n int64, err error) {
 	}
 	defer d.lease.budget.releasePipe()
 	d.lease.touch()
-	return io.CopyN(d.to, d.from, int64(arrived))
+	n, err = io.CopyN(d.to.Conn, d.from, int64(arrived))
+	d.to.passed(n)
+	return n, err
 }

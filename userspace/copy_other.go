@@ -10,7 +10,7 @@ import (
 )
 
 // copyAll copies one direction to its end, and returns the number of bytes.
-func copyAll(to, from net.Conn, _ *sync.Pool, l *lease) (int64, error) {
+func copyAll(to passingWriter, from net.Conn, _ *sync.Pool, l *lease) (int64, error) {
 	return io.Copy(to, activityReader{from, l})
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/serviceplane/serviceplane/proxier"
@@ -13,18 +14,53 @@ import (
 
 // served counts the connections that a service port's endpoints got.
 type served struct {
-	all       uint64
-	endpoints map[netip.AddrPort]uint64 // those that the service port has
+	all       *tally
+	endpoints map[netip.AddrPort]*tally // those that the service port has
+}
+
+// tally counts connections and the bytes that pass, to the endpoint (in) and from it (out).
+type tally struct{ connections, in, out atomic.Uint64 }
+
+func (t *tally) traffic(counted bool) proxier.Traffic {
+	if !counted {
+		return proxier.Traffic{}
+	}
+	return proxier.Traffic{BytesIn: t.in.Load(), BytesOut: t.out.Load()}
+}
+
+// tap counts the bytes of a connection: for the service port, and for the endpoint. That of an
+// endpoint that is gone counts no more.
+type tap struct{ all, endpoint *tally }
+
+func (t tap) in(n int64) {
+	t.all.in.Add(uint64(n))
+	t.endpoint.in.Add(uint64(n))
+}
+
+func (t tap) out(n int64) {
+	t.all.out.Add(uint64(n))
+	t.endpoint.out.Add(uint64(n))
 }
 
 // connected counts a connection to an endpoint.
 func (b *balancer) connected(endpoint netip.AddrPort) {
+	t := b.tapOf(endpoint)
+	t.all.connections.Add(1)
+	t.endpoint.connections.Add(1)
+}
+
+// tapOf returns what counts the bytes of a connection to an endpoint.
+func (b *balancer) tapOf(endpoint netip.AddrPort) tap {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.served.all++
-	if b.hasEndpoint(endpoint) {
-		b.served.endpoints[endpoint]++
+	of := b.served.endpoints[endpoint]
+	if of == nil {
+		of = &tally{}
+		if b.hasEndpoint(endpoint) {
+			b.served.endpoints[endpoint] = of
+		}
 	}
+	return tap{b.served.all, of}
 }
 
 // hasEndpoint reports whether an endpoint is in a scope. The caller holds mu.
@@ -32,30 +68,36 @@ func (b *balancer) hasEndpoint(endpoint netip.AddrPort) bool {
 	return b.scopes[0].has(endpoint) || b.scopes[1].has(endpoint)
 }
 
-// counts returns the numbers, with a sorted list of endpoints.
-func (b *balancer) counts() (of proxier.ServicePortCounts) {
+// counts returns the numbers that config asks for, with a sorted list of endpoints.
+func (b *balancer) counts(config *Config) (of proxier.ServicePortCounts) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	of.Connections = b.served.all
-	for endpoint, n := range b.served.endpoints {
-		of.Endpoints = append(of.Endpoints, proxier.EndpointCounts{Endpoint: endpoint, Connections: n})
+	connections := func(t *tally) uint64 {
+		if !config.CountConnections {
+			return 0
+		}
+		return t.connections.Load()
+	}
+	of.Connections, of.Traffic = connections(b.served.all), b.served.all.traffic(config.CountTraffic)
+	for endpoint, t := range b.served.endpoints {
+		of.Endpoints = append(of.Endpoints, proxier.EndpointCounts{Endpoint: endpoint, Connections: connections(t), Traffic: t.traffic(config.CountTraffic)})
 	}
 	slices.SortFunc(of.Endpoints, func(a, b proxier.EndpointCounts) int { return a.Endpoint.Compare(b.Endpoint) })
 	return of
 }
 
 // Counts implements proxier.Counter: it counts the connections, and the flows of UDP clients, that
-// were opened to an endpoint.
+// were opened to an endpoint, and the bytes that it copied.
 func (e *Engine) Counts(context.Context) (proxier.Counts, error) {
-	if !e.config.CountConnections {
-		return proxier.Counts{}, fmt.Errorf("CountConnections is off: %w", errors.ErrUnsupported)
+	if !e.config.CountConnections && !e.config.CountTraffic {
+		return proxier.Counts{}, fmt.Errorf("CountConnections and CountTraffic are off: %w", errors.ErrUnsupported)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	all := proxier.Counts{Since: e.began}
+	all := proxier.Counts{Since: e.began, Traffic: e.config.CountTraffic}
 	for name, s := range e.services {
-		of := s.balancer.counts()
-		if of.Name = name; of.Connections > 0 {
+		of := s.balancer.counts(&e.config)
+		if of.Name = name; of.Connections > 0 || of.Traffic != (proxier.Traffic{}) {
 			all.ServicePorts = append(all.ServicePorts, of)
 		}
 	}

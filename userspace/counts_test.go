@@ -2,13 +2,19 @@ package userspace
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -76,4 +82,66 @@ func TestNothingIsCountedByDefault(t *testing.T) {
 	if _, err := e.Counts(t.Context()); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("counts: %v, want ErrUnsupported", err)
 	}
+}
+
+// TestBytesAreCountedExactly while a connection is open and when it has ended, small pieces and
+// large ones that the kernel copies, datagrams, and those of an endpoint that is gone.
+func TestBytesAreCountedExactly(t *testing.T) {
+	large := strings.Repeat("large ", 300_000)
+	echo := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })
+	other := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(io.Discard, conn) })
+	e, _ := observed(t, Config{Config: proxier.Config{CountTraffic: true}})
+	apply(t, e, web(v1.ProtocolTCP, echo))
+	expect := func(name changetracker.ServicePortName, all, endpoint proxier.Traffic) {
+		t.Helper()
+		poll.Nil(t, "bytes are counted", func() error {
+			counts, err := e.Counts(t.Context())
+			if err != nil || !counts.Traffic || len(counts.ServicePorts) != 1 {
+				return fmt.Errorf("counts %v, error %w", counts, err)
+			}
+			p := counts.ServicePorts[0]
+			if p.Name != name || p.Connections != 0 || p.Traffic != all || len(p.Endpoints) != 1 || p.Endpoints[0].Traffic != endpoint {
+				return fmt.Errorf("counted %+v, want %+v of %s, %+v of the endpoint, and no connections", p, all, name, endpoint)
+			}
+			return nil
+		})
+	}
+	conn, err := (&net.Dialer{Timeout: patience}).DialContext(t.Context(), "tcp", at(t, e, RoleInternal).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	sent := proxier.Traffic{}
+	talk := func(text string) {
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		var sending sync.WaitGroup
+		sending.Go(func() { _, _ = io.WriteString(conn, text) })
+		if _, err := io.ReadFull(conn, make([]byte, len(text))); err != nil {
+			t.Errorf("read: %v", err)
+		}
+		sending.Wait()
+		sent = sent.Plus(proxier.Traffic{BytesIn: uint64(len(text)), BytesOut: uint64(len(text))})
+	}
+	talk("small")
+	expect(webName(v1.ProtocolTCP), sent, sent)
+	talk(large)
+	talk("small again")
+	_ = conn.Close()
+	expect(webName(v1.ProtocolTCP), sent, sent)
+	apply(t, e, web(v1.ProtocolTCP, other))
+	if _, err := ask(t, at(t, e, RoleInternal), "to another endpoint"); err != nil {
+		t.Error(err)
+	}
+	more := proxier.Traffic{BytesIn: uint64(len("to another endpoint"))}
+	expect(webName(v1.ProtocolTCP), sent.Plus(more), more)
+
+	apply(t, e, web(v1.ProtocolUDP, udpServer(t, "answer to "))) // the other one is gone
+	client, err := net.ListenUDP("udp4", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	answer, _ := askFrom(t, client, at(t, e, RoleInternal), "ping")
+	sent = proxier.Traffic{BytesIn: uint64(len("ping")), BytesOut: uint64(len(answer))}
+	expect(webName(v1.ProtocolUDP), sent, sent)
 }

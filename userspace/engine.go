@@ -99,7 +99,9 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	deps = lightdeps.Complete(deps, config.NetNS)
-	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
+	shared := config.Config
+	shared.CountTraffic = false // the sockets count, and no connection tracking
+	return lightdeps.Provider(shared, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
 // Sockets returns where service ports listen, sorted by name, role and address.

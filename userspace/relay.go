@@ -13,6 +13,7 @@ type relay struct {
 	header           []byte     // sent to the endpoint first
 	buffers          *sync.Pool // of *[copyBufferSize]byte
 	lease            *lease
+	tap              tap
 
 	failing sync.Once
 	failure error // the first one; it causes the others
@@ -27,7 +28,7 @@ func (r *relay) run(ctx context.Context) (sent, received int64, err error) {
 	stop := context.AfterFunc(ctx, r.reset)
 	var sending sync.WaitGroup
 	sending.Go(func() { sent = r.send() })
-	received = r.copy(r.client, r.upstream)
+	received = r.copy(r.client, r.upstream, r.tap.out)
 	sending.Wait()
 	_ = r.client.Close()
 	_ = r.upstream.Close()
@@ -50,7 +51,7 @@ func (r *relay) send() (n int64) {
 			return 0
 		}
 	}
-	return r.copy(r.upstream, r.client)
+	return r.copy(r.upstream, r.client, r.tap.in)
 }
 
 // fail ends both directions.
@@ -59,9 +60,10 @@ func (r *relay) fail(err error) {
 	r.reset()
 }
 
-// copy copies one direction, and closes that half of the other connection.
-func (r *relay) copy(to, from net.Conn) (n int64) {
-	n, err := copyAll(to, from, r.buffers, r.lease)
+// copy copies one direction, and closes that half of the other connection. It calls passed with
+// the number of bytes of each piece.
+func (r *relay) copy(to, from net.Conn, passed func(int64)) (n int64) {
+	n, err := copyAll(passingWriter{to, passed}, from, r.buffers, r.lease)
 	if err != nil {
 		r.fail(err)
 		return n
@@ -81,6 +83,19 @@ func reset(conn net.Conn) {
 		_ = tcp.SetLinger(0)
 	}
 	_ = conn.Close()
+}
+
+// passingWriter tells how much was written to a connection.
+type passingWriter struct {
+	net.Conn
+
+	passed func(int64)
+}
+
+func (w passingWriter) Write(piece []byte) (int, error) {
+	n, err := w.Conn.Write(piece)
+	w.passed(int64(n))
+	return n, err
 }
 
 // activityReader records in the lease that something was read.

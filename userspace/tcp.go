@@ -130,7 +130,7 @@ func (t *tcpSocket) newRelay(ctx, connCtx context.Context, conn net.Conn) (*rela
 		r.Err = err
 		return nil, r
 	}
-	j := &relay{client: conn, upstream: upstream, buffers: t.buffers}
+	j := &relay{client: conn, upstream: upstream, buffers: t.buffers, tap: t.balancer.tapOf(r.Endpoint)}
 	if t.config.ProxyProtocol {
 		j.header = proxyHeader(c.Client, c.Dialled)
 	}

@@ -38,6 +38,7 @@ type udpFlow struct {
 	served   bool // its endpoint, when it was chosen
 	report   *connection.Report
 	lease    *lease
+	tap      tap
 	cut      atomic.Bool // the proxy ended it
 	evicted  atomic.Bool // the budget ended it
 
@@ -99,6 +100,7 @@ func (u *udpSocket) deliver(ctx context.Context, from origin, datagram []byte) {
 		f.sent.Add(int64(len(datagram))) // first, since the answer may end the flow, which reports the counter
 		_, err := f.upstream.Write(datagram)
 		if err == nil {
+			f.tap.in(int64(len(datagram)))
 			return
 		}
 		f.sent.Add(-int64(len(datagram)))
@@ -198,6 +200,7 @@ func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err 
 		f.lease.release()
 		f.report.Outcome = connection.Unreachable
 	}
+	f.tap = u.balancer.tapOf(endpoint)
 	return err
 }
 
@@ -209,6 +212,7 @@ func (u *udpSocket) answer(f *udpFlow) {
 		err := r.next(func(datagram []byte) {
 			u.find(f.from)
 			f.received.Add(int64(len(datagram)))
+			f.tap.out(int64(len(datagram)))
 			_ = u.packets.write(datagram, f.from) // if that fails, the datagram is lost, as in a network
 		})
 		if isTimeout(err) {

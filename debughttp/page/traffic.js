@@ -3,7 +3,9 @@
 import { byId, element, list, row, setText, show, table } from "./dom.js";
 import { age, bytes, count, counted } from "./format.js";
 
-const headings = ["Endpoint", "Connections", "New now", "Packets", "Bytes", "Bytes now"];
+const headings = ["Endpoint", "Connections", "New now", "Packets in / out", "Bytes in / out", "Bytes now"];
+
+const both = (format, one, other) => (one === undefined ? "" : `${format(one)} / ${format(other)}`);
 
 let last = null; // time and connections and bytes by key, of the last answer
 
@@ -16,9 +18,15 @@ export function showTraffic(answer) {
     return;
   }
   const now = { time: performance.now(), counts: new Map() };
-  setText(byId("traffic-note"), `${counted(answer.servicePorts.reduce((n, p) => n + p.connections, 0), "connection")}${answer.since ? ` in ${age(answer.since, new Date().toISOString())}` : ""}`);
+  setText(byId("traffic-note"), `${counted(answer.servicePorts.reduce((n, p) => n + p.connections, 0), "connection")}${answer.since ? ` in ${age(answer.since, new Date().toISOString())}` : ""}${notes(answer)}`);
   list(byId("counters"), answer.servicePorts, (p) => JSON.stringify([p.family, p.portName, p.protocol]), createPort, (node, p) => updatePort(node, p, now));
   last = now;
+}
+
+// notes says why traffic is missing.
+function notes(answer) {
+  const problem = answer.trafficProblem ? `; no traffic: ${answer.trafficProblem}` : "";
+  return problem + (answer.trafficLosses ? `; some traffic is missing: the kernel dropped notifications ${counted(answer.trafficLosses, "time")}` : "");
 }
 
 function createPort(p) {
@@ -41,8 +49,9 @@ function updatePort(node, p, now) {
     setText(address, e.address);
     setText(connections, count(e.connections));
     setText(perSecond, was ? `${count(Math.round((10 * Math.max(0, e.connections - was.connections)) / seconds) / 10)}/s` : "");
-    setText(packets, e.packets === undefined ? "" : count(e.packets));
-    setText(size, e.bytes === undefined ? "" : bytes(e.bytes));
-    setText(speed, was && e.bytes !== undefined && was.bytes !== undefined ? `${bytes(Math.max(0, e.bytes - was.bytes) / seconds)}/s` : "");
+    setText(packets, both(count, e.packetsIn, e.packetsOut));
+    setText(size, both(bytes, e.bytesIn, e.bytesOut));
+    const more = e.bytesIn + e.bytesOut - (was?.bytesIn + was?.bytesOut); // NaN if unknown
+    setText(speed, more >= 0 ? `${bytes(more / seconds)}/s` : "");
   });
 }

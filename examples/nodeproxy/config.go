@@ -44,6 +44,7 @@ func (o *options) config(node string) (proxier.Config, error) {
 		Tracker:    changetracker.Options{StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f), Cluster: o.clusterID},
 
 		CountConnections:    o.countConnections,
+		CountTraffic:        o.countTraffic,
 		DenyNodeExternalIPs: slices.Contains(o.deniedExternalIPs, nodeAddresses),
 	}
 	if bit := o.tuned().masqueradeBit; bit >= 0 { // Validate reports others

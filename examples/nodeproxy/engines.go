@@ -121,7 +121,7 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps, budget *user
 		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger, Budget: budget,
 		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
 			config := config
-			config.CountConnections = false // the sockets count
+			config.CountConnections, config.CountTraffic = false, false // the sockets count
 			if o.kernelMode() == modeIPTables {
 				portals := o.iptablesConfig(config)
 				portals.Portals = true

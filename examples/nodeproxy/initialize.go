@@ -27,6 +27,7 @@ func (o *options) writeConfig() error {
 // sysctls returns the kernel settings of the flags.
 func (o *options) sysctls(instance string, log *zap.Logger) (*conntrack.Sysctls, error) {
 	wanted := o.conntrack
+	wanted.Accounting = o.countTraffic && o.mode() != modeUserspace // whose sockets count
 	wanted.StateDir, wanted.Instance, wanted.Logger = o.stateDir, instance, log
 	return conntrack.NewSysctls(wanted)
 }

@@ -42,7 +42,7 @@ func (m *measured) watch(o *options, p *testedProxy, health *endpointhealth.Chec
 	if health != nil {
 		m.WatchEndpointHealth(health.Status)
 	}
-	if o.countConnections {
+	if o.countConnections || o.countTraffic {
 		m.WatchCounts(p.Counts, 0)
 	}
 	if o.mode() == modeIPTables { // the kernel counts

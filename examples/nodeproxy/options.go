@@ -40,7 +40,8 @@ type options struct {
 	debugAddress, traceEndpoint    string
 	debugSocket                    debugSocket
 	allowedHosts                   []string
-	profiling, countConnections    bool
+	profiling                      bool
+	countConnections, countTraffic bool
 	conntrack                      conntrack.SysctlOptions
 	verbosity                      int
 	cleanup                        bool
@@ -79,6 +80,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove this instance's rules, restore the kernel settings that it changed, and exit")
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof/ at --metrics-bind-address")
 	f.BoolVar(&o.countConnections, "count-connections", false, "count new connections by service port and endpoint; metrics have at most 1000 service ports of each IP family, and the sum of all others")
+	f.BoolVar(&o.countTraffic, "count-traffic", false, "count packets and bytes by service port and endpoint, with metrics as --count-connections; sets net.netfilter.nf_conntrack_acct, except in mode userspace, which counts bytes alone")
 	registerConntrack(f, &o.conntrack)
 	f.StringVar(&o.manifests, "manifests", "", "directory of YAML and JSON files (16 MiB each, 64 MiB together at most) with Services, EndpointSlices and Nodes, instead of an API server")
 	f.BoolVar(&o.serviceImports, "service-imports", false, "also watch ServiceImports of the Multi-Cluster Services API (KEP-1645), and program their cluster set IPs like cluster IPs")

@@ -219,15 +219,15 @@ func (e *Engine) Descriptors() connection.Descriptors {
 // Sockets returns where node ports are served, sorted by service port.
 func (e *Engine) Sockets() []userspace.Site { return e.sockets.Sockets() }
 
-// Counts implements proxier.Counter: it adds the connections at localhost to those of the wrapped
-// engine, if that one counts.
+// Counts implements proxier.Counter: it adds the connections at localhost, and their bytes, to
+// those of the wrapped engine, if that one counts.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	c, ok := proxier.As[proxier.Counter](e.kernel)
 	if !ok {
 		return proxier.Counts{}, fmt.Errorf("count connections: %w by the wrapped engine", errors.ErrUnsupported)
 	}
 	counts, err := c.Counts(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) { // then the sockets may count traffic
 		return counts, err
 	}
 	local, err := e.sockets.Counts(ctx)
