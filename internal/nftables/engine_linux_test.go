@@ -22,6 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/maglev"
 	"github.com/serviceplane/serviceplane/proxier"
 	"golang.org/x/sys/unix"
@@ -324,17 +325,31 @@ func (o *observation) endpointsUnder(s *desired.Service, f *desired.Frontend, sc
 	return list
 }
 
-func mustList(t *testing.T, ns *netns.NS) string {
+// mustList lists all tables. While the kernel resizes a hash table, for a while after many
+// additions, a listing has elements twice, and may lack others: then it lists again.
+func mustList(t *testing.T, ns *netns.NS) (listing string) {
 	t.Helper()
-	var out []byte
-	err := ns.Do(func() (err error) {
-		out, err = exec.Command("nft", "list", "ruleset").CombinedOutput()
-		return err
+	poll.Until(t, "a listing without an element twice", func() bool {
+		listing = nftOutput(t, ns, "list", "ruleset")
+		return !listsTwice(listing)
 	})
-	if err != nil {
-		t.Fatalf("nft list ruleset: %v\n%s", err, out)
+	return listing
+}
+
+func listsTwice(listing string) bool {
+	sets := strings.Split(listing, "elements = {")
+	for _, set := range sets[1:] {
+		elements, _, _ := strings.Cut(set, "}")
+		seen := map[string]bool{}
+		for element := range strings.SplitSeq(elements, ",") {
+			element = strings.TrimSpace(element)
+			if seen[element] {
+				return true
+			}
+			seen[element] = true
+		}
 	}
-	return string(out)
+	return false
 }
 
 // faultyKernel makes the kernel reject one message of the batches, or fails a dump.

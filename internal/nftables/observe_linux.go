@@ -269,24 +269,26 @@ func (e *Engine) observeSets(ctx context.Context, o *observation, among func(*se
 	return nil
 }
 
-// While the kernel resizes a hash table, for a while after many additions, a dump may lack
-// elements.
+// While the kernel resizes a hash table, for a while after many additions, a dump has elements
+// twice, and may lack as many others.
 const (
 	resizeAttempts = 6
 	resizePause    = 5 * time.Millisecond // doubled each time
 )
 
-// observeSet reads a set until it has as many elements as the kernel counts (newer kernels
-// do), at most a few times.
+// observeSet reads a set until no element comes twice, and it has as many as the kernel counts
+// (newer kernels do), at most a few times.
 func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) error {
-	set := o.sets[spec.name]
-	reset := func() { o.element[spec.id] = make(map[string]string, set.count) }
+	set, listed := o.sets[spec.name], 0
+	reset := func() { o.element[spec.id], listed = make(map[string]string, set.count), 0 }
 	pause := resizePause
 	for range resizeAttempts {
 		err := e.listElements(ctx, spec, reset, func(el element) {
 			o.element[spec.id][string(el.key)+string(el.keyEnd)] = string(el.data)
+			listed++
 		})
-		if err != nil || !set.counted || spec.flags()&unix.NFT_SET_INTERVAL != 0 || len(o.element[spec.id]) == set.count {
+		found := len(o.element[spec.id])
+		if err != nil || spec.flags()&unix.NFT_SET_INTERVAL != 0 || found == listed && (!set.counted || found == set.count) {
 			return err
 		}
 		select {
