@@ -71,10 +71,10 @@ func (n *nodes) list(ctx context.Context) ([]string, error) {
 // address returns where a node can be dialled: its internal address before others, or nothing.
 func address(node *v1.Node) (addr string) {
 	for _, a := range node.Status.Addresses {
-		switch a.Type {
-		case v1.NodeInternalIP:
+		if a.Type == v1.NodeInternalIP {
 			return a.Address
-		case v1.NodeExternalIP:
+		}
+		if a.Type == v1.NodeExternalIP {
 			addr = cmp.Or(addr, a.Address)
 		}
 	}
