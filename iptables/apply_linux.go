@@ -8,6 +8,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // errNotFull is a bug of the caller: the first Update must be full, and so must the one
@@ -106,12 +107,15 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 // composeFull reads both tables and compares them with the model.
 func (e *Engine) composeFull(ctx context.Context) (s *script, want map[string]ruleset, err error) {
 	want = e.model.allChains()
-	changes := map[string]*change{}
+	changes, left := map[string]*change{}, e.have
 	e.have, e.rules, e.jumps = map[string]ruleset{}, map[string]int{}, map[chainID][]rule{}
 	for _, table := range []string{tableNAT, tableFilter} {
 		o, err := observe(ctx, e.kernel, table, e.model.names)
 		if err != nil {
 			return nil, nil, err
+		}
+		if e.guard.intact && !e.isAsLeft(table, left[table], &o) { // since the last check
+			e.guard.record(&proxier.Damage{})
 		}
 		e.have[table], e.rules[table] = o.chains, o.chains.count()
 		if table == tableFilter {
@@ -149,7 +153,7 @@ func (e *Engine) allowLocalnet() error {
 	}
 	recorded, err := e.localnet.allow(e.have[tableFilter][e.model.names.localnet()])
 	if !recorded {
-		e.guard.intact = false
+		e.guard.record(&proxier.Damage{})
 	}
 	return err
 }

@@ -42,8 +42,7 @@ func (e *Engine) confirm(ctx context.Context) (intact bool, err error) {
 			w.confirmation.at, w.confirmation.took = time.Now(), time.Since(began)
 			return true, nil
 		}
-		deletes, inserts := repairJumps(table, e.model.jumps(), have.jumps)
-		if len(deletes)+len(inserts) > 0 || !maps.EqualFunc(have.chains, e.have[table], slices.Equal[[]rule]) {
+		if !e.isAsLeft(table, e.have[table], &have) {
 			e.guard.record(&proxier.Damage{})
 			clear(w.hashes)
 			return false, nil
@@ -51,4 +50,11 @@ func (e *Engine) confirm(ctx context.Context) (intact bool, err error) {
 	}
 	w.confirmation = confirmation{at: time.Now(), took: time.Since(began)}
 	return e.guard.check(true) // nobody changed them meanwhile
+}
+
+// isAsLeft reports whether a table has the chains that the engine has left there, and the jumps
+// to them.
+func (e *Engine) isAsLeft(table string, left ruleset, now *observed) bool {
+	deletes, inserts := repairJumps(table, e.model.jumps(), now.jumps)
+	return len(deletes)+len(inserts) == 0 && maps.EqualFunc(now.chains, left, slices.Equal[[]rule])
 }

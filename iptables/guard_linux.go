@@ -58,10 +58,14 @@ func (o *effect) allChains() map[chainID][]rule {
 // guarded by Engine.mu.
 type guard struct {
 	watcher watcher // nil: the tables are not watched
-	// intact is the result of the last check; reported means that Watch has reported the
-	// damage.
+	// intact is the result of the last check; reported means that Watch has reported that the
+	// tables are not.
 	intact, reported bool
-	damage           proxier.Damage
+	// known means that the engine has written the tables once.
+	known bool
+	// news is damage that Watch has not reported, also if a write has repaired it: packets
+	// may have passed without rules meanwhile.
+	news *proxier.Damage
 }
 
 func (g *guard) close() error {
@@ -94,20 +98,35 @@ func (g *guard) during(chains map[chainID]bool, write func() error) error {
 
 // wrote runs after a write, also after one that had nothing to write.
 func (g *guard) wrote(o *effect) error {
-	g.reported, g.intact, g.damage = false, false, proxier.Damage{}
+	g.reported, g.intact = false, false
 	if g.watcher == nil {
 		return nil
 	}
 	d, err := g.watcher.wrote(o)
 	g.intact = err == nil
+	g.known = g.known || g.intact
 	g.record(d)
 	return watchError(err)
 }
 
+// record records damage, or nil. After a write that has failed, it may be what that write did.
 func (g *guard) record(d *proxier.Damage) {
-	if d != nil {
-		g.intact, g.damage = false, *d
+	switch {
+	case d == nil:
+		return
+	case g.intact:
+		g.news = d
+	case g.known && g.news == nil:
+		g.news = &proxier.Damage{}
 	}
+	g.intact = false
+}
+
+// report returns damage that Watch has to report, or nil.
+func (g *guard) report() *proxier.Damage {
+	d := g.news
+	g.news, g.reported = nil, g.reported || d != nil && !g.intact
+	return d
 }
 
 func watchError(err error) error {

@@ -34,7 +34,9 @@ type hookedTool struct {
 type hooks struct {
 	all sync.Map // of func() by moment
 	// saves counts the reads of tables.
-	saves  atomic.Int32
+	saves atomic.Int32
+	// told counts the reports of damage.
+	told   atomic.Int32
 	engine *Engine
 }
 
@@ -71,10 +73,17 @@ func (t *hookedTool) restore(ctx context.Context, input []byte) error {
 }
 
 // anonymous does not report who did the damage, so that no backoff delays repairs.
-type anonymous struct{ *Engine }
+type anonymous struct {
+	*Engine
+
+	told *atomic.Int32
+}
 
 func (a *anonymous) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
-	return a.Engine.Watch(ctx, func(proxier.Damage) { damaged(proxier.Damage{}) })
+	return a.Engine.Watch(ctx, func(proxier.Damage) {
+		a.told.Add(1)
+		damaged(proxier.Damage{})
+	})
 }
 
 // startHooked runs a Provider of both families; the hooks are for IPv4.
@@ -88,7 +97,7 @@ func (w *world) startHooked() (*proxier.Proxier, *hooks) {
 		}
 		e.watchPeriod /= 50
 		if family != v1.IPv4Protocol {
-			return &anonymous{e}, nil
+			return &anonymous{e, new(atomic.Int32)}, nil
 		}
 		h.engine = e
 		open := e.open
@@ -99,7 +108,7 @@ func (w *world) startHooked() (*proxier.Proxier, *hooks) {
 			}
 			return &hookedTool{k.(*tool), h}, nil
 		}
-		return &anonymous{e}, nil
+		return &anonymous{e, &h.told}, nil
 	})
 	if err != nil {
 		w.t.Fatal(err)
@@ -150,7 +159,7 @@ func (w *world) change(p *proxier.Proxier, to string) error {
 }
 
 // TestDamageBesideASyncIsRepaired: any damage, at any moment of a sync of another Service,
-// is repaired.
+// is repaired and reported.
 func TestDamageBesideASyncIsRepaired(t *testing.T) {
 	n := chainNames{proxier.DefaultNames().ChainPrefix}
 	web := n.cluster(identity(portName("test", "web-0", "http")))
@@ -208,9 +217,13 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 					want[i] = w.saved4()
 				}
 				for i, d := range damages {
+					told := h.told.Load()
+					var done atomic.Bool
 					do := func() {
 						for _, args := range d.do {
-							_ = w.try(args...) // fails for what is already deleted
+							if err := w.try(args...); err == nil { // fails for what is already deleted
+								done.Store(true)
+							}
 						}
 					}
 					order(h, do, func() {
@@ -219,6 +232,9 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 						}
 					})
 					w.becomes(d.what, want[i%2])
+					if done.Load() && !poll.Soon(func() bool { return h.told.Load() > told }) {
+						t.Fatalf("%s: repaired, but not reported", d.what)
+					}
 				}
 			})
 		}

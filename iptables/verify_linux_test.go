@@ -51,7 +51,7 @@ func plants() map[string]plant {
 	}
 }
 
-// hiding keeps the last Update, and hides that the engine can watch: nothing is repaired.
+// hiding keeps the last full Update, and hides that the engine can watch: nothing is repaired.
 type hiding struct {
 	proxier.Engine
 
@@ -59,7 +59,9 @@ type hiding struct {
 }
 
 func (h *hiding) Apply(ctx context.Context, u desired.Update) (proxier.Result, error) {
-	h.full = u
+	if u.Full {
+		h.full = u
+	}
 	return h.Engine.Apply(ctx, u)
 }
 

@@ -23,11 +23,11 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		case <-e.written:
 		}
 		damage, err := e.checkTables(ctx)
-		if err != nil {
-			return err
-		}
 		if damage != nil {
 			damaged(*damage)
+		}
+		if err != nil {
+			return err
 		}
 	}
 }
@@ -39,17 +39,12 @@ func (e *Engine) checkTables(ctx context.Context) (*proxier.Damage, error) {
 		return nil, nil
 	}
 	defer e.mu.Unlock()
-	if !e.trusted || e.guard.reported {
-		return nil, nil // the next write is a full one
+	if !e.trusted || e.guard.reported { // the next write is a full one
+		return e.guard.report(), nil
 	}
 	intact, err := e.guard.check(false)
 	if err == nil && intact {
-		intact, err = e.confirm(ctx)
+		_, err = e.confirm(ctx)
 	}
-	if err != nil || intact {
-		return nil, err
-	}
-	e.guard.reported = true
-	damage := e.guard.damage // a copy: the next write changes it
-	return &damage, nil
+	return e.guard.report(), err
 }

@@ -13,7 +13,7 @@ type engine struct {
 	// them, while the next one starts.
 	lingers bool
 	// tellsRepairs means that no repair goes unnoticed, and so all flows are checked after it.
-	// The engine iptables also repairs while it applies a change, and does not say so.
+	// The engine ipvs also repairs while it applies a full update, and does not say so.
 	tellsRepairs bool
 	// bit is the flag of the mark's bit.
 	bit string
@@ -33,11 +33,11 @@ func engines() []engine {
 		},
 		{
 			name: "iptables-nft", variant: "nft", flags: []string{"--proxy-mode=iptables", "--iptables-min-sync-period=0s"},
-			flushes: []flush{ruleset, nat, all}, bit: "--iptables-masquerade-bit=20",
+			flushes: []flush{ruleset, nat, all}, tellsRepairs: true, bit: "--iptables-masquerade-bit=20",
 		},
 		{
 			name: "iptables-legacy", variant: "legacy", flags: []string{"--proxy-mode=iptables", "--iptables-min-sync-period=0s"},
-			flushes: []flush{nat, all}, bit: "--iptables-masquerade-bit=20",
+			flushes: []flush{nat, all}, tellsRepairs: true, bit: "--iptables-masquerade-bit=20",
 		},
 		{
 			name: "userspace", variant: "nft", lingers: true,
