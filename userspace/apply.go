@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/namespace"
@@ -33,6 +35,9 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update, result *prox
 	for _, name := range slices.AppendSeq(e.missing(update), update.Removed()) {
 		e.remove(name)
 	}
+	if update.Full {
+		e.dropLost()
+	}
 	plans, err := e.plan(update)
 	if err != nil {
 		return err
@@ -48,6 +53,27 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update, result *prox
 		return errors.Join(err, portalErr) // the old portals may still lead to sockets in e.closing
 	}
 	return errors.Join(err, e.closeSockets(ctx))
+}
+
+// dropLost queues the sockets for closing that another program has closed, so that others are
+// opened. Root can close sockets of others, such as with ss -K.
+func (e *Engine) dropLost() {
+	inKernel, err := listening(e.config.NetNS, e.family)
+	if err != nil {
+		e.log.Debug("sockets not compared with those of the kernel", zap.Error(err))
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for name, s := range e.services {
+		for key, socket := range s.sockets {
+			if socket.isLost(inKernel) {
+				e.log.Warn("another program has closed a socket: opening it again", zap.Stringer("service", name), zap.Stringer("address", socket.site.Addr))
+				e.closing = append(e.closing, socket)
+				delete(s.sockets, key)
+			}
+		}
+	}
 }
 
 // setServices creates or updates the service ports of an update. Those in failed lack

@@ -54,8 +54,9 @@ type Config struct {
 	// removed; 0 means without limit.
 	Drain time.Duration
 	// Linger is how long connections may continue after Run has ended otherwise. Meanwhile
-	// the sockets accept new ones, and the Names and the ports of node ports are free: another
-	// process can program the node in any mode. It is over early when there has been no connection for five seconds.
+	// sockets at proxy ports accept new ones. Those at the ports of frontends are closed, with
+	// their UDP flows: the Names and the ports of frontends are free, and another process can program the node
+	// in any mode. It is over early when there has been no connection for five seconds.
 	// 0 means that all connections end at once.
 	Linger time.Duration
 	// Hold limits the connections that wait for endpoints.

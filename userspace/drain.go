@@ -87,9 +87,14 @@ func (e *Engine) linger() {
 	if e.config.Linger == 0 || len(e.services) == 0 {
 		return
 	}
-	for _, s := range e.services { // the next process reserves them; its portals lead to its own sockets
+	for _, s := range e.services { // the next process needs the ports; its portals lead to its own sockets
 		e.config.Budget.listen(-len(s.reservations))
 		s.reservations.releaseAll()
+		for _, socket := range s.sockets {
+			if e.config.Place == PlaceFrontends {
+				socket.quit()
+			}
+		}
 	}
 	now := time.Now()
 	end, quiet, accepted := now.Add(e.config.Linger), now, int64(0)

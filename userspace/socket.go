@@ -40,6 +40,22 @@ type socket struct {
 	stop    context.CancelFunc
 	close   func() // closes the listening socket, and ends all UDP flows
 	changed func() // called after the endpoints have changed
+	once    sync.Once
+}
+
+// quit closes the socket for clients, and ends the connections that wait for endpoints. Other
+// TCP connections continue.
+func (s *socket) quit() {
+	s.once.Do(func() {
+		s.stop()
+		s.close()
+		s.config.Budget.listen(-1)
+	})
+}
+
+// isLost reports whether another program has closed the socket; inKernel is nil if that is unknown.
+func (s *socket) isLost(inKernel map[listener]bool) bool {
+	return inKernel != nil && s.ofKernel && !inKernel[listener{s.protocol, s.site.Addr}]
 }
 
 // Accepting connections and reading datagrams is retried after a pause, for example when
@@ -53,13 +69,10 @@ const (
 // client's SYN may be on its way, and a lost one is repeated after a second (RFC 6298).
 const handshakeGrace = 1500 * time.Millisecond
 
-// closeAfter closes the socket after a delay, ends the connections that wait for
-// endpoints, and calls release. Other TCP connections drain.
+// closeAfter calls quit after a delay, and then release. TCP connections drain.
 func (s *socket) closeAfter(delay time.Duration, release func()) {
 	end := func() {
-		s.stop()
-		s.close()
-		s.config.Budget.listen(-1)
+		s.quit()
 		release()
 	}
 	if delay == 0 {

@@ -82,7 +82,7 @@ func compareSockets(report *proxier.VerifyReport, name changetracker.ServicePort
 		switch {
 		case !wanted:
 			differs(key, proxier.DifferenceUnexpected, socket.site.Addr.String())
-		case inKernel != nil && socket.ofKernel && !inKernel[listener{socket.protocol, socket.site.Addr}]:
+		case socket.isLost(inKernel):
 			differs(key, proxier.DifferenceMissing, "") // another program has closed it
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestVerifyAsksTheKernel: a socket that another program has closed is missing, at the address of
+// TestLostSocketsAreOpenedAgain: a socket that another program has closed is missing, at the address of
 // a frontend and at a proxy port, in both IP families. One that a hook returned is not the kernel's.
 func TestVerifyAsksTheKernel(t *testing.T) {
 	t.Parallel()
@@ -64,6 +64,10 @@ func TestVerifyAsksTheKernel(t *testing.T) {
 				socket.close()
 			}
 			mustDiffer(t, e, u, c.missing)
+			if result, err := e.Apply(t.Context(), u); err != nil || len(result.Failed) > 0 {
+				t.Fatalf("Apply = %v, %v", result, err)
+			}
+			mustDiffer(t, e, u, false)
 		})
 	}
 }

@@ -2,8 +2,10 @@ package localhost_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -13,7 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
@@ -46,12 +50,19 @@ type node struct {
 
 func newNode(t *testing.T, change ...func(*userspace.Config)) *node {
 	t.Helper()
+	ns := netnstest.New(t)
+	netnstest.Check(t, ns.AddBridge("pods", netip.MustParsePrefix("10.244.0.1/24"), netip.MustParsePrefix("10.244.0.2/24"),
+		netip.MustParsePrefix("fd00:10:244::1/64"), netip.MustParsePrefix("fd00:10:244::2/64")))
+	return startIn(t, ns, change...)
+}
+
+// startIn starts a Provider in a network namespace that has the pods.
+func startIn(t *testing.T, ns *netns.NS, change ...func(*userspace.Config)) *node {
+	t.Helper()
 	n := &node{
-		ns: netnstest.New(t), ended: make(chan error, 1),
+		ns: ns, ended: make(chan error, 1),
 		kernel: map[v1.IPFamily]*proxiertest.RecordingEngine{}, engines: map[v1.IPFamily]*localhost.Engine{},
 	}
-	netnstest.Check(t, n.ns.AddBridge("pods", netip.MustParsePrefix("10.244.0.1/24"), netip.MustParsePrefix("10.244.0.2/24"),
-		netip.MustParsePrefix("fd00:10:244::1/64"), netip.MustParsePrefix("fd00:10:244::2/64")))
 	config := userspace.Config{Config: proxier.Config{
 		NetNS: n.ns.Path(), NodePorts: proxier.NodePorts{Localhost: true},
 		Runner: runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: 10 * time.Millisecond, Max: 20 * time.Millisecond}},
@@ -323,6 +334,66 @@ func TestConnectionsDrain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTheNextProcessHasThePorts while connections of the one before linger.
+func TestTheNextProcessHasThePorts(t *testing.T) {
+	n := newNode(t, func(c *userspace.Config) { c.Linger = time.Hour })
+	n.servers(t)
+	n.OnServiceAdd(service("web", 30080))
+	n.set("web", 1)
+	n.sync(t)
+	flow, err := netns.Open(t.Context(), n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:30080"), netns.AskOptions{})
+	netnstest.Check(t, err)
+	defer func() { _ = flow.Close() }()
+	_, err = flow.Ask(t.Context())
+	netnstest.Check(t, err)
+	n.stop()
+	next := startIn(t, n.ns)
+	next.OnServiceAdd(service("web", 30080))
+	next.set("web", 2)
+	poll.Until(t, "the next process has the ports", func() bool { return next.Sync(t.Context()) == nil })
+	next.mustServe(t, 30080, "2")
+	if _, err := flow.Ask(t.Context()); err != nil {
+		t.Errorf("the connection does not linger: %v", err)
+	}
+}
+
+// TestASocketThatRootHasClosedIsOpenedAgain by a full sync, as with ss -K.
+func TestASocketThatRootHasClosedIsOpenedAgain(t *testing.T) {
+	n := newNode(t, func(c *userspace.Config) { c.FullSyncPeriod = time.Nanosecond })
+	n.servers(t)
+	n.OnServiceAdd(service("web", 30080))
+	n.set("web", 1)
+	n.sync(t)
+	n.mustServe(t, 30080, "1")
+	netnstest.Check(t, n.ns.Do(func() error { return destroy(30080) }))
+	if _, err := netns.Ask(t.Context(), n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:30080"), netns.AskOptions{}); !isRefused(err) {
+		t.Fatalf("a client of the closed socket: %v, want it refused", err)
+	}
+	n.sync(t)
+	n.mustServe(t, 30080, "1")
+}
+
+// listenerAtLocalhost is an inet_diag_req_v2 of linux/inet_diag.h.
+type listenerAtLocalhost []byte
+
+func (l listenerAtLocalhost) Len() int          { return len(l) }
+func (l listenerAtLocalhost) Serialize() []byte { return l }
+
+// destroy closes the TCP socket that listens at 127.0.0.1 and is bound to lo.
+func destroy(port uint16) error {
+	const size, portAt, addressAt, linkAt, cookieAt = 56, 8, 12, 44, 48
+	l := make(listenerAtLocalhost, size)
+	l[0], l[1] = unix.AF_INET, unix.IPPROTO_TCP
+	binary.BigEndian.PutUint16(l[portAt:], port)
+	copy(l[addressAt:], []byte{127, 0, 0, 1})
+	binary.NativeEndian.PutUint32(l[linkAt:], 1)                // lo
+	binary.NativeEndian.PutUint64(l[cookieAt:], math.MaxUint64) // any
+	r := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
+	r.AddData(l)
+	_, err := r.Execute(unix.NETLINK_INET_DIAG, 0)
+	return err
 }
 
 // TestManyNodePorts: 2,000 node ports at localhost cost one descriptor each and no full sync.
