@@ -19,6 +19,8 @@ type meter struct {
 	flows map[wire]proxier.Traffic
 	// sent and acknowledged are sequence numbers of TCP, of the client (0) and of its server (1).
 	sent, acknowledged map[wire][2]uint32
+	// begun are the first packets of TCP, by sender. The kernel does not count some that are repeated.
+	begun map[wire][2]int
 }
 
 // wire is a flow as its client sees it.
@@ -42,7 +44,7 @@ func newMeter(tb testing.TB, host *Host) *meter {
 	}))
 	conn, err := file.SyscallConn()
 	netnstest.Check(tb, err)
-	m := &meter{flows: map[wire]proxier.Traffic{}, sent: map[wire][2]uint32{}, acknowledged: map[wire][2]uint32{}}
+	m := &meter{flows: map[wire]proxier.Traffic{}, sent: map[wire][2]uint32{}, acknowledged: map[wire][2]uint32{}, begun: map[wire][2]int{}}
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		packet := make([]byte, 256)
@@ -79,6 +81,13 @@ func (m *meter) isQuiet(flow wire) bool {
 	return m.sent[flow] == m.acknowledged[flow]
 }
 
+// hasRepeated reports whether an end began the flow with more than one packet.
+func (m *meter) hasRepeated(flow wire) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return max(m.begun[flow][0], m.begun[flow][1]) > 1
+}
+
 // add adds a packet, of which b is the beginning.
 func (m *meter) add(b []byte, size uint64, out bool) {
 	head := b
@@ -107,17 +116,30 @@ func (m *meter) add(b []byte, size uint64, out bool) {
 	defer m.mu.Unlock()
 	m.flows[flow] = m.flows[flow].Plus(more)
 	if network == "tcp" && len(b) >= 20 {
-		const fin, syn, reset = 1, 2, 4
-		sender := 0
-		if !out {
-			sender = 1
-		}
-		sent, acknowledged := m.sent[flow], m.acknowledged[flow]
-		sent[sender] = binary.BigEndian.Uint32(b[4:]) + uint32(payload) - 4*uint32(b[12]>>4) + uint32(b[13]&fin) + uint32(b[13]&syn)/syn
-		acknowledged[1-sender] = binary.BigEndian.Uint32(b[8:])
-		if b[13]&reset != 0 {
-			acknowledged = sent
-		}
-		m.sent[flow], m.acknowledged[flow] = sent, acknowledged
+		m.follow(flow, b, uint32(payload), out)
 	}
+}
+
+// follow takes over the numbers of a TCP packet.
+func (m *meter) follow(flow wire, header []byte, length uint32, out bool) {
+	const fin, syn, reset = 1, 2, 4
+	sender, flags := 0, uint32(header[13])
+	if !out {
+		sender = 1
+	}
+	later := func(before, number uint32) uint32 { // some packets repeat earlier ones
+		if before != 0 && int32(number-before) < 0 {
+			return before
+		}
+		return number
+	}
+	sent, acknowledged, begun := m.sent[flow], m.acknowledged[flow], m.begun[flow]
+	begun[sender] += int(flags & syn / syn)
+	end := binary.BigEndian.Uint32(header[4:]) + length - 4*uint32(header[12]>>4) + flags&fin + flags&syn/syn
+	sent[sender] = later(sent[sender], end)
+	acknowledged[1-sender] = later(acknowledged[1-sender], binary.BigEndian.Uint32(header[8:]))
+	if flags&reset != 0 {
+		acknowledged = sent
+	}
+	m.sent[flow], m.acknowledged[flow], m.begun[flow] = sent, acknowledged, begun
 }

@@ -250,6 +250,10 @@ func (x *trafficTest) differences(family v1.IPFamily, got *proxier.Counts) error
 	}
 	var errs []error
 	for _, p := range got.ServicePorts {
+		if x.isUncertain(p.Name) {
+			delete(want, p.Name)
+			continue
+		}
 		have := passed{p.Traffic, map[netip.AddrPort]proxier.Traffic{}}
 		for _, e := range p.Endpoints {
 			have.endpoints[e.Endpoint] = e.Traffic
@@ -260,11 +264,17 @@ func (x *trafficTest) differences(family v1.IPFamily, got *proxier.Counts) error
 		delete(want, p.Name)
 	}
 	for name, of := range want {
-		if of.all != (proxier.Traffic{}) {
+		if of.all != (proxier.Traffic{}) && !x.isUncertain(name) {
 			errs = append(errs, fmt.Errorf("%s of %s: not counted, want %v", name, family, of))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// isUncertain reports whether a busy machine made an end of a flow repeat its first packet: the kernel
+// counts that packet only in some states of the connection.
+func (x *trafficTest) isUncertain(name changetracker.ServicePortName) bool {
+	return slices.ContainsFunc(x.talks, func(flow *talk) bool { return flow.name == name && x.meters[flow.from].hasRepeated(flow.wire) })
 }
 
 // passed is the traffic of a service port, and of the endpoints that it has.
