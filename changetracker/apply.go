@@ -70,9 +70,13 @@ func (s *store) begin(f *family) (Step, attempt) {
 func (s *store) prepare(f *family, services []rebuilt) (attempt, []rebuilt) {
 	s.mu.Lock()
 	defer s.unlock()
+	first := len(services)
 	a := attempt{node: s.node, full: f.fullWanted, sequence: s.sequence, counts: f.counts, heard: s.heard}
 	f.upToDate = false
 	services = f.rebuildDirty(services)
+	for i := range services[first:] {
+		s.report(services[first+i].findings(f.index))
+	}
 	f.dirtySince = time.Time{}
 	f.pendingSince = f.oldestPending()
 	return a, services
@@ -97,6 +101,7 @@ func (f *family) state(node Node, s snapshot) *State {
 type rebuilt struct {
 	name  types.NamespacedName
 	state *serviceState
+	aside int // how many endpoints are too many
 	// edit are the ports whose endpoints go through EditEndpoints.
 	edit []*portState
 }
@@ -166,17 +171,20 @@ func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 		keys = append(keys, p.key())
 	}
 	ports := make([]*portState, len(keys))
+	limit := maxServiceEndpoints / max(len(keys), 1)
 	for i, key := range keys {
 		was := old.find(key)
-		p := s.rebuildPort(name, key, was, m.touched(key))
-		if ports[i] = p; p == was {
+		p := s.rebuildPort(name, key, was, m.touched(key), limit)
+		ports[i] = p
+		r.aside += p.aside
+		if p == was {
 			continue
 		}
 		edits := p.port != nil && f.options.EditEndpoints != nil
 		if edits {
 			r.edit = append(r.edit, p)
 		}
-		if edits || len(s.overrides[key]) > 0 || m.touched(key).repeats() {
+		if edits || len(s.overrides[key]) > 0 || m.touched(key).repeats() || p.aside > 0 || was.isCut() {
 			m.touch(touched{portKey: key, all: true}) // any endpoint may have changed
 		}
 	}
@@ -184,33 +192,80 @@ func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 	return r
 }
 
-func (s *heldService) rebuildPort(service types.NamespacedName, key portKey, old *portState, t *touched) *portState {
+// maxServiceEndpoints is how many endpoints all ports of a Service have together in an IP family.
+// Ports and endpoints of a slice are lists of their own, so that a slice of 1 MB could make
+// millions, which is more than any node has memory for.
+const maxServiceEndpoints = 1 << 17
+
+func (s *heldService) rebuildPort(service types.NamespacedName, key portKey, old *portState, t *touched, limit int) *portState {
 	next := &portState{
 		name: ServicePortName{NamespacedName: service, Port: key.port, Protocol: key.protocol},
 		port: s.port(key),
 	}
+	if !old.fits(limit) {
+		t = &touched{portKey: key, all: true}
+	}
 	if old != nil && old.port == next.port && t.none() && !t.repeats() {
 		return old
 	}
-	next.merged = s.merge(key, old, t)
+	next.merged, next.aside = s.merge(key, old, t, limit)
 	next.endpoints = s.overrides[key].apply(next.merged)
 	return next
 }
 
-// merge returns the endpoints of a port according to the slices.
-func (s *heldService) merge(key portKey, old *portState, t *touched) []Endpoint {
+// merge returns the endpoints of a port according to the slices: those with the lowest addresses,
+// and how many more the slices have.
+func (s *heldService) merge(key portKey, old *portState, t *touched, limit int) (merged []Endpoint, aside int) {
 	switch {
 	case t.none() && old != nil:
-		return old.merged
+		return old.merged, old.aside
 	case t.none():
-		return nil
+		return nil, 0
 	}
 	var buffer [16]contribution
 	contributions := s.contributions(buffer[:0], key)
-	if t.all || old == nil {
-		return mergeAll(contributions)
+	total, cut := 0, false
+	for i := range contributions {
+		c := &contributions[i]
+		if total += len(c.endpoints); len(c.endpoints) > limit {
+			c.endpoints, cut = c.endpoints[:limit], true // the lowest of the union are among them
+		}
 	}
-	return mergeTouched(old.merged, contributions, t.addrs)
+	if cut || t.all || old == nil || old.isCut() {
+		merged = mergeAll(contributions)
+	} else {
+		merged = mergeTouched(old.merged, contributions, t.addrs)
+	}
+	if len(merged) > limit {
+		merged, cut = slices.Clone(merged[:limit]), true
+	}
+	if cut {
+		aside = total - limit
+	}
+	return merged, aside
+}
+
+// isCut reports whether the port has not all endpoints of its slices.
+func (p *portState) isCut() bool { return p != nil && p.aside > 0 }
+
+// fits reports whether the port has as many endpoints as a limit allows.
+func (p *portState) fits(limit int) bool {
+	return p == nil || len(p.merged) <= limit && (p.aside == 0 || len(p.merged) == limit)
+}
+
+// kindsOfEndpoints tell the problems of a Service's endpoints from those of the Service itself.
+var kindsOfEndpoints = perFamily[string]{"endpoints of IPv4", "endpoints of IPv6"} // read-only
+
+// findings has the problem that there are too many endpoints, or none.
+func (r *rebuilt) findings(family int) findings {
+	f := findings{object: objectKey{kind: kindsOfEndpoints[family], NamespacedName: r.name}}
+	if r.aside > 0 {
+		f.problems = []Problem{{
+			Object: objectKey{kind: kindService, NamespacedName: r.name}.String(), Field: kindsOfEndpoints[family],
+			Value: fmt.Sprintf("%d of all ports are not used", r.aside), Reason: ReasonTooMany,
+		}}
+	}
+	return f
 }
 
 // collect lists the pending changes, sorted by name, and drops Services whose changes have

@@ -125,10 +125,10 @@ func newProblemSet() problemSet {
 // replace stores the problems of an object in place of its previous ones, and returns the new
 // ones.
 func (s *problemSet) replace(f findings) (fresh []Problem) {
-	if len(s.byObject) == 0 && len(f.problems) == 0 {
+	old := s.byObject[f.object]
+	if len(old)+len(f.problems) == 0 {
 		return nil
 	}
-	old := s.byObject[f.object]
 	for _, p := range old {
 		if s.counts[p.Reason]--; s.counts[p.Reason] == 0 {
 			delete(s.counts, p.Reason)

@@ -7,6 +7,7 @@ type portState struct {
 	name      ServicePortName
 	port      *ServicePort // nil: not proxied, there are only endpoints
 	merged    []Endpoint   // according to slices, sorted by address
+	aside     int          // how many more there are than the port may have
 	endpoints []Endpoint   // after overrides and hooks, or the same list; sorted
 }
 
