@@ -44,8 +44,8 @@ const (
 )
 
 const (
-	chainReject         = "reject"
-	chainDrop           = "drop"
+	chainReject         = "rejected" // not reject and drop: nft could not parse commands with these
+	chainDrop           = "dropped"
 	chainInvalid        = "invalid"
 	chainFirewall       = "firewall"
 	chainLocal          = "local"

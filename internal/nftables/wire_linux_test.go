@@ -103,10 +103,10 @@ func FuzzMessagesOfTheKernel(f *testing.F) {
 func TestVerdictElementsEncodeAsTheLibraryDoes(t *testing.T) {
 	w := &wire{family: unix.NFPROTO_IPV4, table: "t"}
 	spec := &setSpecs[setClasses]
-	w.verdictElement(spec, classReject, "reject")
+	w.verdictElement(spec, classReject, chainReject)
 	ours := netlinkx.Find(w.buf[nlmsgHeaderLen+nfgenHeaderLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	theirs := libraryElements(t, library.SetElement{
-		Key: nativeMark(classReject), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: "reject"},
+		Key: nativeMark(classReject), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainReject},
 	})
 	if !bytes.Equal(ours, theirs) {
 		t.Errorf("ours   %x\ntheirs %x", ours, theirs)
