@@ -79,6 +79,7 @@ func benchSyncs(b *testing.B, c *cluster, runs int) {
 	b.Run("replaced=1", func(b *testing.B) { p.measureReplace(b, 1, 300).report(b) })
 	b.Run("replaced=100", func(b *testing.B) { p.measureReplace(b, 100, 50).report(b) })
 	b.Run("full", func(b *testing.B) { p.measureFull(b, 3).report(b) })
+	b.Run("verify", func(b *testing.B) { p.measureVerify(b, 3).report(b) })
 	b.Run("deleted", func(b *testing.B) { p.measureRepair(b, 3).report(b) })
 	p.stop()
 	b.Run("restart", func(b *testing.B) { p.measureRestart(b, 3).report(b) })
@@ -510,6 +511,18 @@ func (p *programmed) measureFull(b *testing.B, runs int) figure {
 		p.Tracker().SetNode(changetracker.Node{Name: "bench", Zone: strconv.Itoa(n)})
 	}, func() { p.sync(b) })
 	f.written = p.since(before, runs)
+	f.floor = p.measureDump(b, runs)
+	return f
+}
+
+// measureVerify compares everything with the kernel, and writes nothing. Syncs wait meanwhile.
+func (p *programmed) measureVerify(b *testing.B, runs int) figure {
+	f := measure(runs, func() {}, func() {
+		found, err := p.Verify(b.Context())
+		if v := found[v1.IPv4Protocol]; err != nil || v.Err != nil || v.Total > 0 || v.Checked == 0 {
+			b.Fatalf("verify: %+v, %v; want no difference", v, err)
+		}
+	})
 	f.floor = p.measureDump(b, runs)
 	return f
 }
