@@ -33,8 +33,11 @@ type Family struct {
 	Services       string `json:"services,omitempty"`
 	EndpointSlices string `json:"endpointSlices,omitempty"`
 	// Error is why the node cannot say what is programmed.
-	Error  string    `json:"error,omitempty"`
+	Error string `json:"error,omitempty"`
+	// Failed are the service ports that are not as they should be.
 	Failed []Failure `json:"failed,omitempty"`
+	// Unlisted is how many failures are not in Failed.
+	Unlisted int `json:"unlisted,omitempty"`
 }
 
 // Failure is a service port that is not programmed as it should be.
@@ -101,6 +104,21 @@ func (r *Report) keep(service string) {
 	}
 }
 
+// Limit drops failures until each family has at most so many, and shortens their errors. A Service
+// of which a dropped failure may be has no Change any more.
+func (r *Report) Limit(failures, length int) {
+	for name, f := range r.Families {
+		if n := len(f.Failed); n > failures {
+			f.Failed, f.Unlisted = slices.Clip(f.Failed[:failures]), f.Unlisted+n-failures
+		}
+		for i := range f.Failed {
+			f.Failed[i].Error = f.Failed[i].Error[:min(len(f.Failed[i].Error), length)]
+		}
+		f.Error = f.Error[:min(len(f.Error), length)]
+		r.Families[name] = f
+	}
+}
+
 // Change is a change of a Service or of its EndpointSlices.
 type Change struct {
 	Service types.NamespacedName
@@ -162,6 +180,9 @@ func (f *Family) missing(c *Change) string {
 		if e := &f.Failed[i]; e.Namespace == c.Service.Namespace && e.Service == c.Service.Name {
 			return fmt.Sprintf("port %q (%s) fails since %s: %s", e.Port, e.Protocol, e.Since.Format(time.RFC3339), e.Error)
 		}
+	}
+	if f.Unlisted > 0 && c.Service.Name != "" {
+		return fmt.Sprintf("%d service ports fail that the report does not list: this may be one of them", f.Unlisted)
 	}
 	return ""
 }

@@ -49,6 +49,7 @@ type options struct {
 	manifests, instance, stateDir string
 	serviceImports                bool
 	clusterID                     string
+	leaseNamespace                string
 }
 
 func (o *options) register(f *pflag.FlagSet) {
@@ -82,9 +83,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.countConnections, "count-connections", false, "count new connections by service port and endpoint; metrics have at most 1000 service ports of each IP family, and the sum of all others")
 	f.BoolVar(&o.countTraffic, "count-traffic", false, "count packets and bytes by service port and endpoint, with metrics as --count-connections; sets net.netfilter.nf_conntrack_acct, except in mode userspace, which counts bytes alone")
 	registerConntrack(f, &o.conntrack)
-	f.StringVar(&o.manifests, "manifests", "", "directory of YAML and JSON files (16 MiB each, 64 MiB together at most) with Services, EndpointSlices and Nodes, instead of an API server")
-	f.BoolVar(&o.serviceImports, "service-imports", false, "also watch ServiceImports of the Multi-Cluster Services API (KEP-1645), and program their cluster set IPs like cluster IPs")
-	f.StringVar(&o.clusterID, "cluster-id", "", "name of this cluster in its cluster set, for --service-imports: with it, imported endpoints on this node count as local")
+	o.registerSource(f)
 	f.StringVar(&o.instance, "instance", "", "name of this instance if several proxies run on the node; each needs its own masquerade bit; default is to use kube-proxy's names")
 	f.StringVar(&o.traceEndpoint, "trace-otlp-endpoint", "", "URL of a collector for traces, by OTLP over HTTP, such as http://127.0.0.1:4318; empty for none")
 	f.StringVar(&o.debugAddress, "debug-bind-address", "", "address and port of the debug page, which shows Services and explains packets; use a loopback address, because it has no access control; empty for none")
@@ -92,6 +91,14 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.allowedHosts, "allowed-hosts", nil, "host names that clients may use for the metrics and debug servers, in addition to IP addresses and localhost; \"*\" for any name")
 	o.kubeProxy.register(f)
 	f.StringVar(&o.stateDir, "state-dir", "/run/serviceplane", "directory for the previous values of changed kernel settings")
+}
+
+// registerSource registers where Services come from.
+func (o *options) registerSource(f *pflag.FlagSet) {
+	f.StringVar(&o.manifests, "manifests", "", "directory of YAML and JSON files (16 MiB each, 64 MiB together at most) with Services, EndpointSlices and Nodes, instead of an API server")
+	f.BoolVar(&o.serviceImports, "service-imports", false, "also watch ServiceImports of the Multi-Cluster Services API (KEP-1645), and program their cluster set IPs like cluster IPs")
+	f.StringVar(&o.clusterID, "cluster-id", "", "name of this cluster in its cluster set, for --service-imports: with it, imported endpoints on this node count as local")
+	f.StringVar(&o.leaseNamespace, "programmed-lease-namespace", "", "write what this node has programmed to a Lease in this namespace, while somebody waits for it; empty for no Lease")
 }
 
 func registerConntrack(f *pflag.FlagSet, c *conntrack.SysctlOptions) {
@@ -130,6 +137,7 @@ func (o *options) Validate() error {
 		f.check(o.kubeconfig == "", "kubeconfig", o.kubeconfig, "nothing beside --manifests")
 		f.check(o.master == "", "master", o.master, "nothing beside --manifests")
 		f.check(!o.serviceImports, "service-imports", o.serviceImports, "nothing beside --manifests")
+		f.check(o.leaseNamespace == "", "programmed-lease-namespace", o.leaseNamespace, "nothing beside --manifests")
 	}
 	f.check(o.clusterID == "" || o.serviceImports, "cluster-id", o.clusterID, "nothing without --service-imports")
 	o.nftables.validate(&f, modeNFTables)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/serviceplane/serviceplane/informer"
+	"github.com/serviceplane/serviceplane/programmed/cluster"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -30,11 +31,20 @@ func (o *options) apiSource(node string, p proxier.Provider, m *measured, log *z
 	if err != nil {
 		return nil, fmt.Errorf("load API server configuration: %w", err)
 	}
+	leases, err := cluster.New(config)
+	if err != nil {
+		return nil, err
+	}
 	watch := informer.Options{NodeName: node, ServiceImports: o.serviceImports, Link: link, Logger: log}
 	return func(ctx context.Context) error {
 		return returnSoon(ctx, func() error {
 			var event sync.WaitGroup
 			event.Go(func() { writeEvent(ctx, client, node, log) })
+			if o.leaseNamespace != "" {
+				event.Go(func() {
+					_ = leases.Publish(ctx, cluster.PublishOptions{Node: node, Status: p.Status, Namespace: o.leaseNamespace, Logger: log})
+				})
+			}
 			defer event.Wait()
 			return informer.Run(ctx, config, p, watch)
 		})

@@ -69,6 +69,7 @@ type options struct {
 	port         uint16
 	nodeSelector string
 	notReadyFor  time.Duration
+	leases       string
 }
 
 func (o *options) register(f *pflag.FlagSet) {
@@ -76,6 +77,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; without it, the pod's service account is used")
 	f.DurationVar(&o.deadline, "deadline", deadline, "how long to wait at most; terminationGracePeriodSeconds must be longer")
 	f.Uint16Var(&o.port, "port", port, "port of the nodes where the proxy answers /programmed")
+	f.StringVar(&o.leases, "lease-namespace", "", "namespace of the nodes' Leases, for clusters where pods cannot connect to nodes; empty to ask the nodes")
 	f.StringVar(&o.nodeSelector, "node-selector", "", "labels of the nodes that run the proxy; default is all nodes")
 	f.DurationVar(&o.notReadyFor, "ignore-not-ready-for", 0, "do not wait for nodes that are not Ready for this long; 0 waits for them too, because they may still send connections")
 }
@@ -112,7 +114,15 @@ func run(ctx context.Context, args []string, env func(string) string) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, o.deadline)
 	defer stop()
-	waiting := client.Dial(cluster.NodeOptions{Port: o.port, Policy: programmed.Policy{Selector: selector, NotReadyFor: o.notReadyFor}})
+	policy := programmed.Policy{Selector: selector, NotReadyFor: o.notReadyFor}
+	waiting := client.Dial(cluster.NodeOptions{Port: o.port, Policy: policy})
+	if o.leases != "" {
+		var end func()
+		if waiting, end, err = client.Leased(ctx, cluster.LeaseOptions{Policy: policy, Namespace: o.leases}); err != nil {
+			return err
+		}
+		defer func() { stop(); end() }()
+	}
 	return client.WaitUntilLeft(ctx, pod, waiting)
 }
 

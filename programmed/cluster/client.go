@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"time"
 
+	coordination "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -21,10 +23,13 @@ import (
 type Client struct {
 	clients apiclient.Clients
 	core    *rest.RESTClient // Nodes
+	leases  *rest.RESTClient
 }
 
 // New returns a Client. It sends nothing yet.
 func New(config *rest.Config) (*Client, error) {
+	config = rest.CopyConfig(config)
+	config.ContentType = runtime.ContentTypeJSON // writes are few and small
 	clients, err := apiclient.New(config)
 	if err != nil {
 		return nil, fmt.Errorf("create client: %w", err)
@@ -33,11 +38,20 @@ func New(config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create client: %w", err)
 	}
-	return &Client{clients: clients, core: core}, nil
+	leases, err := clients.For(coordination.SchemeGroupVersion)
+	if err != nil {
+		return nil, fmt.Errorf("create client: %w", err)
+	}
+	return &Client{clients: clients, core: core, leases: leases}, nil
 }
 
 func (c *Client) slices(namespace string) (cache.ListerWatcherWithContext, error) {
 	lw, err := c.clients.Source(discovery.SchemeGroupVersion, "endpointslices", namespace, func(*metav1.ListOptions) {})
+	return cache.ToListerWatcherWithContext(lw), err
+}
+
+func (c *Client) leasesOf(namespace string, selection func(*metav1.ListOptions)) (cache.ListerWatcherWithContext, error) {
+	lw, err := c.clients.Source(coordination.SchemeGroupVersion, "leases", namespace, selection)
 	return cache.ToListerWatcherWithContext(lw), err
 }
 
