@@ -29,20 +29,20 @@ type countedPort struct {
 
 	countedTraffic
 
-	Family      v1.IPFamily       `json:"family"`
-	Connections uint64            `json:"connections"`
-	Endpoints   []countedEndpoint `json:"endpoints"`
+	Family    v1.IPFamily       `json:"family"`
+	Endpoints []countedEndpoint `json:"endpoints"`
 }
 
 type countedEndpoint struct {
 	countedTraffic
 
-	Address     string `json:"address"`
-	Connections uint64 `json:"connections"`
+	Address string `json:"address"`
 }
 
-// countedTraffic is a proxier.Traffic. What is not counted is omitted.
+// countedTraffic are the connections, and a proxier.Traffic. What is not counted is omitted.
 type countedTraffic struct {
+	Connections *uint64 `json:"connections,omitempty"`
+
 	PacketsIn  *uint64 `json:"packetsIn,omitempty"`
 	PacketsOut *uint64 `json:"packetsOut,omitempty"`
 	BytesIn    *uint64 `json:"bytesIn,omitempty"`
@@ -50,8 +50,11 @@ type countedTraffic struct {
 }
 
 // trafficOf omits packets where only bytes are counted.
-func trafficOf(t proxier.Traffic, counted bool) (c countedTraffic) {
-	if !counted && t == (proxier.Traffic{}) {
+func trafficOf(connections uint64, t proxier.Traffic, counted *proxier.Counts) (c countedTraffic) {
+	if counted.Connections {
+		c.Connections = &connections
+	}
+	if !counted.Traffic && t == (proxier.Traffic{}) {
 		return c
 	}
 	c.BytesIn, c.BytesOut = &t.BytesIn, &t.BytesOut
@@ -59,6 +62,13 @@ func trafficOf(t proxier.Traffic, counted bool) (c countedTraffic) {
 		c.PacketsIn, c.PacketsOut = &t.PacketsIn, &t.PacketsOut
 	}
 	return c
+}
+
+func (t *countedTraffic) connections() uint64 {
+	if t.Connections == nil {
+		return 0
+	}
+	return *t.Connections
 }
 
 func (t *countedTraffic) bytes() uint64 {
@@ -96,7 +106,7 @@ func (h *handler) counts(r *http.Request, q query) (any, error) {
 		return nil, unsupported
 	}
 	slices.SortFunc(all.ServicePorts, func(a, b countedPort) int {
-		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(b.bytes(), a.bytes()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
+		return cmp.Or(cmp.Compare(b.connections(), a.connections()), cmp.Compare(b.bytes(), a.bytes()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
 			cmp.Compare(a.PortName, b.PortName), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Family, b.Family))
 	})
 	all.Total = len(all.ServicePorts)
@@ -117,9 +127,9 @@ func (a *countsAnswer) add(family v1.IPFamily, counts *proxier.Counts, namespace
 			continue
 		}
 		a.ServicePorts = append(a.ServicePorts, countedPort{
-			servicePortName: nameOf(p.Name), countedTraffic: trafficOf(p.Traffic, counts.Traffic), Family: family, Connections: p.Connections,
+			servicePortName: nameOf(p.Name), countedTraffic: trafficOf(p.Connections, p.Traffic, counts), Family: family,
 			Endpoints: converted(p.Endpoints, func(e proxier.EndpointCounts) countedEndpoint {
-				return countedEndpoint{countedTraffic: trafficOf(e.Traffic, counts.Traffic), Address: e.Endpoint.String(), Connections: e.Connections}
+				return countedEndpoint{countedTraffic: trafficOf(e.Connections, e.Traffic, counts), Address: e.Endpoint.String()}
 			}),
 		})
 	}

@@ -44,10 +44,10 @@ func newCounting() *countingSource {
 	since := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	s := &countingSource{
 		counts: map[v1.IPFamily]proxier.Counts{
-			v1.IPv4Protocol: {Since: since, ServicePorts: []proxier.ServicePortCounts{
+			v1.IPv4Protocol: {Since: since, Connections: true, ServicePorts: []proxier.ServicePortCounts{
 				counted("quiet", 0), counted("web", 12, "10.244.1.5:8080", "10.244.2.5:8080"),
 			}},
-			v1.IPv6Protocol: {Since: since.Add(time.Second), ServicePorts: []proxier.ServicePortCounts{counted("web", 70, "[fd00:244:1::5]:8080")}},
+			v1.IPv6Protocol: {Since: since.Add(time.Second), Connections: true, ServicePorts: []proxier.ServicePortCounts{counted("web", 70, "[fd00:244:1::5]:8080")}},
 		},
 		errs: map[v1.IPFamily]error{},
 	}
@@ -79,14 +79,14 @@ func TestCountsHaveTraffic(t *testing.T) {
 	s := newCounting()
 	h := debughttp.Handler(s)
 	counts := s.counts[v1.IPv4Protocol]
-	counts.Traffic, counts.TrafficLosses = true, 3
+	counts.Connections, counts.Traffic, counts.TrafficLosses = false, true, 3
 	counts.ServicePorts = []proxier.ServicePortCounts{counted("few", 0), counted("many", 0), counted("web", 0, "10.244.1.5:8080")}
 	counts.ServicePorts[1].Traffic = proxier.Traffic{BytesIn: 1, BytesOut: 99}
 	counts.ServicePorts[2].Traffic = proxier.Traffic{PacketsIn: 1, BytesIn: 50}
 	counts.ServicePorts[2].Endpoints[0].Traffic = proxier.Traffic{PacketsIn: 1, BytesIn: 49}
 	s.counts = map[v1.IPFamily]proxier.Counts{v1.IPv4Protocol: counts, v1.IPv6Protocol: {TrafficProblem: "no accounting"}}
-	const format = `{"bytesIn":%d,"bytesOut":%d,"connections":0,"endpoints":[%s],"family":"IPv4","name":%q,"namespace":"shop",%s"portName":"http","protocol":"TCP"}`
-	const endpoint = `{"address":"10.244.1.5:8080","bytesIn":49,"bytesOut":0,"connections":1,"packetsIn":1,"packetsOut":0}`
+	const format = `{"bytesIn":%d,"bytesOut":%d,"endpoints":[%s],"family":"IPv4","name":%q,"namespace":"shop",%s"portName":"http","protocol":"TCP"}`
+	const endpoint = `{"address":"10.244.1.5:8080","bytesIn":49,"bytesOut":0,"packetsIn":1,"packetsOut":0}`
 	many := fmt.Sprintf(format, 1, 99, "", "many", "")
 	web := fmt.Sprintf(format, 50, 0, endpoint, "web", `"packetsIn":1,"packetsOut":0,`)
 	few := fmt.Sprintf(format, 0, 0, "", "few", `"packetsIn":0,"packetsOut":0,`)

@@ -133,7 +133,7 @@ func (c *countCollector) send(out chan<- prometheus.Metric, family v1.IPFamily, 
 	one := func(desc *prometheus.Desc, value uint64, more ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(value), append(labels, more...)...)
 	}
-	if values[connectionsOf] > 0 || !counts.Traffic {
+	if counts.Connections {
 		one(c.connections, values[connectionsOf])
 	}
 	hasBytes, hasPackets := values[bytesIn]+values[bytesOut] > 0, values[packetsIn]+values[packetsOut] > 0

@@ -44,6 +44,7 @@ func TestMetricsOfCounts(t *testing.T) {
 			}
 			counts.ServicePorts = append(counts.ServicePorts, p)
 		}
+		counts.Connections = true
 		return counts, failure
 	}, 2)
 	for _, step := range []struct{ counts, series string }{
@@ -109,12 +110,12 @@ func TestMetricsOfTraffic(t *testing.T) {
 	}{
 		{
 			"both",
-			proxier.Counts{Traffic: true, ServicePorts: []proxier.ServicePortCounts{port("a", 7, full)}},
+			proxier.Counts{Connections: true, Traffic: true, ServicePorts: []proxier.ServicePortCounts{port("a", 7, full)}},
 			[]string{"bytes a in 30", "bytes a out 40", "connections a 7", "losses 0", "packets a in 1", "packets a out 2"},
 		},
 		{
 			"bytes of sockets",
-			proxier.Counts{Traffic: true, ServicePorts: []proxier.ServicePortCounts{port("a", 7, proxier.Traffic{BytesIn: 5})}},
+			proxier.Counts{Connections: true, Traffic: true, ServicePorts: []proxier.ServicePortCounts{port("a", 7, proxier.Traffic{BytesIn: 5})}},
 			[]string{"bytes a in 5", "bytes a out 0", "connections a 7", "losses 0"},
 		},
 		{

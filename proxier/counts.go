@@ -29,6 +29,9 @@ type Counts struct {
 	Since time.Time
 	// ServicePorts has the service ports that have had connections.
 	ServicePorts []ServicePortCounts
+	// Connections says that new connections are counted: see Config.CountConnections. Otherwise their
+	// numbers are 0.
+	Connections bool
 	// Traffic says that traffic is counted: see Config.CountTraffic. Otherwise no Traffic grows, and
 	// TrafficProblem is why, if that was asked for.
 	Traffic        bool

@@ -205,7 +205,7 @@ func (c *countsTest) check(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("counts of %s: %w", family, err)
 		}
-		if got.Since.IsZero() {
+		if got.Since.IsZero() || !got.Connections {
 			errs = append(errs, fmt.Errorf("%s: nothing counts", family))
 		}
 		errs = append(errs, differences(family, &got, ports))

@@ -228,6 +228,9 @@ func (x *trafficTest) check(ctx context.Context) error {
 		if !got.Traffic || got.TrafficLosses != 0 {
 			errs = append(errs, fmt.Errorf("%s: traffic is counted: %v %s, %d losses; want true and none", family, got.Traffic, got.TrafficProblem, got.TrafficLosses))
 		}
+		if got.Connections {
+			errs = append(errs, fmt.Errorf("%s: connections are counted too, which nobody asked for", family))
+		}
 		errs = append(errs, x.differences(family, &got))
 	}
 	return errors.Join(errs...)

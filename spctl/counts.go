@@ -32,7 +32,7 @@ type countsAnswer struct {
 
 // traffic is what was counted: to endpoints (in) and from them (out). What is nil is unknown.
 type traffic struct {
-	Connections uint64  `json:"connections"`
+	Connections *uint64 `json:"connections"`
 	PacketsIn   *uint64 `json:"packetsIn"`
 	PacketsOut  *uint64 `json:"packetsOut"`
 	BytesIn     *uint64 `json:"bytesIn"`
@@ -40,7 +40,7 @@ type traffic struct {
 }
 
 func (t *traffic) cells() []string {
-	return []string{fmt.Sprint(t.Connections), number(t.PacketsIn), number(t.PacketsOut), number(t.BytesIn), number(t.BytesOut)}
+	return []string{number(t.Connections), number(t.PacketsIn), number(t.PacketsOut), number(t.BytesIn), number(t.BytesOut)}
 }
 
 func number(n *uint64) string {

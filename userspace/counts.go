@@ -94,7 +94,7 @@ func (e *Engine) Counts(context.Context) (proxier.Counts, error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	all := proxier.Counts{Since: e.began, Traffic: e.config.CountTraffic}
+	all := proxier.Counts{Since: e.began, Connections: e.config.CountConnections, Traffic: e.config.CountTraffic}
 	for name, s := range e.services {
 		of := s.balancer.counts(&e.config)
 		if of.Name = name; of.Connections > 0 || of.Traffic != (proxier.Traffic{}) {

@@ -18,7 +18,8 @@ export function showTraffic(answer) {
     return;
   }
   const now = { time: performance.now(), counts: new Map() };
-  setText(byId("traffic-note"), `${counted(answer.servicePorts.reduce((n, p) => n + p.connections, 0), "connection")}${answer.since ? ` in ${age(answer.since, new Date().toISOString())}` : ""}${notes(answer)}`);
+  const connections = answer.servicePorts.reduce((n, p) => n + (p.connections ?? 0), 0);
+  setText(byId("traffic-note"), `${connections > 0 || !answer.traffic ? counted(connections, "connection") : "Traffic"}${answer.since ? ` in ${age(answer.since, new Date().toISOString())}` : ""}${notes(answer)}`);
   list(byId("counters"), answer.servicePorts, (p) => JSON.stringify([p.family, p.portName, p.protocol]), createPort, (node, p) => updatePort(node, p, now));
   last = now;
 }
@@ -47,8 +48,8 @@ function updatePort(node, p, now) {
     const was = last?.counts.get(id);
     const seconds = was ? (now.time - last.time) / 1000 : 0;
     setText(address, e.address);
-    setText(connections, count(e.connections));
-    setText(perSecond, was ? `${count(Math.round((10 * Math.max(0, e.connections - was.connections)) / seconds) / 10)}/s` : "");
+    setText(connections, e.connections === undefined ? "" : count(e.connections));
+    setText(perSecond, was && e.connections !== undefined ? `${count(Math.round((10 * Math.max(0, e.connections - was.connections)) / seconds) / 10)}/s` : "");
     setText(packets, both(count, e.packetsIn, e.packetsOut));
     setText(size, both(bytes, e.bytesIn, e.bytesOut));
     const more = e.bytesIn + e.bytesOut - (was?.bytesIn + was?.bytesOut); // NaN if unknown

@@ -192,5 +192,5 @@ func has(s *desired.Service, endpoint netip.AddrPort) bool {
 
 // Counts returns the numbers, sorted.
 func (l *Ledger[K]) Counts() proxier.Counts {
-	return proxier.Counts{Since: l.since, ServicePorts: list(l.ports)}
+	return proxier.Counts{Since: l.since, Connections: true, ServicePorts: list(l.ports)}
 }

@@ -13,7 +13,7 @@ import (
 // one engine.
 func Sum(a, b proxier.Counts) proxier.Counts {
 	sum := proxier.Counts{
-		Since: a.Since, Traffic: a.Traffic || b.Traffic, TrafficProblem: cmp.Or(a.TrafficProblem, b.TrafficProblem),
+		Since: a.Since, Connections: a.Connections || b.Connections, Traffic: a.Traffic || b.Traffic, TrafficProblem: cmp.Or(a.TrafficProblem, b.TrafficProblem),
 		TrafficLosses: a.TrafficLosses + b.TrafficLosses,
 	}
 	if sum.Since.IsZero() || !b.Since.IsZero() && b.Since.Before(sum.Since) {
