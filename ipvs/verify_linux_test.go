@@ -97,23 +97,23 @@ func TestVerifyNamesEachDamage(t *testing.T) {
 			n := newFakeNode()
 			e := n.engine(t)
 			mustApply(t, e, verified())
-			mustFind(t, e, "at first")
+			mustFind(t, e, verified(), "at first")
 			p.change(n)
 			n.record()
 			before, here := text(n.kernel.virtuals), maps.Clone(n.device.here)
-			mustFind(t, e, what, p.want...)
+			mustFind(t, e, verified(), what, p.want...)
 			if len(n.events) > 0 || text(n.kernel.virtuals) != before || !maps.Equal(n.device.here, here) {
 				t.Errorf("Verify has written %v", n.events)
 			}
 			mustApply(t, e, verified())
-			mustFind(t, e, "after the repair")
+			mustFind(t, e, verified(), "after the repair")
 		})
 	}
 }
 
-func mustFind(t *testing.T, e *Engine, when string, want ...string) {
+func mustFind(t *testing.T, e *Engine, u desired.Update, when string, want ...string) {
 	t.Helper()
-	report, err := e.Verify(t.Context(), verified())
+	report, err := e.Verify(t.Context(), u)
 	if err != nil {
 		t.Fatalf("verify: %v", err)
 	}
@@ -140,9 +140,9 @@ func TestVerifyAcceptsWhatTheKernelHasInstead(t *testing.T) {
 	if result, err := e.Apply(t.Context(), verified()); err != nil || len(result.Failed) != 1 {
 		t.Fatalf("Apply = %v, %v, want one service port that failed", result.Failed, err)
 	}
-	mustFind(t, e, "with the scheduler instead")
+	mustFind(t, e, verified(), "with the scheduler instead")
 	n.kernel.virtuals[at("10.96.0.3:80")].scheduler = "sed"
-	mustFind(t, e, "with another one", "different least virtual server 10.96.0.3:80/TCP")
+	mustFind(t, e, verified(), "with another one", "different least virtual server 10.96.0.3:80/TCP")
 }
 
 // TestVerifyWantsNoServerWithoutEndpoints, if a traffic policy excludes all that serve.
@@ -163,7 +163,7 @@ func TestVerifyOfAnEngineThatWasClosed(t *testing.T) {
 	n := newFakeNode()
 	mustApply(t, n.engine(t), verified())
 	n.record()
-	mustFind(t, n.engine(t), "a new process")
+	mustFind(t, n.engine(t), verified(), "a new process")
 	if len(n.events) > 0 {
 		t.Errorf("Verify has written %v", n.events)
 	}
