@@ -64,23 +64,27 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 			ending.found(f)
 			return false
 		}
-		return c.mayDelete(f) && judge.Stale(flow)
+		return c.mayDelete(f, !flow.Translated()) && judge.Stale(flow)
 	})
 	ending.begin()
 	return deleted, classify(err)
 }
 
-// mayDelete reports whether the options allow deleting such a flow.
-func (c *Cleaner) mayDelete(f *netlinkx.Flow) bool {
+// mayDelete reports whether the options allow deleting such a flow. One of TCP that was neither
+// translated nor answered is not a connection yet, and never will be one.
+func (c *Cleaner) mayDelete(f *netlinkx.Flow, untranslated bool) bool {
 	protocol := desired.Protocol(f.Protocol)
-	return c.options.tracks(protocol) && (protocol != desired.TCP || f.TCPState == tcpSynSent)
+	if protocol == desired.TCP {
+		return f.TCPState == tcpSynSent && (untranslated || c.options.UnansweredTCP)
+	}
+	return c.options.tracks(protocol)
 }
 
 const tcpSynSent = 1 // TCP_CONNTRACK_SYN_SENT of linux/netfilter/nf_conntrack_tcp.h
 
 func hasNodePort(check desired.FlowCheck) bool {
 	isNodePort := func(f desired.Flows) bool { return !f.Key.VIP.IsValid() }
-	return slices.ContainsFunc(check.Frontends, isNodePort) || slices.ContainsFunc(check.End, isNodePort)
+	return slices.ContainsFunc(check.Frontends, isNodePort) || slices.ContainsFunc(check.Untranslated, isNodePort) || slices.ContainsFunc(check.End, isNodePort)
 }
 
 func number(family v1.IPFamily) int {

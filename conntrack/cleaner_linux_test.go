@@ -158,6 +158,32 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 	}
 }
 
+// TestUntranslatedConnectionsAreForgotten, of TCP and unanswered, whatever the options are.
+func TestUntranslatedConnectionsAreForgotten(t *testing.T) {
+	t.Parallel()
+	const established, synSent = 3, 1
+	tab, tcp := newTable(t), uint8(unix.IPPROTO_TCP)
+	for _, e := range []entry{
+		{tcp, at("198.51.100.9:1"), at("10.96.0.1:53"), at("10.96.0.1:53"), synSent},
+		{tcp, at("198.51.100.9:2"), at("10.96.0.1:53"), at("10.96.0.1:53"), established},
+		{tcp, at("198.51.100.9:3"), at("10.96.0.1:54"), at("10.96.0.1:54"), synSent},  // another port
+		{tcp, at("198.51.100.9:4"), at("10.96.0.1:53"), at("10.244.0.1:53"), synSent}, // serving endpoint
+		{tcp, at("198.51.100.9:5"), at("10.96.0.1:53"), at("10.244.0.2:53"), synSent}, // deleted endpoint
+	} {
+		tab.add(e)
+	}
+	deleted, err := conntrack.New(conntrack.Options{NetNS: tab.ns.Path()}).Clean(t.Context(), v1.IPv4Protocol, desired.FlowCheck{
+		Untranslated: []desired.Flows{{
+			Key:     desired.Key{VIP: netip.MustParseAddr("10.96.0.1"), Protocol: desired.TCP, Port: 53},
+			Serving: []netip.AddrPort{at("10.244.0.1:53")},
+		}},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+	})
+	if got := tab.clients(unix.AF_INET); err != nil || deleted != 1 || !slices.Equal(got, []uint16{2, 3, 4, 5}) {
+		t.Errorf("Clean = %d, %v; flows of clients %v are left; want only that of client 1 deleted", deleted, err, got)
+	}
+}
+
 func TestWithoutPrivilegeTheErrorSaysSo(t *testing.T) {
 	netnstest.Unprivileged(t, func(t *testing.T) {
 		check := desired.FlowCheck{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}

@@ -10,6 +10,7 @@ import (
 // Judge decides which flows are stale. It is immutable.
 type Judge struct {
 	frontends map[desired.Key]*desired.Flows
+	begun     map[desired.Key]*desired.Flows // those of check.Untranslated
 	ends      map[desired.Key]*desired.Flows // those of check.End
 	check     desired.FlowCheck
 	node      map[netip.Addr]bool
@@ -21,6 +22,7 @@ type Judge struct {
 func NewJudge(check desired.FlowCheck, nodeAddrs []netip.Addr) *Judge {
 	j := &Judge{
 		frontends: byKey(check.Frontends),
+		begun:     byKey(check.Untranslated),
 		ends:      byKey(check.End),
 		check:     check,
 		node:      make(map[netip.Addr]bool, len(nodeAddrs)),
@@ -42,6 +44,9 @@ func byKey(all []desired.Flows) map[desired.Key]*desired.Flows {
 // Stale reports whether a flow must be deleted.
 func (j *Judge) Stale(f desired.Flow) bool {
 	if flows := j.find(j.frontends, &f); flows != nil {
+		return flows.Stale(&f)
+	}
+	if flows := j.find(j.begun, &f); flows != nil && !f.Answered && !f.Translated() {
 		return flows.Stale(&f)
 	}
 	return f.Translated() && within(j.check.ServiceCIDRs, f.Dialled.Addr())

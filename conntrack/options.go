@@ -14,7 +14,9 @@ type Options struct {
 	// heartbeats continue.
 	SCTP bool
 	// UnansweredTCP also deletes stale TCP connections in state SYN_SENT: a client repeats
-	// its first packet for a minute or two. Established connections are
+	// its first packet for a minute or two. Then each sync that removes an endpoint reads all of
+	// connection tracking. Without it, this is done only for FlowCheck.Untranslated: after the
+	// first sync and after repairs. Established connections are
 	// never deleted; those of ServicePorts with EndConnections are reset.
 	UnansweredTCP bool
 }

@@ -77,6 +77,10 @@ type FlowCheck struct {
 	// is complete: translated flows to other frontends in these ranges are left over from
 	// deleted Services.
 	ServiceCIDRs []netip.Prefix
+	// Untranslated are frontends of TCP whose rules may have been missing, in any order. Of
+	// their flows, only unanswered ones that were not translated are stale: the client repeats
+	// its first packet, and the kernel would never translate it.
+	Untranslated []Flows
 	// End are frontends with EndConnections, in any order, with all endpoints of the slices as
 	// Serving. Their established TCP connections to other endpoints must end. Only a
 	// proxier.ConnectionEnder gets them.

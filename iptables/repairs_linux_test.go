@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
@@ -18,8 +20,8 @@ import (
 )
 
 // TestFlowsThatBeganWithoutRulesAreTranslated: a change repairs the table nat, before anybody
-// has noticed that it was flushed. A datagram has passed meanwhile, and the kernel remembers
-// that its flow is not translated. The client still gets an answer.
+// has noticed that it was flushed. A datagram and a SYN have passed meanwhile, and the kernel
+// remembers that their flows are not translated. The clients still get an answer.
 func TestFlowsThatBeganWithoutRulesAreTranslated(t *testing.T) {
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) {
@@ -42,8 +44,8 @@ func TestFlowsThatBeganWithoutRulesAreTranslated(t *testing.T) {
 			netnstest.Check(t, w.ns.AddRoute(anywhere, netip.MustParseAddr("10.2.0.2")))
 
 			p := w.startUnwatched()
-			p.OnServiceAdd(proxiertest.Service("test", "dns", proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("dns", v1.ProtocolUDP, 53)))
-			p.OnEndpointSliceAdd(proxiertest.Slice("test", "dns", discovery.AddressTypeIPv4, proxiertest.SlicePort("dns", v1.ProtocolUDP, 53), proxiertest.Endpoint("10.2.0.2")))
+			p.OnServiceAdd(proxiertest.Service("test", "dns", proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("dns", v1.ProtocolUDP, 53), proxiertest.Port("dns-tcp", v1.ProtocolTCP, 53)))
+			p.OnEndpointSliceAdd(proxiertest.Slice("test", "dns", discovery.AddressTypeIPv4, proxiertest.SlicePort("dns", v1.ProtocolUDP, 53), proxiertest.SlicePort("dns-tcp", v1.ProtocolTCP, 53), proxiertest.Endpoint("10.2.0.2")))
 			p.OnServiceSynced()
 			p.OnEndpointSlicesSynced()
 			w.sync(p)
@@ -56,10 +58,22 @@ func TestFlowsThatBeganWithoutRulesAreTranslated(t *testing.T) {
 			if a, err := flow.Ask(t.Context()); err == nil {
 				t.Fatalf("an answer without rules: %+v", a)
 			}
+			answered := make(chan error, 1)
+			go func() {
+				_, err := netns.Ask(t.Context(), client, "tcp", to, netns.AskOptions{})
+				answered <- err
+			}()
+			poll.Until(t, "the first packet of a TCP connection has passed", func() bool { return w.hasSYNTo(to) })
 			add(p, 1, 2) // the sync of another Service repairs
 			w.sync(p)
 			if !poll.Soon(func() bool { _, err := flow.Ask(t.Context()); return err == nil }) {
 				t.Errorf("no answer after the repair")
+			}
+			select {
+			case err := <-answered:
+				netnstest.Check(t, err)
+			case <-time.After(poll.Timeout):
+				t.Errorf("the TCP connection is not made after the repair")
 			}
 		})
 	}
@@ -82,4 +96,17 @@ func (w *world) startUnwatched() *proxier.Proxier {
 	}
 	w.runProvider(p)
 	return p
+}
+
+// hasSYNTo reports whether connection tracking has a TCP connection to an address.
+func (w *world) hasSYNTo(to netip.AddrPort) (found bool) {
+	w.t.Helper()
+	netnstest.Check(w.t, w.ns.Do(func() error {
+		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		for _, f := range flows {
+			found = found || f.Forward.Protocol == unix.IPPROTO_TCP && f.Forward.DstIP.String() == to.Addr().String() && f.Forward.DstPort == to.Port()
+		}
+		return err
+	}))
+	return found
 }

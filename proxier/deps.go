@@ -46,7 +46,7 @@ type Observer interface {
 // would keep sending a client's datagrams there until the client pauses.
 type Conntrack interface {
 	// Tracks reports whether stale flows of a protocol are deleted. It must always
-	// return the same answer.
+	// return the same answer. FlowCheck.Untranslated has TCP, too, if it is not tracked.
 	Tracks(protocol desired.Protocol) bool
 	// Clean deletes the stale flows of some frontends, and returns their number. Calls
 	// for both families may overlap. After an error it is called again with everything

@@ -18,6 +18,12 @@ type flowTracker struct {
 	programmed map[changetracker.ServicePortName]portFlows
 	pending    map[desired.Key]desired.Flows // to be searched for
 	added      int                           // counts what has become pending
+	cleans     bool                          // there is a Conntrack
+	// untranslated are frontends of TCP that are not tracked, to be searched for flows that began
+	// without rules. Those of suspected service ports, or of all, follow when they are programmed.
+	untranslated []desired.Flows
+	suspected    map[changetracker.ServicePortName]bool
+	allSuspected bool
 	// serviceCIDRs includes all ClusterIPs in the next search: an earlier process may have
 	// left stale flows of Services that do not exist any more.
 	serviceCIDRs bool
@@ -30,10 +36,14 @@ type portFlows struct {
 }
 
 func newFlowTracker(c Conntrack) *flowTracker {
-	t := &flowTracker{programmed: map[changetracker.ServicePortName]portFlows{}, pending: map[desired.Key]desired.Flows{}}
+	t := &flowTracker{
+		programmed: map[changetracker.ServicePortName]portFlows{}, pending: map[desired.Key]desired.Flows{},
+		suspected: map[changetracker.ServicePortName]bool{},
+	}
 	t.tracks, t.ends = func(*desired.Service, *Result) bool { return false }, servingEnds
 	if c != nil {
-		t.tracks, t.serviceCIDRs = func(s *desired.Service, _ *Result) bool { return c.Tracks(s.Protocol) }, true
+		t.tracks = func(s *desired.Service, _ *Result) bool { return c.Tracks(s.Protocol) }
+		t.cleans, t.serviceCIDRs, t.allSuspected = true, true, true
 	}
 	return t
 }
@@ -79,6 +89,25 @@ func (t *flowTracker) update(state *changetracker.State, u *desired.Update, resu
 		t.addFrontends(t.programmed[name], flows)
 		t.programmed[name] = flows
 	}
+	t.addUntranslated(u, result, failed)
+}
+
+// addUntranslated makes the frontends of TCP of suspected service ports untranslated.
+func (t *flowTracker) addUntranslated(u *desired.Update, result *Result, failed map[changetracker.ServicePortName]bool) {
+	if !t.cleans {
+		return
+	}
+	for s := range u.Services() {
+		switch {
+		case !t.allSuspected && !t.suspected[s.Name]:
+		case failed[s.Name]:
+			t.suspected[s.Name] = true
+		case s.Protocol == desired.TCP && !t.tracks(s, result):
+			t.untranslated = append(t.untranslated, portFlowsOf(s, t.ends(s, result)).frontends...)
+		}
+	}
+	t.allSuspected = t.allSuspected && !u.Full
+	maps.DeleteFunc(t.suspected, func(name changetracker.ServicePortName, _ bool) bool { return !failed[name] })
 }
 
 func portFlowsOf(s *desired.Service, ends []netip.AddrPort) portFlows {
@@ -112,11 +141,18 @@ func (t *flowTracker) removeFrontends(name changetracker.ServicePortName, now po
 // missing. They were not translated, and stay so for as long as their clients send.
 func (t *flowTracker) suspect(names iter.Seq[changetracker.ServicePortName]) {
 	for name := range names {
+		t.suspected[name] = true
 		for _, f := range t.programmed[name].frontends {
 			t.pending[f.Key] = f
 			t.added++
 		}
 	}
+}
+
+// suspectAll is suspect for all service ports.
+func (t *flowTracker) suspectAll() {
+	t.suspect(maps.Keys(t.programmed))
+	t.allSuspected = t.cleans
 }
 
 // addFrontends makes the flows of frontends pending that may be stale: those of new
@@ -151,11 +187,12 @@ func (t *flowTracker) check(g *desired.Globals, traits desired.Traits) (c desire
 	if t.serviceCIDRs {
 		c.ServiceCIDRs = g.ServiceCIDRs
 	}
-	return c, len(c.Frontends)+len(c.ServiceCIDRs) > 0
+	c.Untranslated = t.untranslated
+	return c, len(c.Frontends)+len(c.ServiceCIDRs)+len(c.Untranslated) > 0
 }
 
 // done clears the pending flows after they were deleted.
 func (t *flowTracker) done() {
 	clear(t.pending)
-	t.serviceCIDRs = false
+	t.serviceCIDRs, t.untranslated = false, nil
 }

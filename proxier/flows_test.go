@@ -17,14 +17,16 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// fakeConntrack records the checks of IPv4, and fails on request.
+// fakeConntrack records the checks of IPv4, and fails on request. It tracks TCP, or nothing.
 type fakeConntrack struct {
+	tracksNothing bool
+
 	mu     sync.Mutex // guards all below
 	checks []desired.FlowCheck
 	err    error
 }
 
-func (c *fakeConntrack) Tracks(p desired.Protocol) bool { return p == desired.TCP }
+func (c *fakeConntrack) Tracks(p desired.Protocol) bool { return p == desired.TCP && !c.tracksNothing }
 
 func (c *fakeConntrack) Clean(_ context.Context, family v1.IPFamily, check desired.FlowCheck) (int, error) {
 	if family != v1.IPv4Protocol {
@@ -136,6 +138,51 @@ func TestFlowsOfTheTimeOfDamageAreLookedAt(t *testing.T) {
 			time.Sleep(time.Minute)
 			if got := c.count() - before; got != 1 || len(c.last().Frontends) != step.frontends {
 				t.Errorf("%s: %d checks, the last one of %d frontends, want one of %d", what, got, len(c.last().Frontends), step.frontends)
+			}
+		}
+	})
+}
+
+// TestConnectionsThatBeganWithoutRulesAreLookedAt, if TCP is not tracked: after the first sync
+// and after each repair, and not otherwise.
+func TestConnectionsThatBeganWithoutRulesAreLookedAt(t *testing.T) {
+	c := &fakeConntrack{tracksNothing: true}
+	runWith(t, proxier.Config{}, proxier.Deps{Conntrack: c}, func(t *testing.T, f *fixture) {
+		for i, name := range []string{"a", "b"} {
+			f.OnServiceAdd(service(name, fmt.Sprintf("10.96.0.%d", i+1)))
+		}
+		f.synced()
+		synctest.Wait()
+		b, _ := f.v4.last().Now.Owner(desired.Key{VIP: netip.MustParseAddr("10.96.0.2"), Protocol: desired.TCP, Port: 80})
+		checked := 0
+		for _, step := range []struct {
+			what      string
+			frontends int // that are checked
+			do        func()
+		}{
+			{"the first sync", 2, func() {}},
+			{"a new endpoint", 0, func() { f.OnEndpointSliceAdd(slice("a", "10.244.0.1")) }},
+			{"no endpoint", 0, func() { f.OnEndpointSliceDelete(slice("a")) }},
+			{"all rules are damaged", 2, func() { f.v4.damage(tableGone) }},
+			{"those of one service port", 1, func() { f.v4.damage(proxier.Damage{Object: "group 7", Service: b}) }},
+			{"one, and the first repair fails", 1, func() {
+				f.v4.failWith(func(desired.Update) error { return errors.New("busy") })
+				f.v4.damage(proxier.Damage{Object: "group 7", Service: b})
+				time.Sleep(100 * time.Millisecond)
+				if c.count() != checked {
+					t.Error("flows are deleted while rules are missing")
+				}
+				f.v4.failWith(nil)
+			}},
+		} {
+			step.do()
+			time.Sleep(time.Minute)
+			want := checked + min(step.frontends, 1)
+			if checked = c.count(); checked != want {
+				t.Errorf("%s: %d checks, want %d", step.what, checked, want)
+			}
+			if last := c.last(); step.frontends > 0 && (len(last.Untranslated) != step.frontends || len(last.Frontends) > 0) {
+				t.Errorf("%s: the check is of %+v, want %d untranslated frontends", step.what, last, step.frontends)
 			}
 		}
 	})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -77,7 +76,7 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	f.updater.Retry(damaged...)
 	f.flows.suspect(slices.Values(damaged))
 	if repair {
-		f.flows.suspect(maps.Keys(f.flows.programmed))
+		f.flows.suspectAll()
 	}
 	update := f.updater.Next(step, f.resolver, f.globals, o.Full)
 	o.watch.lap(StageResolve)
