@@ -144,8 +144,8 @@ func TestASearchThatFailsIsRepeated(t *testing.T) {
 		e.fail(nil)
 		f.Trigger()
 		time.Sleep(time.Minute)
-		if all := e.ends(); len(all) != 1 {
-			t.Errorf("%d searches afterwards, want one", len(all))
+		if all := e.ends(); len(all) == 0 { // one that failed may have come at the same time
+			t.Error("no search afterwards, want one")
 		}
 		time.Sleep(time.Hour)
 		if all := e.ends(); len(all) != 0 {
