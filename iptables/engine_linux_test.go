@@ -274,18 +274,18 @@ func TestDamageIsRepaired(t *testing.T) {
 		w.iptables("-t", "nat", "-A", "OUTPUT", "-d", "192.0.2.99/32", "-m", "comment", "--comment", "of another program", "-j", "RETURN")
 		w.iptables("-N", "FOREIGN")
 		w.iptables("-A", "FORWARD", "-j", "FOREIGN")
-		p, _ := w.startWith(some(20))
+		w.startWith(some(20))
 		before := w.save()
 		n := chainNames{w.names.ChainPrefix}
 		for damage, commands := range map[string][][]string{
 			"chains": {{"-t", "nat", "-F", n.services()}, {"-t", "nat", "-D", n.postrouting(), "1"}, {"-t", "nat", "-A", n.mark(), "-j", "RETURN"}},
 			"jumps":  {{"-t", "nat", "-D", "OUTPUT", "1"}, {"-D", "INPUT", "1"}},
 		} {
-			began := time.Now()
 			for _, args := range commands {
 				w.iptables(args...)
 			}
-			if !poll.Soon(func() bool { return bytesWritten(p, began) > 0 && w.save() == before }) {
+			// The sync that repairs the last damage may repair this one too.
+			if !poll.Soon(func() bool { return w.save() == before }) {
 				t.Fatalf("%s (-before +now):\n%s", damage, gocmp.Diff(before, w.save()))
 			}
 		}
