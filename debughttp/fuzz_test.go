@@ -25,7 +25,7 @@ func FuzzQuery(f *testing.F) {
 	p.OnEndpointSliceAdd(webSlice())
 	p.sync(f)
 	handler := debughttp.Handler(p)
-	paths := []string{"status", "services", "service", "namespaces", "syncs", "explain", "state", "verify", "counts", "rules", "report"}
+	paths := []string{"status", "services", "service", "namespaces", "syncs", "explain", "state", "verify", "counts", "rules", "programmed", "report"}
 	for i, query := range []string{
 		"", "text=web&limit=1&offset=0", "namespace=default&name=web&family=IPv4", "limit=9999999999999999999",
 		"protocol=tcp&source=10.0.0.1&destination=10.96.0.1:80&origin=pod&interface=eth0", "%zz=1;a=b", "name=%00%ff",

@@ -60,6 +60,7 @@ func Handler(source Source, options ...Option) http.Handler {
 		"verify":     h.verify,
 		"counts":     h.counts,
 		"rules":      h.rules,
+		"programmed": h.programmedUpTo,
 	}
 	h.hosts = known(h.hosts)
 	return h

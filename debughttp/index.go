@@ -23,21 +23,21 @@ const indexLifetime = 5 * time.Minute
 // bring it up to date, which costs what has changed since.
 type index struct {
 	mu      sync.Mutex // guards all below
-	indexed programmed
+	indexed resolved
 	sorted  []*listedService
 	forget  *time.Timer
 }
 
-// programmed is what is programmed in each IP family; nil before the first successful sync.
-type programmed [2]*desired.Resolved
+// resolved is what is programmed in each IP family; nil before the first successful sync.
+type resolved [2]*desired.Resolved
 
-// programmed reads both families. If a sync happens in between, the next request corrects that.
-func (h *handler) programmed() programmed {
-	return programmed{h.source.Resolved(v1.IPv4Protocol), h.source.Resolved(v1.IPv6Protocol)}
+// resolved reads both families. If a sync happens in between, the next request corrects that.
+func (h *handler) resolved() resolved {
+	return resolved{h.source.Resolved(v1.IPv4Protocol), h.source.Resolved(v1.IPv6Protocol)}
 }
 
 // servicePorts yields the names of the service ports of a Service, by family.
-func (p *programmed) servicePorts(name types.NamespacedName, yield func(*desired.Resolved, changetracker.ServicePortName)) {
+func (p *resolved) servicePorts(name types.NamespacedName, yield func(*desired.Resolved, changetracker.ServicePortName)) {
 	for _, family := range p {
 		if state := family.State(); state != nil {
 			for _, port := range state.ServicePorts(name) {
@@ -58,7 +58,7 @@ type listedService struct {
 }
 
 // services returns all Services, sorted by name. The caller must not change the list.
-func (x *index) services(now programmed) []*listedService {
+func (x *index) services(now resolved) []*listedService {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.forget == nil {
@@ -78,12 +78,12 @@ func (x *index) services(now programmed) []*listedService {
 func (x *index) clear() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.indexed, x.sorted = programmed{}, nil
+	x.indexed, x.sorted = resolved{}, nil
 }
 
 // changed returns the names of the Services that may differ, perhaps some of them twice. all means
 // that any may.
-func (p *programmed) changed(since *programmed) (names []types.NamespacedName, all bool) {
+func (p *resolved) changed(since *resolved) (names []types.NamespacedName, all bool) {
 	for i, family := range p {
 		some, every := family.Changed(since[i])
 		names, all = append(names, some...), all || every
@@ -92,7 +92,7 @@ func (p *programmed) changed(since *programmed) (names []types.NamespacedName, a
 }
 
 // everything returns all Services, sorted by name.
-func (p *programmed) everything() []*listedService {
+func (p *resolved) everything() []*listedService {
 	drafts := map[types.NamespacedName]*draft{}
 	for _, family := range p {
 		for s := range family.All() {
@@ -149,7 +149,7 @@ func merged(old, others []*listedService, changed map[types.NamespacedName]struc
 }
 
 // listed returns a Service, or nil if it has no service ports.
-func (p *programmed) listed(name types.NamespacedName) *listedService {
+func (p *resolved) listed(name types.NamespacedName) *listedService {
 	d := newDraft(name)
 	p.servicePorts(name, func(family *desired.Resolved, port changetracker.ServicePortName) {
 		if s, ok := family.Service(port); ok {

@@ -16,7 +16,7 @@ func (h *handler) report(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodHead {
 		return
 	}
-	status, now := h.source.Status(), h.programmed()
+	status, now := h.source.Status(), h.resolved()
 	d := document{Writer: bufio.NewWriter(w), failures: failuresOf(&status), now: &now}
 	d.field(`{"status":`, h.statusOf(&status, maxLimit))
 	d.field(`,"syncs":`, converted(h.source.History(), syncOf))
@@ -42,7 +42,7 @@ type document struct {
 	*bufio.Writer
 
 	failures failures
-	now      *programmed
+	now      *resolved
 	err      error
 }
 

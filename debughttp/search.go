@@ -42,7 +42,7 @@ const (
 	noMatch = ranks
 )
 
-func (n *needle) rank(now *programmed, s *listedService) rank {
+func (n *needle) rank(now *resolved, s *listedService) rank {
 	switch {
 	case n.text == "":
 		return rankExact
@@ -63,7 +63,7 @@ func (n *needle) rank(now *programmed, s *listedService) rank {
 }
 
 // isWhole reports whether a Service has a VIP or endpoint with that address and port.
-func (n *needle) isWhole(now *programmed, name types.NamespacedName) (is bool) {
+func (n *needle) isWhole(now *resolved, name types.NamespacedName) (is bool) {
 	addr := n.whole.Addr()
 	now.servicePorts(name, func(family *desired.Resolved, port changetracker.ServicePortName) {
 		p, ok := family.State().Service(port)
@@ -93,7 +93,7 @@ type found struct {
 	counts [len(filterNames)]int
 }
 
-func (s *selection) from(all []*listedService, now *programmed) (f found) {
+func (s *selection) from(all []*listedService, now *resolved) (f found) {
 	for _, service := range all {
 		if s.namespace != "" && service.name.Namespace != s.namespace {
 			continue

@@ -77,7 +77,7 @@ func (h *handler) service(_ *http.Request, q query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	status, now := h.source.Status(), h.programmed()
+	status, now := h.source.Status(), h.resolved()
 	a := now.inFull(name, failuresOf(&status))
 	if len(a.ServicePorts) == 0 {
 		return nil, fmt.Errorf("%w: %s", errNotFound, name)
@@ -100,7 +100,7 @@ func failuresOf(s *proxier.Status) failures {
 }
 
 // inFull returns a Service with all its service ports.
-func (p *programmed) inFull(name types.NamespacedName, failed failures) serviceAnswer {
+func (p *resolved) inFull(name types.NamespacedName, failed failures) serviceAnswer {
 	a := serviceAnswer{Namespace: name.Namespace, Name: name.Name, ServicePorts: []servicePortInFull{}}
 	p.servicePorts(name, func(family *desired.Resolved, name changetracker.ServicePortName) {
 		if port, ok := inFull(family, name); ok {

@@ -54,7 +54,7 @@ func (h *handler) services(_ *http.Request, q query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	now := h.programmed()
+	now := h.resolved()
 	f := wanted.from(h.index.services(now), &now)
 	return servicesAnswer{
 		Total: f.total(), Offset: wanted.offset, Counts: f.countsByName(),
@@ -94,7 +94,7 @@ func (h *handler) selection(q query) (s selection, err error) {
 	return s, nil
 }
 
-func (p *programmed) summary(l *listedService) serviceSummary {
+func (p *resolved) summary(l *listedService) serviceSummary {
 	s := serviceSummary{Namespace: l.name.Namespace, Name: l.name.Name, Verdict: l.verdict, ServicePorts: []servicePortText{}}
 	p.servicePorts(l.name, func(family *desired.Resolved, name changetracker.ServicePortName) {
 		if port, ok := family.State().Service(name); ok {
@@ -116,7 +116,7 @@ type namespaceText struct {
 
 func (h *handler) namespaces(*http.Request, query) (any, error) {
 	a := namespacesAnswer{Namespaces: []namespaceText{}}
-	for _, s := range h.index.services(h.programmed()) {
+	for _, s := range h.index.services(h.resolved()) {
 		if n := len(a.Namespaces); n == 0 || a.Namespaces[n-1].Name != s.name.Namespace {
 			a.Namespaces = append(a.Namespaces, namespaceText{Name: s.name.Namespace})
 		}

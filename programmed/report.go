@@ -127,8 +127,8 @@ type Change struct {
 	Versions changetracker.Versions
 }
 
-// validate returns an error for versions that cannot be compared.
-func (c *Change) validate() error {
+// Validate returns an error if there is no version, or one that cannot be compared.
+func (c *Change) Validate() error {
 	if c.Versions == (changetracker.Versions{}) {
 		return errors.New("no version to wait for: set Change.Versions")
 	}

@@ -64,7 +64,7 @@ func (e *BehindError) Unwrap() error { return e.Cause }
 // again. When ctx ends first, the error is a *BehindError. Other errors are those of a Change
 // that cannot be waited for.
 func Wait(ctx context.Context, w Waiting, c Change) error {
-	if err := c.validate(); err != nil {
+	if err := c.Validate(); err != nil {
 		return err
 	}
 	w.Interval, w.Timeout, w.AtOnce = cmp.Or(w.Interval, 100*time.Millisecond), cmp.Or(w.Timeout, 5*time.Second), cmp.Or(w.AtOnce, 50)

@@ -12,6 +12,7 @@
 //	watch [NAMESPACE/NAME]       changes, as they are programmed
 //	verify                       the kernel, compared with what should be programmed
 //	rules NAMESPACE/NAME         what the engine programs for one Service
+//	wait NAMESPACE/NAME          until a change of a Service is programmed
 //	counts [NAMESPACE/NAME]      connections, packets and bytes
 //	trace SOURCE DESTINATION     the way of one real packet, compared with explain
 //
@@ -30,7 +31,8 @@
 // [ExitStatus] is, for every subcommand:
 //
 //	0  it did its work, and what it compares agrees
-//	1  verify or diff found a difference, or trace a packet that does not go as explained
+//	1  verify or diff found a difference, trace a packet that does not go as explained, or wait
+//	   a proxy that has not programmed the change in time
 //	2  it could not do its work: the arguments are wrong, the proxy or one of several nodes does
 //	   not answer, it has no such Service, or trace followed no packet
 //

@@ -120,15 +120,20 @@ func (a *app) perNode(c *cobra.Command, path string, query url.Values, table fun
 		return err
 	}
 	all := a.ask(c.Context(), sides, path, query)
-	answered := slices.DeleteFunc(slices.Clone(all), func(r response) bool { return r.err != nil })
-	for i := range answered {
-		if check == nil {
-			break
+	for i := range all {
+		if check == nil || all[i].err != nil {
+			continue
 		}
-		if err := check(answered[i].Answer); err != nil {
+		if err := check(all[i].Answer); err != nil {
 			return err
 		}
 	}
+	return a.showNodes(c, all, table)
+}
+
+// showNodes prints the answers of one proxy, or those of several nodes side by side.
+func (a *app) showNodes(c *cobra.Command, all []response, table func(*printer, []response) error) error {
+	answered := slices.DeleteFunc(slices.Clone(all), func(r response) bool { return r.err != nil })
 	if a.options.Nodes == nil {
 		if err := all[0].err; err != nil {
 			return err

@@ -50,6 +50,9 @@ type Options struct {
 	// --address: services, status, verify and diff show all nodes side by side, unless it names some;
 	// the other subcommands ask the one that it names. It is called once for each command.
 	Nodes func(ctx context.Context) ([]Node, error)
+	// Versions returns the resourceVersion of a Service and the newest one of its EndpointSlices,
+	// for wait without --services and --endpointslices. Without Versions, one of them is needed.
+	Versions func(ctx context.Context, namespace, name string) (services, endpointSlices string, err error)
 }
 
 // app is one command with its flags.
@@ -90,7 +93,7 @@ func New(options Options) *cobra.Command {
 	flags.VarP(&a.output, "output", "o", "table, json or yaml")
 	flags.DurationVar(&a.timeout, "request-timeout", timeout, "how long one request may take; 0 for no limit")
 	must(command.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats(), cobra.ShellCompDirectiveNoFileComp)))
-	command.AddCommand(a.services(), a.get(), a.explain(), a.status(), a.syncs(), a.watch(), a.state(), a.diff(), a.verify(), a.rules(), a.counts(), a.trace())
+	command.AddCommand(a.services(), a.get(), a.explain(), a.status(), a.syncs(), a.watch(), a.state(), a.diff(), a.verify(), a.rules(), a.wait(), a.counts(), a.trace())
 	return command
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -28,7 +31,7 @@ type cluster struct {
 func plugin() *cobra.Command {
 	const debugPort = 10290
 	c := &cluster{}
-	command := spctl.New(spctl.Options{Use: "kubectl-serviceplane", Nodes: c.nodes})
+	command := spctl.New(spctl.Options{Use: "kubectl-serviceplane", Nodes: c.nodes, Versions: c.versions})
 	command.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl serviceplane"}
 	flags := command.PersistentFlags()
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file; default is $KUBECONFIG, or ~/.kube/config")
@@ -39,25 +42,32 @@ func plugin() *cobra.Command {
 	return command
 }
 
-// nodes lists the pods of the proxies.
-func (c *cluster) nodes(ctx context.Context) ([]spctl.Node, error) {
+// connect returns the address of the API server, and how to reach it.
+func (c *cluster) connect() (base *url.URL, transport http.RoundTripper, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = c.kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: c.context}).ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("load kubeconfig: %w", err)
+		return nil, nil, fmt.Errorf("load kubeconfig: %w", err)
 	}
-	base, _, err := rest.DefaultServerUrlFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("read the API server's address: %w", err)
+	if base, _, err = rest.DefaultServerUrlFor(config); err != nil {
+		return nil, nil, fmt.Errorf("read the API server's address: %w", err)
 	}
-	transport, err := rest.TransportFor(config)
+	if transport, err = rest.TransportFor(config); err != nil {
+		return nil, nil, fmt.Errorf("connect to the API server: %w", err)
+	}
+	return base, transport, nil
+}
+
+// nodes lists the pods of the proxies.
+func (c *cluster) nodes(ctx context.Context) ([]spctl.Node, error) {
+	base, transport, err := c.connect()
 	if err != nil {
-		return nil, fmt.Errorf("connect to the API server: %w", err)
+		return nil, err
 	}
 	pods := base.JoinPath("api/v1/namespaces", c.namespace, "pods")
-	list, err := c.list(ctx, &http.Client{Transport: transport}, *pods)
-	if err != nil {
+	var list v1.PodList
+	if err := get(ctx, transport, *pods, url.Values{"labelSelector": {c.selector}}, &list); err != nil {
 		return nil, fmt.Errorf("list pods of %s: %w", c.namespace, err)
 	}
 	if len(list.Items) == 0 {
@@ -76,27 +86,53 @@ func (c *cluster) nodes(ctx context.Context) ([]spctl.Node, error) {
 	return all, nil
 }
 
-func (c *cluster) list(ctx context.Context, client *http.Client, pods url.URL) (*v1.PodList, error) {
-	pods.RawQuery = url.Values{"labelSelector": {c.selector}}.Encode()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, pods.String(), http.NoBody)
+// versions returns the resourceVersion of a Service, and the newest one of its EndpointSlices.
+func (c *cluster) versions(ctx context.Context, namespace, name string) (services, endpointSlices string, err error) {
+	base, transport, err := c.connect()
 	if err != nil {
-		return nil, err
+		return "", "", err
+	}
+	var service v1.Service
+	if err := get(ctx, transport, *base.JoinPath("api/v1/namespaces", namespace, "services", name), nil, &service); err != nil {
+		return "", "", err
+	}
+	var list discovery.EndpointSliceList
+	slices := base.JoinPath("apis/discovery.k8s.io/v1/namespaces", namespace, "endpointslices")
+	if err := get(ctx, transport, *slices, url.Values{"labelSelector": {discovery.LabelServiceName + "=" + name}}, &list); err != nil {
+		return "", "", err
+	}
+	for i := range list.Items {
+		version := list.Items[i].ResourceVersion
+		if order, err := resourceversion.CompareResourceVersion(cmp.Or(endpointSlices, version), version); err != nil {
+			return "", "", fmt.Errorf("EndpointSlice %s: %w", list.Items[i].Name, err)
+		} else if order <= 0 {
+			endpointSlices = version
+		}
+	}
+	return service.ResourceVersion, endpointSlices, nil
+}
+
+// get decodes an object of the API server.
+func get(ctx context.Context, transport http.RoundTripper, at url.URL, query url.Values, into any) error {
+	at.RawQuery = query.Encode()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), http.NoBody)
+	if err != nil {
+		return err
 	}
 	request.Header.Set("Accept", "application/json")
-	response, err := client.Do(request)
+	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = response.Body.Close() }()
 	content, err := io.ReadAll(response.Body)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s: %s", response.Status, content)
+		return fmt.Errorf("%s: %s", response.Status, content)
 	}
-	list := &v1.PodList{}
-	return list, json.Unmarshal(content, list)
+	return json.Unmarshal(content, into)
 }
 
 // forPods sets a Host that debughttp accepts: the API server passes the client's own on to the

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -35,6 +36,8 @@ func debugHandler(t *testing.T, node, vip string) http.Handler {
 		t.Fatal(err)
 	}
 	p.OnServiceAdd(proxiertest.Service("shop", "web", proxiertest.ClusterIPs(vip), proxiertest.Port("http", v1.ProtocolTCP, 80)))
+	p.OnVersion(changetracker.InputServices, "3")
+	p.OnVersion(changetracker.InputEndpointSlices, map[string]string{"node-1": "10", "node-2": "9"}[node])
 	proxiertest.Run(t, p)
 	if err := p.Sync(t.Context()); err != nil {
 		t.Fatal(err)
@@ -81,6 +84,21 @@ func startCluster(t *testing.T, vip2 string) (kubeconfig string) {
 		}
 		_ = json.NewEncoder(w).Encode(answer)
 	})
+	meta := func(name, version string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: version}
+	}
+	mux.HandleFunc("GET /api/v1/namespaces/shop/services/web", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(v1.Service{ObjectMeta: meta("web", "3")})
+	})
+	mux.HandleFunc("GET /apis/discovery.k8s.io/v1/namespaces/shop/endpointslices", func(w http.ResponseWriter, r *http.Request) {
+		var slices discovery.EndpointSliceList
+		if r.URL.Query().Get("labelSelector") == discovery.LabelServiceName+"=web" {
+			for _, version := range []string{"9", "10", "8"} {
+				slices.Items = append(slices.Items, discovery.EndpointSlice{ObjectMeta: meta("web-"+version, version)})
+			}
+		}
+		_ = json.NewEncoder(w).Encode(slices)
+	})
 	api := httptest.NewServer(mux)
 	t.Cleanup(api.Close)
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
@@ -110,11 +128,16 @@ func TestThePlugin(t *testing.T) {
 		status int
 		output []string
 	}{
-		"status":                           {spctl.StatusFailed, []string{"node-1   v1", "node-2   v1", "node-3   ask node-3: pod nodeproxy-node-3 is Pending"}},
-		"services --node node-1,node-2":    {0, []string{"shop        web    http 80/TCP   IPv4     10.96.0.10   0/0         2/2     1"}},
-		"diff --node node-1,node-2":        {spctl.StatusDifferent, []string{"cluster IP   10.96.0.10   node-1\n", "cluster IP   10.96.0.11   node-2\n"}},
-		"get shop/web --node node-2":       {0, []string{"10.96.0.11:80/TCP"}},
-		"get shop/web":                     {spctl.StatusFailed, nil},
+		"status":                        {spctl.StatusFailed, []string{"node-1   v1", "node-2   v1", "node-3   ask node-3: pod nodeproxy-node-3 is Pending"}},
+		"services --node node-1,node-2": {0, []string{"shop        web    http 80/TCP   IPv4     10.96.0.10   0/0         2/2     1"}},
+		"diff --node node-1,node-2":     {spctl.StatusDifferent, []string{"cluster IP   10.96.0.10   node-1\n", "cluster IP   10.96.0.11   node-2\n"}},
+		"get shop/web --node node-2":    {0, []string{"10.96.0.11:80/TCP"}},
+		"get shop/web":                  {spctl.StatusFailed, nil},
+		"wait shop/web --node node-1":   {0, []string{"node-1   yes"}},
+		"wait shop/none --node node-1":  {spctl.StatusFailed, nil},
+		"wait shop/web --node node-1,node-2 --for 0s": {
+			spctl.StatusDifferent, []string{"node-2   no           IPv4: EndpointSlices are those of version 9, want 10"},
+		},
 		"verify --node node-3":             {spctl.StatusFailed, []string{"Pending"}},
 		"status --selector app=other":      {spctl.StatusFailed, nil},
 		"status --proxy-namespace default": {spctl.StatusFailed, nil},

@@ -1,0 +1,52 @@
+package debughttp
+
+import (
+	"net/http"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/programmed"
+)
+
+// programmedAnswer is the Report of the node, and what it lacks of a Change.
+type programmedAnswer struct {
+	programmed.Report
+
+	// Programmed means that the query names a Change and that the node has it; otherwise Missing
+	// says why not.
+	Programmed bool   `json:"programmed"`
+	Missing    string `json:"missing,omitempty"`
+}
+
+// programmedUpTo answers whether the node has programmed a change of a Service.
+func (h *handler) programmedUpTo(_ *http.Request, q query) (any, error) {
+	texts := map[string]string{}
+	for _, name := range []string{"namespace", "name", "services", "endpointslices"} {
+		text, err := q.text(name)
+		if err != nil {
+			return nil, err
+		}
+		texts[name] = text
+	}
+	change := programmed.Change{
+		Service:  types.NamespacedName{Namespace: texts["namespace"], Name: texts["name"]},
+		Versions: changetracker.Versions{Services: texts["services"], EndpointSlices: texts["endpointslices"]},
+	}
+	status := h.source.Status()
+	a := programmedAnswer{Report: programmed.NewReport(status.Node.Name, status, time.Now())}
+	if change.Versions == (changetracker.Versions{}) {
+		a.Limit(defaultLimit, errorBytes)
+		return a, nil
+	}
+	if err := change.Validate(); err != nil {
+		return nil, &parameterError{"services or endpointslices", err.Error()}
+	}
+	missing := a.Report.Missing(change)
+	if a.Programmed = missing == nil; !a.Programmed {
+		a.Missing = missing.Error()
+	}
+	a.Limit(defaultLimit, errorBytes)
+	return a, nil
+}

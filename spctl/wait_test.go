@@ -1,0 +1,84 @@
+package spctl_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/debughttp"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/spctl"
+)
+
+// hasHeard tells a proxy up to which versions it has heard everything, and programs that.
+func hasHeard(t *testing.T, p *proxier.Proxier, version string) {
+	t.Helper()
+	p.OnVersion(changetracker.InputServices, version)
+	p.OnVersion(changetracker.InputEndpointSlices, version)
+	if err := p.Sync(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWait ends when the last node has the change, and names those behind when the time ends.
+func TestWait(t *testing.T) {
+	t.Parallel()
+	fast, slow := newProxy(t), newProxy(t)
+	hasHeard(t, fast, "20")
+	hasHeard(t, slow, "9")
+	asked := make(chan struct{})
+	first, handler := sync.OnceFunc(func() { close(asked) }), debughttp.Handler(slow)
+	late := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(w, r)
+		first()
+	}))
+	nodes := []spctl.Node{{Name: "node-1", Address: serve(t, debughttp.Handler(fast))}, {Name: "node-2", Address: late}}
+	options := spctl.Options{
+		Nodes: func(context.Context) ([]spctl.Node, error) { return nodes, nil },
+		Versions: func(_ context.Context, namespace, name string) (services, endpointSlices string, err error) {
+			if namespace+"/"+name != "shop/web" {
+				return "", "", errors.New("no such Service")
+			}
+			return "10", "20", nil
+		},
+	}
+	var changes sync.WaitGroup
+	changes.Go(func() {
+		<-asked
+		hasHeard(t, slow, "20")
+	})
+	out, err := runWith(t, options, "wait", "shop/web", "--for", "1m")
+	changes.Wait()
+	if err != nil || strings.Count(out, "yes") != 2 {
+		t.Errorf("wait prints\n%s%v, want yes for both nodes", out, err)
+	}
+	for _, c := range []struct {
+		line   string
+		status int
+		want   string
+	}{
+		{"wait shop/web --for 0s", 0, "node-2 yes"},
+		{"wait shop/none --for 0s", spctl.StatusFailed, ""},
+		{"wait shop/web --services 21 --for 0s", spctl.StatusDifferent, "node-1 no IPv4: Services are those of version 20, want 21; IPv6: Services are those of version 20, want 21"},
+		{"wait shop/web --endpointslices 100 --node node-2 --for 300ms", spctl.StatusDifferent, "node-2 no IPv4: EndpointSlices are those of version 20, want 100"},
+		{"wait shop/web --services 21 --for 0s -o json", spctl.StatusDifferent, `"programmed": false`},
+		{"wait shop/web --services x --for 0s", spctl.StatusFailed, "cannot be compared"},
+	} {
+		out, err := runWith(t, options, strings.Fields(c.line)...)
+		if text := gaps.ReplaceAllString(out, " "); spctl.ExitStatus(err) != c.status || !strings.Contains(text, c.want) {
+			t.Errorf("%s: exit status %d, %v, and prints\n%swant %d and %q", c.line, spctl.ExitStatus(err), err, out, c.status, c.want)
+		}
+	}
+	nodes[0].Err = errors.New("the pod is Pending")
+	out, err = runWith(t, options, "wait", "shop/web", "--for", "0s")
+	if spctl.ExitStatus(err) != spctl.StatusFailed || !strings.Contains(out, "the pod is Pending") {
+		t.Errorf("with a node that does not answer: %v, and prints\n%swant the reason", err, out)
+	}
+	if _, err := run(t, nodes[1].Address, "wait", "shop/web"); err == nil || !strings.Contains(err.Error(), "--endpointslices") {
+		t.Errorf("without versions: %v, want what to do", err)
+	}
+}
