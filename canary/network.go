@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"syscall"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
@@ -29,11 +30,19 @@ func (s sockets) source(ctx context.Context, vip netip.Addr) (netip.Addr, error)
 	}
 	switch {
 	case err != nil:
-		return address, fmt.Errorf("find the route to %v: %w: the node's own connections to ClusterIPs fail before any rule: add a default route for the IP family", vip, cause(err))
+		return address, fmt.Errorf("find the route to %v: %w: %s", vip, cause(err), routeAdvice(err))
 	case address.IsLoopback() || address.IsLinkLocalUnicast():
 		return address, fmt.Errorf("node would connect from %v, which no rule may translate to: give the node a global address of the IP family", address)
 	}
 	return address, nil
+}
+
+// routeAdvice returns what an operator can do if the route to a VIP is not found.
+func routeAdvice(err error) string {
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		return advice(err)
+	}
+	return "the node's own connections to ClusterIPs fail before any rule: add a default route for the IP family"
 }
 
 // route asks the kernel's routes. Connecting a UDP socket sends nothing.

@@ -42,6 +42,9 @@ func (t *tcpSocket) accept(ctx context.Context) {
 		}
 		conn, err := t.listener.Accept()
 		if err == nil {
+			if pause != firstPause {
+				t.log.Info("connections are accepted again")
+			}
 			pause = firstPause
 			t.admit(ctx, conn)
 			continue
@@ -50,7 +53,9 @@ func (t *tcpSocket) accept(ctx context.Context) {
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		t.log.Warn("accept connection: trying again", zap.Error(err), zap.Duration("pause", pause))
+		if pause == firstPause { // said once
+			t.log.Warn("connections are not accepted: trying again", zap.Error(err), zap.Duration("longestPause", longestPause))
+		}
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, longestPause)

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -54,11 +56,17 @@ func web(protocol v1.Protocol, endpoints ...netip.AddrPort) *desired.Service {
 // engine returns an engine that is closed at the end of the test.
 func engine(t *testing.T, change ...func(*Config)) *Engine {
 	t.Helper()
+	return logging(t, nil, change...)
+}
+
+// logging is engine with a log.
+func logging(t *testing.T, log *zap.Logger, change ...func(*Config)) *Engine {
+	t.Helper()
 	var config Config
 	for _, c := range change {
 		c(&config)
 	}
-	e, err := NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	e, err := NewEngine(config, v1.IPv4Protocol, proxier.Deps{Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,9 +372,10 @@ func (f *flaky) Accept() (net.Conn, error) {
 	return f.Listener.Accept()
 }
 
-// Accept is retried after EMFILE (W-U2).
+// Accept is retried after EMFILE (W-U2). The log says it once, and when it is over.
 func TestTooManyOpenFilesIsAPause(t *testing.T) {
-	e := engine(t, func(c *Config) {
+	core, said := observer.New(zap.InfoLevel)
+	e := logging(t, zap.New(core), func(c *Config) {
 		c.Hooks.Listen = func(ctx context.Context, at Site) (net.Listener, error) {
 			l, err := (&net.ListenConfig{}).Listen(ctx, at.Network, at.Addr.String())
 			f := &flaky{Listener: l}
@@ -376,6 +385,10 @@ func TestTooManyOpenFilesIsAPause(t *testing.T) {
 	})
 	apply(t, e, web(v1.ProtocolTCP, named(t, "a")))
 	mustAsk(t, at(t, e, RoleInternal), "a heard hello")
+	refused := said.FilterMessage("connections are not accepted: trying again").Len()
+	if over := said.FilterMessage("connections are accepted again").Len(); refused != 1 || over != 1 {
+		t.Errorf("the log says %d times that connections are not accepted, and %d times that they are again, want once each", refused, over)
+	}
 }
 
 // failureOf joins all errors of an Apply.

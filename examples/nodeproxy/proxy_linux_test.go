@@ -56,6 +56,14 @@ type proxyProcess struct {
 // the machine's kernel settings.
 func start(t *testing.T, ns *netns.NS, args ...string) *proxyProcess {
 	t.Helper()
+	p := prepare(t, ns, args...)
+	p.run()
+	return p
+}
+
+// prepare prepares what start runs.
+func prepare(t *testing.T, ns *netns.NS, args ...string) *proxyProcess {
+	t.Helper()
 	binary, err := build()
 	if err != nil {
 		t.Fatal(err)
@@ -64,11 +72,16 @@ func start(t *testing.T, ns *netns.NS, args ...string) *proxyProcess {
 	p := &proxyProcess{t: t, ns: ns, cmd: exec.Command(binary, args...), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), asProgram+"=yes")
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
-	if err := ns.Do(p.cmd.Start); err != nil {
-		t.Fatalf("start: %v", err)
+	return p
+}
+
+// run starts the process, and kills it at the end of the test.
+func (p *proxyProcess) run() {
+	p.t.Helper()
+	if err := p.ns.Do(p.cmd.Start); err != nil {
+		p.t.Fatalf("start: %v", err)
 	}
 	p.watch()
-	return p
 }
 
 // watch waits for the process, and kills it at the end of the test.
