@@ -93,7 +93,7 @@ func TestTheManifest(t *testing.T) {
 	}
 	server := httptest.NewServer(g)
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
-	text, err := os.ReadFile(c.kubeconfig)
+	text, err := os.ReadFile(c.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestTheManifest(t *testing.T) {
 		t.Fatalf("copy: %v\n%s", err, out)
 	}
 	hook := exec.CommandContext(t.Context(), copied, container.Lifecycle.PreStop.Exec.Command[1:]...)
-	hook.Args = append(hook.Args, "--kubeconfig="+kubeconfig, "--port="+c.port, "--deadline=10m")
+	hook.Args = append(hook.Args, "--kubeconfig="+kubeconfig, "--port="+c.Port, "--deadline=10m")
 	for _, e := range container.Env {
 		hook.Env = append(hook.Env, e.Name+"="+map[string]string{"metadata.name": "pod-1", "metadata.namespace": "shop", "status.podIPs": "10.244.0.1"}[e.ValueFrom.FieldRef.FieldPath])
 	}
@@ -124,7 +124,7 @@ func TestTheManifest(t *testing.T) {
 	if err := hook.Wait(); err != nil || output.Len() > 0 {
 		t.Errorf("the hook ended with %v and %q, want status 0 and nothing", err, output.String())
 	}
-	if c.nodes[0].sends("1") {
+	if c.Nodes[0].Sends("web", "10.244.0.1") {
 		t.Error("the node still sends to the pod")
 	}
 	g.mu.Lock()

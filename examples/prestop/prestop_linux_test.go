@@ -4,13 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
-	"net/http/httptest"
-	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,103 +12,31 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/internal/apitest"
+	"github.com/serviceplane/serviceplane/internal/fleet"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/programmed"
 	"github.com/serviceplane/serviceplane/programmed/cluster"
-	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
-	"github.com/serviceplane/serviceplane/runner"
 )
 
 var yes = true
 
-// testCluster is an API server and the proxies of nodes.
+// testCluster has the Services of the tests.
 type testCluster struct {
-	*apitest.Server
-	t          *testing.T
-	kubeconfig string
-	port       string
-	nodes      []*testNode
+	*fleet.Fleet
+	t *testing.T
 }
 
-// testNode is a Provider that follows the API server, and answers at an address of its own.
-type testNode struct {
-	engine *proxiertest.RecordingEngine
-	proxy  *proxier.Proxier
-	asked  atomic.Int64
-}
-
-// newCluster starts nodes node-1 and so on. All listen at the same port.
 func newCluster(t *testing.T, nodes int) *testCluster {
 	t.Helper()
-	c := &testCluster{Server: apitest.New(t, apitest.Options{}), t: t}
-	c.kubeconfig = c.Kubeconfig(t)
-	for _, name := range []string{"web", "api"} {
-		c.Put(t, proxiertest.Service("shop", name, proxiertest.ClusterIPs(map[string]string{"web": "10.96.0.1", "api": "10.96.0.2"}[name]), proxiertest.Port("http", v1.ProtocolTCP, 80)))
-	}
-	for _, l := range listen(t, nodes) {
-		c.add(l)
+	c := &testCluster{Fleet: fleet.New(t, nodes), t: t}
+	for name, ip := range map[string]string{"web": "10.96.0.1", "api": "10.96.0.2"} {
+		c.Put(t, proxiertest.Service("shop", name, proxiertest.ClusterIPs(ip), proxiertest.Port("http", v1.ProtocolTCP, 80)))
 	}
 	return c
-}
-
-// listen opens listeners at several addresses, with one port.
-func listen(t *testing.T, n int) (all []net.Listener) {
-	t.Helper()
-	poll.Nil(t, "a port that is free at all addresses", func() (err error) {
-		port := "0"
-		all = nil
-		for i := range n {
-			l, err := net.Listen("tcp", fmt.Sprintf("127.0.7.%d:%s", i+1, port))
-			if err != nil {
-				for _, l := range all {
-					_ = l.Close()
-				}
-				return err
-			}
-			_, port, _ = net.SplitHostPort(l.Addr().String())
-			all = append(all, l)
-		}
-		return nil
-	})
-	return all
-}
-
-func (c *testCluster) add(l net.Listener) {
-	c.t.Helper()
-	n, name := &testNode{engine: &proxiertest.RecordingEngine{}}, "node-"+strconv.Itoa(len(c.nodes)+1)
-	host, port, _ := net.SplitHostPort(l.Addr().String())
-	c.port = port
-	c.Put(c.t, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"proxy": "ours"}}, Status: v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: host}}}})
-	config, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	n.proxy, err = proxier.New(proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{
-		MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: 10 * time.Millisecond, Max: 50 * time.Millisecond},
-	}}, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: n.engine})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(c.t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { _ = n.proxy.Run(ctx) })
-	running.Go(func() { _ = informer.Run(ctx, config, n.proxy, informer.Options{NodeName: name}) })
-	handler := programmed.Handler(name, n.proxy.Status)
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		n.asked.Add(1)
-		handler.ServeHTTP(w, r)
-	}))
-	_ = server.Listener.Close()
-	server.Listener = l
-	server.Start()
-	c.t.Cleanup(func() { server.CloseClientConnections(); server.Close(); stop(); running.Wait() })
-	c.nodes = append(c.nodes, n)
 }
 
 // pod returns an endpoint; ready and ending are its conditions.
@@ -134,30 +56,6 @@ func (c *testCluster) put(service string, endpoints ...discovery.Endpoint) {
 	c.Put(c.t, s)
 }
 
-// follow waits until some nodes have programmed all that was put.
-func (c *testCluster) follow(nodes ...*testNode) {
-	c.t.Helper()
-	version := strconv.FormatUint(c.Version(), 10)
-	for _, n := range nodes {
-		poll.Nil(c.t, "a node that follows", func() error {
-			report := programmed.NewReport("", n.proxy.Status(), time.Now())
-			return report.Missing(programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}})
-		})
-	}
-}
-
-// sends reports whether a node sends to a pod.
-func (n *testNode) sends(name string) bool {
-	for _, s := range n.engine.Services() {
-		for _, e := range s.Cluster {
-			if e.Addr().String() == "10.244.0."+name {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // hook is a run of the program as a pod's hook.
 type hook struct {
 	ended chan struct{}
@@ -170,7 +68,7 @@ func (c *testCluster) hook(ctx context.Context, name string, args ...string) *ho
 	env := map[string]string{"POD_NAME": "pod-" + name, "POD_NAMESPACE": "shop", "POD_IPS": "10.244.0." + name}
 	go func() {
 		defer close(h.ended)
-		h.err = run(ctx, append(args, "--kubeconfig="+c.kubeconfig, "--port="+c.port, "--deadline=10m"), func(k string) string { return env[k] })
+		h.err = run(ctx, append(args, "--kubeconfig="+c.Config, "--port="+c.Port, "--deadline=10m"), func(k string) string { return env[k] })
 	}()
 	return h
 }
@@ -192,37 +90,29 @@ func (c *testCluster) watched() {
 	})
 }
 
-// waitRounds waits until a node was asked in several rounds: all others were asked in the one before.
-func (n *testNode) waitRounds(t *testing.T) {
-	t.Helper()
-	const rounds = 3
-	before := n.asked.Load()
-	poll.Until(t, "more questions", func() bool { return n.asked.Load() >= before+rounds })
-}
-
 // The hook waits for the EndpointSlice, then for the last node. Then no node sends to the pod.
 func TestTheSlowNodeIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3)
-	slow := c.nodes[1]
+	slow := c.Nodes[1]
 	c.put("web", pod("1", false), pod("2", false))
-	c.follow(c.nodes...)
+	c.Follow(t, c.Nodes...)
 	h := c.hook(t.Context(), "1")
 	c.watched()
-	slow.engine.Fail(errors.New("busy"))
+	slow.Engine.Fail(errors.New("busy"))
 	c.put("web", pod("1", true), pod("2", false))
-	c.follow(c.nodes[0], c.nodes[2])
-	slow.waitRounds(t)
+	c.Follow(t, c.Nodes[0], c.Nodes[2])
+	slow.WaitRounds(t)
 	if !h.running() {
 		t.Errorf("the hook ended with %v before the slow node followed", h.err)
 	}
-	slow.engine.Fail(nil)
+	slow.Engine.Fail(nil)
 	<-h.ended
 	if h.err != nil {
 		t.Errorf("the hook ended with %v, want no error", h.err)
 	}
-	for i, n := range c.nodes {
-		if n.sends("1") || !n.sends("2") {
+	for i, n := range c.Nodes {
+		if n.Sends("web", "10.244.0.1") || !n.Sends("web", "10.244.0.2") {
 			t.Errorf("node %d sends to the pod that ends, or not to the other", i+1)
 		}
 	}
@@ -233,16 +123,16 @@ func TestTheDeadline(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3)
 	c.put("web", pod("1", false), pod("2", false))
-	c.follow(c.nodes...)
-	c.nodes[2].engine.Fail(errors.New("out of memory"))
+	c.Follow(t, c.Nodes...)
+	c.Nodes[2].Engine.Fail(errors.New("out of memory"))
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	h := c.hook(ctx, "1")
 	c.watched()
 	c.put("web", pod("1", true), pod("2", false))
-	c.follow(c.nodes[0], c.nodes[1])
-	for _, n := range c.nodes[2:] {
-		n.waitRounds(t)
+	c.Follow(t, c.Nodes[0], c.Nodes[1])
+	for _, n := range c.Nodes[2:] {
+		n.WaitRounds(t)
 	}
 	stop()
 	<-h.ended
@@ -275,8 +165,8 @@ func TestAFailedServicePort(t *testing.T) {
 	c := newCluster(t, 2)
 	c.put("web", pod("1", false), pod("2", false))
 	c.put("api", pod("3", false), pod("4", false))
-	c.follow(c.nodes...)
-	c.nodes[1].engine.Refuse(changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: "api"}, Port: "http", Protocol: v1.ProtocolTCP}, errors.New("no room"))
+	c.Follow(t, c.Nodes...)
+	c.Nodes[1].Engine.Refuse(changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: "api"}, Port: "http", Protocol: v1.ProtocolTCP}, errors.New("no room"))
 	c.put("web", pod("1", true), pod("2", false))
 	c.put("api", pod("3", true), pod("4", false))
 	web := c.hook(t.Context(), "1")
@@ -286,9 +176,9 @@ func TestAFailedServicePort(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	c.follow(c.nodes[0])
+	c.Follow(t, c.Nodes[0])
 	api := c.hook(ctx, "3")
-	c.nodes[1].waitRounds(t)
+	c.Nodes[1].WaitRounds(t)
 	stop()
 	<-api.ended
 	if text := fmt.Sprint(api.err); !strings.Contains(text, `node node-2: IPv4: port "http" (TCP) fails since`) || !strings.Contains(text, "no room") || strings.Contains(text, "node-1") {
@@ -300,18 +190,18 @@ func TestAFailedServicePort(t *testing.T) {
 func TestNodesThatDoNotCount(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 2)
-	dead := c.nodes[1]
-	dead.engine.Fail(errors.New("dead"))
+	dead := c.Nodes[1]
+	dead.Engine.Fail(errors.New("dead"))
 	c.Put(t, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}, Status: v1.NodeStatus{
 		Addresses:  []v1.NodeAddress{{Type: v1.NodeExternalIP, Address: "127.0.7.2"}},
 		Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionUnknown, LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Hour))}},
 	}})
 	c.put("web", pod("1", true), pod("2", false))
-	c.follow(c.nodes[0])
+	c.Follow(t, c.Nodes[0])
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	h := c.hook(ctx, "1")
-	dead.waitRounds(t)
+	dead.WaitRounds(t)
 	stop()
 	<-h.ended
 	if text := fmt.Sprint(h.err); !strings.Contains(text, "node node-2: ") || strings.Contains(text, "node-1") {

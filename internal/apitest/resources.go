@@ -24,6 +24,7 @@ func builtin() []Resource {
 	return []Resource{
 		{v1.SchemeGroupVersion.WithKind("Service"), "services"},
 		{v1.SchemeGroupVersion.WithKind("Node"), "nodes"},
+		{v1.SchemeGroupVersion.WithKind("Pod"), "pods"},
 		{discovery.SchemeGroupVersion.WithKind("EndpointSlice"), "endpointslices"},
 		{networking.SchemeGroupVersion.WithKind("ServiceCIDR"), "servicecidrs"},
 		{serviceImports.WithKind("ServiceImport"), "serviceimports"},
@@ -50,6 +51,8 @@ func (s *Server) resourceOf(object runtime.Object) (Resource, bool) {
 		kind = v1.SchemeGroupVersion.WithKind("Service")
 	case *v1.Node:
 		kind = v1.SchemeGroupVersion.WithKind("Node")
+	case *v1.Pod:
+		kind = v1.SchemeGroupVersion.WithKind("Pod")
 	case *discovery.EndpointSlice:
 		kind = discovery.SchemeGroupVersion.WithKind("EndpointSlice")
 	case *networking.ServiceCIDR:

@@ -1,5 +1,5 @@
 // Package apitest is a small Kubernetes API server for tests. It serves lists and watches
-// of Services, EndpointSlices, Nodes and ServiceCIDRs over HTTP, and of other Resources, and
+// of Services, EndpointSlices, Nodes, Pods and ServiceCIDRs over HTTP, and of other Resources, and
 // can be stopped and started again. Clients may also write objects, one at a time.
 package apitest
 

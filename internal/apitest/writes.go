@@ -8,12 +8,14 @@ import (
 	"reflect"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
 // object answers a request for one object, or the creation of one.
@@ -34,7 +36,7 @@ func (s *Server) object(w http.ResponseWriter, r *http.Request, t target) {
 	}
 	var after *unstructured.Unstructured
 	if refusal == nil {
-		after, refusal = t.next(r.Method, before, sent)
+		after, refusal = t.next(r, before, sent)
 	}
 	if refusal == nil && after != nil && s.options.Admit != nil {
 		if err := s.options.Admit(before, after); err != nil {
@@ -87,25 +89,31 @@ func (s *Server) current(t target) (*unstructured.Unstructured, *apierrors.Statu
 }
 
 // next returns an object as a request changes it, nil if it is deleted or only read.
-func (t target) next(method string, before, sent *unstructured.Unstructured) (*unstructured.Unstructured, *apierrors.StatusError) {
-	switch method {
+func (t target) next(r *http.Request, before, sent *unstructured.Unstructured) (*unstructured.Unstructured, *apierrors.StatusError) {
+	if v := sent.GetResourceVersion(); v != "" && before != nil && v != before.GetResourceVersion() {
+		return nil, apierrors.NewConflict(t.groupResource(), t.name, fmt.Errorf("version %s is not the latest", v))
+	}
+	switch r.Method {
 	case http.MethodPost:
 		if before != nil {
 			return nil, apierrors.NewAlreadyExists(t.groupResource(), t.name)
 		}
 		return t.created(sent), nil
 	case http.MethodPatch:
-		sent = &unstructured.Unstructured{Object: mergePatch(before.Object, sent.Object)}
-		return t.replaced(before, sent), nil
-	case http.MethodPut:
-		if v := sent.GetResourceVersion(); v != "" && v != before.GetResourceVersion() {
-			return nil, apierrors.NewConflict(t.groupResource(), t.name, fmt.Errorf("version %s is not the latest", v))
+		merged := mergePatch(before.Object, sent.Object)
+		if r.Header.Get("Content-Type") == string(types.StrategicMergePatchType) {
+			var err error
+			if merged, err = strategicpatch.StrategicMergeMapPatch(before.DeepCopy().Object, sent.Object, v1.Pod{}); err != nil { // only Pods are patched so
+				return nil, apierrors.NewBadRequest(err.Error())
+			}
 		}
+		return t.replaced(before, &unstructured.Unstructured{Object: merged}), nil
+	case http.MethodPut:
 		return t.replaced(before, sent), nil
 	case http.MethodDelete, http.MethodGet:
 		return nil, nil
 	default:
-		return nil, apierrors.NewMethodNotSupported(t.groupResource(), method)
+		return nil, apierrors.NewMethodNotSupported(t.groupResource(), r.Method)
 	}
 }
 

@@ -1,12 +1,16 @@
 package apitest
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -39,6 +43,7 @@ func TestObjectsAreWritten(t *testing.T) {
 		{"PUT", one, `{"metadata":{"name":"a","resourceVersion":"3"},"spec":{"size":2,"color":"red"}}`, `200 "generation":2 "size":2 "ready":true`},
 		{"PATCH", one, `{"spec":{"color":null,"shape":"round"}}`, `200 "generation":3 "size":2 "shape":"round" !red`},
 		{"PATCH", one, `{"spec":{"size":12}}`, "422 too large"},
+		{"PATCH", one, `{"metadata":{"resourceVersion":"4"},"spec":{"size":3}}`, "409"},
 		{"PATCH", one, `{"metadata":{"labels":{"a":"b"}}}`, `200 "generation":3 "labels":{"a":"b"}`},
 		{"GET", one, "", `200 "generation":3 "resourceVersion":"6"`},
 		{"GET", "/apis/example.org/v1/namespaces/other/things", "", `200 "items":[]`},
@@ -47,7 +52,7 @@ func TestObjectsAreWritten(t *testing.T) {
 		{"DELETE", one, "", "404"},
 		{"GET", all, "", `200 "items":[]`},
 	} {
-		code, body := send(t, step.method, s.URL()+step.path, step.body)
+		code, body := send(t, step.method, s.URL()+step.path, "application/json", step.body)
 		words := strings.Fields(step.want)
 		if code != words[0] {
 			t.Errorf("step %d: %s %s = %s %s, want %s", i, step.method, step.path, code, body, step.want)
@@ -62,12 +67,13 @@ func TestObjectsAreWritten(t *testing.T) {
 	events.want(t, "ADDED Thing a 2", "MODIFIED Thing a 3", "MODIFIED Thing a 4", "MODIFIED Thing a 5", "MODIFIED Thing a 6", "DELETED Thing a 7")
 }
 
-func send(t *testing.T, method, url, body string) (code, answer string) {
+func send(t *testing.T, method, url, contentType, body string) (code, answer string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
+	request.Header.Set("Content-Type", contentType)
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport}).Do(request)
@@ -80,4 +86,25 @@ func send(t *testing.T, method, url, body string) (code, answer string) {
 		t.Fatal(err)
 	}
 	return strings.Fields(response.Status)[0], string(text)
+}
+
+// TestPodsAreMerged: a strategic merge patch changes one condition, and keeps the others.
+func TestPodsAreMerged(t *testing.T) {
+	s := New(t, Options{})
+	s.Put(t, &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "a"},
+		Status:     v1.PodStatus{Conditions: []v1.PodCondition{{Type: "A", Status: "True"}, {Type: "B", Status: "False", Reason: "Old"}}},
+	})
+	code, body := send(t, "PATCH", s.URL()+"/api/v1/namespaces/test/pods/a/status", "application/strategic-merge-patch+json", `{"status":{"conditions":[{"type":"B","status":"True"},{"type":"C","status":"True"}]}}`)
+	var p v1.Pod
+	if err := json.Unmarshal([]byte(body), &p); err != nil || code != "200" {
+		t.Fatalf("PATCH = %s %s, %v", code, body, err)
+	}
+	got := map[v1.PodConditionType]string{}
+	for _, c := range p.Status.Conditions {
+		got[c.Type] = string(c.Status) + c.Reason
+	}
+	if want := map[v1.PodConditionType]string{"A": "True", "B": "TrueOld", "C": "True"}; !maps.Equal(got, want) {
+		t.Errorf("conditions are %v, want %v", got, want)
+	}
 }

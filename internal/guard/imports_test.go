@@ -46,7 +46,7 @@ var importers = map[string][]string{
 	"k8s.io/kubernetes":              {},
 	"k8s.io/component-base":          {},
 	"k8s.io/apiserver":               {},
-	"k8s.io/client-go":               {"informer", "internal/apiclient", "internal/apitest", "programmed/cluster", "examples"},
+	"k8s.io/client-go":               {"informer", "internal/apiclient", "internal/apitest", "internal/fleet", "programmed/cluster", "examples"},
 	"k8s.io/client-go/kubernetes":    {"examples/cni-plugin", "examples/hybrid"}, // every API group: 13 MB
 	"k8s.io/client-go/informers":     {"examples/cni-plugin"},
 	"github.com/containernetworking": {"examples"},
@@ -54,7 +54,7 @@ var importers = map[string][]string{
 	"github.com/fsnotify":            {"examples"},
 	"github.com/prometheus":          {"metrics", "examples"},
 	"go.opentelemetry.io":            {"tracing", "examples"},
-	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/manifest", "spctl", "examples"},
+	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/fleet", "internal/manifest", "spctl", "examples"},
 	"github.com/moby/ipvs":           {"ipvs", "examples"},
 	"github.com/vishvananda/netlink": netlinkUsers,
 	"github.com/mdlayher/netlink":    netlinkUsers,
@@ -66,7 +66,7 @@ var importers = map[string][]string{
 	module + "/userspace": {"userspace", "examples"},
 }
 
-var netlinkUsers = []string{"canary/nftrace", "conntrack", "examples", "internal/chaos", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
+var netlinkUsers = []string{"canary/nftrace", "conntrack", "examples", "internal/chaos", "internal/fleet", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 
