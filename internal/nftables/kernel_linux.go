@@ -233,14 +233,18 @@ func (s *socket) send(b []byte) error {
 	return errors.Join(err, sent)
 }
 
+// read receives whole answers: one that does not fit is an error.
 func (s *socket) read(flags int) (n int, err error) {
 	var got error
 	err = s.raw.Read(func(fd uintptr) bool {
-		n, _, got = unix.Recvfrom(int(fd), s.receive, flags)
+		n, _, got = unix.Recvfrom(int(fd), s.receive, flags|unix.MSG_TRUNC)
 		return flags&unix.MSG_DONTWAIT != 0 || !errors.Is(got, unix.EAGAIN)
 	})
 	if err == nil {
 		err = got
+	}
+	if err == nil && n > len(s.receive) {
+		err = unix.EMSGSIZE
 	}
 	return n, err
 }

@@ -44,10 +44,10 @@ func messagesOf(b []byte) iter.Seq[header] {
 	}
 }
 
-// errno is the result in an error or done message; 0 is success.
+// errno is the result in an error or done message; 0 is success. Without a result it is EBADMSG.
 func (m header) errno() int {
 	if len(m.body) < 4 {
-		return 0
+		return int(unix.EBADMSG)
 	}
 	return -int(int32(binary.NativeEndian.Uint32(m.body)))
 }

@@ -80,7 +80,7 @@ func (l *listener) listen(ctx context.Context) error {
 			}
 		case ctx.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded):
 			return ctx.Err()
-		case errors.Is(err, unix.ENOBUFS):
+		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EMSGSIZE): // some are lost
 			if err := l.stepAside(ctx); err != nil {
 				return err
 			}
