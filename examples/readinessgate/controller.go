@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -221,6 +222,9 @@ func (c *controller) plan(pod *v1.Pod, p *plan) {
 		}
 	}
 	if !open && complete {
+		slices.SortFunc(w.changes, func(a, b programmed.Change) int { // as the index has no order
+			return cmp.Or(cmp.Compare(a.Service.Name, b.Service.Name), cmp.Compare(a.Versions.EndpointSlices, b.Versions.EndpointSlices))
+		})
 		p.waits[pod.UID] = w
 	}
 }

@@ -289,38 +289,43 @@ func TestRestart(t *testing.T) {
 // a Service does not wait, and one without the gate is left alone.
 func TestTwoServices(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 2)
-	c.Put(t, service("api", "10.96.0.2"))
-	c.official("api", false)
-	api := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: "api"}, Port: "http", Protocol: v1.ProtocolTCP}
-	c.Nodes[1].Engine.Refuse(api, errors.New("no room"))
-	other := pod()
-	other.Name, other.UID, other.Spec.ReadinessGates = "pod-2", "uid-2", nil
-	c.Put(t, pod(), other)
-	c.start()
-	c.start()
-	c.waitOurs(3)
-	for _, n := range c.Nodes {
-		c.waitSends(n, "web")
+	for refused, other := range map[string]string{"api": "web", "web": "api"} {
+		t.Run(refused, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, 2)
+			c.Put(t, service("api", "10.96.0.2"))
+			c.official("api", false)
+			port := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: refused}, Port: "http", Protocol: v1.ProtocolTCP}
+			c.Nodes[1].Engine.Refuse(port, errors.New("no room"))
+			ungated := pod()
+			ungated.Name, ungated.UID, ungated.Spec.ReadinessGates = "pod-2", "uid-2", nil
+			c.Put(t, pod(), ungated)
+			c.start()
+			c.start()
+			c.waitOurs(3)
+			for _, n := range c.Nodes {
+				c.waitSends(n, other)
+			}
+			c.waitSends(c.Nodes[0], refused)
+			c.Nodes[1].WaitRounds(t)
+			c.closed()
+			c.Nodes[1].Engine.Refuse(port, nil)
+			c.opens("pod-1")
+			for i, n := range c.Nodes {
+				if !n.Sends("web", addr4) || !n.Sends("api", addr4) {
+					t.Errorf("node %d does not send the connections of both Services to the pod", i+1)
+				}
+			}
+			c.official("web", true)
+			c.waitOurs(1)
+			c.official("api", true)
+			c.waitOurs(0)
+			alone := pod()
+			alone.Labels = nil
+			c.Put(t, alone) // whose condition is not set
+			c.opens("pod-1")
+		})
 	}
-	c.waitSends(c.Nodes[0], "api")
-	c.Nodes[1].WaitRounds(t)
-	c.closed()
-	c.Nodes[1].Engine.Refuse(api, nil)
-	c.opens("pod-1")
-	for i, n := range c.Nodes {
-		if !n.Sends("web", addr4) || !n.Sends("api", addr4) {
-			t.Errorf("node %d does not send the connections of both Services to the pod", i+1)
-		}
-	}
-	c.official("web", true)
-	c.waitOurs(1)
-	c.official("api", true)
-	c.waitOurs(0)
-	alone := pod()
-	alone.Labels = nil
-	c.Put(t, alone) // whose condition is not set
-	c.opens("pod-1")
 }
 
 // The gate opens once: a pod whose containers become ready again is not published again.
