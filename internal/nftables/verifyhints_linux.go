@@ -14,10 +14,15 @@ import (
 func (v *verification) hints() map[changetracker.ServicePortName]*placed {
 	numbers := v.affinityNumbers()
 	taken := map[uint32]bool{}
+	var hidden []*desired.Service // other service ports have all of their frontends
 	hints := make(map[changetracker.ServicePortName]*placed, len(v.update.Changes))
 	for s := range v.update.Services() {
 		var affinity *affinityService
-		if s.Affinity > 0 && v.scratch.holds == nil {
+		switch {
+		case s.Affinity == 0 || v.scratch.holds != nil:
+		case len(s.Frontends) == 0:
+			hidden = append(hidden, s)
+		default:
 			affinity = v.adoptAffinity(s, numbers, taken)
 		}
 		p := &placed{}
@@ -25,6 +30,9 @@ func (v *verification) hints() map[changetracker.ServicePortName]*placed {
 			p.lists[scope] = v.bestList(s, scope, affinity)
 		}
 		hints[s.Name] = p
+	}
+	for _, s := range hidden {
+		v.adoptHidden(s, numbers, taken)
 	}
 	return hints
 }
@@ -80,6 +88,29 @@ func (v *verification) adoptAffinity(s *desired.Service, numbers map[uint32][]nu
 	affinity := v.scratch.state.affinity.adopt(s.Name, best>>affinitySlotLen)
 	adoptNumbers(affinity, s, numbers[best], picked)
 	return affinity
+}
+
+// adoptHidden takes over the number of a service port to which no frontend leads: that of which the
+// endpoints are most like its own.
+func (v *verification) adoptHidden(s *desired.Service, numbers map[uint32][]numbered, taken map[uint32]bool) {
+	best, most := uint32(0), 0
+	for id, list := range numbers {
+		likeness := 0
+		for _, n := range list {
+			if slices.Contains(s.Cluster, n.addr) || slices.Contains(s.Local, n.addr) {
+				likeness++
+			} else {
+				likeness--
+			}
+		}
+		if !taken[id] && likeness > 0 && (likeness > most || likeness == most && id < best) {
+			best, most = id, likeness
+		}
+	}
+	if most > 0 {
+		taken[best] = true
+		adoptNumbers(v.scratch.state.affinity.adopt(s.Name, best>>affinitySlotLen), s, numbers[best], nil)
+	}
 }
 
 func adoptNumbers(affinity *affinityService, s *desired.Service, numbers []numbered, picked map[uint32]bool) {
