@@ -65,11 +65,10 @@ func (s *Server) resourceOf(object runtime.Object) (Resource, bool) {
 	return s.resources[i], true
 }
 
-// target is what a path names: a resource, and perhaps a namespace, an object and its status.
+// target is what a path names: a resource, and perhaps a namespace, an object and its subresource.
 type target struct {
 	Resource
-	namespace, name string
-	status          bool
+	namespace, name, sub string
 }
 
 // key is the name of the object in the store.
@@ -79,29 +78,35 @@ func (t target) groupResource() schema.GroupResource {
 	return schema.GroupResource{Group: t.Group, Resource: t.Name}
 }
 
-// parsePath parses "/api/v1/…" and "/apis/GROUP/VERSION/…".
-func (s *Server) parsePath(path string) (t target, ok bool) {
+// splitPath parses "/api/v1/…" and "/apis/GROUP/VERSION/…". The target has no kind.
+func splitPath(path string) (t target, ok bool) {
 	segments := strings.Split(strings.TrimPrefix(path, "/"), "/")
-	var group schema.GroupVersion
 	switch {
 	case len(segments) > 2 && segments[0] == "api":
-		group, segments = schema.GroupVersion{Version: segments[1]}, segments[2:]
+		t.Version, segments = segments[1], segments[2:]
 	case len(segments) > 3 && segments[0] == "apis":
-		group, segments = schema.GroupVersion{Group: segments[1], Version: segments[2]}, segments[3:]
+		t.Group, t.Version, segments = segments[1], segments[2], segments[3:]
 	default:
 		return t, false
 	}
 	if segments[0] == "namespaces" && len(segments) > 2 {
 		t.namespace, segments = segments[1], segments[2:]
 	}
-	i := slices.IndexFunc(s.resources, func(r Resource) bool { return r.GroupVersion() == group && r.Name == segments[0] })
-	if i < 0 || len(segments) > 3 {
+	for i, part := range []*string{&t.Name, &t.name, &t.sub} {
+		if i < len(segments) {
+			*part = segments[i]
+		}
+	}
+	return t, len(segments) <= 3
+}
+
+// parsePath returns what a path names, if the server has it.
+func (s *Server) parsePath(path string) (t target, ok bool) {
+	t, ok = splitPath(path)
+	i := slices.IndexFunc(s.resources, func(r Resource) bool { return r.GroupVersion() == t.GroupVersion() && r.Name == t.Name })
+	if !ok || i < 0 {
 		return t, false
 	}
 	t.Resource = s.resources[i]
-	if len(segments) > 1 {
-		t.name = segments[1]
-	}
-	t.status = len(segments) == 3
-	return t, !t.status || segments[2] == "status"
+	return t, t.sub == "" || t.sub == "status"
 }

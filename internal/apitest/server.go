@@ -91,12 +91,14 @@ func New(tb testing.TB, o Options) *Server {
 func (s *Server) URL() string { return "http://" + s.address }
 
 // Kubeconfig writes a kubeconfig file for clients of the server, and returns its path.
-func (s *Server) Kubeconfig(tb testing.TB) string {
+func (s *Server) Kubeconfig(tb testing.TB) string { tb.Helper(); return kubeconfig(tb, s.URL()) }
+
+func kubeconfig(tb testing.TB, url string) string {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "kubeconfig")
 	text := `apiVersion: v1
 kind: Config
-clusters: [{name: test, cluster: {server: "` + s.URL() + `"}}]
+clusters: [{name: test, cluster: {server: "` + url + `"}}]
 users: [{name: test, user: {}}]
 contexts: [{name: test, context: {cluster: test, user: test}}]
 current-context: test

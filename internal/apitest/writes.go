@@ -130,7 +130,7 @@ func (t target) created(sent *unstructured.Unstructured) *unstructured.Unstructu
 // replaced returns the object with what the request may change: the status or everything else.
 func (t target) replaced(before, sent *unstructured.Unstructured) *unstructured.Unstructured {
 	after := before.DeepCopy()
-	if t.status {
+	if t.sub != "" {
 		after.Object["status"] = sent.Object["status"]
 		return after
 	}
