@@ -78,6 +78,9 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	if err := e.applyRules(ctx, update, wanted, held); err != nil {
 		return err
 	}
+	if len(held) > 0 {
+		e.system.settle()
+	}
 	began := time.Now()
 	e.table.writes = 0
 	err := e.applyServers(update, wanted)

@@ -78,6 +78,8 @@ type system struct {
 	left func() (*left, error)
 	// check checks the kernel settings, and passes warnings to advise.
 	check func(advise func(text string)) error
+	// settle waits for packets that have passed the rules, but not IPVS.
+	settle func()
 }
 
 // rules is the part of nftables.Front that the engine uses.
@@ -211,6 +213,7 @@ func (e *Engine) realSystem() system {
 		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
 		left:   e.openLeft,
 		check:  e.checkSysctls,
+		settle: settle,
 	}
 }
 

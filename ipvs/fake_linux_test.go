@@ -245,6 +245,7 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 		loaded: func() (bool, error) { return true, nil },
 		left:   func() (*left, error) { return nil, nil },
 		check:  func(func(string)) error { return nil },
+		settle: func() { n.events = append(n.events, "settle") },
 	}
 	return e
 }

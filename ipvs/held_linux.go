@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/serviceplane/serviceplane/desired"
 )
 
@@ -68,6 +70,15 @@ func holding(update desired.Update, held map[desired.Key]bool) desired.Update {
 		c.After = &s
 	}
 	return update
+}
+
+// settle waits until each packet that was on its way has left the network stack. The kernel
+// processes packets in read-side critical sections of RCU; membarrier(2) waits for all of them,
+// which takes some 10 ms. Where it is forbidden, a connection that began at that moment may be
+// refused.
+func settle() {
+	const global = 1 // MEMBARRIER_CMD_GLOBAL of linux/membarrier.h
+	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
 }
 
 // releaseHeld accepts new connections again.

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -161,7 +162,7 @@ func TestAPolicyChangesInPlace(t *testing.T) {
 		mustApply(t, e, partial(s))
 		want := append([]string{"rules"}, step.want...)
 		if reschedules {
-			want = append(want, "rules")
+			want = slices.Concat([]string{"rules", "settle"}, step.want, []string{"rules"})
 		}
 		if got := action(); got != desired.Forward {
 			t.Errorf("%s: afterwards the rules have action %v, want Forward", step.what, got)
