@@ -185,7 +185,7 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 }
 
 // TestNewSourceRangesOverlapOldOnes: a repair replaces source ranges by others that begin, end
-// or lie in them, or around them. Each pair begins with a new engine, as after a restart.
+// or lie in them, or around them. Each change begins with a new engine, as after a restart.
 func TestNewSourceRangesOverlapOldOnes(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
@@ -198,20 +198,16 @@ func TestNewSourceRangesOverlapOldOnes(t *testing.T) {
 		guarded := *p.m[name(1)]
 		guarded.Frontends = nil
 		p.m[name(1)] = &guarded
-		for _, old := range all {
-			for _, next := range all {
-				for _, ranges := range [][]netip.Prefix{{old}, {next}} {
-					guarded.Frontends = nil
-					w.add(&guarded, desired.Frontend{
-						Kind: desired.LoadBalancer, VIP: w.addr(203, 1), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeAll, Restricted: true, SourceRanges: ranges,
-					})
-					e := p.engineWith(t, func(*Config) {})
-					mustApply(t, e, p.m.full(w))
-					mustMatch(t, e, p.m)
-				}
-				if got := p.tableHandle(t); got != p.handle {
-					t.Fatalf("from %v to %v: the table was replaced", old, next)
-				}
+		for _, i := range []int{0, 0, 1, 1, 2, 2, 3, 3, 0, 2, 0, 3, 1, 3, 2, 1, 0} { // which has each pair
+			guarded.Frontends = nil
+			w.add(&guarded, desired.Frontend{
+				Kind: desired.LoadBalancer, VIP: w.addr(203, 1), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeAll, Restricted: true, SourceRanges: all[i : i+1],
+			})
+			e := p.engineWith(t, func(*Config) {})
+			mustApply(t, e, p.m.full(w))
+			mustMatch(t, e, p.m)
+			if got := p.tableHandle(t); got != p.handle {
+				t.Fatalf("to %v: the table was replaced", all[i])
 			}
 		}
 	})
