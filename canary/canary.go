@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -107,14 +108,7 @@ func (f *family) pause(ctx context.Context) bool {
 		wait /= sooner
 	}
 	const spread = 0.1
-	timer := time.NewTimer(time.Duration(float64(wait) * (1 - spread + 2*spread*rand.Float64()))) //nolint:gosec // no secret
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return pause.For(ctx, time.Duration(float64(wait)*(1-spread+2*spread*rand.Float64()))) //nolint:gosec // no secret
 }
 
 // prepare listens on an address of the node, and gives the Service and its EndpointSlice to

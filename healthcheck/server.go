@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 const (
@@ -71,7 +73,7 @@ func (s *Server) Run(ctx context.Context) error {
 		if time.Since(began) >= stableAfter {
 			s.retry.reset()
 		}
-		pause(ctx, s.retry.next())
+		pause.For(ctx, s.retry.next())
 	}
 	return nil
 }
@@ -199,14 +201,4 @@ func (l *watchedListener) Accept() (net.Conn, error) {
 		l.server.failed(l.log, fmt.Errorf("accept connections: %w", err), acceptFails)
 	}
 	return conn, err
-}
-
-// pause waits for d or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 const (
@@ -179,7 +179,7 @@ func playTimeout(ctx context.Context, t *testing.T, s *stage) {
 		if err != nil {
 			return results
 		}
-		if !poll.Pause(ctx, quietTime) {
+		if !pause.For(ctx, quietTime) {
 			return single("ended", ctx.Err())
 		}
 		later, err := s.ask(ctx, c, clusterIP)
@@ -209,7 +209,7 @@ func (s *stage) refreshOnce(ctx context.Context, c combo) (first round, inTime b
 	began := time.Now()
 	first, err = s.ask(ctx, c, clusterIP)
 	for before := began; err == nil && time.Since(began) < shortAffinity+refreshEvery; {
-		if !poll.Pause(ctx, time.Until(before.Add(refreshEvery))) {
+		if !pause.For(ctx, time.Until(before.Add(refreshEvery))) {
 			return nil, true, ctx.Err()
 		}
 		now := time.Now()

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
@@ -80,12 +81,7 @@ func (s *socket) closeAfter(delay time.Duration, release func()) {
 		return
 	}
 	s.running.Go(func() {
-		timer := time.NewTimer(delay)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-s.connCtx.Done():
-		}
+		pause.For(s.connCtx, delay)
 		end()
 	})
 }

@@ -11,12 +11,14 @@ import (
 	"sync"
 	"testing"
 
+	apps "k8s.io/api/apps/v1"
+	coordination "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
@@ -33,7 +35,13 @@ func ReadManifest(tb testing.TB, path string, options ...string) (all []runtime.
 	for _, option := range options {
 		text = strings.ReplaceAll(text, "# OPTION "+option+": ", "")
 	}
-	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, apps.AddToScheme, rbac.AddToScheme, coordination.AddToScheme} {
+		if err := add(scheme); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		object, _, err := decoder.Decode([]byte(document), nil, nil)
 		if err != nil {

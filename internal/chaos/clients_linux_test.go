@@ -14,7 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/internal/netns"
-	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -118,7 +118,7 @@ func (cs *clients) start(ctx context.Context) {
 			_ = c.host.Do(func() error { // no error is possible
 				for n := 0; ctx.Err() == nil; n++ {
 					c.use(ctx, c.ways[n%len(c.ways)], cs.leases.Load())
-					poll.Pause(ctx, pace)
+					pause.For(ctx, pace)
 				}
 				return nil
 			})

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // event is what may happen to a node.
@@ -150,7 +150,7 @@ func stopped(g *game) {
 		g.t.Fatalf("send SIGSTOP: %v", err)
 	}
 	g.scale()
-	poll.Pause(g.t.Context(), 2*time.Second)
+	pause.For(g.t.Context(), 2*time.Second)
 	if err := g.proxy.Process.Signal(syscall.SIGCONT); err != nil {
 		g.t.Fatalf("send SIGCONT: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
@@ -201,5 +202,5 @@ func (g *game) shell(command string) {
 
 // wait lets time pass: what happens next comes at any moment of what the proxy does.
 func (g *game) wait(atMost time.Duration) {
-	poll.Pause(g.t.Context(), time.Duration(g.dice.Int64N(int64(atMost))))
+	pause.For(g.t.Context(), time.Duration(g.dice.Int64N(int64(atMost))))
 }

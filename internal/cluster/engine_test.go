@@ -13,7 +13,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -157,12 +157,12 @@ func (e *engine) Apply(ctx context.Context, u desired.Update) (r proxier.Result,
 	if failing == failsBetween {
 		cut = int(random % uint64(cut+1))
 	}
-	if !poll.Pause(ctx, took/2) || failing == failsBefore {
+	if !pause.For(ctx, took/2) || failing == failsBefore {
 		return r, errors.Join(ctx.Err(), errKernel)
 	}
 	r.Report.Transactions = 1
 	r.Report.Writes, r.Failed = e.write(&u, cut, failing == failsSome, random)
-	if !poll.Pause(ctx, took-took/2) || failing == failsBetween || failing == failsAfter {
+	if !pause.For(ctx, took-took/2) || failing == failsBetween || failing == failsAfter {
 		return r, errors.Join(ctx.Err(), errKernel)
 	}
 	return r, nil

@@ -1,9 +1,8 @@
 // Package poll waits in tests until a condition holds, for example one of the kernel, a
-// process or a goroutine, or for a time.
+// process or a goroutine.
 package poll
 
 import (
-	"context"
 	"testing"
 	"time"
 )
@@ -43,18 +42,5 @@ func Nil(tb testing.TB, what string, check func() error) {
 	var err error
 	if !Soon(func() bool { err = check(); return err == nil }) {
 		tb.Fatalf("%s: not within %v: %v", what, Timeout, err)
-	}
-}
-
-// Pause waits for a time that only the kernel or another process knows the effect of. It
-// returns false if ctx ends first.
-func Pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -1,7 +1,6 @@
 package poll
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -53,16 +52,4 @@ func TestConditionsArePolledForAMinute(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestPauseEndsWithItsContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
-		defer stop()
-		start := time.Now()
-		whole, cut := Pause(ctx, 20*time.Second), Pause(ctx, time.Hour)
-		if took := time.Since(start); !whole || cut || took != time.Minute {
-			t.Errorf("Pause = %t, then %t when its context ends first, after %v; want true and false after a minute", whole, cut, took)
-		}
-	})
 }

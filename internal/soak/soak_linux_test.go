@@ -18,6 +18,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/nftables"
@@ -236,7 +237,7 @@ func (n *node) connect() (stop func()) {
 				if err != nil && n.failed.Add(1) <= 10 {
 					n.t.Errorf("%s %s to %v: %v", from.Name, network, to, err)
 				}
-				poll.Pause(ctx, 2*time.Millisecond)
+				pause.For(ctx, 2*time.Millisecond)
 			}
 		})
 	}

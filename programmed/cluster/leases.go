@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/programmed"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -92,19 +93,9 @@ func (c *Client) Publish(ctx context.Context, o PublishOptions) error {
 			o.Logger.Warn("nobody can wait for this node: its Leases cannot be watched", zap.String("namespace", o.Namespace), zap.Error(err))
 			failing = true
 		}
-		pause(ctx, renewEvery)
+		pause.For(ctx, renewEvery)
 	}
 	return nil
-}
-
-// pause waits, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 // publisher writes the Lease of a node.
@@ -144,7 +135,7 @@ func (p *publisher) write(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		pause(ctx, time.Duration(rand.Int64N(int64(interval)))) // not all nodes at once
+		pause.For(ctx, time.Duration(rand.Int64N(int64(interval)))) // not all nodes at once
 		until := time.Now().Add(max(waitingFor, 2*interval))
 		for time.Now().Before(until) && ctx.Err() == nil {
 			if text := p.report(); text != last {
@@ -154,7 +145,7 @@ func (p *publisher) write(ctx context.Context) {
 					p.options.Logger.Warn("what this node has programmed is not written: waiters do not see it", zap.Error(err))
 				}
 			}
-			pause(ctx, interval)
+			pause.For(ctx, interval)
 			select {
 			case interval = <-p.wanted:
 				until = time.Now().Add(max(waitingFor, 2*interval))
@@ -243,7 +234,7 @@ func (c *Client) Leased(ctx context.Context, o LeaseOptions) (w programmed.Waiti
 			all: func(all []*coordination.Lease, _ string) { r.replace(all) },
 		}
 		if err := keepFollowing(ctx, from, to, func(error) {}); ctx.Err() == nil {
-			r.fail(fmt.Errorf("watch Leases of namespace %s: %w", o.Namespace, err))
+			r.change(func() { r.watching = fmt.Errorf("watch Leases of namespace %s: %w", o.Namespace, err) })
 		}
 	})
 	return programmed.Waiting{Nodes: n.list, Ask: r.ask}, func() { cancel(); running.Wait() }, nil
@@ -251,10 +242,12 @@ func (c *Client) Leased(ctx context.Context, o LeaseOptions) (w programmed.Waiti
 
 // renew renews the switch until ctx ends, unless another waiter did.
 func (c *Client) renew(ctx context.Context, namespace string, n *nodes, r *reports) {
-	for ; ctx.Err() == nil; pause(ctx, renewEvery) {
-		if err := c.renewOnce(ctx, namespace, n); err != nil && ctx.Err() == nil {
-			r.fail(fmt.Errorf("renew Lease %s/%s, so that nodes write theirs: %w", namespace, SwitchName, err))
+	for ; ctx.Err() == nil; pause.For(ctx, renewEvery) {
+		err := c.renewOnce(ctx, namespace, n)
+		if err != nil {
+			err = fmt.Errorf("renew Lease %s/%s, so that nodes write theirs: %w", namespace, SwitchName, err)
 		}
+		r.change(func() { r.renewing = err })
 	}
 }
 
@@ -274,7 +267,7 @@ func (c *Client) renewOnce(ctx context.Context, namespace string, n *nodes) erro
 	}
 	now := metav1.NowMicro()
 	l.Spec.RenewTime = &now
-	l.Annotations = map[string]string{intervalAnnotation: intervalFor(len(names)).String()}
+	metav1.SetMetaDataAnnotation(&l.ObjectMeta, intervalAnnotation, intervalFor(len(names)).String())
 	err = c.leases.Put().Namespace(namespace).Resource("leases").Name(SwitchName).Body(&l).Do(ctx).Error()
 	if apierrors.IsConflict(err) { // another waiter was first
 		return nil
@@ -289,10 +282,10 @@ func intervalFor(nodes int) time.Duration {
 
 // reports are those of the Leases.
 type reports struct {
-	mu   sync.Mutex // guards all below
-	all  map[string]programmed.Report
-	why  error // a node has none
-	errs error
+	mu  sync.Mutex // guards all below
+	all map[string]programmed.Report
+	// Why a node may have none: this, if nothing has failed.
+	why, watching, renewing error
 }
 
 func (r *reports) set(l *coordination.Lease) { r.change(func() { r.take(l) }) }
@@ -328,19 +321,13 @@ func (r *reports) take(l *coordination.Lease) {
 	r.all[report.Node] = report
 }
 
-func (r *reports) fail(err error) { r.change(func() { r.errs = err }) }
-
 // ask is an Ask of programmed.Waiting.
 func (r *reports) ask(_ context.Context, node string, _ types.NamespacedName) (programmed.Report, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	report, ok := r.all[node]
-	switch {
-	case ok:
+	if ok {
 		return report, nil
-	case r.errs != nil:
-		return report, r.errs
-	default:
-		return report, r.why
 	}
+	return report, cmp.Or(errors.Join(r.watching, r.renewing), r.why)
 }

@@ -51,7 +51,7 @@ func (n *node) status() proxier.Status {
 func startAPI(t *testing.T, nodes int) (*apitest.Server, *Client) {
 	t.Helper()
 	api := apitest.New(t, apitest.Options{Resources: []apitest.Resource{{GroupVersionKind: coordination.SchemeGroupVersion.WithKind("Lease"), Name: "leases"}}})
-	lease := &coordination.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: LeaseNamespace, Name: SwitchName}}
+	lease := &coordination.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: LeaseNamespace, Name: SwitchName, Annotations: map[string]string{"example.com/team": "network"}}}
 	lease.SetGroupVersionKind(coordination.SchemeGroupVersion.WithKind("Lease"))
 	api.Put(t, lease)
 	for i := range nodes {
@@ -141,6 +141,9 @@ func TestLeases(t *testing.T) {
 	}
 	if len(l.OwnerReferences) != 1 || l.OwnerReferences[0].UID != "uid-2" || l.Labels[LeaseLabel] != "node" {
 		t.Errorf("the Lease is %+v, want one of Node node-2", l.ObjectMeta)
+	}
+	if err := c.leases.Get().Namespace(LeaseNamespace).Resource("leases").Name(SwitchName).Do(t.Context()).Into(&l); err != nil || l.Annotations["example.com/team"] != "network" || l.Annotations[intervalAnnotation] == "" {
+		t.Errorf("the switch has annotations %v, %v, want those of others, too", l.Annotations, err)
 	}
 	if _, err := w.Ask(t.Context(), "node-9", web); err == nil || !strings.Contains(err.Error(), "has written no Lease yet") {
 		t.Errorf("a node without a Lease: %v", err)
