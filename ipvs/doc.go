@@ -90,4 +90,8 @@
 // Local, pods and the node reach local endpoints only, as long as there are any (PKT-23,
 // PKT-25). Session affinity is for each VIP (PKT-60), and lasts as long as the kernel stores
 // one of the client's connections.
+//
+// IPVS looks up answers by endpoint and client, not by VIP. If a client has two connections at a
+// time from one source port, to two VIPs or ports with the same endpoint, the older one gets no
+// more answers. Linux chooses such ports for about one in 14,000 pairs of connections.
 package ipvs

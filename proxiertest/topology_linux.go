@@ -2,13 +2,10 @@ package proxiertest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
-	"sync/atomic"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -50,8 +47,7 @@ type Host struct {
 	// Addrs are its addresses. The first of each family is the main one.
 	Addrs []netip.Addr
 
-	ns    *netns.NS
-	asked atomic.Uint32 // connections from addresses that the test chose
+	ns *netns.NS
 }
 
 // Answer is the answer of a server of a Topology: its name, the source address that it
@@ -88,40 +84,13 @@ func (h *Host) Addr(family v1.IPFamily) netip.Addr {
 
 // Ask opens a connection ("tcp") or sends a datagram ("udp") from the host, and returns
 // the server's answer.
-func (h *Host) Ask(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (answer Answer, err error) {
-	err = h.withPort(&opts, func() error {
-		answer, err = netns.Ask(ctx, h.ns, network, to, opts)
-		return err
-	})
-	return answer, err
+func (h *Host) Ask(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
+	return netns.Ask(ctx, h.ns, network, to, opts)
 }
 
 // Open is Ask, but leaves the connection open for more requests.
-func (h *Host) Open(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (flow *Flow, err error) {
-	err = h.withPort(&opts, func() error {
-		flow, err = netns.Open(ctx, h.ns, network, to, opts)
-		return err
-	})
-	return flow, err
-}
-
-// Connections from an address have these source ports, one after the other: the kernel may
-// choose a port twice, and then a conntrack entry of an earlier packet decides where the new
-// connection goes.
-const firstPort, portCount = 12000, 8000
-
-// withPort sets the source port if a test chose only the address.
-func (h *Host) withPort(opts *AskOptions, connect func() error) (err error) {
-	if !opts.From.IsValid() || opts.FromPort != 0 {
-		return connect()
-	}
-	for range portCount {
-		opts.FromPort = uint16(firstPort + h.asked.Add(1)%portCount)
-		if err = connect(); !errors.Is(err, unix.EADDRINUSE) {
-			break
-		}
-	}
-	return err
+func (h *Host) Open(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (*Flow, error) {
+	return netns.Open(ctx, h.ns, network, to, opts)
 }
 
 // Do calls f in the host's network namespace. Sockets that f opens and programs that it

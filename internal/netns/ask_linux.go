@@ -75,6 +75,7 @@ type Flow struct {
 
 // Open opens a Flow. Its errors are those of Ask.
 func Open(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts AskOptions) (flow *Flow, err error) {
+	ns.choosePort(network, &opts)
 	doErr := ns.Do(func() error {
 		flow, err = OpenHere(ctx, network, to, opts)
 		return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync/atomic"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -22,7 +23,8 @@ var (
 // NS is one network namespace. Several goroutines may call its methods at once, but not
 // during or after Close.
 type NS struct {
-	file *os.File // keeps the namespace alive
+	file  *os.File      // keeps the namespace alive
+	ports atomic.Uint32 // how many source ports were given out
 }
 
 // New creates a network namespace with loopback up. Duplicate address detection, reverse

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -49,6 +50,7 @@ func (n *NS) DialFrom(ctx context.Context, network string, from netip.Addr, addr
 }
 
 func (n *NS) dial(ctx context.Context, network string, opts AskOptions, address string) (conn net.Conn, err error) {
+	n.choosePort(network, &opts)
 	dialer, err := opts.dialer(network)
 	if err != nil {
 		return nil, err
@@ -102,6 +104,19 @@ func reportUnreachable(network, _ string, raw syscall.RawConn) error {
 		return setOption(raw, unix.IPPROTO_IPV6, unix.IPV6_RECVERR)
 	default:
 		return nil
+	}
+}
+
+// choosePort gives each TCP connection with a source address a port of its own, as long as there
+// are some. The kernel would give one port to connections to several VIPs. IPVS mixes up those
+// that reach the same endpoint, and each gets the answers of the others.
+func (n *NS) choosePort(network string, opts *AskOptions) {
+	const first, number = 11000, 19000 // no server of a test listens there
+	if !opts.From.IsValid() || opts.FromPort != 0 || !strings.HasPrefix(network, "tcp") {
+		return
+	}
+	if i := n.ports.Add(1) - 1; i < number {
+		opts.FromPort = uint16(first + i)
 	}
 }
 
