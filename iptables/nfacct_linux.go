@@ -5,12 +5,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 // Messages and attributes of linux/netfilter/nfnetlink_acct.h.
@@ -44,7 +46,9 @@ func (a acct) execute(message uint16, name string, flags netlink.HeaderFlags) (a
 		if err != nil {
 			return err
 		}
-		answers, err = conn.Execute(request)
+		if err = conn.SetDeadline(time.Now().Add(netlinkx.AnswerTime)); err == nil {
+			answers, err = conn.Execute(request)
+		}
 		return errors.Join(err, conn.Close())
 	})
 	return answers, err

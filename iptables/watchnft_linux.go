@@ -318,6 +318,9 @@ func (w *nftWatcher) resync() error {
 }
 
 func (w *nftWatcher) request(typ uint16, flags netlink.HeaderFlags, attrs ...byte) ([]netlink.Message, error) {
+	if err := w.requests.SetDeadline(time.Now().Add(netlinkx.AnswerTime)); err != nil {
+		return nil, fmt.Errorf("read nf_tables: %w", err)
+	}
 	messages, err := w.requests.Execute(netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ), Flags: flags},
 		Data:   append([]byte{w.family, unix.NFNETLINK_V0, 0, 0}, attrs...),

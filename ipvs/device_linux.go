@@ -43,9 +43,9 @@ func openDevice(netNS string, names proxier.Names, family v1.IPFamily) (d *devic
 	}
 	err = namespace.Visit(netNS, func() error {
 		var errHandle, errLists, errSocket error
-		d.handle, errHandle = netlink.NewHandle(unix.NETLINK_ROUTE)
+		d.handle, errHandle = netlinkx.LimitedHandle(netlink.NewHandle(unix.NETLINK_ROUTE))
 		d.lists, errLists = netlinkx.Open("")
-		d.socket, errSocket = nl.Subscribe(unix.NETLINK_ROUTE)
+		d.socket, errSocket = netlinkx.Limited(nl.Subscribe(unix.NETLINK_ROUTE))
 		return errors.Join(errHandle, errLists, errSocket)
 	})
 	if err != nil {
@@ -205,7 +205,7 @@ func (d *device) receive(waiting map[uint32]netip.Addr, done unix.Errno) error {
 		}
 		for _, m := range messages {
 			addr, ours := waiting[m.Header.Seq]
-			if !ours || m.Header.Type != unix.NLMSG_ERROR {
+			if !ours || m.Header.Type != unix.NLMSG_ERROR { // late, of an earlier call
 				continue
 			}
 			delete(waiting, m.Header.Seq)

@@ -35,7 +35,7 @@ func openLeft(e *Engine) (l *left, err error) {
 	l = &left{config: &e.config, v6: e.family == v1.IPv6Protocol}
 	err = namespace.Visit(e.config.NetNS, func() error {
 		var errHandle, errLists, errRecord error
-		l.handle, errHandle = netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
+		l.handle, errHandle = netlinkx.LimitedHandle(netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER))
 		l.lists, errLists = netlinkx.Open("")
 		l.record, errRecord = openLeftTable(e.config.Names.Table, l.v6)
 		return errors.Join(errHandle, errLists, errRecord)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -15,6 +16,27 @@ import (
 
 // attempts is how often an interrupted dump is tried.
 const attempts = 5
+
+// AnswerTime is how long a call waits for the kernel, which answers while it takes a request. An
+// answer that is not there soon never comes.
+const AnswerTime = 10 * time.Second
+
+// Limited limits the calls with a socket to AnswerTime.
+func Limited(s *nl.NetlinkSocket, err error) (*nl.NetlinkSocket, error) {
+	if err == nil {
+		limit := unix.NsecToTimeval(AnswerTime.Nanoseconds())
+		err = errors.Join(s.SetSendTimeout(&limit), s.SetReceiveTimeout(&limit))
+	}
+	return s, err
+}
+
+// LimitedHandle limits the calls with a handle to AnswerTime.
+func LimitedHandle(h *netlink.Handle, err error) (*netlink.Handle, error) {
+	if err == nil {
+		err = h.SetSocketTimeout(AnswerTime)
+	}
+	return h, err
+}
 
 // Socket is a netlink socket for netfilter, and one for routing, in one network
 // namespace.
@@ -34,11 +56,11 @@ func Open(netNS string) (*Socket, error) {
 		}
 		defer func() { _ = ns.Close() }() // the sockets keep it open
 	}
-	netfilter, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_NETFILTER)
+	netfilter, err := Limited(nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_NETFILTER))
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	routing, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	routing, err := LimitedHandle(netlink.NewHandleAt(ns, unix.NETLINK_ROUTE))
 	if err != nil {
 		netfilter.Close()
 		return nil, fmt.Errorf("open netlink socket: %w", err)

@@ -1,16 +1,20 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -35,9 +39,18 @@ type socket struct {
 	raw     syscall.RawConn
 	receive []byte // reused by every read
 	limit   int    // what one send may hold
+	// sequence is the number of the first message that was sent last. Messages of the kernel
+	// with other numbers answer earlier requests.
+	sequence uint32
+	sent     int           // messages with numbers from sequence on
+	patience time.Duration // how long a read waits for an answer
 }
 
 var errInterrupted = errors.New("interrupted by other changes each time")
+
+// errNoAnswer means that the kernel has taken a request and says nothing. It answers while it
+// takes it, so an answer that is not there soon never comes.
+var errNoAnswer = errors.New("the kernel has not answered: its answer is lost, or the kernel hangs; it will be asked again")
 
 const (
 	// sendBuffer holds the largest transaction: the atomic replacement of a table.
@@ -68,7 +81,7 @@ func openSocket(netNS string) (*socket, error) {
 	if err != nil {
 		return nil, unreachable(err)
 	}
-	s := &socket{conn: conn, receive: make([]byte, dumpBuffer)}
+	s := &socket{conn: conn, receive: make([]byte, dumpBuffer), patience: netlinkx.AnswerTime}
 	if err := s.tune(); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -131,7 +144,7 @@ func (s *socket) commit(ctx context.Context, w *wire) error {
 		return &writeError{op: "send", object: "transaction", err: fmt.Errorf(
 			"%d bytes do not fit the socket's buffer of %d: raise net.core.wmem_max or run with CAP_NET_ADMIN", len(w.buf), s.limit)}
 	}
-	if err := s.send(w.buf); err != nil {
+	if err := s.send(w); err != nil {
 		return classify("send", "transaction", err)
 	}
 	var first error
@@ -143,23 +156,20 @@ func (s *socket) commit(ctx context.Context, w *wire) error {
 		if err != nil {
 			return classify("receive", "answer to transaction", err)
 		}
-		if err := firstError(s.receive[:n], w); err != nil && first == nil {
+		if err := s.firstError(n, w); err != nil && first == nil {
 			first = err
 		}
 	}
 }
 
-// firstError returns the first refused message in the kernel's answers.
-func firstError(answers []byte, w *wire) error {
-	for answer := range messagesOf(answers) {
+// firstError returns the first refused message in the kernel's answers, n bytes.
+func (s *socket) firstError(n int, w *wire) error {
+	for answer := range s.answers(n) {
 		errno := answer.errno()
 		if answer.typ != unix.NLMSG_ERROR || errno == 0 {
 			continue
 		}
-		m := message{op: "commit", object: "transaction"}
-		if int(answer.seq) < len(w.messages) {
-			m = w.messages[answer.seq]
-		}
+		m := w.messages[answer.seq-s.sequence]
 		return classify(m.op, m.object+" in table "+w.table, unix.Errno(errno))
 	}
 	return nil
@@ -178,15 +188,15 @@ func (s *socket) dump(ctx context.Context, w *wire, reset func(), each func(attr
 
 func (s *socket) dumpOnce(ctx context.Context, w *wire, each func(attrs []byte)) (interrupted bool, err error) {
 	object := w.messages[0].object
-	if err := s.send(w.buf); err != nil {
+	if err := s.send(w); err != nil {
 		return false, classify("list", object, err)
 	}
 	for {
-		n, err := s.read(0)
+		n, err := s.await(ctx)
 		if err != nil {
 			return false, classify("list", object, err)
 		}
-		for m := range messagesOf(s.receive[:n]) {
+		for m := range s.answers(n) {
 			interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
 			switch m.typ {
 			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
@@ -203,15 +213,15 @@ func (s *socket) dumpOnce(ctx context.Context, w *wire, each func(attrs []byte))
 
 func (s *socket) query(ctx context.Context, w *wire, each func(attrs []byte)) error {
 	object := w.messages[0].object
-	if err := s.send(w.buf); err != nil {
+	if err := s.send(w); err != nil {
 		return classify("read", object, err)
 	}
 	for answers := 0; answers < len(w.messages); {
-		n, err := s.read(0)
+		n, err := s.await(ctx)
 		if err != nil {
 			return classify("read", object, err)
 		}
-		for m := range messagesOf(s.receive[:n]) {
+		for m := range s.answers(n) {
 			answers++
 			switch errno := unix.Errno(m.errno()); {
 			case m.typ != unix.NLMSG_ERROR:
@@ -224,13 +234,50 @@ func (s *socket) query(ctx context.Context, w *wire, each func(attrs []byte)) er
 	return ctx.Err()
 }
 
-func (s *socket) send(b []byte) error {
+// send numbers the messages of w with the next numbers, and sends them.
+func (s *socket) send(w *wire) error {
+	s.sequence += uint32(s.sent)
+	s.sent = len(w.messages)
+	w.number(s.sequence)
 	var sent error
 	err := s.raw.Write(func(fd uintptr) bool {
-		sent = unix.Sendto(int(fd), b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		sent = unix.Sendto(int(fd), w.buf, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 		return !errors.Is(sent, unix.EAGAIN) && !errors.Is(sent, unix.EINTR)
 	})
 	return errors.Join(err, sent)
+}
+
+// answers yields each message of the n received bytes that answers what was sent last. Others
+// are late.
+func (s *socket) answers(n int) iter.Seq[header] {
+	return func(yield func(header) bool) {
+		for m := range messagesOf(s.receive[:n]) {
+			if m.seq-s.sequence < uint32(s.sent) && !yield(m) {
+				return
+			}
+		}
+	}
+}
+
+// await reads answers, which must be there soon. The end of ctx ends it.
+func (s *socket) await(ctx context.Context) (n int, err error) {
+	if err := s.conn.SetReadDeadline(time.Now().Add(s.patience)); err != nil {
+		return 0, err
+	}
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(interrupted)
+		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed
+	})
+	n, err = s.read(0)
+	if !stop() {
+		<-interrupted
+	}
+	err = cmp.Or(err, s.conn.SetReadDeadline(time.Time{})) // none for later reads
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = cmp.Or(ctx.Err(), fmt.Errorf("%w (after %v)", errNoAnswer, s.patience))
+	}
+	return n, err
 }
 
 // read receives whole answers: one that does not fit is an error.

@@ -1,20 +1,22 @@
 package nftables
 
 import (
+	"context"
 	"errors"
+	"math"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
-// TestAShortAnswerIsNoSuccess cuts the kernel's answers after each number of bytes: that a
-// transaction is refused, a list of tables, and the answers about two of them. It gets an error
-// until the answer is whole. Objects that are not in a short list would be added again, and a
-// refused transaction would count as done.
-func TestAShortAnswerIsNoSuccess(t *testing.T) {
-	t.Parallel()
+// eachCall runs a test for each kind of call to the kernel: a transaction that is refused, a list
+// of tables, and a query of two of them and another one. call makes one, and returns whether it got
+// all that the kernel says.
+func eachCall(t *testing.T, test func(t *testing.T, open func() *socket, call func(ctx context.Context, k *socket) (whole bool, err error))) {
 	ns := netnstest.New(t)
 	open := func() *socket {
 		k, err := openSocket(ns.Path())
@@ -32,54 +34,131 @@ func TestAShortAnswerIsNoSuccess(t *testing.T) {
 	for _, table := range []string{"one", "two"} {
 		netnstest.Check(t, open().commit(t.Context(), batch(table, (*wire).newTable)))
 	}
-	get := func(flags uint16, tables ...string) *wire {
-		w := &wire{family: unix.NFPROTO_IPV4}
-		for _, table := range tables {
-			w.begin(msgGetTable, flags, "get", "table "+table)
-			if table != "" {
-				w.attrString(unix.NFTA_TABLE_NAME, table)
-			}
-			w.end()
-		}
-		return w
-	}
-	// Each returns whether it got all that the kernel says.
-	for name, call := range map[string]func(k *socket) (whole bool, err error){
-		"transaction": func(k *socket) (bool, error) {
-			err := k.commit(t.Context(), batch("none", (*wire).deleteTable))
+	for name, call := range map[string]func(ctx context.Context, k *socket) (whole bool, err error){
+		"transaction": func(ctx context.Context, k *socket) (bool, error) {
+			err := k.commit(ctx, batch("none", (*wire).deleteTable))
 			if errors.Is(err, unix.ENOENT) {
 				return true, nil
 			}
 			return false, err
 		},
-		"list": func(k *socket) (bool, error) {
+		"list": func(ctx context.Context, k *socket) (bool, error) {
 			n := 0
-			err := k.dump(t.Context(), get(unix.NLM_F_DUMP, ""), func() { n = 0 }, func([]byte) { n++ })
+			err := k.dump(ctx, getTables(unix.NLM_F_DUMP, ""), func() { n = 0 }, func([]byte) { n++ })
 			return n == 2, err
 		},
-		"query": func(k *socket) (bool, error) {
+		"query": func(ctx context.Context, k *socket) (bool, error) {
 			n := 0
-			err := k.query(t.Context(), get(0, "one", "none", "two"), func([]byte) { n++ })
+			err := k.query(ctx, getTables(0, "one", "none", "two"), func([]byte) { n++ })
 			return n == 2, err
 		},
 	} {
+		t.Run(name, func(t *testing.T) { test(t, open, call) })
+	}
+}
+
+// getTables requests tables by name.
+func getTables(flags uint16, tables ...string) *wire {
+	w := &wire{family: unix.NFPROTO_IPV4}
+	for _, table := range tables {
+		w.begin(msgGetTable, flags, "get", "table "+table)
+		if table != "" {
+			w.attrString(unix.NFTA_TABLE_NAME, table)
+		}
+		w.end()
+	}
+	return w
+}
+
+// TestAShortAnswerIsNoSuccess cuts the kernel's answers after each number of bytes. A call gets an
+// error until the answer is whole. Objects that are not in a short list would be added again, and a
+// refused transaction would count as done.
+func TestAShortAnswerIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	eachCall(t, func(t *testing.T, open func() *socket, call func(context.Context, *socket) (bool, error)) {
 		for size := 1; ; size++ {
 			k := open()
 			k.receive = k.receive[:size]
-			whole, err := call(k)
+			whole, err := call(t.Context(), k)
 			if err == nil && !whole {
-				t.Errorf("%s: with %d bytes of the answer there is no error", name, size)
+				t.Errorf("with %d bytes of the answer there is no error", size)
 			}
 			if whole && err == nil {
-				t.Logf("%s: whole with %d bytes", name, size)
+				t.Logf("whole with %d bytes", size)
 				break
 			}
 			if err != nil && !errors.Is(err, unix.EMSGSIZE) {
-				t.Errorf("%s: with %d bytes the error is %v, want %v", name, size, err, unix.EMSGSIZE)
+				t.Errorf("with %d bytes the error is %v, want %v", size, err, unix.EMSGSIZE)
 			}
 		}
-	}
+	})
 	if got := (header{typ: unix.NLMSG_ERROR, body: []byte{0, 0}}).errno(); unix.Errno(got) != unix.EBADMSG {
 		t.Errorf("an acknowledgement without its result means %v, want %v", unix.Errno(got), unix.EBADMSG)
 	}
+}
+
+// TestALateAnswerIsNoAnswer: the kernel's answers to earlier requests come first. They have other
+// sequence numbers, and must not count as answers to the call.
+func TestALateAnswerIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	eachCall(t, func(t *testing.T, open func() *socket, call func(context.Context, *socket) (bool, error)) {
+		for name, earlier := range map[string]*wire{
+			"found":        getTables(0, "two"),
+			"missing":      getTables(0, "none"),
+			"acknowledged": getTables(unix.NLM_F_ACK, "one"),
+			"many":         getTables(0, "one", "two", "none", "two", "two"),
+			"list":         getTables(unix.NLM_F_DUMP, ""),
+		} {
+			k := open()
+			for _, before := range []uint32{0, math.MaxUint32 - 1} { // also when the numbers begin again
+				k.sequence = before
+				netnstest.Check(t, k.send(earlier))
+				for range 2 {
+					whole, err := call(t.Context(), k)
+					if name == "list" && errors.Is(err, unix.EBUSY) {
+						continue // one list at a time
+					}
+					if err != nil || !whole {
+						t.Errorf("%s, late: the call gets everything: %v, %v; want its own answer", name, whole, err)
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestACallWithoutAnAnswerEnds, when its time is over or its context ends, and the next one on the
+// same socket succeeds. The kernel does not answer NLMSG_NOOP.
+func TestACallWithoutAnAnswerEnds(t *testing.T) {
+	t.Parallel()
+	nothing := func() *wire {
+		w := &wire{family: unix.NFPROTO_IPV4}
+		w.begin(unix.NLMSG_NOOP, 0, "get", "nothing")
+		w.end()
+		return w
+	}
+	eachCall(t, func(t *testing.T, open func() *socket, call func(context.Context, *socket) (bool, error)) {
+		k := open()
+		for name, silent := range map[string]func(ctx context.Context) error{
+			"list":  func(ctx context.Context) error { return k.dump(ctx, nothing(), func() {}, func([]byte) {}) },
+			"query": func(ctx context.Context) error { return k.query(ctx, nothing(), func([]byte) {}) },
+		} {
+			k.patience = time.Millisecond
+			err := silent(t.Context())
+			if !errors.Is(err, errNoAnswer) || !strings.Contains(err.Error(), "nothing") {
+				t.Errorf("%s: %v, want %v, and what was asked", name, err, errNoAnswer)
+			}
+			k.patience = time.Hour
+			ctx, cancel := context.WithCancelCause(t.Context())
+			done := make(chan error)
+			go func() { done <- silent(ctx) }()
+			cancel(nil)
+			if err := <-done; !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v, want %v", name, err, context.Canceled)
+			}
+			if whole, err := call(t.Context(), k); err != nil || !whole {
+				t.Errorf("after %s without an answer: the call gets everything: %v, %v", name, whole, err)
+			}
+		}
+	})
 }

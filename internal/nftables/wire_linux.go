@@ -56,6 +56,9 @@ const (
 	typeBits  = 6
 )
 
+// sequenceAt is the offset of the sequence number in a message.
+const sequenceAt = 8
+
 // message is a message of a batch, with a description for errors.
 type message struct {
 	op, object string
@@ -72,7 +75,14 @@ type wire struct {
 
 func align4(n int) int { return (n + 3) &^ 3 }
 
-// begin starts a message; its sequence number is its position in messages.
+// number gives the messages successive sequence numbers.
+func (w *wire) number(first uint32) {
+	for i := range w.messages {
+		binary.NativeEndian.PutUint32(w.buf[w.messages[i].start+sequenceAt:], first+uint32(i))
+	}
+}
+
+// begin starts a message; its sequence number is its position in messages until it is sent.
 func (w *wire) begin(typ, flags uint16, op, object string) {
 	w.messages = append(w.messages, message{op: op, object: object, start: len(w.buf)})
 	b := binary.NativeEndian.AppendUint32(w.buf, 0) // length, set by end

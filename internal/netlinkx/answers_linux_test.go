@@ -1,0 +1,58 @@
+package netlinkx
+
+import (
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+// TestACallWithoutAnAnswerEnds, and the next one gets its own answers: those to earlier requests,
+// which come first, do not count.
+func TestACallWithoutAnAnswerEnds(t *testing.T) {
+	t.Parallel()
+	ns := netnstest.New(t)
+	s, err := Open(ns.Path())
+	netnstest.Check(t, err)
+	defer s.Close()
+	if send, receive := s.netfilter.Socket.GetTimeouts(); send != AnswerTime || receive != AnswerTime {
+		t.Errorf("a call may take %v and %v, want %v", send, receive, AnswerTime)
+	}
+	soon := unix.NsecToTimeval(time.Millisecond.Nanoseconds())
+	netnstest.Check(t, s.netfilter.Socket.SetReceiveTimeout(&soon))
+	nothing := s.request(nl.IPCTNL_MSG_CT_GET, 0, unix.AF_INET)
+	nothing.Type = unix.NLMSG_NOOP // the kernel does not answer it
+	if _, err := nothing.Execute(unix.NETLINK_NETFILTER, 0); err == nil {
+		t.Error("a call without an answer succeeds")
+	}
+	limit := unix.NsecToTimeval(AnswerTime.Nanoseconds())
+	netnstest.Check(t, s.netfilter.Socket.SetReceiveTimeout(&limit))
+
+	flow := &netlink.ConntrackFlow{
+		FamilyType: unix.AF_INET, TimeOut: 600,
+		Forward: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: []byte{198, 51, 100, 9}, SrcPort: 1000, DstIP: []byte{10, 96, 0, 1}, DstPort: 53},
+		Reverse: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: []byte{10, 244, 0, 1}, SrcPort: 53, DstIP: []byte{198, 51, 100, 9}, DstPort: 1000},
+	}
+	netnstest.Check(t, ns.Do(func() error { return netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, flow) }))
+	// Nobody reads the answers to these: an error, and an empty list.
+	refused := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, unix.AF_INET) // of no flow
+	netnstest.Check(t, s.netfilter.Socket.Send(refused))
+	netnstest.Check(t, s.netfilter.Socket.Send(s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, unix.AF_INET6)))
+	var handle *Handle
+	netnstest.Check(t, ListFlows(s, unix.AF_INET, func(f *Flow) { h := f.Handle(); handle = &h }))
+	if handle == nil {
+		t.Fatal("the list lacks the flow")
+	}
+	netnstest.Check(t, s.netfilter.Socket.Send(refused))
+	if exists, err := s.Exists(unix.AF_INET, handle); err != nil || !exists {
+		t.Errorf("the flow exists: %v, %v, want true", exists, err)
+	}
+	netnstest.Check(t, s.netfilter.Socket.Send(refused))
+	if deleted, err := DeleteFlows(s, unix.AF_INET, func(*Flow) bool { return true }); err != nil || deleted != 1 {
+		t.Errorf("deleted %d flows, %v, want 1", deleted, err)
+	}
+}
