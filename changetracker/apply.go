@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/serviceplane/serviceplane/internal/sorted"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -111,7 +112,7 @@ type rebuilt struct {
 func (c *config) editEndpoints(services []rebuilt) {
 	for i := range services {
 		for _, p := range services[i].edit {
-			p.endpoints = c.edited(p)
+			p.endpoints = sorted.Of(c.edited(p))
 		}
 	}
 }
@@ -209,35 +210,32 @@ func (s *heldService) rebuildPort(service types.NamespacedName, key portKey, old
 		return old
 	}
 	next.merged, next.aside = s.merge(key, old, t, limit)
-	next.endpoints = s.overrides[key].apply(next.merged)
+	if next.endpoints = next.merged; len(s.overrides[key]) > 0 {
+		next.endpoints = sorted.Of(s.overrides[key].apply(next.merged.Slice()))
+	}
 	return next
 }
 
 // merge returns the endpoints of a port according to the slices: those with the lowest addresses,
 // and how many more the slices have.
-func (s *heldService) merge(key portKey, old *portState, t *touched, limit int) (merged []Endpoint, aside int) {
+func (s *heldService) merge(key portKey, old *portState, t *touched, limit int) (merged endpointList, aside int) {
 	switch {
 	case t.none() && old != nil:
 		return old.merged, old.aside
 	case t.none():
-		return nil, 0
+		return merged, 0
 	}
-	var buffer [16]contribution
-	contributions := s.contributions(buffer[:0], key)
-	total, cut := 0, false
-	for i := range contributions {
-		c := &contributions[i]
-		if total += len(c.endpoints); len(c.endpoints) > limit {
-			c.endpoints, cut = c.endpoints[:limit], true // the lowest of the union are among them
-		}
+	total, count, cut := 0, 0, false
+	for c := range s.contributions(key) {
+		total, count, cut = total+len(c.endpoints), count+1, cut || len(c.endpoints) > limit
 	}
-	if cut || t.all || old == nil || old.isCut() {
-		merged = mergeAll(contributions)
+	if cut || t.all || count <= 1 || old == nil || old.isCut() {
+		merged = s.mergeAll(key, limit)
 	} else {
-		merged = mergeTouched(old.merged, contributions, t.addrs)
+		merged = s.mergeTouched(key, old.merged, t.addrs)
 	}
-	if len(merged) > limit {
-		merged, cut = slices.Clone(merged[:limit]), true
+	if merged.Len() > limit {
+		merged, cut = sorted.Of(slices.Clone(merged.Slice()[:limit])), true
 	}
 	if cut {
 		aside = total - limit
@@ -250,7 +248,7 @@ func (p *portState) isCut() bool { return p != nil && p.aside > 0 }
 
 // fits reports whether the port has as many endpoints as a limit allows.
 func (p *portState) fits(limit int) bool {
-	return p == nil || len(p.merged) <= limit && (p.aside == 0 || len(p.merged) == limit)
+	return p == nil || p.merged.Len() <= limit && (p.aside == 0 || p.merged.Len() == limit)
 }
 
 // kindsOfEndpoints tell the problems of a Service's endpoints from those of the Service itself.

@@ -1,8 +1,7 @@
 package changetracker
 
 import (
-	"slices"
-
+	"github.com/serviceplane/serviceplane/internal/sorted"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -38,12 +37,12 @@ func (f *family) comparePorts(before, after *portState, m *mark) (c Change, diff
 	if before == after && !refreshed {
 		return c, false
 	}
-	var was, is []Endpoint
+	was, is := &endpointList{}, &endpointList{}
 	if before != nil {
-		c.Name, c.Before, was = before.name, before.port, before.endpoints
+		c.Name, c.Before, was = before.name, before.port, &before.endpoints
 	}
 	if after != nil {
-		c.Name, c.After, is = after.name, after.port, after.endpoints
+		c.Name, c.After, is = after.name, after.port, &after.endpoints
 	}
 	f.compareEndpoints(&c, was, is, m.touched(c.Name.key()))
 	differs = refreshed || len(c.Added)+len(c.Removed) > 0 || (c.Before == nil) != (c.After == nil)
@@ -51,17 +50,16 @@ func (f *family) comparePorts(before, after *portState, m *mark) (c Change, diff
 }
 
 // compareEndpoints sets Added and Removed.
-func (f *family) compareEndpoints(c *Change, was, is []Endpoint, t *touched) {
+func (f *family) compareEndpoints(c *Change, was, is *endpointList, t *touched) {
 	switch {
 	case t.none():
-	case len(was) == 0 || len(is) == 0:
-		c.Added, c.Removed = slices.Clip(is), slices.Clip(was)
+	case was.Len() == 0 || is.Len() == 0:
+		c.Added, c.Removed = is.Slice(), was.Slice()
 	case t.all:
-		byAddr := func(x, y *Endpoint) int { return x.Addr.Compare(y.Addr) }
-		walk(was, is, byAddr, func(x, y *Endpoint) { f.compareEndpoint(c, x, y) })
+		sorted.Walk(was, is, byAddr, func(x, y *Endpoint) { f.compareEndpoint(c, x, y) })
 	default:
 		for _, addr := range t.addrs {
-			f.compareEndpoint(c, findEndpoint(was, addr), findEndpoint(is, addr))
+			f.compareEndpoint(c, endpointAt(was, addr), endpointAt(is, addr))
 		}
 	}
 }

@@ -105,6 +105,8 @@ func count(is bool) int {
 
 func compareByAddr(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
 
+func byAddr(a, b *Endpoint) int { return a.Addr.Compare(b.Addr) }
+
 // dropDuplicates keeps the preferred record of each address of a sorted list (EPS-19, W-04).
 func dropDuplicates(list []Endpoint) []Endpoint {
 	kept := list[:0]
@@ -142,8 +144,16 @@ func searchEndpoint(list []Endpoint, addr netip.AddrPort) (index int, found bool
 	return low, low < len(list) && list[low].Addr == addr
 }
 
-// hasAddr reports whether a sorted list has an endpoint with that address, at any port.
-func hasAddr(list []Endpoint, addr netip.Addr) bool {
-	i, _ := searchEndpoint(list, netip.AddrPortFrom(addr, 0))
-	return i < len(list) && list[i].Addr.Addr() == addr
+// endpointAt returns the endpoint that has the address, or nil.
+func endpointAt(list *endpointList, addr netip.AddrPort) *Endpoint {
+	if e := list.Find(func(e *Endpoint) bool { return e.Addr.Compare(addr) < 0 }); e != nil && e.Addr == addr {
+		return e
+	}
+	return nil
+}
+
+// hasAddr reports whether a list has an endpoint with that address, at any port.
+func hasAddr(list *endpointList, addr netip.Addr) bool {
+	e := list.Find(func(e *Endpoint) bool { return e.Addr.Addr().Less(addr) })
+	return e != nil && e.Addr.Addr() == addr
 }

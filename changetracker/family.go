@@ -221,22 +221,32 @@ func (f *family) compareSlices(service types.NamespacedName, s *heldService, old
 // old.
 func (f *family) comparePort(s *heldService, key portKey, old, next *heldSlice) touched {
 	var ours [2][2]contribution
-	var theirs [8]contribution
-	before, after := old.contributions(ours[0][:0], key), next.contributions(ours[1][:0], key)
-	others := slices.DeleteFunc(s.contributions(theirs[:0], key), func(c contribution) bool { return c.slice == old })
+	before := slices.AppendSeq(ours[0][:0], old.contributions(key))
+	after := slices.AppendSeq(ours[1][:0], next.contributions(key))
 	t := touched{portKey: key}
-	if len(others) == 0 && (len(before) == 0 || len(after) == 0) {
+	if (len(before) == 0 || len(after) == 0) && !s.hasOthers(key, old) {
 		t.all = true
 		return t
 	}
 	byNumber := func(x, y *contribution) int { return cmp.Compare(x.number, y.number) }
-	walk(before, after, byNumber, func(x, y *contribution) { f.compareContributions(&t, others, x, y) })
+	walk(before, after, byNumber, func(x, y *contribution) { f.compareContributions(&t, s, x, y) })
 	slices.SortFunc(t.addrs, netip.AddrPort.Compare)
 	return t
 }
 
-// compareContributions is comparePort for one port number.
-func (f *family) compareContributions(t *touched, others []contribution, before, after *contribution) {
+// hasOthers reports whether slices other than one have endpoints for a port.
+func (s *heldService) hasOthers(key portKey, but *heldSlice) bool {
+	for c := range s.contributions(key) {
+		if c.slice != but {
+			return true
+		}
+	}
+	return false
+}
+
+// compareContributions is comparePort for one port number. Only addresses whose own record differs
+// are looked up in the other slices.
+func (f *family) compareContributions(t *touched, s *heldService, before, after *contribution) {
 	number := anyOf(before, after).number
 	var was, is contribution
 	if before != nil {
@@ -245,19 +255,21 @@ func (f *family) compareContributions(t *touched, others []contribution, before,
 	if after != nil {
 		is = *after
 	}
-	byAddr := func(x, y *Endpoint) int {
+	sameAddr := func(x, y *Endpoint) int {
 		if number == 0 {
 			return x.Addr.Compare(y.Addr)
 		}
 		return x.Addr.Addr().Compare(y.Addr.Addr())
 	}
-	walk(was.endpoints, is.endpoints, byAddr, func(x, y *Endpoint) {
+	sameAge := before != nil && after != nil && was.slice.created.Equal(is.slice.created)
+	walk(was.endpoints, is.endpoints, sameAddr, func(x, y *Endpoint) {
+		if sameAge && x != nil && y != nil && f.sameRecord(x, y) {
+			return
+		}
 		had, has := record{slice: was.slice, endpoint: x}, record{slice: is.slice, endpoint: y}
 		addr := anyOf(before, after).addr(anyOf(x, y))
-		if len(others) > 0 {
-			rest := winner(others, addr)
-			had, has = rest.better(had), rest.better(has)
-		}
+		rest := s.winner(t.portKey, addr, was.slice)
+		had, has = rest.better(had), rest.better(has)
 		if had.endpoint == nil || has.endpoint == nil || !f.sameRecord(had.endpoint, has.endpoint) {
 			t.addrs = append(t.addrs, addr)
 		}
@@ -282,8 +294,7 @@ func (f *family) override(name ServicePortName, addr netip.AddrPort, o Override)
 
 // has reports whether the next State has an endpoint, apart from what EditEndpoints does.
 func (f *family) has(s *heldService, key portKey, addr netip.AddrPort) bool {
-	var buffer [16]contribution
-	return f.uses(s, key) && winner(s.contributions(buffer[:0], key), addr).endpoint != nil
+	return f.uses(s, key) && s.winner(key, addr, nil).endpoint != nil
 }
 
 // endOverrides deletes the overrides of endpoints that a Service does not have.

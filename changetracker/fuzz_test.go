@@ -122,7 +122,7 @@ func checkCanonical(t *testing.T, tracker *Tracker) {
 func checkEndpoints(t *testing.T, family v1.IPFamily, p *portState) {
 	t.Helper()
 	var last netip.AddrPort
-	for _, e := range p.endpoints {
+	for _, e := range p.endpoints.Slice() {
 		a := e.Addr.Addr()
 		if !dialable(a) || a.Is4In6() || familyOf(a) != family || e.Addr.Port() == 0 || !validProtocol(p.name.Protocol) {
 			t.Errorf("%v: endpoint %v", p.name, e)

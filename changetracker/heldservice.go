@@ -2,6 +2,7 @@ package changetracker
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -45,16 +46,19 @@ func (h *heldSlice) keys(buffer []portKey) []portKey {
 	return buffer
 }
 
-// contributions appends those for a port, in order of number, to buffer.
-func (h *heldSlice) contributions(buffer []contribution, key portKey) []contribution {
-	if h == nil {
-		return buffer
+// contributions yields those for a port, in order of number.
+func (h *heldSlice) contributions(key portKey) iter.Seq[contribution] {
+	return func(yield func(contribution) bool) {
+		if h == nil {
+			return
+		}
+		i, _ := slices.BinarySearchFunc(h.ports, key, func(p numberedKey, key portKey) int { return p.compare(key) })
+		for ; i < len(h.ports) && h.ports[i].portKey == key; i++ {
+			if !yield(contribution{slice: h, number: h.ports[i].number, endpoints: h.endpoints}) {
+				return
+			}
+		}
 	}
-	i, _ := slices.BinarySearchFunc(h.ports, key, func(p numberedKey, key portKey) int { return p.compare(key) })
-	for ; i < len(h.ports) && h.ports[i].portKey == key; i++ {
-		buffer = append(buffer, contribution{slice: h, number: h.ports[i].number, endpoints: h.endpoints})
-	}
-	return buffer
 }
 
 // succeeds reports whether the slice wins over o for an address of which both have an equally
@@ -209,13 +213,17 @@ func (c *contribution) find(addr netip.AddrPort) *Endpoint {
 	return findEndpoint(c.endpoints, addr)
 }
 
-// contributions appends those of all slices to buffer.
-func (s *heldService) contributions(buffer []contribution, key portKey) []contribution {
-	for _, h := range s.byHand[key] {
-		buffer = h.contributions(buffer, key)
+// contributions yields those of all slices.
+func (s *heldService) contributions(key portKey) iter.Seq[contribution] {
+	return func(yield func(contribution) bool) {
+		for _, list := range [...][]*heldSlice{s.byHand[key], s.slices} {
+			for _, h := range list {
+				for c := range h.contributions(key) {
+					if !yield(c) {
+						return
+					}
+				}
+			}
+		}
 	}
-	for _, h := range s.slices {
-		buffer = h.contributions(buffer, key)
-	}
-	return buffer
 }

@@ -82,8 +82,8 @@ func (c *config) decorateEndpoint(e *Endpoint, api *discovery.Endpoint, slice *d
 // Invalid endpoints and those of the other family are left out.
 func (c *config) edited(p *portState) []Endpoint {
 	var list []Endpoint
-	if !survives("EditEndpoints", c.logger.Warn, func() { list = c.options.EditEndpoints(p.port, slices.Clone(p.endpoints)) }) {
-		return p.endpoints
+	if !survives("EditEndpoints", c.logger.Warn, func() { list = c.options.EditEndpoints(p.port, slices.Clone(p.endpoints.Slice())) }) {
+		return p.endpoints.Slice()
 	}
 	var refused netip.AddrPort
 	count := len(list)
@@ -110,7 +110,7 @@ func (c *config) edited(p *portState) []Endpoint {
 
 // share keeps one list in memory instead of two if the hook has changed nothing.
 func (p *portState) share(c *config) {
-	if c.sameEndpoints(p.merged, p.endpoints) {
+	if c.sameEndpoints(p.merged.Slice(), p.endpoints.Slice()) {
 		p.endpoints = p.merged
 	}
 }

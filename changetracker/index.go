@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/netip"
 
+	"github.com/serviceplane/serviceplane/internal/sorted"
 	"k8s.io/utils/third_party/forked/golang/btree"
 )
 
@@ -78,7 +79,7 @@ func (e *indexEditor) replace(old, next *serviceState) {
 			e.replacePort(was.port, is.port)
 		}
 		if e.endpoints {
-			e.replaceEndpoints((*anyOf(x, y)).name, was.endpoints, is.endpoints)
+			e.replaceEndpoints((*anyOf(x, y)).name, &was.endpoints, &is.endpoints)
 		}
 	})
 	if was, is := old.health(), next.health(); was != is {
@@ -122,15 +123,14 @@ func healthEntry(p *ServicePort) entry {
 	return entry{kind: healthPortEntry, port: p.HealthCheckNodePort, name: &p.Name}
 }
 
-// replaceEndpoints replaces the entries of the endpoints of a service port. The lists are
-// sorted by address. An address with several ports is one entry.
-func (e *indexEditor) replaceEndpoints(of ServicePortName, was, is []Endpoint) {
-	if len(was) == len(is) && (len(is) == 0 || &was[0] == &is[0]) {
+// replaceEndpoints replaces the entries of the endpoints of a service port. An address
+// with several ports is one entry.
+func (e *indexEditor) replaceEndpoints(of ServicePortName, was, is *endpointList) {
+	if was.Same(is) {
 		return
 	}
 	name := new(of)
-	byAddr := func(x, y *Endpoint) int { return x.Addr.Compare(y.Addr) }
-	walk(was, is, byAddr, func(x, y *Endpoint) {
+	sorted.Walk(was, is, byAddr, func(x, y *Endpoint) {
 		switch {
 		case x == nil:
 			e.own().ReplaceOrInsert(entry{kind: endpointEntry, addr: y.Addr.Addr(), name: name})

@@ -58,7 +58,7 @@ func (s *State) ByEndpoint(addr netip.Addr) iter.Seq[ServicePortName] {
 		var names []ServicePortName
 		for _, service := range s.services.All() {
 			for _, p := range service.ports {
-				if hasAddr(p.endpoints, addr) {
+				if hasAddr(&p.endpoints, addr) {
 					names = append(names, p.name)
 				}
 			}

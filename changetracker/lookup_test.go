@@ -54,7 +54,7 @@ func walkState(s *State) walked {
 	for _, service := range s.services.All() {
 		for _, p := range service.ports {
 			addrs := map[netip.Addr]bool{}
-			for _, e := range p.endpoints {
+			for _, e := range p.endpoints.Slice() {
 				addrs[e.Addr.Addr()] = true
 			}
 			for a := range addrs {

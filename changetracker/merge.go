@@ -3,6 +3,8 @@ package changetracker
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/serviceplane/serviceplane/internal/sorted"
 )
 
 // walk visits the items of two sorted lists in order, with nil for the list that does not have
@@ -40,21 +42,28 @@ func anyOf[T any](x, y *T) *T {
 	return y
 }
 
-// mergeAll returns the union of all contributions, sorted, with the winning record of each
-// address. If there is only one slice its list is shared, if possible, and not copied.
-func mergeAll(contributions []contribution) []Endpoint {
+// mergeAll returns the union of what all slices have for a port, with the winning record of each
+// address. If there is only one slice its list is shared, if possible, and not copied. Beyond the
+// limit of a slice's endpoints, the lowest are enough for those of the union.
+func (s *heldService) mergeAll(key portKey, limit int) endpointList {
+	var buffer [16]contribution
+	contributions := slices.AppendSeq(buffer[:0], s.contributions(key))
+	for i := range contributions {
+		c := &contributions[i]
+		c.endpoints = c.endpoints[:min(len(c.endpoints), limit)]
+	}
 	if len(contributions) == 0 {
-		return nil
+		return endpointList{}
 	}
 	if len(contributions) == 1 && contributions[0].complete() {
-		return contributions[0].endpoints
+		return sorted.Of(contributions[0].endpoints)
 	}
 	best := bestRecords(contributions)
 	merged := make([]Endpoint, len(best))
 	for i, r := range best {
 		merged[i] = r.value()
 	}
-	return merged
+	return sorted.Of(merged)
 }
 
 func bestRecords(contributions []contribution) []record {
@@ -86,22 +95,16 @@ func bestRecords(contributions []contribution) []record {
 
 // mergeTouched is mergeAll if only the records of some addresses, sorted and without
 // duplicates, have changed since old was merged.
-func mergeTouched(old []Endpoint, contributions []contribution, addrs []netip.AddrPort) []Endpoint {
-	if len(contributions) <= 1 {
-		return mergeAll(contributions)
-	}
-	merged := make([]Endpoint, 0, len(old)+len(addrs))
-	for _, addr := range addrs {
-		i, found := searchEndpoint(old, addr)
-		merged = append(merged, old[:i]...)
-		if old = old[i:]; found {
-			old = old[1:]
-		}
-		if r := winner(contributions, addr); r.endpoint != nil {
-			merged = append(merged, r.value())
+func (s *heldService) mergeTouched(key portKey, old endpointList, addrs []netip.AddrPort) endpointList {
+	edits := make([]sorted.Edit[Endpoint], len(addrs))
+	for i, addr := range addrs {
+		if r := s.winner(key, addr, nil); r.endpoint != nil {
+			edits[i].Item = r.value()
+		} else {
+			edits[i] = sorted.Edit[Endpoint]{Item: Endpoint{Addr: addr}, Remove: true}
 		}
 	}
-	return append(merged, old...)
+	return old.With(edits, byAddr)
 }
 
 // record is what one slice says about an address.
@@ -134,11 +137,13 @@ func (r record) better(o record) record {
 	return r
 }
 
-// winner returns the record of addr that counts among all contributions.
-func winner(contributions []contribution, addr netip.AddrPort) record {
+// winner returns the record of addr that counts among all slices but one, which may be nil.
+func (s *heldService) winner(key portKey, addr netip.AddrPort, but *heldSlice) record {
 	var best record
-	for _, c := range contributions {
-		best = best.better(record{slice: c.slice, addr: addr, endpoint: c.find(addr)})
+	for c := range s.contributions(key) {
+		if c.slice != but {
+			best = best.better(record{slice: c.slice, addr: addr, endpoint: c.find(addr)})
+		}
 	}
 	return best
 }

@@ -1,15 +1,22 @@
 package changetracker
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/serviceplane/serviceplane/internal/sorted"
+)
 
 // portState is a port of a Service in a State. It is immutable.
 type portState struct {
 	name      ServicePortName
 	port      *ServicePort // nil: not proxied, there are only endpoints
-	merged    []Endpoint   // according to slices, sorted by address
+	merged    endpointList // according to slices
 	aside     int          // how many more there are than the port may have
-	endpoints []Endpoint   // after overrides and hooks, or the same list; sorted
+	endpoints endpointList // after overrides and hooks, or the same list
 }
+
+// endpointList is sorted by address.
+type endpointList = sorted.List[Endpoint]
 
 func (p *portState) key() portKey { return p.name.key() }
 

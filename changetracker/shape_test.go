@@ -86,7 +86,7 @@ func (w *world) targets(r *rand.Rand, name types.NamespacedName) (targets []over
 			return nil, errTest
 		}
 		p := pick(r, ports...)
-		for _, e := range p.endpoints {
+		for _, e := range p.endpoints.Slice() {
 			if r.IntN(3) > 0 {
 				targets = append(targets, overridden{p.name, e.Addr})
 			}
@@ -139,7 +139,7 @@ func (w *world) shaped(plain *State) replica {
 	for _, service := range plain.services.All() {
 		for _, p := range service.ports {
 			list, left := map[netip.AddrPort]Endpoint{}, 0
-			for _, e := range p.endpoints {
+			for _, e := range p.endpoints.Slice() {
 				list[e.Addr] = e
 				if (e.Ready || e.Serving && e.Terminating) && !w.overrides[overridden{p.name, e.Addr}].Eject {
 					left++

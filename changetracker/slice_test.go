@@ -116,7 +116,7 @@ func TestEndpointPorts(t *testing.T) {
 			got := map[ServicePortName][]string{}
 			service, _ := state.services.Get(web)
 			for _, p := range service.ports {
-				got[p.name] = addrs(p.endpoints)
+				got[p.name] = addrs(p.endpoints.Slice())
 			}
 			if !reflect.DeepEqual(got, c.want) {
 				t.Errorf("endpoints = %v, want %v", got, c.want)

@@ -2,7 +2,6 @@ package changetracker
 
 import (
 	"iter"
-	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -43,7 +42,7 @@ func (s *State) Endpoints(name ServicePortName) []Endpoint {
 	if p == nil {
 		return nil
 	}
-	return slices.Clip(p.endpoints)
+	return p.endpoints.Slice()
 }
 
 // All yields every service port, in no particular order.

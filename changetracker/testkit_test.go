@@ -149,7 +149,7 @@ func dump(s *State) string {
 	for _, service := range s.services.All() {
 		for _, p := range service.ports {
 			line := fmt.Sprintf("%s/%s %s", p.name, p.name.Protocol, dumpPort(p.port))
-			for _, e := range p.endpoints {
+			for _, e := range p.endpoints.Slice() {
 				line += "\n    " + dumpEndpoint(e)
 			}
 			lines = append(lines, line)

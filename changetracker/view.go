@@ -36,7 +36,7 @@ func (v View) Select(name ServicePortName) (s Selection, ok bool) {
 	if p == nil || p.port == nil {
 		return Selection{}, false
 	}
-	return Select(p.port, p.endpoints, v.node), true
+	return Select(p.port, p.endpoints.Slice(), v.node), true
 }
 
 // LocalReady returns the number of distinct addresses of the ready endpoints of a Service on
@@ -46,8 +46,7 @@ func (v View) LocalReady(name types.NamespacedName) int {
 	service, _ := v.state.services.Get(name)
 	var addrs []netip.Addr
 	for _, p := range service.all() {
-		for i := range p.endpoints {
-			e := &p.endpoints[i]
+		for e := range p.endpoints.All() {
 			if last := len(addrs) - 1; e.Ready && v.Local(e) && (last < 0 || addrs[last] != e.Addr.Addr()) {
 				addrs = append(addrs, e.Addr.Addr())
 			}

@@ -90,7 +90,7 @@ func naiveLocalReady(v View, name ServicePortName) int {
 	found := map[netip.Addr]bool{}
 	service, _ := v.State().services.Get(name.NamespacedName)
 	for _, p := range service.ports {
-		for _, e := range p.endpoints {
+		for _, e := range p.endpoints.Slice() {
 			if v.Local(&e) && e.Ready {
 				found[e.Addr.Addr()] = true
 			}
