@@ -19,15 +19,15 @@ type store struct {
 	node     Node
 	families perFamily[*family] // nil: not tracked; does not change
 	// homes finds an EndpointSlice by its own name, independent of its labels (W-02).
-	homes     map[sliceKey]home
-	parser    sliceParser
-	nodeNames nodeNames
-	problems  problemSet
-	sequence  uint64 // of triggers
-	arrived   Counts
-	heard     Versions
-	lines     []logLine
-	gate      gate
+	homes    map[sliceKey]home
+	parser   sliceParser
+	places   placeNames
+	problems problemSet
+	sequence uint64 // of triggers
+	arrived  Counts
+	heard    Versions
+	lines    []logLine
+	gate     gate
 }
 
 func newStore(o Options) (*store, error) {
@@ -37,7 +37,7 @@ func newStore(o Options) (*store, error) {
 	c := newConfig(o)
 	s := &store{
 		config: c, node: o.Node.canonical(), parser: sliceParser{config: c},
-		homes: map[sliceKey]home{}, nodeNames: nodeNames{}, problems: newProblemSet(), gate: newGate(&o),
+		homes: map[sliceKey]home{}, places: placeNames{}, problems: newProblemSet(), gate: newGate(&o),
 	}
 	c.warn = func(message string, fields ...zap.Field) {
 		s.lines = append(s.lines, logLine{message: message, fields: fields})
@@ -216,7 +216,7 @@ func (s *store) successor(held, parsed *heldSlice) *heldSlice {
 		next.endpoints = held.endpoints
 	} else {
 		next.endpoints = slices.Clone(parsed.endpoints)
-		s.nodeNames.share(next.endpoints)
+		s.places.share(next.endpoints)
 	}
 	return &next
 }
@@ -235,7 +235,7 @@ func (s *store) takeEndpoints(from string, name ServicePortName, endpoints perFa
 			continue
 		}
 		list := dropDuplicates(endpoints[index])
-		s.nodeNames.share(list)
+		s.places.share(list)
 		if f.setEndpoints(from, name, list) {
 			changed = true
 		}

@@ -33,6 +33,7 @@ type mirror struct {
 var (
 	_ cache.Queue                  = (*mirror)(nil)
 	_ cache.ResourceVersionUpdater = (*mirror)(nil)
+	_ cache.TransformingStore      = (*mirror)(nil)
 )
 
 func newMirror(from cache.ListerWatcher, nameless func() named) *mirror {
@@ -71,6 +72,21 @@ func (m *mirror) Update(object any) error {
 	return nil
 }
 
+// Transformer delivers the objects of a list that arrives as a stream, one by one. The reflector
+// keeps only their names until the end of the list, for Replace.
+func (m *mirror) Transformer() cache.TransformFunc {
+	return func(object any) (any, error) {
+		o, ok := object.(named)
+		if !ok {
+			return object, nil
+		}
+		return delivered(nameOf(o)), m.Update(object)
+	}
+}
+
+// delivered is the name of an object that is delivered.
+type delivered types.NamespacedName
+
 // Delete delivers the last state of an object.
 func (m *mirror) Delete(object any) error {
 	if o, ok := object.(named); ok {
@@ -85,8 +101,14 @@ func (m *mirror) Delete(object any) error {
 func (m *mirror) Replace(list []any, version string) error {
 	missing := m.known
 	m.known = make(map[types.NamespacedName]struct{}, len(list))
-	for _, object := range list {
-		if o, ok := object.(named); ok {
+	for i, object := range list {
+		list[i] = nil // what is delivered is not needed any more
+		switch o := object.(type) {
+		case delivered:
+			delete(missing, types.NamespacedName(o))
+			m.known[types.NamespacedName(o)] = struct{}{}
+			continue
+		case named:
 			delete(missing, nameOf(o))
 		}
 		_ = m.Update(object)

@@ -22,9 +22,9 @@ import (
 // Run watches the API server and delivers what it says to a Provider until ctx ends. It
 // returns nil after all goroutines have ended. The API server sends only Services that
 // have a ClusterIP and the right label, EndpointSlices of Services that are not
-// headless, and one Node. Run stores only their names: an object that changes is delivered
-// as if it was new, and one whose deletion was missed has only its name then. Run also says
-// OnVersion.
+// headless, and one Node. Run stores only their names, also while a list arrives as a stream:
+// an object that changes is delivered as if it was new, and one whose deletion was missed has
+// only its name then. Run also says OnVersion.
 //
 // An unreachable API server is no error: the Provider keeps its state, and Run tries
 // again. Run may then return up to a minute after the end of ctx, because client-go 0.37
