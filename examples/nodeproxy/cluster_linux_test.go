@@ -63,22 +63,22 @@ func podAddr(pod, family int) string {
 
 // small is a node with two pods, and a client outside.
 type small struct {
-	t            *testing.T
+	t            testing.TB
 	node, client *netns.NS
 	pods         []*netns.NS
 }
 
 // newSmall builds the network, without any proxy. It skips without root.
-func newSmall(t *testing.T) *small {
-	t.Helper()
-	c := &small{t: t, node: netnstest.New(t), client: netnstest.New(t)}
-	netnstest.Check(t, c.node.Forward())
+func newSmall(tb testing.TB) *small {
+	tb.Helper()
+	c := &small{t: tb, node: netnstest.New(tb), client: netnstest.New(tb)}
+	netnstest.Check(tb, c.node.Forward())
 	c.connect("client", c.client, []string{"192.0.2.10/24", "2001:db8::10/64"}, []string{"192.0.2.1/24", "2001:db8::1/64"})
 	for n := 1; n <= 2; n++ {
-		pod := netnstest.New(t)
+		pod := netnstest.New(tb)
 		gateway := []string{fmt.Sprintf("10.244.%d.1/24", n), fmt.Sprintf("fd00:244:%d::1/64", n)}
 		c.connect(fmt.Sprintf("pod%d", n), pod, gateway, []string{podAddr(n, 4) + "/24", podAddr(n, 6) + "/64"})
-		netnstest.Serve(t, pod, fmt.Sprintf("pod-%d", n), 8080)
+		netnstest.Serve(tb, pod, fmt.Sprintf("pod-%d", n), 8080)
 		c.pods = append(c.pods, pod)
 	}
 	return c
@@ -163,15 +163,15 @@ func (c *small) nft(args ...string) string {
 }
 
 // nftIn runs nft in a namespace, and returns its output.
-func nftIn(t *testing.T, ns *netns.NS, args ...string) string {
-	t.Helper()
+func nftIn(tb testing.TB, ns *netns.NS, args ...string) string {
+	tb.Helper()
 	var out []byte
 	err := ns.Do(func() (err error) {
-		out, err = exec.CommandContext(t.Context(), "nft", args...).CombinedOutput()
+		out, err = exec.CommandContext(tb.Context(), "nft", args...).CombinedOutput()
 		return err
 	})
 	if err != nil {
-		t.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out)
+		tb.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return string(out)
 }
@@ -249,11 +249,11 @@ func (d *directory) remove(name string) {
 }
 
 // objects parses manifests for an API server.
-func objects(t *testing.T, text string) []manifest.Object {
-	t.Helper()
+func objects(tb testing.TB, text string) []manifest.Object {
+	tb.Helper()
 	read, errs := manifest.Parse("test.yaml", []byte(text))
 	for _, err := range errs {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return read
 }

@@ -32,9 +32,9 @@ func byDefault() proxier.Config {
 	return proxier.Config{
 		Node:       changetracker.Node{Name: "node-1"},
 		Names:      proxier.KubeProxyNames(),
-		Runner:     runner.Options{MinInterval: time.Second, Retry: runner.Backoff{Max: 30 * time.Second}}, // OPT-06, OPT-07
-		Masquerade: proxier.Masquerade{Mark: 0x4000},                                                       // OPT-09
-		NodePorts:  proxier.NodePorts{Primary: true},                                                       // NPA-06
+		Runner:     runner.Options{MinInterval: 50 * time.Millisecond, Retry: runner.Backoff{Max: 30 * time.Second}}, // OPT-06, OPT-07
+		Masquerade: proxier.Masquerade{Mark: 0x4000},                                                                 // OPT-09
+		NodePorts:  proxier.NodePorts{Primary: true},                                                                 // NPA-06
 	}
 }
 
@@ -79,8 +79,8 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 		"longest retry is the first": {"--nftables-min-sync-period=0 --nftables-sync-period=20ms", func(c *proxier.Config) {
 			c.Runner = runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: 20 * time.Millisecond, Max: 20 * time.Millisecond}}
 		}},
-		"NPA-06 iptables":            {"--proxy-mode=iptables", func(c *proxier.Config) { c.NodePorts = proxier.NodePorts{} }},
-		"NPA-05 primary in iptables": {"--proxy-mode=iptables --nodeport-addresses=primary", func(*proxier.Config) {}},
+		"NPA-06 iptables":            {"--proxy-mode=iptables", func(c *proxier.Config) { c.NodePorts, c.Runner.MinInterval = proxier.NodePorts{}, time.Second }},
+		"NPA-05 primary in iptables": {"--proxy-mode=iptables --nodeport-addresses=primary", func(c *proxier.Config) { c.Runner.MinInterval = time.Second }},
 		"NPA-06 userspace":           {"--proxy-mode=userspace", func(c *proxier.Config) { c.NodePorts = proxier.NodePorts{} }},
 		"NPA-06 ipvs": {"--proxy-mode=ipvs --iptables-masquerade-bit=3 --ipvs-min-sync-period=2s --ipvs-sync-period=7s", func(c *proxier.Config) {
 			c.NodePorts = proxier.NodePorts{}
@@ -88,7 +88,7 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 		}},
 		"portals have their own": {
 			"--proxy-mode=userspace --userspace-portals=iptables --nodeport-addresses=primary --iptables-masquerade-bit=3",
-			func(c *proxier.Config) { c.Masquerade.Mark = 1 << 3 },
+			func(c *proxier.Config) { c.Masquerade.Mark, c.Runner.MinInterval = 1<<3, time.Second },
 		},
 		"each mode has its own": {"--proxy-mode=iptables --nodeport-addresses=primary --iptables-masquerade-bit=3 --nftables-masquerade-bit=5 " +
 			"--iptables-min-sync-period=2s --iptables-sync-period=7s --nftables-sync-period=9s", func(c *proxier.Config) {

@@ -209,12 +209,12 @@ func (p *proxyProcess) hasEnded() bool {
 }
 
 // startWithDescriptors starts the program as start does, with so many descriptors.
-func startWithDescriptors(t *testing.T, ns *netns.NS, most int, args ...string) *proxyProcess {
-	t.Helper()
-	p := prepare(t, ns, args...)
+func startWithDescriptors(tb testing.TB, ns *netns.NS, most int, args ...string) *proxyProcess {
+	tb.Helper()
+	p := prepare(tb, ns, args...)
 	p.cmd.Args = append([]string{"sh", "-c", `ulimit -n "$0" && exec "$@"`, strconv.Itoa(most)}, p.cmd.Args...)
 	path, err := exec.LookPath("sh")
-	netnstest.Check(t, err)
+	netnstest.Check(tb, err)
 	p.cmd.Path = path
 	p.run()
 	return p

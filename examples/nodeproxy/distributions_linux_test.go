@@ -87,15 +87,15 @@ cp -rP "$files"/. /
 eval "exec $line"`
 
 // place puts a file where a mounted ConfigMap has it: a link to a link to a directory.
-func place(t *testing.T, root, path, text string) {
-	t.Helper()
+func place(tb testing.TB, root, path, text string) {
+	tb.Helper()
 	dir, name := filepath.Split(filepath.Join(root, path))
-	netnstest.Check(t, os.MkdirAll(filepath.Join(dir, "..2026_11_22"), 0o755)) //nolint:gosec // as in a pod
-	netnstest.Check(t, os.WriteFile(filepath.Join(dir, "..2026_11_22", name), []byte(text), 0o600))
+	netnstest.Check(tb, os.MkdirAll(filepath.Join(dir, "..2026_11_22"), 0o755)) //nolint:gosec // as in a pod
+	netnstest.Check(tb, os.WriteFile(filepath.Join(dir, "..2026_11_22", name), []byte(text), 0o600))
 	if _, err := os.Lstat(filepath.Join(dir, "..data")); os.IsNotExist(err) {
-		netnstest.Check(t, os.Symlink("..2026_11_22", filepath.Join(dir, "..data")))
+		netnstest.Check(tb, os.Symlink("..2026_11_22", filepath.Join(dir, "..data")))
 	}
-	netnstest.Check(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
+	netnstest.Check(tb, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
 }
 
 // startLine starts a command line on a machine with the files of a distribution, and with

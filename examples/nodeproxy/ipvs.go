@@ -33,7 +33,7 @@ func (v *virtualServers) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&v.schedulerFlags, "ipvs-scheduler-flags", nil, "flags of virtual servers in mode ipvs: fallback and port for the schedulers sh and mh (mh always has port), and ops, which schedules each UDP datagram")
 	f.StringSliceVar(&v.exclude, "ipvs-exclude-cidrs", nil, "CIDRs whose virtual servers mode ipvs does not delete")
 	f.BoolVar(&v.strictARP, "ipvs-strict-arp", false, "do not answer ARP requests for VIPs in mode ipvs")
-	f.DurationVar(&v.minSyncPeriod, "ipvs-min-sync-period", time.Second, "minimum time between syncs; 0 for no limit")
+	f.DurationVar(&v.minSyncPeriod, "ipvs-min-sync-period", shortSyncPeriod, "minimum time between syncs; 0 for no limit")
 	f.DurationVar(&v.syncPeriod, "ipvs-sync-period", 30*time.Second, "maximum time between retries of a failed sync")
 	f.DurationVar(&v.tcpTimeout, "ipvs-tcp-timeout", 0, "IPVS timeout of idle TCP connections; 0 keeps the value")
 	f.DurationVar(&v.tcpFinTimeout, "ipvs-tcpfin-timeout", 0, "IPVS timeout of TCP connections after a FIN; 0 keeps the value")

@@ -67,8 +67,8 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.deniedExternalIPs, "denied-external-ips", nil, "CIDRs in which external IPs are refused, in addition to pod CIDRs, loopback, link-local and multicast; \"node-addresses\" for the addresses of this node")
 	f.BoolVar(&o.strictSourceRanges, "strict-source-ranges", false, "drop all traffic to a load balancer IP if no source range of its IP family is valid, instead of allowing all clients")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that accept node ports: CIDRs, primary, localhost and all, which does not include localhost; default is primary in mode nftables, and all in other modes")
-	o.nftables.register(f, modeNFTables)
-	o.iptables.register(f, modeIPTables)
+	o.nftables.register(f, modeNFTables, shortSyncPeriod)
+	o.iptables.register(f, modeIPTables, time.Second)
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "accept node ports on 127.0.0.0/8")
 	o.ipvs.register(f)
 	o.userspace.register(f)
@@ -112,11 +112,14 @@ func registerConntrack(f *pflag.FlagSet, c *conntrack.SysctlOptions) {
 	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", 0, "conntrack timeout of answered UDP flows; 0 keeps the value")
 }
 
+// shortSyncPeriod is the minimum time between syncs where a change costs less than a millisecond.
+const shortSyncPeriod = 50 * time.Millisecond
+
 // register registers the flags of a mode.
-func (t *tuning) register(f *pflag.FlagSet, m mode) {
+func (t *tuning) register(f *pflag.FlagSet, m mode, minSyncPeriod time.Duration) {
 	prefix := string(m)
 	f.IntVar(&t.masqueradeBit, prefix+"-masquerade-bit", 14, "bit of the packet mark for masquerading, 0 to 31")
-	f.DurationVar(&t.minSyncPeriod, prefix+"-min-sync-period", time.Second, "minimum time between syncs; 0 for no limit")
+	f.DurationVar(&t.minSyncPeriod, prefix+"-min-sync-period", minSyncPeriod, "minimum time between syncs; 0 for no limit")
 	f.DurationVar(&t.syncPeriod, prefix+"-sync-period", 30*time.Second, "maximum time between retries of a failed sync")
 }
 

@@ -43,7 +43,7 @@ var build = sync.OnceValues(func() (string, error) {
 
 // proxyProcess is a process of the program in a network namespace.
 type proxyProcess struct {
-	t      *testing.T
+	t      testing.TB
 	ns     *netns.NS
 	cmd    *exec.Cmd
 	output output
@@ -54,22 +54,22 @@ type proxyProcess struct {
 
 // start starts the program, and kills it at the end of the test. The first arguments keep
 // the machine's kernel settings.
-func start(t *testing.T, ns *netns.NS, args ...string) *proxyProcess {
-	t.Helper()
-	p := prepare(t, ns, args...)
+func start(tb testing.TB, ns *netns.NS, args ...string) *proxyProcess {
+	tb.Helper()
+	p := prepare(tb, ns, args...)
 	p.run()
 	return p
 }
 
 // prepare prepares what start runs.
-func prepare(t *testing.T, ns *netns.NS, args ...string) *proxyProcess {
-	t.Helper()
+func prepare(tb testing.TB, ns *netns.NS, args ...string) *proxyProcess {
+	tb.Helper()
 	binary, err := build()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	args = append([]string{"--hostname-override=node-1", "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1"}, args...)
-	p := &proxyProcess{t: t, ns: ns, cmd: exec.Command(binary, args...), ended: make(chan struct{})}
+	p := &proxyProcess{t: tb, ns: ns, cmd: exec.Command(binary, args...), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), asProgram+"=yes")
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	return p
