@@ -251,22 +251,19 @@ func (e *Engine) sink(t *transaction, name changetracker.ServicePortName, prev *
 	return departures{t, name, prev}
 }
 
-// settleBatch is how many counters are read at once: the answers must fit the socket's buffer.
-const settleBatch = 256
-
 // settle adds what counters have counted for the owners that they have just lost. A connection
 // that the next owner of a counter got since then counts for the last one.
 func (e *Engine) settle(ctx context.Context, departed []departure) error {
 	for rest := departed; len(rest) > 0; {
-		batch := rest[:min(len(rest), settleBatch)]
+		batch := rest[:min(len(rest), answersAtOnce)]
 		rest = rest[len(batch):]
 		w := &wire{family: e.batch.family, table: e.batch.table}
 		owners := make(map[counterKey]counting.Owner, len(batch))
 		for _, d := range batch {
 			owners[d.counterKey] = d.owner
-			w.getElement(&setSpecs[d.in], d.key)
+			w.getElements(&setSpecs[d.in], []elementBytes{d.key})
 		}
-		err := e.kernel.query(ctx, w, func(attrs []byte) {
+		err := e.kernel.query(ctx, w, func(_ int, attrs []byte) {
 			in := setNamed(netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_SET))).id
 			for el := range elementsOf(attrs) {
 				counter := counterKey{in, elementOf(string(el.key))}
@@ -278,11 +275,6 @@ func (e *Engine) settle(ctx context.Context, departed []departure) error {
 		}
 	}
 	return nil
-}
-
-// getElement requests one element.
-func (w *wire) getElement(spec *setSpec, key elementBytes) {
-	w.elementMessage(elementOp{msgGetElement, 0, "read"}, spec, appendElement(nil, key.bytes(), nil, nil))
 }
 
 // endpointAt returns the endpoint that a counter of the service port counts.

@@ -42,6 +42,8 @@ type Engine struct {
 	loading       bool        // listeners knows that much is being written
 	counts        *counts     // nil if connections are not counted
 	counterLimit  uint32      // of each set of counters: the constant, but for tests
+	askFrom       int         // how large a set is read by key: the constant, but for tests
+	questions     []byte      // memory that every query of askSet reuses
 	batch         wire        // memory that every batch reuses
 	step          transaction // memory that every step reuses
 }
@@ -91,6 +93,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		listeners:    newListeners(),
 		loadWrites:   loadWrites,
 		counterLimit: counterLimit,
+		askFrom:      askFrom,
 		batch:        wire{family: netfilterFamily(family), table: config.Names.Table},
 	}, nil
 }

@@ -182,6 +182,9 @@ func (w *world) engine(tb testing.TB, ns *netns.NS) *Engine {
 	if err != nil {
 		tb.Fatalf("new engine: %v", err)
 	}
+	if w.rand == nil || w.rand.IntN(2) == 0 {
+		e.askFrom = 0
+	}
 	tb.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			tb.Errorf("close engine: %v", err)
@@ -387,6 +390,13 @@ func (k *faultyKernel) dump(ctx context.Context, w *wire, reset func(), each fun
 		return errInjected
 	}
 	return k.kernel.dump(ctx, w, reset, each)
+}
+
+func (k *faultyKernel) query(ctx context.Context, w *wire, each func(int, []byte)) error {
+	if k.failAt.Add(-1) == 0 {
+		return errInjected
+	}
+	return k.kernel.query(ctx, w, each)
 }
 
 // TestAnyFailedMessageIsMadeUpFor makes each netlink message of a load and of a

@@ -41,7 +41,7 @@ func TestHistoriesCatchPlantedBugs(t *testing.T) {
 
 func historyPlanes(t *testing.T, seed uint64) (plane, fresh history.Plane) {
 	t.Helper()
-	p := historyPlane{ns: netnstest.New(t), loadWrites: []int{0, 20, loadWrites}[seed%3]}
+	p := historyPlane{ns: netnstest.New(t), loadWrites: []int{0, 20, loadWrites}[seed%3], askFrom: []int{0, askFrom}[seed/3%2]}
 	if seed%2 == 0 {
 		p.shared.Masquerade.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
 	}
@@ -57,6 +57,7 @@ type historyPlane struct {
 	ns         *netns.NS
 	shared     proxier.Config
 	loadWrites int
+	askFrom    int
 }
 
 // Config implements history.Plane.
@@ -74,7 +75,7 @@ func (p historyPlane) Engines(config proxier.Config, calls *history.Calls) (map[
 		if err != nil {
 			return nil, err
 		}
-		e.listeners, e.loadWrites = shared, p.loadWrites
+		e.listeners, e.loadWrites, e.askFrom = shared, p.loadWrites, p.askFrom
 		open := e.open
 		e.open = func() (k kernel, err error) {
 			err = calls.Do(func() error { k, err = open(); return err })
@@ -98,6 +99,10 @@ func (k *calledKernel) commit(ctx context.Context, w *wire) error {
 
 func (k *calledKernel) dump(ctx context.Context, w *wire, reset func(), each func([]byte)) error {
 	return k.calls.Do(func() error { return k.kernel.dump(ctx, w, reset, each) })
+}
+
+func (k *calledKernel) query(ctx context.Context, w *wire, each func(int, []byte)) error {
+	return k.calls.Do(func() error { return k.kernel.query(ctx, w, each) })
 }
 
 // Damage implements history.Plane.

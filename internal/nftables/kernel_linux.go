@@ -25,9 +25,9 @@ type kernel interface {
 	// dump calls each with the attributes of every object that answers the request in w,
 	// which holds one message. If it has to start again, it calls reset.
 	dump(ctx context.Context, w *wire, reset func(), each func(attrs []byte)) error
-	// query calls each with the attributes of every object that the requests in w name, one
-	// each. Objects that do not exist are left out.
-	query(ctx context.Context, w *wire, each func(attrs []byte)) error
+	// query calls each with the attributes of the objects that the messages of w ask for, up to
+	// the first of each message that does not exist. All together are answersAtOnce or fewer.
+	query(ctx context.Context, w *wire, each func(message int, attrs []byte)) error
 	// port is the address of the socket. Notifications name it as the origin of a change.
 	port() uint32
 	close() error
@@ -211,27 +211,64 @@ func (s *socket) dumpOnce(ctx context.Context, w *wire, each func(attrs []byte))
 	}
 }
 
-func (s *socket) query(ctx context.Context, w *wire, each func(attrs []byte)) error {
+// answersAtOnce is how many objects one query may ask for: their answers must fit the socket's
+// buffer, which may have its default size.
+const answersAtOnce = 256
+
+func (s *socket) query(ctx context.Context, w *wire, each func(message int, attrs []byte)) error {
 	object := w.messages[0].object
 	if err := s.send(w); err != nil {
 		return classify("read", object, err)
 	}
-	for answers := 0; answers < len(w.messages); {
-		n, err := s.await(ctx)
-		if err != nil {
-			return classify("read", object, err)
-		}
-		for m := range s.answers(n) {
-			answers++
-			switch errno := unix.Errno(m.errno()); {
-			case m.typ != unix.NLMSG_ERROR:
-				each(m.body[min(nfgenHeaderLen, len(m.body)):])
-			case errno != unix.ENOENT:
-				return classify("read", object, errno)
+	q := query{each: each, left: make([]int, len(w.messages))}
+	for i := range w.messages {
+		q.left[i] = w.messages[i].objects
+		q.sum += w.messages[i].objects
+	}
+	var failed error
+	err := s.soon(ctx, func() error {
+		return s.raw.Read(func(fd uintptr) (done bool) {
+			for q.sum > 0 && failed == nil {
+				var n int
+				if n, failed = s.receiveFrom(fd, 0); errors.Is(failed, unix.EAGAIN) {
+					failed = nil
+					return false
+				}
+				failed = cmp.Or(failed, q.receive(s, n))
 			}
-		}
+			return true
+		})
+	})
+	if err := cmp.Or(failed, err); err != nil {
+		return classify("read", object, err)
 	}
 	return ctx.Err()
+}
+
+// query is the state of a query.
+type query struct {
+	each func(message int, attrs []byte)
+	left []int // of the objects that each message asks for
+	sum  int
+}
+
+// receive takes the answers in n bytes.
+func (q *query) receive(s *socket, n int) error {
+	for m := range s.answers(n) {
+		i, errno, served := int(m.seq-s.sequence), unix.Errno(0), 1
+		if m.typ == unix.NLMSG_ERROR {
+			errno, served = unix.Errno(m.errno()), q.left[i]
+		}
+		q.left[i] -= served
+		q.sum -= served
+		switch {
+		case m.typ != unix.NLMSG_ERROR:
+			q.each(i, m.body[min(nfgenHeaderLen, len(m.body)):])
+		case errno != unix.ENOENT:
+			return errno
+		}
+	}
+	return nil
 }
 
 // send numbers the messages of w with the next numbers, and sends them.
@@ -259,17 +296,26 @@ func (s *socket) answers(n int) iter.Seq[header] {
 	}
 }
 
-// await reads answers, which must be there soon. The end of ctx ends it.
+// await reads answers.
 func (s *socket) await(ctx context.Context) (n int, err error) {
+	err = s.soon(ctx, func() (err error) {
+		n, err = s.read(0)
+		return err
+	})
+	return n, err
+}
+
+// soon calls read, which reads answers that must be there soon. The end of ctx ends it.
+func (s *socket) soon(ctx context.Context, read func() error) error {
 	if err := s.conn.SetReadDeadline(time.Now().Add(s.patience)); err != nil {
-		return 0, err
+		return err
 	}
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
 		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed
 	})
-	n, err = s.read(0)
+	err := read()
 	if !stop() {
 		<-interrupted
 	}
@@ -277,19 +323,21 @@ func (s *socket) await(ctx context.Context) (n int, err error) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = cmp.Or(ctx.Err(), fmt.Errorf("%w (after %v)", errNoAnswer, s.patience))
 	}
-	return n, err
+	return err
 }
 
 // read receives whole answers: one that does not fit is an error.
 func (s *socket) read(flags int) (n int, err error) {
 	var got error
 	err = s.raw.Read(func(fd uintptr) bool {
-		n, _, got = unix.Recvfrom(int(fd), s.receive, flags|unix.MSG_TRUNC)
+		n, got = s.receiveFrom(fd, flags)
 		return flags&unix.MSG_DONTWAIT != 0 || !errors.Is(got, unix.EAGAIN)
 	})
-	if err == nil {
-		err = got
-	}
+	return n, cmp.Or(err, got)
+}
+
+func (s *socket) receiveFrom(fd uintptr, flags int) (n int, err error) {
+	n, _, err = unix.Recvfrom(int(fd), s.receive, flags|unix.MSG_TRUNC)
 	if err == nil && n > len(s.receive) {
 		err = unix.EMSGSIZE
 	}

@@ -73,20 +73,25 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	if err := e.observeChains(ctx, o); err != nil {
 		return nil, err
 	}
-	reset := func() { o.sets = map[string]observedSet{} }
+	o.sets, err = e.listSets(ctx)
+	return o, err
+}
+
+func (e *Engine) listSets(ctx context.Context) (sets map[string]observedSet, err error) {
+	reset := func() { sets = map[string]observedSet{} }
 	err = e.list(ctx, msgGetSet, "sets", reset, func(attrs []byte) {
 		if netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_TABLE)) != e.config.Names.Table {
 			return
 		}
 		count := netlinkx.Find(attrs, setAttrCount)
-		o.sets[netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_NAME))] = observedSet{
+		sets[netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_NAME))] = observedSet{
 			shape:     shapeOf(attrs),
 			anonymous: netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0,
 			count:     int(netlinkx.Uint32(count)),
 			counted:   count != nil,
 		}
 	})
-	return o, err
+	return sets, err
 }
 
 // While the kernel loads nf_tables for another socket, such as that of the other family, it
@@ -279,6 +284,9 @@ const (
 // observeSet reads a set until no element comes twice, and it has as many as the kernel counts
 // (newer kernels do), at most a few times.
 func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) error {
+	if all, err := e.askSet(ctx, o, spec); all || err != nil {
+		return err
+	}
 	set, listed := o.sets[spec.name], 0
 	reset := func() { o.element[spec.id], listed = make(map[string]string, set.count), 0 }
 	pause := resizePause

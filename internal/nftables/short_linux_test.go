@@ -49,7 +49,7 @@ func eachCall(t *testing.T, test func(t *testing.T, open func() *socket, call fu
 		},
 		"query": func(ctx context.Context, k *socket) (bool, error) {
 			n := 0
-			err := k.query(ctx, getTables(0, "one", "none", "two"), func([]byte) { n++ })
+			err := k.query(ctx, getTables(0, "one", "none", "two"), func(int, []byte) { n++ })
 			return n == 2, err
 		},
 	} {
@@ -141,7 +141,7 @@ func TestACallWithoutAnAnswerEnds(t *testing.T) {
 		k := open()
 		for name, silent := range map[string]func(ctx context.Context) error{
 			"list":  func(ctx context.Context) error { return k.dump(ctx, nothing(), func() {}, func([]byte) {}) },
-			"query": func(ctx context.Context) error { return k.query(ctx, nothing(), func([]byte) {}) },
+			"query": func(ctx context.Context) error { return k.query(ctx, nothing(), func(int, []byte) {}) },
 		} {
 			k.patience = time.Millisecond
 			err := silent(t.Context())

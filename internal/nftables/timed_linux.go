@@ -24,7 +24,7 @@ func (k *timedKernel) dump(ctx context.Context, w *wire, reset func(), each func
 	return k.kernel.dump(ctx, w, reset, each)
 }
 
-func (k *timedKernel) query(ctx context.Context, w *wire, each func(attrs []byte)) error {
+func (k *timedKernel) query(ctx context.Context, w *wire, each func(message int, attrs []byte)) error {
 	began := time.Now()
 	defer func() { *k.waited += time.Since(began) }()
 	return k.kernel.query(ctx, w, each)

@@ -63,6 +63,7 @@ const sequenceAt = 8
 type message struct {
 	op, object string
 	start      int // offset in the buffer
+	objects    int // that a query asks for
 }
 
 // wire writes netlink messages of one family's table into one buffer.
@@ -84,7 +85,7 @@ func (w *wire) number(first uint32) {
 
 // begin starts a message; its sequence number is its position in messages until it is sent.
 func (w *wire) begin(typ, flags uint16, op, object string) {
-	w.messages = append(w.messages, message{op: op, object: object, start: len(w.buf)})
+	w.messages = append(w.messages, message{op: op, object: object, start: len(w.buf), objects: 1})
 	b := binary.NativeEndian.AppendUint32(w.buf, 0) // length, set by end
 	b = binary.NativeEndian.AppendUint16(b, typ)
 	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|flags)
@@ -198,6 +199,21 @@ func (w *wire) elementMessage(op elementOp, spec *setSpec, encoded []byte) {
 	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
 	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
 	w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() { w.buf = append(w.buf, encoded...) })
+	w.end()
+}
+
+// getElements asks for elements by key. The kernel answers in this order, until the first that
+// does not exist.
+func (w *wire) getElements(spec *setSpec, keys []elementBytes) {
+	w.begin(msgGetElement, 0, "read", "elements of set "+spec.name)
+	w.messages[len(w.messages)-1].objects = len(keys)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
+	w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+		for i := range keys {
+			w.buf = appendElement(w.buf, keys[i].bytes(), nil, nil)
+		}
+	})
 	w.end()
 }
 

@@ -1,0 +1,166 @@
+package nftables
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+// BenchmarkReading reads the endpoints by a dump, and by key: by this, askFrom was chosen.
+func BenchmarkReading(b *testing.B) {
+	sizes := []int{100}
+	if os.Getenv(benchFull) == "1" {
+		sizes = []int{1000, 3000, 10_000, 30_000}
+	}
+	for _, n := range sizes {
+		sized(b, n, 10, func(b *testing.B, c *cluster) {
+			p := newProgrammed(b, c)
+			defer p.stop()
+			for way, from := range map[string]int{"dump": math.MaxInt, "by-key": 0} {
+				e := &Engine{config: p.engine.config, family: p.engine.family, kernel: openKernel(b, p.ns), state: p.engine.state, batch: p.engine.batch, askFrom: from}
+				defer e.kernel.close()
+				o, err := e.observe(b.Context())
+				if err != nil {
+					b.Fatal(err)
+				}
+				if !o.counts() {
+					b.Skip("this kernel does not count elements, so all sets are dumped")
+				}
+				if err := e.observeSets(b.Context(), o, func(s *setSpec) bool { return s.id == setServices }); err != nil {
+					b.Fatal(err)
+				}
+				b.Run(way, func(b *testing.B) {
+					measure(3, func() {}, func() {
+						if err := e.observeSet(b.Context(), o, &setSpecs[setEndpoints]); err != nil || len(o.element[setEndpoints]) != 10*n {
+							b.Fatalf("%d elements, %v", len(o.element[setEndpoints]), err)
+						}
+					}).report(b)
+				})
+			}
+		})
+	}
+}
+
+// largeSets are those that are read by key.
+func largeSets() []setID {
+	return []setID{setEndpoints, setNodePortEndpoints, setAffinityPicks, setNodePortAffinityPicks, setAffinityEndpoints}
+}
+
+// TestAReadingByKeyIsADump: after random changes by another program, an engine that reads by key
+// finds what a dump finds, and repairs it. On kernels that count elements it needs no dump for an
+// undamaged table, nor after changes that leave the number of elements, and the smaller sets.
+func TestAReadingByKeyIsADump(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		e, m := w.engine(t, netnstest.New(t)), model{}
+		for n := range 12 {
+			m[name(n)] = w.service(n)
+			if n%2 == 0 { // enough of them without a table of a consistent hash, and without affinity
+				m[name(n)].Port, m[name(n)].Affinity = nil, 0
+			}
+		}
+		mustApply(t, e, m.full(w))
+		byKey := w.mustReadAlike(t, e)
+		o := w.observed(t, e, 0)
+		t.Logf("the kernel counts elements: %v", o.counts())
+		if all := o.counts(); all && byKey < len(largeSets()) {
+			t.Errorf("%d sets of an undamaged table are read by key, want %d", byKey, len(largeSets()))
+		} else if !all && byKey > 0 {
+			t.Errorf("%d sets are read by key, although the kernel does not count", byKey)
+		}
+		for range 4 {
+			var done []string
+			for range 1 + w.rand.IntN(3) {
+				done = append(done, w.change(t, e))
+			}
+			w.mustReadAlike(t, e)
+			e.askFrom = 0
+			mustApply(t, e, m.full(w))
+			mustMatch(t, e, m)
+			e.askFrom = math.MaxInt // what a dump would repair
+			mustWriteNothing(t, e, m.full(w), fmt.Sprint("after ", done))
+			if t.Failed() {
+				return
+			}
+		}
+	})
+}
+
+// counts reports whether the kernel counts elements.
+func (o *observation) counts() bool { return o.sets[setName(setEndpoints)].counted }
+
+// observed reads the table; sets of the size are read by key.
+func (w *world) observed(t *testing.T, e *Engine, askFrom int) *observation {
+	t.Helper()
+	e.askFrom = askFrom
+	o, err := e.observe(t.Context())
+	if err == nil {
+		err = e.observeElements(t.Context(), o)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// mustReadAlike returns how many of the large sets are read by key.
+func (w *world) mustReadAlike(t *testing.T, e *Engine) (byKey int) {
+	t.Helper()
+	dumped, o := w.observed(t, e, math.MaxInt), w.observed(t, e, 0)
+	if diff := cmp.Diff(dumped.element, o.element); diff != "" {
+		t.Errorf("read otherwise than a dump (-dump +by key):\n%s", diff)
+	}
+	for _, id := range largeSets() {
+		switch all, err := e.askSet(t.Context(), o, &setSpecs[id]); {
+		case err != nil:
+			t.Fatal(err)
+		case all:
+			byKey++
+		}
+	}
+	return byKey
+}
+
+// change changes an element of a map as another program would, and says what.
+func (w *world) change(t *testing.T, e *Engine) (what string) {
+	t.Helper()
+	o := w.observed(t, e, math.MaxInt)
+	spec := &setSpecs[0]
+	for len(spec.data) == 0 || len(o.element[spec.id]) == 0 {
+		spec = &setSpecs[w.rand.IntN(int(numSets))]
+	}
+	keys := slices.Sorted(maps.Keys(o.element[spec.id]))
+	any := func() string { return keys[w.rand.IntN(len(keys))] }
+	other := []byte(any())
+	other[len(other)-1-w.rand.IntN(len(other))] ^= byte(1 + w.rand.IntN(40))
+	batch := e.newBatch()
+	write := func(op elementOp, key string, data elementBytes) {
+		var one encoded
+		one.append(elementOf(key), elementBytes{}, data)
+		batch.elements(op, spec, one)
+	}
+	_, taken := o.element[spec.id][string(other)]
+	key, data, kind := any(), elementOf(o.element[spec.id][any()]), w.rand.IntN(4)
+	if kind > 0 {
+		what += "removed "
+		write(deleteElements(), key, elementBytes{})
+	}
+	if kind < 2 && !taken {
+		what += "added "
+		write(addElements(), string(other), data)
+	}
+	if kind > 2 {
+		what += "added again "
+		write(addElements(), key, data)
+	}
+	if err := e.send(t.Context(), batch); err != nil {
+		t.Fatalf("%s in %s: %v", what, spec.name, err)
+	}
+	return what + "in " + spec.name
+}
