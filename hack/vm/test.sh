@@ -60,7 +60,7 @@ runs() {
     echo './iptables -run=^TestPacketsWithNFT$/^PKT-(01|23|47|61)$'
     echo './userspace -run=^TestPackets(WithIPTables)?$/^PKT-(01|30)$'
     echo './nftables -skip=TestExplainAgrees|/spreading'
-    echo './internal/nftables -skip=TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour|TestAnyFailedMessage|TestRulesArePrinted|TestEachCall|TestHistoriesCatch'
+    echo './internal/nftables -skip=TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour|TestAnyFailedMessage|TestRulesArePrinted|TestEachCall|TestHistories|TestNewSourceRanges'
     ;;
   *)
     echo './ipvs -tags=vm -run=TestPackets|TestAffinityEnds -skip=/spreading'
