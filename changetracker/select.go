@@ -32,10 +32,11 @@ func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 		return Selection{}
 	}
 	sum := summarise(endpoints, &node)
-	cluster, local := sum.clusterRule(&node), sum.localRule(&node)
+	c := sum.choice(&node)
+	cluster, local := c.cluster, c.local
 	s := Selection{
 		Cluster: filter(endpoints, cluster.count, cluster), Local: filter(endpoints, local.count, local),
-		Any: sum.ready > 0 || sum.draining > 0,
+		Any: c.Any,
 	}
 	switch {
 	case !p.UsesLocalEndpoints():
@@ -54,6 +55,28 @@ func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 	return s
 }
 
+// Choice is what Select decides about each endpoint of a service port, without lists of them. See
+// View.Choose.
+type Choice struct {
+	// Any is as in Selection.
+	Any bool
+
+	cluster, local rule
+}
+
+func (s *summary) choice(node *Node) Choice {
+	return Choice{Any: s.ready > 0 || s.draining > 0, cluster: s.clusterRule(node), local: s.localRule(node)}
+}
+
+// Cluster reports whether an endpoint is in Selection.Cluster.
+func (c *Choice) Cluster(e *Endpoint) bool { return c.cluster.selects(e) }
+
+// Local reports whether an endpoint is in Selection.Local.
+func (c *Choice) Local(e *Endpoint) bool { return c.local.selects(e) }
+
+// Len returns the lengths of Selection.Cluster and Selection.Local.
+func (c *Choice) Len() (cluster, local int) { return c.cluster.count, c.local.count }
+
 // summary counts what the rules depend on. Only hints of ready endpoints count.
 type summary struct {
 	ready, draining           int
@@ -63,6 +86,11 @@ type summary struct {
 }
 
 func summarise(endpoints []Endpoint, node *Node) (s summary) {
+	s.add(endpoints, node)
+	return s
+}
+
+func (s *summary) add(endpoints []Endpoint, node *Node) {
 	for i := range endpoints {
 		e := &endpoints[i]
 		if e.draining() {
@@ -79,7 +107,6 @@ func summarise(endpoints []Endpoint, node *Node) (s summary) {
 		s.zoneHinted += count(len(e.ZoneHints) > 0)
 		s.zoneMatched += count(hinted(e.ZoneHints, node.Zone))
 	}
-	return s
 }
 
 // hinted reports whether a hint names the node or zone. Without a name, nothing matches.

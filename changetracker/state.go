@@ -35,7 +35,7 @@ func (s *State) Service(name ServicePortName) (port *ServicePort, ok bool) {
 }
 
 // Endpoints returns the endpoints of a service port, sorted by address and port, or nil if it
-// has none or is not proxied. An EndpointChangeTracker on its own has no service ports and
+// has none or is not proxied. The first call for a list of more than 128 copies it. An EndpointChangeTracker on its own has no service ports and
 // returns the endpoints of all.
 func (s *State) Endpoints(name ServicePortName) []Endpoint {
 	p := s.find(name)
@@ -43,6 +43,19 @@ func (s *State) Endpoints(name ServicePortName) []Endpoint {
 		return nil
 	}
 	return p.endpoints.Slice()
+}
+
+// EachEndpoint calls visit with each endpoint that Endpoints returns, in order, and copies nothing.
+func (s *State) EachEndpoint(name ServicePortName, visit func(*Endpoint)) {
+	p := s.find(name)
+	if p == nil {
+		return
+	}
+	for part := range p.endpoints.Parts {
+		for i := range part {
+			visit(&part[i])
+		}
+	}
 }
 
 // All yields every service port, in no particular order.

@@ -39,6 +39,20 @@ func (v View) Select(name ServicePortName) (s Selection, ok bool) {
 	return Select(p.port, p.endpoints.Slice(), v.node), true
 }
 
+// Choose is Select for callers that go through the endpoints themselves, with State.EachEndpoint:
+// it copies nothing, which matters if a service port has thousands.
+func (v View) Choose(name ServicePortName) (c Choice, ok bool) {
+	p := v.state.find(name)
+	if p == nil || p.port == nil {
+		return Choice{}, false
+	}
+	var sum summary
+	for part := range p.endpoints.Parts {
+		sum.add(part, &v.node)
+	}
+	return sum.choice(&v.node), true
+}
+
 // LocalReady returns the number of distinct addresses of the ready endpoints of a Service on
 // the node, over all its ports. The health check of a load balancer reports it. An endpoint
 // that serves while it terminates does not count. It costs the endpoints of the Service.
@@ -46,7 +60,7 @@ func (v View) LocalReady(name types.NamespacedName) int {
 	service, _ := v.state.services.Get(name)
 	var addrs []netip.Addr
 	for _, p := range service.all() {
-		for e := range p.endpoints.All() {
+		for e := range p.endpoints.All {
 			if last := len(addrs) - 1; e.Ready && v.Local(e) && (last < 0 || addrs[last] != e.Addr.Addr()) {
 				addrs = append(addrs, e.Addr.Addr())
 			}

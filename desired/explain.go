@@ -412,7 +412,7 @@ func (r *Resolver) considered(state *changetracker.State, p *changetracker.Servi
 	if r.EditSelection == nil {
 		return list, remark
 	}
-	selection := r.selection(state, p, endpoints)
+	selection := r.edited(state, p, endpoints)
 	chosen := selection.Cluster
 	if scope == ScopeLocal {
 		chosen = selection.Local

@@ -98,7 +98,7 @@ func NewFlowCheck(g *Globals, t Traits, frontends ...Flows) FlowCheck {
 func Serving(endpoints []changetracker.Endpoint) []netip.AddrPort {
 	var servers []netip.AddrPort
 	for i := range endpoints {
-		if endpoints[i].Ready || endpoints[i].Serving {
+		if serves(&endpoints[i]) {
 			servers = append(servers, endpoints[i].Addr)
 		}
 	}

@@ -21,26 +21,12 @@ func (r *Resolver) Resolve(state *changetracker.State, name changetracker.Servic
 	if !ok {
 		return nil, false
 	}
-	endpoints := state.Endpoints(name)
-	selection := r.selection(state, port, endpoints)
-	s = &Service{
-		Name:     name,
-		Protocol: protocol,
-		Affinity: port.SessionAffinity,
-		OnNode:   r.onNode(selection.All),
-		Port:     port,
+	s = &Service{Name: name, Protocol: protocol, Affinity: port.SessionAffinity, Port: port}
+	if r.EditSelection != nil {
+		s.Frontends = r.frontends(s, r.takeEdited(s, state))
+	} else {
+		s.Frontends = r.frontends(s, r.take(s, state))
 	}
-	if port.UsesClusterEndpoints() {
-		s.Cluster, s.ClusterWeights = addresses(selection.Cluster), weights(selection.Cluster)
-	}
-	if port.UsesLocalEndpoints() {
-		s.Local, s.LocalWeights = addresses(selection.Local), weights(selection.Local)
-	}
-	s.Serving = r.serving(s, endpoints, selection.All)
-	if s.EndsConnections() {
-		s.Listed = addresses(endpoints)
-	}
-	s.Frontends = r.frontends(s, selection.Any)
 	return s, true
 }
 
@@ -142,17 +128,12 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 	return true, ranges
 }
 
-// onNode returns the distinct addresses of the endpoints that may be on this node. The input
-// is sorted by address.
-func (r *Resolver) onNode(endpoints []changetracker.Endpoint) []netip.Addr {
-	var list []netip.Addr
-	for i := range endpoints {
-		a := endpoints[i].Addr.Addr()
-		if (len(list) == 0 || list[len(list)-1] != a) && r.mayBeHere(&endpoints[i]) {
-			list = append(list, a)
-		}
+// onNode adds an endpoint's address to the sorted list OnNode if it may be on this node.
+func (r *Resolver) onNode(s *Service, e *changetracker.Endpoint) {
+	a, last := e.Addr.Addr(), len(s.OnNode)-1
+	if (last < 0 || s.OnNode[last] != a) && r.mayBeHere(e) {
+		s.OnNode = append(s.OnNode, a)
 	}
-	return list
 }
 
 // mayBeHere reports whether an endpoint may run on this node. Slices that are written by hand may

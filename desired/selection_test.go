@@ -116,7 +116,8 @@ func TestEditSelectionSeesTheView(t *testing.T) {
 			if view.Local(&all[0]) || !view.Local(&all[1]) {
 				t.Errorf("zone %q: it is the view of another node", zone)
 			}
-			got = fmt.Sprint(view.Node().Name, " ", view.Node().Zone, " ", numbers(addresses(s.Cluster)))
+			cluster, _ := scopeOf(s.Cluster)
+			got = fmt.Sprint(view.Node().Name, " ", view.Node().Zone, " ", numbers(cluster))
 			return s
 		}
 		if _, ok := x.Resolver.Resolve(x.State, webName); !ok || got != want {

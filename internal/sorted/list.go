@@ -3,7 +3,6 @@
 package sorted
 
 import (
-	"iter"
 	"slices"
 	"sync/atomic"
 )
@@ -64,31 +63,27 @@ func (l *List[T]) Slice() []T {
 }
 
 // All yields the items, which must not be changed.
-func (l *List[T]) All() iter.Seq[*T] {
-	return func(yield func(*T) bool) {
-		for part := range l.Parts() {
-			for i := range part {
-				if !yield(&part[i]) {
-					return
-				}
+func (l *List[T]) All(yield func(*T) bool) {
+	for part := range l.Parts {
+		for i := range part {
+			if !yield(&part[i]) {
+				return
 			}
 		}
 	}
 }
 
 // Parts yields the items, some at a time.
-func (l *List[T]) Parts() iter.Seq[[]T] {
-	return func(yield func([]T) bool) {
-		if l.chunks == nil {
-			if len(l.flat) > 0 {
-				yield(l.flat)
-			}
-			return
+func (l *List[T]) Parts(yield func([]T) bool) {
+	if l.chunks == nil {
+		if len(l.flat) > 0 {
+			yield(l.flat)
 		}
-		for _, c := range l.chunks.list {
-			if !yield(c.items) {
-				return
-			}
+		return
+	}
+	for _, c := range l.chunks.list {
+		if !yield(c.items) {
+			return
 		}
 	}
 }

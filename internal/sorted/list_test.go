@@ -13,7 +13,7 @@ type item struct{ key, value int }
 func byKey(a, b *item) int { return cmp.Compare(a.key, b.key) }
 
 func items(l *List[item]) (all []item) {
-	for i := range l.All() {
+	for i := range l.All {
 		all = append(all, *i)
 	}
 	return all
