@@ -24,7 +24,7 @@ func (e *Engine) adoptAll(update *desired.Update, o *observation) map[changetrac
 			}
 			for scope := range p.lists {
 				if p.lists[scope] == nil {
-					p.lists[scope] = o.listOf(key, scope, affinity)
+					p.lists[scope] = o.listOf(key, scope, affinity, len(s.Endpoints(indexScope(scope))))
 				}
 			}
 		}
@@ -48,8 +48,8 @@ func (e *Engine) adoptAffinity(s *desired.Service, key desired.Key, o *observati
 }
 
 // listOf reads the endpoints of one scope under the key of a frontend, in the order of
-// their indexes. With session affinity they keep their numbers.
-func (o *observation) listOf(key desired.Key, scope int, affinity *affinityService) []target {
+// their indexes, probably about as many as expected. With session affinity they keep their numbers.
+func (o *observation) listOf(key desired.Key, scope int, affinity *affinityService, expected int) []target {
 	x := indexed{in: forKind(key, setEndpoints, setNodePortEndpoints), from: offset(indexScope(scope))}
 	if affinity != nil {
 		x.in, x.from = forKind(key, setAffinityPicks, setNodePortAffinityPicks), x.from|ownBit
@@ -63,6 +63,9 @@ func (o *observation) listOf(key desired.Key, scope int, affinity *affinityServi
 		t, ok := o.targetOf(data, affinity)
 		if !ok {
 			break
+		}
+		if list == nil {
+			list = make([]target, 0, expected)
 		}
 		list = append(list, t)
 	}

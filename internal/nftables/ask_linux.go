@@ -73,7 +73,8 @@ func (e *Engine) ask(ctx context.Context, a *asked) error {
 	err := e.kernel.query(ctx, w, func(message int, attrs []byte) {
 		answered[message]++
 		for el := range elementsOf(attrs) {
-			a.found[string(el.key)] = string(el.data)
+			key, data := el.strings()
+			a.found[key] = data
 		}
 	})
 	if err != nil {

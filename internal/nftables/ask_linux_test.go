@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
@@ -46,6 +49,50 @@ func BenchmarkReading(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkLarge measures syncs of 100,000 Services with 10 endpoints each.
+func BenchmarkLarge(b *testing.B) {
+	services := 200
+	if os.Getenv(benchFull) == "1" {
+		services = 100_000
+	}
+	sized(b, services, 10, func(b *testing.B, c *cluster) { benchSyncs(b, c, 3) })
+}
+
+// TestAReplacementOfALargeTableFits: a table of another program is replaced in one transaction, also
+// by 100,000 Services with 10 endpoints each.
+func TestAReplacementOfALargeTableFits(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		ns, m := netnstest.New(t), model{}
+		for n := range 100 {
+			s := &desired.Service{Name: name(n), Protocol: desired.TCP}
+			for i := range 10 {
+				s.Cluster = append(s.Cluster, netip.AddrPortFrom(w.addr(244, 10*n+i), 8080))
+			}
+			w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNonPod})
+			m[s.Name] = s
+		}
+		mustNFT(t, ns, "add table "+ipKeyword(w.family)+" serviceplane")
+		limited, e := w.engine(t, ns), w.engine(t, ns)
+		limited.open = func() (kernel, error) {
+			s, err := openSocket(ns.Path())
+			s.limit = 1000 // as without privileges
+			return s, err
+		}
+		if _, err := limited.Apply(t.Context(), m.full(w)); err == nil || !strings.Contains(err.Error(), "raise net.core.wmem_max") {
+			t.Errorf("with a small buffer the error is %v, want advice", err)
+		}
+		r := mustApply(t, e, m.full(w))
+		if r.Transactions != 1 {
+			t.Fatalf("%d transactions, want the table replaced in one", r.Transactions)
+		}
+		if size := 1000 * r.Bytes; size > sendBuffer {
+			t.Errorf("100,000 Services need %d bytes, but a transaction holds %d", size, sendBuffer)
+		}
+		t.Logf("100,000 Services need %d MiB", 1000*r.Bytes>>20)
+		mustMatch(t, e, m)
+	})
 }
 
 // largeSets are those that are read by key.

@@ -319,7 +319,7 @@ func (o *observation) endpointsUnder(s *desired.Service, f *desired.Frontend, sc
 		}
 	}
 	var list []netip.AddrPort
-	for _, target := range o.listOf(s.Key(f), scope, affinity) {
+	for _, target := range o.listOf(s.Key(f), scope, affinity, 0) {
 		list = append(list, target.addr)
 	}
 	if choiceOf(s, desired.Traits{}) == atRandom || len(s.Endpoints(indexScope(scope))) < 2 {

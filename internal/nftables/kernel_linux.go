@@ -53,8 +53,9 @@ var errInterrupted = errors.New("interrupted by other changes each time")
 var errNoAnswer = errors.New("the kernel has not answered: its answer is lost, or the kernel hangs; it will be asked again")
 
 const (
-	// sendBuffer holds the largest transaction: the atomic replacement of a table.
-	sendBuffer    = 64 << 20
+	// sendBuffer holds the largest transaction: the atomic replacement of a table, see
+	// TestAReplacementOfALargeTableFits. The kernel does not reserve it.
+	sendBuffer    = 256 << 20
 	receiveBuffer = 4 << 20
 	dumpBuffer    = 128 << 10
 	dumpAttempts  = 5

@@ -292,7 +292,8 @@ func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) 
 	pause := resizePause
 	for range resizeAttempts {
 		err := e.listElements(ctx, spec, reset, func(el element) {
-			o.element[spec.id][string(el.key)+string(el.keyEnd)] = string(el.data)
+			key, data := el.strings()
+			o.element[spec.id][key] = data
 			listed++
 		})
 		found := len(o.element[spec.id])
@@ -325,6 +326,14 @@ func (e *Engine) listElementsOf(ctx context.Context, k kernel, spec *setSpec, re
 			each(el)
 		}
 	})
+}
+
+// strings returns the key, with its end, and the data, in one piece of memory.
+func (el element) strings() (key, data string) {
+	var buf [128]byte
+	keys := append(append(buf[:0], el.key...), el.keyEnd...)
+	all := string(append(keys, el.data...))
+	return all[:len(keys)], all[len(keys):]
 }
 
 func (el element) clone() element {
