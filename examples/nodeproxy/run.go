@@ -67,6 +67,7 @@ func run(ctx context.Context, o *options) error {
 		{"source of Services", source},
 		{"cleanup of other modes", o.cleanUpOtherModes(provider, leaving, config, log)},
 		{"canary", tested.runCanary},
+		{"return of memory", returnMemory(provider)},
 	}...)
 	err = runAll(ctx, append(tasks, o.servers(node, tested, measured, log)...))
 	log.Info("stopped, the rules stay")
