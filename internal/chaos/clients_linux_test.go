@@ -57,6 +57,8 @@ type client struct {
 	sticky bool
 	ledger *ledger
 	ports  *atomic.Uint32 // the last port of a datagram's socket; all clients share it
+	// flowPorts is the last port of an open TCP connection; all clients share it.
+	flowPorts *atomic.Uint32
 
 	// Of its goroutine:
 	homes map[way]string
@@ -79,7 +81,8 @@ type clients struct {
 	ledger  ledger
 	working sync.WaitGroup
 	leases  atomic.Int64
-	ports   atomic.Uint32
+	ports   atomic.Uint32 // of sockets of UDP
+	flows   atomic.Uint32 // ports of open connections of TCP
 }
 
 // add adds clients of each kind on a host to a Service.
@@ -94,7 +97,7 @@ func (cs *clients) add(host *proxiertest.Host, s *service) {
 		for _, k := range kinds() {
 			c := &client{
 				name: fmt.Sprintf("%s of %s to %s, %s", k, host.Name, s.name, family),
-				host: host, kind: k, sticky: s.sticky, ledger: &cs.ledger, ports: &cs.ports, homes: map[way]string{}, flows: map[way]*flow{},
+				host: host, kind: k, sticky: s.sticky, ledger: &cs.ledger, ports: &cs.ports, flowPorts: &cs.flows, homes: map[way]string{}, flows: map[way]*flow{},
 			}
 			for _, to := range s.frontends(k.network(), family) {
 				if host.Name == nodeName {
@@ -236,22 +239,29 @@ func (c *client) shortUDP(ctx context.Context, w way, seen *counts) (answer prox
 // bind opens a socket at the next port. The system would draw one at random: sooner or later
 // that of an earlier socket, whose flow connection tracking still knows.
 func (c *client) bind(w way) (socket *net.UDPConn, err error) {
-	from := w.from
-	switch {
-	case from.IsValid():
-	case w.to.Addr().Is4():
-		from = netip.IPv4Unspecified()
-	default:
-		from = netip.IPv6Unspecified()
-	}
-	const first, ports = 2000, 28000 // below those that systems choose
 	for range ports {
-		port := first + uint16(c.ports.Add(1)%ports)
-		if socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, port))); err == nil {
+		if socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(w.source(), nextPort(c.ports)))); err == nil {
 			return socket, nil
 		}
 	}
 	return nil, err
+}
+
+// Ports below those that systems choose.
+const firstPort, ports = 2000, 28000
+
+func nextPort(counter *atomic.Uint32) uint16 { return firstPort + uint16(counter.Add(1)%ports) }
+
+// source is the address that a client binds to.
+func (w way) source() netip.Addr {
+	switch {
+	case w.from.IsValid():
+		return w.from
+	case w.to.Addr().Is4():
+		return netip.IPv4Unspecified()
+	default:
+		return netip.IPv6Unspecified()
+	}
 }
 
 // receive waits for an answer from an address.
@@ -298,7 +308,13 @@ func (c *client) long(ctx context.Context, w way, leases int64, seen *counts) (p
 	isNew := f == nil
 	if isNew {
 		seen.connections = 1
-		opened, err := netns.OpenHere(ctx, c.kind.network(), w.to, c.options(w))
+		options := c.options(w)
+		if c.kind == longTCP {
+			// No other connection of the host has this port: with IPVS, one to another VIP that leads
+			// to the same endpoint would get this one's answers (ipvs: TestTwoVIPsFromOneSourcePort).
+			options.From, options.FromPort = w.source(), nextPort(c.flowPorts)
+		}
+		opened, err := netns.OpenHere(ctx, c.kind.network(), w.to, options)
 		if err != nil {
 			seen.failed = 1
 			return proxiertest.Answer{}, err
