@@ -56,9 +56,7 @@ type client struct {
 	ways   []way
 	sticky bool
 	ledger *ledger
-	ports  *atomic.Uint32 // the last port of a datagram's socket; all clients share it
-	// flowPorts is the last port of an open TCP connection; all clients share it.
-	flowPorts *atomic.Uint32
+	ports  *atomic.Uint32 // drawn so far; all clients of a kind share it
 
 	// Of its goroutine:
 	homes map[way]string
@@ -81,8 +79,7 @@ type clients struct {
 	ledger  ledger
 	working sync.WaitGroup
 	leases  atomic.Int64
-	ports   atomic.Uint32 // of sockets of UDP
-	flows   atomic.Uint32 // ports of open connections of TCP
+	ports   map[kind]*atomic.Uint32
 }
 
 // add adds clients of each kind on a host to a Service.
@@ -95,9 +92,12 @@ func (cs *clients) add(host *proxiertest.Host, s *service) {
 			}
 		}
 		for _, k := range kinds() {
+			if cs.ports[k] == nil {
+				cs.ports[k] = new(atomic.Uint32)
+			}
 			c := &client{
 				name: fmt.Sprintf("%s of %s to %s, %s", k, host.Name, s.name, family),
-				host: host, kind: k, sticky: s.sticky, ledger: &cs.ledger, ports: &cs.ports, flowPorts: &cs.flows, homes: map[way]string{}, flows: map[way]*flow{},
+				host: host, kind: k, sticky: s.sticky, ledger: &cs.ledger, ports: cs.ports[k], homes: map[way]string{}, flows: map[way]*flow{},
 			}
 			for _, to := range s.frontends(k.network(), family) {
 				if host.Name == nodeName {
@@ -188,11 +188,14 @@ func (c *client) use(ctx context.Context, w way, leases int64) {
 	c.ledger.add(c, start, seen, err)
 }
 
+// options are those of a new connection. No other one of TCP has its port, or has had it lately: with
+// IPVS, a second connection from one port to another VIP that leads to the same endpoint gets
+// answers of the first one (TestTwoVIPsFromOneSourcePort of ipvs).
 func (c *client) options(w way) netns.AskOptions {
 	if c.kind.network() == "udp" {
 		return netns.AskOptions{From: w.from, Timeout: retryUDP}
 	}
-	return netns.AskOptions{From: w.from, Timeout: patience}
+	return netns.AskOptions{From: w.source(), FromPort: c.port(), Timeout: patience}
 }
 
 // shortTCP opens a connection for one request.
@@ -239,18 +242,27 @@ func (c *client) shortUDP(ctx context.Context, w way, seen *counts) (answer prox
 // bind opens a socket at the next port. The system would draw one at random: sooner or later
 // that of an earlier socket, whose flow connection tracking still knows.
 func (c *client) bind(w way) (socket *net.UDPConn, err error) {
-	for range ports {
-		if socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(w.source(), nextPort(c.ports)))); err == nil {
+	const attempts = 1000
+	for range attempts {
+		if socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(w.source(), c.port()))); err == nil {
 			return socket, nil
 		}
 	}
 	return nil, err
 }
 
-// Ports below those that systems choose.
-const firstPort, ports = 2000, 28000
-
-func nextPort(counter *atomic.Uint32) uint16 { return firstPort + uint16(counter.Add(1)%ports) }
+// port returns the next port of a kind, below those that systems choose. Connections that stay open
+// have some of their own.
+func (c *client) port() uint16 {
+	first, last := uint32(2000), uint32(30000)
+	switch c.kind {
+	case shortTCP:
+		last = 16000
+	case longTCP:
+		first = 16000
+	}
+	return uint16(first + c.ports.Add(1)%(last-first))
+}
 
 // source is the address that a client binds to.
 func (w way) source() netip.Addr {
@@ -308,13 +320,7 @@ func (c *client) long(ctx context.Context, w way, leases int64, seen *counts) (p
 	isNew := f == nil
 	if isNew {
 		seen.connections = 1
-		options := c.options(w)
-		if c.kind == longTCP {
-			// No other connection of the host has this port: with IPVS, one to another VIP that leads
-			// to the same endpoint would get this one's answers (ipvs: TestTwoVIPsFromOneSourcePort).
-			options.From, options.FromPort = w.source(), nextPort(c.flowPorts)
-		}
-		opened, err := netns.OpenHere(ctx, c.kind.network(), w.to, options)
+		opened, err := netns.OpenHere(ctx, c.kind.network(), w.to, c.options(w))
 		if err != nil {
 			seen.failed = 1
 			return proxiertest.Answer{}, err

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,7 +51,7 @@ type service struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{
-		t: t, Topology: proxiertest.NewTopology(t),
+		t: t, Topology: proxiertest.NewTopology(t), clients: clients{ports: map[kind]*atomic.Uint32{}},
 		web: &service{"web", 1, false}, sticky: &service{"sticky", 2, true}, marker: &service{"marker", 3, false},
 	}
 	netnstest.ForgetSoon(t, w.Node, 20*time.Second)
