@@ -229,6 +229,11 @@ func (s *Sysctls) apply(wanted []setting) {
 	if err != nil {
 		s.addCondition("earlier changes of kernel settings cannot be restored: %v", err)
 	}
+	save := s.record.save
+	if err != nil && !errors.Is(err, errBroken) {
+		// It may be read later, and must not be replaced before.
+		save = func(changes []change) error { s.record.unsaved = changes; return err }
+	}
 	kept := slices.DeleteFunc(slices.Clone(before), func(c change) bool {
 		return !slices.ContainsFunc(wanted, func(w setting) bool { return w.path == c.Path }) && s.undo(c) == nil
 	})
@@ -237,8 +242,8 @@ func (s *Sysctls) apply(wanted []setting) {
 		return
 	}
 	// The record is written first: a recorded change that did not happen does no harm.
-	if err := s.record.save(merge(kept, changes)); err != nil {
-		s.addCondition("kernel settings will not be restored: %v", err)
+	if err := save(merge(kept, changes)); err != nil {
+		s.addCondition("kernel settings will not be restored if this process ends: %v: the process must be able to write there", err)
 	}
 	for _, c := range changes {
 		if err := s.write(c.Path, c.New); err != nil {
@@ -248,7 +253,7 @@ func (s *Sysctls) apply(wanted []setting) {
 		s.log.Info("kernel setting changed", zap.String("setting", "/"+c.Path), zap.String("from", c.Old), zap.String("to", c.New))
 		kept = merge(kept, []change{c})
 	}
-	if err := s.record.save(kept); err != nil {
+	if err := save(kept); err != nil {
 		s.log.Debug("record of kernel settings is not updated", zap.Error(err))
 	}
 }

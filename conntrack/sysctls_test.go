@@ -328,6 +328,70 @@ func TestABrokenRecordIsAnErrorOfCleanUpOnly(t *testing.T) {
 	}
 }
 
+// TestARecordThatCannotBeWrittenIsWrittenLater, with the values before all processes.
+func TestARecordThatCannotBeWrittenIsWrittenLater(t *testing.T) {
+	move := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		before     *SysctlOptions // of an earlier process
+		begin, end func(k *fakeKernel, path string)
+	}{
+		"the place is a file": {
+			begin: func(k *fakeKernel, _ string) {
+				if err := os.WriteFile(k.state, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			},
+			end: func(k *fakeKernel, _ string) { move(k.state, k.state+".old") },
+		},
+		"an earlier record cannot be read": {
+			before: &SysctlOptions{TCPEstablished: 2 * time.Hour},
+			begin: func(_ *fakeKernel, path string) {
+				move(path, path+".aside")
+				if err := os.Mkdir(path, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			},
+			end: func(_ *fakeKernel, path string) {
+				if err := os.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+				move(path+".aside", path)
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newFakeKernel(t, machine())
+			if c.before != nil {
+				k.run(c.before)
+			}
+			s := k.instance("kube-proxy", defaults(liberal))
+			s.prepare()
+			c.begin(k, s.record.path)
+			for range 2 { // the second time, nothing needs to be changed any more
+				if conditions := s.Apply(t.Context()); len(conditions) == 0 || !strings.Contains(conditions[0].Message, k.state) {
+					t.Errorf("conditions %v, want one that names %s", conditions, k.state)
+				}
+				k.expect(map[string]string{establPath: "86400", liberalPath: "1"})
+			}
+			c.end(k, s.record.path)
+			if conditions := s.Apply(t.Context()); len(conditions) > 0 {
+				t.Errorf("conditions %v afterwards, want none", conditions)
+			}
+			if left, err := filepath.Glob(k.state + "/*.new"); err != nil || len(left) > 0 {
+				t.Errorf("left are %v, %v, want nothing", left, err)
+			}
+			k.run(nil)
+			k.expect(machine())
+			k.expectNoRecord()
+		})
+	}
+}
+
 func TestCPUsOfTheMachine(t *testing.T) {
 	for text, want := range map[string]int{"0": 1, "0-3": 4, "0-1,4,6-7": 5} {
 		k := newFakeKernel(t, map[string]string{"sys/devices/system/cpu/online": text})

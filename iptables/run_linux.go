@@ -87,13 +87,18 @@ func (o outcome) explain() error {
 	case has("holding the xtables lock"):
 		return fmt.Errorf("%w: %s gave up after %v", errLocked, o.name(), o.took.Round(time.Millisecond))
 	case has("lock file") && has("ermission denied"):
-		return fmt.Errorf("%w: %w: let the process write the lock file", proxier.ErrPermission, o.plain())
+		return fmt.Errorf("%w: %w: %s", proxier.ErrPermission, o.plain(), lockHint)
+	case has("lock file"):
+		return fmt.Errorf("%w: %s", o.plain(), lockHint)
 	case has("ermission denied"), has("must be root"), has("peration not permitted"):
 		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, o.plain())
 	default:
 		return nil
 	}
 }
+
+// lockHint says what to do if programs of the legacy variant cannot lock.
+const lockHint = "let the process open and lock this file"
 
 // plain returns the error with stderr.
 func (o outcome) plain() error {

@@ -101,9 +101,9 @@ type EndingStatus struct {
 // such as the limits of connection tracking. Calls never overlap.
 type Settings interface {
 	// Apply writes the settings to the kernel. It returns those that it could not write, as
-	// conditions of type ConditionKernelSettings. Run calls it first, and again after
-	// each full sync while it returns conditions: the kernel module of a setting may have
-	// been loaded in the meantime.
+	// conditions of type ConditionKernelSettings. Run calls it first, and again
+	// while it returns conditions, after pauses of a second to half a minute: the kernel module of
+	// a setting may have been loaded in the meantime, or a file may be writable again.
 	Apply(ctx context.Context) []Condition
 	// Restore undoes what Apply has changed, unless it was changed again since. Cleanup
 	// calls it.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,16 +146,16 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 
 // fakeSettings fail for the first calls of Apply.
 type fakeSettings struct {
-	missing  int
+	missing  atomic.Int32
 	restored int
 	failure  error
 }
 
 func (s *fakeSettings) Apply(context.Context) []proxier.Condition {
-	if s.missing == 0 {
+	if s.missing.Load() == 0 {
 		return nil
 	}
-	s.missing--
+	s.missing.Add(-1)
 	return []proxier.Condition{{Type: proxier.ConditionKernelSettings, Since: time.Now(), Message: "not there"}}
 }
 
@@ -163,29 +164,28 @@ func (s *fakeSettings) Restore(context.Context) error {
 	return s.failure
 }
 
-// TestSettingsAreTriedAgainAfterAFullSync: a failed setting is a condition with the time of
-// its first failure, and not an error of a sync.
-func TestSettingsAreTriedAgainAfterAFullSync(t *testing.T) {
-	s := &fakeSettings{missing: 2}
+// TestSettingsAreTriedAgain, without any event: a failed setting is a condition with the time of its
+// first failure, and not an error of a sync. What has succeeded is not tried again.
+func TestSettingsAreTriedAgain(t *testing.T) {
+	s := &fakeSettings{}
+	s.missing.Store(8)
 	runWith(t, proxier.Config{}, proxier.Deps{Settings: s}, func(t *testing.T, f *fixture) {
 		began := time.Now()
 		synctest.Wait()
 		time.Sleep(time.Minute)
-		f.synced() // with a full sync
 		synctest.Wait()
 		c := f.Status().Conditions
-		if len(c) != 1 || c[0].Type != proxier.ConditionKernelSettings || !c[0].Since.Equal(began) {
-			t.Errorf("conditions %+v, want one since %v", c, began)
+		if len(c) != 1 || c[0].Type != proxier.ConditionKernelSettings || !c[0].Since.Equal(began) || s.missing.Load() != 2 {
+			t.Errorf("conditions %+v with %d failures left, want one since %v and 2 failures left", c, s.missing.Load(), began)
 		}
-		f.OnServiceAdd(service("a", "10.0.0.1")) // with a partial sync
-		pass(time.Minute)
-		if got := len(f.Status().Conditions); got != 1 || s.missing != 0 {
-			t.Errorf("%d conditions, %d failures left, want 1 and 0: only a full sync retries", got, s.missing)
+		pass(3 * time.Minute)
+		if c := f.Status().Conditions; len(c) != 0 || s.missing.Load() != 0 {
+			t.Errorf("conditions %+v with %d failures left, want none", c, s.missing.Load())
 		}
-		f.OnNodeChange(changetracker.Node{Name: "other"})
-		pass(time.Minute)
-		if c := f.Status().Conditions; len(c) != 0 {
-			t.Errorf("conditions %+v, want none", c)
+		s.missing.Store(1)
+		pass(time.Hour)
+		if s.missing.Load() != 1 {
+			t.Error("settings are applied again that have not failed")
 		}
 	})
 }

@@ -122,6 +122,7 @@ func (p *Proxier) Run(ctx context.Context) error {
 	untilEnd, stop := context.WithCancel(ctx)
 	defer stop()
 	var running sync.WaitGroup
+	running.Go(func() { p.settings.retry(untilEnd) })
 	for _, f := range p.families {
 		if w, ok := As[Watcher](f.engine); ok {
 			running.Go(func() { f.watch(untilEnd, w) })
@@ -211,7 +212,6 @@ func (p *Proxier) sync(ctx context.Context) error {
 	}
 	running.Wait()
 	if anyFull.Load() {
-		p.settings.retry(ctx)
 		p.logFirstSync()
 	}
 	return errors.Join(errs...)

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // appliedSettings applies Settings, and keeps the conditions of those that failed.
@@ -34,14 +37,17 @@ func (s *appliedSettings) apply(ctx context.Context) {
 	s.mu.Unlock()
 	for i := range conditions {
 		if !slices.ContainsFunc(before, conditions[i].same) {
-			s.log.Warn("kernel setting is not applied, will be retried after full syncs", zap.String("reason", conditions[i].Message))
+			s.log.Warn("kernel setting is not applied, will be retried", zap.String("reason", conditions[i].Message))
 		}
 	}
 }
 
-// retry applies the settings again if some failed.
+// The pauses between tries to apply settings.
+const firstSettingsPause, longestSettingsPause = time.Second, 30 * time.Second
+
+// retry applies the settings again until none fails.
 func (s *appliedSettings) retry(ctx context.Context) {
-	if len(s.conditions()) > 0 {
+	for d := firstSettingsPause; len(s.conditions()) > 0 && pause.For(ctx, d); d = min(2*d, longestSettingsPause) {
 		s.apply(ctx)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
@@ -58,7 +59,8 @@ func (o *options) socketServer(handler http.Handler, log *zap.Logger) []task {
 
 // listenOnSocket listens on a socket that only root and the process's own user may connect
 // to. It replaces the socket of a process that has ended: a lock beside it tells, so that of
-// several processes that start at once only one does. Closing the listener removes both.
+// several processes that start at once only one does. Closing the listener removes both, unless
+// they are another process's by now: somebody may remove them, and then that process can start.
 func listenOnSocket(ctx context.Context, _, path string) (_ net.Listener, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
@@ -79,10 +81,16 @@ func listenOnSocket(ctx context.Context, _, path string) (_ net.Listener, err er
 	if err != nil {
 		return nil, err
 	}
+	socket := listener.(*net.UnixListener)
 	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, listener.Close())
+		return nil, errors.Join(err, socket.Close())
 	}
-	return &privateListener{listener, sync.OnceFunc(release)}, nil
+	file, err := os.Lstat(path)
+	if err != nil {
+		return nil, errors.Join(err, socket.Close())
+	}
+	socket.SetUnlinkOnClose(false) // it would remove any
+	return &privateListener{UnixListener: socket, path: path, file: file, release: sync.OnceFunc(release)}, nil
 }
 
 var errListens = errors.New("another process listens")
@@ -136,24 +144,49 @@ func (o *options) removeLeftSocket(ctx context.Context) error {
 
 // privateListener refuses other users, whatever the mode of the socket's file becomes.
 type privateListener struct {
-	net.Listener
+	*net.UnixListener
 
-	release func() // ends the ownership of the socket's path
+	path    string
+	file    os.FileInfo // of the socket
+	release func()      // ends the ownership of the socket's path
 }
 
-// Close removes the socket.
+// errRemoved means that nobody can connect any more.
+var errRemoved = errors.New("another program has removed or replaced the socket")
+
+// presencePeriod is how often the listener looks whether its socket is still there.
+const presencePeriod = 2 * time.Second
+
+// Close removes the socket, if it is still there.
 func (l *privateListener) Close() error {
 	defer l.release()
-	return l.Listener.Close()
+	if l.isThere() {
+		_ = os.Remove(l.path) // the folder may be read-only; who starts next removes it
+	}
+	return l.UnixListener.Close()
 }
 
-// Accept waits for the next connection of a user who may connect.
+func (l *privateListener) isThere() bool {
+	now, err := os.Lstat(l.path)
+	return err == nil && os.SameFile(now, l.file)
+}
+
+// Accept waits for the next connection of a user who may connect. It fails if the socket is gone.
 func (l *privateListener) Accept() (net.Conn, error) {
 	for {
-		conn, err := l.Listener.Accept()
-		if err != nil || isPrivileged(conn) {
-			return conn, err
+		if err := l.SetDeadline(time.Now().Add(presencePeriod)); err != nil {
+			return nil, err
 		}
-		_ = conn.Close()
+		conn, err := l.UnixListener.Accept()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if !l.isThere() {
+				return nil, fmt.Errorf("%w %s: leave it to its process, or choose another path with --debug-socket", errRemoved, l.path)
+			}
+		case err != nil || isPrivileged(conn):
+			return conn, err
+		default:
+			_ = conn.Close()
+		}
 	}
 }

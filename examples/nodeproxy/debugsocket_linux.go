@@ -47,7 +47,9 @@ func ownSocket(path string) (release func(), err error) {
 		}
 		if isAt(file, name) {
 			return func() {
-				_ = os.Remove(name) // while it is locked: who opens it later makes another one
+				if isAt(file, name) { // while it is locked: who opens it later makes another one
+					_ = os.Remove(name)
+				}
 				_ = file.Close()
 			}, nil
 		}

@@ -56,7 +56,7 @@ func TestTheDebugSocket(t *testing.T) {
 }
 
 // waitSocket waits until a process listens on a socket.
-func waitSocket(t *testing.T, path string) {
+func waitSocket(t testing.TB, path string) {
 	t.Helper()
 	poll.Until(t, "a process at "+path, func() bool { return dialsSocket(path) })
 }
@@ -172,7 +172,10 @@ func TestOneOfManyStartersListens(t *testing.T) {
 		}
 		listener := <-listening
 		if round%2 == 0 { // killed: the lock ends, and the files stay
-			listener.(*privateListener).Listener.(*net.UnixListener).SetUnlinkOnClose(false)
+			private := listener.(*privateListener)
+			netnstest.Check(t, private.UnixListener.Close())
+			private.release()
+			continue
 		}
 		netnstest.Check(t, listener.Close())
 	}

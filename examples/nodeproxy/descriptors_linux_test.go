@@ -41,9 +41,9 @@ type starved struct {
 	pod   int               // the endpoint that the Service has
 }
 
-// eachStarved runs a test for each of descriptorModes.
-func eachStarved(t *testing.T, test func(s *starved)) {
-	for name, flags := range descriptorModes() {
+// eachStarved runs a test for each of some modes.
+func eachStarved(t *testing.T, modes map[string][]string, test func(s *starved)) {
+	for name, flags := range modes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &starved{small: newSmall(t), pod: 1, flags: append(flags, "--state-dir="+t.TempDir())}
@@ -101,7 +101,7 @@ func (s *starved) recovers(p *proxyProcess) {
 // without another event.
 func TestEachDescriptorOfAChange(t *testing.T) {
 	t.Parallel()
-	eachStarved(t, func(s *starved) {
+	eachStarved(t, descriptorModes(), func(s *starved) {
 		p := start(s.t, s.node, s.flags...)
 		p.waitHealthy()
 		s.expectSoon(s.server())
@@ -158,7 +158,7 @@ func (p *proxyProcess) setLimit(most int) {
 // goes on. The node keeps what it has, and the next proxy that has enough programs everything.
 func TestEachDescriptorOfAStart(t *testing.T) {
 	t.Parallel()
-	eachStarved(t, func(s *starved) {
+	eachStarved(t, descriptorModes(), func(s *starved) {
 		first := start(s.t, s.node, s.flags...)
 		first.waitHealthy()
 		s.expectSoon(s.server())

@@ -260,6 +260,7 @@ func (c *client) port() uint16 {
 		last = 16000
 	case longTCP:
 		first = 16000
+	case shortUDP, longUDP:
 	}
 	return uint16(first + c.ports.Add(1)%(last-first))
 }
