@@ -56,9 +56,9 @@ func TestTheDebugSocket(t *testing.T) {
 }
 
 // waitSocket waits until a process listens on a socket.
-func waitSocket(t testing.TB, path string) {
-	t.Helper()
-	poll.Until(t, "a process at "+path, func() bool { return dialsSocket(path) })
+func waitSocket(tb testing.TB, path string) {
+	tb.Helper()
+	poll.Until(tb, "a process at "+path, func() bool { return dialsSocket(path) })
 }
 
 func dialsSocket(path string) bool {
