@@ -27,7 +27,7 @@ func faults() []fault {
 		{"changetracker/parseservice.go", `if spec.SessionAffinity == v1.ServiceAffinityClientIP {`, `if spec.ExternalTrafficPolicy == "Local" {`},
 		{"changetracker/endpoint.go", `return e.Serving && e.Terminating }`, `return e.Serving }`},
 		{"changetracker/merge.go", `best[last] = best[last].better(r)`, `best[last] = r`},
-		{"changetracker/select.go", `Any: sum.ready > 0 || sum.draining > 0,`, `Any: sum.ready > 0,`},
+		{"changetracker/select.go", `Any: s.ready > 0 || s.draining > 0,`, `Any: s.ready > 0,`},
 		{"changetracker/select.go", `case s.ready == 0:`, `case s.ready < 0:`},
 		{"changetracker/select.go", `case s.zoneHinted == s.ready && s.zoneMatched > 0:`, `case s.zoneMatched > 0:`},
 		{"changetracker/select.go", `if s.readyLocal > 0 {`, `if s.readyLocal > 1 {`},
