@@ -22,6 +22,7 @@ type observation struct {
 	verdict [numSets]map[uint32]lead   // class to chain
 	ranges  [numSets][]addrRange       // of the interval sets
 	element [numSets]map[string]string // key, and its end, to data
+	catches []setID                    // sets with a catch-all element
 }
 
 // lead is the data of an element of a verdict map.
@@ -73,8 +74,31 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 	if err := e.observeChains(ctx, o); err != nil {
 		return nil, err
 	}
-	o.sets, err = e.listSets(ctx)
-	return o, err
+	if o.sets, err = e.listSets(ctx); err != nil {
+		return nil, err
+	}
+	return o, e.observeCatchAlls(ctx, o)
+}
+
+// observeCatchAlls finds catch-all elements, which only others add: they match what no other
+// element of the set does. The kernel does not count them, and those before 5.13 have none.
+func (e *Engine) observeCatchAlls(ctx context.Context, o *observation) error {
+	w := &wire{family: e.batch.family, table: e.batch.table}
+	var asked []setID
+	for i := range setSpecs {
+		if _, exists := o.sets[setSpecs[i].name]; exists {
+			w.catchAll(msgGetElement, 0, "read", &setSpecs[i])
+			asked = append(asked, setSpecs[i].id)
+		}
+	}
+	if len(asked) == 0 {
+		return nil
+	}
+	err := e.kernel.query(ctx, w, func(message int, _ []byte) { o.catches = append(o.catches, asked[message]) })
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return err
 }
 
 func (e *Engine) listSets(ctx context.Context) (sets map[string]observedSet, err error) {

@@ -64,7 +64,7 @@ func (e *Engine) repair(
 	return r.endFull(ctx, before)
 }
 
-// createSets creates the missing sets.
+// createSets creates the missing sets, and empties the others of catch-all elements.
 func (r *repair) createSets(ctx context.Context) error {
 	w := r.newBatch()
 	empty := len(w.messages)
@@ -74,6 +74,10 @@ func (r *repair) createSets(ctx context.Context) error {
 		}
 	}
 	r.newSets = len(w.messages) > empty
+	for _, id := range r.observed.catches {
+		op := deleteElements()
+		w.catchAll(op.typ, op.flags, op.name, &setSpecs[id])
+	}
 	return r.sendUnless(ctx, w, empty)
 }
 

@@ -101,6 +101,9 @@ func (v *verification) sets() {
 		v.compare(s.kind()+" "+s.name+v.where, "shape "+want, either(exists, "shape "+have.shape, ""))
 		v.comparable[s.id] = exists && have.shape == want
 	}
+	for _, id := range v.have.catches {
+		v.compare("element * of "+setSpecs[id].kind()+" "+setSpecs[id].name+v.where, "", "catch-all")
+	}
 	for name, s := range v.have.sets {
 		if !known[name] && !s.anonymous {
 			v.compare("set "+name+v.where, "", "shape "+s.shape)

@@ -3,12 +3,15 @@ package nftables
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
@@ -141,6 +144,59 @@ func TestVerifyNamesEachDamage(t *testing.T) {
 		mustWriteNothing(t, e, m.full(w), "before all damages")
 		for what, p := range plants() {
 			t.Run(what, func(t *testing.T) { p.in(w).verify(t, ns, e, m.full(w)) })
+		}
+	})
+}
+
+func kernelVersion(t *testing.T) (major, minor int) {
+	t.Helper()
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err == nil {
+		_, err = fmt.Sscanf(string(release), "%d.%d", &major, &minor)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return major, minor
+}
+
+// TestCatchAllsAreFoundAndRemoved: elements that match what no other does, in sets of each kind.
+func TestCatchAllsAreFoundAndRemoved(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		ns := netnstest.New(t)
+		e, m := w.engine(t, ns), verified(w)
+		mustApply(t, e, m.full(w))
+		const byHand = "" // nft 1.0.6 crashes
+		for set, element := range map[string]string{
+			"map endpoints": "* : FREE . 8080", "map services": "* : 0x80000002", "set cluster-ips": "*", "set nodeport-addresses": byHand,
+			"map classes": "* : drop", "map affinity": "* : 0x00000001",
+		} {
+			command := damageTo(ns, "add element IP serviceplane "+strings.Fields(set)[1]+" { "+element+" }", e.family, netip.Addr{}, w.addr(96, 99))
+			err := ns.Do(func() error {
+				if element == byHand {
+					b := e.newBatch()
+					b.catchAll(msgNewElement, unix.NLM_F_CREATE, "add", &setSpecs[setNodePortAddresses])
+					return e.send(t.Context(), b)
+				}
+				return exec.Command("nft", command).Run()
+			})
+			if err != nil {
+				if major, minor := kernelVersion(t); major < 5 || major == 5 && minor < 13 {
+					t.Logf("Linux %d.%d has no catch-all elements", major, minor)
+					return
+				}
+				t.Errorf("%s: %v", command, err)
+				continue
+			}
+			want := "element * of " + set
+			report, err := e.Verify(t.Context(), m.full(w))
+			if err != nil || len(report.Differences) != 1 || !strings.HasPrefix(report.Differences[0].Object, want) {
+				t.Errorf("with a catch-all in %s, Verify = %v, %v, want %q", set, report.Differences, err, want)
+			}
+			mustApply(t, e, m.full(w))
+			if report, err := e.Verify(t.Context(), m.full(w)); err != nil || len(report.Differences) > 0 {
+				t.Errorf("%s after a full sync: Verify = %v, %v, want no difference", set, report.Differences, err)
+			}
 		}
 	})
 }

@@ -217,6 +217,19 @@ func (w *wire) getElements(spec *setSpec, keys []elementBytes) {
 	w.end()
 }
 
+// catchAll reads or deletes the catch-all element of a set.
+func (w *wire) catchAll(typ, flags uint16, op string, spec *setSpec) {
+	const catchAll = 2 // NFT_SET_ELEM_CATCHALL of linux/netfilter/nf_tables.h
+	w.begin(typ, flags, op, "catch-all element of set "+spec.name)
+	w.messages[len(w.messages)-1].objects = 1
+	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
+	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
+	w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+		w.nest(unix.NFTA_LIST_ELEM, func() { w.attrUint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
+	})
+	w.end()
+}
+
 // verdictElement adds an element of a verdict map that leads to a chain.
 func (w *wire) verdictElement(spec *setSpec, key uint32, chain string) {
 	code := int32(unix.NFT_GOTO)
