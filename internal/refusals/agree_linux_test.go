@@ -120,7 +120,7 @@ func (b *bench) reached(c *connection) map[netip.AddrPort]int {
 	defer b.mu.Unlock()
 	got := map[netip.AddrPort]int{}
 	for _, s := range c.shots {
-		for _, r := range s.receipts {
+		for _, r := range s.received() {
 			got[r.to]++
 		}
 	}
@@ -135,7 +135,7 @@ func (b *bench) judge(all []*shot) {
 	wrong := map[string]string{}
 	for _, s := range all {
 		fault := s.leak()
-		for _, r := range s.receipts {
+		for _, r := range s.received() {
 			if fault == "" {
 				fault = b.wrongSource(s, r)
 			}

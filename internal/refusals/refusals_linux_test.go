@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -43,7 +44,21 @@ type shot struct {
 	kept   []netip.AddrPort // endpoints of the flow
 	err    error            // of sending
 
-	receipts []receipt // guarded by wire.mu
+	mu       sync.Mutex
+	receipts []receipt // guarded by mu; some come late, such as a repeated SYN ACK
+}
+
+func (s *shot) record(r receipt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.receipts = append(s.receipts, r)
+}
+
+// received returns what has come so far.
+func (s *shot) received() []receipt {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.receipts)
 }
 
 // outcomes are what may become of the packet.
@@ -77,7 +92,7 @@ func (s *shot) isNegative() bool {
 // leak returns what should not have arrived, or "".
 func (s *shot) leak() string {
 	all := s.outcomes()
-	for _, r := range s.receipts {
+	for _, r := range s.received() {
 		if !slices.ContainsFunc(all, func(o oracle.Outcome) bool { return s.allows(o, r) }) && !slices.Contains(s.kept, r.to) {
 			if r.accepted {
 				return "accepted: a SYN ACK came back"
@@ -391,7 +406,7 @@ func (b *bench) awaitAll(all []*shot) {
 	poll.Nil(b.t, "allowed packets arrive", func() error {
 		var missing []*shot
 		for _, s := range all {
-			if !b.arrived(s) {
+			if len(s.received()) == 0 {
 				if s.packet.source.Port() != flowPort {
 					s.packet.source = netip.AddrPortFrom(s.packet.source.Addr(), b.port())
 				}

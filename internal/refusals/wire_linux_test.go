@@ -211,7 +211,7 @@ func (w *wire) record(r receipt) {
 		}
 	}
 	if s != nil {
-		s.receipts = append(s.receipts, r)
+		s.record(r)
 	}
 }
 
@@ -245,7 +245,7 @@ func (w *wire) flush(t *testing.T) {
 	sent := map[string]*shot{}
 	poll.Nil(t, "the last packets arrive", func() error {
 		for way, p := range left {
-			if last := sent[way]; last != nil && w.arrived(last) {
+			if last := sent[way]; last != nil && len(last.received()) > 0 {
 				delete(left, way)
 				continue
 			}
@@ -258,12 +258,6 @@ func (w *wire) flush(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-func (w *wire) arrived(s *shot) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(s.receipts) > 0
 }
 
 // onOneProcessor keeps the order of packets: each processor has a queue of its own.
