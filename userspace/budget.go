@@ -26,6 +26,7 @@ type Budget struct {
 	maxPipes   int64     // for splice(2), not part of limit
 	began      time.Time // lease times are durations since then
 	pipesInUse atomic.Int64
+	idlePipes  sync.Pool  // of *pipe
 	mu         sync.Mutex // guards all below
 	listening  int        // descriptors of listening sockets
 	used       int        // descriptors of clients

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"syscall"
 
@@ -17,16 +18,12 @@ import (
 // there is data: an idle connection uses neither memory nor the two descriptors of a
 // pipe in each direction.
 func copyAll(to passingWriter, from net.Conn, buffers *sync.Pool, l *lease) (total int64, err error) {
-	_, toTCP := to.Conn.(*net.TCPConn)
-	fromTCP, ok := from.(*net.TCPConn)
-	if !toTCP || !ok {
+	toRaw, toTCP := rawTCP(to.Conn)
+	raw, fromTCP := rawTCP(from)
+	if !toTCP || !fromTCP {
 		return io.Copy(to, activityReader{from, l})
 	}
-	raw, err := fromTCP.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	d := &direction{to: to, from: from, raw: raw, buffers: buffers, lease: l}
+	d := &direction{to: to, toRaw: toRaw, raw: raw, buffers: buffers, lease: l}
 	for {
 		n, err := d.copyChunk()
 		if total += n; err != nil || n == 0 {
@@ -45,8 +42,8 @@ func copyAll(to passingWriter, from net.Conn, buffers *sync.Pool, l *lease) (tot
 // direction is one direction of a TCP connection.
 type direction struct {
 	to      passingWriter
-	from    net.Conn
-	raw     syscall.RawConn // of from
+	toRaw   syscall.RawConn
+	raw     syscall.RawConn // of the sender
 	buffers *sync.Pool      // of *[copyBufferSize]byte
 	lease   *lease
 
@@ -94,9 +91,8 @@ func (d *direction) putBuffer() {
 	d.buffer = nil
 }
 
-// splice lets the kernel copy the data that has arrived, through a pipe of io.CopyN. It
-// returns 0 without waiting if that is less than a buffer holds, or if the budget has
-// no pipe left.
+// splice lets the kernel copy the data that has arrived, through a pipe. It returns 0
+// without waiting if that is less than a buffer holds, or if there is no pipe.
 func (d *direction) splice() (n int64, err error) {
 	var arrived int
 	var failure error
@@ -108,8 +104,67 @@ func (d *direction) splice() (n int64, err error) {
 		return 0, nil
 	}
 	defer d.lease.budget.releasePipe()
+	p := d.lease.budget.takePipe()
+	if p == nil {
+		return 0, nil
+	}
 	d.lease.touch()
-	n, err = io.CopyN(d.to.Conn, d.from, int64(arrived))
-	d.to.passed(n)
-	return n, err
+	err = d.raw.Control(func(fd uintptr) { n, failure = move(int(fd), p.write, arrived) })
+	if errors.Is(failure, unix.EAGAIN) { // urgent data is next
+		return 0, nil
+	}
+	if err = errors.Join(err, failure); err != nil {
+		return 0, err
+	}
+	for left := n; left > 0; {
+		var moved int64
+		err = d.toRaw.Write(func(fd uintptr) (done bool) {
+			moved, failure = move(p.read, int(fd), int(left))
+			return !errors.Is(failure, unix.EAGAIN)
+		})
+		if err = errors.Join(err, failure); err != nil {
+			return n - left, err // the pipe is not empty: it is not used again
+		}
+		left -= moved
+		d.to.passed(moved)
+	}
+	d.lease.budget.idlePipes.Put(p)
+	return n, nil
+}
+
+// move moves at most n bytes from or to a pipe, without waiting.
+func move(from, to, n int) (int64, error) {
+	for {
+		moved, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
+		if !errors.Is(err, unix.EINTR) {
+			return max(moved, 0), os.NewSyscallError("splice", err)
+		}
+	}
+}
+
+// pipe is a pipe for splice(2). It is closed when nobody has used it for some time, by the
+// garbage collector.
+type pipe struct{ read, write int }
+
+// pipeSize is the size of pipes, in bytes: what users without privileges may have
+// (fs.pipe-max-size).
+const pipeSize = 1 << 20
+
+// takePipe returns an empty pipe; nil if the process has no descriptors left. The caller puts
+// it into idlePipes if it is empty again.
+func (b *Budget) takePipe() *pipe {
+	if p, ok := b.idlePipes.Get().(*pipe); ok {
+		return p
+	}
+	var fds [2]int
+	if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		return nil
+	}
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize) // a smaller one works too
+	p := &pipe{read: fds[0], write: fds[1]}
+	runtime.AddCleanup(p, func(fds [2]int) {
+		_ = unix.Close(fds[0])
+		_ = unix.Close(fds[1])
+	}, fds)
+	return p
 }

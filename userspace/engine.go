@@ -39,6 +39,7 @@ type Engine struct {
 	end           context.CancelFunc
 	connCtx       context.Context //nolint:containedctx // of all connections, until Close
 	running       sync.WaitGroup
+	workers       workers   // of TCP connections
 	buffers       sync.Pool // of *[copyBufferSize]byte, for TCP; used by all connections
 
 	mu       sync.Mutex // guards the map and the sockets of services; never held during I/O
@@ -79,6 +80,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		services:  map[changetracker.ServicePortName]*service{},
 		ports:     newPortPool(config.Ports),
 		addresses: addressRefs{addresses: config.Addresses, sockets: map[netip.Addr]int{}},
+		workers:   workers{next: make(chan func())},
 		buffers:   sync.Pool{New: func() any { return new([copyBufferSize]byte) }},
 	}
 	if o, ok := deps.Observer.(connection.Observer); ok {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // relay copies bytes between a client and its endpoint, in both directions.
@@ -15,19 +16,27 @@ type relay struct {
 	lease            *lease
 	tap              tap
 
+	ended   atomic.Int32 // directions
 	failing sync.Once
 	failure error // the first one; it causes the others
 }
+
+const directions = 2
 
 // copyBufferSize is the size of the buffers of TCP connections.
 const copyBufferSize = 16 << 10
 
 // run copies until both directions have ended, or ctx has. Each direction ends by
-// itself: a client may close its half and still wait for the answer.
-func (r *relay) run(ctx context.Context) (sent, received int64, err error) {
+// itself: a client may close its half and still wait for the answer. start calls a function in
+// another goroutine.
+func (r *relay) run(ctx context.Context, start func(func())) (sent, received int64, err error) {
 	stop := context.AfterFunc(ctx, r.reset)
 	var sending sync.WaitGroup
-	sending.Go(func() { sent = r.send() })
+	sending.Add(1)
+	start(func() {
+		defer sending.Done()
+		sent = r.send()
+	})
 	received = r.copy(r.client, r.upstream, r.tap.out)
 	sending.Wait()
 	_ = r.client.Close()
@@ -60,12 +69,15 @@ func (r *relay) fail(err error) {
 	r.reset()
 }
 
-// copy copies one direction, and closes that half of the other connection. It calls passed with
-// the number of bytes of each piece.
+// copy copies one direction, and closes that half of the other connection; run closes all after
+// the second direction. It calls passed with the number of bytes of each piece.
 func (r *relay) copy(to, from net.Conn, passed func(int64)) (n int64) {
 	n, err := copyAll(passingWriter{to, passed}, from, r.buffers, r.lease)
 	if err != nil {
 		r.fail(err)
+		return n
+	}
+	if r.ended.Add(1) == directions {
 		return n
 	}
 	if half, ok := to.(interface{ CloseWrite() error }); ok {
@@ -79,7 +91,7 @@ func (r *relay) copy(to, from net.Conn, passed func(int64)) (n int64) {
 // reset closes a connection with a RST, so that the client sees an error instead of the
 // end of an answer.
 func reset(conn net.Conn) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
+	if tcp, ok := conn.(interface{ SetLinger(seconds int) error }); ok {
 		_ = tcp.SetLinger(0)
 	}
 	_ = conn.Close()

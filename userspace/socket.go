@@ -36,6 +36,7 @@ type socket struct {
 
 	connCtx context.Context //nolint:containedctx // Engine.connCtx
 	running *sync.WaitGroup // Engine.running
+	workers *workers        // Engine.workers
 	buffers *sync.Pool      // Engine.buffers
 	start   func()          // starts to serve
 	stop    context.CancelFunc
@@ -162,12 +163,12 @@ func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort
 		defer stop()
 		return s.config.Hooks.Dial(ctx, c, endpoint)
 	}
-	if s.protocol == desired.UDP {
-		timeout = 0
-	}
 	err = s.inside(func() error {
-		d := net.Dialer{Timeout: timeout} // not DialTCP, which needlessly binds a port first
-		conn, err = d.DialContext(ctx, s.site.Network, endpoint.String())
+		if s.protocol == desired.UDP {
+			conn, err = (&net.Dialer{}).DialContext(ctx, s.site.Network, endpoint.String())
+		} else {
+			conn, err = dialTCP(ctx, s.site.Network, endpoint, timeout)
+		}
 		return err
 	})
 	return conn, err

@@ -82,7 +82,7 @@ func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
 		<-t.slots
 		return
 	}
-	t.running.Go(func() {
+	t.workers.Go(t.connCtx, func() {
 		defer func() { <-t.slots }()
 		defer l.release()
 		defer cancel(nil)
@@ -113,7 +113,8 @@ func (t *tcpSocket) serve(ctx, connCtx context.Context, conn net.Conn, l *lease)
 	j.lease = l
 	drainCtx, ended := t.drainer.add(connCtx, r.Endpoint)
 	defer ended()
-	if r.Sent, r.Received, r.Err = j.run(drainCtx); r.Err != nil {
+	start := func(f func()) { t.workers.Go(t.connCtx, f) }
+	if r.Sent, r.Received, r.Err = j.run(drainCtx, start); r.Err != nil {
 		r.Outcome = connection.Cut
 	}
 	if errors.Is(context.Cause(connCtx), errEvicted) {
