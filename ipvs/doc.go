@@ -94,4 +94,7 @@
 // IPVS looks up answers by endpoint and client, not by VIP. If a client has two connections at a
 // time from one source port, to two VIPs or ports with the same endpoint, the older one gets no
 // more answers. Linux chooses such ports for about one in 14,000 pairs of connections.
+//
+// When a real server is deleted, IPVS soon forgets its UDP flows. A datagram in between is lost: a
+// program of the node gets EPERM from its send. The next datagram reaches another endpoint.
 package ipvs

@@ -77,7 +77,7 @@ type game struct {
 
 func newGame(t *testing.T, b *builds, e engine, seed uint64) *game {
 	t.Helper()
-	g := &game{world: newWorld(t), engine: e, builds: b, seed: seed, dir: t.TempDir(), path: toolPath(t, e.variant)}
+	g := &game{world: newWorld(t, e), engine: e, builds: b, seed: seed, dir: t.TempDir(), path: toolPath(t, e.variant)}
 	g.start(b.this())
 	g.mustFollow()
 	return g

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -55,6 +56,7 @@ type client struct {
 	kind   kind
 	ways   []way
 	sticky bool
+	lossy  bool // of the engine
 	ledger *ledger
 	ports  *atomic.Uint32 // drawn so far; all clients of a kind share it
 
@@ -76,6 +78,7 @@ type flow struct {
 // clients are all clients of a node.
 type clients struct {
 	all     []*client
+	lossy   bool
 	ledger  ledger
 	working sync.WaitGroup
 	leases  atomic.Int64
@@ -97,7 +100,7 @@ func (cs *clients) add(host *proxiertest.Host, s *service) {
 			}
 			c := &client{
 				name: fmt.Sprintf("%s of %s to %s, %s", k, host.Name, s.name, family),
-				host: host, kind: k, sticky: s.sticky, ledger: &cs.ledger, ports: cs.ports[k], homes: map[way]string{}, flows: map[way]*flow{},
+				host: host, kind: k, sticky: s.sticky, lossy: cs.lossy, ledger: &cs.ledger, ports: cs.ports[k], homes: map[way]string{}, flows: map[way]*flow{},
 			}
 			for _, to := range s.frontends(k.network(), family) {
 				if host.Name == nodeName {
@@ -226,7 +229,7 @@ func (c *client) shortUDP(ctx context.Context, w way, seen *counts) (answer prox
 		return answer, err
 	}
 	defer socket.Close()
-	err = insist(seen, func() error {
+	err = c.insist(ctx, seen, func() error {
 		if _, err := socket.WriteToUDPAddrPort([]byte("?\n"), w.to); err != nil {
 			return err
 		}
@@ -299,15 +302,23 @@ func receive(ctx context.Context, socket *net.UDPConn, from netip.AddrPort) (pro
 }
 
 // insist sends a datagram until there is an answer.
-func insist(seen *counts, send func() error) error {
+func (c *client) insist(ctx context.Context, seen *counts, send func() error) error {
 	err := send()
-	for end := time.Now().Add(patienceUDP); errors.Is(err, netns.ErrTimeout) && time.Now().Before(end); err = send() {
+	for end := time.Now().Add(patienceUDP); c.lost(err) && time.Now().Before(end); err = send() {
 		seen.again = 1
+		if !errors.Is(err, netns.ErrTimeout) {
+			pause.For(ctx, pace)
+		}
 	}
-	if errors.Is(err, netns.ErrTimeout) {
+	if c.lost(err) {
 		seen.deaf = 1
 	}
 	return err
+}
+
+// lost reports whether the network lost a datagram or its answer.
+func (c *client) lost(err error) bool {
+	return errors.Is(err, netns.ErrTimeout) || c.lossy && errors.Is(err, syscall.EPERM)
 }
 
 // long makes a request over an open connection, and opens it if there is none.
@@ -333,7 +344,7 @@ func (c *client) long(ctx context.Context, w way, leases int64, seen *counts) (p
 	ask := func() (err error) { answer, err = f.Ask(ctx); return err }
 	var err error
 	if c.kind == longUDP {
-		err = insist(seen, ask)
+		err = c.insist(ctx, seen, ask)
 	} else {
 		err = ask()
 	}

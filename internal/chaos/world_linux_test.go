@@ -48,10 +48,10 @@ type service struct {
 	sticky bool
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, e engine) *world {
 	t.Helper()
 	w := &world{
-		t: t, Topology: proxiertest.NewTopology(t), clients: clients{ports: map[kind]*atomic.Uint32{}},
+		t: t, Topology: proxiertest.NewTopology(t), clients: clients{lossy: e.lossy, ports: map[kind]*atomic.Uint32{}},
 		web: &service{"web", 1, false}, sticky: &service{"sticky", 2, true}, marker: &service{"marker", 3, false},
 	}
 	netnstest.ForgetSoon(t, w.Node, 20*time.Second)
