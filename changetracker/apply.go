@@ -172,7 +172,7 @@ func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 		keys = append(keys, p.key())
 	}
 	ports := make([]*portState, len(keys))
-	limit := maxServiceEndpoints / max(len(keys), 1)
+	limit := endpointLimit(len(keys), s.ports)
 	for i, key := range keys {
 		was := old.find(key)
 		p := s.rebuildPort(name, key, was, m.touched(key), limit)
@@ -197,6 +197,15 @@ func (f *family) rebuild(name types.NamespacedName, m *mark) rebuilt {
 // Ports and endpoints of a slice are lists of their own, so that a slice of 1 MB could make
 // millions, which is more than any node has memory for.
 const maxServiceEndpoints = 1 << 17
+
+// endpointLimit returns how many endpoints each of a Service's ports may have.
+func endpointLimit(keys int, ports []*ServicePort) int {
+	frontends := 0
+	for _, p := range ports {
+		frontends += 1 + len(p.ExternalIPs) + len(p.LoadBalancerVIPs) + int(min(p.NodePort, 1))
+	}
+	return max(1, min(maxServiceEndpoints/max(keys, 1), maxPairs/max(frontends, 1)))
+}
 
 func (s *heldService) rebuildPort(service types.NamespacedName, key portKey, old *portState, t *touched, limit int) *portState {
 	next := &portState{
@@ -225,19 +234,17 @@ func (s *heldService) merge(key portKey, old *portState, t *touched, limit int) 
 	case t.none():
 		return merged, 0
 	}
-	total, count, cut := 0, 0, false
+	total, count, long := 0, 0, false
 	for c := range s.contributions(key) {
-		total, count, cut = total+len(c.endpoints), count+1, cut || len(c.endpoints) > limit
+		total, count, long = total+len(c.endpoints), count+1, long || len(c.endpoints) > limit
 	}
-	if cut || t.all || count <= 1 || old == nil || old.isCut() {
-		merged = s.mergeAll(key, limit)
-	} else {
-		merged = s.mergeTouched(key, old.merged, t.addrs)
+	if !long && !t.all && count > 1 && old != nil && !old.isCut() {
+		if merged = s.mergeTouched(key, old.merged, t.addrs); merged.Len() <= limit {
+			return merged, 0
+		}
 	}
-	if merged.Len() > limit {
-		merged, cut = sorted.Of(slices.Clone(merged.Slice()[:limit])), true
-	}
-	if cut {
+	merged, more := s.mergeAll(key, limit)
+	if more {
 		aside = total - limit
 	}
 	return merged, aside

@@ -72,6 +72,58 @@ func TestEndpointsOfManyPortsAreBounded(t *testing.T) {
 	}
 }
 
+// TestPairsOfAServiceAreBounded: engines write each pair of a frontend and an endpoint, and of a load
+// balancer frontend and a source.
+func TestPairsOfAServiceAreBounded(t *testing.T) {
+	addresses := func(first byte, n int) (list []string) {
+		for i := range n {
+			list = append(list, netip.AddrFrom4([4]byte{first, 0, byte(i >> 8), byte(i)}).String())
+		}
+		return list
+	}
+	for name, c := range map[string]struct {
+		ports, external, balancers, ranges    int
+		endpoints, wantBalancers, wantSources int
+		problems                              int
+	}{
+		"few":                        {2, 10, 2, 1000, 1000, 2, 1000, 0},
+		"many external IPs":          {1, 5000, 0, 0, maxPairs / 5001, 0, 0, 1},
+		"many ports and addresses":   {100, 400, 200, 0, maxPairs / (100 * 601), 200, 0, 1},
+		"many sources":               {1, 0, 100, 5000, 1000, 100, maxSources/100 - 100, 1},
+		"many that admit each other": {1, 0, 2000, 2, 1000, 128, 2, 1},
+		"all":                        {100, 400, 200, 9000, maxPairs / (100 * 413), 12, maxSources/100/12 - 12, 3},
+	} {
+		tracker := mustTracker(t)
+		service := webService(portsNamed(c.ports), func(s *v1.Service) {
+			s.Spec.ExternalIPs = addresses(203, c.external)
+			for _, ip := range addresses(204, c.balancers) {
+				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: ip})
+			}
+			for i := range c.ranges {
+				s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, fmt.Sprintf("50.%d.%d.0/24", i>>8, i&255))
+			}
+		})
+		tracker.Services.Update(nil, service)
+		tracker.Endpoints.EndpointSliceUpdate(bigSlice(1, c.ports), false)
+		state, _ := applyAll(t, tracker, v1.IPv4Protocol)
+		p := mustService(t, state, portName("p0", v1.ProtocolTCP))
+		endpoints := len(state.Endpoints(p.Name))
+		if endpoints != c.endpoints || len(p.LoadBalancerVIPs) != c.wantBalancers || len(p.LoadBalancerSourceRanges) != c.wantSources {
+			t.Errorf("%s: %d endpoints, %d load balancer IPs, %d source ranges, want %d, %d, %d", name,
+				endpoints, len(p.LoadBalancerVIPs), len(p.LoadBalancerSourceRanges), c.endpoints, c.wantBalancers, c.wantSources)
+		}
+		if got := tooMany(tracker); got != c.problems {
+			t.Errorf("%s: %d problems, want %d: %v", name, got, c.problems, tracker.Problems())
+		}
+		// With fewer addresses, the endpoints that were set aside come back.
+		tracker.Services.Update(service, webService(portsNamed(c.ports)))
+		state, _ = applyAll(t, tracker, v1.IPv4Protocol)
+		if got := len(state.Endpoints(p.Name)); got != 1000 || tooMany(tracker) != 0 {
+			t.Errorf("%s: %d endpoints without more addresses, and %v; want 1000 and no problem", name, got, tracker.Problems())
+		}
+	}
+}
+
 // A Service that goes over the bound and under it again always has the endpoints that a new tracker
 // gives it, and each Delta leads from one State to the next.
 func TestTheBoundOfEndpointsDependsOnNoHistory(t *testing.T) {

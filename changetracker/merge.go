@@ -44,26 +44,31 @@ func anyOf[T any](x, y *T) *T {
 
 // mergeAll returns the union of what all slices have for a port, with the winning record of each
 // address. If there is only one slice its list is shared, if possible, and not copied. Beyond the
-// limit of a slice's endpoints, the lowest are enough for those of the union.
-func (s *heldService) mergeAll(key portKey, limit int) endpointList {
+// limit of a slice's endpoints, the lowest are enough for those of the union. It says whether the union
+// has more.
+func (s *heldService) mergeAll(key portKey, limit int) (merged endpointList, more bool) {
 	var buffer [16]contribution
 	contributions := slices.AppendSeq(buffer[:0], s.contributions(key))
 	for i := range contributions {
 		c := &contributions[i]
+		more = more || len(c.endpoints) > limit
 		c.endpoints = c.endpoints[:min(len(c.endpoints), limit)]
 	}
 	if len(contributions) == 0 {
-		return endpointList{}
+		return endpointList{}, false
 	}
 	if len(contributions) == 1 && contributions[0].complete() {
-		return sorted.Of(contributions[0].endpoints)
+		return sorted.Of(contributions[0].endpoints), more
 	}
 	best := bestRecords(contributions)
-	merged := make([]Endpoint, len(best))
-	for i, r := range best {
-		merged[i] = r.value()
+	if len(best) > limit {
+		best, more = best[:limit], true
 	}
-	return sorted.Of(merged)
+	list := make([]Endpoint, len(best))
+	for i, r := range best {
+		list[i] = r.value()
+	}
+	return sorted.Of(list), more
 }
 
 func bestRecords(contributions []contribution) []record {

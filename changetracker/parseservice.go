@@ -2,6 +2,7 @@ package changetracker
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -47,6 +48,7 @@ func (c *config) parseService(service *v1.Service, f *findings) (ports perFamily
 	}
 	p.parseVIPs(service, &c.options.ExternalIPs, f)
 	p.parseSourceRanges(service, f)
+	p.boundSources(len(service.Spec.Ports), f)
 	p.checkSourceRanges(c.options.StrictSourceRanges, f)
 	p.parsePolicies(service, f)
 	for _, port := range parseServicePorts(service, f) {
@@ -126,9 +128,9 @@ func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy,
 		}
 		switch addr, ok := parseAddr(text); {
 		case !ok || !dialable(addr):
-			f.add(ReasonInvalidAddress, text, "spec.externalIPs[%d]", i)
+			f.add(ReasonInvalidAddress, text, fieldExternalIPs+"[%d]", i)
 		case !policy.accepts(addr):
-			f.add(ReasonRefused, text, "spec.externalIPs[%d]", i)
+			f.add(ReasonRefused, text, fieldExternalIPs+"[%d]", i)
 		default:
 			p.externals[addrFamily(addr)] = append(p.externals[addrFamily(addr)], addr)
 		}
@@ -141,28 +143,54 @@ func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy,
 		if addr, ok := parseAddr(ingress.IP); ok && dialable(addr) {
 			p.vips[addrFamily(addr)] = append(p.vips[addrFamily(addr)], addr)
 		} else {
-			f.add(ReasonInvalidAddress, ingress.IP, "status.loadBalancer.ingress[%d].ip", i)
+			f.add(ReasonInvalidAddress, ingress.IP, fieldIngress+"[%d].ip", i)
 		}
 	}
+	limit := maxFrontends / max(len(service.Spec.Ports), 1)
 	for family := range p.externals {
-		p.externals[family] = bounded(canonicalAddrs(p.externals[family]), len(service.Spec.Ports), "spec.externalIPs", f)
-		p.vips[family] = bounded(canonicalAddrs(p.vips[family]), len(service.Spec.Ports), "status.loadBalancer.ingress", f)
+		p.externals[family] = bounded(canonicalAddrs(p.externals[family]), limit, fieldExternalIPs, f)
+		p.vips[family] = bounded(canonicalAddrs(p.vips[family]), limit, fieldIngress, f)
 	}
 }
+
+// Fields of lists that are bounded.
+const (
+	fieldExternalIPs  = "spec.externalIPs"
+	fieldIngress      = "status.loadBalancer.ingress"
+	fieldSourceRanges = "spec.loadBalancerSourceRanges"
+)
 
 // maxFrontends is how many frontends of a Service its external IPs may make in an IP family, and
 // its load balancer IPs. The API server allows tens of thousands of ports and of addresses, which
 // is more frontends than any node has memory for.
 const maxFrontends = 1 << 16
 
-// bounded returns the first addresses, as many as are allowed for a number of ports.
-func bounded(addrs []netip.Addr, ports int, field string, f *findings) []netip.Addr {
-	limit := maxFrontends / max(ports, 1)
-	if len(addrs) <= limit {
-		return addrs
+// maxPairs is how many pairs of a frontend and an endpoint a Service may have in an IP family, and
+// maxSources how many of a load balancer frontend and a source that it admits. Engines write each
+// pair. The kernel's sets of nftables take sources in more than proportion of time.
+const maxPairs, maxSources = 1 << 19, 1 << 15
+
+// bounded returns the first values, as many as a limit allows.
+func bounded[T any](list []T, limit int, field string, f *findings) []T {
+	if len(list) <= limit {
+		return list
 	}
-	f.add(ReasonTooMany, fmt.Sprintf("%d addresses with %d ports each: the first %d are used", len(addrs), ports, limit), "%s", field)
-	return addrs[:limit]
+	f.add(ReasonTooMany, fmt.Sprintf("%d values, of which the first %d are used", len(list), limit), "%s", field)
+	return list[:limit]
+}
+
+// boundSources bounds the pairs of a load balancer frontend and a source that it admits: source ranges,
+// and all load balancer IPs if the ranges admit the node.
+func (p *parsedService) boundSources(ports int, f *findings) {
+	for family, ranges := range p.ranges {
+		if len(ranges) == 0 {
+			continue
+		}
+		perPort := maxSources / max(ports, 1)
+		p.vips[family] = bounded(p.vips[family], max(1, int(math.Sqrt(float64(perPort/2)))), fieldIngress, f)
+		vips := len(p.vips[family])
+		p.ranges[family] = bounded(ranges, max(1, perPort/max(vips, 1)-vips), fieldSourceRanges, f)
+	}
 }
 
 // parseSourceRanges parses the sources that may use the load balancer IPs (TRK-12).
@@ -176,7 +204,7 @@ func (p *parsedService) parseSourceRanges(service *v1.Service, f *findings) {
 		restricted = true
 		prefix, ok := parseRange(text)
 		if !ok {
-			f.add(ReasonInvalidCIDR, text, "spec.loadBalancerSourceRanges[%d]", i)
+			f.add(ReasonInvalidCIDR, text, fieldSourceRanges+"[%d]", i)
 			continue
 		}
 		family := addrFamily(prefix.Addr())
@@ -198,7 +226,7 @@ func (p *parsedService) checkSourceRanges(strict bool, f *findings) {
 	}
 	for family, deny := range p.deny {
 		if deny && p.clusterIPs[family].IsValid() && len(p.vips[family]) > 0 {
-			f.add(ReasonNoSourceRange, fmt.Sprintf("%s: %s", familyName(family), effect), "spec.loadBalancerSourceRanges")
+			f.add(ReasonNoSourceRange, fmt.Sprintf("%s: %s", familyName(family), effect), fieldSourceRanges)
 		}
 	}
 }

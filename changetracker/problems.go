@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -88,15 +89,32 @@ func (k objectKey) String() string {
 type findings struct {
 	object   objectKey
 	problems []Problem
+	more     int // problems that are not listed
 }
 
+// maxProblems is how many problems of an object are listed. Each is a line of the log, and an object of
+// 1 MB could have a hundred thousand.
+const maxProblems = 100
+
 func (f *findings) add(reason Reason, value, field string, index ...any) {
+	if len(f.problems) == maxProblems {
+		f.more++
+		return
+	}
 	f.problems = append(f.problems, Problem{
 		Object: f.object.String(),
 		Field:  fmt.Sprintf(field, index...),
 		Value:  readable(value),
 		Reason: reason,
 	})
+}
+
+// list returns the problems, the last of which says how many more there are.
+func (f *findings) list() []Problem {
+	if f.more == 0 {
+		return f.problems
+	}
+	return append(f.problems, Problem{Object: f.object.String(), Field: "more values", Value: strconv.Itoa(f.more), Reason: ReasonTooMany})
 }
 
 // readable cuts a value to maxValueBytes of valid UTF-8. The result shares no memory with the
@@ -125,8 +143,8 @@ func newProblemSet() problemSet {
 // replace stores the problems of an object in place of its previous ones, and returns the new
 // ones.
 func (s *problemSet) replace(f findings) (fresh []Problem) {
-	old := s.byObject[f.object]
-	if len(old)+len(f.problems) == 0 {
+	old, problems := s.byObject[f.object], f.list()
+	if len(old)+len(problems) == 0 {
 		return nil
 	}
 	for _, p := range old {
@@ -138,16 +156,16 @@ func (s *problemSet) replace(f findings) (fresh []Problem) {
 	for _, p := range old {
 		known[p] = struct{}{}
 	}
-	for _, p := range f.problems {
+	for _, p := range problems {
 		s.counts[p.Reason]++
 		if _, ok := known[p]; !ok {
 			fresh = append(fresh, p)
 		}
 	}
-	if len(f.problems) == 0 {
+	if len(problems) == 0 {
 		delete(s.byObject, f.object)
 	} else {
-		s.byObject[f.object] = f.problems
+		s.byObject[f.object] = problems
 	}
 	return fresh
 }

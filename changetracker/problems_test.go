@@ -6,9 +6,11 @@ import (
 	"go/parser"
 	"go/token"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 )
 
@@ -63,5 +65,28 @@ func TestTableOfHintsIsBounded(t *testing.T) {
 	tracker.Endpoints.EndpointSliceUpdate(s, false)
 	if got := len(tracker.store.parser.interned); got > maxInterned {
 		t.Errorf("hints held = %d, want at most %d", got, maxInterned)
+	}
+}
+
+// TestProblemsOfAnObjectAreBounded: each is a line of the log, and a Service of 1 MB could have a hundred thousand.
+func TestProblemsOfAnObjectAreBounded(t *testing.T) {
+	const wrong = 5000
+	tracker := mustTracker(t)
+	service := webService(func(s *v1.Service) {
+		for i := range wrong {
+			s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprint("wrong-", i))
+		}
+	})
+	tracker.Services.Update(nil, service)
+	more := Problem{Object: "Service default/web", Field: "more values", Value: strconv.Itoa(wrong - maxProblems), Reason: ReasonTooMany}
+	if got := tracker.Problems(); len(got) != maxProblems+1 || !slices.Contains(got, more) {
+		t.Errorf("%d problems, want %d and %v", len(got), maxProblems, more)
+	}
+	if got := tracker.ProblemCounts(); got[ReasonInvalidAddress] != maxProblems || got[ReasonTooMany] != 1 {
+		t.Errorf("%v, want %d and one more", got, maxProblems)
+	}
+	tracker.Services.Update(service, webService())
+	if got := tracker.Problems(); len(got) != 0 {
+		t.Errorf("%v, want none when the Service is right", got)
 	}
 }

@@ -3,6 +3,7 @@ package proxier
 import (
 	"maps"
 	"slices"
+	"strconv"
 
 	"go.uber.org/zap"
 
@@ -50,7 +51,7 @@ func (f *family) logConflicts(now *desired.Resolved, before, s *desired.Service)
 	}
 	if len(s.Refused) > 0 && !slices.Equal(s.Refused, before.Refused) {
 		f.log.Warn("external IPs refused, they are addresses of the node or its pods: remove them from the Service",
-			zap.Stringer("service", s.Name), zap.Stringers("externalIPs", s.Refused))
+			zap.Stringer("service", s.Name), zap.Stringers("externalIPs", listed(s.Refused)), zap.Int("all", len(s.Refused)))
 	}
 	if !f.balances(s) && before.Port.Balancing != s.Port.Balancing {
 		f.log.Warn("the engine does not have the load balancing policy of the service port, and chooses endpoints at random: choose another policy or engine",
@@ -68,13 +69,23 @@ func changesFrontends(c desired.Change) bool {
 	return c.Source == nil || c.Source.Before != c.Source.After
 }
 
+// maxListed is how many frontends or external IPs of a service port are listed. A Service of 1 MB has 65,536.
+const maxListed = 100
+
+func listed[T any](all []T) []T { return all[:min(len(all), maxListed)] }
+
 // listConflicts lists what service ports ask for and do not get.
 func (f *family) listConflicts(now *desired.Resolved) []changetracker.Problem {
 	refused := map[changetracker.Problem]bool{} // a set: several ports of a Service have the same address
 	var problems []changetracker.Problem
 	for name, s := range f.denied {
 		object := "Service " + name.NamespacedName.String()
-		for _, a := range s.Refused {
+		if more := max(len(s.Lost), len(s.Refused)) - maxListed; more > 0 {
+			problems = append(problems, changetracker.Problem{
+				Object: object, Field: "port " + name.Port, Value: strconv.Itoa(more) + " more addresses", Reason: changetracker.ReasonTooMany,
+			})
+		}
+		for _, a := range listed(s.Refused) {
 			refused[changetracker.Problem{Object: object, Field: "spec.externalIPs", Value: a.String(), Reason: changetracker.ReasonRefused}] = true
 		}
 		if !f.balances(s) {
@@ -82,7 +93,7 @@ func (f *family) listConflicts(now *desired.Resolved) []changetracker.Problem {
 				Object: object, Field: "port " + name.Port, Value: "load balancing policy " + s.Port.Balancing.String(), Reason: changetracker.ReasonUnsupported,
 			})
 		}
-		for _, k := range s.Lost {
+		for _, k := range listed(s.Lost) {
 			owner, _ := now.Owner(k)
 			problems = append(problems, changetracker.Problem{
 				Object: object, Field: "port " + name.Port, Value: k.String() + " belongs to " + owner.String(), Reason: changetracker.ReasonDuplicate,

@@ -2,6 +2,8 @@ package proxier_test
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -97,4 +100,29 @@ func TestATenantDoesNotReachAnotherNamespace(t *testing.T) {
 
 func sameFrontend(a, b desired.Frontend) bool {
 	return a.Kind == b.Kind && a.VIP == b.VIP && a.Port == b.Port && a.Action == b.Action && a.Scope == b.Scope
+}
+
+// TestConflictsOfAServicePortAreBounded: a Service of 1 MB could lack 65,536 frontends.
+func TestConflictsOfAServicePortAreBounded(t *testing.T) {
+	const asked = 500
+	many := func(s *v1.Service) {
+		for i := range asked {
+			s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("203.0.%d.%d", i>>8, i&255))
+		}
+	}
+	p := newProxier(t, proxier.Deps{}, &fakeEngine{})
+	p.OnServiceAdd(service("a", "10.96.0.1", many))
+	p.OnServiceAdd(service("b", "10.96.0.2", many))
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	if err := p.SyncNow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	counts := map[changetracker.Reason]int{}
+	for _, problem := range p.Status().Problems {
+		counts[problem.Reason]++
+	}
+	if want := (map[changetracker.Reason]int{changetracker.ReasonDuplicate: 100, changetracker.ReasonTooMany: 1}); !maps.Equal(counts, want) {
+		t.Errorf("problems %v, want %v", counts, want)
+	}
 }
