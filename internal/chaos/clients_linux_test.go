@@ -201,6 +201,19 @@ func (c *client) options(w way) netns.AskOptions {
 	return netns.AskOptions{From: w.source(), FromPort: c.port(), Timeout: patience}
 }
 
+// attempts is how many ports a client tries: servers of its host have some.
+const attempts = 1000
+
+// open opens a connection, or a connected socket, from the next free port.
+func (c *client) open(ctx context.Context, w way) (f *netns.Flow, err error) {
+	for range attempts {
+		if f, err = netns.OpenHere(ctx, c.kind.network(), w.to, c.options(w)); !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+	}
+	return f, err
+}
+
 // shortTCP opens a connection for one request.
 func (c *client) shortTCP(ctx context.Context, w way, seen *counts) (answer proxiertest.Answer, err error) {
 	seen.connections = 1
@@ -209,7 +222,7 @@ func (c *client) shortTCP(ctx context.Context, w way, seen *counts) (answer prox
 			seen.failed = 1
 		}
 	}()
-	f, err := netns.OpenHere(ctx, "tcp", w.to, c.options(w))
+	f, err := c.open(ctx, w)
 	if err != nil {
 		return answer, err
 	}
@@ -245,7 +258,6 @@ func (c *client) shortUDP(ctx context.Context, w way, seen *counts) (answer prox
 // bind opens a socket at the next port. The system would draw one at random: sooner or later
 // that of an earlier socket, whose flow connection tracking still knows.
 func (c *client) bind(w way) (socket *net.UDPConn, err error) {
-	const attempts = 1000
 	for range attempts {
 		if socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(w.source(), c.port()))); err == nil {
 			return socket, nil
@@ -332,7 +344,7 @@ func (c *client) long(ctx context.Context, w way, leases int64, seen *counts) (p
 	isNew := f == nil
 	if isNew {
 		seen.connections = 1
-		opened, err := netns.OpenHere(ctx, c.kind.network(), w.to, c.options(w))
+		opened, err := c.open(ctx, w)
 		if err != nil {
 			seen.failed = 1
 			return proxiertest.Answer{}, err
