@@ -18,12 +18,16 @@ import (
 // there is data: an idle connection uses neither memory nor the two descriptors of a
 // pipe in each direction.
 func copyAll(to passingWriter, from net.Conn, buffers *sync.Pool, l *lease) (total int64, err error) {
-	toRaw, toTCP := rawTCP(to.Conn)
-	raw, fromTCP := rawTCP(from)
+	socket, toTCP := tcp(to.Conn)
+	sender, fromTCP := tcp(from)
 	if !toTCP || !fromTCP {
 		return io.Copy(to, activityReader{from, l})
 	}
-	d := &direction{to: to, toRaw: toRaw, raw: raw, buffers: buffers, lease: l}
+	raw, err := sender.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	d := &direction{to: to, socket: socket, raw: raw, buffers: buffers, lease: l}
 	for {
 		n, err := d.copyChunk()
 		if total += n; err != nil || n == 0 {
@@ -42,7 +46,7 @@ func copyAll(to passingWriter, from net.Conn, buffers *sync.Pool, l *lease) (tot
 // direction is one direction of a TCP connection.
 type direction struct {
 	to      passingWriter
-	toRaw   syscall.RawConn
+	socket  syscall.Conn    // of to
 	raw     syscall.RawConn // of the sender
 	buffers *sync.Pool      // of *[copyBufferSize]byte
 	lease   *lease
@@ -104,9 +108,10 @@ func (d *direction) splice() (n int64, err error) {
 		return 0, nil
 	}
 	defer d.lease.budget.releasePipe()
+	to, err := d.socket.SyscallConn()
 	p := d.lease.budget.takePipe()
-	if p == nil {
-		return 0, nil
+	if err != nil || p == nil {
+		return 0, err
 	}
 	d.lease.touch()
 	err = d.raw.Control(func(fd uintptr) { n, failure = move(int(fd), p.write, arrived) })
@@ -118,7 +123,7 @@ func (d *direction) splice() (n int64, err error) {
 	}
 	for left := n; left > 0; {
 		var moved int64
-		err = d.toRaw.Write(func(fd uintptr) (done bool) {
+		err = to.Write(func(fd uintptr) (done bool) {
 			moved, failure = move(p.read, int(fd), int(left))
 			return !errors.Is(failure, unix.EAGAIN)
 		})

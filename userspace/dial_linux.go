@@ -129,15 +129,13 @@ func (c endpointConn) control(f func(fd int) error) error {
 	return errors.Join(raw.Control(func(fd uintptr) { err = f(int(fd)) }), err)
 }
 
-// rawTCP returns the raw connection if it is TCP.
-func rawTCP(conn net.Conn) (raw syscall.RawConn, ok bool) {
+// tcp returns the connection with access to its socket, if it is TCP.
+func tcp(conn net.Conn) (socket syscall.Conn, ok bool) {
 	switch conn := conn.(type) {
 	case *net.TCPConn:
-		raw, err := conn.SyscallConn()
-		return raw, err == nil
+		return conn, true
 	case endpointConn:
-		raw, err := conn.SyscallConn()
-		return raw, err == nil
+		return conn, true
 	default:
 		return nil, false
 	}
