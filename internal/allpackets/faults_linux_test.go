@@ -3,6 +3,7 @@ package allpackets
 import (
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,75 +14,75 @@ import (
 
 var plant = flag.String("allpackets.plant", "", "plant the faults that match a regular expression, and see which test catches them")
 
-// fault replaces a text in a file of the module.
-type fault struct{ file, old, with string }
+// fault replaces a text in a file of the module. What it does is in docs/RELIABILITY.md.
+type fault struct{ file, what, old, with string }
 
 // faults are mistakes that somebody might make, in the trackers, the resolver, the driver and
 // the planners.
 func faults() []fault {
 	return []fault{
-		{"changetracker/parseservice.go", `ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode != v1.LoadBalancerIPModeVIP`, `ingress.IP == ""`},
-		{"changetracker/parseservice.go", `if !proxied(service) || !c.selects(service) {`, `if !proxied(service) {`},
-		{"changetracker/parseservice.go", `restricted && !open[family] && p.ranges[family] == nil`, `restricted && p.ranges[family] == nil`},
-		{"changetracker/parseservice.go", `p.internalLocal = spec.InternalTrafficPolicy != nil &&`, `p.internalLocal = false && spec.InternalTrafficPolicy != nil &&`},
-		{"changetracker/parseservice.go", `if spec.SessionAffinity == v1.ServiceAffinityClientIP {`, `if spec.ExternalTrafficPolicy == "Local" {`},
-		{"changetracker/endpoint.go", `return e.Serving && e.Terminating }`, `return e.Serving }`},
-		{"changetracker/merge.go", `best[last] = best[last].better(r)`, `best[last] = r`},
-		{"changetracker/select.go", `Any: s.ready > 0 || s.draining > 0,`, `Any: s.ready > 0,`},
-		{"changetracker/select.go", `case s.ready == 0:`, `case s.ready < 0:`},
-		{"changetracker/select.go", `case s.zoneHinted == s.ready && s.zoneMatched > 0:`, `case s.zoneMatched > 0:`},
-		{"changetracker/select.go", `if s.readyLocal > 0 {`, `if s.readyLocal > 1 {`},
-		{"changetracker/select.go", `case readyLocal:
+		{"changetracker/parseservice.go", "load balancer IPs with ipMode Proxy are served", `ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode != v1.LoadBalancerIPModeVIP`, `ingress.IP == ""`},
+		{"changetracker/parseservice.go", "Services of another proxy are served", `if !proxied(service) || !c.selects(service) {`, `if !proxied(service) {`},
+		{"changetracker/parseservice.go", "a source range of all addresses counts as none", `restricted && !open[family] && p.ranges[family] == nil`, `restricted && p.ranges[family] == nil`},
+		{"changetracker/parseservice.go", "internal policy Local counts as Cluster", `p.internalLocal = spec.InternalTrafficPolicy != nil &&`, `p.internalLocal = false && spec.InternalTrafficPolicy != nil &&`},
+		{"changetracker/parseservice.go", "external policy Local means session affinity", `if spec.SessionAffinity == v1.ServiceAffinityClientIP {`, `if spec.ExternalTrafficPolicy == "Local" {`},
+		{"changetracker/endpoint.go", "every endpoint that serves counts as terminating", `return e.Serving && e.Terminating }`, `return e.Serving }`},
+		{"changetracker/merge.go", "of an address in several slices, the last one counts", `best[last] = best[last].better(r)`, `best[last] = r`},
+		{"changetracker/select.go", "with terminating endpoints only, a Service counts as one without endpoints", `Any: s.ready > 0 || s.draining > 0,`, `Any: s.ready > 0,`},
+		{"changetracker/select.go", "without ready endpoints, terminating ones are not used", `case s.ready == 0:`, `case s.ready < 0:`},
+		{"changetracker/select.go", "zone hints count although some endpoints have none", `case s.zoneHinted == s.ready && s.zoneMatched > 0:`, `case s.zoneMatched > 0:`},
+		{"changetracker/select.go", "one ready endpoint of the node is not enough for policy Local", `if s.readyLocal > 0 {`, `if s.readyLocal > 1 {`},
+		{"changetracker/select.go", "policy Local uses the endpoints of all nodes", `case readyLocal:
 		return e.Ready && r.isLocal(e)`, `case readyLocal:
 		return e.Ready`},
-		{"desired/resolve.go", `f.Action = Drop`, `f.Action = Reject`},
-		{"desired/resolve.go", `f.ShortCircuit = f.ShortCircuit && len(s.Cluster) > 0`, `f.ShortCircuit = f.ShortCircuit && f.Action == Forward`},
-		{"desired/resolve.go", `case r.MasqueradeAll:`, `case r.MasqueradeAll && p.NodePort != 0:`},
-		{"desired/resolve.go", `f.Scope, f.Masquerade, f.ShortCircuit = ScopeLocal, MasqueradeNone, true`, `f.Scope, f.ShortCircuit = ScopeLocal, true`},
-		{"desired/resolve.go", `if primary < 0 || !contains(ranges, r.Node.Addresses[primary]) {`, `if primary <= 0 || !contains(ranges, r.Node.Addresses[primary]) {`},
-		{"desired/resolve.go", `sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())`, `sameHost(e.Node, r.Node.Name)`},
-		{"desired/resolver.go", `|| r.DenyNodeExternalIPs && slices.Contains`, `|| !r.DenyNodeExternalIPs && slices.Contains`},
-		{"desired/claim.go", `return cmp.Or(cmp.Compare(c.Kind, o.Kind), c.compareAge(o))`, `return c.compareAge(o)`},
-		{"desired/claim.go", `return c.Kind != ClusterIP && c.Name != nodePort.Name &&`, `return c.Name != nodePort.Name &&`},
-		{"desired/claim.go", `cmp.Compare(c.UID, o.UID)`, `cmp.Compare(o.UID, c.UID)`},
-		{"proxier/node.go", `NodeAddresses: ofFamily(node.Addresses, family)`, `NodeAddresses: ofFamily(c.Node.Addresses, family)`},
-		{"proxier/sync.go", `Node:                node,`, `Node:                f.config.Node,`},
-		{"internal/nftables/plan_linux.go", `treatment{desired.MasqueradeNone, desired.ScopeCluster})`, `treatment{desired.MasqueradeAll, desired.ScopeCluster})`},
-		{"internal/nftables/plan_linux.go", `return f.Kind == desired.ClusterIP
+		{"desired/resolve.go", "what must be dropped is rejected", `f.Action = Drop`, `f.Action = Reject`},
+		{"desired/resolve.go", "pods lose external policy Local's exception when no endpoint is local", `f.ShortCircuit = f.ShortCircuit && len(s.Cluster) > 0`, `f.ShortCircuit = f.ShortCircuit && f.Action == Forward`},
+		{"desired/resolve.go", "masquerading of all leaves out Services without node port", `case r.MasqueradeAll:`, `case r.MasqueradeAll && p.NodePort != 0:`},
+		{"desired/resolve.go", "external policy Local masquerades", `f.Scope, f.Masquerade, f.ShortCircuit = ScopeLocal, MasqueradeNone, true`, `f.Scope, f.ShortCircuit = ScopeLocal, true`},
+		{"desired/resolve.go", "the node's first address in the source ranges does not admit the VIPs", `if primary < 0 || !contains(ranges, r.Node.Addresses[primary]) {`, `if primary <= 0 || !contains(ranges, r.Node.Addresses[primary]) {`},
+		{"desired/resolve.go", "an endpoint in the node's pod ranges does not count as one of the node", `sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())`, `sameHost(e.Node, r.Node.Name)`},
+		{"desired/resolver.go", "external IPs of the node are refused unless they must be", `|| r.DenyNodeExternalIPs && slices.Contains`, `|| !r.DenyNodeExternalIPs && slices.Contains`},
+		{"desired/claim.go", "the older Service has a VIP, whatever its kind", `return cmp.Or(cmp.Compare(c.Kind, o.Kind), c.compareAge(o))`, `return c.compareAge(o)`},
+		{"desired/claim.go", "a ClusterIP gives way to a node port", `return c.Kind != ClusterIP && c.Name != nodePort.Name &&`, `return c.Name != nodePort.Name &&`},
+		{"desired/claim.go", "of Services of one age, the last UID has the VIP", `cmp.Compare(c.UID, o.UID)`, `cmp.Compare(o.UID, c.UID)`},
+		{"proxier/node.go", "new addresses of the node accept no node ports", `NodeAddresses: ofFamily(node.Addresses, family)`, `NodeAddresses: ofFamily(c.Node.Addresses, family)`},
+		{"proxier/sync.go", "the node is resolved as it was at the start", `Node:                node,`, `Node:                f.config.Node,`},
+		{"internal/nftables/plan_linux.go", "pods are masqueraded in external policy Local's exception", `treatment{desired.MasqueradeNone, desired.ScopeCluster})`, `treatment{desired.MasqueradeAll, desired.ScopeCluster})`},
+		{"internal/nftables/plan_linux.go", "other ports of external IPs are refused instead of those of ClusterIPs", `return f.Kind == desired.ClusterIP
 `, `return f.Kind != desired.NodePort
 `},
-		{"internal/nftables/plan_linux.go", `pf.firewalled, pf.entry = pf.entry, classFirewall`, `pf.firewalled, pf.entry = pf.entry, pf.entry`},
-		{"internal/nftables/plan_linux.go", `return affinityLocal
+		{"internal/nftables/plan_linux.go", "source ranges are not checked", `pf.firewalled, pf.entry = pf.entry, classFirewall`, `pf.firewalled, pf.entry = pf.entry, pf.entry`},
+		{"internal/nftables/plan_linux.go", "session affinity mixes local endpoints with all", `return affinityLocal
 `, `return 0
 `},
-		{"internal/nftables/diff_linux.go", `if was.value != 0 {
+		{"internal/nftables/diff_linux.go", "the element of a frontend that goes stays", `if was.value != 0 {
 		sink.remove(was.in, key, elementBytes{})`, `if was.value != 0 && is.value != 0 {
 		sink.remove(was.in, key, elementBytes{})`},
-		{"internal/nftables/diff_linux.go", `if !has(is, p) {`, `if has(is, p) {`},
-		{"internal/nftables/diff_linux.go", `from: offset(indexScope(i))}`, `from: offset(indexScope(0))}`},
-		{"internal/nftables/diff_linux.go", `if i < len(was.list) {
+		{"internal/nftables/diff_linux.go", "new source ranges are not written", `if !has(is, p) {`, `if has(is, p) {`},
+		{"internal/nftables/diff_linux.go", "local endpoints are looked up among all", `from: offset(indexScope(i))}`, `from: offset(indexScope(0))}`},
+		{"internal/nftables/diff_linux.go", "elements of endpoints that go stay", `if i < len(was.list) {
 			sink.remove(was.in, was.key(k, i)`, `if inBoth {
 			sink.remove(was.in, was.key(k, i)`},
-		{"internal/nftables/diff_linux.go", `frontendKey(k).addr(p.Addr()), frontendKey(k).addr(lastAddr(p))`, `frontendKey(k).addr(p.Addr()), frontendKey(k).addr(p.Addr())`},
-		{"internal/nftables/globals_linux.go", `if was && !is {`, `if !was && !is {`},
-		{"internal/nftables/globals_linux.go", `if is && !was {`, `if is && was {`},
-		{"internal/nftables/layout_linux.go", `Modulus: slots, Type: unix.NFT_NG_RANDOM, Offset: from}`, `Modulus: slots, Type: unix.NFT_NG_RANDOM}`},
-		{"internal/nftables/layout_linux.go", `netip.MustParsePrefix("127.0.0.0/8")`, `netip.MustParsePrefix("127.0.0.1/32")`},
-		{"internal/nftables/layout_linux.go", `r.refuse(setClusterIPs, chainReject, !r.inFront),`, `r.refuse(setClusterIPs, chainReject, false),`},
-		{"iptables/plan.go", `if f.VIP.IsValid() && mayBeNodes && (f.Restricted || f.Action != desired.Forward) {`, `if f.VIP.IsValid() && mayBeNodes && f.Action != desired.Forward {`},
-		{"iptables/plan.go", `if f.Action == desired.Forward || f.ShortCircuit {
+		{"internal/nftables/diff_linux.go", "a source range admits its first address only", `frontendKey(k).addr(p.Addr()), frontendKey(k).addr(lastAddr(p))`, `frontendKey(k).addr(p.Addr()), frontendKey(k).addr(p.Addr())`},
+		{"internal/nftables/globals_linux.go", "addresses that no frontend needs any more stay in their set", `if was && !is {`, `if !was && !is {`},
+		{"internal/nftables/globals_linux.go", "addresses that a frontend needs now are not in their set", `if is && !was {`, `if is && was {`},
+		{"internal/nftables/layout_linux.go", "local endpoints are drawn from the numbers of all", `Modulus: slots, Type: unix.NFT_NG_RANDOM, Offset: from}`, `Modulus: slots, Type: unix.NFT_NG_RANDOM}`},
+		{"internal/nftables/layout_linux.go", "the node ports leave out 127.0.0.1 only, not all of loopback", `netip.MustParsePrefix("127.0.0.0/8")`, `netip.MustParsePrefix("127.0.0.1/32")`},
+		{"internal/nftables/layout_linux.go", "other ports of ClusterIPs are not refused", `r.refuse(setClusterIPs, chainReject, !r.inFront),`, `r.refuse(setClusterIPs, chainReject, false),`},
+		{"iptables/plan.go", "what source ranges refuse reaches the node port of another Service", `if f.VIP.IsValid() && mayBeNodes && (f.Restricted || f.Action != desired.Forward) {`, `if f.VIP.IsValid() && mayBeNodes && f.Action != desired.Forward {`},
+		{"iptables/plan.go", "external policy Local has no exception for pods without local endpoints", `if f.Action == desired.Forward || f.ShortCircuit {
 		l.rules`, `if f.Action == desired.Forward {
 		l.rules`},
-		{"iptables/plan.go", `if f.Action == desired.Reject {
+		{"iptables/plan.go", "with source ranges and no endpoints, the rules for rejecting are missing", `if f.Action == desired.Reject {
 				refuse(newRule().from(r)`, `if f.Action == desired.Drop {
 				refuse(newRule().from(r)`},
-		{"iptables/plan.go", `p.masquerades[i] = append(p.masquerades[i], p.match(f).jump(to))`, `p.masquerades[i] = []rule{p.match(f).comment("%s", to).jump(to)}[:0]`},
-		{"iptables/plan.go", `newRule().fromAddr(addr).toAddr(addr)`, `newRule().fromAddr(addr)`},
-		{"iptables/fixed.go", `addJump(newRule().add("! -d %s", prefixText(loopback)))`, `addJump(newRule())`},
-		{"iptables/apply_linux.go", `changeOf(e.have[tableFilter], want[tableFilter], true)`, `changeOf(e.have[tableFilter], want[tableFilter], false)`},
-		{"iptables/diff.go", `c.first.chains[chain] = slices.Concat(rules, old)`, `c.first.chains[chain] = old`},
-		{"iptables/tree.go", `high := low | uint16(1<<bits-1)`, `high := low | uint16(1<<bits-1)>>1`},
-		{"iptables/plan.go", `case f.Action == desired.Drop:`, `case f.Action == desired.Drop && f.Kind == desired.ClusterIP:`},
+		{"iptables/plan.go", "ClusterIPs do not masquerade", `p.masquerades[i] = append(p.masquerades[i], p.match(f).jump(to))`, `p.masquerades[i] = []rule{p.match(f).comment("%s", to).jump(to)}[:0]`},
+		{"iptables/plan.go", "every connection of an endpoint to a Service is masqueraded", `newRule().fromAddr(addr).toAddr(addr)`, `newRule().fromAddr(addr)`},
+		{"iptables/fixed.go", "node ports are at loopback too", `addJump(newRule().add("! -d %s", prefixText(loopback)))`, `addJump(newRule())`},
+		{"iptables/apply_linux.go", "rules of the filter that go are deleted first", `changeOf(e.have[tableFilter], want[tableFilter], true)`, `changeOf(e.have[tableFilter], want[tableFilter], false)`},
+		{"iptables/diff.go", "old rules do not stay until the new ones are complete", `c.first.chains[chain] = slices.Concat(rules, old)`, `c.first.chains[chain] = old`},
+		{"iptables/tree.go", "chains that divide node ports by number have half of them", `high := low | uint16(1<<bits-1)`, `high := low | uint16(1<<bits-1)>>1`},
+		{"iptables/plan.go", "node ports and external IPs do not drop", `case f.Action == desired.Drop:`, `case f.Action == desired.Drop && f.Kind == desired.ClusterIP:`},
 	}
 }
 
@@ -95,15 +96,22 @@ func (f *fault) catchers() [][]string {
 		packets = "-run=^TestAllPackets$"
 	}
 	return [][]string{
-		{"./internal/allpackets", packets, "-allpackets.seed=1", "-allpackets.seeds=6"},
+		{"./internal/allpackets", packets, "-allpackets.seed=1"},
+		{"./internal/allpackets", packets, "-allpackets.seed=2", "-allpackets.seeds=5"},
+		{"./internal/allpackets", packets, "-allpackets.seed=7", "-allpackets.seeds=24"},
 		{"./desired", "-run=^TestRandomHistoriesAgreeWithTheOracle$"},
 	}
 }
 
-// TestPlantedFaults: each fault has a place, and with -allpackets.plant=. each is
-// caught. To plant all of them takes some 15 minutes.
+// TestPlantedFaults: each fault has a place, and its row in docs/RELIABILITY.md. With
+// -allpackets.plant=. each is caught, and the log has the rows. To plant all of them takes some 15
+// minutes.
 func TestPlantedFaults(t *testing.T) {
 	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	document, err := os.ReadFile(filepath.Join(root, "docs/RELIABILITY.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,13 +126,17 @@ func TestPlantedFaults(t *testing.T) {
 			t.Errorf("%s has the text %d times, want once: %s", f.file, n, f.old)
 			continue
 		}
+		row := fmt.Sprintf("| %s | %s |", filepath.Dir(f.file), f.what)
+		if !strings.Contains(string(document), row) {
+			t.Errorf("docs/RELIABILITY.md does not have this fault: %s", row)
+		}
 		if *plant != "" && regexp.MustCompile(*plant).MatchString(f.file+": "+f.with) {
 			by := f.plant(t, root, path, strings.Replace(string(content), f.old, f.with, 1))
 			if by == "" {
 				t.Errorf("NOT CAUGHT: %s: %s", f.file, f.with)
 			}
 			caught[by]++
-			t.Logf("%s: %s: caught by %s", f.file, f.with, by)
+			t.Logf("%s %s |", row, by)
 		}
 	}
 	t.Logf("%d faults, caught by %v", len(faults()), caught)
@@ -151,7 +163,7 @@ func (f *fault) plant(t *testing.T, root, path, content string) (by string) {
 		case strings.Contains(string(out), "[build failed]"):
 			t.Fatalf("%s: %s does not compile:\n%s", f.file, f.with, out)
 		case err != nil:
-			return catcher[0]
+			return strings.TrimPrefix(catcher[0], "./")
 		}
 	}
 	return ""
