@@ -100,6 +100,9 @@ type ServicePort struct {
 	// EndConnections ends TCP connections to endpoints that no EndpointSlice has any more; their
 	// clients would wait, some forever. The trackers leave it at false.
 	EndConnections bool
+	// FastPath lets the packets of established connections skip the node's rules, those of others
+	// too, in an engine that has that: see docs/ENGINES.md#fast-path. The trackers leave it at false.
+	FastPath bool
 	// CreationTimestamp and UID are those of the Service, the time in UTC. They decide which of
 	// several Services gets a VIP. A Service with the zero time counts as the youngest.
 	CreationTimestamp time.Time
@@ -157,7 +160,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 	return p.Name == o.Name && p.Family == o.Family && p.ClusterIP == o.ClusterIP && p.Port == o.Port &&
 		p.NodePort == o.NodePort && p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
-		p.Balancing == o.Balancing && p.EndConnections == o.EndConnections &&
+		p.Balancing == o.Balancing && p.EndConnections == o.EndConnections && p.FastPath == o.FastPath &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal &&
 		p.CreationTimestamp.Equal(o.CreationTimestamp) && p.UID == o.UID && p.equalLists(o)
 }

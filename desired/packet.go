@@ -110,6 +110,9 @@ type Traits struct {
 	// NoHash is whether the engine lacks the policies SourceHash and SourcePortHash: service
 	// ports that ask for one have Random.
 	NoHash bool
+	// FastPath is whether established connections of service ports that ask for it skip the
+	// node's rules: see TakesFastPath.
+	FastPath bool
 	// Scheduler is what chooses the endpoints of the service port, in an engine whose settings
 	// may replace the load balancing policy: IPVS. Its zero value means the policy.
 	Scheduler Scheduler
@@ -121,6 +124,12 @@ type Scheduler struct {
 	Name string
 	// Balancing is the policy that is most like it.
 	Balancing changetracker.Balancing
+}
+
+// TakesFastPath reports whether established connections of a service port skip the node's rules.
+// Rules end the connections of one with EndConnections, and the kernel has no fast path for SCTP.
+func (t Traits) TakesFastPath(s *Service) bool {
+	return t.FastPath && s.Port != nil && s.Port.FastPath && !s.Port.EndConnections && s.Protocol != SCTP
 }
 
 // Balancing returns the policy by which an engine with these Traits chooses an endpoint of a

@@ -15,6 +15,14 @@ type Config struct {
 	// AffinityRecords limits the number of clients with session affinity at a time, per
 	// family; further clients are balanced without affinity. 0 means 1048576.
 	AffinityRecords uint32
+	// FastPathAfter is the number of packets, of both directions, after which an established
+	// connection of a service port with FastPath skips the rules of the node: see Fast path. 0 turns
+	// that off; 20 spares it short connections. It makes the kernel count the packets of
+	// connections, as net.netfilter.nf_conntrack_acct does.
+	FastPathAfter uint32
+	// FastPathDevice chooses the devices whose packets take the fast path, by name. Nil means all but
+	// loopback. It may be called at any time.
+	FastPathDevice func(name string) bool
 }
 
 // WithDefaults returns c with every zero field set to its default.

@@ -89,6 +89,17 @@
 // Each set has room for 1,048,576 counters: further endpoints work and are not counted. Without
 // CountConnections the sets are empty.
 //
+// # Fast path
+//
+// With Config.FastPathAfter, the flowtable fast-path has a hook at ingress of each device. It forwards
+// the packets of the connections in it, past all rules. The chain fast-path at hook forward, after the
+// chains in which others filter, puts connections there that were answered, that have had so many
+// packets, and that are to an element of the set fast-vips, or from a node port to an endpoint in
+// fast-nodeports. docs/ENGINES.md#fast-path says what others lose by that.
+//
+// The devices follow the node's while Watch runs, in transactions of their own, and in each full
+// update. A flowtable of ours is never emptied: a restart and a repair leave connections there.
+//
 // # Predecessors, other versions, and damage by others
 //
 // A table with our comment stays in use: missing sets are created, only different elements

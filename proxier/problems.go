@@ -12,7 +12,7 @@ import (
 )
 
 // updateConflicts records the service ports that do not get what they ask for, a frontend or
-// their load balancing policy, and logs new conflicts.
+// their load balancing policy, or the fast path, and logs new conflicts.
 func (f *family) updateConflicts(update *desired.Update) {
 	if update.Full {
 		maps.DeleteFunc(f.denied, func(name changetracker.ServicePortName, _ *desired.Service) bool {
@@ -23,7 +23,7 @@ func (f *family) updateConflicts(update *desired.Update) {
 	for i := range update.Changes {
 		name, s := update.Changes[i].Name, update.Changes[i].After
 		before := f.denied[name]
-		if s == nil || len(s.Lost)+len(s.Refused) == 0 && f.balances(s) {
+		if s == nil || len(s.Lost)+len(s.Refused)+len(f.unsupported(s)) == 0 {
 			delete(f.denied, name)
 			continue
 		}
@@ -64,6 +64,17 @@ func (f *family) balances(s *desired.Service) bool {
 	return f.engine.Traits(s).Balancing(s) == s.Port.Balancing
 }
 
+// unsupported lists what a service port asks for and the engine does not have.
+func (f *family) unsupported(s *desired.Service) (values []string) {
+	if !f.balances(s) {
+		values = append(values, "load balancing policy "+s.Port.Balancing.String())
+	}
+	if s.Port.FastPath && !f.engine.Traits(s).FastPath {
+		values = append(values, "fast path")
+	}
+	return values
+}
+
 // changesFrontends reports whether a change may affect more than endpoints.
 func changesFrontends(c desired.Change) bool {
 	return c.Source == nil || c.Source.Before != c.Source.After
@@ -88,9 +99,9 @@ func (f *family) listConflicts(now *desired.Resolved) []changetracker.Problem {
 		for _, a := range listed(s.Refused) {
 			refused[changetracker.Problem{Object: object, Field: "spec.externalIPs", Value: a.String(), Reason: changetracker.ReasonRefused}] = true
 		}
-		if !f.balances(s) {
+		for _, value := range f.unsupported(s) {
 			problems = append(problems, changetracker.Problem{
-				Object: object, Field: "port " + name.Port, Value: "load balancing policy " + s.Port.Balancing.String(), Reason: changetracker.ReasonUnsupported,
+				Object: object, Field: "port " + name.Port, Value: value, Reason: changetracker.ReasonUnsupported,
 			})
 		}
 		for _, k := range listed(s.Lost) {

@@ -469,6 +469,32 @@ func TestPoliciesOfOtherEnginesAreProblems(t *testing.T) {
 	})
 }
 
+// An engine without a fast path works, and the Services that ask for it have a problem.
+func TestAFastPathThatIsNotThereIsAProblem(t *testing.T) {
+	wanted := false
+	config := proxier.Config{Tracker: changetracker.Options{DecorateService: func(p *changetracker.ServicePort, _ *v1.Service) { p.FastPath = wanted }}}
+	run(t, config, func(t *testing.T, f *fixture) {
+		f.synced()
+		for i, step := range []bool{false, true, true, false, true} {
+			wanted = step
+			f.OnServiceAdd(service("a", fmt.Sprintf("10.0.0.%d", i+1)))
+			if err := f.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			want := 0
+			if step {
+				want = 1
+			}
+			problems := slices.DeleteFunc(f.Status().Problems, func(p changetracker.Problem) bool {
+				return p.Reason != changetracker.ReasonUnsupported || p.Object != "Service test/a" || p.Value != "fast path"
+			})
+			if len(problems) != want || f.ProblemCounts()[changetracker.ReasonUnsupported] != want {
+				t.Errorf("step %d: problems %v, want %d", i, f.Status().Problems, want)
+			}
+		}
+	})
+}
+
 func TestImportantServicesComeFirst(t *testing.T) {
 	config := proxier.Config{Important: []types.NamespacedName{{Namespace: "test", Name: "z"}}}
 	run(t, config, func(t *testing.T, f *fixture) {

@@ -74,6 +74,7 @@ func (o *options) tuned() *tuning {
 // provider returns the proxy with its kernel settings and health check node ports.
 func (o *options) provider(config proxier.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
 	balancing{log}.decorate(&config.Tracker)
+	config.Tracker.DecorateService = o.fastPath.decorate(log, config.Tracker.DecorateService)
 	if o.health.enabled {
 		config.Tracker.DecorateService = o.health.decorate(config.Tracker.DecorateService)
 	}
@@ -103,7 +104,7 @@ func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps, budge
 		return o.sockets(config, deps, budget)
 	case modeNFTables:
 	}
-	return nftables.New(nftables.Config{Config: config}, deps)
+	return nftables.New(o.fastPath.config(config), deps)
 }
 
 func (o *options) iptablesConfig(config proxier.Config) iptables.Config {

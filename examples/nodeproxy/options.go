@@ -34,6 +34,7 @@ type options struct {
 	userspace                                          sockets
 	canary                                             canaryFlags
 	health                                             healthFlags
+	fastPath                                           fastPathFlags
 
 	configSyncPeriod               time.Duration
 	healthzAddress, metricsAddress string
@@ -68,6 +69,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.strictSourceRanges, "strict-source-ranges", false, "drop all traffic to a load balancer IP if no source range of its IP family is valid, instead of allowing all clients")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that accept node ports: CIDRs, primary, localhost and all, which does not include localhost; default is primary in mode nftables, and all in other modes")
 	o.nftables.register(f, modeNFTables, shortSyncPeriod)
+	o.fastPath.register(f)
 	o.iptables.register(f, modeIPTables, time.Second)
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "accept node ports on 127.0.0.0/8")
 	o.ipvs.register(f)
@@ -144,6 +146,7 @@ func (o *options) Validate() error {
 	}
 	f.check(o.clusterID == "" || o.serviceImports, "cluster-id", o.clusterID, "nothing without --service-imports")
 	o.nftables.validate(&f, modeNFTables)
+	o.fastPath.validate(&f)
 	o.iptables.validate(&f, modeIPTables)
 	o.ipvs.validate(&f)
 	o.userspace.validate(&f)

@@ -47,8 +47,8 @@ runs() {
     echo './ipvs -tags=vm -skip=TestEveryHistory'
     echo './examples/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
     echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS'
-    echo './nftables -skip=/spreading/(7|10)_endpoints'
-    echo ./internal/nftables
+    echo './nftables -tags=vm -skip=/spreading/(7|10)_endpoints'
+    echo ./internal/nftables -tags=vm
     echo './iptables -run=TestPacketsWith -skip=/spreading'
     echo './userspace -run=^TestPackets(WithIPTables)?$ -skip=/spreading'
     ;;
@@ -60,10 +60,14 @@ runs() {
     echo './iptables -run=^TestPacketsWithNFT$/^PKT-(01|23|47|61)$'
     echo './userspace -run=^TestPackets(WithIPTables)?$/^PKT-(01|30)$'
     echo './nftables -skip=TestExplainAgrees|/spreading'
+    echo './internal/nftables -tags=vm -run=FastPath|Devices'
+    echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows|TestFastFlows|TestTrafficOfTheFastPath'
     echo './internal/nftables -skip=TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour|TestAnyFailedMessage|TestRulesArePrinted|TestEachCall|TestHistories|TestNewSourceRanges'
     ;;
   *)
     echo './ipvs -tags=vm -run=TestPackets|TestAffinityEnds -skip=/spreading'
+    echo './internal/nftables -tags=vm -run=FastPath|Devices'
+    echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows'
     ;;
   esac
   if [ "$1" = "$oldest" ]; then

@@ -106,6 +106,24 @@ func (s *Socket) Addresses(family int) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
+// Devices lists the names of all links but loopback ones.
+func (s *Socket) Devices() (names []string, err error) {
+	var links []netlink.Link
+	err = retry(func() error {
+		links, err = s.routing.LinkList() //nolint:forbidigo // retried here
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, l := range links {
+		if a := l.Attrs(); a.RawFlags&unix.IFF_LOOPBACK == 0 {
+			names = append(names, a.Name)
+		}
+	}
+	return names, nil
+}
+
 // retry calls f until it is not interrupted, at most attempts times.
 func retry(f func() error) error {
 	var err error

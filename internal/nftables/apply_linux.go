@@ -88,6 +88,9 @@ func (s *state) count(p *placed, n int) {
 	if p.health != 0 {
 		s.healthPorts.add(p.health, n)
 	}
+	if p.fast {
+		s.countFast(p, n)
+	}
 	for c := range p.classes {
 		s.classes.count(c, n)
 	}

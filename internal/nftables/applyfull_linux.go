@@ -50,13 +50,15 @@ func (e *Engine) begin(l layout, trusted bool) map[changetracker.ServicePortName
 		hints, affinity = nil, newAffinityIDs()
 	}
 	e.state = state{
-		layout:      l,
-		placed:      map[changetracker.ServicePortName]*placed{},
-		affinity:    affinity,
-		classes:     newClassTable(),
-		clusterIPs:  newRefCounts(setClusterIPs, clusterIPKey),
-		hairpins:    newRefCounts(setHairpin, hairpinKey),
-		healthPorts: newRefCounts(setHealthPorts, healthPortKey),
+		layout:        l,
+		placed:        map[changetracker.ServicePortName]*placed{},
+		affinity:      affinity,
+		classes:       newClassTable(),
+		clusterIPs:    newRefCounts(setClusterIPs, clusterIPKey),
+		hairpins:      newRefCounts(setHairpin, hairpinKey),
+		healthPorts:   newRefCounts(setHealthPorts, healthPortKey),
+		fastVIPs:      newRefCounts(setFastVIPs, frontendKey),
+		fastNodePorts: newRefCounts(setFastNodePorts, fastNodePort.key),
 	}
 	e.step.reset()
 	return hints

@@ -12,6 +12,8 @@ type Config struct {
 	proxier.Config
 	DNATPriority, SNATPriority int32
 	AffinityRecords            uint32
+	FastPathAfter              uint32
+	FastPathDevice             func(name string) bool
 }
 
 const (

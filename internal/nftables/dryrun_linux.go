@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -22,12 +23,16 @@ func (e *Engine) plan(update desired.Update, holds func(netip.Addr) bool) (strin
 		return "", err
 	}
 	scratch.holds = holds
+	scratch.fast.Store(e.fast.Load())
 	scratch.begin(scratch.layoutFor(&update.Globals), false)
 	t := &scratch.step
 	scratch.placeAllInto(&update, t)
 	v := view{layout: &scratch.state.layout, table: e.config.Names.Table, verdicts: map[setID][]string{}}
 	for class, to := range staticClasses() {
 		v.lead(class, to.chain, to.from)
+	}
+	if scratch.fastAfter() > 0 {
+		v.flows = []flowtable{wantedFlowtable()}
 	}
 	v.chains = scratch.state.layout.chains()
 	for _, c := range t.classes {
@@ -71,6 +76,9 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	v := view{layout: &l, table: e.config.Names.Table, chains: append(l.chains(), o.classChains(&l)...), verdicts: map[setID][]string{}}
+	for _, name := range slices.Sorted(maps.Keys(o.flows)) {
+		v.flows = append(v.flows, o.flows[name])
+	}
 	encoded := map[setID][]byte{}
 	for i := range setSpecs {
 		spec := &setSpecs[i]
@@ -97,6 +105,7 @@ type view struct {
 	chains   []chainSpec
 	verdicts map[setID][]string
 	elements func(*setSpec) []string
+	flows    []flowtable
 }
 
 func (v *view) addrLen() int { return v.layout.addrLen() }
@@ -112,6 +121,9 @@ func (v *view) print(w io.Writer) error {
 	fmt.Fprintf(&b, "table %s %s {\n\tcomment %q\n", v.layout.nftFamily(), v.table, tableComment)
 	for i := range setSpecs {
 		v.printSet(&b, &setSpecs[i])
+	}
+	for _, f := range v.flows {
+		f.print(&b)
 	}
 	for i := range v.chains {
 		v.printChain(&b, &v.chains[i])

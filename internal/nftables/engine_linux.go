@@ -30,6 +30,8 @@ type Engine struct {
 	holds func(netip.Addr) bool
 	// hash is hashUnknown, hashThere or hashMissing; Traits reads it beside Apply.
 	hash atomic.Uint32
+	// fast is whether the kernel has flowtables, with the same values.
+	fast atomic.Uint32
 
 	kernel kernel // nil until it is needed
 	state  state
@@ -59,6 +61,9 @@ type state struct {
 	hairpins   *refCounts[netip.Addr]
 	// healthPorts is for a Front only.
 	healthPorts *refCounts[uint16]
+	// fastVIPs and fastNodePorts are those whose connections take the fast path.
+	fastVIPs      *refCounts[desired.Key]
+	fastNodePorts *refCounts[fastNodePort]
 }
 
 // flushCounts writes the changes of the shared sets.
@@ -66,6 +71,8 @@ func (s *state) flushCounts(sink elementSink) {
 	s.clusterIPs.flush(sink)
 	s.hairpins.flush(sink)
 	s.healthPorts.flush(sink)
+	s.fastVIPs.flush(sink)
+	s.fastNodePorts.flush(sink)
 }
 
 // NewEngine returns the engine of one family.
@@ -140,7 +147,7 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	}
 	trusted := e.trusted
 	e.trusted = false // unless all goes well
-	err := errors.Join(e.findHash(ctx, &update), e.findCounters(ctx, &update))
+	err := errors.Join(e.findHash(ctx, &update), e.findCounters(ctx, &update), e.findFlowtables(ctx, &update))
 	switch {
 	case err != nil:
 	case update.Full:
@@ -160,6 +167,9 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 		e.counts.ledger.Applied(&update)
 	}
 	e.trusted, e.failedRepairs = true, 0
+	if update.Full {
+		e.syncDevices(ctx)
+	}
 	return nil
 }
 
@@ -187,11 +197,15 @@ func (e *Engine) endLoad(ctx context.Context, outcome error) error {
 
 // generation returns the number of transactions in the network namespace so far.
 func (e *Engine) generation(ctx context.Context) (uint32, error) {
+	return e.generationFrom(ctx, e.kernel)
+}
+
+func (e *Engine) generationFrom(ctx context.Context, k kernel) (uint32, error) {
 	w := &wire{family: e.batch.family, table: e.batch.table}
 	w.begin(msgGetGen, unix.NLM_F_ACK, "get", "generation")
 	w.end()
 	var id uint32
-	err := e.kernel.dump(ctx, w, func() {}, func(attrs []byte) { id = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID)) })
+	err := k.dump(ctx, w, func() {}, func(attrs []byte) { id = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID)) })
 	return id, err
 }
 
@@ -236,7 +250,7 @@ func (e *Engine) connect() error {
 		return err
 	}
 	e.kernel = &timedKernel{kernel: k, waited: &e.report.Kernel}
-	return e.listeners.writesFrom(e, k.port())
+	return e.listeners.writesFrom(writer{engine: e}, k.port())
 }
 
 // layoutFor returns the layout for these globals.
@@ -251,6 +265,7 @@ func (e *Engine) layoutFor(g *desired.Globals) layout {
 			podInterface: g.PodInterface,
 			inFront:      e.holds != nil,
 			counts:       e.counting() && e.holds == nil,
+			fastAfter:    e.fastAfter(),
 		},
 	}
 }

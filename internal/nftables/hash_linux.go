@@ -24,7 +24,7 @@ const (
 // Traits implements proxier.Engine. They depend on the kernel, once a service port has asked for
 // a consistent hash.
 func (e *Engine) Traits(*desired.Service) desired.Traits {
-	return desired.Traits{NoHash: e.hash.Load() == hashMissing}
+	return desired.Traits{NoHash: e.hash.Load() == hashMissing, FastPath: e.fastAfter() > 0}
 }
 
 const (
@@ -32,9 +32,10 @@ const (
 	featurePause  = 100 * time.Millisecond
 )
 
-func pause(ctx context.Context) (passed bool) {
+// pause waits, and reports whether ctx has not ended.
+func pause(ctx context.Context, length time.Duration) (passed bool) {
 	select {
-	case <-time.After(featurePause):
+	case <-time.After(length):
 		return true
 	case <-ctx.Done():
 		return false
@@ -69,12 +70,18 @@ func (e *Engine) findHash(ctx context.Context, update *desired.Update) error {
 func (e *Engine) probeUnlessLoading(ctx context.Context, f feature, wasMissing bool) error {
 	err := e.probe(ctx, f)
 	for range featureProbes {
-		if wasMissing || !isUnknown(err) || !pause(ctx) {
+		if !isLoading(err) && (wasMissing || !isUnknown(err)) || !pause(ctx, featurePause) {
 			break
 		}
 		err = e.probe(ctx, f)
 	}
 	return err
+}
+
+// isLoading reports whether the kernel refused a transaction as a whole, because it loads nf_tables.
+func isLoading(err error) bool {
+	var refused *writeError
+	return errors.As(err, &refused) && strings.HasPrefix(refused.object, "transaction") && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP))
 }
 
 func asksForHash(update *desired.Update) bool {
@@ -87,10 +94,10 @@ func asksForHash(update *desired.Update) bool {
 }
 
 // isUnknown reports whether the kernel refused a rule because it does not know an expression, or
-// a set or chain of the rule is not there.
+// a set or chain of the rule is not there, or a flowtable.
 func isUnknown(err error) bool {
 	var refused *writeError
-	return errors.As(err, &refused) && strings.HasPrefix(refused.object, "rule ") && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP))
+	return errors.As(err, &refused) && (strings.HasPrefix(refused.object, "rule ") || strings.HasPrefix(refused.object, "flowtable ")) && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP))
 }
 
 // explainRule adds the missing features to an error about a rule: classes come after the

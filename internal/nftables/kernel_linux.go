@@ -64,7 +64,10 @@ const (
 
 // openSocket opens a socket in a network namespace: a path, a name under
 // /run/netns, or "" for the current one.
-func openSocket(netNS string) (*socket, error) {
+func openSocket(netNS string) (*socket, error) { return openSocketOf(unix.NETLINK_NETFILTER, netNS) }
+
+// openSocketOf is openSocket for a netlink family.
+func openSocketOf(family int, netNS string) (*socket, error) {
 	config := &netlink.Config{}
 	if netNS != "" {
 		path := netNS
@@ -78,7 +81,7 @@ func openSocket(netNS string) (*socket, error) {
 		config.NetNS = int(f.Fd())
 		defer func() { _ = f.Close() }() // only read from
 	}
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, config)
+	conn, err := netlink.Dial(family, config)
 	if err != nil {
 		return nil, unreachable(err)
 	}

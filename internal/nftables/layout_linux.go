@@ -73,6 +73,9 @@ func (l *layout) chains() []chainSpec {
 			chainSpec{name: "invalid-output", hook: &hookSpec{"filter", unix.NF_INET_LOCAL_OUT, "output", l.dnatPriority}, rules: toInvalid()},
 		)
 	}
+	if r.fastAfter > 0 {
+		specs = append(specs, chainSpec{name: chainFastPath, hook: fastPathHook(), rules: r.fastPath()})
+	}
 	return specs
 }
 
@@ -119,6 +122,7 @@ type rules struct {
 	podInterface string // exact, or a prefix when it ends in "*"; empty means by address
 	inFront      bool   // of another engine: nothing is translated
 	counts       bool   // connections are counted
+	fastAfter    uint32 // packets until the fast path; 0 is none
 }
 
 func (r *rules) services() []rule {

@@ -16,8 +16,8 @@ type listeners struct {
 	// below.
 	mu        sync.RWMutex
 	listeners map[*listener]bool
-	ports     map[*Engine]uint32 // of the sockets that the engines write with
-	loads     int                // under way
+	ports     map[writer]uint32 // of the sockets that the engines write with
+	loads     int               // under way
 	// before is the kernel's count of transactions at the begin of the first load; ours
 	// counts the engines' transactions since then.
 	before uint32
@@ -25,8 +25,14 @@ type listeners struct {
 	used   atomic.Bool // an engine has accessed the kernel
 }
 
+// writer is a socket of an engine: that of its updates, or that for devices.
+type writer struct {
+	engine  *Engine
+	devices bool
+}
+
 func newListeners() *listeners {
-	return &listeners{listeners: map[*listener]bool{}, ports: map[*Engine]uint32{}}
+	return &listeners{listeners: map[*listener]bool{}, ports: map[writer]uint32{}}
 }
 
 // add starts a listener, at once or after the current loads. It cannot know of changes
@@ -57,12 +63,12 @@ func (w *listeners) remove(l *listener) error {
 	return l.socket.close()
 }
 
-// writesFrom sets the socket that an engine accesses the kernel with from now on.
-func (w *listeners) writesFrom(e *Engine, port uint32) error {
+// writesFrom sets the socket that a writer accesses the kernel with from now on.
+func (w *listeners) writesFrom(from writer, port uint32) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.used.Store(true) // what it reads may change before a listener starts
-	w.ports[e] = port
+	w.ports[from] = port
 	var errs []error
 	for l := range w.listeners {
 		errs = append(errs, l.ignore(w.ports))

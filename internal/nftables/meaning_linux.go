@@ -100,7 +100,7 @@ func isRegister(path string) bool {
 
 // registerAttributes are the attributes NFTA_…_SREG and _DREG of the expressions in use.
 var registerAttributes = map[string]string{ // read-only
-	"bitwise": "12", "cmp": "1", "ct": "14", "dynset": "45", "fib": "1", "hash": "12", "immediate": "1",
+	"bitwise": "12", "byteorder": "12", "cmp": "1", "ct": "14", "dynset": "45", "fib": "1", "hash": "12", "immediate": "1",
 	"lookup": "23", "meta": "13", "nat": "3456", "numgen": "1", "payload": "15",
 }
 

@@ -23,6 +23,7 @@ type observation struct {
 	ranges  [numSets][]addrRange       // of the interval sets
 	element [numSets]map[string]string // key, and its end, to data
 	catches []setID                    // sets with a catch-all element
+	flows   map[string]flowtable       // by name
 }
 
 // lead is the data of an element of a verdict map.
@@ -75,6 +76,9 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 		return nil, err
 	}
 	if o.sets, err = e.listSets(ctx); err != nil {
+		return nil, err
+	}
+	if o.flows, err = e.listFlowtables(ctx, e.kernel); err != nil {
 		return nil, err
 	}
 	return o, e.observeCatchAlls(ctx, o)
@@ -217,7 +221,8 @@ func (o *observation) isOurs(l *layout) bool {
 			return false
 		}
 	}
-	return true
+	flows, ok := o.flows[flowtableOfOurs]
+	return !ok || l.rules.fastAfter == 0 || flows.shape() == wantedFlowtable().shape()
 }
 
 // classChains returns the chains of the classes that are in the kernel.

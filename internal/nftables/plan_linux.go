@@ -23,6 +23,8 @@ type placed struct {
 	affinity uint32
 	timeout  class
 	draws    [2]class
+	// fast means that established connections take the fast path.
+	fast bool
 }
 
 // target is an endpoint in a slot.
@@ -62,7 +64,7 @@ type placer struct {
 // place keeps endpoints of prev at their indexes where possible: each move costs kernel
 // writes.
 func (pl placer) place(prev *placed, s *desired.Service) *placed {
-	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.OnNode}
+	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.OnNode, fast: pl.traits.TakesFastPath(s)}
 	if pl.holds != nil && s.Port != nil {
 		p.health = s.Port.HealthCheckNodePort
 	}

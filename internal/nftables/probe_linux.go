@@ -20,6 +20,7 @@ type feature struct {
 	name, option string
 	exprs        []expr.Any
 	set          *setSpec
+	flowtable    bool // and the hook of the fast path
 }
 
 // explain adds the missing features to an error of the kernel. It tries each feature
@@ -78,11 +79,13 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	if f.set != nil {
 		w.newSet(f.set, 4*e.state.layout.rules.addrRegs(), e.config.AffinityRecords)
 	}
+	hook := &hookSpec{"nat", unix.NF_INET_PRE_ROUTING, "prerouting", e.config.DNATPriority}
+	if f.flowtable {
+		hook = fastPathHook()
+		w.newFlowtable()
+	}
 	if f.exprs != nil {
-		chain := chainSpec{
-			name: "probe", hook: &hookSpec{"nat", unix.NF_INET_PRE_ROUTING, "prerouting", e.config.DNATPriority},
-			rules: []rule{f.exprs},
-		}
+		chain := chainSpec{name: "probe", hook: hook, rules: []rule{f.exprs}}
 		if err := w.chains([]chainSpec{chain}); err != nil {
 			return err
 		}

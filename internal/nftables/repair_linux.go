@@ -64,7 +64,7 @@ func (e *Engine) repair(
 	return r.endFull(ctx, before)
 }
 
-// createSets creates the missing sets, and empties the others of catch-all elements.
+// createSets creates the missing sets and the flowtable, and empties other sets of catch-all elements.
 func (r *repair) createSets(ctx context.Context) error {
 	w := r.newBatch()
 	empty := len(w.messages)
@@ -74,6 +74,9 @@ func (r *repair) createSets(ctx context.Context) error {
 		}
 	}
 	r.newSets = len(w.messages) > empty
+	if _, ok := r.observed.flows[flowtableOfOurs]; !ok && r.state.layout.rules.fastAfter > 0 {
+		w.newFlowtable()
+	}
 	for _, id := range r.observed.catches {
 		op := deleteElements()
 		w.catchAll(op.typ, op.flags, op.name, &setSpecs[id])
@@ -224,7 +227,7 @@ func (r *repair) removeRest(ctx context.Context) error {
 	if err := r.removeElements(ctx); err != nil {
 		return err
 	}
-	for _, remove := range []func(*wire){r.removeVerdicts, r.removeSets, r.removeChains} {
+	for _, remove := range []func(*wire){r.removeVerdicts, r.removeSets, r.removeChains, r.removeFlowtables} {
 		w := r.newBatch()
 		empty := len(w.messages)
 		remove(w)

@@ -359,6 +359,8 @@ func TestNamesOfSetsStandForTheirShapes(t *testing.T) {
 		"endpoint-counters":          vip + " . mark, flags 0xa0",
 		"nodeport-endpoint-counters": port + " . mark, flags 0xa0",
 		"affinity-endpoint-counters": "mark, flags 0x20",
+		"fast-vips":                  vip + ", flags 0x80",
+		"fast-nodeports":             port + " . ipv4_addr . inet_service, flags 0x80",
 	}
 	for name, shape := range shapes {
 		if want, ok := released[name]; ok && want != shape {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -63,6 +64,8 @@ func (p *printer) expression(e expr.Any) {
 		p.statement("reject")
 	case *expr.Verdict:
 		p.statement("%s", verdictText(e))
+	case *expr.FlowOffload:
+		p.statement("flow add @%s", strings.TrimRight(e.Name, "\x00"))
 	default:
 		p.load(e)
 	}
@@ -76,10 +79,11 @@ func (p *printer) load(e expr.Any) {
 	case *expr.Fib:
 		*p.at(e.Register) = value{text: "fib " + either(e.FlagSADDR, "saddr", "daddr") + " type", registers: 1, constant: routeType}
 	case *expr.Ct:
-		*p.at(e.Register) = value{text: "ct status", registers: 1, constant: ctStatus, isFlag: true}
-		if e.Key == expr.CtKeySTATE {
-			*p.at(e.Register) = value{text: "ct state", registers: 1, constant: ctState, isFlag: true}
-		}
+		*p.at(e.Register) = conntrack(e)
+	case tracked:
+		*p.at(e.Register) = conntrack(e.Ct)
+	case *expr.Byteorder: // for a comparison of numbers
+		*p.at(e.DestRegister) = *p.at(e.SourceRegister)
 	case *expr.Numgen:
 		*p.at(e.Register) = value{text: numgenText(e), registers: 1}
 	case *expr.Hash:
@@ -91,7 +95,32 @@ func (p *printer) load(e expr.Any) {
 	}
 }
 
-func either(condition bool, yes, no string) string {
+// conntrack is a value of connection tracking.
+func conntrack(e *expr.Ct) value {
+	direction := either(e.Direction == directionReply, "reply", "original")
+	switch e.Key {
+	case expr.CtKeySTATE:
+		return value{text: "ct state", registers: 1, constant: ctState, isFlag: true}
+	case expr.CtKeySTATUS:
+		return value{text: "ct status", registers: 1, constant: ctStatus, isFlag: true}
+	case expr.CtKeyPKTS:
+		return value{text: "ct packets", registers: 2, constant: bigNumber}
+	case expr.CtKeyPROTOSRC:
+		return value{text: "ct " + direction + " proto-src", registers: 1}
+	case expr.CtKeyPROTODST:
+		return value{text: "ct " + direction + " proto-dst", registers: 1}
+	case ctSourceIPv4:
+		return value{text: "ct " + direction + " ip saddr", registers: 1}
+	case ctSourceIPv6:
+		return value{text: "ct " + direction + " ip6 saddr", registers: 4}
+	case ctDestinationIPv4:
+		return value{text: "ct " + direction + " ip daddr", registers: 1}
+	default:
+		return value{text: "ct " + direction + " ip6 daddr", registers: 4}
+	}
+}
+
+func either[T any](condition bool, yes, no T) T {
 	if condition {
 		return yes
 	}
@@ -163,7 +192,8 @@ func (v value) combined(e *expr.Bitwise) value {
 		return v
 	}
 	switch {
-	case v.isFlag: // nft prints its test without the mask
+	case v.isFlag: // nft prints its test without the comparison
+		v.text += " " + v.constant(e.Mask)
 	case binary.NativeEndian.Uint32(e.Xor) == 0:
 		v.text += " & " + v.constant(e.Mask)
 	default:
@@ -173,11 +203,15 @@ func (v value) combined(e *expr.Bitwise) value {
 }
 
 func (v value) compared(e *expr.Cmp) string {
+	if v.isFlag {
+		return v.text
+	}
 	with := v.constant(e.Data)
 	if v.bits != 0 {
 		with += fmt.Sprintf("/%d", v.bits)
 	}
-	return v.text + either(e.Op == expr.CmpOpNeq && !v.isFlag, " != ", " ") + with
+	operator := map[expr.CmpOp]string{expr.CmpOpEq: " ", expr.CmpOpNeq: " != ", expr.CmpOpGt: " > "}[e.Op]
+	return v.text + operator + with
 }
 
 // key joins the values that a set is searched for.
@@ -270,7 +304,11 @@ func routeType([]byte) string { return "local" }
 
 func ctStatus([]byte) string { return "dnat" }
 
-func ctState([]byte) string { return "invalid" }
+func ctState(b []byte) string {
+	return either(binary.NativeEndian.Uint32(b) == ctStateInvalid, "invalid", "established")
+}
+
+func bigNumber(b []byte) string { return strconv.FormatUint(binary.BigEndian.Uint64(b), 10) }
 
 // duration prints whole seconds without parts that are 0, and 24 hours as a day.
 func duration(d time.Duration) string {

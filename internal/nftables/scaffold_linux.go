@@ -15,6 +15,9 @@ func (w *wire) scaffold(l *layout, sizeOf func(*setSpec) uint32) error {
 		spec := &setSpecs[i]
 		w.newSet(spec, l.addrLen(), sizeOf(spec))
 	}
+	if l.rules.fastAfter > 0 {
+		w.newFlowtable()
+	}
 	if err := w.chains(l.chains()); err != nil {
 		return err
 	}
@@ -49,7 +52,7 @@ func (w *wire) chains(chains []chainSpec) error {
 func (r rule) encode(family uint8) (exprs [][]byte, sum []byte, err error) {
 	h := sha256.New()
 	for _, e := range r {
-		b, err := expr.Marshal(family, e)
+		b, err := marshal(family, e)
 		if err != nil {
 			return nil, nil, fmt.Errorf("encode rule %q: %w", r, err)
 		}
@@ -57,6 +60,13 @@ func (r rule) encode(family uint8) (exprs [][]byte, sum []byte, err error) {
 		h.Write(b)
 	}
 	return exprs, h.Sum(nil)[:checksumLen], nil
+}
+
+func marshal(family uint8, e expr.Any) ([]byte, error) {
+	if a, ok := e.(tracked); ok {
+		return a.marshal(), nil
+	}
+	return expr.Marshal(family, e)
 }
 
 // newChain creates a chain without its rules.

@@ -45,6 +45,8 @@ const (
 	setEndpointCounters
 	setNodePortEndpointCounters
 	setAffinityEndpointCounters
+	setFastVIPs
+	setFastNodePorts
 	numSets
 )
 
@@ -105,6 +107,7 @@ var (
 	vipAndSourceFields     = []field{fieldAddr, fieldProto, fieldPort, fieldAddr} // read-only
 	nodePortFields         = []field{fieldProto, fieldPort}                       // read-only
 	nodePortAndIndexFields = []field{fieldProto, fieldPort, fieldMark}            // read-only
+	nodePortToFields       = []field{fieldProto, fieldPort, fieldAddr, fieldPort} // read-only
 	recordFields           = []field{fieldMark, fieldAddr}                        // read-only
 )
 
@@ -144,6 +147,8 @@ var setSpecs = [numSets]setSpec{ // read-only
 	setEndpointCounters:         {id: setEndpointCounters, name: "endpoint-counters", key: vipAndIndexFields, extra: unix.NFT_SET_EVAL, note: "written by packets: connections by VIP and index, if they are counted"},
 	setNodePortEndpointCounters: {id: setNodePortEndpointCounters, name: "nodeport-endpoint-counters", key: nodePortAndIndexFields, extra: unix.NFT_SET_EVAL, note: "the same for node ports"},
 	setAffinityEndpointCounters: {id: setAffinityEndpointCounters, name: "affinity-endpoint-counters", key: markField, extra: unix.NFT_SET_EVAL, note: "written by packets: connections by affinity endpoint id, if they are counted"},
+	setFastVIPs:                 {id: setFastVIPs, name: "fast-vips", key: vipFields, note: "VIP of which established connections take the fast path"},
+	setFastNodePorts:            {id: setFastNodePorts, name: "fast-nodeports", key: nodePortToFields, note: "the same for node ports, with each endpoint: an address of others may have the port"},
 }
 
 // fieldLen is the length of a field in a key, before padding to 4 bytes.

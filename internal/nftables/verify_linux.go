@@ -28,6 +28,7 @@ func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(
 	}
 	scratch.holds = holds
 	scratch.hash.Store(e.hash.Load())
+	scratch.fast.Store(e.fast.Load())
 	if e.counts != nil {
 		scratch.counts.missing = e.counts.missing
 	}
@@ -43,6 +44,9 @@ func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(
 	}
 	v.table()
 	v.sets()
+	if err := e.verifyFlowtables(ctx, v); err != nil {
+		return proxier.VerifyReport{}, err
+	}
 	among := func(s *setSpec) bool { return v.comparable[s.id] && !e.packetsWrite(s) }
 	if err := e.observeSets(ctx, v.have, among); err != nil {
 		return proxier.VerifyReport{}, err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/net/bpf"
@@ -15,8 +16,26 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Watch implements proxier.Watcher.
+// Watch implements proxier.Watcher. It also keeps the devices of the fast path.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+	if !e.asksForFastPath() {
+		return e.watchTable(ctx, damaged)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var links error
+	var done sync.WaitGroup
+	done.Go(func() {
+		defer cancel()
+		links = e.watchLinks(ctx)
+	})
+	table := e.watchTable(ctx, damaged)
+	cancel()
+	done.Wait()
+	return errors.Join(table, links)
+}
+
+func (e *Engine) watchTable(ctx context.Context, damaged func(proxier.Damage)) error {
 	s, err := openSocket(e.config.NetNS)
 	if err != nil {
 		return err
@@ -140,6 +159,8 @@ func objectOf(typ uint16, attrs []byte) string {
 		return "rules in chain " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_CHAIN))
 	case msgNewSet, msgDelSet:
 		return "set " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_NAME))
+	case msgNewFlows, msgDelFlows:
+		return "flowtable " + netlinkx.String(netlinkx.Find(attrs, flowtableName))
 	case msgNewElement, msgDelElement:
 		return "elements of set " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_SET))
 	default:
@@ -185,7 +206,7 @@ func (l *listener) leave() error {
 // ignore makes the kernel drop the notifications about transactions of these sockets. The
 // header of a notification has the port of the socket that caused it at offset 12 (struct
 // nlmsghdr of linux/netlink.h).
-func (l *listener) ignore(ports map[*Engine]uint32) error {
+func (l *listener) ignore(ports map[writer]uint32) error {
 	program := []bpf.Instruction{bpf.LoadAbsolute{Off: 12, Size: 4}}
 	for _, port := range ports {
 		// The load is in network byte order, the port in the machine's.

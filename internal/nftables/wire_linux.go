@@ -28,6 +28,9 @@ const (
 	msgNewElement = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWSETELEM
 	msgGetElement = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM
 	msgDelElement = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELSETELEM
+	msgNewFlows   = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWFLOWTABLE
+	msgGetFlows   = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETFLOWTABLE
+	msgDelFlows   = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELFLOWTABLE
 	msgNewGen     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 	msgGetGen     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
 )

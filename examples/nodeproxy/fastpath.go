@@ -1,0 +1,84 @@
+package main
+
+import (
+	"path"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/pflag"
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// fastPathAnnotation on a Service lets its established connections skip the node's rules, or not.
+const fastPathAnnotation = "serviceplane.io/fast-path"
+
+// The values of --nftables-fast-path.
+const (
+	fastPathOff       = "off"
+	fastPathAnnotated = "annotated"
+	fastPathAll       = "all"
+)
+
+// fastPathFlags are the flags of the fast path.
+type fastPathFlags struct {
+	services string
+	after    uint32
+	devices  []string
+}
+
+func (p *fastPathFlags) register(f *pflag.FlagSet) {
+	f.StringVar(&p.services, "nftables-fast-path", fastPathOff, "Services whose established connections skip the rules of this node, also those of other programs: off, annotated (with "+fastPathAnnotation+": \"true\") or all (but those with \"false\")")
+	f.Uint32Var(&p.after, "nftables-fast-path-after", 20, "packets after which a connection takes the fast path, for --nftables-fast-path") //nolint:mnd // a default
+	f.StringSliceVar(&p.devices, "nftables-fast-path-devices", nil, "patterns of the names of network devices that take part in the fast path, such as eth*; default is all but loopback")
+}
+
+func (p *fastPathFlags) validate(f *faults) {
+	f.check(slices.Contains([]string{fastPathOff, fastPathAnnotated, fastPathAll}, p.services), "nftables-fast-path", p.services, "off, annotated or all")
+	f.check(p.after > 0, "nftables-fast-path-after", p.after, "1 or more")
+	for _, pattern := range p.devices {
+		_, err := path.Match(pattern, "")
+		f.check(err == nil && pattern != "", "nftables-fast-path-devices", pattern, "patterns such as eth*")
+	}
+	f.check(len(p.devices) == 0 || p.services != fastPathOff, "nftables-fast-path-devices", p.devices, "nothing without --nftables-fast-path")
+}
+
+// config is the engine's configuration.
+func (p *fastPathFlags) config(config proxier.Config) nftables.Config {
+	c := nftables.Config{Config: config}
+	if p.services == fastPathOff {
+		return c
+	}
+	c.FastPathAfter = p.after
+	if len(p.devices) > 0 {
+		c.FastPathDevice = func(name string) bool {
+			return slices.ContainsFunc(p.devices, func(pattern string) bool {
+				matches, _ := path.Match(pattern, name) // validate has checked the pattern
+				return matches
+			})
+		}
+	}
+	return c
+}
+
+// decorate adds the annotation to a DecorateService.
+func (p *fastPathFlags) decorate(log *zap.Logger, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
+	return func(port *changetracker.ServicePort, s *v1.Service) {
+		next(port, s)
+		port.FastPath = p.services == fastPathAll
+		text, ok := s.Annotations[fastPathAnnotation]
+		if !ok || p.services == fastPathOff {
+			return
+		}
+		asks, err := strconv.ParseBool(text)
+		if err != nil {
+			balancing{log}.ignore(s.Namespace+"/"+s.Name, fastPathAnnotation, text, err)
+			return
+		}
+		port.FastPath = asks
+	}
+}

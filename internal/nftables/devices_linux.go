@@ -1,0 +1,268 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// The flowtable has the node's devices. They come and go with pods, without any update: so they
+// have transactions of their own, which no update waits for, and of which none fails an update.
+
+// Attributes of linux/netfilter/nf_tables.h that package unix does not have.
+const (
+	flowtableTable   = 1 // NFTA_FLOWTABLE_TABLE
+	flowtableName    = 2 // NFTA_FLOWTABLE_NAME
+	flowtableHook    = 3 // NFTA_FLOWTABLE_HOOK
+	flowtableFlags   = 7 // NFTA_FLOWTABLE_FLAGS
+	hookNumber       = 1 // NFTA_FLOWTABLE_HOOK_NUM
+	hookPriority     = 2 // NFTA_FLOWTABLE_HOOK_PRIORITY
+	hookDevices      = 3 // NFTA_FLOWTABLE_HOOK_DEVS
+	deviceName       = 1 // NFTA_DEVICE_NAME
+	devicesOfMessage = 128
+)
+
+// newFlowtable creates the flowtable without devices.
+func (w *wire) newFlowtable() { w.flowtable(msgNewFlows, unix.NLM_F_CREATE, "add", nil) }
+
+func (w *wire) flowtable(typ, flags uint16, op string, devices []string) {
+	want := wantedFlowtable()
+	w.begin(typ, flags, op, "flowtable "+want.name)
+	w.attrString(flowtableTable, w.table)
+	w.attrString(flowtableName, want.name)
+	w.nest(flowtableHook, func() {
+		w.attrUint32(hookNumber, want.hook)
+		w.attrUint32(hookPriority, uint32(want.priority))
+		if len(devices) > 0 {
+			w.nest(hookDevices, func() {
+				for _, d := range devices {
+					w.attrString(deviceName, d)
+				}
+			})
+		}
+	})
+	if typ == msgNewFlows {
+		w.attrUint32(flowtableFlags, want.flags)
+	}
+	w.end()
+}
+
+func (w *wire) deleteFlowtable(name string) {
+	w.begin(msgDelFlows, 0, "delete", "flowtable "+name)
+	w.attrString(flowtableTable, w.table)
+	w.attrString(flowtableName, name)
+	w.end()
+}
+
+// removeFlowtables deletes the flowtables that no rule of ours uses.
+func (r *repair) removeFlowtables(w *wire) {
+	for name := range r.observed.flows {
+		if name != flowtableOfOurs || r.state.layout.rules.fastAfter == 0 {
+			w.deleteFlowtable(name)
+		}
+	}
+}
+
+// listFlowtables reads the flowtables of the table. A flowtable must fit one page of the dump, or the
+// kernel leaves it out: after a socket has received something, a page has 32 kB, which are about 1,900
+// devices, and before that 4 kB.
+func (e *Engine) listFlowtables(ctx context.Context, k kernel) (flows map[string]flowtable, err error) {
+	if _, err := e.generationFrom(ctx, k); err != nil {
+		return nil, err
+	}
+	w := &wire{family: e.batch.family, table: e.config.Names.Table}
+	w.begin(msgGetFlows, unix.NLM_F_DUMP, "list", "flowtables")
+	w.end()
+	err = k.dump(ctx, w, func() { flows = map[string]flowtable{} }, func(attrs []byte) {
+		if netlinkx.String(netlinkx.Find(attrs, flowtableTable)) == e.config.Names.Table {
+			f := parseFlowtable(attrs)
+			flows[f.name] = f
+		}
+	})
+	return flows, err
+}
+
+func parseFlowtable(attrs []byte) flowtable {
+	f := flowtable{
+		name:     netlinkx.String(netlinkx.Find(attrs, flowtableName)),
+		hook:     netlinkx.Uint32(netlinkx.Find(attrs, flowtableHook, hookNumber)),
+		priority: int32(netlinkx.Uint32(netlinkx.Find(attrs, flowtableHook, hookPriority))),
+		flags:    netlinkx.Uint32(netlinkx.Find(attrs, flowtableFlags)),
+	}
+	for _, name := range netlinkx.Attributes(netlinkx.Find(attrs, flowtableHook, hookDevices)) {
+		f.devices = append(f.devices, netlinkx.String(name))
+	}
+	slices.Sort(f.devices)
+	return f
+}
+
+// wantedDevices lists the node's devices that belong to the fast path, sorted.
+func (e *Engine) wantedDevices() ([]string, error) {
+	s, err := netlinkx.Open(e.config.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	devices, err := s.Devices()
+	devices = slices.DeleteFunc(devices, func(name string) bool {
+		return e.config.FastPathDevice != nil && !e.config.FastPathDevice(name)
+	})
+	slices.Sort(devices)
+	return devices, err
+}
+
+const (
+	deviceAttempts = 5
+	devicePause    = 20 * time.Millisecond
+)
+
+// followDevices gives the flowtable the devices that it lacks, and takes others away. A device may
+// go meanwhile, then it starts again. Without flowtable it does nothing.
+func (e *Engine) followDevices(ctx context.Context, k kernel) error {
+	var err error
+	for range deviceAttempts {
+		if err = e.followDevicesOnce(ctx, k); !errors.Is(err, unix.ENOENT) || !pause(ctx, devicePause) {
+			break
+		}
+	}
+	return err
+}
+
+func (e *Engine) followDevicesOnce(ctx context.Context, k kernel) error {
+	added, gone, err := e.compareDevices(ctx, k)
+	if err != nil || len(added)+len(gone) == 0 {
+		return err
+	}
+	w := &wire{family: e.batch.family, table: e.config.Names.Table}
+	w.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
+	for devices := range slices.Chunk(gone, devicesOfMessage) {
+		w.flowtable(msgDelFlows, 0, "delete devices of", devices)
+	}
+	for devices := range slices.Chunk(added, devicesOfMessage) {
+		w.flowtable(msgNewFlows, unix.NLM_F_CREATE, "add devices to", devices)
+	}
+	w.batchMarker(unix.NFNL_MSG_BATCH_END)
+	return e.listeners.transaction(func() error { return k.commit(ctx, w) })
+}
+
+// compareDevices compares the flowtable in the kernel with the node's devices.
+func (e *Engine) compareDevices(ctx context.Context, k kernel) (missing, unexpected []string, err error) {
+	flows, err := e.listFlowtables(ctx, k)
+	have, ok := flows[flowtableOfOurs]
+	if err != nil || !ok {
+		return nil, nil, err
+	}
+	want, err := e.wantedDevices()
+	if err != nil {
+		return nil, nil, err
+	}
+	without := func(list, others []string) []string {
+		return slices.DeleteFunc(slices.Clone(list), func(d string) bool { return slices.Contains(others, d) })
+	}
+	return without(want, have.devices), without(have.devices, want), nil
+}
+
+// syncDevices is followDevices in a full update, which does not fail with it.
+func (e *Engine) syncDevices(ctx context.Context) {
+	if e.fastAfter() == 0 {
+		return
+	}
+	if err := e.followDevices(ctx, e.kernel); err != nil {
+		e.log.Warn("devices of the fast path are not up to date: connections through others are as slow as without it", zap.Error(err))
+	}
+}
+
+// watchLinks follows the node's devices until ctx ends.
+func (e *Engine) watchLinks(ctx context.Context) (err error) {
+	events, err := openSocketOf(unix.NETLINK_ROUTE, e.config.NetNS)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, events.close()) }()
+	if err := events.conn.JoinGroup(unix.RTNLGRP_LINK); err != nil {
+		return classify("listen", "to changes of devices", err)
+	}
+	k, err := e.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, k.close()) }()
+	if err := e.listeners.writesFrom(writer{engine: e, devices: true}, k.port()); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() {
+		_ = events.conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
+	})
+	defer stop()
+	for ctx.Err() == nil {
+		if err := e.followDevices(ctx, k); err != nil && ctx.Err() == nil {
+			return err
+		}
+		if err := events.nextBurst(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nextBurst waits for notifications, and drops them with all that come soon after.
+func (s *socket) nextBurst(ctx context.Context) error {
+	lost := func(err error) bool { return errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EMSGSIZE) }
+	_, err := s.read(0)
+	if err != nil && !lost(err) && !errors.Is(err, unix.EINTR) {
+		return classify("receive", "changes of devices", err)
+	}
+	pause(ctx, devicePause)
+	for {
+		switch _, err := s.read(unix.MSG_DONTWAIT); {
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case err != nil && !lost(err):
+			return classify("receive", "changes of devices", err)
+		}
+	}
+}
+
+// verifyFlowtables compares the flowtables. Devices come and go, so it looks again before it
+// reports one.
+func (e *Engine) verifyFlowtables(ctx context.Context, v *verification) error {
+	want := map[string]flowtable{}
+	if v.layout.rules.fastAfter > 0 {
+		want[flowtableOfOurs] = wantedFlowtable()
+	}
+	for name, f := range v.have.flows {
+		if _, ok := want[name]; !ok {
+			v.compare("flowtable "+name+v.where, "", f.shape())
+		}
+	}
+	ours, ok := want[flowtableOfOurs]
+	if !ok {
+		return nil
+	}
+	have, exists := v.have.flows[flowtableOfOurs]
+	v.compare("flowtable "+flowtableOfOurs+v.where, ours.shape(), either(exists, have.shape(), ""))
+	var missing, unexpected []string
+	for range deviceAttempts {
+		var err error
+		missing, unexpected, err = e.compareDevices(ctx, e.kernel)
+		if err != nil {
+			return err
+		}
+		if len(missing)+len(unexpected) == 0 || !pause(ctx, devicePause) {
+			break
+		}
+	}
+	for problem, devices := range map[string][]string{proxier.DifferenceMissing: missing, proxier.DifferenceUnexpected: unexpected} {
+		for _, d := range devices {
+			v.differs(proxier.Difference{Object: "device " + d + " of flowtable " + flowtableOfOurs + v.where, Problem: problem})
+		}
+	}
+	return nil
+}
