@@ -159,10 +159,13 @@ func (p *ServicePort) String() string {
 func (p *ServicePort) Equal(o *ServicePort) bool {
 	return p.Name == o.Name && p.Family == o.Family && p.ClusterIP == o.ClusterIP && p.Port == o.Port &&
 		p.NodePort == o.NodePort && p.HealthCheckNodePort == o.HealthCheckNodePort &&
-		p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
+		p.CreationTimestamp.Equal(o.CreationTimestamp) && p.UID == o.UID && p.equalPolicies(o) && p.equalLists(o)
+}
+
+func (p *ServicePort) equalPolicies(o *ServicePort) bool {
+	return p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
 		p.Balancing == o.Balancing && p.EndConnections == o.EndConnections && p.FastPath == o.FastPath &&
-		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal &&
-		p.CreationTimestamp.Equal(o.CreationTimestamp) && p.UID == o.UID && p.equalLists(o)
+		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal
 }
 
 func (p *ServicePort) equalLists(o *ServicePort) bool {

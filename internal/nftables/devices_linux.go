@@ -71,12 +71,9 @@ func (r *repair) removeFlowtables(w *wire) {
 }
 
 // listFlowtables reads the flowtables of the table. A flowtable must fit one page of the dump, or the
-// kernel leaves it out: after a socket has received something, a page has 32 kB, which are about 1,900
-// devices, and before that 4 kB.
+// kernel leaves it out: after the socket has received something, as every caller's has, a page has
+// 32 kB, which are about 1,900 devices, and before that 4 kB.
 func (e *Engine) listFlowtables(ctx context.Context, k kernel) (flows map[string]flowtable, err error) {
-	if _, err := e.generationFrom(ctx, k); err != nil {
-		return nil, err
-	}
 	w := &wire{family: e.batch.family, table: e.config.Names.Table}
 	w.begin(msgGetFlows, unix.NLM_F_DUMP, "list", "flowtables")
 	w.end()
@@ -195,6 +192,9 @@ func (e *Engine) watchLinks(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, k.close()) }()
 	if err := e.listeners.writesFrom(writer{engine: e, devices: true}, k.port()); err != nil {
+		return err
+	}
+	if _, err := e.generationFrom(ctx, k); err != nil { // see listFlowtables
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() {

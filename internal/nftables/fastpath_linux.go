@@ -64,7 +64,8 @@ func (r *rules) fastPath() []rule {
 		flow(rule{r.dialledAddr(0), l4proto(n), dialledPort(n + 1)}, setFastVIPs),
 		flow(rule{
 			l4proto(0), dialledPort(1),
-			r.server(2), tracked{&expr.Ct{Key: expr.CtKeyPROTOSRC, Register: reg(2 + n), Direction: directionReply}},
+			r.server(2),
+			tracked{&expr.Ct{Key: expr.CtKeyPROTOSRC, Register: reg(2 + n), Direction: directionReply}},
 		}, setFastNodePorts),
 	}
 }

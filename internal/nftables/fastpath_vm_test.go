@@ -62,6 +62,8 @@ func devices(t *testing.T, e *Engine) string {
 	t.Helper()
 	k, err := openSocket(e.config.NetNS)
 	netnstest.Check(t, err)
+	_, err = e.generationFrom(t.Context(), k)
+	netnstest.Check(t, err)
 	flows, err := e.listFlowtables(t.Context(), k)
 	netnstest.Check(t, err)
 	netnstest.Check(t, k.close())
@@ -209,7 +211,7 @@ func TestDevicesOfTheFastPathFollowLinks(t *testing.T) {
 // TestManyDevices: more than one message may name.
 func TestManyDevices(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
-		const n = 2*devicesOfMessage + 44
+		const n = devicesOfMessage + 72 // longer than the first page of a dump too
 		ns := netnstest.New(t)
 		netnstest.Check(t, ns.Do(func() error { return addDummies(n) }))
 		e, m := w.fast(t, ns), fastModel(w)
@@ -219,7 +221,7 @@ func TestManyDevices(t *testing.T) {
 		}
 		netnstest.Check(t, ns.Do(func() error { return deleteDummies(n - 1) }))
 		mustApply(t, e, m.full(w))
-		if got := devices(t, e); got != fmt.Sprintf("dummy%d", n-1) {
+		if got := devices(t, e); got != fmt.Sprintf("dummy%010d", n-1) {
 			t.Errorf("devices %q, want the last one", got)
 		}
 	})
@@ -227,7 +229,7 @@ func TestManyDevices(t *testing.T) {
 
 func addDummies(n int) error {
 	for i := range n {
-		link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("dummy%d", i)}}
+		link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("dummy%010d", i)}}
 		if err := netlink.LinkAdd(link); err != nil {
 			return err
 		}
@@ -237,7 +239,7 @@ func addDummies(n int) error {
 
 func deleteDummies(n int) error {
 	for i := range n {
-		if err := netlink.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("dummy%d", i)}}); err != nil {
+		if err := netlink.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("dummy%010d", i)}}); err != nil {
 			return err
 		}
 	}
