@@ -1,6 +1,10 @@
 package changetracker
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/serviceplane/serviceplane/internal/sorted"
+)
 
 // Selection is the result of Select: the endpoints that may receive the traffic of a service
 // port.
@@ -56,16 +60,19 @@ func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 }
 
 // Choice is what Select decides about each endpoint of a service port, without lists of them. See
-// View.Choose.
+// View.Choose. It is immutable.
 type Choice struct {
 	// Any is as in Selection.
 	Any bool
 
 	cluster, local rule
+	endpoints      endpointList
+	node, zone     string // for which it is
+	sum            summary
 }
 
 func (s *summary) choice(node *Node) Choice {
-	return Choice{Any: s.ready > 0 || s.draining > 0, cluster: s.clusterRule(node), local: s.localRule(node)}
+	return Choice{Any: s.ready > 0 || s.draining > 0, cluster: s.clusterRule(node), local: s.localRule(node), node: node.Name, zone: node.Zone, sum: *s}
 }
 
 // Cluster reports whether an endpoint is in Selection.Cluster.
@@ -74,8 +81,25 @@ func (c *Choice) Cluster(e *Endpoint) bool { return c.cluster.selects(e) }
 // Local reports whether an endpoint is in Selection.Local.
 func (c *Choice) Local(e *Endpoint) bool { return c.local.selects(e) }
 
-// Len returns the lengths of Selection.Cluster and Selection.Local.
-func (c *Choice) Len() (cluster, local int) { return c.cluster.count, c.local.count }
+// Len returns the number of all endpoints, and the lengths of Selection.Cluster and Selection.Local.
+func (c *Choice) Len() (all, cluster, local int) {
+	return c.endpoints.Len(), c.cluster.count, c.local.count
+}
+
+// Weighted reports whether some endpoint has a Weight above 1.
+func (c *Choice) Weighted() bool { return c.sum.weighted > 0 }
+
+// SameRules reports whether two Choices decide in the same way, if an endpoint is in both.
+func (c *Choice) SameRules(o *Choice) bool {
+	return c.node == o.node && c.zone == o.zone && c.cluster.kind == o.cluster.kind && c.local.kind == o.local.kind
+}
+
+// Changes visits all endpoints that differ from those of an earlier Choice, in order, and maybe
+// some that do not: as they were and as they are, nil if there is none. Between States of one
+// tracker, it costs about what has changed. For the zero Choice, it visits all endpoints of c.
+func (c *Choice) Changes(since *Choice, visit func(before, after *Endpoint)) {
+	sorted.Walk(&since.endpoints, &c.endpoints, byAddr, visit)
+}
 
 // summary counts what the rules depend on. Only hints of ready endpoints count.
 type summary struct {
@@ -83,30 +107,33 @@ type summary struct {
 	readyLocal, drainingLocal int
 	nodeHinted, nodeMatched   int
 	zoneHinted, zoneMatched   int
+	weighted                  int
 }
 
 func summarise(endpoints []Endpoint, node *Node) (s summary) {
-	s.add(endpoints, node)
+	for i := range endpoints {
+		s.count(&endpoints[i], node, 1)
+	}
 	return s
 }
 
-func (s *summary) add(endpoints []Endpoint, node *Node) {
-	for i := range endpoints {
-		e := &endpoints[i]
-		if e.draining() {
-			s.draining++
-			s.drainingLocal += count(node.hosts(e.Node))
-		}
-		if !e.Ready {
-			continue
-		}
-		s.ready++
-		s.readyLocal += count(node.hosts(e.Node))
-		s.nodeHinted += count(len(e.NodeHints) > 0)
-		s.nodeMatched += count(hinted(e.NodeHints, node.Name))
-		s.zoneHinted += count(len(e.ZoneHints) > 0)
-		s.zoneMatched += count(hinted(e.ZoneHints, node.Zone))
+// count adds an endpoint n times.
+func (s *summary) count(e *Endpoint, node *Node, n int) {
+	local := n * count(node.hosts(e.Node))
+	s.weighted += n * count(e.share() > 1)
+	if e.draining() {
+		s.draining += n
+		s.drainingLocal += local
 	}
+	if !e.Ready {
+		return
+	}
+	s.ready += n
+	s.readyLocal += local
+	s.nodeHinted += n * count(len(e.NodeHints) > 0)
+	s.nodeMatched += n * count(hinted(e.NodeHints, node.Name))
+	s.zoneHinted += n * count(len(e.ZoneHints) > 0)
+	s.zoneMatched += n * count(hinted(e.ZoneHints, node.Zone))
 }
 
 // hinted reports whether a hint names the node or zone. Without a name, nothing matches.

@@ -39,18 +39,29 @@ func (v View) Select(name ServicePortName) (s Selection, ok bool) {
 	return Select(p.port, p.endpoints.Slice(), v.node), true
 }
 
-// Choose is Select for callers that go through the endpoints themselves, with State.EachEndpoint:
-// it copies nothing, which matters if a service port has thousands.
-func (v View) Choose(name ServicePortName) (c Choice, ok bool) {
+// Choose is Select for callers that go through the endpoints themselves: it copies nothing. since
+// is an earlier Choice for this service port, or nil. If it is of the same node, Choose costs what
+// Choice.Changes visits, and otherwise all endpoints.
+func (v View) Choose(name ServicePortName, since *Choice) (c Choice, ok bool) {
 	p := v.state.find(name)
 	if p == nil || p.port == nil {
 		return Choice{}, false
 	}
-	var sum summary
-	for part := range p.endpoints.Parts {
-		sum.add(part, &v.node)
+	if since == nil || since.node != v.node.Name || since.zone != v.node.Zone {
+		since = &Choice{}
 	}
-	return sum.choice(&v.node), true
+	sum, now := since.sum, Choice{endpoints: p.endpoints}
+	now.Changes(since, func(before, after *Endpoint) {
+		if before != nil {
+			sum.count(before, &v.node, -1)
+		}
+		if after != nil {
+			sum.count(after, &v.node, 1)
+		}
+	})
+	c = sum.choice(&v.node)
+	c.endpoints = p.endpoints
+	return c, true
 }
 
 // LocalReady returns the number of distinct addresses of the ready endpoints of a Service on

@@ -101,8 +101,8 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 		c := desired.FlowCheck{LoopbackNodePorts: loopback, NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
 		for _, p := range []desired.Protocol{desired.TCP, desired.UDP, desired.SCTP} {
 			c.Frontends = append(c.Frontends,
-				desired.Flows{Key: desired.Key{VIP: netip.MustParseAddr(vip), Protocol: p, Port: 53}, Serving: []netip.AddrPort{at(server)}},
-				desired.Flows{Key: desired.Key{Protocol: p, Port: 30053}, Serving: []netip.AddrPort{at(server)}})
+				desired.Flows{Key: desired.Key{VIP: netip.MustParseAddr(vip), Protocol: p, Port: 53}, Serving: desired.EndpointsOf(at(server))},
+				desired.Flows{Key: desired.Key{Protocol: p, Port: 30053}, Serving: desired.EndpointsOf(at(server))})
 		}
 		return c
 	}
@@ -175,7 +175,7 @@ func TestUntranslatedConnectionsAreForgotten(t *testing.T) {
 	deleted, err := conntrack.New(conntrack.Options{NetNS: tab.ns.Path()}).Clean(t.Context(), v1.IPv4Protocol, desired.FlowCheck{
 		Untranslated: []desired.Flows{{
 			Key:     desired.Key{VIP: netip.MustParseAddr("10.96.0.1"), Protocol: desired.TCP, Port: 53},
-			Serving: []netip.AddrPort{at("10.244.0.1:53")},
+			Serving: desired.EndpointsOf(at("10.244.0.1:53")),
 		}},
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 	})
@@ -208,7 +208,7 @@ func BenchmarkClean(b *testing.B) {
 		fill(stale, flows, "10.244.0.1:53")
 		check := desired.FlowCheck{Frontends: []desired.Flows{{
 			Key:     desired.Key{VIP: netip.MustParseAddr("10.96.0.1"), Protocol: desired.UDP, Port: 53},
-			Serving: []netip.AddrPort{at("10.244.0.1:53")},
+			Serving: desired.EndpointsOf(at("10.244.0.1:53")),
 		}}}
 		cleaner := conntrack.New(conntrack.Options{NetNS: tab.ns.Path()})
 		var total time.Duration

@@ -14,8 +14,8 @@ func ExampleJudge() {
 	stays, gone := netip.MustParseAddrPort("10.244.1.5:5353"), netip.MustParseAddrPort("10.244.2.7:5353")
 	globals := desired.Globals{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}
 	check := desired.NewFlowCheck(&globals, desired.Traits{}, // for a desired.Service, desired.FlowsOf has what follows
-		desired.Flows{Key: desired.Key{VIP: vip, Protocol: desired.UDP, Port: 53}, Serving: []netip.AddrPort{stays}},
-		desired.Flows{Key: desired.Key{Protocol: desired.UDP, Port: 30053}, Serving: []netip.AddrPort{stays}}) // a node port
+		desired.Flows{Key: desired.Key{VIP: vip, Protocol: desired.UDP, Port: 53}, Serving: desired.EndpointsOf(stays)},
+		desired.Flows{Key: desired.Key{Protocol: desired.UDP, Port: 30053}, Serving: desired.EndpointsOf(stays)}) // a node port
 	judge := conntrack.NewJudge(check, []netip.Addr{node})
 	for _, flow := range []desired.Flow{
 		{Dialled: netip.AddrPortFrom(vip, 53), Server: stays},

@@ -66,7 +66,7 @@ func BenchmarkTraffic(b *testing.B) {
 		c, stop := countTraffic(b.Context(), b, tab.ns.Path(), zap.NewNop())
 		b.Cleanup(stop)
 		s := &desired.Service{
-			Name: changetracker.ServicePortName{Port: "dns"}, Protocol: desired.UDP, Cluster: []netip.AddrPort{at("10.244.0.1:53")},
+			Name: changetracker.ServicePortName{Port: "dns"}, Protocol: desired.UDP, Cluster: desired.EndpointsOf(at("10.244.0.1:53")),
 			Frontends: []desired.Frontend{{Kind: desired.ClusterIP, VIP: netip.MustParseAddr("10.96.0.1"), Port: 53}},
 		}
 		c.FollowTraffic(&desired.Update{Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(s)}, desired.FlowCheck{}, func(*desired.Service) bool { return true })

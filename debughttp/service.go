@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
-	"net/netip"
-	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -145,7 +143,7 @@ func inFull(family *desired.Resolved, name changetracker.ServicePortName) (p ser
 	view := state.For(state.Node())
 	why := exclusions(view, s.Port, endpoints)
 	for i := range endpoints {
-		e := usedEndpoint{endpointText: endpointOf(&endpoints[i], view.Local(&endpoints[i])), Used: uses(s, endpoints[i].Addr)}
+		e := usedEndpoint{endpointText: endpointOf(&endpoints[i], view.Local(&endpoints[i])), Used: s.Cluster.Has(endpoints[i].Addr) || s.Local.Has(endpoints[i].Addr)}
 		if !e.Used {
 			e.Excluded = cmp.Or(why[i], changetracker.ExcludedByHook)
 		}
@@ -163,15 +161,6 @@ func exclusions(view changetracker.View, p *changetracker.ServicePort, endpoints
 	}
 	why, _ := changetracker.ExplainCluster(endpoints, view.Node())
 	return why
-}
-
-func uses(s *desired.Service, endpoint netip.AddrPort) bool {
-	for _, scope := range [][]netip.AddrPort{s.Cluster, s.Local} {
-		if _, found := slices.BinarySearchFunc(scope, endpoint, netip.AddrPort.Compare); found {
-			return true
-		}
-	}
-	return false
 }
 
 func frontendOf(key desired.Key, f *desired.Frontend) frontendText {

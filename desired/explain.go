@@ -264,7 +264,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	action := f.Action
 	if f.ShortCircuit && e.shortCircuits() {
 		action = Forward
-		if !e.traits.LocalPolicyBindsAll || len(s.Endpoints(f.Scope)) == 0 {
+		if !e.traits.LocalPolicyBindsAll || s.Endpoints(f.Scope).Len() == 0 {
 			e.Scope = ScopeCluster
 		}
 	}
@@ -324,7 +324,7 @@ func (e *explaining) isNodes() bool {
 // forward explains what happens to the source of a packet that goes to an endpoint.
 func (e *explaining) forward(s *Service, f *Frontend) {
 	e.Verdict = VerdictForward
-	eligible := len(s.Endpoints(e.Scope))
+	eligible := s.Endpoints(e.Scope).Len()
 	e.because("traffic policy %v: %d of %d endpoints may be chosen", e.Scope, eligible, len(e.Endpoints))
 	switch {
 	case e.traits.SourceLost:

@@ -99,7 +99,7 @@ func TestResolveAndExplainForAnyNode(t *testing.T) {
 				explained = append(explained, p.Addr)
 			}
 		}
-		got := fmt.Sprintf("%v, cluster %s, local %s, explained %s", e.Verdict, numbers(s.Cluster), numbers(s.Local), numbers(explained))
+		got := fmt.Sprintf("%v, cluster %s, local %s, explained %s", e.Verdict, numbers(s.Cluster.Slice()), numbers(s.Local.Slice()), numbers(explained))
 		if got != c.want {
 			t.Errorf("%+v: %s, want %s", c.node, got, c.want)
 		}

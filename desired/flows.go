@@ -24,9 +24,9 @@ func (f *Flow) Translated() bool { return f.Dialled != f.Server }
 // Flows decides which conntrack entries of one frontend are stale.
 type Flows struct {
 	Key Key
-	// Serving are the endpoints that serve, sorted: ready or terminating, whatever traffic
-	// policy or topology select for new connections.
-	Serving []netip.AddrPort
+	// Serving are the endpoints that serve: ready or terminating, whatever traffic policy or
+	// topology select for new connections.
+	Serving Endpoints
 	// Restricted and SourceRanges are those of the frontend.
 	Restricted   bool
 	SourceRanges []netip.Prefix
@@ -35,7 +35,7 @@ type Flows struct {
 }
 
 // FlowsOf returns the Flows of a frontend of s, with these servers.
-func FlowsOf(s *Service, f *Frontend, servers []netip.AddrPort) Flows {
+func FlowsOf(s *Service, f *Frontend, servers Endpoints) Flows {
 	return Flows{Key: s.Key(f), Serving: servers, Restricted: f.Restricted, SourceRanges: f.SourceRanges}
 }
 
@@ -53,11 +53,10 @@ func (f *Flows) Stale(flow *Flow) bool {
 		return flow.Translated()
 	case !flow.Answered && f.Restricted && !contains(f.SourceRanges, flow.Client.Addr()):
 		return true
-	case len(f.Serving) == 0:
+	case f.Serving.Len() == 0:
 		return flow.Translated() || !flow.Answered
 	}
-	_, serves := slices.BinarySearchFunc(f.Serving, flow.Server, netip.AddrPort.Compare)
-	return !serves
+	return !f.Serving.Has(flow.Server)
 }
 
 // Narrower reports whether flows may have become stale because the source ranges changed.

@@ -12,7 +12,7 @@ func TestWhichFlowsAreStale(t *testing.T) {
 	t.Parallel()
 	vip, a, b := netip.MustParseAddrPort("10.96.0.1:53"), netip.MustParseAddrPort("10.244.0.1:53"), netip.MustParseAddrPort("10.244.0.2:53")
 	client := netip.MustParseAddrPort("198.51.100.9:1234")
-	serving, none, gone := Flows{Serving: []netip.AddrPort{a}}, Flows{}, Flows{Gone: true}
+	serving, none, gone := Flows{Serving: EndpointsOf(a)}, Flows{}, Flows{Gone: true}
 	guarded := func(f Flows, ranges ...string) Flows {
 		f.Restricted = true
 		for _, r := range ranges {

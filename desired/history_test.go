@@ -461,7 +461,7 @@ func (w *world) count(d *oracle.Decision) {
 // decisionOf is a Service in the oracle's terms.
 func decisionOf(s *desired.Service) oracle.Decision {
 	d := oracle.Decision{
-		Affinity: s.Affinity, Cluster: slices.Clone(s.Cluster), Local: slices.Clone(s.Local), Serving: slices.Clone(s.Serving),
+		Affinity: s.Affinity, Cluster: s.Cluster.Slice(), Local: s.Local.Slice(), Serving: s.Serving.Slice(),
 		OnNode: slices.Clone(s.OnNode), Refused: slices.Clone(s.Refused), Lost: slices.Clone(s.Lost),
 	}
 	for i := range s.Frontends {

@@ -1,10 +1,13 @@
 package desired
 
 import (
+	"errors"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
 	"runtime"
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -60,12 +63,12 @@ func TestOneWalkDecidesAsSelect(t *testing.T) {
 			walk, select_ := Resolver{Node: node}, Resolver{Node: node, EditSelection: naive}
 			got, _ := walk.Resolve(step.After, webName)
 			want, _ := select_.Resolve(step.After, webName)
-			if !reflect.DeepEqual(got, want) {
+			if !sameService(got, want) {
 				t.Errorf("seed %d:\n%+v\nwant\n%+v", seed, got, want)
 			}
 			for what, n := range map[string]int{
-				"cluster": len(got.Cluster), "local": len(got.Local), "weights": len(got.ClusterWeights) + len(got.LocalWeights),
-				"listed": len(got.Listed), "not all serve": len(endpoints) - len(got.Serving), "not all chosen": len(got.Serving) - len(got.Cluster),
+				"cluster": got.Cluster.Len(), "local": got.Local.Len(), "weights": len(got.ClusterWeights) + len(got.LocalWeights),
+				"listed": got.Listed.Len(), "not all serve": len(endpoints) - got.Serving.Len(), "not all chosen": got.Serving.Len() - got.Cluster.Len(),
 			} {
 				used[what] += min(n, 1)
 			}
@@ -82,21 +85,154 @@ func TestOneWalkDecidesAsSelect(t *testing.T) {
 	}
 }
 
-// What one changed endpoint allocates, until the engine has its Update, is the slice and the
-// addresses that the Update has: at most two lists, of those that get connections and of all that
-// serve.
-func TestAFlipCopiesNoEndpoints(t *testing.T) {
-	const calls, size = 10, 5_000
-	flip := flippingHuge(t, size)
-	flip()
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	for range calls {
-		flip()
+// randomHuge is a Service of up to a thousand endpoints, which changes.
+type randomHuge struct {
+	*rand.Rand
+
+	tracker   *changetracker.Tracker
+	port      changetracker.ServicePort
+	endpoints map[netip.AddrPort]changetracker.Endpoint
+	node      changetracker.Node
+	// mixed says that endpoints differ in conditions, hinted and weighted that some have that.
+	mixed, hinted, weighted bool
+}
+
+func (h *randomHuge) flip() bool { return h.IntN(2) == 0 }
+
+// change changes some endpoints, and sometimes what the others depend on.
+func (h *randomHuge) change() {
+	for n := []int{1, 1, 3, 40, 600}[h.IntN(5)]; n > 0; n-- {
+		at := h.IntN(1000)
+		addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(at >> 9), byte(at >> 1)}), uint16(8080+at&1)) // two of each address
+		e := changetracker.Endpoint{Addr: addr, Ready: true, Serving: true, Node: []string{"node-1", "node-2", "node-3", ""}[h.IntN(4)]}
+		switch {
+		case h.IntN(3) == 0:
+			delete(h.endpoints, addr)
+			continue
+		case h.mixed:
+			e.Ready, e.Serving, e.Terminating = h.flip(), h.flip(), h.flip()
+			e.Terminating = e.Terminating || !e.Ready && !e.Serving
+		}
+		if h.hinted {
+			e.ZoneHints = []string{[]string{"a", "b"}[h.IntN(2)]}
+		}
+		if h.weighted {
+			e.Weight = uint16(1 + h.IntN(2))
+		}
+		h.endpoints[addr] = e
 	}
-	runtime.ReadMemStats(&after)
-	const address = 32
-	if got, limit := int(after.TotalAlloc-before.TotalAlloc)/calls, 70_000+2*address*size; got > limit {
-		t.Errorf("a flip among %d endpoints allocates %d bytes, want at most %d", size, got, limit)
+	switch h.IntN(12) {
+	case 0:
+		h.mixed = h.flip()
+	case 1:
+		h.hinted = h.flip()
+	case 2:
+		h.weighted = h.flip()
+	case 3:
+		h.port.InternalPolicyLocal, h.port.ExternalPolicyLocal = h.flip(), h.flip()
+	case 4:
+		h.port.EndConnections = h.flip()
+	case 5:
+		h.port.NodePort = 30080 - h.port.NodePort
+	case 6:
+		h.node.Zone = []string{"a", "b", ""}[h.IntN(3)]
+		h.tracker.SetNode(h.node)
+	}
+}
+
+// A Service with many endpoints, of which each version is made from the previous one, is always what
+// it is from the whole State, also after Updates that fail.
+func TestAHugeServiceIsResolvedAsFromScratch(t *testing.T) {
+	kinds, most := map[string]int{}, 0
+	for seed := range uint64(2) {
+		h := &randomHuge{Rand: rand.New(rand.NewPCG(seed, 0)), node: changetracker.Node{Name: "node-1", Zone: "a"}, endpoints: map[netip.AddrPort]changetracker.Endpoint{}}
+		var err error
+		if h.tracker, err = changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, Node: h.node}); err != nil {
+			t.Fatal(err)
+		}
+		h.port = changetracker.ServicePort{Name: webName, ClusterIP: netip.MustParseAddr("10.96.0.10"), Port: 80}
+		u := NewUpdater()
+		for step := range 100 {
+			h.change()
+			if _, err := h.tracker.Services.Set(webName.NamespacedName, h.port); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.tracker.Endpoints.Set(webName, slices.Collect(maps.Values(h.endpoints))...); err != nil {
+				t.Fatal(err)
+			}
+			most = max(most, len(h.endpoints))
+			err := h.tracker.Apply(v1.IPv4Protocol, func(s changetracker.Step) ([]changetracker.ServicePortName, error) {
+				resolver := Resolver{Node: h.node}
+				_, goesOn := u.long[webName]
+				update := u.Next(s, resolver, Globals{}, h.IntN(20) == 0)
+				for got := range update.Services() {
+					want, _ := resolver.Resolve(s.After, webName)
+					if !sameService(got, want) {
+						t.Fatalf("seed %d, step %d:\n%+v\nwant\n%+v", seed, step, got, want)
+					}
+					count := func(what string, is bool) {
+						if is {
+							kinds[what]++
+						}
+					}
+					count("full", update.Full)
+					count("goes on", goesOn && !update.Full)
+					count("weights", want.ClusterWeights != nil || want.LocalWeights != nil)
+					count("some serve", want.Serving.Len() < len(h.endpoints))
+					count("some are chosen", want.Cluster.Len() > 0 && want.Cluster.Len() < want.Serving.Len())
+					count("local", want.Local.Len() > 0)
+					count("listed", want.Listed.Len() > 0)
+				}
+				switch h.IntN(6) {
+				case 0:
+					return nil, errors.New("the data plane is away")
+				case 1:
+					return u.Done([]changetracker.ServicePortName{webName}), nil
+				}
+				return u.Done(nil), nil
+			})
+			if err != nil && err.Error() != "the data plane is away" {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, what := range []string{"goes on", "full", "weights", "some serve", "some are chosen", "local", "listed"} {
+		if kinds[what] < 10 {
+			t.Errorf("%s: %d times, want more: %v", what, kinds[what], kinds)
+		}
+	}
+	if most < 500 {
+		t.Errorf("never more than %d endpoints", most)
+	}
+}
+
+// sameService reports whether two Services are equal, however their lists came about.
+func sameService(a, b *Service) bool {
+	x, y := *a, *b
+	for _, lists := range [][2]*Endpoints{{&x.Cluster, &y.Cluster}, {&x.Local, &y.Local}, {&x.Serving, &y.Serving}, {&x.Listed, &y.Listed}} {
+		if !slices.Equal(lists[0].Slice(), lists[1].Slice()) {
+			return false
+		}
+		*lists[0], *lists[1] = Endpoints{}, Endpoints{}
+	}
+	return reflect.DeepEqual(x, y)
+}
+
+// What one changed endpoint allocates, until the engine has its Update, is in proportion to the
+// slice, however many endpoints the Service has.
+func TestAFlipCostsItsSlice(t *testing.T) {
+	const calls, limit = 20, 60_000
+	for _, size := range []int{1_000, 5_000} {
+		flip := flippingHuge(t, size)
+		flip() // the first one goes through all
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range calls {
+			flip()
+		}
+		runtime.ReadMemStats(&after)
+		if got := int(after.TotalAlloc-before.TotalAlloc) / calls; got > limit {
+			t.Errorf("a flip among %d endpoints allocates %d bytes, want at most %d", size, got, limit)
+		}
 	}
 }

@@ -36,7 +36,7 @@ func (s *Service) AtLocalhost() (local *Service, ok bool) {
 		}
 		one := *s
 		one.Frontends = nil
-		if len(s.Endpoints(f.Scope)) > 0 {
+		if s.Endpoints(f.Scope).Len() > 0 {
 			f.Action = Forward
 			one.Frontends = []Frontend{f}
 		}

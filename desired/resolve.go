@@ -13,21 +13,28 @@ import (
 // Resolve decides what the data plane must do for one service port. ok is false if the State
 // has no such service port.
 func (r *Resolver) Resolve(state *changetracker.State, name changetracker.ServicePortName) (s *Service, ok bool) {
+	t, ok := r.resolve(state, name, taken{})
+	return t.service, ok
+}
+
+// resolve is Resolve that goes on from an earlier version, which may be empty.
+func (r *Resolver) resolve(state *changetracker.State, name changetracker.ServicePortName, since taken) (t taken, ok bool) {
 	port, ok := state.Service(name)
 	if !ok {
-		return nil, false
+		return taken{}, false
 	}
 	protocol, ok := ProtocolOf(name.Protocol)
 	if !ok {
-		return nil, false
+		return taken{}, false
 	}
-	s = &Service{Name: name, Protocol: protocol, Affinity: port.SessionAffinity, Port: port}
+	s := &Service{Name: name, Protocol: protocol, Affinity: port.SessionAffinity, Port: port}
 	if r.EditSelection != nil {
 		s.Frontends = r.frontends(s, r.takeEdited(s, state))
-	} else {
-		s.Frontends = r.frontends(s, r.take(s, state))
+		return taken{service: s}, true
 	}
-	return s, true
+	t = r.take(s, state, since)
+	s.Frontends = r.frontends(s, t.choice.Any)
+	return t, true
 }
 
 // frontends returns the frontends in order of Key. Of two with the same Key, the kind that
@@ -65,12 +72,12 @@ func (s *Service) decide(f *Frontend, anyEndpoint bool) {
 	switch {
 	case !anyEndpoint:
 		f.Action, f.ShortCircuit = Reject, false
-	case len(s.Endpoints(f.Scope)) == 0:
+	case s.Endpoints(f.Scope).Len() == 0:
 		f.Action = Drop
 	default:
 		f.Action = Forward
 	}
-	f.ShortCircuit = f.ShortCircuit && len(s.Cluster) > 0
+	f.ShortCircuit = f.ShortCircuit && s.Cluster.Len() > 0
 }
 
 // clusterIP returns the frontend for traffic from inside the cluster. The internal traffic
@@ -126,14 +133,6 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 	}
 	slices.SortFunc(ranges, comparePrefixes)
 	return true, ranges
-}
-
-// onNode adds an endpoint's address to the sorted list OnNode if it may be on this node.
-func (r *Resolver) onNode(s *Service, e *changetracker.Endpoint) {
-	a, last := e.Addr.Addr(), len(s.OnNode)-1
-	if (last < 0 || s.OnNode[last] != a) && r.mayBeHere(e) {
-		s.OnNode = append(s.OnNode, a)
-	}
 }
 
 // mayBeHere reports whether an endpoint may run on this node. Slices that are written by hand may

@@ -250,10 +250,10 @@ func TestFrontends(t *testing.T) {
 			if !slices.Equal(got, c.want) {
 				t.Errorf("frontends\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
 			}
-			if got := numbers(s.Cluster); got != c.cluster {
+			if got := numbers(s.Cluster.Slice()); got != c.cluster {
 				t.Errorf("cluster endpoints %q, want %q", got, c.cluster)
 			}
-			if got := numbers(s.Local); got != c.local {
+			if got := numbers(s.Local.Slice()); got != c.local {
 				t.Errorf("local endpoints %q, want %q", got, c.local)
 			}
 			if !slices.IsSortedFunc(s.Frontends, func(a, b Frontend) int { return s.Key(&a).Compare(s.Key(&b)) }) {

@@ -1,57 +1,134 @@
 package desired
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/sorted"
 )
 
-// take sets the endpoints of a Service, from one walk over all, and returns Selection.Any.
-func (r *Resolver) take(s *Service, state *changetracker.State) (anyEndpoint bool) {
-	choice, _ := state.For(r.Node).Choose(s.Name)
-	usesCluster, usesLocal := s.Port.UsesClusterEndpoints(), s.Port.UsesLocalEndpoints()
-	var cluster, local scope
-	clusterLen, localLen := choice.Len()
-	all, serving := 0, 0
-	state.EachEndpoint(s.Name, func(e *changetracker.Endpoint) {
-		all++
-		if serves(e) {
-			serving++
-		}
-		inCluster, inLocal := usesCluster && choice.Cluster(e), usesLocal && choice.Local(e)
-		if inCluster {
-			cluster.add(e, clusterLen)
-		}
-		if inLocal {
-			local.add(e, localLen)
-		}
-		if inCluster || inLocal {
-			r.onNode(s, e)
-		}
-	})
-	s.Cluster, s.ClusterWeights = cluster.addrs, cluster.weights
-	s.Local, s.LocalWeights = local.addrs, local.weights
-	if serving == all && len(s.Cluster) == all {
-		s.Serving = s.Cluster // the usual case
-	} else {
-		s.Serving = pick(state, s.Name, serving, serves)
+// taken is a service port with its endpoints, and what they were made from, so that the next version
+// is made from those that have changed.
+type taken struct {
+	service *Service
+	choice  changetracker.Choice
+	here    Endpoints // of whose addresses OnNode is
+}
+
+// continues reports whether the lists of an earlier version differ only by endpoints that changed.
+func (t *taken) continues(since *taken) bool {
+	if since.service == nil {
+		return false
+	}
+	p, was := t.service.Port, since.service.Port
+	return t.choice.SameRules(&since.choice) && t.service.EndsConnections() == since.service.EndsConnections() &&
+		p.UsesClusterEndpoints() == was.UsesClusterEndpoints() && p.UsesLocalEndpoints() == was.UsesLocalEndpoints()
+}
+
+// take sets the endpoints of a Service. since is an earlier version for this service port by this
+// Resolver, or empty: take costs what has changed since then.
+func (r *Resolver) take(s *Service, state *changetracker.State, since taken) taken {
+	t := taken{service: s}
+	t.choice, _ = state.For(r.Node).Choose(s.Name, &since.choice)
+	if !t.continues(&since) {
+		since = taken{service: &Service{}}
+	}
+	was, choice := since.service, &t.choice
+	all, cluster, local := choice.Len()
+	inCluster := func(*changetracker.Endpoint) bool { return false }
+	inLocal := inCluster
+	list := func(base Endpoints, size int, has func(*changetracker.Endpoint) bool) Endpoints {
+		return base.follow(&since.choice, choice, size, has)
+	}
+	if s.Port.UsesClusterEndpoints() {
+		inCluster = choice.Cluster
+		s.Cluster, s.ClusterWeights = list(was.Cluster, cluster, inCluster), weights(choice, inCluster)
+	}
+	if s.Port.UsesLocalEndpoints() {
+		inLocal = choice.Local
+		s.Local, s.LocalWeights = list(was.Local, local, inLocal), weights(choice, inLocal)
+	}
+	if s.Serving = s.Cluster; s.Cluster.Len() < all {
+		s.Serving = list(was.Serving, all, serves)
 	}
 	if s.EndsConnections() {
-		s.Listed = pick(state, s.Name, all, func(*changetracker.Endpoint) bool { return true })
+		s.Listed = list(was.Listed, all, func(*changetracker.Endpoint) bool { return true })
 	}
-	return choice.Any
+	t.here = list(since.here, 0, func(e *changetracker.Endpoint) bool { return (inCluster(e) || inLocal(e)) && r.mayBeHere(e) })
+	if s.OnNode = was.OnNode; !t.here.list.Same(&since.here.list) {
+		s.OnNode = t.here.hosts()
+	}
+	return t
+}
+
+// follow is a list that had some endpoints of a Choice, for a later Choice.
+func (e Endpoints) follow(since, now *changetracker.Choice, size int, has func(*changetracker.Endpoint) bool) Endpoints {
+	var edits []sorted.Edit[netip.AddrPort]
+	var first []netip.AddrPort // if e is empty
+	now.Changes(since, func(before, after *changetracker.Endpoint) {
+		was, is := before != nil && has(before), after != nil && has(after)
+		switch {
+		case was == is:
+		case e.Len() > 0:
+			edits = append(edits, sorted.Edit[netip.AddrPort]{Item: cmp.Or(before, after).Addr, Remove: was})
+		default:
+			if first == nil {
+				first = make([]netip.AddrPort, 0, size)
+			}
+			first = append(first, after.Addr)
+		}
+	})
+	if e.Len() == 0 {
+		return endpointsOf(first)
+	}
+	return Endpoints{e.list.With(edits, compareAddrs)}
+}
+
+// hosts returns the addresses without ports, each once.
+func (e Endpoints) hosts() (hosts []netip.Addr) {
+	for addr := range e.list.All {
+		if last := len(hosts) - 1; last < 0 || hosts[last] != addr.Addr() {
+			hosts = append(hosts, addr.Addr())
+		}
+	}
+	return hosts
+}
+
+// weights returns the weights of the endpoints that has selects; nil if all are equal.
+func weights(choice *changetracker.Choice, has func(*changetracker.Endpoint) bool) (list []uint16) {
+	if !choice.Weighted() {
+		return nil
+	}
+	choice.Changes(&changetracker.Choice{}, func(_, e *changetracker.Endpoint) {
+		if has(e) {
+			list = append(list, share(e))
+		}
+	})
+	return unlessEqual(list)
+}
+
+func unlessEqual(weights []uint16) []uint16 {
+	if !slices.ContainsFunc(weights, func(w uint16) bool { return w != weights[0] }) {
+		return nil
+	}
+	return weights
 }
 
 // takeEdited is take with EditSelection.
 func (r *Resolver) takeEdited(s *Service, state *changetracker.State) (anyEndpoint bool) {
 	endpoints := state.Endpoints(s.Name)
 	selection := r.edited(state, s.Port, endpoints)
+	var here []netip.AddrPort
 	for i := range selection.All {
-		r.onNode(s, &selection.All[i])
+		if e := &selection.All[i]; r.mayBeHere(e) {
+			here = append(here, e.Addr)
+		}
 	}
+	s.OnNode = endpointsOf(here).hosts()
 	if s.Port.UsesClusterEndpoints() {
 		s.Cluster, s.ClusterWeights = scopeOf(selection.Cluster)
 	}
@@ -59,9 +136,7 @@ func (r *Resolver) takeEdited(s *Service, state *changetracker.State) (anyEndpoi
 		s.Local, s.LocalWeights = scopeOf(selection.Local)
 	}
 	selected, _ := scopeOf(selection.All) // a hook may have added some
-	s.Serving = append(Serving(endpoints), selected...)
-	slices.SortFunc(s.Serving, netip.AddrPort.Compare)
-	s.Serving = slices.Compact(s.Serving)
+	s.Serving = EndpointsOf(append(Serving(endpoints), selected.Slice()...)...)
 	if s.EndsConnections() {
 		s.Listed, _ = scopeOf(endpoints)
 	}
@@ -110,47 +185,13 @@ func canonical(p *changetracker.ServicePort, list []changetracker.Endpoint) []ch
 // serves reports whether existing flows to an endpoint may continue.
 func serves(e *changetracker.Endpoint) bool { return e.Ready || e.Serving }
 
-// pick returns the addresses of some endpoints, whose number is known; nil for none.
-func pick(state *changetracker.State, name changetracker.ServicePortName, size int, is func(*changetracker.Endpoint) bool) (list []netip.AddrPort) {
-	if size == 0 {
-		return nil
-	}
-	list = make([]netip.AddrPort, 0, size)
-	state.EachEndpoint(name, func(e *changetracker.Endpoint) {
-		if is(e) {
-			list = append(list, e.Addr)
-		}
-	})
-	return list
-}
-
-// scope collects the endpoints of a Scope.
-type scope struct {
-	addrs   []netip.AddrPort
-	weights []uint16 // nil while all are equal
-	equal   uint16
-}
-
-// add adds the next of so many endpoints.
-func (s *scope) add(e *changetracker.Endpoint, size int) {
-	if s.addrs == nil {
-		s.addrs, s.equal = make([]netip.AddrPort, 0, size), share(e)
-	}
-	if s.weights == nil && share(e) != s.equal {
-		s.weights = slices.Grow(slices.Repeat([]uint16{s.equal}, len(s.addrs)), size-len(s.addrs))
-	}
-	if s.addrs = append(s.addrs, e.Addr); s.weights != nil {
-		s.weights = append(s.weights, share(e))
-	}
-}
-
-// scopeOf returns the addresses and weights of endpoints.
-func scopeOf(endpoints []changetracker.Endpoint) (addrs []netip.AddrPort, weights []uint16) {
-	var s scope
+// scopeOf returns the addresses and weights of endpoints, which are sorted.
+func scopeOf(endpoints []changetracker.Endpoint) (Endpoints, []uint16) {
+	addrs, weights := make([]netip.AddrPort, len(endpoints)), make([]uint16, len(endpoints))
 	for i := range endpoints {
-		s.add(&endpoints[i], len(endpoints))
+		addrs[i], weights[i] = endpoints[i].Addr, share(&endpoints[i])
 	}
-	return s.addrs, s.weights
+	return endpointsOf(addrs), unlessEqual(weights)
 }
 
 // share is the effective weight: 0 means 1.

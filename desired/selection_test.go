@@ -96,7 +96,7 @@ func TestEditSelection(t *testing.T) {
 			for _, f := range s.Frontends {
 				actions[f.Kind] = f.Action
 			}
-			got := fmt.Sprintf("%s %s %s %s %v %v", numbers(s.Cluster), numbers(s.Local), numbers(s.Serving), strings.Join(onNode, ","),
+			got := fmt.Sprintf("%s %s %s %s %v %v", numbers(s.Cluster.Slice()), numbers(s.Local.Slice()), numbers(s.Serving.Slice()), strings.Join(onNode, ","),
 				actions[ClusterIP], actions[LoadBalancer])
 			if got != c.want {
 				t.Errorf("cluster, local, serving, on the node and actions are %q, want %q", got, c.want)
@@ -117,7 +117,7 @@ func TestEditSelectionSeesTheView(t *testing.T) {
 				t.Errorf("zone %q: it is the view of another node", zone)
 			}
 			cluster, _ := scopeOf(s.Cluster)
-			got = fmt.Sprint(view.Node().Name, " ", view.Node().Zone, " ", numbers(cluster))
+			got = fmt.Sprint(view.Node().Name, " ", view.Node().Zone, " ", numbers(cluster.Slice()))
 			return s
 		}
 		if _, ok := x.Resolver.Resolve(x.State, webName); !ok || got != want {
@@ -146,7 +146,7 @@ func TestExplainAgreesWithEditSelection(t *testing.T) {
 				chosen = append(chosen, p.Addr)
 			}
 		}
-		if want := s.Endpoints(e.Scope); !slices.Equal(chosen, want) || (e.Verdict == VerdictForward) != (len(want) > 0) {
+		if want := s.Endpoints(e.Scope).Slice(); !slices.Equal(chosen, want) || (e.Verdict == VerdictForward) != (len(want) > 0) {
 			t.Fatalf("seed %d: explained as %v to %v, want %v", seed, e.Verdict, chosen, want)
 		}
 	}

@@ -23,20 +23,19 @@ type Service struct {
 	// Affinity is the timeout of ClientIP session affinity; 0 means none. All frontends of the
 	// service port share one record per client.
 	Affinity time.Duration
-	// Cluster and Local are the endpoints of the two scopes, sorted by address.
-	Cluster, Local []netip.AddrPort
+	// Cluster and Local are the endpoints of the two scopes.
+	Cluster, Local Endpoints
 	// ClusterWeights and LocalWeights are the shares of new connections, each at least 1, in
 	// the order of Cluster and Local. Nil if all weights of the scope are equal, which is the
 	// usual case. Port.Balancing is how an endpoint is chosen.
 	ClusterWeights, LocalWeights []uint16
-	// Serving are all endpoints that serve, sorted by address: ready or terminating, whatever
-	// traffic policy or topology select for new connections. Existing connections to them may
-	// continue.
-	Serving []netip.AddrPort
-	// Listed are all endpoints of the EndpointSlices, sorted by address, whatever their
-	// conditions. They are set only for a TCP service port with Port.EndConnections: established
-	// connections to other endpoints end.
-	Listed []netip.AddrPort
+	// Serving are all endpoints that serve: ready or terminating, whatever traffic policy or
+	// topology select for new connections. Existing connections to them may continue.
+	Serving Endpoints
+	// Listed are all endpoints of the EndpointSlices, whatever their conditions. They are set
+	// only for a TCP service port with Port.EndConnections: established connections to other
+	// endpoints end.
+	Listed Endpoints
 	// OnNode are the addresses of the endpoints that may be on this node, sorted, without
 	// duplicates: all except those that a slice places on another node and whose address is not
 	// in the PodCIDRs of the node. If such an endpoint is selected for its own connection
@@ -117,7 +116,7 @@ func (s *Service) Key(f *Frontend) Key {
 }
 
 // Endpoints returns the endpoints of a scope.
-func (s *Service) Endpoints(scope Scope) []netip.AddrPort {
+func (s *Service) Endpoints(scope Scope) Endpoints {
 	if scope == ScopeLocal {
 		return s.Local
 	}

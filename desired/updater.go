@@ -9,6 +9,9 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
+// manyEndpoints is how many a service port must have to be resolved from its previous version.
+const manyEndpoints = 128
+
 // Updater makes Updates from the Steps of a Tracker, for one engine and IP family. Call Next
 // with each Step, and then Done, unless nothing of the Update counts as programmed: the next
 // Update must be full then. Proxier has one for each engine. It is for one goroutine.
@@ -24,12 +27,14 @@ type Updater struct {
 	// lost are the Keys that service ports ask for and do not get in the last Update.
 	lost     map[changetracker.ServicePortName][]Key
 	was, now *Resolved // of the last Update, until Done
+	// long are service ports with many endpoints as they were resolved last, for the next time.
+	long map[changetracker.ServicePortName]taken
 }
 
 // NewUpdater returns an Updater that has programmed nothing yet. The ports of the important
 // Services come before all others.
 func NewUpdater(important ...types.NamespacedName) *Updater {
-	u := &Updater{rank: map[types.NamespacedName]int{}, lost: map[changetracker.ServicePortName][]Key{}}
+	u := &Updater{rank: map[types.NamespacedName]int{}, lost: map[changetracker.ServicePortName][]Key{}, long: map[changetracker.ServicePortName]taken{}}
 	for _, name := range important {
 		if u.rank[name] == 0 {
 			u.rank[name] = len(u.rank) + 1
@@ -70,6 +75,7 @@ func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globa
 // everything resolves all service ports.
 func (u *Updater) everything(now *Resolved) []Change {
 	clear(u.lost)
+	clear(u.long)
 	changes := make([]Change, 0, now.state.Len())
 	for s := range now.All() {
 		changes = append(changes, Change{Name: s.Name, After: s})
@@ -224,11 +230,17 @@ func (c *changed) resolve() {
 	}
 	for i := range c.changes {
 		change := &c.changes[i]
-		s, ok := c.Now.resolver.Resolve(c.Now.state, change.Name)
+		t, ok := c.Now.resolver.resolve(c.Now.state, change.Name, c.long[change.Name])
+		if all, _, _ := t.choice.Len(); all >= manyEndpoints {
+			c.long[change.Name] = t
+		} else {
+			delete(c.long, change.Name)
+		}
 		if !ok {
 			delete(c.lost, change.Name)
 			continue
 		}
+		s := t.service
 		if _, moved := c.moved[s.Name]; moved {
 			s = s.without(c.Now.lost(s.Name, s.Port))
 			c.note(s)

@@ -113,7 +113,7 @@ func (c *cluster) holds() string {
 	var lines []string
 	for _, s := range c.engine.Services() {
 		for i := range s.Frontends {
-			lines = append(lines, s.Frontends[i].VIP.String()+"="+texts(s.Cluster))
+			lines = append(lines, s.Frontends[i].VIP.String()+"="+texts(s.Cluster.Slice()))
 		}
 	}
 	slices.Sort(lines)

@@ -87,7 +87,7 @@ func newServices(n, endpoints int) []*desired.Service {
 		}
 		for j := i * endpoints; j < (i+1)*endpoints; j++ {
 			at := netip.AddrFrom4([4]byte{11, byte(j >> 16), byte(j >> 8), byte(j)})
-			all[i].Cluster = append(all[i].Cluster, netip.AddrPortFrom(at, 8080))
+			all[i].Cluster = all[i].Cluster.With(netip.AddrPortFrom(at, 8080))
 		}
 	}
 	return all
@@ -96,9 +96,10 @@ func newServices(n, endpoints int) []*desired.Service {
 // replaced returns a copy of a Service with one other endpoint.
 func replaced(s *desired.Service, i int) *desired.Service {
 	other := *s
-	other.Cluster = slices.Clone(s.Cluster)
+	addrs := slices.Clone(s.Cluster.Slice())
 	at := netip.AddrFrom4([4]byte{99, byte(i >> 16), byte(i >> 8), byte(i)})
-	other.Cluster[len(other.Cluster)/2] = netip.AddrPortFrom(at, 8080)
+	addrs[len(addrs)/2] = netip.AddrPortFrom(at, 8080)
+	other.Cluster = desired.EndpointsOf(addrs...)
 	return &other
 }
 

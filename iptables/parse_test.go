@@ -235,16 +235,16 @@ func (s *randomServices) service(i int) *desired.Service {
 	out := &desired.Service{Name: name, Protocol: desired.TCP, Port: &changetracker.ServicePort{Name: name, Port: 80}}
 	for n := range []int{0, 1, 3, 20}[s.dice.IntN(4)] {
 		at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(s.dice.IntN(4)), byte(n)}), 8080)
-		out.Cluster = append(out.Cluster, at)
+		out.Cluster = out.Cluster.With(at)
 		if s.dice.IntN(3) == 0 {
-			out.Local, out.OnNode = append(out.Local, at), append(out.OnNode, at.Addr())
+			out.Local, out.OnNode = out.Local.With(at), append(out.OnNode, at.Addr())
 		}
 	}
 	if s.dice.IntN(4) == 0 {
 		out.Affinity = time.Hour
 	}
 	if s.dice.IntN(3) == 0 {
-		out.ClusterWeights, out.LocalWeights = s.weights(len(out.Cluster)), s.weights(len(out.Local))
+		out.ClusterWeights, out.LocalWeights = s.weights(out.Cluster.Len()), s.weights(out.Local.Len())
 	}
 	if s.dice.IntN(4) == 0 {
 		out.Port.HealthCheckNodePort = uint16(20000 + i)
@@ -252,11 +252,11 @@ func (s *randomServices) service(i int) *desired.Service {
 	frontend := func(f desired.Frontend) {
 		f.Scope = []desired.Scope{desired.ScopeCluster, desired.ScopeLocal}[s.dice.IntN(2)]
 		f.Action, f.Masquerade = desired.Forward, desired.MasqueradeAll
-		f.ShortCircuit = f.Kind != desired.ClusterIP && f.Scope == desired.ScopeLocal && len(out.Cluster) > 0
+		f.ShortCircuit = f.Kind != desired.ClusterIP && f.Scope == desired.ScopeLocal && out.Cluster.Len() > 0
 		switch {
-		case len(out.Cluster) == 0:
+		case out.Cluster.Len() == 0:
 			f.Action = desired.Reject
-		case len(out.Endpoints(f.Scope)) == 0:
+		case out.Endpoints(f.Scope).Len() == 0:
 			f.Action = desired.Drop
 		}
 		out.Frontends = append(out.Frontends, f)

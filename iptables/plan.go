@@ -254,7 +254,7 @@ func (p *portPlanner) endpoints() {
 		if !p.uses[scopeIndex(scope)] {
 			continue
 		}
-		chain, endpoints := p.scopeChain(scope), p.s.Endpoints(scope)
+		chain, endpoints := p.scopeChain(scope), p.s.Endpoints(scope).Slice()
 		rules := p.masquerades[scopeIndex(scope)]
 		if p.s.Affinity > 0 {
 			rules = append(rules, p.affinity(endpoints)...)

@@ -198,7 +198,7 @@ func reach(s *desired.Service, i int) {
 	if i%10 != 0 {
 		return
 	}
-	s.Cluster = nil
+	s.Cluster = desired.Endpoints{}
 	for j := range s.Frontends {
 		s.Frontends[j].Action = desired.Reject
 	}

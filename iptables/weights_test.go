@@ -50,7 +50,7 @@ func TestProbabilitiesFollowWeights(t *testing.T) {
 			s := &desired.Service{Name: changetracker.ServicePortName{Port: "http", Protocol: v1.ProtocolTCP}, Protocol: desired.TCP, Port: &changetracker.ServicePort{}}
 			total := 0.0
 			for i := range n {
-				s.Cluster = append(s.Cluster, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 80))
+				s.Cluster = s.Cluster.With(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 80))
 				s.ClusterWeights = append(s.ClusterWeights, uint16(1+random.IntN(1<<(1+random.IntN(16))-1)))
 				total += float64(s.ClusterWeights[i])
 			}
@@ -58,7 +58,7 @@ func TestProbabilitiesFollowWeights(t *testing.T) {
 			m := newModel(pureConfig(names), v1.IPv4Protocol, pureGlobals())
 			plan, got := m.planPort(s), map[netip.AddrPort]float64{}
 			addShares(plan, m.names.cluster(identity(s.Name)), 1, got)
-			for i, e := range s.Cluster {
+			for i, e := range s.Cluster.Slice() {
 				if want := float64(s.ClusterWeights[i]) / total; math.Abs(got[e]-want) > 1e-6 {
 					t.Errorf("%d endpoints: weight %d of %.0f has probability %.8f, want %.8f", n, s.ClusterWeights[i], total, got[e], want)
 				}

@@ -74,7 +74,7 @@ func benchServices(n, endpoints int) []*desired.Service {
 		all[i] = service(clusterName(i), clusterVIP(i))
 		for j := i * endpoints; j < (i+1)*endpoints; j++ {
 			at := netip.AddrFrom4([4]byte{11, byte(j >> 16), byte(j >> 8), byte(j)})
-			all[i].Cluster = append(all[i].Cluster, netip.AddrPortFrom(at, 8080))
+			all[i].Cluster = all[i].Cluster.With(netip.AddrPortFrom(at, 8080))
 		}
 		all[i].Serving = all[i].Cluster
 		all[i].Frontends[0].Action = desired.Forward
@@ -87,8 +87,9 @@ func benchReplaced(services []*desired.Service, count int) (there, back []*desir
 	for i := range count {
 		s := services[i*37%len(services)]
 		other := *s
-		other.Cluster = slices.Clone(s.Cluster)
-		other.Cluster[len(other.Cluster)-1] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{99, 0, byte(i >> 8), byte(i)}), 8080)
+		addrs := slices.Clone(s.Cluster.Slice())
+		addrs[len(addrs)-1] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{99, 0, byte(i >> 8), byte(i)}), 8080)
+		other.Cluster = desired.EndpointsOf(addrs...)
 		other.Serving = other.Cluster
 		there, back = append(there, &other), append(back, s)
 	}

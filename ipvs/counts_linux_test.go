@@ -106,7 +106,7 @@ func (h *countsHistory) connect() {
 	for name, s := range h.services {
 		for i := range s.Frontends {
 			key := serverKey{s.Protocol, netip.AddrPortFrom(s.Frontends[i].VIP, s.Frontends[i].Port)}
-			for _, real := range s.Cluster {
+			for _, real := range s.Cluster.Slice() {
 				for range h.dice.IntN(3) {
 					h.n.kernel.connect(key, real)
 					h.sent[name]++
@@ -133,7 +133,7 @@ func (h *countsHistory) check() {
 	for _, p := range got.ServicePorts {
 		have[p.Name.Name] = p.Connections
 		for _, e := range p.Endpoints {
-			if s := h.services[p.Name.Name]; s == nil || !slices.Contains(s.Cluster, e.Endpoint) {
+			if s := h.services[p.Name.Name]; s == nil || !s.Cluster.Has(e.Endpoint) {
 				h.t.Errorf("%s has connections to %v, which is not its endpoint", p.Name, e.Endpoint)
 			}
 		}

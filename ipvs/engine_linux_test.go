@@ -104,7 +104,7 @@ func TestAPolicyWithoutEndpointsCutsNoConnection(t *testing.T) {
 		deleteDrainedAfter(e, 24*time.Hour)
 		n.mustHold(t, key.String()+"="+pod1+"*0")
 		gone := closed
-		gone.Cluster, gone.Serving = nil, nil
+		gone.Cluster, gone.Serving = desired.Endpoints{}, desired.Endpoints{}
 		mustApply(t, e, partial(&gone))
 		deleteDrainedAfter(e, 48*time.Hour)
 		n.mustHold(t)
@@ -465,7 +465,7 @@ func TestAVIPHasPrecedenceOverANodePort(t *testing.T) {
 			mustApply(t, e, u)
 			hold(pod1, clusterIPs...)
 			changed := *port
-			changed.Cluster = []netip.AddrPort{netip.MustParseAddrPort(pod3)}
+			changed.Cluster = desired.EndpointsOf(netip.MustParseAddrPort(pod3))
 			changed.Serving = changed.Cluster
 			mustApply(t, e, partial(&changed))
 			mustApply(t, e, removal("vip"))

@@ -286,7 +286,7 @@ func portName(name string) changetracker.ServicePortName {
 func service(name, vip string, endpoints ...string) *desired.Service {
 	s := &desired.Service{Name: portName(name), Protocol: desired.TCP}
 	for _, text := range endpoints {
-		s.Cluster = append(s.Cluster, netip.MustParseAddrPort(text))
+		s.Cluster = s.Cluster.With(netip.MustParseAddrPort(text))
 	}
 	s.Serving = s.Cluster
 	return withFrontend(s, desired.ClusterIP, vip, 80)
@@ -295,7 +295,7 @@ func service(name, vip string, endpoints ...string) *desired.Service {
 // withFrontend adds a frontend; VIP "" means the node's addresses.
 func withFrontend(s *desired.Service, kind desired.Kind, vip string, port uint16) *desired.Service {
 	f := desired.Frontend{Kind: kind, Port: port, Scope: desired.ScopeCluster, Action: desired.Forward}
-	if len(s.Cluster) == 0 {
+	if s.Cluster.Len() == 0 {
 		f.Action = desired.Reject
 	}
 	if vip != "" {

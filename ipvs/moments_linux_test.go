@@ -97,9 +97,9 @@ func (m *moments) service(n int, name string, owns bool) *desired.Service {
 	}
 	s := &desired.Service{Name: portName(name), Protocol: []desired.Protocol{desired.TCP, desired.UDP}[n%2]}
 	for i, text := range endpoints {
-		s.Cluster = append(s.Cluster, netip.MustParseAddrPort(text))
+		s.Cluster = s.Cluster.With(netip.MustParseAddrPort(text))
 		if i == 0 && m.IntN(2) == 0 {
-			s.Local = s.Cluster[:1]
+			s.Local = s.Cluster
 		}
 	}
 	s.Serving = s.Cluster
@@ -108,8 +108,8 @@ func (m *moments) service(n int, name string, owns bool) *desired.Service {
 		f := &s.Frontends[len(s.Frontends)-1]
 		if m.IntN(2) == 0 {
 			f.Scope, f.Action = desired.ScopeLocal, desired.Forward
-			if len(s.Local) == 0 {
-				f.Action, f.ShortCircuit = desired.Drop, len(s.Cluster) > 0
+			if s.Local.Len() == 0 {
+				f.Action, f.ShortCircuit = desired.Drop, s.Cluster.Len() > 0
 			}
 		}
 		if m.IntN(2) == 0 {

@@ -63,17 +63,16 @@ type virtual struct {
 	// nodePort means that it is for a node port, on an address of the node.
 	nodePort bool
 	reals    map[netip.AddrPort]int
-	// serving are all serving endpoints, sorted. Their connections continue; those that are
+	// serving are all serving endpoints. Their connections continue; those that are
 	// not in reals get no new ones.
-	serving []netip.AddrPort
+	serving desired.Endpoints
 	// counted are the connections that the kernel has counted; nil in a plan.
 	counted map[netip.AddrPort]uint32
 }
 
 // serves reports whether connections to an endpoint may continue.
 func (v *virtual) serves(endpoint netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(v.serving, endpoint, netip.AddrPort.Compare)
-	return ok
+	return v.serving.Has(endpoint)
 }
 
 // planner turns service ports into virtual servers. It is pure.
@@ -93,10 +92,10 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		scope := f.Scope
-		if len(s.Endpoints(scope)) == 0 && f.ShortCircuit { // for pods and the node; the rules drop other packets
+		if s.Endpoints(scope).Len() == 0 && f.ShortCircuit { // for pods and the node; the rules drop other packets
 			scope = desired.ScopeCluster
 		}
-		if len(s.Endpoints(scope)) == 0 && len(s.Serving) == 0 {
+		if s.Endpoints(scope).Len() == 0 && s.Serving.Len() == 0 {
 			continue
 		}
 		v := p.virtual(s, scope, own)
@@ -123,7 +122,7 @@ func (p *planner) tuning(s *desired.Service) (own Tuning) {
 }
 
 func (p *planner) virtual(s *desired.Service, scope desired.Scope, own Tuning) *virtual {
-	endpoints, weights := s.Endpoints(scope), s.Weights(scope)
+	endpoints, weights := s.Endpoints(scope).Slice(), s.Weights(scope)
 	v := &virtual{reals: make(map[netip.AddrPort]int, len(endpoints)), serving: s.Serving}
 	for i, endpoint := range endpoints {
 		v.reals[endpoint] = 1

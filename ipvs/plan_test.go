@@ -19,9 +19,9 @@ func plannedNode() []netip.Addr {
 
 // plannedService has a local endpoint A, and a remote endpoint B.
 func plannedService(frontends ...desired.Frontend) *desired.Service {
-	both := []netip.AddrPort{endpointA(), endpointB()}
+	both := desired.EndpointsOf(endpointA(), endpointB())
 	return &desired.Service{
-		Protocol: desired.TCP, Cluster: both, Local: both[:1], Serving: both, Frontends: frontends,
+		Protocol: desired.TCP, Cluster: both, Local: desired.EndpointsOf(endpointA()), Serving: both, Frontends: frontends,
 	}
 }
 
@@ -37,9 +37,9 @@ func TestFrontendsBecomeVirtualServers(t *testing.T) {
 	t.Parallel()
 	const cluster, local = desired.ScopeCluster, desired.ScopeLocal
 	all, here := []netip.AddrPort{endpointA(), endpointB()}, []netip.AddrPort{endpointA()}
-	nowhere := func(s *desired.Service) { s.Local = nil }
+	nowhere := func(s *desired.Service) { s.Local = desired.Endpoints{} }
 	circuited := func(s *desired.Service) {
-		s.Local = nil
+		s.Local = desired.Endpoints{}
 		for i := range s.Frontends {
 			s.Frontends[i].ShortCircuit, s.Frontends[i].Action = true, desired.Drop
 		}
@@ -76,8 +76,10 @@ func TestFrontendsBecomeVirtualServers(t *testing.T) {
 		},
 		"no endpoints at all": {
 			frontends: []desired.Frontend{planned(desired.ClusterIP, "198.51.100.1", 80, cluster)},
-			change:    func(s *desired.Service) { s.Cluster, s.Local, s.Serving = nil, nil, nil },
-			want:      map[string][]netip.AddrPort{},
+			change: func(s *desired.Service) {
+				s.Cluster, s.Local, s.Serving = desired.Endpoints{}, desired.Endpoints{}, desired.Endpoints{}
+			},
+			want: map[string][]netip.AddrPort{},
 		},
 		"a VIP beside a node port with the same key: the VIP": {
 			frontends: []desired.Frontend{
@@ -103,7 +105,7 @@ func TestFrontendsBecomeVirtualServers(t *testing.T) {
 				got := map[string][]netip.AddrPort{}
 				for key, v := range p.virtuals(s) {
 					got[key.addr.String()] = slices.SortedFunc(maps.Keys(v.reals), netip.AddrPort.Compare)
-					if key.protocol != desired.TCP || v.scheduler != "rr" || v.flags != 0 || v.timeout != 0 || !slices.Equal(v.serving, s.Serving) {
+					if key.protocol != desired.TCP || v.scheduler != "rr" || v.flags != 0 || v.timeout != 0 || !v.serving.Equal(s.Serving) {
 						t.Errorf("%v = %+v, want TCP, rr, no flags, and all that serve", key, v)
 					}
 				}
@@ -207,7 +209,7 @@ func TestWeightsAreThoseOfTheScope(t *testing.T) {
 	alone := planned(desired.ExternalIP, circuit, 80, desired.ScopeLocal)
 	alone.ShortCircuit, alone.Action = true, desired.Drop
 	s = plannedService(alone)
-	s.Local, s.ClusterWeights, s.LocalWeights = nil, []uint16{1, 3}, nil
+	s.Local, s.ClusterWeights, s.LocalWeights = desired.Endpoints{}, []uint16{1, 3}, nil
 	if v := p.virtuals(s)[tcpKey(circuit+":80")]; !maps.Equal(v.reals, map[netip.AddrPort]int{a: 1, b: 3}) || v.scheduler != "wrr" {
 		t.Errorf("endpoints for pods and the node = %+v, want weights 1 and 3, and wrr", v)
 	}

@@ -60,10 +60,10 @@ func TestARestartWritesNothing(t *testing.T) {
 func randomPort(dice *rand.Rand, name string) *desired.Service {
 	pods := []string{pod1, pod2, pod3}
 	s := service(name, "198.51.100."+strconv.Itoa(int(name[0])), pods[:dice.IntN(len(pods)+1)]...)
-	s.Serving = nil
+	s.Serving = desired.Endpoints{}
 	for _, p := range pods {
-		if addr := netip.MustParseAddrPort(p); slices.Contains(s.Cluster, addr) || dice.IntN(2) == 0 {
-			s.Serving = append(s.Serving, addr)
+		if addr := netip.MustParseAddrPort(p); s.Cluster.Has(addr) || dice.IntN(2) == 0 {
+			s.Serving = s.Serving.With(addr)
 		}
 	}
 	switch dice.IntN(4) {

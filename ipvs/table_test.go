@@ -148,7 +148,7 @@ func (h *history) program() {
 	if h.want.reals == nil {
 		err = h.table.remove(h.key)
 	} else {
-		err = h.table.set(h.key, &virtual{settings: h.want.settings, instead: plain(), reals: h.want.reals, serving: h.want.serving})
+		err = h.table.set(h.key, &virtual{settings: h.want.settings, instead: plain(), reals: h.want.reals, serving: desired.EndpointsOf(h.want.serving...)})
 	}
 	if isMissing(err) {
 		if h.kernel.missing[h.want.settings.scheduler] == nil {
@@ -445,7 +445,7 @@ func TestAVirtualServerWithoutRealServersIsNotCreated(t *testing.T) {
 	t.Parallel()
 	k := newFakeKernel()
 	table := newTable(k, testDrain, time.Now)
-	err := table.set(tcpKey("198.51.100.1:80"), &virtual{serving: []netip.AddrPort{endpointA()}})
+	err := table.set(tcpKey("198.51.100.1:80"), &virtual{serving: desired.EndpointsOf(endpointA())})
 	if err != nil || k.calls != 0 || table.writes != 0 {
 		t.Errorf("set = %v with %d calls and %d writes, want none", err, k.calls, table.writes)
 	}

@@ -63,7 +63,7 @@ func ExampleEngine_Plan() {
 				Kind: desired.ClusterIP, VIP: netip.MustParseAddr("10.96.0.10"), Port: 80,
 				Scope: desired.ScopeCluster, Action: desired.Forward, Masquerade: desired.MasqueradeNone,
 			}},
-			Cluster: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080"), netip.MustParseAddrPort(endpoint)},
+			Cluster: desired.EndpointsOf(netip.MustParseAddrPort("10.244.1.5:8080"), netip.MustParseAddrPort(endpoint)),
 		}
 		text, err := engine.Plan(desired.Update{Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(web)})
 		if err != nil {

@@ -108,8 +108,8 @@ func (b *announcements) touched(u *desired.Update) map[changetracker.ServicePort
 }
 
 func announcementsOf(state *changetracker.State, s *desired.Service) (list []Announcement) {
-	view := state.For(state.Node())
-	isReadyHere := slices.ContainsFunc(state.Endpoints(s.Name), func(e changetracker.Endpoint) bool { return e.Ready && view.Local(&e) })
+	view, isReadyHere := state.For(state.Node()), false
+	state.EachEndpoint(s.Name, func(e *changetracker.Endpoint) { isReadyHere = isReadyHere || e.Ready && view.Local(e) })
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		if f.Action == desired.Forward && f.VIP.IsValid() && (f.Scope != desired.ScopeLocal || isReadyHere) {

@@ -3,7 +3,6 @@ package proxier
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -44,7 +43,7 @@ func newEndTracker(c Conntrack, trigger func()) *endTracker {
 		_, terminates := result.FlowEnds[s.Name] // then the engine ends its connections itself
 		return s.EndsConnections() && !terminates
 	}
-	t.flows.ends = func(s *desired.Service, _ *Result) []netip.AddrPort { return s.Listed }
+	t.flows.ends = func(s *desired.Service, _ *Result) desired.Endpoints { return s.Listed }
 	return t
 }
 

@@ -69,7 +69,7 @@ func runEnding(t *testing.T, test func(t *testing.T, f *fixture, e *fakeEnder)) 
 		f.OnEndpointSliceAdd(slice("b", "10.0.0.1", "10.0.0.2"))
 		f.synced()
 		time.Sleep(2 * proxier.EndGrace)
-		if all := e.ends(); len(all) != 1 || len(all[0]) != 1 || len(all[0][0].Serving) != 2 {
+		if all := e.ends(); len(all) != 1 || len(all[0]) != 1 || all[0][0].Serving.Len() != 2 {
 			t.Fatalf("searches after the start: %+v, want one for Service a with two endpoints (the proxy may have been down)", all)
 		}
 		test(t, f, e)
@@ -94,11 +94,11 @@ func TestConnectionsEndAfterTheirEndpointIsGone(t *testing.T) {
 			}
 			for i, serving := range want {
 				flows := all[i][0]
-				if len(all[i]) != 1 || flows.Key.VIP.String() != "10.96.0.1" || len(flows.Serving) != len(serving) {
+				if len(all[i]) != 1 || flows.Key.VIP.String() != "10.96.0.1" || flows.Serving.Len() != len(serving) {
 					t.Fatalf("%s: searches %+v, want only %v to keep connections", what, all, serving)
 				}
 				for j, addr := range serving {
-					if flows.Serving[j] != netip.MustParseAddrPort(addr+":8080") {
+					if flows.Serving.Slice()[j] != netip.MustParseAddrPort(addr+":8080") {
 						t.Errorf("%s: %v keep connections, want %v", what, flows.Serving, serving)
 					}
 				}

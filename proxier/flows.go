@@ -3,7 +3,6 @@ package proxier
 import (
 	"iter"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -14,7 +13,7 @@ import (
 // flows. It is owned by the goroutine that syncs the family.
 type flowTracker struct {
 	tracks     func(*desired.Service, *Result) bool
-	ends       func(*desired.Service, *Result) []netip.AddrPort // of flows that may continue
+	ends       func(*desired.Service, *Result) desired.Endpoints // of flows that may continue
 	programmed map[changetracker.ServicePortName]portFlows
 	pending    map[desired.Key]desired.Flows // to be searched for
 	added      int                           // counts what has become pending
@@ -31,8 +30,8 @@ type flowTracker struct {
 
 // portFlows are the frontends of one service port, and where its flows may end.
 type portFlows struct {
-	frontends []desired.Flows  // sorted by Key
-	ends      []netip.AddrPort // sorted
+	frontends []desired.Flows // sorted by Key
+	ends      desired.Endpoints
 }
 
 func newFlowTracker(c Conntrack) *flowTracker {
@@ -48,9 +47,9 @@ func newFlowTracker(c Conntrack) *flowTracker {
 	return t
 }
 
-func servingEnds(s *desired.Service, result *Result) []netip.AddrPort {
+func servingEnds(s *desired.Service, result *Result) desired.Endpoints {
 	if ends, terminated := result.FlowEnds[s.Name]; terminated {
-		return ends
+		return desired.EndpointsOf(ends...)
 	}
 	return s.Serving
 }
@@ -110,7 +109,7 @@ func (t *flowTracker) addUntranslated(u *desired.Update, result *Result, failed 
 	maps.DeleteFunc(t.suspected, func(name changetracker.ServicePortName, _ bool) bool { return !failed[name] })
 }
 
-func portFlowsOf(s *desired.Service, ends []netip.AddrPort) portFlows {
+func portFlowsOf(s *desired.Service, ends desired.Endpoints) portFlows {
 	p := portFlows{ends: ends}
 	for i := range s.Frontends {
 		p.frontends = append(p.frontends, desired.FlowsOf(s, &s.Frontends[i], p.ends))
@@ -159,7 +158,8 @@ func (t *flowTracker) suspectAll() {
 // frontends, of frontends with other source ranges, and all flows of a service port that
 // has lost an endpoint or got its first one. It also updates flows that are pending already.
 func (t *flowTracker) addFrontends(before, now portFlows) {
-	all := len(before.ends) == 0 && len(now.ends) > 0 || anyLost(before.ends, now.ends)
+	_, lost := now.ends.Changes(before.ends)
+	all := before.ends.Len() == 0 && now.ends.Len() > 0 || len(lost) > 0
 	for _, f := range now.frontends {
 		_, isPending := t.pending[f.Key]
 		old := before.find(f.Key)
@@ -171,14 +171,6 @@ func (t *flowTracker) addFrontends(before, now portFlows) {
 			t.pending[f.Key] = f
 		}
 	}
-}
-
-// anyLost reports whether before has an address that now, which is sorted, has not.
-func anyLost(before, now []netip.AddrPort) bool {
-	return slices.ContainsFunc(before, func(end netip.AddrPort) bool {
-		_, ok := slices.BinarySearchFunc(now, end, netip.AddrPort.Compare)
-		return !ok
-	})
 }
 
 // check returns the pending flows; ok is false if there are none.

@@ -230,7 +230,7 @@ func TestAnUpdateHoldsOnlyWhatChanged(t *testing.T) {
 		if u.Full || namesIn(u) != "b" {
 			t.Fatalf("update: full %v of %q, want a partial one of b", u.Full, namesIn(u))
 		}
-		if got, want := u.Changes[0].After.Cluster, []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:8080")}; !slices.Equal(got, want) {
+		if got, want := u.Changes[0].After.Cluster.Slice(), []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:8080")}; !slices.Equal(got, want) {
 			t.Errorf("endpoints = %v, want %v", got, want)
 		}
 		f.OnServiceDelete(service("b", "10.0.0.2"))

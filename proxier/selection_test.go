@@ -56,7 +56,7 @@ func TestEditSelectionDecidesOnTheNode(t *testing.T) {
 			}
 			f.Trigger()
 			pass(2 * time.Second)
-			if u := f.v4.last(); u.Full || namesIn(u) != "b" || len(u.Changes[0].After.Cluster) != ends {
+			if u := f.v4.last(); u.Full || namesIn(u) != "b" || u.Changes[0].After.Cluster.Len() != ends {
 				t.Errorf("%s: update is full %v of %q: %+v, want a partial one of b with %d endpoints", when, u.Full, namesIn(u), u.Changes, ends)
 			}
 		}

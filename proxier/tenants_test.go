@@ -62,7 +62,7 @@ func TestATenantDoesNotReachAnotherNamespace(t *testing.T) {
 					proxiertest.SlicePort("", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.1")))
 				c.sync(t)
 				before := c.engine.Services()[victim]
-				if before == nil || len(before.Cluster) != 1 || len(before.Frontends) != 2 {
+				if before == nil || before.Cluster.Len() != 1 || len(before.Frontends) != 2 {
 					t.Fatalf("the victim is %+v, want one endpoint and two frontends", before)
 				}
 				if tenant.service != nil {
@@ -73,13 +73,13 @@ func TestATenantDoesNotReachAnotherNamespace(t *testing.T) {
 				}
 				c.sync(t)
 				after := c.engine.Services()[victim]
-				if !slices.Equal(after.Cluster, before.Cluster) || !slices.EqualFunc(after.Frontends, before.Frontends, sameFrontend) {
+				if !after.Cluster.Equal(before.Cluster) || !slices.EqualFunc(after.Frontends, before.Frontends, sameFrontend) {
 					t.Errorf("the victim has become\n%+v, want\n%+v", after, before)
 				}
 				own := c.engine.Services()[changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "evil", Name: "own"}, Protocol: v1.ProtocolTCP}]
 				if own != nil {
 					var kept []string
-					for _, e := range own.Cluster {
+					for _, e := range own.Cluster.Slice() {
 						kept = append(kept, e.String())
 					}
 					if !slices.Equal(kept, tenant.kept) {

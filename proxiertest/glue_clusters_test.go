@@ -84,13 +84,13 @@ func TestGlueOfTwoClusters(t *testing.T) {
 			if s == nil {
 				t.Fatalf("%s: the imported Service is not programmed", when)
 			}
-			if got := addrs(s.Cluster); got != cluster {
+			if got := addrs(s.Cluster.Slice()); got != cluster {
 				t.Errorf("%s: endpoints%s, want%s", when, got, cluster)
 			}
-			if got := addrs(s.Local); got != local {
+			if got := addrs(s.Local.Slice()); got != local {
 				t.Errorf("%s: endpoints of this node%s, want%s", when, got, local)
 			}
-			if !slices.Equal(s.OnNode, localAddrs(s.Local)) { // pods of another cluster are not masqueraded as local ones
+			if !slices.Equal(s.OnNode, localAddrs(s.Local.Slice())) { // pods of another cluster are not masqueraded as local ones
 				t.Errorf("%s: endpoints that may be on this node %v, want %v", when, s.OnNode, s.Local)
 			}
 		}

@@ -78,7 +78,7 @@ func (m *bpfMaps) apply(step changetracker.Step) (failed []changetracker.Service
 		switch {
 		case !ok:
 			m.forget(name)
-		case len(s.Cluster) > m.room:
+		case s.Cluster.Len() > m.room:
 			failed = append(failed, name)
 		default:
 			m.put(s)
@@ -94,7 +94,7 @@ func (m *bpfMaps) put(s *desired.Service) {
 		id = m.next
 		m.ids[s.Name] = id
 	}
-	m.backends[id] = s.Cluster // before the frontends that lead there
+	m.backends[id] = s.Cluster.Slice() // before the frontends that lead there
 	for _, key := range m.keys[s.Name] {
 		delete(m.frontends, key)
 	}

@@ -115,7 +115,7 @@ func rowOf(s *desired.Service) string {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		text := fmt.Sprintf("%s %v:", f.VIP, f.Action)
-		for _, e := range s.Endpoints(f.Scope) {
+		for _, e := range s.Endpoints(f.Scope).Slice() {
 			text += " " + e.Addr().String()
 		}
 		texts = append(texts, text)

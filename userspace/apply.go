@@ -169,10 +169,7 @@ func goneFrom(s *desired.Service) func(endpoint netip.AddrPort) bool {
 	if !s.EndsConnections() {
 		return nil
 	}
-	return func(endpoint netip.AddrPort) bool {
-		_, listed := slices.BinarySearchFunc(s.Listed, endpoint, netip.AddrPort.Compare)
-		return !listed
-	}
+	return func(endpoint netip.AddrPort) bool { return !s.Listed.Has(endpoint) }
 }
 
 // setSocket opens a socket, or updates the policy of an open one.

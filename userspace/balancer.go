@@ -3,7 +3,6 @@ package userspace
 import (
 	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -17,7 +16,7 @@ type balancer struct {
 	scopes     [2]picker
 	affinity   time.Duration
 	affinities map[netip.Addr]affinity
-	serving    []netip.AddrPort       // sorted
+	serving    desired.Endpoints
 	open       map[netip.AddrPort]int // connections by endpoint; none is 0
 	served     served
 }
@@ -66,8 +65,7 @@ func (b *balancer) list(scope desired.Scope) (endpoints []netip.AddrPort, arrive
 func (b *balancer) serves(endpoint netip.AddrPort) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	_, ok := slices.BinarySearchFunc(b.serving, endpoint, netip.AddrPort.Compare)
-	return ok
+	return b.serving.Has(endpoint)
 }
 
 // pick chooses an endpoint that is not in tried. Session affinity applies only to the

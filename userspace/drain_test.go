@@ -129,7 +129,7 @@ func TestConnectionsToAnEndpointThatIsInNoSliceAreCut(t *testing.T) {
 		list := func(ends bool, listed []netip.AddrPort, serving ...netip.AddrPort) {
 			t.Helper()
 			s := servicePort("web", v1.ProtocolTCP, []desired.Frontend{clusterIP("10.96.0.1", 80)}, serving...)
-			s.Port, s.Listed = &changetracker.ServicePort{EndConnections: ends}, listed
+			s.Port, s.Listed = &changetracker.ServicePort{EndConnections: ends}, desired.EndpointsOf(listed...)
 			apply(t, d.Engine, s)
 			time.Sleep(time.Hour)
 			synctest.Wait()
@@ -191,7 +191,7 @@ func TestConnectionsOfARemovedServiceAreCutAfterDrain(t *testing.T) {
 func TestATerminatingEndpointThatServesKeepsItsConnections(t *testing.T) {
 	testDraining(t, drain, func(t *testing.T, d *draining) {
 		s := servicePort("web", v1.ProtocolTCP, []desired.Frontend{clusterIP("10.96.0.1", 80)}, d.b)
-		s.Serving = []netip.AddrPort{d.a, d.b}
+		s.Serving = desired.EndpointsOf(d.a, d.b)
 		apply(t, d.Engine, s)
 		time.Sleep(10 * drain)
 		d.mustLive(t, "while it terminates")

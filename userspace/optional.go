@@ -20,7 +20,7 @@ func (e *Engine) flowEnds(update *desired.Update) map[changetracker.ServicePortN
 	ends := make([]netip.AddrPort, 0, 2*len(update.Changes)) // one allocation for all
 	for want := range update.Services() {
 		first := len(ends)
-		if s := e.services[want.Name]; s != nil && (len(want.Serving) > 0 || e.config.Hooks.Activate != nil) {
+		if s := e.services[want.Name]; s != nil && (want.Serving.Len() > 0 || e.config.Hooks.Activate != nil) {
 			for _, socket := range s.sockets {
 				ends = append(ends, socket.site.Addr)
 			}

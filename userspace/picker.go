@@ -30,7 +30,7 @@ var policies = desired.Traits{LeastConnections: true} // read-only
 
 // update sets the endpoints. Round robin continues where it was, if possible.
 func (p *picker) update(s *desired.Service, scope desired.Scope) {
-	endpoints, weights, policy := s.Endpoints(scope), s.Weights(scope), policies.Balancing(s)
+	endpoints, weights, policy := s.Endpoints(scope).Slice(), s.Weights(scope), policies.Balancing(s)
 	same := slices.Equal(p.endpoints, endpoints) && slices.Equal(p.weights, weights)
 	if !same {
 		p.continueAt(endpoints)

@@ -21,7 +21,7 @@ func endpointsOf(n int) (list []netip.AddrPort) {
 
 // balancing returns a balancer and a function that changes its Service.
 func balancing(n int, policy changetracker.Balancing, weights ...uint16) (*balancer, *desired.Service) {
-	b, s := newBalancer(), &desired.Service{Cluster: endpointsOf(n), ClusterWeights: weights, Port: &changetracker.ServicePort{Balancing: policy}}
+	b, s := newBalancer(), &desired.Service{Cluster: desired.EndpointsOf(endpointsOf(n)...), ClusterWeights: weights, Port: &changetracker.ServicePort{Balancing: policy}}
 	b.update(s)
 	return b, s
 }
@@ -55,8 +55,8 @@ func TestWeightsGiveShares(t *testing.T) {
 	t.Parallel()
 	b, s := balancing(3, changetracker.Random, 1, 2, 5)
 	mustCount(t, picked(b, 80), 10, 20, 50)
-	mustCount(t, picked(b, 70, s.Cluster[0]), 0, 20, 50)
-	mustCount(t, picked(b, 9, s.Cluster...), 0, 0, 0)
+	mustCount(t, picked(b, 70, s.Cluster.Slice()[0]), 0, 20, 50)
+	mustCount(t, picked(b, 9, s.Cluster.Slice()...), 0, 0, 0)
 	s.ClusterWeights = nil
 	b.update(s)
 	mustCount(t, picked(b, 9), 3, 3, 3)
@@ -67,15 +67,15 @@ func TestLeastConnectionsAreChosen(t *testing.T) {
 	b, s := balancing(3, changetracker.LeastConnections)
 	mustCount(t, picked(b, 9), 3, 3, 3)
 	for range 3 {
-		b.closes(s.Cluster[1])
+		b.closes(s.Cluster.Slice()[1])
 	}
 	mustCount(t, picked(b, 3), 0, 3, 0)
-	mustCount(t, picked(b, 2, s.Cluster[2]), 1, 1, 0)
+	mustCount(t, picked(b, 2, s.Cluster.Slice()[2]), 1, 1, 0)
 	s.ClusterWeights = []uint16{1, 1, 2} // 4, 4 and 3 are open
 	b.update(s)
 	mustCount(t, picked(b, 5), 0, 0, 5)
-	if b.closes(s.Cluster[0]); b.open[s.Cluster[0]] != 3 {
-		t.Errorf("%d connections are open, want 3", b.open[s.Cluster[0]])
+	if b.closes(s.Cluster.Slice()[0]); b.open[s.Cluster.Slice()[0]] != 3 {
+		t.Errorf("%d connections are open, want 3", b.open[s.Cluster.Slice()[0]])
 	}
 	// Short connections, one after the other, go to all endpoints.
 	b, _ = balancing(3, changetracker.LeastConnections)
@@ -97,14 +97,14 @@ func TestClientsHashToTheirSlot(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []changetracker.Balancing{changetracker.SourceHash, changetracker.SourcePortHash} {
 		b, s := balancing(10, policy)
-		table := maglev.Table(s.Cluster, nil)
+		table := maglev.Table(s.Cluster.Slice(), nil)
 		first := &b.scopes[0].slots[0]
 		for i := range 200 {
 			client, key := clientAt(i), clientAt(i)
 			if policy == changetracker.SourceHash {
 				key = netip.AddrPortFrom(key.Addr(), 0)
 			}
-			want := s.Cluster[table[jhash.Source(key, len(table))]]
+			want := s.Cluster.Slice()[table[jhash.Source(key, len(table))]]
 			if e, ok := b.pick(desired.ScopeCluster, client, nil, time.Time{}); e != want || !ok {
 				t.Fatalf("%v: client %v gets %v, want %v", policy, client, e, want)
 			}
@@ -116,13 +116,13 @@ func TestClientsHashToTheirSlot(t *testing.T) {
 		if &b.scopes[0].slots[0] != first {
 			t.Errorf("%v: the table was built again", policy)
 		}
-		if _, ok := b.pick(desired.ScopeCluster, clientAt(1), s.Cluster, time.Time{}); ok {
+		if _, ok := b.pick(desired.ScopeCluster, clientAt(1), s.Cluster.Slice(), time.Time{}); ok {
 			t.Errorf("%v: an endpoint although all are tried", policy)
 		}
 		s.Port = &changetracker.ServicePort{}
 		b.update(s)
 		mustCount(t, picked(b, 20), slices.Repeat([]int{2}, 10)...)
-		s.Cluster = nil
+		s.Cluster = desired.Endpoints{}
 		s.Port = &changetracker.ServicePort{Balancing: policy}
 		b.update(s)
 		if _, ok := b.pick(desired.ScopeCluster, clientAt(1), nil, time.Time{}); ok {

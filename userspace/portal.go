@@ -2,7 +2,6 @@ package userspace
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -78,15 +77,15 @@ func (e *Engine) portalOf(s *service, want *desired.Service) *desired.Service {
 	p := &desired.Service{Name: want.Name, Protocol: want.Protocol, Port: want.Port}
 	waits := e.config.Hooks.Activate != nil && slices.ContainsFunc(want.Frontends, func(f desired.Frontend) bool { return f.Action == desired.Reject })
 	for key, socket := range s.sockets {
-		at := []netip.AddrPort{socket.site.Addr}
+		at := socket.site.Addr
 		switch {
-		case key.role == RoleLocal && (len(want.Local) > 0 || waits):
-			p.Local = at
-		case key.role == RoleCluster && (len(want.Cluster) > 0 || waits):
-			p.Cluster = at
+		case key.role == RoleLocal && (want.Local.Len() > 0 || waits):
+			p.Local = desired.EndpointsOf(at)
+		case key.role == RoleCluster && (want.Cluster.Len() > 0 || waits):
+			p.Cluster = desired.EndpointsOf(at)
 		}
 		p.Frontends = append(p.Frontends, desired.Frontend{
-			Kind: desired.ExternalIP, VIP: at[0].Addr(), Port: at[0].Port(),
+			Kind: desired.ExternalIP, VIP: at.Addr(), Port: at.Port(),
 			Scope: desired.ScopeCluster, Action: desired.Reject, Masquerade: desired.MasqueradeNone,
 		})
 	}
@@ -105,6 +104,6 @@ func (e *Engine) portalOf(s *service, want *desired.Service) *desired.Service {
 }
 
 func samePortal(a, b *desired.Service) bool {
-	return b != nil && a.Protocol == b.Protocol && slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
+	return b != nil && a.Protocol == b.Protocol && a.Cluster.Equal(b.Cluster) && a.Local.Equal(b.Local) &&
 		slices.EqualFunc(a.Frontends, b.Frontends, desired.Frontend.Equal)
 }

@@ -144,7 +144,7 @@ func benchServices(n, endpoints int) []*desired.Service {
 		}
 		for j := i * endpoints; j < (i+1)*endpoints; j++ {
 			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(j >> 16), byte(j >> 8), byte(j)}), 8080)
-			all[i].Cluster = append(all[i].Cluster, at)
+			all[i].Cluster = all[i].Cluster.With(at)
 		}
 		all[i].Serving = all[i].Cluster
 	}
@@ -154,8 +154,9 @@ func benchServices(n, endpoints int) []*desired.Service {
 // withOther returns a copy of a Service with another last endpoint.
 func withOther(s *desired.Service, i int) *desired.Service {
 	other := *s
-	other.Cluster = slices.Clone(s.Cluster)
-	other.Cluster[len(other.Cluster)-1] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{99, byte(i >> 16), byte(i >> 8), byte(i)}), 8080)
+	addrs := slices.Clone(s.Cluster.Slice())
+	addrs[len(addrs)-1] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{99, byte(i >> 16), byte(i >> 8), byte(i)}), 8080)
+	other.Cluster = desired.EndpointsOf(addrs...)
 	other.Serving = other.Cluster
 	return &other
 }

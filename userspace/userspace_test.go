@@ -42,7 +42,7 @@ func web(protocol v1.Protocol, endpoints ...netip.AddrPort) *desired.Service {
 	number, _ := desired.ProtocolOf(protocol)
 	slices.SortFunc(endpoints, netip.AddrPort.Compare)
 	s := &desired.Service{
-		Name: webName(protocol), Protocol: number, Cluster: endpoints, Port: &changetracker.ServicePort{},
+		Name: webName(protocol), Protocol: number, Cluster: desired.EndpointsOf(endpoints...), Port: &changetracker.ServicePort{},
 		Frontends: []desired.Frontend{{
 			Kind: desired.ClusterIP, VIP: netip.MustParseAddr("10.96.0.1"), Port: 80, Scope: desired.ScopeCluster, Action: desired.Forward,
 		}},
@@ -294,7 +294,7 @@ func TestAffinityLastsWhileItsEndpointDoes(t *testing.T) {
 func TestPoliciesAndSourceRanges(t *testing.T) {
 	here, there := named(t, "here"), named(t, "there")
 	s := web(v1.ProtocolTCP, here, there)
-	s.Local = []netip.AddrPort{here}
+	s.Local = desired.EndpointsOf(here)
 	s.Frontends = []desired.Frontend{
 		{Kind: desired.NodePort, Port: 30080, Scope: desired.ScopeLocal, Action: desired.Forward},
 		{

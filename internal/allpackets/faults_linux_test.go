@@ -36,7 +36,7 @@ func faults() []fault {
 		return e.Ready && r.isLocal(e)`, `case readyLocal:
 		return e.Ready`},
 		{"desired/resolve.go", "what must be dropped is rejected", `f.Action = Drop`, `f.Action = Reject`},
-		{"desired/resolve.go", "pods lose external policy Local's exception when no endpoint is local", `f.ShortCircuit = f.ShortCircuit && len(s.Cluster) > 0`, `f.ShortCircuit = f.ShortCircuit && f.Action == Forward`},
+		{"desired/resolve.go", "pods lose external policy Local's exception when no endpoint is local", `f.ShortCircuit = f.ShortCircuit && s.Cluster.Len() > 0`, `f.ShortCircuit = f.ShortCircuit && f.Action == Forward`},
 		{"desired/resolve.go", "masquerading of all leaves out Services without node port", `case r.MasqueradeAll:`, `case r.MasqueradeAll && p.NodePort != 0:`},
 		{"desired/resolve.go", "external policy Local masquerades", `f.Scope, f.Masquerade, f.ShortCircuit = ScopeLocal, MasqueradeNone, true`, `f.Scope, f.ShortCircuit = ScopeLocal, true`},
 		{"desired/resolve.go", "the node's first address in the source ranges does not admit the VIPs", `if primary < 0 || !contains(ranges, r.Node.Addresses[primary]) {`, `if primary <= 0 || !contains(ranges, r.Node.Addresses[primary]) {`},
@@ -60,8 +60,8 @@ func faults() []fault {
 		sink.remove(was.in, key, elementBytes{})`},
 		{"internal/nftables/diff_linux.go", "new source ranges are not written", `if !has(is, p) {`, `if has(is, p) {`},
 		{"internal/nftables/diff_linux.go", "local endpoints are looked up among all", `from: offset(indexScope(i))}`, `from: offset(indexScope(0))}`},
-		{"internal/nftables/diff_linux.go", "elements of endpoints that go stay", `if i < len(was.list) {
-			sink.remove(was.in, was.key(k, i)`, `if inBoth {
+		{"internal/nftables/diff_linux.go", "elements of endpoints that go stay", `if old != nil {
+			sink.remove(was.in, was.key(k, i)`, `if old != nil && now != nil {
 			sink.remove(was.in, was.key(k, i)`},
 		{"internal/nftables/diff_linux.go", "a source range admits its first address only", `frontendKey(k).addr(p.Addr()), frontendKey(k).addr(lastAddr(p))`, `frontendKey(k).addr(p.Addr()), frontendKey(k).addr(p.Addr())`},
 		{"internal/nftables/globals_linux.go", "addresses that no frontend needs any more stay in their set", `if was && !is {`, `if !was && !is {`},

@@ -205,7 +205,7 @@ func ruleOf(s *desired.Service) *rule {
 	if s == nil {
 		return nil
 	}
-	r := &rule{cluster: s.Cluster, local: s.Local}
+	r := &rule{cluster: s.Cluster.Slice(), local: s.Local.Slice()}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		where := fmt.Sprintf("%s:%d", f.VIP, f.Port)

@@ -5,7 +5,6 @@ package counting
 import (
 	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -185,9 +184,7 @@ func (p *port) keep(s *desired.Service) {
 
 // has reports whether a service port has an endpoint.
 func has(s *desired.Service, endpoint netip.AddrPort) bool {
-	_, cluster := slices.BinarySearchFunc(s.Cluster, endpoint, netip.AddrPort.Compare)
-	_, local := slices.BinarySearchFunc(s.Local, endpoint, netip.AddrPort.Compare)
-	return cluster || local
+	return s.Cluster.Has(endpoint) || s.Local.Has(endpoint)
 }
 
 // Counts returns the numbers, sorted.

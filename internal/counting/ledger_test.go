@@ -24,7 +24,7 @@ func owner(service string, endpoint byte) Owner {
 
 func service(name string, endpoint byte) *desired.Service {
 	of := owner(name, endpoint)
-	return &desired.Service{Name: of.Name, Local: []netip.AddrPort{of.Endpoint}}
+	return &desired.Service{Name: of.Name, Local: desired.EndpointsOf(of.Endpoint)}
 }
 
 // text prints the numbers: "a=3(.1=2)" has 3 connections, of which endpoint 10.0.0.1 has 2.

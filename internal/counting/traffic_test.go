@@ -32,7 +32,7 @@ func served(service string, endpoints ...byte) *desired.Service {
 		{Kind: desired.NodePort, Port: uint16(vips[service].As4()[3])}, {Kind: desired.ClusterIP, VIP: vips[service], Port: 80},
 	}}
 	for _, e := range endpoints {
-		s.Cluster = append(s.Cluster, owner(service, e).Endpoint)
+		s.Cluster = s.Cluster.With(owner(service, e).Endpoint)
 	}
 	return s
 }

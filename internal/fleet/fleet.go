@@ -128,7 +128,7 @@ func (f *Fleet) Follow(tb testing.TB, nodes ...*Node) {
 func (n *Node) Sends(service, addr string) bool {
 	for _, engine := range []*proxiertest.RecordingEngine{n.Engine, n.Engine6} {
 		for name, s := range engine.Services() {
-			for _, e := range s.Cluster {
+			for e := range s.Cluster.All() {
 				if name.Name == service && e.Addr().String() == addr {
 					return true
 				}

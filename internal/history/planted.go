@@ -117,7 +117,7 @@ func plants() map[string]bug {
 		}},
 		"damage is not noticed": {deaf: true},
 		"the last endpoint is lost": edit(func(s *desired.Service) {
-			s.Cluster = s.Cluster[:max(0, len(s.Cluster)-1)]
+			s.Cluster = desired.EndpointsOf(s.Cluster.Slice()[:max(0, s.Cluster.Len()-1)]...)
 		}),
 		"the last frontend is lost": edit(func(s *desired.Service) {
 			s.Frontends = s.Frontends[:max(0, len(s.Frontends)-1)]

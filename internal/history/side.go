@@ -292,7 +292,7 @@ func (e *expected) flows() map[flowKey]bool {
 	for family, services := range e.services {
 		for _, s := range services {
 			for i := range s.Frontends {
-				for _, server := range s.Serving {
+				for server := range s.Serving.All() {
 					if s.Protocol == desired.UDP {
 						all[flowKey{family, s.Key(&s.Frontends[i]), server}] = true
 					}

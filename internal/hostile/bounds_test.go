@@ -28,7 +28,7 @@ type cost struct{ ports, frontends, denied, endpoints, pairs, sources int }
 func costOf(u *desired.Update) (c cost) {
 	for s := range u.Services() {
 		c.ports++
-		c.endpoints += len(s.Serving)
+		c.endpoints += s.Serving.Len()
 		c.denied += len(s.Lost) + len(s.Refused)
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
@@ -36,9 +36,9 @@ func costOf(u *desired.Update) (c cost) {
 			c.sources += len(f.SourceRanges)
 			switch {
 			case f.ShortCircuit:
-				c.pairs += len(s.Cluster) + len(s.Local)
+				c.pairs += s.Cluster.Len() + s.Local.Len()
 			default:
-				c.pairs += len(s.Endpoints(f.Scope))
+				c.pairs += s.Endpoints(f.Scope).Len()
 			}
 		}
 	}
@@ -156,7 +156,7 @@ func TestObjectsAtTheLimitsAreBounded(t *testing.T) {
 
 func changes(u *desired.Update, endpoint netip.AddrPort) bool {
 	for s := range u.Services() {
-		if s.Name.Name == "neighbour" && len(s.Cluster) == 1 && s.Cluster[0] == endpoint {
+		if s.Name.Name == "neighbour" && s.Cluster.Equal(desired.EndpointsOf(endpoint)) {
 			return true
 		}
 	}

@@ -24,7 +24,7 @@ func (e *Engine) adoptAll(update *desired.Update, o *observation) map[changetrac
 			}
 			for scope := range p.lists {
 				if p.lists[scope] == nil {
-					p.lists[scope] = o.listOf(key, scope, affinity, len(s.Endpoints(indexScope(scope))))
+					p.lists[scope] = slotsOf(o.listOf(key, scope, affinity, s.Endpoints(indexScope(scope)).Len()))
 				}
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 )
 
 // affinityIDs numbers the service ports with session affinity, and their endpoints, for the
@@ -84,14 +85,10 @@ func (s *affinityService) adopt(addr netip.AddrPort, slot uint32) {
 	s.used[slot] = true
 }
 
-// keep releases the endpoints that are in none of the sorted lists.
-func (s *affinityService) keep(lists ...[]netip.AddrPort) {
+// keep releases the endpoints that are in none of the lists.
+func (s *affinityService) keep(lists ...desired.Endpoints) {
 	for addr, slot := range s.slots {
-		inList := func(list []netip.AddrPort) bool {
-			_, ok := slices.BinarySearchFunc(list, addr, netip.AddrPort.Compare)
-			return ok
-		}
-		if !slices.ContainsFunc(lists, inList) {
+		if !slices.ContainsFunc(lists, func(list desired.Endpoints) bool { return list.Has(addr) }) {
 			delete(s.slots, addr)
 			delete(s.used, slot)
 		}

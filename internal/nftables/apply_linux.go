@@ -66,7 +66,7 @@ func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed
 	if pl.affinity == nil {
 		e.state.affinity.release(s.Name)
 	}
-	if most := pl.limit(s); len(s.Cluster) > most || len(s.Local) > most {
+	if most := pl.limit(s); s.Cluster.Len() > most || s.Local.Len() > most {
 		e.log.Warn("too many endpoints: further endpoints get no traffic", zap.Stringer("service", s.Name), zap.Int("limit", most))
 	}
 	return pl.place(prev, s)

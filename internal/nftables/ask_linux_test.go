@@ -68,7 +68,7 @@ func TestAReplacementOfALargeTableFits(t *testing.T) {
 		for n := range 100 {
 			s := &desired.Service{Name: name(n), Protocol: desired.TCP}
 			for i := range 10 {
-				s.Cluster = append(s.Cluster, netip.AddrPortFrom(w.addr(244, 10*n+i), 8080))
+				s.Cluster = s.Cluster.With(netip.AddrPortFrom(w.addr(244, 10*n+i), 8080))
 			}
 			w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNonPod})
 			m[s.Name] = s

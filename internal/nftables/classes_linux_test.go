@@ -21,22 +21,22 @@ const tenants = 8
 func (w *world) tenant(n int) *desired.Service {
 	s := &desired.Service{Name: name(n), Protocol: desired.TCP}
 	for i := range w.rand.IntN(60) {
-		s.Cluster = append(s.Cluster, netip.AddrPortFrom(w.addr(245, i), 8080))
+		s.Cluster = s.Cluster.With(netip.AddrPortFrom(w.addr(245, i), 8080))
 		if w.rand.IntN(2) == 0 {
-			s.Local = append(s.Local, s.Cluster[i])
+			s.Local = s.Local.With(s.Cluster.Slice()[i])
 		}
 	}
 	if w.rand.IntN(2) == 0 {
 		s.Affinity = time.Duration(1+w.rand.IntN(86400)) * time.Second
 	}
 	w.balance(s)
-	if len(s.Cluster) > 2 { // a large table for each of the thousand changes
+	if s.Cluster.Len() > 2 { // a large table for each of the thousand changes
 		s.Port.Balancing = changetracker.Random
 	}
 	masquerade := desired.MasqueradeNone + desired.Masquerade(w.rand.IntN(3))
 	scope := desired.ScopeCluster + desired.Scope(w.rand.IntN(2))
 	w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: scope, Masquerade: masquerade})
-	w.add(s, desired.Frontend{Kind: desired.NodePort, Port: uint16(30000 + n), Scope: desired.ScopeLocal, Masquerade: desired.MasqueradeNone, ShortCircuit: len(s.Cluster) > 0})
+	w.add(s, desired.Frontend{Kind: desired.NodePort, Port: uint16(30000 + n), Scope: desired.ScopeLocal, Masquerade: desired.MasqueradeNone, ShortCircuit: s.Cluster.Len() > 0})
 	w.add(s, desired.Frontend{
 		Kind: desired.LoadBalancer, VIP: w.addr(200, n), Port: 80, Scope: desired.ScopeCluster,
 		Masquerade: desired.MasqueradeAll, Restricted: w.rand.IntN(2) == 0, SourceRanges: []netip.Prefix{netip.PrefixFrom(w.addr(0, 0), 0).Masked()},
@@ -57,7 +57,7 @@ type victim struct {
 func (v *victim) endpoints(n int, affinity time.Duration) *desired.Service {
 	s := &desired.Service{Name: name(1000), Protocol: desired.TCP, Affinity: affinity}
 	for _, pod := range slices.Concat(v.net.LocalPods, v.net.RemotePods)[:n] {
-		s.Cluster = append(s.Cluster, netip.AddrPortFrom(pod.Addr(v.family), 8080))
+		s.Cluster = s.Cluster.With(netip.AddrPortFrom(pod.Addr(v.family), 8080))
 	}
 	v.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: v.addr(96, 1000), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeAll})
 	v.service = s
@@ -176,7 +176,7 @@ func TestTimeoutsAddUpToFewChains(t *testing.T) {
 		for n := range 3000 {
 			s := &desired.Service{
 				Name: name(n), Protocol: desired.TCP, Affinity: time.Duration(1+29*n) * time.Second,
-				Cluster: []netip.AddrPort{netip.AddrPortFrom(w.addr(244, n), 80)},
+				Cluster: desired.EndpointsOf(netip.AddrPortFrom(w.addr(244, n), 80)),
 			}
 			w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
 			m[s.Name] = s

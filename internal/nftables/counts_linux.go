@@ -282,7 +282,7 @@ func (p *placed) endpointAt(counters setID, key elementBytes) netip.AddrPort {
 	number := binary.NativeEndian.Uint32(key.buf[key.n-4:])
 	if counters == setAffinityEndpointCounters {
 		for i := range p.lists {
-			for _, t := range p.affinityList(i) {
+			for _, t := range p.affinityList(i).all() {
 				if t.id == number {
 					return t.addr
 				}
@@ -294,8 +294,8 @@ func (p *placed) endpointAt(counters setID, key elementBytes) netip.AddrPort {
 	if number >= localOffset {
 		scope, number = scopeIndex(desired.ScopeLocal), number-localOffset
 	}
-	if list := p.lists[scope]; int(number) < len(list) {
-		return list[number].addr
+	if list := p.lists[scope]; int(number) < list.len() {
+		return list.at(int(number)).addr
 	}
 	return netip.AddrPort{}
 }
@@ -321,7 +321,7 @@ func (s *state) owners() *owners {
 			continue
 		}
 		for i := range p.lists {
-			for _, t := range p.affinityList(i) {
+			for _, t := range p.affinityList(i).all() {
 				o.affinity[markData(t.id)] = counting.Owner{Name: name, Endpoint: t.addr}
 			}
 		}

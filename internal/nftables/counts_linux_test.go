@@ -129,7 +129,7 @@ func (c *counted) check(m model, when string) {
 			c.t.Errorf("%s: %s has %d connections, want %d", when, name, p.Connections, want)
 		}
 		for _, e := range p.Endpoints {
-			if !slices.Contains(s.Cluster, e.Endpoint) && !slices.Contains(s.Local, e.Endpoint) {
+			if !s.Cluster.Has(e.Endpoint) && !s.Local.Has(e.Endpoint) {
 				c.t.Errorf("%s: %s has connections to %s, which is not its endpoint", when, name, e.Endpoint)
 			}
 		}
@@ -212,8 +212,10 @@ func TestCountsBesideSyncsNeitherLoseNorDouble(t *testing.T) {
 		draw := func(n int) *desired.Service {
 			s := w.balanced(1+w.rand.IntN(8), changetracker.Random)
 			s.Name, s.Protocol, s.Frontends[0].VIP = name(n), desired.UDP, w.addr(96, n)
-			for i := range s.Cluster {
-				s.Cluster[i] = netip.AddrPortFrom(w.addr(244, 50*i+w.rand.IntN(50)), 8080)
+			ends := s.Cluster.Len()
+			s.Cluster = desired.Endpoints{}
+			for i := range ends {
+				s.Cluster = s.Cluster.With(netip.AddrPortFrom(w.addr(244, 50*i+w.rand.IntN(50)), 8080))
 			}
 			m[s.Name] = s
 			return s
@@ -301,7 +303,7 @@ func TestWithoutRoomForCountersConnectionsWork(t *testing.T) {
 		c.counterLimit = 2
 		for n := range 6 {
 			s := w.balanced(1, changetracker.Random)
-			s.Name, s.Protocol, s.Cluster[0] = name(n), desired.UDP, netip.AddrPortFrom(w.addr(5, 2), 8080)
+			s.Name, s.Protocol, s.Cluster.Slice()[0] = name(n), desired.UDP, netip.AddrPortFrom(w.addr(5, 2), 8080)
 			s.Frontends[0].VIP = w.addr(96, n)
 			if n%2 == 1 {
 				s.Affinity = time.Hour

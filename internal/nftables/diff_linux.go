@@ -35,7 +35,7 @@ func (f *placedFrontend) values() [5]mapped {
 type indexed struct {
 	in   setID
 	from uint32 // the index of the first
-	list []target
+	list slotList
 }
 
 // indexedLists returns the lists of a frontend of p.
@@ -126,7 +126,7 @@ func (p *placed) affinityDraw(i int) mapped {
 	return mapped{in: setAffinityCounts, value: uint32(p.draws[i])}
 }
 
-func (p *placed) affinityList(i int) []target {
+func (p *placed) affinityList(i int) slotList {
 	switch {
 	case p == nil || p.affinity == 0:
 		return nil
@@ -192,32 +192,25 @@ func diffRanges(sink elementSink, k desired.Key, was, is []netip.Prefix) {
 }
 
 func diffList(sink elementSink, k desired.Key, was, is *indexed) {
-	for i := range max(len(was.list), len(is.list)) {
-		inBoth := i < len(was.list) && i < len(is.list)
-		if inBoth && was.list[i] == is.list[i] {
-			continue
-		}
-		if i < len(was.list) {
+	diffSlots(was.list, is.list, func(i int, old, now *target) {
+		if old != nil {
 			sink.remove(was.in, was.key(k, i), elementBytes{})
 		}
-		if i < len(is.list) {
-			sink.put(is.in, is.key(k, i), elementBytes{}, is.list[i].data())
+		if now != nil {
+			sink.put(is.in, is.key(k, i), elementBytes{}, now.data())
 		}
-	}
+	})
 }
 
-func diffAffinityEndpoints(sink elementSink, was, is []target) {
-	for i := range max(len(was), len(is)) {
-		if i < len(was) && i < len(is) && was[i] == is[i] {
-			continue
+func diffAffinityEndpoints(sink elementSink, was, is slotList) {
+	diffSlots(was, is, func(_ int, old, now *target) {
+		if old != nil {
+			sink.remove(setAffinityEndpoints, markData(old.id), elementBytes{})
 		}
-		if i < len(was) {
-			sink.remove(setAffinityEndpoints, markData(was[i].id), elementBytes{})
+		if now != nil {
+			sink.put(setAffinityEndpoints, markData(now.id), elementBytes{}, addrPortData(now.addr))
 		}
-		if i < len(is) {
-			sink.put(setAffinityEndpoints, markData(is[i].id), elementBytes{}, addrPortData(is[i].addr))
-		}
-	}
+	})
 }
 
 // reconciler is an elementSink that writes only elements that the kernel does not have. It

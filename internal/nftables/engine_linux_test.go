@@ -43,13 +43,12 @@ func (w *world) addr(net byte, n int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 7: net, 14: byte(n >> 8), 15: byte(n)})
 }
 
-func (w *world) endpoints(most int) []netip.AddrPort {
+func (w *world) endpoints(most int) desired.Endpoints {
 	var list []netip.AddrPort
 	for range w.rand.IntN(most + 1) {
 		list = append(list, netip.AddrPortFrom(w.addr(244, w.rand.IntN(40)), uint16(8080+w.rand.IntN(2))))
 	}
-	slices.SortFunc(list, netip.AddrPort.Compare)
-	return slices.Compact(list)
+	return desired.EndpointsOf(list...)
 }
 
 // service draws the nth service port. Its identity and its ClusterIP are the same in each
@@ -63,17 +62,17 @@ func (w *world) service(n int) *desired.Service {
 	if w.rand.IntN(3) == 0 {
 		s.Affinity = []time.Duration{time.Hour, 3 * time.Hour}[w.rand.IntN(2)]
 	}
-	for i, e := range s.Cluster {
+	for i, e := range s.Cluster.Slice() {
 		if i%2 == 0 {
-			s.Local = append(s.Local, e)
+			s.Local = s.Local.With(e)
 		}
 	}
 	w.balance(s)
 	if n%10 > 0 { // a table is large
 		s.Port.Balancing = changetracker.Random
 	}
-	if len(s.Cluster) > 0 {
-		s.OnNode = []netip.Addr{s.Cluster[0].Addr()}
+	if s.Cluster.Len() > 0 {
+		s.OnNode = []netip.Addr{s.Cluster.Slice()[0].Addr()}
 	}
 	w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNonPod})
 	if w.rand.IntN(2) == 0 {
@@ -97,9 +96,9 @@ func (w *world) service(n int) *desired.Service {
 func (w *world) balance(s *desired.Service) {
 	s.Port = &changetracker.ServicePort{Balancing: changetracker.Random}
 	if w.rand.IntN(3) == 0 {
-		s.ClusterWeights, s.LocalWeights = w.weights(len(s.Cluster)), w.weights(len(s.Local))
+		s.ClusterWeights, s.LocalWeights = w.weights(s.Cluster.Len()), w.weights(s.Local.Len())
 	}
-	if w.rand.IntN(20) == 0 || len(s.Cluster) < 3 { // the table for more is large
+	if w.rand.IntN(20) == 0 || s.Cluster.Len() < 3 { // the table for more is large
 		s.Port.Balancing = changetracker.Balancing(w.rand.IntN(4))
 	}
 }
@@ -120,9 +119,9 @@ func (w *world) weights(n int) (list []uint16) {
 
 func (w *world) add(s *desired.Service, f desired.Frontend) {
 	switch {
-	case len(s.Cluster) == 0:
+	case s.Cluster.Len() == 0:
 		f.Action = desired.Reject
-	case len(s.Endpoints(f.Scope)) == 0:
+	case s.Endpoints(f.Scope).Len() == 0:
 		f.Action = desired.Drop
 	default:
 		f.Action = desired.Forward
@@ -294,7 +293,7 @@ func mustMatch(t *testing.T, e *Engine, m model) {
 
 // slots are what the kernel should hold: in order with a consistent hash, else sorted.
 func slots(s *desired.Service, scope desired.Scope) (list []netip.AddrPort) {
-	endpoints, weights := s.Endpoints(scope), s.Weights(scope)
+	endpoints, weights := s.Endpoints(scope).Slice(), s.Weights(scope)
 	switch {
 	case len(endpoints) < 2, choiceOf(s, desired.Traits{}) == atRandom && weights == nil:
 		return endpoints
@@ -322,7 +321,7 @@ func (o *observation) endpointsUnder(s *desired.Service, f *desired.Frontend, sc
 	for _, target := range o.listOf(s.Key(f), scope, affinity, 0) {
 		list = append(list, target.addr)
 	}
-	if choiceOf(s, desired.Traits{}) == atRandom || len(s.Endpoints(indexScope(scope))) < 2 {
+	if choiceOf(s, desired.Traits{}) == atRandom || s.Endpoints(indexScope(scope)).Len() < 2 {
 		slices.SortFunc(list, netip.AddrPort.Compare)
 	}
 	return list
@@ -454,10 +453,10 @@ func TestUnusedClassesGo(t *testing.T) {
 		most, taken := 0, 0 // classes so far, and how often they were taken away
 		for n := range 2 * spareClasses {
 			s := *w.service(0)
-			s.Affinity, s.Local, s.Cluster, s.Frontends = 0, nil, nil, nil
+			s.Affinity, s.Local, s.Cluster, s.Frontends = 0, desired.Endpoints{}, desired.Endpoints{}, nil
 			s.ClusterWeights, s.LocalWeights, s.Port = nil, nil, nil
 			for i := range n + 1 {
-				s.Cluster = append(s.Cluster, netip.AddrPortFrom(w.addr(244, i), 80))
+				s.Cluster = s.Cluster.With(netip.AddrPortFrom(w.addr(244, i), 80))
 			}
 			w.add(&s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
 			m[s.Name] = &s

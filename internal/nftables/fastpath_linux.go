@@ -130,7 +130,7 @@ func (s *state) countFast(p *placed, n int) {
 			if !used {
 				continue
 			}
-			for _, to := range p.lists[scope] {
+			for _, to := range p.lists[scope].all() {
 				s.fastNodePorts.add(fastNodePort{f.key, to.addr}, n)
 			}
 		}

@@ -11,7 +11,9 @@ import (
 type placed struct {
 	frontends []placedFrontend // in order of key
 	// lists holds the endpoints in the slots of each scope.
-	lists [2][]target
+	lists [2]slotList
+	// from are the endpoints in lists with one slot for each, if they are many.
+	from [2]desired.Endpoints
 	// balanced is nil with a slot for each endpoint, chosen at random.
 	balanced *balanced
 	hairpin  []netip.Addr
@@ -96,14 +98,14 @@ func (pl placer) placeAffinity(p *placed, s *desired.Service) {
 	p.affinity, p.timeout = pl.affinity.key(), timeoutClass(s.Affinity)
 	pl.class(p.timeout)
 	for i := range p.lists {
-		if n := len(p.lists[i]); n > 0 {
+		if n := p.lists[i].len(); n > 0 {
 			p.draws[i] = drawClass(indexScope(i), p.choice(), n)
 			pl.class(p.draws[i])
 		}
 	}
 }
 
-func (p *placed) list(i int) []target {
+func (p *placed) list(i int) slotList {
 	if p == nil {
 		return nil
 	}
@@ -137,7 +139,7 @@ func (pl placer) forward(p *placed, t treatment) uint32 {
 	case pl.holds != nil:
 		return pl.class(forwardingClass(t, atRandom, 1))
 	default:
-		return pl.class(forwardingClass(t, p.choice(), len(p.lists[scopeIndex(t.scope)])))
+		return pl.class(forwardingClass(t, p.choice(), p.lists[scopeIndex(t.scope)].len()))
 	}
 }
 

@@ -36,8 +36,8 @@ func startPredecessor(t *testing.T, w *world) *predecessor {
 	sticky := p.m[name(0)]
 	sticky.Affinity = 3 * time.Hour
 	sticky.ClusterWeights, sticky.LocalWeights, sticky.Port = nil, nil, nil
-	sticky.Cluster = []netip.AddrPort{netip.AddrPortFrom(w.addr(244, 1), 8080), netip.AddrPortFrom(w.addr(244, 2), 8080)}
-	sticky.Local, sticky.OnNode, sticky.Frontends = nil, nil, nil
+	sticky.Cluster = desired.EndpointsOf(netip.AddrPortFrom(w.addr(244, 1), 8080), netip.AddrPortFrom(w.addr(244, 2), 8080))
+	sticky.Local, sticky.OnNode, sticky.Frontends = desired.Endpoints{}, nil, nil
 	w.add(sticky, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
 
 	e := w.engine(t, p.ns)
@@ -52,9 +52,9 @@ func startPredecessor(t *testing.T, w *world) *predecessor {
 	}
 	mustApply(t, e, p.m.full(w))
 	id := e.state.affinity.services[name(0)]
-	p.record = fmt.Sprintf("0x%08x . %s : 0x%08x", id.key(), w.addr(1, 1), id.endpoint(sticky.Cluster[1]))
+	p.record = fmt.Sprintf("0x%08x . %s : 0x%08x", id.key(), w.addr(1, 1), id.endpoint(sticky.Cluster.Slice()[1]))
 	mustNFT(t, p.ns, fmt.Sprintf("add element %s serviceplane affinity { 0x%08x . %s timeout 3h : 0x%08x }",
-		ipKeyword(w.family), id.key(), w.addr(1, 1), id.endpoint(sticky.Cluster[1])))
+		ipKeyword(w.family), id.key(), w.addr(1, 1), id.endpoint(sticky.Cluster.Slice()[1])))
 	p.handle = p.tableHandle(t)
 	return p
 }
@@ -82,7 +82,7 @@ func (p *predecessor) mustBeRepaired(t *testing.T, e *Engine, u desired.Update) 
 	if list := strings.Join(words, " "); !strings.Contains(list, key) || !strings.Contains(list, data) {
 		t.Errorf("affinity records %s, want %s still there", list, p.record)
 	}
-	if got := e.state.affinity.services[name(0)].endpoint(p.m[name(0)].Cluster[1]); !strings.HasSuffix(p.record, fmt.Sprintf("0x%08x", got)) {
+	if got := e.state.affinity.services[name(0)].endpoint(p.m[name(0)].Cluster.Slice()[1]); !strings.HasSuffix(p.record, fmt.Sprintf("0x%08x", got)) {
 		t.Errorf("the endpoint on record has number %#x, want that of the record, %s", got, p.record)
 	}
 	mustMatch(t, e, p.m)
@@ -167,10 +167,10 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 		mustNFT(t, p.ns, strings.ReplaceAll(older, "IP", ipKeyword(w.family)))
 		// A new class whose chain already exists.
 		grown := *p.m[name(1)]
-		grown.Affinity, grown.Local, grown.Frontends, grown.Cluster = 0, nil, nil, nil
+		grown.Affinity, grown.Local, grown.Frontends, grown.Cluster = 0, desired.Endpoints{}, nil, desired.Endpoints{}
 		grown.ClusterWeights, grown.LocalWeights, grown.Port = nil, nil, nil
 		for i := range 7 {
-			grown.Cluster = append(grown.Cluster, netip.AddrPortFrom(w.addr(244, 100+i), 8080))
+			grown.Cluster = grown.Cluster.With(netip.AddrPortFrom(w.addr(244, 100+i), 8080))
 		}
 		w.add(&grown, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 1), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeAll})
 		p.m[name(1)] = &grown

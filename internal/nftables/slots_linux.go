@@ -13,7 +13,7 @@ import (
 type balanced struct {
 	choice choice
 	// distinct are the endpoints of each scope once, with session affinity.
-	distinct [2][]target
+	distinct [2]slotList
 	// hashed is what the slots of each scope were computed from, with a consistent hash.
 	hashed [2]*hashed
 }
@@ -44,9 +44,9 @@ func (h *hashed) equal(o *hashed) bool {
 
 // placeScope gives the endpoints of a scope their slots.
 func (pl placer) placeScope(p, prev *placed, s *desired.Service, scope int) {
-	endpoints, weights := s.Endpoints(indexScope(scope)), s.Weights(indexScope(scope))
-	if most := pl.limit(s); len(endpoints) > most {
-		endpoints = endpoints[:most]
+	from, weights := s.Endpoints(indexScope(scope)), s.Weights(indexScope(scope))
+	if most := pl.limit(s); from.Len() > most {
+		from = desired.EndpointsOf(from.Slice()[:most]...)
 		weights = weights[:min(len(weights), most)]
 	}
 	choice := choiceOf(s, pl.traits)
@@ -54,15 +54,15 @@ func (pl placer) placeScope(p, prev *placed, s *desired.Service, scope int) {
 		p.balanced = cmp.Or(p.balanced, &balanced{choice: choice})
 	}
 	switch {
-	case len(endpoints) == 0 || pl.holds != nil:
+	case from.Len() == 0 || pl.holds != nil:
 		return
-	case len(endpoints) == 1 || p.balanced == nil || choice == atRandom && weights == nil:
-		p.lists[scope] = pl.arrange(prev.list(scope), endpoints, nil, scope)
+	case from.Len() == 1 || p.balanced == nil || choice == atRandom && weights == nil:
+		pl.placeOnce(p, prev, from, scope)
 		return
 	case choice == atRandom:
-		p.lists[scope] = pl.arrange(prev.list(scope), endpoints, shares(weights), scope)
+		p.lists[scope] = pl.arrange(prev.list(scope), from.Slice(), shares(weights), scope)
 	default:
-		h := &hashed{endpoints, weights}
+		h := &hashed{from.Slice(), weights}
 		p.balanced.hashed[scope] = h
 		if prev.hashed(scope).equal(h) && pl.numbersAs(prev) {
 			p.lists[scope], p.balanced.distinct[scope] = prev.lists[scope], prev.balanced.distinct[scope]
@@ -71,7 +71,7 @@ func (pl placer) placeScope(p, prev *placed, s *desired.Service, scope int) {
 		p.lists[scope] = pl.tableOf(h, scope)
 	}
 	if pl.affinity != nil {
-		p.balanced.distinct[scope] = pl.arrange(prev.affinityList(scope), endpoints, nil, scope)
+		p.balanced.distinct[scope] = pl.arrange(prev.affinityList(scope), from.Slice(), nil, scope)
 	}
 }
 
@@ -84,7 +84,7 @@ func (pl placer) numbersAs(prev *placed) bool {
 }
 
 // tableOf fills the slots of a consistent hash.
-func (pl placer) tableOf(h *hashed, scope int) []target {
+func (pl placer) tableOf(h *hashed, scope int) slotList {
 	targets := make([]target, len(h.endpoints))
 	for i, addr := range h.endpoints {
 		targets[i] = pl.target(addr, scope)
@@ -94,12 +94,56 @@ func (pl placer) tableOf(h *hashed, scope int) []target {
 	for slot, endpoint := range table {
 		list[slot] = targets[endpoint]
 	}
-	return list
+	return slotsOf(list)
+}
+
+// placeOnce gives each endpoint one slot. If they are many and few have changed since prev, it costs
+// what they change, and a look at each slot.
+func (pl placer) placeOnce(p, prev *placed, from desired.Endpoints, scope int) {
+	if from.Len() > partSlots {
+		p.from[scope] = from
+		if prev != nil && prev.from[scope].Len() > 0 && pl.numbersAs(prev) {
+			if added, removed := from.Changes(prev.from[scope]); len(removed) <= fewRemoved {
+				p.lists[scope] = pl.rearrange(prev.lists[scope], added, removed, scope)
+				return
+			}
+		}
+	}
+	p.lists[scope] = pl.arrange(prev.list(scope), from.Slice(), nil, scope)
+}
+
+// fewRemoved is how many removed endpoints are searched for in the slots.
+const fewRemoved = 8
+
+// rearrange is arrange for slots of which each has an endpoint, after some of them were added and
+// removed.
+func (pl placer) rearrange(prev slotList, added, removed []netip.AddrPort, scope int) slotList {
+	size := prev.len() + len(added) - len(removed)
+	var holes []int
+	for slot, t := range prev.all() {
+		switch {
+		case slices.Contains(removed, t.addr):
+			if slot < size {
+				holes = append(holes, slot)
+			}
+		case slot >= size:
+			added = append(added, t.addr)
+		}
+	}
+	for slot := prev.len(); slot < size; slot++ {
+		holes = append(holes, slot)
+	}
+	slices.SortFunc(added, netip.AddrPort.Compare)
+	targets := make([]target, len(added))
+	for i, addr := range added {
+		targets[i] = pl.target(addr, scope)
+	}
+	return prev.with(size, holes, targets)
 }
 
 // arrange fills slots with the sorted endpoints, with so many for each, nil for one. Slots of
 // prev keep their endpoint if it still has one to get; the others are filled in order.
-func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, counts []uint16, scope int) []target {
+func (pl placer) arrange(prev slotList, endpoints []netip.AddrPort, counts []uint16, scope int) slotList {
 	size := len(endpoints)
 	if counts != nil {
 		size = 0
@@ -114,8 +158,11 @@ func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, counts []uin
 			left[j] = counts[j]
 		}
 	}
-	for i := range min(len(prev), len(list)) {
-		if j, ok := slices.BinarySearchFunc(endpoints, prev[i].addr, netip.AddrPort.Compare); ok && left[j] > 0 {
+	for i, t := range prev.all() {
+		if i == len(list) {
+			break
+		}
+		if j, ok := slices.BinarySearchFunc(endpoints, t.addr, netip.AddrPort.Compare); ok && left[j] > 0 {
 			list[i] = pl.target(endpoints[j], scope)
 			left[j]--
 		}
@@ -129,7 +176,7 @@ func (pl placer) arrange(prev []target, endpoints []netip.AddrPort, counts []uin
 			list[hole] = pl.target(addr, scope)
 		}
 	}
-	return list
+	return slotsOf(list)
 }
 
 // Weights are exact up to so many slots. Above, there is one number of slots, but for many

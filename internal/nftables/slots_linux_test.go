@@ -1,8 +1,11 @@
 package nftables
 
 import (
+	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -65,7 +68,7 @@ func TestSharesFollowWeights(t *testing.T) {
 func (w *world) balanced(endpoints int, policy changetracker.Balancing) *desired.Service {
 	s := &desired.Service{Name: name(0), Protocol: desired.TCP, Port: &changetracker.ServicePort{Balancing: policy}}
 	for i := range endpoints {
-		s.Cluster = append(s.Cluster, netip.AddrPortFrom(w.addr(244, i), 8080))
+		s.Cluster = s.Cluster.With(netip.AddrPortFrom(w.addr(244, i), 8080))
 	}
 	w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 0), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNone})
 	return s
@@ -82,7 +85,7 @@ func TestOnlyChangedSlotsAreWritten(t *testing.T) {
 		}
 		without := func(gone int) *desired.Service {
 			s := w.balanced(10, changetracker.SourceHash)
-			s.Cluster = slices.Delete(s.Cluster, gone, gone+1)
+			s.Cluster = s.Cluster.Without(s.Cluster.Slice()[gone])
 			return s
 		}
 		hashed := func() *desired.Service { return w.balanced(10, changetracker.SourceHash) }
@@ -122,6 +125,151 @@ func TestOnlyChangedSlotsAreWritten(t *testing.T) {
 // classWrites is a new chain in its three verdict maps, and another class for one frontend.
 const classWrites = 1 + 3 + 2
 
+// many returns so many endpoints.
+func many(n int) desired.Endpoints {
+	addrs := make([]netip.AddrPort, n)
+	for i := range addrs {
+		addrs[i] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80)
+	}
+	return desired.EndpointsOf(addrs...)
+}
+
+// TestManySlotsChangeAsFewDo: a change of many slots has the same result as if all were arranged
+// anew, and the elements that are written are the difference.
+func TestManySlotsChangeAsFewDo(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 0))
+	pool, w, kept := many(3000), &world{family: v1.IPv4Protocol}, 0
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		s := w.balanced(0, changetracker.Random)
+		s.Affinity, s.Port, s.Frontends[0].Action = affinity, nil, desired.Forward
+		e := &Engine{log: zap.NewNop()}
+		e.begin(e.layoutFor(&desired.Globals{}), false)
+		var prev *placed
+		have := elements{}
+		for step := range 300 {
+			some := func(most int) (addrs []netip.AddrPort) {
+				for range random.IntN(most + 1) {
+					addrs = append(addrs, pool.Slice()[random.IntN(pool.Len())])
+				}
+				return addrs
+			}
+			next := *s
+			next.Cluster = s.Cluster.With(some([]int{1, 5, 400}[random.IntN(3)])...).Without(some([]int{1, 5, 400}[random.IntN(3)])...)
+			is := e.place(prev, &next, &e.step)
+			pl := placer{affinity: e.state.affinity.services[s.Name]}
+			if want := pl.arrange(prev.list(0), next.Cluster.Slice(), nil, 0); !slices.EqualFunc(is.lists[0], want, slices.Equal[[]target]) {
+				t.Fatalf("step %d, affinity %v: slots %v, want %v", step, affinity, is.lists[0], want)
+			}
+			if prev != nil && len(is.lists[0]) > 2 && len(prev.lists[0]) > 0 && &is.lists[0][0][0] == &prev.lists[0][0][0] {
+				kept++
+			}
+			var change, all written
+			diff(&change, prev, is)
+			change.to(have)
+			diff(&all, nil, is)
+			want := elements{}
+			all.to(want)
+			if !maps.Equal(have, want) || len(want) <= next.Cluster.Len() {
+				t.Fatalf("step %d, affinity %v: %d elements, want %d", step, affinity, len(have), len(want))
+			}
+			s, prev = &next, is
+		}
+	}
+	if kept < 50 {
+		t.Errorf("%d changes keep the first slots as they are, want more", kept)
+	}
+}
+
+// elements are those of all sets.
+type elements map[counterKey]elementBytes
+
+// written is what diff writes. As in a transaction, all removals come first.
+type written struct {
+	removed []counterKey
+	added   elements
+}
+
+func (w *written) put(in setID, key, _, data elementBytes) {
+	if w.added == nil {
+		w.added = elements{}
+	}
+	w.added[counterKey{in, key}] = data
+}
+
+func (w *written) remove(in setID, key, _ elementBytes) {
+	w.removed = append(w.removed, counterKey{in, key})
+}
+
+func (w *written) to(all elements) {
+	for _, key := range w.removed {
+		delete(all, key)
+	}
+	maps.Copy(all, w.added)
+}
+
+// flips are changes of a Service of many endpoints: ten of them leave and return, one by one. The
+// Service is the one before and after.
+func (w *world) flips(n int) (s *desired.Service, updates []desired.Update) {
+	s = w.balanced(0, changetracker.Random)
+	s.Port, s.Cluster, s.Frontends[0].Action = nil, many(n), desired.Forward
+	for i := range 10 {
+		without := *s
+		without.Cluster = s.Cluster.Without(s.Cluster.Slice()[i*n/10])
+		for _, version := range []*desired.Service{&without, s} {
+			updates = append(updates, desired.Update{Family: w.family, Globals: w.globals(), Changes: desired.ChangesTo(version)})
+		}
+	}
+	return s, updates
+}
+
+// What the engine allocates for one endpoint among many is a part of the slots.
+func TestAFlipAmongManyCostsLittle(t *testing.T) {
+	const size, limit = 5_000, 20_000
+	w := &world{family: v1.IPv4Protocol}
+	e := w.engine(t, netnstest.New(t))
+	s, updates := w.flips(size)
+	m := model{s.Name: s}
+	mustApply(t, e, m.full(w))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range updates {
+		if r := mustApply(t, e, updates[i]); r.Writes == 0 || r.Writes > 10 {
+			t.Errorf("%d writes, want a few", r.Writes)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if got := int(after.TotalAlloc-before.TotalAlloc) / len(updates); got > limit {
+		t.Errorf("a change of one among %d endpoints allocates %d bytes, want at most %d", size, got, limit)
+	}
+	mustMatch(t, e, m)
+	mustWriteNothing(t, e, m.full(w), "full sync")
+}
+
+// BenchmarkHuge flips one endpoint among many in the kernel.
+func BenchmarkHuge(b *testing.B) {
+	w := &world{family: v1.IPv4Protocol}
+	for _, size := range []int{100, 5_000, 50_000} {
+		b.Run(fmt.Sprintf("E=%d", size), func(b *testing.B) {
+			e := w.engine(b, netnstest.New(b))
+			s, updates := w.flips(size)
+			apply := func(u desired.Update) {
+				if _, err := e.Apply(b.Context(), u); err != nil {
+					b.Fatal(err)
+				}
+			}
+			apply(model{s.Name: s}.full(w))
+			for _, u := range updates {
+				apply(u)
+			}
+			b.ReportAllocs()
+			for n := 0; b.Loop(); n++ {
+				apply(updates[n%len(updates)])
+			}
+		})
+	}
+}
+
 // TestTheMostEndpoints: each up to the limit has a slot, and one log line tells of the others.
 func TestTheMostEndpoints(t *testing.T) {
 	t.Parallel()
@@ -138,18 +286,16 @@ func TestTheMostEndpoints(t *testing.T) {
 		for _, n := range []int{c.most, c.most + 1} {
 			s := (&world{family: v1.IPv4Protocol}).balanced(0, c.policy)
 			s.Affinity = c.affinity
-			for i := range n {
-				s.Cluster = append(s.Cluster, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80))
-			}
+			s.Cluster = many(n)
 			core, logs := observer.New(zap.WarnLevel)
 			e := &Engine{log: zap.New(core)}
 			e.begin(e.layoutFor(&desired.Globals{}), false)
 			p := e.place(nil, s, &e.step)
 			slots := map[netip.AddrPort]int{}
-			for _, target := range p.lists[0] {
+			for _, target := range p.lists[0].all() {
 				slots[target.addr]++
 			}
-			if len(slots) != c.most || slots[s.Cluster[c.most-1]] == 0 || logs.Len() != n-c.most {
+			if len(slots) != c.most || slots[s.Cluster.Slice()[c.most-1]] == 0 || logs.Len() != n-c.most {
 				t.Errorf("%v, affinity %v, %d endpoints: %d have slots, want %d; %d log lines", c.policy, c.affinity, n, len(slots), c.most, logs.Len())
 			}
 		}

@@ -84,9 +84,9 @@ func plants() map[string]plant {
 
 // verified programs Services of which the elements are known.
 func verified(w *world) model {
-	ready := func(last ...int) (list []netip.AddrPort) {
+	ready := func(last ...int) (list desired.Endpoints) {
 		for _, n := range last {
-			list = append(list, netip.AddrPortFrom(w.addr(244, n), 8080))
+			list = list.With(netip.AddrPortFrom(w.addr(244, n), 8080))
 		}
 		return list
 	}
@@ -209,7 +209,7 @@ func TestVerifyKnowsTheNumbersOfServicePortsWithoutFrontends(t *testing.T) {
 		for n := 1; n <= 6; n++ { // the first one has the number that a plan from scratch gives the last one
 			hidden := &desired.Service{Name: name(n), Protocol: desired.TCP, Affinity: time.Hour}
 			for i := range 1 + n%3 {
-				hidden.Cluster = append(hidden.Cluster, netip.AddrPortFrom(w.addr(244, i+1), 8080))
+				hidden.Cluster = hidden.Cluster.With(netip.AddrPortFrom(w.addr(244, i+1), 8080))
 			}
 			if m[hidden.Name] == nil {
 				m[hidden.Name] = hidden

@@ -27,7 +27,7 @@ func (v *verification) hints() map[changetracker.ServicePortName]*placed {
 		}
 		p := &placed{}
 		for scope := range p.lists {
-			p.lists[scope] = v.bestList(s, scope, affinity)
+			p.lists[scope] = slotsOf(v.bestList(s, scope, affinity))
 		}
 		hints[s.Name] = p
 	}
@@ -97,7 +97,7 @@ func (v *verification) adoptHidden(s *desired.Service, numbers map[uint32][]numb
 	for id, list := range numbers {
 		likeness := 0
 		for _, n := range list {
-			if slices.Contains(s.Cluster, n.addr) || slices.Contains(s.Local, n.addr) {
+			if s.Cluster.Has(n.addr) || s.Local.Has(n.addr) {
 				likeness++
 			} else {
 				likeness--
@@ -115,7 +115,7 @@ func (v *verification) adoptHidden(s *desired.Service, numbers map[uint32][]numb
 
 func adoptNumbers(affinity *affinityService, s *desired.Service, numbers []numbered, picked map[uint32]bool) {
 	due := map[netip.AddrPort]bool{}
-	for _, addr := range slices.Concat(s.Cluster, s.Local) {
+	for _, addr := range slices.Concat(s.Cluster.Slice(), s.Local.Slice()) {
 		due[addr] = true
 	}
 	left := map[uint32]bool{}
@@ -157,8 +157,8 @@ func (v *verification) slots(s *desired.Service, scope int) (n int, counts []uin
 	if v.scratch.holds != nil || choiceOf(s, v.scratch.Traits(s)) != atRandom {
 		return 0, nil
 	}
-	if len(endpoints) < 2 || weights == nil {
-		return len(endpoints), nil
+	if endpoints.Len() < 2 || weights == nil {
+		return endpoints.Len(), nil
 	}
 	counts = shares(weights)
 	for _, c := range counts {
@@ -186,7 +186,7 @@ func (v *verification) bestList(s *desired.Service, scope int, affinity *affinit
 	most := 0
 	for i := range s.Frontends {
 		list := v.listOf(s.Key(&s.Frontends[i]), scope, n, affinity)
-		if got := retained(list, s.Endpoints(indexScope(scope)), counts); got > most {
+		if got := retained(list, s.Endpoints(indexScope(scope)).Slice(), counts); got > most {
 			best, most = list, got
 		}
 		if most == n {

@@ -30,6 +30,9 @@ type Chunk[T any] struct{ items []T }
 
 // Of returns the list of these items, which are sorted and may not change any more.
 func Of[T any](items []T) List[T] {
+	if len(items) == 0 {
+		return List[T]{}
+	}
 	if len(items) <= most {
 		return List[T]{flat: slices.Clip(items)}
 	}
