@@ -36,6 +36,9 @@ type Explanation struct {
 	// Scheduler is the name of the scheduler of IPVS that chooses it; empty in other engines.
 	// Balancing is the policy that is most like it.
 	Scheduler string `json:"scheduler,omitempty"`
+	// BySocket means that the client's socket is translated when it connects, so that the packet
+	// leaves with the address of an endpoint. Reasons say it, and if rules do it, why.
+	BySocket bool `json:"bySocket,omitempty"`
 	// Endpoints are all endpoints of the service port, sorted by address.
 	Endpoints []ExplainedEndpoint `json:"endpoints,omitempty"`
 }
@@ -325,21 +328,9 @@ func (e *explaining) isNodes() bool {
 func (e *explaining) forward(s *Service, f *Frontend) {
 	e.Verdict = VerdictForward
 	eligible := s.Endpoints(e.Scope).Len()
+	e.socket(s, f)
 	e.because("traffic policy %v: %d of %d endpoints may be chosen", e.Scope, eligible, len(e.Endpoints))
-	switch {
-	case e.traits.SourceLost:
-		e.Masquerade = true
-		e.because("the endpoint sees the node's address, because the proxy opens the connection itself")
-	case e.shortCircuited: // already explained
-	case f.Masquerade == MasqueradeAll:
-		e.Masquerade = true
-		e.because("the source is masqueraded: %s", masqueradeReason(f))
-	case f.Masquerade == MasqueradeNonPod && !e.isPods():
-		e.Masquerade = true
-		e.because("the source is masqueraded: %v is not the address of a pod", e.Packet.Source)
-	default:
-		e.because("the source is kept")
-	}
+	e.source(f)
 	e.balance(s)
 	if s.Affinity > 0 {
 		e.because("session affinity: the client stays with its endpoint for %v after its last connection, at any address of the Service", s.Affinity)
@@ -349,11 +340,49 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 		if p.Excluded != "" {
 			continue
 		}
-		hairpin := p.Addr.Addr() == e.Packet.Source && slices.Contains(s.OnNode, e.Packet.Source)
+		hairpin := !e.BySocket && p.Addr.Addr() == e.Packet.Source && slices.Contains(s.OnNode, e.Packet.Source)
 		p.Masquerade = e.Masquerade || hairpin
 		if hairpin && !e.Masquerade {
 			e.because("the source is masqueraded if the packet returns to the endpoint that sent it, %v", p.Addr)
 		}
+	}
+}
+
+// source explains what an endpoint sees as the source.
+func (e *explaining) source(f *Frontend) {
+	switch {
+	case e.traits.SourceLost:
+		e.Masquerade = true
+		e.because("the endpoint sees the node's address, because the proxy opens the connection itself")
+	case e.shortCircuited: // already explained
+	case e.BySocket:
+		e.Masquerade = e.isNodes()
+		e.because("the source is the address that routing chooses for the socket")
+	case f.Masquerade == MasqueradeAll:
+		e.Masquerade = true
+		e.because("the source is masqueraded: %s", masqueradeReason(f))
+	case f.Masquerade == MasqueradeNonPod && !e.isPods():
+		e.Masquerade = true
+		e.because("the source is masqueraded: %v is not the address of a pod", e.Packet.Source)
+	default:
+		e.because("the source is kept")
+	}
+}
+
+// socket explains whether a socket or rules translate the packet, in an engine that has both.
+func (e *explaining) socket(s *Service, f *Frontend) {
+	if e.traits.Sockets == nil {
+		return
+	}
+	by, why := e.traits.Sockets.Carries(s, f, &e.Globals)
+	switch here := e.isNodes() || e.isPods() && contains(e.Resolver.Node.PodCIDRs, e.Packet.Source); {
+	case !here:
+		e.because("by rules, because the client is not on this node")
+	case !by:
+		e.because("by rules, because %s", why)
+	default:
+		e.BySocket = true
+		e.because("by a socket: the client's connect(2) goes to an endpoint, unless rules do it for its network namespace, cgroup, or bound address")
 	}
 }
 

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
 source hack/tools.sh
 
-portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./healthcheck ./programmed ./canary ./canary/nftrace ./metrics ./tracing ./debughttp ./userspace ./zaplog ./packettrace)
+portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./healthcheck ./programmed ./canary ./canary/nftrace ./metrics ./tracing ./debughttp ./userspace ./ebpf ./zaplog ./packettrace)
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
@@ -116,6 +116,9 @@ step 'modules are tidy' everywhere go mod tidy -diff
 step 'build, with the examples' everywhere go build ./...
 step 'go vet' everywhere go vet ./...
 step 'other platforms' platforms
+if [ "$(uname -s)" = Linux ] && [ "$(id -u)" = 0 ]; then
+  step 'BPF programs are those of their source' hack/ebpf.sh -check
+fi
 step 'git, for the tag of the last release' need_apt git git
 step "nodeproxy's binary, as in its image: same bytes, SBOM, licences" hack/supplychain.sh
 step 'apidiff' need_apidiff

@@ -27,6 +27,9 @@ import (
 func Conformance(t *testing.T, features Features, factory Factory) {
 	t.Helper()
 	s := &suite{world: NewTopology(t), features: features, factory: factory}
+	if features.Prepare != nil {
+		features.Prepare(s.world.Node.NetNS(), netNSsOf(s.world.LocalPods))
+	}
 	ctx := t.Context()
 	t.Cleanup(func() { s.stop(context.WithoutCancel(ctx), t) })
 	for _, scenario := range scenarios(features) {
@@ -42,6 +45,13 @@ func Conformance(t *testing.T, features Features, factory Factory) {
 			s.run(ctx, t, scenario)
 		})
 	}
+}
+
+func netNSsOf(hosts []*Host) (paths []string) {
+	for _, host := range hosts {
+		paths = append(paths, host.NetNS())
+	}
+	return paths
 }
 
 // scenarios returns all scenarios, sorted by setup.
@@ -292,7 +302,7 @@ func (s *stage) attempt(p probe, c combo) *attempt {
 		want:    p.want,
 		world:   s.world,
 
-		sourceLost: s.features.SourceLost,
+		features: s.features,
 	}
 }
 

@@ -58,6 +58,14 @@ type Features struct {
 	HashFollowsHistory bool
 	// LeastConnections and NoHash are those of desired.Traits (PKT-91, PKT-93).
 	LeastConnections, NoHash bool
+	// BySocket translates TCP sockets of the node and of its pods when they connect: a pod that
+	// reaches itself may keep its source (PKT-02), and FirstPriorityLost is not for them (PKT-87).
+	BySocket bool
+	// PodsKeepSource lets TCP connections of local pods keep their source at all frontends (PKT-20).
+	PodsKeepSource bool
+	// Prepare, if not nil, gets the network namespaces of the node and of its pods, before the first
+	// Provider is made.
+	Prepare func(node string, pods []string)
 	// Skip has the names of scenarios that do not apply, such as "PKT-60", with reasons.
 	Skip map[string]string
 	// Select, if not nil, chooses the scenarios to run by their names.

@@ -104,13 +104,12 @@ func (from seat) ask(ctx context.Context, network string, to netip.AddrPort, tim
 
 // attempt is a probe in one combo.
 type attempt struct {
-	from    seat
-	network string
-	to      netip.AddrPort
-	want    want
-	world   *Topology
-	// sourceLost means that endpoints see an address of the node, whatever want says.
-	sourceLost bool
+	from     seat
+	network  string
+	to       netip.AddrPort
+	want     want
+	world    *Topology
+	features Features // of the data plane
 }
 
 // run returns nil if the packets have the wanted outcome.
@@ -167,6 +166,12 @@ func (a *attempt) collect(ctx context.Context) error {
 	return a.faultf("only %v answered in %d attempts", seen, maxAsks)
 }
 
+// mayKeepSource is whether a socket may have been translated, which rules would masquerade.
+func (a *attempt) mayKeepSource(hairpin bool) bool {
+	return a.network == "tcp" && slices.Contains(a.world.LocalPods, a.from.host) &&
+		(a.features.PodsKeepSource || a.features.BySocket && hairpin)
+}
+
 // judge checks one answer.
 func (a *attempt) judge(answer Answer) error {
 	if !slices.Contains(a.want.servers, place(answer.Server)) {
@@ -174,15 +179,24 @@ func (a *attempt) judge(answer Answer) error {
 	}
 	seen := answer.Source.Addr()
 	source := a.want.source
-	if source == kept && a.from.host.Name == answer.Server && answer.Local != a.to {
+	hairpin := a.from.host.Name == answer.Server && answer.Local != a.to
+	switch {
+	case seen == a.from.addr && a.mayKeepSource(hairpin):
+		return nil
+	case source == kept && hairpin:
 		source = masqueraded
 	}
-	if a.sourceLost && source != anySource && answer.Local != a.to {
+	if a.features.SourceLost && source != anySource && answer.Local != a.to {
 		if !slices.Contains(a.world.Node.Addrs, seen) {
 			return a.faultf("%s saw source %s, which is not the node's", answer.Server, seen)
 		}
 		return nil
 	}
+	return a.judgeSource(source, answer)
+}
+
+func (a *attempt) judgeSource(source source, answer Answer) error {
+	seen := answer.Source.Addr()
 	switch source {
 	case kept:
 		if seen != a.from.addr {

@@ -46,6 +46,14 @@ func priorityScenarios(f Features) []scenario {
 	}}
 }
 
+// lostPriorities is how many packets of a connection lose their priority.
+func (f *Features) lostPriorities(network string) int {
+	if f.FirstPriorityLost && (!f.BySocket || network != "tcp") {
+		return 1
+	}
+	return 0
+}
+
 func playPriority(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	if _, err := exec.LookPath("nft"); err != nil {
@@ -83,10 +91,7 @@ func playPriority(ctx context.Context, t *testing.T, s *stage) {
 					})
 					return kept, lost
 				}
-				want := 0
-				if s.features.FirstPriorityLost {
-					want = 1
-				}
+				want := s.features.lostPriorities(network)
 				if kept, lost := observe(s.world.Node); lost != want {
 					t.Errorf("%d packets left with the priority of the socket, and %d without it, want %d", kept, lost, want)
 				}

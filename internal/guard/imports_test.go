@@ -59,14 +59,17 @@ var importers = map[string][]string{
 	"github.com/vishvananda/netlink": netlinkUsers,
 	"github.com/mdlayher/netlink":    netlinkUsers,
 	"github.com/google/nftables":     netlinkUsers,
-	// An engine knows no other, and neither the driver nor observers know one.
-	module + "/nftables":  {"nftables", "examples"},
+	"github.com/cilium/ebpf":         {"ebpf", "examples"},
+	// An engine knows no other, and neither the driver nor observers know one. Package ebpf has the
+	// rules of nftables below.
+	module + "/nftables":  {"nftables", "ebpf", "examples"},
+	module + "/ebpf":      {"ebpf", "examples"},
 	module + "/iptables":  {"iptables", "examples"},
 	module + "/ipvs":      {"ipvs", "examples"},
 	module + "/userspace": {"userspace", "examples"},
 }
 
-var netlinkUsers = []string{"canary/nftrace", "conntrack", "examples", "internal/chaos", "internal/fleet", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
+var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "internal/chaos", "internal/fleet", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 

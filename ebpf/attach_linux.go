@@ -1,0 +1,540 @@
+package ebpf
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// programs holds what one IP family of an instance has in the kernel: pinned maps, programs that use
+// them, and links that attach the programs to cgroups. All of it outlives the process.
+//
+//	BPFFS/serviceplane/NAME/ip4/v1/frontends, services, endpoints, peers, namespaces, counts
+//	BPFFS/serviceplane/NAME/ip4/v1/links-DIGEST/PROGRAM-CGROUP
+//
+// The digest is of the compiled programs, their settings and the maps. Links in a folder of that name
+// need no change.
+type programs struct {
+	config   Config
+	family   v1.IPFamily
+	dir      string
+	lock     *os.File
+	settings settings
+	shared   map[string]*ebpf.Map // peers, namespaces, counts
+	// attached are the links by name, with the program that each should have.
+	attached map[string]attachment
+	listed   *namespaceUser
+}
+
+type attachment struct {
+	link    link.Link
+	program ebpf.ProgramID
+}
+
+// settings are the variables of the programs.
+type settings struct {
+	nodeCookie                          uint64
+	onlyListed, useNamespaces, realPeer bool
+}
+
+// layoutVersion changes with what the pinned maps mean.
+const layoutVersion = "v1"
+
+// hooks are where the programs of a family are attached.
+func hooks(family v1.IPFamily) map[string]ebpf.AttachType {
+	if family == v1.IPv6Protocol {
+		return map[string]ebpf.AttachType{"connect6": ebpf.AttachCGroupInet6Connect, "getpeername6": ebpf.AttachCgroupInet6GetPeername}
+	}
+	return map[string]ebpf.AttachType{
+		"connect4": ebpf.AttachCGroupInet4Connect, "getpeername4": ebpf.AttachCgroupInet4GetPeername,
+		"connect_mapped": ebpf.AttachCGroupInet6Connect, "getpeername_mapped": ebpf.AttachCgroupInet6GetPeername,
+	}
+}
+
+// dirOf is the folder of one IP family of an instance.
+func dirOf(config *Config, family v1.IPFamily) string {
+	name := map[v1.IPFamily]string{v1.IPv4Protocol: "ip4", v1.IPv6Protocol: "ip6"}[family]
+	return filepath.Join(config.Sockets.BPFFS, "serviceplane", config.Names.Table, name, layoutVersion)
+}
+
+// openPrograms locks the folder of the instance, and opens or creates what the maps of a layer do not
+// hold. It attaches nothing.
+func openPrograms(config Config, family v1.IPFamily) (_ *programs, err error) {
+	p := &programs{config: config, family: family, dir: dirOf(&config, family), shared: map[string]*ebpf.Map{}, attached: map[string]attachment{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	if err := p.open(); err != nil {
+		return nil, err
+	}
+	if p.settings.nodeCookie, err = cookieOf(config.NetNS); err != nil {
+		return nil, err
+	}
+	list := config.Sockets.Namespaces
+	p.settings.realPeer = config.Sockets.RealPeer
+	p.settings.useNamespaces = list != nil
+	p.settings.onlyListed = list != nil && list.Only
+	objects, err := spec(family)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{mapPeers, mapNamespaces, mapCounts} {
+		if p.shared[name], err = p.pinned(name, objects.Maps[name]); err != nil {
+			return nil, err
+		}
+	}
+	return p, p.follow(list)
+}
+
+// check says what the machine lacks.
+func (p *programs) check() error {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(p.config.Sockets.BPFFS, &stat); err != nil || stat.Type != unix.BPF_FS_MAGIC {
+		return fmt.Errorf("%w: %s is not a BPF file system: mount one there (mount -t bpf bpf %[2]s), or set Sockets.BPFFS", ErrUnavailable, p.config.Sockets.BPFFS)
+	}
+	for _, dir := range p.config.Sockets.Cgroups {
+		if err := unix.Statfs(dir, &stat); err != nil || stat.Type != unix.CGROUP2_SUPER_MAGIC {
+			return fmt.Errorf("%w: %s is not a directory of cgroup v2: set Sockets.Cgroups", ErrUnavailable, dir)
+		}
+	}
+	return nil
+}
+
+// open creates and locks the folder.
+func (p *programs) open() (err error) {
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return unavailable("create the folder of pinned maps", err)
+	}
+	if p.lock, err = os.Open(p.dir); err != nil {
+		return fmt.Errorf("open the folder of pinned maps: %w", err)
+	}
+	if err := unix.Flock(int(p.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("%w: %s is locked: stop the other process, or use other Names or another BPFFS: %w", proxier.ErrInUse, p.dir, err)
+	}
+	return nil
+}
+
+// pinned returns the map of a name, which it creates if it does not exist or is another one.
+func (p *programs) pinned(name string, want *ebpf.MapSpec) (*ebpf.Map, error) {
+	if m := p.compatible(name, want); m != nil {
+		return m, nil
+	}
+	m, err := ebpf.NewMap(want)
+	if err != nil {
+		return nil, unavailable("create the map "+name, err)
+	}
+	if err := repin(m, filepath.Join(p.dir, name)); err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// repin replaces what is pinned at a path.
+func repin(m *ebpf.Map, path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("unpin an old map: %w", err)
+	}
+	if err := m.Pin(path); err != nil {
+		return fmt.Errorf("pin a map: %w", err)
+	}
+	return nil
+}
+
+// loadTables returns the pinned maps of the layer. ok is false if they are not all there: then
+// nothing is known of what the programs have.
+func (p *programs) loadTables() (m *tables, ok bool, err error) {
+	objects, err := spec(p.family)
+	if err != nil {
+		return nil, false, err
+	}
+	var all []*ebpf.Map
+	for _, name := range layerMaps() {
+		one := p.compatible(name, objects.Maps[name])
+		if one == nil {
+			closeMaps(all)
+			return nil, false, nil
+		}
+		all = append(all, one)
+	}
+	m, err = mapped(p.family, all)
+	return m, err == nil, err
+}
+
+// compatible returns the pinned map of a name, of any size; nil if it is missing, or another one.
+func (p *programs) compatible(name string, like *ebpf.MapSpec) *ebpf.Map {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(p.dir, name), nil)
+	if err != nil {
+		return nil
+	}
+	want := like.Copy()
+	if want.MaxEntries == 1 { // chosen when it was created
+		want.MaxEntries = m.MaxEntries()
+	}
+	if want.Compatible(m) != nil {
+		_ = m.Close()
+		return nil
+	}
+	return m
+}
+
+func layerMaps() []string { return []string{mapFrontends, mapServices, mapEndpoints} }
+
+// activate attaches programs that use the maps, or moves the attached ones to them, and pins
+// everything. It changes nothing if all of it is as it should be.
+func (p *programs) activate(m *tables) error {
+	objects, err := spec(p.family)
+	if err != nil {
+		return err
+	}
+	used := map[string]*ebpf.Map{mapFrontends: m.frontendMap, mapServices: m.servicesMap, mapEndpoints: m.ends}
+	maps.Copy(used, p.shared)
+	digest, err := p.digest(used)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(p.dir, "links-"+digest)
+	wanted, err := p.wantedLinks()
+	if err != nil {
+		return err
+	}
+	if p.areAttached(dir, wanted) {
+		return nil
+	}
+	for name, one := range used {
+		objects.Maps[name].MaxEntries = one.MaxEntries()
+	}
+	for name, value := range map[string]any{
+		sockets4VarNodeCookie: p.settings.nodeCookie, sockets4VarOnlyListed: p.settings.onlyListed,
+		sockets4VarUseNamespaces: p.settings.useNamespaces, sockets4VarRealPeer: p.settings.realPeer,
+	} {
+		if b, is := value.(bool); is {
+			value = map[bool]uint8{true: 1}[b]
+		}
+		if err := objects.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("set %s of the programs: %w", name, err)
+		}
+	}
+	loaded, err := ebpf.NewCollectionWithOptions(objects, ebpf.CollectionOptions{MapReplacements: used})
+	if err != nil {
+		return unavailable("load the programs", err)
+	}
+	defer loaded.Close()
+	return p.attach(dir, wanted, loaded, used)
+}
+
+// digest names what the programs are.
+func (p *programs) digest(used map[string]*ebpf.Map) (string, error) {
+	sum := sha256.New()
+	if p.family == v1.IPv6Protocol {
+		sum.Write(_Sockets6Bytes)
+	} else {
+		sum.Write(_Sockets4Bytes)
+	}
+	_, _ = fmt.Fprintf(sum, "%+v", p.settings) // a hash never fails
+	for _, name := range slices.Sorted(maps.Keys(used)) {
+		info, err := used[name].Info()
+		if err != nil {
+			return "", fmt.Errorf("read what map %s is: %w", name, err)
+		}
+		id, _ := info.ID()
+		_ = binary.Write(sum, binary.NativeEndian, uint32(id))
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:8]), nil
+}
+
+// wantedLink is a link that should exist.
+type wantedLink struct {
+	program, cgroup string
+	at              ebpf.AttachType
+}
+
+// wantedLinks are the links by their names, which have the inode of the cgroup.
+func (p *programs) wantedLinks() (map[string]wantedLink, error) {
+	wanted := map[string]wantedLink{}
+	for _, cgroup := range p.config.Sockets.Cgroups {
+		var stat unix.Stat_t
+		if err := unix.Stat(cgroup, &stat); err != nil {
+			return nil, fmt.Errorf("%w: cgroup %s: %w", ErrUnavailable, cgroup, err)
+		}
+		for program, at := range hooks(p.family) {
+			wanted[program+"-"+strconv.FormatUint(stat.Ino, 10)] = wantedLink{program, cgroup, at}
+		}
+	}
+	return wanted, nil
+}
+
+// areAttached opens the links in a folder, and reports whether they are those that are wanted.
+func (p *programs) areAttached(dir string, wanted map[string]wantedLink) bool {
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != len(wanted) {
+		return false
+	}
+	opened := map[string]attachment{}
+	for name := range wanted {
+		one, program, err := openLink(filepath.Join(dir, name))
+		if err != nil {
+			closeLinks(opened)
+			return false
+		}
+		opened[name] = attachment{one, program}
+	}
+	closeLinks(p.attached)
+	p.attached = opened
+	return true
+}
+
+// openLink opens a pinned link that is attached.
+func openLink(path string) (link.Link, ebpf.ProgramID, error) {
+	one, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	program, attached := programOf(one)
+	if !attached {
+		_ = one.Close()
+		return nil, 0, fs.ErrNotExist
+	}
+	return one, program, nil
+}
+
+// programOf returns the program of a link. attached is false if somebody has detached it.
+func programOf(one link.Link) (program ebpf.ProgramID, attached bool) {
+	info, err := one.Info()
+	if err != nil || info.Cgroup() == nil || info.Cgroup().CgroupId == 0 {
+		return 0, false
+	}
+	return info.Program, true
+}
+
+func closeLinks(links map[string]attachment) {
+	for _, a := range links {
+		_ = a.link.Close()
+	}
+}
+
+// attach gives each link its new program, and pins links and maps. Each step leaves a state in which
+// sockets get what the old or the new maps say; if this process dies, the next one begins with
+// empty maps or completes it.
+func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf.Collection, used map[string]*ebpf.Map) (err error) {
+	old, err := p.linkDirs()
+	if err != nil {
+		return err
+	}
+	links := map[string]attachment{}
+	defer func() {
+		if err != nil {
+			closeLinks(links)
+			return
+		}
+		closeLinks(p.attached)
+		p.attached = links
+	}()
+	work := filepath.Join(p.dir, "links-new")
+	if err := os.MkdirAll(work, 0o700); err != nil {
+		return unavailable("create the folder of links", err)
+	}
+	for name, w := range wanted {
+		one, err := p.attachOne(append(old, work), work, name, w, loaded.Programs[w.program])
+		if err != nil {
+			return unavailable("attach program "+w.program+" to cgroup "+w.cgroup, err)
+		}
+		id, _ := programOf(one)
+		links[name] = attachment{one, id}
+	}
+	for name, one := range used {
+		if err := p.keep(name, one); err != nil {
+			return err
+		}
+	}
+	for _, one := range append(old, dir) { // of cgroups that are not wanted any more, or have gone
+		if one == work {
+			continue
+		}
+		if err := os.RemoveAll(one); err != nil {
+			return fmt.Errorf("remove old links: %w", err)
+		}
+	}
+	if err := os.Rename(work, dir); err != nil {
+		return fmt.Errorf("name the folder of links: %w", err)
+	}
+	return nil
+}
+
+// attachOne moves a link that exists to the folder and to the program, or creates it.
+func (p *programs) attachOne(from []string, work, name string, w wantedLink, program *ebpf.Program) (one link.Link, err error) {
+	defer func() {
+		if err != nil && one != nil {
+			err = errors.Join(err, one.Close())
+		}
+	}()
+	if one, err = p.take(from, work, name); err == nil {
+		return one, one.Update(program)
+	}
+	if one, err = link.AttachCgroup(link.CgroupOptions{Path: w.cgroup, Attach: w.at, Program: program}); err != nil {
+		return nil, err
+	}
+	return one, one.Pin(filepath.Join(work, name))
+}
+
+// take opens a link that is pinned in one of the folders, and moves it to another one.
+func (p *programs) take(from []string, to, name string) (one link.Link, err error) {
+	for _, dir := range from {
+		path := filepath.Join(dir, name)
+		if one, _, err = openLink(path); err != nil {
+			continue
+		}
+		if dir != to {
+			if err := os.Rename(path, filepath.Join(to, name)); err != nil {
+				_ = one.Close()
+				return nil, fmt.Errorf("move a link: %w", err)
+			}
+		}
+		return one, nil
+	}
+	return nil, fs.ErrNotExist
+}
+
+// keep pins a map, unless it is.
+func (p *programs) keep(name string, m *ebpf.Map) error {
+	path := filepath.Join(p.dir, name)
+	if is, err := ebpf.LoadPinnedMap(path, nil); err == nil {
+		same := sameMap(is, m)
+		_ = is.Close()
+		if same {
+			return nil
+		}
+	}
+	return repin(m, path)
+}
+
+func sameMap(a, b *ebpf.Map) bool {
+	left, err := a.Info()
+	if err != nil {
+		return false
+	}
+	right, err := b.Info()
+	if err != nil {
+		return false
+	}
+	x, _ := left.ID()
+	y, _ := right.ID()
+	return x == y
+}
+
+// linkDirs returns the folders of links.
+func (p *programs) linkDirs() (dirs []string, err error) {
+	entries, err := os.ReadDir(p.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list pinned links: %w", err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "links-") {
+			dirs = append(dirs, filepath.Join(p.dir, e.Name()))
+		}
+	}
+	return dirs, nil
+}
+
+// damaged returns the name of a link that somebody has detached, given another program, or unpinned;
+// "" if there is none.
+func (p *programs) damaged() string {
+	dirs, _ := p.linkDirs()
+	for name, a := range p.attached {
+		program, attached := programOf(a.link)
+		pinned := slices.ContainsFunc(dirs, func(dir string) bool {
+			_, err := os.Stat(filepath.Join(dir, name))
+			return err == nil
+		})
+		if !attached || program != a.program || !pinned {
+			return name
+		}
+	}
+	return ""
+}
+
+// follow keeps the list of network namespaces in the kernel.
+func (p *programs) follow(list *Namespaces) error {
+	m := p.shared[mapNamespaces]
+	p.listed = &namespaceUser{
+		add: func(cookie uint64) error { return m.Put(cookie, uint32(1)) },
+		remove: func(cookie uint64) error {
+			if err := m.Delete(cookie); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			return nil
+		},
+	}
+	if list == nil {
+		list = &Namespaces{}
+	}
+	return list.use(p.listed, func(cookies map[uint64]bool) error {
+		var cookie uint64
+		var value uint32
+		var stale []uint64
+		for each := m.Iterate(); each.Next(&cookie, &value); {
+			if !cookies[cookie] {
+				stale = append(stale, cookie)
+			}
+		}
+		var errs []error
+		for _, cookie := range stale {
+			errs = append(errs, p.listed.remove(cookie))
+		}
+		for cookie := range cookies {
+			errs = append(errs, p.listed.add(cookie))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// close releases what this process holds.
+func (p *programs) close() error {
+	if list := p.config.Sockets.Namespaces; list != nil {
+		list.leave(p.listed)
+	}
+	closeLinks(p.attached)
+	var errs []error
+	for _, m := range p.shared {
+		if m != nil {
+			errs = append(errs, m.Close())
+		}
+	}
+	if p.lock != nil {
+		errs = append(errs, p.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// remove removes everything, and the folders above that are empty then.
+func (p *programs) remove() error {
+	if err := os.RemoveAll(filepath.Dir(p.dir)); err != nil {
+		return fmt.Errorf("remove pinned maps and links: %w", err)
+	}
+	instance := filepath.Dir(filepath.Dir(p.dir))
+	if os.Remove(instance) == nil { // the other family may be there, and below, another instance
+		_ = os.Remove(filepath.Dir(instance))
+	}
+	return nil
+}

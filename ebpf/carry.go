@@ -1,0 +1,136 @@
+package ebpf
+
+import (
+	"net/netip"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/enum"
+)
+
+// Reason is why the rules translate connections to a frontend.
+type Reason uint8
+
+// The reasons. Carried means that sockets are translated; those of hosts outside and of skipped
+// network namespaces still need the rules.
+const (
+	Carried Reason = iota
+	// NotTCP is any other protocol. Rules let open UDP sockets follow the endpoints.
+	NotTCP
+	// Skipped is what Sockets.Skip has chosen.
+	Skipped
+	// NeedsAffinity: a socket does not know the address of its client, which session affinity
+	// is about, and rules keep the record.
+	NeedsAffinity
+	// NeedsHash: so does a consistent hash.
+	NeedsHash
+	// NeedsWeights: the endpoints have different weights.
+	NeedsWeights
+	// NeedsEnding: connections to endpoints that are gone are found by connection tracking, under
+	// the VIP.
+	NeedsEnding
+	// PodsUnknown: without PodCIDRs, or by the name of an interface, a socket cannot tell whether
+	// its source is to be masqueraded.
+	PodsUnknown
+	// Masqueraded: the rules replace every source. Fast does not apply it to external addresses.
+	Masqueraded
+	// AtNodePorts: sockets of the node's own addresses are not translated.
+	AtNodePorts
+	// Refused: the frontend rejects or drops connections.
+	Refused
+	// BySource: source ranges restrict it.
+	BySource
+	// TooMany endpoints do not fit a pick.
+	TooMany
+)
+
+// String is the reason in words, which follow "because".
+func (r Reason) String() string {
+	return enum.Name(r, "", "the protocol is not TCP", "it is skipped", "it has session affinity", "it has a consistent hash", "its endpoints have weights",
+		"its connections end with their endpoint", "a socket cannot tell a pod by its interface, or pods are not known", "every source is masqueraded",
+		"it is a node port", "it has no endpoints", "it has source ranges", "it has more than 65535 endpoints")
+}
+
+// maxEndpoints is the largest number in a pick.
+const maxEndpoints = 1<<16 - 1
+
+// Carries implements desired.Sockets.
+func (c *Sockets) Carries(s *desired.Service, f *desired.Frontend, g *desired.Globals) (carried bool, why string) {
+	_, reason := c.judge(s, f, g)
+	return reason == Carried, reason.String()
+}
+
+// judge decides whether sockets are translated that connect to a frontend, and in which scope.
+func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Globals) (desired.Scope, Reason) {
+	scope, why := f.Scope, c.judgeService(s, g)
+	external := f.Kind == desired.LoadBalancer || f.Kind == desired.ExternalIP
+	switch {
+	case why != Carried:
+		return scope, why
+	case f.Kind == desired.NodePort:
+		return scope, AtNodePorts
+	case f.Restricted:
+		return scope, BySource
+	case f.ShortCircuit:
+		scope = desired.ScopeCluster
+	case f.Action != desired.Forward:
+		return scope, Refused
+	case f.Masquerade == desired.MasqueradeNone, f.Masquerade == desired.MasqueradeAll && (!external || c.Mode != Fast):
+		return scope, Masqueraded
+	}
+	switch n := s.Endpoints(scope).Len(); {
+	case n == 0:
+		return scope, Refused
+	case n > maxEndpoints:
+		return scope, TooMany
+	case s.Weights(scope) != nil:
+		return scope, NeedsWeights
+	}
+	return scope, Carried
+}
+
+// judgeService decides what is the same for all frontends.
+func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) Reason {
+	switch {
+	case s.Protocol != desired.TCP:
+		return NotTCP
+	case c.Skip != nil && c.Skip(s):
+		return Skipped
+	case s.Affinity > 0:
+		return NeedsAffinity
+	case s.Port != nil && s.Port.Balancing.Hashes():
+		return NeedsHash
+	case s.EndsConnections():
+		return NeedsEnding
+	case len(g.PodCIDRs) == 0 || g.PodInterface != "":
+		return PodsUnknown
+	default:
+		return Carried
+	}
+}
+
+// carried is what sockets do for one service port.
+type carried struct {
+	frontends map[netip.AddrPort]int    // index of the scope in endpoints
+	endpoints [scopes]desired.Endpoints // empty if no frontend needs them
+}
+
+const scopes = 2
+
+// carry returns nil if the rules do everything for a service port.
+func (c *Sockets) carry(s *desired.Service, g *desired.Globals) *carried {
+	var all *carried
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		scope, why := c.judge(s, f, g)
+		if why != Carried {
+			continue
+		}
+		if all == nil {
+			all = &carried{frontends: make(map[netip.AddrPort]int, len(s.Frontends))}
+		}
+		index := int(scope - desired.ScopeCluster)
+		all.frontends[netip.AddrPortFrom(f.VIP, f.Port)] = index
+		all.endpoints[index] = s.Endpoints(scope)
+	}
+	return all
+}

@@ -1,0 +1,101 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/enum"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Config configures the engine. The embedded Config is that of the rules, which are complete.
+type Config struct {
+	nftables.Config
+	// Sockets configures what is done before the rules.
+	Sockets Sockets
+}
+
+// Sockets configures the translation of sockets.
+type Sockets struct {
+	// Cgroups are directories of cgroup v2, such as /sys/fs/cgroup/kubepods.slice. Sockets are
+	// translated if they were opened by a process there or below. At least one is needed.
+	// The root of the machine's hierarchy also has the kernel's own sockets, such as those of
+	// NFS, and programs that other instances translate: name what belongs to the node.
+	Cgroups []string
+	// BPFFS is the folder of a BPF file system, where maps and links are pinned; "" means
+	// /sys/fs/bpf.
+	BPFFS string
+	// Mode is what is translated.
+	Mode Mode
+	// Skip leaves a service port to the rules, for example by an annotation that
+	// Tracker.DecorateService has stored in Port.Ext. It must be pure; several goroutines may
+	// call it at once. nil leaves none.
+	Skip func(s *desired.Service) bool
+	// Namespaces leaves network namespaces to the rules, such as those of pods with a service
+	// mesh. nil leaves none.
+	Namespaces *Namespaces
+	// RealPeer lets getpeername(2) return the endpoint, instead of the VIP that the program has
+	// connected to. A connect(2) is faster without the memory of the VIP.
+	RealPeer bool
+	// Optional lets the rules do everything if the kernel lacks what sockets need. Without it,
+	// syncs fail with ErrUnavailable.
+	Optional bool
+}
+
+// Mode is what is translated.
+type Mode uint8
+
+const (
+	// Strict translates what leads to the same packets as with the rules.
+	Strict Mode = iota
+	// Fast also translates connections of pods and of the node to load balancer IPs and external
+	// IPs under externalTrafficPolicy Cluster: pods keep their source, which rules masquerade.
+	Fast
+)
+
+// String is "strict" or "fast".
+func (m Mode) String() string { return enum.Name(m, "strict", "fast") }
+
+const defaultBPFFS = "/sys/fs/bpf"
+
+// ErrUnavailable means that the machine lacks something that sockets need, or that this process
+// may not use it. The error says what.
+var ErrUnavailable = errors.New("sockets cannot be translated")
+
+// WithDefaults returns c with every zero field set to its default.
+func (c Config) WithDefaults() Config {
+	c.Config = c.Config.WithDefaults()
+	if c.Sockets.BPFFS == "" {
+		c.Sockets.BPFFS = defaultBPFFS
+	}
+	return c
+}
+
+// Validate reports every field that is wrong. Zero fields count as their defaults. All of its
+// errors are proxier.ErrInvalidConfig.
+func (c Config) Validate() error {
+	c = c.WithDefaults()
+	errs := []error{c.Config.Validate()}
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%w: Sockets.%s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
+	}
+	if len(c.Sockets.Cgroups) == 0 {
+		bad("Cgroups", "empty: want at least one directory of cgroup v2")
+	}
+	for i, dir := range c.Sockets.Cgroups {
+		if !filepath.IsAbs(dir) || slices.Contains(c.Sockets.Cgroups[:i], dir) {
+			bad("Cgroups", "%q: want absolute paths, each once", dir)
+		}
+	}
+	if !filepath.IsAbs(c.Sockets.BPFFS) {
+		bad("BPFFS", "%q: want an absolute path", c.Sockets.BPFFS)
+	}
+	if c.Sockets.Mode > Fast {
+		bad("Mode", "%d: want Strict or Fast", c.Sockets.Mode)
+	}
+	return errors.Join(errs...)
+}

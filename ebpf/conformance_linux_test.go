@@ -1,0 +1,90 @@
+package ebpf_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// sockets returns settings with a BPF file system of the test, and the cgroup of this process. All hosts
+// of a test are network namespaces of one process, so those of the node are listed.
+func sockets(tb testing.TB) ebpf.Sockets {
+	tb.Helper()
+	return ebpf.Sockets{BPFFS: mount(tb, "bpf"), Cgroups: []string{ownCgroup(tb)}, Namespaces: &ebpf.Namespaces{Only: true}}
+}
+
+func mount(tb testing.TB, kind string) string {
+	tb.Helper()
+	dir := tb.TempDir()
+	netnstest.Check(tb, unix.Mount("none", dir, kind, 0, ""))
+	tb.Cleanup(func() { netnstest.Check(tb, unix.Unmount(dir, unix.MNT_DETACH)) })
+	return dir
+}
+
+// ownCgroup is the directory of this process in cgroup v2.
+func ownCgroup(tb testing.TB) string {
+	tb.Helper()
+	root := mount(tb, "cgroup2")
+	text, err := os.ReadFile("/proc/self/cgroup")
+	netnstest.Check(tb, err)
+	for line := range strings.Lines(string(text)) {
+		if path, is := strings.CutPrefix(strings.TrimSpace(line), "0::"); is {
+			return filepath.Join(root, path)
+		}
+	}
+	tb.Fatal("this process is in no cgroup of version 2")
+	return ""
+}
+
+func join(tb testing.TB, s ebpf.Sockets, netNSs ...string) {
+	tb.Helper()
+	for _, netNS := range netNSs {
+		netnstest.Check(tb, s.Namespaces.Add(netNS))
+	}
+}
+
+// factory returns Providers with these sockets, for a node. A Provider of another node of the test has
+// its own file system and list.
+func factory(tb testing.TB, s ebpf.Sockets, node *string) proxiertest.Factory {
+	tb.Helper()
+	return func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+		own := s
+		if config.NetNS != *node {
+			own = sockets(tb)
+			join(tb, own, config.NetNS)
+		}
+		return ebpf.New(ebpf.Config{Config: nftables.Config{Config: config}, Sockets: own}, deps)
+	}
+}
+
+// TestPackets sends real packets for the table of scenarios, in both modes.
+func TestPackets(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []ebpf.Mode{ebpf.Strict, ebpf.Fast} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			s := sockets(t)
+			s.Mode = mode
+			var node string
+			proxiertest.Conformance(t, proxiertest.Features{
+				FirstPriorityLost: true, BySocket: true, PodsKeepSource: mode == ebpf.Fast,
+				Prepare: func(netNS string, pods []string) {
+					node = netNS
+					join(t, s, append(pods, node)...)
+				},
+			}, factory(t, s, &node))
+		})
+	}
+}

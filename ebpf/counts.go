@@ -1,0 +1,12 @@
+package ebpf
+
+// SocketCounts counts the sockets of an IP family that have connected to an address of Carried
+// frontends, since the programs were attached for the first time, also by an earlier process.
+type SocketCounts struct {
+	// Translated sockets go to an endpoint.
+	Translated uint64
+	// Namespace, Bound, Empty and NoMemory are those that were left to the rules: in a network
+	// namespace that Sockets.Namespaces excludes; sockets of the node that are bound to an address;
+	// during a change; and because the kernel had no memory to remember the VIP.
+	Namespace, Bound, Empty, NoMemory uint64
+}

@@ -1,0 +1,301 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/lightdeps"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/nodedeps"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Engine programs one IP family: the rules of nftables, which do everything, and before them sockets.
+// It implements proxier.Engine, Watcher, Planner, Dumper, Verifier and Counter. Calls must not
+// overlap, but Watch, Counts and Traits run beside all others.
+type Engine struct {
+	config Config
+	family v1.IPFamily
+	log    *zap.Logger
+	rules  *nftables.Engine // never nil
+
+	mu       sync.Mutex // guards all below; Watch reads the links
+	programs *programs  // nil until the first Apply
+	layer    *layer
+	// without is why sockets are not translated, if they are Optional.
+	without error
+	// declined are service ports whose maps could not be written. The rules have them; the next
+	// full Update tries again.
+	declined map[changetracker.ServicePortName]error
+}
+
+// NewEngine returns the engine of one family. It opens nothing before the first Apply.
+func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
+	config = config.WithDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	rules, err := nftables.NewEngine(config.Config, family, deps)
+	if err != nil {
+		return nil, err
+	}
+	return &Engine{config: config, family: family, rules: rules, log: lightdeps.Logger(deps.Logger, "ebpf", family)}, nil
+}
+
+// New returns a Provider with an engine for each family of the config. It also deletes stale UDP
+// flows and serves health check node ports, unless deps replace that.
+func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
+	config = config.WithDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	complete := nodedeps.Complete(config.Config.Config, deps)
+	return lightdeps.Provider(config.Config.Config, complete, func(family v1.IPFamily) (*Engine, error) {
+		return NewEngine(config, family, complete)
+	})
+}
+
+// Apply implements proxier.Engine. Sockets lose a frontend before the rules, and get one after them. A
+// service port that the maps have no room for is left to the rules.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	wanted := make(map[changetracker.ServicePortName]*carried, len(update.Changes))
+	for s := range update.Services() {
+		if c := e.config.Sockets.carry(s, &update.Globals); c != nil {
+			wanted[s.Name] = c
+		}
+	}
+	ready, err := e.prepare(&update, wanted)
+	if err != nil {
+		return proxier.Result{}, err
+	}
+	result, err := e.rules.Apply(ctx, update)
+	if err != nil || !ready {
+		return result, err
+	}
+	for _, f := range result.Failed {
+		delete(wanted, f.Name) // what sockets have of it stays
+	}
+	before := e.layer.writes
+	for i := range update.Changes {
+		name := update.Changes[i].Name
+		if c := wanted[name]; c != nil {
+			if err := e.publish(name, c); err != nil {
+				return result, err
+			}
+		}
+	}
+	result.Report.Writes += e.layer.writes - before
+	return result, e.layer.free(false)
+}
+
+// prepare opens the maps, and removes the frontends that sockets lose. ready is false if sockets are
+// not translated.
+func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.ServicePortName]*carried) (ready bool, err error) {
+	if update.Full {
+		e.declined = map[changetracker.ServicePortName]error{}
+		if err = e.orWithout(e.begin(wanted)); err != nil {
+			return false, err
+		}
+	}
+	if e.layer == nil || e.without != nil {
+		return false, err
+	}
+	for i := range update.Changes {
+		name := update.Changes[i].Name
+		if err := e.layer.withdraw(name, wanted[name]); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// orWithout decides whether the rules are enough after an error.
+func (e *Engine) orWithout(err error) error {
+	if !e.config.Sockets.Optional || !errors.Is(err, ErrUnavailable) {
+		e.without = nil
+		return err
+	}
+	if e.without == nil {
+		e.log.Warn("sockets are not translated, rules do everything: see the error, or choose the nftables engine", zap.Error(err))
+	}
+	e.without = err
+	return nil
+}
+
+// begin opens what is pinned, or creates it, compares the maps with what is wanted, and attaches the
+// programs. Frontends of no wanted service port are removed.
+func (e *Engine) begin(wanted map[changetracker.ServicePortName]*carried) error {
+	if e.layer == nil {
+		if err := e.open(wanted); err != nil {
+			return err
+		}
+	}
+	orphans, err := e.layer.load(wanted)
+	if err != nil {
+		return err
+	}
+	if err := e.layer.remove(orphans); err != nil {
+		return err
+	}
+	return e.layer.activate(e.layer.kernel)
+}
+
+func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
+	programs, err := openPrograms(e.config, e.family)
+	if err != nil {
+		return err
+	}
+	t, found, err := programs.loadTables()
+	if err == nil && !found {
+		t, err = newTables(e.family, need(wanted))
+	}
+	if err != nil {
+		return errors.Join(err, programs.close())
+	}
+	e.programs = programs
+	e.layer = &layer{
+		kernel:   t,
+		replace:  func(size capacity) (kernel, error) { return newTables(e.family, size) },
+		activate: func(k kernel) error { return programs.activate(k.(*tables)) }, //nolint:forcetypeassert // what replace returns
+	}
+	return nil
+}
+
+// publish gives a service port to sockets. If that fails, the rules keep it alone.
+func (e *Engine) publish(name changetracker.ServicePortName, c *carried) error {
+	err := e.layer.publish(name, c)
+	if err == nil {
+		delete(e.declined, name)
+		return nil
+	}
+	e.log.Warn("sockets do not have the service port, rules do: the next full sync tries again", zap.Stringer("service", name), zap.Error(err))
+	e.declined[name] = err
+	if e.layer.services == nil { // a rewrite has failed
+		return err
+	}
+	return e.layer.withdraw(name, nil)
+}
+
+// Cleanup implements proxier.Engine: it detaches the programs, removes what is pinned, and deletes the
+// table of the rules. Sockets that are open go on.
+func (e *Engine) Cleanup(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return errors.Join(e.removeSockets(), e.rules.Cleanup(ctx))
+}
+
+func (e *Engine) removeSockets() error {
+	if err := e.closeSockets(); err != nil {
+		return err
+	}
+	p := &programs{config: e.config, family: e.family, dir: dirOf(&e.config, e.family)}
+	if _, err := os.Stat(p.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := p.open(); err != nil {
+		return err
+	}
+	return errors.Join(p.remove(), p.close())
+}
+
+// Close closes the maps, links and sockets that this process holds. The kernel objects stay, and do their
+// work. A later call opens them again.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return errors.Join(e.closeSockets(), e.rules.Close())
+}
+
+func (e *Engine) closeSockets() error {
+	var errs []error
+	if e.layer != nil {
+		errs = append(errs, e.layer.close())
+		e.layer = nil
+	}
+	if e.programs != nil {
+		errs = append(errs, e.programs.close())
+		e.programs = nil
+	}
+	return errors.Join(errs...)
+}
+
+// Traits implements proxier.Engine.
+func (e *Engine) Traits(s *desired.Service) desired.Traits {
+	traits := e.rules.Traits(s)
+	traits.Sockets = &e.config.Sockets
+	return traits
+}
+
+// OwnsNames is true, see proxier.Engine.
+func (e *Engine) OwnsNames() bool { return e.rules.OwnsNames() }
+
+// Plan implements proxier.Planner: it prints the frontends that sockets have, and why they lack the
+// others, and then the rules.
+func (e *Engine) Plan(update desired.Update) (string, error) {
+	rules, err := e.rules.Plan(update)
+	return e.config.Sockets.text(&update) + rules, err
+}
+
+// Dump implements proxier.Dumper: it prints the frontends in the maps, and then the rules.
+func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.layer != nil {
+		if err := dump(w, e.layer.kernel); err != nil {
+			return err
+		}
+	}
+	return e.rules.Dump(ctx, w)
+}
+
+// Counts implements proxier.Counter: the rules count what passes them, and sockets do not count.
+func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) { return e.rules.Counts(ctx) }
+
+// watchPause is how often the links are compared: the kernel does not report their changes.
+const watchPause = 10 * time.Second
+
+// Watch implements proxier.Watcher. Damage of the rules is reported at once, that of links and pins
+// within ten seconds. Maps are compared by full syncs.
+func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	running.Go(func() {
+		ticker := time.NewTicker(watchPause)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+				if name := e.damagedLink(); name != "" {
+					damaged(proxier.Damage{Object: "BPF link " + name})
+				}
+			}
+		}
+	})
+	return e.rules.Watch(ctx, damaged)
+}
+
+func (e *Engine) damagedLink() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.programs == nil {
+		return ""
+	}
+	return e.programs.damaged()
+}

@@ -1,0 +1,3 @@
+package ebpf
+
+//go:generate ../hack/ebpf.sh

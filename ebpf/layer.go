@@ -1,0 +1,492 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// kernel is a set of maps of one IP family. Programs may read it at any time: see sockets.c.
+type kernel interface {
+	capacity() capacity
+	// frontends reads all frontends. An unreadable one is an error.
+	frontends() (map[netip.AddrPort]place, error)
+	putFrontends(frontends map[netip.AddrPort]place) error
+	// removeFrontends ignores those that do not exist.
+	removeFrontends(keys []netip.AddrPort) error
+	// pick and setPick access one word, at an index below the capacity.
+	pick(at place) pick
+	setPick(at place, p pick)
+	// setEndpoints writes to indices that no pick names, and that none has named since settle.
+	setEndpoints(first uint32, endpoints desired.Endpoints)
+	hasEndpoints(first uint32, endpoints desired.Endpoints) bool
+	// settle returns when no program uses any more what it read before.
+	settle() error
+	// close releases what this process holds. Programs that use the maps keep them.
+	close() error
+}
+
+// capacity is the size of the maps.
+type capacity struct{ frontends, services, endpoints uint32 }
+
+// place is where a frontend leads: a scope of a service.
+type place struct{ service, scope uint32 }
+
+// pick is the word of sockets.c.
+type pick uint64
+
+func newPick(b block, n int, sequence uint16) pick {
+	return pick(b.first)<<32 | pick(n)<<16 | pick(sequence)
+}
+
+func (p pick) count() int { return int(p >> 16 & math.MaxUint16) }
+
+func (p pick) block() block {
+	if p.count() == 0 {
+		return block{}
+	}
+	return block{uint32(p >> 32), rounded(uint32(p.count()))}
+}
+
+// layer keeps the maps of one IP family as they should be. It never changes what a program may be
+// reading: endpoints are written to a new block, one store of a pick publishes them, and the old
+// block is used again only when no program can have the old pick. So a socket always gets an
+// endpoint of one state. A frontend is written after what it leads to, and removed before.
+//
+// Calls must not overlap.
+type layer struct {
+	kernel kernel
+	// replace returns empty maps; activate moves the programs to them.
+	replace  func(capacity) (kernel, error)
+	activate func(kernel) error
+
+	services map[changetracker.ServicePortName]*service
+	held     int // frontends in the maps
+	ids      *arena
+	blocks   *arena
+	sequence uint16
+	writes   int
+	// waiting is what programs may still use; settling is too, and free when settled has a value.
+	waiting, settling released
+	settled           chan error
+}
+
+// released are indices that are not in use any more.
+type released struct{ ids, blocks []block }
+
+// service is what the maps have for a service port.
+type service struct {
+	carried
+	id     uint32
+	blocks [scopes]block
+}
+
+// settleFrom is how many blocks wait until the kernel is asked to settle, which takes milliseconds.
+const settleFrom = 256
+
+// load starts from what is in the maps. Nothing is written. It returns the frontends that belong to
+// none of the service ports: remove them. Maps that another program has written to are replaced.
+func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans []netip.AddrPort, err error) {
+	// What nothing leads to may be used at once: also what another process has released.
+	if err := errors.Join(l.abandon(), l.kernel.settle()); err != nil {
+		return nil, err
+	}
+	have, err := l.kernel.frontends()
+	if err != nil {
+		return nil, err
+	}
+	found, ok := l.read(have)
+	if !ok {
+		return nil, l.rewrite(wanted, l.kernel.capacity())
+	}
+	l.held = 0
+	l.services = make(map[changetracker.ServicePortName]*service, len(wanted))
+	kept := map[netip.AddrPort]bool{}
+	for name, w := range wanted {
+		for key := range w.frontends {
+			kept[key] = true
+			if at, there := have[key]; there && l.services[name] == nil {
+				l.adopt(name, w, found, at.service)
+			}
+		}
+	}
+	for _, s := range found {
+		for key := range s.frontends {
+			if !kept[key] {
+				orphans = append(orphans, key)
+			}
+		}
+		l.release(s)
+	}
+	l.held += len(orphans)
+	return orphans, nil
+}
+
+// abandon forgets what waits.
+func (l *layer) abandon() (err error) {
+	if l.settled != nil {
+		err = <-l.settled
+	}
+	l.waiting, l.settling, l.settled = released{}, released{}, nil
+	return err
+}
+
+// read returns what the maps have, by the index of the service. ok is false if that cannot be.
+func (l *layer) read(have map[netip.AddrPort]place) (found map[uint32]*service, ok bool) {
+	size := l.kernel.capacity()
+	found = map[uint32]*service{}
+	var ids, blocks []block
+	for key, at := range have {
+		if at.service >= size.services || at.scope >= scopes {
+			return nil, false
+		}
+		s := found[at.service]
+		if s == nil {
+			s = &service{id: at.service, carried: carried{frontends: map[netip.AddrPort]int{}}}
+			found[at.service] = s
+			ids = append(ids, block{s.id, 1})
+			for scope := range s.blocks {
+				s.blocks[scope] = l.kernel.pick(place{s.id, uint32(scope)}).block()
+				if s.blocks[scope].size > 0 {
+					blocks = append(blocks, s.blocks[scope])
+				}
+			}
+		}
+		s.frontends[key] = int(at.scope)
+	}
+	var idsFit, blocksFit bool
+	l.ids, idsFit = arenaAround(size.services, ids)
+	l.blocks, blocksFit = arenaAround(size.endpoints, blocks)
+	return found, idsFit && blocksFit
+}
+
+// adopt takes what was found for a service port. A service that has other frontends too is not adopted: a
+// program that has looked up one of them would get the endpoints of another service port.
+func (l *layer) adopt(name changetracker.ServicePortName, w *carried, found map[uint32]*service, id uint32) {
+	s := found[id]
+	if s == nil || !within(s.frontends, w.frontends) {
+		return
+	}
+	for scope, endpoints := range w.endpoints {
+		p := l.kernel.pick(place{s.id, uint32(scope)})
+		if p.count() == endpoints.Len() && l.kernel.hasEndpoints(s.blocks[scope].first, endpoints) {
+			s.endpoints[scope] = endpoints
+		}
+	}
+	l.services[name] = s
+	l.held += len(s.frontends)
+	delete(found, id)
+}
+
+// within reports whether all frontends of a are those of b.
+func within(a, b map[netip.AddrPort]int) bool {
+	for key, scope := range a {
+		if other, there := b[key]; !there || other != scope {
+			return false
+		}
+	}
+	return true
+}
+
+// rewrite fills new maps, of this size at least, and moves the programs to them. After an error, the
+// old maps are those of the programs, and load must follow.
+func (l *layer) rewrite(wanted map[changetracker.ServicePortName]*carried, size capacity) (err error) {
+	if err := l.abandon(); err != nil { // what waits does not exist in the new maps
+		return err
+	}
+	old := l.kernel
+	next, err := l.replace(size.atLeast(need(wanted)))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			l.kernel = old
+			err = errors.Join(err, next.close())
+		}
+	}()
+	l.kernel = next
+	size = next.capacity()
+	l.services, l.ids, l.blocks = make(map[changetracker.ServicePortName]*service, len(wanted)), newArena(size.services), newArena(size.endpoints)
+	all := make(map[netip.AddrPort]place)
+	for name, w := range wanted {
+		s, err := l.fill(nil, w)
+		if err != nil {
+			return err
+		}
+		for key, scope := range w.frontends {
+			all[key], s.frontends[key] = place{s.id, uint32(scope)}, scope
+		}
+		l.services[name] = s
+	}
+	if err := next.putFrontends(all); err != nil {
+		return err
+	}
+	l.held = len(all)
+	l.writes += len(all)
+	if err := l.activate(next); err != nil {
+		return err
+	}
+	return old.close()
+}
+
+func (c capacity) atLeast(o capacity) capacity {
+	return capacity{max(c.frontends, o.frontends), max(c.services, o.services), max(c.endpoints, o.endpoints)}
+}
+
+// need is the size of maps that have room for these service ports and half as many more.
+func need(wanted map[changetracker.ServicePortName]*carried) (size capacity) {
+	for _, w := range wanted {
+		size.services++
+		size.frontends += uint32(len(w.frontends))
+		for _, endpoints := range w.endpoints {
+			if n := endpoints.Len(); n > 0 {
+				size.endpoints += rounded(uint32(n))
+			}
+		}
+	}
+	for _, n := range []*uint32{&size.services, &size.frontends, &size.endpoints} {
+		*n = max(*n+*n/2, 64)
+	}
+	return size
+}
+
+// withdraw removes the frontends of a service port that it should not have any more; w may be nil.
+func (l *layer) withdraw(name changetracker.ServicePortName, w *carried) error {
+	s := l.services[name]
+	if s == nil {
+		return nil
+	}
+	var gone []netip.AddrPort
+	for key := range s.frontends {
+		if w == nil {
+			gone = append(gone, key)
+		} else if _, stays := w.frontends[key]; !stays {
+			gone = append(gone, key)
+		}
+	}
+	if err := l.remove(gone); err != nil {
+		return err
+	}
+	for _, key := range gone {
+		delete(s.frontends, key)
+	}
+	if w == nil {
+		l.release(s)
+		delete(l.services, name)
+	}
+	return nil
+}
+
+func (l *layer) remove(keys []netip.AddrPort) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	if err := l.kernel.removeFrontends(keys); err != nil {
+		return fmt.Errorf("remove %d frontends of sockets: %w", len(keys), err)
+	}
+	l.held -= len(keys)
+	l.writes += len(keys)
+	return nil
+}
+
+// publish makes a service port what it should be, after withdraw.
+func (l *layer) publish(name changetracker.ServicePortName, w *carried) error {
+	err := l.tryPublish(name, w)
+	if errors.Is(err, errFull) {
+		if err = l.free(true); err == nil {
+			err = l.tryPublish(name, w)
+		}
+	}
+	if !errors.Is(err, errFull) {
+		return err
+	}
+	all := make(map[changetracker.ServicePortName]*carried, len(l.services)+1)
+	for other, s := range l.services {
+		all[other] = &s.carried
+	}
+	all[name] = w
+	return l.rewrite(all, l.kernel.capacity())
+}
+
+// tryPublish returns errFull if the maps have no room. If a frontend changes its scope, the service port
+// gets another index: so no socket gets the new endpoints of the old scope.
+func (l *layer) tryPublish(name changetracker.ServicePortName, w *carried) error {
+	before := l.services[name]
+	if before != nil && maps.Equal(before.frontends, w.frontends) && l.equal(before, w) {
+		return nil
+	}
+	s, added := before, len(w.frontends)
+	if before != nil {
+		added -= len(before.frontends) // withdraw has removed all others
+		if changesScope(before.frontends, w.frontends) {
+			s = nil
+		}
+	}
+	if uint64(l.held+added) > uint64(l.kernel.capacity().frontends) {
+		return errFull
+	}
+	s, err := l.fill(s, w)
+	if before == nil && s != nil {
+		l.services[name] = s // with what it has got
+	}
+	if err != nil {
+		return err
+	}
+	err = l.put(s, w, added)
+	l.services[name] = s
+	if before != nil && s != before {
+		l.release(before)
+	}
+	if err != nil || s != before {
+		return err
+	}
+	l.clear(s, w)
+	return nil
+}
+
+// clear removes the endpoints of scopes to which no frontend leads any more.
+func (l *layer) clear(s *service, w *carried) {
+	for scope := range s.blocks {
+		if w.endpoints[scope].Len() == 0 && s.blocks[scope].size > 0 {
+			l.kernel.setPick(place{s.id, uint32(scope)}, 0)
+			l.waiting.blocks = append(l.waiting.blocks, s.blocks[scope])
+			s.blocks[scope], s.endpoints[scope] = block{}, desired.Endpoints{}
+			l.writes++
+		}
+	}
+}
+
+// changesScope reports whether a frontend of both leads to different scopes.
+func changesScope(a, b map[netip.AddrPort]int) bool {
+	for key, scope := range a {
+		if other, there := b[key]; there && other != scope {
+			return true
+		}
+	}
+	return false
+}
+
+// put adds the frontends that a service port lacks. Some of them may lead elsewhere now: added are new.
+// After an error they count as added: withdraw ignores those that do not exist.
+func (l *layer) put(s *service, w *carried, added int) error {
+	lacking := map[netip.AddrPort]place{}
+	for key, scope := range w.frontends {
+		if _, there := s.frontends[key]; !there {
+			lacking[key], s.frontends[key] = place{s.id, uint32(scope)}, scope
+		}
+	}
+	if len(lacking) == 0 {
+		return nil
+	}
+	l.held += added
+	l.writes += len(lacking)
+	if err := l.kernel.putFrontends(lacking); err != nil {
+		return fmt.Errorf("add %d frontends of sockets: %w", len(lacking), err)
+	}
+	return nil
+}
+
+func (l *layer) equal(s *service, w *carried) bool {
+	for scope, endpoints := range w.endpoints {
+		if !s.endpoints[scope].Equal(endpoints) {
+			return false
+		}
+	}
+	return true
+}
+
+// errFull means that the maps have no room.
+var errFull = errors.New("maps are full")
+
+// fill writes and publishes the endpoints of a service port; s is nil if it is new.
+func (l *layer) fill(s *service, w *carried) (*service, error) {
+	if s == nil {
+		id, ok := l.ids.take(1)
+		if !ok {
+			return nil, errFull
+		}
+		s = &service{id: id.first, carried: carried{frontends: make(map[netip.AddrPort]int, len(w.frontends))}}
+		for scope := range s.blocks {
+			l.kernel.setPick(place{s.id, uint32(scope)}, 0)
+		}
+	}
+	for scope, endpoints := range w.endpoints {
+		if endpoints.Len() == 0 || s.endpoints[scope].Equal(endpoints) {
+			continue
+		}
+		b, ok := l.blocks.take(uint32(endpoints.Len()))
+		if !ok {
+			return s, errFull
+		}
+		l.kernel.setEndpoints(b.first, endpoints)
+		l.sequence++
+		l.kernel.setPick(place{s.id, uint32(scope)}, newPick(b, endpoints.Len(), l.sequence))
+		if s.blocks[scope].size > 0 {
+			l.waiting.blocks = append(l.waiting.blocks, s.blocks[scope])
+		}
+		s.blocks[scope], s.endpoints[scope] = b, endpoints
+		l.writes += endpoints.Len() + 1
+	}
+	return s, nil
+}
+
+// release lets the indices of a service port wait.
+func (l *layer) release(s *service) {
+	l.waiting.ids = append(l.waiting.ids, block{s.id, 1})
+	for _, b := range s.blocks {
+		if b.size > 0 {
+			l.waiting.blocks = append(l.waiting.blocks, b)
+		}
+	}
+}
+
+// free gives back what no program uses any more. With wait, that is all; without, it never waits.
+func (l *layer) free(wait bool) error {
+	if l.settled != nil {
+		if !wait && len(l.settled) == 0 {
+			return nil
+		}
+		if err := l.give(<-l.settled); err != nil {
+			return err
+		}
+	}
+	if n := len(l.waiting.ids) + len(l.waiting.blocks); n == 0 || n < settleFrom && !wait {
+		return nil
+	}
+	l.settling, l.waiting = l.waiting, released{}
+	if wait {
+		return l.give(l.kernel.settle())
+	}
+	l.settled = make(chan error, 1)
+	go func(k kernel, done chan<- error) { done <- k.settle() }(l.kernel, l.settled)
+	return nil
+}
+
+// give gives back what has settled.
+func (l *layer) give(err error) error {
+	l.settled = nil
+	if err != nil {
+		l.waiting.ids = append(l.waiting.ids, l.settling.ids...)
+		l.waiting.blocks = append(l.waiting.blocks, l.settling.blocks...)
+	} else {
+		for _, id := range l.settling.ids {
+			l.ids.give(id)
+		}
+		for _, b := range l.settling.blocks {
+			l.blocks.give(b)
+		}
+	}
+	l.settling = released{}
+	return err
+}
+
+// close ends the use of the maps by this process.
+func (l *layer) close() error {
+	return errors.Join(l.abandon(), l.kernel.close())
+}

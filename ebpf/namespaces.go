@@ -1,0 +1,20 @@
+package ebpf
+
+import "sync"
+
+// Namespaces are network namespaces whose sockets the rules translate, or with Only the only ones
+// whose sockets are translated at all. The zero value has none. It may be changed at any time, by
+// several goroutines; instances that use it follow at once.
+type Namespaces struct {
+	// Only turns the meaning round. Do not change it later.
+	Only bool
+
+	mu      sync.Mutex // guards all below
+	cookies map[uint64]bool
+	users   map[*namespaceUser]bool
+}
+
+// namespaceUser is the list in the kernel of one IP family of an instance.
+type namespaceUser struct {
+	add, remove func(cookie uint64) error
+}

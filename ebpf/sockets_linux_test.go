@@ -1,0 +1,352 @@
+package ebpf_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// node is a running proxy with its engines.
+type node struct {
+	*proxier.Proxier
+	world   *proxiertest.Topology
+	sockets ebpf.Sockets
+	engines map[v1.IPFamily]*ebpf.Engine
+	stop    func()
+
+	writes atomic.Int64 // of all syncs since start
+}
+
+// ObserveSync counts.
+func (n *node) ObserveSync(r proxier.SyncReport) { n.writes.Add(int64(r.Apply.Writes)) }
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{world: proxiertest.NewTopology(t), sockets: sockets(t)}
+	join(t, n.sockets, n.world.Node.NetNS())
+	for _, pod := range n.world.LocalPods {
+		join(t, n.sockets, pod.NetNS())
+	}
+	return n
+}
+
+// start runs a new Provider with a Service that has these endpoints.
+func (n *node) start(t *testing.T, pods ...*proxiertest.Host) {
+	t.Helper()
+	n.writes.Store(0)
+	config := n.world.Config()
+	config.Runner = runner.Options{MinInterval: runner.Unlimited}
+	n.engines = map[v1.IPFamily]*ebpf.Engine{}
+	engines := map[v1.IPFamily]proxier.Engine{}
+	for _, family := range families {
+		engine, err := ebpf.NewEngine(ebpf.Config{Config: nftables.Config{Config: config}, Sockets: n.sockets}, family, proxier.Deps{})
+		netnstest.Check(t, err)
+		n.engines[family], engines[family] = engine, engine
+	}
+	p, err := proxier.New(config, proxier.Deps{Observer: n}, engines)
+	netnstest.Check(t, err)
+	n.Proxier = p
+	n.serve(pods...)
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	n.stop = sync.OnceFunc(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	t.Cleanup(n.stop)
+}
+
+var families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} // read-only
+
+func vip(family v1.IPFamily) netip.AddrPort {
+	if family == v1.IPv4Protocol {
+		return netip.MustParseAddrPort("10.96.0.10:80")
+	}
+	return netip.MustParseAddrPort("[fd00:10:96::a]:80")
+}
+
+// serve gives the Service these endpoints.
+func (n *node) serve(pods ...*proxiertest.Host) {
+	n.OnServiceUpdate(nil, proxiertest.Service("default", "web", proxiertest.ClusterIPs(vip(v1.IPv4Protocol).Addr().String(), vip(v1.IPv6Protocol).Addr().String()),
+		proxiertest.Port("web", v1.ProtocolTCP, 80)))
+	for family, kind := range map[v1.IPFamily]discovery.AddressType{v1.IPv4Protocol: discovery.AddressTypeIPv4, v1.IPv6Protocol: discovery.AddressTypeIPv6} {
+		options := []proxiertest.SliceOption{proxiertest.SlicePort("web", v1.ProtocolTCP, 8080)}
+		for _, pod := range pods {
+			options = append(options, proxiertest.Endpoint(pod.Addr(family).String()))
+		}
+		n.OnEndpointSliceUpdate(nil, proxiertest.Slice("default", "web", kind, options...))
+	}
+}
+
+func (n *node) translated(t *testing.T, family v1.IPFamily) ebpf.SocketCounts {
+	t.Helper()
+	counts, err := n.engines[family].SocketCounts()
+	netnstest.Check(t, err)
+	return counts
+}
+
+// TestWhoTranslates counts the sockets that the programs have translated, so that no test passes because
+// rules do it all.
+func TestWhoTranslates(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pod, node, endpoint := n.world.LocalPods[0], n.world.Node, n.world.RemotePods[0]
+	n.start(t, endpoint)
+	netnstest.Check(t, n.Sync(t.Context()))
+	for _, family := range families {
+		for _, c := range []struct {
+			name string
+			from *proxiertest.Host
+			addr netip.Addr
+			want ebpf.SocketCounts
+		}{
+			{"a pod", pod, netip.Addr{}, ebpf.SocketCounts{Translated: 1}},
+			{"a pod's bound socket", pod, pod.Addr(family), ebpf.SocketCounts{Translated: 1}},
+			{"the node", node, netip.Addr{}, ebpf.SocketCounts{Translated: 1}},
+			{"the node's bound socket", node, node.Addr(family), ebpf.SocketCounts{Bound: 1}},
+			{"a host outside", n.world.Client, netip.Addr{}, ebpf.SocketCounts{Namespace: 1}},
+		} {
+			before := n.translated(t, family)
+			answer, err := c.from.Ask(t.Context(), "tcp", vip(family), proxiertest.AskOptions{From: c.addr})
+			after := n.translated(t, family)
+			got := ebpf.SocketCounts{Translated: after.Translated - before.Translated, Bound: after.Bound - before.Bound, Namespace: after.Namespace - before.Namespace}
+			if err != nil || answer.Server != endpoint.Name || got != c.want {
+				t.Errorf("%v, %s: answer %+v, error %v, counts %+v; want %+v", family, c.name, answer, err, got, c.want)
+			}
+		}
+	}
+	if err := n.sockets.Namespaces.Remove(pod.NetNS()); err != nil {
+		t.Fatal(err)
+	}
+	before := n.translated(t, v1.IPv4Protocol)
+	if _, err := pod.Ask(t.Context(), "tcp", vip(v1.IPv4Protocol), proxiertest.AskOptions{}); err != nil {
+		t.Error(err)
+	}
+	if after := n.translated(t, v1.IPv4Protocol); after.Translated != before.Translated || after.Namespace != before.Namespace+1 {
+		t.Errorf("counts %+v and %+v; want the rules to serve a pod that has left the list", before, after)
+	}
+}
+
+// TestThePeerIsTheVIP: getpeername(2) returns what the program has connected to, unless RealPeer is set. An
+// IPv6 socket that connects to a mapped IPv4 address is translated too.
+func TestThePeerIsTheVIP(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	endpoint := n.world.RemotePods[0]
+	for _, n.sockets.RealPeer = range []bool{false, true} { // a change of settings replaces the programs
+		n.start(t, endpoint)
+		netnstest.Check(t, n.Sync(t.Context()))
+		for _, family := range families {
+			for _, v6 := range []bool{false, true} {
+				if !v6 && family == v1.IPv6Protocol {
+					continue
+				}
+				want := vip(family)
+				if n.sockets.RealPeer {
+					want = netip.AddrPortFrom(endpoint.Addr(family), 8080)
+				}
+				before := n.translated(t, family)
+				if got := peer(t, n.world.LocalPods[0], v6, vip(family)); got != want {
+					t.Errorf("%v, IPv6 socket %v: peer %v, want %v", family, v6, got, want)
+				}
+				if after := n.translated(t, family); after.Translated != before.Translated+1 {
+					t.Errorf("%v, IPv6 socket %v: %d sockets translated, want 1", family, v6, after.Translated-before.Translated)
+				}
+			}
+		}
+		n.stop()
+	}
+}
+
+// peer connects and returns what getpeername does.
+func peer(t *testing.T, from *proxiertest.Host, v6 bool, to netip.AddrPort) (addr netip.AddrPort) {
+	t.Helper()
+	netnstest.Check(t, from.Do(func() error {
+		domain, sockaddr := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(to.Port())})
+		if v6 {
+			domain, sockaddr = unix.AF_INET6, &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+		} else {
+			sockaddr.(*unix.SockaddrInet4).Addr = to.Addr().As4() //nolint:forcetypeassert // see above
+		}
+		fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		if err := unix.Connect(fd, sockaddr); err != nil {
+			return err
+		}
+		name, err := unix.Getpeername(fd)
+		switch name := name.(type) {
+		case *unix.SockaddrInet4:
+			addr = netip.AddrPortFrom(netip.AddrFrom4(name.Addr), uint16(name.Port))
+		case *unix.SockaddrInet6:
+			addr = netip.AddrPortFrom(netip.AddrFrom16(name.Addr).Unmap(), uint16(name.Port))
+		}
+		return err
+	}))
+	return addr
+}
+
+// TestRestart: connections go on without a process and through a restart, which writes nothing, and a
+// process that finds something else repairs it.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.world.RemotePods
+	n.start(t, pods[0])
+	netnstest.Check(t, n.Sync(t.Context()))
+	pod := n.world.LocalPods[0]
+	mustReach := func(endpoint *proxiertest.Host) {
+		t.Helper()
+		for _, family := range families {
+			answer, err := pod.Ask(t.Context(), "tcp", vip(family), proxiertest.AskOptions{})
+			if err != nil || answer.Server != endpoint.Name {
+				t.Errorf("answer %+v, error %v; want %s", answer, err, endpoint.Name)
+			}
+		}
+	}
+	n.stop()
+	mustReach(pods[0])
+	if dirs, err := filepath.Glob(n.sockets.BPFFS + "/serviceplane/*/ip[46]/v1/links-*/connect*"); err != nil || len(dirs) != 3 {
+		t.Errorf("links %v, error %v", dirs, err)
+	}
+	n.start(t, pods[0])
+	netnstest.Check(t, n.Sync(t.Context()))
+	if writes := n.writes.Load(); writes > 0 {
+		t.Errorf("a restart writes %d objects", writes)
+	}
+	n.stop()
+	links, err := filepath.Glob(n.sockets.BPFFS + "/serviceplane/*/ip4/v1/links-*/connect4-*")
+	netnstest.Check(t, errors.Join(err, os.Remove(links[0]))) // which detaches the program
+	n.start(t, pods[1])
+	netnstest.Check(t, n.Sync(t.Context()))
+	before := n.translated(t, v1.IPv4Protocol)
+	mustReach(pods[1])
+	if after := n.translated(t, v1.IPv4Protocol); after.Translated != before.Translated+1 {
+		t.Errorf("%d sockets translated, want 1: the link is there again", after.Translated-before.Translated)
+	}
+	netnstest.Check(t, n.Cleanup(t.Context()))
+	if left, err := os.Stat(filepath.Join(n.sockets.BPFFS, "serviceplane")); err == nil {
+		t.Errorf("after Cleanup: %v", left)
+	}
+	if _, err := pod.Ask(t.Context(), "tcp", vip(v1.IPv4Protocol), proxiertest.AskOptions{Timeout: 300 * time.Millisecond}); err == nil {
+		t.Error("a Service answers after Cleanup")
+	}
+}
+
+// TestWhatIsMissing: the error says it, and with Optional the rules do everything.
+func TestWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	good := n.sockets
+	for what, spoil := range map[string]func(*ebpf.Sockets){
+		"is not a BPF file system":        func(s *ebpf.Sockets) { s.BPFFS = t.TempDir() },
+		"is not a directory of cgroup v2": func(s *ebpf.Sockets) { s.Cgroups = []string{t.TempDir()} },
+	} {
+		n.sockets = good
+		spoil(&n.sockets)
+		n.start(t, n.world.RemotePods[0])
+		err := n.Sync(t.Context())
+		if !errors.Is(err, ebpf.ErrUnavailable) || !strings.Contains(err.Error(), what) {
+			t.Errorf("error %v, want ErrUnavailable and %q", err, what)
+		}
+		n.stop()
+		n.sockets.Optional = true
+		n.start(t, n.world.RemotePods[0])
+		netnstest.Check(t, n.Sync(t.Context()))
+		if _, err := n.world.LocalPods[0].Ask(t.Context(), "tcp", vip(v1.IPv4Protocol), proxiertest.AskOptions{}); err != nil {
+			t.Error(err)
+		}
+		n.stop()
+	}
+}
+
+// TestConnectsDuringChanges: while endpoints are replaced and the maps grow, each connection is
+// answered, and sockets do it.
+func TestConnectsDuringChanges(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.world.RemotePods
+	n.start(t, pods...)
+	netnstest.Check(t, n.Sync(t.Context()))
+	pod, before := n.world.LocalPods[0], n.translated(t, v1.IPv6Protocol)
+	ctx, stop := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	var connections atomic.Int64
+	for _, family := range families {
+		clients.Go(func() {
+			err := pod.Do(func() error {
+				for ctx.Err() == nil {
+					flow, err := netns.OpenHere(t.Context(), "tcp", vip(family), netns.AskOptions{Timeout: time.Minute})
+					if err != nil {
+						return err
+					}
+					_, err = flow.Ask(t.Context())
+					if err := errors.Join(err, flow.Close()); err != nil {
+						return err
+					}
+					connections.Add(1)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Errorf("%v: %v", family, err)
+			}
+		})
+	}
+	const changes, services = 200, 400
+	for i := range changes {
+		n.serve(pods[i%len(pods)], pods[(i+1)%len(pods)])
+		for j := i * services / changes; j < (i+1)*services/changes; j++ { // 64 fit at first
+			addr := netip.AddrFrom4([4]byte{10, 96, byte(1 + j/250), byte(j % 250)})
+			name := "other-" + strconv.Itoa(j)
+			n.OnServiceAdd(proxiertest.Service("default", name, proxiertest.ClusterIPs(addr.String()), proxiertest.Port("web", v1.ProtocolTCP, 80)))
+			n.OnEndpointSliceAdd(proxiertest.Slice("default", name, discovery.AddressTypeIPv4,
+				proxiertest.SlicePort("web", v1.ProtocolTCP, 8080), proxiertest.Endpoint(pods[j%len(pods)].Addr(v1.IPv4Protocol).String())))
+		}
+		netnstest.Check(t, n.Sync(t.Context()))
+	}
+	stop()
+	clients.Wait()
+	after := n.translated(t, v1.IPv6Protocol)
+	if after.Translated == before.Translated || after.Empty+after.NoMemory > 0 {
+		t.Errorf("counts %+v, %+v before", after, before)
+	}
+	t.Logf("%d connections during %d changes", connections.Load(), changes)
+	for j := range services {
+		addr := netip.AddrFrom4([4]byte{10, 96, byte(1 + j/250), byte(j % 250)})
+		answer, err := pod.Ask(t.Context(), "tcp", netip.AddrPortFrom(addr, 80), proxiertest.AskOptions{})
+		if want := pods[j%len(pods)].Name; err != nil || answer.Server != want {
+			t.Errorf("Service %d: answer %+v, error %v; want %s", j, answer, err, want)
+		}
+	}
+	if all := n.translated(t, v1.IPv4Protocol); all.Empty+all.NoMemory > 0 {
+		t.Errorf("counts %+v", all)
+	}
+}

@@ -1,0 +1,262 @@
+package ebpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// The names in sockets.c.
+const (
+	mapFrontends  = sockets4MapFrontends
+	mapServices   = sockets4MapServices
+	mapEndpoints  = sockets4MapEndpoints
+	mapPeers      = sockets4MapPeers
+	mapNamespaces = sockets4MapNamespaces
+	mapCounts     = sockets4MapCounts
+)
+
+// tables are the maps of one IP family that a layer fills. The arrays are mapped into this process: a
+// write there is no system call.
+type tables struct {
+	addrLen                        int
+	frontendMap, servicesMap, ends *ebpf.Map
+	services, endpoints            []byte
+	settling                       *ebpf.Map // private; see settle
+}
+
+// spec is the compiled object of a family.
+func spec(family v1.IPFamily) (*ebpf.CollectionSpec, error) {
+	if family == v1.IPv6Protocol {
+		return loadSockets6()
+	}
+	return loadSockets4()
+}
+
+func addrLenOf(family v1.IPFamily) int {
+	if family == v1.IPv6Protocol {
+		return 16
+	}
+	return 4
+}
+
+// newTables returns empty maps.
+func newTables(family v1.IPFamily, size capacity) (*tables, error) {
+	objects, err := spec(family)
+	if err != nil {
+		return nil, err
+	}
+	var all []*ebpf.Map
+	for _, m := range []struct {
+		name    string
+		entries uint32
+	}{{mapFrontends, size.frontends}, {mapServices, size.services}, {mapEndpoints, size.endpoints}} {
+		one := objects.Maps[m.name].Copy()
+		one.MaxEntries = m.entries
+		created, err := ebpf.NewMap(one)
+		if err != nil {
+			closeMaps(all)
+			return nil, unavailable("create the map "+m.name, err)
+		}
+		all = append(all, created)
+	}
+	return mapped(family, all)
+}
+
+// mapped maps the arrays into memory. It owns the maps.
+func mapped(family v1.IPFamily, all []*ebpf.Map) (m *tables, err error) {
+	m = &tables{addrLen: addrLenOf(family), frontendMap: all[0], servicesMap: all[1], ends: all[2]}
+	defer func() {
+		if err != nil {
+			_ = m.close()
+		}
+	}()
+	if m.services, err = mapMemory(m.servicesMap); err == nil {
+		m.endpoints, err = mapMemory(m.ends)
+	}
+	if err != nil {
+		return nil, unavailable("map an array into memory", err)
+	}
+	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	m.settling, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
+	if err != nil {
+		return nil, unavailable("create a map of maps", err)
+	}
+	return m, nil
+}
+
+// mapMemory maps an array; the kernel rounds the size of each value up to 8 bytes.
+func mapMemory(m *ebpf.Map) ([]byte, error) {
+	size := (int(m.ValueSize()) + 7) &^ 7 * int(m.MaxEntries())
+	page := os.Getpagesize()
+	return unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+}
+
+func closeMaps(all []*ebpf.Map) {
+	for _, m := range all {
+		_ = m.Close()
+	}
+}
+
+func (m *tables) close() error {
+	var errs []error
+	for _, memory := range [][]byte{m.services, m.endpoints} {
+		if memory != nil {
+			errs = append(errs, unix.Munmap(memory))
+		}
+	}
+	for _, one := range []*ebpf.Map{m.frontendMap, m.servicesMap, m.ends, m.settling} {
+		errs = append(errs, one.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (m *tables) capacity() capacity {
+	return capacity{m.frontendMap.MaxEntries(), m.servicesMap.MaxEntries(), m.ends.MaxEntries()}
+}
+
+// key is the frontend_key of sockets.c.
+func (m *tables) key(at netip.AddrPort) []byte {
+	b := append(make([]byte, 0, 20), at.Addr().AsSlice()...)
+	b = binary.BigEndian.AppendUint16(b, at.Port())
+	return append(b, byte(desired.TCP), 0)
+}
+
+// value is its frontend.
+func (p place) value() []byte {
+	return binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, p.service), p.scope)
+}
+
+func (m *tables) putFrontends(frontends map[netip.AddrPort]place) error {
+	for at, to := range frontends {
+		if err := m.frontendMap.Put(m.key(at), to.value()); err != nil {
+			return fmt.Errorf("frontend %v: %w", at, err)
+		}
+	}
+	return nil
+}
+
+func (m *tables) removeFrontends(keys []netip.AddrPort) error {
+	for _, at := range keys {
+		if err := m.frontendMap.Delete(m.key(at)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("frontend %v: %w", at, err)
+		}
+	}
+	return nil
+}
+
+// readAtOnce is how many frontends a system call reads, if their hash table has no longer chains.
+const readAtOnce = 4096
+
+func (m *tables) frontends() (map[netip.AddrPort]place, error) {
+	if m.addrLen == 4 {
+		return readFrontends[[8]byte](m)
+	}
+	return readFrontends[[20]byte](m)
+}
+
+func readFrontends[K [8]byte | [20]byte](m *tables) (map[netip.AddrPort]place, error) {
+	all := map[netip.AddrPort]place{}
+	keys, values := make([]K, readAtOnce), make([][2]uint32, readAtOnce)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.frontendMap.BatchLookup(&cursor, keys, values, nil)
+		last := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return nil, fmt.Errorf("read the frontends of sockets: %w", err)
+		}
+		for i := range n {
+			var raw []byte
+			switch key := any(keys[i]).(type) {
+			case [8]byte:
+				raw = key[:]
+			case [20]byte:
+				raw = key[:]
+			}
+			addr, _ := netip.AddrFromSlice(raw[:m.addrLen])
+			all[netip.AddrPortFrom(addr, binary.BigEndian.Uint16(raw[m.addrLen:]))] = place{values[i][0], values[i][1]}
+		}
+		if last {
+			return all, nil
+		}
+	}
+}
+
+// word is where a pick is. The caller has checked that it exists; the slice does again.
+func (m *tables) word(at place) *uint64 {
+	const size = 8 * scopes
+	picks := m.services[size*int(at.service) : size*int(at.service)+size]
+	return (*uint64)(unsafe.Pointer(&picks[8*at.scope])) // aligned: the memory is that of a page
+}
+
+func (m *tables) pick(at place) pick { return pick(atomic.LoadUint64(m.word(at))) }
+
+func (m *tables) setPick(at place, p pick) { atomic.StoreUint64(m.word(at), uint64(p)) }
+
+// endpoint is the endpoint of sockets.c, in its place of the array.
+func (m *tables) endpoint(i uint32) []byte {
+	size := m.addrLen + 4
+	if m.addrLen == 16 {
+		size += 4
+	}
+	return m.endpoints[size*int(i) : size*int(i)+size]
+}
+
+func (m *tables) setEndpoints(first uint32, endpoints desired.Endpoints) {
+	at := first
+	for e := range endpoints.All() {
+		to := m.endpoint(at)
+		at++
+		clear(to)
+		copy(to, e.Addr().AsSlice())
+		binary.BigEndian.PutUint16(to[m.addrLen:], e.Port())
+	}
+}
+
+func (m *tables) hasEndpoints(first uint32, endpoints desired.Endpoints) bool {
+	at := first
+	for e := range endpoints.All() {
+		is := m.endpoint(at)
+		at++
+		addr, _ := netip.AddrFromSlice(is[:m.addrLen])
+		if addr != e.Addr() || binary.BigEndian.Uint16(is[m.addrLen:]) != e.Port() {
+			return false
+		}
+	}
+	return true
+}
+
+// settle changes a map of maps: then the kernel waits for an RCU grace period, in which each
+// program that is running ends. There is no call that does only that.
+func (m *tables) settle() error {
+	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err == nil {
+		err = errors.Join(m.settling.Put(uint32(0), inner), inner.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("wait until no program uses removed endpoints: %w", err)
+	}
+	return nil
+}
+
+// unavailable wraps ErrUnavailable if the machine lacks something or forbids it.
+func unavailable(what string, err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%w: %s: %w: the process needs CAP_BPF and CAP_NET_ADMIN, and kernel lockdown must not forbid BPF", ErrUnavailable, what, err)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, ebpf.ErrNotSupported):
+		return fmt.Errorf("%w: %s: %w: it needs Linux 6.1 or newer, with BPF and cgroups", ErrUnavailable, what, err)
+	default:
+		return fmt.Errorf("%s: %w", what, err)
+	}
+}

@@ -1,0 +1,34 @@
+//go:build !linux
+
+package ebpf
+
+import (
+	"fmt"
+	"runtime"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// New returns proxier.ErrNotSupported: BPF is a part of Linux.
+func New(Config, proxier.Deps) (*proxier.Proxier, error) { return nil, errNotLinux() }
+
+// Engine needs Linux: there is none here.
+type Engine struct{ proxier.Engine }
+
+// NewEngine returns proxier.ErrNotSupported: BPF is a part of Linux.
+func NewEngine(Config, v1.IPFamily, proxier.Deps) (*Engine, error) { return nil, errNotLinux() }
+
+// SocketCounts is zero.
+func (e *Engine) SocketCounts() (SocketCounts, error) { return SocketCounts{}, errNotLinux() }
+
+// Add returns proxier.ErrNotSupported.
+func (n *Namespaces) Add(string) error { return errNotLinux() }
+
+// Remove returns proxier.ErrNotSupported.
+func (n *Namespaces) Remove(string) error { return errNotLinux() }
+
+func errNotLinux() error {
+	return fmt.Errorf("ebpf on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
+}
