@@ -131,7 +131,7 @@ func TestServicePortsAskForTheFastPath(t *testing.T) {
 			t.Errorf("%d endpoints of the node port, want 3", n)
 		}
 		web := *m[name(0)]
-		web.Cluster = web.Cluster[:2]
+		web.Cluster = desired.EndpointsOf(web.Cluster.Slice()[:2]...)
 		change := func(s *desired.Service) {
 			m[s.Name] = s
 			mustApply(t, e, desired.Update{Family: w.family, Globals: w.globals(), Changes: desired.ChangesTo(s)})
