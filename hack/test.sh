@@ -104,6 +104,7 @@ if [ "$(uname -s)" = Linux ] && [ "$(id -u)" = 0 ]; then
   export SERVICEPLANE_REQUIRE_KERNEL=1
   step 'nft, which tests compare output with' need_apt nft nftables
   step 'iptables, both variants' need_apt iptables iptables
+  step 'ipset, whose sets kube-proxy leaves' need_apt ipset ipset
   step 'nginx, for benchmarks' need_nginx
   step 'programs of others, whose rules stay' hack/foreign.sh
   export SERVICEPLANE_REQUIRE_BROWSER=1

@@ -37,7 +37,7 @@ const servers = `{{range $s := .}}{{range .Frontends}}{{if and .VIP.IsValid (eq 
 # {{$s.Name}}
 upstream {{$s.Protocol}}_{{.VIP}}_{{.Port}} {
 	{{if $s.Affinity}}hash $remote_addr consistent;{{end}}
-	{{range $s.Endpoints .Scope}}server {{.}}; {{end}}
+	{{range ($s.Endpoints .Scope).All}}server {{.}}; {{end}}
 }
 server {
 	listen {{.VIP}}:{{.Port}}{{if eq $s.Protocol.String "UDP"}} udp{{end}};
