@@ -111,6 +111,10 @@ func run(t *testing.T, node *proxiertest.Host, program string, args ...string) s
 // that soon need them again. Each has up to two elements and rules.
 const spare = 128
 
+// idleWorkers is how many goroutines mode userspace may keep for the next connections: 64 in each IP
+// family.
+const idleWorkers = 128
+
 // check compares with what a new proxy makes of the same objects.
 func (k kernelUse) check(t *testing.T, when string, want kernelUse) {
 	t.Helper()

@@ -70,12 +70,12 @@ func TestSoak(t *testing.T) {
 	needPrograms(t)
 	for name, factory := range engines() {
 		if *engine == "" || *engine == name {
-			t.Run(name, func(t *testing.T) { soak(t, factory) })
+			t.Run(name, func(t *testing.T) { soak(t, name, factory) })
 		}
 	}
 }
 
-func soak(t *testing.T, factory proxiertest.Factory) {
+func soak(t *testing.T, name string, factory proxiertest.Factory) {
 	seed := rand.Uint64()
 	t.Logf("%d Services, seed %d", *services, seed)
 	fresh := begin(t, factory, proxiertest.NewTopology(t), seed)
@@ -87,6 +87,9 @@ func soak(t *testing.T, factory proxiertest.Factory) {
 	n := begin(t, factory, topology, seed)
 	before := measure(t, topology.Node)
 	t.Logf("before: %v", before)
+	if name == "userspace" {
+		before.goroutines += idleWorkers
+	}
 	stop := n.connect()
 	times := n.change()
 	stop()
