@@ -1,6 +1,6 @@
 // Command summary reads a file with the output of go test -json. It prints each package,
-// the output of what failed or was skipped, the counts, and the ten slowest tests. It
-// fails if a test failed, if none passed, or if one was skipped although
+// the output of what failed or was skipped, the seeds of tests that passed, the counts, and the
+// ten slowest tests. It fails if a test failed, if none passed, or if one was skipped although
 // SERVICEPLANE_REQUIRE_KERNEL=1 says that none may be.
 package main
 
@@ -13,6 +13,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -34,11 +35,14 @@ type summary struct {
 	counts   map[string]int      // tests and benchmarks, by Action
 	running  map[key][]string    // output so far; of a package outside its tests, the key has no test
 	failures map[string]int      // by package
-	lines    map[string][]string // "packages", then "output" of what failed or was skipped
+	lines    map[string][]string // "packages", "seeds", then "output" of what failed or was skipped
 	tests    []event             // the ends of top-level tests
+	seed     *regexp.Regexp      // matches a line that names a seed with its number
 }
 
 type key struct{ pkg, test string }
+
+const module = "github.com/serviceplane/serviceplane/"
 
 func run(args []string, w io.Writer, required bool) error {
 	if len(args) != 1 {
@@ -48,7 +52,10 @@ func run(args []string, w io.Writer, required bool) error {
 	if err != nil {
 		return err
 	}
-	s := summary{counts: map[string]int{}, running: map[key][]string{}, failures: map[string]int{}, lines: map[string][]string{}}
+	s := summary{
+		counts: map[string]int{}, running: map[key][]string{}, failures: map[string]int{}, lines: map[string][]string{},
+		seed: regexp.MustCompile(`(?i)seeds?( from)?[ =]\d`),
+	}
 	for line := range bytes.Lines(text) {
 		var e event
 		if err := json.Unmarshal(line, &e); err != nil {
@@ -118,6 +125,11 @@ func (s *summary) end(action string, k key) {
 	if action != "pass" {
 		s.print("output", s.running[k]...)
 	}
+	for _, line := range s.running[k] {
+		if action == "pass" && s.seed.MatchString(line) {
+			s.print("seeds", strings.TrimPrefix(k.pkg, module)+" "+k.test+": "+strings.TrimSpace(line))
+		}
+	}
 	delete(s.running, k)
 }
 
@@ -129,7 +141,7 @@ func (s *summary) print(part string, texts ...string) {
 
 func (s *summary) String() string {
 	slices.SortStableFunc(s.tests, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
-	lines := append(slices.Concat(s.lines["packages"], s.lines["output"]),
+	lines := append(slices.Concat(s.lines["packages"], s.lines["seeds"], s.lines["output"]),
 		fmt.Sprintf("%d passed, %d failed, %d skipped\n", s.counts["pass"], s.counts["fail"], s.counts["skip"]), "slowest tests:\n")
 	for _, e := range s.tests[:min(10, len(s.tests))] {
 		lines = append(lines, fmt.Sprintf("%8.1fs %s %s\n", e.Elapsed, e.Package, e.Test))

@@ -13,6 +13,7 @@ const (
 	passes = `{"Action":"start","Package":"p"}
 {"Action":"run","Package":"p","Test":"TestA"}
 {"Action":"output","Package":"p","Test":"TestA","Output":"chatter\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:7: 20 seeds from 4711; again: X_SEED=N\n"}
 {"Action":"pass","Package":"p","Test":"TestA","Elapsed":1.25}
 {"Action":"pass","Package":"p","Elapsed":0.5}
 {"Action":"skip","Package":"without/tests"}
@@ -56,7 +57,7 @@ func TestSummary(t *testing.T) {
 		wantErr  string
 		want     []string
 	}{
-		"all pass":           {passes, true, "", []string{"pass p 0.5s\n", "\n1 passed, 0 failed, 0 skipped\n"}},
+		"all pass":           {passes, true, "", []string{"pass p 0.5s\n", "\np TestA: a_test.go:7: 20 seeds from 4711;", "\n1 passed, 0 failed, 0 skipped\n"}},
 		"one fails":          {passes + fails, true, "failed", []string{"got 1, want 2\n", "\n1 passed, 1 failed, 0 skipped\n"}},
 		"skip not required":  {passes + skips, false, "", []string{"1 passed, 0 failed, 1 skipped\n"}},
 		"skip required":      {passes + skips, true, "skipped", []string{"TestC/sub", "needs root", "1 passed, 0 failed, 1 skipped\n"}},
