@@ -312,8 +312,8 @@ func switchEvent(t *testing.T) int {
 			Annotations: map[string]string{intervalAnnotation: "10s"},
 			// Of the program that applied the manifest, and of the last waiter.
 			ManagedFields: []metav1.ManagedFieldsEntry{
-				{Manager: "kubectl-client-side-apply", Operation: "Update", APIVersion: "coordination.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{}}}`)}},
-				{Manager: "prestop", Operation: "Update", APIVersion: "coordination.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{"f:` + intervalAnnotation + `":{}}},"f:spec":{"f:renewTime":{}}}`)}},
+				{Manager: "kubectl-client-side-apply", Operation: "Update", APIVersion: "coordination.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{}}}`)},
+				{Manager: "prestop", Operation: "Update", APIVersion: "coordination.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:` + intervalAnnotation + `":{}}},"f:spec":{"f:renewTime":{}}}`)},
 			},
 		},
 		Spec: coordination.LeaseSpec{RenewTime: &now},
