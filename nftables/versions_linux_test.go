@@ -355,10 +355,11 @@ func (s *sayer) step() {
 		s.kernel.fail(failsBefore)
 	case 1:
 		s.kernel.fail(failsAfter)
-	case 2:
-		s.kernel.refuse(sayerPort(n))
 	case 3, 4:
 		s.works()
+	case 2:
+		s.kernel.refuse(sayerPort(n)) // and a change of it
+		fallthrough
 	case 5, 6, 7:
 		vip, port := "10.96.0."+n, int32(80+s.random.IntN(2))
 		s.put(0, "service-"+n, proxiertest.Service("test", "s"+n, proxiertest.ClusterIPs(vip), proxiertest.Port("web", v1.ProtocolTCP, port)),
