@@ -57,6 +57,8 @@ func NewReport(node string, status proxier.Status, now time.Time) Report {
 		f := Family{Services: s.Versions.Services, EndpointSlices: s.Versions.EndpointSlices}
 		if s.Versions == (changetracker.Versions{}) {
 			f.Error = unknown(&s)
+		} else if err := noOrder(s.Versions); err != nil {
+			f = Family{Error: err.Error()}
 		}
 		for _, e := range s.Failed {
 			f.Failed = append(f.Failed, Failure{
@@ -72,12 +74,14 @@ func NewReport(node string, status proxier.Status, now time.Time) Report {
 // unknown returns why a family has no Versions.
 func unknown(s *proxier.FamilyStatus) string {
 	switch {
+	case s.Repairing && s.Damaged > 0:
+		return "another program changed our kernel objects, they are not repaired yet: " + s.LastDamage.String()
+	case s.Repairing:
+		return "another program may have changed our kernel objects, the sync that repairs them has not ended"
 	case s.LastError != nil:
 		return "the last sync failed: " + s.LastError.Error()
 	case !s.Synced:
 		return "nothing is programmed yet"
-	case s.Damaged > 0 && s.LastDamageTime.After(s.LastSuccess):
-		return "another program changed our kernel objects, they are not repaired yet: " + s.LastDamage.String()
 	}
 	return "no resourceVersion is known: the source of Services and EndpointSlices does not call OnVersion, as informer.Run does"
 }
@@ -132,7 +136,12 @@ func (c *Change) Validate() error {
 	if c.Versions == (changetracker.Versions{}) {
 		return errors.New("no version to wait for: set Change.Versions")
 	}
-	for _, v := range []string{c.Versions.Services, c.Versions.EndpointSlices} {
+	return noOrder(c.Versions)
+}
+
+// noOrder returns an error if a version has no order.
+func noOrder(versions changetracker.Versions) error {
+	for _, v := range []string{versions.Services, versions.EndpointSlices} {
 		if _, err := resourceversion.CompareResourceVersion(cmp.Or(v, "1"), "1"); err != nil {
 			return fmt.Errorf("this API server's versions cannot be compared, so nobody can tell which is newer: %w", err)
 		}
@@ -170,6 +179,8 @@ func (f *Family) missing(c *Change) string {
 			continue
 		}
 		switch order, err := resourceversion.CompareResourceVersion(v.has, v.want); {
+		case v.has == "":
+			return fmt.Sprintf("no version of %s is known: their source does not call OnVersion", v.kind)
 		case err != nil:
 			return fmt.Sprintf("%s have version %q: %v", v.kind, v.has, err)
 		case order < 0:

@@ -1,6 +1,7 @@
 package programmed_test
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http/httptest"
 	"strings"
@@ -57,10 +58,26 @@ func TestMissing(t *testing.T) {
 		},
 		"damage": {
 			edit: func(s *proxier.FamilyStatus) {
-				s.Versions, s.Damaged, s.LastDamageTime = changetracker.Versions{}, 1, began.Add(time.Second)
+				s.Versions, s.Damaged, s.Repairing = changetracker.Versions{}, 1, true
 				s.LastDamage = proxier.Damage{Object: "table ip kube-proxy", By: "nft"}
 			},
 			want: changetracker.Versions{EndpointSlices: "1"}, err: "not repaired yet: table ip kube-proxy, changed by nft",
+		},
+		"an old damage": {
+			edit: func(s *proxier.FamilyStatus) { s.Versions, s.Damaged = changetracker.Versions{}, 1 },
+			want: changetracker.Versions{EndpointSlices: "1"}, err: "does not call OnVersion",
+		},
+		"events of the kernel were lost": {
+			edit: func(s *proxier.FamilyStatus) { s.Versions, s.Repairing = changetracker.Versions{}, true },
+			want: changetracker.Versions{EndpointSlices: "1"}, err: "another program may have changed our kernel objects",
+		},
+		"the versions have no order": {
+			edit: func(s *proxier.FamilyStatus) { s.Versions.EndpointSlices = "a1" },
+			want: changetracker.Versions{Services: "1"}, err: "IPv4: this API server's versions cannot be compared",
+		},
+		"only the other kind has versions": {
+			edit: func(s *proxier.FamilyStatus) { s.Versions.EndpointSlices = "" },
+			want: changetracker.Versions{EndpointSlices: "1"}, err: "no version of EndpointSlices is known",
 		},
 		"no source says versions": {
 			edit: func(s *proxier.FamilyStatus) { s.Versions = changetracker.Versions{} },
@@ -94,6 +111,29 @@ func TestMissing(t *testing.T) {
 	}
 	if err := new(programmed.Report).Missing(programmed.Change{Service: web}); err == nil {
 		t.Error("a node without families has the change")
+	}
+}
+
+// The JSON of a node says itself why its versions are off.
+func TestTheReportSaysWhyVersionsAreOff(t *testing.T) {
+	s := proxier.FamilyStatus{Synced: true, LastSuccess: began, Versions: changetracker.Versions{Services: "x", EndpointSlices: "100"}}
+	server := httptest.NewServer(programmed.Handler("n", func() proxier.Status {
+		return proxier.Status{Families: map[v1.IPFamily]proxier.FamilyStatus{v1.IPv4Protocol: s}}
+	}))
+	t.Cleanup(server.Close)
+	answer, err := server.Client().Get(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	var report map[string]any
+	if err := json.NewDecoder(answer.Body).Decode(&report); err != nil {
+		t.Fatal(err)
+	}
+	families, _ := report["families"].(map[string]any)
+	family, _ := families["IPv4"].(map[string]any)
+	if why, _ := family["error"].(string); !strings.Contains(why, "cannot be compared") || len(family) != 1 {
+		t.Errorf("the answer has %v, want only why there is no version", family)
 	}
 }
 

@@ -62,7 +62,8 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	if f.lag.running.IsZero() { // otherwise Failed is not yet that of what the tracker has applied
 		s.Versions = f.tracker.Applied(f.name)
 	}
-	if f.broken || f.repairs.pending() || f.portRepairsPendingLocked() {
+	s.Repairing = f.repairs.pending() || f.portRepairsPendingLocked()
+	if f.broken || s.Repairing {
 		s.Versions = changetracker.Versions{}
 	}
 	s.Damaged, s.LastDamage, s.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime

@@ -110,6 +110,9 @@ type FamilyStatus struct {
 	Damaged        int
 	LastDamage     Damage
 	LastDamageTime time.Time
+	// Repairing means that damage by another program is not repaired yet, or that such damage
+	// cannot be excluded yet; it is a reason for empty Versions.
+	Repairing bool
 	// Descriptors counts the file descriptors that clients use, for engines that report
 	// them; see Engine.
 	Descriptors connection.Descriptors

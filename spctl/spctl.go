@@ -48,8 +48,14 @@ type Options struct {
 	Client *http.Client
 	// Nodes lists the proxies of several nodes. If it is set, --node takes the place of
 	// --address: services, status, verify and diff show all nodes side by side, unless it names some;
-	// the other subcommands ask the one that it names. It is called once for each command.
+	// the other subcommands ask the one that it names. It is called once for each command, and
+	// now and then by wait.
 	Nodes func(ctx context.Context) ([]Node, error)
+	// Awaited returns the names of the nodes that wait waits for, such as those that count by
+	// programmed.Policy, unless --node names some. One that Nodes does not have cannot be asked,
+	// so the wait fails and names it. Nil means the nodes of Nodes: then a node whose proxy is just
+	// being replaced is not waited for, although it still has its rules.
+	Awaited func(ctx context.Context) ([]string, error)
 	// Versions returns the resourceVersion of a Service and the newest one of its EndpointSlices,
 	// for wait without --services and --endpointslices. Without Versions, one of them is needed.
 	Versions func(ctx context.Context, namespace, name string) (services, endpointSlices string, err error)

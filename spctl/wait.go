@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,14 +19,14 @@ type programmedAnswer struct {
 }
 
 func (a *app) wait() *cobra.Command {
-	const usualLimit, interval = 30 * time.Second, 200 * time.Millisecond
+	const usualLimit = 30 * time.Second
 	var services, endpointSlices string
 	var limit time.Duration
 	c := &cobra.Command{
 		Use:   "wait NAMESPACE/NAME",
 		Short: "Wait until a change of a Service is programmed",
 		Long: "Wait until a change of a Service, or of its EndpointSlices, is programmed: their metadata.resourceVersion after the change, or a later one. " +
-			"The exit status is 1 if a proxy has not programmed it in time, and 2 if one does not answer.",
+			"The exit status is 1 if a proxy has not programmed it in time, and 2 if one does not answer. " + a.whoCounts(),
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeServices,
 	}
@@ -44,18 +45,9 @@ func (a *app) wait() *cobra.Command {
 		}
 		query.Set("services", services)
 		query.Set("endpointslices", endpointSlices)
-		sides, err := a.sides(c.Context())
+		all, err := a.untilAllHave(c.Context(), query, limit)
 		if err != nil {
 			return err
-		}
-		ctx, stop := context.WithTimeout(c.Context(), limit)
-		defer stop()
-		all := make([]response, len(sides))
-		for behind := a.askBehind(c.Context(), sides, all, query); behind && ctx.Err() == nil; behind = a.askBehind(c.Context(), sides, all, query) {
-			select {
-			case <-time.After(interval):
-			case <-ctx.Done():
-			}
 		}
 		if err := c.Context().Err(); err != nil {
 			return fmt.Errorf("wait: %w", err)
@@ -64,6 +56,18 @@ func (a *app) wait() *cobra.Command {
 		return worst([]error{err, judge(all)})
 	}
 	return c
+}
+
+// whoCounts says which proxies are waited for.
+func (a *app) whoCounts() string {
+	switch {
+	case a.options.Nodes == nil:
+		return "It asks one proxy."
+	case a.options.Awaited == nil:
+		return "It counts only nodes that have a proxy now: one whose proxy is being replaced still has its rules, and is not waited for."
+	default:
+		return "All nodes that count must have it: a node without a proxy now still has its rules, and is named."
+	}
 }
 
 // versions are those of now.
@@ -78,18 +82,75 @@ func (a *app) versions(ctx context.Context, service url.Values) (services, endpo
 	return services, endpointSlices, nil
 }
 
-// askBehind asks the proxies that have not programmed the change, and reports whether there still
-// are some.
-func (a *app) askBehind(ctx context.Context, sides []Node, all []response, query url.Values) (behind bool) {
-	var ask []Node
-	var at []int
-	for i := range sides {
-		if !hasChange(&all[i]) {
-			ask, at = append(ask, sides[i]), append(at, i)
+// errNoProxy is why a node that is waited for cannot be asked.
+var errNoProxy = errors.New("no proxy runs there now, but its kernel may still send connections: if it never has one, wait for other nodes only")
+
+// awaited returns the proxies that must have a change. Those of nodes without one have an error.
+func (a *app) awaited(ctx context.Context) ([]Node, error) {
+	sides, err := a.sides(ctx)
+	if err != nil || a.options.Awaited == nil || len(a.nodes) > 0 {
+		return sides, err
+	}
+	names, err := a.options.Awaited(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list nodes that count: %w", err)
+	}
+	all := make([]Node, 0, len(names))
+	for _, name := range names {
+		chosen := Node{Name: name, Err: errNoProxy}
+		for i := range sides {
+			if sides[i].Name == name && chosen.Err != nil { // an update may have two on one node
+				chosen = sides[i]
+			}
+		}
+		all = append(all, chosen)
+	}
+	return all, nil
+}
+
+// untilAllHave asks until all have the change, or for so long, and returns the last answers. It lists
+// the proxies again, because an update may replace them.
+func (a *app) untilAllHave(ctx context.Context, query url.Values, limit time.Duration) (all []response, err error) {
+	const interval, relist = 200 * time.Millisecond, 5 * time.Second
+	limited, stop := context.WithTimeout(ctx, limit)
+	defer stop()
+	var sides []Node
+	var listed time.Time
+	answers := map[string]response{}
+	for behind := true; behind; {
+		if now := time.Now(); sides == nil || now.Sub(listed) >= relist {
+			again, err := a.awaited(ctx)
+			if err != nil && sides == nil {
+				return nil, err
+			}
+			if err == nil {
+				sides = again
+			}
+			listed = now
+		}
+		if behind = a.askBehind(ctx, sides, answers, query); !behind || limited.Err() != nil {
+			break
+		}
+		select {
+		case <-time.After(interval):
+		case <-limited.Done():
 		}
 	}
-	for i, r := range a.ask(ctx, ask, "programmed", query) {
-		all[at[i]] = r
+	for i := range sides {
+		all = append(all, answers[sides[i].Name])
+	}
+	return all, nil
+}
+
+// askBehind asks the proxies that have not programmed the change, and reports whether there still
+// are some.
+func (a *app) askBehind(ctx context.Context, sides []Node, answers map[string]response, query url.Values) (behind bool) {
+	ask := slices.DeleteFunc(slices.Clone(sides), func(n Node) bool {
+		answer := answers[n.Name]
+		return hasChange(&answer)
+	})
+	for _, r := range a.ask(ctx, ask, "programmed", query) {
+		answers[r.Node] = r
 		behind = behind || !hasChange(&r)
 	}
 	return behind

@@ -82,3 +82,66 @@ func TestWait(t *testing.T) {
 		t.Errorf("without versions: %v, want what to do", err)
 	}
 }
+
+// TestWaitCountsNodesWithoutAProxy: a node between two pods of the proxy still has its rules. It is
+// waited for, and asked when it has a pod again; nodes that do not count are not.
+func TestWaitCountsNodesWithoutAProxy(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	hasHeard(t, p, "20")
+	address := serve(t, debughttp.Handler(p))
+	var mu sync.Mutex
+	nodes := []spctl.Node{{Name: "node-1", Address: address}, {Name: "gone", Err: errors.New("the pod is Failed")}}
+	options := spctl.Options{
+		Nodes:   func(context.Context) ([]spctl.Node, error) { mu.Lock(); defer mu.Unlock(); return nodes, nil },
+		Awaited: func(context.Context) ([]string, error) { return []string{"node-1", "node-2"}, nil },
+	}
+	const line = "wait shop/web --endpointslices 20 --for "
+	out, err := runWith(t, options, strings.Fields(line+"0s")...)
+	if text := gaps.ReplaceAllString(out, " "); spctl.ExitStatus(err) != spctl.StatusFailed || !strings.Contains(text, "node-1 yes") ||
+		!strings.Contains(text, "node-2 ask node-2: no proxy runs there now") || strings.Contains(text, "gone") {
+		t.Errorf("with a node without a proxy: %v, and prints\n%swant node-2 and why, and nothing of gone", err, out)
+	}
+	out, err = runWith(t, options, strings.Fields(line+"0s --node node-1")...)
+	if err != nil || strings.Contains(out, "node-2") {
+		t.Errorf("with --node: %v, and prints\n%swant node-1 only", err, out)
+	}
+	mu.Lock() // the new pod, beside the old one
+	nodes = append(nodes, spctl.Node{Name: "node-2", Err: errors.New("the pod is Failed")}, spctl.Node{Name: "node-2", Address: address})
+	mu.Unlock()
+	out, err = runWith(t, options, strings.Fields(line+"1m")...)
+	if err != nil || strings.Count(out, "yes") != 2 {
+		t.Errorf("with a new pod: %v, and prints\n%swant yes for both nodes", err, out)
+	}
+	options.Awaited = func(context.Context) ([]string, error) { return nil, errors.New("forbidden") }
+	if _, err := runWith(t, options, strings.Fields(line+"0s")...); err == nil || !strings.Contains(err.Error(), "list nodes that count: forbidden") {
+		t.Errorf("without the right to list Nodes: %v, want the reason", err)
+	}
+	for want, options := range map[string]spctl.Options{"asks one proxy": {}, "counts only nodes that have a proxy": {Nodes: options.Nodes}, "All nodes that count": options} {
+		if out, err := runWith(t, options, "wait", "--help"); err != nil || !strings.Contains(out, want) {
+			t.Errorf("help: %v\n%swant %q", err, out, want)
+		}
+	}
+}
+
+// TestWaitListsAgain: a pod of the proxy that comes during the wait is asked.
+func TestWaitListsAgain(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	hasHeard(t, p, "20")
+	address := serve(t, debughttp.Handler(p))
+	var mu sync.Mutex
+	lists := 0
+	options := spctl.Options{Nodes: func(context.Context) ([]spctl.Node, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if lists++; lists == 1 {
+			return []spctl.Node{{Name: "node-1", Err: errors.New("the pod is Pending")}}, nil
+		}
+		return []spctl.Node{{Name: "node-1", Address: address}}, nil
+	}}
+	out, err := runWith(t, options, "wait", "shop/web", "--endpointslices", "20", "--for", "5m")
+	if err != nil || !strings.Contains(out, "yes") {
+		t.Errorf("wait: %v, and prints\n%swant yes", err, out)
+	}
+}

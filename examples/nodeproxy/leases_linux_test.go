@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	coordination "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,10 +27,18 @@ func TestLeases(t *testing.T) {
 	// Users bind the roles of waiters to the accounts of their programs.
 	subjects := []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: "shop", Name: "waiter"}}
 	manifest := append(apitest.ReadManifest(t, "deploy/programmed-leases.yaml"),
-		&rbac.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system"}, Subjects: subjects, RoleRef: rbac.RoleRef{Kind: "Role", Name: "programmed-waiter"}},
+		&rbac.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.LeaseNamespace}, Subjects: subjects, RoleRef: rbac.RoleRef{Kind: "Role", Name: "programmed-waiter"}},
 		&rbac.ClusterRoleBinding{Subjects: subjects, RoleRef: rbac.RoleRef{Kind: "ClusterRole", Name: "programmed-waiter"}})
 	c := newSmall(t)
 	api := apitest.New(t, apitest.Options{Resources: []apitest.Resource{{GroupVersionKind: coordination.SchemeGroupVersion.WithKind("Lease"), Name: "leases"}}})
+	if namespace := apitest.The[*v1.Namespace](t, manifest); namespace.Name != cluster.LeaseNamespace {
+		t.Errorf("the namespace of the manifest is %s, want %s", namespace.Name, cluster.LeaseNamespace)
+	}
+	for _, o := range manifest { // nodeproxy may write Leases, so there must be nothing else
+		if r, ok := o.(*rbac.Role); ok && r.Namespace != cluster.LeaseNamespace {
+			t.Errorf("Role %s is for namespace %s, want %s", r.Name, r.Namespace, cluster.LeaseNamespace)
+		}
+	}
 	api.Put(t, apitest.The[*coordination.Lease](t, manifest))
 	for _, o := range objects(t, thisNode+"---\n"+webService+"---\n"+webSlices(1)) {
 		api.Put(t, o.Value)
@@ -39,7 +48,7 @@ func TestLeases(t *testing.T) {
 	account := readDeployment(t).account
 	proxy := apitest.NewAccount(api, account.Namespace, account.Name, slices.Concat(manifest, apitest.ReadManifest(t, daemonSet))...)
 	waiter := apitest.NewAccount(api, "shop", "waiter", manifest...)
-	p := start(t, c.node, "--master="+proxy.Serve(t, inNode), "--programmed-lease-namespace=kube-system", "--state-dir="+t.TempDir())
+	p := start(t, c.node, "--master="+proxy.Serve(t, inNode), "--programmed-lease-namespace="+cluster.LeaseNamespace, "--state-dir="+t.TempDir())
 	p.waitHealthy()
 	client, err := cluster.New(&rest.Config{Host: waiter.Serve(t, nil)})
 	netnstest.Check(t, err)
@@ -47,7 +56,7 @@ func TestLeases(t *testing.T) {
 		api.Put(t, o.Value)
 	}
 	ctx, end := context.WithCancel(t.Context())
-	w, stop, err := client.Leased(ctx, cluster.LeaseOptions{Namespace: "kube-system"})
+	w, stop, err := client.Leased(ctx, cluster.LeaseOptions{})
 	netnstest.Check(t, err)
 	defer func() { end(); stop() }()
 	version := strconv.FormatUint(api.Version(), 10)

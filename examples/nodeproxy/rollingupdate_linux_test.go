@@ -130,6 +130,13 @@ func (l *line) cut() {
 	l.gate = make(chan struct{})
 }
 
+// open lets the bytes pass again.
+func (l *line) open() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.gate)
+}
+
 // fabric is a cluster of three nodes, each with pods and a client, and an API server.
 type fabric struct {
 	t          *testing.T
@@ -437,8 +444,32 @@ func (f *fabric) rolls(sleep time.Duration) map[string]func(*fabricPod) {
 // fullRolling is the environment variable that has the update measured as docs/PROGRAMMED.md shows it.
 const fullRolling = "SERVICEPLANE_ROLLING"
 
+// endWithACutOffNode ends a pod while node-2 is cut off and node-3 is late: the hook waits for node-3,
+// and names node-2 alone at the deadline. When node-2 is back, the hook ends.
+func (f *fabric) endWithACutOffNode(pod *fabricPod, grace time.Duration) {
+	f.t.Helper()
+	const deadline = 20 * time.Second // enough on a busy machine to ask the others
+	f.nodes[1].line.cut()
+	f.terminating(pod)
+	says, status := f.hook(pod, deadline)
+	f.t.Logf("with node-2 cut off and node-3 late, the hook ended with %d: %s", status, says)
+	if want := "node node-2: IPv4: EndpointSlices are those of version "; status != 1 || !strings.Contains(says, want) || strings.Contains(says, "node-1") || strings.Contains(says, "node-3") {
+		f.t.Errorf("the hook ended with %d and %q, want 1 and %q alone", status, says, want)
+	}
+	if why := f.behind(f.nodes[2], f.left(pod)); why != nil {
+		f.t.Errorf("the hook does not name node-3, which is behind: %v", why)
+	}
+	f.nodes[1].line.open()
+	if says, status := f.hook(pod, 10*time.Minute); status != 0 {
+		f.t.Errorf("the hook ended with %d after node-2 came back: %s", status, says)
+	}
+	pod.end(grace)
+	f.remove(pod)
+}
+
 // A rolling update under new connections: with the hook none fails, and the node that is late is
-// waited for. In its full form, other variants are measured too.
+// waited for. At the end another node is cut off besides. In its full form, other variants are
+// measured too.
 func TestARollingUpdateLosesNoConnection(t *testing.T) {
 	t.Parallel()
 	skipInVM(t)
@@ -469,6 +500,14 @@ func TestARollingUpdateLosesNoConnection(t *testing.T) {
 		if made == 0 || full && name == "none" && failed == 0 {
 			t.Errorf("%s: %d connections, %d failed, want some", name, made, failed)
 		}
+	}
+	l := f.load(perSecond)
+	f.endWithACutOffNode(all[0], grace)
+	f.follow(f.nodes...)
+	if made, failed, first := l.end(); made == 0 || failed > 0 {
+		t.Errorf("with a node cut off: %d of %d connections failed, want none: %s", failed, made, first)
+	} else {
+		t.Logf("with a node cut off: %d connections, none failed", made)
 	}
 	if full && took["sleep 15s"] < 5*took["prestop"] {
 		t.Errorf("the update took %v, want at least five times less than with the sleep", took)

@@ -8,15 +8,19 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/serviceplane/serviceplane/programmed"
 	"github.com/serviceplane/serviceplane/spctl"
 )
 
@@ -25,13 +29,15 @@ type cluster struct {
 	kubeconfig, context string
 	namespace, selector string
 	port                int
+	nodeSelector        string
+	notReadyFor         time.Duration
 }
 
 // plugin returns the command that asks the nodes of a cluster.
 func plugin() *cobra.Command {
 	const debugPort = 10290
 	c := &cluster{}
-	command := spctl.New(spctl.Options{Use: "kubectl-serviceplane", Nodes: c.nodes, Versions: c.versions})
+	command := spctl.New(spctl.Options{Use: "kubectl-serviceplane", Nodes: c.nodes, Awaited: c.awaited, Versions: c.versions})
 	command.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl serviceplane"}
 	flags := command.PersistentFlags()
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file; default is $KUBECONFIG, or ~/.kube/config")
@@ -39,7 +45,31 @@ func plugin() *cobra.Command {
 	flags.StringVar(&c.namespace, "proxy-namespace", "kube-system", "namespace of the proxies' pods")
 	flags.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/name=nodeproxy", "label selector of the proxies' pods")
 	flags.IntVar(&c.port, "proxy-port", debugPort, "port of the proxies' debug server, which listens on the pods' addresses")
+	flags.StringVar(&c.nodeSelector, "node-selector", "", "wait: labels of the nodes that run the proxy; default is all nodes")
+	flags.DurationVar(&c.notReadyFor, "ignore-not-ready-for", 0, "wait: leave out nodes that are not Ready for this long; 0 waits for them too, because they may still send connections")
 	return command
+}
+
+// awaited lists the nodes that must have a change, whether they have a pod of the proxy or not.
+func (c *cluster) awaited(ctx context.Context) (names []string, err error) {
+	policy := programmed.Policy{NotReadyFor: c.notReadyFor}
+	if policy.Selector, err = labels.Parse(c.nodeSelector); err != nil {
+		return nil, fmt.Errorf("--node-selector=%s: %w", c.nodeSelector, err)
+	}
+	base, transport, err := c.connect()
+	if err != nil {
+		return nil, err
+	}
+	var list v1.NodeList
+	if err := get(ctx, transport, *base.JoinPath("api/v1/nodes"), url.Values{"resourceVersion": {"0"}}, &list); err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		if policy.Counts(&list.Items[i], time.Now()) {
+			names = append(names, list.Items[i].Name)
+		}
+	}
+	return names, nil
 }
 
 // connect returns the address of the API server, and how to reach it.
@@ -73,6 +103,9 @@ func (c *cluster) nodes(ctx context.Context) ([]spctl.Node, error) {
 	if len(list.Items) == 0 {
 		return nil, fmt.Errorf("no pod in %s has the labels %s: see --selector and --proxy-namespace", c.namespace, c.selector)
 	}
+	slices.SortStableFunc(list.Items, func(a, b v1.Pod) int { // those that end come last
+		return ends(&a) - ends(&b)
+	})
 	toPods := &http.Client{Transport: forPods{transport}}
 	all := make([]spctl.Node, 0, len(list.Items))
 	for i := range list.Items {
@@ -86,6 +119,14 @@ func (c *cluster) nodes(ctx context.Context) ([]spctl.Node, error) {
 	return all, nil
 }
 
+// ends is 1 for a pod that ends, which an update has replaced or will.
+func ends(pod *v1.Pod) int {
+	if pod.DeletionTimestamp != nil {
+		return 1
+	}
+	return 0
+}
+
 // versions returns the resourceVersion of a Service, and the newest one of its EndpointSlices.
 func (c *cluster) versions(ctx context.Context, namespace, name string) (services, endpointSlices string, err error) {
 	base, transport, err := c.connect()
@@ -97,8 +138,8 @@ func (c *cluster) versions(ctx context.Context, namespace, name string) (service
 		return "", "", err
 	}
 	var list discovery.EndpointSliceList
-	slices := base.JoinPath("apis/discovery.k8s.io/v1/namespaces", namespace, "endpointslices")
-	if err := get(ctx, transport, *slices, url.Values{"labelSelector": {discovery.LabelServiceName + "=" + name}}, &list); err != nil {
+	ofService := base.JoinPath("apis/discovery.k8s.io/v1/namespaces", namespace, "endpointslices")
+	if err := get(ctx, transport, *ofService, url.Values{"labelSelector": {discovery.LabelServiceName + "=" + name}}, &list); err != nil {
 		return "", "", err
 	}
 	for i := range list.Items {

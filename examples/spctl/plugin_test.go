@@ -84,6 +84,17 @@ func startCluster(t *testing.T, vip2 string) (kubeconfig string) {
 		}
 		_ = json.NewEncoder(w).Encode(answer)
 	})
+	mux.HandleFunc("GET /api/v1/nodes", func(w http.ResponseWriter, _ *http.Request) {
+		var nodes v1.NodeList
+		for _, name := range []string{"node-1", "node-2", "node-4", "node-5"} { // node-4 has no pod, node-5 is shut down
+			node := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}}
+			if name == "node-5" {
+				node.Spec.Taints = []v1.Taint{{Key: v1.TaintNodeOutOfService, Effect: v1.TaintEffectNoExecute}}
+			}
+			nodes.Items = append(nodes.Items, node)
+		}
+		_ = json.NewEncoder(w).Encode(nodes)
+	})
 	meta := func(name, version string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: version}
 	}
@@ -138,10 +149,13 @@ func TestThePlugin(t *testing.T) {
 		"wait shop/web --node node-1,node-2 --for 0s": {
 			spctl.StatusDifferent, []string{"node-2   no           IPv4: EndpointSlices are those of version 9, want 10"},
 		},
-		"verify --node node-3":             {spctl.StatusFailed, []string{"Pending"}},
-		"status --selector app=other":      {spctl.StatusFailed, nil},
-		"status --proxy-namespace default": {spctl.StatusFailed, nil},
-		"--help":                           {0, []string{"kubectl serviceplane [flags]", "--selector"}},
+		"wait shop/web --for 0s":                             {spctl.StatusFailed, []string{"node-1   yes", "node-2   no", "node-4   ask node-4: no proxy runs there now"}},
+		"wait shop/web --for 0s --node-selector name=node-1": {0, []string{"node-1   yes"}},
+		"wait shop/web --for 0s --node-selector a=b=c":       {spctl.StatusFailed, nil},
+		"verify --node node-3":                               {spctl.StatusFailed, []string{"Pending"}},
+		"status --selector app=other":                        {spctl.StatusFailed, nil},
+		"status --proxy-namespace default":                   {spctl.StatusFailed, nil},
+		"--help":                                             {0, []string{"kubectl serviceplane [flags]", "--selector"}},
 	} {
 		out, err := runPlugin(t, append(strings.Fields(line), kubeconfig)...)
 		if spctl.ExitStatus(err) != want.status {

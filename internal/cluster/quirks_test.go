@@ -295,4 +295,14 @@ var plantedFeeds = []planted{
 	{"feed: changes of the node are lost", feeding(func(f *editedFeed, _ *process) {
 		f.node = func(proxier.EventHandler, changetracker.Node) {}
 	})},
+	{"feed: a version is said before its event", feeding(func(f *editedFeed, p *process) {
+		f.service = func(next proxier.EventHandler, before, after *v1.Service) {
+			next.OnVersion(changetracker.InputServices, p.reflect[servicesKind].version())
+			onService(next, before, after)
+		}
+		f.slice = func(next proxier.EventHandler, before, after *discovery.EndpointSlice) {
+			next.OnVersion(changetracker.InputEndpointSlices, p.reflect[slicesKind].version())
+			onSlice(next, before, after)
+		}
+	})},
 }

@@ -27,8 +27,7 @@ const stepsPerHistory = 30
 // Test runs histories of new seeds, as many workers at a time. If one fails, Test shortens it and prints what is left.
 func Test(t *testing.T, few, workers int, planes Planes) {
 	t.Helper()
-	first, count := seeds(t, few)
-	t.Logf("%d seeds from %d; to run one again: %s=N go test -run '%s'", count, first, SeedVariable, t.Name())
+	first, count := Seeds(t, few)
 	next := make(chan uint64)
 	var running sync.WaitGroup
 	for range min(workers, count) {
@@ -46,6 +45,15 @@ func Test(t *testing.T, few, workers int, planes Planes) {
 	}
 	close(next)
 	running.Wait()
+}
+
+// Seeds returns the seeds that a test of random histories runs: few new ones, or those that
+// SeedVariable and SeedsVariable ask for. It prints how to run one again.
+func Seeds(t *testing.T, few int) (first uint64, count int) {
+	t.Helper()
+	first, count = seeds(t, few)
+	t.Logf("%d seeds from %d; to run one again: %s=N go test -run '%s'", count, first, SeedVariable, t.Name())
+	return first, count
 }
 
 func seeds(t *testing.T, few int) (first uint64, count int) {

@@ -29,7 +29,8 @@ type Client struct {
 // New returns a Client. It sends nothing yet.
 func New(config *rest.Config) (*Client, error) {
 	config = rest.CopyConfig(config)
-	config.ContentType = runtime.ContentTypeJSON // writes are few and small
+	config.ContentType = runtime.ContentTypeJSON                                            // writes are few and small
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // lists are not
 	clients, err := apiclient.New(config)
 	if err != nil {
 		return nil, fmt.Errorf("create client: %w", err)

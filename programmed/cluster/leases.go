@@ -12,7 +12,6 @@ import (
 
 	"go.uber.org/zap"
 	coordination "k8s.io/api/coordination/v1"
-	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -25,8 +24,9 @@ import (
 
 // The objects of the way through the API server. All are Leases of one namespace.
 const (
-	// LeaseNamespace is the default namespace of the Leases.
-	LeaseNamespace = "kube-system"
+	// LeaseNamespace is the default namespace of the Leases. It has nothing else: the right to write
+	// the Leases of nodes, whose names cannot be listed in a Role, is one for the whole namespace.
+	LeaseNamespace = "serviceplane-programmed"
 	// SwitchName is the Lease that waiters renew. The manifest of the proxy creates it.
 	SwitchName = "serviceplane-programmed-waiting"
 	// LeaseLabel is the label of the Leases of nodes; its value is "node".
@@ -38,7 +38,7 @@ const (
 	// waitingFor is how long a renewal of the switch counts for a node, from when the node saw
 	// it: clocks may differ. A waiter that died costs as long.
 	waitingFor = 15 * time.Second
-	// renewEvery is how often waiters renew the switch, all of them together.
+	// renewEvery is how often waiters renew the switch, all of them together: see renewPause.
 	renewEvery = 5 * time.Second
 	// mostWrites is how many Leases a second all nodes write together, about.
 	mostWrites = 500
@@ -60,7 +60,7 @@ type PublishOptions struct {
 
 // Publish writes what a node has programmed to its Lease until ctx ends: only while somebody waits,
 // only what is new, and at most once a second, or less often in a large cluster. Otherwise it only
-// watches one object.
+// watches one object. First it clears the report of a process before it.
 func (c *Client) Publish(ctx context.Context, o PublishOptions) error {
 	o.Namespace = cmp.Or(o.Namespace, LeaseNamespace)
 	if o.Logger == nil {
@@ -72,7 +72,7 @@ func (c *Client) Publish(ctx context.Context, o PublishOptions) error {
 	defer writing.Wait()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	writing.Go(func() { p.write(ctx) })
+	writing.Go(func() { p.clear(ctx); p.write(ctx) })
 	from, err := c.leasesOf(o.Namespace, func(l *metav1.ListOptions) {
 		l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, SwitchName).String()
 	})
@@ -114,15 +114,11 @@ func (p *publisher) renewed(l *coordination.Lease) {
 	if p.seen = l.ResourceVersion; before == "" || before == p.seen {
 		return
 	}
-	interval, err := time.ParseDuration(l.Annotations[intervalAnnotation])
-	if err != nil {
-		interval = shortestInterval
-	}
 	select {
 	case <-p.wanted: // only the last one matters
 	default:
 	}
-	p.wanted <- min(max(interval, shortestInterval), longestInterval)
+	p.wanted <- intervalOf(l)
 }
 
 // write writes while somebody waits.
@@ -172,20 +168,36 @@ func (p *publisher) report() string {
 	return string(text)
 }
 
-// put creates or changes the Lease of the node.
-func (p *publisher) put(ctx context.Context, text string) error {
+// clear removes the report of a process before, if there is one: after a boot of the machine, or
+// with an older list of the API server, this process may not have what that one had.
+func (p *publisher) clear(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := p.patch(ctx, nil)
+		if err == nil || isFinal(err) { // usually there is no Lease
+			return
+		}
+		pause.For(ctx, watchPause)
+	}
+}
+
+// patch changes the report in the Lease of the node; nil removes it.
+func (p *publisher) patch(ctx context.Context, text *string) error {
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"annotations": map[string]string{ReportAnnotation: text}},
+		"metadata": map[string]any{"annotations": map[string]*string{ReportAnnotation: text}},
 		"spec":     map[string]any{"renewTime": metav1.NowMicro()},
 	})
 	if err != nil {
 		return err
 	}
-	name := leasePrefix + p.options.Node
-	err = p.client.leases.Patch(types.MergePatchType).Namespace(p.options.Namespace).Resource("leases").Name(name).Body(patch).Do(ctx).Error()
-	if !apierrors.IsNotFound(err) {
+	return p.client.leases.Patch(types.MergePatchType).Namespace(p.options.Namespace).Resource("leases").Name(leasePrefix + p.options.Node).Body(patch).Do(ctx).Error()
+}
+
+// put creates or changes the Lease of the node.
+func (p *publisher) put(ctx context.Context, text string) error {
+	if err := p.patch(ctx, &text); !apierrors.IsNotFound(err) {
 		return err
 	}
+	name := leasePrefix + p.options.Node
 	now := metav1.NowMicro()
 	lease := &coordination.Lease{
 		ObjectMeta: metav1.ObjectMeta{
@@ -197,12 +209,16 @@ func (p *publisher) put(ctx context.Context, text string) error {
 	return p.client.leases.Post().Namespace(p.options.Namespace).Resource("leases").Body(lease).Do(ctx).Error()
 }
 
+// onlyMetadata is the form of a list of which only the metadata is needed. A server that does not
+// have it answers with the whole objects, whose metadata is the same.
+const onlyMetadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+
 // owner is the Node, so that the Lease goes with it. It lists, which the proxy may do.
 func (p *publisher) owner(ctx context.Context) []metav1.OwnerReference {
-	var nodes v1.NodeList
-	only := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, p.options.Node).String()}
-	err := p.client.core.Get().Resource("nodes").VersionedParams(&only, metav1.ParameterCodec).Do(ctx).Into(&nodes)
-	if err != nil || len(nodes.Items) == 0 {
+	var nodes metav1.PartialObjectMetadataList
+	only := metav1.ListOptions{ResourceVersion: "0", FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, p.options.Node).String()}
+	text, err := p.client.core.Get().Resource("nodes").VersionedParams(&only, metav1.ParameterCodec).SetHeader("Accept", onlyMetadata).Do(ctx).Raw()
+	if err != nil || json.Unmarshal(text, &nodes) != nil || len(nodes.Items) == 0 {
 		return nil // the Lease stays, which harms nobody
 	}
 	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.options.Node, UID: nodes.Items[0].UID}}
@@ -242,37 +258,52 @@ func (c *Client) Leased(ctx context.Context, o LeaseOptions) (w programmed.Waiti
 
 // renew renews the switch until ctx ends, unless another waiter did.
 func (c *Client) renew(ctx context.Context, namespace string, n *nodes, r *reports) {
-	for ; ctx.Err() == nil; pause.For(ctx, renewEvery) {
-		err := c.renewOnce(ctx, namespace, n)
+	for ctx.Err() == nil {
+		interval, err := c.renewOnce(ctx, namespace, n)
 		if err != nil {
 			err = fmt.Errorf("renew Lease %s/%s, so that nodes write theirs: %w", namespace, SwitchName, err)
 		}
 		r.change(func() { r.renewing = err })
+		pause.For(ctx, renewPause(interval))
 	}
 }
 
-func (c *Client) renewOnce(ctx context.Context, namespace string, n *nodes) error {
+// renewPause is the pause between two renewals: all nodes watch each of them.
+func renewPause(interval time.Duration) time.Duration { return max(renewEvery, interval/2) }
+
+// renewOnce returns the interval that the nodes have now.
+func (c *Client) renewOnce(ctx context.Context, namespace string, n *nodes) (interval time.Duration, err error) {
 	var l coordination.Lease
 	if err := c.leases.Get().Namespace(namespace).Resource("leases").Name(SwitchName).Do(ctx).Into(&l); err != nil {
-		return err
+		return 0, err
 	}
+	interval = intervalOf(&l)
 	if l.Spec.RenewTime != nil {
-		if age := time.Since(l.Spec.RenewTime.Time); age >= 0 && age < renewEvery/2 {
-			return nil
+		if age := time.Since(l.Spec.RenewTime.Time); age >= 0 && age < renewPause(interval)/2 {
+			return interval, nil
 		}
 	}
 	names, err := n.list(ctx)
 	if err != nil {
-		return fmt.Errorf("list nodes: %w", err)
+		return interval, fmt.Errorf("list nodes: %w", err)
 	}
 	now := metav1.NowMicro()
-	l.Spec.RenewTime = &now
-	metav1.SetMetaDataAnnotation(&l.ObjectMeta, intervalAnnotation, intervalFor(len(names)).String())
+	l.Spec.RenewTime, interval = &now, intervalFor(len(names))
+	metav1.SetMetaDataAnnotation(&l.ObjectMeta, intervalAnnotation, interval.String())
 	err = c.leases.Put().Namespace(namespace).Resource("leases").Name(SwitchName).Body(&l).Do(ctx).Error()
 	if apierrors.IsConflict(err) { // another waiter was first
-		return nil
+		return interval, nil
 	}
-	return err
+	return interval, err
+}
+
+// intervalOf is the interval that the switch has.
+func intervalOf(l *coordination.Lease) time.Duration {
+	interval, err := time.ParseDuration(l.Annotations[intervalAnnotation])
+	if err != nil {
+		return shortestInterval
+	}
+	return min(max(interval, shortestInterval), longestInterval)
 }
 
 // intervalFor is the pause between two writes of each of so many nodes.

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -232,11 +233,60 @@ func TestANodeWritesOnlyWhileSomebodyWaits(t *testing.T) {
 	})
 }
 
+// What a process before has said does not count: the next one clears its report, also while nobody
+// waits, and writes no other then.
+func TestANodeClearsWhatItSaidBefore(t *testing.T) {
+	api, c := startAPI(t, 1)
+	p := &publisher{client: c, options: PublishOptions{Node: "node-1", Namespace: LeaseNamespace}}
+	old, err := json.Marshal(programmed.Report{Node: "node-1", Families: map[v1.IPFamily]programmed.Family{v1.IPv4Protocol: {EndpointSlices: "900"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.put(t.Context(), string(old)); err != nil {
+		t.Fatal(err)
+	}
+	lease := func() (l coordination.Lease) {
+		if err := c.leases.Get().Namespace(LeaseNamespace).Resource("leases").Name(leasePrefix + "node-1").Do(t.Context()).Into(&l); err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	if l := lease(); l.Annotations[ReportAnnotation] != string(old) {
+		t.Fatalf("the Lease has %q, want %q", l.Annotations[ReportAnnotation], old)
+	}
+	n := &node{}
+	n.version.Store(5)
+	publish(t, c, "node-1", n)
+	poll.Until(t, "the node has cleared its Lease", func() bool { _, has := lease().Annotations[ReportAnnotation]; return !has })
+	poll.Until(t, "the node watches", func() bool { return watches(api) == 1 })
+	if n.calls.Load() != 0 {
+		t.Error("the node was asked although nobody waits")
+	}
+	w, stop, err := c.Leased(t.Context(), LeaseOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	poll.Until(t, "the new report", func() bool {
+		report, err := w.Ask(t.Context(), "node-1", web)
+		return err == nil && report.Node == "node-1"
+	})
+	report, err := w.Ask(t.Context(), "node-1", web)
+	if has := report.Families[v1.IPv4Protocol].EndpointSlices; err != nil || has != "5" {
+		t.Errorf("the node says %q, %v, want 5", has, err)
+	}
+}
+
 // The arithmetic of docs/PROGRAMMED.md.
 func TestWritesOfLargeClusters(t *testing.T) {
 	for nodes, want := range map[int]time.Duration{1: time.Second, 500: time.Second, 5000: 10 * time.Second, 65000: 130 * time.Second} {
 		if got := intervalFor(nodes); got != want {
 			t.Errorf("%d nodes write every %v, want %v", nodes, got, want)
+		}
+	}
+	for interval, want := range map[time.Duration]time.Duration{time.Second: 5 * time.Second, 10 * time.Second: 5 * time.Second, 130 * time.Second: 65 * time.Second} {
+		if got := renewPause(interval); got != want || 3*got/2 >= max(waitingFor, 2*interval) {
+			t.Errorf("with an interval of %v, the switch is renewed every %v, want %v", interval, got, want)
 		}
 	}
 	n := &node{}
@@ -245,8 +295,32 @@ func TestWritesOfLargeClusters(t *testing.T) {
 	few := len(p.report())
 	n.failed.Store(1000)
 	many := len(p.report())
-	t.Logf("the report has %d bytes, with most failures %d", few, many)
+	t.Logf("the report has %d bytes, with most failures %d; an event of the switch %d", few, many, switchEvent(t))
 	if few > 300 || many > 25000 {
 		t.Errorf("the report has %d bytes, with most failures %d, want 300 and 25000 at most", few, many)
 	}
+}
+
+// switchEvent returns how many bytes each node reads when the switch is renewed.
+func switchEvent(t *testing.T) int {
+	t.Helper()
+	now := metav1.NowMicro()
+	l := coordination.Lease{
+		TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: LeaseNamespace, Name: SwitchName, UID: types.UID(strings.Repeat("u", 36)), ResourceVersion: "1234567890", CreationTimestamp: metav1.Now(),
+			Annotations: map[string]string{intervalAnnotation: "10s"},
+			// Of the program that applied the manifest, and of the last waiter.
+			ManagedFields: []metav1.ManagedFieldsEntry{
+				{Manager: "kubectl-client-side-apply", Operation: "Update", APIVersion: "coordination.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{}}}`)},
+				{Manager: "prestop", Operation: "Update", APIVersion: "coordination.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:` + intervalAnnotation + `":{}}},"f:spec":{"f:renewTime":{}}}`)},
+			},
+		},
+		Spec: coordination.LeaseSpec{RenewTime: &now},
+	}
+	event, err := l.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(event)
 }

@@ -28,8 +28,19 @@ type NodeOptions struct {
 	Client *http.Client
 }
 
-// nodesRefresh is how long a list of Nodes is used before the next one.
-const nodesRefresh = 5 * time.Second
+const (
+	// nodesRefresh is how long a list of Nodes is used at least before the next one. In large
+	// clusters it is longer, so that a waiter reads at most listedNodes Nodes a second.
+	nodesRefresh = 5 * time.Second
+	listedNodes  = 200
+	// listRetry is the pause after a list that failed.
+	listRetry = time.Second
+)
+
+// refreshFor returns how long a list of so many Nodes is used.
+func refreshFor(nodes int) time.Duration {
+	return max(nodesRefresh, time.Duration(nodes)*time.Second/listedNodes)
+}
 
 // nodes lists Nodes now and then.
 type nodes struct {
@@ -37,7 +48,9 @@ type nodes struct {
 	policy programmed.Policy
 
 	mu     sync.Mutex // guards all below
-	listed time.Time
+	next   time.Time  // not before it, a new list
+	listed bool
+	failed error // of the last list
 	names  []string
 	addrs  map[string]string // by name
 }
@@ -46,18 +59,26 @@ type nodes struct {
 func (n *nodes) list(ctx context.Context) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	now := time.Now()
-	if !n.listed.IsZero() && now.Sub(n.listed) < nodesRefresh {
-		return n.names, nil
+	if now := time.Now(); !now.Before(n.next) {
+		n.refresh(ctx, now)
 	}
+	if !n.listed {
+		return nil, n.failed
+	}
+	return n.names, nil
+}
+
+// refresh lists the Nodes, from the API server's memory and in its shortest form. Policies and
+// addresses need more of a Node than its metadata.
+func (n *nodes) refresh(ctx context.Context, now time.Time) {
 	var all v1.NodeList
-	if err := n.client.core.Get().Resource("nodes").VersionedParams(&metav1.ListOptions{ResourceVersion: "0"}, metav1.ParameterCodec).Do(ctx).Into(&all); err != nil {
-		if n.listed.IsZero() {
-			return nil, err
-		}
-		return n.names, nil
+	n.failed = n.client.core.Get().Resource("nodes").VersionedParams(&metav1.ListOptions{ResourceVersion: "0"}, metav1.ParameterCodec).Do(ctx).Into(&all)
+	if n.failed != nil {
+		n.next = time.Now().Add(listRetry)
+		return
 	}
-	n.listed, n.names, n.addrs = now, nil, map[string]string{}
+	n.listed, n.names, n.addrs = true, nil, map[string]string{}
+	n.next = now.Add(refreshFor(len(all.Items)))
 	for i := range all.Items {
 		node := &all.Items[i]
 		if n.policy.Counts(node, now) {
@@ -65,7 +86,6 @@ func (n *nodes) list(ctx context.Context) ([]string, error) {
 			n.addrs[node.Name] = address(node)
 		}
 	}
-	return n.names, nil
 }
 
 // address returns where a node can be dialled: its internal address before others, or nothing.
