@@ -109,11 +109,11 @@ func (e *Engine) written() int {
 func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.ServicePortName]*carried) (ready bool, err error) {
 	if update.Full {
 		e.declined = map[changetracker.ServicePortName]error{}
-		if err = e.orWithout(e.begin(wanted)); err != nil {
+		if err := e.orWithout(e.begin(wanted)); err != nil {
 			return false, err
 		}
 	}
-	if e.layer == nil || e.without != nil {
+	if !e.translates() {
 		return false, nil
 	}
 	for i := range update.Changes {
@@ -124,6 +124,8 @@ func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.Servic
 	}
 	return true, nil
 }
+
+func (e *Engine) translates() bool { return e.layer != nil && e.without == nil }
 
 // orWithout decides whether the rules are enough after an error. Programs of an earlier process, whose
 // maps cannot be kept up to date, are detached.

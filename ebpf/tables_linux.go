@@ -145,9 +145,9 @@ const batchFrom = 8
 func (m *tables) putFrontends(frontends map[netip.AddrPort]place) error {
 	if len(frontends) >= batchFrom {
 		if m.addrLen == 4 {
-			return writeFrontends[[8]byte](m, frontends)
+			return writeFrontends(m, frontends, func(key []byte) [8]byte { return [8]byte(key) })
 		}
-		return writeFrontends[[20]byte](m, frontends)
+		return writeFrontends(m, frontends, func(key []byte) [20]byte { return [20]byte(key) })
 	}
 	for at, to := range frontends {
 		if err := m.frontendMap.Put(m.key(at), to.value()); err != nil {
@@ -158,10 +158,10 @@ func (m *tables) putFrontends(frontends map[netip.AddrPort]place) error {
 }
 
 // writeFrontends is an all-in-one system call; after an error some may have been written.
-func writeFrontends[K [8]byte | [20]byte](m *tables, frontends map[netip.AddrPort]place) error {
+func writeFrontends[K any](m *tables, frontends map[netip.AddrPort]place, array func(key []byte) K) error {
 	keys, values := make([]K, 0, len(frontends)), make([][2]uint32, 0, len(frontends))
 	for at, to := range frontends {
-		keys, values = append(keys, K(m.key(at))), append(values, [2]uint32{to.service, to.scope})
+		keys, values = append(keys, array(m.key(at))), append(values, [2]uint32{to.service, to.scope})
 	}
 	n, err := m.frontendMap.BatchUpdate(keys, values, nil)
 	if err != nil {
