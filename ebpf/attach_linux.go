@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -25,11 +24,13 @@ import (
 // programs holds what one IP family of an instance has in the kernel: pinned maps, programs that use
 // them, and links that attach the programs to cgroups. All of it outlives the process.
 //
-//	BPFFS/serviceplane/NAME/ip4/v1/frontends, services, endpoints, peers, namespaces, counts
-//	BPFFS/serviceplane/NAME/ip4/v1/links-DIGEST/PROGRAM-CGROUP
+//	BPFFS/serviceplane/NAME/ip4/v1/peers, namespaces, counts
+//	BPFFS/serviceplane/NAME/ip4/v1/maps/frontends, services, endpoints
+//	BPFFS/serviceplane/NAME/ip4/v1/links-DIGEST/PROGRAM-CGROUP, program-PROGRAM
 //
 // The digest is of the compiled programs, their settings and the maps. Links in a folder of that name
-// need no change.
+// that have the programs beside them need no change. A folder of maps is replaced as a whole. Where
+// another version has left v0 or v2, its links get the programs of this one, and the rest is removed.
 type programs struct {
 	config   Config
 	family   v1.IPFamily
@@ -39,7 +40,9 @@ type programs struct {
 	shared   map[string]*ebpf.Map // peers, namespaces, counts
 	// attached are the links by name, with the program that each should have.
 	attached map[string]attachment
+	layer    map[string]*ebpf.Map // of the attached programs, by the path of their pins
 	listed   *namespaceUser
+	step     func() // see Engine
 }
 
 type attachment struct {
@@ -126,89 +129,28 @@ func (p *programs) open() (err error) {
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return unavailable("create the folder of pinned maps", err)
 	}
-	if p.lock, err = os.Open(p.dir); err != nil {
+	family := filepath.Dir(p.dir) // of all versions of the layout
+	if p.lock, err = os.Open(family); err != nil {
 		return fmt.Errorf("open the folder of pinned maps: %w", err)
 	}
 	if err := unix.Flock(int(p.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("%w: %s is locked: stop the other process, or use other Names or another BPFFS: %w", proxier.ErrInUse, p.dir, err)
+		return fmt.Errorf("%w: %s is locked: stop the other process, or use other Names or another BPFFS: %w", proxier.ErrInUse, family, err)
 	}
 	return nil
 }
 
-// pinned returns the map of a name, which it creates if it does not exist or is another one.
-func (p *programs) pinned(name string, want *ebpf.MapSpec) (*ebpf.Map, error) {
-	if m := p.compatible(name, want); m != nil {
-		return m, nil
+// change calls the test that wants to interrupt what comes next.
+func (p *programs) change() {
+	if p.step != nil {
+		p.step()
 	}
-	m, err := ebpf.NewMap(want)
-	if err != nil {
-		return nil, unavailable("create the map "+name, err)
-	}
-	if err := repin(m, filepath.Join(p.dir, name)); err != nil {
-		_ = m.Close()
-		return nil, err
-	}
-	return m, nil
 }
-
-// repin replaces what is pinned at a path.
-func repin(m *ebpf.Map, path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("unpin an old map: %w", err)
-	}
-	if err := m.Pin(path); err != nil {
-		return fmt.Errorf("pin a map: %w", err)
-	}
-	return nil
-}
-
-// loadTables returns the pinned maps of the layer. ok is false if they are not all there: then
-// nothing is known of what the programs have.
-func (p *programs) loadTables() (m *tables, ok bool, err error) {
-	objects, err := spec(p.family)
-	if err != nil {
-		return nil, false, err
-	}
-	var all []*ebpf.Map
-	for _, name := range layerMaps() {
-		one := p.compatible(name, objects.Maps[name])
-		if one == nil {
-			closeMaps(all)
-			return nil, false, nil
-		}
-		all = append(all, one)
-	}
-	m, err = mapped(p.family, all)
-	return m, err == nil, err
-}
-
-// compatible returns the pinned map of a name, of any size; nil if it is missing, or another one.
-func (p *programs) compatible(name string, like *ebpf.MapSpec) *ebpf.Map {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(p.dir, name), nil)
-	if err != nil {
-		return nil
-	}
-	want := like.Copy()
-	if want.MaxEntries == 1 { // chosen when it was created
-		want.MaxEntries = m.MaxEntries()
-	}
-	if want.Compatible(m) != nil {
-		_ = m.Close()
-		return nil
-	}
-	return m
-}
-
-func layerMaps() []string { return []string{mapFrontends, mapServices, mapEndpoints} }
 
 // activate attaches programs that use the maps, or moves the attached ones to them, and pins
 // everything. It changes nothing if all of it is as it should be.
 func (p *programs) activate(m *tables) error {
-	objects, err := spec(p.family)
-	if err != nil {
-		return err
-	}
-	used := map[string]*ebpf.Map{mapFrontends: m.frontendMap, mapServices: m.servicesMap, mapEndpoints: m.ends}
+	tables := map[string]*ebpf.Map{mapFrontends: m.frontendMap, mapServices: m.servicesMap, mapEndpoints: m.ends}
+	used := maps.Clone(tables)
 	maps.Copy(used, p.shared)
 	digest, err := p.digest(used)
 	if err != nil {
@@ -219,8 +161,29 @@ func (p *programs) activate(m *tables) error {
 	if err != nil {
 		return err
 	}
-	if p.areAttached(dir, wanted) {
-		return nil
+	if !p.areAttached(dir, wanted) {
+		if err := p.load(dir, wanted, used); err != nil {
+			return err
+		}
+	}
+	for name, one := range p.shared {
+		if path := filepath.Join(p.dir, name); !isPinned(one, path) {
+			if err := p.repin(one, path); err != nil {
+				return err
+			}
+		}
+	}
+	if err := p.keepTables(tables); err != nil {
+		return err
+	}
+	return p.removeOtherLayouts()
+}
+
+// load loads programs that use the maps, and attaches them.
+func (p *programs) load(dir string, wanted map[string]wantedLink, used map[string]*ebpf.Map) error {
+	objects, err := spec(p.family)
+	if err != nil {
+		return err
 	}
 	for name, one := range used {
 		objects.Maps[name].MaxEntries = one.MaxEntries()
@@ -241,7 +204,7 @@ func (p *programs) activate(m *tables) error {
 		return unavailable("load the programs", err)
 	}
 	defer loaded.Close()
-	return p.attach(dir, wanted, loaded, used)
+	return p.attach(dir, wanted, loaded)
 }
 
 // digest names what the programs are.
@@ -285,24 +248,44 @@ func (p *programs) wantedLinks() (map[string]wantedLink, error) {
 	return wanted, nil
 }
 
-// areAttached opens the links in a folder, and reports whether they are those that are wanted.
+// areAttached opens the links in a folder, and reports whether they are those that are wanted, with the
+// programs that are pinned beside them.
 func (p *programs) areAttached(dir string, wanted map[string]wantedLink) bool {
 	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != len(wanted) {
+	if err != nil || len(entries) != len(wanted)+len(hooks(p.family)) {
 		return false
 	}
 	opened := map[string]attachment{}
-	for name := range wanted {
+	for name, w := range wanted {
 		one, program, err := openLink(filepath.Join(dir, name))
-		if err != nil {
+		if err == nil {
+			opened[name] = attachment{one, program}
+		}
+		if err != nil || program != pinnedProgram(filepath.Join(dir, programPin(w.program))) {
 			closeLinks(opened)
 			return false
 		}
-		opened[name] = attachment{one, program}
 	}
 	closeLinks(p.attached)
 	p.attached = opened
 	return true
+}
+
+func programPin(program string) string { return "program-" + program }
+
+// pinnedProgram returns the number of a pinned program, 0 if there is none.
+func pinnedProgram(path string) ebpf.ProgramID {
+	program, err := ebpf.LoadPinnedProgram(path, nil)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = program.Close() }()
+	info, err := program.Info()
+	if err != nil {
+		return 0
+	}
+	id, _ := info.ID()
+	return id
 }
 
 // openLink opens a pinned link that is attached.
@@ -334,10 +317,9 @@ func closeLinks(links map[string]attachment) {
 	}
 }
 
-// attach gives each link its new program, and pins links and maps. Each step leaves a state in which
-// sockets get what the old or the new maps say; if this process dies, the next one begins with
-// empty maps or completes it.
-func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf.Collection, used map[string]*ebpf.Map) (err error) {
+// attach gives each link its new program, and pins both. Each step leaves a state in which sockets get
+// what the old or the new maps say; if this process dies, the next one completes it.
+func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf.Collection) (err error) {
 	old, err := p.linkDirs()
 	if err != nil {
 		return err
@@ -363,8 +345,8 @@ func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf
 		id, _ := programOf(one)
 		links[name] = attachment{one, id}
 	}
-	for name, one := range used {
-		if err := p.keep(name, one); err != nil {
+	for name, program := range loaded.Programs {
+		if err := p.repin(program, filepath.Join(work, programPin(name))); err != nil {
 			return err
 		}
 	}
@@ -372,10 +354,12 @@ func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf
 		if one == work {
 			continue
 		}
+		p.change()
 		if err := os.RemoveAll(one); err != nil {
 			return fmt.Errorf("remove old links: %w", err)
 		}
 	}
+	p.change()
 	if err := os.Rename(work, dir); err != nil {
 		return fmt.Errorf("name the folder of links: %w", err)
 	}
@@ -390,11 +374,14 @@ func (p *programs) attachOne(from []string, work, name string, w wantedLink, pro
 		}
 	}()
 	if one, err = p.take(from, work, name); err == nil {
+		p.change()
 		return one, one.Update(program)
 	}
+	p.change()
 	if one, err = link.AttachCgroup(link.CgroupOptions{Path: w.cgroup, Attach: w.at, Program: program}); err != nil {
 		return nil, err
 	}
+	p.change()
 	return one, one.Pin(filepath.Join(work, name))
 }
 
@@ -406,6 +393,7 @@ func (p *programs) take(from []string, to, name string) (one link.Link, err erro
 			continue
 		}
 		if dir != to {
+			p.change()
 			if err := os.Rename(path, filepath.Join(to, name)); err != nil {
 				_ = one.Close()
 				return nil, fmt.Errorf("move a link: %w", err)
@@ -416,49 +404,17 @@ func (p *programs) take(from []string, to, name string) (one link.Link, err erro
 	return nil, fs.ErrNotExist
 }
 
-// keep pins a map, unless it is.
-func (p *programs) keep(name string, m *ebpf.Map) error {
-	path := filepath.Join(p.dir, name)
-	if is, err := ebpf.LoadPinnedMap(path, nil); err == nil {
-		same := sameMap(is, m)
-		_ = is.Close()
-		if same {
-			return nil
-		}
-	}
-	return repin(m, path)
-}
-
-func sameMap(a, b *ebpf.Map) bool {
-	left, err := a.Info()
-	if err != nil {
-		return false
-	}
-	right, err := b.Info()
-	if err != nil {
-		return false
-	}
-	x, _ := left.ID()
-	y, _ := right.ID()
-	return x == y
-}
-
-// linkDirs returns the folders of links.
-func (p *programs) linkDirs() (dirs []string, err error) {
-	entries, err := os.ReadDir(p.dir)
+// linkDirs returns the folders of links, also those of other layouts.
+func (p *programs) linkDirs() ([]string, error) {
+	dirs, err := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*", "links-*"))
 	if err != nil {
 		return nil, fmt.Errorf("list pinned links: %w", err)
-	}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), "links-") {
-			dirs = append(dirs, filepath.Join(p.dir, e.Name()))
-		}
 	}
 	return dirs, nil
 }
 
-// damaged returns the name of a link that somebody has detached, given another program, or unpinned;
-// "" if there is none.
+// damaged names a link that somebody has detached, given another program, or unpinned, or a map that is not
+// pinned; "" if there is none.
 func (p *programs) damaged() string {
 	dirs, _ := p.linkDirs()
 	for name, a := range p.attached {
@@ -468,7 +424,17 @@ func (p *programs) damaged() string {
 			return err == nil
 		})
 		if !attached || program != a.program || !pinned {
-			return name
+			return "BPF link " + name
+		}
+	}
+	for path, m := range p.layer {
+		if !isPinned(m, path) {
+			return "pinned BPF map " + path
+		}
+	}
+	for name, m := range p.shared {
+		if path := filepath.Join(p.dir, name); !isPinned(m, path) {
+			return "pinned BPF map " + path
 		}
 	}
 	return ""
@@ -489,12 +455,12 @@ func (p *programs) follow(list *Namespaces) error {
 	if list == nil {
 		list = &Namespaces{}
 	}
-	return list.use(p.listed, func(cookies map[uint64]bool) error {
+	return list.use(p.listed, func(cookies []uint64) error {
 		var cookie uint64
 		var value uint32
 		var stale []uint64
 		for each := m.Iterate(); each.Next(&cookie, &value); {
-			if !cookies[cookie] {
+			if !slices.Contains(cookies, cookie) {
 				stale = append(stale, cookie)
 			}
 		}
@@ -502,7 +468,7 @@ func (p *programs) follow(list *Namespaces) error {
 		for _, cookie := range stale {
 			errs = append(errs, p.listed.remove(cookie))
 		}
-		for cookie := range cookies {
+		for _, cookie := range cookies {
 			errs = append(errs, p.listed.add(cookie))
 		}
 		return errors.Join(errs...)
@@ -529,6 +495,7 @@ func (p *programs) close() error {
 
 // remove removes everything, and the folders above that are empty then.
 func (p *programs) remove() error {
+	p.change()
 	if err := os.RemoveAll(filepath.Dir(p.dir)); err != nil {
 		return fmt.Errorf("remove pinned maps and links: %w", err)
 	}

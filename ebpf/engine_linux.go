@@ -37,6 +37,10 @@ type Engine struct {
 	// declined are service ports whose maps could not be written. The rules have them; the next
 	// full Update tries again.
 	declined map[changetracker.ServicePortName]error
+	// Tests interrupt changes: wrap, if not nil, has each call to the maps, and step comes before
+	// each change of a link or a pin.
+	wrap func(*tables) kernel
+	step func()
 }
 
 // NewEngine returns the engine of one family. It opens nothing before the first Apply.
@@ -66,7 +70,8 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 }
 
 // Apply implements proxier.Engine. Sockets lose a frontend before the rules, and get one after them. A
-// service port that the maps have no room for is left to the rules.
+// service port that the maps have no room for is left to the rules. Whatever fails at the sockets, the
+// rules are programmed; then the error says so, and the next Update is full.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -76,28 +81,27 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 			wanted[s.Name] = c
 		}
 	}
-	ready, err := e.prepare(&update, wanted)
-	if err != nil {
-		return proxier.Result{}, err
+	before := e.written()
+	ready, problem := e.prepare(&update, wanted)
+	if errors.Is(problem, proxier.ErrInUse) {
+		return proxier.Result{}, problem
 	}
 	result, err := e.rules.Apply(ctx, update)
-	if err != nil || !ready {
-		return result, err
-	}
-	for _, f := range result.Failed {
-		delete(wanted, f.Name) // what sockets have of it stays
-	}
-	before := e.layer.writes
-	for i := range update.Changes {
-		name := update.Changes[i].Name
-		if c := wanted[name]; c != nil {
-			if err := e.publish(name, c); err != nil {
-				return result, err
-			}
+	if err == nil && ready {
+		for _, f := range result.Failed {
+			delete(wanted, f.Name) // what sockets have of it stays
 		}
+		problem = e.publishAll(&update, wanted)
 	}
-	result.Report.Writes += e.layer.writes - before
-	return result, e.layer.free(false)
+	result.Report.Writes += e.written() - before
+	return result, errors.Join(err, problem)
+}
+
+func (e *Engine) written() int {
+	if e.layer == nil {
+		return 0
+	}
+	return e.layer.writes
 }
 
 // prepare opens the maps, and removes the frontends that sockets lose. ready is false if sockets are
@@ -105,12 +109,12 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.ServicePortName]*carried) (ready bool, err error) {
 	if update.Full {
 		e.declined = map[changetracker.ServicePortName]error{}
-		if err = e.orWithout(e.begin(wanted)); err != nil {
+		if err := e.orWithout(e.begin(wanted)); err != nil {
 			return false, err
 		}
 	}
-	if e.layer == nil || e.without != nil {
-		return false, err
+	if !e.translates() {
+		return false, nil
 	}
 	for i := range update.Changes {
 		name := update.Changes[i].Name
@@ -121,11 +125,18 @@ func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.Servic
 	return true, nil
 }
 
-// orWithout decides whether the rules are enough after an error.
+func (e *Engine) translates() bool { return e.layer != nil && e.without == nil }
+
+// orWithout decides whether the rules are enough after an error. Programs of an earlier process, whose
+// maps cannot be kept up to date, are detached.
 func (e *Engine) orWithout(err error) error {
-	if !e.config.Sockets.Optional || !errors.Is(err, ErrUnavailable) {
+	if !errors.Is(err, ErrUnavailable) {
 		e.without = nil
 		return err
+	}
+	if removed := e.removeSockets(); removed != nil || !e.config.Sockets.Optional {
+		e.without = nil
+		return errors.Join(err, removed)
 	}
 	if e.without == nil {
 		e.log.Warn("sockets are not translated, rules do everything: see the error, or choose the nftables engine", zap.Error(err))
@@ -152,6 +163,13 @@ func (e *Engine) begin(wanted map[changetracker.ServicePortName]*carried) error 
 	return e.layer.activate(e.layer.kernel)
 }
 
+func (e *Engine) wrapped(t *tables) kernel {
+	if e.wrap == nil {
+		return t
+	}
+	return e.wrap(t)
+}
+
 func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
 	programs, err := openPrograms(e.config, e.family)
 	if err != nil {
@@ -165,12 +183,29 @@ func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
 		return errors.Join(err, programs.close())
 	}
 	e.programs = programs
+	programs.step = e.step
 	e.layer = &layer{
-		kernel:   t,
-		replace:  func(size capacity) (kernel, error) { return newTables(e.family, size) },
-		activate: func(k kernel) error { return programs.activate(k.(*tables)) }, //nolint:forcetypeassert // what replace returns
+		kernel: e.wrapped(t),
+		replace: func(size capacity) (kernel, error) {
+			t, err := newTables(e.family, size)
+			return e.wrapped(t), err
+		},
+		activate: func(k kernel) error { return programs.activate(k.(interface{ self() *tables }).self()) }, //nolint:forcetypeassert // what wrapped returns
 	}
 	return nil
+}
+
+// publishAll gives sockets what the rules have.
+func (e *Engine) publishAll(update *desired.Update, wanted map[changetracker.ServicePortName]*carried) error {
+	for i := range update.Changes {
+		name := update.Changes[i].Name
+		if c := wanted[name]; c != nil {
+			if err := e.publish(name, c); err != nil {
+				return err
+			}
+		}
+	}
+	return e.layer.free(false)
 }
 
 // publish gives a service port to sockets. If that fails, the rules keep it alone.
@@ -182,7 +217,7 @@ func (e *Engine) publish(name changetracker.ServicePortName, c *carried) error {
 	}
 	e.log.Warn("sockets do not have the service port, rules do: the next full sync tries again", zap.Stringer("service", name), zap.Error(err))
 	e.declined[name] = err
-	if e.layer.services == nil { // a rewrite has failed
+	if e.layer.services == nil { // the programs could not be moved to larger maps
 		return err
 	}
 	return e.layer.withdraw(name, nil)
@@ -204,10 +239,11 @@ func (e *Engine) removeSockets() error {
 	if _, err := os.Stat(p.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := p.open(); err != nil {
-		return err
+	err := p.open()
+	if err == nil {
+		err = p.remove()
 	}
-	return errors.Join(p.remove(), p.close())
+	return errors.Join(err, p.close())
 }
 
 // Close closes the maps, links and sockets that this process holds. The kernel objects stay, and do their
@@ -282,8 +318,8 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
-				if name := e.damagedLink(); name != "" {
-					damaged(proxier.Damage{Object: "BPF link " + name})
+				if object := e.damagedObject(); object != "" {
+					damaged(proxier.Damage{Object: object})
 				}
 			}
 		}
@@ -291,7 +327,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	return e.rules.Watch(ctx, damaged)
 }
 
-func (e *Engine) damagedLink() string {
+func (e *Engine) damagedObject() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.programs == nil {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"net/netip"
+	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -89,8 +90,9 @@ type service struct {
 // settleFrom is how many blocks wait until the kernel is asked to settle, which takes milliseconds.
 const settleFrom = 256
 
-// load starts from what is in the maps. Nothing is written. It returns the frontends that belong to
-// none of the service ports: remove them. Maps that another program has written to are replaced.
+// load starts from what is in the maps. Nothing is written. It returns the frontends that are not
+// adopted for one of the service ports: remove them. Maps that another program has written to are
+// replaced by empty ones.
 func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans []netip.AddrPort, err error) {
 	// What nothing leads to may be used at once: also what another process has released.
 	if err := errors.Join(l.abandon(), l.kernel.settle()); err != nil {
@@ -102,28 +104,21 @@ func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans
 	}
 	found, ok := l.read(have)
 	if !ok {
-		return nil, l.rewrite(wanted, l.kernel.capacity())
+		return nil, l.rewrite(nil, l.kernel.capacity().atLeast(need(wanted)))
 	}
-	l.held = 0
+	l.held = len(have)
 	l.services = make(map[changetracker.ServicePortName]*service, len(wanted))
-	kept := map[netip.AddrPort]bool{}
 	for name, w := range wanted {
 		for key := range w.frontends {
-			kept[key] = true
 			if at, there := have[key]; there && l.services[name] == nil {
 				l.adopt(name, w, found, at.service)
 			}
 		}
 	}
 	for _, s := range found {
-		for key := range s.frontends {
-			if !kept[key] {
-				orphans = append(orphans, key)
-			}
-		}
+		orphans = slices.AppendSeq(orphans, maps.Keys(s.frontends))
 		l.release(s)
 	}
-	l.held += len(orphans)
 	return orphans, nil
 }
 
@@ -179,7 +174,6 @@ func (l *layer) adopt(name changetracker.ServicePortName, w *carried, found map[
 		}
 	}
 	l.services[name] = s
-	l.held += len(s.frontends)
 	delete(found, id)
 }
 
@@ -193,25 +187,31 @@ func within(a, b map[netip.AddrPort]int) bool {
 	return true
 }
 
-// rewrite fills new maps, of this size at least, and moves the programs to them. After an error, the
-// old maps are those of the programs, and load must follow.
-func (l *layer) rewrite(wanted map[changetracker.ServicePortName]*carried, size capacity) (err error) {
-	if err := l.abandon(); err != nil { // what waits does not exist in the new maps
-		return err
-	}
-	old := l.kernel
-	next, err := l.replace(size.atLeast(need(wanted)))
+// rewrite fills new maps, of this size at least, and moves the programs to them. If it fails before
+// that, nothing has changed. If the programs cannot be moved, services is nil: some programs may have
+// the new maps, so load must follow.
+func (l *layer) rewrite(wanted map[changetracker.ServicePortName]*carried, size capacity) error {
+	k, err := l.replace(size.atLeast(need(wanted)))
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			l.kernel = old
-			err = errors.Join(err, next.close())
-		}
-	}()
-	l.kernel = next
-	size = next.capacity()
+	next := layer{kernel: k, replace: l.replace, activate: l.activate, sequence: l.sequence, writes: l.writes}
+	if err := next.fillAll(wanted); err != nil {
+		return errors.Join(err, k.close())
+	}
+	if err := l.activate(k); err != nil {
+		l.services = nil
+		return errors.Join(err, k.close())
+	}
+	_ = l.abandon() // what waits does not exist in the new maps
+	old := l.kernel
+	*l = next
+	return old.close()
+}
+
+// fillAll fills empty maps.
+func (l *layer) fillAll(wanted map[changetracker.ServicePortName]*carried) error {
+	size := l.kernel.capacity()
 	l.services, l.ids, l.blocks = make(map[changetracker.ServicePortName]*service, len(wanted)), newArena(size.services), newArena(size.endpoints)
 	all := make(map[netip.AddrPort]place)
 	for name, w := range wanted {
@@ -224,15 +224,9 @@ func (l *layer) rewrite(wanted map[changetracker.ServicePortName]*carried, size 
 		}
 		l.services[name] = s
 	}
-	if err := next.putFrontends(all); err != nil {
-		return err
-	}
 	l.held = len(all)
 	l.writes += len(all)
-	if err := l.activate(next); err != nil {
-		return err
-	}
-	return old.close()
+	return l.kernel.putFrontends(all)
 }
 
 func (c capacity) atLeast(o capacity) capacity {
@@ -394,7 +388,7 @@ func (l *layer) put(s *service, w *carried, added int) error {
 
 func (l *layer) equal(s *service, w *carried) bool {
 	for scope, endpoints := range w.endpoints {
-		if !s.endpoints[scope].Equal(endpoints) {
+		if !s.endpoints[scope].Equal(endpoints) || endpoints.Len() == 0 && s.blocks[scope].size > 0 {
 			return false
 		}
 	}

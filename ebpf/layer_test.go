@@ -183,6 +183,9 @@ func playLayer(t *testing.T, random *rand.Rand) {
 				return next, nil
 			},
 			activate: func(k kernel) error {
+				if random.IntN(4) == 0 {
+					return errMemory
+				}
 				next := k.(*memory)
 				next.readers, m = m.readers, next
 				for _, r := range next.readers { // they go on with the old maps, and here end there
@@ -199,7 +202,9 @@ func playLayer(t *testing.T, random *rand.Rand) {
 		var changed []changetracker.ServicePortName
 		for range 1 + random.IntN(4) {
 			name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Name: fmt.Sprint("s", random.IntN(12))}}
-			changed = append(changed, name)
+			if !slices.Contains(changed, name) {
+				changed = append(changed, name)
+			}
 			if delete(next, name); random.IntN(4) > 0 {
 				next[name] = anyCarried(random, next)
 			}
@@ -224,9 +229,16 @@ func playLayer(t *testing.T, random *rand.Rand) {
 				m.readers = append(m.readers, &reader{to: key, began: applied})
 			}
 		}
-		if err := update(l, next, changed, full); err != nil {
+		declined, err := update(l, next, changed, full)
+		if err != nil {
 			full, wanted = true, next
 			continue
+		}
+		if len(declined) > 0 {
+			next = maps.Clone(next)
+			for _, name := range declined {
+				delete(next, name)
+			}
 		}
 		m.fail = false
 		wanted, full, damaged, applied = next, false, false, len(history)-1
@@ -234,30 +246,35 @@ func playLayer(t *testing.T, random *rand.Rand) {
 	}
 }
 
-// update is what the engine does.
-func update(l *layer, wanted map[changetracker.ServicePortName]*carried, changed []changetracker.ServicePortName, full bool) error {
+// update is what the engine does. It returns the service ports that are left to the rules.
+func update(l *layer, wanted map[changetracker.ServicePortName]*carried, changed []changetracker.ServicePortName, full bool) (declined []changetracker.ServicePortName, err error) {
 	if full {
 		orphans, err := l.load(wanted)
 		if err == nil {
 			err = l.remove(orphans)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for _, name := range changed {
 		if err := l.withdraw(name, wanted[name]); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for _, name := range changed {
-		if c := wanted[name]; c != nil {
-			if err := l.publish(name, c); err != nil {
-				return err
-			}
+		if wanted[name] == nil || l.publish(name, wanted[name]) == nil {
+			continue
+		}
+		if l.services == nil {
+			return nil, errMemory
+		}
+		declined = append(declined, name)
+		if err := l.withdraw(name, nil); err != nil {
+			return nil, err
 		}
 	}
-	return l.free(true)
+	return declined, l.free(true)
 }
 
 // anyCarried has frontends that no other service port has.
@@ -335,7 +352,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	names := slices.Collect(maps.Keys(wanted))
 	for _, wants := range []bool{true, false} {
 		l := &layer{kernel: m}
-		if err := update(l, wanted, names, true); err != nil || l.writes > 0 != wants {
+		if _, err := update(l, wanted, names, true); err != nil || l.writes > 0 != wants {
 			t.Errorf("%d writes, error %v; want writes: %v", l.writes, err, wants)
 		}
 	}

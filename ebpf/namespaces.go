@@ -4,14 +4,15 @@ import "sync"
 
 // Namespaces are network namespaces whose sockets the rules translate, or with Only the only ones
 // whose sockets are translated at all. The zero value has none. It may be changed at any time, by
-// several goroutines; instances that use it follow at once.
+// several goroutines; instances that use it follow at once. What an earlier process had listed is
+// forgotten at the first sync, so Add those that exist before it. There is room for 65,536.
 type Namespaces struct {
 	// Only turns the meaning round. Do not change it later.
 	Only bool
 
-	mu      sync.Mutex // guards all below
-	cookies map[uint64]bool
-	users   map[*namespaceUser]bool
+	mu    sync.Mutex        // guards all below
+	names map[string]uint64 // the number of each network namespace
+	users map[*namespaceUser]bool
 }
 
 // namespaceUser is the list in the kernel of one IP family of an instance.

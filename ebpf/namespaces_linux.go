@@ -3,6 +3,8 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -10,7 +12,7 @@ import (
 )
 
 // Add adds a network namespace, by a path such as /proc/4711/ns/net or its name under /run/netns.
-// It stays in the list when it ends: its number is never used again.
+// If the path was added before, and leads to another one now, that one takes its place.
 func (n *Namespaces) Add(netNS string) error {
 	cookie, err := cookieOf(netNS)
 	if err != nil {
@@ -18,42 +20,48 @@ func (n *Namespaces) Add(netNS string) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.cookies == nil {
-		n.cookies = map[uint64]bool{}
+	if n.names == nil {
+		n.names = map[string]uint64{}
 	}
-	n.cookies[cookie] = true
-	var errs []error
+	if before, listed := n.names[netNS]; listed && before != cookie {
+		err = n.remove(netNS)
+	}
+	n.names[netNS] = cookie
 	for user := range n.users {
-		errs = append(errs, user.add(cookie))
+		err = errors.Join(err, user.add(cookie))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
-// Remove removes a network namespace.
+// Remove removes a network namespace that was added by this path. It may have ended meanwhile. It does
+// nothing if there is none.
 func (n *Namespaces) Remove(netNS string) error {
-	cookie, err := cookieOf(netNS)
-	if err != nil {
-		return err
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.cookies, cookie)
-	var errs []error
-	for user := range n.users {
-		errs = append(errs, user.remove(cookie))
+	return n.remove(netNS)
+}
+
+func (n *Namespaces) remove(netNS string) (err error) {
+	cookie, listed := n.names[netNS]
+	delete(n.names, netNS)
+	if !listed || slices.Contains(slices.Collect(maps.Values(n.names)), cookie) { // by another path
+		return nil
 	}
-	return errors.Join(errs...)
+	for user := range n.users {
+		err = errors.Join(err, user.remove(cookie))
+	}
+	return err
 }
 
 // use calls a user for all changes from now on, and returns what is in the list now.
-func (n *Namespaces) use(user *namespaceUser, now func(cookies map[uint64]bool) error) error {
+func (n *Namespaces) use(user *namespaceUser, now func(cookies []uint64) error) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.users == nil {
 		n.users = map[*namespaceUser]bool{}
 	}
 	n.users[user] = true
-	return now(n.cookies)
+	return now(slices.Collect(maps.Values(n.names)))
 }
 
 func (n *Namespaces) leave(user *namespaceUser) {

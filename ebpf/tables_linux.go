@@ -121,6 +121,8 @@ func (m *tables) close() error {
 	return errors.Join(errs...)
 }
 
+func (m *tables) self() *tables { return m }
+
 func (m *tables) capacity() capacity {
 	return capacity{m.frontendMap.MaxEntries(), m.servicesMap.MaxEntries(), m.ends.MaxEntries()}
 }
@@ -137,11 +139,33 @@ func (p place) value() []byte {
 	return binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, p.service), p.scope)
 }
 
+// batchFrom is how many frontends are written by one system call instead of one each.
+const batchFrom = 8
+
 func (m *tables) putFrontends(frontends map[netip.AddrPort]place) error {
+	if len(frontends) >= batchFrom {
+		if m.addrLen == 4 {
+			return writeFrontends(m, frontends, func(key []byte) [8]byte { return [8]byte(key) })
+		}
+		return writeFrontends(m, frontends, func(key []byte) [20]byte { return [20]byte(key) })
+	}
 	for at, to := range frontends {
 		if err := m.frontendMap.Put(m.key(at), to.value()); err != nil {
 			return fmt.Errorf("frontend %v: %w", at, err)
 		}
+	}
+	return nil
+}
+
+// writeFrontends is an all-in-one system call; after an error some may have been written.
+func writeFrontends[K any](m *tables, frontends map[netip.AddrPort]place, array func(key []byte) K) error {
+	keys, values := make([]K, 0, len(frontends)), make([][2]uint32, 0, len(frontends))
+	for at, to := range frontends {
+		keys, values = append(keys, array(m.key(at))), append(values, [2]uint32{to.service, to.scope})
+	}
+	n, err := m.frontendMap.BatchUpdate(keys, values, nil)
+	if err != nil {
+		return fmt.Errorf("the frontend after %d of %d: %w", n, len(keys), err)
 	}
 	return nil
 }

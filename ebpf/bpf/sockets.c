@@ -126,7 +126,7 @@ static __always_inline void count(__u32 what)
 	__u64 *n = bpf_map_lookup_elem(&counts, &what);
 
 	if (n)
-		(*n)++;
+		__sync_fetch_and_add(n, 1); /* another program may interrupt this one */
 }
 
 /* skips is whether the socket is left to the rules because of where it is. */

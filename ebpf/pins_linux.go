@@ -1,0 +1,159 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// pinned returns the map of a name, which it creates if it does not exist or is another one.
+func (p *programs) pinned(name string, want *ebpf.MapSpec) (*ebpf.Map, error) {
+	path := filepath.Join(p.dir, name)
+	if m := compatible(path, want); m != nil {
+		return m, nil
+	}
+	m, err := ebpf.NewMap(want)
+	if err != nil {
+		return nil, unavailable("create the map "+name, err)
+	}
+	if err := p.repin(m, path); err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// repin replaces what is pinned at a path.
+func (p *programs) repin(m interface{ Pin(path string) error }, path string) error {
+	p.change()
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("unpin what was there before: %w", err)
+	}
+	p.change()
+	if err := m.Pin(path); err != nil {
+		return fmt.Errorf("pin a map or program: %w", err)
+	}
+	return nil
+}
+
+// loadTables returns the pinned maps of the layer. ok is false if they are not all there: then
+// nothing is known of what the programs have.
+func (p *programs) loadTables() (m *tables, ok bool, err error) {
+	objects, err := spec(p.family)
+	if err != nil {
+		return nil, false, err
+	}
+	var all []*ebpf.Map
+	for _, name := range layerMaps() {
+		one := compatible(filepath.Join(p.dir, mapsFolder, name), objects.Maps[name])
+		if one == nil {
+			closeMaps(all)
+			return nil, false, nil
+		}
+		all = append(all, one)
+	}
+	m, err = mapped(p.family, all)
+	return m, err == nil, err
+}
+
+// compatible returns the map that is pinned at a path, of any size; nil if it is missing, or another one.
+func compatible(path string, like *ebpf.MapSpec) *ebpf.Map {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return nil
+	}
+	want := like.Copy()
+	if want.MaxEntries == 1 { // chosen when it was created
+		want.MaxEntries = m.MaxEntries()
+	}
+	if want.Compatible(m) != nil {
+		_ = m.Close()
+		return nil
+	}
+	return m
+}
+
+func layerMaps() []string { return []string{mapFrontends, mapServices, mapEndpoints} }
+
+const mapsFolder = "maps"
+
+// keepTables pins the maps of a layer, all at once: a process that begins finds the maps from before, or
+// these, but no mixture.
+func (p *programs) keepTables(tables map[string]*ebpf.Map) error {
+	dir, next := filepath.Join(p.dir, mapsFolder), filepath.Join(p.dir, "maps-new")
+	p.layer = map[string]*ebpf.Map{}
+	complete := true
+	for name, one := range tables {
+		path := filepath.Join(dir, name)
+		p.layer[path] = one
+		complete = complete && isPinned(one, path)
+	}
+	if complete {
+		return nil
+	}
+	if err := os.MkdirAll(next, 0o700); err != nil {
+		return fmt.Errorf("create a folder of pinned maps: %w", err)
+	}
+	for name, one := range tables {
+		if err := p.repin(one, filepath.Join(next, name)); err != nil {
+			return err
+		}
+	}
+	p.change()
+	err := unix.Renameat2(unix.AT_FDCWD, next, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE)
+	if errors.Is(err, unix.ENOENT) { // there was none
+		err = os.Rename(next, dir)
+	}
+	p.change()
+	if err := errors.Join(err, os.RemoveAll(next)); err != nil {
+		return fmt.Errorf("replace the folder of pinned maps: %w", err)
+	}
+	return nil
+}
+
+// isPinned reports whether a path leads to this map.
+func isPinned(m *ebpf.Map, path string) bool {
+	is, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = is.Close() }()
+	return sameMap(is, m)
+}
+
+// removeOtherLayouts removes what other versions have left. Their links are not among it any more.
+func (p *programs) removeOtherLayouts() error {
+	dirs, err := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*"))
+	if err != nil {
+		return fmt.Errorf("list other layouts: %w", err)
+	}
+	for _, dir := range dirs {
+		if dir == p.dir {
+			continue
+		}
+		p.change()
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove what another version has left: %w", err)
+		}
+	}
+	return nil
+}
+
+func sameMap(a, b *ebpf.Map) bool {
+	left, err := a.Info()
+	if err != nil {
+		return false
+	}
+	right, err := b.Info()
+	if err != nil {
+		return false
+	}
+	x, _ := left.ID()
+	y, _ := right.ID()
+	return x == y
+}
