@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -29,6 +30,8 @@ type Engine struct {
 	log    *zap.Logger
 	rules  *nftables.Engine // never nil
 
+	forward *forwarder // never nil
+
 	mu       sync.Mutex // guards all below; Watch reads the links
 	programs *programs  // nil until the first Apply
 	layer    *layer
@@ -49,7 +52,8 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{config: config, family: family, rules: rules, log: lightdeps.Logger(deps.Logger, "ebpf", family)}, nil
+	log := lightdeps.Logger(deps.Logger, "ebpf", family)
+	return &Engine{config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log)}, nil
 }
 
 // New returns a Provider with an engine for each family of the config. It also deletes stale UDP
@@ -81,6 +85,9 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		return proxier.Result{}, err
 	}
 	result, err := e.rules.Apply(ctx, update)
+	if err == nil {
+		result.Report.Writes += e.forward.apply(&update, result.Failed)
+	}
 	if err != nil || !ready {
 		return result, err
 	}
@@ -193,7 +200,7 @@ func (e *Engine) publish(name changetracker.ServicePortName, c *carried) error {
 func (e *Engine) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return errors.Join(e.removeSockets(), e.rules.Cleanup(ctx))
+	return errors.Join(e.forward.cleanup(), e.removeSockets(), e.rules.Cleanup(ctx))
 }
 
 func (e *Engine) removeSockets() error {
@@ -215,7 +222,7 @@ func (e *Engine) removeSockets() error {
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return errors.Join(e.closeSockets(), e.rules.Close())
+	return errors.Join(e.forward.close(), e.closeSockets(), e.rules.Close())
 }
 
 func (e *Engine) closeSockets() error {
@@ -235,6 +242,7 @@ func (e *Engine) closeSockets() error {
 func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	traits := e.rules.Traits(s)
 	traits.Sockets = &e.config.Sockets
+	traits.FastPath = traits.FastPath || e.forward.forwards()
 	return traits
 }
 
@@ -257,7 +265,7 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 			return err
 		}
 	}
-	return e.rules.Dump(ctx, w)
+	return errors.Join(e.forward.dump(w), e.rules.Dump(ctx, w))
 }
 
 // Counts implements proxier.Counter: the rules count what passes them, and sockets do not count.
@@ -274,6 +282,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
+	running.Go(func() { e.forward.watch(ctx) })
 	running.Go(func() {
 		ticker := time.NewTicker(watchPause)
 		defer ticker.Stop()
@@ -282,7 +291,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
-				if name := e.damagedLink(); name != "" {
+				if name := cmp.Or(e.damagedLink(), e.forward.damaged()); name != "" {
 					damaged(proxier.Damage{Object: "BPF link " + name})
 				}
 			}
