@@ -88,7 +88,7 @@ func openPrograms(config Config, family v1.IPFamily) (_ *programs, err error) {
 	if err := p.check(); err != nil {
 		return nil, err
 	}
-	if err := p.open(); err != nil {
+	if err := p.open(filepath.Dir(p.dir)); err != nil {
 		return nil, err
 	}
 	if p.settings.nodeCookie, err = cookieOf(config.NetNS); err != nil {
@@ -124,17 +124,16 @@ func (p *programs) check() error {
 	return nil
 }
 
-// open creates and locks the folder.
-func (p *programs) open() (err error) {
+// open creates the folder, and locks it or one above, which all versions of the layout share.
+func (p *programs) open(locked string) (err error) {
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return unavailable("create the folder of pinned maps", err)
 	}
-	family := filepath.Dir(p.dir) // of all versions of the layout
-	if p.lock, err = os.Open(family); err != nil {
+	if p.lock, err = os.Open(locked); err != nil {
 		return fmt.Errorf("open the folder of pinned maps: %w", err)
 	}
 	if err := unix.Flock(int(p.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("%w: %s is locked: stop the other process, or use other Names or another BPFFS: %w", proxier.ErrInUse, family, err)
+		return fmt.Errorf("%w: %s is locked: stop the other process, or use other Names or another BPFFS: %w", proxier.ErrInUse, locked, err)
 	}
 	return nil
 }
@@ -167,16 +166,14 @@ func (p *programs) activate(m *tables) error {
 		}
 	}
 	for name, one := range p.shared {
-		if path := filepath.Join(p.dir, name); !isPinned(one, path) {
-			if err := p.repin(one, path); err != nil {
-				return err
-			}
+		if err := p.keep(name, one); err != nil {
+			return err
 		}
 	}
 	if err := p.keepTables(tables); err != nil {
 		return err
 	}
-	return p.removeOtherLayouts()
+	return p.removeLayouts(p.dir)
 }
 
 // load loads programs that use the maps, and attaches them.
@@ -495,13 +492,13 @@ func (p *programs) close() error {
 
 // remove removes everything, and the folders above that are empty then.
 func (p *programs) remove() error {
-	p.change()
-	if err := os.RemoveAll(filepath.Dir(p.dir)); err != nil {
-		return fmt.Errorf("remove pinned maps and links: %w", err)
+	if err := p.removeLayouts(""); err != nil {
+		return err
 	}
-	instance := filepath.Dir(filepath.Dir(p.dir))
-	if os.Remove(instance) == nil { // the other family may be there, and below, another instance
-		_ = os.Remove(filepath.Dir(instance))
+	for dir := filepath.Dir(p.dir); dir != filepath.Clean(p.config.Sockets.BPFFS); dir = filepath.Dir(dir) {
+		if os.Remove(dir) != nil {
+			break // the fast path, the other family or another instance has it
+		}
 	}
 	return nil
 }

@@ -17,6 +17,8 @@ type Config struct {
 	nftables.Config
 	// Sockets configures what is done before the rules.
 	Sockets Sockets
+	// Forward configures the fast path of forwarded packets, which skips the rules.
+	Forward Forward
 }
 
 // Sockets configures the translation of sockets.
@@ -79,7 +81,7 @@ func (c Config) WithDefaults() Config {
 // errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	errs := []error{c.Config.Validate()}
+	errs := append([]error{c.Config.Validate()}, c.Forward.validate(&c)...)
 	bad := func(field, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%w: Sockets.%s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
 	}

@@ -22,6 +22,19 @@
 // masqueraded if its cgroup is among Sockets.Cgroups; and bytes and connections that sockets carry are not
 // counted (Config.CountConnections, CountTraffic).
 //
+// # Forwarded packets
+//
+// With Config.Forward, a program at ingress of devices forwards the packets of established flows of
+// service ports with changetracker.ServicePort.FastPath. The rules and the kernel's connection
+// tracking decide where each flow goes; the program only does to its other packets what the stack
+// would, for TCP and UDP, in both directions. The kernel sees how a TCP connection begins and
+// ends. Fragments, IP options and extension headers, packets at their last hop or too long for the
+// next device, and all that the program is not sure of take the stack: it drops nothing.
+//
+// These packets skip the rules of all tables at prerouting, forward and postrouting, also those of others, such as a
+// NetworkPolicy; IPsec; and the reverse path filter. Connection tracking does not count them, and no
+// longer knows the window of TCP. See docs/ENGINES.md.
+//
 // # What it does not gain
 //
 // On a node whose connections are tracked anyway, connect(2) is not faster than with rules: the work of
@@ -40,6 +53,8 @@
 // Maps and links are pinned in BPFFS/serviceplane/NAME/ip4 and ip6, where NAME is Names.Table. They do
 // their work without the process. The next one finds them there, and writes only what differs. A
 // folder is locked by the instance that uses it. Cleanup removes it, which detaches the programs.
+// The fast path attaches by tcx, which lets others attach too; before Linux 6.6, by a filter of
+// clsact, with the priorities 40000 and 40001.
 // Linux 6.1 or newer is needed, with BPF, cgroup v2 and a BPF file system; if something is missing,
 // the error is ErrUnavailable and says what, or with Sockets.Optional rules do everything.
 package ebpf

@@ -1,11 +1,13 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -28,6 +30,8 @@ type Engine struct {
 	family v1.IPFamily
 	log    *zap.Logger
 	rules  *nftables.Engine // never nil
+
+	forward *forwarder // never nil
 
 	mu       sync.Mutex // guards all below; Watch reads the links
 	programs *programs  // nil until the first Apply
@@ -53,7 +57,8 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{config: config, family: family, rules: rules, log: lightdeps.Logger(deps.Logger, "ebpf", family)}, nil
+	log := lightdeps.Logger(deps.Logger, "ebpf", family)
+	return &Engine{config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log)}, nil
 }
 
 // New returns a Provider with an engine for each family of the config. It also deletes stale UDP
@@ -87,6 +92,9 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		return proxier.Result{}, problem
 	}
 	result, err := e.rules.Apply(ctx, update)
+	if err == nil {
+		result.Report.Writes += e.forward.apply(&update, result.Failed)
+	}
 	if err == nil && ready {
 		for _, f := range result.Failed {
 			delete(wanted, f.Name) // what sockets have of it stays
@@ -228,7 +236,7 @@ func (e *Engine) publish(name changetracker.ServicePortName, c *carried) error {
 func (e *Engine) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return errors.Join(e.removeSockets(), e.rules.Cleanup(ctx))
+	return errors.Join(e.forward.cleanup(), e.removeSockets(), e.rules.Cleanup(ctx))
 }
 
 func (e *Engine) removeSockets() error {
@@ -239,7 +247,7 @@ func (e *Engine) removeSockets() error {
 	if _, err := os.Stat(p.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	err := p.open()
+	err := p.open(filepath.Dir(p.dir))
 	if err == nil {
 		err = p.remove()
 	}
@@ -251,7 +259,7 @@ func (e *Engine) removeSockets() error {
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return errors.Join(e.closeSockets(), e.rules.Close())
+	return errors.Join(e.forward.close(), e.closeSockets(), e.rules.Close())
 }
 
 func (e *Engine) closeSockets() error {
@@ -271,6 +279,7 @@ func (e *Engine) closeSockets() error {
 func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	traits := e.rules.Traits(s)
 	traits.Sockets = &e.config.Sockets
+	traits.FastPath = traits.FastPath || e.forward.forwards()
 	return traits
 }
 
@@ -293,7 +302,7 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 			return err
 		}
 	}
-	return e.rules.Dump(ctx, w)
+	return errors.Join(e.forward.dump(w), e.rules.Dump(ctx, w))
 }
 
 // Counts implements proxier.Counter: the rules count what passes them, and sockets do not count.
@@ -310,6 +319,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
+	running.Go(func() { e.forward.watch(ctx) })
 	running.Go(func() {
 		ticker := time.NewTicker(watchPause)
 		defer ticker.Stop()
@@ -318,7 +328,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
-				if object := e.damagedObject(); object != "" {
+				if object := cmp.Or(e.damagedObject(), e.forward.damaged()); object != "" {
 					damaged(proxier.Damage{Object: object})
 				}
 			}

@@ -116,6 +116,15 @@ func (p *programs) keepTables(tables map[string]*ebpf.Map) error {
 	return nil
 }
 
+// keep pins a map of a name, unless it is.
+func (p *programs) keep(name string, m *ebpf.Map) error {
+	path := filepath.Join(p.dir, name)
+	if isPinned(m, path) {
+		return nil
+	}
+	return p.repin(m, path)
+}
+
 // isPinned reports whether a path leads to this map.
 func isPinned(m *ebpf.Map, path string) bool {
 	is, err := ebpf.LoadPinnedMap(path, nil)
@@ -126,19 +135,20 @@ func isPinned(m *ebpf.Map, path string) bool {
 	return sameMap(is, m)
 }
 
-// removeOtherLayouts removes what other versions have left. Their links are not among it any more.
-func (p *programs) removeOtherLayouts() error {
+// removeLayouts removes what all versions have left but for one folder, into which the links of the
+// others were moved.
+func (p *programs) removeLayouts(except string) error {
 	dirs, err := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*"))
 	if err != nil {
-		return fmt.Errorf("list other layouts: %w", err)
+		return fmt.Errorf("list layouts: %w", err)
 	}
 	for _, dir := range dirs {
-		if dir == p.dir {
+		if dir == except {
 			continue
 		}
 		p.change()
 		if err := os.RemoveAll(dir); err != nil {
-			return fmt.Errorf("remove what another version has left: %w", err)
+			return fmt.Errorf("remove pinned maps and links: %w", err)
 		}
 	}
 	return nil

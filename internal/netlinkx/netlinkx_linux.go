@@ -108,13 +108,9 @@ func (s *Socket) Addresses(family int) ([]netip.Addr, error) {
 
 // Devices lists the names of all links but loopback ones.
 func (s *Socket) Devices() (names []string, err error) {
-	var links []netlink.Link
-	err = retry(func() error {
-		links, err = s.routing.LinkList() //nolint:forbidigo // retried here
-		return err
-	})
+	links, err := LinkList(s)
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	for _, l := range links {
 		if a := l.Attrs(); a.RawFlags&unix.IFF_LOOPBACK == 0 {

@@ -1,0 +1,134 @@
+package ebpf
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Forward configures the fast path of packets that the node forwards, of service ports with
+// changetracker.ServicePort.FastPath. A program at ingress of devices translates and redirects
+// packets of established TCP and UDP flows that the rules have translated: see the package's
+// documentation for what they skip. The zero value turns it off.
+//
+// TCP takes it only where net.netfilter.nf_conntrack_tcp_be_liberal is 1: then a connection can return to
+// the rules at any time, for its end, an IP option or a device without the program. A full sync
+// looks at the settings.
+type Forward struct {
+	// Device chooses the devices by name. A packet is forwarded if both the device that it comes
+	// from and the one that it goes to are chosen. Only Ethernet devices that belong to no bridge, bond or
+	// VRF take part. nil turns the fast path off. It may be called at any time.
+	Device func(name string) bool
+	// Peer chooses the devices, among those, whose packets are given to the other end of the veth at
+	// once, if that is in another network namespace, as it is for pods. That is most of what the
+	// fast path gains, and skips also what the node has at egress of the device: queueing
+	// disciplines, such as limits of bandwidth, and TC programs. nil chooses none. It may be called at any time.
+	Peer func(name string) bool
+}
+
+// on reports whether there is a fast path.
+func (f *Forward) on() bool { return f.Device != nil }
+
+// validate reports what is wrong.
+func (f *Forward) validate(c *Config) (errs []error) {
+	if f.Peer != nil && !f.on() {
+		errs = append(errs, fmt.Errorf("%w: Forward.Peer: set without Forward.Device", proxier.ErrInvalidConfig))
+	}
+	if f.on() && c.FastPathAfter > 0 {
+		errs = append(errs, fmt.Errorf("%w: Forward: FastPathAfter is set too: choose one fast path", proxier.ErrInvalidConfig))
+	}
+	return errs
+}
+
+// ForwardCounts counts what the program of an IP family has forwarded since it was attached for the
+// first time, also for an earlier process. A packet that the kernel has put together from several
+// counts once.
+type ForwardCounts struct {
+	// Packets are all packets, of both directions.
+	Packets uint64
+	// ToPeer are those of them that were given to the other end of a veth, see Forward.Peer.
+	ToPeer uint64
+}
+
+// flowKey is a frontend whose flows are forwarded, as in forward.c: a VIP and port; or, if nodePort is
+// set, an endpoint behind it.
+type flowKey struct {
+	to       netip.AddrPort
+	nodePort uint16
+	protocol desired.Protocol
+}
+
+// flowIndex knows which frontends and ports the service ports of a family need.
+type flowIndex struct {
+	services map[changetracker.ServicePortName]flowNeed
+	// Service ports share keys, if an update moves a frontend, and ports.
+	keys  map[flowKey]int
+	ports map[uint16]int
+}
+
+type flowNeed struct {
+	keys  []flowKey
+	ports []uint16
+}
+
+func newFlowIndex() *flowIndex {
+	return &flowIndex{services: map[changetracker.ServicePortName]flowNeed{}, keys: map[flowKey]int{}, ports: map[uint16]int{}}
+}
+
+// needOf lists what a service port needs.
+func needOf(s *desired.Service) (need flowNeed) {
+	ports := map[uint16]bool{}
+	for scope := desired.ScopeCluster; scope <= desired.ScopeLocal; scope++ {
+		for e := range s.Endpoints(scope).All() {
+			ports[e.Port()] = true
+		}
+	}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		ports[f.Port] = true
+		if f.VIP.IsValid() {
+			need.keys = append(need.keys, flowKey{to: netip.AddrPortFrom(f.VIP, f.Port), protocol: s.Protocol})
+			continue
+		}
+		for scope := desired.ScopeCluster; scope <= desired.ScopeLocal; scope++ {
+			for e := range s.Endpoints(scope).All() {
+				need.keys = append(need.keys, flowKey{to: e, nodePort: f.Port, protocol: s.Protocol})
+			}
+		}
+	}
+	for port := range ports {
+		need.ports = append(need.ports, port)
+	}
+	return need
+}
+
+// set gives a service port its need, and returns all that may have changed.
+func (x *flowIndex) set(name changetracker.ServicePortName, need flowNeed) (touched flowNeed) {
+	before := x.services[name]
+	for i, side := range []flowNeed{before, need} {
+		n := 2*i - 1
+		for _, k := range side.keys {
+			count(x.keys, k, n)
+		}
+		for _, p := range side.ports {
+			count(x.ports, p, n)
+		}
+		touched.keys = append(touched.keys, side.keys...)
+		touched.ports = append(touched.ports, side.ports...)
+	}
+	if len(need.keys) == 0 {
+		delete(x.services, name)
+	} else {
+		x.services[name] = need
+	}
+	return touched
+}
+
+func count[K comparable](all map[K]int, key K, n int) {
+	if all[key] += n; all[key] == 0 {
+		delete(all, key)
+	}
+}

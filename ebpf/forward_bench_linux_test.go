@@ -1,0 +1,222 @@
+package ebpf_test
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	cilium "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+
+	discovery "k8s.io/api/discovery/v1"
+)
+
+// uplink is a node into whose device for clients frames are put.
+type uplink struct {
+	program *cilium.Program
+	engine  *ebpf.Engine
+	world   *proxiertest.Topology
+	sent    uint64
+	context []byte
+	frame   []byte
+}
+
+// BenchmarkForward measures a datagram of an established flow from a frame at the client's device of the node
+// until the pod's host drops it: with rules alone, with the fast path, with the fast path that gives
+// packets to the pod's end of the veth, routed without a Service, and dropped at once, which is the price of the
+// frame. The rounds take turns.
+func BenchmarkForward(b *testing.B) {
+	const rounds, frames = 30, 20_000
+	names := []string{"rules", "forward", "peer", "routed", "frame"}
+	var nodes []*uplink
+	for _, name := range names {
+		nodes = append(nodes, newUplink(b, name))
+	}
+	all := make([][]float64, len(nodes))
+	for range b.N {
+		for range rounds {
+			for i, n := range nodes {
+				all[i] = append(all[i], n.send(b, frames))
+			}
+		}
+	}
+	for i, n := range nodes {
+		n.check(b, names[i])
+	}
+	medians := make([]float64, len(all))
+	for i, a := range all {
+		slices.SortFunc(a, cmp.Compare[float64])
+		medians[i] = a[len(a)/2]
+		b.ReportMetric(medians[i], names[i]+"-ns/packet")
+	}
+	net := func(i int) float64 { return (medians[i] - medians[4]) / (medians[0] - medians[4]) }
+	b.ReportMetric(net(1), "forward/rules")
+	b.ReportMetric(net(2), "peer/rules")
+	b.ReportMetric(0, "ns/op")
+}
+
+func newUplink(b *testing.B, name string) *uplink {
+	b.Helper()
+	n := &uplink{world: proxiertest.NewTopology(b)}
+	config := ebpf.Config{Config: nftables.Config{Config: n.world.Config()}, Sockets: sockets(b)}
+	config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.FastPath = true }
+	every := func(string) bool { return true }
+	if name == "forward" || name == "peer" {
+		config.Forward.Device = every
+	}
+	if name == "peer" {
+		config.Forward.Peer = every
+	}
+	config.Families = []v1.IPFamily{v1.IPv4Protocol}
+	engine, err := ebpf.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	netnstest.Check(b, err)
+	n.engine = engine
+	p, err := proxier.New(config.Config.Config, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	netnstest.Check(b, err)
+	vip, pod := netip.MustParseAddrPort("10.96.0.1:80"), n.world.LocalPods[0]
+	p.OnServiceAdd(proxiertest.Service("default", "web", proxiertest.ClusterIPs(vip.Addr().String()), proxiertest.Port("udp", v1.ProtocolUDP, 80)))
+	p.OnEndpointSliceAdd(proxiertest.Slice("default", "web", discovery.AddressTypeIPv4,
+		proxiertest.SlicePort("udp", v1.ProtocolUDP, 8080), proxiertest.Endpoint(pod.Addr(v1.IPv4Protocol).String())))
+	proxiertest.Run(b, p)
+	netnstest.Check(b, p.Sync(b.Context()))
+	to := vip
+	if name == "routed" {
+		to = netip.AddrPortFrom(pod.Addr(v1.IPv4Protocol), 8080)
+	}
+	n.establish(b, to)
+	if name == "frame" {
+		n.dropAtOnce(b)
+	}
+	netnstest.Check(b, pod.Do(func() error {
+		return exec.CommandContext(b.Context(), "nft", "add table inet sink; add chain inet sink in { type filter hook prerouting priority -300; policy drop; counter; }").Run()
+	}))
+	n.load(b)
+	return n
+}
+
+// establish makes a flow, and its frame: connection tracking takes two seconds.
+func (n *uplink) establish(b *testing.B, to netip.AddrPort) {
+	b.Helper()
+	flow, err := n.world.Client.Open(b.Context(), "udp", to, proxiertest.AskOptions{From: n.world.Client.Addr(v1.IPv4Protocol), FromPort: 12345})
+	netnstest.Check(b, err)
+	b.Cleanup(func() { _ = flow.Close() })
+	start := time.Now()
+	poll.Until(b, "the flow is established", func() bool {
+		_, err := flow.Ask(b.Context())
+		netnstest.Check(b, err)
+		return time.Since(start) > 2500*time.Millisecond
+	})
+	netnstest.Check(b, n.world.Node.Do(func() error {
+		device, err := net.InterfaceByName("client")
+		if err != nil {
+			return err
+		}
+		n.frame = append(n.frame, device.HardwareAddr...)
+		n.context = make([]byte, 24) // struct xdp_md
+		binary.NativeEndian.PutUint32(n.context[12:], uint32(device.Index))
+		return nil
+	}))
+	from := n.world.Client.Addr(v1.IPv4Protocol).As4()
+	n.frame = append(n.frame, 2, 0, 0, 0, 0, 1, 8, 0)
+	const payload = 22
+	ip := []byte{0x45, 0, 0, 20 + 8 + payload, 0, 0, 0x40, 0, 64, unix.IPPROTO_UDP, 0, 0}
+	ip = append(ip, from[:]...)
+	ip = append(ip, to.Addr().AsSlice()...)
+	var sum uint32
+	for i := 0; i < len(ip); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
+	}
+	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum+sum>>16))
+	n.frame = append(n.frame, ip...)
+	n.frame = binary.BigEndian.AppendUint16(n.frame, 12345)
+	n.frame = binary.BigEndian.AppendUint16(n.frame, to.Port())
+	n.frame = binary.BigEndian.AppendUint16(n.frame, 8+payload)
+	n.frame = append(n.frame, make([]byte, 2+payload)...) // no checksum
+	binary.NativeEndian.PutUint32(n.context[4:], uint32(len(n.frame)))
+}
+
+// dropAtOnce attaches a program that drops each packet at the client's device.
+func (n *uplink) dropAtOnce(b *testing.B) {
+	b.Helper()
+	program, err := cilium.NewProgram(&cilium.ProgramSpec{Type: cilium.SchedCLS, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	netnstest.Check(b, err)
+	b.Cleanup(func() { _ = program.Close() })
+	netnstest.Check(b, n.world.Node.Do(func() error {
+		one, err := link.AttachTCX(link.TCXOptions{Interface: int(binary.NativeEndian.Uint32(n.context[12:])), Program: program, Attach: cilium.AttachTCXIngress})
+		if err == nil {
+			b.Cleanup(func() { _ = one.Close() })
+		}
+		return err
+	}))
+}
+
+// load makes a program that restores the header, since the kernel uses the pages again, and passes the frame.
+func (n *uplink) load(b *testing.B) {
+	b.Helper()
+	const header = 44
+	code := asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), asm.LoadMem(asm.R3, asm.R1, 4, asm.Word),
+		asm.Mov.Reg(asm.R4, asm.R2), asm.Add.Imm(asm.R4, header), asm.JGT.Reg(asm.R4, asm.R3, "out"),
+	}
+	for i := 0; i < header; i += 4 {
+		code = append(code, asm.StoreImm(asm.R2, int16(i), int64(int32(binary.NativeEndian.Uint32(n.frame[i:]))), asm.Word))
+	}
+	code = append(code, asm.Mov.Imm(asm.R0, 2).WithSymbol("out"), asm.Return()) // XDP_PASS
+	program, err := cilium.NewProgram(&cilium.ProgramSpec{Type: cilium.XDP, License: "MIT", Instructions: code})
+	netnstest.Check(b, err)
+	b.Cleanup(func() { _ = program.Close() })
+	n.program = program
+}
+
+// check wants that each frame took its way to the end.
+func (n *uplink) check(b *testing.B, name string) {
+	b.Helper()
+	counts, _ := n.engine.ForwardCounts() // an error is 0
+	if carried := name == "forward" || name == "peer"; carried != (counts.Packets >= n.sent) || (name == "peer") != (counts.ToPeer >= n.sent) {
+		b.Errorf("%s: %+v of %d frames", name, counts, n.sent)
+	}
+	var text []byte
+	netnstest.Check(b, n.world.LocalPods[0].Do(func() (err error) {
+		text, err = exec.CommandContext(b.Context(), "nft", "list", "table", "inet", "sink").Output()
+		return err
+	}))
+	var arrived uint64
+	if at := strings.Index(string(text), "counter packets "); at >= 0 {
+		_, _ = fmt.Sscanf(string(text[at:]), "counter packets %d", &arrived)
+	}
+	if (name == "frame") != (arrived < n.sent) {
+		b.Errorf("%s: %d of %d frames arrive", name, arrived, n.sent)
+	}
+}
+
+// send puts frames into the device, and returns nanoseconds of each.
+func (n *uplink) send(b *testing.B, frames uint32) (ns float64) {
+	b.Helper()
+	const liveFrames = 1 << 1 // BPF_F_TEST_XDP_LIVE_FRAMES
+	netnstest.Check(b, n.world.Node.Do(func() error {
+		start := time.Now()
+		_, err := n.program.Run(&cilium.RunOptions{Data: n.frame, Context: n.context, Repeat: frames, Flags: liveFrames})
+		n.sent += uint64(frames)
+		ns = float64(time.Since(start).Nanoseconds()) / float64(frames)
+		return err
+	}))
+	return ns
+}

@@ -1,0 +1,99 @@
+package ebpf
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// TestForwardConfig: one fast path at a time, and a peer only with a device.
+func TestForwardConfig(t *testing.T) {
+	t.Parallel()
+	every := func(string) bool { return true }
+	config := Config{Sockets: Sockets{Cgroups: []string{"/a"}}, Forward: Forward{Device: every, Peer: every}}
+	if err := config.Validate(); err != nil {
+		t.Error(err)
+	}
+	config.FastPathAfter = 20
+	if err := config.Validate(); !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "FastPathAfter") {
+		t.Errorf("%v, want an error about FastPathAfter", err)
+	}
+	config.FastPathAfter, config.Forward.Device = 0, nil
+	if err := config.Validate(); !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "Forward.Peer") {
+		t.Errorf("%v, want an error about Forward.Peer", err)
+	}
+}
+
+// TestWhatFlowsNeed: VIPs, and each endpoint of a node port; all ports, also those of answers.
+func TestWhatFlowsNeed(t *testing.T) {
+	t.Parallel()
+	at := netip.MustParseAddrPort
+	s := &desired.Service{
+		Protocol: desired.UDP,
+		Cluster:  desired.EndpointsOf(at("10.244.0.1:8080"), at("10.244.0.2:9090")), Local: desired.EndpointsOf(at("10.244.0.1:8080")),
+		Frontends: []desired.Frontend{{Kind: desired.ClusterIP, VIP: netip.MustParseAddr("10.96.0.1"), Port: 80}, {Kind: desired.NodePort, Port: 30080}},
+	}
+	need := needOf(s)
+	slices.Sort(need.ports)
+	if want := []uint16{80, 8080, 9090, 30080}; !slices.Equal(need.ports, want) {
+		t.Errorf("ports %v, want %v", need.ports, want)
+	}
+	want := []flowKey{
+		{at("10.96.0.1:80"), 0, desired.UDP},
+		{at("10.244.0.1:8080"), 30080, desired.UDP},
+		{at("10.244.0.2:9090"), 30080, desired.UDP},
+		{at("10.244.0.1:8080"), 30080, desired.UDP},
+	}
+	if !slices.Equal(need.keys, want) {
+		t.Errorf("keys %v, want %v", need.keys, want)
+	}
+}
+
+// TestFlowIndexHasNoHistory: after any sets, the index is what a new one would be.
+func TestFlowIndexHasNoHistory(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	x := newFlowIndex()
+	last := map[changetracker.ServicePortName]flowNeed{}
+	for range 2000 {
+		var name changetracker.ServicePortName
+		name.Port = strconv.Itoa(r.IntN(6))
+		var need flowNeed
+		for range r.IntN(4) {
+			port := uint16(r.IntN(8))
+			need.keys = append(need.keys, flowKey{to: netip.AddrPortFrom(netip.MustParseAddr("10.96.0.1"), port), nodePort: uint16(r.IntN(2)), protocol: desired.TCP})
+			need.ports = append(need.ports, port)
+		}
+		x.set(name, need)
+		last[name] = need
+		fresh := newFlowIndex()
+		for name, need := range last {
+			fresh.set(name, need)
+		}
+		if diff := cmp.Diff(fresh, x, cmp.AllowUnexported(flowIndex{}, flowNeed{}, flowKey{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+}
+
+// TestFlowKeysAreRead as they were written.
+func TestFlowKeysAreRead(t *testing.T) {
+	t.Parallel()
+	for _, k := range []flowKey{
+		{netip.MustParseAddrPort("192.0.2.1:258"), 0, desired.TCP}, {netip.MustParseAddrPort("[2001:db8::1]:258"), 30080, desired.UDP},
+	} {
+		if got := parseFlowKey(k.bytes()); got != k {
+			t.Errorf("%v, want %v", got, k)
+		}
+	}
+}

@@ -1,0 +1,560 @@
+package ebpf
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"math/bits"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// forwarder is the fast path of one IP family. All that it has in the kernel is pinned and outlives
+// the process, except filters of kernels without tcx, which need no pin.
+//
+//	BPFFS/serviceplane/NAME/ip4/forward-v1/flows, ports, devices, forwarded
+//	BPFFS/serviceplane/NAME/ip4/forward-v1/program-DIGEST
+//	BPFFS/serviceplane/NAME/ip4/forward-v1/link-DEVICE
+//
+// The digest is of the compiled program, its settings and the maps. Nothing here fails an update: without
+// it, the rules do everything.
+type forwarder struct {
+	config Config
+	family v1.IPFamily
+	log    *zap.Logger
+
+	mu      sync.Mutex // guards all below: Watch follows the devices
+	store   *programs  // the folder with its lock; nil until the first full update
+	maps    map[string]*ebpf.Map
+	program *ebpf.Program // nil if there is none
+	id      ebpf.ProgramID
+	hook    ingress
+	clsact  bool // for tests: as on kernels without tcx
+	// without is why nothing is forwarded; it is logged once.
+	without error
+	slowTCP bool // and it is said why
+
+	index *flowIndex
+	held  map[flowKey]bool      // in the kernel
+	words [portWords]uint64     // in the kernel
+	has   map[int]deviceProgram // what followDevices has left
+}
+
+const (
+	forwardDir = "forward-v1" // changes with what the maps mean
+	portWords  = 1 << 16 / 64
+	asksFor    = uint32(1) // the value of each flow
+)
+
+// forwardSettings are the variables of the program: milliseconds.
+type forwardSettings struct {
+	tcp, tcpClose, udp uint32
+	withTCP            uint8
+}
+
+func newForwarder(config Config, family v1.IPFamily, log *zap.Logger) *forwarder {
+	return &forwarder{config: config, family: family, log: log}
+}
+
+func (f *forwarder) dir() string {
+	return filepath.Join(filepath.Dir(dirOf(&f.config, f.family)), forwardDir)
+}
+
+// forwards reports whether service ports can have the fast path, as far as is known.
+func (f *forwarder) forwards() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.config.Forward.on() && f.without == nil
+}
+
+// apply follows an update that the rules have. It returns the number of writes.
+func (f *forwarder) apply(update *desired.Update, failed []*proxier.ServiceError) (writes int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if update.Full {
+		f.begin()
+	}
+	if f.program == nil {
+		return 0
+	}
+	keep := map[changetracker.ServicePortName]bool{}
+	for _, one := range failed {
+		keep[one.Name] = true
+	}
+	touched := f.take(update, keep)
+	writes, err := f.write(touched, update.Full)
+	if err != nil {
+		f.log.Warn("some service ports lack the fast path: the rules have their connections, and the next full sync tries again", zap.Error(err))
+	}
+	if update.Full {
+		n, err := f.followDevices()
+		writes += n
+		if err != nil {
+			f.log.Warn("devices of the fast path are not up to date: the rules have connections through others", zap.Error(err))
+		}
+	}
+	return writes
+}
+
+// begin opens what is pinned, or creates it. Without fast path it removes what an earlier process has left.
+func (f *forwarder) begin() {
+	if !f.config.Forward.on() {
+		if err := f.remove(); err != nil {
+			f.log.Warn("a fast path that is not configured any more is still there", zap.Error(err))
+		}
+		return
+	}
+	err := f.open()
+	if err != nil && f.without == nil {
+		f.log.Warn("no connection takes the fast path: see the error, or do without Forward", zap.Error(err))
+	}
+	f.without = err
+}
+
+// open is idempotent: it finds out what changed.
+func (f *forwarder) open() (err error) {
+	if err := f.closeProgram(); err != nil {
+		return err
+	}
+	objects, err := f.spec()
+	if err != nil {
+		return err
+	}
+	if f.store == nil {
+		store := &programs{config: f.config, family: f.family, dir: f.dir()}
+		if err := store.open(f.dir()); err != nil {
+			return errors.Join(err, store.close())
+		}
+		f.store = store
+	}
+	for name, one := range f.maps {
+		if err := f.store.keep(name, one); err != nil { // somebody may have removed it
+			return err
+		}
+	}
+	if f.maps == nil {
+		if err := f.openMaps(objects); err != nil {
+			return err
+		}
+	}
+	settings, err := f.settings()
+	if err != nil {
+		return err
+	}
+	if err := f.openProgram(objects, settings); err != nil {
+		return err
+	}
+	f.hook = f.chooseHook()
+	return f.read()
+}
+
+func (f *forwarder) spec() (*ebpf.CollectionSpec, error) {
+	if f.family == v1.IPv6Protocol {
+		return loadForward6()
+	}
+	return loadForward4()
+}
+
+func forwardMaps() []string {
+	return []string{forward4MapFlows, forward4MapPorts, forward4MapDevices, forward4MapForwarded}
+}
+
+func (f *forwarder) openMaps(objects *ebpf.CollectionSpec) error {
+	opened := map[string]*ebpf.Map{}
+	for _, name := range forwardMaps() {
+		one, err := f.store.pinned(name, objects.Maps[name])
+		if err != nil {
+			for _, m := range opened {
+				_ = m.Close()
+			}
+			return err
+		}
+		opened[name] = one
+	}
+	f.maps = opened
+	return nil
+}
+
+// settings reads how connection tracking is set.
+func (f *forwarder) settings() (s forwardSettings, err error) {
+	var liberal uint32
+	err = namespace.Visit(f.config.NetNS, func() error {
+		for name, to := range map[string]*uint32{
+			"tcp_timeout_established": &s.tcp, "tcp_timeout_close": &s.tcpClose, "udp_timeout_stream": &s.udp, "tcp_be_liberal": &liberal,
+		} {
+			text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+			if err != nil {
+				return fmt.Errorf("%w: connection tracking has no settings: %w", ErrUnavailable, err)
+			}
+			n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
+			if err != nil {
+				return fmt.Errorf("setting %s of connection tracking: %w", name, err)
+			}
+			*to = uint32(n)
+		}
+		return nil
+	})
+	for _, seconds := range []*uint32{&s.tcp, &s.tcpClose, &s.udp} {
+		*seconds = min(*seconds, math.MaxInt32/1000) * 1000 // 24 days
+	}
+	if liberal == 1 {
+		s.withTCP = 1
+	} else if err == nil && !f.slowTCP {
+		f.log.Warn("no TCP connection takes the fast path: set net.netfilter.nf_conntrack_tcp_be_liberal to 1, so that it can return to the rules")
+	}
+	f.slowTCP = liberal != 1
+	return s, err
+}
+
+// openProgram opens the pinned program, or loads and pins it.
+func (f *forwarder) openProgram(objects *ebpf.CollectionSpec, settings forwardSettings) error {
+	digest, err := f.digest(settings)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(f.dir(), "program-"+digest)
+	program, err := ebpf.LoadPinnedProgram(path, nil)
+	if err != nil {
+		if program, err = f.load(objects, settings); err != nil {
+			return err
+		}
+		_ = os.Remove(path)
+		if err = program.Pin(path); err != nil {
+			return errors.Join(fmt.Errorf("pin the program of the fast path: %w", err), program.Close())
+		}
+	}
+	info, err := program.Info()
+	if err != nil {
+		return errors.Join(fmt.Errorf("read what the program of the fast path is: %w", err), program.Close())
+	}
+	f.id, _ = info.ID()
+	f.program = program
+	return f.removePrograms(path)
+}
+
+// removePrograms unpins those of other settings. Their links go on until followDevices moves them.
+func (f *forwarder) removePrograms(except string) error {
+	old, err := filepath.Glob(filepath.Join(f.dir(), "program-*"))
+	for _, path := range old {
+		if path != except {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}
+	return err
+}
+
+func (f *forwarder) digest(settings forwardSettings) (string, error) {
+	sum := sha256.New()
+	if f.family == v1.IPv6Protocol {
+		sum.Write(_Forward6Bytes)
+	} else {
+		sum.Write(_Forward4Bytes)
+	}
+	_, _ = fmt.Fprintf(sum, "%+v", settings) // a hash never fails
+	for _, name := range forwardMaps() {
+		info, err := f.maps[name].Info()
+		if err != nil {
+			return "", fmt.Errorf("read what map %s is: %w", name, err)
+		}
+		id, _ := info.ID()
+		_ = binary.Write(sum, binary.NativeEndian, uint32(id))
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:8]), nil
+}
+
+func (f *forwarder) load(objects *ebpf.CollectionSpec, s forwardSettings) (*ebpf.Program, error) {
+	for name, value := range map[string]any{
+		forward4VarTcpTimeout: s.tcp, forward4VarTcpCloseTimeout: s.tcpClose, forward4VarUdpTimeout: s.udp, forward4VarWithTcp: s.withTCP,
+	} {
+		if err := objects.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s of the program: %w", name, err)
+		}
+	}
+	options := ebpf.CollectionOptions{MapReplacements: f.maps}
+	if module, err := btf.LoadKernelModuleSpec("nf_conntrack"); err == nil { // else it is built in
+		options.Programs.ExtraRelocationTargets = []*btf.Spec{module}
+	}
+	loaded, err := ebpf.NewCollectionWithOptions(objects, options)
+	if err != nil {
+		return nil, unavailable("load the program of the fast path, which needs connection tracking with BTF", err)
+	}
+	defer loaded.Close()
+	return loaded.DetachProgram("forward"), nil
+}
+
+// read reads what the maps have.
+func (f *forwarder) read() error {
+	f.held = map[flowKey]bool{}
+	key, value := make([]byte, f.maps[forward4MapFlows].KeySize()), uint32(0)
+	each := f.maps[forward4MapFlows].Iterate()
+	for each.Next(&key, &value) {
+		f.held[parseFlowKey(key)] = true
+	}
+	err := each.Err()
+	for i := range f.words {
+		if err == nil {
+			err = f.maps[forward4MapPorts].Lookup(uint32(i), &f.words[i])
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("read the flows of the fast path: %w", err)
+	}
+	return nil
+}
+
+// bytes is the flow_key of forward.c.
+func (k flowKey) bytes() []byte {
+	b := append(make([]byte, 0, 24), k.to.Addr().AsSlice()...)
+	b = binary.BigEndian.AppendUint16(b, k.to.Port())
+	b = binary.BigEndian.AppendUint16(b, k.nodePort)
+	return append(b, byte(k.protocol), 0, 0, 0)
+}
+
+func parseFlowKey(b []byte) (k flowKey) {
+	const rest = 8
+	addr, _ := netip.AddrFromSlice(b[:len(b)-rest])
+	b = b[len(b)-rest:]
+	k.to = netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b))
+	k.nodePort, k.protocol = binary.BigEndian.Uint16(b[2:]), desired.Protocol(b[4])
+	return k
+}
+
+// take gives the index an update, and returns what may differ from the kernel.
+func (f *forwarder) take(update *desired.Update, keep map[changetracker.ServicePortName]bool) (touched flowNeed) {
+	add := func(name changetracker.ServicePortName, need flowNeed) {
+		one := f.index.set(name, need)
+		touched.keys, touched.ports = append(touched.keys, one.keys...), append(touched.ports, one.ports...)
+	}
+	if update.Full {
+		before := f.index
+		f.index = newFlowIndex()
+		for name := range keep {
+			if before != nil && before.services[name].keys != nil {
+				add(name, before.services[name])
+			}
+		}
+	}
+	for i := range update.Changes {
+		c := &update.Changes[i]
+		var need flowNeed
+		if c.After != nil && (desired.Traits{FastPath: true}).TakesFastPath(c.After) {
+			need = needOf(c.After)
+		}
+		if !keep[c.Name] {
+			add(c.Name, need)
+		}
+	}
+	return touched
+}
+
+// write makes the maps what the index says. If the update is full, it compares all of them.
+func (f *forwarder) write(touched flowNeed, full bool) (writes int, err error) {
+	if full {
+		have := f.inKernel()
+		touched.keys, touched.ports = append(touched.keys, have.keys...), append(touched.ports, have.ports...)
+	}
+	writes, err = f.writePorts(touched.ports)
+	for _, k := range touched.keys {
+		if wanted := f.index.keys[k] > 0; wanted != f.held[k] {
+			if failed := f.writeFlow(k, wanted); failed != nil {
+				return writes, errors.Join(err, failed)
+			}
+			writes++
+		}
+	}
+	return writes, err
+}
+
+// inKernel lists what the maps have.
+func (f *forwarder) inKernel() (have flowNeed) {
+	for k := range f.held {
+		have.keys = append(have.keys, k)
+	}
+	for i, word := range f.words {
+		for ; word != 0; word &= word - 1 {
+			have.ports = append(have.ports, uint16(64*i+bits.TrailingZeros64(word)))
+		}
+	}
+	return have
+}
+
+func (f *forwarder) writeFlow(k flowKey, wanted bool) error {
+	flows := f.maps[forward4MapFlows]
+	if wanted {
+		if err := flows.Put(k.bytes(), asksFor); err != nil {
+			return fmt.Errorf("add %v to the flows: %w", k.to, err)
+		}
+		f.held[k] = true
+		return nil
+	}
+	if err := flows.Delete(k.bytes()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove %v from the flows: %w", k.to, err)
+	}
+	delete(f.held, k)
+	return nil
+}
+
+func (f *forwarder) writePorts(touched []uint16) (writes int, err error) {
+	changed := map[int]uint64{}
+	for _, port := range touched {
+		i, bit := int(port/64), uint64(1)<<(port%64)
+		word, there := changed[i]
+		if !there {
+			word = f.words[i]
+		}
+		word &^= bit
+		if f.index.ports[port] > 0 {
+			word |= bit
+		}
+		changed[i] = word
+	}
+	for i, word := range changed {
+		if word == f.words[i] {
+			continue
+		}
+		if err := f.maps[forward4MapPorts].Put(uint32(i), word); err != nil {
+			return writes, fmt.Errorf("write the ports of the flows: %w", err)
+		}
+		f.words[i] = word
+		writes++
+	}
+	return writes, nil
+}
+
+// counts reads the counters.
+func (f *forwarder) counts() (c ForwardCounts, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.maps == nil {
+		return c, errors.Join(errors.New("nothing is forwarded: configure Forward, and sync"), f.without)
+	}
+	for what, to := range []*uint64{&c.Packets, &c.ToPeer} { // as in forward.c
+		var perCPU []uint64
+		if err := f.maps[forward4MapForwarded].Lookup(uint32(what), &perCPU); err != nil {
+			return ForwardCounts{}, fmt.Errorf("read the counts of the fast path: %w", err)
+		}
+		for _, n := range perCPU {
+			*to += n
+		}
+	}
+	return c, nil
+}
+
+// ForwardCounts returns the counts of the fast path. It is an error if there is none, because nothing was
+// applied yet, or because the kernel lacks what it needs.
+func (e *Engine) ForwardCounts() (ForwardCounts, error) { return e.forward.counts() }
+
+// dump prints the flows and devices.
+func (f *forwarder) dump(w io.Writer) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var lines []string
+	for k := range f.held {
+		if k.nodePort != 0 {
+			lines = append(lines, fmt.Sprintf("forward node port %d/%v to %v\n", k.nodePort, k.protocol, k.to))
+		} else {
+			lines = append(lines, fmt.Sprintf("forward %v/%v\n", k.to, k.protocol))
+		}
+	}
+	for _, d := range f.has {
+		lines = append(lines, fmt.Sprintf("forward from and to device %s\n", d.name))
+	}
+	slices.SortFunc(lines, cmp.Compare[string])
+	if _, err := io.WriteString(w, strings.Join(lines, "")); err != nil {
+		return fmt.Errorf("print the fast path: %w", err)
+	}
+	return nil
+}
+
+// cleanup removes everything.
+func (f *forwarder) cleanup() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.remove()
+}
+
+func (f *forwarder) remove() error {
+	if _, err := os.Stat(f.dir()); errors.Is(err, fs.ErrNotExist) && f.store == nil {
+		return nil
+	}
+	if f.store == nil { // it may be another process's
+		f.store = &programs{config: f.config, family: f.family, dir: f.dir()}
+		if err := f.store.open(f.dir()); err != nil {
+			return errors.Join(err, f.closeAll())
+		}
+	}
+	err := f.detachAll()
+	if err == nil {
+		err = os.RemoveAll(f.dir())
+	}
+	for dir := filepath.Dir(f.dir()); err == nil && dir != filepath.Clean(f.config.Sockets.BPFFS); dir = filepath.Dir(dir) {
+		if os.Remove(dir) != nil {
+			break // sockets, the other family or another instance has it
+		}
+	}
+	return errors.Join(err, f.closeAll())
+}
+
+// close releases what this process holds.
+func (f *forwarder) close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.closeAll()
+}
+
+func (f *forwarder) closeProgram() error {
+	program := f.program
+	f.program = nil
+	if program == nil {
+		return nil
+	}
+	return program.Close()
+}
+
+func (f *forwarder) closeAll() error {
+	errs := []error{f.closeProgram()}
+	for _, m := range f.maps {
+		errs = append(errs, m.Close())
+	}
+	if f.store != nil {
+		errs = append(errs, f.store.close())
+	}
+	f.maps, f.store, f.has, f.index = nil, nil, nil, nil
+	return errors.Join(errs...)
+}
+
+// watch follows the devices until ctx ends.
+func (f *forwarder) watch(ctx context.Context) {
+	if !f.config.Forward.on() {
+		return
+	}
+	for ctx.Err() == nil {
+		err := f.watchDevices(ctx)
+		if err != nil && ctx.Err() == nil {
+			f.log.Warn("devices of the fast path are not followed for a moment: the rules have connections through new ones", zap.Error(err))
+			pause(ctx, watchPause)
+		}
+	}
+}
