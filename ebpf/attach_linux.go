@@ -495,10 +495,6 @@ func (p *programs) remove() error {
 	if err := p.removeLayouts(""); err != nil {
 		return err
 	}
-	for dir := filepath.Dir(p.dir); dir != filepath.Clean(p.config.Sockets.BPFFS); dir = filepath.Dir(dir) {
-		if os.Remove(dir) != nil {
-			break // the fast path, the other family or another instance has it
-		}
-	}
+	p.config.removeEmpty(filepath.Dir(p.dir))
 	return nil
 }

@@ -509,10 +509,8 @@ func (f *forwarder) remove() error {
 	if err == nil {
 		err = os.RemoveAll(f.dir())
 	}
-	for dir := filepath.Dir(f.dir()); err == nil && dir != filepath.Clean(f.config.Sockets.BPFFS); dir = filepath.Dir(dir) {
-		if os.Remove(dir) != nil {
-			break // sockets, the other family or another instance has it
-		}
+	if err == nil {
+		f.config.removeEmpty(filepath.Dir(f.dir()))
 	}
 	return errors.Join(err, f.closeAll())
 }

@@ -167,3 +167,11 @@ func sameMap(a, b *ebpf.Map) bool {
 	y, _ := right.ID()
 	return x == y
 }
+
+// removeEmpty removes a folder and those above, up to one that the fast path, the other family or another
+// instance has.
+func (c *Config) removeEmpty(dir string) {
+	for dir != filepath.Clean(c.Sockets.BPFFS) && os.Remove(dir) == nil {
+		dir = filepath.Dir(dir)
+	}
+}
