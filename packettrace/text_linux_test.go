@@ -154,7 +154,9 @@ func TestOwnRulesArePrintedLikeNFT(t *testing.T) {
 					known, total = known+names, total+some
 				}
 			}
-			t.Logf("%d rules of %d are printed as nft prints them", known, total)
+			if known != total || total == 0 {
+				t.Errorf("%d rules of %d are printed as nft prints them, want all", known, total)
+			}
 		})
 	}
 }
