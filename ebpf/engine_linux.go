@@ -37,6 +37,8 @@ type Engine struct {
 	// declined are service ports whose maps could not be written. The rules have them; the next
 	// full Update tries again.
 	declined map[changetracker.ServicePortName]error
+
+	faults faults
 }
 
 // NewEngine returns the engine of one family. It opens nothing before the first Apply.
@@ -70,6 +72,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	defer func() { e.faults.note(faultOf(e.without, e.declined)) }()
 	wanted := make(map[changetracker.ServicePortName]*carried, len(update.Changes))
 	for s := range update.Services() {
 		if c := e.config.Sockets.carry(s, &update.Globals); c != nil {
@@ -117,6 +120,9 @@ func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.Servic
 		if err := e.layer.withdraw(name, wanted[name]); err != nil {
 			return false, err
 		}
+		if wanted[name] == nil {
+			delete(e.declined, name)
+		}
 	}
 	return true, nil
 }
@@ -149,7 +155,7 @@ func (e *Engine) begin(wanted map[changetracker.ServicePortName]*carried) error 
 	if err := e.layer.remove(orphans); err != nil {
 		return err
 	}
-	return e.layer.activate(e.layer.kernel)
+	return errors.Join(e.layer.activate(e.layer.kernel), e.keepPins())
 }
 
 func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
@@ -262,6 +268,10 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 
 // Counts implements proxier.Counter: the rules count what passes them, and sockets do not count.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) { return e.rules.Counts(ctx) }
+
+// Conditions returns ConditionSockets while sockets are not translated, or not those to some service
+// ports, see proxier.Engine.
+func (e *Engine) Conditions() []proxier.Condition { return e.faults.conditions() }
 
 // watchPause is how often the links are compared: the kernel does not report their changes.
 const watchPause = 10 * time.Second
