@@ -81,7 +81,8 @@ func TestNoConnectionIsCut(t *testing.T) {
 }
 
 func (m *modeChange) run(t *testing.T) {
-	c, d := newSmall(t), newDirectory(t)
+	c, d, b := newSmall(t), newDirectory(t), newBPFWorld(t)
+	b.within()                      // also the clients: sockets at once, or not
 	netnstest.Check(t, errors.Join( // for the node's own connections to VIPs
 		c.node.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("192.0.2.1")),
 		c.node.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr("2001:db8::1"))))
@@ -90,7 +91,7 @@ func (m *modeChange) run(t *testing.T) {
 	d.write("endpoints.yaml", strings.NewReplacer("ports: [{port: 8080}]", "ports: [{name: tcp, port: 8080}, {name: udp, port: 8080, protocol: UDP}]",
 		podAddr(1, 4)+`"]`, podAddr(1, 4)+`"]}, {addresses: ["`+podAddr(2, 4)+`"]`,
 		podAddr(1, 6)+`"]`, podAddr(1, 6)+`"]}, {addresses: ["`+podAddr(2, 6)+`"]`).Replace(webSlices(1)))
-	flags := []string{"--manifests=" + d.path, "--state-dir=" + t.TempDir(), "--nodeport-addresses=0.0.0.0/0,::/0", fmt.Sprintf("--ipvs-udp-timeout=%ds", udpTimeout()), "--udp-timeout=20s", "--userspace-linger=10m"}
+	flags := append(b.flags(), "--manifests="+d.path, "--state-dir="+t.TempDir(), "--nodeport-addresses=0.0.0.0/0,::/0", fmt.Sprintf("--ipvs-udp-timeout=%ds", udpTimeout()), "--udp-timeout=20s", "--userspace-linger=10m")
 	var old *proxyProcess
 	if m.from == kubeProxyIPVS {
 		c.likeKubeProxy()
@@ -141,6 +142,9 @@ func (m *modeChange) run(t *testing.T) {
 	m.made, m.refused, m.cut = f.made.Load(), f.refused.Load(), int64(f.cut)
 	t.Logf("%d new connections, %d refused, %d cut: waiting until nothing is left over", m.made, m.refused, m.cut)
 	m.leftOver = c.waitLeftOver(m.to)
+	if b.isClean() != (m.to != string(modeEBPF)) {
+		t.Errorf("links are %v, want them in mode ebpf alone", b.links())
+	}
 	if m.cut > 0 || m.refused > 0 || m.leftOver > 0 {
 		t.Errorf("%d of %d connections cut, %d of %d new ones refused, %d objects left over, want none:\n%s\n%s",
 			m.cut, m.held, m.refused, m.made+m.refused, m.leftOver, strings.Join(f.errs, "\n"), strings.Join(c.leftOver(m.to), "\n"))
@@ -186,7 +190,7 @@ func (c *small) leftOver(m string) (objects []string) {
 	}{
 		{"nft list tables", func(line string) bool {
 			return strings.HasPrefix(line, "table ip kube-proxy") || strings.HasPrefix(line, "table ip6 kube-proxy")
-		}, []mode{modeNFTables, modeUserspace, modeIPVS}},
+		}, []mode{modeNFTables, modeEBPF, modeUserspace, modeIPVS}},
 		{"for v in nft legacy; do iptables-$v-save; ip6tables-$v-save; done", func(line string) bool {
 			return strings.HasPrefix(line, ":KUBE-") && !strings.HasPrefix(line, ":KUBE-IPVS-HEALTH ")
 		}, []mode{modeIPTables}},
