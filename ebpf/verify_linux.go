@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -24,7 +25,8 @@ import (
 // Verify implements proxier.Verifier: it compares the frontends in the maps, their endpoints, what is
 // pinned, the links with their cgroups, programs and the maps that those use, and the rules. It does not
 // compare the instructions of the programs. If sockets are not translated, because they are Optional,
-// it compares the rules alone.
+// it compares the rules alone. Without CAP_SYS_ADMIN, the maps of programs cannot be read: then each link must
+// have the program that Apply has given it.
 func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
 	report, err := e.verifySockets(&update)
 	if err != nil {
@@ -50,6 +52,9 @@ func (e *Engine) verifySockets(update *desired.Update) (proxier.VerifyReport, er
 		return proxier.VerifyReport{}, nil
 	}
 	v := verification{programs: p, ids: map[string]ebpf.MapID{}, family: e.family}
+	if e.programs != nil {
+		v.attached = e.programs.attached
+	}
 	pinned, found, err := p.loadTables()
 	if err != nil {
 		return proxier.VerifyReport{}, err
@@ -116,6 +121,7 @@ type verification struct {
 	programs *programs
 	family   v1.IPFamily
 	ids      map[string]ebpf.MapID // of the maps that programs should use
+	attached map[string]attachment // what Apply has attached, if this process did
 	report   proxier.VerifyReport
 }
 
@@ -316,12 +322,18 @@ func (v *verification) link(path string, w wantedLink) string {
 	case ebpf.AttachType(cgroup.AttachType) != w.at:
 		return fmt.Sprintf("attach type %v", ebpf.AttachType(cgroup.AttachType))
 	}
-	return v.program(info.Program, w)
+	return v.program(filepath.Base(path), info.Program, w)
 }
 
 // program says what is wrong with the program of a link.
-func (v *verification) program(id ebpf.ProgramID, w wantedLink) string {
+func (v *verification) program(link string, id ebpf.ProgramID, w wantedLink) string {
 	program, err := ebpf.NewProgramFromID(id)
+	if errors.Is(err, unix.EPERM) {
+		if a, known := v.attached[link]; known && a.program != id {
+			return fmt.Sprintf("program %d instead of %d", id, a.program)
+		}
+		return ""
+	}
 	if err != nil {
 		return fmt.Sprintf("program %d: %v", id, err)
 	}

@@ -84,7 +84,7 @@ func TestErrors(t *testing.T) {
 		directories []string
 	}{
 		"want one directory": {"nftables", nil},
-		`engine "ebpf"`:      {"ebpf", []string{directory(t, manifests)}},
+		`engine "magic"`:     {"magic", []string{directory(t, manifests)}},
 		"web.yaml:":          {"nftables", []string{directory(t, "kind: Service\nmetadata: [")}},
 		"no such file":       {"nftables", []string{"/nonexist"}},
 		"not a directory":    {"nftables", []string{filepath.Join(directory(t, manifests), "web.yaml")}},

@@ -211,3 +211,35 @@ func (b *bpfWorld) within() {
 	netnstest.Check(b.t, move(b.cgroup))
 	b.t.Cleanup(func() { netnstest.Check(b.t, move(before)) })
 }
+
+// TestTheContainerInModeEBPF: the rights that the manifest's option adds are enough, also to verify.
+func TestTheContainerInModeEBPF(t *testing.T) {
+	t.Parallel()
+	c, dir, b, d := newSmall(t), newDirectory(t), newBPFWorld(t), readDeployment(t, "EBPF", "PAGE")
+	if add := d.container().SecurityContext.Capabilities.Add; len(add) != 2 || add[1] != "BPF" {
+		t.Errorf("capabilities are %v, want two", add)
+	}
+	folders := map[string]string{}
+	for _, volume := range d.daemonSet.Spec.Template.Spec.Volumes {
+		if volume.HostPath != nil {
+			folders[volume.Name] = volume.HostPath.Path
+		}
+	}
+	for _, mount := range d.container().VolumeMounts {
+		if folder, is := folders[mount.Name]; is && folder != mount.MountPath {
+			t.Errorf("%s is at %s, want %s, where nodeproxy looks", mount.Name, mount.MountPath, folder)
+		}
+	}
+	if len(folders) != 2 {
+		t.Errorf("folders of the node are %v, want those of BPF and cgroups", folders)
+	}
+	d.container().Args = append(d.container().Args, append(b.flags(), "--manifests="+dir.path, "--detect-local-mode=ClusterCIDR", "--cluster-cidr=10.244.0.0/16,fd00:244::/32", "--ebpf-optional=false")...)
+	p := d.startContainer(c, nil)
+	p.waitHealthy()
+	if got := b.ask(c.pods[1], netip.MustParseAddrPort(vip4)); got != "pod-1" || p.sample(translated4) != 1 {
+		t.Errorf("%q answers, %v sockets translated, want pod-1 and 1", got, p.sample(translated4))
+	}
+	if code, text := p.get("192.0.2.10:10290", "/verify"); code != 200 || !strings.Contains(text, `"agrees":true`) {
+		t.Errorf("verify: status %d, %s", code, text)
+	}
+}

@@ -141,6 +141,9 @@ func (m *modeChange) run(t *testing.T) {
 		return round + 2*(m.held-int64(f.cut))
 	})
 	wait(3)
+	if m.to == string(modeEBPF) && (next.sample(translated4) < 1 || next.sample(translated6) < 1) {
+		t.Errorf("%v and %v sockets translated, want some: the clients are in the cgroup", next.sample(translated4), next.sample(translated6))
+	}
 	f.end()
 	if old != nil {
 		if old.wait(); old.err != nil {
