@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,16 +23,16 @@ import (
 
 // bpfWorld is what mode ebpf needs: a BPF file system and a cgroup, both of the test alone.
 type bpfWorld struct {
-	t             testing.TB
+	t             *testing.T
 	bpffs, cgroup string
 }
 
 // newBPFWorld makes both. Nobody is in the cgroup.
-func newBPFWorld(t testing.TB) *bpfWorld {
+func newBPFWorld(t *testing.T) *bpfWorld {
 	t.Helper()
 	b := &bpfWorld{t: t, bpffs: mountAt(t, "bpf")}
-	cgroup, err := os.MkdirTemp(mountAt(t, "cgroup2"), "nodeproxy-test-")
-	netnstest.Check(t, err)
+	cgroup := filepath.Join(mountAt(t, "cgroup2"), fmt.Sprintf("nodeproxy-test-%d-%d", os.Getpid(), time.Now().UnixNano()))
+	netnstest.Check(t, os.Mkdir(cgroup, 0o700))
 	b.cgroup = cgroup
 	t.Cleanup(func() {
 		if !poll.Soon(func() bool { return errors.Join(os.Remove(cgroup)) == nil }) { // its processes have just ended
@@ -41,7 +42,7 @@ func newBPFWorld(t testing.TB) *bpfWorld {
 	return b
 }
 
-func mountAt(t testing.TB, kind string) string {
+func mountAt(t *testing.T, kind string) string {
 	t.Helper()
 	dir := t.TempDir()
 	netnstest.Check(t, unix.Mount("none", dir, kind, 0, ""))
@@ -57,7 +58,7 @@ func (b *bpfWorld) flags() []string {
 // links are the pinned links to the cgroup.
 func (b *bpfWorld) links() []string {
 	b.t.Helper()
-	links, err := filepath.Glob(b.bpffs + "/serviceplane/*/ip[46]/v*/links-*/*")
+	links, err := filepath.Glob(b.bpffs + "/serviceplane/*/ip[46]/v*/links-*/[cg]*")
 	netnstest.Check(b.t, err)
 	return links
 }
