@@ -100,6 +100,9 @@ func (m *modeChange) run(t *testing.T) {
 		b.within() // also the clients: sockets at once, or not
 		flags = append(flags, b.flags()...)
 	}
+	if strings.Contains(m.from+m.to, string(modeEBPF)) { // which must know pods
+		flags = append(flags, "--cluster-cidr=10.244.0.0/16,fd00:244::/32")
+	}
 	var old *proxyProcess
 	if m.from == kubeProxyIPVS {
 		c.likeKubeProxy()
