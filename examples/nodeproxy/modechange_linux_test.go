@@ -92,6 +92,9 @@ func (m *modeChange) run(t *testing.T) {
 		podAddr(1, 4)+`"]`, podAddr(1, 4)+`"]}, {addresses: ["`+podAddr(2, 4)+`"]`,
 		podAddr(1, 6)+`"]`, podAddr(1, 6)+`"]}, {addresses: ["`+podAddr(2, 6)+`"]`).Replace(webSlices(1)))
 	flags := append(b.flags(), "--manifests="+d.path, "--state-dir="+t.TempDir(), "--nodeport-addresses=0.0.0.0/0,::/0", fmt.Sprintf("--ipvs-udp-timeout=%ds", udpTimeout()), "--udp-timeout=20s", "--userspace-linger=10m")
+	if strings.Contains(m.from+m.to, string(modeEBPF)) { // which must know pods
+		flags = append(flags, "--cluster-cidr=10.244.0.0/16,fd00:244::/32")
+	}
 	var old *proxyProcess
 	if m.from == kubeProxyIPVS {
 		c.likeKubeProxy()
