@@ -243,4 +243,7 @@ func TestTheContainerInModeEBPF(t *testing.T) {
 	if code, text := p.get("192.0.2.10:10290", "/verify"); code != 200 || !strings.Contains(text, `"agrees":true`) {
 		t.Errorf("verify: status %d, %s", code, text)
 	}
+	if code, text := p.get("192.0.2.10:10290", "/rules?namespace=default&name=web"); code != 200 || !strings.Contains(text, "10.96.0.10:80/TCP: by sockets, 1 endpoints") || !strings.Contains(text, "by rules, because it is a node port") {
+		t.Errorf("rules: status %d, %s", code, text)
+	}
 }
