@@ -27,25 +27,24 @@ type bpfWorld struct {
 }
 
 // newBPFWorld makes both. Nobody is in the cgroup.
-func newBPFWorld(t testing.TB) *bpfWorld {
-	t.Helper()
-	b := &bpfWorld{t: t, bpffs: mountAt(t, "bpf")}
-	cgroup, err := os.MkdirTemp(mountAt(t, "cgroup2"), "nodeproxy-test-")
-	netnstest.Check(t, err)
-	b.cgroup = cgroup
-	t.Cleanup(func() {
-		if !poll.Soon(func() bool { return errors.Join(os.Remove(cgroup)) == nil }) { // its processes have just ended
-			t.Errorf("%s is in use", cgroup)
+func newBPFWorld(tb testing.TB) *bpfWorld {
+	tb.Helper()
+	b := &bpfWorld{t: tb, bpffs: mountAt(tb, "bpf")}
+	b.cgroup = filepath.Join(mountAt(tb, "cgroup2"), "nodeproxy"+strings.ReplaceAll(b.bpffs, "/", "-")) // a unique name
+	netnstest.Check(tb, os.Mkdir(b.cgroup, 0o700))
+	tb.Cleanup(func() {
+		if !poll.Soon(func() bool { return os.Remove(b.cgroup) == nil }) { // its processes have just ended
+			tb.Errorf("%s is in use", b.cgroup)
 		}
 	})
 	return b
 }
 
-func mountAt(t testing.TB, kind string) string {
-	t.Helper()
-	dir := t.TempDir()
-	netnstest.Check(t, unix.Mount("none", dir, kind, 0, ""))
-	t.Cleanup(func() { netnstest.Check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+func mountAt(tb testing.TB, kind string) string {
+	tb.Helper()
+	dir := tb.TempDir()
+	netnstest.Check(tb, unix.Mount("none", dir, kind, 0, ""))
+	tb.Cleanup(func() { netnstest.Check(tb, unix.Unmount(dir, unix.MNT_DETACH)) })
 	return dir
 }
 
