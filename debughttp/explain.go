@@ -19,6 +19,8 @@ type explainAnswer struct {
 	// Scope is omitted if the verdict does not depend on endpoints.
 	Scope      desired.Scope `json:"scope,omitzero"`
 	Masquerade bool          `json:"masquerade"`
+	// BySocket means that the client's socket is translated when it connects; omitted if rules do it.
+	BySocket bool `json:"bySocket,omitempty"`
 	// AffinitySeconds is the timeout of session affinity.
 	AffinitySeconds float64 `json:"affinitySeconds,omitempty"`
 	// Balancing is the load balancing policy; random is omitted.
@@ -63,7 +65,7 @@ func explainAnswerOf(e *desired.Explanation) explainAnswer {
 			Protocol: e.Packet.Protocol, Source: e.Packet.Source.String(), Destination: e.Packet.Destination.String(),
 			Origin: e.Packet.Origin, Interface: e.Packet.Interface,
 		},
-		Verdict: e.Verdict, Reasons: listed(e.Reasons), Scope: e.Scope, Masquerade: e.Masquerade,
+		Verdict: e.Verdict, Reasons: listed(e.Reasons), Scope: e.Scope, Masquerade: e.Masquerade, BySocket: e.BySocket,
 		AffinitySeconds: e.Affinity.Seconds(), Balancing: e.Balancing, Scheduler: e.Scheduler,
 		Endpoints: converted(e.Endpoints, func(p desired.ExplainedEndpoint) explainedEndpoint {
 			return explainedEndpoint{endpointText: endpointOf(&p.Endpoint, p.Local), Excluded: p.Excluded, Masquerade: p.Masquerade}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/debughttp"
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -351,6 +352,22 @@ func TestExplainAnswersInJSON(t *testing.T) {
 	wantAt(t, a, `null`, "servicePort")
 	wantAt(t, a, `null`, "scope")
 	wantAt(t, a, `[]`, "endpoints")
+}
+
+// bySocket explains like an engine whose sockets translate everything.
+type bySocket struct{ debughttp.Source }
+
+func (b bySocket) Explain(ctx context.Context, p desired.Packet) (desired.Explanation, error) {
+	e, err := b.Source.Explain(ctx, p)
+	e.BySocket = true
+	return e, err
+}
+
+func TestExplainSaysWhetherASocketDoesIt(t *testing.T) {
+	p, h := webProxy(t)
+	const target = "/explain?protocol=tcp&source=203.0.113.7&destination=198.51.100.10:80&origin=outside"
+	wantAt(t, get(t, h, target, http.StatusOK), `null`, "bySocket")
+	wantAt(t, get(t, debughttp.Handler(bySocket{p}), target, http.StatusOK), `true`, "bySocket")
 }
 
 func TestWrongParametersAreNamed(t *testing.T) {

@@ -45,6 +45,8 @@ type Engine struct {
 	// each change of a link or a pin.
 	wrap func(*tables) kernel
 	step func()
+
+	faults faults
 }
 
 // NewEngine returns the engine of one family. It opens nothing before the first Apply.
@@ -80,6 +82,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	defer func() { e.faults.note(faultOf(e.without, e.declined)) }()
 	wanted := make(map[changetracker.ServicePortName]*carried, len(update.Changes))
 	for s := range update.Services() {
 		if c := e.config.Sockets.carry(s, &update.Globals); c != nil {
@@ -128,6 +131,9 @@ func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.Servic
 		name := update.Changes[i].Name
 		if err := e.layer.withdraw(name, wanted[name]); err != nil {
 			return false, err
+		}
+		if wanted[name] == nil {
+			delete(e.declined, name)
 		}
 	}
 	return true, nil
@@ -307,6 +313,10 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 
 // Counts implements proxier.Counter: the rules count what passes them, and sockets do not count.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) { return e.rules.Counts(ctx) }
+
+// Conditions returns ConditionSockets while sockets are not translated, or not those to some service
+// ports, see proxier.Engine.
+func (e *Engine) Conditions() []proxier.Condition { return e.faults.conditions() }
 
 // watchPause is how often the links are compared: the kernel does not report their changes.
 const watchPause = 10 * time.Second

@@ -21,11 +21,21 @@ func (p *programs) pinned(name string, want *ebpf.MapSpec) (*ebpf.Map, error) {
 	if err != nil {
 		return nil, unavailable("create the map "+name, err)
 	}
-	if err := p.repin(m, path); err != nil {
+	if err := p.repinMap(m, path); err != nil {
 		_ = m.Close()
 		return nil, err
 	}
 	return m, nil
+}
+
+// repinMap pins a map, whatever it believes of where it is pinned: folders are renamed, and others remove
+// pins.
+func (p *programs) repinMap(m *ebpf.Map, path string) error {
+	clone, err := m.Clone()
+	if err != nil {
+		return fmt.Errorf("pin a map: %w", err)
+	}
+	return errors.Join(p.repin(clone, path), clone.Close())
 }
 
 // repin replaces what is pinned at a path.
@@ -100,7 +110,7 @@ func (p *programs) keepTables(tables map[string]*ebpf.Map) error {
 		return fmt.Errorf("create a folder of pinned maps: %w", err)
 	}
 	for name, one := range tables {
-		if err := p.repin(one, filepath.Join(next, name)); err != nil {
+		if err := p.repinMap(one, filepath.Join(next, name)); err != nil {
 			return err
 		}
 	}
@@ -122,7 +132,7 @@ func (p *programs) keep(name string, m *ebpf.Map) error {
 	if isPinned(m, path) {
 		return nil
 	}
-	return p.repin(m, path)
+	return p.repinMap(m, path)
 }
 
 // isPinned reports whether a path leads to this map.

@@ -20,6 +20,9 @@ type Engine struct{ proxier.Engine }
 // NewEngine returns proxier.ErrNotSupported: BPF is a part of Linux.
 func NewEngine(Config, v1.IPFamily, proxier.Deps) (*Engine, error) { return nil, errNotLinux() }
 
+// RemoveSockets returns proxier.ErrNotSupported: BPF is a part of Linux.
+func RemoveSockets(Config) error { return errNotLinux() }
+
 // SocketCounts is zero.
 func (e *Engine) SocketCounts() (SocketCounts, error) { return SocketCounts{}, errNotLinux() }
 

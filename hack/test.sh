@@ -105,6 +105,8 @@ if [ "$(uname -s)" = Linux ] && [ "$(id -u)" = 0 ]; then
   step 'nft, which tests compare output with' need_apt nft nftables
   step 'iptables, both variants' need_apt iptables iptables
   step 'ipset, whose sets kube-proxy leaves' need_apt ipset ipset
+  step 'bpftool, which prints maps in a test' need_apt bpftool bpftool
+  export SERVICEPLANE_REQUIRE_BPFTOOL=1
   step 'nginx, for benchmarks' need_nginx
   step 'programs of others, whose rules stay' hack/foreign.sh
   export SERVICEPLANE_REQUIRE_BROWSER=1

@@ -209,6 +209,18 @@ func (h *Engine) Descriptors() connection.Descriptors {
 	return connection.Descriptors{}
 }
 
+// Conditions returns those of all members.
+func (h *Engine) Conditions() (all []proxier.Condition) {
+	for _, m := range h.members {
+		if e, ok := proxier.As[interface {
+			Conditions() []proxier.Condition
+		}](m.Engine); ok {
+			all = append(all, e.Conditions()...)
+		}
+	}
+	return all
+}
+
 // Watch implements proxier.Watcher. It returns when ctx ends, or when the Watch of a member
 // returns another error than errors.ErrUnsupported.
 func (h *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {

@@ -235,6 +235,7 @@ func (*able) Verify(context.Context, desired.Update) (proxier.VerifyReport, erro
 
 func (*able) OwnsNames() bool                     { return true }
 func (*able) Descriptors() connection.Descriptors { return connection.Descriptors{Limit: 7} }
+func (*able) Conditions() []proxier.Condition     { return []proxier.Condition{{Message: "fault"}} }
 
 // embedding has the methods of Engine, and no others.
 type embedding struct{ proxier.Engine }
@@ -273,8 +274,8 @@ func TestTheMembersAreAsked(t *testing.T) {
 			if strings.Contains(plan, "the plan") != c.can || strings.Contains(dump.String(), "the dump") != c.can || (report.Checked == 7) != c.can {
 				t.Errorf("plan %q, dump %q, report %v", plan, dump.String(), report)
 			}
-			if h.OwnsNames() != c.can || (h.Descriptors().Limit == 7) != c.can {
-				t.Errorf("OwnsNames = %t, Descriptors = %v, want those of the engine: %t", h.OwnsNames(), h.Descriptors(), c.can)
+			if h.OwnsNames() != c.can || (h.Descriptors().Limit == 7) != c.can || (len(h.Conditions()) == 1) != c.can {
+				t.Errorf("OwnsNames = %t, Descriptors = %v, Conditions = %v, want those of the engine: %t", h.OwnsNames(), h.Descriptors(), h.Conditions(), c.can)
 			}
 		})
 	}

@@ -132,7 +132,7 @@ func TestTheMetricsOfConnections(t *testing.T) {
 // Other modes have no metrics of connections, and ignore reports. An unknown mode has the
 // metrics of all modes (MET-30).
 func TestConnectionsAreOfUserspaceOnly(t *testing.T) {
-	for _, mode := range []string{"", "unknown", "nftables", "iptables", "ipvs"} {
+	for _, mode := range []string{"", "unknown", "nftables", "iptables", "ipvs", "ebpf"} {
 		m, registry := measure(t, metrics.Options{Mode: mode, PerService: true})
 		m.ObserveConnection(connectionTo("web"))
 		if got := ofConnections(scrape(t, registry)); len(got) != 0 {

@@ -12,8 +12,8 @@ import (
 
 // Options are the options of New.
 type Options struct {
-	// Mode is the engine: "nftables", "iptables", "ipvs" or "userspace". Some metrics
-	// exist in one mode only; any other text omits them.
+	// Mode is the engine: "nftables", "iptables", "ipvs", "ebpf" or "userspace". Some
+	// metrics exist in one mode only; any other text omits them.
 	Mode string
 	// Families are the IP families of the proxy; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
@@ -42,6 +42,7 @@ type Metrics struct {
 	canary      *canaryCollector
 	health      *healthCollector
 	counts      *countCollector
+	sockets     *socketCollector
 }
 
 var _ proxier.Observer = (*Metrics)(nil)
@@ -49,6 +50,7 @@ var _ proxier.Observer = (*Metrics)(nil)
 const (
 	iptablesMode  = "iptables"
 	userspaceMode = "userspace"
+	ebpfMode      = "ebpf" // whose rules are those of nftables
 
 	livezPath = "/livez"
 )
@@ -64,6 +66,7 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 		canary:      newCanaryCollector(),
 		health:      newHealthCollector(),
 		counts:      newCountCollector(o.Families),
+		sockets:     newSocketCollector(o.Families),
 		syncs:       histogram("sync_proxy_rules_duration_seconds", "Duration of syncs, including failed ones.", durations),
 		full:        histogram("sync_full_proxy_rules_duration_seconds", "Duration of full syncs.", durations),
 		partial:     histogram("sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs.", durations),
@@ -84,7 +87,7 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 	}
 	all := []prometheus.Collector{
 		m.syncs, m.full, m.partial, m.programming, m.conntrack, m.lastSuccess, m.noLocalEndpoints, m.healthz, m.livez,
-		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newStatusCollector(&m.sources), m.canary, m.health, m.counts,
+		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newStatusCollector(&m.sources), m.canary, m.health, m.counts, m.sockets,
 	}
 	ofMode := modeCounters(o.Mode)
 	for _, c := range ofMode {
@@ -111,7 +114,7 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 // syncs.
 func modeCounters(mode string) []*prometheus.CounterVec {
 	switch mode {
-	case "nftables":
+	case "nftables", ebpfMode:
 		return []*prometheus.CounterVec{
 			counter(kubeProxy, "sync_proxy_rules_nftables_sync_failures_total", "Failed syncs.", labelFamily),
 			// Here the sync itself removes stale objects.

@@ -23,6 +23,7 @@ func abilities(e Engine) []string {
 		{"Verifier", can[Verifier](e)},
 		{"OwnsNames", can[owner](e)},
 		{"Descriptors", can[descriptorHolder](e)},
+		{"Conditions", can[conditional](e)},
 	} {
 		if a.has {
 			names = append(names, a.name)

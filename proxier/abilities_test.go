@@ -35,6 +35,10 @@ func (*ableEngine) Counts(context.Context) (proxier.Counts, error) { return prox
 func (*ableEngine) OwnsNames() bool                                { return false }
 func (*ableEngine) Descriptors() connection.Descriptors            { return connection.Descriptors{Limit: 7} }
 
+func (*ableEngine) Conditions() []proxier.Condition {
+	return []proxier.Condition{{Type: proxier.ConditionSockets, Message: "no BPF file system"}}
+}
+
 // embedding has the methods of Engine, and no others.
 type embedding struct{ proxier.Engine }
 
@@ -46,7 +50,7 @@ func (u unwrapping) Unwrap() proxier.Engine { return u.Engine }
 // TestWhatAWrappedEngineCanDo: a wrapper with Unwrap keeps all abilities; one without it
 // loses them, and New logs them.
 func TestWhatAWrappedEngineCanDo(t *testing.T) {
-	all := []string{"Watcher", "Planner", "Dumper", "Counter", "Verifier", "OwnsNames", "Descriptors"}
+	all := []string{"Watcher", "Planner", "Dumper", "Counter", "Verifier", "OwnsNames", "Descriptors", "Conditions"}
 	able := &ableEngine{}
 	for name, c := range map[string]struct {
 		engine      proxier.Engine
@@ -78,6 +82,20 @@ func TestWhatAWrappedEngineCanDo(t *testing.T) {
 				t.Errorf("New logs hidden abilities %v, want %v", got, c.hidden)
 			}
 		})
+	}
+}
+
+// TestConditionsOfTheEngine are in Status, with their IP family.
+func TestConditionsOfTheEngine(t *testing.T) {
+	p := newProxier(t, proxier.Deps{}, unwrapping{&ableEngine{}})
+	conditions := p.Status().Conditions
+	if len(conditions) == 0 {
+		t.Error("Status has no Condition of the engine")
+	}
+	for _, c := range conditions {
+		if c.Type != proxier.ConditionSockets || c.Family == "" || c.Message != "no BPF file system" {
+			t.Errorf("condition %+v, want that of the engine with a family", c)
+		}
 	}
 }
 

@@ -22,6 +22,8 @@ import (
 //   - Descriptors() connection.Descriptors: how many file descriptors of this process its
 //     clients use; Limit is 0 if they are not counted. It may be called at any time, and
 //     must return soon.
+//   - Conditions() []Condition: faults of the engine that last and fail no sync. Their Family is
+//     set for them. It may be called at any time, and must return soon.
 //
 // An engine that wraps another one and passes its Updates on unchanged has a method
 // Unwrap() Engine, so that As finds these methods. An engine that consists of several, like
@@ -100,6 +102,7 @@ type Watcher interface {
 type (
 	owner            interface{ OwnsNames() bool }
 	descriptorHolder interface{ Descriptors() connection.Descriptors }
+	conditional      interface{ Conditions() []Condition }
 )
 
 // Damage is a change of an engine's objects by another program.

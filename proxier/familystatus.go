@@ -86,6 +86,11 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	add(f.inUse, f.inUse.Type != "")
 	add(f.watcher.condition(now))
 	add(descriptorCondition(&s.Descriptors))
+	if e, ok := As[conditional](f.engine); ok {
+		for _, c := range e.Conditions() {
+			add(c, true)
+		}
+	}
 	return s, conditions, f.conflicts
 }
 

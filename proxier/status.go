@@ -55,6 +55,9 @@ const (
 	ConditionInUse = "InUse"
 	// ConditionKernelSettings means that a kernel setting could not be applied.
 	ConditionKernelSettings = "KernelSettings"
+	// ConditionSockets means that engine ebpf does not translate sockets, or not those to some
+	// service ports, so that the rules do it.
+	ConditionSockets = "Sockets"
 	// ConditionStaleFlows means that stale flows could not be deleted from connection
 	// tracking. They expire when their clients pause.
 	ConditionStaleFlows = "StaleFlows"

@@ -22,6 +22,8 @@ func TestAnswers(t *testing.T) {
 		"GET /none/counts":     `{"since": "2026-01-02T03:04:05Z", "trafficProblem": "net.netfilter.nf_conntrack_acct is 0", "trafficLosses": 2, "servicePorts": []}`,
 		"GET /status":          `{"node": {"addresses": ["192.0.2.10"], "podCIDRs": ["10.244.1.0/24"]}, "families": []}`,
 		"POST /trace":          `{"steps": [{"table": "kube-proxy", "family": "ip", "chain": "nat-prerouting", "hook": "prerouting", "rule": "ip daddr 10.96.0.10 goto c1", "verdict": "continue", "ours": true}, {"table": "firewall", "family": "inet", "chain": "forward", "hook": "forward", "rule": "xt match owner drop", "comment": "no TCP here", "handle": 7, "command": "nft -a list chain inet firewall forward", "verdict": "drop", "ours": false}], "sent": "no answer", "verdict": "drop", "by": "a rule of chain forward in table inet firewall, which is not ours", "reasons": ["it never reached 10.244.1.5:8080"], "explain": {"packet": {"protocol": "TCP", "source": "10.244.1.5", "destination": "10.96.0.10:80", "origin": "pod"}, "verdict": "forward"}, "agrees": false}`,
+		"GET /explain":         `{"packet": {"protocol": "TCP", "source": "10.244.1.5", "destination": "10.96.0.10:80", "origin": "pod"}, "verdict": "forward", "bySocket": true, "reasons": ["by a socket: the client's connect(2) goes to an endpoint"], "endpoints": [{"address": "10.244.1.6:8080", "state": "ready"}]}`,
+		"GET /rules/explain":   `{"packet": {"protocol": "UDP", "source": "10.244.1.5", "destination": "10.96.0.10:53", "origin": "pod"}, "verdict": "forward", "reasons": ["by rules, because the protocol is not TCP"], "endpoints": []}`,
 		"GET /none/status":     `{"node": {}, "families": []}`,
 		"POST /none/trace":     "",
 		"GET /none/rules":      "",
@@ -46,6 +48,8 @@ func TestAnswers(t *testing.T) {
 		{"/none", "counts shop/web --limit 5"},
 		{"", "trace 10.244.1.5 10.96.0.10:80 --send --netns pod-1 --timeout 5s --packets 2"},
 		{"/none", "trace 10.244.1.5 10.96.0.10:80"},
+		{"", "explain 10.244.1.5 10.96.0.10:80 --origin pod"},
+		{"/rules", "explain 10.244.1.5 10.96.0.10:53/udp --origin pod"},
 	} {
 		all.WriteString(transcript(t, spctl.Options{Address: address + step.path}, step.line))
 	}

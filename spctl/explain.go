@@ -89,6 +89,7 @@ type explainAnswer struct {
 	Reasons     []string     `json:"reasons"`
 	ServicePort *servicePort `json:"servicePort"`
 	Frontend    *frontend    `json:"frontend"`
+	BySocket    bool         `json:"bySocket"`
 	Endpoints   []endpoint   `json:"endpoints"`
 }
 
@@ -147,7 +148,11 @@ func (w *printer) explain(content json.RawMessage) error {
 }
 
 func (w *printer) explained(e *explainAnswer) {
-	w.fields("Packet", e.Packet.String(), "Verdict", e.Verdict)
+	fields := []string{"Packet", e.Packet.String(), "Verdict", e.Verdict}
+	if e.BySocket {
+		fields = append(fields, "Translated", "by the socket of the client, not by rules")
+	}
+	w.fields(fields...)
 	for _, reason := range e.Reasons {
 		w.line("  " + oneLine(reason))
 	}

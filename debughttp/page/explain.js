@@ -81,6 +81,7 @@ function showExplanation(e) {
 
 function outcome(e) {
   const words = [];
+  if (e.bySocket) words.push("by socket");
   if (e.masquerade) words.push("source masqueraded");
   if (e.affinitySeconds) words.push(`same endpoint for ${duration(e.affinitySeconds)}`);
   if (e.loadBalancing) words.push(`load balancing ${e.loadBalancing}`);

@@ -17,6 +17,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/manifest"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/ipvs"
@@ -26,7 +27,7 @@ import (
 )
 
 func main() {
-	engine := flag.String("engine", "nftables", "nftables, iptables, ipvs or userspace")
+	engine := flag.String("engine", "nftables", "nftables, iptables, ipvs, ebpf or userspace")
 	node := flag.String("node", "", "`name` of the node, for local endpoints")
 	flag.Parse()
 	if err := run(os.Stdout, *engine, *node, flag.Args()); err != nil {
@@ -110,10 +111,12 @@ func newPlanner(name string, family v1.IPFamily) (proxier.Planner, error) {
 		engine, err = iptables.NewEngine(iptables.Config{}, family, proxier.Deps{})
 	case "ipvs":
 		engine, err = ipvs.NewEngine(ipvs.Config{}, family, proxier.Deps{})
+	case "ebpf":
+		engine, err = ebpf.NewEngine(ebpf.Config{Sockets: ebpf.Sockets{Cgroups: []string{"/sys/fs/cgroup/kubepods.slice"}}}, family, proxier.Deps{})
 	case "userspace":
 		engine, err = userspace.NewEngine(userspace.Config{}, family, proxier.Deps{})
 	default:
-		err = fmt.Errorf("engine %q: want nftables, iptables, ipvs or userspace", name)
+		err = fmt.Errorf("engine %q: want nftables, iptables, ipvs, ebpf or userspace", name)
 	}
 	planner, _ := engine.(proxier.Planner) // all engines implement it
 	return planner, err

@@ -36,7 +36,7 @@ func directory(t *testing.T, text string) string {
 // TestEveryEnginePlans a directory, and the change of an endpoint.
 func TestEveryEnginePlans(t *testing.T) {
 	before, after := directory(t, manifests), directory(t, strings.Replace(manifests, "10.244.1.5", "10.244.1.6", 1))
-	for _, engine := range []string{"nftables", "iptables", "ipvs", "userspace"} {
+	for _, engine := range []string{"nftables", "iptables", "ipvs", "ebpf", "userspace"} {
 		t.Run(engine, func(t *testing.T) {
 			var plan, same, difference strings.Builder
 			if err := run(&plan, engine, "node-1", []string{before}); err != nil {
@@ -84,7 +84,7 @@ func TestErrors(t *testing.T) {
 		directories []string
 	}{
 		"want one directory": {"nftables", nil},
-		`engine "ebpf"`:      {"ebpf", []string{directory(t, manifests)}},
+		`engine "magic"`:     {"magic", []string{directory(t, manifests)}},
 		"web.yaml:":          {"nftables", []string{directory(t, "kind: Service\nmetadata: [")}},
 		"no such file":       {"nftables", []string{"/nonexist"}},
 		"not a directory":    {"nftables", []string{filepath.Join(directory(t, manifests), "web.yaml")}},

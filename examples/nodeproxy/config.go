@@ -122,7 +122,7 @@ func (o *options) clusterCIDRs(f *faults) []netip.Prefix {
 
 func (o *options) nodePorts(f *faults) proxier.NodePorts {
 	if len(o.nodePortAddresses) == 0 { // kube-proxy's defaults
-		return proxier.NodePorts{Primary: o.mode() == modeNFTables}
+		return proxier.NodePorts{Primary: o.mode() == modeNFTables || o.mode() == modeEBPF}
 	}
 	var n proxier.NodePorts
 	ranges := slices.DeleteFunc(slices.Clone(o.nodePortAddresses), func(text string) bool {

@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/ipvs"
@@ -26,14 +27,15 @@ const (
 	modeNFTables  mode = "nftables"
 	modeIPTables  mode = "iptables"
 	modeIPVS      mode = "ipvs"
+	modeEBPF      mode = "ebpf"
 	modeUserspace mode = "userspace"
 )
 
-func modes() []mode { return []mode{modeNFTables, modeIPTables, modeIPVS, modeUserspace} }
+func modes() []mode { return []mode{modeNFTables, modeIPTables, modeIPVS, modeEBPF, modeUserspace} }
 
 // kernelModes are the modes with rules in the kernel. The portals of mode userspace are
 // rules of one of them.
-func kernelModes() []mode { return []mode{modeNFTables, modeIPTables, modeIPVS} }
+func kernelModes() []mode { return []mode{modeNFTables, modeIPTables, modeIPVS, modeEBPF} }
 
 // mode returns the mode of the flags.
 func (o *options) mode() mode {
@@ -66,7 +68,7 @@ func (o *options) tuned() *tuning {
 		own := o.ipvs.tuning
 		own.masqueradeBit = o.iptables.masqueradeBit // as in kube-proxy
 		return &own
-	case modeNFTables, modeUserspace:
+	case modeNFTables, modeEBPF, modeUserspace:
 	}
 	return &o.nftables
 }
@@ -75,6 +77,9 @@ func (o *options) tuned() *tuning {
 func (o *options) provider(config proxier.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
 	balancing{log}.decorate(&config.Tracker)
 	config.Tracker.DecorateService = o.fastPath.decorate(log, config.Tracker.DecorateService)
+	if o.mode() == modeEBPF {
+		config.Tracker.DecorateService = decorateSockets(log, config.Tracker.DecorateService)
+	}
 	if o.health.enabled {
 		config.Tracker.DecorateService = o.health.decorate(config.Tracker.DecorateService)
 	}
@@ -90,6 +95,7 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 	if o.socketsAtLocalhost() {
 		deps.Wrap = localhost.Wrap(userspace.Config{Config: config, Budget: budget, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger}, deps)
 	}
+	deps.Wrap = o.engines.wrap(deps.Wrap)
 	return o.engine(o.mode(), config, deps, budget)
 }
 
@@ -102,6 +108,8 @@ func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps, budge
 		return o.ipvs.provider(config, deps)
 	case modeUserspace:
 		return o.sockets(config, deps, budget)
+	case modeEBPF:
+		return ebpf.New(o.ebpf.config(o.fastPath.config(config)), deps)
 	case modeNFTables:
 	}
 	return nftables.New(o.fastPath.config(config), deps)
@@ -138,15 +146,24 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps, budget *user
 func (o *options) cleanUpModes(ctx context.Context, modes []mode, config proxier.Config, log *zap.Logger) error {
 	var errs []error
 	for _, m := range modes {
-		p, err := o.engine(m, config, proxier.Deps{Logger: log, Health: proxier.NoHealth()}, nil)
-		if err == nil {
-			err = p.Cleanup(ctx)
-		}
-		if !errors.Is(err, proxier.ErrNotSupported) {
+		if err := o.cleanUpMode(ctx, m, config, log); !errors.Is(err, proxier.ErrNotSupported) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// cleanUpMode removes the objects of a mode. Those of mode ebpf are its sockets alone: the rules are the
+// table of mode nftables.
+func (o *options) cleanUpMode(ctx context.Context, m mode, config proxier.Config, log *zap.Logger) error {
+	if m == modeEBPF {
+		return ebpf.RemoveSockets(o.ebpf.config(nftables.Config{Config: config}))
+	}
+	p, err := o.engine(m, config, proxier.Deps{Logger: log, Health: proxier.NoHealth()}, nil)
+	if err == nil {
+		err = p.Cleanup(ctx)
+	}
+	return err
 }
 
 // cleanUpAll removes this instance's objects of all modes.
@@ -158,9 +175,11 @@ func (o *options) cleanUpAll(ctx context.Context, p *proxier.Proxier, config pro
 	return errors.Join(err, o.cleanUpModes(ctx, o.otherModes(), config, log), o.removeLeftSocket(ctx))
 }
 
-// otherModes returns the kernel modes except that of the flags.
+// otherModes returns the kernel modes except that of the flags, and that of its rules.
 func (o *options) otherModes() []mode {
-	return slices.DeleteFunc(kernelModes(), func(m mode) bool { return m == o.kernelMode() })
+	return slices.DeleteFunc(kernelModes(), func(m mode) bool {
+		return m == o.kernelMode() || m == modeNFTables && o.kernelMode() == modeEBPF
+	})
 }
 
 // cleanUpOtherModes removes the rules of other modes after the first sync, and those of

@@ -53,7 +53,7 @@ func (h *healthFlags) validate(f *faults) {
 	f.check(h.maxEjected >= 1 && h.maxEjected <= 100, "endpoint-health-max-ejected", h.maxEjected, "1 to 100")
 }
 
-// healthText is the payload of a service port: what chose its check.
+// healthText is in the payload of a service port: what chose its check.
 type healthText struct {
 	text string
 	own  bool // the text is for this port alone
@@ -70,14 +70,17 @@ func (h *healthFlags) decorate(next func(*changetracker.ServicePort, *v1.Service
 				text = h.byDefault
 			}
 		}
-		p.Ext = healthText{text, own}
+		ext, _ := changetracker.Ext[payload](p.Ext)
+		ext.health = healthText{text, own}
+		p.Ext = ext
 	}
 }
 
 // choose is the Choose of endpointhealth.Options. What is for all ports of a Service does not
 // apply to those that it cannot check, such as port dns, UDP, beside dns-tcp.
 func (h *healthFlags) choose(p *changetracker.ServicePort) (policy endpointhealth.Policy, ok bool, err error) {
-	chosen, _ := changetracker.Ext[healthText](p.Ext)
+	ext, _ := changetracker.Ext[payload](p.Ext)
+	chosen := ext.health
 	policy, ok, err = h.parse(chosen.text)
 	if err != nil {
 		return policy, false, fmt.Errorf("annotation %s: %q: %w: want %s", healthAnnotation, chosen.text, err, healthForm)

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 // and the allowed ones.
 func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 	args := []string{
-		"--proxy-mode=ebpf", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
+		"--proxy-mode=bpf", "--ebpf-mode=faster", "--ebpf-cgroups=kubepods", "--ebpf-bpffs=bpf", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
 		"--nftables-sync-period=soon", "--hostname-override", " ", "--cluster-cidr=10.0.0.0/8,10.1.0.0/16", "--healthz-bind-address=localhost:1",
 		"--metrics-bind-address=127.0.0.1:0", "--conntrack-udp-timeout=10ms", "--conntrack-min=-1", "--nodeport-addresses=primary,10.0.0.0",
 		"--manifests=/x", "--kubeconfig=/y", "--master=z", "--instance=Not_This", "-v", "-1", "--state-dir=",
@@ -48,7 +48,10 @@ func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 		t.Fatal("execute = nil, want an error")
 	}
 	for _, want := range []string{
-		"--proxy-mode=ebpf: want nftables, iptables, ipvs or userspace",
+		"--proxy-mode=bpf: want nftables, iptables, ipvs, ebpf or userspace",
+		"--ebpf-mode=faster: want strict or fast",
+		"--ebpf-cgroups=[kubepods]: want absolute paths",
+		"--ebpf-bpffs=bpf: want an absolute path",
 		"--foo: no such flag",
 		"-x: no such flag",
 		"--masquerade-all=maybe: want a value of type bool",
@@ -71,8 +74,8 @@ func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 			t.Errorf("%d times %q in the error, want it once", n, want)
 		}
 	}
-	if got := strings.Count(err.Error(), "\n"); got != 18 {
-		t.Errorf("%d errors, want 18", got)
+	if got := strings.Count(err.Error(), "\n"); got != 21 {
+		t.Errorf("%d errors, want 21", got)
 	}
 	if t.Failed() {
 		t.Log(err)

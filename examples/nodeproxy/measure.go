@@ -45,6 +45,9 @@ func (m *measured) watch(o *options, p *testedProxy, health *endpointhealth.Chec
 	if o.countConnections || o.countTraffic {
 		m.WatchCounts(p.Counts, 0)
 	}
+	if o.mode() == modeEBPF {
+		m.WatchSockets(o.engines.counts)
+	}
 	if o.mode() == modeIPTables { // the kernel counts
 		packets := iptables.NewCounters(o.iptablesConfig(config))
 		m.WatchPackets(packets.LocalhostNodePorts, packets.Invalid)

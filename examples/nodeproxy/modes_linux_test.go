@@ -31,10 +31,10 @@ func (c *small) rules() string {
 // rules of the previous mode. --cleanup removes the rules of all modes.
 func TestAChangeOfMode(t *testing.T) {
 	t.Parallel()
-	c, d := newSmall(t), newDirectory(t)
-	flags := []string{"--manifests=" + d.path, "--state-dir=" + t.TempDir(), "--cluster-cidr=10.244.0.0/16,fd00:244::/32", "--nodeport-addresses=0.0.0.0/0,::/0"}
+	c, d, b := newSmall(t), newDirectory(t), newBPFWorld(t)
+	flags := append(b.flags(), []string{"--manifests=" + d.path, "--state-dir=" + t.TempDir(), "--cluster-cidr=10.244.0.0/16,fd00:244::/32", "--nodeport-addresses=0.0.0.0/0,::/0"}...)
 	serves := false // whether the rules of the previous proxy work without it
-	for _, mine := range [][]string{{"iptables"}, {"nftables"}, {"iptables"}, {"userspace"}, {"userspace", "--userspace-portals=iptables"}, {"nftables"}} {
+	for _, mine := range [][]string{{"iptables"}, {"nftables"}, {"ebpf"}, {"iptables"}, {"ebpf"}, {"userspace"}, {"userspace", "--userspace-portals=iptables"}, {"ebpf"}, {"nftables"}} {
 		m := mode(mine[0])
 		p := start(t, c.node, append(append(flags, "--proxy-mode="+mine[0]), mine[1:]...)...)
 		p.waitHealthy()
@@ -46,11 +46,14 @@ func TestAChangeOfMode(t *testing.T) {
 			t.Errorf("/proxyMode = %q, want %s", got, m)
 		}
 		gone, stays := "table ", "KUBE-SERVICES"
-		if m == modeNFTables || m == modeUserspace && len(mine) == 1 {
+		if m == modeNFTables || m == modeEBPF || m == modeUserspace && len(mine) == 1 {
 			gone, stays = stays, gone
 		}
 		if !poll.Soon(func() bool { return !strings.Contains(c.rules(), gone) }) || !strings.Contains(c.rules(), stays) {
 			t.Errorf("%s: rules are\n%swant none of the other mode", m, c.rules())
+		}
+		if !poll.Soon(func() bool { return b.isClean() != (m == modeEBPF) }) || m == modeEBPF && len(b.links()) != bpfLinks {
+			t.Errorf("%s: links are %v, want %d in mode ebpf, and nothing in others", m, b.links(), bpfLinks)
 		}
 		c.expectNow("pod-1")
 		d.write("endpoints.yaml", webSlices(2))

@@ -35,6 +35,8 @@ type options struct {
 	canary                                             canaryFlags
 	health                                             healthFlags
 	fastPath                                           fastPathFlags
+	ebpf                                               socketFlags
+	engines                                            ebpfEngines
 
 	configSyncPeriod               time.Duration
 	healthzAddress, metricsAddress string
@@ -55,7 +57,7 @@ type options struct {
 
 func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.configFile, "config", "", "file with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); other flags override it")
-	f.StringVar(&o.proxyMode, "proxy-mode", string(modeNFTables), "engine to use: nftables, iptables, ipvs or userspace")
+	f.StringVar(&o.proxyMode, "proxy-mode", string(modeNFTables), "engine to use: nftables, iptables, ipvs, ebpf or userspace")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; without it and --master, the pod's service account is used")
 	f.StringVar(&o.master, "master", "", "address of the API server; overrides the kubeconfig's")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node; default is the host name")
@@ -67,12 +69,13 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.refuseExternalIPs, "refuse-external-ips", false, "ignore spec.externalIPs of all Services")
 	f.StringSliceVar(&o.deniedExternalIPs, "denied-external-ips", nil, "CIDRs in which external IPs are refused, in addition to pod CIDRs, loopback, link-local and multicast; \"node-addresses\" for the addresses of this node")
 	f.BoolVar(&o.strictSourceRanges, "strict-source-ranges", false, "drop all traffic to a load balancer IP if no source range of its IP family is valid, instead of allowing all clients")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that accept node ports: CIDRs, primary, localhost and all, which does not include localhost; default is primary in mode nftables, and all in other modes")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that accept node ports: CIDRs, primary, localhost and all, which does not include localhost; default is primary in modes nftables and ebpf, and all in other modes")
 	o.nftables.register(f, modeNFTables, shortSyncPeriod)
 	o.fastPath.register(f)
 	o.iptables.register(f, modeIPTables, time.Second)
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "accept node ports on 127.0.0.0/8")
 	o.ipvs.register(f)
+	o.ebpf.register(f)
 	o.userspace.register(f)
 	o.canary.register(f)
 	o.health.register(f)
@@ -136,7 +139,7 @@ func (t *tuning) validate(f *faults, m mode) {
 // Validate reports all invalid flags, with their values and the allowed ones.
 func (o *options) Validate() error {
 	var f faults
-	f.check(isMode(o.proxyMode), "proxy-mode", o.proxyMode, "nftables, iptables, ipvs or userspace")
+	f.check(isMode(o.proxyMode), "proxy-mode", o.proxyMode, "nftables, iptables, ipvs, ebpf or userspace")
 	f.check(o.hostname == "" || strings.TrimSpace(o.hostname) != "", "hostname-override", o.hostname, "a name, or nothing for the host's own")
 	if o.manifests != "" {
 		f.check(o.kubeconfig == "", "kubeconfig", o.kubeconfig, "nothing beside --manifests")
@@ -149,6 +152,7 @@ func (o *options) Validate() error {
 	o.fastPath.validate(&f)
 	o.iptables.validate(&f, modeIPTables)
 	o.ipvs.validate(&f)
+	o.ebpf.validate(&f)
 	o.userspace.validate(&f)
 	o.canary.validate(&f)
 	o.health.validate(&f)

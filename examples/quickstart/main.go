@@ -6,6 +6,7 @@
 //	go run ./examples/quickstart -f DIR    # with your own Services and EndpointSlices
 //	go run ./examples/quickstart -mode iptables
 //	go run ./examples/quickstart -mode ipvs        # on a kernel with IPVS
+//	go run ./examples/quickstart -mode ebpf        # TCP sockets before the rules
 //	go run ./examples/quickstart -mode userspace   # any user, any system
 //
 // It leaves nothing: the namespaces have no names and end with the process.
@@ -37,7 +38,7 @@ func main() {
 	dir := flag.String("f", "", "`directory` with YAML or JSON files of Services and EndpointSlices, instead of the embedded ones")
 	planOnly := flag.Bool("plan", false, "print what would be programmed, and change nothing")
 	engine := modeNFTables
-	flag.Var(&engine, "mode", "`engine`: nftables, iptables, ipvs, or userspace, which needs no privilege")
+	flag.Var(&engine, "mode", "`engine`: nftables, iptables, ipvs, ebpf, or userspace, which needs no privilege")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -24,6 +26,9 @@ func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string, m mod
 	t.Helper()
 	netnstest.New(t) // skips without root
 	tables, namespaces := rootTables(t), openNamespaces(t)
+	leftovers := filepath.Join(os.TempDir(), "quickstart-*")
+	folders, err := filepath.Glob(leftovers)
+	netnstest.Check(t, err)
 	if err := run(ctx, out, dir, options{mode: m}); err != nil {
 		t.Fatalf("run: %v", err)
 	}
@@ -32,6 +37,12 @@ func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string, m mod
 	}
 	if got := openNamespaces(t); got != namespaces {
 		t.Errorf("%d open namespaces, want %d as before", got, namespaces)
+	}
+	if got, err := filepath.Glob(leftovers); err != nil || !slices.Equal(got, folders) {
+		t.Errorf("folders are %v, error %v, want %v as before", got, err, folders)
+	}
+	if mounts, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(mounts), "/quickstart-") {
+		t.Errorf("mounts are\n%s\nerror %v, want none of the program", mounts, err)
 	}
 }
 
@@ -63,6 +74,10 @@ func checkTables(t *testing.T, m mode) {
 		if !regexp.MustCompile(pattern).MatchString(text) {
 			t.Errorf("%s: nothing in the output matches %s", rule, pattern)
 		}
+	}
+	// Of the table, those of the pod to two frontends of web, and to shop and edge; and of web twice more.
+	if want := fmt.Sprintf("%d sockets were translated", (2+2+2+2)*connections); m == modeEBPF && !strings.Contains(text, want) {
+		t.Errorf("the output does not contain %q", want)
 	}
 	_, last, found := strings.Cut(text, "default/web without web-1, which has stopped\n")
 	if !found || strings.Contains(last, "web-1 ") || strings.Contains(last, "nobody") || !strings.Contains(last, "web-2 ") {

@@ -28,13 +28,26 @@ func show(ctx context.Context, out io.Writer, all objects, m mode) (err error) {
 	syncs := &journal{}
 	config := all.config()
 	config.NetNS = cluster.node.Path()
-	p, err := m.provider(config, proxier.Deps{Observer: syncs})
+	deps := proxier.Deps{Observer: syncs}
+	create, counts := func() (*proxier.Proxier, error) { return m.provider(config, deps) }, func() error { return nil }
+	if m == modeEBPF {
+		s, err := newSockets()
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s.close()) }()
+		create, counts = func() (*proxier.Proxier, error) { return s.provider(cluster, config, deps) }, func() error { return s.write(out) }
+	}
+	p, err := create()
 	if err != nil {
 		return err
 	}
 	all.feed(p)
 	err = running(ctx, p, func(ctx context.Context) error {
-		return (&demo{cluster: cluster, proxy: p, syncs: syncs, out: out}).run(ctx, all)
+		if err := (&demo{cluster: cluster, proxy: p, syncs: syncs, out: out}).run(ctx, all); err != nil {
+			return err
+		}
+		return counts()
 	})
 	if m == modeIPVS && errors.Is(err, proxier.ErrNotSupported) {
 		err = fmt.Errorf("%w; use a virtual machine: hack/vm/exec.sh 6.12 ./examples/quickstart -mode ipvs", err)

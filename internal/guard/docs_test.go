@@ -126,7 +126,7 @@ func TestFlagsAndMetrics(t *testing.T) {
 		t.Fatalf("nodeproxy --help: %v\n%s", err, help)
 	}
 	exist := flagName.FindAllString(string(help), -1)
-	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace"} {
+	for _, mode := range []string{"nftables", "iptables", "ipvs", "ebpf", "userspace"} {
 		registry := prometheus.NewRegistry()
 		if _, err := metrics.New(recorder{registry, &exist}, metrics.Options{Mode: mode, PerService: true}); err != nil {
 			t.Fatal(err)

@@ -216,6 +216,16 @@ func (e *Engine) Descriptors() connection.Descriptors {
 	return e.sockets.Descriptors()
 }
 
+// Conditions returns those of the wrapped engine; see proxier.Engine.
+func (e *Engine) Conditions() []proxier.Condition {
+	if c, ok := proxier.As[interface {
+		Conditions() []proxier.Condition
+	}](e.kernel); ok {
+		return c.Conditions()
+	}
+	return nil
+}
+
 // Sockets returns where node ports are served, sorted by service port.
 func (e *Engine) Sockets() []userspace.Site { return e.sockets.Sockets() }
 

@@ -1,0 +1,56 @@
+package ebpf
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// faults keeps what Conditions returns. It has a lock of its own, so that nobody waits for a sync.
+type faults struct {
+	mu   sync.Mutex // guards all below
+	text string     // "" if there is none
+	// since is when there was none last.
+	since time.Time
+}
+
+// note replaces the fault.
+func (f *faults) note(text string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if text != "" && f.text == "" {
+		f.since = time.Now()
+	}
+	f.text = text
+}
+
+func (f *faults) conditions() []proxier.Condition {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.text == "" {
+		return nil
+	}
+	return []proxier.Condition{{Type: proxier.ConditionSockets, Since: f.since, Message: f.text}}
+}
+
+// faultOf is the message of the Condition: why sockets are not translated, or not those to the declined
+// service ports, of which it names the first.
+func faultOf(without error, declined map[changetracker.ServicePortName]error) string {
+	switch {
+	case without != nil:
+		return fmt.Sprintf("sockets are not translated, rules do everything: %v", without)
+	case len(declined) == 0:
+		return ""
+	}
+	first := slices.MinFunc(slices.Collect(maps.Keys(declined)), func(a, b changetracker.ServicePortName) int {
+		return cmp.Compare(a.String(), b.String())
+	})
+	return fmt.Sprintf("rules alone have %d service ports, because the maps of sockets could not be written, %v first: %v: the next full sync tries again",
+		len(declined), first, declined[first])
+}

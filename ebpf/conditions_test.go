@@ -1,0 +1,54 @@
+package ebpf
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// TestConditions: a Condition begins with the first fault, keeps its time while there is any, and ends.
+func TestConditions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		name := func(n string) changetracker.ServicePortName {
+			return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "default", Name: n}}
+		}
+		var f faults
+		begun := time.Now()
+		for _, step := range []struct {
+			without  error
+			declined map[changetracker.ServicePortName]error
+			want     []string // in the message; nil for no Condition
+			since    time.Time
+		}{
+			{nil, nil, nil, time.Time{}},
+			{ErrUnavailable, nil, []string{"rules do everything", ErrUnavailable.Error()}, begun.Add(time.Minute)},
+			{nil, map[changetracker.ServicePortName]error{name("b"): errors.New("second"), name("a"): errors.New("no room")}, []string{"2 service ports", "default/a", "no room"}, begun.Add(time.Minute)},
+			{nil, nil, nil, time.Time{}},
+			{ErrUnavailable, nil, []string{"rules do everything"}, begun.Add(4 * time.Minute)},
+		} {
+			f.note(faultOf(step.without, step.declined))
+			got := f.conditions()
+			if (len(got) == 1) != (step.want != nil) {
+				t.Fatalf("conditions %+v, want one: %v", got, step.want != nil)
+			}
+			for _, c := range got {
+				for _, want := range step.want {
+					if !strings.Contains(c.Message, want) {
+						t.Errorf("message %q, want %q in it", c.Message, want)
+					}
+				}
+				if c.Type != proxier.ConditionSockets || !c.Since.Equal(step.since) {
+					t.Errorf("condition %+v, want one of sockets since %v", c, step.since)
+				}
+			}
+			time.Sleep(time.Minute)
+		}
+	})
+}

@@ -1,0 +1,355 @@
+package ebpf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Verify implements proxier.Verifier: it compares the frontends in the maps, their endpoints, what is
+// pinned, the links with their cgroups, programs and the maps that those use, and the rules. It does not
+// compare the instructions of the programs. If sockets are not translated, because they are Optional,
+// it compares the rules alone. Without CAP_SYS_ADMIN, the maps of programs cannot be read: then each link must
+// have the program that Apply has given it.
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+	report, err := e.verifySockets(&update)
+	if err != nil {
+		return proxier.VerifyReport{}, err
+	}
+	rules, err := e.rules.Verify(ctx, update)
+	report.Checked += rules.Checked
+	report.Differences = append(report.Differences, rules.Differences...)
+	return report, err
+}
+
+func (e *Engine) verifySockets(update *desired.Update) (proxier.VerifyReport, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p := &programs{config: e.config, family: e.family, dir: dirOf(&e.config, e.family)}
+	if err := p.check(); err != nil {
+		if e.config.Sockets.Optional {
+			return proxier.VerifyReport{}, nil
+		}
+		return proxier.VerifyReport{}, err
+	}
+	if e.without != nil {
+		return proxier.VerifyReport{}, nil
+	}
+	v := verification{programs: p, ids: map[string]ebpf.MapID{}, family: e.family}
+	if e.programs != nil {
+		v.attached = e.programs.attached
+	}
+	pinned, found, err := p.loadTables()
+	if err != nil {
+		return proxier.VerifyReport{}, err
+	}
+	if found {
+		defer func() { _ = pinned.close() }()
+	}
+	if err := v.pins(e.used()); err != nil {
+		return proxier.VerifyReport{}, err
+	}
+	wanted := e.config.Sockets.wantedOf(update)
+	switch used, isOpen := e.tables(); {
+	case isOpen: // what the programs use, whatever is pinned
+		err = v.frontends(used, wanted)
+	case found:
+		err = v.frontends(pinned, wanted)
+	default:
+		v.none(wanted)
+	}
+	return v.report, errors.Join(err, v.links())
+}
+
+// tables returns the maps of the layer, if it is open.
+func (e *Engine) tables() (t *tables, isOpen bool) {
+	if e.layer == nil {
+		return nil, false
+	}
+	return e.layer.kernel.(interface{ self() *tables }).self(), true //nolint:forcetypeassert // what wrapped returns
+}
+
+// used returns the maps that are open, by their names.
+func (e *Engine) used() map[string]*ebpf.Map {
+	t, isOpen := e.tables()
+	if !isOpen || e.programs == nil {
+		return nil
+	}
+	used := map[string]*ebpf.Map{mapFrontends: t.frontendMap, mapServices: t.servicesMap, mapEndpoints: t.ends}
+	maps.Copy(used, e.programs.shared)
+	return used
+}
+
+// wantedFrontend is where sockets should lead.
+type wantedFrontend struct {
+	name      changetracker.ServicePortName
+	endpoints desired.Endpoints
+}
+
+func (c *Sockets) wantedOf(update *desired.Update) map[netip.AddrPort]wantedFrontend {
+	all := map[netip.AddrPort]wantedFrontend{}
+	for s := range update.Services() {
+		w := c.carry(s, &update.Globals)
+		if w == nil {
+			continue
+		}
+		for at, scope := range w.frontends {
+			all[at] = wantedFrontend{s.Name, w.endpoints[scope]}
+		}
+	}
+	return all
+}
+
+// verification compares what the kernel has with what it should have.
+type verification struct {
+	programs *programs
+	family   v1.IPFamily
+	ids      map[string]ebpf.MapID // of the maps that programs should use
+	attached map[string]attachment // what Apply has attached, if this process did
+	report   proxier.VerifyReport
+}
+
+func (v *verification) differs(d proxier.Difference) {
+	v.report.Differences = append(v.report.Differences, d)
+}
+
+// pins compares what is pinned with the maps that this process has open, if it has.
+func (v *verification) pins(used map[string]*ebpf.Map) error {
+	for _, name := range append(layerMaps(), mapPeers, mapNamespaces, mapCounts) {
+		v.report.Checked++
+		path := filepath.Join(v.programs.dir, name)
+		if slices.Contains(layerMaps(), name) {
+			path = filepath.Join(v.programs.dir, mapsFolder, name)
+		}
+		object := "pinned map " + path
+		have, err := idOfPinned(path)
+		if err != nil {
+			v.differs(proxier.Difference{Object: object, Problem: proxier.DifferenceMissing})
+		}
+		v.ids[name] = have
+		m := used[name]
+		if m == nil {
+			continue
+		}
+		info, err := m.Info()
+		if err != nil {
+			return fmt.Errorf("read what map %s is: %w", name, err)
+		}
+		v.ids[name], _ = info.ID()
+		if have != 0 && have != v.ids[name] {
+			v.differs(proxier.Difference{
+				Object: object, Problem: proxier.DifferenceChanged,
+				Want: fmt.Sprintf("map %d", v.ids[name]), Have: fmt.Sprintf("map %d", have),
+			})
+		}
+	}
+	return nil
+}
+
+func idOfPinned(path string) (ebpf.MapID, error) {
+	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return 0, fmt.Errorf("open a pinned map: %w", err)
+	}
+	defer func() { _ = m.Close() }()
+	info, err := m.Info()
+	if err != nil {
+		return 0, fmt.Errorf("read what a pinned map is: %w", err)
+	}
+	id, _ := info.ID()
+	return id, nil
+}
+
+// frontends compares the maps.
+func (v *verification) frontends(t *tables, wanted map[netip.AddrPort]wantedFrontend) error {
+	have, err := t.frontends()
+	if err != nil {
+		return err
+	}
+	size := t.capacity()
+	for at, to := range have {
+		v.report.Checked++
+		w, isWanted := wanted[at]
+		d := proxier.Difference{Object: v.frontend(at), Problem: proxier.DifferenceChanged, Service: w.name, Want: words(w.endpoints)}
+		switch endpoints, readable := t.endpointsOf(to, size); {
+		case !isWanted:
+			d.Problem, d.Want, d.Have = proxier.DifferenceUnexpected, "", words(endpoints)
+		case !readable:
+			d.Have = fmt.Sprintf("service %d, scope %d, which does not exist", to.service, to.scope)
+		case endpoints.Equal(w.endpoints):
+			continue
+		default:
+			d.Have = words(endpoints)
+		}
+		v.differs(d)
+	}
+	for at, w := range wanted {
+		if _, there := have[at]; !there {
+			v.missing(at, w)
+		}
+	}
+	return nil
+}
+
+// none is what frontends does without maps.
+func (v *verification) none(wanted map[netip.AddrPort]wantedFrontend) {
+	for at, w := range wanted {
+		v.missing(at, w)
+	}
+}
+
+func (v *verification) missing(at netip.AddrPort, w wantedFrontend) {
+	v.report.Checked++
+	v.differs(proxier.Difference{Object: v.frontend(at), Problem: proxier.DifferenceMissing, Want: words(w.endpoints), Service: w.name})
+}
+
+func (v *verification) frontend(at netip.AddrPort) string {
+	return fmt.Sprintf("element %v of map %s of %s", at, mapFrontends, v.family)
+}
+
+func words(endpoints desired.Endpoints) string {
+	texts := make([]string, 0, endpoints.Len())
+	for e := range endpoints.All() {
+		texts = append(texts, e.String())
+	}
+	return strings.Join(texts, ", ")
+}
+
+// endpointsOf reads where a frontend leads. ok is false if that is outside of the maps.
+func (m *tables) endpointsOf(at place, size capacity) (endpoints desired.Endpoints, ok bool) {
+	if at.service >= size.services || at.scope >= scopes {
+		return endpoints, false
+	}
+	p := m.pick(at)
+	first, n := uint64(p>>32), uint64(p.count())
+	if first+n > uint64(size.endpoints) {
+		return endpoints, false
+	}
+	all := make([]netip.AddrPort, 0, n)
+	for i := first; i < first+n; i++ {
+		is := m.endpoint(uint32(i))
+		addr, _ := netip.AddrFromSlice(is[:m.addrLen])
+		all = append(all, netip.AddrPortFrom(addr, binary.BigEndian.Uint16(is[m.addrLen:])))
+	}
+	return desired.EndpointsOf(all...), true
+}
+
+// links compares the links that are pinned, with the program of each.
+func (v *verification) links() error {
+	wanted, err := v.programs.wantedLinks()
+	if err != nil {
+		return err
+	}
+	have, err := v.programs.pinnedLinks()
+	if err != nil {
+		return err
+	}
+	for name, w := range wanted {
+		v.report.Checked++
+		object := fmt.Sprintf("link of program %s to cgroup %s", w.program, w.cgroup)
+		path := have[name]
+		if path == "" {
+			v.differs(proxier.Difference{Object: object, Problem: proxier.DifferenceMissing})
+			continue
+		}
+		delete(have, name)
+		if problem := v.link(path, w); problem != "" {
+			v.differs(proxier.Difference{Object: object, Problem: proxier.DifferenceChanged, Have: problem})
+		}
+	}
+	for _, path := range have {
+		v.report.Checked++
+		v.differs(proxier.Difference{Object: "link " + path, Problem: proxier.DifferenceUnexpected})
+	}
+	return nil
+}
+
+// pinnedLinks returns the paths of links by their names.
+func (p *programs) pinnedLinks() (map[string]string, error) {
+	dirs, err := p.linkDirs()
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]string{}
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, fmt.Errorf("list pinned links: %w", err)
+		}
+		for _, entry := range entries {
+			if !strings.HasPrefix(entry.Name(), programPin("")) {
+				all[entry.Name()] = filepath.Join(dir, entry.Name())
+			}
+		}
+	}
+	return all, nil
+}
+
+// link says what is wrong with a link; "" if nothing is.
+func (v *verification) link(path string, w wantedLink) string {
+	one, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = one.Close() }()
+	info, err := one.Info()
+	if err != nil {
+		return err.Error()
+	}
+	switch cgroup := info.Cgroup(); {
+	case cgroup == nil:
+		return "no link to a cgroup"
+	case cgroup.CgroupId == 0:
+		return "it is detached"
+	case w.program+fmt.Sprintf("-%d", cgroup.CgroupId) != filepath.Base(path):
+		return fmt.Sprintf("cgroup %d", cgroup.CgroupId)
+	case ebpf.AttachType(cgroup.AttachType) != w.at:
+		return fmt.Sprintf("attach type %v", ebpf.AttachType(cgroup.AttachType))
+	}
+	return v.program(filepath.Base(path), info.Program, w)
+}
+
+// program says what is wrong with the program of a link.
+func (v *verification) program(link string, id ebpf.ProgramID, w wantedLink) string {
+	program, err := ebpf.NewProgramFromID(id)
+	if errors.Is(err, unix.EPERM) {
+		if a, known := v.attached[link]; known && a.program != id {
+			return fmt.Sprintf("program %d instead of %d", id, a.program)
+		}
+		return ""
+	}
+	if err != nil {
+		return fmt.Sprintf("program %d: %v", id, err)
+	}
+	defer func() { _ = program.Close() }()
+	info, err := program.Info()
+	if err != nil {
+		return fmt.Sprintf("program %d: %v", id, err)
+	}
+	if info.Name == "" || !strings.HasPrefix(w.program, info.Name) { // the kernel has its first 15 bytes
+		return fmt.Sprintf("program %d, %s", id, info.Name)
+	}
+	ids, _ := info.MapIDs()
+	for _, name := range layerMaps() {
+		if uses := slices.Contains(ids, v.ids[name]); !uses && !strings.HasPrefix(w.program, "getpeername") {
+			return fmt.Sprintf("program %d, which does not use map %s", id, name)
+		}
+	}
+	return ""
+}

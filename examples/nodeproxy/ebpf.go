@@ -1,0 +1,145 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/spf13/pflag"
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// ebpfAnnotation on a Service leaves it to the rules in mode ebpf, if it is "false".
+const ebpfAnnotation = "serviceplane.io/ebpf"
+
+// socketFlags are the flags of mode ebpf. Its rules have those of mode nftables.
+type socketFlags struct {
+	mode, bpffs string
+	cgroups     []string
+	optional    bool
+}
+
+func (s *socketFlags) register(f *pflag.FlagSet) {
+	f.StringVar(&s.mode, "ebpf-mode", ebpf.Strict.String(), "what sockets translate in mode ebpf: strict (what leads to the same packets as rules do) or fast (also load balancer IPs and external IPs of policy Cluster, where pods keep their source); the rules have the flags of mode nftables")
+	f.StringSliceVar(&s.cgroups, "ebpf-cgroups", nil, "directories of cgroup v2 whose sockets are translated in mode ebpf; default is those of kubepods.slice, kubepods and system.slice that exist in /sys/fs/cgroup")
+	f.StringVar(&s.bpffs, "ebpf-bpffs", "/sys/fs/bpf", "BPF file system where mode ebpf pins its maps and links; other modes remove them there")
+	f.BoolVar(&s.optional, "ebpf-optional", false, "let the rules do everything in mode ebpf if the node lacks what sockets need, instead of failing")
+}
+
+func (s *socketFlags) validate(f *faults) {
+	_, ok := s.parseMode()
+	f.check(ok, "ebpf-mode", s.mode, "strict or fast")
+	f.check(!slices.ContainsFunc(s.cgroups, func(dir string) bool { return !filepath.IsAbs(dir) }), "ebpf-cgroups", s.cgroups, "absolute paths")
+	f.check(filepath.IsAbs(s.bpffs), "ebpf-bpffs", s.bpffs, "an absolute path")
+}
+
+func (s *socketFlags) parseMode() (m ebpf.Mode, ok bool) {
+	for _, m := range []ebpf.Mode{ebpf.Strict, ebpf.Fast} {
+		if m.String() == s.mode {
+			return m, true
+		}
+	}
+	return m, false
+}
+
+// config is the engine's configuration, with that of its rules.
+func (s *socketFlags) config(rules nftables.Config) ebpf.Config {
+	m, _ := s.parseMode() // validated
+	return ebpf.Config{Config: rules, Sockets: ebpf.Sockets{
+		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, Mode: m, Skip: leftToRules, Optional: s.optional,
+	}}
+}
+
+// chosenCgroups are those of pods, as systemd or the kubelet names them, and of the node's daemons.
+func (s *socketFlags) chosenCgroups(root string) []string {
+	if len(s.cgroups) > 0 {
+		return s.cgroups
+	}
+	all := []string{filepath.Join(root, "kubepods.slice"), filepath.Join(root, "kubepods"), filepath.Join(root, "system.slice")}
+	there := slices.DeleteFunc(slices.Clone(all), func(dir string) bool {
+		info, err := os.Stat(dir)
+		return err != nil || !info.IsDir()
+	})
+	if len(there) == 0 {
+		return all[:1] // the engine says that it does not exist
+	}
+	return there
+}
+
+// payload is what decorate hooks store in a service port.
+type payload struct {
+	health      healthText
+	leftToRules bool
+}
+
+func leftToRules(s *desired.Service) bool {
+	if s.Port == nil {
+		return false
+	}
+	p, _ := changetracker.Ext[payload](s.Port.Ext)
+	return p.leftToRules
+}
+
+// decorateSockets adds the annotation to a DecorateService.
+func decorateSockets(log *zap.Logger, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
+	return func(port *changetracker.ServicePort, s *v1.Service) {
+		next(port, s)
+		text, ok := s.Annotations[ebpfAnnotation]
+		if !ok {
+			return
+		}
+		bySocket, err := strconv.ParseBool(text)
+		if err != nil {
+			balancing{log}.ignore(s.Namespace+"/"+s.Name, ebpfAnnotation, text, err)
+			return
+		}
+		p, _ := changetracker.Ext[payload](port.Ext)
+		p.leftToRules = !bySocket
+		port.Ext = p
+	}
+}
+
+// ebpfEngines keeps the engines of mode ebpf, whose sockets are counted.
+type ebpfEngines struct {
+	mu  sync.Mutex
+	all map[v1.IPFamily]*ebpf.Engine
+}
+
+// wrap keeps the engines that a provider is made of. next may be nil.
+func (e *ebpfEngines) wrap(next func(v1.IPFamily, proxier.Engine) (proxier.Engine, error)) func(v1.IPFamily, proxier.Engine) (proxier.Engine, error) {
+	return func(family v1.IPFamily, engine proxier.Engine) (proxier.Engine, error) {
+		if one, ok := proxier.As[*ebpf.Engine](engine); ok {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.all == nil {
+				e.all = map[v1.IPFamily]*ebpf.Engine{}
+			}
+			e.all[family] = one
+		}
+		if next == nil {
+			return engine, nil
+		}
+		return next(family, engine)
+	}
+}
+
+// counts returns the sockets that were translated, and those that were left to the rules, by reason.
+func (e *ebpfEngines) counts(family v1.IPFamily) (translated uint64, left map[string]uint64, err error) {
+	e.mu.Lock()
+	engine := e.all[family]
+	e.mu.Unlock()
+	if engine == nil {
+		return 0, nil, proxier.ErrNotSupported
+	}
+	c, err := engine.SocketCounts()
+	return c.Translated, map[string]uint64{"namespace": c.Namespace, "bound": c.Bound, "empty": c.Empty, "no_memory": c.NoMemory}, err
+}

@@ -1,0 +1,61 @@
+package metrics
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+)
+
+// SocketCounts returns the numbers of sockets of an IP family that have connected to a frontend which
+// sockets have, in mode "ebpf": those that were translated, and those that were left to the
+// rules, by reason. They only grow, until what counts them is removed. After an error, a scrape
+// lacks them.
+type SocketCounts func(family v1.IPFamily) (translated uint64, left map[string]uint64, err error)
+
+// socketCollector collects the numbers of sockets at each scrape.
+type socketCollector struct {
+	counts   atomic.Pointer[SocketCounts]
+	families []v1.IPFamily
+
+	translated, left *prometheus.Desc
+}
+
+func newSocketCollector(families []v1.IPFamily) *socketCollector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(prometheus.BuildFQName(serviceplane, "sockets", name), help, labels, nil)
+	}
+	return &socketCollector{
+		families:   families,
+		translated: desc("translated_total", "TCP sockets that connected to a Service and were translated to an endpoint, without NAT.", labelFamily),
+		left:       desc("left_to_rules_total", "TCP sockets that connected to a frontend which sockets have, and were left to the rules, by reason: namespace, bound, empty or no_memory.", labelFamily, "reason"),
+	}
+}
+
+// WatchSockets sets the function that returns the numbers of sockets: Engine.SocketCounts of package
+// ebpf. Without it, those metrics are missing.
+func (m *Metrics) WatchSockets(counts SocketCounts) { m.sockets.counts.Store(&counts) }
+
+// Describe implements prometheus.Collector.
+func (c *socketCollector) Describe(out chan<- *prometheus.Desc) {
+	out <- c.translated
+	out <- c.left
+}
+
+// Collect implements prometheus.Collector.
+func (c *socketCollector) Collect(out chan<- prometheus.Metric) {
+	counts := c.counts.Load()
+	if counts == nil {
+		return
+	}
+	for _, family := range c.families {
+		translated, left, err := (*counts)(family)
+		if err != nil {
+			continue // nothing is attached
+		}
+		out <- prometheus.MustNewConstMetric(c.translated, prometheus.CounterValue, float64(translated), string(family))
+		for reason, n := range left {
+			out <- prometheus.MustNewConstMetric(c.left, prometheus.CounterValue, float64(n), string(family), reason)
+		}
+	}
+}

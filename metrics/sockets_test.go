@@ -1,0 +1,43 @@
+package metrics_test
+
+import (
+	"errors"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/metrics"
+)
+
+// TestSockets: the numbers are those of the function; a family without any has no series.
+func TestSockets(t *testing.T) {
+	const translated, left = "serviceplane_sockets_translated_total", "serviceplane_sockets_left_to_rules_total"
+	m, registry := measure(t, metrics.Options{Mode: "ebpf"})
+	if families := scrape(t, registry); families[translated] != nil || families[left] != nil {
+		t.Error("sockets have metrics without WatchSockets")
+	}
+	m.WatchSockets(func(family v1.IPFamily) (uint64, map[string]uint64, error) {
+		if family == v1.IPv6Protocol {
+			return 0, nil, errors.New("nothing is attached")
+		}
+		return 7, map[string]uint64{"bound": 2, "empty": 0}, nil
+	})
+	families := scrape(t, registry)
+	for _, c := range []struct {
+		name   string
+		labels []string
+		want   float64
+	}{
+		{translated, []string{"ip_family=IPv4"}, 7},
+		{left, []string{"ip_family=IPv4", "reason=bound"}, 2},
+		{left, []string{"ip_family=IPv4", "reason=empty"}, 0},
+		{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", []string{"ip_family=IPv4"}, 0}, // of the rules
+	} {
+		if got := value(t, families, c.name, c.labels...); got != c.want {
+			t.Errorf("%s%v = %v, want %v", c.name, c.labels, got, c.want)
+		}
+	}
+	if n := len(families[translated].GetMetric()); n != 1 {
+		t.Errorf("%d families have numbers, want IPv4 alone", n)
+	}
+}
