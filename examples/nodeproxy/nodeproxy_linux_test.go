@@ -291,9 +291,9 @@ func TestSettings(t *testing.T) {
 
 func TestAnInvalidCommandLineEndsWithCode1(t *testing.T) {
 	t.Parallel()
-	p := start(t, netnstest.New(t), "--proxy-mode=ebpf", "--nftables-masquerade-bit=99")
+	p := start(t, netnstest.New(t), "--proxy-mode=bpf", "--nftables-masquerade-bit=99")
 	p.wait()
-	p.waitOutput("nodeproxy: bad command line:", "--proxy-mode=ebpf: want nftables", "--nftables-masquerade-bit=99: want 0 to 31")
+	p.waitOutput("nodeproxy: bad command line:", "--proxy-mode=bpf: want nftables", "--nftables-masquerade-bit=99: want 0 to 31")
 	if got := p.cmd.ProcessState.ExitCode(); got != 1 {
 		t.Errorf("exit code %d, want 1", got)
 	}
