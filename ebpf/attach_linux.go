@@ -148,8 +148,7 @@ func (p *programs) change() {
 // activate attaches programs that use the maps, or moves the attached ones to them, and pins
 // everything. It changes nothing if all of it is as it should be.
 func (p *programs) activate(m *tables) error {
-	tables := map[string]*ebpf.Map{mapFrontends: m.frontendMap, mapServices: m.servicesMap, mapEndpoints: m.ends}
-	used := maps.Clone(tables)
+	used := m.named()
 	maps.Copy(used, p.shared)
 	digest, err := p.digest(used)
 	if err != nil {
@@ -170,7 +169,7 @@ func (p *programs) activate(m *tables) error {
 			return err
 		}
 	}
-	if err := p.keepTables(tables); err != nil {
+	if err := p.keepTables(m.named()); err != nil {
 		return err
 	}
 	return p.removeLayouts(p.dir)

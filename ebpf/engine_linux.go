@@ -204,7 +204,7 @@ func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
 			t, err := newTables(e.family, size)
 			return e.wrapped(t), err
 		},
-		activate: func(k kernel) error { return programs.activate(k.(interface{ self() *tables }).self()) }, //nolint:forcetypeassert // what wrapped returns
+		activate: func(k kernel) error { return programs.activate(tablesOf(k)) },
 	}
 	return nil
 }

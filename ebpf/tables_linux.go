@@ -123,6 +123,16 @@ func (m *tables) close() error {
 
 func (m *tables) self() *tables { return m }
 
+// tablesOf returns the maps of a kernel that Engine.wrapped has made.
+func tablesOf(k kernel) *tables {
+	return k.(interface{ self() *tables }).self() //nolint:forcetypeassert // see above
+}
+
+// named returns the maps by their names.
+func (m *tables) named() map[string]*ebpf.Map {
+	return map[string]*ebpf.Map{mapFrontends: m.frontendMap, mapServices: m.servicesMap, mapEndpoints: m.ends}
+}
+
 func (m *tables) capacity() capacity {
 	return capacity{m.frontendMap.MaxEntries(), m.servicesMap.MaxEntries(), m.ends.MaxEntries()}
 }

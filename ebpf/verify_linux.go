@@ -82,7 +82,7 @@ func (e *Engine) tables() (t *tables, isOpen bool) {
 	if e.layer == nil {
 		return nil, false
 	}
-	return e.layer.kernel.(interface{ self() *tables }).self(), true //nolint:forcetypeassert // what wrapped returns
+	return tablesOf(e.layer.kernel), true
 }
 
 // used returns the maps that are open, by their names.
@@ -91,7 +91,7 @@ func (e *Engine) used() map[string]*ebpf.Map {
 	if !isOpen || e.programs == nil {
 		return nil
 	}
-	used := map[string]*ebpf.Map{mapFrontends: t.frontendMap, mapServices: t.servicesMap, mapEndpoints: t.ends}
+	used := t.named()
 	maps.Copy(used, e.programs.shared)
 	return used
 }
