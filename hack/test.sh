@@ -12,7 +12,9 @@ trap 'rm -rf "$work"' EXIT
 
 # step NAME COMMAND… runs a command under a heading and prints its duration. The
 # command runs in a subshell that ends at its first failure: in a condition, or
-# after "!", the shell would ignore it.
+# after "!", the shell would ignore it. The first step that fails ends the script,
+# but once keep_going is set, later ones run too: a machine far away tells all at once.
+keep_going='' failed=''
 step() {
   local name="$1" start=$SECONDS status
   shift
@@ -26,7 +28,8 @@ step() {
   set -e
   if [ "$status" != 0 ]; then
     printf '\nFAILED: %s\n' "$name"
-    exit 1
+    [ -n "$keep_going" ] || exit 1
+    failed+="${failed:+; }$name"
   fi
   printf -- '-- %s: %ss\n' "$name" "$((SECONDS - start))"
 }
@@ -129,6 +132,7 @@ export SERVICEPLANE_REQUIRE_APIDIFF=1
 step 'API against the last release' hack/api.sh
 step 'linter' need_golangci_lint
 step 'lint, with staticcheck and gofumpt' everywhere "$GOLANGCI_LINT" run ./...
+keep_going=1
 step 'tests' tests
 step '200,000 short connections' soak
 if [ "${SERVICEPLANE_REQUIRE_KERNEL:-}" = 1 ]; then
@@ -136,5 +140,9 @@ if [ "${SERVICEPLANE_REQUIRE_KERNEL:-}" = 1 ]; then
 fi
 step 'fuzz' env FUZZTIME="${FUZZTIME:-1s}" hack/fuzz.sh # make fuzz is longer
 step 'benchmarks' benchmarks
-printf '\nall steps passed in %ss\n' "$SECONDS"
 sed -n '/ passed, /,$p' "$work/tests"
+if [ -n "$failed" ]; then
+  printf '\nFAILED: %s\n' "$failed"
+  exit 1
+fi
+printf '\nall steps passed in %ss\n' "$SECONDS"

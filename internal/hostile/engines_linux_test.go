@@ -57,9 +57,10 @@ func planners(t *testing.T) map[string]proxier.Planner {
 }
 
 // TestEveryEnginesPlanIsInProportion: what an engine plans, and what it allocates for it, is in proportion to the pairs
-// and items of the Update, and the other Service is in it.
+// and items of the Update, and the other Service is in it. The race detector makes pools of memory forget a part, so that
+// half as much again is allocated.
 func TestEveryEnginesPlanIsInProportion(t *testing.T) {
-	const letters, bytes, fixed = 1 << 9, 1 << 12, 1 << 18 // for each item, and for the rest
+	const letters, bytes, fixed = 1 << 9, 1 << 13, 1 << 18 // for each item, and for the rest
 	for _, o := range all(*part) {
 		t.Run(o.name, func(t *testing.T) {
 			p := newPlane(t)

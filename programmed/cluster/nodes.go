@@ -78,7 +78,7 @@ func (n *nodes) refresh(ctx context.Context, now time.Time) {
 		return
 	}
 	n.listed, n.names, n.addrs = true, nil, map[string]string{}
-	n.next = now.Add(refreshFor(len(all.Items)))
+	n.next = time.Now().Add(refreshFor(len(all.Items))) // not from now on: a slow list must not be followed by the next one
 	for i := range all.Items {
 		node := &all.Items[i]
 		if n.policy.Counts(node, now) {
