@@ -484,6 +484,8 @@ func (p *programs) close() error {
 		}
 	}
 	if p.lock != nil {
+		// A child between fork and exec has the file too: only unlocking does not wait for it.
+		_ = unix.Flock(int(p.lock.Fd()), unix.LOCK_UN) // it is not locked if open has failed
 		errs = append(errs, p.lock.Close())
 	}
 	return errors.Join(errs...)

@@ -1,0 +1,41 @@
+package ebpf
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// TestTheLockEndsWithItsOwner: also while a child of the process has not closed the file yet, as it
+// does between fork and exec.
+func TestTheLockEndsWithItsOwner(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	first, second := &programs{dir: dir}, &programs{dir: dir}
+	if err := first.open(dir); err != nil {
+		t.Fatal(err)
+	}
+	inherited, err := unix.Dup(int(first.lock.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(inherited) }()
+	if err := second.open(dir); !errors.Is(err, proxier.ErrInUse) {
+		t.Errorf("while the first one has the lock: error %v, want ErrInUse", err)
+	}
+	if err := second.close(); err != nil {
+		t.Error(err)
+	}
+	if err := first.close(); err != nil {
+		t.Error(err)
+	}
+	if err := second.open(dir); err != nil {
+		t.Errorf("after the first one: %v", err)
+	}
+	if err := second.close(); err != nil {
+		t.Error(err)
+	}
+}
