@@ -78,7 +78,7 @@ tests() {
     echo '!! NO C COMPILER: the tests run without the race detector.'
     flags=()
   fi
-  flags+=(-count=1 -p "$((2 * $(getconf _NPROCESSORS_ONLN)))" -timeout=20m -json)
+  flags+=(-count=1 -p "$((2 * $(getconf _NPROCESSORS_ONLN)))" -timeout=40m -json)
   go test "${flags[@]}" ./userspace ./iptables ./... >"$work/tests.json" || status=1
   go test -C examples/gateway "${flags[@]}" ./... >>"$work/tests.json" || status=1
   go run ./internal/guard/summary "$work/tests.json" >"$work/tests" || status=1
