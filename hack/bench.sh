@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Prints the speeds at the sizes of large clusters, each beside its floor of the same
 # run, and then the tables of docs/PERFORMANCE.md with them. With -write it also puts
-# both into docs/. Needs root, and a machine that does nothing else; takes some minutes.
+# both into docs/. With -write and packages only their benchmarks run again, and the
+# others keep their figures. Needs root, and a machine that does nothing else; takes half
+# an hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
@@ -9,17 +11,21 @@ source hack/tools.sh
 case "${1:-}" in
   '' | -write) ;;
   *)
-    echo "usage: $0 [-write]" >&2
+    echo "usage: $0 [-write [PACKAGE…]]" >&2
     exit 2
     ;;
 esac
 
-output="$(mktemp)"
+only=" ${*:2} " before=docs/benchmarks.txt output="$(mktemp)"
 trap 'rm -f "$output"' EXIT
 export SERVICEPLANE_REQUIRE_KERNEL=1
 
 # machine says where and with what the figures are made.
 machine() {
+  if [ "$only" != '  ' ]; then
+    awk -v RS= 'NR == 1' "$before"
+    return
+  fi
   printf 'date: %s\n' "$(date -u +%F)"
   printf 'commit: %s\n' "$(git describe --always --dirty --exclude='*')"
   printf 'load: %s\n' "$(cut -d' ' -f1 /proc/loadavg)"
@@ -32,9 +38,18 @@ machine() {
 
 # bench PACKAGE BENCHMARKS FLAG… runs benchmarks, after the command that does so.
 bench() {
-  local package="$1" names="$2"
+  local package="$1" names="$2" command
   shift 2
-  printf "\ncommand: SERVICEPLANE_BENCH_FULL=1 go test -run='^\$' -bench='%s' %s %s\n" "$names" "$*" "$package"
+  command="command: SERVICEPLANE_BENCH_FULL=1 go test -run='^\$' -bench='$names' $* $package"
+  if [[ "$only" != '  ' && "$only" != *" $package "* ]]; then
+    printf '\n'
+    COMMAND="$command" awk -v RS= -F'\n' '$1 == ENVIRON["COMMAND"]' "$before"
+    return
+  fi
+  printf '\n%s\n' "$command"
+  if [ "$only" != '  ' ]; then
+    printf 'measured again on %s at commit %s, load %s\n' "$(date -u +%F)" "$(git describe --always --dirty --exclude='*')" "$(cut -d' ' -f1 /proc/loadavg)"
+  fi
   SERVICEPLANE_BENCH_FULL=1 go test -run='^$' -bench="$names" "$@" -timeout=30m "$package"
 }
 
@@ -78,8 +93,17 @@ fi
   bench ./conntrack '^BenchmarkClean$' -benchtime=1x -count=3
   bench ./changetracker '^Benchmark(FlipOneEndpoint|InitialLoad|OneChangeAmong)$' -benchtime=0.2s -count=3
   bench ./tracing '^BenchmarkUnsampledConnection$' -benchtime=0.2s -count=3
+  bench ./desired '^BenchmarkHugeService$' -benchtime=0.2s -count=3
+  bench ./internal/nftables '^BenchmarkHuge$' -benchtime=0.2s -count=3
+  bench ./internal/nftables '^BenchmarkLarge$' -benchtime=1x
+  bench ./internal/nftables '^BenchmarkCounts$' -benchtime=1x
+  bench ./iptables '^BenchmarkCounts$' -benchtime=20x
+  bench ./nftables '^BenchmarkTraffic$' -benchtime=1x
+  bench ./conntrack '^BenchmarkTraffic$' -benchtime=3x
+  bench ./debughttp '^BenchmarkServices$/^N=30000$' -benchtime=5x
+  bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
+  bench ./examples/nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
   if [ "${1:-}" != -write ]; then # what no table shows
-    bench ./internal/nftables '^BenchmarkCounts$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/./^kube-proxy$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/^legacy$/^serviceplane$/^N=10000$' -benchtime=1x
   fi

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,7 +29,8 @@ import (
 // BenchmarkEventToPacket measures what users see of nodeproxy, a process of its own that watches an
 // API server: the time from a changed EndpointSlice to the first connection that follows it, one
 // change at a time, and beside 100 changes a second of other Services; and nodeproxy's CPU time for
-// a change.
+// a change. At last, nodeproxy is killed, the Service changes, and nodeproxy starts again, while
+// clients connect: none of them must fail.
 func BenchmarkEventToPacket(b *testing.B) {
 	sizes, lone, busy := []int{100}, 5, 5
 	if os.Getenv("SERVICEPLANE_BENCH_FULL") == "1" {
@@ -58,6 +62,27 @@ func BenchmarkEventToPacket(b *testing.B) {
 					b.ReportMetric(0, "ns/op")
 				})
 			}
+			b.Run("killed", func(b *testing.B) {
+				var all []time.Duration
+				stop := w.load()
+				for range min(lone, 5) {
+					w.proxy.kill()
+					w.turn()
+					began := time.Now()
+					w.start()
+					w.reach()
+					all = append(all, time.Since(began))
+				}
+				connections, failed := stop()
+				slices.Sort(all)
+				b.ReportMetric(float64(all[len(all)/2])/float64(time.Millisecond), "ms")
+				b.ReportMetric(float64(connections), "connections")
+				b.ReportMetric(float64(len(failed)), "failed")
+				b.ReportMetric(0, "ns/op")
+				if len(failed) > 0 {
+					b.Errorf("%d of %d connections failed while nodeproxy was killed and started again: %v", len(failed), connections, failed[0])
+				}
+			})
 		})
 	}
 }
@@ -68,6 +93,7 @@ type watched struct {
 
 	api    *apitest.Server
 	proxy  *proxyProcess
+	state  string // its folder
 	n, pod int
 	others atomic.Int64 // changes of other Services
 }
@@ -82,7 +108,8 @@ func newWatched(b *testing.B, n int) *watched {
 	for i := range n {
 		w.api.Put(b, proxiertest.Service("default", "other-"+strconv.Itoa(i), proxiertest.ClusterIPs(otherAddr("10.97.0.0", i)), proxiertest.Port("", v1.ProtocolTCP, 80)), w.other(i, 0))
 	}
-	w.proxy = start(b, w.node, "--master=http://127.0.0.1:6443", "--state-dir="+b.TempDir())
+	w.state = b.TempDir()
+	w.start()
 	w.proxy.waitHealthy()
 	poll.Until(b, "the first connection", func() bool { return w.ask(netip.MustParseAddrPort(vip4), netns.AskOptions{}) == "pod-1" })
 	return w
@@ -137,31 +164,76 @@ func (w *watched) disturb(every time.Duration) (stop func()) {
 	return func() { tick.Stop(); close(quit); <-ended }
 }
 
-// follow moves the Service to the other pod, and returns the time until a connection follows.
-func (w *watched) follow() (took time.Duration) {
+func (w *watched) start() {
+	w.proxy = start(w.t, w.node, "--master=http://127.0.0.1:6443", "--state-dir="+w.state)
+}
+
+// load opens connections to the Service until stop is called, which returns how many there were, and
+// why some failed.
+func (w *watched) load() (stop func() (connections int64, failed []error)) {
+	const clients = 4
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var group sync.WaitGroup
+	var count atomic.Int64
+	errs := make([][]error, clients)
+	for i := range clients {
+		group.Go(func() {
+			errs[i] = append(errs[i], w.client.Do(func() error {
+				for ctx.Err() == nil {
+					count.Add(1)
+					if _, err := connectOnce(w.t.Context()); err != nil {
+						errs[i] = append(errs[i], err)
+					}
+					pause.For(ctx, 2*time.Millisecond)
+				}
+				return nil
+			}))
+		})
+	}
+	return func() (int64, []error) {
+		cancel()
+		group.Wait()
+		return count.Load(), slices.DeleteFunc(slices.Concat(errs...), func(err error) bool { return err == nil })
+	}
+}
+
+// connectOnce opens a connection from the thread's namespace, and returns who answered.
+func connectOnce(ctx context.Context) (server string, err error) {
+	flow, err := netns.OpenHere(ctx, "tcp", netip.MustParseAddrPort(vip4), netns.AskOptions{})
+	if err != nil {
+		return "", err
+	}
+	answer, err := flow.Ask(ctx)
+	return answer.Server, errors.Join(err, flow.Close())
+}
+
+// turn moves the Service to the other pod.
+func (w *watched) turn() {
 	w.t.Helper()
 	w.pod = 3 - w.pod
-	want, to := "pod-"+strconv.Itoa(w.pod), netip.MustParseAddrPort(vip4)
+	w.put(webSlices(w.pod))
+}
+
+// reach opens connections until the Service's pod answers.
+func (w *watched) reach() {
+	w.t.Helper()
 	netnstest.Check(w.t, w.client.Do(func() error {
-		began := time.Now()
-		w.put(webSlices(w.pod))
 		for {
-			flow, err := netns.OpenHere(w.t.Context(), "tcp", to, netns.AskOptions{})
-			if err != nil {
+			server, err := connectOnce(w.t.Context())
+			if err != nil || server == "pod-"+strconv.Itoa(w.pod) {
 				return err
-			}
-			answer, err := flow.Ask(w.t.Context())
-			_ = flow.Close()
-			if err != nil {
-				return err
-			}
-			if answer.Server == want {
-				took = time.Since(began)
-				return nil
 			}
 		}
 	}))
-	return took
+}
+
+// follow moves the Service to the other pod, and returns the time until a connection follows.
+func (w *watched) follow() time.Duration {
+	w.t.Helper()
+	began := time.Now()
+	w.turn()
+	w.reach()
+	return time.Since(began)
 }
 
 // cpuTime is that of nodeproxy, in the kernel's steps of 10 ms.

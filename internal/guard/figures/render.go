@@ -111,20 +111,26 @@ func floor(r *result, unit string) string {
 	return ""
 }
 
+// nanoseconds converts a value whose unit is one of time.
+func nanoseconds(value float64, unit string) (ns float64, ok bool) {
+	kind, _, _ := strings.Cut(unit[strings.LastIndexByte(unit, '-')+1:], "/")
+	factor, ok := map[string]float64{"ns": 1, "µs": 1e3, "ms": 1e6}[kind]
+	return value * factor, ok
+}
+
 // show formats a value: counts exactly, anything else with two significant digits.
 func show(value float64, unit string) string {
+	if ns, ok := nanoseconds(value, unit); ok {
+		return inSteps(ns, "ns", "µs", "ms", "s")
+	}
 	switch {
-	case unit == "ns/op":
-		return inSteps(value, "ns", "µs", "ms", "s")
-	case unit == "ms" || strings.HasSuffix(unit, "-ms"):
-		return inSteps(value*1e6, "ns", "µs", "ms", "s")
 	case unit == "B/op" || strings.HasPrefix(unit, "bytes/"):
 		return inSteps(value, "B", "kB", "MB", "GB")
 	case strings.HasSuffix(unit, "MB"):
 		return inSteps(value*1e6, "B", "kB", "MB", "GB")
 	case strings.HasSuffix(unit, "MB/s"):
 		return inSteps(value*1e6, "B/s", "kB/s", "MB/s", "GB/s")
-	case strings.HasSuffix(unit, "conn/s"):
+	case strings.HasSuffix(unit, "conn/s") || unit == "packet/s":
 		return twoDigits(value)
 	case unit == "%core":
 		return twoDigits(value) + " % of a core"
