@@ -46,14 +46,14 @@ func BenchmarkEventToPacket(b *testing.B) {
 			}{{"lone", lone, 0}, {"busy", busy, 10 * time.Millisecond}} {
 				b.Run(load.name, func(b *testing.B) {
 					stop := w.disturb(load.every)
-					before, began := w.cpuTime(), w.others.Load()
+					before, began := w.proxy.cpuTime(), w.others.Load()
 					var all []time.Duration
 					for range load.changes {
 						all = append(all, w.follow())
 						pause.For(b.Context(), 100*time.Millisecond) // nothing waits any more
 					}
 					changes := time.Duration(w.others.Load()-began) + time.Duration(len(all))
-					cpu := (w.cpuTime() - before) / changes
+					cpu := (w.proxy.cpuTime() - before) / changes
 					stop()
 					slices.Sort(all)
 					for unit, d := range map[string]time.Duration{"ms": all[len(all)/2], "p99-ms": all[min(len(all)-1, len(all)*99/100)], "cpu-ms": cpu} {
@@ -103,7 +103,7 @@ func newWatched(b *testing.B, n int) *watched {
 	w := &watched{small: newSmall(b), n: n, pod: 1}
 	listener, err := w.node.Listen(b.Context(), "tcp", "127.0.0.1:6443")
 	netnstest.Check(b, err)
-	w.api = apitest.New(b, apitest.Options{Listener: listener, WatchList: true})
+	w.api = apitest.New(b, apitest.Options{Listener: listener, WatchList: true, Protobuf: true})
 	w.put(thisNode + "---\n" + webService + "---\n" + webSlices(1))
 	for i := range n {
 		w.api.Put(b, proxiertest.Service("default", "other-"+strconv.Itoa(i), proxiertest.ClusterIPs(otherAddr("10.97.0.0", i)), proxiertest.Port("", v1.ProtocolTCP, 80)), w.other(i, 0))
@@ -237,15 +237,15 @@ func (w *watched) follow() time.Duration {
 }
 
 // cpuTime is that of nodeproxy, in the kernel's steps of 10 ms.
-func (w *watched) cpuTime() time.Duration {
-	w.t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.proxy.cmd.Process.Pid))
-	netnstest.Check(w.t, err)
+func (p *proxyProcess) cpuTime() time.Duration {
+	p.t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	netnstest.Check(p.t, err)
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	var ticks int64
 	for _, field := range fields[11:13] { // utime and stime of proc_pid_stat(5)
 		n, err := strconv.ParseInt(field, 10, 64)
-		netnstest.Check(w.t, err)
+		netnstest.Check(p.t, err)
 		ticks += n
 	}
 	return time.Duration(ticks) * 10 * time.Millisecond

@@ -54,7 +54,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.record("LIST", t.Name, query)
-	s.list(w, t.Resource, wanted)
+	s.list(w, r, t.Resource, wanted)
 }
 
 func parseSelection(query url.Values) (selection, error) {
@@ -87,8 +87,13 @@ type list struct {
 	Items           []runtime.Object `json:"items"`
 }
 
-func (s *Server) list(w http.ResponseWriter, resource Resource, wanted selection) {
+func (s *Server) list(w http.ResponseWriter, r *http.Request, resource Resource, wanted selection) {
 	items, version := s.selected(resource.Name, wanted)
+	if b := s.binaryFor(r, resource); b != nil {
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+		_ = b.list(w, resource, items, version) // the client may be gone
+		return
+	}
 	answer := list{Items: items}
 	answer.APIVersion, answer.Kind = resource.GroupVersion().WithKind(resource.Kind + "List").ToAPIVersionAndKind()
 	answer.ResourceVersion = strconv.FormatUint(version, 10)
@@ -120,9 +125,12 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource Resource
 	fresh := err != nil || version == 0
 	st := &stream{
 		Server: s, out: w, resource: resource, wanted: wanted, seen: version,
-		bookmarks: query.Get("allowWatchBookmarks") == "true",
+		bookmarks: query.Get("allowWatchBookmarks") == "true", binary: s.binaryFor(r, resource),
 	}
 	w.Header().Set("Content-Type", "application/json")
+	if st.binary != nil {
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
+	}
 	switch {
 	case initial:
 		st.sendInitial()
@@ -149,18 +157,26 @@ type stream struct {
 	resource  Resource
 	wanted    selection
 	bookmarks bool
-	seen      uint64 // the version of the last change that was checked
+	binary    *binary // nil for JSON
+	seen      uint64  // the version of the last change that was checked
 	failed    bool
 }
 
 // event is one line of a watch.
 type event struct {
 	Type   watch.EventType `json:"type"`
-	Object any             `json:"object"`
+	Object runtime.Object  `json:"object"`
 }
 
-func (s *stream) send(typ watch.EventType, object any) {
-	s.failed = s.failed || json.NewEncoder(s.out).Encode(event{typ, object}) != nil
+func (s *stream) send(typ watch.EventType, object runtime.Object) {
+	if s.failed {
+		return
+	}
+	if s.binary != nil {
+		s.failed = s.binary.event(s.out, typ, object) != nil
+		return
+	}
+	s.failed = json.NewEncoder(s.out).Encode(event{typ, object}) != nil
 }
 
 // sendInitial sends all objects as added.
@@ -177,16 +193,16 @@ func (s *stream) sendBookmark(annotations map[string]string) {
 	if !s.bookmarks {
 		return
 	}
-	mark := metav1.PartialObjectMetadata{}
-	mark.APIVersion, mark.Kind = s.resource.ToAPIVersionAndKind()
-	mark.ResourceVersion = strconv.FormatUint(s.seen, 10)
-	mark.Annotations = annotations
+	meta := metav1.ObjectMeta{ResourceVersion: strconv.FormatUint(s.seen, 10), Annotations: annotations}
+	mark := &metav1.PartialObjectMetadata{ObjectMeta: meta}
+	mark.SetGroupVersionKind(s.resource.GroupVersionKind)
 	s.send(watch.Bookmark, mark)
 }
 
 // sendExpired ends a watch whose next change was compacted.
 func (s *stream) sendExpired() {
-	s.send(watch.Error, statusOf(apierrors.NewResourceExpired("too old resource version: "+strconv.FormatUint(s.seen, 10))))
+	status := statusOf(apierrors.NewResourceExpired("too old resource version: " + strconv.FormatUint(s.seen, 10)))
+	s.send(watch.Error, &status)
 }
 
 // follow sends changes until the request ends.

@@ -28,6 +28,9 @@ type Options struct {
 	// WatchList serves streamed lists. Without it, requests for them are refused, as by an
 	// API server without the feature.
 	WatchList bool
+	// Protobuf is served to clients that accept it, for lists and watches of what every Server has.
+	// Without it, all get JSON.
+	Protobuf bool
 	// Listener is the listener of the server; nil means one on 127.0.0.1.
 	Listener net.Listener
 	// Listen opens the listener for Start; nil means the same address, in the network
@@ -51,6 +54,7 @@ type Server struct {
 	options   Options
 	address   string
 	resources []Resource
+	binary    *binary    // nil without Protobuf
 	writing   sync.Mutex // held while a client's request for one object is answered
 
 	mu        sync.Mutex // guards all below, except serving
@@ -78,6 +82,9 @@ func New(tb testing.TB, o Options) *Server {
 	s := &Server{
 		options: o, address: o.Listener.Addr().String(), resources: slices.Concat(builtin(), o.Resources), version: 1, // clients use 0 for any version
 		stored: map[string]map[string]runtime.Object{}, changed: make(chan struct{}),
+	}
+	if o.Protobuf {
+		s.binary = newBinary(tb)
 	}
 	if o.Listen == nil {
 		s.options.Listen = func() (net.Listener, error) { return listenAgain(s.address) }

@@ -132,7 +132,9 @@ func show(value float64, unit string) string {
 		return inSteps(value*1e6, "B/s", "kB/s", "MB/s", "GB/s")
 	case strings.HasSuffix(unit, "conn/s") || unit == "packet/s":
 		return twoDigits(value)
-	case unit == "%core":
+	case strings.HasSuffix(unit, "MiB"):
+		return withCommas(strconv.FormatFloat(value, 'f', 0, 64)) + " MiB"
+	case strings.HasSuffix(unit, "%core"):
 		return twoDigits(value) + " % of a core"
 	case strings.Contains(unit, "/nginx"):
 		return strconv.FormatFloat(value, 'f', 2, 64)
