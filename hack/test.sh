@@ -138,7 +138,7 @@ step '200,000 short connections' soak
 if [ "${SERVICEPLANE_REQUIRE_KERNEL:-}" = 1 ]; then
   step 'tests on other kernels, in virtual machines' hack/vm/test.sh
 fi
-step 'fuzz' env FUZZTIME="${FUZZTIME:-1s}" hack/fuzz.sh # make fuzz is longer
+step 'fuzz' env FUZZTIME="${FUZZTIME:-1s}" FUZZ_FOLDERS="${FUZZ_FOLDERS:-5}" hack/fuzz.sh # make fuzz is longer
 step 'benchmarks' benchmarks
 sed -n '/ passed, /,$p' "$work/tests"
 if [ -n "$failed" ]; then

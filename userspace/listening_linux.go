@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -47,29 +48,40 @@ func readSockets(path string, protocol desired.Protocol, found map[listener]bool
 	lines := bufio.NewScanner(file)
 	lines.Scan() // the heading
 	for lines.Scan() {
-		if addr, ok := parseSocket(lines.Text(), protocol); ok {
+		if addr, ok := parseSocket(lines.Bytes(), protocol); ok {
 			found[listener{protocol, addr}] = true
 		}
 	}
 	return lines.Err()
 }
 
-// parseSocket returns the local address of a line, if the socket accepts clients.
-func parseSocket(line string, protocol desired.Protocol) (addr netip.AddrPort, ok bool) {
-	const listens, unconnected = "0A", "07" // of TCP and of UDP: TCP_LISTEN, TCP_CLOSE
-	fields := strings.Fields(line)          // number, local address, remote address, state
-	if len(fields) < 4 || fields[3] != map[desired.Protocol]string{desired.TCP: listens, desired.UDP: unconnected}[protocol] {
+// parseSocket returns the local address of a line, if the socket accepts clients. Most lines are those
+// of connections, and cost no memory.
+func parseSocket(line []byte, protocol desired.Protocol) (addr netip.AddrPort, ok bool) {
+	state := "0A" // TCP_LISTEN
+	if protocol == desired.UDP {
+		state = "07" // TCP_CLOSE: not connected
+	}
+	var fields [4][]byte // number, local address, remote address, state
+	i := 0
+	for field := range bytes.FieldsSeq(line) {
+		fields[i] = field
+		if i++; i == len(fields) {
+			break
+		}
+	}
+	if string(fields[3]) != state {
 		return addr, false
 	}
-	address, port, _ := strings.Cut(fields[1], ":")
-	bytes, err := hex.DecodeString(address)
-	if err != nil || len(bytes)%4 != 0 {
+	address, port, _ := strings.Cut(string(fields[1]), ":")
+	raw, err := hex.DecodeString(address)
+	if err != nil || len(raw)%4 != 0 {
 		return addr, false
 	}
-	for i := 0; i < len(bytes); i += 4 { // words in the byte order of the machine
-		binary.NativeEndian.PutUint32(bytes[i:], binary.BigEndian.Uint32(bytes[i:]))
+	for i := 0; i < len(raw); i += 4 { // words in the byte order of the machine
+		binary.NativeEndian.PutUint32(raw[i:], binary.BigEndian.Uint32(raw[i:]))
 	}
-	ip, valid := netip.AddrFromSlice(bytes)
+	ip, valid := netip.AddrFromSlice(raw)
 	n, err := strconv.ParseUint(port, 16, 16)
 	return netip.AddrPortFrom(ip, uint16(n)), valid && err == nil
 }

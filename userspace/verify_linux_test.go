@@ -90,12 +90,20 @@ func mustDiffer(t *testing.T, e *Engine, u desired.Update, missing bool) {
 	}
 }
 
+// TestConnectionsCostNoMemory: a full sync lists the node's sockets, most of which are connections.
+func TestConnectionsCostNoMemory(t *testing.T) {
+	line := []byte("  12: 0100007F:1F90 0100007F:C350 06 00000000:00000000 03:00001770 00000000     0        0 0 3 0000000000000000")
+	if n := testing.AllocsPerRun(100, func() { parseSocket(line, desired.TCP) }); n > 0 {
+		t.Errorf("%v allocations for the line of a connection, want 0", n)
+	}
+}
+
 // FuzzSocketLine: no line of /proc/net/tcp6 makes the parser fail.
 func FuzzSocketLine(f *testing.F) {
 	f.Add("   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1")
 	f.Add("   1: B80D0120000000000000000001000000:0050 00000000000000000000000000000000:0000 0A")
 	f.Fuzz(func(t *testing.T, line string) {
-		if addr, ok := parseSocket(line, desired.TCP); ok && !addr.IsValid() {
+		if addr, ok := parseSocket([]byte(line), desired.TCP); ok && !addr.IsValid() {
 			t.Errorf("%q: no address", line)
 		}
 	})

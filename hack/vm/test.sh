@@ -89,11 +89,11 @@ start() {
   local kernel="$1"
   shift
   if [ "$kernel" = host ]; then
-    set -- -timeout=14m "$@"
+    set -- -timeout=20m "$@"
   else
-    set -- -timeout=14m -exec "$PWD/hack/vm/run" "$@"
+    set -- -timeout=20m -exec "$PWD/hack/vm/run" "$@"
   fi
-  SERVICEPLANE_VM="${machines[$kernel]}" SERVICEPLANE_REQUIRE_KERNEL=1 CGO_ENABLED=0 go test -count=1 -json "$@"
+  SERVICEPLANE_VM="${machines[$kernel]}" SERVICEPLANE_VM_TIMEOUT=1260 SERVICEPLANE_REQUIRE_KERNEL=1 CGO_ENABLED=0 go test -count=1 -json "$@"
 }
 
 declare -A machines
