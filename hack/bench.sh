@@ -101,9 +101,10 @@ fi
   bench ./nftables '^BenchmarkTraffic$' -benchtime=1x
   bench ./conntrack '^BenchmarkTraffic$' -benchtime=3x
   bench ./debughttp '^BenchmarkServices$/^N=30000$' -benchtime=5x
-  bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
-  bench ./examples/nodeproxy '^Benchmark(EventToPacket|Memory)$' -benchtime=1x
+  bench ./examples/nodeproxy '^BenchmarkMemory$' -benchtime=1x
+  bench ./examples/nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
   if [ "${1:-}" != -write ]; then # what no table shows
+    bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/./^kube-proxy$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/^legacy$/^serviceplane$/^N=10000$' -benchtime=1x
   fi

@@ -1,7 +1,5 @@
 package main
 
-import "slices"
-
 // table describes a table of the document.
 type table struct {
 	name    string // in its marks
@@ -34,15 +32,11 @@ const (
 	onSockets  = "userspace.BenchmarkTargets/loopback"
 	onPortals  = "userspace.BenchmarkTargets/portals"
 	onSizes    = onNFTables + "/N=*/E=10/"
-
-	onMemory    = "examples/nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
-	onNodeproxy = "examples/nodeproxy.BenchmarkEventToPacket"
 )
 
 var (
 	times  = []string{"ms", "ns/op"}            // read-only
 	allocs = []string{"allocs/op"}              // read-only
-	cpus   = []string{"cpu-ms"}                 // read-only
 	sizes  = []string{"ms", "ns/op", "heap-MB"} // read-only
 )
 
@@ -97,7 +91,7 @@ var tables = []table{ // read-only
 	},
 	{
 		name: "waits", about: "nftables",
-		columns: []column{{"time (floor)", "", times}, {"CPU time", "", cpus}},
+		columns: []column{{"time (floor)", "", times}, {"CPU time", "", []string{"cpu-ms"}}},
 		rows: []row{
 			{what: "first sync of {N} Services × {E} endpoints", benchmark: onNFTables + "/N=5000/E=50/first"},
 			{what: "first sync of {N} Services × {E} endpoints", benchmark: onNFTables + "/N=45000/E=2/first"},
@@ -105,56 +99,6 @@ var tables = []table{ // read-only
 			{what: "a lone change among {N} Services is in the kernel, 99th percentile", benchmark: onNFTables + "/N=10000/E=10/lone"},
 			{what: "{rate} changes a second for {seconds} s among {N} Services, 99th percentile", benchmark: onNFTables + "/N=10000/E=10/sustained/rate=1000/seconds=60"},
 		},
-	},
-	{
-		name: "large", about: "nftables",
-		columns: []column{{"time (floor)", "", sizes}},
-		rows: []row{
-			{what: "first sync of {N} Services × {E} endpoints", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/first"},
-			{what: "one endpoint replaced", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/replaced=1"},
-			{what: "full sync, nothing changed", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/full"},
-			{what: "restart on the populated kernel", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/restart"},
-			{what: "live heap afterwards, without the informers' objects", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/heap"},
-		},
-	},
-	{
-		name: "huge", about: "one endpoint of a Service flips",
-		columns: []column{{"100 endpoints", "100", times}, {"5,000", "5000", times}, {"memory", "5000", []string{"B/op"}}, {"50,000", "50000", times}, {"memory", "50000", []string{"B/op"}}},
-		rows: []row{
-			{what: "tracking, slices of 100", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=*"},
-			{what: "from the event to what the engine gets", benchmark: "desired.BenchmarkHugeService/E=*"},
-			{what: "nftables, with the kernel", benchmark: "internal/nftables.BenchmarkHuge/E=*"},
-		},
-	},
-	{
-		name: "events", about: "nodeproxy, mode nftables, 10 endpoints of each Service",
-		columns: []column{{"median", "", times}, {"99th percentile", "", []string{"p99-ms"}}, {"CPU time of nodeproxy for a change", "", cpus}, {"connections meanwhile", "", []string{"connections"}}, {"failed", "", []string{"failed"}}},
-		rows: []row{
-			{what: "a lone change among {N} Services", benchmark: onNodeproxy + "/N=1000/E=10/lone"},
-			{what: "a lone change among {N} Services", benchmark: onNodeproxy + "/N=10000/E=10/lone"},
-			{what: "a lone change among {N} Services", benchmark: onNodeproxy + "/N=30000/E=10/lone"},
-			{what: "beside 100 changes a second among {N}", benchmark: onNodeproxy + "/N=1000/E=10/busy"},
-			{what: "beside 100 changes a second among {N}", benchmark: onNodeproxy + "/N=10000/E=10/busy"},
-			{what: "beside 100 changes a second among {N}", benchmark: onNodeproxy + "/N=30000/E=10/busy"},
-			{what: "a change while nodeproxy is dead, after its start among {N}", benchmark: onNodeproxy + "/N=10000/E=10/killed"},
-			{what: "a change while nodeproxy is dead, after its start among {N}", benchmark: onNodeproxy + "/N=30000/E=10/killed"},
-		},
-	},
-	{
-		name: "packets", about: "median",
-		columns: []column{
-			{"connect", "", []string{"connect-ms"}},
-			{"99th percentile", "", []string{"connect-p99-ms"}},
-			{"node port", "", []string{"connect-node-port-ms"}},
-			{"load balancer", "", []string{"connect-load-balancer-ms"}},
-			{"TCP request", "", []string{"rr-ms"}},
-			{"connection with a request", "", []string{"crr-ms"}},
-			{"UDP request", "", []string{"udp-ms"}},
-			{"throughput", "", []string{"MB/s"}},
-			{"datagrams a second", "", []string{"packet/s"}},
-			{"first packet, CPU time", "", []string{"first-ms"}},
-		},
-		rows: packets(),
 	},
 	{
 		name: "proxies", about: "userspace",
@@ -170,52 +114,6 @@ var tables = []table{ // read-only
 			{what: "throughput of one connection", benchmark: "userspace.BenchmarkProxies/throughput", unit: "MB/s"},
 			{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=16", unit: "conn/s"},
 			{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=64", unit: "conn/s"},
-			{what: "CPU time of a connection, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=16", unit: "cpu-µs/conn"},
-			{what: "CPU time of a connection, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=64", unit: "cpu-µs/conn"},
-		},
-	},
-	{
-		name: "counting", about: "",
-		columns: []column{
-			{"without counts", "off", []string{"off-cpu-ms", "off-cpu-ns/packet", "off-cpu-ns/end", "own-ms"}},
-			{"with counts", "on", []string{"cpu-ms", "cpu-ns/packet", "cpu-ns/end", "cpu-ms/reading", "own-ms", "ns/op"}},
-		},
-		rows: []row{
-			{what: "nftables: first sync of {N} Services × {E} endpoints, CPU time", benchmark: "internal/nftables.BenchmarkCounts/N=10000/E=10/first"},
-			{what: "nftables: a connection's first packet, CPU time of both ends and the node", benchmark: "internal/nftables.BenchmarkCounts/N=1000/E=10/connections"},
-			{what: "nftables: reading 10,000 counters, CPU time", benchmark: "internal/nftables.BenchmarkCounts/N=1000/E=10/reading"},
-			{what: "iptables-nft: one endpoint replaced among {N} Services × {E}, without the program's time", benchmark: "iptables.BenchmarkCounts/nft/N=1000/E=10/replaced=1/counts=*"},
-			{what: "iptables-legacy: the same", benchmark: "iptables.BenchmarkCounts/legacy/N=1000/E=10/replaced=1/counts=*"},
-			{what: "iptables-nft: reading {N} Services", benchmark: "iptables.BenchmarkCounts/nft/N=1000/E=10/reading"},
-			{what: "iptables-legacy: reading {N} Services", benchmark: "iptables.BenchmarkCounts/legacy/N=1000/E=10/reading"},
-			{what: "traffic: a datagram of an open flow, CPU time of both ends and the node", benchmark: "nftables.BenchmarkTraffic"},
-			{what: "traffic: reading {flows} open connections, CPU time", benchmark: "conntrack.BenchmarkTraffic/flows=100000"},
-			{what: "traffic: a connection that ends, CPU time with the kernel's", benchmark: "conntrack.BenchmarkTraffic/ends"},
-		},
-	},
-	{
-		name: "lists", about: "",
-		columns: []column{{"time", "", times}, {"CPU time", "", cpus}, {"memory", "", []string{"B/op"}}},
-		rows: []row{
-			{what: "the first request among {N} Services", benchmark: "debughttp.BenchmarkServices/N=30000/first"},
-			{what: "the first page of all of them", benchmark: "debughttp.BenchmarkServices/N=30000/everything"},
-			{what: "their last page", benchmark: "debughttp.BenchmarkServices/N=30000/last_page"},
-			{what: "1,000 of them", benchmark: "debughttp.BenchmarkServices/N=30000/most"},
-			{what: "one by its name", benchmark: "debughttp.BenchmarkServices/N=30000/one_name"},
-			{what: "one by its endpoint", benchmark: "debughttp.BenchmarkServices/N=30000/one_endpoint"},
-			{what: "those without endpoints", benchmark: "debughttp.BenchmarkServices/N=30000/filter"},
-			{what: "the first page after a change", benchmark: "debughttp.BenchmarkServices/N=30000/changed"},
-		},
-	},
-	{
-		name: "memory", about: "nodeproxy among 10,000 Services × 10 endpoints",
-		columns: []column{{"lists as streams", "true", []string{"*"}}, {"lists whole", "false", []string{"*"}}},
-		rows: []row{
-			{what: "after the first sync", benchmark: onMemory, unit: "rest-MiB"},
-			{what: "at most, during it", benchmark: onMemory, unit: "peak-MiB"},
-			{what: "at most, after 1,000 changes a second for 30 s", benchmark: onMemory, unit: "churn-MiB"},
-			{what: "CPU time of these changes", benchmark: onMemory, unit: "%core"},
-			{what: "of it for collections of garbage", benchmark: onMemory, unit: "gc-%core"},
 		},
 	},
 	{
@@ -239,20 +137,4 @@ var tables = []table{ // read-only
 			{what: "tracing: a connection that is not sampled", benchmark: "tracing.BenchmarkUnsampledConnection"},
 		},
 	},
-}
-
-// packets are the ways to an endpoint. Those of iptables grow with the Services, so that they are
-// not measured at the largest size; userspace needs a socket for each.
-func packets() (rows []row) {
-	always := []string{"nothing", "conntrack", "nftables", "kube-proxy-nftables"}
-	tables := []string{"iptables-nft", "kube-proxy-iptables-nft", "iptables-legacy", "kube-proxy-iptables-legacy"}
-	for _, of := range []struct {
-		services string
-		ways     []string
-	}{{"10", slices.Concat(always, tables, []string{"userspace"})}, {"10000", slices.Concat(always, tables)}, {"30000", always}} {
-		for _, way := range of.ways {
-			rows = append(rows, row{what: "{N} Services: " + way, benchmark: "internal/packetcost.BenchmarkPackets/N=" + of.services + "/" + way})
-		}
-	}
-	return rows
 }
