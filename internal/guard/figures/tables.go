@@ -37,6 +37,7 @@ const (
 var (
 	times  = []string{"ms", "ns/op"}            // read-only
 	allocs = []string{"allocs/op"}              // read-only
+	cpus   = []string{"cpu-ms"}                 // read-only
 	sizes  = []string{"ms", "ns/op", "heap-MB"} // read-only
 )
 
@@ -91,7 +92,7 @@ var tables = []table{ // read-only
 	},
 	{
 		name: "waits", about: "nftables",
-		columns: []column{{"time (floor)", "", times}, {"CPU time", "", []string{"cpu-ms"}}},
+		columns: []column{{"time (floor)", "", times}, {"CPU time", "", cpus}},
 		rows: []row{
 			{what: "first sync of {N} Services × {E} endpoints", benchmark: onNFTables + "/N=5000/E=50/first"},
 			{what: "first sync of {N} Services × {E} endpoints", benchmark: onNFTables + "/N=45000/E=2/first"},
@@ -114,6 +115,39 @@ var tables = []table{ // read-only
 			{what: "throughput of one connection", benchmark: "userspace.BenchmarkProxies/throughput", unit: "MB/s"},
 			{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=16", unit: "conn/s"},
 			{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=64", unit: "conn/s"},
+		},
+	},
+	{
+		name: "counting", about: "",
+		columns: []column{
+			{"without counts", "off", []string{"off-cpu-ms", "off-cpu-ns/packet", "off-cpu-ns/end", "own-ms"}},
+			{"with counts", "on", []string{"cpu-ms", "cpu-ns/packet", "cpu-ns/end", "cpu-ms/reading", "own-ms", "ns/op"}},
+		},
+		rows: []row{
+			{what: "nftables: first sync of {N} Services × {E} endpoints, CPU time", benchmark: "internal/nftables.BenchmarkCounts/N=10000/E=10/first"},
+			{what: "nftables: a connection's first packet, CPU time of both ends and the node", benchmark: "internal/nftables.BenchmarkCounts/N=1000/E=10/connections"},
+			{what: "nftables: reading 10,000 counters, CPU time", benchmark: "internal/nftables.BenchmarkCounts/N=1000/E=10/reading"},
+			{what: "iptables-nft: one endpoint replaced among {N} Services × {E}, without the program's time", benchmark: "iptables.BenchmarkCounts/nft/N=1000/E=10/replaced=1/counts=*"},
+			{what: "iptables-legacy: the same", benchmark: "iptables.BenchmarkCounts/legacy/N=1000/E=10/replaced=1/counts=*"},
+			{what: "iptables-nft: reading {N} Services", benchmark: "iptables.BenchmarkCounts/nft/N=1000/E=10/reading"},
+			{what: "iptables-legacy: reading {N} Services", benchmark: "iptables.BenchmarkCounts/legacy/N=1000/E=10/reading"},
+			{what: "traffic: a datagram of an open flow, CPU time of both ends and the node", benchmark: "nftables.BenchmarkTraffic"},
+			{what: "traffic: reading {flows} open connections, CPU time", benchmark: "conntrack.BenchmarkTraffic/flows=100000"},
+			{what: "traffic: a connection that ends, CPU time with the kernel's", benchmark: "conntrack.BenchmarkTraffic/ends"},
+		},
+	},
+	{
+		name: "lists", about: "",
+		columns: []column{{"time", "", times}, {"CPU time", "", cpus}, {"memory", "", []string{"B/op"}}},
+		rows: []row{
+			{what: "the first request among {N} Services", benchmark: "debughttp.BenchmarkServices/N=30000/first"},
+			{what: "the first page of all of them", benchmark: "debughttp.BenchmarkServices/N=30000/everything"},
+			{what: "their last page", benchmark: "debughttp.BenchmarkServices/N=30000/last_page"},
+			{what: "1,000 of them", benchmark: "debughttp.BenchmarkServices/N=30000/most"},
+			{what: "one by its name", benchmark: "debughttp.BenchmarkServices/N=30000/one_name"},
+			{what: "one by its endpoint", benchmark: "debughttp.BenchmarkServices/N=30000/one_endpoint"},
+			{what: "those without endpoints", benchmark: "debughttp.BenchmarkServices/N=30000/filter"},
+			{what: "the first page after a change", benchmark: "debughttp.BenchmarkServices/N=30000/changed"},
 		},
 	},
 	{
