@@ -39,7 +39,7 @@ func BenchmarkCounts(b *testing.B) {
 			reportCounting(b, cpus)
 		})
 	})
-	sized(b, min(services, 1000), 10, func(b *testing.B, c *cluster) {
+	sized(b, services/10, 10, func(b *testing.B, c *cluster) {
 		var nodes [2]*programmed
 		for on := range nodes {
 			nodes[on] = newBenchCounting(b, c, on == 1)
