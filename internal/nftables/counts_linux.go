@@ -185,7 +185,8 @@ func (e *Engine) beginFull(ctx context.Context, o *observation, ours bool) (*own
 }
 
 // endFull adds what was counted during the full sync: for the owners from before it, as settle
-// does. It deletes the counters without owner, which do not count any more.
+// does. It deletes the counters without owner, which do not count any more: not those that have lost
+// it in this sync, since a packet on its way may still count.
 func (e *Engine) endFull(ctx context.Context, before *owners) error {
 	if !e.counting() {
 		return nil
@@ -199,9 +200,10 @@ func (e *Engine) endFull(ctx context.Context, before *owners) error {
 	for counter, value := range values {
 		e.counts.ledger.Add(counter, value, cmp.Or(before.of(counter), now.of(counter)), e.counts.ledger.Clock())
 	}
+	e.counts.leave(e.departed(before))
 	var stale []counterKey
 	for counter := range values {
-		if now.of(counter) != (counting.Owner{}) {
+		if now.of(counter) != (counting.Owner{}) || before.of(counter) != (counting.Owner{}) {
 			continue
 		}
 		t.remove(counter.in, counter.key, elementBytes{})
@@ -226,18 +228,19 @@ type departure struct {
 	owner counting.Owner
 }
 
-// departures is the sink of a transaction that also lists the counters that lose their owner.
+// departures is a sink that also lists the counters that lose their owner.
 type departures struct {
-	*transaction
+	elementSink
 
+	list *[]departure
 	name changetracker.ServicePortName
 	prev *placed
 }
 
 func (d departures) remove(in setID, key, keyEnd elementBytes) {
-	d.transaction.remove(in, key, keyEnd)
+	d.elementSink.remove(in, key, keyEnd)
 	if counters, ok := countersOf(in); ok {
-		d.departing = append(d.departing, departure{
+		*d.list = append(*d.list, departure{
 			counterKey{counters, key}, counting.Owner{Name: d.name, Endpoint: d.prev.endpointAt(counters, key)},
 		})
 	}
@@ -248,7 +251,29 @@ func (e *Engine) sink(t *transaction, name changetracker.ServicePortName, prev *
 	if !e.counting() || prev == nil {
 		return t
 	}
-	return departures{t, name, prev}
+	return departures{t, &t.departing, name, prev}
+}
+
+// nowhere is a sink of what need not be written.
+type nowhere struct{}
+
+func (nowhere) put(setID, elementBytes, elementBytes, elementBytes) {}
+func (nowhere) remove(setID, elementBytes, elementBytes)            {}
+
+// departed returns the counters that have lost their owner in a full sync.
+func (e *Engine) departed(before *owners) (list []departure) {
+	for name, prev := range before.placed {
+		diff(departures{nowhere{}, &list, name, prev}, prev, e.state.placed[name])
+	}
+	return list
+}
+
+// leave is for counters that have lost their owner, and whose numbers are added. A packet that was on
+// its way through the rules may still count there, or make the counter: it counts for the service port.
+func (c *counts) leave(departed []departure) {
+	for _, d := range departed {
+		c.ledger.Add(d.counterKey, c.ledger.Value(d.counterKey), counting.Owner{Name: d.owner.Name}, c.ledger.Clock())
+	}
 }
 
 // settle adds what counters have counted for the owners that they have just lost. A connection
@@ -273,6 +298,7 @@ func (e *Engine) settle(ctx context.Context, departed []departure) error {
 		if err != nil {
 			return err
 		}
+		e.counts.leave(batch)
 	}
 	return nil
 }
@@ -302,6 +328,7 @@ func (p *placed) endpointAt(counters setID, key elementBytes) netip.AddrPort {
 
 // owners finds the owners of counters in a state.
 type owners struct {
+	placed    map[changetracker.ServicePortName]*placed
 	frontends map[desired.Key]portOf
 	affinity  map[elementBytes]counting.Owner
 }
@@ -312,7 +339,7 @@ type portOf struct {
 }
 
 func (s *state) owners() *owners {
-	o := &owners{frontends: map[desired.Key]portOf{}, affinity: map[elementBytes]counting.Owner{}}
+	o := &owners{placed: s.placed, frontends: map[desired.Key]portOf{}, affinity: map[elementBytes]counting.Owner{}}
 	for name, p := range s.placed {
 		if p.affinity == 0 {
 			for i := range p.frontends {

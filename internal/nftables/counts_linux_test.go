@@ -3,8 +3,10 @@ package nftables
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -269,6 +271,71 @@ func TestCountsBesideSyncsNeitherLoseNorDouble(t *testing.T) {
 		running.Wait()
 		c.check(m, "after all")
 	})
+}
+
+// TestALatePacketIsCounted: one that was on its way through the rules when its endpoint was removed
+// counts for the service port, after a partial and a full sync, whether the counter was there or not.
+func TestALatePacketIsCounted(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		for _, before := range []int{0, 2} {
+			t.Run(fmt.Sprintf("full=%t/before=%d", full, before), func(t *testing.T) {
+				bothFamilies(t, func(t *testing.T, w *world) {
+					c, m := newCounted(t, w), model{}
+					s := w.balanced(1, changetracker.Random)
+					s.Protocol = desired.UDP
+					m[s.Name] = s
+					mustApply(t, c.Engine, m.full(w))
+					c.connect(s, &s.Frontends[0], 1)
+					late := c.counter()
+					c.set(late, 0)
+					c.Engine, c.sent = c.engine(), map[changetracker.ServicePortName]uint64{}
+					mustApply(t, c.Engine, m.full(w))
+					c.connect(s, &s.Frontends[0], before)
+					c.check(m, "before")
+
+					removed := *s
+					removed.Cluster = desired.Endpoints{}
+					removed.Frontends = slices.Clone(s.Frontends)
+					removed.Frontends[0].Action = desired.Reject
+					m[s.Name] = &removed
+					u := m.full(w)
+					u.Full = full
+					mustApply(t, c.Engine, u)
+					c.set(late, before+1)
+					c.sent[s.Name]++
+					c.check(m, "after a late packet")
+					mustApply(t, c.Engine, m.full(w))
+					mustWriteNothing(t, c.Engine, m.full(w), "full sync")
+					c.check(m, "without the counter")
+				})
+			})
+		}
+	}
+}
+
+// counter returns the key of the only counter, as nft prints it.
+func (c *counted) counter() (key string) {
+	c.t.Helper()
+	text := nftOutput(c.t, c.node, "list set "+c.counters())
+	found := regexp.MustCompile(`elements = \{ (.+) counter packets`).FindStringSubmatch(text)
+	if found == nil {
+		c.t.Fatalf("no counter in %s", text)
+	}
+	return found[1]
+}
+
+// set lets the counter have so many packets, as if they came; without any it does not exist.
+func (c *counted) set(key string, packets int) {
+	c.t.Helper()
+	script := "flush set " + c.counters()
+	if packets > 0 {
+		script += fmt.Sprintf("; add element %s { %s counter packets %d bytes %d }", c.counters(), key, packets, 29*packets)
+	}
+	mustNFT(c.t, c.node, script)
+}
+
+func (c *counted) counters() string {
+	return ipKeyword(c.w.family) + " serviceplane " + setName(setEndpointCounters)
 }
 
 // TestSettingOfCountsTakesEffectAtOnce with the table of another setting, and without counts
