@@ -16,19 +16,20 @@ case "${1:-}" in
     ;;
 esac
 
-only=" ${*:2} " before=docs/benchmarks.txt output="$(mktemp)"
+only="${*:2}" before=docs/benchmarks.txt output="$(mktemp)"
 trap 'rm -f "$output"' EXIT
 export SERVICEPLANE_REQUIRE_KERNEL=1
 
 # machine says where and with what the figures are made.
 machine() {
-  if [ "$only" != '  ' ]; then
+  if [ -n "$only" ]; then
     awk -v RS= 'NR == 1' "$before"
     return
   fi
   printf 'date: %s\n' "$(date -u +%F)"
   printf 'commit: %s\n' "$(git describe --always --dirty --exclude='*')"
   printf 'load: %s\n' "$(cut -d' ' -f1 /proc/loadavg)"
+  printf 'cpu: %s\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
   printf 'cores: %s\n' "$(nproc)"
   printf 'kernel: %s\n' "$(uname -sr)"
   printf 'go: %s\n' "$(go env GOVERSION)"
@@ -41,13 +42,13 @@ bench() {
   local package="$1" names="$2" command
   shift 2
   command="command: SERVICEPLANE_BENCH_FULL=1 go test -run='^\$' -bench='$names' $* $package"
-  if [[ "$only" != '  ' && "$only" != *" $package "* ]]; then
+  if [[ -n "$only" && " $only " != *" $package "* ]]; then
     printf '\n'
     COMMAND="$command" awk -v RS= -F'\n' '$1 == ENVIRON["COMMAND"]' "$before"
     return
   fi
   printf '\n%s\n' "$command"
-  if [ "$only" != '  ' ]; then
+  if [ -n "$only" ]; then
     printf 'measured again on %s at commit %s, load %s\n' "$(date -u +%F)" "$(git describe --always --dirty --exclude='*')" "$(cut -d' ' -f1 /proc/loadavg)"
   fi
   SERVICEPLANE_BENCH_FULL=1 go test -run='^$' -bench="$names" "$@" -timeout=30m "$package"
@@ -93,17 +94,17 @@ fi
   bench ./conntrack '^BenchmarkClean$' -benchtime=1x -count=3
   bench ./changetracker '^Benchmark(FlipOneEndpoint|InitialLoad|OneChangeAmong)$' -benchtime=0.2s -count=3
   bench ./tracing '^BenchmarkUnsampledConnection$' -benchtime=0.2s -count=3
-  bench ./desired '^BenchmarkHugeService$' -benchtime=0.2s -count=3
-  bench ./internal/nftables '^BenchmarkHuge$' -benchtime=0.2s -count=3
-  bench ./internal/nftables '^BenchmarkLarge$' -benchtime=1x
   bench ./internal/nftables '^BenchmarkCounts$' -benchtime=1x
   bench ./iptables '^BenchmarkCounts$' -benchtime=20x
   bench ./nftables '^BenchmarkTraffic$' -benchtime=1x
   bench ./conntrack '^BenchmarkTraffic$' -benchtime=3x
   bench ./debughttp '^BenchmarkServices$/^N=30000$' -benchtime=5x
   bench ./examples/nodeproxy '^BenchmarkMemory$' -benchtime=1x
-  bench ./examples/nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
   if [ "${1:-}" != -write ]; then # what no table shows
+    bench ./desired '^BenchmarkHugeService$' -benchtime=0.2s -count=3
+    bench ./internal/nftables '^BenchmarkHuge$' -benchtime=0.2s -count=3
+    bench ./internal/nftables '^BenchmarkLarge$' -benchtime=1x
+    bench ./examples/nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
     bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/./^kube-proxy$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/^legacy$/^serviceplane$/^N=10000$' -benchtime=1x

@@ -178,7 +178,7 @@ func (w *watched) load() (stop func() (connections int64, failed []error)) {
 	errs := make([][]error, clients)
 	for i := range clients {
 		group.Go(func() {
-			errs[i] = append(errs[i], w.client.Do(func() error {
+			err := w.client.Do(func() error {
 				for ctx.Err() == nil {
 					count.Add(1)
 					if _, err := connectOnce(w.t.Context()); err != nil {
@@ -187,13 +187,16 @@ func (w *watched) load() (stop func() (connections int64, failed []error)) {
 					pause.For(ctx, 2*time.Millisecond)
 				}
 				return nil
-			}))
+			})
+			if err != nil {
+				errs[i] = append(errs[i], err)
+			}
 		})
 	}
 	return func() (int64, []error) {
 		cancel()
 		group.Wait()
-		return count.Load(), slices.DeleteFunc(slices.Concat(errs...), func(err error) bool { return err == nil })
+		return count.Load(), slices.Concat(errs...)
 	}
 }
 

@@ -57,8 +57,8 @@ func planners(t *testing.T) map[string]proxier.Planner {
 }
 
 // TestEveryEnginesPlanIsInProportion: what an engine plans, and what it allocates for it, is in proportion to the pairs
-// and items of the Update, and the other Service is in it. The race detector makes pools of memory forget a part, so that
-// half as much again is allocated.
+// and items of the Update, and the other Service is in it. With the race detector, sync.Pool drops
+// a part of what it gets, and an engine allocates half as much again.
 func TestEveryEnginesPlanIsInProportion(t *testing.T) {
 	const letters, bytes, fixed = 1 << 9, 1 << 13, 1 << 18 // for each item, and for the rest
 	for _, o := range all(*part) {

@@ -78,7 +78,7 @@ func (n *nodes) refresh(ctx context.Context, now time.Time) {
 		return
 	}
 	n.listed, n.names, n.addrs = true, nil, map[string]string{}
-	n.next = time.Now().Add(refreshFor(len(all.Items))) // not from now on: a slow list must not be followed by the next one
+	n.next = time.Now().Add(refreshFor(len(all.Items))) // after a slow list, too, nobody lists for so long
 	for i := range all.Items {
 		node := &all.Items[i]
 		if n.policy.Counts(node, now) {

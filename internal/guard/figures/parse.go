@@ -74,7 +74,9 @@ func parse(text string) (*benchmarks, error) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if pair := about.FindStringSubmatch(line); pair != nil {
-			all.about[pair[1]] = pair[2]
+			if _, known := all.about[pair[1]]; !known || pair[1] == "pkg" || pair[1] == "command" {
+				all.about[pair[1]] = pair[2] // the others are the machine's, and stand first
+			}
 		} else if err := all.add(strings.Fields(line)); err != nil {
 			return nil, fmt.Errorf("line %q: %w", line, err)
 		}

@@ -32,6 +32,7 @@ const (
 	onSockets  = "userspace.BenchmarkTargets/loopback"
 	onPortals  = "userspace.BenchmarkTargets/portals"
 	onSizes    = onNFTables + "/N=*/E=10/"
+	onMemory   = "examples/nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
 )
 
 var (
@@ -148,6 +149,17 @@ var tables = []table{ // read-only
 			{what: "one by its endpoint", benchmark: "debughttp.BenchmarkServices/N=30000/one_endpoint"},
 			{what: "those without endpoints", benchmark: "debughttp.BenchmarkServices/N=30000/filter"},
 			{what: "the first page after a change", benchmark: "debughttp.BenchmarkServices/N=30000/changed"},
+		},
+	},
+	{
+		name: "memory", about: "nodeproxy among 10,000 Services × 10 endpoints",
+		columns: []column{{"lists as streams", "true", []string{"*"}}, {"lists whole", "false", []string{"*"}}},
+		rows: []row{
+			{what: "after the first sync", benchmark: onMemory, unit: "rest-MiB"},
+			{what: "at most, during it", benchmark: onMemory, unit: "peak-MiB"},
+			{what: "at most, after 1,000 changes a second for 30 s", benchmark: onMemory, unit: "churn-MiB"},
+			{what: "CPU time of these changes", benchmark: onMemory, unit: "%core"},
+			{what: "of it for collections of garbage", benchmark: onMemory, unit: "gc-%core"},
 		},
 	},
 	{
