@@ -138,6 +138,9 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	defer e.counts.lock()()
 	e.report = proxier.ApplyReport{}
 	err := e.apply(ctx, update)
+	if update.Full && isUnknown(err) && !errors.Is(err, proxier.ErrNotSupported) {
+		err = e.apply(ctx, update) // a module was loading, perhaps for the other family: now nothing is missing
+	}
 	return proxier.Result{Report: e.report}, err
 }
 

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -372,6 +373,43 @@ func (e *Engine) makeFaulty() *atomic.Int64 {
 }
 
 var errInjected = errors.New("injected")
+
+// loadingKernel does not know an expression in the first transactions that have it, as while its module
+// is loading.
+type loadingKernel struct {
+	kernel
+	left *int // such transactions
+}
+
+func (k loadingKernel) commit(ctx context.Context, w *wire) error {
+	if i := bytes.Index(w.buf, []byte("numgen\x00")); i >= 0 && *k.left > 0 && !strings.HasSuffix(w.table, "-probe") {
+		*k.left--
+		w.buf[i]++
+	}
+	return k.kernel.commit(ctx, w)
+}
+
+// TestAModuleThatIsLoadingIsWaitedFor: a first sync does not fail because the kernel loads a module for the
+// other family. One that is never there is an error.
+func TestAModuleThatIsLoadingIsWaitedFor(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		for transactions, works := range map[int]bool{1: true, 100: false} {
+			e, m, left := w.engine(t, netnstest.New(t)), w.udp(5), transactions
+			open := e.open
+			e.open = func() (kernel, error) {
+				k, err := open()
+				return loadingKernel{k, &left}, err
+			}
+			_, err := e.Apply(t.Context(), m.full(w))
+			if (err == nil) != works || left == transactions || err != nil && !errors.Is(err, unix.ENOENT) {
+				t.Errorf("%d transactions with an unknown expression: error %v, %d left", transactions, err, left)
+			}
+			if works {
+				mustMatch(t, e, m)
+			}
+		}
+	})
+}
 
 func (k *faultyKernel) commit(ctx context.Context, w *wire) error {
 	if strings.HasSuffix(w.table, "-probe") { // a refused message means that the kernel lacks something
