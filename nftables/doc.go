@@ -10,9 +10,10 @@
 // that changes with Services and endpoints is elements:
 //
 //	prerouting, output (nat, -100)
-//	  └ services
-//	      services     VIP . protocol . port      → class ┐
-//	      nodeports    protocol . port (fib local) → class ┴→ classes → chain
+//	  ├ services, twice
+//	  │   services     VIP . protocol . port      → class ┐
+//	  │   nodeports    protocol . port (fib local) → class ┴→ classes → chain
+//	  └ no-service
 //	      cluster-ips  another port of a ClusterIP → reject, unless it is the node's
 //	      service-cidrs an address without Service → drop, unless it is the node's
 //
@@ -42,6 +43,10 @@
 // and goes to pick, which finds the endpoint under VIP, protocol, port and index,
 // resets the priority and translates the destination. All further packets of the
 // connection are translated by conntrack alone: there are no filter chains.
+//
+// A packet that comes while its service port changes may find no endpoint, because the elements that
+// it meets are from before and after the transaction. So base chains go to services a second time: no
+// connection is refused or left untranslated. Chains of new classes have a transaction of their own.
 //
 // The priority (skb->priority) carries numbers between rules because a register
 // does not live that long and the packet mark has other users. A locally

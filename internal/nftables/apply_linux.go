@@ -125,13 +125,14 @@ func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 // is not sent.
 func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) error {
 	e.state.flushCounts(t)
+	if err := e.commitClasses(ctx, t); err != nil {
+		return err
+	}
 	if t.empty() && more == nil {
 		return nil
 	}
 	w := e.newBatch()
-	if err := e.writeStep(w, t, more); err != nil {
-		return err
-	}
+	e.writeStep(w, t, more)
 	departed := t.departing
 	t.reset()
 	if err := e.send(ctx, w); err != nil {
@@ -140,18 +141,35 @@ func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) e
 	return e.settle(ctx, departed)
 }
 
-func (e *Engine) writeStep(w *wire, t *transaction, more func(*wire)) error {
+// commitClasses creates the chains of new classes in a transaction before the one that leads packets
+// there: to a packet that comes meanwhile, a chain of the same transaction is empty.
+func (e *Engine) commitClasses(ctx context.Context, t *transaction) error {
+	if len(t.classes) == 0 {
+		return nil
+	}
+	w := e.newBatch()
+	if err := e.writeClasses(w, t); err != nil {
+		return err
+	}
+	t.classes = t.classes[:0]
+	return e.send(ctx, w)
+}
+
+func (e *Engine) writeClasses(w *wire, t *transaction) error {
 	for _, c := range t.classes {
 		if err := e.writeClass(w, c); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+func (e *Engine) writeStep(w *wire, t *transaction, more func(*wire)) {
 	t.write(w)
 	e.report.Writes += t.elements
 	if more != nil {
 		more(w)
 	}
-	return nil
 }
 
 // writeClass creates the chain of a class, and its elements in the verdict maps.

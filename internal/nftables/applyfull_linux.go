@@ -88,9 +88,10 @@ func (e *Engine) replace(ctx context.Context, update desired.Update, hints map[c
 	if err := e.scaffold(w); err != nil {
 		return err
 	}
-	if err := e.writeStep(w, &e.step, e.changedGlobals(&update.Globals)); err != nil {
+	if err := e.writeClasses(w, &e.step); err != nil {
 		return err
 	}
+	e.writeStep(w, &e.step, e.changedGlobals(&update.Globals))
 	e.state.globals = update.Globals
 	e.step.reset()
 	err := e.send(ctx, w)

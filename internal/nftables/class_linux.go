@@ -52,6 +52,7 @@ const (
 	chainShortCircuit   = "short-circuit"
 	chainPick           = "pick"
 	chainServices       = "services"
+	chainNoService      = "no-service"
 	chainAffinityRecord = "affinity-record"
 	chainAffinityDraw   = "affinity-draw"
 )

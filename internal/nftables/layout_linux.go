@@ -53,7 +53,6 @@ func (l *layout) addrLen() int { return 4 * l.rules.addrRegs() }
 // chains returns the constant part of the table.
 func (l *layout) chains() []chainSpec {
 	r := &l.rules
-	toServices := []rule{jump(chainServices)}
 	specs := append(l.affinityChains(), []chainSpec{
 		{name: chainReject, rules: []rule{r.reject()}},
 		{name: chainDrop, rules: []rule{{&expr.Verdict{Kind: expr.VerdictDrop}}}},
@@ -62,8 +61,9 @@ func (l *layout) chains() []chainSpec {
 		{name: chainLocal, rules: r.local()},
 		{name: chainFirewall, rules: r.firewall()},
 		{name: chainServices, rules: r.services()},
-		{name: "prerouting", hook: &hookSpec{"nat", unix.NF_INET_PRE_ROUTING, "prerouting", l.dnatPriority}, rules: toServices},
-		{name: "output", hook: &hookSpec{"nat", unix.NF_INET_LOCAL_OUT, "output", l.dnatPriority}, rules: toServices},
+		{name: chainNoService, rules: r.noService()},
+		{name: "prerouting", hook: &hookSpec{"nat", unix.NF_INET_PRE_ROUTING, "prerouting", l.dnatPriority}, rules: toServices()},
+		{name: "output", hook: &hookSpec{"nat", unix.NF_INET_LOCAL_OUT, "output", l.dnatPriority}, rules: toServices()},
 		{name: "postrouting", hook: &hookSpec{"nat", unix.NF_INET_POST_ROUTING, "postrouting", l.snatPriority}, rules: r.postrouting()},
 	}...)
 	if r.inFront {
@@ -88,10 +88,11 @@ func (l *layout) classChain(c class) chainSpec {
 	case c.isDraw():
 		spec.rules = []rule{r.index(c, ownBit+offset(t.scope))}
 	default:
-		index := r.index(c, offset(t.scope))
-		if !r.inFront {
-			index = append(index, gotoChain(chainPick))
+		end := gotoChain(chainPick)
+		if r.inFront {
+			end = &expr.Verdict{Kind: expr.VerdictAccept}
 		}
+		index := append(r.index(c, offset(t.scope)), end)
 		spec.rules = append(r.masquerade(t.masquerade), index)
 	}
 	return spec
@@ -125,13 +126,25 @@ type rules struct {
 	fastAfter    uint32 // packets until the fast path; 0 is none
 }
 
+// toServices asks for a service port twice, because a packet that comes during a transaction may
+// find no endpoint the first time. A lookup may miss an element that is being replaced (until Linux
+// 6.17: "netfilter: nf_tables: restart set lookup on base_seq change"). And each lookup sees the
+// elements of its own moment: the number of endpoints may be from before, the endpoints from after.
+func toServices() []rule {
+	return []rule{jump(chainServices), jump(chainServices), jump(chainNoService)}
+}
+
 func (r *rules) services() []rule {
-	list := []rule{
+	return []rule{
 		carry(r.tuple(), setServices),
 		dispatch(setClasses),
 		r.nodePorts(),
 		dispatch(setClasses),
 	}
+}
+
+// noService refuses packets to addresses of Services that no service port has.
+func (r *rules) noService() (list []rule) {
 	if r.inFront {
 		list = append(list, r.healthChecks())
 	}

@@ -271,6 +271,8 @@ func verdictText(e *expr.Verdict) string {
 		return "jump " + e.Chain
 	case expr.VerdictReturn:
 		return "return"
+	case expr.VerdictAccept:
+		return "accept"
 	default:
 		return "drop"
 	}
