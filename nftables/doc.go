@@ -45,8 +45,8 @@
 // connection are translated by conntrack alone: there are no filter chains.
 //
 // A packet that comes while its service port changes may find no endpoint, because the elements that
-// it meets are from before and after the transaction. So base chains go to services a second time: no
-// connection is refused or left untranslated. Chains of new classes have a transaction of their own.
+// it meets are from before and after the transaction. So base chains go to services twice, and refuse
+// a packet only then. The chain of a new class exists before elements lead there.
 //
 // The priority (skb->priority) carries numbers between rules because a register
 // does not live that long and the packet mark has other users. A locally

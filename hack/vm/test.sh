@@ -60,6 +60,7 @@ runs() {
     echo './iptables -run=^TestPacketsWithNFT$/^PKT-(01|23|47|61)$'
     echo './userspace -run=^TestPackets(WithIPTables)?$/^PKT-(01|30)$'
     echo './nftables -skip=TestExplainAgrees|/spreading'
+    echo './internal/refusals -run=^TestNoConnectionIsLostDuringAChange$/^nftables$'
     echo './internal/nftables -tags=vm -run=FastPath|Devices'
     echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows|TestFastFlows|TestTrafficOfTheFastPath'
     echo './internal/nftables -skip=TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour|TestAnyFailedMessage|TestRulesArePrinted|TestEachCall|TestHistories|TestNewSourceRanges'

@@ -128,7 +128,7 @@ func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) e
 	if err := e.commitClasses(ctx, t); err != nil {
 		return err
 	}
-	if t.empty() && more == nil {
+	if t.elements == 0 && more == nil {
 		return nil
 	}
 	w := e.newBatch()
@@ -141,8 +141,8 @@ func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) e
 	return e.settle(ctx, departed)
 }
 
-// commitClasses creates the chains of new classes in a transaction before the one that leads packets
-// there: to a packet that comes meanwhile, a chain of the same transaction is empty.
+// commitClasses creates the chains of new classes. The elements that lead packets there have a later
+// transaction: a packet sees the rules from its beginning, so a chain that is younger is empty to it.
 func (e *Engine) commitClasses(ctx context.Context, t *transaction) error {
 	if len(t.classes) == 0 {
 		return nil

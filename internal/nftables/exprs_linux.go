@@ -82,6 +82,10 @@ func setPriority(from uint32) expr.Any {
 	return &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: from}
 }
 
+func resetPriority() rule {
+	return rule{&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0))}
+}
+
 // carry looks up a key and leaves the result in skb->priority for the next rule. If the
 // key is missing, it changes nothing. The lookups are in separate rules because nft 1.0.6
 // cannot print a lookup whose key is the result of another lookup of the same rule.
@@ -114,10 +118,7 @@ func (r *rules) dnat(key rule, in setID) []rule {
 		family, port = unix.NFPROTO_IPV6, reg(12)
 	}
 	find := append(key, lookup(in, reg(0), reg(8)))
-	translate := rule{
-		&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0)),
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: reg(8), RegProtoMin: port},
-	}
+	translate := append(resetPriority(), &expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: reg(8), RegProtoMin: port})
 	plain := slices.Concat(find, translate)
 	if !r.counts {
 		return []rule{plain}

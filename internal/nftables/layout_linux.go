@@ -126,10 +126,11 @@ type rules struct {
 	fastAfter    uint32 // packets until the fast path; 0 is none
 }
 
-// toServices asks for a service port twice, because a packet that comes during a transaction may
-// find no endpoint the first time. A lookup may miss an element that is being replaced (until Linux
-// 6.17: "netfilter: nf_tables: restart set lookup on base_seq change"). And each lookup sees the
-// elements of its own moment: the number of endpoints may be from before, the endpoints from after.
+// toServices looks up the service port twice, because a packet that comes during a transaction may
+// find no endpoint the first time. Each lookup sees the elements of its own moment: the number of
+// endpoints may be from before, the endpoints from after. And on kernels without commit b2f742c846ca,
+// "netfilter: nf_tables: restart set lookup on base_seq change", a lookup may miss an element that
+// is being replaced.
 func toServices() []rule {
 	return []rule{jump(chainServices), jump(chainServices), jump(chainNoService)}
 }
@@ -249,7 +250,7 @@ func (r *rules) index(c class, from uint32) rule {
 	slots := uint32(c.slots())
 	switch by := c.choice(); {
 	case r.inFront:
-		return rule{&expr.Immediate{Register: reg(0), Data: nativeUint32(0)}, setPriority(reg(0))}
+		return resetPriority()
 	case by == atRandom:
 		return rule{
 			&expr.Numgen{Register: reg(0), Modulus: slots, Type: unix.NFT_NG_RANDOM, Offset: from},
@@ -273,7 +274,8 @@ func (r *rules) index(c class, from uint32) rule {
 func (r *rules) affinity(scope desired.Scope) []rule {
 	toRecord := append([]rule{jump(chainAffinityRecord)}, r.affinityTranslation(scope)...)
 	draw := jump(chainAffinityDraw)
-	return slices.Concat(toRecord, []rule{draw, r.affinityWrite()}, toRecord, []rule{draw}, r.affinityDNAT())
+	return slices.Concat(toRecord, []rule{draw, r.affinityWrite()}, toRecord, []rule{draw}, r.affinityDNAT(),
+		[]rule{resetPriority()}) // or the second dispatch of toServices takes what draw has left for a class
 }
 
 // affinityTranslation forwards to the endpoint in skb->priority, if the scope has it.

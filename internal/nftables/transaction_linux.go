@@ -17,8 +17,6 @@ type encoded struct {
 	size int
 }
 
-func (t *transaction) empty() bool { return t.elements == 0 && len(t.classes) == 0 }
-
 func (t *transaction) put(in setID, key, keyEnd, data elementBytes) {
 	t.adds[in].append(key, keyEnd, data)
 	t.elements++
