@@ -2,8 +2,8 @@
 # Prints the speeds at the sizes of large clusters, each beside its floor of the same
 # run, and then the tables of docs/PERFORMANCE.md with them. With -write it also puts
 # both into docs/. With -write and packages only their benchmarks run again, and the
-# others keep their figures. Needs root, and a machine that does nothing else; takes half
-# an hour.
+# others keep their figures. Needs root, and a machine that does nothing else; takes an
+# hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
@@ -100,12 +100,12 @@ fi
   bench ./conntrack '^BenchmarkTraffic$' -benchtime=3x
   bench ./debughttp '^BenchmarkServices$/^N=30000$' -benchtime=5x
   bench ./examples/nodeproxy '^BenchmarkMemory$' -benchtime=1x
+  bench ./desired '^BenchmarkHugeService$' -benchtime=0.2s -count=3
+  bench ./internal/nftables '^BenchmarkHuge$' -benchtime=0.2s -count=3
+  bench ./internal/nftables '^BenchmarkLarge$' -benchtime=1x
+  bench ./examples/nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
+  bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
   if [ "${1:-}" != -write ]; then # what no table shows
-    bench ./desired '^BenchmarkHugeService$' -benchtime=0.2s -count=3
-    bench ./internal/nftables '^BenchmarkHuge$' -benchtime=0.2s -count=3
-    bench ./internal/nftables '^BenchmarkLarge$' -benchtime=1x
-    bench ./examples/nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
-    bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/./^kube-proxy$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/^legacy$/^serviceplane$/^N=10000$' -benchtime=1x
   fi
