@@ -74,6 +74,7 @@ quiet() {
 
 need_nginx
 need_apt iptables iptables
+need_apt nft nftables
 if [ "${1:-}" = -write ]; then
   go build ./... # or the compiler is at work when the first benchmark is
   quiet
