@@ -81,7 +81,7 @@ no event
 	}
 	for want, got := range map[string]string{
 		"1.0 µs": show(999.9, "ns/op"), "58 µs": show(0.0583, "ms"), "0.58 ns": show(0.583, "ns/op"), "0 ns": show(0, "ns/op"),
-		"73 MiB": show(73, "rest-MiB"), "3.6 µs": show(3600, "off-cpu-ns/packet"), "210 ms": show(210, "cpu-ms/reading"),
+		"46 µs": show(46.1, "ours-cpu-µs/conn"), "73 MiB": show(73, "rest-MiB"), "3.6 µs": show(3600, "off-cpu-ns/packet"), "210 ms": show(210, "cpu-ms/reading"),
 		"110 MB": show(106.2, "heap-MB"), "1.50": show(1.4999, "ours/nginx"), "60,145": show(60145, "writes"), "17,000": show(17123, "conn/s"),
 	} {
 		if got != want {

@@ -114,7 +114,7 @@ func floor(r *result, unit string) string {
 // nanoseconds converts a value whose unit is one of time.
 func nanoseconds(value float64, unit string) (ns float64, ok bool) {
 	kind, _, _ := strings.Cut(unit[strings.LastIndexByte(unit, '-')+1:], "/")
-	factor, ok := map[string]float64{"ns": 1, "ms": 1e6}[kind]
+	factor, ok := map[string]float64{"ns": 1, "µs": 1e3, "ms": 1e6}[kind]
 	return value * factor, ok
 }
 
@@ -130,7 +130,7 @@ func show(value float64, unit string) string {
 		return inSteps(value*1e6, "B", "kB", "MB", "GB")
 	case strings.HasSuffix(unit, "MB/s"):
 		return inSteps(value*1e6, "B/s", "kB/s", "MB/s", "GB/s")
-	case strings.HasSuffix(unit, "conn/s"):
+	case strings.HasSuffix(unit, "conn/s") || unit == "packet/s":
 		return twoDigits(value)
 	case strings.HasSuffix(unit, "MiB"):
 		return withCommas(strconv.FormatFloat(value, 'f', 0, 64)) + " MiB"

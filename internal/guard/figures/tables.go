@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // table describes a table of the document.
 type table struct {
 	name    string // in its marks
@@ -32,7 +34,9 @@ const (
 	onSockets  = "userspace.BenchmarkTargets/loopback"
 	onPortals  = "userspace.BenchmarkTargets/portals"
 	onSizes    = onNFTables + "/N=*/E=10/"
-	onMemory   = "examples/nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
+
+	onMemory = "examples/nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
+	onEvents = "examples/nodeproxy.BenchmarkEventToPacket"
 )
 
 var (
@@ -103,6 +107,56 @@ var tables = []table{ // read-only
 		},
 	},
 	{
+		name: "large", about: "nftables",
+		columns: []column{{"time (floor)", "", sizes}},
+		rows: []row{
+			{what: "first sync of {N} Services × {E} endpoints", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/first"},
+			{what: "one endpoint replaced", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/replaced=1"},
+			{what: "full sync, nothing changed", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/full"},
+			{what: "restart on the populated kernel", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/restart"},
+			{what: "live heap afterwards, without the informers' objects", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/heap"},
+		},
+	},
+	{
+		name: "huge", about: "one endpoint of a Service flips",
+		columns: []column{{"100 endpoints", "100", times}, {"5,000", "5000", times}, {"memory", "5000", []string{"B/op"}}, {"50,000", "50000", times}, {"memory", "50000", []string{"B/op"}}},
+		rows: []row{
+			{what: "tracking, slices of 100", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=*"},
+			{what: "from the event to what the engine gets", benchmark: "desired.BenchmarkHugeService/E=*"},
+			{what: "nftables, with the kernel", benchmark: "internal/nftables.BenchmarkHuge/E=*"},
+		},
+	},
+	{
+		name: "events", about: "nodeproxy, mode nftables, 10 endpoints of each Service",
+		columns: []column{{"median", "", times}, {"99th percentile", "", []string{"p99-ms"}}, {"CPU time of nodeproxy for a change", "", cpus}, {"connections meanwhile", "", []string{"connections"}}, {"failed", "", []string{"failed"}}},
+		rows: []row{
+			{what: "a lone change among {N} Services", benchmark: onEvents + "/N=1000/E=10/lone"},
+			{what: "a lone change among {N} Services", benchmark: onEvents + "/N=10000/E=10/lone"},
+			{what: "a lone change among {N} Services", benchmark: onEvents + "/N=30000/E=10/lone"},
+			{what: "beside 100 changes a second among {N}", benchmark: onEvents + "/N=1000/E=10/busy"},
+			{what: "beside 100 changes a second among {N}", benchmark: onEvents + "/N=10000/E=10/busy"},
+			{what: "beside 100 changes a second among {N}", benchmark: onEvents + "/N=30000/E=10/busy"},
+			{what: "a change while nodeproxy is dead, after its start among {N}", benchmark: onEvents + "/N=10000/E=10/killed"},
+			{what: "a change while nodeproxy is dead, after its start among {N}", benchmark: onEvents + "/N=30000/E=10/killed"},
+		},
+	},
+	{
+		name: "packets", about: "median",
+		columns: []column{
+			{"connect", "", []string{"connect-ms"}},
+			{"99th percentile", "", []string{"connect-p99-ms"}},
+			{"node port", "", []string{"connect-node-port-ms"}},
+			{"load balancer", "", []string{"connect-load-balancer-ms"}},
+			{"TCP request", "", []string{"rr-ms"}},
+			{"connection with a request", "", []string{"crr-ms"}},
+			{"UDP request", "", []string{"udp-ms"}},
+			{"throughput", "", []string{"MB/s"}},
+			{"datagrams a second", "", []string{"packet/s"}},
+			{"first packet, CPU time", "", []string{"first-ms"}},
+		},
+		rows: packets(),
+	},
+	{
 		name: "proxies", about: "userspace",
 		columns: []column{
 			{"no proxy", "", []string{"direct-*"}},
@@ -116,6 +170,8 @@ var tables = []table{ // read-only
 			{what: "throughput of one connection", benchmark: "userspace.BenchmarkProxies/throughput", unit: "MB/s"},
 			{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=16", unit: "conn/s"},
 			{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=64", unit: "conn/s"},
+			{what: "CPU time of a connection, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=16", unit: "cpu-µs/conn"},
+			{what: "CPU time of a connection, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=64", unit: "cpu-µs/conn"},
 		},
 	},
 	{
@@ -183,4 +239,20 @@ var tables = []table{ // read-only
 			{what: "tracing: a connection that is not sampled", benchmark: "tracing.BenchmarkUnsampledConnection"},
 		},
 	},
+}
+
+// packets are the ways to an endpoint. Those of iptables grow with the Services, so that they are
+// not measured at the largest size; userspace needs a socket for each.
+func packets() (rows []row) {
+	always := []string{"nothing", "conntrack", "nftables", "kube-proxy-nftables"}
+	tables := []string{"iptables-nft", "kube-proxy-iptables-nft", "iptables-legacy", "kube-proxy-iptables-legacy"}
+	for _, of := range []struct {
+		services string
+		ways     []string
+	}{{"10", slices.Concat(always, tables, []string{"userspace"})}, {"10000", slices.Concat(always, tables)}, {"30000", always}} {
+		for _, way := range of.ways {
+			rows = append(rows, row{what: "{N} Services: " + way, benchmark: "internal/packetcost.BenchmarkPackets/N=" + of.services + "/" + way})
+		}
+	}
+	return rows
 }
