@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -42,7 +43,7 @@ type programs struct {
 	attached map[string]attachment
 	layer    map[string]*ebpf.Map // of the attached programs, by the path of their pins
 	listed   *namespaceUser
-	step     func() // see Engine
+	around   func(change func() error) error // see Engine
 }
 
 type attachment struct {
@@ -76,10 +77,16 @@ func dirOf(config *Config, family v1.IPFamily) string {
 	return filepath.Join(config.Sockets.BPFFS, "serviceplane", config.Names.Table, name, layoutVersion)
 }
 
+// closedPrograms only knows where everything is.
+func (e *Engine) closedPrograms() *programs {
+	return &programs{config: e.config, family: e.family, dir: dirOf(&e.config, e.family), around: e.around}
+}
+
 // openPrograms locks the folder of the instance, and opens or creates what the maps of a layer do not
 // hold. It attaches nothing.
-func openPrograms(config Config, family v1.IPFamily) (_ *programs, err error) {
-	p := &programs{config: config, family: family, dir: dirOf(&config, family), shared: map[string]*ebpf.Map{}, attached: map[string]attachment{}}
+func (e *Engine) openPrograms() (_ *programs, err error) {
+	p, config, family := e.closedPrograms(), e.config, e.family
+	p.shared, p.attached = map[string]*ebpf.Map{}, map[string]attachment{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.close())
@@ -138,11 +145,12 @@ func (p *programs) open(locked string) (err error) {
 	return nil
 }
 
-// change calls the test that wants to interrupt what comes next.
-func (p *programs) change() {
-	if p.step != nil {
-		p.step()
+// change changes a link or a pin, which a test may prevent.
+func (p *programs) change(do func() error) error {
+	if p.around == nil {
+		return do()
 	}
+	return p.around(do)
 }
 
 // activate attaches programs that use the maps, or moves the attached ones to them, and pins
@@ -252,12 +260,12 @@ func (p *programs) areAttached(dir string, wanted map[string]wantedLink) bool {
 		return false
 	}
 	opened := map[string]attachment{}
-	for name, w := range wanted {
+	for name := range wanted {
 		one, program, err := openLink(filepath.Join(dir, name))
 		if err == nil {
 			opened[name] = attachment{one, program}
 		}
-		if err != nil || program != pinnedProgram(filepath.Join(dir, programPin(w.program))) {
+		if err != nil || program != besides(filepath.Join(dir, name)) {
 			closeLinks(opened)
 			return false
 		}
@@ -268,6 +276,12 @@ func (p *programs) areAttached(dir string, wanted map[string]wantedLink) bool {
 }
 
 func programPin(program string) string { return "program-" + program }
+
+// besides returns the number of the program that is pinned beside a link, 0 if there is none.
+func besides(link string) ebpf.ProgramID {
+	dir, name := filepath.Split(link)
+	return pinnedProgram(filepath.Join(dir, programPin(name[:max(0, strings.LastIndex(name, "-"))])))
+}
 
 // pinnedProgram returns the number of a pinned program, 0 if there is none.
 func pinnedProgram(path string) ebpf.ProgramID {
@@ -350,13 +364,11 @@ func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf
 		if one == work {
 			continue
 		}
-		p.change()
-		if err := os.RemoveAll(one); err != nil {
+		if err := p.change(func() error { return os.RemoveAll(one) }); err != nil {
 			return fmt.Errorf("remove old links: %w", err)
 		}
 	}
-	p.change()
-	if err := os.Rename(work, dir); err != nil {
+	if err := p.change(func() error { return os.Rename(work, dir) }); err != nil {
 		return fmt.Errorf("name the folder of links: %w", err)
 	}
 	return nil
@@ -370,15 +382,16 @@ func (p *programs) attachOne(from []string, work, name string, w wantedLink, pro
 		}
 	}()
 	if one, err = p.take(from, work, name); err == nil {
-		p.change()
-		return one, one.Update(program)
+		return one, p.change(func() error { return one.Update(program) })
 	}
-	p.change()
-	if one, err = link.AttachCgroup(link.CgroupOptions{Path: w.cgroup, Attach: w.at, Program: program}); err != nil {
-		return nil, err
+	err = p.change(func() (err error) {
+		one, err = link.AttachCgroup(link.CgroupOptions{Path: w.cgroup, Attach: w.at, Program: program})
+		return err
+	})
+	if err != nil {
+		return one, err
 	}
-	p.change()
-	return one, one.Pin(filepath.Join(work, name))
+	return one, p.change(func() error { return one.Pin(filepath.Join(work, name)) })
 }
 
 // take opens a link that is pinned in one of the folders, and moves it to another one.
@@ -389,8 +402,7 @@ func (p *programs) take(from []string, to, name string) (one link.Link, err erro
 			continue
 		}
 		if dir != to {
-			p.change()
-			if err := os.Rename(path, filepath.Join(to, name)); err != nil {
+			if err := p.change(func() error { return os.Rename(path, filepath.Join(to, name)) }); err != nil {
 				_ = one.Close()
 				return nil, fmt.Errorf("move a link: %w", err)
 			}
@@ -409,15 +421,15 @@ func (p *programs) linkDirs() ([]string, error) {
 	return dirs, nil
 }
 
-// damaged names a link that somebody has detached, given another program, or unpinned, or a map that is not
-// pinned; "" if there is none.
+// damaged names a link that somebody has detached, given another program, or unpinned with or without its program,
+// or a map that is not pinned; "" if there is none.
 func (p *programs) damaged() string {
 	dirs, _ := p.linkDirs()
 	for name, a := range p.attached {
 		program, attached := programOf(a.link)
 		pinned := slices.ContainsFunc(dirs, func(dir string) bool {
 			_, err := os.Stat(filepath.Join(dir, name))
-			return err == nil
+			return err == nil && besides(filepath.Join(dir, name)) == a.program
 		})
 		if !attached || program != a.program || !pinned {
 			return "BPF link " + name

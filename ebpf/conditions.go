@@ -39,18 +39,18 @@ func (f *faults) conditions() []proxier.Condition {
 	return []proxier.Condition{{Type: proxier.ConditionSockets, Since: f.since, Message: f.text}}
 }
 
-// faultOf is the message of the Condition: why sockets are not translated, or not those to the declined
+// faultOf is the message of the Condition: why sockets are not translated, or not those to some
 // service ports, of which it names the first.
-func faultOf(without error, declined map[changetracker.ServicePortName]error) string {
+func faultOf(without error, refused map[changetracker.ServicePortName]declined) string {
 	switch {
 	case without != nil:
 		return fmt.Sprintf("sockets are not translated, rules do everything: %v", without)
-	case len(declined) == 0:
+	case len(refused) == 0:
 		return ""
 	}
-	first := slices.MinFunc(slices.Collect(maps.Keys(declined)), func(a, b changetracker.ServicePortName) int {
+	first := slices.MinFunc(slices.Collect(maps.Keys(refused)), func(a, b changetracker.ServicePortName) int {
 		return cmp.Compare(a.String(), b.String())
 	})
-	return fmt.Sprintf("rules alone have %d service ports, because the maps of sockets could not be written, %v first: %v: the next full sync tries again",
-		len(declined), first, declined[first])
+	return fmt.Sprintf("rules alone have %d service ports, because the maps of sockets could not be written, %v first: %v: trying again",
+		len(refused), first, refused[first].err)
 }

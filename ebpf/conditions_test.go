@@ -23,13 +23,13 @@ func TestConditions(t *testing.T) {
 		begun := time.Now()
 		for _, step := range []struct {
 			without  error
-			declined map[changetracker.ServicePortName]error
+			declined map[changetracker.ServicePortName]declined
 			want     []string // in the message; nil for no Condition
 			since    time.Time
 		}{
 			{nil, nil, nil, time.Time{}},
 			{ErrUnavailable, nil, []string{"rules do everything", ErrUnavailable.Error()}, begun.Add(time.Minute)},
-			{nil, map[changetracker.ServicePortName]error{name("b"): errors.New("second"), name("a"): errors.New("no room")}, []string{"2 service ports", "default/a", "no room"}, begun.Add(time.Minute)},
+			{nil, map[changetracker.ServicePortName]declined{name("b"): {nil, errors.New("second")}, name("a"): {nil, errors.New("no room")}}, []string{"2 service ports", "default/a", "no room"}, begun.Add(time.Minute)},
 			{nil, nil, nil, time.Time{}},
 			{ErrUnavailable, nil, []string{"rules do everything"}, begun.Add(4 * time.Minute)},
 		} {

@@ -1,15 +1,12 @@
 package ebpf_test
 
 import (
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -22,30 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // of a test are network namespaces of one process, so those of the node are listed.
 func sockets(tb testing.TB) ebpf.Sockets {
 	tb.Helper()
-	return ebpf.Sockets{BPFFS: mount(tb, "bpf"), Cgroups: []string{ownCgroup(tb)}, Namespaces: &ebpf.Namespaces{Only: true}}
-}
-
-func mount(tb testing.TB, kind string) string {
-	tb.Helper()
-	dir := tb.TempDir()
-	netnstest.Check(tb, unix.Mount("none", dir, kind, 0, ""))
-	tb.Cleanup(func() { netnstest.Check(tb, unix.Unmount(dir, unix.MNT_DETACH)) })
-	return dir
-}
-
-// ownCgroup is the directory of this process in cgroup v2.
-func ownCgroup(tb testing.TB) string {
-	tb.Helper()
-	root := mount(tb, "cgroup2")
-	text, err := os.ReadFile("/proc/self/cgroup")
-	netnstest.Check(tb, err)
-	for line := range strings.Lines(string(text)) {
-		if path, is := strings.CutPrefix(strings.TrimSpace(line), "0::"); is {
-			return filepath.Join(root, path)
-		}
-	}
-	tb.Fatal("this process is in no cgroup of version 2")
-	return ""
+	return ebpf.Sockets{BPFFS: bpftest.FileSystem(tb), Cgroups: []string{bpftest.OwnCgroup(tb)}, Namespaces: &ebpf.Namespaces{Only: true}}
 }
 
 func join(tb testing.TB, s ebpf.Sockets, netNSs ...string) {

@@ -29,7 +29,7 @@ type Engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
-	rules  *nftables.Engine // never nil
+	rules  rules // never nil
 
 	forward *forwarder // never nil
 
@@ -38,15 +38,27 @@ type Engine struct {
 	layer    *layer
 	// without is why sockets are not translated, if they are Optional.
 	without error
-	// declined are service ports whose maps could not be written. The rules have them; the next
-	// full Update tries again.
-	declined map[changetracker.ServicePortName]error
-	// Tests interrupt changes: wrap, if not nil, has each call to the maps, and step comes before
-	// each change of a link or a pin.
-	wrap func(*tables) kernel
-	step func()
+	// declined are service ports whose maps could not be written. The rules have them; Watch and the
+	// next full Update try again.
+	declined map[changetracker.ServicePortName]declined
+	// Tests stand between the engine and the kernel: wrap, if not nil, has each call to the maps, and
+	// around each change of a link or a pin.
+	wrap   func(*tables) kernel
+	around func(change func() error) error
+	watch  time.Duration // between two looks at the links
 
 	faults faults
+}
+
+// rules are an *nftables.Engine.
+type rules interface {
+	proxier.Engine
+	proxier.Planner
+	proxier.Dumper
+	proxier.Watcher
+	proxier.Verifier
+	proxier.Counter
+	OwnsNames() bool
 }
 
 // NewEngine returns the engine of one family. It opens nothing before the first Apply.
@@ -60,7 +72,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		return nil, err
 	}
 	log := lightdeps.Logger(deps.Logger, "ebpf", family)
-	return &Engine{config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log)}, nil
+	return &Engine{config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log), watch: watchPause}, nil
 }
 
 // New returns a Provider with an engine for each family of the config. It also deletes stale UDP
@@ -119,7 +131,7 @@ func (e *Engine) written() int {
 // not translated.
 func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.ServicePortName]*carried) (ready bool, err error) {
 	if update.Full {
-		e.declined = map[changetracker.ServicePortName]error{}
+		e.declined = map[changetracker.ServicePortName]declined{}
 		if err := e.orWithout(e.begin(wanted)); err != nil {
 			return false, err
 		}
@@ -185,7 +197,7 @@ func (e *Engine) wrapped(t *tables) kernel {
 }
 
 func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
-	programs, err := openPrograms(e.config, e.family)
+	programs, err := e.openPrograms()
 	if err != nil {
 		return err
 	}
@@ -197,7 +209,6 @@ func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
 		return errors.Join(err, programs.close())
 	}
 	e.programs = programs
-	programs.step = e.step
 	e.layer = &layer{
 		kernel: e.wrapped(t),
 		replace: func(size capacity) (kernel, error) {
@@ -222,6 +233,12 @@ func (e *Engine) publishAll(update *desired.Update, wanted map[changetracker.Ser
 	return e.layer.free(false)
 }
 
+// declined is a service port that the rules alone have, and why.
+type declined struct {
+	wanted *carried
+	err    error
+}
+
 // publish gives a service port to sockets. If that fails, the rules keep it alone.
 func (e *Engine) publish(name changetracker.ServicePortName, c *carried) error {
 	err := e.layer.publish(name, c)
@@ -229,8 +246,10 @@ func (e *Engine) publish(name changetracker.ServicePortName, c *carried) error {
 		delete(e.declined, name)
 		return nil
 	}
-	e.log.Warn("sockets do not have the service port, rules do: the next full sync tries again", zap.Stringer("service", name), zap.Error(err))
-	e.declined[name] = err
+	if _, known := e.declined[name]; !known {
+		e.log.Warn("sockets do not have the service port, rules do: trying again", zap.Stringer("service", name), zap.Error(err))
+	}
+	e.declined[name] = declined{c, err}
 	if e.layer.services == nil { // the programs could not be moved to larger maps
 		return err
 	}
@@ -249,7 +268,7 @@ func (e *Engine) removeSockets() error {
 	if err := e.closeSockets(); err != nil {
 		return err
 	}
-	p := &programs{config: e.config, family: e.family, dir: dirOf(&e.config, e.family)}
+	p := e.closedPrograms()
 	if _, err := os.Stat(p.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -318,11 +337,28 @@ func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) { return e.
 // ports, see proxier.Engine.
 func (e *Engine) Conditions() []proxier.Condition { return e.faults.conditions() }
 
+// retry publishes again what could not be published. An error means that only a full sync helps.
+func (e *Engine) retry() (err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.declined) == 0 || !e.translates() {
+		return nil
+	}
+	for name, d := range e.declined {
+		if err = e.publish(name, d.wanted); err != nil {
+			break
+		}
+	}
+	e.faults.note(faultOf(e.without, e.declined))
+	return errors.Join(err, e.layer.free(false))
+}
+
 // watchPause is how often the links are compared: the kernel does not report their changes.
 const watchPause = 10 * time.Second
 
 // Watch implements proxier.Watcher. Damage of the rules is reported at once, that of links and pins
-// within ten seconds. Maps are compared by full syncs.
+// within ten seconds. Maps are compared by full syncs. Watch also tries again to write what could not be
+// written to the maps.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -331,14 +367,18 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	defer stop()
 	running.Go(func() { e.forward.watch(ctx) })
 	running.Go(func() {
-		ticker := time.NewTicker(watchPause)
+		ticker := time.NewTicker(e.watch)
 		defer ticker.Stop()
 		for {
 			select {
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
-				if object := cmp.Or(e.damagedObject(), e.forward.damaged()); object != "" {
+				object := cmp.Or(e.damagedObject(), e.forward.damaged())
+				if e.retry() != nil {
+					object = cmp.Or(object, "maps of sockets")
+				}
+				if object != "" {
 					damaged(proxier.Damage{Object: object})
 				}
 			}

@@ -8,38 +8,49 @@ import (
 
 // Interrupt calls step before each change of maps, links and pins.
 func (e *Engine) Interrupt(step func()) {
-	e.step = step
-	e.wrap = func(t *tables) kernel { return interrupted{t, step} }
+	e.interpose(func(change func() error) error {
+		step()
+		return change()
+	}, func(write func()) {
+		step()
+		write()
+	})
 }
 
-// interrupted are maps whose changes are preceded by a call.
-type interrupted struct {
+// interpose lets call make each call that may fail, and store each write to memory.
+func (e *Engine) interpose(call func(func() error) error, store func(func())) {
+	e.around = call
+	e.wrap = func(t *tables) kernel { return interposed{t, call, store} }
+}
+
+// interposed are maps that others change.
+type interposed struct {
 	*tables
 
-	step func()
+	call  func(func() error) error
+	store func(func())
 }
 
-func (k interrupted) putFrontends(frontends map[netip.AddrPort]place) error {
-	k.step()
-	return k.tables.putFrontends(frontends)
+func (k interposed) frontends() (all map[netip.AddrPort]place, err error) {
+	err = k.call(func() error {
+		all, err = k.tables.frontends()
+		return err
+	})
+	return all, err
 }
 
-func (k interrupted) removeFrontends(keys []netip.AddrPort) error {
-	k.step()
-	return k.tables.removeFrontends(keys)
+func (k interposed) putFrontends(frontends map[netip.AddrPort]place) error {
+	return k.call(func() error { return k.tables.putFrontends(frontends) })
 }
 
-func (k interrupted) setPick(at place, p pick) {
-	k.step()
-	k.tables.setPick(at, p)
+func (k interposed) removeFrontends(keys []netip.AddrPort) error {
+	return k.call(func() error { return k.tables.removeFrontends(keys) })
 }
 
-func (k interrupted) setEndpoints(first uint32, endpoints desired.Endpoints) {
-	k.step()
-	k.tables.setEndpoints(first, endpoints)
+func (k interposed) setPick(at place, p pick) { k.store(func() { k.tables.setPick(at, p) }) }
+
+func (k interposed) setEndpoints(first uint32, endpoints desired.Endpoints) {
+	k.store(func() { k.tables.setEndpoints(first, endpoints) })
 }
 
-func (k interrupted) settle() error {
-	k.step()
-	return k.tables.settle()
-}
+func (k interposed) settle() error { return k.call(k.tables.settle) }

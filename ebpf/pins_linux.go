@@ -40,12 +40,10 @@ func (p *programs) repinMap(m *ebpf.Map, path string) error {
 
 // repin replaces what is pinned at a path.
 func (p *programs) repin(m interface{ Pin(path string) error }, path string) error {
-	p.change()
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := p.change(func() error { return os.Remove(path) }); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("unpin what was there before: %w", err)
 	}
-	p.change()
-	if err := m.Pin(path); err != nil {
+	if err := p.change(func() error { return m.Pin(path) }); err != nil {
 		return fmt.Errorf("pin a map or program: %w", err)
 	}
 	return nil
@@ -114,13 +112,17 @@ func (p *programs) keepTables(tables map[string]*ebpf.Map) error {
 			return err
 		}
 	}
-	p.change()
-	err := unix.Renameat2(unix.AT_FDCWD, next, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE)
-	if errors.Is(err, unix.ENOENT) { // there was none
-		err = os.Rename(next, dir)
+	err := p.change(func() error {
+		err := unix.Renameat2(unix.AT_FDCWD, next, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE)
+		if errors.Is(err, unix.ENOENT) { // there was none
+			err = os.Rename(next, dir)
+		}
+		return err
+	})
+	if err == nil {
+		err = p.change(func() error { return os.RemoveAll(next) })
 	}
-	p.change()
-	if err := errors.Join(err, os.RemoveAll(next)); err != nil {
+	if err != nil {
 		return fmt.Errorf("replace the folder of pinned maps: %w", err)
 	}
 	return nil
@@ -156,8 +158,7 @@ func (p *programs) removeLayouts(except string) error {
 		if dir == except {
 			continue
 		}
-		p.change()
-		if err := os.RemoveAll(dir); err != nil {
+		if err := p.change(func() error { return os.RemoveAll(dir) }); err != nil {
 			return fmt.Errorf("remove pinned maps and links: %w", err)
 		}
 	}

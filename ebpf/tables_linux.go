@@ -74,8 +74,8 @@ func newTables(family v1.IPFamily, size capacity) (*tables, error) {
 }
 
 // mapped maps the arrays into memory. It owns the maps.
-func mapped(family v1.IPFamily, all []*ebpf.Map) (m *tables, err error) {
-	m = &tables{addrLen: addrLenOf(family), frontendMap: all[0], servicesMap: all[1], ends: all[2]}
+func mapped(family v1.IPFamily, all []*ebpf.Map) (_ *tables, err error) {
+	m := &tables{addrLen: addrLenOf(family), frontendMap: all[0], servicesMap: all[1], ends: all[2]}
 	defer func() {
 		if err != nil {
 			_ = m.close()

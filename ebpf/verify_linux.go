@@ -41,7 +41,7 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 func (e *Engine) verifySockets(update *desired.Update) (proxier.VerifyReport, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	p := &programs{config: e.config, family: e.family, dir: dirOf(&e.config, e.family)}
+	p := e.closedPrograms()
 	if err := p.check(); err != nil {
 		if e.config.Sockets.Optional {
 			return proxier.VerifyReport{}, nil
@@ -322,7 +322,13 @@ func (v *verification) link(path string, w wantedLink) string {
 	case ebpf.AttachType(cgroup.AttachType) != w.at:
 		return fmt.Sprintf("attach type %v", ebpf.AttachType(cgroup.AttachType))
 	}
-	return v.program(filepath.Base(path), info.Program, w)
+	if problem := v.program(filepath.Base(path), info.Program, w); problem != "" {
+		return problem
+	}
+	if besides(path) != info.Program {
+		return "its program is not pinned beside it"
+	}
+	return ""
 }
 
 // program says what is wrong with the program of a link.
