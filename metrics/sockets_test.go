@@ -11,16 +11,25 @@ import (
 
 // TestSockets: the numbers are those of the function; a family without any has no series.
 func TestSockets(t *testing.T) {
-	const translated, left = "serviceplane_sockets_translated_total", "serviceplane_sockets_left_to_rules_total"
+	const (
+		translated, left = "serviceplane_sockets_translated_total", "serviceplane_sockets_left_to_rules_total"
+		forwarded        = "serviceplane_forward_packets_total"
+	)
 	m, registry := measure(t, metrics.Options{Mode: "ebpf"})
-	if families := scrape(t, registry); families[translated] != nil || families[left] != nil {
-		t.Error("sockets have metrics without WatchSockets")
+	if families := scrape(t, registry); families[translated] != nil || families[left] != nil || families[forwarded] != nil {
+		t.Error("sockets have metrics without WatchSockets and WatchForward")
 	}
 	m.WatchSockets(func(family v1.IPFamily) (uint64, map[string]uint64, error) {
 		if family == v1.IPv6Protocol {
 			return 0, nil, errors.New("nothing is attached")
 		}
 		return 7, map[string]uint64{"bound": 2, "empty": 0}, nil
+	})
+	m.WatchForward(func(family v1.IPFamily) (packets, toPeer uint64, err error) {
+		if family == v1.IPv6Protocol {
+			return 0, 0, errors.New("nothing is attached")
+		}
+		return 9, 4, nil
 	})
 	families := scrape(t, registry)
 	for _, c := range []struct {
@@ -31,6 +40,8 @@ func TestSockets(t *testing.T) {
 		{translated, []string{"ip_family=IPv4"}, 7},
 		{left, []string{"ip_family=IPv4", "reason=bound"}, 2},
 		{left, []string{"ip_family=IPv4", "reason=empty"}, 0},
+		{forwarded, []string{"ip_family=IPv4", "to=device"}, 5},
+		{forwarded, []string{"ip_family=IPv4", "to=peer"}, 4},
 		{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", []string{"ip_family=IPv4"}, 0}, // of the rules
 	} {
 		if got := value(t, families, c.name, c.labels...); got != c.want {

@@ -23,9 +23,12 @@ const ebpfAnnotation = "serviceplane.io/ebpf"
 
 // socketFlags are the flags of mode ebpf. Its rules have those of mode nftables.
 type socketFlags struct {
-	mode, bpffs string
-	cgroups     []string
-	optional    bool
+	mode, bpffs            string
+	cgroups                []string
+	optional, realPeer     bool
+	onlyIn, skipIn         string // folders
+	forwardDevices, toPeer []string
+	namespaces             namespaceFolder
 }
 
 func (s *socketFlags) register(f *pflag.FlagSet) {
@@ -33,6 +36,11 @@ func (s *socketFlags) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&s.cgroups, "ebpf-cgroups", nil, "directories of cgroup v2 whose sockets are translated in mode ebpf; default is those of kubepods.slice, kubepods and system.slice that exist in /sys/fs/cgroup")
 	f.StringVar(&s.bpffs, "ebpf-bpffs", "/sys/fs/bpf", "BPF file system where mode ebpf pins its maps and links; other modes remove them there")
 	f.BoolVar(&s.optional, "ebpf-optional", false, "let the rules do everything in mode ebpf if the node lacks what sockets need, instead of failing")
+	f.StringVar(&s.onlyIn, "ebpf-only-namespaces", "", "folder with network namespaces, such as /run/netns; in mode ebpf, sockets are translated there and in the node's own alone; default is all")
+	f.StringVar(&s.skipIn, "ebpf-skip-namespaces", "", "folder with network namespaces, such as those of pods with a service mesh, whose sockets are left to the rules in mode ebpf")
+	f.BoolVar(&s.realPeer, "ebpf-real-peer", false, "let getpeername(2) return the endpoint in mode ebpf, instead of the Service's address")
+	f.StringSliceVar(&s.forwardDevices, "ebpf-forward-devices", nil, "patterns of the names of network devices, such as eth* and veth*, between which mode ebpf forwards packets of established connections past the rules, of the Services that --nftables-fast-path chooses; default is none")
+	f.StringSliceVar(&s.toPeer, "ebpf-forward-peers", nil, "patterns of the names of those of --ebpf-forward-devices whose packets go to the pod's end of the device at once, past queueing disciplines and TC programs; default is none")
 }
 
 func (s *socketFlags) validate(f *faults) {
@@ -40,6 +48,11 @@ func (s *socketFlags) validate(f *faults) {
 	f.check(ok, "ebpf-mode", s.mode, "strict or fast")
 	f.check(!slices.ContainsFunc(s.cgroups, func(dir string) bool { return !filepath.IsAbs(dir) }), "ebpf-cgroups", s.cgroups, "absolute paths")
 	f.check(filepath.IsAbs(s.bpffs), "ebpf-bpffs", s.bpffs, "an absolute path")
+	f.check(s.onlyIn == "" || filepath.IsAbs(s.onlyIn), "ebpf-only-namespaces", s.onlyIn, "an absolute path, or nothing")
+	f.check(s.skipIn == "" || filepath.IsAbs(s.skipIn) && s.onlyIn == "", "ebpf-skip-namespaces", s.skipIn, "an absolute path, or nothing; nothing beside --ebpf-only-namespaces")
+	f.checkPatterns("ebpf-forward-devices", s.forwardDevices)
+	f.checkPatterns("ebpf-forward-peers", s.toPeer)
+	f.check(len(s.toPeer) == 0 || len(s.forwardDevices) > 0, "ebpf-forward-peers", s.toPeer, "nothing without --ebpf-forward-devices")
 }
 
 func (s *socketFlags) parseMode() (m ebpf.Mode, ok bool) {
@@ -54,9 +67,15 @@ func (s *socketFlags) parseMode() (m ebpf.Mode, ok bool) {
 // config is the engine's configuration, with that of its rules.
 func (s *socketFlags) config(rules nftables.Config) ebpf.Config {
 	m, _ := s.parseMode() // validated
-	return ebpf.Config{Config: rules, Sockets: ebpf.Sockets{
-		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, Mode: m, Skip: leftToRules, Optional: s.optional,
+	c := ebpf.Config{Config: rules, Sockets: ebpf.Sockets{
+		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, Mode: m, Skip: leftToRules, Optional: s.optional, RealPeer: s.realPeer,
+		Namespaces: s.namespaces.list,
 	}}
+	if len(s.forwardDevices) > 0 {
+		c.FastPathAfter, c.FastPathDevice = 0, nil // one fast path is enough
+		c.Forward = ebpf.Forward{Device: matching(s.forwardDevices), Peer: matching(s.toPeer)}
+	}
+	return c
 }
 
 // chosenCgroups are those of pods, as systemd or the kubelet names them, and of the node's daemons.
@@ -132,11 +151,26 @@ func (e *ebpfEngines) wrap(next func(v1.IPFamily, proxier.Engine) (proxier.Engin
 	}
 }
 
+// engine returns the engine of a family, nil if there is none.
+func (e *ebpfEngines) engine(family v1.IPFamily) *ebpf.Engine {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.all[family]
+}
+
+// forwarded returns the packets that were forwarded past the rules.
+func (e *ebpfEngines) forwarded(family v1.IPFamily) (packets, toPeer uint64, err error) {
+	engine := e.engine(family)
+	if engine == nil {
+		return 0, 0, proxier.ErrNotSupported
+	}
+	c, err := engine.ForwardCounts()
+	return c.Packets, c.ToPeer, err
+}
+
 // counts returns the sockets that were translated, and those that were left to the rules, by reason.
 func (e *ebpfEngines) counts(family v1.IPFamily) (translated uint64, left map[string]uint64, err error) {
-	e.mu.Lock()
-	engine := e.all[family]
-	e.mu.Unlock()
+	engine := e.engine(family)
 	if engine == nil {
 		return 0, nil, proxier.ErrNotSupported
 	}

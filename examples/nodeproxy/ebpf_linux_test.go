@@ -12,10 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -30,24 +28,7 @@ type bpfWorld struct {
 // newBPFWorld makes both. Nobody is in the cgroup.
 func newBPFWorld(t *testing.T) *bpfWorld {
 	t.Helper()
-	b := &bpfWorld{t: t, bpffs: mountAt(t, "bpf")}
-	cgroup := filepath.Join(mountAt(t, "cgroup2"), fmt.Sprintf("nodeproxy-test-%d-%d", os.Getpid(), time.Now().UnixNano()))
-	netnstest.Check(t, os.Mkdir(cgroup, 0o700))
-	b.cgroup = cgroup
-	t.Cleanup(func() {
-		if !poll.Soon(func() bool { return errors.Join(os.Remove(cgroup)) == nil }) { // its processes have just ended
-			t.Errorf("%s is in use", cgroup)
-		}
-	})
-	return b
-}
-
-func mountAt(t *testing.T, kind string) string {
-	t.Helper()
-	dir := t.TempDir()
-	netnstest.Check(t, unix.Mount("none", dir, kind, 0, ""))
-	t.Cleanup(func() { netnstest.Check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	return dir
+	return &bpfWorld{t: t, bpffs: bpftest.FileSystem(t), cgroup: bpftest.NewCgroup(t)}
 }
 
 // flags are those of mode ebpf, also for the clean-up in other modes.
@@ -164,6 +145,64 @@ func TestModeEBPF(t *testing.T) {
 	cleanUp(t, c.node, append(b.flags(), "--state-dir="+t.TempDir())...) // in mode nftables
 	if rules := c.rules(); !b.isClean() || rules != "" {
 		t.Errorf("after --cleanup, links are %v, rules\n%s", b.links(), rules)
+	}
+}
+
+// TestSocketsOfListedNamespaces are translated, or left to the rules, as soon as a namespace is in the
+// folder, and until it is not any more.
+func TestSocketsOfListedNamespaces(t *testing.T) {
+	t.Parallel()
+	for flag, whenListed := range map[string]bool{"--ebpf-only-namespaces": true, "--ebpf-skip-namespaces": false} {
+		t.Run(flag, func(t *testing.T) {
+			t.Parallel()
+			c, d, b, folder := newSmall(t), newDirectory(t), newBPFWorld(t), t.TempDir()
+			flags := append(b.flags(), "--proxy-mode=ebpf", "--manifests="+d.path, "--state-dir="+t.TempDir(), "--cluster-cidr=10.244.0.0/16,fd00:244::/32", flag+"="+folder)
+			p := start(t, c.node, flags...)
+			p.waitHealthy()
+			c.expectSoon("pod-1")
+			translates := func() bool {
+				before := p.sample(translated4)
+				if got := b.ask(c.pods[1], netip.MustParseAddrPort(vip4)); got != "pod-1" {
+					t.Errorf("%q answers, want pod-1", got)
+				}
+				return p.sample(translated4) == before+1
+			}
+			if before := p.sample(translated4); b.ask(c.node, netip.MustParseAddrPort(vip4)) != "pod-1" || p.sample(translated4) != before+1 {
+				t.Error("the node's own sockets are not translated")
+			}
+			at := filepath.Join(folder, "cni-1")
+			for _, listed := range []bool{false, true, false} {
+				switch {
+				case listed:
+					netnstest.Check(t, os.WriteFile(at, nil, 0o600)) // as container runtimes begin
+					poll.Until(t, "a warning", func() bool { return strings.Contains(p.stderr(), "a network namespace cannot be listed") })
+					netnstest.Check(t, errors.Join(os.Remove(at), os.Symlink(c.pods[1].Path(), at)))
+				case !listed:
+					if err := os.Remove(at); err != nil && !errors.Is(err, os.ErrNotExist) {
+						t.Fatal(err)
+					}
+				}
+				poll.Until(t, fmt.Sprintf("sockets are translated: %v", listed == whenListed), func() bool { return translates() == (listed == whenListed) })
+			}
+		})
+	}
+}
+
+// TestForwardOfModeEBPF: packets of open connections pass no rules, between the devices of the flags.
+func TestForwardOfModeEBPF(t *testing.T) {
+	t.Parallel()
+	c, d, b := newSmall(t), newDirectory(t), newBPFWorld(t)
+	p := start(t, c.node, append(b.flags(), "--proxy-mode=ebpf", "--manifests="+d.path, "--state-dir="+t.TempDir(), "--cluster-cidr=10.244.0.0/16,fd00:244::/32",
+		"--nftables-fast-path=all", "--ebpf-forward-devices=*", "--conntrack-tcp-be-liberal")...)
+	p.waitHealthy()
+	c.expectSoon("pod-1")
+	const forwarded = `serviceplane_forward_packets_total{ip_family="IPv4",to="device"}`
+	before := p.sample(forwarded)
+	if got := c.ask(netip.MustParseAddrPort(vip4), netns.AskOptions{}); got != "pod-1" {
+		t.Errorf("%q answers, want pod-1", got)
+	}
+	if n := p.sample(forwarded); before < 0 || n <= before {
+		t.Errorf("%v packets forwarded past the rules, %v before", n, before)
 	}
 }
 

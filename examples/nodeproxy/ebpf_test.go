@@ -54,13 +54,19 @@ func TestEBPFFlags(t *testing.T) {
 	set := pflag.NewFlagSet("", pflag.ContinueOnError)
 	var s socketFlags
 	s.register(set)
-	if err := set.Parse([]string{"--ebpf-mode=fast", "--ebpf-optional", "--ebpf-bpffs=/bpf", "--ebpf-cgroups=/a,/b"}); err != nil {
+	if err := set.Parse([]string{
+		"--ebpf-mode=fast", "--ebpf-optional", "--ebpf-bpffs=/bpf", "--ebpf-cgroups=/a,/b", "--ebpf-real-peer", "--ebpf-forward-devices=eth*,veth*", "--ebpf-forward-peers=veth*",
+	}); err != nil {
 		t.Fatal(err)
 	}
 	var errs faults
 	s.validate(&errs)
-	got := s.config(nftables.Config{}).Sockets
-	if len(errs) > 0 || got.Mode != ebpf.Fast || !got.Optional || got.BPFFS != "/bpf" || !slices.Equal(got.Cgroups, []string{"/a", "/b"}) {
+	config := s.config(nftables.Config{FastPathAfter: 20})
+	if f := config.Forward; !f.Device("eth0") || f.Device("lo") || f.Peer("eth0") || !f.Peer("veth1") || config.FastPathAfter != 0 {
+		t.Errorf("the fast path takes %+v, after %d packets", f, config.FastPathAfter)
+	}
+	got := config.Sockets
+	if len(errs) > 0 || got.Mode != ebpf.Fast || !got.Optional || !got.RealPeer || got.BPFFS != "/bpf" || !slices.Equal(got.Cgroups, []string{"/a", "/b"}) {
 		t.Errorf("config %+v, errors %v", got, errs)
 	}
 }

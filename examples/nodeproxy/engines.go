@@ -78,6 +78,7 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 	balancing{log}.decorate(&config.Tracker)
 	config.Tracker.DecorateService = o.fastPath.decorate(log, config.Tracker.DecorateService)
 	if o.mode() == modeEBPF {
+		o.ebpf.openNamespaces(log)
 		config.Tracker.DecorateService = decorateSockets(log, config.Tracker.DecorateService)
 	}
 	if o.health.enabled {

@@ -40,10 +40,7 @@ func (p *fastPathFlags) register(f *pflag.FlagSet) {
 func (p *fastPathFlags) validate(f *faults) {
 	f.check(slices.Contains([]string{fastPathOff, fastPathAnnotated, fastPathAll}, p.services), "nftables-fast-path", p.services, "off, annotated or all")
 	f.check(p.after > 0, "nftables-fast-path-after", p.after, "1 or more")
-	for _, pattern := range p.devices {
-		_, err := path.Match(pattern, "")
-		f.check(err == nil && pattern != "", "nftables-fast-path-devices", pattern, "patterns such as eth*")
-	}
+	f.checkPatterns("nftables-fast-path-devices", p.devices)
 	f.check(len(p.devices) == 0 || p.services != fastPathOff, "nftables-fast-path-devices", p.devices, "nothing without --nftables-fast-path")
 }
 
@@ -54,15 +51,29 @@ func (p *fastPathFlags) config(config proxier.Config) nftables.Config {
 		return c
 	}
 	c.FastPathAfter = p.after
-	if len(p.devices) > 0 {
-		c.FastPathDevice = func(name string) bool {
-			return slices.ContainsFunc(p.devices, func(pattern string) bool {
-				matches, _ := path.Match(pattern, name) // validate has checked the pattern
-				return matches
-			})
-		}
-	}
+	c.FastPathDevice = matching(p.devices)
 	return c
+}
+
+// checkPatterns checks patterns of names.
+func (f *faults) checkPatterns(flag string, patterns []string) {
+	for _, pattern := range patterns {
+		_, err := path.Match(pattern, "")
+		f.check(err == nil && pattern != "", flag, pattern, "patterns such as eth*")
+	}
+}
+
+// matching chooses the names that match one of the patterns; it is nil if there is none.
+func matching(patterns []string) func(name string) bool {
+	if len(patterns) == 0 {
+		return nil
+	}
+	return func(name string) bool {
+		return slices.ContainsFunc(patterns, func(pattern string) bool {
+			matches, _ := path.Match(pattern, name) // checkPatterns has checked it
+			return matches
+		})
+	}
 }
 
 // decorate adds the annotation to a DecorateService.

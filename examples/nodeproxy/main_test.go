@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 // and the allowed ones.
 func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 	args := []string{
-		"--proxy-mode=bpf", "--ebpf-mode=faster", "--ebpf-cgroups=kubepods", "--ebpf-bpffs=bpf", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
+		"--proxy-mode=bpf", "--ebpf-mode=faster", "--ebpf-cgroups=kubepods", "--ebpf-bpffs=bpf", "--ebpf-only-namespaces=netns", "--ebpf-skip-namespaces=/mesh", "--ebpf-forward-peers=[", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
 		"--nftables-sync-period=soon", "--hostname-override", " ", "--cluster-cidr=10.0.0.0/8,10.1.0.0/16", "--healthz-bind-address=localhost:1",
 		"--metrics-bind-address=127.0.0.1:0", "--conntrack-udp-timeout=10ms", "--conntrack-min=-1", "--nodeport-addresses=primary,10.0.0.0",
 		"--manifests=/x", "--kubeconfig=/y", "--master=z", "--instance=Not_This", "-v", "-1", "--state-dir=",
@@ -52,6 +52,10 @@ func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 		"--ebpf-mode=faster: want strict or fast",
 		"--ebpf-cgroups=[kubepods]: want absolute paths",
 		"--ebpf-bpffs=bpf: want an absolute path",
+		"--ebpf-only-namespaces=netns: want an absolute path",
+		"--ebpf-skip-namespaces=/mesh: want an absolute path, or nothing; nothing beside --ebpf-only-namespaces",
+		"--ebpf-forward-peers=[: want patterns",
+		"--ebpf-forward-peers=[[]: want nothing without --ebpf-forward-devices",
 		"--foo: no such flag",
 		"-x: no such flag",
 		"--masquerade-all=maybe: want a value of type bool",
@@ -74,8 +78,8 @@ func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 			t.Errorf("%d times %q in the error, want it once", n, want)
 		}
 	}
-	if got := strings.Count(err.Error(), "\n"); got != 21 {
-		t.Errorf("%d errors, want 21", got)
+	if got := strings.Count(err.Error(), "\n"); got != 25 {
+		t.Errorf("%d errors, want 25", got)
 	}
 	if t.Failed() {
 		t.Log(err)

@@ -47,6 +47,9 @@ func (m *measured) watch(o *options, p *testedProxy, health *endpointhealth.Chec
 	}
 	if o.mode() == modeEBPF {
 		m.WatchSockets(o.engines.counts)
+		if len(o.ebpf.forwardDevices) > 0 {
+			m.WatchForward(o.engines.forwarded)
+		}
 	}
 	if o.mode() == modeIPTables { // the kernel counts
 		packets := iptables.NewCounters(o.iptablesConfig(config))

@@ -66,6 +66,7 @@ func run(ctx context.Context, o *options) error {
 		{"proxy", provider.Run},
 		{"source of Services", source},
 		{"cleanup of other modes", o.cleanUpOtherModes(provider, leaving, config, log)},
+		{"list of network namespaces", o.ebpf.namespaces.follow},
 		{"canary", tested.runCanary},
 		{"return of memory", returnMemory(provider)},
 	}...)
