@@ -1,6 +1,7 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -27,6 +28,7 @@ func descriptorModes() map[string][]string {
 	return map[string][]string{
 		"nftables":                 {"--proxy-mode=nftables", "--nftables-min-sync-period=0", "--nftables-sync-period=200ms"},
 		"nftables, from manifests": {"--proxy-mode=nftables", "--nftables-min-sync-period=0", "--nftables-sync-period=200ms", "--manifests"},
+		"ebpf":                     {"--proxy-mode=ebpf", "--nftables-min-sync-period=0", "--nftables-sync-period=200ms", "--cluster-cidr=10.244.0.0/16,fd00:244::/32"},
 		"iptables":                 {"--proxy-mode=iptables", "--iptables-min-sync-period=0", "--iptables-sync-period=200ms"},
 		"userspace":                {"--proxy-mode=userspace", "--nftables-min-sync-period=0", "--nftables-sync-period=200ms", "--iptables-sync-period=200ms", "--iptables-min-sync-period=0"},
 	}
@@ -36,17 +38,30 @@ func descriptorModes() map[string][]string {
 type starved struct {
 	*small
 
-	flags []string
-	write func(text string) // changes objects
-	pod   int               // the endpoint that the Service has
+	flags   []string
+	sockets *bpfWorld         // in mode ebpf
+	write   func(text string) // changes objects
+	pod     int               // the endpoint that the Service has
+	dice    *rand.Rand
 }
+
+var descriptorSeed = flag.Uint64("descriptors.seed", 0, "the seed of what happens by chance; 0 for a new one")
 
 // eachStarved runs a test for each of some modes.
 func eachStarved(t *testing.T, modes map[string][]string, test func(s *starved)) {
+	seed := *descriptorSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("again with -descriptors.seed=%d", seed)
 	for name, flags := range modes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &starved{small: newSmall(t), pod: 1, flags: append(flags, "--state-dir="+t.TempDir())}
+			s := &starved{small: newSmall(t), pod: 1, flags: append(flags, "--state-dir="+t.TempDir()), dice: rand.New(rand.NewPCG(seed, 0))}
+			if name == "ebpf" {
+				s.sockets = newBPFWorld(t)
+				s.flags = append(s.flags, s.sockets.flags()...)
+			}
 			if last := len(flags) - 1; flags[last] == "--manifests" {
 				d := newDirectory(t)
 				s.flags[last] = "--manifests=" + d.path
@@ -94,6 +109,13 @@ func (s *starved) recovers(p *proxyProcess) {
 	s.t.Helper()
 	s.expectSoon(s.server())
 	p.waitHealthy()
+	if s.sockets == nil {
+		return
+	}
+	poll.Until(s.t, "a socket is translated", func() bool {
+		before := p.sample(translated4)
+		return s.sockets.ask(s.pods[1], netip.MustParseAddrPort(vip4)) == s.server() && p.sample(translated4) > before
+	})
 }
 
 // TestEachDescriptorOfAChange: the proxy may open no descriptor, then one, two and so on, until a
@@ -111,7 +133,7 @@ func TestEachDescriptorOfAChange(t *testing.T) {
 		}
 		s.t.Logf("%d descriptors of a change refused in turn", refused)
 		// Repairs that follow each other are delayed, so one must do.
-		s.starve(p, rand.IntN(refused+2), func() { s.nft("flush", "ruleset"); s.change() })
+		s.starve(p, s.dice.IntN(refused+2), func() { s.nft("flush", "ruleset"); s.change() })
 	})
 }
 
@@ -166,7 +188,7 @@ func TestEachDescriptorOfAStart(t *testing.T) {
 		keeps := s.serves() // not in mode userspace
 		ended, refused := 0, 0
 		// With less, Go's runtime does not start.
-		for most := 8 + rand.IntN(2); ; most += 1 + rand.IntN(3) {
+		for most := 8 + s.dice.IntN(2); ; most += 1 + s.dice.IntN(3) {
 			if refused == 0 || s.serves() { // the failed ones may have programmed it
 				s.change()
 			}

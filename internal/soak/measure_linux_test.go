@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -24,10 +25,10 @@ type use struct {
 	kernel                  kernelUse
 }
 
-// kernelUse counts the objects in the kernel's tables.
-type kernelUse struct{ Chains, Sets, Elements, Rules int }
+// kernelUse counts the objects in the kernel's tables, and what is pinned of BPF.
+type kernelUse struct{ Chains, Sets, Elements, Rules, Pins int }
 
-func measure(t *testing.T, node *proxiertest.Host) use {
+func measure(t *testing.T, node *proxiertest.Host, pins string) use {
 	t.Helper()
 	descriptors, err := os.ReadDir("/proc/self/fd")
 	netnstest.Check(t, err)
@@ -35,7 +36,7 @@ func measure(t *testing.T, node *proxiertest.Host) use {
 	runtime.GC() // sync.Pools empty in two steps
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	return use{memory.HeapAlloc, runtime.NumGoroutine(), len(descriptors), flows(t, node), inKernel(t, node)}
+	return use{memory.HeapAlloc, runtime.NumGoroutine(), len(descriptors), flows(t, node), inKernel(t, node, pins)}
 }
 
 // flows counts the entries of a node's connection tracking.
@@ -77,8 +78,11 @@ func needPrograms(t *testing.T) {
 
 // inKernel counts what all tables of a node hold, but for the chains that iptables itself
 // makes and never deletes. nft shows the tables of iptables-nft too.
-func inKernel(t *testing.T, node *proxiertest.Host) (k kernelUse) {
+func inKernel(t *testing.T, node *proxiertest.Host, pins string) (k kernelUse) {
 	t.Helper()
+	if pins != "" {
+		netnstest.Check(t, filepath.WalkDir(pins, func(_ string, _ fs.DirEntry, err error) error { k.Pins++; return err }))
+	}
 	ruleset := run(t, node, "nft", "list", "ruleset")
 	k.Chains = len(nftChain.FindAllString(ruleset, -1)) - len(builtIn.FindAllString(ruleset, -1))
 	k.Sets = len(nftSet.FindAllString(ruleset, -1))
@@ -124,7 +128,7 @@ func (k kernelUse) check(t *testing.T, when string, want kernelUse) {
 		most.Elements += 4 * spare
 		most.Rules += 4 * spare
 	}
-	if k.Sets != most.Sets || k.Chains > most.Chains || k.Elements > most.Elements || k.Rules > most.Rules {
+	if k.Sets != most.Sets || k.Pins != most.Pins || k.Chains > most.Chains || k.Elements > most.Elements || k.Rules > most.Rules {
 		t.Errorf("the kernel's tables %s: %+v, want at most %+v", when, k, most)
 	}
 	if k.Chains < want.Chains || k.Elements < want.Elements || k.Rules < want.Rules {
@@ -144,6 +148,6 @@ func (u use) check(t *testing.T, before use) {
 }
 
 func (u use) String() string {
-	return fmt.Sprintf("heap %.1f MB, %d goroutines, %d descriptors, %d flows, %d chains, %d sets, %d elements, %d rules",
-		float64(u.heap)/1e6, u.goroutines, u.descriptors, u.flows, u.kernel.Chains, u.kernel.Sets, u.kernel.Elements, u.kernel.Rules)
+	return fmt.Sprintf("heap %.1f MB, %d goroutines, %d descriptors, %d flows, %d chains, %d sets, %d elements, %d rules, %d pins",
+		float64(u.heap)/1e6, u.goroutines, u.descriptors, u.flows, u.kernel.Chains, u.kernel.Sets, u.kernel.Elements, u.kernel.Rules, u.kernel.Pins)
 }

@@ -17,6 +17,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -29,7 +31,8 @@ import (
 
 // The defaults are a short run of every engine.
 var (
-	engine   = flag.String("engine", "", "only this engine: nftables, iptables-nft, iptables-legacy or userspace")
+	engine   = flag.String("engine", "", "only this engine: nftables, iptables-nft, iptables-legacy, userspace or ebpf")
+	seedFlag = flag.Uint64("seed", 0, "the seed of the changes; 0 for a new one")
 	services = flag.Int("services", 60, "how many Services there are")
 	events   = flag.Int("events", 1000, "how many changes")
 	atOnce   = flag.Int("at-once", 50, "how many changes come between two waits until all are programmed")
@@ -42,7 +45,35 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func engines() map[string]proxiertest.Factory {
+// engines are the proxies. pins, unless it is empty, is where they pin what the kernel keeps.
+func engines(t *testing.T) map[string]subject {
+	t.Helper()
+	factories := factories()
+	all := map[string]subject{}
+	for name, factory := range factories {
+		all[name] = func(*testing.T, *proxiertest.Topology) (proxiertest.Factory, string) { return factory, "" }
+	}
+	all["ebpf"] = withSockets
+	return all
+}
+
+// subject makes the factory of a node.
+type subject func(t *testing.T, topology *proxiertest.Topology) (factory proxiertest.Factory, pins string)
+
+// withSockets translates the sockets of the node and of its pods.
+func withSockets(t *testing.T, topology *proxiertest.Topology) (factory proxiertest.Factory, pins string) {
+	t.Helper()
+	list := &ebpf.Namespaces{Only: true}
+	for _, host := range append([]*proxiertest.Host{topology.Node}, topology.LocalPods...) {
+		netnstest.Check(t, list.Add(host.NetNS()))
+	}
+	sockets := ebpf.Sockets{BPFFS: bpftest.FileSystem(t), Cgroups: []string{bpftest.OwnCgroup(t)}, Namespaces: list}
+	return func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+		return ebpf.New(ebpf.Config{Config: nftables.Config{Config: config}, Sockets: sockets}, deps)
+	}, sockets.BPFFS
+}
+
+func factories() map[string]proxiertest.Factory {
 	withIPTables := func(v iptables.Variant) proxiertest.Factory {
 		return func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 			return iptables.New(iptables.Config{Config: config, Variant: v}, deps)
@@ -68,24 +99,30 @@ func engines() map[string]proxiertest.Factory {
 // fails.
 func TestSoak(t *testing.T) {
 	needPrograms(t)
-	for name, factory := range engines() {
+	for name, subject := range engines(t) {
 		if *engine == "" || *engine == name {
-			t.Run(name, func(t *testing.T) { soak(t, name, factory) })
+			t.Run(name, func(t *testing.T) { soak(t, name, subject) })
 		}
 	}
 }
 
-func soak(t *testing.T, name string, factory proxiertest.Factory) {
-	seed := rand.Uint64()
+func soak(t *testing.T, name string, subject subject) {
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
 	t.Logf("%d Services, seed %d", *services, seed)
-	fresh := begin(t, factory, proxiertest.NewTopology(t), seed)
-	want := inKernel(t, fresh.topology.Node)
+	other := proxiertest.NewTopology(t)
+	factory, pins := subject(t, other)
+	fresh := begin(t, factory, other, pins, seed)
+	want := inKernel(t, fresh.topology.Node, pins)
 	fresh.end()
 
 	topology := proxiertest.NewTopology(t)
-	empty := inKernel(t, topology.Node)
-	n := begin(t, factory, topology, seed)
-	before := measure(t, topology.Node)
+	factory, pins = subject(t, topology)
+	empty := inKernel(t, topology.Node, pins)
+	n := begin(t, factory, topology, pins, seed)
+	before := measure(t, topology.Node, pins)
 	t.Logf("before: %v", before)
 	if name == "userspace" {
 		before.goroutines += idleWorkers
@@ -108,11 +145,11 @@ func soak(t *testing.T, name string, factory proxiertest.Factory) {
 	n.end()
 	runtime.KeepAlive(n.world)
 
-	restarted := begin(t, factory, topology, seed)
-	inKernel(t, topology.Node).check(t, "after a restart", want)
+	restarted := begin(t, factory, topology, pins, seed)
+	inKernel(t, topology.Node, pins).check(t, "after a restart", want)
 	restarted.end()
 	netnstest.Check(t, restarted.provider.Cleanup(t.Context()))
-	if got := inKernel(t, topology.Node); got != empty {
+	if got := inKernel(t, topology.Node, pins); got != empty {
 		t.Errorf("the kernel's tables after Cleanup: %+v, want %+v", got, empty)
 	}
 }
@@ -123,6 +160,7 @@ type node struct {
 	topology *proxiertest.Topology
 	provider proxier.Provider
 	world    *world
+	pins     string
 	end      func()
 	changes  int
 	printed  time.Time
@@ -130,9 +168,9 @@ type node struct {
 	connections, failed, repeated atomic.Int64 // repeated are datagrams
 }
 
-func begin(t *testing.T, factory proxiertest.Factory, topology *proxiertest.Topology, seed uint64) *node {
+func begin(t *testing.T, factory proxiertest.Factory, topology *proxiertest.Topology, pins string, seed uint64) *node {
 	t.Helper()
-	n := &node{t: t, topology: topology, printed: time.Now()}
+	n := &node{t: t, topology: topology, pins: pins, printed: time.Now()}
 	netnstest.ForgetSoon(t, n.topology.Node, time.Second)
 	var pods []netip.Addr
 	for _, pod := range append(slices.Clone(n.topology.LocalPods), n.topology.RemotePods...) {
@@ -268,7 +306,7 @@ func (n *node) ask(ctx context.Context, from *proxiertest.Host, network string, 
 // settle waits until connections have ended everywhere, and measures.
 func (n *node) settle(before use) (after use) {
 	poll.Soon(func() bool {
-		after = measure(n.t, n.topology.Node)
+		after = measure(n.t, n.topology.Node, n.pins)
 		return after.goroutines <= before.goroutines && after.descriptors <= before.descriptors && after.flows <= before.flows
 	})
 	return after

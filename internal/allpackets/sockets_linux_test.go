@@ -1,0 +1,138 @@
+package allpackets
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	bpf "github.com/cilium/ebpf"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/bpftest"
+	"github.com/serviceplane/serviceplane/internal/netns"
+	"github.com/serviceplane/serviceplane/internal/oracle"
+	nftengine "github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// socketsEngine translates sockets before the rules.
+func socketsEngine(t *testing.T, mode ebpf.Mode) engine {
+	t.Helper()
+	sockets := ebpf.Sockets{Cgroups: []string{bpftest.NewCgroup(t)}, Mode: mode}
+	seen := &socketsSeen{}
+	t.Cleanup(func() {
+		if seen.clusters > 0 && seen.packets < 100 {
+			t.Errorf("%v: sockets carried %d packets of %d clusters, want 100 or more", mode, seen.packets, seen.clusters)
+		}
+	})
+	return engine{
+		name: "ebpf-" + mode.String(),
+		make: func(c proxier.Config, d proxier.Deps) (*proxier.Proxier, error) {
+			sockets.BPFFS = bpftest.FileSystem(t)
+			if c.Masquerade.NodePodCIDRs && !c.Masquerade.All {
+				seen.clusters++
+			}
+			return ebpf.New(ebpf.Config{Config: nftengine.Config{Config: c}, Sockets: sockets}, d)
+		},
+		read: func(ns *netns.NS, family v1.IPFamily) (ruleset, error) {
+			rules, err := readNFTables(ns, family)
+			if err != nil {
+				return nil, err
+			}
+			frontends, err := readFrontends(sockets.BPFFS, family)
+			return &socketRules{rules, frontends, seen}, err
+		},
+		same: func(p oracle.Packet, got, want oracle.Outcome) bool {
+			// The node's sockets get the same source by routing; the source of a packet that returns to
+			// its sender is its own; and with Fast, pods keep theirs.
+			keeps := p.FromNode || got.Endpoint.Addr() == p.Source.Addr() || mode == ebpf.Fast
+			want.Masquerade = want.Masquerade && !keeps
+			return got == want
+		},
+	}
+}
+
+// socketsSeen counts what sockets carried, of clusters where they can.
+type socketsSeen struct{ clusters, packets int }
+
+// socketRules are what a packet meets whose socket may be translated: the maps of the programs, and
+// then the rules.
+type socketRules struct {
+	ruleset
+
+	frontends map[netip.AddrPort][]netip.AddrPort
+	seen      *socketsSeen
+}
+
+// walk implements ruleset. Sockets are those of the node and of its pods.
+func (r *socketRules) walk(p *packet, dice func(sides int) int) error {
+	ofPod := slices.ContainsFunc([]string{"10.244.1.0/24", "fd00:244:1::/48"}, func(cidr string) bool {
+		return netip.MustParsePrefix(cidr).Contains(p.source.Addr())
+	})
+	endpoints := r.frontends[p.dest]
+	if p.protocol != desired.TCP || len(endpoints) == 0 || !p.fromNode && !ofPod {
+		return r.ruleset.walk(p, dice)
+	}
+	r.seen.packets++
+	to := endpoints[dice(len(endpoints))]
+	after := *p
+	after.dest = to
+	if err := r.ruleset.walk(&after, dice); err != nil {
+		return err
+	}
+	if after.translated || after.verdict != "" || after.masq {
+		return fmt.Errorf("after sockets the rules change a packet to %v: %+v", to, after)
+	}
+	p.dest, p.translated = to, true
+	return nil
+}
+
+// readFrontends reads the pinned maps, whose layout is that of sockets.c.
+func readFrontends(bpffs string, family v1.IPFamily) (all map[netip.AddrPort][]netip.AddrPort, err error) {
+	dir, size := "ip4", 4
+	if family == v1.IPv6Protocol {
+		dir, size = "ip6", 16
+	}
+	maps := map[string]*bpf.Map{}
+	for _, name := range []string{"frontends", "services", "endpoints"} {
+		paths, err := filepath.Glob(filepath.Join(bpffs, "serviceplane/*", dir, "v1/maps", name))
+		if err != nil || len(paths) != 1 {
+			return nil, fmt.Errorf("map %s of %s: %v, %w", name, family, paths, err)
+		}
+		m, err := bpf.LoadPinnedMap(paths[0], nil)
+		if err != nil {
+			return nil, err
+		}
+		defer m.Close()
+		maps[name] = m
+	}
+	all = map[netip.AddrPort][]netip.AddrPort{}
+	var key []byte
+	var leads struct{ Service, Scope uint32 }
+	for each := maps["frontends"].Iterate(); each.Next(&key, &leads); {
+		var picks [2]uint64
+		if err := maps["services"].Lookup(leads.Service, &picks); err != nil {
+			return nil, err
+		}
+		first, count := uint32(picks[leads.Scope]>>32), uint32(uint16(picks[leads.Scope]>>16))
+		at := addrPort(key, size)
+		for i := range count {
+			endpoint, err := maps["endpoints"].LookupBytes(first + i)
+			if err != nil {
+				return nil, err
+			}
+			all[at] = append(all[at], addrPort(endpoint, size))
+		}
+	}
+	return all, nil
+}
+
+func addrPort(bytes []byte, size int) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(bytes[:size])
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(bytes[size:]))
+}
