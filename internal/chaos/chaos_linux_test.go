@@ -16,7 +16,7 @@ import (
 
 // The defaults are a short run of every engine.
 var (
-	engineFlag  = flag.String("engine", "", "only this engine: nftables, iptables-nft, iptables-legacy, userspace or ipvs")
+	engineFlag  = flag.String("engine", "", "only this engine: nftables, iptables-nft, iptables-legacy, userspace, ebpf or ipvs")
 	eventFlag   = flag.String("event", "", "only events whose names begin so")
 	seedFlag    = flag.Uint64("seed", 0, "the seed of the events; 0 for a new one")
 	duration    = flag.Duration("for", 24*time.Second, "how long events happen, of all engines together")
@@ -55,6 +55,9 @@ func TestChaos(t *testing.T) {
 			t.Logf("seed %d: again with -engine %s -seed %d -for %v -connections %d -services %d", seed, e.name, seed, *duration, *connections, *services)
 			g := newGame(t, made, e, seed)
 			g.play(*duration / time.Duration(len(some)))
+			if e.sockets && !t.Failed() {
+				mustHaveTranslated(t, g.bpffs)
+			}
 		})
 	}
 }
@@ -68,6 +71,8 @@ type game struct {
 	seed    uint64
 	dir     string
 	path    string
+	bpffs   string
+	flags   []string   // beside those of the engine
 	dice    *rand.Rand // of the current event
 	proxy   *proxy
 	starts  int
@@ -78,6 +83,7 @@ type game struct {
 func newGame(t *testing.T, b *builds, e engine, seed uint64) *game {
 	t.Helper()
 	g := &game{world: newWorld(t, e), engine: e, builds: b, seed: seed, dir: t.TempDir(), path: toolPath(t, e.variant)}
+	g.layOut(g.LocalPods)
 	g.start(b.this())
 	g.mustFollow()
 	return g

@@ -1,7 +1,25 @@
 package chaos
 
-// flush is a command of another program that deletes what connections need.
-type flush struct{ name, command string }
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/serviceplane/serviceplane/internal/bpftest"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// flush is a command of another program that deletes what connections need, unless the process
+// keeps it.
+type flush struct {
+	name, command string
+	kept          bool
+}
 
 // engine is a mode of nodeproxy.
 type engine struct {
@@ -19,17 +37,20 @@ type engine struct {
 	// the next one does not (TestADatagramAfterItsServerWentIsLost of ipvs). Rules of the other
 	// engines drop no datagram of the clients: for them, EPERM is a failure.
 	lossy bool
+	// sockets means that those of pods are translated when they connect.
+	sockets bool
 	// bit is the flag of the mark's bit.
 	bit string
 }
 
 func engines() []engine {
-	ruleset := flush{"`nft flush ruleset`", "nft flush ruleset"}
-	tables := flush{"`nft delete table` of ours", "nft delete table ip kube-proxy; nft delete table ip6 kube-proxy"}
-	nat := flush{"`iptables -t nat -F`", "iptables -t nat -F; ip6tables -t nat -F"}
-	all := flush{"`iptables -F`, `-X` in all tables", "for i in iptables ip6tables; do for t in nat filter mangle; do $i -t $t -F; $i -t $t -X; done; done"}
-	servers := flush{"`ipvsadm -C`", "ipvsadm -C"}
-	device := flush{"`ip link delete kube-ipvs0`", "ip link delete kube-ipvs0"}
+	ruleset := flush{name: "`nft flush ruleset`", command: "nft flush ruleset"}
+	tables := flush{name: "`nft delete table` of ours", command: "nft delete table ip kube-proxy; nft delete table ip6 kube-proxy"}
+	nat := flush{name: "`iptables -t nat -F`", command: "iptables -t nat -F; ip6tables -t nat -F"}
+	all := flush{name: "`iptables -F`, `-X` in all tables", command: "for i in iptables ip6tables; do for t in nat filter mangle; do $i -t $t -F; $i -t $t -X; done; done"}
+	servers := flush{name: "`ipvsadm -C`", command: "ipvsadm -C"}
+	device := flush{name: "`ip link delete kube-ipvs0`", command: "ip link delete kube-ipvs0"}
+	pins := flush{name: "`rm -r` of our BPF pins", command: "rm -r $BPFFS/serviceplane", kept: true}
 	return []engine{
 		{
 			name: "nftables", variant: "nft", flags: []string{"--proxy-mode=nftables", "--nftables-min-sync-period=0s"},
@@ -47,6 +68,10 @@ func engines() []engine {
 			name: "userspace", variant: "nft", lingers: true,
 			flags:   []string{"--proxy-mode=userspace", "--nftables-min-sync-period=0s", "--userspace-linger=10m", "--udp-timeout=2s"},
 			flushes: []flush{ruleset, tables}, tellsRepairs: true, bit: "--nftables-masquerade-bit=20",
+		},
+		{
+			name: "ebpf", variant: "nft", flags: []string{"--proxy-mode=ebpf", "--nftables-min-sync-period=0s"},
+			flushes: []flush{ruleset, tables, pins}, tellsRepairs: true, sockets: true, bit: "--nftables-masquerade-bit=20",
 		},
 		{
 			name: "ipvs", variant: "nft", flags: []string{"--proxy-mode=ipvs", "--ipvs-min-sync-period=0s"},
@@ -68,3 +93,45 @@ func (e engine) missing() string {
 
 // steady reports whether connections do not need the process.
 func (e engine) steady() bool { return !e.lingers }
+
+// layOut makes what the engine's sockets need: a BPF file system, and a folder of the network namespaces
+// where sockets are translated, as all hosts of the test are in one process.
+func (g *game) layOut(pods []*proxiertest.Host) {
+	g.t.Helper()
+	if !g.engine.sockets {
+		return
+	}
+	g.bpffs = bpftest.FileSystem(g.t)
+	namespaces := g.t.TempDir()
+	for _, pod := range pods {
+		netnstest.Check(g.t, os.Symlink(pod.NetNS(), filepath.Join(namespaces, pod.Name)))
+	}
+	g.flags = []string{"--ebpf-bpffs=" + g.bpffs, "--ebpf-cgroups=" + bpftest.OwnCgroup(g.t), "--ebpf-only-namespaces=" + namespaces}
+}
+
+// mustHaveTranslated wants sockets to have carried connections.
+func mustHaveTranslated(t *testing.T, bpffs string) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(bpffs, "serviceplane/*/ip?/v*/counts"))
+	netnstest.Check(t, err)
+	var text []string
+	for _, path := range paths {
+		counts, err := ebpf.LoadPinnedMap(path, nil)
+		netnstest.Check(t, err)
+		var perCPU []uint64
+		netnstest.Check(t, counts.Lookup(uint32(0), &perCPU))
+		netnstest.Check(t, counts.Close())
+		sum := uint64(0)
+		for _, n := range perCPU {
+			sum += n
+		}
+		text = append(text, fmt.Sprint(sum))
+		if sum == 0 {
+			t.Errorf("no socket was translated, see %s", path)
+		}
+	}
+	if len(paths) != 2 {
+		t.Errorf("counts are pinned at %v, want both IP families", paths)
+	}
+	t.Logf("sockets translated since the counts were pinned: %s", strings.Join(text, ", "))
+}

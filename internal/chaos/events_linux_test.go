@@ -64,7 +64,11 @@ func allEvents(e engine) []event {
 		{name: "tables of others come and go", promise: unnoticed, play: foreignTables},
 	}
 	for _, f := range e.flushes {
-		all = append(all, event{name: f.name, promise: promise{deaf: e.tellsRepairs}, play: func(g *game) { g.shell(f.command) }})
+		repaired := promise{deaf: e.tellsRepairs}
+		if f.kept {
+			repaired = unnoticed
+		}
+		all = append(all, event{name: f.name, promise: repaired, play: func(g *game) { g.shell(f.command) }})
 	}
 	return all
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -87,8 +88,8 @@ func (g *game) start(p program, flags ...string) {
 	args := append([]string{
 		"--kubeconfig=" + g.config, "--hostname-override=" + nodeName, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48", "--nodeport-addresses=all",
 		"--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1", "--debug-socket=" + filepath.Join(g.dir, "debug.sock"), "--state-dir=" + g.dir,
-	}, g.engine.flags...)
-	g.proxy.Cmd = exec.Command(p.path, append(args, flags...)...) // which outlives the test's context until the test has seen it end
+	}, slices.Concat(g.engine.flags, g.flags, flags)...)
+	g.proxy.Cmd = exec.Command(p.path, args...) // which outlives the test's context until the test has seen it end
 	g.proxy.Env = append(os.Environ(), "PATH="+g.path)
 	output, err := os.Create(g.proxy.log)
 	if err != nil {
@@ -192,7 +193,7 @@ func toolPath(t *testing.T, variant string) string {
 func (g *game) shell(command string) {
 	g.t.Helper()
 	shell := exec.CommandContext(g.t.Context(), "sh", "-c", "set -e\n"+command)
-	shell.Env = append(os.Environ(), "PATH="+g.path+":"+os.Getenv("PATH"))
+	shell.Env = append(os.Environ(), "PATH="+g.path+":"+os.Getenv("PATH"), "BPFFS="+g.bpffs)
 	var out []byte
 	err := g.Node.Do(func() (err error) { out, err = shell.CombinedOutput(); return err })
 	if err != nil && !errors.Is(err, context.Canceled) {
