@@ -391,7 +391,7 @@ func (p *programs) attachOne(from []string, work, name string, w wantedLink, pro
 	if err != nil {
 		return one, err
 	}
-	return one, p.change(func() error { return one.Pin(filepath.Join(work, name)) })
+	return one, p.repin(one, filepath.Join(work, name)) // one that somebody has detached may be there
 }
 
 // take opens a link that is pinned in one of the folders, and moves it to another one.

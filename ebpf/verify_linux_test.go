@@ -80,6 +80,15 @@ func TestVerifyFindsWhatAnotherProgramDid(t *testing.T) {
 			netnstest.Check(t, err)
 			netnstest.Check(t, errors.Join(l.(interface{ Detach() error }).Detach(), l.Close()))
 		}, "link of program connect4 to cgroup " + n.sockets.Cgroups[0] + ": different"},
+		{"a link is detached, which a process that died was moving", func(t *testing.T) {
+			dir := n.path(t, "links-*")
+			l, err := link.LoadPinnedLink(n.path(t, "links-*/connect4-*"), nil)
+			netnstest.Check(t, err)
+			netnstest.Check(t, errors.Join(l.(interface{ Detach() error }).Detach(), l.Close(), os.Rename(dir, filepath.Join(filepath.Dir(dir), "links-new"))))
+		}, "link of program connect4 to cgroup " + n.sockets.Cgroups[0] + ": different"},
+		{"a program is unpinned", func(t *testing.T) {
+			netnstest.Check(t, os.Remove(n.path(t, "links-*/program-connect4")))
+		}, "link of program connect4 to cgroup " + n.sockets.Cgroups[0] + ": different"},
 		{"a link is unpinned", func(t *testing.T) {
 			netnstest.Check(t, os.Remove(n.path(t, "links-*/getpeername4-*")))
 		}, "link of program getpeername4 to cgroup " + n.sockets.Cgroups[0] + ": missing"},

@@ -37,6 +37,12 @@ func TestEachCallOfAHistory(t *testing.T) {
 	eachHistoryVariant(t, history.TestEachCall)
 }
 
+// TestHistoriesCatchPlantedBugs checks the histories themselves.
+func TestHistoriesCatchPlantedBugs(t *testing.T) {
+	t.Parallel()
+	eachHistoryVariant(t, func(t *testing.T, planes history.Planes) { t.Helper(); history.TestPlanted(t, history.Few(0, 12), planes) })
+}
+
 // TestChangesBesideEachRunOfAProgram: another program replaces a rule after each run, also
 // before the engine has read what it has written, so that the number of rules stays; or it
 // deletes all chains before each run, so that the program refuses what the engine writes.

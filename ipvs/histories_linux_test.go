@@ -33,6 +33,12 @@ func TestEachCallOfAHistory(t *testing.T) {
 	histories.TestEachCall(t, historyPlanes)
 }
 
+// TestHistoriesCatchPlantedBugs checks the histories themselves.
+func TestHistoriesCatchPlantedBugs(t *testing.T) {
+	t.Parallel()
+	histories.TestPlanted(t, histories.Few(1, 12), historyPlanes)
+}
+
 func historyPlanes(t *testing.T, seed uint64) (plane, fresh histories.Plane) {
 	t.Helper()
 	shared := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}

@@ -29,6 +29,12 @@ func TestEachCallOfAHistory(t *testing.T) {
 	history.TestEachCall(t, historyPlanes)
 }
 
+// TestHistoriesCatchPlantedBugs checks the histories themselves.
+func TestHistoriesCatchPlantedBugs(t *testing.T) {
+	t.Parallel()
+	history.TestPlanted(t, history.Few(1, 12), historyPlanes)
+}
+
 func historyPlanes(*testing.T, uint64) (plane, fresh history.Plane) {
 	return &historyPlane{}, &historyPlane{}
 }

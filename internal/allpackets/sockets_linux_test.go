@@ -23,7 +23,7 @@ import (
 // socketsEngine translates sockets before the rules.
 func socketsEngine(t *testing.T, mode ebpf.Mode) engine {
 	t.Helper()
-	sockets := ebpf.Sockets{Cgroups: []string{bpftest.NewCgroup(t)}, Mode: mode}
+	sockets := ebpf.Sockets{Mode: mode}
 	seen := &socketsSeen{}
 	t.Cleanup(func() {
 		if seen.clusters > 0 && seen.packets < 100 {
@@ -33,7 +33,7 @@ func socketsEngine(t *testing.T, mode ebpf.Mode) engine {
 	return engine{
 		name: "ebpf-" + mode.String(),
 		make: func(c proxier.Config, d proxier.Deps) (*proxier.Proxier, error) {
-			sockets.BPFFS = bpftest.FileSystem(t)
+			sockets.BPFFS, sockets.Cgroups = bpftest.FileSystem(t), []string{bpftest.NewCgroup(t)} // of a cluster: a cgroup has room for 64 programs
 			if c.Masquerade.NodePodCIDRs && !c.Masquerade.All {
 				seen.clusters++
 			}
@@ -102,7 +102,7 @@ func readFrontends(bpffs string, family v1.IPFamily) (all map[netip.AddrPort][]n
 	for _, name := range []string{"frontends", "services", "endpoints"} {
 		paths, err := filepath.Glob(filepath.Join(bpffs, "serviceplane/*", dir, "v1/maps", name))
 		if err != nil || len(paths) != 1 {
-			return nil, fmt.Errorf("map %s of %s: %v, %w", name, family, paths, err)
+			return nil, fmt.Errorf("map %s of %s is pinned at %v, error %v; want one path", name, family, paths, err)
 		}
 		m, err := bpf.LoadPinnedMap(paths[0], nil)
 		if err != nil {

@@ -160,6 +160,9 @@ func TestPlanted(t *testing.T, count int, planes Planes) {
 	for what, bug := range all {
 		first := newSeed()
 		plane, fresh := planes(t, first)
+		if bug.deaf && hasSockets(plane) {
+			continue // nobody else changes sockets
+		}
 		caught := false
 		for seed := first; seed < first+plantedSeeds && !caught; seed++ {
 			steps := New(seed, stepsPerHistory)
