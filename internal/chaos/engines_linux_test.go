@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -50,7 +50,7 @@ func engines() []engine {
 	all := flush{name: "`iptables -F`, `-X` in all tables", command: "for i in iptables ip6tables; do for t in nat filter mangle; do $i -t $t -F; $i -t $t -X; done; done"}
 	servers := flush{name: "`ipvsadm -C`", command: "ipvsadm -C"}
 	device := flush{name: "`ip link delete kube-ipvs0`", command: "ip link delete kube-ipvs0"}
-	pins := flush{name: "`rm -r` of our BPF pins", command: "rm -r $BPFFS/serviceplane", kept: true}
+	pins := flush{name: "`rm -r` of our BPF pins", command: "rm -rf $BPFFS/serviceplane", kept: true}
 	return []engine{
 		{
 			name: "nftables", variant: "nft", flags: []string{"--proxy-mode=nftables", "--nftables-min-sync-period=0s"},
@@ -109,29 +109,40 @@ func (g *game) layOut(pods []*proxiertest.Host) {
 	g.flags = []string{"--ebpf-bpffs=" + g.bpffs, "--ebpf-cgroups=" + bpftest.OwnCgroup(g.t), "--ebpf-only-namespaces=" + namespaces}
 }
 
-// mustHaveTranslated wants sockets to have carried connections.
+// mustHaveTranslated wants sockets to have carried connections of both IP families, as soon as the
+// counts are pinned again, if somebody has removed them.
 func mustHaveTranslated(t *testing.T, bpffs string) {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(bpffs, "serviceplane/*/ip?/v*/counts"))
-	netnstest.Check(t, err)
-	var text []string
-	for _, path := range paths {
-		counts, err := ebpf.LoadPinnedMap(path, nil)
-		netnstest.Check(t, err)
-		var perCPU []uint64
-		netnstest.Check(t, counts.Lookup(uint32(0), &perCPU))
-		netnstest.Check(t, counts.Close())
-		sum := uint64(0)
-		for _, n := range perCPU {
-			sum += n
+	var sums []uint64
+	poll.Nil(t, "sockets are translated", func() error {
+		paths, err := filepath.Glob(filepath.Join(bpffs, "serviceplane/*/ip?/v*/counts"))
+		if err != nil || len(paths) != len(families()) {
+			return fmt.Errorf("counts are pinned at %v, error %w; want both IP families", paths, err)
 		}
-		text = append(text, fmt.Sprint(sum))
-		if sum == 0 {
-			t.Errorf("no socket was translated, see %s", path)
+		sums = nil
+		for _, path := range paths {
+			sum, err := sumOf(path)
+			if err != nil || sum == 0 {
+				return fmt.Errorf("%s: %d, error %w", path, sum, err)
+			}
+			sums = append(sums, sum)
 		}
+		return nil
+	})
+	t.Logf("sockets translated since the counts were pinned: %v", sums)
+}
+
+// sumOf adds the first count of all processors.
+func sumOf(path string) (sum uint64, err error) {
+	counts, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return 0, err
 	}
-	if len(paths) != 2 {
-		t.Errorf("counts are pinned at %v, want both IP families", paths)
+	defer counts.Close()
+	var perCPU []uint64
+	err = counts.Lookup(uint32(0), &perCPU)
+	for _, n := range perCPU {
+		sum += n
 	}
-	t.Logf("sockets translated since the counts were pinned: %s", strings.Join(text, ", "))
+	return sum, err
 }

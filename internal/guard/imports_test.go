@@ -69,7 +69,7 @@ var importers = map[string][]string{
 	module + "/userspace": {"userspace", "examples"},
 }
 
-var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "internal/chaos", "internal/fleet", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
+var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "internal/bpftest", "internal/chaos", "internal/fleet", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 

@@ -143,7 +143,7 @@ const (
 	// must pass without the bug, too.
 	plantedPatience = 5 * time.Second
 	// plantedSeeds is the number of histories of which one must catch a bug.
-	plantedSeeds = 60
+	plantedSeeds = 240
 )
 
 // TestPlanted gives bugs to the engine, and expects that histories catch each: at most count
@@ -158,26 +158,28 @@ func TestPlanted(t *testing.T, count int, planes Planes) {
 		}
 	}
 	for what, bug := range all {
-		first := newSeed()
-		plane, fresh := planes(t, first)
-		if bug.deaf && hasSockets(plane) {
-			continue // nobody else changes sockets
-		}
-		caught := false
-		for seed := first; seed < first+plantedSeeds && !caught; seed++ {
-			steps := New(seed, stepsPerHistory)
-			err := Run(t.Context(), plantedPlane{plane, bug}, fresh, steps, plantedPatience)
-			if err == nil {
-				continue
-			}
-			if err := Run(t.Context(), plane, fresh, steps, patience); err != nil {
-				t.Fatalf("seed %d without the bug: %v", seed, err)
-			}
-			caught = true
-			t.Logf("%s: caught by history %d", what, seed-first+1)
-		}
-		if !caught {
-			t.Errorf("%s: not caught by %d histories from seed %d", what, plantedSeeds, first)
-		}
+		t.Run(what, func(t *testing.T) { bug.mustBeCaught(t, planes) })
 	}
+}
+
+func (b bug) mustBeCaught(t *testing.T, planes Planes) {
+	t.Helper()
+	first := newSeed()
+	plane, fresh := planes(t, first)
+	if b.deaf && hasSockets(plane) {
+		t.Log("nobody else changes sockets")
+		return
+	}
+	for seed := first; seed < first+plantedSeeds; seed++ {
+		steps := New(seed, stepsPerHistory)
+		if err := Run(t.Context(), plantedPlane{plane, b}, fresh, steps, plantedPatience); err == nil {
+			continue
+		}
+		if err := Run(t.Context(), plane, fresh, steps, patience); err != nil {
+			t.Fatalf("seed %d without the bug: %v", seed, err)
+		}
+		t.Logf("caught by history %d", seed-first+1)
+		return
+	}
+	t.Errorf("not caught by %d histories from seed %d", plantedSeeds, first)
 }
