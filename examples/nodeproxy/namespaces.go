@@ -20,7 +20,9 @@ func (s *socketFlags) openNamespaces(log *zap.Logger) {
 	}
 	s.namespaces = namespaceFolder{log: log, dir: s.onlyIn + s.skipIn, list: &ebpf.Namespaces{Only: s.onlyIn != ""}, listed: map[string]os.FileInfo{}}
 	if s.onlyIn != "" {
-		s.namespaces.add("/proc/self/ns/net")
+		if err := s.namespaces.add("/proc/self/ns/net"); err != nil {
+			log.Warn("sockets of the node are left to the rules", zap.Error(err))
+		}
 	}
 	s.namespaces.look()
 }
