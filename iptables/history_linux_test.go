@@ -40,7 +40,10 @@ func TestEachCallOfAHistory(t *testing.T) {
 // TestHistoriesCatchPlantedBugs checks the histories themselves.
 func TestHistoriesCatchPlantedBugs(t *testing.T) {
 	t.Parallel()
-	eachHistoryVariant(t, func(t *testing.T, planes history.Planes) { t.Helper(); history.TestPlanted(t, history.Few(0, 12), planes) })
+	eachHistoryVariant(t, func(t *testing.T, planes history.Planes) {
+		t.Helper()
+		history.TestPlanted(t, history.Few(0, 12), planes)
+	})
 }
 
 // TestChangesBesideEachRunOfAProgram: another program replaces a rule after each run, also
