@@ -35,7 +35,7 @@ import (
 // which change links, pins and maps: see package history.
 func TestHistories(t *testing.T) {
 	t.Parallel()
-	history.Test(t, 10, 2, historyPlanes)
+	history.Test(t, 4, 2, historyPlanes)
 }
 
 // TestEachCallOfAHistory lets each change of maps, links, pins and rules fail.

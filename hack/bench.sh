@@ -106,6 +106,7 @@ fi
   bench ./internal/nftables '^BenchmarkLarge$' -benchtime=1x
   bench ./examples/nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
   bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
+  bench ./ebpf '^BenchmarkSockets$' -benchtime=1x
   if [ "${1:-}" != -write ]; then # what no table shows
     bench ./iptables '^BenchmarkTargets$/./^kube-proxy$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/^legacy$/^serviceplane$/^N=10000$' -benchtime=1x
