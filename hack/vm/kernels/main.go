@@ -34,6 +34,7 @@ func columns() []column {
 		{"nftables", "nftables", []string{"TestPackets"}},
 		{"iptables, nft", "iptables", []string{"TestPacketsWithNFT"}},
 		{"iptables, legacy", "iptables", []string{"TestPacketsWithLegacy"}},
+		{"ebpf", "ebpf", []string{"TestPackets"}},
 		{"ipvs", "ipvs", []string{"TestPackets", "TestAffinityEndsAfterItsTimeout"}},
 		{"userspace behind nftables", "userspace", []string{"TestPackets"}},
 		{"userspace behind iptables", "userspace", []string{"TestPacketsWithIPTables"}},

@@ -31,10 +31,10 @@ panic: out of memory
 
 func TestTable(t *testing.T) {
 	for name, test := range map[string]struct{ events, wantErr, want string }{
-		"all pass":    {passes, "", "| 5.10 | 2 / 0 / 0 | – | – | – | – | – |\n"},
-		"some do not": {passes + fails, "failed or were skipped", "| 5.10 | 2 / 0 / 0 | – | – | 0 / 1 / 1 | – | – |\n"},
-		"crash":       {passes + crashes, "failed", "| 5.10 | 2 / 0 / 0 | – | 0 / 1 / 0 | – | – | – |\n"},
-		"nothing ran": {"", "no check passed", "| 5.10 | – | – | – | – | – | – |\n"},
+		"all pass":    {passes, "", "| 5.10 | 2 / 0 / 0 | – | – | – | – | – | – |\n"},
+		"some do not": {passes + fails, "failed or were skipped", "| 5.10 | 2 / 0 / 0 | – | – | – | 0 / 1 / 1 | – | – |\n"},
+		"crash":       {passes + crashes, "failed", "| 5.10 | 2 / 0 / 0 | – | 0 / 1 / 0 | – | – | – | – |\n"},
+		"nothing ran": {"", "no check passed", "| 5.10 | – | – | – | – | – | – | – |\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			folder := filepath.Join(t.TempDir(), "5.10")
