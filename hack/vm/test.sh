@@ -39,7 +39,7 @@ runs() {
     echo './userspace -run=^TestPacketsWithIPTables$ -skip=/spreading'
     echo './nftables -run=^TestPackets$ -skip=/spreading'
     if [ "$1" != "$oldest" ]; then
-      echo './ebpf -run=^TestPackets$ -skip=/spreading'
+      echo './ebpf -run=^TestPackets$ -skip=//spreading'
     fi
     if [ "$1" != host ]; then
       echo './ipvs -tags=vm -run=^(TestPackets|TestAffinityEndsAfterItsTimeout)$ -skip=/spreading'
@@ -48,7 +48,7 @@ runs() {
     ;;
   all*)
     if [ "$1" != "$oldest" ]; then
-      echo './ebpf -skip=/spreading'
+      echo './ebpf -skip=//spreading'
     fi
     echo './ipvs -tags=vm -skip=TestEveryHistory'
     echo './examples/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
