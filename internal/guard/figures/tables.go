@@ -35,8 +35,9 @@ const (
 	onPortals  = "userspace.BenchmarkTargets/portals"
 	onSizes    = onNFTables + "/N=*/E=10/"
 
-	onMemory = "examples/nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
-	onEvents = "examples/nodeproxy.BenchmarkEventToPacket"
+	onMemory     = "examples/nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
+	onSocketMaps = "ebpf.BenchmarkSockets/N=*/E=10/"
+	onEvents     = "examples/nodeproxy.BenchmarkEventToPacket"
 )
 
 var (
@@ -155,6 +156,21 @@ var tables = []table{ // read-only
 			{"first packet, CPU time", "", []string{"first-ms"}},
 		},
 		rows: packets(),
+	},
+	{
+		name: "sockets", about: "ebpf, IPv4, 10 endpoints of each Service",
+		columns: []column{{"10,000 Services", "10000", []string{"*"}}, {"30,000", "30000", []string{"*"}}, {"100,000", "100000", []string{"*"}}},
+		rows: []row{
+			{what: "first sync: what sockets add", benchmark: onSocketMaps + "first", unit: "ms"},
+			{what: "first sync: the rules below", benchmark: onSocketMaps + "first", unit: "rules-ms"},
+			{what: "restart, nothing changed: what sockets add", benchmark: onSocketMaps + "restart", unit: "ms"},
+			{what: "restart: the rules below", benchmark: onSocketMaps + "restart", unit: "rules-ms"},
+			{what: "restart: what is written to maps", benchmark: onSocketMaps + "restart", unit: "writes"},
+			{what: "one endpoint replaced, in the maps", benchmark: onSocketMaps + "replaced=1", unit: "ns/change"},
+			{what: "memory of the maps, all counted", benchmark: onSocketMaps + "memory", unit: "maps-MiB"},
+			{what: "connect(2): the program", benchmark: onSocketMaps + "hook", unit: "ns/connect"},
+			{what: "the same with RealPeer", benchmark: onSocketMaps + "hook/real-peer", unit: "ns/connect"},
+		},
 	},
 	{
 		name: "proxies", about: "userspace",
