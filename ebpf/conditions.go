@@ -39,6 +39,12 @@ func (f *faults) conditions() []proxier.Condition {
 	return []proxier.Condition{{Type: proxier.ConditionSockets, Since: f.since, Message: f.text}}
 }
 
+// declined is a service port that the rules alone have, and why.
+type declined struct {
+	wanted *carried
+	err    error
+}
+
 // faultOf is the message of the Condition: why sockets are not translated, or not those to some
 // service ports, of which it names the first.
 func faultOf(without error, refused map[changetracker.ServicePortName]declined) string {

@@ -233,12 +233,6 @@ func (e *Engine) publishAll(update *desired.Update, wanted map[changetracker.Ser
 	return e.layer.free(false)
 }
 
-// declined is a service port that the rules alone have, and why.
-type declined struct {
-	wanted *carried
-	err    error
-}
-
 // publish gives a service port to sockets. If that fails, the rules keep it alone.
 func (e *Engine) publish(name changetracker.ServicePortName, c *carried) error {
 	err := e.layer.publish(name, c)
