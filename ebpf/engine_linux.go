@@ -38,8 +38,8 @@ type Engine struct {
 	layer    *layer
 	// without is why sockets are not translated, if they are Optional.
 	without error
-	// declined are service ports whose maps could not be written. The rules have them; Watch and the
-	// next full Update try again.
+	// declined are service ports whose maps could not be written. The rules have them; Watch, the next
+	// Update that names them and the next full one try again.
 	declined map[changetracker.ServicePortName]declined
 	// Tests stand between the engine and the kernel: wrap, if not nil, has each call to the maps, and
 	// around each change of a link or a pin.
@@ -144,9 +144,7 @@ func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.Servic
 		if err := e.layer.withdraw(name, wanted[name]); err != nil {
 			return false, err
 		}
-		if wanted[name] == nil {
-			delete(e.declined, name)
-		}
+		delete(e.declined, name) // publish decides again
 	}
 	return true, nil
 }
@@ -333,6 +331,7 @@ func (e *Engine) Conditions() []proxier.Condition { return e.faults.conditions()
 
 // retry publishes again what could not be published. An error means that only a full sync helps.
 func (e *Engine) retry() (err error) {
+	e.forward.retry()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.declined) == 0 || !e.translates() {

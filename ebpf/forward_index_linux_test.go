@@ -9,10 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -94,6 +98,45 @@ func TestFlowKeysAreRead(t *testing.T) {
 	} {
 		if got := parseFlowKey(k.bytes()); got != k {
 			t.Errorf("%v, want %v", got, k)
+		}
+	}
+}
+
+// TestAFailedFlowIsWrittenLater: what a map refuses, to add or to remove, does not keep others back, and
+// is written again without another event.
+func TestAFailedFlowIsWrittenLater(t *testing.T) {
+	t.Parallel()
+	netnstest.New(t) // or the test is skipped
+	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		for _, refuses := range []string{forward4MapFlows, forward4MapPorts} {
+			f := newForwarder(Config{}, family, zap.NewNop())
+			objects, err := f.spec()
+			netnstest.Check(t, err)
+			f.index, f.held, f.maps, f.program = newFlowIndex(), map[flowKey]bool{}, map[string]*ebpf.Map{}, new(ebpf.Program)
+			for _, name := range []string{forward4MapFlows, forward4MapPorts} {
+				f.maps[name], err = ebpf.NewMap(objects.Maps[name])
+				netnstest.Check(t, err)
+			}
+			works := f.maps[refuses]
+			broken, err := works.Clone()
+			netnstest.Check(t, errors.Join(err, broken.Close()))
+			to := netip.MustParseAddrPort("10.96.0.1:80")
+			if family == v1.IPv6Protocol {
+				to = netip.MustParseAddrPort("[fd00::1]:80")
+			}
+			for _, need := range []flowNeed{{keys: []flowKey{{to, 0, desired.UDP}}, ports: []uint16{80}}, {}} {
+				f.maps[refuses] = broken
+				if _, err := f.write(f.index.set(changetracker.ServicePortName{}, need), false); err == nil {
+					t.Errorf("%s, %s: no error, want that of a closed map", family, refuses)
+				}
+				f.maps[refuses] = works
+				f.retry()
+				netnstest.Check(t, f.read())
+				if has := f.inKernel(); len(has.keys) != len(need.keys) || !slices.Equal(has.ports, need.ports) || len(f.missed.keys)+len(f.missed.ports) > 0 {
+					t.Errorf("%s, %s: the kernel has %v, want %v; missed %v", family, refuses, has, need, f.missed)
+				}
+			}
+			closeMaps([]*ebpf.Map{f.maps[forward4MapFlows], f.maps[forward4MapPorts]})
 		}
 	}
 }

@@ -56,10 +56,11 @@ type forwarder struct {
 	without error
 	slowTCP bool // and it is said why
 
-	index *flowIndex
-	held  map[flowKey]bool      // in the kernel
-	words [portWords]uint64     // in the kernel
-	has   map[int]deviceProgram // what followDevices has left
+	index  *flowIndex
+	held   map[flowKey]bool      // in the kernel
+	words  [portWords]uint64     // in the kernel
+	missed flowNeed              // what could not be written
+	has    map[int]deviceProgram // what followDevices has left
 }
 
 const (
@@ -103,10 +104,9 @@ func (f *forwarder) apply(update *desired.Update, failed []*proxier.ServiceError
 	for _, one := range failed {
 		keep[one.Name] = true
 	}
-	touched := f.take(update, keep)
-	writes, err := f.write(touched, update.Full)
+	writes, err := f.write(f.take(update, keep), update.Full)
 	if err != nil {
-		f.log.Warn("some service ports lack the fast path: the rules have their connections, and the next full sync tries again", zap.Error(err))
+		f.log.Warn("the maps of the fast path are not up to date: trying again", zap.Error(err))
 	}
 	if update.Full {
 		n, err := f.followDevices()
@@ -369,17 +369,33 @@ func (f *forwarder) take(update *desired.Update, keep map[changetracker.ServiceP
 	return touched
 }
 
-// write makes the maps what the index says. If the update is full, it compares all of them.
+// retry writes again what could not be written. What fails was logged the first time.
+func (f *forwarder) retry() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.program != nil && len(f.missed.keys)+len(f.missed.ports) > 0 {
+		_, _ = f.write(flowNeed{}, false)
+	}
+}
+
+// write makes the maps what the index says, also where that has failed before. If the update is full, it
+// compares all of them. It returns the first error, and writes what it can.
 func (f *forwarder) write(touched flowNeed, full bool) (writes int, err error) {
+	touched.keys, touched.ports = append(touched.keys, f.missed.keys...), append(touched.ports, f.missed.ports...)
 	if full {
 		have := f.inKernel()
 		touched.keys, touched.ports = append(touched.keys, have.keys...), append(touched.ports, have.ports...)
 	}
-	writes, err = f.writePorts(touched.ports)
+	f.missed = flowNeed{}
+	if writes, err = f.writePorts(touched.ports); err != nil {
+		f.missed.ports = touched.ports
+	}
 	for _, k := range touched.keys {
 		if wanted := f.index.keys[k] > 0; wanted != f.held[k] {
 			if failed := f.writeFlow(k, wanted); failed != nil {
-				return writes, errors.Join(err, failed)
+				f.missed.keys = append(f.missed.keys, k)
+				err = cmp.Or(err, failed)
+				continue
 			}
 			writes++
 		}

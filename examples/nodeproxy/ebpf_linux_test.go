@@ -13,6 +13,9 @@ import (
 	"syscall"
 	"testing"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
@@ -185,6 +188,29 @@ func TestSocketsOfListedNamespaces(t *testing.T) {
 				poll.Until(t, fmt.Sprintf("sockets are translated: %v", listed == whenListed), func() bool { return translates() == (listed == whenListed) })
 			}
 		})
+	}
+}
+
+// TestAFolderOfNamespacesThatCannotBeReadForgetsNone: otherwise sockets of a skipped pod would be
+// translated, for as long as it lasts.
+func TestAFolderOfNamespacesThatCannotBeReadForgetsNone(t *testing.T) {
+	t.Parallel()
+	folder := filepath.Join(t.TempDir(), "netns")
+	at := filepath.Join(folder, "cni-1")
+	netnstest.Check(t, errors.Join(os.Mkdir(folder, 0o700), os.Symlink(netnstest.New(t).Path(), at)))
+	core, logs := observer.New(zap.WarnLevel)
+	s := socketFlags{skipIn: folder}
+	s.openNamespaces(zap.New(core))
+	netnstest.Check(t, errors.Join(os.Rename(folder, folder+".away"), os.WriteFile(folder, nil, 0o600)))
+	for range 3 {
+		s.namespaces.look()
+	}
+	if len(s.namespaces.listed) != 1 || logs.Len() != 1 {
+		t.Errorf("%d namespaces are listed, %d log lines, want 1 of each", len(s.namespaces.listed), logs.Len())
+	}
+	netnstest.Check(t, errors.Join(os.Remove(folder), os.Rename(folder+".away", folder), os.Remove(at)))
+	if s.namespaces.look(); len(s.namespaces.listed) != 0 {
+		t.Errorf("%v is listed, want none", s.namespaces.listed)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -18,7 +19,7 @@ func (s *socketFlags) openNamespaces(log *zap.Logger) {
 	if s.onlyIn == "" && s.skipIn == "" {
 		return
 	}
-	s.namespaces = namespaceFolder{log: log, dir: s.onlyIn + s.skipIn, list: &ebpf.Namespaces{Only: s.onlyIn != ""}, listed: map[string]os.FileInfo{}}
+	s.namespaces = namespaceFolder{log: log, dir: cmp.Or(s.onlyIn, s.skipIn), list: &ebpf.Namespaces{Only: s.onlyIn != ""}, listed: map[string]os.FileInfo{}}
 	if s.onlyIn != "" {
 		if err := s.namespaces.add("/proc/self/ns/net"); err != nil {
 			log.Warn("sockets of the node are left to the rules", zap.Error(err))
@@ -60,11 +61,11 @@ func (n *namespaceFolder) follow(ctx context.Context) error {
 // again: container runtimes create it before they mount one there.
 func (n *namespaceFolder) look() {
 	entries, err := os.ReadDir(n.dir)
-	failed := ""
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // nobody has made a namespace yet
-		failed = err.Error()
+		n.warn(err.Error()) // and keep those that are listed
+		return
 	}
-	there := map[string]bool{}
+	failed, there := "", map[string]bool{}
 	for _, entry := range entries {
 		path := filepath.Join(n.dir, entry.Name())
 		if err := n.add(path); err != nil {
@@ -80,6 +81,11 @@ func (n *namespaceFolder) look() {
 			}
 		}
 	}
+	n.warn(failed)
+}
+
+// warn logs a failure once; "" is none.
+func (n *namespaceFolder) warn(failed string) {
 	if failed != "" && failed != n.failed {
 		n.log.Warn("a network namespace cannot be listed for sockets, trying again", zap.String("folder", n.dir), zap.String("error", failed))
 	}

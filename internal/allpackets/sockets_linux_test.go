@@ -45,14 +45,7 @@ func socketsEngine(t *testing.T, mode ebpf.Mode) engine {
 				return nil, err
 			}
 			frontends, err := readFrontends(sockets.BPFFS, family)
-			return &socketRules{rules, frontends, seen}, err
-		},
-		same: func(p oracle.Packet, got, want oracle.Outcome) bool {
-			// The node's sockets get the same source by routing; the source of a packet that returns to
-			// its sender is its own; and with Fast, pods keep theirs.
-			keeps := p.FromNode || got.Endpoint.Addr() == p.Source.Addr() || mode == ebpf.Fast
-			want.Masquerade = want.Masquerade && !keeps
-			return got == want
+			return &socketRules{rules, mode, frontends, seen}, err
 		},
 	}
 }
@@ -65,17 +58,43 @@ type socketsSeen struct{ clusters, packets int }
 type socketRules struct {
 	ruleset
 
+	mode      ebpf.Mode
 	frontends map[netip.AddrPort][]netip.AddrPort
 	seen      *socketsSeen
 }
 
-// walk implements ruleset. Sockets are those of the node and of its pods.
-func (r *socketRules) walk(p *packet, dice func(sides int) int) error {
+// endpoints are those of which a socket gets one; none if the rules have the packet. Sockets are those of
+// the node and of its pods.
+func (r *socketRules) endpoints(protocol desired.Protocol, source netip.Addr, to netip.AddrPort, fromNode bool) []netip.AddrPort {
 	ofPod := slices.ContainsFunc([]string{"10.244.1.0/24", "fd00:244:1::/48"}, func(cidr string) bool {
-		return netip.MustParsePrefix(cidr).Contains(p.source.Addr())
+		return netip.MustParsePrefix(cidr).Contains(source)
 	})
-	endpoints := r.frontends[p.dest]
-	if p.protocol != desired.TCP || len(endpoints) == 0 || !p.fromNode && !ofPod {
+	if protocol != desired.TCP || !fromNode && !ofPod {
+		return nil
+	}
+	return r.frontends[to]
+}
+
+// keepSource changes what the oracle wants for the packet of a translated socket. The node's sockets get
+// the same source by routing; the source of a packet that returns to its sender is its own; and with
+// Fast, pods keep theirs.
+func (r *socketRules) keepSource(p oracle.Packet, want []oracle.Outcome) []oracle.Outcome {
+	if len(r.endpoints(p.Protocol, p.Source.Addr(), p.Destination, p.FromNode)) == 0 {
+		return want
+	}
+	want = slices.Clone(want)
+	for i := range want {
+		if p.FromNode || want[i].Endpoint.Addr() == p.Source.Addr() || r.mode == ebpf.Fast {
+			want[i].Masquerade = false
+		}
+	}
+	return want
+}
+
+// walk implements ruleset.
+func (r *socketRules) walk(p *packet, dice func(sides int) int) error {
+	endpoints := r.endpoints(p.protocol, p.source.Addr(), p.dest, p.fromNode)
+	if len(endpoints) == 0 {
 		return r.ruleset.walk(p, dice)
 	}
 	r.seen.packets++
