@@ -41,7 +41,7 @@ func allEvents(e engine) []event {
 		{name: "SIGTERM, start", promise: handover, play: func(g *game) { g.stop(); g.start(g.builds.this()) }},
 		{name: "the version before, and back", promise: handover, play: func(g *game) {
 			g.stop()
-			g.start(g.builds.before())
+			g.start(g.before())
 			g.mustFollow()
 			g.stop()
 			g.start(g.builds.this())

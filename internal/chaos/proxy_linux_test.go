@@ -108,6 +108,23 @@ func (g *game) start(p program, flags ...string) {
 	g.t.Cleanup(func() { _ = run.Process.Kill(); <-run.ended })
 }
 
+// before is the version before, or this one if that lacks a flag.
+func (g *game) before() program {
+	g.t.Helper()
+	p := g.builds.before()
+	help, err := exec.CommandContext(g.t.Context(), p.path, "--help").Output()
+	if err != nil {
+		g.t.Fatalf("ask %s for its flags: %v", p.version, err)
+	}
+	for _, flag := range slices.Concat(g.engine.flags, g.flags) {
+		if name, _, _ := strings.Cut(flag, "="); !strings.Contains(string(help), name) {
+			g.t.Logf("%s has no flag %s: this version instead", p.version, name)
+			return g.builds.this()
+		}
+	}
+	return p
+}
+
 // kill ends the proxy at once.
 func (g *game) kill() {
 	g.t.Helper()

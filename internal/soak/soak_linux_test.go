@@ -46,14 +46,11 @@ func TestMain(m *testing.M) {
 }
 
 // engines are the proxies. pins, unless it is empty, is where they pin what the kernel keeps.
-func engines(t *testing.T) map[string]subject {
-	t.Helper()
-	factories := factories()
-	all := map[string]subject{}
-	for name, factory := range factories {
+func engines() map[string]subject {
+	all := map[string]subject{"ebpf": withSockets}
+	for name, factory := range factories() {
 		all[name] = func(*testing.T, *proxiertest.Topology) (proxiertest.Factory, string) { return factory, "" }
 	}
-	all["ebpf"] = withSockets
 	return all
 }
 
@@ -99,7 +96,7 @@ func factories() map[string]proxiertest.Factory {
 // fails.
 func TestSoak(t *testing.T) {
 	needPrograms(t)
-	for name, subject := range engines(t) {
+	for name, subject := range engines() {
 		if *engine == "" || *engine == name {
 			t.Run(name, func(t *testing.T) { soak(t, name, subject) })
 		}
