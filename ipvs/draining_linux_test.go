@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -70,5 +71,54 @@ func TestRulesRefuseDrainingServers(t *testing.T) {
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
 	if keys, err := n.rules.Frontends(t.Context()); err != nil || len(keys) != 1 {
 		t.Errorf("the rules know %v, %v, want web's VIP only", keys, err)
+	}
+}
+
+// TestAFailedDeletionIsMadeUpFor: whichever call fails while drained real servers are deleted, and
+// whether it had its effect or not, the next update must be full, and leaves nothing behind.
+func TestAFailedDeletionIsMadeUpFor(t *testing.T) {
+	t.Parallel()
+	kinds := map[string]func(n *node, after int, late bool){
+		"IPVS":   func(n *node, after int, late bool) { n.kernel.fault = fault{armed: true, after: after, late: late} },
+		"device": func(n *node, after int, _ bool) { n.device.failAfter = after },
+		"rules": func(n *node, after int, late bool) {
+			if after == 0 {
+				n.rules.err, n.rules.late = errFault, late
+			}
+		},
+	}
+	for kind, breaks := range kinds {
+		for _, late := range []bool{false, true} {
+			failures := 0
+			for after := 0; ; after++ {
+				n := newFakeNode()
+				e := n.engine(t)
+				dns := service("dns", dnsVIP, pod2)
+				mustApply(t, e, full(service("web", webVIP, pod1), dns))
+				mustApply(t, e, removal("web"))
+				breaks(n, after, late)
+				err := deleteDrainedAfter(e, 0)
+				n.kernel.fault, n.device.failAfter, n.rules.err = fault{}, -1, nil
+				if err == nil {
+					break // all have had their turn
+				}
+				failures++
+				if _, err := e.Apply(t.Context(), partial()); !errors.Is(err, errNotFull) {
+					t.Errorf("%s, call %d, late %t: a partial Apply = %v, want that it is refused", kind, after, late, err)
+				}
+				mustApply(t, e, full(dns))
+				if err := deleteDrainedAfter(e, 0); err != nil {
+					t.Error(err)
+				}
+				n.mustHold(t, dnsVIP+":80/TCP="+pod2+"*1")
+				n.mustBind(t, dnsVIP)
+				if keys, err := n.rules.Frontends(t.Context()); err != nil || len(keys) != 1 {
+					t.Errorf("%s, call %d, late %t: the rules know %v, %v; want the VIP of dns only", kind, after, late, keys, err)
+				}
+			}
+			if failures == 0 {
+				t.Errorf("%s, late %t: no call failed", kind, late)
+			}
+		}
 	}
 }

@@ -25,12 +25,13 @@ type Engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
-	// rules refuse packets and set the masquerade mark before packets reach IPVS.
+	// rules refuse packets and set the masquerade mark before packets reach IPVS. Only Plan and
+	// Watch are called without mu.
 	rules    rules
 	firewall *firewall // nil: none
 	system   system
 
-	mu     sync.Mutex // guards all below; Watch deletes drained real servers
+	mu     sync.Mutex // guards all below, and rules; Watch deletes drained real servers
 	kernel kernelConn // nil until it is needed
 	device vipDevice
 	table  *table

@@ -334,20 +334,6 @@ func recovers(t *testing.T, what string, n *node, e *Engine, err error, u desire
 	}
 }
 
-// TestAnAddressThatCouldNotBeRemovedIsTriedAgain when drained real servers are deleted.
-func TestAnAddressThatCouldNotBeRemovedIsTriedAgain(t *testing.T) {
-	t.Parallel()
-	n := newFakeNode()
-	e := n.engine(t)
-	mustApply(t, e, full(service("web", webVIP, pod1), service("dns", dnsVIP, pod1)))
-	mustApply(t, e, removal("web"))
-	n.device.failAfter = 0
-	deleteDrainedAfter(e, 0)
-	n.mustBind(t, webVIP, dnsVIP)
-	mustApply(t, e, partial(service("dns", dnsVIP, pod1)))
-	n.mustBind(t, dnsVIP)
-}
-
 // TestAnOldVIPIsRemoved with the last of its connections, and not while another service port
 // has it.
 func TestAnOldVIPIsRemoved(t *testing.T) {

@@ -109,13 +109,66 @@ type fakeRules struct {
 	updates  int
 	cleanups int
 	err      error // of every call, if set
+	late     bool  // the call has had its effect, and only the response is lost
 	onWrite  func(event string)
 	watch    func(ctx context.Context) error
 }
 
+// guardedRules are the rules as one engine may use them: with its lock, because the real ones have
+// one socket; and with a full update first, and after a failure. A breach ends the test.
+type guardedRules struct {
+	rules
+
+	engine  *Engine
+	trusted bool
+}
+
+func (r *guardedRules) mustBeLocked() {
+	if r.engine.mu.TryLock() {
+		panic("the rules are used without the lock of their engine")
+	}
+}
+
+func (r *guardedRules) Apply(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.Result, error) {
+	r.mustBeLocked()
+	if !update.Full && !r.trusted {
+		panic("the rules get a partial update where they need a full one")
+	}
+	result, err := r.rules.Apply(ctx, update, behind)
+	r.trusted = err == nil
+	return result, err
+}
+
+func (r *guardedRules) Cleanup(ctx context.Context) error {
+	r.mustBeLocked()
+	r.trusted = false
+	return r.rules.Cleanup(ctx)
+}
+
+func (r *guardedRules) Frontends(ctx context.Context) (map[desired.Key]bool, error) {
+	r.mustBeLocked()
+	return r.rules.Frontends(ctx)
+}
+
+func (r *guardedRules) Dump(ctx context.Context, w io.Writer) error {
+	r.mustBeLocked()
+	return r.rules.Dump(ctx, w)
+}
+
+func (r *guardedRules) Verify(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.VerifyReport, error) {
+	r.mustBeLocked()
+	return r.rules.Verify(ctx, update, behind)
+}
+
+func (r *guardedRules) Close() error {
+	r.mustBeLocked()
+	r.trusted = false
+	return r.rules.Close()
+}
+
 func (r *fakeRules) Apply(_ context.Context, update desired.Update, behind nftables.Behind) (proxier.Result, error) {
 	r.updates++
-	if r.err != nil {
+	if r.err != nil && !r.late {
 		return proxier.Result{}, r.err
 	}
 	if r.onWrite != nil {
@@ -131,7 +184,7 @@ func (r *fakeRules) Apply(_ context.Context, update desired.Update, behind nftab
 		delete(r.services, name)
 	}
 	r.behind = behind
-	return proxier.Result{Report: proxier.ApplyReport{Writes: 1000, Transactions: 1}}, nil
+	return proxier.Result{Report: proxier.ApplyReport{Writes: 1000, Transactions: 1}}, r.err
 }
 
 func (r *fakeRules) Cleanup(context.Context) error {
@@ -238,7 +291,7 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e.rules = n.rules
+	e.rules = &guardedRules{rules: n.rules, engine: e}
 	e.system = system{
 		kernel: func() (kernelConn, error) { return n.kernel, nil },
 		device: func() (vipDevice, error) { return n.device, nil },
@@ -307,8 +360,8 @@ func withFrontend(s *desired.Service, kind desired.Kind, vip string, port uint16
 }
 
 // deleteDrainedAfter makes the engine delete drained real servers after some time.
-func deleteDrainedAfter(e *Engine, d time.Duration) {
+func deleteDrainedAfter(e *Engine, d time.Duration) error {
 	now := time.Now().Add(d)
 	e.table.now = func() time.Time { return now }
-	e.deleteDrained(context.Background())
+	return e.deleteDrained(context.Background())
 }

@@ -68,7 +68,7 @@ func (p *historyPlane) Config() proxier.Config {
 func (p *historyPlane) Engines(config proxier.Config, calls *histories.Calls) (map[v1.IPFamily]proxier.Engine, error) {
 	c := calledNode{p, calls}
 	e := p.node.engine(p.tb, func(own *Config) { own.Config = config })
-	e.rules = calledRules{p.node.rules, c}
+	e.rules = &guardedRules{rules: calledRules{p.node.rules, c}, engine: e}
 	e.system.kernel = func() (kernelConn, error) { return calledKernel{c}, nil }
 	e.system.device = func() (vipDevice, error) { return calledDevice{p.node.device, c}, nil }
 	return map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: e}, nil

@@ -76,9 +76,8 @@ func (e *Engine) owned(frontends map[desired.Key]bool, local []netip.Addr) map[s
 // Dump implements proxier.Dumper: it prints the instance's virtual servers and rules.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	e.mu.Lock()
-	err := e.dump(w)
-	e.mu.Unlock()
-	if err != nil {
+	defer e.mu.Unlock()
+	if err := e.dump(w); err != nil {
 		return err
 	}
 	return e.rules.Dump(ctx, w)

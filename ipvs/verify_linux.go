@@ -18,6 +18,8 @@ import (
 // servers of weight 0 that are no endpoints may drain, except those of UDP. A virtual server may
 // have the weighted form of its scheduler, or another one if the kernel lacks its own.
 func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	v := &verification{engine: e, want: map[serverKey]wantedServer{}, vips: map[netip.Addr]changetracker.ServicePortName{}}
 	behind, err := e.verifyServers(v, &update)
 	if err != nil {
@@ -32,8 +34,6 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 }
 
 func (e *Engine) verifyServers(v *verification, update *desired.Update) (behind nftables.Behind, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	if e.kernel == nil { // without the writes of connect
 		if err := e.openAll(); err != nil {
 			return behind, err

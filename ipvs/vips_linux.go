@@ -44,7 +44,7 @@ func (e *Engine) bind(wanted []wantedPort) error {
 }
 
 // unbind removes the addresses that neither a service port nor a draining virtual server
-// needs. After a failure the next call tries them again.
+// needs.
 func (e *Engine) unbind() error {
 	for addr := range e.table.freed {
 		e.idleVIPs[addr] = true

@@ -58,7 +58,10 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		case <-ctx.Done():
 			return <-rules
 		case <-tick.C:
-			e.deleteDrained(ctx)
+			if err := e.deleteDrained(ctx); err != nil {
+				e.log.Warn("drained real servers not deleted: a full sync follows", zap.Error(err))
+				damaged(proxier.Damage{})
+			}
 		case <-check.C:
 			text, took := e.checkServers()
 			if text != "" {
@@ -155,17 +158,17 @@ func (e *Engine) checkServers() (text string, took time.Duration) {
 	return text, time.Since(began)
 }
 
-// deleteDrained deletes real servers that have drained. It logs errors; the next call tries
-// again.
-func (e *Engine) deleteDrained(ctx context.Context) {
+// deleteDrained deletes real servers that have drained. After an error the state of the kernel
+// is unknown: the next update must be full.
+func (e *Engine) deleteDrained(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.trusted || len(e.table.draining) == 0 {
-		return
+		return nil
 	}
-	if err := errors.Join(e.table.deleteDrained(), e.unbind(), e.releaseGone(ctx)); err != nil {
-		e.log.Warn("drained real servers not deleted: retrying", zap.Error(err))
-	}
+	err := errors.Join(e.table.deleteDrained(), e.unbind(), e.releaseGone(ctx))
+	e.trusted = err == nil
+	return err
 }
 
 // watchRules watches the rules and the firewall.

@@ -52,6 +52,25 @@ func TestWatchEndsWithTheWatchOfTheRules(t *testing.T) {
 	}
 }
 
+// TestWatchAsksForAFullSyncAfterAFailure to delete drained real servers.
+func TestWatchAsksForAFullSyncAfterAFailure(t *testing.T) {
+	ns := netnstest.New(t)
+	n := newFakeNode()
+	e := n.engine(t, func(c *Config) { c.NetNS = ns.Path() })
+	mustApply(t, e, full(service("web", webVIP, pod1)))
+	mustApply(t, e, removal("web"))
+	n.rules.err = errFault
+	damages := make(chan proxier.Damage, 10)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Watch(ctx, func(d proxier.Damage) { damages <- d }) }()
+	awaitDamage(t, damages, "")
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("Watch = %v, want nil at the end of its context", err)
+	}
+}
+
 // TestDamageIsReportedOnce, also beside a change by the engine; deleting drained servers is
 // no damage.
 func TestDamageIsReportedOnce(t *testing.T) {
