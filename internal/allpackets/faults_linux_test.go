@@ -82,6 +82,22 @@ func faults() []fault {
 		{"iptables/apply_linux.go", "rules of the filter that go are deleted first", `changeOf(e.have[tableFilter], want[tableFilter], true)`, `changeOf(e.have[tableFilter], want[tableFilter], false)`},
 		{"iptables/diff.go", "old rules do not stay until the new ones are complete", `c.first.chains[chain] = slices.Concat(rules, old)`, `c.first.chains[chain] = old`},
 		{"iptables/tree.go", "chains that divide node ports by number have half of them", `high := low | uint16(1<<bits-1)`, `high := low | uint16(1<<bits-1)>>1`},
+		{"ebpf/carry.go", "source ranges do not keep sockets from an address", `case f.Restricted:
+		return scope, BySource`, `case f.Restricted && len(f.SourceRanges) == 0:
+		return scope, BySource`},
+		{"ebpf/carry.go", "in mode Strict, sockets are translated that the rules would masquerade", `(!external || c.Mode != Fast)`, `!external`},
+		{"ebpf/carry.go", "pods lose external policy Local's exception", `scope = desired.ScopeCluster
+	case`, `scope = f.Scope
+	case`},
+		{"ebpf/carry.go", "the endpoints of all nodes are those of policy Local", `all.endpoints[index] = s.Endpoints(scope)`, `all.endpoints[index] = s.Endpoints(desired.ScopeCluster)`},
+		{"ebpf/layer.go", "a frontend that goes stays in the map", `_, stays := w.frontends[key]; !stays {`, `_, stays := w.frontends[key]; !stays && scopes == 1 {`},
+		{"ebpf/layer.go", "a frontend that gets another policy keeps the endpoints of the old one", `there && other != scope {`, `there && other == scope {`},
+		{"ebpf/layer.go", "the last endpoint is never chosen", `newPick(b, endpoints.Len(), l.sequence)`, `newPick(b, max(1, endpoints.Len()-1), l.sequence)`},
+		{"ebpf/tables_linux.go", "endpoints are written one place too late", `at := first
+	for e := range endpoints.All() {
+		to :=`, `at := first + 1
+	for e := range endpoints.All() {
+		to :=`},
 		{"iptables/plan.go", "node ports and external IPs do not drop", `case f.Action == desired.Drop:`, `case f.Action == desired.Drop && f.Kind == desired.ClusterIP:`},
 	}
 }
@@ -92,6 +108,8 @@ func (f *fault) catchers() [][]string {
 	switch {
 	case strings.HasPrefix(f.file, "iptables/"):
 		packets = "-run=^(TestAllPackets|TestNothingLeaksDuringAChange)$/legacy"
+	case strings.HasPrefix(f.file, "ebpf/"):
+		packets = "-run=^TestAllPackets$/^ebpf"
 	case strings.HasPrefix(f.file, "proxier/"):
 		packets = "-run=^TestAllPackets$"
 	}

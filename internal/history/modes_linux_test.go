@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/netip"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +16,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/history"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
@@ -28,31 +34,50 @@ func TestModesChange(t *testing.T) {
 		t.Helper()
 		config := proxier.Config{}
 		config.Masquerade.All = seed%5 == 0
-		mode := int(seed % uint64(len(modes)))
-		return &modesPlane{ns: netnstest.New(t), shared: config, mode: mode}, &modesPlane{ns: netnstest.New(t), shared: config, mode: mode}
+		config.Masquerade.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
+		cgroup := bpftest.NewCgroup(t)
+		newPlane := func() history.Plane {
+			p := &modesPlane{ns: netnstest.New(t), shared: config, sockets: ebpf.Sockets{BPFFS: bpftest.FileSystem(t), Cgroups: []string{cgroup}}}
+			p.SetMode(int(seed % 4))
+			return p
+		}
+		return newPlane(), newPlane()
 	})
 }
 
-// modes make the engine of a family.
-var modes = []func(proxier.Config, v1.IPFamily) (proxier.Engine, error){
-	func(c proxier.Config, family v1.IPFamily) (proxier.Engine, error) {
+// mode makes the engine of a family.
+type mode func(*modesPlane, proxier.Config, v1.IPFamily) (proxier.Engine, error)
+
+// modes have nftables first and ebpf, whose rules are the table of nftables, last.
+var modes = []mode{
+	func(_ *modesPlane, c proxier.Config, family v1.IPFamily) (proxier.Engine, error) {
 		return nftables.NewEngine(nftables.Config{Config: c}, family, proxier.Deps{})
 	},
 	iptablesMode(iptables.VariantNFT),
 	iptablesMode(iptables.VariantLegacy),
+	func(p *modesPlane, c proxier.Config, family v1.IPFamily) (proxier.Engine, error) {
+		return ebpf.NewEngine(p.ebpf(c), family, proxier.Deps{})
+	},
 }
 
-func iptablesMode(variant iptables.Variant) func(proxier.Config, v1.IPFamily) (proxier.Engine, error) {
-	return func(c proxier.Config, family v1.IPFamily) (proxier.Engine, error) {
+const modeNFTables, modeEBPF = 0, 3
+
+func iptablesMode(variant iptables.Variant) mode {
+	return func(_ *modesPlane, c proxier.Config, family v1.IPFamily) (proxier.Engine, error) {
 		return iptables.NewEngine(iptables.Config{Config: c, Variant: variant}, family, proxier.Deps{})
 	}
 }
 
-// modesPlane is a network namespace whose processes have one of several engines.
+// modesPlane is a network namespace, with a BPF file system, whose processes have one of several engines.
 type modesPlane struct {
-	ns     *netns.NS
-	shared proxier.Config
-	mode   int
+	ns      *netns.NS
+	shared  proxier.Config
+	sockets ebpf.Sockets
+	mode    int
+}
+
+func (p *modesPlane) ebpf(c proxier.Config) ebpf.Config {
+	return ebpf.Config{Config: nftables.Config{Config: c}, Sockets: p.sockets}
 }
 
 // SetMode implements history.Modes.
@@ -69,7 +94,7 @@ func (p *modesPlane) Config() proxier.Config {
 func (p *modesPlane) Engines(config proxier.Config, calls *history.Calls) (map[v1.IPFamily]proxier.Engine, error) {
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		e, err := modes[p.mode](config, family)
+		e, err := modes[p.mode](p, config, family)
 		if err != nil {
 			return nil, err
 		}
@@ -99,12 +124,16 @@ func (e *calledEngine) Apply(ctx context.Context, u desired.Update) (result prox
 func (p *modesPlane) CleanOthers(ctx context.Context) error {
 	var errs []error
 	for mode, newEngine := range modes {
-		if mode == p.mode {
+		config, engines := p.Config(), map[v1.IPFamily]proxier.Engine{}
+		switch {
+		case mode == p.mode, mode == modeNFTables && p.mode == modeEBPF:
+			continue
+		case mode == modeEBPF:
+			errs = append(errs, ebpf.RemoveSockets(p.ebpf(config)))
 			continue
 		}
-		config, engines := p.Config(), map[v1.IPFamily]proxier.Engine{}
 		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-			e, err := newEngine(config, family)
+			e, err := newEngine(p, config, family)
 			engines[family] = e
 			errs = append(errs, err)
 		}
@@ -143,8 +172,11 @@ func (p *modesPlane) run(command ...string) (text string, err error) {
 	return string(out), err
 }
 
-// Kernel implements history.Plane. Of the nftables engine it has only the tables: the rest
-// depends on the history, and Verify compares it.
+// links is a folder, whose name depends on the namespace.
+var links = regexp.MustCompile(`links-[0-9a-f]+`)
+
+// Kernel implements history.Plane. Of the engines nftables and ebpf it has only the tables and the
+// names of pins: the rest depends on the history, and Verify compares it.
 func (p *modesPlane) Kernel() (string, error) {
 	var lines []string
 	add := func(keep func(line string) bool, command ...string) error {
@@ -164,6 +196,14 @@ func (p *modesPlane) Kernel() (string, error) {
 			return strings.HasPrefix(line, "-A ") || strings.HasPrefix(line, ":") && strings.Contains(line, " - [")
 		}, program))
 	}
+	err = errors.Join(err, filepath.WalkDir(filepath.Join(p.sockets.BPFFS, "serviceplane"), func(path string, _ fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) { // or it is gone since its folder was read
+			return nil
+		}
+		path = links.ReplaceAllString(strings.TrimPrefix(path, p.sockets.BPFFS), "links")
+		lines = append(lines, "pin "+path)
+		return err
+	}))
 	slices.Sort(lines)
 	return strings.Join(lines, "\n"), err
 }
