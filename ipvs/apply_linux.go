@@ -89,7 +89,10 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(e.releaseHeld(ctx, wanted, held), e.releaseGone(ctx), e.firewall.apply(ctx, update))
+	if err := e.releaseHeld(ctx, wanted, held); err != nil {
+		return err
+	}
+	return errors.Join(e.releaseGone(ctx), e.firewall.apply(ctx, update))
 }
 
 func (e *Engine) wanted(update *desired.Update) []wantedPort {
