@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -135,6 +136,7 @@ func (p historyPlane) Config() proxier.Config {
 // Engines implements history.Plane.
 func (p historyPlane) Engines(config proxier.Config, calls *history.Calls) (map[v1.IPFamily]proxier.Engine, error) {
 	p.lost.lost.CompareAndSwap(false, p.lost.flushed.Load())
+	p.lost.known.Store(false)
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		e, err := NewEngine(Config{Config: config, Variant: p.variant, LocalhostNodePorts: p.localhost}, family, proxier.Deps{})
@@ -147,7 +149,7 @@ func (p historyPlane) Engines(config proxier.Config, calls *history.Calls) (map[
 			c.lockFile = p.lockFile
 			err = calls.DoOrHang(func() error {
 				t, err := p.tool(ctx, c)
-				k = &calledTool{t, calls}
+				k = &calledTool{t, calls, p.lost}
 				return err
 			}, func() error { return hangs(ctx, c) })
 			return k, err
@@ -162,6 +164,7 @@ type calledTool struct {
 	*tool
 
 	calls *history.Calls
+	lost  *lostRecord
 }
 
 func (t *calledTool) save(ctx context.Context, table string) (text []byte, err error) {
@@ -169,11 +172,21 @@ func (t *calledTool) save(ctx context.Context, table string) (text []byte, err e
 		text, err = t.tool.save(ctx, table)
 		return err
 	}, func() error { return hangs(ctx, t.config) })
+	t.learn(text, err)
 	return text, err
 }
 
 func (t *calledTool) restore(ctx context.Context, input []byte) error {
-	return t.calls.DoOrHang(func() error { return t.tool.restore(ctx, input) }, func() error { return hangs(ctx, t.config) })
+	err := t.calls.DoOrHang(func() error { return t.tool.restore(ctx, input) }, func() error { return hangs(ctx, t.config) })
+	t.learn(input, err)
+	return err
+}
+
+// learn says that the process knows who has set route_localnet.
+func (t *calledTool) learn(text []byte, err error) {
+	if err == nil && bytes.Contains(text, []byte(localnetRecord)) {
+		t.lost.known.Store(true)
+	}
 }
 
 // hangs runs a program that does not end, as the engine runs those of iptables.
@@ -196,6 +209,7 @@ func (p historyPlane) Damage(number int, o *history.Objects) {
 	damage := all[number/2%len(all)]
 	if p.localhost && program == "iptables-"+string(p.variant) && len(damage[0]) == 1 { // filter
 		p.lost.flushed.Store(true)
+		p.lost.lost.CompareAndSwap(false, !p.lost.known.Load())
 	}
 	for _, args := range damage {
 		_ = p.ns.Do(func() error { return p.command(program, append([]string{"-w"}, args...)...).Run() }) // it may be gone already
@@ -269,9 +283,9 @@ func normalLines(program, saved string) (lines []string) {
 }
 
 // lostRecord says whether both planes leave out the rules that keep other hosts from loopback
-// addresses: if another program flushes them, and the process dies before it repairs them,
-// nobody knows any more that route_localnet was 0 before. Then they stay, with the setting.
-type lostRecord struct{ flushed, lost atomic.Bool }
+// addresses: if another program flushes them, and the process dies before it repairs them, or has
+// not read them yet, nobody knows any more that route_localnet was 0 before. Then they stay, with the setting.
+type lostRecord struct{ known, flushed, lost atomic.Bool }
 
 func (l *lostRecord) without(lines []string) []string {
 	if slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, "route_localnet was 0 before") }) {
