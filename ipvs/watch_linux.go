@@ -58,10 +58,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 		case <-ctx.Done():
 			return <-rules
 		case <-tick.C:
-			if err := e.deleteDrained(ctx); err != nil {
-				e.log.Warn("drained real servers not deleted: a full sync follows", zap.Error(err))
-				damaged(proxier.Damage{})
-			}
+			e.deleteOrRepair(ctx, damaged)
 		case <-check.C:
 			text, took := e.checkServers()
 			if text != "" {
@@ -156,6 +153,14 @@ func (e *Engine) checkServers() (text string, took time.Duration) {
 	}
 	e.reported = text != ""
 	return text, time.Since(began)
+}
+
+// deleteOrRepair deletes real servers that have drained, or requests a full sync.
+func (e *Engine) deleteOrRepair(ctx context.Context, damaged func(proxier.Damage)) {
+	if err := e.deleteDrained(ctx); err != nil {
+		e.log.Warn("drained real servers not deleted: a full sync follows", zap.Error(err))
+		damaged(proxier.Damage{})
+	}
 }
 
 // deleteDrained deletes real servers that have drained. After an error the state of the kernel
