@@ -25,7 +25,7 @@ import (
 // programs holds what one IP family of an instance has in the kernel: pinned maps, programs that use
 // them, and links that attach the programs to cgroups. All of it outlives the process.
 //
-//	BPFFS/serviceplane/NAME/ip4/v1/peers, namespaces, counts
+//	BPFFS/serviceplane/NAME/ip4/v1/peers, datagrams, namespaces, counts
 //	BPFFS/serviceplane/NAME/ip4/v1/maps/frontends, services, endpoints
 //	BPFFS/serviceplane/NAME/ip4/v1/links-DIGEST/PROGRAM-CGROUP, program-PROGRAM
 //
@@ -38,7 +38,7 @@ type programs struct {
 	dir      string
 	lock     *os.File
 	settings settings
-	shared   map[string]*ebpf.Map // peers, namespaces, counts
+	shared   map[string]*ebpf.Map // peers, datagrams, namespaces, counts
 	// attached are the links by name, with the program that each should have.
 	attached map[string]attachment
 	layer    map[string]*ebpf.Map // of the attached programs, by the path of their pins
@@ -55,20 +55,32 @@ type attachment struct {
 type settings struct {
 	nodeCookie                          uint64
 	onlyListed, useNamespaces, realPeer bool
+	udp                                 bool
 }
 
 // layoutVersion changes with what the pinned maps mean.
 const layoutVersion = "v1"
 
 // hooks are where the programs of a family are attached.
-func hooks(family v1.IPFamily) map[string]ebpf.AttachType {
-	if family == v1.IPv6Protocol {
-		return map[string]ebpf.AttachType{"connect6": ebpf.AttachCGroupInet6Connect, "getpeername6": ebpf.AttachCgroupInet6GetPeername}
-	}
-	return map[string]ebpf.AttachType{
+func hooks(family v1.IPFamily, udp bool) map[string]ebpf.AttachType {
+	all, ofUDP := map[string]ebpf.AttachType{
 		"connect4": ebpf.AttachCGroupInet4Connect, "getpeername4": ebpf.AttachCgroupInet4GetPeername,
 		"connect_mapped": ebpf.AttachCGroupInet6Connect, "getpeername_mapped": ebpf.AttachCgroupInet6GetPeername,
+	}, map[string]ebpf.AttachType{
+		"sendmsg4": ebpf.AttachCGroupUDP4Sendmsg, "recvmsg4": ebpf.AttachCGroupUDP4Recvmsg, "recvmsg_mapped": ebpf.AttachCGroupUDP6Recvmsg,
 	}
+	if family == v1.IPv6Protocol {
+		all = map[string]ebpf.AttachType{"connect6": ebpf.AttachCGroupInet6Connect, "getpeername6": ebpf.AttachCgroupInet6GetPeername}
+		ofUDP = map[string]ebpf.AttachType{"sendmsg6": ebpf.AttachCGroupUDP6Sendmsg, "recvmsg6": ebpf.AttachCGroupUDP6Recvmsg}
+	}
+	if udp {
+		maps.Copy(all, ofUDP)
+	}
+	return all
+}
+
+func (p *programs) hooks() map[string]ebpf.AttachType {
+	return hooks(p.family, p.config.Sockets.UDP == UDPTranslate)
 }
 
 // dirOf is the folder of one IP family of an instance.
@@ -103,13 +115,14 @@ func (e *Engine) openPrograms() (_ *programs, err error) {
 	}
 	list := config.Sockets.Namespaces
 	p.settings.realPeer = config.Sockets.RealPeer
+	p.settings.udp = config.Sockets.UDP == UDPTranslate
 	p.settings.useNamespaces = list != nil
 	p.settings.onlyListed = list != nil && list.Only
 	objects, err := spec(family)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range []string{mapPeers, mapNamespaces, mapCounts} {
+	for _, name := range sharedMaps() {
 		if p.shared[name], err = p.pinned(name, objects.Maps[name]); err != nil {
 			return nil, err
 		}
@@ -192,9 +205,14 @@ func (p *programs) load(dir string, wanted map[string]wantedLink, used map[strin
 	for name, one := range used {
 		objects.Maps[name].MaxEntries = one.MaxEntries()
 	}
+	maps.DeleteFunc(objects.Programs, func(name string, _ *ebpf.ProgramSpec) bool {
+		_, attached := p.hooks()[name]
+		return !attached
+	})
 	for name, value := range map[string]any{
 		sockets4VarNodeCookie: p.settings.nodeCookie, sockets4VarOnlyListed: p.settings.onlyListed,
 		sockets4VarUseNamespaces: p.settings.useNamespaces, sockets4VarRealPeer: p.settings.realPeer,
+		sockets4VarTranslateUdp: p.settings.udp,
 	} {
 		if b, is := value.(bool); is {
 			value = map[bool]uint8{true: 1}[b]
@@ -245,7 +263,7 @@ func (p *programs) wantedLinks() (map[string]wantedLink, error) {
 		if err := unix.Stat(cgroup, &stat); err != nil {
 			return nil, fmt.Errorf("%w: cgroup %s: %w", ErrUnavailable, cgroup, err)
 		}
-		for program, at := range hooks(p.family) {
+		for program, at := range p.hooks() {
 			wanted[program+"-"+strconv.FormatUint(stat.Ino, 10)] = wantedLink{program, cgroup, at}
 		}
 	}
@@ -256,7 +274,7 @@ func (p *programs) wantedLinks() (map[string]wantedLink, error) {
 // programs that are pinned beside them.
 func (p *programs) areAttached(dir string, wanted map[string]wantedLink) bool {
 	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != len(wanted)+len(hooks(p.family)) {
+	if err != nil || len(entries) != len(wanted)+len(p.hooks()) {
 		return false
 	}
 	opened := map[string]attachment{}

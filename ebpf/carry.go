@@ -1,8 +1,6 @@
 package ebpf
 
 import (
-	"net/netip"
-
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
@@ -14,8 +12,8 @@ type Reason uint8
 // network namespaces still need the rules.
 const (
 	Carried Reason = iota
-	// NotTCP is any other protocol. Rules let open UDP sockets follow the endpoints.
-	NotTCP
+	// ByProtocol: sockets of the protocol are not translated, see Sockets.UDP.
+	ByProtocol
 	// Skipped is what Sockets.Skip has chosen.
 	Skipped
 	// NeedsAffinity: a socket does not know the address of its client, which session affinity
@@ -45,7 +43,7 @@ const (
 
 // String is the reason in words, which follow "because".
 func (r Reason) String() string {
-	return enum.Name(r, "", "the protocol is not TCP", "it is skipped", "it has session affinity", "it has a consistent hash", "its endpoints have weights",
+	return enum.Name(r, "", "sockets of its protocol are not translated", "it is skipped", "it has session affinity", "it has a consistent hash", "its endpoints have weights",
 		"its connections end with their endpoint", "a socket cannot tell a pod by its interface, or pods are not known", "every source is masqueraded",
 		"it is a node port", "it has no endpoints", "it has source ranges", "it has more than 65535 endpoints")
 }
@@ -91,8 +89,8 @@ func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Glob
 // judgeService decides what is the same for all frontends.
 func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) Reason {
 	switch {
-	case s.Protocol != desired.TCP:
-		return NotTCP
+	case s.Protocol != desired.TCP && (s.Protocol != desired.UDP || c.UDP != UDPTranslate):
+		return ByProtocol
 	case c.Skip != nil && c.Skip(s):
 		return Skipped
 	case s.Affinity > 0:
@@ -110,7 +108,7 @@ func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) Reason {
 
 // carried is what sockets do for one service port.
 type carried struct {
-	frontends map[netip.AddrPort]int    // index of the scope in endpoints
+	frontends map[desired.Key]int       // index of the scope in endpoints
 	endpoints [scopes]desired.Endpoints // empty if no frontend needs them
 }
 
@@ -126,10 +124,10 @@ func (c *Sockets) carry(s *desired.Service, g *desired.Globals) *carried {
 			continue
 		}
 		if all == nil {
-			all = &carried{frontends: make(map[netip.AddrPort]int, len(s.Frontends))}
+			all = &carried{frontends: make(map[desired.Key]int, len(s.Frontends))}
 		}
 		index := int(scope - desired.ScopeCluster)
-		all.frontends[netip.AddrPortFrom(f.VIP, f.Port)] = index
+		all.frontends[s.Key(f)] = index
 		all.endpoints[index] = s.Endpoints(scope)
 	}
 	return all

@@ -42,7 +42,7 @@ func TestWhoCarries(t *testing.T) {
 		{name: "node port", frontend: external, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Kind, f.VIP = desired.NodePort, netip.Addr{} }, strict: AtNodePorts, fast: AtNodePorts},
 		{name: "source ranges", frontend: local, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Restricted = true }, strict: BySource, fast: BySource},
 		{name: "rejected", frontend: clusterIP, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Action = desired.Reject }, strict: Refused, fast: Refused},
-		{name: "UDP", frontend: clusterIP, service: func(s *desired.Service) { s.Protocol = desired.UDP }, strict: NotTCP, fast: NotTCP},
+		{name: "UDP", frontend: clusterIP, service: func(s *desired.Service) { s.Protocol = desired.UDP }, strict: ByProtocol, fast: ByProtocol},
 		{name: "affinity", frontend: clusterIP, service: func(s *desired.Service) { s.Affinity = time.Hour }, strict: NeedsAffinity, fast: NeedsAffinity},
 		{name: "hash", frontend: clusterIP, service: func(s *desired.Service) { s.Port.Balancing = changetracker.SourceHash }, strict: NeedsHash, fast: NeedsHash},
 		{name: "ending", frontend: clusterIP, service: func(s *desired.Service) { s.Port.EndConnections = true }, strict: NeedsEnding, fast: NeedsEnding},

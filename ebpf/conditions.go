@@ -46,13 +46,13 @@ type declined struct {
 }
 
 // faultOf is the message of the Condition: why sockets are not translated, or not those to some
-// service ports, of which it names the first.
-func faultOf(without error, refused map[changetracker.ServicePortName]declined) string {
+// service ports, of which it names the first, or what is wrong with UDP.
+func faultOf(without error, refused map[changetracker.ServicePortName]declined, udp string) string {
 	switch {
 	case without != nil:
 		return fmt.Sprintf("sockets are not translated, rules do everything: %v", without)
 	case len(refused) == 0:
-		return ""
+		return udp
 	}
 	first := slices.MinFunc(slices.Collect(maps.Keys(refused)), func(a, b changetracker.ServicePortName) int {
 		return cmp.Compare(a.String(), b.String())

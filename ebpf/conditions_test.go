@@ -24,16 +24,18 @@ func TestConditions(t *testing.T) {
 		for _, step := range []struct {
 			without  error
 			declined map[changetracker.ServicePortName]declined
+			udp      string
 			want     []string // in the message; nil for no Condition
 			since    time.Time
 		}{
-			{nil, nil, nil, time.Time{}},
-			{ErrUnavailable, nil, []string{"rules do everything", ErrUnavailable.Error()}, begun.Add(time.Minute)},
-			{nil, map[changetracker.ServicePortName]declined{name("b"): {nil, errors.New("second")}, name("a"): {nil, errors.New("no room")}}, []string{"2 service ports", "default/a", "no room"}, begun.Add(time.Minute)},
-			{nil, nil, nil, time.Time{}},
-			{ErrUnavailable, nil, []string{"rules do everything"}, begun.Add(4 * time.Minute)},
+			{nil, nil, "", nil, time.Time{}},
+			{ErrUnavailable, nil, "", []string{"rules do everything", ErrUnavailable.Error()}, begun.Add(time.Minute)},
+			{nil, map[changetracker.ServicePortName]declined{name("b"): {nil, errors.New("second")}, name("a"): {nil, errors.New("no room")}}, "3 sockets", []string{"2 service ports", "default/a", "no room"}, begun.Add(time.Minute)},
+			{nil, nil, "3 sockets", []string{"3 sockets"}, begun.Add(time.Minute)},
+			{nil, nil, "", nil, time.Time{}},
+			{ErrUnavailable, nil, "", []string{"rules do everything"}, begun.Add(5 * time.Minute)},
 		} {
-			f.note(faultOf(step.without, step.declined))
+			f.note(faultOf(step.without, step.declined, step.udp))
 			got := f.conditions()
 			if (len(got) == 1) != (step.want != nil) {
 				t.Fatalf("conditions %+v, want one: %v", got, step.want != nil)

@@ -43,10 +43,34 @@ type Sockets struct {
 	// RealPeer lets getpeername(2) return the endpoint, instead of the VIP that the program has
 	// connected to. A connect(2) is faster without the memory of the VIP.
 	RealPeer bool
+	// UDP is how UDP is translated.
+	UDP UDP
+	// NetNSs returns paths of network namespaces, for UDPTranslate: those where sockets may have to end.
+	// nil means that of the node, those in /run/netns, and those of all processes that this one sees.
+	NetNSs func() ([]string, error)
 	// Optional lets the rules do everything if the kernel lacks what sockets need. Without it,
 	// syncs fail with ErrUnavailable.
 	Optional bool
 }
+
+// UDP is how UDP is translated.
+type UDP uint8
+
+const (
+	// UDPRules leaves UDP to the rules, which let open sockets follow the endpoints. As datagrams are
+	// connectionless, sockets gain next to nothing.
+	UDPRules UDP = iota
+	// UDPTranslate is for nodes that do not track connections. A connected socket keeps its endpoint while
+	// that serves; then the socket ends: the program gets an error, and has to connect again. A socket that is not
+	// connected keeps its endpoint while new ones may get it, and goes to another one with its next datagram
+	// afterwards; that is for two VIPs a socket with different endpoints, rules have its others. To the program,
+	// all that comes from an endpoint of the socket comes from the VIP. It needs Linux 6.5 or newer, and Watch.
+	// Sockets that are connected when the programs are detached stay with their endpoint.
+	UDPTranslate
+)
+
+// String is "rules" or "translate".
+func (u UDP) String() string { return enum.Name(u, "rules", "translate") }
 
 // Mode is what is translated.
 type Mode uint8
@@ -98,6 +122,9 @@ func (c Config) Validate() error {
 	}
 	if c.Sockets.Mode > Fast {
 		bad("Mode", "%d: want Strict or Fast", c.Sockets.Mode)
+	}
+	if c.Sockets.UDP > UDPTranslate {
+		bad("UDP", "%d: want UDPRules or UDPTranslate", c.Sockets.UDP)
 	}
 	return errors.Join(errs...)
 }

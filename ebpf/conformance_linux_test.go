@@ -43,17 +43,21 @@ func factory(tb testing.TB, s ebpf.Sockets, node *string) proxiertest.Factory {
 	}
 }
 
-// TestPackets sends real packets for the table of scenarios, in both modes.
+// TestPackets sends real packets for the table of scenarios, in both modes, and with UDP too.
 func TestPackets(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []ebpf.Mode{ebpf.Strict, ebpf.Fast} {
-		t.Run(mode.String(), func(t *testing.T) {
+	for name, set := range map[string]func(*ebpf.Sockets){
+		"strict": func(*ebpf.Sockets) {},
+		"fast":   func(s *ebpf.Sockets) { s.Mode = ebpf.Fast },
+		"UDP":    func(s *ebpf.Sockets) { s.UDP = ebpf.UDPTranslate },
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := sockets(t)
-			s.Mode = mode
+			set(&s)
 			var node string
 			proxiertest.Conformance(t, proxiertest.Features{
-				FirstPriorityLost: true, BySocket: true, PodsKeepSource: mode == ebpf.Fast,
+				FirstPriorityLost: true, BySocket: true, UDPBySocket: s.UDP == ebpf.UDPTranslate, PodsKeepSource: s.Mode == ebpf.Fast,
 				Prepare: func(netNS string, pods []string) {
 					node = netNS
 					join(t, s, append(pods, node)...)

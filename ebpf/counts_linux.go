@@ -23,5 +23,8 @@ func (e *Engine) SocketCounts() (SocketCounts, error) {
 			*to += n
 		}
 	}
+	if e.datagrams != nil {
+		counts.Ended = e.datagrams.ended.Load()
+	}
 	return counts, nil
 }

@@ -1,5 +1,5 @@
-// Package ebpf is an engine that translates TCP sockets when they connect, in the kernel, by BPF
-// programs of cgroups. Their packets leave with the address of an endpoint, so that they need no NAT.
+// Package ebpf is an engine that translates TCP sockets, and on request UDP sockets, when they connect, in the kernel,
+// by BPF programs of cgroups. Their packets leave with the address of an endpoint, so that they need no NAT.
 // Below are the complete rules of package nftables: they do everything that sockets decline, and
 // everything that comes from other hosts.
 //
@@ -12,7 +12,7 @@
 // In mode Strict, what leads to the same packets as with rules: TCP connections of pods and of the
 // node to ClusterIPs, and to load balancer IPs and external IPs under externalTrafficPolicy Local,
 // which does not bind them. Mode Fast adds those under policy Cluster: pods then keep their source.
-// Rules have node ports, UDP, SCTP, session affinity, consistent hashes, weights, source ranges, all
+// Rules have node ports, UDP by default, SCTP, session affinity, consistent hashes, weights, source ranges, all
 // that is rejected or dropped, and everything if pods are detected by their interface, or not at all.
 // Sockets of the node that are bound to an address are left to the rules, which masquerade them.
 // Plan and Explain say for each frontend who does it, and why.
@@ -21,6 +21,13 @@
 // no hairpin mode; an address that is not in PodCIDRs, of a container that is no pod, is not
 // masqueraded if its cgroup is among Sockets.Cgroups; and bytes and connections that sockets carry are not
 // counted (Config.CountConnections, CountTraffic).
+//
+// # UDP
+//
+// Rules let open sockets follow the endpoints, and on nodes that track connections, sockets are no faster: they send
+// single datagrams a little more slowly. Sockets.UDP = UDPTranslate is for nodes that do not track them. A socket that
+// is connected then goes to its endpoint as long as that serves. When it does not, Watch ends the socket: the
+// program's next call fails (ECONNABORTED, EDESTADDRREQ), and it must connect again, as after an ICMP error.
 //
 // # Forwarded packets
 //

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -31,7 +32,10 @@ type Engine struct {
 	log    *zap.Logger
 	rules  rules // never nil
 
-	forward *forwarder // never nil
+	forward   *forwarder // never nil
+	datagrams *datagrams // nil if UDP is left to the rules
+	// withoutUDP is why UDP is left to the rules although Sockets.UDP says otherwise.
+	withoutUDP error
 
 	mu       sync.Mutex // guards all below; Watch reads the links
 	programs *programs  // nil until the first Apply
@@ -63,6 +67,11 @@ type rules interface {
 
 // NewEngine returns the engine of one family. It opens nothing before the first Apply.
 func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
+	return newEngine(config, family, deps, canDestroy)
+}
+
+// newEngine gets what says that the kernel cannot end sockets.
+func newEngine(config Config, family v1.IPFamily, deps proxier.Deps, canDestroy func() error) (*Engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -72,7 +81,15 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		return nil, err
 	}
 	log := lightdeps.Logger(deps.Logger, "ebpf", family)
-	return &Engine{config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log), watch: watchPause}, nil
+	e := &Engine{
+		config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log), watch: watchPause,
+		datagrams: newDatagrams(&config, family, log, canDestroy),
+	}
+	if e.datagrams != nil && e.datagrams.refused != nil && config.Sockets.Optional {
+		e.withoutUDP, e.datagrams, e.config.Sockets.UDP = e.datagrams.refused, nil, UDPRules
+		log.Warn("rules do UDP: see the error, or choose UDPRules", zap.Error(e.withoutUDP))
+	}
+	return e, nil
 }
 
 // New returns a Provider with an engine for each family of the config. It also deletes stale UDP
@@ -94,7 +111,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	defer func() { e.faults.note(faultOf(e.without, e.declined)) }()
+	defer e.noteFaults()
 	wanted := make(map[changetracker.ServicePortName]*carried, len(update.Changes))
 	for s := range update.Services() {
 		if c := e.config.Sockets.carry(s, &update.Globals); c != nil {
@@ -115,9 +132,18 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 			delete(wanted, f.Name) // what sockets have of it stays
 		}
 		problem = e.publishAll(&update, wanted)
+		e.datagrams.follow(&update)
 	}
 	result.Report.Writes += e.written() - before
 	return result, errors.Join(err, problem)
+}
+
+func (e *Engine) noteFaults() {
+	udp := e.datagrams.fault()
+	if e.withoutUDP != nil {
+		udp = fmt.Sprintf("rules do UDP: %v", e.withoutUDP)
+	}
+	e.faults.note(faultOf(e.without, e.declined, udp))
 }
 
 func (e *Engine) written() int {
@@ -206,6 +232,9 @@ func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
 	if err != nil {
 		return errors.Join(err, programs.close())
 	}
+	if err := e.datagrams.load(programs.shared[mapDatagrams]); err != nil {
+		return errors.Join(err, t.close(), programs.close())
+	}
 	e.programs = programs
 	e.layer = &layer{
 		kernel: e.wrapped(t),
@@ -280,7 +309,7 @@ func (e *Engine) Close() error {
 }
 
 func (e *Engine) closeSockets() error {
-	var errs []error
+	errs := []error{e.datagrams.close()}
 	if e.layer != nil {
 		errs = append(errs, e.layer.close())
 		e.layer = nil
@@ -334,6 +363,7 @@ func (e *Engine) retry() (err error) {
 	e.forward.retry()
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	defer e.noteFaults()
 	if len(e.declined) == 0 || !e.translates() {
 		return nil
 	}
@@ -342,7 +372,6 @@ func (e *Engine) retry() (err error) {
 			break
 		}
 	}
-	e.faults.note(faultOf(e.without, e.declined))
 	return errors.Join(err, e.layer.free(false))
 }
 
@@ -359,6 +388,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	defer running.Wait()
 	defer stop()
 	running.Go(func() { e.forward.watch(ctx) })
+	running.Go(func() { e.datagrams.watch(ctx) })
 	running.Go(func() {
 		ticker := time.NewTicker(e.watch)
 		defer ticker.Stop()

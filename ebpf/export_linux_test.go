@@ -1,9 +1,12 @@
 package ebpf
 
 import (
-	"net/netip"
+	"context"
+
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // Interrupt calls step before each change of maps, links and pins.
@@ -31,7 +34,7 @@ type interposed struct {
 	store func(func())
 }
 
-func (k interposed) frontends() (all map[netip.AddrPort]place, err error) {
+func (k interposed) frontends() (all map[desired.Key]place, err error) {
 	err = k.call(func() error {
 		all, err = k.tables.frontends()
 		return err
@@ -39,11 +42,11 @@ func (k interposed) frontends() (all map[netip.AddrPort]place, err error) {
 	return all, err
 }
 
-func (k interposed) putFrontends(frontends map[netip.AddrPort]place) error {
+func (k interposed) putFrontends(frontends map[desired.Key]place) error {
 	return k.call(func() error { return k.tables.putFrontends(frontends) })
 }
 
-func (k interposed) removeFrontends(keys []netip.AddrPort) error {
+func (k interposed) removeFrontends(keys []desired.Key) error {
 	return k.call(func() error { return k.tables.removeFrontends(keys) })
 }
 
@@ -54,3 +57,14 @@ func (k interposed) setEndpoints(first uint32, endpoints desired.Endpoints) {
 }
 
 func (k interposed) settle() error { return k.call(k.tables.settle) }
+
+// NewEngineWithout returns an engine on a kernel that cannot end sockets.
+func NewEngineWithout(config Config, family v1.IPFamily, deps proxier.Deps, err error) (*Engine, error) {
+	return newEngine(config, family, deps, func() error { return err })
+}
+
+// Look does what Watch does after a change.
+func (e *Engine) Look(ctx context.Context) {
+	e.datagrams.look(ctx)
+	e.noteFaults()
+}

@@ -56,10 +56,14 @@ func historyPlanes(t *testing.T, seed uint64) (plane, fresh history.Plane) {
 	if seed%4 > 0 { // otherwise sockets carry nothing
 		shared.Masquerade.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
 	}
+	var udp UDP
+	if canDestroy() == nil { // Linux 6.5 or newer
+		udp = UDP(seed / 2 % 2)
+	}
 	cgroup := bpftest.NewCgroup(t)
 	newPlane := func() history.Plane {
 		return &historyPlane{tb: t, ns: netnstest.New(t), shared: shared, sockets: Sockets{
-			BPFFS: bpftest.FileSystem(t), Cgroups: []string{cgroup}, Mode: Mode(seed % 2), RealPeer: seed%3 == 0, Namespaces: &Namespaces{Only: true},
+			BPFFS: bpftest.FileSystem(t), Cgroups: []string{cgroup}, Mode: Mode(seed % 2), UDP: udp, RealPeer: seed%3 == 0, Namespaces: &Namespaces{Only: true},
 		}}
 	}
 	return newPlane(), newPlane()
@@ -252,7 +256,7 @@ func changeLink(path string, detach bool, family v1.IPFamily) {
 		_ = one.Detach()
 		return
 	}
-	for _, at := range hooks(family) { // the kernel refuses those of other hooks
+	for _, at := range hooks(family, true) { // the kernel refuses those of other hooks
 		program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 			Type: ebpf.CGroupSockAddr, AttachType: at, License: "MIT",
 			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -16,10 +15,10 @@ import (
 type kernel interface {
 	capacity() capacity
 	// frontends reads all frontends. An unreadable one is an error.
-	frontends() (map[netip.AddrPort]place, error)
-	putFrontends(frontends map[netip.AddrPort]place) error
+	frontends() (map[desired.Key]place, error)
+	putFrontends(frontends map[desired.Key]place) error
 	// removeFrontends ignores those that do not exist.
-	removeFrontends(keys []netip.AddrPort) error
+	removeFrontends(keys []desired.Key) error
 	// pick and setPick access one word, at an index below the capacity.
 	pick(at place) pick
 	setPick(at place, p pick)
@@ -93,7 +92,7 @@ const settleFrom = 256
 // load starts from what is in the maps. Nothing is written. It returns the frontends that are not
 // adopted for one of the service ports: remove them. Maps that another program has written to are
 // replaced by empty ones.
-func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans []netip.AddrPort, err error) {
+func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans []desired.Key, err error) {
 	// What nothing leads to may be used at once: also what another process has released.
 	if err := errors.Join(l.abandon(), l.kernel.settle()); err != nil {
 		return nil, err
@@ -132,7 +131,7 @@ func (l *layer) abandon() (err error) {
 }
 
 // read returns what the maps have, by the index of the service. ok is false if that cannot be.
-func (l *layer) read(have map[netip.AddrPort]place) (found map[uint32]*service, ok bool) {
+func (l *layer) read(have map[desired.Key]place) (found map[uint32]*service, ok bool) {
 	size := l.kernel.capacity()
 	found = map[uint32]*service{}
 	var ids, blocks []block
@@ -142,7 +141,7 @@ func (l *layer) read(have map[netip.AddrPort]place) (found map[uint32]*service, 
 		}
 		s := found[at.service]
 		if s == nil {
-			s = &service{id: at.service, carried: carried{frontends: map[netip.AddrPort]int{}}}
+			s = &service{id: at.service, carried: carried{frontends: map[desired.Key]int{}}}
 			found[at.service] = s
 			ids = append(ids, block{s.id, 1})
 			for scope := range s.blocks {
@@ -178,7 +177,7 @@ func (l *layer) adopt(name changetracker.ServicePortName, w *carried, found map[
 }
 
 // within reports whether all frontends of a are those of b.
-func within(a, b map[netip.AddrPort]int) bool {
+func within(a, b map[desired.Key]int) bool {
 	for key, scope := range a {
 		if other, there := b[key]; !there || other != scope {
 			return false
@@ -213,7 +212,7 @@ func (l *layer) rewrite(wanted map[changetracker.ServicePortName]*carried, size 
 func (l *layer) fillAll(wanted map[changetracker.ServicePortName]*carried) error {
 	size := l.kernel.capacity()
 	l.services, l.ids, l.blocks = make(map[changetracker.ServicePortName]*service, len(wanted)), newArena(size.services), newArena(size.endpoints)
-	all := make(map[netip.AddrPort]place)
+	all := make(map[desired.Key]place)
 	for name, w := range wanted {
 		s, err := l.fill(nil, w)
 		if err != nil {
@@ -256,7 +255,7 @@ func (l *layer) withdraw(name changetracker.ServicePortName, w *carried) error {
 	if s == nil {
 		return nil
 	}
-	var gone []netip.AddrPort
+	var gone []desired.Key
 	for key := range s.frontends {
 		if w == nil {
 			gone = append(gone, key)
@@ -277,7 +276,7 @@ func (l *layer) withdraw(name changetracker.ServicePortName, w *carried) error {
 	return nil
 }
 
-func (l *layer) remove(keys []netip.AddrPort) error {
+func (l *layer) remove(keys []desired.Key) error {
 	if len(keys) == 0 {
 		return nil
 	}
@@ -357,7 +356,7 @@ func (l *layer) clear(s *service, w *carried) {
 }
 
 // changesScope reports whether a frontend of both leads to different scopes.
-func changesScope(a, b map[netip.AddrPort]int) bool {
+func changesScope(a, b map[desired.Key]int) bool {
 	for key, scope := range a {
 		if other, there := b[key]; there && other != scope {
 			return true
@@ -369,7 +368,7 @@ func changesScope(a, b map[netip.AddrPort]int) bool {
 // put adds the frontends that a service port lacks. Some of them may lead elsewhere now: added are new.
 // After an error they count as added: withdraw ignores those that do not exist.
 func (l *layer) put(s *service, w *carried, added int) error {
-	lacking := map[netip.AddrPort]place{}
+	lacking := map[desired.Key]place{}
 	for key, scope := range w.frontends {
 		if _, there := s.frontends[key]; !there {
 			lacking[key], s.frontends[key] = place{s.id, uint32(scope)}, scope
@@ -405,7 +404,7 @@ func (l *layer) fill(s *service, w *carried) (*service, error) {
 		if !ok {
 			return nil, errFull
 		}
-		s = &service{id: id.first, carried: carried{frontends: make(map[netip.AddrPort]int, len(w.frontends))}}
+		s = &service{id: id.first, carried: carried{frontends: make(map[desired.Key]int, len(w.frontends))}}
 		for scope := range s.blocks {
 			l.kernel.setPick(place{s.id, uint32(scope)}, 0)
 		}

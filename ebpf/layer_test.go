@@ -18,7 +18,7 @@ import (
 // memory is a kernel in memory, with programs that are in the middle of their work.
 type memory struct {
 	size    capacity
-	leads   map[netip.AddrPort]place
+	leads   map[desired.Key]place
 	picks   map[place]pick
 	ends    []netip.AddrPort
 	readers []*reader
@@ -29,7 +29,7 @@ type memory struct {
 
 // reader is a program that translates a socket, in the steps of sockets.c.
 type reader struct {
-	to    netip.AddrPort
+	to    desired.Key
 	began int // in the history
 	place place
 	pick  pick
@@ -37,12 +37,12 @@ type reader struct {
 }
 
 func newMemory(random *rand.Rand, size capacity, check func(*reader, netip.AddrPort)) *memory {
-	return &memory{size: size, leads: map[netip.AddrPort]place{}, picks: map[place]pick{}, ends: make([]netip.AddrPort, size.endpoints), random: random, check: check}
+	return &memory{size: size, leads: map[desired.Key]place{}, picks: map[place]pick{}, ends: make([]netip.AddrPort, size.endpoints), random: random, check: check}
 }
 
 func (m *memory) capacity() capacity { return m.size }
 
-func (m *memory) frontends() (map[netip.AddrPort]place, error) { return maps.Clone(m.leads), nil }
+func (m *memory) frontends() (map[desired.Key]place, error) { return maps.Clone(m.leads), nil }
 
 var errMemory = errors.New("refused")
 
@@ -54,7 +54,7 @@ func (m *memory) refuse() error {
 	return nil
 }
 
-func (m *memory) putFrontends(frontends map[netip.AddrPort]place) error {
+func (m *memory) putFrontends(frontends map[desired.Key]place) error {
 	for key, to := range frontends {
 		m.run()
 		if err := m.refuse(); err != nil {
@@ -68,7 +68,7 @@ func (m *memory) putFrontends(frontends map[netip.AddrPort]place) error {
 	return nil
 }
 
-func (m *memory) removeFrontends(keys []netip.AddrPort) error {
+func (m *memory) removeFrontends(keys []desired.Key) error {
 	for _, key := range keys {
 		m.run()
 		if err := m.refuse(); err != nil {
@@ -279,15 +279,15 @@ func update(l *layer, wanted map[changetracker.ServicePortName]*carried, changed
 
 // anyCarried has frontends that no other service port has.
 func anyCarried(random *rand.Rand, others map[changetracker.ServicePortName]*carried) *carried {
-	c := &carried{frontends: map[netip.AddrPort]int{}}
-	taken := map[netip.AddrPort]bool{}
+	c := &carried{frontends: map[desired.Key]int{}}
+	taken := map[desired.Key]bool{}
 	for _, o := range others {
 		for key := range o.frontends {
 			taken[key] = true
 		}
 	}
 	for range 1 + random.IntN(3) {
-		key := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(random.IntN(40))}), 80)
+		key := desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, 0, byte(random.IntN(20))}), Port: 80, Protocol: []desired.Protocol{desired.TCP, desired.UDP}[random.IntN(2)]}
 		scope := random.IntN(scopes)
 		if taken[key] {
 			continue

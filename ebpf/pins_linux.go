@@ -88,6 +88,8 @@ func compatible(path string, like *ebpf.MapSpec) *ebpf.Map {
 
 func layerMaps() []string { return []string{mapFrontends, mapServices, mapEndpoints} }
 
+func sharedMaps() []string { return []string{mapPeers, mapDatagrams, mapNamespaces, mapCounts} }
+
 const mapsFolder = "maps"
 
 // keepTables pins the maps of a layer, all at once: a process that begins finds the maps from before, or

@@ -13,6 +13,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type sockets4Datagrams struct {
+	_         structs.HostLayout
+	Connected sockets4Peer
+	Sent      [2]sockets4Peer
+}
+
 type sockets4Endpoint struct {
 	_    structs.HostLayout
 	Addr [1]uint32
@@ -54,6 +60,7 @@ type sockets4Service struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	sockets4MapCounts             = "counts"
+	sockets4MapDatagrams          = "datagrams"
 	sockets4MapEndpoints          = "endpoints"
 	sockets4MapFrontends          = "frontends"
 	sockets4MapNamespaces         = "namespaces"
@@ -63,9 +70,13 @@ const (
 	sockets4ProgConnectMapped     = "connect_mapped"
 	sockets4ProgGetpeername4      = "getpeername4"
 	sockets4ProgGetpeernameMapped = "getpeername_mapped"
+	sockets4ProgRecvmsg4          = "recvmsg4"
+	sockets4ProgRecvmsgMapped     = "recvmsg_mapped"
+	sockets4ProgSendmsg4          = "sendmsg4"
 	sockets4VarNodeCookie         = "node_cookie"
 	sockets4VarOnlyListed         = "only_listed"
 	sockets4VarRealPeer           = "real_peer"
+	sockets4VarTranslateUdp       = "translate_udp"
 	sockets4VarUseNamespaces      = "use_namespaces"
 )
 
@@ -115,6 +126,9 @@ type sockets4ProgramSpecs struct {
 	ConnectMapped     *ebpf.ProgramSpec `ebpf:"connect_mapped"`
 	Getpeername4      *ebpf.ProgramSpec `ebpf:"getpeername4"`
 	GetpeernameMapped *ebpf.ProgramSpec `ebpf:"getpeername_mapped"`
+	Recvmsg4          *ebpf.ProgramSpec `ebpf:"recvmsg4"`
+	RecvmsgMapped     *ebpf.ProgramSpec `ebpf:"recvmsg_mapped"`
+	Sendmsg4          *ebpf.ProgramSpec `ebpf:"sendmsg4"`
 }
 
 // sockets4MapSpecs contains maps before they are loaded into the kernel.
@@ -122,6 +136,7 @@ type sockets4ProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockets4MapSpecs struct {
 	Counts     *ebpf.MapSpec `ebpf:"counts"`
+	Datagrams  *ebpf.MapSpec `ebpf:"datagrams"`
 	Endpoints  *ebpf.MapSpec `ebpf:"endpoints"`
 	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
 	Namespaces *ebpf.MapSpec `ebpf:"namespaces"`
@@ -136,6 +151,7 @@ type sockets4VariableSpecs struct {
 	NodeCookie    *ebpf.VariableSpec `ebpf:"node_cookie"`
 	OnlyListed    *ebpf.VariableSpec `ebpf:"only_listed"`
 	RealPeer      *ebpf.VariableSpec `ebpf:"real_peer"`
+	TranslateUdp  *ebpf.VariableSpec `ebpf:"translate_udp"`
 	UseNamespaces *ebpf.VariableSpec `ebpf:"use_namespaces"`
 }
 
@@ -160,6 +176,7 @@ func (o *sockets4Objects) Close() error {
 // It can be passed to loadSockets4Objects or ebpf.CollectionSpec.LoadAndAssign.
 type sockets4Maps struct {
 	Counts     *ebpf.Map `ebpf:"counts"`
+	Datagrams  *ebpf.Map `ebpf:"datagrams"`
 	Endpoints  *ebpf.Map `ebpf:"endpoints"`
 	Frontends  *ebpf.Map `ebpf:"frontends"`
 	Namespaces *ebpf.Map `ebpf:"namespaces"`
@@ -170,6 +187,7 @@ type sockets4Maps struct {
 func (m *sockets4Maps) Close() error {
 	return _Sockets4Close(
 		m.Counts,
+		m.Datagrams,
 		m.Endpoints,
 		m.Frontends,
 		m.Namespaces,
@@ -185,6 +203,7 @@ type sockets4Variables struct {
 	NodeCookie    *ebpf.Variable `ebpf:"node_cookie"`
 	OnlyListed    *ebpf.Variable `ebpf:"only_listed"`
 	RealPeer      *ebpf.Variable `ebpf:"real_peer"`
+	TranslateUdp  *ebpf.Variable `ebpf:"translate_udp"`
 	UseNamespaces *ebpf.Variable `ebpf:"use_namespaces"`
 }
 
@@ -196,6 +215,9 @@ type sockets4Programs struct {
 	ConnectMapped     *ebpf.Program `ebpf:"connect_mapped"`
 	Getpeername4      *ebpf.Program `ebpf:"getpeername4"`
 	GetpeernameMapped *ebpf.Program `ebpf:"getpeername_mapped"`
+	Recvmsg4          *ebpf.Program `ebpf:"recvmsg4"`
+	RecvmsgMapped     *ebpf.Program `ebpf:"recvmsg_mapped"`
+	Sendmsg4          *ebpf.Program `ebpf:"sendmsg4"`
 }
 
 func (p *sockets4Programs) Close() error {
@@ -204,6 +226,9 @@ func (p *sockets4Programs) Close() error {
 		p.ConnectMapped,
 		p.Getpeername4,
 		p.GetpeernameMapped,
+		p.Recvmsg4,
+		p.RecvmsgMapped,
+		p.Sendmsg4,
 	)
 }
 

@@ -13,6 +13,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type sockets6Datagrams struct {
+	_         structs.HostLayout
+	Connected sockets6Peer
+	Sent      [2]sockets6Peer
+}
+
 type sockets6Endpoint struct {
 	_    structs.HostLayout
 	Addr [4]uint32
@@ -55,6 +61,7 @@ type sockets6Service struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	sockets6MapCounts        = "counts"
+	sockets6MapDatagrams     = "datagrams"
 	sockets6MapEndpoints     = "endpoints"
 	sockets6MapFrontends     = "frontends"
 	sockets6MapNamespaces    = "namespaces"
@@ -62,9 +69,12 @@ const (
 	sockets6MapServices      = "services"
 	sockets6ProgConnect6     = "connect6"
 	sockets6ProgGetpeername6 = "getpeername6"
+	sockets6ProgRecvmsg6     = "recvmsg6"
+	sockets6ProgSendmsg6     = "sendmsg6"
 	sockets6VarNodeCookie    = "node_cookie"
 	sockets6VarOnlyListed    = "only_listed"
 	sockets6VarRealPeer      = "real_peer"
+	sockets6VarTranslateUdp  = "translate_udp"
 	sockets6VarUseNamespaces = "use_namespaces"
 )
 
@@ -112,6 +122,8 @@ type sockets6Specs struct {
 type sockets6ProgramSpecs struct {
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
+	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
 }
 
 // sockets6MapSpecs contains maps before they are loaded into the kernel.
@@ -119,6 +131,7 @@ type sockets6ProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockets6MapSpecs struct {
 	Counts     *ebpf.MapSpec `ebpf:"counts"`
+	Datagrams  *ebpf.MapSpec `ebpf:"datagrams"`
 	Endpoints  *ebpf.MapSpec `ebpf:"endpoints"`
 	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
 	Namespaces *ebpf.MapSpec `ebpf:"namespaces"`
@@ -133,6 +146,7 @@ type sockets6VariableSpecs struct {
 	NodeCookie    *ebpf.VariableSpec `ebpf:"node_cookie"`
 	OnlyListed    *ebpf.VariableSpec `ebpf:"only_listed"`
 	RealPeer      *ebpf.VariableSpec `ebpf:"real_peer"`
+	TranslateUdp  *ebpf.VariableSpec `ebpf:"translate_udp"`
 	UseNamespaces *ebpf.VariableSpec `ebpf:"use_namespaces"`
 }
 
@@ -157,6 +171,7 @@ func (o *sockets6Objects) Close() error {
 // It can be passed to loadSockets6Objects or ebpf.CollectionSpec.LoadAndAssign.
 type sockets6Maps struct {
 	Counts     *ebpf.Map `ebpf:"counts"`
+	Datagrams  *ebpf.Map `ebpf:"datagrams"`
 	Endpoints  *ebpf.Map `ebpf:"endpoints"`
 	Frontends  *ebpf.Map `ebpf:"frontends"`
 	Namespaces *ebpf.Map `ebpf:"namespaces"`
@@ -167,6 +182,7 @@ type sockets6Maps struct {
 func (m *sockets6Maps) Close() error {
 	return _Sockets6Close(
 		m.Counts,
+		m.Datagrams,
 		m.Endpoints,
 		m.Frontends,
 		m.Namespaces,
@@ -182,6 +198,7 @@ type sockets6Variables struct {
 	NodeCookie    *ebpf.Variable `ebpf:"node_cookie"`
 	OnlyListed    *ebpf.Variable `ebpf:"only_listed"`
 	RealPeer      *ebpf.Variable `ebpf:"real_peer"`
+	TranslateUdp  *ebpf.Variable `ebpf:"translate_udp"`
 	UseNamespaces *ebpf.Variable `ebpf:"use_namespaces"`
 }
 
@@ -191,12 +208,16 @@ type sockets6Variables struct {
 type sockets6Programs struct {
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
+	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
+	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
 }
 
 func (p *sockets6Programs) Close() error {
 	return _Sockets6Close(
 		p.Connect6,
 		p.Getpeername6,
+		p.Recvmsg6,
+		p.Sendmsg6,
 	)
 }
 

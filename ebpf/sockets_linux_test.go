@@ -32,6 +32,7 @@ type node struct {
 	world   *proxiertest.Topology
 	sockets ebpf.Sockets
 	engines map[v1.IPFamily]*ebpf.Engine
+	new     func(ebpf.Config, v1.IPFamily) (*ebpf.Engine, error)
 	stop    func()
 
 	writes atomic.Int64 // of all syncs since start
@@ -42,7 +43,9 @@ func (n *node) ObserveSync(r proxier.SyncReport) { n.writes.Add(int64(r.Apply.Wr
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{world: proxiertest.NewTopology(t), sockets: sockets(t)}
+	n := &node{world: proxiertest.NewTopology(t), sockets: sockets(t), new: func(c ebpf.Config, family v1.IPFamily) (*ebpf.Engine, error) {
+		return ebpf.NewEngine(c, family, proxier.Deps{})
+	}}
 	join(t, n.sockets, n.world.Node.NetNS())
 	for _, pod := range n.world.LocalPods {
 		join(t, n.sockets, pod.NetNS())
@@ -59,7 +62,7 @@ func (n *node) start(t *testing.T, pods ...*proxiertest.Host) {
 	n.engines = map[v1.IPFamily]*ebpf.Engine{}
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range families {
-		engine, err := ebpf.NewEngine(ebpf.Config{Config: nftables.Config{Config: config}, Sockets: n.sockets}, family, proxier.Deps{})
+		engine, err := n.new(ebpf.Config{Config: nftables.Config{Config: config}, Sockets: n.sockets}, family)
 		netnstest.Check(t, err)
 		n.engines[family], engines[family] = engine, engine
 	}

@@ -22,6 +22,7 @@ const (
 	mapServices   = sockets4MapServices
 	mapEndpoints  = sockets4MapEndpoints
 	mapPeers      = sockets4MapPeers
+	mapDatagrams  = sockets4MapDatagrams
 	mapNamespaces = sockets4MapNamespaces
 	mapCounts     = sockets4MapCounts
 )
@@ -138,10 +139,10 @@ func (m *tables) capacity() capacity {
 }
 
 // key is the frontend_key of sockets.c.
-func (m *tables) key(at netip.AddrPort) []byte {
-	b := append(make([]byte, 0, 20), at.Addr().AsSlice()...)
-	b = binary.BigEndian.AppendUint16(b, at.Port())
-	return append(b, byte(desired.TCP), 0)
+func (m *tables) key(at desired.Key) []byte {
+	b := append(make([]byte, 0, 20), at.VIP.AsSlice()...)
+	b = binary.BigEndian.AppendUint16(b, at.Port)
+	return append(b, byte(at.Protocol), 0)
 }
 
 // value is its frontend.
@@ -152,7 +153,7 @@ func (p place) value() []byte {
 // batchFrom is how many frontends are written by one system call instead of one each.
 const batchFrom = 8
 
-func (m *tables) putFrontends(frontends map[netip.AddrPort]place) error {
+func (m *tables) putFrontends(frontends map[desired.Key]place) error {
 	if len(frontends) >= batchFrom {
 		if m.addrLen == 4 {
 			return writeFrontends(m, frontends, func(key []byte) [8]byte { return [8]byte(key) })
@@ -168,7 +169,7 @@ func (m *tables) putFrontends(frontends map[netip.AddrPort]place) error {
 }
 
 // writeFrontends is an all-in-one system call; after an error some may have been written.
-func writeFrontends[K any](m *tables, frontends map[netip.AddrPort]place, array func(key []byte) K) error {
+func writeFrontends[K any](m *tables, frontends map[desired.Key]place, array func(key []byte) K) error {
 	keys, values := make([]K, 0, len(frontends)), make([][2]uint32, 0, len(frontends))
 	for at, to := range frontends {
 		keys, values = append(keys, array(m.key(at))), append(values, [2]uint32{to.service, to.scope})
@@ -180,7 +181,7 @@ func writeFrontends[K any](m *tables, frontends map[netip.AddrPort]place, array 
 	return nil
 }
 
-func (m *tables) removeFrontends(keys []netip.AddrPort) error {
+func (m *tables) removeFrontends(keys []desired.Key) error {
 	for _, at := range keys {
 		if err := m.frontendMap.Delete(m.key(at)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("frontend %v: %w", at, err)
@@ -192,15 +193,15 @@ func (m *tables) removeFrontends(keys []netip.AddrPort) error {
 // readAtOnce is how many frontends a system call reads, if their hash table has no longer chains.
 const readAtOnce = 4096
 
-func (m *tables) frontends() (map[netip.AddrPort]place, error) {
+func (m *tables) frontends() (map[desired.Key]place, error) {
 	if m.addrLen == 4 {
 		return readFrontends[[8]byte](m)
 	}
 	return readFrontends[[20]byte](m)
 }
 
-func readFrontends[K [8]byte | [20]byte](m *tables) (map[netip.AddrPort]place, error) {
-	all := map[netip.AddrPort]place{}
+func readFrontends[K [8]byte | [20]byte](m *tables) (map[desired.Key]place, error) {
+	all := map[desired.Key]place{}
 	keys, values := make([]K, readAtOnce), make([][2]uint32, readAtOnce)
 	var cursor ebpf.MapBatchCursor
 	for {
@@ -218,7 +219,8 @@ func readFrontends[K [8]byte | [20]byte](m *tables) (map[netip.AddrPort]place, e
 				raw = key[:]
 			}
 			addr, _ := netip.AddrFromSlice(raw[:m.addrLen])
-			all[netip.AddrPortFrom(addr, binary.BigEndian.Uint16(raw[m.addrLen:]))] = place{values[i][0], values[i][1]}
+			key := desired.Key{VIP: addr, Port: binary.BigEndian.Uint16(raw[m.addrLen:]), Protocol: desired.Protocol(raw[m.addrLen+2])}
+			all[key] = place{values[i][0], values[i][1]}
 		}
 		if last {
 			return all, nil

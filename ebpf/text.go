@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -35,7 +34,7 @@ func dump(w io.Writer, k kernel) error {
 	if err != nil {
 		return err
 	}
-	for _, at := range slices.SortedFunc(maps.Keys(all), netip.AddrPort.Compare) {
+	for _, at := range slices.SortedFunc(maps.Keys(all), desired.Key.Compare) {
 		to := all[at]
 		p := k.pick(to)
 		if _, err := fmt.Fprintf(w, "socket %v: service %d, %d endpoints from %d\n", at, to.service, p.count(), p.block().first); err != nil {

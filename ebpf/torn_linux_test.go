@@ -61,7 +61,7 @@ func (v *versions) next() (name changetracker.ServicePortName, c *carried) {
 	for number := range 1 + int(version*7%31) {
 		all = append(all, v.endpoint(number, version))
 	}
-	c = &carried{frontends: map[netip.AddrPort]int{v.vip(): 0}}
+	c = &carried{frontends: map[desired.Key]int{{VIP: v.vip().Addr(), Port: v.vip().Port(), Protocol: desired.TCP}: 0}}
 	c.endpoints[0] = desired.EndpointsOf(all...)
 	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Name: fmt.Sprint(v.service)}, Protocol: v1.ProtocolTCP}, c
 }

@@ -102,8 +102,8 @@ type wantedFrontend struct {
 	endpoints desired.Endpoints
 }
 
-func (c *Sockets) wantedOf(update *desired.Update) map[netip.AddrPort]wantedFrontend {
-	all := map[netip.AddrPort]wantedFrontend{}
+func (c *Sockets) wantedOf(update *desired.Update) map[desired.Key]wantedFrontend {
+	all := map[desired.Key]wantedFrontend{}
 	for s := range update.Services() {
 		w := c.carry(s, &update.Globals)
 		if w == nil {
@@ -131,7 +131,7 @@ func (v *verification) differs(d proxier.Difference) {
 
 // pins compares what is pinned with the maps that this process has open, if it has.
 func (v *verification) pins(used map[string]*ebpf.Map) error {
-	for _, name := range append(layerMaps(), mapPeers, mapNamespaces, mapCounts) {
+	for _, name := range append(layerMaps(), sharedMaps()...) {
 		v.report.Checked++
 		path := filepath.Join(v.programs.dir, name)
 		if slices.Contains(layerMaps(), name) {
@@ -177,7 +177,7 @@ func idOfPinned(path string) (ebpf.MapID, error) {
 }
 
 // frontends compares the maps.
-func (v *verification) frontends(t *tables, wanted map[netip.AddrPort]wantedFrontend) error {
+func (v *verification) frontends(t *tables, wanted map[desired.Key]wantedFrontend) error {
 	have, err := t.frontends()
 	if err != nil {
 		return err
@@ -208,18 +208,18 @@ func (v *verification) frontends(t *tables, wanted map[netip.AddrPort]wantedFron
 }
 
 // none is what frontends does without maps.
-func (v *verification) none(wanted map[netip.AddrPort]wantedFrontend) {
+func (v *verification) none(wanted map[desired.Key]wantedFrontend) {
 	for at, w := range wanted {
 		v.missing(at, w)
 	}
 }
 
-func (v *verification) missing(at netip.AddrPort, w wantedFrontend) {
+func (v *verification) missing(at desired.Key, w wantedFrontend) {
 	v.report.Checked++
 	v.differs(proxier.Difference{Object: v.frontend(at), Problem: proxier.DifferenceMissing, Want: words(w.endpoints), Service: w.name})
 }
 
-func (v *verification) frontend(at netip.AddrPort) string {
+func (v *verification) frontend(at desired.Key) string {
 	return fmt.Sprintf("element %v of map %s of %s", at, mapFrontends, v.family)
 }
 
@@ -353,7 +353,7 @@ func (v *verification) program(link string, id ebpf.ProgramID, w wantedLink) str
 	}
 	ids, _ := info.MapIDs()
 	for _, name := range layerMaps() {
-		if uses := slices.Contains(ids, v.ids[name]); !uses && !strings.HasPrefix(w.program, "getpeername") {
+		if uses := slices.Contains(ids, v.ids[name]); !uses && !strings.HasPrefix(w.program, "getpeername") && !strings.HasPrefix(w.program, "recvmsg") {
 			return fmt.Sprintf("program %d, which does not use map %s", id, name)
 		}
 	}

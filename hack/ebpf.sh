@@ -24,6 +24,7 @@ compile() {
 compile ebpf sockets4 bpf/sockets.c
 compile ebpf sockets6 bpf/sockets.c -DIPV6
 compile ebpf forward4 bpf/forward.c && compile ebpf forward6 bpf/forward.c -DIPV6
+compile ebpf stale4 bpf/stale.c && compile ebpf stale6 bpf/stale.c -DIPV6
 if [ "${1:-}" = -check ] && [ -n "$(git status --porcelain -- ebpf)" ]; then
   git status --short -- ebpf
   echo 'the compiled programs are not those of the source: commit what hack/ebpf.sh has made'

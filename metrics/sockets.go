@@ -8,10 +8,10 @@ import (
 )
 
 // SocketCounts returns the numbers of sockets of an IP family that have connected to a frontend which
-// sockets have, in mode "ebpf": those that were translated, and those that were left to the
-// rules, by reason. They only grow, until what counts them is removed. After an error, a scrape
-// lacks them.
-type SocketCounts func(family v1.IPFamily) (translated uint64, left map[string]uint64, err error)
+// sockets have, in mode "ebpf": those that were translated, those that were left to the
+// rules, by reason, and UDP sockets that were ended because their endpoint was gone. They only grow, until what
+// counts them is removed; ended begins anew with the process. After an error, a scrape lacks them.
+type SocketCounts func(family v1.IPFamily) (translated, ended uint64, left map[string]uint64, err error)
 
 // socketCollector collects the numbers of sockets at each scrape.
 type socketCollector struct {
@@ -19,7 +19,7 @@ type socketCollector struct {
 	forwards atomic.Pointer[ForwardCounts]
 	families []v1.IPFamily
 
-	translated, left, forwarded *prometheus.Desc
+	translated, ended, left, forwarded *prometheus.Desc
 }
 
 func newSocketCollector(families []v1.IPFamily) *socketCollector {
@@ -28,9 +28,10 @@ func newSocketCollector(families []v1.IPFamily) *socketCollector {
 	}
 	return &socketCollector{
 		families:   families,
-		translated: desc("translated_total", "TCP sockets that connected to a Service and were translated to an endpoint, without NAT.", labelFamily),
+		translated: desc("translated_total", "Sockets that connected to a Service and were translated to an endpoint, without NAT.", labelFamily),
+		ended:      desc("ended_total", "Connected UDP sockets that were ended because their endpoint was gone.", labelFamily),
 		forwarded:  prometheus.NewDesc(prometheus.BuildFQName(serviceplane, "forward", "packets_total"), "Packets of established flows that were forwarded past the rules, to a network device or to the other end of a veth at once (peer).", []string{labelFamily, "to"}, nil),
-		left:       desc("left_to_rules_total", "TCP sockets that connected to a frontend which sockets have, and were left to the rules, by reason: namespace, bound, empty or no_memory.", labelFamily, "reason"),
+		left:       desc("left_to_rules_total", "Sockets that connected to a frontend which sockets have, and were left to the rules, by reason: namespace, bound, empty or no_memory.", labelFamily, "reason"),
 	}
 }
 
@@ -49,6 +50,7 @@ func (m *Metrics) WatchForward(counts ForwardCounts) { m.sockets.forwards.Store(
 // Describe implements prometheus.Collector.
 func (c *socketCollector) Describe(out chan<- *prometheus.Desc) {
 	out <- c.translated
+	out <- c.ended
 	out <- c.left
 	out <- c.forwarded
 }
@@ -76,11 +78,12 @@ func (c *socketCollector) collectSockets(out chan<- prometheus.Metric) {
 		return
 	}
 	for _, family := range c.families {
-		translated, left, err := (*counts)(family)
+		translated, ended, left, err := (*counts)(family)
 		if err != nil {
 			continue // nothing is attached
 		}
 		out <- prometheus.MustNewConstMetric(c.translated, prometheus.CounterValue, float64(translated), string(family))
+		out <- prometheus.MustNewConstMetric(c.ended, prometheus.CounterValue, float64(ended), string(family))
 		for reason, n := range left {
 			out <- prometheus.MustNewConstMetric(c.left, prometheus.CounterValue, float64(n), string(family), reason)
 		}

@@ -13,17 +13,18 @@ import (
 func TestSockets(t *testing.T) {
 	const (
 		translated, left = "serviceplane_sockets_translated_total", "serviceplane_sockets_left_to_rules_total"
+		ended            = "serviceplane_sockets_ended_total"
 		forwarded        = "serviceplane_forward_packets_total"
 	)
 	m, registry := measure(t, metrics.Options{Mode: "ebpf"})
 	if families := scrape(t, registry); families[translated] != nil || families[left] != nil || families[forwarded] != nil {
 		t.Error("sockets have metrics without WatchSockets and WatchForward")
 	}
-	m.WatchSockets(func(family v1.IPFamily) (uint64, map[string]uint64, error) {
+	m.WatchSockets(func(family v1.IPFamily) (translated, ended uint64, left map[string]uint64, err error) {
 		if family == v1.IPv6Protocol {
-			return 0, nil, errors.New("nothing is attached")
+			return 0, 0, nil, errors.New("nothing is attached")
 		}
-		return 7, map[string]uint64{"bound": 2, "empty": 0}, nil
+		return 7, 3, map[string]uint64{"bound": 2, "empty": 0}, nil
 	})
 	m.WatchForward(func(family v1.IPFamily) (packets, toPeer uint64, err error) {
 		if family == v1.IPv6Protocol {
@@ -38,6 +39,7 @@ func TestSockets(t *testing.T) {
 		want   float64
 	}{
 		{translated, []string{"ip_family=IPv4"}, 7},
+		{ended, []string{"ip_family=IPv4"}, 3},
 		{left, []string{"ip_family=IPv4", "reason=bound"}, 2},
 		{left, []string{"ip_family=IPv4", "reason=empty"}, 0},
 		{forwarded, []string{"ip_family=IPv4", "to=device"}, 5},

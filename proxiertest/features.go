@@ -61,6 +61,8 @@ type Features struct {
 	// BySocket translates TCP sockets of the node and of its pods when they connect: a pod that
 	// reaches itself may keep its source (PKT-02), and FirstPriorityLost is not for them (PKT-87).
 	BySocket bool
+	// UDPBySocket: UDP sockets too.
+	UDPBySocket bool
 	// PodsKeepSource lets TCP connections of local pods keep their source at all frontends (PKT-20).
 	PodsKeepSource bool
 	// Prepare, if not nil, gets the network namespaces of the node and of its pods, before the first
@@ -70,4 +72,9 @@ type Features struct {
 	Skip map[string]string
 	// Select, if not nil, chooses the scenarios to run by their names.
 	Select func(name string) bool
+}
+
+// isBySocket is whether the sockets of a network are translated.
+func (f *Features) isBySocket(network string) bool {
+	return f.BySocket && (network == "tcp" || f.UDPBySocket && network == "udp")
 }

@@ -168,8 +168,7 @@ func (a *attempt) collect(ctx context.Context) error {
 
 // mayKeepSource is whether a socket may have been translated, which rules would masquerade.
 func (a *attempt) mayKeepSource(hairpin bool) bool {
-	return a.network == "tcp" && slices.Contains(a.world.LocalPods, a.from.host) &&
-		(a.features.PodsKeepSource || a.features.BySocket && hairpin)
+	return a.features.isBySocket(a.network) && slices.Contains(a.world.LocalPods, a.from.host) && (a.features.PodsKeepSource || hairpin)
 }
 
 // judge checks one answer.

@@ -48,7 +48,7 @@ func priorityScenarios(f Features) []scenario {
 
 // lostPriorities is how many packets of a connection lose their priority.
 func (f *Features) lostPriorities(network string) int {
-	if f.FirstPriorityLost && (!f.BySocket || network != "tcp") {
+	if f.FirstPriorityLost && !f.isBySocket(network) {
 		return 1
 	}
 	return 0

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-// Programs that translate the destination of a socket once, when it connects. The file is compiled
-// for each IP family, see generate.go.
+// Programs that translate the destination of a socket once, when it connects, or that of datagrams when
+// they are sent. The file is compiled for each IP family, see generate.go.
 //
 // A program never refuses anything: it translates, or leaves the address as it is. Then the rules
 // of the node decide.
@@ -13,13 +13,10 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#ifdef IPV6
-#define WORDS 4 /* of an address */
-#else
-#define WORDS 1
-#endif
+#include "peer.h"
 
 #define SOCK_STREAM 1
+#define SOCK_DGRAM 2
 
 struct frontend_key {
 	__be32 addr[WORDS];
@@ -47,16 +44,6 @@ struct endpoint {
 #ifdef IPV6
 	__u32 pad2;
 #endif
-};
-
-/* What a socket was connected to, and where that led. */
-struct peer {
-	__be32 vip[WORDS];
-	__be32 endpoint[WORDS];
-	__be16 vip_port;
-	__be16 endpoint_port;
-	__u32 service;
-	__u64 pick;
 };
 
 struct {
@@ -88,7 +75,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct peer);
-} peers SEC(".maps");
+} peers SEC(".maps"); /* of TCP */
 
 /* Network namespaces, by cookie, whose sockets are treated differently. */
 struct {
@@ -120,6 +107,7 @@ volatile const __u64 node_cookie;   /* the network namespace of the node */
 volatile const __u8 only_listed;    /* translate in the listed namespaces only, instead of in all others */
 volatile const __u8 use_namespaces; /* the list is not empty, or may become so */
 volatile const __u8 real_peer;	    /* getpeername shows the endpoint */
+volatile const __u8 translate_udp;  /* and not TCP alone */
 
 static __always_inline void count(__u32 what)
 {
@@ -151,93 +139,259 @@ static __always_inline int skips(struct bpf_sock_addr *ctx, int bound)
 	return 0;
 }
 
+/* A target is what a frontend leads to. */
+struct target {
+	__u32 service;
+	__u64 pick;
+};
+
+static __always_inline __u32 first_of(__u64 pick) { return pick >> 32; }
+
+static __always_inline __u32 count_of(__u64 pick) { return (pick >> 16) & 0xffff; }
+
+/* look_up finds the target of an address. 0 means to leave it to the rules. */
+static __always_inline int look_up(struct bpf_sock_addr *ctx, struct frontend_key *key, int bound, struct target *to)
+{
+	struct frontend *frontend = bpf_map_lookup_elem(&frontends, key);
+	struct service *service;
+
+	if (!frontend)
+		return 0; /* most sockets */
+	if (skips(ctx, bound))
+		return 0;
+	to->service = frontend->service;
+	service = bpf_map_lookup_elem(&services, &to->service);
+	if (!service)
+		return 0;
+	to->pick = *(volatile __u64 *)&service->picks[frontend->scope & 1];
+	if (!count_of(to->pick)) {
+		count(EMPTY);
+		return 0;
+	}
+	return 1;
+}
+
+static __always_inline struct endpoint *draw(__u64 pick)
+{
+	__u32 i = first_of(pick) + bpf_get_prandom_u32() % count_of(pick);
+
+	return bpf_map_lookup_elem(&endpoints, &i);
+}
+
+static __always_inline int equal(const __be32 *a, const __be32 *b)
+{
+#pragma unroll
+	for (int w = 0; w < WORDS; w++)
+		if (a[w] != b[w])
+			return 0;
+	return 1;
+}
+
+static __always_inline void remember(struct peer *peer, struct frontend_key *key, struct endpoint *endpoint, struct target *to)
+{
+#pragma unroll
+	for (int w = 0; w < WORDS; w++) {
+		peer->vip[w] = key->addr[w];
+		peer->endpoint[w] = endpoint->addr[w];
+	}
+	peer->vip_port = key->port;
+	peer->endpoint_port = endpoint->port;
+	peer->service = to->service;
+	peer->pick = to->pick;
+}
+
 /* choose looks up the address that a socket connects to, and chooses an endpoint. NULL means to
  * leave it to the rules. */
 static __always_inline struct endpoint *choose(struct bpf_sock_addr *ctx, struct frontend_key *key, int bound)
 {
-	struct frontend *frontend = bpf_map_lookup_elem(&frontends, key);
-	struct service *service;
 	struct endpoint *endpoint;
-	__u32 service_index, n, i;
-	__u64 pick;
+	struct peer *peer = NULL;
+	struct target to;
 
-	if (!frontend)
-		return NULL; /* most sockets */
-	if (skips(ctx, bound))
+	if (!look_up(ctx, key, bound, &to))
 		return NULL;
-	service_index = frontend->service;
-	service = bpf_map_lookup_elem(&services, &service_index);
-	if (!service)
-		return NULL;
-	pick = *(volatile __u64 *)&service->picks[frontend->scope & 1];
-	n = (pick >> 16) & 0xffff;
-	if (!n) {
-		count(EMPTY);
-		return NULL;
-	}
-	i = (__u32)(pick >> 32) + bpf_get_prandom_u32() % n;
-	endpoint = bpf_map_lookup_elem(&endpoints, &i);
+	endpoint = draw(to.pick);
 	if (!endpoint)
 		return NULL;
-	if (!real_peer) {
-		struct peer *peer = bpf_sk_storage_get(&peers, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (key->protocol == IPPROTO_UDP) {
+		struct datagrams *d = bpf_sk_storage_get(&datagrams, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 
-		if (!peer) {
-			count(NO_MEMORY);
-			return NULL;
-		}
-#pragma unroll
-		for (int w = 0; w < WORDS; w++) {
-			peer->vip[w] = key->addr[w];
-			peer->endpoint[w] = endpoint->addr[w];
-		}
-		peer->vip_port = key->port;
-		peer->endpoint_port = endpoint->port;
-		peer->service = service_index;
-		peer->pick = pick;
+		if (d)
+			peer = &d->connected;
+	} else if (!real_peer) {
+		peer = bpf_sk_storage_get(&peers, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	}
+	if (peer) {
+		remember(peer, key, endpoint, &to);
+	} else if (key->protocol == IPPROTO_UDP || !real_peer) {
+		count(NO_MEMORY);
+		return NULL;
 	}
 	count(TRANSLATED);
 	return endpoint;
 }
 
-/* translates is whether the protocol is one whose sockets are translated. Others, such as MPTCP
- * (262), do not fit a byte. */
-static __always_inline int translates(struct bpf_sock_addr *ctx)
+/* A search looks for an endpoint among those of a pick. */
+struct search {
+	__be32 addr[WORDS];
+	__be16 port;
+	__u16 found;
+	__u32 first;
+};
+
+static long compare(__u32 i, struct search *s)
 {
-	return ctx->protocol == IPPROTO_TCP && ctx->type == SOCK_STREAM;
+	__u32 index = s->first + i;
+	struct endpoint *endpoint = bpf_map_lookup_elem(&endpoints, &index);
+
+	if (!endpoint || endpoint->port != s->port || !equal(endpoint->addr, s->addr))
+		return 0;
+	s->found = 1;
+	return 1; /* the last one */
+}
+
+/* stays is whether the endpoint of a peer is one of a pick. */
+static __always_inline int stays(struct peer *peer, __u64 pick)
+{
+	struct search s = {.first = first_of(pick), .port = peer->endpoint_port};
+
+#pragma unroll
+	for (int w = 0; w < WORDS; w++)
+		s.addr[w] = peer->endpoint[w];
+	bpf_loop(count_of(pick), compare, &s, 0);
+	return s.found;
+}
+
+static __always_inline int is_vip(struct peer *peer, struct frontend_key *key)
+{
+	return peer->vip_port == key->port && equal(peer->vip, key->addr);
+}
+
+static __always_inline int leads_to(struct peer *peer, const __be32 *addr, __be16 port)
+{
+	return peer->vip_port && peer->endpoint_port == port && equal(peer->endpoint, addr);
+}
+
+/* is_shared is whether the endpoint of a peer is that of another one too: then nobody could tell from which
+ * VIP an answer is. */
+static __always_inline int is_shared(struct datagrams *d, struct peer *peer)
+{
+	return leads_to(&d->connected, peer->endpoint, peer->endpoint_port) +
+		       leads_to(&d->sent[0], peer->endpoint, peer->endpoint_port) +
+		       leads_to(&d->sent[1], peer->endpoint, peer->endpoint_port) >
+	       1;
+}
+
+/* send_to chooses an endpoint for a datagram, the one of the last datagram as long as it can. NULL means
+ * to leave it to the rules, as are datagrams to more VIPs than fit. */
+static __always_inline struct peer *send_to(struct bpf_sock_addr *ctx, struct frontend_key *key, int bound)
+{
+	struct endpoint *endpoint;
+	struct datagrams *d;
+	struct target to;
+	struct peer *peer;
+
+	if (!look_up(ctx, key, bound, &to))
+		return NULL;
+	d = bpf_sk_storage_get(&datagrams, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!d) {
+		count(NO_MEMORY);
+		return NULL;
+	}
+	if (is_vip(&d->sent[0], key))
+		peer = &d->sent[0];
+	else if (is_vip(&d->sent[1], key))
+		peer = &d->sent[1];
+	else if (!d->sent[0].vip_port)
+		peer = &d->sent[0];
+	else if (!d->sent[1].vip_port)
+		peer = &d->sent[1];
+	else
+		return NULL;
+	if (is_vip(peer, key)) {
+		if (!peer->endpoint_port)
+			return NULL;
+		if (peer->pick == to.pick)
+			return peer;
+		if (stays(peer, to.pick)) {
+			peer->pick = to.pick;
+			peer->service = to.service;
+			return peer;
+		}
+	}
+	endpoint = draw(to.pick);
+	if (!endpoint)
+		return NULL;
+	remember(peer, key, endpoint, &to);
+	if (is_shared(d, peer)) {
+		peer->endpoint_port = 0; /* for good: two endpoints in turn would confuse the client */
+		return NULL;
+	}
+	count(TRANSLATED);
+	return peer;
+}
+
+/* protocol_of returns the protocol of a socket if it is translated, otherwise 0. Others, such as MPTCP
+ * (262), do not fit a byte. */
+static __always_inline __u8 protocol_of(struct bpf_sock_addr *ctx)
+{
+	if (ctx->protocol == IPPROTO_TCP && ctx->type == SOCK_STREAM)
+		return IPPROTO_TCP;
+	if (translate_udp && ctx->protocol == IPPROTO_UDP && ctx->type == SOCK_DGRAM)
+		return IPPROTO_UDP;
+	return 0;
 }
 
 /* vip_of returns what a socket was connected to, if the address is the endpoint's. */
 static __always_inline struct peer *vip_of(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
 {
-	struct peer *peer = bpf_sk_storage_get(&peers, ctx->sk, NULL, 0);
+	struct peer *peer = NULL;
 
-	if (!peer || peer->endpoint_port != port)
+	if (ctx->protocol == IPPROTO_UDP && !real_peer) {
+		struct datagrams *d = bpf_sk_storage_get(&datagrams, ctx->sk, NULL, 0);
+
+		if (d)
+			peer = &d->connected;
+	} else if (ctx->protocol == IPPROTO_TCP) {
+		peer = bpf_sk_storage_get(&peers, ctx->sk, NULL, 0);
+	}
+	return peer && leads_to(peer, addr, port) ? peer : NULL;
+}
+
+/* sender_of returns the VIP that a datagram is an answer from, if its sender is an endpoint. */
+static __always_inline struct peer *sender_of(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
+{
+	struct datagrams *d = bpf_sk_storage_get(&datagrams, ctx->sk, NULL, 0);
+
+	if (!d)
 		return NULL;
-#pragma unroll
-	for (int w = 0; w < WORDS; w++)
-		if (peer->endpoint[w] != addr[w])
-			return NULL;
-	return peer;
+	if (leads_to(&d->connected, addr, port))
+		return &d->connected;
+	if (leads_to(&d->sent[0], addr, port))
+		return &d->sent[0];
+	return leads_to(&d->sent[1], addr, port) ? &d->sent[1] : NULL;
 }
 
 #ifdef IPV6
 
+static __always_inline int is_bound(struct bpf_sock_addr *ctx)
+{
+	return (ctx->sk->src_ip6[0] | ctx->sk->src_ip6[1] | ctx->sk->src_ip6[2] | ctx->sk->src_ip6[3]) != 0;
+}
+
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	struct frontend_key key = {.port = ctx->user_port, .protocol = IPPROTO_TCP};
+	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
 	struct endpoint *to;
-	int bound;
 
-	if (!translates(ctx))
+	if (!key.protocol)
 		return 1;
 	key.addr[0] = ctx->user_ip6[0];
 	key.addr[1] = ctx->user_ip6[1];
 	key.addr[2] = ctx->user_ip6[2];
 	key.addr[3] = ctx->user_ip6[3];
-	bound = (ctx->sk->src_ip6[0] | ctx->sk->src_ip6[1] | ctx->sk->src_ip6[2] | ctx->sk->src_ip6[3]) != 0;
-	to = choose(ctx, &key, bound);
+	to = choose(ctx, &key, is_bound(ctx));
 	if (!to)
 		return 1;
 	ctx->user_ip6[0] = to->addr[0];
@@ -264,15 +418,56 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
+	struct peer *to;
+	int bound;
+
+	if (!key.protocol)
+		return 1;
+	key.addr[0] = ctx->user_ip6[0];
+	key.addr[1] = ctx->user_ip6[1];
+	key.addr[2] = ctx->user_ip6[2];
+	key.addr[3] = ctx->user_ip6[3];
+	bound = is_bound(ctx) || (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3]) != 0;
+	to = send_to(ctx, &key, bound);
+	if (!to)
+		return 1;
+	ctx->user_ip6[0] = to->endpoint[0];
+	ctx->user_ip6[1] = to->endpoint[1];
+	ctx->user_ip6[2] = to->endpoint[2];
+	ctx->user_ip6[3] = to->endpoint[3];
+	ctx->user_port = to->endpoint_port;
+	return 1;
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg6(struct bpf_sock_addr *ctx)
+{
+	__be32 addr[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
+	struct peer *peer = sender_of(ctx, addr, ctx->user_port);
+
+	if (peer) {
+		ctx->user_ip6[0] = peer->vip[0];
+		ctx->user_ip6[1] = peer->vip[1];
+		ctx->user_ip6[2] = peer->vip[2];
+		ctx->user_ip6[3] = peer->vip[3];
+		ctx->user_port = peer->vip_port;
+	}
+	return 1;
+}
+
 #else
 
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	struct frontend_key key = {.addr = {ctx->user_ip4}, .port = ctx->user_port, .protocol = IPPROTO_TCP};
+	struct frontend_key key = {.addr = {ctx->user_ip4}, .port = ctx->user_port, .protocol = protocol_of(ctx)};
 	struct endpoint *to;
 
-	if (!translates(ctx))
+	if (!key.protocol)
 		return 1;
 	to = choose(ctx, &key, ctx->sk->src_ip4 != 0);
 	if (!to)
@@ -295,6 +490,36 @@ int getpeername4(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
+/* The kernel also asks it for a datagram of an IPv6 socket to ::ffff:192.0.2.1. */
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct frontend_key key = {.addr = {ctx->user_ip4}, .port = ctx->user_port, .protocol = protocol_of(ctx)};
+	struct peer *to;
+
+	if (!key.protocol)
+		return 1;
+	to = send_to(ctx, &key, ctx->sk->src_ip4 != 0 || ctx->msg_src_ip4 != 0);
+	if (!to)
+		return 1;
+	ctx->user_ip4 = to->endpoint[0];
+	ctx->user_port = to->endpoint_port;
+	return 1;
+}
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx)
+{
+	__be32 addr = ctx->user_ip4;
+	struct peer *peer = sender_of(ctx, &addr, ctx->user_port);
+
+	if (peer) {
+		ctx->user_ip4 = peer->vip[0];
+		ctx->user_port = peer->vip_port;
+	}
+	return 1;
+}
+
 /* mapped is whether an IPv6 socket connects to an IPv4 address, ::ffff:192.0.2.1. */
 static __always_inline int mapped(struct bpf_sock_addr *ctx)
 {
@@ -304,10 +529,10 @@ static __always_inline int mapped(struct bpf_sock_addr *ctx)
 SEC("cgroup/connect6")
 int connect_mapped(struct bpf_sock_addr *ctx)
 {
-	struct frontend_key key = {.port = ctx->user_port, .protocol = IPPROTO_TCP};
+	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
 	struct endpoint *to;
 
-	if (!translates(ctx) || !mapped(ctx))
+	if (!key.protocol || !mapped(ctx))
 		return 1;
 	key.addr[0] = ctx->user_ip6[3];
 	/* A socket that is bound to ::ffff:192.0.2.1 has that IPv4 address too. */
@@ -329,6 +554,23 @@ int getpeername_mapped(struct bpf_sock_addr *ctx)
 		return 1;
 	addr = ctx->user_ip6[3];
 	peer = vip_of(ctx, &addr, ctx->user_port);
+	if (peer) {
+		ctx->user_ip6[3] = peer->vip[0];
+		ctx->user_port = peer->vip_port;
+	}
+	return 1;
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg_mapped(struct bpf_sock_addr *ctx)
+{
+	struct peer *peer;
+	__be32 addr;
+
+	if (!mapped(ctx))
+		return 1;
+	addr = ctx->user_ip6[3];
+	peer = sender_of(ctx, &addr, ctx->user_port);
 	if (peer) {
 		ctx->user_ip6[3] = peer->vip[0];
 		ctx->user_port = peer->vip_port;

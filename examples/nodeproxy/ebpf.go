@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,7 +24,7 @@ const ebpfAnnotation = "serviceplane.io/ebpf"
 
 // socketFlags are the flags of mode ebpf. Its rules have those of mode nftables.
 type socketFlags struct {
-	mode, bpffs            string
+	mode, udp, bpffs       string
 	cgroups                []string
 	optional, realPeer     bool
 	onlyIn, skipIn         string // folders
@@ -33,6 +34,7 @@ type socketFlags struct {
 
 func (s *socketFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&s.mode, "ebpf-mode", ebpf.Strict.String(), "what sockets translate in mode ebpf: strict (what leads to the same packets as rules do) or fast (also load balancer IPs and external IPs of policy Cluster, where pods keep their source); the rules have the flags of mode nftables")
+	f.StringVar(&s.udp, "ebpf-udp", ebpf.UDPRules.String(), "who translates UDP in mode ebpf: rules, or sockets (translate), which is for nodes that do not track connections: connected sockets then end with their endpoint; it needs Linux 6.5, and to see all processes (hostPID)")
 	f.StringSliceVar(&s.cgroups, "ebpf-cgroups", nil, "directories of cgroup v2 whose sockets are translated in mode ebpf; default is those of kubepods.slice, kubepods and system.slice that exist in /sys/fs/cgroup")
 	f.StringVar(&s.bpffs, "ebpf-bpffs", "/sys/fs/bpf", "BPF file system where mode ebpf pins its maps and links; other modes remove them there")
 	f.BoolVar(&s.optional, "ebpf-optional", false, "let the rules do everything in mode ebpf if the node lacks what sockets need, instead of failing")
@@ -44,8 +46,10 @@ func (s *socketFlags) register(f *pflag.FlagSet) {
 }
 
 func (s *socketFlags) validate(f *faults) {
-	_, ok := s.parseMode()
+	_, ok := named(s.mode, ebpf.Strict, ebpf.Fast)
 	f.check(ok, "ebpf-mode", s.mode, "strict or fast")
+	_, ok = named(s.udp, ebpf.UDPRules, ebpf.UDPTranslate)
+	f.check(ok, "ebpf-udp", s.udp, "rules or translate")
 	f.check(!slices.ContainsFunc(s.cgroups, func(dir string) bool { return !filepath.IsAbs(dir) }), "ebpf-cgroups", s.cgroups, "absolute paths")
 	f.check(filepath.IsAbs(s.bpffs), "ebpf-bpffs", s.bpffs, "an absolute path")
 	f.check(s.onlyIn == "" || filepath.IsAbs(s.onlyIn), "ebpf-only-namespaces", s.onlyIn, "an absolute path, or nothing")
@@ -55,20 +59,22 @@ func (s *socketFlags) validate(f *faults) {
 	f.check(len(s.toPeer) == 0 || len(s.forwardDevices) > 0, "ebpf-forward-peers", s.toPeer, "nothing without --ebpf-forward-devices")
 }
 
-func (s *socketFlags) parseMode() (m ebpf.Mode, ok bool) {
-	for _, m := range []ebpf.Mode{ebpf.Strict, ebpf.Fast} {
-		if m.String() == s.mode {
-			return m, true
+// named returns the value of a name.
+func named[T fmt.Stringer](name string, values ...T) (value T, ok bool) {
+	for _, value := range values {
+		if value.String() == name {
+			return value, true
 		}
 	}
-	return m, false
+	return value, false
 }
 
 // config is the engine's configuration, with that of its rules.
 func (s *socketFlags) config(rules nftables.Config) ebpf.Config {
-	m, _ := s.parseMode() // validated
+	m, _ := named(s.mode, ebpf.Strict, ebpf.Fast) // validated, as is the next one
+	udp, _ := named(s.udp, ebpf.UDPRules, ebpf.UDPTranslate)
 	c := ebpf.Config{Config: rules, Sockets: ebpf.Sockets{
-		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, Mode: m, Skip: leftToRules, Optional: s.optional, RealPeer: s.realPeer,
+		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, Mode: m, UDP: udp, Skip: leftToRules, Optional: s.optional, RealPeer: s.realPeer,
 		Namespaces: s.namespaces.list,
 	}}
 	if len(s.forwardDevices) > 0 {
@@ -168,12 +174,13 @@ func (e *ebpfEngines) forwarded(family v1.IPFamily) (packets, toPeer uint64, err
 	return c.Packets, c.ToPeer, err
 }
 
-// counts returns the sockets that were translated, and those that were left to the rules, by reason.
-func (e *ebpfEngines) counts(family v1.IPFamily) (translated uint64, left map[string]uint64, err error) {
+// counts returns the sockets that were translated, and those that were left to the rules, by reason, and
+// UDP sockets that were ended.
+func (e *ebpfEngines) counts(family v1.IPFamily) (translated, ended uint64, left map[string]uint64, err error) {
 	engine := e.engine(family)
 	if engine == nil {
-		return 0, nil, proxier.ErrNotSupported
+		return 0, 0, nil, proxier.ErrNotSupported
 	}
 	c, err := engine.SocketCounts()
-	return c.Translated, map[string]uint64{"namespace": c.Namespace, "bound": c.Bound, "empty": c.Empty, "no_memory": c.NoMemory}, err
+	return c.Translated, c.Ended, map[string]uint64{"namespace": c.Namespace, "bound": c.Bound, "empty": c.Empty, "no_memory": c.NoMemory}, err
 }

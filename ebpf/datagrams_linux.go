@@ -1,0 +1,406 @@
+package ebpf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/namespace"
+)
+
+// datagrams ends connected UDP sockets of one IP family whose endpoint does not serve any more: no datagram
+// of theirs passes a program again. Sockets that are not connected get another endpoint with their next
+// datagram. One program lists the sockets of all network namespaces, and another one ends some of them, in
+// the namespace of who calls it.
+type datagrams struct {
+	log     *zap.Logger
+	addrLen int
+	netNSs  func() ([]string, error)
+	// refused is why the kernel cannot do it.
+	refused error
+	// wake asks Watch to look for sockets.
+	wake  chan struct{}
+	ended atomic.Uint64
+
+	looking sync.Mutex // guards the next ones
+	open    *datagramPrograms
+
+	mu sync.Mutex // guards all below
+	// serving are the endpoints that may have sockets, of every frontend with UDP, by sockets or not.
+	serving map[desired.Key]desired.Endpoints
+	problem string
+}
+
+// datagramPrograms are what is in the kernel while somebody uses it.
+type datagramPrograms struct {
+	find, destroy *ebpf.Program
+	peers, doomed *ebpf.Map
+}
+
+// newDatagrams returns nil if UDP is left to the rules.
+func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestroy func() error) *datagrams {
+	if config.Sockets.UDP != UDPTranslate {
+		return nil
+	}
+	d := &datagrams{log: log, addrLen: addrLenOf(family), netNSs: config.Sockets.NetNSs, wake: make(chan struct{}, 1), refused: canDestroy()}
+	if d.netNSs == nil {
+		d.netNSs = func() ([]string, error) { return networkNamespaces(config.NetNS) }
+	}
+	return d
+}
+
+// canDestroy reports whether the kernel lets a program end sockets.
+func canDestroy() error {
+	kernel, err := btf.LoadKernelSpec()
+	if err == nil {
+		var destroy *btf.Func
+		err = kernel.TypeByName("bpf_sock_destroy", &destroy)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: UDP: the kernel cannot end sockets: it needs Linux 6.5 or newer, with BTF; or leave UDP to the rules: %w", ErrUnavailable, err)
+	}
+	return nil
+}
+
+// load loads the programs, which read the map of what sockets are connected to.
+func (d *datagrams) load(peers *ebpf.Map) error {
+	if d == nil {
+		return nil
+	}
+	d.looking.Lock()
+	defer d.looking.Unlock()
+	if d.open != nil || d.refused != nil {
+		return d.refused
+	}
+	objects, err := staleSpec(d.addrLen)
+	if err != nil {
+		return err
+	}
+	own, err := peers.Clone()
+	if err != nil {
+		return fmt.Errorf("keep the map of UDP sockets: %w", err)
+	}
+	loaded, err := ebpf.NewCollectionWithOptions(objects, ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{mapDatagrams: own}})
+	if err != nil {
+		return errors.Join(unavailable("load the programs that end UDP sockets", err), own.Close())
+	}
+	d.open = &datagramPrograms{
+		find: loaded.DetachProgram(stale4ProgFind), destroy: loaded.DetachProgram(stale4ProgDestroy),
+		peers: own, doomed: loaded.DetachMap(stale4MapDoomed),
+	}
+	loaded.Close()
+	return nil
+}
+
+func staleSpec(addrLen int) (*ebpf.CollectionSpec, error) {
+	if addrLen == 4 {
+		return loadStale4()
+	}
+	return loadStale6()
+}
+
+func (d *datagrams) close() error {
+	if d == nil {
+		return nil
+	}
+	d.looking.Lock()
+	defer d.looking.Unlock()
+	if d.open == nil {
+		return nil
+	}
+	o := d.open
+	d.open = nil
+	return errors.Join(o.find.Close(), o.destroy.Close(), o.peers.Close(), o.doomed.Close())
+}
+
+// follow takes over which endpoints serve, after they were published.
+func (d *datagrams) follow(update *desired.Update) {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := d.serving
+	lost := update.Full
+	if update.Full {
+		d.serving = map[desired.Key]desired.Endpoints{}
+	}
+	for s := range update.Services() {
+		if s.Protocol != desired.UDP {
+			continue
+		}
+		for i := range s.Frontends {
+			if key := s.Key(&s.Frontends[i]); key.VIP.IsValid() {
+				lost = lost || !before[key].Equal(s.Serving)
+				d.serving[key] = s.Serving
+			}
+		}
+	}
+	for _, key := range update.Gone {
+		lost = lost || key.Protocol == desired.UDP
+		delete(d.serving, key)
+	}
+	if lost {
+		select {
+		case d.wake <- struct{}{}:
+		default: // it is awake already
+		}
+	}
+}
+
+// secondLook is when Watch looks again: a socket may have been in the middle of connect(2), with an endpoint
+// that it got before. lookShare is the part of its time that it looks at most.
+const (
+	secondLook = time.Second
+	lookShare  = 10
+)
+
+// watch looks for sockets to end after each change, until ctx ends.
+func (d *datagrams) watch(ctx context.Context) {
+	if d == nil {
+		return
+	}
+	looks := 0
+	var due <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.wake:
+			looks = 2
+		case <-due:
+		}
+		began, pause := time.Now(), secondLook
+		if d.look(ctx) {
+			looks--
+		} else {
+			pause = watchPause
+		}
+		if due = nil; looks > 0 {
+			due = time.After(pause)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(lookShare * time.Since(began)):
+		}
+	}
+}
+
+// look ends stale sockets. It reports whether none is left.
+func (d *datagrams) look(ctx context.Context) bool {
+	d.looking.Lock()
+	defer d.looking.Unlock()
+	if d.open == nil {
+		return true
+	}
+	stale, err := d.stale()
+	left := 0
+	if err == nil && len(stale) > 0 {
+		left, err = d.end(ctx, stale)
+	}
+	var problem string
+	switch {
+	case ctx.Err() != nil:
+		return true
+	case err != nil:
+		problem = fmt.Sprintf("UDP sockets whose endpoint is gone are not ended: %v: trying again", err)
+	case left > 0:
+		problem = fmt.Sprintf("%d UDP sockets are connected to endpoints that are gone, in network namespaces that were not found: let this process see all processes (hostPID), or set Sockets.NetNSs", left)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if problem != "" && d.problem == "" {
+		d.log.Warn(problem)
+	}
+	d.problem = problem
+	return problem == ""
+}
+
+// fault is what look could not do; "" if nothing.
+func (d *datagrams) fault() string {
+	if d == nil {
+		return ""
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.problem
+}
+
+// connected is a UDP socket that is connected to an endpoint: the struct found of stale.c.
+type connected struct {
+	cookie   uint64
+	netNS    uint64 // its inode
+	vip      netip.AddrPort
+	endpoint netip.AddrPort
+}
+
+// parseConnected reads what the program find has written.
+func parseConnected(b []byte, addrLen int) (all []connected, err error) {
+	const ports = 12
+	size := ports + 4 + 2*addrLen
+	if len(b)%size != 0 {
+		return nil, fmt.Errorf("list UDP sockets: %d bytes, want a multiple of %d", len(b), size)
+	}
+	for ; len(b) > 0; b = b[size:] {
+		vip, _ := netip.AddrFromSlice(b[ports+4 : ports+4+addrLen])
+		endpoint, _ := netip.AddrFromSlice(b[ports+4+addrLen : size])
+		all = append(all, connected{
+			cookie: binary.NativeEndian.Uint64(b), netNS: uint64(binary.NativeEndian.Uint32(b[8:])),
+			vip: netip.AddrPortFrom(vip, binary.BigEndian.Uint16(b[ports:])), endpoint: netip.AddrPortFrom(endpoint, binary.BigEndian.Uint16(b[ports+2:])),
+		})
+	}
+	return all, nil
+}
+
+// stale returns the sockets to end.
+func (d *datagrams) stale() ([]connected, error) {
+	raw, err := iterate(d.open.find, d.open.peers)
+	if err != nil {
+		return nil, fmt.Errorf("list UDP sockets: %w", err)
+	}
+	all, err := parseConnected(raw, d.addrLen)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.DeleteFunc(all, func(c connected) bool {
+		return d.serving[desired.Key{VIP: c.vip.Addr(), Port: c.vip.Port(), Protocol: desired.UDP}].Has(c.endpoint)
+	}), nil
+}
+
+// iterate runs an iterator, over the elements of a map if there is one, and returns what it writes.
+func iterate(program *ebpf.Program, over *ebpf.Map) (written []byte, err error) {
+	iterator, err := link.AttachIter(link.IterOptions{Program: program, Map: over})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, iterator.Close()) }()
+	all, err := iterator.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, all.Close()) }()
+	return io.ReadAll(all)
+}
+
+// end ends sockets, and returns how many could not be reached.
+func (d *datagrams) end(ctx context.Context, stale []connected) (left int, err error) {
+	byNS := map[uint64][]connected{}
+	for _, c := range stale {
+		byNS[c.netNS] = append(byNS[c.netNS], c)
+	}
+	paths, err := d.find(byNS)
+	if err != nil {
+		return 0, err
+	}
+	ended := 0
+	for ns, sockets := range byNS {
+		path, known := paths[ns]
+		if !known {
+			left += len(sockets)
+			continue
+		}
+		for part := range slices.Chunk(sockets, int(d.open.doomed.MaxEntries())) {
+			if err := ctx.Err(); err != nil {
+				return left, err
+			}
+			n, err := d.endIn(path, part)
+			ended += n
+			if err != nil {
+				return left, fmt.Errorf("end %d UDP sockets in network namespace %s: %w", len(part), path, err)
+			}
+		}
+	}
+	if ended > 0 {
+		d.ended.Add(uint64(ended))
+		d.log.Info("UDP sockets ended: their endpoint is gone", zap.Int("sockets", ended))
+	}
+	return left, nil
+}
+
+// find returns paths of these network namespaces, by inode.
+func (d *datagrams) find(wanted map[uint64][]connected) (map[uint64]string, error) {
+	all, err := d.netNSs()
+	if err != nil {
+		return nil, fmt.Errorf("find network namespaces: %w", err)
+	}
+	found := map[uint64]string{}
+	for _, path := range all {
+		if len(found) == len(wanted) {
+			break
+		}
+		if inode, ok := inodeOf(path); ok && wanted[inode] != nil {
+			found[inode] = path
+		}
+	}
+	return found, nil
+}
+
+// endIn ends sockets of one network namespace.
+func (d *datagrams) endIn(path string, sockets []connected) (ended int, err error) {
+	keys, values := make([]uint64, 0, len(sockets)), make([][]byte, 0, len(sockets))
+	for _, c := range sockets {
+		value := binary.BigEndian.AppendUint16(c.endpoint.Addr().AsSlice(), c.endpoint.Port())
+		keys, values = append(keys, c.cookie), append(values, append(value, 0, 0))
+	}
+	doomed := d.open.doomed
+	for i, key := range keys {
+		if err := doomed.Put(key, values[i]); err != nil {
+			return 0, err
+		}
+	}
+	err = namespace.Visit(path, func() error {
+		_, err := iterate(d.open.destroy, nil)
+		return err
+	})
+	for _, key := range keys {
+		var value []byte
+		if err := doomed.Lookup(key, &value); err == nil && value[len(value)-2] != 0 {
+			ended++
+		}
+		err = errors.Join(err, doomed.Delete(key))
+	}
+	return ended, err
+}
+
+// networkNamespaces returns the namespace of the node, those that have a name, and those of processes.
+func networkNamespaces(node string) ([]string, error) {
+	if node == "" {
+		node = "/proc/self/ns/net"
+	}
+	all := []string{node}
+	for _, pattern := range []string{"/run/netns/*", "/proc/[0-9]*/ns/net"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, paths...)
+	}
+	return all, nil
+}
+
+// inodeOf is the number of a network namespace, which may have ended.
+func inodeOf(path string) (inode uint64, ok bool) {
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		return 0, false
+	}
+	return stat.Ino, true
+}
