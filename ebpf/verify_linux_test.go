@@ -56,14 +56,14 @@ func TestVerifyFindsWhatAnotherProgramDid(t *testing.T) {
 		{"an element is deleted", func(t *testing.T) {
 			m, key := n.pinned(t, "maps/frontends"), make([]byte, 8)
 			netnstest.Check(t, errors.Join(m.NextKey(nil, key), m.Delete(key)))
-		}, "element 10.96.0.10:80 of map frontends of IPv4: missing"},
+		}, "element 10.96.0.10:80/TCP of map frontends of IPv4: missing"},
 		{"an element is added", func(t *testing.T) {
 			netnstest.Check(t, n.pinned(t, "maps/frontends").Put([]byte{10, 96, 0, 77, 0, 80, 6, 0}, make([]byte, 8)))
-		}, "element 10.96.0.77:80 of map frontends of IPv4: unexpected"},
+		}, "element 10.96.0.77:80/TCP of map frontends of IPv4: unexpected"},
 		{"an element leads outside of the maps", func(t *testing.T) {
 			m, key := n.pinned(t, "maps/frontends"), make([]byte, 8)
 			netnstest.Check(t, errors.Join(m.NextKey(nil, key), m.Put(key, []byte{255, 255, 255, 0, 0, 0, 0, 0})))
-		}, "element 10.96.0.10:80 of map frontends of IPv4: different"},
+		}, "element 10.96.0.10:80/TCP of map frontends of IPv4: different"},
 		{"an endpoint is changed", func(t *testing.T) {
 			m := n.pinned(t, "maps/endpoints")
 			for i := range m.MaxEntries() {
@@ -74,7 +74,7 @@ func TestVerifyFindsWhatAnotherProgramDid(t *testing.T) {
 					netnstest.Check(t, m.Put(i, value))
 				}
 			}
-		}, "element 10.96.0.10:80 of map frontends of IPv4: different"},
+		}, "element 10.96.0.10:80/TCP of map frontends of IPv4: different"},
 		{"a link is detached", func(t *testing.T) {
 			l, err := link.LoadPinnedLink(n.path(t, "links-*/connect4-*"), nil)
 			netnstest.Check(t, err)
