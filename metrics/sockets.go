@@ -7,11 +7,19 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// SocketCounts returns the numbers of sockets of an IP family that have connected to a frontend which
-// sockets have, in mode "ebpf": those that were translated, those that were left to the
-// rules, by reason, and UDP sockets that were ended because their endpoint was gone. They only grow, until what
-// counts them is removed; ended begins anew with the process. After an error, a scrape lacks them.
-type SocketCounts func(family v1.IPFamily) (translated, ended uint64, left map[string]uint64, err error)
+// Sockets are numbers of sockets of an IP family that have connected to a frontend which sockets have, in mode
+// "ebpf". They only grow, until what counts them is removed; Ended begins anew with the process.
+type Sockets struct {
+	// Translated sockets go to an endpoint.
+	Translated uint64
+	// Left to the rules, by reason.
+	Left map[string]uint64
+	// Ended are UDP sockets that were ended because their endpoint was gone.
+	Ended uint64
+}
+
+// SocketCounts returns the numbers of an IP family. After an error, a scrape lacks them.
+type SocketCounts func(family v1.IPFamily) (Sockets, error)
 
 // socketCollector collects the numbers of sockets at each scrape.
 type socketCollector struct {
@@ -78,14 +86,14 @@ func (c *socketCollector) collectSockets(out chan<- prometheus.Metric) {
 		return
 	}
 	for _, family := range c.families {
-		translated, ended, left, err := (*counts)(family)
+		n, err := (*counts)(family)
 		if err != nil {
 			continue // nothing is attached
 		}
-		out <- prometheus.MustNewConstMetric(c.translated, prometheus.CounterValue, float64(translated), string(family))
-		out <- prometheus.MustNewConstMetric(c.ended, prometheus.CounterValue, float64(ended), string(family))
-		for reason, n := range left {
-			out <- prometheus.MustNewConstMetric(c.left, prometheus.CounterValue, float64(n), string(family), reason)
+		out <- prometheus.MustNewConstMetric(c.translated, prometheus.CounterValue, float64(n.Translated), string(family))
+		out <- prometheus.MustNewConstMetric(c.ended, prometheus.CounterValue, float64(n.Ended), string(family))
+		for reason, left := range n.Left {
+			out <- prometheus.MustNewConstMetric(c.left, prometheus.CounterValue, float64(left), string(family), reason)
 		}
 	}
 }

@@ -20,11 +20,11 @@ func TestSockets(t *testing.T) {
 	if families := scrape(t, registry); families[translated] != nil || families[left] != nil || families[forwarded] != nil {
 		t.Error("sockets have metrics without WatchSockets and WatchForward")
 	}
-	m.WatchSockets(func(family v1.IPFamily) (translated, ended uint64, left map[string]uint64, err error) {
+	m.WatchSockets(func(family v1.IPFamily) (metrics.Sockets, error) {
 		if family == v1.IPv6Protocol {
-			return 0, 0, nil, errors.New("nothing is attached")
+			return metrics.Sockets{}, errors.New("nothing is attached")
 		}
-		return 7, 3, map[string]uint64{"bound": 2, "empty": 0}, nil
+		return metrics.Sockets{Translated: 7, Ended: 3, Left: map[string]uint64{"bound": 2, "empty": 0}}, nil
 	})
 	m.WatchForward(func(family v1.IPFamily) (packets, toPeer uint64, err error) {
 		if family == v1.IPv6Protocol {

@@ -15,6 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -176,11 +177,14 @@ func (e *ebpfEngines) forwarded(family v1.IPFamily) (packets, toPeer uint64, err
 
 // counts returns the sockets that were translated, and those that were left to the rules, by reason, and
 // UDP sockets that were ended.
-func (e *ebpfEngines) counts(family v1.IPFamily) (translated, ended uint64, left map[string]uint64, err error) {
+func (e *ebpfEngines) counts(family v1.IPFamily) (metrics.Sockets, error) {
 	engine := e.engine(family)
 	if engine == nil {
-		return 0, 0, nil, proxier.ErrNotSupported
+		return metrics.Sockets{}, proxier.ErrNotSupported
 	}
 	c, err := engine.SocketCounts()
-	return c.Translated, c.Ended, map[string]uint64{"namespace": c.Namespace, "bound": c.Bound, "empty": c.Empty, "no_memory": c.NoMemory}, err
+	return metrics.Sockets{
+		Translated: c.Translated, Ended: c.Ended,
+		Left: map[string]uint64{"namespace": c.Namespace, "bound": c.Bound, "empty": c.Empty, "no_memory": c.NoMemory},
+	}, err
 }
