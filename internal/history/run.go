@@ -406,7 +406,9 @@ func (r *run) wanted(ctx context.Context) (text string, err error) {
 
 // settle waits until the kernel is right, without or with a request for a sync.
 func (r *run) settle(ctx context.Context, ask bool) error {
-	r.life.calls.Cancel()
+	if err := r.endFaults(ctx); err != nil {
+		return err
+	}
 	if err := r.unmix(ctx); err != nil {
 		return err
 	}
@@ -429,6 +431,19 @@ func (r *run) settle(ctx context.Context, ask bool) error {
 		return fmt.Errorf("not settled within %v: %w\n%s\nstatus: %+v", r.patience, last, difference(got, want), r.life.Status().Families)
 	}
 	return r.mustBeIdle(ctx, want)
+}
+
+// endFaults cancels all interventions. If one has just killed the process, another one starts.
+func (r *run) endFaults(ctx context.Context) error {
+	for r.life.calls.Cancel(); r.life.calls.Dead(); r.life.calls.Cancel() {
+		if err := r.end(); err != nil {
+			return err
+		}
+		if err := r.start(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // mustBeIdle: another sync writes nothing, and all that is beside the kernel is right.
