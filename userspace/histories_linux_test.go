@@ -104,7 +104,10 @@ func (e *Engine) endpointLines() (lines []string) {
 	for name, s := range e.services {
 		for _, scope := range []desired.Scope{desired.ScopeCluster, desired.ScopeLocal} {
 			endpoints, _ := s.balancer.list(scope)
-			lines = append(lines, fmt.Sprintf("%s %v/%s %v -> %v, affinity %v", e.family, name, name.Protocol, scope, endpoints, s.balancer.affinity))
+			s.balancer.mu.Lock()
+			affinity := s.balancer.affinity
+			s.balancer.mu.Unlock()
+			lines = append(lines, fmt.Sprintf("%s %v/%s %v -> %v, affinity %v", e.family, name, name.Protocol, scope, endpoints, affinity))
 		}
 	}
 	return lines
