@@ -1,14 +1,17 @@
 package ebpf_test
 
 import (
+	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
+	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
-	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -29,40 +32,90 @@ func join(tb testing.TB, s ebpf.Sockets, netNSs ...string) {
 	}
 }
 
-// factory returns Providers with these sockets, for a node. A Provider of another node of the test has
+// factory returns Providers of a config, for a node. A Provider of another node of the test has
 // its own file system and list.
-func factory(tb testing.TB, s ebpf.Sockets, node *string) proxiertest.Factory {
+func factory(tb testing.TB, c ebpf.Config, node *string) proxiertest.Factory {
 	tb.Helper()
 	return func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
-		own := s
+		own := c
+		own.Config.Config = config
 		if config.NetNS != *node {
-			own = sockets(tb)
-			join(tb, own, config.NetNS)
+			own.Sockets = sockets(tb)
+			join(tb, own.Sockets, config.NetNS)
 		}
-		return ebpf.New(ebpf.Config{Config: nftables.Config{Config: config}, Sockets: own}, deps)
+		if c.Forward.Device != nil {
+			own.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {
+				if config.Tracker.DecorateService != nil {
+					config.Tracker.DecorateService(p, s)
+				}
+				p.FastPath = true
+			}
+		}
+		return ebpf.New(own, deps)
 	}
 }
 
-// TestPackets sends real packets for the table of scenarios, in both modes, and with UDP too.
+// forwarded counts the packets that the engines of a test have forwarded past the rules.
+type forwarded struct {
+	mu      sync.Mutex
+	packets uint64
+}
+
+// closing adds the packets of an engine when it closes.
+type closing struct {
+	*ebpf.Engine
+
+	total *forwarded
+}
+
+func (c closing) Unwrap() proxier.Engine { return c.Engine }
+
+func (c closing) Close() error {
+	counts, err := c.ForwardCounts()
+	if err == nil {
+		c.total.mu.Lock()
+		c.total.packets = max(c.total.packets, counts.Packets)
+		c.total.mu.Unlock()
+	}
+	return c.Engine.Close()
+}
+
+// TestPackets sends real packets for the table of scenarios, in both modes, with UDP too, and with a fast path
+// between all devices of the node.
 func TestPackets(t *testing.T) {
 	t.Parallel()
-	for name, set := range map[string]func(*ebpf.Sockets){
-		"strict": func(*ebpf.Sockets) {},
-		"fast":   func(s *ebpf.Sockets) { s.Mode = ebpf.Fast },
-		"UDP":    func(s *ebpf.Sockets) { s.UDP = ebpf.UDPTranslate },
+	for name, set := range map[string]func(*ebpf.Config){
+		"strict": func(*ebpf.Config) {},
+		"fast":   func(c *ebpf.Config) { c.Sockets.Mode = ebpf.Fast },
+		"UDP":    func(c *ebpf.Config) { c.Sockets.UDP = ebpf.UDPTranslate },
+		"forward": func(c *ebpf.Config) {
+			c.Forward = ebpf.Forward{Device: func(string) bool { return true }, Peer: func(name string) bool { return strings.HasPrefix(name, "pod") }}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := sockets(t)
-			set(&s)
+			c := ebpf.Config{Sockets: s}
+			set(&c)
+			total := &forwarded{}
+			t.Cleanup(func() {
+				if c.Forward.Device != nil && total.packets == 0 {
+					t.Error("no packet was forwarded past the rules")
+				}
+			})
 			var node string
 			proxiertest.Conformance(t, proxiertest.Features{
-				FirstPriorityLost: true, BySocket: true, UDPBySocket: s.UDP == ebpf.UDPTranslate, PodsKeepSource: s.Mode == ebpf.Fast,
+				FirstPriorityLost: true, BySocket: true, UDPBySocket: c.Sockets.UDP == ebpf.UDPTranslate, PodsKeepSource: c.Sockets.Mode == ebpf.Fast,
 				Prepare: func(netNS string, pods []string) {
 					node = netNS
 					join(t, s, append(pods, node)...)
 				},
-			}, factory(t, s, &node))
+			}, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+				deps.Wrap = func(_ v1.IPFamily, e proxier.Engine) (proxier.Engine, error) {
+					return closing{e.(*ebpf.Engine), total}, nil
+				}
+				return factory(t, c, &node)(config, deps)
+			})
 		})
 	}
 }
