@@ -130,8 +130,12 @@ func (e *Engine) openPrograms() (_ *programs, err error) {
 	return p, p.follow(list)
 }
 
-// check says what the machine lacks.
+// check says what the machine or the process lacks. Without privileges, the kernel would only say that it does not
+// know some kind of map.
 func (p *programs) check() error {
+	if lacks := p.lackedCapabilities(); len(lacks) > 0 {
+		return fmt.Errorf("%w: the process lacks %s: add it to the capabilities of its container or service", ErrUnavailable, strings.Join(lacks, " and "))
+	}
 	var stat unix.Statfs_t
 	if err := unix.Statfs(p.config.Sockets.BPFFS, &stat); err != nil || stat.Type != unix.BPF_FS_MAGIC {
 		return fmt.Errorf("%w: %s is not a BPF file system: mount one there (mount -t bpf bpf %[2]s), or set Sockets.BPFFS", ErrUnavailable, p.config.Sockets.BPFFS)
@@ -142,6 +146,27 @@ func (p *programs) check() error {
 		}
 	}
 	return nil
+}
+
+// lackedCapabilities names those of linux/capability.h that the process needs and lacks. CAP_SYS_ADMIN includes CAP_BPF;
+// UDPTranslate enters network namespaces.
+func (p *programs) lackedCapabilities() (names []string) {
+	var have [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil {
+		return nil // the kernel will say it
+	}
+	has := func(capability int) bool { return have[capability/32].Effective&(1<<(capability%32)) != 0 }
+	if !has(unix.CAP_NET_ADMIN) {
+		names = append(names, "CAP_NET_ADMIN")
+	}
+	switch {
+	case has(unix.CAP_SYS_ADMIN):
+	case p.config.Sockets.UDP == UDPTranslate:
+		names = append(names, "CAP_SYS_ADMIN")
+	case !has(unix.CAP_BPF):
+		names = append(names, "CAP_BPF")
+	}
+	return names
 }
 
 // open creates the folder, and locks it or one above, which all versions of the layout share.

@@ -64,7 +64,8 @@ const (
 	// that serves; then the socket ends: the program gets an error, and has to connect again. A socket that is not
 	// connected keeps its endpoint while new ones may get it, and goes to another one with its next datagram
 	// afterwards; that is for two VIPs a socket with different endpoints, rules have its others. To the program,
-	// all that comes from an endpoint of the socket comes from the VIP. It needs Linux 6.5 or newer, and Watch.
+	// all that comes from an endpoint of the socket comes from the VIP. It needs Linux 6.5 or newer, CAP_SYS_ADMIN,
+	// and Watch.
 	// Sockets that are connected when the programs are detached stay with their endpoint.
 	UDPTranslate
 )

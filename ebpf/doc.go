@@ -62,6 +62,7 @@
 // folder is locked by the instance that uses it. Cleanup removes it, which detaches the programs.
 // The fast path attaches by tcx, which lets others attach too; before Linux 6.6, by a filter of
 // clsact, with the priorities 40000 and 40001.
-// Linux 6.1 or newer is needed, with BPF, cgroup v2 and a BPF file system; if something is missing,
+// Linux 6.1 or newer is needed, with BPF, cgroup v2 and a BPF file system, and the capabilities CAP_BPF and
+// CAP_NET_ADMIN; if something is missing,
 // the error is ErrUnavailable and says what, or with Sockets.Optional rules do everything.
 package ebpf

@@ -55,7 +55,7 @@ runs() {
     ;;
   all*)
     if [ "$1" != "$oldest" ]; then
-      echo "./ebpf -skip=$(without_udp "$1")//spreading"
+      echo "./ebpf -skip=TestWithoutPrivilege|$(without_udp "$1")//spreading" # setpriv is not there
     fi
     echo './ipvs -tags=vm -skip=TestEveryHistory'
     echo './examples/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
@@ -79,6 +79,7 @@ runs() {
     echo './internal/nftables -skip=TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour|TestAnyFailedMessage|TestRulesArePrinted|TestEachCall|TestHistories|TestNewSourceRanges'
     ;;
   *)
+    echo './ebpf -tags=vm -run=^TestUnderLockdown$|^TestDatagramsFollow$|^TestConnectedSocketsEnd$'
     echo './ipvs -tags=vm -run=TestPackets|TestAffinityEnds -skip=/spreading'
     echo './internal/nftables -tags=vm -run=FastPath|Devices'
     echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows'

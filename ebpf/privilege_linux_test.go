@@ -1,0 +1,125 @@
+package ebpf_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// privileged is what a process without some privileges does, and what came of it.
+type privileged struct {
+	BPFFS, Cgroup string
+	UDP           ebpf.UDP
+	Optional      bool
+	Forward       bool
+
+	Error      string
+	Is         bool // ErrUnavailable
+	Conditions []string
+	Sockets    bool // are translated
+	Forwards   bool
+}
+
+const privilegeVariable = "SERVICEPLANE_TEST_PRIVILEGE"
+
+// TestWithoutPrivilege runs this program with few capabilities, in the network namespace of a node. What the engine
+// needs is what docs/ENGINES.md says; without it, the error names it, and with Optional rules do everything.
+func TestWithoutPrivilege(t *testing.T) {
+	t.Parallel()
+	if text := os.Getenv(privilegeVariable); text != "" {
+		syncOnce(t, text)
+		return
+	}
+	world := proxiertest.NewTopology(t)
+	for name, c := range map[string]struct {
+		capabilities string
+		does         privileged
+		lacks        string // "" if sockets are translated
+		condition    string
+	}{
+		"rules alone":       {"net_admin", privileged{}, "CAP_BPF", ""},
+		"rules, optional":   {"net_admin", privileged{Optional: true}, "", "rules do everything"},
+		"sockets":           {"net_admin,bpf", privileged{}, "", ""},
+		"UDP, not allowed":  {"net_admin,bpf", privileged{UDP: ebpf.UDPTranslate}, "CAP_SYS_ADMIN", ""},
+		"UDP":               {"net_admin,sys_admin", privileged{UDP: ebpf.UDPTranslate}, "", ""},
+		"forwarding":        {"net_admin,bpf", privileged{Forward: true}, "", ""},
+		"sockets, optional": {"net_admin,bpf", privileged{Optional: true}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := sockets(t)
+			c.does.BPFFS, c.does.Cgroup = s.BPFFS, s.Cgroups[0]
+			text, err := json.Marshal(c.does)
+			netnstest.Check(t, err)
+			var out []byte
+			netnstest.Check(t, world.Node.Do(func() error {
+				command := exec.CommandContext(t.Context(), "setpriv", "--bounding-set=-all,+"+strings.ReplaceAll(c.capabilities, ",", ",+"), "--inh-caps=-all",
+					os.Args[0], "-test.run=^TestWithoutPrivilege$", "-test.v")
+				command.Env = append(os.Environ(), privilegeVariable+"="+string(text))
+				var err error
+				out, err = command.CombinedOutput()
+				return err
+			}))
+			var got privileged
+			_, answer, _ := strings.Cut(string(out), "ANSWER ")
+			line, _, _ := strings.Cut(answer, "\n")
+			if err := json.Unmarshal([]byte(line), &got); err != nil {
+				t.Fatalf("%v:\n%s", err, out)
+			}
+			wantsSockets := c.lacks == "" && c.condition == ""
+			if got.Is != (c.lacks != "") || !strings.Contains(got.Error, c.lacks) || got.Sockets != wantsSockets || got.Forwards != c.does.Forward || (len(got.Conditions) > 0) != (c.condition != "") ||
+				c.condition != "" && !strings.Contains(got.Conditions[0], c.condition) {
+				t.Errorf("with capabilities %s: %+v; want an error with %q, a condition with %q, sockets translated: %v", c.capabilities, got, c.lacks, c.condition, wantsSockets)
+			}
+		})
+	}
+}
+
+// syncOnce is the child.
+func syncOnce(t *testing.T, text string) {
+	t.Helper()
+	var p privileged
+	netnstest.Check(t, json.Unmarshal([]byte(text), &p))
+	config := ebpf.Config{Sockets: ebpf.Sockets{BPFFS: p.BPFFS, Cgroups: []string{p.Cgroup}, UDP: p.UDP, Optional: p.Optional}}
+	config.Config = nftables.Config{Config: proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}}
+	if p.Forward {
+		config.Forward.Device = func(name string) bool { return name == "uplink" }
+	}
+	engine, err := ebpf.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	netnstest.Check(t, err)
+	provider, err := proxier.New(config.Config.Config, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	netnstest.Check(t, err)
+	provider.OnServiceSynced()
+	provider.OnEndpointSlicesSynced()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- provider.Run(ctx) }()
+	err = provider.Sync(t.Context())
+	if p.Is = errors.Is(err, ebpf.ErrUnavailable); err != nil {
+		p.Error = err.Error()
+	}
+	for _, c := range engine.Conditions() {
+		p.Conditions = append(p.Conditions, c.Message)
+	}
+	_, err = engine.SocketCounts()
+	p.Sockets = err == nil
+	_, err = engine.ForwardCounts()
+	p.Forwards = err == nil
+	cancel()
+	netnstest.Check(t, <-ended)
+	answer, err := json.Marshal(p)
+	netnstest.Check(t, errors.Join(err, provider.Cleanup(t.Context())))
+	fmt.Printf("ANSWER %s\n", answer) //nolint:forbidigo // to the parent
+}
