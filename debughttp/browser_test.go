@@ -61,7 +61,7 @@ func (p *proxy) rollOut(t *testing.T, syncs int) {
 }
 
 // serve serves a proxy under a prefix, on loopback, until the test or stop ends it.
-func serve(t *testing.T, p *proxy) (page string, stop func()) {
+func serve(t *testing.T, p debughttp.Source) (page string, stop func()) {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.Handle("/debug/serviceplane/", http.StripPrefix("/debug/serviceplane", debughttp.Handler(p)))
@@ -94,10 +94,30 @@ func TestPage(t *testing.T) {
 	for name, test := range map[string]func(t *testing.T, b *browser){
 		"rollout": pageDuringRollout, "filters": pageFiltersServices, "keys": pageFollowsKeys, "thirty thousand": pageScrollsThirtyThousand,
 		"copy": pageCopiesCommands, "back": pageGoesBack, "traffic": pageShowsTraffic, "changes": pageShowsChanges, "failed": pageShowsFailures,
-		"markup": pageKeepsMarkupAsText, "link": pageIsOneLink,
+		"markup": pageKeepsMarkupAsText, "link": pageIsOneLink, "socket": pageNamesSockets,
 		"phone": pageFitsAPhone, "hidden": hiddenPageSendsNothing, "silent": pageShowsThatTheProxyIsSilent,
 	} {
 		t.Run(name, func(t *testing.T) { b.reset(t); test(t, b) })
+	}
+}
+
+// The verdict of a packet says whether a socket or rules send it there.
+func pageNamesSockets(t *testing.T, b *browser) {
+	p, _ := webProxy(t)
+	for _, c := range []struct {
+		source debughttp.Source
+		says   bool
+	}{{p, false}, {bySocket{p}, true}} {
+		page, stop := serve(t, c.source)
+		b.open(page + "#namespace=shop&name=web")
+		b.fill("[name=source]", "203.0.113.7")
+		b.fill("[name=destination]", "198.51.100.10:80")
+		b.click("#packet button")
+		b.awaitText("#verdict", "forward")
+		if text := b.text("#verdict"); strings.Contains(text, "by socket") != c.says {
+			t.Errorf("the verdict is %q, want by socket: %v", text, c.says)
+		}
+		stop()
 	}
 }
 

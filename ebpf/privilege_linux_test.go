@@ -121,5 +121,5 @@ func syncOnce(t *testing.T, text string) {
 	netnstest.Check(t, <-ended)
 	answer, err := json.Marshal(p)
 	netnstest.Check(t, errors.Join(err, provider.Cleanup(t.Context())))
-	fmt.Printf("ANSWER %s\n", answer) //nolint:forbidigo // to the parent
+	fmt.Printf("ANSWER %s\n", answer)
 }
