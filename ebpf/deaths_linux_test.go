@@ -32,8 +32,9 @@ import (
 // everyDeath is 1 for all steps.
 var everyDeath = flag.Int("deaths.every", 12, "of the steps at which a process can die, take one in `N`; when maps grow, in 8 N")
 
-// scene is a process with the objects that it programs, of IPv4.
+// scene is a process with the objects that it programs, of one IP family.
 type scene struct {
+	Family     v1.IPFamily
 	NetNS      string
 	Node       changetracker.Node
 	Masquerade proxier.Masquerade
@@ -67,19 +68,19 @@ func (s *scene) start(t *testing.T, step func()) (p *process, stop func()) {
 		netnstest.Check(t, namespaces.Add(host))
 	}
 	config := proxier.Config{
-		NetNS: s.NetNS, Node: s.Node, Masquerade: s.Masquerade, Families: []v1.IPFamily{v1.IPv4Protocol},
+		NetNS: s.NetNS, Node: s.Node, Masquerade: s.Masquerade, Families: []v1.IPFamily{s.Family},
 		Runner: runner.Options{MinInterval: runner.Unlimited},
 	}
 	engine, err := ebpf.NewEngine(ebpf.Config{
 		Config:  nftables.Config{Config: config},
 		Sockets: ebpf.Sockets{BPFFS: s.BPFFS, Cgroups: []string{s.Cgroup}, Namespaces: namespaces, RealPeer: s.RealPeer},
-	}, v1.IPv4Protocol, proxier.Deps{})
+	}, s.Family, proxier.Deps{})
 	netnstest.Check(t, err)
 	if step != nil {
 		engine.Interrupt(step)
 	}
 	p.engine = engine
-	p.Proxier, err = proxier.New(config, proxier.Deps{Observer: p}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	p.Proxier, err = proxier.New(config, proxier.Deps{Observer: p}, map[v1.IPFamily]proxier.Engine{s.Family: engine})
 	netnstest.Check(t, err)
 	s.program(p)
 	p.OnServiceSynced()
@@ -97,17 +98,22 @@ func (s *scene) start(t *testing.T, step func()) (p *process, stop func()) {
 // program says what there is.
 func (s *scene) program(p *process) {
 	for i := range 1 + s.Others {
-		name, addr, endpoint := "web", vip(v1.IPv4Protocol).Addr(), s.Endpoint
+		name, addr, endpoint := "web", vip(s.Family).Addr(), s.Endpoint
 		if i > 0 {
-			name, addr, endpoint = fmt.Sprint("other-", i), otherVIP(i), s.Other
+			name, addr, endpoint = fmt.Sprint("other-", i), otherVIP(s.Family, i), s.Other
 		}
 		p.OnServiceUpdate(nil, proxiertest.Service("default", name, proxiertest.ClusterIPs(addr.String()), proxiertest.Port("web", v1.ProtocolTCP, 80)))
-		p.OnEndpointSliceUpdate(nil, proxiertest.Slice("default", name, discovery.AddressTypeIPv4,
+		p.OnEndpointSliceUpdate(nil, proxiertest.Slice("default", name, discovery.AddressType(s.Family),
 			proxiertest.SlicePort("web", v1.ProtocolTCP, 8080), proxiertest.Endpoint(endpoint)))
 	}
 }
 
-func otherVIP(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}) }
+func otherVIP(family v1.IPFamily, i int) netip.Addr {
+	if family == v1.IPv6Protocol {
+		return netip.AddrFrom16([16]byte{0: 0xfd, 14: 1, 15: byte(i)})
+	}
+	return netip.AddrFrom4([4]byte{10, 96, 1, byte(i)})
+}
 
 // deathOf is the environment variable with a process that dies.
 const deathOf = "SERVICEPLANE_EBPF_DEATH"
@@ -123,13 +129,14 @@ func TestDeathAtEachStep(t *testing.T) {
 	}
 	world := proxiertest.NewTopology(t)
 	pods := world.RemotePods
-	for name, c := range map[string]struct {
+	type death struct {
 		before, after scene
 		changes       bool // one process does both
 		older         bool // the process before had another layout
 		nothing       bool // there was none
 		thinner       int64
-	}{
+	}
+	for name, of := range map[string]death{
 		"start":    {after: scene{Others: 3}, nothing: true},
 		"restart":  {before: scene{Others: 3}, after: scene{Others: 5}},
 		"change":   {before: scene{Others: 3}, after: scene{Others: 3}, changes: true},
@@ -137,49 +144,51 @@ func TestDeathAtEachStep(t *testing.T) {
 		"settings": {before: scene{Others: 3}, after: scene{Others: 3, RealPeer: true}},
 		"layout":   {before: scene{Others: 3}, after: scene{Others: 3}, older: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := sockets(t)
-			fill := func(to *scene, endpoint *proxiertest.Host) {
-				config := world.Config()
-				to.NetNS, to.Node, to.Masquerade = config.NetNS, config.Node, config.Masquerade
-				to.BPFFS, to.Cgroup, to.Hosts = s.BPFFS, s.Cgroups[0], []string{world.LocalPods[0].NetNS(), config.NetNS}
-				to.Endpoint, to.Other = endpoint.Addr(v1.IPv4Protocol).String(), pods[2].Addr(v1.IPv4Protocol).String()
-			}
-			fill(&c.before, pods[0])
-			fill(&c.after, pods[1])
-			every := int64(*everyDeath) * max(c.thinner, 1)
-			for step := 1 + rand.Int64N(every); ; step += every {
-				if !c.nothing && !c.changes {
-					_, stop := c.before.start(t, nil)
-					stop()
+		for _, family := range families {
+			t.Run(name+"/"+string(family), func(t *testing.T) {
+				c, s := of, sockets(t)
+				fill := func(to *scene, endpoint *proxiertest.Host) {
+					config := world.Config()
+					to.Family, to.NetNS, to.Node, to.Masquerade = family, config.NetNS, config.Node, config.Masquerade
+					to.BPFFS, to.Cgroup, to.Hosts = s.BPFFS, s.Cgroups[0], []string{world.LocalPods[0].NetNS(), config.NetNS}
+					to.Endpoint, to.Other = endpoint.Addr(family).String(), pods[2].Addr(family).String()
 				}
-				if c.older {
-					layout, err := filepath.Glob(filepath.Join(s.BPFFS, "serviceplane", "*", "ip4", "v1"))
-					netnstest.Check(t, err)
-					netnstest.Check(t, os.Rename(layout[0], filepath.Join(filepath.Dir(layout[0]), "v0")))
-				}
-				dying := c.after
-				if dying.DieAt = step; c.changes {
-					dying.Before = &c.before
-				}
-				died := dying.run(t)
-				reach := func() {
-					answer, err := world.LocalPods[0].Ask(t.Context(), "tcp", vip(v1.IPv4Protocol), proxiertest.AskOptions{})
-					if err != nil || !slices.Contains([]string{pods[0].Name, pods[1].Name}, answer.Server) {
-						t.Fatalf("died before step %d: answer %+v, error %v; want one of the Service's endpoints", step, answer, err)
+				fill(&c.before, pods[0])
+				fill(&c.after, pods[1])
+				every := int64(*everyDeath) * max(c.thinner, 1)
+				for step := 1 + rand.Int64N(every); ; step += every {
+					if !c.nothing && !c.changes {
+						_, stop := c.before.start(t, nil)
+						stop()
+					}
+					if c.older {
+						layout, err := filepath.Glob(filepath.Join(s.BPFFS, "serviceplane", "*", "ip[46]", "v1"))
+						netnstest.Check(t, err)
+						netnstest.Check(t, os.Rename(layout[0], filepath.Join(filepath.Dir(layout[0]), "v0")))
+					}
+					dying := c.after
+					if dying.DieAt = step; c.changes {
+						dying.Before = &c.before
+					}
+					died := dying.run(t)
+					reach := func() {
+						answer, err := world.LocalPods[0].Ask(t.Context(), "tcp", vip(family), proxiertest.AskOptions{})
+						if err != nil || !slices.Contains([]string{pods[0].Name, pods[1].Name}, answer.Server) {
+							t.Fatalf("died before step %d: answer %+v, error %v; want one of the Service's endpoints", step, answer, err)
+						}
+					}
+					if c.nothing {
+						reach = func() {}
+					}
+					reach()
+					c.after.recovers(t, world, reach)
+					if !died {
+						t.Logf("%d steps, one in %d", step, every)
+						return
 					}
 				}
-				if c.nothing {
-					reach = func() {}
-				}
-				reach()
-				c.after.recovers(t, world, reach)
-				if !died {
-					t.Logf("%d steps, one in %d", step, every)
-					return
-				}
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -239,9 +248,9 @@ func (s *scene) recovers(t *testing.T, world *proxiertest.Topology, reach func()
 	before, err := p.engine.SocketCounts()
 	netnstest.Check(t, err)
 	for _, i := range []int{0, 1, s.Others} {
-		to, want := vip(v1.IPv4Protocol), world.RemotePods[1].Name
+		to, want := vip(s.Family), world.RemotePods[1].Name
 		if i > 0 {
-			to, want = netip.AddrPortFrom(otherVIP(i), 80), world.RemotePods[2].Name
+			to, want = netip.AddrPortFrom(otherVIP(s.Family, i), 80), world.RemotePods[2].Name
 		}
 		if answer, err := world.LocalPods[0].Ask(t.Context(), "tcp", to, proxiertest.AskOptions{}); err != nil || answer.Server != want {
 			t.Errorf("%v: answer %+v, error %v; want %s", to, answer, err, want)
