@@ -218,6 +218,9 @@ func (p *programs) activate(m *tables) error {
 	if err := p.keepTables(m.named()); err != nil {
 		return err
 	}
+	if err := p.removeUnfinished(); err != nil {
+		return err
+	}
 	return p.removeLayouts(p.dir)
 }
 
@@ -386,7 +389,7 @@ func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf
 		closeLinks(p.attached)
 		p.attached = links
 	}()
-	work := filepath.Join(p.dir, "links-new")
+	work := filepath.Join(p.dir, linksNew)
 	if err := os.MkdirAll(work, 0o700); err != nil {
 		return unavailable("create the folder of links", err)
 	}

@@ -90,12 +90,13 @@ func layerMaps() []string { return []string{mapFrontends, mapServices, mapEndpoi
 
 func sharedMaps() []string { return []string{mapPeers, mapDatagrams, mapNamespaces, mapCounts} }
 
-const mapsFolder = "maps"
+// mapsNew and linksNew are folders that get the names of others when they are complete.
+const mapsFolder, mapsNew, linksNew = "maps", "maps-new", "links-new"
 
 // keepTables pins the maps of a layer, all at once: a process that begins finds the maps from before, or
 // these, but no mixture.
 func (p *programs) keepTables(tables map[string]*ebpf.Map) error {
-	dir, next := filepath.Join(p.dir, mapsFolder), filepath.Join(p.dir, "maps-new")
+	dir, next := filepath.Join(p.dir, mapsFolder), filepath.Join(p.dir, mapsNew)
 	p.layer = map[string]*ebpf.Map{}
 	complete := true
 	for name, one := range tables {
@@ -114,18 +115,29 @@ func (p *programs) keepTables(tables map[string]*ebpf.Map) error {
 			return err
 		}
 	}
-	err := p.change(func() error {
+	return p.change(func() error {
 		err := unix.Renameat2(unix.AT_FDCWD, next, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE)
 		if errors.Is(err, unix.ENOENT) { // there was none
 			err = os.Rename(next, dir)
 		}
-		return err
+		if err != nil {
+			return fmt.Errorf("replace the folder of pinned maps: %w", err)
+		}
+		return nil
 	})
-	if err == nil {
-		err = p.change(func() error { return os.RemoveAll(next) })
-	}
-	if err != nil {
-		return fmt.Errorf("replace the folder of pinned maps: %w", err)
+}
+
+// removeUnfinished removes what keepTables has replaced, and what a process has begun that died meanwhile: nothing
+// there is in use once all maps and links are in their places.
+func (p *programs) removeUnfinished() error {
+	for _, name := range []string{mapsNew, linksNew} {
+		path := filepath.Join(p.dir, name)
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := p.change(func() error { return os.RemoveAll(path) }); err != nil {
+			return fmt.Errorf("remove an unfinished folder: %w", err)
+		}
 	}
 	return nil
 }
