@@ -134,12 +134,12 @@ func TestProgramsOfOthers(t *testing.T) {
 	mustSee("after Cleanup")
 }
 
-// counter is a program of others that counts connects by destination address.
+// counter is a program of others that remembers the last destinations of connects, also those of other tests.
 type counter struct{ seen *bpf.Map }
 
 func newCounter(t *testing.T, cgroup string) *counter {
 	t.Helper()
-	seen, err := bpf.NewMap(&bpf.MapSpec{Type: bpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 4096})
+	seen, err := bpf.NewMap(&bpf.MapSpec{Type: bpf.LRUHash, KeySize: 4, ValueSize: 8, MaxEntries: 65536})
 	netnstest.Check(t, err)
 	t.Cleanup(func() { _ = seen.Close() })
 	const userIP4 = 4 // in struct bpf_sock_addr of linux/bpf.h
