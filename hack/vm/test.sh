@@ -46,7 +46,7 @@ runs() {
     echo './userspace -run=^TestPacketsWithIPTables$ -skip=/spreading'
     echo './nftables -run=^TestPackets$ -skip=/spreading'
     if [ "$1" != "$oldest" ]; then
-      echo "./ebpf -run=^TestPackets\$ -skip=$(without_udp "$1")//spreading"
+      echo "./ebpf -packets.all -run=^TestPackets\$ -skip=$(without_udp "$1")//spreading"
     fi
     if [ "$1" != host ]; then
       echo './ipvs -tags=vm -run=^(TestPackets|TestAffinityEndsAfterItsTimeout)$ -skip=/spreading'
