@@ -290,7 +290,7 @@ func (e *Engine) removeSockets() error {
 		return err
 	}
 	p := e.closedPrograms()
-	if _, err := os.Stat(p.dir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Dir(p.dir)); errors.Is(err, fs.ErrNotExist) { // not p.dir: a process may have died after it was removed
 		return nil
 	}
 	err := p.open(filepath.Dir(p.dir))

@@ -191,6 +191,22 @@ func TestConditionOfSockets(t *testing.T) {
 	}
 }
 
+// TestCleanupFinishesAnother that has died when the maps and links were gone.
+func TestCleanupFinishesAnother(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.start(t, n.world.RemotePods[0])
+	netnstest.Check(t, n.Sync(t.Context()))
+	n.stop()
+	for _, family := range []string{"ip4", "ip6"} {
+		netnstest.Check(t, os.RemoveAll(filepath.Join(n.sockets.BPFFS, "serviceplane", proxier.DefaultNames().Table, family, "v1")))
+	}
+	netnstest.Check(t, n.Cleanup(t.Context()))
+	if _, err := os.Stat(filepath.Join(n.sockets.BPFFS, "serviceplane")); err == nil {
+		t.Error("Cleanup left the folders of the instance")
+	}
+}
+
 // TestRemoveSockets leaves the rules, which then do everything. It does nothing while a process has them,
 // or where there are none.
 func TestRemoveSockets(t *testing.T) {
