@@ -133,8 +133,8 @@ func (e *Engine) openPrograms() (_ *programs, err error) {
 // check says what the machine or the process lacks. Without privileges, the kernel would only say that it does not
 // know some kind of map.
 func (p *programs) check() error {
-	if lacks := p.lackedCapabilities(); len(lacks) > 0 {
-		return fmt.Errorf("%w: the process lacks %s: add it to the capabilities of its container or service", ErrUnavailable, strings.Join(lacks, " and "))
+	if err := privileged(p.config.Sockets.UDP == UDPTranslate); err != nil {
+		return err
 	}
 	var stat unix.Statfs_t
 	if err := unix.Statfs(p.config.Sockets.BPFFS, &stat); err != nil || stat.Type != unix.BPF_FS_MAGIC {
@@ -148,12 +148,13 @@ func (p *programs) check() error {
 	return nil
 }
 
-// lackedCapabilities names those of linux/capability.h that the process needs and lacks. CAP_SYS_ADMIN includes CAP_BPF;
-// UDPTranslate enters network namespaces.
-func (p *programs) lackedCapabilities() (names []string) {
+// privileged names the capabilities (linux/capability.h) that the process lacks. CAP_SYS_ADMIN includes CAP_BPF; who ends
+// UDP sockets also enters network namespaces.
+func privileged(ends bool) error {
+	var names []string
 	var have [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil {
-		return nil // the kernel will say it
+		return fmt.Errorf("read the capabilities of the process: %w", err)
 	}
 	has := func(capability int) bool { return have[capability/32].Effective&(1<<(capability%32)) != 0 }
 	if !has(unix.CAP_NET_ADMIN) {
@@ -161,12 +162,15 @@ func (p *programs) lackedCapabilities() (names []string) {
 	}
 	switch {
 	case has(unix.CAP_SYS_ADMIN):
-	case p.config.Sockets.UDP == UDPTranslate:
+	case ends:
 		names = append(names, "CAP_SYS_ADMIN")
 	case !has(unix.CAP_BPF):
 		names = append(names, "CAP_BPF")
 	}
-	return names
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: the process lacks %s: add it to the capabilities of its container or service", ErrUnavailable, strings.Join(names, " and "))
 }
 
 // open creates the folder, and locks it or one above, which all versions of the layout share.
@@ -233,9 +237,10 @@ func (p *programs) load(dir string, wanted map[string]wantedLink, used map[strin
 	for name, one := range used {
 		objects.Maps[name].MaxEntries = one.MaxEntries()
 	}
+	attached := p.hooks()
 	maps.DeleteFunc(objects.Programs, func(name string, _ *ebpf.ProgramSpec) bool {
-		_, attached := p.hooks()[name]
-		return !attached
+		_, is := attached[name]
+		return !is
 	})
 	for name, value := range map[string]any{
 		sockets4VarNodeCookie: p.settings.nodeCookie, sockets4VarOnlyListed: p.settings.onlyListed,

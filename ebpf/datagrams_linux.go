@@ -39,19 +39,14 @@ type datagrams struct {
 	wake  chan struct{}
 	ended atomic.Uint64
 
-	looking sync.Mutex // guards the next ones
-	open    *datagramPrograms
+	looking sync.Mutex       // guards the next ones
+	loaded  *ebpf.Collection // nil while closed
+	peers   *ebpf.Map        // what sockets are connected to: that of the programs of sockets
 
 	mu sync.Mutex // guards all below
 	// serving are the endpoints that may have sockets, of every frontend with UDP, by sockets or not.
 	serving map[desired.Key]desired.Endpoints
 	problem string
-}
-
-// datagramPrograms are what is in the kernel while somebody uses it.
-type datagramPrograms struct {
-	find, destroy *ebpf.Program
-	peers, doomed *ebpf.Map
 }
 
 // newDatagrams returns nil if UDP is left to the rules.
@@ -80,33 +75,25 @@ func canDestroy() error {
 	return nil
 }
 
-// load loads the programs, which read the map of what sockets are connected to.
+// load loads the programs. The map must stay open until close.
 func (d *datagrams) load(peers *ebpf.Map) error {
 	if d == nil {
 		return nil
 	}
 	d.looking.Lock()
 	defer d.looking.Unlock()
-	if d.open != nil || d.refused != nil {
+	if d.refused != nil {
 		return d.refused
 	}
 	objects, err := staleSpec(d.addrLen)
 	if err != nil {
 		return err
 	}
-	own, err := peers.Clone()
+	loaded, err := ebpf.NewCollection(objects)
 	if err != nil {
-		return fmt.Errorf("keep the map of UDP sockets: %w", err)
+		return unavailable("load the programs that end UDP sockets", err)
 	}
-	loaded, err := ebpf.NewCollectionWithOptions(objects, ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{mapDatagrams: own}})
-	if err != nil {
-		return errors.Join(unavailable("load the programs that end UDP sockets", err), own.Close())
-	}
-	d.open = &datagramPrograms{
-		find: loaded.DetachProgram(stale4ProgFind), destroy: loaded.DetachProgram(stale4ProgDestroy),
-		peers: own, doomed: loaded.DetachMap(stale4MapDoomed),
-	}
-	loaded.Close()
+	d.loaded, d.peers = loaded, peers
 	return nil
 }
 
@@ -117,18 +104,16 @@ func staleSpec(addrLen int) (*ebpf.CollectionSpec, error) {
 	return loadStale6()
 }
 
-func (d *datagrams) close() error {
+func (d *datagrams) close() {
 	if d == nil {
-		return nil
+		return
 	}
 	d.looking.Lock()
 	defer d.looking.Unlock()
-	if d.open == nil {
-		return nil
+	if d.loaded != nil {
+		d.loaded.Close()
 	}
-	o := d.open
-	d.open = nil
-	return errors.Join(o.find.Close(), o.destroy.Close(), o.peers.Close(), o.doomed.Close())
+	d.loaded, d.peers = nil, nil
 }
 
 // follow takes over which endpoints serve, after they were published.
@@ -208,7 +193,7 @@ func (d *datagrams) watch(ctx context.Context) {
 func (d *datagrams) look(ctx context.Context) bool {
 	d.looking.Lock()
 	defer d.looking.Unlock()
-	if d.open == nil {
+	if d.loaded == nil {
 		return true
 	}
 	stale, err := d.stale()
@@ -272,7 +257,7 @@ func parseConnected(b []byte, addrLen int) (all []connected, err error) {
 
 // stale returns the sockets to end.
 func (d *datagrams) stale() ([]connected, error) {
-	raw, err := iterate(d.open.find, d.open.peers)
+	raw, err := iterate(d.loaded.Programs[stale4ProgFind], d.peers)
 	if err != nil {
 		return nil, fmt.Errorf("list UDP sockets: %w", err)
 	}
@@ -308,7 +293,7 @@ func (d *datagrams) end(ctx context.Context, stale []connected) (left int, err e
 	for _, c := range stale {
 		byNS[c.netNS] = append(byNS[c.netNS], c)
 	}
-	paths, err := d.find(byNS)
+	paths, err := d.pathsOf(byNS)
 	if err != nil {
 		return 0, err
 	}
@@ -319,7 +304,7 @@ func (d *datagrams) end(ctx context.Context, stale []connected) (left int, err e
 			left += len(sockets)
 			continue
 		}
-		for part := range slices.Chunk(sockets, int(d.open.doomed.MaxEntries())) {
+		for part := range slices.Chunk(sockets, int(d.loaded.Maps[stale4MapDoomed].MaxEntries())) {
 			if err := ctx.Err(); err != nil {
 				return left, err
 			}
@@ -337,8 +322,8 @@ func (d *datagrams) end(ctx context.Context, stale []connected) (left int, err e
 	return left, nil
 }
 
-// find returns paths of these network namespaces, by inode.
-func (d *datagrams) find(wanted map[uint64][]connected) (map[uint64]string, error) {
+// pathsOf returns paths of these network namespaces, by inode.
+func (d *datagrams) pathsOf(wanted map[uint64][]connected) (map[uint64]string, error) {
 	all, err := d.netNSs()
 	if err != nil {
 		return nil, fmt.Errorf("find network namespaces: %w", err)
@@ -357,27 +342,20 @@ func (d *datagrams) find(wanted map[uint64][]connected) (map[uint64]string, erro
 
 // endIn ends sockets of one network namespace.
 func (d *datagrams) endIn(path string, sockets []connected) (ended int, err error) {
-	keys, values := make([]uint64, 0, len(sockets)), make([][]byte, 0, len(sockets))
+	doomed := d.loaded.Maps[stale4MapDoomed]
 	for _, c := range sockets {
-		value := binary.BigEndian.AppendUint16(c.endpoint.Addr().AsSlice(), c.endpoint.Port())
-		keys, values = append(keys, c.cookie), append(values, append(value, 0, 0))
+		value := binary.BigEndian.AppendUint16(c.endpoint.Addr().AsSlice(), c.endpoint.Port()) // and whether it has ended
+		err = errors.Join(err, doomed.Put(c.cookie, append(value, 0, 0)))
 	}
-	doomed := d.open.doomed
-	for i, key := range keys {
-		if err := doomed.Put(key, values[i]); err != nil {
-			return 0, err
-		}
-	}
-	err = namespace.Visit(path, func() error {
-		_, err := iterate(d.open.destroy, nil)
+	err = errors.Join(err, namespace.Visit(path, func() error {
+		_, err := iterate(d.loaded.Programs[stale4ProgDestroy], nil)
 		return err
-	})
-	for _, key := range keys {
+	}))
+	for _, c := range sockets {
 		var value []byte
-		if err := doomed.Lookup(key, &value); err == nil && value[len(value)-2] != 0 {
+		if doomed.LookupAndDelete(c.cookie, &value) == nil && value[len(value)-2] != 0 { // else it is still connected, and found again
 			ended++
 		}
-		err = errors.Join(err, doomed.Delete(key))
 	}
 	return ended, err
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-var staleSockets = flag.Int("datagrams.stale", 500, "UDP sockets that must end in TestStaleSocketsEnd, beside half as many that must not")
+var staleSockets = flag.Int("datagrams.stale", 500, "UDP sockets that must end in TestUDPStaleSocketsEnd, beside half as many that must not")
 
 // newUDPNode is a node where UDP is translated too. The namespaces of the test have no name and no process.
 func newUDPNode(t *testing.T) *node {
@@ -113,10 +113,10 @@ func (u *unconnected) ask(to netip.AddrPort) (server string) {
 	return ""
 }
 
-// TestDatagramsFollow: a socket that is not connected keeps its endpoint while that is one of the Service, then
+// TestUDPFollows: a socket that is not connected keeps its endpoint while that is one of the Service, then
 // goes to another one, and all answers come from the VIP. It has two VIPs by sockets, and others by
 // rules.
-func TestDatagramsFollow(t *testing.T) {
+func TestUDPFollows(t *testing.T) {
 	t.Parallel()
 	n := newUDPNode(t)
 	n.start(t)
@@ -167,9 +167,9 @@ func TestDatagramsFollow(t *testing.T) {
 	}
 }
 
-// TestConnectedSocketsEnd: a connected socket goes to its endpoint while that serves, and shows the VIP. Then it
+// TestUDPSocketsEnd: a connected socket goes to its endpoint while that serves, and shows the VIP. Then it
 // ends, and the next one gets another endpoint; also if no process ran when the endpoint went.
-func TestConnectedSocketsEnd(t *testing.T) {
+func TestUDPSocketsEnd(t *testing.T) {
 	t.Parallel()
 	n := newUDPNode(t)
 	n.start(t)
@@ -220,9 +220,9 @@ func TestConnectedSocketsEnd(t *testing.T) {
 	}
 }
 
-// TestStaleSocketsEnd: when an endpoint goes, all sockets that are connected to it end, in every network
+// TestUDPStaleSocketsEnd: when an endpoint goes, all sockets that are connected to it end, in every network
 // namespace, and those of another Service go on, although they have the same endpoint.
-func TestStaleSocketsEnd(t *testing.T) {
+func TestUDPStaleSocketsEnd(t *testing.T) {
 	counts := [2]int{*staleSockets, *staleSockets / 2}
 	raiseDescriptors(t, counts[0]+counts[1]+1000)
 	n := newUDPNode(t)
@@ -294,8 +294,8 @@ func connectUDP(to netip.AddrPort) (fd int, err error) {
 	return fd, unix.Connect(fd, addr)
 }
 
-// TestANamespaceThatIsNotFound: the Condition says that sockets there stay as they are, and they end when it is.
-func TestANamespaceThatIsNotFound(t *testing.T) {
+// TestUDPInANamespaceThatIsNotFound: the Condition says that sockets there stay as they are, and they end when it is.
+func TestUDPInANamespaceThatIsNotFound(t *testing.T) {
 	t.Parallel()
 	n := newUDPNode(t)
 	find := n.sockets.NetNSs

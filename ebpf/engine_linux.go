@@ -65,7 +65,8 @@ type rules interface {
 	OwnsNames() bool
 }
 
-// NewEngine returns the engine of one family. It opens nothing before the first Apply.
+// NewEngine returns the engine of one family. It opens nothing before the first Apply; for UDPTranslate, it reads what the
+// kernel can do.
 func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
 	return newEngine(config, family, deps, canDestroy)
 }
@@ -309,7 +310,8 @@ func (e *Engine) Close() error {
 }
 
 func (e *Engine) closeSockets() error {
-	errs := []error{e.datagrams.close()}
+	e.datagrams.close()
+	var errs []error
 	if e.layer != nil {
 		errs = append(errs, e.layer.close())
 		e.layer = nil

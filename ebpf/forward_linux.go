@@ -135,7 +135,7 @@ func (f *forwarder) begin() {
 
 // open is idempotent: it finds out what changed.
 func (f *forwarder) open() (err error) {
-	if err := f.closeProgram(); err != nil {
+	if err := errors.Join(f.closeProgram(), privileged(false)); err != nil {
 		return err
 	}
 	objects, err := f.spec()

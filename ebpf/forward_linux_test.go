@@ -66,10 +66,13 @@ func newFastNode(t *testing.T, family v1.IPFamily) *fastNode {
 	return n
 }
 
+// liberalFile lets TCP connections return from the fast path to the rules.
+const liberalFile = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+
 func (n *fastNode) liberal(value string) {
 	n.t.Helper()
 	netnstest.Check(n.t, n.world.Node.Do(func() error {
-		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte(value), 0)
+		return os.WriteFile(liberalFile, []byte(value), 0)
 	}))
 }
 

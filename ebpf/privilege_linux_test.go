@@ -31,6 +31,7 @@ type privileged struct {
 	Conditions []string
 	Sockets    bool // are translated
 	Forwards   bool
+	Why        string // not
 }
 
 const privilegeVariable = "SERVICEPLANE_TEST_PRIVILEGE"
@@ -56,6 +57,7 @@ func TestWithoutPrivilege(t *testing.T) {
 		"UDP, not allowed":  {"net_admin,bpf", privileged{UDP: ebpf.UDPTranslate}, "CAP_SYS_ADMIN", ""},
 		"UDP":               {"net_admin,sys_admin", privileged{UDP: ebpf.UDPTranslate}, "", ""},
 		"forwarding":        {"net_admin,bpf", privileged{Forward: true}, "", ""},
+		"all optional":      {"net_admin", privileged{Forward: true, Optional: true}, "", "CAP_BPF"},
 		"sockets, optional": {"net_admin,bpf", privileged{Optional: true}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +81,7 @@ func TestWithoutPrivilege(t *testing.T) {
 				t.Fatalf("%v:\n%s", err, out)
 			}
 			wantsSockets := c.lacks == "" && c.condition == ""
-			if got.Is != (c.lacks != "") || !strings.Contains(got.Error, c.lacks) || got.Sockets != wantsSockets || got.Forwards != c.does.Forward || (len(got.Conditions) > 0) != (c.condition != "") ||
+			if got.Is != (c.lacks != "") || !strings.Contains(got.Error, c.lacks) || got.Sockets != wantsSockets || got.Forwards != (c.does.Forward && wantsSockets) || c.does.Forward && !wantsSockets && !strings.Contains(got.Why, "CAP_BPF") || (len(got.Conditions) > 0) != (c.condition != "") ||
 				c.condition != "" && !strings.Contains(got.Conditions[0], c.condition) {
 				t.Errorf("with capabilities %s: %+v; want an error with %q, a condition with %q, sockets translated: %v", c.capabilities, got, c.lacks, c.condition, wantsSockets)
 			}
@@ -116,7 +118,9 @@ func syncOnce(t *testing.T, text string) {
 	_, err = engine.SocketCounts()
 	p.Sockets = err == nil
 	_, err = engine.ForwardCounts()
-	p.Forwards = err == nil
+	if p.Forwards = err == nil; err != nil {
+		p.Why = err.Error()
+	}
 	cancel()
 	netnstest.Check(t, <-ended)
 	answer, err := json.Marshal(p)

@@ -13,28 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type stale4Datagrams struct {
-	_         structs.HostLayout
-	Connected struct {
-		_            structs.HostLayout
-		Vip          [1]uint32
-		Endpoint     [1]uint32
-		VipPort      uint16
-		EndpointPort uint16
-		Service      uint32
-		Pick         uint64
-	}
-	Sent [2]struct {
-		_            structs.HostLayout
-		Vip          [1]uint32
-		Endpoint     [1]uint32
-		VipPort      uint16
-		EndpointPort uint16
-		Service      uint32
-		Pick         uint64
-	}
-}
-
 type stale4Doomed struct {
 	_            structs.HostLayout
 	Endpoint     [1]uint32
@@ -46,10 +24,9 @@ type stale4Doomed struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	stale4MapDatagrams = "datagrams"
-	stale4MapDoomed    = "doomed"
-	stale4ProgDestroy  = "destroy"
-	stale4ProgFind     = "find"
+	stale4MapDoomed   = "doomed"
+	stale4ProgDestroy = "destroy"
+	stale4ProgFind    = "find"
 )
 
 // loadStale4 returns the embedded CollectionSpec for stale4.
@@ -102,8 +79,7 @@ type stale4ProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stale4MapSpecs struct {
-	Datagrams *ebpf.MapSpec `ebpf:"datagrams"`
-	Doomed    *ebpf.MapSpec `ebpf:"doomed"`
+	Doomed *ebpf.MapSpec `ebpf:"doomed"`
 }
 
 // stale4VariableSpecs contains global variables before they are loaded into the kernel.
@@ -132,13 +108,11 @@ func (o *stale4Objects) Close() error {
 //
 // It can be passed to loadStale4Objects or ebpf.CollectionSpec.LoadAndAssign.
 type stale4Maps struct {
-	Datagrams *ebpf.Map `ebpf:"datagrams"`
-	Doomed    *ebpf.Map `ebpf:"doomed"`
+	Doomed *ebpf.Map `ebpf:"doomed"`
 }
 
 func (m *stale4Maps) Close() error {
 	return _Stale4Close(
-		m.Datagrams,
 		m.Doomed,
 	)
 }

@@ -13,28 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type stale6Datagrams struct {
-	_         structs.HostLayout
-	Connected struct {
-		_            structs.HostLayout
-		Vip          [4]uint32
-		Endpoint     [4]uint32
-		VipPort      uint16
-		EndpointPort uint16
-		Service      uint32
-		Pick         uint64
-	}
-	Sent [2]struct {
-		_            structs.HostLayout
-		Vip          [4]uint32
-		Endpoint     [4]uint32
-		VipPort      uint16
-		EndpointPort uint16
-		Service      uint32
-		Pick         uint64
-	}
-}
-
 type stale6Doomed struct {
 	_            structs.HostLayout
 	Endpoint     [4]uint32
@@ -46,10 +24,9 @@ type stale6Doomed struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	stale6MapDatagrams = "datagrams"
-	stale6MapDoomed    = "doomed"
-	stale6ProgDestroy  = "destroy"
-	stale6ProgFind     = "find"
+	stale6MapDoomed   = "doomed"
+	stale6ProgDestroy = "destroy"
+	stale6ProgFind    = "find"
 )
 
 // loadStale6 returns the embedded CollectionSpec for stale6.
@@ -102,8 +79,7 @@ type stale6ProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stale6MapSpecs struct {
-	Datagrams *ebpf.MapSpec `ebpf:"datagrams"`
-	Doomed    *ebpf.MapSpec `ebpf:"doomed"`
+	Doomed *ebpf.MapSpec `ebpf:"doomed"`
 }
 
 // stale6VariableSpecs contains global variables before they are loaded into the kernel.
@@ -132,13 +108,11 @@ func (o *stale6Objects) Close() error {
 //
 // It can be passed to loadStale6Objects or ebpf.CollectionSpec.LoadAndAssign.
 type stale6Maps struct {
-	Datagrams *ebpf.Map `ebpf:"datagrams"`
-	Doomed    *ebpf.Map `ebpf:"doomed"`
+	Doomed *ebpf.Map `ebpf:"doomed"`
 }
 
 func (m *stale6Maps) Close() error {
 	return _Stale6Close(
-		m.Datagrams,
 		m.Doomed,
 	)
 }

@@ -61,9 +61,9 @@ type Features struct {
 	// BySocket translates TCP sockets of the node and of its pods when they connect: a pod that
 	// reaches itself may keep its source (PKT-02), and FirstPriorityLost is not for them (PKT-87).
 	BySocket bool
-	// UDPBySocket: UDP sockets too.
+	// UDPBySocket does the same for UDP sockets.
 	UDPBySocket bool
-	// PodsKeepSource lets TCP connections of local pods keep their source at all frontends (PKT-20).
+	// PodsKeepSource lets sockets that BySocket translates keep the source of a local pod at all frontends (PKT-20).
 	PodsKeepSource bool
 	// Prepare, if not nil, gets the network namespaces of the node and of its pods, before the first
 	// Provider is made.

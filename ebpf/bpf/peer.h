@@ -12,24 +12,15 @@
 struct peer {
 	__be32 vip[WORDS];
 	__be32 endpoint[WORDS];
-	__be16 vip_port; /* 0: nothing */
+	__be16 vip_port;      /* 0: nothing */
 	__be16 endpoint_port; /* 0: the rules have the VIP */
 	__u32 service;
 	__u64 pick;
 };
 
-#define SENT 2
-
 /* A UDP socket may be connected, and send to other addresses too. All programs that read or write it
  * hold the lock of the socket. */
 struct datagrams {
 	struct peer connected;
-	struct peer sent[SENT];
+	struct peer sent[2];
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct datagrams);
-} datagrams SEC(".maps");

@@ -77,6 +77,13 @@ struct {
 	__type(value, struct peer);
 } peers SEC(".maps"); /* of TCP */
 
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct datagrams);
+} datagrams SEC(".maps");
+
 /* Network namespaces, by cookie, whose sockets are treated differently. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -200,12 +207,22 @@ static __always_inline void remember(struct peer *peer, struct frontend_key *key
 	peer->pick = to->pick;
 }
 
+/* connected_of returns what a TCP or UDP socket remembers of its connection. */
+static __always_inline struct peer *connected_of(struct bpf_sock_addr *ctx, __u64 flags)
+{
+	struct datagrams *d;
+
+	if (ctx->protocol != IPPROTO_UDP)
+		return bpf_sk_storage_get(&peers, ctx->sk, NULL, flags);
+	d = bpf_sk_storage_get(&datagrams, ctx->sk, NULL, flags);
+	return d ? &d->connected : NULL;
+}
+
 /* choose looks up the address that a socket connects to, and chooses an endpoint. NULL means to
  * leave it to the rules. */
 static __always_inline struct endpoint *choose(struct bpf_sock_addr *ctx, struct frontend_key *key, int bound)
 {
 	struct endpoint *endpoint;
-	struct peer *peer = NULL;
 	struct target to;
 
 	if (!look_up(ctx, key, bound, &to))
@@ -213,19 +230,14 @@ static __always_inline struct endpoint *choose(struct bpf_sock_addr *ctx, struct
 	endpoint = draw(to.pick);
 	if (!endpoint)
 		return NULL;
-	if (key->protocol == IPPROTO_UDP) {
-		struct datagrams *d = bpf_sk_storage_get(&datagrams, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (key->protocol == IPPROTO_UDP || !real_peer) {
+		struct peer *peer = connected_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
 
-		if (d)
-			peer = &d->connected;
-	} else if (!real_peer) {
-		peer = bpf_sk_storage_get(&peers, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	}
-	if (peer) {
+		if (!peer) {
+			count(NO_MEMORY);
+			return NULL;
+		}
 		remember(peer, key, endpoint, &to);
-	} else if (key->protocol == IPPROTO_UDP || !real_peer) {
-		count(NO_MEMORY);
-		return NULL;
 	}
 	count(TRANSLATED);
 	return endpoint;
@@ -282,6 +294,16 @@ static __always_inline int is_shared(struct datagrams *d, struct peer *peer)
 	       1;
 }
 
+/* sent_to returns what a socket remembers of a VIP, or room for it, or NULL. */
+static __always_inline struct peer *sent_to(struct datagrams *d, struct frontend_key *key)
+{
+	if (is_vip(&d->sent[0], key) || !d->sent[0].vip_port)
+		return &d->sent[0];
+	if (is_vip(&d->sent[1], key) || !d->sent[1].vip_port)
+		return &d->sent[1];
+	return NULL;
+}
+
 /* send_to chooses an endpoint for a datagram, the one of the last datagram as long as it can. NULL means
  * to leave it to the rules, as are datagrams to more VIPs than fit. */
 static __always_inline struct peer *send_to(struct bpf_sock_addr *ctx, struct frontend_key *key, int bound)
@@ -298,15 +320,8 @@ static __always_inline struct peer *send_to(struct bpf_sock_addr *ctx, struct fr
 		count(NO_MEMORY);
 		return NULL;
 	}
-	if (is_vip(&d->sent[0], key))
-		peer = &d->sent[0];
-	else if (is_vip(&d->sent[1], key))
-		peer = &d->sent[1];
-	else if (!d->sent[0].vip_port)
-		peer = &d->sent[0];
-	else if (!d->sent[1].vip_port)
-		peer = &d->sent[1];
-	else
+	peer = sent_to(d, key);
+	if (!peer)
 		return NULL;
 	if (is_vip(peer, key)) {
 		if (!peer->endpoint_port)
@@ -343,40 +358,56 @@ static __always_inline __u8 protocol_of(struct bpf_sock_addr *ctx)
 }
 
 /* vip_of returns what a socket was connected to, if the address is the endpoint's. */
-static __always_inline struct peer *vip_of(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
+static __always_inline struct peer *vip_of(struct bpf_sock_addr *ctx, const __be32 *addr)
 {
-	struct peer *peer = NULL;
+	struct peer *peer = real_peer && ctx->protocol == IPPROTO_UDP ? NULL : connected_of(ctx, 0);
 
-	if (ctx->protocol == IPPROTO_UDP && !real_peer) {
-		struct datagrams *d = bpf_sk_storage_get(&datagrams, ctx->sk, NULL, 0);
-
-		if (d)
-			peer = &d->connected;
-	} else if (ctx->protocol == IPPROTO_TCP) {
-		peer = bpf_sk_storage_get(&peers, ctx->sk, NULL, 0);
-	}
-	return peer && leads_to(peer, addr, port) ? peer : NULL;
+	return peer && leads_to(peer, addr, ctx->user_port) ? peer : NULL;
 }
 
 /* sender_of returns the VIP that a datagram is an answer from, if its sender is an endpoint. */
-static __always_inline struct peer *sender_of(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
+static __always_inline struct peer *sender_of(struct bpf_sock_addr *ctx, const __be32 *addr)
 {
 	struct datagrams *d = bpf_sk_storage_get(&datagrams, ctx->sk, NULL, 0);
 
 	if (!d)
 		return NULL;
-	if (leads_to(&d->connected, addr, port))
+	if (leads_to(&d->connected, addr, ctx->user_port))
 		return &d->connected;
-	if (leads_to(&d->sent[0], addr, port))
+	if (leads_to(&d->sent[0], addr, ctx->user_port))
 		return &d->sent[0];
-	return leads_to(&d->sent[1], addr, port) ? &d->sent[1] : NULL;
+	return leads_to(&d->sent[1], addr, ctx->user_port) ? &d->sent[1] : NULL;
 }
 
+/* Each program reads the address of its system call, and may write another one, in one of three forms: IPv6,
+ * IPv4, and IPv4 of an IPv6 socket. */
 #ifdef IPV6
 
-static __always_inline int is_bound(struct bpf_sock_addr *ctx)
+static __always_inline void read6(struct bpf_sock_addr *ctx, __be32 *addr)
+{
+	addr[0] = ctx->user_ip6[0];
+	addr[1] = ctx->user_ip6[1];
+	addr[2] = ctx->user_ip6[2];
+	addr[3] = ctx->user_ip6[3];
+}
+
+static __always_inline void write6(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
+{
+	ctx->user_ip6[0] = addr[0];
+	ctx->user_ip6[1] = addr[1];
+	ctx->user_ip6[2] = addr[2];
+	ctx->user_ip6[3] = addr[3];
+	ctx->user_port = port;
+}
+
+static __always_inline int is_bound6(struct bpf_sock_addr *ctx)
 {
 	return (ctx->sk->src_ip6[0] | ctx->sk->src_ip6[1] | ctx->sk->src_ip6[2] | ctx->sk->src_ip6[3]) != 0;
+}
+
+static __always_inline int sends_from6(struct bpf_sock_addr *ctx)
+{
+	return (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3]) != 0;
 }
 
 SEC("cgroup/connect6")
@@ -387,34 +418,23 @@ int connect6(struct bpf_sock_addr *ctx)
 
 	if (!key.protocol)
 		return 1;
-	key.addr[0] = ctx->user_ip6[0];
-	key.addr[1] = ctx->user_ip6[1];
-	key.addr[2] = ctx->user_ip6[2];
-	key.addr[3] = ctx->user_ip6[3];
-	to = choose(ctx, &key, is_bound(ctx));
-	if (!to)
-		return 1;
-	ctx->user_ip6[0] = to->addr[0];
-	ctx->user_ip6[1] = to->addr[1];
-	ctx->user_ip6[2] = to->addr[2];
-	ctx->user_ip6[3] = to->addr[3];
-	ctx->user_port = to->port;
+	read6(ctx, key.addr);
+	to = choose(ctx, &key, is_bound6(ctx));
+	if (to)
+		write6(ctx, to->addr, to->port);
 	return 1;
 }
 
 SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
-	__be32 addr[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
-	struct peer *peer = vip_of(ctx, addr, ctx->user_port);
+	struct peer *peer;
+	__be32 addr[WORDS];
 
-	if (peer) {
-		ctx->user_ip6[0] = peer->vip[0];
-		ctx->user_ip6[1] = peer->vip[1];
-		ctx->user_ip6[2] = peer->vip[2];
-		ctx->user_ip6[3] = peer->vip[3];
-		ctx->user_port = peer->vip_port;
-	}
+	read6(ctx, addr);
+	peer = vip_of(ctx, addr);
+	if (peer)
+		write6(ctx, peer->vip, peer->vip_port);
 	return 1;
 }
 
@@ -423,70 +443,83 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 {
 	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
 	struct peer *to;
-	int bound;
 
 	if (!key.protocol)
 		return 1;
-	key.addr[0] = ctx->user_ip6[0];
-	key.addr[1] = ctx->user_ip6[1];
-	key.addr[2] = ctx->user_ip6[2];
-	key.addr[3] = ctx->user_ip6[3];
-	bound = is_bound(ctx) || (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3]) != 0;
-	to = send_to(ctx, &key, bound);
-	if (!to)
-		return 1;
-	ctx->user_ip6[0] = to->endpoint[0];
-	ctx->user_ip6[1] = to->endpoint[1];
-	ctx->user_ip6[2] = to->endpoint[2];
-	ctx->user_ip6[3] = to->endpoint[3];
-	ctx->user_port = to->endpoint_port;
+	read6(ctx, key.addr);
+	to = send_to(ctx, &key, is_bound6(ctx) || sends_from6(ctx));
+	if (to)
+		write6(ctx, to->endpoint, to->endpoint_port);
 	return 1;
 }
 
 SEC("cgroup/recvmsg6")
 int recvmsg6(struct bpf_sock_addr *ctx)
 {
-	__be32 addr[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
-	struct peer *peer = sender_of(ctx, addr, ctx->user_port);
+	struct peer *peer;
+	__be32 addr[WORDS];
 
-	if (peer) {
-		ctx->user_ip6[0] = peer->vip[0];
-		ctx->user_ip6[1] = peer->vip[1];
-		ctx->user_ip6[2] = peer->vip[2];
-		ctx->user_ip6[3] = peer->vip[3];
-		ctx->user_port = peer->vip_port;
-	}
+	read6(ctx, addr);
+	peer = sender_of(ctx, addr);
+	if (peer)
+		write6(ctx, peer->vip, peer->vip_port);
 	return 1;
 }
 
 #else
 
+static __always_inline void read4(struct bpf_sock_addr *ctx, __be32 *addr) { addr[0] = ctx->user_ip4; }
+
+static __always_inline void write4(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
+{
+	ctx->user_ip4 = addr[0];
+	ctx->user_port = port;
+}
+
+/* A socket that is bound to ::ffff:192.0.2.1 has that IPv4 address too. */
+static __always_inline int is_bound4(struct bpf_sock_addr *ctx) { return ctx->sk->src_ip4 != 0; }
+
+static __always_inline int sends_from4(struct bpf_sock_addr *ctx) { return ctx->msg_src_ip4 != 0; }
+
+/* mapped is whether the address of an IPv6 socket is an IPv4 address, ::ffff:192.0.2.1. */
+static __always_inline int mapped(struct bpf_sock_addr *ctx)
+{
+	return !ctx->user_ip6[0] && !ctx->user_ip6[1] && ctx->user_ip6[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline void read_mapped(struct bpf_sock_addr *ctx, __be32 *addr) { addr[0] = ctx->user_ip6[3]; }
+
+static __always_inline void write_mapped(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
+{
+	ctx->user_ip6[3] = addr[0];
+	ctx->user_port = port;
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	struct frontend_key key = {.addr = {ctx->user_ip4}, .port = ctx->user_port, .protocol = protocol_of(ctx)};
+	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
 	struct endpoint *to;
 
 	if (!key.protocol)
 		return 1;
-	to = choose(ctx, &key, ctx->sk->src_ip4 != 0);
-	if (!to)
-		return 1;
-	ctx->user_ip4 = to->addr[0];
-	ctx->user_port = to->port;
+	read4(ctx, key.addr);
+	to = choose(ctx, &key, is_bound4(ctx));
+	if (to)
+		write4(ctx, to->addr, to->port);
 	return 1;
 }
 
 SEC("cgroup/getpeername4")
 int getpeername4(struct bpf_sock_addr *ctx)
 {
-	__be32 addr = ctx->user_ip4;
-	struct peer *peer = vip_of(ctx, &addr, ctx->user_port);
+	struct peer *peer;
+	__be32 addr[WORDS];
 
-	if (peer) {
-		ctx->user_ip4 = peer->vip[0];
-		ctx->user_port = peer->vip_port;
-	}
+	read4(ctx, addr);
+	peer = vip_of(ctx, addr);
+	if (peer)
+		write4(ctx, peer->vip, peer->vip_port);
 	return 1;
 }
 
@@ -494,36 +527,29 @@ int getpeername4(struct bpf_sock_addr *ctx)
 SEC("cgroup/sendmsg4")
 int sendmsg4(struct bpf_sock_addr *ctx)
 {
-	struct frontend_key key = {.addr = {ctx->user_ip4}, .port = ctx->user_port, .protocol = protocol_of(ctx)};
+	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
 	struct peer *to;
 
 	if (!key.protocol)
 		return 1;
-	to = send_to(ctx, &key, ctx->sk->src_ip4 != 0 || ctx->msg_src_ip4 != 0);
-	if (!to)
-		return 1;
-	ctx->user_ip4 = to->endpoint[0];
-	ctx->user_port = to->endpoint_port;
+	read4(ctx, key.addr);
+	to = send_to(ctx, &key, is_bound4(ctx) || sends_from4(ctx));
+	if (to)
+		write4(ctx, to->endpoint, to->endpoint_port);
 	return 1;
 }
 
 SEC("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
 {
-	__be32 addr = ctx->user_ip4;
-	struct peer *peer = sender_of(ctx, &addr, ctx->user_port);
+	struct peer *peer;
+	__be32 addr[WORDS];
 
-	if (peer) {
-		ctx->user_ip4 = peer->vip[0];
-		ctx->user_port = peer->vip_port;
-	}
+	read4(ctx, addr);
+	peer = sender_of(ctx, addr);
+	if (peer)
+		write4(ctx, peer->vip, peer->vip_port);
 	return 1;
-}
-
-/* mapped is whether an IPv6 socket connects to an IPv4 address, ::ffff:192.0.2.1. */
-static __always_inline int mapped(struct bpf_sock_addr *ctx)
-{
-	return !ctx->user_ip6[0] && !ctx->user_ip6[1] && ctx->user_ip6[2] == bpf_htonl(0xffff);
 }
 
 SEC("cgroup/connect6")
@@ -534,13 +560,10 @@ int connect_mapped(struct bpf_sock_addr *ctx)
 
 	if (!key.protocol || !mapped(ctx))
 		return 1;
-	key.addr[0] = ctx->user_ip6[3];
-	/* A socket that is bound to ::ffff:192.0.2.1 has that IPv4 address too. */
-	to = choose(ctx, &key, ctx->sk->src_ip4 != 0);
-	if (!to)
-		return 1;
-	ctx->user_ip6[3] = to->addr[0];
-	ctx->user_port = to->port;
+	read_mapped(ctx, key.addr);
+	to = choose(ctx, &key, is_bound4(ctx));
+	if (to)
+		write_mapped(ctx, to->addr, to->port);
 	return 1;
 }
 
@@ -548,16 +571,14 @@ SEC("cgroup/getpeername6")
 int getpeername_mapped(struct bpf_sock_addr *ctx)
 {
 	struct peer *peer;
-	__be32 addr;
+	__be32 addr[WORDS];
 
 	if (!mapped(ctx))
 		return 1;
-	addr = ctx->user_ip6[3];
-	peer = vip_of(ctx, &addr, ctx->user_port);
-	if (peer) {
-		ctx->user_ip6[3] = peer->vip[0];
-		ctx->user_port = peer->vip_port;
-	}
+	read_mapped(ctx, addr);
+	peer = vip_of(ctx, addr);
+	if (peer)
+		write_mapped(ctx, peer->vip, peer->vip_port);
 	return 1;
 }
 
@@ -565,16 +586,14 @@ SEC("cgroup/recvmsg6")
 int recvmsg_mapped(struct bpf_sock_addr *ctx)
 {
 	struct peer *peer;
-	__be32 addr;
+	__be32 addr[WORDS];
 
 	if (!mapped(ctx))
 		return 1;
-	addr = ctx->user_ip6[3];
-	peer = sender_of(ctx, &addr, ctx->user_port);
-	if (peer) {
-		ctx->user_ip6[3] = peer->vip[0];
-		ctx->user_port = peer->vip_port;
-	}
+	read_mapped(ctx, addr);
+	peer = sender_of(ctx, addr);
+	if (peer)
+		write_mapped(ctx, peer->vip, peer->vip_port);
 	return 1;
 }
 

@@ -29,7 +29,7 @@ fi
 # without_udp KERNEL prints the tests of package ebpf that need Linux 6.5.
 without_udp() {
   if [ "$1" = 6.1 ]; then
-    echo 'TestPackets/UDP|TestDatagramsFollow|TestConnectedSocketsEnd|TestStaleSocketsEnd|TestANamespaceThatIsNotFound|'
+    echo 'TestPackets/UDP|TestUDP|'
   fi
 }
 
@@ -79,7 +79,7 @@ runs() {
     echo './internal/nftables -skip=TestTimeoutsAddUp|TestATenantWhoVaries|TestAnyHistory|TestALoudNeighbour|TestAnyFailedMessage|TestRulesArePrinted|TestEachCall|TestHistories|TestNewSourceRanges'
     ;;
   *)
-    echo './ebpf -tags=vm -run=^TestUnderLockdown$|^TestDatagramsFollow$|^TestConnectedSocketsEnd$'
+    echo './ebpf -tags=vm -run=^TestUnderLockdown$|^TestUDP'
     echo './ipvs -tags=vm -run=TestPackets|TestAffinityEnds -skip=/spreading'
     echo './internal/nftables -tags=vm -run=FastPath|Devices'
     echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows'

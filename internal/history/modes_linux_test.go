@@ -38,7 +38,7 @@ func TestModesChange(t *testing.T) {
 		cgroup := bpftest.NewCgroup(t)
 		newPlane := func() history.Plane {
 			p := &modesPlane{ns: netnstest.New(t), shared: config, sockets: ebpf.Sockets{BPFFS: bpftest.FileSystem(t), Cgroups: []string{cgroup}}}
-			p.SetMode(int(seed % 4))
+			p.SetMode(int(seed % uint64(len(modes))))
 			return p
 		}
 		return newPlane(), newPlane()
