@@ -148,9 +148,9 @@ func (p *programs) check() error {
 	return nil
 }
 
-// privileged names the capabilities (linux/capability.h) that the process lacks. CAP_SYS_ADMIN includes CAP_BPF; who ends
-// UDP sockets also enters network namespaces.
-func privileged(ends bool) error {
+// privileged names the capabilities (linux/capability.h) that the process lacks. CAP_SYS_ADMIN includes CAP_BPF, and is
+// needed to enter network namespaces, where UDP sockets end.
+func privileged(enters bool) error {
 	var names []string
 	var have [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil {
@@ -162,7 +162,7 @@ func privileged(ends bool) error {
 	}
 	switch {
 	case has(unix.CAP_SYS_ADMIN):
-	case ends:
+	case enters:
 		names = append(names, "CAP_SYS_ADMIN")
 	case !has(unix.CAP_BPF):
 		names = append(names, "CAP_BPF")

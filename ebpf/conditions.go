@@ -46,7 +46,7 @@ type declined struct {
 }
 
 // faultOf is the message of the Condition: why sockets are not translated, or not those to some
-// service ports, of which it names the first, or what is wrong with UDP.
+// service ports, of which it names the first, or else the fault of UDP.
 func faultOf(without error, refused map[changetracker.ServicePortName]declined, udp string) string {
 	switch {
 	case without != nil:

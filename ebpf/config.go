@@ -57,16 +57,15 @@ type Sockets struct {
 type UDP uint8
 
 const (
-	// UDPRules leaves UDP to the rules, which let open sockets follow the endpoints. As datagrams are
-	// connectionless, sockets gain next to nothing.
+	// UDPRules leaves UDP to the rules, which let open sockets follow the endpoints.
 	UDPRules UDP = iota
-	// UDPTranslate is for nodes that do not track connections. A connected socket keeps its endpoint while
-	// that serves; then the socket ends: the program gets an error, and has to connect again. A socket that is not
-	// connected keeps its endpoint while new ones may get it, and goes to another one with its next datagram
-	// afterwards; that is for two VIPs a socket with different endpoints, rules have its others. To the program,
-	// all that comes from an endpoint of the socket comes from the VIP. It needs Linux 6.5 or newer, CAP_SYS_ADMIN,
-	// and Watch.
-	// Sockets that are connected when the programs are detached stay with their endpoint.
+	// UDPTranslate is for nodes that do not track connections. It needs Linux 6.5 or newer, CAP_SYS_ADMIN, and Watch.
+	//
+	// A connected socket keeps its endpoint while that serves. Then the socket ends: its program gets an error, and must
+	// connect again. A socket that is not connected keeps its endpoint while new sockets may get it; afterwards its next
+	// datagram goes to another one. A socket can have two such VIPs, with different endpoints; the rules have its
+	// others. What comes from an endpoint of the socket seems to come from the VIP. Sockets that are connected when the
+	// programs are detached stay with their endpoint.
 	UDPTranslate
 )
 

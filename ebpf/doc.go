@@ -24,10 +24,9 @@
 //
 // # UDP
 //
-// Rules let open sockets follow the endpoints, and on nodes that track connections, sockets are no faster: they send
-// single datagrams a little more slowly. Sockets.UDP = UDPTranslate is for nodes that do not track them. A socket that
-// is connected then goes to its endpoint as long as that serves. When it does not, Watch ends the socket: the
-// program's next call fails (ECONNABORTED, EDESTADDRREQ), and it must connect again, as after an ICMP error.
+// Rules let open sockets follow the endpoints. Sockets.UDP = UDPTranslate is for nodes that do not track connections. A
+// connected socket then sends to its endpoint as long as that serves. Afterwards Watch ends the socket: the next call of
+// the program fails (ECONNABORTED, EDESTADDRREQ), and it must connect again.
 //
 // # Forwarded packets
 //
