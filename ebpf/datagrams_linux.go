@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -50,15 +51,19 @@ type datagrams struct {
 }
 
 // newDatagrams returns nil if UDP is left to the rules.
-func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestroy func() error) *datagrams {
+func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestroy func() error) (*datagrams, error) {
 	if config.Sockets.UDP != UDPTranslate {
-		return nil
+		return nil, nil
 	}
-	d := &datagrams{log: log, addrLen: addrLenOf(family), netNSs: config.Sockets.NetNSs, wake: make(chan struct{}, 1), refused: canDestroy()}
+	refused := canDestroy()
+	if refused != nil && !errors.Is(refused, ErrUnavailable) {
+		return nil, refused
+	}
+	d := &datagrams{log: log, addrLen: addrLenOf(family), netNSs: config.Sockets.NetNSs, wake: make(chan struct{}, 1), refused: refused}
 	if d.netNSs == nil {
 		d.netNSs = func() ([]string, error) { return networkNamespaces(config.NetNS) }
 	}
-	return d
+	return d, nil
 }
 
 // canDestroy reports whether the kernel lets a program end sockets: then its types name the function. To parse them all
@@ -66,13 +71,15 @@ func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestro
 func canDestroy() error {
 	const types, function = "/sys/kernel/btf/vmlinux", "\x00bpf_sock_destroy\x00"
 	text, err := os.ReadFile(types)
-	if err == nil && !bytes.Contains(text, []byte(function)) {
+	switch {
+	case err == nil && bytes.Contains(text, []byte(function)):
+		return nil
+	case err == nil:
 		err = fmt.Errorf("%s has no bpf_sock_destroy: %w", types, errors.ErrUnsupported)
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("find out whether the kernel can end UDP sockets: %w", err)
 	}
-	if err != nil {
-		return fmt.Errorf("%w: UDP: the kernel cannot end sockets: it needs Linux 6.5 or newer, with BTF; or leave UDP to the rules: %w", ErrUnavailable, err)
-	}
-	return nil
+	return fmt.Errorf("%w: UDP: the kernel cannot end sockets: it needs Linux 6.5 or newer, with BTF; or leave UDP to the rules: %w", ErrUnavailable, err)
 }
 
 // load loads the programs. The map must stay open until close.

@@ -82,9 +82,13 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps, canDestroy 
 		return nil, err
 	}
 	log := lightdeps.Logger(deps.Logger, "ebpf", family)
+	datagrams, err := newDatagrams(&config, family, log, canDestroy)
+	if err != nil {
+		return nil, err
+	}
 	e := &Engine{
 		config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log), watch: watchPause,
-		datagrams: newDatagrams(&config, family, log, canDestroy),
+		datagrams: datagrams,
 	}
 	if e.datagrams != nil && e.datagrams.refused != nil && config.Sockets.Optional {
 		e.withoutUDP, e.datagrams, e.config.Sockets.UDP = e.datagrams.refused, nil, UDPRules

@@ -205,8 +205,11 @@ func (f *forwarder) settings() (s forwardSettings, err error) {
 			"tcp_timeout_established": &s.tcp, "tcp_timeout_close": &s.tcpClose, "udp_timeout_stream": &s.udp, "tcp_be_liberal": &liberal,
 		} {
 			text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
-			if err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w: connection tracking has no settings: %w", ErrUnavailable, err)
+			}
+			if err != nil {
+				return fmt.Errorf("read the settings of connection tracking: %w", err)
 			}
 			n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
 			if err != nil {

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
@@ -285,8 +287,12 @@ func (m *tables) settle() error {
 	return nil
 }
 
-// unavailable wraps ErrUnavailable if the machine lacks something or forbids it.
+// unavailable wraps ErrUnavailable if the machine lacks something or forbids it. A process that lacks
+// descriptors or memory may have more later.
 func unavailable(what string, err error) error {
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		err = whyUnsupported(err)
+	}
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return fmt.Errorf("%w: %s: %w: the process needs CAP_BPF and CAP_NET_ADMIN, and kernel lockdown must not forbid BPF", ErrUnavailable, what, err)
@@ -295,4 +301,18 @@ func unavailable(what string, err error) error {
 	default:
 		return fmt.Errorf("%s: %w", what, err)
 	}
+}
+
+// whyUnsupported asks the kernel again about what the library says that it does not support: the library
+// takes any refusal of a map for an unknown flag, and does not ask twice.
+func whyUnsupported(err error) error {
+	for _, flag := range []features.MapFlags{features.BPF_F_NO_PREALLOC, features.BPF_F_MMAPABLE, features.BPF_F_RDONLY_PROG} {
+		if found := features.HaveMapFlag(flag); found != nil {
+			return found
+		}
+	}
+	if strings.Contains(err.Error(), "map create: ") {
+		return fmt.Errorf("no descriptor or memory was left for a map, which the library reports as: %s", err.Error()) // not wrapped: it is supported
+	}
+	return err
 }

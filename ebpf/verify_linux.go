@@ -348,7 +348,8 @@ func (v *verification) program(link string, id ebpf.ProgramID, w wantedLink) str
 	if err != nil {
 		return fmt.Sprintf("program %d: %v", id, err)
 	}
-	if info.Name == "" || !strings.HasPrefix(w.program, info.Name) { // the kernel has its first 15 bytes
+	// The kernel has the first 15 bytes, or none, if the library had no descriptor left to find out whether it knows names.
+	if !strings.HasPrefix(w.program, info.Name) {
 		return fmt.Sprintf("program %d, %s", id, info.Name)
 	}
 	ids, _ := info.MapIDs()

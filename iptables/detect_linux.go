@@ -30,6 +30,10 @@ func (v toolVersion) String() string { return fmt.Sprintf("%d.%d.%d", v[0], v[1]
 // MASQUERADE --random-fully.
 var oldestVersion = toolVersion{1, 6, 2} // read-only
 
+// errNotInstalled means that programs are not there, or are of the other variant. All other errors
+// say nothing about what is installed: with no descriptor or memory left, no program starts.
+var errNotInstalled = errors.New("not installed")
+
 // find returns the programs of one variant: those whose names contain it, or else those
 // with plain names, if they are of that variant.
 func (c toolConfig) find(ctx context.Context, v Variant) (programs, error) {
@@ -38,11 +42,12 @@ func (c toolConfig) find(ctx context.Context, v Variant) (programs, error) {
 		family = "ip6tables"
 	}
 	found, missing := c.findNamed(ctx, family+"-"+string(v), v)
-	if missing == nil || ctx.Err() != nil {
+	if !errors.Is(missing, errNotInstalled) {
 		return found, missing
 	}
-	if found, err := c.findNamed(ctx, family, v); err == nil {
-		return found, nil
+	found, err := c.findNamed(ctx, family, v)
+	if !errors.Is(err, errNotInstalled) {
+		return found, err
 	}
 	return programs{}, &proxier.UnsupportedError{
 		Feature: family + "-" + string(v) + "-restore", Hint: "install package iptables", Err: missing,
@@ -56,14 +61,14 @@ func (c toolConfig) findNamed(ctx context.Context, name string, v Variant) (prog
 	restore, err2 := c.lookPath(name + "-restore")
 	save, err3 := c.lookPath(name + "-save")
 	if err := errors.Join(err1, err2, err3); err != nil {
-		return programs{}, err
+		return programs{}, fmt.Errorf("%w: %w", errNotInstalled, err)
 	}
 	version, of, err := c.programVersion(ctx, main)
 	if err != nil {
 		return programs{}, err
 	}
 	if of != v {
-		return programs{}, fmt.Errorf("%s is of variant %s", main, of)
+		return programs{}, fmt.Errorf("%w: %s is of variant %s", errNotInstalled, main, of)
 	}
 	return programs{restore: restore, save: save, version: version}, nil
 }
@@ -84,7 +89,11 @@ func (c toolConfig) programVersion(ctx context.Context, program string) (toolVer
 	if o.err != nil {
 		return toolVersion{}, "", o.plain()
 	}
-	return parseVersion(string(o.output))
+	version, v, err := parseVersion(string(o.output))
+	if err != nil {
+		return toolVersion{}, "", fmt.Errorf("run %s -V: %w", program, err)
+	}
+	return version, v, nil
 }
 
 // parseVersion parses text like "iptables v1.8.9 (nf_tables)". Versions before 1.8 are of
@@ -104,7 +113,8 @@ func parseVersion(text string) (version toolVersion, v Variant, err error) {
 }
 
 // detect chooses one of the installed variants: the one with the kubelet's hint; else the
-// one with more rules and chains; else that of the program iptables; else nft.
+// one with more rules and chains; else that of the program iptables; else nft. It never guesses:
+// the rules of a wrong variant would stay beside those of the right one.
 func (c toolConfig) detect(ctx context.Context) (Variant, error) {
 	var installed []Variant
 	var missing []error
@@ -142,7 +152,7 @@ func (c toolConfig) detect(ctx context.Context) (Variant, error) {
 			return VariantLegacy, nil
 		}
 	}
-	return c.defaultVariant(ctx), nil
+	return c.defaultVariant(ctx)
 }
 
 // countRules counts the kubelet's hints in a saved table, at most one, and the rules and
@@ -160,14 +170,11 @@ func countRules(saved []byte) (hints, size int) {
 	return hints, size
 }
 
-// defaultVariant is the variant of the program iptables.
-func (c toolConfig) defaultVariant(ctx context.Context) Variant {
-	program, err := c.lookPath("iptables")
-	if err != nil {
-		return VariantNFT
+// defaultVariant is the variant of the program iptables, nft without one.
+func (c toolConfig) defaultVariant(ctx context.Context) (Variant, error) {
+	if program, missing := c.lookPath("iptables"); missing == nil {
+		_, v, err := c.programVersion(ctx, program)
+		return v, err
 	}
-	if _, v, err := c.programVersion(ctx, program); err == nil {
-		return v
-	}
-	return VariantNFT
+	return VariantNFT, nil
 }

@@ -79,8 +79,11 @@ func (t *tool) checkFeatures(ctx context.Context) error {
 		}
 		var missing []error
 		for _, f := range all {
-			if err := t.tryFeatures(ctx, table, []feature{f}); err != nil {
+			err := t.tryFeatures(ctx, table, []feature{f})
+			if _, refused := errors.AsType[*restoreError](err); refused {
 				missing = append(missing, t.missingFeature(table, f, err))
+			} else if err != nil {
+				return err
 			}
 		}
 		if len(missing) > 0 {

@@ -467,6 +467,35 @@ func TestProgramWithoutVariantInItsNameIsFound(t *testing.T) {
 	}
 }
 
+// TestAProgramThatFailsIsNotMissing: without descriptors, memory or time, a program tells nothing
+// about what is installed. The other variant may not be chosen instead, and Cleanup may not pass
+// over the rules of this one.
+func TestAProgramThatFailsIsNotMissing(t *testing.T) {
+	for name, body := range map[string]string{
+		"does not start":    "", // its interpreter is not there
+		"lacks a library":   "exit 127",
+		"is killed":         "kill -9 $$",
+		"hangs":             "sleep 60",
+		"prints no version": "echo hello",
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := toolConfig{family: v1.IPv4Protocol, timeout: time.Second, netNS: netnstest.New(t).Path()}
+			for _, program := range []string{"iptables-nft", "iptables"} {
+				config.dir = t.TempDir()
+				linkPrograms(t, config.dir, "iptables-nft", "iptables-legacy")
+				broken := filepath.Join(config.dir, program)
+				_ = os.Remove(broken) // not what the link names
+				if fake(t, config.dir, program, body); body == "" {
+					netnstest.Check(t, os.WriteFile(broken, []byte("#!/nowhere\n"), 0o700))
+				}
+				if v, err := config.detect(t.Context()); err == nil || errors.Is(err, proxier.ErrNotSupported) || !strings.Contains(err.Error(), program) {
+					t.Errorf("%s: detect = %q, %v, want an error that names it, not ErrNotSupported", program, v, err)
+				}
+			}
+		})
+	}
+}
+
 func TestOldVersionIsRefused(t *testing.T) {
 	for version, old := range map[string]bool{
 		"iptables v1.4.21": true, "iptables v1.6.1": true, "iptables v1.6": true,

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -209,6 +210,7 @@ func TestEachDescriptorOfAStart(t *testing.T) {
 				}
 			}
 			p.kill()
+			s.expectSameFindings(first, p)
 			if !fails() {
 				break
 			}
@@ -219,6 +221,21 @@ func TestEachDescriptorOfAStart(t *testing.T) {
 			s.t.Error("no descriptor was refused")
 		}
 	})
+}
+
+// expectSameFindings wants a process that lacks descriptors to take nothing for missing, and to
+// choose what another one has chosen. Otherwise rules of two variants would stay beside each other.
+func (s *starved) expectSameFindings(one, starved *proxyProcess) {
+	s.t.Helper()
+	chosen := regexp.MustCompile(`"variant": "\w+"`)
+	for line := range strings.Lines(starved.stderr()) {
+		if strings.Contains(line, " is missing: ") || strings.Contains(line, "needs Linux") {
+			s.t.Errorf("logged %q, want no lack of descriptors taken for something missing", line)
+		}
+		if got := chosen.FindString(line); got != "" && !strings.Contains(one.stderr(), got) {
+			s.t.Errorf("chose %s, want what one with descriptors chose", got)
+		}
+	}
 }
 
 func (p *proxyProcess) hasEnded() bool {

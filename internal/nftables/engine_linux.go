@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"go.uber.org/zap"
@@ -138,8 +139,12 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	defer e.counts.lock()()
 	e.report = proxier.ApplyReport{}
 	err := e.apply(ctx, update)
-	if update.Full && isUnknown(err) && !errors.Is(err, proxier.ErrNotSupported) {
-		err = e.apply(ctx, update) // a module was loading, perhaps for the other family: now nothing is missing
+	// The kernel did not know an expression of a rule and knows all of them now: modules were loading,
+	// perhaps for the other family or another process. Each rule may wait for another module.
+	var refused []string
+	for update.Full && isUnknown(err) && !errors.Is(err, proxier.ErrNotSupported) && !slices.Contains(refused, refusedObject(err)) {
+		refused = append(refused, refusedObject(err))
+		err = e.apply(ctx, update)
 	}
 	return proxier.Result{Report: e.report}, err
 }

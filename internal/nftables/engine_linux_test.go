@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os/exec"
@@ -374,37 +375,48 @@ func (e *Engine) makeFaulty() *atomic.Int64 {
 
 var errInjected = errors.New("injected")
 
-// loadingKernel does not know an expression in the first transactions that have it, as while its module
-// is loading.
+// loadingKernel does not know expressions in the first transactions that have them, as while their
+// modules are loading.
 type loadingKernel struct {
 	kernel
-	left *int // such transactions
+	left map[string]int // such transactions, by the expression's name
 }
 
 func (k loadingKernel) commit(ctx context.Context, w *wire) error {
-	if i := bytes.Index(w.buf, []byte("numgen\x00")); i >= 0 && *k.left > 0 && !strings.HasSuffix(w.table, "-probe") {
-		*k.left--
-		w.buf[i]++
+	for name, left := range k.left {
+		if i := bytes.Index(w.buf, []byte(name+"\x00")); i >= 0 && left > 0 && !strings.HasSuffix(w.table, "-probe") {
+			k.left[name]--
+			w.buf[i]++
+		}
 	}
 	return k.kernel.commit(ctx, w)
 }
 
-// TestAModuleThatIsLoadingIsWaitedFor: a first sync does not fail because the kernel loads a module for the
-// other family. One that is never there is an error.
+// TestAModuleThatIsLoadingIsWaitedFor: a first sync does not fail because the kernel loads modules for the
+// other family or another process. One that is never there is an error.
 func TestAModuleThatIsLoadingIsWaitedFor(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
-		for transactions, works := range map[int]bool{1: true, 100: false} {
-			e, m, left := w.engine(t, netnstest.New(t)), w.udp(5), transactions
+		for _, c := range []struct {
+			loading map[string]int
+			works   bool
+		}{
+			{map[string]int{"numgen": 1}, true},
+			{map[string]int{"numgen": 100}, false},
+			{map[string]int{"reject": 1}, true},
+			{map[string]int{"numgen": 1, "reject": 1, "masq": 1}, true},
+			{map[string]int{"numgen": 100, "masq": 1}, false},
+		} {
+			e, m, left := w.engine(t, netnstest.New(t)), w.udp(5), maps.Clone(c.loading)
 			open := e.open
 			e.open = func() (kernel, error) {
 				k, err := open()
-				return loadingKernel{k, &left}, err
+				return loadingKernel{k, left}, err
 			}
 			_, err := e.Apply(t.Context(), m.full(w))
-			if (err == nil) != works || left == transactions || err != nil && !errors.Is(err, unix.ENOENT) {
-				t.Errorf("%d transactions with an unknown expression: error %v, %d left", transactions, err, left)
+			if (err == nil) != c.works || maps.Equal(left, c.loading) || err != nil && !errors.Is(err, unix.ENOENT) {
+				t.Errorf("%v transactions with an unknown expression: error %v, %v left", c.loading, err, left)
 			}
-			if works {
+			if c.works {
 				mustMatch(t, e, m)
 			}
 		}

@@ -96,8 +96,16 @@ func asksForHash(update *desired.Update) bool {
 // isUnknown reports whether the kernel refused a rule because it does not know an expression, or
 // a set or chain of the rule is not there, or a flowtable.
 func isUnknown(err error) bool {
-	var refused *writeError
-	return errors.As(err, &refused) && (strings.HasPrefix(refused.object, "rule ") || strings.HasPrefix(refused.object, "flowtable ")) && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP))
+	object := refusedObject(err)
+	return (strings.HasPrefix(object, "rule ") || strings.HasPrefix(object, "flowtable ")) && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP))
+}
+
+// refusedObject is what the kernel refused to write, "" if the error says nothing of it.
+func refusedObject(err error) string {
+	if refused, is := errors.AsType[*writeError](err); is {
+		return refused.object
+	}
+	return ""
 }
 
 // explainRule adds the missing features to an error about a rule: classes come after the

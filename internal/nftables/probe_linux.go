@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -23,6 +24,10 @@ type feature struct {
 	flowtable    bool // and the hook of the fast path
 }
 
+// unknown are the kernel's errors for what it does not know. All others, such as ENOMEM, say nothing
+// about what it has.
+var unknown = []error{unix.ENOENT, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} // read-only
+
 // explain adds the missing features to an error of the kernel. It tries each feature
 // alone, in a transaction that always fails, so that nothing is left in the kernel.
 func (e *Engine) explain(ctx context.Context, refused error, features []feature) error {
@@ -31,9 +36,11 @@ func (e *Engine) explain(ctx context.Context, refused error, features []feature)
 	}
 	errs := []error{refused}
 	for _, f := range features {
-		if err := e.probe(ctx, f); err != nil {
-			errs = append(errs, f.missing(err))
+		err := e.probe(ctx, f)
+		if slices.ContainsFunc(unknown, func(errno error) bool { return errors.Is(err, errno) }) {
+			err = f.missing(err)
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -98,8 +105,7 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	before := e.report
 	err := e.send(ctx, w)
 	e.report.Transactions, e.report.Bytes = before.Transactions, before.Bytes // nothing is written
-	var refused *writeError
-	if errors.As(err, &refused) && refused.object == poison+" in table "+w.table {
+	if refusedObject(err) == poison+" in table "+w.table {
 		return nil
 	}
 	return err

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
@@ -222,7 +223,23 @@ func TestAMissingFeatureIsNamed(t *testing.T) {
 	if n := strings.Count(err.Error(), "is missing"); n != 1 {
 		t.Errorf("%d features named, want 1: %v", n, err)
 	}
+	for _, errno := range []unix.Errno{unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EPERM} {
+		e.kernel = refusingKernel{e.kernel, errno}
+		if err := e.explain(t.Context(), errInjected, features); errors.Is(err, proxier.ErrNotSupported) || !errors.Is(err, errno) {
+			t.Errorf("explain = %v, want %v, which is no missing feature", err, errno)
+		}
+	}
 	mustWriteNothing(t, w.engine(t, ns), model{}.full(w), "after probing")
+}
+
+// refusingKernel refuses all transactions.
+type refusingKernel struct {
+	kernel
+	errno unix.Errno
+}
+
+func (k refusingKernel) commit(context.Context, *wire) error {
+	return &writeError{op: "add", object: "anything", err: k.errno}
 }
 
 func TestConfigReportsEveryFault(t *testing.T) {
