@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ type toolConfig struct {
 	// lockFile is the lock of the legacy variant, for tests; "" means the default, which
 	// all network namespaces share.
 	lockFile string
+	// waitDelay is shorter in tests; 0 means the default.
+	waitDelay time.Duration
 }
 
 // errLocked means that a program of the legacy variant did not get the lock.
@@ -114,13 +117,15 @@ const (
 	// maxStderr is how much of a program's stderr is kept.
 	maxStderr = 16 << 10
 	// waitDelay is how long a program's output may stay open after it ended: a descendant
-	// that left its process group can hold it.
-	waitDelay = time.Second
+	// that left its process group can hold it, and on a busy machine, for seconds, a child of
+	// this process that has not yet become another program.
+	waitDelay = 10 * time.Second
 )
 
 // run runs a program in the network namespace and waits until it ends, at most for
 // timeout plus wait. Then it kills the rest of its process group. An error means that the
-// program did not start or did not end in time; its own result is in the outcome.
+// program did not start or did not end in time, or that its output is not complete; its own
+// result is in the outcome.
 func (c toolConfig) run(ctx context.Context, wait time.Duration, input []byte, argv ...string) (outcome, error) {
 	limited, cancel := context.WithTimeout(ctx, c.timeout+wait)
 	defer cancel()
@@ -133,7 +138,7 @@ func (c toolConfig) run(ctx context.Context, wait time.Duration, input []byte, a
 		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+c.lockFile)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.WaitDelay = waitDelay
+	cmd.WaitDelay = cmp.Or(c.waitDelay, waitDelay)
 	o := outcome{program: argv[0]}
 	if err := ctx.Err(); err != nil {
 		return o, fmt.Errorf("run %s: %w", o.name(), err)
@@ -146,6 +151,9 @@ func (c toolConfig) run(ctx context.Context, wait time.Duration, input []byte, a
 	o.took, o.output, o.stderr = time.Since(began), output.Bytes(), strings.TrimSpace(string(stderr.kept))
 	if err := limited.Err(); err != nil && o.err != nil {
 		return o, fmt.Errorf("run %s: killed after %v: %w", o.name(), o.took.Round(time.Millisecond), err)
+	}
+	if _, its := errors.AsType[*exec.ExitError](o.err); o.err != nil && !its {
+		return o, fmt.Errorf("run %s: %w", o.name(), o.err)
 	}
 	return o, nil
 }

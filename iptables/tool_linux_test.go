@@ -587,6 +587,30 @@ func TestSlowProgramIsKilledWithItsDescendants(t *testing.T) {
 	}
 }
 
+// TestOutputThatStaysOpen: a descendant that left the process group holds the output of a program that
+// succeeds. Its output is complete when the descendant ends; if that takes too long, nobody knows what
+// it would have been, and the kernel has refused nothing.
+func TestOutputThatStaysOpen(t *testing.T) {
+	for _, c := range []struct {
+		waits time.Duration
+		holds string
+		works bool
+	}{{time.Minute, "0.5", true}, {100 * time.Millisecond, "5", false}} {
+		left := filepath.Join(t.TempDir(), "left") // the group
+		config := toolConfig{timeout: time.Minute, waitDelay: c.waits, dir: fakePrograms(t, "iptables v1.8.9 (nf_tables)",
+			"cat >/dev/null; rm -f "+left+"; setsid -f sh -c 'touch "+left+"; sleep "+c.holds+"; echo late'; while ! [ -e "+left+" ]; do sleep 0.01; done")}
+		program := filepath.Join(config.dir, "iptables-restore")
+		o, err := config.run(t.Context(), 0, nil, program)
+		if (err == nil) != c.works || strings.Contains(string(o.output), "late") != c.works {
+			t.Errorf("a descendant for %s s: output %q, error %v, want all of it: %t", c.holds, o.output, err, c.works)
+		}
+		err = (&tool{config: config, programs: programs{restore: program}}).restore(t.Context(), nil)
+		if _, refused := errors.AsType[*restoreError](err); (err == nil) != c.works || refused {
+			t.Errorf("a descendant for %s s: restore = %v, want success: %t, and no refusal", c.holds, err, c.works)
+		}
+	}
+}
+
 func openFiles(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
