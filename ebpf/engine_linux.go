@@ -296,6 +296,7 @@ func (e *Engine) removeSockets() error {
 	}
 	p := e.closedPrograms()
 	if _, err := os.Stat(filepath.Dir(p.dir)); errors.Is(err, fs.ErrNotExist) { // not p.dir: a process may have died after it was removed
+		e.config.removeEmpty(filepath.Dir(p.dir))
 		return nil
 	}
 	err := p.open(filepath.Dir(p.dir))

@@ -2,10 +2,15 @@ package ebpf
 
 import (
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/bpftest"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -37,5 +42,21 @@ func TestTheLockEndsWithItsOwner(t *testing.T) {
 	}
 	if err := second.close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestNoFolderIsLeft: whichever folders another program has removed, or a process that died has not, none is
+// left.
+func TestNoFolderIsLeft(t *testing.T) {
+	t.Parallel()
+	config := Config{Sockets: Sockets{BPFFS: bpftest.FileSystem(t)}}.WithDefaults()
+	for _, family := range config.Families {
+		for dir := dirOf(&config, family); dir != config.Sockets.BPFFS; dir = filepath.Dir(dir) {
+			netnstest.Check(t, os.MkdirAll(dir, 0o700))
+			netnstest.Check(t, RemoveSockets(config))
+			if _, err := os.Stat(filepath.Join(config.Sockets.BPFFS, "serviceplane")); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("something of %s is left: %v", dir, err)
+			}
+		}
 	}
 }

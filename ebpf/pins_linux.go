@@ -193,10 +193,12 @@ func sameMap(a, b *ebpf.Map) bool {
 	return x == y
 }
 
-// removeEmpty removes a folder and those above, up to one that the fast path, the other family or another
-// instance has.
+// removeEmpty removes a folder, which may be gone, and those above, up to one that the fast path, the other
+// family or another instance has.
 func (c *Config) removeEmpty(dir string) {
-	for dir != filepath.Clean(c.Sockets.BPFFS) && os.Remove(dir) == nil {
-		dir = filepath.Dir(dir)
+	for ; dir != filepath.Clean(c.Sockets.BPFFS); dir = filepath.Dir(dir) {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return
+		}
 	}
 }
