@@ -348,7 +348,7 @@ func (v *verification) program(link string, id ebpf.ProgramID, w wantedLink) str
 	if err != nil {
 		return fmt.Sprintf("program %d: %v", id, err)
 	}
-	// The kernel has the first 15 bytes, or none, if the library had no descriptor left to find out whether it knows names.
+	// The kernel has the first 15 bytes. It has none if the library ran out of descriptors when it probed for names.
 	if !strings.HasPrefix(w.program, info.Name) {
 		return fmt.Sprintf("program %d, %s", id, info.Name)
 	}

@@ -117,8 +117,8 @@ const (
 	// maxStderr is how much of a program's stderr is kept.
 	maxStderr = 16 << 10
 	// waitDelay is how long a program's output may stay open after it ended: a descendant
-	// that left its process group can hold it, and on a busy machine, for seconds, a child of
-	// this process that has not yet become another program.
+	// that left its process group can hold it. So can a child of this process between fork and
+	// exec, for seconds on a busy machine.
 	waitDelay = 10 * time.Second
 )
 

@@ -468,8 +468,7 @@ func TestProgramWithoutVariantInItsNameIsFound(t *testing.T) {
 }
 
 // TestAProgramThatFailsIsNotMissing: without descriptors, memory or time, a program tells nothing
-// about what is installed. The other variant may not be chosen instead, and Cleanup may not pass
-// over the rules of this one.
+// about what is installed. The other variant may not be chosen instead.
 func TestAProgramThatFailsIsNotMissing(t *testing.T) {
 	for name, body := range map[string]string{
 		"does not start":    "", // its interpreter is not there
@@ -479,17 +478,21 @@ func TestAProgramThatFailsIsNotMissing(t *testing.T) {
 		"prints no version": "echo hello",
 	} {
 		t.Run(name, func(t *testing.T) {
-			config := toolConfig{family: v1.IPv4Protocol, timeout: time.Second, netNS: netnstest.New(t).Path()}
-			for _, program := range []string{"iptables-nft", "iptables"} {
-				config.dir = t.TempDir()
-				linkPrograms(t, config.dir, "iptables-nft", "iptables-legacy")
-				broken := filepath.Join(config.dir, program)
-				_ = os.Remove(broken) // not what the link names
-				if fake(t, config.dir, program, body); body == "" {
-					netnstest.Check(t, os.WriteFile(broken, []byte("#!/nowhere\n"), 0o700))
-				}
-				if v, err := config.detect(t.Context()); err == nil || errors.Is(err, proxier.ErrNotSupported) || !strings.Contains(err.Error(), program) {
-					t.Errorf("%s: detect = %q, %v, want an error that names it, not ErrNotSupported", program, v, err)
+			config := toolConfig{timeout: time.Second, netNS: netnstest.New(t).Path()}
+			for family, named := range map[v1.IPFamily]string{v1.IPv4Protocol: "iptables", v1.IPv6Protocol: "ip6tables"} {
+				config.family = family
+				for _, program := range []string{named + "-nft", "iptables"} {
+					config.dir = t.TempDir()
+					linkPrograms(t, config.dir, named+"-nft", named+"-legacy")
+					broken := filepath.Join(config.dir, program)
+					_ = os.Remove(broken) // not what the link names
+					if fake(t, config.dir, program, body); body == "" {
+						netnstest.Check(t, os.WriteFile(broken, []byte("#!/nowhere\n"), 0o700))
+					}
+					v, err := config.detect(t.Context())
+					if err == nil || errors.Is(err, proxier.ErrNotSupported) || !strings.Contains(err.Error(), program) {
+						t.Errorf("%s, %s: detect = %q, %v, want an error that names it, not ErrNotSupported", family, program, v, err)
+					}
 				}
 			}
 		})
