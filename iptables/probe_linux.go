@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -74,13 +75,13 @@ func (t *tool) checkFeatures(ctx context.Context) error {
 		if err == nil {
 			continue
 		}
-		if _, refused := errors.AsType[*restoreError](err); !refused {
+		if !isUnknown(err) {
 			return err
 		}
 		var missing []error
 		for _, f := range all {
 			err := t.tryFeatures(ctx, table, []feature{f})
-			if _, refused := errors.AsType[*restoreError](err); refused {
+			if isUnknown(err) {
 				missing = append(missing, t.missingFeature(table, f, err))
 			} else if err != nil {
 				return err
@@ -95,6 +96,16 @@ func (t *tool) checkFeatures(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// exhausted matches what the programs print if they or the kernel have no memory or no descriptors left.
+var exhausted = regexp.MustCompile(`(?i)allocate memory|memory allocation|out of memory|too many open files|no buffer space`)
+
+// isUnknown reports whether a rule was refused, and not because there was no memory or no descriptor
+// left: that tells nothing about the kernel's features.
+func isUnknown(err error) bool {
+	refused, is := errors.AsType[*restoreError](err)
+	return is && !exhausted.MatchString(refused.Text)
 }
 
 // tryFeatures loads a rule for each feature, and deletes the chain. If the rules are

@@ -499,6 +499,30 @@ func TestAProgramThatFailsIsNotMissing(t *testing.T) {
 	}
 }
 
+// TestARuleWithoutMemoryIsNotMissing: what the programs print is from iptables 1.8.9, ip6tables 1.6.2, and libxtables.
+func TestARuleWithoutMemoryIsNotMissing(t *testing.T) {
+	for text, missing := range map[string]bool{
+		"line 4: RULE_APPEND failed (Cannot allocate memory): rule in chain X":    false,
+		"line 4: RULE_APPEND failed (No buffer space available): rule in chain X": false,
+		"line 4 failed: Memory allocation problem.":                               false,
+		"iptables: Out of memory.":                                                false,
+		"Could not open socket to kernel: Too many open files":                    false,
+		"line 4: RULE_APPEND failed (No such file or directory): rule in chain X": true,
+		"line 4 failed: No chain/target/match by that name.":                      true,
+		"line 4 failed": true,
+	} {
+		for _, v := range []Variant{VariantNFT, VariantLegacy} {
+			c := testConfig(t, netnstest.New(t), v, v1.IPv4Protocol)
+			c.dir = fakePrograms(t, "iptables v1.8.9 ("+map[Variant]string{VariantNFT: "nf_tables", VariantLegacy: "legacy"}[v]+")",
+				`case "$(cat)" in *"-A "*) echo '`+text+`' >&2; exit 4;; esac`)
+			_, err := openTool(t.Context(), c)
+			if err == nil || errors.Is(err, proxier.ErrNotSupported) != missing {
+				t.Errorf("%s, %q: error = %v, want ErrNotSupported: %t", v, text, err, missing)
+			}
+		}
+	}
+}
+
 func TestOldVersionIsRefused(t *testing.T) {
 	for version, old := range map[string]bool{
 		"iptables v1.4.21": true, "iptables v1.6.1": true, "iptables v1.6": true,
