@@ -106,10 +106,19 @@ func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) Reason {
 	}
 }
 
-// carried is what sockets do for one service port.
+// carried is what sockets do for one service port. It does not change.
 type carried struct {
 	frontends map[desired.Key]int       // index of the scope in endpoints
 	endpoints [scopes]desired.Endpoints // empty if no frontend needs them
+}
+
+// has reports whether a frontend is carried; a nil carried has none.
+func (c *carried) has(key desired.Key) bool {
+	if c == nil {
+		return false
+	}
+	_, has := c.frontends[key]
+	return has
 }
 
 const scopes = 2

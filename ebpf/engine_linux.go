@@ -161,11 +161,10 @@ func (e *Engine) written() int {
 // prepare opens the maps, and removes the frontends that sockets lose. ready is false if sockets are
 // not translated.
 func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.ServicePortName]*carried) (ready bool, err error) {
-	if update.Full {
+	if update.Full { // begin removes frontends too
 		e.declined = map[changetracker.ServicePortName]declined{}
-		if err := e.orWithout(e.begin(wanted)); err != nil {
-			return false, err
-		}
+		err := e.orWithout(e.begin(wanted))
+		return err == nil && e.translates(), err
 	}
 	if !e.translates() {
 		return false, nil
@@ -242,7 +241,7 @@ func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
 	}
 	e.programs = programs
 	e.layer = &layer{
-		kernel: e.wrapped(t),
+		kernel: e.wrapped(t), unused: !found,
 		replace: func(size capacity) (kernel, error) {
 			t, err := newTables(e.family, size)
 			return e.wrapped(t), err
@@ -254,6 +253,12 @@ func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
 
 // publishAll gives sockets what the rules have.
 func (e *Engine) publishAll(update *desired.Update, wanted map[changetracker.ServicePortName]*carried) error {
+	if update.Full {
+		added, _ := e.layer.add(wanted) // publish finds out which one fails
+		for _, name := range added {
+			delete(wanted, name)
+		}
+	}
 	for i := range update.Changes {
 		name := update.Changes[i].Name
 		if c := wanted[name]; c != nil {

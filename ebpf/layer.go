@@ -61,6 +61,7 @@ func (p pick) block() block {
 // Calls must not overlap.
 type layer struct {
 	kernel kernel
+	unused bool // no program has had the maps yet
 	// replace returns empty maps; activate moves the programs to them.
 	replace  func(capacity) (kernel, error)
 	activate func(kernel) error
@@ -91,29 +92,38 @@ const settleFrom = 256
 
 // load starts from what is in the maps. Nothing is written. It returns the frontends that are not
 // adopted for one of the service ports: remove them. Maps that another program has written to are
-// replaced by empty ones.
+// replaced by empty ones. What nothing leads to may be used afterwards, also what another process has
+// released; after an error, nothing has changed.
 func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans []desired.Key, err error) {
-	// What nothing leads to may be used at once: also what another process has released.
-	if err := errors.Join(l.abandon(), l.kernel.settle()); err != nil {
+	if err := l.abandon(); err != nil {
 		return nil, err
+	}
+	settled := make(chan error, 1)
+	if l.unused {
+		l.unused = false
+		settled <- nil
+	} else {
+		go func(k kernel) { settled <- k.settle() }(l.kernel)
 	}
 	have, err := l.kernel.frontends()
-	if err != nil {
-		return nil, err
-	}
-	found, ok := l.read(have)
-	if !ok {
-		return nil, l.rewrite(nil, l.kernel.capacity().atLeast(need(wanted)))
-	}
-	l.held = len(have)
-	l.services = make(map[changetracker.ServicePortName]*service, len(wanted))
-	for name, w := range wanted {
-		for key := range w.frontends {
-			if at, there := have[key]; there && l.services[name] == nil {
-				l.adopt(name, w, found, at.service)
+	next := layer{kernel: l.kernel, services: make(map[changetracker.ServicePortName]*service, len(wanted)), held: len(have)}
+	found, ok := next.read(have)
+	if ok && len(have) > 0 {
+		for name, w := range wanted {
+			for key := range w.frontends {
+				if at, there := have[key]; there && next.services[name] == nil {
+					next.adopt(name, w, found, at.service)
+				}
 			}
 		}
 	}
+	if err := errors.Join(err, <-settled); err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, l.rewrite(nil, l.kernel.capacity().atLeast(need(wanted)))
+	}
+	l.services, l.held, l.ids, l.blocks = next.services, next.held, next.ids, next.blocks
 	for _, s := range found {
 		orphans = slices.AppendSeq(orphans, maps.Keys(s.frontends))
 		l.release(s)
@@ -212,20 +222,45 @@ func (l *layer) rewrite(wanted map[changetracker.ServicePortName]*carried, size 
 func (l *layer) fillAll(wanted map[changetracker.ServicePortName]*carried) error {
 	size := l.kernel.capacity()
 	l.services, l.ids, l.blocks = make(map[changetracker.ServicePortName]*service, len(wanted)), newArena(size.services), newArena(size.endpoints)
-	all := make(map[desired.Key]place)
+	_, err := l.add(wanted)
+	return err
+}
+
+// add gives the maps those service ports that they lack, and returns these. Their frontends are written at
+// once. After an error they have none; publish goes on from there.
+func (l *layer) add(wanted map[changetracker.ServicePortName]*carried) (added []changetracker.ServicePortName, err error) {
+	all := make(map[desired.Key]place, len(wanted))
 	for name, w := range wanted {
+		if l.services[name] != nil {
+			continue
+		}
 		s, err := l.fill(nil, w)
+		if s != nil {
+			l.services[name] = s // with what it has got
+		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for key, scope := range w.frontends {
-			all[key], s.frontends[key] = place{s.id, uint32(scope)}, scope
+			all[key] = place{s.id, uint32(scope)}
 		}
-		l.services[name] = s
+		added = append(added, name)
 	}
-	l.held = len(all)
+	if len(all) == 0 {
+		return added, nil
+	}
+	if uint64(l.held+len(all)) > uint64(l.kernel.capacity().frontends) {
+		return nil, errFull
+	}
+	if err := l.kernel.putFrontends(all); err != nil {
+		return nil, fmt.Errorf("add %d frontends of sockets: %w", len(all), err)
+	}
+	l.held += len(all)
 	l.writes += len(all)
-	return l.kernel.putFrontends(all)
+	for _, name := range added {
+		l.services[name].frontends = wanted[name].frontends
+	}
+	return added, nil
 }
 
 func (c capacity) atLeast(o capacity) capacity {
@@ -257,17 +292,18 @@ func (l *layer) withdraw(name changetracker.ServicePortName, w *carried) error {
 	}
 	var gone []desired.Key
 	for key := range s.frontends {
-		if w == nil {
-			gone = append(gone, key)
-		} else if _, stays := w.frontends[key]; !stays {
+		if !w.has(key) {
 			gone = append(gone, key)
 		}
 	}
 	if err := l.remove(gone); err != nil {
 		return err
 	}
-	for _, key := range gone {
-		delete(s.frontends, key)
+	if len(gone) > 0 {
+		s.frontends = maps.Clone(s.frontends)
+		for _, key := range gone {
+			delete(s.frontends, key)
+		}
 	}
 	if w == nil {
 		l.release(s)
@@ -316,7 +352,7 @@ func (l *layer) tryPublish(name changetracker.ServicePortName, w *carried) error
 	}
 	s, added := before, len(w.frontends)
 	if before != nil {
-		added -= len(before.frontends) // withdraw has removed all others
+		added -= len(before.frontends) // which all stay
 		if changesScope(before.frontends, w.frontends) {
 			s = nil
 		}
@@ -371,9 +407,10 @@ func (l *layer) put(s *service, w *carried, added int) error {
 	lacking := map[desired.Key]place{}
 	for key, scope := range w.frontends {
 		if _, there := s.frontends[key]; !there {
-			lacking[key], s.frontends[key] = place{s.id, uint32(scope)}, scope
+			lacking[key] = place{s.id, uint32(scope)}
 		}
 	}
+	s.frontends = w.frontends // withdraw has removed all others
 	if len(lacking) == 0 {
 		return nil
 	}
@@ -404,7 +441,7 @@ func (l *layer) fill(s *service, w *carried) (*service, error) {
 		if !ok {
 			return nil, errFull
 		}
-		s = &service{id: id.first, carried: carried{frontends: make(map[desired.Key]int, len(w.frontends))}}
+		s = &service{id: id.first}
 		for scope := range s.blocks {
 			l.kernel.setPick(place{s.id, uint32(scope)}, 0)
 		}

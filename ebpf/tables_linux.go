@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -241,7 +242,7 @@ func (m *tables) pick(at place) pick { return pick(atomic.LoadUint64(m.word(at))
 
 func (m *tables) setPick(at place, p pick) { atomic.StoreUint64(m.word(at), uint64(p)) }
 
-// endpoint is the endpoint of sockets.c, in its place of the array.
+// endpoint is the place of an endpoint in the array.
 func (m *tables) endpoint(i uint32) []byte {
 	size := m.addrLen + 4
 	if m.addrLen == 16 {
@@ -253,25 +254,33 @@ func (m *tables) endpoint(i uint32) []byte {
 func (m *tables) setEndpoints(first uint32, endpoints desired.Endpoints) {
 	at := first
 	for e := range endpoints.All() {
-		to := m.endpoint(at)
+		is := m.encode(e)
+		copy(m.endpoint(at), is[:])
 		at++
-		clear(to)
-		copy(to, e.Addr().AsSlice())
-		binary.BigEndian.PutUint16(to[m.addrLen:], e.Port())
 	}
 }
 
 func (m *tables) hasEndpoints(first uint32, endpoints desired.Endpoints) bool {
 	at := first
 	for e := range endpoints.All() {
-		is := m.endpoint(at)
-		at++
-		addr, _ := netip.AddrFromSlice(is[:m.addrLen])
-		if addr != e.Addr() || binary.BigEndian.Uint16(is[m.addrLen:]) != e.Port() {
+		want, is := m.encode(e), m.endpoint(at)
+		if !bytes.Equal(is, want[:len(is)]) {
 			return false
 		}
+		at++
 	}
 	return true
+}
+
+// encode returns the endpoint of sockets.c, and zeros.
+func (m *tables) encode(e netip.AddrPort) (is [24]byte) {
+	if m.addrLen == 4 {
+		*(*[4]byte)(is[:]) = e.Addr().As4()
+	} else {
+		*(*[16]byte)(is[:]) = e.Addr().As16()
+	}
+	binary.BigEndian.PutUint16(is[m.addrLen:], e.Port())
+	return is
 }
 
 // settle changes a map of maps: then the kernel waits for an RCU grace period, in which each
