@@ -1,14 +1,19 @@
 package nftables
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -421,7 +426,7 @@ func measureFirst(b *testing.B, c *cluster, runs int) figure {
 
 // measureWait is the longest time of another program's smallest transaction during a first
 // sync: nf_tables processes one transaction at a time per network namespace. The floor is
-// the longest time without a sync.
+// the longest time in half a second without a sync.
 func measureWait(b *testing.B, c *cluster, runs int) figure {
 	b.Helper()
 	var waits, alone []time.Duration
@@ -429,30 +434,87 @@ func measureWait(b *testing.B, c *cluster, runs int) figure {
 		ns, err := netns.New()
 		netnstest.Check(b, err)
 		p := startProvider(b, c, ns)
-		stop := make(chan struct{})
-		longest := make(chan time.Duration)
-		go func() { longest <- longestCommit(b, ns, stop) }()
+		other := startOtherWriter(b, ns)
+		time.Sleep(500 * time.Millisecond)
+		alone = append(alone, other.longest(b))
 		p.load(b)
-		close(stop)
-		waits = append(waits, <-longest)
-		quiet := make(chan struct{})
-		time.AfterFunc(50*time.Millisecond, func() { close(quiet) })
-		alone = append(alone, longestCommit(b, ns, quiet))
+		waits = append(waits, other.longest(b))
+		other.end(b)
 		p.stop()
 		ns.Close()
 	}
 	return figure{wall: median(waits), floor: median(alone)}
 }
 
-// longestCommit creates tables of its own, one after the other.
-func longestCommit(b *testing.B, ns *netns.NS, stop <-chan struct{}) (longest time.Duration) {
+// otherWriter is a process of its own: within this one, it would also wait for its turn among goroutines.
+type otherWriter struct {
+	process *exec.Cmd
+	ask     io.WriteCloser
+	answers *bufio.Reader
+}
+
+const otherWriterEnv = "OTHER_WRITER_IN" // a network namespace
+
+func startOtherWriter(b *testing.B, ns *netns.NS) *otherWriter {
 	b.Helper()
-	k := openKernel(b, ns)
+	w := &otherWriter{process: exec.CommandContext(b.Context(), os.Args[0], "-test.run=^TestOtherWriter$")}
+	w.process.Env = append(os.Environ(), otherWriterEnv+"="+ns.Path())
+	w.process.Stderr = os.Stderr
+	ask, err1 := w.process.StdinPipe()
+	answers, err2 := w.process.StdoutPipe()
+	netnstest.Check(b, errors.Join(err1, err2, w.process.Start()))
+	w.ask, w.answers = ask, bufio.NewReader(answers)
+	w.longest(b) // it has begun
+	return w
+}
+
+// longest returns the longest transaction since the last call.
+func (w *otherWriter) longest(b *testing.B) time.Duration {
+	b.Helper()
+	_, err := w.ask.Write([]byte{'?'})
+	netnstest.Check(b, err)
+	line, err := w.answers.ReadString('\n')
+	netnstest.Check(b, err)
+	longest, err := time.ParseDuration(strings.TrimSpace(line))
+	netnstest.Check(b, err)
+	return longest
+}
+
+func (w *otherWriter) end(b *testing.B) {
+	b.Helper()
+	netnstest.Check(b, w.ask.Close())
+	_, _ = io.Copy(io.Discard, w.answers)
+	netnstest.Check(b, w.process.Wait())
+}
+
+// TestOtherWriter creates a table of its own, again and again, and answers each byte of the input with the
+// longest time that it took since the last one.
+func TestOtherWriter(t *testing.T) {
+	path := os.Getenv(otherWriterEnv)
+	if path == "" {
+		return // without Skip, which the test script reports as a failure
+	}
+	k, err := openSocket(path)
+	netnstest.Check(t, err)
 	defer k.close()
-	for {
+	questions := make(chan byte)
+	go func() {
+		defer close(questions)
+		for one := make([]byte, 1); ; {
+			if _, err := os.Stdin.Read(one); err != nil {
+				return
+			}
+			questions <- one[0]
+		}
+	}()
+	for longest := time.Duration(0); ; {
 		select {
-		case <-stop:
-			return longest
+		case _, more := <-questions:
+			if !more {
+				return
+			}
+			fmt.Println(longest)
+			longest = 0
 		default:
 		}
 		w := &wire{family: unix.NFPROTO_IPV4, table: "somebody-else"}
@@ -460,10 +522,7 @@ func longestCommit(b *testing.B, ns *netns.NS, stop <-chan struct{}) (longest ti
 		w.newTable()
 		w.batchMarker(unix.NFNL_MSG_BATCH_END)
 		start := time.Now()
-		if err := k.commit(b.Context(), w); err != nil {
-			b.Errorf("commit: %v", err)
-			return longest
-		}
+		netnstest.Check(t, k.commit(t.Context(), w))
 		longest = max(longest, time.Since(start))
 	}
 }

@@ -1,10 +1,14 @@
 package packetcost
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +17,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/iptables"
@@ -45,6 +51,7 @@ type road struct {
 
 	figures map[string][]float64 // by unit
 	flows   int                  // that began with a packet of no client
+	during  func(measure func()) // surrounds a measurement, if it is not nil
 }
 
 // way programs a road.
@@ -53,12 +60,15 @@ type way struct {
 	program func(*testing.B, *road)
 	most    int  // Services; 0 means any number
 	direct  bool // clients know an endpoint
+	podsTCP bool // nothing else reaches the Service
 }
 
 var ways = []way{ // read-only
 	{name: "nothing", program: func(*testing.B, *road) {}, direct: true},
 	{name: "conntrack", program: trackOnly, direct: true},
 	{name: "nftables", program: throughNFTables},
+	{name: "ebpf", program: throughSockets},
+	{name: "ebpf-without-rules", program: throughSocketsAlone, podsTCP: true},
 	{name: "iptables-nft", program: throughIPTables(iptables.VariantNFT), most: 10_000},
 	{name: "iptables-legacy", program: throughIPTables(iptables.VariantLegacy), most: 10_000},
 	{name: "userspace", program: throughUserspace, most: 10},
@@ -86,7 +96,11 @@ func BenchmarkPackets(b *testing.B) {
 			}
 			for range rounds {
 				for _, r := range roads {
-					r.measure(b, effort)
+					if r.during == nil {
+						r.measure(b, effort)
+					} else {
+						r.during(func() { r.measure(b, effort) })
+					}
 				}
 			}
 			for _, r := range roads {
@@ -132,9 +146,14 @@ func (r *road) config() proxier.Config {
 // run gives a Provider all Services, and waits for its first sync.
 func (r *road) run(b *testing.B, p *proxier.Proxier, err error) {
 	b.Helper()
-	if err != nil {
-		b.Fatal(err)
-	}
+	netnstest.Check(b, err)
+	r.announce(p)
+	proxiertest.Run(b, p)
+	netnstest.Check(b, p.Sync(b.Context()))
+}
+
+// announce tells a Provider of all Services.
+func (r *road) announce(p *proxier.Proxier) {
 	for i, s := range r.services {
 		name := fmt.Sprintf("s%d", i)
 		options := []proxiertest.ServiceOption{proxiertest.ClusterIPs(s.clusterIP.String())}
@@ -159,10 +178,6 @@ func (r *road) run(b *testing.B, p *proxier.Proxier, err error) {
 		p.OnServiceAdd(object)
 		p.OnEndpointSliceAdd(proxiertest.Slice("default", name, discovery.AddressTypeIPv4, slice...))
 	}
-	proxiertest.Run(b, p)
-	if err := p.Sync(b.Context()); err != nil {
-		b.Fatal(err)
-	}
 }
 
 // trackOnly has the node track connections, and nothing else.
@@ -175,6 +190,58 @@ func throughNFTables(b *testing.B, r *road) {
 	b.Helper()
 	p, err := nftables.New(nftables.Config{Config: r.config()}, proxier.Deps{})
 	r.run(b, p, err)
+}
+
+// throughSockets has the rules of nftables too, so that the node tracks connections.
+func throughSockets(b *testing.B, r *road) {
+	b.Helper()
+	engine, p := r.sockets(b)
+	r.run(b, p, nil)
+	inCgroup := r.during
+	r.during = func(measure func()) {
+		inCgroup(measure)
+		if counts, err := engine.SocketCounts(); err != nil || counts.Translated == 0 {
+			b.Errorf("%+v, %v: want translated sockets", counts, err)
+		}
+	}
+}
+
+// throughSocketsAlone has no rules any more, so that the node tracks nothing. What is pinned works
+// on without its process.
+func throughSocketsAlone(b *testing.B, r *road) {
+	b.Helper()
+	_, p := r.sockets(b)
+	r.announce(p)
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	ctx, stop := context.WithCancel(b.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	err := p.Sync(ctx)
+	stop()
+	netnstest.Check(b, errors.Join(err, <-ended))
+	feed(b, r.world.Node, "flush ruleset", "nft", "-f", "-")
+}
+
+// sockets translates the sockets of a cgroup of its own, in which this process is while the road is
+// measured: no program runs for the other roads.
+func (r *road) sockets(b *testing.B) (*ebpf.Engine, *proxier.Proxier) {
+	b.Helper()
+	home, cgroup := bpftest.OwnCgroup(b), bpftest.NewCgroup(b)
+	move := func(to string) {
+		netnstest.Check(b, os.WriteFile(filepath.Join(to, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0o600))
+	}
+	r.during = func(measure func()) {
+		move(cgroup)
+		defer move(home)
+		measure()
+	}
+	config := ebpf.Config{Config: nftables.Config{Config: r.config()}, Sockets: ebpf.Sockets{BPFFS: bpftest.FileSystem(b), Cgroups: []string{cgroup}}}
+	engine, err := ebpf.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	netnstest.Check(b, err)
+	p, err := proxier.New(config.Config.Config, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
+	netnstest.Check(b, err)
+	return engine, p
 }
 
 func throughIPTables(variant iptables.Variant) func(*testing.B, *road) {
@@ -208,10 +275,13 @@ func (r *road) measure(b *testing.B, effort int) {
 		}
 		return target
 	}
-	for from, targets := range map[*proxiertest.Host]map[string]netip.AddrPort{
-		pod:            {"connect": clusterIP},
-		r.world.Client: {"connect-node-port": netip.AddrPortFrom(nodeAddr(r), nodePort), "connect-load-balancer": netip.AddrPortFrom(s.loadBalancer, servicePort)},
-	} {
+	clients := map[*proxiertest.Host]map[string]netip.AddrPort{pod: {"connect": clusterIP}}
+	if !r.podsTCP {
+		clients[r.world.Client] = map[string]netip.AddrPort{
+			"connect-node-port": netip.AddrPortFrom(nodeAddr(r), nodePort), "connect-load-balancer": netip.AddrPortFrom(s.loadBalancer, servicePort),
+		}
+	}
+	for from, targets := range clients {
 		for what, target := range targets {
 			netnstest.Check(b, from.Do(func() error {
 				all, err := connects(to(target), 4*effort)
@@ -247,16 +317,19 @@ func (r *road) measure(b *testing.B, effort int) {
 			return fmt.Errorf("connections with a request through %s: %w", r.name, err)
 		}
 		milliseconds("crr", crr)
-		udp, err := requests(unix.SOCK_DGRAM, target, 10*effort)
-		if err != nil {
-			return fmt.Errorf("requests over UDP through %s: %w", r.name, err)
-		}
-		milliseconds("udp", udp)
 		pieces, err := rate(unix.SOCK_STREAM, target, longest, during)
 		if err != nil {
 			return fmt.Errorf("throughput of %s: %w", r.name, err)
 		}
 		add("MB/s", pieces*longest/1e6)
+		if r.podsTCP {
+			return nil
+		}
+		udp, err := requests(unix.SOCK_DGRAM, target, 10*effort)
+		if err != nil {
+			return fmt.Errorf("requests over UDP through %s: %w", r.name, err)
+		}
+		milliseconds("udp", udp)
 		datagrams, err := rate(unix.SOCK_DGRAM, target, 64, during)
 		if err != nil {
 			return fmt.Errorf("datagrams through %s: %w", r.name, err)
