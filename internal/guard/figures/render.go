@@ -136,7 +136,7 @@ func show(value float64, unit string) string {
 		return withCommas(strconv.FormatFloat(value, 'f', 0, 64)) + " MiB"
 	case strings.HasSuffix(unit, "%core"):
 		return twoDigits(value) + " % of a core"
-	case strings.Contains(unit, "/nginx"):
+	case strings.Contains(unit, "/nginx"), strings.HasSuffix(unit, "/rules"):
 		return strconv.FormatFloat(value, 'f', 2, 64)
 	default:
 		return withCommas(strconv.FormatFloat(value, 'f', -1, 64))

@@ -173,6 +173,19 @@ var tables = []table{ // read-only
 		},
 	},
 	{
+		name: "forwarded", about: "ebpf, fast path",
+		columns: []column{
+			{"rules", "", []string{"rules-ns/packet"}},
+			{"fast path", "", []string{"forward-ns/packet"}},
+			{"with `Forward.Peer`", "", []string{"peer-ns/packet"}},
+			{"routed, no Service", "", []string{"routed-ns/packet"}},
+			{"the frame alone", "", []string{"frame-ns/packet"}},
+			{"fast path / rules", "", []string{"forward/rules"}},
+			{"with `Forward.Peer` / rules", "", []string{"peer/rules"}},
+		},
+		rows: []row{{what: "a datagram of an established flow", benchmark: "ebpf.BenchmarkForward"}},
+	},
+	{
 		name: "proxies", about: "userspace",
 		columns: []column{
 			{"no proxy", "", []string{"direct-*"}},
@@ -260,7 +273,7 @@ var tables = []table{ // read-only
 // packets are the ways to an endpoint. Those of iptables grow with the Services, so that they are
 // not measured at the largest size; userspace needs a socket for each.
 func packets() (rows []row) {
-	always := []string{"nothing", "conntrack", "nftables", "kube-proxy-nftables"}
+	always := []string{"nothing", "conntrack", "nftables", "ebpf", "ebpf-without-rules", "kube-proxy-nftables"}
 	tables := []string{"iptables-nft", "kube-proxy-iptables-nft", "iptables-legacy", "kube-proxy-iptables-legacy"}
 	for _, of := range []struct {
 		services string
