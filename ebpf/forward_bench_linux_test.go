@@ -2,9 +2,7 @@ package ebpf_test
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -13,14 +11,11 @@ import (
 	"testing"
 	"time"
 
-	cilium "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
@@ -32,12 +27,10 @@ import (
 
 // uplink is a node into whose device for clients frames are put.
 type uplink struct {
-	program *cilium.Program
-	engine  *ebpf.Engine
-	world   *proxiertest.Topology
-	sent    uint64
-	context []byte
-	frame   []byte
+	frames *bpftest.Frames
+	engine *ebpf.Engine
+	world  *proxiertest.Topology
+	sent   uint64
 }
 
 // BenchmarkForward measures a datagram of an established flow from a frame at the client's device of the node
@@ -47,7 +40,7 @@ type uplink struct {
 func BenchmarkForward(b *testing.B) {
 	rounds, frames := 1, uint32(20_000)
 	if os.Getenv("SERVICEPLANE_BENCH_FULL") == "1" {
-		rounds, frames = 7, 400_000 // a run ends with a tick of the kernel's clock, up to 4 ms late
+		rounds, frames = 7, 400_000 // see Frames.Send
 	}
 	names := []string{"rules", "forward", "peer", "routed", "frame"}
 	var nodes []*uplink
@@ -107,12 +100,11 @@ func newUplink(b *testing.B, name string) *uplink {
 	}
 	n.establish(b, to)
 	if name == "frame" {
-		n.dropAtOnce(b)
+		n.frames.DropAtOnce(b)
 	}
 	netnstest.Check(b, pod.Do(func() error {
 		return exec.CommandContext(b.Context(), "nft", "add table inet sink; add chain inet sink in { type filter hook prerouting priority -300; policy drop; counter; }").Run()
 	}))
-	n.load(b)
 	return n
 }
 
@@ -128,66 +120,7 @@ func (n *uplink) establish(b *testing.B, to netip.AddrPort) {
 		netnstest.Check(b, err)
 		return time.Since(start) > 2500*time.Millisecond
 	})
-	netnstest.Check(b, n.world.Node.Do(func() error {
-		device, err := net.InterfaceByName("client")
-		if err != nil {
-			return err
-		}
-		n.frame = append(n.frame, device.HardwareAddr...)
-		n.context = make([]byte, 24) // struct xdp_md
-		binary.NativeEndian.PutUint32(n.context[12:], uint32(device.Index))
-		return nil
-	}))
-	from := n.world.Client.Addr(v1.IPv4Protocol).As4()
-	n.frame = append(n.frame, 2, 0, 0, 0, 0, 1, 8, 0)
-	const payload = 22
-	ip := []byte{0x45, 0, 0, 20 + 8 + payload, 0, 0, 0x40, 0, 64, unix.IPPROTO_UDP, 0, 0}
-	ip = append(ip, from[:]...)
-	ip = append(ip, to.Addr().AsSlice()...)
-	var sum uint32
-	for i := 0; i < len(ip); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
-	}
-	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum+sum>>16))
-	n.frame = append(n.frame, ip...)
-	n.frame = binary.BigEndian.AppendUint16(n.frame, 12345)
-	n.frame = binary.BigEndian.AppendUint16(n.frame, to.Port())
-	n.frame = binary.BigEndian.AppendUint16(n.frame, 8+payload)
-	n.frame = append(n.frame, make([]byte, 2+payload)...) // no checksum
-	binary.NativeEndian.PutUint32(n.context[4:], uint32(len(n.frame)))
-}
-
-// dropAtOnce attaches a program that drops each packet at the client's device.
-func (n *uplink) dropAtOnce(b *testing.B) {
-	b.Helper()
-	program, err := cilium.NewProgram(&cilium.ProgramSpec{Type: cilium.SchedCLS, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
-	netnstest.Check(b, err)
-	b.Cleanup(func() { _ = program.Close() })
-	netnstest.Check(b, n.world.Node.Do(func() error {
-		one, err := link.AttachTCX(link.TCXOptions{Interface: int(binary.NativeEndian.Uint32(n.context[12:])), Program: program, Attach: cilium.AttachTCXIngress})
-		if err == nil {
-			b.Cleanup(func() { _ = one.Close() })
-		}
-		return err
-	}))
-}
-
-// load makes a program that restores the header, since the kernel uses the pages again, and passes the frame.
-func (n *uplink) load(b *testing.B) {
-	b.Helper()
-	const header = 44
-	code := asm.Instructions{
-		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), asm.LoadMem(asm.R3, asm.R1, 4, asm.Word),
-		asm.Mov.Reg(asm.R4, asm.R2), asm.Add.Imm(asm.R4, header), asm.JGT.Reg(asm.R4, asm.R3, "out"),
-	}
-	for i := 0; i < header; i += 4 {
-		code = append(code, asm.StoreImm(asm.R2, int16(i), int64(int32(binary.NativeEndian.Uint32(n.frame[i:]))), asm.Word))
-	}
-	code = append(code, asm.Mov.Imm(asm.R0, 2).WithSymbol("out"), asm.Return()) // XDP_PASS
-	program, err := cilium.NewProgram(&cilium.ProgramSpec{Type: cilium.XDP, License: "MIT", Instructions: code})
-	netnstest.Check(b, err)
-	b.Cleanup(func() { _ = program.Close() })
-	n.program = program
+	n.frames = bpftest.NewFrames(b, bpftest.Device{Doer: n.world.Node, Name: "client"}, netip.AddrPortFrom(n.world.Client.Addr(v1.IPv4Protocol), 12345), to, false)
 }
 
 // check wants that each frame took its way to the end.
@@ -212,15 +145,8 @@ func (n *uplink) check(b *testing.B, name string) {
 }
 
 // send puts frames into the device, and returns nanoseconds of each.
-func (n *uplink) send(b *testing.B, frames uint32) (ns float64) {
+func (n *uplink) send(b *testing.B, frames uint32) float64 {
 	b.Helper()
-	const liveFrames = 1 << 1 // BPF_F_TEST_XDP_LIVE_FRAMES
-	netnstest.Check(b, n.world.Node.Do(func() error {
-		start := time.Now()
-		_, err := n.program.Run(&cilium.RunOptions{Data: n.frame, Context: n.context, Repeat: frames, Flags: liveFrames})
-		n.sent += uint64(frames)
-		ns = float64(time.Since(start).Nanoseconds()) / float64(frames)
-		return err
-	}))
-	return ns
+	n.sent += uint64(frames)
+	return n.frames.Send(b, frames)
 }
