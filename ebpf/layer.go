@@ -93,7 +93,7 @@ const settleFrom = 256
 // load starts from what is in the maps. Nothing is written. It returns the frontends that are not
 // adopted for one of the service ports: remove them. Maps that another program has written to are
 // replaced by empty ones. What nothing leads to may be used afterwards, also what another process has
-// released; after an error, nothing has changed.
+// released.
 func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans []desired.Key, err error) {
 	if err := l.abandon(); err != nil {
 		return nil, err

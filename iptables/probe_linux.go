@@ -99,7 +99,7 @@ func (t *tool) checkFeatures(ctx context.Context) error {
 }
 
 // exhausted matches what the programs print if they or the kernel have no memory or no descriptors left.
-var exhausted = regexp.MustCompile(`(?i)allocate memory|memory allocation|out of memory|too many open files|no buffer space`)
+var exhausted = regexp.MustCompile(`(?i)alloc(ate)? memory|memory allocation|too many open files|no buffer space`)
 
 // isUnknown reports whether a rule was refused, and not because there was no memory or no descriptor
 // left: that tells nothing about the kernel's features.

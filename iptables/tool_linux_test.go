@@ -499,14 +499,14 @@ func TestAProgramThatFailsIsNotMissing(t *testing.T) {
 	}
 }
 
-// TestARuleWithoutMemoryIsNotMissing: what the programs print is from iptables 1.8.9, ip6tables 1.6.2, and libxtables.
+// TestARuleWithoutMemoryIsNotMissing has what the programs of iptables 1.8.9 print.
 func TestARuleWithoutMemoryIsNotMissing(t *testing.T) {
 	for text, missing := range map[string]bool{
 		"line 4: RULE_APPEND failed (Cannot allocate memory): rule in chain X":    false,
 		"line 4: RULE_APPEND failed (No buffer space available): rule in chain X": false,
 		"line 4 failed: Memory allocation problem.":                               false,
-		"iptables: Out of memory.":                                                false,
-		"Could not open socket to kernel: Too many open files":                    false,
+		"iptables-nft-restore: can't alloc memory!":                               false,
+		"Could not fetch rule set generation id: Too many open files":             false,
 		"line 4: RULE_APPEND failed (No such file or directory): rule in chain X": true,
 		"line 4 failed: No chain/target/match by that name.":                      true,
 		"line 4 failed": true,
@@ -514,7 +514,7 @@ func TestARuleWithoutMemoryIsNotMissing(t *testing.T) {
 		for _, v := range []Variant{VariantNFT, VariantLegacy} {
 			c := testConfig(t, netnstest.New(t), v, v1.IPv4Protocol)
 			c.dir = fakePrograms(t, "iptables v1.8.9 ("+map[Variant]string{VariantNFT: "nf_tables", VariantLegacy: "legacy"}[v]+")",
-				`case "$(cat)" in *"-A "*) echo '`+text+`' >&2; exit 4;; esac`)
+				`case "$(cat)" in *"-A "*) echo "`+text+`" >&2; exit 4;; esac`)
 			_, err := openTool(t.Context(), c)
 			if err == nil || errors.Is(err, proxier.ErrNotSupported) != missing {
 				t.Errorf("%s, %q: error = %v, want ErrNotSupported: %t", v, text, err, missing)
