@@ -51,7 +51,7 @@ type road struct {
 
 	figures map[string][]float64 // by unit
 	flows   int                  // that began with a packet of no client
-	during  func(measure func()) // surrounds a measurement, if it is not nil
+	during  func(measure func()) // surrounds a measurement
 }
 
 // way programs a road.
@@ -96,11 +96,7 @@ func BenchmarkPackets(b *testing.B) {
 			}
 			for range rounds {
 				for _, r := range roads {
-					if r.during == nil {
-						r.measure(b, effort)
-					} else {
-						r.during(func() { r.measure(b, effort) })
-					}
+					r.during(func() { r.measure(b, effort) })
 				}
 			}
 			for _, r := range roads {
@@ -118,7 +114,7 @@ func BenchmarkPackets(b *testing.B) {
 
 func newRoad(b *testing.B, w way, n int) *road {
 	b.Helper()
-	r := &road{way: w, world: proxiertest.NewTopology(b), figures: map[string][]float64{}}
+	r := &road{way: w, world: proxiertest.NewTopology(b), figures: map[string][]float64{}, during: func(measure func()) { measure() }}
 	for _, pod := range r.world.LocalPods[:2] {
 		serve(b, pod, endpointPort)
 		r.endpoints = append(r.endpoints, netip.AddrPortFrom(pod.Addr(v1.IPv4Protocol), endpointPort))
