@@ -258,7 +258,7 @@ func (p *programs) load(dir string, wanted map[string]wantedLink, used map[strin
 	if err != nil {
 		return unavailable("load the programs", err)
 	}
-	defer loaded.Close()
+	defer closeCollection(loaded)
 	return p.attach(dir, wanted, loaded)
 }
 
@@ -340,7 +340,7 @@ func pinnedProgram(path string) ebpf.ProgramID {
 	if err != nil {
 		return 0
 	}
-	defer func() { _ = program.Close() }()
+	defer func() { _ = closeObject(program) }()
 	info, err := program.Info()
 	if err != nil {
 		return 0
@@ -357,7 +357,7 @@ func openLink(path string) (link.Link, ebpf.ProgramID, error) {
 	}
 	program, attached := programOf(one)
 	if !attached {
-		_ = one.Close()
+		_ = closeObject(one)
 		return nil, 0, fs.ErrNotExist
 	}
 	return one, program, nil
@@ -374,7 +374,7 @@ func programOf(one link.Link) (program ebpf.ProgramID, attached bool) {
 
 func closeLinks(links map[string]attachment) {
 	for _, a := range links {
-		_ = a.link.Close()
+		_ = closeObject(a.link)
 	}
 }
 
@@ -429,7 +429,7 @@ func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf
 func (p *programs) attachOne(from []string, work, name string, w wantedLink, program *ebpf.Program) (one link.Link, err error) {
 	defer func() {
 		if err != nil && one != nil {
-			err = errors.Join(err, one.Close())
+			err = errors.Join(err, closeObject(one))
 		}
 	}()
 	if one, err = p.take(from, work, name); err == nil {
@@ -454,7 +454,7 @@ func (p *programs) take(from []string, to, name string) (one link.Link, err erro
 		}
 		if dir != to {
 			if err := p.change(func() error { return os.Rename(path, filepath.Join(to, name)) }); err != nil {
-				_ = one.Close()
+				_ = closeObject(one)
 				return nil, fmt.Errorf("move a link: %w", err)
 			}
 		}
@@ -543,7 +543,7 @@ func (p *programs) close() error {
 	var errs []error
 	for _, m := range p.shared {
 		if m != nil {
-			errs = append(errs, m.Close())
+			errs = append(errs, closeObject(m))
 		}
 	}
 	if p.lock != nil {

@@ -118,7 +118,7 @@ func (d *datagrams) close() {
 	d.looking.Lock()
 	defer d.looking.Unlock()
 	if d.loaded != nil {
-		d.loaded.Close()
+		closeCollection(d.loaded)
 	}
 	d.loaded, d.peers = nil, nil
 }
@@ -285,7 +285,7 @@ func iterate(program *ebpf.Program, over *ebpf.Map) (written []byte, err error) 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, iterator.Close()) }()
+	defer func() { err = errors.Join(err, closeObject(iterator)) }()
 	all, err := iterator.Open()
 	if err != nil {
 		return nil, err

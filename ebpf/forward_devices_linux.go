@@ -228,7 +228,7 @@ func (x *tcx) programOf(device int) ebpf.ProgramID {
 	if err != nil {
 		return 0
 	}
-	defer func() { _ = one.Close() }()
+	defer func() { _ = closeObject(one) }()
 	info, err := one.Info()
 	if err != nil || info.TCX() == nil || info.TCX().Ifindex != uint32(device) {
 		return 0
@@ -240,7 +240,7 @@ func (x *tcx) attach(device int, program *ebpf.Program) error {
 	if x.programOf(device) != 0 {
 		one, err := link.LoadPinnedLink(x.path(device), nil)
 		if err == nil {
-			err = errors.Join(one.Update(program), one.Close())
+			err = errors.Join(one.Update(program), closeObject(one))
 		}
 		if err != nil {
 			return fmt.Errorf("update a link: %w", err)
@@ -255,7 +255,7 @@ func (x *tcx) attach(device int, program *ebpf.Program) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(one.Pin(x.path(device)), one.Close())
+		return errors.Join(one.Pin(x.path(device)), closeObject(one))
 	})
 }
 

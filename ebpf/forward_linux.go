@@ -187,7 +187,7 @@ func (f *forwarder) openMaps(objects *ebpf.CollectionSpec) error {
 		one, err := f.store.pinned(name, objects.Maps[name])
 		if err != nil {
 			for _, m := range opened {
-				_ = m.Close()
+				_ = closeObject(m)
 			}
 			return err
 		}
@@ -245,12 +245,12 @@ func (f *forwarder) openProgram(objects *ebpf.CollectionSpec, settings forwardSe
 		}
 		_ = os.Remove(path)
 		if err = program.Pin(path); err != nil {
-			return errors.Join(fmt.Errorf("pin the program of the fast path: %w", err), program.Close())
+			return errors.Join(fmt.Errorf("pin the program of the fast path: %w", err), closeObject(program))
 		}
 	}
 	info, err := program.Info()
 	if err != nil {
-		return errors.Join(fmt.Errorf("read what the program of the fast path is: %w", err), program.Close())
+		return errors.Join(fmt.Errorf("read what the program of the fast path is: %w", err), closeObject(program))
 	}
 	f.id, _ = info.ID()
 	f.program = program
@@ -303,7 +303,7 @@ func (f *forwarder) load(objects *ebpf.CollectionSpec, s forwardSettings) (*ebpf
 	if err != nil {
 		return nil, unavailable("load the program of the fast path, which needs connection tracking with BTF", err)
 	}
-	defer loaded.Close()
+	defer closeCollection(loaded)
 	return loaded.DetachProgram("forward"), nil
 }
 
@@ -547,13 +547,13 @@ func (f *forwarder) closeProgram() error {
 	if program == nil {
 		return nil
 	}
-	return program.Close()
+	return closeObject(program)
 }
 
 func (f *forwarder) closeAll() error {
 	errs := []error{f.closeProgram()}
 	for _, m := range f.maps {
-		errs = append(errs, m.Close())
+		errs = append(errs, closeObject(m))
 	}
 	if f.store != nil {
 		errs = append(errs, f.store.close())

@@ -22,7 +22,7 @@ func (p *programs) pinned(name string, want *ebpf.MapSpec) (*ebpf.Map, error) {
 		return nil, unavailable("create the map "+name, err)
 	}
 	if err := p.repinMap(m, path); err != nil {
-		_ = m.Close()
+		_ = closeObject(m)
 		return nil, err
 	}
 	return m, nil
@@ -35,7 +35,7 @@ func (p *programs) repinMap(m *ebpf.Map, path string) error {
 	if err != nil {
 		return fmt.Errorf("pin a map: %w", err)
 	}
-	return errors.Join(p.repin(clone, path), clone.Close())
+	return errors.Join(p.repin(clone, path), closeObject(clone))
 }
 
 // repin replaces what is pinned at a path.
@@ -80,7 +80,7 @@ func compatible(path string, like *ebpf.MapSpec) *ebpf.Map {
 		want.MaxEntries = m.MaxEntries()
 	}
 	if want.Compatible(m) != nil {
-		_ = m.Close()
+		_ = closeObject(m)
 		return nil
 	}
 	return m
@@ -157,7 +157,7 @@ func isPinned(m *ebpf.Map, path string) bool {
 	if err != nil {
 		return false
 	}
-	defer func() { _ = is.Close() }()
+	defer func() { _ = closeObject(is) }()
 	return sameMap(is, m)
 }
 

@@ -108,7 +108,7 @@ func mapMemory(m *ebpf.Map) ([]byte, error) {
 
 func closeMaps(all []*ebpf.Map) {
 	for _, m := range all {
-		_ = m.Close()
+		_ = closeObject(m)
 	}
 }
 
@@ -120,7 +120,7 @@ func (m *tables) close() error {
 		}
 	}
 	for _, one := range []*ebpf.Map{m.frontendMap, m.servicesMap, m.ends, m.settling} {
-		errs = append(errs, one.Close())
+		errs = append(errs, closeObject(one))
 	}
 	return errors.Join(errs...)
 }
@@ -288,7 +288,7 @@ func (m *tables) encode(e netip.AddrPort) (is [24]byte) {
 func (m *tables) settle() error {
 	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err == nil {
-		err = errors.Join(m.settling.Put(uint32(0), inner), inner.Close())
+		err = errors.Join(m.settling.Put(uint32(0), inner), closeObject(inner))
 	}
 	if err != nil {
 		return fmt.Errorf("wait until no program uses removed endpoints: %w", err)

@@ -167,7 +167,7 @@ func idOfPinned(path string) (ebpf.MapID, error) {
 	if err != nil {
 		return 0, fmt.Errorf("open a pinned map: %w", err)
 	}
-	defer func() { _ = m.Close() }()
+	defer func() { _ = closeObject(m) }()
 	info, err := m.Info()
 	if err != nil {
 		return 0, fmt.Errorf("read what a pinned map is: %w", err)
@@ -307,7 +307,7 @@ func (v *verification) link(path string, w wantedLink) string {
 	if err != nil {
 		return err.Error()
 	}
-	defer func() { _ = one.Close() }()
+	defer func() { _ = closeObject(one) }()
 	info, err := one.Info()
 	if err != nil {
 		return err.Error()
@@ -343,7 +343,7 @@ func (v *verification) program(link string, id ebpf.ProgramID, w wantedLink) str
 	if err != nil {
 		return fmt.Sprintf("program %d: %v", id, err)
 	}
-	defer func() { _ = program.Close() }()
+	defer func() { _ = closeObject(program) }()
 	info, err := program.Info()
 	if err != nil {
 		return fmt.Sprintf("program %d: %v", id, err)
