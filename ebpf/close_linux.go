@@ -18,6 +18,6 @@ func closeObject(object io.Closer) error {
 
 // closeCollection closes all that a collection has, as closeObject does.
 func closeCollection(c *ebpf.Collection) {
-	c.Close()
+	c.Close() //nolint:forbidigo // the one place
 	runtime.KeepAlive(c)
 }

@@ -59,7 +59,8 @@ type UDP uint8
 const (
 	// UDPRules leaves UDP to the rules, which let open sockets follow the endpoints.
 	UDPRules UDP = iota
-	// UDPTranslate is for nodes that do not track connections. It needs Linux 6.5 or newer, CAP_SYS_ADMIN, and Watch.
+	// UDPTranslate is for nodes that do not track connections. It needs Linux 6.5 or newer, which allows BPF iterators over
+	// sockets (a hardened kernel may not), CAP_SYS_ADMIN, and Watch.
 	//
 	// A connected socket keeps its endpoint while that serves. Then the socket ends: its program gets an error, and must
 	// connect again. A socket that is not connected keeps its endpoint while new sockets may get it; afterwards its next

@@ -51,11 +51,11 @@ type datagrams struct {
 }
 
 // newDatagrams returns nil if UDP is left to the rules.
-func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestroy func() error) (*datagrams, error) {
+func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestroy func(v1.IPFamily) error) (*datagrams, error) {
 	if config.Sockets.UDP != UDPTranslate {
 		return nil, nil
 	}
-	refused := canDestroy()
+	refused := canDestroy(family)
 	if refused != nil && !errors.Is(refused, ErrUnavailable) {
 		return nil, refused
 	}
@@ -66,20 +66,38 @@ func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestro
 	return d, nil
 }
 
-// canDestroy reports whether the kernel lets a program end sockets: then its types name the function. To parse them all
-// takes a tenth of a second.
-func canDestroy() error {
+// canDestroy reports whether the kernel lets programs find sockets and end them. It looks for the name of the function
+// first: to parse all types takes a tenth of a second. A kernel that has it may still forbid the programs.
+func canDestroy(family v1.IPFamily) error {
 	const types, function = "/sys/kernel/btf/vmlinux", "\x00bpf_sock_destroy\x00"
 	text, err := os.ReadFile(types)
 	switch {
 	case err == nil && bytes.Contains(text, []byte(function)):
-		return nil
+		return canLoad(family)
 	case err == nil:
 		err = fmt.Errorf("%s has no bpf_sock_destroy: %w", types, errors.ErrUnsupported)
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("find out whether the kernel can end UDP sockets: %w", err)
 	}
 	return fmt.Errorf("%w: UDP: the kernel cannot end sockets: it needs Linux 6.5 or newer, with BTF; or leave UDP to the rules: %w", ErrUnavailable, err)
+}
+
+// canLoad tries the programs. If the process lacks privileges, the first Apply says so, for all programs.
+func canLoad(family v1.IPFamily) (err error) {
+	if privileged(true) == nil {
+		var loaded *ebpf.Collection
+		if loaded, err = loadStale(addrLenOf(family)); err == nil {
+			closeCollection(loaded)
+		}
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%w: UDP: the kernel forbids the programs that find and end sockets: it must allow BPF iterators to a process of the first user namespace; or leave UDP to the rules: %w", ErrUnavailable, err)
+	default:
+		return unavailable("load the programs that end UDP sockets", err)
+	}
 }
 
 // load loads the programs. The map must stay open until close.
@@ -92,11 +110,7 @@ func (d *datagrams) load(peers *ebpf.Map) error {
 	if d.refused != nil {
 		return d.refused
 	}
-	objects, err := staleSpec(d.addrLen)
-	if err != nil {
-		return err
-	}
-	loaded, err := ebpf.NewCollection(objects)
+	loaded, err := loadStale(d.addrLen)
 	if err != nil {
 		return unavailable("load the programs that end UDP sockets", err)
 	}
@@ -104,11 +118,15 @@ func (d *datagrams) load(peers *ebpf.Map) error {
 	return nil
 }
 
-func staleSpec(addrLen int) (*ebpf.CollectionSpec, error) {
-	if addrLen == 4 {
-		return loadStale4()
+func loadStale(addrLen int) (*ebpf.Collection, error) {
+	objects, err := loadStale4()
+	if addrLen == 16 {
+		objects, err = loadStale6()
 	}
-	return loadStale6()
+	if err != nil {
+		return nil, err
+	}
+	return ebpf.NewCollection(objects)
 }
 
 func (d *datagrams) close() {

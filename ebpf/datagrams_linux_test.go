@@ -40,6 +40,21 @@ func newUDPNode(t *testing.T) *node {
 	return n
 }
 
+// udpIsForbidden is whether this machine's kernel knows the programs that UDP needs, and forbids them: then the last
+// test of this file says what happens, and the others run in virtual machines only.
+func udpIsForbidden(t *testing.T) bool {
+	t.Helper()
+	err := ebpf.CanDestroy(v1.IPv4Protocol)
+	if err == nil {
+		return false
+	}
+	if !errors.Is(err, ebpf.ErrUnavailable) || !errors.Is(err, unix.EPERM) {
+		t.Fatal(err)
+	}
+	t.Log(err)
+	return true
+}
+
 // dnsVIP is the VIP of one of the Services that serveUDP makes.
 func dnsVIP(family v1.IPFamily, number byte) netip.AddrPort {
 	if family == v1.IPv4Protocol {
@@ -118,6 +133,9 @@ func (u *unconnected) ask(to netip.AddrPort) (server string) {
 // rules.
 func TestUDPFollows(t *testing.T) {
 	t.Parallel()
+	if udpIsForbidden(t) {
+		return
+	}
 	n := newUDPNode(t)
 	n.start(t)
 	pods := n.world.RemotePods
@@ -171,6 +189,9 @@ func TestUDPFollows(t *testing.T) {
 // ends, and the next one gets another endpoint; also if no process ran when the endpoint went.
 func TestUDPSocketsEnd(t *testing.T) {
 	t.Parallel()
+	if udpIsForbidden(t) {
+		return
+	}
 	n := newUDPNode(t)
 	n.start(t)
 	pods := n.world.RemotePods
@@ -223,6 +244,9 @@ func TestUDPSocketsEnd(t *testing.T) {
 // TestUDPStaleSocketsEnd: when an endpoint goes, all sockets that are connected to it end, in every network
 // namespace, and those of another Service go on, although they have the same endpoint.
 func TestUDPStaleSocketsEnd(t *testing.T) {
+	if udpIsForbidden(t) {
+		return
+	}
 	counts := [2]int{*staleSockets, *staleSockets / 2}
 	raiseDescriptors(t, counts[0]+counts[1]+1000)
 	n := newUDPNode(t)
@@ -297,6 +321,9 @@ func connectUDP(to netip.AddrPort) (fd int, err error) {
 // TestUDPInANamespaceThatIsNotFound: the Condition says that sockets there stay as they are, and they end when it is.
 func TestUDPInANamespaceThatIsNotFound(t *testing.T) {
 	t.Parallel()
+	if udpIsForbidden(t) {
+		return
+	}
 	n := newUDPNode(t)
 	find := n.sockets.NetNSs
 	hidden := true
@@ -328,28 +355,41 @@ func TestUDPInANamespaceThatIsNotFound(t *testing.T) {
 // TestAKernelThatCannotEndSockets: the error says it, and with Optional the rules do UDP, and no more.
 func TestAKernelThatCannotEndSockets(t *testing.T) {
 	t.Parallel()
-	n := newUDPNode(t)
-	n.new = func(c ebpf.Config, family v1.IPFamily) (*ebpf.Engine, error) {
-		return ebpf.NewEngineWithout(c, family, proxier.Deps{}, ebpf.ErrUnavailable)
+	kernels := map[string]func(ebpf.Config, v1.IPFamily) (*ebpf.Engine, error){
+		"without the function": func(c ebpf.Config, family v1.IPFamily) (*ebpf.Engine, error) {
+			return ebpf.NewEngineWithout(c, family, proxier.Deps{}, ebpf.ErrUnavailable)
+		},
 	}
-	n.start(t)
-	if err := n.Sync(t.Context()); !errors.Is(err, ebpf.ErrUnavailable) {
-		t.Errorf("error %v, want ErrUnavailable", err)
-	}
-	n.stop()
-	n.sockets.Optional = true
-	n.start(t, n.world.RemotePods[0])
-	n.serveUDP(t, 0, n.world.RemotePods[0])
-	before := n.translated(t, v1.IPv4Protocol)
-	for network, to := range map[string]netip.AddrPort{"tcp": vip(v1.IPv4Protocol), "udp": dnsVIP(v1.IPv4Protocol, 0)} {
-		if _, err := n.world.LocalPods[0].Ask(t.Context(), network, to, proxiertest.AskOptions{}); err != nil {
-			t.Errorf("%s: %v", network, err)
+	if udpIsForbidden(t) {
+		kernels["that forbids the programs"] = func(c ebpf.Config, family v1.IPFamily) (*ebpf.Engine, error) {
+			return ebpf.NewEngine(c, family, proxier.Deps{}) // here
 		}
 	}
-	if after := n.translated(t, v1.IPv4Protocol); after.Translated != before.Translated+1 {
-		t.Errorf("%d sockets translated, want 1: that of TCP", after.Translated-before.Translated)
-	}
-	if c := n.engines[v1.IPv4Protocol].Conditions(); len(c) != 1 || !strings.Contains(c[0].Message, "rules do UDP") {
-		t.Errorf("conditions %+v, want that rules do UDP", c)
+	for name, newEngine := range kernels {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newUDPNode(t)
+			n.new = newEngine
+			n.start(t)
+			if err := n.Sync(t.Context()); !errors.Is(err, ebpf.ErrUnavailable) {
+				t.Errorf("error %v, want ErrUnavailable", err)
+			}
+			n.stop()
+			n.sockets.Optional = true
+			n.start(t, n.world.RemotePods[0])
+			n.serveUDP(t, 0, n.world.RemotePods[0])
+			before := n.translated(t, v1.IPv4Protocol)
+			for network, to := range map[string]netip.AddrPort{"tcp": vip(v1.IPv4Protocol), "udp": dnsVIP(v1.IPv4Protocol, 0)} {
+				if _, err := n.world.LocalPods[0].Ask(t.Context(), network, to, proxiertest.AskOptions{}); err != nil {
+					t.Errorf("%s: %v", network, err)
+				}
+			}
+			if after := n.translated(t, v1.IPv4Protocol); after.Translated != before.Translated+1 {
+				t.Errorf("%d sockets translated, want 1: that of TCP", after.Translated-before.Translated)
+			}
+			if c := n.engines[v1.IPv4Protocol].Conditions(); len(c) != 1 || !strings.Contains(c[0].Message, "rules do UDP") {
+				t.Errorf("conditions %+v, want that rules do UDP", c)
+			}
+		})
 	}
 }

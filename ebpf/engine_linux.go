@@ -65,14 +65,14 @@ type rules interface {
 	OwnsNames() bool
 }
 
-// NewEngine returns the engine of one family. It opens nothing before the first Apply; for UDPTranslate, it reads what the
-// kernel can do.
+// NewEngine returns the engine of one family. It keeps nothing open before the first Apply; for UDPTranslate, it tries what
+// the kernel can do.
 func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
 	return newEngine(config, family, deps, canDestroy)
 }
 
 // newEngine gets what says that the kernel cannot end sockets.
-func newEngine(config Config, family v1.IPFamily, deps proxier.Deps, canDestroy func() error) (*Engine, error) {
+func newEngine(config Config, family v1.IPFamily, deps proxier.Deps, canDestroy func(v1.IPFamily) error) (*Engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err

@@ -58,9 +58,12 @@ func (k interposed) setEndpoints(first uint32, endpoints desired.Endpoints) {
 
 func (k interposed) settle() error { return k.call(k.tables.settle) }
 
+// CanDestroy says why the kernel cannot end sockets.
+func CanDestroy(family v1.IPFamily) error { return canDestroy(family) }
+
 // NewEngineWithout returns an engine on a kernel that cannot end sockets.
 func NewEngineWithout(config Config, family v1.IPFamily, deps proxier.Deps, err error) (*Engine, error) {
-	return newEngine(config, family, deps, func() error { return err })
+	return newEngine(config, family, deps, func(v1.IPFamily) error { return err })
 }
 
 // Look does what Watch does after a change.

@@ -57,7 +57,7 @@ func historyPlanes(t *testing.T, seed uint64) (plane, fresh history.Plane) {
 		shared.Masquerade.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
 	}
 	var udp UDP
-	if canDestroy() == nil { // Linux 6.5 or newer
+	if canDestroy(v1.IPv4Protocol) == nil { // Linux 6.5 or newer, and it allows the programs
 		udp = UDP(seed / 2 % 2)
 	}
 	cgroup := bpftest.NewCgroup(t)
