@@ -94,7 +94,7 @@ func canLoad(family v1.IPFamily) (err error) {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: UDP: the kernel forbids the programs that find and end sockets: it must allow BPF iterators to a process of the first user namespace; or leave UDP to the rules: %w", ErrUnavailable, err)
+		return fmt.Errorf("%w: UDP: the kernel forbids the programs that find and end sockets: it must allow BPF iterators to processes of the initial user namespace; or leave UDP to the rules: %w", ErrUnavailable, err)
 	default:
 		return unavailable("load the programs that end UDP sockets", err)
 	}
