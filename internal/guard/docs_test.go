@@ -174,3 +174,24 @@ func (r recorder) Register(c prometheus.Collector) error {
 	}
 	return nil
 }
+
+// Commands of tests, and flags with which go test still answers from its cache: see "go help test".
+var (
+	testCommand = regexp.MustCompile("go test [^`#&;\n]*")                              // read-only
+	testFlag    = regexp.MustCompile(`\s--?([a-z.]+)`)                                  // read-only
+	cachedFlags = regexp.MustCompile(`^(v|run|skip|timeout|short|race|tags|exec|C|p)$`) // read-only
+)
+
+// TestCommandsRunTheTests: a command that a document gives runs the tests. From the cache of go test it would print
+// the seeds of the time before, and what another kernel did.
+func TestCommandsRunTheTests(t *testing.T) {
+	t.Parallel()
+	for name, text := range texts(t, ".md") {
+		for _, command := range testCommand.FindAllString(text, -1) {
+			flags := testFlag.FindAllStringSubmatch(command, -1)
+			if !slices.ContainsFunc(flags, func(m []string) bool { return !cachedFlags.MatchString(m[1]) }) {
+				t.Errorf("%s: the cache may answer %q, want -count=1 in it", name, command)
+			}
+		}
+	}
+}
