@@ -13,18 +13,18 @@ import (
 // numbers in affinity records.
 func (e *Engine) adoptAll(update *desired.Update, o *observation) map[changetracker.ServicePortName]*placed {
 	hints := make(map[changetracker.ServicePortName]*placed, len(update.Changes))
-	taken := map[uint32]bool{}
+	numbers, taken := o.numberedEndpoints(), map[uint32]bool{}
 	for s := range update.Services() {
 		p := &placed{}
 		var affinity *affinityService
 		for i := range s.Frontends {
 			key := s.Key(&s.Frontends[i])
 			if s.Affinity > 0 && affinity == nil {
-				affinity = e.adoptAffinity(s, key, o, taken)
+				affinity = e.adoptAffinity(s, o.affinityKey(key), numbers, taken)
 			}
 			for scope := range p.lists {
 				if p.lists[scope] == nil {
-					p.lists[scope] = slotsOf(o.listOf(key, scope, affinity, s.Endpoints(indexScope(scope)).Len()))
+					p.lists[scope] = slotsOf(o.listOf(key, scope, affinity != nil, s.Endpoints(indexScope(scope)).Len()))
 				}
 			}
 		}
@@ -33,25 +33,56 @@ func (e *Engine) adoptAll(update *desired.Update, o *observation) map[changetrac
 	return hints
 }
 
-// adoptAffinity takes over the number of a service port, unless another one has it.
-func (e *Engine) adoptAffinity(s *desired.Service, key desired.Key, o *observation, taken map[uint32]bool) *affinityService {
-	data := o.element[forKind(key, setAffinityKeys, setNodePortAffinityKeys)][keyString(frontendKey(key))]
-	if len(data) != 4 {
+// affinityKey is the number of the service port, as in affinityService.key, to which a frontend
+// leads; 0 is none.
+func (o *observation) affinityKey(frontend desired.Key) uint32 {
+	return numberIn(o.element[forKind(frontend, setAffinityKeys, setNodePortAffinityKeys)][keyString(frontendKey(frontend))]) & affinityIDMask
+}
+
+// adoptAffinity takes over the number of a service port, unless another one has it, and those of its
+// endpoints. Not all of them are in slots: some have too little weight, or are of a scope that no
+// frontend has.
+func (e *Engine) adoptAffinity(s *desired.Service, key uint32, numbers map[uint32][]numbered, taken map[uint32]bool) *affinityService {
+	if key == 0 || taken[key] || e.state.affinity.services[s.Name] != nil {
 		return nil
 	}
-	id := binary.NativeEndian.Uint32([]byte(data)) >> affinitySlotLen
-	if id == 0 || id > maxAffinityID || taken[id] || e.state.affinity.services[s.Name] != nil {
-		return nil
+	taken[key] = true
+	affinity := e.state.affinity.adopt(s.Name, key>>affinitySlotLen)
+	for _, n := range numbers[key] {
+		if _, has := affinity.slots[n.addr]; !has && !affinity.used[n.number] {
+			affinity.adopt(n.addr, n.number)
+		}
 	}
-	taken[id] = true
-	return e.state.affinity.adopt(s.Name, id)
+	return affinity
+}
+
+// numbered is an element of affinity-endpoints.
+type numbered struct {
+	number uint32
+	addr   netip.AddrPort
+}
+
+// numberedEndpoints lists the endpoints that have numbers, by the key of the service port, in order of
+// number.
+func (o *observation) numberedEndpoints() map[uint32][]numbered {
+	byKey := map[uint32][]numbered{}
+	for key, data := range o.element[setAffinityEndpoints] {
+		id := numberIn(key)
+		if addr, ok := parseAddrPort(data); ok && id&affinitySlotMask <= maxAffinitySlot {
+			byKey[id&affinityIDMask] = append(byKey[id&affinityIDMask], numbered{id & affinitySlotMask, addr})
+		}
+	}
+	for _, list := range byKey {
+		slices.SortFunc(list, func(a, b numbered) int { return int(a.number) - int(b.number) })
+	}
+	return byKey
 }
 
 // listOf reads the endpoints of one scope under the key of a frontend, in the order of
-// their indexes, probably about as many as expected. With session affinity they keep their numbers.
-func (o *observation) listOf(key desired.Key, scope int, affinity *affinityService, expected int) []target {
+// their indexes, probably about as many as expected. With session affinity they have numbers.
+func (o *observation) listOf(key desired.Key, scope int, affinity bool, expected int) []target {
 	x := indexed{in: forKind(key, setEndpoints, setNodePortEndpoints), from: offset(indexScope(scope))}
-	if affinity != nil {
+	if affinity {
 		x.in, x.from = forKind(key, setAffinityPicks, setNodePortAffinityPicks), x.from|ownBit
 	}
 	var list []target
@@ -72,20 +103,13 @@ func (o *observation) listOf(key desired.Key, scope int, affinity *affinityServi
 	return list
 }
 
-func (o *observation) targetOf(data string, affinity *affinityService) (t target, ok bool) {
-	if affinity == nil {
-		addr, ok := parseAddrPort(data)
-		return target{addr: addr}, ok
+// targetOf returns the endpoint in a slot, from the data of its element.
+func (o *observation) targetOf(data string, affinity bool) (t target, ok bool) {
+	if affinity {
+		t.id, data = numberIn(data), o.element[setAffinityEndpoints][data]
 	}
-	if len(data) != 4 {
-		return target{}, false
-	}
-	id := binary.NativeEndian.Uint32([]byte(data))
-	addr, ok := parseAddrPort(o.element[setAffinityEndpoints][data])
-	if ok && id&affinityIDMask == affinity.key() && id&affinitySlotMask <= maxAffinitySlot {
-		affinity.adopt(addr, id&affinitySlotMask)
-	}
-	return target{addr: addr, id: id}, ok
+	t.addr, ok = parseAddrPort(data)
+	return t, ok
 }
 
 func keyString(k elementBytes) string { return string(k.bytes()) }

@@ -69,6 +69,9 @@ func (w *world) service(n int) *desired.Service {
 			s.Local = s.Local.With(e)
 		}
 	}
+	if w.rand.IntN(4) == 0 { // terminating ones, which only the node still uses
+		s.Local = w.endpoints(3)
+	}
 	w.balance(s)
 	if n%10 > 0 { // a table is large
 		s.Port.Balancing = changetracker.Random
@@ -76,7 +79,9 @@ func (w *world) service(n int) *desired.Service {
 	if s.Cluster.Len() > 0 {
 		s.OnNode = []netip.Addr{s.Cluster.Slice()[0].Addr()}
 	}
-	w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNonPod})
+	if w.rand.IntN(5) > 0 { // other service ports may have taken it, and the others too
+		w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNonPod})
+	}
 	if w.rand.IntN(2) == 0 {
 		w.add(s, desired.Frontend{Kind: desired.NodePort, Port: uint16(30000 + n), Scope: desired.ScopeLocal, Masquerade: desired.MasqueradeNone, ShortCircuit: true})
 	}
@@ -111,7 +116,7 @@ func (w *world) weights(n int) (list []uint16) {
 		return nil
 	}
 	for i := range n {
-		list = append(list, uint16(i+1+w.rand.IntN([]int{3, 1000}[w.rand.IntN(2)])))
+		list = append(list, uint16(i+1+w.rand.IntN([]int{3, 1000, 60000}[w.rand.IntN(3)])))
 	}
 	if slices.Min(list) == slices.Max(list) {
 		return nil
@@ -249,15 +254,49 @@ func TestAnyHistoryEndsInTheSameTable(t *testing.T) {
 			mustWriteNothing(t, e, u, "the same update again")
 			mustMatch(t, e, m)
 			mustWriteNothing(t, e, m.full(w), "full sync")
+			mustWriteNothing(t, w.engine(t, ns), m.full(w), "restart")
 		}
-		mustApply(t, e, m.full(w))
-		mustWriteNothing(t, w.engine(t, ns), m.full(w), "restart")
 		mustList(t, ns)
 		m.step(w, 30, 10)
 		restarted := w.engine(t, ns)
 		mustApply(t, restarted, m.full(w))
 		mustMatch(t, restarted, m)
 		mustWriteNothing(t, restarted, m.full(w), "after a restart with changes")
+	})
+}
+
+// TestAServicePortWithoutFrontendsHasNoElements: other Services have taken them all. When it gets one again, records
+// of session affinity lead to the same endpoints as before.
+func TestAServicePortWithoutFrontendsHasNoElements(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		ns := netnstest.New(t)
+		e, with := w.engine(t, ns), w.balanced(3, changetracker.Random)
+		with.Affinity = time.Hour
+		without := *with
+		without.Frontends = nil
+		elements := func() (numbers map[string]string, others int) {
+			o := w.observed(t, e, e.askFrom)
+			return o.element[setAffinityEndpoints], len(o.element[setAffinityCounts]) + len(o.element[setAffinityKeys])
+		}
+		// A plan from scratch would give another number.
+		mustApply(t, e, model{name(1): w.service(1), with.Name: with}.full(w))
+		mustApply(t, e, model{with.Name: with}.full(w))
+		before, _ := elements()
+		hidden := model{without.Name: &without}.full(w)
+		change := func(s *desired.Service) {
+			mustApply(t, e, desired.Update{Family: w.family, Globals: w.globals(), Changes: []desired.Change{{Name: s.Name, After: s}}})
+		}
+		change(&without)
+		if numbers, others := elements(); len(numbers)+others > 0 {
+			t.Errorf("without frontends: %d endpoints have numbers, and there are %d other elements of affinity, want none", len(numbers), others)
+		}
+		mustWriteNothing(t, e, hidden, "full sync")
+		mustWriteNothing(t, w.engine(t, ns), hidden, "restart")
+		change(with)
+		if after, _ := elements(); len(after) == 0 || !maps.Equal(before, after) {
+			t.Errorf("with a frontend again: numbers %x, want those of before, %x", after, before)
+		}
+		mustWriteNothing(t, w.engine(t, ns), model{with.Name: with}.full(w), "restart")
 	})
 }
 
@@ -312,13 +351,7 @@ func slots(s *desired.Service, scope desired.Scope) (list []netip.AddrPort) {
 }
 
 func (o *observation) endpointsUnder(s *desired.Service, f *desired.Frontend, scope int) []netip.AddrPort {
-	var affinity *affinityService
-	if id := o.element[forKind(s.Key(f), setAffinityKeys, setNodePortAffinityKeys)][keyString(frontendKey(s.Key(f)))]; id != "" {
-		affinity = &affinityService{
-			id:    binary.NativeEndian.Uint32([]byte(id)) >> affinitySlotLen,
-			slots: map[netip.AddrPort]uint32{}, used: map[uint32]bool{},
-		}
-	}
+	affinity := o.affinityKey(s.Key(f)) != 0
 	var list []netip.AddrPort
 	for _, target := range o.listOf(s.Key(f), scope, affinity, 0) {
 		list = append(list, target.addr)

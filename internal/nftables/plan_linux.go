@@ -70,6 +70,9 @@ func (pl placer) place(prev *placed, s *desired.Service) *placed {
 	if pl.holds != nil && s.Port != nil {
 		p.health = s.Port.HealthCheckNodePort
 	}
+	if len(s.Frontends) == 0 { // nothing leads to its endpoints; numbers stay for when something does again
+		return p
+	}
 	if pl.affinity != nil {
 		pl.affinity.keep(s.Cluster, s.Local)
 	}

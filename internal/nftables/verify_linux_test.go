@@ -201,35 +201,6 @@ func TestCatchAllsAreFoundAndRemoved(t *testing.T) {
 	})
 }
 
-// TestVerifyKnowsTheNumbersOfServicePortsWithoutFrontends: those that other Services have taken.
-func TestVerifyKnowsTheNumbersOfServicePortsWithoutFrontends(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
-		e, m := w.engine(t, netnstest.New(t)), verified(w)
-		first, last := name(1), name(6)
-		for n := 1; n <= 6; n++ { // the first one has the number that a plan from scratch gives the last one
-			hidden := &desired.Service{Name: name(n), Protocol: desired.TCP, Affinity: time.Hour}
-			for i := range 1 + n%3 {
-				hidden.Cluster = hidden.Cluster.With(netip.AddrPortFrom(w.addr(244, i+1), 8080))
-			}
-			if m[hidden.Name] == nil {
-				m[hidden.Name] = hidden
-			}
-		}
-		mustApply(t, e, m.full(w))
-		delete(m, first)
-		mustApply(t, e, m.full(w))
-		report, err := e.Verify(t.Context(), m.full(w))
-		if err != nil || len(report.Differences) > 0 {
-			t.Errorf("Verify = %v, %v, want no difference", report.Differences, err)
-		}
-		delete(m, last)
-		report, err = e.Verify(t.Context(), m.full(w))
-		if err != nil || len(report.Differences) == 0 {
-			t.Errorf("Verify = %v, %v, want the service port that is too many", report.Differences, err)
-		}
-	})
-}
-
 // rulesetText is without the time that is left of records.
 func rulesetText(t *testing.T, ns *netns.NS) string {
 	t.Helper()

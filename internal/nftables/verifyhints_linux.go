@@ -12,17 +12,11 @@ import (
 // hints finds the indexes of endpoints in the kernel, and their numbers in affinity records.
 // Single wrong or missing elements do not change them, so that only these are differences.
 func (v *verification) hints() map[changetracker.ServicePortName]*placed {
-	numbers := v.affinityNumbers()
-	taken := map[uint32]bool{}
-	var hidden []*desired.Service // other service ports have all of their frontends
+	numbers, taken := v.have.numberedEndpoints(), map[uint32]bool{}
 	hints := make(map[changetracker.ServicePortName]*placed, len(v.update.Changes))
 	for s := range v.update.Services() {
 		var affinity *affinityService
-		switch {
-		case s.Affinity == 0 || v.scratch.holds != nil:
-		case len(s.Frontends) == 0:
-			hidden = append(hidden, s)
-		default:
+		if s.Affinity > 0 && v.scratch.holds == nil {
 			affinity = v.adoptAffinity(s, numbers, taken)
 		}
 		p := &placed{}
@@ -31,32 +25,7 @@ func (v *verification) hints() map[changetracker.ServicePortName]*placed {
 		}
 		hints[s.Name] = p
 	}
-	for _, s := range hidden {
-		v.adoptHidden(s, numbers, taken)
-	}
 	return hints
-}
-
-// numbered is an element of affinity-endpoints.
-type numbered struct {
-	number uint32
-	addr   netip.AddrPort
-}
-
-// affinityNumbers lists the endpoints that have numbers, by the key of the service port, in
-// order of number.
-func (v *verification) affinityNumbers() map[uint32][]numbered {
-	byKey := map[uint32][]numbered{}
-	for key, data := range v.have.element[setAffinityEndpoints] {
-		id := binary.NativeEndian.Uint32([]byte(key))
-		if addr, ok := parseAddrPort(data); ok {
-			byKey[id&affinityIDMask] = append(byKey[id&affinityIDMask], numbered{id & affinitySlotMask, addr})
-		}
-	}
-	for _, list := range byKey {
-		slices.SortFunc(list, func(a, b numbered) int { return int(a.number) - int(b.number) })
-	}
-	return byKey
 }
 
 // adoptAffinity takes over the number that most elements of a service port have, and the
@@ -65,9 +34,7 @@ func (v *verification) adoptAffinity(s *desired.Service, numbers map[uint32][]nu
 	votes, picked := map[uint32]int{}, map[uint32]bool{}
 	for i := range s.Frontends {
 		key := s.Key(&s.Frontends[i])
-		if data := v.have.element[forKind(key, setAffinityKeys, setNodePortAffinityKeys)][keyString(frontendKey(key))]; len(data) == 4 {
-			votes[binary.NativeEndian.Uint32([]byte(data))&affinityIDMask]++
-		}
+		votes[v.have.affinityKey(key)]++
 		for scope := range 2 {
 			for _, id := range v.picks(s, key, scope) {
 				votes[id&affinityIDMask]++
@@ -88,29 +55,6 @@ func (v *verification) adoptAffinity(s *desired.Service, numbers map[uint32][]nu
 	affinity := v.scratch.state.affinity.adopt(s.Name, best>>affinitySlotLen)
 	adoptNumbers(affinity, s, numbers[best], picked)
 	return affinity
-}
-
-// adoptHidden takes over the number of a service port to which no frontend leads: that of which the
-// endpoints are most like its own.
-func (v *verification) adoptHidden(s *desired.Service, numbers map[uint32][]numbered, taken map[uint32]bool) {
-	best, most := uint32(0), 0
-	for id, list := range numbers {
-		likeness := 0
-		for _, n := range list {
-			if s.Cluster.Has(n.addr) || s.Local.Has(n.addr) {
-				likeness++
-			} else {
-				likeness--
-			}
-		}
-		if !taken[id] && likeness > 0 && (likeness > most || likeness == most && id < best) {
-			best, most = id, likeness
-		}
-	}
-	if most > 0 {
-		taken[best] = true
-		adoptNumbers(v.scratch.state.affinity.adopt(s.Name, best>>affinitySlotLen), s, numbers[best], nil)
-	}
 }
 
 func adoptNumbers(affinity *affinityService, s *desired.Service, numbers []numbered, picked map[uint32]bool) {
