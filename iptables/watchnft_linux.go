@@ -317,7 +317,27 @@ func (w *nftWatcher) resync() error {
 	return nil
 }
 
+// request returns the answers to a request.
 func (w *nftWatcher) request(typ uint16, flags netlink.HeaderFlags, attrs ...byte) ([]netlink.Message, error) {
+	return uninterrupted(func() ([]netlink.Message, error) { return w.requestOnce(typ, flags, attrs) })
+}
+
+// uninterrupted repeats a dump while changes interrupt it: it may have objects twice, or lack some (NLM_F_DUMP_INTR, see
+// nl_dump_check_consistent in the kernel).
+func uninterrupted(dump func() ([]netlink.Message, error)) ([]netlink.Message, error) {
+	interrupted := func(m netlink.Message) bool { return m.Header.Flags&netlink.DumpInterrupted != 0 }
+	for range dumpAttempts {
+		if messages, err := dump(); err != nil || !slices.ContainsFunc(messages, interrupted) {
+			return messages, err
+		}
+	}
+	return nil, fmt.Errorf("read nf_tables: %w", errInterrupted)
+}
+
+// dumpAttempts is how often nf_tables is read if it changes meanwhile.
+const dumpAttempts = 20
+
+func (w *nftWatcher) requestOnce(typ uint16, flags netlink.HeaderFlags, attrs []byte) ([]netlink.Message, error) {
 	if err := w.requests.SetDeadline(time.Now().Add(netlinkx.AnswerTime)); err != nil {
 		return nil, fmt.Errorf("read nf_tables: %w", err)
 	}
