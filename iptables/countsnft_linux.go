@@ -66,9 +66,12 @@ func (w *nftWatcher) readCounters() (counterValues, error) {
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return nil, err
 	}
-	values := counterValues{}
+	values, seen := counterValues{}, map[string]bool{} // while another program writes, a dump may have a rule twice
 	for _, m := range rules {
-		if c, ok := w.counter(m.Data[min(nl.SizeofNfgenmsg, len(m.Data)):]); ok {
+		rule := m.Data[min(nl.SizeofNfgenmsg, len(m.Data)):]
+		handle := string(netlinkx.Find(rule, unix.NFTA_RULE_HANDLE))
+		if c, ok := w.counter(rule); ok && !seen[handle] {
+			seen[handle] = true
 			values[c.counterKey] += c.value
 		}
 	}
