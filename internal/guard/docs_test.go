@@ -177,9 +177,9 @@ func (r recorder) Register(c prometheus.Collector) error {
 
 // Commands of tests, and flags with which go test still answers from its cache: see "go help test".
 var (
-	testCommand = regexp.MustCompile("go test [^`#&;\n]*")                              // read-only
-	testFlag    = regexp.MustCompile(`\s--?([a-z.]+)`)                                  // read-only
-	cachedFlags = regexp.MustCompile(`^(v|run|skip|timeout|short|race|tags|exec|C|p)$`) // read-only
+	testCommand = regexp.MustCompile("go test [^`#&;\n]*")                            // read-only
+	testFlag    = regexp.MustCompile(`\s--?([a-z.]+)`)                                // read-only
+	cachedFlags = regexp.MustCompile(`^(v|run|skip|timeout|short|race|tags|exec|p)$`) // read-only
 )
 
 // TestCommandsRunTheTests: a command that a document gives runs the tests. From the cache of go test it would print
