@@ -55,7 +55,11 @@ func (w *world) endpoints(most int) desired.Endpoints {
 
 // service draws the nth service port. Its identity and its ClusterIP are the same in each
 // draw.
-func (w *world) service(n int) *desired.Service {
+func (w *world) service(n int) *desired.Service { return w.draw(n, false) }
+
+// draw returns a service port. A rare one may have endpoints without a slot, of a scope without
+// frontends, or no frontends at all.
+func (w *world) draw(n int, rare bool) *desired.Service {
 	s := &desired.Service{
 		Name:     name(n),
 		Protocol: []desired.Protocol{desired.TCP, desired.UDP, desired.SCTP}[n%3],
@@ -69,7 +73,7 @@ func (w *world) service(n int) *desired.Service {
 			s.Local = s.Local.With(e)
 		}
 	}
-	if w.rand.IntN(4) == 0 { // terminating ones, which only the node still uses
+	if rare && w.rand.IntN(4) == 0 { // terminating ones, which only the node still uses
 		s.Local = w.endpoints(3)
 	}
 	w.balance(s)
@@ -79,7 +83,7 @@ func (w *world) service(n int) *desired.Service {
 	if s.Cluster.Len() > 0 {
 		s.OnNode = []netip.Addr{s.Cluster.Slice()[0].Addr()}
 	}
-	if w.rand.IntN(5) > 0 { // other service ports may have taken it, and the others too
+	if !rare || w.rand.IntN(5) > 0 { // other service ports may have taken it, and the others too
 		w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeNonPod})
 	}
 	if w.rand.IntN(2) == 0 {
@@ -175,7 +179,7 @@ func (m model) step(w *world, services, changes int) desired.Update {
 			u.Changes = append(u.Changes, desired.Change{Name: name(n)})
 			continue
 		}
-		m[name(n)] = w.service(n)
+		m[name(n)] = w.draw(n, true)
 		there = append(there, desired.Change{Name: name(n), After: m[name(n)]})
 	}
 	u.Changes = append(u.Changes, there...)
