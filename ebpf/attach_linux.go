@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -258,7 +259,7 @@ func (p *programs) load(dir string, wanted map[string]wantedLink, used map[strin
 	if err != nil {
 		return unavailable("load the programs", err)
 	}
-	defer closeCollection(loaded)
+	defer bpfx.CloseCollection(loaded)
 	return p.attach(dir, wanted, loaded)
 }
 
@@ -340,7 +341,7 @@ func pinnedProgram(path string) ebpf.ProgramID {
 	if err != nil {
 		return 0
 	}
-	defer func() { _ = closeObject(program) }()
+	defer func() { _ = bpfx.Close(program) }()
 	info, err := program.Info()
 	if err != nil {
 		return 0
@@ -357,7 +358,7 @@ func openLink(path string) (link.Link, ebpf.ProgramID, error) {
 	}
 	program, attached := programOf(one)
 	if !attached {
-		_ = closeObject(one)
+		_ = bpfx.Close(one)
 		return nil, 0, fs.ErrNotExist
 	}
 	return one, program, nil
@@ -374,7 +375,7 @@ func programOf(one link.Link) (program ebpf.ProgramID, attached bool) {
 
 func closeLinks(links map[string]attachment) {
 	for _, a := range links {
-		_ = closeObject(a.link)
+		_ = bpfx.Close(a.link)
 	}
 }
 
@@ -429,7 +430,7 @@ func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf
 func (p *programs) attachOne(from []string, work, name string, w wantedLink, program *ebpf.Program) (one link.Link, err error) {
 	defer func() {
 		if err != nil && one != nil {
-			err = errors.Join(err, closeObject(one))
+			err = errors.Join(err, bpfx.Close(one))
 		}
 	}()
 	if one, err = p.take(from, work, name); err == nil {
@@ -454,7 +455,7 @@ func (p *programs) take(from []string, to, name string) (one link.Link, err erro
 		}
 		if dir != to {
 			if err := p.change(func() error { return os.Rename(path, filepath.Join(to, name)) }); err != nil {
-				_ = closeObject(one)
+				_ = bpfx.Close(one)
 				return nil, fmt.Errorf("move a link: %w", err)
 			}
 		}
@@ -543,7 +544,7 @@ func (p *programs) close() error {
 	var errs []error
 	for _, m := range p.shared {
 		if m != nil {
-			errs = append(errs, closeObject(m))
+			errs = append(errs, bpfx.Close(m))
 		}
 	}
 	if p.lock != nil {

@@ -23,6 +23,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
@@ -87,7 +88,7 @@ func canLoad(family v1.IPFamily) (err error) {
 	if privileged(true) == nil {
 		var loaded *ebpf.Collection
 		if loaded, err = loadStale(addrLenOf(family)); err == nil {
-			closeCollection(loaded)
+			bpfx.CloseCollection(loaded)
 		}
 	}
 	switch {
@@ -136,7 +137,7 @@ func (d *datagrams) close() {
 	d.looking.Lock()
 	defer d.looking.Unlock()
 	if d.loaded != nil {
-		closeCollection(d.loaded)
+		bpfx.CloseCollection(d.loaded)
 	}
 	d.loaded, d.peers = nil, nil
 }
@@ -303,7 +304,7 @@ func iterate(program *ebpf.Program, over *ebpf.Map) (written []byte, err error) 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, closeObject(iterator)) }()
+	defer func() { err = errors.Join(err, bpfx.Close(iterator)) }()
 	all, err := iterator.Open()
 	if err != nil {
 		return nil, err

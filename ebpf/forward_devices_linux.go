@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
@@ -228,7 +229,7 @@ func (x *tcx) programOf(device int) ebpf.ProgramID {
 	if err != nil {
 		return 0
 	}
-	defer func() { _ = closeObject(one) }()
+	defer func() { _ = bpfx.Close(one) }()
 	info, err := one.Info()
 	if err != nil || info.TCX() == nil || info.TCX().Ifindex != uint32(device) {
 		return 0
@@ -240,7 +241,7 @@ func (x *tcx) attach(device int, program *ebpf.Program) error {
 	if x.programOf(device) != 0 {
 		one, err := link.LoadPinnedLink(x.path(device), nil)
 		if err == nil {
-			err = errors.Join(one.Update(program), closeObject(one))
+			err = errors.Join(one.Update(program), bpfx.Close(one))
 		}
 		if err != nil {
 			return fmt.Errorf("update a link: %w", err)
@@ -255,7 +256,7 @@ func (x *tcx) attach(device int, program *ebpf.Program) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(one.Pin(x.path(device)), closeObject(one))
+		return errors.Join(one.Pin(x.path(device)), bpfx.Close(one))
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -119,7 +120,7 @@ func TestAFailedFlowIsWrittenLater(t *testing.T) {
 			}
 			works := f.maps[refuses]
 			broken, err := works.Clone()
-			netnstest.Check(t, errors.Join(err, broken.Close()))
+			netnstest.Check(t, errors.Join(err, bpfx.Close(broken)))
 			to := netip.MustParseAddrPort("10.96.0.1:80")
 			if family == v1.IPv6Protocol {
 				to = netip.MustParseAddrPort("[fd00::1]:80")

@@ -27,6 +27,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -187,7 +188,7 @@ func (f *forwarder) openMaps(objects *ebpf.CollectionSpec) error {
 		one, err := f.store.pinned(name, objects.Maps[name])
 		if err != nil {
 			for _, m := range opened {
-				_ = closeObject(m)
+				_ = bpfx.Close(m)
 			}
 			return err
 		}
@@ -245,12 +246,12 @@ func (f *forwarder) openProgram(objects *ebpf.CollectionSpec, settings forwardSe
 		}
 		_ = os.Remove(path)
 		if err = program.Pin(path); err != nil {
-			return errors.Join(fmt.Errorf("pin the program of the fast path: %w", err), closeObject(program))
+			return errors.Join(fmt.Errorf("pin the program of the fast path: %w", err), bpfx.Close(program))
 		}
 	}
 	info, err := program.Info()
 	if err != nil {
-		return errors.Join(fmt.Errorf("read what the program of the fast path is: %w", err), closeObject(program))
+		return errors.Join(fmt.Errorf("read what the program of the fast path is: %w", err), bpfx.Close(program))
 	}
 	f.id, _ = info.ID()
 	f.program = program
@@ -303,7 +304,7 @@ func (f *forwarder) load(objects *ebpf.CollectionSpec, s forwardSettings) (*ebpf
 	if err != nil {
 		return nil, unavailable("load the program of the fast path, which needs connection tracking with BTF", err)
 	}
-	defer closeCollection(loaded)
+	defer bpfx.CloseCollection(loaded)
 	return loaded.DetachProgram("forward"), nil
 }
 
@@ -547,13 +548,13 @@ func (f *forwarder) closeProgram() error {
 	if program == nil {
 		return nil
 	}
-	return closeObject(program)
+	return bpfx.Close(program)
 }
 
 func (f *forwarder) closeAll() error {
 	errs := []error{f.closeProgram()}
 	for _, m := range f.maps {
-		errs = append(errs, closeObject(m))
+		errs = append(errs, bpfx.Close(m))
 	}
 	if f.store != nil {
 		errs = append(errs, f.store.close())

@@ -19,6 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/bpftest"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/nftables"
@@ -247,7 +248,7 @@ func (g *goals) runs(e *Engine) (stats ebpf.ProgramStats, translated uint64) {
 		program, err := ebpf.NewProgramFromID(a.program)
 		netnstest.Check(g.b, err)
 		found, err := program.Stats()
-		netnstest.Check(g.b, errors.Join(err, program.Close()))
+		netnstest.Check(g.b, errors.Join(err, bpfx.Close(program)))
 		stats = *found
 	}
 	counts, err := e.SocketCounts()

@@ -24,6 +24,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/bpftest"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/history"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
@@ -166,7 +167,7 @@ func (p *historyPlane) pin(path string) string {
 	if err != nil {
 		return text + ": " + err.Error()
 	}
-	defer func() { _ = one.Close() }()
+	defer func() { _ = bpfx.Close(one) }()
 	program, attached := programOf(one)
 	return fmt.Sprintf("%s: attached %t, with the program beside it %t", text, attached, program == besides(path))
 }
@@ -251,7 +252,7 @@ func changeLink(path string, detach bool, family v1.IPFamily) {
 	if err != nil {
 		return
 	}
-	defer one.Close()
+	defer func() { _ = bpfx.Close(one) }()
 	if detach {
 		_ = one.Detach()
 		return
@@ -263,7 +264,7 @@ func changeLink(path string, detach bool, family v1.IPFamily) {
 		})
 		if err == nil {
 			_ = one.Update(program)
-			_ = program.Close()
+			_ = bpfx.Close(program)
 		}
 	}
 }
@@ -274,7 +275,7 @@ func changeMap(path string, dice *rand.Rand) {
 	if err != nil {
 		return
 	}
-	defer m.Close()
+	defer func() { _ = bpfx.Close(m) }()
 	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
 	var keys [][]byte
 	for all := m.Iterate(); all.Next(&key, &value); {

@@ -13,6 +13,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -141,7 +142,7 @@ func newCounter(t *testing.T, cgroup string) *counter {
 	t.Helper()
 	seen, err := bpf.NewMap(&bpf.MapSpec{Type: bpf.LRUHash, KeySize: 4, ValueSize: 8, MaxEntries: 65536})
 	netnstest.Check(t, err)
-	t.Cleanup(func() { _ = seen.Close() })
+	t.Cleanup(func() { _ = bpfx.Close(seen) })
 	const userIP4 = 4 // in struct bpf_sock_addr of linux/bpf.h
 	program, err := bpf.NewProgram(&bpf.ProgramSpec{
 		Type: bpf.CGroupSockAddr, AttachType: bpf.AttachCGroupInet4Connect, License: "GPL",
@@ -163,8 +164,8 @@ func newCounter(t *testing.T, cgroup string) *counter {
 	attached, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup, Attach: bpf.AttachCGroupInet4Connect, Program: program})
 	netnstest.Check(t, err)
 	t.Cleanup(func() {
-		_ = attached.Close()
-		_ = program.Close()
+		_ = bpfx.Close(attached)
+		_ = bpfx.Close(program)
 	})
 	return &counter{seen}
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,7 +24,7 @@ func (p *programs) pinned(name string, want *ebpf.MapSpec) (*ebpf.Map, error) {
 		return nil, unavailable("create the map "+name, err)
 	}
 	if err := p.repinMap(m, path); err != nil {
-		_ = closeObject(m)
+		_ = bpfx.Close(m)
 		return nil, err
 	}
 	return m, nil
@@ -35,7 +37,7 @@ func (p *programs) repinMap(m *ebpf.Map, path string) error {
 	if err != nil {
 		return fmt.Errorf("pin a map: %w", err)
 	}
-	return errors.Join(p.repin(clone, path), closeObject(clone))
+	return errors.Join(p.repin(clone, path), bpfx.Close(clone))
 }
 
 // repin replaces what is pinned at a path.
@@ -80,7 +82,7 @@ func compatible(path string, like *ebpf.MapSpec) *ebpf.Map {
 		want.MaxEntries = m.MaxEntries()
 	}
 	if want.Compatible(m) != nil {
-		_ = closeObject(m)
+		_ = bpfx.Close(m)
 		return nil
 	}
 	return m
@@ -157,7 +159,7 @@ func isPinned(m *ebpf.Map, path string) bool {
 	if err != nil {
 		return false
 	}
-	defer func() { _ = closeObject(is) }()
+	defer func() { _ = bpfx.Close(is) }()
 	return sameMap(is, m)
 }
 

@@ -17,6 +17,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 )
 
 // The names in sockets.c.
@@ -108,7 +109,7 @@ func mapMemory(m *ebpf.Map) ([]byte, error) {
 
 func closeMaps(all []*ebpf.Map) {
 	for _, m := range all {
-		_ = closeObject(m)
+		_ = bpfx.Close(m)
 	}
 }
 
@@ -120,7 +121,7 @@ func (m *tables) close() error {
 		}
 	}
 	for _, one := range []*ebpf.Map{m.frontendMap, m.servicesMap, m.ends, m.settling} {
-		errs = append(errs, closeObject(one))
+		errs = append(errs, bpfx.Close(one))
 	}
 	return errors.Join(errs...)
 }
@@ -288,7 +289,7 @@ func (m *tables) encode(e netip.AddrPort) (is [24]byte) {
 func (m *tables) settle() error {
 	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err == nil {
-		err = errors.Join(m.settling.Put(uint32(0), inner), closeObject(inner))
+		err = errors.Join(m.settling.Put(uint32(0), inner), bpfx.Close(inner))
 	}
 	if err != nil {
 		return fmt.Errorf("wait until no program uses removed endpoints: %w", err)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -167,7 +168,7 @@ func idOfPinned(path string) (ebpf.MapID, error) {
 	if err != nil {
 		return 0, fmt.Errorf("open a pinned map: %w", err)
 	}
-	defer func() { _ = closeObject(m) }()
+	defer func() { _ = bpfx.Close(m) }()
 	info, err := m.Info()
 	if err != nil {
 		return 0, fmt.Errorf("read what a pinned map is: %w", err)
@@ -307,7 +308,7 @@ func (v *verification) link(path string, w wantedLink) string {
 	if err != nil {
 		return err.Error()
 	}
-	defer func() { _ = closeObject(one) }()
+	defer func() { _ = bpfx.Close(one) }()
 	info, err := one.Info()
 	if err != nil {
 		return err.Error()
@@ -343,7 +344,7 @@ func (v *verification) program(link string, id ebpf.ProgramID, w wantedLink) str
 	if err != nil {
 		return fmt.Sprintf("program %d: %v", id, err)
 	}
-	defer func() { _ = closeObject(program) }()
+	defer func() { _ = bpfx.Close(program) }()
 	info, err := program.Info()
 	if err != nil {
 		return fmt.Sprintf("program %d: %v", id, err)

@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
@@ -37,7 +38,7 @@ func (n *node) pinned(t *testing.T, name string) *bpf.Map {
 	t.Helper()
 	m, err := bpf.LoadPinnedMap(n.path(t, name), nil)
 	netnstest.Check(t, err)
-	t.Cleanup(func() { netnstest.Check(t, m.Close()) })
+	t.Cleanup(func() { netnstest.Check(t, bpfx.Close(m)) })
 	return m
 }
 
@@ -78,13 +79,13 @@ func TestVerifyFindsWhatAnotherProgramDid(t *testing.T) {
 		{"a link is detached", func(t *testing.T) {
 			l, err := link.LoadPinnedLink(n.path(t, "links-*/connect4-*"), nil)
 			netnstest.Check(t, err)
-			netnstest.Check(t, errors.Join(l.(interface{ Detach() error }).Detach(), l.Close()))
+			netnstest.Check(t, errors.Join(l.(interface{ Detach() error }).Detach(), bpfx.Close(l)))
 		}, "link of program connect4 to cgroup " + n.sockets.Cgroups[0] + ": different"},
 		{"a link is detached, which a process that died was moving", func(t *testing.T) {
 			dir := n.path(t, "links-*")
 			l, err := link.LoadPinnedLink(n.path(t, "links-*/connect4-*"), nil)
 			netnstest.Check(t, err)
-			netnstest.Check(t, errors.Join(l.(interface{ Detach() error }).Detach(), l.Close(), os.Rename(dir, filepath.Join(filepath.Dir(dir), "links-new"))))
+			netnstest.Check(t, errors.Join(l.(interface{ Detach() error }).Detach(), bpfx.Close(l), os.Rename(dir, filepath.Join(filepath.Dir(dir), "links-new"))))
 		}, "link of program connect4 to cgroup " + n.sockets.Cgroups[0] + ": different"},
 		{"a program is unpinned", func(t *testing.T) {
 			netnstest.Check(t, os.Remove(n.path(t, "links-*/program-connect4")))

@@ -14,6 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/bpftest"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/oracle"
 	nftengine "github.com/serviceplane/serviceplane/nftables"
@@ -127,7 +128,7 @@ func readFrontends(bpffs string, family v1.IPFamily) (all map[netip.AddrPort][]n
 		if err != nil {
 			return nil, err
 		}
-		defer m.Close()
+		defer func() { _ = bpfx.Close(m) }()
 		maps[name] = m
 	}
 	all = map[netip.AddrPort][]netip.AddrPort{}

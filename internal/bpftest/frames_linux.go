@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
@@ -88,7 +89,7 @@ func program(tb testing.TB, kind ebpf.ProgramType, code asm.Instructions) *ebpf.
 	tb.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "MIT", Instructions: code})
 	netnstest.Check(tb, err)
-	tb.Cleanup(func() { _ = p.Close() })
+	tb.Cleanup(func() { _ = bpfx.Close(p) })
 	return p
 }
 
@@ -104,7 +105,7 @@ func (f *Frames) Attach(tb testing.TB, p *ebpf.Program) {
 	netnstest.Check(tb, f.device.Doer.Do(func() error {
 		one, err := link.AttachTCX(link.TCXOptions{Interface: f.index, Program: p, Attach: ebpf.AttachTCXIngress})
 		if err == nil {
-			tb.Cleanup(func() { _ = one.Close() })
+			tb.Cleanup(func() { _ = bpfx.Close(one) })
 		}
 		return err
 	}))
@@ -131,6 +132,6 @@ func Load(tb testing.TB, object string) *ebpf.Collection {
 	netnstest.Check(tb, err)
 	c, err := ebpf.NewCollection(spec)
 	netnstest.Check(tb, err)
-	tb.Cleanup(c.Close)
+	tb.Cleanup(func() { bpfx.CloseCollection(c) })
 	return c
 }

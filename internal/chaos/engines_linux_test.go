@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/serviceplane/serviceplane/internal/bpftest"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -138,7 +139,7 @@ func sumOf(path string) (sum uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer counts.Close()
+	defer func() { _ = bpfx.Close(counts) }()
 	var perCPU []uint64
 	err = counts.Lookup(uint32(0), &perCPU)
 	for _, n := range perCPU {

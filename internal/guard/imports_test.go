@@ -59,7 +59,7 @@ var importers = map[string][]string{
 	"github.com/vishvananda/netlink": netlinkUsers,
 	"github.com/mdlayher/netlink":    netlinkUsers,
 	"github.com/google/nftables":     netlinkUsers,
-	"github.com/cilium/ebpf":         {"ebpf", "examples", "internal/bpftest"},
+	"github.com/cilium/ebpf":         {"ebpf", "examples", "internal/bpftest", "internal/bpfx"},
 	// An engine knows no other, and neither the driver nor observers know one. Package ebpf has the
 	// rules of nftables below.
 	module + "/nftables":  {"nftables", "ebpf", "examples"},

@@ -1,4 +1,4 @@
-package ebpf
+package bpfx
 
 import (
 	"runtime"
@@ -16,8 +16,8 @@ func TestAnObjectIsReachableWhileItIsClosed(t *testing.T) {
 		close     func(*closing) error
 		collected bool
 	}{
-		"Close":       {(*closing).Close, true}, // else this test would find nothing
-		"closeObject": {func(c *closing) error { return closeObject(c) }, false},
+		"Close":      {(*closing).Close, true}, // else this test would find nothing
+		"bpfx.Close": {func(c *closing) error { return Close(c) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
