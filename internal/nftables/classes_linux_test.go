@@ -29,7 +29,7 @@ func (w *world) tenant(n int) *desired.Service {
 	if w.rand.IntN(2) == 0 {
 		s.Affinity = time.Duration(1+w.rand.IntN(86400)) * time.Second
 	}
-	w.balance(s)
+	w.balance(s, true)
 	if s.Cluster.Len() > 2 { // a large table for each of the thousand changes
 		s.Port.Balancing = changetracker.Random
 	}
