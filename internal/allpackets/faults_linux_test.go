@@ -170,12 +170,14 @@ func (f *fault) plant(t *testing.T, root, path, content string) (by string) {
 		}
 	}
 	for _, catcher := range f.catchers() {
-		command := exec.CommandContext(t.Context(), "go", append([]string{"test", "-count=1", "-overlay=" + overlay}, catcher...)...)
+		command := exec.CommandContext(t.Context(), "go", append([]string{"test", "-count=1", "-timeout=2h", "-overlay=" + overlay}, catcher...)...)
 		command.Dir = root
 		out, err := command.CombinedOutput()
 		switch {
 		case strings.Contains(string(out), "[build failed]"):
 			t.Fatalf("%s: %s does not compile:\n%s", f.file, f.with, out)
+		case strings.Contains(string(out), "test timed out"):
+			t.Fatalf("%s: %s: nothing was caught in time:\n%s", f.file, f.with, out)
 		case err != nil:
 			return strings.TrimPrefix(catcher[0], "./")
 		}
