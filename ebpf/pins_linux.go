@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/bpfx"
-	"golang.org/x/sys/unix"
 )
 
 // pinned returns the map of a name, which it creates if it does not exist or is another one.

@@ -176,10 +176,10 @@ func (f *fault) plant(t *testing.T, root, path, content string) (by string) {
 		switch {
 		case strings.Contains(string(out), "[build failed]"):
 			t.Fatalf("%s: %s does not compile:\n%s", f.file, f.with, out)
-		case strings.Contains(string(out), "test timed out"):
-			t.Fatalf("%s: %s: nothing was caught in time:\n%s", f.file, f.with, out)
-		case err != nil:
+		case strings.Contains(string(out), "--- FAIL: "):
 			return strings.TrimPrefix(catcher[0], "./")
+		case err != nil: // a time-out, for example
+			t.Fatalf("%s: %s: no test failed, but %v:\n%s", f.file, f.with, err, out)
 		}
 	}
 	return ""
