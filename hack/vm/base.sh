@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # base.sh KERNEL builds the parts of a virtual machine and prints their directory:
 # vmlinuz, and base.cpio with the kernel's network modules, busybox and the programs
-# that tests need. KERNEL is 5.10, 6.1 or 6.12, Debian's builds. A second call uses
-# the cache.
+# that tests need. KERNEL is 5.10, 6.1, 6.12 or newest, Debian's builds; newest is the newest
+# one that Debian has for its unstable release or for trixie. A second call uses the cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=hack/tools.sh
@@ -16,39 +16,49 @@ modules=(virtio_pci virtio_console veth bridge br_netfilter dummy vrf tun sch_in
 applets=(sh mount umount modprobe insmod lsmod cat ls ip tar id env true false seq head tail wc sort
   awk sed poweroff dmesg echo mkdir ln cp rm chmod sleep sysctl grep ps stty uname)
 
-# origin KERNEL prints the Debian release that has the kernel, and the package there
-# that always depends on the newest build.
+# origin KERNEL prints the package that always depends on the newest build, and the suites of
+# Debian that may have it.
 origin() {
   case "$1" in
-  5.10) echo bullseye linux-image-cloud-amd64 ;;
-  6.1) echo bookworm linux-image-cloud-amd64 ;;
-  6.12) echo bookworm linux-image-6.12-cloud-amd64 ;;
+  5.10) echo linux-image-cloud-amd64 bullseye-security ;;
+  6.1) echo linux-image-cloud-amd64 bookworm-security ;;
+  6.12) echo linux-image-6.12-cloud-amd64 bookworm-security ;;
+  newest) echo linux-image-cloud-amd64 sid trixie-backports ;;
   *)
-    echo "kernel $1: want 5.10, 6.1 or 6.12" >&2
+    echo "kernel $1: want 5.10, 6.1, 6.12 or newest" >&2
     return 1
     ;;
   esac
 }
 
-# mirrors RELEASE prints the lines of a sources.list: the release's security updates, at
-# the mirrors where this machine gets its own. They have each kernel's newest build.
+# mirrors SUITE… prints the lines of a sources.list for suites, at the mirrors where this
+# machine gets its own release and the security updates of it.
 mirrors() {
-  apt-get indextargets --format '$(CREATED_BY) $(ORIGIN) $(REPO_URI) $(RELEASE)' |
-    sed -n "s|^Packages Debian \([^ ]*\) [a-z]*-security\$|deb [signed-by=$keys] \1 $1-security main|p" | sort -u
+  local suite archive
+  for suite in "$@"; do
+    archive='[a-z]*'
+    case "$suite" in *-security) archive='[a-z]*-security' ;; esac
+    apt-get indextargets --format '$(CREATED_BY) $(ORIGIN) $(REPO_URI) $(RELEASE)' |
+      sed -n "s|^Packages Debian \([^ ]*\) $archive\$|deb [signed-by=$keys] \1 $suite main|p" | sort -u
+  done
 }
 
-# configure DIRECTORY RELEASE gives apt a state of its own: packages of another release
-# must never be installed on this machine.
+# configure DIRECTORY SUITE… gives apt a state of its own: packages of another release
+# must never be installed on this machine. All suites have one priority, so that the newest
+# version is the candidate.
 configure() {
   mkdir -p "$1/lists/partial" "$1/cache/archives/partial"
-  mirrors "$2" >"$1/sources.list"
+  mirrors "${@:2}" >"$1/sources.list"
   if [ ! -s "$1/sources.list" ]; then # the names of mirrors come from their lists
     apt-get update -q >&2
-    mirrors "$2" >"$1/sources.list"
+    mirrors "${@:2}" >"$1/sources.list"
   fi
+  printf 'Package: *\nPin: release n=*\nPin-Priority: 500\n' >"$1/preferences"
   cat >"$1/apt.conf" <<EOF
 Dir::Etc::SourceList "$1/sources.list";
 Dir::Etc::SourceParts "/dev/null";
+Dir::Etc::Preferences "$1/preferences";
+Dir::Etc::PreferencesParts "/dev/null";
 Dir::State::Lists "$1/lists";
 Dir::State::Status "/dev/null";
 Dir::Cache "$1/cache";
@@ -58,18 +68,28 @@ EOF
   export APT_CONFIG="$1/apt.conf"
 }
 
-# package prints the name of the newest build; old ones leave the archive.
-package() {
-  { apt-cache depends "$1" 2>/dev/null || true; } | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1
+# needs PACKAGE KIND prints the packages of a kernel's build that a package depends on: those
+# with a version in their name.
+needs() {
+  { apt-cache depends "$1" 2>/dev/null || true; } | sed -n "s/^ *Depends: \(linux-$2-[0-9].*\)\$/\1/p"
 }
+
+# package prints the name of the newest build; old ones leave the archive.
+package() { needs "$1" image | head -n 1; }
 
 candidate() { apt-cache policy "$1" | sed -n 's/^ *Candidate: //p'; }
 
-# unpack DIRECTORY PACKAGE downloads a package, without installing it. apt checks that
-# Debian signed it.
+# unpack DIRECTORY PACKAGE downloads a package, and the other parts of its build that newer
+# kernels are split into, without installing them. apt checks that Debian signed them.
 unpack() {
-  (cd "$1" && apt-get download -q "$2" >/dev/null)
-  dpkg-deb -x "$1"/*.deb "$1/x"
+  local builds deb
+  mapfile -t builds < <(needs "$2" '[a-z]*')
+  (cd "$1" && apt-get download -q "$2" "${builds[@]}" >/dev/null)
+  mkdir -p "$1/x/usr/lib"
+  ln -s usr/lib "$1/x/lib"
+  for deb in "$1"/*.deb; do
+    dpkg-deb --fsys-tarfile "$deb" | tar -C "$1/x" -x --keep-directory-symlink
+  done
 }
 
 # take_modules ROOT TREE RELEASE copies modules, with all that they depend on.
@@ -150,7 +170,7 @@ populate() {
 
 # build DIRECTORY PACKAGE makes the parts aside, and moves them when they are whole.
 build() {
-  local work release
+  local work release image
   work="$(mktemp -d)"
   # shellcheck disable=SC2064 # work is what it is now
   trap "rm -rf '$work'" EXIT
@@ -161,7 +181,9 @@ build() {
   take_modules "$work/root" "$work/x" "$release"
   populate "$work/root"
   (cd "$work/root" && find . | LC_ALL=C sort | busybox cpio -o -H newc 2>/dev/null) >"$work/parts/base.cpio"
-  cp "$work/x/boot/vmlinuz-$release" "$work/parts/vmlinuz"
+  for image in "$work/x/boot/vmlinuz-$release" "$work/x/lib/modules/$release/vmlinuz"; do
+    [ ! -e "$image" ] || cp "$image" "$work/parts/vmlinuz"
+  done
   echo "$release" >"$work/parts/release"
   mkdir -p "$(dirname "$1")"
   rm -rf "$1"
@@ -175,18 +197,24 @@ parts_of() {
   echo "$cache/${1}_$(candidate "$1")-$recipe"
 }
 
+# What makes a machine, what runs it, and the programs in it.
+for needed in nft:nftables iptables:iptables ipvsadm:ipvsadm ipset:ipset qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod xz:xz-utils; do
+  need_apt "${needed%%:*}" "${needed#*:}" >/dev/null
+done
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/serviceplane/vm"
 origin="$(origin "$1")"
-read -r release meta <<<"$origin"
-configure "$cache/apt-$release" "$release"
+read -r meta suites <<<"$origin"
+state="$cache/apt-${suites// /-}"
+# shellcheck disable=SC2086 # several suites
+configure "$state" $suites
 kernel="$(package "$meta")"
 if [ -z "$kernel" ] || [ ! -e "$(parts_of "$kernel")/release" ]; then
   apt-get update -q >&2 # the archive may have a newer one, and have it alone
   kernel="$(package "$meta")"
 fi
 if [ -z "$kernel" ]; then
-  echo "package $meta of Debian $release: not at the mirrors of $cache/apt-$release/sources.list" >&2
+  echo "package $meta of Debian $suites: not at the mirrors of $state/sources.list" >&2
   exit 1
 fi
 parts="$(parts_of "$kernel")"

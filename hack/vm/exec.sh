@@ -3,14 +3,9 @@
 # virtual machine: hack/vm/exec.sh 6.12 ./examples/quickstart -mode ipvs
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-# shellcheck source=hack/tools.sh
-source hack/tools.sh
 
 kernel="$1" package="$2"
 shift 2
-for needed in nft:nftables iptables:iptables ipvsadm:ipvsadm ipset:ipset qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod xz:xz-utils; do
-  need_apt "${needed%%:*}" "${needed#*:}" >/dev/null
-done
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 CGO_ENABLED=0 go build -o "$work/program" "$package"

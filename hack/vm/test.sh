@@ -1,22 +1,27 @@
 #!/usr/bin/env bash
-# test.sh [-all | -packets] [KERNEL…] runs kernel tests on other kernels than this
+# test.sh [-all | -packets | -draw N] [KERNEL…] runs kernel tests on other kernels than this
 # machine's, in virtual machines: 5.10, the oldest that README promises, and 6.12, unless
-# others are named. With -all it also runs 6.1, and on each kernel what depends little on
-# the kernel. With -packets it runs the packet tests of every engine and no others, also on
-# this machine's kernel, and prints the table of docs/ENGINES.md.
+# others are named; see base.sh. With -all it also runs 6.1 and the newest one, and on each
+# kernel what depends little on the kernel. With -packets it runs the packet tests of every
+# engine and no others, also on this machine's kernel, and prints the table of
+# docs/ENGINES.md. With -draw it runs N packages on each kernel, by chance: DRAW_SEED repeats it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-# shellcheck source=hack/tools.sh
-source hack/tools.sh
 
 oldest=5.10
-selection=short
+selection=short draw=
 kernels=("$oldest" 6.12)
 case "${1:-}" in
 -all | -packets)
   selection="${1#-}"
-  kernels=("$oldest" 6.1 6.12)
+  kernels=("$oldest" 6.1 6.12 newest)
   shift
+  ;;
+-draw)
+  draw="$2"
+  seed="${DRAW_SEED:-$((RANDOM * 32768 + RANDOM))}"
+  echo "drawn by chance, seed $seed; the same again: DRAW_SEED=$seed hack/vm/test.sh $*"
+  shift 2
   ;;
 esac
 if [ "$selection" = packets ]; then
@@ -60,6 +65,7 @@ runs() {
     echo './ipvs -tags=vm -skip=TestEveryHistory'
     echo './examples/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
     echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS'
+    echo './internal/refusals -tags=vm -run=IPVS'
     echo './nftables -tags=vm -skip=/spreading/(7|10)_endpoints'
     echo ./internal/nftables -tags=vm
     echo './iptables -run=TestPacketsWith -skip=/spreading'
@@ -92,9 +98,15 @@ runs() {
   fi
 }
 
-for needed in nft:nftables iptables:iptables ipvsadm:ipvsadm ipset:ipset qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod xz:xz-utils; do
-  need_apt "${needed%%:*}" "${needed#*:}" >/dev/null
-done
+# chosen KERNEL prints the runs, or those that are drawn.
+chosen() {
+  if [ -z "$draw" ]; then
+    runs "$1"
+  else
+    runs "$1" | awk -v seed="$seed" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n | cut -f 2 | sed -n "1,${draw}p"
+  fi
+}
+
 logs="$(mktemp -d)"
 trap 'rm -rf "$logs"' EXIT
 status=0
@@ -129,7 +141,7 @@ for kernel in "${kernels[@]}"; do
     fi
     started=$((started + 1))
     start "$kernel" "${arguments[@]}" >"$logs/$kernel/$started" </dev/null &
-  done < <(runs "$kernel")
+  done < <(chosen "$kernel")
 done
 for ((left = started < 2 ? started : 2; left > 0; left--)); do
   wait -n || status=1
@@ -145,6 +157,11 @@ for kernel in "${kernels[@]}"; do
   go run ./internal/guard/summary "$logs/$kernel.json" || status=1
 done
 if [ "$selection" = packets ]; then
-  go run ./hack/vm/kernels "${kernels[@]/#/$logs/}" | sed "s/^| host |/| $(uname -r | cut -d . -f 1,2), this machine's |/" || status=1
+  newest=
+  if [ -n "${machines[newest]:-}" ]; then
+    newest="$(cut -d . -f 1,2 "${machines[newest]}/release")"
+  fi
+  go run ./hack/vm/kernels "${kernels[@]/#/$logs/}" |
+    sed "s/^| host |/| $(uname -r | cut -d . -f 1,2), this machine's |/; s/^| newest |/| $newest |/" || status=1
 fi
 exit "$status"
