@@ -3,15 +3,16 @@
 # run, and then the tables of docs/PERFORMANCE.md with them. With -write it also puts
 # both into docs/. With -write and packages only their benchmarks run again, and the
 # others keep their figures. Needs root, and a machine that does nothing else; takes an
-# hour.
+# hour. With -check it only proves that every benchmark works, at small sizes, and that the
+# documents show those of its figures that do not depend on the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
 source hack/tools.sh
 case "${1:-}" in
-  '' | -write) ;;
+  '' | -write | -check) ;;
   *)
-    echo "usage: $0 [-write [PACKAGE…]]" >&2
+    echo "usage: $0 [-check | -write [PACKAGE…]]" >&2
     exit 2
     ;;
 esac
@@ -75,6 +76,13 @@ quiet() {
 need_nginx
 need_apt iptables iptables
 need_apt nft nftables
+if [ "${1:-}" = -check ]; then
+  status=0
+  go test -run='^$' -bench=. -benchtime=1x -timeout=40m -json ./... >"$output" || status=1
+  go run ./internal/guard/summary "$output" || status=1
+  go run ./internal/guard/figures check "$output" || status=1
+  exit "$status"
+fi
 if [ "${1:-}" = -write ]; then
   go build ./... # or the compiler is at work when the first benchmark is
   quiet

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs each fuzz target for FUZZTIME, by default 10s. FUZZ is a regular expression that
 # chooses targets by their folder and name; with FUZZ_FOLDERS=N only those of N folders run, drawn
-# anew each time: to build the targets of all takes minutes.
+# anew each time, or as FUZZ_SEED says: to build the targets of all takes minutes.
 #
 #   fuzz.sh               starts from what Go's cache has kept of earlier runs
 #   fuzz.sh -night FOLDER starts from the inputs in FOLDER, by default for 10m a target, and
@@ -77,7 +77,9 @@ fuzz() {
 
 targets >"$work/targets"
 if [ -n "${FUZZ_FOLDERS:-}" ]; then
-  cut -d' ' -f1 "$work/targets" | sort -u | shuf -n "$FUZZ_FOLDERS" >"$work/folders"
+  seed="${FUZZ_SEED:-$((RANDOM * 32768 + RANDOM))}"
+  echo "folders drawn by chance, seed $seed; the same again: FUZZ_SEED=$seed"
+  cut -d' ' -f1 "$work/targets" | sort -u | awk -v seed="$seed" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n | cut -f 2 | sed -n "1,${FUZZ_FOLDERS}p" >"$work/folders"
   awk 'NR == FNR { drawn[$1]; next } $1 in drawn' "$work/folders" "$work/targets" >"$work/drawn"
   mv "$work/drawn" "$work/targets"
 fi

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +13,10 @@ import (
 	"testing"
 )
 
-var plant = flag.String("allpackets.plant", "", "plant the faults that match a regular expression, and see which test catches them")
+var (
+	plant  = flag.String("allpackets.plant", "", "plant the faults that match a regular expression, and see which test catches them")
+	plants = flag.Int("allpackets.plants", 0, "plant so many faults, by chance with -allpackets.seed")
+)
 
 // fault replaces a text in a file of the module. What it does is in docs/RELIABILITY.md.
 type fault struct{ file, what, old, with string }
@@ -119,7 +123,7 @@ func (f *fault) catchers() [][]string {
 
 // TestPlantedFaults: each fault has a place, and its row in docs/RELIABILITY.md. With
 // -allpackets.plant=. each is caught, and the log has the rows. To plant all of them takes some 15
-// minutes.
+// minutes; -allpackets.plants=3 plants three.
 func TestPlantedFaults(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -130,7 +134,8 @@ func TestPlantedFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	caught := map[string]int{}
-	for _, f := range faults() {
+	drawn := drawnFaults(t)
+	for i, f := range faults() {
 		path := filepath.Join(root, f.file)
 		content, err := os.ReadFile(path)
 		if err != nil {
@@ -144,7 +149,7 @@ func TestPlantedFaults(t *testing.T) {
 		if !strings.Contains(string(document), row) {
 			t.Errorf("docs/RELIABILITY.md does not have this fault: %s", row)
 		}
-		if *plant != "" && regexp.MustCompile(*plant).MatchString(f.file+": "+f.with) {
+		if drawn[i] || *plant != "" && regexp.MustCompile(*plant).MatchString(f.file+": "+f.with) {
 			by := f.plant(t, root, path, strings.Replace(string(content), f.old, f.with, 1))
 			if by == "" {
 				t.Errorf("NOT CAUGHT: %s: %s", f.file, f.with)
@@ -154,6 +159,23 @@ func TestPlantedFaults(t *testing.T) {
 		}
 	}
 	t.Logf("%d faults, caught by %v", len(faults()), caught)
+}
+
+// drawnFaults returns the indexes of as many faults as -allpackets.plants says.
+func drawnFaults(t *testing.T) map[int]bool {
+	drawn := map[int]bool{}
+	if *plants == 0 {
+		return drawn
+	}
+	seed := *firstSeed
+	if seed == 0 {
+		seed = uint64(rand.Uint32())
+	}
+	t.Logf("%d faults by chance, seed %d", *plants, seed)
+	for _, i := range rand.New(rand.NewPCG(seed, 0)).Perm(len(faults()))[:min(*plants, len(faults()))] {
+		drawn[i] = true
+	}
+	return drawn
 }
 
 // plant returns the test that fails with the fault.

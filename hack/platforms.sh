@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Proves that everything, tests included, compiles on a system that is not Linux, that portable
+# packages build on Windows, and engines on another processor. To compile everything for each of
+# them would take minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./healthcheck ./programmed ./canary ./canary/nftrace ./metrics ./tracing ./debughttp ./userspace ./ebpf ./zaplog ./packettrace)
+GOOS=darwin go build "${portable[@]}"
+GOOS=darwin go vet ./...
+(cd examples/gateway && GOOS=darwin go vet ./...)
+GOOS=windows go vet "${portable[@]}"
+GOOS=linux GOARCH=arm64 go vet ./nftables ./internal/nftables ./iptables ./ipvs ./conntrack ./userspace

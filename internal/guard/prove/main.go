@@ -1,0 +1,177 @@
+// Command prove runs proofs: what the gate, hack/test.sh, does not prove, or only in part. Run it
+// in the top of the repository, by hack/prove.sh:
+//
+//	prove                             lists all proofs
+//	prove NAME…                       runs some; a name may be a pattern, such as kernel-*
+//	prove -changed BASE -budget 30m   runs those that the change since a commit can break, the most telling first
+//	prove -draw -budget 10m           runs some by chance
+//
+// With -short, named proofs prove a part by chance. With -n nothing runs. A budget is for the
+// choice, by estimates; no proof ends because of it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r := &prover{out: os.Stdout, root: runtime.GOOS == "linux" && os.Geteuid() == 0, met: map[need]bool{}}
+	if err := r.main(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// options are what the command line asks for.
+type options struct {
+	base               string
+	budget             time.Duration
+	seed               uint64
+	draw, short, print bool
+	names              []string
+}
+
+func parseFlags(args []string) (o options, err error) {
+	flags := flag.NewFlagSet("prove", flag.ContinueOnError)
+	flags.StringVar(&o.base, "changed", "", "run what the change since this `commit` can break")
+	flags.BoolVar(&o.draw, "draw", false, "run some proofs by chance")
+	flags.DurationVar(&o.budget, "budget", 30*time.Minute, "how long -changed and -draw may take, by estimates")
+	flags.Uint64Var(&o.seed, "seed", 0, "the seed of -draw; 0 for a new one")
+	flags.BoolVar(&o.short, "short", false, "of the named proofs, run the short form")
+	flags.BoolVar(&o.print, "n", false, "print what would run, and run nothing")
+	if err := flags.Parse(args); err != nil {
+		return options{}, err
+	}
+	o.names = flags.Args()
+	ways := 0
+	for _, way := range []bool{o.base != "", o.draw, len(o.names) > 0} {
+		if way {
+			ways++
+		}
+	}
+	if ways > 1 {
+		return options{}, errors.New("want one of -changed, -draw and names")
+	}
+	return o, nil
+}
+
+func (r *prover) main(ctx context.Context, args []string) error {
+	o, err := parseFlags(args)
+	if err != nil {
+		return err
+	}
+	var chosen []choice
+	switch {
+	case o.base != "":
+		chosen, err = r.changed(ctx, &o)
+	case o.draw:
+		chosen = r.drawn(&o)
+	case len(o.names) > 0:
+		chosen, err = named(proofs(), o.names, o.short)
+	default:
+		return write(r.out, proofs())
+	}
+	if err != nil {
+		return err
+	}
+	if len(chosen) == 0 {
+		fmt.Fprintln(r.out, "no proof to run")
+		return nil
+	}
+	if o.print {
+		for _, c := range chosen {
+			fmt.Fprintf(r.out, "%s, about %s: %s\n", c.title(), minutes(c.minutes), c.command())
+		}
+		return nil
+	}
+	return r.run(ctx, chosen)
+}
+
+// possible returns the proofs that can run here, and says which cannot.
+func (r *prover) possible() []proof {
+	all := proofs()
+	some := slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !r.can(&p) })
+	if left := len(all) - len(some); left > 0 {
+		fmt.Fprintf(r.out, "!! NOT ROOT ON LINUX: %d of %d proofs are left out; run as root.\n", left, len(all))
+	}
+	return some
+}
+
+func (r *prover) changed(ctx context.Context, o *options) ([]choice, error) {
+	files, err := changedSince(ctx, o.base)
+	if err != nil {
+		return nil, err
+	}
+	m, err := list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	chosen, left := choose(r.possible(), m, files, o.budget)
+	fmt.Fprintf(r.out, "%d changed files can break %d proofs; %d of these have room in %s\n", len(files), len(chosen)+len(left), len(chosen), o.budget)
+	for _, p := range left {
+		fmt.Fprintf(r.out, "  no room: %s, %s\n", p.name, minutes(p.shortest().minutes))
+	}
+	return chosen, nil
+}
+
+func (r *prover) drawn(o *options) []choice {
+	if o.seed == 0 {
+		o.seed = rand.Uint64()
+	}
+	fmt.Fprintf(r.out, "drawn by chance; the same again: hack/prove.sh -draw -budget %s -seed %d\n", o.budget, o.seed)
+	return draw(r.possible(), o.budget, o.seed)
+}
+
+// named returns the proofs that patterns name, in the order of the patterns.
+func named(all []proof, patterns []string, short bool) (chosen []choice, err error) {
+	for _, pattern := range patterns {
+		before := len(chosen)
+		for i := range all {
+			ok, err := path.Match(pattern, all[i].name)
+			if err != nil {
+				return nil, fmt.Errorf("pattern %q: %w", pattern, err)
+			}
+			if !ok || slices.ContainsFunc(chosen, func(c choice) bool { return c.proof == &all[i] }) {
+				continue
+			}
+			c := choice{&all[i], all[i].whole, false}
+			if short {
+				c = all[i].shortest()
+			}
+			chosen = append(chosen, c)
+		}
+		if len(chosen) == before {
+			return nil, fmt.Errorf("no other proof is named %q: hack/prove.sh lists all", pattern)
+		}
+	}
+	return chosen, nil
+}
+
+// write lists proofs.
+func write(out io.Writer, all []proof) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprint(w, "proof\ttakes\tshort\tproves\n")
+	for _, p := range all {
+		short := "-"
+		if p.short.argv != nil {
+			short = minutes(p.short.minutes)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.name, minutes(p.whole.minutes), short, strings.TrimSuffix(p.proves, "."))
+	}
+	return w.Flush()
+}

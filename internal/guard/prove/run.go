@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// need is lines of bash that install something, in a shell that has hack/tools.sh, or a condition.
+type need string
+
+// needsRoot is a condition that nothing installs.
+const needsRoot need = "root"
+
+// result is how a proof ended.
+type result struct {
+	choice
+	err   error
+	took  time.Duration
+	seeds []string
+}
+
+// prover runs proofs, one after the other, and writes what they print.
+type prover struct {
+	out  io.Writer
+	root bool // of Linux
+	// met are the needs that are there.
+	met map[need]bool
+}
+
+// can reports whether a proof can run at all.
+func (r *prover) can(p *proof) bool { return r.root || !slices.Contains(p.needs, needsRoot) }
+
+// run runs all of them, also after one has failed, and then writes a table.
+func (r *prover) run(ctx context.Context, choices []choice) error {
+	var results []result
+	for _, c := range choices {
+		begin := time.Now()
+		fmt.Fprintf(r.out, "\n== %s: %s\n   about %s: %s\n", c.title(), c.proves, minutes(c.minutes), c.command())
+		seeds, err := r.prove(ctx, &c)
+		if err != nil {
+			fmt.Fprintf(r.out, "FAILED: %s: %v\n", c.title(), err)
+		}
+		results = append(results, result{c, err, time.Since(begin), seeds})
+		fmt.Fprintf(r.out, "-- %s: %.0fs\n", c.title(), time.Since(begin).Seconds())
+	}
+	table, failed := report(results)
+	fmt.Fprintf(r.out, "\n%s", table)
+	if len(failed) > 0 {
+		return fmt.Errorf("FAILED: %s", strings.Join(failed, ", "))
+	}
+	return nil
+}
+
+// prove meets the needs of a proof, runs its command, and returns the seeds that it printed.
+func (r *prover) prove(ctx context.Context, c *choice) (seeds []string, err error) {
+	if !r.can(c.proof) {
+		return nil, errors.New("kernel tests make network namespaces: run this as root on Linux")
+	}
+	for _, n := range c.needs {
+		if r.met[n] || n == needsRoot {
+			continue
+		}
+		if _, err := r.command(ctx, nil, "bash", "-c", "set -euo pipefail; source hack/tools.sh; "+string(n)); err != nil {
+			return nil, fmt.Errorf("install what it needs, %q: %w", n, err)
+		}
+		r.met[n] = true
+	}
+	env := c.env
+	if r.root {
+		env = append([]string{"SERVICEPLANE_REQUIRE_KERNEL=1"}, env...)
+	}
+	text, err := r.test(ctx, env, c.argv)
+	return seedsIn(text), err
+}
+
+// test runs a command. The output of go test -json is summarized: many packages print too much.
+func (r *prover) test(ctx context.Context, env, argv []string) (text string, err error) {
+	if argv[0] != "go" || argv[1] != "test" {
+		return r.command(ctx, env, argv...)
+	}
+	events, err := os.CreateTemp("", "prove")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(events.Name())
+	command := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, argv[2:]...)...)
+	command.Env = append(os.Environ(), env...)
+	command.Stdout, command.Stderr = events, events
+	tested := command.Run()
+	if err := events.Close(); err != nil {
+		return "", err
+	}
+	text, err = r.command(ctx, env, "go", "run", "./internal/guard/summary", events.Name())
+	return text, errors.Join(tested, err)
+}
+
+// command runs a program, and returns what it prints.
+func (r *prover) command(ctx context.Context, env []string, argv ...string) (string, error) {
+	var text bytes.Buffer
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	command.Env = append(os.Environ(), env...)
+	command.Stdout = io.MultiWriter(r.out, &text)
+	command.Stderr = command.Stdout
+	err := command.Run()
+	return text.String(), err
+}
+
+// command returns what runs a form by hand.
+func (f *form) command() string {
+	words := slices.Clone(f.env)
+	for _, word := range f.argv {
+		if strings.ContainsAny(word, "^$|()/*? ") && !strings.HasPrefix(word, "./") && !strings.HasPrefix(word, "hack/") {
+			word = "'" + word + "'"
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, " ")
+}
+
+var seedNumber = regexp.MustCompile(`(?i)seeds?(?: from)?[ =:]+(\d+)`) // read-only
+
+// seedsIn returns the seeds that a text names, each once.
+func seedsIn(text string) (seeds []string) {
+	for _, m := range seedNumber.FindAllStringSubmatch(text, -1) {
+		if !slices.Contains(seeds, m[1]) {
+			seeds = append(seeds, m[1])
+		}
+	}
+	return seeds
+}
+
+// report returns the table of results, and the titles of what failed.
+func report(results []result) (table string, failed []string) {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprint(w, "proof\tresult\tseconds\tseeds\n")
+	for _, r := range results {
+		verdict := "passed"
+		if r.err != nil {
+			verdict = "FAILED"
+			failed = append(failed, r.title())
+		}
+		seeds := r.seeds
+		if more := len(seeds) - 4; more > 0 {
+			seeds = append(slices.Clone(seeds[:4]), fmt.Sprintf("and %d more, above", more))
+		}
+		if len(seeds) == 0 {
+			seeds = []string{"-"}
+		}
+		fmt.Fprintf(w, "%s\t%s\t%.0f\t%s\n", r.title(), verdict, r.took.Seconds(), strings.Join(seeds, ", "))
+	}
+	_ = w.Flush() // a strings.Builder takes all
+	return b.String(), failed
+}
+
+// minutes prints a number of minutes.
+func minutes(m float64) string { return fmt.Sprintf("%g min", m) }
