@@ -152,6 +152,29 @@ func TestEveryKindOfProofIsDrawn(t *testing.T) {
 	}
 }
 
+// TestDocumentsNameProofs: a proof that a document names exists. ENGINE stands for each engine.
+func TestDocumentsNameProofs(t *testing.T) {
+	t.Parallel()
+	sentence, span := regexp.MustCompile(`(?i)[^.|]*\bproofs? [^|]*?\.\s`), regexp.MustCompile("`([a-z]+(?:-[a-zA-Z0-9.]+)*)`")
+	named := 0
+	for _, document := range []string{"README.md", "CONTRIBUTING.md", "docs/RELIABILITY.md", "docs/ENGINES.md"} {
+		text, err := os.ReadFile(path.Join(root, document))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range span.FindAllStringSubmatch(strings.Join(sentence.FindAllString(string(text), -1), ""), -1) {
+			named++
+			pattern := strings.ReplaceAll(name[1], "ENGINE", "*")
+			if !slices.ContainsFunc(proofs(), func(p proof) bool { ok, _ := path.Match(pattern, p.name); return ok }) {
+				t.Errorf("%s names the proof %s, which is not there", document, name[1])
+			}
+		}
+	}
+	if named < 20 {
+		t.Errorf("documents name %d proofs, want 20 at least: does the test find them?", named)
+	}
+}
+
 func TestReport(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
