@@ -15,7 +15,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -23,7 +22,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -84,18 +82,19 @@ func (r *prover) main(ctx context.Context, args []string) error {
 	case len(o.names) > 0:
 		chosen, err = named(proofs(), o.names, o.short)
 	default:
-		return write(r.out, proofs())
+		r.say("%s", table(proofs()))
+		return nil
 	}
 	if err != nil {
 		return err
 	}
 	if len(chosen) == 0 {
-		fmt.Fprintln(r.out, "no proof to run")
+		r.say("no proof to run\n")
 		return nil
 	}
 	if o.print {
 		for _, c := range chosen {
-			fmt.Fprintf(r.out, "%s, about %s: %s\n", c.title(), minutes(c.minutes), c.command())
+			r.say("%s, about %s: %s\n", c.title(), minutes(c.minutes), c.command())
 		}
 		return nil
 	}
@@ -107,7 +106,7 @@ func (r *prover) possible() []proof {
 	all := proofs()
 	some := slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !r.can(&p) })
 	if left := len(all) - len(some); left > 0 {
-		fmt.Fprintf(r.out, "!! NOT ROOT ON LINUX: %d of %d proofs are left out; run as root.\n", left, len(all))
+		r.say("!! NOT ROOT ON LINUX: %d of %d proofs are left out; run as root.\n", left, len(all))
 	}
 	return some
 }
@@ -122,9 +121,9 @@ func (r *prover) changed(ctx context.Context, o *options) ([]choice, error) {
 		return nil, err
 	}
 	chosen, left := choose(r.possible(), m, files, o.budget)
-	fmt.Fprintf(r.out, "%d changed files can break %d proofs; %d of these have room in %s\n", len(files), len(chosen)+len(left), len(chosen), o.budget)
+	r.say("%d changed files can break %d proofs; %d of these have room in %s\n", len(files), len(chosen)+len(left), len(chosen), o.budget)
 	for _, p := range left {
-		fmt.Fprintf(r.out, "  no room: %s, %s\n", p.name, minutes(p.shortest().minutes))
+		r.say("  no room: %s, %s\n", p.name, minutes(p.shortest().minutes))
 	}
 	return chosen, nil
 }
@@ -133,7 +132,7 @@ func (r *prover) drawn(o *options) []choice {
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
 	}
-	fmt.Fprintf(r.out, "drawn by chance; the same again: hack/prove.sh -draw -budget %s -seed %d\n", o.budget, o.seed)
+	r.say("drawn by chance; the same again: hack/prove.sh -draw -budget %s -seed %d\n", o.budget, o.seed)
 	return draw(r.possible(), o.budget, o.seed)
 }
 
@@ -162,16 +161,15 @@ func named(all []proof, patterns []string, short bool) (chosen []choice, err err
 	return chosen, nil
 }
 
-// write lists proofs.
-func write(out io.Writer, all []proof) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprint(w, "proof\ttakes\tshort\tproves\n")
+// table lists proofs.
+func table(all []proof) string {
+	rows := []string{"proof\ttakes\tshort\tproves"}
 	for _, p := range all {
 		short := "-"
 		if p.short.argv != nil {
 			short = minutes(p.short.minutes)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.name, minutes(p.whole.minutes), short, strings.TrimSuffix(p.proves, "."))
+		rows = append(rows, strings.Join([]string{p.name, minutes(p.whole.minutes), short, strings.TrimSuffix(p.proves, ".")}, "\t"))
 	}
-	return w.Flush()
+	return align(rows)
 }

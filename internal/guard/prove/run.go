@@ -40,21 +40,24 @@ type prover struct {
 // can reports whether a proof can run at all.
 func (r *prover) can(p *proof) bool { return r.root || !slices.Contains(p.needs, needsRoot) }
 
+// say prints something. What cannot be printed, such as to a closed pipe, does not end a proof.
+func (r *prover) say(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format, args...) }
+
 // run runs all of them, also after one has failed, and then writes a table.
 func (r *prover) run(ctx context.Context, choices []choice) error {
 	var results []result
 	for _, c := range choices {
 		begin := time.Now()
-		fmt.Fprintf(r.out, "\n== %s: %s\n   about %s: %s\n", c.title(), c.proves, minutes(c.minutes), c.command())
+		r.say("\n== %s: %s\n   about %s: %s\n", c.title(), c.proves, minutes(c.minutes), c.command())
 		seeds, err := r.prove(ctx, &c)
 		if err != nil {
-			fmt.Fprintf(r.out, "FAILED: %s: %v\n", c.title(), err)
+			r.say("FAILED: %s: %v\n", c.title(), err)
 		}
 		results = append(results, result{c, err, time.Since(begin), seeds})
-		fmt.Fprintf(r.out, "-- %s: %.0fs\n", c.title(), time.Since(begin).Seconds())
+		r.say("-- %s: %.0fs\n", c.title(), time.Since(begin).Seconds())
 	}
-	table, failed := report(results)
-	fmt.Fprintf(r.out, "\n%s", table)
+	rows, failed := report(results)
+	r.say("\n%s", rows)
 	if len(failed) > 0 {
 		return fmt.Errorf("FAILED: %s", strings.Join(failed, ", "))
 	}
@@ -92,7 +95,7 @@ func (r *prover) test(ctx context.Context, env, argv []string) (text string, err
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(events.Name())
+	defer func() { err = errors.Join(err, os.Remove(events.Name())) }()
 	command := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, argv[2:]...)...)
 	command.Env = append(os.Environ(), env...)
 	command.Stdout, command.Stderr = events, events
@@ -141,9 +144,7 @@ func seedsIn(text string) (seeds []string) {
 
 // report returns the table of results, and the titles of what failed.
 func report(results []result) (table string, failed []string) {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprint(w, "proof\tresult\tseconds\tseeds\n")
+	rows := []string{"proof\tresult\tseconds\tseeds"}
 	for _, r := range results {
 		verdict := "passed"
 		if r.err != nil {
@@ -157,10 +158,18 @@ func report(results []result) (table string, failed []string) {
 		if len(seeds) == 0 {
 			seeds = []string{"-"}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%.0f\t%s\n", r.title(), verdict, r.took.Seconds(), strings.Join(seeds, ", "))
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%.0f\t%s", r.title(), verdict, r.took.Seconds(), strings.Join(seeds, ", ")))
 	}
-	_ = w.Flush() // a strings.Builder takes all
-	return b.String(), failed
+	return align(rows), failed
+}
+
+// align returns rows, whose cells end in tabs, as a table.
+func align(rows []string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	_, _ = io.WriteString(w, strings.Join(rows, "\n")+"\n") // a strings.Builder takes all
+	_ = w.Flush()
+	return b.String()
 }
 
 // minutes prints a number of minutes.
