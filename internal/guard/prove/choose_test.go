@@ -166,6 +166,26 @@ func TestNamed(t *testing.T) {
 	}
 }
 
+func TestParseFlags(t *testing.T) {
+	t.Parallel()
+	for line, fails := range map[string]bool{
+		"":                            false,
+		"-short a b":                  false,
+		"-changed HEAD~1 -budget 10m": false,
+		"-draw -seed 7 -n":            false,
+		"a -short":                    true,
+		"-draw a":                     true,
+		"-draw -changed HEAD":         true,
+		"-unknown":                    true,
+		"-draw -budget 10":            true,
+	} {
+		o, err := parseFlags(strings.Fields(line))
+		if (err != nil) != fails {
+			t.Errorf("%q: got %+v, %v, want an error: %v", line, o, err, fails)
+		}
+	}
+}
+
 func TestParse(t *testing.T) {
 	t.Parallel()
 	m, err := parse(`{"ImportPath": "` + modulePath + `", "Imports": ["fmt"]}

@@ -56,6 +56,9 @@ func parseFlags(args []string) (o options, err error) {
 		return options{}, err
 	}
 	o.names = flags.Args()
+	if i := slices.IndexFunc(o.names, func(name string) bool { return strings.HasPrefix(name, "-") }); i >= 0 {
+		return options{}, fmt.Errorf("%s comes after a name: write it before", o.names[i])
+	}
 	ways := 0
 	for _, way := range []bool{o.base != "", o.draw, len(o.names) > 0} {
 		if way {
