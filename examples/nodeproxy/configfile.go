@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -49,30 +51,82 @@ func flagsOfFields() map[string]string {
 // configFile sets flags from a KubeProxyConfiguration. Flags of the command line override
 // it.
 type configFile struct {
-	path    string
-	flags   *pflag.FlagSet
-	fields  map[string]string
-	ignored []ignored
-	errs    []error
+	path      string
+	flags     *pflag.FlagSet
+	fields    map[string]string
+	bySection []setting // fields of several sections that have one flag
+	ignored   []ignored
+	errs      []error
+}
+
+// setting is a field with its flag and its value.
+type setting struct {
+	field, flag string
+	value       *yaml.Node
 }
 
 // readConfigFile sets the flags of a file's fields. It returns the fields without effect
 // that are set.
-func readConfigFile(path string, flags *pflag.FlagSet) ([]ignored, error) {
+func (o *options) readConfigFile(flags *pflag.FlagSet) ([]ignored, error) {
+	path := o.configFile
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
-	var document yaml.Node
-	if err := yaml.Unmarshal(text, &document); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	document, err := parseYAML(path, text)
+	if err != nil {
+		return nil, err
 	}
 	c := &configFile{path: path, flags: flags, fields: flagsOfFields()}
 	if len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("%s: want a %s of %s", path, configKind, configVersion)
 	}
 	c.walk("", document.Content[0])
+	c.choose(o.section(), o.mode())
 	return c.ignored, errors.Join(c.errs...)
+}
+
+// parseYAML parses the only document of a file. A key that is there twice is an error, as nobody
+// knows which one was meant.
+func parseYAML(path string, text []byte) (document yaml.Node, err error) {
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	if err = decoder.Decode(&document); errors.Is(err, io.EOF) {
+		return document, nil
+	}
+	if err == nil {
+		var all any
+		err = document.Decode(&all) // refuses what a Node has: duplicates, and aliases that have no end
+	}
+	if err != nil {
+		return document, atLine(path, err)
+	}
+	var second yaml.Node
+	switch err = decoder.Decode(&second); {
+	case errors.Is(err, io.EOF):
+		return document, nil
+	case err != nil:
+		return document, atLine(path, err)
+	case isNull(second.Content[0]): // after a last line of hyphens
+		return document, nil
+	}
+	return document, fmt.Errorf("%s:%d: a second document begins: want one", path, second.Line)
+}
+
+// atLine returns an error of the YAML package as "path:line: what".
+func atLine(path string, err error) error {
+	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
+	if several := (*yaml.TypeError)(nil); errors.As(err, &several) {
+		texts = several.Errors
+	}
+	var errs []error
+	for _, text := range texts {
+		line := ""
+		if at, what, ok := strings.Cut(text, ": "); ok && strings.HasPrefix(at, "line ") {
+			line, text = strings.TrimPrefix(at, "line ")+":", what
+		}
+		errs = append(errs, fmt.Errorf("%s:%s %s", path, line, text))
+	}
+	return errors.Join(errs...)
 }
 
 func (c *configFile) fail(at *yaml.Node, format string, args ...any) {
@@ -90,6 +144,8 @@ func (c *configFile) walk(prefix string, mapping *yaml.Node) {
 		case field == "apiVersion" && value.Value != configVersion, field == "kind" && value.Value != configKind:
 			c.fail(value, "%s is %q, want a %s of %s", field, value.Value, configKind, configVersion)
 		case field == "apiVersion" || field == "kind":
+		case known && flag == "masquerade-all":
+			c.bySection = append(c.bySection, setting{field, flag, value})
 		case known:
 			c.set(field, flag, value)
 		case isIgnored:
@@ -98,6 +154,18 @@ func (c *configFile) walk(prefix string, mapping *yaml.Node) {
 			c.walk(field+".", value)
 		default:
 			c.fail(key, "%s: unknown field", field)
+		}
+	}
+}
+
+// choose sets the flags that several sections have from the mode's own section, when the mode
+// is known. It records those of others that say something else.
+func (c *configFile) choose(section string, m mode) {
+	for _, s := range c.bySection {
+		if text, _ := textOf(s.value); strings.HasPrefix(s.field, section+".") {
+			c.set(s.field, s.flag, s.value)
+		} else if !isZero(text) {
+			c.ignored = append(c.ignored, ignored{s.field, fmt.Sprintf("with mode %s, the field of section %s counts", m, section)})
 		}
 	}
 }
@@ -154,7 +222,7 @@ func (c *configFile) ignore(row *noEffect, field string, value *yaml.Node) {
 func textOf(value *yaml.Node) (text string, ok bool) {
 	switch value.Kind {
 	case yaml.ScalarNode:
-		if value.Tag == "!!null" {
+		if isNull(value) {
 			return "", true
 		}
 		return value.Value, true
@@ -168,6 +236,8 @@ func textOf(value *yaml.Node) (text string, ok bool) {
 	}
 	return "", false
 }
+
+func isNull(value *yaml.Node) bool { return value.Tag == "!!null" }
 
 // pairsOf returns a mapping in the syntax of flags.
 func pairsOf(mapping *yaml.Node) string {

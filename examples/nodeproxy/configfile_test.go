@@ -23,7 +23,8 @@ func readConfig(t *testing.T, text string, args ...string) (o *options, settings
 	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	ignored, err := readConfigFile(file, flags)
+	o.configFile = file
+	ignored, err := o.readConfigFile(flags)
 	for _, i := range ignored {
 		settings = append(settings, i.what)
 	}
@@ -91,6 +92,99 @@ showHiddenMetricsForVersion: "1.36"
 	}
 }
 
+// TestTheModesOwnSectionCounts for settings that have one flag, whether the mode is in the file or
+// on the command line. What the other section says is named.
+func TestTheModesOwnSectionCounts(t *testing.T) {
+	sections := map[mode]string{modeNFTables: "nftables", modeEBPF: "nftables", modeIPTables: "iptables", modeIPVS: "iptables", modeUserspace: "nftables"}
+	for _, m := range modes() {
+		for _, section := range []string{"nftables", "iptables"} {
+			other := map[string]string{"nftables": "iptables", "iptables": "nftables"}[section]
+			values := section + ": {masqueradeAll: true}\n" + other + ": {masqueradeAll: false}\n"
+			own := section == sections[m]
+			for what, file := range map[string]struct {
+				text string
+				args []string
+			}{
+				"mode before":         {"mode: " + string(m) + "\n" + values, nil},
+				"mode after":          {values + "mode: " + string(m) + "\n", nil},
+				"mode by flag":        {values + "mode: kernelspace\n", []string{"--proxy-mode=" + string(m)}},
+				"other section first": {other + ": {masqueradeAll: false}\n" + section + ": {masqueradeAll: true}\nmode: " + string(m), nil},
+			} {
+				o, ignored, err := readConfig(t, file.text, file.args...)
+				if err != nil || o.masqueradeAll != own || slices.Contains(ignored, section+".masqueradeAll") == own {
+					t.Errorf("mode %s, %s, only %s.masqueradeAll is true: masqueradeAll = %t, without effect are %q, error %v; want %t", m, what, section, o.masqueradeAll, ignored, err, own)
+				}
+				shown := o.kubeProxyConfiguration()
+				if got := map[string]bool{"nftables": shown.Nftables.MasqueradeAll, "iptables": shown.Iptables.MasqueradeAll}; got[section] != own || got[other] {
+					t.Errorf("mode %s, %s: /configz shows %v, want the mode's section alone", m, what, got)
+				}
+			}
+			if o, _, err := readConfig(t, values+"mode: "+string(m), "--masquerade-all=false"); err != nil || o.masqueradeAll {
+				t.Errorf("mode %s, --masquerade-all=false: masqueradeAll = %t, error %v", m, o.masqueradeAll, err)
+			}
+		}
+	}
+	if o, _, err := readConfig(t, "mode: iptables\n---\n"); err != nil || o.mode() != modeIPTables {
+		t.Errorf("an empty second document: mode %s, error %v", o.mode(), err)
+	}
+	if o, _, err := readConfig(t, "mode: userspace\niptables: {masqueradeAll: true}", "--userspace-portals=iptables"); err != nil || !o.masqueradeAll {
+		t.Errorf("portals of iptables: masqueradeAll = %t, error %v", o.masqueradeAll, err)
+	}
+}
+
+// TestTheKindMustBeKubeProxys.
+func TestTheKindMustBeKubeProxys(t *testing.T) {
+	for text, want := range map[string]string{
+		"apiVersion: v1\nkind: KubeProxyConfiguration":                     `:1: apiVersion is "v1"`,
+		"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: Pod\nmode: x": `:2: kind is "Pod"`,
+		"":        "want a KubeProxyConfiguration",
+		"[a, b]":  "want a KubeProxyConfiguration",
+		"a: [":    ":1: did not find expected node content",
+		"a: b: c": ": mapping values are not allowed in this context",
+	} {
+		file := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		flags, o := pflag.NewFlagSet("test", pflag.ContinueOnError), &options{}
+		o.register(flags)
+		o.configFile = file
+		if _, err := o.readConfigFile(flags); err == nil || !strings.HasPrefix(err.Error(), file+":") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want an error with the file and %q", text, err, want)
+		}
+	}
+}
+
+// TestFieldsShareNoFlag, so that no field overrides another one, except for a section of each mode.
+func TestFieldsShareNoFlag(t *testing.T) {
+	fields := map[string]string{}
+	for field, flag := range flagsOfFields() {
+		if other := fields[flag]; other != "" && flag != "masquerade-all" {
+			t.Errorf("%s and %s both set --%s", field, other, flag)
+		}
+		fields[flag] = field
+	}
+}
+
+// TestDuplicatesAreNamed with their lines, at any depth, whether the field has an effect or not.
+func TestDuplicatesAreNamed(t *testing.T) {
+	for text, want := range map[string]string{
+		"mode: iptables\nmode: ipvs":                                     `config.yaml:4: mapping key "mode" already defined at line 3`,
+		"iptables:\n  syncPeriod: 1s\n  syncPeriod: 2s":                  `config.yaml:5: mapping key "syncPeriod" already defined at line 4`,
+		"iptables: {syncPeriod: 1s}\nmode: ipvs\niptables: {}":           `config.yaml:5: mapping key "iptables" already defined at line 3`,
+		"featureGates:\n  A: true\n  A: false":                           `config.yaml:5: mapping key "A" already defined at line 4`,
+		"winkernel:\n  enableDSR: true\n  enableDSR: false":              `config.yaml:5: mapping key "enableDSR" already defined at line 4`,
+		"logging: {options: {json: {a: 1}, json: {a: 2}}}":               `config.yaml:3: mapping key "json" already defined at line 3`,
+		"mode: iptables\n\"mode\": ipvs\nclusterCIDR: a\nclusterCIDR: b": `config.yaml:6: mapping key "clusterCIDR" already defined at line 5`,
+		"kind: KubeProxyConfiguration":                                   `config.yaml:3: mapping key "kind" already defined at line 2`,
+		"mode: ipvs\n---\nmode: iptables":                                "config.yaml:4: a second document begins: want one",
+	} {
+		if _, _, err := readConfig(t, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want an error with %q", text, err, want)
+		}
+	}
+}
+
 // TestUnknownFieldsAreNamed with their lines.
 func TestUnknownFieldsAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
@@ -101,7 +195,6 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 		"iptables:\n  syncPeriod: x":    "config.yaml:4: iptables.syncPeriod",
 		"featureGates: {A: 1x}":         "A=1x",
 		"iptables: {masqueradeBits: 1}": "iptables.masqueradeBits: unknown field",
-		"kind: Pod":                     `config.yaml:3: kind is "Pod"`,
 	} {
 		if _, _, err := readConfig(t, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want an error with %q", text, err, want)

@@ -137,8 +137,8 @@ func (o *options) kubeProxyConfiguration() *kubeProxyConfiguration {
 		PortRange: o.userspace.ports, NodePortAddresses: append([]string{}, o.nodePortAddresses...), ConfigSyncPeriod: inConfig(o.configSyncPeriod),
 		BindAddress: k.bindAddress, BindAddressHardFail: k.hardFail, HealthzBindAddress: healthz, MetricsBindAddress: metrics,
 		EnableProfiling: o.profiling, OOMScoreAdj: k.oomScoreAdj,
-		Nftables: o.nftables.shown(o.masqueradeAll),
-		Iptables: iptablesConfig{o.iptables.shown(o.masqueradeAll), o.localhostNodePorts},
+		Nftables: o.nftables.shown(o.masqueradeAll && o.section() == string(modeNFTables)),
+		Iptables: iptablesConfig{o.iptables.shown(o.masqueradeAll && o.section() == string(modeIPTables)), o.localhostNodePorts},
 		IPVS:     o.ipvs.shown(),
 		Conntrack: conntrackConfig{
 			o.conntrack.MaxPerCore, o.conntrack.Min,

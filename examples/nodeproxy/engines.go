@@ -73,6 +73,15 @@ func (o *options) tuned() *tuning {
 	return &o.nftables
 }
 
+// section returns the section of a configuration file that the mode has, as in kube-proxy:
+// mode ipvs reads what it lacks from iptables.
+func (o *options) section() string {
+	if m := o.kernelMode(); m == modeIPTables || m == modeIPVS {
+		return string(modeIPTables)
+	}
+	return string(modeNFTables)
+}
+
 // provider returns the proxy with its kernel settings and health check node ports.
 func (o *options) provider(config proxier.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
 	balancing{log}.decorate(&config.Tracker)

@@ -28,7 +28,8 @@ func FuzzConfigFile(f *testing.F) {
 		read := func() string {
 			o, flags := &options{}, pflag.NewFlagSet("test", pflag.ContinueOnError)
 			o.register(flags)
-			ignored, err := readConfigFile(file, flags)
+			o.configFile = file
+			ignored, err := o.readConfigFile(flags)
 			if err != nil && !strings.HasPrefix(err.Error(), file+":") {
 				t.Errorf("error %q does not name the file", err)
 			}

@@ -240,7 +240,8 @@ func TestAWrittenConfigurationIsRead(t *testing.T) {
 	var again options
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	again.register(flags)
-	ignored, err := readConfigFile(file, flags)
+	again.configFile = file
+	ignored, err := again.readConfigFile(flags)
 	again.complete(flags)
 	text, _ := os.ReadFile(file)
 	if err != nil || len(ignored) > 0 {

@@ -78,7 +78,7 @@ func execute(ctx context.Context, args []string, out io.Writer) error {
 		}
 		if o.configFile != "" {
 			var err error
-			if o.ignored, err = readConfigFile(o.configFile, command.Flags()); err != nil {
+			if o.ignored, err = o.readConfigFile(command.Flags()); err != nil {
 				errs.add("--config=%s: %w", o.configFile, err)
 			}
 		}
