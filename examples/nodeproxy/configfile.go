@@ -1,10 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -54,7 +53,8 @@ type configFile struct {
 	path      string
 	flags     *pflag.FlagSet
 	fields    map[string]string
-	bySection []setting // fields of several sections that have one flag
+	origins   map[string]string // the place and the name of the field that set a flag
+	bySection []setting         // fields of several sections that have one flag
 	ignored   []ignored
 	errs      []error
 }
@@ -77,7 +77,8 @@ func (o *options) readConfigFile(flags *pflag.FlagSet) ([]ignored, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &configFile{path: path, flags: flags, fields: flagsOfFields()}
+	o.origins = map[string]string{}
+	c := &configFile{path: path, flags: flags, fields: flagsOfFields(), origins: o.origins}
 	if len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("%s: want a %s of %s", path, configKind, configVersion)
 	}
@@ -86,57 +87,15 @@ func (o *options) readConfigFile(flags *pflag.FlagSet) ([]ignored, error) {
 	return c.ignored, errors.Join(c.errs...)
 }
 
-// parseYAML parses the only document of a file. A key that is there twice is an error, as nobody
-// knows which one was meant.
-func parseYAML(path string, text []byte) (document yaml.Node, err error) {
-	decoder := yaml.NewDecoder(bytes.NewReader(text))
-	if err = decoder.Decode(&document); errors.Is(err, io.EOF) {
-		return document, nil
-	}
-	if err == nil {
-		var all any
-		err = document.Decode(&all) // refuses what a Node has: duplicates, and aliases that have no end
-	}
-	if err != nil {
-		return document, atLine(path, err)
-	}
-	var second yaml.Node
-	switch err = decoder.Decode(&second); {
-	case errors.Is(err, io.EOF):
-		return document, nil
-	case err != nil:
-		return document, atLine(path, err)
-	case isNull(second.Content[0]): // after a last line of hyphens
-		return document, nil
-	}
-	return document, fmt.Errorf("%s:%d: a second document begins: want one", path, second.Line)
-}
-
-// atLine returns an error of the YAML package as "path:line: what".
-func atLine(path string, err error) error {
-	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
-	if several := (*yaml.TypeError)(nil); errors.As(err, &several) {
-		texts = several.Errors
-	}
-	var errs []error
-	for _, text := range texts {
-		line := ""
-		if at, what, ok := strings.Cut(text, ": "); ok && strings.HasPrefix(at, "line ") {
-			line, text = strings.TrimPrefix(at, "line ")+":", what
-		}
-		errs = append(errs, fmt.Errorf("%s:%s %s", path, line, text))
-	}
-	return errors.Join(errs...)
-}
-
 func (c *configFile) fail(at *yaml.Node, format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf("%s:%d: %s", c.path, at.Line, fmt.Sprintf(format, args...)))
 }
 
-// walk handles the fields of a mapping.
+// walk handles the fields of a mapping. Those that nodeproxy does not know have no effect, as
+// kube-proxy accepts them too: a DaemonSet must start with the file that it has.
 func (c *configFile) walk(prefix string, mapping *yaml.Node) {
-	for i := 0; i+1 < len(mapping.Content); i += 2 {
-		key, value := mapping.Content[i], mapping.Content[i+1]
+	for _, e := range entriesOf(mapping) {
+		key, value := e.key, e.value
 		field := prefix + key.Value
 		flag, known := c.fields[field]
 		row, isIgnored := fieldWithoutEffect(field)
@@ -150,10 +109,12 @@ func (c *configFile) walk(prefix string, mapping *yaml.Node) {
 			c.set(field, flag, value)
 		case isIgnored:
 			c.ignore(&row, field, value)
-		case value.Kind == yaml.MappingNode && c.isSection(field):
+		case !c.isSection(field):
+			c.ignored = append(c.ignored, ignored{fmt.Sprintf("%s:%d: %s", c.path, key.Line, field), "nodeproxy does not know this field"})
+		case value.Kind == yaml.MappingNode:
 			c.walk(field+".", value)
-		default:
-			c.fail(key, "%s: unknown field", field)
+		case !isNull(value):
+			c.fail(value, "%s: want fields such as %s, or nothing", field, c.example(field))
 		}
 	}
 }
@@ -162,7 +123,7 @@ func (c *configFile) walk(prefix string, mapping *yaml.Node) {
 // is known. It records those of others that say something else.
 func (c *configFile) choose(section string, m mode) {
 	for _, s := range c.bySection {
-		if text, _ := textOf(s.value); strings.HasPrefix(s.field, section+".") {
+		if text, _ := textOf(s.value, c.flags.Lookup(s.flag)); strings.HasPrefix(s.field, section+".") {
 			c.set(s.field, s.flag, s.value)
 		} else if !isZero(text) {
 			c.ignored = append(c.ignored, ignored{s.field, fmt.Sprintf("with mode %s, the field of section %s counts", m, section)})
@@ -170,31 +131,34 @@ func (c *configFile) choose(section string, m mode) {
 	}
 }
 
-func (c *configFile) isSection(field string) bool {
-	for known := range c.fields {
-		if strings.HasPrefix(known, field+".") {
-			return true
+func (c *configFile) isSection(field string) bool { return c.example(field) != "" }
+
+// example returns a field of a section; empty if it is none.
+func (c *configFile) example(section string) string {
+	for _, known := range slices.Sorted(maps.Keys(c.fields)) {
+		if inner, ok := strings.CutPrefix(known, section+"."); ok {
+			return inner
 		}
 	}
-	return false
+	return ""
 }
 
 // set sets a flag, unless the command line has it, or the value means the default.
 func (c *configFile) set(field, flag string, value *yaml.Node) {
-	text, ok := textOf(value)
-	if value.Kind == yaml.MappingNode && flag == "feature-gates" {
-		text, ok = pairsOf(value), true
-	}
+	f := c.flags.Lookup(flag)
+	text, ok := textOf(value, f)
 	if !ok {
-		c.fail(value, "%s: want a single value, or a list of them", field)
+		c.fail(value, "%s: want %s", field, wanted(f))
 		return
 	}
 	if text == "" || zeroIsDefault(flag) && isZero(text) || c.flags.Changed(flag) {
 		return
 	}
-	if err := c.flags.Set(flag, text); err != nil {
-		c.fail(value, "%s: %v", field, err)
+	if err := setStrictly(c.flags, f, text); err != nil {
+		c.fail(value, "%s: %s: want %s", field, text, wanted(f))
+		return
 	}
+	c.origins[flag] = fmt.Sprintf("%s:%d: %s", c.path, value.Line, field)
 }
 
 // zeroIsDefault reports whether 0 and false mean the default, as in the files that kubeadm
@@ -206,46 +170,71 @@ func zeroIsDefault(flag string) bool {
 
 // ignore records a field without effect if it is set.
 func (c *configFile) ignore(row *noEffect, field string, value *yaml.Node) {
-	if value.Kind == yaml.MappingNode {
-		for i := 0; i+1 < len(value.Content); i += 2 {
-			c.ignore(row, field+"."+value.Content[i].Value, value.Content[i+1])
+	switch value.Kind {
+	case yaml.MappingNode:
+		for _, e := range entriesOf(value) {
+			c.ignore(row, field+"."+e.key.Value, e.value)
 		}
-		return
-	}
-	text, _ := textOf(value)
-	if value.Kind == yaml.SequenceNode && len(value.Content) > 0 || !row.isDefault(text) {
-		c.ignored = append(c.ignored, ignored{field, row.why})
+	case yaml.SequenceNode:
+		if len(value.Content) > 0 {
+			c.ignored = append(c.ignored, ignored{field, row.why})
+		}
+	case yaml.ScalarNode:
+		if !isNull(value) && !row.isDefault(value.Value) {
+			c.ignored = append(c.ignored, ignored{field, row.why})
+		}
+	case yaml.DocumentNode, yaml.AliasNode: // entriesOf has followed aliases
 	}
 }
 
-// textOf returns a value in the syntax of flags; null is empty.
-func textOf(value *yaml.Node) (text string, ok bool) {
-	switch value.Kind {
-	case yaml.ScalarNode:
-		if isNull(value) {
-			return "", true
-		}
+// textOf returns a value in the syntax of a flag; null is empty.
+func textOf(value *yaml.Node, f *pflag.Flag) (text string, ok bool) {
+	kind := f.Value.Type()
+	var items []string
+	switch {
+	case isNull(value):
+		return "", true
+	case value.Kind == yaml.ScalarNode && kind == "bool":
+		return truthOf(value), true
+	case value.Kind == yaml.ScalarNode:
 		return value.Value, true
-	case yaml.SequenceNode:
-		var items []string
+	case value.Kind == yaml.SequenceNode && kind == "stringSlice":
 		for _, item := range value.Content {
+			if item = behindAlias(item); item.Kind != yaml.ScalarNode {
+				return "", false
+			}
 			items = append(items, item.Value)
 		}
-		return strings.Join(items, ","), true
-	case yaml.DocumentNode, yaml.MappingNode, yaml.AliasNode:
+	case value.Kind == yaml.MappingNode && kind == gatesType:
+		for _, e := range entriesOf(value) {
+			if e.value.Kind != yaml.ScalarNode {
+				return "", false
+			}
+			items = append(items, e.key.Value+"="+truthOf(e.value))
+		}
+	default:
+		return "", false
 	}
-	return "", false
+	return strings.Join(items, ","), true
 }
 
-func isNull(value *yaml.Node) bool { return value.Tag == "!!null" }
-
-// pairsOf returns a mapping in the syntax of flags.
-func pairsOf(mapping *yaml.Node) string {
-	var pairs []string
-	for i := 0; i+1 < len(mapping.Content); i += 2 {
-		pairs = append(pairs, mapping.Content[i].Value+"="+mapping.Content[i+1].Value)
+// wanted says what a flag's field may be.
+func wanted(f *pflag.Flag) string {
+	switch f.Value.Type() {
+	case "bool":
+		return "true or false"
+	case "int", "int32":
+		return "a whole number"
+	case "float32":
+		return "a number"
+	case "duration":
+		return "a duration such as 30s, 15m or 1h"
+	case "stringSlice":
+		return "a list such as [a, b]"
+	case gatesType:
+		return "names with true or false, such as {NAME: true}"
 	}
-	return strings.Join(pairs, ",")
+	return "a single value"
 }
 
 func isZero(text string) bool { return slices.Contains([]string{"", "0", "0s", "false"}, text) }

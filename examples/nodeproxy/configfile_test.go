@@ -185,19 +185,84 @@ func TestDuplicatesAreNamed(t *testing.T) {
 	}
 }
 
-// TestUnknownFieldsAreNamed with their lines.
+// TestUnknownFieldsAreNamed with their lines, and do not stop the proxy, as with kube-proxy.
 func TestUnknownFieldsAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
-		"modes: iptables":               "config.yaml:3: modes: unknown field",
-		"ipvs: {schedular: rr}":         "config.yaml:3: ipvs.schedular: unknown field",
-		"conntrack:\n  min: [1, {}]":    "invalid argument",
-		"mode: {a: b}":                  "config.yaml:3: mode: want a single value",
-		"iptables:\n  syncPeriod: x":    "config.yaml:4: iptables.syncPeriod",
-		"featureGates: {A: 1x}":         "A=1x",
-		"iptables: {masqueradeBits: 1}": "iptables.masqueradeBits: unknown field",
+		"modes: iptables":                   "config.yaml:3: modes",
+		"ipvs: {schedular: rr}":             "config.yaml:3: ipvs.schedular",
+		"metadata:\n  name: kube-proxy":     "config.yaml:3: metadata",
+		"iptables:\n  masqueradeBits: 1":    "config.yaml:4: iptables.masqueradeBits",
+		"mode: ipvs\nfuture: [1, {a: [b]}]": "config.yaml:4: future",
 	} {
-		if _, _, err := readConfig(t, text); err == nil || !strings.Contains(err.Error(), want) {
+		if _, ignored, err := readConfig(t, text); err != nil || len(ignored) != 1 || !strings.HasSuffix(ignored[0], want) {
+			t.Errorf("%q: without effect are %q, error %v, want %q", text, ignored, err, want)
+		}
+	}
+}
+
+// TestWhatAFileMayHave: what kube-proxy accepts.
+func TestWhatAFileMayHave(t *testing.T) {
+	for text, ok := range map[string]func(o *options) bool{
+		"iptables:\nnftables: ~\nipvs: null\nconntrack:\nwinkernel:\nclientConnection:\nlogging:\ndetectLocal:": func(o *options) bool { return o.iptables.masqueradeBit == 14 },
+		"iptables: {}\nfeatureGates:\nnodePortAddresses:\nmode:":                                                func(o *options) bool { return o.mode() == modeNFTables },
+		"enableProfiling: yes":                                                                     func(o *options) bool { return o.profiling },
+		"enableProfiling: On\nbindAddressHardFail: Y":                                              func(o *options) bool { return o.profiling && o.kubeProxy.hardFail },
+		"iptables: {localhostNodePorts: off}":                                                      func(o *options) bool { return !o.localhostNodePorts },
+		"iptables: {localhostNodePorts: NO, masqueradeAll: yes}\nmode: iptables":                   func(o *options) bool { return !o.localhostNodePorts && o.masqueradeAll },
+		"featureGates: {AllowServiceExternalIPs: off, B: yes}":                                     func(o *options) bool { return o.kubeProxy.gates.String() == "AllowServiceExternalIPs=false,B=true" },
+		"iptables: &x {syncPeriod: 7s}\nipvs: *x":                                                  func(o *options) bool { return o.ipvs.syncPeriod == 7*time.Second },
+		"clusterCIDR: &c 10.0.0.0/8\nnodePortAddresses: [*c]":                                      func(o *options) bool { return slices.Equal(o.nodePortAddresses, []string{"10.0.0.0/8"}) },
+		"iptables: &x {syncPeriod: 7s, masqueradeBit: 3}\nnftables:\n  masqueradeBit: 5\n  <<: *x": func(o *options) bool { return o.nftables.syncPeriod == 7*time.Second && o.nftables.masqueradeBit == 5 },
+		"iptables: &x {syncPeriod: 7s}\nipvs: &y {minSyncPeriod: 2s, syncPeriod: 9s}\nnftables: {<<: [*x, *y]}": func(o *options) bool {
+			return o.nftables.syncPeriod == 7*time.Second && o.nftables.minSyncPeriod == 2*time.Second
+		},
+	} {
+		o, ignored, err := readConfig(t, text)
+		if err != nil || len(ignored) > 0 || !ok(o) {
+			t.Errorf("%q: error %v, without effect are %q, or not as the file says: %+v", text, err, ignored, o)
+		}
+	}
+}
+
+// TestBadValuesOfAFile: each error has the file, the line, the field and what to write, through the
+// whole program, whether the value cannot be parsed or is not allowed.
+func TestBadValuesOfAFile(t *testing.T) {
+	for text, want := range map[string]string{
+		"mode: {a: b}":                                   "3: mode: want a single value",
+		"mode: [a]":                                      "3: mode: want a single value",
+		"conntrack:\n  min: [1, {}]":                     "4: conntrack.min: want a whole number",
+		"conntrack:\n  min: some":                        "4: conntrack.min: some: want a whole number",
+		"iptables:\n  syncPeriod: x":                     "4: iptables.syncPeriod: x: want a duration such as 30s",
+		"iptables:\n  syncPeriod: 30":                    "4: iptables.syncPeriod: 30: want a duration such as 30s",
+		"iptables: [1]":                                  "3: iptables: want fields such as localhostNodePorts, or nothing",
+		"conntrack: 5":                                   "3: conntrack: want fields such as maxPerCore, or nothing",
+		"enableProfiling: maybe":                         "3: enableProfiling: maybe: want true or false",
+		"enableProfiling: 'yes'":                         "3: enableProfiling: yes: want true or false",
+		"nodePortAddresses: [[a]]":                       "3: nodePortAddresses: want a list such as [a, b]",
+		"nodePortAddresses: {a: b}":                      "3: nodePortAddresses: want a list such as [a, b]",
+		"clientConnection: {qps: fast}":                  "3: clientConnection.qps: fast: want a number",
+		"featureGates: {A: 1x}":                          "3: featureGates: A=1x: want names with true or false",
+		"featureGates: {A: [true]}":                      "3: featureGates: want names with true or false",
+		"mode: a":                                        "3: mode: --proxy-mode=a: want nftables",
+		"mode: iptables\niptables:\n  masqueradeBit: 99": "5: iptables.masqueradeBit: --iptables-masquerade-bit=99: want 0 to 31",
+		"clusterCIDR: 10.0.0.0":                          "3: clusterCIDR: --cluster-cidr=10.0.0.0: want a range",
+		"nodePortAddresses:\n- here":                     "4: nodePortAddresses: --nodeport-addresses=here: want ranges",
+		"a: &x {b: *x}":                                  ": anchor 'x' value contains itself",
+		"mode: *y":                                       ": unknown anchor 'y' referenced",
+		"mode: ipvs\n  a: b":                             "4: mapping values are not allowed in this context",
+		"iptables: {<<: 5}":                              "map merge requires map or sequence of maps as the value",
+	} {
+		file := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(file, []byte("apiVersion: "+configVersion+"\nkind: "+configKind+"\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := execute(t.Context(), []string{"--config", file}, nil)
+		if err == nil || !strings.Contains(err.Error(), file+":"+strings.TrimPrefix(want, ":")) && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want an error with %q", text, err, want)
+			continue
+		}
+		if !strings.Contains(err.Error(), file+":") || strings.Count(err.Error(), "\n") != 1 {
+			t.Errorf("%q: %v, want one error, which names the file", text, err)
 		}
 	}
 }

@@ -17,6 +17,26 @@ func (e *flagErrors) add(format string, args ...any) {
 
 func (e *flagErrors) join() error { return errors.Join(e.errs...) }
 
+// badValue is a flag that has a value which it must not have.
+type badValue struct{ flag, value, want string }
+
+func (b *badValue) Error() string { return fmt.Sprintf("--%s=%s: want %s", b.flag, b.value, b.want) }
+
+// located adds the fields of a file that have set flags to their errors.
+func located(err error, origins map[string]string) error {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		var errs []error
+		for _, err := range all.Unwrap() {
+			errs = append(errs, located(err, origins))
+		}
+		return errors.Join(errs...)
+	}
+	if bad := (*badValue)(nil); errors.As(err, &bad) && origins[bad.flag] != "" {
+		return fmt.Errorf("%s: %w", origins[bad.flag], err)
+	}
+	return err
+}
+
 // tolerate makes flags record invalid values instead of failing.
 func (e *flagErrors) tolerate(flags *pflag.FlagSet) {
 	flags.VisitAll(func(f *pflag.Flag) { f.Value = &tolerant{f.Value, f.Name, e} })
@@ -64,6 +84,19 @@ func lookup(flags *pflag.FlagSet, name string) *pflag.Flag {
 
 // takesNext reports whether the value is the next argument, as in "-v 4" and not "-v4".
 func takesNext(name string) bool { return strings.HasPrefix(name, "--") || len(name) == 2 }
+
+// setStrictly sets a flag. It returns the error that a tolerant one would only record.
+func setStrictly(flags *pflag.FlagSet, f *pflag.Flag, text string) error {
+	t, ok := f.Value.(*tolerant)
+	if !ok {
+		return flags.Set(f.Name, text)
+	}
+	recorded := len(t.errs.errs)
+	err := flags.Set(f.Name, text)
+	err = errors.Join(append(t.errs.errs[recorded:], err)...)
+	t.errs.errs = t.errs.errs[:recorded]
+	return err
+}
 
 // tolerant is the value of a flag whose Set does not fail.
 type tolerant struct {

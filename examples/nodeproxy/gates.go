@@ -93,4 +93,6 @@ func (g *gates) Set(text string) error {
 }
 
 // Type implements pflag.Value.
-func (g *gates) Type() string { return "NAME=BOOL" }
+func (g *gates) Type() string { return gatesType }
+
+const gatesType = "NAME=BOOL"

@@ -83,7 +83,7 @@ func execute(ctx context.Context, args []string, out io.Writer) error {
 			}
 		}
 		o.complete(command.Flags())
-		if err := errors.Join(errs.join(), o.Validate()); err != nil {
+		if err := errors.Join(errs.join(), located(o.Validate(), o.origins)); err != nil {
 			return fmt.Errorf("bad command line:\n%w", err)
 		}
 		o.flags = flagValues(command.Flags())

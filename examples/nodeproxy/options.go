@@ -22,6 +22,7 @@ type options struct {
 	modeIsSet, oomScoreIsSet                bool
 	kubeProxy                               kubeProxyFlags
 	flags                                   map[string]string // all of them, with their values
+	origins                                 map[string]string // the fields of the file that have set flags
 
 	clusterCIDR, detectLocalMode, podBridge, podPrefix string
 	masqueradeAll                                      bool
@@ -189,7 +190,7 @@ type faults []error
 
 func (f *faults) check(ok bool, flag string, value any, want string) {
 	if !ok {
-		*f = append(*f, fmt.Errorf("--%s=%v: want %s", flag, value, want))
+		*f = append(*f, &badValue{flag, fmt.Sprint(value), want})
 	}
 }
 
