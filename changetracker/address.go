@@ -47,10 +47,10 @@ func addrFamily(a netip.Addr) int {
 	return ipv6
 }
 
-// parseAddr parses an address as leniently as the API server. Old objects have leading zeros
-// and padding, which only the slow, sloppy parser accepts, so it comes second. An IPv4-mapped
-// address becomes the IPv4 address.
-func parseAddr(text string) (a netip.Addr, ok bool) {
+// ParseAddr parses an address as leniently as the API server. Old objects have leading zeros, which
+// are decimal, and padding, which only the slow, sloppy parser accepts, so it comes second. An
+// IPv4-mapped address becomes the IPv4 address.
+func ParseAddr(text string) (a netip.Addr, ok bool) {
 	a, err := netip.ParseAddr(text)
 	if err != nil {
 		a, ok = netip.AddrFromSlice(netutils.ParseIPSloppy(strings.TrimSpace(text)))
@@ -59,8 +59,8 @@ func parseAddr(text string) (a netip.Addr, ok bool) {
 	return a.Unmap(), true
 }
 
-// parsePrefix is parseAddr for a CIDR. The result is masked.
-func parsePrefix(text string) (p netip.Prefix, ok bool) {
+// ParsePrefix is ParseAddr for a CIDR. The result is masked.
+func ParsePrefix(text string) (p netip.Prefix, ok bool) {
 	text = strings.TrimSpace(text)
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
@@ -75,12 +75,12 @@ func parsePrefix(text string) (p netip.Prefix, ok bool) {
 	return canonicalPrefix(p), true
 }
 
-// parseRange is parsePrefix that also accepts an address, as a range of one address.
+// parseRange is ParsePrefix that also accepts an address, as a range of one address.
 func parseRange(text string) (p netip.Prefix, ok bool) {
 	if strings.Contains(text, "/") {
-		return parsePrefix(text)
+		return ParsePrefix(text)
 	}
-	a, ok := parseAddr(text)
+	a, ok := ParseAddr(text)
 	if !ok || a.Zone() != "" {
 		return p, false
 	}

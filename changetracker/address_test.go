@@ -21,11 +21,11 @@ func TestParsePrefixIsLenientAndCanonical(t *testing.T) { // TRK-12, TRK-15
 		"":                        "",
 	} {
 		got := ""
-		if p, ok := parsePrefix(text); ok {
+		if p, ok := ParsePrefix(text); ok {
 			got = p.String()
 		}
 		if got != want {
-			t.Errorf("parsePrefix(%q) = %q, want %q", text, got, want)
+			t.Errorf("ParsePrefix(%q) = %q, want %q", text, got, want)
 		}
 	}
 }

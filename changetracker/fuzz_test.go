@@ -223,8 +223,8 @@ func FuzzAddresses(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if a, ok := parseAddr(text); ok {
-			if again, ok := parseAddr(a.String()); !ok || again != a || a.Is4In6() {
+		if a, ok := ParseAddr(text); ok {
+			if again, ok := ParseAddr(a.String()); !ok || again != a || a.Is4In6() {
 				t.Errorf("%q is %v, which is %v, %v", text, a, again, ok)
 			}
 		}

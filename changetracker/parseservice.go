@@ -73,7 +73,7 @@ func proxied(service *v1.Service) bool {
 func (c *config) parseClusterIPs(p *parsedService, service *v1.Service, f *findings) (any bool) {
 	spec := &service.Spec
 	if len(spec.IPFamilies) == 0 {
-		addr, ok := parseAddr(spec.ClusterIP)
+		addr, ok := ParseAddr(spec.ClusterIP)
 		if !ok || !dialable(addr) {
 			f.add(ReasonInvalidAddress, spec.ClusterIP, "spec.clusterIP")
 			return false
@@ -107,7 +107,7 @@ func parseListedClusterIP(spec *v1.ServiceSpec, i int, f *findings) (addr netip.
 		f.add(ReasonMissing, "", field, i)
 		return addr, false
 	}
-	addr, ok = parseAddr(spec.ClusterIPs[i])
+	addr, ok = ParseAddr(spec.ClusterIPs[i])
 	switch {
 	case !ok || !dialable(addr):
 		f.add(ReasonInvalidAddress, spec.ClusterIPs[i], field, i)
@@ -126,7 +126,7 @@ func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy,
 		if strings.TrimSpace(text) == "" {
 			continue
 		}
-		switch addr, ok := parseAddr(text); {
+		switch addr, ok := ParseAddr(text); {
 		case !ok || !dialable(addr):
 			f.add(ReasonInvalidAddress, text, fieldExternalIPs+"[%d]", i)
 		case !policy.accepts(addr):
@@ -140,7 +140,7 @@ func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy,
 		if ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode != v1.LoadBalancerIPModeVIP {
 			continue
 		}
-		if addr, ok := parseAddr(ingress.IP); ok && dialable(addr) {
+		if addr, ok := ParseAddr(ingress.IP); ok && dialable(addr) {
 			p.vips[addrFamily(addr)] = append(p.vips[addrFamily(addr)], addr)
 		} else {
 			f.add(ReasonInvalidAddress, ingress.IP, fieldIngress+"[%d].ip", i)

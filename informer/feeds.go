@@ -2,6 +2,7 @@ package informer
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -68,12 +69,12 @@ func (f *cidrFeed) changed(s *networking.ServiceCIDR) {
 	var cidrs []netip.Prefix
 	var errs []error
 	for _, text := range s.Spec.CIDRs {
-		cidr, err := netip.ParsePrefix(text)
-		if err != nil {
-			errs = append(errs, err)
+		cidr, ok := changetracker.ParsePrefix(text)
+		if !ok {
+			errs = append(errs, fmt.Errorf("%q is no range", text))
 			continue
 		}
-		cidrs = append(cidrs, cidr.Masked())
+		cidrs = append(cidrs, cidr)
 	}
 	f.report(s.Name, errors.Join(errs...))
 	f.objects[s.Name] = cidrs

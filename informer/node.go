@@ -1,8 +1,6 @@
 package informer
 
 import (
-	"net/netip"
-
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -15,14 +13,14 @@ func NodeOf(node *v1.Node) changetracker.Node {
 	n := changetracker.Node{Name: node.Name, Zone: node.Labels[v1.LabelTopologyZone], Draining: draining(node)}
 	for _, kind := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
 		for _, a := range node.Status.Addresses {
-			if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == kind {
-				n.Addresses = append(n.Addresses, addr.Unmap())
+			if addr, ok := changetracker.ParseAddr(a.Address); ok && a.Type == kind {
+				n.Addresses = append(n.Addresses, addr)
 			}
 		}
 	}
 	for _, text := range podCIDRs(node) {
-		if cidr, err := netip.ParsePrefix(text); err == nil {
-			n.PodCIDRs = append(n.PodCIDRs, cidr.Masked())
+		if cidr, ok := changetracker.ParsePrefix(text); ok {
+			n.PodCIDRs = append(n.PodCIDRs, cidr)
 		}
 	}
 	return n

@@ -11,6 +11,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/canary"
 	"github.com/serviceplane/serviceplane/canary/nftrace"
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -43,8 +44,8 @@ func (c *canaryFlags) validate(f *faults) {
 
 func (c *canaryFlags) addresses() (vips []netip.Addr, ok bool) {
 	for _, text := range c.vips {
-		vip, err := netip.ParseAddr(strings.TrimSpace(text))
-		if err != nil {
+		vip, ok := changetracker.ParseAddr(text)
+		if !ok {
 			return nil, false
 		}
 		vips = append(vips, vip)

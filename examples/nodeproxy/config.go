@@ -151,14 +151,14 @@ func (o *options) socketsAtLocalhost() bool {
 	return o.kernelMode() != modeIPTables || o.localhostNodePorts || slices.Contains(o.nodePortAddresses, loopback)
 }
 
-// parsePrefixes parses CIDRs. Host bits are ignored.
+// parsePrefixes parses CIDRs as those of API objects. Host bits are ignored.
 func parsePrefixes(texts []string) (prefixes []netip.Prefix, ok bool) {
 	for _, text := range texts {
-		prefix, err := netip.ParsePrefix(text)
-		if err != nil {
+		prefix, ok := changetracker.ParsePrefix(text)
+		if !ok {
 			return nil, false
 		}
-		prefixes = append(prefixes, prefix.Masked())
+		prefixes = append(prefixes, prefix)
 	}
 	return prefixes, true
 }

@@ -13,6 +13,8 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+
+	"github.com/serviceplane/serviceplane/changetracker"
 )
 
 // kubeProxyFlags are flags that command lines of kube-proxy have, and that nodeproxy would
@@ -63,8 +65,8 @@ func (k *kubeProxyFlags) validate(f *faults, m mode) {
 	f.check(k.apiBurst >= 0, "kube-api-burst", k.apiBurst, "0 or more")
 	types := []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}
 	f.check(slices.Contains(types, k.apiContentType), "kube-api-content-type", k.apiContentType, strings.Join(types, " or "))
-	_, err := netip.ParseAddr(k.bindAddress)
-	f.check(err == nil, "bind-address", k.bindAddress, "an IP address")
+	_, ok := changetracker.ParseAddr(k.bindAddress)
+	f.check(ok, "bind-address", k.bindAddress, "an IP address")
 	f.check(isPort(k.healthzPort), "healthz-port", k.healthzPort, "a port, or 0 for no server")
 	f.check(isPort(k.metricsPort), "metrics-port", k.metricsPort, "a port, or 0 for no server")
 	f.check(k.oomScoreAdj >= -1000 && k.oomScoreAdj <= 1000, "oom-score-adj", k.oomScoreAdj, "-1000 to 1000")
@@ -80,8 +82,8 @@ func (o *options) complete(f *pflag.FlagSet) {
 	o.oomScoreIsSet = f.Changed("oom-score-adj")
 	o.healthzAddress = deprecatedPort(f, "healthz", o.healthzAddress, o.kubeProxy.healthzPort)
 	o.metricsAddress = deprecatedPort(f, "metrics", o.metricsAddress, o.kubeProxy.metricsPort)
-	addr, err := netip.ParseAddr(o.kubeProxy.bindAddress)
-	if err == nil && addr.Is6() {
+	addr, ok := changetracker.ParseAddr(o.kubeProxy.bindAddress)
+	if ok && addr.Is6() {
 		if !f.Changed("healthz-bind-address") && o.healthzAddress != "" {
 			o.healthzAddress = "[::]:" + strconv.Itoa(healthzPort)
 		}
@@ -89,7 +91,7 @@ func (o *options) complete(f *pflag.FlagSet) {
 			o.metricsAddress = "[::1]:" + strconv.Itoa(metricsPort)
 		}
 	}
-	if err == nil && !addr.IsUnspecified() {
+	if ok && !addr.IsUnspecified() {
 		o.ignored = append(o.ignored, ignored{"--bind-address", "the addresses of the node are those of its Node object"})
 	}
 	o.ignored = append(o.ignored, ignoredFlags(f)...)
@@ -105,7 +107,7 @@ func deprecatedPort(f *pflag.FlagSet, server, address string, port int) string {
 	if port == 0 {
 		return ""
 	}
-	if addr, err := netip.ParseAddr(strings.Trim(address, "[]")); err == nil && isPort(port) {
+	if addr, ok := changetracker.ParseAddr(strings.Trim(address, "[]")); ok && isPort(port) {
 		return netip.AddrPortFrom(addr, uint16(port)).String()
 	}
 	return address

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/conntrack"
 )
 
@@ -208,17 +210,19 @@ func bindAddress(text string, port uint16) (string, error) {
 	if text == "" {
 		return "", nil
 	}
-	if addr, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+	if addr, ok := changetracker.ParseAddr(strings.Trim(text, "[]")); ok {
 		return netip.AddrPortFrom(addr, port).String(), nil
 	}
-	address, err := netip.ParseAddrPort(text)
+	host, digits, err := net.SplitHostPort(text)
 	if err != nil {
 		return "", err
 	}
-	if address.Port() == 0 {
+	addr, ok := changetracker.ParseAddr(host)
+	number, err := strconv.ParseUint(digits, 10, 16)
+	if !ok || err != nil || number == 0 {
 		return "", strconv.ErrRange
 	}
-	return address.String(), nil
+	return netip.AddrPortFrom(addr, uint16(number)).String(), nil
 }
 
 // nodeName returns the name of the Node object.
