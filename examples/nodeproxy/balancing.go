@@ -1,11 +1,11 @@
 package main
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
 
-	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
@@ -27,7 +27,7 @@ const (
 )
 
 // balancing reads annotations, and logs what it cannot read.
-type balancing struct{ log *zap.Logger }
+type balancing struct{ bad *badAnnotations }
 
 // decorate adds the hooks of b.
 func (b balancing) decorate(o *changetracker.Options) {
@@ -39,20 +39,19 @@ func (b balancing) service(p *changetracker.ServicePort, s *v1.Service) {
 	if text, ok := s.Annotations[endAnnotation]; ok {
 		var err error
 		if p.EndConnections, err = strconv.ParseBool(text); err != nil {
-			b.ignore(s.Namespace+"/"+s.Name, endAnnotation, text, err)
+			b.bad.ignore(s.Namespace+"/"+s.Name, endAnnotation, text, err)
 		}
 	}
 	if text, ok := s.Annotations[balancingAnnotation]; ok {
 		if err := p.Balancing.UnmarshalText([]byte(text)); err != nil {
-			b.ignore(s.Namespace+"/"+s.Name, balancingAnnotation, text, err)
+			b.bad.ignore(s.Namespace+"/"+s.Name, balancingAnnotation, text, err)
 		}
 		return
 	}
 	if scheduler, ok := s.Annotations[routerAnnotation]; ok {
 		p.Balancing, ok = routerBalancing(scheduler, s.Annotations[routerFlagAnnotation])
 		if !ok {
-			b.log.Warn("annotation has no equivalent: endpoints are chosen at random", zap.String("service", s.Namespace+"/"+s.Name),
-				zap.String("annotation", routerAnnotation), zap.String("value", scheduler))
+			b.bad.ignore(s.Namespace+"/"+s.Name, routerAnnotation, scheduler, errNoEquivalent)
 		}
 		return
 	}
@@ -60,6 +59,8 @@ func (b balancing) service(p *changetracker.ServicePort, s *v1.Service) {
 		p.Balancing = changetracker.SourcePortHash
 	}
 }
+
+var errNoEquivalent = errors.New("no policy is like this scheduler: endpoints are chosen at random")
 
 // routerBalancing translates IPVS's schedulers, as kube-router's documentation names them. The
 // second flag of the scheduler mh hashes ports too.
@@ -90,12 +91,8 @@ func (b balancing) endpoint(e *changetracker.Endpoint, _ *discovery.Endpoint, s 
 	}
 	weight, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
-		b.ignore(s.Namespace+"/"+s.Name, weightAnnotation, text, err)
+		b.bad.ignore(s.Namespace+"/"+s.Name, weightAnnotation, text, err)
 		return
 	}
 	e.Weight, e.Ready = uint16(weight), e.Ready && weight > 0
-}
-
-func (b balancing) ignore(object, annotation, value string, err error) {
-	b.log.Warn("annotation ignored", zap.String("object", object), zap.String("annotation", annotation), zap.String("value", value), zap.Error(err))
 }

@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"github.com/spf13/pflag"
-	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -116,7 +115,7 @@ func leftToRules(s *desired.Service) bool {
 }
 
 // decorateSockets adds the annotation to a DecorateService.
-func decorateSockets(log *zap.Logger, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
+func decorateSockets(bad *badAnnotations, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
 	return func(port *changetracker.ServicePort, s *v1.Service) {
 		next(port, s)
 		text, ok := s.Annotations[ebpfAnnotation]
@@ -125,7 +124,7 @@ func decorateSockets(log *zap.Logger, next func(*changetracker.ServicePort, *v1.
 		}
 		bySocket, err := strconv.ParseBool(text)
 		if err != nil {
-			balancing{log}.ignore(s.Namespace+"/"+s.Name, ebpfAnnotation, text, err)
+			bad.ignore(s.Namespace+"/"+s.Name, ebpfAnnotation, text, err)
 			return
 		}
 		p, _ := changetracker.Ext[payload](port.Ext)

@@ -83,7 +83,7 @@ func TestServicesAreLeftToTheRules(t *testing.T) {
 		})
 		var h healthFlags
 		var port changetracker.ServicePort
-		h.decorate(decorateSockets(zap.New(log), func(*changetracker.ServicePort, *v1.Service) {}))(&port, s)
+		h.decorate(decorateSockets(newBadAnnotations(zap.New(log)), func(*changetracker.ServicePort, *v1.Service) {}))(&port, s)
 		chosen, _ := changetracker.Ext[payload](port.Ext)
 		if left := leftToRules(&desired.Service{Port: &port}); left != want || chosen.health.text != "tcp" || (logs.Len() == 1) != (text == "maybe") {
 			t.Errorf("annotation %q: left to rules %v, health check %q, %d lines; want %v", text, left, chosen.health.text, logs.Len(), want)

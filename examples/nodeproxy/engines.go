@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/healthcheck"
@@ -84,14 +85,9 @@ func (o *options) section() string {
 
 // provider returns the proxy with its kernel settings and health check node ports.
 func (o *options) provider(config proxier.Config, observer proxier.Observer, log *zap.Logger) (*proxier.Proxier, error) {
-	balancing{log}.decorate(&config.Tracker)
-	config.Tracker.DecorateService = o.fastPath.decorate(log, config.Tracker.DecorateService)
+	o.decorate(&config.Tracker, log)
 	if o.mode() == modeEBPF {
 		o.ebpf.openNamespaces(log)
-		config.Tracker.DecorateService = decorateSockets(log, config.Tracker.DecorateService)
-	}
-	if o.health.enabled {
-		config.Tracker.DecorateService = o.health.decorate(config.Tracker.DecorateService)
 	}
 	settings, err := o.sysctls(config.Names.Instance, log)
 	if err != nil {
@@ -107,6 +103,19 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 	}
 	deps.Wrap = o.engines.wrap(deps.Wrap)
 	return o.engine(o.mode(), config, deps, budget)
+}
+
+// decorate adds the hooks that read annotations.
+func (o *options) decorate(tracker *changetracker.Options, log *zap.Logger) {
+	bad := newBadAnnotations(log)
+	balancing{bad}.decorate(tracker)
+	tracker.DecorateService = o.fastPath.decorate(bad, tracker.DecorateService)
+	if o.mode() == modeEBPF {
+		tracker.DecorateService = decorateSockets(bad, tracker.DecorateService)
+	}
+	if o.health.enabled {
+		tracker.DecorateService = o.health.decorate(tracker.DecorateService)
+	}
 }
 
 // engine returns the proxy of a mode. Its sockets share the budget; nil means one of its own.

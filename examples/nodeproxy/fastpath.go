@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"github.com/spf13/pflag"
-	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -77,7 +76,7 @@ func matching(patterns []string) func(name string) bool {
 }
 
 // decorate adds the annotation to a DecorateService.
-func (p *fastPathFlags) decorate(log *zap.Logger, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
+func (p *fastPathFlags) decorate(bad *badAnnotations, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
 	return func(port *changetracker.ServicePort, s *v1.Service) {
 		next(port, s)
 		port.FastPath = p.services == fastPathAll
@@ -87,7 +86,7 @@ func (p *fastPathFlags) decorate(log *zap.Logger, next func(*changetracker.Servi
 		}
 		asks, err := strconv.ParseBool(text)
 		if err != nil {
-			balancing{log}.ignore(s.Namespace+"/"+s.Name, fastPathAnnotation, text, err)
+			bad.ignore(s.Namespace+"/"+s.Name, fastPathAnnotation, text, err)
 			return
 		}
 		port.FastPath = asks

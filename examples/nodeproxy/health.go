@@ -83,7 +83,7 @@ func (h *healthFlags) choose(p *changetracker.ServicePort) (policy endpointhealt
 	chosen := ext.health
 	policy, ok, err = h.parse(chosen.text)
 	if err != nil {
-		return policy, false, fmt.Errorf("annotation %s: %q: %w: want %s", healthAnnotation, chosen.text, err, healthForm)
+		return policy, false, fmt.Errorf("annotation %s: %q: %w: want %s", healthAnnotation, readable(chosen.text), short(err), healthForm)
 	}
 	if !chosen.own && p.Name.Protocol != v1.ProtocolTCP && policy.Probe != nil && onPort(policy.Probe) == 0 {
 		return policy, false, nil
