@@ -53,6 +53,7 @@ type NodePorts struct {
 	options NodePortOptions
 	log     *zap.Logger
 	wake    chan struct{} // holds one request to update the listeners
+	clients *connections  // of all listeners together
 	addrs   []netip.Addr  // the node's addresses; owned by the goroutine of Run
 
 	mu        sync.Mutex // guards all below
@@ -78,7 +79,7 @@ func NewNodePorts(options NodePortOptions) *NodePorts {
 		options.Addresses = interfaceAddresses
 	}
 	return &NodePorts{
-		options: options, log: cmp.Or(options.Logger, zap.NewNop()), wake: make(chan struct{}, 1),
+		options: options, log: cmp.Or(options.Logger, zap.NewNop()), wake: make(chan struct{}, 1), clients: newConnections(maxNodePortConnections),
 		ports: portTable{families: map[v1.IPFamily]*familyPorts{}}, listeners: map[listenKey]*listener{},
 	}
 }
@@ -174,7 +175,7 @@ func (n *NodePorts) listen(ctx context.Context, key listenKey, a *answerer, serv
 	free := make(chan struct{})
 	l := &listener{stop: stop, free: free, Server: &Server{
 		Name: "health check node port of " + key.service.String(), Address: key.address, Handler: a.handler(key.service),
-		Logger: n.log, Listen: n.options.Listen, network: key.network,
+		Logger: n.log, Listen: n.options.Listen, network: key.network, clients: n.clients,
 		retry: backoff{first: firstRetry, longest: longestRetry}, released: sync.OnceFunc(func() { close(free) }),
 	}}
 	serving.Go(func() {

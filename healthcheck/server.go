@@ -34,8 +34,8 @@ type ListenFunc func(ctx context.Context, network, address string) (net.Listener
 
 // Server is an HTTP server that retries until it can listen: an address that is in use,
 // for example by the previous process, is retried every 5s. A request may take 10s, and a
-// connection is closed when it was idle for 10s. The fields must not be changed after Run
-// was called.
+// connection is closed when it was idle for 10s. There are 256 connections at most: another one
+// closes the one that has been idle for longest. The fields must not be changed after Run was called.
 type Server struct {
 	// Name identifies the server in logs.
 	Name string
@@ -52,6 +52,7 @@ type Server struct {
 	network  string       // "" means tcp
 	retry    backoff      // the zero value always pauses for bindRetry
 	released func()       // if set, called when Run's ctx has ended and the address is free
+	clients  *connections // nil means its own
 	failure  failureState // of the listener
 }
 
@@ -62,6 +63,7 @@ func (s *Server) Run(ctx context.Context) error {
 		defer s.released() // serve calls it earlier, if there was a listener
 	}
 	defer s.failure.clear()
+	s.clients = cmp.Or(s.clients, newConnections(maxConnections))
 	log := cmp.Or(s.Logger, zap.NewNop()).With(zap.String("server", s.Name), zap.String("address", s.Address))
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -138,7 +140,8 @@ func (s *Server) web(log *zap.Logger, clients *sync.WaitGroup) *http.Server {
 		Handler: panicLogger{s.Handler, log}, ReadHeaderTimeout: headerTimeout, ReadTimeout: clientTimeout,
 		WriteTimeout: clientTimeout, IdleTimeout: clientTimeout, MaxHeaderBytes: maxHeader, ErrorLog: clientErrors,
 		DisableGeneralOptionsHandler: true, // it would answer 200 to OPTIONS *
-		ConnState: func(_ net.Conn, state http.ConnState) {
+		ConnState: func(conn net.Conn, state http.ConnState) {
+			s.clients.changed(conn, state)
 			switch state {
 			case http.StateNew:
 				clients.Add(1)
