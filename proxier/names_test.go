@@ -61,6 +61,28 @@ func TestChainPrefixesOfOthersAreRefused(t *testing.T) {
 	}
 }
 
+// TestInterfaceNames: what an engine's language reads as something else is not accepted.
+func TestInterfaceNames(t *testing.T) {
+	for _, name := range []string{"veth", "cali", "eni", "vxlan.calico", "br-0a1b", "cni_0", "bond0.5@x", "a23456789012345"} {
+		if !proxier.ValidInterfaceName(name) {
+			t.Errorf("%q is not accepted", name)
+		}
+	}
+	for _, part := range strings.Split(" |\t|\n|\x00|\x7f|\"|'|`|\\|/|:|*|+|!|,|;|é|\xff|0123456789012345", "|") {
+		for _, name := range []string{part, "veth" + part, part + "veth", "ve" + part + "th"} {
+			for _, m := range []proxier.Masquerade{{PodInterface: name}, {PodInterfacePrefix: name}} {
+				config := proxier.Config{Masquerade: m}.WithDefaults()
+				if err := config.Validate(); err == nil || !errors.Is(err, proxier.ErrInvalidConfig) {
+					t.Errorf("%+q: Validate = %v, want an error", name, err)
+				}
+			}
+		}
+	}
+	if proxier.ValidInterfaceName("") {
+		t.Error("the empty name is accepted")
+	}
+}
+
 func TestValidateNamesEveryBadField(t *testing.T) {
 	prefix := netip.MustParsePrefix("10.0.0.0/8")
 	for field, change := range map[string]func(*proxier.Config){

@@ -3,6 +3,7 @@ package proxier
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"math/bits"
 	"net/netip"
 	"reflect"
@@ -97,6 +98,16 @@ func validatePrefixes(field string, prefixes []netip.Prefix) error {
 
 const maxInterfaceName = 15 // IFNAMSIZ of linux/if.h, without the terminating NUL
 
+// InterfaceNames says what ValidInterfaceName accepts.
+const InterfaceNames = "1 to 15 bytes of printable ASCII, without spaces, quotes, backslashes and any of / : * + ! , ;"
+
+// ValidInterfaceName reports whether a name, or a prefix of names, can be that of an interface, and
+// means nothing else in the languages of rules, where some characters quote or stand for others.
+func ValidInterfaceName(name string) bool {
+	foreign := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("\"'`\\/:*+!,;", r) }
+	return name != "" && len(name) <= maxInterfaceName && !strings.ContainsFunc(name, foreign)
+}
+
 // validatePods checks the ways to recognize pod traffic.
 func (m *Masquerade) validatePods() error {
 	var errs []error
@@ -110,9 +121,8 @@ func (m *Masquerade) validatePods() error {
 		errs = append(errs, fmt.Errorf("%w: Masquerade: %d ways to recognize pod traffic are set, want one at most", ErrInvalidConfig, set))
 	}
 	for field, name := range map[string]string{"PodInterface": m.PodInterface, "PodInterfacePrefix": m.PodInterfacePrefix} {
-		if len(name) > maxInterfaceName {
-			errs = append(errs, fmt.Errorf("%w: Masquerade.%s: %q is longer than %d bytes",
-				ErrInvalidConfig, field, name, maxInterfaceName))
+		if name != "" && !ValidInterfaceName(name) {
+			errs = append(errs, fmt.Errorf("%w: Masquerade.%s: %q: want %s", ErrInvalidConfig, field, name, InterfaceNames))
 		}
 	}
 	return errors.Join(errs...)

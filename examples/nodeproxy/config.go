@@ -100,10 +100,8 @@ func (o *options) masquerade(f *faults) proxier.Masquerade {
 	return m
 }
 
-const longestInterface = 15 // IFNAMSIZ of linux/if.h, without the terminating NUL
-
 func checkInterface(f *faults, flag, name string) {
-	f.check(name != "" && len(name) <= longestInterface, flag, name, "1 to 15 bytes, because --detect-local-mode uses it")
+	f.check(proxier.ValidInterfaceName(name), flag, name, proxier.InterfaceNames+", because --detect-local-mode uses it")
 }
 
 func (o *options) clusterCIDRs(f *faults) []netip.Prefix {

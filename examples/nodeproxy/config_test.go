@@ -124,6 +124,8 @@ func TestInvalidValues(t *testing.T) {
 		"--detect-local-mode=BridgeInterface":                                           "--pod-bridge-interface=: want 1 to 15 bytes", // VAL-06
 		"--detect-local-mode=InterfaceNamePrefix":                                       "--pod-interface-name-prefix=: want 1 to 15 bytes",
 		"--detect-local-mode=BridgeInterface --pod-bridge-interface=a-very-long-bridge": "--pod-bridge-interface=a-very-long-bridge: want 1 to 15 bytes",
+		`--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=ve"th`:     `--pod-interface-name-prefix=ve"th: want 1 to 15 bytes`,
+		"--detect-local-mode=BridgeInterface --pod-bridge-interface=cni+":               "--pod-bridge-interface=cni+: want 1 to 15 bytes",
 		"--cluster-cidr=10.0.0.0":                                                       "--cluster-cidr=10.0.0.0: want a range",
 		"--cluster-cidr=10.0.0.0/8,fd00::/8,11.0.0.0/8":                                 "or one of each IP family",
 		"--denied-external-ips=192.0.2.1":                                               "--denied-external-ips=192.0.2.1: want ranges",
