@@ -178,6 +178,7 @@ func (o *options) cleanUpMode(ctx context.Context, m mode, config proxier.Config
 	if m == modeEBPF {
 		return ebpf.RemoveSockets(o.ebpf.config(nftables.Config{Config: config}))
 	}
+	config.NodePorts = proxier.NodePorts{} // it accepts none, and must not say what it cannot
 	p, err := o.engine(m, config, proxier.Deps{Logger: log, Health: proxier.NoHealth()}, nil)
 	if err == nil {
 		err = p.Cleanup(ctx)
