@@ -3,6 +3,7 @@
 package debughttp_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -95,9 +96,38 @@ func TestPage(t *testing.T) {
 		"rollout": pageDuringRollout, "filters": pageFiltersServices, "keys": pageFollowsKeys, "thirty thousand": pageScrollsThirtyThousand,
 		"copy": pageCopiesCommands, "back": pageGoesBack, "traffic": pageShowsTraffic, "changes": pageShowsChanges, "failed": pageShowsFailures,
 		"markup": pageKeepsMarkupAsText, "link": pageIsOneLink, "socket": pageNamesSockets,
-		"phone": pageFitsAPhone, "hidden": hiddenPageSendsNothing, "silent": pageShowsThatTheProxyIsSilent,
+		"phone": pageFitsAPhone, "hidden": hiddenPageSendsNothing, "silent": pageShowsThatTheProxyIsSilent, "gone": pageShowsRulesAfterAServiceThatIsGone,
 	} {
 		t.Run(name, func(t *testing.T) { b.reset(t); test(t, b) })
+	}
+}
+
+// withRules has rules for Service shop/web alone; the engine of shop/userspace has none.
+type withRules struct{ debughttp.Source }
+
+func (withRules) Rules(ctx context.Context, name types.NamespacedName) (map[v1.IPFamily]string, error) {
+	return (*rulesSource)(nil).Rules(ctx, name)
+}
+
+// What the page learns about one Service, as that it is gone or that its engine has no rules, hides
+// nothing of others.
+func pageShowsRulesAfterAServiceThatIsGone(t *testing.T, b *browser) {
+	p, _ := webProxy(t)
+	page, _ := serve(t, withRules{p})
+	shown := func(when string) {
+		t.Helper()
+		b.await("the rules are there "+when, "return !document.querySelector('#rules').hidden")
+	}
+	b.open(page + "#namespace=shop&name=web")
+	shown("at first")
+	for _, other := range []string{"gone", "userspace"} {
+		b.run("location.hash = '#namespace=shop&name=" + other + "'")
+		b.awaitText("#service-heading", "shop/"+other)
+		b.await("the rules are hidden", "return document.querySelector('#rules').hidden")
+		b.await("the page has asked for more", "return performance.getEntriesByType('resource').filter((e) => e.name.includes('rules') && e.name.includes('name="+other+"')).length > 0")
+		b.run("location.hash = '#namespace=shop&name=web'")
+		b.awaitText("#service-heading", "shop/web")
+		shown("after Service " + other)
 	}
 }
 

@@ -91,17 +91,17 @@ async function refreshService() {
   }
 }
 
-// Not every version has these answers, and not every engine. What one lacks is not asked for
-// again.
+// Not every version has these answers, and not every engine. What the engine of a Service lacks is not
+// asked for again; that says nothing about other Services, nor does one that is not there.
 const optional = { counts: showTraffic, rules: showRules };
 let available = new Set();
 const lacking = new Set();
 
 async function refreshOptional(path) {
   const requested = view.opened;
-  if (requested === null || !available.has(path) || lacking.has(path) || path === "rules" && !byId("rules").hidden && !byId("rules").open) return;
+  if (requested === null || !available.has(path) || lacking.has(path + JSON.stringify(requested)) || path === "rules" && !byId("rules").hidden && !byId("rules").open) return;
   const { status, body } = await get(path, requested);
-  if (status === 404 || status === 501) lacking.add(path);
+  if (status === 501) lacking.add(path + JSON.stringify(requested));
   if (requested === view.opened) optional[path](status === 200 ? body : null);
 }
 
