@@ -1,9 +1,7 @@
 package ebpf_test
 
 import (
-	"flag"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -16,6 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/bpftest"
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -86,8 +85,6 @@ func (c closing) Close() error {
 	return c.Engine.Close()
 }
 
-var allPackets = flag.Bool("packets.all", false, "run TestPackets in all settings, instead of one other than the default by chance")
-
 // TestPackets sends real packets for the table of scenarios, in both modes, with UDP too, and with a fast path
 // between all devices of the node.
 func TestPackets(t *testing.T) {
@@ -102,18 +99,13 @@ func TestPackets(t *testing.T) {
 	if udpIsForbidden(t) {
 		delete(settings, "UDP")
 	}
-	if !*allPackets {
-		names := slices.Sorted(maps.Keys(settings))
-		chosen := names[rand.IntN(len(names))]
-		maps.DeleteFunc(settings, func(name string, _ func(*ebpf.Config)) bool { return name != chosen })
-	}
 	settings["strict"] = func(*ebpf.Config) {}
-	for name, set := range settings {
+	for _, name := range chance.Some(t, 2, slices.Sorted(maps.Keys(settings))...) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := sockets(t)
 			c := ebpf.Config{Sockets: s}
-			set(&c)
+			settings[name](&c)
 			total := &carried{}
 			t.Cleanup(func() {
 				t.Logf("%d sockets translated, %d packets forwarded past the rules", total.sockets, total.packets)

@@ -3,6 +3,7 @@ package iptables_test
 import (
 	"testing"
 
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -60,17 +61,17 @@ func TestTraffic(t *testing.T) {
 
 func TestExplainAgreesWithPacketsOfNFT(t *testing.T) {
 	t.Parallel()
-	proxiertest.Explanations(t, 2048, 0, provider(iptables.VariantNFT, proxier.DefaultNames()))
+	proxiertest.Explanations(t, chance.Few(512, 2048), 0, provider(iptables.VariantNFT, proxier.DefaultNames()))
 }
 
 func TestExplainAgreesWithPacketsOfLegacy(t *testing.T) {
 	t.Parallel()
-	proxiertest.Explanations(t, 2048, 0, provider(iptables.VariantLegacy, proxier.KubeProxyNames()))
+	proxiertest.Explanations(t, chance.Few(512, 2048), 0, provider(iptables.VariantLegacy, proxier.KubeProxyNames()))
 }
 
 func TestTraceAgreesWithExplainOfNFT(t *testing.T) {
 	t.Parallel()
-	proxiertest.Traces(t, 200, 0, proxier.DefaultNames(), provider(iptables.VariantNFT, proxier.DefaultNames()))
+	proxiertest.Traces(t, chance.Few(100, 200), 0, proxier.DefaultNames(), provider(iptables.VariantNFT, proxier.DefaultNames()))
 }
 
 // TestTraceAgreesWithExplainOfLegacy although the rules that stop packets cannot be seen.

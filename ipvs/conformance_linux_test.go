@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/ipvs"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -42,7 +43,7 @@ func TestAffinityEndsAfterItsTimeout(t *testing.T) {
 }
 
 func TestExplainAgreesWithPackets(t *testing.T) {
-	proxiertest.Explanations(t, 1024, 0, provider(0))
+	proxiertest.Explanations(t, chance.Few(512, 1024), 0, provider(0))
 }
 
 // TestTraceAgreesWithExplain although IPVS, and no rule, translates the packets.

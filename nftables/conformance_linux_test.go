@@ -5,6 +5,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -24,12 +25,12 @@ func TestPackets(t *testing.T) {
 
 // TestExplainAgreesWithPackets sends random packets among random Services.
 func TestExplainAgreesWithPackets(t *testing.T) {
-	proxiertest.Explanations(t, 2048, 0, provider)
+	proxiertest.Explanations(t, chance.Few(512, 2048), 0, provider)
 }
 
 // TestTraceAgreesWithExplain follows random packets through the rules.
 func TestTraceAgreesWithExplain(t *testing.T) {
-	proxiertest.Traces(t, 200, 0, proxier.DefaultNames(), provider)
+	proxiertest.Traces(t, chance.Few(100, 200), 0, proxier.DefaultNames(), provider)
 }
 
 // TestCounts counts connections exactly.

@@ -47,11 +47,11 @@ runs() {
   packets*)
     echo './iptables -run=^TestPacketsWithNFT$ -skip=/spreading'
     echo './iptables -run=^TestPacketsWithLegacy$ -skip=/spreading'
-    echo './userspace -run=^TestPackets$ -skip=/spreading'
+    echo './userspace -run=^TestPacketsWithNFTables$ -skip=/spreading'
     echo './userspace -run=^TestPacketsWithIPTables$ -skip=/spreading'
     echo './nftables -run=^TestPackets$ -skip=/spreading'
     if [ "$1" != "$oldest" ]; then
-      echo "./ebpf -packets.all -run=^TestPackets\$ -skip=$(without_udp "$1")//spreading"
+      echo "./ebpf -run=^TestPackets\$ -skip=$(without_udp "$1")//spreading"
     fi
     if [ "$1" != host ]; then
       echo './ipvs -tags=vm -run=^(TestPackets|TestAffinityEndsAfterItsTimeout)$ -skip=/spreading'
@@ -69,7 +69,7 @@ runs() {
     echo './nftables -tags=vm -skip=/spreading/(7|10)_endpoints'
     echo ./internal/nftables -tags=vm
     echo './iptables -run=TestPacketsWith -skip=/spreading'
-    echo './userspace -run=^TestPackets(WithIPTables)?$ -skip=/spreading'
+    echo './userspace -run=^TestPacketsWith(NFTables|IPTables)$ -skip=/spreading'
     ;;
   "short $oldest")
     echo './ipvs -tags=vm -skip=TestEveryHistory|/spreading/(7|10)_endpoints'
@@ -77,7 +77,7 @@ runs() {
     echo './examples/nodeproxy -run=TestNoConnectionIsCut/(nftables_to_ipvs|ipvs_to_nftables|kube-proxy)'
     echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS/PKT-32'
     echo './iptables -run=^TestPacketsWithNFT$/^PKT-(01|23|47|61)$'
-    echo './userspace -run=^TestPackets(WithIPTables)?$/^PKT-(01|30)$'
+    echo './userspace -run=^TestPacketsWith(NFTables|IPTables)$/^PKT-(01|30)$'
     echo './nftables -skip=TestExplainAgrees|/spreading'
     echo './internal/refusals -run=^TestNoConnectionIsLostDuringAChange$/^nftables$'
     echo './internal/nftables -tags=vm -run=FastPath|Devices'

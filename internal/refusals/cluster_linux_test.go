@@ -206,7 +206,7 @@ func add(c *oracle.Cluster, world *proxiertest.Topology, n int, s spec) {
 	c.Services[name(n)] = proxiertest.Service("refusals", name(n), append(options, s.options...)...)
 	c.Services[name(n)].UID = types.UID(name(n))
 	for _, family := range in {
-		slice := proxiertest.Slice("refusals", name(n), discovery.AddressType(family), proxiertest.SliceName(sliceName(n, family)))
+		slice := proxiertest.Slice("refusals", name(n), discovery.AddressType(family), proxiertest.SliceName(name(n)+"-"+string(family)))
 		for _, protocol := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
 			proxiertest.SlicePort(string(protocol), protocol, 8080)(slice)
 		}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -43,7 +44,7 @@ func TestPacketsWithIPTables(t *testing.T) {
 
 // TestExplainAgreesWithPackets accepts node ports at localhost in every setup.
 func TestExplainAgreesWithPackets(t *testing.T) {
-	proxiertest.Explanations(t, 1024, 0, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+	proxiertest.Explanations(t, chance.Few(512, 1024), 0, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 		if ports := &config.NodePorts; !ports.Primary && len(ports.Addresses) == 0 {
 			ports.Addresses = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 		}

@@ -36,7 +36,7 @@ func columns() []column {
 		{"iptables, legacy", "iptables", []string{"TestPacketsWithLegacy"}},
 		{"ebpf", "ebpf", []string{"TestPackets"}},
 		{"ipvs", "ipvs", []string{"TestPackets", "TestAffinityEndsAfterItsTimeout"}},
-		{"userspace behind nftables", "userspace", []string{"TestPackets"}},
+		{"userspace behind nftables", "userspace", []string{"TestPacketsWithNFTables"}},
 		{"userspace behind iptables", "userspace", []string{"TestPacketsWithIPTables"}},
 	}
 }

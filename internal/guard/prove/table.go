@@ -88,7 +88,7 @@ func packets() []proof {
 		},
 		{
 			name: "packets-ebpf", proves: "Real packets fare as every rule says with ebpf, in all modes.",
-			packages: []string{"./ebpf"}, needs: kernel(), whole: test(8, "./ebpf", "-run=^TestPackets$", "-packets.all").with(all),
+			packages: []string{"./ebpf"}, needs: kernel(), whole: test(8, "./ebpf", "-run=^TestPackets$").with(all),
 		},
 		{
 			name: "packets-userspace", proves: "Real packets fare as every rule says with userspace, behind both portals and at the node's loopback.",
@@ -119,11 +119,6 @@ func packets() []proof {
 			name: "refusals-changes", proves: "While Services change, no packet gets through that was refused before and is refused or forwarded after.",
 			packages: refusals, needs: refusalsNeed,
 			whole: test(60, "./internal/refusals", "-run=^TestNothing", "-refusals.toggles=100"), short: test(2, "./internal/refusals", "-run=^TestNothing", "-refusals.toggles=2"),
-		},
-		{
-			name: "engines-agree", proves: "After each change of one history, every engine leads real packets to the same endpoints.",
-			packages: refusals, needs: refusalsNeed,
-			whole: test(60, "./internal/refusals", "-run=^TestEnginesAgree$", "-refusals.rounds=50"), short: test(2, "./internal/refusals", "-run=^TestEnginesAgree$"),
 		},
 		{
 			name: "coexistence", proves: "Rules of firewalls, container engines and CNI plugins stay, and packets fare beside them.",

@@ -1,6 +1,6 @@
-// Command summary reads a file with the output of go test -json. It prints each package,
-// the output of what failed or was skipped, the seeds of tests that passed, the counts, and the
-// ten slowest tests. It fails if a test failed, if none passed, or if one was skipped although
+// Command summary reads a file with the output of go test -json. It prints the packages that
+// failed, the output of what failed or was skipped, the seeds of tests that passed, the counts, and
+// the ten slowest tests. It fails if a test failed, if none passed, or if one was skipped although
 // SERVICEPLANE_REQUIRE_KERNEL=1 says that none may be.
 package main
 
@@ -101,7 +101,9 @@ func (s *summary) take(e *event) {
 // passes, and a test in a program that crashes. A package may fail although all of its
 // tests passed: it does not compile, or leaks a goroutine.
 func (s *summary) endPackage(e *event) {
-	s.print("packages", fmt.Sprintf("%-4s %s %.1fs", e.Action, e.Package, e.Elapsed))
+	if e.Action == "fail" {
+		s.print("packages", fmt.Sprintf("%-4s %s %.1fs", e.Action, e.Package, e.Elapsed))
+	}
 	own := s.running[key{e.Package, ""}]
 	delete(s.running, key{e.Package, ""})
 	for _, k := range slices.SortedFunc(maps.Keys(s.running), func(a, b key) int { return strings.Compare(a.test, b.test) }) {

@@ -57,8 +57,8 @@ func TestSummary(t *testing.T) {
 		wantErr  string
 		want     []string
 	}{
-		"all pass":           {passes, true, "", []string{"pass p 0.5s\n", "\np TestA: a_test.go:7: 20 seeds from 4711;", "\n1 passed, 0 failed, 0 skipped\n"}},
-		"one fails":          {passes + fails, true, "failed", []string{"got 1, want 2\n", "\n1 passed, 1 failed, 0 skipped\n"}},
+		"all pass":           {passes, true, "", []string{"p TestA: a_test.go:7: 20 seeds from 4711;", "\n1 passed, 0 failed, 0 skipped\n"}},
+		"one fails":          {passes + fails, true, "failed", []string{"fail f 0.5s\n", "got 1, want 2\n", "\n1 passed, 1 failed, 0 skipped\n"}},
 		"skip not required":  {passes + skips, false, "", []string{"1 passed, 0 failed, 1 skipped\n"}},
 		"skip required":      {passes + skips, true, "skipped", []string{"TestC/sub", "needs root", "1 passed, 0 failed, 1 skipped\n"}},
 		"crash or timeout":   {passes + crashes, false, "failed", []string{"panic: test timed out", "1 passed, 1 failed, 0 skipped\n"}},
