@@ -3,7 +3,7 @@
 quickstart: ## a small cluster in one process, with real connections
 	go run ./examples/quickstart
 
-test: ## everything that CI runs
+test: ## the gate: what CI runs
 	./hack/test.sh
 
 lint:

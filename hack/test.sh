@@ -71,12 +71,6 @@ everywhere() {
   done
 }
 
-# lint also checks the format, and what go vet does.
-lint() {
-  need_golangci_lint
-  everywhere "$GOLANGCI_LINT" run ./...
-}
-
 # other_than CHANCE NAME… prints the names but one.
 other_than() {
   local n=$(($1 % ($# - 1) + 2)) i
@@ -128,7 +122,7 @@ else
   echo '!! NOT ROOT ON LINUX: kernel tests are skipped; run as root to test packets.'
 fi
 step 'modules are tidy' everywhere go mod tidy -diff
-step 'format, vet, lint' lint
+step 'format, vet, lint' hack/lint.sh
 step 'build for Windows' env GOOS=windows go build "${portable[@]}"
 step 'tests' tests
 
