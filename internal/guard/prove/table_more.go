@@ -130,7 +130,7 @@ func builds() []proof {
 		{
 			name: "api", proves: "The API on Linux, macOS and Windows differs from the last release only by what CHANGELOG.md says.",
 			packages: everything, files: []string{"CHANGELOG.md", "hack/api.sh"}, needs: []need{git, "need_apidiff"},
-			whole: script(2, "hack/api.sh").with("SERVICEPLANE_REQUIRE_APIDIFF=1"),
+			whole: script(3, "hack/api.sh").with("SERVICEPLANE_REQUIRE_APIDIFF=1"),
 		},
 		{
 			name: "platforms", proves: "Everything compiles on macOS, portable packages on Windows, and engines on arm64.",
