@@ -25,6 +25,7 @@ case "${1:-}" in
   ;;
 esac
 if [ "$selection" = packets ]; then
+  export SERVICEPLANE_ALL=1 # all settings of ebpf
   kernels+=(host)
 fi
 if [ "$#" -gt 0 ]; then
