@@ -68,7 +68,7 @@ func TestInterfaceNames(t *testing.T) {
 			t.Errorf("%q is not accepted", name)
 		}
 	}
-	for _, part := range strings.Split(" |\t|\n|\x00|\x7f|\"|'|`|\\|/|:|*|+|!|,|;|é|\xff|0123456789012345", "|") {
+	for part := range strings.SplitSeq(" |\t|\n|\x00|\x7f|\"|'|`|\\|/|:|*|+|!|,|;|é|\xff|0123456789012345", "|") {
 		for _, name := range []string{part, "veth" + part, part + "veth", "ve" + part + "th"} {
 			for _, m := range []proxier.Masquerade{{PodInterface: name}, {PodInterfacePrefix: name}} {
 				config := proxier.Config{Masquerade: m}.WithDefaults()

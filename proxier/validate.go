@@ -3,11 +3,11 @@ package proxier
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"math/bits"
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"

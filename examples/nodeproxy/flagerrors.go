@@ -17,10 +17,12 @@ func (e *flagErrors) add(format string, args ...any) {
 
 func (e *flagErrors) join() error { return errors.Join(e.errs...) }
 
-// badValue is a flag that has a value which it must not have.
-type badValue struct{ flag, value, want string }
+// badValueError is a flag that has a value which it must not have.
+type badValueError struct{ flag, value, want string }
 
-func (b *badValue) Error() string { return fmt.Sprintf("--%s=%s: want %s", b.flag, b.value, b.want) }
+func (b *badValueError) Error() string {
+	return fmt.Sprintf("--%s=%s: want %s", b.flag, b.value, b.want)
+}
 
 // located adds the fields of a file that have set flags to their errors.
 func located(err error, origins map[string]string) error {
@@ -31,7 +33,7 @@ func located(err error, origins map[string]string) error {
 		}
 		return errors.Join(errs...)
 	}
-	if bad := (*badValue)(nil); errors.As(err, &bad) && origins[bad.flag] != "" {
+	if bad := (*badValueError)(nil); errors.As(err, &bad) && origins[bad.flag] != "" {
 		return fmt.Errorf("%s: %w", origins[bad.flag], err)
 	}
 	return err

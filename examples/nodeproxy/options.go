@@ -192,7 +192,7 @@ type faults []error
 
 func (f *faults) check(ok bool, flag string, value any, want string) {
 	if !ok {
-		*f = append(*f, &badValue{flag, fmt.Sprint(value), want})
+		*f = append(*f, &badValueError{flag, fmt.Sprint(value), want})
 	}
 }
 
