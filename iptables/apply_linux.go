@@ -79,7 +79,7 @@ func (e *Engine) set(name changetracker.ServicePortName, p *portPlan) {
 	if p != nil {
 		e.updated[name] = step{before: e.model.ports[name], after: p}
 	}
-	e.tally.own(name, e.model.ports[name], p)
+	e.tally.own(name, p)
 	e.model.set(name, p)
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -49,9 +48,7 @@ type endings struct {
 type tally struct {
 	ledger *counting.Ledger[counterKey]
 	owners map[string]changetracker.ServicePortName // of chains
-	// retired are chains of plans that were replaced since the last update.
-	retired []string
-	begun   bool
+	begun  bool
 }
 
 func newTally(on bool) *tally {
@@ -61,15 +58,9 @@ func newTally(on bool) *tally {
 	return &tally{ledger: counting.NewLedger[counterKey](), owners: map[string]changetracker.ServicePortName{}}
 }
 
-// own records the chains of a service port that an update sets; before and p may be nil.
-func (t *tally) own(name changetracker.ServicePortName, before, p *portPlan) {
-	if t == nil {
-		return
-	}
-	if before != nil {
-		t.retired = slices.AppendSeq(t.retired, maps.Keys(before.chains))
-	}
-	if p == nil {
+// own records the chains of a service port that an update sets.
+func (t *tally) own(name changetracker.ServicePortName, p *portPlan) {
+	if t == nil || p == nil {
 		return
 	}
 	for chain := range p.chains {
@@ -128,25 +119,19 @@ func (e *Engine) settleTally() {
 	}
 }
 
-// applied is called after an update. It forgets the owners of chains that are gone.
+// applied is called after an update. A full one forgets the owners of chains that are gone.
 func (t *tally) applied(update *desired.Update, m *model) {
 	if t == nil {
 		return
 	}
 	t.ledger.Applied(update)
-	gone := func(chain string, name changetracker.ServicePortName) bool {
+	if !update.Full {
+		return
+	}
+	maps.DeleteFunc(t.owners, func(chain string, name changetracker.ServicePortName) bool {
 		p := m.ports[name]
 		return p == nil || p.chains[chain] == nil
-	}
-	for _, chain := range t.retired {
-		if gone(chain, t.owners[chain]) {
-			delete(t.owners, chain)
-		}
-	}
-	t.retired = nil
-	if update.Full {
-		maps.DeleteFunc(t.owners, gone)
-	}
+	})
 }
 
 // errNotCounted is the answer of an engine that does not count.

@@ -179,32 +179,6 @@ func (c *countedNode) runOther(tb testing.TB, args ...string) {
 	}))
 }
 
-// TestCountersOfWhatIsGoneAreForgotten: numbers are kept for what exists, however many Services have come
-// and gone.
-func TestCountersOfWhatIsGoneAreForgotten(t *testing.T) {
-	t.Parallel()
-	eachCountedNode(t, func(t *testing.T, c *countedNode) {
-		c.b.apply(t, c.Engine, c.b.fullUpdate())
-		c.connect(t, c.b.services[0], 1)
-		c.counted(t, nil)
-		chains, counters := len(c.tally.owners), c.tally.ledger.Len()
-		guests := newServices(50, 3)[len(c.b.services):]
-		for range 3 {
-			u := c.b.update(guests)
-			c.b.apply(t, c.Engine, u)
-			for i := range u.Changes {
-				u.Changes[i].After = nil
-			}
-			c.counted(t, nil)
-			c.b.apply(t, c.Engine, u)
-			c.counted(t, nil)
-		}
-		if n, of := c.tally.ledger.Len(), len(c.tally.owners); n != counters || of != chains {
-			t.Errorf("%d counters and %d chains are known, want %d and %d as before", n, of, counters, chains)
-		}
-	})
-}
-
 // TestCountsAfterDamage by another program: it deletes rules and chains. With the nft variant
 // nothing is lost, with the legacy variant what was not read before.
 func TestCountsAfterDamage(t *testing.T) {

@@ -94,9 +94,8 @@
 // engine reads it right afterwards, by its key, and adds the difference to the numbers of the
 // last endpoint. Connections of the next endpoint since the change, usually less than a
 // millisecond, count for the last one. The numbers of a service port lose nothing in
-// syncs. They lose what was not read if another program deletes the table or its counters. The next
-// sync deletes the counters that have had no endpoint for a second, because no packet is on its way
-// there any more. So the engine and the kernel keep numbers for what exists, and not for what has gone.
+// syncs. They lose what was not read if another program deletes the table or its counters. Full
+// syncs delete the counters that no endpoint has.
 //
 // Each set has room for 1,048,576 counters: further endpoints work and are not counted. Without
 // CountConnections the sets are empty.

@@ -86,9 +86,6 @@ func (l *Ledger[K]) Begin(now time.Time) {
 // Value is what a counter had at its last Add, 0 if it is unknown.
 func (l *Ledger[K]) Value(counter K) uint64 { return l.seen[counter].value }
 
-// Len is the number of counters with a known value.
-func (l *Ledger[K]) Len() int { return len(l.seen) }
-
 // Clock advances with each Add and Forget. Who reads counters takes the time before, for Add.
 func (l *Ledger[K]) Clock() uint64 { return l.clock }
 

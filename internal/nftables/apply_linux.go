@@ -37,9 +37,6 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 		return err
 	}
 	e.state.globals = update.Globals
-	if err := e.forgetLeft(ctx); err != nil {
-		return err
-	}
 	return e.removeUnusedClasses(ctx)
 }
 
@@ -140,12 +137,12 @@ func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) e
 	}
 	w := e.newBatch()
 	e.writeStep(w, t, more)
-	departed, arrived := t.departing, t.arriving
+	departed := t.departing
 	t.reset()
 	if err := e.send(ctx, w); err != nil {
 		return err
 	}
-	return e.settle(ctx, departed, arrived)
+	return e.settle(ctx, departed)
 }
 
 // commitClasses creates the chains of new classes. The elements that lead packets there have a later

@@ -6,9 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -63,20 +61,9 @@ type counts struct {
 	// found means that the kernel can count; missing is what it lacks.
 	found   bool
 	missing error
-	// left are the counters that have lost their owner lately, and when. One on whose way a packet still
-	// was counts, or exists, for a moment longer.
-	left map[counterKey]time.Time
-	// swept is when those that had left for long were last forgotten.
-	swept time.Time
-	grace time.Duration // how long they may count: the constant, but for tests
 }
 
-// leftGrace is more than the time that a packet takes through the rules.
-const leftGrace = time.Second
-
-func newCounts() *counts {
-	return &counts{ledger: counting.NewLedger[counterKey](), left: map[counterKey]time.Time{}, grace: leftGrace}
-}
+func newCounts() *counts { return &counts{ledger: counting.NewLedger[counterKey]()} }
 
 // lock locks what Counts reads; c is nil if connections are not counted.
 func (c *counts) lock() (unlock func()) {
@@ -127,7 +114,6 @@ func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	if missing != nil {
 		return proxier.Counts{}, missing
 	}
-	asked := time.Now()
 	values, err := e.readCounters(ctx)
 	if err != nil {
 		return proxier.Counts{}, err
@@ -139,7 +125,6 @@ func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 			e.counts.ledger.Add(counter, value, o.of(counter), began)
 		}
 	}
-	e.counts.forget(e.counts.due(asked, func(k counterKey) bool { _, there := values[k]; return !there }))
 	return e.counts.ledger.Counts(), nil
 }
 
@@ -215,80 +200,25 @@ func (e *Engine) endFull(ctx context.Context, before *owners) error {
 	for counter, value := range values {
 		e.counts.ledger.Add(counter, value, cmp.Or(before.of(counter), now.of(counter)), e.counts.ledger.Clock())
 	}
-	isNobodys := func(counter counterKey) bool {
-		return now.of(counter) == (counting.Owner{}) && before.of(counter) == (counting.Owner{})
-	}
+	e.counts.leave(e.departed(before))
 	var stale []counterKey
 	for counter := range values {
-		if isNobodys(counter) {
-			stale = append(stale, counter)
+		if now.of(counter) != (counting.Owner{}) || before.of(counter) != (counting.Owner{}) {
+			continue
 		}
-	}
-	if err := e.removeCounters(ctx, t, stale); err != nil {
-		return err
-	}
-	clear(e.counts.left)
-	e.counts.leave(e.departed(before))
-	maps.DeleteFunc(e.counts.left, func(counter counterKey, _ time.Time) bool { return now.of(counter) != (counting.Owner{}) })
-	e.counts.ledger.ForgetIf(isNobodys)
-	return nil
-}
-
-// removeCounters deletes counters from the kernel, in steps.
-func (e *Engine) removeCounters(ctx context.Context, t *transaction, list []counterKey) error {
-	for _, counter := range list {
 		t.remove(counter.in, counter.key, elementBytes{})
-		if t.elements < stepElements {
+		if stale = append(stale, counter); t.elements < stepElements {
 			continue
 		}
 		if err := e.commit(ctx, t, nil); err != nil {
 			return err
 		}
 	}
-	return e.commit(ctx, t, nil)
-}
-
-// forgetLeft forgets the counters that have lost their owner for long, and deletes those that the kernel
-// has: numbers are kept for what exists, whatever has come and gone.
-func (e *Engine) forgetLeft(ctx context.Context) error {
-	if !e.counting() || time.Since(e.counts.swept) < e.counts.grace {
-		return nil
+	err := e.commit(ctx, t, nil)
+	if err == nil && len(stale) > 0 {
+		e.counts.ledger.Forget(stale...)
 	}
-	e.counts.swept = time.Now()
-	due := e.counts.due(e.counts.swept, func(counterKey) bool { return true })
-	there, err := e.readEach(ctx, due)
-	if err != nil {
-		return err
-	}
-	for counter, value := range there {
-		e.counts.ledger.Add(counter, value, counting.Owner{}, e.counts.ledger.Clock())
-	}
-	if err := e.removeCounters(ctx, e.beginStep(), slices.Collect(maps.Keys(there))); err != nil {
-		return err
-	}
-	e.counts.forget(due)
-	return nil
-}
-
-// due returns the counters that had left for long at a time, of those that which selects.
-func (c *counts) due(at time.Time, which func(counterKey) bool) (list []counterKey) {
-	for counter, since := range c.left {
-		if at.Sub(since) >= c.grace && which(counter) {
-			list = append(list, counter)
-		}
-	}
-	return list
-}
-
-// forget forgets counters that the kernel does not have.
-func (c *counts) forget(list []counterKey) {
-	if len(list) == 0 {
-		return
-	}
-	for _, counter := range list {
-		delete(c.left, counter)
-	}
-	c.ledger.Forget(list...)
+	return err
 }
 
 // departure is a counter that loses its owner with the transaction.
@@ -316,33 +246,12 @@ func (d departures) remove(in setID, key, keyEnd elementBytes) {
 	}
 }
 
-// arrivals is a sink that notices counters that get an owner.
-type arrivals struct {
-	elementSink
-
-	arrived map[counterKey]bool
-}
-
-func (a arrivals) put(in setID, key, keyEnd, data elementBytes) {
-	a.elementSink.put(in, key, keyEnd, data)
-	if counters, ok := countersOf(in); ok {
-		a.arrived[counterKey{counters, key}] = true
-	}
-}
-
 // sink returns the sink for the changes of a service port.
 func (e *Engine) sink(t *transaction, name changetracker.ServicePortName, prev *placed) elementSink {
-	if !e.counting() || prev == nil && len(t.departing)+len(e.counts.left) == 0 {
+	if !e.counting() || prev == nil {
 		return t
 	}
-	if t.arriving == nil {
-		t.arriving = map[counterKey]bool{}
-	}
-	sink := arrivals{t, t.arriving}
-	if prev == nil {
-		return sink
-	}
-	return departures{sink, &t.departing, name, prev}
+	return departures{t, &t.departing, name, prev}
 }
 
 // nowhere is a sink of what need not be written.
@@ -362,55 +271,36 @@ func (e *Engine) departed(before *owners) (list []departure) {
 // leave is for counters that have lost their owner, and whose numbers are added. A packet that was on
 // its way through the rules may still count there, or make the counter: it counts for the service port.
 func (c *counts) leave(departed []departure) {
-	now := time.Now()
 	for _, d := range departed {
 		c.ledger.Add(d.counterKey, c.ledger.Value(d.counterKey), counting.Owner{Name: d.owner.Name}, c.ledger.Clock())
-		c.left[d.counterKey] = now
 	}
 }
 
 // settle adds what counters have counted for the owners that they have just lost. A connection
 // that the next owner of a counter got since then counts for the last one.
-func (e *Engine) settle(ctx context.Context, departed []departure, arrived map[counterKey]bool) error {
-	keys := make([]counterKey, len(departed))
-	for i, d := range departed {
-		keys[i] = d.counterKey
-	}
-	values, err := e.readEach(ctx, keys)
-	if err != nil {
-		return err
-	}
-	for _, d := range departed {
-		if value, there := values[d.counterKey]; there {
-			e.counts.ledger.Add(d.counterKey, value, d.owner, e.counts.ledger.Clock())
-		}
-	}
-	e.counts.leave(departed)
-	for counter := range arrived {
-		delete(e.counts.left, counter)
-	}
-	return nil
-}
-
-// readEach reads counters by their keys; those that do not exist are missing.
-func (e *Engine) readEach(ctx context.Context, keys []counterKey) (map[counterKey]uint64, error) {
-	values := map[counterKey]uint64{}
-	for batch := range slices.Chunk(keys, answersAtOnce) {
+func (e *Engine) settle(ctx context.Context, departed []departure) error {
+	for rest := departed; len(rest) > 0; {
+		batch := rest[:min(len(rest), answersAtOnce)]
+		rest = rest[len(batch):]
 		w := &wire{family: e.batch.family, table: e.batch.table}
-		for _, k := range batch {
-			w.getElements(&setSpecs[k.in], []elementBytes{k.key})
+		owners := make(map[counterKey]counting.Owner, len(batch))
+		for _, d := range batch {
+			owners[d.counterKey] = d.owner
+			w.getElements(&setSpecs[d.in], []elementBytes{d.key})
 		}
 		err := e.kernel.query(ctx, w, func(_ int, attrs []byte) {
 			in := setNamed(netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_SET))).id
 			for el := range elementsOf(attrs) {
-				values[counterKey{in, elementOf(string(el.key))}] = el.packets
+				counter := counterKey{in, elementOf(string(el.key))}
+				e.counts.ledger.Add(counter, el.packets, owners[counter], e.counts.ledger.Clock())
 			}
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
+		e.counts.leave(batch)
 	}
-	return values, nil
+	return nil
 }
 
 // endpointAt returns the endpoint that a counter of the service port counts.

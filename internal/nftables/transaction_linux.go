@@ -9,8 +9,6 @@ type transaction struct {
 	elements int
 	// departing are the counters whose elements in maps to endpoints are deleted.
 	departing []departure
-	// arriving are those that get an element there, if others may have lost it.
-	arriving map[counterKey]bool
 }
 
 // encoded holds elements of one set, as the kernel expects them, all of one length.
@@ -53,5 +51,5 @@ func (t *transaction) reset() {
 	}
 	t.classes = t.classes[:0]
 	t.elements = 0
-	t.departing, t.arriving = t.departing[:0], nil
+	t.departing = t.departing[:0]
 }
