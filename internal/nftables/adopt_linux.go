@@ -131,13 +131,14 @@ func (o *observation) globals(want *desired.Globals) desired.Globals {
 		if slices.Equal(o.ranges[id], ranges(prefixesOf(want, id))) {
 			continue
 		}
+		wrong := []netip.Prefix{{}}
 		switch id {
 		case setServiceCIDRs:
-			g.ServiceCIDRs = unknownPrefixes
+			g.ServiceCIDRs = wrong
 		case setNodePortAddresses:
-			g.NodePortAddresses = unknownPrefixes
+			g.NodePortAddresses = wrong
 		default:
-			g.PodCIDRs = unknownPrefixes
+			g.PodCIDRs = wrong
 		}
 	}
 	return g

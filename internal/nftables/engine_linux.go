@@ -58,7 +58,6 @@ type state struct {
 	placed     map[changetracker.ServicePortName]*placed
 	affinity   affinityIDs
 	classes    *classTable
-	frontends  frontendSets
 	clusterIPs *refCounts[netip.Addr]
 	hairpins   *refCounts[netip.Addr]
 	// healthPorts is for a Front only.
@@ -70,7 +69,6 @@ type state struct {
 
 // flushCounts writes the changes of the shared sets.
 func (s *state) flushCounts(sink elementSink) {
-	s.frontends.flush(sink, false)
 	s.clusterIPs.flush(sink)
 	s.hairpins.flush(sink)
 	s.healthPorts.flush(sink)
