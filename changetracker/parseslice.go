@@ -113,7 +113,7 @@ func (p *sliceParser) parseEndpoints(slice *discovery.EndpointSlice, family int,
 	sorted := true
 	for i := range slice.Endpoints {
 		api := &slice.Endpoints[i]
-		addr, ok := p.ParseAddr(api, i, family, f)
+		addr, ok := p.parseAddr(api, i, family, f)
 		if !ok {
 			continue
 		}
@@ -130,7 +130,7 @@ func (p *sliceParser) parseEndpoints(slice *discovery.EndpointSlice, family int,
 
 // parseAddr parses the first address, which is the only one that counts (EPS-12). Invalid
 // addresses and those of the other family are set aside (W-01).
-func (p *sliceParser) ParseAddr(api *discovery.Endpoint, i, family int, f *findings) (addr netip.Addr, ok bool) {
+func (p *sliceParser) parseAddr(api *discovery.Endpoint, i, family int, f *findings) (addr netip.Addr, ok bool) {
 	if len(api.Addresses) == 0 {
 		f.add(ReasonMissing, "", "endpoints[%d].addresses", i)
 		return addr, false

@@ -93,7 +93,7 @@ fi
   bench ./internal/nftables '^BenchmarkBalancing$' -benchtime=1x
   bench ./maglev '^BenchmarkTable$' -benchtime=0.2s -count=3
   bench ./endpointhealth '^BenchmarkThousandEndpoints$' -benchtime=2x
-  bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=1000$' -benchtime=1x # as in CI
+  bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=1000$' -benchtime=1x # as in the proof
   bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=5000$' -benchtime=1x -count=3
   bench ./ipvs '^BenchmarkTargets$' -benchtime=0.2s -count=3
   bench ./userspace '^BenchmarkTargets$' -benchtime=5x -count=3

@@ -2,10 +2,15 @@
 # Proves that everything, tests included, compiles on a system that is not Linux, that portable
 # packages build on Windows, and engines on another processor. To compile everything for each of
 # them would take minutes.
+#
+#   platforms.sh           all of it
+#   platforms.sh -windows  portable packages on Windows alone, as the gate does
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./healthcheck ./programmed ./canary ./canary/nftrace ./metrics ./tracing ./debughttp ./userspace ./ebpf ./zaplog ./packettrace)
+GOOS=windows go build "${portable[@]}"
+[ "${1:-}" != -windows ] || exit 0
 GOOS=darwin go build "${portable[@]}"
 GOOS=darwin go vet ./...
 (cd examples/gateway && GOOS=darwin go vet ./...)

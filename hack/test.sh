@@ -13,8 +13,6 @@ source hack/tools.sh
 export CGO_ENABLED=0 GOFLAGS=-trimpath
 export SERVICEPLANE_SEED="${SERVICEPLANE_SEED:-$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}"
 
-# What builds on a system that has no kernel engine.
-portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./healthcheck ./programmed ./canary ./canary/nftrace ./metrics ./tracing ./debughttp ./userspace ./ebpf ./zaplog ./packettrace)
 # Packages with goroutines run with the race detector. Where the kernel decides, and where data is
 # only walked, it proves nothing: those run without it, and the proofs race the former.
 raced=(./canary/... ./endpointhealth ./healthcheck ./hybrid ./informer ./internal/apitest ./internal/fleet ./internal/pause ./internal/poll
@@ -128,7 +126,7 @@ else
 fi
 step 'modules are tidy' everywhere go mod tidy -diff
 step 'format, vet, lint' hack/lint.sh
-step 'build for Windows' env GOOS=windows go build "${portable[@]}"
+step 'build for Windows' hack/platforms.sh -windows
 step 'tests' tests
 
 printf '\n'
