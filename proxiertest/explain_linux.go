@@ -256,11 +256,11 @@ func (s *shot) losesAnswers(e *desired.Explanation) bool {
 
 // check sends the packet, and compares the outcome with the explanation.
 func (s *shot) check(ctx context.Context, e *desired.Explanation) error {
-	timeout := answerTimeout
+	opts := AskOptions{Timeout: answerTimeout}
 	if e.Verdict == desired.VerdictDrop || e.Verdict == desired.VerdictPass {
-		timeout = silence
+		opts.Settled = s.world.settled(&Features{SourceLost: true}, s.network) // the engine may be such one
 	}
-	answer, err := s.from.ask(ctx, s.network, s.packet.Destination, timeout)
+	answer, err := s.from.askWith(ctx, s.network, s.packet.Destination, opts)
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("%s of %s %v -> %v: %s\nexplained as %v %v: %q\nendpoints %v", s.network, s.at, s.packet.Source,
 			s.packet.Destination, fmt.Sprintf(format, args...), e.Verdict, e.Service, e.Reasons, e.Endpoints)

@@ -21,7 +21,8 @@ const (
 	answerTimeout = 30 * time.Second
 	// refusalTimeout is the wait before a datagram that was not refused is sent again.
 	refusalTimeout = 3 * time.Second
-	// silence is the time without a reply after which a packet counts as dropped.
+	// silence is the time without a reply after which a datagram counts as dropped that a process
+	// may have taken to pass it on. Topology.Settle knows only what the kernel does.
 	silence = 350 * time.Millisecond
 	// minAsks is the number of answers to check if one host may give all of them, maxAsks
 	// the number of attempts until all servers must have answered. Of three servers, 64
@@ -95,7 +96,11 @@ func (s *stage) seat(at place, family v1.IPFamily) seat {
 
 // ask dials once. The network can also be icmp.
 func (from seat) ask(ctx context.Context, network string, to netip.AddrPort, timeout time.Duration) (Answer, error) {
-	opts := AskOptions{From: from.addr, Timeout: timeout}
+	return from.askWith(ctx, network, to, AskOptions{Timeout: timeout})
+}
+
+func (from seat) askWith(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
+	opts.From = from.addr
 	if network == "icmp" {
 		return Answer{}, netns.Ping(ctx, from.host.ns, to.Addr(), opts)
 	}
@@ -118,26 +123,55 @@ func (a *attempt) run(ctx context.Context) error {
 	case answered:
 		return a.collect(ctx)
 	case rejected:
-		return a.fail(ctx, answerTimeout, ErrRefused)
+		return a.refuse(ctx)
 	case dropped:
-		return a.fail(ctx, silence, ErrTimeout, ErrDroppedLocally)
+		return a.fail(ctx, a.unheard(), ErrTimeout, ErrDroppedLocally)
 	case unanswered:
-		return a.fail(ctx, silence, ErrTimeout, ErrDroppedLocally, ErrRefused, ErrUnreachable)
+		return a.fail(ctx, a.unheard(), ErrTimeout, ErrDroppedLocally, ErrRefused, ErrUnreachable)
 	}
 	return a.faultf("unknown outcome")
 }
 
-// fail asks once, and wants one of the errors. A datagram without a refusal is sent again,
-// as TCP repeats its SYN: the kernel limits its ICMP messages.
-func (a *attempt) fail(ctx context.Context, timeout time.Duration, wanted ...error) error {
-	again, first := a.want.outcome == rejected && a.network == "udp", timeout
-	if again {
-		first = refusalTimeout
+func (a *attempt) unheard() AskOptions {
+	return AskOptions{Timeout: answerTimeout, Settled: a.world.settled(&a.features, a.network)}
+}
+
+// settled returns what shows that a packet got no answer.
+func (t *Topology) settled(f *Features, network string) func(context.Context) error {
+	if !f.SourceLost || network != "udp" {
+		return t.Settle
 	}
-	answer, err := a.from.ask(ctx, a.network, a.to, first)
-	if again && errors.Is(err, ErrTimeout) {
-		answer, err = a.from.ask(ctx, a.network, a.to, timeout)
+	return func(ctx context.Context) error {
+		if err := t.Settle(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(silence):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
+}
+
+// refuse wants a refusal. A datagram without one is sent again, as TCP repeats its SYN: the kernel
+// limits its ICMP messages.
+func (a *attempt) refuse(ctx context.Context) error {
+	if a.network == "udp" {
+		if answer, err := a.from.ask(ctx, a.network, a.to, refusalTimeout); !errors.Is(err, ErrTimeout) {
+			return a.check(answer, err, ErrRefused)
+		}
+	}
+	return a.fail(ctx, AskOptions{Timeout: answerTimeout}, ErrRefused)
+}
+
+// fail asks once, and wants one of the errors.
+func (a *attempt) fail(ctx context.Context, opts AskOptions, wanted ...error) error {
+	answer, err := a.from.askWith(ctx, a.network, a.to, opts)
+	return a.check(answer, err, wanted...)
+}
+
+func (a *attempt) check(answer Answer, err error, wanted ...error) error {
 	if err == nil {
 		return a.faultf("answered by %s at %s", answer.Server, answer.Local)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -59,7 +58,7 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 	s.sync(ctx, t)
 	flows := append(s.sockets(ctx, t, families(), both), s.sockets(ctx, t, families()[:1], four)...)
 	for _, e := range flows { // no answer, but a conntrack entry
-		if _, err := e.ask(ctx, silence); err == nil {
+		if _, err := e.ask(ctx, s.world.settled(&s.features, "udp")); err == nil {
 			t.Errorf("%s: answered without a Service", e.name)
 		}
 	}
@@ -121,11 +120,11 @@ func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established
 	t.Helper()
 	for _, e := range flows {
 		t.Run(e.combo.String()+"/"+e.name+"_"+step, func(t *testing.T) {
-			timeout := answerTimeout
+			var settled func(context.Context) error
 			if server == "" {
-				timeout = silence
+				settled = s.world.settled(&s.features, "udp")
 			}
-			got, err := e.ask(ctx, timeout)
+			got, err := e.ask(ctx, settled)
 			switch {
 			case server == "" && err == nil:
 				t.Errorf("answered by %s, want no answer", got.Server)
@@ -144,10 +143,9 @@ type established struct {
 	first Answer
 }
 
-// ask has a shorter timeout than the flow.
-func (e established) ask(ctx context.Context, timeout time.Duration) (Answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+// ask expects no answer if settled is not nil.
+func (e established) ask(ctx context.Context, settled func(context.Context) error) (Answer, error) {
+	e.flow.Expect(settled)
 	return e.flow.Ask(ctx)
 }
 

@@ -97,7 +97,7 @@ func (s *sender) fares(t *testing.T, wanted outcome) {
 			t.Error("nothing arrives")
 		}
 	case dropped:
-		if s.arrives(silence) {
+		if s.arrives(silence) { // the sink has no answer that Settle could wait for
 			t.Error("it arrives, want it dropped")
 		}
 	case rejected:

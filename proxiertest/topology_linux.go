@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"sync"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -38,6 +39,52 @@ import (
 type Topology struct {
 	Node, Client, Router  *Host
 	LocalPods, RemotePods []*Host // three of each
+
+	servers []*netns.Server
+	mu      sync.Mutex // guards settling
+	// settling is the Settle that has not begun yet, for all who ask meanwhile.
+	settling *settling
+	begun    sync.Mutex // one Settle runs at a time
+}
+
+// settling is one run of Settle, for several callers.
+type settling struct {
+	done chan struct{} // closed when err is set
+	err  error
+}
+
+// Settle returns when whatever the hosts sent before has come to its end: it is dropped, answered, or
+// taken by a socket that is no server of the Topology. Given as AskOptions.Settled, it shows that a packet
+// without an answer got none, and not a late one.
+func (t *Topology) Settle(ctx context.Context) error {
+	t.mu.Lock()
+	run := t.settling
+	if run == nil {
+		run = &settling{done: make(chan struct{})}
+		t.settling = run
+		go t.settle(context.WithoutCancel(ctx), run)
+	}
+	t.mu.Unlock()
+	<-run.done
+	return run.err
+}
+
+func (t *Topology) settle(ctx context.Context, run *settling) {
+	t.begun.Lock()
+	defer t.begun.Unlock()
+	t.mu.Lock()
+	t.settling = nil // whoever asks from now on may have sent too late for this run
+	t.mu.Unlock()
+	defer close(run.done)
+	if run.err = netns.Settle(); run.err != nil {
+		return
+	}
+	for _, server := range t.servers {
+		if run.err = server.Settle(ctx); run.err != nil {
+			return
+		}
+	}
+	run.err = netns.Settle() // the answers
 }
 
 // Host is one host of a Topology.
@@ -143,9 +190,14 @@ func NewTopology(tb testing.TB) *Topology {
 	t.LocalPods = t.addPods(tb, "pod", t.Node, 1)
 	t.RemotePods = t.addPods(tb, "remote", t.Router, 2)
 	t.addCrowd(tb)
-	netnstest.Serve(tb, t.Node.ns, t.Node.Name, hostPort)
-	netnstest.Serve(tb, t.Router.ns, t.Router.Name, servicePort)
+	t.serve(tb, t.Node, hostPort)
+	t.serve(tb, t.Router, servicePort)
 	return t
+}
+
+func (t *Topology) serve(tb testing.TB, host *Host, port uint16) {
+	tb.Helper()
+	t.servers = append(t.servers, netnstest.Serve(tb, host.ns, host.Name, port))
 }
 
 func newHost(tb testing.TB, name string, addrs ...string) *Host {
@@ -201,7 +253,7 @@ func (t *Topology) addPods(tb testing.TB, kind string, gateway *Host, subnet byt
 			netns.Plug{NS: gateway.ns, Link: fmt.Sprintf("pod%d", i), Addrs: prefixes([]netip.Addr{v4, v6}, 28, 80)},
 			netns.Plug{NS: pods[i].ns, Link: "eth0", Addrs: prefixes(pods[i].Addrs, 28, 80)}))
 		defaultRoutes(tb, pods[i], []netip.Addr{v4, v6})
-		netnstest.Serve(tb, pods[i].ns, pods[i].Name, podPort)
+		t.serve(tb, pods[i], podPort)
 	}
 	return pods
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // TestHostileAnnotationsLogLittle: whatever the value of an annotation that nodeproxy reads, a
-// Service of 250 ports and a slice of 1,000 endpoints log one short line for it, when they come and
+// Service of 20 ports and a slice of 100 endpoints log one short line for it, when they come and
 // when it changes, and nothing when something else changes.
 func TestHostileAnnotationsLogLittle(t *testing.T) {
 	const most = 1 << 10 // bytes of a line
@@ -95,11 +95,11 @@ func ports(t *testing.T, tracker *changetracker.Tracker) (all []*changetracker.S
 func hostile(annotation, value string, version int) (*v1.Service, *discovery.EndpointSlice) {
 	service := proxiertest.Service("ns", "web", proxiertest.ClusterIPs("10.0.0.1"))
 	service.Spec.Ports = nil
-	for i := range 250 {
+	for i := range 20 {
 		service.Spec.Ports = append(service.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", i), Protocol: v1.ProtocolTCP, Port: int32(1000 + i + version)})
 	}
 	slice := proxiertest.Slice("ns", "web", discovery.AddressTypeIPv4)
-	for i := range 1000 {
+	for i := range 100 {
 		slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", version+1, i/250, i%250+1)}})
 	}
 	service.Annotations = map[string]string{annotation: value}

@@ -100,7 +100,7 @@ func (w *world) changeMode(before rules) {
 	next := w.start(engineNamed(w.engine.next))
 	check(w.t, old.Cleanup(w.t.Context()))
 	w.mustKeep(before, "a change of mode")
-	if got := w.outcome(w.t.Context(), probes()[0], v1.IPv4Protocol, patience); got != works {
+	if got := w.outcome(w.t.Context(), probes()[0], v1.IPv4Protocol, proxiertest.AskOptions{}); got != works {
 		w.t.Errorf("a Service from the node after a change of mode: %s", got)
 	}
 	if diff := before.equal(w.withoutOurs(next)); diff != "" {

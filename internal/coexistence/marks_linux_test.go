@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // TestAMarkOfCalicoMasqueradesEverything: with a bit of Calico's as masquerade mark, every
@@ -29,7 +30,7 @@ func TestAMarkOfCalicoMasqueradesEverything(t *testing.T) {
 				w := newWorld(t, f, e)
 				w.start(e)
 				pod := probes()[slices.IndexFunc(probes(), func(p probe) bool { return p.name == "pod" })]
-				if got := w.outcome(t.Context(), pod, v1.IPv4Protocol, patience); got != "source lost" {
+				if got := w.outcome(t.Context(), pod, v1.IPv4Protocol, proxiertest.AskOptions{}); got != "source lost" {
 					t.Errorf("a pod's connection to a ClusterIP, with Calico's mark: %s, want the source lost, as %s says", got, document)
 				}
 			})

@@ -88,11 +88,7 @@ const (
 	notEnforced = "not enforced"
 )
 
-// How long to wait for a packet: for one that may not come, on a machine that is not too
-// busy, and for one that comes.
-const silence, patience = 400 * time.Millisecond, 30 * time.Second
-
-// impatience is for packets that may or may not come, and are sent again.
+// impatience is how long to wait for a packet that may or may not come, and is sent again.
 const impatience = 2 * time.Second
 
 func (w *world) host(at place) *proxiertest.Host {
@@ -125,9 +121,10 @@ func clusterIP(service place, family v1.IPFamily) netip.Addr {
 }
 
 // outcome sends the packets of a probe over one family.
-func (w *world) outcome(ctx context.Context, p probe, family v1.IPFamily, timeout time.Duration) string {
+func (w *world) outcome(ctx context.Context, p probe, family v1.IPFamily, opts proxiertest.AskOptions) string {
 	host := w.host(p.from)
-	answer, err := host.Ask(ctx, "tcp", w.target(p.to, family), proxiertest.AskOptions{From: host.Addr(family), Timeout: timeout})
+	opts.From = host.Addr(family)
+	answer, err := host.Ask(ctx, "tcp", w.target(p.to, family), opts)
 	switch {
 	case errors.Is(err, proxiertest.ErrRefused), errors.Is(err, proxiertest.ErrUnreachable), errors.Is(err, unix.EACCES):
 		return w.refusal(p, rejected)
@@ -167,20 +164,20 @@ func (w *world) measure(ctx context.Context, expected outcomes) outcomes {
 	if *update {
 		return w.measureFor(ctx, impatience)
 	}
-	return w.measureAll(ctx, func(p probe) time.Duration {
+	return w.measureAll(ctx, func(p probe) (o proxiertest.AskOptions) {
 		if expected.names(p.name, dropped) || p.server == "" && !expected.names(p.name, notEnforced) {
-			return silence
+			o.Settled = w.net.Settle
 		}
-		return patience
+		return o
 	})
 }
 
 // measureFor waits for each answer as long.
 func (w *world) measureFor(ctx context.Context, timeout time.Duration) outcomes {
-	return w.measureAll(ctx, func(probe) time.Duration { return timeout })
+	return w.measureAll(ctx, func(probe) proxiertest.AskOptions { return proxiertest.AskOptions{Timeout: timeout} })
 }
 
-func (w *world) measureAll(ctx context.Context, timeout func(probe) time.Duration) outcomes {
+func (w *world) measureAll(ctx context.Context, options func(probe) proxiertest.AskOptions) outcomes {
 	var (
 		all sync.WaitGroup
 		mu  sync.Mutex
@@ -193,7 +190,7 @@ func (w *world) measureAll(ctx context.Context, timeout func(probe) time.Duratio
 	for _, p := range w.probes() {
 		for _, family := range families() {
 			all.Go(func() {
-				got := w.outcome(ctx, p, family, timeout(p))
+				got := w.outcome(ctx, p, family, options(p))
 				mu.Lock()
 				defer mu.Unlock()
 				results[sent{p.name, family}] = got

@@ -42,8 +42,11 @@ type AskOptions struct {
 	// FromPort is the source port; 0 means any. It needs From.
 	FromPort uint16
 	// Timeout is how long to wait for the answer after the request is sent; 0 means 30s.
-	// Tests that expect no answer set less.
 	Timeout time.Duration
+	// Settled is for a request that expects no answer. If not nil, Ask calls it when the request is
+	// sent, from another goroutine or this one. Once it returns, all answers must have come: Ask waits
+	// on only if it heard something.
+	Settled func(ctx context.Context) error
 }
 
 const (
@@ -71,6 +74,7 @@ type Flow struct {
 	conn    net.Conn
 	lines   *bufio.Scanner
 	timeout time.Duration
+	settled func(ctx context.Context) error
 }
 
 // Open opens a Flow. Its errors are those of Ask.
@@ -93,11 +97,11 @@ func OpenHere(ctx context.Context, network string, to netip.AddrPort, opts AskOp
 	if err != nil {
 		return nil, err
 	}
-	conn, err := dialer.DialContext(ctx, network, to.String())
+	conn, err := opts.dial(ctx, dialer, network, to)
 	if err != nil {
 		return nil, outcome(err)
 	}
-	return &Flow{conn: conn, lines: bufio.NewScanner(conn), timeout: opts.Timeout}, nil
+	return &Flow{conn: conn, lines: bufio.NewScanner(conn), timeout: opts.Timeout, settled: opts.Settled}, nil
 }
 
 // SentAgain returns how many packets of a TCP connection the host had to send again.
@@ -119,6 +123,9 @@ func (f *Flow) SentAgain() (packets uint32, err error) {
 	return packets, errors.Join(err, controlErr)
 }
 
+// Expect sets what AskOptions.Settled is, for the requests from now on.
+func (f *Flow) Expect(settled func(ctx context.Context) error) { f.settled = settled }
+
 // Close closes the flow.
 func (f *Flow) Close() error { return f.conn.Close() }
 
@@ -133,6 +140,14 @@ func (f *Flow) Ask(ctx context.Context) (Answer, error) {
 	}
 	if _, err := f.conn.Write([]byte("?\n")); err != nil {
 		return Answer{}, f.writeOutcome(err)
+	}
+	if _, isUDP := f.conn.(*net.UDPConn); isUDP && f.settled != nil {
+		if err := f.settled(ctx); err != nil {
+			return Answer{}, err
+		}
+		if err := heard(f.conn); err != nil {
+			return Answer{}, outcome(err)
+		}
 	}
 	if !f.lines.Scan() {
 		err := outcome(cmpErr(f.lines.Err(), unix.ECONNRESET))

@@ -47,12 +47,22 @@ func Ping(ctx context.Context, ns *NS, to netip.Addr, opts AskOptions) error {
 	if _, err := conn.Write(echo(request)); err != nil {
 		return flow.writeOutcome(err)
 	}
+	if opts.Settled != nil {
+		if err := opts.Settled(ctx); err != nil {
+			return err
+		}
+	}
 	packets, ok := conn.(net.PacketConn) // unlike Read, ReadFrom cuts off the IPv4 header
 	if !ok {
 		return fmt.Errorf("ping %s: unexpected %T", to, conn)
 	}
 	message := make([]byte, 512)
 	for {
+		if opts.Settled != nil {
+			if err := heard(conn); err != nil {
+				return outcome(err)
+			}
+		}
 		n, _, err := packets.ReadFrom(message)
 		if err != nil {
 			return outcome(err)

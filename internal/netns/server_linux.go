@@ -17,6 +17,8 @@ import (
 // name, the client's address and the destination address.
 type Server struct {
 	name    string
+	ns      *NS
+	local   []netip.AddrPort // where it reaches itself
 	serving sync.WaitGroup
 
 	mu      sync.Mutex
@@ -27,13 +29,14 @@ type Server struct {
 // Serve starts a server inside a namespace, on all addresses and the given ports. Its
 // goroutines run until Close.
 func Serve(ctx context.Context, ns *NS, name string, ports ...uint16) (*Server, error) {
-	s := &Server{name: name, sockets: map[interface{ Close() error }]struct{}{}}
+	s := &Server{name: name, ns: ns, sockets: map[interface{ Close() error }]struct{}{}}
 	for _, port := range ports {
 		for _, family := range []struct{ digit, wildcard string }{{"4", "0.0.0.0"}, {"6", "::"}} {
 			address := net.JoinHostPort(family.wildcard, strconv.Itoa(int(port)))
 			if err := s.open(ctx, ns, family.digit, address); err != nil {
 				return nil, errors.Join(fmt.Errorf("serve as %s: %w", name, err), s.Close())
 			}
+			s.local = append(s.local, loopback(family.digit, port))
 		}
 	}
 	return s, nil
