@@ -222,7 +222,10 @@ func interfaceText(name string) string {
 // still have their original destination.
 func (p *portPlanner) refusals(f *desired.Frontend) []rule {
 	reject := "-j REJECT --reject-with icmp-port-unreachable"
-	if p.v6 {
+	switch {
+	case p.s.Protocol == desired.TCP: // the kernel drops ICMPv6 errors while connect holds the socket (tcp_v6_err)
+		reject = "-j REJECT --reject-with tcp-reset"
+	case p.v6:
 		reject = "-j REJECT --reject-with icmp6-port-unreachable"
 	}
 	var rules []rule

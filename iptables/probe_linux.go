@@ -53,7 +53,7 @@ func (t *tool) features(table string) []feature {
 		{"conntrack", "-m conntrack --ctstate INVALID", "xt_conntrack"},
 		{"mark", "-m mark --mark 0x1/0x1", "xt_mark"},
 		{"MARK", "-j MARK --or-mark 0x1", "xt_mark"},
-		{"REJECT", "-j REJECT", reject},
+		{"REJECT", "-p tcp -j REJECT --reject-with tcp-reset", reject},
 		{"tcp", "-p tcp -m tcp --dport 80", "xt_tcpudp"},
 		{"udp", "-p udp -m udp --dport 80", "xt_tcpudp"},
 		{"sctp", "-p sctp -m sctp --dport 80", "xt_sctp"},

@@ -2,7 +2,12 @@ package proxiertest
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -99,7 +104,45 @@ func clusterIPPolicyScenarios() []scenario {
 				toSecond(every([]place{pod0, node, client}, toVIP, isRejected())),
 			),
 		},
+		{
+			name: "PKT-09/first_packet", rule: "A TCP client of a Service without endpoints is refused at once: it sends its first packet once.",
+			services: []service{{external: true}}, play: playRefusedAtOnce,
+		},
 	}
+}
+
+// playRefusedAtOnce counts the SYNs that clients repeat.
+func playRefusedAtOnce(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	s.report(t, (&scenario{networks: []string{"tcp"}}).combos(), func(c combo) (results []result) {
+		for _, p := range slices.Concat(every([]place{pod0, node}, []target{clusterIP}, isRejected()), every([]place{client}, external(), isRejected())) {
+			a := s.attempt(p, c)
+			before, err := a.from.host.synsAgain()
+			err = errors.Join(err, a.run(ctx))
+			after, afterErr := a.from.host.synsAgain()
+			if after != before {
+				err = errors.Join(err, a.faultf("refused after its %d. repetition", after-before))
+			}
+			results = append(results, result{p.name(), errors.Join(err, afterErr)})
+		}
+		return results
+	})
+}
+
+// synsAgain returns how many SYNs a host has sent more than once.
+func (h *Host) synsAgain() (n int, err error) {
+	const field = "TCPSynRetrans"
+	var text []byte
+	if err := h.Do(func() error { text, err = os.ReadFile("/proc/thread-self/net/netstat"); return err }); err != nil {
+		return 0, err
+	}
+	names, values, _ := strings.Cut(string(text), "\n") // the first two lines: names and values of TcpExt
+	values, _, _ = strings.Cut(values, "\n")
+	i := slices.Index(strings.Fields(names), field)
+	if i < 0 {
+		return 0, fmt.Errorf("netstat has no %s", field)
+	}
+	return strconv.Atoi(strings.Fields(values)[i])
 }
 
 // serviceAddressScenarios are about packets to addresses of the Service ranges that are no

@@ -158,12 +158,17 @@ func (r *rules) setMark() rule {
 	}
 }
 
-func (r *rules) reject() rule {
+// reject refuses clients at once. A TCP client over IPv6 hears an ICMP error only after a second, when
+// it sends its SYN again: the kernel drops one that comes while connect holds the socket (tcp_v6_err).
+func (r *rules) reject() []rule {
 	code := uint8(portICMP)
 	if r.v6 {
 		code = portICMPv6
 	}
-	return rule{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}}
+	return []rule{
+		{l4proto(0), &expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: []byte{unix.IPPROTO_TCP}}, &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}},
+		{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}},
+	}
 }
 
 func jump(chain string) rule { return rule{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}} }

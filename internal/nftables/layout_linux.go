@@ -54,7 +54,7 @@ func (l *layout) addrLen() int { return 4 * l.rules.addrRegs() }
 func (l *layout) chains() []chainSpec {
 	r := &l.rules
 	specs := append(l.affinityChains(), []chainSpec{
-		{name: chainReject, rules: []rule{r.reject()}},
+		{name: chainReject, rules: r.reject()},
 		{name: chainDrop, rules: []rule{{&expr.Verdict{Kind: expr.VerdictDrop}}}},
 		{name: chainPick, rules: r.pick()},
 		{name: chainShortCircuit, rules: r.shortCircuit()},

@@ -70,7 +70,7 @@ func (e *Engine) features() []feature {
 		}},
 		{name: "expression nat", option: "CONFIG_NFT_NAT", exprs: append([]expr.Any{r.daddr(0)},
 			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(e.batch.family), RegAddrMin: reg(0)})},
-		{name: "expression reject", option: "CONFIG_NFT_REJECT", exprs: r.reject()},
+		{name: "expression reject", option: "CONFIG_NFT_REJECT", exprs: slices.Concat(r.reject()...)},
 		{name: "expression ct", option: "CONFIG_NFT_CT", exprs: []expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: reg(0)}}},
 		{name: "setting the packet mark", option: "CONFIG_NF_TABLES", exprs: r.setMark()},
 		{name: "setting the packet priority", option: "CONFIG_NF_TABLES", exprs: []expr.Any{priority(0), setPriority(reg(0))}},

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/desired"
 )
 
 // String prints a rule as nft does. Expressions pass values through registers; the
@@ -61,6 +63,10 @@ func (p *printer) expression(e expr.Any) {
 	case *expr.Masq:
 		p.statement("masquerade fully-random")
 	case *expr.Reject:
+		if e.Type == unix.NFT_REJECT_TCP_RST { // nft does not print that it is for TCP
+			p.statements[len(p.statements)-1] = "reject with tcp reset"
+			break
+		}
 		p.statement("reject")
 	case *expr.Verdict:
 		p.statement("%s", verdictText(e))
@@ -149,9 +155,11 @@ func metaField(key expr.MetaKey) (name string, constant func([]byte) string) {
 	case expr.MetaKeyIIFNAME:
 		return "iifname", interfaceName
 	default:
-		return "meta l4proto", nil
+		return "meta l4proto", protocolName
 	}
 }
+
+func protocolName(b []byte) string { return strings.ToLower(desired.Protocol(b[0]).String()) }
 
 func payloadValue(e *expr.Payload) value {
 	if e.Base == expr.PayloadBaseTransportHeader {
