@@ -6,7 +6,7 @@
 // # Two ways in
 //
 // A program that wants working Services takes an engine and passes events to it. Call
-// New of package nftables, iptables, ipvs or userspace. It returns a
+// New of package nftables, iptables, ipvs, ebpf or userspace. It returns a
 // [github.com/serviceplane/serviceplane/proxier.Proxier], which has the handlers that
 // informers call, Run, Sync, Status, Explain and Cleanup.
 //
@@ -28,14 +28,17 @@
 //   - proxier: Provider, Engine, Config and Status, and the driver of all engines.
 //
 // Engines, and what they need on a node:
-//   - nftables, iptables, ipvs, userspace: the engines.
+//   - nftables, iptables, ipvs, ebpf, userspace: the engines.
 //   - userspace/connection: what userspace reports about each connection.
+//   - userspace/localhost: node ports at 127.0.0.1 and ::1 for every engine.
 //   - hybrid: combines engines: one for each Service.
 //   - conntrack: deletes stale conntrack entries.
 //   - nodedeps: the Deps that an engine of your own needs on a node.
 //
 // Integration and observation:
-//   - informer: from client-go's informers to a Provider. No other package needs client-go.
+//   - informer: from client-go's informers to a Provider.
+//   - programmed, programmed/cluster: tells, over HTTP and by Leases, which changes a node, or every node,
+//     has programmed. Only programmed/cluster and informer need client-go.
 //   - canary, canary/nftrace: tests the data plane with connections of its own.
 //   - endpointhealth: ejects endpoints that fail although they are ready.
 //   - healthcheck: health check node ports, /healthz and /livez.

@@ -1,5 +1,5 @@
-// Package informer connects a Provider to a Kubernetes API server. It is the only
-// package of serviceplane that needs client-go.
+// Package informer connects a Provider to a Kubernetes API server. Only this package and
+// programmed/cluster need client-go.
 //
 // A program that has informers binds them:
 //
