@@ -137,20 +137,25 @@ func (a *attempt) unheard() AskOptions {
 }
 
 // settled returns what shows that a packet got no answer.
-func (t *Topology) settled(f *Features, network string) func(context.Context) error {
+func (t *Topology) settled(f *Features, network string) netns.Settler {
 	if !f.SourceLost || network != "udp" {
-		return t.Settle
+		return t
 	}
-	return func(ctx context.Context) error {
-		if err := t.Settle(ctx); err != nil {
-			return err
-		}
-		select {
-		case <-time.After(silence):
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	return relayed{t}
+}
+
+// relayed is for datagrams that a process may have to pass on.
+type relayed struct{ *Topology }
+
+func (r relayed) Settle(ctx context.Context) error {
+	if err := r.Topology.Settle(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(silence):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

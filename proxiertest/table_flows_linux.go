@@ -120,7 +120,7 @@ func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established
 	t.Helper()
 	for _, e := range flows {
 		t.Run(e.combo.String()+"/"+e.name+"_"+step, func(t *testing.T) {
-			var settled func(context.Context) error
+			var settled netns.Settler
 			if server == "" {
 				settled = s.world.settled(&s.features, "udp")
 			}
@@ -144,7 +144,7 @@ type established struct {
 }
 
 // ask expects no answer if settled is not nil.
-func (e established) ask(ctx context.Context, settled func(context.Context) error) (Answer, error) {
+func (e established) ask(ctx context.Context, settled netns.Settler) (Answer, error) {
 	e.flow.Expect(settled)
 	return e.flow.Ask(ctx)
 }

@@ -43,10 +43,15 @@ type AskOptions struct {
 	FromPort uint16
 	// Timeout is how long to wait for the answer after the request is sent; 0 means 30s.
 	Timeout time.Duration
-	// Settled is for a request that expects no answer. If not nil, Ask calls it when the request is
-	// sent, from another goroutine or this one. Once it returns, all answers must have come: Ask waits
+	// Settled is for a request that expects no answer. If not nil, Ask calls its Settle when the request
+	// is sent, from another goroutine or this one. Once it returns, all answers must have come: Ask waits
 	// on only if it heard something.
-	Settled func(ctx context.Context) error
+	Settled Settler
+}
+
+// Settler returns when whatever was sent before has come to its end.
+type Settler interface {
+	Settle(ctx context.Context) error
 }
 
 const (
@@ -74,7 +79,7 @@ type Flow struct {
 	conn    net.Conn
 	lines   *bufio.Scanner
 	timeout time.Duration
-	settled func(ctx context.Context) error
+	settled Settler
 }
 
 // Open opens a Flow. Its errors are those of Ask.
@@ -124,7 +129,7 @@ func (f *Flow) SentAgain() (packets uint32, err error) {
 }
 
 // Expect sets what AskOptions.Settled is, for the requests from now on.
-func (f *Flow) Expect(settled func(ctx context.Context) error) { f.settled = settled }
+func (f *Flow) Expect(settled Settler) { f.settled = settled }
 
 // Close closes the flow.
 func (f *Flow) Close() error { return f.conn.Close() }
@@ -142,7 +147,7 @@ func (f *Flow) Ask(ctx context.Context) (Answer, error) {
 		return Answer{}, f.writeOutcome(err)
 	}
 	if _, isUDP := f.conn.(*net.UDPConn); isUDP && f.settled != nil {
-		if err := f.settled(ctx); err != nil {
+		if err := f.settled.Settle(ctx); err != nil {
 			return Answer{}, err
 		}
 		if err := heard(f.conn); err != nil {

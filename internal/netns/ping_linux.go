@@ -48,7 +48,7 @@ func Ping(ctx context.Context, ns *NS, to netip.Addr, opts AskOptions) error {
 		return flow.writeOutcome(err)
 	}
 	if opts.Settled != nil {
-		if err := opts.Settled(ctx); err != nil {
+		if err := opts.Settled.Settle(ctx); err != nil {
 			return err
 		}
 	}

@@ -177,7 +177,7 @@ func (o *AskOptions) silent(ctx context.Context, sockets <-chan syscall.RawConn,
 		case <-time.After(time.Millisecond):
 		}
 	}
-	if err := o.Settled(ctx); err != nil || !isSYNSent(socket) {
+	if err := o.Settled.Settle(ctx); err != nil || !isSYNSent(socket) {
 		return err
 	}
 	return errSilent

@@ -2,9 +2,8 @@
 # Builds nodeproxy as the image has it, prints its size: build.sh OUTPUT. GOOS and
 # GOARCH choose the platform.
 #
-# -s -w leave out the symbol table and DWARF: 46 MB become 33. grpcnotrace leaves out
-# golang.org/x/net/trace, whose templates call methods by name, so that the linker has
-# to keep every exported method of every type: 33 MB become 26.
+# -s -w leave out the symbol table and DWARF. grpcnotrace leaves out golang.org/x/net/trace, whose
+# templates call methods by name, so that the linker has to keep every exported method of every type.
 set -eu
 output=$(realpath -m "$1")
 cd "$(dirname "$0")/../../.."
