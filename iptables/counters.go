@@ -1,5 +1,7 @@
 package iptables
 
+import "github.com/serviceplane/serviceplane/internal/chainname"
+
 // Counters reads what the rules of an instance count by the kernel's nfacct. It works
 // beside the engine, in any process, and starts nothing. Several goroutines may use it.
 //
@@ -40,7 +42,7 @@ func (n chainNames) invalidCounter() string {
 
 // counter returns kube-proxy's name, or one with the prefix of the instance.
 func (n chainNames) counter(kubeProxys, others string) string {
-	if n.prefix == kubePrefix {
+	if n.prefix == chainname.KubePrefix {
 		return kubeProxys
 	}
 	return n.prefix + "_" + others

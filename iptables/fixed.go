@@ -3,6 +3,8 @@ package iptables
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/serviceplane/serviceplane/internal/chainname"
 )
 
 // jumps returns the rules of built-in chains in the order of insertion: the last one
@@ -43,7 +45,9 @@ func (p *planner) jumps() []jump {
 }
 
 // portalChains reports whether packets pass the chains of kube-proxy's userspace mode.
-func (p *planner) portalChains() bool { return p.options.portals && p.names.prefix == kubePrefix }
+func (p *planner) portalChains() bool {
+	return p.options.portals && p.names.prefix == chainname.KubePrefix
+}
 
 // localhost reports whether node ports are accepted on loopback addresses.
 func (p *planner) localhost() bool {

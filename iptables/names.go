@@ -7,14 +7,8 @@ import (
 	"strings"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/chainname"
 )
-
-// maxChainName is XT_EXTENSION_MAXNAMELEN (29) of linux/netfilter/x_tables.h, less
-// the terminating NUL.
-const maxChainName = 28
-
-// kubePrefix is the prefix of kube-proxy's chains.
-const kubePrefix = "KUBE"
 
 // chainNames holds the names of one instance's chains. Chains that kube-proxy has too have
 // its names.
@@ -60,13 +54,8 @@ func (n chainNames) endpoint(id string, addr netip.AddrPort) string {
 // or shorter if the prefix is long.
 func (n chainNames) object(kind, id string) string {
 	name := n.prefix + "-" + kind + "-"
-	return name + hashPrefix(id, min(kubeHash, maxChainName-len(name)))
+	return name + hashPrefix(id, min(chainname.KubeHash, chainname.MaxName-len(name)))
 }
-
-// kubeHash is the length of the hash in kube-proxy's names.
-const kubeHash = 16
-
-const base32Chars = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 
 // hashPrefix returns the first characters of a hash.
 func hashPrefix(text string, length int) string {
@@ -79,54 +68,5 @@ func identity(name changetracker.ServicePortName) string {
 	return name.String() + strings.ToLower(string(name.Protocol))
 }
 
-// owns reports whether a chain belongs to this instance, or to a kube-proxy that it
-// replaces. The prefix alone is not enough, because chains of other programs begin with
-// "KUBE-" too: a fixed name must match completely, any other by its form.
-func (n chainNames) owns(chain string) bool {
-	rest, ok := strings.CutPrefix(chain, n.prefix+"-")
-	if !ok {
-		return false
-	}
-	switch rest {
-	case "SERVICES", "NODEPORTS", "POSTROUTING", "MARK-MASQ", "MARK-NON-POD", "HAIRPIN", "FORWARD", "LOCALNET", "HEALTH", "SCRATCH":
-		return true
-	case "EXTERNAL-SERVICES", "PROXY-FIREWALL", "PROXY-CANARY", "PORTALS-CONTAINER", "PORTALS-HOST",
-		"NODEPORT-CONTAINER", "NODEPORT-HOST", "NODEPORT-NON-LOCAL",
-		"NODE-PORT", "LOAD-BALANCER", "SOURCE-RANGES-FIREWALL", "IPVS-FILTER", "IPVS-OUT-FILTER": // of the ipvs mode
-		return n.prefix == kubePrefix
-	}
-	kind, id, _ := strings.Cut(rest, "-")
-	room := maxChainName - len(n.prefix+"-"+kind+"-")
-	switch kind {
-	case "XLB": // of kube-proxy before 1.24
-		return n.prefix == kubePrefix && isHash(id, kubeHash)
-	case "SVC", "SVL", "EXT", "FW", "SEP", "GRP":
-		return isHash(id, min(kubeHash, room))
-	case "VIPS", "SELF":
-		addr, port, hasPort := strings.Cut(id, "-")
-		return isHash(id, room) || isHex(addr) && (!hasPort || len(addr) == v4Bits/digitBits && isPort(port))
-	case "PORTS", "CHECK":
-		return isPort(id)
-	}
-	return false
-}
-
-func isHash(id string, length int) bool {
-	return len(id) == length && strings.Trim(id, base32Chars) == ""
-}
-
-func isHex(text string) bool { return text != "" && strings.Trim(text, "0123456789ABCDEF") == "" }
-
-// The digits of a key in a tree: four bits each of its address, from the end; one for the
-// protocol; then those of the port, from its beginning.
-const (
-	v4Bits, v6Bits = 32, 128
-	digitBits      = 4
-	portDigits     = 16 / digitBits
-)
-
-// isPort matches the end of a path in a tree: a digit for the protocol, and up to four for
-// the port.
-func isPort(text string) bool {
-	return isHex(text) && len(text) <= 1+portDigits && strings.Contains("123", text[:1])
-}
+// owns reports whether a chain belongs to this instance, or to a kube-proxy that it replaces.
+func (n chainNames) owns(chain string) bool { return chainname.Owned(n.prefix, chain) }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/chainname"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -40,8 +41,8 @@ func TestNamesFitTheKernelWithAnyPrefix(t *testing.T) {
 	for _, prefix := range []string{"KUBE", "SPL", "LONGEST8", "LONGEST_POS"} {
 		n := chainNames{prefix}
 		for _, name := range []string{n.cluster("x"), n.endpoint("x", netip.AddrPort{}), n.group("x"), n.markNonPod(), n.postrouting()} {
-			if len(name) > maxChainName || !n.owns(name) {
-				t.Errorf("%s: %d bytes, ours %v, want %d at most, and ours", name, len(name), n.owns(name), maxChainName)
+			if len(name) > chainname.MaxName || !n.owns(name) {
+				t.Errorf("%s: %d bytes, ours %v, want %d at most, and ours", name, len(name), n.owns(name), chainname.MaxName)
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/chainname"
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
@@ -347,7 +348,7 @@ func (p *portPlanner) choose(path string, from choices, depth int) []rule {
 	var groups [16]choices
 	for i, e := range from.endpoints {
 		sum := sha256.Sum256([]byte(e.String()))
-		digit := sum[depth/2] >> (digitBits * (depth % 2)) & 15
+		digit := sum[depth/2] >> (chainname.DigitBits * (depth % 2)) & 15
 		groups[digit].add(&from, i)
 	}
 	var rules []rule

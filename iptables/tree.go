@@ -8,7 +8,11 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/chainname"
 )
+
+// The bits of an address.
+const v4Bits, v6Bits = 32, 128
 
 // tree finds the rules for a packet's destination in few steps. A leaf is a chain with at
 // most leafSize destinations. An inner chain selects a child by one digit of the key, that
@@ -249,21 +253,21 @@ func (n *node) first() *destination {
 	return nil
 }
 
-func (t *tree) addrDigits() int { return t.keyBits / digitBits }
+func (t *tree) addrDigits() int { return t.keyBits / chainname.DigitBits }
 
-func (t *tree) digits() int { return t.addrDigits() + 1 + portDigits }
+func (t *tree) digits() int { return t.addrDigits() + 1 + chainname.PortDigits }
 
 func (t *tree) digit(key desired.Key, depth int) int {
 	if depth < t.addrDigits() {
 		b := key.VIP.AsSlice()
 		b = b[len(b)-1-depth/2:]
-		return int(b[0]>>(digitBits*(depth%2))) & 15
+		return int(b[0]>>(chainname.DigitBits*(depth%2))) & 15
 	}
 	if depth == t.addrDigits() {
 		return slices.Index([]desired.Protocol{0, desired.TCP, desired.UDP, desired.SCTP}, key.Protocol)
 	}
 	port := depth - t.addrDigits() - 1
-	return int(key.Port>>(digitBits*(portDigits-1-port))) & 15
+	return int(key.Port>>(chainname.DigitBits*(chainname.PortDigits-1-port))) & 15
 }
 
 // firstDifference returns the first digit in which two keys differ.
@@ -289,7 +293,7 @@ func (t *tree) name(key desired.Key, depth int) string {
 	}
 	slices.Reverse(addr) // so that it reads like the end of the address
 	path := strings.Trim(string(addr)+"-"+string(rest), "-")
-	if room := maxChainName - len(t.prefix); len(path) > room {
+	if room := chainname.MaxName - len(t.prefix); len(path) > room {
 		path = hashPrefix(path, room)
 	}
 	return t.prefix + path
@@ -321,7 +325,7 @@ func (t *tree) match(key desired.Key, depth int) *ruleText {
 		b := key.VIP.AsSlice()
 		for d := range depth + 1 {
 			i := len(b) - 1 - d/2
-			mask[i] |= 15 << (digitBits * (d % 2))
+			mask[i] |= 15 << (chainname.DigitBits * (d % 2))
 			value[i] = b[i] & mask[i]
 		}
 		return r.add("-d %s", maskedText(value, mask)).comment("addresses that end in %s", strings.TrimPrefix(t.name(key, depth), t.prefix))
@@ -333,7 +337,7 @@ func (t *tree) match(key desired.Key, depth int) *ruleText {
 	if depth == t.addrDigits() {
 		return r
 	}
-	bits := digitBits * (t.digits() - 1 - depth)
+	bits := chainname.DigitBits * (t.digits() - 1 - depth)
 	low := key.Port >> bits << bits
 	high := low | uint16(1<<bits-1)
 	if low == high {

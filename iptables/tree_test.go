@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/chainname"
 )
 
 // chainsOf returns all chains of a tree.
@@ -98,7 +99,7 @@ func TestTreeAfterAnyHistory(t *testing.T) {
 					t.Fatalf("round %d: %d keys, want %d", round, grown.root.count, len(model))
 				}
 				for chain, rules := range chains {
-					if len(rules) > leafSize || len(chain) > maxChainName {
+					if len(rules) > leafSize || len(chain) > chainname.MaxName {
 						t.Fatalf("chain %s has %d rules", chain, len(rules))
 					}
 				}

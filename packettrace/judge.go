@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/chainname"
 	"github.com/serviceplane/serviceplane/internal/enum"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -65,11 +66,11 @@ func Ours(s *Step, names proxier.Names) bool {
 	if s.Table == names.Table || strings.HasPrefix(s.Table, names.Table+".") { // "….ipvs"
 		return true
 	}
-	prefix := names.ChainPrefix + "-"
 	if !slices.Contains([]string{"nat", "filter", "mangle"}, s.Table) {
 		return false
 	}
-	return strings.HasPrefix(s.Chain, prefix) || strings.HasPrefix(s.Verdict, "jump "+prefix) || strings.HasPrefix(s.Verdict, "goto "+prefix)
+	_, to, _ := strings.Cut(s.Verdict, " ") // "jump KUBE-SERVICES"
+	return chainname.Owned(names.ChainPrefix, s.Chain) || chainname.Owned(names.ChainPrefix, to)
 }
 
 // Judge judges the packets of a trace. It returns the judgement of the first packet that

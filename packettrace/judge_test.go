@@ -167,7 +167,6 @@ func TestTheFirstPacketThatDisagreesIsShown(t *testing.T) {
 
 func TestOurs(t *testing.T) {
 	t.Parallel()
-	names := proxier.DefaultNames()
 	for _, test := range []struct {
 		step Step
 		want bool
@@ -183,8 +182,15 @@ func TestOurs(t *testing.T) {
 		{Step{Family: "ip", Table: "nat", Chain: "SPL_EDGE-SERVICES"}, false},
 		{Step{Family: "ip", Table: "raw", Chain: "SPL-SERVICES"}, false},
 	} {
-		if got := Ours(&test.step, names); got != test.want {
+		if got := Ours(&test.step, proxier.DefaultNames()); got != test.want {
 			t.Errorf("Ours(%+v) = %v, want %v", test.step, got, test.want)
+		}
+	}
+	for chain, want := range map[string]bool{"KUBE-SERVICES": true, "KUBE-FIREWALL": false, "KUBE-ROUTER-INPUT": false} { // of the kubelet, of kube-router
+		for _, step := range []Step{{Family: "ip", Table: "filter", Chain: chain}, {Family: "ip", Table: "filter", Chain: "INPUT", Verdict: "jump " + chain}} {
+			if got := Ours(&step, proxier.KubeProxyNames()); got != want {
+				t.Errorf("Ours(%+v) = %v, want %v", step, got, want)
+			}
 		}
 	}
 }

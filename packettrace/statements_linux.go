@@ -156,6 +156,9 @@ func (p *printer) reject(a attributes) {
 	with, codes := "icmpx", icmpxCodes
 	switch a.u32(unix.NFTA_REJECT_TYPE) {
 	case unix.NFT_REJECT_TCP_RST:
+		if p.family != unix.NFPROTO_INET {
+			p.take(unix.NFT_PAYLOAD_TRANSPORT_HEADER)
+		}
 		p.add("reject with tcp reset")
 		return
 	case unix.NFT_REJECT_ICMP_UNREACH:
