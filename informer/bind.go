@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"go.uber.org/zap"
@@ -94,7 +95,7 @@ type registration struct {
 func bind(feeds map[string]feed, p proxier.EventHandler, o Options) (stop func(), err error) {
 	b := &binding{
 		provider: p, options: o, log: o.Logger, delivery: &delivery{log: o.Logger}, bound: map[string]registration{},
-		node: &nodeFeed{provider: p, name: o.nodeName(), seen: make(chan struct{})},
+		node: &nodeFeed{provider: p, name: o.nodeName(), log: o.Logger, seen: make(chan struct{})},
 	}
 	if err := b.register(feeds); err != nil {
 		b.unbind()
@@ -127,7 +128,7 @@ func (b *binding) register(feeds map[string]feed) error {
 			add: cidrs.changed, update: func(_, s *networking.ServiceCIDR) { cidrs.changed(s) }, remove: cidrs.deleted,
 		}),
 		kindNodes: handle(b.delivery, events[*v1.Node]{
-			add: b.node.changed, update: func(_, node *v1.Node) { b.node.changed(node) }, remove: b.node.deleted(b.log),
+			add: b.node.changed, update: func(_, node *v1.Node) { b.node.changed(node) }, remove: b.node.deleted,
 		}),
 		kindImports: handle(b.delivery, events[*unstructured.Unstructured]{
 			add: imports.added, update: imports.updated, remove: imports.deleted,
@@ -163,10 +164,22 @@ func (b *binding) announce(ctx context.Context) {
 		return
 	}
 	if len(missing) > 0 {
-		b.log.Warn("first sync starts without some objects: they did not arrive in time", zap.Strings("missing", missing), zap.Duration("waited", b.options.WaitTimeout))
+		b.log.Warn("first sync starts without some objects: the API server refuses them, or they did not arrive in time",
+			zap.Strings("missing", missing), zap.Duration("waited", b.options.WaitTimeout), zap.Strings("nodes that exist", b.someNodes(ctx, missing)))
 	}
 	b.provider.OnServiceSynced()
 	b.provider.OnEndpointSlicesSynced()
+}
+
+// someNodes returns names of nodes for whoever has given a wrong one.
+func (b *binding) someNodes(ctx context.Context, missing []string) []string {
+	m, ok := b.bound[kindNodes].feed.(*mirror)
+	if !ok || !slices.Contains(missing, "Node "+b.node.name) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, defaultWaitTimeout)
+	defer cancel()
+	return m.some(ctx)
 }
 
 // awaitRequired waits for the first list without limit. It logs that it waits, since
@@ -175,13 +188,13 @@ func (b *binding) awaitRequired(ctx context.Context, kind string) bool {
 	waiting, cancel := context.WithTimeout(ctx, b.options.WaitTimeout)
 	defer cancel()
 	delivered := b.bound[kind].handle.HasSyncedChecker().Done()
-	if arrived(waiting, delivered) {
+	if arrived(waiting, delivered, nil) {
 		return true
 	}
 	if ctx.Err() == nil {
 		b.log.Warn("nothing is programmed yet: waiting for the API server", zap.String("missing", kind))
 	}
-	return arrived(ctx, delivered)
+	return arrived(ctx, delivered, nil)
 }
 
 // awaitOptional waits for the ServiceCIDRs, the Node and the ServiceImports, up to
@@ -191,22 +204,32 @@ func (b *binding) awaitOptional(ctx context.Context) (missing []string) {
 	waiting, cancel := context.WithTimeout(ctx, b.options.WaitTimeout)
 	defer cancel()
 	for _, kind := range []string{kindCIDRs, kindImports} {
-		if r, ok := b.bound[kind]; ok && !arrived(waiting, r.handle.HasSyncedChecker().Done()) {
+		if r, ok := b.bound[kind]; ok && !arrived(waiting, r.handle.HasSyncedChecker().Done(), r.refused()) {
 			missing = append(missing, kind)
 		}
 	}
-	if b.node.name != "" && !arrived(waiting, b.node.seen) {
+	if b.node.name != "" && !arrived(waiting, b.node.seen, b.bound[kindNodes].refused()) {
 		missing = append(missing, "Node "+b.node.name)
 	}
 	return missing
 }
 
-// arrived waits until the channel is closed or ctx ends. It returns true if the channel
-// is closed, even if ctx has ended too.
-func arrived(ctx context.Context, done <-chan struct{}) bool {
+// refused returns a channel that is closed when it is useless to wait for the objects; nil if nobody
+// tells, as with informers of the program.
+func (r registration) refused() <-chan struct{} {
+	if m, ok := r.feed.(*mirror); ok {
+		return m.refused
+	}
+	return nil
+}
+
+// arrived waits until done or refused is closed or ctx ends. It returns true if done is closed, even if
+// ctx has ended too.
+func arrived(ctx context.Context, done, refused <-chan struct{}) bool {
 	select {
 	case <-done:
 		return true
+	case <-refused:
 	case <-ctx.Done():
 	}
 	select {

@@ -22,7 +22,9 @@ import (
 type nodeFeed struct {
 	provider proxier.EventHandler
 	name     string
+	log      *zap.Logger
 	last     changetracker.Node
+	kept     []string      // of last, what the object lacks
 	seen     chan struct{} // closed after the first OnNodeChange
 	once     sync.Once
 }
@@ -31,24 +33,42 @@ func (f *nodeFeed) changed(node *v1.Node) {
 	if node.Name != f.name {
 		return
 	}
-	if n := NodeOf(node); !reflect.DeepEqual(n, f.last) {
+	n := NodeOf(node)
+	f.keep(&n)
+	if !reflect.DeepEqual(n, f.last) {
 		f.last = n
 		f.provider.OnNodeChange(n)
 	}
 	f.once.Do(func() { close(f.seen) })
 }
 
+// keep gives the node what the object lacks and the last one had: a Node that is created again has neither
+// addresses nor pod CIDRs until its kubelet and the controllers have written them.
+func (f *nodeFeed) keep(n *changetracker.Node) {
+	var kept []string
+	if len(n.Addresses) == 0 && len(f.last.Addresses) > 0 {
+		n.Addresses = f.last.Addresses
+		kept = append(kept, "status.addresses")
+	}
+	if len(n.PodCIDRs) == 0 && len(f.last.PodCIDRs) > 0 {
+		n.PodCIDRs = f.last.PodCIDRs
+		kept = append(kept, "spec.podCIDRs")
+	}
+	if len(kept) > 0 && !slices.Equal(kept, f.kept) {
+		f.log.Warn("the Node lacks what it had: the last values stay in use", zap.String("node", f.name), zap.Strings("missing", kept))
+	}
+	f.kept = kept
+}
+
 // deleted keeps the last state, since the pods of a node outlive its Node object, and
 // marks it as draining, so that load balancers send no new connections.
-func (f *nodeFeed) deleted(log *zap.Logger) func(*v1.Node) {
-	return func(node *v1.Node) {
-		if node.Name != f.name {
-			return
-		}
-		log.Warn("Node was deleted: its last state stays in use", zap.String("node", f.name))
-		f.last.Draining = "the Node object is deleted"
-		f.provider.OnNodeChange(f.last)
+func (f *nodeFeed) deleted(node *v1.Node) {
+	if node.Name != f.name {
+		return
 	}
+	f.log.Warn("Node was deleted: its last state stays in use", zap.String("node", f.name))
+	f.last.Draining = "the Node object is deleted"
+	f.provider.OnNodeChange(f.last)
 }
 
 // cidrFeed passes the ranges of all ServiceCIDRs on. Only the goroutine of one handler

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,12 +22,15 @@ type named interface {
 // cache.Queue of a controller whose queue is always empty.
 type mirror struct {
 	from     cache.ListerWatcher
-	nameless func() named               // makes an object of the mirror's type
-	handler  cache.ResourceEventHandler // nil: none
-	heard    func(version string)       // called when everything up to the version is delivered; nil: no one asks
+	nameless func() named                   // makes an object of the mirror's type
+	handler  cache.ResourceEventHandler     // nil: none
+	some     func(context.Context) []string // names of a few objects that there are, for a hint; nil: none
+	heard    func(version string)           // called when everything up to the version is delivered; nil: no one asks
 	known    map[types.NamespacedName]struct{}
 	listed   chan struct{} // closed when the first list is delivered
 	once     sync.Once
+	refused  chan struct{} // closed when the API server has said that there is nothing to list
+	refuse   sync.Once
 	closed   chan struct{}
 }
 
@@ -40,14 +44,20 @@ func newMirror(from cache.ListerWatcher, nameless func() named) *mirror {
 	return &mirror{
 		from: from, nameless: nameless,
 		known:  map[types.NamespacedName]struct{}{},
-		listed: make(chan struct{}), closed: make(chan struct{}),
+		listed: make(chan struct{}), refused: make(chan struct{}), closed: make(chan struct{}),
 	}
 }
 
 // run lists and watches until ctx ends.
 func (m *mirror) run(ctx context.Context, failures *watchErrors) {
 	cache.New(&cache.Config{
-		Queue: m, ListerWatcher: m.from, ObjectType: m.nameless(), WatchErrorHandlerWithContext: failures.handle,
+		Queue: m, ListerWatcher: m.from, ObjectType: m.nameless(),
+		WatchErrorHandlerWithContext: func(ctx context.Context, from *cache.Reflector, err error) {
+			failures.handle(ctx, from, err)
+			if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+				m.refuse.Do(func() { close(m.refused) })
+			}
+		},
 	}).RunWithContext(ctx)
 }
 

@@ -28,8 +28,8 @@ type Options struct {
 	// Informers.ServiceImports.
 	ServiceImports bool
 	// WaitTimeout is how long the first sync waits for the Node, the ServiceCIDRs and the
-	// ServiceImports, after Services and EndpointSlices have arrived. An old API server
-	// has no ServiceCIDRs, and a Node may not exist yet. 0 means 5s.
+	// ServiceImports, after Services and EndpointSlices have arrived: a Node may not exist yet.
+	// Run does not wait for what the API server does not have, or forbids. 0 means 5s.
 	WaitTimeout time.Duration
 	// Link is the Link that Run's configuration is attached to, if any. Run then does not
 	// log that the API server does not answer.

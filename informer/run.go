@@ -9,10 +9,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/apiclient"
@@ -74,6 +77,9 @@ func newMirrors(config *rest.Config, p proxier.EventHandler, o Options) (map[str
 	add(kindCIDRs, networking.SchemeGroupVersion, "servicecidrs", func(*metav1.ListOptions) {}, func() named { return &networking.ServiceCIDR{} })
 	if o.nodeName() != "" {
 		add(kindNodes, v1.SchemeGroupVersion, "nodes", nodeNamed(o.nodeName()), func() named { return &v1.Node{} })
+		some, err := c.Source(v1.SchemeGroupVersion, "nodes", metav1.NamespaceAll, func(o *metav1.ListOptions) { o.Limit = namesInHint })
+		errs = append(errs, err)
+		mirrors[kindNodes].some = func(ctx context.Context) []string { return namesOf(ctx, some) }
 	}
 	if o.ServiceImports {
 		client, err := c.Untyped()
@@ -85,6 +91,24 @@ func newMirrors(config *rest.Config, p proxier.EventHandler, o Options) (map[str
 	mirrors[kindServices].heard = func(version string) { p.OnVersion(changetracker.InputServices, version) }
 	mirrors[kindSlices].heard = func(version string) { p.OnVersion(changetracker.InputEndpointSlices, version) }
 	return mirrors, errors.Join(errs...)
+}
+
+// namesInHint is how many nodes a log line names.
+const namesInHint = 5
+
+// namesOf lists names for a hint: an error makes it shorter.
+func namesOf(ctx context.Context, from cache.ListerWatcher) (names []string) {
+	list, err := cache.ToListerWatcherWithContext(from).ListWithContext(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil
+	}
+	_ = meta.EachListItem(list, func(object runtime.Object) error {
+		if o, ok := object.(named); ok {
+			names = append(names, o.GetName())
+		}
+		return nil
+	})
+	return names
 }
 
 func servicesOf(proxyName string) func(*metav1.ListOptions) {

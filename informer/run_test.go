@@ -3,6 +3,7 @@ package informer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/netip"
@@ -329,10 +330,10 @@ func TestRunWaitsForAServerThatIsNotThere(t *testing.T) {
 	}
 }
 
-// The first sync waits for ServiceCIDRs up to WaitTimeout, and logs that once.
+// The first sync does not wait for ServiceCIDRs that an API server does not have, and says so once.
 func TestAnOldAPIServerHasNoServiceCIDRs(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t, apitest.Options{Hidden: []string{"servicecidrs"}}, Options{WaitTimeout: 100 * time.Millisecond},
+	c := startCluster(t, apitest.Options{Hidden: []string{"servicecidrs"}}, Options{WaitTimeout: 24 * time.Hour},
 		service("a", "10.96.0.1"), slice("a", "10.244.0.1"))
 	c.mustHold(t, "10.96.0.1=10.244.0.1")
 	if n := c.logs.FilterField(zap.String("objects", "ServiceCIDRs")).Len(); n != 1 {
@@ -344,12 +345,49 @@ func TestAnOldAPIServerHasNoServiceCIDRs(t *testing.T) {
 // them, and the log names them.
 func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t, apitest.Options{Forbidden: []string{"nodes", "servicecidrs"}}, Options{NodeName: "me", WaitTimeout: 50 * time.Millisecond},
+	c := startCluster(t, apitest.Options{Forbidden: []string{"nodes", "servicecidrs"}}, Options{NodeName: "me", WaitTimeout: 24 * time.Hour},
 		service("a", "10.96.0.1"), slice("a", "10.244.0.1"))
 	c.mustHold(t, "10.96.0.1=10.244.0.1")
 	given := c.logs.FilterMessageSnippet("first sync starts without").FilterField(zap.Strings("missing", []string{"ServiceCIDRs", "Node me"}))
 	if given.Len() != 1 || c.logs.FilterMessageSnippet("watch API server").Len() != 2 {
 		t.Errorf("log %v, want one line about the missing objects, and one for each error", c.logs.All())
+	}
+}
+
+// Who has given a wrong node name is told some that exist.
+func TestAWrongNodeNameHasAHint(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, apitest.Options{}, Options{NodeName: "my", WaitTimeout: 50 * time.Millisecond}, service("a", "10.96.0.1"), node("me", ""), node("other", ""))
+	c.mustHold(t, "10.96.0.1=")
+	hint := c.logs.FilterField(zap.Strings("missing", []string{"Node my"})).FilterField(zap.Strings("nodes that exist", []string{"me", "other"}))
+	if hint.Len() != 1 {
+		t.Errorf("log %v, want one line with both nodes", c.logs.All())
+	}
+}
+
+// A Node that comes back without what it had keeps it, and the log says so once.
+func TestANodeKeepsWhatItsObjectLacks(t *testing.T) {
+	core, logs := observer.New(zap.DebugLevel)
+	r := &recorder{}
+	f := &nodeFeed{provider: r, name: "me", log: zap.New(core), seen: make(chan struct{})}
+	whole := node("me", "a", v1.NodeAddress{Type: v1.NodeInternalIP, Address: "192.0.2.1"})
+	whole.Spec.PodCIDRs = []string{"10.1.0.0/24"}
+	f.changed(whole)
+	f.deleted(whole)
+	for range 3 {
+		f.changed(node("me", "b"))
+	}
+	last := func() string {
+		n := r.nodes[len(r.nodes)-1]
+		return fmt.Sprintf("%v %v %s%s", n.Addresses, n.PodCIDRs, n.Zone, n.Draining)
+	}
+	if got, want := last(), "[192.0.2.1] [10.1.0.0/24] b"; got != want || logs.FilterField(zap.Strings("missing", []string{"status.addresses", "spec.podCIDRs"})).Len() != 1 {
+		t.Errorf("the node is %q, want %q; log %v, want one line about it", got, want, logs.All())
+	}
+	whole.Status.Addresses[0].Address = "192.0.2.2"
+	f.changed(whole)
+	if got, want := last(), "[192.0.2.2] [10.1.0.0/24] a"; got != want {
+		t.Errorf("the node is %q, want %q", got, want)
 	}
 }
 

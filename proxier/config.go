@@ -24,6 +24,9 @@ type Config struct {
 	// first sync waits for OnNodeChange, as it always does with Tracker.AwaitNode: a sync
 	// without the node would remove node ports that the previous proxy has programmed.
 	Node changetracker.Node
+	// NodeTimeout is how long the first sync waits for the node when everything else has come; then it
+	// goes on without, and ConditionNode says what is missing. 0 means 30s, runner.Never waits without limit.
+	NodeTimeout time.Duration
 	// Names of the kernel objects; the zero value means DefaultNames.
 	Names Names
 	// Tracker holds the options of the change tracker for embedders: selection, decoration,
@@ -111,15 +114,14 @@ type NodePorts struct {
 func (c *Config) trackerOptions(log *zap.Logger) changetracker.Options {
 	o := c.Tracker
 	o.Families, o.Node, o.Logger = c.Families, c.Node, log
-	o.AwaitNode = o.AwaitNode || c.lacksNode()
+	o.AwaitNode = o.AwaitNode || c.lacks(c.Node)
 	o.ExternalIPs.Denied = slices.Concat(o.ExternalIPs.Denied, c.Masquerade.PodCIDRs)
 	return o
 }
 
-// lacksNode reports whether the configuration depends on the node while nothing but its
-// name is known.
-func (c *Config) lacksNode() bool {
-	return (c.NodePorts.Primary || c.Masquerade.NodePodCIDRs) && len(c.Node.Addresses)+len(c.Node.PodCIDRs) == 0
+// lacks reports whether the configuration depends on the node while nothing but its name is known.
+func (c *Config) lacks(node changetracker.Node) bool {
+	return (c.NodePorts.Primary || c.Masquerade.NodePodCIDRs) && len(node.Addresses)+len(node.PodCIDRs) == 0
 }
 
 // runnerOptions makes the runner sync at least once per full-sync period.

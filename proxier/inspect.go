@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -28,7 +29,12 @@ func (p *Proxier) Status() Status {
 	}
 	p.mu.Lock()
 	s.Node = p.node
+	nodeless := p.nodeless
 	p.mu.Unlock()
+	if !nodeless.IsZero() {
+		s.Conditions = append(s.Conditions, Condition{Type: ConditionNode, Since: nodeless, Message: fmt.Sprintf(
+			"neither addresses nor pod CIDRs of node %q are known: node ports at its primary address are not served, its pods are not recognized: is there a Node of this name, with status.addresses?", s.Node.Name)})
+	}
 	if queued := p.queued.Load(); queued != 0 {
 		s.LastQueued = time.Unix(0, queued)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/runner"
 )
 
 // TestTheNodeIsWaitedFor if the configuration depends on unknown properties of the node: a
@@ -35,6 +36,7 @@ func TestTheNodeIsWaitedFor(t *testing.T) {
 		"a node without the family": {proxier.Config{NodePorts: primary, Node: changetracker.Node{Addresses: []netip.Addr{netip.MustParseAddr("2001:db8::1")}}}, false, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 0 }},
 	} {
 		t.Run(name, func(t *testing.T) {
+			c.config.NodeTimeout = runner.Never
 			run(t, c.config, func(t *testing.T, f *fixture) {
 				f.OnServiceAdd(service("a", "10.0.0.1"))
 				f.synced()
@@ -52,6 +54,38 @@ func TestTheNodeIsWaitedFor(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTheFirstSyncGoesOnWithoutTheNode after half a minute: Services work, a condition says what is
+// missing until the node comes, and the node's ports follow.
+func TestTheFirstSyncGoesOnWithoutTheNode(t *testing.T) {
+	run(t, proxier.Config{NodePorts: proxier.NodePorts{Primary: true}}, func(t *testing.T, f *fixture) {
+		missing := func() bool {
+			return slices.ContainsFunc(f.Status().Conditions, func(c proxier.Condition) bool { return c.Type == proxier.ConditionNode })
+		}
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		f.synced()
+		pass(29 * time.Second)
+		if n := len(f.v4.updates()); n > 0 || !missing() {
+			t.Fatalf("after 29s: %d updates, condition %t, want none and true", n, missing())
+		}
+		pass(2 * time.Second)
+		if n := len(f.v4.updates()); n != 1 || len(f.v4.last().Globals.NodePortAddresses) > 0 || !missing() {
+			t.Fatalf("after 31s: %d updates, condition %t, want one without addresses, and true", n, missing())
+		}
+		for range 2 { // a Node without addresses is no help
+			f.OnNodeChange(changetracker.Node{Name: "here"})
+			pass(time.Second)
+		}
+		if !missing() {
+			t.Error("no condition with a node without addresses")
+		}
+		f.OnNodeChange(changetracker.Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+		pass(time.Second)
+		if len(f.v4.last().Globals.NodePortAddresses) != 1 || missing() {
+			t.Errorf("with the node: node ports at %v, condition %t, want one address, and false", f.v4.last().Globals.NodePortAddresses, missing())
+		}
+	})
 }
 
 // TestNodePortsAreAcceptedWhereAnyFieldSays, at localhost only if that is asked for.

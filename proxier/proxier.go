@@ -31,12 +31,15 @@ type Proxier struct {
 	families []*family
 	history  history
 	created  time.Time
-	logged   bool         // the first sync; guarded by syncing
-	syncing  exclusive    // held by a sync, by Cleanup and by Verify
-	queued   atomic.Int64 // time of the last Trigger, in Unix nanoseconds
+	logged   bool          // the first sync; guarded by syncing
+	onlyNode chan struct{} // closed when the first sync waits for the node alone
+	lonely   sync.Once     // closes onlyNode
+	syncing  exclusive     // held by a sync, by Cleanup and by Verify
+	queued   atomic.Int64  // time of the last Trigger, in Unix nanoseconds
 
 	mu           sync.Mutex // guards all below
 	node         changetracker.Node
+	nodeless     time.Time // since when nothing is known of the node on which the config depends; zero if it is
 	serviceCIDRs []netip.Prefix
 }
 
@@ -49,7 +52,10 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Proxier{config: config, created: time.Now(), observer: deps.Observer, local: deps.LocalAddresses, node: config.Node}
+	p := &Proxier{config: config, created: time.Now(), observer: deps.Observer, local: deps.LocalAddresses, node: config.Node, onlyNode: make(chan struct{})}
+	if config.lacks(config.Node) {
+		p.nodeless = p.created
+	}
 	if deps.Conntrack == nil {
 		p.without = append(p.without, "Conntrack")
 	}
@@ -128,6 +134,7 @@ func (p *Proxier) Run(ctx context.Context) error {
 			running.Go(func() { f.watch(untilEnd, w) })
 		}
 	}
+	running.Go(func() { p.goOnWithoutNode(untilEnd) })
 	var healthErr error
 	running.Go(func() { healthErr = p.health.Run(untilEnd, p.Status) })
 	var endingErr error

@@ -55,6 +55,9 @@ const (
 	ConditionInUse = "InUse"
 	// ConditionKernelSettings means that a kernel setting could not be applied.
 	ConditionKernelSettings = "KernelSettings"
+	// ConditionNode means that neither addresses nor pod CIDRs of the node are known, on which the Config
+	// depends: node ports at its primary address are not served, or its pods are not recognized.
+	ConditionNode = "Node"
 	// ConditionSockets means that engine ebpf does not translate sockets, or not those to some
 	// service ports, so that the rules do it.
 	ConditionSockets = "Sockets"

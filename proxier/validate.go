@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -13,11 +14,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/runner"
 )
 
 const (
 	defaultMark           = 1 << 14 // kube-proxy's --masquerade-bit default
 	defaultFullSyncPeriod = time.Hour
+	defaultNodeTimeout    = 30 * time.Second // kube-proxy 1.37 waits for 32
 )
 
 // WithDefaults returns c with every zero field set to its default.
@@ -34,6 +37,7 @@ func (c Config) WithDefaults() Config {
 	if c.FullSyncPeriod == 0 {
 		c.FullSyncPeriod = defaultFullSyncPeriod
 	}
+	c.NodeTimeout = cmp.Or(c.NodeTimeout, defaultNodeTimeout)
 	c.Runner = c.Runner.WithDefaults()
 	return c
 }
@@ -53,6 +57,9 @@ func (c Config) Validate() error {
 		if slices.Contains(c.Families[:i], f) {
 			bad("Families", "%s is listed twice", f)
 		}
+	}
+	if c.NodeTimeout < 0 && c.NodeTimeout != runner.Never {
+		bad("NodeTimeout", "%v is negative", c.NodeTimeout)
 	}
 	if c.FullSyncPeriod < 0 {
 		bad("FullSyncPeriod", "%v is negative", c.FullSyncPeriod)
