@@ -35,7 +35,7 @@ func manifestSource(path, node string, p proxier.Provider, log *zap.Logger) (fun
 	case !info.IsDir():
 		return nil, fmt.Errorf("open directory of manifests: %s is a file", path)
 	}
-	w := &directoryWatch{path: path, log: log, files: newManifests(path, log), feed: &feed{node: node, provider: p, log: log}}
+	w := &directoryWatch{path: path, log: log, files: newManifests(path, log), feed: &feed{node: node, provider: p, log: log}, newWatcher: fsnotify.NewWatcher}
 	return func(ctx context.Context) error {
 		return returnSoon(ctx, func() error { return w.run(ctx) }) // a file system may block
 	}, nil
@@ -47,17 +47,20 @@ type directoryWatch struct {
 	log   *zap.Logger
 	files *manifests
 	feed  *feed
-	// failure is the error that was logged last.
-	failure string
+	// newWatcher makes watcher, which is nil until that succeeds.
+	newWatcher func() (*fsnotify.Watcher, error)
+	watcher    *fsnotify.Watcher
+	// failure is the error that was logged last, blind that of the watch.
+	failure, blind string
 }
 
 func (w *directoryWatch) run(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch manifests: %w", err)
-	}
-	defer func() { _ = watcher.Close() }() // nothing is lost
-	again, err := w.refresh(ctx, watcher)
+	defer func() {
+		if w.watcher != nil {
+			_ = w.watcher.Close() // nothing is lost
+		}
+	}()
+	again, err := w.refresh(ctx)
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -65,11 +68,11 @@ func (w *directoryWatch) run(ctx context.Context) error {
 		return err
 	}
 	w.feed.synced()
-	return w.follow(ctx, watcher, again)
+	return w.follow(ctx, again)
 }
 
 // follow reads the directory after changes, and periodically, until ctx ends.
-func (w *directoryWatch) follow(ctx context.Context, watcher *fsnotify.Watcher, again time.Duration) error {
+func (w *directoryWatch) follow(ctx context.Context, again time.Duration) error {
 	wake := time.NewTimer(again)
 	defer wake.Stop()
 	var since time.Time // of the oldest change that was not read
@@ -80,22 +83,29 @@ func (w *directoryWatch) follow(ctx context.Context, watcher *fsnotify.Watcher, 
 		wake.Reset(min(debounce, max(0, debounceMax-time.Since(since))))
 	}
 	for {
+		var (
+			events chan fsnotify.Event
+			errs   chan error
+		)
+		if w.watcher != nil {
+			events, errs = w.watcher.Events, w.watcher.Errors
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case event, ok := <-watcher.Events:
+		case event, ok := <-events:
 			if !ok {
 				return errors.New("watch manifests: the watch ended")
 			}
 			if event.Op != fsnotify.Chmod {
 				changed()
 			}
-		case err := <-watcher.Errors:
+		case err := <-errs:
 			w.log.Warn("watch of manifests failed, the directory is read again", zap.Error(err))
 			changed()
 		case <-wake.C:
 			since = time.Time{}
-			again, err := w.refresh(ctx, watcher)
+			again, err := w.refresh(ctx)
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -120,13 +130,35 @@ func (w *directoryWatch) next(again time.Duration, err error) time.Duration {
 
 // refresh watches the directory, which may have been replaced, and reads it. It returns
 // the pause until the next read.
-func (w *directoryWatch) refresh(ctx context.Context, watcher *fsnotify.Watcher) (again time.Duration, err error) {
-	if err := watcher.Add(w.path); err != nil {
-		return 0, fmt.Errorf("watch directory of manifests %s: %w", w.path, err)
-	}
+func (w *directoryWatch) refresh(ctx context.Context) (again time.Duration, err error) {
+	watchErr := w.watch()
 	if again, err = w.files.read(ctx); err != nil {
 		return 0, err
 	}
+	w.noteBlind(watchErr)
 	w.feed.update(w.files.objects())
 	return again, nil
+}
+
+// watch makes the kernel tell of changes. A node may have no inotify instance or watch left.
+func (w *directoryWatch) watch() (err error) {
+	if w.watcher == nil {
+		if w.watcher, err = w.newWatcher(); err != nil {
+			return err
+		}
+	}
+	return w.watcher.Add(w.path)
+}
+
+// noteBlind logs once that changes are only seen by reading again.
+func (w *directoryWatch) noteBlind(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != w.blind {
+		w.log.Warn("changes of manifests are not notified: they are read again periodically; raise fs.inotify.max_user_instances or max_user_watches",
+			zap.String("directory", w.path), zap.Duration("period", rereadInterval), zap.Error(err))
+	}
+	w.blind = text
 }

@@ -8,8 +8,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	v1 "k8s.io/api/core/v1"
@@ -321,6 +325,40 @@ func TestADirectoryMayBeReplaced(t *testing.T) {
 	f.expect("service web 10.0.0.1 10.0.0.2", "-slice web")
 	f.write("web.yaml", service("web", "10.0.0.3"))
 	f.expect("service web 10.0.0.2 10.0.0.3")
+}
+
+// TestWithoutInotify: files are read all the same, the log says once that changes come late, and each
+// time it tries to watch.
+func TestWithoutInotify(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.WarnLevel)
+		attempts := 0
+		f := &followed{t, t.TempDir(), &listener{}, logs}
+		f.write("web.yaml", service("web", "10.0.0.1"))
+		log := zap.New(core)
+		w := &directoryWatch{path: f.dir, log: log, files: newManifests(f.dir, log), feed: &feed{node: "node-1", provider: f.listener, log: zap.NewNop()}}
+		w.newWatcher = func() (*fsnotify.Watcher, error) {
+			attempts++
+			return nil, syscall.EMFILE
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- w.run(ctx) }()
+		synctest.Wait()
+		f.expect("+service web 10.0.0.1", "node node-1 []", "services synced", "slices synced")
+		f.expectLog("not notified", f.dir, "too many open files")
+		f.write("web.yaml", service("web", "10.0.0.2"))
+		time.Sleep(5 * rereadInterval)
+		synctest.Wait()
+		f.expect("service web 10.0.0.1 10.0.0.2")
+		if logs.Len() > 0 || attempts < 5 {
+			t.Errorf("log %v, %d attempts, want no more lines, and an attempt each time", logs.All(), attempts)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("run = %v", err)
+		}
+	})
 }
 
 func TestAMissingDirectoryIsAnErrorAtStart(t *testing.T) {
