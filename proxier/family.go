@@ -78,6 +78,7 @@ type programmed struct {
 type outcome struct {
 	SyncReport
 	watch      stopwatch
+	ended      bool  // by its context, which is no fault
 	programmed bool  // everything but the service ports in failed
 	announced  error // of the announcer
 	failure    error // beside those of service ports

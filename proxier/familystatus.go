@@ -22,8 +22,10 @@ func (f *family) record(o *outcome) {
 		f.log.Debug("sync postponed", zap.Error(o.Err))
 		return
 	}
-	f.logFailures(o)
-	f.logServices(failedBefore, o.failed)
+	if !o.ended {
+		f.logFailures(o)
+		f.logServices(failedBefore, o.failed)
+	}
 	f.log.Debug("synced", zap.Bool("full", o.Full), zap.Int("changes", o.Changes), zap.Duration("took", o.Duration), zap.Error(o.Err))
 }
 

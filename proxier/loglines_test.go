@@ -1,10 +1,12 @@
 package proxier_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -100,6 +102,23 @@ func TestASyncThatFailsIsLoggedOnce(t *testing.T) {
 		f.v4.failWith(nil)
 		pass(time.Minute)
 		mustLog(t, "after it", lines(), lineSucceed)
+	})
+}
+
+// TestAStopDuringASyncIsNoFailure: nothing will be retried.
+func TestAStopDuringASyncIsNoFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.WarnLevel)
+		f := newFixture(t, proxier.Config{}, proxier.Deps{Logger: zap.New(core)})
+		ctx, stop := context.WithCancel(t.Context())
+		f.v4.failWith(func(desired.Update) error {
+			stop()
+			return ctx.Err()
+		})
+		f.synced()
+		if err := f.Run(ctx); err != nil || logs.Len() > 0 {
+			t.Errorf("Run = %v, logged %v, want nil and nothing", err, logs.All())
+		}
 	})
 }
 

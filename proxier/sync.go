@@ -48,6 +48,7 @@ func (f *family) sync(ctx context.Context, serviceCIDRs []netip.Prefix, lockErr 
 	if o.Err != nil {
 		o.Err = fmt.Errorf("%s: %w", f.name, o.Err)
 	}
+	o.ended = o.Err != nil && ctx.Err() != nil
 	o.Duration, o.Stages = time.Since(o.Started), o.watch.stages
 	f.record(o)
 	return o
