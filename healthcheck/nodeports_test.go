@@ -97,6 +97,7 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bubble)) {
 				return *b.status.Load()
 			})
 		})
+		synctest.Wait() // Run has read the addresses once
 		test(t, b)
 		stop()
 		if left := b.open(); len(left) != 0 {
@@ -421,7 +422,7 @@ func TestAllListenersSurviveALackOfDescriptors(t *testing.T) {
 			t.Errorf("opened %d more listeners, want none", got-opened)
 		}
 		if got := len(b.logs.All()); got != 2*len(keys) {
-			t.Errorf("%d lines for %d listeners, want two each (W-38)", got, len(keys))
+			t.Errorf("%d lines for %d listeners, want two each (W-38): %v", got, len(keys), b.logs.All())
 		}
 	})
 }

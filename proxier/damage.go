@@ -12,6 +12,9 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
+// firstPause is the pause before a Watcher that has ended runs again; longestPause is the longest.
+const firstPause = time.Second
+
 // watch keeps a Watcher running until ctx ends.
 func (f *family) watch(ctx context.Context, w Watcher) {
 	pause := firstPause
@@ -167,13 +170,13 @@ func (f *family) repairState(now time.Time) repairState {
 	return s
 }
 
-// fullSyncEnded records the end of a full sync that started with these counts.
-func (f *family) fullSyncEnded(started damageCounts) {
+// fullSyncEnded records the end of a full sync that started with these counts, at began.
+func (f *family) fullSyncEnded(started damageCounts, began time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	wasDamaged := f.repairs.damaged()
 	now := time.Now()
-	f.repairs.repairEnded(started, !f.full, now)
+	f.repairs.repairEnded(started, !f.full, began, now)
 	f.scheduleRepairLocked(now)
 	if wasDamaged && !f.full && f.repairs.inRow == 1 {
 		f.log.Info("kernel objects are repaired after another program changed them")

@@ -60,7 +60,13 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
 		synctest.Wait()
-		for range 6 { // the 7th waits until 8s after the 6th
+		f.v4.failWith(func(u desired.Update) error {
+			if u.Full {
+				time.Sleep(2 * time.Second)
+			}
+			return nil
+		})
+		for range 3 { // the 4th waits until 18s after the end of the 3rd
 			f.v4.damage(tableGone)
 			time.Sleep(5 * time.Second)
 		}
@@ -91,7 +97,7 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 		if s := f.Status(); len(s.Conditions) != 1 || s.Conditions[0].Type != proxier.ConditionContested {
 			t.Errorf("conditions %+v, want contested", s.Conditions)
 		}
-		time.Sleep(10 * time.Second)
+		time.Sleep(20 * time.Second)
 		if last := f.v4.last(); !last.Full || namesIn(last) != "a b" {
 			t.Errorf("last update full=%v of %q, want a full one of both", last.Full, namesIn(last))
 		}

@@ -60,7 +60,7 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s = f.recorded
-	s.PendingSince, s.StaleSince = pending, f.lag.since(pending)
+	s.PendingSince, s.StaleSince = pending, earliest(f.lag.since(pending), f.repairs.brokenSince())
 	if f.lag.running.IsZero() { // otherwise Failed is not yet that of what the tracker has applied
 		s.Versions = f.tracker.Applied(f.name)
 	}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// repairs decides when to repair objects that another program has changed: at once, but
-// with growing pauses while they are changed again and again.
+// repairs decides when to repair objects that another program has changed: at once, but while they are
+// changed again and again, with pauses in which a repair's time is a small share.
 type repairs struct {
 	seen     damageCounts // so far
 	repaired damageCounts // seen when the last successful repair started
@@ -16,6 +16,7 @@ type repairs struct {
 	// one. The last one ended at ended; since is the time of the damage that began the row.
 	inRow        int
 	ended, since time.Time
+	took         time.Duration // the last one
 }
 
 // damageCounts counts the reasons for a full sync, and the damages among them.
@@ -24,8 +25,10 @@ type damageCounts struct{ reasons, damages int }
 const (
 	// immediateRepairs is how many repairs in a row do not wait.
 	immediateRepairs = 3
-	firstPause       = time.Second
-	longestPause     = time.Minute
+	// pausePerRepair times the duration of a repair is the pause after it: a tenth of the time is spent.
+	pausePerRepair = 9
+	shortestPause  = 100 * time.Millisecond
+	longestPause   = time.Minute
 	// shortestQuiet is the shortest time without damage that ends a row of repairs.
 	shortestQuiet = 10 * time.Second
 )
@@ -45,20 +48,33 @@ func (r *repairs) pending() bool { return r.seen.reasons > r.repaired.reasons }
 // damaged reports whether there is damage to repair.
 func (r *repairs) damaged() bool { return r.seen.damages > r.repaired.damages }
 
+// brokenSince is since when objects are damaged, zero if they are not: for all of a row, while another
+// program undoes each repair.
+func (r *repairs) brokenSince() time.Time {
+	switch {
+	case !r.damaged():
+		return time.Time{}
+	case r.pause() > 0:
+		return r.since
+	default:
+		return r.lastTime
+	}
+}
+
 // beginsRow reports whether a damage at now does not follow soon after another one.
 func (r *repairs) beginsRow(now time.Time) bool {
 	return !r.damaged() && (r.inRow == 0 || now.Sub(r.ended) > r.quiet())
 }
 
-// repairEnded records the end of a repair that started with these counts. A failed repair
+// repairEnded records the end of a repair that started with these counts, at began. A failed repair
 // counts in the row too, since another program may have interfered with it.
-func (r *repairs) repairEnded(started damageCounts, succeeded bool, now time.Time) {
+func (r *repairs) repairEnded(started damageCounts, succeeded bool, began, now time.Time) {
 	if r.damaged() {
 		if r.inRow == 0 || r.lastTime.Sub(r.ended) > r.quiet() {
 			r.inRow, r.since = 0, r.lastTime
 		}
 		r.inRow++
-		r.ended = now
+		r.ended, r.took = now, now.Sub(began)
 	}
 	if succeeded {
 		r.repaired = started
@@ -67,11 +83,10 @@ func (r *repairs) repairEnded(started damageCounts, succeeded bool, now time.Tim
 
 // pause is the time to wait after the last repair.
 func (r *repairs) pause() time.Duration {
-	doublings := r.inRow - immediateRepairs
-	if doublings < 0 {
+	if r.inRow < immediateRepairs {
 		return 0
 	}
-	return min(firstPause<<min(doublings, 10), longestPause)
+	return min(max(pausePerRepair*r.took, shortestPause), longestPause)
 }
 
 // quiet is the time without damage that ends the row.

@@ -42,7 +42,7 @@ const (
 	// although a Service asks for that.
 	ConditionConnections = "Connections"
 	// ConditionContested means that another program keeps changing our kernel objects.
-	// Repairs are delayed with a growing backoff of at most a minute.
+	// Repairs have pauses, so that they take a tenth of the time; of at most a minute.
 	ConditionContested = "Contested"
 	// ConditionDescriptors means that the clients of service ports need more file
 	// descriptors than this process may open, so that some are refused or disconnected.
@@ -100,8 +100,9 @@ type FamilyStatus struct {
 	// repaired. They tell nothing about changes of the node.
 	Versions changetracker.Versions
 	// StaleSince is since when the data plane may be out of date: the start of the first of
-	// the latest consecutive failed syncs, the start of the running sync, or the arrival of
-	// the oldest change that no sync has tried yet, whichever is oldest. Zero if there is
+	// the latest consecutive failed syncs, the start of the running sync, the arrival of
+	// the oldest change that no sync has tried yet, or damage by another program that is not
+	// repaired, or that returns after each repair, whichever is oldest. Zero if there is
 	// none of these. Service ports in Failed do not count, so that one bad Service does
 	// not make the node unhealthy.
 	StaleSince time.Time

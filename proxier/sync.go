@@ -40,7 +40,7 @@ func (f *family) sync(ctx context.Context, serviceCIDRs []netip.Prefix, lockErr 
 		})
 	}
 	if o.Full {
-		f.fullSyncEnded(repair.counts)
+		f.fullSyncEnded(repair.counts, o.Started)
 	}
 	if o.failure = o.Err; o.programmed {
 		o.Err, o.failure = errors.Join(o.Err, after), errors.Join(o.announced, after)
