@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"strings"
 	"syscall"
+
+	"github.com/serviceplane/serviceplane/internal/peer"
 )
 
 // proxy is a running proxy that the command asks.
@@ -41,13 +43,21 @@ func (a *app) connect(address string) (*proxy, error) {
 	}
 }
 
+// errNotTrusted is what a socket of somebody else gets, who could tell anything.
+var errNotTrusted = errors.New("its process is neither root's nor of your own user")
+
 // socketClient keeps no connection open, so that none is left when the command ends.
 func socketClient(path string) *http.Client {
 	var dialer net.Dialer
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", path)
+			conn, err := dialer.DialContext(ctx, "unix", path)
+			if err == nil && !peer.IsTrusted(conn) {
+				_ = conn.Close()
+				return nil, errNotTrusted
+			}
+			return conn, err
 		},
 	}}
 }
@@ -106,6 +116,8 @@ func (p *proxy) unreachable(ctx context.Context, err error) error {
 		advice = "it did not answer in time; see --request-timeout"
 	case ctx.Err() != nil:
 		return fmt.Errorf("ask %s: %w", p.name, context.Cause(ctx))
+	case errors.Is(err, errNotTrusted):
+		advice = "run this as the user of the proxy"
 	case errors.Is(err, fs.ErrPermission):
 		advice = "only root may connect: use sudo"
 	case errors.Is(err, fs.ErrNotExist):

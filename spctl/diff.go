@@ -34,10 +34,16 @@ func (f field) compare(g field) int {
 // key is the field that says whether the service port exists.
 func (p *named) key() field { return field{p.Namespace, p.Name, p.port(), p.Family, ""} }
 
+// ownNamespace is canary.Namespace: its Services have another endpoint on each node.
+const ownNamespace = "serviceplane.internal"
+
 // fields returns the values of a State that do not depend on the node.
 func (s *stateAnswer) fields() map[field]string {
 	all := map[field]string{}
 	for _, p := range ports(s.Services) {
+		if p.Namespace == ownNamespace {
+			continue
+		}
 		at := p.key()
 		all[at] = "present"
 		set := func(name, value string) {

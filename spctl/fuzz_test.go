@@ -15,7 +15,7 @@ import (
 // and nothing in its tables can move the terminal's cursor.
 func FuzzAnswers(f *testing.F) {
 	lines := []string{
-		"services", "services -o yaml", "get shop/web", "explain 10.0.0.1 10.96.0.10:80", "status", "syncs", "watch --count 1", "state", "wait shop/web --services 1 --for 0s", "verify", "verify -o yaml",
+		"services", "services -o yaml", "get shop/web", "explain 10.0.0.1 10.96.0.10:80", "status", "syncs", "watch --count 1", "state", "wait shop/web --services 1 --timeout 0s", "verify", "verify -o yaml",
 		"rules shop/web", "counts", "trace 10.0.0.1 10.96.0.10:80", "trace 10.0.0.1 10.96.0.10:80 --send --origin pod",
 	}
 	for i := range lines {

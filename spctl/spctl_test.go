@@ -23,6 +23,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/canary"
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/debughttp"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -194,6 +195,21 @@ func TestDiffWithAFile(t *testing.T) {
 	}
 	if _, err := run(t, same, "diff"); err == nil || !strings.Contains(err.Error(), "--with ADDRESS") {
 		t.Errorf("diff with nothing = %v, want an error that says what is missing", err)
+	}
+}
+
+// TestDiffLeavesOutTheCanary: its Service has another endpoint on each node.
+func TestDiffLeavesOutTheCanary(t *testing.T) {
+	t.Parallel()
+	of := func(endpoint string) (address string) {
+		return serve(t, debughttp.Handler(newProxy(t, func(p *proxier.Proxier) {
+			p.OnServiceAdd(proxiertest.Service(canary.Namespace, "canary-ipv4", proxiertest.ClusterIPs("192.0.0.7"), proxiertest.Port("test", v1.ProtocolTCP, 80)))
+			p.OnEndpointSliceAdd(proxiertest.Slice(canary.Namespace, "canary-ipv4", discovery.AddressTypeIPv4,
+				proxiertest.SlicePort("test", v1.ProtocolTCP, 8080), proxiertest.Endpoint(endpoint)))
+		})))
+	}
+	if out, err := run(t, of("192.0.2.1"), "diff", "--with", of("192.0.2.2")); err != nil || !strings.HasPrefix(out, "no differences") {
+		t.Errorf("diff prints\n%s%v, want no differences", out, err)
 	}
 }
 

@@ -26,7 +26,7 @@ var statuses = map[string]struct {
 	"verify":   {map[string]int{"": 2}, []string{"x"}}, // the engine cannot
 	"rules":    {map[string]int{"shop/none": 2, "shop/web": 2}, []string{"", "a/b/c"}},
 	"counts":   {map[string]int{"--limit -1": 2}, []string{"a b", "a/b/c", "--limit x"}},
-	"wait":     {map[string]int{"shop/web --services 1 --for 0s": 1, "shop/web": 2}, []string{"", "a/b/c", "a b", "a --for x"}},
+	"wait":     {map[string]int{"shop/web --services 1 --timeout 0s": 1, "shop/web": 2}, []string{"", "a/b/c", "a b", "a --timeout x"}},
 	"trace":    {map[string]int{"10.244.1.5 10.96.0.10:80": 2}, []string{"", "10.0.0.1", "--timeout x a b", "--packets x a b"}},
 }
 
@@ -44,7 +44,7 @@ func TestExitStatusOfEverySubcommand(t *testing.T) {
 			t.Errorf("spctl --address=%s %s: exit status %d, %v, want %d; it prints\n%s", address, line, got, err, want, out)
 		}
 	}
-	valid := map[string]string{"get": "shop/web", "rules": "shop/web", "explain": "10.0.0.1 10.96.0.10:80", "trace": "10.0.0.1 10.96.0.10:80", "diff": "--with ADDRESS", "wait": "shop/web --services 1 --for 0s"}
+	valid := map[string]string{"get": "shop/web", "rules": "shop/web", "explain": "10.0.0.1 10.96.0.10:80", "trace": "10.0.0.1 10.96.0.10:80", "diff": "--with ADDRESS", "wait": "shop/web --services 1 --timeout 0s"}
 	for _, c := range spctl.New(spctl.Options{}).Commands() {
 		lines, ok := statuses[c.Name()]
 		if !ok {

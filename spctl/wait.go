@@ -32,7 +32,7 @@ func (a *app) wait() *cobra.Command {
 	}
 	c.Flags().StringVar(&services, "services", "", "resourceVersion of the Service")
 	c.Flags().StringVar(&endpointSlices, "endpointslices", "", "newest resourceVersion of its EndpointSlices")
-	c.Flags().DurationVar(&limit, "for", usualLimit, "how long to wait; 0 asks once")
+	c.Flags().DurationVar(&limit, "timeout", usualLimit, "how long to wait; 0 asks once")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		query, err := serviceQuery(args[0])
 		if err != nil {
@@ -114,6 +114,10 @@ func (a *app) untilAllHave(ctx context.Context, query url.Values, limit time.Dur
 	const interval, relist = 200 * time.Millisecond, 5 * time.Second
 	limited, stop := context.WithTimeout(ctx, limit)
 	defer stop()
+	asking := limited
+	if limit <= 0 {
+		asking = ctx
+	}
 	var sides []Node
 	var listed time.Time
 	answers := map[string]response{}
@@ -128,7 +132,7 @@ func (a *app) untilAllHave(ctx context.Context, query url.Values, limit time.Dur
 			}
 			listed = now
 		}
-		if behind = a.askBehind(ctx, sides, answers, query); !behind || limited.Err() != nil {
+		if behind = a.askBehind(asking, sides, answers, query); !behind || limited.Err() != nil {
 			break
 		}
 		select {
@@ -150,7 +154,9 @@ func (a *app) askBehind(ctx context.Context, sides []Node, answers map[string]re
 		return hasChange(&answer)
 	})
 	for _, r := range a.ask(ctx, ask, "programmed", query) {
-		answers[r.Node] = r
+		if _, known := answers[r.Node]; ctx.Err() == nil || !known { // what the end of the wait cut short says nothing new
+			answers[r.Node] = r
+		}
 		behind = behind || !hasChange(&r)
 	}
 	return behind

@@ -51,7 +51,7 @@ func TestWait(t *testing.T) {
 		<-asked
 		hasHeard(t, slow, "20")
 	})
-	out, err := runWith(t, options, "wait", "shop/web", "--for", "1m")
+	out, err := runWith(t, options, "wait", "shop/web", "--timeout", "1m")
 	changes.Wait()
 	if err != nil || strings.Count(out, "yes") != 2 {
 		t.Errorf("wait prints\n%s%v, want yes for both nodes", out, err)
@@ -61,12 +61,12 @@ func TestWait(t *testing.T) {
 		status int
 		want   string
 	}{
-		{"wait shop/web --for 0s", 0, "node-2 yes"},
-		{"wait shop/none --for 0s", spctl.StatusFailed, ""},
-		{"wait shop/web --services 21 --for 0s", spctl.StatusDifferent, "node-1 no IPv4: Services are those of version 20, want 21; IPv6: Services are those of version 20, want 21"},
-		{"wait shop/web --endpointslices 100 --node node-2 --for 300ms", spctl.StatusDifferent, "node-2 no IPv4: EndpointSlices are those of version 20, want 100"},
-		{"wait shop/web --services 21 --for 0s -o json", spctl.StatusDifferent, `"programmed": false`},
-		{"wait shop/web --services x --for 0s", spctl.StatusFailed, "cannot be compared"},
+		{"wait shop/web --timeout 0s", 0, "node-2 yes"},
+		{"wait shop/none --timeout 0s", spctl.StatusFailed, ""},
+		{"wait shop/web --services 21 --timeout 0s", spctl.StatusDifferent, "node-1 no IPv4: Services are those of version 20, want 21; IPv6: Services are those of version 20, want 21"},
+		{"wait shop/web --endpointslices 100 --node node-2 --timeout 300ms", spctl.StatusDifferent, "node-2 no IPv4: EndpointSlices are those of version 20, want 100"},
+		{"wait shop/web --services 21 --timeout 0s -o json", spctl.StatusDifferent, `"programmed": false`},
+		{"wait shop/web --services x --timeout 0s", spctl.StatusFailed, "cannot be compared"},
 	} {
 		out, err := runWith(t, options, strings.Fields(c.line)...)
 		if text := gaps.ReplaceAllString(out, " "); spctl.ExitStatus(err) != c.status || !strings.Contains(text, c.want) {
@@ -74,7 +74,7 @@ func TestWait(t *testing.T) {
 		}
 	}
 	nodes[0].Err = errors.New("the pod is Pending")
-	out, err = runWith(t, options, "wait", "shop/web", "--for", "0s")
+	out, err = runWith(t, options, "wait", "shop/web", "--timeout", "0s")
 	if spctl.ExitStatus(err) != spctl.StatusFailed || !strings.Contains(out, "the pod is Pending") {
 		t.Errorf("with a node that does not answer: %v, and prints\n%swant the reason", err, out)
 	}
@@ -96,7 +96,7 @@ func TestWaitCountsNodesWithoutAProxy(t *testing.T) {
 		Nodes:   func(context.Context) ([]spctl.Node, error) { mu.Lock(); defer mu.Unlock(); return nodes, nil },
 		Awaited: func(context.Context) ([]string, error) { return []string{"node-1", "node-2"}, nil },
 	}
-	const line = "wait shop/web --endpointslices 20 --for "
+	const line = "wait shop/web --endpointslices 20 --timeout "
 	out, err := runWith(t, options, strings.Fields(line+"0s")...)
 	if text := gaps.ReplaceAllString(out, " "); spctl.ExitStatus(err) != spctl.StatusFailed || !strings.Contains(text, "node-1 yes") ||
 		!strings.Contains(text, "node-2 ask node-2: no proxy runs there now") || strings.Contains(text, "gone") {
@@ -124,6 +124,20 @@ func TestWaitCountsNodesWithoutAProxy(t *testing.T) {
 	}
 }
 
+// TestWaitEndsBesideAProxyThatHangs: the limit of the wait ends a request too, and the others' answers stay.
+func TestWaitEndsBesideAProxyThatHangs(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	hasHeard(t, p, "20")
+	hangs := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	nodes := []spctl.Node{{Name: "node-1", Address: serve(t, debughttp.Handler(p))}, {Name: "node-2", Address: hangs}}
+	options := spctl.Options{Nodes: func(context.Context) ([]spctl.Node, error) { return nodes, nil }}
+	out, err := runWith(t, options, "wait", "shop/web", "--endpointslices", "20", "--timeout", "3s", "--request-timeout", "0")
+	if text := gaps.ReplaceAllString(out, " "); spctl.ExitStatus(err) != spctl.StatusFailed || !strings.Contains(text, "node-1 yes") || !strings.Contains(text, "node-2 ask") {
+		t.Errorf("%v, and prints\n%swant yes for node-1 and why node-2 is not known", err, out)
+	}
+}
+
 // TestWaitListsAgain: a pod of the proxy that comes during the wait is asked.
 func TestWaitListsAgain(t *testing.T) {
 	t.Parallel()
@@ -140,7 +154,7 @@ func TestWaitListsAgain(t *testing.T) {
 		}
 		return []spctl.Node{{Name: "node-1", Address: address}}, nil
 	}}
-	out, err := runWith(t, options, "wait", "shop/web", "--endpointslices", "20", "--for", "5m")
+	out, err := runWith(t, options, "wait", "shop/web", "--endpointslices", "20", "--timeout", "5m")
 	if err != nil || !strings.Contains(out, "yes") {
 		t.Errorf("wait: %v, and prints\n%swant yes", err, out)
 	}

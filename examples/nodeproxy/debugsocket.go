@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/healthcheck"
+	"github.com/serviceplane/serviceplane/internal/peer"
 )
 
 // noSocket is the value of --debug-socket for none.
@@ -183,7 +184,7 @@ func (l *privateListener) Accept() (net.Conn, error) {
 			if !l.isThere() {
 				return nil, fmt.Errorf("%w %s: leave it to its process, or choose another path with --debug-socket", errRemoved, l.path)
 			}
-		case err != nil || isPrivileged(conn):
+		case err != nil || peer.IsTrusted(conn):
 			return conn, err
 		default:
 			_ = conn.Close()

@@ -3,31 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
-
-// isPrivileged reports whether the other end of a unix socket is a process of root or of
-// the process's own user.
-func isPrivileged(conn net.Conn) bool {
-	socket, ok := conn.(syscall.Conn)
-	if !ok {
-		return false
-	}
-	raw, err := socket.SyscallConn()
-	if err != nil {
-		return false
-	}
-	allowed := false
-	err = raw.Control(func(fd uintptr) {
-		peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-		allowed = err == nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())
-	})
-	return err == nil && allowed
-}
 
 // ownSocket makes the process the owner of a socket's path, until release or its end. It fails with
 // errListens while another process is. The lock is that of a file, which release removes.

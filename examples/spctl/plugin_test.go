@@ -146,16 +146,16 @@ func TestThePlugin(t *testing.T) {
 		"get shop/web":                  {spctl.StatusFailed, nil},
 		"wait shop/web --node node-1":   {0, []string{"node-1   yes"}},
 		"wait shop/none --node node-1":  {spctl.StatusFailed, nil},
-		"wait shop/web --node node-1,node-2 --for 0s": {
+		"wait shop/web --node node-1,node-2 --timeout 0s": {
 			spctl.StatusDifferent, []string{"node-2   no           IPv4: EndpointSlices are those of version 9, want 10"},
 		},
-		"wait shop/web --for 0s":                             {spctl.StatusFailed, []string{"node-1   yes", "node-2   no", "node-4   ask node-4: no proxy runs there now"}},
-		"wait shop/web --for 0s --node-selector name=node-1": {0, []string{"node-1   yes"}},
-		"wait shop/web --for 0s --node-selector a=b=c":       {spctl.StatusFailed, nil},
-		"verify --node node-3":                               {spctl.StatusFailed, []string{"Pending"}},
-		"status --selector app=other":                        {spctl.StatusFailed, nil},
-		"status --proxy-namespace default":                   {spctl.StatusFailed, nil},
-		"--help":                                             {0, []string{"kubectl serviceplane [flags]", "--selector"}},
+		"wait shop/web --timeout 0s":                             {spctl.StatusFailed, []string{"node-1   yes", "node-2   no", "node-4   ask node-4: no proxy runs there now"}},
+		"wait shop/web --timeout 0s --node-selector name=node-1": {0, []string{"node-1   yes"}},
+		"wait shop/web --timeout 0s --node-selector a=b=c":       {spctl.StatusFailed, nil},
+		"verify --node node-3":                                   {spctl.StatusFailed, []string{"Pending"}},
+		"status --selector app=other":                            {spctl.StatusFailed, nil},
+		"status --proxy-namespace default":                       {spctl.StatusFailed, nil},
+		"--help":                                                 {0, []string{"kubectl serviceplane [flags]", "--selector"}},
 	} {
 		out, err := runPlugin(t, append(strings.Fields(line), kubeconfig)...)
 		if spctl.ExitStatus(err) != want.status {

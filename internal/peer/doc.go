@@ -1,0 +1,2 @@
+// Package peer tells who is at the other end of a unix socket.
+package peer
