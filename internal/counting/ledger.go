@@ -3,6 +3,8 @@
 package counting
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"time"
@@ -11,6 +13,9 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
+
+// ErrOff is the answer of an engine that does not count.
+var ErrOff = fmt.Errorf("nothing is counted: set CountConnections or CountTraffic of the Config, nodeproxy's --count-connections or --count-traffic: %w", errors.ErrUnsupported)
 
 // Owner is the endpoint whose connections a counter counts. Without an endpoint, the counter is one
 // of an endpoint that the service port does not have any more.
@@ -85,6 +90,9 @@ func (l *Ledger[K]) Begin(now time.Time) {
 
 // Value is what a counter had at its last Add, 0 if it is unknown.
 func (l *Ledger[K]) Value(counter K) uint64 { return l.seen[counter].value }
+
+// Len is how many counters are known.
+func (l *Ledger[K]) Len() int { return len(l.seen) }
 
 // Clock advances with each Add and Forget. Who reads counters takes the time before, for Add.
 func (l *Ledger[K]) Clock() uint64 { return l.clock }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,6 +62,9 @@ type counts struct {
 	// found means that the kernel can count; missing is what it lacks.
 	found   bool
 	missing error
+	// late are the counters that did not exist when they lost their owner, in the last update: a packet
+	// on its way may make one.
+	late []counterKey
 }
 
 func newCounts() *counts { return &counts{ledger: counting.NewLedger[counterKey]()} }
@@ -73,9 +77,6 @@ func (c *counts) lock() (unlock func()) {
 	c.mu.Lock()
 	return c.mu.Unlock
 }
-
-// errNotCounted is the answer of an engine that does not count.
-var errNotCounted = fmt.Errorf("CountConnections is off: %w", errors.ErrUnsupported)
 
 // counting reports whether connections are counted. It is called by Apply.
 func (e *Engine) counting() bool { return e.counts != nil && e.counts.missing == nil }
@@ -106,7 +107,7 @@ func (e *Engine) findCounters(ctx context.Context, update *desired.Update) error
 // Counts implements proxier.Counter.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	if e.counts == nil {
-		return proxier.Counts{}, errNotCounted
+		return proxier.Counts{}, counting.ErrOff
 	}
 	unlock := e.counts.lock()
 	began, missing := e.counts.ledger.Clock(), e.counts.missing
@@ -272,8 +273,23 @@ func (e *Engine) departed(before *owners) (list []departure) {
 // its way through the rules may still count there, or make the counter: it counts for the service port.
 func (c *counts) leave(departed []departure) {
 	for _, d := range departed {
-		c.ledger.Add(d.counterKey, c.ledger.Value(d.counterKey), counting.Owner{Name: d.owner.Name}, c.ledger.Clock())
+		value := c.ledger.Value(d.counterKey)
+		if c.ledger.Add(d.counterKey, value, counting.Owner{Name: d.owner.Name}, c.ledger.Clock()); value == 0 {
+			c.late = append(c.late, d.counterKey)
+		}
 	}
+}
+
+// forgetLate is called before each update: packets that were on their way in the last one have arrived.
+func (c *counts) forgetLate() {
+	if c == nil {
+		return
+	}
+	c.late = slices.DeleteFunc(c.late, func(counter counterKey) bool { return c.ledger.Value(counter) > 0 })
+	if len(c.late) > 0 {
+		c.ledger.Forget(c.late...)
+	}
+	c.late = nil
 }
 
 // settle adds what counters have counted for the owners that they have just lost. A connection

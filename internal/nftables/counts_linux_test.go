@@ -313,6 +313,40 @@ func TestALatePacketIsCounted(t *testing.T) {
 	}
 }
 
+// TestCountsOfWhatIsGoneAreForgotten: however many service ports have come and gone, the process knows
+// no more counters than the kernel has, and a full sync leaves none there.
+func TestCountsOfWhatIsGoneAreForgotten(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, w *world) {
+		c, none := newCounted(t, w), model{}
+		mustApply(t, c.Engine, none.full(w))
+		for range 5 {
+			m := model{}
+			for range 10 {
+				for _, balancing := range []changetracker.Balancing{changetracker.Random, changetracker.SourceHash} {
+					s := w.balanced(3, balancing)
+					s.Name, s.Protocol, s.Frontends[0].VIP = name(len(m)), desired.UDP, w.addr(96, len(m))
+					m[s.Name] = s
+				}
+			}
+			u := m.full(w)
+			u.Full = false
+			mustApply(t, c.Engine, u)
+			c.connectAtRandom(m, 20)
+			u = none.full(w)
+			u.Full = false
+			for name := range m {
+				u.Changes = append(u.Changes, desired.Change{Name: name})
+			}
+			mustApply(t, c.Engine, u)
+		}
+		mustApply(t, c.Engine, none.full(w))
+		mustApply(t, c.Engine, none.full(w))
+		if n := c.counts.ledger.Len(); n != 0 {
+			t.Errorf("%d counters are known of service ports that are gone, want none", n)
+		}
+	})
+}
+
 // counter returns the key of the only counter, as nft prints it.
 func (c *counted) counter() (key string) {
 	c.t.Helper()

@@ -137,6 +137,7 @@ var errNotFull = errors.New("nftables: a full update is needed, got a partial on
 // Apply implements proxier.Engine.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	defer e.counts.lock()()
+	e.counts.forgetLate()
 	e.report = proxier.ApplyReport{}
 	err := e.apply(ctx, update)
 	// The kernel did not know an expression of a rule and knows all of them now: modules were loading,
