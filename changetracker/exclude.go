@@ -9,7 +9,7 @@ type Exclusion string
 // The reasons to leave an endpoint out.
 const (
 	ExcludedNotReady   Exclusion = "not ready"
-	ExcludedEjected    Exclusion = "ejected by an Override, such as a failed health check"
+	ExcludedEjected    Exclusion = "ejected: its health checks fail, or the program said so"
 	ExcludedNotServing Exclusion = "terminating, and serves no more"
 	ExcludedDraining   Exclusion = "terminating, and others are ready"
 	ExcludedElsewhere  Exclusion = "on another node"

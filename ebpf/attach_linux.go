@@ -143,7 +143,7 @@ func (p *programs) check() error {
 	}
 	for _, dir := range p.config.Sockets.Cgroups {
 		if err := unix.Statfs(dir, &stat); err != nil || stat.Type != unix.CGROUP2_SUPER_MAGIC {
-			return fmt.Errorf("%w: %s is not a directory of cgroup v2: set Sockets.Cgroups", ErrUnavailable, dir)
+			return fmt.Errorf("%w: %s is not a directory of cgroup v2: name others, with nodeproxy --ebpf-cgroups, with the library Sockets.Cgroups", ErrUnavailable, dir)
 		}
 	}
 	return nil

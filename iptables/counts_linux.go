@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -134,14 +133,11 @@ func (t *tally) applied(update *desired.Update, m *model) {
 	})
 }
 
-// errNotCounted is the answer of an engine that does not count.
-var errNotCounted = fmt.Errorf("CountConnections is off: %w", errors.ErrUnsupported)
-
 // Counts implements proxier.Counter: it reads the counters of the rules from the kernel. It waits
 // for a sync, and a sync waits for it.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	if e.tally == nil {
-		return proxier.Counts{}, errNotCounted
+		return proxier.Counts{}, counting.ErrOff
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

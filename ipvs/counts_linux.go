@@ -2,10 +2,9 @@ package ipvs
 
 import (
 	"context"
-	"errors"
-	"fmt"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -19,14 +18,11 @@ func (e *Engine) own(key serverKey, name changetracker.ServicePortName) error {
 	return err
 }
 
-// errNotCounted is the answer of an engine that does not count.
-var errNotCounted = fmt.Errorf("CountConnections is off: %w", errors.ErrUnsupported)
-
 // Counts implements proxier.Counter: it adds up the kernel's counters of real servers, over all
 // virtual servers of a service port.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	if e.tally == nil {
-		return proxier.Counts{}, errNotCounted
+		return proxier.Counts{}, counting.ErrOff
 	}
 	e.mu.Lock()
 	began, programmed := e.tally.ledger.Clock(), e.table != nil

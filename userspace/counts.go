@@ -2,13 +2,12 @@ package userspace
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -90,7 +89,7 @@ func (b *balancer) counts(config *Config) (of proxier.ServicePortCounts) {
 // were opened to an endpoint, and the bytes that it copied.
 func (e *Engine) Counts(context.Context) (proxier.Counts, error) {
 	if !e.config.CountConnections && !e.config.CountTraffic {
-		return proxier.Counts{}, fmt.Errorf("CountConnections and CountTraffic are off: %w", errors.ErrUnsupported)
+		return proxier.Counts{}, counting.ErrOff
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

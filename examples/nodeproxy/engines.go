@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -13,6 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/healthcheck"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/ipvs"
 	"github.com/serviceplane/serviceplane/nftables"
@@ -203,22 +205,49 @@ func (o *options) otherModes() []mode {
 }
 
 // cleanUpOtherModes removes the rules of other modes after the first sync, and those of
-// mode ipvs when their connections have ended. It only logs a failure: connections work
-// with the rules of both modes.
+// mode ipvs when their connections have ended. A failure is tried again: connections work with the
+// rules of both modes, but those of the old one lead deleted Services to endpoints that are gone.
 func (o *options) cleanUpOtherModes(p *proxier.Proxier, l *ipvs.Leaving, config proxier.Config, log *zap.Logger) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if !untilSynced(ctx, p) {
 			return nil
 		}
 		others := slices.DeleteFunc(o.otherModes(), func(m mode) bool { return m == modeIPVS })
-		err := o.cleanUpModes(ctx, others, config, log)
+		var running sync.WaitGroup
+		running.Go(func() {
+			untilDone(ctx, log, func() error { return o.cleanUpModes(ctx, others, config, log) })
+		})
 		if l != nil {
-			err = errors.Join(err, l.Run(ctx))
+			untilDone(ctx, log, func() error { return l.Run(ctx) })
 		}
-		if err != nil && ctx.Err() == nil {
-			log.Warn("rules of other modes are not removed", zap.Error(err))
-		}
+		running.Wait()
 		return nil
+	}
+}
+
+// The pauses between attempts to remove rules.
+const firstCleanupPause, longestCleanupPause = time.Second, time.Minute
+
+// untilDone tries to remove rules of other modes until that succeeds or ctx ends. It logs each new reason.
+func untilDone(ctx context.Context, log *zap.Logger, remove func() error) {
+	reason := ""
+	for d := firstCleanupPause; ; d = min(2*d, longestCleanupPause) {
+		err := remove()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil && reason != "":
+			log.Info("rules of other modes are removed now")
+			return
+		case err == nil:
+			return
+		case err.Error() != reason:
+			reason = err.Error()
+			log.Warn("rules of other modes are not removed, will be retried", zap.Error(err))
+		}
+		if !pause.For(ctx, d) {
+			return
+		}
 	}
 }
 

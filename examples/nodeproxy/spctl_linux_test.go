@@ -167,7 +167,7 @@ func TestSpctl(t *testing.T) {
 	for _, line := range []string{
 		"spctl counts", "spctl rules web", "spctl services", "spctl services --no-endpoints", "spctl services 30080 -o yaml", "spctl explain 192.0.2.1 192.0.2.10:30080",
 		"spctl explain 10.244.1.2 10.96.0.11:53/UDP -o json", "spctl trace 192.0.2.10 10.96.0.10:80 --send",
-		"spctl trace 10.244.1.2 10.96.0.10:80 --send --netns " + c.pods[0].Path(), "spctl wait web --services 1 --for 0",
+		"spctl trace 10.244.1.2 10.96.0.10:80 --send --netns " + c.pods[0].Path(), "spctl wait web --services 1 --timeout 0",
 		"spctl syncs | awk '$2 == \"IPv4\" {print $2, $6; exit}'", "spctl state > before.json", "spctl diff before.json",
 	} {
 		s.run(line)
