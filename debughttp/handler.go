@@ -99,7 +99,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := strings.TrimPrefix(r.URL.Path, "/")
-	if name == "trace" && h.tracer != nil {
+	if name == "trace" {
+		if h.tracer == nil {
+			writeError(w, http.StatusNotFound, "no such page")
+			return
+		}
 		h.trace(w, r)
 		return
 	}

@@ -79,7 +79,7 @@ func TestTracesAreRefused(t *testing.T) {
 		status       int
 		text         string
 	}{
-		"without the option": {nil, "POST", traced, nil, 405, "want method GET"},
+		"without the option": {nil, "POST", traced, nil, 404, "no such page"},
 		"GET":                {[]debughttp.Option{tracer}, "GET", traced, nil, 405, "want method POST"},
 		"POST elsewhere":     {[]debughttp.Option{tracer}, "POST", "status", nil, 405, "want method GET"},
 		"another site":       {[]debughttp.Option{tracer}, "POST", traced, []string{"Sec-Fetch-Site", "cross-site"}, 403, "another origin"},

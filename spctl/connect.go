@@ -146,6 +146,9 @@ func (p *proxy) refused(path string, response *http.Response) error {
 	if err == nil && json.Unmarshal(content, &sent) == nil && sent.Error != "" {
 		if response.StatusCode == http.StatusNotFound && sent.Error == noSuchPage {
 			sent.Error = "this proxy has no " + path + "; its version or configuration does not offer it"
+			if path == "trace" {
+				sent.Error += ", or only at its socket: run the command on its node"
+			}
 		}
 		return &refusedError{response.StatusCode, fmt.Sprintf("%s: %s", p.name, sent.Error)}
 	}

@@ -36,9 +36,9 @@ func (a *app) sides(ctx context.Context) ([]Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list nodes: %w", err)
 	}
-	chosen := all
+	chosen := slices.SortedStableFunc(slices.Values(all), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	if len(a.nodes) > 0 {
-		chosen = slices.DeleteFunc(slices.Clone(all), func(n Node) bool { return !slices.Contains(a.nodes, n.Name) })
+		chosen = slices.DeleteFunc(chosen, func(n Node) bool { return !slices.Contains(a.nodes, n.Name) })
 	}
 	if len(chosen) < max(1, len(a.nodes)) {
 		return nil, fmt.Errorf("of the nodes %q, these have a proxy: %s", a.nodes, list(names(chosen)))

@@ -133,12 +133,15 @@ func (w *printer) statuses(answers []response) error {
 	}
 	var table [][]string
 	for _, n := range nodes {
-		var conditions []string
-		for _, c := range n.part.Conditions {
-			conditions = append(conditions, c.Type)
-		}
 		for i := range n.part.Families {
-			cells := n.part.Families[i].cells(n.part.Now)
+			f := &n.part.Families[i]
+			var conditions []string
+			for _, c := range n.part.Conditions {
+				if c.Family == f.Family || c.Family == "" && i == 0 { // one of the node is not of each family
+					conditions = append(conditions, c.Type)
+				}
+			}
+			cells := f.cells(n.part.Now)
 			table = append(table, slices.Concat([]string{n.node, n.part.Version}, cells, []string{list(conditions)}))
 		}
 	}

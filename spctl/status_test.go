@@ -1,7 +1,9 @@
 package spctl_test
 
 import (
+	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -84,5 +86,26 @@ func TestExitStatusOfAnswers(t *testing.T) {
 				t.Errorf("%s of %s: exit status %d, %v, want %d", line, answer, spctl.ExitStatus(err), err, want)
 			}
 		}
+	}
+}
+
+// TestStatusOfNodes: rows are in the order of names, and each condition is in one row.
+func TestStatusOfNodes(t *testing.T) {
+	t.Parallel()
+	address := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"node": {}, "families": [{"family": "IPv4"}, {"family": "IPv6"}], "conditions": [{"type": "Node"}, {"type": "Contested", "family": "IPv6"}]}`))
+	}))
+	options := spctl.Options{Nodes: func(context.Context) ([]spctl.Node, error) {
+		return []spctl.Node{{Name: "node-2", Address: address}, {Name: "node-1", Address: address}}, nil
+	}}
+	out, err := runWith(t, options, "status")
+	var got []string
+	for line := range strings.Lines(out) {
+		if cells := strings.Fields(line); strings.HasPrefix(line, "node-") {
+			got = append(got, strings.Join([]string{cells[0], cells[len(cells)-1]}, " "))
+		}
+	}
+	if want := []string{"node-1 Node", "node-1 Contested", "node-2 Node", "node-2 Contested"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, and prints\n%swant %q", err, out, want)
 	}
 }
