@@ -134,6 +134,7 @@ func (e *Engine) remove(name changetracker.ServicePortName) {
 	e.config.Budget.listen(-len(s.reservations))
 	s.reservations.releaseAll()
 	s.drainer.remove()
+	s.balancer.end()
 }
 
 // setService creates or updates a service port. Existing sockets keep their ports and
@@ -145,7 +146,7 @@ func (e *Engine) setService(ctx context.Context, want *desired.Service, listener
 	s := e.services[want.Name]
 	if s == nil {
 		s = &service{
-			balancer: newBalancer(), counts: &counts{}, drainer: newDrainer(e.config.Drain),
+			balancer: newBalancer(&e.affinityShare), counts: &counts{}, drainer: newDrainer(e.config.Drain),
 			sockets: map[socketKey]*socket{}, reservations: reservations{},
 		}
 		e.mu.Lock()

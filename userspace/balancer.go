@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"container/list"
 	"maps"
 	"net/netip"
 	"sync"
@@ -14,21 +15,14 @@ import (
 type balancer struct {
 	mu         sync.Mutex // guards all below
 	scopes     [2]picker
-	affinity   time.Duration
-	affinities map[netip.Addr]affinity
+	affinities affinities
 	serving    desired.Endpoints
 	open       map[netip.AddrPort]int // connections by endpoint; none is 0
 	served     served
 }
 
-// affinity is the endpoint of a client with session affinity.
-type affinity struct {
-	endpoint netip.AddrPort
-	last     time.Time
-}
-
-func newBalancer() *balancer {
-	b := &balancer{affinities: map[netip.Addr]affinity{}, open: map[netip.AddrPort]int{}, served: served{&tally{}, map[netip.AddrPort]*tally{}}}
+func newBalancer(share *affinityShare) *balancer {
+	b := &balancer{affinities: affinities{share: share, clients: map[netip.Addr]*list.Element{}}, open: map[netip.AddrPort]int{}, served: served{&tally{}, map[netip.AddrPort]*tally{}}}
 	for i := range b.scopes {
 		b.scopes[i].arrived = make(chan struct{})
 	}
@@ -42,10 +36,8 @@ func scopeIndex(s desired.Scope) int { return int(s - desired.ScopeCluster) }
 func (b *balancer) update(s *desired.Service) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.affinity, b.serving = s.Affinity, s.Serving
-	if b.affinity == 0 {
-		clear(b.affinities)
-	}
+	b.affinities.update(s.Affinity)
+	b.serving = s.Serving
 	for i := range b.scopes {
 		b.scopes[i].update(s, desired.ScopeCluster+desired.Scope(i))
 	}
@@ -74,13 +66,11 @@ func (b *balancer) pick(scope desired.Scope, client netip.AddrPort, tried []neti
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := &b.scopes[scopeIndex(scope)]
-	if a, ok := b.affinities[client.Addr()]; ok && len(tried) == 0 && p.has(a.endpoint) && now.Sub(a.last) < b.affinity {
-		b.affinities[client.Addr()] = affinity{a.endpoint, now}
-		return a.endpoint, true
+	if endpoint, ok = b.affinities.of(client.Addr(), now); !ok || len(tried) > 0 || !p.has(endpoint) {
+		endpoint, ok = p.pick(client, tried, b.open)
 	}
-	endpoint, ok = p.pick(client, tried, b.open)
-	if ok && b.affinity > 0 {
-		b.affinities[client.Addr()] = affinity{endpoint, now}
+	if ok {
+		b.affinities.note(client.Addr(), endpoint, now)
 	}
 	return endpoint, ok
 }
@@ -105,9 +95,12 @@ func (b *balancer) closes(endpoint netip.AddrPort) {
 func (b *balancer) sweep(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for client, a := range b.affinities {
-		if now.Sub(a.last) >= b.affinity {
-			delete(b.affinities, client)
-		}
-	}
+	b.affinities.sweep(now)
+}
+
+// end is for a service port that is removed: others share what its clients had.
+func (b *balancer) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.affinities.update(0)
 }

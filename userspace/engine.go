@@ -27,7 +27,9 @@ type Engine struct {
 	family  v1.IPFamily
 	log     *zap.Logger
 	portals proxier.Engine // nil: none
-	observe func(connection.Report)
+	// affinityShare is that of all service ports.
+	affinityShare affinityShare
+	observe       func(connection.Report)
 
 	// Only Apply, Cleanup and Close use these fields.
 	ports         *portPool

@@ -105,7 +105,7 @@ func (e *Engine) endpointLines() (lines []string) {
 		for _, scope := range []desired.Scope{desired.ScopeCluster, desired.ScopeLocal} {
 			endpoints, _ := s.balancer.list(scope)
 			s.balancer.mu.Lock()
-			affinity := s.balancer.affinity
+			affinity := s.balancer.affinities.timeout
 			s.balancer.mu.Unlock()
 			lines = append(lines, fmt.Sprintf("%s %v/%s %v -> %v, affinity %v", e.family, name, name.Protocol, scope, endpoints, affinity))
 		}

@@ -21,7 +21,7 @@ func endpointsOf(n int) (list []netip.AddrPort) {
 
 // balancing returns a balancer and a function that changes its Service.
 func balancing(n int, policy changetracker.Balancing, weights ...uint16) (*balancer, *desired.Service) {
-	b, s := newBalancer(), &desired.Service{Cluster: desired.EndpointsOf(endpointsOf(n)...), ClusterWeights: weights, Port: &changetracker.ServicePort{Balancing: policy}}
+	b, s := newBalancer(&affinityShare{}), &desired.Service{Cluster: desired.EndpointsOf(endpointsOf(n)...), ClusterWeights: weights, Port: &changetracker.ServicePort{Balancing: policy}}
 	b.update(s)
 	return b, s
 }
