@@ -104,6 +104,13 @@ func dialable(a netip.Addr) bool {
 	return a.IsValid() && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast()
 }
 
+// servable reports whether clients of all nodes may reach a Service at the address (TRK-18). One at a
+// loopback or link-local address would take what programs of the node serve to themselves, such as a
+// load balancer for the API server, or a cloud's metadata.
+func servable(a netip.Addr) bool { return dialable(a) && !special(a) && a != broadcast }
+
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255}) // read-only
+
 // special reports whether the address means a different machine on each node, or the node itself.
 func special(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() }
 

@@ -44,13 +44,13 @@ func (p *ServicePort) canonicalise() error {
 		}
 	}
 	if p.ClusterIP.IsValid() {
-		fits("ClusterIP", p.ClusterIP, p.ClusterIP, dialable(p.ClusterIP))
+		fits("ClusterIP", p.ClusterIP, p.ClusterIP, servable(p.ClusterIP))
 	}
 	for _, a := range p.ExternalIPs {
-		fits("ExternalIPs", a, a, dialable(a))
+		fits("ExternalIPs", a, a, servable(a))
 	}
 	for _, a := range p.LoadBalancerVIPs {
-		fits("LoadBalancerVIPs", a, a, dialable(a))
+		fits("LoadBalancerVIPs", a, a, servable(a))
 	}
 	for i, r := range p.LoadBalancerSourceRanges {
 		p.LoadBalancerSourceRanges[i] = canonicalPrefix(r)

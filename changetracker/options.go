@@ -17,8 +17,7 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // ExternalIPPolicy decides which values of spec.externalIPs are accepted. Whoever may write a
 // Service can take over the traffic to any address with them (CVE-2020-8554). Values that are
 // not accepted are Problems with ReasonRefused; the other addresses of the Service are still
-// used. Loopback, link-local, multicast and unspecified addresses are never accepted. The zero
-// value accepts all others, including addresses of nodes, as kube-proxy does: external IPs are
+// used. Addresses that no VIP may have (TRK-18) are refused in any case. The zero value accepts all others, including addresses of nodes, as kube-proxy does: external IPs are
 // commonly used for these. desired.Resolver decides about addresses of the node itself and of
 // its pods.
 type ExternalIPPolicy struct {
@@ -29,7 +28,7 @@ type ExternalIPPolicy struct {
 }
 
 func (p *ExternalIPPolicy) accepts(a netip.Addr) bool {
-	return !p.Refuse && !special(a) && !slices.ContainsFunc(p.Denied, func(r netip.Prefix) bool { return canonicalPrefix(r).Contains(a) })
+	return !p.Refuse && !slices.ContainsFunc(p.Denied, func(r netip.Prefix) bool { return canonicalPrefix(r).Contains(a) })
 }
 
 // Options configures the trackers. The zero value tracks both families for a node without a

@@ -74,7 +74,7 @@ func (c *config) parseClusterIPs(p *parsedService, service *v1.Service, f *findi
 	spec := &service.Spec
 	if len(spec.IPFamilies) == 0 {
 		addr, ok := ParseAddr(spec.ClusterIP)
-		if !ok || !dialable(addr) {
+		if !ok || !servable(addr) {
 			f.add(ReasonInvalidAddress, spec.ClusterIP, "spec.clusterIP")
 			return false
 		}
@@ -109,7 +109,7 @@ func parseListedClusterIP(spec *v1.ServiceSpec, i int, f *findings) (addr netip.
 	}
 	addr, ok = ParseAddr(spec.ClusterIPs[i])
 	switch {
-	case !ok || !dialable(addr):
+	case !ok || !servable(addr):
 		f.add(ReasonInvalidAddress, spec.ClusterIPs[i], field, i)
 		return addr, false
 	case familyOf(addr) != spec.IPFamilies[i]:
@@ -119,7 +119,7 @@ func parseListedClusterIP(spec *v1.ServiceSpec, i int, f *findings) (addr netip.
 	return addr, true
 }
 
-// parseVIPs parses external IPs and load balancer IPs (TRK-11, TRK-14). Blank values are not
+// parseVIPs parses external IPs and load balancer IPs (TRK-11, TRK-14, TRK-18). Blank values are not
 // reported.
 func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy, f *findings) {
 	for i, text := range service.Spec.ExternalIPs {
@@ -129,27 +129,34 @@ func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy,
 		switch addr, ok := ParseAddr(text); {
 		case !ok || !dialable(addr):
 			f.add(ReasonInvalidAddress, text, fieldExternalIPs+"[%d]", i)
-		case !policy.accepts(addr):
+		case !servable(addr) || !policy.accepts(addr):
 			f.add(ReasonRefused, text, fieldExternalIPs+"[%d]", i)
 		default:
 			p.externals[addrFamily(addr)] = append(p.externals[addrFamily(addr)], addr)
 		}
 	}
+	p.parseLoadBalancerIPs(service, f)
+	limit := maxFrontends / max(len(service.Spec.Ports), 1)
+	for family := range p.externals {
+		p.externals[family] = bounded(canonicalAddrs(p.externals[family]), limit, fieldExternalIPs, f)
+		p.vips[family] = bounded(canonicalAddrs(p.vips[family]), limit, fieldIngress, f)
+	}
+}
+
+func (p *parsedService) parseLoadBalancerIPs(service *v1.Service, f *findings) {
 	for i := range service.Status.LoadBalancer.Ingress {
 		ingress := &service.Status.LoadBalancer.Ingress[i]
 		if ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode != v1.LoadBalancerIPModeVIP {
 			continue
 		}
-		if addr, ok := ParseAddr(ingress.IP); ok && dialable(addr) {
-			p.vips[addrFamily(addr)] = append(p.vips[addrFamily(addr)], addr)
-		} else {
+		switch addr, ok := ParseAddr(ingress.IP); {
+		case !ok || !dialable(addr):
 			f.add(ReasonInvalidAddress, ingress.IP, fieldIngress+"[%d].ip", i)
+		case !servable(addr):
+			f.add(ReasonRefused, ingress.IP, fieldIngress+"[%d].ip", i)
+		default:
+			p.vips[addrFamily(addr)] = append(p.vips[addrFamily(addr)], addr)
 		}
-	}
-	limit := maxFrontends / max(len(service.Spec.Ports), 1)
-	for family := range p.externals {
-		p.externals[family] = bounded(canonicalAddrs(p.externals[family]), limit, fieldExternalIPs, f)
-		p.vips[family] = bounded(canonicalAddrs(p.vips[family]), limit, fieldIngress, f)
 	}
 }
 

@@ -86,6 +86,30 @@ func TestUnrestrictedVIPsAreProblems(t *testing.T) {
 	}
 }
 
+// TRK-18: one rule for VIPs of every kind.
+func TestNoVIPIsAnAddressOfTheNodeAlone(t *testing.T) {
+	for _, ip := range []string{"127.0.0.1", "127.1.2.3", "::ffff:127.0.0.1", "169.254.169.254", "255.255.255.255", "0.0.0.0", "224.0.0.1", "::1", "fe80::1", "ff02::1", "::"} {
+		tracker := mustTracker(t)
+		tracker.Services.Update(nil, webService(func(s *v1.Service) {
+			s.Spec.ExternalIPs, s.Status.LoadBalancer.Ingress = []string{ip}, []v1.LoadBalancerIngress{{IP: ip}}
+		}))
+		tracker.Services.Update(nil, webService(func(s *v1.Service) {
+			s.Name, s.Spec.IPFamilies, s.Spec.ClusterIP, s.Spec.ClusterIPs = "cluster", nil, ip, []string{ip}
+		}))
+		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+			state, _ := peek(t, tracker, family)
+			for name, p := range state.All() {
+				if name != http || len(p.ExternalIPs)+len(p.LoadBalancerVIPs) > 0 {
+					t.Errorf("%s: %v has it: %+v", ip, name, p)
+				}
+			}
+		}
+		if n := len(tracker.Problems()); n != 3 {
+			t.Errorf("%s: problems %v, want one for each kind", ip, tracker.Problems())
+		}
+	}
+}
+
 func TestExternalIPsCanBeRefused(t *testing.T) {
 	given := []string{"192.0.2.1", "10.244.0.1", "127.0.0.1", "::ffff:127.0.0.1", "169.254.1.1", "2001:db8::1", "::1", "fe80::1"}
 	for name, c := range map[string]struct {

@@ -118,17 +118,18 @@ func (o *oracle) servicePort(s *v1.Service, port v1.ServicePort, ip netip.Addr) 
 		}
 	}
 	for _, text := range s.Spec.ExternalIPs {
-		if a, ok := o.vip(text); ok && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+		if a, ok := o.vip(text); ok {
 			p.external = append(p.external, a)
 		}
 	}
 	return p
 }
 
-// vip parses an address of the family that clients can dial.
+// vip parses an address of the family that a Service may have (TRK-18).
 func (o *oracle) vip(text string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(text)
-	return a, err == nil && a.Is4() == (o.family == v1.IPv4Protocol) && !a.IsUnspecified() && !a.IsMulticast()
+	return a, err == nil && a.Is4() == (o.family == v1.IPv4Protocol) && !a.IsUnspecified() && !a.IsMulticast() &&
+		!a.IsLoopback() && !a.IsLinkLocalUnicast() && text != "255.255.255.255"
 }
 
 // hasHealthCheck reports whether a port is a health check node port (HC-03).
