@@ -12,6 +12,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -80,8 +81,12 @@ func mustAnswer(t *testing.T, from *netns.NS, protocol string, to netip.AddrPort
 // mustNotAnswer checks that a request fails, with want unless that is nil.
 func mustNotAnswer(t *testing.T, from *netns.NS, protocol string, to netip.AddrPort, want error) {
 	t.Helper()
-	// A refusal during connect(2) is reported only at the second packet.
-	got, err := netns.Ask(t.Context(), from, protocol, to, netns.AskOptions{Timeout: 5 * time.Second})
+	var got netns.Answer
+	var err error
+	poll.Soon(func() bool { // the kernel limits its ICMP messages, and a refusal during connect(2) is reported only at the second packet
+		got, err = netns.Ask(t.Context(), from, protocol, to, netns.AskOptions{Timeout: 5 * time.Second})
+		return want == nil || !errors.Is(err, netns.ErrTimeout) || errors.Is(err, want)
+	})
 	if err == nil || want != nil && !errors.Is(err, want) {
 		t.Errorf("%s to %v: answer of %q, %v, want %v", protocol, to, got.Server, err, want)
 	}
