@@ -17,6 +17,15 @@ type serviceAnswer struct {
 	Namespace    string              `json:"namespace"`
 	Name         string              `json:"name"`
 	ServicePorts []servicePortInFull `json:"servicePorts"`
+	// UnmatchedSlices serve no port of the Service, mostly because a port's name is misspelt.
+	UnmatchedSlices []unmatchedSlice `json:"unmatchedSlices,omitempty"`
+}
+
+type unmatchedSlice struct {
+	Family    v1.IPFamily `json:"family"`
+	Name      string      `json:"name"`
+	Ports     []string    `json:"ports"`
+	Endpoints int         `json:"endpoints"`
 }
 
 type servicePortInFull struct {
@@ -79,6 +88,11 @@ func (h *handler) service(_ *http.Request, q query) (any, error) {
 	a := now.inFull(name, failuresOf(&status))
 	if len(a.ServicePorts) == 0 {
 		return nil, fmt.Errorf("%w: %s", errNotFound, name)
+	}
+	if tracking, ok := h.source.(interface{ Tracker() *changetracker.Tracker }); ok {
+		for _, s := range tracking.Tracker().Unmatched(name) {
+			a.UnmatchedSlices = append(a.UnmatchedSlices, unmatchedSlice(s))
+		}
 	}
 	return a, nil
 }

@@ -26,6 +26,16 @@ type service struct {
 	Name         string        `json:"name"`
 	Verdict      string        `json:"verdict"`
 	ServicePorts []servicePort `json:"servicePorts"`
+
+	// Of a single Service only.
+	UnmatchedSlices []unmatchedSlice `json:"unmatchedSlices"`
+}
+
+type unmatchedSlice struct {
+	Family    string   `json:"family"`
+	Name      string   `json:"name"`
+	Ports     []string `json:"ports"`
+	Endpoints int      `json:"endpoints"`
 }
 
 type servicePort struct {
@@ -333,6 +343,12 @@ func (w *printer) service(content json.RawMessage) error {
 	for i := range s.ServicePorts {
 		w.port(&s.ServicePorts[i])
 	}
+	if len(s.UnmatchedSlices) > 0 {
+		w.section("EndpointSlices that fit no port of the Service, by name and protocol:")
+	}
+	rows(w, "NAME FAMILY PORTS ENDPOINTS", s.UnmatchedSlices, func(u unmatchedSlice) []string {
+		return []string{u.Name, u.Family, list(u.Ports), fmt.Sprint(u.Endpoints)}
+	})
 	return nil
 }
 

@@ -213,6 +213,19 @@ func TestDiffLeavesOutTheCanary(t *testing.T) {
 	}
 }
 
+// TestASliceThatFitsNoPortIsShown, with its ports: without it nothing says why there are no endpoints.
+func TestASliceThatFitsNoPortIsShown(t *testing.T) {
+	t.Parallel()
+	address := serve(t, debughttp.Handler(newProxy(t, func(p *proxier.Proxier) {
+		p.OnEndpointSliceAdd(proxiertest.Slice("shop", "idle", discovery.AddressTypeIPv4, proxiertest.SliceName("typo"),
+			proxiertest.SlicePort("dsn", v1.ProtocolUDP, 5353), proxiertest.Endpoint("10.244.1.7")))
+	})))
+	out, err := run(t, address, "get", "shop/idle")
+	if text := gaps.ReplaceAllString(out, " "); err != nil || !strings.Contains(text, "EndpointSlices that fit no port of the Service") || !strings.Contains(text, "typo IPv4 dsn/UDP 1") {
+		t.Errorf("get prints\n%s%v, want the slice with its port", out, err)
+	}
+}
+
 // golden compares a text with a file of testdata, which -update writes.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
