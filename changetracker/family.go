@@ -197,6 +197,10 @@ func (f *family) uses(s *heldService, key portKey) bool {
 	return f.endpointsOnly || s.port(key) != nil
 }
 
+// manySlices is how many slices of a Service a changed endpoint is looked up in, if all of its
+// endpoints count as changed already: lookups in more would cost a long first list its square.
+const manySlices = 32
+
 // compareSlices marks what changes in the Service when next replaces old.
 func (f *family) compareSlices(service types.NamespacedName, s *heldService, old, next *heldSlice) (changed bool) {
 	var buffer [8]portKey
@@ -206,7 +210,8 @@ func (f *family) compareSlices(service types.NamespacedName, s *heldService, old
 		if !f.uses(s, key) {
 			continue
 		}
-		if t := f.comparePort(s, key, old, next); !t.none() {
+		all := len(s.slices) > manySlices && f.dirty[service].touches(key)
+		if t := f.comparePort(s, key, all, old, next); !t.none() {
 			f.mark(service).touch(t)
 			changed = true
 		}
@@ -218,8 +223,8 @@ func (f *family) compareSlices(service types.NamespacedName, s *heldService, old
 }
 
 // comparePort returns the addresses of a port whose winning record changes when next replaces
-// old.
-func (f *family) comparePort(s *heldService, key portKey, old, next *heldSlice) touched {
+// old. If all count as changed already, it looks at no other slice.
+func (f *family) comparePort(s *heldService, key portKey, all bool, old, next *heldSlice) touched {
 	var ours [2][2]contribution
 	before := slices.AppendSeq(ours[0][:0], old.contributions(key))
 	after := slices.AppendSeq(ours[1][:0], next.contributions(key))
@@ -229,7 +234,7 @@ func (f *family) comparePort(s *heldService, key portKey, old, next *heldSlice) 
 		return t
 	}
 	byNumber := func(x, y *contribution) int { return cmp.Compare(x.number, y.number) }
-	walk(before, after, byNumber, func(x, y *contribution) { f.compareContributions(&t, s, x, y) })
+	walk(before, after, byNumber, func(x, y *contribution) { f.compareContributions(&t, s, all, x, y) })
 	slices.SortFunc(t.addrs, netip.AddrPort.Compare)
 	return t
 }
@@ -246,7 +251,7 @@ func (s *heldService) hasOthers(key portKey, but *heldSlice) bool {
 
 // compareContributions is comparePort for one port number. Only addresses whose own record differs
 // are looked up in the other slices.
-func (f *family) compareContributions(t *touched, s *heldService, before, after *contribution) {
+func (f *family) compareContributions(t *touched, s *heldService, all bool, before, after *contribution) {
 	number := anyOf(before, after).number
 	var was, is contribution
 	if before != nil {
@@ -264,6 +269,10 @@ func (f *family) compareContributions(t *touched, s *heldService, before, after 
 	sameAge := before != nil && after != nil && was.slice.created.Equal(is.slice.created)
 	walk(was.endpoints, is.endpoints, sameAddr, func(x, y *Endpoint) {
 		if sameAge && x != nil && y != nil && f.sameRecord(x, y) {
+			return
+		}
+		if all {
+			t.all = true
 			return
 		}
 		had, has := record{slice: was.slice, endpoint: x}, record{slice: is.slice, endpoint: y}

@@ -85,6 +85,15 @@ func (m *mark) merge(o *mark) {
 // touched returns what changed in the endpoints of a port, or nil.
 func (m *mark) touched(key portKey) *touched { return m.endpoints[key] }
 
+// touches reports whether all endpoints of a port count as changed.
+func (m *mark) touches(key portKey) bool {
+	if m == nil {
+		return false
+	}
+	t := m.touched(key)
+	return t != nil && t.all
+}
+
 // earlier returns the earlier of two times. The zero time means none.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {

@@ -55,7 +55,11 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 		}
 	}
 	judge, ending := NewJudge(check, addrs), c.ending[family]
-	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), func(f *netlinkx.Flow) bool {
+	which := netlinkx.AllFlows
+	if len(check.Frontends)+len(check.ServiceCIDRs)+len(check.End) == 0 {
+		which = netlinkx.Unanswered
+	}
+	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), which, func(f *netlinkx.Flow) bool {
 		flow := desired.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered}
 		if judge.Ends(flow) {
 			if f.TCPState == tcpSynSent { // its client tries again, and gets another endpoint

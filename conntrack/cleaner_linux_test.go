@@ -158,9 +158,17 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 	}
 }
 
-// TestUntranslatedConnectionsAreForgotten, of TCP and unanswered, whatever the options are.
+// TestUntranslatedConnectionsAreForgotten, of TCP and unanswered, whatever the options are, and
+// whether the kernel lists all entries or these alone.
 func TestUntranslatedConnectionsAreForgotten(t *testing.T) {
 	t.Parallel()
+	for _, ranges := range [][]netip.Prefix{nil, {netip.MustParsePrefix("10.96.0.0/16")}} {
+		t.Run(fmt.Sprint(ranges), func(t *testing.T) { forgetUntranslated(t, ranges) })
+	}
+}
+
+func forgetUntranslated(t *testing.T, ranges []netip.Prefix) {
+	t.Helper()
 	const established, synSent = 3, 1
 	tab, tcp := newTable(t), uint8(unix.IPPROTO_TCP)
 	for _, e := range []entry{
@@ -177,7 +185,7 @@ func TestUntranslatedConnectionsAreForgotten(t *testing.T) {
 			Key:     desired.Key{VIP: netip.MustParseAddr("10.96.0.1"), Protocol: desired.TCP, Port: 53},
 			Serving: desired.EndpointsOf(at("10.244.0.1:53")),
 		}},
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		ServiceCIDRs: ranges,
 	})
 	if got := tab.clients(unix.AF_INET); err != nil || deleted != 1 || !slices.Equal(got, []uint16{2, 3, 4, 5}) {
 		t.Errorf("Clean = %d, %v; flows of clients %v are left; want only that of client 1 deleted", deleted, err, got)

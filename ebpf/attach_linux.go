@@ -141,12 +141,38 @@ func (p *programs) check() error {
 	if err := unix.Statfs(p.config.Sockets.BPFFS, &stat); err != nil || stat.Type != unix.BPF_FS_MAGIC {
 		return fmt.Errorf("%w: %s is not a BPF file system: mount one there (mount -t bpf bpf %[2]s), or set Sockets.BPFFS", ErrUnavailable, p.config.Sockets.BPFFS)
 	}
-	for _, dir := range p.config.Sockets.Cgroups {
+	dirs, missing := p.config.Sockets.findCgroups()
+	if len(dirs) == 0 {
+		return noCgroup(missing)
+	}
+	for _, dir := range dirs {
 		if err := unix.Statfs(dir, &stat); err != nil || stat.Type != unix.CGROUP2_SUPER_MAGIC {
-			return fmt.Errorf("%w: %s is not a directory of cgroup v2: name others, with nodeproxy --ebpf-cgroups, with the library Sockets.Cgroups", ErrUnavailable, dir)
+			return fmt.Errorf("%w: %s is not a directory of cgroup v2: %s", ErrUnavailable, dir, nameOthers)
 		}
 	}
 	return nil
+}
+
+const nameOthers = "name others, with nodeproxy --ebpf-cgroups, with the library Sockets.Cgroups"
+
+func noCgroup(missing []string) error {
+	return fmt.Errorf("%w: no cgroup matches %s: %s", ErrUnavailable, strings.Join(missing, " or "), nameOthers)
+}
+
+// findCgroups returns the directories that exist, and what matches none.
+func (s *Sockets) findCgroups() (dirs, missing []string) {
+	for _, pattern := range s.Cgroups {
+		found, _ := filepath.Glob(pattern) // validated
+		found = slices.DeleteFunc(found, func(path string) bool {
+			info, err := os.Stat(path)
+			return err != nil || !info.IsDir()
+		})
+		if len(found) == 0 {
+			missing = append(missing, pattern)
+		}
+		dirs = append(dirs, found...)
+	}
+	return dirs, missing
 }
 
 // privileged names the capabilities (linux/capability.h) that the process lacks. CAP_SYS_ADMIN includes CAP_BPF, and is
@@ -292,14 +318,18 @@ type wantedLink struct {
 // wantedLinks are the links by their names, which have the inode of the cgroup.
 func (p *programs) wantedLinks() (map[string]wantedLink, error) {
 	wanted := map[string]wantedLink{}
-	for _, cgroup := range p.config.Sockets.Cgroups {
+	cgroups, missing := p.config.Sockets.findCgroups()
+	for _, cgroup := range cgroups {
 		var stat unix.Stat_t
 		if err := unix.Stat(cgroup, &stat); err != nil {
-			return nil, fmt.Errorf("%w: cgroup %s: %w", ErrUnavailable, cgroup, err)
+			continue // it has gone
 		}
 		for program, at := range p.hooks() {
 			wanted[program+"-"+strconv.FormatUint(stat.Ino, 10)] = wantedLink{program, cgroup, at}
 		}
+	}
+	if len(wanted) == 0 {
+		return nil, noCgroup(missing)
 	}
 	return wanted, nil
 }

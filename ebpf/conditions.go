@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -46,11 +47,13 @@ type declined struct {
 }
 
 // faultOf is the message of the Condition: why sockets are not translated, or not those to some
-// service ports, of which it names the first, or else the fault of UDP.
-func faultOf(without error, refused map[changetracker.ServicePortName]declined, udp string) string {
+// service ports, of which it names the first, or those of cgroups that do not exist, or else the fault of UDP.
+func faultOf(without error, refused map[changetracker.ServicePortName]declined, missing []string, udp string) string {
 	switch {
 	case without != nil:
 		return fmt.Sprintf("sockets are not translated, rules do everything: %v", without)
+	case len(refused) == 0 && len(missing) > 0:
+		return fmt.Sprintf("no cgroup matches %s: until one does, rules do everything for processes there", strings.Join(missing, " or "))
 	case len(refused) == 0:
 		return udp
 	}

@@ -24,18 +24,20 @@ func TestConditions(t *testing.T) {
 		for _, step := range []struct {
 			without  error
 			declined map[changetracker.ServicePortName]declined
+			missing  []string
 			udp      string
 			want     []string // in the message; nil for no Condition
 			since    time.Time
 		}{
-			{nil, nil, "", nil, time.Time{}},
-			{ErrUnavailable, nil, "", []string{"rules do everything", ErrUnavailable.Error()}, begun.Add(time.Minute)},
-			{nil, map[changetracker.ServicePortName]declined{name("b"): {nil, errors.New("second")}, name("a"): {nil, errors.New("no room")}}, "3 sockets", []string{"2 service ports", "default/a", "no room"}, begun.Add(time.Minute)},
-			{nil, nil, "3 sockets", []string{"3 sockets"}, begun.Add(time.Minute)},
-			{nil, nil, "", nil, time.Time{}},
-			{ErrUnavailable, nil, "", []string{"rules do everything"}, begun.Add(5 * time.Minute)},
+			{nil, nil, nil, "", nil, time.Time{}},
+			{ErrUnavailable, nil, nil, "", []string{"rules do everything", ErrUnavailable.Error()}, begun.Add(time.Minute)},
+			{nil, map[changetracker.ServicePortName]declined{name("b"): {nil, errors.New("second")}, name("a"): {nil, errors.New("no room")}}, nil, "3 sockets", []string{"2 service ports", "default/a", "no room"}, begun.Add(time.Minute)},
+			{nil, nil, []string{"/kubepods*"}, "3 sockets", []string{"no cgroup matches /kubepods*"}, begun.Add(time.Minute)},
+			{nil, nil, nil, "3 sockets", []string{"3 sockets"}, begun.Add(time.Minute)},
+			{nil, nil, nil, "", nil, time.Time{}},
+			{ErrUnavailable, nil, nil, "", []string{"rules do everything"}, begun.Add(6 * time.Minute)},
 		} {
-			f.note(faultOf(step.without, step.declined, step.udp))
+			f.note(faultOf(step.without, step.declined, step.missing, step.udp))
 			got := f.conditions()
 			if (len(got) == 1) != (step.want != nil) {
 				t.Fatalf("conditions %+v, want one: %v", got, step.want != nil)

@@ -23,8 +23,10 @@ type Config struct {
 
 // Sockets configures the translation of sockets.
 type Sockets struct {
-	// Cgroups are directories of cgroup v2, such as /sys/fs/cgroup/kubepods.slice. Sockets are
-	// translated if they were opened by a process there or below. At least one is needed.
+	// Cgroups are directories of cgroup v2, such as /sys/fs/cgroup/kubepods.slice, or patterns of
+	// filepath.Match for them. Sockets are translated if they were opened by a process there or
+	// below. At least one must exist. Others may come and go: Watch finds them within ten seconds,
+	// and a Condition names what matches none.
 	// The root of the machine's hierarchy also has the kernel's own sockets, such as those of
 	// NFS, and programs that other instances translate: name what belongs to the node.
 	Cgroups []string
@@ -114,8 +116,8 @@ func (c Config) Validate() error {
 		bad("Cgroups", "empty: want at least one directory of cgroup v2")
 	}
 	for i, dir := range c.Sockets.Cgroups {
-		if !filepath.IsAbs(dir) || slices.Contains(c.Sockets.Cgroups[:i], dir) {
-			bad("Cgroups", "%q: want absolute paths, each once", dir)
+		if _, err := filepath.Match(dir, ""); err != nil || !filepath.IsAbs(dir) || slices.Contains(c.Sockets.Cgroups[:i], dir) {
+			bad("Cgroups", "%q: want absolute paths or patterns, each once", dir)
 		}
 	}
 	if !filepath.IsAbs(c.Sockets.BPFFS) {

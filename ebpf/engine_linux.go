@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,6 +43,8 @@ type Engine struct {
 	layer    *layer
 	// without is why sockets are not translated, if they are Optional.
 	without error
+	// cgroups are those that exist; missing are Sockets.Cgroups that match none.
+	cgroups, missing []string
 	// declined are service ports whose maps could not be written. The rules have them; Watch, the next
 	// Update that names them and the next full one try again.
 	declined map[changetracker.ServicePortName]declined
@@ -148,7 +151,7 @@ func (e *Engine) noteFaults() {
 	if e.withoutUDP != nil {
 		udp = fmt.Sprintf("rules do UDP: %v", e.withoutUDP)
 	}
-	e.faults.note(faultOf(e.without, e.declined, udp))
+	e.faults.note(faultOf(e.without, e.declined, e.missing, udp))
 }
 
 func (e *Engine) written() int {
@@ -202,6 +205,7 @@ func (e *Engine) orWithout(err error) error {
 // begin opens what is pinned, or creates it, compares the maps with what is wanted, and attaches the
 // programs. Frontends of no wanted service port are removed.
 func (e *Engine) begin(wanted map[changetracker.ServicePortName]*carried) error {
+	e.cgroups, e.missing = e.config.Sockets.findCgroups()
 	if e.layer == nil {
 		if err := e.open(wanted); err != nil {
 			return err
@@ -370,14 +374,15 @@ func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) { return e.
 // ports, see proxier.Engine.
 func (e *Engine) Conditions() []proxier.Condition { return e.faults.conditions() }
 
-// retry publishes again what could not be published. An error means that only a full sync helps.
+// retry publishes again what could not be published, and attaches the programs to cgroups that have come. An error
+// means that only a full sync helps.
 func (e *Engine) retry() (err error) {
 	e.forward.retry()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.noteFaults()
-	if len(e.declined) == 0 || !e.translates() {
-		return nil
+	if err := e.followCgroups(); err != nil || len(e.declined) == 0 || !e.translates() {
+		return err
 	}
 	for name, d := range e.declined {
 		if err = e.publish(name, d.wanted); err != nil {
@@ -385,6 +390,19 @@ func (e *Engine) retry() (err error) {
 		}
 	}
 	return errors.Join(err, e.layer.free(false))
+}
+
+// followCgroups attaches the programs to the cgroups that exist now.
+func (e *Engine) followCgroups() error {
+	before := e.cgroups
+	if e.cgroups, e.missing = e.config.Sockets.findCgroups(); slices.Equal(before, e.cgroups) {
+		return nil
+	}
+	e.log.Info("cgroups have come or gone", zap.Strings("before", before), zap.Strings("now", e.cgroups))
+	if !e.translates() || e.layer.services == nil {
+		return errors.New("a full sync opens the maps")
+	}
+	return e.layer.activate(e.layer.kernel)
 }
 
 // watchPause is how often the links are compared: the kernel does not report their changes.
@@ -409,8 +427,9 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
+				failed := e.retry() != nil // before the links are looked at: a cgroup that has gone is no damage
 				object := cmp.Or(e.damagedObject(), e.forward.damaged())
-				if e.retry() != nil {
+				if failed {
 					object = cmp.Or(object, "maps of sockets")
 				}
 				if object != "" {

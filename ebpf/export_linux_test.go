@@ -58,6 +58,9 @@ func (k interposed) setEndpoints(first uint32, endpoints desired.Endpoints) {
 
 func (k interposed) settle() error { return k.call(k.tables.settle) }
 
+// Retry does what Watch does from time to time.
+func (e *Engine) Retry() error { return e.retry() }
+
 // CanDestroy says why the kernel cannot end sockets.
 func CanDestroy(family v1.IPFamily) error { return canDestroy(family) }
 

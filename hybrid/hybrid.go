@@ -173,6 +173,7 @@ func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[
 // its new member.
 func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetracker.ServicePortName]int) {
 	total.Failed = append(total.Failed, o.Failed...)
+	total.Left = append(total.Left, o.Left...)
 	for name, ends := range o.FlowEnds {
 		if to, moving := moves[name]; !moving || to == engine {
 			total.FlowEnds[name] = ends

@@ -68,7 +68,7 @@ func (l *Link) Attach(config *rest.Config) {
 	config.Wrap(l.Wrap)
 	if config.Dial == nil {
 		dialer := &net.Dialer{
-			Timeout:         30 * time.Second, // as in client-go
+			Timeout:         5 * time.Second, // client-go's 30s would delay the first request after an outage
 			KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
 		}
 		config.Dial = dialer.DialContext

@@ -49,9 +49,9 @@ func newMirror(from cache.ListerWatcher, nameless func() named) *mirror {
 }
 
 // run lists and watches until ctx ends.
-func (m *mirror) run(ctx context.Context, failures *watchErrors) {
+func (m *mirror) run(ctx context.Context, failures *watchErrors, o *outage) {
 	cache.New(&cache.Config{
-		Queue: m, ListerWatcher: m.from, ObjectType: m.nameless(),
+		Queue: m, ListerWatcher: o.source(m.from, func(err error) { failures.handle(ctx, nil, err) }), ObjectType: m.nameless(),
 		WatchErrorHandlerWithContext: func(ctx context.Context, from *cache.Reflector, err error) {
 			failures.handle(ctx, from, err)
 			if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {

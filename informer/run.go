@@ -30,8 +30,8 @@ import (
 // only its name then. Run also says OnVersion.
 //
 // An unreachable API server is no error: the Provider keeps its state, and Run tries
-// again. Run may then return up to a minute after the end of ctx, because client-go 0.37
-// does not interrupt its pause between two attempts.
+// again, with one request at a time, so that a change comes within two seconds after the API server
+// answers again.
 func Run(ctx context.Context, config *rest.Config, p proxier.EventHandler, o Options) error {
 	o = o.withDefaults()
 	if err := o.validate(); err != nil {
@@ -50,8 +50,9 @@ func Run(ctx context.Context, config *rest.Config, p proxier.EventHandler, o Opt
 		return err
 	}
 	var running sync.WaitGroup
+	out := newOutage()
 	for kind, m := range mirrors {
-		running.Go(func() { m.run(o.clientLogs(ctx), newWatchErrors(o, kind)) })
+		running.Go(func() { m.run(o.clientLogs(ctx), newWatchErrors(o, kind), out) })
 	}
 	<-ctx.Done()
 	stop()

@@ -45,7 +45,7 @@ func (w *watchErrors) handle(_ context.Context, _ *cache.Reflector, err error) {
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return // normal: watches end, and resource versions expire
 	}
-	if w.linked && loggedByLink(err) {
+	if w.linked && concernsServer(err) { // the Link logs it
 		return
 	}
 	w.mu.Lock()
@@ -57,9 +57,9 @@ func (w *watchErrors) handle(_ context.Context, _ *cache.Reflector, err error) {
 	}
 }
 
-// loggedByLink reports whether an error comes from the transport or the API server as a
+// concernsServer reports whether an error comes from the transport or the API server as a
 // whole, and not from one kind of objects.
-func loggedByLink(err error) bool {
+func concernsServer(err error) bool {
 	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return refused(int(status.ErrStatus.Code))
 	}

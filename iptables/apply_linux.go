@@ -139,6 +139,9 @@ func (e *Engine) composeFull(ctx context.Context) (s *script, want map[string]ru
 				return nil, nil, err
 			}
 		}
+		if table == tableNAT && left[table] == nil {
+			e.left = frontendsLeft(o.chains, want[table])
+		}
 		o.discard(want[table])
 		c := changeOf(o.chains, want[table], table == tableFilter)
 		c.first.deletes, c.first.inserts = repairJumps(table, e.model.jumps(), o.jumps)

@@ -81,8 +81,8 @@ func (e *Engine) keepLocalnet(o *observed, chain string) error {
 	if err != nil || rules == nil {
 		return err
 	}
-	e.log.Warn("kept the rule that drops packets from other hosts to 127.0.0.0/8: route_localnet is 1 and this instance did not set it: set it to 0 and clean up again",
-		zap.String("chain", chain))
+	e.log.Warn("kept the rule that drops packets from other hosts to 127.0.0.0/8: another program has set route_localnet for all interfaces; if none needs it, set it to 0 and clean up again",
+		zap.String("setting", routeLocalnet), zap.String("chain", chain))
 	delete(o.chains, chain)
 	o.jumps = slices.DeleteFunc(o.jumps, func(j foreignJump) bool { return j.to == chain })
 	return nil

@@ -41,6 +41,7 @@ type Engine struct {
 	counts   bool
 	tally    *tally // of new connections; nil if they are not counted
 	report   proxier.ApplyReport
+	left     []desired.Key // Result.Left of the next Apply that succeeds
 	guard    guard
 	localnet localnet
 }
@@ -96,7 +97,11 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	defer e.mu.Unlock()
 	e.report = proxier.ApplyReport{}
 	err := e.apply(ctx, &update)
-	return proxier.Result{Failed: e.refusals(&update), Report: e.report}, err
+	result := proxier.Result{Failed: e.refusals(&update), Report: e.report, Left: e.left}
+	if err == nil {
+		e.left = nil
+	}
+	return result, err
 }
 
 func (e *Engine) wakeWatch() {

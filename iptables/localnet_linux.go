@@ -1,10 +1,8 @@
 package iptables
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -14,8 +12,8 @@ import (
 )
 
 // routeLocalnet makes all interfaces of a network namespace route packets with loopback
-// addresses; each interface also has a setting of its own
-// (Documentation/networking/ip-sysctl.rst).
+// addresses (Documentation/networking/ip-sysctl.rst). Each interface also has a setting of its own,
+// which is for whoever sets it, such as CNI plugin portmap, to guard: it was so before this instance.
 const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
 // localnetRecord is a rule without effect, next to the rule that keeps other hosts out.
@@ -25,7 +23,7 @@ const localnetRecord rule = `-m comment --comment "route_localnet was 0 before"`
 
 // localnet controls route_localnet. The setting never outlives the rule that keeps other
 // hosts from loopback addresses (CVE-2020-8558): it is restored before the rule is
-// deleted, and if another program set it, the rule stays.
+// deleted, and if another program set it, as kube-proxy does, the rule stays.
 type localnet struct {
 	netNS string
 	log   *zap.Logger
@@ -47,13 +45,13 @@ func (l *localnet) rules(have []rule, isUsed bool) ([]rule, error) {
 			return nil, err
 		}
 	}
-	all, some, err := l.read()
+	all, err := l.read()
 	switch {
 	case err != nil:
 		return nil, err
 	case isUsed && (l.owns(have) || !all):
 		return append(localnetRules(), localnetRecord), nil
-	case isUsed || some:
+	case isUsed || all:
 		return localnetRules(), nil
 	}
 	return nil, nil
@@ -66,41 +64,37 @@ func (l *localnet) restore(have []rule) error {
 	if !l.owns(have) {
 		return nil
 	}
-	if err := l.write("0"); err != nil {
+	all, err := l.read()
+	if err == nil && all {
+		err = l.write("0")
+	}
+	if err != nil {
 		return fmt.Errorf("restore kernel setting: %w", err)
 	}
-	l.log.Info("kernel setting restored", zap.String("setting", routeLocalnet), zap.String("to", "0"))
+	if all {
+		l.log.Info("kernel setting restored", zap.String("setting", routeLocalnet), zap.String("to", "0"))
+	}
 	l.isOurs = false
 	return nil
 }
 
-// read reports whether it is set for all interfaces, and whether it is set for any.
-func (l *localnet) read() (all, some bool, err error) {
+// read reports whether it is set.
+func (l *localnet) read() (isSet bool, err error) {
 	err = namespace.Visit(l.netNS, func() error {
-		files, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(routeLocalnet)), "*", filepath.Base(routeLocalnet)))
+		text, err := os.ReadFile(routeLocalnet)
 		if err != nil {
-			return err
+			return fmt.Errorf("read kernel setting: %w", err)
 		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if errors.Is(err, os.ErrNotExist) || filepath.Base(filepath.Dir(file)) == "default" {
-				continue // a deleted interface, or the default for new ones
-			}
-			if err != nil {
-				return fmt.Errorf("read kernel setting: %w", err)
-			}
-			isSet := strings.TrimSpace(string(text)) == "1"
-			some, all = some || isSet, all || isSet && file == routeLocalnet
-		}
+		isSet = strings.TrimSpace(string(text)) == "1"
 		return nil
 	})
-	return all, some, err
+	return isSet, err
 }
 
 // allow sets it. The rules that keep other hosts out must be in the table. It returns
 // false, and leaves the setting alone, if they do not include the record.
 func (l *localnet) allow(have []rule) (recorded bool, err error) {
-	all, _, err := l.read()
+	all, err := l.read()
 	if err != nil || all {
 		return true, err
 	}

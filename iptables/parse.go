@@ -4,8 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
 )
 
 // observed is the part of a table that concerns an instance.
@@ -74,6 +80,55 @@ func (r rule) jumpsTo() string {
 		}
 	}
 	return ""
+}
+
+// frontend is the frontend that a rule matches; ok is false if it matches none, or more.
+func (r rule) frontend() (key desired.Key, ok bool) {
+	if !strings.Contains(string(r), " --dport ") {
+		return key, false
+	}
+	words := strings.Fields(string(r.withoutComment()))
+	for i := range max(0, len(words)-1) {
+		switch value := words[i+1]; words[i] {
+		case "!", "-s":
+			return key, false
+		case "-d":
+			addr, bits, _ := strings.Cut(value, "/")
+			key.VIP, _ = netip.ParseAddr(addr)
+			if !key.VIP.IsValid() || bits != "" && bits != strconv.Itoa(key.VIP.BitLen()) {
+				return key, false
+			}
+		case "-p":
+			key.Protocol, _ = desired.ProtocolOf(v1.Protocol(strings.ToUpper(value)))
+		case "--dport":
+			port, err := strconv.ParseUint(value, 10, 16)
+			key.Port, ok = uint16(port), err == nil
+		}
+	}
+	return key, ok
+}
+
+// frontendsLeft returns the frontends that rules have, and that are not wanted.
+func frontendsLeft(have, want ruleset) (left []desired.Key) {
+	wanted := want.frontends()
+	for key := range have.frontends() {
+		if !wanted[key] {
+			left = append(left, key)
+		}
+	}
+	return left
+}
+
+func (s ruleset) frontends() map[desired.Key]bool {
+	all := map[desired.Key]bool{}
+	for _, rules := range s {
+		for _, r := range rules {
+			if key, ok := r.frontend(); ok {
+				all[key] = true
+			}
+		}
+	}
+	return all
 }
 
 // withoutComment is the rule without comments, with single spaces between words.

@@ -568,3 +568,25 @@ func TestAChangeTouchesFewChains(t *testing.T) {
 		t.Errorf("a change touches %d chains at most, %.1f on average, want %d and %d", longest, float64(total)/changes, most, most/3)
 	}
 }
+
+// TestFrontendOfARule: rules of ours and of kube-proxy name the frontend that they match.
+func TestFrontendOfARule(t *testing.T) {
+	at := func(vip string, p desired.Protocol, port uint16) desired.Key {
+		return desired.Key{VIP: netip.MustParseAddr(vip), Protocol: p, Port: port}
+	}
+	for text, want := range map[rule]desired.Key{
+		`-d 10.96.0.10/32 -p udp -m comment --comment "kube-system/kube-dns:dns cluster IP" -m udp --dport 53 -j KUBE-SVC-TCOU7JCQXEZGVUNU`: at("10.96.0.10", desired.UDP, 53),
+		`-d fd00:10:96::a/128 -p tcp -m comment --comment "-d 10.0.0.1 --dport 7" -m tcp --dport 80 -j KUBE-SVC-X`:                          at("fd00:10:96::a", desired.TCP, 80),
+		`-p sctp -m sctp --dport 30080 -j KUBE-EXT-X`:                                    {Protocol: desired.SCTP, Port: 30080},
+		`-d 10.96.0.0/24 -p tcp -m tcp --dport 80 -j KUBE-X`:                             {},
+		`-d 10.96.0.10/32 -p tcp -m tcp --dport 80:95 -j KUBE-X`:                         {},
+		`! -s 10.244.0.0/16 -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ`: {},
+		`-s 10.244.0.5/32 -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-X`:           {},
+		`-d 10.96.0.10/32 -p tcp -m comment --comment "a --dport 80 "`:                   {},
+		`-m statistic --mode random --probability 0.5 -j KUBE-SEP-X`:                     {},
+	} {
+		if got, ok := text.frontend(); ok != (want != desired.Key{}) || ok && got != want {
+			t.Errorf("%s: %v, %v, want %v", text, got, ok, want)
+		}
+	}
+}

@@ -77,8 +77,8 @@ func (v *verification) expectLocalnet(l *localnet, o *observed, want ruleset) er
 	if have == nil {
 		return nil
 	}
-	_, some, err := l.read()
-	if some {
+	isSet, err := l.read()
+	if isSet {
 		want[chain], v.model.keepsLocalnet = localnetRules(), true
 	}
 	return err

@@ -109,7 +109,12 @@ func (e *Engine) wanted(update *desired.Update) []wantedPort {
 func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort, held map[desired.Key]bool) error {
 	refused := e.leavingServers(update, wanted)
 	result, err := e.rules.Apply(ctx, holding(*update, held), e.behind(refused))
-	e.report = result.Report
+	e.report, e.gone = result.Report, append(e.gone, result.Left...)
+	if update.Full {
+		for key := range refused {
+			e.gone = append(e.gone, key.frontend())
+		}
+	}
 	if err == nil {
 		e.refused, e.globals = refused, update.Globals
 	}

@@ -64,7 +64,8 @@ type Engine struct {
 	claimed func(serverKey) bool
 	globals desired.Globals
 	report  proxier.ApplyReport
-	tally   *tally // of new connections; nil if they are not counted
+	gone    []desired.Key // Result.Left of the next Apply that succeeds
+	tally   *tally        // of new connections; nil if they are not counted
 	// failed are the service ports that the kernel refuses in the current Apply.
 	failed []*proxier.ServiceError
 }
@@ -162,7 +163,11 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	defer e.mu.Unlock()
 	e.report, e.failed = proxier.ApplyReport{}, nil
 	err := e.apply(ctx, &update)
-	return proxier.Result{Failed: e.failed, Report: e.report}, err
+	result := proxier.Result{Failed: e.failed, Report: e.report, Left: e.gone}
+	if err == nil {
+		e.gone = nil
+	}
+	return result, err
 }
 
 // OwnsNames is true, see proxier.Engine: the device and the table have names of the instance.
@@ -249,8 +254,8 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 	all := map[serverKey]*virtual{}
 	for s := range update.Services() {
 		maps.Copy(all, p.virtuals(s))
-		maps.DeleteFunc(all, func(_ serverKey, v *virtual) bool { return len(v.reals) == 0 })
 	}
+	maps.DeleteFunc(all, func(_ serverKey, v *virtual) bool { return len(v.reals) == 0 })
 	front, err := e.rules.Plan(update, func(vip netip.Addr) bool { return !slices.Contains(update.Globals.NodeAddresses, vip) })
 	return text(all) + "\n" + front, err
 }

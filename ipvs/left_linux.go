@@ -131,7 +131,7 @@ func (l *left) remove(servers map[serverKey]bool, vips map[netip.Addr]bool) erro
 	if l.v6 {
 		family = unix.AF_INET6
 	}
-	_, err := netlinkx.DeleteFlows(l.lists, family, func(f *netlinkx.Flow) bool {
+	_, err := netlinkx.DeleteFlows(l.lists, family, netlinkx.AllFlows, func(f *netlinkx.Flow) bool {
 		return !f.Translated && servers[serverKey{protocolOf(f.Protocol), f.Destination}]
 	})
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 //
 //	set virtual-servers { VIP . protocol . port }
 //	set vips            { VIP }
-//	chain input (filter, 0) { ct state new ip daddr @vips reject }
+//	chain input (filter, -1) { ct state new ip daddr @vips reject }
 type leftTable struct {
 	conn          *nftables.Conn
 	table         *nftables.Table
@@ -26,6 +26,9 @@ type leftTable struct {
 	v6            bool
 	exists        bool
 }
+
+// refusalPriority is just before NF_IP_PRI_FILTER (0): a client is refused, whatever others drop there.
+const refusalPriority = -1
 
 // elementsAtOnce is how many elements one message has; it must fit into the socket's buffer.
 const elementsAtOnce = 200
@@ -127,7 +130,7 @@ func (t *leftTable) create() error {
 		}
 	}
 	chain := t.conn.AddChain(&nftables.Chain{
-		Name: "input", Table: t.table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
+		Name: "input", Table: t.table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRef(refusalPriority),
 	})
 	t.conn.AddRule(&nftables.Rule{Table: t.table, Chain: chain, Exprs: t.refusal()})
 	return t.conn.Flush()

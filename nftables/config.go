@@ -9,8 +9,9 @@ import (
 type Config struct {
 	proxier.Config
 	// DNATPriority and SNATPriority are the priorities of the nat chains at the hooks
-	// prerouting and output, and at postrouting. 0 means the kernel's NF_IP_PRI_NAT_DST
-	// (-100) and NF_IP_PRI_NAT_SRC (100).
+	// prerouting and output, and at postrouting. 0 means -101 and 99: just before the kernel's
+	// NF_IP_PRI_NAT_DST (-100) and NF_IP_PRI_NAT_SRC (100), which iptables and most programs use.
+	// Of two chains with one priority, the kernel runs the one first that came last.
 	DNATPriority, SNATPriority int32
 	// AffinityRecords limits the number of clients with session affinity at a time, per
 	// family; further clients are balanced without affinity. 0 means 1048576.

@@ -9,10 +9,13 @@
 // class of frontends, such as "three endpoints, source kept", and not per Service. All
 // that changes with Services and endpoints is elements:
 //
-//	prerouting, output (nat, -100)
-//	  ├ services, twice
-//	  │   services     VIP . protocol . port      → class ┐
-//	  │   nodeports    protocol . port (fib local) → class ┴→ classes → chain
+//	prerouting, output (nat, -101)
+//	  ├ services
+//	  │   services     VIP . protocol . port      → class → classes → chain
+//	  ├ frontends      VIP . protocol . port → services-again: look again, or drop
+//	  ├ node-ports
+//	  │   nodeports    protocol . port (fib local) → class → classes → chain
+//	  ├ nodeport-frontends  protocol . port (fib local) → node-ports-again
 //	  └ no-service
 //	      cluster-ips  another port of a ClusterIP → reject, unless it is the node's
 //	      service-cidrs an address without Service → drop, unless it is the node's
@@ -31,7 +34,7 @@
 //	affinity-timeout-T  affinity: client → endpoint; restarts the timeout T of the record
 //	affinity-draw       affinity-counts, affinity-draws → affinity-draw-SCOPE-N
 //
-//	postrouting (nat, 100)
+//	postrouting (nat, 99)
 //	  masquerade marked packets, and connections of an endpoint to itself
 //
 // # A packet's way
@@ -45,8 +48,11 @@
 // connection are translated by conntrack alone: there are no filter chains.
 //
 // A packet that comes while its service port changes may find no endpoint, because the elements that
-// it meets are from before and after the transaction. So base chains go to services twice, and refuse
-// a packet only then. The chain of a new class exists before elements lead there.
+// it meets are from before and after the transaction, or on older kernels because an element is being
+// replaced. The sets frontends and nodeport-frontends have what never changes of a frontend: its key.
+// A packet with such a key looks three times more, and is dropped if a transaction comes between each
+// time. So no packet for a frontend leaves without translation, and its client sends it again. The chain
+// of a new class exists before elements lead there.
 //
 // The priority (skb->priority) carries numbers between rules because a register
 // does not live that long and the packet mark has other users. A locally

@@ -58,6 +58,9 @@ type Result struct {
 	// these sockets, sorted, by service port of the Update. Flows of service ports that it
 	// does not list end at their endpoints.
 	FlowEnds map[changetracker.ServicePortName][]netip.AddrPort
+	// Left are frontends that a full Update removed from the kernel, because no service port has
+	// them, in any order: those that an earlier process programmed. Its stale flows go on.
+	Left []desired.Key
 }
 
 // As returns the first engine that is a T: e itself, or one that it unwraps to.

@@ -88,21 +88,37 @@ func (t *flowTracker) update(state *changetracker.State, u *desired.Update, resu
 		t.addFrontends(t.programmed[name], flows)
 		t.programmed[name] = flows
 	}
-	t.addUntranslated(u, result, failed)
+	if t.cleans {
+		t.addLeft(u, result)
+		t.addUntranslated(u, result, failed)
+	}
 }
 
-// addUntranslated makes the frontends of TCP of suspected service ports untranslated.
-func (t *flowTracker) addUntranslated(u *desired.Update, result *Result, failed map[changetracker.ServicePortName]bool) {
-	if !t.cleans {
-		return
+// addLeft makes the flows of frontends pending that an earlier process had.
+func (t *flowTracker) addLeft(u *desired.Update, result *Result) {
+	for _, key := range result.Left {
+		if _, owned := u.Now.Owner(key); !owned {
+			t.pending[key] = desired.Flows{Key: key, Gone: true}
+			t.added++
+		}
 	}
+}
+
+// addUntranslated makes the frontends of TCP untranslated that are new, or whose service ports are
+// suspected.
+func (t *flowTracker) addUntranslated(u *desired.Update, result *Result, failed map[changetracker.ServicePortName]bool) {
 	for s := range u.Services() {
+		suspected := t.allSuspected || t.suspected[s.Name]
 		switch {
-		case !t.allSuspected && !t.suspected[s.Name]:
 		case failed[s.Name]:
-			t.suspected[s.Name] = true
+			t.suspected[s.Name] = suspected
 		case s.Protocol == desired.TCP && !t.tracks(s, result):
-			t.untranslated = append(t.untranslated, portFlowsOf(s, t.ends(s, result)).frontends...)
+			for i := range s.Frontends {
+				f := &s.Frontends[i]
+				if _, known := u.Was.Owner(s.Key(f)); suspected || !known {
+					t.untranslated = append(t.untranslated, desired.FlowsOf(s, f, t.ends(s, result)))
+				}
+			}
 		}
 	}
 	t.allSuspected = t.allSuspected && !u.Full

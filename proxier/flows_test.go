@@ -143,8 +143,8 @@ func TestFlowsOfTheTimeOfDamageAreLookedAt(t *testing.T) {
 	})
 }
 
-// TestConnectionsThatBeganWithoutRulesAreLookedAt, if TCP is not tracked: after the first sync
-// and after each repair, and not otherwise.
+// TestConnectionsThatBeganWithoutRulesAreLookedAt, if TCP is not tracked: after the first sync,
+// after each repair, for a new frontend, and not otherwise.
 func TestConnectionsThatBeganWithoutRulesAreLookedAt(t *testing.T) {
 	c := &fakeConntrack{tracksNothing: true}
 	runWith(t, proxier.Config{}, proxier.Deps{Conntrack: c}, func(t *testing.T, f *fixture) {
@@ -163,6 +163,8 @@ func TestConnectionsThatBeganWithoutRulesAreLookedAt(t *testing.T) {
 			{"the first sync", 2, func() {}},
 			{"a new endpoint", 0, func() { f.OnEndpointSliceAdd(slice("a", "10.244.0.1")) }},
 			{"no endpoint", 0, func() { f.OnEndpointSliceDelete(slice("a")) }},
+			{"a frontend more", 1, func() { f.OnServiceAdd(service("a", "10.96.0.1", proxiertest.ExternalIPs("203.0.113.1"))) }},
+			{"a frontend less", 0, func() { f.OnServiceAdd(service("a", "10.96.0.1")) }},
 			{"all rules are damaged", 2, func() { f.v4.damage(tableGone) }},
 			{"those of one service port", 1, func() { f.v4.damage(proxier.Damage{Object: "group 7", Service: b}) }},
 			{"one, and the first repair fails", 1, func() {

@@ -20,7 +20,7 @@ func (e *Engine) applyPortals(ctx context.Context, update *desired.Update, faile
 		return nil
 	}
 	applied, err := e.portals.Apply(ctx, portals)
-	result.Report = applied.Report
+	result.Report, result.Left = applied.Report, applied.Left
 	result.Failed = append(result.Failed, applied.Failed...)
 	for p := range portals.Services() {
 		if e.services[p.Name].portal = p; err != nil {

@@ -54,7 +54,7 @@ func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.
 	inSockets, err := userspace.NewEngine(userspace.Config{
 		Config: config, Hooks: userspace.Hooks{Activate: activate},
 		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
-			return nftables.NewEngine(nftables.Config{Config: config, DNATPriority: -101}, family, deps)
+			return nftables.NewEngine(nftables.Config{Config: config, DNATPriority: -102}, family, deps)
 		},
 	}, family, deps)
 	if err != nil {

@@ -247,11 +247,12 @@ func (p *proxyProcess) hasEnded() bool {
 	}
 }
 
-// startWithDescriptors starts the program as start does, with so many descriptors.
+// startWithDescriptors starts the program as start does, with so many descriptors. It inherits none of
+// whoever runs the tests.
 func startWithDescriptors(tb testing.TB, ns *netns.NS, most int, args ...string) *proxyProcess {
 	tb.Helper()
 	p := prepare(tb, ns, args...)
-	p.cmd.Args = append([]string{"sh", "-c", `ulimit -n "$0" && exec "$@"`, strconv.Itoa(most)}, p.cmd.Args...)
+	p.cmd.Args = append([]string{"sh", "-c", `exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- && ulimit -n "$0" && exec "$@"`, strconv.Itoa(most)}, p.cmd.Args...)
 	path, err := exec.LookPath("sh")
 	netnstest.Check(tb, err)
 	p.cmd.Path = path

@@ -35,7 +35,7 @@ type socketFlags struct {
 func (s *socketFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&s.mode, "ebpf-mode", ebpf.Strict.String(), "what sockets translate in mode ebpf: strict (what leads to the same packets as rules do) or fast (also load balancer IPs and external IPs of policy Cluster, where pods keep their source); the rules have the flags of mode nftables")
 	f.StringVar(&s.udp, "ebpf-udp", ebpf.UDPRules.String(), "who translates UDP in mode ebpf: rules, or sockets (translate), which is for nodes that do not track connections: connected sockets then end with their endpoint; it needs Linux 6.5, and to see all processes (hostPID)")
-	f.StringSliceVar(&s.cgroups, "ebpf-cgroups", nil, "directories of cgroup v2 whose sockets are translated in mode ebpf; default is those of kubepods.slice, kubepods and system.slice that exist in /sys/fs/cgroup")
+	f.StringSliceVar(&s.cgroups, "ebpf-cgroups", nil, "directories of cgroup v2 whose sockets are translated in mode ebpf; patterns are possible; default is kubepods* and system.slice in /sys/fs/cgroup")
 	f.StringVar(&s.bpffs, "ebpf-bpffs", "/sys/fs/bpf", "BPF file system where mode ebpf pins its maps and links; other modes remove them there")
 	f.BoolVar(&s.optional, "ebpf-optional", false, "let the rules do everything in mode ebpf if the node lacks what sockets need, instead of failing")
 	f.StringVar(&s.onlyIn, "ebpf-only-namespaces", "", "folder with network namespaces, such as /run/netns; in mode ebpf, sockets are translated there and in the node's own alone; default is all")
@@ -84,20 +84,18 @@ func (s *socketFlags) config(rules nftables.Config) ebpf.Config {
 	return c
 }
 
-// chosenCgroups are those of pods, as systemd or the kubelet names them, and of the node's daemons.
+// chosenCgroups are those of pods, as systemd or the kubelet names them, and of the node's daemons. The
+// kubelet may make its own after the start; systemd has been there before.
 func (s *socketFlags) chosenCgroups(root string) []string {
 	if len(s.cgroups) > 0 {
 		return s.cgroups
 	}
-	all := []string{filepath.Join(root, "kubepods.slice"), filepath.Join(root, "kubepods"), filepath.Join(root, "system.slice")}
-	there := slices.DeleteFunc(slices.Clone(all), func(dir string) bool {
-		info, err := os.Stat(dir)
-		return err != nil || !info.IsDir()
-	})
-	if len(there) == 0 {
-		return all[:1] // the engine says that it does not exist
+	chosen := []string{filepath.Join(root, "kubepods*")}
+	daemons := filepath.Join(root, "system.slice")
+	if info, err := os.Stat(daemons); err == nil && info.IsDir() {
+		chosen = append(chosen, daemons)
 	}
-	return there
+	return chosen
 }
 
 // payload is what decorate hooks store in a service port.

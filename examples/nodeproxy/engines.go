@@ -206,7 +206,8 @@ func (o *options) otherModes() []mode {
 
 // cleanUpOtherModes removes the rules of other modes after the first sync, and those of
 // mode ipvs when their connections have ended. A failure is tried again: connections work with the
-// rules of both modes, but those of the old one lead deleted Services to endpoints that are gone.
+// rules of both modes, but those of the old one lead deleted Services to endpoints that are gone, and
+// those of mode nftables come first.
 func (o *options) cleanUpOtherModes(p *proxier.Proxier, l *ipvs.Leaving, config proxier.Config, log *zap.Logger) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if !untilSynced(ctx, p) {

@@ -19,6 +19,7 @@ func TestNodePortsAtLocalhost(t *testing.T) {
 	c, d := newSmall(t), newDirectory(t)
 	flags := []string{"--manifests=" + d.path, "--state-dir=" + t.TempDir(), "--cluster-cidr=10.244.0.0/16,fd00:244::/32"}
 	localhost := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:30080"), netip.MustParseAddrPort("[::1]:30080")}
+	expect := c.expectNow
 	within := func(args ...string) {
 		t.Helper()
 		p := start(t, c.node, append(flags, args...)...)
@@ -30,7 +31,7 @@ func TestNodePortsAtLocalhost(t *testing.T) {
 				return (err == nil) == asked
 			})
 		}
-		c.expectNow("pod-1")
+		expect("pod-1")
 		if err := p.signal(syscall.SIGTERM); err != nil {
 			t.Errorf("the proxy ends with %v, want exit code 0", err)
 		}
@@ -39,6 +40,7 @@ func TestNodePortsAtLocalhost(t *testing.T) {
 	within("--nodeport-addresses=all")
 	within("--nodeport-addresses=primary,localhost,192.0.2.0/24")
 	within("--proxy-mode=userspace", "--nodeport-addresses=localhost,all")
+	expect = c.expectSoon // until the portals that mode userspace has left are removed, after the first sync, they lead nowhere
 	within("--proxy-mode=iptables", "--nodeport-addresses=localhost,all", "--iptables-localhost-nodeports=false")
 	got, err := c.node.Sysctl("net/ipv4/conf/all/route_localnet")
 	netnstest.Check(t, err)

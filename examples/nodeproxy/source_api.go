@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 	"k8s.io/client-go/dynamic"
@@ -37,40 +36,16 @@ func (o *options) apiSource(node string, p proxier.Provider, m *measured, log *z
 	}
 	watch := informer.Options{NodeName: node, ServiceImports: o.serviceImports, Link: link, Logger: log}
 	return func(ctx context.Context) error {
-		return returnSoon(ctx, func() error {
-			var event sync.WaitGroup
-			event.Go(func() { writeEvent(ctx, client, node, log) })
-			if o.leaseNamespace != "" {
-				event.Go(func() {
-					_ = leases.Publish(ctx, cluster.PublishOptions{Node: node, Status: p.Status, Namespace: o.leaseNamespace, Logger: log})
-				})
-			}
-			defer event.Wait()
-			return informer.Run(ctx, config, p, watch)
-		})
+		var event sync.WaitGroup
+		event.Go(func() { writeEvent(ctx, client, node, log) })
+		if o.leaseNamespace != "" {
+			event.Go(func() {
+				_ = leases.Publish(ctx, cluster.PublishOptions{Node: node, Status: p.Status, Namespace: o.leaseNamespace, Logger: log})
+			})
+		}
+		defer event.Wait()
+		return informer.Run(ctx, config, p, watch)
 	}, nil
-}
-
-// shutdownTimeout bounds the wait for the client after the end of the context.
-const shutdownTimeout = 300 * time.Millisecond
-
-// returnSoon runs f, and returns at most shutdownTimeout after the end of ctx. While the
-// API server is unreachable, an informer ends up to a minute after its context: between
-// retries, Reflector.watchList of client-go 0.37 does not check it. The process ends first.
-func returnSoon(ctx context.Context, f func() error) error {
-	ended := make(chan error, 1)
-	go func() { ended <- f() }()
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-	}
-	select {
-	case err := <-ended:
-		return err
-	case <-time.After(shutdownTimeout):
-		return nil
-	}
 }
 
 // restConfig returns the API server of the flags, or else of the service account.

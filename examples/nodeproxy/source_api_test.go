@@ -1,14 +1,10 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 )
 
 const kubeconfig = `apiVersion: v1
@@ -47,23 +43,5 @@ func TestTheAddressOfTheAPIServer(t *testing.T) {
 	}
 	if _, err := parse(t, "--kubeconfig=/not/there").restConfig(); err == nil || !strings.Contains(err.Error(), "/not/there") {
 		t.Errorf("restConfig = %v, want an error that names the file", err)
-	}
-}
-
-func TestReturnSoonDoesNotWaitForASlowClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithCancel(t.Context())
-		ended := time.AfterFunc(time.Hour, stop)
-		defer ended.Stop()
-		began := time.Now()
-		slow := func() error { <-ctx.Done(); time.Sleep(time.Minute); return nil }
-		if err := returnSoon(ctx, slow); err != nil || time.Since(began) > time.Hour+time.Second {
-			t.Errorf("returnSoon = %v after %v, want nil after little more than 1h", err, time.Since(began))
-		}
-		time.Sleep(time.Minute)
-	})
-	broken := errors.New("broken")
-	if err := returnSoon(t.Context(), func() error { return broken }); !errors.Is(err, broken) {
-		t.Errorf("returnSoon = %v, want %v", err, broken)
 	}
 }

@@ -37,8 +37,29 @@ func manifestSource(path, node string, p proxier.Provider, log *zap.Logger) (fun
 	}
 	w := &directoryWatch{path: path, log: log, files: newManifests(path, log), feed: &feed{node: node, provider: p, log: log}, newWatcher: fsnotify.NewWatcher}
 	return func(ctx context.Context) error {
-		return returnSoon(ctx, func() error { return w.run(ctx) }) // a file system may block
+		return returnSoon(ctx, func() error { return w.run(ctx) })
 	}, nil
+}
+
+// shutdownTimeout bounds the wait for a file system after the end of the context.
+const shutdownTimeout = 300 * time.Millisecond
+
+// returnSoon runs f, and returns at most shutdownTimeout after the end of ctx: a network file system
+// can block for as long as its server is gone. The process ends first.
+func returnSoon(ctx context.Context, f func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- f() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(shutdownTimeout):
+		return nil
+	}
 }
 
 // directoryWatch feeds the provider with the objects in a directory.

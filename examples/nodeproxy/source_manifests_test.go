@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -371,5 +372,23 @@ func TestAMissingDirectoryIsAnErrorAtStart(t *testing.T) {
 	}
 	if _, err := manifestSource(file, "node-1", nil, zap.NewNop()); err == nil || !strings.Contains(err.Error(), file+" is a file") {
 		t.Errorf("manifestSource = %v, want an error about a file", err)
+	}
+}
+
+func TestReturnSoonDoesNotWaitForABlockedFileSystem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		ended := time.AfterFunc(time.Hour, stop)
+		defer ended.Stop()
+		began := time.Now()
+		slow := func() error { <-ctx.Done(); time.Sleep(time.Minute); return nil }
+		if err := returnSoon(ctx, slow); err != nil || time.Since(began) > time.Hour+time.Second {
+			t.Errorf("returnSoon = %v after %v, want nil after little more than 1h", err, time.Since(began))
+		}
+		time.Sleep(time.Minute)
+	})
+	broken := errors.New("broken")
+	if err := returnSoon(t.Context(), func() error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("returnSoon = %v, want %v", err, broken)
 	}
 }

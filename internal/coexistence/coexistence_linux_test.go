@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestBeside: the rules of other programs stay exactly as they are, whatever an engine does,
-// and packets fare as docs/COEXISTENCE.md says.
+// and packets fare as docs/COEXISTENCE.md says, whichever chains are registered first (PKT-89).
 func TestBeside(t *testing.T) {
 	mustRoots(t)
 	table := readTable(t)

@@ -95,6 +95,10 @@ ufw reload`,
 		},
 		{name: "Istio, sidecar", made: "file, 1.27", about: "redirects the TCP connections of a pod to its Envoy", setUp: (*world).sidecar, reload: (*world).reloadSidecar},
 		{name: "Istio, ambient", made: "file, 1.27", iptables: "ambient", about: "on the node, a source address of its own for probes of pods of the mesh"},
+		{
+			name: "Amazon VPC CNI", made: "file, 1.20", iptables: "aws", setUp: (*world).vpc,
+			about: "marks the connections of pods that leave the VPC, for the routes of the primary interface; masquerades them; mark 0x80",
+		},
 		{name: "Tailscale", made: "file, 1.90", iptables: "tailscale", about: "accepts and masquerades what comes from its device; mark 0x40000/0xff0000", remark: "[another masquerade mark](#marks) than its bits"},
 	}
 }

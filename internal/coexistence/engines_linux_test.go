@@ -20,6 +20,8 @@ type engine struct {
 	create   func(config proxier.Config) (*proxier.Proxier, error)
 	// damage deletes what Services need.
 	damage string
+	// ownTables means that no rule of the engine is in the tables of iptables.
+	ownTables bool
 	// sourceLost means that endpoints see an address of the node.
 	sourceLost bool
 	// next is the mode that the node changes to. It has other kernel objects, so that the
@@ -27,11 +29,13 @@ type engine struct {
 	next string
 }
 
+const deleteIPTables = "for table in nat filter mangle raw; do for family in ip ip6; do nft delete table $family $table 2>/dev/null || true; done; done\n"
+
 const deleteTables = "nft delete table ip kube-proxy\nnft delete table ip6 kube-proxy\n"
 
 func engines() []engine {
 	return []engine{
-		{name: "nftables", iptables: iptables.VariantNFT, create: newNFTables, damage: deleteTables, next: "iptables-nft"},
+		{name: "nftables", iptables: iptables.VariantNFT, create: newNFTables, damage: deleteTables, ownTables: true, next: "iptables-nft"},
 		{
 			name: "iptables-nft", iptables: iptables.VariantNFT, create: newIPTables(iptables.VariantNFT), next: "nftables",
 			damage: "iptables-nft -t nat -F KUBE-SERVICES\nip6tables-nft -t nat -F KUBE-SERVICES\n",
@@ -40,7 +44,7 @@ func engines() []engine {
 			name: "iptables-legacy", iptables: iptables.VariantLegacy, create: newIPTables(iptables.VariantLegacy), next: "nftables",
 			damage: "iptables-legacy -t nat -F KUBE-SERVICES\nip6tables-legacy -t nat -F KUBE-SERVICES\n",
 		},
-		{name: "userspace", iptables: iptables.VariantNFT, create: newUserspace, damage: deleteTables, sourceLost: true, next: "iptables-nft"},
+		{name: "userspace", iptables: iptables.VariantNFT, create: newUserspace, damage: deleteTables, ownTables: true, sourceLost: true, next: "iptables-nft"},
 	}
 }
 

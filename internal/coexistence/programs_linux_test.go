@@ -68,7 +68,7 @@ func netavark(firewall string) (setUp, reload func(w *world)) {
 		w.run("mkdir -p /run/netavark\n" + command + `setup "$(cat /tmp/container)"`)
 	}
 	return setUp, func(w *world) {
-		w.run(command + "teardown \"$(cat /tmp/container)\"\n" + command + `setup "$(cat /tmp/container)"`)
+		w.run(command + "teardown \"$(cat /tmp/container)\" || true\n" + command + `setup "$(cat /tmp/container)"`)
 	}
 }
 
@@ -94,4 +94,11 @@ func (w *world) reloadPortmap() {
 func (w *world) callPortmap(command string) {
 	w.run("CNI_COMMAND=" + command + " CNI_CONTAINERID=6ce776ea58b5 CNI_NETNS=" + w.net.LocalPods[2].NetNS() +
 		" CNI_IFNAME=eth0 CNI_PATH=/usr/lib/cni portmap </tmp/portmap")
+}
+
+// vpc drops what AWS drops: packets of a pod that leave by the primary interface, where its address is not.
+func (w *world) vpc() {
+	w.script("nft add table <nft> vpc\n" +
+		"nft 'add chain <nft> vpc leaving { type filter hook postrouting priority 300; }'\n" +
+		"nft 'add rule <nft> vpc leaving oifname uplink meta mark & 0x80 == 0x80 <nft> saddr <pods> drop'")
 }

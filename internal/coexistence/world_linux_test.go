@@ -72,9 +72,13 @@ func (w *world) restore(s *sandbox, name string, options ...string) {
 }
 
 // restart does what the other program does when it starts again, with all of its rules
-// deleted meanwhile: ours too, where tables are common or "nft flush ruleset" is its way.
+// deleted meanwhile: ours too, where tables are common or "nft flush ruleset" is its way. Where they
+// are not common, its chains come after ours now: they came before ours at the start.
 func (w *world) restart() {
 	w.t.Helper()
+	if w.engine.ownTables {
+		w.run(deleteIPTables)
+	}
 	switch {
 	case w.foreign.reload != nil:
 		w.foreign.reload(w)
@@ -103,14 +107,14 @@ func program(family v1.IPFamily) string {
 // fill puts the addresses of a family into a file.
 func fill(text string, family v1.IPFamily) string {
 	values := []string{
-		"<4>", "4", "<inet>", "inet", "<set>", "", "<pods>", "10.244.0.0/16", "<here>", "10.244.1.0/24", "<services>", "10.96.0.0/16",
+		"<4>", "4", "<nft>", "ip", "<inet>", "inet", "<set>", "", "<pods>", "10.244.0.0/16", "<here>", "10.244.1.0/24", "<services>", "10.96.0.0/16",
 		"<pod2>", "10.244.1.34/32", "<at2>", "10.244.1.34", "<at2raw>", "10.244.1.34", "<link2>", "10.244.1.32/28",
 		"<clients>", "198.51.100.0/24", "<multicast>", "224.0.0.0/4", "<loopback>", "127.0.0.0/8", "<localhost>", "127.0.0.1/32",
 		"<passthrough>", "127.0.0.6/32", "<probes>", "169.254.7.127", "<tailnode>", "100.64.0.5/32", "<tailnet>", "100.64.0.0/10",
 	}
 	if family == v1.IPv6Protocol {
 		values = []string{
-			"<4>", "6", "<inet>", "inet6", "<set>", "inet6:", "<pods>", "fd00:10:244::/48", "<here>", "fd00:10:244:1::/64", "<services>", "fd00:10:96::/112",
+			"<4>", "6", "<nft>", "ip6", "<inet>", "inet6", "<set>", "inet6:", "<pods>", "fd00:10:244::/48", "<here>", "fd00:10:244:1::/64", "<services>", "fd00:10:96::/112",
 			"<pod2>", "fd00:10:244:1:2::2/128", "<at2>", "[fd00:10:244:1:2::2]", "<at2raw>", "fd00:10:244:1:2::2", "<link2>", "fd00:10:244:1:2::/80",
 			"<clients>", "2001:db8:c::/64", "<multicast>", "ff00::/8", "<loopback>", "::1/128", "<localhost>", "::1/128",
 			"<passthrough>", "::6/128", "<probes>", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff", "<tailnode>", "fd7a:115c:a1e0::5/128", "<tailnet>", "fd7a:115c:a1e0::/48",

@@ -17,7 +17,7 @@ func readJSON(text []byte) ([]*yaml.Node, *fault) {
 	var documents []*yaml.Node
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
-	r := &jsonReader{decoder, text}
+	r := &jsonReader{decoder: decoder, text: text, line: 1}
 	for {
 		n, err := r.node()
 		if errors.Is(err, io.EOF) {
@@ -33,6 +33,16 @@ func readJSON(text []byte) ([]*yaml.Node, *fault) {
 type jsonReader struct {
 	decoder *json.Decoder
 	text    []byte
+	// line is that of the byte at offset.
+	line, offset int
+}
+
+// here is the line of the last token.
+func (r *jsonReader) here() int {
+	offset := int(r.decoder.InputOffset())
+	r.line += bytes.Count(r.text[r.offset:offset], []byte("\n"))
+	r.offset = offset
+	return r.line
 }
 
 // node reads a value with all that is in it. It returns io.EOF only before the first token.
@@ -41,7 +51,7 @@ func (r *jsonReader) node() (*yaml.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &yaml.Node{Kind: yaml.ScalarNode, Line: lineAt(r.text, int(r.decoder.InputOffset()))}
+	n := &yaml.Node{Kind: yaml.ScalarNode, Line: r.here()}
 	switch t := token.(type) {
 	case json.Delim:
 		n.Kind = yaml.SequenceNode

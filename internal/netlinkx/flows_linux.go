@@ -95,13 +95,25 @@ const (
 	ipsDNAT      = 1 << 5
 )
 
+// Which are the entries that a dump lists at least: kernels before 5.15 do not filter, and list all.
+type Which int
+
+const (
+	// AllFlows are all entries.
+	AllFlows Which = iota
+	// Unanswered are those that were not translated and have no answer.
+	Unanswered
+)
+
+const ctaStatusMask = 26 // CTA_STATUS_MASK of linux/netfilter/nfnetlink_conntrack.h
+
 // DeleteFlows deletes the entries of one address family for which stale returns true, and
 // returns how many. If the dump is interrupted, it repeats it. The netlink package has such
 // a function too, but it takes twice the time, because it parses all attributes.
-func DeleteFlows(s *Socket, family uint8, stale func(*Flow) bool) (deleted int, err error) {
+func DeleteFlows(s *Socket, family uint8, which Which, stale func(*Flow) bool) (deleted int, err error) {
 	err = retry(func() error {
 		var chosen [][]byte
-		err := s.list(family, func(flow *Flow) {
+		err := s.list(family, which, func(flow *Flow) {
 			if stale(flow) {
 				chosen = append(chosen, identity(flow.attrs))
 			}
@@ -126,11 +138,15 @@ func DeleteFlows(s *Socket, family uint8, stale func(*Flow) bool) (deleted int, 
 // ListFlows calls each for the entries of one address family, more than once if the dump is
 // interrupted.
 func ListFlows(s *Socket, family uint8, each func(*Flow)) error {
-	return retry(func() error { return s.list(family, each) })
+	return retry(func() error { return s.list(family, AllFlows, each) })
 }
 
-func (s *Socket) list(family uint8, each func(*Flow)) error {
+func (s *Socket) list(family uint8, which Which, each func(*Flow)) error {
 	dump := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
+	if which == Unanswered {
+		dump.AddData(nl.NewRtAttr(nl.CTA_STATUS, nl.BEUint32Attr(0)))
+		dump.AddData(nl.NewRtAttr(ctaStatusMask, nl.BEUint32Attr(ipsSeenReply|ipsDNAT)))
+	}
 	err := dump.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
 		if flow, ok := parseFlow(message[min(nl.SizeofNfgenmsg, len(message)):]); ok {
 			each(&flow)

@@ -131,14 +131,13 @@ func (o *observation) globals(want *desired.Globals) desired.Globals {
 		if slices.Equal(o.ranges[id], ranges(prefixesOf(want, id))) {
 			continue
 		}
-		wrong := []netip.Prefix{{}}
 		switch id {
 		case setServiceCIDRs:
-			g.ServiceCIDRs = wrong
+			g.ServiceCIDRs = unknownPrefixes
 		case setNodePortAddresses:
-			g.NodePortAddresses = wrong
+			g.NodePortAddresses = unknownPrefixes
 		default:
-			g.PodCIDRs = wrong
+			g.PodCIDRs = unknownPrefixes
 		}
 	}
 	return g

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 
 	"go.uber.org/zap"
@@ -31,6 +32,7 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 			}
 		}
 	}
+	e.state.frontends.flush(t, true)
 	if err := e.commit(ctx, t, e.changedGlobals(&update.Globals)); err != nil {
 		return err
 	}
@@ -78,6 +80,7 @@ func (s *state) count(p *placed, n int) {
 		return
 	}
 	for i := range p.frontends {
+		s.frontends.add(p.frontends[i].key, n)
 		if p.frontends[i].closed {
 			s.clusterIPs.add(p.frontends[i].key.VIP, n)
 		}
@@ -105,8 +108,9 @@ func (e *Engine) beginStep() *transaction {
 // nil if none does.
 func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 	var changed []setID
+	var was [numSets][]netip.Prefix
 	for _, id := range intervalSets() {
-		if !slices.Equal(prefixesOf(want, id), prefixesOf(&e.state.globals, id)) {
+		if was[id] = prefixesOf(&e.state.globals, id); !slices.Equal(prefixesOf(want, id), was[id]) {
 			changed = append(changed, id)
 		}
 	}
@@ -115,7 +119,7 @@ func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 	}
 	return func(w *wire) {
 		for _, id := range changed {
-			w.replaceIntervals(&setSpecs[id], ranges(prefixesOf(want, id)))
+			w.changeIntervals(&setSpecs[id], was[id], prefixesOf(want, id))
 			e.report.Writes++
 		}
 	}

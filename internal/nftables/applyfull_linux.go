@@ -54,6 +54,7 @@ func (e *Engine) begin(l layout, trusted bool) map[changetracker.ServicePortName
 		placed:        map[changetracker.ServicePortName]*placed{},
 		affinity:      affinity,
 		classes:       newClassTable(),
+		frontends:     frontendSets{},
 		clusterIPs:    newRefCounts(setClusterIPs, clusterIPKey),
 		hairpins:      newRefCounts(setHairpin, hairpinKey),
 		healthPorts:   newRefCounts(setHealthPorts, healthPortKey),

@@ -17,8 +17,10 @@ type Config struct {
 }
 
 const (
-	defaultDNATPriority    = -100
-	defaultSNATPriority    = 100
+	// One before the kernel's NF_IP_PRI_NAT_DST and NF_IP_PRI_NAT_SRC: of two chains with one
+	// priority the kernel runs the one first that was registered last, which is a matter of chance.
+	defaultDNATPriority    = -101
+	defaultSNATPriority    = 99
 	defaultAffinityRecords = 1 << 20
 	// minNATPriority follows from conntrack: nat chains must run after it
 	// (NF_IP_PRI_CONNTRACK of linux/netfilter_ipv4.h).

@@ -41,14 +41,15 @@ type Engine struct {
 	// failedRepairs counts the repairs of the table that failed in a row.
 	failedRepairs int
 	report        proxier.ApplyReport
-	loadWrites    int         // how much is a load: the constant, but for tests
-	loading       bool        // listeners knows that much is being written
-	counts        *counts     // nil if connections are not counted
-	counterLimit  uint32      // of each set of counters: the constant, but for tests
-	askFrom       int         // how large a set is read by key: the constant, but for tests
-	questions     []byte      // memory that every query of askSet reuses
-	batch         wire        // memory that every batch reuses
-	step          transaction // memory that every step reuses
+	left          []desired.Key // Result.Left of the next Apply that succeeds
+	loadWrites    int           // how much is a load: the constant, but for tests
+	loading       bool          // listeners knows that much is being written
+	counts        *counts       // nil if connections are not counted
+	counterLimit  uint32        // of each set of counters: the constant, but for tests
+	askFrom       int           // how large a set is read by key: the constant, but for tests
+	questions     []byte        // memory that every query of askSet reuses
+	batch         wire          // memory that every batch reuses
+	step          transaction   // memory that every step reuses
 }
 
 // state is the content of the kernel, as far as the engine knows.
@@ -58,6 +59,7 @@ type state struct {
 	placed     map[changetracker.ServicePortName]*placed
 	affinity   affinityIDs
 	classes    *classTable
+	frontends  frontendSets
 	clusterIPs *refCounts[netip.Addr]
 	hairpins   *refCounts[netip.Addr]
 	// healthPorts is for a Front only.
@@ -69,6 +71,7 @@ type state struct {
 
 // flushCounts writes the changes of the shared sets.
 func (s *state) flushCounts(sink elementSink) {
+	s.frontends.flush(sink, false)
 	s.clusterIPs.flush(sink)
 	s.hairpins.flush(sink)
 	s.healthPorts.flush(sink)
@@ -147,7 +150,11 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		refused = append(refused, refusedObject(err))
 		err = e.apply(ctx, update)
 	}
-	return proxier.Result{Report: e.report}, err
+	result := proxier.Result{Report: e.report, Left: e.left}
+	if err == nil {
+		e.left = nil
+	}
+	return result, err
 }
 
 func (e *Engine) apply(ctx context.Context, update desired.Update) error {

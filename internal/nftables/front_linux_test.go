@@ -77,7 +77,7 @@ func (f *Front) mustVerify(t *testing.T, u desired.Update, b Behind) {
 	}
 	b.Refused = maps.Clone(b.Refused)
 	b.Refused[desired.Key{Protocol: desired.TCP, Port: 9}] = true
-	if report, _ = f.Verify(t.Context(), u, b); !slices.Equal(found(&report), []string{"missing element tcp . 9 of map nodeports*"}) {
+	if report, _ = f.Verify(t.Context(), u, b); !slices.Equal(found(&report), []string{"missing element tcp . 9 of map nodeports*", "missing element tcp . 9 of set nodeport-frontends*"}) {
 		t.Errorf("Verify with another refused frontend = %v", report.Differences)
 	}
 }

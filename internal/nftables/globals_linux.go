@@ -40,10 +40,22 @@ func prefixesOf(g *desired.Globals, id setID) []netip.Prefix {
 	}
 }
 
-// replaceIntervals replaces the content of an interval set. These sets are small and change
-// rarely.
-func (w *wire) replaceIntervals(spec *setSpec, rs []addrRange) {
-	w.flush(spec)
+// changeIntervals writes the difference between two contents of an interval set: a packet may miss what
+// is written again. It writes the whole set if nothing is known of the kernel's.
+func (w *wire) changeIntervals(spec *setSpec, was, is []netip.Prefix) {
+	var old []addrRange
+	if slices.Equal(was, unknownPrefixes) {
+		w.flush(spec)
+	} else {
+		old = ranges(was)
+	}
+	now := ranges(is)
+	w.intervals(deleteElements(), spec, slices.DeleteFunc(slices.Clone(old), func(r addrRange) bool { return slices.Contains(now, r) }))
+	w.intervals(addElements(), spec, slices.DeleteFunc(now, func(r addrRange) bool { return slices.Contains(old, r) }))
+}
+
+// intervals adds or deletes ranges.
+func (w *wire) intervals(op elementOp, spec *setSpec, rs []addrRange) {
 	if len(rs) == 0 {
 		return
 	}
@@ -54,7 +66,7 @@ func (w *wire) replaceIntervals(spec *setSpec, rs []addrRange) {
 			b = appendIntervalEdge(b, end, true)
 		}
 	}
-	w.elementMessage(addElements(), spec, b)
+	w.elementMessage(op, spec, b)
 }
 
 // rangesOf returns the ranges in the elements of an interval set.
@@ -76,6 +88,9 @@ func rangesOf(elements []element) []addrRange {
 	}
 	return rs
 }
+
+// unknownPrefixes stand for the content of an interval set that is not as it should be.
+var unknownPrefixes = []netip.Prefix{{}} // read-only
 
 // refCounts counts the service ports that need an address or a port in a shared set.
 type refCounts[K comparable] struct {
@@ -102,6 +117,33 @@ func (r *refCounts[K]) add(a K, n int) {
 	}
 	if r.counts[a] += n; r.counts[a] == 0 {
 		delete(r.counts, a)
+	}
+}
+
+// frontendSets collects changes of the sets of frontends. They depend on nothing but whether a frontend
+// exists: one that moves to another service port stays in its set.
+type frontendSets map[desired.Key]int
+
+func (f frontendSets) add(k desired.Key, n int) {
+	if f[k] += n; f[k] == 0 {
+		delete(f, k)
+	}
+}
+
+// flush writes the new frontends. Those that are gone are for the last step of an update, because
+// another service port may still get them.
+func (f frontendSets) flush(sink elementSink, last bool) {
+	for k, n := range f {
+		in := forKind(k, setFrontends, setNodePortFrontends)
+		switch {
+		case n > 0:
+			sink.put(in, frontendKey(k), elementBytes{}, elementBytes{})
+		case last:
+			sink.remove(in, frontendKey(k), elementBytes{})
+		default:
+			continue
+		}
+		delete(f, k)
 	}
 }
 

@@ -61,9 +61,12 @@ func (l *layout) chains() []chainSpec {
 		{name: chainLocal, rules: r.local()},
 		{name: chainFirewall, rules: r.firewall()},
 		{name: chainServices, rules: r.services()},
+		{name: chainServicesAgain, rules: again(chainServices)},
+		{name: chainNodePorts, rules: r.nodePorts()},
+		{name: chainNodePortsAgain, rules: again(chainNodePorts)},
 		{name: chainNoService, rules: r.noService()},
-		{name: "prerouting", hook: &hookSpec{"nat", unix.NF_INET_PRE_ROUTING, "prerouting", l.dnatPriority}, rules: toServices()},
-		{name: "output", hook: &hookSpec{"nat", unix.NF_INET_LOCAL_OUT, "output", l.dnatPriority}, rules: toServices()},
+		{name: "prerouting", hook: &hookSpec{"nat", unix.NF_INET_PRE_ROUTING, "prerouting", l.dnatPriority}, rules: r.toServices()},
+		{name: "output", hook: &hookSpec{"nat", unix.NF_INET_LOCAL_OUT, "output", l.dnatPriority}, rules: r.toServices()},
 		{name: "postrouting", hook: &hookSpec{"nat", unix.NF_INET_POST_ROUTING, "postrouting", l.snatPriority}, rules: r.postrouting()},
 	}...)
 	if r.inFront {
@@ -126,23 +129,43 @@ type rules struct {
 	fastAfter    uint32 // packets until the fast path; 0 is none
 }
 
-// toServices looks up the service port twice, because a packet that comes during a transaction may
-// find no endpoint the first time. Each lookup sees the elements of its own moment: the number of
+// toServices leads a packet to the rules of its frontend. A packet that comes during a transaction
+// may find no endpoint there, because each lookup sees the elements of its own moment: the number of
 // endpoints may be from before, the endpoints from after. And on kernels without commit b2f742c846ca,
 // "netfilter: nf_tables: restart set lookup on base_seq change", a lookup may miss an element that
-// is being replaced.
-func toServices() []rule {
-	return []rule{jump(chainServices), jump(chainServices), jump(chainNoService)}
+// is being replaced. The elements of the sets of frontends are never replaced. So what they have looks
+// again, and never gets further: neither to a node port that has the number of its port, nor on its
+// way without translation, which conntrack would keep for as long as the client tries.
+func (r *rules) toServices() []rule {
+	return []rule{
+		jump(chainServices),
+		append(r.isFrontend(), gotoChain(chainServicesAgain)),
+		jump(chainNodePorts),
+		append(r.isNodePort(lookupSet(setNodePortFrontends, reg(0))), gotoChain(chainNodePortsAgain)),
+		jump(chainNoService),
+	}
 }
 
 func (r *rules) services() []rule {
-	return []rule{
-		carry(r.tuple(), setServices),
-		dispatch(setClasses),
-		r.nodePorts(),
-		dispatch(setClasses),
-	}
+	return []rule{carry(r.tuple(), setServices), dispatch(setClasses)}
 }
+
+func (r *rules) nodePorts() []rule {
+	return []rule{append(r.isNodePort(lookup(setNodePorts, reg(0), reg(12))), setPriority(reg(12))), dispatch(setClasses)}
+}
+
+// looksAgain is how often a packet looks again for what it has missed. It misses once more only if one
+// more transaction changes its service port at that moment: two did so for one of a million, on a slow
+// machine with 90 changes a second. More looks cost other packets nothing.
+const looksAgain = 3
+
+// again looks again, and then drops the packet: the client sends it again.
+func again(chain string) []rule {
+	return append(slices.Repeat([]rule{jump(chain)}, looksAgain), rule{&expr.Verdict{Kind: expr.VerdictDrop}})
+}
+
+// isFrontend matches packets to a frontend with a VIP.
+func (r *rules) isFrontend() rule { return append(r.tuple(), lookupSet(setFrontends, reg(0))) }
 
 // noService refuses packets to addresses of Services that no service port has.
 func (r *rules) noService() (list []rule) {
@@ -166,7 +189,7 @@ func toInvalid() []rule {
 // has decided about them, but the engine behind would forward them.
 func (r *rules) invalid() []rule {
 	drop := &expr.Verdict{Kind: expr.VerdictDrop}
-	return []rule{append(carry(r.tuple(), setServices), drop), append(r.nodePorts(), drop)}
+	return []rule{append(r.isFrontend(), drop), append(r.isNodePort(lookupSet(setNodePortFrontends, reg(0))), drop)}
 }
 
 // healthChecks accepts the node's health check ports at VIPs that are addresses of the
@@ -176,18 +199,19 @@ func (r *rules) healthChecks() rule {
 	return append(e, lookupSet(setHealthPorts, reg(0)), &expr.Verdict{Kind: expr.VerdictReturn})
 }
 
-// nodePorts checks the port before the address: most new connections are not for a
-// Service, and a hash lookup costs less than a routing lookup.
-func (r *rules) nodePorts() rule {
+// isNodePort matches packets to a node port that port finds, under protocol and port from register 0 on.
+// It checks the port before the address: most new connections are not for a Service, and a hash lookup
+// costs less than a routing lookup.
+func (r *rules) isNodePort(port expr.Any) rule {
 	loopback := netip.MustParsePrefix("127.0.0.0/8")
 	if r.v6 {
 		loopback = netip.MustParsePrefix("::1/128")
 	}
-	e := append(nodePort(), lookup(setNodePorts, reg(0), reg(12)),
+	e := append(nodePort(), port,
 		daddrType(0), &expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: nativeUint32(unix.RTN_LOCAL)},
 		r.daddr(0))
 	e = append(e, notInPrefix(reg(0), loopback)...)
-	return append(e, r.daddr(0), lookupSet(setNodePortAddresses, reg(0)), setPriority(reg(12)))
+	return append(e, r.daddr(0), lookupSet(setNodePortAddresses, reg(0)))
 }
 
 func (r *rules) firewall() []rule {
@@ -275,7 +299,7 @@ func (r *rules) affinity(scope desired.Scope) []rule {
 	toRecord := append([]rule{jump(chainAffinityRecord)}, r.affinityTranslation(scope)...)
 	draw := jump(chainAffinityDraw)
 	return slices.Concat(toRecord, []rule{draw, r.affinityWrite()}, toRecord, []rule{draw}, r.affinityDNAT(),
-		[]rule{resetPriority()}) // or the second dispatch of toServices takes what draw has left for a class
+		[]rule{resetPriority()}) // or the next dispatch takes what draw has left for a class
 }
 
 // affinityTranslation forwards to the endpoint in skb->priority, if the scope has it.

@@ -58,6 +58,11 @@ func (e *Engine) repair(
 			return err
 		}
 	}
+	for _, id := range []setID{setServices, setNodePorts} {
+		for key := range o.element[id] {
+			e.left = append(e.left, parseFrontendKey([]byte(key)))
+		}
+	}
 	if err := r.removeRest(ctx); err != nil {
 		return err
 	}

@@ -327,6 +327,8 @@ func TestNamesOfSetsStandForTheirShapes(t *testing.T) {
 	released := map[string]string{
 		"services":                   vip + " : mark, flags 0x88",
 		"nodeports":                  port + " : mark, flags 0x88",
+		"frontends":                  vip + ", flags 0x80",
+		"nodeport-frontends":         port + ", flags 0x80",
 		"classes":                    "mark : verdict, flags 0x8",
 		"cluster-ips":                "ipv4_addr, flags 0x0",
 		"service-cidrs":              "ipv4_addr, flags 0x4",

@@ -15,6 +15,8 @@ type setID uint8
 const (
 	setServices setID = iota
 	setNodePorts
+	setFrontends
+	setNodePortFrontends
 	setClasses
 	setClusterIPs
 	setServiceCIDRs
@@ -117,6 +119,8 @@ var (
 var setSpecs = [numSets]setSpec{ // read-only
 	setServices:                 {id: setServices, name: "services", key: vipFields, data: markField, note: "VIP to class"},
 	setNodePorts:                {id: setNodePorts, name: "nodeports", key: nodePortFields, data: markField, note: "node port to class"},
+	setFrontends:                {id: setFrontends, name: "frontends", key: vipFields, note: "every VIP of services: it stays while there is a class, whatever class that is"},
+	setNodePortFrontends:        {id: setNodePortFrontends, name: "nodeport-frontends", key: nodePortFields, note: "the same for node ports"},
 	setClasses:                  {id: setClasses, name: "classes", key: markField, data: verdictField, note: "class to chain"},
 	setClusterIPs:               {id: setClusterIPs, name: "cluster-ips", key: addrField, note: "every ClusterIP: its other ports are rejected"},
 	setServiceCIDRs:             {id: setServiceCIDRs, name: "service-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "ranges of ClusterIPs: addresses that are not in use are dropped"},

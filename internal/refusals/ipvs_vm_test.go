@@ -21,4 +21,8 @@ func TestRefusalsOfIPVS(t *testing.T) {
 	}
 }
 
+func TestFlowsOfAServiceThatIsDeletedWhileNoIPVSRuns(t *testing.T) { forgotten(t, newIPVS()) }
+
+func TestAConnectionThatBeganBeforeItsServiceOfIPVS(t *testing.T) { early(t, newIPVS()) }
+
 func TestNothingGetsThroughDuringAChangeOfIPVS(t *testing.T) { change(t, newIPVS()) }

@@ -15,8 +15,8 @@ func races() (some []proof) {
 		{"examples", "the examples", 25, []string{"./examples/...", "./docs"}},
 		{"rest", "other packages with a kernel", 25, []string{
 			"./canary/...", "./conntrack", "./endpointhealth", "./hybrid", "./packettrace", "./proxier", "./proxiertest",
-			"./internal/allpackets", "./internal/chaos", "./internal/coexistence", "./internal/decide", "./internal/guard", "./internal/history",
-			"./internal/hostile", "./internal/jhash", "./internal/namespace", "./internal/netlinkx", "./internal/netns", "./internal/packetcost",
+			"./internal/allpackets", "./internal/chaos", "./internal/coexistence", "./internal/decide", "./internal/growth", "./internal/guard",
+			"./internal/history", "./internal/hostile", "./internal/jhash", "./internal/namespace", "./internal/netlinkx", "./internal/netns", "./internal/packetcost",
 			"./internal/refusals", "./internal/soak",
 		}},
 	} {

@@ -1,0 +1,174 @@
+package refusals
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/oracle"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// life is one process after another on one node, and a Service of UDP and TCP with frontends of all kinds.
+type life struct {
+	*testing.T
+
+	engine  engine
+	world   *proxiertest.Topology
+	cluster *oracle.Cluster
+}
+
+func newLife(t *testing.T, e engine) *life {
+	t.Helper()
+	l := &life{T: t, engine: e, world: proxiertest.NewTopology(t)}
+	l.cluster = newCluster(t, l.world, settings()[0])
+	add(l.cluster, l.world, 1, spec{endpoints: []string{nodeName}})
+	return l
+}
+
+// begin starts a process, with the Service or without; end stops it and leaves its rules.
+func (l *life) begin(with bool) (p *proxier.Proxier, end func()) {
+	l.Helper()
+	p, err := l.engine.create(config(l.world, l.cluster))
+	if err != nil {
+		l.Fatal(err)
+	}
+	if with {
+		l.add(p)
+	}
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	ctx, cancel := context.WithCancel(l.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	end = func() {
+		l.Helper()
+		cancel()
+		if err := <-ended; err != nil {
+			l.Errorf("Run = %v", err)
+		}
+	}
+	l.sync(p)
+	return p, end
+}
+
+func (l *life) add(p *proxier.Proxier) {
+	p.OnServiceAdd(l.cluster.Services[name(1)])
+	for _, slice := range l.cluster.Slices {
+		p.OnEndpointSliceAdd(slice)
+	}
+}
+
+func (l *life) sync(p *proxier.Proxier) {
+	l.Helper()
+	if err := p.Sync(l.Context()); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// frontends are the places that clients dial.
+func (l *life) frontends(family v1.IPFamily) map[string]netip.AddrPort {
+	all := map[string]netip.AddrPort{"node port": netip.AddrPortFrom(l.world.Node.Addr(family), firstNodePort+1)}
+	for i, vip := range vips(1, family) {
+		all[[]string{"cluster IP", "external IP", "load balancer IP"}[i]] = netip.AddrPortFrom(netip.MustParseAddr(vip), servicePort)
+	}
+	return all
+}
+
+// flows opens a flow from a client outside to each frontend of both families.
+func (l *life) flows(network string) map[string]*proxiertest.Flow {
+	l.Helper()
+	all := map[string]*proxiertest.Flow{}
+	for _, family := range families() {
+		for name, to := range l.frontends(family) {
+			flow, err := l.world.Client.Open(l.Context(), network, to, proxiertest.AskOptions{From: l.world.Client.Addr(family)})
+			if err != nil {
+				l.Fatal(err)
+			}
+			l.Cleanup(func() { _ = flow.Close() })
+			all[string(family)+" "+name] = flow
+		}
+	}
+	return all
+}
+
+// TestFlowsOfAServiceThatIsDeletedWhileNoProxyRuns: a UDP client that goes on sending gets no
+// answer from an endpoint of a Service that the next process never heard of (CT-13).
+func TestFlowsOfAServiceThatIsDeletedWhileNoProxyRuns(t *testing.T) {
+	for _, e := range engines() {
+		t.Run(e.name, func(t *testing.T) { t.Parallel(); forgotten(t, e) })
+	}
+}
+
+func forgotten(t *testing.T, e engine) {
+	t.Helper()
+	l := newLife(t, e)
+	_, end := l.begin(true)
+	flows := l.flows("udp")
+	for name, flow := range flows {
+		if _, err := flow.Ask(t.Context()); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	end()
+	p, end := l.begin(false)
+	defer func() {
+		end()
+		if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}()
+	for name, flow := range flows {
+		flow.Expect(l.world)
+		if answer, err := flow.Ask(t.Context()); err == nil {
+			t.Errorf("%s: %s answers", name, answer.Server)
+		}
+	}
+}
+
+// TestAConnectionThatBeganBeforeItsService: the client sends its first packet before the
+// frontend exists, and goes on from the same port (CT-14).
+func TestAConnectionThatBeganBeforeItsService(t *testing.T) {
+	for _, e := range engines() {
+		t.Run(e.name, func(t *testing.T) { t.Parallel(); early(t, e) })
+	}
+}
+
+func early(t *testing.T, e engine) {
+	t.Helper()
+	l := newLife(t, e)
+	p, end := l.begin(false)
+	defer func() {
+		end()
+		if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}()
+	const port = 40000
+	ask := func(family v1.IPFamily, to netip.AddrPort, settled *proxiertest.Topology) (proxiertest.Answer, error) {
+		o := proxiertest.AskOptions{From: l.world.Client.Addr(family), FromPort: port}
+		if settled != nil {
+			o.Settled = settled
+		}
+		return l.world.Client.Ask(t.Context(), "tcp", to, o)
+	}
+	for _, family := range families() {
+		for name, to := range l.frontends(family) {
+			if _, err := ask(family, to, l.world); err == nil {
+				t.Fatalf("%s %s answers without a Service", family, name)
+			}
+		}
+	}
+	l.add(p)
+	l.sync(p)
+	for _, family := range families() {
+		for name, to := range l.frontends(family) {
+			if answer, err := ask(family, to, nil); err != nil || answer.Server != "pod-1" {
+				t.Errorf("%s %s: %v, %v", family, name, answer.Server, err)
+			}
+		}
+	}
+}
