@@ -34,7 +34,7 @@ func TestConnectionsAreCountedExactly(t *testing.T) {
 	named := func(name string) netip.AddrPort {
 		return server(t, func(conn *net.TCPConn) { _, _ = io.WriteString(conn, name) })
 	}
-	a, b, dead := named("a"), named("b"), refusing(t)
+	a, b, dead := named("a"), named("b"), refusing(t, "tcp4")
 	e, _ := observed(t, Config{Config: proxier.Config{CountConnections: true}})
 	apply(t, e, web(v1.ProtocolTCP, a, b, dead))
 	to, answers, all := at(t, e, RoleInternal), map[netip.AddrPort]uint64{}, uint64(0)
@@ -78,7 +78,7 @@ func TestConnectionsAreCountedExactly(t *testing.T) {
 
 func TestNothingIsCountedByDefault(t *testing.T) {
 	e, _ := observed(t, Config{})
-	apply(t, e, web(v1.ProtocolTCP, refusing(t)))
+	apply(t, e, web(v1.ProtocolTCP, refusing(t, "tcp4")))
 	if _, err := e.Counts(t.Context()); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("counts: %v, want ErrUnsupported", err)
 	}

@@ -58,10 +58,16 @@ func observed(t *testing.T, config Config) (*Engine, *reports) {
 	return engineOf(t, v1.IPv4Protocol, proxier.Deps{Observer: r}, config), r
 }
 
-// refusing returns an address without a listener.
-func refusing(t *testing.T) netip.AddrPort {
+// refusing returns an address that refuses, and that no other socket gets while the test runs: its
+// port belongs to a connection with somebody else.
+func refusing(t *testing.T, network string) netip.AddrPort {
 	t.Helper()
-	return addrPortOf("127.0.0.1", portOn(t, "127.0.0.1"))
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), network, listens(t, network, "127.0.0.1:0").String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return addrPort(conn.LocalAddr())
 }
 
 // wanted is the expected content of a report, without times.
@@ -134,7 +140,7 @@ func talk(t *testing.T, to netip.AddrPort) (client netip.AddrPort) {
 }
 
 func TestEveryOutcomeOfTCPIsReported(t *testing.T) {
-	alive, dead := named(t, "alive"), refusing(t)
+	alive, dead := named(t, "alive"), refusing(t, "tcp4")
 	resets := server(t, func(conn *net.TCPConn) {
 		_, _ = io.ReadFull(conn, make([]byte, 5))
 		_ = conn.SetLinger(0)

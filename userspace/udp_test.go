@@ -271,12 +271,7 @@ func (d *deaf) Close() error {
 
 // A write that the kernel refuses begins a new flow.
 func TestAWriterThatIsRefusedBeginsAnew(t *testing.T) {
-	gone, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead := addrPort(gone.LocalAddr())
-	_ = gone.Close()
+	dead := refusing(t, "udp4")
 	e := engine(t, func(c *Config) {
 		c.Hooks.Dial = func(ctx context.Context, _ Connection, endpoint netip.AddrPort) (net.Conn, error) {
 			conn, err := (&net.Dialer{}).DialContext(ctx, "udp4", endpoint.String())
