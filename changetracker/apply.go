@@ -200,11 +200,7 @@ const maxServiceEndpoints = 1 << 17
 
 // endpointLimit returns how many endpoints each of a Service's ports may have.
 func endpointLimit(keys int, ports []*ServicePort) int {
-	frontends := 0
-	for _, p := range ports {
-		frontends += 1 + len(p.ExternalIPs) + len(p.LoadBalancerVIPs) + int(min(p.NodePort, 1))
-	}
-	return max(1, min(maxServiceEndpoints/max(keys, 1), maxPairs/max(frontends, 1)))
+	return max(1, min(maxServiceEndpoints/max(keys, 1), maxPairs/max(frontends(ports), 1)))
 }
 
 func (s *heldService) rebuildPort(service types.NamespacedName, key portKey, old *portState, t *touched, limit int) *portState {

@@ -124,6 +124,29 @@ func TestPairsOfAServiceAreBounded(t *testing.T) {
 	}
 }
 
+// TestSlotsAreSharedByFrontends, and a Service with a consistent hash says so.
+func TestSlotsAreSharedByFrontends(t *testing.T) {
+	for _, c := range []struct {
+		ports, externalIPs int
+		want               uint16
+	}{{1, 0, 0}, {8, 0, 0}, {9, 0, 1 << 15}, {4, 1, 0}, {3, 2, 1 << 15}, {250, 0, 1 << 11}, {60_000, 0, 1 << 3}} {
+		for _, policy := range []Balancing{Random, SourceHash} {
+			tracker := mustTracker(t, func(o *Options) {
+				o.DecorateService = func(p *ServicePort, _ *v1.Service) { p.Balancing = policy }
+			})
+			tracker.Services.Update(nil, webService(portsNamed(c.ports), func(s *v1.Service) {
+				for i := range c.externalIPs {
+					s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprint("203.0.113.", 1+i))
+				}
+			}))
+			state, _ := applyAll(t, tracker, v1.IPv4Protocol)
+			if p := mustService(t, state, portName("p0", v1.ProtocolTCP)); p.MaxSlots != c.want || (tooMany(tracker) > 0) != (policy.Hashes() && c.want > 0) {
+				t.Errorf("%v, %+v: at most %d slots, and %v", policy, c, p.MaxSlots, tracker.Problems())
+			}
+		}
+	}
+}
+
 // A Service that goes over the bound and under it again always has the endpoints that a new tracker
 // gives it, and each Delta leads from one State to the next.
 func TestTheBoundOfEndpointsDependsOnNoHistory(t *testing.T) {

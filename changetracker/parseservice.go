@@ -3,6 +3,7 @@ package changetracker
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -51,15 +52,42 @@ func (c *config) parseService(service *v1.Service, f *findings) (ports perFamily
 	p.boundSources(len(service.Spec.Ports), f)
 	p.checkSourceRanges(c.options.StrictSourceRanges, f)
 	p.parsePolicies(service, f)
-	for _, port := range parseServicePorts(service, f) {
-		for family, clusterIP := range p.clusterIPs {
-			if clusterIP.IsValid() {
-				value := c.decorateService(p.servicePort(port, family, c.options.StrictSourceRanges), service)
-				ports[family] = append(ports[family], value)
-			}
+	numbered := parseServicePorts(service, f)
+	for family, clusterIP := range p.clusterIPs {
+		if !clusterIP.IsValid() {
+			continue
+		}
+		for _, port := range numbered {
+			ports[family] = append(ports[family], p.servicePort(port, family, c.options.StrictSourceRanges))
+		}
+		hashes, slots := false, maxSlots(frontends(ports[family]))
+		for i, port := range ports[family] {
+			port.MaxSlots = slots
+			ports[family][i] = c.decorateService(port, service)
+			hashes = hashes || ports[family][i].Balancing.Hashes()
+		}
+		if hashes && slots > 0 {
+			f.add(ReasonTooMany, fmt.Sprintf("%s: %d frontends, each with at most %d slots of a hash", familyName(family), frontends(ports[family]), slots), "spec.ports")
 		}
 	}
 	return ports
+}
+
+// frontends counts the frontends of a Service in an IP family.
+func frontends(ports []*ServicePort) (n int) {
+	for _, p := range ports {
+		n += 1 + len(p.ExternalIPs) + len(p.LoadBalancerVIPs) + int(min(p.NodePort, 1))
+	}
+	return n
+}
+
+// maxSlots is ServicePort.MaxSlots for a number of frontends.
+func maxSlots(frontends int) uint16 {
+	slots := maxPairs / max(frontends, 1)
+	if slots > math.MaxUint16 {
+		return 0
+	}
+	return 1 << (bits.Len(uint(slots)) - 1)
 }
 
 // proxied reports whether a proxy handles the Service at all (TRK-01, TRK-02). Only the singular
@@ -174,7 +202,7 @@ const maxFrontends = 1 << 16
 
 // maxPairs is how many pairs of a frontend and an endpoint a Service may have in an IP family, and
 // maxSources how many of a load balancer frontend and a source that it admits. Engines write each
-// pair. The kernel's sets of nftables take sources in more than proportion of time.
+// pair, and slots for weights and hashes (see ServicePort.MaxSlots). The kernel's sets of nftables take sources in more than proportion of time.
 const maxPairs, maxSources = 1 << 19, 1 << 15
 
 // bounded returns the first values, as many as a limit allows.

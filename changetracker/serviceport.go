@@ -97,6 +97,10 @@ type ServicePort struct {
 	SessionAffinity time.Duration
 	// Balancing is how an endpoint is chosen. The trackers leave it at Random.
 	Balancing Balancing
+	// MaxSlots is how many slots an engine gives a frontend at most, if it uses slots for weights or a
+	// consistent hash, and has more than endpoints; 0 is no limit. The trackers set it for a Service with
+	// more than 8 frontends in an IP family: 524,288 divided by the frontends, rounded down to a power of two.
+	MaxSlots uint16
 	// EndConnections ends TCP connections to endpoints that no EndpointSlice has any more; their
 	// clients would wait, some forever. The trackers leave it at false.
 	EndConnections bool
@@ -164,7 +168,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 
 func (p *ServicePort) equalPolicies(o *ServicePort) bool {
 	return p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
-		p.Balancing == o.Balancing && p.EndConnections == o.EndConnections && p.FastPath == o.FastPath &&
+		p.Balancing == o.Balancing && p.MaxSlots == o.MaxSlots && p.EndConnections == o.EndConnections && p.FastPath == o.FastPath &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal
 }
 

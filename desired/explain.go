@@ -402,6 +402,8 @@ func (e *explaining) balance(s *Service) {
 		e.because("load balancing policy %v: the settings of the engine choose the scheduler %s instead%s", wanted, by.Name, share)
 	case wanted != e.Balancing:
 		e.because("load balancing policy %v: this engine does not have it, and chooses an endpoint at random%s", wanted, share)
+	case wanted.Hashes() && s.MaxSlots() > 0:
+		e.because("load balancing policy %v, in a table of at most %d slots because the Service has many frontends%s", wanted, s.MaxSlots(), share)
 	case wanted != changetracker.Random || share != "":
 		e.because("load balancing policy %v%s", wanted, share)
 	}

@@ -140,6 +140,15 @@ func (s *Service) balancing() changetracker.Balancing {
 	return s.Port.Balancing
 }
 
+// MaxSlots is how many slots an engine gives a frontend at most, unless it has more endpoints; 0 is no
+// limit. See changetracker.ServicePort.MaxSlots.
+func (s *Service) MaxSlots() int {
+	if s.Port == nil {
+		return 0
+	}
+	return int(s.Port.MaxSlots)
+}
+
 // EndsConnections reports whether connections to endpoints end that are gone for good.
 func (s *Service) EndsConnections() bool {
 	return s.Protocol == TCP && s.Port != nil && s.Port.EndConnections

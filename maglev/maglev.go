@@ -19,34 +19,41 @@ import (
 // MaxEndpoints is the greatest number of endpoints in a table: each needs a slot.
 const MaxEndpoints = largest
 
-// sizes are prime, as the permutations need. They are large enough that at most 2 % of the
-// slots move beside those of an endpoint that goes.
-var sizes = []struct{ upTo, size int }{{2, 251}, {16, 4093}, {160, 16381}} // read-only
+// sizes are prime, as the permutations need. Up to so many endpoints, at most 2 % of the slots
+// move beside those of an endpoint that goes.
+var sizes = []struct{ upTo, size int }{{0, 7}, {0, 13}, {0, 61}, {2, 251}, {0, 1021}, {16, 4093}, {160, 16381}, {MaxEndpoints, largest}} // read-only
 
 const largest = 65521
 
 // Size returns the size of the table for a number of endpoints: 251, 4,093, 16,381 or 65,521
 // slots. A table of another size sends most clients to other endpoints, so there are few
 // sizes: it changes above 2, 16 and 160 endpoints.
-func Size(endpoints int) int {
-	for _, s := range sizes {
-		if endpoints <= s.upTo {
-			return s.size
+//
+// If most is not 0, the table has at most so many slots, or as few as the endpoints allow: the size is 7,
+// 13, 61, 251, 1,021, 4,093, 16,381 or 65,521. The fewer slots an endpoint has, the less even are the shares.
+func Size(endpoints, most int) int {
+	endpoints, size := max(endpoints, 1), largest
+	for _, s := range slices.Backward(sizes) {
+		if s.size < endpoints {
+			break
+		}
+		if endpoints <= s.upTo || most != 0 && size > most {
+			size = s.size
 		}
 	}
-	return largest
+	return size
 }
 
-// Table returns a table with Size(len(endpoints)) slots: for each slot, the index of its
+// Table returns a table with Size(len(endpoints), most) slots: for each slot, the index of its
 // endpoint. The endpoints are sorted and have no duplicates. Their weights are in the same
 // order, each at least 1; nil means that all are equal. Endpoints after the first
 // MaxEndpoints get no slots. Without endpoints the table is empty.
-func Table(endpoints []netip.AddrPort, weights []uint16) []uint16 {
+func Table(endpoints []netip.AddrPort, weights []uint16, most int) []uint16 {
 	endpoints = endpoints[:min(len(endpoints), MaxEndpoints)]
 	if len(endpoints) == 0 {
 		return nil
 	}
-	size := uint32(Size(len(endpoints)))
+	size := uint32(Size(len(endpoints), most))
 	all, greatest := permutations(endpoints, weights, size)
 	// In each round, an endpoint takes the next free slot of its permutation. One with half of
 	// the greatest weight takes its turn in every second round.

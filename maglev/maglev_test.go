@@ -35,7 +35,7 @@ func TestSharesFollowWeights(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
-			table := maglev.Table(endpoints(len(weights)), weights)
+			table := maglev.Table(endpoints(len(weights)), weights, 0)
 			total := 0
 			for _, w := range weights {
 				total += int(w)
@@ -48,7 +48,7 @@ func TestSharesFollowWeights(t *testing.T) {
 			}
 		})
 	}
-	if got := maglev.Table(nil, nil); len(got) != 0 {
+	if got := maglev.Table(nil, nil, 0); len(got) != 0 {
 		t.Errorf("a table of %d slots without endpoints", len(got))
 	}
 }
@@ -57,9 +57,26 @@ func TestSharesFollowWeights(t *testing.T) {
 func TestTheMostEndpoints(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{maglev.MaxEndpoints, maglev.MaxEndpoints + 1, 1 << 16} {
-		for endpoint, slots := range shares(maglev.Table(endpoints(n), nil), n) {
+		for endpoint, slots := range shares(maglev.Table(endpoints(n), nil, 0), n) {
 			if want := 1; endpoint < maglev.MaxEndpoints && slots != want || endpoint >= maglev.MaxEndpoints && slots != 0 {
 				t.Fatalf("endpoint %d of %d has %d slots", endpoint, n, slots)
+			}
+		}
+	}
+}
+
+// TestABoundOfSlots: a table has at most so many, unless there are more endpoints.
+func TestABoundOfSlots(t *testing.T) {
+	t.Parallel()
+	for endpoints, sizes := range map[int]map[int]int{
+		1:      {0: 251, 8: 7, 64: 61, 256: 251, 1 << 15: 251},
+		10:     {0: 4093, 8: 13, 64: 61, 2048: 1021, 1 << 15: 4093},
+		161:    {0: 65521, 8: 251, 256: 251, 2048: 1021, 1 << 15: 16381},
+		20_000: {0: 65521, 8: 65521, 1 << 15: 65521},
+	} {
+		for most, want := range sizes {
+			if got := maglev.Size(endpoints, most); got != want {
+				t.Errorf("%d endpoints and at most %d slots: a table of %d, want %d", endpoints, most, got, want)
 			}
 		}
 	}
@@ -68,7 +85,7 @@ func TestTheMostEndpoints(t *testing.T) {
 // TestEqualWeightsAreNoWeights: the table is the same.
 func TestEqualWeightsAreNoWeights(t *testing.T) {
 	t.Parallel()
-	if !slices.Equal(maglev.Table(endpoints(9), nil), maglev.Table(endpoints(9), slices.Repeat([]uint16{3}, 9))) {
+	if !slices.Equal(maglev.Table(endpoints(9), nil, 0), maglev.Table(endpoints(9), slices.Repeat([]uint16{3}, 9), 0)) {
 		t.Error("the tables differ")
 	}
 }
@@ -79,13 +96,13 @@ func TestDisruption(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{4, 10, 16, 100, 160, 500} {
 		all := endpoints(n)
-		before := maglev.Table(all, nil)
+		before := maglev.Table(all, nil, 0)
 		for _, gone := range []int{0, n / 2, n - 1} {
 			rest := slices.Delete(slices.Clone(all), gone, gone+1)
-			if maglev.Size(n) != maglev.Size(n-1) {
+			if maglev.Size(n, 0) != maglev.Size(n-1, 0) {
 				t.Fatalf("%d endpoints: another size", n)
 			}
-			after, moved := maglev.Table(rest, nil), 0
+			after, moved := maglev.Table(rest, nil, 0), 0
 			for slot := range before {
 				if was := all[before[slot]]; was != all[gone] && was != rest[after[slot]] {
 					moved++
@@ -105,13 +122,14 @@ func TestTablesNeverChange(t *testing.T) {
 	for title, c := range map[string]struct {
 		list    []netip.AddrPort
 		weights []uint16
+		most    int
 		want    uint64
 	}{
-		"IPv4": {endpoints(7), nil, 0x1b06701a36747f51}, "IPv6": {six, nil, 0xebb408e7ecef345},
-		"weights": {endpoints(3), []uint16{1, 2, 5}, 0x9734490821c7f104}, "many": {endpoints(200), nil, 0xe841f69c9c717205},
+		"IPv4": {endpoints(7), nil, 0, 0x1b06701a36747f51}, "IPv6": {six, nil, 0, 0xebb408e7ecef345},
+		"weights": {endpoints(3), []uint16{1, 2, 5}, 0, 0x9734490821c7f104}, "many": {endpoints(200), nil, 0, 0xe841f69c9c717205}, "bounded": {endpoints(7), nil, 64, 0x920b80af6b8d37b9},
 	} {
 		h := fnv.New64a()
-		for _, e := range maglev.Table(c.list, c.weights) {
+		for _, e := range maglev.Table(c.list, c.weights, c.most) {
 			_, _ = h.Write([]byte{byte(e >> 8), byte(e)})
 		}
 		if got := h.Sum64(); got != c.want {
@@ -131,9 +149,9 @@ func FuzzTable(f *testing.F) {
 				weights = append(weights, uint16(random.Uint32()>>(random.Uint32()%16+16))|1)
 			}
 		}
-		table := maglev.Table(endpoints(count), weights)
-		if len(table) != maglev.Size(count) {
-			t.Fatalf("%d slots, want %d", len(table), maglev.Size(count))
+		table := maglev.Table(endpoints(count), weights, 0)
+		if len(table) != maglev.Size(count, 0) {
+			t.Fatalf("%d slots, want %d", len(table), maglev.Size(count, 0))
 		}
 		for slot, e := range table {
 			if int(e) >= count {
@@ -152,7 +170,7 @@ func BenchmarkTable(b *testing.B) {
 		b.Run(c.name+"_endpoints", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				maglev.Table(list, nil)
+				maglev.Table(list, nil, 0)
 			}
 		})
 	}

@@ -39,7 +39,7 @@ func (p *picker) update(s *desired.Service, scope desired.Scope) {
 	if p.policy = policy; !policy.Hashes() {
 		p.slots = nil
 	} else if p.slots == nil {
-		p.slots = maglev.Table(endpoints, weights)
+		p.slots = maglev.Table(endpoints, weights, s.MaxSlots())
 	}
 	if weights != nil && p.credit == nil {
 		p.credit = make([]int, len(weights))

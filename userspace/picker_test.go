@@ -97,7 +97,7 @@ func TestClientsHashToTheirSlot(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []changetracker.Balancing{changetracker.SourceHash, changetracker.SourcePortHash} {
 		b, s := balancing(10, policy)
-		table := maglev.Table(s.Cluster.Slice(), nil)
+		table := maglev.Table(s.Cluster.Slice(), nil, 0)
 		first := &b.scopes[0].slots[0]
 		for i := range 200 {
 			client, key := clientAt(i), clientAt(i)

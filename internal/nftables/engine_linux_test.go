@@ -105,11 +105,11 @@ func (w *world) draw(n int, rare bool) *desired.Service {
 
 // balance draws weights and a load balancing policy. With rare weights some endpoints have no slot.
 func (w *world) balance(s *desired.Service, rare bool) {
-	s.Port = &changetracker.ServicePort{Balancing: changetracker.Random}
+	s.Port = &changetracker.ServicePort{Balancing: changetracker.Random, MaxSlots: []uint16{0, 0, 8, 64}[w.rand.IntN(4)]}
 	if w.rand.IntN(3) == 0 {
 		s.ClusterWeights, s.LocalWeights = w.weights(s.Cluster.Len(), rare), w.weights(s.Local.Len(), rare)
 	}
-	if w.rand.IntN(20) == 0 || s.Cluster.Len() < 3 { // the table for more is large
+	if w.rand.IntN(20) == 0 || s.Cluster.Len() < 3 || s.Port.MaxSlots > 0 { // other tables are large
 		s.Port.Balancing = changetracker.Balancing(w.rand.IntN(4))
 	}
 }
@@ -347,11 +347,11 @@ func slots(s *desired.Service, scope desired.Scope) (list []netip.AddrPort) {
 	case len(endpoints) < 2, choiceOf(s, desired.Traits{}) == atRandom && weights == nil:
 		return endpoints
 	case choiceOf(s, desired.Traits{}) == atRandom:
-		for i, n := range shares(weights) {
+		for i, n := range shares(weights, s.MaxSlots()) {
 			list = append(list, slices.Repeat(endpoints[i:i+1], int(n))...)
 		}
 	default:
-		for _, i := range maglev.Table(endpoints, weights) {
+		for _, i := range maglev.Table(endpoints, weights, s.MaxSlots()) {
 			list = append(list, endpoints[i])
 		}
 	}

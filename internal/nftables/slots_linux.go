@@ -36,10 +36,11 @@ func (p *placed) hashed(scope int) *hashed {
 type hashed struct {
 	endpoints []netip.AddrPort
 	weights   []uint16
+	most      int // slots
 }
 
 func (h *hashed) equal(o *hashed) bool {
-	return h != nil && slices.Equal(h.endpoints, o.endpoints) && slices.Equal(h.weights, o.weights)
+	return h != nil && h.most == o.most && slices.Equal(h.endpoints, o.endpoints) && slices.Equal(h.weights, o.weights)
 }
 
 // placeScope gives the endpoints of a scope their slots.
@@ -60,9 +61,9 @@ func (pl placer) placeScope(p, prev *placed, s *desired.Service, scope int) {
 		pl.placeOnce(p, prev, from, scope)
 		return
 	case choice == atRandom:
-		p.lists[scope] = pl.arrange(prev.list(scope), from.Slice(), shares(weights), scope)
+		p.lists[scope] = pl.arrange(prev.list(scope), from.Slice(), shares(weights, s.MaxSlots()), scope)
 	default:
-		h := &hashed{from.Slice(), weights}
+		h := &hashed{from.Slice(), weights, s.MaxSlots()}
 		p.balanced.hashed[scope] = h
 		if prev.hashed(scope).equal(h) && pl.numbersAs(prev) {
 			p.lists[scope], p.balanced.distinct[scope] = prev.lists[scope], prev.balanced.distinct[scope]
@@ -89,7 +90,7 @@ func (pl placer) tableOf(h *hashed, scope int) slotList {
 	for i, addr := range h.endpoints {
 		targets[i] = pl.target(addr, scope)
 	}
-	table := maglev.Table(h.endpoints, h.weights)
+	table := maglev.Table(h.endpoints, h.weights, h.most)
 	list := make([]target, len(table))
 	for slot, endpoint := range table {
 		list[slot] = targets[endpoint]
@@ -184,22 +185,26 @@ func (pl placer) arrange(prev slotList, endpoints []netip.AddrPort, counts []uin
 const exactSlots, roundedSlots, slotsPerEndpoint = 128, 1024, 8
 
 // shares returns the number of slots of each endpoint, at least one, in proportion to the
-// weights. With a rounded number of slots, the greatest remainders get what is left.
-func shares(weights []uint16) []uint16 {
+// weights, and at most so many in all, if the endpoints are not more and most is not 0. With a rounded number
+// of slots, the greatest remainders get what is left.
+func shares(weights []uint16, most int) []uint16 {
 	divisor, total := 0, 0
 	for _, w := range weights {
 		total += int(w)
 		divisor = gcd(divisor, int(w))
 	}
 	counts := make([]uint16, len(weights))
-	if total/divisor <= exactSlots {
+	if most == 0 {
+		most = maxEndpoints
+	}
+	if total/divisor <= min(exactSlots, most) {
 		for i, w := range weights {
 			counts[i] = w / uint16(divisor)
 		}
 		return counts
 	}
-	size := roundedSlots
-	for size < slotsPerEndpoint*len(weights) && size < maxEndpoints {
+	size := min(roundedSlots, most)
+	for size < max(len(weights), min(slotsPerEndpoint*len(weights), most)) && size < maxEndpoints {
 		size *= 2
 	}
 	order := make([]int, len(weights))

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -21,7 +22,7 @@ import (
 )
 
 // TestSharesFollowWeights: exactly with few slots, otherwise within one slot, but that every
-// endpoint has one. The numbers of slots are few.
+// endpoint has one. The numbers of slots are few, and within the bound of a service port.
 func TestSharesFollowWeights(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	sizes := map[int]bool{}
@@ -33,13 +34,18 @@ func TestSharesFollowWeights(t *testing.T) {
 		}
 		cases = append(cases, weights)
 	}
-	for _, weights := range cases {
-		counts, size, total, divisor := shares(weights), 0, 0, 0
+	for n, weights := range cases {
+		most := []int{0, 64, 2048}[n%3]
+		counts, size, total, divisor := shares(weights, most), 0, 0, 0
 		for i, w := range weights {
 			size, total, divisor = size+int(counts[i]), total+int(w), gcd(divisor, int(w))
 		}
-		if sizes[size] = true; total/divisor <= exactSlots && size != total/divisor {
+		exact := total/divisor <= exactSlots && (most == 0 || total/divisor <= most)
+		if sizes[size] = true; exact && size != total/divisor {
 			t.Errorf("%v: %d slots, want exactly %d", weights, size, total/divisor)
+		}
+		if most > 0 && size > max(most, 2*len(weights)) {
+			t.Errorf("%d weights: %d slots, want at most %d", len(weights), size, most)
 		}
 		small := 0 // endpoints whose share is less than a slot: the others pay for their slots
 		for i, w := range weights {
@@ -60,6 +66,57 @@ func TestSharesFollowWeights(t *testing.T) {
 	for size := range sizes {
 		if size > exactSlots && size&(size-1) != 0 {
 			t.Errorf("%d slots, want at most %d or a power of two", size, exactSlots)
+		}
+	}
+}
+
+// TestTheSlotsOfAServiceAreBounded: a Service within the limits of the API server does not take the memory
+// of all, whatever its ports, addresses, weights and policy. Those with more endpoints than slots have one to
+// four slots for each.
+func TestTheSlotsOfAServiceAreBounded(t *testing.T) {
+	t.Parallel()
+	const most = 1 << 19
+	for _, policy := range []changetracker.Balancing{changetracker.Random, changetracker.SourceHash} {
+		for _, c := range []struct{ ports, externalIPs, endpoints, limit int }{
+			{1, 0, 161, 65521}, {8, 0, 161, most}, {9, 0, 161, most}, {250, 0, 161, most}, {250, 0, 1000, 4 * 250 * 1000}, {100, 300, 100, 4 * most}, {1000, 60, 2, most}, {60000, 0, 2, most},
+		} {
+			tracker, err := changetracker.New(changetracker.Options{
+				DecorateService: func(p *changetracker.ServicePort, _ *v1.Service) { p.Balancing = policy },
+				DecorateEndpoint: func(e *changetracker.Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) {
+					e.Weight = 1 + uint16(e.Addr.Addr().As4()[3])*250
+				},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			of := newCluster(1, c.endpoints)
+			service, slice := of.services[0], of.slices[0]
+			tcp := slice.Ports[0].Protocol
+			service.Spec.Ports, slice.Ports = nil, nil
+			for i := range c.ports {
+				name, port := fmt.Sprint("p", i), int32(1+i)
+				service.Spec.Ports = append(service.Spec.Ports, v1.ServicePort{Name: name, Protocol: v1.ProtocolTCP, Port: port})
+				slice.Ports = append(slice.Ports, discovery.EndpointPort{Name: &name, Protocol: tcp, Port: &port})
+			}
+			for i := range c.externalIPs {
+				service.Spec.ExternalIPs = append(service.Spec.ExternalIPs, netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}).String())
+			}
+			tracker.Services.Update(nil, service)
+			tracker.Endpoints.EndpointSliceUpdate(slice, false)
+			total := 0
+			err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+				e := &Engine{log: zap.NewNop()}
+				e.begin(e.layoutFor(&desired.Globals{}), false)
+				for _, change := range step.Delta.Changes {
+					if s, ok := new(desired.Resolver).Resolve(step.After, change.Name); ok {
+						total += len(s.Frontends) * e.place(nil, s, &e.step).lists[0].len()
+					}
+				}
+				return nil, nil
+			})
+			if err != nil || total == 0 || total > c.limit {
+				t.Errorf("%v, %+v: %d slots, error %v, want at most %d", policy, c, total, err, c.limit)
+			}
 		}
 	}
 }
@@ -90,7 +147,7 @@ func TestOnlyChangedSlotsAreWritten(t *testing.T) {
 		}
 		hashed := func() *desired.Service { return w.balanced(10, changetracker.SourceHash) }
 		ported := w.balanced(10, changetracker.SourcePortHash)
-		slotsOf := maglev.Size(10)
+		slotsOf := maglev.Size(10, 0)
 		for title, c := range map[string]struct {
 			from, to *desired.Service
 			most     int

@@ -104,7 +104,7 @@ func (v *verification) slots(s *desired.Service, scope int) (n int, counts []uin
 	if endpoints.Len() < 2 || weights == nil {
 		return endpoints.Len(), nil
 	}
-	counts = shares(weights)
+	counts = shares(weights, s.MaxSlots())
 	for _, c := range counts {
 		n += int(c)
 	}
