@@ -44,8 +44,13 @@ func (g *Globals) SameDetection(o *Globals) bool {
 	return g.DetectsPods() == o.DetectsPods() && g.PodInterface == o.PodInterface
 }
 
+// TakesNodePorts reports whether an address accepts node ports, if it is the node's: see AcceptsNodePorts.
+func (g *Globals) TakesNodePorts(a netip.Addr) bool {
+	return !a.IsLoopback() && contains(g.NodePortAddresses, a)
+}
+
 // AcceptsNodePorts reports whether an address is one of NodeAddresses that accept node ports. The
 // node may have other addresses.
 func (g *Globals) AcceptsNodePorts(a netip.Addr) bool {
-	return !a.IsLoopback() && contains(g.NodePortAddresses, a) && slices.Contains(g.NodeAddresses, a)
+	return g.TakesNodePorts(a) && slices.Contains(g.NodeAddresses, a)
 }

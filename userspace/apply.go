@@ -29,6 +29,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 func (e *Engine) apply(ctx context.Context, update *desired.Update, result *proxier.Result) error {
 	e.start()
 	e.globals = update.Globals
+	e.goal.Store(&goal{update.Now, update.Globals})
 	if err := e.chooseAddress(update); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -30,6 +31,7 @@ type Engine struct {
 	// affinityShare is that of all service ports.
 	affinityShare affinityShare
 	observe       func(connection.Report)
+	goal          atomic.Pointer[goal] // by the last Apply
 
 	// Only Apply, Cleanup and Close use these fields.
 	ports         *portPool

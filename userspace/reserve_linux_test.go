@@ -496,3 +496,42 @@ func TestAClaimMovesFromOneServiceToAnother(t *testing.T) {
 		}
 	}
 }
+
+// TestAnEndpointThatIsAFrontendIsRefused (PKT-95): its own, that of a ring of two, a node port at an address of
+// the node, known or not. Each client makes the connections of the Services that it passes, and no more.
+func TestAnEndpointThatIsAFrontendIsRefused(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		other := netip.PrefixFrom(s.more[0], s.more[0].BitLen())
+		netnstest.Check(t, n.node.AddAddrs("lo", other))
+		p := startPortals(t, n, s, func(c *Config) {
+			c.NodePorts = proxier.NodePorts{Addresses: []netip.Prefix{netip.PrefixFrom(s.node, 0).Masked()}}
+		})
+		p.OnServiceAdd(p.service("web", 0, nodePortNumber))
+		p.OnServiceAdd(p.service("ring", 1, 0))
+		back := p.slice("ring", 80, proxiertest.Endpoint(s.vips[0].String()))
+		p.OnEndpointSliceAdd(back)
+		var before *discovery.EndpointSlice
+		for title, endpoint := range map[string]netip.AddrPort{
+			"its own VIP": p.vip(0), "a ring of two": p.vip(1), "its node port": p.nodePort(), "its node port at another address": netip.AddrPortFrom(s.more[0], nodePortNumber),
+		} {
+			slice := p.slice("web", int32(endpoint.Port()), proxiertest.Endpoint(endpoint.Addr().String()))
+			p.OnEndpointSliceUpdate(before, slice)
+			before = slice
+			p.mustSync(t)
+			for _, from := range []*netns.NS{n.away, n.node} {
+				for protocol := range bothProtocols() {
+					if _, err := netns.Ask(t.Context(), from, protocol, p.vip(0), netns.AskOptions{Timeout: 50 * time.Millisecond}); err == nil {
+						t.Errorf("%s, %s: an answer, want none", title, protocol)
+					}
+					if r := p.heard.next(t); !errors.Is(r.Err, errLeadsBack) || r.Outcome != connection.Unreachable || !strings.Contains(r.Err.Error(), "test/") {
+						t.Errorf("%s, %s: %v, %v, want the Service to which it leads", title, protocol, r.Outcome, r.Err)
+					}
+				}
+			}
+		}
+		p.stop()
+		if more := p.heard.all; len(more) > 0 {
+			t.Errorf("%d more connections, want one for each of a client", len(more))
+		}
+	})
+}

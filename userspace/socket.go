@@ -30,6 +30,7 @@ type socket struct {
 	drainer   *drainer
 	counts    *counts
 	observe   func(connection.Report)
+	goal      *atomic.Pointer[goal] // Engine.goal
 	policy    atomic.Pointer[policy]
 	activated atomic.Int64               // when Activate was last called, in Unix nanoseconds
 	inside    func(f func() error) error // runs f in Config.NetNS
@@ -178,7 +179,11 @@ func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort
 func (s *socket) attempt(ctx context.Context, c Connection, r *connection.Report, endpoint netip.AddrPort, timeout time.Duration) (net.Conn, error) {
 	began := time.Now()
 	s.balancer.opens(endpoint)
-	conn, err := s.dial(ctx, c, endpoint, timeout)
+	var conn net.Conn
+	err := s.leadsBack(endpoint)
+	if err == nil {
+		conn, err = s.dial(ctx, c, endpoint, timeout)
+	}
 	r.Attempts = append(r.Attempts, connection.Attempt{Endpoint: endpoint, Began: began, Duration: time.Since(began), Err: err})
 	if err != nil {
 		s.balancer.closes(endpoint)
