@@ -21,8 +21,8 @@ type Plug struct {
 
 // A link comes up within milliseconds, except on a very busy machine.
 const (
-	linkUpTimeout = 5 * time.Second
-	linkUpPoll    = time.Millisecond
+	settleTimeout = 5 * time.Second
+	settlePoll    = time.Millisecond
 )
 
 // loopbackIndex is LOOPBACK_IFINDEX of net/flow.h: lo is the first link of every
@@ -46,7 +46,7 @@ func Connect(a, b Plug) error {
 		}
 	}
 	for _, plug := range []Plug{a, b} {
-		if err := plug.NS.Do(func() error { return awaitUp(plug.Link) }); err != nil {
+		if err := plug.NS.Do(func() error { return errors.Join(awaitUp(plug.Link), awaitLocal(plug.Link)) }); err != nil {
 			return err
 		}
 	}
@@ -101,7 +101,7 @@ func (n *NS) Enslave(link, bridge string) error {
 		if err := netlink.LinkSetMaster(device(link), device(bridge)); err != nil {
 			return err
 		}
-		return netlink.LinkSetHairpin(device(link), true)
+		return errors.Join(netlink.LinkSetHairpin(device(link), true), awaitLocal(bridge))
 	})
 	if err != nil {
 		return fmt.Errorf("enslave link %s to bridge %s: %w", link, bridge, err)
@@ -117,7 +117,7 @@ func (n *NS) AddAddrs(link string, addrs ...netip.Prefix) error {
 				return err
 			}
 		}
-		return nil
+		return awaitLocal(link)
 	})
 }
 
@@ -188,19 +188,60 @@ func awaitUp(name string) error {
 	if err := netlink.LinkSetUp(link); err != nil { // also looks up the index
 		return fmt.Errorf("set link %s up: %w", name, err)
 	}
-	poll := time.NewTicker(linkUpPoll)
-	defer poll.Stop()
-	for deadline := time.Now().Add(linkUpTimeout); ; <-poll.C {
+	return settle(func() error {
 		now, err := netlink.LinkByIndex(link.Attrs().Index)
-		if err != nil {
-			return fmt.Errorf("read link %s: %w", name, err)
+		if err == nil && now.Attrs().OperState != netlink.OperUp {
+			err = fmt.Errorf("it is %s", now.Attrs().OperState)
 		}
-		state := now.Attrs().OperState
-		if state == netlink.OperUp {
+		if err != nil {
+			return fmt.Errorf("link %s: %w", name, err)
+		}
+		return nil
+	})
+}
+
+// awaitLocal waits until the IPv6 addresses of a link are local, if it is up. The kernel adds the route that
+// says so in the background: until then, packets of the node to itself leave by the link.
+func awaitLocal(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil || link.Attrs().OperState != netlink.OperUp && link.Attrs().OperState != netlink.OperUnknown || link.Attrs().Flags&net.FlagUp == 0 {
+		return err
+	}
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_V6)
+	if err != nil {
+		return fmt.Errorf("list addresses of link %s: %w", name, err)
+	}
+	for _, addr := range addrs {
+		if addr.IP.IsLinkLocalUnicast() {
+			continue
+		}
+		if err := settle(func() error {
+			routes, err := netlink.RouteGet(addr.IP)
+			if err == nil && (len(routes) != 1 || routes[0].Type != unix.RTN_LOCAL) {
+				err = errors.New("it is not local")
+			}
+			if err != nil {
+				return fmt.Errorf("address %s of link %s: %w", addr.IP, name, err)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle waits until a function returns nil.
+func settle(settled func() error) error {
+	poll := time.NewTicker(settlePoll)
+	defer poll.Stop()
+	for deadline := time.Now().Add(settleTimeout); ; <-poll.C {
+		err := settled()
+		if err == nil {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("link %s is still %s after %v", name, state, linkUpTimeout)
+			return fmt.Errorf("still so after %v: %w", settleTimeout, err)
 		}
 	}
 }
