@@ -45,7 +45,7 @@ func BenchmarkThousandEndpoints(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			checker, err := endpointhealth.New(endpointhealth.Options{
-				NetNS: c.netNS, Choose: always(endpointhealth.Policy{Probe: c.probe, Interval: interval, Timeout: interval}),
+				NetNS: c.netNS, Rate: 1_000_000, Choose: always(endpointhealth.Policy{Probe: c.probe, Interval: interval, Timeout: interval}),
 			})
 			if err != nil {
 				b.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/namespace"
@@ -78,7 +79,9 @@ type run struct {
 	places  map[place][]*target
 	timers  timers
 	running int       // checks
-	waiting []*target // for others to end
+	waiting turns
+	pace    pace
+	members map[serviceKey]int // of the service ports of a Service
 
 	dirty    map[*servicePort]struct{}
 	since    time.Time // dirty is not empty
@@ -92,13 +95,16 @@ func newRun(c *Checker, source Source) *run {
 	return &run{
 		Checker: c, source: source, dialer: dialer{namespace.NewThreads(c.options.NetNS)}, work: make(chan func()), results: make(chan result, c.options.Concurrency),
 		ports: map[portKey]*servicePort{}, targets: map[targetKey]*target{}, places: map[place][]*target{}, dirty: map[*servicePort]struct{}{},
+		waiting: turns{queues: map[string][]*target{}, running: map[string]int{}}, members: map[serviceKey]int{}, pace: pace{gap: time.Second / time.Duration(c.options.Rate)},
 	}
 }
 
 // result is that of a check.
 type result struct {
 	target  *target
+	of      string // the namespace
 	started time.Time
+	doubt   string // that it had to confirm
 	err     error
 }
 
@@ -136,27 +142,40 @@ func (c *run) step(ctx context.Context, now time.Time) (wake time.Time) {
 	for t := c.timers.due(now); t != nil; t = c.timers.due(now) {
 		t.fire(now)
 	}
-	for len(c.waiting) > 0 && c.running < c.options.Concurrency {
-		t := c.waiting[0]
-		c.waiting = c.waiting[1:]
+	wake = c.nextRead
+	for c.waiting.length > 0 {
+		if at := c.pace.free(now); at.After(now) {
+			wake = earlier(wake, at)
+			break
+		}
+		t, of := c.waiting.next(c.options.Concurrency - c.running)
+		if t == nil {
+			break // the end of a check wakes
+		}
 		if c.targets[t.targetKey] == t {
-			c.check(ctx, t, now)
+			c.check(ctx, t, of, now)
 		}
 	}
-	wake = c.nextRead
-	if at := c.flush(now); !at.IsZero() && at.Before(wake) {
-		wake = at
+	if at := c.flush(now); !at.IsZero() {
+		wake = earlier(wake, at)
 	}
-	if len(c.timers) > 0 && c.timers[0].latest().Before(wake) {
-		wake = c.timers[0].latest()
+	if len(c.timers) > 0 {
+		wake = earlier(wake, c.timers[0].latest())
 	}
 	return wake
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // fire is called when a target's timer is due.
 func (c *run) fire(t *target, now time.Time) {
 	if t.policy.Probe != nil {
-		c.waiting = append(c.waiting, t)
+		c.waiting.add(t)
 		return
 	}
 	if t.failing && t.pass(now) {
@@ -165,19 +184,24 @@ func (c *run) fire(t *target, now time.Time) {
 }
 
 // check starts a check.
-func (c *run) check(ctx context.Context, t *target, now time.Time) {
+func (c *run) check(ctx context.Context, t *target, of string, now time.Time) {
+	c.pace.begin()
+	c.waiting.begin(of)
 	c.running++
 	c.counters.Checks++
-	limit := t.policy.Timeout
+	limit, probe, doubt := t.policy.Timeout, t.policy.Probe, t.doubt
+	if t.doubt = ""; probe == nil {
+		probe = TCP{}
+	}
 	target := Target{Addr: t.addr, Protocol: t.protocol, Dial: c.dialer.dial}
 	work := func() {
 		limited, stop := context.WithTimeout(ctx, limit)
 		defer stop()
-		err := survive(func() error { return t.policy.Probe.Check(limited, target) })
+		err := survive(func() error { return probe.Check(limited, target) })
 		if err != nil && limited.Err() != nil && ctx.Err() == nil {
 			err = errTimeout
 		}
-		c.results <- result{t, now, err} // has room
+		c.results <- result{t, of, now, doubt, err} // has room
 	}
 	select {
 	case c.work <- work: // to a goroutine that waits, whose stack has grown already
@@ -206,15 +230,18 @@ func survive(check func() error) (err error) {
 // take takes over the result of a check.
 func (c *run) take(r result, now time.Time) {
 	c.running--
+	c.waiting.end(r.of)
 	t := r.target
 	if c.targets[t.targetKey] != t {
 		return // nobody needs it any more
 	}
-	next := t.next(r.started)
-	if next.Before(now) {
-		next = now
+	if t.policy.Probe != nil {
+		next := t.next(r.started, c.interval(t))
+		if next.Before(now) {
+			next = now
+		}
+		c.timers.set(&t.timer, next)
 	}
-	c.timers.set(&t.timer, next)
 	if local := r.err != nil && (isLocal(r.err) || errors.Is(r.err, errPanic)); local {
 		c.counters.Untested++
 		if !c.untested {
@@ -229,9 +256,27 @@ func (c *run) take(r result, now time.Time) {
 	} else {
 		c.counters.Passed++
 	}
-	if t.result(r.err, now) {
+	switch {
+	case r.doubt != "" && t.failing:
+	case r.doubt != "" && r.err != nil:
+		c.failByConnections(t, r.doubt+"; a check: "+r.err.Error(), now)
+	case t.policy.Probe != nil && t.result(r.err, now):
 		c.markDirty(t)
 	}
+}
+
+// interval is that of the checks of a target: longer than its Policy's if its Service has many.
+func (c *run) interval(t *target) time.Duration {
+	least := time.Duration(c.members[t.user().service()]) * serviceShare * c.pace.gap
+	return max(t.policy.Interval, least)
+}
+
+func (c *run) failByConnections(t *target, reason string, now time.Time) {
+	t.fail("connections: "+reason, now)
+	if t.policy.Probe == nil {
+		c.timers.set(&t.timer, now.Add(t.hold))
+	}
+	c.markDirty(t)
 }
 
 func (c *run) markDirty(t *target) {
@@ -242,22 +287,20 @@ func (c *run) markDirty(t *target) {
 
 // judgeReports takes over what was reported about connections.
 func (c *run) judgeReports(now time.Time) {
-	c.passive.each(func(at place, failures int, reason string) (done bool) {
+	c.passive.each(func(at place, seen tally) (done bool) {
 		targets := c.places[at]
 		done = true
 		for _, t := range targets {
-			if t.failing || t.policy.PassiveFailures < 0 {
-				continue
-			}
-			if failures < t.policy.PassiveFailures {
+			switch {
+			case t.failing || t.policy.PassiveFailures < 0:
+			case seen.failures < t.policy.PassiveFailures:
 				done = false
-				continue
+			case !seen.doubted:
+				c.failByConnections(t, seen.reason, now)
+			case t.doubt == "" && (t.policy.Probe != nil || t.protocol == v1.ProtocolTCP):
+				t.doubt = seen.reason
+				c.waiting.add(t)
 			}
-			t.fail("connections: "+reason, now)
-			if t.policy.Probe == nil {
-				c.timers.set(&t.timer, now.Add(t.hold))
-			}
-			c.markDirty(t)
 		}
 		return done
 	})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/endpointhealth"
@@ -311,7 +312,7 @@ func TestFaultsOfTheNode(t *testing.T) {
 	})
 }
 
-// TestConcurrency: no more checks run at once than the option says, and all get their turn.
+// TestConcurrency: no more checks run at once than the option lets one namespace have, and all get their turn.
 func TestConcurrency(t *testing.T) {
 	inBubble(t, endpointhealth.Policy{Timeout: 10 * time.Second}, 100, func(k *kit) {
 		k.options.Concurrency = 7
@@ -320,11 +321,71 @@ func TestConcurrency(t *testing.T) {
 		k.after(10 * time.Minute)
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if k.most != 7 || len(k.checked) != 100 {
-			t.Errorf("%d checks at once of %d endpoints, want 7 of 100", k.most, len(k.checked))
+		if k.most != 4 || len(k.checked) != 100 {
+			t.Errorf("%d checks at once of %d endpoints, want the half of 7 for one namespace, of 100", k.most, len(k.checked))
 		}
 		if s := k.checker.Status(); s.Late == 0 || s.Failures != 0 {
 			t.Errorf("status %+v, want late checks", s)
+		}
+	})
+}
+
+// TestOneNamespaceDoesNotTakeAllChecks is EHC-12: whatever a tenant's Services ask for, and however long their
+// endpoints do not answer, the checks of another tenant come in time, and no more begin than Options.Rate says.
+func TestOneNamespaceDoesNotTakeAllChecks(t *testing.T) {
+	for title, takes := range map[string]time.Duration{"fast": time.Millisecond, "hanging": time.Hour} {
+		t.Run(title, func(t *testing.T) {
+			policy := endpointhealth.Policy{Interval: 10 * time.Second}
+			inBubble(t, policy, 10, func(k *kit) {
+				k.options.Rate, k.options.Concurrency = 200, 20
+				greedy := &plane{broken: map[string]error{}, checked: map[string][]time.Time{}, takes: takes}
+				k.options.Choose = func(p *changetracker.ServicePort) (endpointhealth.Policy, bool, error) {
+					if p.Name.Namespace == "greedy" {
+						return endpointhealth.Policy{Probe: greedy, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond}, true, nil
+					}
+					policy.Probe = k.plane
+					return policy, true, nil
+				}
+				for n := range 60 {
+					name := fmt.Sprint("web-", n)
+					k.tracker.Services.Update(nil, proxiertest.Service("greedy", name, proxiertest.ClusterIPs(fmt.Sprint("10.97.0.", 1+n)), proxiertest.Port("http", v1.ProtocolTCP, 80)))
+					parts := []proxiertest.SliceOption{proxiertest.SlicePort("http", v1.ProtocolTCP, 80)}
+					for i := range 20 {
+						parts = append(parts, proxiertest.Endpoint(fmt.Sprintf("10.9.%d.%d", n, 1+i)))
+					}
+					k.tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("greedy", name, discovery.AddressTypeIPv4, parts...), false)
+				}
+				k.sync()
+				k.run()
+				const minutes = 5
+				k.after(minutes * time.Minute)
+				for at, times := range k.checks() {
+					if len(times) < 6*minutes-1 {
+						t.Errorf("%s: %d checks in %d minutes, want one in 10 s", at, len(times), minutes)
+					}
+				}
+				if n := k.checker.Status().Checks; n > 200*60*minutes+20 {
+					t.Errorf("%d checks in %d minutes, want at most 200 a second", n, minutes)
+				}
+			})
+		})
+	}
+}
+
+// TestOneServiceHasAShareOfTheChecks is EHC-13: its endpoints are checked less often, all of them equally.
+func TestOneServiceHasAShareOfTheChecks(t *testing.T) {
+	inBubble(t, endpointhealth.Policy{Interval: time.Second}, 200, func(k *kit) {
+		k.options.Rate = 100 // ten for the Service
+		k.run()
+		k.after(10 * time.Minute)
+		all := 0
+		for at, times := range k.checks() {
+			if all += len(times); len(times) < 24 || len(times) > 36 {
+				t.Errorf("%s: %d checks in 10 minutes, want one in 20 s", at, len(times))
+			}
+		}
+		if all > 6300 {
+			t.Errorf("%d checks in 10 minutes, want ten a second", all)
 		}
 	})
 }
@@ -396,8 +457,8 @@ func TestChoose(t *testing.T) {
 
 // TestValidate: errors name each field that is wrong.
 func TestValidate(t *testing.T) {
-	if _, err := endpointhealth.New(endpointhealth.Options{Concurrency: -1, Pause: -1}); err == nil ||
-		!strings.Contains(err.Error(), "Choose: nil: want a function") || !strings.Contains(err.Error(), "Concurrency: -1") || !strings.Contains(err.Error(), "Pause: -1ns") {
+	if _, err := endpointhealth.New(endpointhealth.Options{Concurrency: -1, Rate: -1, Pause: -1}); err == nil ||
+		!strings.Contains(err.Error(), "Choose: nil: want a function") || !strings.Contains(err.Error(), "Concurrency: -1") || !strings.Contains(err.Error(), "Rate: -1") || !strings.Contains(err.Error(), "Pause: -1ns") {
 		t.Errorf("New: %v", err)
 	}
 	type uncomparable struct {

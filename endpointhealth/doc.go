@@ -10,7 +10,7 @@
 //     with the same endpoint and the same Policy share one check.
 //   - Passive: package userspace reports the connections that it opened (Observer). Beside
 //     engines of the kernel, ReportConnections of package conntrack reports those that the kernel
-//     has tracked. Any other source calls Report.
+//     has tracked, to Suspect. Any other source calls Report, or Suspect.
 //
 // # Decisions
 //

@@ -32,8 +32,13 @@ type Options struct {
 	// or a Policy that Validate refuses, this is logged once, Status counts it, and the service
 	// port is not checked.
 	Choose func(port *changetracker.ServicePort) (policy Policy, ok bool, err error)
-	// Concurrency is how many checks may run at once; 0 means 128. More wait.
+	// Concurrency is how many checks may run at once; 0 means 256. More wait: those of one namespace if
+	// as many of them run as could begin, so that one namespace has at most half of all.
 	Concurrency int
+	// Rate is how many checks begin in a second at most; 0 means 1,000. The endpoints of one Service, in
+	// an IP family, get a tenth of that: if they are too many for their Policy, each is checked less
+	// often. Namespaces take turns with checks that are due and must wait.
+	Rate int
 	// Pause is the least time between two syncs that the Checker asks for; 0 means 1s. Decisions
 	// wait for a tenth of it, so that several of them become one sync. It is also how often the
 	// State is read for new endpoints.
@@ -46,13 +51,16 @@ type Options struct {
 }
 
 const (
-	defaultConcurrency = 128
+	defaultConcurrency = 256
+	defaultRate        = 1000
+	serviceShare       = 10 // of Rate
 	defaultPause       = time.Second
 	gatherShare        = 10 // of Pause
 )
 
 func (o Options) withDefaults() Options {
 	o.Concurrency = cmp.Or(o.Concurrency, defaultConcurrency)
+	o.Rate = cmp.Or(o.Rate, defaultRate)
 	o.Pause = cmp.Or(o.Pause, defaultPause)
 	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	return o
@@ -69,6 +77,7 @@ func (o Options) Validate() error {
 	}
 	check(o.Choose != nil, "Choose", "nil", "a function that returns a Policy for the service ports to check")
 	check(o.Concurrency > 0, "Concurrency", o.Concurrency, "0 or more")
+	check(o.Rate > 0, "Rate", o.Rate, "0 or more")
 	check(o.Pause > 0, "Pause", o.Pause, "0 or more")
 	return errors.Join(errs...)
 }

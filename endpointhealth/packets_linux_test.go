@@ -64,7 +64,7 @@ func newWorld(t *testing.T, policy endpointhealth.Policy) *world {
 	for _, run := range []func() error{
 		func() error { return p.Run(ctx) },
 		func() error { return w.checker.Run(ctx, p) },
-		func() error { return conntrack.ReportConnections(ctx, config.NetNS, w.checker.Report) },
+		func() error { return conntrack.ReportConnections(ctx, config.NetNS, w.checker.Suspect) },
 	} {
 		running.Go(func() {
 			if err := run(); err != nil {
@@ -154,7 +154,7 @@ func (w *world) knock() {
 }
 
 // TestPassivePackets is EHC-20 with packets: connections through a Service that an endpoint does not
-// answer eject it, with no check of its own, and so do refused ones. The others go on.
+// answer eject it, and so do refused ones. The others go on.
 func TestPassivePackets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, endpointhealth.Policy{PassiveFailures: 2, MaxEjected: 0.7, EjectFor: 5 * time.Minute})
@@ -177,7 +177,27 @@ func TestPassivePackets(t *testing.T) {
 		})
 		w.expect(c.verdict, c.left...)
 	}
-	if s := w.checker.Status(); s.Checks != 0 || s.Returns != 0 {
-		t.Errorf("status %+v, want no checks and no returns", s)
+	if s := w.checker.Status(); s.Passed != 0 || s.Failures < s.Ejections || s.Returns != 0 {
+		t.Errorf("status %+v, want a failed check for each ejection, and no returns", s)
+	}
+}
+
+// TestAClientAloneEjectsNothing is EHC-21 with packets: an endpoint does not answer one client, as with a
+// network policy, or packets that never reach it. It answers the node, and stays.
+func TestAClientAloneEjectsNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, endpointhealth.Policy{PassiveFailures: 2, EjectFor: 5 * time.Minute})
+	netnstest.Check(t, w.Node.Do(func() error {
+		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_syn_sent", []byte("1"), 0)
+	}))
+	pod := w.LocalPods[0]
+	w.nft(w.RemotePods[1], "add table inet closed; add chain inet closed in { type filter hook input priority 0; }; "+
+		"add rule inet closed in ip saddr "+pod.Addr(v1.IPv4Protocol).String()+" drop; add rule inet closed in ip6 saddr "+pod.Addr(v1.IPv6Protocol).String()+" drop")
+	poll.Until(t, "the endpoint is checked in both families", func() bool {
+		w.knock()
+		return w.checker.Status().Passed >= 4
+	})
+	if s := w.checker.Status(); s.Ejections != 0 || s.Failures != 0 {
+		t.Errorf("status %+v, want no ejection", s)
 	}
 }

@@ -28,6 +28,7 @@ type tally struct {
 	failures int
 	last     time.Time
 	reason   string
+	doubted  bool // clients may be the cause of one of them
 }
 
 func newPassive() passive {
@@ -39,12 +40,24 @@ func newPassive() passive {
 // may be called at any time, and returns soon. Reports about endpoints that are not checked do not
 // matter.
 func (c *Checker) Report(endpoint netip.AddrPort, protocol v1.Protocol, err error) {
+	c.report(endpoint, protocol, err, false)
+}
+
+// Suspect is Report for connections of others, whose failures prove nothing: a client can send packets
+// that no endpoint answers, or be stopped by a network policy. Where failures in a row would eject the
+// endpoint, it is checked first, by the Policy's Probe, or by a connection to its port if that is TCP;
+// it is ejected if that fails too.
+func (c *Checker) Suspect(endpoint netip.AddrPort, protocol v1.Protocol, err error) {
+	c.report(endpoint, protocol, err, true)
+}
+
+func (c *Checker) report(endpoint netip.AddrPort, protocol v1.Protocol, err error, doubted bool) {
 	at := place{netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port()), protocol}
 	switch {
 	case err == nil:
 		c.passive.forget(at)
 	case !isLocal(err):
-		c.passive.failed(at, cause(err).Error(), time.Now())
+		c.passive.failed(at, cause(err).Error(), time.Now(), doubted)
 	}
 }
 
@@ -58,14 +71,14 @@ func (p *passive) forget(at place) {
 	p.places.Store(int64(len(p.tallies)))
 }
 
-func (p *passive) failed(at place, reason string, now time.Time) {
+func (p *passive) failed(at place, reason string, now time.Time, doubted bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := p.tallies[at]
 	if now.Sub(t.last) > passiveWindow {
-		t.failures = 0
+		t.failures, t.doubted = 0, false
 	}
-	p.tallies[at] = tally{t.failures + 1, now, reason}
+	p.tallies[at] = tally{t.failures + 1, now, reason, t.doubted || doubted}
 	p.places.Store(int64(len(p.tallies)))
 	select {
 	case p.wake <- struct{}{}:
@@ -75,14 +88,14 @@ func (p *passive) failed(at place, reason string, now time.Time) {
 
 // each calls judge for each endpoint with failures, and forgets those for which it returns
 // true.
-func (p *passive) each(judge func(at place, failures int, reason string) (done bool)) {
+func (p *passive) each(judge func(at place, seen tally) (done bool)) {
 	if p.places.Load() == 0 {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for at, t := range p.tallies {
-		if judge(at, t.failures, t.reason) {
+		if judge(at, t) {
 			delete(p.tallies, at)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -88,6 +89,51 @@ func TestReportsAndChecks(t *testing.T) {
 			k.connect(k.checker.Observer(nil), errTest, 2, 3)
 		}
 		k.after(time.Second, at(2)+" ejected") // a half of three, and ties in order of address
+	})
+}
+
+// TestDoubtsAreChecked is EHC-21: connections of others eject an endpoint only if a check fails then, which
+// comes at once and not with the next interval. Without a Probe, one over UDP stays.
+func TestDoubtsAreChecked(t *testing.T) {
+	inBubble(t, endpointhealth.Policy{Interval: time.Hour, PassiveFailures: 3}, 3, func(k *kit) {
+		k.run()
+		k.after(2 * time.Hour)
+		k.checks()
+		doubt := func(n int) {
+			for range n {
+				k.checker.Suspect(endpoint(2), v1.ProtocolTCP, errTest)
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		for range 5 {
+			doubt(2)
+			k.checker.Suspect(endpoint(2), v1.ProtocolTCP, nil)
+		}
+		if n := len(k.checks()[at(2)]); n != 0 {
+			t.Errorf("%d checks after successes, want none", n)
+		}
+		for range 5 {
+			doubt(3)
+		}
+		if n := len(k.checks()[at(2)]); n != 5 {
+			t.Errorf("%d checks, want one for each three failures", n)
+		}
+		k.after(0)
+		k.breaks(at(2), errSick)
+		doubt(3)
+		k.after(0, at(2)+" ejected")
+		if s := k.checker.Status(); s.Unusual[0].Reason != "connections: reset; a check: sick" {
+			t.Errorf("status %+v", s)
+		}
+	})
+	inBubble(t, endpointhealth.Policy{}, 3, func(k *kit) {
+		k.onlyReports(endpointhealth.Policy{})
+		k.checker.Suspect(endpoint(2), v1.ProtocolUDP, errTest)
+		for range 100 {
+			k.checker.Suspect(endpoint(2), v1.ProtocolUDP, errTest)
+		}
+		k.after(time.Minute)
 	})
 }
 

@@ -30,8 +30,8 @@ type Policy struct {
 	// ejected within three intervals.
 	Failures, Successes int
 	// PassiveFailures is how many connections in a row must fail, of which each follows the one
-	// before within 30s; 0 means 5, less than 0 that connections do not count. Mind that a
-	// client which a network policy stops looks like an endpoint that does not answer.
+	// before within 30s; 0 means 5, less than 0 that connections do not count. See
+	// also Checker.Suspect.
 	PassiveFailures int
 	// EjectFor is how long the first ejection lasts at least; 0 means 30s. Each further one
 	// lasts twice as long, at most MaxEjectFor; 0 means 5m. A doubling is forgotten for each

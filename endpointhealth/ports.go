@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 )
@@ -18,6 +19,14 @@ type portKey struct {
 	family v1.IPFamily
 	name   changetracker.ServicePortName
 }
+
+// serviceKey identifies a Service in one IP family.
+type serviceKey struct {
+	family v1.IPFamily
+	name   types.NamespacedName
+}
+
+func (k portKey) service() serviceKey { return serviceKey{k.family, k.name.NamespacedName} }
 
 // servicePort is a service port of the State. It is kept without members if it is not checked,
 // so that Choose is called once.
@@ -196,12 +205,13 @@ func (c *run) use(s *servicePort, addr netip.AddrPort, now time.Time) *target {
 		t.timer.fire = func(now time.Time) { c.fire(t, now) }
 		c.targets[key] = t
 		c.places[key.place] = append(c.places[key.place], t)
-		if key.policy.Probe != nil {
-			t.timer.slack = time.Duration(float64(key.policy.Interval) * min(slackShare, key.policy.Jitter))
-			c.timers.set(&t.timer, t.first(now))
-		}
 	}
-	t.users[s] = struct{}{}
+	c.members[s.service()]++
+	isNew := len(t.users) == 0
+	if t.users[s] = struct{}{}; isNew && key.policy.Probe != nil {
+		t.timer.slack = time.Duration(float64(key.policy.Interval) * min(slackShare, key.policy.Jitter))
+		c.timers.set(&t.timer, t.first(now, c.interval(t)))
+	}
 	return t
 }
 
@@ -210,6 +220,11 @@ func (c *run) release(s *servicePort, m *member) {
 	if m.set != (changetracker.Override{}) {
 		c.changed = c.source.Tracker().Override(s.name, m.addr, changetracker.Override{}) || c.changed
 		m.set = changetracker.Override{}
+	}
+	if of := s.service(); c.members[of] > 1 {
+		c.members[of]--
+	} else {
+		delete(c.members, of)
 	}
 	t := m.target
 	delete(t.users, s)

@@ -31,7 +31,7 @@ type Status struct {
 	// Refused is how many service ports, of each IP family, are not checked because Choose
 	// returned an error or an invalid Policy. The log says why.
 	Refused int
-	// Late is how many checks are due and wait for others to end: see Options.Concurrency.
+	// Late is how many checks are due and wait for others to end: see Options.Concurrency and Rate.
 	Late int
 	// Unusual lists the endpoints that Ejected, Kept and Starting count, sorted by service port
 	// and address.
@@ -75,7 +75,7 @@ func (c *Checker) Status() Status {
 	if r == nil {
 		return Status{}
 	}
-	status := Status{Counters: r.counters, Endpoints: len(r.targets), Late: len(r.waiting)}
+	status := Status{Counters: r.counters, Endpoints: len(r.targets), Late: r.waiting.length}
 	for _, t := range r.targets {
 		status.Failing += count(t.failing)
 	}

@@ -26,7 +26,8 @@ type target struct {
 	users map[*servicePort]struct{}
 	timer timer
 
-	failures, successes int // in a row
+	doubt               string // of connections, for the next check to confirm
+	failures, successes int    // in a row
 	failing             bool
 	reason              string
 	since               time.Time // of failing
@@ -40,16 +41,24 @@ type target struct {
 // awakening starts several checks, which costs half of the CPU time of as many awakenings.
 const slackShare = 0.02
 
+// user returns one of its service ports.
+func (t *target) user() *servicePort {
+	for s := range t.users {
+		return s
+	}
+	return &servicePort{} // nobody needs it any more
+}
+
 // next returns the time of the next check.
-func (t *target) next(started time.Time) time.Time {
+func (t *target) next(started time.Time, interval time.Duration) time.Time {
 	spread := 2*t.policy.Jitter - float64(t.timer.slack)/float64(t.policy.Interval)
 	varied := 1 - t.policy.Jitter + spread*rand.Float64() //nolint:gosec // no secret
-	return started.Add(time.Duration(float64(t.policy.Interval) * varied))
+	return started.Add(time.Duration(float64(interval) * varied))
 }
 
 // first returns the time of the first check.
-func (t *target) first(now time.Time) time.Time {
-	return now.Add(time.Duration(rand.Float64() * float64(t.policy.Interval-t.timer.slack))) //nolint:gosec // no secret
+func (t *target) first(now time.Time, interval time.Duration) time.Time {
+	return now.Add(time.Duration(rand.Float64() * float64(interval-t.timer.slack))) //nolint:gosec // no secret
 }
 
 // result takes over the result of a check, and reports whether failing has changed.

@@ -31,6 +31,9 @@ const (
 	byConnections = "connections"
 )
 
+// leastInterval is that of checks which an annotation asks for: who may write it is not who pays for it.
+const leastInterval = time.Second
+
 const healthForm = "off, or tcp, http or connections, followed by settings such as interval=5s"
 
 // healthFlags are the flags of health checks beyond readiness.
@@ -84,6 +87,9 @@ func (h *healthFlags) choose(p *changetracker.ServicePort) (policy endpointhealt
 	policy, ok, err = h.parse(chosen.text)
 	if err != nil {
 		return policy, false, fmt.Errorf("annotation %s: %q: %w: want %s", healthAnnotation, readable(chosen.text), short(err), healthForm)
+	}
+	if ok && chosen.text != h.byDefault && policy.Probe != nil && policy.WithDefaults().Interval < leastInterval {
+		return policy, false, fmt.Errorf("annotation %s: %q: interval=%v: want at least %v", healthAnnotation, readable(chosen.text), policy.Interval, leastInterval)
 	}
 	if !chosen.own && p.Name.Protocol != v1.ProtocolTCP && policy.Probe != nil && onPort(policy.Probe) == 0 {
 		return policy, false, nil
@@ -246,7 +252,7 @@ func (o *observed) tasks(p *proxier.Proxier, m mode) []task {
 			return nil
 		case <-o.counting:
 		}
-		if err := conntrack.ReportConnections(ctx, "", o.health.Report); err != nil {
+		if err := conntrack.ReportConnections(ctx, "", o.health.Suspect); err != nil {
 			o.log.Warn("connections do not count for the health of endpoints", zap.Error(err))
 		}
 		return nil

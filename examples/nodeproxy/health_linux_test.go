@@ -18,7 +18,7 @@ func TestAnEndpointThatStopsAnswering(t *testing.T) {
 		flags              []string
 		annotation, broken string
 	}{
-		"nftables, checks":       {[]string{"--proxy-mode=nftables"}, "tcp interval=200ms eject-for=1s", silent},
+		"nftables, checks":       {[]string{"--proxy-mode=nftables"}, "tcp interval=1s eject-for=1s", silent},
 		"iptables, by default":   {[]string{"--proxy-mode=iptables", "--endpoint-health-default=tcp interval=200ms eject-for=1s"}, "", silent},
 		"nftables, connections":  {[]string{"--proxy-mode=nftables"}, "connections connections=2 eject-for=5s", refusing},
 		"userspace, connections": {[]string{"--proxy-mode=userspace"}, "connections connections=2 eject-for=5s", refusing},

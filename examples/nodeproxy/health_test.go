@@ -67,7 +67,7 @@ func TestBadHealthChecks(t *testing.T) {
 	for text, why := range map[string]string{
 		"": "it is empty", "ping": "ping is no kind", "off port=1": "off has no", "tcp path=/": "path=/: tcp has no such setting",
 		"http path=healthz": "path=healthz: want a value that begins", "http port=0": "port=0: want a port", "http port=65536": "port=65536: want a port",
-		"tcp interval=0s": "interval=0s: want a duration", "tcp interval=1ms": "Interval: 1ms: want at least", "tcp interval=1s timeout=2s": "Timeout: 2s",
+		"tcp interval=0s": "interval=0s: want a duration", "tcp interval=1ms": "Interval: 1ms: want at least", "tcp interval=900ms": "interval=900ms: want at least 1s", "tcp interval=1s timeout=2s": "Timeout: 2s",
 		"tcp failures=0": "failures=0: want a number", "tcp failures": "failures: want a number", "connections port=80": "port=80: connections has no",
 		"connections interval=1s": "connections has no", "http status=600": "want a number from 1 to 599", "tcp slow-start=25h": "SlowStart: 25h",
 	} {
