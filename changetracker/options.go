@@ -27,8 +27,10 @@ type ExternalIPPolicy struct {
 	Denied []netip.Prefix
 }
 
-func (p *ExternalIPPolicy) accepts(a netip.Addr) bool {
-	return !p.Refuse && !slices.ContainsFunc(p.Denied, func(r netip.Prefix) bool { return canonicalPrefix(r).Contains(a) })
+func (p *ExternalIPPolicy) accepts(a netip.Addr) bool { return !p.Refuse && !within(p.Denied, a) }
+
+func within(ranges []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return canonicalPrefix(r).Contains(a) })
 }
 
 // Options configures the trackers. The zero value tracks both families for a node without a
@@ -58,6 +60,9 @@ type Options struct {
 	StrictSourceRanges bool
 	// ExternalIPs decides which external IPs of Services are accepted.
 	ExternalIPs ExternalIPPolicy
+	// DeniedVIPs are ranges in which neither external IPs nor load balancer IPs are accepted, such as
+	// those of pods: a Service would take over their traffic. Such values are Problems with ReasonRefused.
+	DeniedVIPs []netip.Prefix
 	// LoopbackEndpoints accepts endpoints at loopback addresses. The API server refuses them,
 	// because they expose services that the node offers only to itself. It is for Services on
 	// one machine, as in tests.

@@ -47,7 +47,7 @@ func (c *config) parseService(service *v1.Service, f *findings) (ports perFamily
 		f.add(ReasonNoPorts, "", "spec.ports")
 		return ports
 	}
-	p.parseVIPs(service, &c.options.ExternalIPs, f)
+	p.parseVIPs(service, &c.options, f)
 	p.parseSourceRanges(service, f)
 	p.boundSources(len(service.Spec.Ports), f)
 	p.checkSourceRanges(c.options.StrictSourceRanges, f)
@@ -149,7 +149,7 @@ func parseListedClusterIP(spec *v1.ServiceSpec, i int, f *findings) (addr netip.
 
 // parseVIPs parses external IPs and load balancer IPs (TRK-11, TRK-14, TRK-18). Blank values are not
 // reported.
-func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy, f *findings) {
+func (p *parsedService) parseVIPs(service *v1.Service, options *Options, f *findings) {
 	for i, text := range service.Spec.ExternalIPs {
 		if strings.TrimSpace(text) == "" {
 			continue
@@ -157,13 +157,13 @@ func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy,
 		switch addr, ok := ParseAddr(text); {
 		case !ok || !dialable(addr):
 			f.add(ReasonInvalidAddress, text, fieldExternalIPs+"[%d]", i)
-		case !servable(addr) || !policy.accepts(addr):
+		case !servable(addr) || within(options.DeniedVIPs, addr) || !options.ExternalIPs.accepts(addr):
 			f.add(ReasonRefused, text, fieldExternalIPs+"[%d]", i)
 		default:
 			p.externals[addrFamily(addr)] = append(p.externals[addrFamily(addr)], addr)
 		}
 	}
-	p.parseLoadBalancerIPs(service, f)
+	p.parseLoadBalancerIPs(service, options.DeniedVIPs, f)
 	limit := maxFrontends / max(len(service.Spec.Ports), 1)
 	for family := range p.externals {
 		p.externals[family] = bounded(canonicalAddrs(p.externals[family]), limit, fieldExternalIPs, f)
@@ -171,7 +171,7 @@ func (p *parsedService) parseVIPs(service *v1.Service, policy *ExternalIPPolicy,
 	}
 }
 
-func (p *parsedService) parseLoadBalancerIPs(service *v1.Service, f *findings) {
+func (p *parsedService) parseLoadBalancerIPs(service *v1.Service, denied []netip.Prefix, f *findings) {
 	for i := range service.Status.LoadBalancer.Ingress {
 		ingress := &service.Status.LoadBalancer.Ingress[i]
 		if ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode != v1.LoadBalancerIPModeVIP {
@@ -180,7 +180,7 @@ func (p *parsedService) parseLoadBalancerIPs(service *v1.Service, f *findings) {
 		switch addr, ok := ParseAddr(ingress.IP); {
 		case !ok || !dialable(addr):
 			f.add(ReasonInvalidAddress, ingress.IP, fieldIngress+"[%d].ip", i)
-		case !servable(addr):
+		case !servable(addr) || within(denied, addr):
 			f.add(ReasonRefused, ingress.IP, fieldIngress+"[%d].ip", i)
 		default:
 			p.vips[addrFamily(addr)] = append(p.vips[addrFamily(addr)], addr)

@@ -110,6 +110,27 @@ func TestNoVIPIsAnAddressOfTheNodeAlone(t *testing.T) {
 	}
 }
 
+// PKT-29: pods keep their addresses, whatever kind of VIP a Service wants.
+func TestVIPsInDeniedRangesAreRefused(t *testing.T) {
+	tracker := mustTracker(t, func(o *Options) {
+		o.DeniedVIPs = []netip.Prefix{netip.MustParsePrefix("10.244.7.9/16"), netip.MustParsePrefix("fd00:244::/32")}
+	})
+	tracker.Services.Update(nil, webService(func(s *v1.Service) {
+		s.Spec.ExternalIPs = []string{"10.244.0.1", "192.0.2.1", "fd00:244::1"}
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "10.244.0.2"}, {IP: "192.0.2.2"}, {IP: "fd00:244::2"}, {IP: "2001:db8::2"}}
+	}))
+	for family, want := range map[v1.IPFamily]string{v1.IPv4Protocol: "[192.0.2.1] [192.0.2.2]", v1.IPv6Protocol: "[] [2001:db8::2]"} {
+		state, _ := peek(t, tracker, family)
+		p := mustService(t, state, http)
+		if got := fmt.Sprint(p.ExternalIPs, p.LoadBalancerVIPs); got != want {
+			t.Errorf("%s: %s, want %s", family, got, want)
+		}
+	}
+	if n := tracker.ProblemCounts()[ReasonRefused]; n != 4 {
+		t.Errorf("problems %v, want one for each address of a pod", tracker.Problems())
+	}
+}
+
 func TestExternalIPsCanBeRefused(t *testing.T) {
 	given := []string{"192.0.2.1", "10.244.0.1", "127.0.0.1", "::ffff:127.0.0.1", "169.254.1.1", "2001:db8::1", "::1", "fe80::1"}
 	for name, c := range map[string]struct {

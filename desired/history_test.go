@@ -113,6 +113,9 @@ func replay(t *testing.T, history []byte, seen map[string]int) {
 		NodePortAddresses: prefixes(oneOf(w.choices, []string{"0.0.0.0/0", "::/0"}, []string{"192.0.2.0/28"}, nil)...),
 	}
 	if w.below(4) == 1 {
+		w.ReservedExternalIPs = []netip.AddrPort{netip.MustParseAddrPort("203.0.113.1:80"), netip.MustParseAddrPort("[2001:db8::10]:80")}
+	}
+	if w.below(4) == 1 {
 		w.Kinds = someOf(w.choices, w.Kinds...)
 	}
 	for _, service := range serviceNames {
@@ -161,7 +164,7 @@ func (w *world) newTracker() *changetracker.Tracker {
 }
 
 func (w *world) resolver() desired.Resolver {
-	r := desired.Resolver{Node: w.Node, MasqueradeAll: w.MasqueradeAll, DetectsPods: w.DetectsPods, DenyNodeExternalIPs: w.DenyNodeExternalIPs}
+	r := desired.Resolver{Node: w.Node, MasqueradeAll: w.MasqueradeAll, DetectsPods: w.DetectsPods, DenyNodeExternalIPs: w.DenyNodeExternalIPs, ReservedExternalIPs: w.ReservedExternalIPs}
 	for kind := desired.ClusterIP; kind <= desired.NodePort; kind++ {
 		if slices.Contains(w.Kinds, kind.String()) {
 			r.Kinds = append(r.Kinds, kind)

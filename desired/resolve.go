@@ -48,15 +48,19 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 		}
 	}
 	add(r.clusterIP(p))
+	refuse := func(kind Kind, vip netip.Addr) {
+		if r.has(kind) && r.refuses(kind, p, vip) {
+			s.Refused = append(s.Refused, vip)
+		}
+	}
 	for _, vip := range p.LoadBalancerVIPs {
+		refuse(LoadBalancer, vip)
 		f := external(p, LoadBalancer, vip, p.Port)
 		f.Restricted, f.SourceRanges = r.sources(p)
 		add(f)
 	}
 	for _, vip := range p.ExternalIPs {
-		if r.refuses(vip) && r.has(ExternalIP) {
-			s.Refused = append(s.Refused, vip)
-		}
+		refuse(ExternalIP, vip)
 		add(external(p, ExternalIP, vip, p.Port))
 	}
 	add(external(p, NodePort, netip.Addr{}, p.NodePort))

@@ -332,7 +332,7 @@ func (r *Resolved) conflicting(key Key) (others []Key) {
 // sameClaims reports whether the inputs of claims other than the service ports are equal.
 func (r *Resolved) sameClaims(o *Resolved) bool {
 	a, b := &r.resolver, &o.resolver
-	return slices.Equal(a.Kinds, b.Kinds) && a.DenyNodeExternalIPs == b.DenyNodeExternalIPs &&
+	return slices.Equal(a.Kinds, b.Kinds) && a.DenyNodeExternalIPs == b.DenyNodeExternalIPs && slices.Equal(a.ReservedExternalIPs, b.ReservedExternalIPs) &&
 		slices.Equal(a.Node.PodCIDRs, b.Node.PodCIDRs) && slices.Equal(a.Node.Addresses, b.Node.Addresses) &&
 		slices.Equal(r.nodeAddrs, o.nodeAddrs)
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
@@ -28,8 +30,10 @@ type Resolver struct {
 	// its arguments. Resolve calls it, so several goroutines may run it at once.
 	EditSelection func(view changetracker.View, port *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection
 	// DenyNodeExternalIPs refuses external IPs that are addresses of the Node. Those in its
-	// PodCIDRs are always refused (CVE-2020-8554).
+	// PodCIDRs are always refused, and so are load balancer IPs (CVE-2020-8554).
 	DenyNodeExternalIPs bool
+	// ReservedExternalIPs are addresses and TCP ports that no external IP gets.
+	ReservedExternalIPs []netip.AddrPort
 }
 
 // equal reports whether two Resolvers are known to decide alike.
@@ -41,9 +45,19 @@ func (r *Resolver) equal(o *Resolver) bool {
 // has reports whether frontends of a kind are programmed.
 func (r *Resolver) has(kind Kind) bool { return len(r.Kinds) == 0 || slices.Contains(r.Kinds, kind) }
 
-// refuses reports whether an external IP would take over traffic to pods or to the node.
-func (r *Resolver) refuses(vip netip.Addr) bool {
-	return contains(r.Node.PodCIDRs, vip) || r.DenyNodeExternalIPs && slices.Contains(r.Node.Addresses, vip)
+// refuses reports whether a VIP would take over traffic to pods, or as an external IP that to the node or
+// to a reserved address.
+func (r *Resolver) refuses(kind Kind, p *changetracker.ServicePort, vip netip.Addr) bool {
+	switch {
+	case contains(r.Node.PodCIDRs, vip):
+		return true
+	case kind != ExternalIP:
+		return false
+	case p.Name.Protocol == v1.ProtocolTCP && slices.Contains(r.ReservedExternalIPs, netip.AddrPortFrom(vip, p.Port)):
+		return true
+	default:
+		return r.DenyNodeExternalIPs && slices.Contains(r.Node.Addresses, vip)
+	}
 }
 
 // claims reports whether a service port has a frontend at an address, unless another one wins it.
@@ -61,10 +75,10 @@ func (r *Resolver) kindOf(p *changetracker.ServicePort, vip netip.Addr) (kind Ki
 		return NodePort, p.NodePort != 0 && r.has(NodePort)
 	case vip == p.ClusterIP && r.has(ClusterIP):
 		return ClusterIP, true
-	case containsAddr(p.LoadBalancerVIPs, vip) && r.has(LoadBalancer):
+	case containsAddr(p.LoadBalancerVIPs, vip) && r.has(LoadBalancer) && !r.refuses(LoadBalancer, p, vip):
 		return LoadBalancer, true
 	default:
-		return ExternalIP, containsAddr(p.ExternalIPs, vip) && r.has(ExternalIP) && !r.refuses(vip)
+		return ExternalIP, containsAddr(p.ExternalIPs, vip) && r.has(ExternalIP) && !r.refuses(ExternalIP, p, vip)
 	}
 }
 

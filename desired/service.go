@@ -41,8 +41,9 @@ type Service struct {
 	// in the PodCIDRs of the node. If such an endpoint is selected for its own connection
 	// (hairpin), the source must be masqueraded, or the endpoint would drop its own packet.
 	OnNode []netip.Addr
-	// Refused are the external IPs that have no frontend, because they are in the PodCIDRs of
-	// the node, or, with Resolver.DenyNodeExternalIPs, addresses of the node (CVE-2020-8554).
+	// Refused are the load balancer IPs and then the external IPs that have no frontend, because they are in
+	// the PodCIDRs of the node, or, as external IPs, reserved or with Resolver.DenyNodeExternalIPs
+	// addresses of the node (CVE-2020-8554).
 	Refused []netip.Addr
 	// Lost are the Keys that another service port gets, so that this one has no frontend there;
 	// see Claim. For a node port they may be addresses at which it does not count.

@@ -31,14 +31,17 @@ type Config struct {
 	Names Names
 	// Tracker holds the options of the change tracker for embedders: selection, decoration,
 	// strictness, external IPs. Its Families, Node and Logger must not be set: the
-	// tracker uses Config.Families, Config.Node and Deps.Logger. External IPs in pod ranges
-	// are refused: Masquerade.PodCIDRs, and Node.PodCIDRs as OnNodeChange reports them.
+	// tracker uses Config.Families, Config.Node and Deps.Logger. External IPs and load
+	// balancer IPs in pod ranges are refused: Masquerade.PodCIDRs, and Node.PodCIDRs as OnNodeChange reports them.
 	Tracker changetracker.Options
 	// DenyNodeExternalIPs refuses external IPs in Node.Addresses too, as OnNodeChange
 	// reports them. By default they are allowed, as with kube-proxy: in clusters without
 	// load balancers, external IPs are commonly addresses of nodes. To refuse addresses of
 	// other nodes, use Tracker.ExternalIPs.Denied.
 	DenyNodeExternalIPs bool
+	// ReservedExternalIPs are addresses and TCP ports that no external IP gets: those of the API server, so
+	// that a Service does not lead this process away from it.
+	ReservedExternalIPs []netip.AddrPort
 	// Kinds are the kinds of frontends to program; empty means all. Without load
 	// balancers and node ports, Deps.Health receives no updates.
 	Kinds []desired.Kind
@@ -115,7 +118,7 @@ func (c *Config) trackerOptions(log *zap.Logger) changetracker.Options {
 	o := c.Tracker
 	o.Families, o.Node, o.Logger = c.Families, c.Node, log
 	o.AwaitNode = o.AwaitNode || c.lacks(c.Node)
-	o.ExternalIPs.Denied = slices.Concat(o.ExternalIPs.Denied, c.Masquerade.PodCIDRs)
+	o.DeniedVIPs = slices.Concat(o.DeniedVIPs, c.Masquerade.PodCIDRs)
 	return o
 }
 

@@ -50,8 +50,8 @@ func (f *family) logConflicts(now *desired.Resolved, before, s *desired.Service)
 			zap.Stringer("frontend", s.Lost[0]), zap.Stringer("owner", owner))
 	}
 	if len(s.Refused) > 0 && !slices.Equal(s.Refused, before.Refused) {
-		f.log.Warn("external IPs refused, they are addresses of the node or its pods: remove them from the Service",
-			zap.Stringer("service", s.Name), zap.Stringers("externalIPs", listed(s.Refused)), zap.Int("all", len(s.Refused)))
+		f.log.Warn("addresses of a Service refused, they are the API server's, the node's or its pods': remove them from the Service",
+			zap.Stringer("service", s.Name), zap.Stringers("addresses", listed(s.Refused)), zap.Int("all", len(s.Refused)))
 	}
 	if !f.balances(s) && before.Port.Balancing != s.Port.Balancing {
 		f.log.Warn("the engine does not have the load balancing policy of the service port, and chooses endpoints at random: choose another policy or engine",
@@ -97,7 +97,11 @@ func (f *family) listConflicts(now *desired.Resolved) []changetracker.Problem {
 			})
 		}
 		for _, a := range listed(s.Refused) {
-			refused[changetracker.Problem{Object: object, Field: "spec.externalIPs", Value: a.String(), Reason: changetracker.ReasonRefused}] = true
+			field := "spec.externalIPs"
+			if slices.Contains(s.Port.LoadBalancerVIPs, a) {
+				field = "status.loadBalancer.ingress"
+			}
+			refused[changetracker.Problem{Object: object, Field: field, Value: a.String(), Reason: changetracker.ReasonRefused}] = true
 		}
 		for _, value := range f.unsupported(s) {
 			problems = append(problems, changetracker.Problem{

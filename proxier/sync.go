@@ -65,6 +65,7 @@ func (f *family) prepare(node changetracker.Node, serviceCIDRs []netip.Prefix) {
 		Kinds:               c.Kinds,
 		EditSelection:       c.EditSelection,
 		DenyNodeExternalIPs: c.DenyNodeExternalIPs,
+		ReservedExternalIPs: c.ReservedExternalIPs,
 	}
 }
 

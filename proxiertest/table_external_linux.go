@@ -87,6 +87,15 @@ func refusedScenarios() []scenario {
 				every([]place{client, pod0}, external(), masqueradedTo(pod1))),
 		},
 		{
+			name: "PKT-29/load_balancer_IP_of_a_pod", rule: "A load balancer IP in the pod CIDRs is not programmed; the other addresses work.",
+			services: []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{
+				Ingress(v1.LoadBalancerIngress{IP: podAddr(pod2, v1.IPv4Protocol).String()}), Ingress(v1.LoadBalancerIngress{IP: podAddr(pod2, v1.IPv6Protocol).String()}),
+			}}},
+			probes: slices.Concat(
+				every([]place{pod0}, []target{podAddress}, isRejected()),
+				every([]place{client, pod0}, external(), masqueradedTo(pod1))),
+		},
+		{
 			name: "PKT-29/external_IP_of_the_node", rule: "With DenyNodeExternalIPs, an external IP that is an address of the node is not programmed.",
 			setup: setupDenyNode,
 			services: []service{{external: true, nodePort: idleHostPort, endpoints: ready(pod1), options: []ServiceOption{

@@ -32,6 +32,7 @@ func run(ctx context.Context, o *options) error {
 	if o.kubeProxy.initOnly {
 		return o.initialize(ctx, config.Names.Instance, log)
 	}
+	config.ReservedExternalIPs = o.apiServer(ctx, log)
 	measured, err := o.measure()
 	if err != nil {
 		return err

@@ -1,9 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	"k8s.io/client-go/dynamic"
@@ -56,6 +61,40 @@ func (o *options) restConfig() (*rest.Config, error) {
 	}
 	o.kubeProxy.tuneClient(config)
 	return config, nil
+}
+
+// lookupTimeout bounds the look-up of the API server's name, whose answer may need the rules of this proxy.
+const lookupTimeout = 2 * time.Second
+
+// apiServer returns where the API server is, none if that is unknown.
+func (o *options) apiServer(ctx context.Context, log *zap.Logger) (at []netip.AddrPort) {
+	if o.manifests != "" {
+		return nil
+	}
+	config, err := o.server()
+	if err != nil {
+		return nil // apiSource reports it
+	}
+	server, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, lookupTimeout)
+	defer stop()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", server.Hostname()) // an address is its own
+	if err != nil {
+		log.Warn("an external IP may lead this node away from its API server, whose name has no address: use --refuse-external-ips if tenants may write Services",
+			zap.String("server", server.Host), zap.Error(err))
+	}
+	port := cmp.Or(server.Port(), map[string]string{"http": "80", "https": "443"}[server.Scheme])
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil
+	}
+	for _, addr := range addrs {
+		at = append(at, netip.AddrPortFrom(addr.Unmap(), uint16(number)))
+	}
+	return at
 }
 
 func (o *options) server() (*rest.Config, error) {

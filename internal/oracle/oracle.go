@@ -38,6 +38,8 @@ type Cluster struct {
 	Slices   map[string]*discovery.EndpointSlice
 	Node     changetracker.Node
 
+	ReservedExternalIPs []netip.AddrPort // for TCP
+
 	DetectsPods, MasqueradeAll, StrictSourceRanges, DenyNodeExternalIPs bool
 
 	Kinds             []string // that are programmed
@@ -155,10 +157,12 @@ func (o *oracle) claims(p *servicePort) (all []claim) {
 	}
 	add("ClusterIP", p.clusterIP, p.number)
 	for _, a := range p.loadBalancer {
-		add("LoadBalancer", a, p.number)
+		if !o.isPods(a) {
+			add("LoadBalancer", a, p.number)
+		}
 	}
 	for _, a := range p.external {
-		if !o.refuses(a) {
+		if !o.refuses(p, a) {
 			add("ExternalIP", a, p.number)
 		}
 	}
@@ -168,10 +172,14 @@ func (o *oracle) claims(p *servicePort) (all []claim) {
 	return all
 }
 
-// refuses: an external IP must not take over the traffic of pods, nor that of the node if
+// isPods: no VIP must take over the traffic of pods.
+func (o *oracle) isPods(a netip.Addr) bool { return within(o.Node.PodCIDRs, a) }
+
+// refuses: an external IP must not take over that of the API server either, nor that of the node if
 // configured so (CVE-2020-8554).
-func (o *oracle) refuses(a netip.Addr) bool {
-	return within(o.Node.PodCIDRs, a) || o.DenyNodeExternalIPs && slices.Contains(o.Node.Addresses, a)
+func (o *oracle) refuses(p *servicePort, a netip.Addr) bool {
+	reserved := p.protocol == desired.TCP && slices.Contains(o.ReservedExternalIPs, netip.AddrPortFrom(a, p.number))
+	return o.isPods(a) || reserved || o.DenyNodeExternalIPs && slices.Contains(o.Node.Addresses, a)
 }
 
 func within(ranges []netip.Prefix, a netip.Addr) bool {
@@ -260,15 +268,22 @@ func (o *oracle) decide(p *servicePort) (d Decision) {
 	return d
 }
 
-// refused are the external IPs that are not programmed.
-func (o *oracle) refused(p *servicePort) (all []netip.Addr) {
-	for _, a := range p.external {
-		if o.refuses(a) && slices.Contains(o.Kinds, "ExternalIP") {
-			all = append(all, a)
+// refused are the load balancer IPs and the external IPs that are not programmed.
+func (o *oracle) refused(p *servicePort) []netip.Addr {
+	var balancers, external []netip.Addr
+	for _, a := range p.loadBalancer {
+		if o.isPods(a) && slices.Contains(o.Kinds, "LoadBalancer") {
+			balancers = append(balancers, a)
 		}
 	}
-	slices.SortFunc(all, netip.Addr.Compare)
-	return all
+	for _, a := range p.external {
+		if o.refuses(p, a) && slices.Contains(o.Kinds, "ExternalIP") {
+			external = append(external, a)
+		}
+	}
+	slices.SortFunc(balancers, netip.Addr.Compare)
+	slices.SortFunc(external, netip.Addr.Compare)
+	return append(balancers, external...)
 }
 
 // lostNodePorts: there is no node port where another service port has the VIP.
