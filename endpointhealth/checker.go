@@ -78,7 +78,7 @@ type run struct {
 	targets map[targetKey]*target
 	places  map[place][]*target
 	timers  timers
-	running int       // checks
+	running int // checks
 	waiting turns
 	pace    pace
 	members map[serviceKey]int // of the service ports of a Service

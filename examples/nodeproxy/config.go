@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -51,6 +54,17 @@ func (o *options) config(node string) (proxier.Config, error) {
 		c.Masquerade.Mark = 1 << bit
 	}
 	return c, errors.Join(f...)
+}
+
+// configOfNode returns the configuration on this node.
+func (o *options) configOfNode(ctx context.Context, log *zap.Logger) (proxier.Config, error) {
+	node, err := o.nodeName()
+	if err != nil {
+		return proxier.Config{}, err
+	}
+	c, err := o.config(node)
+	c.ReservedExternalIPs = o.apiServer(ctx, log)
+	return c, err
 }
 
 func (o *options) externalIPs(f *faults) changetracker.ExternalIPPolicy {

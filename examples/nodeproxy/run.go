@@ -17,14 +17,11 @@ import (
 func run(ctx context.Context, o *options) error {
 	log := newLogger(o.verbosity, o.kubeProxy.logFormat)
 	o.warn(log)
-	node, err := o.nodeName()
+	config, err := o.configOfNode(ctx, log)
 	if err != nil {
 		return err
 	}
-	config, err := o.config(node)
-	if err != nil {
-		return err
-	}
+	node := config.Node.Name
 	if err := checkPrivilege(); err != nil {
 		return err
 	}
@@ -32,7 +29,6 @@ func run(ctx context.Context, o *options) error {
 	if o.kubeProxy.initOnly {
 		return o.initialize(ctx, config.Names.Instance, log)
 	}
-	config.ReservedExternalIPs = o.apiServer(ctx, log)
 	measured, err := o.measure()
 	if err != nil {
 		return err

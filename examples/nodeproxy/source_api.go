@@ -68,7 +68,7 @@ const lookupTimeout = 2 * time.Second
 
 // apiServer returns where the API server is, none if that is unknown.
 func (o *options) apiServer(ctx context.Context, log *zap.Logger) (at []netip.AddrPort) {
-	if o.manifests != "" {
+	if o.manifests != "" || o.cleanup {
 		return nil
 	}
 	config, err := o.server()

@@ -46,7 +46,7 @@ func Connect(a, b Plug) error {
 		}
 	}
 	for _, plug := range []Plug{a, b} {
-		if err := plug.NS.Do(func() error { return errors.Join(awaitUp(plug.Link), awaitLocal(plug.Link)) }); err != nil {
+		if err := plug.NS.Do(func() error { return errors.Join(awaitUp(plug.Link), awaitLocal(plug.Link, plug.Addrs)) }); err != nil {
 			return err
 		}
 	}
@@ -101,7 +101,7 @@ func (n *NS) Enslave(link, bridge string) error {
 		if err := netlink.LinkSetMaster(device(link), device(bridge)); err != nil {
 			return err
 		}
-		return errors.Join(netlink.LinkSetHairpin(device(link), true), awaitLocal(bridge))
+		return netlink.LinkSetHairpin(device(link), true)
 	})
 	if err != nil {
 		return fmt.Errorf("enslave link %s to bridge %s: %w", link, bridge, err)
@@ -117,7 +117,7 @@ func (n *NS) AddAddrs(link string, addrs ...netip.Prefix) error {
 				return err
 			}
 		}
-		return awaitLocal(link)
+		return awaitLocal(link, addrs)
 	})
 }
 
@@ -202,30 +202,25 @@ func awaitUp(name string) error {
 
 // awaitLocal waits until the IPv6 addresses of a link are local, if it is up. The kernel adds the route that
 // says so in the background: until then, packets of the node to itself leave by the link.
-func awaitLocal(name string) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil || link.Attrs().OperState != netlink.OperUp && link.Attrs().OperState != netlink.OperUnknown || link.Attrs().Flags&net.FlagUp == 0 {
-		return err
-	}
-	addrs, err := netlink.AddrList(link, netlink.FAMILY_V6)
+func awaitLocal(name string, addrs []netip.Prefix) error {
+	const running = net.FlagUp | net.FlagRunning
+	link, err := net.InterfaceByName(name)
 	if err != nil {
-		return fmt.Errorf("list addresses of link %s: %w", name, err)
+		return fmt.Errorf("read link %s: %w", name, err)
 	}
 	for _, addr := range addrs {
-		if addr.IP.IsLinkLocalUnicast() {
+		if link.Flags&running != running || addr.Addr().Is4() {
 			continue
 		}
-		if err := settle(func() error {
-			routes, err := netlink.RouteGet(addr.IP)
+		err := settle(func() error {
+			routes, err := netlink.RouteGet(addr.Addr().AsSlice())
 			if err == nil && (len(routes) != 1 || routes[0].Type != unix.RTN_LOCAL) {
 				err = errors.New("it is not local")
 			}
-			if err != nil {
-				return fmt.Errorf("address %s of link %s: %w", addr.IP, name, err)
-			}
-			return nil
-		}); err != nil {
 			return err
+		})
+		if err != nil {
+			return fmt.Errorf("address %s of link %s: %w", addr, name, err)
 		}
 	}
 	return nil
