@@ -74,12 +74,12 @@ func Example_trackers() {
 	tracker.Services.Update(nil, service)
 	tracker.Endpoints.EndpointSliceUpdate(slice, false)
 	// In your sync, for each IP family. What fails is in the next delta again.
-	resolver := desired.Resolver{Node: node}
+	resolver, updater := desired.Resolver{Node: node}, desired.NewUpdater()
 	sync := func() error {
 		return tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) (failed []changetracker.ServicePortName, err error) {
-			for _, change := range step.Delta.Changes {
-				s, ok := resolver.Resolve(step.After, change.Name)
-				if ok {
+			update := updater.Next(step, resolver, desired.Globals{}, false)
+			for _, change := range update.Changes {
+				if s := change.After; s != nil {
 					directReturn, _ := changetracker.Ext[bool](s.Port.Ext)
 					err = dataplane.install(s, directReturn)
 				} else {
@@ -90,7 +90,7 @@ func Example_trackers() {
 					failed = append(failed, change.Name)
 				}
 			}
-			return failed, nil
+			return updater.Done(failed), nil
 		})
 	}
 

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	bpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -205,6 +206,28 @@ func TestCleanupFinishesAnother(t *testing.T) {
 	netnstest.Check(t, n.Cleanup(t.Context()))
 	if _, err := os.Stat(filepath.Join(n.sockets.BPFFS, "serviceplane")); err == nil {
 		t.Error("Cleanup left the folders of the instance")
+	}
+}
+
+// TestWithoutPinsNothingIsTranslated: without a process and without rules, sockets are led to the endpoints that
+// the process knew, until somebody removes the folder of the pins, as docs/UPGRADING.md says.
+func TestWithoutPinsNothingIsTranslated(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.start(t, n.world.RemotePods[0])
+	netnstest.Check(t, n.Sync(t.Context()))
+	n.stop()
+	netnstest.Check(t, n.world.Node.Do(func() error { return exec.CommandContext(t.Context(), "nft", "flush", "ruleset").Run() }))
+	connect := func(family v1.IPFamily) error {
+		_, err := n.world.LocalPods[0].Ask(t.Context(), "tcp", vip(family), proxiertest.AskOptions{Timeout: time.Second})
+		return err
+	}
+	for _, family := range families {
+		netnstest.Check(t, connect(family))
+	}
+	netnstest.Check(t, os.RemoveAll(filepath.Join(n.sockets.BPFFS, "serviceplane")))
+	for _, family := range families { // the kernel detaches in the background
+		poll.Until(t, "no socket is led to an endpoint", func() bool { return connect(family) != nil })
 	}
 }
 
