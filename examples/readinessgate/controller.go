@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/zapr"
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -131,7 +133,7 @@ func indexed[T any](i cache.SharedIndexInformer, index, key string) []T {
 
 // run works until ctx ends.
 func (c *controller) run(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
+	ctx, stop := context.WithCancel(logr.NewContext(ctx, zapr.NewLogger(c.log.Named("client-go")))) // not klog
 	defer c.waiting.Wait()
 	defer stop()
 	c.waits = map[types.UID]*wait{}
@@ -153,7 +155,7 @@ func (c *controller) run(ctx context.Context) error {
 		}); err != nil {
 			return err
 		}
-		c.waiting.Go(func() { i.Run(ctx.Done()) })
+		c.waiting.Go(func() { i.RunWithContext(ctx) })
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), c.pods.HasSynced, c.services.HasSynced, c.slices.HasSynced) {
 		return nil

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -165,6 +169,26 @@ func (c *testCluster) start(args ...string) (logs *observer.ObservedLogs, stop f
 	stop = sync.OnceFunc(func() { cancel(); running.Wait() })
 	c.t.Cleanup(stop)
 	return logs, stop
+}
+
+// TestWhatClientGoSaysIsInTheLog, and not in that of klog.
+func TestWhatClientGoSaysIsInTheLog(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1)
+	denies := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	t.Cleanup(denies.Close)
+	text, err := os.ReadFile(c.Config)
+	if err == nil {
+		c.Config = filepath.Join(t.TempDir(), "kubeconfig")
+		err = os.WriteFile(c.Config, bytes.ReplaceAll(text, []byte(c.URL()), []byte(denies.URL)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	logs, _ := c.start()
+	poll.Until(t, "a line of client-go", func() bool {
+		return slices.ContainsFunc(logs.All(), func(e observer.LoggedEntry) bool { return strings.HasPrefix(e.LoggerName, "client-go") })
+	})
 }
 
 // The condition is True only after the slow node has programmed the pod, in both families. Our
