@@ -45,7 +45,7 @@ func faults() []fault {
 		{"desired/resolve.go", "external policy Local masquerades", `f.Scope, f.Masquerade, f.ShortCircuit = ScopeLocal, MasqueradeNone, true`, `f.Scope, f.ShortCircuit = ScopeLocal, true`},
 		{"desired/resolve.go", "the node's first address in the source ranges does not admit the VIPs", `if primary < 0 || !contains(ranges, r.Node.Addresses[primary]) {`, `if primary <= 0 || !contains(ranges, r.Node.Addresses[primary]) {`},
 		{"desired/resolve.go", "an endpoint in the node's pod ranges does not count as one of the node", `sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())`, `sameHost(e.Node, r.Node.Name)`},
-		{"desired/resolver.go", "external IPs of the node are refused unless they must be", `|| r.DenyNodeExternalIPs && slices.Contains`, `|| !r.DenyNodeExternalIPs && slices.Contains`},
+		{"desired/resolver.go", "external IPs of the node are refused unless they must be", `return r.DenyNodeExternalIPs && slices.Contains`, `return !r.DenyNodeExternalIPs && slices.Contains`},
 		{"desired/claim.go", "the older Service has a VIP, whatever its kind", `return cmp.Or(cmp.Compare(c.Kind, o.Kind), c.compareAge(o))`, `return c.compareAge(o)`},
 		{"desired/claim.go", "a ClusterIP gives way to a node port", `return c.Kind != ClusterIP && c.Name != nodePort.Name &&`, `return c.Name != nodePort.Name &&`},
 		{"desired/claim.go", "of Services of one age, the last UID has the VIP", `cmp.Compare(c.UID, o.UID)`, `cmp.Compare(o.UID, c.UID)`},
