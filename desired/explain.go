@@ -220,7 +220,8 @@ func (e *explaining) refusedByVIP() bool {
 	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
 	for s := range e.services(e.State.ByVIP(addr)) {
 		t, isCluster, what := e.traitsOf(s), s.Port.ClusterIP == addr, "a VIP"
-		if isCluster && t.ServiceIPsPass || !isCluster && !t.VIPsAreLocal || !hasVIP(s, addr) {
+		closed := t.VIPsAreLocal || t.ClosedLoadBalancerIPs && hasVIP(s, addr, LoadBalancer)
+		if isCluster && t.ServiceIPsPass || !isCluster && !closed || !hasVIP(s, addr) {
 			continue
 		}
 		if isCluster {
@@ -236,9 +237,9 @@ func (e *explaining) refusedByVIP() bool {
 	return false
 }
 
-// hasVIP reports whether some frontend has the address.
-func hasVIP(s *Service, addr netip.Addr) bool {
-	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.VIP == addr })
+// hasVIP reports whether some frontend has the address, and is of one of the kinds; none means all.
+func hasVIP(s *Service, addr netip.Addr, kinds ...Kind) bool {
+	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.VIP == addr && (len(kinds) == 0 || slices.Contains(kinds, f.Kind)) })
 }
 
 // isHealthCheck reports whether the packet is for the health check node port of a Service.

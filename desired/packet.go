@@ -95,6 +95,8 @@ type Traits struct {
 	// VIPsAreLocal rejects packets to another port of any VIP, as for ClusterIPs, because the
 	// node has the VIPs as addresses. Health check node ports are reachable there.
 	VIPsAreLocal bool
+	// ClosedLoadBalancerIPs rejects packets to another port of a load balancer IP, as for ClusterIPs.
+	ClosedLoadBalancerIPs bool
 	// SourceLost shows endpoints an address of the node instead of the client's, whatever a
 	// frontend masquerades.
 	SourceLost bool

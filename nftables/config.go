@@ -24,6 +24,12 @@ type Config struct {
 	// FastPathDevice chooses the devices whose packets take the fast path, by name. Nil means all but
 	// loopback. It may be called at any time.
 	FastPathDevice func(name string) bool
+	// CloseLoadBalancerIPs rejects packets to a load balancer IP at a port or protocol that no Service has
+	// there, as for ClusterIPs, unless this node has the address. Without it they are routed as usual, as
+	// with kube-proxy: where routers send the address to the nodes, a packet goes back and forth until its
+	// TTL ends. Leave it off if load balancer IPs are addresses of nodes: pods would not reach other ports
+	// of other nodes.
+	CloseLoadBalancerIPs bool
 }
 
 // WithDefaults returns c with every zero field set to its default.

@@ -1,6 +1,7 @@
 package nftables_test
 
 import (
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -21,6 +22,17 @@ func provider(config proxier.Config, deps proxier.Deps) (proxier.Provider, error
 // its only difference is that rules hand values on in the priority of a packet.
 func TestPackets(t *testing.T) {
 	proxiertest.Conformance(t, proxiertest.Features{FirstPriorityLost: true}, provider)
+}
+
+// TestClosedLoadBalancerIPs does both with CloseLoadBalancerIPs: what differs, and random packets.
+func TestClosedLoadBalancerIPs(t *testing.T) {
+	closed := func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+		return nftables.New(nftables.Config{Config: config, CloseLoadBalancerIPs: true}, deps)
+	}
+	proxiertest.Conformance(t, proxiertest.Features{ClosedLoadBalancerIPs: true, Select: func(name string) bool {
+		return strings.HasPrefix(name, "PKT-10") || name == "PKT-50"
+	}}, closed)
+	proxiertest.Explanations(t, chance.Few(256, 1024), 0, closed)
 }
 
 // TestExplainAgreesWithPackets sends random packets among random Services.

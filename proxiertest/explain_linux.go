@@ -214,7 +214,7 @@ func (x *explanations) shot(s *stage) *shot {
 	at := places[x.dice.IntN(len(places))]
 	family := families()[x.dice.IntN(2)]
 	targets := []target{
-		clusterIP, clusterIP, undefinedPort, unallocatedIP, nodesServiceIP, externalIP, externalIP, loadBalancer, loadBalancer,
+		clusterIP, clusterIP, undefinedPort, otherPortOfVIP, unallocatedIP, nodesServiceIP, externalIP, externalIP, loadBalancer, loadBalancer,
 		nodePort, nodePort, nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP, cloudLoadBalancer,
 		healthOfNode, healthOfVIP, healthOfClusterIP,
 	}

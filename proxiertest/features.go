@@ -49,6 +49,8 @@ type Features struct {
 	// VIPsAreLocal adds the VIPs to an interface of the node, which therefore also
 	// answers there at health check node ports (PKT-50).
 	VIPsAreLocal bool
+	// ClosedLoadBalancerIPs is that of desired.Traits (PKT-10).
+	ClosedLoadBalancerIPs bool
 	// FirstPriorityLost makes the first packet of the node's own connections leave with
 	// priority 0, whatever SO_PRIORITY its socket has (PKT-87).
 	FirstPriorityLost bool

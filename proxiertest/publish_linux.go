@@ -219,6 +219,7 @@ func (p *published) targets(world *Topology, family v1.IPFamily) map[target]neti
 	return map[target]netip.AddrPort{
 		clusterIP:          netip.AddrPortFrom(own, servicePort),
 		undefinedPort:      netip.AddrPortFrom(own, servicePort+1),
+		otherPortOfVIP:     netip.AddrPortFrom(p.loadBalancer(family), servicePort+1),
 		nodesServiceIP:     netip.AddrPortFrom(localServiceIP(family), hostPort),
 		unallocatedIP:      netip.AddrPortFrom(p.serviceAddr("10.96", "96", family).Prev(), servicePort),
 		externalIP:         netip.AddrPortFrom(p.external(family), servicePort),

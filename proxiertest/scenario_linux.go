@@ -97,6 +97,7 @@ type target string
 const (
 	clusterIP          target = "clusterIP"
 	undefinedPort      target = "clusterIP_undefined_port"
+	otherPortOfVIP     target = "loadBalancer_undefined_port"
 	unallocatedIP      target = "unallocated_service_IP"
 	nodesServiceIP     target = "service_IP_of_the_node"
 	externalIP         target = "externalIP"

@@ -153,6 +153,10 @@ func serviceAddressScenarios(f Features) []scenario {
 		refusal, silence = isUnanswered(), isUnanswered()
 	}
 	everybody := []place{pod0, node, client}
+	atVIP := isUnanswered()
+	if f.VIPsAreLocal || f.ClosedLoadBalancerIPs {
+		atVIP = isRejected()
+	}
 	udpOnly := func(s *v1.Service) { s.Spec.Ports = s.Spec.Ports[1:] }
 	return []scenario{
 		{
@@ -161,6 +165,14 @@ func serviceAddressScenarios(f Features) []scenario {
 			probes: slices.Concat(
 				every(everybody, []target{undefinedPort}, refusal),
 				every([]place{pod0}, []target{clusterIP}, keptBy(pod1)),
+			),
+		},
+		{
+			name: "PKT-10/load_balancer", rule: "So does a load balancer IP, where engine and configuration say so; at others, packets are routed as usual.",
+			services: []service{{external: true, endpoints: ready(pod1)}},
+			probes: slices.Concat(
+				every(everybody, []target{otherPortOfVIP}, atVIP),
+				every([]place{client}, []target{nodePortLocalVIP, loadBalancer}, masqueradedTo(pod1)),
 			),
 		},
 		{

@@ -273,6 +273,9 @@ func healthCheckScenarios(f Features) []scenario {
 	if f.VIPsAreLocal {
 		atVIP, atClusterIP = keptBy(node), keptBy(node)
 	}
+	if f.ClosedLoadBalancerIPs {
+		atVIP = isRejected()
+	}
 	if f.ServiceIPsPass {
 		atClusterIP = isUnanswered()
 	}

@@ -130,14 +130,20 @@ func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps, budge
 	case modeUserspace:
 		return o.sockets(config, deps, budget)
 	case modeEBPF:
-		return ebpf.New(o.ebpf.config(o.fastPath.config(config)), deps)
+		return ebpf.New(o.ebpf.config(o.nftablesConfig(config)), deps)
 	case modeNFTables:
 	}
-	return nftables.New(o.fastPath.config(config), deps)
+	return nftables.New(o.nftablesConfig(config), deps)
 }
 
 func (o *options) iptablesConfig(config proxier.Config) iptables.Config {
 	return iptables.Config{Config: config, LocalhostNodePorts: o.localhostNodePorts}
+}
+
+func (o *options) nftablesConfig(config proxier.Config) nftables.Config {
+	c := o.fastPath.config(config)
+	c.CloseLoadBalancerIPs = o.closeLoadBalancerIPs
+	return c
 }
 
 // sockets returns the userspace proxy with its portals.
@@ -157,7 +163,7 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps, budget *user
 				portals.Portals = true
 				return iptables.NewEngine(portals, family, deps)
 			}
-			return nftables.NewEngine(nftables.Config{Config: config}, family, deps)
+			return nftables.NewEngine(nftables.Config{Config: config, CloseLoadBalancerIPs: o.closeLoadBalancerIPs}, family, deps)
 		},
 	}, deps)
 }

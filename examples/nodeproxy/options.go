@@ -38,6 +38,7 @@ type options struct {
 	canary                                             canaryFlags
 	health                                             healthFlags
 	fastPath                                           fastPathFlags
+	closeLoadBalancerIPs                               bool
 	ebpf                                               socketFlags
 	engines                                            ebpfEngines
 
@@ -72,6 +73,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.refuseExternalIPs, "refuse-external-ips", false, "ignore spec.externalIPs of all Services")
 	f.StringSliceVar(&o.deniedExternalIPs, "denied-external-ips", nil, "CIDRs in which external IPs are refused, in addition to pod CIDRs, loopback, link-local and multicast; \"node-addresses\" for the addresses of this node")
 	f.BoolVar(&o.strictSourceRanges, "strict-source-ranges", false, "drop all traffic to a load balancer IP if no source range of its IP family is valid, instead of allowing all clients")
+	f.BoolVar(&o.closeLoadBalancerIPs, "nftables-close-load-balancer-ips", false, "reject packets to a load balancer IP at ports and protocols that no Service has there, unless it is an address of this node; by default they are routed as usual. Not for load balancer IPs that are addresses of nodes")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that accept node ports: CIDRs, primary, localhost and all, which does not include localhost; default is primary in modes nftables and ebpf, and all in other modes")
 	o.nftables.register(f, modeNFTables, shortSyncPeriod)
 	o.fastPath.register(f)

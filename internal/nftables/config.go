@@ -14,6 +14,7 @@ type Config struct {
 	AffinityRecords            uint32
 	FastPathAfter              uint32
 	FastPathDevice             func(name string) bool
+	CloseLoadBalancerIPs       bool
 }
 
 const (

@@ -24,7 +24,7 @@ const (
 // Traits implements proxier.Engine. They depend on the kernel, once a service port has asked for
 // a consistent hash.
 func (e *Engine) Traits(*desired.Service) desired.Traits {
-	return desired.Traits{NoHash: e.hash.Load() == hashMissing, FastPath: e.fastAfter() > 0}
+	return desired.Traits{NoHash: e.hash.Load() == hashMissing, FastPath: e.fastAfter() > 0, ClosedLoadBalancerIPs: e.config.CloseLoadBalancerIPs}
 }
 
 const (

@@ -94,7 +94,7 @@ func (pl placer) closes(f *desired.Frontend) bool {
 	if pl.holds != nil {
 		return f.VIP.IsValid() && pl.holds(f.VIP)
 	}
-	return f.Kind == desired.ClusterIP
+	return f.Kind == desired.ClusterIP || f.Kind == desired.LoadBalancer && pl.traits.ClosedLoadBalancerIPs
 }
 
 func (pl placer) placeAffinity(p *placed, s *desired.Service) {
