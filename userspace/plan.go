@@ -75,6 +75,7 @@ func (e *Engine) plan(update *desired.Update) ([]map[socketKey]policy, error) {
 		for key, socket := range s.sockets {
 			if _, ok := listeners[key]; !ok {
 				delete(s.sockets, key)
+				socket.retired.Store(true)
 				e.closing = append(e.closing, socket)
 			}
 		}

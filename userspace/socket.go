@@ -32,6 +32,7 @@ type socket struct {
 	observe   func(connection.Report)
 	goal      *atomic.Pointer[goal] // Engine.goal
 	policy    atomic.Pointer[policy]
+	retired   atomic.Bool                // no frontend needs it any more, but portals may lead to it yet
 	activated atomic.Int64               // when Activate was last called, in Unix nanoseconds
 	inside    func(f func() error) error // runs f in Config.NetNS
 
@@ -44,6 +45,18 @@ type socket struct {
 	close   func() // closes the listening socket, and ends all UDP flows
 	changed func() // called after the endpoints have changed
 	once    sync.Once
+}
+
+// verdict is that of the policy. A socket that is retired serves clients by the endpoints of the other scope
+// if its own has none: the service port has another policy now, which has them.
+func (s *socket) verdict(client netip.Addr) (scope desired.Scope, action desired.Action) {
+	scope, action = s.policy.Load().verdict(client)
+	if scope != 0 && s.retired.Load() {
+		if endpoints, _ := s.balancer.list(scope); len(endpoints) == 0 {
+			scope = desired.ScopeCluster + desired.ScopeLocal - scope
+		}
+	}
+	return scope, action
 }
 
 // quit closes the socket for clients, and ends the connections that wait for endpoints. Other

@@ -146,7 +146,7 @@ func (t *tcpSocket) newRelay(ctx, connCtx context.Context, conn net.Conn) (*rela
 // connect connects to an endpoint, trying one after the other, until connCtx ends. ctx
 // ends with the socket, and with it the wait for endpoints.
 func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *connection.Report) (net.Conn, error) {
-	scope, action := t.policy.Load().verdict(c.Client.Addr())
+	scope, action := t.verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
 		r.Outcome = connection.NotAdmitted
 		return nil, errNotAdmitted

@@ -180,7 +180,7 @@ func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
 
 // connect chooses an endpoint, and opens a socket to it.
 func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err error) {
-	scope, action := u.policy.Load().verdict(c.Client.Addr())
+	scope, action := u.verdict(c.Client.Addr())
 	if action == desired.Drop && scope == 0 {
 		f.report.Outcome = connection.NotAdmitted
 		return errNotAdmitted

@@ -134,6 +134,14 @@ func (f *Flow) Expect(settled Settler) { f.settled = settled }
 // Close closes the flow.
 func (f *Flow) Close() error { return f.conn.Close() }
 
+// Abort closes the flow; a TCP connection with a reset, so that its port is free at once.
+func (f *Flow) Abort() error {
+	if tcp, ok := f.conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	return f.conn.Close()
+}
+
 // Ask sends a request over the flow. Its errors are those of the function Ask.
 func (f *Flow) Ask(ctx context.Context) (Answer, error) {
 	deadline := time.Now().Add(f.timeout)

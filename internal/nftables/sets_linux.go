@@ -122,7 +122,7 @@ var setSpecs = [numSets]setSpec{ // read-only
 	setFrontends:                {id: setFrontends, name: "frontends", key: vipFields, note: "every VIP of services: it stays while there is a class, whatever class that is"},
 	setNodePortFrontends:        {id: setNodePortFrontends, name: "nodeport-frontends", key: nodePortFields, note: "the same for node ports"},
 	setClasses:                  {id: setClasses, name: "classes", key: markField, data: verdictField, note: "class to chain"},
-	setClusterIPs:               {id: setClusterIPs, name: "cluster-ips", key: addrField, note: "every ClusterIP, and with CloseLoadBalancerIPs every load balancer IP: its other ports are rejected"},
+	setClusterIPs:               {id: setClusterIPs, name: "cluster-ips", key: addrField, note: "every ClusterIP: its other ports are rejected"},
 	setServiceCIDRs:             {id: setServiceCIDRs, name: "service-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "ranges of ClusterIPs: addresses that are not in use are dropped"},
 	setNodePortAddresses:        {id: setNodePortAddresses, name: "nodeport-addresses", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "local addresses that accept node ports"},
 	setPodCIDRs:                 {id: setPodCIDRs, name: "pod-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "sources that count as pods"},

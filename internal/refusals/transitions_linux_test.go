@@ -1,0 +1,202 @@
+package refusals
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/internal/oracle"
+	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/userspace"
+)
+
+var asks = flag.Int("refusals.asks", 400, "how many connections and datagrams a transition must serve")
+
+// transitions are what a Service is in turn. In each state some endpoint is right for all who ask.
+func transitions() map[string][]spec {
+	both, here, elsewhere := []string{nodeName, "elsewhere"}, []string{nodeName}, []string{"elsewhere"}
+	option := func(edit func(*v1.Service)) spec {
+		return spec{endpoints: both, options: []proxiertest.ServiceOption{edit}}
+	}
+	return map[string][]spec{
+		"external policy":                 {{endpoints: both}, {endpoints: both, external: true}},
+		"internal policy":                 {{endpoints: both}, {endpoints: both, internal: true}},
+		"both policies, a local endpoint": {{endpoints: here}, {endpoints: here, internal: true, external: true}},
+		"policies and endpoints at once":  {{endpoints: elsewhere}, {endpoints: here, internal: true, external: true}},
+		"endpoints with policy Local":     {{endpoints: both, internal: true, external: true}, {endpoints: here, internal: true, external: true}},
+		"endpoints":                       {{endpoints: both}, {endpoints: elsewhere}, {endpoints: here}},
+		"all endpoints":                   {{endpoints: elsewhere}, {endpoints: here}},
+		"source ranges":                   {{endpoints: both}, {endpoints: both, ranges: append(clientsOnly(), "10.244.0.0/16", "fd00:10:244::/48")}},
+		"type":                            {{endpoints: both}, {endpoints: both, clusterIPOnly: true}},
+		"IP families":                     {{endpoints: both}, {endpoints: both, families: families()[:1]}},
+		"session affinity":                {{endpoints: both}, option(func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP })},
+		"another port": {{endpoints: both}, option(func(s *v1.Service) {
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "more", Protocol: v1.ProtocolTCP, Port: 81})
+		})},
+		"an external IP": {{endpoints: both}, option(func(s *v1.Service) { s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, "198.51.100.77") })},
+	}
+}
+
+// TestTransitionsKeepServing: whatever changes of a Service, as long as an endpoint is right before and after,
+// every connection and every datagram is answered, also from one source port again and again. A datagram that
+// meets a change may be lost: the client sends it again.
+func TestTransitionsKeepServing(t *testing.T) {
+	onIPTables := engine{name: "userspace on iptables", passes: true, sockets: true, create: func(c proxier.Config) (*proxier.Proxier, error) {
+		deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS})}
+		return userspace.New(userspace.Config{Config: c, ShareNodePorts: true, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
+			return iptables.NewEngine(iptables.Config{Config: c, Portals: true}, family, deps)
+		}}, deps)
+	}}
+	for _, e := range append(engines(), onIPTables) {
+		for _, name := range slices.Sorted(maps.Keys(transitions())) {
+			t.Run(e.name+"/"+name, func(t *testing.T) { keepServing(t, e, transitions()[name]) })
+		}
+	}
+}
+
+// asker asks one frontend again and again.
+type asker struct {
+	from     *proxiertest.Host
+	network  string
+	to       netip.AddrPort
+	fromPort uint16 // 0 is any
+}
+
+func keepServing(t *testing.T, e engine, states []spec) {
+	t.Helper()
+	b := &bench{t: t, engine: e, world: proxiertest.NewTopology(t)}
+	clusters := make([]*oracle.Cluster, len(states))
+	for i, s := range states {
+		clusters[i] = newCluster(t, b.world, settings()[0])
+		add(clusters[i], b.world, 1, s)
+	}
+	p, err := e.create(config(b.world, clusters[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.proxy = p
+	t.Cleanup(func() { // after Run has returned
+		if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("Cleanup = %v", err)
+		}
+	})
+	proxiertest.Run(t, p)
+	b.tell(&oracle.Cluster{Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}}, clusters[0])
+	b.sync()
+
+	all := b.askers(states)
+	var asked, retried atomic.Int64
+	stop, running := make(chan struct{}), sync.WaitGroup{}
+	for _, a := range all {
+		running.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				again, err := a.ask(t.Context())
+				asked.Add(1)
+				retried.Add(int64(again))
+				if err != nil {
+					t.Errorf("%s, %s from port %d to %v: %v", a.from.Name, a.network, a.fromPort, a.to, err)
+					return
+				}
+			}
+		})
+	}
+	changes := 0
+	for ; !t.Failed() && (asked.Load() < int64(*asks) || changes < 3*len(states)); changes++ {
+		b.tell(clusters[changes%len(clusters)], clusters[(changes+1)%len(clusters)])
+		b.sync()
+		want := asked.Load() + int64(2*len(all)) // all who asked during the change, and then after it
+		for !t.Failed() && asked.Load() < want {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	close(stop)
+	running.Wait()
+	t.Logf("%d changes, %d asked, %d datagrams sent again", changes, asked.Load(), retried.Load())
+}
+
+// askers are those whom all states serve.
+func (b *bench) askers(states []spec) (all []asker) {
+	only := slices.ContainsFunc(states, func(s spec) bool { return s.clusterIPOnly })
+	port := uint16(20_000)
+	for _, family := range families() {
+		if slices.ContainsFunc(states, func(s spec) bool { return s.families != nil && !slices.Contains(s.families, family) }) {
+			continue
+		}
+		for i, vip := range append(vips(1, family), b.world.Node.Addr(family).String()) {
+			to := netip.AddrPortFrom(netip.MustParseAddr(vip), servicePort)
+			if i == len(vips(1, family)) {
+				to = netip.AddrPortFrom(to.Addr(), firstNodePort+1)
+			}
+			for _, from := range []*proxiertest.Host{b.world.LocalPods[0], b.world.Client} {
+				if i == 0 == (from == b.world.Client) || i > 0 && only {
+					continue // the client asks external frontends, the pod the ClusterIP
+				}
+				for _, network := range []string{"tcp", "udp"} {
+					port++
+					all = append(all, asker{from, network, to, 0}, asker{from, network, to, port})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// ask returns how often a datagram was sent again.
+func (a asker) ask(ctx context.Context) (again int, err error) {
+	const attempts = 5
+	options := proxiertest.AskOptions{From: a.from.Addr(familyOf(a.to.Addr())), FromPort: a.fromPort, Timeout: 10 * time.Second}
+	if a.network == "udp" {
+		options.Timeout = time.Second
+	}
+	for again = range attempts {
+		if err = a.once(ctx, options); err == nil || a.network == "tcp" || !errors.Is(err, proxiertest.ErrTimeout) {
+			break
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("attempt %d: %w", again+1, err)
+	}
+	return again, err
+}
+
+func (a asker) once(ctx context.Context, options proxiertest.AskOptions) error {
+	var flow *proxiertest.Flow
+	var err error
+	poll.Soon(func() bool { // a process that an engine is about to start has the sockets of this one for a moment
+		flow, err = a.from.Open(ctx, a.network, a.to, options)
+		return !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL)
+	})
+	if err != nil {
+		return err
+	}
+	_, err = flow.Ask(ctx)
+	return errors.Join(err, flow.Abort())
+}
+
+func familyOf(a netip.Addr) v1.IPFamily {
+	if a.Is6() {
+		return v1.IPv6Protocol
+	}
+	return v1.IPv4Protocol
+}
