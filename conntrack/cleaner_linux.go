@@ -56,7 +56,8 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 	}
 	judge, ending := NewJudge(check, addrs), c.ending[family]
 	which := netlinkx.AllFlows
-	if len(check.Frontends)+len(check.ServiceCIDRs)+len(check.End) == 0 {
+	own := slices.ContainsFunc(check.Untranslated, func(f desired.Flows) bool { return len(f.Own) > 0 })
+	if len(check.Frontends)+len(check.ServiceCIDRs)+len(check.End) == 0 && !own {
 		which = netlinkx.Unanswered
 	}
 	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), which, func(f *netlinkx.Flow) bool {
@@ -68,7 +69,7 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 			ending.found(f)
 			return false
 		}
-		return c.mayDelete(f, !flow.Translated()) && judge.Stale(flow)
+		return (c.mayDelete(f, !flow.Translated()) || own && judge.Ended(flow)) && judge.Stale(flow)
 	})
 	ending.begin()
 	return deleted, classify(err)

@@ -46,10 +46,16 @@ func (j *Judge) Stale(f desired.Flow) bool {
 	if flows := j.find(j.frontends, &f); flows != nil {
 		return flows.Stale(&f)
 	}
-	if flows := j.find(j.begun, &f); flows != nil && !f.Answered && !f.Translated() {
-		return flows.Stale(&f)
+	if flows := j.find(j.begun, &f); flows != nil {
+		return !f.Answered && !f.Translated() && flows.Stale(&f) || flows.Ended(&f)
 	}
 	return f.Translated() && within(j.check.ServiceCIDRs, f.Dialled.Addr())
+}
+
+// Ended reports whether a connection was one of a process of before, whatever its state.
+func (j *Judge) Ended(f desired.Flow) bool {
+	flows := j.find(j.begun, &f)
+	return flows != nil && flows.Ended(&f)
 }
 
 // Ends reports whether a connection must end because its endpoint is gone for good.

@@ -30,6 +30,9 @@ type Flows struct {
 	// Restricted and SourceRanges are those of the frontend.
 	Restricted   bool
 	SourceRanges []netip.Prefix
+	// Own are addresses where this process serves the frontend with sockets, in FlowCheck.Untranslated: a
+	// connection to another server there has ended with the process that served it.
+	Own []netip.Addr
 	// Gone says that no service port has the frontend any more.
 	Gone bool
 }
@@ -59,6 +62,12 @@ func (f *Flows) Stale(flow *Flow) bool {
 	return !f.Serving.Has(flow.Server)
 }
 
+// Ended reports whether the flow is one that a process of before served: see Own. Its entry would lead the
+// client's next connection from the same port to a socket that is closed.
+func (f *Flows) Ended(flow *Flow) bool {
+	return flow.Translated() && !f.Serving.Has(flow.Server) && slices.Contains(f.Own, flow.Server.Addr())
+}
+
 // Narrower reports whether flows may have become stale because the source ranges changed.
 func (f *Flows) Narrower(before *Flows) bool {
 	return f.Restricted && (!before.Restricted || !slices.Equal(f.SourceRanges, before.SourceRanges))
@@ -78,7 +87,7 @@ type FlowCheck struct {
 	ServiceCIDRs []netip.Prefix
 	// Untranslated are frontends of TCP whose rules may have been missing, in any order. Of
 	// their flows, only unanswered ones that were not translated are stale: the client repeats
-	// its first packet, and the kernel would never translate it.
+	// its first packet, and the kernel would never translate it. So are those that have Ended.
 	Untranslated []Flows
 	// End are frontends with EndConnections, in any order, with all endpoints of the slices as
 	// Serving. Their established TCP connections to other endpoints must end. Only a

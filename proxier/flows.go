@@ -116,13 +116,28 @@ func (t *flowTracker) addUntranslated(u *desired.Update, result *Result, failed 
 			for i := range s.Frontends {
 				f := &s.Frontends[i]
 				if _, known := u.Was.Owner(s.Key(f)); suspected || !known {
-					t.untranslated = append(t.untranslated, desired.FlowsOf(s, f, t.ends(s, result)))
+					t.untranslated = append(t.untranslated, t.begun(s, f, result))
 				}
 			}
 		}
 	}
 	t.allSuspected = t.allSuspected && !u.Full
 	maps.DeleteFunc(t.suspected, func(name changetracker.ServicePortName, _ bool) bool { return !failed[name] })
+}
+
+// begun are the flows of a frontend of TCP that may have begun before it was programmed.
+func (t *flowTracker) begun(s *desired.Service, f *desired.Frontend, result *Result) desired.Flows {
+	flows := desired.FlowsOf(s, f, t.ends(s, result))
+	if sockets, terminated := result.FlowEnds[s.Name]; terminated && t.serviceCIDRs { // the process begins
+		// An engine of before may have led clients to the endpoints themselves.
+		flows.Serving = desired.EndpointsOf(slices.Concat(sockets, s.Serving.Slice())...)
+		for _, at := range sockets {
+			if !slices.Contains(flows.Own, at.Addr()) {
+				flows.Own = append(flows.Own, at.Addr())
+			}
+		}
+	}
+	return flows
 }
 
 func portFlowsOf(s *desired.Service, ends desired.Endpoints) portFlows {

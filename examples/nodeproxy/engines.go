@@ -111,7 +111,7 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 func (o *options) decorate(tracker *changetracker.Options, log *zap.Logger) {
 	bad := newBadAnnotations(log)
 	balancing{bad}.decorate(tracker)
-	tracker.DecorateService = o.fastPath.decorate(bad, tracker.DecorateService)
+	tracker.DecorateService = o.nftablesOnly.decorate(bad, tracker.DecorateService)
 	if o.mode() == modeEBPF {
 		tracker.DecorateService = decorateSockets(bad, tracker.DecorateService)
 	}
@@ -130,20 +130,14 @@ func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps, budge
 	case modeUserspace:
 		return o.sockets(config, deps, budget)
 	case modeEBPF:
-		return ebpf.New(o.ebpf.config(o.nftablesConfig(config)), deps)
+		return ebpf.New(o.ebpf.config(o.nftablesOnly.config(config)), deps)
 	case modeNFTables:
 	}
-	return nftables.New(o.nftablesConfig(config), deps)
+	return nftables.New(o.nftablesOnly.config(config), deps)
 }
 
 func (o *options) iptablesConfig(config proxier.Config) iptables.Config {
 	return iptables.Config{Config: config, LocalhostNodePorts: o.localhostNodePorts}
-}
-
-func (o *options) nftablesConfig(config proxier.Config) nftables.Config {
-	c := o.fastPath.config(config)
-	c.CloseLoadBalancerIPs = o.closeLoadBalancerIPs
-	return c
 }
 
 // sockets returns the userspace proxy with its portals.
@@ -163,7 +157,7 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps, budget *user
 				portals.Portals = true
 				return iptables.NewEngine(portals, family, deps)
 			}
-			return nftables.NewEngine(nftables.Config{Config: config, CloseLoadBalancerIPs: o.closeLoadBalancerIPs}, family, deps)
+			return nftables.NewEngine(nftables.Config{Config: config, CloseLoadBalancerIPs: o.nftablesOnly.closeLoadBalancerIPs}, family, deps)
 		},
 	}, deps)
 }

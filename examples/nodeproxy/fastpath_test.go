@@ -15,7 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-func fastPathOf(t *testing.T, args ...string) (p fastPathFlags, errs faults) {
+func fastPathOf(t *testing.T, args ...string) (p nftablesFlags, errs faults) {
 	t.Helper()
 	set := pflag.NewFlagSet("", pflag.ContinueOnError)
 	p.register(set)

@@ -37,8 +37,7 @@ type options struct {
 	userspace                                          sockets
 	canary                                             canaryFlags
 	health                                             healthFlags
-	fastPath                                           fastPathFlags
-	closeLoadBalancerIPs                               bool
+	nftablesOnly                                       nftablesFlags
 	ebpf                                               socketFlags
 	engines                                            ebpfEngines
 
@@ -73,10 +72,9 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.refuseExternalIPs, "refuse-external-ips", false, "ignore spec.externalIPs of all Services")
 	f.StringSliceVar(&o.deniedExternalIPs, "denied-external-ips", nil, "CIDRs in which external IPs are refused, in addition to pod CIDRs, loopback, link-local and multicast; \"node-addresses\" for the addresses of this node")
 	f.BoolVar(&o.strictSourceRanges, "strict-source-ranges", false, "drop all traffic to a load balancer IP if no source range of its IP family is valid, instead of allowing all clients")
-	f.BoolVar(&o.closeLoadBalancerIPs, "nftables-close-load-balancer-ips", false, "reject packets to a load balancer IP at ports and protocols that no Service has there, unless it is an address of this node; by default they are routed as usual. Not for load balancer IPs that are addresses of nodes")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that accept node ports: CIDRs, primary, localhost and all, which does not include localhost; default is primary in modes nftables and ebpf, and all in other modes")
 	o.nftables.register(f, modeNFTables, shortSyncPeriod)
-	o.fastPath.register(f)
+	o.nftablesOnly.register(f)
 	o.iptables.register(f, modeIPTables, time.Second)
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "accept node ports on 127.0.0.0/8")
 	o.ipvs.register(f)
@@ -154,7 +152,7 @@ func (o *options) Validate() error {
 	}
 	f.check(o.clusterID == "" || o.serviceImports, "cluster-id", o.clusterID, "nothing without --service-imports")
 	o.nftables.validate(&f, modeNFTables)
-	o.fastPath.validate(&f)
+	o.nftablesOnly.validate(&f)
 	o.iptables.validate(&f, modeIPTables)
 	o.ipvs.validate(&f)
 	o.ebpf.validate(&f)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -126,6 +127,68 @@ func forgotten(t *testing.T, e engine) {
 		if answer, err := flow.Ask(t.Context()); err == nil {
 			t.Errorf("%s: %s answers", name, answer.Server)
 		}
+	}
+}
+
+// TestARestartServesThePortsOfBefore: after the first sync of a new process, a client is served from the source
+// port that it had with the old one, whatever conntrack knows of it (CT-15).
+func TestARestartServesThePortsOfBefore(t *testing.T) {
+	for _, e := range append(engines(), onIPTables()) {
+		t.Run(e.name, func(t *testing.T) { t.Parallel(); restarted(t, e) })
+	}
+}
+
+func restarted(t *testing.T, e engine) {
+	t.Helper()
+	l := newLife(t, e)
+	port, all := uint16(41_000), []asker(nil)
+	for _, family := range families() {
+		for _, to := range l.frontends(family) {
+			for _, network := range []string{"tcp", "udp"} {
+				port++
+				all = append(all, asker{l.world.Client, network, to, port})
+			}
+		}
+	}
+	for range 3 {
+		p, end := l.begin(true)
+		var open []*proxiertest.Flow // some end before the process, some after it
+		for i, a := range all {
+			if _, err := a.ask(t.Context()); err != nil {
+				t.Errorf("%s from port %d to %v: %v", a.network, a.fromPort, a.to, err)
+			}
+			if i%3 == 0 {
+				continue
+			}
+			flow, err := a.open(t.Context(), a.options())
+			if err == nil {
+				_, err = flow.Ask(t.Context())
+				open = append(open, flow)
+			}
+			if err != nil {
+				t.Errorf("%s from port %d to %v: %v", a.network, a.fromPort, a.to, err)
+			}
+		}
+		end()
+		for i, flow := range open {
+			if i%2 == 0 {
+				_ = flow.Close()
+				continue
+			}
+			_ = flow.Abort()
+		}
+		for i, a := range all { // mode userspace refuses now, and conntrack has entries of that
+			if i%2 == 0 {
+				o := a.options()
+				o.Timeout = 50 * time.Millisecond
+				_ = a.once(t.Context(), o)
+			}
+		}
+		t.Cleanup(func() {
+			if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -53,17 +53,21 @@ func transitions() map[string][]spec {
 	}
 }
 
-// TestTransitionsKeepServing: whatever changes of a Service, as long as an endpoint is right before and after,
-// every connection and every datagram is answered, also from one source port again and again. A datagram that
-// meets a change may be lost: the client sends it again.
-func TestTransitionsKeepServing(t *testing.T) {
-	onIPTables := engine{name: "userspace on iptables", passes: true, sockets: true, create: func(c proxier.Config) (*proxier.Proxier, error) {
+// onIPTables is userspace with portals of iptables.
+func onIPTables() engine {
+	return engine{name: "userspace on iptables", passes: true, sockets: true, create: func(c proxier.Config) (*proxier.Proxier, error) {
 		deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS})}
 		return userspace.New(userspace.Config{Config: c, ShareNodePorts: true, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
 			return iptables.NewEngine(iptables.Config{Config: c, Portals: true}, family, deps)
 		}}, deps)
 	}}
-	for _, e := range append(engines(), onIPTables) {
+}
+
+// TestTransitionsKeepServing is PKT-96: whatever changes of a Service, as long as an endpoint is right before and after,
+// every connection and every datagram is answered, also from one source port again and again. A datagram that
+// meets a change may be lost: the client sends it again.
+func TestTransitionsKeepServing(t *testing.T) {
+	for _, e := range append(engines(), onIPTables()) {
 		for _, name := range slices.Sorted(maps.Keys(transitions())) {
 			t.Run(e.name+"/"+name, func(t *testing.T) { keepServing(t, e, transitions()[name]) })
 		}
@@ -165,12 +169,8 @@ func (b *bench) askers(states []spec) (all []asker) {
 // ask returns how often a datagram was sent again.
 func (a asker) ask(ctx context.Context) (again int, err error) {
 	const attempts = 5
-	options := proxiertest.AskOptions{From: a.from.Addr(familyOf(a.to.Addr())), FromPort: a.fromPort, Timeout: 10 * time.Second}
-	if a.network == "udp" {
-		options.Timeout = time.Second
-	}
 	for again = range attempts {
-		if err = a.once(ctx, options); err == nil || a.network == "tcp" || !errors.Is(err, proxiertest.ErrTimeout) {
+		if err = a.once(ctx, a.options()); err == nil || a.network == "tcp" || !errors.Is(err, proxiertest.ErrTimeout) {
 			break
 		}
 	}
@@ -180,18 +180,29 @@ func (a asker) ask(ctx context.Context) (again int, err error) {
 	return again, err
 }
 
+func (a asker) options() proxiertest.AskOptions {
+	timeout := 10 * time.Second
+	if a.network == "udp" {
+		timeout = time.Second
+	}
+	return proxiertest.AskOptions{From: a.from.Addr(familyOf(a.to.Addr())), FromPort: a.fromPort, Timeout: timeout}
+}
+
 func (a asker) once(ctx context.Context, options proxiertest.AskOptions) error {
-	var flow *proxiertest.Flow
-	var err error
-	poll.Soon(func() bool { // a process that an engine is about to start has the sockets of this one for a moment
-		flow, err = a.from.Open(ctx, a.network, a.to, options)
-		return !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL)
-	})
+	flow, err := a.open(ctx, options)
 	if err != nil {
 		return err
 	}
 	_, err = flow.Ask(ctx)
 	return errors.Join(err, flow.Abort())
+}
+
+func (a asker) open(ctx context.Context, options proxiertest.AskOptions) (flow *proxiertest.Flow, err error) {
+	poll.Soon(func() bool { // a process that an engine is about to start has the sockets of this one for a moment
+		flow, err = a.from.Open(ctx, a.network, a.to, options)
+		return !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL)
+	})
+	return flow, err
 }
 
 func familyOf(a netip.Addr) v1.IPFamily {

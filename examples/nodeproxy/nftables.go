@@ -23,20 +23,23 @@ const (
 	fastPathAll       = "all"
 )
 
-// fastPathFlags are the flags of the fast path.
-type fastPathFlags struct {
+// nftablesFlags are the flags of nftables alone: of the fast path, and of load balancer IPs.
+type nftablesFlags struct {
+	closeLoadBalancerIPs bool
+
 	services string
 	after    uint32
 	devices  []string
 }
 
-func (p *fastPathFlags) register(f *pflag.FlagSet) {
+func (p *nftablesFlags) register(f *pflag.FlagSet) {
+	f.BoolVar(&p.closeLoadBalancerIPs, "nftables-close-load-balancer-ips", false, "reject packets to a load balancer IP at ports and protocols that no Service has there, unless it is an address of this node; by default they are routed as usual. Not for load balancer IPs that are addresses of nodes")
 	f.StringVar(&p.services, "nftables-fast-path", fastPathOff, "Services whose established connections skip the rules of this node, also those of other programs: off, annotated (with "+fastPathAnnotation+": \"true\") or all (but those with \"false\")")
 	f.Uint32Var(&p.after, "nftables-fast-path-after", 20, "packets after which a connection takes the fast path, for --nftables-fast-path") //nolint:mnd // a default
 	f.StringSliceVar(&p.devices, "nftables-fast-path-devices", nil, "patterns of the names of network devices that take part in the fast path, such as eth*; default is all but loopback")
 }
 
-func (p *fastPathFlags) validate(f *faults) {
+func (p *nftablesFlags) validate(f *faults) {
 	f.check(slices.Contains([]string{fastPathOff, fastPathAnnotated, fastPathAll}, p.services), "nftables-fast-path", p.services, "off, annotated or all")
 	f.check(p.after > 0, "nftables-fast-path-after", p.after, "1 or more")
 	f.checkPatterns("nftables-fast-path-devices", p.devices)
@@ -44,8 +47,8 @@ func (p *fastPathFlags) validate(f *faults) {
 }
 
 // config is the engine's configuration.
-func (p *fastPathFlags) config(config proxier.Config) nftables.Config {
-	c := nftables.Config{Config: config}
+func (p *nftablesFlags) config(config proxier.Config) nftables.Config {
+	c := nftables.Config{Config: config, CloseLoadBalancerIPs: p.closeLoadBalancerIPs}
 	if p.services == fastPathOff {
 		return c
 	}
@@ -76,7 +79,7 @@ func matching(patterns []string) func(name string) bool {
 }
 
 // decorate adds the annotation to a DecorateService.
-func (p *fastPathFlags) decorate(bad *badAnnotations, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
+func (p *nftablesFlags) decorate(bad *badAnnotations, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
 	return func(port *changetracker.ServicePort, s *v1.Service) {
 		next(port, s)
 		port.FastPath = p.services == fastPathAll
