@@ -215,6 +215,8 @@ type engine struct {
 	ownsVIPs bool
 	// sockets means that endpoints see no TCP packets of clients.
 	sockets bool
+	// join, if not nil, lets sockets of a network namespace be translated.
+	join func(netNS string)
 }
 
 func engines() []engine {

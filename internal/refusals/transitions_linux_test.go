@@ -18,9 +18,13 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/conntrack"
+	"github.com/serviceplane/serviceplane/ebpf"
+	"github.com/serviceplane/serviceplane/internal/bpftest"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/oracle"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/userspace"
@@ -72,6 +76,20 @@ func TestTransitionsKeepServing(t *testing.T) {
 			t.Run(e.name+"/"+name, func(t *testing.T) { keepServing(t, e, transitions()[name]) })
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(transitions())) {
+		t.Run("ebpf/"+name, func(t *testing.T) { keepServing(t, withSockets(t), transitions()[name]) })
+	}
+}
+
+// withSockets is ebpf, which translates sockets of the node and its pods when they connect.
+func withSockets(t *testing.T) engine {
+	t.Helper()
+	s := ebpf.Sockets{BPFFS: bpftest.FileSystem(t), Cgroups: []string{bpftest.OwnCgroup(t)}, Namespaces: &ebpf.Namespaces{Only: true}}
+	join := func(netNS string) { netnstest.Check(t, s.Namespaces.Add(netNS)) }
+	return engine{name: "ebpf", join: join, create: func(c proxier.Config) (*proxier.Proxier, error) {
+		join(c.NetNS)
+		return ebpf.New(ebpf.Config{Config: nftables.Config{Config: c}, Sockets: s}, proxier.Deps{})
+	}}
 }
 
 // asker asks one frontend again and again.
@@ -85,6 +103,9 @@ type asker struct {
 func keepServing(t *testing.T, e engine, states []spec) {
 	t.Helper()
 	b := &bench{t: t, engine: e, world: proxiertest.NewTopology(t)}
+	if e.join != nil {
+		e.join(b.world.LocalPods[0].NetNS())
+	}
 	clusters := make([]*oracle.Cluster, len(states))
 	for i, s := range states {
 		clusters[i] = newCluster(t, b.world, settings()[0])
