@@ -68,16 +68,25 @@ func (p *pool) choose(g *gw.Gateway) (addrs []netip.Addr, f *fault) {
 	return addrs, f
 }
 
-// first returns the first free address.
+// first returns the first free address that is not the network's.
 func (p *pool) first(prefixes []netip.Prefix) (netip.Addr, bool) {
 	for _, prefix := range prefixes {
 		for addr := prefix.Masked().Addr(); prefix.Contains(addr); addr = addr.Next() {
-			if p.free(addr) {
+			if p.free(addr) && !isNetworks(prefix, addr) {
 				return addr, true
 			}
 		}
 	}
 	return netip.Addr{}, false
+}
+
+// isNetworks reports whether an address is the network itself or its broadcast address (IPv4), or the anycast
+// address of its routers (IPv6, RFC 4291, 2.6.1). Two addresses or one make no network (RFC 3021, RFC 6164).
+func isNetworks(prefix netip.Prefix, addr netip.Addr) bool {
+	if prefix.Bits() >= addr.BitLen()-1 {
+		return false
+	}
+	return addr == prefix.Masked().Addr() || addr.Is4() && !prefix.Contains(addr.Next())
 }
 
 func (p *pool) free(addr netip.Addr) bool {

@@ -164,7 +164,14 @@ type stage struct {
 // newStage starts the program.
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	s := &stage{cluster: newCluster(t, nil), world: proxiertest.NewTopology(t)}
+	c := newCluster(t, nil)
+	return startStage(t, c, c.config)
+}
+
+// startStage starts the program with a configuration of its own for the API server.
+func startStage(t *testing.T, c *cluster, config *rest.Config) *stage {
+	t.Helper()
+	s := &stage{cluster: c, world: proxiertest.NewTopology(t)}
 	s.apply(gatewayGroup + "kind: GatewayClass\nmetadata: {name: test}\nspec: {controllerName: " + string(testController) + "}")
 	pool, err := parsePool(testPool)
 	if err != nil {
@@ -181,7 +188,7 @@ func newStage(t *testing.T) *stage {
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := run(ctx, s.config, settings, s.world.Config(), zap.NewNop()); err != nil {
+		if err := run(ctx, config, settings, s.world.Config(), zap.NewNop()); err != nil {
 			t.Errorf("run: %v", err)
 		}
 	})

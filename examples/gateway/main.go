@@ -34,6 +34,10 @@ func main() {
 }
 
 func start(ctx context.Context, kubeconfig, name, addresses string) error {
+	log, err := zap.NewProduction()
+	if err != nil {
+		return err
+	}
 	pool, err := parsePool(addresses)
 	if err != nil {
 		return err
@@ -47,7 +51,7 @@ func start(ctx context.Context, kubeconfig, name, addresses string) error {
 		return err
 	}
 	defer release()
-	return run(ctx, client, settings{controller: gw.GatewayController(name), pool: pool, refusing: refusing}, proxier.Config{}, zap.NewExample())
+	return run(ctx, client, settings{controller: gw.GatewayController(name), pool: pool, refusing: refusing}, proxier.Config{}, log)
 }
 
 // parsePool parses prefixes, separated by commas.

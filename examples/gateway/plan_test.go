@@ -146,7 +146,7 @@ func grantOf(to string) string {
 func TestPlans(t *testing.T) {
 	edge := gatewayOf("edge", "listeners: ["+listenTCP+"]")
 	far := routeOf("apps/r", "name: edge", "{namespace: shop, name: far, port: 80}")
-	const vip4, vip6, refused = "198.19.0.0:80", "2001:db8:::80", "192.0.2.1:1*1"
+	const vip4, vip6, refused = "198.19.0.1:80", "2001:db8::1:80", "192.0.2.1:1*1"
 	for name, c := range map[string]struct {
 		objects    string
 		conditions map[string]string
@@ -175,7 +175,7 @@ func TestPlans(t *testing.T) {
 		"no weight, no route": {
 			edge + routeOf("apps/r", "name: edge", "{name: b, port: 80, weight: 0}") + gatewayOf("idle", "listeners: ["+listenTCP+"]"),
 			nil,
-			map[string]string{vip4: refused, vip6: "", "198.19.0.1:80": refused, "2001:db8::1:80": ""},
+			map[string]string{vip4: refused, vip6: "", "198.19.0.2:80": refused, "2001:db8::2:80": ""},
 		},
 		"weights that do not fit": {
 			edge + routeOf("apps/r", "name: edge", "{name: a, port: 80, weight: 1000000}, {name: b, port: 80, weight: 1}"),
@@ -204,7 +204,7 @@ func TestPlans(t *testing.T) {
 				routeOf("apps/by-name", "name: edge, sectionName: alt", "{name: a, port: 80}") + routeOf("apps/by-port", "name: edge, port: 80", "{name: b, port: 80}") +
 				routeOf("apps/neither", "name: edge, sectionName: alt, port: 80", "{name: b, port: 80}"),
 			map[string]string{"by-name Accepted": accepted, "by-port Accepted": accepted, "neither Accepted": "False NoMatchingParent 7", "edge/alt": "1 routes of 1 kinds"},
-			map[string]string{vip4: "10.0.0.3:8080*1", vip6: "", "198.19.0.0:81": "10.0.0.1:8080*1 10.0.0.2:8080*1", "2001:db8:::81": "[fd00::1]:8080*1"},
+			map[string]string{vip4: "10.0.0.3:8080*1", vip6: "", "198.19.0.1:81": "10.0.0.1:8080*1 10.0.0.2:8080*1", "2001:db8::1:81": "[fd00::1]:8080*1"},
 		},
 		"other namespaces": {
 			edge + routeOf("shop/r", "name: edge", "{name: far, port: 80}"), map[string]string{"r Accepted": "False NotAllowedByListeners 7", "edge/tcp": "0 routes of 1 kinds"}, nil,
@@ -258,13 +258,13 @@ func TestPlans(t *testing.T) {
 			map[string]string{"198.19.0.2:80": refused, vip4: refused, vip6: ""},
 		},
 		"addresses stay": {
-			gatewayOf("new", "listeners: ["+listenTCP+"]") + strings.Replace(edge, "\n---", "\nstatus: {addresses: [{value: 198.19.0.0}, {value: '2001:db8::'}]}\n---", 1),
+			gatewayOf("new", "listeners: ["+listenTCP+"]") + strings.Replace(edge, "\n---", "\nstatus: {addresses: [{value: 198.19.0.2}, {value: '2001:db8::2'}]}\n---", 1),
 			nil,
-			map[string]string{vip4: refused, vip6: "", "198.19.0.1:80": refused, "2001:db8::1:80": ""},
+			map[string]string{vip4: refused, vip6: "", "198.19.0.2:80": refused, "2001:db8::2:80": ""},
 		},
 		"no address is left": {
-			edge + gatewayOf("b", "listeners: ["+listenTCP+"]") + gatewayOf("c", "listeners: ["+listenTCP+"]") + gatewayOf("d", "listeners: ["+listenTCP+"]") + gatewayOf("e", "listeners: ["+listenTCP+"]"),
-			map[string]string{"d Programmed": "True Programmed 7", "e Programmed": "False AddressNotAssigned 7", "e/tcp Programmed": "False Invalid 7"},
+			edge + gatewayOf("b", "listeners: ["+listenTCP+"]") + gatewayOf("c", "listeners: ["+listenTCP+"]") + gatewayOf("d", "listeners: ["+listenTCP+"]"),
+			map[string]string{"c Programmed": "True Programmed 7", "d Programmed": "False AddressNotAssigned 7", "d/tcp Programmed": "False Invalid 7"},
 			nil,
 		},
 	} {

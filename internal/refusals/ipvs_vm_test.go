@@ -3,6 +3,8 @@
 package refusals
 
 import (
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/serviceplane/serviceplane/ipvs"
@@ -26,3 +28,11 @@ func TestFlowsOfAServiceThatIsDeletedWhileNoIPVSRuns(t *testing.T) { forgotten(t
 func TestAConnectionThatBeganBeforeItsServiceOfIPVS(t *testing.T) { early(t, newIPVS()) }
 
 func TestNothingGetsThroughDuringAChangeOfIPVS(t *testing.T) { change(t, newIPVS()) }
+
+func TestTransitionsOfIPVSKeepServing(t *testing.T) {
+	for _, name := range slices.Sorted(maps.Keys(transitions())) {
+		t.Run(name, func(t *testing.T) { keepServing(t, newIPVS(), transitions()[name]) })
+	}
+}
+
+func TestARestartOfIPVSServesThePortsOfBefore(t *testing.T) { restarted(t, newIPVS()) }
