@@ -1,6 +1,7 @@
 package proxier_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -150,6 +151,7 @@ func runWith(t *testing.T, config proxier.Config, deps proxier.Deps, test func(t
 func newFixture(t *testing.T, config proxier.Config, deps proxier.Deps) *fixture {
 	t.Helper()
 	f := &fixture{v4: &fakeEngine{}, v6: &fakeEngine{}}
+	config.Runner.Gather = cmp.Or(config.Runner.Gather, runner.Immediately)
 	p, err := proxier.New(config, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: f.v4, v1.IPv6Protocol: f.v6})
 	if err != nil {
 		t.Fatalf("New: %v", err)

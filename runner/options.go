@@ -14,6 +14,11 @@ type Options struct {
 	// MinInterval is the time in which the token bucket gains one token, counted from the
 	// end of a run. 0 means 50ms; Unlimited means no limit.
 	MinInterval time.Duration
+	// Gather is how long a run waits for further requests after each one, at most 2.5 times as long in all:
+	// what belongs together comes in several events, such as an endpoint that moves from one slice to
+	// another, and half of it may leave nothing that serves. Sync does not wait. 0 means 2ms, or Immediately if
+	// MinInterval is Unlimited.
+	Gather time.Duration
 	// Burst is the size of the token bucket: how many runs may follow each other without
 	// waiting, after an idle time of Burst × MinInterval, which is at most 73 years. 0
 	// means 2.
@@ -44,6 +49,8 @@ type Backoff struct {
 const (
 	// Unlimited as MinInterval allows a run as soon as the previous one has ended.
 	Unlimited time.Duration = -1
+	// Immediately as Gather waits for nothing.
+	Immediately time.Duration = -1
 	// Never as MaxInterval means that runs need a request.
 	Never time.Duration = -1
 	// NoJitter as Backoff.Jitter means pauses without a random addition.
@@ -55,6 +62,8 @@ var ErrEnded = errors.New("runner has ended")
 
 const (
 	defaultMinInterval = 50 * time.Millisecond
+	defaultGather      = 2 * time.Millisecond
+	mostGathers        = 2.5 // so often a request may come within Gather
 	defaultBurst       = 2
 	defaultMaxInterval = time.Hour
 	defaultInitial     = 100 * time.Millisecond
@@ -69,6 +78,10 @@ const (
 // WithDefaults returns o with every zero field set to its default.
 func (o Options) WithDefaults() Options {
 	o.MinInterval = cmp.Or(o.MinInterval, defaultMinInterval)
+	if o.Gather == 0 && o.MinInterval == Unlimited {
+		o.Gather = Immediately
+	}
+	o.Gather = cmp.Or(o.Gather, defaultGather)
 	o.Burst = cmp.Or(o.Burst, defaultBurst)
 	o.MaxInterval = cmp.Or(o.MaxInterval, defaultMaxInterval)
 	o.Retry.Initial = cmp.Or(o.Retry.Initial, defaultInitial)
@@ -89,6 +102,8 @@ func (o Options) Validate() error {
 		}
 	}
 	check(o.MinInterval > 0 || o.MinInterval == Unlimited, "MinInterval: %v is negative", o.MinInterval)
+	check(o.Gather > 0 || o.Gather == Immediately, "Gather: %v is negative", o.Gather)
+	check(o.Gather <= longest/4, "Gather: %v is longer than %v", o.Gather, longest/4)
 	check(o.Burst > 0, "Burst: %d is negative", o.Burst)
 	check(time.Duration(o.Burst) <= longest/max(o.MinInterval, 1),
 		"Burst: %d × MinInterval %v is longer than %v", o.Burst, o.MinInterval, longest)

@@ -92,7 +92,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	limit := newBucket(r.options.MinInterval, r.options.Burst)
 	retry := backoff{Backoff: r.options.Retry}
 	pause := r.options.MaxInterval
-	for r.due(ctx, pause) && limit.wait(ctx) {
+	for r.due(ctx, pause) && r.gather(ctx) && limit.wait(ctx) {
 		limit.take()
 		err := r.once(ctx)
 		limit.refillFrom(time.Now())
@@ -130,6 +130,35 @@ func (r *Runner) due(ctx context.Context, pause time.Duration) bool {
 	case <-ctx.Done():
 	}
 	return ctx.Err() == nil
+}
+
+// gather waits until no further request comes for a while, or a Sync waits. It reports false if ctx ends.
+func (r *Runner) gather(ctx context.Context) bool {
+	if r.options.Gather == Immediately {
+		return true
+	}
+	quiet := time.NewTimer(r.options.Gather)
+	defer quiet.Stop()
+	most := time.NewTimer(time.Duration(mostGathers * float64(r.options.Gather)))
+	defer most.Stop()
+	for !r.isAwaited() {
+		select {
+		case <-r.wake:
+			quiet.Reset(r.options.Gather)
+			continue
+		case <-quiet.C:
+		case <-most.C:
+		case <-ctx.Done():
+		}
+		break
+	}
+	return ctx.Err() == nil
+}
+
+func (r *Runner) isAwaited() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.waiting) > 0
 }
 
 // once runs the function for all requests so far, and answers their Syncs.

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime"
@@ -41,6 +42,7 @@ func (b *bench) lasts(d time.Duration) { b.takes.Store(int64(d)) }
 // inBubble calls test with a running Runner.
 func inBubble(t *testing.T, options Options, test func(t *testing.T, b *bench)) {
 	t.Helper()
+	options.Gather = cmp.Or(options.Gather, Immediately)
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{start: time.Now()}
 		r, err := New(options, b.run)
@@ -76,6 +78,38 @@ func (b *bench) at(t *testing.T, when time.Duration, wantRuns int) {
 	if got := int(b.runs.Load()); got != wantRuns {
 		t.Errorf("after %v: %d runs, want %d", when, got, wantRuns)
 	}
+}
+
+// TestABurstIsOneRun: requests that follow each other soon are one run, which waits for the end of the burst, but
+// not without end. A Sync waits for nothing.
+func TestABurstIsOneRun(t *testing.T) {
+	inBubble(t, Options{Gather: 2 * time.Millisecond}, func(t *testing.T, b *bench) {
+		b.Trigger()
+		b.at(t, 1999*time.Microsecond, 0)
+		b.at(t, 2*time.Millisecond, 1)
+		time.Sleep(time.Second)
+		began := time.Since(b.start)
+		b.Trigger()
+		b.at(t, began+1500*time.Microsecond, 1)
+		b.Trigger()
+		b.at(t, began+3*time.Millisecond, 1)
+		b.at(t, began+3500*time.Microsecond, 2)
+		time.Sleep(time.Second)
+		began = time.Since(b.start)
+		for range 5 {
+			b.Trigger()
+			time.Sleep(1500 * time.Microsecond)
+		}
+		b.at(t, began+7500*time.Microsecond, 3) // since 5 ms
+		b.at(t, began+8500*time.Microsecond, 4) // 2 ms after the last request
+		time.Sleep(time.Second)
+		began = time.Since(b.start)
+		b.Trigger()
+		b.at(t, began+time.Millisecond, 4)
+		if err := b.Sync(t.Context()); err != nil || time.Since(b.start) != began+time.Millisecond {
+			t.Errorf("Sync = %v after %v", err, time.Since(b.start)-began)
+		}
+	})
 }
 
 func second() Options { return Options{MinInterval: time.Second, Burst: 1, MaxInterval: time.Hour} }

@@ -81,6 +81,56 @@ func TestTransitionsKeepServing(t *testing.T) {
 	}
 }
 
+// TestAnEndpointThatMovesKeepsServing (PKT-96): the only endpoint of a Service moves from one slice to another, in two
+// events, after which nobody waits for a sync. Between them it is in no slice.
+func TestAnEndpointThatMovesKeepsServing(t *testing.T) {
+	for _, e := range append(engines(), onIPTables()) {
+		t.Run(e.name, func(t *testing.T) { moving(t, e) })
+	}
+}
+
+func moving(t *testing.T, e engine) {
+	t.Helper()
+	b := &bench{t: t, engine: e, world: proxiertest.NewTopology(t)}
+	s := spec{endpoints: []string{nodeName}}
+	c := newCluster(t, b.world, settings()[0])
+	add(c, b.world, 1, s)
+	clusters := [2]*oracle.Cluster{}
+	for i := range clusters {
+		now := *c
+		now.Slices = map[string]*discovery.EndpointSlice{}
+		for name, slice := range c.Slices {
+			with, without := slice.DeepCopy(), slice.DeepCopy()
+			with.Name, without.Name, without.Endpoints = fmt.Sprint(name, "-", i), fmt.Sprint(name, "-", 1-i), nil
+			now.Slices[with.Name], now.Slices[without.Name] = with, without
+		}
+		clusters[i] = &now
+	}
+	own := config(b.world, c)
+	own.Runner.MinInterval, own.Runner.Gather = time.Millisecond, 100*time.Millisecond // longer than any pause of the test
+	b.start(own, clusters[0])
+	synced := func() (oldest time.Time) {
+		for _, f := range b.proxy.Status().Families {
+			if oldest.IsZero() || f.LastSuccess.Before(oldest) {
+				oldest = f.LastSuccess
+			}
+		}
+		return oldest
+	}
+	b.whileAsking([]spec{s}, 10, func(n int) {
+		was, now := clusters[n%2], clusters[(n+1)%2]
+		before := synced()
+		for _, i := range []int{n % 2, (n + 1) % 2} { // the endpoint goes, and then comes
+			for _, family := range families() {
+				name := fmt.Sprint(name(1), "-", family, "-", i)
+				b.proxy.OnEndpointSliceUpdate(was.Slices[name], now.Slices[name])
+			}
+			time.Sleep(time.Millisecond) // as between two events of a watch
+		}
+		poll.Until(t, "a sync", func() bool { return synced().After(before) })
+	})
+}
+
 // withSockets is ebpf, which translates sockets of the node and its pods when they connect.
 func withSockets(t *testing.T) engine {
 	t.Helper()
@@ -111,21 +161,35 @@ func keepServing(t *testing.T, e engine, states []spec) {
 		clusters[i] = newCluster(t, b.world, settings()[0])
 		add(clusters[i], b.world, 1, s)
 	}
-	p, err := e.create(config(b.world, clusters[0]))
+	b.start(config(b.world, clusters[0]), clusters[0])
+	b.whileAsking(states, 3*len(states), func(n int) {
+		b.tell(clusters[n%len(clusters)], clusters[(n+1)%len(clusters)])
+		b.sync()
+	})
+}
+
+// start starts the proxy, with a cluster.
+func (b *bench) start(config proxier.Config, c *oracle.Cluster) {
+	b.t.Helper()
+	p, err := b.engine.create(config)
 	if err != nil {
-		t.Fatal(err)
+		b.t.Fatal(err)
 	}
 	b.proxy = p
-	t.Cleanup(func() { // after Run has returned
-		if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
-			t.Errorf("Cleanup = %v", err)
+	b.t.Cleanup(func() { // after Run has returned
+		if err := p.Cleanup(context.WithoutCancel(b.t.Context())); err != nil {
+			b.t.Errorf("Cleanup = %v", err)
 		}
 	})
-	proxiertest.Run(t, p)
-	b.tell(&oracle.Cluster{Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}}, clusters[0])
+	proxiertest.Run(b.t, p)
+	b.tell(&oracle.Cluster{Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}}, c)
 	b.sync()
+}
 
-	all := b.askers(states)
+// whileAsking makes at least so many changes while clients ask, until they have asked often enough.
+func (b *bench) whileAsking(states []spec, atLeast int, change func(n int)) {
+	b.t.Helper()
+	t, all := b.t, b.askers(states)
 	var asked, retried atomic.Int64
 	stop, running := make(chan struct{}), sync.WaitGroup{}
 	for _, a := range all {
@@ -147,9 +211,8 @@ func keepServing(t *testing.T, e engine, states []spec) {
 		})
 	}
 	changes := 0
-	for ; !t.Failed() && (asked.Load() < int64(*asks) || changes < 3*len(states)); changes++ {
-		b.tell(clusters[changes%len(clusters)], clusters[(changes+1)%len(clusters)])
-		b.sync()
+	for ; !t.Failed() && (asked.Load() < int64(*asks) || changes < atLeast); changes++ {
+		change(changes)
 		want := asked.Load() + int64(2*len(all)) // all who asked during the change, and then after it
 		for !t.Failed() && asked.Load() < want {
 			time.Sleep(time.Millisecond)
