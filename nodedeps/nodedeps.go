@@ -6,7 +6,8 @@
 //	p, err := proxier.New(config, nodedeps.Complete(config, deps), engines)
 //
 // Without Conntrack, a UDP client that does not pause keeps an endpoint that is gone.
-// Without Health, load balancers get no answer at health check node ports. The package
+// Without Health, load balancers get no answer at health check node ports. Surroundings tells of kernel
+// settings that are in the way, to a program that wants it. The package
 // builds on all platforms; conntrack entries are deleted on Linux only.
 package nodedeps
 

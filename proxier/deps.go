@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 )
 
@@ -27,6 +28,10 @@ type Deps struct {
 	Announcer Announcer
 	// Settings are kernel settings to apply when Run begins.
 	Settings Settings
+	// Surroundings, if not nil, finds what keeps packets from endpoints although all rules are right, for
+	// example nodedeps.Surroundings. Run asks when it begins and then every half minute, with the
+	// node as it is known. What it finds is in Status, and in the log once.
+	Surroundings func(ctx context.Context, node changetracker.Node) []Condition
 	// Wrap replaces the engine of each IP family by one that wraps it, for example by
 	// localhost.Wrap of package userspace/localhost. New calls it.
 	Wrap func(family v1.IPFamily, engine Engine) (Engine, error)

@@ -24,8 +24,11 @@ func (p *Proxier) History() []SyncReport { return p.history.list() }
 func (p *Proxier) Status() Status {
 	s := Status{
 		Synced: true, Families: map[v1.IPFamily]FamilyStatus{}, Problems: p.tracker.Problems(),
-		Conditions: append(p.health.Conditions(), p.settings.conditions()...),
+		Conditions: p.health.Conditions(),
 		Tracked:    p.tracker.Counts(), Waiting: p.tracker.Waiting(), Without: slices.Clone(p.without),
+	}
+	for _, a := range p.asked {
+		s.Conditions = append(s.Conditions, a.conditions()...)
 	}
 	p.mu.Lock()
 	s.Node = p.node

@@ -23,7 +23,8 @@ type Proxier struct {
 	log      *zap.Logger
 	observer Observer
 	health   Health
-	settings appliedSettings
+	settings Settings // nil: none
+	asked    []*asked
 	local    func(context.Context) ([]netip.Addr, error)
 	without  []string // as in Status
 	tracker  *changetracker.Tracker
@@ -67,7 +68,18 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		deps.Logger = zap.NewNop()
 	}
 	p.health, p.log = deps.Health, deps.Logger.With(zap.String("instance", config.Names.Instance))
-	p.settings = appliedSettings{Settings: deps.Settings, log: p.log}
+	if p.settings = deps.Settings; p.settings != nil {
+		p.asked = append(p.asked, &asked{find: p.settings.Apply, log: p.log, message: "kernel setting is not applied, will be retried"})
+	}
+	if deps.Surroundings != nil {
+		find := func(ctx context.Context) []Condition {
+			p.mu.Lock()
+			node := p.node
+			p.mu.Unlock()
+			return deps.Surroundings(ctx, node)
+		}
+		p.asked = append(p.asked, &asked{find: find, log: p.log, message: "a setting of this node keeps packets of Services from arriving", always: true})
+	}
 	p.config.wrapEditSelection(p.log)
 	var err error
 	if p.tracker, err = changetracker.New(config.trackerOptions(p.log)); err != nil {
@@ -124,11 +136,15 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 
 // Run implements Provider.
 func (p *Proxier) Run(ctx context.Context) error {
-	p.settings.apply(ctx)
+	for _, a := range p.asked {
+		a.ask(ctx)
+	}
 	untilEnd, stop := context.WithCancel(ctx)
 	defer stop()
 	var running sync.WaitGroup
-	running.Go(func() { p.settings.retry(untilEnd) })
+	for _, a := range p.asked {
+		running.Go(func() { a.askAgain(untilEnd) })
+	}
 	for _, f := range p.families {
 		if w, ok := As[Watcher](f.engine); ok {
 			running.Go(func() { f.watch(untilEnd, w) })
@@ -255,5 +271,5 @@ func (p *Proxier) Cleanup(ctx context.Context) error {
 		}
 		errs = append(errs, f.engine.Close())
 	}
-	return errors.Join(append(errs, p.settings.restore(ctx))...)
+	return errors.Join(append(errs, restore(ctx, p.settings))...)
 }

@@ -12,54 +12,55 @@ import (
 	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
-// appliedSettings applies Settings, and keeps the conditions of those that failed.
-type appliedSettings struct {
-	Settings // nil: none
-	log      *zap.Logger
+// asked are conditions that somebody finds when asked, again and again.
+type asked struct {
+	find func(ctx context.Context) []Condition
+	log  *zap.Logger
+	// message is logged for each new condition.
+	message string
+	// always asks also while there is none.
+	always bool
 
-	mu     sync.Mutex // guards all below
-	failed []Condition
+	mu    sync.Mutex // guards all below
+	found []Condition
 }
 
-func (s *appliedSettings) apply(ctx context.Context) {
-	if s.Settings == nil {
-		return
-	}
-	conditions := s.Apply(ctx)
-	s.mu.Lock()
-	before := s.failed
+func (a *asked) ask(ctx context.Context) {
+	conditions := a.find(ctx)
+	a.mu.Lock()
+	before := a.found
 	for i := range conditions {
 		if j := slices.IndexFunc(before, conditions[i].same); j >= 0 {
 			conditions[i].Since = before[j].Since
 		}
 	}
-	s.failed = conditions
-	s.mu.Unlock()
+	a.found = conditions
+	a.mu.Unlock()
 	for i := range conditions {
 		if !slices.ContainsFunc(before, conditions[i].same) {
-			s.log.Warn("kernel setting is not applied, will be retried", zap.String("reason", conditions[i].Message))
+			a.log.Warn(a.message, zap.String("reason", conditions[i].Message))
 		}
 	}
 }
 
-// The pauses between tries to apply settings.
-const firstSettingsPause, longestSettingsPause = time.Second, 30 * time.Second
+// The pauses between two questions.
+const firstQuestion, longestQuestion = time.Second, 30 * time.Second
 
-// retry applies the settings again until none fails.
-func (s *appliedSettings) retry(ctx context.Context) {
-	for d := firstSettingsPause; len(s.conditions()) > 0 && pause.For(ctx, d); d = min(2*d, longestSettingsPause) {
-		s.apply(ctx)
+// askAgain asks until there is no condition any more, or until ctx ends.
+func (a *asked) askAgain(ctx context.Context) {
+	for d := firstQuestion; (a.always || len(a.conditions()) > 0) && pause.For(ctx, d); d = min(2*d, longestQuestion) {
+		a.ask(ctx)
 	}
 }
 
-func (s *appliedSettings) conditions() []Condition {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.failed)
+func (a *asked) conditions() []Condition {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.found)
 }
 
-func (s *appliedSettings) restore(ctx context.Context) error {
-	if s.Settings == nil {
+func restore(ctx context.Context, s Settings) error {
+	if s == nil {
 		return nil
 	}
 	if err := s.Restore(ctx); err != nil {

@@ -47,6 +47,9 @@ const (
 	// ConditionDescriptors means that the clients of service ports need more file
 	// descriptors than this process may open, so that some are refused or disconnected.
 	ConditionDescriptors = "Descriptors"
+	// ConditionForwarding means that a setting of the node's kernel keeps packets from endpoints, or answers
+	// from clients: see Deps.Surroundings.
+	ConditionForwarding = "Forwarding"
 	// ConditionHealthCheckPort means that the proxy cannot listen on the health check node
 	// port of a Service, so that load balancers get no answer.
 	ConditionHealthCheckPort = "HealthCheckPort"

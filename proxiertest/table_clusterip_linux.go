@@ -153,10 +153,6 @@ func serviceAddressScenarios(f Features) []scenario {
 		refusal, silence = isUnanswered(), isUnanswered()
 	}
 	everybody := []place{pod0, node, client}
-	atVIP := isUnanswered()
-	if f.VIPsAreLocal || f.ClosedLoadBalancerIPs {
-		atVIP = isRejected()
-	}
 	udpOnly := func(s *v1.Service) { s.Spec.Ports = s.Spec.Ports[1:] }
 	return []scenario{
 		{
@@ -167,14 +163,7 @@ func serviceAddressScenarios(f Features) []scenario {
 				every([]place{pod0}, []target{clusterIP}, keptBy(pod1)),
 			),
 		},
-		{
-			name: "PKT-10/load_balancer", rule: "So does a load balancer IP, where engine and configuration say so; at others, packets are routed as usual.",
-			services: []service{{external: true, endpoints: ready(pod1)}},
-			probes: slices.Concat(
-				every(everybody, []target{otherPortOfVIP}, atVIP),
-				every([]place{client}, []target{nodePortLocalVIP, loadBalancer}, masqueradedTo(pod1)),
-			),
-		},
+		otherPortsOfLoadBalancers(f),
 		{
 			name: "PKT-10/protocol", rule: "A ClusterIP rejects a protocol that its Service does not have at that port.",
 			services: []service{{endpoints: ready(pod1), options: []ServiceOption{udpOnly}}},
@@ -215,6 +204,22 @@ func serviceAddressScenarios(f Features) []scenario {
 				every([]place{node, client}, []target{clusterIP}, masqueradedTo(pod1)),
 			),
 		},
+	}
+}
+
+// otherPortsOfLoadBalancers is about ports that no Service has.
+func otherPortsOfLoadBalancers(f Features) scenario {
+	outcome := isUnanswered()
+	if f.VIPsAreLocal || f.ClosedLoadBalancerIPs {
+		outcome = isRejected()
+	}
+	return scenario{
+		name: "PKT-10/load_balancer", rule: "So does a load balancer IP, where engine and configuration say so; at others, packets are routed as usual.",
+		services: []service{{external: true, endpoints: ready(pod1)}},
+		probes: slices.Concat(
+			every([]place{pod0, node, client}, []target{otherPortOfVIP}, outcome),
+			every([]place{client}, []target{nodePortLocalVIP, loadBalancer}, masqueradedTo(pod1)),
+		),
 	}
 }
 

@@ -37,6 +37,7 @@ func TestTheDebugSocket(t *testing.T) {
 		"--metrics-bind-address=", "--healthz-bind-address=127.0.0.1:20256")
 	other.waitOutput("another process listens on "+socket, "the first sync is done")
 	first.kill()
+	other.waitOutput("server answers again") // a process that the first one was about to start may have its socket for a moment
 	waitSocket(t, socket)
 	if err := other.signal(syscall.SIGTERM); err != nil {
 		t.Errorf("the second instance ends with %v, want exit code 0", err)

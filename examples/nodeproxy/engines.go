@@ -18,6 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/ipvs"
 	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace"
 	"github.com/serviceplane/serviceplane/userspace/localhost"
@@ -97,7 +98,8 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 	}
 	deps := proxier.Deps{
 		Logger: log, Observer: observer, Settings: settings,
-		Health: healthcheck.NewNodePorts(healthcheck.NodePortOptions{Logger: log, Threshold: o.threshold()}),
+		Surroundings: nodedeps.Surroundings(config),
+		Health:       healthcheck.NewNodePorts(healthcheck.NodePortOptions{Logger: log, Threshold: o.threshold()}),
 	}
 	budget := userspace.NewBudget(0)
 	if o.socketsAtLocalhost() {

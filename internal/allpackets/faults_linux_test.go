@@ -52,9 +52,7 @@ func faults() []fault {
 		{"proxier/node.go", "new addresses of the node accept no node ports", `NodeAddresses: ofFamily(node.Addresses, family)`, `NodeAddresses: ofFamily(c.Node.Addresses, family)`},
 		{"proxier/sync.go", "the node is resolved as it was at the start", `Node:                node,`, `Node:                f.config.Node,`},
 		{"internal/nftables/plan_linux.go", "pods are masqueraded in external policy Local's exception", `treatment{desired.MasqueradeNone, desired.ScopeCluster})`, `treatment{desired.MasqueradeAll, desired.ScopeCluster})`},
-		{"internal/nftables/plan_linux.go", "other ports of external IPs are refused instead of those of ClusterIPs", `return f.Kind == desired.ClusterIP
-`, `return f.Kind != desired.NodePort
-`},
+		{"internal/nftables/plan_linux.go", "other ports of external IPs are refused instead of those of ClusterIPs", `return f.Kind == desired.ClusterIP ||`, `return f.Kind != desired.NodePort ||`},
 		{"internal/nftables/plan_linux.go", "source ranges are not checked", `pf.firewalled, pf.entry = pf.entry, classFirewall`, `pf.firewalled, pf.entry = pf.entry, pf.entry`},
 		{"internal/nftables/plan_linux.go", "session affinity mixes local endpoints with all", `return affinityLocal
 `, `return 0

@@ -46,7 +46,7 @@ func Connect(a, b Plug) error {
 		}
 	}
 	for _, plug := range []Plug{a, b} {
-		if err := plug.NS.Do(func() error { return errors.Join(awaitUp(plug.Link), awaitLocal(plug.Link, plug.Addrs)) }); err != nil {
+		if err := plug.NS.Do(func() error { return errors.Join(awaitUp(plug.Link), awaitLocal(plug.Addrs)) }); err != nil {
 			return err
 		}
 	}
@@ -109,16 +109,9 @@ func (n *NS) Enslave(link, bridge string) error {
 	return nil
 }
 
-// AddAddrs adds addresses to a link, which can be used at once.
+// AddAddrs adds addresses to a link that is up. They can be used at once.
 func (n *NS) AddAddrs(link string, addrs ...netip.Prefix) error {
-	return n.Do(func() error {
-		for _, addr := range addrs {
-			if err := addAddr(link, addr); err != nil {
-				return err
-			}
-		}
-		return awaitLocal(link, addrs)
-	})
+	return n.Do(func() error { return errors.Join(addAddrs(link, addrs), awaitLocal(addrs)) })
 }
 
 // RemoveAddr removes an address from a link.
@@ -162,13 +155,20 @@ func (n *NS) AddRange(prefix netip.Prefix) error {
 }
 
 func (n *NS) addressAndRaise(link string, addrs []netip.Prefix) error {
-	if err := n.AddAddrs(link, addrs...); err != nil {
+	if err := n.Do(func() error { return addAddrs(link, addrs) }); err != nil {
 		return err
 	}
 	if err := n.Do(func() error { return netlink.LinkSetUp(device(link)) }); err != nil {
 		return fmt.Errorf("set link %s up: %w", link, err)
 	}
-	return nil
+	return n.Do(func() error { return awaitLocal(addrs) })
+}
+
+func addAddrs(link string, addrs []netip.Prefix) (err error) {
+	for _, addr := range addrs {
+		err = errors.Join(err, addAddr(link, addr))
+	}
+	return err
 }
 
 func addAddr(link string, prefix netip.Prefix) error {
@@ -200,16 +200,11 @@ func awaitUp(name string) error {
 	})
 }
 
-// awaitLocal waits until the IPv6 addresses of a link are local, if it is up. The kernel adds the route that
-// says so in the background: until then, packets of the node to itself leave by the link.
-func awaitLocal(name string, addrs []netip.Prefix) error {
-	const running = net.FlagUp | net.FlagRunning
-	link, err := net.InterfaceByName(name)
-	if err != nil {
-		return fmt.Errorf("read link %s: %w", name, err)
-	}
+// awaitLocal waits until IPv6 addresses are local. The kernel adds the route that says so in the background:
+// until then, packets of the node to itself leave by a link.
+func awaitLocal(addrs []netip.Prefix) error {
 	for _, addr := range addrs {
-		if link.Flags&running != running || addr.Addr().Is4() {
+		if addr.Addr().Is4() {
 			continue
 		}
 		err := settle(func() error {
@@ -220,7 +215,7 @@ func awaitLocal(name string, addrs []netip.Prefix) error {
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("address %s of link %s: %w", addr, name, err)
+			return fmt.Errorf("address %s: %w", addr, err)
 		}
 	}
 	return nil

@@ -14,7 +14,7 @@ func races() (some []proof) {
 		{"userspace", "userspace", 15, []string{"./userspace/..."}},
 		{"examples", "the examples", 25, []string{"./examples/...", "./docs"}},
 		{"rest", "other packages with a kernel", 25, []string{
-			"./canary/...", "./conntrack", "./endpointhealth", "./hybrid", "./packettrace", "./proxier", "./proxiertest",
+			"./canary/...", "./conntrack", "./endpointhealth", "./hybrid", "./nodedeps", "./packettrace", "./proxier", "./proxiertest",
 			"./internal/allpackets", "./internal/chaos", "./internal/coexistence", "./internal/decide", "./internal/growth", "./internal/guard",
 			"./internal/history", "./internal/hostile", "./internal/jhash", "./internal/namespace", "./internal/netlinkx", "./internal/netns", "./internal/packetcost",
 			"./internal/refusals", "./internal/soak",

@@ -1,0 +1,115 @@
+package nodedeps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Surroundings returns a function for proxier.Deps.Surroundings, on the node of config. It finds settings that
+// other programs and administrators may change at any time:
+//
+//   - a family whose packets the kernel does not forward (net.ipv4.ip_forward,
+//     net.ipv6.conf.all.forwarding): only endpoints on the node are reached;
+//   - a bridge with addresses of pods whose packets do not meet the rules (net.bridge.bridge-nf-call-iptables,
+//     -ip6tables, module br_netfilter): if a pod's connection to a Service leads to another pod of the
+//     bridge, the answer goes there directly, from an address that the client does not know, and the
+//     connection times out. Pods are those in Masquerade.PodCIDRs and in the PodCIDRs of the Node.
+//
+// What cannot be read is not found. On other systems than Linux nothing is.
+func Surroundings(config proxier.Config) func(ctx context.Context, node changetracker.Node) []proxier.Condition {
+	config = config.WithDefaults()
+	return func(_ context.Context, node changetracker.Node) (all []proxier.Condition) {
+		bridges := bridges(config.NetNS, slices.Concat(config.Masquerade.PodCIDRs, node.PodCIDRs))
+		_ = namespace.Visit(config.NetNS, func() error {
+			for _, family := range config.Families {
+				for _, message := range found(settings[family], bridges[family]) {
+					all = append(all, proxier.Condition{Type: proxier.ConditionForwarding, Family: family, Message: message, Since: time.Now()})
+				}
+			}
+			return nil
+		})
+		return all
+	}
+}
+
+// found tells what is wrong for a family with bridges of pods, in the network namespace of the thread.
+func found(of names, bridges []string) (messages []string) {
+	if value, err := read(of.forward); err == nil && value == "0" {
+		messages = append(messages, of.forward+" is 0: packets do not reach endpoints on other nodes, nor pods: set it to 1")
+	}
+	if len(bridges) == 0 {
+		return messages
+	}
+	value, err := read(of.bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		value, err = "missing", nil
+	}
+	if err == nil && value != "1" {
+		messages = append(messages, fmt.Sprintf("%s is %s: connections between pods of bridge %s through a Service time out: load module br_netfilter, and set it to 1",
+			of.bridge, value, strings.Join(bridges, ", ")))
+	}
+	return messages
+}
+
+// names are those of settings of a family.
+type names struct{ forward, bridge string }
+
+var settings = map[v1.IPFamily]names{ // read-only
+	v1.IPv4Protocol: {"net.ipv4.ip_forward", "net.bridge.bridge-nf-call-iptables"},
+	v1.IPv6Protocol: {"net.ipv6.conf.all.forwarding", "net.bridge.bridge-nf-call-ip6tables"},
+}
+
+func read(setting string) (value string, err error) {
+	text, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(setting, ".", "/"))
+	return strings.TrimSpace(string(text)), err
+}
+
+// bridges are the names of those with an address of pods, by family.
+func bridges(netNS string, pods []netip.Prefix) map[v1.IPFamily][]string {
+	if len(pods) == 0 {
+		return nil
+	}
+	s, err := netlinkx.Open(netNS)
+	if err != nil {
+		return nil
+	}
+	defer s.Close()
+	links, linksErr := netlinkx.LinkList(s)
+	addrs, addrsErr := netlinkx.AddrList(s, unix.AF_UNSPEC)
+	if linksErr != nil || addrsErr != nil {
+		return nil
+	}
+	found := map[v1.IPFamily][]string{}
+	for _, link := range links {
+		if _, is := link.(*netlink.Bridge); !is {
+			continue
+		}
+		for family := range settings {
+			if slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+				addr, ok := netip.AddrFromSlice(a.IP)
+				addr = addr.Unmap()
+				return ok && a.LinkIndex == link.Attrs().Index && addr.Is4() == (family == v1.IPv4Protocol) &&
+					slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(addr) })
+			}) {
+				found[family] = append(found[family], link.Attrs().Name)
+			}
+		}
+	}
+	return found
+}
