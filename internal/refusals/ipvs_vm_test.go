@@ -12,7 +12,7 @@ import (
 )
 
 func newIPVS() engine {
-	return engine{name: "ipvs", ownsVIPs: true, create: func(c proxier.Config) (*proxier.Proxier, error) {
+	return engine{name: "ipvs", ownsVIPs: true, clashes: true, create: func(c proxier.Config) (*proxier.Proxier, error) {
 		return ipvs.New(ipvs.Config{Config: c, SetSysctls: true}, proxier.Deps{})
 	}}
 }

@@ -215,6 +215,9 @@ type engine struct {
 	ownsVIPs bool
 	// sockets means that endpoints see no TCP packets of clients.
 	sockets bool
+	// clashes means that an answer of UDP that comes while its flow is forgotten keeps the client's port from
+	// that endpoint for 30 seconds: docs/ENGINES.md says why.
+	clashes bool
 	// join, if not nil, lets sockets of a network namespace be translated.
 	join func(netNS string)
 }
