@@ -44,6 +44,8 @@ func newPick(b block, n int, sequence uint16) pick {
 	return pick(b.first)<<32 | pick(n)<<16 | pick(sequence)
 }
 
+func (p pick) sequence() uint16 { return uint16(p) }
+
 func (p pick) count() int { return int(p >> 16 & math.MaxUint16) }
 
 func (p pick) block() block {
@@ -108,6 +110,7 @@ func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans
 	have, err := l.kernel.frontends()
 	next := layer{kernel: l.kernel, services: make(map[changetracker.ServicePortName]*service, len(wanted)), held: len(have)}
 	found, ok := next.read(have)
+	l.sequence = max(l.sequence, next.sequence) // a socket may have a word of an earlier process
 	if ok && len(have) > 0 {
 		for name, w := range wanted {
 			for key := range w.frontends {
@@ -155,7 +158,8 @@ func (l *layer) read(have map[desired.Key]place) (found map[uint32]*service, ok 
 			found[at.service] = s
 			ids = append(ids, block{s.id, 1})
 			for scope := range s.blocks {
-				s.blocks[scope] = l.kernel.pick(place{s.id, uint32(scope)}).block()
+				p := l.kernel.pick(place{s.id, uint32(scope)})
+				s.blocks[scope], l.sequence = p.block(), max(l.sequence, p.sequence())
 				if s.blocks[scope].size > 0 {
 					blocks = append(blocks, s.blocks[scope])
 				}

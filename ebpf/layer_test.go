@@ -358,3 +358,32 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 	mustLead(t, m, wanted)
 }
+
+// TestNoWordComesAgain: a socket that has had an endpoint by a word gets another one by the next word, also if the
+// process has started again meanwhile.
+func TestNoWordComesAgain(t *testing.T) {
+	t.Parallel()
+	name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Name: "web"}}
+	key := desired.Key{VIP: netip.MustParseAddr("10.96.0.1"), Protocol: desired.TCP, Port: 80}
+	wanted := map[changetracker.ServicePortName]*carried{name: {frontends: map[desired.Key]int{key: 0}}}
+	m, seen := newMemory(rand.New(rand.NewPCG(1, 2)), capacity{16, 16, 16}, nil), map[pick]bool{}
+	for range 5 {
+		l := &layer{kernel: m}
+		for i := range 4 {
+			wanted[name] = &carried{frontends: wanted[name].frontends}
+			wanted[name].endpoints[0] = desired.EndpointsOf(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80))
+			if _, err := update(l, wanted, []changetracker.ServicePortName{name}, i == 0); err != nil {
+				t.Fatal(err)
+			}
+			for at, p := range m.picks {
+				if at.scope != 0 || p == 0 {
+					continue
+				}
+				if seen[p] {
+					t.Errorf("word %x names %v, and another endpoint before", p, wanted[name].endpoints[0])
+				}
+				seen[p] = true
+			}
+		}
+	}
+}
