@@ -247,6 +247,7 @@ func (e *Engine) shutdown(ctx context.Context) error {
 	err := e.closeSockets(ctx)
 	e.running.Wait()
 	e.workers.Wait()
+	e.refuser.close()
 	e.portalGlobals = desired.Globals{}
 	return err
 }

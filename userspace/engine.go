@@ -16,6 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
+	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
@@ -45,6 +46,7 @@ type Engine struct {
 	running       sync.WaitGroup
 	workers       workers   // of TCP connections
 	buffers       sync.Pool // of *[copyBufferSize]byte, for TCP; used by all connections
+	refuser       refuser   // of UDP
 
 	mu       sync.Mutex // guards the map and the sockets of services; never held during I/O
 	services map[changetracker.ServicePortName]*service
@@ -86,6 +88,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		addresses: addressRefs{addresses: config.Addresses, sockets: map[netip.Addr]int{}},
 		workers:   workers{next: make(chan func())},
 		buffers:   sync.Pool{New: func() any { return new([copyBufferSize]byte) }},
+		refuser:   refuser{inside: func(f func() error) error { return namespace.Visit(config.NetNS, f) }},
 	}
 	if o, ok := deps.Observer.(connection.Observer); ok {
 		e.observe = o.ObserveConnection

@@ -70,7 +70,7 @@ func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*soc
 	ctx, stop := context.WithCancel(e.connCtx)
 	socket := &socket{
 		requested: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: s.counts, drainer: s.drainer,
-		connCtx: e.connCtx, running: &e.running, workers: &e.workers, buffers: &e.buffers, stop: stop, changed: func() {}, observe: e.observe, goal: &e.goal,
+		connCtx: e.connCtx, running: &e.running, workers: &e.workers, buffers: &e.buffers, stop: stop, changed: func() {}, observe: e.observe, goal: &e.goal, refuse: e.refuser.refuse,
 		log:    e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", site.Role)),
 		inside: func(f func() error) error { return namespace.Visit(e.config.NetNS, f) },
 	}

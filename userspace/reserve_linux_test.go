@@ -497,6 +497,24 @@ func TestAClaimMovesFromOneServiceToAnother(t *testing.T) {
 	}
 }
 
+// TestARefusalReachesAUDPClient is PKT-97: an endpoint where nobody listens refuses, from outside and from the node, at a VIP and
+// at a node port. Then somebody listens.
+func TestARefusalReachesAUDPClient(t *testing.T) {
+	eachFamily(t, func(t *testing.T, n *network, s *side) {
+		p := startPortals(t, n, s)
+		p.serve("web", 0, nodePortNumber, 9999)
+		p.mustSync(t)
+		for _, from := range []*netns.NS{n.away, n.node} {
+			mustNotAnswer(t, from, "udp", p.vip(0), netns.ErrRefused)
+			mustNotAnswer(t, from, "udp", p.nodePort(), netns.ErrRefused)
+		}
+		netnstest.Serve(t, n.away, "late", 9999)
+		for _, from := range []*netns.NS{n.away, n.node} {
+			mustAnswer(t, from, "udp", p.vip(0), "late")
+		}
+	})
+}
+
 // TestAnEndpointThatIsAFrontendIsRefused (PKT-95): its own, that of a ring of two, a node port at an address of
 // the node, known or not. Each client makes the connections of the Services that it passes, and no more.
 func TestAnEndpointThatIsAFrontendIsRefused(t *testing.T) {

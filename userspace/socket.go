@@ -30,7 +30,8 @@ type socket struct {
 	drainer   *drainer
 	counts    *counts
 	observe   func(connection.Report)
-	goal      *atomic.Pointer[goal] // Engine.goal
+	refuse    func(client, dialled netip.AddrPort) // of UDP: tells a client that its endpoint has refused
+	goal      *atomic.Pointer[goal]                // Engine.goal
 	policy    atomic.Pointer[policy]
 	retired   atomic.Bool                // no frontend needs it any more, but portals may lead to it yet
 	activated atomic.Int64               // when Activate was last called, in Unix nanoseconds

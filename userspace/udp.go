@@ -110,6 +110,7 @@ func (u *udpSocket) deliver(ctx context.Context, from origin, datagram []byte) {
 		u.remove(f)
 		_ = f.upstream.Close()
 	}
+	u.refuse(from.client, u.dialled(from))
 }
 
 // has reports whether a flow is active.
@@ -146,10 +147,7 @@ func (u *udpSocket) idleLeft(f *udpFlow) (left time.Duration) {
 
 // begin begins a flow to an endpoint; it returns nil if the client is not served.
 func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
-	c := Connection{Site: u.site, Client: from.client, Dialled: u.site.Addr}
-	if from.dst.IsValid() {
-		c.Dialled = netip.AddrPortFrom(from.dst, u.site.Addr.Port())
-	}
+	c := Connection{Site: u.site, Client: from.client, Dialled: u.dialled(from)}
 	f := &udpFlow{from: from, report: u.report(&c)}
 	if f.report.Err = u.connect(ctx, c, f); f.report.Err != nil {
 		u.ended(f.report)
@@ -176,6 +174,14 @@ func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
 	}
 	u.running.Go(func() { u.answer(f) })
 	return f
+}
+
+// dialled is the address of the proxy to which a client's datagram came.
+func (u *udpSocket) dialled(from origin) netip.AddrPort {
+	if from.dst.IsValid() {
+		return netip.AddrPortFrom(from.dst, u.site.Addr.Port())
+	}
+	return u.site.Addr
 }
 
 // connect chooses an endpoint, and opens a socket to it.
@@ -208,8 +214,9 @@ func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err 
 // long, refused or closed.
 func (u *udpSocket) answer(f *udpFlow) {
 	r := newReceiver(f.upstream, &u.buffers)
-	for {
-		err := r.next(func(datagram []byte) {
+	var err error
+	for err == nil { // the next datagram begins a new flow
+		err = r.next(func(datagram []byte) {
 			u.find(f.from)
 			f.received.Add(int64(len(datagram)))
 			f.tap.out(int64(len(datagram)))
@@ -220,9 +227,9 @@ func (u *udpSocket) answer(f *udpFlow) {
 				err = f.upstream.SetReadDeadline(time.Now().Add(left))
 			}
 		}
-		if err != nil {
-			break // the next datagram begins a new flow
-		}
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		u.refuse(f.from.client, u.dialled(f.from))
 	}
 	u.remove(f)
 	_ = f.upstream.Close()
