@@ -170,6 +170,7 @@ func TestUnderTheDriver(t *testing.T) {
 		p.OnEndpointSliceAdd(proxiertest.Slice("test", "a", discovery.AddressTypeIPv4, proxiertest.SlicePort("web", v1.ProtocolTCP, 80), proxiertest.Endpoint("10.1.0.1")))
 		p.OnServiceSynced()
 		p.OnEndpointSlicesSynced()
+		time.Sleep(time.Second) // fake
 		synctest.Wait()
 		if got := slices.Collect(maps.Keys(first.Services())); len(got) != 1 || got[0].Name != "a" {
 			t.Errorf("the first engine has %v, want a", got)
