@@ -87,7 +87,7 @@ func maxSlots(frontends int) uint16 {
 	if slots > math.MaxUint16 {
 		return 0
 	}
-	return 1 << (bits.Len(uint(slots)) - 1)
+	return 1 << (bits.Len(uint(max(slots, 1))) - 1)
 }
 
 // proxied reports whether a proxy handles the Service at all (TRK-01, TRK-02). Only the singular
@@ -202,7 +202,8 @@ const maxFrontends = 1 << 16
 
 // maxPairs is how many pairs of a frontend and an endpoint a Service may have in an IP family, and
 // maxSources how many of a load balancer frontend and a source that it admits. Engines write each
-// pair, and slots for weights and hashes (see ServicePort.MaxSlots). The kernel's sets of nftables take sources in more than proportion of time.
+// pair, and slots for weights and hashes: see ServicePort.MaxSlots. The kernel's sets of nftables take sources in
+// more than proportion of time.
 const maxPairs, maxSources = 1 << 19, 1 << 15
 
 // bounded returns the first values, as many as a limit allows.

@@ -31,13 +31,18 @@ import (
 //     bridge, the answer goes there directly, from an address that the client does not know, and the
 //     connection times out. Pods are those in Masquerade.PodCIDRs and in the PodCIDRs of the Node.
 //
-// What cannot be read is not found. On other systems than Linux nothing is.
+// An IP family counts if there are ranges of pods in it; if there are none at all, the family of the Node's first
+// address does. What cannot be read is not found. On other systems than Linux nothing is.
 func Surroundings(config proxier.Config) func(ctx context.Context, node changetracker.Node) []proxier.Condition {
 	config = config.WithDefaults()
 	return func(_ context.Context, node changetracker.Node) (all []proxier.Condition) {
-		bridges := bridges(config.NetNS, slices.Concat(config.Masquerade.PodCIDRs, node.PodCIDRs))
+		pods := slices.Concat(config.Masquerade.PodCIDRs, node.PodCIDRs)
+		bridges := bridges(config.NetNS, pods)
 		_ = namespace.Visit(config.NetNS, func() error {
 			for _, family := range config.Families {
+				if !isUsed(family, pods, node.Addresses) {
+					continue
+				}
 				for _, message := range found(settings[family], bridges[family]) {
 					all = append(all, proxier.Condition{Type: proxier.ConditionForwarding, Family: family, Message: message, Since: time.Now()})
 				}
@@ -46,6 +51,15 @@ func Surroundings(config proxier.Config) func(ctx context.Context, node changetr
 		})
 		return all
 	}
+}
+
+// isUsed reports whether a cluster with such pods, on a node with such addresses, uses an IP family.
+func isUsed(family v1.IPFamily, pods []netip.Prefix, addrs []netip.Addr) bool {
+	four := family == v1.IPv4Protocol
+	if len(pods) == 0 {
+		return len(addrs) > 0 && addrs[0].Is4() == four
+	}
+	return slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Addr().Is4() == four })
 }
 
 // found tells what is wrong for a family with bridges of pods, in the network namespace of the thread.

@@ -82,6 +82,20 @@ func TestWhatIsFound(t *testing.T) {
 	}
 	node.PodCIDRs = nil
 	want("as long as no pods are known")
+	for setting, of := range map[string]string{"net/ipv4/ip_forward": forward4, "net/ipv6/conf/all/forwarding": forward6} {
+		netnstest.Check(t, ns.SetSysctl(setting, "0"))
+		node = changetracker.Node{}
+		want("as long as nothing is known")
+		for text, is := range map[string]string{"192.0.2.1": forward4, "2001:db8::1": forward6} {
+			node.Addresses = []netip.Addr{netip.MustParseAddr(text), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
+			if is == of {
+				want("with an address of the family first", of)
+			} else {
+				want("with an address of the other family first")
+			}
+		}
+		netnstest.Check(t, ns.Forward())
+	}
 	check = nodedeps.Surroundings(proxier.Config{
 		NetNS: ns.Path(), Families: []v1.IPFamily{v1.IPv4Protocol}, Masquerade: proxier.Masquerade{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
 	})
