@@ -63,8 +63,11 @@ func (o *options) configOfNode(ctx context.Context, log *zap.Logger) (proxier.Co
 		return proxier.Config{}, err
 	}
 	c, err := o.config(node)
+	if err != nil {
+		return c, err
+	}
 	c.ReservedExternalIPs = o.apiServer(ctx, log)
-	return c, err
+	return c, nil
 }
 
 func (o *options) externalIPs(f *faults) changetracker.ExternalIPPolicy {
