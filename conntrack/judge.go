@@ -52,7 +52,7 @@ func (j *Judge) Stale(f desired.Flow) bool {
 	return f.Translated() && within(j.check.ServiceCIDRs, f.Dialled.Addr())
 }
 
-// Ended reports whether a connection was one of a process of before, whatever its state.
+// Ended reports whether an earlier process served a connection, whatever its state is.
 func (j *Judge) Ended(f desired.Flow) bool {
 	flows := j.find(j.begun, &f)
 	return flows != nil && flows.Ended(&f)

@@ -62,7 +62,7 @@ func (f *Flows) Stale(flow *Flow) bool {
 	return !f.Serving.Has(flow.Server)
 }
 
-// Ended reports whether the flow is one that a process of before served: see Own. Its entry would lead the
+// Ended reports whether an earlier process served the flow: see Own. Its entry would lead the
 // client's next connection from the same port to a socket that is closed.
 func (f *Flows) Ended(flow *Flow) bool {
 	return flow.Translated() && !f.Serving.Has(flow.Server) && slices.Contains(f.Own, flow.Server.Addr())

@@ -45,8 +45,8 @@ func (r *Resolver) equal(o *Resolver) bool {
 // has reports whether frontends of a kind are programmed.
 func (r *Resolver) has(kind Kind) bool { return len(r.Kinds) == 0 || slices.Contains(r.Kinds, kind) }
 
-// refuses reports whether a VIP would take over traffic to pods, or as an external IP that to the node or
-// to a reserved address.
+// refuses reports whether a VIP would take over traffic to pods; or, as an external IP, traffic to the node
+// or to a reserved address.
 func (r *Resolver) refuses(kind Kind, p *changetracker.ServicePort, vip netip.Addr) bool {
 	switch {
 	case contains(r.Node.PodCIDRs, vip):

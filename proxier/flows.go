@@ -129,7 +129,7 @@ func (t *flowTracker) addUntranslated(u *desired.Update, result *Result, failed 
 func (t *flowTracker) begun(s *desired.Service, f *desired.Frontend, result *Result) desired.Flows {
 	flows := desired.FlowsOf(s, f, t.ends(s, result))
 	if sockets, terminated := result.FlowEnds[s.Name]; terminated && t.serviceCIDRs { // the process begins
-		// An engine of before may have led clients to the endpoints themselves.
+		// An earlier engine may have led clients to the endpoints themselves.
 		flows.Serving = desired.EndpointsOf(slices.Concat(sockets, s.Serving.Slice())...)
 		for _, at := range sockets {
 			if !slices.Contains(flows.Own, at.Addr()) {

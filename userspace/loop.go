@@ -32,7 +32,7 @@ func (s *socket) leadsBack(endpoint netip.AddrPort) error {
 	if !is {
 		return nil
 	}
-	return fmt.Errorf("%w: it is a frontend of %v", errLeadsBack, owner)
+	return fmt.Errorf("%w: it is a frontend of %v: name pods in the EndpointSlice instead", errLeadsBack, owner)
 }
 
 // isLocal reports whether an address is the node's own: then the kernel chooses it as the source, too.

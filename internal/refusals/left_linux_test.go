@@ -116,12 +116,8 @@ func forgotten(t *testing.T, e engine) {
 	}
 	end()
 	p, end := l.begin(false)
-	defer func() {
-		end()
-		if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	}()
+	cleansUp(t, p)
+	defer end()
 	for name, flow := range flows {
 		flow.Expect(l.world)
 		if answer, err := flow.Ask(t.Context()); err == nil {
@@ -184,11 +180,7 @@ func restarted(t *testing.T, e engine) {
 				_ = a.once(t.Context(), o)
 			}
 		}
-		t.Cleanup(func() {
-			if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
-				t.Error(err)
-			}
-		})
+		cleansUp(t, p)
 	}
 }
 
@@ -204,12 +196,8 @@ func early(t *testing.T, e engine) {
 	t.Helper()
 	l := newLife(t, e)
 	p, end := l.begin(false)
-	defer func() {
-		end()
-		if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	}()
+	cleansUp(t, p)
+	defer end()
 	const port = 40000
 	ask := func(family v1.IPFamily, to netip.AddrPort, settled *proxiertest.Topology) (proxiertest.Answer, error) {
 		o := proxiertest.AskOptions{From: l.world.Client.Addr(family), FromPort: port}

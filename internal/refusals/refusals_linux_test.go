@@ -230,7 +230,9 @@ func engines() []engine {
 		{name: "iptables-nft", passes: true, create: newIPTables(iptables.VariantNFT, false)},
 		{name: "iptables-legacy", passes: true, create: newIPTables(iptables.VariantLegacy, false)},
 		{name: "iptables-nft with localhost", passes: true, localhost: true, create: newIPTables(iptables.VariantNFT, true)},
-		{name: "userspace", create: newUserspace, sockets: true},
+		{name: "userspace", sockets: true, create: newUserspace(func(c proxier.Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
+			return nftables.NewEngine(nftables.Config{Config: c}, family, deps)
+		})},
 	}
 }
 
@@ -240,13 +242,24 @@ func newIPTables(variant iptables.Variant, localhost bool) func(proxier.Config) 
 	}
 }
 
-// newUserspace returns a proxy of sockets, with rules of nftables in front.
-func newUserspace(c proxier.Config) (*proxier.Proxier, error) {
-	deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS})}
-	portals := func(family v1.IPFamily) (proxier.Engine, error) {
-		return nftables.NewEngine(nftables.Config{Config: c}, family, deps)
+// newUserspace returns proxies of sockets, with an engine of rules in front.
+func newUserspace(portals func(proxier.Config, v1.IPFamily, proxier.Deps) (proxier.Engine, error)) func(proxier.Config) (*proxier.Proxier, error) {
+	return func(c proxier.Config) (*proxier.Proxier, error) {
+		deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS})}
+		return userspace.New(userspace.Config{Config: c, ShareNodePorts: true, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
+			return portals(c, family, deps)
+		}}, deps)
 	}
-	return userspace.New(userspace.Config{Config: c, Portals: portals, ShareNodePorts: true}, deps)
+}
+
+// cleansUp removes what a proxy has in the kernel, when the test ends and Run has returned.
+func cleansUp(t *testing.T, p *proxier.Proxier) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("Cleanup = %v", err)
+		}
+	})
 }
 
 // bench is a running engine in a network.
@@ -286,11 +299,7 @@ func newBench(t *testing.T, e engine, s setting, specs []spec) *bench {
 		p.OnEndpointSliceAdd(s)
 	}
 	p.OnServiceCIDRsChanged(b.cluster.ServiceCIDRs)
-	t.Cleanup(func() { // after Run has returned
-		if err := p.Cleanup(context.WithoutCancel(t.Context())); err != nil {
-			t.Errorf("Cleanup = %v", err)
-		}
-	})
+	cleansUp(t, p)
 	proxiertest.Run(t, p)
 	b.sync()
 	return b

@@ -17,7 +17,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
@@ -27,7 +26,6 @@ import (
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
-	"github.com/serviceplane/serviceplane/userspace"
 )
 
 var asks = flag.Int("refusals.asks", 400, "how many connections and datagrams a transition must serve")
@@ -59,12 +57,9 @@ func transitions() map[string][]spec {
 
 // onIPTables is userspace with portals of iptables.
 func onIPTables() engine {
-	return engine{name: "userspace on iptables", passes: true, sockets: true, create: func(c proxier.Config) (*proxier.Proxier, error) {
-		deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS})}
-		return userspace.New(userspace.Config{Config: c, ShareNodePorts: true, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
-			return iptables.NewEngine(iptables.Config{Config: c, Portals: true}, family, deps)
-		}}, deps)
-	}}
+	return engine{name: "userspace on iptables", passes: true, sockets: true, create: newUserspace(func(c proxier.Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
+		return iptables.NewEngine(iptables.Config{Config: c, Portals: true}, family, deps)
+	})}
 }
 
 // TestTransitionsKeepServing is PKT-96: whatever changes of a Service, as long as an endpoint is right before and after,
@@ -107,27 +102,18 @@ func moving(t *testing.T, e engine) {
 		clusters[i] = &now
 	}
 	own := config(b.world, c)
-	own.Runner.MinInterval, own.Runner.Gather = time.Millisecond, 100*time.Millisecond // longer than any pause of the test
+	own.Runner.Gather = time.Minute // until the test syncs
 	b.start(own, clusters[0])
-	synced := func() (oldest time.Time) {
-		for _, f := range b.proxy.Status().Families {
-			if oldest.IsZero() || f.LastSuccess.Before(oldest) {
-				oldest = f.LastSuccess
-			}
-		}
-		return oldest
-	}
-	b.whileAsking([]spec{s}, 10, func(n int) {
+	b.whileAsking([]spec{s}, 10, func(n int, served func()) {
 		was, now := clusters[n%2], clusters[(n+1)%2]
-		before := synced()
 		for _, i := range []int{n % 2, (n + 1) % 2} { // the endpoint goes, and then comes
 			for _, family := range families() {
 				name := fmt.Sprint(name(1), "-", family, "-", i)
 				b.proxy.OnEndpointSliceUpdate(was.Slices[name], now.Slices[name])
 			}
-			time.Sleep(time.Millisecond) // as between two events of a watch
+			served()
 		}
-		poll.Until(t, "a sync", func() bool { return synced().After(before) })
+		b.sync()
 	})
 }
 
@@ -162,7 +148,7 @@ func keepServing(t *testing.T, e engine, states []spec) {
 		add(clusters[i], b.world, 1, s)
 	}
 	b.start(config(b.world, clusters[0]), clusters[0])
-	b.whileAsking(states, 3*len(states), func(n int) {
+	b.whileAsking(states, 3*len(states), func(n int, _ func()) {
 		b.tell(clusters[n%len(clusters)], clusters[(n+1)%len(clusters)])
 		b.sync()
 	})
@@ -176,18 +162,15 @@ func (b *bench) start(config proxier.Config, c *oracle.Cluster) {
 		b.t.Fatal(err)
 	}
 	b.proxy = p
-	b.t.Cleanup(func() { // after Run has returned
-		if err := p.Cleanup(context.WithoutCancel(b.t.Context())); err != nil {
-			b.t.Errorf("Cleanup = %v", err)
-		}
-	})
+	cleansUp(b.t, p)
 	proxiertest.Run(b.t, p)
 	b.tell(&oracle.Cluster{Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}}, c)
 	b.sync()
 }
 
-// whileAsking makes at least so many changes while clients ask, until they have asked often enough.
-func (b *bench) whileAsking(states []spec, atLeast int, change func(n int)) {
+// whileAsking makes at least so many changes while clients ask, until they have asked often enough. served waits
+// until clients have asked again.
+func (b *bench) whileAsking(states []spec, atLeast int, change func(n int, served func())) {
 	b.t.Helper()
 	t, all := b.t, b.askers(states)
 	var asked, retried atomic.Int64
@@ -210,13 +193,14 @@ func (b *bench) whileAsking(states []spec, atLeast int, change func(n int)) {
 			}
 		})
 	}
+	served := func() {
+		want := asked.Load() + int64(2*len(all)) // those who are asking now, and then everybody once more
+		poll.Until(t, "clients ask", func() bool { return t.Failed() || asked.Load() >= want })
+	}
 	changes := 0
 	for ; !t.Failed() && (asked.Load() < int64(*asks) || changes < atLeast); changes++ {
-		change(changes)
-		want := asked.Load() + int64(2*len(all)) // all who asked during the change, and then after it
-		for !t.Failed() && asked.Load() < want {
-			time.Sleep(time.Millisecond)
-		}
+		change(changes, served)
+		served()
 	}
 	close(stop)
 	running.Wait()
