@@ -25,6 +25,7 @@ import (
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 	"github.com/serviceplane/serviceplane/userspace"
 )
@@ -159,7 +160,7 @@ func (w *world) expect(what string, state canary.State, code int) (failures stri
 func (w *world) repair() {
 	w.zone += "a"
 	w.provider.OnNodeChange(w.config().Node)
-	netnstest.Check(w.t, w.provider.Sync(w.t.Context()))
+	netnstest.Check(w.t, proxiertest.Sync(w.t.Context(), w.provider))
 }
 
 // TestTheCanaryNoticesDamage: connections through the rules pass, fail when the rules are

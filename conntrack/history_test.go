@@ -300,10 +300,12 @@ func (h *history) settle(ctx context.Context, step int) {
 		if engineFails {
 			h.engine.Fail(errors.New("engine broken"))
 		}
-		if err := h.p.Sync(ctx); err == nil {
+		err := h.p.Sync(ctx)
+		conditions := h.p.Status().Conditions // one if the flows could not be deleted
+		if err == nil && len(conditions) == 0 {
 			break
 		} else if attempt > 5 {
-			h.t.Fatalf("step %d: %v", step, err)
+			h.t.Fatalf("step %d: %v, %v", step, err, conditions)
 		}
 		if h.rand.IntN(2) == 0 {
 			h.change() // between a failure and the retry

@@ -88,13 +88,13 @@ func (c *Cleaner) RunTraffic(ctx context.Context, log *zap.Logger, begun func())
 }
 
 // FollowTraffic implements proxier.TrafficCounter.
-func (c *Cleaner) FollowTraffic(update *desired.Update, check desired.FlowCheck, selected func(*desired.Service) bool) {
+func (c *Cleaner) FollowTraffic(family v1.IPFamily, outcomes []desired.Outcome, check desired.FlowCheck, selected func(*desired.Service) bool) {
 	t := c.traffic
 	t.pendingMu.Lock()
 	t.pending = append(t.pending, func() {
-		f := t.families[update.Family]
+		f := t.families[family]
 		f.check, f.judge = check, nil
-		f.ledger.Applied(update, selected)
+		f.ledger.Applied(outcomes, selected)
 	})
 	t.pendingMu.Unlock()
 	if t.mu.TryLock() { // otherwise who holds it takes them over

@@ -18,15 +18,15 @@ func TestNoSyncWaitsForAReading(t *testing.T) {
 	c := New(Options{})
 	vip := netip.MustParseAddr("10.96.0.1")
 	update := func(names ...string) {
-		u := &desired.Update{Family: v1.IPv4Protocol, Full: true}
+		var outcomes []desired.Outcome
 		for i, name := range names {
 			s := &desired.Service{
 				Name: changetracker.ServicePortName{Port: name}, Protocol: desired.TCP,
 				Frontends: []desired.Frontend{{Kind: desired.ClusterIP, VIP: vip, Port: uint16(i + 1)}},
 			}
-			u.Changes = append(u.Changes, desired.ChangesTo(s)...)
+			outcomes = append(outcomes, desired.Outcome{Name: s.Name, Is: s})
 		}
-		c.FollowTraffic(u, desired.FlowCheck{}, func(*desired.Service) bool { return true })
+		c.FollowTraffic(v1.IPv4Protocol, outcomes, desired.FlowCheck{}, func(*desired.Service) bool { return true })
 	}
 	flow := func(identity uint64, port uint16) *counting.Seen {
 		return &counting.Seen{

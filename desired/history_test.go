@@ -103,6 +103,10 @@ type plane struct {
 	owed       map[desired.Key]bool // frontends that it has had since an Update said that they are gone
 	unsure     bool                 // the next Update must be full
 	wanted     *desired.Resolved    // at the last sync
+	// failing are the service ports that are not as the last Update wanted them, and endpoints what
+	// the changes of the trackers have made of the lists that the plane has.
+	failing   map[changetracker.ServicePortName]bool
+	endpoints map[changetracker.ServicePortName][]changetracker.Endpoint
 }
 
 func replay(t *testing.T, history []byte, seen map[string]int) {
@@ -125,7 +129,10 @@ func replay(t *testing.T, history []byte, seen map[string]int) {
 	}
 	w.tracker = w.newTracker()
 	for _, family := range families() {
-		w.planes[family] = &plane{updater: desired.NewUpdater(), owed: map[desired.Key]bool{}, unsure: true}
+		w.planes[family] = &plane{
+			updater: desired.NewUpdater(), owed: map[desired.Key]bool{}, unsure: true,
+			failing: map[changetracker.ServicePortName]bool{}, endpoints: map[changetracker.ServicePortName][]changetracker.Endpoint{},
+		}
 	}
 	for len(w.bytes) > 0 && !t.Failed() {
 		if w.below(8) == 1 {
@@ -305,6 +312,11 @@ func (w *world) slice(service, name string) *discovery.EndpointSlice {
 // sync compares an Update with the oracle and programs it, wholly, in part or not at all.
 func (w *world) sync(family v1.IPFamily) {
 	p := w.planes[family]
+	for _, name := range w.names {
+		if p.failing[name] && w.below(3) == 1 {
+			p.updater.Retry(name)
+		}
+	}
 	_ = w.tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 		u := p.updater.Next(step, w.resolver(), w.globals(), p.unsure || w.below(8) == 1)
 		w.checkResolved("acknowledged", u.Was, p.programmed)
@@ -313,10 +325,12 @@ func (w *world) sync(family v1.IPFamily) {
 		w.checkChanged(p.wanted, u.Now)
 		p.wanted = u.Now
 		next, failed := w.program(p, &u)
-		w.compare("programmed", next, want)
+		w.compare("programmed", next, w.wantedNow(p, &u, want))
 		gone := maps.Clone(p.owed)
-		for key := range keysOf(next) {
-			delete(gone, key)
+		for _, has := range []map[changetracker.ServicePortName]oracle.Decision{next, want} {
+			for key := range keysOf(has) {
+				delete(gone, key)
+			}
 		}
 		if want := slices.SortedFunc(maps.Keys(gone), oracle.ByKey); !slices.Equal(u.Gone, want) {
 			w.Errorf("%v are gone, want %v", u.Gone, want)
@@ -324,22 +338,96 @@ func (w *world) sync(family v1.IPFamily) {
 		if p.unsure = w.below(8) == 1; p.unsure {
 			return nil, errors.New("the sync failed")
 		}
-		p.acknowledge(&u, next, failed)
-		return p.updater.Done(failed), nil
+		w.acknowledge(p, &u, next, failed)
+		for _, o := range p.updater.Done(failed) {
+			is, has := p.programmed[o.Name]
+			w.checkOne("is", o.Name, o.Is, is, has)
+			if o.Failed != slices.Contains(failed, o.Name) {
+				w.Errorf("%v failed: %t", o.Name, o.Failed)
+			}
+		}
+		return nil, nil
 	})
+}
+
+// wantedNow is what is wanted, but for service ports that failed and that the Update leaves as they are.
+func (w *world) wantedNow(p *plane, u *desired.Update, want map[changetracker.ServicePortName]oracle.Decision) map[changetracker.ServicePortName]oracle.Decision {
+	left := maps.Clone(p.failing)
+	for i := range u.Changes {
+		delete(left, u.Changes[i].Name)
+	}
+	want = maps.Clone(want)
+	for name := range left {
+		w.seen["left"]++
+		if delete(want, name); hasKey(p.programmed, name) {
+			want[name] = p.programmed[name]
+		}
+	}
+	return want
+}
+
+func hasKey[K comparable, V any](m map[K]V, key K) bool {
+	_, ok := m[key]
+	return ok
+}
+
+// checkOne compares a service port with what the plane has of it, but for what it has lost.
+func (w *world) checkOne(what string, name changetracker.ServicePortName, s *desired.Service, want oracle.Decision, has bool) {
+	if (s != nil) != has {
+		w.Errorf("%s: %v is there: %t, want %t", what, name, s != nil, has)
+	}
+	if s == nil || !has {
+		return
+	}
+	got := decisionOf(s)
+	if got.Lost, want.Lost = nil, nil; len(got.Frontends)+len(want.Frontends) == 0 {
+		got.Frontends, want.Frontends = nil, nil
+	}
+	if !reflect.DeepEqual(got, want) {
+		w.Errorf("%s: %v is\n%+v\nwant\n%+v", what, name, got, want)
+	}
+}
+
+// follow returns the endpoints of a service port as a plane has them after a change.
+func (w *world) follow(p *plane, u *desired.Update, c *desired.Change) []changetracker.Endpoint {
+	now := u.Now.State().Endpoints(c.Name)
+	if u.Full {
+		return now
+	}
+	list := slices.Clone(p.endpoints[c.Name])
+	if c.Source != nil {
+		list = slices.DeleteFunc(list, func(e changetracker.Endpoint) bool {
+			return slices.ContainsFunc(c.Source.Removed, func(gone changetracker.Endpoint) bool { return gone.Addr == e.Addr })
+		})
+		list = append(list, c.Source.Added...)
+		slices.SortFunc(list, func(a, b changetracker.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	}
+	if c.After != nil && !slices.EqualFunc(list, now, func(a, b changetracker.Endpoint) bool { return reflect.DeepEqual(a, b) }) {
+		w.Errorf("the changes lead from %v\nto %v, want\n%v", p.endpoints[c.Name], list, now)
+	}
+	return list
 }
 
 // program returns what the plane would have after the Update, and what of it fails.
 func (w *world) program(p *plane, u *desired.Update) (next map[changetracker.ServicePortName]oracle.Decision, failed []changetracker.ServicePortName) {
 	next = maps.Clone(p.programmed)
-	if u.Full || next == nil {
+	if next == nil {
 		next = map[changetracker.ServicePortName]oracle.Decision{}
 	}
+	if u.Full {
+		for name := range next {
+			if !slices.ContainsFunc(u.Changes, func(c desired.Change) bool { return c.Name == name }) {
+				w.Errorf("%v is not in a full Update", name)
+			}
+		}
+	}
 	for i, c := range u.Changes {
+		was, had := p.programmed[c.Name]
+		w.checkOne("was", c.Name, c.Before, was, had)
 		if c.After != nil {
 			next[c.Name] = decisionOf(c.After)
-		} else if delete(next, c.Name); u.Full || i > 0 && u.Changes[i-1].After != nil {
-			w.Errorf("%v is gone after others, or in a full Update", c.Name)
+		} else if delete(next, c.Name); i > 0 && u.Changes[i-1].After != nil {
+			w.Errorf("%v is gone after others", c.Name)
 		}
 		if w.below(8) == 1 {
 			failed = append(failed, c.Name)
@@ -350,9 +438,18 @@ func (w *world) program(p *plane, u *desired.Update) (next map[changetracker.Ser
 }
 
 // acknowledge: what failed is as it was, but for frontends that others have now.
-func (p *plane) acknowledge(u *desired.Update, next map[changetracker.ServicePortName]oracle.Decision, failed []changetracker.ServicePortName) {
+func (w *world) acknowledge(p *plane, u *desired.Update, next map[changetracker.ServicePortName]oracle.Decision, failed []changetracker.ServicePortName) {
+	for i := range u.Changes {
+		c := &u.Changes[i]
+		if delete(p.failing, c.Name); !slices.Contains(failed, c.Name) {
+			p.endpoints[c.Name] = w.follow(p, u, c)
+		} else if w.follow(p, u, c); u.Full && !hasKey(p.programmed, c.Name) {
+			p.endpoints[c.Name] = nil
+		}
+	}
 	for _, name := range failed {
 		delete(next, name)
+		p.failing[name] = true
 	}
 	taken := keysOf(next)
 	for _, name := range failed {

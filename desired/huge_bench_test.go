@@ -49,7 +49,8 @@ func flippingHuge(tb testing.TB, size int) (flip func()) {
 			if update := u.Next(step, Resolver{Node: node}, Globals{}, false); len(update.Changes) != 1 {
 				tb.Errorf("%d changes, want 1", len(update.Changes))
 			}
-			return u.Done(nil), nil
+			u.Done(nil)
+			return nil, nil
 		}); err != nil {
 			tb.Error(err)
 		}

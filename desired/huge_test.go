@@ -163,7 +163,7 @@ func TestAHugeServiceIsResolvedAsFromScratch(t *testing.T) {
 			most = max(most, len(h.endpoints))
 			err := h.tracker.Apply(v1.IPv4Protocol, func(s changetracker.Step) ([]changetracker.ServicePortName, error) {
 				resolver := Resolver{Node: h.node}
-				_, goesOn := u.long[webName]
+				_, goesOn := u.known[webName]
 				update := u.Next(s, resolver, Globals{}, h.IntN(20) == 0)
 				for got := range update.Services() {
 					want, _ := resolver.Resolve(s.After, webName)
@@ -187,9 +187,12 @@ func TestAHugeServiceIsResolvedAsFromScratch(t *testing.T) {
 				case 0:
 					return nil, errors.New("the data plane is away")
 				case 1:
-					return u.Done([]changetracker.ServicePortName{webName}), nil
+					u.Done([]changetracker.ServicePortName{webName})
+					u.Retry(webName)
+					return nil, nil
 				}
-				return u.Done(nil), nil
+				u.Done(nil)
+				return nil, nil
 			})
 			if err != nil && err.Error() != "the data plane is away" {
 				t.Fatal(err)

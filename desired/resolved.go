@@ -31,12 +31,33 @@ type Resolved struct {
 	claims      *changetracker.State
 	firstClaims *firstClaims
 	kept        kept
+	// known are service ports as they were resolved when they were programmed, with the frontends that
+	// they ask for.
+	known map[changetracker.ServicePortName]taken
 }
 
 // kept are service ports that differ from those of a State, because programming them failed.
 type kept struct {
-	services map[changetracker.ServicePortName]*Service // nil: does not exist
+	services map[changetracker.ServicePortName]keptPort
 	holders  map[Key]changetracker.ServicePortName
+}
+
+// keptPort is a service port as an engine has it.
+type keptPort struct {
+	service   *Service                 // nil: does not exist
+	endpoints []changetracker.Endpoint // all that it had when it was programmed
+}
+
+// sourceOf returns the change of a service port that failed: nothing is known of the States between.
+func (k *keptPort) sourceOf(change *Change, now *changetracker.State) *changetracker.Change {
+	source := &changetracker.Change{Name: change.Name, Added: now.Endpoints(change.Name), Removed: k.endpoints}
+	if k.service != nil {
+		source.Before = k.service.Port
+	}
+	if change.After != nil {
+		source.After = change.After.Port
+	}
+	return source
 }
 
 // firstClaims caches the first claims to Keys that many service ports claim, because the
@@ -126,13 +147,21 @@ func (r *Resolved) Service(name changetracker.ServicePortName) (s *Service, ok b
 	if r == nil {
 		return nil, false
 	}
-	if s, kept := r.kept.services[name]; kept {
-		return s, s != nil
+	if port, kept := r.kept.services[name]; kept {
+		return port.service, port.service != nil
 	}
-	if s, ok = r.resolver.Resolve(r.state, name); ok {
+	if s, ok = r.asks(name); ok {
 		s = s.without(r.lost(s.Name, s.Port))
 	}
 	return s, ok
+}
+
+// asks returns a service port with the frontends that it asks for.
+func (r *Resolved) asks(name changetracker.ServicePortName) (s *Service, ok bool) {
+	if t, ok := r.known[name]; ok {
+		return t.service, true
+	}
+	return r.resolver.Resolve(r.state, name)
 }
 
 // All yields each service port with the frontends that it gets, in no particular order. It costs
@@ -142,8 +171,8 @@ func (r *Resolved) All() iter.Seq[*Service] {
 		if r == nil {
 			return
 		}
-		for _, s := range r.kept.services {
-			if s != nil && !yield(s) {
+		for _, port := range r.kept.services {
+			if port.service != nil && !yield(port.service) {
 				return
 			}
 		}
@@ -169,7 +198,7 @@ func (r *Resolved) asked() (all []*Service, contested func(*Service) bool) {
 	shared := make(map[Key]bool, 2*r.state.Len()) // false: only one service port claims it
 	vipAtNode := false
 	for name := range r.state.All() {
-		s, ok := r.resolver.Resolve(r.state, name)
+		s, ok := r.asks(name)
 		if !ok {
 			continue
 		}

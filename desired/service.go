@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"iter"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -155,6 +156,20 @@ func (s *Service) EndsConnections() bool {
 	return s.Protocol == TCP && s.Port != nil && s.Port.EndConnections
 }
 
+// keys yields the Keys of the frontends; none for nil.
+func (s *Service) keys() iter.Seq[Key] {
+	return func(yield func(Key) bool) {
+		if s == nil {
+			return
+		}
+		for i := range s.Frontends {
+			if !yield(s.Key(&s.Frontends[i])) {
+				return
+			}
+		}
+	}
+}
+
 // find returns the frontend of a Key, or nil if s has none.
 func (s *Service) find(key Key) *Frontend {
 	i, ok := slices.BinarySearchFunc(s.Frontends, key, func(f Frontend, key Key) int { return s.Key(&f).Compare(key) })
@@ -176,6 +191,20 @@ func (s *Service) without(lost []Key) *Service {
 		return isLost
 	})
 	return &rest
+}
+
+// withoutAny is without for a set of Keys, of which it may have none.
+func (s *Service) withoutAny(lost map[Key]bool) *Service {
+	var keys []Key
+	for key := range s.keys() {
+		if lost[key] {
+			keys = append(keys, key)
+		}
+	}
+	if keys == nil {
+		return s
+	}
+	return s.without(keys)
 }
 
 // Protocol is an IANA protocol number.

@@ -17,7 +17,7 @@ type Update struct {
 	Full bool
 	// Changes has each service port once. The order is for engines that need several steps:
 	// first deleted service ports, then those that lose frontends to others, then by
-	// importance. A Full Update has no deleted ones.
+	// importance. A deleted one may be unknown to the engine, if it never could be programmed.
 	Changes []Change
 	// Gone are the Keys of frontends that a service port had and none has now, sorted, also if
 	// Full. They depend only on service ports, not on their endpoints.
@@ -34,11 +34,12 @@ type Update struct {
 // Change is the change of one service port.
 type Change struct {
 	Name changetracker.ServicePortName
-	// After is what to program; nil if the service port is deleted.
-	After *Service
+	// Before is what the engine has, and After what to program; nil: nothing.
+	Before, After *Service
 	// Source is the change that the trackers reported: its Added and Removed are the endpoints
-	// that differ from the acknowledged ones, with zones, nodes and Ext. Nil if only frontends
-	// have moved between service ports, and if Full.
+	// that differ from those that the engine has, with zones, nodes and Ext. After a failure
+	// they are all that there are and were. Nil if only frontends have moved between service
+	// ports, and if Full.
 	Source *changetracker.Change
 }
 
@@ -72,4 +73,49 @@ func (u *Update) Removed() iter.Seq[changetracker.ServicePortName] {
 			}
 		}
 	}
+}
+
+// Outcome is what an Update has made of a service port.
+type Outcome struct {
+	Name changetracker.ServicePortName
+	// Was is what the engine had before, and Is what it has now; nil: nothing.
+	Was, Is *Service
+	// Failed says that Is is not what the Update wants.
+	Failed bool
+}
+
+// Outcomes returns what an engine has made of an Update, if it failed to program some service
+// ports. It lists every service port of Changes in their order, and then the others that failed,
+// each once. One that failed is as it was, but for the frontends that others have got.
+func (u *Update) Outcomes(failed []changetracker.ServicePortName) []Outcome {
+	bad := make(map[changetracker.ServicePortName]bool, len(failed))
+	for _, name := range failed {
+		bad[name] = true
+	}
+	outcomes := make([]Outcome, 0, len(u.Changes))
+	got := map[Key]bool{} // by service ports that did not fail
+	for i := range u.Changes {
+		c := &u.Changes[i]
+		o := Outcome{Name: c.Name, Was: c.Before, Is: c.After, Failed: bad[c.Name]}
+		outcomes = append(outcomes, o)
+		if len(failed) > 0 && !o.Failed {
+			for key := range o.Is.keys() {
+				got[key] = true
+			}
+		}
+		delete(bad, c.Name)
+	}
+	for _, name := range failed {
+		if bad[name] {
+			was, _ := u.Was.Service(name)
+			outcomes = append(outcomes, Outcome{Name: name, Was: was, Failed: true})
+			delete(bad, name)
+		}
+	}
+	for i := range outcomes {
+		if o := &outcomes[i]; o.Failed {
+			o.Is = o.Was.withoutAny(got)
+		}
+	}
+	return outcomes
 }

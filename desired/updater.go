@@ -2,6 +2,7 @@ package desired
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -15,26 +16,36 @@ const manyEndpoints = 128
 // Updater makes Updates from the Steps of a Tracker, for one engine and IP family. Call Next
 // with each Step, and then Done, unless nothing of the Update counts as programmed: the next
 // Update must be full then. Proxier has one for each engine. It is for one goroutine.
+//
+// A service port that failed stays as the engine has it until an Update has it once more: because it
+// changes, because Retry asks for it, because another one gets a Key that it holds, or because the
+// Update is full. So the function that Tracker.Apply calls returns no failed service ports.
 type Updater struct {
 	rank map[types.NamespacedName]int // of important Services, from 1
 	// programmed is the wanted state of the last Update for which Done was called. kept holds
-	// the service ports that failed in it.
+	// the service ports that differ from it, because they failed.
 	programmed *Resolved
 	kept       kept
 	// unheld are the Keys that one service port has given up for another one that failed.
 	unheld map[Key]bool
-	retry  []changetracker.ServicePortName
+	retry  []changetracker.ServicePortName // in the next Update
 	// lost are the Keys that service ports ask for and do not get in the last Update.
-	lost     map[changetracker.ServicePortName][]Key
-	was, now *Resolved // of the last Update, until Done
-	// long are service ports with many endpoints as they were resolved last, for the next time.
-	long map[changetracker.ServicePortName]taken
+	lost map[changetracker.ServicePortName][]Key
+	last Update // until Done
+	// known are service ports as they are programmed: those with many endpoints, because resolving them
+	// again costs much, and all if there is an EditSelection, because it may decide otherwise now. next
+	// are those of the last Update.
+	known map[changetracker.ServicePortName]taken
+	next  []taken
 }
 
 // NewUpdater returns an Updater that has programmed nothing yet. The ports of the important
 // Services come before all others.
 func NewUpdater(important ...types.NamespacedName) *Updater {
-	u := &Updater{rank: map[types.NamespacedName]int{}, lost: map[changetracker.ServicePortName][]Key{}, long: map[changetracker.ServicePortName]taken{}}
+	u := &Updater{
+		rank: map[types.NamespacedName]int{}, lost: map[changetracker.ServicePortName][]Key{}, known: map[changetracker.ServicePortName]taken{},
+		kept: kept{map[changetracker.ServicePortName]keptPort{}, map[Key]changetracker.ServicePortName{}}, unheld: map[Key]bool{},
+	}
 	for _, name := range important {
 		if u.rank[name] == 0 {
 			u.rank[name] = len(u.rank) + 1
@@ -43,15 +54,15 @@ func NewUpdater(important ...types.NamespacedName) *Updater {
 	return u
 }
 
-// Next returns the Update for a Step, including the service ports that failed in the last one.
-// It is full if full is set or the Step's Delta is. Only in a full Update may the Resolver and
-// the Globals differ from the previous ones, except for Globals.ServiceCIDRs.
+// Next returns the Update for a Step, with the service ports that Retry named. It is full if full
+// is set or the Step's Delta is. Only in a full Update may the Resolver and the Globals differ
+// from the previous ones, except for Globals.ServiceCIDRs.
 func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globals, full bool) Update {
 	if u.programmed == nil {
 		u.programmed = NewResolved(step.Before, resolver, globals)
 	}
 	was := *u.programmed
-	was.state, was.kept = step.Before, u.kept
+	was.state, was.kept, was.known, u.next = step.Before, u.kept, u.known, nil
 	next := Update{
 		Family: step.After.Family(), Full: full || step.Delta.Full, Globals: globals,
 		Was: &was, Now: NewResolved(step.After, resolver, globals),
@@ -60,7 +71,7 @@ func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globa
 	c.collect(&step.Delta)
 	next.Gone = c.gone()
 	if next.Full {
-		next.Changes = u.everything(next.Now)
+		next.Changes = c.everything()
 	} else {
 		c.resolve()
 		next.Changes = c.changes
@@ -68,20 +79,52 @@ func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globa
 	slices.SortFunc(next.Changes, func(a, b Change) int {
 		return cmp.Or(cmp.Compare(c.group(&a), c.group(&b)), a.Name.Compare(b.Name))
 	})
-	u.was, u.now = next.Was, next.Now
+	u.last = next
 	return next
 }
 
-// everything resolves all service ports.
-func (u *Updater) everything(now *Resolved) []Change {
-	clear(u.lost)
-	clear(u.long)
-	changes := make([]Change, 0, now.state.Len())
-	for s := range now.All() {
-		changes = append(changes, Change{Name: s.Name, After: s})
-		u.note(s)
+// everything resolves all service ports that there were or are.
+func (c *changed) everything() []Change {
+	clear(c.lost)
+	before := c.everythingBefore()
+	changes := make([]Change, 0, c.Now.state.Len())
+	for s := range c.Now.All() {
+		was, differs := before[s.Name]
+		if !differs && c.programmed.port(s.Name) != nil {
+			was = s
+		}
+		delete(before, s.Name)
+		changes = append(changes, Change{Name: s.Name, Before: was, After: s})
+		c.note(s)
+		if c.Now.resolver.EditSelection != nil {
+			c.next = append(c.next, taken{service: s})
+		}
+	}
+	for name, was := range before {
+		changes = append(changes, Change{Name: name, Before: was})
 	}
 	return changes
+}
+
+// everythingBefore returns what the engine has of each service port that may differ now; nil if it has
+// nothing.
+func (c *changed) everythingBefore() map[changetracker.ServicePortName]*Service {
+	before := map[changetracker.ServicePortName]*Service{}
+	names, all := c.Now.Changed(c.programmed)
+	if all {
+		for s := range c.Was.All() {
+			before[s.Name] = s
+		}
+	}
+	for _, service := range names {
+		for _, name := range c.Was.state.ServicePorts(service) {
+			before[name], _ = c.Was.Service(name)
+		}
+	}
+	for name, port := range c.kept.services {
+		before[name] = port.service
+	}
+	return before
 }
 
 func (u *Updater) note(s *Service) {
@@ -92,57 +135,75 @@ func (u *Updater) note(s *Service) {
 	}
 }
 
-// Retry adds these service ports to the next Update, because their objects in the kernel are
+// Retry adds these service ports to the next Update: they failed, or their objects in the kernel are
 // damaged.
 func (u *Updater) Retry(names ...changetracker.ServicePortName) { u.retry = append(u.retry, names...) }
 
-// Done acknowledges the last Update, except for the service ports that failed, which keep
-// their previous state. It returns them without duplicates, sorted, as Tracker.Apply needs
-// them.
-func (u *Updater) Done(failed []changetracker.ServicePortName) []changetracker.ServicePortName {
-	was, now, unheld := u.was, u.now, u.unheld
-	if now == nil {
+// Done acknowledges the last Update, except for the service ports that failed, which stay as the
+// engine has them. It returns what became of each service port of the Update; see Outcomes.
+func (u *Updater) Done(failed []changetracker.ServicePortName) []Outcome {
+	if u.last.Now == nil {
 		return nil
 	}
-	failed = slices.Clone(failed)
-	slices.SortFunc(failed, changetracker.ServicePortName.Compare)
-	failed = slices.Compact(failed)
-	u.programmed, u.retry, u.kept, u.unheld, u.was, u.now = now, failed, kept{}, nil, nil, nil
-	if len(failed) == 0 {
-		return nil
+	outcomes := u.last.Outcomes(failed)
+	was, now := *u.last.Was, u.last.Now
+	for _, key := range u.last.Gone {
+		delete(u.unheld, key)
 	}
-	u.kept = kept{make(map[changetracker.ServicePortName]*Service, len(failed)), map[Key]changetracker.ServicePortName{}}
-	u.unheld = map[Key]bool{}
-	for _, name := range failed {
-		u.kept.services[name], _ = was.Service(name)
+	if u.last.Full {
+		clear(u.known)
 	}
-	for _, name := range failed {
-		if s := u.kept.services[name]; s != nil {
-			s = s.without(u.taken(s, now))
-			u.kept.services[name] = s
-			for i := range s.Frontends {
-				u.kept.holders[s.Key(&s.Frontends[i])] = name
-			}
-		}
-		for _, key := range now.resolver.keys(now.port(name)) {
-			if now.has(key) && (was.has(key) || unheld[key]) {
-				u.unheld[key] = true
-			}
+	for i := range outcomes {
+		u.keep(&outcomes[i], &was)
+		delete(u.known, outcomes[i].Name)
+	}
+	for _, t := range u.next {
+		u.known[t.service.Name] = t
+	}
+	if len(u.kept.services) > 0 {
+		for i := range outcomes {
+			u.giveUp(outcomes[i].Was, now)
 		}
 	}
-	return failed
+	u.programmed, u.retry, u.last = now, nil, Update{}
+	return outcomes
 }
 
-// taken returns the Keys of a failed service port that others have got.
-func (u *Updater) taken(s *Service, now *Resolved) (taken []Key) {
-	for i := range s.Frontends {
-		key := s.Key(&s.Frontends[i])
-		holder, ok := now.holder(key)
-		if _, failed := u.kept.services[holder]; ok && !failed {
-			taken = append(taken, key)
+// giveUp finds the Keys that a service port has given up for one that failed.
+func (u *Updater) giveUp(was *Service, now *Resolved) {
+	for key := range was.keys() {
+		holder, wanted := now.holder(key)
+		_, failed := u.kept.services[holder]
+		if _, held := u.kept.holders[key]; wanted && failed && !held {
+			u.unheld[key] = true
 		}
 	}
-	return taken
+}
+
+// keep takes over what the engine has of a service port. Its endpoints are those of had if it has not
+// failed before.
+func (u *Updater) keep(o *Outcome, had *Resolved) {
+	old, failedBefore := u.kept.services[o.Name]
+	for key := range old.service.keys() {
+		if u.kept.holders[key] == o.Name {
+			delete(u.kept.holders, key)
+		}
+	}
+	if !o.Failed {
+		delete(u.kept.services, o.Name)
+		for key := range o.Is.keys() {
+			delete(u.unheld, key)
+		}
+		return
+	}
+	port := keptPort{o.Is, old.endpoints}
+	if !failedBefore && o.Is != nil {
+		port.endpoints = had.state.Endpoints(o.Name)
+	}
+	u.kept.services[o.Name] = port
+	for key := range o.Is.keys() {
+		u.kept.holders[key] = o.Name
+	}
 }
 
 // changed is an Update that is not complete yet.
@@ -173,10 +234,12 @@ func (c *changed) group(change *Change) int {
 	return len(c.rank) + 1
 }
 
-// collect finds the service ports of the delta, those that failed, and those that win or lose
-// a frontend because of either. One that failed may be back to its previous state and not in
-// the delta: its claims have changed nevertheless.
+// collect finds the service ports of the delta, those to retry, and those that win or lose a
+// frontend because of either, or that hold a Key of one.
 func (c *changed) collect(delta *changetracker.Delta) {
+	if c.Full {
+		c.retry = slices.AppendSeq(c.retry, maps.Keys(c.kept.services))
+	}
 	if c.Full && c.programmed.state.Len()+len(c.retry) == 0 { // at start: nothing is programmed
 		return
 	}
@@ -201,6 +264,28 @@ func (c *changed) collect(delta *changetracker.Delta) {
 	}
 	for _, name := range c.retry {
 		c.move(name)
+	}
+	if len(c.kept.holders) > 0 {
+		c.collectHolders()
+	}
+}
+
+// collectHolders adds the service ports that failed and hold a Key of others.
+func (c *changed) collectHolders() {
+	for i := range c.changes {
+		c.move(c.changes[i].Name)
+	}
+	for unseen := c.claims; len(unseen) > 0; { // holders have claims of their own
+		known := len(c.claims)
+		for _, name := range unseen {
+			for _, key := range c.Now.resolver.keys(c.Now.port(name)) {
+				if holder, ok := c.kept.holders[key]; ok {
+					c.add(holder)
+					c.move(holder)
+				}
+			}
+		}
+		unseen = c.claims[known:]
 	}
 }
 
@@ -230,26 +315,31 @@ func (c *changed) resolve() {
 	}
 	for i := range c.changes {
 		change := &c.changes[i]
-		t, ok := c.Now.resolver.resolve(c.Now.state, change.Name, c.long[change.Name])
-		if all, _, _ := t.choice.Len(); all >= manyEndpoints {
-			c.long[change.Name] = t
-		} else {
-			delete(c.long, change.Name)
+		change.Before, _ = c.Was.Service(change.Name)
+		t, ok := c.Now.resolver.resolve(c.Now.state, change.Name, c.known[change.Name])
+		if all, _, _ := t.choice.Len(); ok && (all >= manyEndpoints || c.Now.resolver.EditSelection != nil) {
+			c.next = append(c.next, t)
 		}
-		if !ok {
+		if ok {
+			change.After = c.settle(t.service)
+		} else {
 			delete(c.lost, change.Name)
-			continue
 		}
-		s := t.service
-		if _, moved := c.moved[s.Name]; moved {
-			s = s.without(c.Now.lost(s.Name, s.Port))
-			c.note(s)
-			c.moved[s.Name] = slices.ContainsFunc(c.Was.keysOf(s.Name), func(key Key) bool { return s.find(key) == nil })
-		} else {
-			s = s.without(c.lost[s.Name])
+		if kept, ok := c.kept.services[change.Name]; ok {
+			change.Source = kept.sourceOf(change, c.Now.state)
 		}
-		change.After = s
 	}
+}
+
+// settle returns a service port without the frontends that others get.
+func (c *changed) settle(s *Service) *Service {
+	if _, moved := c.moved[s.Name]; !moved {
+		return s.without(c.lost[s.Name])
+	}
+	s = s.without(c.Now.lost(s.Name, s.Port))
+	c.note(s)
+	c.moved[s.Name] = slices.ContainsFunc(c.Was.keysOf(s.Name), func(key Key) bool { return s.find(key) == nil })
+	return s
 }
 
 // gone returns the Keys that a service port had and none has now.
@@ -279,13 +369,8 @@ func (c *changed) gone() (gone []Key) {
 
 // keysOf returns the Keys of the frontends that a service port has.
 func (r *Resolved) keysOf(name changetracker.ServicePortName) (keys []Key) {
-	if s, kept := r.kept.services[name]; kept {
-		if s != nil {
-			for i := range s.Frontends {
-				keys = append(keys, s.Key(&s.Frontends[i]))
-			}
-		}
-		return keys
+	if port, kept := r.kept.services[name]; kept {
+		return slices.Collect(port.service.keys())
 	}
 	return slices.DeleteFunc(r.resolver.keys(r.port(name)), func(key Key) bool {
 		winner, ok := r.winner(key)

@@ -33,7 +33,8 @@ func BenchmarkUpdater(b *testing.B) {
 			if update := u.Next(step, Resolver{DetectsPods: true}, Globals{}, full); len(update.Changes) == 0 {
 				b.Error("nothing has changed")
 			}
-			return u.Done(nil), nil
+			u.Done(nil)
+			return nil, nil
 		})
 	}
 	apply(true)

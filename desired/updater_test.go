@@ -38,7 +38,8 @@ func TestOneThatGivesUpAFrontendComesFirst(t *testing.T) {
 			if got != names {
 				t.Errorf("%s: the order is %s, want %s", when, got, names)
 			}
-			return updater.Done(nil), nil
+			updater.Done(nil)
+			return nil, nil
 		})
 	}
 	set("a")

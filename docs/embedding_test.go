@@ -73,10 +73,11 @@ func Example_trackers() {
 	// In your informers' handlers.
 	tracker.Services.Update(nil, service)
 	tracker.Endpoints.EndpointSliceUpdate(slice, false)
-	// In your sync, for each IP family. What fails is in the next delta again.
+	// In your sync, for each IP family. What fails is in the next Update again.
 	resolver, updater := desired.Resolver{Node: node}, desired.NewUpdater()
 	sync := func() error {
-		return tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) (failed []changetracker.ServicePortName, err error) {
+		return tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) (_ []changetracker.ServicePortName, err error) {
+			var failed []changetracker.ServicePortName
 			update := updater.Next(step, resolver, desired.Globals{}, false)
 			for _, change := range update.Changes {
 				if s := change.After; s != nil {
@@ -90,7 +91,9 @@ func Example_trackers() {
 					failed = append(failed, change.Name)
 				}
 			}
-			return updater.Done(failed), nil
+			updater.Done(failed)
+			updater.Retry(failed...)
+			return nil, nil
 		})
 	}
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // TestBpftoolPrintsFields: the maps carry BTF, so that their fields have names.
@@ -20,7 +21,7 @@ func TestBpftoolPrintsFields(t *testing.T) {
 	}
 	n := newNode(t)
 	n.start(t, n.world.RemotePods[0])
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	n.mustTranslate(t)
 	for name, want := range map[string][]string{
 		"maps/frontends": {`"addr"`, `"port"`, `"protocol": 6`, `"service": 0`, `"scope": 0`},

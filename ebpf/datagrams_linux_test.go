@@ -73,7 +73,7 @@ func (n *node) serveUDP(t *testing.T, number byte, pods ...*proxiertest.Host) {
 		}
 		n.OnEndpointSliceUpdate(nil, proxiertest.Slice("default", name, kind, options...))
 	}
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 }
 
 // unconnected is a UDP socket that is not connected; network "udp" is an IPv6 socket, for mapped addresses too.

@@ -88,7 +88,7 @@ func (s *scene) start(t *testing.T, step func()) (p *process, stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
-	netnstest.Check(t, p.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), p))
 	return p, func() {
 		cancel()
 		netnstest.Check(t, <-ended)
@@ -231,7 +231,7 @@ func die(t *testing.T, text string) {
 	p, stop := s.Before.start(t, step)
 	counts = true
 	s.program(p)
-	netnstest.Check(t, p.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), p))
 	stop()
 }
 

@@ -93,7 +93,7 @@ func newUplink(b *testing.B, name string) *uplink {
 	p.OnEndpointSliceAdd(proxiertest.Slice("default", "web", discovery.AddressTypeIPv4,
 		proxiertest.SlicePort("udp", v1.ProtocolUDP, 8080), proxiertest.Endpoint(pod.Addr(v1.IPv4Protocol).String())))
 	proxiertest.Run(b, p)
-	netnstest.Check(b, p.Sync(b.Context()))
+	netnstest.Check(b, proxiertest.Sync(b.Context(), p))
 	to := vip
 	if name == "routed" {
 		to = netip.AddrPortFrom(pod.Addr(v1.IPv4Protocol), 8080)

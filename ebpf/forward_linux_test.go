@@ -134,7 +134,7 @@ func (n *fastNode) serve(pod *proxiertest.Host) {
 			proxiertest.SlicePort("tcp", v1.ProtocolTCP, 8080), proxiertest.SlicePort("udp", v1.ProtocolUDP, 8080),
 			proxiertest.SlicePort("bulk", v1.ProtocolTCP, bulkPort), proxiertest.Endpoint(pod.Addr(n.family).String())))
 	}
-	netnstest.Check(n.t, n.Sync(n.t.Context()))
+	netnstest.Check(n.t, proxiertest.Sync(n.t.Context(), n))
 }
 
 func (n *fastNode) counts() ebpf.ForwardCounts {

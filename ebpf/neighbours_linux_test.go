@@ -53,7 +53,7 @@ func newInstance(t *testing.T, n *node, names proxier.Names, mark uint32, vip st
 		done <- nil
 	}
 	t.Cleanup(i.end)
-	netnstest.Check(t, p.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), p))
 	return i
 }
 

@@ -121,7 +121,7 @@ func TestWhoTranslates(t *testing.T) {
 	n := newNode(t)
 	pod, node, endpoint := n.world.LocalPods[0], n.world.Node, n.world.RemotePods[0]
 	n.start(t, endpoint)
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	for _, family := range families {
 		for _, c := range []struct {
 			name string
@@ -164,7 +164,7 @@ func TestThePeerIsTheVIP(t *testing.T) {
 	endpoint := n.world.RemotePods[0]
 	for _, n.sockets.RealPeer = range []bool{false, true} { // a change of settings replaces the programs
 		n.start(t, endpoint)
-		netnstest.Check(t, n.Sync(t.Context()))
+		netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 		for _, family := range families {
 			for _, v6 := range []bool{false, true} {
 				if !v6 && family == v1.IPv6Protocol {
@@ -224,7 +224,7 @@ func TestRestart(t *testing.T) {
 	n := newNode(t)
 	pods := n.world.RemotePods
 	n.start(t, pods[0])
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	pod := n.world.LocalPods[0]
 	mustReach := func(endpoint *proxiertest.Host) {
 		t.Helper()
@@ -241,7 +241,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("links %v, error %v", dirs, err)
 	}
 	n.start(t, pods[0])
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	if writes := n.writes.Load(); writes > 0 {
 		t.Errorf("a restart writes %d objects", writes)
 	}
@@ -249,7 +249,7 @@ func TestRestart(t *testing.T) {
 	links, err := filepath.Glob(n.sockets.BPFFS + "/serviceplane/*/ip4/v1/links-*/connect4-*")
 	netnstest.Check(t, errors.Join(err, os.Remove(links[0]))) // which detaches the program
 	n.start(t, pods[1])
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	before := n.translated(t, v1.IPv4Protocol)
 	mustReach(pods[1])
 	if after := n.translated(t, v1.IPv4Protocol); after.Translated != before.Translated+1 {
@@ -284,7 +284,7 @@ func TestWhatIsMissing(t *testing.T) {
 		n.stop()
 		n.sockets.Optional = true
 		n.start(t, n.world.RemotePods[0])
-		netnstest.Check(t, n.Sync(t.Context()))
+		netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 		if _, err := n.world.LocalPods[0].Ask(t.Context(), "tcp", vip(v1.IPv4Protocol), proxiertest.AskOptions{}); err != nil {
 			t.Error(err)
 		}
@@ -299,7 +299,7 @@ func TestConnectsDuringChanges(t *testing.T) {
 	n := newNode(t)
 	pods := n.world.RemotePods
 	n.start(t, pods...)
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	pod, before := n.world.LocalPods[0], n.translated(t, v1.IPv6Protocol)
 	ctx, stop := context.WithCancel(t.Context())
 	var clients sync.WaitGroup
@@ -335,7 +335,7 @@ func TestConnectsDuringChanges(t *testing.T) {
 			n.OnEndpointSliceAdd(proxiertest.Slice("default", name, discovery.AddressTypeIPv4,
 				proxiertest.SlicePort("web", v1.ProtocolTCP, 8080), proxiertest.Endpoint(pods[j%len(pods)].Addr(v1.IPv4Protocol).String())))
 		}
-		netnstest.Check(t, n.Sync(t.Context()))
+		netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	}
 	stop()
 	clients.Wait()

@@ -18,7 +18,7 @@ func TestTracesBesideSockets(t *testing.T) {
 	n := newNode(t)
 	pod, node, endpoint := n.world.LocalPods[0], n.world.Node, n.world.RemotePods[0]
 	n.start(t, endpoint)
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	for _, family := range families {
 		for _, c := range []struct {
 			name   string

@@ -48,7 +48,7 @@ func TestVerifyFindsWhatAnotherProgramDid(t *testing.T) {
 	t.Parallel()
 	whole, n := t, newNode(t)
 	n.start(t, n.world.RemotePods...)
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	for _, c := range []struct {
 		name   string
 		damage func(t *testing.T)
@@ -114,7 +114,7 @@ func TestVerifyFindsWhatAnotherProgramDid(t *testing.T) {
 			}
 			n.stop() // a new process compares everything, as each full sync does
 			n.start(whole, n.world.RemotePods...)
-			netnstest.Check(t, n.Sync(t.Context()))
+			netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 			found, err = n.Verify(t.Context())
 			netnstest.Check(t, err)
 			for family, v := range found {
@@ -150,7 +150,7 @@ func TestFullSyncsPinMapsAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.world.RemotePods[0])
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	netnstest.Check(t, os.Remove(n.path(t, "maps/endpoints")))
 	n.flushRules(t) // which causes a full sync, as soon as the kernel has reported it
 	poll.Until(t, "the map is pinned", func() bool {
@@ -172,7 +172,7 @@ func TestConditionOfSockets(t *testing.T) {
 	}{{n.sockets, len(families)}, {good, 0}} {
 		n.sockets = c.sockets
 		n.start(t, n.world.RemotePods[0])
-		netnstest.Check(t, n.Sync(t.Context()))
+		netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 		conditions := n.Status().Conditions
 		if len(conditions) != c.want {
 			t.Errorf("conditions %+v, want %d", conditions, c.want)
@@ -198,7 +198,7 @@ func TestCleanupFinishesAnother(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.world.RemotePods[0])
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	n.stop()
 	for _, family := range []string{"ip4", "ip6"} {
 		netnstest.Check(t, os.RemoveAll(filepath.Join(n.sockets.BPFFS, "serviceplane", proxier.DefaultNames().Table, family, "v1")))
@@ -215,7 +215,7 @@ func TestWithoutPinsNothingIsTranslated(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.world.RemotePods[0])
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	n.stop()
 	netnstest.Check(t, n.world.Node.Do(func() error { return exec.CommandContext(t.Context(), "nft", "flush", "ruleset").Run() }))
 	connect := func(family v1.IPFamily) error {
@@ -241,7 +241,7 @@ func TestRemoveSockets(t *testing.T) {
 		t.Errorf("without sockets: %v", err)
 	}
 	n.start(t, n.world.RemotePods[0])
-	netnstest.Check(t, n.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	n.mustTranslate(t)
 	if err := ebpf.RemoveSockets(config); !errors.Is(err, proxier.ErrInUse) {
 		t.Errorf("while a process uses them: error %v, want ErrInUse", err)

@@ -73,7 +73,7 @@ func newWorld(t *testing.T, policy endpointhealth.Policy) *world {
 		})
 	}
 	t.Cleanup(func() { stop(); running.Wait() })
-	netnstest.Check(t, p.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), p))
 	return w
 }
 

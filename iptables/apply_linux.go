@@ -28,15 +28,13 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 		return err
 	}
 	if update.Full {
-		e.refused = map[changetracker.ServicePortName]refusal{}
 		e.model = e.newModel(update.Globals)
 	}
 	e.model.globals = update.Globals
-	e.updated = map[changetracker.ServicePortName]step{}
+	e.updated, e.refused = map[changetracker.ServicePortName]step{}, nil
 	for name := range update.Removed() {
 		e.set(name, nil)
 	}
-	e.tryAgain(update)
 	for s := range update.Services() {
 		e.set(s.Name, e.model.planPort(s))
 	}
@@ -54,28 +52,8 @@ func (e *Engine) sameGlobals(g *desired.Globals) bool {
 	return was.SameDetection(g) && slices.Equal(was.PodCIDRs, g.PodCIDRs) && slices.Equal(was.NodePortAddresses, g.NodePortAddresses)
 }
 
-// tryAgain forgets refusals if the update has nothing but refused plans: then it is a retry, after a
-// pause that grows. What has refused them may have been a passing fault. Beside other changes, which
-// must not wait for it, a refused plan is not tried again.
-func (e *Engine) tryAgain(update *desired.Update) {
-	for range update.Removed() {
-		return
-	}
-	for s := range update.Services() {
-		if r, ok := e.refused[s.Name]; !ok || !e.model.planPort(s).equal(r.plan) {
-			return
-		}
-	}
-	clear(e.refused)
-}
-
-// set gives the model the plan of a service port; nil removes it. A plan that was refused
-// is not tried again, but for tryAgain.
+// set gives the model the plan of a service port; nil removes it.
 func (e *Engine) set(name changetracker.ServicePortName, p *portPlan) {
-	if r, ok := e.refused[name]; ok && p != nil && p.equal(r.plan) {
-		return
-	}
-	delete(e.refused, name)
 	if p != nil {
 		e.updated[name] = step{before: e.model.ports[name], after: p}
 	}

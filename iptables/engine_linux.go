@@ -36,7 +36,7 @@ type Engine struct {
 	trusted bool
 	// updated are the service ports that the current update sets.
 	updated map[changetracker.ServicePortName]step
-	refused map[changetracker.ServicePortName]refusal
+	refused []*proxier.ServiceError // in the current update
 	// counts means that rules can count by nfacct.
 	counts   bool
 	tally    *tally // of new connections; nil if they are not counted
@@ -48,12 +48,6 @@ type Engine struct {
 
 // step is the plan of a service port before and after an update.
 type step struct{ before, after *portPlan }
-
-// refusal is a plan that iptables-restore has refused.
-type refusal struct {
-	plan *portPlan
-	err  error
-}
 
 // NewEngine returns the engine of one family. It runs no program and writes nothing
 // before the first Apply.
@@ -97,7 +91,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	defer e.mu.Unlock()
 	e.report = proxier.ApplyReport{}
 	err := e.apply(ctx, &update)
-	result := proxier.Result{Failed: e.refusals(&update), Report: e.report, Left: e.left}
+	result := proxier.Result{Failed: e.refused, Report: e.report, Left: e.left}
 	if err == nil {
 		e.left = nil
 	}

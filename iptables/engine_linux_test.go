@@ -190,7 +190,7 @@ func slice(service string, family discovery.AddressType, addrs ...string) *disco
 
 func (w *world) sync(p *proxier.Proxier) {
 	w.t.Helper()
-	if err := p.Sync(w.t.Context()); err != nil {
+	if err := proxiertest.Sync(w.t.Context(), p); err != nil {
 		w.t.Fatalf("sync: %v", err)
 	}
 }
@@ -440,7 +440,8 @@ func TestInvalidPacketsAreDropped(t *testing.T) {
 }
 
 // picky creates a restore program that refuses lines about one Service. Its error names the
-// line, or that of COMMIT, as iptables-legacy does if the kernel refuses a rule.
+// line, or that of COMMIT, as iptables-legacy does if the kernel refuses a rule. It ends with the file
+// fault in dir.
 func picky(t *testing.T, variant Variant, pattern string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -451,7 +452,7 @@ func picky(t *testing.T, variant Variant, pattern string) (dir string) {
 			netnstest.Check(t, err)
 			script := "#!/bin/sh\nexec " + real + " \"$@\"\n"
 			if kind == "-restore" {
-				script = "#!/bin/sh\ninput=$(cat)\ncase \"$input\" in *test/bad:*) line=$(printf '%s\\n' \"$input\" | grep -n '" + pattern + "' | tail -n 1 | cut -d: -f1);; esac\n" +
+				script = "#!/bin/sh\ninput=$(cat)\ncase \"$(ls " + dir + ")$input\" in *fault*test/bad:*) line=$(printf '%s\\n' \"$input\" | grep -n '" + pattern + "' | tail -n 1 | cut -d: -f1);; esac\n" +
 					"if [ -n \"$line\" ]; then echo \"" + program + ": line $line failed\" >&2; exit 1; fi\n" +
 					"printf '%s\\n' \"$input\" | " + real + " \"$@\"\n"
 			}
@@ -460,29 +461,38 @@ func picky(t *testing.T, variant Variant, pattern string) (dir string) {
 			}
 		}
 	}
+	netnstest.Check(t, os.WriteFile(filepath.Join(dir, "fault"), nil, 0o600))
 	return dir
 }
 
-// TestAServiceThatIsRefusedIsSetAside, while all others are programmed.
+// TestAServiceThatIsRefusedIsSetAside, while all others are programmed. When iptables-restore takes it, it
+// is programmed too, also while events never pause.
 func TestAServiceThatIsRefusedIsSetAside(t *testing.T) {
 	for names, pattern := range map[string]string{"its line": "A .*test/bad:", "COMMIT": "COMMIT"} {
 		t.Run(names, func(t *testing.T) {
 			w := &world{t, netnstest.New(t), VariantLegacy, proxier.DefaultNames()}
-			p := w.startOdd(toolConfig{dir: picky(t, w.variant, pattern)})
+			dir := picky(t, w.variant, pattern)
+			p := w.startOdd(toolConfig{dir: dir})
 			add(p, 0, 3)
 			w.sync(p)
 			p.OnServiceAdd(proxiertest.Service("test", "bad", proxiertest.ClusterIPs("10.96.77.77"), proxiertest.Port("http", v1.ProtocolTCP, 80)))
 			p.OnEndpointSliceAdd(slice("bad", discovery.AddressTypeIPv4, "10.244.0.99"))
 			add(p, 3, 5)
-			err := p.Sync(t.Context())
-			failed, ok := errors.AsType[*proxier.ServiceError](err)
-			if !ok || failed.Name.Name != "bad" {
-				t.Fatalf("sync = %v, want a ServiceError about bad", err)
+			failed := func() []*proxier.ServiceError { return p.Status().Families[v1.IPv4Protocol].Failed }
+			if err := p.Sync(t.Context()); err != nil || len(failed()) != 1 || failed()[0].Name.Name != "bad" {
+				t.Fatalf("sync = %v, failed %v, want bad", err, failed())
 			}
 			text := w.save()
 			if strings.Contains(text, "test/bad") || !strings.Contains(text, "test/web-4") {
 				t.Errorf("rules are\n%swant all Services but bad", text)
 			}
+			netnstest.Check(t, os.Remove(filepath.Join(dir, "fault")))
+			events := 0
+			poll.Until(t, "bad is programmed", func() bool {
+				events++
+				p.OnEndpointSliceAdd(slice("web-0", discovery.AddressTypeIPv4, fmt.Sprintf("10.244.3.%d", 1+events%200)))
+				return strings.Contains(w.save(), "test/bad")
+			})
 			p.OnServiceDelete(proxiertest.Service("test", "bad"))
 			w.sync(p)
 		})

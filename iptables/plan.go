@@ -3,9 +3,7 @@ package iptables
 import (
 	"crypto/sha256"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -44,13 +42,6 @@ type portPlan struct {
 	// hairpin are its endpoints on this node, which may connect to themselves.
 	hairpin []netip.Addr
 	health  uint16 // health check node port, or 0
-}
-
-// equal reports whether two plans are the same.
-func (p *portPlan) equal(o *portPlan) bool {
-	same := func(a, b destination) bool { return a.key == b.key && slices.Equal(a.rules, b.rules) }
-	return maps.EqualFunc(p.chains, o.chains, slices.Equal[[]rule]) && slices.Equal(p.hairpin, o.hairpin) && p.health == o.health &&
-		slices.EqualFunc(p.nat, o.nat, same) && slices.EqualFunc(p.filter, o.filter, same)
 }
 
 // planPort plans a service port.

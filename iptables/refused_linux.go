@@ -8,10 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"go.uber.org/zap"
-
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -101,17 +98,6 @@ func (e *Engine) admit(ctx context.Context, names []changetracker.ServicePortNam
 
 // refuse sets a service port aside: its previous rules stay.
 func (e *Engine) refuse(name changetracker.ServicePortName, err error) {
-	e.log.Warn("service port set aside", zap.Stringer("service", name), zap.Error(err))
-	e.refused[name] = refusal{e.updated[name].after, err}
+	e.refused = append(e.refused, &proxier.ServiceError{Name: name, Err: err})
 	e.model.set(name, e.updated[name].before)
-}
-
-// refusals are the service ports of the update that were set aside.
-func (e *Engine) refusals(update *desired.Update) (failed []*proxier.ServiceError) {
-	for s := range update.Services() {
-		if r, ok := e.refused[s.Name]; ok {
-			failed = append(failed, &proxier.ServiceError{Name: s.Name, Err: r.err})
-		}
-	}
-	return failed
 }

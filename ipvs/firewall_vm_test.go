@@ -80,7 +80,7 @@ func testFirewall(t *testing.T, variant iptables.Variant) {
 	p.OnEndpointSlicesSynced()
 	check := func(what string, port uint16, want bool) {
 		t.Helper()
-		if err := p.Sync(t.Context()); err != nil {
+		if err := proxiertest.Sync(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
 		for _, addr := range append(vips, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")) {

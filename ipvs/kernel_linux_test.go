@@ -119,7 +119,7 @@ func (n *node) synced() {
 
 func (n *node) sync() {
 	n.t.Helper()
-	if err := n.proxy.Sync(n.t.Context()); err != nil {
+	if err := proxiertest.Sync(n.t.Context(), n.proxy); err != nil {
 		n.t.Fatal(err)
 	}
 }

@@ -47,7 +47,7 @@ func (n *node) nftables() (stop func()) {
 	p.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0]))
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	if err := p.Sync(n.t.Context()); err != nil {
+	if err := proxiertest.Sync(n.t.Context(), p); err != nil {
 		n.t.Fatal(err)
 	}
 	return func() {

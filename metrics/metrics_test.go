@@ -123,7 +123,7 @@ func start(t *testing.T) *proxy {
 
 func (p *proxy) sync(t *testing.T) {
 	t.Helper()
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatalf("sync: %v", err)
 	}
 }

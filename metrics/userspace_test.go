@@ -212,7 +212,7 @@ func TestConnectionsThroughAUserspaceProxyAreMeasured(t *testing.T) {
 	w.add("flaky", "10.96.0.2", v1.ProtocolTCP, tcp, "127.0.0.1", "127.0.0.2")
 	w.add("empty", "10.96.0.3", v1.ProtocolTCP, tcp)
 	w.add("names", "10.96.0.4", v1.ProtocolUDP, udp, "127.0.0.1")
-	if err := w.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), w); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ network, name, want string }{
@@ -269,7 +269,7 @@ func TestAShortageOfDescriptorsIsMeasured(t *testing.T) {
 	m.Watch(w.Status)
 	w.add("web", "10.96.0.1", v1.ProtocolTCP, endpoint(t), "127.0.0.1")
 	w.add("names", "10.96.0.4", v1.ProtocolUDP, datagramEndpoint(t), "127.0.0.1")
-	if err := w.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), w); err != nil {
 		t.Fatal(err)
 	}
 	socket, _ := w.sockets.Load("web")

@@ -39,7 +39,7 @@ func BenchmarkFastPath(b *testing.B) {
 			proxiertest.SlicePort("udp", v1.ProtocolUDP, 8080), proxiertest.Endpoint(pod.Addr(v1.IPv4Protocol).String())))
 	}
 	proxiertest.Run(b, p)
-	netnstest.Check(b, p.Sync(b.Context()))
+	netnstest.Check(b, proxiertest.Sync(b.Context(), p))
 	var flows [2]*net.UDPConn
 	for i, vip := range vips {
 		netnstest.Check(b, world.Client.Do(func() (err error) {

@@ -99,7 +99,7 @@ func (w *fastWorld) slice(name string, pods ...*proxiertest.Host) *discovery.End
 func (w *fastWorld) start() {
 	w.t.Helper()
 	proxiertest.Run(w.t, w.Proxier)
-	netnstest.Check(w.t, w.Sync(w.t.Context()))
+	netnstest.Check(w.t, proxiertest.Sync(w.t.Context(), w))
 }
 
 // forwarded is how many packets the chain of others has seen.
@@ -208,14 +208,14 @@ func TestStaleFlowsOfTheFastPathEnd(t *testing.T) {
 			flow := w.open(w.Client, "udp", to)
 			poll.Until(w.t, what+": the flow is fast", func() bool { return w.ask(flow, first.Name) == 0 })
 			w.OnEndpointSliceUpdate(nil, w.slice("fast", second))
-			netnstest.Check(w.t, w.Sync(w.t.Context()))
+			netnstest.Check(w.t, proxiertest.Sync(w.t.Context(), w))
 			poll.Until(w.t, what+": the flow has the new endpoint", func() bool {
 				a, err := flow.Ask(w.t.Context())
 				return err == nil && a.Server == second.Name
 			})
 			poll.Until(w.t, what+": the flow is fast again", func() bool { return w.ask(flow, second.Name) == 0 })
 			w.OnEndpointSliceUpdate(nil, w.slice("fast", first))
-			netnstest.Check(w.t, w.Sync(w.t.Context()))
+			netnstest.Check(w.t, proxiertest.Sync(w.t.Context(), w))
 		}
 	})
 }

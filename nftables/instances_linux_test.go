@@ -46,7 +46,7 @@ func startInstance(t *testing.T, config nftables.Config, vip string, endpoint *p
 		done <- nil
 	}
 	t.Cleanup(i.stop)
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatalf("sync: %v", err)
 	}
 	return i

@@ -83,7 +83,7 @@ func BenchmarkTraffic(b *testing.B) {
 	p.OnEndpointSliceAdd(proxiertest.Slice("default", "dns", discovery.AddressTypeIPv4,
 		proxiertest.SlicePort("dns", v1.ProtocolUDP, 9), proxiertest.Endpoint(world.LocalPods[1].Addr(v1.IPv4Protocol).String())))
 	proxiertest.Run(b, p)
-	netnstest.Check(b, p.Sync(b.Context()))
+	netnstest.Check(b, proxiertest.Sync(b.Context(), p))
 	netnstest.Check(b, world.LocalPods[1].Do(func() error { // which reads nothing
 		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: 9})
 		if err == nil {

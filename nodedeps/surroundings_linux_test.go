@@ -143,7 +143,7 @@ func TestABridgeWithoutRules(t *testing.T) {
 	}
 	set("0")
 	proxiertest.Run(t, p)
-	netnstest.Check(t, p.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), p))
 	for _, value := range values {
 		set(value)
 		for _, vip := range []string{"10.96.0.10:80", "[fd00:96::10]:80"} {

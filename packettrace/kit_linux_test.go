@@ -76,7 +76,7 @@ func newWorld(t *testing.T, engine func(proxier.Config) (*proxier.Proxier, error
 	}
 	w.proxy.OnServiceSynced()
 	w.proxy.OnEndpointSlicesSynced()
-	netnstest.Check(t, w.proxy.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), w.proxy))
 	return w
 }
 

@@ -19,19 +19,21 @@ type Announcement struct {
 	Key  desired.Key // with a valid VIP: node ports are not announced
 	Kind desired.Kind
 	Name changetracker.ServicePortName
+	// Port is the service port, with its Ext.
+	Port *changetracker.ServicePort
 }
 
 // Announcer advertises the VIPs that this node serves, by BGP, ARP, NDP or routes. A VIP is
 // served as long as one of its Announcements is. Calls for both IP families may overlap.
 // After an error the same announcements are passed again by the next sync, which follows
-// soon, unless they have changed. As nobody knows what the failed call has done, Announce may
+// soon, unless they have changed, and ConditionAnnouncements lasts until that succeeds. As nobody knows what the failed call has done, Announce may
 // then get a Key that is announced already, and Withdraw one that is not. Syncs wait for the Announcer, so the context ends after a few seconds.
 type Announcer interface {
 	// Withdraw is called before the frontends are removed from the data plane, and before
 	// Cleanup.
 	Withdraw(ctx context.Context, family v1.IPFamily, announcements []Announcement) error
 	// Announce is called after the frontends are programmed. If a Key is announced already,
-	// its Kind or Name has changed.
+	// its Kind, Name or Port has changed.
 	Announce(ctx context.Context, family v1.IPFamily, announcements []Announcement) error
 }
 
@@ -43,12 +45,10 @@ const announceTimeout = 3 * time.Second
 type announcements struct {
 	announcer  Announcer // nil: none
 	family     v1.IPFamily
-	programmed map[changetracker.ServicePortName][]Announcement // sorted by Key
+	programmed map[desired.Key]Announcement
 	announced  map[desired.Key]sent
-	// changed holds the keys whose programmed and announced state may differ, with what is
-	// programmed; the zero Announcement means nothing.
-	changed map[desired.Key]Announcement
-	// next is what the current Update wants.
+	changed    map[desired.Key]bool // may differ between the two
+	// next is what the current Update wants, sorted by Key.
 	next map[changetracker.ServicePortName][]Announcement
 }
 
@@ -62,58 +62,58 @@ type sent struct {
 
 func newAnnouncements(a Announcer, family v1.IPFamily) *announcements {
 	return &announcements{
-		announcer: a, family: family, programmed: map[changetracker.ServicePortName][]Announcement{},
-		announced: map[desired.Key]sent{}, changed: map[desired.Key]Announcement{},
+		announcer: a, family: family, programmed: map[desired.Key]Announcement{},
+		announced: map[desired.Key]sent{}, changed: map[desired.Key]bool{},
 	}
 }
 
 // withdrawRemoved withdraws the frontends that an Update removes. If that fails, the Update
 // continues, so that the Announcer cannot delay it, and announceProgrammed tries again.
-func (b *announcements) withdrawRemoved(ctx context.Context, state *changetracker.State, u *desired.Update) {
+func (b *announcements) withdrawRemoved(ctx context.Context, u *desired.Update) {
 	if b.announcer == nil {
 		return
 	}
 	b.next = make(map[changetracker.ServicePortName][]Announcement, len(u.Changes))
-	for s := range u.Services() {
-		b.next[s.Name] = announcementsOf(state, s)
-	}
 	var gone []Announcement
-	for name := range b.touched(u) {
-		for _, a := range b.programmed[name] {
-			if find(b.next[name], a.Key) == nil {
+	for i := range u.Changes {
+		c := &u.Changes[i]
+		if c.After != nil {
+			b.next[c.Name] = announcementsOf(u.Now.View(), c.After)
+		}
+		for _, a := range b.of(c.Before) {
+			if find(b.next[c.Name], a.Key) == nil {
 				gone = append(gone, a)
 			}
 		}
 	}
-	for key, now := range b.changed {
-		if now == (Announcement{}) { // an earlier withdrawal failed
+	for key := range b.changed {
+		if _, isProgrammed := b.programmed[key]; !isProgrammed { // an earlier withdrawal failed
 			gone = append(gone, Announcement{Key: key})
 		}
 	}
 	_ = b.withdraw(ctx, gone)
 }
 
-// touched returns the service ports whose announcements an Update may change.
-func (b *announcements) touched(u *desired.Update) map[changetracker.ServicePortName]bool {
-	names := map[changetracker.ServicePortName]bool{}
-	for i := range u.Changes {
-		names[u.Changes[i].Name] = true
+// of returns what is programmed of a service port.
+func (b *announcements) of(s *desired.Service) (list []Announcement) {
+	if s == nil {
+		return nil
 	}
-	if u.Full {
-		for name := range b.programmed {
-			names[name] = true
+	for i := range s.Frontends {
+		if a, ok := b.programmed[s.Key(&s.Frontends[i])]; ok && a.Name == s.Name {
+			list = append(list, a)
 		}
 	}
-	return names
+	return list
 }
 
-func announcementsOf(state *changetracker.State, s *desired.Service) (list []Announcement) {
-	view, isReadyHere := state.For(state.Node()), false
-	state.EachEndpoint(s.Name, func(e *changetracker.Endpoint) { isReadyHere = isReadyHere || e.Ready && view.Local(e) })
+func announcementsOf(view changetracker.View, s *desired.Service) (list []Announcement) {
+	isReadyHere := false
+	view.State().EachEndpoint(s.Name, func(e *changetracker.Endpoint) { isReadyHere = isReadyHere || e.Ready && view.Local(e) })
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		if f.Action == desired.Forward && f.VIP.IsValid() && (f.Scope != desired.ScopeLocal || isReadyHere) {
-			list = append(list, Announcement{Key: s.Key(f), Kind: f.Kind, Name: s.Name})
+			list = append(list, Announcement{Key: s.Key(f), Kind: f.Kind, Name: s.Name, Port: s.Port})
 		}
 	}
 	return list
@@ -128,73 +128,51 @@ func find(list []Announcement, key desired.Key) *Announcement {
 }
 
 // announceProgrammed announces the frontends that an Update has programmed. A service port
-// that failed keeps the frontends that it had and still wants, or none if it is Partial.
-func (b *announcements) announceProgrammed(ctx context.Context, u *desired.Update, failed []*ServiceError) error {
+// that failed keeps the frontends that it has and still wants, or none if it is Partial.
+func (b *announcements) announceProgrammed(ctx context.Context, o *outcome) error {
 	if b.announcer == nil {
 		return nil
 	}
-	names := b.touched(u)
-	if len(failed) > 0 {
-		owners := b.owners()
-		for _, e := range failed {
-			names[e.Name] = true
-			b.next[e.Name] = b.kept(e, owners)
+	var now []Announcement
+	for i := range o.outcomes { // a key may move to another service port: remove before adding
+		port := &o.outcomes[i]
+		was, next := b.of(port.Was), b.next[port.Name]
+		for _, a := range was {
+			delete(b.programmed, a.Key)
+			b.changed[a.Key] = true
+		}
+		if !port.Failed {
+			now = append(now, next...)
+		} else if !o.errs[port.Name].Partial {
+			now = append(now, slices.DeleteFunc(was, func(a Announcement) bool { return !has(port.Is, a.Key) || find(next, a.Key) == nil })...)
 		}
 	}
-	for name := range names { // a key may move to another service port: remove before adding
-		for _, a := range b.programmed[name] {
-			b.changed[a.Key] = Announcement{}
-		}
-	}
-	for name := range names {
-		for _, a := range b.next[name] {
-			b.changed[a.Key] = a
-		}
-		if b.programmed[name] = b.next[name]; len(b.next[name]) == 0 {
-			delete(b.programmed, name)
-		}
+	for _, a := range now {
+		b.programmed[a.Key] = a
+		b.changed[a.Key] = true
 	}
 	b.next = nil
 	return b.flush(ctx)
 }
 
-// kept returns the announcements that a failed service port keeps. A frontend that another
-// service port gets with this Update is not kept.
-func (b *announcements) kept(e *ServiceError, owners map[desired.Key]changetracker.ServicePortName) (kept []Announcement) {
-	wanted, inUpdate := b.next[e.Name]
-	for _, a := range b.programmed[e.Name] {
-		owner, isOwned := owners[a.Key]
-		if e.Partial || inUpdate && find(wanted, a.Key) == nil || isOwned && owner != e.Name {
-			continue
-		}
-		kept = append(kept, a)
-	}
-	return kept
-}
-
-// owners maps the keys of the current Update to their service ports.
-func (b *announcements) owners() map[desired.Key]changetracker.ServicePortName {
-	owners := map[desired.Key]changetracker.ServicePortName{}
-	for name, list := range b.next {
-		for _, a := range list {
-			owners[a.Key] = name
-		}
-	}
-	return owners
+// has reports whether a service port, which may be nil, has a frontend.
+func has(s *desired.Service, key desired.Key) bool {
+	return s != nil && slices.ContainsFunc(s.Frontends, func(f desired.Frontend) bool { return s.Key(&f) == key })
 }
 
 // flush withdraws and announces what has changed.
 func (b *announcements) flush(ctx context.Context) error {
 	var gone, added []Announcement
-	for key, now := range b.changed {
+	for key := range b.changed {
+		now, wanted := b.programmed[key]
 		was, isAnnounced := b.announced[key]
 		switch {
-		case was == sent{Announcement: now} || now == (Announcement{}) && !isAnnounced:
-			delete(b.changed, key)
-		case now == (Announcement{}):
+		case wanted && was != sent{Announcement: now}:
+			added = append(added, now)
+		case !wanted && isAnnounced:
 			gone = append(gone, was.Announcement)
 		default:
-			added = append(added, now)
+			delete(b.changed, key)
 		}
 	}
 	err := b.withdraw(ctx, gone)
@@ -251,11 +229,9 @@ func (b *announcements) withdrawAll(ctx context.Context) error {
 	if b.announcer == nil {
 		return nil
 	}
-	for name := range b.programmed {
-		delete(b.programmed, name)
-	}
+	clear(b.programmed)
 	for key := range b.announced {
-		b.changed[key] = Announcement{}
+		b.changed[key] = true
 	}
 	return b.flush(ctx)
 }

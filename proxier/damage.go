@@ -3,8 +3,6 @@ package proxier
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -51,105 +49,107 @@ func (f *family) damaged(d Damage) {
 	}
 	now := time.Now()
 	f.mu.Lock()
-	first := d != (Damage{}) && f.repairs.beginsRow(now)
+	first, known := d != (Damage{}) && f.repairs.beginsRow(now), f.repairs.pending()
 	f.repairs.damage(d, now)
-	wait := f.scheduleRepairLocked(now)
+	wait := max(f.repairs.due().Sub(now), 0)
 	f.mu.Unlock()
+	if !known { // otherwise a sync comes when the repair is due
+		f.trigger()
+	}
 	if first {
 		f.log.Warn("another program changed our kernel objects", zap.Stringer("what", d), zap.Duration("repaired in", wait))
 	}
 }
 
-// damagedPort is a service port that another program changed. Its damages are a burst until it is
-// left alone for shortestQuiet.
-type damagedPort struct {
-	last    time.Time
-	waiting bool // for a sync
-	taken   bool // by a sync that has not succeeded yet
-	logged  bool // the damage; its repair not yet
+// portDamage is what other programs did to a service port. Its damages are a burst until it is left
+// alone for shortestQuiet.
+type portDamage struct {
+	last    time.Time // zero: never
+	waiting bool      // for a sync
+	taken   bool      // by a sync that has not succeeded yet
+	logged  bool      // the damage; its repair not yet
 }
 
-// pending reports whether a sync has to repair it.
-func (d *damagedPort) pending() bool { return d.waiting || d.taken }
-
-func (d *damagedPort) ended(now time.Time) bool {
-	return !d.pending() && !d.logged && now.Sub(d.last) > shortestQuiet
+// take reports whether there is damage for a sync to repair.
+func (d *portDamage) take() bool {
+	if !d.waiting {
+		return false
+	}
+	d.waiting, d.taken = false, true
+	return true
 }
 
-// damagedPort makes the next sync program a service port again. It logs the first damage of a burst.
-func (f *family) damagedPort(d *Damage) {
-	now := time.Now()
-	f.mu.Lock()
-	maps.DeleteFunc(f.damagedPorts, func(_ changetracker.ServicePortName, port *damagedPort) bool { return port.ended(now) })
-	port := f.damagedPorts[d.Service]
-	first := port == nil
-	if first {
-		port = &damagedPort{logged: len(f.damagedPorts) < mostServiceLines}
-		f.damagedPorts[d.Service] = port
-	}
-	known, ports := port.waiting, len(f.damagedPorts)
-	port.last, port.waiting = now, true
-	f.mu.Unlock()
-	if !known {
-		f.trigger()
-	}
-	switch {
-	case first && ports <= mostServiceLines:
-		f.log.Warn("service port was damaged, will be programmed again", append(serviceFields(d.Service), zap.Stringer("what", *d))...)
-	case first && ports == mostServiceLines+1:
-		f.log.Warn("further service ports were damaged, will be programmed again")
-	}
+func (d *portDamage) pending() bool { return d.waiting || d.taken }
+
+func (d *portDamage) isOver(now time.Time) bool {
+	return !d.last.IsZero() && !d.pending() && !d.logged && now.Sub(d.last) > shortestQuiet
 }
 
-// takeDamagedPorts returns the service ports that are to be repaired.
-func (f *family) takeDamagedPorts() (names []changetracker.ServicePortName) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for name, port := range f.damagedPorts {
-		if port.pending() {
-			port.waiting, port.taken = false, true
-			names = append(names, name)
+// damagedNow makes the next sync program a service port again. first says that a burst begins, of which
+// so many last.
+func (p *ports) damagedNow(name changetracker.ServicePortName, now time.Time) (known, first bool, bursts int) {
+	r := p.get(name)
+	d := &r.damage
+	if known, first = d.waiting, d.last.IsZero() || d.isOver(now); first {
+		bursts = p.bursts(now) + 1
+		d.logged = bursts <= mostServiceLines
+	}
+	d.last, d.waiting = now, true
+	p.byName[name] = r // bursts may have forgotten it
+	p.schedule(r, now)
+	return known, first, bursts
+}
+
+// bursts counts the bursts that last, and forgets the others.
+func (p *ports) bursts(now time.Time) (last int) {
+	for _, r := range p.byName {
+		if r.damage.isOver(now) {
+			r.damage = portDamage{}
+			p.forgetIfWell(r)
+		} else if !r.damage.last.IsZero() {
+			last++
 		}
 	}
-	return names
+	return last
 }
 
-// repairedPorts ends the repairs that a sync has done, and logs the first one of each burst whose
-// damage was logged. failed are the service ports that the sync could not program.
-func (f *family) repairedPorts(failed []*ServiceError) {
-	var repaired []changetracker.ServicePortName
-	f.locked(func() {
-		for name, port := range f.damagedPorts {
-			port.taken = false
-			if port.logged && !port.waiting && findFailure(failed, &ServiceError{Name: name}) == nil {
-				port.logged = false
-				repaired = append(repaired, name)
-			}
-		}
-	})
-	slices.SortFunc(repaired, changetracker.ServicePortName.Compare)
-	for _, name := range repaired {
-		f.log.Info("service port is repaired after it was damaged", serviceFields(name)...)
+// repaired ends the repair of a service port, and reports whether to log it: the first one of a burst
+// whose damage was logged.
+func (p *ports) repaired(name changetracker.ServicePortName) bool {
+	r := p.byName[name]
+	if r == nil {
+		return false
 	}
+	d := &r.damage
+	logs := d.logged && !d.waiting
+	d.taken, d.logged = false, d.logged && d.waiting
+	return logs
 }
 
-// portRepairsPendingLocked reports whether a service port has to be repaired.
-func (f *family) portRepairsPendingLocked() bool {
-	for _, port := range f.damagedPorts {
-		if port.pending() {
+// repairing reports whether a service port has to be repaired.
+func (p *ports) repairing() bool {
+	for _, r := range p.byName {
+		if r.damage.pending() {
 			return true
 		}
 	}
 	return false
 }
 
-// scheduleRepairLocked triggers a sync when the repair is due.
-func (f *family) scheduleRepairLocked(now time.Time) time.Duration {
-	wait := max(f.repairs.due().Sub(now), 0)
-	if f.repairs.pending() {
-		f.repairTimer.Reset(wait)
+// damagedPort makes the next sync program a service port again. It logs the first damage of a burst.
+func (f *family) damagedPort(d *Damage) {
+	f.mu.Lock()
+	known, first, bursts := f.ports.damagedNow(d.Service, time.Now())
+	f.mu.Unlock()
+	if !known {
+		f.trigger()
 	}
-	return wait
+	switch {
+	case first && bursts <= mostServiceLines:
+		f.log.Warn("service port was damaged, will be programmed again", append(serviceFields(d.Service), zap.Stringer("what", *d))...)
+	case first && bursts == mostServiceLines+1:
+		f.log.Warn("further service ports were damaged, will be programmed again")
+	}
 }
 
 // repairState is what a sync must know about damage when it starts.
@@ -177,7 +177,6 @@ func (f *family) fullSyncEnded(started damageCounts, began time.Time) {
 	wasDamaged := f.repairs.damaged()
 	now := time.Now()
 	f.repairs.repairEnded(started, !f.full, began, now)
-	f.scheduleRepairLocked(now)
 	if wasDamaged && !f.full && f.repairs.inRow == 1 {
 		f.log.Info("kernel objects are repaired after another program changed them")
 	}

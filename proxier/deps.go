@@ -87,9 +87,9 @@ type TrafficCounter interface {
 	// sync happens before. After failures it tries again.
 	RunTraffic(ctx context.Context, log *zap.Logger, begun func()) error
 	// FollowTraffic is called after each Apply that succeeded: flows are those of the service ports
-	// of the update, except those that selected does not select: their engine counts. check says
-	// where node ports are accepted, and has no frontends.
-	FollowTraffic(update *desired.Update, check desired.FlowCheck, selected func(*desired.Service) bool)
+	// that there are now, except those that selected does not select: their engine counts. check
+	// says where node ports are accepted, and has no frontends.
+	FollowTraffic(family v1.IPFamily, outcomes []desired.Outcome, check desired.FlowCheck, selected func(*desired.Service) bool)
 	// AddTraffic returns counts with the traffic of an IP family.
 	AddTraffic(ctx context.Context, family v1.IPFamily, counts Counts) (Counts, error)
 }

@@ -7,7 +7,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 )
 
@@ -28,35 +27,29 @@ type endTracker struct {
 	// first and last are when the first and last of the pending flows came.
 	first, last time.Time
 	searched    bool
-	timer       *time.Timer
 }
 
 // newEndTracker returns nil if c cannot end connections.
-func newEndTracker(c Conntrack, trigger func()) *endTracker {
+func newEndTracker(c Conntrack) *endTracker {
 	ender, ok := c.(ConnectionEnder)
 	if !ok {
 		return nil
 	}
-	t := &endTracker{ender: ender, flows: newFlowTracker(nil), timer: time.AfterFunc(longestPause, trigger)}
-	t.timer.Stop()
-	t.flows.tracks = func(s *desired.Service, result *Result) bool {
-		_, terminates := result.FlowEnds[s.Name] // then the engine ends its connections itself
-		return s.EndsConnections() && !terminates
+	t := &endTracker{ender: ender, flows: newFlowTracker(nil)}
+	t.flows.tracks = func(s *desired.Service, terminates bool) bool {
+		return s.EndsConnections() && !terminates // otherwise the engine ends its connections itself
 	}
-	t.flows.ends = func(s *desired.Service, _ *Result) desired.Endpoints { return s.Listed }
+	t.flows.endsOf = func(s *desired.Service) desired.Endpoints { return s.Listed }
 	return t
 }
 
-// update takes over what an Update has programmed.
-func (t *endTracker) update(state *changetracker.State, u *desired.Update, result *Result) {
+// update takes over what became of service ports.
+func (t *endTracker) update(outcomes []desired.Outcome, u *desired.Update, result *Result) {
 	if t == nil {
 		return
 	}
 	before := t.flows.added
-	t.flows.update(state, u, result)
-	if len(t.flows.programmed)+len(t.flows.pending) > 0 {
-		t.release(u, result)
-	}
+	t.flows.update(outcomes, u, result)
 	switch now := time.Now(); {
 	case len(t.flows.pending) == 0:
 		t.first = time.Time{}
@@ -65,23 +58,14 @@ func (t *endTracker) update(state *changetracker.State, u *desired.Update, resul
 	case t.flows.added > before:
 		t.last = now
 	}
-	if !t.first.IsZero() {
-		t.timer.Reset(max(time.Until(t.deadline()), 0))
-	}
 }
 
-// release forgets service ports that do not ask for ended connections any more. Their
-// frontends may have belonged to one that does.
-func (t *endTracker) release(u *desired.Update, result *Result) {
-	for s := range u.Services() {
-		if t.flows.tracks(s, result) {
-			continue
-		}
-		delete(t.flows.programmed, s.Name)
-		for i := range s.Frontends {
-			delete(t.flows.pending, s.Key(&s.Frontends[i]))
-		}
+// next is when to search; zero if nothing is pending.
+func (t *endTracker) next() time.Time {
+	if t == nil || t.first.IsZero() {
+		return time.Time{}
 	}
+	return t.deadline()
 }
 
 func (t *endTracker) deadline() time.Time {
@@ -117,13 +101,6 @@ func (t *endTracker) done(now time.Time) {
 	if !t.first.IsZero() && !now.Before(t.deadline()) {
 		t.flows.done()
 		t.first = time.Time{}
-		t.timer.Stop()
-	}
-}
-
-func (t *endTracker) stop() {
-	if t != nil {
-		t.timer.Stop()
 	}
 }
 

@@ -3,7 +3,6 @@ package proxier
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -59,6 +58,9 @@ type ServiceError struct {
 	Err  error // the cause
 	// Partial means that the service port may not be in its previous state either.
 	Partial bool
+	// Terminal means that trying again is of no use, until the service port changes or a full sync
+	// comes: the engine does not have what it asks for.
+	Terminal bool
 	// Since is the start of the first of the latest consecutive syncs in which the service
 	// port failed. The Proxier sets it.
 	Since time.Time
@@ -75,52 +77,21 @@ func (e *ServiceError) Unwrap() error { return e.Err }
 // errNoCause replaces a missing cause in a ServiceError of an engine.
 var errNoCause = errors.New("the engine reported no cause")
 
-// failures returns the first failure of each service port in the result of an engine,
-// sorted by name.
-func failures(failed []*ServiceError) []*ServiceError {
-	failed = slices.DeleteFunc(slices.Clone(failed), func(e *ServiceError) bool { return e == nil })
-	for i, e := range failed {
+// failures returns the first failure of each service port in the result of an engine, and their
+// names.
+func failures(failed []*ServiceError) (first map[changetracker.ServicePortName]*ServiceError, names []changetracker.ServicePortName) {
+	for _, e := range failed {
+		if e == nil || first[e.Name] != nil {
+			continue
+		}
 		if e.Err == nil {
-			failed[i] = &ServiceError{Name: e.Name, Err: errNoCause, Partial: e.Partial}
+			e = &ServiceError{Name: e.Name, Err: errNoCause, Partial: e.Partial, Terminal: e.Terminal}
 		}
-	}
-	return firstOfEach(failed)
-}
-
-// dated sets Since of failures that are sorted by name.
-func (f *family) dated(failed []*ServiceError, now time.Time) []*ServiceError {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for i, e := range failed {
-		e := *e
-		e.Since = now
-		if before := findFailure(f.recorded.Failed, &e); before != nil {
-			e.Since = before.Since
+		if first == nil {
+			first = map[changetracker.ServicePortName]*ServiceError{}
 		}
-		failed[i] = &e
+		first[e.Name] = e
+		names = append(names, e.Name)
 	}
-	return failed
-}
-
-// firstOfEach sorts failures by service port and keeps the first one of each.
-func firstOfEach(failed []*ServiceError) []*ServiceError {
-	slices.SortStableFunc(failed, func(a, b *ServiceError) int { return a.Name.Compare(b.Name) })
-	return slices.CompactFunc(failed, func(a, b *ServiceError) bool { return a.Name == b.Name })
-}
-
-func namesOf(failed []*ServiceError) []changetracker.ServicePortName {
-	names := make([]changetracker.ServicePortName, len(failed))
-	for i, e := range failed {
-		names[i] = e.Name
-	}
-	return names
-}
-
-// joined returns all failures as one error, nil if there are none.
-func joined(failed []*ServiceError) error {
-	errs := make([]error, len(failed))
-	for i, e := range failed {
-		errs[i] = e
-	}
-	return errors.Join(errs...)
+	return first, names
 }

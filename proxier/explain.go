@@ -15,28 +15,32 @@ import (
 // Programmed returns the State that is programmed in an IP family, nil before the first
 // successful sync. For a service port in Status.Failed the kernel may hold an older one.
 func (p *Proxier) Programmed(family v1.IPFamily) *changetracker.State {
-	now, _ := p.programmedOf(family)
-	return now.state
+	return p.programmedOf(family).state
 }
 
-// programmedOf returns the input of the last successful Apply, and the failed service ports.
-func (p *Proxier) programmedOf(name v1.IPFamily) (programmed, []*ServiceError) {
+// programmedOf returns the input of the last successful Apply.
+func (p *Proxier) programmedOf(name v1.IPFamily) (now programmed) {
+	if f := p.family(name); f != nil {
+		now = f.current()
+	}
+	return now
+}
+
+// family returns that of a name, nil if it is not served.
+func (p *Proxier) family(name v1.IPFamily) *family {
 	for _, f := range p.families {
 		if f.name == name {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			return f.programmed, f.recorded.Failed
+			return f
 		}
 	}
-	return programmed{}, nil
+	return nil
 }
 
 // Resolved returns what is programmed in an IP family: each service port without the frontends
 // that belong to another one. It is nil, and has no service ports, before the first successful
 // sync, and the same until the next one.
 func (p *Proxier) Resolved(family v1.IPFamily) *desired.Resolved {
-	now, _ := p.programmedOf(family)
-	return now.resolved
+	return p.programmedOf(family).resolved
 }
 
 // Explain reports what happens to the first packet of a connection: its frontend, the
@@ -56,7 +60,7 @@ func (p *Proxier) Explain(ctx context.Context, packet desired.Packet) (desired.E
 	p.mu.Lock()
 	node := p.node
 	p.mu.Unlock()
-	now, failures := p.programmedOf(family)
+	now := p.programmedOf(family)
 	if now.state == nil {
 		return desired.Explanation{}, fmt.Errorf("explain: %w in %s", ErrNotProgrammed, family)
 	}
@@ -69,12 +73,20 @@ func (p *Proxier) Explain(ctx context.Context, packet desired.Packet) (desired.E
 	if err != nil || e.Service == nil {
 		return e, err
 	}
-	for _, failed := range failures {
-		if failed.Name == *e.Service {
-			e.Reasons = append(e.Reasons, fmt.Sprintf("not programmed, the kernel may hold an older version: %v", failed.Err))
-		}
+	if failed := p.family(family).failure(*e.Service); failed != nil {
+		e.Reasons = append(e.Reasons, fmt.Sprintf("not programmed, the kernel may hold an older version: %v", failed.Err))
 	}
 	return e, nil
+}
+
+// failure is why a service port is not programmed as it should be; nil if it is.
+func (f *family) failure(name changetracker.ServicePortName) *ServiceError {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r := f.ports.byName[name]; r != nil {
+		return r.failed
+	}
+	return nil
 }
 
 func (p *Proxier) nodeAddresses(ctx context.Context, node changetracker.Node) ([]netip.Addr, error) {

@@ -14,7 +14,10 @@ const (
 
 func Abilities(e Engine) []string { return abilities(e) }
 
-func (p *Proxier) SyncNow(ctx context.Context) error { return p.sync(ctx) }
+func (p *Proxier) SyncNow(ctx context.Context) error {
+	_, err := p.sync(ctx)
+	return err
+}
 
 func (p *Proxier) ProblemCounts() map[changetracker.Reason]int {
 	return problemCounts(p.tracker, p.families)

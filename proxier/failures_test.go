@@ -150,28 +150,32 @@ func (f *fixture) countsAsProgrammed(name string, port uint16) bool {
 	key := serviceName(name)
 	status := f.Status().Families[v1.IPv4Protocol]
 	failed := slices.ContainsFunc(status.Failed, func(e *proxier.ServiceError) bool { return e.Name == key })
+	if !slices.IsSortedFunc(status.Failed, func(a, b *proxier.ServiceError) int { return cmp.Or(a.Name.Compare(b.Name), -1) }) {
+		return true
+	}
 	if state := f.Programmed(v1.IPv4Protocol); state != nil && !failed {
 		if s, ok := state.Service(key); ok && s.Port == port {
 			return true
 		}
 	}
-	sorted := slices.IsSortedFunc(status.Failed, func(a, b *proxier.ServiceError) int { return cmp.Or(a.Name.Compare(b.Name), -1) })
-	return !sorted || status.PendingSince.IsZero() || status.LastError == nil
+	return !failed && (status.PendingSince.IsZero() || status.LastError == nil)
 }
 
-// TestAnErrorNamesAServicePortOnce and the family, without the layers of the program.
-func TestAnErrorNamesAServicePortOnce(t *testing.T) {
+// TestAnErrorIsATotalFailure: it names the family, without the layers of the program. Service ports
+// that failed are listed.
+func TestAnErrorIsATotalFailure(t *testing.T) {
 	died := errors.New("socket died")
 	for name, c := range map[string]struct {
 		services []string
 		total    error
 		want     string
+		failed   string
 	}{
-		"one":         {[]string{"a"}, nil, "IPv4: service port test/a:web (TCP): refused"},
-		"two":         {[]string{"a", "b"}, nil, "IPv4: service port test/a:web (TCP): refused\nservice port test/b:web (TCP): refused"},
-		"one and all": {[]string{"a"}, died, "IPv4: socket died"},
-		"all":         {nil, died, "IPv4: socket died"},
-		"nothing":     {nil, nil, ""},
+		"one":         {[]string{"a"}, nil, "", "[service port test/a:web (TCP): refused]"},
+		"two":         {[]string{"a", "b"}, nil, "", "[service port test/a:web (TCP): refused service port test/b:web (TCP): refused]"},
+		"one and all": {[]string{"a"}, died, "IPv4: socket died", "[]"},
+		"all":         {nil, died, "IPv4: socket died", "[]"},
+		"nothing":     {nil, nil, "", "[]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, withoutRetries(), func(t *testing.T, f *fixture) {
@@ -187,7 +191,17 @@ func TestAnErrorNamesAServicePortOnce(t *testing.T) {
 					f.Tracker().Services.Update(nil, service(name, fmt.Sprintf("10.0.0.%d", i+1)))
 				}
 				err := f.Sync(t.Context())
-				for what, err := range map[string]error{"Sync": err, "LastError": f.Status().Families[v1.IPv4Protocol].LastError} {
+				status := f.Status().Families[v1.IPv4Protocol]
+				reports := f.History()
+				if got := fmt.Sprint(status.Failed); got != c.failed {
+					t.Errorf("Failed = %s, want %s", got, c.failed)
+				}
+				if r := reports[slices.IndexFunc(reports, func(r proxier.SyncReport) bool {
+					return r.Started.Equal(status.LastAttempt) && r.Family == v1.IPv4Protocol && !r.Full
+				})]; fmt.Sprint(r.Failures) != c.failed || textOf(r.Err) != c.want {
+					t.Errorf("the history has %v and %v, want %s and %q", r.Failures, r.Err, c.failed, c.want)
+				}
+				for what, err := range map[string]error{"Sync": err, "LastError": status.LastError} {
 					if text := textOf(err); text != c.want {
 						t.Errorf("%s = %q, want %q", what, text, c.want)
 					}
@@ -223,8 +237,8 @@ func TestAFailedServicePortThatIsAsBefore(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.v4.failWith(func(u desired.Update) error { return someError{{Name: u.Changes[0].Name, Err: errors.New("refused")}} })
-		if err := sync(service("a", "10.0.0.1", proxiertest.ExternalIPs("198.51.100.1"))); err == nil {
-			t.Fatal("Sync = nil, want the engine's failure")
+		if err := sync(service("a", "10.0.0.1", proxiertest.ExternalIPs("198.51.100.1"))); err != nil || len(f.Status().Families[v1.IPv4Protocol].Failed) != 1 {
+			t.Fatalf("Sync = %v, Failed = %v, want nil and one", err, f.Status().Families[v1.IPv4Protocol].Failed)
 		}
 		f.v4.failWith(nil)
 		if err := sync(service("a", "10.0.0.1"), service("b", "10.0.0.2", proxiertest.ExternalIPs("198.51.100.1"))); err != nil {

@@ -6,7 +6,6 @@ import (
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -24,39 +23,37 @@ type family struct {
 	health    Health
 	trigger   func() // requests a sync
 
-	resolver    desired.Resolver
-	globals     desired.Globals
-	updater     *desired.Updater
-	full        bool // the next Update must be full: at start, and after a failure
-	lastFull    time.Time
-	moduleWaits int // how often waitForModule may still wait
-	denied      map[changetracker.ServicePortName]*desired.Service
-	flows       *flowTracker
-	ending      *endTracker    // nil: none
-	traffic     TrafficCounter // nil: none
-	noLocal     noLocalCounter
-	// unprogrammed are the Services with a health check and service ports that failed in the
-	// last sync. If such a service port is deleted before it was ever programmed, no Delta
-	// says so, but the health check has begun.
-	unprogrammed  map[types.NamespacedName]bool
+	resolver      desired.Resolver
+	globals       desired.Globals
+	updater       *desired.Updater
+	full          bool // the next Update must be full: at start, and after a failure
+	lastFull      time.Time
+	moduleWaits   int // how often waitForModule may still wait
+	denied        map[changetracker.ServicePortName]*desired.Service
+	flows         *flowTracker
+	ending        *endTracker    // nil: none
+	traffic       TrafficCounter // nil: none
+	noLocal       noLocal
 	announcements *announcements
 	counting      *sharedReading
 	lock          lock
 	foreignLock   string // the last foreignLockError that was logged
 	loggedFailure string // of the last sync, if it failed as a whole
-	repairTimer   *time.Timer
+	broken        retry  // syncs that failed as a whole
+	late          retry  // what follows programming
 
-	mu           sync.Mutex // guards all below
-	recorded     FamilyStatus
-	programmed   programmed
-	conflicts    []changetracker.Problem
-	staleFlows   Condition
-	inUse        Condition
-	lag          lag
-	repairs      repairs
-	watcher      watchState
-	broken       bool // the last sync failed, and not only for single service ports
-	damagedPorts map[changetracker.ServicePortName]*damagedPort
+	mu          sync.Mutex // guards all below
+	recorded    FamilyStatus
+	ports       ports
+	programmed  programmed
+	conflicts   []changetracker.Problem
+	staleFlows  Condition
+	unannounced Condition
+	inUse       Condition
+	lag         lag
+	repairs     repairs
+	watcher     watchState
+	incomplete  bool // the last sync failed, or what follows programming
 }
 
 func (f *family) locked(do func()) {
@@ -72,18 +69,4 @@ type programmed struct {
 	globals  desired.Globals
 	resolved *desired.Resolved // the state, as resolver and globals decide
 	traits   func(*desired.Service) desired.Traits
-}
-
-// outcome is the outcome of one sync of a family.
-type outcome struct {
-	SyncReport
-	watch      stopwatch
-	ended      bool  // by its context, which is no fault
-	programmed bool  // everything but the service ports in failed
-	announced  error // of the announcer
-	failure    error // beside those of service ports
-	failed     []*ServiceError
-	retry      []changetracker.ServicePortName
-	state      *changetracker.State
-	health     HealthUpdate
 }

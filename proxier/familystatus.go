@@ -3,7 +3,6 @@ package proxier
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,45 +13,37 @@ import (
 
 // record updates the family's status after a sync, and logs what has become better or worse.
 func (f *family) record(o *outcome) {
-	if o.programmed {
-		f.repairedPorts(o.failed)
-	}
-	failedBefore := f.updateStatus(o)
+	f.updateStatus(o)
 	if errors.Is(o.Err, ErrContested) {
 		f.log.Debug("sync postponed", zap.Error(o.Err))
 		return
 	}
 	if !o.ended {
 		f.logFailures(o)
-		f.logServices(failedBefore, o.failed)
+		o.lines.log(f.log, o.Failed)
 	}
 	f.log.Debug("synced", zap.Bool("full", o.Full), zap.Int("changes", o.Changes), zap.Duration("took", o.Duration), zap.Error(o.Err))
 }
 
-// updateStatus returns the service ports that failed before.
-func (f *family) updateStatus(o *outcome) (failedBefore []*ServiceError) {
+func (f *family) updateStatus(o *outcome) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lag.syncEnded(o.programmed)
-	f.broken = o.failure != nil
+	f.incomplete = o.Err != nil || o.late != nil
 	s := &f.recorded
-	failedBefore = s.Failed
-	if !o.programmed { // earlier failures remain
-		o.failed = firstOfEach(append(slices.Clone(o.failed), s.Failed...))
-	}
 	ended := o.Started.Add(o.Duration)
-	s.LastAttempt, s.LastError, s.Failed = ended, o.Err, o.failed
+	s.LastAttempt, s.LastError = ended, o.Err
 	if errors.Is(o.Err, ErrContested) {
 		o.ServicePorts = s.ServicePorts // unchanged
 	}
 	s.ServicePorts = o.ServicePorts
-	o.Failed, o.NoLocalInternal, o.NoLocalExternal = len(o.failed), f.noLocal.total.internal, f.noLocal.total.external
+	o.Failed, o.Failures = f.ports.failing, o.lines.failures()
+	o.NoLocalInternal, o.NoLocalExternal = f.noLocal.internal, f.noLocal.external
 	s.NoLocalInternal, s.NoLocalExternal = o.NoLocalInternal, o.NoLocalExternal
 	if o.Err == nil {
 		s.LastSuccess = ended
 	}
 	s.Synced = s.Synced || o.Full && !f.full
-	return failedBefore
 }
 
 // status returns the family's part of Status. pending is since when a change waits.
@@ -64,8 +55,9 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	if f.lag.running.IsZero() { // otherwise Failed is not yet that of what the tracker has applied
 		s.Versions = f.tracker.Applied(f.name)
 	}
-	s.Repairing = f.repairs.pending() || f.portRepairsPendingLocked()
-	if f.broken || s.Repairing {
+	s.Failed = f.ports.failures()
+	s.Repairing = f.repairs.pending() || f.ports.repairing()
+	if f.incomplete || s.Repairing {
 		s.Versions = changetracker.Versions{}
 	}
 	s.Damaged, s.LastDamage, s.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime
@@ -80,6 +72,7 @@ func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Co
 	}
 	add(f.repairs.condition(now))
 	add(f.staleFlows, f.staleFlows.Type != "")
+	add(f.unannounced, f.unannounced.Type != "")
 	if f.ending != nil {
 		var c Condition
 		s.Ending, c = f.ending.ender.EndingStatus(f.name)

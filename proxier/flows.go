@@ -1,8 +1,8 @@
 package proxier
 
 import (
-	"iter"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -12,12 +12,13 @@ import (
 // flowTracker decides for which frontends the conntrack table must be searched for stale
 // flows. It is owned by the goroutine that syncs the family.
 type flowTracker struct {
-	tracks     func(*desired.Service, *Result) bool
-	ends       func(*desired.Service, *Result) desired.Endpoints // of flows that may continue
-	programmed map[changetracker.ServicePortName]portFlows
-	pending    map[desired.Key]desired.Flows // to be searched for
-	added      int                           // counts what has become pending
-	cleans     bool                          // there is a Conntrack
+	tracks func(s *desired.Service, terminated bool) bool
+	endsOf func(*desired.Service) desired.Endpoints // of flows that may continue
+	// sockets are those at which the engine terminates the flows of a service port.
+	sockets map[changetracker.ServicePortName][]netip.AddrPort
+	pending map[desired.Key]desired.Flows // to be searched for
+	added   int                           // counts what has become pending
+	cleans  bool                          // there is a Conntrack
 	// untranslated are frontends of TCP that are not tracked, to be searched for flows that began
 	// without rules. Those of suspected service ports, or of all, follow when they are programmed.
 	untranslated []desired.Flows
@@ -36,61 +37,84 @@ type portFlows struct {
 
 func newFlowTracker(c Conntrack) *flowTracker {
 	t := &flowTracker{
-		programmed: map[changetracker.ServicePortName]portFlows{}, pending: map[desired.Key]desired.Flows{},
+		sockets: map[changetracker.ServicePortName][]netip.AddrPort{}, pending: map[desired.Key]desired.Flows{},
 		suspected: map[changetracker.ServicePortName]bool{},
+		tracks:    func(*desired.Service, bool) bool { return false },
+		endsOf:    func(s *desired.Service) desired.Endpoints { return s.Serving },
 	}
-	t.tracks, t.ends = func(*desired.Service, *Result) bool { return false }, servingEnds
 	if c != nil {
-		t.tracks = func(s *desired.Service, _ *Result) bool { return c.Tracks(s.Protocol) }
+		t.tracks = func(s *desired.Service, _ bool) bool { return c.Tracks(s.Protocol) }
 		t.cleans, t.serviceCIDRs, t.allSuspected = true, true, true
 	}
 	return t
 }
 
-func servingEnds(s *desired.Service, result *Result) desired.Endpoints {
-	if ends, terminated := result.FlowEnds[s.Name]; terminated {
-		return desired.EndpointsOf(ends...)
+// ends are where the flows of a service port may end.
+func (t *flowTracker) ends(s *desired.Service) desired.Endpoints {
+	if sockets, terminated := t.sockets[s.Name]; terminated {
+		return desired.EndpointsOf(sockets...)
 	}
-	return s.Serving
+	return t.endsOf(s)
 }
 
-// update takes over what an Update has programmed.
-func (t *flowTracker) update(state *changetracker.State, u *desired.Update, result *Result) {
-	changed := map[changetracker.ServicePortName]portFlows{}
-	for s := range u.Services() {
-		if t.tracks(s, result) {
-			changed[s.Name] = portFlowsOf(s, t.ends(s, result))
-		}
+// flowsOf returns the flows of a service port; ok is false if they are not tracked.
+func (t *flowTracker) flowsOf(s *desired.Service) (p portFlows, ok bool) {
+	if s == nil {
+		return portFlows{}, false
 	}
-	gone := slices.Collect(u.Removed())
-	if u.Full {
-		for name := range t.programmed {
-			if _, ok := state.Service(name); !ok {
-				gone = append(gone, name)
-			}
-		}
+	if _, terminated := t.sockets[s.Name]; !t.tracks(s, terminated) {
+		return portFlows{}, false
 	}
-	failed := map[changetracker.ServicePortName]bool{} // still as before, also those to remove
-	for _, e := range failures(result.Failed) {
-		delete(changed, e.Name)
-		failed[e.Name] = true
+	p.ends = t.ends(s)
+	for i := range s.Frontends {
+		p.frontends = append(p.frontends, desired.FlowsOf(s, &s.Frontends[i], p.ends))
 	}
-	gone = slices.DeleteFunc(gone, func(name changetracker.ServicePortName) bool { return failed[name] })
+	return p, true
+}
+
+// update takes over what became of service ports.
+func (t *flowTracker) update(outcomes []desired.Outcome, u *desired.Update, result *Result) {
+	type change struct {
+		was, is   portFlows
+		suspected bool
+	}
+	var changes []change
 	// A frontend may move from one service port to another: remove before adding.
-	for _, name := range gone {
-		t.removeFrontends(name, portFlows{})
-		delete(t.programmed, name)
+	for i := range outcomes {
+		o := &outcomes[i]
+		was, _ := t.flowsOf(o.Was)
+		if sockets, terminated := result.FlowEnds[o.Name]; terminated {
+			t.sockets[o.Name] = sockets
+		} else if !o.Failed {
+			delete(t.sockets, o.Name)
+		}
+		is, tracked := t.flowsOf(o.Is)
+		if o.Is != nil && !tracked {
+			t.release(o.Is)
+			continue
+		}
+		t.removeFrontends(was, is)
+		if tracked {
+			changes = append(changes, change{was, is, t.allSuspected || t.suspected[o.Name]})
+		}
 	}
-	for name, flows := range changed {
-		t.removeFrontends(name, flows)
-	}
-	for name, flows := range changed {
-		t.addFrontends(t.programmed[name], flows)
-		t.programmed[name] = flows
+	for i := range changes {
+		t.addFrontends(changes[i].was, changes[i].is, changes[i].suspected)
 	}
 	if t.cleans {
 		t.addLeft(u, result)
-		t.addUntranslated(u, result, failed)
+		t.addUntranslated(outcomes, u, result)
+	}
+}
+
+// release forgets the frontends of a service port that is not tracked. They may have belonged to one
+// that is.
+func (t *flowTracker) release(s *desired.Service) {
+	if len(t.pending) == 0 {
+		return
+	}
+	for i := range s.Frontends {
+		delete(t.pending, s.Key(&s.Frontends[i]))
 	}
 }
 
@@ -106,28 +130,36 @@ func (t *flowTracker) addLeft(u *desired.Update, result *Result) {
 
 // addUntranslated makes the frontends of TCP untranslated that are new, or whose service ports are
 // suspected.
-func (t *flowTracker) addUntranslated(u *desired.Update, result *Result, failed map[changetracker.ServicePortName]bool) {
-	for s := range u.Services() {
-		suspected := t.allSuspected || t.suspected[s.Name]
-		switch {
-		case failed[s.Name]:
-			t.suspected[s.Name] = suspected
-		case s.Protocol == desired.TCP && !t.tracks(s, result):
-			for i := range s.Frontends {
-				f := &s.Frontends[i]
-				if _, known := u.Was.Owner(s.Key(f)); suspected || !known {
-					t.untranslated = append(t.untranslated, t.begun(s, f, result))
-				}
+func (t *flowTracker) addUntranslated(outcomes []desired.Outcome, u *desired.Update, result *Result) {
+	for i := range outcomes {
+		o := &outcomes[i]
+		suspected := t.allSuspected || t.suspected[o.Name]
+		if o.Failed {
+			if suspected {
+				t.suspected[o.Name] = true
+			}
+			continue
+		}
+		delete(t.suspected, o.Name)
+		if o.Is == nil || o.Is.Protocol != desired.TCP {
+			continue
+		}
+		if _, terminated := t.sockets[o.Name]; t.tracks(o.Is, terminated) {
+			continue
+		}
+		for i := range o.Is.Frontends {
+			f := &o.Is.Frontends[i]
+			if _, known := u.Was.Owner(o.Is.Key(f)); suspected || !known {
+				t.untranslated = append(t.untranslated, t.begun(o.Is, f, result))
 			}
 		}
 	}
 	t.allSuspected = t.allSuspected && !u.Full
-	maps.DeleteFunc(t.suspected, func(name changetracker.ServicePortName, _ bool) bool { return !failed[name] })
 }
 
 // begun are the flows of a frontend of TCP that may have begun before it was programmed.
 func (t *flowTracker) begun(s *desired.Service, f *desired.Frontend, result *Result) desired.Flows {
-	flows := desired.FlowsOf(s, f, t.ends(s, result))
+	flows := desired.FlowsOf(s, f, t.ends(s))
 	if sockets, terminated := result.FlowEnds[s.Name]; terminated && t.serviceCIDRs { // the process begins
 		// An earlier engine may have led clients to the endpoints themselves.
 		flows.Serving = desired.EndpointsOf(slices.Concat(sockets, s.Serving.Slice())...)
@@ -140,14 +172,6 @@ func (t *flowTracker) begun(s *desired.Service, f *desired.Frontend, result *Res
 	return flows
 }
 
-func portFlowsOf(s *desired.Service, ends desired.Endpoints) portFlows {
-	p := portFlows{ends: ends}
-	for i := range s.Frontends {
-		p.frontends = append(p.frontends, desired.FlowsOf(s, &s.Frontends[i], p.ends))
-	}
-	return p
-}
-
 // find returns the frontend with a key, or nil.
 func (p portFlows) find(key desired.Key) *desired.Flows {
 	i, ok := slices.BinarySearchFunc(p.frontends, key, func(f desired.Flows, key desired.Key) int { return f.Key.Compare(key) })
@@ -158,39 +182,32 @@ func (p portFlows) find(key desired.Key) *desired.Flows {
 }
 
 // removeFrontends makes the flows of frontends pending that a service port has lost.
-func (t *flowTracker) removeFrontends(name changetracker.ServicePortName, now portFlows) {
-	for _, f := range t.programmed[name].frontends {
-		if now.find(f.Key) == nil {
+func (t *flowTracker) removeFrontends(was, is portFlows) {
+	for _, f := range was.frontends {
+		if is.find(f.Key) == nil {
 			t.pending[f.Key] = desired.Flows{Key: f.Key, Gone: true}
 			t.added++
 		}
 	}
 }
 
-// suspect makes all flows of service ports pending: some may have begun while rules were
-// missing. They were not translated, and stay so for as long as their clients send.
-func (t *flowTracker) suspect(names iter.Seq[changetracker.ServicePortName]) {
-	for name := range names {
+// suspect makes all flows of service ports pending when they are programmed: some may have begun while
+// rules were missing. They were not translated, and stay so for as long as their clients send.
+func (t *flowTracker) suspect(names []changetracker.ServicePortName) {
+	for _, name := range names {
 		t.suspected[name] = true
-		for _, f := range t.programmed[name].frontends {
-			t.pending[f.Key] = f
-			t.added++
-		}
 	}
 }
 
 // suspectAll is suspect for all service ports.
-func (t *flowTracker) suspectAll() {
-	t.suspect(maps.Keys(t.programmed))
-	t.allSuspected = t.cleans
-}
+func (t *flowTracker) suspectAll() { t.allSuspected = t.cleans }
 
-// addFrontends makes the flows of frontends pending that may be stale: those of new
-// frontends, of frontends with other source ranges, and all flows of a service port that
+// addFrontends makes the flows of frontends pending that may be stale: all if they are suspected; those
+// of new frontends, of frontends with other source ranges, and all flows of a service port that
 // has lost an endpoint or got its first one. It also updates flows that are pending already.
-func (t *flowTracker) addFrontends(before, now portFlows) {
+func (t *flowTracker) addFrontends(before, now portFlows, suspected bool) {
 	_, lost := now.ends.Changes(before.ends)
-	all := before.ends.Len() == 0 && now.ends.Len() > 0 || len(lost) > 0
+	all := suspected || before.ends.Len() == 0 && now.ends.Len() > 0 || len(lost) > 0
 	for _, f := range now.frontends {
 		_, isPending := t.pending[f.Key]
 		old := before.find(f.Key)

@@ -39,21 +39,8 @@ type HealthUpdate struct {
 	NodePortAddresses []netip.Prefix
 }
 
-// healthUpdate returns the update of a sync, and remembers which Services it has not programmed.
-func (f *family) healthUpdate(o *outcome, delta changetracker.Delta) HealthUpdate {
-	u := healthUpdate(o.state, delta, o.Full, f.unprogrammed)
-	f.unprogrammed = map[types.NamespacedName]bool{}
-	for _, e := range o.failed {
-		if name := e.Name.NamespacedName; o.state.HealthCheckNodePort(name) != 0 {
-			f.unprogrammed[name] = true
-		}
-	}
-	return u
-}
-
-// healthUpdate returns the update for the Services of a delta and some others, or for all if it
-// is full.
-func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bool, others map[types.NamespacedName]bool) HealthUpdate {
+// healthUpdate returns the update for the Services of a delta, or for all if it is full.
+func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bool) HealthUpdate {
 	u := HealthUpdate{Full: full}
 	view := state.For(state.Node())
 	if full {
@@ -61,9 +48,6 @@ func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bo
 			u.set(name, port, view)
 		}
 		return u
-	}
-	for name := range others {
-		u.set(name, state.HealthCheckNodePort(name), view)
 	}
 	for i := range delta.Changes {
 		c := &delta.Changes[i]

@@ -44,6 +44,7 @@ func (p *Proxier) Status() Status {
 	now := time.Now()
 	for _, f := range p.families {
 		family, conditions, conflicts := f.status(p.tracker.PendingSince(f.name), now)
+		slices.SortFunc(family.Failed, compareFailures)
 		s.Families[f.name] = family
 		s.Synced = s.Synced && family.Synced
 		s.Conditions = append(s.Conditions, conditions...)

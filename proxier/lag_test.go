@@ -54,8 +54,8 @@ func TestStaleSince(t *testing.T) {
 		f.OnServiceAdd(service("b", "10.0.0.2"))
 		pass(time.Hour)
 		s := f.Status().Families[v1.IPv4Protocol]
-		if !s.StaleSince.IsZero() || s.PendingSince.IsZero() || len(s.Failed) != 1 {
-			t.Errorf("stale since %v, pending since %v, failed %v, want zero, not zero, and one", s.StaleSince, s.PendingSince, s.Failed)
+		if !s.StaleSince.IsZero() || !s.PendingSince.IsZero() || len(s.Failed) != 1 || s.Failed[0].Since.IsZero() {
+			t.Errorf("stale since %v, pending since %v, failed %v, want zero, zero, and one", s.StaleSince, s.PendingSince, s.Failed)
 		}
 
 		// A sync hangs.

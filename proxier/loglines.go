@@ -30,14 +30,14 @@ func (p *Proxier) logFirstSync() {
 // logFailures logs that syncs fail, once for each reason, and that they succeed again.
 func (f *family) logFailures(o *outcome) {
 	reason := ""
-	if o.failure != nil {
-		reason = o.failure.Error()
+	if o.Err != nil {
+		reason = o.Err.Error()
 	}
 	was := f.loggedFailure
 	f.loggedFailure = reason
 	switch {
 	case reason != "" && reason != was:
-		f.log.Warn("sync failed, will be retried", zap.Error(o.failure))
+		f.log.Warn("sync failed, will be retried", zap.Error(o.Err))
 	case reason == "" && was != "":
 		f.log.Info("sync succeeded after failures")
 	}
@@ -46,40 +46,55 @@ func (f *family) logFailures(o *outcome) {
 // mostServiceLines is how many service ports one sync logs.
 const mostServiceLines = 20
 
-// logServices logs the service ports that fail now, or for another reason than before, and
-// those that do not fail any more. Both lists are sorted.
-func (f *family) logServices(before, now []*ServiceError) {
-	var worse, better []*ServiceError
-	for _, e := range now {
-		if old := findFailure(before, e); old == nil || old.Err.Error() != e.Err.Error() {
-			worse = append(worse, e)
+// serviceLines are what a sync logs about single service ports.
+type serviceLines struct {
+	failed              []*ServiceError // now, or for another reason than before
+	recovered, repaired []changetracker.ServicePortName
+}
+
+func (l *serviceLines) worse(before, now *ServiceError) {
+	if before == nil || before.Err.Error() != now.Err.Error() {
+		l.failed = append(l.failed, now)
+	}
+}
+
+func (l *serviceLines) better(name changetracker.ServicePortName, before *ServiceError, repaired bool) {
+	if before != nil {
+		l.recovered = append(l.recovered, name)
+	}
+	if repaired {
+		l.repaired = append(l.repaired, name)
+	}
+}
+
+// failures returns the first of those that have begun to fail.
+func (l *serviceLines) failures() []*ServiceError {
+	return slices.Clip(l.failed[:min(len(l.failed), MaxFailures)])
+}
+
+func (l *serviceLines) log(log *zap.Logger, failing int) {
+	slices.SortFunc(l.failed, compareFailures)
+	slices.SortFunc(l.recovered, changetracker.ServicePortName.Compare)
+	slices.SortFunc(l.repaired, changetracker.ServicePortName.Compare)
+	for _, e := range l.failed[:min(len(l.failed), mostServiceLines)] {
+		text := "service port is not programmed as it should be, will be retried"
+		if e.Terminal {
+			text = "service port is not programmed as it should be, until it changes"
 		}
+		log.Warn(text, append(serviceFields(e.Name), zap.Error(e.Err))...)
 	}
-	for _, e := range before {
-		if findFailure(now, e) == nil {
-			better = append(better, e)
-		}
+	for _, name := range l.recovered[:min(len(l.recovered), mostServiceLines)] {
+		log.Info("service port does not fail any more", serviceFields(name)...)
 	}
-	for _, e := range worse[:min(len(worse), mostServiceLines)] {
-		f.log.Warn("service port is not programmed as it should be, will be retried", append(serviceFields(e.Name), zap.Error(e.Err))...)
+	if rest := max(0, len(l.failed)-mostServiceLines) + max(0, len(l.recovered)-mostServiceLines); rest > 0 {
+		log.Warn("further service ports fail, or do not any more: see Status.Failed", zap.Int("more", rest), zap.Int("failing", failing))
 	}
-	for _, e := range better[:min(len(better), mostServiceLines)] {
-		f.log.Info("service port does not fail any more", serviceFields(e.Name)...)
-	}
-	if rest := max(0, len(worse)-mostServiceLines) + max(0, len(better)-mostServiceLines); rest > 0 {
-		f.log.Warn("further service ports fail, or do not any more: see Status.Failed", zap.Int("more", rest), zap.Int("failing", len(now)))
+	for _, name := range l.repaired {
+		log.Info("service port is repaired after it was damaged", serviceFields(name)...)
 	}
 }
 
 // serviceFields name a service port.
 func serviceFields(name changetracker.ServicePortName) []zap.Field {
 	return []zap.Field{zap.Stringer("service", name), zap.String("protocol", string(name.Protocol))}
-}
-
-func findFailure(sorted []*ServiceError, like *ServiceError) *ServiceError {
-	i, ok := slices.BinarySearchFunc(sorted, like, func(a, b *ServiceError) int { return a.Name.Compare(b.Name) })
-	if !ok {
-		return nil
-	}
-	return sorted[i]
 }

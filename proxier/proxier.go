@@ -37,6 +37,7 @@ type Proxier struct {
 	lonely   sync.Once     // closes onlyNode
 	syncing  exclusive     // held by a sync, by Cleanup and by Verify
 	queued   atomic.Int64  // time of the last Trigger, in Unix nanoseconds
+	awaited  atomic.Bool   // by a Sync since the last sync began
 
 	mu           sync.Mutex // guards all below
 	node         changetracker.Node
@@ -104,8 +105,6 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 }
 
 func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family {
-	timer := time.AfterFunc(longestPause, p.Trigger)
-	timer.Stop()
 	f := &family{
 		name:          name,
 		config:        &p.config,
@@ -120,11 +119,10 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		moduleWaits:   maxModuleWaits,
 		denied:        map[changetracker.ServicePortName]*desired.Service{},
 		flows:         newFlowTracker(deps.Conntrack),
-		ending:        newEndTracker(deps.Conntrack, p.Trigger),
+		ending:        newEndTracker(deps.Conntrack),
 		announcements: newAnnouncements(deps.Announcer, name),
 		counting:      newSharedReading(),
-		repairTimer:   timer,
-		damagedPorts:  map[changetracker.ServicePortName]*damagedPort{},
+		ports:         newPorts(p.config.Runner.Retry),
 	}
 	if p.config.CountTraffic {
 		f.traffic, _ = deps.Conntrack.(TrafficCounter)
@@ -179,8 +177,6 @@ func (p *Proxier) Run(ctx context.Context) error {
 	releaseNames(p.families) // before Close, in which engines may serve open connections for a while
 	errs := make([]error, len(p.families))
 	for i, f := range p.families {
-		f.repairTimer.Stop()
-		f.ending.stop()
 		running.Go(func() { errs[i] = f.engine.Close() })
 	}
 	running.Wait()
@@ -197,6 +193,7 @@ func (p *Proxier) Trigger() {
 func (p *Proxier) Sync(ctx context.Context) error {
 	select {
 	case <-p.tracker.Ready():
+		p.awaited.Store(true)
 		return p.runner.Sync(ctx)
 	case <-p.runner.Done():
 		return runner.ErrEnded
@@ -208,27 +205,31 @@ func (p *Proxier) Sync(ctx context.Context) error {
 // isReady reports whether everything is known that the first sync needs.
 func (p *Proxier) isReady() bool { return isClosed(p.tracker.Ready()) }
 
-// sync programs all families concurrently and independently.
-func (p *Proxier) sync(ctx context.Context) error {
+// sync programs all families concurrently and independently. It returns when it wants to run again.
+func (p *Proxier) sync(ctx context.Context) (next time.Time, err error) {
 	if err := p.syncing.lock(ctx); err != nil {
-		return err
+		return time.Time{}, err
 	}
 	defer p.syncing.unlock()
 	if !p.isReady() {
-		return nil
+		return time.Time{}, nil
 	}
+	order := syncOrder{queued: time.Unix(0, p.queued.Load()), awaited: p.awaited.Swap(false)}
 	p.mu.Lock()
-	cidrs := p.serviceCIDRs
+	order.serviceCIDRs = p.serviceCIDRs
 	p.mu.Unlock()
-	lockErr := holdAllNames(p.families, false)
-	errs := make([]error, len(p.families))
+	order.lockErr = holdAllNames(p.families, false)
+	wishes, errs := make([]time.Time, len(p.families)), make([]error, len(p.families))
 	var anyFull atomic.Bool
 	var running sync.WaitGroup
 	for i, f := range p.families {
 		running.Go(func() {
-			o := f.sync(ctx, cidrs, lockErr)
+			var o *outcome
+			if o, wishes[i], errs[i] = f.attempt(ctx, &order); o == nil {
+				return
+			}
 			p.report(o)
-			if errs[i] = o.Err; o.programmed && o.Full {
+			if o.programmed && o.Full {
 				anyFull.Store(true)
 			}
 		})
@@ -237,7 +238,10 @@ func (p *Proxier) sync(ctx context.Context) error {
 	if anyFull.Load() {
 		p.logFirstSync()
 	}
-	return errors.Join(errs...)
+	for _, wish := range wishes {
+		next = earliest(next, wish)
+	}
+	return next, errors.Join(errs...)
 }
 
 // report adds a sync to the history, and calls the observer.

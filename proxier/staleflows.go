@@ -30,27 +30,27 @@ func (f *family) cleanFlows(ctx context.Context) (deleted int, checked bool, err
 	} else {
 		err = fmt.Errorf("delete stale flows: %w", err)
 	}
-	f.setStaleFlows(err)
+	f.setLasting(&f.staleFlows, ConditionStaleFlows, err, "stale flows are not deleted")
 	if errors.Is(err, ErrNotSupported) {
 		return deleted, true, nil
 	}
 	return deleted, true, err
 }
 
-// setStaleFlows updates ConditionStaleFlows, and logs the first of several failures.
-func (f *family) setStaleFlows(err error) {
+// setLasting begins a condition, changes or ends it, and logs the first of several failures.
+func (f *family) setLasting(c *Condition, kind string, err error, text string) {
 	f.mu.Lock()
-	before := f.staleFlows
+	before := *c
 	switch {
 	case err == nil:
-		f.staleFlows = Condition{}
+		*c = Condition{}
 	case before.Type == "":
-		f.staleFlows = Condition{Type: ConditionStaleFlows, Since: time.Now(), Message: err.Error()}
+		*c = Condition{Type: kind, Since: time.Now(), Message: err.Error()}
 	default:
-		f.staleFlows.Message = err.Error()
+		c.Message = err.Error()
 	}
 	f.mu.Unlock()
 	if err != nil && before.Type == "" {
-		f.log.Warn("stale flows are not deleted", zap.Error(err))
+		f.log.Warn(text, zap.Error(err))
 	}
 }

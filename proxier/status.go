@@ -38,6 +38,9 @@ type Status struct {
 
 // The types of Conditions.
 const (
+	// ConditionAnnouncements means that the Announcer failed to announce or withdraw VIPs. It is
+	// called again.
+	ConditionAnnouncements = "Announcements"
 	// ConditionConnections means that TCP connections to endpoints that are gone cannot be ended,
 	// although a Service asks for that.
 	ConditionConnections = "Connections"
@@ -88,14 +91,13 @@ type Condition struct {
 type FamilyStatus struct {
 	// Synced means that a full sync of the family has succeeded.
 	Synced bool
-	// LastAttempt is when the last sync ended, LastSuccess when the last one without any
-	// error did.
+	// LastAttempt is when the last sync ended, LastSuccess when the last one that did not fail as a
+	// whole did. Service ports in Failed do not count.
 	LastAttempt, LastSuccess time.Time
-	// LastError is the error of the last sync, nil if it succeeded. It wraps the
-	// ServiceErrors of that sync.
+	// LastError is why the last sync failed as a whole, nil if it did not.
 	LastError error
-	// PendingSince is when the oldest change that is not programmed yet arrived; zero if
-	// there is none.
+	// PendingSince is when the oldest change that no sync has programmed or recorded in Failed
+	// arrived; zero if there is none.
 	PendingSince time.Time
 	// Versions are those up to which every change is programmed, but for the service ports in
 	// Failed: see EventHandler.OnVersion. They are empty if nobody calls it, before the first
@@ -130,7 +132,7 @@ type FamilyStatus struct {
 	// ConnectionEnder.
 	Ending EndingStatus
 	// Failed are the service ports that are not programmed as desired, sorted by name, each
-	// with its cause. They are retried.
+	// with its cause. Each is retried with pauses of its own, unless it is Terminal.
 	Failed []*ServiceError
 }
 
@@ -157,6 +159,9 @@ const (
 	StageHealth = "health"
 )
 
+// MaxFailures is how many service ports a SyncReport lists.
+const MaxFailures = 10
+
 // SyncReport describes one sync of one family.
 type SyncReport struct {
 	Family v1.IPFamily
@@ -175,13 +180,16 @@ type SyncReport struct {
 	Changes int
 	// ServicePorts is the number of service ports that are programmed afterwards.
 	ServicePorts int
-	// Triggers are the times at which the control plane saw the causes of the changes in
-	// this sync. They are empty after a failure; the next report then has them.
+	// Triggers are the times at which the control plane saw the causes of what this sync has
+	// programmed. Those of a failure are in the report of the sync that programs it.
 	Triggers []time.Time
 	// Apply counts what the engine wrote, if it reports that.
 	Apply ApplyReport
-	// Failed is the number of service ports that could not be programmed.
-	Failed int
+	// Failed is the number of service ports that are not programmed as they should be. Failures are
+	// the first of those that failed in this sync and not before, or for another reason; at most
+	// MaxFailures.
+	Failed   int
+	Failures []*ServiceError
 	// FlowsDeleted is the number of stale flows that were deleted.
 	FlowsDeleted int
 	// NoLocalInternal and NoLocalExternal are as in FamilyStatus.
@@ -189,6 +197,6 @@ type SyncReport struct {
 	// Problems is the number of values of API objects that are ignored, by reason, in all
 	// families.
 	Problems map[changetracker.Reason]int
-	// Err is nil when everything is programmed.
+	// Err is the failure of the sync as a whole, nil if everything is programmed but for Failed.
 	Err error
 }

@@ -5,50 +5,118 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/runner"
 )
 
-// sync programs the family, unless lockErr says that another instance holds its names.
-func (f *family) sync(ctx context.Context, serviceCIDRs []netip.Prefix, lockErr error) *outcome {
+// outcome is the outcome of one sync of a family.
+type outcome struct {
+	SyncReport
+	watch      stopwatch
+	ended      bool  // by its context, which is no fault
+	programmed bool  // everything but single service ports
+	late       error // of what follows programming
+	state      *changetracker.State
+	// outcomes are what became of service ports, and errs why some failed.
+	outcomes []desired.Outcome
+	errs     map[changetracker.ServicePortName]*ServiceError
+	lines    serviceLines
+}
+
+// eventPause is the longest pause after a sync that failed as a whole if something changes meanwhile.
+const eventPause = time.Second
+
+// retry says when to try again what has failed.
+type retry struct {
+	failures       int
+	last           time.Time // failure
+	floor, planned time.Time // if something has changed since, and if not
+}
+
+func (r *retry) failed(b *runner.Backoff, now time.Time) {
+	r.failures++
+	pause := b.Pause(r.failures)
+	r.last, r.floor, r.planned = now, now.Add(min(pause, eventPause)), now.Add(pause)
+}
+
+// next is when to try again if a change was last queued then; zero if nothing failed.
+func (r *retry) next(queued time.Time) time.Time {
+	if queued.After(r.last) {
+		return r.floor
+	}
+	return r.planned
+}
+
+// attempt syncs the family, unless it waits after a failure: its error is that failure then. It
+// returns when the family wants the next sync; zero if it does not.
+func (f *family) attempt(ctx context.Context, s *syncOrder) (o *outcome, next time.Time, err error) {
+	if wait := f.broken.next(s.queued); !s.awaited && time.Now().Before(wait) {
+		f.locked(func() { err = f.recorded.LastError })
+		return nil, wait, err
+	}
+	o = f.sync(ctx, s)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case errors.Is(o.Err, ErrContested):
+		return o, f.repairs.due(), o.Err
+	case o.Err != nil:
+		f.broken.failed(&f.config.Runner.Retry, time.Now())
+		return o, f.broken.planned, o.Err
+	case o.late != nil:
+		f.late.failed(&f.config.Runner.Retry, time.Now())
+	default:
+		f.late = retry{}
+	}
+	f.broken = retry{}
+	next = earliest(f.ports.next(), earliest(f.late.planned, f.ending.next()))
+	if f.repairs.pending() {
+		next = earliest(next, f.repairs.due())
+	}
+	return o, next, nil
+}
+
+// syncOrder is what all families get for a sync.
+type syncOrder struct {
+	serviceCIDRs []netip.Prefix
+	lockErr      error     // another instance holds the names
+	queued       time.Time // the last change
+	awaited      bool      // by somebody who wants that all is tried again now
+}
+
+// sync programs the family, unless another instance holds its names.
+func (f *family) sync(ctx context.Context, s *syncOrder) *outcome {
 	o := &outcome{SyncReport: SyncReport{Family: f.name, Queued: f.tracker.PendingSince(f.name), Started: time.Now()}}
 	f.locked(func() { // the Status during this sync has the Failed of what is applied now
 		f.recorded.Versions = f.tracker.Applied(f.name)
 		f.lag.syncStarted(o.Started)
 	})
 	repair := f.repairState(o.Started)
-	var after error
 	switch {
-	case lockErr != nil:
-		o.Err = lockErr
+	case s.lockErr != nil:
+		o.Err = s.lockErr
 	case repair.postponed && f.full:
 		o.Err = ErrContested
 	default:
 		o.watch.last = o.Started
 		_ = f.tracker.Apply(f.name, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 			o.watch.lap(StageTracker)
-			f.prepare(step.After.Node(), serviceCIDRs)
+			f.prepare(step.After.Node(), s.serviceCIDRs)
+			f.takeDue(o.Started, s.awaited)
 			f.apply(ctx, step, o, repair.due)
-			if !o.programmed {
-				return nil, o.Err
-			}
-			after = f.afterApply(ctx, o)
-			return o.retry, nil
+			return nil, o.Err // those that failed have records
 		})
 	}
 	if o.Full {
 		f.fullSyncEnded(repair.counts, o.Started)
 	}
-	if o.failure = o.Err; o.programmed {
-		o.Err, o.failure = errors.Join(o.Err, after), errors.Join(o.announced, after)
-	}
 	if o.Err != nil {
 		o.Err = fmt.Errorf("%s: %w", f.name, o.Err)
 	}
-	o.ended = o.Err != nil && ctx.Err() != nil
+	o.ended = (o.Err != nil || o.late != nil) && ctx.Err() != nil
 	o.Duration, o.Stages = time.Since(o.Started), o.watch.stages
 	f.record(o)
 	return o
@@ -74,15 +142,12 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	o.state, o.Repair, o.Changes, o.ServicePorts = step.After, repair, len(step.Delta.Changes), step.After.Len()
 	o.Full = step.Delta.Full || f.full || repair || o.Started.Sub(f.lastFull) >= f.config.FullSyncPeriod
 	f.full = true // unless this succeeds
-	damaged := f.takeDamagedPorts()
-	f.updater.Retry(damaged...)
-	f.flows.suspect(slices.Values(damaged))
 	if repair {
 		f.flows.suspectAll()
 	}
 	update := f.updater.Next(step, f.resolver, f.globals, o.Full)
 	o.watch.lap(StageResolve)
-	f.announcements.withdrawRemoved(ctx, o.state, &update)
+	f.announcements.withdrawRemoved(ctx, &update)
 	result, err := f.engine.Apply(ctx, update)
 	for o.Full && f.waitForModule(ctx, err) {
 		result, err = f.engine.Apply(ctx, update)
@@ -97,21 +162,76 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	if o.Full {
 		f.lastFull = o.Started
 	}
-	o.failed = f.dated(failures(result.Failed), o.Started)
-	o.retry = f.updater.Done(namesOf(o.failed))
-	f.flows.update(o.state, &update, &result)
-	f.ending.update(o.state, &update, &result)
-	f.followTraffic(&update, &result)
-	f.noLocal.update(&update)
-	o.announced = f.announcements.announceProgrammed(ctx, &update, o.failed)
-	o.Err = errors.Join(joined(o.failed), o.announced)
-	o.health = f.healthUpdate(o, step.Delta)
-	failed := make(map[changetracker.ServicePortName]bool, len(o.retry))
-	for _, name := range o.retry {
-		failed[name] = true
+	var failed []changetracker.ServicePortName
+	o.errs, failed = failures(result.Failed)
+	o.outcomes = f.updater.Done(failed)
+	f.follow(ctx, step, o, &update, &result)
+}
+
+// takeDue adds the service ports to the next Update that are to be tried again.
+func (f *family) takeDue(now time.Time, all bool) {
+	f.mu.Lock()
+	due, damaged := f.ports.takeDue(now, all)
+	f.mu.Unlock()
+	f.updater.Retry(due...)
+	f.flows.suspect(damaged)
+}
+
+// follow tells everybody what became of service ports.
+func (f *family) follow(ctx context.Context, step changetracker.Step, o *outcome, update *desired.Update, result *Result) {
+	f.recordPorts(o, step.Delta.Changes)
+	f.flows.update(o.outcomes, update, result)
+	f.ending.update(o.outcomes, update, result)
+	f.followTraffic(o.outcomes, result)
+	f.noLocal.update(o.outcomes)
+	f.locked(func() {
+		f.programmed = programmed{
+			state: o.state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits,
+			resolved: desired.NewResolved(o.state, f.resolver, f.globals),
+		}
+	})
+	announced := f.announcements.announceProgrammed(ctx, o)
+	f.setLasting(&f.unannounced, ConditionAnnouncements, announced, "VIPs are not announced or withdrawn, will be retried")
+	o.watch.last = time.Now()
+	deleted, checked, cleaned := f.cleanFlows(ctx)
+	if o.FlowsDeleted = deleted; checked {
+		o.watch.lap(StageConntrack)
 	}
-	for i := range step.Delta.Changes { // the tracker returns those of ports that failed once more
-		if c := &step.Delta.Changes[i]; !failed[c.Name] {
+	o.late = errors.Join(announced, cleaned)
+	health := healthUpdate(o.state, step.Delta, o.Full)
+	if f.config.servesLoadBalancers() && (len(health.Ports) > 0 || health.Full) {
+		o.watch.last = time.Now()
+		health.NodePortAddresses = f.globals.NodePortAddresses
+		f.health.Update(f.name, health)
+		o.watch.lap(StageHealth)
+	}
+}
+
+// recordPorts updates the records of service ports. Triggers of changes that failed wait there.
+func (f *family) recordPorts(o *outcome, changes []changetracker.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	for i := range o.outcomes {
+		name := o.outcomes[i].Name
+		if e := o.errs[name]; e != nil {
+			before := f.ports.failedNow(e, now, o.Started)
+			o.lines.worse(before, e)
+			continue
+		}
+		repaired := f.ports.repaired(name)
+		before, triggers := f.ports.programmed(name)
+		o.Triggers = append(o.Triggers, triggers...)
+		o.lines.better(name, before, repaired)
+	}
+	for i := range changes {
+		c := &changes[i]
+		if len(c.Triggers) == 0 {
+			continue
+		}
+		if r := f.ports.byName[c.Name]; r != nil && r.failed != nil {
+			r.triggers = append(r.triggers, c.Triggers...)
+		} else {
 			o.Triggers = append(o.Triggers, c.Triggers...)
 		}
 	}
@@ -119,34 +239,12 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 
 // followTraffic tells which flows are those of service ports. The engine counts the traffic
 // of flows that end at its own sockets.
-func (f *family) followTraffic(update *desired.Update, result *Result) {
+func (f *family) followTraffic(outcomes []desired.Outcome, result *Result) {
 	if f.traffic == nil {
 		return
 	}
-	f.traffic.FollowTraffic(update, desired.NewFlowCheck(&f.globals, f.engine.Traits(nil)), func(s *desired.Service) bool {
+	f.traffic.FollowTraffic(f.name, outcomes, desired.NewFlowCheck(&f.globals, f.engine.Traits(nil)), func(s *desired.Service) bool {
 		_, terminates := result.FlowEnds[s.Name]
 		return !terminates
 	})
-}
-
-// afterApply does the parts of a sync that follow programming.
-func (f *family) afterApply(ctx context.Context, o *outcome) error {
-	f.locked(func() {
-		f.programmed = programmed{
-			state: o.state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits,
-			resolved: desired.NewResolved(o.state, f.resolver, f.globals),
-		}
-	})
-	o.watch.last = time.Now()
-	deleted, checked, err := f.cleanFlows(ctx)
-	if o.FlowsDeleted = deleted; checked {
-		o.watch.lap(StageConntrack)
-	}
-	if f.config.servesLoadBalancers() && (len(o.health.Ports) > 0 || o.health.Full) {
-		o.watch.last = time.Now()
-		o.health.NodePortAddresses = f.globals.NodePortAddresses
-		f.health.Update(f.name, o.health)
-		o.watch.lap(StageHealth)
-	}
-	return err
 }

@@ -181,7 +181,7 @@ func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Pro
 	go func(ended chan<- error) { ended <- provider.Run(ctx) }(s.running.ended)
 	provider.OnServiceSynced()
 	provider.OnEndpointSlicesSynced()
-	if err := provider.Sync(ctx); err != nil {
+	if err := Sync(ctx, provider); err != nil {
 		t.Fatalf("first sync with setup %q: %v", wanted, err)
 	}
 	return provider

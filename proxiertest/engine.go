@@ -36,33 +36,24 @@ func (e *RecordingEngine) Apply(ctx context.Context, update desired.Update) (pro
 	if err := errors.Join(ctx.Err(), e.failure); err != nil {
 		return proxier.Result{}, err
 	}
-	before := e.services
-	if update.Full || before == nil {
+	e.globals = update.Globals
+	if update.Full || e.services == nil {
 		e.services = make(map[changetracker.ServicePortName]*desired.Service, len(update.Changes))
 	}
-	for name := range update.Removed() {
-		delete(e.services, name)
-	}
-	e.globals = update.Globals
-	return proxier.Result{Failed: e.take(&update, before)}, nil
-}
-
-// take stores the services that are not refused. The others stay as before.
-func (e *RecordingEngine) take(update *desired.Update,
-	before map[changetracker.ServicePortName]*desired.Service,
-) (failed []*proxier.ServiceError) {
+	var result proxier.Result
+	var refused []changetracker.ServicePortName
 	for service := range update.Services() {
-		err, refused := e.refusals[service.Name]
-		if !refused {
-			e.services[service.Name] = service
-			continue
-		}
-		failed = append(failed, &proxier.ServiceError{Name: service.Name, Err: err})
-		if old := before[service.Name]; old != nil {
-			e.services[service.Name] = old
+		if err, isRefused := e.refusals[service.Name]; isRefused {
+			refused = append(refused, service.Name)
+			result.Failed = append(result.Failed, &proxier.ServiceError{Name: service.Name, Err: err})
 		}
 	}
-	return failed
+	for _, o := range update.Outcomes(refused) {
+		if e.services[o.Name] = o.Is; o.Is == nil {
+			delete(e.services, o.Name)
+		}
+	}
+	return result, nil
 }
 
 // Close does nothing.

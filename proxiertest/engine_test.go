@@ -87,7 +87,7 @@ func TestRecordingEngineThatRefusesAServiceTakesTheOthers(t *testing.T) {
 	e.Refuse(portName("a"), boom)
 	for _, full := range []bool{false, true} {
 		result, err := e.Apply(t.Context(), desired.Update{
-			Family: v1.IPv6Protocol, Full: full, Changes: desired.ChangesTo(service("a"), service("b")),
+			Family: v1.IPv6Protocol, Full: full, Changes: []desired.Change{{Name: portName("a"), Before: old, After: service("a")}, {Name: portName("b"), After: service("b")}},
 		})
 		failed := result.Failed
 		if err != nil || len(failed) != 1 || failed[0].Name != portName("a") || !errors.Is(failed[0], boom) {

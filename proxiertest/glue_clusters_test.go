@@ -71,7 +71,7 @@ func TestGlueOfTwoClusters(t *testing.T) {
 		}
 		want := func(when, cluster, local string) {
 			t.Helper()
-			if err := p.Sync(ctx); err != nil {
+			if err := proxiertest.Sync(ctx, p); err != nil {
 				t.Fatal(err)
 			}
 			addrs := func(list []netip.AddrPort) (text string) {

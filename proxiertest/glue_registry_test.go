@@ -132,7 +132,7 @@ func TestGlueOfARegistryWithoutKubernetes(t *testing.T) {
 			registry.receive(response{version: fmt.Sprint(i), services: c.services})
 			synctest.Wait()
 			if c.updates > 0 {
-				if err := p.Sync(ctx); err != nil {
+				if err := proxiertest.Sync(ctx, p); err != nil {
 					t.Fatal(err)
 				}
 			}

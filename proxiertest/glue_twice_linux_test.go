@@ -30,7 +30,7 @@ func serve(ctx context.Context, config nftables.Config, feed func(proxier.EventH
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
 	feed(p)
-	if err := p.Sync(ctx); err != nil {
+	if err := proxiertest.Sync(ctx, p); err != nil {
 		stop()
 		<-ended
 		return err

@@ -57,7 +57,7 @@ func (s *stage) publish(ctx context.Context, t *testing.T, services ...service) 
 		s.remove(gone)
 	}
 	s.services = s.services[:len(services)]
-	if err := s.provider.Sync(ctx); err != nil {
+	if err := Sync(ctx, s.provider); err != nil {
 		t.Fatalf("sync: %v", err)
 	}
 }

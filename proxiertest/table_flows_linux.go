@@ -91,7 +91,7 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 
 func (s *stage) sync(ctx context.Context, t *testing.T) {
 	t.Helper()
-	if err := s.provider.Sync(ctx); err != nil {
+	if err := Sync(ctx, s.provider); err != nil {
 		t.Fatalf("sync: %v", err)
 	}
 }

@@ -107,7 +107,7 @@ func (x *trafficTest) begin(ctx context.Context, t *testing.T) {
 	t.Helper()
 	x.stage = &stage{suite: x.suite, provider: x.use(ctx, t, setupDefault)}
 	x.serial = 0
-	if err := x.provider.Sync(ctx); err != nil {
+	if err := Sync(ctx, x.provider); err != nil {
 		t.Fatalf("sync: %v", err)
 	}
 	for _, flow := range x.talks {

@@ -11,9 +11,9 @@ import (
 func ExampleRunner() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	r, err := runner.New(runner.Options{}, func(context.Context) error {
+	r, err := runner.New(runner.Options{}, func(context.Context) (next time.Time, err error) {
 		fmt.Println("programmed")
-		return nil
+		return time.Time{}, nil
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -35,10 +35,10 @@ func ExampleRunner() {
 func ExampleRunner_Trigger() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	r, err := runner.New(runner.Options{}, func(context.Context) error {
+	r, err := runner.New(runner.Options{}, func(context.Context) (next time.Time, err error) {
 		fmt.Println("programmed")
 		stop()
-		return nil
+		return time.Time{}, nil
 	})
 	if err != nil {
 		fmt.Println(err)

@@ -85,9 +85,8 @@ func TestNoPauseIsShorterThanTheFirst(t *testing.T) {
 				t.Fatalf("Validate = %v", err)
 			}
 			retry = options.WithDefaults().Retry
-			b := backoff{Backoff: retry}
 			for n := range 100 {
-				if p := b.next(); p < retry.Initial || p-retry.Max > retry.Max {
+				if p := retry.Pause(n + 1); p < retry.Initial || p-retry.Max > retry.Max {
 					t.Fatalf("pause %d = %v, want between Initial %v and twice Max %v", n, p, retry.Initial, retry.Max)
 				}
 			}
@@ -97,8 +96,8 @@ func TestNoPauseIsShorterThanTheFirst(t *testing.T) {
 
 func TestJitterOnlyMakesPausesLonger(t *testing.T) {
 	for range 1000 {
-		b := backoff{Backoff: Backoff{Initial: time.Second, Max: time.Minute, Factor: 2, Jitter: 0.5}}
-		if p := b.next(); p < time.Second || p > 1500*time.Millisecond {
+		b := Backoff{Initial: time.Second, Max: time.Minute, Factor: 2, Jitter: 0.5}
+		if p := b.Pause(1); p < time.Second || p > 1500*time.Millisecond {
 			t.Fatalf("pause = %v, want 1s to 1.5s", p)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime/debug"
 	"sync"
@@ -14,7 +15,7 @@ import (
 // called from several goroutines at once.
 type Runner struct {
 	options Options
-	run     func(context.Context) error
+	run     func(context.Context) (next time.Time, err error)
 	wake    chan struct{} // holds at most one request
 	ended   chan struct{} // closed when Run has ended
 
@@ -24,7 +25,10 @@ type Runner struct {
 }
 
 // New returns a Runner that calls run. It starts nothing.
-func New(options Options, run func(context.Context) error) (*Runner, error) {
+//
+// run returns when to call it again at the latest, or the zero time if only the Options decide. If it
+// returns an error without a time, Options.Retry decides.
+func New(options Options, run func(context.Context) (next time.Time, err error)) (*Runner, error) {
 	options = options.WithDefaults()
 	err := options.Validate()
 	if run == nil {
@@ -90,20 +94,36 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	defer close(r.ended)
 	limit := newBucket(r.options.MinInterval, r.options.Burst)
-	retry := backoff{Backoff: r.options.Retry}
+	failures := 0
 	pause := r.options.MaxInterval
 	for r.due(ctx, pause) && r.gather(ctx) && limit.wait(ctx) {
 		limit.take()
-		err := r.once(ctx)
-		limit.refillFrom(time.Now())
-		pause = r.options.MaxInterval
-		if err == nil {
-			retry.reset()
-		} else if p := retry.next(); pause == Never || p < pause {
-			pause = p
+		next, err := r.once(ctx)
+		now := time.Now()
+		limit.refillFrom(now)
+		if failures++; err == nil {
+			failures = 0
 		}
+		pause = r.pause(next.Sub(now), !next.IsZero(), failures)
 	}
 	return nil
+}
+
+// pause returns how long to wait for a request, if the function wants to run again after a time, or has
+// failed so often in a row.
+func (r *Runner) pause(wanted time.Duration, isWanted bool, failures int) time.Duration {
+	pause := max(wanted, 0)
+	switch {
+	case isWanted:
+	case failures > 0:
+		pause = r.options.Retry.Pause(failures)
+	default:
+		return r.options.MaxInterval
+	}
+	if most := r.options.MaxInterval; most != Never {
+		pause = min(pause, most)
+	}
+	return pause
 }
 
 func (r *Runner) begin() error {
@@ -162,7 +182,7 @@ func (r *Runner) isAwaited() bool {
 }
 
 // once runs the function for all requests so far, and answers their Syncs.
-func (r *Runner) once(ctx context.Context) error {
+func (r *Runner) once(ctx context.Context) (next time.Time, err error) {
 	select {
 	case <-r.wake:
 	default:
@@ -171,21 +191,21 @@ func (r *Runner) once(ctx context.Context) error {
 	waiting := r.waiting
 	r.waiting = nil
 	r.mu.Unlock()
-	err := ErrEnded // stays if the function ends this goroutine (runtime.Goexit)
+	err = ErrEnded // stays if the function ends this goroutine (runtime.Goexit)
 	defer func() {
 		for _, done := range waiting {
 			done <- err
 		}
 	}()
-	err = r.call(ctx)
-	return err
+	next, err = r.call(ctx)
+	return next, err
 }
 
 // call returns a panic of the function as an error, so that the run is retried.
-func (r *Runner) call(ctx context.Context) (err error) {
+func (r *Runner) call(ctx context.Context) (next time.Time, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			next, err = time.Time{}, fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
 	return r.run(ctx)
@@ -230,21 +250,10 @@ func (b *bucket) take() { b.tokens = b.level(time.Now()) - b.interval }
 
 func (b *bucket) refillFrom(now time.Time) { b.since = now }
 
-// backoff computes the pauses between consecutive failures.
-type backoff struct {
-	Backoff
-	pause time.Duration
-}
-
-func (b *backoff) reset() { b.pause = 0 }
-
-func (b *backoff) next() time.Duration {
-	if b.pause == 0 {
-		b.pause = b.Initial
-	} else {
-		// The product may overflow a Duration, Max cannot.
-		b.pause = time.Duration(min(float64(b.pause)*b.Factor, float64(b.Max)))
-	}
-	jitter := max(b.Jitter, 0) // NoJitter
-	return b.pause + time.Duration(rand.Float64()*jitter*float64(b.pause))
+// Pause returns the pause after so many consecutive failures, at least 1. Zero fields do not count as
+// their defaults: see Options.WithDefaults.
+func (b *Backoff) Pause(failures int) time.Duration {
+	// The product may overflow a Duration, Max cannot.
+	pause := min(float64(b.Initial)*math.Pow(b.Factor, float64(failures-1)), float64(b.Max))
+	return time.Duration(pause + rand.Float64()*max(b.Jitter, 0)*pause) // NoJitter is negative
 }

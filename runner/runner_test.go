@@ -21,18 +21,22 @@ type bench struct {
 	*Runner
 	runs    atomic.Int32
 	takes   atomic.Int64                        // nanoseconds of each run
+	wish    atomic.Int64                        // after so many it wants to run again; 0: it does not
 	outcome atomic.Pointer[func(run int) error] // of the nth run, from 1
 	start   time.Time
 	stop    func()
 }
 
-func (b *bench) run(context.Context) error {
+func (b *bench) run(context.Context) (next time.Time, err error) {
 	n := b.runs.Add(1)
 	time.Sleep(time.Duration(b.takes.Load()))
 	if outcome := b.outcome.Load(); outcome != nil {
-		return (*outcome)(int(n))
+		err = (*outcome)(int(n))
 	}
-	return nil
+	if wish := b.wish.Load(); wish != 0 {
+		next = time.Now().Add(time.Duration(wish))
+	}
+	return next, err
 }
 
 func (b *bench) ends(outcome func(run int) error) { b.outcome.Store(&outcome) }
@@ -275,6 +279,32 @@ func TestARetryWaitsNoLongerThanMaxInterval(t *testing.T) {
 	}
 }
 
+// The function decides when it runs again: before MaxInterval, and instead of Retry.
+func TestTheFunctionSaysWhenItRunsAgain(t *testing.T) {
+	options := Options{MinInterval: Unlimited, MaxInterval: time.Hour, Retry: Backoff{Initial: time.Minute, Jitter: NoJitter}}
+	inBubble(t, options, func(t *testing.T, b *bench) {
+		b.wish.Store(int64(10 * time.Second))
+		b.ends(func(run int) error {
+			if run == 2 {
+				return errors.New("broken")
+			}
+			return nil
+		})
+		b.Trigger()
+		b.at(t, 10*time.Second-1, 1)
+		b.at(t, 10*time.Second, 2)
+		b.at(t, 20*time.Second, 3) // not a minute later
+		b.Trigger()
+		b.at(t, 21*time.Second, 4)
+		b.at(t, 29*time.Second, 4)
+		b.wish.Store(int64(2 * time.Hour))
+		b.at(t, 30*time.Second, 5)
+		b.at(t, 30*time.Second+time.Hour, 6)
+		b.wish.Store(-1) // at once
+		b.at(t, 29*time.Minute+time.Hour, 6)
+	})
+}
+
 // RUN-08.
 func TestARetryObeysTheRateLimit(t *testing.T) {
 	options := second()
@@ -368,10 +398,10 @@ func TestTheFunctionGetsTheContextOfRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{}
 		var got context.Context
-		r, err := New(Options{}, func(ctx context.Context) error {
+		r, err := New(Options{}, func(ctx context.Context) (time.Time, error) {
 			got = ctx
 			<-ctx.Done()
-			return ctx.Err()
+			return time.Time{}, ctx.Err()
 		})
 		if err != nil {
 			t.Fatalf("New: %v", err)
@@ -391,9 +421,9 @@ func TestTheFunctionGetsTheContextOfRun(t *testing.T) {
 // TestAFunctionThatEndsItsGoroutineLeavesNobodyWaiting: FailNow of a test ends its goroutine.
 func TestAFunctionThatEndsItsGoroutineLeavesNobodyWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, err := New(Options{}, func(context.Context) error {
+		r, err := New(Options{}, func(context.Context) (time.Time, error) {
 			runtime.Goexit()
-			return nil
+			return time.Time{}, nil
 		})
 		if err != nil {
 			t.Fatalf("New: %v", err)

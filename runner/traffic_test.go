@@ -22,7 +22,7 @@ type traffic struct {
 type span struct{ start, end time.Time }
 
 // run takes a random time, and fails at random.
-func (l *traffic) run(context.Context) error {
+func (l *traffic) run(context.Context) (next time.Time, err error) {
 	l.mu.Lock()
 	lasts, fails := time.Duration(l.Int64N(2_000))*time.Millisecond, l.IntN(3) == 0
 	l.mu.Unlock()
@@ -32,9 +32,9 @@ func (l *traffic) run(context.Context) error {
 	defer l.mu.Unlock()
 	l.runs = append(l.runs, span{start, time.Now()})
 	if fails {
-		return errors.New("broken")
+		return time.Time{}, errors.New("broken")
 	}
-	return nil
+	return time.Time{}, nil
 }
 
 func (l *traffic) ask(r *Runner) {

@@ -66,7 +66,7 @@ func newProxy(t *testing.T, change ...func(*proxier.Proxier)) *proxier.Proxier {
 		c(p)
 	}
 	proxiertest.Run(t, p)
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -329,7 +329,7 @@ func TestPages(t *testing.T) {
 		vip := netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)})
 		p.OnServiceAdd(proxiertest.Service("many", fmt.Sprint("s", i), proxiertest.ClusterIPs(vip.String()), proxiertest.Port("", v1.ProtocolTCP, 80)))
 	}
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
 	address := serve(t, debughttp.Handler(p))

@@ -11,6 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/debughttp"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/spctl"
 )
 
@@ -19,7 +20,7 @@ func hasHeard(t *testing.T, p *proxier.Proxier, version string) {
 	t.Helper()
 	p.OnVersion(changetracker.InputServices, version)
 	p.OnVersion(changetracker.InputEndpointSlices, version)
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Error(err)
 	}
 }

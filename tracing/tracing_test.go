@@ -49,7 +49,7 @@ func TestASyncIsATrace(t *testing.T) {
 	slice := proxiertest.Slice("test", "web", discovery.AddressTypeIPv4, proxiertest.SlicePort("", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.0.1"))
 	slice.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
 	p.OnEndpointSliceAdd(slice)
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
 	if next.reports.Load() == before {
@@ -94,7 +94,7 @@ func start(t *testing.T, deps proxier.Deps) *proxier.Proxier {
 	})
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
 	return p

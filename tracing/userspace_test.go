@@ -172,7 +172,7 @@ func TestConnectionsThroughAUserspaceProxyAreTraces(t *testing.T) {
 	w.add("web", "10.96.0.1", port, "127.0.0.1")
 	w.add("flaky", "10.96.0.2", port, "127.0.0.1", "127.0.0.2")
 	w.add("empty", "10.96.0.3", port)
-	if err := w.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), w); err != nil {
 		t.Fatal(err)
 	}
 	lives := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String()

@@ -119,7 +119,7 @@ func (p *portalled) nodePort() netip.AddrPort { return netip.AddrPortFrom(p.side
 
 func (p *portalled) mustSync(t *testing.T) {
 	t.Helper()
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatalf("Sync = %v, want nil", err)
 	}
 }
@@ -127,7 +127,7 @@ func (p *portalled) mustSync(t *testing.T) {
 // mustFailFor checks that a sync fails only for the service ports of one Service.
 func (p *portalled) mustFailFor(t *testing.T, name string, want error) {
 	t.Helper()
-	err := p.Sync(t.Context())
+	err := proxiertest.Sync(t.Context(), p)
 	if one, ok := errors.AsType[*proxier.ServiceError](err); !ok || one.Name.Name != name || !errors.Is(err, want) {
 		t.Fatalf("Sync = %v, want a ServiceError of %s: %v", err, name, want)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
@@ -65,12 +66,12 @@ func run(ctx context.Context, api *rest.Config, s settings, config proxier.Confi
 		settings: s, proxy: proxy, client: client.GatewayV1(),
 		core: informers.NewSharedInformerFactory(core, 0), gateway: gwinformers.NewSharedInformerFactory(client, 0),
 	}
-	syncs, err := runner.New(runner.Options{}, func(ctx context.Context) error {
-		err := c.sync(ctx)
+	syncs, err := runner.New(runner.Options{}, func(ctx context.Context) (next time.Time, err error) {
+		err = c.sync(ctx)
 		if err != nil && ctx.Err() == nil {
 			log.Warn("sync failed, it is retried", zap.Error(err))
 		}
-		return err
+		return time.Time{}, err
 	})
 	if err != nil {
 		return err

@@ -71,7 +71,7 @@ func (s *stage) slice(service string, pods ...*proxiertest.Host) *discovery.Endp
 
 func (s *stage) sync() {
 	s.t.Helper()
-	if err := s.proxy.Sync(s.t.Context()); err != nil {
+	if err := proxiertest.Sync(s.t.Context(), s.proxy); err != nil {
 		s.t.Fatal(err)
 	}
 }

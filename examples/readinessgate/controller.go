@@ -137,12 +137,12 @@ func (c *controller) run(ctx context.Context) error {
 	defer c.waiting.Wait()
 	defer stop()
 	c.waits = map[types.UID]*wait{}
-	syncs, err := runner.New(runner.Options{}, func(context.Context) error {
-		err := c.sync(ctx) // whose waits outlive it
+	syncs, err := runner.New(runner.Options{}, func(context.Context) (next time.Time, err error) {
+		err = c.sync(ctx) // whose waits outlive it
 		if err != nil && ctx.Err() == nil {
 			c.log.Warn("sync failed, it is retried", zap.Error(err))
 		}
-		return err
+		return time.Time{}, err
 	})
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ func debugHandler(t *testing.T, node, vip string) http.Handler {
 	p.OnVersion(changetracker.InputServices, "3")
 	p.OnVersion(changetracker.InputEndpointSlices, map[string]string{"node-1": "10", "node-2": "9"}[node])
 	proxiertest.Run(t, p)
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
 	return debughttp.Handler(p, debughttp.Version("v1"))

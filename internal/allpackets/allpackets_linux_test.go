@@ -119,7 +119,7 @@ func compare(t *testing.T, e engine, seed uint64, seen map[string]int) {
 	c := m.cluster()
 	p := start(t, e, c, ns)
 	for round := range 3 {
-		if err := p.Sync(t.Context()); err != nil {
+		if err := proxiertest.Sync(t.Context(), p); err != nil {
 			t.Errorf("seed %d, round %d: %v", seed, round, err)
 		}
 		for _, family := range families() {

@@ -120,7 +120,8 @@ func (d *direct) apply(t *testing.T, c *oracle.Cluster) {
 			if err != nil || len(result.Failed) > 0 {
 				t.Fatal(err, result.Failed)
 			}
-			return d.updaters[family].Done(nil), nil
+			d.updaters[family].Done(nil)
+			return nil, nil
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -257,7 +257,7 @@ func (c *checked) before(u *desired.Update) (wanted map[changetracker.ServicePor
 		if have := ruleOf(change.After); !have.equal(wanted[change.Name]) {
 			violate("programs what it knows", "%s %s: %s", c.node.name, family, describe(change.Name, have, wanted[change.Name]))
 		}
-		if !p.again[c.family] && !p.dirty[c.family][change.Name.NamespacedName] {
+		if _, failed := p.failing[c.family][change.Name]; !failed && !p.again[c.family] && !p.dirty[c.family][change.Name.NamespacedName] {
 			violate("works for changes only", "%s %s updates %s without a change", c.node.name, family, change.Name)
 		}
 	}
@@ -304,15 +304,17 @@ func (c *checked) after(u *desired.Update, wanted map[changetracker.ServicePortN
 	case len(result.Failed) > 0:
 		c.node.sim.note(applyPartly)
 	}
-	if p.broken[c.family] = err != nil || len(result.Failed) > 0; p.broken[c.family] {
+	if p.broken[c.family] = err != nil; err != nil {
 		p.failed[c.family], p.again[c.family] = now, true
-	}
-	if err != nil {
 		p.pending[c.family] = append(s.pending, p.pending[c.family]...)
 		return
 	}
+	for name := range wanted {
+		delete(p.failing[c.family], name)
+	}
 	for _, f := range result.Failed {
 		delete(wanted, f.Name)
+		p.failing[c.family][f.Name] = now
 	}
 	for name, want := range wanted {
 		if have := kernel.get(name); !have.equal(want) {

@@ -58,15 +58,20 @@ type process struct {
 	changed  map[types.NamespacedName]time.Time           // when the last event of a Service came
 	gone     map[target]time.Time                         // since when an endpoint is not in the view
 	pending  [len(families)][]change                      // that are not programmed yet
-	failed   [len(families)]time.Time                     // when the last Apply failed, in whole or in part
-	broken   [len(families)]bool                          // the last Apply failed, in whole or in part
-	again    [len(families)]bool                          // the next Update may be full
-	moved    [len(families)]bool                          // the node is in another zone, which may not be programmed
+	failed   [len(families)]time.Time                     // when the last Apply failed as a whole
+	broken   [len(families)]bool                          // the last Apply failed as a whole
+	// failing are the service ports that the last Apply with them failed for, and when.
+	failing [len(families)]map[changetracker.ServicePortName]time.Time
+	again   [len(families)]bool // the next Update may be full
+	moved   [len(families)]bool // the node is in another zone, which may not be programmed
 }
 
 // followLimit is how long a change may take from its event to the kernel: a running Apply, the
 // interval of the runner, and an Apply of its own.
 const followLimit = longestApply + 50*time.Millisecond + longestApply + time.Millisecond
+
+// afterFailure is how long a change waits at most for the next try if everything failed just before.
+const afterFailure = time.Second
 
 // target is an endpoint of a Service: its address without a port.
 type target struct {
@@ -85,7 +90,7 @@ func (n *node) start() {
 	}
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for i, family := range families {
-		p.dirty[i] = map[types.NamespacedName]bool{}
+		p.dirty[i], p.failing[i] = map[types.NamespacedName]bool{}, map[changetracker.ServicePortName]time.Time{}
 		engine := n.sim.quirks.wrapEngine(&engine{node: n, proc: p, family: i})
 		engines[family] = &checked{Engine: engine, node: n, proc: p, family: i}
 	}
@@ -275,8 +280,17 @@ func (p *process) checkFollowed(family int, service types.NamespacedName, since 
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.failed[family].Before(since) {
+	switch sinceFailure := since.Sub(p.failed[family]); {
+	case sinceFailure <= 0:
 		return
+	case sinceFailure < afterFailure && time.Since(since) <= followLimit:
+		p.node.sim.after(afterFailure-sinceFailure, func() { p.checkFollowed(family, service, since) })
+		return
+	}
+	for name, at := range p.failing[family] {
+		if name.NamespacedName == service && !at.Before(since) {
+			return
+		}
 	}
 	kernel, violate := p.node.kernel[family], p.node.sim.violate
 	for t, at := range p.gone {

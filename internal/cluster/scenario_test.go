@@ -328,8 +328,8 @@ func (n *node) mend() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		for i, broken := range p.broken {
-			if broken {
-				n.sim.violate("recovers in time", "%s %s: nothing has succeeded since the kernel works again", n.name, families[i])
+			if failing := len(p.failing[i]); broken || failing > 0 {
+				n.sim.violate("recovers in time", "%s %s: since the kernel works again, nothing has succeeded: %t, or not for %d service ports", n.name, families[i], broken, failing)
 			}
 		}
 	})

@@ -183,7 +183,7 @@ func (w *world) start(e engine) *proxy {
 
 func (w *world) sync(p *proxier.Proxier) {
 	w.t.Helper()
-	if err := p.Sync(w.t.Context()); err != nil {
+	if err := proxiertest.Sync(w.t.Context(), p); err != nil {
 		w.t.Fatalf("sync in mode %s: %v", w.engine.name, err)
 	}
 }

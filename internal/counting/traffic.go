@@ -181,31 +181,17 @@ func (t *Traffic) add(of *followed, f *Seen, before proxier.Traffic) {
 
 // Applied is called after an update: flows of the service ports that follow selects count from
 // now on. What comes again begins at zero.
-func (t *Traffic) Applied(update *desired.Update, follow func(*desired.Service) bool) {
-	if update.Full {
-		exist := map[changetracker.ServicePortName]bool{}
-		for s := range update.Services() {
-			exist[s.Name] = true
-		}
-		for name := range t.services {
-			if !exist[name] {
-				t.remove(name)
-			}
-		}
-	}
-	for name := range update.Removed() {
-		t.remove(name)
-	}
-	for s := range update.Services() {
-		if of := t.services[s.Name]; of != nil {
+func (t *Traffic) Applied(outcomes []desired.Outcome, follow func(*desired.Service) bool) {
+	for i := range outcomes {
+		if of := t.services[outcomes[i].Name]; of != nil {
 			t.disown(of)
 		}
 	}
-	for s := range update.Services() {
-		if follow(s) {
+	for i := range outcomes {
+		if s := outcomes[i].Is; s != nil && follow(s) {
 			t.follow(s)
 		} else {
-			t.remove(s.Name)
+			t.remove(outcomes[i].Name)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -59,8 +60,21 @@ func TestTraffic(t *testing.T) {
 		l.EndListing()
 	}
 	end := func(f *Seen) { l.Ended(f, isNode) }
+	has := map[changetracker.ServicePortName]*desired.Service{}
 	apply := func(services ...*desired.Service) {
-		l.Applied(&desired.Update{Full: true, Changes: desired.ChangesTo(services...)}, func(*desired.Service) bool { return true })
+		var outcomes []desired.Outcome
+		for _, s := range services {
+			outcomes = append(outcomes, desired.Outcome{Name: s.Name, Was: has[s.Name], Is: s})
+			delete(has, s.Name)
+		}
+		for name, was := range has {
+			outcomes = append(outcomes, desired.Outcome{Name: name, Was: was})
+		}
+		clear(has)
+		for _, s := range services {
+			has[s.Name] = s
+		}
+		l.Applied(outcomes, func(*desired.Service) bool { return true })
 	}
 	a, b, nodePort := netip.AddrPortFrom(vips["a"], 80), netip.AddrPortFrom(vips["b"], 80), netip.AddrPortFrom(node, 1)
 	for _, step := range []struct {
@@ -95,7 +109,7 @@ func TestTraffic(t *testing.T) {
 		}, "a=118(.1=104 .2=1)"},
 		{"an end that nobody told leaves room", func() { list(); list(flow(9, a, 1, 1)); list(flow(9, a, 1, 1), flow(11, a, 1, 1)) }, "a=119(.1=105 .2=1)"},
 		{"an engine counts by itself", func() {
-			l.Applied(&desired.Update{Changes: desired.ChangesTo(served("a", 1))}, func(*desired.Service) bool { return false })
+			l.Applied([]desired.Outcome{{Name: name("a"), Is: served("a", 1)}}, func(*desired.Service) bool { return false })
 			end(flow(9, a, 1, 9))
 		}, ""},
 	} {

@@ -74,7 +74,7 @@ func (n *node) byRules(tb testing.TB) {
 	p.OnEndpointSliceAdd(proxiertest.Slice("default", "web", discovery.AddressTypeIPv4,
 		proxiertest.SlicePort("udp", v1.ProtocolUDP, endpointPort), proxiertest.Endpoint(n.pod.Addr().String())))
 	proxiertest.Run(tb, p)
-	netnstest.Check(tb, p.Sync(tb.Context()))
+	netnstest.Check(tb, proxiertest.Sync(tb.Context(), p))
 }
 
 // byConstant has the rules that know no Service.

@@ -281,7 +281,8 @@ func updateOf(t *testing.T, c cluster) (update desired.Update) {
 	updater := desired.NewUpdater()
 	netnstest.Check(t, tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 		update = updater.Next(step, desired.Resolver{Node: node()}, desired.Globals{NodeAddresses: node().Addresses}, true)
-		return updater.Done(nil), nil
+		updater.Done(nil)
+		return nil, nil
 	}))
 	if len(update.Changes) == 0 {
 		t.Fatal("the cluster has no service port")
@@ -339,7 +340,7 @@ func running(t *testing.T, p *proxier.Proxier, c cluster) *proxier.Proxier {
 		p.OnEndpointSliceAdd(s)
 	}
 	proxiertest.Run(t, p)
-	netnstest.Check(t, p.Sync(t.Context()))
+	netnstest.Check(t, proxiertest.Sync(t.Context(), p))
 	return p
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 )
 
@@ -337,7 +338,7 @@ func (r *run) restart(ctx context.Context, settled bool) error {
 	if err := r.start(ctx); err != nil || !settled {
 		return err
 	}
-	if err := r.whenFree(func() error { return r.life.Sync(ctx) }); err != nil {
+	if err := r.whenFree(func() error { return proxiertest.Sync(ctx, r.life) }); err != nil {
 		return fmt.Errorf("first sync after a restart: %w", err)
 	}
 	if n := r.life.side.writes(); n > 0 && !hasSockets(r.plane) {
@@ -397,7 +398,7 @@ func (r *run) wanted(ctx context.Context) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	err = r.whenFree(func() error { return l.Sync(ctx) })
+	err = r.whenFree(func() error { return proxiertest.Sync(ctx, l) })
 	if err == nil {
 		text, err = r.fresh.Kernel()
 	}
@@ -425,7 +426,7 @@ func (r *run) settle(ctx context.Context, ask bool) error {
 		if got, last = r.plane.Kernel(); last != nil || got != want {
 			return false
 		}
-		last = r.life.Sync(ctx)
+		last = proxiertest.Sync(ctx, r.life)
 		return last == nil
 	}) {
 		return fmt.Errorf("not settled within %v: %w\n%s\nstatus: %+v", r.patience, last, difference(got, want), r.life.Status().Families)
@@ -449,7 +450,7 @@ func (r *run) endFaults(ctx context.Context) error {
 // mustBeIdle: another sync writes nothing, and all that is beside the kernel is right.
 func (r *run) mustBeIdle(ctx context.Context, want string) error {
 	before := r.life.side.writes()
-	if err := r.life.Sync(ctx); err != nil {
+	if err := proxiertest.Sync(ctx, r.life); err != nil {
 		return fmt.Errorf("sync once more: %w", err)
 	}
 	if n := r.life.side.writes() - before; n > 0 {

@@ -104,6 +104,9 @@ func (s *side) Update(family v1.IPFamily, u proxier.HealthUpdate) {
 func (s *side) Announce(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
 	return s.announcing(func() {
 		for _, a := range list {
+			if a.Port.Name != a.Name {
+				s.wrong = errors.Join(s.wrong, fmt.Errorf("the port of %v is %v", a, a.Port))
+			}
 			if s.announced[family][a.Key] == a && s.calls.Fired() == 0 {
 				s.wrong = errors.Join(s.wrong, fmt.Errorf("%v is announced again", a))
 			}
@@ -273,7 +276,7 @@ func (r *run) expect(ctx context.Context) (*expected, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = l.Sync(ctx)
+	err = proxiertest.Sync(ctx, l)
 	e.status = l.Status()
 	if err = errors.Join(err, l.end()); err != nil {
 		return nil, err
@@ -337,7 +340,10 @@ func (r *run) checkSide(ctx context.Context) error {
 		if h, w := have.health[family], want.health[family]; !maps.Equal(h.ports, w.ports) || !maps.Equal(h.local, w.local) {
 			err = errors.Join(err, fmt.Errorf("%s: health checks are %+v, want %+v", family, *h, *w))
 		}
-		if h, w := have.announced[family], want.announced[family]; !maps.Equal(h, w) {
+		same := func(a, b proxier.Announcement) bool {
+			return a.Key == b.Key && a.Kind == b.Kind && a.Name == b.Name && a.Port.Equal(b.Port)
+		}
+		if h, w := have.announced[family], want.announced[family]; !maps.EqualFunc(h, w, same) {
 			err = errors.Join(err, fmt.Errorf("%s: announced is %v, want %v", family, h, w))
 		}
 	}

@@ -102,7 +102,8 @@ func (p *plane) next(t *testing.T) (u desired.Update) {
 	t.Helper()
 	err := p.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
 		u = p.updater.Next(step, p.resolver, p.globals, false)
-		return p.updater.Done(nil), nil
+		p.updater.Done(nil)
+		return nil, nil
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -163,7 +163,7 @@ func TestTheKernelTakesTheObjects(t *testing.T) {
 				is := neighbourSlice(pod.Addr(v1.IPv4Protocol).String())
 				p.OnEndpointSliceUpdate(was, is)
 				was = is
-				if err := p.Sync(t.Context()); err != nil {
+				if err := proxiertest.Sync(t.Context(), p); err != nil {
 					t.Fatalf("%s: %v", what, err)
 				}
 				answer, err := world.LocalPods[2].Ask(t.Context(), "tcp", netip.MustParseAddrPort(neighbourVIP+":80"), proxiertest.AskOptions{Timeout: 30 * time.Second})
@@ -201,7 +201,7 @@ func TestTheKernelTakesTheObjects(t *testing.T) {
 				}
 				follows(o.name+", deleted", &c)
 			}
-			if err := p.Sync(t.Context()); err != nil {
+			if err := proxiertest.Sync(t.Context(), p); err != nil {
 				t.Error(err)
 			}
 		})

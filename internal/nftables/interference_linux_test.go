@@ -11,6 +11,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // TestDamageBesideASyncIsRepaired damages the table before, during and after a sync of
@@ -62,7 +63,7 @@ func repairsBesideASync(t *testing.T, w *watched, script string, order func(r *r
 	w.sync(t)
 	order(w.recorder, func() { tryNFT(w.ns, w.damage(script)) }, func() {
 		w.OnEndpointSliceUpdate(nil, there)
-		if err := w.Sync(t.Context()); err != nil {
+		if err := proxiertest.Sync(t.Context(), w); err != nil {
 			t.Logf("sync: %v", err) // it is tried again
 		}
 	})

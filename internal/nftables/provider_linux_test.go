@@ -19,6 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 )
 
@@ -90,7 +91,7 @@ func TestBadObjectsHoldUpNoGoodOne(t *testing.T) {
 	}
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	if err := p.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatalf("sync: %v", err)
 	}
 
@@ -286,7 +287,7 @@ func TestNodePortsOutliveANodeThatIsKnownLate(t *testing.T) {
 			do(p)
 		})
 	}
-	sync := func(p *proxier.Proxier) { netnstest.Check(t, p.Sync(t.Context())) }
+	sync := func(p *proxier.Proxier) { netnstest.Check(t, proxiertest.Sync(t.Context(), p)) }
 	table := func() string { // its words in order, as that of elements varies
 		var text strings.Builder
 		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {

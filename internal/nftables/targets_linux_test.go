@@ -29,6 +29,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 )
 
@@ -365,7 +366,7 @@ func (p *programmed) load(tb testing.TB) {
 
 func (p *programmed) sync(tb testing.TB) {
 	tb.Helper()
-	if err := p.Sync(tb.Context()); err != nil {
+	if err := proxiertest.Sync(tb.Context(), p); err != nil {
 		tb.Fatalf("sync: %v", err)
 	}
 }

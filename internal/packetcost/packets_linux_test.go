@@ -145,7 +145,7 @@ func (r *road) run(b *testing.B, p *proxier.Proxier, err error) {
 	netnstest.Check(b, err)
 	r.announce(p)
 	proxiertest.Run(b, p)
-	netnstest.Check(b, p.Sync(b.Context()))
+	netnstest.Check(b, proxiertest.Sync(b.Context(), p))
 }
 
 // announce tells a Provider of all Services.

@@ -65,7 +65,7 @@ func (l *life) add(p *proxier.Proxier) {
 
 func (l *life) sync(p *proxier.Proxier) {
 	l.Helper()
-	if err := p.Sync(l.Context()); err != nil {
+	if err := proxiertest.Sync(l.Context(), p); err != nil {
 		l.Fatal(err)
 	}
 }

@@ -307,7 +307,7 @@ func newBench(t *testing.T, e engine, s setting, specs []spec) *bench {
 
 func (b *bench) sync() {
 	b.t.Helper()
-	if err := b.proxy.Sync(b.t.Context()); err != nil {
+	if err := proxiertest.Sync(b.t.Context(), b.proxy); err != nil {
 		b.t.Fatalf("Sync = %v", err)
 	}
 }

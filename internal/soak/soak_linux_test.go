@@ -191,7 +191,7 @@ func begin(t *testing.T, factory proxiertest.Factory, topology *proxiertest.Topo
 
 func (n *node) sync() {
 	n.t.Helper()
-	if err := n.provider.Sync(n.t.Context()); err != nil {
+	if err := proxiertest.Sync(n.t.Context(), n.provider); err != nil {
 		n.t.Fatalf("sync: %v", err)
 	}
 }
@@ -252,7 +252,7 @@ func (n *node) event() {
 // timed returns how long it takes until the last change is programmed.
 func (n *node) timed() time.Duration {
 	start := time.Now()
-	if err := n.provider.Sync(n.t.Context()); err != nil {
+	if err := proxiertest.Sync(n.t.Context(), n.provider); err != nil {
 		n.t.Errorf("sync: %v", err)
 	}
 	return time.Since(start)

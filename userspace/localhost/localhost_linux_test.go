@@ -104,7 +104,7 @@ func startIn(t *testing.T, ns *netns.NS, change ...func(*userspace.Config)) *nod
 
 func (n *node) sync(t *testing.T) {
 	t.Helper()
-	if err := n.Sync(t.Context()); err != nil {
+	if err := proxiertest.Sync(t.Context(), n); err != nil {
 		t.Fatalf("Sync: %v", err)
 	}
 }

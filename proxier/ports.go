@@ -1,0 +1,168 @@
+package proxier
+
+import (
+	"container/heap"
+	"time"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/runner"
+)
+
+// port is what a family knows of a service port that is not as it should be: it failed, or another
+// program has changed its objects. All others are as the State says, and have no record.
+type port struct {
+	name changetracker.ServicePortName
+	// failed is why it is not programmed, after so many tries in a row; nil: it is.
+	failed *ServiceError
+	tries  int
+	// triggers are those of its changes that are not programmed, as in SyncReport.
+	triggers []time.Time
+	damage   portDamage
+	// due is when a sync tries it again. It is in the queue at this index, or in none (-1): then it
+	// waits for a change, or a sync has it.
+	due   time.Time
+	index int
+}
+
+// ports has the records of a family. family.mu guards it.
+type ports struct {
+	retry   runner.Backoff
+	byName  map[changetracker.ServicePortName]*port
+	queue   portQueue
+	failing int
+}
+
+func newPorts(retry runner.Backoff) ports {
+	return ports{retry: retry, byName: map[changetracker.ServicePortName]*port{}}
+}
+
+// get returns the record of a service port, which may be new.
+func (p *ports) get(name changetracker.ServicePortName) *port {
+	r := p.byName[name]
+	if r == nil {
+		r = &port{name: name, index: -1}
+		p.byName[name] = r
+	}
+	return r
+}
+
+// schedule sets when to try a service port again; the zero time is never.
+func (p *ports) schedule(r *port, due time.Time) {
+	r.due = due
+	switch {
+	case due.IsZero() && r.index >= 0:
+		heap.Remove(&p.queue, r.index)
+	case due.IsZero():
+	case r.index >= 0:
+		heap.Fix(&p.queue, r.index)
+	default:
+		heap.Push(&p.queue, r)
+	}
+}
+
+// next is when the first service port is due; zero if none is.
+func (p *ports) next() time.Time {
+	if len(p.queue) == 0 {
+		return time.Time{}
+	}
+	return p.queue[0].due
+}
+
+// takeDue returns the service ports that a sync must try again, of which some are damaged: those that
+// are due, or all that will be.
+func (p *ports) takeDue(now time.Time, all bool) (due, damaged []changetracker.ServicePortName) {
+	for len(p.queue) > 0 && (all || !p.queue[0].due.After(now)) {
+		r := p.queue[0]
+		p.schedule(r, time.Time{})
+		due = append(due, r.name)
+		if r.damage.take() {
+			damaged = append(damaged, r.name)
+		}
+	}
+	return due, damaged
+}
+
+// failedNow records that a sync at now could not program a service port.
+func (p *ports) failedNow(e *ServiceError, now, started time.Time) (before *ServiceError) {
+	r := p.get(e.Name)
+	before = r.failed
+	failed := *e
+	if failed.Since = started; before != nil {
+		failed.Since = before.Since
+	} else {
+		p.failing++
+	}
+	r.failed, r.damage.taken = &failed, false
+	r.tries++
+	switch {
+	case r.damage.waiting: // since the sync began: it is due already
+	case e.Terminal:
+		p.schedule(r, time.Time{})
+	default:
+		p.schedule(r, now.Add(p.retry.Pause(r.tries)))
+	}
+	return before
+}
+
+// programmed records that a sync has programmed a service port, and returns its last failure and the
+// triggers that it had; nil if there are none.
+func (p *ports) programmed(name changetracker.ServicePortName) (before *ServiceError, triggers []time.Time) {
+	r := p.byName[name]
+	if r == nil {
+		return nil, nil
+	}
+	before, triggers = r.failed, r.triggers
+	if before != nil {
+		p.failing--
+	}
+	r.failed, r.tries, r.triggers = nil, 0, nil
+	if !r.damage.waiting {
+		p.schedule(r, time.Time{})
+	}
+	p.forgetIfWell(r)
+	return before, triggers
+}
+
+func (p *ports) forgetIfWell(r *port) {
+	if r.failed == nil && r.damage.last.IsZero() {
+		p.schedule(r, time.Time{})
+		delete(p.byName, r.name)
+	}
+}
+
+// failures returns the failures, in no particular order.
+func (p *ports) failures() []*ServiceError {
+	all := make([]*ServiceError, 0, p.failing)
+	for _, r := range p.byName {
+		if r.failed != nil {
+			all = append(all, r.failed)
+		}
+	}
+	return all
+}
+
+func compareFailures(a, b *ServiceError) int { return a.Name.Compare(b.Name) }
+
+// portQueue is a heap by due.
+type portQueue []*port
+
+func (q portQueue) Len() int           { return len(q) }
+func (q portQueue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+func (q portQueue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+func (q *portQueue) Push(x any) {
+	r, _ := x.(*port)
+	r.index = len(*q)
+	*q = append(*q, r)
+}
+
+func (q *portQueue) Pop() any {
+	last := len(*q) - 1
+	r := (*q)[last]
+	(*q)[last], *q = nil, (*q)[:last]
+	r.index = -1
+	return r
+}
