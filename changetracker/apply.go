@@ -41,6 +41,14 @@ type attempt struct {
 	carriers []ServicePortName
 }
 
+// applyFor is Tracker.Apply for its owner, or for others.
+func (s *store) applyFor(lent bool, family v1.IPFamily, fn func(Step) ([]ServicePortName, error)) error {
+	if lent {
+		return ErrLent
+	}
+	return s.apply(family, fn)
+}
+
 // apply is Tracker.Apply.
 func (s *store) apply(name v1.IPFamily, fn func(Step) ([]ServicePortName, error)) error {
 	index, ok := familyIndex(name)

@@ -14,6 +14,7 @@ import (
 type EndpointChangeTracker struct {
 	store *store
 	from  string // the Source
+	lent  bool   // see Tracker.Lend
 }
 
 // NewEndpointChangeTracker returns a tracker of EndpointSlices only. For errors see New.
@@ -28,7 +29,7 @@ func NewEndpointChangeTracker(o Options) (*EndpointChangeTracker, error) {
 
 // Apply is Tracker.Apply.
 func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
-	return t.store.apply(family, fn)
+	return t.store.applyFor(t.lent, family, fn)
 }
 
 // EndpointSliceUpdate stores the current version of a slice, or removes the slice. A slice is

@@ -14,6 +14,7 @@ import (
 type ServiceChangeTracker struct {
 	store *store
 	from  string // the Source
+	lent  bool   // see Tracker.Lend
 }
 
 // NewServiceChangeTracker returns a tracker of Services only. For errors see New.
@@ -27,7 +28,7 @@ func NewServiceChangeTracker(o Options) (*ServiceChangeTracker, error) {
 
 // Apply is Tracker.Apply.
 func (t *ServiceChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
-	return t.store.apply(family, fn)
+	return t.store.applyFor(t.lent, family, fn)
 }
 
 // Update stores the current version of a Service. With a nil current it removes the Service

@@ -33,8 +33,8 @@ type Source struct {
 // are the tracker's.
 func (t *Tracker) Source(name string) *Source {
 	return &Source{
-		Services:  &ServiceChangeTracker{store: t.store, from: name},
-		Endpoints: &EndpointChangeTracker{store: t.store, from: name},
+		Services:  &ServiceChangeTracker{store: t.store, from: name, lent: t.lent},
+		Endpoints: &EndpointChangeTracker{store: t.store, from: name, lent: t.lent},
 		name:      name, store: t.store,
 	}
 }

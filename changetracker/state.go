@@ -2,6 +2,9 @@ package changetracker
 
 import (
 	"iter"
+	"maps"
+	"net/netip"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -58,7 +61,45 @@ func (s *State) EachEndpoint(name ServicePortName, visit func(*Endpoint)) {
 	}
 }
 
-// All yields every service port, in no particular order.
+// Endpoint returns an endpoint of a service port as Endpoints lists it; ok is false if there is none. It
+// costs O(log N), and the endpoint must not be changed.
+func (s *State) Endpoint(name ServicePortName, addr netip.AddrPort) (e *Endpoint, ok bool) {
+	p := s.find(name)
+	if p == nil {
+		return nil, false
+	}
+	e = p.endpoints.Find(func(e *Endpoint) bool { return e.Addr.Compare(addr) < 0 })
+	return e, e != nil && e.Addr == addr
+}
+
+// Services yields the Services that have service ports or, with an EndpointChangeTracker on its own,
+// endpoints, in no particular order.
+func (s *State) Services() iter.Seq[types.NamespacedName] {
+	return func(yield func(types.NamespacedName) bool) {
+		for name := range s.services.All() {
+			if !yield(name) {
+				return
+			}
+		}
+	}
+}
+
+// Nodes returns the nodes that have ready endpoints of a Service, sorted. A load balancer that sends to
+// node ports with traffic policy Local sends there.
+func (s *State) Nodes(service types.NamespacedName) []string {
+	nodes := map[string]bool{}
+	for _, port := range s.ServicePorts(service) {
+		s.EachEndpoint(port, func(e *Endpoint) {
+			if e.Ready && e.Node != "" {
+				nodes[e.Node] = true
+			}
+		})
+	}
+	return slices.Sorted(maps.Keys(nodes))
+}
+
+// All yields every service port, in no particular order. An EndpointChangeTracker on its own has none:
+// see Services.
 func (s *State) All() iter.Seq2[ServicePortName, *ServicePort] {
 	return func(yield func(ServicePortName, *ServicePort) bool) {
 		for _, service := range s.services.All() {
@@ -81,17 +122,16 @@ func (s *State) Changed(since *State) iter.Seq[types.NamespacedName] {
 	return s.services.Changed(since.services, func(a, b *serviceState) bool { return a == b })
 }
 
-// ServicePorts returns the names of the service ports of a Service, sorted.
+// ServicePorts returns the names of the service ports of a Service, sorted. Those of an
+// EndpointChangeTracker on its own have endpoints only.
 func (s *State) ServicePorts(name types.NamespacedName) []ServicePortName {
 	service, ok := s.services.Get(name)
-	if !ok || service.servicePorts == 0 {
+	if !ok {
 		return nil
 	}
-	names := make([]ServicePortName, 0, service.servicePorts)
-	for _, p := range service.ports {
-		if p.port != nil {
-			names = append(names, p.name)
-		}
+	names := make([]ServicePortName, len(service.ports))
+	for i, p := range service.ports {
+		names[i] = p.name
 	}
 	return names
 }

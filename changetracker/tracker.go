@@ -1,6 +1,7 @@
 package changetracker
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
@@ -14,6 +15,17 @@ type Tracker struct {
 	Services  *ServiceChangeTracker
 	Endpoints *EndpointChangeTracker
 	store     *store
+	lent      bool
+}
+
+// ErrLent is returned by Apply of a Tracker that Lend has returned.
+var ErrLent = errors.New("only the owner of the tracker applies its changes")
+
+// Lend returns the same tracker for others than the owner, who applies its changes: they add objects and
+// look things up. Apply returns ErrLent there, also that of Services, Endpoints and Sources.
+func (t *Tracker) Lend() *Tracker {
+	own := t.store
+	return &Tracker{Services: &ServiceChangeTracker{store: own, lent: true}, Endpoints: &EndpointChangeTracker{store: own, lent: true}, store: own, lent: true}
 }
 
 // New returns an empty tracker. The error names every invalid option and wraps
@@ -43,7 +55,7 @@ func New(o Options) (*Tracker, error) {
 // each other, so fn must not call Apply for the same family. The error for a family that is
 // not tracked is ErrUnknownFamily.
 func (t *Tracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
-	return t.store.apply(family, fn)
+	return t.store.applyFor(t.lent, family, fn)
 }
 
 // SetNode replaces the node. Values that Options.Validate refuses are ignored. If the node

@@ -23,8 +23,6 @@ type Cleaner struct {
 	traffic *traffic
 }
 
-var _ proxier.ConnectionEnder = (*Cleaner)(nil)
-
 // New returns a Cleaner. It opens no socket.
 func New(o Options) *Cleaner {
 	c := &Cleaner{options: o, ending: map[v1.IPFamily]*ender{}, traffic: newTraffic(o.NetNS)}
@@ -34,10 +32,18 @@ func New(o Options) *Cleaner {
 	return c
 }
 
-// Tracks implements proxier.Conntrack.
+// Tracks is for proxier.Conntrack.
 func (c *Cleaner) Tracks(p desired.Protocol) bool { return c.options.tracks(p) }
 
-// Clean implements proxier.Conntrack. It reads the conntrack table of the family once, and
+// Conntrack returns its functions.
+func (c *Cleaner) Conntrack() *proxier.Conntrack {
+	return &proxier.Conntrack{
+		Tracks: c.Tracks, Clean: c.Clean, RunEnding: c.RunEnding, EndingStatus: c.EndingStatus, CleanupEnding: c.CleanupEnding,
+		RunTraffic: c.RunTraffic, FollowTraffic: c.FollowTraffic, AddTraffic: c.AddTraffic,
+	}
+}
+
+// Clean is for proxier.Conntrack. It reads the conntrack table of the family once, and
 // deletes the stale entries one by one.
 func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
 	if err := ctx.Err(); err != nil {

@@ -321,13 +321,13 @@ func (e *ender) record(err error, log *zap.Logger) {
 }
 
 // status returns how many connections must end, how many have, and what is wrong.
-func (e *ender) status() (s proxier.EndingStatus, condition proxier.Condition) {
+func (e *ender) status() (open, ended int, cannot proxier.Condition) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return proxier.EndingStatus{Open: len(e.known), Ended: e.ended}, e.failure
+	return len(e.known), e.ended, e.failure
 }
 
-// RunEnding implements proxier.ConnectionEnder.
+// RunEnding is for proxier.Conntrack.
 func (c *Cleaner) RunEnding(ctx context.Context, log *zap.Logger) error {
 	var running sync.WaitGroup
 	var errs [2]error

@@ -162,7 +162,7 @@ func TestConnectionsEndWithinBounds(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if s, _ := e.status(); s != (proxier.EndingStatus{Ended: n / 2}) {
+		if s := numbersOf(e); s != [2]int{0, n / 2} {
 			t.Errorf("status %+v, want %d ended, and none open", s, n/2)
 		}
 		if k.counts().listed > 0 || k.counts().removals != 1 {
@@ -176,7 +176,7 @@ func TestConnectionsThatEndThemselvesAreForgotten(t *testing.T) {
 	testEnder(t, 1, func(k *fakeTable) { k.gone[number4(0)] = true }, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if s, _ := e.status(); s != (proxier.EndingStatus{}) || k.counts().provoked != 0 {
+		if s := numbersOf(e); s != [2]int{} || k.counts().provoked != 0 {
 			t.Errorf("status %+v, %d packets, want nothing", s, k.counts().provoked)
 		}
 	})
@@ -187,17 +187,17 @@ func TestAFailureToEndIsRetried(t *testing.T) {
 	testEnder(t, 1, func(k *fakeTable) { k.err = errors.New("no nf_tables") }, func(t *testing.T, e *ender, k *fakeTable, logged *observer.ObservedLogs) {
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
-		s, condition := e.status()
-		if s.Open != 1 || condition.Type != proxier.ConditionConnections || condition.Message != "no nf_tables" || logged.Len() != 1 {
-			t.Errorf("status %+v, condition %+v, %d lines; want one of each", s, condition, logged.Len())
+		open, _, condition := e.status()
+		if open != 1 || condition.Type != proxier.ConditionConnections || condition.Message != "no nf_tables" || logged.Len() != 1 {
+			t.Errorf("%d open, condition %+v, %d lines; want one of each", open, condition, logged.Len())
 		}
 		k.mu.Lock()
 		k.err = nil
 		k.mu.Unlock()
 		time.Sleep(2 * longestWait)
 		synctest.Wait()
-		if s, condition := e.status(); s != (proxier.EndingStatus{Ended: 1}) || condition.Type != "" {
-			t.Errorf("status %+v, condition %+v afterwards, want one ended", s, condition)
+		if open, ended, condition := e.status(); open != 0 || ended != 1 || condition.Type != "" {
+			t.Errorf("status %+v, condition %+v afterwards, want one ended", [2]int{open, ended}, condition)
 		}
 	})
 }
@@ -213,4 +213,10 @@ func TestSegmentsHaveAValidChecksum(t *testing.T) {
 			t.Errorf("checksum of %v = %#x, want 0", addrs, got)
 		}
 	}
+}
+
+// numbersOf are how many connections must end, and how many have.
+func numbersOf(e *ender) [2]int {
+	open, ended, _ := e.status()
+	return [2]int{open, ended}
 }

@@ -245,12 +245,12 @@ func send(fd int, from, to netip.AddrPort, flags byte, via netip.Addr) {
 	_ = unix.Sendto(fd, packet, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: via.As16()})
 }
 
-// EndingStatus implements proxier.ConnectionEnder.
-func (c *Cleaner) EndingStatus(family v1.IPFamily) (proxier.EndingStatus, proxier.Condition) {
+// EndingStatus is for proxier.Conntrack.
+func (c *Cleaner) EndingStatus(family v1.IPFamily) (open, ended int, cannot proxier.Condition) {
 	return c.ending[family].status()
 }
 
-// CleanupEnding implements proxier.ConnectionEnder.
+// CleanupEnding is for proxier.Conntrack.
 func (c *Cleaner) CleanupEnding(_ context.Context, family v1.IPFamily) error {
 	t := endingTable{netNS: c.options.NetNS, name: c.options.Table, family: family}
 	return t.remove()

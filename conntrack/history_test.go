@@ -76,7 +76,7 @@ func (h *history) start() {
 	p, err := proxier.New(proxier.Config{
 		Families: []v1.IPFamily{v1.IPv4Protocol},
 		Runner:   runner.Options{MinInterval: time.Second, Burst: 1, Retry: never},
-	}, proxier.Deps{Conntrack: h}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: h.engine})
+	}, proxier.Deps{Conntrack: h.conntrack()}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: h.engine})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -89,10 +89,11 @@ func (h *history) start() {
 	p.OnEndpointSlicesSynced()
 }
 
-// Tracks implements proxier.Conntrack.
-func (h *history) Tracks(p desired.Protocol) bool { return p == desired.UDP }
+func (h *history) conntrack() *proxier.Conntrack {
+	return &proxier.Conntrack{Tracks: func(p desired.Protocol) bool { return p == desired.UDP }, Clean: h.Clean}
+}
 
-// Clean implements proxier.Conntrack on the table of the history.
+// Clean is for proxier.Conntrack on the table of the history.
 func (h *history) Clean(_ context.Context, _ v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
 	h.checks++
 	judge := conntrack.NewJudge(check, []netip.Addr{netip.MustParseAddr(nodeAddr), netip.MustParseAddr("127.0.0.1")})

@@ -68,9 +68,7 @@ func newTraffic(netNS string) *traffic {
 	return t
 }
 
-var _ proxier.TrafficCounter = (*Cleaner)(nil)
-
-// RunTraffic implements proxier.TrafficCounter.
+// RunTraffic is for proxier.Conntrack.
 func (c *Cleaner) RunTraffic(ctx context.Context, log *zap.Logger, begun func()) error {
 	for ctx.Err() == nil {
 		err := classify(c.traffic.run(ctx, log, begun))
@@ -87,7 +85,7 @@ func (c *Cleaner) RunTraffic(ctx context.Context, log *zap.Logger, begun func())
 	return nil
 }
 
-// FollowTraffic implements proxier.TrafficCounter.
+// FollowTraffic is for proxier.Conntrack.
 func (c *Cleaner) FollowTraffic(family v1.IPFamily, outcomes []desired.Outcome, check desired.FlowCheck, selected func(*desired.Service) bool) {
 	t := c.traffic
 	t.pendingMu.Lock()
@@ -102,7 +100,7 @@ func (c *Cleaner) FollowTraffic(family v1.IPFamily, outcomes []desired.Outcome, 
 	}
 }
 
-// AddTraffic implements proxier.TrafficCounter. It lists the open flows of the family.
+// AddTraffic is for proxier.Conntrack. It lists the open flows of the family.
 func (c *Cleaner) AddTraffic(ctx context.Context, family v1.IPFamily, counts proxier.Counts) (proxier.Counts, error) {
 	t := c.traffic
 	t.mu.Lock()

@@ -22,8 +22,13 @@ type Cleaner struct {
 // New returns a Cleaner whose Clean fails.
 func New(o Options) *Cleaner { return &Cleaner{options: o} }
 
-// Tracks implements proxier.Conntrack.
+// Tracks is for proxier.Conntrack.
 func (c *Cleaner) Tracks(p desired.Protocol) bool { return c.options.tracks(p) }
+
+// Conntrack returns its functions.
+func (c *Cleaner) Conntrack() *proxier.Conntrack {
+	return &proxier.Conntrack{Tracks: c.Tracks, Clean: c.Clean}
+}
 
 // ReportConnections returns proxier.ErrNotSupported.
 func ReportConnections(context.Context, string, func(endpoint netip.AddrPort, protocol v1.Protocol, err error)) error {

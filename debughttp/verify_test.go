@@ -38,17 +38,17 @@ func TestVerifyListsTheDifferences(t *testing.T) {
 	name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: "web"}, Port: "http", Protocol: v1.ProtocolTCP}
 	s := &verifySource{results: map[v1.IPFamily]proxier.Verification{
 		v1.IPv6Protocol: {Err: errors.New("no access")},
-		v1.IPv4Protocol: {Total: 1200, VerifyReport: proxier.VerifyReport{Checked: 9, Differences: []proxier.Difference{
+		v1.IPv4Protocol: {Total: 1200, Checked: 9, Differences: []proxier.Difference{
 			{Object: "chain a", Problem: proxier.DifferenceUnexpected},
 			{Object: "element b", Problem: proxier.DifferenceChanged, Want: "1", Have: "2", Service: name},
-		}}},
+		}},
 	}}
 	a := get(t, debughttp.Handler(s), "/verify", http.StatusOK)
 	wantAt(t, a, `false`, "agrees")
 	wantAt(t, a, `{"checked":9,"differences":[{"object":"chain a","problem":"unexpected"},`+
 		`{"have":"2","object":"element b","problem":"different","service":"shop/web:http/TCP","want":"1"}],"family":"IPv4","total":1200}`, "families", 0)
 	wantAt(t, a, `{"checked":0,"differences":[],"error":"no access","family":"IPv6","total":0}`, "families", 1)
-	s.results = map[v1.IPFamily]proxier.Verification{v1.IPv4Protocol: {VerifyReport: proxier.VerifyReport{Checked: 9}}}
+	s.results = map[v1.IPFamily]proxier.Verification{v1.IPv4Protocol: {Checked: 9}}
 	wantAt(t, get(t, debughttp.Handler(s), "/verify", http.StatusOK), `true`, "agrees")
 	s.err = runner.ErrEnded
 	get(t, debughttp.Handler(s), "/verify", http.StatusServiceUnavailable)

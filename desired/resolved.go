@@ -130,7 +130,9 @@ func (r *Resolved) Changed(since *Resolved) (names []types.NamespacedName, all b
 		for _, port := range slices.Concat(since.state.ServicePorts(name), r.state.ServicePorts(name)) {
 			if was, is := since.port(port), r.port(port); was != is {
 				for _, other := range r.moved(since, was, is) {
-					names = append(names, other.NamespacedName)
+					if other.Name != "" {
+						names = append(names, other.NamespacedName)
+					}
 				}
 			}
 		}
@@ -142,7 +144,8 @@ func (r *Resolved) Changed(since *Resolved) (names []types.NamespacedName, all b
 }
 
 // Service returns a service port with the frontends that it gets. ok is false if there is none
-// of that name.
+// of that name. It costs the endpoints of the service port; for those of an Update, see
+// Change.Before.
 func (r *Resolved) Service(name changetracker.ServicePortName) (s *Service, ok bool) {
 	if r == nil {
 		return nil, false

@@ -24,7 +24,8 @@ type Service struct {
 	// Affinity is the timeout of ClientIP session affinity; 0 means none. All frontends of the
 	// service port share one record per client.
 	Affinity time.Duration
-	// Cluster and Local are the endpoints of the two scopes.
+	// Cluster and Local are the endpoints of the two scopes, empty if no frontend has the scope:
+	// changetracker.View.Select returns both always.
 	Cluster, Local Endpoints
 	// ClusterWeights and LocalWeights are the shares of new connections, each at least 1, in
 	// the order of Cluster and Local. Nil if all weights of the scope are equal, which is the

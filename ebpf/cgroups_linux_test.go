@@ -33,12 +33,12 @@ func TestACgroupComesAndGoes(t *testing.T) {
 	}
 	for range 2 {
 		i.mustTranslate(t, pod, endpoint)
-		if got := fmt.Sprint(i.engine.Conditions()); !strings.Contains(got, "kubepods*") {
+		if got := fmt.Sprint(i.engine.Abilities().Conditions()); !strings.Contains(got, "kubepods*") {
 			t.Errorf("Conditions: %s, want one about kubepods*", got)
 		}
 		netnstest.Check(t, os.Mkdir(late, 0o700))
 		netnstest.Check(t, i.engine.Retry())
-		if got := i.engine.Conditions(); len(got) > 0 {
+		if got := i.engine.Abilities().Conditions(); len(got) > 0 {
 			t.Errorf("Conditions: %v, want none", got)
 		}
 		before := translated()

@@ -1,43 +1,34 @@
 package ebpf
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // TestConditions: a Condition begins with the first fault, keeps its time while there is any, and ends.
 func TestConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		name := func(n string) changetracker.ServicePortName {
-			return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "default", Name: n}}
-		}
 		var f faults
 		begun := time.Now()
 		for _, step := range []struct {
-			without  error
-			declined map[changetracker.ServicePortName]declined
-			missing  []string
-			udp      string
-			want     []string // in the message; nil for no Condition
-			since    time.Time
+			without error
+			missing []string
+			udp     string
+			want    []string // in the message; nil for no Condition
+			since   time.Time
 		}{
-			{nil, nil, nil, "", nil, time.Time{}},
-			{ErrUnavailable, nil, nil, "", []string{"rules do everything", ErrUnavailable.Error()}, begun.Add(time.Minute)},
-			{nil, map[changetracker.ServicePortName]declined{name("b"): {nil, errors.New("second")}, name("a"): {nil, errors.New("no room")}}, nil, "3 sockets", []string{"2 service ports", "default/a", "no room"}, begun.Add(time.Minute)},
-			{nil, nil, []string{"/kubepods*"}, "3 sockets", []string{"no cgroup matches /kubepods*"}, begun.Add(time.Minute)},
-			{nil, nil, nil, "3 sockets", []string{"3 sockets"}, begun.Add(time.Minute)},
-			{nil, nil, nil, "", nil, time.Time{}},
-			{ErrUnavailable, nil, nil, "", []string{"rules do everything"}, begun.Add(6 * time.Minute)},
+			{nil, nil, "", nil, time.Time{}},
+			{ErrUnavailable, nil, "", []string{"rules do everything", ErrUnavailable.Error()}, begun.Add(time.Minute)},
+			{nil, []string{"/kubepods*"}, "3 sockets", []string{"no cgroup matches /kubepods*"}, begun.Add(time.Minute)},
+			{nil, nil, "3 sockets", []string{"3 sockets"}, begun.Add(time.Minute)},
+			{nil, nil, "", nil, time.Time{}},
+			{ErrUnavailable, nil, "", []string{"rules do everything"}, begun.Add(5 * time.Minute)},
 		} {
-			f.note(faultOf(step.without, step.declined, step.missing, step.udp))
+			f.note(faultOf(step.without, step.missing, step.udp))
 			got := f.conditions()
 			if (len(got) == 1) != (step.want != nil) {
 				t.Fatalf("conditions %+v, want one: %v", got, step.want != nil)

@@ -74,8 +74,6 @@ type closing struct {
 	total *carried
 }
 
-func (c closing) Unwrap() proxier.Engine { return c.Engine }
-
 func (c closing) Close() error {
 	sockets, _ := c.SocketCounts() // none after an error
 	forwarded, _ := c.ForwardCounts()

@@ -338,12 +338,12 @@ func TestUDPInANamespaceThatIsNotFound(t *testing.T) {
 	engine := n.engines[v1.IPv4Protocol]
 	look := func() { engine.Look(context.WithoutCancel(t.Context())) }
 	look()
-	if c := engine.Conditions(); len(c) != 1 || !strings.Contains(c[0].Message, "1 UDP sockets are connected to endpoints that are gone, in network namespaces that were not found") {
+	if c := engine.Abilities().Conditions(); len(c) != 1 || !strings.Contains(c[0].Message, "1 UDP sockets are connected to endpoints that are gone, in network namespaces that were not found") {
 		t.Errorf("conditions %+v, want that a socket could not be ended", c)
 	}
 	hidden = false
 	look()
-	if c := engine.Conditions(); len(c) > 0 || n.translated(t, v1.IPv4Protocol).Ended != 1 {
+	if c := engine.Abilities().Conditions(); len(c) > 0 || n.translated(t, v1.IPv4Protocol).Ended != 1 {
 		t.Errorf("conditions %+v, %d sockets ended; want none, and 1", c, n.translated(t, v1.IPv4Protocol).Ended)
 	}
 }
@@ -383,7 +383,7 @@ func TestAKernelThatCannotEndSockets(t *testing.T) {
 			if after := n.translated(t, v1.IPv4Protocol); after.Translated != before.Translated+1 {
 				t.Errorf("%d sockets translated, want 1: that of TCP", after.Translated-before.Translated)
 			}
-			if c := n.engines[v1.IPv4Protocol].Conditions(); len(c) != 1 || !strings.Contains(c[0].Message, "rules do UDP") {
+			if c := n.engines[v1.IPv4Protocol].Abilities().Conditions(); len(c) != 1 || !strings.Contains(c[0].Message, "rules do UDP") {
 				t.Errorf("conditions %+v, want that rules do UDP", c)
 			}
 		})

@@ -31,7 +31,7 @@ type Engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
-	rules  rules // never nil
+	rules  proxier.Engine // an *nftables.Engine // never nil
 
 	forward   *forwarder // never nil
 	datagrams *datagrams // nil if UDP is left to the rules
@@ -45,9 +45,7 @@ type Engine struct {
 	without error
 	// cgroups are those that exist; missing are Sockets.Cgroups that match none.
 	cgroups, missing []string
-	// declined are service ports whose maps could not be written. The rules have them; Watch, the next
-	// Update that names them and the next full one try again.
-	declined map[changetracker.ServicePortName]declined
+	limited          []*proxier.ServiceError // Result.Limited of the current Apply
 	// Tests stand between the engine and the kernel: wrap, if not nil, has each call to the maps, and
 	// around each change of a link or a pin.
 	wrap   func(*tables) kernel
@@ -55,17 +53,6 @@ type Engine struct {
 	watch  time.Duration // between two looks at the links
 
 	faults faults
-}
-
-// rules are an *nftables.Engine.
-type rules interface {
-	proxier.Engine
-	proxier.Planner
-	proxier.Dumper
-	proxier.Watcher
-	proxier.Verifier
-	proxier.Counter
-	OwnsNames() bool
 }
 
 // NewEngine returns the engine of one family. It keeps nothing open before the first Apply; for UDPTranslate, it tries what
@@ -126,6 +113,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 			wanted[s.Name] = c
 		}
 	}
+	e.limited = nil
 	before := e.written()
 	ready, problem := e.prepare(&update, wanted)
 	if errors.Is(problem, proxier.ErrInUse) {
@@ -142,6 +130,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		problem = e.publishAll(&update, wanted)
 		e.datagrams.follow(&update)
 	}
+	result.Limited = append(result.Limited, e.limited...)
 	result.Report.Writes += e.written() - before
 	return result, errors.Join(err, problem)
 }
@@ -151,7 +140,7 @@ func (e *Engine) noteFaults() {
 	if e.withoutUDP != nil {
 		udp = fmt.Sprintf("rules do UDP: %v", e.withoutUDP)
 	}
-	e.faults.note(faultOf(e.without, e.declined, e.missing, udp))
+	e.faults.note(faultOf(e.without, e.missing, udp))
 }
 
 func (e *Engine) written() int {
@@ -165,7 +154,6 @@ func (e *Engine) written() int {
 // not translated.
 func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.ServicePortName]*carried) (ready bool, err error) {
 	if update.Full { // begin removes frontends too
-		e.declined = map[changetracker.ServicePortName]declined{}
 		err := e.orWithout(e.begin(wanted))
 		return err == nil && e.translates(), err
 	}
@@ -177,7 +165,6 @@ func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.Servic
 		if err := e.layer.withdraw(name, wanted[name]); err != nil {
 			return false, err
 		}
-		delete(e.declined, name) // publish decides again
 	}
 	return true, nil
 }
@@ -274,17 +261,13 @@ func (e *Engine) publishAll(update *desired.Update, wanted map[changetracker.Ser
 	return e.layer.free(false)
 }
 
-// publish gives a service port to sockets. If that fails, the rules keep it alone.
+// publish gives a service port to sockets. If that fails, the rules have it alone.
 func (e *Engine) publish(name changetracker.ServicePortName, c *carried) error {
 	err := e.layer.publish(name, c)
 	if err == nil {
-		delete(e.declined, name)
 		return nil
 	}
-	if _, known := e.declined[name]; !known {
-		e.log.Warn("sockets do not have the service port, rules do: trying again", zap.Stringer("service", name), zap.Error(err))
-	}
-	e.declined[name] = declined{c, err}
+	e.limited = append(e.limited, &proxier.ServiceError{Name: name, Err: fmt.Errorf("sockets do not have it, rules alone do: %w", err)})
 	if e.layer.services == nil { // the programs could not be moved to larger maps
 		return err
 	}
@@ -345,17 +328,22 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	return traits
 }
 
-// OwnsNames is true, see proxier.Engine.
-func (e *Engine) OwnsNames() bool { return e.rules.OwnsNames() }
+// Abilities implements proxier.Engine. Plan prints the frontends that sockets have, and why they lack the
+// others, and then the rules; Dump the frontends in the maps, and then the rules. Counts are those of the rules:
+// sockets do not count.
+func (e *Engine) Abilities() proxier.Abilities {
+	can := e.rules.Abilities()
+	can.Watch, can.Plan, can.Dump, can.Verify, can.Conditions = e.Watch, e.Plan, e.Dump, e.Verify, e.faults.conditions
+	return can
+}
 
-// Plan implements proxier.Planner: it prints the frontends that sockets have, and why they lack the
-// others, and then the rules.
+// Plan is for Abilities.
 func (e *Engine) Plan(update desired.Update) (string, error) {
-	rules, err := e.rules.Plan(update)
+	rules, err := e.rules.Abilities().Plan(update)
 	return e.config.Sockets.text(&update) + rules, err
 }
 
-// Dump implements proxier.Dumper: it prints the frontends in the maps, and then the rules.
+// Dump is for Abilities.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -364,32 +352,16 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 			return err
 		}
 	}
-	return errors.Join(e.forward.dump(w), e.rules.Dump(ctx, w))
+	return errors.Join(e.forward.dump(w), e.rules.Abilities().Dump(ctx, w))
 }
 
-// Counts implements proxier.Counter: the rules count what passes them, and sockets do not count.
-func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) { return e.rules.Counts(ctx) }
-
-// Conditions returns ConditionSockets while sockets are not translated, or not those to some service
-// ports, see proxier.Engine.
-func (e *Engine) Conditions() []proxier.Condition { return e.faults.conditions() }
-
-// retry publishes again what could not be published, and attaches the programs to cgroups that have come. An error
-// means that only a full sync helps.
-func (e *Engine) retry() (err error) {
+// retry attaches the programs to cgroups that have come. An error means that only a full sync helps.
+func (e *Engine) retry() error {
 	e.forward.retry()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.noteFaults()
-	if err := e.followCgroups(); err != nil || len(e.declined) == 0 || !e.translates() {
-		return err
-	}
-	for name, d := range e.declined {
-		if err = e.publish(name, d.wanted); err != nil {
-			break
-		}
-	}
-	return errors.Join(err, e.layer.free(false))
+	return e.followCgroups()
 }
 
 // followCgroups attaches the programs to the cgroups that exist now.
@@ -408,9 +380,8 @@ func (e *Engine) followCgroups() error {
 // watchPause is how often the links are compared: the kernel does not report their changes.
 const watchPause = 10 * time.Second
 
-// Watch implements proxier.Watcher. Damage of the rules is reported at once, that of links and pins
-// within ten seconds. Maps are compared by full syncs. Watch also tries again to write what could not be
-// written to the maps.
+// Watch is for Abilities. Damage of the rules is reported at once, that of links and pins
+// within ten seconds. Maps are compared by full syncs.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -438,7 +409,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 			}
 		}
 	})
-	return e.rules.Watch(ctx, damaged)
+	return e.rules.Abilities().Watch(ctx, damaged)
 }
 
 func (e *Engine) damagedObject() string {

@@ -78,7 +78,7 @@ func (g *goals) engine(realPeer bool) *Engine {
 
 // timedRules measures the rules alone.
 type timedRules struct {
-	rules
+	proxier.Engine
 
 	took time.Duration
 }
@@ -86,18 +86,18 @@ type timedRules struct {
 func (r *timedRules) Apply(ctx context.Context, u desired.Update) (proxier.Result, error) {
 	start := time.Now()
 	defer func() { r.took = time.Since(start) }()
-	return r.rules.Apply(ctx, u)
+	return r.Engine.Apply(ctx, u)
 }
 
 // apply returns what the sockets and the rules took, and how many objects of sockets were written.
 func (g *goals) apply(e *Engine) (sockets, rules time.Duration, writes int) {
 	g.b.Helper()
-	timed, before := &timedRules{rules: e.rules}, e.written()
+	timed, before := &timedRules{Engine: e.rules}, e.written()
 	e.rules = timed
 	start := time.Now()
 	_, err := e.Apply(g.b.Context(), g.update)
 	netnstest.Check(g.b, err)
-	e.rules = timed.rules
+	e.rules = timed.Engine
 	return time.Since(start) - timed.took, timed.took, e.written() - before
 }
 

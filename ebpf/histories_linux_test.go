@@ -110,21 +110,21 @@ func (p *historyPlane) Engines(config proxier.Config, calls *history.Calls) (map
 
 // calledRules lets a history decide about each change of the rules.
 type calledRules struct {
-	rules
+	proxier.Engine
 
 	calls *history.Calls
 }
 
 func (r calledRules) Apply(ctx context.Context, u desired.Update) (result proxier.Result, err error) {
 	err = r.calls.Do(func() error {
-		result, err = r.rules.Apply(ctx, u)
+		result, err = r.Engine.Apply(ctx, u)
 		return err
 	})
 	return result, err
 }
 
 func (r calledRules) Cleanup(ctx context.Context) error {
-	return r.calls.Do(func() error { return r.rules.Cleanup(ctx) })
+	return r.calls.Do(func() error { return r.Engine.Cleanup(ctx) })
 }
 
 // Kernel implements history.Plane: what is pinned, where links lead, and what the frontends in the

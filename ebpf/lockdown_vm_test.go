@@ -48,7 +48,7 @@ func TestUnderLockdown(t *testing.T) {
 		}
 		_ = flow.Close()
 	}
-	if c := n.engines[v1.IPv4Protocol].Conditions(); len(c) > 0 {
+	if c := n.engines[v1.IPv4Protocol].Abilities().Conditions(); len(c) > 0 {
 		t.Errorf("conditions %+v", c)
 	}
 }

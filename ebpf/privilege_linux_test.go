@@ -113,7 +113,7 @@ func syncOnce(t *testing.T, text string) {
 	if p.Is = errors.Is(err, ebpf.ErrUnavailable); err != nil {
 		p.Error = err.Error()
 	}
-	for _, c := range engine.Conditions() {
+	for _, c := range engine.Abilities().Conditions() {
 		p.Conditions = append(p.Conditions, c.Message)
 	}
 	_, err = engine.SocketCounts()

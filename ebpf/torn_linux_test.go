@@ -134,8 +134,8 @@ func (v *versions) publish(e *Engine) error {
 	name, c := v.next()
 	err := errors.Join(e.publish(name, c), e.layer.free(false))
 	v.done.Store(v.begun.Load())
-	if refused, is := e.declined[name]; is {
-		err = errors.Join(err, refused.err)
+	for _, refused := range e.limited {
+		err = errors.Join(err, refused)
 	}
 	return err
 }

@@ -23,34 +23,34 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Verify implements proxier.Verifier: it compares the frontends in the maps, their endpoints, what is
+// Verify is for proxier.Abilities: it compares the frontends in the maps, their endpoints, what is
 // pinned, the links with their cgroups, programs and the maps that those use, and the rules. It does not
 // compare the instructions of the programs. If sockets are not translated, because they are Optional,
 // it compares the rules alone. Without CAP_SYS_ADMIN, the maps of programs cannot be read: then each link must
 // have the program that Apply has given it.
-func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
 	report, err := e.verifySockets(&update)
 	if err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
-	rules, err := e.rules.Verify(ctx, update)
+	rules, err := e.rules.Abilities().Verify(ctx, update)
 	report.Checked += rules.Checked
 	report.Differences = append(report.Differences, rules.Differences...)
 	return report, err
 }
 
-func (e *Engine) verifySockets(update *desired.Update) (proxier.VerifyReport, error) {
+func (e *Engine) verifySockets(update *desired.Update) (proxier.Verification, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p := e.closedPrograms()
 	if err := p.check(); err != nil {
 		if e.config.Sockets.Optional {
-			return proxier.VerifyReport{}, nil
+			return proxier.Verification{}, nil
 		}
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	if e.without != nil {
-		return proxier.VerifyReport{}, nil
+		return proxier.Verification{}, nil
 	}
 	v := verification{programs: p, ids: map[string]ebpf.MapID{}, family: e.family}
 	if e.programs != nil {
@@ -58,13 +58,13 @@ func (e *Engine) verifySockets(update *desired.Update) (proxier.VerifyReport, er
 	}
 	pinned, found, err := p.loadTables()
 	if err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	if found {
 		defer func() { _ = pinned.close() }()
 	}
 	if err := v.pins(e.used()); err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	wanted := e.config.Sockets.wantedOf(update)
 	switch used, isOpen := e.tables(); {
@@ -123,7 +123,7 @@ type verification struct {
 	family   v1.IPFamily
 	ids      map[string]ebpf.MapID // of the maps that programs should use
 	attached map[string]attachment // what Apply has attached, if this process did
-	report   proxier.VerifyReport
+	report   proxier.Verification
 }
 
 func (v *verification) differs(d proxier.Difference) {

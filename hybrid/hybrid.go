@@ -15,14 +15,14 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/proxier"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// Engine is a proxier.Engine that assigns each service port to one of its members. Its
-// other abilities, such as Watch, use the members that have them.
+// Engine is a proxier.Engine that assigns each service port to one of its members. Its abilities use the
+// members that have them.
 type Engine struct {
 	choose  func(s *desired.Service) string
 	members []Member
+	can     []proxier.Abilities // of the members
 	// placed is the index of the member that has programmed a service port.
 	placed map[changetracker.ServicePortName]int
 }
@@ -33,14 +33,7 @@ type Member struct {
 	Engine proxier.Engine
 }
 
-var _ interface {
-	proxier.Engine
-	proxier.Watcher
-	proxier.Planner
-	proxier.Dumper
-	proxier.Counter
-	proxier.Verifier
-} = (*Engine)(nil)
+var _ proxier.Engine = (*Engine)(nil)
 
 // New returns an Engine. choose returns the name of the member for a service port, for
 // example from its Port.Ext, which Options.DecorateService has set from an annotation. It
@@ -49,19 +42,21 @@ func New(choose func(s *desired.Service) string, members ...Member) (*Engine, er
 	if choose == nil || len(members) == 0 {
 		return nil, fmt.Errorf("%w: hybrid: choose is nil or there are no members", proxier.ErrInvalidConfig)
 	}
+	h := &Engine{choose: choose, members: members, placed: map[changetracker.ServicePortName]int{}}
 	for i, e := range members {
 		if e.Engine == nil || slices.ContainsFunc(members[:i], func(o Member) bool { return o.Name == e.Name }) {
 			return nil, fmt.Errorf("%w: hybrid: member %q has no engine or is listed twice", proxier.ErrInvalidConfig, e.Name)
 		}
+		h.can = append(h.can, e.Engine.Abilities())
 	}
-	return &Engine{choose: choose, members: members, placed: map[changetracker.ServicePortName]int{}}, nil
+	return h, nil
 }
 
 // Apply implements proxier.Engine. If the new member of a service port fails to program it,
 // the service port stays with the old one.
 func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	first := h.updates(&update)
-	moves := map[changetracker.ServicePortName]int{} // to this member
+	moves := map[changetracker.ServicePortName]move{}
 	for _, c := range update.Changes {
 		from, known := h.placed[c.Name]
 		if c.After == nil {
@@ -72,23 +67,30 @@ func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 			continue
 		}
 		to := h.index(c.After)
-		if known && from != to && !update.Full {
-			c.Source = asNew(&c, update.Now)
-		}
-		first[to].Changes = append(first[to].Changes, c)
-		if known && from != to {
-			moves[c.Name] = to
-			if update.Full { // without it the old member would remove the service port too early
-				first[from].Changes = append(first[from].Changes, c)
-			}
+		if !known || from == to {
+			first[to].Changes = append(first[to].Changes, c)
+			h.placed[c.Name] = to
 			continue
 		}
-		h.placed[c.Name] = to
+		moves[c.Name] = move{to, c.Before}
+		if update.Full { // without it the old member would remove the service port too early
+			first[from].Changes = append(first[from].Changes, c)
+		} else {
+			c.Source = asNew(&c, update.Now)
+		}
+		c.Before = nil
+		first[to].Changes = append(first[to].Changes, c)
 	}
 	if update.Full {
 		h.unplaceRemoved(&update)
 	}
 	return h.program(ctx, first, moves)
+}
+
+// move is that of a service port to another member, from one that has it.
+type move struct {
+	to  int
+	had *desired.Service
 }
 
 // asNew returns the change of a new service port, for one that moves: its new member has
@@ -131,7 +133,7 @@ func (h *Engine) unplaceRemoved(update *desired.Update) {
 
 // program applies the first updates, and then removes the moved service ports from their
 // old members.
-func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[changetracker.ServicePortName]int) (proxier.Result, error) {
+func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[changetracker.ServicePortName]move) (proxier.Result, error) {
 	total := proxier.Result{FlowEnds: map[changetracker.ServicePortName][]netip.AddrPort{}}
 	var errs []error
 	failed := map[int]bool{}
@@ -140,7 +142,7 @@ func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[
 			result, err := h.members[i].Engine.Apply(ctx, u)
 			h.add(&total, &result, i, moves)
 			for _, e := range result.Failed {
-				if to, moving := moves[e.Name]; moving && to == i {
+				if m, moving := moves[e.Name]; moving && m.to == i {
 					delete(moves, e.Name)
 				}
 			}
@@ -149,13 +151,13 @@ func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[
 		}
 	}
 	last := make([]desired.Update, len(h.members))
-	for name, to := range moves {
+	for name, m := range moves {
 		from := h.placed[name]
-		if failed[to] || failed[from] {
+		if failed[m.to] || failed[from] {
 			continue // the next update is full
 		}
-		h.placed[name] = to
-		last[from].Changes = append(last[from].Changes, desired.Change{Name: name})
+		h.placed[name] = m.to
+		last[from].Changes = append(last[from].Changes, desired.Change{Name: name, Before: m.had})
 	}
 	for i, u := range last {
 		if len(u.Changes) > 0 {
@@ -171,11 +173,11 @@ func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[
 
 // add adds the result of a member to the total. Flows of a service port that moves end at
 // its new member.
-func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetracker.ServicePortName]int) {
+func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetracker.ServicePortName]move) {
 	total.Failed = append(total.Failed, o.Failed...)
 	total.Left = append(total.Left, o.Left...)
 	for name, ends := range o.FlowEnds {
-		if to, moving := moves[name]; !moving || to == engine {
+		if m, moving := moves[name]; !moving || m.to == engine {
 			total.FlowEnds[name] = ends
 		}
 	}
@@ -198,42 +200,58 @@ func (h *Engine) Traits(s *desired.Service) desired.Traits {
 	return h.members[h.index(s)].Engine.Traits(s)
 }
 
-// Descriptors returns those of the first member that counts them.
-func (h *Engine) Descriptors() connection.Descriptors {
-	for _, m := range h.members {
-		if holder, ok := proxier.As[interface {
-			Descriptors() connection.Descriptors
-		}](m.Engine); ok {
-			return holder.Descriptors()
+// Abilities implements proxier.Engine: each uses the members that have it. Plan and Dump have a title for each
+// member. A service port that moves to another member begins to count at zero. Descriptors are those of the
+// first member that counts them.
+func (h *Engine) Abilities() (can proxier.Abilities) {
+	for _, of := range h.can {
+		can.OwnsNames = can.OwnsNames || of.OwnsNames
+		if of.Watch != nil {
+			can.Watch = h.watch
+		}
+		if of.Plan != nil {
+			can.Plan = h.plan
+		}
+		if of.Dump != nil {
+			can.Dump = h.dump
+		}
+		if of.Counts != nil {
+			can.Counts = h.counts
+		}
+		if of.Verify != nil {
+			can.Verify = h.verify
+		}
+		if of.Conditions != nil {
+			can.Conditions = h.conditions
+		}
+		if can.Descriptors == nil {
+			can.Descriptors = of.Descriptors
 		}
 	}
-	return connection.Descriptors{}
+	return can
 }
 
-// Conditions returns those of all members.
-func (h *Engine) Conditions() (all []proxier.Condition) {
-	for _, m := range h.members {
-		if e, ok := proxier.As[interface {
-			Conditions() []proxier.Condition
-		}](m.Engine); ok {
-			all = append(all, e.Conditions()...)
+func (h *Engine) conditions() (all []proxier.Condition) {
+	for _, can := range h.can {
+		if can.Conditions != nil {
+			all = append(all, can.Conditions()...)
 		}
 	}
 	return all
 }
 
-// Watch implements proxier.Watcher. It returns when ctx ends, or when the Watch of a member
-// returns another error than errors.ErrUnsupported.
-func (h *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+// watch returns when ctx ends, or when the Watch of a member returns another error than
+// errors.ErrUnsupported.
+func (h *Engine) watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	able := make([]bool, len(h.members))
 	errs := make([]error, len(h.members))
 	var running sync.WaitGroup
-	for i, e := range h.members {
-		if w, ok := proxier.As[proxier.Watcher](e.Engine); ok {
+	for i, can := range h.can {
+		if can.Watch != nil {
 			running.Go(func() {
-				err := w.Watch(ctx, damaged)
+				err := can.Watch(ctx, damaged)
 				if able[i] = !errors.Is(err, errors.ErrUnsupported); able[i] {
 					errs[i] = err
 					stop() // stops the other members
@@ -248,52 +266,46 @@ func (h *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	return errors.Join(errs...)
 }
 
-// Plan implements proxier.Planner. It joins the plans of the members that have one, each
-// under the member's name.
-func (h *Engine) Plan(update desired.Update) (string, error) {
+func (h *Engine) plan(update desired.Update) (string, error) {
 	parts := h.parts(&update)
 	var text strings.Builder
-	err := h.each("plan", func(i int, e proxier.Engine) (bool, error) {
-		p, ok := proxier.As[proxier.Planner](e)
-		if !ok {
-			return false, nil
+	err := h.each(func(i int) error {
+		if h.can[i].Plan == nil {
+			return nil
 		}
-		plan, err := p.Plan(parts[i])
+		plan, err := h.can[i].Plan(parts[i])
 		text.WriteString(h.title(i) + plan)
-		return true, err
+		return err
 	})
 	return text.String(), err
 }
 
-// Dump implements proxier.Dumper. It writes the dumps of the members that have one, each
-// under the member's name.
-func (h *Engine) Dump(ctx context.Context, w io.Writer) error {
-	return h.each("dump", func(i int, e proxier.Engine) (bool, error) {
-		d, ok := proxier.As[proxier.Dumper](e)
-		if !ok {
-			return false, nil
+func (h *Engine) dump(ctx context.Context, w io.Writer) error {
+	return h.each(func(i int) error {
+		if h.can[i].Dump == nil {
+			return nil
 		}
 		_, err := io.WriteString(w, h.title(i))
-		return true, errors.Join(err, d.Dump(ctx, w))
+		return errors.Join(err, h.can[i].Dump(ctx, w))
 	})
 }
 
-// Counts implements proxier.Counter. It joins the numbers of the members that count. A service
-// port that moves to another member begins at zero.
-func (h *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
-	var all proxier.Counts
-	err := h.each("count connections", func(_ int, e proxier.Engine) (bool, error) {
-		c, ok := proxier.As[proxier.Counter](e)
-		if !ok {
-			return false, nil
+func (h *Engine) counts(ctx context.Context) (all proxier.Counts, err error) {
+	counted := false
+	err = h.each(func(i int) error {
+		if h.can[i].Counts == nil {
+			return nil
 		}
-		counts, err := c.Counts(ctx)
+		counts, err := h.can[i].Counts(ctx)
 		if errors.Is(err, errors.ErrUnsupported) {
-			return false, nil
+			return nil
 		}
-		all = counting.Sum(all, counts)
-		return true, err
+		all, counted = counting.Sum(all, counts), true
+		return err
 	})
+	if !counted {
+		return all, fmt.Errorf("count connections: %w by all engines of this hybrid", errors.ErrUnsupported)
+	}
 	return all, err
 }
 
@@ -307,36 +319,29 @@ func (h *Engine) parts(update *desired.Update) []desired.Update {
 	return parts
 }
 
-// Verify implements proxier.Verifier. It joins the reports of the members that can verify.
-func (h *Engine) Verify(ctx context.Context, update desired.Update) (total proxier.VerifyReport, err error) {
+func (h *Engine) verify(ctx context.Context, update desired.Update) (total proxier.Verification, err error) {
 	parts := h.parts(&update)
-	err = h.each("verify", func(i int, e proxier.Engine) (bool, error) {
-		v, ok := proxier.As[proxier.Verifier](e)
-		if !ok {
-			return false, nil
+	err = h.each(func(i int) error {
+		if h.can[i].Verify == nil {
+			return nil
 		}
-		report, err := v.Verify(ctx, parts[i])
+		report, err := h.can[i].Verify(ctx, parts[i])
 		total.Checked += report.Checked
 		total.Differences = append(total.Differences, report.Differences...)
-		return true, err
+		return err
 	})
 	return total, err
 }
 
 func (h *Engine) title(i int) string { return "# " + h.members[i].Name + "\n" }
 
-// each calls a function for all members. At least one of them must be able to do it.
-func (h *Engine) each(what string, call func(i int, e proxier.Engine) (able bool, err error)) error {
+// each calls a function for all members.
+func (h *Engine) each(call func(i int) error) error {
 	var errs []error
-	anyAble := false
-	for i, e := range h.members {
-		able, err := call(i, e.Engine)
-		if anyAble = anyAble || able; err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", e.Name, err))
+	for i, m := range h.members {
+		if err := call(i); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", m.Name, err))
 		}
-	}
-	if !anyAble {
-		return fmt.Errorf("%s: %w by all engines of this hybrid", what, errors.ErrUnsupported)
 	}
 	return errors.Join(errs...)
 }
@@ -344,18 +349,10 @@ func (h *Engine) each(what string, call func(i int, e proxier.Engine) (able bool
 // Cleanup implements proxier.Engine: it cleans up all members.
 func (h *Engine) Cleanup(ctx context.Context) error {
 	clear(h.placed)
-	return h.each("clean up", func(_ int, e proxier.Engine) (bool, error) { return true, e.Cleanup(ctx) })
+	return h.each(func(i int) error { return h.members[i].Engine.Cleanup(ctx) })
 }
 
 // Close implements proxier.Engine: it closes all members.
 func (h *Engine) Close() error {
-	return h.each("close", func(_ int, e proxier.Engine) (bool, error) { return true, e.Close() })
-}
-
-// OwnsNames reports whether any member writes objects with the instance's Names.
-func (h *Engine) OwnsNames() bool {
-	return slices.ContainsFunc(h.members, func(m Member) bool {
-		owner, ok := proxier.As[interface{ OwnsNames() bool }](m.Engine)
-		return ok && owner.OwnsNames()
-	})
+	return h.each(func(i int) error { return h.members[i].Engine.Close() })
 }

@@ -56,6 +56,7 @@ func (j *journal) Apply(_ context.Context, u desired.Update) (proxier.Result, er
 
 func (j *journal) Close() error                           { return nil }
 func (j *journal) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
+func (j *journal) Abilities() proxier.Abilities           { return proxier.Abilities{} }
 
 func (j *journal) Cleanup(context.Context) error { clear(j.has); return j.fail }
 
@@ -216,69 +217,78 @@ type able struct {
 	watched atomic.Int32
 }
 
-func (a *able) Watch(ctx context.Context, _ func(proxier.Damage)) error {
-	a.watched.Add(1)
-	defer a.watched.Add(-1)
-	<-ctx.Done()
-	return ctx.Err()
+func (a *able) Abilities() proxier.Abilities {
+	return proxier.Abilities{
+		OwnsNames: true,
+		Watch: func(ctx context.Context, _ func(proxier.Damage)) error {
+			a.watched.Add(1)
+			defer a.watched.Add(-1)
+			<-ctx.Done()
+			return ctx.Err()
+		},
+		Plan:   func(desired.Update) (string, error) { return "the plan", nil },
+		Dump:   func(_ context.Context, w io.Writer) error { _, err := io.WriteString(w, "the dump"); return err },
+		Counts: func(context.Context) (proxier.Counts, error) { return proxier.Counts{}, nil },
+		Verify: func(context.Context, desired.Update) (proxier.Verification, error) {
+			return proxier.Verification{Checked: 7}, nil
+		},
+		Descriptors: func() connection.Descriptors { return connection.Descriptors{Limit: 7} },
+		Conditions:  func() []proxier.Condition { return []proxier.Condition{{Message: "fault"}} },
+	}
 }
 
-func (*able) Plan(desired.Update) (string, error) { return "the plan", nil }
+// wrapper is an engine that wraps another one.
+type wrapper struct{ proxier.Engine }
 
-func (*able) Dump(_ context.Context, w io.Writer) error {
-	_, err := io.WriteString(w, "the dump")
-	return err
-}
-
-func (*able) Verify(context.Context, desired.Update) (proxier.VerifyReport, error) {
-	return proxier.VerifyReport{Checked: 7}, nil
-}
-
-func (*able) OwnsNames() bool                     { return true }
-func (*able) Descriptors() connection.Descriptors { return connection.Descriptors{Limit: 7} }
-func (*able) Conditions() []proxier.Condition     { return []proxier.Condition{{Message: "fault"}} }
-
-// embedding has the methods of Engine, and no others.
-type embedding struct{ proxier.Engine }
-
-// unwrapping is the same with a method Unwrap.
-type unwrapping struct{ proxier.Engine }
-
-func (u unwrapping) Unwrap() proxier.Engine { return u.Engine }
-
-// TestTheMembersAreAsked: the hybrid has the abilities of its members, and returns
-// ErrUnsupported if no member has one.
+// TestTheMembersAreAsked: the hybrid has the abilities of its members, and no others.
 func TestTheMembersAreAsked(t *testing.T) {
-	a := &able{}
+	a, plain := &able{}, &journal{}
 	for name, c := range map[string]struct {
 		members []Member
 		can     bool
 	}{
-		"one can":              {[]Member{{"plain", embedding{a}}, {"able", a}}, true},
-		"one unwraps to such":  {[]Member{{"plain", embedding{a}}, {"able", unwrapping{a}}}, true},
-		"none can":             {[]Member{{"plain", embedding{a}}}, false},
+		"one can":              {[]Member{{"plain", plain}, {"able", a}}, true},
+		"one wraps such":       {[]Member{{"plain", plain}, {"able", wrapper{a}}}, true},
+		"none can":             {[]Member{{"plain", plain}}, false},
 		"a hybrid of one that": {[]Member{{"plain", of(t, Member{"able", a})}}, true},
-		"a hybrid of none":     {[]Member{{"plain", of(t, Member{"plain", embedding{a}})}}, false},
+		"a hybrid of none":     {[]Member{{"plain", of(t, Member{"plain", plain})}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := of(t, c.members...)
-			ended, end := context.WithCancel(t.Context())
-			end()
-			plan, err := h.Plan(desired.Update{})
-			var dump strings.Builder
-			report, verifyErr := h.Verify(t.Context(), desired.Update{})
-			for what, err := range map[string]error{"Plan": err, "Verify": verifyErr, "Dump": h.Dump(ended, &dump), "Watch": h.Watch(ended, func(proxier.Damage) {})} {
-				if errors.Is(err, errors.ErrUnsupported) == c.can {
-					t.Errorf("%s = %v, want unsupported: %t", what, err, !c.can)
+			can := of(t, c.members...).Abilities()
+			for what, has := range map[string]bool{
+				"OwnsNames": can.OwnsNames, "Watch": can.Watch != nil, "Plan": can.Plan != nil, "Dump": can.Dump != nil, "Counts": can.Counts != nil,
+				"Verify": can.Verify != nil, "Descriptors": can.Descriptors != nil, "Conditions": can.Conditions != nil,
+			} {
+				if has != c.can {
+					t.Errorf("%s: %t, want %t", what, has, c.can)
 				}
 			}
-			if strings.Contains(plan, "the plan") != c.can || strings.Contains(dump.String(), "the dump") != c.can || (report.Checked == 7) != c.can {
-				t.Errorf("plan %q, dump %q, report %v", plan, dump.String(), report)
-			}
-			if h.OwnsNames() != c.can || (h.Descriptors().Limit == 7) != c.can || (len(h.Conditions()) == 1) != c.can {
-				t.Errorf("OwnsNames = %t, Descriptors = %v, Conditions = %v, want those of the engine: %t", h.OwnsNames(), h.Descriptors(), h.Conditions(), c.can)
+			if c.can {
+				mustBeAsked(t, &can)
 			}
 		})
+	}
+}
+
+func mustBeAsked(t *testing.T, can *proxier.Abilities) {
+	t.Helper()
+	ended, end := context.WithCancel(t.Context())
+	end()
+	plan, err := can.Plan(desired.Update{})
+	var dump strings.Builder
+	report, verifyErr := can.Verify(t.Context(), desired.Update{})
+	_, countErr := can.Counts(t.Context())
+	if err := errors.Join(err, verifyErr, countErr, can.Dump(ended, &dump)); err != nil {
+		t.Error(err)
+	}
+	if err := can.Watch(ended, func(proxier.Damage) {}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch = %v, want that of the member", err)
+	}
+	if !strings.Contains(plan, "the plan") || !strings.Contains(dump.String(), "the dump") || report.Checked != 7 {
+		t.Errorf("plan %q, dump %q, report %v", plan, dump.String(), report)
+	}
+	if can.Descriptors().Limit != 7 || len(can.Conditions()) != 1 {
+		t.Errorf("Descriptors = %v, Conditions = %v, want those of the engine", can.Descriptors(), can.Conditions())
 	}
 }
 
@@ -299,7 +309,9 @@ type counter struct {
 	err    error
 }
 
-func (c *counter) Counts(context.Context) (proxier.Counts, error) { return c.counts, c.err }
+func (c *counter) Abilities() proxier.Abilities {
+	return proxier.Abilities{Counts: func(context.Context) (proxier.Counts, error) { return c.counts, c.err }}
+}
 
 func TestCountsAreThoseOfAllMembersThatCount(t *testing.T) {
 	early := time.Unix(1_000_000_000, 0)
@@ -331,7 +343,7 @@ func TestCountsAreThoseOfAllMembersThatCount(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := h.Counts(t.Context())
+		got, err := h.counts(t.Context())
 		var names []string
 		for _, p := range got.ServicePorts {
 			names = append(names, p.Name.Name)

@@ -133,7 +133,7 @@ func (t *tally) applied(update *desired.Update, m *model) {
 	})
 }
 
-// Counts implements proxier.Counter: it reads the counters of the rules from the kernel. It waits
+// Counts is for proxier.Abilities: it reads the counters of the rules from the kernel. It waits
 // for a sync, and a sync waits for it.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	if e.tally == nil {

@@ -105,7 +105,7 @@ func (e *Engine) wakeWatch() {
 	}
 }
 
-// Plan implements proxier.Planner: it returns the input of iptables-restore that
+// Plan is for proxier.Abilities: it returns the input of iptables-restore that
 // programs the update from scratch.
 func (e *Engine) Plan(update desired.Update) (text string, err error) {
 	return plan(&e.config, e.family, &update), nil
@@ -116,8 +116,10 @@ func (e *Engine) Traits(*desired.Service) desired.Traits {
 	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.LocalhostNodePorts, NoHash: true}
 }
 
-// OwnsNames is true, see proxier.Engine: the chains have names of the instance.
-func (e *Engine) OwnsNames() bool { return true }
+// Abilities implements proxier.Engine.
+func (e *Engine) Abilities() proxier.Abilities {
+	return proxier.Abilities{OwnsNames: true, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
+}
 
 // Close stops watching. The rules stay, and the next Apply must be full.
 func (e *Engine) Close() error {

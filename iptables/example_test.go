@@ -35,7 +35,7 @@ func ExampleEngine_Plan() {
 			service, _ := new(desired.Resolver).Resolve(state, name)
 			update.Changes = append(update.Changes, desired.Change{Name: name, After: service})
 		}
-		plan, err := engine.Plan(update)
+		plan, err := engine.Abilities().Plan(update)
 		for line := range strings.Lines(plan) {
 			if strings.Contains(line, "shop/web:http") {
 				fmt.Print(line)

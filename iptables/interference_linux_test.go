@@ -79,11 +79,15 @@ type anonymous struct {
 	told *atomic.Int32
 }
 
-func (a *anonymous) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
-	return a.Engine.Watch(ctx, func(proxier.Damage) {
-		a.told.Add(1)
-		damaged(proxier.Damage{})
-	})
+func (a *anonymous) Abilities() proxier.Abilities {
+	can := a.Engine.Abilities()
+	can.Watch = func(ctx context.Context, damaged func(proxier.Damage)) error {
+		return a.Watch(ctx, func(proxier.Damage) {
+			a.told.Add(1)
+			damaged(proxier.Damage{})
+		})
+	}
+	return can
 }
 
 // startHooked runs a Provider of both families; the hooks are for IPv4.

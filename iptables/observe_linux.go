@@ -17,7 +17,7 @@ func observe(ctx context.Context, k kernel, table string, names chainNames) (obs
 	return parse(text, names.owns)
 }
 
-// Dump implements proxier.Dumper: it prints the instance's chains, and the rules that
+// Dump is for proxier.Abilities: it prints the instance's chains, and the rules that
 // jump to them, in the format of iptables-save.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	e.mu.Lock()

@@ -83,7 +83,7 @@ func TestFlowsThatBeganWithoutRulesAreTranslated(t *testing.T) {
 func (w *world) startUnwatched() *proxier.Proxier {
 	w.t.Helper()
 	config := w.config().WithDefaults()
-	deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: config.NetNS})}
+	deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: config.NetNS}).Conntrack()}
 	p, err := lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) {
 		e, err := NewEngine(config, family, deps)
 		if err == nil {

@@ -12,14 +12,14 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Verify implements proxier.Verifier: it compares the output of iptables-save with the
+// Verify is for proxier.Abilities: it compares the output of iptables-save with the
 // chains that a new engine would write, and the jumps to them in built-in chains. A chain of
 // ours that is empty may be there if a chain of another program jumps to it.
-func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.connect(ctx); err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	v := &verification{model: e.newModel(update.Globals), program: "iptables"}
 	if e.family == v1.IPv6Protocol {
@@ -32,11 +32,11 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 	for _, table := range []string{tableNAT, tableFilter} {
 		have, err := observe(ctx, e.kernel, table, v.model.names)
 		if err != nil {
-			return proxier.VerifyReport{}, err
+			return proxier.Verification{}, err
 		}
 		if table == tableFilter {
 			if err := v.expectLocalnet(&e.localnet, &have, want[table]); err != nil {
-				return proxier.VerifyReport{}, err
+				return proxier.Verification{}, err
 			}
 		}
 		v.table(table, want[table], &have)
@@ -59,7 +59,7 @@ type verification struct {
 	// byChain and byRule are the service ports of their chains and rules; built when needed.
 	byChain map[string]changetracker.ServicePortName
 	byRule  map[rule]changetracker.ServicePortName
-	report  proxier.VerifyReport
+	report  proxier.Verification
 }
 
 // expectLocalnet adds the rules that keep other hosts from loopback addresses. Whether they

@@ -10,7 +10,7 @@ import (
 // watchPeriod is how often Watch checks the tables.
 const watchPeriod = time.Second
 
-// Watch implements proxier.Watcher. It checks the tables every second and after each
+// Watch is for proxier.Abilities. It checks the tables every second and after each
 // write. Only the nft variant can report who changed what.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	tick := time.NewTicker(e.watchPeriod)

@@ -18,7 +18,7 @@ func (e *Engine) own(key serverKey, name changetracker.ServicePortName) error {
 	return err
 }
 
-// Counts implements proxier.Counter: it adds up the kernel's counters of real servers, over all
+// Counts is for proxier.Abilities: it adds up the kernel's counters of real servers, over all
 // virtual servers of a service port.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	if e.tally == nil {

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"net/netip"
 	"slices"
@@ -86,11 +87,11 @@ type system struct {
 
 // rules is the part of nftables.Front that the engine uses.
 type rules interface {
-	proxier.Watcher
-	proxier.Dumper
+	Watch(ctx context.Context, damaged func(proxier.Damage)) error
+	Dump(ctx context.Context, w io.Writer) error
 	Apply(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.Result, error)
 	Plan(update desired.Update, holds func(vip netip.Addr) bool) (string, error)
-	Verify(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.VerifyReport, error)
+	Verify(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.Verification, error)
 	Frontends(ctx context.Context) (map[desired.Key]bool, error)
 	Cleanup(ctx context.Context) error
 	Close() error
@@ -170,8 +171,10 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	return result, err
 }
 
-// OwnsNames is true, see proxier.Engine: the device and the table have names of the instance.
-func (e *Engine) OwnsNames() bool { return true }
+// Abilities implements proxier.Engine.
+func (e *Engine) Abilities() proxier.Abilities {
+	return proxier.Abilities{OwnsNames: true, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
+}
 
 // Traits implements proxier.Engine.
 func (e *Engine) Traits(s *desired.Service) desired.Traits {
@@ -247,7 +250,7 @@ func (e *Engine) Close() error {
 	return errors.Join(e.rules.Close(), e.firewall.close())
 }
 
-// Plan implements proxier.Planner. It does not read the node's addresses; it uses those of
+// Plan is for proxier.Abilities. It does not read the node's addresses; it uses those of
 // the update's Globals.
 func (e *Engine) Plan(update desired.Update) (string, error) {
 	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(update.Globals.NodeAddresses, update.Globals.NodePortAddresses)}

@@ -47,7 +47,7 @@ func ExampleConfig_tune() {
 			service, _ := new(desired.Resolver).Resolve(state, name)
 			update.Changes = append(update.Changes, desired.Change{Name: name, After: service})
 		}
-		plan, err := engine.Plan(update)
+		plan, err := engine.Abilities().Plan(update)
 		servers, _, _ := strings.Cut(plan, "\n\n") // the rules follow
 		fmt.Println(servers)
 		return nil, err

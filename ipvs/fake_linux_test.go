@@ -155,7 +155,7 @@ func (r *guardedRules) Dump(ctx context.Context, w io.Writer) error {
 	return r.rules.Dump(ctx, w)
 }
 
-func (r *guardedRules) Verify(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.VerifyReport, error) {
+func (r *guardedRules) Verify(ctx context.Context, update desired.Update, behind nftables.Behind) (proxier.Verification, error) {
 	r.mustBeLocked()
 	return r.rules.Verify(ctx, update, behind)
 }
@@ -225,13 +225,13 @@ func (r *fakeRules) Plan(desired.Update, func(netip.Addr) bool) (string, error) 
 }
 
 // Verify finds that the rules hold what they should, beside one object.
-func (r *fakeRules) Verify(_ context.Context, update desired.Update, behind nftables.Behind) (proxier.VerifyReport, error) {
+func (r *fakeRules) Verify(_ context.Context, update desired.Update, behind nftables.Behind) (proxier.Verification, error) {
 	for s := range update.Services() {
 		if _, there := r.services[s.Name]; !there || len(behind.Refused) != len(r.behind.Refused) {
-			return proxier.VerifyReport{Differences: []proxier.Difference{{Object: "rules", Problem: proxier.DifferenceChanged, Service: s.Name}}}, r.err
+			return proxier.Verification{Differences: []proxier.Difference{{Object: "rules", Problem: proxier.DifferenceChanged, Service: s.Name}}}, r.err
 		}
 	}
-	return proxier.VerifyReport{Checked: 1}, r.err
+	return proxier.Verification{Checked: 1}, r.err
 }
 
 func (r *fakeRules) Close() error { return nil }

@@ -224,8 +224,8 @@ func (r calledRules) Frontends(ctx context.Context) (map[desired.Key]bool, error
 
 // Verify does not compare the keys that are refused while they drain: another process learns
 // them when it programs.
-func (r calledRules) Verify(ctx context.Context, u desired.Update, _ nftables.Behind) (proxier.VerifyReport, error) {
-	return get(r.calledNode, func() (proxier.VerifyReport, error) { return r.fakeRules.Verify(ctx, u, r.behind) })
+func (r calledRules) Verify(ctx context.Context, u desired.Update, _ nftables.Behind) (proxier.Verification, error) {
+	return get(r.calledNode, func() (proxier.Verification, error) { return r.fakeRules.Verify(ctx, u, r.behind) })
 }
 
 func (r calledRules) Cleanup(ctx context.Context) error {

@@ -73,7 +73,7 @@ func (e *Engine) owned(frontends map[desired.Key]bool, local []netip.Addr) map[s
 	return owned
 }
 
-// Dump implements proxier.Dumper: it prints the instance's virtual servers and rules.
+// Dump is for proxier.Abilities: it prints the instance's virtual servers and rules.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,17 +12,17 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Verify implements proxier.Verifier: it compares the addresses of the device, the virtual
+// Verify is for proxier.Abilities: it compares the addresses of the device, the virtual
 // servers with their schedulers, flags, real servers and weights, and the rules in front. Real
 // servers of weight 0 that are no endpoints may drain, except those of UDP. A virtual server may
 // have the weighted form of its scheduler, or another one if the kernel lacks its own.
-func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := &verification{engine: e, want: map[serverKey]wantedServer{}, vips: map[netip.Addr]changetracker.ServicePortName{}}
 	behind, err := e.verifyServers(v, &update)
 	if err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	rules, err := e.rules.Verify(ctx, update, behind)
 	v.join(rules)
@@ -65,15 +64,12 @@ func (e *Engine) verifyFirewall(ctx context.Context, update *desired.Update, v *
 	if e.firewall == nil || e.firewall.missing {
 		return nil
 	}
-	engine, ok := proxier.As[proxier.Verifier](e.firewall.engine)
-	if !ok {
+	verify := e.firewall.engine.Abilities().Verify
+	if verify == nil {
 		return nil
 	}
-	report, err := engine.Verify(ctx, e.firewall.update(update))
+	report, err := verify(ctx, e.firewall.update(update))
 	v.join(report)
-	if errors.Is(err, errors.ErrUnsupported) {
-		return nil
-	}
 	return err
 }
 
@@ -85,7 +81,7 @@ type verification struct {
 	have      map[serverKey]*virtual
 	want      map[serverKey]wantedServer
 	vips      map[netip.Addr]changetracker.ServicePortName // wanted on the device; the zero name if several ports need it
-	report    proxier.VerifyReport
+	report    proxier.Verification
 }
 
 type wantedServer struct {
@@ -94,7 +90,7 @@ type wantedServer struct {
 	name changetracker.ServicePortName
 }
 
-func (v *verification) join(r proxier.VerifyReport) {
+func (v *verification) join(r proxier.Verification) {
 	v.report.Checked += r.Checked
 	v.report.Differences = append(v.report.Differences, r.Differences...)
 }

@@ -28,7 +28,7 @@ const (
 	checkShare  = 20
 )
 
-// Watch implements proxier.Watcher: it reports damage to the rules and virtual servers, and
+// Watch is for proxier.Abilities: it reports damage to the rules and virtual servers, and
 // changes of the node's addresses. It also deletes real servers that have drained.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
@@ -178,11 +178,11 @@ func (e *Engine) deleteDrained(ctx context.Context) error {
 
 // watchRules watches the rules and the firewall.
 func (e *Engine) watchRules(ctx context.Context, damaged func(proxier.Damage)) error {
-	var w proxier.Watcher
+	var watch func(context.Context, func(proxier.Damage)) error
 	if e.firewall != nil {
-		w, _ = proxier.As[proxier.Watcher](e.firewall.engine)
+		watch = e.firewall.engine.Abilities().Watch
 	}
-	if w == nil {
+	if watch == nil {
 		return e.rules.Watch(ctx, damaged)
 	}
 	ctx, stop := context.WithCancel(ctx)
@@ -191,7 +191,7 @@ func (e *Engine) watchRules(ctx context.Context, damaged func(proxier.Damage)) e
 	var failure error
 	running.Go(func() {
 		defer stop()
-		failure = w.Watch(ctx, damaged)
+		failure = watch(ctx, damaged)
 	})
 	err := e.rules.Watch(ctx, damaged)
 	stop()

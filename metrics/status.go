@@ -123,8 +123,8 @@ func (p *statusCollector) collect(s proxier.Status, send func(*prometheus.Desc, 
 		send(p.ports, prometheus.GaugeValue, float64(f.ServicePorts), family)
 		send(p.failed, prometheus.GaugeValue, float64(len(f.Failed)), family)
 		send(p.damages, prometheus.CounterValue, float64(f.Damaged), family)
-		send(p.ending, prometheus.GaugeValue, float64(f.Ending.Open), family)
-		send(p.ended, prometheus.CounterValue, float64(f.Ending.Ended), family)
+		send(p.ending, prometheus.GaugeValue, float64(f.ConnectionsEnding), family)
+		send(p.ended, prometheus.CounterValue, float64(f.ConnectionsEnded), family)
 		if d := f.Descriptors; d.Limit > 0 {
 			send(p.descriptors, prometheus.GaugeValue, float64(d.Used), family)
 			send(p.descriptorLimit, prometheus.GaugeValue, float64(d.Limit), family)

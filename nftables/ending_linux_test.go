@@ -63,12 +63,13 @@ func TestConnectionsEndWithoutARouteToTheirPod(t *testing.T) {
 	})
 	run(t, net.Node, "nft", "delete", "table", "ip", table)
 	poll.Until(t, "the table is back", func() bool { return strings.Contains(tables(), table) })
-	if s := i.Status().Families[v1.IPv4Protocol].Ending; s != (proxier.EndingStatus{Open: 1}) {
+	if s := i.Status().Families[v1.IPv4Protocol]; s.ConnectionsEnding != 1 || s.ConnectionsEnded != 0 {
 		t.Errorf("status %+v, want one connection that is open", s)
 	}
 	run(t, net.Client, "nft", "delete", "table", "ip", "lost")
 	poll.Until(t, "the client gets its RST", func() bool {
-		return i.Status().Families[v1.IPv4Protocol].Ending == proxier.EndingStatus{Ended: 1}
+		s := i.Status().Families[v1.IPv4Protocol]
+		return s.ConnectionsEnding == 0 && s.ConnectionsEnded == 1
 	})
 	if _, err := flow.Ask(t.Context()); !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
 		t.Errorf("the client gets %v, want a RST", err)

@@ -50,7 +50,7 @@ func ExampleNew() {
 }
 
 // A replaced endpoint is one element in the kernel, and no rule. Plan needs no privileges.
-func ExampleEngine_Plan() {
+func ExampleEngine_Abilities() {
 	engine, err := nftables.NewEngine(nftables.Config{}, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		fmt.Println(err)
@@ -65,7 +65,7 @@ func ExampleEngine_Plan() {
 			}},
 			Cluster: desired.EndpointsOf(netip.MustParseAddrPort("10.244.1.5:8080"), netip.MustParseAddrPort(endpoint)),
 		}
-		text, err := engine.Plan(desired.Update{Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(web)})
+		text, err := engine.Abilities().Plan(desired.Update{Family: v1.IPv4Protocol, Full: true, Changes: desired.ChangesTo(web)})
 		if err != nil {
 			fmt.Println(err)
 		}

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"context"
-	"io"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -11,8 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family by netlink. It implements proxier.Engine, Planner, Dumper,
-// Watcher, Verifier and Counter. Calls must not overlap, but Watch and Counts run beside all others.
+// Engine programs one IP family by netlink. Calls must not overlap, but Watch and Counts run beside all
+// others.
 type Engine struct{ engine *engine.Engine }
 
 // NewEngine returns the engine of one family. It opens no socket and writes
@@ -46,29 +45,9 @@ func (e *Engine) Close() error { return e.engine.Close() }
 // Traits implements proxier.Engine.
 func (e *Engine) Traits(s *desired.Service) desired.Traits { return e.engine.Traits(s) }
 
-// OwnsNames is true, see proxier.Engine: the table has the name of the instance.
-func (e *Engine) OwnsNames() bool { return e.engine.OwnsNames() }
-
-// Watch implements proxier.Watcher: the kernel reports each change of nf_tables. Watch
-// pauses during our own large changes, which it would slow down tenfold; it then compares
-// the numbers of transactions.
-func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
-	return e.engine.Watch(ctx, damaged)
-}
-
-// Plan implements proxier.Planner. The text is for people: rules are in nft's syntax, and
-// each element has a line. nft cannot load it.
-func (e *Engine) Plan(update desired.Update) (string, error) { return e.engine.Plan(update) }
-
-// Dump implements proxier.Dumper: it reads the elements and the names of the chains from
-// the kernel. It prints the rules that the engine wants in them.
-func (e *Engine) Dump(ctx context.Context, w io.Writer) error { return e.engine.Dump(ctx, w) }
-
-// Counts implements proxier.Counter: it reads the counters from the kernel.
-func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) { return e.engine.Counts(ctx) }
-
-// Verify implements proxier.Verifier: it compares the table, its sets and chains, each
-// element, and the expressions of each rule. Records of session affinity are not compared.
-func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
-	return e.engine.Verify(ctx, update)
-}
+// Abilities implements proxier.Engine. Watch pauses during our own large changes, which it would slow down
+// tenfold; it then compares the numbers of transactions. The text of Plan is for people: rules are in nft's
+// syntax, and each element has a line; nft cannot load it. Dump reads the elements and the names of the chains
+// from the kernel, and prints the rules that the engine wants in them. Verify compares the table, its sets
+// and chains, each element, and the expressions of each rule, but no records of session affinity.
+func (e *Engine) Abilities() proxier.Abilities { return e.engine.Abilities() }

@@ -242,7 +242,7 @@ func (s *sayer) expect(want desired.Update) {
 		s.t.Fatal(err)
 	}
 	defer func() { _ = reader.Close() }()
-	found, err := reader.Verify(s.t.Context(), want)
+	found, err := reader.Abilities().Verify(s.t.Context(), want)
 	if err != nil || len(found.Differences) > 0 || found.Checked == 0 {
 		s.t.Fatalf("of Services %d and EndpointSlices %d, the kernel, of %d objects: %v, %v", s.last[0], s.last[1], found.Checked, found.Differences, err)
 	}

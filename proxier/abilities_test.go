@@ -3,83 +3,141 @@ package proxier_test
 import (
 	"context"
 	"errors"
-	"io"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
-// ableEngine is an engine with all abilities.
-type ableEngine struct{ fakeEngine }
+// trappedEngine has one lock, like many engines: Apply, what it calls and Conditions take it.
+type trappedEngine struct {
+	fakeEngine
+	mine     chan struct{} // full while somebody has the lock, which a bubble can wait for
+	applying chan struct{}
+	goOn     chan struct{}
 
-func (*ableEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{SourceLost: true} }
-func (*ableEngine) Plan(desired.Update) (string, error)    { return "the plan", nil }
-func (*ableEngine) Dump(_ context.Context, w io.Writer) error {
-	_, err := io.WriteString(w, "the dump")
-	return err
+	damagedOnce bool // owned by Apply
 }
 
-func (*ableEngine) Verify(context.Context, desired.Update) (proxier.VerifyReport, error) {
-	return proxier.VerifyReport{}, nil
+func (e *trappedEngine) Abilities() proxier.Abilities {
+	return proxier.Abilities{
+		Watch: e.Watch,
+		Conditions: func() []proxier.Condition {
+			defer e.lock()()
+			return []proxier.Condition{{Type: proxier.ConditionSockets, Message: "no BPF file system"}}
+		},
+		Descriptors: func() connection.Descriptors { defer e.lock()(); return connection.Descriptors{Limit: 7} },
+	}
 }
 
-func (*ableEngine) Counts(context.Context) (proxier.Counts, error) { return proxier.Counts{}, nil }
-func (*ableEngine) OwnsNames() bool                                { return false }
-func (*ableEngine) Descriptors() connection.Descriptors            { return connection.Descriptors{Limit: 7} }
-
-func (*ableEngine) Conditions() []proxier.Condition {
-	return []proxier.Condition{{Type: proxier.ConditionSockets, Message: "no BPF file system"}}
+func (e *trappedEngine) lock() (unlock func()) {
+	e.mine <- struct{}{}
+	return func() { <-e.mine }
 }
 
-// embedding has the methods of Engine, and no others.
-type embedding struct{ proxier.Engine }
+func (e *trappedEngine) Apply(context.Context, desired.Update) (proxier.Result, error) {
+	defer e.lock()()
+	if !e.damagedOnce {
+		e.damagedOnce = true
+		close(e.applying)
+		<-e.goOn
+		e.damage(proxier.Damage{Object: "chain"})
+	}
+	return proxier.Result{}, nil
+}
 
-// unwrapping is the same with a method Unwrap.
-type unwrapping struct{ proxier.Engine }
+// TestStatusWaitsForNoLockThatAnEngineNeeds: the engine reports damage while somebody asks for the
+// Status, which asks the engine.
+func TestStatusWaitsForNoLockThatAnEngineNeeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &trappedEngine{mine: make(chan struct{}, 1), applying: make(chan struct{}), goOn: make(chan struct{})}
+		p := newProxier(t, proxier.Deps{}, e)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		synctest.Wait()
+		p.OnServiceSynced()
+		p.OnEndpointSlicesSynced()
+		<-e.applying
+		asked := make(chan proxier.Status, 1)
+		go func() { asked <- p.Status() }()
+		time.Sleep(time.Second)
+		close(e.goOn)
+		if s := <-asked; s.Families[v1.IPv4Protocol].Descriptors.Limit != 7 {
+			t.Errorf("Status is %+v, want what the engine says", s)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
 
-func (u unwrapping) Unwrap() proxier.Engine { return u.Engine }
-
-// TestWhatAWrappedEngineCanDo: a wrapper with Unwrap keeps all abilities; one without it
-// loses them, and New logs them.
-func TestWhatAWrappedEngineCanDo(t *testing.T) {
-	all := []string{"Watcher", "Planner", "Dumper", "Counter", "Verifier", "OwnsNames", "Descriptors", "Conditions"}
-	able := &ableEngine{}
-	for name, c := range map[string]struct {
-		engine      proxier.Engine
-		can, hidden []string
-	}{
-		"itself":                     {able, all, nil},
-		"unwraps":                    {unwrapping{able}, all, nil},
-		"unwraps twice":              {&unwrapping{unwrapping{able}}, all, nil},
-		"embeds":                     {embedding{able}, nil, all},
-		"a pointer that embeds":      {&embedding{able}, nil, all},
-		"embeds what unwraps":        {embedding{unwrapping{able}}, nil, all},
-		"unwraps what embeds":        {unwrapping{embedding{able}}, nil, nil}, // only one level is checked
-		"embeds what can do nothing": {embedding{embedding{able}}, nil, nil},
-		"wraps nothing":              {embedding{}, nil, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := proxier.Abilities(c.engine); !slices.Equal(got, c.can) {
-				t.Errorf("abilities %v, want %v", got, c.can)
+// TestAWrapperOfConntrackKeepsItsFunctions, and what a Conntrack cannot is said.
+func TestAWrapperOfConntrackKeepsItsFunctions(t *testing.T) {
+	config := proxier.Config{CountTraffic: true}
+	config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.EndConnections = true }
+	ender := &fakeEnder{}
+	for what, of := range map[string]*proxier.Conntrack{"ends": ender.conntrack(), "cannot": (&fakeConntrack{}).conntrack()} {
+		wrapper := *of
+		wrapper.Clean = func(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (int, error) {
+			return of.Clean(ctx, family, check)
+		}
+		runWith(t, config, proxier.Deps{Conntrack: &wrapper}, func(t *testing.T, f *fixture) {
+			f.OnServiceAdd(service("a", "10.0.0.1"))
+			f.synced()
+			pass(time.Second)
+			s := f.Status()
+			if ends := what == "ends"; (ender.runs.Load() == 1) != ends || (len(s.Problems) == 0) != ends || len(s.Families[v1.IPv4Protocol].Failed) > 0 {
+				t.Errorf("%s: the ender runs %d times, problems %v", what, ender.runs.Load(), s.Problems)
 			}
-			core, logs := observer.New(zap.WarnLevel)
-			newProxier(t, proxier.Deps{Logger: zap.New(core)}, c.engine)
-			var got []string
-			for _, entry := range logs.FilterMessageSnippet("engine wrapper hides abilities").All() {
-				for _, name := range entry.ContextMap()["hidden"].([]any) {
-					got = append(got, name.(string))
-				}
+			if !slices.Contains(s.Without, "RunTraffic") {
+				t.Errorf("%s: without %v, want RunTraffic among them", what, s.Without)
 			}
-			if !slices.Equal(got, c.hidden) {
-				t.Errorf("New logs hidden abilities %v, want %v", got, c.hidden)
+		})
+		ender.runs.Store(0)
+	}
+}
+
+// deadHealth ends at once.
+type deadHealth struct {
+	proxier.Health
+	err error
+}
+
+func (h deadHealth) Run(context.Context, func() proxier.Status) error { return h.err }
+
+// TestAPartThatEndsEarlyIsACondition, is in the log at once, and Run returns its error in the end.
+func TestAPartThatEndsEarlyIsACondition(t *testing.T) {
+	for _, err := range []error{errors.New("cannot listen at all"), nil} {
+		core, logs := observer.New(zap.WarnLevel)
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, proxier.Config{}, proxier.Deps{Health: deadHealth{proxier.NoHealth(), err}, Logger: zap.New(core)})
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- f.Run(ctx) }()
+			f.synced()
+			pass(time.Second)
+			conditions := f.Status().Conditions
+			if len(conditions) != 1 || conditions[0].Type != proxier.ConditionEnded || err != nil && !strings.Contains(conditions[0].Message, err.Error()) {
+				t.Errorf("conditions %+v, want that it has ended", conditions)
+			}
+			if logs.FilterMessageSnippet("has ended").Len() != 1 {
+				t.Errorf("log %v, want one line", logs.All())
+			}
+			stop()
+			if got := <-ended; got == nil || err != nil && !errors.Is(got, err) {
+				t.Errorf("Run = %v, want %v", got, err)
 			}
 		})
 	}
@@ -87,27 +145,10 @@ func TestWhatAWrappedEngineCanDo(t *testing.T) {
 
 // TestConditionsOfTheEngine are in Status, with their IP family.
 func TestConditionsOfTheEngine(t *testing.T) {
-	p := newProxier(t, proxier.Deps{}, unwrapping{&ableEngine{}})
+	p := newProxier(t, proxier.Deps{}, &trappedEngine{mine: make(chan struct{}, 1)})
 	conditions := p.Status().Conditions
-	if len(conditions) == 0 {
-		t.Error("Status has no Condition of the engine")
-	}
-	for _, c := range conditions {
-		if c.Type != proxier.ConditionSockets || c.Family == "" || c.Message != "no BPF file system" {
-			t.Errorf("condition %+v, want that of the engine with a family", c)
-		}
-	}
-}
-
-// TestAWrapperKeepsWhatEngineHas checks Close and Traits.
-func TestAWrapperKeepsWhatEngineHas(t *testing.T) {
-	able := &ableEngine{}
-	w := embedding{able}
-	if err := w.Close(); err != nil || able.closed != 1 {
-		t.Errorf("Close = %v, the engine was closed %d times, want once", err, able.closed)
-	}
-	if !w.Traits(nil).SourceLost {
-		t.Error("Traits of the wrapper are not those of the engine")
+	if len(conditions) != 1 || conditions[0].Type != proxier.ConditionSockets || conditions[0].Family != v1.IPv4Protocol || conditions[0].Message != "no BPF file system" {
+		t.Errorf("conditions %+v, want that of the engine with its family", conditions)
 	}
 }
 

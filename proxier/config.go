@@ -67,7 +67,7 @@ type Config struct {
 	// without CONFIG_NFT_COUNTER.
 	CountConnections bool
 	// CountTraffic makes Proxier.Counts tell packets and bytes by service port and endpoint. For engines
-	// in the kernel, Deps.Conntrack counts them, if it is a TrafficCounter: it needs the kernel setting
+	// in the kernel, Deps.Conntrack counts them: it needs the kernel setting
 	// net.netfilter.nf_conntrack_acct, for example by SysctlOptions.Accounting of package conntrack.
 	// Connections from before that setting have no traffic, others from when Run began.
 	CountTraffic bool

@@ -13,15 +13,6 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Counter is an Engine that can count connections: see Config.CountConnections. One that
-// terminates connections itself also counts their traffic: see Config.CountTraffic.
-type Counter interface {
-	// Counts returns the numbers of one family, sorted by name and by endpoint. It runs
-	// concurrently with the engine's other methods. It returns an error that is
-	// errors.ErrUnsupported if no part of the engine counts.
-	Counts(ctx context.Context) (Counts, error)
-}
-
 // Counts are the numbers of new connections through service ports, and their traffic.
 type Counts struct {
 	// Since is when counting began. It begins with the first sync, and again when the process
@@ -98,15 +89,15 @@ func (p *Proxier) Counts(ctx context.Context, name v1.IPFamily) (Counts, error) 
 
 // counts joins what the engine counts with what connection tracking does.
 func (f *family) counts(ctx context.Context) (counts Counts, err error) {
-	if c, ok := As[Counter](f.engine); ok {
-		counts, err = c.Counts(ctx)
+	if f.can.Counts != nil {
+		counts, err = f.can.Counts(ctx)
 	} else {
 		err = fmt.Errorf("the engine cannot: %w", errors.ErrUnsupported)
 	}
-	if f.traffic == nil || err != nil && !errors.Is(err, errors.ErrUnsupported) {
+	if !f.traffic || err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return counts, err
 	}
-	return f.traffic.AddTraffic(ctx, f.name, counts)
+	return f.conntrack.AddTraffic(ctx, f.name, counts)
 }
 
 // sharedReading lets concurrent callers share a reading that begins after all of them called.
@@ -122,6 +113,9 @@ type pendingReading struct {
 	counts    Counts
 	err       error
 }
+
+// errNoReading is what others get if the reading panics.
+var errNoReading = errors.New("the reading panicked")
 
 func newSharedReading() *sharedReading { return &sharedReading{turn: make(chan struct{}, 1)} }
 
@@ -159,9 +153,10 @@ func (s *sharedReading) run(ctx context.Context, p *pendingReading, read func(co
 	}
 	select {
 	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }() // also if read panics, as the caller's program may survive
 		begin()
+		p.err = errNoReading
 		p.counts, p.err = read(ctx)
-		<-s.turn
 	case <-ctx.Done():
 		begin()
 		p.err = ctx.Err()

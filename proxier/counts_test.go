@@ -21,6 +21,10 @@ type countingEngine struct {
 	err      error
 }
 
+func (e *countingEngine) Abilities() proxier.Abilities {
+	return proxier.Abilities{Counts: e.Counts}
+}
+
 func (e *countingEngine) Counts(ctx context.Context) (proxier.Counts, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -82,4 +86,40 @@ func TestCountsNeedAnEngineThatCounts(t *testing.T) {
 			t.Errorf("%s: %v, want ErrUnsupported", family, err)
 		}
 	}
+}
+
+// TestCountsAfterAPanic of an engine, which the caller survives as a server of metrics does, are read again.
+func TestCountsAfterAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		e := &countsEngine{counts: func() proxier.Counts {
+			if calls++; calls == 1 {
+				panic("slice bounds out of range")
+			}
+			return proxier.Counts{Connections: true}
+		}}
+		p := newProxier(t, proxier.Deps{}, e)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the first reading does not panic")
+				}
+			}()
+			_, _ = p.Counts(t.Context(), v1.IPv4Protocol)
+		}()
+		ctx, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		if counts, err := p.Counts(ctx, v1.IPv4Protocol); err != nil || !counts.Connections {
+			t.Errorf("the second reading: %+v, %v", counts, err)
+		}
+	})
+}
+
+type countsEngine struct {
+	fakeEngine
+	counts func() proxier.Counts
+}
+
+func (e *countsEngine) Abilities() proxier.Abilities {
+	return proxier.Abilities{Counts: func(context.Context) (proxier.Counts, error) { return e.counts(), nil }}
 }

@@ -10,16 +10,16 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// firstPause is the pause before a Watcher that has ended runs again; longestPause is the longest.
+// firstPause is the pause before a Watch that has ended runs again; longestPause is the longest.
 const firstPause = time.Second
 
-// watch keeps a Watcher running until ctx ends.
-func (f *family) watch(ctx context.Context, w Watcher) {
+// watch keeps the engine's Watch running until ctx ends.
+func (f *family) watch(ctx context.Context) {
 	pause := firstPause
 	for ctx.Err() == nil {
 		started := time.Now()
 		f.locked(func() { f.watcher.started(started) })
-		err := w.Watch(ctx, f.damaged)
+		err := f.can.Watch(ctx, f.damaged)
 		if ctx.Err() != nil {
 			return
 		}

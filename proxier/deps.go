@@ -20,7 +20,7 @@ type Deps struct {
 	// Conntrack deletes stale flows. The constructors of the engines, such as
 	// nftables.New, set it if it is nil, and so does nodedeps.Complete. New of this package
 	// runs without it; Status.Without then lists it.
-	Conntrack Conntrack
+	Conntrack *Conntrack
 	// Health answers at the health check node ports of Services. If it is nil, the same
 	// holds as for Conntrack.
 	Health Health
@@ -41,65 +41,60 @@ type Deps struct {
 	LocalAddresses func(context.Context) ([]netip.Addr, error)
 }
 
+// without is Status.Without.
+func (d *Deps) without(c *Config) (missing []string) {
+	if d.Conntrack == nil {
+		missing = append(missing, "Conntrack")
+	}
+	if c.CountTraffic && (d.Conntrack == nil || d.Conntrack.RunTraffic == nil) {
+		missing = append(missing, "RunTraffic")
+	}
+	if d.Health == nil {
+		missing = append(missing, "Health")
+	}
+	return missing
+}
+
 // Observer receives a report of every sync, on the syncing goroutine. It must be
 // quick, and safe for concurrent calls of both families.
 type Observer interface {
 	ObserveSync(report SyncReport)
 }
 
-// Conntrack deletes stale flows: conntrack entries to an endpoint that is gone. The kernel
-// would keep sending a client's datagrams there until the client pauses.
-type Conntrack interface {
+// Conntrack are functions of connection tracking. Those in groups may be nil: then it cannot do that, and
+// Status says so if a Service or the Config asks for it. A wrapper copies the struct, and replaces what it wants.
+type Conntrack struct {
 	// Tracks reports whether stale flows of a protocol are deleted. It must always
 	// return the same answer. FlowCheck.Untranslated has TCP, too, if it is not tracked.
-	Tracks(protocol desired.Protocol) bool
-	// Clean deletes the stale flows of some frontends, and returns their number. Calls
-	// for both families may overlap. After an error it is called again with everything
+	Tracks func(protocol desired.Protocol) bool
+	// Clean deletes the stale flows of some frontends, conntrack entries to an endpoint that is gone, and
+	// returns their number: the kernel would keep sending a client's datagrams there until the client
+	// pauses. Calls for both families may overlap. After an error it is called again with everything
 	// that is still pending.
-	Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error)
-}
+	Clean func(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error)
 
-// ConnectionEnder is a Conntrack that also ends TCP connections to endpoints that are gone for
-// good, of service ports with EndConnections: both ends get a RST. New calls it if
-// Deps.Conntrack implements it.
-//
-// Clean finds the connections, by FlowCheck.End, and RunEnding ends them, so that no sync
-// waits for that.
-type ConnectionEnder interface {
-	Conntrack
-	// RunEnding ends connections until ctx ends. Then it removes its kernel objects, and
-	// returns after all of its goroutines have ended. It touches no kernel object of a family
-	// before the first Clean of it, which always comes, and then removes what an earlier
-	// process has left. After failures it tries again.
-	RunEnding(ctx context.Context, log *zap.Logger) error
-	// EndingStatus returns the part of FamilyStatus, and ConditionConnections while it cannot
-	// end connections; otherwise the zero Condition.
-	EndingStatus(family v1.IPFamily) (EndingStatus, Condition)
+	// RunEnding ends TCP connections to endpoints that are gone for good, of service ports with
+	// EndConnections, until ctx ends: both ends get a RST. Clean finds them, by FlowCheck.End, so that no
+	// sync waits for that. Then RunEnding removes its kernel objects, and returns after all of its
+	// goroutines have ended. It touches no kernel object of a family before the first Clean of it, which
+	// always comes, and then removes what an earlier process has left. After failures it tries again.
+	RunEnding func(ctx context.Context, log *zap.Logger) error
+	// EndingStatus returns how many connections must end, but their clients have not received a RST yet,
+	// how many clients have, since the start, and ConditionConnections while it cannot end connections;
+	// otherwise the zero Condition.
+	EndingStatus func(family v1.IPFamily) (open, ended int, cannot Condition)
 	// CleanupEnding removes what an earlier process has left in the kernel.
-	CleanupEnding(ctx context.Context, family v1.IPFamily) error
-}
+	CleanupEnding func(ctx context.Context, family v1.IPFamily) error
 
-// TrafficCounter is a Conntrack that also counts packets and bytes. New calls it if
-// Config.CountTraffic is set and Deps.Conntrack implements it.
-type TrafficCounter interface {
-	Conntrack
-	// RunTraffic counts until ctx ends. It calls begun when counting has begun, or cannot: no
-	// sync happens before. After failures it tries again.
-	RunTraffic(ctx context.Context, log *zap.Logger, begun func()) error
+	// RunTraffic counts packets and bytes until ctx ends, if Config.CountTraffic is set. It calls begun
+	// when counting has begun, or cannot: no sync happens before. After failures it tries again.
+	RunTraffic func(ctx context.Context, log *zap.Logger, begun func()) error
 	// FollowTraffic is called after each Apply that succeeded: flows are those of the service ports
 	// that there are now, except those that selected does not select: their engine counts. check
 	// says where node ports are accepted, and has no frontends.
-	FollowTraffic(family v1.IPFamily, outcomes []desired.Outcome, check desired.FlowCheck, selected func(*desired.Service) bool)
+	FollowTraffic func(family v1.IPFamily, outcomes []desired.Outcome, check desired.FlowCheck, selected func(*desired.Service) bool)
 	// AddTraffic returns counts with the traffic of an IP family.
-	AddTraffic(ctx context.Context, family v1.IPFamily, counts Counts) (Counts, error)
-}
-
-// EndingStatus counts the TCP connections that end because their endpoint is gone for good.
-type EndingStatus struct {
-	// Open are those that must end, but whose client has not received a RST yet.
-	Open int
-	// Ended are those whose client has, since the start.
-	Ended int
+	AddTraffic func(ctx context.Context, family v1.IPFamily, counts Counts) (Counts, error)
 }
 
 // Settings are kernel settings that a proxy needs beside what its engine programs,

@@ -20,22 +20,21 @@ const (
 
 // endTracker decides for which frontends the conntrack table must be searched for
 // connections to endpoints that are gone for good. It is owned by the goroutine that syncs
-// the family, except ender. A nil endTracker does nothing.
+// the family, except conntrack. A nil endTracker does nothing.
 type endTracker struct {
-	ender ConnectionEnder
-	flows *flowTracker
+	conntrack *Conntrack
+	flows     *flowTracker
 	// first and last are when the first and last of the pending flows came.
 	first, last time.Time
 	searched    bool
 }
 
 // newEndTracker returns nil if c cannot end connections.
-func newEndTracker(c Conntrack) *endTracker {
-	ender, ok := c.(ConnectionEnder)
-	if !ok {
+func newEndTracker(c *Conntrack) *endTracker {
+	if c == nil || c.RunEnding == nil {
 		return nil
 	}
-	t := &endTracker{ender: ender, flows: newFlowTracker(nil)}
+	t := &endTracker{conntrack: c, flows: newFlowTracker(nil)}
 	t.flows.tracks = func(s *desired.Service, terminates bool) bool {
 		return s.EndsConnections() && !terminates // otherwise the engine ends its connections itself
 	}
@@ -108,7 +107,7 @@ func (t *endTracker) cleanup(ctx context.Context, family v1.IPFamily) error {
 	if t == nil {
 		return nil
 	}
-	if err := t.ender.CleanupEnding(ctx, family); err != nil {
+	if err := t.conntrack.CleanupEnding(ctx, family); err != nil {
 		return fmt.Errorf("clean up the ending of connections: %w", err)
 	}
 	return nil

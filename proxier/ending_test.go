@@ -25,6 +25,10 @@ type fakeEnder struct {
 	runs, cleanups atomic.Int32
 }
 
+func (e *fakeEnder) conntrack() *proxier.Conntrack {
+	return &proxier.Conntrack{Tracks: e.Tracks, Clean: e.Clean, RunEnding: e.RunEnding, EndingStatus: e.EndingStatus, CleanupEnding: e.CleanupEnding}
+}
+
 func (e *fakeEnder) RunEnding(ctx context.Context, _ *zap.Logger) error {
 	e.runs.Add(1)
 	<-ctx.Done()
@@ -32,8 +36,8 @@ func (e *fakeEnder) RunEnding(ctx context.Context, _ *zap.Logger) error {
 	return nil
 }
 
-func (e *fakeEnder) EndingStatus(v1.IPFamily) (proxier.EndingStatus, proxier.Condition) {
-	return proxier.EndingStatus{Open: 1, Ended: 2}, proxier.Condition{Type: proxier.ConditionConnections, Message: "no nf_tables"}
+func (e *fakeEnder) EndingStatus(v1.IPFamily) (open, ended int, cannot proxier.Condition) {
+	return 1, 2, proxier.Condition{Type: proxier.ConditionConnections, Message: "no nf_tables"}
 }
 
 func (e *fakeEnder) CleanupEnding(context.Context, v1.IPFamily) error {
@@ -62,7 +66,7 @@ func runEnding(t *testing.T, test func(t *testing.T, f *fixture, e *fakeEnder)) 
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {
 		p.EndConnections = s.Name == "a" && s.Labels["keep"] == ""
 	}
-	runWith(t, config, proxier.Deps{Conntrack: e}, func(t *testing.T, f *fixture) {
+	runWith(t, config, proxier.Deps{Conntrack: e.conntrack()}, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.96.0.1"))
 		f.OnServiceAdd(service("b", "10.96.0.2"))
 		f.OnEndpointSliceAdd(slice("a", "10.0.0.1", "10.0.0.2"))
@@ -123,7 +127,7 @@ func TestConnectionsEndAfterTheirEndpointIsGone(t *testing.T) {
 		})
 		step("asks again", func() { f.OnServiceUpdate(nil, service("a", "10.96.0.1")) }, []string{"10.0.0.2"})
 		step("deleted", func() { f.OnServiceDelete(service("a", "10.96.0.1")) }, []string{})
-		if s := f.Status(); s.Families[v1.IPv4Protocol].Ending != (proxier.EndingStatus{Open: 1, Ended: 2}) || len(s.Conditions) == 0 || s.Conditions[0].Type != proxier.ConditionConnections {
+		if s := f.Status(); s.Families[v1.IPv4Protocol].ConnectionsEnding != 1 || s.Families[v1.IPv4Protocol].ConnectionsEnded != 2 || len(s.Conditions) == 0 || s.Conditions[0].Type != proxier.ConditionConnections {
 			t.Errorf("status %+v, want what the ender says", s)
 		}
 		if e.runs.Load() != 1 {
@@ -177,7 +181,7 @@ func TestAnEngineEndsItsOwnConnections(t *testing.T) {
 // TestCleanupRemovesWhatEndsConnections, in both families.
 func TestCleanupRemovesWhatEndsConnections(t *testing.T) {
 	e := &fakeEnder{}
-	p, err := proxier.New(proxier.Config{}, proxier.Deps{Conntrack: e}, map[v1.IPFamily]proxier.Engine{
+	p, err := proxier.New(proxier.Config{}, proxier.Deps{Conntrack: e.conntrack()}, map[v1.IPFamily]proxier.Engine{
 		v1.IPv4Protocol: &proxiertest.RecordingEngine{}, v1.IPv6Protocol: &proxiertest.RecordingEngine{},
 	})
 	if err != nil {

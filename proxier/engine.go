@@ -13,21 +13,7 @@ import (
 
 // Engine is the data plane of one IP family. Calls of Apply, Cleanup and Close never overlap.
 //
-// An engine may have further abilities, each with its own methods:
-//   - Watch, Plan, Dump, Counts and Verify: see Watcher, Planner, Dumper, Counter and Verifier.
-//   - OwnsNames() bool: true means that it writes kernel objects with the instance's Names,
-//     which exist once per network namespace. From its first sync until Run ends, its
-//     Proxier keeps other Proxiers with one of these Names from writing in the same IP
-//     family, in this process and in others: see ErrInUse.
-//   - Descriptors() connection.Descriptors: how many file descriptors of this process its
-//     clients use; Limit is 0 if they are not counted. It may be called at any time, and
-//     must return soon.
-//   - Conditions() []Condition: faults of the engine that last and fail no sync. Their Family is
-//     set for them. It may be called at any time, and must return soon.
-//
-// An engine that wraps another one and passes its Updates on unchanged has a method
-// Unwrap() Engine, so that As finds these methods. An engine that consists of several, like
-// that of package hybrid, has the methods itself and calls those of its members.
+// A wrapper embeds an Engine, and replaces what it wants: methods, and functions of Abilities.
 type Engine interface {
 	// Apply brings the data plane to the Update. It is idempotent: a second call with the
 	// same Update writes nothing. An error means that no part of the Update counts as
@@ -44,6 +30,44 @@ type Engine interface {
 	// a service port, or with nil for addresses without one. They depend on the engine's
 	// configuration only. It may be called at any time.
 	Traits(s *desired.Service) desired.Traits
+	// Abilities are what the engine can do beyond that. They are always the same.
+	Abilities() Abilities
+}
+
+// Abilities are functions of an Engine. A nil one means that the engine cannot do it.
+type Abilities struct {
+	// OwnsNames says that the engine writes kernel objects with the instance's Names, which exist
+	// once per network namespace. From its first sync until Run ends, its Proxier keeps other
+	// Proxiers with one of these Names from writing in the same IP family, in this process and in
+	// others: see ErrInUse.
+	OwnsNames bool
+	// Watch calls damaged for each change of the engine's objects by another program, soon
+	// after it, until ctx ends; then it returns nil. If it cannot know what was changed, for
+	// example after a lost notification, it calls damaged with the zero Damage. It runs
+	// concurrently with all others, and damaged may be called from within them. It returns
+	// errors.ErrUnsupported if the kernel lets it not watch.
+	Watch func(ctx context.Context, damaged func(Damage)) error
+	// Plan prints what Apply would program from scratch. It needs no privilege, and does not access
+	// the kernel.
+	Plan func(update desired.Update) (text string, err error)
+	// Dump prints the kernel objects that the engine has programmed.
+	Dump func(ctx context.Context, w io.Writer) error
+	// Counts returns the numbers of connections, sorted by name and by endpoint, as Config.CountConnections
+	// and, of connections that the engine terminates, Config.CountTraffic ask for. It runs concurrently
+	// with all others. It returns an error that is errors.ErrUnsupported if nothing is counted.
+	Counts func(ctx context.Context) (Counts, error)
+	// Verify reads the engine's objects from the kernel, and compares them with what Apply
+	// would program from scratch for the Update, which is full. It writes nothing, and does
+	// not trust what the engine remembers of earlier Updates. What is left to choice is no
+	// difference, such as the order of endpoints or of numbers, and neither is what packets
+	// write. Calls never overlap with Apply, Cleanup or Close.
+	Verify func(ctx context.Context, update desired.Update) (Verification, error)
+	// Descriptors are how many file descriptors of this process its clients use; Limit is 0 if they
+	// are not counted. It may be called at any time, and must return soon.
+	Descriptors func() connection.Descriptors
+	// Conditions are faults of the engine that last and fail no sync. Their Family is set for them. It
+	// may be called at any time, and must return soon.
+	Conditions func() []Condition
 }
 
 // Result is the result of one Apply. After an error only its Report counts.
@@ -51,6 +75,10 @@ type Result struct {
 	// Failed are the service ports that are not programmed as the Update wants them, in any
 	// order. They are retried. It may list service ports that the Update does not.
 	Failed []*ServiceError
+	// Limited are service ports that are programmed, but not in full, in any order: the engine has no
+	// room for all of their endpoints, for example. They are in Status.Problems, and are tried again
+	// as those in Failed are.
+	Limited []*ServiceError
 	// Report counts what was written.
 	Report ApplyReport
 	// FlowEnds is for engines that terminate connections themselves: in connection
@@ -62,51 +90,6 @@ type Result struct {
 	// them, in any order: those that an earlier process programmed. Its stale flows go on.
 	Left []desired.Key
 }
-
-// As returns the first engine that is a T: e itself, or one that it unwraps to.
-func As[T any](e Engine) (t T, ok bool) {
-	for e != nil {
-		if t, ok = e.(T); ok {
-			return t, true
-		}
-		wrapper, wraps := e.(interface{ Unwrap() Engine })
-		if !wraps {
-			break
-		}
-		e = wrapper.Unwrap()
-	}
-	return t, false
-}
-
-// Planner is an Engine that can print what Apply would program from scratch. It
-// needs no privilege and does not access the kernel.
-type Planner interface {
-	// Plan returns an error that is errors.ErrUnsupported if no part of the engine can plan.
-	Plan(update desired.Update) (text string, err error)
-}
-
-// Dumper is an Engine that can print the kernel objects that it has programmed.
-type Dumper interface {
-	// Dump returns an error that is errors.ErrUnsupported if no part of the engine can dump.
-	Dump(ctx context.Context, w io.Writer) error
-}
-
-// Watcher is an Engine that notices when another program changes its objects.
-type Watcher interface {
-	// Watch calls damaged for each change of the engine's objects by another program, soon
-	// after it, until ctx ends; then it returns nil. If it cannot know what was changed, for
-	// example after a lost notification, it calls damaged with the zero Damage. It runs
-	// concurrently with the engine's other methods, and damaged may be called from within
-	// them. It returns errors.ErrUnsupported if no part of the engine can watch.
-	Watch(ctx context.Context, damaged func(Damage)) error
-}
-
-// owner and descriptorHolder are the abilities without an exported interface: see Engine.
-type (
-	owner            interface{ OwnsNames() bool }
-	descriptorHolder interface{ Descriptors() connection.Descriptors }
-	conditional      interface{ Conditions() []Condition }
-)
 
 // Damage is a change of an engine's objects by another program.
 type Damage struct {

@@ -34,6 +34,7 @@ func (p *printer) Cleanup(context.Context) error { return nil }
 func (p *printer) Close() error { return nil }
 
 func (p *printer) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
+func (printer) Abilities() proxier.Abilities              { return proxier.Abilities{} }
 
 // listener is an Observer that calls a function.
 type listener func(proxier.SyncReport)

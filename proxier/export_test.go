@@ -12,8 +12,6 @@ const (
 	HistoryLength  = historyLength
 )
 
-func Abilities(e Engine) []string { return abilities(e) }
-
 func (p *Proxier) SyncNow(ctx context.Context) error {
 	_, err := p.sync(ctx)
 	return err

@@ -19,7 +19,8 @@ type family struct {
 	log       *zap.Logger
 	tracker   *changetracker.Tracker
 	engine    Engine
-	conntrack Conntrack // nil: none
+	can       Abilities
+	conntrack *Conntrack // nil: none
 	health    Health
 	trigger   func() // requests a sync
 
@@ -31,8 +32,8 @@ type family struct {
 	moduleWaits   int // how often waitForModule may still wait
 	denied        map[changetracker.ServicePortName]*desired.Service
 	flows         *flowTracker
-	ending        *endTracker    // nil: none
-	traffic       TrafficCounter // nil: none
+	ending        *endTracker // nil: none
+	traffic       bool        // the conntrack counts it
 	noLocal       noLocal
 	announcements *announcements
 	counting      *sharedReading

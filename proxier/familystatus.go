@@ -3,6 +3,7 @@ package proxier
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -46,47 +47,50 @@ func (f *family) updateStatus(o *outcome) {
 	s.Synced = s.Synced || o.Full && !f.full
 }
 
-// status returns the family's part of Status. pending is since when a change waits.
-func (f *family) status(pending, now time.Time) (s FamilyStatus, conditions []Condition, conflicts []changetracker.Problem) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s = f.recorded
-	s.PendingSince, s.StaleSince = pending, earliest(f.lag.since(pending), f.repairs.brokenSince())
-	if f.lag.running.IsZero() { // otherwise Failed is not yet that of what the tracker has applied
-		s.Versions = f.tracker.Applied(f.name)
-	}
-	s.Failed = f.ports.failures()
-	s.Repairing = f.repairs.pending() || f.ports.repairing()
-	if f.incomplete || s.Repairing {
-		s.Versions = changetracker.Versions{}
-	}
-	s.Damaged, s.LastDamage, s.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime
-	if h, ok := As[descriptorHolder](f.engine); ok {
-		s.Descriptors = h.Descriptors()
-	}
+// status returns the family's part of Status. It asks the engine and others without holding a lock.
+func (f *family) status(now time.Time) (s FamilyStatus, conditions []Condition, problems []changetracker.Problem) {
 	add := func(c Condition, lasts bool) {
 		if lasts {
 			c.Family = f.name
 			conditions = append(conditions, c)
 		}
 	}
-	add(f.repairs.condition(now))
-	add(f.staleFlows, f.staleFlows.Type != "")
-	add(f.unannounced, f.unannounced.Type != "")
+	pending := f.tracker.PendingSince(f.name)
+	f.locked(func() {
+		s = f.recorded
+		s.PendingSince, s.StaleSince = pending, earliest(f.lag.since(pending), f.repairs.brokenSince())
+		if f.lag.running.IsZero() { // otherwise Failed is not yet that of what the tracker has applied
+			s.Versions = f.tracker.Applied(f.name)
+		}
+		s.Failed = f.ports.failures()
+		s.Repairing = f.repairs.pending() || f.ports.repairing()
+		if f.incomplete || s.Repairing {
+			s.Versions = changetracker.Versions{}
+		}
+		s.Damaged, s.LastDamage, s.LastDamageTime = f.repairs.seen.damages, f.repairs.last, f.repairs.lastTime
+		problems = append(f.ports.limits(), f.conflicts...)
+		add(f.repairs.condition(now))
+		for _, c := range []Condition{f.staleFlows, f.unannounced, f.inUse} {
+			add(c, c.Type != "")
+		}
+		add(f.watcher.condition(now))
+	})
+	slices.SortFunc(s.Failed, compareFailures)
 	if f.ending != nil {
 		var c Condition
-		s.Ending, c = f.ending.ender.EndingStatus(f.name)
+		s.ConnectionsEnding, s.ConnectionsEnded, c = f.conntrack.EndingStatus(f.name)
 		add(c, c.Type != "")
 	}
-	add(f.inUse, f.inUse.Type != "")
-	add(f.watcher.condition(now))
+	if f.can.Descriptors != nil {
+		s.Descriptors = f.can.Descriptors()
+	}
 	add(descriptorCondition(&s.Descriptors))
-	if e, ok := As[conditional](f.engine); ok {
-		for _, c := range e.Conditions() {
+	if f.can.Conditions != nil {
+		for _, c := range f.can.Conditions() {
 			add(c, true)
 		}
 	}
-	return s, conditions, f.conflicts
+	return s, conditions, problems
 }
 
 // descriptorCondition returns ConditionDescriptors while file descriptors are short.

@@ -35,7 +35,7 @@ type portFlows struct {
 	ends      desired.Endpoints
 }
 
-func newFlowTracker(c Conntrack) *flowTracker {
+func newFlowTracker(c *Conntrack) *flowTracker {
 	t := &flowTracker{
 		sockets: map[changetracker.ServicePortName][]netip.AddrPort{}, pending: map[desired.Key]desired.Flows{},
 		suspected: map[changetracker.ServicePortName]bool{},

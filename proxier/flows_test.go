@@ -38,6 +38,10 @@ func (c *fakeConntrack) Clean(_ context.Context, family v1.IPFamily, check desir
 	return 0, c.err
 }
 
+func (c *fakeConntrack) conntrack() *proxier.Conntrack {
+	return &proxier.Conntrack{Tracks: c.Tracks, Clean: c.Clean}
+}
+
 func (c *fakeConntrack) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,7 +63,7 @@ func (c *fakeConntrack) last() desired.FlowCheck {
 func runWithFlows(t *testing.T, test func(t *testing.T, f *fixture, c *fakeConntrack)) {
 	t.Helper()
 	c := &fakeConntrack{}
-	runWith(t, proxier.Config{}, proxier.Deps{Conntrack: c}, func(t *testing.T, f *fixture) { test(t, f, c) })
+	runWith(t, proxier.Config{}, proxier.Deps{Conntrack: c.conntrack()}, func(t *testing.T, f *fixture) { test(t, f, c) })
 }
 
 // TestFlowsAreLookedAtOnlyWhenServersGo: CT-01, without W-23. The conntrack table is not
@@ -147,7 +151,7 @@ func TestFlowsOfTheTimeOfDamageAreLookedAt(t *testing.T) {
 // after each repair, for a new frontend, and not otherwise.
 func TestConnectionsThatBeganWithoutRulesAreLookedAt(t *testing.T) {
 	c := &fakeConntrack{tracksNothing: true}
-	runWith(t, proxier.Config{}, proxier.Deps{Conntrack: c}, func(t *testing.T, f *fixture) {
+	runWith(t, proxier.Config{}, proxier.Deps{Conntrack: c.conntrack()}, func(t *testing.T, f *fixture) {
 		for i, name := range []string{"a", "b"} {
 			f.OnServiceAdd(service(name, fmt.Sprintf("10.96.0.%d", i+1)))
 		}

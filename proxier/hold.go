@@ -13,7 +13,7 @@ import (
 // Any local user can bind the address of the lock. A user who may not program the kernel
 // must not keep the node from having Services, so such a lock is logged and ignored.
 func (f *family) holdNames(cleanup bool) error {
-	if o, ok := As[owner](f.engine); !ok || !o.OwnsNames() {
+	if !f.can.OwnsNames {
 		return nil
 	}
 	f.lock.drainQueue()

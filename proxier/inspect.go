@@ -12,8 +12,8 @@ import (
 
 // Tracker returns the change tracker of the Proxier, for programs that add values of their
 // own instead of API objects, or look something up. Call Trigger after changing anything
-// in it.
-func (p *Proxier) Tracker() *changetracker.Tracker { return p.tracker }
+// in it. Its Apply returns changetracker.ErrLent: the Proxier applies the changes.
+func (p *Proxier) Tracker() *changetracker.Tracker { return p.lent }
 
 // History returns the reports of the last syncs of all families, oldest first and
 // at most 128, without their Triggers. It omits syncs that were postponed with
@@ -33,6 +33,7 @@ func (p *Proxier) Status() Status {
 	p.mu.Lock()
 	s.Node = p.node
 	nodeless := p.nodeless
+	s.Conditions = append(s.Conditions, p.ended...)
 	p.mu.Unlock()
 	if !nodeless.IsZero() {
 		s.Conditions = append(s.Conditions, Condition{Type: ConditionNode, Since: nodeless, Message: fmt.Sprintf(
@@ -43,8 +44,7 @@ func (p *Proxier) Status() Status {
 	}
 	now := time.Now()
 	for _, f := range p.families {
-		family, conditions, conflicts := f.status(p.tracker.PendingSince(f.name), now)
-		slices.SortFunc(family.Failed, compareFailures)
+		family, conditions, conflicts := f.status(now)
 		s.Families[f.name] = family
 		s.Synced = s.Synced && family.Synced
 		s.Conditions = append(s.Conditions, conditions...)

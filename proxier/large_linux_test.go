@@ -79,7 +79,7 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			proportion.Check(t, 1_500, func(n int) func() {
 				engine := &fakeEngine{}
-				p := newProxier(t, proxier.Deps{Conntrack: &fakeConntrack{}}, engine)
+				p := newProxier(t, proxier.Deps{Conntrack: (&fakeConntrack{}).conntrack()}, engine)
 				p.OnServiceSynced()
 				p.OnEndpointSlicesSynced()
 				_ = p.SyncNow(t.Context()) // the next one is not full

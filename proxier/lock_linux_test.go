@@ -30,7 +30,7 @@ import (
 // owner is an engine that writes objects with the instance's Names.
 type owner struct{ *proxiertest.RecordingEngine }
 
-func (owner) OwnsNames() bool { return true }
+func (owner) Abilities() proxier.Abilities { return proxier.Abilities{OwnsNames: true} }
 
 // owning returns a Proxier with such engines for a network namespace.
 func owning(t *testing.T, netNS string, names proxier.Names, families ...v1.IPFamily) *proxier.Proxier {

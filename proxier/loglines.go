@@ -48,13 +48,19 @@ const mostServiceLines = 20
 
 // serviceLines are what a sync logs about single service ports.
 type serviceLines struct {
-	failed              []*ServiceError // now, or for another reason than before
+	failed, limited     []*ServiceError // now, or for another reason than before
 	recovered, repaired []changetracker.ServicePortName
 }
 
 func (l *serviceLines) worse(before, now *ServiceError) {
 	if before == nil || before.Err.Error() != now.Err.Error() {
 		l.failed = append(l.failed, now)
+	}
+}
+
+func (l *serviceLines) limit(before *port, now *ServiceError) {
+	if before == nil || before.limited == nil || before.limited.Err.Error() != now.Err.Error() {
+		l.limited = append(l.limited, now)
 	}
 }
 
@@ -82,6 +88,10 @@ func (l *serviceLines) log(log *zap.Logger, failing int) {
 			text = "service port is not programmed as it should be, until it changes"
 		}
 		log.Warn(text, append(serviceFields(e.Name), zap.Error(e.Err))...)
+	}
+	slices.SortFunc(l.limited, compareFailures)
+	for _, e := range l.limited[:min(len(l.limited), mostServiceLines)] {
+		log.Warn("service port is not programmed in full: see Status.Problems", append(serviceFields(e.Name), zap.Error(e.Err))...)
 	}
 	for _, name := range l.recovered[:min(len(l.recovered), mostServiceLines)] {
 		log.Info("service port does not fail any more", serviceFields(name)...)

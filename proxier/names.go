@@ -28,8 +28,8 @@ type Names struct {
 // linux/netfilter/x_tables.h and IFNAMSIZ (16) of linux/if.h. Chain names need room for the
 // part that follows the prefix.
 const (
-	maxTable       = 255
-	maxChainPrefix = 28 - 17 // "-SVC-" and 12 characters of hash at least
+	maxTable       = 255 - 16 // ".ipvs-leaving" and others of its kind
+	maxChainPrefix = 28 - 17  // "-SVC-" and 12 characters of hash at least
 	maxDevice      = 15
 	maxInstance    = maxChainPrefix - len(instancePrefix)
 )

@@ -14,7 +14,9 @@ type port struct {
 	name changetracker.ServicePortName
 	// failed is why it is not programmed, after so many tries in a row; nil: it is.
 	failed *ServiceError
-	tries  int
+	// limited is why it is not programmed in full.
+	limited *ServiceError
+	tries   int // in a row, that failed or were limited
 	// triggers are those of its changes that are not programmed, as in SyncReport.
 	triggers []time.Time
 	damage   portDamage
@@ -30,6 +32,7 @@ type ports struct {
 	byName  map[changetracker.ServicePortName]*port
 	queue   portQueue
 	failing int
+	limited int
 }
 
 func newPorts(retry runner.Backoff) ports {
@@ -93,6 +96,12 @@ func (p *ports) failedNow(e *ServiceError, now, started time.Time) (before *Serv
 		p.failing++
 	}
 	r.failed, r.damage.taken = &failed, false
+	p.tryAgain(r, e, now)
+	return before
+}
+
+// tryAgain schedules the next try of a service port after a failure.
+func (p *ports) tryAgain(r *port, e *ServiceError, now time.Time) {
 	r.tries++
 	switch {
 	case r.damage.waiting: // since the sync began: it is due already
@@ -101,30 +110,55 @@ func (p *ports) failedNow(e *ServiceError, now, started time.Time) (before *Serv
 	default:
 		p.schedule(r, now.Add(p.retry.Pause(r.tries)))
 	}
-	return before
 }
 
-// programmed records that a sync has programmed a service port, and returns its last failure and the
-// triggers that it had; nil if there are none.
-func (p *ports) programmed(name changetracker.ServicePortName) (before *ServiceError, triggers []time.Time) {
+// programmed records that a sync has programmed a service port, perhaps not in full. It returns its
+// last failure and the triggers that it had; nil if there are none.
+func (p *ports) programmed(name changetracker.ServicePortName, limited *ServiceError, now time.Time) (before *ServiceError, triggers []time.Time) {
 	r := p.byName[name]
-	if r == nil {
+	if r == nil && limited == nil {
 		return nil, nil
 	}
+	r = p.get(name)
 	before, triggers = r.failed, r.triggers
 	if before != nil {
 		p.failing--
 	}
-	r.failed, r.tries, r.triggers = nil, 0, nil
-	if !r.damage.waiting {
+	p.limit(r, limited)
+	if r.failed, r.triggers = nil, nil; limited != nil {
+		p.tryAgain(r, limited, now)
+		return before, triggers
+	}
+	if r.tries = 0; !r.damage.waiting {
 		p.schedule(r, time.Time{})
 	}
 	p.forgetIfWell(r)
 	return before, triggers
 }
 
+func (p *ports) limit(r *port, e *ServiceError) {
+	if r.limited != nil {
+		p.limited--
+	}
+	if r.limited = e; e != nil {
+		p.limited++
+	}
+}
+
+// limits are the service ports that are not programmed in full, in no particular order.
+func (p *ports) limits() (all []changetracker.Problem) {
+	for _, r := range p.byName {
+		if r.limited != nil {
+			all = append(all, changetracker.Problem{
+				Object: "Service " + r.name.NamespacedName.String(), Field: "port " + r.name.Port, Value: r.limited.Err.Error(), Reason: changetracker.ReasonTooMany,
+			})
+		}
+	}
+	return all
+}
+
 func (p *ports) forgetIfWell(r *port) {
-	if r.failed == nil && r.damage.last.IsZero() {
+	if r.failed == nil && r.limited == nil && r.damage.last.IsZero() {
 		p.schedule(r, time.Time{})
 		delete(p.byName, r.name)
 	}

@@ -69,6 +69,9 @@ func (f *family) unsupported(s *desired.Service) (values []string) {
 	if !f.balances(s) {
 		values = append(values, "load balancing policy "+s.Port.Balancing.String())
 	}
+	if f.ending == nil && f.conntrack != nil && s.EndsConnections() && !f.engine.Traits(s).SourceLost {
+		values = append(values, "ended connections")
+	}
 	if s.Port.FastPath && !f.engine.Traits(s).FastPath {
 		values = append(values, "fast path")
 	}
@@ -125,6 +128,9 @@ func problemCounts(t *changetracker.Tracker, families []*family) map[changetrack
 		f.locked(func() {
 			for _, c := range f.conflicts {
 				counts[c.Reason]++
+			}
+			if f.ports.limited > 0 {
+				counts[changetracker.ReasonTooMany] += f.ports.limited
 			}
 		})
 	}

@@ -28,6 +28,7 @@ type Proxier struct {
 	local    func(context.Context) ([]netip.Addr, error)
 	without  []string // as in Status
 	tracker  *changetracker.Tracker
+	lent     *changetracker.Tracker // the same
 	runner   *runner.Runner
 	families []*family
 	history  history
@@ -43,6 +44,7 @@ type Proxier struct {
 	node         changetracker.Node
 	nodeless     time.Time // since when nothing is known of the node on which the config depends; zero if it is
 	serviceCIDRs []netip.Prefix
+	ended        []Condition // of parts that have ended before Run
 }
 
 var _ Provider = (*Proxier)(nil)
@@ -58,11 +60,8 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 	if config.lacks(config.Node) {
 		p.nodeless = p.created
 	}
-	if deps.Conntrack == nil {
-		p.without = append(p.without, "Conntrack")
-	}
+	p.without = deps.without(&config)
 	if deps.Health == nil {
-		p.without = append(p.without, "Health")
 		deps.Health = NoHealth()
 	}
 	if deps.Logger == nil {
@@ -86,6 +85,7 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 	if p.tracker, err = changetracker.New(config.trackerOptions(p.log)); err != nil {
 		return nil, fmt.Errorf("%w: Tracker: %w", ErrInvalidConfig, err)
 	}
+	p.lent = p.tracker.Lend()
 	if p.runner, err = runner.New(config.runnerOptions(), p.sync); err != nil {
 		return nil, fmt.Errorf("%w: Runner: %w", ErrInvalidConfig, err)
 	}
@@ -111,6 +111,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		log:           p.log.With(zap.String("family", string(name))),
 		tracker:       p.tracker,
 		engine:        engine,
+		can:           engine.Abilities(),
 		conntrack:     deps.Conntrack,
 		health:        deps.Health,
 		trigger:       p.Trigger,
@@ -124,10 +125,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		counting:      newSharedReading(),
 		ports:         newPorts(p.config.Runner.Retry),
 	}
-	if p.config.CountTraffic {
-		f.traffic, _ = deps.Conntrack.(TrafficCounter)
-	}
-	warnOfHiddenAbilities(f.log, engine)
+	f.traffic = p.config.CountTraffic && deps.Conntrack != nil && deps.Conntrack.RunTraffic != nil
 	f.warnOfLocalhost()
 	return f
 }
@@ -144,36 +142,26 @@ func (p *Proxier) Run(ctx context.Context) error {
 		running.Go(func() { a.askAgain(untilEnd) })
 	}
 	for _, f := range p.families {
-		if w, ok := As[Watcher](f.engine); ok {
-			running.Go(func() { f.watch(untilEnd, w) })
+		if f.can.Watch != nil {
+			running.Go(func() { f.watch(untilEnd) })
 		}
 	}
 	running.Go(func() { p.goOnWithoutNode(untilEnd) })
-	var healthErr error
-	running.Go(func() { healthErr = p.health.Run(untilEnd, p.Status) })
-	var endingErr error
+	parts := parts{p: p, ctx: untilEnd}
+	parts.run("serve health check node ports", func() error { return p.health.Run(untilEnd, p.Status) })
 	if e := p.families[0].ending; e != nil {
-		running.Go(func() { endingErr = e.ender.RunEnding(untilEnd, p.log) })
+		parts.run("end connections", func() error { return e.conntrack.RunEnding(untilEnd, p.log) })
 	}
-	var trafficErr error
-	if t := p.families[0].traffic; t != nil {
+	if p.families[0].traffic {
 		begun, begin := context.WithCancel(ctx)
-		running.Go(func() { trafficErr = t.RunTraffic(untilEnd, p.log, begin) })
+		parts.run("count traffic", func() error { defer begin(); return p.families[0].conntrack.RunTraffic(untilEnd, p.log, begin) })
 		<-begun.Done()
 	}
 	err := p.runner.Run(ctx)
 	stop()
 	running.Wait()
+	err = errors.Join(err, parts.wait())
 	p.endVerify(ctx)
-	if healthErr != nil {
-		err = errors.Join(err, fmt.Errorf("serve health check node ports: %w", healthErr))
-	}
-	if endingErr != nil {
-		err = errors.Join(err, fmt.Errorf("end connections: %w", endingErr))
-	}
-	if trafficErr != nil {
-		err = errors.Join(err, fmt.Errorf("count traffic: %w", trafficErr))
-	}
 	releaseNames(p.families) // before Close, in which engines may serve open connections for a while
 	errs := make([]error, len(p.families))
 	for i, f := range p.families {

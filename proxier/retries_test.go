@@ -350,6 +350,30 @@ func TestNoLocalCountsWhatIsProgrammed(t *testing.T) {
 	})
 }
 
+// Nobody but the Proxier consumes the changes of its tracker.
+func TestOthersDoNotConsumeChanges(t *testing.T) {
+	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
+		f.synced()
+		pass(time.Second)
+		own := f.Tracker()
+		consume := func(changetracker.Step) ([]changetracker.ServicePortName, error) { return nil, nil }
+		own.Services.Update(nil, service("a", "10.0.0.1"))
+		source := own.Source("west")
+		for _, apply := range []func(v1.IPFamily, func(changetracker.Step) ([]changetracker.ServicePortName, error)) error{
+			own.Apply, own.Services.Apply, own.Endpoints.Apply, source.Services.Apply, source.Endpoints.Apply,
+		} {
+			if err := apply(v1.IPv4Protocol, consume); !errors.Is(err, changetracker.ErrLent) {
+				t.Errorf("Apply = %v, want ErrLent", err)
+			}
+		}
+		f.Trigger()
+		pass(time.Second)
+		if u := f.v4.last(); namesIn(u) != "a" {
+			t.Errorf("the last Update has %q, want a", namesIn(u))
+		}
+	})
+}
+
 // BenchmarkOneChangeBesideFailing measures a sync with one change while other service ports fail.
 func BenchmarkOneChangeBesideFailing(b *testing.B) {
 	for _, failing := range []int{0, 100, 10_000} {

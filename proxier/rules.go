@@ -37,7 +37,7 @@ func (p *Proxier) Rules(ctx context.Context, name types.NamespacedName) (map[v1.
 		if len(update.Changes) == 0 {
 			continue
 		}
-		text, err := planOf(f.engine, &update)
+		text, err := f.planOf(&update)
 		switch {
 		case errors.Is(err, errors.ErrUnsupported):
 			unsupported = true
@@ -76,18 +76,17 @@ func (p *programmed) only(name types.NamespacedName) desired.Update {
 }
 
 // planOf is the plan of an Update without what is in the plan of no Service.
-func planOf(e Engine, u *desired.Update) (string, error) {
-	planner, ok := As[Planner](e)
-	if !ok {
+func (f *family) planOf(u *desired.Update) (string, error) {
+	if f.can.Plan == nil {
 		return "", errors.ErrUnsupported
 	}
-	whole, err := planner.Plan(*u)
+	whole, err := f.can.Plan(*u)
 	if err != nil {
 		return "", err
 	}
 	empty := *u
 	empty.Changes = nil
-	fixed, err := planner.Plan(empty)
+	fixed, err := f.can.Plan(empty)
 	return added(whole, fixed), err
 }
 

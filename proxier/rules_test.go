@@ -17,9 +17,9 @@ import (
 // planning prints a table as nft does, and one as iptables does.
 type planning struct{ *fakeEngine }
 
-func (p planning) Unwrap() proxier.Engine { return p.fakeEngine }
+func (p planning) Abilities() proxier.Abilities { return proxier.Abilities{Plan: p.plan} }
 
-func (planning) Plan(u desired.Update) (string, error) {
+func (planning) plan(u desired.Update) (string, error) {
 	lines := []string{"# first", "table ip x {", "\tmap services {"}
 	for s := range u.Services() {
 		lines = append(lines, "\t\t"+s.Frontends[0].VIP.String())

@@ -30,7 +30,7 @@ type Status struct {
 	LastQueued time.Time
 	// Without lists Deps that are nil although packets may need them: "Conntrack" (UDP
 	// clients keep an endpoint that is gone), "Health" (health check node ports are not
-	// served).
+	// served), "RunTraffic" of Conntrack (Config.CountTraffic counts only what engines terminate).
 	Without []string
 	// Tracked counts the tracked API objects.
 	Tracked changetracker.Counts
@@ -50,6 +50,9 @@ const (
 	// ConditionDescriptors means that the clients of service ports need more file
 	// descriptors than this process may open, so that some are refused or disconnected.
 	ConditionDescriptors = "Descriptors"
+	// ConditionEnded means that a part of the proxy has ended before its time: it serves no health check
+	// node ports, ends no connections or counts no traffic any more, as the message says.
+	ConditionEnded = "Ended"
 	// ConditionForwarding means that a setting of the node's kernel keeps packets from endpoints, or answers
 	// from clients: see Deps.Surroundings.
 	ConditionForwarding = "Forwarding"
@@ -128,9 +131,9 @@ type FamilyStatus struct {
 	// Descriptors counts the file descriptors that clients use, for engines that report
 	// them; see Engine.
 	Descriptors connection.Descriptors
-	// Ending counts the TCP connections to endpoints that are gone for good; see
-	// ConnectionEnder.
-	Ending EndingStatus
+	// ConnectionsEnding are the TCP connections to endpoints that are gone for good, and whose client
+	// has not received a RST yet; ConnectionsEnded those whose client has, since the start.
+	ConnectionsEnding, ConnectionsEnded int
 	// Failed are the service ports that are not programmed as desired, sorted by name, each
 	// with its cause. Each is retried with pauses of its own, unless it is Terminal.
 	Failed []*ServiceError

@@ -23,6 +23,7 @@ type outcome struct {
 	// outcomes are what became of service ports, and errs why some failed.
 	outcomes []desired.Outcome
 	errs     map[changetracker.ServicePortName]*ServiceError
+	limits   map[changetracker.ServicePortName]*ServiceError
 	lines    serviceLines
 }
 
@@ -164,6 +165,7 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	}
 	var failed []changetracker.ServicePortName
 	o.errs, failed = failures(result.Failed)
+	o.limits, _ = failures(result.Limited)
 	o.outcomes = f.updater.Done(failed)
 	f.follow(ctx, step, o, &update, &result)
 }
@@ -220,7 +222,10 @@ func (f *family) recordPorts(o *outcome, changes []changetracker.Change) {
 			continue
 		}
 		repaired := f.ports.repaired(name)
-		before, triggers := f.ports.programmed(name)
+		if e := o.limits[name]; e != nil {
+			o.lines.limit(f.ports.byName[name], e)
+		}
+		before, triggers := f.ports.programmed(name, o.limits[name], now)
 		o.Triggers = append(o.Triggers, triggers...)
 		o.lines.better(name, before, repaired)
 	}
@@ -240,10 +245,10 @@ func (f *family) recordPorts(o *outcome, changes []changetracker.Change) {
 // followTraffic tells which flows are those of service ports. The engine counts the traffic
 // of flows that end at its own sockets.
 func (f *family) followTraffic(outcomes []desired.Outcome, result *Result) {
-	if f.traffic == nil {
+	if !f.traffic {
 		return
 	}
-	f.traffic.FollowTraffic(f.name, outcomes, desired.NewFlowCheck(&f.globals, f.engine.Traits(nil)), func(s *desired.Service) bool {
+	f.conntrack.FollowTraffic(f.name, outcomes, desired.NewFlowCheck(&f.globals, f.engine.Traits(nil)), func(s *desired.Service) bool {
 		_, terminates := result.FlowEnds[s.Name]
 		return !terminates
 	})

@@ -91,6 +91,8 @@ func resultOf(err error) (proxier.Result, error) {
 	return proxier.Result{}, err
 }
 
+func (e *fakeEngine) Abilities() proxier.Abilities { return proxier.Abilities{Watch: e.Watch} }
+
 func (e *fakeEngine) Cleanup(context.Context) error { e.cleaned++; return nil }
 
 func (e *fakeEngine) Close() error { e.closed++; return nil }

@@ -15,26 +15,6 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// Verifier is an Engine that can compare the kernel with what it should hold.
-type Verifier interface {
-	// Verify reads the engine's objects from the kernel, and compares them with what Apply
-	// would program from scratch for the Update, which is full. It writes nothing, and does
-	// not trust what the engine remembers of earlier Updates. What is left to choice is no
-	// difference, such as the order of endpoints or of numbers, and neither is what packets
-	// write. It returns an error that is errors.ErrUnsupported if no part of the engine can
-	// verify. Calls never overlap with Apply, Cleanup or Close.
-	Verify(ctx context.Context, update desired.Update) (VerifyReport, error)
-}
-
-// VerifyReport is what an engine found.
-type VerifyReport struct {
-	// Checked is the number of objects that were compared: elements, rules, chains, virtual
-	// servers, sockets.
-	Checked int
-	// Differences are in any order.
-	Differences []Difference
-}
-
 // Difference is an object in the kernel that is not as it should be.
 type Difference struct {
 	// Object is, for example, "element 10.96.0.10 . tcp . 80 of map services in table ip kube-proxy".
@@ -75,11 +55,15 @@ func (d Difference) String() string {
 // MaxDifferences is how many Differences a Verification lists.
 const MaxDifferences = 1000
 
-// Verification is the result for one IP family.
+// Verification is what an engine found in one IP family.
 type Verification struct {
-	VerifyReport // its Differences are sorted by Object; at most MaxDifferences
-
-	// Total is the number of differences, of which Differences may be the first.
+	// Checked is the number of objects that were compared: elements, rules, chains, virtual
+	// servers, sockets.
+	Checked int
+	// Differences are at most MaxDifferences, sorted by Object. An engine returns all, in any order.
+	Differences []Difference
+	// Total is the number of differences, of which Differences may be the first. The Proxier sets it,
+	// and Err.
 	Total int
 	// Err is nil if the kernel was compared; otherwise the rest is empty. It is
 	// ErrNotProgrammed before the first successful sync, and errors.ErrUnsupported if the
@@ -152,16 +136,15 @@ func (f *family) verify(ctx context.Context) Verification {
 	if now.state == nil {
 		return Verification{Err: fmt.Errorf("verify: %w in %s", ErrNotProgrammed, f.name)}
 	}
-	engine, ok := As[Verifier](f.engine)
-	if !ok {
+	if f.can.Verify == nil {
 		return Verification{Err: fmt.Errorf("verify: %w by the engine of %s", errors.ErrUnsupported, f.name)}
 	}
-	report, err := engine.Verify(ctx, now.update())
+	v, err := f.can.Verify(ctx, now.update())
 	if err != nil {
 		return Verification{Err: fmt.Errorf("verify %s: %w", f.name, err)}
 	}
-	slices.SortFunc(report.Differences, compareDifferences)
-	v := Verification{VerifyReport: report, Total: len(report.Differences)}
+	slices.SortFunc(v.Differences, compareDifferences)
+	v.Total = len(v.Differences)
 	v.Differences = v.Differences[:min(v.Total, MaxDifferences)]
 	return v
 }

@@ -21,17 +21,21 @@ type verifying struct {
 	*fakeEngine
 
 	busy   chan struct{} // if not nil, Verify waits for it
-	verify func(desired.Update) (proxier.VerifyReport, error)
+	verify func(desired.Update) (proxier.Verification, error)
 }
 
-func (e *verifying) Unwrap() proxier.Engine { return e.fakeEngine }
+func (e *verifying) Abilities() proxier.Abilities {
+	can := e.fakeEngine.Abilities()
+	can.Verify = e.Verify
+	return can
+}
 
-func (e *verifying) Verify(ctx context.Context, u desired.Update) (proxier.VerifyReport, error) {
+func (e *verifying) Verify(ctx context.Context, u desired.Update) (proxier.Verification, error) {
 	if e.busy != nil {
 		select {
 		case <-e.busy:
 		case <-ctx.Done():
-			return proxier.VerifyReport{}, ctx.Err()
+			return proxier.Verification{}, ctx.Err()
 		}
 	}
 	return e.verify(u)
@@ -40,7 +44,7 @@ func (e *verifying) Verify(ctx context.Context, u desired.Update) (proxier.Verif
 // verifyIn runs a Proxier whose IPv4 engine verifies.
 func verifyIn(t *testing.T, test func(t *testing.T, f *fixture, e *verifying)) {
 	t.Helper()
-	e := &verifying{verify: func(desired.Update) (proxier.VerifyReport, error) { return proxier.VerifyReport{}, nil }}
+	e := &verifying{verify: func(desired.Update) (proxier.Verification, error) { return proxier.Verification{}, nil }}
 	deps := proxier.Deps{Wrap: func(family v1.IPFamily, engine proxier.Engine) (proxier.Engine, error) {
 		if family == v1.IPv6Protocol {
 			return engine, nil
@@ -65,9 +69,9 @@ func mustVerify(t *testing.T, f *fixture) map[v1.IPFamily]proxier.Verification {
 func TestVerifyComparesWhatIsProgrammed(t *testing.T) {
 	verifyIn(t, func(t *testing.T, f *fixture, e *verifying) {
 		var seen desired.Update
-		e.verify = func(u desired.Update) (proxier.VerifyReport, error) {
+		e.verify = func(u desired.Update) (proxier.Verification, error) {
 			seen = u
-			return proxier.VerifyReport{Checked: 3}, nil
+			return proxier.Verification{Checked: 3}, nil
 		}
 		if err := mustVerify(t, f)[v1.IPv4Protocol].Err; !errors.Is(err, proxier.ErrNotProgrammed) {
 			t.Errorf("before the first sync: %v, want ErrNotProgrammed", err)
@@ -103,7 +107,7 @@ func TestVerifyListsTheFirstDifferences(t *testing.T) {
 	verifyIn(t, func(t *testing.T, f *fixture, e *verifying) {
 		f.synced()
 		pass(time.Second)
-		e.verify = func(desired.Update) (r proxier.VerifyReport, err error) {
+		e.verify = func(desired.Update) (r proxier.Verification, err error) {
 			for n := range proxier.MaxDifferences + 7 {
 				r.Differences = append(r.Differences, proxier.Difference{Object: fmt.Sprintf("element %05d", 9999-n), Problem: proxier.DifferenceMissing, Want: "x"})
 			}

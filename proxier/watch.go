@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// watchState is the state of a family's Watcher.
+// watchState is the state of the Watch of a family's engine.
 type watchState struct {
 	// err is the last failure; nil before the first one. since is when it began to fail.
 	err   error

@@ -62,6 +62,9 @@ func (e *RecordingEngine) Close() error { return nil }
 // Traits returns the zero value.
 func (e *RecordingEngine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
+// Abilities returns none.
+func (e *RecordingEngine) Abilities() proxier.Abilities { return proxier.Abilities{} }
+
 // Cleanup deletes the services, but not the recorded updates.
 func (e *RecordingEngine) Cleanup(context.Context) error {
 	e.mu.Lock()

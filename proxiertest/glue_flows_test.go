@@ -122,6 +122,7 @@ func (b *bridge) addFlows(s *desired.Service) {
 func (b *bridge) Cleanup(context.Context) error                 { clear(b.groups); clear(b.flows); return nil }
 func (b *bridge) Close() error                                  { return nil }
 func (b *bridge) Traits(*desired.Service) (none desired.Traits) { return none }
+func (b *bridge) Abilities() (none proxier.Abilities)           { return none }
 
 func fromScratch(p *proxier.Proxier) *bridge {
 	b := &bridge{groups: map[changetracker.ServicePortName]map[netip.AddrPort]bucket{}, flows: map[desired.Key]flow{}}

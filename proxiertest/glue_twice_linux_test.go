@@ -58,7 +58,7 @@ func TestGlueOfAProgramThatStartsItTwice(t *testing.T) {
 		netnstest.Check(t, err)
 		defer func() { netnstest.Check(t, engine.Close()) }()
 		var text strings.Builder
-		netnstest.Check(t, engine.Dump(t.Context(), &text))
+		netnstest.Check(t, engine.Abilities().Dump(t.Context(), &text))
 		return strings.Contains(text.String(), "10.96.0.10")
 	}
 	before := runtime.NumGoroutine()

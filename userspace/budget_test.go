@@ -280,7 +280,7 @@ func TestEndpointsChangeWhileTheyAnswer(t *testing.T) {
 	close(stop)
 	asking.Wait()
 	_ = e.Close()
-	if d := e.Descriptors(); d.Used != 0 || e.config.Budget.listening != 0 {
+	if d := e.Abilities().Descriptors(); d.Used != 0 || e.config.Budget.listening != 0 {
 		t.Errorf("%d descriptors are counted after the end, and %d of sockets, want none", d.Used, e.config.Budget.listening)
 	}
 }

@@ -85,7 +85,7 @@ func (b *balancer) counts(config *Config) (of proxier.ServicePortCounts) {
 	return of
 }
 
-// Counts implements proxier.Counter: it counts the connections, and the flows of UDP clients, that
+// Counts is for proxier.Abilities: it counts the connections, and the flows of UDP clients, that
 // were opened to an endpoint, and the bytes that it copied.
 func (e *Engine) Counts(context.Context) (proxier.Counts, error) {
 	if !e.config.CountConnections && !e.config.CountTraffic {

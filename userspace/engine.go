@@ -64,14 +64,7 @@ type service struct {
 	portal *desired.Service
 }
 
-var _ interface {
-	proxier.Engine
-	proxier.Planner
-	proxier.Dumper
-	proxier.Watcher
-	proxier.Counter
-	proxier.Verifier
-} = (*Engine)(nil)
+var _ proxier.Engine = (*Engine)(nil)
 
 // NewEngine returns the engine of one IP family. The first Apply opens the sockets.
 func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {

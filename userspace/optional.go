@@ -10,7 +10,6 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // flowEnds returns the destinations of the conntrack entries of service ports that stay:
@@ -32,13 +31,14 @@ func (e *Engine) flowEnds(update *desired.Update) map[changetracker.ServicePortN
 	return all
 }
 
-// Descriptors returns the figures of Config.Budget; see proxier.Engine.
-func (e *Engine) Descriptors() connection.Descriptors { return e.config.Budget.Descriptors() }
-
-// OwnsNames reports whether the portals own kernel objects; see proxier.Engine.
-func (e *Engine) OwnsNames() bool {
-	o, ok := proxier.As[interface{ OwnsNames() bool }](e.portals)
-	return ok && o.OwnsNames()
+// Abilities implements proxier.Engine. Watch watches the portals; Dump prints the sockets and the portals;
+// Descriptors are the figures of Config.Budget.
+func (e *Engine) Abilities() proxier.Abilities {
+	can := proxier.Abilities{Watch: e.watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify, Descriptors: e.config.Budget.Descriptors}
+	if e.portals != nil {
+		can.OwnsNames = e.portals.Abilities().OwnsNames
+	}
+	return can
 }
 
 // Traits implements proxier.Engine. They are those of the portals; endpoints see the node's
@@ -52,24 +52,25 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	return t
 }
 
-// Watch implements proxier.Watcher: it watches the portals.
-func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
-	if w, ok := proxier.As[proxier.Watcher](e.portals); ok {
-		return w.Watch(ctx, damaged)
+func (e *Engine) watch(ctx context.Context, damaged func(proxier.Damage)) error {
+	if e.portals != nil {
+		if watch := e.portals.Abilities().Watch; watch != nil {
+			return watch(ctx, damaged)
+		}
 	}
 	<-ctx.Done()
 	return nil
 }
 
-// Dump implements proxier.Dumper: it prints the sockets and the portals.
+// Dump is for Abilities.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	for _, at := range e.Sockets() {
 		if _, err := fmt.Fprintf(w, "%v %v %v/%s\n", at.Name, at.Role, at.Addr, at.Name.Protocol); err != nil {
 			return err
 		}
 	}
-	if d, ok := proxier.As[proxier.Dumper](e.portals); ok {
-		return d.Dump(ctx, w)
+	if e.portals == nil || e.portals.Abilities().Dump == nil {
+		return nil
 	}
-	return nil
+	return e.portals.Abilities().Dump(ctx, w)
 }

@@ -21,7 +21,7 @@ type socketKey struct {
 	addr netip.AddrPort
 }
 
-// Plan implements proxier.Planner: it prints the sockets and their endpoints. Proxy
+// Plan is for proxier.Abilities: it prints the sockets and their endpoints. Proxy
 // ports are chosen when sockets open, so Plan prints neither their numbers nor the
 // portals.
 func (e *Engine) Plan(update desired.Update) (string, error) {

@@ -10,10 +10,10 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Verify implements proxier.Verifier: it compares the open sockets with those that a new engine
+// Verify is for proxier.Abilities: it compares the open sockets with those that a new engine
 // would open, and on Linux with those of the network namespace, since root can close sockets of
 // others. It asks the engine of the portals too. SCTP, which is not proxied, is no difference.
-func (e *Engine) Verify(ctx context.Context, update desired.Update) (report proxier.VerifyReport, err error) {
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (report proxier.Verification, err error) {
 	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
 	if err := planner.chooseAddress(&update); err != nil {
 		return report, err
@@ -44,8 +44,8 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (report prox
 			compareSockets(&report, name, nil, s, inKernel)
 		}
 	}
-	if verifier, ok := proxier.As[proxier.Verifier](e.portals); ok {
-		inPortals, err := verifier.Verify(ctx, portals)
+	if e.portals != nil && e.portals.Abilities().Verify != nil {
+		inPortals, err := e.portals.Abilities().Verify(ctx, portals)
 		report.Checked += inPortals.Checked
 		report.Differences = append(report.Differences, inPortals.Differences...)
 		if err != nil {
@@ -62,7 +62,7 @@ type listener struct {
 }
 
 // compareSockets compares those of one service port; s may be nil, and inKernel if that is unknown.
-func compareSockets(report *proxier.VerifyReport, name changetracker.ServicePortName, want map[socketKey]policy, s *service, inKernel map[listener]bool) {
+func compareSockets(report *proxier.Verification, name changetracker.ServicePortName, want map[socketKey]policy, s *service, inKernel map[listener]bool) {
 	var have map[socketKey]*socket
 	if s != nil {
 		have = s.sockets

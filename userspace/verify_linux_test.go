@@ -75,7 +75,7 @@ func TestVerifyAsksTheKernel(t *testing.T) {
 // mustDiffer waits, since the kernel may close sockets a little later.
 func mustDiffer(t *testing.T, e *Engine, u desired.Update, missing bool) {
 	t.Helper()
-	var report proxier.VerifyReport
+	var report proxier.Verification
 	poll.Until(t, "what Verify finds", func() bool {
 		var err error
 		if report, err = e.Verify(t.Context(), u); err != nil && !errors.Is(err, errors.ErrUnsupported) {

@@ -55,8 +55,10 @@ type verifyingPortals struct{ proxier.Engine }
 func (verifyingPortals) Apply(context.Context, desired.Update) (proxier.Result, error) {
 	return proxier.Result{}, nil
 }
-func (verifyingPortals) Close() error { return nil }
-func (verifyingPortals) Verify(_ context.Context, u desired.Update) (r proxier.VerifyReport, err error) {
+func (verifyingPortals) Close() error                   { return nil }
+func (p verifyingPortals) Abilities() proxier.Abilities { return proxier.Abilities{Verify: p.verify} }
+
+func (verifyingPortals) verify(_ context.Context, u desired.Update) (r proxier.Verification, err error) {
 	for s := range u.Services() {
 		r.Checked += len(s.Frontends)
 		r.Differences = append(r.Differences, proxier.Difference{Object: "portal", Problem: proxier.DifferenceMissing, Service: s.Name})

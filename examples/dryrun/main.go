@@ -72,12 +72,12 @@ func planDirectory(engine, node, directory string) (string, error) {
 	}
 	var text strings.Builder
 	for _, family := range families {
-		planner, err := newPlanner(engine, family)
+		engine, err := newEngine(engine, family)
 		if err != nil {
 			return "", err
 		}
 		err = tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			plan, err := planner.Plan(everything(family, step.After))
+			plan, err := engine.Abilities().Plan(everything(family, step.After))
 			fmt.Fprintf(&text, "# %s\n%s\n", family, plan)
 			return nil, err
 		})
@@ -100,10 +100,8 @@ func everything(family v1.IPFamily, state *changetracker.State) desired.Update {
 	return update
 }
 
-// newPlanner returns an engine for one IP family.
-func newPlanner(name string, family v1.IPFamily) (proxier.Planner, error) {
-	var engine proxier.Engine
-	var err error
+// newEngine returns an engine for one IP family.
+func newEngine(name string, family v1.IPFamily) (engine proxier.Engine, err error) {
 	switch name {
 	case "nftables":
 		engine, err = nftables.NewEngine(nftables.Config{}, family, proxier.Deps{})
@@ -118,8 +116,7 @@ func newPlanner(name string, family v1.IPFamily) (proxier.Planner, error) {
 	default:
 		err = fmt.Errorf("engine %q: want nftables, iptables, ipvs, ebpf or userspace", name)
 	}
-	planner, _ := engine.(proxier.Planner) // all engines implement it
-	return planner, err
+	return engine, err
 }
 
 // load passes the Services and EndpointSlices of a directory to the trackers.

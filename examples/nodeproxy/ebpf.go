@@ -140,7 +140,7 @@ type ebpfEngines struct {
 // wrap keeps the engines that a provider is made of. next may be nil.
 func (e *ebpfEngines) wrap(next func(v1.IPFamily, proxier.Engine) (proxier.Engine, error)) func(v1.IPFamily, proxier.Engine) (proxier.Engine, error) {
 	return func(family v1.IPFamily, engine proxier.Engine) (proxier.Engine, error) {
-		if one, ok := proxier.As[*ebpf.Engine](engine); ok {
+		if one, ok := engine.(*ebpf.Engine); ok {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			if e.all == nil {

@@ -148,7 +148,7 @@ func (o *options) sockets(config proxier.Config, deps proxier.Deps, budget *user
 	if err != nil {
 		return nil, err
 	}
-	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS, Table: config.Names.Table + ".ending"})
+	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS, Table: config.Names.Table + ".ending"}).Conntrack()
 	return userspace.New(userspace.Config{
 		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger, Budget: budget,
 		Portals: func(family v1.IPFamily) (proxier.Engine, error) {

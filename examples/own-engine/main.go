@@ -59,23 +59,27 @@ func (n *nginx) Apply(ctx context.Context, update desired.Update) (result proxie
 	if update.Full {
 		n.services = map[changetracker.ServicePortName]*desired.Service{}
 	}
-	for name := range update.Removed() {
-		delete(n.services, name)
-	}
+	var failed []changetracker.ServicePortName
 	for s := range update.Services() {
 		if s.Protocol == desired.SCTP {
-			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: fmt.Errorf("%w: nginx does not proxy SCTP", proxier.ErrNotSupported)})
-			continue
+			err := fmt.Errorf("%w: nginx does not proxy SCTP", proxier.ErrNotSupported)
+			result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: err, Terminal: true})
+			failed = append(failed, s.Name)
 		}
-		n.services[s.Name] = s
+	}
+	for _, o := range update.Outcomes(failed) {
+		if n.services[o.Name] = o.Is; o.Is == nil {
+			delete(n.services, o.Name)
+		}
 	}
 	return result, n.write(ctx, n.services)
 }
 
-// Cleanup, Close and Traits implement proxier.Engine.
+// Cleanup, Close, Traits and Abilities implement proxier.Engine.
 func (n *nginx) Cleanup(ctx context.Context) error      { return n.write(ctx, nil) }
 func (n *nginx) Close() error                           { return nil }
 func (n *nginx) Traits(*desired.Service) desired.Traits { return desired.Traits{SourceLost: true} }
+func (n *nginx) Abilities() proxier.Abilities           { return proxier.Abilities{} }
 
 // write writes the configuration and reloads nginx if it has changed.
 func (n *nginx) write(ctx context.Context, services map[changetracker.ServicePortName]*desired.Service) error {

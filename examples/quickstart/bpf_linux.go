@@ -93,7 +93,7 @@ func (s *sockets) provider(c *cluster, config proxier.Config, deps proxier.Deps)
 		}
 	}
 	deps.Wrap = func(_ v1.IPFamily, engine proxier.Engine) (proxier.Engine, error) {
-		if one, ok := proxier.As[*ebpf.Engine](engine); ok {
+		if one, ok := engine.(*ebpf.Engine); ok {
 			s.engines = append(s.engines, one)
 		}
 		return engine, nil

@@ -21,11 +21,10 @@ func plan(ctx context.Context, out io.Writer, all objects, m mode) error {
 		if err != nil {
 			return err
 		}
-		planner, ok := proxier.As[proxier.Planner](engine)
-		if !ok {
+		if engine.Abilities().Plan == nil {
 			return fmt.Errorf("engine for %s cannot plan", family)
 		}
-		planners[family] = &planning{Engine: engine, planner: planner}
+		planners[family] = &planning{Engine: engine}
 	}
 	p, err := proxier.New(all.config(), proxier.Deps{}, planners)
 	if err != nil {
@@ -49,8 +48,6 @@ func plan(ctx context.Context, out io.Writer, all objects, m mode) error {
 type planning struct {
 	proxier.Engine
 
-	planner proxier.Planner
-
 	mu   sync.Mutex
 	text string // guarded by mu
 }
@@ -61,7 +58,7 @@ func (p *planning) Apply(_ context.Context, update desired.Update) (proxier.Resu
 	if !update.Full {
 		return proxier.Result{}, nil
 	}
-	text, err := p.planner.Plan(update)
+	text, err := p.Abilities().Plan(update)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.text = text

@@ -200,6 +200,9 @@ func (e *engine) Close() error { return nil }
 // Traits implements proxier.Engine.
 func (e *engine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
+// Abilities implements proxier.Engine.
+func (e *engine) Abilities() proxier.Abilities { return proxier.Abilities{} }
+
 // ruleOf is what a Service of an Update means.
 func ruleOf(s *desired.Service) *rule {
 	if s == nil {

@@ -294,22 +294,22 @@ func node() changetracker.Node {
 	return changetracker.Node{Name: "node-1", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.10")}}
 }
 
-func planners() map[string]func(proxier.Config) (proxier.Planner, error) {
+func planners() map[string]func(proxier.Config) (proxier.Engine, error) {
 	const family = v1.IPv4Protocol
-	return map[string]func(proxier.Config) (proxier.Planner, error){
-		"nftables": func(c proxier.Config) (proxier.Planner, error) {
+	return map[string]func(proxier.Config) (proxier.Engine, error){
+		"nftables": func(c proxier.Config) (proxier.Engine, error) {
 			return nftables.NewEngine(nftables.Config{Config: c}, family, proxier.Deps{})
 		},
-		"iptables": func(c proxier.Config) (proxier.Planner, error) {
+		"iptables": func(c proxier.Config) (proxier.Engine, error) {
 			return iptables.NewEngine(iptables.Config{Config: c}, family, proxier.Deps{})
 		},
-		"ipvs": func(c proxier.Config) (proxier.Planner, error) {
+		"ipvs": func(c proxier.Config) (proxier.Engine, error) {
 			return ipvs.NewEngine(ipvs.Config{Config: c}, family, proxier.Deps{})
 		},
-		"ebpf": func(c proxier.Config) (proxier.Planner, error) {
+		"ebpf": func(c proxier.Config) (proxier.Engine, error) {
 			return ebpf.NewEngine(ebpf.Config{Config: nftables.Config{Config: c}, Sockets: ebpf.Sockets{Cgroups: []string{"/sys/fs/cgroup"}}}, family, proxier.Deps{})
 		},
-		"userspace": func(c proxier.Config) (proxier.Planner, error) {
+		"userspace": func(c proxier.Config) (proxier.Engine, error) {
 			return userspace.NewEngine(userspace.Config{Config: c, Portals: func(v1.IPFamily) (proxier.Engine, error) {
 				return nftables.NewEngine(nftables.Config{Config: c}, family, proxier.Deps{})
 			}}, family, proxier.Deps{})
@@ -317,13 +317,13 @@ func planners() map[string]func(proxier.Config) (proxier.Planner, error) {
 	}
 }
 
-func plans(create func(proxier.Config) (proxier.Planner, error), build func(int) cluster) work {
+func plans(create func(proxier.Config) (proxier.Engine, error), build func(int) cluster) work {
 	return func(t *testing.T, size int) func() {
 		engine, err := create(proxier.Config{Node: node(), Families: []v1.IPFamily{v1.IPv4Protocol}})
 		netnstest.Check(t, err)
 		update := updateOf(t, build(size))
 		return func() {
-			if _, err := engine.Plan(update); err != nil {
+			if _, err := engine.Abilities().Plan(update); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -400,12 +400,12 @@ func fullSync(t *testing.T, e *nftables.Engine, update desired.Update) {
 
 func dump(t *testing.T, e *nftables.Engine, _ desired.Update) {
 	t.Helper()
-	netnstest.Check(t, e.Dump(t.Context(), io.Discard))
+	netnstest.Check(t, e.Abilities().Dump(t.Context(), io.Discard))
 }
 
 func verify(t *testing.T, e *nftables.Engine, update desired.Update) {
 	t.Helper()
-	_, err := e.Verify(t.Context(), update)
+	_, err := e.Abilities().Verify(t.Context(), update)
 	netnstest.Check(t, err)
 }
 

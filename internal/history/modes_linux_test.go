@@ -110,8 +110,6 @@ type calledEngine struct {
 	calls *history.Calls
 }
 
-func (e *calledEngine) Unwrap() proxier.Engine { return e.Engine }
-
 func (e *calledEngine) Apply(ctx context.Context, u desired.Update) (result proxier.Result, err error) {
 	err = e.calls.Do(func() error {
 		result, err = e.Engine.Apply(ctx, u)

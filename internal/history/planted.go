@@ -29,9 +29,6 @@ type bug struct {
 	deaf   bool // it does not report damage
 }
 
-// Unwrap keeps the abilities of the engine.
-func (p *planted) Unwrap() proxier.Engine { return p.Engine }
-
 // Apply implements proxier.Engine.
 func (p *planted) Apply(ctx context.Context, u desired.Update) (result proxier.Result, err error) {
 	p.applied++
@@ -46,14 +43,13 @@ func (p *planted) Apply(ctx context.Context, u desired.Update) (result proxier.R
 	return result, err
 }
 
-// Watch implements proxier.Watcher.
-func (p *planted) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
-	w, ok := proxier.As[proxier.Watcher](p.Engine)
-	if !ok || p.bug.deaf {
-		<-ctx.Done()
-		return nil
+// Abilities are those of the engine, but for Watch, if it is deaf.
+func (p *planted) Abilities() proxier.Abilities {
+	can := p.Engine.Abilities()
+	if p.bug.deaf {
+		can.Watch = nil
 	}
-	return w.Watch(ctx, damaged)
+	return can
 }
 
 // plantedPlane is a plane whose engines have a bug.

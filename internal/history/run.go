@@ -260,7 +260,7 @@ func (nobody) OnNodeChange(changetracker.Node)                     {}
 func (r *run) newLife(ctx context.Context, calls *Calls, side *side, engines map[v1.IPFamily]proxier.Engine) (*life, error) {
 	config := r.config
 	config.Node = r.objects.Node
-	deps := proxier.Deps{Conntrack: side, Health: side, Announcer: side, Observer: side}
+	deps := proxier.Deps{Conntrack: side.conntrack(), Health: side, Announcer: side, Observer: side}
 	if hasSockets(r.plane) {
 		deps.Conntrack = nil
 	}

@@ -139,6 +139,10 @@ func (s *side) announcing(do func()) error {
 // Tracks implements proxier.Conntrack.
 func (s *side) Tracks(p desired.Protocol) bool { return p == desired.UDP }
 
+func (s *side) conntrack() *proxier.Conntrack {
+	return &proxier.Conntrack{Tracks: s.Tracks, Clean: s.Clean}
+}
+
 // Clean implements proxier.Conntrack.
 func (s *side) Clean(_ context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
 	err = s.calls.Do(func() error {

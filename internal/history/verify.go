@@ -73,11 +73,11 @@ func (r *run) differences(ctx context.Context) (found []proxier.Difference, err 
 }
 
 func verifyOne(ctx context.Context, e *expected, family v1.IPFamily, engine proxier.Engine) ([]proxier.Difference, error) {
-	verifier, ok := proxier.As[proxier.Verifier](engine)
-	if !ok {
+	verify := engine.Abilities().Verify
+	if verify == nil {
 		return nil, fmt.Errorf("the engine of %s cannot verify", family)
 	}
-	report, err := verifier.Verify(ctx, e.updates[family])
+	report, err := verify(ctx, e.updates[family])
 	for _, d := range report.Differences {
 		if d.Object == "" || d.Problem == "" {
 			err = errors.Join(err, fmt.Errorf("a difference without a name: %+v", d))

@@ -33,10 +33,10 @@ var (
 )
 
 // planners are all engines. What they plan needs no kernel.
-func planners(t *testing.T) map[string]proxier.Planner {
+func planners(t *testing.T) map[string]proxier.Engine {
 	t.Helper()
-	made := map[string]proxier.Planner{}
-	add := func(name string, p proxier.Planner, err error) {
+	made := map[string]proxier.Engine{}
+	add := func(name string, p proxier.Engine, err error) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -73,7 +73,7 @@ func TestEveryEnginesPlanIsInProportion(t *testing.T) {
 			for name, engine := range planners(t) {
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)
-				text, err := engine.Plan(u)
+				text, err := engine.Abilities().Plan(u)
 				runtime.ReadMemStats(&after)
 				if err != nil {
 					t.Errorf("%s: %v", name, err)

@@ -2,13 +2,14 @@ package nftables
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 
-	"go.uber.org/zap"
-
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 	"golang.org/x/sys/unix"
 )
 
@@ -62,16 +63,21 @@ func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed
 	pl := placer{holds: e.holds, traits: e.Traits(s), class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
 	if s.Affinity > 0 && pl.holds == nil {
 		if pl.affinity, _ = e.state.affinity.service(s.Name); pl.affinity == nil {
-			e.log.Warn("session affinity is off: no number is free for the service port", zap.Stringer("service", s.Name))
+			e.limit(s, errors.New("no number is free for its session affinity, which is off"))
 		}
 	}
 	if pl.affinity == nil {
 		e.state.affinity.release(s.Name)
 	}
 	if most := pl.limit(s); s.Cluster.Len() > most || s.Local.Len() > most {
-		e.log.Warn("too many endpoints: further endpoints get no traffic", zap.Stringer("service", s.Name), zap.Int("limit", most))
+		e.limit(s, fmt.Errorf("further endpoints than the first %d get no traffic", most))
 	}
 	return pl.place(prev, s)
+}
+
+// limit says what of a service port the rules do not have: until it changes.
+func (e *Engine) limit(s *desired.Service, err error) {
+	e.limited = append(e.limited, &proxier.ServiceError{Name: s.Name, Err: err, Terminal: true})
 }
 
 // count adds the references of a service port to the shared sets and to the classes.

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -104,7 +105,7 @@ func (e *Engine) findCounters(ctx context.Context, update *desired.Update) error
 	return nil
 }
 
-// Counts implements proxier.Counter.
+// Counts is for proxier.Abilities.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	if e.counts == nil {
 		return proxier.Counts{}, counting.ErrOff
@@ -149,8 +150,11 @@ func (e *Engine) readCounters(ctx context.Context) (values map[counterKey]uint64
 // listCounters reads the counters of a set. While nf_tables changes it may miss some, which the
 // next reading has.
 func (e *Engine) listCounters(ctx context.Context, k kernel, id setID, values map[counterKey]uint64) error {
+	keyLen := padded(setSpecs[id].key, 4*(&rules{v6: e.family == v1.IPv6Protocol}).addrRegs())
 	err := e.listElementsOf(ctx, k, &setSpecs[id], func() {}, func(el element) {
-		values[counterKey{id, elementOf(string(el.key))}] = el.packets
+		if len(el.key) == keyLen { // otherwise another program has made a set of the name
+			values[counterKey{id, elementOf(string(el.key))}] = el.packets
+		}
 	})
 	if errors.Is(err, errInterrupted) {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Plan implements proxier.Planner.
+// Plan is for proxier.Abilities.
 func (e *Engine) Plan(update desired.Update) (string, error) { return e.plan(update, nil) }
 
 func (e *Engine) plan(update desired.Update, holds func(netip.Addr) bool) (string, error) {
@@ -58,7 +58,7 @@ func (e *Engine) placeAllInto(update *desired.Update, t *transaction) {
 	e.state.flushCounts(t)
 }
 
-// Dump implements proxier.Dumper.
+// Dump is for proxier.Abilities.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	if err := e.connect(); err != nil {
 		return err

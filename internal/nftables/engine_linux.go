@@ -41,15 +41,16 @@ type Engine struct {
 	// failedRepairs counts the repairs of the table that failed in a row.
 	failedRepairs int
 	report        proxier.ApplyReport
-	left          []desired.Key // Result.Left of the next Apply that succeeds
-	loadWrites    int           // how much is a load: the constant, but for tests
-	loading       bool          // listeners knows that much is being written
-	counts        *counts       // nil if connections are not counted
-	counterLimit  uint32        // of each set of counters: the constant, but for tests
-	askFrom       int           // how large a set is read by key: the constant, but for tests
-	questions     []byte        // memory that every query of askSet reuses
-	batch         wire          // memory that every batch reuses
-	step          transaction   // memory that every step reuses
+	limited       []*proxier.ServiceError // Result.Limited of the current Apply
+	left          []desired.Key           // Result.Left of the next Apply that succeeds
+	loadWrites    int                     // how much is a load: the constant, but for tests
+	loading       bool                    // listeners knows that much is being written
+	counts        *counts                 // nil if connections are not counted
+	counterLimit  uint32                  // of each set of counters: the constant, but for tests
+	askFrom       int                     // how large a set is read by key: the constant, but for tests
+	questions     []byte                  // memory that every query of askSet reuses
+	batch         wire                    // memory that every batch reuses
+	step          transaction             // memory that every step reuses
 }
 
 // state is the content of the kernel, as far as the engine knows.
@@ -150,7 +151,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		refused = append(refused, refusedObject(err))
 		err = e.apply(ctx, update)
 	}
-	result := proxier.Result{Report: e.report, Left: e.left}
+	result := proxier.Result{Report: e.report, Left: e.left, Limited: e.limited}
 	if err == nil {
 		e.left = nil
 	}
@@ -162,7 +163,7 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 		return err
 	}
 	trusted := e.trusted
-	e.trusted = false // unless all goes well
+	e.trusted, e.limited = false, nil // unless all goes well
 	err := errors.Join(e.findHash(ctx, &update), e.findCounters(ctx, &update), e.findFlowtables(ctx, &update))
 	switch {
 	case err != nil:
@@ -225,8 +226,10 @@ func (e *Engine) generationFrom(ctx context.Context, k kernel) (uint32, error) {
 	return id, err
 }
 
-// OwnsNames is true, see proxier.Engine.
-func (e *Engine) OwnsNames() bool { return true }
+// Abilities implements proxier.Engine.
+func (e *Engine) Abilities() proxier.Abilities {
+	return proxier.Abilities{OwnsNames: true, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
+}
 
 // Close closes the netlink socket. The kernel objects stay. A later call opens a
 // new socket.

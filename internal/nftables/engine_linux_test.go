@@ -239,7 +239,7 @@ func mustWriteNothing(t *testing.T, e *Engine, u desired.Update, when string) {
 	}
 }
 
-func mustVerify(t *testing.T, e *Engine, u desired.Update) proxier.VerifyReport {
+func mustVerify(t *testing.T, e *Engine, u desired.Update) proxier.Verification {
 	t.Helper()
 	r, err := e.Verify(t.Context(), u)
 	if err != nil {

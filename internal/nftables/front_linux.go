@@ -93,13 +93,13 @@ func refusedName(key desired.Key) changetracker.ServicePortName {
 	return changetracker.ServicePortName{Port: key.String()}
 }
 
-// Plan is that of proxier.Planner.
+// Plan is for proxier.Abilities.
 func (f *Front) Plan(update desired.Update, holds func(vip netip.Addr) bool) (string, error) {
 	return f.plan(update, holds)
 }
 
-// Verify is that of proxier.Verifier, with the state of the engine behind.
-func (f *Front) Verify(ctx context.Context, update desired.Update, behind Behind) (proxier.VerifyReport, error) {
+// Verify is for proxier.Abilities, with the state of the engine behind.
+func (f *Front) Verify(ctx context.Context, update desired.Update, behind Behind) (proxier.Verification, error) {
 	update.Changes = slices.Clone(update.Changes)
 	for _, key := range missing(behind.Refused, nil) {
 		update.Changes = append(update.Changes, desired.ChangesTo(refusal(key))...)

@@ -13,18 +13,18 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Verify implements proxier.Verifier.
-func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.VerifyReport, error) {
+// Verify is for proxier.Abilities.
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
 	return e.verify(ctx, &update, nil)
 }
 
-func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(netip.Addr) bool) (proxier.VerifyReport, error) {
+func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(netip.Addr) bool) (proxier.Verification, error) {
 	if err := e.connect(); err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	scratch, err := NewEngine(e.config, e.family, proxier.Deps{})
 	if err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	scratch.holds = holds
 	scratch.hash.Store(e.hash.Load())
@@ -36,7 +36,7 @@ func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(
 	v := &verification{scratch: scratch, update: update, layout: &scratch.state.layout}
 	v.where = " in table " + v.layout.nftFamily() + " " + e.config.Names.Table
 	if v.have, err = e.observe(ctx); err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	if v.have == nil {
 		v.differs(proxier.Difference{Object: v.where[len(" in "):], Problem: proxier.DifferenceMissing})
@@ -45,11 +45,11 @@ func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(
 	v.table()
 	v.sets()
 	if err := e.verifyFlowtables(ctx, v); err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	among := func(s *setSpec) bool { return v.comparable[s.id] && !e.packetsWrite(s) }
 	if err := e.observeSets(ctx, v.have, among); err != nil {
-		return proxier.VerifyReport{}, err
+		return proxier.Verification{}, err
 	}
 	v.elements()
 	v.intervals()
@@ -69,7 +69,7 @@ type verification struct {
 	owners     map[string]changetracker.ServicePortName
 	service    changetracker.ServicePortName // whose elements are compared
 	where      string
-	report     proxier.VerifyReport
+	report     proxier.Verification
 }
 
 func (v *verification) differs(d proxier.Difference) {

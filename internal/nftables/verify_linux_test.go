@@ -121,7 +121,7 @@ func (p plant) in(w *world) plant {
 }
 
 // found are the differences as plant.want has them.
-func found(r *proxier.VerifyReport) (list []string) {
+func found(r *proxier.Verification) (list []string) {
 	for _, d := range r.Differences {
 		object, _, _ := strings.Cut(d.Object, " in table ")
 		text := d.Problem + " " + object

@@ -16,7 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Watch implements proxier.Watcher. It also keeps the devices of the fast path.
+// Watch is for proxier.Abilities. It also keeps the devices of the fast path.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	if !e.asksForFastPath() {
 		return e.watchTable(ctx, damaged)

@@ -245,7 +245,7 @@ func newIPTables(variant iptables.Variant, localhost bool) func(proxier.Config) 
 // newUserspace returns proxies of sockets, with an engine of rules in front.
 func newUserspace(portals func(proxier.Config, v1.IPFamily, proxier.Deps) (proxier.Engine, error)) func(proxier.Config) (*proxier.Proxier, error) {
 	return func(c proxier.Config) (*proxier.Proxier, error) {
-		deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS})}
+		deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS}).Conntrack()}
 		return userspace.New(userspace.Config{Config: c, ShareNodePorts: true, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
 			return portals(c, family, deps)
 		}}, deps)

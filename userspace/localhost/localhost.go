@@ -38,12 +38,7 @@ type Engine struct {
 	served map[changetracker.ServicePortName]bool
 }
 
-var _ interface {
-	proxier.Engine
-	proxier.Planner
-	proxier.Dumper
-	Unwrap() proxier.Engine
-} = (*Engine)(nil)
+var _ proxier.Engine = (*Engine)(nil)
 
 // Wrap returns a function for proxier.Deps.Wrap. The IP families share config.Budget. Of the
 // config, the fields about where and for whom sockets listen must not be set: Place, Listen,
@@ -108,8 +103,25 @@ func listenPacket(ctx context.Context, at userspace.Site) (net.PacketConn, error
 	return config.ListenPacket(ctx, at.Network, at.Addr.String())
 }
 
-// Unwrap returns the wrapped engine; see proxier.Engine.
-func (e *Engine) Unwrap() proxier.Engine { return e.kernel }
+// Abilities are those of the wrapped engine. Plan and Dump print the sockets too, and Counts adds the
+// connections at localhost, and their bytes. Descriptors are the figures of Config.Budget, if the wrapped
+// engine does not count them: engines that count them should share the Budget.
+func (e *Engine) Abilities() proxier.Abilities {
+	can := e.kernel.Abilities()
+	if can.Plan != nil {
+		can.Plan = e.Plan
+	}
+	if can.Dump != nil {
+		can.Dump = e.Dump
+	}
+	if can.Counts != nil {
+		can.Counts = e.Counts
+	}
+	if can.Descriptors == nil {
+		can.Descriptors = e.descriptors
+	}
+	return can
+}
 
 // Apply implements proxier.Engine: the wrapped engine gets the Update unchanged, and the
 // sockets get its node ports.
@@ -202,41 +214,19 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	return t
 }
 
-// Descriptors returns those of the wrapped engine, if it counts them, or else the figures of
-// Config.Budget; see proxier.Engine. Engines that count them should share the Budget.
-func (e *Engine) Descriptors() connection.Descriptors {
-	if d, ok := proxier.As[interface {
-		Descriptors() connection.Descriptors
-	}](e.kernel); ok {
-		return d.Descriptors()
-	}
+func (e *Engine) descriptors() connection.Descriptors {
 	if !e.used.Load() {
 		return connection.Descriptors{}
 	}
-	return e.sockets.Descriptors()
-}
-
-// Conditions returns those of the wrapped engine; see proxier.Engine.
-func (e *Engine) Conditions() []proxier.Condition {
-	if c, ok := proxier.As[interface {
-		Conditions() []proxier.Condition
-	}](e.kernel); ok {
-		return c.Conditions()
-	}
-	return nil
+	return e.sockets.Abilities().Descriptors()
 }
 
 // Sockets returns where node ports are served, sorted by service port.
 func (e *Engine) Sockets() []userspace.Site { return e.sockets.Sockets() }
 
-// Counts implements proxier.Counter: it adds the connections at localhost, and their bytes, to
-// those of the wrapped engine, if that one counts.
+// Counts is for Abilities.
 func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
-	c, ok := proxier.As[proxier.Counter](e.kernel)
-	if !ok {
-		return proxier.Counts{}, fmt.Errorf("count connections: %w by the wrapped engine", errors.ErrUnsupported)
-	}
-	counts, err := c.Counts(ctx)
+	counts, err := e.kernel.Abilities().Counts(ctx)
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) { // then the sockets may count traffic
 		return counts, err
 	}
@@ -251,14 +241,9 @@ func (e *Engine) Traffic() map[changetracker.ServicePortName]userspace.Traffic {
 
 const title = "# node ports at localhost\n"
 
-// Plan implements proxier.Planner: it prints what the wrapped engine prints, and then the
-// sockets.
+// Plan is for Abilities.
 func (e *Engine) Plan(update desired.Update) (string, error) {
-	p, ok := proxier.As[proxier.Planner](e.kernel)
-	if !ok {
-		return "", fmt.Errorf("plan: %w by the wrapped engine", errors.ErrUnsupported)
-	}
-	plan, err := p.Plan(update)
+	plan, err := e.kernel.Abilities().Plan(update)
 	if err != nil || !e.isUsed(&update) {
 		return plan, err
 	}
@@ -272,14 +257,9 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 	return plan + title + sockets, err
 }
 
-// Dump implements proxier.Dumper: it prints what the wrapped engine prints, and then the
-// sockets.
+// Dump is for Abilities.
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
-	d, ok := proxier.As[proxier.Dumper](e.kernel)
-	if !ok {
-		return fmt.Errorf("dump: %w by the wrapped engine", errors.ErrUnsupported)
-	}
-	err := d.Dump(ctx, w)
+	err := e.kernel.Abilities().Dump(ctx, w)
 	if len(e.Sockets()) == 0 {
 		return err
 	}

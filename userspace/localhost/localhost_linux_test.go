@@ -402,7 +402,7 @@ func TestManyNodePorts(t *testing.T) {
 	const services, sockets = 1000, 2 * 1000 // in each family
 	n := newNode(t)
 	n.servers(t)
-	full, before, limit := n.fullSyncs(), descriptors(t), n.engines[v1.IPv4Protocol].Descriptors().Limit
+	full, before, limit := n.fullSyncs(), descriptors(t), n.engines[v1.IPv4Protocol].Abilities().Descriptors().Limit
 	for i := range services {
 		n.OnServiceAdd(service(fmt.Sprintf("s%d", i), int32(30000+i)))
 		n.set(fmt.Sprintf("s%d", i), 1)
@@ -417,7 +417,7 @@ func TestManyNodePorts(t *testing.T) {
 	if perPort > 1.01 {
 		t.Errorf("%.2f descriptors for each node port, want 1", perPort)
 	}
-	if left := engine.Descriptors().Limit; limit-left != 2*sockets {
+	if left := engine.Abilities().Descriptors().Limit; limit-left != 2*sockets {
 		t.Errorf("the budget of clients shrank by %d descriptors, want %d", limit-left, 2*sockets)
 	}
 	open, updates := inodes(t), len(kernel.Updates())
