@@ -36,6 +36,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // next full sync.
 type unwatched struct{ proxier.Engine }
 
+func (e unwatched) Abilities() proxier.Abilities {
+	can := e.Engine.Abilities()
+	can.Watch = nil
+	return can
+}
+
 // world is a node with a Provider and a canary.
 type world struct {
 	t        *testing.T

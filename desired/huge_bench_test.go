@@ -46,8 +46,15 @@ func flippingHuge(tb testing.TB, size int) (flip func()) {
 	u := NewUpdater()
 	apply := func() {
 		if err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			if update := u.Next(step, Resolver{Node: node}, Globals{}, false); len(update.Changes) != 1 {
-				tb.Errorf("%d changes, want 1", len(update.Changes))
+			update := u.Next(step, Resolver{Node: node}, Globals{}, false)
+			if len(update.Changes) != 1 {
+				tb.Fatalf("%d changes, want 1", len(update.Changes))
+			}
+			if c := &update.Changes[0]; c.Before != nil { // as an engine does that writes differences
+				added, removed := c.After.Cluster.Changes(c.Before.Cluster)
+				if len(added)+len(removed) != 1 {
+					tb.Errorf("%v added, %v removed, want one", added, removed)
+				}
 			}
 			u.Done(nil)
 			return nil, nil

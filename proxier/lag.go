@@ -6,30 +6,25 @@ import "time"
 // there is no such event.
 type lag struct {
 	// running is the start of the running sync, failing that of the first of the latest
-	// syncs that failed in a row, and programmed that of the last sync that succeeded. A
-	// sync that failed for single service ports counts as a success.
-	running, failing, programmed time.Time
+	// syncs that failed in a row. A sync that failed for single service ports counts as a
+	// success.
+	running, failing time.Time
 }
 
 func (l *lag) syncStarted(now time.Time) { l.running = now }
 
 func (l *lag) syncEnded(programmed bool) {
 	if programmed {
-		l.programmed, l.failing = l.running, time.Time{}
+		l.failing = time.Time{}
 	} else if l.failing.IsZero() {
 		l.failing = l.running
 	}
 	l.running = time.Time{}
 }
 
-// since returns FamilyStatus.StaleSince. It ignores a pending change that is older than the
-// last successful sync: that one belongs to a service port that failed.
+// since returns FamilyStatus.StaleSince, if the oldest change that no sync has taken came then.
 func (l *lag) since(pending time.Time) time.Time {
-	oldest := earliest(l.failing, l.running)
-	if pending.After(l.programmed) {
-		oldest = earliest(oldest, pending)
-	}
-	return oldest
+	return earliest(earliest(l.failing, l.running), pending)
 }
 
 // earliest returns the earlier one of two times, ignoring zero times.

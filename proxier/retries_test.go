@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,8 +39,11 @@ func TestAFailureDelaysNoOther(t *testing.T) {
 		f.OnServiceAdd(service("b", "10.0.0.2"))
 		f.synced()
 		pass(10 * time.Minute)
+		var mu sync.Mutex // guards tries
 		var tries []time.Time
 		f.v4.become(func(u desired.Update) (proxier.Result, error) {
+			mu.Lock()
+			defer mu.Unlock()
 			return refuse(func(name string) bool {
 				if name == "b" {
 					tries = append(tries, time.Now())
@@ -49,6 +53,8 @@ func TestAFailureDelaysNoOther(t *testing.T) {
 		})
 		f.OnServiceUpdate(nil, service("b", "10.0.0.2", portIs(81)))
 		pass(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
 		if len(tries) != 2 || tries[1].Sub(tries[0]) > 200*time.Millisecond {
 			t.Errorf("b was tried at %v, want twice within 200ms", tries)
 		}
@@ -162,8 +168,11 @@ func TestWhateverFailsEachServicePortIsProgrammedInItsOwnTime(t *testing.T) {
 				last     time.Time // refusal
 				has      uint16
 			}
+			var mu sync.Mutex // guards states, and r
 			states := map[string]*state{}
 			f.v4.become(func(u desired.Update) (result proxier.Result, err error) {
+				mu.Lock()
+				defer mu.Unlock()
 				for s := range u.Services() {
 					p := states[s.Name.Name]
 					if p.refused {
@@ -179,6 +188,7 @@ func TestWhateverFailsEachServicePortIsProgrammedInItsOwnTime(t *testing.T) {
 			f.synced()
 			ports := map[string]uint16{}
 			for step := range 300 {
+				mu.Lock()
 				name := fmt.Sprintf("s%d", r.IntN(10))
 				if states[name] == nil {
 					states[name] = &state{}
@@ -190,7 +200,10 @@ func TestWhateverFailsEachServicePortIsProgrammedInItsOwnTime(t *testing.T) {
 					ports[name]++
 					f.OnServiceUpdate(nil, service(name, "10.0.0."+name[1:], portIs(ports[name])))
 				}
-				pass(time.Duration(r.IntN(120)) * time.Millisecond)
+				wait := time.Duration(r.IntN(120)) * time.Millisecond
+				mu.Unlock()
+				pass(wait)
+				mu.Lock()
 				now := time.Now()
 				for name, p := range states {
 					pause := min(100*time.Millisecond<<max(p.refusals-1, 0), 30*time.Second) * 12 / 10
@@ -201,11 +214,16 @@ func TestWhateverFailsEachServicePortIsProgrammedInItsOwnTime(t *testing.T) {
 						tried++
 					}
 				}
+				mu.Unlock()
 			}
+			mu.Lock()
 			for _, p := range states {
 				p.refused = false
 			}
+			mu.Unlock()
 			pass(time.Minute)
+			mu.Lock()
+			defer mu.Unlock()
 			for name, p := range states {
 				if p.has != ports[name] {
 					t.Errorf("seed %d: in the end the engine has port %d of %s, want %d", seed, p.has, name, ports[name])
@@ -330,14 +348,13 @@ func TestNoLocalCountsWhatIsProgrammed(t *testing.T) {
 		f.OnEndpointSliceAdd(slice("web", "10.1.0.1"))
 		f.synced()
 		pass(time.Second)
-		refused := true
-		f.v4.become(func(u desired.Update) (proxier.Result, error) { return refuse(func(string) bool { return refused })(u) })
+		f.v4.become(refuse(func(string) bool { return true }))
 		f.OnServiceUpdate(nil, service("web", "10.0.0.1", local))
 		pass(time.Second)
 		if n := f.Status().Families[v1.IPv4Protocol].NoLocalInternal; n != 0 {
 			t.Errorf("the engine refused policy Local, and NoLocalInternal is %d, want 0", n)
 		}
-		refused = false
+		f.v4.become(nil)
 		pass(time.Minute)
 		if n := f.Status().Families[v1.IPv4Protocol].NoLocalInternal; n != 1 {
 			t.Errorf("the engine has policy Local, and NoLocalInternal is %d, want 1", n)

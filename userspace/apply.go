@@ -90,7 +90,7 @@ func (e *Engine) setServices(ctx context.Context, update *desired.Update, plans 
 			}
 			if err := e.setService(ctx, s, plans[i]); err != nil {
 				failed[s.Name] = e.services[s.Name] == nil || !e.hasAllSockets(s.Name, plans[i])
-				result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: err, Partial: true})
+				result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: err, Partial: true, Terminal: s.Protocol == desired.SCTP})
 			}
 		}
 		return nil
