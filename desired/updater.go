@@ -110,6 +110,12 @@ func (c *changed) everything() []Change {
 // nothing.
 func (c *changed) everythingBefore() map[changetracker.ServicePortName]*Service {
 	before := map[changetracker.ServicePortName]*Service{}
+	for name, port := range c.kept.services {
+		before[name] = port.service
+	}
+	if c.programmed.state.Len() == 0 {
+		return before
+	}
 	names, all := c.Now.Changed(c.programmed)
 	if all {
 		for s := range c.Was.All() {
@@ -120,9 +126,6 @@ func (c *changed) everythingBefore() map[changetracker.ServicePortName]*Service 
 		for _, name := range c.Was.state.ServicePorts(service) {
 			before[name], _ = c.Was.Service(name)
 		}
-	}
-	for name, port := range c.kept.services {
-		before[name] = port.service
 	}
 	return before
 }
@@ -184,15 +187,14 @@ func (u *Updater) giveUp(was *Service, now *Resolved) {
 // failed before.
 func (u *Updater) keep(o *Outcome, had *Resolved) {
 	old, failedBefore := u.kept.services[o.Name]
-	for key := range old.service.keys() {
-		if u.kept.holders[key] == o.Name {
-			delete(u.kept.holders, key)
-		}
+	if failedBefore {
+		u.release(o.Name, old.service)
 	}
 	if !o.Failed {
-		delete(u.kept.services, o.Name)
-		for key := range o.Is.keys() {
-			delete(u.unheld, key)
+		if len(u.unheld) > 0 {
+			for key := range o.Is.keys() {
+				delete(u.unheld, key)
+			}
 		}
 		return
 	}
@@ -203,6 +205,16 @@ func (u *Updater) keep(o *Outcome, had *Resolved) {
 	u.kept.services[o.Name] = port
 	for key := range o.Is.keys() {
 		u.kept.holders[key] = o.Name
+	}
+}
+
+// release forgets a service port that failed.
+func (u *Updater) release(name changetracker.ServicePortName, has *Service) {
+	delete(u.kept.services, name)
+	for key := range has.keys() {
+		if u.kept.holders[key] == name {
+			delete(u.kept.holders, key)
+		}
 	}
 }
 
@@ -315,7 +327,7 @@ func (c *changed) resolve() {
 	}
 	for i := range c.changes {
 		change := &c.changes[i]
-		change.Before, _ = c.Was.Service(change.Name)
+		change.Before = c.before(change.Name)
 		t, ok := c.Now.resolver.resolve(c.Now.state, change.Name, c.known[change.Name])
 		if all, _, _ := t.choice.Len(); ok && (all >= manyEndpoints || c.Now.resolver.EditSelection != nil) {
 			c.next = append(c.next, t)
@@ -329,6 +341,17 @@ func (c *changed) resolve() {
 			change.Source = kept.sourceOf(change, c.Now.state)
 		}
 	}
+}
+
+// before returns what the engine has of a service port, nil if it has nothing.
+func (c *changed) before(name changetracker.ServicePortName) *Service {
+	if port, kept := c.kept.services[name]; kept {
+		return port.service
+	}
+	if s, ok := c.Was.asks(name); ok {
+		return s.without(c.lost[name])
+	}
+	return nil
 }
 
 // settle returns a service port without the frontends that others get.
