@@ -175,6 +175,7 @@ func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[
 // its new member.
 func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetracker.ServicePortName]move) {
 	total.Failed = append(total.Failed, o.Failed...)
+	total.Limited = append(total.Limited, o.Limited...)
 	total.Left = append(total.Left, o.Left...)
 	for name, ends := range o.FlowEnds {
 		if m, moving := moves[name]; !moving || m.to == engine {

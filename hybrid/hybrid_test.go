@@ -31,6 +31,7 @@ type journal struct {
 	name    string
 	entries *[]string
 	fail    error
+	limited []*proxier.ServiceError
 	has     map[string]bool
 }
 
@@ -49,9 +50,9 @@ func (j *journal) Apply(_ context.Context, u desired.Update) (proxier.Result, er
 	}
 	*j.entries = append(*j.entries, fmt.Sprintf("%s full=%v %s", j.name, u.Full, strings.Join(names, " ")))
 	if refused, ok := errors.AsType[*proxier.ServiceError](j.fail); ok {
-		return proxier.Result{Failed: []*proxier.ServiceError{refused}}, nil
+		return proxier.Result{Failed: []*proxier.ServiceError{refused}, Limited: j.limited}, nil
 	}
-	return proxier.Result{}, j.fail
+	return proxier.Result{Limited: j.limited}, j.fail
 }
 
 func (j *journal) Close() error                           { return nil }
@@ -84,6 +85,17 @@ func nameOf(name string) changetracker.ServicePortName {
 	var n changetracker.ServicePortName
 	n.Name = name
 	return n
+}
+
+// TestWhatMembersLimitIsLimited, whichever member has it.
+func TestWhatMembersLimitIsLimited(t *testing.T) {
+	h, a, b, _ := pair(t, map[string]string{"x": "a", "y": "b"})
+	a.limited = []*proxier.ServiceError{{Name: nameOf("x"), Err: errors.New("too many")}}
+	b.limited = []*proxier.ServiceError{{Name: nameOf("y"), Err: errors.New("no room")}}
+	result, err := h.Apply(t.Context(), desired.Update{Full: true, Changes: desired.ChangesTo(desiredOf("x", "y")...)})
+	if err != nil || len(result.Limited) != 2 {
+		t.Errorf("Apply = %+v, %v, want what both limit", result, err)
+	}
 }
 
 // TestAServicePortIsMadeBeforeItIsBroken: the new member programs it before the old one

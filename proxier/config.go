@@ -51,7 +51,8 @@ type Config struct {
 	// its endpoints, call Tracker().Refresh and Trigger when that changes. For edits that do
 	// not depend on the node, use Tracker.EditEndpoints.
 	EditSelection func(view changetracker.View, port *changetracker.ServicePort, s changetracker.Selection) changetracker.Selection
-	// Runner limits the rate of syncs.
+	// Runner limits the rate of syncs. Its Retry is for each service port that fails, and for each IP
+	// family whose sync does.
 	Runner runner.Options
 	// FullSyncPeriod is the time between full syncs, which compare everything with the
 	// kernel even if nothing changed; 0 means 1h.

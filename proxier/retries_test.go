@@ -31,7 +31,7 @@ func refuse(bad func(name string) bool) func(desired.Update) (proxier.Result, er
 	}
 }
 
-// A service port that fails once is tried again soon, however long another one has been failing.
+// RUN-15: a service port that fails once is tried again soon, however long another one has been failing.
 func TestAFailureDelaysNoOther(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.v4.become(refuse(func(name string) bool { return name == "bad" }))
@@ -111,7 +111,7 @@ func TestUpdatesHaveOnlyWhatIsDue(t *testing.T) {
 	}
 }
 
-// A sync that fails as a whole is tried again with pauses that grow, and that events shorten to a
+// RUN-16: a sync that fails as a whole is tried again with pauses that grow, and that events shorten to a
 // second; a family that works does not wait for it.
 func TestATotalFailureIsRetriedWithPauses(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
@@ -239,7 +239,7 @@ func TestWhateverFailsEachServicePortIsProgrammedInItsOwnTime(t *testing.T) {
 	}
 }
 
-// A day with a service port that always fails, and others that change: what alerts on kube-proxy's own
+// RUN-17: a day with a service port that always fails, and others that change: what alerts on kube-proxy's own
 // metrics look at goes on. They fire if syncs fail, or if the last one is older than the last change.
 func TestOneBadServicePortFiresNoAlert(t *testing.T) {
 	registry := prometheus.NewRegistry()

@@ -26,7 +26,7 @@ type Options struct {
 	// MaxInterval is the time from the end of a run to the next one without a request. 0
 	// means 1h; Never means that runs need a request.
 	MaxInterval time.Duration
-	// Retry decides when a failed run is repeated.
+	// Retry decides when a failed run is repeated, unless the function says it.
 	Retry Backoff
 }
 

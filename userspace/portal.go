@@ -22,6 +22,7 @@ func (e *Engine) applyPortals(ctx context.Context, update *desired.Update, faile
 	applied, err := e.portals.Apply(ctx, portals)
 	result.Report, result.Left = applied.Report, applied.Left
 	result.Failed = append(result.Failed, applied.Failed...)
+	result.Limited = append(result.Limited, applied.Limited...)
 	for p := range portals.Services() {
 		if e.services[p.Name].portal = p; err != nil {
 			e.services[p.Name].portal = nil // it may be written or not
