@@ -199,3 +199,26 @@ func TestDamageOfOneServicePortIsItsOwn(t *testing.T) {
 		}
 	})
 }
+
+// TestDamageDuringARepairIsRepaired without another event, whether the engine knows what was changed or not.
+func TestDamageDuringARepairIsRepaired(t *testing.T) {
+	for _, d := range []proxier.Damage{{}, {Object: "chain"}} {
+		run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
+			f.OnServiceAdd(service("a", "10.0.0.1"))
+			f.synced()
+			pass(time.Second)
+			before := len(f.v4.updates())
+			f.v4.become(func(desired.Update) (proxier.Result, error) {
+				f.v4.become(nil)
+				f.v4.damage(d)
+				return proxier.Result{}, nil
+			})
+			f.v4.damage(d)
+			pass(time.Second)
+			updates, s := f.v4.updates()[before:], f.Status().Families[v1.IPv4Protocol]
+			if len(updates) < 2 || !updates[1].Full || s.Repairing {
+				t.Errorf("damage %v: %d Updates, repairing %t; want a second full one after the damage", d, len(updates), s.Repairing)
+			}
+		})
+	}
+}

@@ -27,6 +27,14 @@ func (l *lag) since(pending time.Time) time.Time {
 	return earliest(earliest(l.failing, l.running), pending)
 }
 
+// latest returns the later one of two times.
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // earliest returns the earlier one of two times, ignoring zero times.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {

@@ -59,23 +59,24 @@ func (f *family) attempt(ctx context.Context, s *syncOrder) (o *outcome, next ti
 		return nil, wait, err
 	}
 	o = f.sync(ctx, s)
+	now := time.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
 	case errors.Is(o.Err, ErrContested):
 		return o, f.repairs.due(), o.Err
 	case o.Err != nil:
-		f.broken.failed(&f.config.Runner.Retry, time.Now())
+		f.broken.failed(&f.config.Runner.Retry, now)
 		return o, f.broken.planned, o.Err
 	case o.late != nil:
-		f.late.failed(&f.config.Runner.Retry, time.Now())
+		f.late.failed(&f.config.Runner.Retry, now)
 	default:
 		f.late = retry{}
 	}
 	f.broken = retry{}
 	next = earliest(f.ports.next(), earliest(f.late.planned, f.ending.next()))
 	if f.repairs.pending() {
-		next = earliest(next, f.repairs.due())
+		next = earliest(next, latest(f.repairs.due(), now))
 	}
 	return o, next, nil
 }
