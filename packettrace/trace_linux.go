@@ -93,7 +93,7 @@ type session struct {
 	owner    *netlink.Conn // of the table
 	spare    *netlink.Conn // becomes the owner if the kernel refuses the first table
 	lock     int           // tells others that the table is in use
-	deletes  bool          // the kernel does not delete the table
+	deletes  bool          // the table is there
 }
 
 // open creates the table.
@@ -131,10 +131,12 @@ func open(o *Options, t *table, flags uint32) (s *session, err error) {
 		s.owner, s.spare = s.spare, s.owner // which still receives an error for each message
 		err = t.install(s.owner, flags)
 	}
-	s.deletes = err == nil && flags == 0
+	s.deletes = err == nil
 	return s, err
 }
 
+// close deletes the table. Where the kernel does that when the socket is closed, it may come late: a program
+// that another goroutine starts has a copy of the socket for a moment.
 func (s *session) close() {
 	if s.deletes {
 		_ = transact(s.owner, s.table.deletion())
