@@ -38,7 +38,7 @@ type Proxier struct {
 	lonely   sync.Once     // closes onlyNode
 	syncing  exclusive     // held by a sync, by Cleanup and by Verify
 	queued   atomic.Int64  // time of the last Trigger, in Unix nanoseconds
-	awaited  atomic.Bool   // by a Sync since the last sync began
+	awaited  atomic.Int32  // how many calls of Sync wait
 
 	mu           sync.Mutex // guards all below
 	node         changetracker.Node
@@ -181,7 +181,8 @@ func (p *Proxier) Trigger() {
 func (p *Proxier) Sync(ctx context.Context) error {
 	select {
 	case <-p.tracker.Ready():
-		p.awaited.Store(true)
+		p.awaited.Add(1)
+		defer p.awaited.Add(-1)
 		return p.runner.Sync(ctx)
 	case <-p.runner.Done():
 		return runner.ErrEnded
@@ -202,7 +203,7 @@ func (p *Proxier) sync(ctx context.Context) (next time.Time, err error) {
 	if !p.isReady() {
 		return time.Time{}, nil
 	}
-	order := syncOrder{queued: time.Unix(0, p.queued.Load()), awaited: p.awaited.Swap(false)}
+	order := syncOrder{queued: time.Unix(0, p.queued.Load()), awaited: p.awaited.Load() > 0}
 	p.mu.Lock()
 	order.serviceCIDRs = p.serviceCIDRs
 	p.mu.Unlock()
