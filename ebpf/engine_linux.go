@@ -31,7 +31,7 @@ type Engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
-	rules  proxier.Engine // an *nftables.Engine // never nil
+	rules  proxier.Engine // an *nftables.Engine, never nil
 
 	forward   *forwarder // never nil
 	datagrams *datagrams // nil if UDP is left to the rules

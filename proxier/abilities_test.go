@@ -71,7 +71,7 @@ func TestStatusWaitsForNoLockThatAnEngineNeeds(t *testing.T) {
 		<-e.applying
 		asked := make(chan proxier.Status, 1)
 		go func() { asked <- p.Status() }()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // fake: until it waits for the engine
 		close(e.goOn)
 		if s := <-asked; s.Families[v1.IPv4Protocol].Descriptors.Limit != 7 {
 			t.Errorf("Status is %+v, want what the engine says", s)

@@ -101,7 +101,7 @@ func TestNginxFollowsEndpoints(t *testing.T) {
 	eventually(t, network.Client, vip, network.RemotePods[1].Name)
 	status := p.Status()
 	failed := status.Families[v1.IPv4Protocol].Failed
-	if len(failed) != 1 || !errors.Is(failed[0], proxier.ErrNotSupported) || failed[0].Name.Port != "odd" {
+	if len(failed) != 1 || !errors.Is(failed[0], proxier.ErrNotSupported) || failed[0].Name.Port != "odd" || !failed[0].Terminal {
 		t.Errorf("failed are %v, want the SCTP port", failed)
 	}
 	if text, err := os.ReadFile(servers); err != nil || !strings.Contains(string(text), "# shop/web:http") {
