@@ -14,11 +14,11 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 const (
@@ -101,17 +101,17 @@ func (c *Cleaner) FollowTraffic(family v1.IPFamily, outcomes []desired.Outcome, 
 }
 
 // AddTraffic is for proxier.Conntrack. It lists the open flows of the family.
-func (c *Cleaner) AddTraffic(ctx context.Context, family v1.IPFamily, counts proxier.Counts) (proxier.Counts, error) {
+func (c *Cleaner) AddTraffic(ctx context.Context, family v1.IPFamily, counts connection.Counts) (connection.Counts, error) {
 	t := c.traffic
 	t.mu.Lock()
 	defer t.unlock()
 	if err := ctx.Err(); err != nil {
-		return proxier.Counts{}, err
+		return connection.Counts{}, err
 	}
 	f := t.families[family]
 	if t.events != nil {
 		if err := t.list(f); err != nil {
-			return proxier.Counts{}, classify(err)
+			return connection.Counts{}, classify(err)
 		}
 	}
 	own := f.ledger.Counts()
@@ -251,7 +251,7 @@ func (t *traffic) seen(f *netlinkx.Flow) *counting.Seen {
 	return &counting.Seen{
 		Identity: f.Hash(t.seed),
 		Flow:     desired.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server},
-		Traffic:  proxier.Traffic{PacketsIn: to.Packets, BytesIn: to.Bytes, PacketsOut: from.Packets, BytesOut: from.Bytes},
+		Traffic:  connection.Traffic{PacketsIn: to.Packets, BytesIn: to.Bytes, PacketsOut: from.Packets, BytesOut: from.Bytes},
 	}
 }
 

@@ -14,11 +14,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // countTraffic counts in a namespace until the returned function is called.
@@ -43,7 +43,7 @@ func TestTrafficIsNotCountedWithoutTheKernel(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	c, stop := countTraffic(t.Context(), t, "/no/such/namespace", zap.New(core))
 	poll.Until(t, "the failure is told", func() bool {
-		counts, err := c.AddTraffic(t.Context(), v1.IPv4Protocol, proxier.Counts{})
+		counts, err := c.AddTraffic(t.Context(), v1.IPv4Protocol, connection.Counts{})
 		return err == nil && !counts.Traffic && counts.TrafficProblem != "" && logs.Len() == 1
 	})
 	stop()
@@ -59,7 +59,7 @@ func BenchmarkTraffic(b *testing.B) {
 			tab.add(entry{unix.IPPROTO_UDP, client, at("10.96.0.1:53"), at("10.244.0.1:53"), 0})
 		}
 	}
-	begin := func(b *testing.B) (tab *table, read func() proxier.Counts) {
+	begin := func(b *testing.B) (tab *table, read func() connection.Counts) {
 		b.Helper()
 		tab = newTable(b)
 		netnstest.Check(b, tab.ns.SetSysctl("net/netfilter/nf_conntrack_acct", "1"))
@@ -70,8 +70,8 @@ func BenchmarkTraffic(b *testing.B) {
 			Frontends: []desired.Frontend{{Kind: desired.ClusterIP, VIP: netip.MustParseAddr("10.96.0.1"), Port: 53}},
 		}
 		c.FollowTraffic(v1.IPv4Protocol, []desired.Outcome{{Name: s.Name, Is: s}}, desired.FlowCheck{}, func(*desired.Service) bool { return true })
-		return tab, func() proxier.Counts {
-			counts, err := c.AddTraffic(b.Context(), v1.IPv4Protocol, proxier.Counts{})
+		return tab, func() connection.Counts {
+			counts, err := c.AddTraffic(b.Context(), v1.IPv4Protocol, connection.Counts{})
 			netnstest.Check(b, err)
 			return counts
 		}

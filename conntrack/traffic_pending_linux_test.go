@@ -8,9 +8,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // TestNoSyncWaitsForAReading, nor is an update lost that comes while one runs, or ends.
@@ -30,7 +30,7 @@ func TestNoSyncWaitsForAReading(t *testing.T) {
 	}
 	flow := func(identity uint64, port uint16) *counting.Seen {
 		return &counting.Seen{
-			Identity: identity, Traffic: proxier.Traffic{BytesIn: 1},
+			Identity: identity, Traffic: connection.Traffic{BytesIn: 1},
 			Flow: desired.Flow{Protocol: desired.TCP, Dialled: netip.AddrPortFrom(vip, port), Server: netip.MustParseAddrPort("10.244.0.1:80")},
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/connection"
 )
 
 type countsAnswer struct {
@@ -39,7 +39,7 @@ type countedEndpoint struct {
 	Address string `json:"address"`
 }
 
-// countedTraffic are the connections, and a proxier.Traffic. What is not counted is omitted.
+// countedTraffic are the connections, and a connection.Traffic. What is not counted is omitted.
 type countedTraffic struct {
 	Connections *uint64 `json:"connections,omitempty"`
 
@@ -50,11 +50,11 @@ type countedTraffic struct {
 }
 
 // trafficOf omits packets where only bytes are counted.
-func trafficOf(connections uint64, t proxier.Traffic, counted *proxier.Counts) (c countedTraffic) {
+func trafficOf(connections uint64, t connection.Traffic, counted *connection.Counts) (c countedTraffic) {
 	if counted.Connections {
 		c.Connections = &connections
 	}
-	if !counted.Traffic && t == (proxier.Traffic{}) {
+	if !counted.Traffic && t == (connection.Traffic{}) {
 		return c
 	}
 	c.BytesIn, c.BytesOut = &t.BytesIn, &t.BytesOut
@@ -116,7 +116,7 @@ func (h *handler) counts(r *http.Request, q query) (any, error) {
 
 // add adds the service ports of a family that have the namespace and the name, where they are
 // not empty.
-func (a *countsAnswer) add(family v1.IPFamily, counts *proxier.Counts, namespace, name string) {
+func (a *countsAnswer) add(family v1.IPFamily, counts *connection.Counts, namespace, name string) {
 	if since := moment(counts.Since); a.Since.IsZero() || !since.IsZero() && since.Before(a.Since) {
 		a.Since = since
 	}
@@ -128,7 +128,7 @@ func (a *countsAnswer) add(family v1.IPFamily, counts *proxier.Counts, namespace
 		}
 		a.ServicePorts = append(a.ServicePorts, countedPort{
 			servicePortName: nameOf(p.Name), countedTraffic: trafficOf(p.Connections, p.Traffic, counts), Family: family,
-			Endpoints: converted(p.Endpoints, func(e proxier.EndpointCounts) countedEndpoint {
+			Endpoints: converted(p.Endpoints, func(e connection.EndpointCounts) countedEndpoint {
 				return countedEndpoint{countedTraffic: trafficOf(e.Connections, e.Traffic, counts), Address: e.Endpoint.String()}
 			}),
 		})

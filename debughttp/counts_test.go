@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/debughttp"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -21,21 +22,21 @@ import (
 type countingSource struct {
 	fakeSource
 
-	counts map[v1.IPFamily]proxier.Counts
+	counts map[v1.IPFamily]connection.Counts
 	errs   map[v1.IPFamily]error
 }
 
-func (s *countingSource) Counts(_ context.Context, family v1.IPFamily) (proxier.Counts, error) {
+func (s *countingSource) Counts(_ context.Context, family v1.IPFamily) (connection.Counts, error) {
 	return s.counts[family], s.errs[family]
 }
 
-func counted(name string, connections uint64, endpoints ...string) proxier.ServicePortCounts {
-	p := proxier.ServicePortCounts{
+func counted(name string, connections uint64, endpoints ...string) connection.ServicePortCounts {
+	p := connection.ServicePortCounts{
 		Name:        changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: name}, Port: "http", Protocol: v1.ProtocolTCP},
 		Connections: connections,
 	}
 	for i, e := range endpoints {
-		p.Endpoints = append(p.Endpoints, proxier.EndpointCounts{Endpoint: netip.MustParseAddrPort(e), Connections: uint64(i + 1)})
+		p.Endpoints = append(p.Endpoints, connection.EndpointCounts{Endpoint: netip.MustParseAddrPort(e), Connections: uint64(i + 1)})
 	}
 	return p
 }
@@ -43,11 +44,11 @@ func counted(name string, connections uint64, endpoints ...string) proxier.Servi
 func newCounting() *countingSource {
 	since := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	s := &countingSource{
-		counts: map[v1.IPFamily]proxier.Counts{
-			v1.IPv4Protocol: {Since: since, Connections: true, ServicePorts: []proxier.ServicePortCounts{
+		counts: map[v1.IPFamily]connection.Counts{
+			v1.IPv4Protocol: {Since: since, Connections: true, ServicePorts: []connection.ServicePortCounts{
 				counted("quiet", 0), counted("web", 12, "10.244.1.5:8080", "10.244.2.5:8080"),
 			}},
-			v1.IPv6Protocol: {Since: since.Add(time.Second), Connections: true, ServicePorts: []proxier.ServicePortCounts{counted("web", 70, "[fd00:244:1::5]:8080")}},
+			v1.IPv6Protocol: {Since: since.Add(time.Second), Connections: true, ServicePorts: []connection.ServicePortCounts{counted("web", 70, "[fd00:244:1::5]:8080")}},
 		},
 		errs: map[v1.IPFamily]error{},
 	}
@@ -80,11 +81,11 @@ func TestCountsHaveTraffic(t *testing.T) {
 	h := debughttp.Handler(s)
 	counts := s.counts[v1.IPv4Protocol]
 	counts.Connections, counts.Traffic, counts.TrafficLosses = false, true, 3
-	counts.ServicePorts = []proxier.ServicePortCounts{counted("few", 0), counted("many", 0), counted("web", 0, "10.244.1.5:8080")}
-	counts.ServicePorts[1].Traffic = proxier.Traffic{BytesIn: 1, BytesOut: 99}
-	counts.ServicePorts[2].Traffic = proxier.Traffic{PacketsIn: 1, BytesIn: 50}
-	counts.ServicePorts[2].Endpoints[0].Traffic = proxier.Traffic{PacketsIn: 1, BytesIn: 49}
-	s.counts = map[v1.IPFamily]proxier.Counts{v1.IPv4Protocol: counts, v1.IPv6Protocol: {TrafficProblem: "no accounting"}}
+	counts.ServicePorts = []connection.ServicePortCounts{counted("few", 0), counted("many", 0), counted("web", 0, "10.244.1.5:8080")}
+	counts.ServicePorts[1].Traffic = connection.Traffic{BytesIn: 1, BytesOut: 99}
+	counts.ServicePorts[2].Traffic = connection.Traffic{PacketsIn: 1, BytesIn: 50}
+	counts.ServicePorts[2].Endpoints[0].Traffic = connection.Traffic{PacketsIn: 1, BytesIn: 49}
+	s.counts = map[v1.IPFamily]connection.Counts{v1.IPv4Protocol: counts, v1.IPv6Protocol: {TrafficProblem: "no accounting"}}
 	const format = `{"bytesIn":%d,"bytesOut":%d,"endpoints":[%s],"family":"IPv4","name":%q,"namespace":"shop",%s"portName":"http","protocol":"TCP"}`
 	const endpoint = `{"address":"10.244.1.5:8080","bytesIn":49,"bytesOut":0,"packetsIn":1,"packetsOut":0}`
 	many := fmt.Sprintf(format, 1, 99, "", "many", "")

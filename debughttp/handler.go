@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -25,7 +26,7 @@ type Source interface {
 	Resolved(family v1.IPFamily) *desired.Resolved
 	Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error)
 	Verify(ctx context.Context) (map[v1.IPFamily]proxier.Verification, error)
-	Counts(ctx context.Context, family v1.IPFamily) (proxier.Counts, error)
+	Counts(ctx context.Context, family v1.IPFamily) (connection.Counts, error)
 	Rules(ctx context.Context, name types.NamespacedName) (map[v1.IPFamily]string, error)
 }
 

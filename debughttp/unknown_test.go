@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/debughttp"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -41,8 +42,8 @@ func (u unknownValues) frontend() desired.Frontend {
 
 func (unknownValues) Resolved(v1.IPFamily) *desired.Resolved { return nil }
 
-func (unknownValues) Counts(context.Context, v1.IPFamily) (proxier.Counts, error) {
-	return proxier.Counts{}, nil
+func (unknownValues) Counts(context.Context, v1.IPFamily) (connection.Counts, error) {
+	return connection.Counts{}, nil
 }
 
 func (u unknownValues) Explain(_ context.Context, p desired.Packet) (desired.Explanation, error) {

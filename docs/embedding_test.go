@@ -195,7 +195,7 @@ func inProcess(ctx context.Context, own program, config proxier.Config, node str
 	if err != nil {
 		return err // names every field that is wrong
 	}
-	observer.Watch(p.Status)
+	observer.Watch(metrics.Sources{Status: p.Status})
 	own.mux.Handle("/healthz", healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{}))
 	own.mux.Handle("/debug/services/", http.StripPrefix("/debug/services", debughttp.Handler(p)))
 
@@ -214,8 +214,7 @@ func withCanary(ctx context.Context, own program, p *proxier.Proxier, observer *
 		return err
 	}
 	status := tests.Extend(p.Status) // with a Condition while the tests fail
-	observer.Watch(status)
-	observer.WatchCanary(tests.Status)
+	observer.Watch(metrics.Sources{Status: status, Canary: tests.Status})
 	own.mux.Handle("/healthz", healthcheck.NewHandler(status, healthcheck.HandlerOptions{
 		UnhealthyConditions: []string{canary.ConditionCanary}, // without it, only a reason in the answer
 	}))

@@ -8,8 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/proxier"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // passiveWindow is how long a failed connection counts if no other one follows.

@@ -11,10 +11,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/endpointhealth"
 	"github.com/serviceplane/serviceplane/proxier"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // both observes syncs and connections.

@@ -16,7 +16,7 @@ export SERVICEPLANE_SEED="${SERVICEPLANE_SEED:-$(od -An -N2 -tu2 /dev/urandom | 
 # Packages with goroutines run with the race detector. Where the kernel decides, and where data is
 # only walked, it proves nothing: those run without it, and the proofs race the former.
 raced=(./canary/... ./endpointhealth ./healthcheck ./hybrid ./informer ./internal/apitest ./internal/fleet ./internal/pause ./internal/poll
-  ./metrics ./programmed/... ./proxier ./runner ./spctl ./tracing ./userspace ./userspace/connection ./zaplog)
+  ./metrics ./programmed/... ./proxier ./runner ./spctl ./tracing ./userspace ./connection ./zaplog)
 tables='^(TestPackets|TestExplainAgrees|TestCounts$)' # of raced packages, which send packets through rules
 together='^(TestUpdatesAndAppliesAtTheSameTime|TestASnapshotIsSeenWhole)$' # of trackers, with goroutines
 # Only proofs run these.

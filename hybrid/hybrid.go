@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -291,7 +292,7 @@ func (h *Engine) dump(ctx context.Context, w io.Writer) error {
 	})
 }
 
-func (h *Engine) counts(ctx context.Context) (all proxier.Counts, err error) {
+func (h *Engine) counts(ctx context.Context) (all connection.Counts, err error) {
 	counted := false
 	err = h.each(func(i int) error {
 		if h.can[i].Counts == nil {

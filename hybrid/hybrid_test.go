@@ -18,10 +18,10 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -240,7 +240,7 @@ func (a *able) Abilities() proxier.Abilities {
 		},
 		Plan:   func(desired.Update) (string, error) { return "the plan", nil },
 		Dump:   func(_ context.Context, w io.Writer) error { _, err := io.WriteString(w, "the dump"); return err },
-		Counts: func(context.Context) (proxier.Counts, error) { return proxier.Counts{}, nil },
+		Counts: func(context.Context) (connection.Counts, error) { return connection.Counts{}, nil },
 		Verify: func(context.Context, desired.Update) (proxier.Verification, error) {
 			return proxier.Verification{Checked: 7}, nil
 		},
@@ -317,20 +317,20 @@ func of(t *testing.T, members ...Member) *Engine {
 type counter struct {
 	journal
 
-	counts proxier.Counts
+	counts connection.Counts
 	err    error
 }
 
 func (c *counter) Abilities() proxier.Abilities {
-	return proxier.Abilities{Counts: func(context.Context) (proxier.Counts, error) { return c.counts, c.err }}
+	return proxier.Abilities{Counts: func(context.Context) (connection.Counts, error) { return c.counts, c.err }}
 }
 
 func TestCountsAreThoseOfAllMembersThatCount(t *testing.T) {
 	early := time.Unix(1_000_000_000, 0)
 	of := func(since time.Time, names ...string) *counter {
-		c := &counter{counts: proxier.Counts{Since: since}}
+		c := &counter{counts: connection.Counts{Since: since}}
 		for i, name := range names {
-			c.counts.ServicePorts = append(c.counts.ServicePorts, proxier.ServicePortCounts{Name: nameOf(name), Connections: uint64(i + 1)})
+			c.counts.ServicePorts = append(c.counts.ServicePorts, connection.ServicePortCounts{Name: nameOf(name), Connections: uint64(i + 1)})
 		}
 		return c
 	}

@@ -104,7 +104,7 @@ func refused(status int) bool {
 }
 
 // Reachable returns whether the API server answered the last request, and how many
-// requests it did not answer, or refused. Pass it to metrics.Metrics.WatchAPIServer.
+// requests it did not answer, or refused. It is APIServer of metrics.Sources.
 func (l *Link) Reachable() (now bool, failures uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // Only the first packet of a connection passes the table nat, so the kernel's counter of a rule
@@ -135,9 +135,9 @@ func (t *tally) applied(update *desired.Update, m *model) {
 
 // Counts is for proxier.Abilities: it reads the counters of the rules from the kernel. It waits
 // for a sync, and a sync waits for it.
-func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
+func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 	if e.tally == nil {
-		return proxier.Counts{}, counting.ErrOff
+		return connection.Counts{}, counting.ErrOff
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -147,7 +147,7 @@ func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	}
 	values, err := e.guard.watcher.counters(ctx, t.ledger.Value)
 	if err != nil {
-		return proxier.Counts{}, fmt.Errorf("read counters of rules: %w", err)
+		return connection.Counts{}, fmt.Errorf("read counters of rules: %w", err)
 	}
 	e.settleTally()
 	for k, value := range values {

@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/counting"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // own gives a virtual server to a service port. What was counted is that of the last one.
@@ -20,9 +20,9 @@ func (e *Engine) own(key serverKey, name changetracker.ServicePortName) error {
 
 // Counts is for proxier.Abilities: it adds up the kernel's counters of real servers, over all
 // virtual servers of a service port.
-func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
+func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 	if e.tally == nil {
-		return proxier.Counts{}, counting.ErrOff
+		return connection.Counts{}, counting.ErrOff
 	}
 	e.mu.Lock()
 	began, programmed := e.tally.ledger.Clock(), e.table != nil
@@ -31,17 +31,17 @@ func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
 	if programmed {
 		k, err := e.system.kernel() // of its own, so that no sync waits
 		if err != nil {
-			return proxier.Counts{}, err
+			return connection.Counts{}, err
 		}
 		defer k.Close()
 		if all, err = k.List(); err != nil {
-			return proxier.Counts{}, err
+			return connection.Counts{}, err
 		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := ctx.Err(); err != nil {
-		return proxier.Counts{}, err
+		return connection.Counts{}, err
 	}
 	for key, v := range all {
 		if e.table != nil && e.table.virtuals[key] != nil {

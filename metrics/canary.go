@@ -1,10 +1,7 @@
 package metrics
 
 import (
-	"sync/atomic"
-
 	"github.com/prometheus/client_golang/prometheus"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/canary"
 )
@@ -13,27 +10,22 @@ const labelResult = "result"
 
 // canaryCollector collects the results of a canary at each scrape.
 type canaryCollector struct {
-	status atomic.Pointer[func() map[v1.IPFamily]canary.FamilyStatus]
+	sources *sources
 
 	passing, tests, lastSuccess, duration *prometheus.Desc
 }
 
-func newCanaryCollector() *canaryCollector {
+func newCanaryCollector(s *sources) *canaryCollector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName(serviceplane, "canary", name), help, labels, nil)
 	}
 	return &canaryCollector{
+		sources:     s,
 		passing:     desc("passing", "1 while the canary's connections through the proxy's rules reach their endpoint, otherwise 0.", labelFamily),
 		tests:       desc("tests_total", "Connections of the canary through the proxy's rules, by result: passed or failed.", labelFamily, labelResult),
 		lastSuccess: desc("last_success_timestamp_seconds", "Time when the canary's last successful test ended; 0 if none did.", labelFamily),
 		duration:    desc("duration_seconds", "Duration of the canary's last successful test.", labelFamily),
 	}
-}
-
-// WatchCanary sets the function that returns the results of a canary: canary.Canary.Status.
-// Without it, those metrics are missing.
-func (m *Metrics) WatchCanary(status func() map[v1.IPFamily]canary.FamilyStatus) {
-	m.canary.status.Store(&status)
 }
 
 // Describe implements prometheus.Collector.
@@ -45,11 +37,11 @@ func (c *canaryCollector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *canaryCollector) Collect(out chan<- prometheus.Metric) {
-	status := c.status.Load()
+	status := c.sources.now().Canary
 	if status == nil {
 		return
 	}
-	for name, s := range (*status)() {
+	for name, s := range status() {
 		send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 			out <- prometheus.MustNewConstMetric(d, kind, value, append([]string{string(name)}, labels...)...)
 		}

@@ -10,21 +10,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/connection"
 )
 
 const (
 	// countsTimeout is how long a scrape waits for the numbers of connections.
 	countsTimeout = 5 * time.Second
-	// defaultCounted is the default of WatchCounts.
+	// defaultCounted is the default of Options.MaxCounted.
 	defaultCounted = 1000
 	// others is the label of the service ports without a series. No Service has it with an
 	// empty namespace.
 	others = "others"
 )
-
-// Counts returns the numbers of connections of an IP family: Proxier.Counts of package proxier.
-type Counts func(context.Context, v1.IPFamily) (proxier.Counts, error)
 
 // numbers of a service port, in the order of countCollector.numbers.
 const (
@@ -38,18 +35,18 @@ const (
 
 type numbers [kindsOfNumbers]uint64
 
-func numbersOf(p *proxier.ServicePortCounts) numbers {
+func numbersOf(p *connection.ServicePortCounts) numbers {
 	return numbers{p.Connections, p.Traffic.PacketsIn, p.Traffic.PacketsOut, p.Traffic.BytesIn, p.Traffic.BytesOut}
 }
 
 // countCollector collects the numbers of service ports at each scrape.
 type countCollector struct {
 	connections, packets, bytes, losses *prometheus.Desc
+	sources                             *sources
 	families                            []v1.IPFamily
+	most                                int // series of service ports, in each family
 
 	mu       sync.Mutex // guards all below
-	read     Counts     // nil: none
-	most     int        // series of service ports, in each family
 	byFamily map[v1.IPFamily]*countSeries
 }
 
@@ -60,7 +57,7 @@ type countSeries struct {
 	sum   numbers
 }
 
-func newCountCollector(families []v1.IPFamily) *countCollector {
+func newCountCollector(s *sources, o *Options) *countCollector {
 	const service = "service"
 	labels := []string{labelFamily, labelNamespace, labelService, labelPort, labelProtocol}
 	const rest = "; service others is the sum of the service ports that have no series of their own."
@@ -72,26 +69,15 @@ func newCountCollector(families []v1.IPFamily) *countCollector {
 		packets:     desc(service+"_traffic_packets_total", "Packets of a service port to its endpoints (in) and from them (out)"+rest, append(labels, labelDirection)...),
 		bytes:       desc(service+"_traffic_bytes_total", "Bytes of a service port to its endpoints (in) and from them (out)"+rest, append(labels, labelDirection)...),
 		losses:      desc("traffic_losses_total", "How often the kernel dropped notifications of connections that had ended; each time, some traffic was not counted."),
-		families:    families,
+		sources:     s,
+		families:    o.Families,
+		most:        o.MaxCounted,
 		byFamily:    map[v1.IPFamily]*countSeries{},
 	}
-	for _, family := range families {
+	for _, family := range o.Families {
 		c.byFamily[family] = &countSeries{own: map[changetracker.ServicePortName]bool{}, other: map[changetracker.ServicePortName]numbers{}}
 	}
 	return c
-}
-
-// WatchCounts sets the function that returns the numbers of connections: Proxier.Counts, with
-// Config.CountConnections or Config.CountTraffic. What is not counted has no metric. In each IP
-// family, the first service ports that get connections have a series of their own, as many as
-// most says; the others share one. most is 1000 if it is 0 or less.
-func (m *Metrics) WatchCounts(counts Counts, most int) {
-	if most <= 0 {
-		most = defaultCounted
-	}
-	m.counts.mu.Lock()
-	defer m.counts.mu.Unlock()
-	m.counts.read, m.counts.most = counts, most
 }
 
 // Describe implements prometheus.Collector.
@@ -103,16 +89,17 @@ func (c *countCollector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *countCollector) Collect(out chan<- prometheus.Metric) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.read == nil {
+	read := c.sources.now().Counts
+	if read == nil {
 		return
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), countsTimeout) //nolint:forbidigo // a scrape has none
 	defer cancel()
 	losses, traffic := uint64(0), false
 	for _, family := range c.families {
-		counts, err := c.read(ctx, family)
+		counts, err := read(ctx, family)
 		if err != nil {
 			continue // the engine cannot count, or the next scrape has the numbers
 		}
@@ -128,7 +115,7 @@ func (c *countCollector) Collect(out chan<- prometheus.Metric) {
 
 // send sends the numbers of a service port that are known: engines that count no connections have
 // none, and some count bytes but no packets.
-func (c *countCollector) send(out chan<- prometheus.Metric, family v1.IPFamily, n changetracker.ServicePortName, values numbers, counts *proxier.Counts) {
+func (c *countCollector) send(out chan<- prometheus.Metric, family v1.IPFamily, n changetracker.ServicePortName, values numbers, counts *connection.Counts) {
 	labels := []string{string(family), n.Namespace, n.Name, n.Port, string(n.Protocol)}
 	one := func(desc *prometheus.Desc, value uint64, more ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(value), append(labels, more...)...)
@@ -149,7 +136,7 @@ func (c *countCollector) send(out chan<- prometheus.Metric, family v1.IPFamily, 
 
 // update sends the series. No series falls while its service port exists, nor does their sum
 // because a service port gets another series.
-func (s *countSeries) update(counts *proxier.Counts, most int, send func(changetracker.ServicePortName, numbers)) {
+func (s *countSeries) update(counts *connection.Counts, most int, send func(changetracker.ServicePortName, numbers)) {
 	exist := make(map[changetracker.ServicePortName]bool, len(counts.ServicePorts))
 	for i := range counts.ServicePorts {
 		exist[counts.ServicePorts[i].Name] = true

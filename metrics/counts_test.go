@@ -13,30 +13,30 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/metrics"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // TestMetricsOfCounts: at most so many service ports have a series, the rest is in one sum. A
 // series never falls while its service port exists, and no connection is in two series.
 func TestMetricsOfCounts(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	m, err := metrics.New(registry, metrics.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
+	m, err := metrics.New(registry, metrics.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, MaxCounted: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
 	const metric = "serviceplane_service_new_connections_total"
 	if families := scrape(t, registry); families[metric] != nil {
-		t.Error("there is the metric before WatchCounts")
+		t.Error("there is the metric without Sources.Counts")
 	}
 	var now string
 	var failure error
-	m.WatchCounts(func(ctx context.Context, family v1.IPFamily) (counts proxier.Counts, err error) {
+	m.Watch(metrics.Sources{Counts: func(ctx context.Context, family v1.IPFamily) (counts connection.Counts, err error) {
 		if _, limited := ctx.Deadline(); !limited || family != v1.IPv4Protocol {
 			t.Errorf("asked for %s, with a deadline: %v", family, limited)
 		}
 		for part := range strings.FieldsSeq(now) {
-			p := proxier.ServicePortCounts{Name: changetracker.ServicePortName{
+			p := connection.ServicePortCounts{Name: changetracker.ServicePortName{
 				NamespacedName: types.NamespacedName{Namespace: "shop", Name: part[:1]}, Port: "http", Protocol: v1.ProtocolTCP,
 			}}
 			if _, err := fmt.Sscan(part[2:], &p.Connections); err != nil {
@@ -46,7 +46,7 @@ func TestMetricsOfCounts(t *testing.T) {
 		}
 		counts.Connections = true
 		return counts, failure
-	}, 2)
+	}})
 	for _, step := range []struct{ counts, series string }{
 		{"", ""},
 		{"b=5", "b=5"},
@@ -87,40 +87,40 @@ func TestMetricsOfCounts(t *testing.T) {
 // number.
 func TestMetricsOfTraffic(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	m, err := metrics.New(registry, metrics.Options{})
+	m, err := metrics.New(registry, metrics.Options{MaxCounted: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := func(name string, connections uint64, traffic proxier.Traffic) proxier.ServicePortCounts {
+	port := func(name string, connections uint64, traffic connection.Traffic) connection.ServicePortCounts {
 		of := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: name}, Protocol: v1.ProtocolUDP}
-		return proxier.ServicePortCounts{Name: of, Connections: connections, Traffic: traffic}
+		return connection.ServicePortCounts{Name: of, Connections: connections, Traffic: traffic}
 	}
-	var now proxier.Counts
-	m.WatchCounts(func(_ context.Context, family v1.IPFamily) (counts proxier.Counts, err error) {
+	var now connection.Counts
+	m.Watch(metrics.Sources{Counts: func(_ context.Context, family v1.IPFamily) (counts connection.Counts, err error) {
 		if family == v1.IPv6Protocol {
-			return proxier.Counts{}, errors.ErrUnsupported
+			return connection.Counts{}, errors.ErrUnsupported
 		}
 		return now, nil
-	}, 1)
-	full := proxier.Traffic{PacketsIn: 1, PacketsOut: 2, BytesIn: 30, BytesOut: 40}
+	}})
+	full := connection.Traffic{PacketsIn: 1, PacketsOut: 2, BytesIn: 30, BytesOut: 40}
 	for _, step := range []struct {
 		name   string
-		counts proxier.Counts
+		counts connection.Counts
 		want   []string
 	}{
 		{
 			"both",
-			proxier.Counts{Connections: true, Traffic: true, ServicePorts: []proxier.ServicePortCounts{port("a", 7, full)}},
+			connection.Counts{Connections: true, Traffic: true, ServicePorts: []connection.ServicePortCounts{port("a", 7, full)}},
 			[]string{"bytes a in 30", "bytes a out 40", "connections a 7", "losses 0", "packets a in 1", "packets a out 2"},
 		},
 		{
 			"bytes of sockets",
-			proxier.Counts{Connections: true, Traffic: true, ServicePorts: []proxier.ServicePortCounts{port("a", 7, proxier.Traffic{BytesIn: 5})}},
+			connection.Counts{Connections: true, Traffic: true, ServicePorts: []connection.ServicePortCounts{port("a", 7, connection.Traffic{BytesIn: 5})}},
 			[]string{"bytes a in 5", "bytes a out 0", "connections a 7", "losses 0"},
 		},
 		{
 			"traffic alone",
-			proxier.Counts{Traffic: true, TrafficLosses: 3, ServicePorts: []proxier.ServicePortCounts{port("a", 0, full), port("b", 0, full), port("c", 0, full)}},
+			connection.Counts{Traffic: true, TrafficLosses: 3, ServicePorts: []connection.ServicePortCounts{port("a", 0, full), port("b", 0, full), port("c", 0, full)}},
 			[]string{"bytes a in 30", "bytes a out 40", "bytes others in 60", "bytes others out 80", "losses 3", "packets a in 1", "packets a out 2", "packets others in 2", "packets others out 4"},
 		},
 	} {

@@ -4,12 +4,12 @@
 //
 //	m, err := metrics.New(registry, metrics.Options{Mode: "nftables"})
 //	p, err := nftables.New(config, proxier.Deps{Observer: m})
-//	m.Watch(p.Status)
+//	m.Watch(metrics.Sources{Status: p.Status})
 //
 // The number of series does not depend on the number of Services: the labels are the
 // IP family, a traffic policy, a status code, the protocol, outcome and direction of a
 // connection, and the fixed lists of reasons and conditions. Only
-// Options.PerService, which is off by default, changes that, and WatchCounts, which has a
+// Options.PerService, which is off by default, changes that, and Sources.Counts, which has a
 // limit:
 //
 //	serviceplane_service_new_connections_total{ip_family,namespace,service,port,protocol}

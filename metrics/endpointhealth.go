@@ -1,8 +1,6 @@
 package metrics
 
 import (
-	"sync/atomic"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/serviceplane/serviceplane/endpointhealth"
@@ -12,16 +10,17 @@ const labelState = "state"
 
 // healthCollector collects the results of health checks at each scrape.
 type healthCollector struct {
-	status atomic.Pointer[func() endpointhealth.Status]
+	sources *sources
 
 	endpoints, unusual, checks, changes, syncs, refused, late *prometheus.Desc
 }
 
-func newHealthCollector() *healthCollector {
+func newHealthCollector(s *sources) *healthCollector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName(serviceplane, "endpoint_health", name), help, labels, nil)
 	}
 	return &healthCollector{
+		sources:   s,
 		endpoints: desc("endpoints", "Endpoints whose health is checked, each counted once for all service ports that agree how; state failing is a part of state checked.", labelState),
 		unusual:   desc("service_endpoints", "Endpoints of service ports that get no connections (ejected), that fail and get them because too many others are ejected (kept), or that do not get their whole share yet (starting).", labelState),
 		checks:    desc("checks_total", "Health checks that ended, by result: passed, failed, or untested for a reason on this node.", labelResult),
@@ -30,12 +29,6 @@ func newHealthCollector() *healthCollector {
 		refused:   desc("refused", "Service ports that are not checked because what chooses their health check is invalid."),
 		late:      desc("late", "Health checks that are due and wait for others to end."),
 	}
-}
-
-// WatchEndpointHealth sets the function that returns the results of health checks:
-// endpointhealth.Checker.Status. Without it, those metrics are missing.
-func (m *Metrics) WatchEndpointHealth(status func() endpointhealth.Status) {
-	m.health.status.Store(&status)
 }
 
 // Describe implements prometheus.Collector.
@@ -47,11 +40,11 @@ func (c *healthCollector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *healthCollector) Collect(out chan<- prometheus.Metric) {
-	status := c.status.Load()
+	status := c.sources.now().EndpointHealth
 	if status == nil {
 		return
 	}
-	s := (*status)()
+	s := status()
 	gauge := func(d *prometheus.Desc, value int, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
 	}

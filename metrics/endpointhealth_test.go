@@ -9,7 +9,7 @@ import (
 	"github.com/serviceplane/serviceplane/metrics"
 )
 
-// The metrics of health checks exist after WatchEndpointHealth.
+// The metrics of health checks exist with Sources.EndpointHealth.
 func TestMetricsOfHealthChecks(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m, err := metrics.New(registry, metrics.Options{})
@@ -18,14 +18,14 @@ func TestMetricsOfHealthChecks(t *testing.T) {
 	}
 	const prefix = "serviceplane_endpoint_health_"
 	if families := scrape(t, registry); families[prefix+"endpoints"] != nil {
-		t.Error("there is a metric of health checks before WatchEndpointHealth")
+		t.Error("there is a metric of health checks without Sources.EndpointHealth")
 	}
-	m.WatchEndpointHealth(func() endpointhealth.Status {
+	m.Watch(metrics.Sources{EndpointHealth: func() endpointhealth.Status {
 		return endpointhealth.Status{
 			Counters:  endpointhealth.Counters{Checks: 100, Passed: 1, Failures: 2, Untested: 3, Ejections: 4, Returns: 5, Syncs: 6},
 			Endpoints: 7, Failing: 8, Ejected: 9, Kept: 10, Starting: 11, Refused: 12, Late: 13,
 		}
-	})
+	}})
 	families := scrape(t, registry)
 	for _, c := range []struct {
 		metric, label string

@@ -31,7 +31,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	m.Watch(p.Status)
+	m.Watch(metrics.Sources{Status: p.Status})
 	p.OnServiceAdd(proxiertest.Service("shop", "web", proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("http", v1.ProtocolTCP, 80)))
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()

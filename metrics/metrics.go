@@ -21,6 +21,9 @@ type Options struct {
 	// "userspace". The number of series is then unbounded: up to eight for every service
 	// port that has ever had a connection. They stay after the Service is deleted.
 	PerService bool
+	// MaxCounted is how many service ports have series of their own in each IP family for
+	// Sources.Counts: the first ones that get connections. All others share one. 0 means 1,000.
+	MaxCounted int
 }
 
 // Metrics holds the collectors of one Provider. It implements proxier.Observer and
@@ -39,10 +42,6 @@ type Metrics struct {
 	flowsDeleted, repairs, writes, transactions, bytes *prometheus.CounterVec
 
 	connections *connections // only in mode userspace
-	canary      *canaryCollector
-	health      *healthCollector
-	counts      *countCollector
-	sockets     *socketCollector
 }
 
 var _ proxier.Observer = (*Metrics)(nil)
@@ -62,11 +61,10 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 	if len(o.Families) == 0 {
 		o.Families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	}
+	if o.MaxCounted <= 0 {
+		o.MaxCounted = defaultCounted
+	}
 	m := &Metrics{
-		canary:      newCanaryCollector(),
-		health:      newHealthCollector(),
-		counts:      newCountCollector(o.Families),
-		sockets:     newSocketCollector(o.Families),
 		syncs:       histogram("sync_proxy_rules_duration_seconds", "Duration of syncs, including failed ones.", durations),
 		full:        histogram("sync_full_proxy_rules_duration_seconds", "Duration of full syncs.", durations),
 		partial:     histogram("sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs.", durations),
@@ -87,7 +85,8 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 	}
 	all := []prometheus.Collector{
 		m.syncs, m.full, m.partial, m.programming, m.conntrack, m.lastSuccess, m.noLocalEndpoints, m.healthz, m.livez,
-		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes, newStatusCollector(&m.sources), m.canary, m.health, m.counts, m.sockets,
+		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes,
+		newStatusCollector(&m.sources), newCanaryCollector(&m.sources), newHealthCollector(&m.sources), newCountCollector(&m.sources, &o), newSocketCollector(&m.sources, o.Families),
 	}
 	ofMode := modeCounters(o.Mode)
 	for _, c := range ofMode {
@@ -153,24 +152,6 @@ func (m *Metrics) initSeries(families []v1.IPFamily, ofMode []*prometheus.Counte
 	if m.connections != nil {
 		m.connections.initSeries(families)
 	}
-}
-
-// Watch sets the function that returns the Provider's Status. Each scrape calls it once.
-// Without Watch, the metrics of the Status are missing.
-func (m *Metrics) Watch(status func() proxier.Status) { m.sources.status.Store(&status) }
-
-// WatchAPIServer sets the function that reports whether the API server answers, and how
-// often it did not: informer.Link.Reachable. Without it, those metrics are missing.
-func (m *Metrics) WatchAPIServer(reachable func() (now bool, failures uint64)) {
-	m.sources.apiServer.Store(&reachable)
-}
-
-// WatchPackets sets the functions that read the kernel's counts of packets:
-// LocalhostNodePorts and Invalid of iptables.Counters. Each scrape calls them. Without
-// them, and when they return false, those metrics are missing.
-func (m *Metrics) WatchPackets(localhostNodePorts, invalid func() (packets uint64, ok bool)) {
-	m.sources.localhostNodePorts.Store(&localhostNodePorts)
-	m.sources.invalid.Store(&invalid)
 }
 
 // ObserveHealth counts a response of the health server. Use it as

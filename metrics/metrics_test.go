@@ -105,7 +105,7 @@ func start(t *testing.T) *proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Watch(p.Status)
+	m.Watch(metrics.Sources{Status: p.Status})
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
@@ -425,16 +425,19 @@ func TestPacketsOfTheKernel(t *testing.T) {
 	const localhost, invalid = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"
 	families := scrape(t, registry)
 	if families[localhost] != nil || families[invalid] != nil {
-		t.Error("there are metrics of packets before WatchPackets")
+		t.Error("there are metrics of packets without a source")
 	}
-	m.WatchPackets(func() (uint64, bool) { return 7, true }, func() (uint64, bool) { return 9, false })
+	m.Watch(metrics.Sources{
+		LocalhostNodePorts: func() (uint64, bool) { return 7, true },
+		Invalid:            func() (uint64, bool) { return 9, false },
+	})
 	families = scrape(t, registry)
 	if got := value(t, families, localhost); got != 7 || families[invalid] != nil {
 		t.Errorf("%v packets to node ports, and %v invalid ones, want 7 and none", got, families[invalid])
 	}
 }
 
-// The metrics of the API server exist after WatchAPIServer.
+// The metrics of the API server exist with Sources.APIServer.
 func TestTheAPIServersMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m, err := metrics.New(registry, metrics.Options{})
@@ -443,10 +446,10 @@ func TestTheAPIServersMetrics(t *testing.T) {
 	}
 	const reachable, failures = "serviceplane_apiserver_reachable", "serviceplane_apiserver_failures_total"
 	if families := scrape(t, registry); families[reachable] != nil || families[failures] != nil {
-		t.Error("there is a metric of the API server before WatchAPIServer")
+		t.Error("there is a metric of the API server without Sources.APIServer")
 	}
 	for _, now := range []bool{true, false} {
-		m.WatchAPIServer(func() (bool, uint64) { return now, 7 })
+		m.Watch(metrics.Sources{APIServer: func() (bool, uint64) { return now, 7 }})
 		families := scrape(t, registry)
 		if up, n := value(t, families, reachable), value(t, families, failures); (up == 1) != now || n != 7 {
 			t.Errorf("reachable %v after %v failures, want %t after 7", up, n, now)
@@ -454,7 +457,7 @@ func TestTheAPIServersMetrics(t *testing.T) {
 	}
 }
 
-// The metrics of a canary exist after WatchCanary.
+// The metrics of a canary exist with Sources.Canary.
 func TestTheCanarysMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m, err := metrics.New(registry, metrics.Options{})
@@ -463,14 +466,14 @@ func TestTheCanarysMetrics(t *testing.T) {
 	}
 	const passing = "serviceplane_canary_passing"
 	if families := scrape(t, registry); families[passing] != nil {
-		t.Error("there is a metric of the canary before WatchCanary")
+		t.Error("there is a metric of the canary without Sources.Canary")
 	}
 	for state, want := range map[canary.State]float64{canary.StateWaiting: 0, canary.StatePassing: 1, canary.StateFailing: 0, canary.StateUntested: 0} {
-		m.WatchCanary(func() map[v1.IPFamily]canary.FamilyStatus {
+		m.Watch(metrics.Sources{Canary: func() map[v1.IPFamily]canary.FamilyStatus {
 			return map[v1.IPFamily]canary.FamilyStatus{v1.IPv6Protocol: {
 				State: state, Passed: 5, Failed: 2, LastSuccess: time.Unix(1700000000, 0), Took: 2 * time.Millisecond,
 			}}
-		})
+		}})
 		families := scrape(t, registry)
 		for metric, want := range map[string]float64{
 			passing: want,

@@ -1,8 +1,6 @@
 package metrics
 
 import (
-	"sync/atomic"
-
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 )
@@ -18,23 +16,20 @@ type Sockets struct {
 	Ended uint64
 }
 
-// SocketCounts returns the numbers of an IP family. After an error, a scrape lacks them.
-type SocketCounts func(family v1.IPFamily) (Sockets, error)
-
 // socketCollector collects the numbers of sockets at each scrape.
 type socketCollector struct {
-	counts   atomic.Pointer[SocketCounts]
-	forwards atomic.Pointer[ForwardCounts]
+	sources  *sources
 	families []v1.IPFamily
 
 	translated, ended, left, forwarded *prometheus.Desc
 }
 
-func newSocketCollector(families []v1.IPFamily) *socketCollector {
+func newSocketCollector(s *sources, families []v1.IPFamily) *socketCollector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName(serviceplane, "sockets", name), help, labels, nil)
 	}
 	return &socketCollector{
+		sources:    s,
 		families:   families,
 		translated: desc("translated_total", "Sockets that connected to a Service and were translated to an endpoint, without NAT.", labelFamily),
 		ended:      desc("ended_total", "Connected UDP sockets that were ended because their endpoint was gone.", labelFamily),
@@ -42,18 +37,6 @@ func newSocketCollector(families []v1.IPFamily) *socketCollector {
 		left:       desc("left_to_rules_total", "Sockets that connected to a frontend which sockets have, and were left to the rules, by reason: namespace, bound, empty or no_memory.", labelFamily, "reason"),
 	}
 }
-
-// WatchSockets sets the function that returns the numbers of sockets: Engine.SocketCounts of package
-// ebpf. Without it, those metrics are missing.
-func (m *Metrics) WatchSockets(counts SocketCounts) { m.sockets.counts.Store(&counts) }
-
-// ForwardCounts returns how many packets of an IP family were forwarded past the rules, and how many
-// of them to the other end of a veth. An error means that there are none. It may be called at any time.
-type ForwardCounts func(v1.IPFamily) (packets, toPeer uint64, err error)
-
-// WatchForward sets the function that returns the numbers of packets: Engine.ForwardCounts of package
-// ebpf. Without it, that metric is missing.
-func (m *Metrics) WatchForward(counts ForwardCounts) { m.sockets.forwards.Store(&counts) }
 
 // Describe implements prometheus.Collector.
 func (c *socketCollector) Describe(out chan<- *prometheus.Desc) {
@@ -65,13 +48,15 @@ func (c *socketCollector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *socketCollector) Collect(out chan<- prometheus.Metric) {
-	c.collectSockets(out)
-	counts := c.forwards.Load()
-	if counts == nil {
+	now := c.sources.now()
+	if now.Sockets != nil {
+		c.collectSockets(out, now)
+	}
+	if now.Forwarded == nil {
 		return
 	}
 	for _, family := range c.families {
-		packets, toPeer, err := (*counts)(family)
+		packets, toPeer, err := now.Forwarded(family)
 		if err != nil {
 			continue // nothing is attached
 		}
@@ -80,13 +65,9 @@ func (c *socketCollector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-func (c *socketCollector) collectSockets(out chan<- prometheus.Metric) {
-	counts := c.counts.Load()
-	if counts == nil {
-		return
-	}
+func (c *socketCollector) collectSockets(out chan<- prometheus.Metric, now *Sources) {
 	for _, family := range c.families {
-		n, err := (*counts)(family)
+		n, err := now.Sockets(family)
 		if err != nil {
 			continue // nothing is attached
 		}

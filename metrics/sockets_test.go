@@ -18,20 +18,19 @@ func TestSockets(t *testing.T) {
 	)
 	m, registry := measure(t, metrics.Options{Mode: "ebpf"})
 	if families := scrape(t, registry); families[translated] != nil || families[left] != nil || families[forwarded] != nil {
-		t.Error("sockets have metrics without WatchSockets and WatchForward")
+		t.Error("sockets have metrics without a source")
 	}
-	m.WatchSockets(func(family v1.IPFamily) (metrics.Sockets, error) {
+	m.Watch(metrics.Sources{Sockets: func(family v1.IPFamily) (metrics.Sockets, error) {
 		if family == v1.IPv6Protocol {
 			return metrics.Sockets{}, errors.New("nothing is attached")
 		}
 		return metrics.Sockets{Translated: 7, Ended: 3, Left: map[string]uint64{"bound": 2, "empty": 0}}, nil
-	})
-	m.WatchForward(func(family v1.IPFamily) (packets, toPeer uint64, err error) {
+	}, Forwarded: func(family v1.IPFamily) (packets, toPeer uint64, err error) {
 		if family == v1.IPv6Protocol {
 			return 0, 0, errors.New("nothing is attached")
 		}
 		return 9, 4, nil
-	})
+	}})
 	families := scrape(t, registry)
 	for _, c := range []struct {
 		name   string

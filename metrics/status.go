@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,14 +9,6 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
 )
-
-// sources are read at each scrape; nil means that the program has not set them.
-type sources struct {
-	status    atomic.Pointer[func() proxier.Status]
-	apiServer atomic.Pointer[func() (reachable bool, failures uint64)]
-
-	localhostNodePorts, invalid atomic.Pointer[func() (packets uint64, ok bool)]
-}
 
 // statusCollector collects the metrics that are read from the Status at each scrape.
 type statusCollector struct {
@@ -82,23 +73,22 @@ func (p *statusCollector) Collect(out chan<- prometheus.Metric) {
 	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, kind, value, labels...)
 	}
-	if reachable := p.sources.apiServer.Load(); reachable != nil {
-		now, failures := (*reachable)()
-		send(p.reachable, prometheus.GaugeValue, map[bool]float64{true: 1}[now])
+	now := p.sources.now()
+	if now.APIServer != nil {
+		reachable, failures := now.APIServer()
+		send(p.reachable, prometheus.GaugeValue, map[bool]float64{true: 1}[reachable])
 		send(p.unreached, prometheus.CounterValue, float64(failures))
 	}
-	for desc, read := range map[*prometheus.Desc]*func() (uint64, bool){
-		p.localhostNodePorts: p.sources.localhostNodePorts.Load(), p.invalid: p.sources.invalid.Load(),
-	} {
+	for desc, read := range map[*prometheus.Desc]func() (uint64, bool){p.localhostNodePorts: now.LocalhostNodePorts, p.invalid: now.Invalid} {
 		if read == nil {
 			continue
 		}
-		if packets, ok := (*read)(); ok {
+		if packets, ok := read(); ok {
 			send(desc, prometheus.CounterValue, float64(packets))
 		}
 	}
-	if status := p.sources.status.Load(); status != nil {
-		p.collect((*status)(), send)
+	if now.Status != nil {
+		p.collect(now.Status(), send)
 	}
 }
 

@@ -16,12 +16,12 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 	"github.com/serviceplane/serviceplane/userspace"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // patience is how long anything may take on a busy machine.
@@ -266,7 +266,7 @@ func TestConnectionsThroughAUserspaceProxyAreMeasured(t *testing.T) {
 func TestAShortageOfDescriptorsIsMeasured(t *testing.T) {
 	m, registry := measure(t, metrics.Options{Mode: "userspace"})
 	w := inUserspace(t, m, func(c *userspace.Config) { c.Budget = userspace.NewBudget(4) })
-	m.Watch(w.Status)
+	m.Watch(metrics.Sources{Status: w.Status})
 	w.add("web", "10.96.0.1", v1.ProtocolTCP, endpoint(t), "127.0.0.1")
 	w.add("names", "10.96.0.4", v1.ProtocolUDP, datagramEndpoint(t), "127.0.0.1")
 	if err := proxiertest.Sync(t.Context(), w); err != nil {

@@ -4,77 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 )
-
-// Counts are the numbers of new connections through service ports, and their traffic.
-type Counts struct {
-	// Since is when counting began. It begins with the first sync, and again when the process
-	// starts again; zero means that there was no sync yet.
-	Since time.Time
-	// ServicePorts has the service ports that have had connections.
-	ServicePorts []ServicePortCounts
-	// Connections says that new connections are counted: see Config.CountConnections. Otherwise their
-	// numbers are 0.
-	Connections bool
-	// Traffic says that traffic is counted: see Config.CountTraffic. Otherwise no Traffic grows, and
-	// TrafficProblem is why, if that was asked for.
-	Traffic        bool
-	TrafficProblem string
-	// TrafficLosses is how often the kernel dropped notifications of flows that had ended. Each time,
-	// the traffic of some flows since their last reading is missing.
-	TrafficLosses uint64
-}
-
-// ServicePortCounts are the numbers of a service port.
-type ServicePortCounts struct {
-	Name changetracker.ServicePortName
-	// Connections is the number of new connections that were sent to an endpoint. While the
-	// service port exists, it never falls: it includes endpoints that are gone. The same holds for
-	// Traffic.
-	Connections uint64
-	Traffic     Traffic
-	// Endpoints has the endpoints that have had connections, of those that the service port
-	// has now. An endpoint that was gone and returns begins at zero.
-	Endpoints []EndpointCounts
-}
-
-// EndpointCounts are the numbers of an endpoint of a service port.
-type EndpointCounts struct {
-	Endpoint    netip.AddrPort
-	Connections uint64
-	Traffic     Traffic
-}
-
-// Traffic is what passed through connections, to the endpoint (In) and from it (Out). If the
-// kernel counts it, the bytes include the headers of IP and above, and a packet is one of the
-// kernel, which may be several on the wire. Engines with sockets of their own count the
-// bytes that they copy, and no packets.
-type Traffic struct {
-	PacketsIn, PacketsOut, BytesIn, BytesOut uint64
-}
-
-// Plus returns the sum.
-func (t Traffic) Plus(o Traffic) Traffic {
-	return Traffic{t.PacketsIn + o.PacketsIn, t.PacketsOut + o.PacketsOut, t.BytesIn + o.BytesIn, t.BytesOut + o.BytesOut}
-}
-
-// Minus returns the difference.
-func (t Traffic) Minus(o Traffic) Traffic {
-	return Traffic{t.PacketsIn - o.PacketsIn, t.PacketsOut - o.PacketsOut, t.BytesIn - o.BytesIn, t.BytesOut - o.BytesOut}
-}
 
 // Counts returns the numbers of connections in an IP family, and their traffic. Concurrent calls
 // share one reading of the kernel. The error is errors.ErrUnsupported if Config.CountConnections
 // and Config.CountTraffic are off or the engine cannot count. Callers share the slices of the
 // answer, and must not change them.
-func (p *Proxier) Counts(ctx context.Context, name v1.IPFamily) (Counts, error) {
+func (p *Proxier) Counts(ctx context.Context, name v1.IPFamily) (connection.Counts, error) {
 	for _, f := range p.families {
 		if f.name == name {
 			counts, err := f.counting.share(ctx, f.counts)
@@ -84,11 +25,11 @@ func (p *Proxier) Counts(ctx context.Context, name v1.IPFamily) (Counts, error) 
 			return counts, err
 		}
 	}
-	return Counts{}, fmt.Errorf("count connections of %s: the engine cannot: %w", name, errors.ErrUnsupported)
+	return connection.Counts{}, fmt.Errorf("count connections of %s: the engine cannot: %w", name, errors.ErrUnsupported)
 }
 
 // counts joins what the engine counts with what connection tracking does.
-func (f *family) counts(ctx context.Context) (counts Counts, err error) {
+func (f *family) counts(ctx context.Context) (counts connection.Counts, err error) {
 	if f.can.Counts != nil {
 		counts, err = f.can.Counts(ctx)
 	} else {
@@ -110,7 +51,7 @@ type sharedReading struct {
 type pendingReading struct {
 	done      chan struct{}
 	abandoned bool // its caller has given up
-	counts    Counts
+	counts    connection.Counts
 	err       error
 }
 
@@ -120,7 +61,7 @@ var errNoReading = errors.New("the reading panicked")
 func newSharedReading() *sharedReading { return &sharedReading{turn: make(chan struct{}, 1)} }
 
 // share returns the outcome of a reading. The first caller runs it, with its own context.
-func (s *sharedReading) share(ctx context.Context, read func(context.Context) (Counts, error)) (Counts, error) {
+func (s *sharedReading) share(ctx context.Context, read func(context.Context) (connection.Counts, error)) (connection.Counts, error) {
 	for {
 		s.mu.Lock()
 		p, leads := s.next, s.next == nil
@@ -136,7 +77,7 @@ func (s *sharedReading) share(ctx context.Context, read func(context.Context) (C
 		select {
 		case <-p.done:
 		case <-ctx.Done():
-			return Counts{}, ctx.Err()
+			return connection.Counts{}, ctx.Err()
 		}
 		if !p.abandoned {
 			return p.counts, p.err
@@ -144,7 +85,7 @@ func (s *sharedReading) share(ctx context.Context, read func(context.Context) (C
 	}
 }
 
-func (s *sharedReading) run(ctx context.Context, p *pendingReading, read func(context.Context) (Counts, error)) {
+func (s *sharedReading) run(ctx context.Context, p *pendingReading, read func(context.Context) (connection.Counts, error)) {
 	defer close(p.done)
 	begin := func() {
 		s.mu.Lock()

@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -25,15 +26,15 @@ func (e *countingEngine) Abilities() proxier.Abilities {
 	return proxier.Abilities{Counts: e.Counts}
 }
 
-func (e *countingEngine) Counts(ctx context.Context) (proxier.Counts, error) {
+func (e *countingEngine) Counts(ctx context.Context) (connection.Counts, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.readings++
 	select {
 	case <-time.After(time.Second):
-		return proxier.Counts{ServicePorts: []proxier.ServicePortCounts{{Connections: e.readings}}}, e.err
+		return connection.Counts{ServicePorts: []connection.ServicePortCounts{{Connections: e.readings}}}, e.err
 	case <-ctx.Done():
-		return proxier.Counts{}, ctx.Err()
+		return connection.Counts{}, ctx.Err()
 	}
 }
 
@@ -92,11 +93,11 @@ func TestCountsNeedAnEngineThatCounts(t *testing.T) {
 func TestCountsAfterAPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		e := &countsEngine{counts: func() proxier.Counts {
+		e := &countsEngine{counts: func() connection.Counts {
 			if calls++; calls == 1 {
 				panic("slice bounds out of range")
 			}
-			return proxier.Counts{Connections: true}
+			return connection.Counts{Connections: true}
 		}}
 		p := newProxier(t, proxier.Deps{}, e)
 		func() {
@@ -117,9 +118,9 @@ func TestCountsAfterAPanic(t *testing.T) {
 
 type countsEngine struct {
 	fakeEngine
-	counts func() proxier.Counts
+	counts func() connection.Counts
 }
 
 func (e *countsEngine) Abilities() proxier.Abilities {
-	return proxier.Abilities{Counts: func(context.Context) (proxier.Counts, error) { return e.counts(), nil }}
+	return proxier.Abilities{Counts: func(context.Context) (connection.Counts, error) { return e.counts(), nil }}
 }

@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 )
 
@@ -94,7 +95,7 @@ type Conntrack struct {
 	// says where node ports are accepted, and has no frontends.
 	FollowTraffic func(family v1.IPFamily, outcomes []desired.Outcome, check desired.FlowCheck, selected func(*desired.Service) bool)
 	// AddTraffic returns counts with the traffic of an IP family.
-	AddTraffic func(ctx context.Context, family v1.IPFamily, counts Counts) (Counts, error)
+	AddTraffic func(ctx context.Context, family v1.IPFamily, counts connection.Counts) (connection.Counts, error)
 }
 
 // Settings are kernel settings that a proxy needs beside what its engine programs,

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // Engine is the data plane of one IP family. Calls of Apply, Cleanup and Close never overlap.
@@ -55,7 +55,7 @@ type Abilities struct {
 	// Counts returns the numbers of connections, sorted by name and by endpoint, as Config.CountConnections
 	// and, of connections that the engine terminates, Config.CountTraffic ask for. It runs concurrently
 	// with all others. It returns an error that is errors.ErrUnsupported if nothing is counted.
-	Counts func(ctx context.Context) (Counts, error)
+	Counts func(ctx context.Context) (connection.Counts, error)
 	// Verify reads the engine's objects from the kernel, and compares them with what Apply
 	// would program from scratch for the Update, which is full. It writes nothing, and does
 	// not trust what the engine remembers of earlier Updates. What is left to choice is no

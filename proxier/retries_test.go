@@ -264,7 +264,7 @@ func TestOneBadServicePortFiresNoAlert(t *testing.T) {
 	const last, queued, failures = "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
 		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total"
 	runWith(t, proxier.Config{}, proxier.Deps{Observer: observer}, func(t *testing.T, f *fixture) {
-		observer.Watch(f.Status)
+		observer.Watch(metrics.Sources{Status: f.Status})
 		f.v4.become(refuse(func(name string) bool { return name == "bad" }))
 		f.OnServiceAdd(service("bad", "10.0.0.1"))
 		f.OnServiceAdd(service("b", "10.0.0.2"))

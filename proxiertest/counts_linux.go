@@ -13,13 +13,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // Counter counts connections, as *proxier.Proxier does.
 type Counter interface {
-	Counts(ctx context.Context, family v1.IPFamily) (proxier.Counts, error)
+	Counts(ctx context.Context, family v1.IPFamily) (connection.Counts, error)
 }
 
 // Counts compares the numbers of Config.CountConnections with the connections that it opens to
@@ -214,7 +215,7 @@ func (c *countsTest) check(ctx context.Context) error {
 }
 
 // differences compares the counts of a family.
-func differences(family v1.IPFamily, got *proxier.Counts, ports map[changetracker.ServicePortName]*sentTo) error {
+func differences(family v1.IPFamily, got *connection.Counts, ports map[changetracker.ServicePortName]*sentTo) error {
 	want := map[changetracker.ServicePortName]string{}
 	for name, of := range ports {
 		want[name] = fmt.Sprintf("%d %v", of.all, of.endpoints)

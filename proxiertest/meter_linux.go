@@ -9,14 +9,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // meter counts the packets that a host sends and receives, by flow. The bytes are those of IP.
 type meter struct {
 	mu    sync.Mutex // guards all below
-	flows map[wire]proxier.Traffic
+	flows map[wire]connection.Traffic
 	// sent and acknowledged are sequence numbers of TCP, of the client (0) and of its server (1).
 	sent, acknowledged map[wire][2]uint32
 	// begun are the first packets of TCP, by sender. The kernel does not count some that are repeated.
@@ -44,7 +44,7 @@ func newMeter(tb testing.TB, host *Host) *meter {
 	}))
 	conn, err := file.SyscallConn()
 	netnstest.Check(tb, err)
-	m := &meter{flows: map[wire]proxier.Traffic{}, sent: map[wire][2]uint32{}, acknowledged: map[wire][2]uint32{}, begun: map[wire][2]int{}}
+	m := &meter{flows: map[wire]connection.Traffic{}, sent: map[wire][2]uint32{}, acknowledged: map[wire][2]uint32{}, begun: map[wire][2]int{}}
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		packet := make([]byte, 256)
@@ -68,7 +68,7 @@ func newMeter(tb testing.TB, host *Host) *meter {
 }
 
 // of returns the traffic of a flow: in is what the client has sent.
-func (m *meter) of(flow wire) proxier.Traffic {
+func (m *meter) of(flow wire) connection.Traffic {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.flows[flow]
@@ -107,10 +107,10 @@ func (m *meter) add(b []byte, size uint64, out bool) {
 		return
 	}
 	flow := wire{network, netip.AddrPortFrom(source, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(destination, binary.BigEndian.Uint16(b[2:]))}
-	more := proxier.Traffic{PacketsIn: 1, BytesIn: size}
+	more := connection.Traffic{PacketsIn: 1, BytesIn: size}
 	if !out {
 		flow.client, flow.target = flow.target, flow.client
-		more = proxier.Traffic{PacketsOut: 1, BytesOut: size}
+		more = connection.Traffic{PacketsOut: 1, BytesOut: size}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -98,7 +99,7 @@ type talk struct {
 	name     changetracker.ServicePortName
 	endpoint netip.AddrPort
 	// before does not count, endpointBefore not for the endpoint.
-	before, endpointBefore proxier.Traffic
+	before, endpointBefore connection.Traffic
 	udp                    bool
 }
 
@@ -236,18 +237,18 @@ func (x *trafficTest) check(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (x *trafficTest) differences(family v1.IPFamily, got *proxier.Counts) error {
+func (x *trafficTest) differences(family v1.IPFamily, got *connection.Counts) error {
 	want := map[changetracker.ServicePortName]*passed{}
 	for _, flow := range x.talks {
 		if flow.family != family {
 			continue
 		}
 		if want[flow.name] == nil {
-			want[flow.name] = &passed{endpoints: map[netip.AddrPort]proxier.Traffic{}}
+			want[flow.name] = &passed{endpoints: map[netip.AddrPort]connection.Traffic{}}
 		}
 		of, now := want[flow.name], x.meters[flow.from].of(flow.wire)
 		of.all = of.all.Plus(now.Minus(flow.before))
-		if more := now.Minus(flow.endpointBefore); x.has(flow) && more != (proxier.Traffic{}) {
+		if more := now.Minus(flow.endpointBefore); x.has(flow) && more != (connection.Traffic{}) {
 			of.endpoints[flow.endpoint] = of.endpoints[flow.endpoint].Plus(more)
 		}
 	}
@@ -257,7 +258,7 @@ func (x *trafficTest) differences(family v1.IPFamily, got *proxier.Counts) error
 			delete(want, p.Name)
 			continue
 		}
-		have := passed{p.Traffic, map[netip.AddrPort]proxier.Traffic{}}
+		have := passed{p.Traffic, map[netip.AddrPort]connection.Traffic{}}
 		for _, e := range p.Endpoints {
 			have.endpoints[e.Endpoint] = e.Traffic
 		}
@@ -267,7 +268,7 @@ func (x *trafficTest) differences(family v1.IPFamily, got *proxier.Counts) error
 		delete(want, p.Name)
 	}
 	for name, of := range want {
-		if of.all != (proxier.Traffic{}) && !x.isUncertain(name) {
+		if of.all != (connection.Traffic{}) && !x.isUncertain(name) {
 			errs = append(errs, fmt.Errorf("%s of %s: not counted, want %v", name, family, of))
 		}
 	}
@@ -282,8 +283,8 @@ func (x *trafficTest) isUncertain(name changetracker.ServicePortName) bool {
 
 // passed is the traffic of a service port, and of the endpoints that it has.
 type passed struct {
-	all       proxier.Traffic
-	endpoints map[netip.AddrPort]proxier.Traffic
+	all       connection.Traffic
+	endpoints map[netip.AddrPort]connection.Traffic
 }
 
 // has reports whether the service port of a flow has its endpoint.

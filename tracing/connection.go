@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/serviceplane/serviceplane/userspace/connection"
+	"github.com/serviceplane/serviceplane/connection"
 )
 
 // Names of the attributes of a connection's span. A sampler sees AttributePortName,

@@ -11,11 +11,11 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/tracing"
 	"github.com/serviceplane/serviceplane/userspace"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // Traces of syncs, for a collector on the same machine.

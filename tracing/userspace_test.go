@@ -19,13 +19,13 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 	"github.com/serviceplane/serviceplane/tracing"
 	"github.com/serviceplane/serviceplane/userspace"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

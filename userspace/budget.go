@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/userspace/connection"
+	"github.com/serviceplane/serviceplane/connection"
 )
 
 // Budget shares the descriptors of this process among the clients of service ports.

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/counting"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // served counts the connections that a service port's endpoints got.
@@ -20,11 +20,11 @@ type served struct {
 // tally counts connections and the bytes that pass, to the endpoint (in) and from it (out).
 type tally struct{ connections, in, out atomic.Uint64 }
 
-func (t *tally) traffic(counted bool) proxier.Traffic {
+func (t *tally) traffic(counted bool) connection.Traffic {
 	if !counted {
-		return proxier.Traffic{}
+		return connection.Traffic{}
 	}
-	return proxier.Traffic{BytesIn: t.in.Load(), BytesOut: t.out.Load()}
+	return connection.Traffic{BytesIn: t.in.Load(), BytesOut: t.out.Load()}
 }
 
 // tap counts the bytes of a connection: for the service port, and for the endpoint. That of an
@@ -68,7 +68,7 @@ func (b *balancer) hasEndpoint(endpoint netip.AddrPort) bool {
 }
 
 // counts returns the numbers that config asks for, with a sorted list of endpoints.
-func (b *balancer) counts(config *Config) (of proxier.ServicePortCounts) {
+func (b *balancer) counts(config *Config) (of connection.ServicePortCounts) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	connections := func(t *tally) uint64 {
@@ -79,28 +79,28 @@ func (b *balancer) counts(config *Config) (of proxier.ServicePortCounts) {
 	}
 	of.Connections, of.Traffic = connections(b.served.all), b.served.all.traffic(config.CountTraffic)
 	for endpoint, t := range b.served.endpoints {
-		of.Endpoints = append(of.Endpoints, proxier.EndpointCounts{Endpoint: endpoint, Connections: connections(t), Traffic: t.traffic(config.CountTraffic)})
+		of.Endpoints = append(of.Endpoints, connection.EndpointCounts{Endpoint: endpoint, Connections: connections(t), Traffic: t.traffic(config.CountTraffic)})
 	}
-	slices.SortFunc(of.Endpoints, func(a, b proxier.EndpointCounts) int { return a.Endpoint.Compare(b.Endpoint) })
+	slices.SortFunc(of.Endpoints, func(a, b connection.EndpointCounts) int { return a.Endpoint.Compare(b.Endpoint) })
 	return of
 }
 
 // Counts is for proxier.Abilities: it counts the connections, and the flows of UDP clients, that
 // were opened to an endpoint, and the bytes that it copied.
-func (e *Engine) Counts(context.Context) (proxier.Counts, error) {
+func (e *Engine) Counts(context.Context) (connection.Counts, error) {
 	if !e.config.CountConnections && !e.config.CountTraffic {
-		return proxier.Counts{}, counting.ErrOff
+		return connection.Counts{}, counting.ErrOff
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	all := proxier.Counts{Since: e.began, Connections: e.config.CountConnections, Traffic: e.config.CountTraffic}
+	all := connection.Counts{Since: e.began, Connections: e.config.CountConnections, Traffic: e.config.CountTraffic}
 	for name, s := range e.services {
 		of := s.balancer.counts(&e.config)
-		if of.Name = name; of.Connections > 0 || of.Traffic != (proxier.Traffic{}) {
+		if of.Name = name; of.Connections > 0 || of.Traffic != (connection.Traffic{}) {
 			all.ServicePorts = append(all.ServicePorts, of)
 		}
 	}
-	slices.SortFunc(all.ServicePorts, func(a, b proxier.ServicePortCounts) int { return a.Name.Compare(b.Name) })
+	slices.SortFunc(all.ServicePorts, func(a, b connection.ServicePortCounts) int { return a.Name.Compare(b.Name) })
 	return all, nil
 }
 

@@ -14,12 +14,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // countsOf returns the counts of the only service port.
-func countsOf(t *testing.T, e *Engine) proxier.ServicePortCounts {
+func countsOf(t *testing.T, e *Engine) connection.ServicePortCounts {
 	t.Helper()
 	counts, err := e.Counts(t.Context())
 	if err != nil || counts.Since.IsZero() || len(counts.ServicePorts) != 1 || counts.ServicePorts[0].Name != webName(v1.ProtocolTCP) {
@@ -92,7 +93,7 @@ func TestBytesAreCountedExactly(t *testing.T) {
 	other := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(io.Discard, conn) })
 	e, _ := observed(t, Config{Config: proxier.Config{CountTraffic: true}})
 	apply(t, e, web(v1.ProtocolTCP, echo))
-	expect := func(name changetracker.ServicePortName, all, endpoint proxier.Traffic) {
+	expect := func(name changetracker.ServicePortName, all, endpoint connection.Traffic) {
 		t.Helper()
 		poll.Nil(t, "bytes are counted", func() error {
 			counts, err := e.Counts(t.Context())
@@ -111,7 +112,7 @@ func TestBytesAreCountedExactly(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	sent := proxier.Traffic{}
+	sent := connection.Traffic{}
 	talk := func(text string) {
 		_ = conn.SetDeadline(time.Now().Add(patience))
 		var sending sync.WaitGroup
@@ -120,7 +121,7 @@ func TestBytesAreCountedExactly(t *testing.T) {
 			t.Errorf("read: %v", err)
 		}
 		sending.Wait()
-		sent = sent.Plus(proxier.Traffic{BytesIn: uint64(len(text)), BytesOut: uint64(len(text))})
+		sent = sent.Plus(connection.Traffic{BytesIn: uint64(len(text)), BytesOut: uint64(len(text))})
 	}
 	talk("small")
 	expect(webName(v1.ProtocolTCP), sent, sent)
@@ -132,7 +133,7 @@ func TestBytesAreCountedExactly(t *testing.T) {
 	if _, err := ask(t, at(t, e, RoleInternal), "to another endpoint"); err != nil {
 		t.Error(err)
 	}
-	more := proxier.Traffic{BytesIn: uint64(len("to another endpoint"))}
+	more := connection.Traffic{BytesIn: uint64(len("to another endpoint"))}
 	expect(webName(v1.ProtocolTCP), sent.Plus(more), more)
 
 	apply(t, e, web(v1.ProtocolUDP, udpServer(t, "answer to "))) // the other one is gone
@@ -142,6 +143,6 @@ func TestBytesAreCountedExactly(t *testing.T) {
 	}
 	defer client.Close()
 	answer, _ := askFrom(t, client, at(t, e, RoleInternal), "ping")
-	sent = proxier.Traffic{BytesIn: uint64(len("ping")), BytesOut: uint64(len(answer))}
+	sent = connection.Traffic{BytesIn: uint64(len("ping")), BytesOut: uint64(len(answer))}
 	expect(webName(v1.ProtocolUDP), sent, sent)
 }

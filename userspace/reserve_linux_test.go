@@ -18,6 +18,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
@@ -27,7 +28,6 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // portalled is a running Provider with portals of nftables.

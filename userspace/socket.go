@@ -12,9 +12,9 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/pause"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // socket is one listening socket of a service port.

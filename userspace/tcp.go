@@ -10,8 +10,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // tcpSocket accepts the connections of a service port.

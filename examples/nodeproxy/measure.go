@@ -16,6 +16,7 @@ type measured struct {
 
 	registry *prometheus.Registry
 	client   *metrics.Client
+	sources  metrics.Sources
 }
 
 // measure returns the metrics of the mode, the client, the process and the build.
@@ -30,29 +31,30 @@ func (o *options) measure() (*measured, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &measured{m, registry, client}, nil
+	return &measured{Metrics: m, registry: registry, client: client}, nil
 }
 
 // watch shows the status of a proxy, the results of its canary, and of health checks.
 func (m *measured) watch(o *options, p *testedProxy, health *endpointhealth.Checker, config proxier.Config) {
-	m.Watch(p.Status)
+	m.sources = metrics.Sources{Status: p.Status}
 	if p.canary != nil {
-		m.WatchCanary(p.canary.Status)
+		m.sources.Canary = p.canary.Status
 	}
 	if health != nil {
-		m.WatchEndpointHealth(health.Status)
+		m.sources.EndpointHealth = health.Status
 	}
 	if o.countConnections || o.countTraffic {
-		m.WatchCounts(p.Counts, 0)
+		m.sources.Counts = p.Counts
 	}
 	if o.mode() == modeEBPF {
-		m.WatchSockets(o.engines.counts)
+		m.sources.Sockets = o.engines.counts
 		if len(o.ebpf.forwardDevices) > 0 {
-			m.WatchForward(o.engines.forwarded)
+			m.sources.Forwarded = o.engines.forwarded
 		}
 	}
 	if o.mode() == modeIPTables { // the kernel counts
 		packets := iptables.NewCounters(o.iptablesConfig(config))
-		m.WatchPackets(packets.LocalhostNodePorts, packets.Invalid)
+		m.sources.LocalhostNodePorts, m.sources.Invalid = packets.LocalhostNodePorts, packets.Invalid
 	}
+	m.Watch(m.sources)
 }

@@ -30,7 +30,8 @@ func (o *options) apiSource(node string, p proxier.Provider, m *measured, log *z
 	link := informer.NewLink(informer.LinkOptions{Logger: log})
 	link.Attach(config)
 	config.Wrap(m.client.Wrap)
-	m.WatchAPIServer(link.Reachable)
+	m.sources.APIServer = link.Reachable
+	m.Watch(m.sources)
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("load API server configuration: %w", err)

@@ -122,7 +122,7 @@ func run(ctx context.Context, kubeconfig, conf string) error {
 	if err != nil {
 		return err
 	}
-	measured.Watch(proxy.Status)
+	measured.Watch(metrics.Sources{Status: proxy.Status})
 	http.Handle("/metrics", promhttp.Handler())
 	http.Handle("/", healthcheck.NewHandler(proxy.Status, healthcheck.HandlerOptions{}))
 	server := healthcheck.Server{Name: "healthz", Address: "127.0.0.1:10256", Handler: http.DefaultServeMux}

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // ErrOff is the answer of an engine that does not count.
@@ -51,7 +51,7 @@ type port struct {
 
 type numbers struct {
 	connections uint64
-	traffic     proxier.Traffic
+	traffic     connection.Traffic
 }
 
 func (n numbers) plus(more numbers) numbers {
@@ -196,6 +196,6 @@ func has(s *desired.Service, endpoint netip.AddrPort) bool {
 }
 
 // Counts returns the numbers, sorted.
-func (l *Ledger[K]) Counts() proxier.Counts {
-	return proxier.Counts{Since: l.since, Connections: true, ServicePorts: list(l.ports)}
+func (l *Ledger[K]) Counts() connection.Counts {
+	return connection.Counts{Since: l.since, Connections: true, ServicePorts: list(l.ports)}
 }

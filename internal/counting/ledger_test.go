@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 func name(n string) changetracker.ServicePortName {
@@ -30,7 +30,7 @@ func service(name string, endpoint byte) *desired.Service {
 // text prints the numbers: "a=3(.1=2)" has 3 connections, of which endpoint 10.0.0.1 has 2.
 func (l *Ledger[K]) text() string { return textOf(l.Counts()) }
 
-func textOf(counts proxier.Counts) string {
+func textOf(counts connection.Counts) string {
 	var parts []string
 	for _, p := range counts.ServicePorts {
 		var endpoints []string
@@ -43,7 +43,7 @@ func textOf(counts proxier.Counts) string {
 }
 
 func TestSum(t *testing.T) {
-	count := func(n map[string]Owner) proxier.Counts {
+	count := func(n map[string]Owner) connection.Counts {
 		l := NewLedger[string]()
 		for counter, of := range n {
 			l.Add(counter, uint64(len(counter)), of, 0)

@@ -6,13 +6,13 @@ import (
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/connection"
 )
 
 // Sum adds up the counts of two engines that serve different connections, or different counts of
 // one engine.
-func Sum(a, b proxier.Counts) proxier.Counts {
-	sum := proxier.Counts{
+func Sum(a, b connection.Counts) connection.Counts {
+	sum := connection.Counts{
 		Since: a.Since, Connections: a.Connections || b.Connections, Traffic: a.Traffic || b.Traffic, TrafficProblem: cmp.Or(a.TrafficProblem, b.TrafficProblem),
 		TrafficLosses: a.TrafficLosses + b.TrafficLosses,
 	}
@@ -20,7 +20,7 @@ func Sum(a, b proxier.Counts) proxier.Counts {
 		sum.Since = b.Since
 	}
 	ports := map[changetracker.ServicePortName]*port{}
-	for _, counts := range []proxier.Counts{a, b} {
+	for _, counts := range []connection.Counts{a, b} {
 		for _, of := range counts.ServicePorts {
 			p := ports[of.Name]
 			if p == nil {
@@ -39,17 +39,17 @@ func Sum(a, b proxier.Counts) proxier.Counts {
 }
 
 // list returns the numbers, sorted.
-func list(ports map[changetracker.ServicePortName]*port) []proxier.ServicePortCounts {
-	all := make([]proxier.ServicePortCounts, 0, len(ports))
+func list(ports map[changetracker.ServicePortName]*port) []connection.ServicePortCounts {
+	all := make([]connection.ServicePortCounts, 0, len(ports))
 	for _, name := range slices.SortedFunc(maps.Keys(ports), changetracker.ServicePortName.Compare) {
 		p, sum := ports[name], ports[name].gone
-		of := proxier.ServicePortCounts{Name: name}
+		of := connection.ServicePortCounts{Name: name}
 		for endpoint, n := range p.endpoints {
 			sum = sum.plus(n)
-			of.Endpoints = append(of.Endpoints, proxier.EndpointCounts{Endpoint: endpoint, Connections: n.connections, Traffic: n.traffic})
+			of.Endpoints = append(of.Endpoints, connection.EndpointCounts{Endpoint: endpoint, Connections: n.connections, Traffic: n.traffic})
 		}
 		of.Connections, of.Traffic = sum.connections, sum.traffic
-		slices.SortFunc(of.Endpoints, func(a, b proxier.EndpointCounts) int { return a.Endpoint.Compare(b.Endpoint) })
+		slices.SortFunc(of.Endpoints, func(a, b connection.EndpointCounts) int { return a.Endpoint.Compare(b.Endpoint) })
 		all = append(all, of)
 	}
 	return all

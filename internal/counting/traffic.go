@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // mostOpen and mostOfPort are how many open flows a Traffic remembers, of all service ports and of
@@ -44,7 +44,7 @@ type followed struct {
 // openFlow is the traffic of an open flow that is in the numbers, and whose it is: nil if that
 // is not known yet.
 type openFlow struct {
-	traffic proxier.Traffic
+	traffic connection.Traffic
 	of      *followed
 	listing uint32 // the last one that had it
 }
@@ -61,7 +61,7 @@ func NewTraffic() *Traffic {
 type Seen struct {
 	Identity uint64
 	desired.Flow
-	Traffic proxier.Traffic
+	Traffic connection.Traffic
 }
 
 // Begin is called for each flow that is open when counting begins: its traffic up to now does not
@@ -164,7 +164,7 @@ func (t *Traffic) owner(f *Seen, nodePort func(netip.Addr) bool) *followed {
 }
 
 // add counts what a flow has more than before.
-func (t *Traffic) add(of *followed, f *Seen, before proxier.Traffic) {
+func (t *Traffic) add(of *followed, f *Seen, before connection.Traffic) {
 	if of == nil || of.deleted {
 		return
 	}
@@ -228,12 +228,12 @@ func (t *Traffic) disown(of *followed) {
 }
 
 // Counts returns the numbers of service ports with traffic, sorted.
-func (t *Traffic) Counts() proxier.Counts {
+func (t *Traffic) Counts() connection.Counts {
 	ports := map[changetracker.ServicePortName]*port{}
 	for name, of := range t.services {
 		if of.gone != (numbers{}) || len(of.endpoints) > 0 {
 			ports[name] = of.port
 		}
 	}
-	return proxier.Counts{Since: t.since, Traffic: true, ServicePorts: list(ports)}
+	return connection.Counts{Since: t.since, Traffic: true, ServicePorts: list(ports)}
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // trafficText prints "a=30(.1=20)": endpoint 10.0.0.1 of service a has 20 bytes of 30.
@@ -42,7 +42,7 @@ func served(service string, endpoints ...byte) *desired.Service {
 func flow(number uint64, to netip.AddrPort, endpoint byte, size uint64) *Seen {
 	return &Seen{
 		Identity: number, Flow: desired.Flow{Protocol: desired.TCP, Dialled: to, Server: owner("", endpoint).Endpoint},
-		Traffic: proxier.Traffic{PacketsIn: 1, BytesIn: 1, BytesOut: size},
+		Traffic: connection.Traffic{PacketsIn: 1, BytesIn: 1, BytesOut: size},
 	}
 }
 

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/userspace"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // TestEveryValueHasItsOwnName: docs/STABILITY.md announces new values, so String and

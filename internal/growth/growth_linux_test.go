@@ -371,7 +371,7 @@ func scrapes(build func(int) cluster) work {
 		registry := prometheus.NewRegistry()
 		m, err := metrics.New(registry, metrics.Options{})
 		netnstest.Check(t, err)
-		m.Watch(recording(t, build(size)).Status)
+		m.Watch(metrics.Sources{Status: recording(t, build(size)).Status})
 		return func() {
 			if _, err := registry.Gather(); err != nil {
 				t.Fatal(err)

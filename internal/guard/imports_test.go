@@ -87,7 +87,7 @@ func TestImports(t *testing.T) {
 func (p *pkg) faults() (faults []string) {
 	for _, dep := range p.Deps {
 		for heavy, users := range importers {
-			used := dep == heavy || within(dep, heavy) && !within(dep, module) // userspace/connection is not the engine
+			used := dep == heavy || within(dep, heavy) && !within(dep, module) // a package below a heavy one is not it
 			if used && !slices.ContainsFunc(users, func(u string) bool { return within(p.ImportPath, module+"/"+u) }) {
 				faults = append(faults, "depends on "+dep)
 			}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -56,7 +57,7 @@ func BenchmarkCounts(b *testing.B) {
 			reportCounting(b, cpus)
 		})
 		b.Run("reading", func(b *testing.B) {
-			var last proxier.Counts
+			var last connection.Counts
 			f := measure(runs, func() {}, func() { last = readCounts(b, nodes[1].engine) })
 			all, counters := uint64(0), 0
 			for _, p := range last.ServicePorts {
@@ -71,7 +72,7 @@ func BenchmarkCounts(b *testing.B) {
 	})
 }
 
-func readCounts(b *testing.B, e *Engine) proxier.Counts {
+func readCounts(b *testing.B, e *Engine) connection.Counts {
 	counts, err := e.Counts(b.Context())
 	if err != nil {
 		b.Fatal(err)

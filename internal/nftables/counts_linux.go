@@ -16,10 +16,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // Packets count connections in sets of their own, under the keys of the maps to endpoints: only
@@ -106,19 +106,19 @@ func (e *Engine) findCounters(ctx context.Context, update *desired.Update) error
 }
 
 // Counts is for proxier.Abilities.
-func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
+func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 	if e.counts == nil {
-		return proxier.Counts{}, counting.ErrOff
+		return connection.Counts{}, counting.ErrOff
 	}
 	unlock := e.counts.lock()
 	began, missing := e.counts.ledger.Clock(), e.counts.missing
 	unlock()
 	if missing != nil {
-		return proxier.Counts{}, missing
+		return connection.Counts{}, missing
 	}
 	values, err := e.readCounters(ctx)
 	if err != nil {
-		return proxier.Counts{}, err
+		return connection.Counts{}, err
 	}
 	defer e.counts.lock()()
 	if len(values) > 0 {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
@@ -139,9 +140,9 @@ func (c *counted) check(m model, when string) {
 }
 
 // byName also checks that no endpoint is there twice, and that their sum is not too large.
-func byName(t *testing.T, counts proxier.Counts) map[changetracker.ServicePortName]proxier.ServicePortCounts {
+func byName(t *testing.T, counts connection.Counts) map[changetracker.ServicePortName]connection.ServicePortCounts {
 	t.Helper()
-	ports := map[changetracker.ServicePortName]proxier.ServicePortCounts{}
+	ports := map[changetracker.ServicePortName]connection.ServicePortCounts{}
 	for _, p := range counts.ServicePorts {
 		sum, last := uint64(0), netip.AddrPort{}
 		for _, e := range p.Endpoints {
@@ -239,7 +240,7 @@ func TestCountsBesideSyncsNeitherLoseNorDouble(t *testing.T) {
 				c.connect(s, &s.Frontends[0], 1)
 			}
 		})
-		last := map[changetracker.ServicePortName]proxier.ServicePortCounts{}
+		last := map[changetracker.ServicePortName]connection.ServicePortCounts{}
 		running.Go(func() {
 			for ctx.Err() == nil {
 				got, err := c.Counts(ctx)

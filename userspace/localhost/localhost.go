@@ -14,12 +14,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // Engine is a proxier.Engine that adds node ports at localhost to another one. It has the
@@ -225,7 +225,7 @@ func (e *Engine) descriptors() connection.Descriptors {
 func (e *Engine) Sockets() []userspace.Site { return e.sockets.Sockets() }
 
 // Counts is for Abilities.
-func (e *Engine) Counts(ctx context.Context) (proxier.Counts, error) {
+func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 	counts, err := e.kernel.Abilities().Counts(ctx)
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) { // then the sockets may count traffic
 		return counts, err

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/proxier"
-	"github.com/serviceplane/serviceplane/userspace/connection"
 )
 
 // printer is a proxier.Observer that also observes connections.

@@ -1,6 +1,6 @@
-// Package connection holds the types with which package userspace reports connections.
-// Metrics and tracing import it instead of the proxy itself, which a program with
-// another engine does not need.
+// Package connection holds what engines tell of connections: their numbers by service port and
+// endpoint, and a report about each that package userspace has served. It has only types, so that
+// who reads them needs no engine.
 package connection
 
 import (
