@@ -48,7 +48,7 @@ type Abilities struct {
 	// errors.ErrUnsupported if the kernel lets it not watch.
 	Watch func(ctx context.Context, damaged func(Damage)) error
 	// Plan prints what Apply would program from scratch. It needs no privilege, and does not access
-	// the kernel.
+	// the kernel. It runs concurrently with all others.
 	Plan func(update desired.Update) (text string, err error)
 	// Dump prints the kernel objects that the engine has programmed.
 	Dump func(ctx context.Context, w io.Writer) error
@@ -60,7 +60,8 @@ type Abilities struct {
 	// would program from scratch for the Update, which is full. It writes nothing, and does
 	// not trust what the engine remembers of earlier Updates. What is left to choice is no
 	// difference, such as the order of endpoints or of numbers, and neither is what packets
-	// write. Calls never overlap with Apply, Cleanup or Close.
+	// write. Calls never overlap with Apply, Cleanup or Close, which wait for it to return: soon
+	// after ctx ends.
 	Verify func(ctx context.Context, update desired.Update) (Verification, error)
 	// Descriptors are how many file descriptors of this process its clients use; Limit is 0 if they
 	// are not counted. It may be called at any time, and must return soon.

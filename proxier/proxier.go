@@ -36,6 +36,7 @@ type Proxier struct {
 	logged   bool          // the first sync; guarded by syncing
 	onlyNode chan struct{} // closed when the first sync waits for the node alone
 	lonely   sync.Once     // closes onlyNode
+	verifies exclusive     // held by Verify, before syncing
 	syncing  exclusive     // held by a sync, by Cleanup and by Verify
 	queued   atomic.Int64  // time of the last Trigger, in Unix nanoseconds
 	awaited  atomic.Int32  // how many calls of Sync wait

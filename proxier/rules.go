@@ -14,18 +14,17 @@ import (
 )
 
 // Rules returns what the engine of each IP family programs for one Service, in words of
-// the engine's own tools: what a Planner prints for the programmed State with this Service
+// the engine's own tools: what Plan of its Abilities prints for the programmed State with this Service
 // alone, without what it prints for no Service. In the kernel, a Service among others has the
 // same elements and rules, but iptables may have them in further chains, and numbers may differ.
 //
-// A family is missing if the Service is not programmed in it, or if its engine is no Planner.
+// A family is missing if the Service is not programmed in it, or if its engine has no Plan.
 // The error wraps ErrNotProgrammed if no family has been programmed, and
 // errors.ErrUnsupported if the Service is programmed but no engine can plan.
 func (p *Proxier) Rules(ctx context.Context, name types.NamespacedName) (map[v1.IPFamily]string, error) {
-	if err := p.syncing.lock(ctx); err != nil {
+	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("rules: %w", err)
 	}
-	defer p.syncing.unlock()
 	rules, programmed, unsupported := map[v1.IPFamily]string{}, false, false
 	for _, f := range p.families {
 		now := f.current()

@@ -56,6 +56,15 @@ func TestRulesOfOneService(t *testing.T) {
 		if err != nil || len(got) != 1 || got[v1.IPv4Protocol] != want {
 			t.Errorf("Rules = %v, %q, want %q", err, got, want)
 		}
+		applying, applied := make(chan struct{}), make(chan struct{})
+		f.v4.apply = func(desired.Update) (proxier.Result, error) { applying <- struct{}{}; <-applied; return proxier.Result{}, nil }
+		f.Trigger()
+		<-applying
+		if during, err := f.Rules(t.Context(), web); err != nil || during[v1.IPv4Protocol] != want {
+			t.Errorf("Rules during a sync = %v, %q, want %q", err, during, want)
+		}
+		close(applied)
+		f.v4.apply = nil
 		web.Name = "nobody"
 		if got, err := f.Rules(t.Context(), web); err != nil || len(got) > 0 {
 			t.Errorf("Rules of an unknown Service = %v, %q, want none", err, got)

@@ -78,15 +78,38 @@ func (v *Verification) Agrees() bool { return v.Err == nil && v.Total == 0 }
 // Programmed. It changes nothing. Changes that wait for their sync are no difference. Service
 // ports in Status.Failed may differ, and after a failed sync any may.
 //
-// It waits for a sync that runs, and syncs wait for it: for about as long as a full sync. The
-// error is that of ctx, or runner.ErrEnded when Run ends or has ended.
-func (p *Proxier) Verify(ctx context.Context) (map[v1.IPFamily]Verification, error) {
+// It waits for a sync that runs. It gives way to a sync that comes, and begins again after it; after
+// three of them, the next sync waits: for about as long as a full sync. The error is that of ctx, or
+// runner.ErrEnded when Run ends or has ended.
+func (p *Proxier) Verify(ctx context.Context) (results map[v1.IPFamily]Verification, err error) {
+	if err := p.verifies.lock(ctx); err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	defer p.verifies.unlock()
+	for givenWay := 0; ; givenWay++ {
+		results, err = p.verify(ctx, givenWay < maxGivenWay)
+		if !errors.Is(err, errGivesWay) {
+			return results, err
+		}
+	}
+}
+
+// maxGivenWay is how many syncs a call of Verify lets pass: events may never pause.
+const maxGivenWay = 3
+
+var errGivesWay = errors.New("a sync comes first")
+
+func (p *Proxier) verify(ctx context.Context, givesWay bool) (map[v1.IPFamily]Verification, error) {
 	if err := p.syncing.lock(ctx); err != nil {
 		return nil, fmt.Errorf("verify: %w", err)
 	}
 	defer p.syncing.unlock()
 	if isClosed(p.runner.Done()) {
 		return nil, fmt.Errorf("verify: %w", runner.ErrEnded)
+	}
+	var wanted <-chan struct{}
+	if givesWay {
+		wanted = p.syncing.whenWanted()
 	}
 	untilEnd, stop := context.WithCancelCause(ctx)
 	found := make([]Verification, len(p.families))
@@ -95,6 +118,8 @@ func (p *Proxier) Verify(ctx context.Context) (map[v1.IPFamily]Verification, err
 		select {
 		case <-p.runner.Done():
 			stop(runner.ErrEnded)
+		case <-wanted:
+			stop(errGivesWay)
 		case <-untilEnd.Done():
 		}
 	})
@@ -159,47 +184,76 @@ func (p *programmed) update() desired.Update {
 	return desired.NewUpdater().Next(step, p.resolver, p.globals, true)
 }
 
-// exclusive is a mutex that can be waited for with a context.
+// exclusive is a mutex that can be waited for with a context. Who waits gets it in turn.
 type exclusive struct {
-	mu    sync.Mutex // guards all below
-	held  bool
-	freed chan struct{} // closed by unlock; nil while nobody waits
+	mu     sync.Mutex // guards all below
+	held   bool
+	queue  []chan struct{} // each is closed when its turn has come
+	wanted chan struct{}   // closed when the queue is not empty; nil while the holder does not ask
 }
 
 func (e *exclusive) lock(ctx context.Context) error {
-	for {
-		freed := e.take()
-		if freed == nil {
-			return nil
-		}
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	turn := e.enqueue()
+	if turn == nil {
+		return nil
+	}
+	select {
+	case <-turn:
+		return nil
+	case <-ctx.Done():
+		e.leave(turn)
+		return ctx.Err()
 	}
 }
 
-// take returns nil if it has the lock, and otherwise what to wait for.
-func (e *exclusive) take() (freed <-chan struct{}) {
+// enqueue returns nil if it has the lock, and otherwise what to wait for.
+func (e *exclusive) enqueue() chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.held {
 		e.held = true
 		return nil
 	}
-	if e.freed == nil {
-		e.freed = make(chan struct{})
+	turn := make(chan struct{})
+	if e.queue = append(e.queue, turn); e.wanted != nil && len(e.queue) == 1 {
+		close(e.wanted)
 	}
-	return e.freed
+	return turn
+}
+
+// leave gives up waiting, and the lock if its turn has come meanwhile.
+func (e *exclusive) leave(turn chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if i := slices.Index(e.queue, turn); i >= 0 {
+		e.queue = slices.Delete(e.queue, i, i+1)
+	} else {
+		e.pass()
+	}
 }
 
 func (e *exclusive) unlock() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.held = false
-	if e.freed != nil {
-		close(e.freed)
-		e.freed = nil
+	e.wanted = nil
+	e.pass()
+}
+
+// pass gives the lock to the first that waits.
+func (e *exclusive) pass() {
+	if e.held = len(e.queue) > 0; e.held {
+		close(e.queue[0])
+		e.queue = e.queue[1:]
 	}
+}
+
+// whenWanted returns what is closed when another one waits for the lock. Its holder calls it once.
+func (e *exclusive) whenWanted() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.wanted = make(chan struct{})
+	if len(e.queue) > 0 {
+		close(e.wanted)
+	}
+	return e.wanted
 }
