@@ -18,7 +18,10 @@ type flowTracker struct {
 	sockets map[changetracker.ServicePortName][]netip.AddrPort
 	pending map[desired.Key]desired.Flows // to be searched for
 	added   int                           // counts what has become pending
-	cleans  bool                          // there is a Conntrack
+	// unseen are frontends of service ports that have failed since the process began: an earlier one
+	// may have programmed them.
+	unseen map[changetracker.ServicePortName][]desired.Key
+	cleans bool // there is a Conntrack
 	// untranslated are frontends of TCP that are not tracked, to be searched for flows that began
 	// without rules. Those of suspected service ports, or of all, follow when they are programmed.
 	untranslated []desired.Flows
@@ -38,9 +41,9 @@ type portFlows struct {
 func newFlowTracker(c *Conntrack) *flowTracker {
 	t := &flowTracker{
 		sockets: map[changetracker.ServicePortName][]netip.AddrPort{}, pending: map[desired.Key]desired.Flows{},
-		suspected: map[changetracker.ServicePortName]bool{},
-		tracks:    func(*desired.Service, bool) bool { return false },
-		endsOf:    func(s *desired.Service) desired.Endpoints { return s.Serving },
+		suspected: map[changetracker.ServicePortName]bool{}, unseen: map[changetracker.ServicePortName][]desired.Key{},
+		tracks: func(*desired.Service, bool) bool { return false },
+		endsOf: func(s *desired.Service) desired.Endpoints { return s.Serving },
 	}
 	if c != nil {
 		t.tracks = func(s *desired.Service, _ bool) bool { return c.Tracks(s.Protocol) }
@@ -89,6 +92,13 @@ func (t *flowTracker) update(outcomes []desired.Outcome, u *desired.Update, resu
 			delete(t.sockets, o.Name)
 		}
 		is, tracked := t.flowsOf(o.Is)
+		if wanted, ok := u.Now.Service(o.Name); ok && o.Is == nil && o.Failed && t.serviceCIDRs {
+			is, tracked = t.flowsOf(wanted)
+			t.unseen[o.Name] = is.keys()
+		} else if !o.Failed {
+			t.addGone(u, t.unseen[o.Name])
+			delete(t.unseen, o.Name)
+		}
 		if o.Is != nil && !tracked {
 			t.release(o.Is)
 			continue
@@ -102,7 +112,7 @@ func (t *flowTracker) update(outcomes []desired.Outcome, u *desired.Update, resu
 		t.addFrontends(changes[i].was, changes[i].is, changes[i].suspected)
 	}
 	if t.cleans {
-		t.addLeft(u, result)
+		t.addGone(u, result.Left)
 		t.addUntranslated(outcomes, u, result)
 	}
 }
@@ -118,9 +128,9 @@ func (t *flowTracker) release(s *desired.Service) {
 	}
 }
 
-// addLeft makes the flows of frontends pending that an earlier process had.
-func (t *flowTracker) addLeft(u *desired.Update, result *Result) {
-	for _, key := range result.Left {
+// addGone makes the flows of frontends pending that no service port has.
+func (t *flowTracker) addGone(u *desired.Update, keys []desired.Key) {
+	for _, key := range keys {
 		if _, owned := u.Now.Owner(key); !owned {
 			t.pending[key] = desired.Flows{Key: key, Gone: true}
 			t.added++
@@ -170,6 +180,13 @@ func (t *flowTracker) begun(s *desired.Service, f *desired.Frontend, result *Res
 		}
 	}
 	return flows
+}
+
+func (p portFlows) keys() (all []desired.Key) {
+	for i := range p.frontends {
+		all = append(all, p.frontends[i].Key)
+	}
+	return all
 }
 
 // find returns the frontend with a key, or nil.

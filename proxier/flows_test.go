@@ -249,3 +249,48 @@ func TestFlowsOfWhatCannotBeTakenAwayGoOn(t *testing.T) {
 		}
 	})
 }
+
+// TestFlowsOfAnEarlierProcessGoOnIfTheFirstSyncFails for their service port: they end when their
+// endpoint does, or when the frontend is no one's.
+func TestFlowsOfAnEarlierProcessGoOnIfTheFirstSyncFails(t *testing.T) {
+	runWithFlows(t, func(t *testing.T, f *fixture, c *fakeConntrack) {
+		f.v4.failWith(func(u desired.Update) error {
+			for i := range u.Changes {
+				if name := u.Changes[i].Name; name.Name == "a" {
+					return someError{{Name: name, Err: errors.New("busy")}}
+				}
+			}
+			return nil
+		})
+		key := func(vip string) desired.Key {
+			return desired.Key{VIP: netip.MustParseAddr(vip), Protocol: desired.TCP, Port: 80}
+		}
+		checked := func(k desired.Key) (found desired.Flows) {
+			for _, flows := range c.last().Frontends {
+				if flows.Key == k {
+					found = flows
+				}
+			}
+			return found
+		}
+		f.OnServiceCIDRsChanged([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
+		f.OnEndpointSliceAdd(slice("a", "10.244.0.1"))
+		f.OnServiceAdd(service("a", "10.96.0.1", proxiertest.ExternalIPs("198.51.100.1")))
+		f.synced()
+		synctest.Wait()
+		if flows := checked(key("10.96.0.1")); len(c.last().ServiceCIDRs) != 1 || flows.Gone || flows.Serving.Len() != 1 {
+			t.Errorf("the first check is %+v, want the flows to 10.244.0.1 left alone", c.last())
+		}
+		f.OnServiceUpdate(nil, service("a", "10.96.0.2"))
+		f.OnServiceAdd(service("b", "10.96.0.1"))
+		pass(time.Second)
+		if flows := checked(key("10.96.0.1")); flows.Gone || flows.Serving.Len() != 0 {
+			t.Errorf("another Service has the frontend: %+v, want its own endpoints", flows)
+		}
+		f.v4.failWith(nil)
+		pass(time.Hour)
+		if !checked(key("198.51.100.1")).Gone || checked(key("10.96.0.1")).Gone || checked(key("10.96.0.2")).Serving.Len() != 1 {
+			t.Errorf("the check when a is programmed is %+v, want that 198.51.100.1 is gone", c.last())
+		}
+	})
+}

@@ -57,7 +57,11 @@ func TestRulesOfOneService(t *testing.T) {
 			t.Errorf("Rules = %v, %q, want %q", err, got, want)
 		}
 		applying, applied := make(chan struct{}), make(chan struct{})
-		f.v4.apply = func(desired.Update) (proxier.Result, error) { applying <- struct{}{}; <-applied; return proxier.Result{}, nil }
+		f.v4.apply = func(desired.Update) (proxier.Result, error) {
+			applying <- struct{}{}
+			<-applied
+			return proxier.Result{}, nil
+		}
 		f.Trigger()
 		<-applying
 		if during, err := f.Rules(t.Context(), web); err != nil || during[v1.IPv4Protocol] != want {

@@ -1,10 +1,11 @@
 // Package history runs random histories of a cluster, of the machine and of other programs
 // against an engine, for the engine's tests. A history is a list of steps made from a seed:
-// events of Services, EndpointSlices and the node, failures of calls to the kernel, the death
-// of the process, restarts, and changes by other programs before, during and after our own
-// writes.
+// events of Services, EndpointSlices and the node, also without a pause, failures of calls to the
+// kernel and of single Services, for some tries or for good, the death of the process, restarts,
+// and changes by other programs before, during and after our own writes.
 //
-// At each step of kind Settle, the kernel must hold what a new engine programs in an empty
-// network namespace from the same objects, and connection tracking, health checks and
-// announcements must have had exactly the calls that the objects require.
+// At each step of kind Settle, all that may be programmed must be, while events still come. Then
+// the kernel must hold what a new engine programs in an empty network namespace from the same
+// objects, and connection tracking, health checks and announcements must have had exactly the calls
+// that the objects require.
 package history

@@ -72,9 +72,11 @@ type run struct {
 type life struct {
 	*proxier.Proxier
 
-	calls *Calls
-	side  *side
-	told  changetracker.Counts // the calls with objects
+	calls    *Calls
+	side     *side
+	refusals *refusals
+	noise    *noise               // nil: none
+	told     changetracker.Counts // the calls with objects
 	stop  context.CancelFunc
 	ended chan error
 }
@@ -136,6 +138,11 @@ func (r *run) step(ctx context.Context, s *Step) error {
 		return r.inspect(ctx, s.Damage, before)
 	case Mode:
 		return r.changeMode(ctx, s)
+	case Refuse:
+		r.life.refusals.add(s)
+		return r.flows.note(ctx, r)
+	case Busy:
+		r.life.beNoisy()
 	case Settle:
 		return r.settle(ctx, s.Late)
 	}
@@ -304,8 +311,14 @@ func (r *run) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	refusals := &refusals{byName: map[string]*refusal{}}
+	for family, e := range engines {
+		engines[family] = refusing{e, refusals}
+	}
 	r.flows.restarted()
-	r.life, err = r.newLife(ctx, calls, newSide(calls, r.flows), engines)
+	if r.life, err = r.newLife(ctx, calls, newSide(calls, r.flows), engines); err == nil {
+		r.life.refusals = refusals
+	}
 	return err
 }
 
@@ -322,6 +335,7 @@ func (r *run) end() error {
 }
 
 func (l *life) end() error {
+	l.quiet()
 	l.stop()
 	if err := <-l.ended; err != nil && !l.calls.Dead() {
 		return fmt.Errorf("end of Run: %w", err)
@@ -408,6 +422,9 @@ func (r *run) wanted(ctx context.Context) (text string, err error) {
 // settle waits until the kernel is right, without or with a request for a sync.
 func (r *run) settle(ctx context.Context, ask bool) error {
 	if err := r.endFaults(ctx); err != nil {
+		return err
+	}
+	if err := r.endRefusals(); err != nil {
 		return err
 	}
 	if err := r.unmix(ctx); err != nil {

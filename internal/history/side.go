@@ -165,14 +165,20 @@ type flowKey struct {
 // flows is the connection tracking of a node.
 type flows struct {
 	mu    sync.Mutex
-	there map[flowKey]bool
-	// began are those that were there after the last check. stale are those that some state of the API server has made stale since they began.
-	began, stale map[flowKey]bool
+	there owners
+	// began are those that were there after the last check.
+	began owners
+	// stale are those that some state of the API server has made stale since they began, or that
+	// became those of a Service that the engine refuses.
+	stale map[flowKey]bool
 	// another says that another process started since the last check.
 	another bool
 }
 
-func newFlows() *flows { return &flows{there: map[flowKey]bool{}, stale: map[flowKey]bool{}} }
+// owners are flows, and the service port of each.
+type owners map[flowKey]changetracker.ServicePortName
+
+func newFlows() *flows { return &flows{there: owners{}, stale: map[flowKey]bool{}} }
 
 func (f *flows) restarted() {
 	f.mu.Lock()
@@ -220,8 +226,9 @@ func (f *flows) note(ctx context.Context, r *run) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	serves := e.flows()
-	for k := range f.began {
-		if !serves[k] {
+	for k, had := range f.began {
+		has, ok := serves[k]
+		if !ok || has != had && r.life != nil && r.life.refusals.has(has.Name) {
 			f.stale[k] = true
 		}
 	}
@@ -235,12 +242,13 @@ func (f *flows) check(e *expected) (err error) {
 	next := e.flows()
 	for k := range f.there {
 		unknown := f.another && (!k.key.VIP.IsValid() || !inAny(k.key.VIP)) && !e.has(k)
-		if !next[k] && !unknown {
+		if _, serves := next[k]; !serves && !unknown {
 			err = errors.Join(err, fmt.Errorf("the flow %v is stale and was not deleted", k))
 		}
 	}
 	for k := range f.began {
-		if next[k] && !f.stale[k] && !f.there[k] {
+		_, serves := next[k]
+		if _, there := f.there[k]; serves && !there && !f.stale[k] {
 			err = errors.Join(err, fmt.Errorf("the flow %v was deleted, and was never stale", k))
 		}
 	}
@@ -294,14 +302,14 @@ func (r *run) expect(ctx context.Context) (*expected, error) {
 }
 
 // flows yields each UDP flow that there may be.
-func (e *expected) flows() map[flowKey]bool {
-	all := map[flowKey]bool{}
+func (e *expected) flows() owners {
+	all := owners{}
 	for family, services := range e.services {
 		for _, s := range services {
 			for i := range s.Frontends {
 				for server := range s.Serving.All() {
 					if s.Protocol == desired.UDP {
-						all[flowKey{family, s.Key(&s.Frontends[i]), server}] = true
+						all[flowKey{family, s.Key(&s.Frontends[i]), server}] = s.Name
 					}
 				}
 			}

@@ -34,13 +34,15 @@ const (
 	Cleanup       Kind = "cleanup" // the process ends, and its objects are removed, before it starts again
 	Inspect       Kind = "inspect" // the process ends, another program changes our objects, and Verify must name that
 	Mode          Kind = "mode"    // the process ends, and that of another engine starts, if the Plane has Modes
+	Refuse        Kind = "refuse"  // the engine cannot program the ports of a Service for Call tries, or at all if Late
+	Busy          Kind = "busy"    // from now on events never pause, until all that may be programmed is
 	Settle        Kind = "settle"  // all faults end; then the kernel must become right
 )
 
 // Step is one step of a history. It does not depend on the steps before it.
 type Step struct {
 	Kind    Kind
-	Service *v1.Service              // of SetService and DeleteService
+	Service *v1.Service              // of SetService, DeleteService and Refuse
 	Slice   *discovery.EndpointSlice // of SetSlice and DeleteSlice
 	Node    changetracker.Node
 	Call    int
@@ -65,6 +67,8 @@ func (s Step) String() string {
 		return fmt.Sprintf("%s %+v", s.Kind, s.Node)
 	case Fail, Lose, Hang:
 		return fmt.Sprintf("%s call %d: %v", s.Kind, s.Call, s.Error)
+	case Refuse:
+		return fmt.Sprintf("%s %s %d times, terminal %t: %v", s.Kind, s.Service.Name, s.Call, s.Late, s.Error)
 	case Kill:
 		return fmt.Sprintf("%s at call %d, late %t", s.Kind, s.Call, s.Late)
 	case Damage, Inspect, Mode:
@@ -178,12 +182,14 @@ var Errors = []syscall.Errno{ // read-only
 
 func (w *writer) accident() Step {
 	s := Step{Call: w.IntN(12), Late: w.IntN(2) == 0}
-	switch kind := oneOf(w.dice, Sync, Sync, Fail, Fail, Lose, Hang, Kill, Kill, Damage, DamageAt, DamageAt, Restart, Cleanup, Mode); {
+	switch kind := oneOf(w.dice, Sync, Sync, Fail, Fail, Lose, Hang, Kill, Kill, Damage, DamageAt, DamageAt, Restart, Cleanup, Mode, Refuse, Refuse, Refuse, Busy); {
 	case slices.Contains([]Kind{Damage, DamageAt}, kind) && w.damages == damagesPerLife:
 		s.Kind = Sync
 	case kind == Damage || kind == DamageAt:
 		s.Kind, s.Damage, s.Twice = kind, w.IntN(1000), w.IntN(3) == 0
 		w.damages++
+	case kind == Refuse:
+		s.Kind, s.Service, s.Call, s.Error = kind, w.service(), oneOf(w.dice, 1, 2, 5, 1000), oneOf(w.dice, Errors...)
 	default:
 		s.Kind, s.Error, s.Damage = kind, oneOf(w.dice, Errors...), w.IntN(1000)
 		if slices.Contains([]Kind{Restart, Cleanup, Inspect, Mode}, kind) {
