@@ -77,8 +77,8 @@ type life struct {
 	refusals *refusals
 	noise    *noise               // nil: none
 	told     changetracker.Counts // the calls with objects
-	stop  context.CancelFunc
-	ended chan error
+	stop     context.CancelFunc
+	ended    chan error
 }
 
 // Run runs a history in plane. It compares with what a new Provider programs in fresh, which
@@ -114,7 +114,7 @@ func (r *run) step(ctx context.Context, s *Step) error {
 	before := r.settled
 	r.settled = false
 	switch s.Kind {
-	case SetService, DeleteService, SetSlice, DeleteSlice, SetNode:
+	case SetService, DeleteService, SetSlice, DeleteSlice, SetNode, Refuse:
 		r.event(s)
 		return r.flows.note(ctx, r)
 	case Sync:
@@ -138,9 +138,6 @@ func (r *run) step(ctx context.Context, s *Step) error {
 		return r.inspect(ctx, s.Damage, before)
 	case Mode:
 		return r.changeMode(ctx, s)
-	case Refuse:
-		r.life.refusals.add(s)
-		return r.flows.note(ctx, r)
 	case Busy:
 		r.life.beNoisy()
 	case Settle:
@@ -188,7 +185,7 @@ func (r *run) damageAt(s *Step) {
 	r.plan(s, i)
 }
 
-// event changes the objects, and tells the process, if there is one.
+// event changes the objects, or what the engine refuses, and tells the process, if there is one.
 func (r *run) event(s *Step) {
 	h := proxier.EventHandler(nobody{})
 	if r.life != nil {
@@ -204,6 +201,8 @@ func (r *run) event(s *Step) {
 		set(r.objects.Slices, s.Slice.Name, triggered(s.Slice), h.OnEndpointSliceAdd, h.OnEndpointSliceUpdate)
 	case DeleteSlice:
 		remove(r.objects.Slices, s.Slice.Name, h.OnEndpointSliceDelete)
+	case Refuse:
+		r.life.refusals.add(s)
 	default:
 		r.objects.Node = s.Node
 		h.OnNodeChange(s.Node)
