@@ -139,7 +139,7 @@ func (p *programs) check() error {
 	}
 	var stat unix.Statfs_t
 	if err := unix.Statfs(p.config.Sockets.BPFFS, &stat); err != nil || stat.Type != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("%w: %s is not a BPF file system: mount one there (mount -t bpf bpf %[2]s), or set Sockets.BPFFS", ErrUnavailable, p.config.Sockets.BPFFS)
+		return fmt.Errorf("%w: %s is not a BPF file system: mount one there (mount -t bpf bpf %[2]s), or set Sockets.BPFFS", errUnavailable, p.config.Sockets.BPFFS)
 	}
 	dirs, missing := p.config.Sockets.findCgroups()
 	if len(dirs) == 0 {
@@ -147,7 +147,7 @@ func (p *programs) check() error {
 	}
 	for _, dir := range dirs {
 		if err := unix.Statfs(dir, &stat); err != nil || stat.Type != unix.CGROUP2_SUPER_MAGIC {
-			return fmt.Errorf("%w: %s is not a directory of cgroup v2: %s", ErrUnavailable, dir, nameOthers)
+			return fmt.Errorf("%w: %s is not a directory of cgroup v2: %s", errUnavailable, dir, nameOthers)
 		}
 	}
 	return nil
@@ -156,7 +156,7 @@ func (p *programs) check() error {
 const nameOthers = "name others, with nodeproxy --ebpf-cgroups, with the library Sockets.Cgroups"
 
 func noCgroup(missing []string) error {
-	return fmt.Errorf("%w: no cgroup matches %s: %s", ErrUnavailable, strings.Join(missing, " or "), nameOthers)
+	return fmt.Errorf("%w: no cgroup matches %s: %s", errUnavailable, strings.Join(missing, " or "), nameOthers)
 }
 
 // findCgroups returns the directories that exist, and what matches none.
@@ -197,7 +197,7 @@ func privileged(enters bool) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: the process lacks %s: add it to the capabilities of its container or service", ErrUnavailable, strings.Join(names, " and "))
+	return fmt.Errorf("%w: the process lacks %s: add it to the capabilities of its container or service", errUnavailable, strings.Join(names, " and "))
 }
 
 // open creates the folder, and locks it or one above, which all versions of the layout share.

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -8,6 +9,10 @@ import (
 
 	"github.com/serviceplane/serviceplane/proxier"
 )
+
+// errUnavailable means that the machine lacks something that sockets need, or that this process may not
+// use it. The error says what.
+var errUnavailable = errors.New("sockets cannot be translated")
 
 // faults keeps what Conditions returns. It has a lock of its own, so that nobody waits for a sync.
 type faults struct {

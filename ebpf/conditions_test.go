@@ -22,11 +22,11 @@ func TestConditions(t *testing.T) {
 			since   time.Time
 		}{
 			{nil, nil, "", nil, time.Time{}},
-			{ErrUnavailable, nil, "", []string{"rules do everything", ErrUnavailable.Error()}, begun.Add(time.Minute)},
+			{errUnavailable, nil, "", []string{"rules do everything", errUnavailable.Error()}, begun.Add(time.Minute)},
 			{nil, []string{"/kubepods*"}, "3 sockets", []string{"no cgroup matches /kubepods*"}, begun.Add(time.Minute)},
 			{nil, nil, "3 sockets", []string{"3 sockets"}, begun.Add(time.Minute)},
 			{nil, nil, "", nil, time.Time{}},
-			{ErrUnavailable, nil, "", []string{"rules do everything"}, begun.Add(5 * time.Minute)},
+			{errUnavailable, nil, "", []string{"rules do everything"}, begun.Add(5 * time.Minute)},
 		} {
 			f.note(faultOf(step.without, step.missing, step.udp))
 			got := f.conditions()

@@ -50,9 +50,6 @@ type Sockets struct {
 	// NetNSs returns paths of network namespaces, for UDPTranslate: those where sockets may have to end.
 	// nil means that of the node, those in /run/netns, and those of all processes that this one sees.
 	NetNSs func() ([]string, error)
-	// Optional lets the rules do everything if the kernel lacks what sockets need. Without it,
-	// syncs fail with ErrUnavailable.
-	Optional bool
 }
 
 // UDP is how UDP is translated.
@@ -90,10 +87,6 @@ const (
 func (m Mode) String() string { return enum.Name(m, "strict", "fast") }
 
 const defaultBPFFS = "/sys/fs/bpf"
-
-// ErrUnavailable means that the machine lacks something that sockets need, or that this process
-// may not use it. The error says what.
-var ErrUnavailable = errors.New("sockets cannot be translated")
 
 // WithDefaults returns c with every zero field set to its default.
 func (c Config) WithDefaults() Config {

@@ -35,8 +35,6 @@ type datagrams struct {
 	log     *zap.Logger
 	addrLen int
 	netNSs  func() ([]string, error)
-	// refused is why the kernel cannot do it.
-	refused error
 	// wake asks Watch to look for sockets.
 	wake  chan struct{}
 	ended atomic.Uint64
@@ -51,16 +49,15 @@ type datagrams struct {
 	problem string
 }
 
-// newDatagrams returns nil if UDP is left to the rules.
+// newDatagrams returns nil if UDP is left to the rules, and errUnavailable if it must be.
 func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestroy func(v1.IPFamily) error) (*datagrams, error) {
 	if config.Sockets.UDP != UDPTranslate {
 		return nil, nil
 	}
-	refused := canDestroy(family)
-	if refused != nil && !errors.Is(refused, ErrUnavailable) {
-		return nil, refused
+	if err := canDestroy(family); err != nil {
+		return nil, err
 	}
-	d := &datagrams{log: log, addrLen: addrLenOf(family), netNSs: config.Sockets.NetNSs, wake: make(chan struct{}, 1), refused: refused}
+	d := &datagrams{log: log, addrLen: addrLenOf(family), netNSs: config.Sockets.NetNSs, wake: make(chan struct{}, 1)}
 	if d.netNSs == nil {
 		d.netNSs = func() ([]string, error) { return networkNamespaces(config.NetNS) }
 	}
@@ -80,7 +77,7 @@ func canDestroy(family v1.IPFamily) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("find out whether the kernel can end UDP sockets: %w", err)
 	}
-	return fmt.Errorf("%w: UDP: the kernel cannot end sockets: it needs Linux 6.5 or newer, with BTF; or leave UDP to the rules: %w", ErrUnavailable, err)
+	return fmt.Errorf("%w: UDP: the kernel cannot end sockets: it needs Linux 6.5 or newer, with BTF; or leave UDP to the rules: %w", errUnavailable, err)
 }
 
 // canLoad tries the programs. If the process lacks privileges, the first Apply says so, for all programs.
@@ -95,7 +92,7 @@ func canLoad(family v1.IPFamily) (err error) {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: UDP: the kernel forbids the programs that find and end sockets: it must allow BPF iterators to processes of the initial user namespace; or leave UDP to the rules: %w", ErrUnavailable, err)
+		return fmt.Errorf("%w: UDP: the kernel forbids the programs that find and end sockets: it must allow BPF iterators to processes of the initial user namespace; or leave UDP to the rules: %w", errUnavailable, err)
 	default:
 		return unavailable("load the programs that end UDP sockets", err)
 	}
@@ -108,9 +105,6 @@ func (d *datagrams) load(peers *ebpf.Map) error {
 	}
 	d.looking.Lock()
 	defer d.looking.Unlock()
-	if d.refused != nil {
-		return d.refused
-	}
 	loaded, err := loadStale(d.addrLen)
 	if err != nil {
 		return unavailable("load the programs that end UDP sockets", err)

@@ -348,12 +348,12 @@ func TestUDPInANamespaceThatIsNotFound(t *testing.T) {
 	}
 }
 
-// TestAKernelThatCannotEndSockets: the error says it, and with Optional the rules do UDP, and no more.
+// TestAKernelThatCannotEndSockets: the rules do UDP, and no more, and a Condition says it.
 func TestAKernelThatCannotEndSockets(t *testing.T) {
 	t.Parallel()
 	kernels := map[string]func(ebpf.Config, v1.IPFamily) (*ebpf.Engine, error){
 		"without the function": func(c ebpf.Config, family v1.IPFamily) (*ebpf.Engine, error) {
-			return ebpf.NewEngineWithout(c, family, proxier.Deps{}, ebpf.ErrUnavailable)
+			return ebpf.NewEngineWithout(c, family, proxier.Deps{})
 		},
 	}
 	if udpIsForbidden(t) {
@@ -366,12 +366,6 @@ func TestAKernelThatCannotEndSockets(t *testing.T) {
 			t.Parallel()
 			n := newUDPNode(t)
 			n.new = newEngine
-			n.start(t)
-			if err := n.Sync(t.Context()); !errors.Is(err, ebpf.ErrUnavailable) {
-				t.Errorf("error %v, want ErrUnavailable", err)
-			}
-			n.stop()
-			n.sockets.Optional = true
 			n.start(t, n.world.RemotePods[0])
 			n.serveUDP(t, 0, n.world.RemotePods[0])
 			before := n.translated(t, v1.IPv4Protocol)

@@ -62,6 +62,6 @@
 // The fast path attaches by tcx, which lets others attach too; before Linux 6.6, by a filter of
 // clsact, with the priorities 40000 and 40001.
 // Linux 6.1 or newer is needed, with BPF, cgroup v2 and a BPF file system, and the capabilities CAP_BPF and
-// CAP_NET_ADMIN; if something is missing,
-// the error is ErrUnavailable and says what, or with Sockets.Optional rules do everything.
+// CAP_NET_ADMIN. While something is missing, rules do everything, and a Condition says what. Watch finds
+// a file system, a cgroup or a privilege that comes later within ten seconds.
 package ebpf

@@ -41,8 +41,9 @@ type Engine struct {
 	mu       sync.Mutex // guards all below; Watch reads the links
 	programs *programs  // nil until the first Apply
 	layer    *layer
-	// without is why sockets are not translated, if they are Optional.
+	// without is why sockets are not translated, and lacking that check has found it.
 	without error
+	lacking bool
 	// cgroups are those that exist; missing are Sockets.Cgroups that match none.
 	cgroups, missing []string
 	limited          []*proxier.ServiceError // Result.Limited of the current Apply
@@ -73,15 +74,15 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps, canDestroy 
 	}
 	log := lightdeps.Logger(deps.Logger, "ebpf", family)
 	datagrams, err := newDatagrams(&config, family, log, canDestroy)
-	if err != nil {
+	if err != nil && !errors.Is(err, errUnavailable) {
 		return nil, err
 	}
 	e := &Engine{
 		config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log), watch: watchPause,
 		datagrams: datagrams,
 	}
-	if e.datagrams != nil && e.datagrams.refused != nil && config.Sockets.Optional {
-		e.withoutUDP, e.datagrams, e.config.Sockets.UDP = e.datagrams.refused, nil, UDPRules
+	if errors.Is(err, errUnavailable) {
+		e.withoutUDP, e.config.Sockets.UDP = err, UDPRules
 		log.Warn("rules do UDP: see the error, or choose UDPRules", zap.Error(e.withoutUDP))
 	}
 	return e, nil
@@ -171,21 +172,23 @@ func (e *Engine) prepare(update *desired.Update, wanted map[changetracker.Servic
 
 func (e *Engine) translates() bool { return e.layer != nil && e.without == nil }
 
-// orWithout decides whether the rules are enough after an error. Programs of an earlier process, whose
-// maps cannot be kept up to date, are detached.
+// orWithout leaves everything to the rules, after an error that says that sockets cannot be translated.
+// Programs of an earlier process, whose maps cannot be kept up to date, are detached.
 func (e *Engine) orWithout(err error) error {
-	if !errors.Is(err, ErrUnavailable) {
+	unavailable := errors.Is(err, errUnavailable)
+	if unavailable {
+		if removed := e.removeSockets(); removed != nil {
+			err, unavailable = errors.Join(err, removed), false
+		}
+	}
+	if !unavailable {
 		e.without = nil
 		return err
-	}
-	if removed := e.removeSockets(); removed != nil || !e.config.Sockets.Optional {
-		e.without = nil
-		return errors.Join(err, removed)
 	}
 	if e.without == nil {
 		e.log.Warn("sockets are not translated, rules do everything: see the error, or choose the nftables engine", zap.Error(err))
 	}
-	e.without = err
+	e.without, e.lacking = err, e.closedPrograms().check() != nil
 	return nil
 }
 
@@ -364,15 +367,22 @@ func (e *Engine) retry() error {
 	return e.followCgroups()
 }
 
+var errFullSync = errors.New("a full sync opens the maps")
+
 // followCgroups attaches the programs to the cgroups that exist now.
 func (e *Engine) followCgroups() error {
+	if e.without != nil && e.lacking && e.closedPrograms().check() == nil {
+		e.lacking = false
+		e.log.Info("what sockets lacked is there")
+		return errFullSync
+	}
 	before := e.cgroups
 	if e.cgroups, e.missing = e.config.Sockets.findCgroups(); slices.Equal(before, e.cgroups) {
 		return nil
 	}
 	e.log.Info("cgroups have come or gone", zap.Strings("before", before), zap.Strings("now", e.cgroups))
 	if !e.translates() || e.layer.services == nil {
-		return errors.New("a full sync opens the maps")
+		return errFullSync
 	}
 	return e.layer.activate(e.layer.kernel)
 }

@@ -65,8 +65,8 @@ func (e *Engine) Retry() error { return e.retry() }
 func CanDestroy(family v1.IPFamily) error { return canDestroy(family) }
 
 // NewEngineWithout returns an engine on a kernel that cannot end sockets.
-func NewEngineWithout(config Config, family v1.IPFamily, deps proxier.Deps, err error) (*Engine, error) {
-	return newEngine(config, family, deps, func(v1.IPFamily) error { return err })
+func NewEngineWithout(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
+	return newEngine(config, family, deps, func(v1.IPFamily) error { return errUnavailable })
 }
 
 // Look does what Watch does after a change.

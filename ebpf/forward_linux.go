@@ -207,7 +207,7 @@ func (f *forwarder) settings() (s forwardSettings, err error) {
 		} {
 			text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
 			if errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("%w: connection tracking has no settings: %w", ErrUnavailable, err)
+				return fmt.Errorf("%w: connection tracking has no settings: %w", errUnavailable, err)
 			}
 			if err != nil {
 				return fmt.Errorf("read the settings of connection tracking: %w", err)

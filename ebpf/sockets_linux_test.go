@@ -265,30 +265,34 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// TestWhatIsMissing: the error says it, and with Optional the rules do everything.
+// TestWhatIsMissing: the rules do everything, a Condition says it, and no sync fails, so that stale flows
+// of UDP are deleted. When it comes, sockets are translated.
 func TestWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	good := n.sockets
-	for what, spoil := range map[string]func(*ebpf.Sockets){
-		"is not a BPF file system":        func(s *ebpf.Sockets) { s.BPFFS = t.TempDir() },
-		"is not a directory of cgroup v2": func(s *ebpf.Sockets) { s.Cgroups = []string{t.TempDir()} },
+	link := filepath.Join(t.TempDir(), "link")
+	for what, spoil := range map[string]func(*ebpf.Sockets) (comes string){
+		"is not a BPF file system":        func(s *ebpf.Sockets) string { s.BPFFS = link; return good.BPFFS },
+		"is not a directory of cgroup v2": func(s *ebpf.Sockets) string { s.Cgroups = []string{link}; return good.Cgroups[0] },
 	} {
 		n.sockets = good
-		spoil(&n.sockets)
-		n.start(t, n.world.RemotePods[0])
-		err := n.Sync(t.Context())
-		if !errors.Is(err, ebpf.ErrUnavailable) || !strings.Contains(err.Error(), what) {
-			t.Errorf("error %v, want ErrUnavailable and %q", err, what)
-		}
-		n.stop()
-		n.sockets.Optional = true
+		comes := spoil(&n.sockets)
+		netnstest.Check(t, os.Symlink(t.TempDir(), link))
 		n.start(t, n.world.RemotePods[0])
 		netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 		if _, err := n.world.LocalPods[0].Ask(t.Context(), "tcp", vip(v1.IPv4Protocol), proxiertest.AskOptions{}); err != nil {
 			t.Error(err)
 		}
+		if c := n.Status().Conditions; len(c) != len(families) || c[0].Type != proxier.ConditionSockets || !strings.Contains(c[0].Message, what) {
+			t.Errorf("conditions %+v, want one of each family with %q", c, what)
+		}
+		netnstest.Check(t, os.Remove(link))
+		netnstest.Check(t, os.Symlink(comes, link))
+		poll.Until(t, "sockets are translated", func() bool { return len(n.Status().Conditions) == 0 })
+		n.mustTranslate(t)
 		n.stop()
+		netnstest.Check(t, os.Remove(link))
 	}
 }
 

@@ -297,7 +297,7 @@ func (m *tables) settle() error {
 	return nil
 }
 
-// unavailable wraps ErrUnavailable if the machine lacks something or forbids it. A process that lacks
+// unavailable wraps errUnavailable if the machine lacks something or forbids it. A process that lacks
 // descriptors or memory may have more later.
 func unavailable(what string, err error) error {
 	if errors.Is(err, ebpf.ErrNotSupported) {
@@ -305,9 +305,9 @@ func unavailable(what string, err error) error {
 	}
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: %s: %w: the process needs CAP_BPF and CAP_NET_ADMIN, and kernel lockdown must not forbid BPF", ErrUnavailable, what, err)
+		return fmt.Errorf("%w: %s: %w: the process needs CAP_BPF and CAP_NET_ADMIN, and kernel lockdown must not forbid BPF", errUnavailable, what, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, ebpf.ErrNotSupported):
-		return fmt.Errorf("%w: %s: %w: it needs Linux 6.1 or newer, with BPF and cgroups", ErrUnavailable, what, err)
+		return fmt.Errorf("%w: %s: %w: it needs Linux 6.1 or newer, with BPF and cgroups", errUnavailable, what, err)
 	default:
 		return fmt.Errorf("%s: %w", what, err)
 	}

@@ -25,7 +25,7 @@ import (
 
 // Verify is for proxier.Abilities: it compares the frontends in the maps, their endpoints, what is
 // pinned, the links with their cgroups, programs and the maps that those use, and the rules. It does not
-// compare the instructions of the programs. If sockets are not translated, because they are Optional,
+// compare the instructions of the programs. If sockets are not translated,
 // it compares the rules alone. Without CAP_SYS_ADMIN, the maps of programs cannot be read: then each link must
 // have the program that Apply has given it.
 func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
@@ -43,14 +43,10 @@ func (e *Engine) verifySockets(update *desired.Update) (proxier.Verification, er
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p := e.closedPrograms()
-	if err := p.check(); err != nil {
-		if e.config.Sockets.Optional {
-			return proxier.Verification{}, nil
-		}
-		return proxier.Verification{}, err
-	}
-	if e.without != nil {
+	if err := p.check(); errors.Is(err, errUnavailable) || e.without != nil {
 		return proxier.Verification{}, nil
+	} else if err != nil {
+		return proxier.Verification{}, err
 	}
 	v := verification{programs: p, ids: map[string]ebpf.MapID{}, family: e.family}
 	if e.programs != nil {

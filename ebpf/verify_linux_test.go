@@ -165,7 +165,7 @@ func TestConditionOfSockets(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	good := n.sockets
-	n.sockets.Optional, n.sockets.BPFFS = true, t.TempDir()
+	n.sockets.BPFFS = t.TempDir()
 	for _, c := range []struct {
 		sockets ebpf.Sockets
 		want    int // Conditions

@@ -26,7 +26,7 @@ const ebpfAnnotation = "serviceplane.io/ebpf"
 type socketFlags struct {
 	mode, udp, bpffs       string
 	cgroups                []string
-	optional, realPeer     bool
+	realPeer               bool
 	onlyIn, skipIn         string // folders
 	forwardDevices, toPeer []string
 	namespaces             namespaceFolder
@@ -37,7 +37,6 @@ func (s *socketFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&s.udp, "ebpf-udp", ebpf.UDPRules.String(), "who translates UDP in mode ebpf: rules, or sockets (translate), which is for nodes that do not track connections: connected sockets then end with their endpoint; it needs Linux 6.5, and to see all processes (hostPID)")
 	f.StringSliceVar(&s.cgroups, "ebpf-cgroups", nil, "directories of cgroup v2 whose sockets are translated in mode ebpf; patterns are possible; default is kubepods* and system.slice in /sys/fs/cgroup")
 	f.StringVar(&s.bpffs, "ebpf-bpffs", "/sys/fs/bpf", "BPF file system where mode ebpf pins its maps and links; other modes remove them there")
-	f.BoolVar(&s.optional, "ebpf-optional", false, "let the rules do everything in mode ebpf if the node lacks what sockets need, instead of failing")
 	f.StringVar(&s.onlyIn, "ebpf-only-namespaces", "", "folder with network namespaces, such as /run/netns; in mode ebpf, sockets are translated there and in the node's own alone; default is all")
 	f.StringVar(&s.skipIn, "ebpf-skip-namespaces", "", "folder with network namespaces, such as those of pods with a service mesh, whose sockets are left to the rules in mode ebpf")
 	f.BoolVar(&s.realPeer, "ebpf-real-peer", false, "let getpeername(2) return the endpoint in mode ebpf, instead of the Service's address")
@@ -74,7 +73,7 @@ func (s *socketFlags) config(rules nftables.Config) ebpf.Config {
 	m, _ := named(s.mode, ebpf.Strict, ebpf.Fast) // validated, as is the next one
 	udp, _ := named(s.udp, ebpf.UDPRules, ebpf.UDPTranslate)
 	c := ebpf.Config{Config: rules, Sockets: ebpf.Sockets{
-		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, Mode: m, UDP: udp, Skip: leftToRules, Optional: s.optional, RealPeer: s.realPeer,
+		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, Mode: m, UDP: udp, Skip: leftToRules, RealPeer: s.realPeer,
 		Namespaces: s.namespaces.list,
 	}}
 	if len(s.forwardDevices) > 0 {

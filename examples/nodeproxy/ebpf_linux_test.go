@@ -232,23 +232,17 @@ func TestForwardOfModeEBPF(t *testing.T) {
 	}
 }
 
-// TestEBPFIsOptional: without a BPF file system, nodeproxy says so, and with --ebpf-optional rules do
-// everything.
-func TestEBPFIsOptional(t *testing.T) {
+// TestEBPFWithoutItsFileSystem: rules do everything, and nodeproxy says so.
+func TestEBPFWithoutItsFileSystem(t *testing.T) {
 	t.Parallel()
 	c, d, b := newSmall(t), newDirectory(t), newBPFWorld(t)
-	const missing = "is not a BPF file system"
-	flags := append(b.flags(), "--proxy-mode=ebpf", "--ebpf-bpffs="+t.TempDir(), "--manifests="+d.path, "--state-dir="+t.TempDir())
-	p := start(t, c.node, flags...)
-	poll.Until(t, "the reason", func() bool { return strings.Contains(p.stderr(), missing) })
-	if err := p.signal(syscall.SIGTERM); err != nil {
-		t.Errorf("the proxy ends with %v, want exit code 0", err)
-	}
-	p = start(t, c.node, append(flags, "--ebpf-optional")...)
+	p := start(t, c.node, append(b.flags(), "--proxy-mode=ebpf", "--ebpf-bpffs="+t.TempDir(), "--manifests="+d.path, "--state-dir="+t.TempDir())...)
 	p.waitHealthy()
 	c.expectSoon("pod-1")
-	if !strings.Contains(p.stderr(), "sockets are not translated, rules do everything") {
-		t.Error("the log does not say it")
+	for _, text := range []string{"sockets are not translated, rules do everything", "is not a BPF file system"} {
+		if !strings.Contains(p.stderr(), text) {
+			t.Errorf("the log does not say %q", text)
+		}
 	}
 	for _, family := range []string{"IPv4", "IPv6"} {
 		if n := p.sample(`serviceplane_condition{ip_family="` + family + `",type="Sockets"}`); n != 1 {
@@ -299,7 +293,7 @@ func TestTheContainerInModeEBPF(t *testing.T) {
 	if len(folders) != 2 {
 		t.Errorf("folders of the node are %v, want those of BPF and cgroups", folders)
 	}
-	d.container().Args = append(d.container().Args, append(b.flags(), "--manifests="+dir.path, "--detect-local-mode=ClusterCIDR", "--cluster-cidr=10.244.0.0/16,fd00:244::/32", "--ebpf-optional=false")...)
+	d.container().Args = append(d.container().Args, append(b.flags(), "--manifests="+dir.path, "--detect-local-mode=ClusterCIDR", "--cluster-cidr=10.244.0.0/16,fd00:244::/32")...)
 	p := d.startContainer(c, nil)
 	p.waitHealthy()
 	if got := b.ask(c.pods[1], netip.MustParseAddrPort(vip4)); got != "pod-1" || p.sample(translated4) != 1 {

@@ -52,7 +52,7 @@ func TestEBPFFlags(t *testing.T) {
 	var s socketFlags
 	s.register(set)
 	if err := set.Parse([]string{
-		"--ebpf-mode=fast", "--ebpf-udp=translate", "--ebpf-optional", "--ebpf-bpffs=/bpf", "--ebpf-cgroups=/a,/b", "--ebpf-real-peer", "--ebpf-forward-devices=eth*,veth*", "--ebpf-forward-peers=veth*",
+		"--ebpf-mode=fast", "--ebpf-udp=translate", "--ebpf-bpffs=/bpf", "--ebpf-cgroups=/a,/b", "--ebpf-real-peer", "--ebpf-forward-devices=eth*,veth*", "--ebpf-forward-peers=veth*",
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestEBPFFlags(t *testing.T) {
 		t.Errorf("the fast path takes %+v, after %d packets", f, config.FastPathAfter)
 	}
 	got := config.Sockets
-	if len(errs) > 0 || got.Mode != ebpf.Fast || got.UDP != ebpf.UDPTranslate || !got.Optional || !got.RealPeer || got.BPFFS != "/bpf" || !slices.Equal(got.Cgroups, []string{"/a", "/b"}) {
+	if len(errs) > 0 || got.Mode != ebpf.Fast || got.UDP != ebpf.UDPTranslate || !got.RealPeer || got.BPFFS != "/bpf" || !slices.Equal(got.Cgroups, []string{"/a", "/b"}) {
 		t.Errorf("config %+v, errors %v", got, errs)
 	}
 }
