@@ -503,6 +503,12 @@ func (p *programs) linkDirs() ([]string, error) {
 	return dirs, nil
 }
 
+// haveUDP is whether programs of UDP are attached, perhaps by an earlier process.
+func (p *programs) haveUDP() bool {
+	found, _ := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*", "links-*", "sendmsg*")) // the pattern is right
+	return len(found) > 0
+}
+
 // damaged names a link that somebody has detached, given another program, or unpinned with or without its program,
 // or a map that is not pinned; "" if there is none.
 func (p *programs) damaged() string {

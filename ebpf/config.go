@@ -65,7 +65,7 @@ const (
 	// connect again. A socket that is not connected keeps its endpoint while new sockets may get it; afterwards its next
 	// datagram goes to another one. A socket can have two such VIPs, with different endpoints; the rules have its
 	// others. What comes from an endpoint of the socket seems to come from the VIP. Sockets that are connected when the
-	// programs are detached stay with their endpoint.
+	// programs are detached end too.
 	UDPTranslate
 )
 

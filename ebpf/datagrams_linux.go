@@ -57,11 +57,15 @@ func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestro
 	if err := canDestroy(family); err != nil {
 		return nil, err
 	}
+	return datagramsOf(config, family, log), nil
+}
+
+func datagramsOf(config *Config, family v1.IPFamily, log *zap.Logger) *datagrams {
 	d := &datagrams{log: log, addrLen: addrLenOf(family), netNSs: config.Sockets.NetNSs, wake: make(chan struct{}, 1)}
 	if d.netNSs == nil {
 		d.netNSs = func() ([]string, error) { return networkNamespaces(config.NetNS) }
 	}
-	return d, nil
+	return d
 }
 
 // canDestroy reports whether the kernel lets programs find sockets and end them. It looks for the name of the function
@@ -219,7 +223,7 @@ func (d *datagrams) look(ctx context.Context) bool {
 	stale, err := d.stale()
 	left := 0
 	if err == nil && len(stale) > 0 {
-		left, err = d.end(ctx, stale)
+		left, err = d.end(ctx, stale, "UDP sockets ended: their endpoint is gone")
 	}
 	var problem string
 	switch {
@@ -237,6 +241,24 @@ func (d *datagrams) look(ctx context.Context) bool {
 	}
 	d.problem = problem
 	return problem == ""
+}
+
+// endAll ends all connected sockets, when the programs are detached: nobody would end them when their
+// endpoint goes. A kernel that cannot has none.
+func (d *datagrams) endAll(peers *ebpf.Map) error {
+	if err := d.load(peers); errors.Is(err, errUnavailable) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer d.close()
+	d.looking.Lock()
+	defer d.looking.Unlock()
+	all, err := d.stale() // as nothing serves
+	if err == nil && len(all) > 0 {
+		_, err = d.end(context.Background(), all, "UDP sockets ended: they would keep their endpoint for ever") //nolint:forbidigo // it is soon done
+	}
+	return err
 }
 
 // fault is what look could not do; "" if nothing.
@@ -308,7 +330,7 @@ func iterate(program *ebpf.Program, over *ebpf.Map) (written []byte, err error) 
 }
 
 // end ends sockets, and returns how many could not be reached.
-func (d *datagrams) end(ctx context.Context, stale []connected) (left int, err error) {
+func (d *datagrams) end(ctx context.Context, stale []connected, message string) (left int, err error) {
 	byNS := map[uint64][]connected{}
 	for _, c := range stale {
 		byNS[c.netNS] = append(byNS[c.netNS], c)
@@ -337,7 +359,7 @@ func (d *datagrams) end(ctx context.Context, stale []connected) (left int, err e
 	}
 	if ended > 0 {
 		d.ended.Add(uint64(ended))
-		d.log.Info("UDP sockets ended: their endpoint is gone", zap.Int("sockets", ended))
+		d.log.Info(message, zap.Int("sockets", ended))
 	}
 	return left, nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -191,50 +192,86 @@ func TestUDPSocketsEnd(t *testing.T) {
 	n := newUDPNode(t)
 	n.start(t)
 	pods := n.world.RemotePods
-	open := func(family v1.IPFamily) *netns.Flow {
-		t.Helper()
-		flow, err := n.world.LocalPods[0].Open(t.Context(), "udp", dnsVIP(family, 0), proxiertest.AskOptions{Timeout: time.Second})
-		netnstest.Check(t, err)
-		t.Cleanup(func() { _ = flow.Close() })
-		return flow
-	}
-	mustAnswer := func(flow *netns.Flow, want *proxiertest.Host) {
-		t.Helper()
-		poll.Nil(t, "the endpoint answers", func() error {
-			a, err := flow.Ask(t.Context())
-			if err == nil && a.Server != want.Name {
-				t.Errorf("%s answers, want %s", a.Server, want.Name)
-			}
-			return err
-		})
-	}
-	// ended sends datagrams until the kernel says that there is no peer.
-	mustEnd := func(flow *netns.Flow) {
-		t.Helper()
-		var err error
-		poll.Until(t, "the socket ends", func() bool {
-			_, err = flow.Ask(t.Context())
-			return errors.Is(err, unix.EDESTADDRREQ) || errors.Is(err, unix.ECONNABORTED)
-		})
-	}
 	for _, family := range families {
 		n.serveUDP(t, 0, pods[0])
-		flow := open(family)
-		mustAnswer(flow, pods[0])
+		flow := n.openUDP(t, family)
+		mustAnswer(t, flow, pods[0])
 		n.serveUDP(t, 0, pods[0], pods[1])
-		mustAnswer(flow, pods[0])
+		mustAnswer(t, flow, pods[0])
 		n.serveUDP(t, 0, pods[1])
-		mustEnd(flow)
-		flow = open(family)
-		mustAnswer(flow, pods[1])
+		mustEnd(t, flow)
+		flow = n.openUDP(t, family)
+		mustAnswer(t, flow, pods[1])
 		n.stop()
-		mustAnswer(flow, pods[1])
+		mustAnswer(t, flow, pods[1])
 		n.start(t)
 		n.serveUDP(t, 0, pods[0])
-		mustEnd(flow)
-		flow = open(family)
-		mustAnswer(flow, pods[0])
+		mustEnd(t, flow)
+		flow = n.openUDP(t, family)
+		mustAnswer(t, flow, pods[0])
 	}
+}
+
+// TestUDPSocketsEndWhenTheProgramsGo: by another setting, with or without their engine. Nobody would end the
+// sockets later, when their endpoint goes.
+func TestUDPSocketsEndWhenTheProgramsGo(t *testing.T) {
+	t.Parallel()
+	if udpIsForbidden(t) {
+		return
+	}
+	n := newUDPNode(t)
+	config := ebpf.Config{Config: nftables.Config{Config: n.world.Config()}, Sockets: n.sockets}
+	for what, leave := range map[string]func() error{
+		"UDP by rules": func() error { n.sockets.UDP = ebpf.UDPRules; n.start(t); return proxiertest.Sync(t.Context(), n) },
+		"clean-up":     func() error { n.start(t); n.stop(); return n.Cleanup(t.Context()) },
+		"another mode": func() error { return ebpf.RemoveSockets(config) },
+	} {
+		n.sockets.UDP = ebpf.UDPTranslate
+		n.start(t)
+		n.serveUDP(t, 0, n.world.RemotePods[0])
+		var flows []*netns.Flow
+		for _, family := range families {
+			flow := n.openUDP(t, family)
+			mustAnswer(t, flow, n.world.RemotePods[0])
+			flows = append(flows, flow)
+		}
+		n.stop()
+		if err := leave(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		for _, flow := range flows {
+			mustEnd(t, flow)
+		}
+		n.stop()
+	}
+}
+
+func (n *node) openUDP(t *testing.T, family v1.IPFamily) *netns.Flow {
+	t.Helper()
+	flow, err := n.world.LocalPods[0].Open(t.Context(), "udp", dnsVIP(family, 0), proxiertest.AskOptions{Timeout: time.Second})
+	netnstest.Check(t, err)
+	t.Cleanup(func() { _ = flow.Close() })
+	return flow
+}
+
+func mustAnswer(t *testing.T, flow *netns.Flow, want *proxiertest.Host) {
+	t.Helper()
+	poll.Nil(t, "the endpoint answers", func() error {
+		a, err := flow.Ask(t.Context())
+		if err == nil && a.Server != want.Name {
+			t.Errorf("%s answers, want %s", a.Server, want.Name)
+		}
+		return err
+	})
+}
+
+// mustEnd sends datagrams until the kernel says that there is no peer.
+func mustEnd(t *testing.T, flow *netns.Flow) {
+	t.Helper()
+	poll.Until(t, "the socket ends", func() bool {
+		_, err := flow.Ask(t.Context())
+		return errors.Is(err, unix.EDESTADDRREQ) || errors.Is(err, unix.ECONNABORTED)
+	})
 }
 
 // TestUDPStaleSocketsEnd: when an endpoint goes, all sockets that are connected to it end, in every network

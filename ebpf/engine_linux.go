@@ -18,6 +18,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/nodedeps"
@@ -208,7 +209,14 @@ func (e *Engine) begin(wanted map[changetracker.ServicePortName]*carried) error 
 	if err := e.layer.remove(orphans); err != nil {
 		return err
 	}
-	return e.layer.activate(e.layer.kernel)
+	leavesUDP := e.datagrams == nil && e.programs.haveUDP()
+	if err := e.layer.activate(e.layer.kernel); err != nil || !leavesUDP {
+		return err
+	}
+	if err := datagramsOf(&e.config, e.family, e.log).endAll(e.programs.shared[mapDatagrams]); err != nil {
+		e.log.Warn("connected UDP sockets keep their endpoints, even if those go: restart their programs", zap.Error(err))
+	}
+	return nil
 }
 
 func (e *Engine) wrapped(t *tables) kernel {
@@ -278,7 +286,7 @@ func (e *Engine) publish(name changetracker.ServicePortName, c *carried) error {
 }
 
 // Cleanup implements proxier.Engine: it detaches the programs, removes what is pinned, and deletes the
-// table of the rules. Sockets that are open go on.
+// table of the rules. TCP sockets that are open go on; connected UDP sockets end.
 func (e *Engine) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -296,9 +304,26 @@ func (e *Engine) removeSockets() error {
 	}
 	err := p.open(filepath.Dir(p.dir))
 	if err == nil {
-		err = p.remove()
+		err = e.detach(p)
 	}
 	return errors.Join(err, p.close())
+}
+
+// detach removes everything, and ends the UDP sockets that nobody follows then.
+func (e *Engine) detach(p *programs) error {
+	if !p.haveUDP() {
+		return p.remove()
+	}
+	objects, err := spec(e.family)
+	if err != nil {
+		return err
+	}
+	sockets := compatible(filepath.Join(p.dir, mapDatagrams), objects.Maps[mapDatagrams])
+	if err := p.remove(); err != nil || sockets == nil {
+		return err
+	}
+	err = datagramsOf(&e.config, e.family, e.log).endAll(sockets)
+	return errors.Join(err, bpfx.Close(sockets))
 }
 
 // Close closes the maps, links and sockets that this process holds. The kernel objects stay, and do their
