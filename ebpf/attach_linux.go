@@ -134,7 +134,7 @@ func (e *Engine) openPrograms() (_ *programs, err error) {
 // check says what the machine or the process lacks. Without privileges, the kernel would only say that it does not
 // know some kind of map.
 func (p *programs) check() error {
-	if err := privileged(p.config.Sockets.UDP == UDPTranslate); err != nil {
+	if err := privileged(p.config.Sockets.capability()); err != nil {
 		return err
 	}
 	var stat unix.Statfs_t
@@ -173,31 +173,6 @@ func (s *Sockets) findCgroups() (dirs, missing []string) {
 		dirs = append(dirs, found...)
 	}
 	return dirs, missing
-}
-
-// privileged names the capabilities (linux/capability.h) that the process lacks. CAP_SYS_ADMIN includes CAP_BPF, and is
-// needed to enter network namespaces, where UDP sockets end.
-func privileged(enters bool) error {
-	var names []string
-	var have [2]unix.CapUserData
-	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil {
-		return fmt.Errorf("read the capabilities of the process: %w", err)
-	}
-	has := func(capability int) bool { return have[capability/32].Effective&(1<<(capability%32)) != 0 }
-	if !has(unix.CAP_NET_ADMIN) {
-		names = append(names, "CAP_NET_ADMIN")
-	}
-	switch {
-	case has(unix.CAP_SYS_ADMIN):
-	case enters:
-		names = append(names, "CAP_SYS_ADMIN")
-	case !has(unix.CAP_BPF):
-		names = append(names, "CAP_BPF")
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	return fmt.Errorf("%w: the process lacks %s: add it to the capabilities of its container or service", errUnavailable, strings.Join(names, " and "))
 }
 
 // open creates the folder, and locks it or one above, which all versions of the layout share.

@@ -86,7 +86,7 @@ func canDestroy(family v1.IPFamily) error {
 
 // canLoad tries the programs. If the process lacks privileges, the first Apply says so, for all programs.
 func canLoad(family v1.IPFamily) (err error) {
-	if privileged(true) == nil {
+	if privileged(unix.CAP_SYS_ADMIN) == nil {
 		var loaded *ebpf.Collection
 		if loaded, err = loadStale(addrLenOf(family)); err == nil {
 			bpfx.CloseCollection(loaded)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -246,6 +247,45 @@ func TestUDPSocketsEndWhenTheProgramsGo(t *testing.T) {
 	}
 }
 
+// TestASocketThatIsConnectedAgain, from a VIP to its endpoint's own address, shows that address and does not end
+// with the Service.
+func TestASocketThatIsConnectedAgain(t *testing.T) {
+	t.Parallel()
+	if udpIsForbidden(t) {
+		return
+	}
+	n := newUDPNode(t)
+	n.start(t)
+	pod, from := n.world.RemotePods[0], n.world.LocalPods[0]
+	n.serveUDP(t, 0, pod)
+	for _, family := range families {
+		direct := netip.AddrPortFrom(pod.Addr(family), 8080)
+		var fd int
+		netnstest.Check(t, from.Do(func() (err error) {
+			fd, err = connectUDP(dnsVIP(family, 0))
+			return err
+		}))
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		must := func(what string, want netip.AddrPort) {
+			t.Helper()
+			if got, err := unix.Getpeername(fd); err != nil || !reflect.DeepEqual(sockaddrOf(want), got) {
+				t.Errorf("%s: connected to %+v, error %v; want %v", what, got, err, want)
+			}
+		}
+		must("to the VIP", dnsVIP(family, 0))
+		netnstest.Check(t, unix.Connect(fd, sockaddrOf(direct)))
+		must("to the endpoint", direct)
+		ended := n.translated(t, family).Ended
+		n.serveUDP(t, 0, n.world.RemotePods[1])
+		n.engines[family].Look(t.Context())
+		must("when the Service has other endpoints", direct)
+		if n := n.translated(t, family).Ended - ended; n > 0 {
+			t.Errorf("%d sockets ended, want none", n)
+		}
+		n.serveUDP(t, 0, pod)
+	}
+}
+
 func (n *node) openUDP(t *testing.T, family v1.IPFamily) *netns.Flow {
 	t.Helper()
 	flow, err := n.world.LocalPods[0].Open(t.Context(), "udp", dnsVIP(family, 0), proxiertest.AskOptions{Timeout: time.Second})
@@ -339,16 +379,21 @@ func raiseDescriptors(t *testing.T, n int) {
 }
 
 func connectUDP(to netip.AddrPort) (fd int, err error) {
-	domain, addr := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(to.Port())})
-	if to.Addr().Is4() {
-		addr.(*unix.SockaddrInet4).Addr = to.Addr().As4() //nolint:forcetypeassert // see above
-	} else {
-		domain, addr = unix.AF_INET6, &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+	domain := unix.AF_INET
+	if to.Addr().Is6() {
+		domain = unix.AF_INET6
 	}
 	if fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 		return 0, err
 	}
-	return fd, unix.Connect(fd, addr)
+	return fd, unix.Connect(fd, sockaddrOf(to))
+}
+
+func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
 // TestUDPInANamespaceThatIsNotFound: the Condition says that sockets there stay as they are, and they end when it is.

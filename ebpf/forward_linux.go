@@ -23,6 +23,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -128,15 +129,23 @@ func (f *forwarder) begin() {
 		return
 	}
 	err := f.open()
-	if err != nil && f.without == nil {
-		f.log.Warn("no connection takes the fast path: see the error, or do without Forward", zap.Error(err))
+	if err == nil {
+		f.without = nil
+		return
+	}
+	message := "no connection takes the fast path: see the error, or do without Forward"
+	if left := f.remove(); left != nil { // or what an earlier process has attached would go on, and follow no change
+		err, message = errors.Join(err, left), "the fast path is not kept up to date, and cannot be removed: see the error"
+	}
+	if f.without == nil {
+		f.log.Warn(message, zap.Error(err))
 	}
 	f.without = err
 }
 
 // open is idempotent: it finds out what changed.
 func (f *forwarder) open() (err error) {
-	if err := errors.Join(f.closeProgram(), privileged(false)); err != nil {
+	if err := errors.Join(f.closeProgram(), privileged(unix.CAP_BPF, unix.CAP_PERFMON)); err != nil {
 		return err
 	}
 	objects, err := f.spec()

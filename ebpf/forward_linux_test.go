@@ -382,6 +382,36 @@ func TestTheFastPathOutlivesTheProcess(t *testing.T) {
 	}
 }
 
+// TestAFastPathThatCannotBeOpenedEnds: it would not follow changes any more. The rules have its flows, and the
+// next full sync gives them back.
+func TestAFastPathThatCannotBeOpenedEnds(t *testing.T) {
+	t.Parallel()
+	eachFamily(t, func(t *testing.T, n *fastNode) {
+		n.start()
+		pod := n.world.LocalPods[0]
+		n.serve(pod)
+		flow := n.open(n.world.Client, "udp", netip.AddrPortFrom(n.vip(), 80))
+		n.establish(flow, pod.Name)
+		n.stop()
+		pins, err := filepath.Glob(n.config.Sockets.BPFFS + "/serviceplane/*/*/forward-v1/flows")
+		netnstest.Check(t, err)
+		for _, pin := range pins { // another program replaces it
+			netnstest.Check(t, errors.Join(os.Remove(pin), os.MkdirAll(filepath.Join(pin, "another"), 0o700)))
+		}
+		n.start()
+		n.serve(pod)
+		_, err = n.engine.ForwardCounts()
+		left, _ := filepath.Glob(n.config.Sockets.BPFFS + "/serviceplane/*/*/forward-v1")
+		if a, asked := flow.Ask(t.Context()); len(pins) != 1 || err == nil || len(left) > 0 || asked != nil || a.Server != pod.Name {
+			t.Errorf("%d maps are replaced; then answer %+v, error %v, forwarding: %v, left: %v", len(pins), a, asked, err, left)
+		}
+		n.stop()
+		n.start()
+		n.serve(pod)
+		n.establish(flow, pod.Name)
+	})
+}
+
 // TestDevicesComeAndGo without an update, also while another program is at one.
 func TestDevicesComeAndGo(t *testing.T) {
 	t.Parallel()

@@ -53,7 +53,8 @@ func TestWithoutPrivilege(t *testing.T) {
 		"sockets":          {"net_admin,bpf", privileged{}, "", true},
 		"UDP, not allowed": {"net_admin,bpf", privileged{UDP: ebpf.UDPTranslate}, "CAP_SYS_ADMIN", false},
 		"UDP":              {"net_admin,sys_admin", privileged{UDP: ebpf.UDPTranslate}, lacksForUDP, true},
-		"forwarding":       {"net_admin,bpf", privileged{Forward: true}, "", true},
+		"forwarding":       {"net_admin,bpf,perfmon", privileged{Forward: true}, "", true},
+		"sockets alone":    {"net_admin,bpf", privileged{Forward: true}, "", true},
 		"nothing":          {"net_admin", privileged{Forward: true}, "CAP_BPF", false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,8 +78,8 @@ func TestWithoutPrivilege(t *testing.T) {
 				t.Fatalf("%v:\n%s", err, out)
 			}
 			says := strings.Join(got.Conditions, "; ")
-			if (says != "") != (c.lacks != "") || !strings.Contains(says, c.lacks) || got.Sockets != c.sockets || got.Forwards != (c.does.Forward && c.sockets) ||
-				c.does.Forward && !c.sockets && !strings.Contains(got.Why, "CAP_BPF") {
+			if (says != "") != (c.lacks != "") || !strings.Contains(says, c.lacks) || got.Sockets != c.sockets || got.Forwards != strings.Contains(c.capabilities, "perfmon") ||
+				c.does.Forward && !got.Forwards && !strings.Contains(got.Why, "CAP_PERFMON") {
 				t.Errorf("with capabilities %s: %+v; want a Condition with %q, sockets translated: %v", c.capabilities, got, c.lacks, c.sockets)
 			}
 		})

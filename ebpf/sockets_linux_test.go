@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -293,6 +294,39 @@ func TestWhatIsMissing(t *testing.T) {
 		n.mustTranslate(t)
 		n.stop()
 		netnstest.Check(t, os.Remove(link))
+	}
+}
+
+// TestMPTCP: the kernel connects a socket of TCP for one of MPTCP, and the programs translate that one.
+// getpeername(2) of the socket of MPTCP shows the endpoint.
+func TestMPTCP(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pod := n.world.RemotePods[0]
+	n.start(t, pod)
+	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
+	for _, family := range families {
+		before := n.translated(t, family).Translated
+		netnstest.Check(t, n.world.LocalPods[0].Do(func() error {
+			domain := map[v1.IPFamily]int{v1.IPv4Protocol: unix.AF_INET, v1.IPv6Protocol: unix.AF_INET6}[family]
+			fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP)
+			if errors.Is(err, unix.EPROTONOSUPPORT) {
+				t.Logf("this kernel has no MPTCP: %v", err)
+				return nil
+			} else if err != nil {
+				return err
+			}
+			defer func() { _ = unix.Close(fd) }()
+			if err := unix.Connect(fd, sockaddrOf(vip(family))); err != nil {
+				return err
+			}
+			want := sockaddrOf(netip.AddrPortFrom(pod.Addr(family), 8080))
+			got, err := unix.Getpeername(fd)
+			if after := n.translated(t, family).Translated; !reflect.DeepEqual(got, want) || after != before+1 {
+				t.Errorf("%s: peer %+v, %d sockets translated, want %+v and 1", family, got, after-before, want)
+			}
+			return err
+		}))
 	}
 }
 

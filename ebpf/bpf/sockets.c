@@ -218,6 +218,16 @@ static __always_inline struct peer *connected_of(struct bpf_sock_addr *ctx, __u6
 	return d ? &d->connected : NULL;
 }
 
+/* forget is for a socket that was connected to a VIP, or has tried to be, and connects to something else. */
+static __always_inline struct endpoint *forget(struct bpf_sock_addr *ctx, __u8 protocol)
+{
+	struct peer *peer = protocol == IPPROTO_UDP || !real_peer ? connected_of(ctx, 0) : NULL;
+
+	if (peer)
+		peer->vip_port = 0;
+	return NULL;
+}
+
 /* choose looks up the address that a socket connects to, and chooses an endpoint. NULL means to
  * leave it to the rules. */
 static __always_inline struct endpoint *choose(struct bpf_sock_addr *ctx, struct frontend_key *key, int bound)
@@ -226,10 +236,10 @@ static __always_inline struct endpoint *choose(struct bpf_sock_addr *ctx, struct
 	struct target to;
 
 	if (!look_up(ctx, key, bound, &to))
-		return NULL;
+		return forget(ctx, key->protocol);
 	endpoint = draw(to.pick);
 	if (!endpoint)
-		return NULL;
+		return forget(ctx, key->protocol);
 	if (key->protocol == IPPROTO_UDP || !real_peer) {
 		struct peer *peer = connected_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
 
@@ -346,8 +356,8 @@ static __always_inline struct peer *send_to(struct bpf_sock_addr *ctx, struct fr
 	return peer;
 }
 
-/* protocol_of returns the protocol of a socket if it is translated, otherwise 0. Others, such as MPTCP
- * (262), do not fit a byte. */
+/* protocol_of returns the protocol of a socket if it is translated, otherwise 0. A socket of MPTCP (262)
+ * is not; the kernel connects one of TCP for it, which is. */
 static __always_inline __u8 protocol_of(struct bpf_sock_addr *ctx)
 {
 	if (ctx->protocol == IPPROTO_TCP && ctx->type == SOCK_STREAM)
@@ -558,8 +568,12 @@ int connect_mapped(struct bpf_sock_addr *ctx)
 	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
 	struct endpoint *to;
 
-	if (!key.protocol || !mapped(ctx))
+	if (!key.protocol)
 		return 1;
+	if (!mapped(ctx)) {
+		forget(ctx, key.protocol);
+		return 1;
+	}
 	read_mapped(ctx, key.addr);
 	to = choose(ctx, &key, is_bound4(ctx));
 	if (to)
