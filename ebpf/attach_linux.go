@@ -105,9 +105,6 @@ func (e *Engine) openPrograms() (_ *programs, err error) {
 			err = errors.Join(err, p.close())
 		}
 	}()
-	if err := p.check(); err != nil {
-		return nil, err
-	}
 	if err := p.open(filepath.Dir(p.dir)); err != nil {
 		return nil, err
 	}

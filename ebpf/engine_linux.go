@@ -42,9 +42,14 @@ type Engine struct {
 	mu       sync.Mutex // guards all below; Watch reads the links
 	programs *programs  // nil until the first Apply
 	layer    *layer
-	// without is why sockets are not translated, and lacking that check has found it.
-	without error
-	lacking bool
+	// writtenBefore is what layers have written that are closed.
+	writtenBefore int
+	// without is why sockets are not translated, and lacking that check finds it. Otherwise Watch has it tried
+	// again then.
+	without  error
+	lacking  bool
+	tryAt    time.Time
+	tryPause time.Duration
 	// cgroups are those that exist; missing are Sockets.Cgroups that match none.
 	cgroups, missing []string
 	limited          []*proxier.ServiceError // Result.Limited of the current Apply
@@ -145,11 +150,12 @@ func (e *Engine) noteFaults() {
 	e.faults.note(faultOf(e.without, e.missing, udp))
 }
 
+// written is how much this engine has ever written to maps.
 func (e *Engine) written() int {
 	if e.layer == nil {
-		return 0
+		return e.writtenBefore
 	}
-	return e.layer.writes
+	return e.writtenBefore + e.layer.writes
 }
 
 // prepare opens the maps, and removes the frontends that sockets lose. ready is false if sockets are
@@ -188,8 +194,10 @@ func (e *Engine) orWithout(err error) error {
 	}
 	if e.without == nil {
 		e.log.Warn("sockets are not translated, rules do everything: see the error, or choose the nftables engine", zap.Error(err))
+		e.tryPause = e.watch
+		e.tryAt = time.Now().Add(e.tryPause)
 	}
-	e.without, e.lacking = err, e.closedPrograms().check() != nil
+	e.without = err
 	return nil
 }
 
@@ -197,6 +205,9 @@ func (e *Engine) orWithout(err error) error {
 // programs. Frontends of no wanted service port are removed.
 func (e *Engine) begin(wanted map[changetracker.ServicePortName]*carried) error {
 	e.cgroups, e.missing = e.config.Sockets.findCgroups()
+	if err := e.closedPrograms().check(); err != nil { // it may have gone
+		return err
+	}
 	if e.layer == nil {
 		if err := e.open(wanted); err != nil {
 			return err
@@ -294,6 +305,11 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 }
 
 func (e *Engine) removeSockets() error {
+	if e.programs != nil { // their pins may be out of reach
+		if err := e.programs.detach(); err != nil {
+			return err
+		}
+	}
 	if err := e.closeSockets(); err != nil {
 		return err
 	}
@@ -338,6 +354,7 @@ func (e *Engine) closeSockets() error {
 	e.datagrams.close()
 	var errs []error
 	if e.layer != nil {
+		e.writtenBefore = e.written()
 		errs = append(errs, e.layer.close())
 		e.layer = nil
 	}
@@ -392,13 +409,28 @@ func (e *Engine) retry() error {
 	return e.followCgroups()
 }
 
+// triesAgain reports whether sockets may be translated now. What check does not find is tried, after pauses
+// that double up to an hour.
+func (e *Engine) triesAgain(now time.Time) bool {
+	if e.closedPrograms().check() != nil {
+		e.lacking = true
+		return false
+	}
+	if !e.lacking && now.Before(e.tryAt) {
+		return false
+	}
+	e.lacking, e.tryPause = false, min(2*e.tryPause, longestTryPause)
+	e.tryAt = now.Add(e.tryPause)
+	return true
+}
+
+const longestTryPause = time.Hour
+
 var errFullSync = errors.New("a full sync opens the maps")
 
 // followCgroups attaches the programs to the cgroups that exist now.
 func (e *Engine) followCgroups() error {
-	if e.without != nil && e.lacking && e.closedPrograms().check() == nil {
-		e.lacking = false
-		e.log.Info("what sockets lacked is there")
+	if e.without != nil && e.triesAgain(time.Now()) {
 		return errFullSync
 	}
 	before := e.cgroups
@@ -434,11 +466,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 				return
 			case <-ticker.C:
 				failed := e.retry() != nil // before the links are looked at: a cgroup that has gone is no damage
-				object := cmp.Or(e.damagedObject(), e.forward.damaged())
-				if failed {
-					object = cmp.Or(object, "maps of sockets")
-				}
-				if object != "" {
+				if object := cmp.Or(e.damagedObject(), e.forward.damaged()); failed || object != "" {
 					damaged(proxier.Damage{Object: object})
 				}
 			}

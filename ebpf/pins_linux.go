@@ -181,6 +181,16 @@ func (p *programs) removeLayouts(except string) error {
 	return nil
 }
 
+// detach ends the links of this process, wherever they are pinned.
+func (p *programs) detach() (err error) {
+	for name, a := range p.attached {
+		if failure := p.change(a.link.Detach); failure != nil {
+			err = errors.Join(err, fmt.Errorf("detach link %s: %w", name, failure))
+		}
+	}
+	return err
+}
+
 func sameMap(a, b *ebpf.Map) bool {
 	left, err := a.Info()
 	if err != nil {

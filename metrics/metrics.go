@@ -202,10 +202,11 @@ func (m *Metrics) countFailure(family string, r *proxier.SyncReport) {
 
 // countWrites counts what a sync wrote to the kernel.
 func (m *Metrics) countWrites(family string, r *proxier.SyncReport) {
-	m.writes.WithLabelValues(family).Add(float64(r.Apply.Writes))
-	m.transactions.WithLabelValues(family).Add(float64(r.Apply.Transactions))
-	m.bytes.WithLabelValues(family).Add(float64(r.Apply.Bytes))
-	m.flowsDeleted.WithLabelValues(family).Add(float64(r.FlowsDeleted))
+	for counter, n := range map[*prometheus.CounterVec]int{
+		m.writes: r.Apply.Writes, m.transactions: r.Apply.Transactions, m.bytes: r.Apply.Bytes, m.flowsDeleted: r.FlowsDeleted,
+	} {
+		counter.WithLabelValues(family).Add(float64(max(0, n))) // it panics if an engine reports less than nothing
+	}
 	for table, rules := range r.Apply.Rules {
 		if m.rules != nil {
 			m.rules.WithLabelValues(table, family).Set(float64(rules))

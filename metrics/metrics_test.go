@@ -437,6 +437,21 @@ func TestPacketsOfTheKernel(t *testing.T) {
 	}
 }
 
+// A report with less than nothing counts as nothing: a counter would panic, and end the proxy.
+func TestAReportOfLessThanNothing(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	m, err := metrics.New(registry, metrics.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.ObserveSync(proxier.SyncReport{
+		Family: v1.IPv4Protocol, Apply: proxier.ApplyReport{Writes: -1, Transactions: -1, Bytes: -1}, FlowsDeleted: -1,
+	})
+	if n := value(t, scrape(t, registry), "serviceplane_kernel_writes_total", "ip_family=IPv4"); n != 0 {
+		t.Errorf("%v writes, want 0", n)
+	}
+}
+
 // The metrics of the API server exist with Sources.APIServer.
 func TestTheAPIServersMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()

@@ -76,6 +76,14 @@ func fileFaults() []fileFault {
 			name: "the programs of iptables are broken", begin: "mount -t tmpfs tmpfs $tools; for p in $programs; do echo >$tools/$p; chmod +x $tools/$p; done", end: "umount -l $tools",
 			says: "iptables", starting: "iptables", stops: true, modes: []string{"iptables", iptablesLegacy},
 		},
+		{
+			name: "the BPF file system is gone", begin: "mount -t tmpfs tmpfs $bpffs", end: "umount -l $bpffs",
+			says: "is not a BPF file system", starting: "is not a BPF file system", modes: []string{"ebpf"},
+		},
+		{
+			name: "the cgroup is gone", begin: "mount -t tmpfs tmpfs $cgroup", end: "umount -l $cgroup",
+			starting: "is not a directory of cgroup v2", modes: []string{"ebpf"},
+		},
 		// The last two: the folder is no mount point afterwards.
 		{
 			name: "the state folder is gone", begin: "rm -rf $state/*; umount -l $state || true; rmdir $state", end: "true",
@@ -138,6 +146,9 @@ func (f *faulty) shell(commands string) {
 	f.t.Helper()
 	cmd := exec.CommandContext(f.t.Context(), "nsenter", f.mounts, "sh", "-ec", commands)
 	cmd.Env = append(os.Environ(), "state="+f.state(), "tools="+f.tools, "programs="+strings.Join(iptablesPrograms(), " "))
+	if f.sockets != nil {
+		cmd.Env = append(cmd.Env, "bpffs="+f.sockets.bpffs, "cgroup="+f.sockets.cgroup)
+	}
 	var out []byte
 	if err := f.node.Do(func() (err error) { out, err = cmd.CombinedOutput(); return err }); err != nil {
 		f.t.Fatalf("%s: %v\n%s", commands, err, out)
@@ -189,6 +200,9 @@ func (f *faulty) test(fault *fileFault) {
 
 	f.shell(fault.begin)
 	f.suffers(p, fault, fault.says)
+	if f.sockets != nil { // no program goes on with old endpoints
+		poll.Until(t, "a socket in the cgroup goes to "+f.server(), func() bool { return f.sockets.ask(f.pods[1], netip.MustParseAddrPort(vip4)) == f.server() })
+	}
 	f.shell(fault.end)
 	f.recovers(p)
 	f.answersSpctl()
