@@ -48,7 +48,7 @@ type Options struct {
 	Client *http.Client
 	// Nodes lists the proxies of several nodes. If it is set, --node takes the place of
 	// --address: services, status, verify and diff show all nodes side by side, unless it names some;
-	// the other subcommands ask the one that it names. It is called once for each command, and
+	// the other subcommands ask the one that it names. There is no trace, which changes a node. It is called once for each command, and
 	// now and then by wait.
 	Nodes func(ctx context.Context) ([]Node, error)
 	// Awaited returns the names of the nodes that wait waits for, such as those that count by
@@ -92,6 +92,7 @@ func New(options Options) *cobra.Command {
 	}
 	flags := command.PersistentFlags()
 	if options.Nodes == nil {
+		command.AddCommand(a.trace()) // proxies offer it at their sockets only
 		flags.StringVar(&a.address, "address", options.Address, "where the proxy listens: http://HOST:PORT, or unix:///PATH for a socket")
 	} else {
 		flags.StringSliceVar(&a.nodes, "node", nil, "names of nodes; default is all, where a command shows several")
@@ -99,7 +100,7 @@ func New(options Options) *cobra.Command {
 	flags.VarP(&a.output, "output", "o", "table, json or yaml")
 	flags.DurationVar(&a.timeout, "request-timeout", timeout, "how long one request may take; 0 for no limit")
 	must(command.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats(), cobra.ShellCompDirectiveNoFileComp)))
-	command.AddCommand(a.services(), a.get(), a.explain(), a.status(), a.syncs(), a.watch(), a.state(), a.diff(), a.verify(), a.rules(), a.wait(), a.counts(), a.trace())
+	command.AddCommand(a.services(), a.get(), a.explain(), a.status(), a.syncs(), a.watch(), a.state(), a.diff(), a.verify(), a.rules(), a.wait(), a.counts())
 	return command
 }
 

@@ -144,6 +144,7 @@ func TestThePlugin(t *testing.T) {
 		"diff --node node-1,node-2":     {spctl.StatusDifferent, []string{"cluster IP   10.96.0.10   node-1\n", "cluster IP   10.96.0.11   node-2\n"}},
 		"get shop/web --node node-2":    {0, []string{"10.96.0.11:80/TCP"}},
 		"get shop/web":                  {spctl.StatusFailed, nil},
+		"trace 10.0.0.1 10.96.0.10:80":  {spctl.StatusFailed, nil}, // no proxy offers it there
 		"wait shop/web --node node-1":   {0, []string{"node-1   yes"}},
 		"wait shop/none --node node-1":  {spctl.StatusFailed, nil},
 		"wait shop/web --node node-1,node-2 --timeout 0s": {
