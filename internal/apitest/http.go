@@ -29,11 +29,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Warning", fmt.Sprintf("299 - %q", s.options.Warning))
 	}
 	t, known := s.parsePath(r.URL.Path)
-	if !known || slices.Contains(s.options.Hidden, t.Name) {
+	hidden, forbidden := s.lacks(t.Name)
+	if !known || hidden {
 		answerStatus(w, apierrors.NewNotFound(schema.GroupResource{Resource: path.Base(r.URL.Path)}, ""))
 		return
 	}
-	if slices.Contains(s.options.Forbidden, t.Name) {
+	if forbidden {
 		answerStatus(w, apierrors.NewForbidden(t.groupResource(), "", errors.New("no role")))
 		return
 	}
@@ -55,6 +56,19 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.record("LIST", t.Name, query)
 	s.list(w, r, t.Resource, wanted)
+}
+
+// Change serves other resources from now on: see Options.Hidden and Options.Forbidden. Watches that run go on.
+func (s *Server) Change(hidden, forbidden []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.options.Hidden, s.options.Forbidden = hidden, forbidden
+}
+
+func (s *Server) lacks(resource string) (hidden, forbidden bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.options.Hidden, resource), slices.Contains(s.options.Forbidden, resource)
 }
 
 func parseSelection(query url.Values) (selection, error) {
