@@ -92,12 +92,13 @@ func (t *flowTracker) update(outcomes []desired.Outcome, u *desired.Update, resu
 			delete(t.sockets, o.Name)
 		}
 		is, tracked := t.flowsOf(o.Is)
-		if wanted, ok := u.Now.Service(o.Name); ok && o.Is == nil && o.Failed && t.serviceCIDRs {
-			is, tracked = t.flowsOf(wanted)
-			t.unseen[o.Name] = is.keys()
-		} else if !o.Failed {
+		if !o.Failed {
 			t.addGone(u, t.unseen[o.Name])
 			delete(t.unseen, o.Name)
+		} else if o.Is == nil && t.serviceCIDRs {
+			wanted, _ := u.Now.Service(o.Name)
+			is, tracked = t.flowsOf(wanted)
+			t.unseen[o.Name] = is.keys()
 		}
 		if o.Is != nil && !tracked {
 			t.release(o.Is)
