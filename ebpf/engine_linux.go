@@ -26,8 +26,7 @@ import (
 )
 
 // Engine programs one IP family: the rules of nftables, which do everything, and before them sockets.
-// It implements proxier.Engine, Watcher, Planner, Dumper, Verifier and Counter. Calls must not
-// overlap, but Watch, Counts and Traits run beside all others.
+// It implements proxier.Engine, with all abilities.
 type Engine struct {
 	config Config
 	family v1.IPFamily
@@ -108,8 +107,9 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 }
 
 // Apply implements proxier.Engine. Sockets lose a frontend before the rules, and get one after them. A
-// service port that the maps have no room for is left to the rules. Whatever fails at the sockets, the
-// rules are programmed; then the error says so, and the next Update is full.
+// service port that the maps have no room for is left to the rules, and so is all if sockets cannot be
+// translated. Whatever else fails at the sockets, the rules are programmed; then the error says so, and the
+// next Update is full.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

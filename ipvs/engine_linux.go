@@ -20,8 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family. It implements proxier.Engine, Watcher, Planner, Dumper,
-// Verifier and Counter. Calls must not overlap, but Watch, Counts and Traits run beside all others.
+// Engine programs one IP family. It implements proxier.Engine, with all abilities.
 type Engine struct {
 	config Config
 	family v1.IPFamily
