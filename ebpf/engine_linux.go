@@ -26,7 +26,7 @@ import (
 )
 
 // Engine programs one IP family: the rules of nftables, which do everything, and before them sockets.
-// It implements proxier.Engine, with all abilities.
+// It implements proxier.Engine.
 type Engine struct {
 	config Config
 	family v1.IPFamily

@@ -20,7 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family. It implements proxier.Engine, with all abilities.
+// Engine programs one IP family. It implements proxier.Engine.
 type Engine struct {
 	config Config
 	family v1.IPFamily
