@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -116,11 +117,22 @@ func (r *Report) Limit(failures, length int) {
 			f.Failed, f.Unlisted = slices.Clip(f.Failed[:failures]), f.Unlisted+n-failures
 		}
 		for i := range f.Failed {
-			f.Failed[i].Error = f.Failed[i].Error[:min(len(f.Failed[i].Error), length)]
+			f.Failed[i].Error = shortened(f.Failed[i].Error, length)
 		}
-		f.Error = f.Error[:min(len(f.Error), length)]
+		f.Error = shortened(f.Error, length)
 		r.Families[name] = f
 	}
+}
+
+// shortened returns the first bytes of a text, without a part of a character.
+func shortened(text string, length int) string {
+	if len(text) <= length {
+		return text
+	}
+	for length > 0 && !utf8.RuneStart(text[length]) {
+		length--
+	}
+	return text[:length]
 }
 
 // Change is a change of a Service or of its EndpointSlices.

@@ -185,3 +185,14 @@ func TestANodeIsAsked(t *testing.T) {
 	engine.Fail(nil)
 	eventually("8", "")
 }
+
+// TestLimitKeepsCharactersWhole: an error is shortened between two characters.
+func TestLimitKeepsCharactersWhole(t *testing.T) {
+	for length, want := range map[int]string{0: "", 1: "a", 2: "a", 3: "aé", 4: "aé", 5: "aé", 6: "aé€", 7: "aé€b", 8: "aé€b"} {
+		r := programmed.Report{Families: map[v1.IPFamily]programmed.Family{v1.IPv4Protocol: {Error: "aé€b", Failed: []programmed.Failure{{Error: "aé€b"}}}}}
+		r.Limit(1, length)
+		if f := r.Families[v1.IPv4Protocol]; f.Error != want || f.Failed[0].Error != want {
+			t.Errorf("%d bytes: %q and %q, want %q", length, f.Error, f.Failed[0].Error, want)
+		}
+	}
+}

@@ -31,7 +31,11 @@ type Waiting struct {
 	// means 50. Timeout is how long a node may take to answer; 0 means 5s.
 	Interval, Timeout time.Duration
 	AtOnce            int
+	// MayBeNone says that there may be no node that must have a Change. Otherwise Wait waits for the
+	// first one: no node counts if the caller's policy is wrong, too.
+	MayBeNone bool
 }
+
 
 // BehindError names the nodes that did not have a Change when Wait ended.
 type BehindError struct {
@@ -70,7 +74,7 @@ func Wait(ctx context.Context, w Waiting, c Change) error {
 	w.Interval, w.Timeout, w.AtOnce = cmp.Or(w.Interval, 100*time.Millisecond), cmp.Or(w.Timeout, 5*time.Second), cmp.Or(w.AtOnce, 50)
 	have, behind := map[string]bool{}, map[string]error{}
 	for {
-		nodes, err := w.Nodes(ctx)
+		nodes, err := w.counting(ctx)
 		switch {
 		case err == nil:
 			before := behind
@@ -95,6 +99,15 @@ func Wait(ctx context.Context, w Waiting, c Change) error {
 			return &BehindError{Nodes: behind, Cause: context.Cause(ctx)}
 		}
 	}
+}
+
+// counting lists the nodes that count.
+func (w *Waiting) counting(ctx context.Context) ([]string, error) {
+	nodes, err := w.Nodes(ctx)
+	if err == nil && len(nodes) == 0 && !w.MayBeNone {
+		err = errors.New("no node counts: what chooses the nodes matches none")
+	}
+	return nodes, err
 }
 
 // round asks nodes, and returns why some do not have the Change.

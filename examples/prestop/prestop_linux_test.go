@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/fleet"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/programmed"
@@ -68,7 +68,7 @@ func (c *testCluster) hook(ctx context.Context, name string, args ...string) *ho
 	env := map[string]string{"POD_NAME": "pod-" + name, "POD_NAMESPACE": "shop", "POD_IPS": "10.244.0." + name}
 	go func() {
 		defer close(h.ended)
-		h.err = run(ctx, append(args, "--kubeconfig="+c.Config, "--port="+c.Port, "--deadline=10m"), func(k string) string { return env[k] })
+		h.err = run(ctx, slices.Concat([]string{"--kubeconfig=" + c.Config, "--port=" + c.Port, "--deadline=10m"}, args), func(k string) string { return env[k] })
 	}()
 	return h
 }
@@ -207,30 +207,51 @@ func TestNodesThatDoNotCount(t *testing.T) {
 	if text := fmt.Sprint(h.err); !strings.Contains(text, "node node-2: ") || strings.Contains(text, "node-1") {
 		t.Errorf("the hook ended with %v, want the node that is not ready", h.err)
 	}
-	for _, flag := range []string{"--ignore-not-ready-for=5m", "--node-selector=proxy=ours"} {
-		h := c.hook(t.Context(), "1", flag)
+	for flag, want := range map[string]string{"--ignore-not-ready-for=5m": "", "--node-selector=proxy=ours": "", "--node-selector=proxy=another": "no node counts"} {
+		h := c.hook(t.Context(), "1", "--deadline=2s", flag)
 		<-h.ended
-		if h.err != nil {
-			t.Errorf("%s: the hook ended with %v, want no error", flag, h.err)
+		if want == "" && h.err != nil || want != "" && (h.err == nil || !strings.Contains(h.err.Error(), want)) {
+			t.Errorf("%s: the hook ended with %v, want %q", flag, h.err, want)
 		}
+	}
+}
+
+// An API server that does not let the hook read EndpointSlices may know its role later. Until the deadline, the
+// hook asks again, and then says it.
+func TestARoleThatComesLater(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1)
+	c.put("web", pod("1", true), pod("2", false))
+	c.Follow(t, c.Nodes[0])
+	c.Change(nil, []string{"endpointslices"})
+	h := c.hook(t.Context(), "1", "--deadline=1s")
+	<-h.ended
+	if h.err == nil || !strings.Contains(h.err.Error(), "watch EndpointSlices of namespace shop: endpointslices.discovery.k8s.io is forbidden") || status(h.err) != statusBehind {
+		t.Errorf("the hook ended with %v (%d), want that EndpointSlices are forbidden", h.err, status(h.err))
+	}
+	asked := len(c.Requests())
+	h = c.hook(t.Context(), "1")
+	poll.Until(t, "the hook asks", func() bool { return len(c.Requests()) > asked })
+	c.Change(nil, nil)
+	<-h.ended
+	if h.err != nil {
+		t.Errorf("the hook ended with %v, want no error", h.err)
 	}
 }
 
 // What a hook cannot do is an error at once, with another status.
 func TestFailures(t *testing.T) {
 	t.Parallel()
-	forbidden := apitest.New(t, apitest.Options{Forbidden: []string{"endpointslices"}})
 	all := map[string]string{"POD_NAME": "a", "POD_NAMESPACE": "shop", "POD_IPS": "10.244.0.1"}
 	for want, test := range map[string]struct {
 		env  map[string]string
 		args []string
 	}{
-		"is not set: take them from the downward API":                    {env: map[string]string{"POD_NAME": "a"}},
-		"--node-selector=a=b=c":                                          {env: all, args: []string{"--node-selector=a=b=c"}},
-		"unknown flag":                                                   {env: all, args: []string{"--nonsense"}},
-		"load API server configuration":                                  {env: all, args: []string{"--kubeconfig=/not/there"}},
-		"watch EndpointSlices of namespace shop: endpointslices.discove": {env: all, args: []string{"--kubeconfig=" + forbidden.Kubeconfig(t)}},
-		"copy: want the name of one file":                                {args: []string{"copy"}},
+		"is not set: take them from the downward API": {env: map[string]string{"POD_NAME": "a"}},
+		"--node-selector=a=b=c":                       {env: all, args: []string{"--node-selector=a=b=c"}},
+		"unknown flag":                                {env: all, args: []string{"--nonsense"}},
+		"load API server configuration":               {env: all, args: []string{"--kubeconfig=/not/there"}},
+		"copy: want the name of one file":             {args: []string{"copy"}},
 	} {
 		err := run(t.Context(), test.args, func(k string) string { return test.env[k] })
 		if err == nil || !strings.Contains(err.Error(), want) || status(err) != statusFailed {

@@ -35,6 +35,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if forbidden {
+		s.record("FORBIDDEN", t.Name, r.URL.Query())
 		answerStatus(w, apierrors.NewForbidden(t.groupResource(), "", errors.New("no role")))
 		return
 	}

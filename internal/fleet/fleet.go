@@ -48,7 +48,7 @@ type Node struct {
 	asked atomic.Int64
 }
 
-// New starts nodes node-1 and so on, with the label proxy=ours. All listen at the same port.
+// New starts nodes node-1 and so on, which are Ready, with the label proxy=ours. All listen at the same port.
 func New(tb testing.TB, nodes int) *Fleet {
 	tb.Helper()
 	f := &Fleet{Server: apitest.New(tb, apitest.Options{})}
@@ -87,7 +87,10 @@ func (f *Fleet) add(tb testing.TB, l net.Listener) {
 	name := "node-" + strconv.Itoa(len(f.Nodes)+1)
 	host, port, _ := net.SplitHostPort(l.Addr().String())
 	f.Port = port
-	f.Put(tb, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"proxy": "ours"}}, Status: v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: host}}}})
+	f.Put(tb, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"proxy": "ours"}}, Status: v1.NodeStatus{
+		Addresses:  []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: host}},
+		Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}},
+	}})
 	var err error
 	n.proxy, err = proxier.New(proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}, Runner: runner.Options{
 		MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: 10 * time.Millisecond, Max: 50 * time.Millisecond},

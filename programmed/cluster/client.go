@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/serviceplane/serviceplane/internal/apiclient"
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // Client is a client of an API server. Its methods are safe for concurrent use.
@@ -133,27 +134,30 @@ func watchFrom[T any, P object[T]](ctx context.Context, from cache.ListerWatcher
 	return version, nil
 }
 
-// isFinal reports whether an error of the API server will not go away by itself.
-func isFinal(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err)
+// refused reports whether the API server does not let the client do something. It is not final: a server that
+// has just started may not know its roles yet.
+func refused(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err)
 }
 
-// keepFollowing repeats follow after failures. It ends with ctx, or with a failure that is final.
-// failed gets each failure.
-func keepFollowing[T any, P object[T]](ctx context.Context, from cache.ListerWatcherWithContext, to events[P], failed func(error)) error {
-	for {
+// longestPause is the longest pause after what was refused.
+const longestPause = 30 * time.Second
+
+// pauseAfter returns the pause after a failure, if the last one was so long.
+func pauseAfter(err error, last time.Duration) time.Duration {
+	if !refused(err) {
+		return watchPause
+	}
+	return min(max(watchPause, 2*last), longestPause)
+}
+
+// keepFollowing repeats follow after failures until ctx ends. failed gets each failure.
+func keepFollowing[T any, P object[T]](ctx context.Context, from cache.ListerWatcherWithContext, to events[P], failed func(error)) {
+	for wait := time.Duration(0); ctx.Err() == nil; pause.For(ctx, wait) {
 		err := follow(ctx, from, to)
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case isFinal(err):
-			return err
+		if ctx.Err() == nil {
+			failed(err)
 		}
-		failed(err)
-		select {
-		case <-time.After(watchPause):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+		wait = pauseAfter(err, wait)
 	}
 }

@@ -45,7 +45,9 @@ const (
 	// intervalAnnotation of the switch has the shortest pause between two writes of a node.
 	intervalAnnotation = "serviceplane.io/programmed-interval"
 	shortestInterval   = time.Second
-	longestInterval    = 10 * time.Minute
+	// longestInterval bounds what one waiter can do to others, who may write the switch too. It is that of
+	// 15,000 nodes.
+	longestInterval = 30 * time.Second
 )
 
 // PublishOptions say what a node publishes.
@@ -79,22 +81,21 @@ func (c *Client) Publish(ctx context.Context, o PublishOptions) error {
 	if err != nil {
 		return fmt.Errorf("create client: %w", err)
 	}
-	failing := false
-	for ctx.Err() == nil {
-		err := follow(ctx, from, events[*coordination.Lease]{
-			set: p.renewed, deleted: func(*coordination.Lease) {},
-			all: func(all []*coordination.Lease, _ string) {
-				for _, l := range all {
-					p.renewed(l)
-				}
-			},
-		})
-		if !failing && isFinal(err) {
-			o.Logger.Warn("nobody can wait for this node: its Leases cannot be watched", zap.String("namespace", o.Namespace), zap.Error(err))
-			failing = true
+	var said sync.Once
+	keepFollowing(ctx, from, events[*coordination.Lease]{
+		set: p.renewed, deleted: func(*coordination.Lease) {},
+		all: func(all []*coordination.Lease, _ string) {
+			for _, l := range all {
+				p.renewed(l)
+			}
+		},
+	}, func(err error) {
+		if refused(err) {
+			said.Do(func() {
+				o.Logger.Warn("nobody can wait for this node: its Leases cannot be watched", zap.String("namespace", o.Namespace), zap.Error(err))
+			})
 		}
-		pause.For(ctx, renewEvery)
-	}
+	})
 	return nil
 }
 
@@ -171,12 +172,12 @@ func (p *publisher) report() string {
 // clear removes the report of a process before, if there is one: after a boot of the machine, or
 // with an older list of the API server, this process may not have what that one had.
 func (p *publisher) clear(ctx context.Context) {
-	for ctx.Err() == nil {
+	for wait := time.Duration(0); ctx.Err() == nil; pause.For(ctx, wait) {
 		err := p.patch(ctx, nil)
-		if err == nil || isFinal(err) { // usually there is no Lease
+		if err == nil || apierrors.IsNotFound(err) { // usually there is no Lease
 			return
 		}
-		pause.For(ctx, watchPause)
+		wait = pauseAfter(err, wait)
 	}
 }
 
@@ -249,9 +250,9 @@ func (c *Client) Leased(ctx context.Context, o LeaseOptions) (w programmed.Waiti
 			set: r.set, deleted: r.deleted,
 			all: func(all []*coordination.Lease, _ string) { r.replace(all) },
 		}
-		if err := keepFollowing(ctx, from, to, func(error) {}); ctx.Err() == nil {
+		keepFollowing(ctx, from, to, func(err error) {
 			r.change(func() { r.watching = fmt.Errorf("watch Leases of namespace %s: %w", o.Namespace, err) })
-		}
+		})
 	})
 	return programmed.Waiting{Nodes: n.list, Ask: r.ask}, func() { cancel(); running.Wait() }, nil
 }
@@ -327,6 +328,7 @@ func (r *reports) deleted(l *coordination.Lease) {
 
 func (r *reports) replace(all []*coordination.Lease) {
 	r.change(func() {
+		r.watching = nil
 		r.all = make(map[string]programmed.Report, len(all))
 		for _, l := range all {
 			r.take(l)

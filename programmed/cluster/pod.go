@@ -29,7 +29,7 @@ func (e *NotLeftError) Unwrap() error { return e.Cause }
 // WaitUntilLeft waits until no node sends new connections to a pod that ends: until its
 // EndpointSlices have it as ready no more, and all nodes have programmed that. When ctx ends
 // first, the error is a *NotLeftError, or has the *programmed.BehindError of each Service whose
-// change some nodes do not have. Another error is one of the API server.
+// change some nodes do not have. An API server that refuses is asked again until then.
 func (c *Client) WaitUntilLeft(ctx context.Context, pod programmed.Pod, w programmed.Waiting) error {
 	changes, err := c.untilListed(ctx, pod)
 	if err != nil {
@@ -85,14 +85,13 @@ func (c *Client) untilListed(ctx context.Context, pod programmed.Pod) (changes [
 			locked(func() { listed = true; departure.Replace(all, version); decide() })
 		},
 	}
-	err = keepFollowing(following, from, to, func(err error) { locked(func() { reason = fmt.Errorf("watch EndpointSlices: %w", err) }) })
+	keepFollowing(following, from, to, func(err error) {
+		locked(func() { reason = fmt.Errorf("watch EndpointSlices of namespace %s: %w", pod.Namespace, err) })
+	})
 	select {
 	case changes = <-left:
 		return changes, nil
 	default:
-	}
-	if ctx.Err() == nil {
-		return nil, fmt.Errorf("watch EndpointSlices of namespace %s: %w", pod.Namespace, err)
 	}
 	mu.Lock()
 	defer mu.Unlock()
