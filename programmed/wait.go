@@ -36,7 +36,6 @@ type Waiting struct {
 	MayBeNone bool
 }
 
-
 // BehindError names the nodes that did not have a Change when Wait ended.
 type BehindError struct {
 	// Nodes are the reasons, by node.
