@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -29,12 +30,16 @@ import (
 //   - a bridge with addresses of pods whose packets do not meet the rules (net.bridge.bridge-nf-call-iptables,
 //     -ip6tables, module br_netfilter): if a pod's connection to a Service leads to another pod of the
 //     bridge, the answer goes there directly, from an address that the client does not know, and the
-//     connection times out. Pods are those in Masquerade.PodCIDRs and in the PodCIDRs of the Node.
+//     connection times out. Pods are those in Masquerade.PodCIDRs and in the PodCIDRs of the Node;
+//   - a strict reverse path filter (net.ipv4.conf.DEVICE.rp_filter) that has dropped ten packets or more since
+//     the last call.
 //
 // An IP family counts if there are ranges of pods in it; if there are none at all, the family of the Node's first
 // address does. What cannot be read is not found. On other systems than Linux nothing is.
 func Surroundings(config proxier.Config) func(ctx context.Context, node changetracker.Node) []proxier.Condition {
 	config = config.WithDefaults()
+	var mu sync.Mutex // guards filter
+	var filter pathFilter
 	return func(_ context.Context, node changetracker.Node) (all []proxier.Condition) {
 		pods := slices.Concat(config.Masquerade.PodCIDRs, node.PodCIDRs)
 		bridges := bridges(config.NetNS, pods)
@@ -43,7 +48,15 @@ func Surroundings(config proxier.Config) func(ctx context.Context, node changetr
 				if !isUsed(family, pods, node.Addresses) {
 					continue
 				}
-				for _, message := range found(settings[family], bridges[family]) {
+				messages := found(settings[family], bridges[family])
+				if family == v1.IPv4Protocol {
+					mu.Lock()
+					if dropped := filter.found(); dropped != "" {
+						messages = append(messages, dropped)
+					}
+					mu.Unlock()
+				}
+				for _, message := range messages {
 					all = append(all, proxier.Condition{Type: proxier.ConditionForwarding, Family: family, Message: message, Since: time.Now()})
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -100,6 +101,48 @@ func TestWhatIsFound(t *testing.T) {
 		NetNS: ns.Path(), Families: []v1.IPFamily{v1.IPv4Protocol}, Masquerade: proxier.Masquerade{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
 	})
 	want("with a range of all pods, of one family", bridge4)
+}
+
+// TestAStrictPathFilter: packets from behind another device are dropped, and that is found while it happens.
+func TestAStrictPathFilter(t *testing.T) {
+	t.Parallel()
+	node, client := netnstest.New(t), netnstest.New(t)
+	netnstest.Check(t, netns.Connect(netns.Plug{NS: node, Link: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}}, netns.Plug{NS: client, Link: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24")}}))
+	netnstest.Check(t, netns.Connect(netns.Plug{NS: node, Link: "eth1", Addrs: []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}}, netns.Plug{NS: client, Link: "eth1", Addrs: []netip.Prefix{netip.MustParsePrefix("198.51.100.2/24")}}))
+	netnstest.Check(t, errors.Join(node.Forward(), node.SetSysctl("net/ipv4/conf/all/rp_filter", "0"), node.SetSysctl("net/ipv4/conf/eth0/rp_filter", "0")))
+	check := nodedeps.Surroundings(proxier.Config{NetNS: node.Path(), Families: []v1.IPFamily{v1.IPv4Protocol}})
+	messages := func() (all []string) {
+		for _, c := range check(t.Context(), changetracker.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}) {
+			all = append(all, c.Message)
+		}
+		return all
+	}
+	for _, c := range []struct {
+		filter  string
+		packets int
+		found   bool
+	}{{"1", 0, false}, {"1", 9, false}, {"1", 20, true}, {"1", 0, false}, {"2", 20, false}, {"1", 20, true}, {"0", 20, false}} {
+		netnstest.Check(t, node.SetSysctl("net/ipv4/conf/eth1/rp_filter", c.filter))
+		netnstest.Check(t, client.Do(func() error { // from the address of eth0, through eth1
+			conn, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.IPv4(192, 0, 2, 2)}, &net.UDPAddr{IP: net.IPv4(198, 51, 100, 1), Port: 9})
+			if err != nil {
+				return err
+			}
+			defer func() { _ = conn.Close() }()
+			for range c.packets {
+				_, _ = conn.Write([]byte("?")) // where nothing is dropped, nobody listens
+			}
+			return nil
+		}))
+		var got []string
+		poll.Until(t, "the packets have arrived", func() bool {
+			got = append(got, messages()...)
+			return (len(got) > 0) == c.found
+		})
+		if c.found && !strings.Contains(got[0], "rp_filter is 1 for eth1, and") {
+			t.Errorf("%+v: found %q, want eth1", c, got)
+		}
+	}
 }
 
 // TestABridgeWithoutRules: what is found is so. A pod's connection to a Service leads to another pod of the bridge.

@@ -17,6 +17,13 @@ func (p *Proxier) SyncNow(ctx context.Context) error {
 	return err
 }
 
+// SyncAll is SyncNow for somebody who waits: all that failed is tried again.
+func (p *Proxier) SyncAll(ctx context.Context) error {
+	p.awaited.Add(1)
+	defer p.awaited.Add(-1)
+	return p.SyncNow(ctx)
+}
+
 func (p *Proxier) ProblemCounts() map[changetracker.Reason]int {
 	return problemCounts(p.tracker, p.families)
 }

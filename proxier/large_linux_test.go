@@ -84,7 +84,7 @@ func TestASyncIsInProportionToTheService(t *testing.T) {
 				p.OnEndpointSlicesSynced()
 				_ = p.SyncNow(t.Context()) // the next one is not full
 				prepare(p, engine, n)
-				return func() { _ = p.SyncNow(t.Context()) }
+				return func() { _ = p.SyncAll(t.Context()) }
 			})
 		})
 	}

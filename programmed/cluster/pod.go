@@ -86,7 +86,11 @@ func (c *Client) untilListed(ctx context.Context, pod programmed.Pod) (changes [
 		},
 	}
 	keepFollowing(following, from, to, func(err error) {
-		locked(func() { reason = fmt.Errorf("watch EndpointSlices of namespace %s: %w", pod.Namespace, err) })
+		locked(func() {
+			if !refused(reason) || refused(err) { // else that says more, such as than a client that gives up before a deadline
+				reason = fmt.Errorf("watch EndpointSlices of namespace %s: %w", pod.Namespace, err)
+			}
+		})
 	})
 	select {
 	case changes = <-left:
