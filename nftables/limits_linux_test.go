@@ -58,6 +58,41 @@ func TestMoreEndpointsThanTheRulesTakeAreAProblem(t *testing.T) {
 	}
 }
 
+// TestTheLongestNameOfATable: what is valid can be programmed, with all that appends to the name.
+func TestTheLongestNameOfATable(t *testing.T) {
+	names := proxier.DefaultNames()
+	longest := 255 // of the kernel
+	for ; ; longest-- {
+		names.Table = strings.Repeat("a", longest)
+		if (proxier.Config{Names: names}).WithDefaults().Validate() == nil {
+			break
+		}
+	}
+	if longest > 255-len(".ipvs-leaving") {
+		t.Fatalf("names of %d bytes are valid", longest)
+	}
+	for what, with := range map[string]func(c *nftables.Config){
+		"plain":            func(*nftables.Config) {},
+		"CountConnections": func(c *nftables.Config) { c.CountConnections = true },
+		"SourceHash": func(c *nftables.Config) {
+			c.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.Balancing = changetracker.SourceHash }
+		},
+		"EndConnections": func(c *nftables.Config) {
+			c.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.EndConnections = true }
+		},
+	} {
+		config := nftables.Config{Config: proxier.Config{NetNS: netnstest.New(t).Path(), Names: names, Families: []v1.IPFamily{v1.IPv4Protocol}}}
+		with(&config)
+		p, err := nftables.New(config, proxier.Deps{Health: proxier.NoHealth()})
+		netnstest.Check(t, err)
+		p.OnServiceAdd(proxiertest.Service("test", "web", proxiertest.ClusterIPs("10.96.77.77"), proxiertest.Port("http", v1.ProtocolTCP, 80)))
+		proxiertest.Run(t, p)
+		if err := proxiertest.Sync(t.Context(), p); err != nil || len(p.Status().Conditions) > 0 {
+			t.Errorf("%s: error %v, conditions %+v", what, err, p.Status().Conditions)
+		}
+	}
+}
+
 // TestASetOfAnotherProgramIsNotCounted, although it has the name of ours and shorter keys.
 func TestASetOfAnotherProgramIsNotCounted(t *testing.T) {
 	ns := netnstest.New(t)

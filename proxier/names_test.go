@@ -95,6 +95,7 @@ func TestValidateNamesEveryBadField(t *testing.T) {
 		"Kinds[1]":                    func(c *proxier.Config) { c.Kinds = []desired.Kind{desired.ClusterIP, 9} },
 		"NodePorts.Addresses[0]":      func(c *proxier.Config) { c.NodePorts.Addresses = []netip.Prefix{{}} },
 		"Names.Table":                 func(c *proxier.Config) { c.Names.Table = "" },
+		"is longer than 239 bytes":    func(c *proxier.Config) { c.Names.Table = strings.Repeat("t", 240) },
 		"Runner: MaxInterval":         func(c *proxier.Config) { c.Runner.MaxInterval = -time.Second },
 		"Masquerade.PodInterfacePref": func(c *proxier.Config) { c.Masquerade.PodInterfacePrefix = strings.Repeat("x", 16) },
 	} {
